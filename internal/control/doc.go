@@ -1,0 +1,57 @@
+// Package control is the conversation between a worker and the agent that
+// started it.
+//
+// # Who says what
+//
+//	worker                         agent
+//	  | Hello ---------------------> |   before any user code runs
+//	  | Note* ---------------------> |   "reading data": what is going on, for people
+//	  | Ready ---------------------> |   the job is valid and its data are read
+//	  | <--------------------- Start |   the run directory exists; train
+//	  | (Step | Note | Output)* ---> |   one Step for every committed step, in order
+//	  | <---------------------- Stop |   at most once, any time after Start
+//	  | Done ----------------------> |   every file of the worker is written
+//	  | (Note | Output)* ----------> |   of the program's own end, such as sampled text
+//	  | close                        |
+//
+// At any time the worker may send Failed instead of what would come next; it
+// is its last message. A worker whose connection ends has lost its agent and
+// must exit. A worker reads all the time, also while it computes, so that a
+// Stop reaches it in mid-step; the agent reads all the time too, so neither
+// side's Send waits for more than the other's reader.
+//
+// # Worker side
+//
+// A worker process finds its agent through its environment:
+//
+//	w, ok := control.Launched()        // ok is false without an agent
+//	conn, err := w.Dial(ctx)           // connects and says Hello
+//	...
+//	conn.Send(control.Ready{Job: job, Data: files})
+//	m, err := conn.Receive(ctx)        // control.Start
+//
+// A worker in the agent's own process gets one end of a [net.Pipe], wraps it
+// with [New], and sends Hello itself.
+//
+// # Frames
+//
+// A frame is a big-endian uint32 with the length of the body, at most
+// [MaxFrame], and the body in msgpack: an array of two, the kind of message
+// (its type's name in lower case) and the message as a map from field names. Unknown fields
+// are skipped, an unknown kind is an error. Version 1 of the protocol is the
+// first; Hello carries the version and the agent refuses every other.
+//
+// # Hostile bytes
+//
+// The reader bounds frames before it makes room for them, and checks the
+// nesting, and the counts of all containers against the bytes that are there,
+// before the decoder sees a body. Whatever arrives is either a message or an
+// error, never a panic.
+//
+// # Waiting
+//
+// Send may be called from several goroutines and ends when the message is
+// written or the connection closed. Receive belongs to one goroutine at a
+// time and ends on message, context, or close; after its context has ended, it
+// may be called again and loses nothing.
+package control

@@ -1,0 +1,118 @@
+package control
+
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// Protocol is the version of the conversation.
+const Protocol = 1
+
+// Message is one of the types of this package that travel over a [Conn],
+// by value: Hello, Note, Ready, Step, Output, Done and Failed from the
+// worker, Start and Stop from the agent.
+type Message interface {
+	kind() string
+}
+
+// Hello is a worker's first message.
+type Hello struct {
+	Protocol    int
+	WorkerID    int
+	Incarnation int
+	PID         int
+}
+
+// Note tells people what is going on in a few words, such as
+// "reading data" or "evaluating". It has no other effect.
+type Note struct {
+	Text string
+}
+
+// Ready says that the job is valid, its data are read and its numbers known.
+// The fields of Job that are set by the agent are left out.
+type Ready struct {
+	Job  rundir.Job
+	Data []rundir.DataFile // training data, then held-out data; at most MaxItems
+}
+
+// Start lets the worker train.
+type Start struct {
+	// RunDir is the absolute path of the run directory, where the worker
+	// writes model.safetensors and config.json; "" for a run without files.
+	RunDir string
+
+	// Threads is the number of compute threads, at least 1.
+	Threads int
+
+	// Reduction is "exact".
+	Reduction string
+}
+
+// Step is one committed step.
+type Step struct {
+	Step     int     // number of the step, from 1
+	Loss     float64 // mean training loss
+	LR       float64
+	GradNorm float64 // before clipping
+	Tokens   int64   // targets the loss was averaged over
+	MS       float64 // wall time of the step, without evaluation
+	Time     time.Time
+	Plan     uint64   // version of the plan the step ran under
+	ValLoss  *float64 // set where an evaluation followed the step
+}
+
+// Output is text the program wants on its standard output. The agent shows
+// what came before Done when the view has closed, and everything else at once.
+type Output struct {
+	Text string
+}
+
+// Stop asks the worker to finish the step it is in, then to write its files
+// and send Done with StoppedBy set to Reason. A worker that was in its last
+// step sends Done as if it had not been asked.
+type Stop struct {
+	Reason string // becomes stopped_by in summary.json: "interrupt" or "terminated"
+}
+
+// Done says that training has ended and all files of the worker are
+// written. The agent writes summary.json from it.
+type Done struct {
+	Steps        int      // committed
+	Loss         float64  // of the last step
+	ValLoss      *float64 // of the newest evaluation, nil before the first
+	ParamsSHA256 string   // lower-case hexadecimal
+	StateSHA256  string
+	StoppedBy    string // "" when all steps are done, else the Reason of Stop
+	Worker       rundir.Worker
+}
+
+// FailKind says whose fault a failure is; the exit status follows from it.
+type FailKind string
+
+const (
+	Usage     FailKind = "usage"      // flags or job are wrong: exit 2
+	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
+	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
+	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
+	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0
+)
+
+// Failed is the last message of a worker that cannot go on.
+type Failed struct {
+	Kind  FailKind
+	Text  string // one line that names the flag, field or file and what would be right
+	Stack string // of a panic in user code, "" otherwise
+	Step  int    // the step in which it happened, from 1; 0 before the first
+}
+
+func (Hello) kind() string  { return "hello" }
+func (Note) kind() string   { return "note" }
+func (Ready) kind() string  { return "ready" }
+func (Start) kind() string  { return "start" }
+func (Step) kind() string   { return "step" }
+func (Output) kind() string { return "output" }
+func (Stop) kind() string   { return "stop" }
+func (Done) kind() string   { return "done" }
+func (Failed) kind() string { return "failed" }

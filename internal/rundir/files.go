@@ -1,0 +1,133 @@
+package rundir
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Job is job.json: everything that decides the result of a run, and what it
+// ran on. The worker describes the job; the agent fills in the fields below
+// "set by the agent".
+type Job struct {
+	Program     string          `json:"program"`          // base name of the program
+	Args        []string        `json:"args"`             // the program's flags, as given
+	Model       string          `json:"model"`            // name of the kind of model, such as "gpt"
+	ModelConfig json.RawMessage `json:"model_config"`     // what config.json will hold; null where the model has none
+	Layers      int             `json:"layers"`           // layers of the model
+	Parameters  int64           `json:"parameters"`       // parameters of the model
+	Steps       int             `json:"steps"`            // steps of the whole run
+	GlobalBatch int             `json:"global_batch"`     // samples of a step
+	MicroBatch  int             `json:"micro_batch"`      // samples of a micro-batch
+	Seed        uint64          `json:"seed"`             // key of every random stream
+	Optimizer   string          `json:"optimizer"`        // description with all its numbers
+	Schedule    string          `json:"schedule"`         // description of the learning rate over the steps
+	ClipNorm    float64         `json:"clip_norm"`        // 0: gradients are not clipped
+	EvalEvery   int             `json:"eval_every"`       // steps between evaluations; 0: at the end only
+	Checkpoint  int             `json:"checkpoint_every"` // steps between checkpoints; 0: none
+	InitFrom    string          `json:"init_from"`        // file or run the first parameters come from; "": made from the seed
+	Samples     int64           `json:"samples"`          // samples of the training data
+	DataFiles   int             `json:"data_files"`       // files of the training data, listed in data.json
+	DataSHA256  string          `json:"data_sha256"`      // over the training data
+	EvalSHA256  string          `json:"eval_sha256"`      // over the held-out data; "" where there is none
+	Kernel      string          `json:"kernel"`           // kernel path: avx512, avx2 or generic
+	GoVersion   string          `json:"go_version"`       // runtime.Version of the worker
+	Platform    string          `json:"platform"`         // GOOS/GOARCH of the worker
+
+	// Set by the agent.
+
+	ProgramSHA256 string    `json:"program_sha256"` // of the executable file; "" where it could not be read
+	Reduction     string    `json:"reduction"`      // exact or fast
+	Workers       int       `json:"workers"`        // worker processes at the start
+	Threads       int       `json:"threads"`        // compute threads of each worker
+	Started       time.Time `json:"started"`        // when the agent made the run directory
+}
+
+// DataFile is one file of the data, as a line of data.json.
+type DataFile struct {
+	Path   string `json:"path"`
+	Size   int64  `json:"size"`   // bytes
+	SHA256 string `json:"sha256"` // lower-case hexadecimal
+}
+
+// Metrics is one line of metrics.jsonl: one committed step. After a rollback
+// a step appears again with a higher Plan, and its last line counts.
+type Metrics struct {
+	Step     int      `json:"step"`               // number of the step, from 1
+	Loss     float64  `json:"loss"`               // mean training loss of the step's global batch
+	LR       float64  `json:"lr"`                 // learning rate of the step
+	GradNorm float64  `json:"grad_norm"`          // norm of the whole gradient before clipping
+	Tokens   int64    `json:"tokens"`             // targets the step's loss was averaged over
+	MS       float64  `json:"ms"`                 // wall time of the step, without evaluation
+	Time     Time     `json:"time"`               // of the commit
+	Workers  int      `json:"workers"`            // workers of the plan
+	Plan     uint64   `json:"plan"`               // version of the plan the step ran under
+	ValLoss  *float64 `json:"val_loss,omitempty"` // where the step was followed by an evaluation
+}
+
+// Event is one line of events.jsonl: one change.
+type Event struct {
+	Time   Time   `json:"time"`
+	Kind   string `json:"kind"`   // start, stop, end, failed, exited
+	Worker int    `json:"worker"` // WorkerID, or -1 where the event is of the whole run
+	Plan   uint64 `json:"plan"`
+	Reason string `json:"reason"` // one sentence
+}
+
+// Time is a point in time as the line files hold it: RFC 3339 with
+// milliseconds, in UTC.
+type Time struct{ time.Time }
+
+const timeLayout = "2006-01-02T15:04:05.000Z07:00"
+
+// MarshalJSON implements [json.Marshaler].
+func (t Time) MarshalJSON() ([]byte, error) {
+	return []byte(`"` + t.UTC().Format(timeLayout) + `"`), nil
+}
+
+// Summary is summary.json.
+type Summary struct {
+	Steps           int        `json:"steps"`         // committed
+	Loss            float64    `json:"loss"`          // of the last step
+	ValLoss         *float64   `json:"val_loss"`      // of the newest evaluation; null before the first
+	ParamsSHA256    string     `json:"params_sha256"` // "" where the run ended before it was taken
+	StateSHA256     string     `json:"state_sha256"`
+	DataSHA256      string     `json:"data_sha256"`
+	Seconds         float64    `json:"seconds"`           // from the start of training until all files were written
+	TokensPerSecond float64    `json:"tokens_per_second"` // tokens of all steps by the sum of the steps' wall times
+	WorkersStarted  int        `json:"workers_started"`
+	WorkersLost     int        `json:"workers_lost"`
+	WorkersJoined   int        `json:"workers_joined"`
+	Reduction       string     `json:"reduction"`
+	Rollbacks       int        `json:"rollbacks"`
+	StoppedBy       string     `json:"stopped_by"` // "" when all steps are done
+	Workers         []Worker   `json:"workers"`
+	Recoveries      []Recovery `json:"recoveries"`
+}
+
+// Worker is what one worker did, as summary.json tells it.
+type Worker struct {
+	ID         int   `json:"id"`
+	Stages     []int `json:"stages"`
+	Layers     []int `json:"layers"`      // layers whose parameters the worker held
+	Forwards   int64 `json:"forwards"`    // (layer range, micro-batch) pairs run forward in training
+	Backwards  int64 `json:"backwards"`   // the same backward
+	BytesSent  int64 `json:"bytes_sent"`  // to other workers
+	ParamBytes int64 `json:"param_bytes"` // bytes of parameters held
+}
+
+// Recovery is the account of one recovery in summary.json.
+type Recovery struct {
+	Step                   int     `json:"step"`
+	Cause                  string  `json:"cause"`
+	DiedAt                 string  `json:"died_at"`
+	DetectMS               float64 `json:"detect_ms"`
+	QueryMS                float64 `json:"query_ms"`
+	PlanMS                 float64 `json:"plan_ms"`
+	AgreeMS                float64 `json:"agree_ms"`
+	EditMS                 float64 `json:"edit_ms"`
+	ResumeMS               float64 `json:"resume_ms"`
+	TotalMS                float64 `json:"total_ms"`
+	StallMS                float64 `json:"stall_ms"`
+	RecomputedMicrobatches int     `json:"recomputed_microbatches"`
+	LinksOpened            int     `json:"links_opened"`
+}

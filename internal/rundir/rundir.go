@@ -1,0 +1,348 @@
+package rundir
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Parent is where default run directories are made, below the working
+// directory, and Latest is the name of the link to the newest of them.
+const (
+	Parent = "runs"
+	Latest = "latest"
+)
+
+// Errors of [Create], which wraps them into one line that names the directory
+// and what would be right.
+var (
+	ErrHasRun = errors.New("already holds a run")
+	ErrInUse  = errors.New("is in use by another run")
+	ErrCreate = errors.New("cannot be made or written")
+)
+
+// Dir is a run directory that this process owns.
+type Dir struct {
+	path   string // absolute
+	shown  string // as to be shown to people
+	parent string // where the link to the newest run belongs; "" for a directory that was named
+	made   string // highest directory that Create made; "" if all was there
+	lock   *os.File
+
+	mu      sync.Mutex
+	metrics *os.File
+	events  *os.File
+	isRun   bool // job.json is written
+	closed  bool
+}
+
+// Create makes and locks the run directory path. An empty path means
+// runs/PROGRAM-TIME below the working directory, with a number behind where that
+// exists already. program is the base name of the program and now the time that
+// goes into the name.
+//
+// A directory that is there already may hold other files but no run. The error is
+// one of [ErrHasRun], [ErrInUse] and [ErrCreate], wrapped.
+func Create(path, program string, now time.Time) (*Dir, error) {
+	if path != "" {
+		d, err := create(path)
+		if err != nil {
+			return nil, fmt.Errorf("--run-dir %s: %w", path, err)
+		}
+		return d, nil
+	}
+	name := program + "-" + now.Format("20060102-150405")
+	for i := 1; ; i++ {
+		path := filepath.Join(Parent, name)
+		if i > 1 {
+			path += "-" + strconv.Itoa(i)
+		}
+		d, err := create(path)
+		switch {
+		case err == nil:
+			if d.made == d.path || d.made != "" {
+				d.parent = filepath.Dir(d.path)
+				return d, nil
+			}
+			// It was there, empty: someone else's.
+			d.Close()
+		case errors.Is(err, ErrHasRun), errors.Is(err, ErrInUse):
+		default:
+			return nil, fmt.Errorf("%s: %w; name a writable place with --run-dir DIR", path, err)
+		}
+	}
+}
+
+func create(path string) (*Dir, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrCreate, err)
+	}
+	d := &Dir{path: abs, shown: filepath.Clean(path), made: firstMissing(abs)}
+	if err := os.MkdirAll(abs, 0o777); err != nil {
+		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
+	}
+	d.lock, err = os.OpenFile(d.File("lock"), os.O_CREATE|os.O_RDWR, 0o666)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
+	}
+	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		d.lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, fmt.Errorf("%w; give another directory", ErrInUse)
+		}
+		return nil, fmt.Errorf("%w: lock: %w; give a directory on a file system with locks", ErrCreate, err)
+	}
+	for _, name := range []string{"job.json", "metrics.jsonl", "summary.json"} {
+		if _, err := os.Lstat(d.File(name)); !errors.Is(err, fs.ErrNotExist) {
+			d.lock.Close()
+			return nil, fmt.Errorf("%w (%s is there); give another directory, or remove it", ErrHasRun, name)
+		}
+	}
+	if err := os.Mkdir(d.File("log"), 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
+		d.lock.Close()
+		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
+	}
+	return d, nil
+}
+
+// firstMissing returns the highest directory on the way to path that is not there,
+// "" if path is.
+func firstMissing(path string) string {
+	missing := ""
+	for {
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			return missing
+		}
+		missing = path
+		path = filepath.Dir(path)
+	}
+}
+
+// cause strips the operation and the path, which the message around has.
+func cause(err error) error {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err
+	}
+	return err
+}
+
+// Path returns the absolute path of the directory.
+func (d *Dir) Path() string { return d.path }
+
+// String returns the path as people gave it, or below the working directory.
+func (d *Dir) String() string { return d.shown }
+
+// File returns the absolute path of a file of the directory.
+func (d *Dir) File(name string) string { return filepath.Join(d.path, name) }
+
+// LogFile creates the file for what worker id prints in an incarnation.
+func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
+	return os.OpenFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND, 0o666)
+}
+
+// WriteJob writes data.json and job.json, opens the line files and points
+// runs/latest to the directory: from here on it holds a run.
+func (d *Dir) WriteJob(job Job, data []DataFile) error {
+	if data == nil {
+		data = []DataFile{}
+	}
+	if job.Args == nil {
+		job.Args = []string{}
+	}
+	if job.ModelConfig == nil {
+		job.ModelConfig = json.RawMessage("null")
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var err error
+	if d.metrics, err = d.openLines("metrics.jsonl"); err != nil {
+		return err
+	}
+	if d.events, err = d.openLines("events.jsonl"); err != nil {
+		return err
+	}
+	if err := d.writeJSON("data.json", data); err != nil {
+		return err
+	}
+	if err := d.writeJSON("job.json", job); err != nil {
+		return err
+	}
+	d.isRun = true
+	return d.link()
+}
+
+func (d *Dir) openLines(name string) (*os.File, error) {
+	return os.OpenFile(d.File(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o666)
+}
+
+// link makes runs/latest point to the directory, in one step for readers.
+func (d *Dir) link() error {
+	if d.parent == "" {
+		return nil
+	}
+	link := filepath.Join(d.parent, Latest)
+	temp := filepath.Join(d.parent, "."+Latest+"-"+strconv.Itoa(os.Getpid()))
+	if err := os.Symlink(filepath.Base(d.path), temp); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, link); err != nil {
+		os.Remove(temp)
+		return err
+	}
+	return nil
+}
+
+// AddMetrics appends a line to metrics.jsonl. WriteJob comes first.
+func (d *Dir) AddMetrics(m Metrics) error { return d.addLine(&d.metrics, m) }
+
+// AddEvent appends a line to events.jsonl. WriteJob comes first.
+func (d *Dir) AddEvent(e Event) error { return d.addLine(&d.events, e) }
+
+func (d *Dir) addLine(f **os.File, v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if *f == nil {
+		return errors.New("rundir: line written outside of WriteJob and Close")
+	}
+	_, err = (*f).Write(append(line, '\n'))
+	return err
+}
+
+// WriteSummary syncs the line files and writes summary.json.
+func (d *Dir) WriteSummary(s Summary) error {
+	if s.Recoveries == nil {
+		s.Recoveries = []Recovery{}
+	}
+	if s.Workers == nil {
+		s.Workers = []Worker{}
+	}
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		if w.Stages == nil {
+			w.Stages = []int{}
+		}
+		if w.Layers == nil {
+			w.Layers = []int{}
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, f := range []*os.File{d.metrics, d.events} {
+		if f != nil {
+			if err := f.Sync(); err != nil {
+				return err
+			}
+		}
+	}
+	return d.writeJSON("summary.json", s)
+}
+
+func (d *Dir) writeJSON(name string, v any) error {
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(v); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	return WriteFile(d.File(name), b.Bytes())
+}
+
+// WriteFile writes a file that appears under its name complete and synced.
+func WriteFile(path string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return err
+	}
+	return syncDir(filepath.Dir(path))
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	err = d.Sync()
+	return errors.Join(err, d.Close())
+}
+
+// Close gives the directory back. If it became no run, because WriteJob was
+// never called, everything that Create made is removed again.
+func (d *Dir) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil
+	}
+	d.closed = true
+	var err error
+	for _, f := range []*os.File{d.metrics, d.events} {
+		if f != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}
+	d.metrics, d.events = nil, nil
+	if !d.isRun {
+		err = errors.Join(err, d.discard())
+	}
+	return errors.Join(err, d.lock.Close())
+}
+
+// discard removes what Create and LogFile made, and nothing else.
+func (d *Dir) discard() error {
+	logs, _ := filepath.Glob(d.File("log/worker-*.log"))
+	for _, name := range append(logs, d.File("metrics.jsonl"), d.File("events.jsonl"), d.File("data.json"), d.File("log"), d.File("lock")) {
+		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+	}
+	if d.made == "" {
+		return nil
+	}
+	for path := d.path; ; path = filepath.Dir(path) {
+		if os.Remove(path) != nil || path == d.made {
+			return nil // not empty: something else is there
+		}
+	}
+}
+
+// FileSHA256 returns the SHA-256 of a file in lower-case hexadecimal.
+func FileSHA256(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}
