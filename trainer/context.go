@@ -1,0 +1,118 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/rng"
+)
+
+// Context is what a layer may know about the call it is in: the micro-batch,
+// its random streams and scratch memory. It is valid during the call only and
+// belongs to one goroutine.
+type Context struct {
+	pool    *kernel.Pool
+	arena   *tensor.Arena
+	seed    uint64
+	step    uint32
+	first   uint32 // index of the micro-batch's first sample in the global batch
+	samples int
+	layer   uint16
+	op      uint32 // path of the layer within composite layers, see Sub
+	train   bool
+	poison  bool // fill new memory with NaN
+}
+
+// opBits is the part of the operation number (rng.OpBits wide) that one level
+// of composite layers uses.
+const opBits = 5
+
+// Train reports whether this is training; in evaluation layers such as
+// dropout let their input through, and no Backward follows.
+func (c *Context) Train() bool { return c.train }
+
+// Samples returns the number of samples of the micro-batch.
+func (c *Context) Samples() int { return c.samples }
+
+// Threads returns how many goroutines For runs at once.
+func (c *Context) Threads() int { return c.pool.Threads() }
+
+// For splits [0, n) into contiguous ranges, calls f for each, on several
+// threads where the worker has them, and returns when all are done. Which
+// ranges it makes depends on the number of threads, so f's result for an
+// index must not depend on the range it came in.
+func (c *Context) For(n int, f func(lo, hi int)) { c.pool.For(n, 1, f) }
+
+// Tensor returns a float32 tensor of unspecified content. Memory taken in
+// Forward lives until Backward of the same micro-batch has returned; memory
+// taken in Backward until the layer before has run its own Backward.
+func (c *Context) Tensor(shape ...int) Tensor {
+	t := c.arena.Tensor(shape...)
+	if c.poison {
+		for i := range t.F {
+			t.F[i] = float32(math.NaN())
+		}
+	}
+	return t
+}
+
+// Rand returns the random stream of one sample of the micro-batch and one
+// operation, numbered 0 to 31, of this layer. Every call returns the stream
+// from its beginning. Streams depend on the job's seed, the step, the
+// sample's place in the global batch, the layer and the operation.
+func (c *Context) Rand(sample, op int) rng.Stream {
+	if sample < 0 || sample >= c.samples {
+		panic(fmt.Sprintf("trainer: Rand of sample %d of %d", sample, c.samples))
+	}
+	return rng.New(c.seed, rng.Place{Step: c.step, Sample: c.first + uint32(sample), Layer: c.layer, Op: c.opNumber(op)})
+}
+
+// Sub returns the context for part i, 0 to 30, of a composite layer, which
+// gets random streams of its own. Parts nest three deep.
+func (c *Context) Sub(i int) *Context {
+	s := *c
+	s.op = c.opNumber(i + 1)
+	return &s
+}
+
+func (c *Context) opNumber(op int) uint32 {
+	if op < 0 || op >= 1<<opBits || c.op >= 1<<(rng.OpBits-opBits) {
+		panic(fmt.Sprintf("trainer: operation %d does not fit: composite layers have at most 31 parts and nest three deep", op))
+	}
+	return c.op<<opBits | uint32(op)
+}
+
+// Call describes a call of a layer outside of a job; see [NewContext].
+type Call struct {
+	Seed    uint64
+	Step    uint32
+	First   int // index of the micro-batch's first sample in the global batch
+	Samples int
+	Layer   int // position in the model
+	Train   bool
+	Threads int // 0 means 1
+}
+
+// NewContext returns a context for calling a layer by hand, as tests of
+// layers do, and a function that releases its threads. The memory that
+// [Context.Tensor] returns is filled with NaN, so that it shows when a layer
+// reads what it has not written.
+func NewContext(call Call) (c *Context, release func()) {
+	pool := kernel.NewPool(max(call.Threads, 1))
+	return &Context{
+		pool:    pool,
+		arena:   new(tensor.Arena),
+		poison:  true,
+		seed:    call.Seed,
+		step:    call.Step,
+		first:   uint32(call.First),
+		samples: call.Samples,
+		layer:   uint16(call.Layer),
+		train:   call.Train,
+	}, pool.Close
+}
+
+// Pool returns the worker's compute threads for the kernels of this module.
+func (c *Context) Pool() *kernel.Pool { return c.pool }

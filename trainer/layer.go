@@ -1,0 +1,123 @@
+package trainer
+
+import (
+	"github.com/soliton-train/soliton/internal/tensor"
+)
+
+// Tensor is a row-major array of float32 or int32; see its methods.
+type Tensor = tensor.Tensor
+
+// Spec describes one sample of an input or target: shape and element type.
+type Spec = tensor.Spec
+
+// Element types of a [Spec].
+const (
+	Float32 = tensor.Float32
+	Int32   = tensor.Int32
+)
+
+// Layer is one unit of a model: a pure function of its parameters and its
+// input, with an explicit derivative.
+//
+// A layer keeps nothing in its fields between calls. What Backward needs of
+// Forward travels in the stash, so any number of micro-batches may be in
+// flight side by side, and one may be run again; trainertest.Layer checks
+// that. All randomness comes from [Context.Rand], so that Backward, or a
+// second Forward, draws the same numbers.
+//
+// Exactness: a result for a micro-batch must depend on nothing but the
+// arguments. In particular it must not depend on [Context.Threads], and
+// sums over rows go in row order. Go code that must give the same bits
+// everywhere writes float32(x*y) + z, because some builds fuse x*y + z.
+type Layer interface {
+	// Params declares the parameters, in the order in which Forward and
+	// Backward receive them. The declaration never changes.
+	Params() []Param
+
+	// Forward computes the output for the samples of one micro-batch. in and
+	// the returned tensor are read-only from then on and stay valid until
+	// Backward of the same micro-batch has returned, so a stash may refer to
+	// both. The first dimension counts samples.
+	Forward(c *Context, p []Tensor, in Tensor) (out Tensor, stash any)
+
+	// Backward receives the gradient of the loss with respect to out, and
+	// returns that with respect to in. It sets every element of the
+	// parameters' gradients dp, which arrive with unspecified content, to
+	// the plain sum over the micro-batch, without any scaling. A layer whose
+	// input is int32 returns the zero Tensor.
+	Backward(c *Context, p []Tensor, stash any, dout Tensor, dp []Tensor) (din Tensor)
+}
+
+// Param declares one parameter tensor of a layer.
+type Param struct {
+	Name  string // dotted, unique within the layer, such as "attention.weight"
+	Shape []int
+	Init  Init
+	// NoDecay exempts the parameter from weight decay. Vectors (gains and
+	// biases) usually set it.
+	NoDecay bool
+}
+
+// Init says how a parameter gets its first values, which depend on the job's
+// seed, the layer's position and the parameter's only. The zero value means
+// all zeros.
+type Init struct {
+	Kind  InitKind
+	Scale float32 // Normal: standard deviation; Uniform: bound; Constant: value
+}
+
+// InitKind names a distribution of first values.
+type InitKind uint8
+
+// The kinds of initialisation.
+const (
+	InitZeros    InitKind = iota
+	InitConstant          // every element is Scale
+	InitNormal            // normal distribution, mean 0, standard deviation Scale
+	InitUniform           // uniform in [-Scale, Scale)
+)
+
+// Zeros initialises every element with 0.
+func Zeros() Init { return Init{} }
+
+// Ones initialises every element with 1.
+func Ones() Init { return Init{Kind: InitConstant, Scale: 1} }
+
+// Normal draws from a normal distribution of mean 0.
+func Normal(std float32) Init { return Init{Kind: InitNormal, Scale: std} }
+
+// Uniform draws evenly from [-bound, bound).
+func Uniform(bound float32) Init { return Init{Kind: InitUniform, Scale: bound} }
+
+// Loss ends a model: it compares the last layer's output with the targets.
+// Like a layer it is pure and keeps nothing in its fields.
+type Loss interface {
+	// Loss returns the sum of the losses over the micro-batch's targets, in
+	// row order, the number of targets that counted, and the gradient of that
+	// sum with respect to out. When c.Train() is false the gradient is not
+	// used and may be the zero Tensor.
+	Loss(c *Context, out, target Tensor) (sum float64, count int64, dout Tensor)
+}
+
+// Model is a stack of layers with a loss. Layers are what pipeline stages are
+// cut from, so a model is best given as a list of blocks of similar cost.
+type Model struct {
+	// Name and Config describe the model in config.json, so that a saved run
+	// can be opened again. Config must survive a round trip through JSON.
+	Name   string
+	Config any
+
+	// Input and Target describe one sample.
+	Input, Target Spec
+
+	Layers []Layer
+	Loss   Loss
+
+	// LayerNames are used as prefixes of parameter names, one for each layer;
+	// nil means "0", "1" and so on.
+	LayerNames []string
+
+	// Fault is set by a constructor that was given an impossible
+	// configuration; Job.Validate reports it.
+	Fault error
+}
