@@ -1,0 +1,481 @@
+package kernel
+
+import (
+	"fmt"
+	"hash/crc32"
+	"math"
+	"unsafe"
+
+	"github.com/soliton-train/soliton/rng"
+)
+
+// The smallest parts of a job that are worth a thread.
+const (
+	grainVec  = 4096 // elements
+	grainCols = lanes
+)
+
+var negInf = float32(math.Inf(-1))
+
+// negZero is the identity of addition: x + −0 is x, also for x = −0.
+var negZero = math.Float32frombits(1 << 31)
+
+// body returns the largest multiple of 16 that is at most n.
+func body(n int) int { return n &^ (lanes - 1) }
+
+// pad returns the tail of x, at most 15 elements, filled up with fill.
+func pad(x []float32, fill float32) (t [lanes]float32) {
+	for i := copy(t[:], x); i < lanes; i++ {
+		t[i] = fill
+	}
+	return t
+}
+
+// fold adds up the lanes of a reduction.
+func fold(acc *[lanes]float32) float32 {
+	for w := lanes / 2; w > 0; w /= 2 {
+		for i := range w {
+			acc[i] += acc[i+w]
+		}
+	}
+	return acc[0]
+}
+
+// splat returns lanes that all hold x.
+func splat(x float32) (acc [lanes]float32) {
+	for i := range acc {
+		acc[i] = x
+	}
+	return acc
+}
+
+func sameLen(op string, want int, got ...int) {
+	for _, n := range got {
+		if n != want {
+			panic(fmt.Sprintf("kernel: %s of operands of %d and %d elements", op, want, n))
+		}
+	}
+}
+
+// Add sets dst = a + b, element by element. dst may be a or b.
+func Add(dst, a, b []float32) {
+	sameLen("Add", len(dst), len(a), len(b))
+	n := body(len(dst))
+	add(dst[:n], a[:n], b[:n])
+	for i := n; i < len(dst); i++ {
+		dst[i] = a[i] + b[i]
+	}
+}
+
+// Scale sets dst = s·a, element by element. dst may be a.
+func Scale(dst, a []float32, s float32) {
+	sameLen("Scale", len(dst), len(a))
+	n := body(len(dst))
+	scale(dst[:n], a[:n], s)
+	for i := n; i < len(dst); i++ {
+		dst[i] = a[i] * s
+	}
+}
+
+// Sum returns the sum of a row.
+func Sum(x []float32) float32 {
+	acc := splat(negZero)
+	n := body(len(x))
+	sumLanes(&acc, x[:n])
+	if n < len(x) {
+		t := pad(x[n:], negZero)
+		sumLanes(&acc, t[:])
+	}
+	return fold(&acc)
+}
+
+// Dot returns the inner product of two rows.
+func Dot(a, b []float32) float32 {
+	sameLen("Dot", len(a), len(b))
+	acc := splat(negZero)
+	n := body(len(a))
+	dotLanes(&acc, a[:n], b[:n])
+	if n < len(a) {
+		// A padded product is −0·+0 = −0.
+		s, t := pad(a[n:], negZero), pad(b[n:], 0)
+		dotLanes(&acc, s[:], t[:])
+	}
+	return fold(&acc)
+}
+
+// Max returns the largest element of a row, −Inf if it is empty. Which it
+// returns for a row that holds a NaN is not said, but fixed.
+func Max(x []float32) float32 {
+	acc := splat(negInf)
+	n := body(len(x))
+	maxLanes(&acc, x[:n])
+	if n < len(x) {
+		t := pad(x[n:], negInf)
+		maxLanes(&acc, t[:])
+	}
+	for w := lanes / 2; w > 0; w /= 2 {
+		for i := range w {
+			if a := acc[i+w]; !(acc[i] > a) {
+				acc[i] = a
+			}
+		}
+	}
+	return acc[0]
+}
+
+// SumRows sets dst[j] to the sum over i, in row order, of x[i][j], where x
+// has the given number of rows and columns.
+func SumRows(p *Pool, dst, x []float32, rows, cols int) {
+	sameLen("SumRows", cols, len(dst))
+	sameLen("SumRows", rows*cols, len(x))
+	p.For(cols, grainCols, func(lo, hi int) {
+		d := dst[lo:hi]
+		clear(d)
+		for i := range rows {
+			Add(d, d, x[i*cols+lo:i*cols+hi])
+		}
+	})
+}
+
+// GELU sets dst to x/2·(1 + tanh(√(2/π)(x + 0.044715x³))), element by
+// element (D. Hendrycks and K. Gimpel, "Gaussian error linear units", 2016).
+// dst may be x.
+func GELU(p *Pool, dst, x []float32) {
+	sameLen("GELU", len(dst), len(x))
+	p.For(len(dst), grainVec, func(lo, hi int) {
+		d, x := dst[lo:hi], x[lo:hi]
+		n := body(len(d))
+		gelu(d[:n], x[:n])
+		if n < len(d) {
+			t := pad(x[n:], 0)
+			gelu(t[:], t[:])
+			copy(d[n:], t[:])
+		}
+	})
+}
+
+// GELUBackward sets dx to dout times the derivative of GELU at x. dx may be
+// dout.
+func GELUBackward(p *Pool, dx, x, dout []float32) {
+	sameLen("GELUBackward", len(dx), len(x), len(dout))
+	p.For(len(dx), grainVec, func(lo, hi int) {
+		d, x, g := dx[lo:hi], x[lo:hi], dout[lo:hi]
+		n := body(len(d))
+		geluBackward(d[:n], x[:n], g[:n])
+		if n < len(d) {
+			s, t := pad(x[n:], 0), pad(g[n:], 0)
+			geluBackward(t[:], s[:], t[:])
+			copy(d[n:], t[:])
+		}
+	})
+}
+
+// LayerNorm normalises each of rows rows of cols elements to mean 0 and
+// variance 1, with eps added to the variance, and sets
+// out = normalised·gain + bias. mean and rstd, of rows elements, receive the
+// row's mean and the reciprocal of its standard deviation for the backward
+// pass.
+func LayerNorm(p *Pool, out, mean, rstd, x, gain, bias []float32, rows, cols int, eps float32) {
+	sameLen("LayerNorm", rows*cols, len(out), len(x))
+	sameLen("LayerNorm", rows, len(mean), len(rstd))
+	sameLen("LayerNorm", cols, len(gain), len(bias))
+	p.For(rows, rowGrain(cols), func(lo, hi int) {
+		for i := lo; i < hi; i++ {
+			x, o := x[i*cols:][:cols], out[i*cols:][:cols]
+			m := Sum(x) / float32(cols)
+			acc := splat(negZero)
+			n := body(cols)
+			sqDevLanes(&acc, x[:n], m)
+			if n < cols {
+				t := pad(x[n:], m) // a deviation of 0
+				sqDevLanes(&acc, t[:], m)
+			}
+			r := 1 / float32(math.Sqrt(float64(fold(&acc)/float32(cols)+eps)))
+			mean[i], rstd[i] = m, r
+			normApply(o[:n], x[:n], gain[:n], bias[:n], m, r)
+			if n < cols {
+				t, g, b := pad(x[n:], 0), pad(gain[n:], 0), pad(bias[n:], 0)
+				normApply(t[:], t[:], g[:], b[:], m, r)
+				copy(o[n:], t[:])
+			}
+		}
+	})
+}
+
+// LayerNormBackward is the backward pass of LayerNorm: it sets dx, and dgain
+// and dbias to sums over the rows.
+func LayerNormBackward(p *Pool, dx, dgain, dbias, dout, x, mean, rstd, gain []float32, rows, cols int) {
+	sameLen("LayerNormBackward", rows*cols, len(dx), len(dout), len(x))
+	sameLen("LayerNormBackward", rows, len(mean), len(rstd))
+	sameLen("LayerNormBackward", cols, len(gain), len(dgain), len(dbias))
+	p.For(rows, rowGrain(cols), func(lo, hi int) {
+		n := body(cols)
+		for i := lo; i < hi; i++ {
+			x, g, d := x[i*cols:][:cols], dout[i*cols:][:cols], dx[i*cols:][:cols]
+			acc1, acc2 := splat(negZero), splat(negZero)
+			normBackLanes(&acc1, &acc2, g[:n], x[:n], gain[:n], mean[i], rstd[i])
+			var tg, tx, tw [lanes]float32
+			if n < cols {
+				// A padded g is −0 and its deviation 0, so both sums add −0.
+				tg, tx, tw = pad(g[n:], negZero), pad(x[n:], mean[i]), pad(gain[n:], 1)
+				normBackLanes(&acc1, &acc2, tg[:], tx[:], tw[:], mean[i], rstd[i])
+			}
+			m1, m2 := fold(&acc1)/float32(cols), fold(&acc2)/float32(cols)
+			normBackApply(d[:n], g[:n], x[:n], gain[:n], mean[i], rstd[i], m1, m2)
+			if n < cols {
+				normBackApply(tg[:], tg[:], tx[:], tw[:], mean[i], rstd[i], m1, m2)
+				copy(d[n:], tg[:])
+			}
+		}
+	})
+	p.For(cols, grainCols, func(lo, hi int) {
+		dg, db := dgain[lo:hi], dbias[lo:hi]
+		clear(dg)
+		clear(db)
+		n := body(hi - lo)
+		var tg, tb [lanes]float32
+		for i := range rows {
+			g, x := dout[i*cols+lo:i*cols+hi], x[i*cols+lo:i*cols+hi]
+			normGrad(dg[:n], db[:n], g[:n], x[:n], mean[i], rstd[i])
+			if n < len(g) {
+				pg, px := pad(g[n:], 0), pad(x[n:], 0)
+				normGrad(tg[:], tb[:], pg[:], px[:], mean[i], rstd[i])
+			}
+		}
+		copy(dg[n:], tg[:])
+		copy(db[n:], tb[:])
+	})
+}
+
+// rowGrain returns how many rows of cols elements make a part worth a thread.
+func rowGrain(cols int) int { return max(1, grainVec/max(cols, 1)) }
+
+// expRow sets dst = exp((x − max x)·scale) and returns the row's sum.
+func expRow(dst, x []float32, scale float32) (sum, peak float32) {
+	peak = Max(x)
+	acc := splat(negZero)
+	n := body(len(x))
+	expLanes(&acc, dst[:n], x[:n], peak, scale)
+	if n < len(x) {
+		t := pad(x[n:], negInf) // exp(−Inf) is +0
+		expLanes(&acc, t[:], t[:], peak, scale)
+		copy(dst[n:], t[:])
+	}
+	return fold(&acc), peak
+}
+
+// Softmax sets dst to exp(scale·x) divided by its sum, for one row and a
+// positive scale. dst may be x.
+func Softmax(dst, x []float32, scale float32) {
+	sameLen("Softmax", len(dst), len(x))
+	if len(x) == 0 {
+		return
+	}
+	sum, _ := expRow(dst, x, scale)
+	Scale(dst, dst, 1/sum)
+}
+
+// SoftmaxBackward sets dx = scale·y·(dy − y·dy) for one row y of a softmax
+// with that scale. dx may be dy.
+func SoftmaxBackward(dx, y, dy []float32, scale float32) {
+	sameLen("SoftmaxBackward", len(dx), len(y), len(dy))
+	dot := Dot(y, dy)
+	n := body(len(dx))
+	softmaxApply(dx[:n], y[:n], dy[:n], dot, scale)
+	if n < len(dx) {
+		s, t := pad(y[n:], 0), pad(dy[n:], 0)
+		softmaxApply(t[:], s[:], t[:], dot, scale)
+		copy(dx[n:], t[:])
+	}
+}
+
+// CrossEntropy returns the sum, in row order, of −log softmax(logits)[target]
+// over rows rows of cols logits, and the number of rows that counted: a row
+// whose target is −1 does not. Other targets must lie in [0, cols).
+//
+// Unless it is nil, dlogits, which may be logits, receives the gradient of
+// the sum.
+func CrossEntropy(p *Pool, dlogits, logits []float32, targets []int32, rows, cols int) (sum float64, count int64) {
+	sameLen("CrossEntropy", rows*cols, len(logits))
+	sameLen("CrossEntropy", rows, len(targets))
+	for _, t := range targets {
+		if t < -1 || int(t) >= cols {
+			panic(fmt.Sprintf("kernel: target %d is not a class of [0, %d)", t, cols))
+		}
+	}
+	loss := make([]float64, rows)
+	p.For(rows, rowGrain(cols), func(lo, hi int) {
+		var scratch []float32
+		if dlogits == nil {
+			scratch = make([]float32, cols)
+		}
+		for i := lo; i < hi; i++ {
+			x, t := logits[i*cols:][:cols], targets[i]
+			d := scratch
+			if dlogits != nil {
+				d = dlogits[i*cols:][:cols]
+			}
+			if t < 0 {
+				if dlogits != nil {
+					clear(d)
+				}
+				continue
+			}
+			hit := x[t]
+			s, peak := expRow(d, x, 1)
+			loss[i] = Log(float64(s)) + (float64(peak) - float64(hit))
+			if dlogits != nil {
+				Scale(d, d, 1/s)
+				d[t]--
+			}
+		}
+	})
+	for i, t := range targets {
+		if t >= 0 {
+			sum += loss[i]
+			count++
+		}
+	}
+	return sum, count
+}
+
+// Dropout sets each element of dst to 0 with probability prob, else to
+// x/(1 − prob). Which elements it drops depends on the stream s and their
+// index only, so the same call with x = dout is the backward pass. dst may be
+// x.
+func Dropout(dst, x []float32, prob float32, s rng.Stream) { DropoutAt(dst, x, 0, prob, s) }
+
+// DropoutAt is Dropout for a part of a longer slice that starts at element
+// offset, which is a multiple of 64: the parts of a slice, in any order or at
+// once, give what Dropout of the whole gives.
+func DropoutAt(dst, x []float32, offset int, prob float32, s rng.Stream) {
+	sameLen("Dropout", len(dst), len(x))
+	if offset < 0 || offset%dropGroup != 0 {
+		panic(fmt.Sprintf("kernel: Dropout at element %d: parts start at multiples of %d", offset, dropGroup))
+	}
+	threshold := uint32(float64(prob) * (1 << 32))
+	k := 1 / (1 - prob)
+	ctr, key := s.Counter(), s.Key()
+	ctr[0] += uint32(offset / 4)
+	n := len(dst) / dropGroup * dropGroup
+	dropout(dst[:n], x[:n], threshold, k, ctr, key)
+	if n < len(dst) {
+		var t [dropGroup]float32
+		copy(t[:], x[n:])
+		ctr[0] += uint32(n / 4)
+		dropout(t[:], t[:], threshold, k, ctr, key)
+		copy(dst[n:], t[:])
+	}
+}
+
+// AdamWStep holds the numbers of one AdamW update.
+type AdamWStep struct {
+	LR, Beta1, Beta2, Eps, WeightDecay float32
+	// Correction1 and Correction2 are 1 − Beta^t for update t = 1, 2, ...
+	Correction1, Correction2 float32
+	// GradScale multiplies the gradient first.
+	GradScale float32
+}
+
+// AdamW updates params and the moments m and v in place (I. Loshchilov and F.
+// Hutter, "Decoupled weight decay regularization", 2019):
+//
+//	g = GradScale·grad
+//	m = Beta1·m + (1−Beta1)·g
+//	v = Beta2·v + (1−Beta2)·g²
+//	params = (1 − LR·WeightDecay)·params − LR/Correction1 · m / (√(v/Correction2) + Eps)
+func AdamW(params, m, v, grad []float32, h AdamWStep) {
+	sameLen("AdamW", len(params), len(m), len(v), len(grad))
+	c := adamWCoef{
+		grad:  h.GradScale,
+		b1:    h.Beta1,
+		c1:    float32(1 - float64(h.Beta1)),
+		b2:    h.Beta2,
+		c2:    float32(1 - float64(h.Beta2)),
+		root:  float32(1 / math.Sqrt(float64(h.Correction2))),
+		eps:   h.Eps,
+		step:  float32(float64(h.LR) / float64(h.Correction1)),
+		decay: float32(1 - float64(float64(h.LR)*float64(h.WeightDecay))),
+	}
+	n := body(len(params))
+	adamW(params[:n], m[:n], v[:n], grad[:n], &c)
+	if n < len(params) {
+		tp, tm, tv, tg := pad(params[n:], 0), pad(m[n:], 0), pad(v[n:], 1), pad(grad[n:], 0)
+		adamW(tp[:], tm[:], tv[:], tg[:], &c)
+		copy(params[n:], tp[:])
+		copy(m[n:], tm[:])
+		copy(v[n:], tv[:])
+	}
+}
+
+// SGDStep holds the numbers of one SGD update.
+type SGDStep struct {
+	LR, Momentum, WeightDecay float32
+	// GradScale multiplies the gradient first.
+	GradScale float32
+}
+
+// SGD updates params and the momentum m in place:
+//
+//	m = Momentum·m + (GradScale·grad + WeightDecay·params)
+//	params = params − LR·m
+func SGD(params, m, grad []float32, h SGDStep) {
+	sameLen("SGD", len(params), len(m), len(grad))
+	c := sgdCoef{grad: h.GradScale, momentum: h.Momentum, decay: h.WeightDecay, step: h.LR}
+	n := body(len(params))
+	sgd(params[:n], m[:n], grad[:n], &c)
+	if n < len(params) {
+		tp, tm, tg := pad(params[n:], 0), pad(m[n:], 0), pad(grad[n:], 0)
+		sgd(tp[:], tm[:], tg[:], &c)
+		copy(params[n:], tp[:])
+		copy(m[n:], tm[:])
+	}
+}
+
+// Block is the number of elements of a block, over which digests and sums of
+// squares are taken. A tensor's tail is one short block.
+const Block = 4096
+
+// SumSquares returns the sum of the squares of the elements of a block.
+func SumSquares(x []float32) float64 {
+	var acc [lanes]float64
+	n := body(len(x))
+	sumSquares(&acc, x[:n])
+	if n < len(x) {
+		t := pad(x[n:], 0)
+		sumSquares(&acc, t[:])
+	}
+	for w := lanes / 2; w > 0; w /= 2 {
+		for i := range w {
+			acc[i] += acc[i+w]
+		}
+	}
+	return acc[0]
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Digest returns the CRC-32C of the elements' little-endian bytes.
+func Digest(x []float32) uint32 { return crc32.Checksum(Bytes(x), castagnoli) }
+
+// Bytes returns the little-endian bytes of x: on a little-endian machine its
+// own memory, which must not be written.
+func Bytes(x []float32) []byte {
+	if len(x) == 0 {
+		return nil
+	}
+	if !bigEndian {
+		return unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), 4*len(x))
+	}
+	b := make([]byte, 0, 4*len(x))
+	for _, f := range x {
+		u := math.Float32bits(f)
+		b = append(b, byte(u), byte(u>>8), byte(u>>16), byte(u>>24))
+	}
+	return b
+}
+
+var bigEndian = func() bool {
+	u := uint16(1)
+	return *(*byte)(unsafe.Pointer(&u)) == 0
+}()
