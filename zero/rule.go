@@ -1,0 +1,80 @@
+package zero
+
+import (
+	"github.com/soliton-train/soliton/internal/kernel"
+)
+
+// Update holds the numbers of one optimizer update.
+type Update struct {
+	Step      int     // from 1
+	LR        float32 // learning rate
+	GradScale float32 // multiplies every gradient first
+}
+
+// Rule is an optimizer: [AdamW] or [SGD].
+type Rule interface {
+	// Moments returns how many numbers of state a parameter has.
+	Moments() int
+
+	// prepare returns the function that updates one block.
+	prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool)
+}
+
+// AdamW is the rule of [kernel.AdamW].
+type AdamW struct{ Beta1, Beta2, Eps, WeightDecay float32 }
+
+// Moments implements [Rule]: the means of the gradient and of its square.
+func (AdamW) Moments() int { return 2 }
+
+func (a AdamW) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool) {
+	h := kernel.AdamWStep{
+		LR:          u.LR,
+		Beta1:       a.Beta1,
+		Beta2:       a.Beta2,
+		Eps:         a.Eps,
+		WeightDecay: a.WeightDecay,
+		Correction1: float32(1 - power(float64(a.Beta1), u.Step)),
+		Correction2: float32(1 - power(float64(a.Beta2), u.Step)),
+		GradScale:   u.GradScale,
+	}
+	exempt := h
+	exempt.WeightDecay = 0
+	return func(params []float32, moments [][]float32, grad []float32, decay bool) {
+		if decay {
+			kernel.AdamW(params, moments[0], moments[1], grad, h)
+		} else {
+			kernel.AdamW(params, moments[0], moments[1], grad, exempt)
+		}
+	}
+}
+
+// power returns xⁿ by repeated squaring, which gives the same bits everywhere.
+func power(x float64, n int) float64 {
+	y := 1.0
+	for ; n > 0; n >>= 1 {
+		if n&1 == 1 {
+			y *= x
+		}
+		x *= x
+	}
+	return y
+}
+
+// SGD is the rule of [kernel.SGD].
+type SGD struct{ Momentum, WeightDecay float32 }
+
+// Moments implements [Rule]: the momentum.
+func (SGD) Moments() int { return 1 }
+
+func (s SGD) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool) {
+	h := kernel.SGDStep{LR: u.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: u.GradScale}
+	exempt := h
+	exempt.WeightDecay = 0
+	return func(params []float32, moments [][]float32, grad []float32, decay bool) {
+		if decay {
+			kernel.SGD(params, moments[0], grad, h)
+		} else {
+			kernel.SGD(params, moments[0], grad, exempt)
+		}
+	}
+}

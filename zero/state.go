@@ -1,0 +1,127 @@
+package zero
+
+import (
+	"fmt"
+	"math"
+	"sort"
+	"sync"
+
+	"github.com/soliton-train/soliton/internal/kernel"
+)
+
+// Tensor is one parameter tensor of a layer, as far as the optimizer cares.
+type Tensor struct {
+	Size    int  // elements
+	NoDecay bool // exempt from weight decay
+}
+
+// Block is the range [Lo, Hi) of a layer's flattened parameters: at most
+// [kernel.Block] elements of one tensor.
+type Block struct {
+	Lo, Hi  int
+	NoDecay bool
+}
+
+// Blocks returns the blocks of a layer, in order.
+func Blocks(tensors []Tensor) []Block {
+	var blocks []Block
+	base := 0
+	for _, t := range tensors {
+		for at := 0; at < t.Size; at += kernel.Block {
+			blocks = append(blocks, Block{base + at, base + min(at+kernel.Block, t.Size), t.NoDecay})
+		}
+		base += t.Size
+	}
+	return blocks
+}
+
+// Range is the range [Lo, Hi) of one layer's flattened parameters.
+type Range struct{ Layer, Lo, Hi int }
+
+// Shard is the optimizer state of a range.
+type Shard struct {
+	Range
+	// Moments are the rule's numbers for each parameter of the range.
+	Moments [][]float32
+
+	rule   Rule
+	blocks []Block // relative to Lo
+}
+
+// NewShard returns the state before the first step, of a range that begins
+// and ends at borders of the layer's blocks.
+func NewShard(rule Rule, r Range, tensors []Tensor) (*Shard, error) {
+	all := Blocks(tensors)
+	first := sort.Search(len(all), func(i int) bool { return all[i].Lo >= r.Lo })
+	end := sort.Search(len(all), func(i int) bool { return all[i].Hi > r.Hi })
+	if r.Lo < r.Hi && (first >= end || all[first].Lo != r.Lo || all[end-1].Hi != r.Hi) || r.Lo > r.Hi {
+		return nil, fmt.Errorf("zero: shard [%d,%d) of layer %d does not lie at the borders of blocks", r.Lo, r.Hi, r.Layer)
+	}
+	s := &Shard{Range: r, rule: rule}
+	for range rule.Moments() {
+		s.Moments = append(s.Moments, make([]float32, r.Hi-r.Lo))
+	}
+	if r.Lo < r.Hi {
+		for _, b := range all[first:end] {
+			s.blocks = append(s.blocks, Block{b.Lo - r.Lo, b.Hi - r.Lo, b.NoDecay})
+		}
+	}
+	return s, nil
+}
+
+// Len returns the number of parameters.
+func (s *Shard) Len() int { return s.Hi - s.Lo }
+
+// blocksPerThread is the number of blocks that are worth a thread.
+const blocksPerThread = 4
+
+// Squares returns the sum of the squares of the gradient of the shard, scaled
+// by 2⁻ᵉ. The error wraps [ErrNonFinite].
+func (s *Shard) Squares(p *kernel.Pool, grad []float32, e int) (Fixed, error) {
+	var mu sync.Mutex
+	var total Fixed
+	fits := true
+	p.For(len(s.blocks), blocksPerThread, func(lo, hi int) {
+		var part Fixed
+		good := true
+		for _, b := range s.blocks[lo:hi] {
+			f, ok := ToFixed(math.Ldexp(kernel.SumSquares(grad[b.Lo:b.Hi]), -e))
+			sum, fit := part.Add(f)
+			part, good = sum, good && ok && fit
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		sum, fit := total.Add(part)
+		total, fits = sum, fits && good && fit
+	})
+	if !fits {
+		return Fixed{}, fmt.Errorf("gradient of layer %d is %w", s.Layer, ErrNonFinite)
+	}
+	return total, nil
+}
+
+// Update applies the rule to the parameters of the shard.
+func (s *Shard) Update(p *kernel.Pool, params, grad []float32, u Update) {
+	apply := s.rule.prepare(u)
+	p.For(len(s.blocks), blocksPerThread, func(lo, hi int) {
+		moments := make([][]float32, len(s.Moments))
+		for _, b := range s.blocks[lo:hi] {
+			for i, m := range s.Moments {
+				moments[i] = m[b.Lo:b.Hi]
+			}
+			apply(params[b.Lo:b.Hi], moments, grad[b.Lo:b.Hi], !b.NoDecay)
+		}
+	})
+}
+
+// Digests returns the digest of every block of x, which holds the shard's
+// parameters or one of its moments.
+func (s *Shard) Digests(p *kernel.Pool, x []float32) []uint32 {
+	d := make([]uint32, len(s.blocks))
+	p.For(len(s.blocks), blocksPerThread, func(lo, hi int) {
+		for i, b := range s.blocks[lo:hi] {
+			d[lo+i] = kernel.Digest(x[b.Lo:b.Hi])
+		}
+	})
+	return d
+}
