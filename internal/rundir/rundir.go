@@ -72,7 +72,7 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 		d, err := create(path)
 		switch {
 		case err == nil:
-			if d.made == d.path || d.made != "" {
+			if d.made != "" {
 				d.parent = filepath.Dir(d.path)
 				return d, nil
 			}

@@ -1,0 +1,227 @@
+package agent
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/control"
+)
+
+// Worker is a worker that was started.
+type Worker interface {
+	// Connect returns the worker's connection. It ends when there is one, when
+	// ctx ends, and when the worker does. Serve calls it once.
+	Connect(ctx context.Context) (net.Conn, error)
+
+	// Exited is closed when the worker has ended; from then on Status says how.
+	Exited() <-chan struct{}
+	Status() Status
+
+	// LastOutput returns the last lines the worker printed, "" where nobody
+	// keeps them.
+	LastOutput() string
+
+	// Kill ends the worker at once, and does not wait.
+	Kill()
+}
+
+// Status is how a worker ended.
+type Status struct {
+	Code int    // exit status; -1 after a signal
+	Text string // such as "exit status 3" or "signal: killed"
+}
+
+// OK reports whether the worker ended by itself and well.
+func (s Status) OK() bool { return s.Code == 0 }
+
+func (s Status) String() string { return s.Text }
+
+// InProcess starts f as the worker: it gets its end of the connection, and a
+// context that ends when the worker is killed. It has ended when f returns. A
+// panic in f is not caught.
+func InProcess(f func(ctx context.Context, conn net.Conn)) Worker {
+	agent, worker := net.Pipe()
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &inProcess{conn: agent, cancel: cancel, exited: make(chan struct{})}
+	go func() {
+		defer close(w.exited)
+		defer cancel()
+		defer worker.Close()
+		f(ctx, worker)
+	}()
+	return w
+}
+
+type inProcess struct {
+	conn   net.Conn
+	cancel context.CancelFunc
+	exited chan struct{}
+}
+
+func (w *inProcess) Connect(context.Context) (net.Conn, error) { return w.conn, nil }
+func (w *inProcess) Exited() <-chan struct{}                   { return w.exited }
+func (w *inProcess) Status() Status                            { return Status{Text: "returned"} }
+func (w *inProcess) LastOutput() string                        { return "" }
+func (w *inProcess) Kill()                                     { w.cancel(); w.conn.Close() }
+
+// Command describes a worker process.
+type Command struct {
+	Path        string   // the program; also its argv[0]
+	Args        []string // its flags
+	WorkerID    int
+	Incarnation int
+
+	// Log gets the standard output and error of the process, and is closed
+	// when the process has ended; nil drops them.
+	Log *os.File
+}
+
+// StartProcess starts a worker process: in a process group of its own, so that
+// a terminal's Ctrl-C does not reach it, to be killed by the kernel when this process dies, and
+// with a socket to connect to in its environment.
+func StartProcess(c Command) (Worker, error) {
+	dir, err := os.MkdirTemp("", "soliton-") // only this user may enter it
+	if err != nil {
+		return nil, fmt.Errorf("agent: a folder for the worker's socket: %w", err)
+	}
+	id := control.Identity{Socket: filepath.Join(dir, socketName), WorkerID: c.WorkerID, Incarnation: c.Incarnation}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: id.Socket, Net: "unix"})
+	if err != nil {
+		os.RemoveAll(dir)
+		return nil, fmt.Errorf("agent: the worker's socket: %w", err)
+	}
+	cmd := &exec.Cmd{
+		Path: c.Path,
+		Args: append([]string{c.Path}, c.Args...),
+		Env:  append(os.Environ(), id.Environ()...),
+		SysProcAttr: &syscall.SysProcAttr{
+			Setpgid:   true,
+			Pdeathsig: syscall.SIGKILL,
+		},
+	}
+	if c.Log != nil { // a nil *os.File would be a non-nil io.Writer
+		cmd.Stdout, cmd.Stderr = c.Log, c.Log
+	}
+	if err := startOnKeptThread(cmd); err != nil {
+		l.Close()
+		os.RemoveAll(dir)
+		return nil, err
+	}
+	p := &process{cmd: cmd, log: c.Log, listener: l, exited: make(chan struct{})}
+	go p.reap(dir)
+	return p, nil
+}
+
+const socketName = "agent"
+
+// starts takes functions to the one thread that starts processes. The goroutine behind
+// it has no end: when its thread ended, the kernel would kill every worker
+// it started.
+var starts = sync.OnceValue(func() chan<- func() {
+	ch := make(chan func())
+	go keepThread(ch)
+	return ch
+})
+
+func keepThread(ch <-chan func()) {
+	runtime.LockOSThread()
+	for f := range ch {
+		f()
+	}
+}
+
+func startOnKeptThread(cmd *exec.Cmd) error {
+	err := make(chan error, 1)
+	starts() <- func() { err <- cmd.Start() }
+	return <-err
+}
+
+type process struct {
+	cmd      *exec.Cmd
+	log      *os.File
+	listener *net.UnixListener
+	exited   chan struct{}
+	status   Status // set before exited is closed
+	last     string // the same
+
+	mu   sync.Mutex
+	dead bool // the process is reaped and its number may be someone else's
+}
+
+// reap waits for the end of the process, ends what is left of its group, and cleans up.
+func (p *process) reap(dir string) {
+	defer close(p.exited)
+	pid := p.cmd.Process.Pid
+	for {
+		// Leave it a zombie, so that its number, and its group's, stay its own.
+		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	p.mu.Lock()
+	unix.Kill(-pid, unix.SIGKILL)
+	p.cmd.Wait()
+	p.dead = true
+	p.mu.Unlock()
+
+	state := p.cmd.ProcessState
+	p.status = Status{Code: state.ExitCode(), Text: state.String()}
+	// A worker may have connected, spoken and died before anyone accepted: so its
+	// connection must still be taken, and the listener stays. This one
+	// queues behind it, and ends the wait for a worker that never came.
+	if conn, err := net.Dial("unix", filepath.Join(dir, socketName)); err == nil {
+		conn.Close()
+	}
+	os.RemoveAll(dir)
+	if p.log != nil {
+		p.last = lastLines(p.log, 20)
+		p.log.Close()
+	}
+}
+
+func (p *process) Connect(ctx context.Context) (net.Conn, error) {
+	stop := context.AfterFunc(ctx, func() { p.listener.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	conn, err := p.listener.Accept()
+	// One worker, one connection: nobody else finds a socket.
+	p.listener.Close()
+	return conn, err
+}
+
+func (p *process) Exited() <-chan struct{} { return p.exited }
+func (p *process) Status() Status          { return p.status }
+func (p *process) LastOutput() string      { return p.last }
+
+func (p *process) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.dead {
+		unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
+	}
+}
+
+// lastLines returns the last n lines of a file, at most 8 KiB of them.
+func lastLines(f *os.File, n int) string {
+	info, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	buf := make([]byte, min(info.Size(), 8<<10))
+	got, _ := f.ReadAt(buf, info.Size()-int64(len(buf)))
+	buf = buf[:got]
+	lines := bytes.Split(bytes.TrimRight(buf, "\n"), []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-n):], []byte("\n")))
+}
