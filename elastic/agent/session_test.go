@@ -1,0 +1,289 @@
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+var (
+	hello = control.Hello{Protocol: control.Protocol}
+	ready = control.Ready{Job: rundir.Job{Program: "/bin/gpt", Steps: 3, DataSHA256: "dd"}, Data: []rundir.DataFile{{Path: "a"}}}
+)
+
+func committedStep(n int) control.Step {
+	return control.Step{Step: n, Loss: 4 - float64(n), LR: 0.1, GradNorm: 1, Tokens: 100, MS: 50, Plan: 1}
+}
+
+func doneAfter(n int, by Reason) control.Done {
+	return control.Done{Steps: n, Loss: 4 - float64(n), ParamsSHA256: "aa", StateSHA256: "bb", StoppedBy: string(by)}
+}
+
+// play feeds events to a session, a second apart, and returns it and the names of the effects.
+func play(t *testing.T, events ...event) (*session, string) {
+	t.Helper()
+	s := newSession(Config{Program: "./gpt", Threads: 2}.withDefaults())
+	var names []string
+	for i, e := range events {
+		if s.over() {
+			t.Fatalf("over before event %d, %T", i, e)
+		}
+		if m, ok := e.(control.Message); ok {
+			e = received{m}
+		}
+		for _, effect := range s.step(time.Unix(int64(i), 0), e) {
+			name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "agent.")
+			switch e := effect.(type) {
+			case sendMessage:
+				name = strings.TrimPrefix(fmt.Sprintf("%T", e.m), "control.")
+			case show:
+				name = strings.TrimPrefix(fmt.Sprintf("%T", e.e), "view.")
+			case writeEvent:
+				name = e.e.Kind
+			}
+			names = append(names, name)
+		}
+	}
+	return s, strings.Join(names, " ")
+}
+
+func TestSession(t *testing.T) {
+	good := workerExited{Status{0, "exit status 0"}}
+	killed := workerExited{Status{-1, "signal: killed"}}
+	closed := connClosed{errors.New("EOF")}
+	begun := "writeJob start Start Begin"
+	stepped := " writeMetrics Step"
+	failed := " failed writeSummary End"
+
+	for _, c := range []struct {
+		name    string
+		events  []event
+		effects string
+		err     error // type and text are compared
+		exit    int
+		stopped string // summary's stopped_by; "-" for no summary
+	}{
+		{
+			"all steps", []event{hello, control.Note{Text: "reading"}, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Output{Text: "x"}, closed, good},
+			"Note " + begun + stepped + stepped + stepped + " end writeSummary End closeView output", nil, 0, "",
+		},
+		{
+			"exit seen before the last messages", []event{hello, ready, committedStep(1), committedStep(2), good, committedStep(3), doneAfter(3, ""), closed},
+			begun + stepped + stepped + " awaitExit" + stepped + " end writeSummary End closeView", nil, 0, "",
+		},
+		{
+			"interrupt", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, committedStep(2), doneAfter(2, Interrupt), closed, good},
+			begun + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView",
+			&StoppedError{Reason: Interrupt, Step: 2, Steps: 3}, 130, "interrupt",
+		},
+		{
+			"interrupt twice", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, stopAsked{Interrupt}, committedStep(2), closed, killed},
+			begun + stepped + " Stop stop Stopping" + failed + " kill closeView",
+			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3, AtOnce: true}, 130, "interrupt",
+		},
+		{
+			"interrupt in the last step", []event{hello, ready, committedStep(1), committedStep(2), stopAsked{Interrupt}, committedStep(3), doneAfter(3, ""), closed, good},
+			begun + stepped + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView", nil, 0, "",
+		},
+		{
+			"terminated", []event{hello, ready, stopAsked{Terminated}, doneAfter(0, Terminated), closed, good},
+			begun + " Stop stop Stopping end writeSummary End closeView", &StoppedError{Reason: Terminated, Step: 0, Steps: 3}, 75, "terminated",
+		},
+		{
+			"interrupt before training", []event{hello, stopAsked{Interrupt}, ready, closed, killed},
+			"kill closeView", &StoppedError{Reason: Interrupt, AtOnce: true}, 130, "-",
+		},
+		{
+			"interrupt after training", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), stopAsked{Interrupt}, closed, killed},
+			begun + stepped + stepped + stepped + " end writeSummary End closeView kill closeView",
+			&StoppedError{Reason: Interrupt, Step: 3, Steps: 3, AtOnce: true}, 130, "",
+		},
+		{
+			"killed in the middle", []event{hello, ready, committedStep(1), closed, killed},
+			begun + stepped + " awaitExit" + failed + " closeView",
+			&LostError{Worker: 0, Status: Status{-1, "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
+		},
+		{
+			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
+			begun + stepped + stepped + stepped + " end writeSummary End closeView closeView",
+			&LostError{Worker: 0, Status: Status{-1, "signal: killed"}, Step: 3, Steps: 3}, 1, "",
+		},
+		{
+			"no hello", []event{workerExited{Status{3, "exit status 3"}}, closed},
+			"awaitExit closeView", &NoMainError{Program: "./gpt", Status: Status{3, "exit status 3"}}, 1, "-",
+		},
+		{
+			"hello late", []event{helloLate{}, closed, killed},
+			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
+		},
+		{
+			"hello in time", []event{hello, helloLate{}, ready, closed, killed},
+			begun + " awaitExit" + failed + " closeView", &LostError{Status: Status{-1, "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
+		},
+		{
+			"wrong usage", []event{hello, control.Failed{Kind: control.Usage, Text: "--steps 0:\ngive at least 1"}, closed, killed},
+			"kill closeView", &FailedError{Kind: control.Usage, Text: "--steps 0: give at least 1"}, 2, "-",
+		},
+		{
+			"panic", []event{hello, ready, committedStep(1), control.Failed{Kind: control.UserPanic, Text: "boom", Stack: "s", Step: 2}, closed, killed},
+			begun + stepped + failed + " kill closeView", &FailedError{Kind: control.UserPanic, Text: "boom", Step: 2}, 1, "boom",
+		},
+		{
+			"help", []event{hello, control.Failed{Kind: control.Help, Text: "flags:\n  -a"}, closed, killed},
+			"closeView kill", nil, 0, "-",
+		},
+		{
+			"closes and stays", []event{hello, ready, closed, reapLate{}, killed},
+			begun + " awaitExit" + failed + " kill closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
+		},
+		{
+			"cannot be killed", []event{helloLate{}, reapLate{}},
+			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
+		},
+		{
+			"disk full", []event{hello, ready, committedStep(1), fileFailed{errors.New("no space")}, closed, killed},
+			begun + stepped + failed + " kill closeView", &FileError{errors.New("no space")}, 1, "*",
+		},
+		{
+			"step left out", []event{hello, ready, committedStep(2), closed, killed},
+			begun + failed + " kill closeView", &ProtocolError{0, "committed step 2 after step 0 of 3"}, 1, "*",
+		},
+		{
+			"stops by itself", []event{hello, ready, committedStep(1), doneAfter(1, Interrupt), closed, killed},
+			begun + stepped + failed + " kill closeView", &ProtocolError{0, `ended with 1 steps, stopped by "interrupt", at step 1 of 3`}, 1, "*",
+		},
+		{
+			"not a number", []event{hello, ready, control.Step{Step: 1, Loss: math.NaN()}, closed, killed},
+			begun + failed + " kill closeView", &ProtocolError{0, "committed step 1 with numbers that are not finite"}, 1, "*",
+		},
+		{
+			"other version", []event{control.Hello{Protocol: 99}, closed, killed},
+			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 1 before training"}, 1, "-",
+		},
+		{
+			"other worker", []event{control.Hello{Protocol: 1, WorkerID: 4}, closed, killed},
+			"kill closeView", &ProtocolError{0, "says it is worker 4 in incarnation 0 before training"}, 1, "-",
+		},
+		{
+			"agent's message", []event{hello, control.Start{}, closed, killed},
+			"kill closeView", &ProtocolError{0, "sent a message that only an agent sends (control.Start) before training"}, 1, "-",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, effects := play(t, c.events...)
+			if effects != c.effects {
+				t.Errorf("effects are\n%s, want\n%s", effects, c.effects)
+			}
+			if !s.over() {
+				t.Error("not over")
+			}
+			out := s.outcome()
+			if !reflect.DeepEqual(out.Err, c.err) {
+				t.Errorf("error is %#v, want %#v", out.Err, c.err)
+			}
+			if out.Err != nil && strings.Contains(out.Err.Error(), "\n") {
+				t.Errorf("error has more than a line: %q", out.Err)
+			}
+			if got := out.ExitStatus(); got != c.exit {
+				t.Errorf("exit status is %d, want %d", got, c.exit)
+			}
+			switch {
+			case c.stopped == "-":
+				if out.Summary != nil {
+					t.Errorf("summary of a run that never began: %+v", out.Summary)
+				}
+			case out.Summary == nil:
+				t.Error("no summary")
+			case c.stopped == "*" && out.Summary.StoppedBy == "", c.stopped != "*" && out.Summary.StoppedBy != c.stopped:
+				t.Errorf("stopped_by is %q, want %q", out.Summary.StoppedBy, c.stopped)
+			}
+		})
+	}
+}
+
+func TestSessionAccounts(t *testing.T) {
+	val := 2.0
+	last := committedStep(2)
+	last.ValLoss = &val
+	s, _ := play(t, hello, ready, committedStep(1), last, connClosed{}, workerExited{Status{-1, "signal: killed"}})
+	want := rundir.Summary{
+		Steps: 2, Loss: 2, ValLoss: &val, DataSHA256: "dd", Seconds: 4, TokensPerSecond: 2000,
+		WorkersStarted: 1, WorkersLost: 1, Reduction: "exact", StoppedBy: "worker 0 exited: signal: killed",
+		Workers: []rundir.Worker{{}}, Recoveries: []rundir.Recovery{},
+	}
+	if got := *s.outcome().Summary; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if s.job.Program != "gpt" || s.job.Threads != 2 || s.job.Workers != 1 || s.job.DataFiles != 1 {
+		t.Errorf("job: %+v", s.job)
+	}
+}
+
+// Whatever comes in whatever order, a session does not panic, and it is over when worker and connection are.
+func FuzzSession(f *testing.F) {
+	f.Add([]byte{0, 2, 3, 4, 5, 10, 11})
+	f.Add([]byte{0, 2, 3, 8, 3, 7, 10, 11})
+	f.Fuzz(func(t *testing.T, script []byte) {
+		s := newSession(Config{}.withDefaults())
+		n := 0
+		for i, b := range script {
+			if s.over() {
+				return
+			}
+			var e event
+			switch b % 14 {
+			case 0:
+				e = received{hello}
+			case 1:
+				e = received{control.Note{}}
+			case 2:
+				e = received{ready}
+			case 3, 4:
+				n++
+				e = received{committedStep(n)}
+			case 5:
+				e = received{doneAfter(n, "")}
+			case 6:
+				e = received{doneAfter(n, Interrupt)}
+			case 7:
+				e = received{control.Output{}}
+			case 8:
+				e = stopAsked{Interrupt}
+			case 9:
+				e = helloLate{}
+			case 10:
+				e = received{control.Failed{Kind: control.Faulty}}
+			case 11:
+				e = fileFailed{errors.New("full")}
+			case 12:
+				if s.closed {
+					continue
+				}
+				e = connClosed{}
+			case 13:
+				if s.exited {
+					continue
+				}
+				e = workerExited{Status{1, "exit status 1"}}
+			}
+			effects := s.step(time.Unix(int64(i), 0), e)
+			for _, effect := range effects {
+				if _, ok := effect.(writeSummary); ok && s.summary == nil {
+					t.Fatal("a summary was written that the outcome lacks")
+				}
+			}
+		}
+		s.step(time.Time{}, connClosed{})
+		s.step(time.Time{}, workerExited{Status{1, "exit status 1"}})
+		if !s.over() || s.outcome().ExitStatus() == 0 {
+			t.Fatalf("over is %v, outcome %+v", s.over(), s.outcome())
+		}
+	})
+}
