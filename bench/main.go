@@ -1,0 +1,27 @@
+// Command bench compares Soliton with its peers in one run:
+//
+//	go run ./bench matmul     the matrix product with OpenBLAS
+//	go run ./bench step       the training step of a GPT with PyTorch
+//
+// Both sides take turns, so that a machine whose speed drifts does not favour
+// one. Results are ratios; the raw figures stand beside them. Kept outputs lie
+// in bench/results. Peers are Debian's packages libopenblas0-pthread,
+// python3-numpy and python3-torch. Nothing else should run beside it.
+package main
+
+import (
+	"fmt"
+	"os"
+)
+
+func main() {
+	commands := map[string]func([]string) error{"matmul": matmul}
+	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step [flags]; see go doc ./bench")
+		os.Exit(2)
+	}
+	if err := commands[os.Args[1]](os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
