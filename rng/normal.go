@@ -37,8 +37,9 @@ func log(x float64) float64 {
 // The turn is cut into quarters, which is exact, and the rest r, at most half a quarter, goes into the series of sine or
 // cosine at r*pi/2. The first terms left out, a^19/19! and a^20/20! at a = pi/4, are below 1e-19.
 func cosTurn(t float64) float64 {
-	quarters := math.Floor(4*t + 0.5)
-	a := float64((4*t - quarters) * (math.Pi / 2))
+	t = float64(4 * t)
+	quarters := math.Floor(t + 0.5)
+	a := float64((t - quarters) * (math.Pi / 2))
 	z := float64(a * a)
 	switch int(quarters) & 3 {
 	case 0:

@@ -83,10 +83,10 @@ func (s *Stream) Uint64() uint64 {
 }
 
 // Float32 returns a uniform number in [0,1): a multiple of 1/1<<24, from the high bits of one draw.
-func (s *Stream) Float32() float32 { return float32(s.Uint32()>>8) * (1.0 / (1 << 24)) }
+func (s *Stream) Float32() float32 { return float32(float32(s.Uint32()>>8) * (1.0 / (1 << 24))) }
 
 // Float64 returns a uniform number in [0,1): a multiple of 1/1<<53, from the high bits of one Uint64.
-func (s *Stream) Float64() float64 { return float64(s.Uint64()>>11) * (1.0 / (1 << 53)) }
+func (s *Stream) Float64() float64 { return float64(float64(s.Uint64()>>11) * (1.0 / (1 << 53))) }
 
 // IntN returns a uniform integer in [0,n). It panics when n is not positive.
 //
