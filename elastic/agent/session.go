@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"path"
@@ -117,6 +118,9 @@ func (s *session) step(now time.Time, e event) []effect {
 		s.closed = true
 		if s.exited {
 			return s.ended(now)
+		}
+		if !s.judged && (errors.Is(e.err, control.ErrFormat) || errors.Is(e.err, control.ErrFrameSize)) {
+			return s.judge(now, &ProtocolError{s.cfg.WorkerID, "sent bytes that are no message" + s.place()})
 		}
 		if !s.judged && s.state != finished {
 			// A process that dies closes its connection first; its exit

@@ -144,6 +144,10 @@ func TestSession(t *testing.T) {
 			begun + " awaitExit" + failed + " kill closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
 		},
 		{
+			"sends garbage", []event{connClosed{fmt.Errorf("x: %w", control.ErrFormat)}, killed},
+			"kill closeView", &ProtocolError{0, "sent bytes that are no message before training"}, 1, "-",
+		},
+		{
 			"cannot be killed", []event{helloLate{}, reapLate{}},
 			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
 		},
