@@ -15,7 +15,7 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step [flags]; see go doc ./bench")
 		os.Exit(2)
