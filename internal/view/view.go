@@ -1,19 +1,34 @@
-// Package view shows a run to people: live in a terminal, or in plain lines.
+// Package view shows a run to people, in one of two ways that take in the same
+// typed events.
 //
-// Both kinds take in the same typed events.
+// The live view keeps a few lines at the bottom of a terminal: a bar with the
+// time left, the loss as a line, speed, learning rate and gradient norm. It
+// follows the terminal's width, never wraps, and leaves its last state on the screen.
+//
+// The plain view prints about twenty lines for a run, without any escape code: for
+// files, pipes, dumb terminals, and people who asked for it.
+//
+// What the live view says is a pure function of what it has seen, the time and the
+// width; a thin shell on bubbletea puts it on the screen.
 package view
 
 import (
+	"io"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
-// View shows a run. Show and Close may be called from any goroutine; neither
-// waits for a slow reader of the terminal longer than one write.
+// View shows a run. Its methods may be called from any goroutine.
 type View interface {
 	// Show takes in one event. After Close it does nothing.
 	Show(Event)
 
-	// Close draws the last state, which stays on the screen, and gives the
+	// Close shows the last state, which stays on the screen, and gives the
 	// terminal back. It may be called again.
 	Close()
 }
@@ -24,8 +39,7 @@ type Event interface{ event() }
 // Note says what is going on, such as "reading data".
 type Note string
 
-// Begin says that training starts. Views compute the percentage and the time
-// left from its Job.
+// Begin says that training starts.
 type Begin struct {
 	Job    rundir.Job
 	RunDir string // as to be shown; "" for a run without files
@@ -34,13 +48,13 @@ type Begin struct {
 // Step is a committed step.
 type Step rundir.Metrics
 
-// Stopping says that the run ends early, by its reason such as
+// Stopping says that the run is to end early, by its reason, such as
 // "interrupt".
 type Stopping struct {
 	Reason string
 }
 
-// End says that the run is over and what came out.
+// End says that training is over and what came out.
 type End struct {
 	Summary rundir.Summary
 }
@@ -50,3 +64,45 @@ func (Begin) event()    {}
 func (Step) event()     {}
 func (Stopping) event() {}
 func (End) event()      {}
+
+// Options say where and how a run is shown.
+type Options struct {
+	// Out is where to show it; nil means standard output.
+	Out *os.File
+
+	// Plain asks for plain lines even in a terminal.
+	Plain bool
+
+	// Interrupt is called when Ctrl-C is pressed in a live view, which keeps
+	// the terminal from turning it into a signal. It must not wait.
+	Interrupt func()
+}
+
+// Open returns the live view where Out is a terminal that can show it, and the
+// plain view otherwise. Colours are left out where NO_COLOR is set.
+func Open(o Options) View {
+	if o.Out == nil {
+		o.Out = os.Stdout
+	}
+	if o.Interrupt == nil {
+		o.Interrupt = func() {}
+	}
+	if o.Plain || !term.IsTerminal(int(o.Out.Fd())) || os.Getenv("TERM") == "dumb" || os.Getenv("TERM") == "" {
+		return newPlain(o.Out, time.Now)
+	}
+	var in io.Reader
+	if keyboard(os.Stdin) {
+		in = os.Stdin
+	}
+	return newLive(in, o.Out, o.Interrupt)
+}
+
+// keyboard reports whether f is a terminal that belongs to this process now: one in
+// the background must not read from it, nor change its mode.
+func keyboard(f *os.File) bool {
+	if !term.IsTerminal(int(f.Fd())) {
+		return false
+	}
+	group, err := unix.IoctlGetInt(int(f.Fd()), unix.TIOCGPGRP)
+	return err == nil && group == unix.Getpgrp()
+}

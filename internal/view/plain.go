@@ -1,0 +1,97 @@
+package view
+
+import (
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+)
+
+// plain prints lines.
+type plain struct {
+	mu     sync.Mutex
+	w      io.Writer
+	now    func() time.Time
+	s      state
+	closed bool
+}
+
+// plainLines is about how many lines of steps a run prints.
+const plainLines = 20
+
+func newPlain(w io.Writer, now func() time.Time) *plain { return &plain{w: w, now: now} }
+
+func (p *plain) Show(e Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	now := p.now()
+	p.s.add(now, e)
+	for _, line := range p.s.lines(now, e) {
+		fmt.Fprintln(p.w, line)
+	}
+}
+
+func (p *plain) Close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+}
+
+// lines is what the plain view says about an event that s has taken in already.
+func (s *state) lines(now time.Time, e Event) []string {
+	switch e := e.(type) {
+	case Note:
+		return []string{string(e)}
+	case Begin:
+		job := e.Job
+		lines := []string{
+			strings.Join(s.title(), ", "),
+			fmt.Sprintf("%s of %s in micro-batches of %d, seed %d", plural(job.Steps, "step"), plural(job.GlobalBatch, "sample"), job.MicroBatch, job.Seed),
+		}
+		if e.RunDir != "" {
+			lines = append(lines, "run directory "+e.RunDir)
+		}
+		return lines
+	case Step:
+		if s.run == nil {
+			return nil
+		}
+		steps := s.run.Job.Steps
+		every := max(1, (steps+plainLines-1)/plainLines)
+		if e.Step != 1 && e.Step%every != 0 && e.Step != steps && e.ValLoss == nil {
+			return nil
+		}
+		line := fmt.Sprintf("step %*d/%d  loss %.4f", len(fmt.Sprint(steps)), e.Step, steps, e.Loss)
+		if e.ValLoss != nil {
+			line += fmt.Sprintf("  val_loss %.4f", *e.ValLoss)
+		}
+		line += fmt.Sprintf("  %s tokens/s", amount(s.speed.perSecond()))
+		if left, ok := s.left(now); ok && e.Step < steps {
+			line += fmt.Sprintf("  %s left", duration(left))
+		}
+		return []string{line}
+	case Stopping:
+		return []string{fmt.Sprintf("stopping at the next commit (%s)", e.Reason)}
+	case End:
+		sum := e.Summary
+		lines := []string{s.verdict()}
+		if sum.Steps > 0 {
+			lines = append(lines, fmt.Sprintf("loss %.4f, %s tokens/s", sum.Loss, amount(sum.TokensPerSecond)))
+		}
+		if sum.ValLoss != nil {
+			lines = append(lines, fmt.Sprintf("val_loss %.4f", *sum.ValLoss))
+		}
+		if sum.ParamsSHA256 != "" {
+			lines = append(lines, "params_sha256 "+sum.ParamsSHA256)
+		}
+		if s.run != nil && s.run.RunDir != "" {
+			lines = append(lines, "run directory "+s.run.RunDir)
+		}
+		return lines
+	}
+	return nil
+}

@@ -1,0 +1,229 @@
+package view
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/charmbracelet/x/ansi"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+var rewrite = flag.Bool("rewrite", false, "rewrite the files in testdata")
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var (
+	epoch = time.Unix(0, 0)
+	begin = Begin{
+		Job: rundir.Job{
+			Program: "gpt", Model: "gpt", Parameters: 1_582_336, Steps: 200, GlobalBatch: 32, MicroBatch: 2,
+			Seed: 1, Workers: 1, Threads: 2, Kernel: "avx512",
+		},
+		RunDir: "runs/gpt-20260102-150405",
+	}
+)
+
+// shown returns the state after the given number of steps of half a second.
+func shown(steps int, more ...Event) (*state, time.Time) {
+	s, now := &state{}, epoch
+	s.add(now, Note("reading data"))
+	s.add(now, begin)
+	for i := range steps {
+		now = now.Add(500 * time.Millisecond)
+		m := Step{Step: i + 1, Loss: 2.5 + 3*math.Exp(-float64(i)/30), LR: 0.001, GradNorm: 0.875, Tokens: 4096, MS: 500}
+		if (i+1)%50 == 0 {
+			val := m.Loss + 0.1
+			m.ValLoss = &val
+		}
+		s.add(now, m)
+	}
+	for _, e := range more {
+		s.add(now, e)
+	}
+	return s, now
+}
+
+func end(steps int, stoppedBy string) End {
+	val := 2.6125
+	sum := rundir.Summary{Steps: steps, Loss: 2.5, ValLoss: &val, Seconds: 100, TokensPerSecond: 8192, StoppedBy: stoppedBy}
+	if stoppedBy == "" {
+		sum.ParamsSHA256 = strings.Repeat("0123456789abcdef", 4)
+	}
+	return End{sum}
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *rewrite {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s: got\n%s\nwant\n%s", name, got, want)
+	}
+}
+
+func TestLive(t *testing.T) {
+	var b strings.Builder
+	for _, c := range []struct {
+		name  string
+		steps int
+		more  []Event
+	}{
+		{"begin", 0, nil},
+		{"first step", 1, nil},
+		{"half way", 100, nil},
+		{"evaluating", 150, []Event{Note("evaluating")}},
+		{"stopping", 120, []Event{Stopping{"interrupt"}}},
+		{"done", 200, []Event{end(200, "")}},
+		{"interrupted", 57, []Event{end(57, "interrupt")}},
+	} {
+		for _, width := range []int{40, 80, 120} {
+			s, now := shown(c.steps, c.more...)
+			fmt.Fprintf(&b, "--- %s, %d columns\n%s", c.name, width, render(s, now, width))
+		}
+	}
+	s := &state{}
+	s.add(epoch, Note("reading data"))
+	fmt.Fprintf(&b, "--- before training\n%s", render(s, epoch.Add(3*time.Second), 40))
+	s.add(epoch, Stopping{"interrupt"})
+	golden(t, "live.txt", b.String())
+}
+
+func TestLiveNeverWraps(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var more []Event
+		for _, e := range []Event{Note("evaluating"), Stopping{"terminated"}, end(7, strings.Repeat("long ", 30)), end(200, "")} {
+			if rapid.Bool().Draw(t, fmt.Sprintf("%T", e)) {
+				more = append(more, e)
+			}
+		}
+		s, now := shown(rapid.IntRange(0, 200).Draw(t, "steps"), more...)
+		width := rapid.IntRange(-1, 200).Draw(t, "width")
+		text := render(s, now, width)
+		if !strings.HasSuffix(text, "\n") {
+			t.Fatalf("no line end: %q", text)
+		}
+		for _, line := range strings.Split(text, "\n") {
+			if n := ansi.StringWidth(line); n > max(width, 1) {
+				t.Fatalf("line of %d cells in %d columns: %q", n, width, line)
+			}
+		}
+	})
+}
+
+func TestPlain(t *testing.T) {
+	var b bytes.Buffer
+	now := epoch
+	p := newPlain(&b, func() time.Time { return now })
+	p.Show(Note("reading data"))
+	p.Show(begin)
+	for i := range 200 {
+		now = now.Add(500 * time.Millisecond)
+		m := Step{Step: i + 1, Loss: 5 - float64(i)/100, Tokens: 4096, MS: 500}
+		if i+1 == 200 || i+1 == 77 {
+			val := 2.75
+			m.ValLoss = &val
+		}
+		p.Show(m)
+	}
+	p.Show(end(200, ""))
+	p.Close()
+	p.Show(Note("too late"))
+	p.Close()
+	golden(t, "plain.txt", b.String())
+}
+
+func TestPlainWhenStopped(t *testing.T) {
+	var b bytes.Buffer
+	p := newPlain(&b, func() time.Time { return epoch })
+	p.Show(Begin{Job: rundir.Job{Program: "mlp", Model: "mlp", Parameters: 12, Steps: 5, GlobalBatch: 1, MicroBatch: 1, Workers: 1, Threads: 1, Kernel: "generic"}})
+	p.Show(Step{Step: 1, Loss: 1})
+	p.Show(Stopping{"interrupt"})
+	p.Show(End{rundir.Summary{Steps: 1, Loss: 1, StoppedBy: "interrupt"}})
+	golden(t, "plain-stopped.txt", b.String())
+}
+
+func TestOpenIsPlainWhereItMustBe(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if v, ok := Open(Options{Out: f}).(*plain); !ok {
+		t.Errorf("a file gets a %T", v)
+	}
+}
+
+// A live view whose terminal is none still takes events and closes.
+func TestLiveWithoutTerminal(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	l := newLive(nil, f, func() {})
+	l.Show(begin)
+	l.Show(end(200, ""))
+	l.Close()
+	l.Close()
+	<-l.done
+	b, err := os.ReadFile(f.Name())
+	if err != nil || !strings.Contains(string(b), "done: 200 steps") {
+		t.Errorf("got %q, %v", b, err)
+	}
+}
+
+func TestHistoryKeepsTheCourse(t *testing.T) {
+	var h history
+	const n = 100_000
+	for i := range n {
+		h.add(float64(n - i))
+	}
+	if len(h.means) >= historySize {
+		t.Errorf("holds %d numbers", len(h.means))
+	}
+	if got := h.line(8); got != "█▇▆▅▄▃▂▁" {
+		t.Errorf("line is %s", got)
+	}
+	for i := 1; i < len(h.means); i++ {
+		if h.means[i] >= h.means[i-1] {
+			t.Fatalf("mean %d is not below the one before", i)
+		}
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		-1: "0s", 59400 * time.Millisecond: "59s", 59500 * time.Millisecond: "1m00s", 245 * time.Second: "4m05s",
+		200 * time.Minute: "3h20m", 50 * time.Hour: "2d02h",
+	} {
+		if got := duration(d); got != want {
+			t.Errorf("%v is %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestAmount(t *testing.T) {
+	for x, want := range map[float64]string{0: "0", 950: "950", 9999: "9999", 12345: "12.3k", 1_582_336: "1.58M", 7e9: "7.00G"} {
+		if got := amount(x); got != want {
+			t.Errorf("%v is %s, want %s", x, got, want)
+		}
+	}
+}
