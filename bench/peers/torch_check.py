@@ -102,13 +102,11 @@ def settings(description):
 def learning_rate(schedule, step, steps):
     """The rate of a step, numbered from 1: see trainer.Schedule."""
     kind, s = schedule.split("(")[0], settings(schedule)
-    peak, warmup = s["peak"], s.get("warmup", 0)
-    if kind == "constant":
-        return peak
-    if step <= warmup:
-        return peak * step / warmup
-    done = (step - warmup) / (steps - warmup)
-    return peak * (1 - done) if kind == "linear" else peak * (1 + math.cos(math.pi * done)) / 2
+    if step <= s["warmup"]:
+        return s["peak"] * step / s["warmup"]
+    t = (step - 1 - s["warmup"]) / max(steps - s["warmup"], 1)
+    fall = {"constant": 0, "linear": t, "cosine": (1 - math.cos(math.pi * t)) / 2}[kind]
+    return s["peak"] * (1 - fall * (1 - s.get("final", 0)))
 
 
 def main():
