@@ -1,5 +1,7 @@
 package tensor
 
+import "unsafe"
+
 // arenaChunk is the smallest number of float32 an arena takes from the heap
 // at a time: 1 MiB.
 const arenaChunk = 1 << 18
@@ -34,6 +36,20 @@ func (a *Arena) take(n int) []float32 {
 	s := a.chunks[a.chunk][a.off : a.off+n : a.off+n]
 	a.off += need
 	return s
+}
+
+// Owns reports whether x lies in the arena's memory, handed out or not.
+func (a *Arena) Owns(x []float32) bool {
+	if len(x) == 0 {
+		return false
+	}
+	at := uintptr(unsafe.Pointer(&x[0]))
+	for _, c := range a.chunks {
+		if lo := uintptr(unsafe.Pointer(&c[0])); lo <= at && at < lo+4*uintptr(len(c)) {
+			return true
+		}
+	}
+	return false
 }
 
 // Reset makes all memory handed out so far available again.

@@ -1,0 +1,410 @@
+package trainer
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/rng"
+)
+
+// Job describes a training run. Its result, to the last bit, depends on
+// Model, Data, Optimizer, GlobalBatch, MicroBatch, Steps, ClipNorm, Seed and
+// InitFrom, and on nothing else.
+type Job struct {
+	Model Model
+	Data  Dataset // samples to train on
+
+	// Optimizer is AdamW or SGD, with the schedule of the learning rate.
+	Optimizer Optimizer
+
+	// GlobalBatch is the number of samples of a step. The gradient is that of
+	// the mean loss over all their targets. --global-batch
+	GlobalBatch int
+
+	// MicroBatch is the number of samples that go through the model at once.
+	// It divides GlobalBatch; 0 means GlobalBatch. --micro-batch
+	MicroBatch int
+
+	// Steps is the number of updates of the run. --steps
+	Steps int
+
+	// ClipNorm is the largest norm of the whole gradient; a longer gradient is
+	// scaled down to it, as PyTorch's clip_grad_norm_ does. 0 means no limit.
+	ClipNorm float64
+
+	// Seed is the key of every random number: initial parameters, order of the
+	// samples, dropout. 0 is a seed like any other. --seed
+	Seed uint64
+
+	// InitFrom is a model.safetensors file, or a run directory with one, that
+	// the first parameters come from. "" means that they are made from the
+	// seed. --init-from
+	InitFrom string
+
+	// Eval is held-out data; nil means that there is no evaluation.
+	Eval Dataset
+
+	// EvalEvery is the number of steps between evaluations; one follows the
+	// last step in any case. 0 means only that one. --eval-every
+	EvalEvery int
+
+	// EvalSamples is the number of samples of an evaluation, taken from Eval
+	// at even distances. 0 means 512, a negative number all.
+	EvalSamples int
+
+	// RunDir is the directory for the run's files. "" means none for [Run],
+	// and runs/PROGRAM-TIME for [Main]. --run-dir
+	RunDir string
+
+	// Threads is the number of compute threads; 0 means one for each core. The
+	// result does not depend on it. --threads
+	Threads int
+
+	// OnStep is called once for every committed step, in order, by the
+	// goroutine that trains.
+	OnStep func(StepInfo)
+
+	// OnEnd is called once after the last step, or after the one at which the
+	// run was stopped, when all files of the model are written. Its error
+	// becomes the run's.
+	OnEnd func(End) error
+}
+
+// StepInfo is a committed step.
+type StepInfo struct {
+	Step     int     // from 1
+	Steps    int     // of the job
+	Loss     float64 // mean over the targets of the step
+	LR       float64
+	GradNorm float64 // of the gradient of the mean loss, before clipping
+	Targets  int64   // targets that counted, such as tokens
+	Duration time.Duration
+	ValLoss  *float64 // mean loss over the evaluation that followed the step; nil if none did
+}
+
+// End is the end of a run.
+type End struct {
+	RunDir string    // absolute path of the run directory, "" if there is none
+	Steps  int       // committed
+	Net    *Net      // the trained model; valid during the call
+	Out    io.Writer // text for the user, shown after the run
+}
+
+// DefaultEvalSamples is what 0 means for Job.EvalSamples.
+const DefaultEvalSamples = 512
+
+// Summary is the outcome of a run, as summary.json has it.
+//
+// ParamsSHA256 is the SHA-256 over all parameters as little-endian float32, in
+// the order of model.safetensors: layers in model order, the tensors of each
+// as it declares them, each row-major. StateSHA256 goes on behind the
+// parameters with the optimizer's numbers, in the same order: for AdamW the
+// means of all gradients, then the means of all their squares; for SGD the
+// momentum.
+//
+// DataSHA256 is, for data that have a [Manifest], the SHA-256 over a line
+// "size sha256" for each file. For others it is that over a line with the
+// number of samples and the little-endian bytes, input before target, of all
+// samples up to 64 MiB, or of 1,024 evenly spaced ones beyond.
+type Summary = rundir.Summary
+
+// Fault is one thing that is wrong with a job.
+type Fault struct {
+	Field string // of Job, such as "MicroBatch" or "Optimizer.LR"
+	Flag  string // standard flag that sets it, without dashes, or ""
+	Text  string // what is wrong and what would be right
+}
+
+// String renders the fault as one line.
+func (f Fault) String() string {
+	if f.Flag == "" {
+		return "Job." + f.Field + " " + f.Text
+	}
+	return "--" + f.Flag + " (Job." + f.Field + ") " + f.Text
+}
+
+// ValidationError holds all faults of a job.
+type ValidationError struct{ Faults []Fault }
+
+func (e *ValidationError) Error() string {
+	lines := make([]string, len(e.Faults))
+	for i, f := range e.Faults {
+		lines[i] = f.String()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Validate reports all faults of the job together, as a [*ValidationError]. It
+// reads the data to do so.
+func (j Job) Validate() error {
+	_, err := prepare(j)
+	return err
+}
+
+func (j Job) withDefaults() Job {
+	if j.MicroBatch == 0 {
+		j.MicroBatch = j.GlobalBatch
+	}
+	if j.EvalSamples == 0 {
+		j.EvalSamples = DefaultEvalSamples
+	}
+	return j
+}
+
+// evalDue reports whether an evaluation follows the step.
+func (j *Job) evalDue(step int) bool {
+	return j.Eval != nil && (step == j.Steps || j.EvalEvery > 0 && step%j.EvalEvery == 0)
+}
+
+// prepared is a valid job with its data bound.
+type prepared struct {
+	Job
+	config     json.RawMessage
+	params     *parameters // allocated, not set
+	data, eval Dataset     // bound; eval may be nil
+	dataSum    string
+	evalSum    string
+	files      []DataFile
+}
+
+// prepare checks a job and binds its data. It calls code of the user's.
+func prepare(j Job) (*prepared, error) {
+	p := &prepared{Job: j.withDefaults()}
+	faults := p.Job.plainFaults()
+	modelFaults := p.Model.faults()
+	faults = append(faults, modelFaults...)
+	if len(modelFaults) == 0 {
+		p.params = newParameters(&p.Model)
+		config, err := json.Marshal(p.Model.Config)
+		if err != nil {
+			faults = append(faults, Fault{"Model.Config", "", fmt.Sprintf("cannot be written as JSON: %v", err)})
+		}
+		p.config = config
+		if j.InitFrom != "" {
+			if f, err := p.params.openModel(j.InitFrom); err != nil {
+				faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
+			} else {
+				f.Close()
+			}
+		}
+		p.data, p.dataSum, faults = p.bind("Data", j.Data, faults)
+		if j.Eval != nil {
+			p.eval, p.evalSum, faults = p.bind("Eval", j.Eval, faults)
+		}
+	}
+	if len(faults) > 0 {
+		return nil, &ValidationError{faults}
+	}
+	return p, nil
+}
+
+func (p *prepared) bind(field string, d Dataset, faults []Fault) (Dataset, string, []Fault) {
+	if isNil(d) {
+		return nil, "", append(faults, Fault{field, "", "is nil; give a data set"})
+	}
+	bound, err := bind(d, p.Model.Input, p.Model.Target)
+	var sum string
+	var files []DataFile
+	if err == nil {
+		sum, files, err = fingerprint(bound, p.Model.Input, p.Model.Target)
+	}
+	if err != nil {
+		return nil, "", append(faults, Fault{field, "", "cannot be used: " + err.Error()})
+	}
+	p.files = append(p.files, files...)
+	return bound, sum, faults
+}
+
+// isNil also recognises a nil pointer, which is what a constructor returns
+// beside an error.
+func isNil(d Dataset) bool {
+	v := reflect.ValueOf(d)
+	return d == nil || v.Kind() == reflect.Pointer && v.IsNil()
+}
+
+// plainFaults checks everything but model and data.
+func (j *Job) plainFaults() (f []Fault) {
+	add := func(field, flag, format string, args ...any) {
+		f = append(f, Fault{field, flag, fmt.Sprintf(format, args...)})
+	}
+	if err := kernel.Err(); err != nil {
+		add("Model", "", "cannot be computed: %v", err)
+	}
+	if j.Optimizer == nil {
+		add("Optimizer", "", "is nil; give trainer.AdamW{...} or trainer.SGD{...}")
+	} else {
+		f = append(f, j.Optimizer.faults()...)
+	}
+	const most = math.MaxInt32
+	if j.Steps < 1 || j.Steps > most {
+		add("Steps", "steps", "is %d; it must be at least 1 and at most %d", j.Steps, most)
+	}
+	if j.GlobalBatch < 1 || j.GlobalBatch > most {
+		add("GlobalBatch", "global-batch", "is %d; it must be at least 1 and at most %d", j.GlobalBatch, most)
+	} else if j.MicroBatch < 1 || j.GlobalBatch%j.MicroBatch != 0 {
+		add("MicroBatch", "micro-batch", "is %d, which does not divide the global batch of %d; %s", j.MicroBatch, j.GlobalBatch, divisorHint(j.GlobalBatch, j.MicroBatch))
+	}
+	if !(j.ClipNorm >= 0) || math.IsInf(j.ClipNorm, 0) {
+		add("ClipNorm", "", "is %v; it must be 0 (no limit) or more", j.ClipNorm)
+	}
+	if j.EvalEvery < 0 {
+		add("EvalEvery", "eval-every", "is %d; it must be 0 (only at the end) or more", j.EvalEvery)
+	}
+	if j.EvalEvery > 0 && j.Eval == nil {
+		add("EvalEvery", "eval-every", "is %d, but there is no held-out data: set Job.Eval", j.EvalEvery)
+	}
+	return append(f, j.threadsFault()...)
+}
+
+// maxThreads is far above what helps, and keeps a slip of the finger from
+// taking the machine's memory.
+const maxThreads = 4096
+
+func (j *Job) threadsFault() []Fault {
+	if j.Threads < 0 || j.Threads > maxThreads {
+		return []Fault{{"Threads", "threads", fmt.Sprintf("is %d; it must be 0 (one for each core) to %d", j.Threads, maxThreads)}}
+	}
+	return nil
+}
+
+// divisorHint names the divisors of n around m.
+func divisorHint(n, m int) string {
+	below, above := 1, n
+	for d := 1; d <= n/d; d++ {
+		if n%d != 0 {
+			continue
+		}
+		for _, x := range []int{d, n / d} {
+			if x <= m {
+				below = max(below, x)
+			} else {
+				above = min(above, x)
+			}
+		}
+	}
+	if below == above {
+		return fmt.Sprintf("%d does", below)
+	}
+	return fmt.Sprintf("%d and %d do", below, above)
+}
+
+// layerNames returns the names of the layers.
+func (m *Model) layerNames() []string {
+	if m.LayerNames != nil {
+		return m.LayerNames
+	}
+	names := make([]string, len(m.Layers))
+	for i := range names {
+		names[i] = strconv.Itoa(i)
+	}
+	return names
+}
+
+// maxElements bounds a tensor and a layer's parameters, so that sizes in
+// bytes cannot overflow.
+const maxElements = 1 << 40
+
+// sizeOf returns the number of elements of a shape, or false if it has
+// dimensions below 1 or is too large.
+func sizeOf(shape []int) (n int, ok bool) {
+	n = 1
+	for _, d := range shape {
+		if d < 1 || n > maxElements/d {
+			return 0, false
+		}
+		n *= d
+	}
+	return n, true
+}
+
+func (m *Model) faults() (f []Fault) {
+	add := func(field, format string, args ...any) {
+		f = append(f, Fault{"Model" + field, "", fmt.Sprintf(format, args...)})
+	}
+	if m.Fault != nil {
+		// Whatever else is wrong follows from this.
+		for line := range strings.Lines(m.Fault.Error()) {
+			add("", "is impossible: %s", strings.TrimSpace(line))
+		}
+		return f
+	}
+	for _, s := range []struct {
+		name string
+		spec Spec
+	}{{".Input", m.Input}, {".Target", m.Target}} {
+		if _, ok := sizeOf(s.spec.Shape); !ok || s.spec.Kind > tensor.Int32 {
+			add(s.name, "is %v; every dimension must be at least 1", s.spec)
+		}
+	}
+	if m.Loss == nil {
+		add(".Loss", "is nil; give a loss, such as nn.CrossEntropy{}")
+	}
+	if len(m.Layers) == 0 {
+		add(".Layers", "is empty; give at least one layer")
+	}
+	if len(m.Layers) >= 1<<rng.LayerBits {
+		add(".Layers", "has %d layers; at most %d are supported", len(m.Layers), 1<<rng.LayerBits-1)
+	}
+	if m.LayerNames != nil && len(m.LayerNames) != len(m.Layers) {
+		add(".LayerNames", "has %d names for %d layers", len(m.LayerNames), len(m.Layers))
+		return f
+	}
+	names := m.layerNames()
+	for i, name := range names {
+		if name == "" || slices.Index(names, name) < i {
+			add(".LayerNames", "has %q at %d; names must be unique and not empty", name, i)
+		}
+	}
+	for i, l := range m.Layers {
+		if l == nil {
+			add(".Layers", "has nil at %d (%q)", i, names[i])
+			continue
+		}
+		f = append(f, layerFaults(l, names[i])...)
+		if v := reflect.ValueOf(l); v.Kind() == reflect.Pointer && len(l.Params()) > 0 {
+			for k, other := range m.Layers[:i] {
+				if o := reflect.ValueOf(other); o.Kind() == reflect.Pointer && o.Pointer() == v.Pointer() && o.Type() == v.Type() {
+					add(".Layers", "has one layer as %q and as %q: layers cannot share parameters; make two layers", names[k], names[i])
+				}
+			}
+		}
+	}
+	return f
+}
+
+func layerFaults(l Layer, name string) (f []Fault) {
+	add := func(format string, args ...any) {
+		f = append(f, Fault{"Model.Layers", "", fmt.Sprintf("layer %q ", name) + fmt.Sprintf(format, args...)})
+	}
+	total := 0
+	seen := make(map[string]bool)
+	for i, p := range l.Params() {
+		if p.Name == "" || seen[p.Name] {
+			add("names its parameter %d %q; names must be unique and not empty", i, p.Name)
+		}
+		seen[p.Name] = true
+		n, ok := sizeOf(p.Shape)
+		if !ok || total > maxElements-n {
+			add("gives parameter %q the shape %v; every dimension must be at least 1", p.Name, p.Shape)
+			continue
+		}
+		total += n
+		if p.Init.Kind > InitUniform {
+			add("gives parameter %q an initialiser of unknown kind %d", p.Name, p.Init.Kind)
+		}
+		if s := float64(p.Init.Scale); math.IsNaN(s) || math.IsInf(s, 0) {
+			add("gives parameter %q an initialiser of scale %v", p.Name, s)
+		}
+	}
+	return f
+}

@@ -1,0 +1,311 @@
+package trainer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/view"
+)
+
+// Main is the main function of a training program. define registers the
+// program's own flags and returns the function that makes the job from their
+// values. Main adds the standard flags, which override the job's values where
+// they are given on the command line, runs the job, and ends the process:
+//
+//	0 all steps are done    2 wrong flags or an invalid job    1 any other failure
+//	130 stopped by Ctrl-C   75 stopped by SIGTERM
+//
+// Started by the launcher, the program becomes a worker of its agent.
+// Otherwise it runs agent and worker in one process.
+func Main(define func(f *flag.FlagSet) func() (Job, error)) {
+	id, launched, err := control.Launched()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
+		os.Exit(agent.ExitFailed)
+	}
+	if launched {
+		os.Exit(launchedMain(id, define))
+	}
+	os.Exit(standaloneMain(os.Args[1:], os.Stdout, os.Stderr, define))
+}
+
+// launchedMain is Main in a process that an agent has started.
+func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
+	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
+	ctx := context.Background()
+	conn, err := id.Dial(ctx) // says Hello
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
+		return agent.ExitFailed
+	}
+	defer conn.Close()
+	err = serve(ctx, conn, true, func() (Job, error) {
+		return newCommand(program(), false, define).job(os.Args[1:])
+	})
+	var help *helpError
+	if err != nil && !errors.As(err, &help) {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err) // for the worker's log
+		return agent.ExitFailed
+	}
+	return agent.ExitDone
+}
+
+// standaloneMain is Main without an agent outside.
+func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.FlagSet) func() (Job, error)) int {
+	c, job, err := guardedJob(args, define)
+	var help *helpError
+	if errors.As(err, &help) {
+		fmt.Fprint(stdout, help.text)
+		return agent.ExitDone
+	}
+	if err != nil {
+		return report(stdout, stderr, err)
+	}
+	if job.Threads < 0 {
+		return report(stdout, stderr, &ValidationError{job.threadsFault()})
+	}
+	dir, err := rundir.Create(job.RunDir, program(), time.Now())
+	if err != nil {
+		return report(stdout, stderr, &usageError{err})
+	}
+	var a atomic.Pointer[agent.Agent]
+	v := view.Open(view.Options{Out: stdout, Plain: c.plain, Interrupt: func() {
+		if a := a.Load(); a != nil {
+			a.Stop(agent.Interrupt)
+		}
+	}})
+	out, _ := runInProcess(context.Background(), agent.Config{
+		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads,
+	}, job, func(made *agent.Agent) func() {
+		a.Store(made)
+		return made.CatchSignals()
+	})
+	out.Report(stdout, stderr, program())
+	return out.ExitStatus()
+}
+
+// report tells of an error before there is an agent, in the agent's words.
+func report(stdout, stderr io.Writer, err error) int {
+	f := failure(err, 0)
+	out := agent.Outcome{Err: &agent.FailedError{Kind: f.Kind, Text: f.Text}, Detail: f.Stack}
+	out.Report(stdout, stderr, program())
+	return out.ExitStatus()
+}
+
+// usageError is a mistake on the command line.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// helpError is the request for help.
+type helpError struct{ text string }
+
+func (e *helpError) Error() string { return e.text }
+
+// command is a program's command line.
+type command struct {
+	name    string
+	flags   *flag.FlagSet
+	own     map[string]bool // names of the program's flags
+	makeJob func() (Job, error)
+	again   func() *command // makes the command anew
+
+	plain     bool
+	reduction string
+	over      overrides
+}
+
+// overrides are the values of the standard flags.
+type overrides struct {
+	steps, globalBatch, microBatch, evalEvery, threads int
+	seed                                               uint64
+	lr                                                 float64
+	initFrom, runDir                                   string
+}
+
+func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() (Job, error)) *command {
+	f := flag.NewFlagSet(name, flag.ContinueOnError)
+	f.SetOutput(io.Discard)
+	f.Usage = func() {}
+	c := &command{name: name, flags: f, own: make(map[string]bool)}
+	c.again = func() *command { return newCommand(name, standalone, define) }
+	c.makeJob = define(f)
+	f.VisitAll(func(f *flag.Flag) { c.own[f.Name] = true })
+
+	standard := flag.NewFlagSet(name, flag.ContinueOnError)
+	o := &c.over
+	standard.IntVar(&o.steps, "steps", 0, "`N` updates")
+	standard.IntVar(&o.globalBatch, "global-batch", 0, "`N` samples of a step")
+	standard.IntVar(&o.microBatch, "micro-batch", 0, "`N` samples that go through the model at once; divides --global-batch")
+	standard.Uint64Var(&o.seed, "seed", 0, "key `N` of all random numbers")
+	standard.Float64Var(&o.lr, "lr", 0, "peak learning rate `X`")
+	standard.IntVar(&o.evalEvery, "eval-every", 0, "`N` steps between evaluations; 0 means only at the end")
+	standard.StringVar(&o.initFrom, "init-from", "", "`PATH` of a model.safetensors or a run directory that the first parameters come from")
+	if standalone {
+		standard.StringVar(&o.runDir, "run-dir", "", "`DIR` for the run's files")
+		standard.IntVar(&o.threads, "threads", 0, "`N` compute threads; 0 means one for each core")
+		standard.StringVar(&c.reduction, "reduction", "exact", "`MODE` of adding gradients up: exact")
+		standard.BoolVar(&c.plain, "plain", false, "print plain lines instead of the live view")
+	}
+	standard.VisitAll(func(s *flag.Flag) {
+		if c.own[s.Name] {
+			panic(fmt.Sprintf("the program defines --%s, which is a standard flag: set the field of Job instead", s.Name))
+		}
+		f.Var(s.Value, s.Name, s.Usage)
+	})
+	return c
+}
+
+// job parses the command line and makes the job. Errors are *usageError,
+// *helpError and those of the program's function.
+func (c *command) job(args []string) (Job, error) {
+	err := c.flags.Parse(args)
+	if errors.Is(err, flag.ErrHelp) {
+		return Job{}, &helpError{c.help()}
+	}
+	if err != nil {
+		// The flag package names flags with one dash.
+		text := strings.NewReplacer("flag provided but not defined: -", "unknown flag --", "for flag -", "for --", "flag needs an argument: -", "a value is missing for --").Replace(err.Error())
+		return Job{}, c.usage("%s", text)
+	}
+	if c.flags.NArg() > 0 {
+		return Job{}, c.usage("unexpected argument %q", c.flags.Arg(0))
+	}
+	if c.reduction != "" && c.reduction != "exact" {
+		return Job{}, c.usage("--reduction %s: this version has only exact", c.reduction)
+	}
+	job, err := c.makeJob()
+	if err != nil {
+		return Job{}, err
+	}
+	return c.override(job), nil
+}
+
+func (c *command) usage(format string, args ...any) error {
+	return &usageError{fmt.Errorf(format+"; see --help", args...)}
+}
+
+// override sets the fields whose flags were given.
+func (c *command) override(j Job) Job {
+	c.flags.Visit(func(f *flag.Flag) {
+		switch f.Name {
+		case "steps":
+			j.Steps = c.over.steps
+		case "global-batch":
+			j.GlobalBatch = c.over.globalBatch
+		case "micro-batch":
+			j.MicroBatch = c.over.microBatch
+		case "seed":
+			j.Seed = c.over.seed
+		case "lr":
+			if j.Optimizer != nil {
+				j.Optimizer = j.Optimizer.withPeak(c.over.lr)
+			}
+		case "eval-every":
+			j.EvalEvery = c.over.evalEvery
+		case "init-from":
+			j.InitFrom = c.over.initFrom
+		case "run-dir":
+			j.RunDir = c.over.runDir
+		case "threads":
+			j.Threads = c.over.threads
+		}
+	})
+	return j
+}
+
+// guardedJob makes the job for a caller that has no worker to catch a panic.
+func guardedJob(args []string, define func(*flag.FlagSet) func() (Job, error)) (c *command, job Job, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = (&worker{doing: "the job"}).panicError(v, debug.Stack())
+		}
+	}()
+	c = newCommand(program(), true, define)
+	job, err = c.job(args)
+	return c, job, err
+}
+
+// help returns the text for --help. Defaults of standard flags are the job's,
+// where one can be made without flags.
+func (c *command) help() string {
+	defaults := map[string]string{"run-dir": "runs/" + c.name + "-TIME", "reduction": "exact"}
+	if j, err := c.defaultJob(); err == nil {
+		j = j.withDefaults()
+		for name, n := range map[string]int{
+			"steps": j.Steps, "global-batch": j.GlobalBatch, "micro-batch": j.MicroBatch, "eval-every": j.EvalEvery,
+		} {
+			defaults[name] = fmt.Sprint(n)
+		}
+		defaults["seed"] = fmt.Sprint(j.Seed)
+		if j.Optimizer != nil {
+			defaults["lr"] = fmt.Sprint(j.Optimizer.schedule().Peak)
+		}
+		if j.InitFrom != "" {
+			defaults["init-from"] = j.InitFrom
+		}
+		if j.RunDir != "" {
+			defaults["run-dir"] = j.RunDir
+		}
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "Usage: %s [flags]\n", c.name)
+	if len(c.own) > 0 {
+		fmt.Fprint(&b, "\nFlags of this program:\n")
+	}
+	c.flags.VisitAll(func(f *flag.Flag) {
+		if c.own[f.Name] {
+			printFlag(&b, f, ownDefault(f))
+		}
+	})
+	fmt.Fprint(&b, "\nStandard flags:\n")
+	c.flags.VisitAll(func(f *flag.Flag) {
+		if !c.own[f.Name] {
+			printFlag(&b, f, defaults[f.Name])
+		}
+	})
+	return b.String()
+}
+
+// defaultJob makes the job of a command line without flags, to see its values.
+func (c *command) defaultJob() (job Job, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+	}()
+	return c.again().makeJob()
+}
+
+// ownDefault leaves out defaults that say nothing.
+func ownDefault(f *flag.Flag) string {
+	if f.DefValue == "" || f.DefValue == "false" {
+		return ""
+	}
+	return f.DefValue
+}
+
+func printFlag(w io.Writer, f *flag.Flag, def string) {
+	arg, usage := flag.UnquoteUsage(f)
+	if arg != "" && !strings.Contains(f.Usage, "`") {
+		arg = map[string]string{"int": "N", "uint": "N", "float": "X", "string": "TEXT", "duration": "TIME", "value": "VALUE"}[arg]
+	}
+	if def != "" {
+		usage += " (default " + def + ")"
+	}
+	fmt.Fprintf(w, "  %-24s %s\n", strings.TrimSpace("--"+f.Name+" "+arg), usage)
+}

@@ -1,0 +1,88 @@
+package trainer
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// configFile is the name of the file that describes the model in a run
+// directory.
+const configFile = "config.json"
+
+// Net is a model with its parameters, for inference. It may be used by one
+// goroutine at a time.
+type Net struct {
+	stage *stage
+	close func()
+}
+
+// Open loads the parameters of a model from a model.safetensors file, or from
+// a run directory with one. They must have the names and shapes of the model.
+// Close the net after use.
+func Open(model Model, path string) (*Net, error) {
+	if faults := model.faults(); len(faults) > 0 {
+		return nil, &ValidationError{faults}
+	}
+	if err := kernel.Err(); err != nil {
+		return nil, err
+	}
+	params := newParameters(&model)
+	if err := params.load(path); err != nil {
+		return nil, err
+	}
+	pool := kernel.NewPool(runtime.GOMAXPROCS(0))
+	return &Net{newStage(&model, params, pool, 0), pool.Close}, nil
+}
+
+// Forward returns the output of the last layer for one or more samples, which
+// the first dimension of in counts. Layers such as dropout do nothing. It
+// panics, as the layers do, if the shape of in does not fit the model.
+func (n *Net) Forward(in Tensor) Tensor {
+	pass, out := n.stage.Forward(engine.Micro{Step: 1, Samples: in.Shape[0]}, in)
+	defer n.stage.Drop(pass)
+	return Tensor{Shape: slices.Clone(out.Shape), F: slices.Clone(out.F)}
+}
+
+// Close ends the net's threads.
+func (n *Net) Close() { n.close() }
+
+// savedConfig is what config.json holds.
+type savedConfig struct {
+	Model  string          `json:"model"`
+	Config json.RawMessage `json:"config"`
+}
+
+// ReadConfig reads which model a run directory holds: the Name of the
+// [Model], and its Config into the value that config points to.
+func ReadConfig(runDir string, config any) (model string, err error) {
+	path := filepath.Join(runDir, configFile)
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return "", plainPathError(err)
+	}
+	var c savedConfig
+	if err := json.Unmarshal(b, &c); err != nil {
+		return "", fmt.Errorf("%s: %w", path, err)
+	}
+	if err := json.Unmarshal(c.Config, config); err != nil {
+		return "", fmt.Errorf("%s: config: %w", path, err)
+	}
+	return c.Model, nil
+}
+
+// writeConfig writes config.json.
+func (p *prepared) writeConfig(dir string) error {
+	b, err := json.MarshalIndent(savedConfig{p.Model.Name, p.config}, "", "  ")
+	if err != nil {
+		return err
+	}
+	return rundir.WriteFile(filepath.Join(dir, configFile), append(b, '\n'))
+}

@@ -1,0 +1,201 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/zero"
+)
+
+// Schedule is the learning rate over the steps of a job: it rises in equal
+// parts to Peak over the first Warmup steps, and ends with the last step of
+// the job. Make one with [Constant], [Linear] or [Cosine].
+type Schedule struct {
+	Kind   ScheduleKind
+	Peak   float64
+	Warmup int
+	// Final is what a linear or cosine schedule falls to behind the last step,
+	// as a part of Peak; 0 means to 0.
+	Final float64
+}
+
+// ScheduleKind says what the learning rate does behind the warm-up.
+type ScheduleKind uint8
+
+// The kinds of schedules.
+const (
+	ConstantSchedule ScheduleKind = iota // stays at Peak
+	LinearSchedule                       // falls in a straight line
+	CosineSchedule                       // falls along half a wave of the cosine
+)
+
+// Constant is lr at every step.
+func Constant(lr float64) Schedule { return Schedule{Kind: ConstantSchedule, Peak: lr} }
+
+// Linear rises to peak over the first warmup steps and falls to 0 in a
+// straight line.
+func Linear(peak float64, warmup int) Schedule {
+	return Schedule{Kind: LinearSchedule, Peak: peak, Warmup: warmup}
+}
+
+// Cosine rises to peak over the first warmup steps and falls to 0 along half a
+// wave of the cosine (I. Loshchilov and F. Hutter, "SGDR: stochastic gradient
+// descent with warm restarts", 2017, without the restarts).
+func Cosine(peak float64, warmup int) Schedule {
+	return Schedule{Kind: CosineSchedule, Peak: peak, Warmup: warmup}
+}
+
+// At returns the learning rate of a step, numbered from 1, of a job of steps
+// steps. It has the same bits on every machine.
+func (s Schedule) At(step, steps int) float64 {
+	if step <= s.Warmup {
+		return float64(s.Peak*float64(step)) / float64(s.Warmup)
+	}
+	// The part of the way down that the steps before this one have gone.
+	t := float64(step-1-s.Warmup) / float64(max(steps-s.Warmup, 1))
+	fall := 0.0
+	switch s.Kind {
+	case LinearSchedule:
+		fall = t
+	case CosineSchedule:
+		fall = (1 - kernel.Cos(float64(math.Pi*t))) / 2
+	}
+	return float64(s.Peak * (1 - float64(fall*(1-s.Final))))
+}
+
+// String describes the schedule, as job.json has it.
+func (s Schedule) String() string {
+	switch s.Kind {
+	case ConstantSchedule:
+		return fmt.Sprintf("constant(peak=%v, warmup=%d)", s.Peak, s.Warmup)
+	case LinearSchedule:
+		return fmt.Sprintf("linear(peak=%v, warmup=%d, final=%v)", s.Peak, s.Warmup, s.Final)
+	case CosineSchedule:
+		return fmt.Sprintf("cosine(peak=%v, warmup=%d, final=%v)", s.Peak, s.Warmup, s.Final)
+	}
+	return fmt.Sprintf("schedule(%d)", s.Kind)
+}
+
+func (s Schedule) faults(field string) (f []Fault) {
+	if s.Kind > CosineSchedule {
+		f = append(f, Fault{field, "", fmt.Sprintf("has the unknown kind %d; use Constant, Linear or Cosine", s.Kind)})
+	}
+	if !(s.Peak > 0) || math.IsInf(s.Peak, 0) {
+		f = append(f, Fault{field, "lr", fmt.Sprintf("has the peak %v; it must be above 0", s.Peak)})
+	}
+	if s.Warmup < 0 {
+		f = append(f, Fault{field, "", fmt.Sprintf("has a warm-up of %d steps; it must be 0 or more", s.Warmup)})
+	}
+	if !(s.Final >= 0 && s.Final <= 1) {
+		f = append(f, Fault{field, "", fmt.Sprintf("falls to %v of its peak; it must be within 0 and 1", s.Final)})
+	}
+	return f
+}
+
+// Optimizer is [AdamW] or [SGD].
+type Optimizer interface {
+	rule() zero.Rule
+	schedule() Schedule
+	withPeak(lr float64) Optimizer
+	faults() []Fault
+	String() string
+}
+
+// AdamW is Adam with decoupled weight decay (I. Loshchilov and F. Hutter,
+// "Decoupled weight decay regularization", 2019), with the meaning and the
+// order of operations of PyTorch's torch.optim.AdamW.
+type AdamW struct {
+	LR          Schedule
+	Beta1       float64 // 0 means 0.9
+	Beta2       float64 // 0 means 0.999
+	Eps         float64 // 0 means 1e-8
+	WeightDecay float64 // 0 means none; see [Param].NoDecay
+}
+
+func (a AdamW) withDefaults() AdamW {
+	def := func(x *float64, d float64) {
+		if *x == 0 {
+			*x = d
+		}
+	}
+	def(&a.Beta1, 0.9)
+	def(&a.Beta2, 0.999)
+	def(&a.Eps, 1e-8)
+	return a
+}
+
+// String describes the optimizer without its schedule, as job.json has it.
+func (a AdamW) String() string {
+	a = a.withDefaults()
+	return fmt.Sprintf("adamw(beta1=%v, beta2=%v, eps=%v, weight_decay=%v)", a.Beta1, a.Beta2, a.Eps, a.WeightDecay)
+}
+
+func (a AdamW) rule() zero.Rule {
+	a = a.withDefaults()
+	return zero.AdamW{Beta1: float32(a.Beta1), Beta2: float32(a.Beta2), Eps: float32(a.Eps), WeightDecay: float32(a.WeightDecay)}
+}
+
+func (a AdamW) schedule() Schedule { return a.LR }
+
+func (a AdamW) withPeak(lr float64) Optimizer {
+	a.LR.Peak = lr
+	return a
+}
+
+func (a AdamW) faults() []Fault {
+	f := a.LR.faults("Optimizer.LR")
+	a = a.withDefaults()
+	for _, b := range []struct {
+		name string
+		x    float64
+	}{{"Beta1", a.Beta1}, {"Beta2", a.Beta2}} {
+		// The update computes with float32, where 1-1e-9 is 1.
+		if !(b.x > 0 && float32(b.x) < 1) {
+			f = append(f, Fault{"Optimizer." + b.name, "", fmt.Sprintf("is %v; it must be above 0 and below 1", b.x)})
+		}
+	}
+	if !(float32(a.Eps) > 0) || math.IsInf(a.Eps, 0) {
+		f = append(f, Fault{"Optimizer.Eps", "", fmt.Sprintf("is %v; it must be above 0", a.Eps)})
+	}
+	return append(f, decayFaults(a.WeightDecay)...)
+}
+
+func decayFaults(d float64) []Fault {
+	if !(d >= 0) || math.IsInf(d, 0) {
+		return []Fault{{"Optimizer.WeightDecay", "", fmt.Sprintf("is %v; it must be 0 or more", d)}}
+	}
+	return nil
+}
+
+// SGD is gradient descent with momentum, with the meaning of PyTorch's
+// torch.optim.SGD without dampening: weight decay is added to the gradient.
+type SGD struct {
+	LR          Schedule
+	Momentum    float64 // 0 means none
+	WeightDecay float64 // 0 means none; see [Param].NoDecay
+}
+
+// String describes the optimizer without its schedule, as job.json has it.
+func (s SGD) String() string {
+	return fmt.Sprintf("sgd(momentum=%v, weight_decay=%v)", s.Momentum, s.WeightDecay)
+}
+
+func (s SGD) rule() zero.Rule {
+	return zero.SGD{Momentum: float32(s.Momentum), WeightDecay: float32(s.WeightDecay)}
+}
+
+func (s SGD) schedule() Schedule { return s.LR }
+
+func (s SGD) withPeak(lr float64) Optimizer {
+	s.LR.Peak = lr
+	return s
+}
+
+func (s SGD) faults() []Fault {
+	f := s.LR.faults("Optimizer.LR")
+	if !(s.Momentum >= 0 && s.Momentum < 1) {
+		f = append(f, Fault{"Optimizer.Momentum", "", fmt.Sprintf("is %v; it must be 0 or more and below 1", s.Momentum)})
+	}
+	return append(f, decayFaults(s.WeightDecay)...)
+}

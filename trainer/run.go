@@ -1,0 +1,95 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// StoppedError is the error of a run that was stopped before its last step.
+type StoppedError = agent.StoppedError
+
+// Run trains a job in this process and returns its summary.
+//
+// When ctx ends, the run stops at the next commit, its files are written, and
+// Run returns the summary of the steps done with a [*StoppedError] that wraps
+// ctx's cause. Other errors: [*ValidationError], [*DataError],
+// [*NonFiniteError], [*PanicError], and errors of files and of the job's own
+// functions.
+func Run(ctx context.Context, job Job) (Summary, error) {
+	if f := job.threadsFault(); f != nil {
+		return Summary{}, &ValidationError{f}
+	}
+	var dir *rundir.Dir
+	if job.RunDir != "" {
+		var err error
+		if dir, err = rundir.Create(job.RunDir, program(), time.Now()); err != nil {
+			return Summary{}, err
+		}
+	}
+	out, err := runInProcess(ctx, agent.Config{
+		RunDir: dir, Output: os.Stdout, Program: program(), Executable: executable(), Threads: job.Threads,
+	}, job, nil)
+	if err == nil {
+		err = out.Err
+	}
+	var stopped *StoppedError
+	if errors.As(err, &stopped) && ctx.Err() != nil {
+		err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
+	}
+	if out.Summary == nil {
+		return Summary{}, err
+	}
+	return *out.Summary, err
+}
+
+// runInProcess runs an agent and a worker in this process. prepareAgent, which
+// may be nil, gets the agent before it serves. err is the worker's own error
+// where that is the reason for the outcome's.
+func runInProcess(ctx context.Context, cfg agent.Config, job Job, prepareAgent func(*agent.Agent) (restore func())) (out agent.Outcome, err error) {
+	a, err := agent.New(cfg)
+	if err != nil {
+		return out, err
+	}
+	if prepareAgent != nil {
+		defer prepareAgent(a)()
+	}
+	failed := make(chan error, 1)
+	w := agent.InProcess(func(ctx context.Context, nc net.Conn) {
+		conn := control.New(nc)
+		if conn.Send(control.Identity{}.Hello()) != nil {
+			return
+		}
+		if err := serve(ctx, conn, false, func() (Job, error) { return job, nil }); err != nil {
+			failed <- err
+		}
+	})
+	out = a.Serve(ctx, w)
+	var told *agent.FailedError
+	if errors.As(out.Err, &told) {
+		select {
+		case err = <-failed:
+		default:
+		}
+	}
+	return out, err
+}
+
+func program() string { return filepath.Base(os.Args[0]) }
+
+// executable returns the path of the running program, "" if unknown.
+func executable() string {
+	path, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	return path
+}

@@ -1,0 +1,153 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/tensor"
+)
+
+// stage runs layers for the engine.
+type stage struct {
+	model  *Model
+	names  []string
+	params *parameters
+	pool   *kernel.Pool
+	seed   uint64
+
+	free []*flight       // memory of passes that have ended
+	back [2]tensor.Arena // scratch memory of Backward, in turns
+
+	// at is the user code that runs, for the message if it panics.
+	at struct {
+		layer int // len(layers) is the loss, -1 none
+		call  string
+	}
+}
+
+// flight is one micro-batch on its way.
+type flight struct {
+	micro engine.Micro
+	arena tensor.Arena
+	outs  []Tensor
+	stash []any
+}
+
+func newStage(m *Model, params *parameters, pool *kernel.Pool, seed uint64) *stage {
+	s := &stage{model: m, params: params, names: m.layerNames(), pool: pool, seed: seed}
+	s.at.layer = -1
+	return s
+}
+
+func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context {
+	return &Context{
+		pool:    s.pool,
+		arena:   arena,
+		seed:    s.seed,
+		step:    uint32(m.Step),
+		first:   uint32(m.First),
+		samples: m.Samples,
+		layer:   uint16(layer),
+		train:   m.Train,
+	}
+}
+
+func (s *stage) enter(layer int, call string) { s.at.layer, s.at.call = layer, call }
+func (s *stage) leave()                       { s.at.layer = -1 }
+
+// where says which user code runs, "" if none does.
+func (s *stage) where() string {
+	switch {
+	case s.at.layer < 0:
+		return ""
+	case s.at.layer == len(s.names):
+		return "the loss"
+	default:
+		return fmt.Sprintf("%s of layer %q", s.at.call, s.names[s.at.layer])
+	}
+}
+
+// Forward implements [engine.Stage].
+func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor) {
+	f := &flight{}
+	if n := len(s.free); n > 0 {
+		f, s.free = s.free[n-1], s.free[:n-1]
+	}
+	f.micro = m
+	for i, l := range s.model.Layers {
+		s.enter(i, "Forward")
+		out, stash := l.Forward(s.context(m, i, &f.arena), s.params.views[i], in)
+		if len(out.Shape) == 0 || out.Shape[0] != m.Samples || len(out.F) != out.Len() {
+			panic(fmt.Sprintf("returned %d float32 numbers of shape %v for %d samples; the first dimension counts samples", len(out.F), out.Shape, m.Samples))
+		}
+		f.outs = append(f.outs, out)
+		f.stash = append(f.stash, stash)
+		in = out
+	}
+	s.leave()
+	return f, in
+}
+
+// Loss implements [engine.Stage].
+func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
+	f := p.(*flight)
+	s.enter(len(s.names), "")
+	defer s.leave()
+	out := f.outs[len(f.outs)-1]
+	sum, count, dout = s.model.Loss.Loss(s.context(f.micro, len(s.names), &f.arena), out, target)
+	if f.micro.Train && len(dout.F) != out.Len() {
+		panic(fmt.Sprintf("returned a gradient of %d numbers for an output of shape %v", len(dout.F), out.Shape))
+	}
+	return sum, count, dout
+}
+
+// Backward implements [engine.Stage]. Its scratch memory is two arenas: a
+// layer's memory lives until the layer before has run, and reusing little
+// memory often keeps it in the cache.
+func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
+	f := p.(*flight)
+	for i := len(s.model.Layers) - 1; i >= 0; i-- {
+		// A layer may pass on what it was given, so dout says which arena is
+		// free, not the number of the layer.
+		scratch := &s.back[0]
+		if scratch.Owns(dout.F) {
+			scratch = &s.back[1]
+		}
+		scratch.Reset()
+		flat := grads.Buffer(i)
+		s.enter(i, "Backward")
+		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.params.views[i], f.stash[i], dout, s.params.split(i, flat))
+		if i > 0 && len(din.F) != f.outs[i-1].Len() {
+			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), f.outs[i-1].Shape))
+		}
+		s.leave()
+		grads.Done(i, flat)
+		dout = din
+	}
+	s.Drop(p)
+	return dout
+}
+
+// Drop implements [engine.Stage].
+func (s *stage) Drop(p engine.Pass) {
+	f := p.(*flight)
+	f.arena.Reset()
+	clear(f.outs)
+	clear(f.stash)
+	f.outs, f.stash = f.outs[:0], f.stash[:0]
+	s.free = append(s.free, f)
+}
+
+// Suspect implements [engine.Stage].
+func (s *stage) Suspect(p engine.Pass) int {
+	for i, out := range p.(*flight).outs {
+		for _, x := range out.F {
+			if d := x - x; d != 0 || math.IsNaN(float64(d)) {
+				return i
+			}
+		}
+	}
+	return -1
+}

@@ -1,0 +1,269 @@
+package trainer
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// TextSet is text for a language model over bytes: the files' contents one
+// after the other in path order. Sample i of a model with context C has the
+// bytes [i·C, i·C+C) as its input and [i·C+1, i·C+C+1) as its target, so the
+// samples do not overlap but for one byte, and there are (bytes-1)/C of them.
+//
+// It is made by [Text] or [TextFiles], which look at the names and sizes of
+// the files only. They are read when the job is validated.
+type TextSet struct {
+	pieces []piece
+}
+
+// piece is the part [lo, hi) of a file.
+type piece struct {
+	path         string
+	lo, hi, size int64
+}
+
+func (p piece) String() string {
+	if p.lo == 0 && p.hi == p.size {
+		return p.path
+	}
+	return fmt.Sprintf("%s[%d:%d]", p.path, p.lo, p.hi)
+}
+
+// DataError says what is wrong with data, in one line.
+type DataError struct {
+	Path   string // file, folder or pattern; "" if it is about all the data
+	Reason string
+}
+
+func (e *DataError) Error() string {
+	if e.Path == "" {
+		return e.Reason
+	}
+	return e.Path + ": " + e.Reason
+}
+
+// Text finds the files that match any of the patterns. A pattern is a file, a
+// folder, which stands for all files in it and below whose names do not begin
+// with a dot, or a pattern of [filepath.Match]. A file that matches several
+// times counts once. Errors are of type [*DataError].
+func Text(patterns ...string) (*TextSet, error) {
+	if len(patterns) == 0 {
+		return nil, &DataError{Reason: "no data: name at least one file, folder or pattern"}
+	}
+	var paths []string
+	for _, pattern := range patterns {
+		found, err := expand(pattern)
+		if err != nil {
+			return nil, err
+		}
+		paths = append(paths, found...)
+	}
+	return TextFiles(paths)
+}
+
+func expand(pattern string) ([]string, error) {
+	names := []string{pattern}
+	if _, err := os.Lstat(pattern); err != nil && strings.ContainsAny(pattern, `*?[`) {
+		var err error
+		if names, err = filepath.Glob(pattern); err != nil {
+			return nil, &DataError{pattern, "is not a valid pattern"}
+		}
+		if len(names) == 0 {
+			return nil, &DataError{pattern, "no file matches"}
+		}
+	}
+	var paths []string
+	for _, name := range names {
+		st, err := os.Stat(name)
+		if err != nil {
+			return nil, &DataError{name, cause(err)}
+		}
+		if !st.IsDir() {
+			paths = append(paths, name)
+			continue
+		}
+		err = filepath.WalkDir(name, func(path string, d fs.DirEntry, err error) error {
+			if err != nil {
+				return &DataError{path, cause(err)}
+			}
+			hidden := path != name && strings.HasPrefix(d.Name(), ".")
+			switch {
+			case hidden && d.IsDir():
+				return fs.SkipDir
+			case !hidden && d.Type().IsRegular():
+				paths = append(paths, path)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	if len(paths) == 0 {
+		return nil, &DataError{pattern, "holds no files"}
+	}
+	return paths, nil
+}
+
+// cause returns the message of an error about a file without the path.
+func cause(err error) string {
+	var pe *fs.PathError
+	if errors.As(err, &pe) {
+		return pe.Err.Error()
+	}
+	return err.Error()
+}
+
+// TextFiles is [Text] for a list of files.
+func TextFiles(paths []string) (*TextSet, error) {
+	t := &TextSet{}
+	clean := make([]string, len(paths))
+	for i, p := range paths {
+		clean[i] = filepath.Clean(p)
+	}
+	slices.Sort(clean)
+	var total int64
+	for _, p := range slices.Compact(clean) {
+		st, err := os.Stat(p)
+		if err != nil {
+			return nil, &DataError{p, cause(err)}
+		}
+		if !st.Mode().IsRegular() {
+			return nil, &DataError{p, "is not a file"}
+		}
+		t.pieces = append(t.pieces, piece{p, 0, st.Size(), st.Size()})
+		total += st.Size()
+	}
+	switch {
+	case len(t.pieces) == 0:
+		return nil, &DataError{Reason: "no data: the list of files is empty"}
+	case total == 0 && len(t.pieces) == 1:
+		return nil, &DataError{t.pieces[0].path, "is empty"}
+	case total == 0:
+		return nil, &DataError{t.pieces[0].path, fmt.Sprintf("is empty, and so are the %d other files", len(t.pieces)-1)}
+	}
+	return t, nil
+}
+
+// HoldOut splits the text in two: every n-th file in path order is held out
+// for evaluation. With fewer than n files, the last n-th part of the text is
+// held out. It panics if n is below 2.
+func (t *TextSet) HoldOut(n int) (train, eval *TextSet) {
+	if n < 2 {
+		panic(fmt.Sprintf("trainer: HoldOut of every %d. file leaves no text to train on", n))
+	}
+	train, eval = &TextSet{}, &TextSet{}
+	if len(t.pieces) >= n {
+		for i, p := range t.pieces {
+			if i%n == n-1 {
+				eval.pieces = append(eval.pieces, p)
+			} else {
+				train.pieces = append(train.pieces, p)
+			}
+		}
+		return train, eval
+	}
+	left := t.Bytes() - t.Bytes()/int64(n)
+	for _, p := range t.pieces {
+		mine := min(left, p.hi-p.lo)
+		if mine > 0 {
+			train.pieces = append(train.pieces, piece{p.path, p.lo, p.lo + mine, p.size})
+		}
+		if p.lo+mine < p.hi {
+			eval.pieces = append(eval.pieces, piece{p.path, p.lo + mine, p.hi, p.size})
+		}
+		left -= mine
+	}
+	return train, eval
+}
+
+// Bytes returns the size of the text.
+func (t *TextSet) Bytes() (n int64) {
+	for _, p := range t.pieces {
+		n += p.hi - p.lo
+	}
+	return n
+}
+
+// Files returns the paths of the files, in order.
+func (t *TextSet) Files() []string {
+	paths := make([]string, len(t.pieces))
+	for i, p := range t.pieces {
+		paths[i] = p.path
+	}
+	return paths
+}
+
+// Len returns 0: how many samples there are depends on the model. See
+// [TextSet.Bind].
+func (t *TextSet) Len() int { return 0 }
+
+// Sample fails: see [TextSet.Bind].
+func (t *TextSet) Sample(int, Tensor, Tensor) error {
+	return errors.New("trainer: text must be bound to a model before it has samples")
+}
+
+// Bind implements [Binder]: it reads the text, for a model whose input and
+// target are int32 of one shape [context].
+func (t *TextSet) Bind(in, target Spec) (Dataset, error) {
+	if in.Kind != Int32 || len(in.Shape) != 1 || !target.Equal(in) {
+		return nil, &DataError{Reason: fmt.Sprintf("text is for models whose input and target are both int32[context]; this one's are %v and %v", in, target)}
+	}
+	context := in.Shape[0]
+	if n := t.Bytes(); n < int64(context)+1 {
+		return nil, &DataError{Reason: fmt.Sprintf("the text has %d bytes, but the model's context of %d takes at least %d", n, context, context+1)}
+	}
+	b := &boundText{context: context, text: make([]byte, 0, t.Bytes())}
+	for _, p := range t.pieces {
+		part, err := p.read(b.text[len(b.text) : len(b.text)+int(p.hi-p.lo)])
+		if err != nil {
+			return nil, err
+		}
+		sum := sha256.Sum256(part)
+		b.text = b.text[:len(b.text)+len(part)]
+		b.files = append(b.files, DataFile{Path: p.String(), Size: int64(len(part)), SHA256: hex.EncodeToString(sum[:])})
+	}
+	return b, nil
+}
+
+func (p piece) read(dst []byte) ([]byte, error) {
+	f, err := os.Open(p.path)
+	if err != nil {
+		return nil, &DataError{p.path, cause(err)}
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() != p.size {
+		return nil, &DataError{p.path, fmt.Sprintf("has changed: it had %d bytes and has %d now", p.size, st.Size())}
+	}
+	if _, err := io.ReadFull(io.NewSectionReader(f, p.lo, p.hi-p.lo), dst); err != nil {
+		return nil, &DataError{p.path, cause(err)}
+	}
+	return dst, nil
+}
+
+// boundText is text cut for one context length.
+type boundText struct {
+	text    []byte
+	context int
+	files   []DataFile
+}
+
+func (b *boundText) Len() int { return (len(b.text) - 1) / b.context }
+
+func (b *boundText) Sample(i int, in, target Tensor) error {
+	w := b.text[i*b.context:][:b.context+1]
+	for j := range b.context {
+		in.I[j], target.I[j] = int32(w[j]), int32(w[j+1])
+	}
+	return nil
+}
+
+func (b *boundText) Manifest() []DataFile { return b.files }
