@@ -44,6 +44,7 @@ type Dir struct {
 	mu      sync.Mutex
 	metrics *os.File
 	events  *os.File
+	bin     bool // MakeBin made the folder
 	isRun   bool // job.json is written
 	closed  bool
 }
@@ -152,6 +153,19 @@ func (d *Dir) File(name string) string { return filepath.Join(d.path, name) }
 // LogFile creates the file for what worker id prints in an incarnation.
 func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
 	return os.OpenFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND, 0o666)
+}
+
+// MakeBin makes the folder for the program's executable, which Close removes with all
+// that is in it.
+func (d *Dir) MakeBin() (path string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	path = d.File("bin")
+	if err := os.Mkdir(path, 0o777); err != nil {
+		return "", err
+	}
+	d.bin = true
+	return path, nil
 }
 
 // WriteJob writes data.json and job.json, opens the line files and points
@@ -309,6 +323,9 @@ func (d *Dir) Close() error {
 		}
 	}
 	d.metrics, d.events = nil, nil
+	if d.bin {
+		err = errors.Join(err, os.RemoveAll(d.File("bin")))
+	}
 	if !d.isRun {
 		err = errors.Join(err, d.discard())
 	}

@@ -123,14 +123,30 @@ func TestCloseWithoutRun(t *testing.T) {
 	if err := os.MkdirAll("mine", 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile("mine/notes", nil, 0o666); err != nil {
+	if err := os.Mkdir("mine/bin", 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if err := mustCreate(t, "mine").Close(); err != nil {
+	d = mustCreate(t, "mine")
+	if _, err := d.MakeBin(); err == nil {
+		t.Error("someone else's bin was taken")
+	}
+	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if names, _ := os.ReadDir("mine"); len(names) != 1 || names[0].Name() != "notes" {
+	if names, _ := os.ReadDir("mine"); len(names) != 1 || names[0].Name() != "bin" {
 		t.Errorf("left in mine: %v", names)
+	}
+
+	d = mustCreate(t, "built")
+	bin, err := d.MakeBin()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(filepath.Join(bin, "gpt"), nil, 0o777), d.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat("built"); err == nil {
+		t.Error("a built program is left behind")
 	}
 }
 

@@ -1,0 +1,427 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/fstest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// Built once: the binary under test and a program for it.
+var binary, fake string
+
+func TestMain(m *testing.M) { os.Exit(testMain(m)) }
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "launcher-test-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake").CombinedOutput()
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
+		return 1
+	}
+	binary, fake = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake")
+	return m.Run()
+}
+
+// launch returns the built binary's command, in a folder of its own.
+func launch(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(binary, args...)
+	cmd.Dir = t.TempDir()
+	return cmd
+}
+
+// result runs a command to its end.
+func result(t *testing.T, cmd *exec.Cmd) (status int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func testdata(t *testing.T, name string) string {
+	t.Helper()
+	path, err := filepath.Abs(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestExitStatuses(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		args   []string
+		status int
+		stdout string // what they contain
+		stderr string
+		left   bool // a run directory is left
+	}{
+		{"all steps", []string{"run", fake}, 0, "sampled text\n", "", true},
+		{"flags of the program", []string{"run", "--plain", fake, "--steps", "2"}, 0, "done: 2 steps", "", true},
+		{"program's wrong usage", []string{"run", fake, "--steps", "0"}, 2, "", "launcher: --steps 0: give at least 1\n", false},
+		{"panic", []string{"run", fake, "--fail", "panic"}, 1, "", "launcher: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
+		{"worker killed", []string{"run", fake, "--fail", "kill"}, 1, "", "launcher: worker 0 exited: signal: killed, at step 2 of 5\n    pid ", true},
+		{"no command", nil, 2, "", "launcher: no command given", false},
+		{"unknown command", []string{"fly"}, 2, "", `launcher: there is no command "fly"`, false},
+		{"unknown flag", []string{"run", "--fly", fake}, 2, "", "launcher: unknown flag: --fly\n", false},
+		{"no program", []string{"run"}, 2, "", "launcher: PROGRAM is missing", false},
+		{"many workers", []string{"run", "--workers", "4", fake}, 2, "", "launcher: --workers 4: this version runs one worker; use --workers 1\n", false},
+		{"all faults", []string{"run", "--workers", "0", "--threads", "0", "--reduction", "x", "--run-dir", "", fake}, 2, "",
+			"launcher: --workers 0: give at least 1\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact\nlauncher: --run-dir: give the name of a directory\nTry", false},
+		{"fast", []string{"run", "--reduction", "fast", fake}, 2, "", "use --reduction exact", false},
+		{"run directory", []string{"run", "--run-dir", "/proc/x", fake}, 1, "", "launcher: --run-dir /proc/x: cannot be made or written", false},
+		{"absent program", []string{"run", "./absent"}, 2, "", "launcher: PROGRAM ./absent is not there", false},
+		{"a text", []string{"run", "/etc/passwd"}, 2, "", "PROGRAM /etc/passwd is not an executable file", false},
+		{"a source file", []string{"run", testdata(t, "fake/main.go")}, 2, "", "give its folder", false},
+		{"does not build", []string{"run", testdata(t, "broken")}, 1, "building", "undefined: undefined\n", false},
+		{"no such package", []string{"run", "soliton-train.invalid/x"}, 1, "", "does not build\n", false},
+		{"no program but a library", []string{"run", testdata(t, "library")}, 1, "", "library does not build\n", false},
+		{"never calls trainer.Main", []string{"run", testdata(t, "nomain")}, 1, "", "nomain ended without calling trainer.Main (exit status 0)\n    nothing to do\n", false},
+		{"help", []string{"run", "--help"}, 0, "Examples:", "", false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			cmd := launch(t, c.args...)
+			status, stdout, stderr := result(t, cmd)
+			if status != c.status || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) || (c.stderr == "") != (stderr == "") {
+				t.Errorf("status %d, stdout:\n%s\nstderr:\n%s", status, stdout, stderr)
+			}
+			if strings.ContainsRune(stdout+stderr, '\x1b') {
+				t.Error("escape codes without a terminal")
+			}
+			if _, err := os.Stat(filepath.Join(cmd.Dir, "runs")); (err == nil) != c.left {
+				t.Errorf("runs: %v", err)
+			}
+		})
+	}
+}
+
+func TestPackageIsBuiltAndItsRunDirectoryKept(t *testing.T) {
+	cmd := launch(t, "run", "--threads", "3", testdata(t, "fake"), "--steps", "4")
+	status, stdout, stderr := result(t, cmd)
+	if status != 0 {
+		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+	}
+	dir := filepath.Join(cmd.Dir, "runs", "latest")
+	var sum rundir.Summary
+	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
+	if sum.Steps != 4 || sum.StoppedBy != "" {
+		t.Errorf("summary: %+v", sum)
+	}
+	var job rundir.Job
+	readJSON(t, filepath.Join(dir, "job.json"), &job)
+	if job.Threads != 3 || len(job.ProgramSHA256) != 64 || fmt.Sprint(job.Args) != "[--steps 4]" {
+		t.Errorf("job: %+v", job)
+	}
+	log, err := os.ReadFile(filepath.Join(dir, "log", "worker-0.0.log"))
+	if err != nil || !regexp.MustCompile(`args \["/[^"]*/runs/fake-[0-9-]+/bin/fake" "--steps" "4"\]`).Match(log) {
+		t.Errorf("log: %s, %v", log, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "bin")); err == nil {
+		t.Error("the built program is left")
+	}
+	if !strings.HasSuffix(stdout, "sampled text\n") {
+		t.Errorf("output does not come last: %s", stdout)
+	}
+}
+
+func readJSON(t *testing.T, path string, v any) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// running is a launcher with a worker that stays in a step.
+type running struct {
+	*exec.Cmd
+	lines  *bufio.Scanner
+	worker int // process id
+	errs   bytes.Buffer
+}
+
+func startHeld(t *testing.T, args ...string) *running {
+	t.Helper()
+	r := &running{Cmd: launch(t, append([]string{"run", "--run-dir", "run", fake, "--hold", "2", "--steps", "9"}, args...)...)}
+	out, err := r.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Cmd.Stderr = &r.errs
+	if err := r.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Process.Kill(); r.Wait() })
+	r.lines = bufio.NewScanner(out)
+	r.await(t, "step 2/9")
+	log, err := os.ReadFile(filepath.Join(r.Dir, "run", "log", "worker-0.0.log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(string(log), "pid %d", &r.worker); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// await reads lines until one has the text.
+func (r *running) await(t *testing.T, text string) {
+	t.Helper()
+	for r.lines.Scan() {
+		if strings.Contains(r.lines.Text(), text) {
+			return
+		}
+	}
+	t.Fatalf("no line with %q\n%s", text, &r.errs)
+}
+
+// end waits for the launcher's end and returns its exit status.
+func (r *running) end() int {
+	for r.lines.Scan() {
+	}
+	r.Wait()
+	return r.ProcessState.ExitCode()
+}
+
+func TestSignals(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		args      []string
+		signals   []syscall.Signal
+		status    int
+		stoppedBy string
+		hash      string
+	}{
+		{"interrupt", nil, []syscall.Signal{syscall.SIGINT}, 130, "interrupt", "aa"},
+		{"terminate", nil, []syscall.Signal{syscall.SIGTERM}, 75, "terminated", "aa"},
+		{"interrupt twice", []string{"--stuck"}, []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, 130, "interrupt", ""},
+		{"terminate twice", []string{"--stuck"}, []syscall.Signal{syscall.SIGTERM, syscall.SIGTERM}, 75, "terminated", ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := startHeld(t, c.args...)
+			for i, s := range c.signals {
+				r.Process.Signal(s)
+				if i == 0 {
+					r.await(t, "stopping")
+				}
+			}
+			if status := r.end(); status != c.status {
+				t.Errorf("status %d: %s", status, &r.errs)
+			}
+			if n := strings.Count(r.errs.String(), "\n"); n != 1 {
+				t.Errorf("%d lines of error: %s", n, &r.errs)
+			}
+			var sum rundir.Summary
+			readJSON(t, filepath.Join(r.Dir, "run", "summary.json"), &sum)
+			if sum.Steps != 2 || sum.StoppedBy != c.stoppedBy || sum.ParamsSHA256 != c.hash {
+				t.Errorf("summary: %+v", sum)
+			}
+			metrics, err := os.ReadFile(filepath.Join(r.Dir, "run", "metrics.jsonl"))
+			if err != nil || bytes.Count(metrics, []byte("\n")) != 2 || !bytes.HasSuffix(metrics, []byte("}\n")) {
+				t.Errorf("metrics: %q, %v", metrics, err)
+			}
+			if alive(r.worker) {
+				t.Error("the worker outlived the launcher")
+			}
+		})
+	}
+}
+
+// Not even SIGKILL, which leaves the launcher no time, leaves a worker.
+func TestKilledLauncherTakesItsWorkerAlong(t *testing.T) {
+	r := startHeld(t)
+	r.Process.Kill()
+	r.end()
+	for alive(r.worker) {
+		runtime.Gosched()
+	}
+	// The lock is gone with the launcher, and what there is is valid.
+	if _, err := os.Stat(filepath.Join(r.Dir, "run", "job.json")); err != nil {
+		t.Error(err)
+	}
+}
+
+// A terminal's Ctrl-C goes to its whole process group; the worker is not in it.
+func TestWorkerHasItsOwnGroup(t *testing.T) {
+	r := startHeld(t)
+	group, err := unix.Getpgid(r.worker)
+	if err != nil || group != r.worker {
+		t.Errorf("the worker is in group %d, %v", group, err)
+	}
+}
+
+func TestOneRunADirectory(t *testing.T) {
+	r := startHeld(t)
+	cmd := exec.Command(binary, "run", "--run-dir", "run", fake)
+	cmd.Dir = r.Dir
+	if status, _, stderr := result(t, cmd); status != 1 || !strings.Contains(stderr, "is in use by another run") {
+		t.Errorf("status %d: %s", status, stderr)
+	}
+	r.Process.Signal(os.Interrupt)
+	r.end()
+	cmd = exec.Command(binary, "run", "--run-dir", "run", fake)
+	cmd.Dir = r.Dir
+	if status, _, stderr := result(t, cmd); status != 1 || !strings.Contains(stderr, "already holds a run") {
+		t.Errorf("status %d: %s", status, stderr)
+	}
+}
+
+// alive reports whether a process runs; one that nobody has reaped yet does not.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !bytes.Contains(b, []byte(") Z "))
+}
+
+// terminal opens a pseudo-terminal of the given width.
+func terminal(t *testing.T, columns uint16) (keyboard, screen *os.File) {
+	t.Helper()
+	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	t.Cleanup(func() { keyboard.Close() })
+	fd := int(keyboard.Fd())
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: columns})
+	}
+	if err == nil {
+		screen, err = os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keyboard, screen
+}
+
+// In a terminal the run is shown live, the key Ctrl-C stops it, and what the program
+// prints comes after the last frame.
+func TestTerminal(t *testing.T) {
+	keyboard, screen := terminal(t, 40)
+	cmd := launch(t, "run", fake, "--hold", "2", "--steps", "9")
+	cmd.Env = append(os.Environ(), "TERM=xterm-256color")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = screen, screen, screen
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	screen.Close()
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+
+	var seen bytes.Buffer
+	pressed := false
+	buf := make([]byte, 4096)
+	for {
+		n, err := keyboard.Read(buf)
+		seen.Write(buf[:n])
+		if !pressed && strings.Contains(seen.String(), "22%") {
+			pressed = true
+			io.WriteString(keyboard, "\x03")
+		}
+		if err != nil {
+			break // the other side is closed
+		}
+	}
+	cmd.Wait()
+	text := seen.String()
+	if status := cmd.ProcessState.ExitCode(); status != 130 {
+		t.Errorf("status %d", status)
+	}
+	verdict := strings.Index(text, "ended after 2 of 9 steps: interrupt")
+	output := strings.Index(text, "sampled text")
+	line := strings.Index(text, "launcher: interrupted after step 2 of 9")
+	if verdict < 0 || output < verdict || line < output {
+		t.Errorf("verdict at %d, output at %d, error at %d in\n%q", verdict, output, line, text)
+	}
+	if strings.Contains(text, "\x1b[?1049h") {
+		t.Error("the alternate screen was used")
+	}
+	if !strings.Contains(text, "\x1b[?25h") {
+		t.Error("the cursor stays hidden")
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	status, stdout, stderr := result(t, launch(t, "doctor", "--json"))
+	var findings []finding
+	if err := json.Unmarshal([]byte(stdout), &findings); err != nil || status != 0 {
+		t.Fatalf("status %d, %v\n%s%s", status, err, stdout, stderr)
+	}
+	for _, f := range findings {
+		if f.Check == "" || f.Found == "" || f.Mark == ok != (f.Advice == "") {
+			t.Errorf("finding %+v", f)
+		}
+	}
+
+	cmd := launch(t, "doctor")
+	cmd.Env = append(os.Environ(), "SOLITON_KERNEL=abacus")
+	if err := os.WriteFile(filepath.Join(cmd.Dir, "runs"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	status, stdout, _ = result(t, cmd)
+	if status != 1 || !regexp.MustCompile(`(?m)^fail +kernels`).MatchString(stdout) || !regexp.MustCompile(`(?m)^fail +run directory`).MatchString(stdout) {
+		t.Errorf("status %d\n%s", status, stdout)
+	}
+}
+
+func TestChecks(t *testing.T) {
+	root := fstest.MapFS{
+		"proc/cpuinfo":             {Data: []byte("processor\t: 0\nmodel name\t: Abacus 3000\n")},
+		"proc/meminfo":             {Data: []byte("MemTotal: 8388608 kB\nMemAvailable: 524288 kB\n")},
+		"sys/fs/cgroup/cpu.max":    {Data: []byte("150000 100000\n")},
+		"sys/fs/cgroup/memory.max": {Data: []byte("1073741824\n")},
+		"sys/devices/system/clocksource/clocksource0/current_clocksource": {Data: []byte("hpet\n")},
+	}
+	for _, c := range []struct {
+		got  finding
+		mark mark
+		text string
+	}{
+		{checkCPU(root), ok, "Abacus 3000"},
+		{checkCPU(fstest.MapFS{}), ok, "unknown model"},
+		{checkCores(root, 8, 8), warn, "8 usable, GOMAXPROCS 8, cgroup quota 1.5"},
+		{checkCores(root, 8, 2), ok, "8 usable, GOMAXPROCS 2, cgroup quota 1.5"},
+		{checkCores(fstest.MapFS{}, 4, 4), ok, "4 usable, GOMAXPROCS 4"},
+		{checkMemory(root), warn, "512 MiB available of 8.0 GiB, cgroup limit 1.0 GiB"},
+		{checkMemory(fstest.MapFS{}), warn, "unknown"},
+		{checkClock(root), warn, "hpet"},
+		{checkSharedMemory("/absent"), warn, "/absent is not there"},
+	} {
+		if c.got.Mark != c.mark || c.got.Found != c.text {
+			t.Errorf("got %+v, want %s %q", c.got, c.mark, c.text)
+		}
+	}
+}

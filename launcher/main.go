@@ -1,0 +1,91 @@
+// Command launcher runs training programs and looks after this machine's part in
+// a run.
+//
+//	launcher run [flags] PROGRAM [program flags]
+//	launcher doctor [--json]
+//
+// See launcher COMMAND --help. Its exit status is 0 only when all steps are
+// done, 2 for wrong usage, 130 after Ctrl-C, 75 after SIGTERM, and 1 otherwise.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+)
+
+func main() {
+	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// exitError ends the command with a status after everything was said.
+type exitError int
+
+func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// failure is an error that is not one of usage: its lines are printed, and the exit
+// status is 1.
+type failure struct{ err error }
+
+func (f failure) Error() string { return f.err.Error() }
+func (f failure) Unwrap() error { return f.err }
+
+// execute runs the command line and returns the exit status.
+func execute(args []string, stdout, stderr io.Writer) int {
+	root := newRoot()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	cmd, err := root.ExecuteC()
+
+	var exit exitError
+	var failed failure
+	switch {
+	case err == nil:
+		return agent.ExitDone
+	case errors.As(err, &exit):
+		return int(exit)
+	}
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(stderr, "launcher: %s\n", line)
+	}
+	if errors.As(err, &failed) {
+		return agent.ExitFailed
+	}
+	fmt.Fprintf(stderr, "Try '%s --help'.\n", cmd.CommandPath())
+	return agent.ExitUsage
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "launcher",
+		Short: "Run training programs",
+		Long: `launcher runs training programs built on Soliton.
+
+The exit status is 0 only when all steps are done, 2 for wrong usage, 130 after
+Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
+		Example: `  launcher run ./examples/gpt
+  launcher run --threads 2 ./examples/gpt --steps 50 --width 96
+  launcher doctor`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return fmt.Errorf("there is no command %q: the commands are run and doctor", args[0])
+			}
+			return nil
+		},
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("no command given: the commands are run and doctor")
+		},
+		SilenceUsage:      true,
+		SilenceErrors:     true,
+		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+	}
+	root.AddCommand(newRun(), newDoctor())
+	return root
+}

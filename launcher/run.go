@@ -1,0 +1,283 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/view"
+)
+
+// runFlags are the flags of launcher run.
+type runFlags struct {
+	workers   int
+	threads   int
+	reduction string
+	runDir    string
+	plain     bool
+}
+
+func newRun() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "run [flags] PROGRAM [program flags]",
+		Short: "Train: start PROGRAM's workers and look after them",
+		Long: `run trains PROGRAM, which is the path of a Go package or of an executable file
+that calls trainer.Main. Flags after PROGRAM belong to the program; it lists them
+with --help.
+
+A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
+run directory gets job.json, metrics.jsonl, the trained model as model.safetensors
+and config.json, and summary.json.
+
+The first Ctrl-C ends the run at the next commit, with all files written; the second
+ends it at once.`,
+		Example: `  launcher run ./examples/gpt
+  launcher run --threads 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
+  launcher run ./examples/gpt --help`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("PROGRAM is missing: give a Go package path, such as ./examples/gpt, or an executable file")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.validate(cmd); err != nil {
+				return err
+			}
+			p, err := resolve(args[0])
+			if err != nil {
+				return err
+			}
+			return run(cmd.Context(), f, p, args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SetInterspersed(false) // what follows PROGRAM is the program's
+	flags.SortFlags = false
+	flags.IntVar(&f.workers, "workers", 1, "worker processes on this machine; this version runs one")
+	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers)")
+	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed; this version has exact")
+	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
+	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
+	return cmd
+}
+
+func (f runFlags) validate(cmd *cobra.Command) error {
+	var errs []error
+	switch {
+	case f.workers < 1:
+		errs = append(errs, fmt.Errorf("--workers %d: give at least 1", f.workers))
+	case f.workers > 1:
+		errs = append(errs, fmt.Errorf("--workers %d: this version runs one worker; use --workers 1", f.workers))
+	}
+	if f.threads < 1 && cmd.Flags().Changed("threads") {
+		errs = append(errs, fmt.Errorf("--threads %d: give at least 1", f.threads))
+	}
+	switch f.reduction {
+	case "exact":
+	case "fast":
+		errs = append(errs, errors.New("--reduction fast: this version runs one worker, where there is nothing to make faster; use --reduction exact"))
+	default:
+		errs = append(errs, fmt.Errorf("--reduction %s: give exact", f.reduction))
+	}
+	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
+		errs = append(errs, errors.New("--run-dir: give the name of a directory"))
+	}
+	return errors.Join(errs...)
+}
+
+// program is what PROGRAM stands for.
+type program struct {
+	given string // as people gave it
+	name  string // base name, for the run directory
+
+	file string // executable file; "" for a package
+	pkg  string // Go package to build
+	dir  string // where to build it; "" for the working directory
+}
+
+// resolve finds out what PROGRAM is.
+func resolve(given string) (program, error) {
+	p := program{given: given, name: filepath.Base(given)}
+	info, err := os.Stat(given)
+	switch {
+	case err == nil && info.IsDir():
+		abs, err := filepath.Abs(given)
+		if err != nil {
+			return p, failure{err}
+		}
+		// Built inside its folder, a package of another module than the working
+		// directory's works as well.
+		p.name, p.pkg, p.dir = filepath.Base(abs), ".", abs
+		return p, nil
+	case err == nil && strings.HasSuffix(given, ".go"):
+		return p, fmt.Errorf("PROGRAM %s is a Go file: give its folder, %s", given, folder(given))
+	case err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0):
+		return p, fmt.Errorf("PROGRAM %s is not an executable file: give a Go package path or an executable file", given)
+	case err == nil:
+		p.file = given
+		return p, nil
+	case filepath.IsAbs(given), strings.HasPrefix(given, "."), given == "":
+		return p, fmt.Errorf("PROGRAM %s is not there: give a Go package path, such as ./examples/gpt, or an executable file", given)
+	}
+	p.pkg = given // an import path, or the go command says why not
+	return p, nil
+}
+
+// folder is the folder of a file in the form of a Go package path.
+func folder(file string) string {
+	dir := filepath.Dir(file)
+	if dir == "." || filepath.IsAbs(dir) || strings.HasPrefix(dir, "..") {
+		return dir
+	}
+	return "./" + dir
+}
+
+// buildError is what the go command said.
+type buildError struct{ output string }
+
+func (e *buildError) Error() string { return e.output }
+
+// build compiles the package into the run directory and returns the executable's path.
+func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
+	bin, err := dir.MakeBin()
+	if err != nil {
+		return "", err
+	}
+	// A folder as the target makes the go command refuse packages that are no
+	// program, and name the file as it always does.
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+string(filepath.Separator), p.pkg)
+	cmd.Dir = p.dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		if errors.Is(err, exec.ErrNotFound) {
+			return "", &buildError{"there is no go command in PATH; install Go, or give an executable file"}
+		}
+		text := strings.TrimSpace(string(out))
+		if text == "" {
+			text = err.Error()
+		}
+		return "", &buildError{text}
+	}
+	files, err := os.ReadDir(bin)
+	if err != nil {
+		return "", err
+	}
+	if len(files) != 1 {
+		return "", &buildError{fmt.Sprintf("%s names %d programs: give one", p.pkg, len(files))}
+	}
+	return filepath.Join(bin, files[0].Name()), nil
+}
+
+// run trains the program in one worker process.
+func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
+	dir, err := rundir.Create(f.runDir, p.name, time.Now())
+	if err != nil {
+		return failure{err}
+	}
+	defer dir.Close() // for the returns before Serve, which closes it
+
+	// A key in the live view is as good as a signal, but the agent that takes both
+	// comes after the build.
+	var keep atomic.Pointer[agent.Agent]
+	buildCtx, stopBuild := context.WithCancel(ctx)
+	defer stopBuild()
+	v := view.Open(view.Options{Plain: f.plain, Interrupt: func() {
+		if a := keep.Load(); a != nil {
+			a.Stop(agent.Interrupt)
+		} else {
+			stopBuild()
+		}
+	}})
+	defer v.Close()
+
+	file := p.file
+	if file == "" {
+		v.Show(view.Note("building " + p.given))
+		var reason agent.Reason
+		file, reason, err = buildUntilSignal(buildCtx, p, dir)
+		var wrong *buildError
+		switch {
+		case reason != "":
+			v.Close()
+			out := agent.Outcome{Err: &agent.StoppedError{Reason: reason}}
+			out.Report(stdout, stderr, "launcher")
+			return exitError(out.ExitStatus())
+		case errors.As(err, &wrong):
+			v.Close()
+			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(wrong.output, "\n", "\n    "))
+			return failure{fmt.Errorf("PROGRAM %s does not build", p.given)}
+		case err != nil:
+			return failure{err}
+		}
+	}
+
+	a, err := agent.New(agent.Config{
+		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
+	})
+	if err != nil {
+		return failure{err}
+	}
+	keep.Store(a)
+	defer a.CatchSignals()()
+
+	log, err := dir.LogFile(0, 0)
+	if err != nil {
+		return failure{err}
+	}
+	w, err := agent.StartProcess(agent.Command{Path: file, Args: args, Log: log})
+	if err != nil {
+		log.Close()
+		v.Close()
+		return failure{fmt.Errorf("PROGRAM %s cannot be started: %w", p.given, err)}
+	}
+	out := a.Serve(ctx, w)
+	out.Report(stdout, stderr, "launcher")
+	if status := out.ExitStatus(); status != agent.ExitDone {
+		return exitError(status)
+	}
+	return nil
+}
+
+// buildUntilSignal builds, and returns the reason to stop if one came first: a
+// signal, or the end of ctx, which is the key in the view.
+func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file string, reason agent.Reason, err error) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	built := make(chan struct{})
+	go func() {
+		defer close(built)
+		file, err = p.build(work, dir)
+	}()
+	select {
+	case <-built:
+		if ctx.Err() != nil {
+			reason = agent.Interrupt
+		}
+	case s := <-signals:
+		reason = agent.Terminated
+		if s == os.Interrupt {
+			reason = agent.Interrupt
+		}
+		cancel()
+		<-built
+	}
+	return file, reason, err
+}
