@@ -148,17 +148,17 @@ func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() 
 
 	standard := flag.NewFlagSet(name, flag.ContinueOnError)
 	o := &c.over
-	standard.IntVar(&o.steps, "steps", 0, "`N` updates")
-	standard.IntVar(&o.globalBatch, "global-batch", 0, "`N` samples of a step")
-	standard.IntVar(&o.microBatch, "micro-batch", 0, "`N` samples that go through the model at once; divides --global-batch")
-	standard.Uint64Var(&o.seed, "seed", 0, "key `N` of all random numbers")
-	standard.Float64Var(&o.lr, "lr", 0, "peak learning rate `X`")
-	standard.IntVar(&o.evalEvery, "eval-every", 0, "`N` steps between evaluations; 0 means only at the end")
-	standard.StringVar(&o.initFrom, "init-from", "", "`PATH` of a model.safetensors or a run directory that the first parameters come from")
+	standard.IntVar(&o.steps, "steps", 0, "stop after `N` updates")
+	standard.IntVar(&o.globalBatch, "global-batch", 0, "take `N` samples for a step")
+	standard.IntVar(&o.microBatch, "micro-batch", 0, "put `N` samples through the model at once; N divides the global batch")
+	standard.Uint64Var(&o.seed, "seed", 0, "draw all random numbers from seed `N`")
+	standard.Float64Var(&o.lr, "lr", 0, "let the learning rate rise to `X`")
+	standard.IntVar(&o.evalEvery, "eval-every", 0, "evaluate every `N` steps, and at the end")
+	standard.StringVar(&o.initFrom, "init-from", "", "begin with the parameters in `PATH`, a model.safetensors or a run directory")
 	if standalone {
-		standard.StringVar(&o.runDir, "run-dir", "", "`DIR` for the run's files")
-		standard.IntVar(&o.threads, "threads", 0, "`N` compute threads; 0 means one for each core")
-		standard.StringVar(&c.reduction, "reduction", "exact", "`MODE` of adding gradients up: exact")
+		standard.StringVar(&o.runDir, "run-dir", "", "write the run's files to `DIR`")
+		standard.IntVar(&o.threads, "threads", 0, "compute with `N` threads; 0 means one for each core")
+		standard.StringVar(&c.reduction, "reduction", "exact", "add gradients up in `MODE`: exact")
 		standard.BoolVar(&c.plain, "plain", false, "print plain lines instead of the live view")
 	}
 	standard.VisitAll(func(s *flag.Flag) {
@@ -190,7 +190,7 @@ func (c *command) job(args []string) (Job, error) {
 	}
 	job, err := c.makeJob()
 	if err != nil {
-		return Job{}, err
+		return Job{}, &usageError{err} // it had the flags to go by
 	}
 	return c.override(job), nil
 }
