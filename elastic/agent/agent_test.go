@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -107,7 +108,9 @@ func workerProcess(id control.Identity, args []string) int {
 		n, _ := strconv.Atoi(args[1])
 		return n
 	case "sleep":
-		time.Sleep(time.Hour)
+		for { // until killed; the runtime's own signals end a single pause
+			_ = unix.Pause()
+		}
 	}
 	conn, err := id.Dial(context.Background())
 	if err != nil {
