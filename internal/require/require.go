@@ -1,0 +1,46 @@
+// Package require lets tests depend on things that not every machine has: PyTorch, a browser, network namespaces, MPI.
+//
+// Without the thing a test is skipped and says what is missing. Where it must not be, the environment variable SOLITON_REQUIRE
+// names the things, separated by commas, and the test fails instead:
+//
+//	SOLITON_REQUIRE=torch,netns go test ./...
+package require
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// variable is the environment variable that turns skips into failures.
+const variable = "SOLITON_REQUIRE"
+
+// tools are the names that tests may ask for. The list is closed, so that a mistyped name is an error and no silent skip.
+var tools = []string{"browser", "mpi", "netns", "torch"}
+
+// Tool goes on when ok is true. Otherwise it skips the test with reason, which says what was looked for and not found, or fails
+// it when SOLITON_REQUIRE names tool.
+func Tool(t testing.TB, tool string, ok bool, reason string) {
+	t.Helper()
+	if !slices.Contains(tools, tool) {
+		t.Fatalf("require.Tool: %q is none of %s", tool, strings.Join(tools, ", "))
+	}
+	required := split(os.Getenv(variable))
+	for _, name := range required {
+		if !slices.Contains(tools, name) {
+			t.Fatalf("%s names %q; it may name %s", variable, name, strings.Join(tools, ", "))
+		}
+	}
+	if ok {
+		return
+	}
+	if slices.Contains(required, tool) {
+		t.Fatalf("%s is required by %s, but: %s", tool, variable, reason)
+	}
+	t.Skipf("needs %s: %s", tool, reason)
+}
+
+func split(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' || r == ' ' })
+}
