@@ -1,0 +1,443 @@
+package soliton_test
+
+// The rules of this repository that no compiler or linter knows. Each rule is a function over a file tree, so that the tests at
+// the end can show that it finds what it forbids.
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/fstest"
+)
+
+const module = "github.com/soliton-train/soliton"
+
+// An importRule forbids packages to import others. Patterns are folders below the module or whole import paths; "x/..." means x
+// and all below it.
+type importRule struct {
+	from   []string
+	except []string // of from
+	ban    []string
+	allow  []string // of ban
+	tests  bool     // test files obey too
+	why    string
+}
+
+// importRules are the arrows of docs/architecture.md, turned round:
+//
+//	launcher → trainer → internal/engine → {elastic, zero} → comm → internal;  nn → trainer;  rng imports nothing of ours
+var importRules = []importRule{
+	{
+		from: []string{"rng"}, ban: []string{module + "/..."},
+		why: "rng is a leaf: whoever wants our random numbers takes nothing else along",
+	},
+	{
+		from: []string{"dvfs", "elastic/graph"}, ban: []string{module + "/..."},
+		why: "dvfs and elastic/graph are leaves, so that they are tested and understood by themselves",
+	},
+	{
+		from: []string{"..."}, ban: []string{"launcher/...", "examples/...", "bench/..."}, tests: true,
+		except: []string{"launcher/...", "examples/...", "bench/..."},
+		why:    "launcher, examples and bench are ends: what others need from them belongs into a package",
+	},
+	{
+		from: []string{"trainer/..."}, ban: []string{"nn/..."},
+		why: "nn builds on trainer as users' layers do; were trainer to know nn, ours would be more equal than theirs",
+	},
+	{
+		from: []string{"internal/..."}, ban: []string{"trainer/...", "nn/...", "launcher/..."},
+		why: "internal packages serve the public ones",
+	},
+	{
+		from: []string{"internal/..."}, except: []string{"internal/engine/..."}, ban: []string{"elastic/...", "zero/...", "comm/..."},
+		why: "below the engine, internal packages are the ground that elastic, zero and comm stand on",
+	},
+	{
+		from: []string{"elastic/...", "zero/..."}, ban: []string{"trainer/...", "nn/...", "internal/engine/..."},
+		why: "the control plane and the shards know plans and bytes, not models; the engine calls them",
+	},
+	{
+		from: []string{"comm/..."}, ban: []string{"elastic/...", "zero/...", "trainer/...", "nn/...", "internal/engine/..."},
+		why: "comm moves bytes between named peers and is used by all of these",
+	},
+	{
+		from: []string{"..."}, except: []string{"internal/view/...", "launcher/..."},
+		ban: []string{"github.com/charmbracelet/...", "github.com/muesli/..."}, tests: true,
+		why: "only the view may draw on a terminal; everything else hands it values",
+	},
+	{
+		from: []string{"..."}, except: []string{"launcher/..."}, ban: []string{"github.com/spf13/..."}, tests: true,
+		why: "flags are read in launcher alone; a library is configured by its caller",
+	},
+	{
+		from: []string{"..."}, ban: []string{"github.com/mmcloughlin/avo/..."}, tests: true,
+		why: "avo generates assembly in the module internal/kernel/asm, so that users do not download it",
+	},
+	{
+		from: bitFeeders, ban: []string{"math/rand/...", "crypto/rand"},
+		why: "every draw that reaches the training bits comes from rng, which can make it again",
+	},
+}
+
+// bitFeeders are the packages whose arithmetic reaches parameters, losses or norms.
+var bitFeeders = []string{
+	"rng", "nn/...", "zero/...", "trainer/...", "internal/kernel/...", "internal/engine/...", "internal/exact/...", "internal/tree/...",
+	"internal/tensor/...",
+}
+
+// unevenMath are the functions of package math that are not rounded correctly and differ between processors. Sqrt, FMA, Floor
+// and the like have one right answer.
+var unevenMath = regexp.MustCompile(
+	`^(Exp|Exp2|Expm1|Pow|Pow10|Log|Log2|Log10|Log1p|Sin|Cos|Tan|Sincos|Asin|Acos|Atan|Atan2|Sinh|Cosh|Tanh|Asinh|Acosh|Atanh|` +
+		`Cbrt|Hypot|Gamma|Lgamma|Erf|Erfc|Erfinv|Erfcinv|J0|J1|Jn|Y0|Y1|Yn)$`)
+
+func TestImports(t *testing.T)           { report(t, checkImports(source(t), importRules)) }
+func TestPackageComments(t *testing.T)   { report(t, checkPackageComments(source(t))) }
+func TestNoUnevenMath(t *testing.T)      { report(t, checkUnevenMath(source(t), bitFeeders)) }
+func TestNoSleepInTests(t *testing.T)    { report(t, checkSleeps(source(t))) }
+func TestNoReplace(t *testing.T)         { report(t, checkReplace(os.DirFS("."))) }
+func TestReadmeTestCommand(t *testing.T) { report(t, checkTestCommand(os.DirFS("."))) }
+
+func report(t *testing.T, faults []string) {
+	t.Helper()
+	for _, f := range faults {
+		t.Error(f)
+	}
+}
+
+// A file is one parsed Go file.
+type file struct {
+	name string // path below the root
+	test bool
+	pkg  string // package name
+	ast  *ast.File
+	set  *token.FileSet
+}
+
+func (f file) dir() string { return path.Dir(f.name) }
+
+func (f file) at(p token.Pos) string { return fmt.Sprintf("%s:%d", f.name, f.set.Position(p).Line) }
+
+// source parses the module.
+func source(t *testing.T) []file {
+	t.Helper()
+	files, err := parse(os.DirFS("."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Fatal("no Go files found")
+	}
+	return files
+}
+
+// parse returns the Go files of one module: not those of hidden folders, testdata or modules inside.
+func parse(root fs.FS) ([]file, error) {
+	var files []file
+	err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			_, nested := fs.Stat(root, path.Join(name, "go.mod"))
+			if name != "." && (nested == nil || d.Name()[0] == '.' || d.Name()[0] == '_' || d.Name() == "testdata" || name == "runs") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if path.Ext(name) != ".go" {
+			return nil
+		}
+		text, err := fs.ReadFile(root, name)
+		if err != nil {
+			return err
+		}
+		set := token.NewFileSet()
+		tree, err := parser.ParseFile(set, name, text, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		files = append(files, file{name, strings.HasSuffix(name, "_test.go"), tree.Name.Name, tree, set})
+		return nil
+	})
+	return files, err
+}
+
+// matches reports whether a folder or import path falls under one of the patterns.
+func matches(patterns []string, p string) bool {
+	return slices.ContainsFunc(patterns, func(pattern string) bool {
+		stem, below := strings.CutSuffix(pattern, "...")
+		if !below {
+			return p == pattern
+		}
+		return stem == "" || p == strings.TrimSuffix(stem, "/") || strings.HasPrefix(p, stem)
+	})
+}
+
+func checkImports(files []file, rules []importRule) (faults []string) {
+	for _, f := range files {
+		for _, spec := range f.ast.Imports {
+			imported, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				panic(err) // the parser has accepted it
+			}
+			local := strings.TrimPrefix(imported, module+"/") // our own packages go by their folder, too
+			for _, r := range rules {
+				applies := (r.tests || !f.test) && matches(r.from, f.dir()) && !matches(r.except, f.dir())
+				banned := matches(r.ban, imported) || matches(r.ban, local)
+				if applies && banned && !matches(r.allow, local) {
+					faults = append(faults, fmt.Sprintf("%s: %s must not import %s: %s", f.at(spec.Pos()), f.dir(), imported, r.why))
+				}
+			}
+		}
+	}
+	return faults
+}
+
+// checkPackageComments wants exactly one package comment in each package with code, beginning as go doc expects it.
+func checkPackageComments(files []file) (faults []string) {
+	comments := map[string][]string{}
+	var dirs []string
+	for _, f := range files {
+		if f.test {
+			continue
+		}
+		if _, seen := comments[f.dir()]; !seen {
+			dirs = append(dirs, f.dir())
+			comments[f.dir()] = nil
+		}
+		if f.ast.Doc == nil || f.ast.Doc.Text() == "" { // a directive is no comment
+			continue
+		}
+		comments[f.dir()] = append(comments[f.dir()], f.name)
+		begin := "Package " + f.pkg + " "
+		if f.pkg == "main" {
+			begin = "Command " + path.Base(f.dir()) + " "
+		}
+		if !strings.HasPrefix(strings.Join(strings.Fields(f.ast.Doc.Text()), " ")+" ", begin) {
+			faults = append(faults, fmt.Sprintf("%s: the package comment must begin with %q", f.at(f.ast.Doc.Pos()), begin))
+		}
+	}
+	for _, dir := range dirs {
+		if found := comments[dir]; len(found) != 1 {
+			faults = append(faults, fmt.Sprintf("%s: has %d package comments %v, want one", dir, len(found), found))
+		}
+	}
+	return faults
+}
+
+// selections visits the places where a file uses a name of the package with the given import path: the whole call where it is
+// called, else the name.
+func selections(f file, importPath string, use func(name string, n ast.Node)) {
+	local := ""
+	for _, spec := range f.ast.Imports {
+		if p, _ := strconv.Unquote(spec.Path.Value); p == importPath {
+			local = path.Base(importPath)
+			if spec.Name != nil {
+				local = spec.Name.Name
+			}
+		}
+	}
+	if local == "" {
+		return
+	}
+	calls := map[ast.Expr]ast.Node{}
+	ast.Inspect(f.ast, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			calls[n.Fun] = n
+		case *ast.SelectorExpr:
+			if x, ok := n.X.(*ast.Ident); !ok || x.Name != local {
+				break
+			}
+			if call, ok := calls[n]; ok {
+				use(n.Sel.Name, call)
+			} else {
+				use(n.Sel.Name, n)
+			}
+		}
+		return true
+	})
+}
+
+func checkUnevenMath(files []file, dirs []string) (faults []string) {
+	for _, f := range files {
+		if f.test || !matches(dirs, f.dir()) {
+			continue
+		}
+		selections(f, "math", func(name string, n ast.Node) {
+			if unevenMath.MatchString(name) {
+				faults = append(faults, fmt.Sprintf("%s: math.%s gives other bits on other processors; use the functions of internal/kernel",
+					f.at(n.Pos()), name))
+			}
+		})
+	}
+	return faults
+}
+
+// checkSleeps forbids tests to wait by the clock. Two sleeps are none: in a function given to synctest.Test, where the clock is not
+// the real one, and as the pause in a loop that waits for a condition.
+func checkSleeps(files []file) (faults []string) {
+	for _, f := range files {
+		if !f.test {
+			continue
+		}
+		var allowed []ast.Node
+		selections(f, "testing/synctest", func(name string, call ast.Node) { allowed = append(allowed, call) })
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			if loop, ok := n.(*ast.ForStmt); ok && loop.Cond != nil && loop.Post == nil {
+				allowed = append(allowed, loop)
+			}
+			return true
+		})
+		selections(f, "time", func(name string, use ast.Node) {
+			inside := slices.ContainsFunc(allowed, func(n ast.Node) bool { return n.Pos() <= use.Pos() && use.End() <= n.End() })
+			if name == "Sleep" && !inside {
+				faults = append(faults, f.at(use.Pos())+": time.Sleep in a test is too short on a slow machine and too long on a fast one; "+
+					"wait for a condition, or use testing/synctest")
+			}
+		})
+	}
+	return faults
+}
+
+// checkReplace forbids replace directives: go run and go install refuse a module that has them, and they hide what is built.
+func checkReplace(root fs.FS) (faults []string) {
+	directive := regexp.MustCompile(`^\s*replace\b`)
+	err := fs.WalkDir(root, ".", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || path.Base(name) != "go.mod" {
+			return err
+		}
+		text, err := fs.ReadFile(root, name)
+		for i, line := range strings.Split(string(text), "\n") {
+			if directive.MatchString(line) {
+				faults = append(faults, fmt.Sprintf("%s:%d: replace is not allowed: go install refuses modules with it", name, i+1))
+			}
+		}
+		return err
+	})
+	if err != nil {
+		faults = append(faults, err.Error())
+	}
+	return faults
+}
+
+// checkTestCommand wants the README to name the one command that .ci/run takes from it and runs.
+func checkTestCommand(root fs.FS) (faults []string) {
+	text, err := fs.ReadFile(root, "README.md")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	if !regexp.MustCompile(`(?m)^\s*(\$ )?go test \./\.\.\.$`).Match(text) {
+		faults = append(faults, "README.md: no line is the command go test ./..., which .ci/run looks for")
+	}
+	return faults
+}
+
+// Each rule must find what it forbids and let the rest be.
+func TestRulesCanFail(t *testing.T) {
+	sample := fstest.MapFS{}
+	for name, text := range map[string]string{
+		"go.mod":                 "module " + module + "\n\nrequire x v1.0.0\n\nreplace x => ../x\n",
+		"README.md":              "Run go test ./... now.\n",
+		"rng/rng.go":             "// Package rng is fine.\npackage rng\n\nimport _ \"" + module + "/internal/kernel\"\n",
+		"internal/kernel/a.go":   "// Package kernel is one.\npackage kernel\n\nimport \"math\"\n\nvar _, _ = math.Exp(1), math.Sqrt(2)\n",
+		"internal/kernel/b.go":   "// Package kernel is two.\npackage kernel\n",
+		"internal/kernel/g/g.go": "//go:build ignore\n\n// Package g is fine.\npackage g\n\nimport \"math/rand/v2\"\n\nvar _ = rand.Int\n",
+		"trainer/trainer.go":     "// It trains.\npackage trainer\n\nimport m \"math\"\n\nvar _ = m.Tanh(1)\n",
+		"trainer/trainer_test.go": "package trainer_test\n\nimport (\n\t\"math\"\n\t\"time\"\n\n\t_ \"" + module + "/nn\"\n)\n\n" +
+			"func f() { time.Sleep(time.Duration(math.Exp(1))) }\n",
+		"trainer/sync_test.go": "package trainer_test\n\nimport (\n\t\"testing/synctest\"\n\t\"time\"\n)\n\nfunc g() {\n" +
+			"\tsynctest.Test(nil, func() { time.Sleep(1) })\n\tfor !done() {\n\t\ttime.Sleep(1)\n\t}\n\ttime.Sleep(1)\n" +
+			"\tfor i := 0; i < 9; i++ {\n\t\ttime.Sleep(1)\n\t}\n}\n",
+		"nn/nn.go":                      "package nn\n\nimport _ \"" + module + "/trainer\"\n",
+		"nn/nn_test.go":                 "package nn\n\nimport _ \"" + module + "/launcher/sub\"\n",
+		"launcher/main.go":              "// Command launcher is fine.\npackage main\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
+		"elastic/agent/agent.go":        "// Package agent is fine.\npackage agent\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
+		"internal/kernel/asm/go.mod":    "module asm\n\nreplace (\n\tx => ../x\n)\n",
+		"internal/kernel/asm/main.go":   "package main\n\nimport _ \"github.com/mmcloughlin/avo/build\"\n",
+		"internal/kernel/testdata/x.go": "not Go\n",
+	} {
+		sample[name] = &fstest.MapFile{Data: []byte(text)}
+	}
+	files, err := parse(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		rule string
+		got  []string
+		want []string // beginnings, in any order
+	}{
+		{"imports", checkImports(files, importRules), []string{
+			"elastic/agent/agent.go:4: elastic/agent must not import github.com/charmbracelet/bubbletea: only the view",
+			"internal/kernel/g/g.go:6: internal/kernel/g must not import math/rand/v2: every draw",
+			"nn/nn_test.go:3: nn must not import " + module + "/launcher/sub: launcher, examples and bench are ends",
+			"rng/rng.go:4: rng must not import " + module + "/internal/kernel: rng is a leaf",
+		}},
+		{"package comments", checkPackageComments(files), []string{
+			"internal/kernel: has 2 package comments [internal/kernel/a.go internal/kernel/b.go], want one",
+			"nn: has 0 package comments",
+			`trainer/trainer.go:1: the package comment must begin with "Package trainer "`,
+		}},
+		{"uneven math", checkUnevenMath(files, bitFeeders), []string{
+			"internal/kernel/a.go:6: math.Exp gives",
+			"trainer/trainer.go:6: math.Tanh gives",
+		}},
+		{"sleeps", checkSleeps(files), []string{
+			"trainer/sync_test.go:13: time.Sleep", "trainer/sync_test.go:15: time.Sleep", "trainer/trainer_test.go:10: time.Sleep",
+		}},
+		{"replace", checkReplace(sample), []string{"go.mod:5: replace", "internal/kernel/asm/go.mod:3: replace"}},
+		{"test command", checkTestCommand(sample), []string{"README.md: no line"}},
+	} {
+		slices.Sort(c.got)
+		if len(c.got) != len(c.want) {
+			t.Errorf("%s: found %q, want %d faults", c.rule, c.got, len(c.want))
+			continue
+		}
+		for i, want := range c.want {
+			if !strings.HasPrefix(c.got[i], want) {
+				t.Errorf("%s: found %q, want it to begin with %q", c.rule, c.got[i], want)
+			}
+		}
+	}
+}
+
+// Every rule of the table must be able to fail: a package that it covers, importing what it bans, is a fault with its reason.
+func TestImportRulesCanFail(t *testing.T) {
+	concrete := func(pattern string) string {
+		p := strings.TrimSuffix(strings.TrimSuffix(pattern, "..."), "/")
+		if p == "" || p == module {
+			p = path.Join(p, "comm")
+		}
+		return p
+	}
+	for _, r := range importRules {
+		for _, from := range r.from {
+			for _, ban := range r.ban {
+				dir, imported := concrete(from), concrete(ban)
+				if matches([]string{"launcher/...", "examples/...", "bench/...", "nn/...", "trainer/...", "elastic/...", "zero/...", "comm/...",
+					"internal/..."}, imported) {
+					imported = module + "/" + imported
+				}
+				text := "package p\n\nimport _ \"" + imported + "\"\n"
+				files, err := parse(fstest.MapFS{path.Join(dir, "p.go"): {Data: []byte(text)}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if faults := checkImports(files, []importRule{r}); len(faults) != 1 || !strings.HasSuffix(faults[0], r.why) {
+					t.Errorf("%s importing %s: found %q, want one fault with the reason %q", dir, imported, faults, r.why)
+				}
+			}
+		}
+	}
+}
