@@ -1,0 +1,150 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/trainer"
+)
+
+func parse(t *testing.T, args ...string) *options {
+	t.Helper()
+	o := new(options)
+	f := flag.NewFlagSet("gpt", flag.ContinueOnError)
+	o.register(f)
+	if err := f.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+// corpus writes a text file and returns its path.
+func corpus(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "corpus.txt")
+	if err := os.WriteFile(path, []byte(strings.Repeat("the quick brown fox jumps over the lazy dog\n", 50)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func small(t *testing.T, args ...string) *options {
+	t.Helper()
+	return parse(t, append([]string{"--data", corpus(t), "--layers", "1", "--width", "32", "--heads", "2", "--context", "16"}, args...)...)
+}
+
+// train runs the job of o for some steps into dir and returns what it wrote.
+func train(t *testing.T, o *options, dir string, steps int) (trainer.Summary, string) {
+	t.Helper()
+	job, err := o.job()
+	if err != nil {
+		t.Fatal(err)
+	}
+	job.RunDir, job.Steps = dir, steps
+	var out bytes.Buffer
+	onEnd := job.OnEnd
+	job.OnEnd = func(end trainer.End) error {
+		end.Out = &out
+		return onEnd(end)
+	}
+	summary, err := trainer.Run(context.Background(), job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return summary, out.String()
+}
+
+func TestLearnsAndWrites(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "run")
+	summary, text := train(t, small(t, "--sample", "the q", "--sample-bytes", "50"), dir, 30)
+	if summary.ValLoss == nil || !(*summary.ValLoss < 4.5) {
+		t.Errorf("val_loss %v, want it well below log 256 = 5.5", summary.ValLoss)
+	}
+	if !strings.HasPrefix(text, "the q") || len([]rune(text)) < 40 {
+		t.Errorf("the sample is %q", text)
+	}
+
+	var again bytes.Buffer
+	if err := parse(t, "--from", dir, "--sample", "the q", "--sample-bytes", "50").writeFrom(&again); err != nil {
+		t.Fatal(err)
+	}
+	if again.String() != text {
+		t.Errorf("the saved model writes %q, the trained one wrote %q", again.String(), text)
+	}
+}
+
+func TestZeroAttentionIsAnotherModel(t *testing.T) {
+	with, _ := train(t, small(t), filepath.Join(t.TempDir(), "with"), 2)
+	t.Setenv("GPT_ZERO_ATTENTION", "1")
+	without, _ := train(t, small(t), filepath.Join(t.TempDir(), "without"), 2)
+	if with.ParamsSHA256 == without.ParamsSHA256 {
+		t.Error("the switch changes nothing")
+	}
+}
+
+func TestMistakes(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		args []string
+		want string
+	}{
+		{"heads", []string{"--data", corpus(t), "--heads", "3"}, "use a divisor such as 2, 4 or 8"},
+		{"no data", []string{"--data", "/nonexistent"}, "/nonexistent"},
+		{"temperature", []string{"--temperature", "-1"}, "--temperature"},
+		{"from without sample", []string{"--from", "x"}, "--sample"},
+		{"from nowhere", []string{"--from", "/nonexistent", "--sample", "x"}, "/nonexistent"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			job, err := parse(t, c.args...).job()
+			if err == nil {
+				err = job.Validate()
+			}
+			if err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %v, want one line with %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestGoSourceIsTheDefault(t *testing.T) {
+	text, err := parse(t).text()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range text.Files() {
+		if filepath.Ext(path) != ".go" {
+			t.Fatalf("%s is part of the data", path)
+		}
+	}
+	if n := text.Bytes(); n < 10<<20 {
+		t.Errorf("the Go source tree has %d bytes", n)
+	}
+	t.Setenv("PATH", "")
+	_, err = parse(t).text()
+	var data *trainer.DataError
+	if !errors.As(err, &data) || !strings.Contains(err.Error(), "--data") {
+		t.Errorf("without the go command: %v", err)
+	}
+}
+
+func TestPathsMayRepeat(t *testing.T) {
+	o := parse(t, "--data", "a,b", "--data", "c")
+	if o.data.String() != "a,b,c" {
+		t.Errorf("data %q", o.data)
+	}
+	if o.data.Set("a,,b") == nil {
+		t.Error("an empty path is accepted")
+	}
+}
+
+func TestPrintable(t *testing.T) {
+	if got := printable([]byte("a\tb\n\x1b[2J\xffé\x00")); got != "a\tb\n\uFFFD[2J\uFFFDé\uFFFD" {
+		t.Errorf("%q", got)
+	}
+}
