@@ -226,7 +226,7 @@ func checkRunDir(dir string) finding {
 	if err != nil {
 		return finding{"run directory", fail, shown + " cannot be written", "give launcher run a writable place with --run-dir DIR"}
 	}
-	os.Remove(temp)
+	_ = os.Remove(temp)
 	var st unix.Statfs_t
 	if unix.Statfs(probe, &st) == nil {
 		free := st.Bavail * uint64(st.Bsize)

@@ -240,7 +240,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	}
 	w, err := agent.StartProcess(agent.Command{Path: file, Args: args, Log: log})
 	if err != nil {
-		log.Close()
+		_ = log.Close()
 		v.Close()
 		return failure{fmt.Errorf("PROGRAM %s cannot be started: %w", p.given, err)}
 	}

@@ -330,7 +330,7 @@ func (r *run) do(e effect) error {
 		r.closeView()
 	case output:
 		if r.viewClosed {
-			io.WriteString(r.cfg.Output, e.text)
+			_, _ = io.WriteString(r.cfg.Output, e.text)
 		} else if len(r.early)+len(e.text) <= maxEarlyOutput {
 			r.early = append(r.early, e.text...)
 		}
@@ -357,6 +357,6 @@ func (r *run) closeView() {
 	if r.cfg.View != nil {
 		r.cfg.View.Close()
 	}
-	r.cfg.Output.Write(r.early)
+	_, _ = r.cfg.Output.Write(r.early)
 	r.early = nil
 }

@@ -74,7 +74,7 @@ func (w *inProcess) Connect(context.Context) (net.Conn, error) { return w.conn, 
 func (w *inProcess) Exited() <-chan struct{}                   { return w.exited }
 func (w *inProcess) Status() Status                            { return Status{Text: "returned"} }
 func (w *inProcess) LastOutput() string                        { return "" }
-func (w *inProcess) Kill()                                     { w.cancel(); w.conn.Close() }
+func (w *inProcess) Kill()                                     { w.cancel(); _ = w.conn.Close() }
 
 // Command describes a worker process.
 type Command struct {
@@ -99,7 +99,7 @@ func StartProcess(c Command) (Worker, error) {
 	id := control.Identity{Socket: filepath.Join(dir, socketName), WorkerID: c.WorkerID, Incarnation: c.Incarnation}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: id.Socket, Net: "unix"})
 	if err != nil {
-		os.RemoveAll(dir)
+		_ = os.RemoveAll(dir)
 		return nil, fmt.Errorf("agent: the worker's socket: %w", err)
 	}
 	cmd := &exec.Cmd{
@@ -115,8 +115,8 @@ func StartProcess(c Command) (Worker, error) {
 		cmd.Stdout, cmd.Stderr = c.Log, c.Log
 	}
 	if err := startOnKeptThread(cmd); err != nil {
-		l.Close()
-		os.RemoveAll(dir)
+		_ = l.Close()
+		_ = os.RemoveAll(dir)
 		return nil, err
 	}
 	p := &process{cmd: cmd, log: c.Log, listener: l, exited: make(chan struct{})}
@@ -172,8 +172,8 @@ func (p *process) reap(dir string) {
 		}
 	}
 	p.mu.Lock()
-	unix.Kill(-pid, unix.SIGKILL)
-	p.cmd.Wait()
+	_ = unix.Kill(-pid, unix.SIGKILL)
+	_ = p.cmd.Wait()
 	p.dead = true
 	p.mu.Unlock()
 
@@ -183,21 +183,21 @@ func (p *process) reap(dir string) {
 	// connection must still be taken, and the listener stays. This one
 	// queues behind it, and ends the wait for a worker that never came.
 	if conn, err := net.Dial("unix", filepath.Join(dir, socketName)); err == nil {
-		conn.Close()
+		_ = conn.Close()
 	}
-	os.RemoveAll(dir)
+	_ = os.RemoveAll(dir)
 	if p.log != nil {
 		p.last = lastLines(p.log, 20)
-		p.log.Close()
+		_ = p.log.Close()
 	}
 }
 
 func (p *process) Connect(ctx context.Context) (net.Conn, error) {
-	stop := context.AfterFunc(ctx, func() { p.listener.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = p.listener.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	conn, err := p.listener.Accept()
 	// One worker, one connection: nobody else finds a socket.
-	p.listener.Close()
+	_ = p.listener.Close()
 	return conn, err
 }
 
@@ -209,7 +209,7 @@ func (p *process) Kill() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.dead {
-		unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
+		_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
 	}
 }
 

@@ -53,13 +53,13 @@ func (c *Conn) Receive(ctx context.Context) (Message, error) {
 	}
 	expired := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		c.nc.SetReadDeadline(time.Unix(1, 0)) // ends the Read that waits
+		_ = c.nc.SetReadDeadline(time.Unix(1, 0)) // ends the Read that waits
 		close(expired)
 	})
 	defer func() {
 		if !stop() {
 			<-expired
-			c.nc.SetReadDeadline(time.Time{})
+			_ = c.nc.SetReadDeadline(time.Time{})
 		}
 	}()
 
@@ -156,7 +156,7 @@ func (id Identity) Dial(ctx context.Context) (*Conn, error) {
 	}
 	c := New(nc)
 	if err := c.Send(id.Hello()); err != nil {
-		c.Close()
+		_ = c.Close()
 		return nil, err
 	}
 	return c, nil

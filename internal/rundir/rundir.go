@@ -78,7 +78,7 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 				return d, nil
 			}
 			// It was there, empty: someone else's.
-			d.Close()
+			_ = d.Close()
 		case errors.Is(err, ErrHasRun), errors.Is(err, ErrInUse):
 		default:
 			return nil, fmt.Errorf("%s: %w; name a writable place with --run-dir DIR", path, err)
@@ -100,7 +100,7 @@ func create(path string) (*Dir, error) {
 		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
 	}
 	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		d.lock.Close()
+		_ = d.lock.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
 			return nil, fmt.Errorf("%w; give another directory", ErrInUse)
 		}
@@ -108,12 +108,12 @@ func create(path string) (*Dir, error) {
 	}
 	for _, name := range []string{"job.json", "metrics.jsonl", "summary.json"} {
 		if _, err := os.Lstat(d.File(name)); !errors.Is(err, fs.ErrNotExist) {
-			d.lock.Close()
+			_ = d.lock.Close()
 			return nil, fmt.Errorf("%w (%s is there); give another directory, or remove it", ErrHasRun, name)
 		}
 	}
 	if err := os.Mkdir(d.File("log"), 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
-		d.lock.Close()
+		_ = d.lock.Close()
 		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
 	}
 	return d, nil
@@ -214,7 +214,7 @@ func (d *Dir) link() error {
 		return err
 	}
 	if err := os.Rename(temp, link); err != nil {
-		os.Remove(temp)
+		_ = os.Remove(temp)
 		return err
 	}
 	return nil
@@ -292,7 +292,7 @@ func WriteFile(path string, content []byte) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		os.Remove(f.Name())
+		_ = os.Remove(f.Name())
 		return err
 	}
 	return syncDir(filepath.Dir(path))

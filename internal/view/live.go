@@ -42,7 +42,7 @@ func newLive(in io.Reader, out *os.File, interrupt func()) *live {
 		defer close(l.done)
 		// A terminal that cannot be set up shows nothing, and the run goes on: its
 		// files and its exit status say the same.
-		l.program.Run()
+		_, _ = l.program.Run()
 	}()
 	return l
 }

@@ -17,8 +17,10 @@ type plain struct {
 	closed bool
 }
 
-// plainLines is about how many lines of steps a run prints.
-const plainLines = 20
+const (
+	plainLines = 20          // about how many lines of steps a run prints
+	plainQuiet = time.Minute // how long a slow run stays silent
+)
 
 func newPlain(w io.Writer, now func() time.Time) *plain { return &plain{w: w, now: now} }
 
@@ -62,9 +64,10 @@ func (s *state) lines(now time.Time, e Event) []string {
 		}
 		steps := s.run.Job.Steps
 		every := max(1, (steps+plainLines-1)/plainLines)
-		if e.Step != 1 && e.Step%every != 0 && e.Step != steps && e.ValLoss == nil {
+		if e.Step != 1 && e.Step%every != 0 && e.Step != steps && e.ValLoss == nil && now.Sub(s.spoke) < plainQuiet {
 			return nil
 		}
+		s.spoke = now
 		line := fmt.Sprintf("step %*d/%d  loss %.4f", len(fmt.Sprint(steps)), e.Step, steps, e.Loss)
 		if e.ValLoss != nil {
 			line += fmt.Sprintf("  val_loss %.4f", *e.ValLoss)

@@ -20,6 +20,7 @@ type state struct {
 	speed    speed
 	stopping string
 	end      *End
+	spoke    time.Time // when the plain view printed its newest step
 }
 
 func (s *state) add(now time.Time, e Event) {

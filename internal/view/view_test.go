@@ -160,6 +160,26 @@ func TestPlainWhenStopped(t *testing.T) {
 	golden(t, "plain-stopped.txt", b.String())
 }
 
+// A run of slow steps is heard of once a minute.
+func TestPlainWhenSlow(t *testing.T) {
+	var b bytes.Buffer
+	now := epoch
+	p := newPlain(&b, func() time.Time { return now })
+	p.Show(Begin{Job: rundir.Job{Program: "gpt", Steps: 10_000}})
+	b.Reset()
+	for i := range 13 {
+		now = now.Add(10 * time.Second)
+		p.Show(Step{Step: i + 1, Loss: 1, Tokens: 1, MS: 10_000})
+	}
+	var got []string
+	for line := range strings.Lines(b.String()) {
+		got = append(got, strings.Fields(line)[1])
+	}
+	if want := "1/10000 7/10000 13/10000"; strings.Join(got, " ") != want {
+		t.Errorf("printed steps %v, want %s", got, want)
+	}
+}
+
 func TestOpenIsPlainWhereItMustBe(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
