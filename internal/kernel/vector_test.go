@@ -307,6 +307,29 @@ func TestDropoutRate(t *testing.T) {
 	}
 }
 
+// The parts of a slice, dropped one by one, are those of the whole.
+func TestDropoutAt(t *testing.T) {
+	withPaths(t, func(t *testing.T) {
+		const n = 64*9 + 21
+		x := random(n, 1)
+		s := rng.New(3, rng.Place{Layer: 2})
+		whole, parts := make([]float32, n), make([]float32, n)
+		Dropout(whole, x, 0.4, s)
+		for lo := 0; lo < n; {
+			hi := min(lo+64*(1+lo/64%3), n)
+			DropoutAt(parts[lo:hi], x[lo:hi], lo, 0.4, s)
+			lo = hi
+		}
+		bitsEqual(t, "parts", parts, whole)
+	})
+	defer func() {
+		if recover() == nil {
+			t.Error("a part may start within a group")
+		}
+	}()
+	DropoutAt(nil, nil, 32, 0.4, rng.Stream{})
+}
+
 func TestDigest(t *testing.T) {
 	x := []float32{1, -2.5, 3e-40}
 	var b []byte
