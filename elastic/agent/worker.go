@@ -119,8 +119,8 @@ func StartProcess(c Command) (Worker, error) {
 		_ = os.RemoveAll(dir)
 		return nil, err
 	}
-	p := &process{cmd: cmd, log: c.Log, listener: l, exited: make(chan struct{})}
-	go p.reap(dir)
+	p := &process{cmd: cmd, dir: dir, log: c.Log, listener: l, exited: make(chan struct{})}
+	go p.reap()
 	return p, nil
 }
 
@@ -150,6 +150,7 @@ func startOnKeptThread(cmd *exec.Cmd) error {
 
 type process struct {
 	cmd      *exec.Cmd
+	dir      string // of the socket, until the worker is connected
 	log      *os.File
 	listener *net.UnixListener
 	exited   chan struct{}
@@ -161,7 +162,7 @@ type process struct {
 }
 
 // reap waits for the end of the process, ends what is left of its group, and cleans up.
-func (p *process) reap(dir string) {
+func (p *process) reap() {
 	defer close(p.exited)
 	pid := p.cmd.Process.Pid
 	for {
@@ -182,10 +183,10 @@ func (p *process) reap(dir string) {
 	// A worker may have connected, spoken and died before anyone accepted: so its
 	// connection must still be taken, and the listener stays. This one
 	// queues behind it, and ends the wait for a worker that never came.
-	if conn, err := net.Dial("unix", filepath.Join(dir, socketName)); err == nil {
+	if conn, err := net.Dial("unix", filepath.Join(p.dir, socketName)); err == nil {
 		_ = conn.Close()
 	}
-	_ = os.RemoveAll(dir)
+	_ = os.RemoveAll(p.dir)
 	if p.log != nil {
 		p.last = lastLines(p.log, 20)
 		_ = p.log.Close()
@@ -196,8 +197,10 @@ func (p *process) Connect(ctx context.Context) (net.Conn, error) {
 	stop := context.AfterFunc(ctx, func() { _ = p.listener.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	conn, err := p.listener.Accept()
-	// One worker, one connection: nobody else finds a socket.
+	// One worker, one connection: nobody else finds a socket. And nothing is left
+	// behind by an agent that is killed from here on.
 	_ = p.listener.Close()
+	_ = os.RemoveAll(p.dir)
 	return conn, err
 }
 
