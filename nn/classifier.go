@@ -29,7 +29,7 @@ func (k ClassifierConfig) Validate() error {
 	for i, h := range k.Hidden {
 		inRange(fmt.Sprintf("Hidden[%d]", i), h, 1)
 	}
-	if !(k.Dropout >= 0 && k.Dropout < 1) { // also when it is NaN
+	if !isDropout(k.Dropout) {
 		faults = append(faults, fmt.Errorf("ClassifierConfig.Dropout is %v: use 0 up to, but not including, 1", k.Dropout))
 	}
 	return errors.Join(faults...)

@@ -61,11 +61,15 @@ func (g GPTConfig) Validate() error {
 	if g.Heads >= 1 && g.Width >= 1 && g.Width <= maxSize && g.Width%g.Heads != 0 {
 		fault("GPTConfig.Heads (--heads) is %d, which does not divide Width (--width) %d: use a divisor such as %s", g.Heads, g.Width, divisors(g.Width, g.Heads))
 	}
-	if !(g.Dropout >= 0 && g.Dropout < 1) { // also when it is NaN
+	if !isDropout(g.Dropout) {
 		fault("GPTConfig.Dropout (--dropout) is %v: use 0 up to, but not including, 1", g.Dropout)
 	}
 	return errors.Join(faults...)
 }
+
+// isDropout reports whether p is a probability of dropout. The layers compute
+// with float32, where 1-1e-9 is 1.
+func isDropout(p float64) bool { return p >= 0 && float32(p) < 1 }
 
 // divisors names the divisors of width that are nearest to heads, at most
 // three.
