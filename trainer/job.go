@@ -197,10 +197,10 @@ func prepare(j Job) (*prepared, error) {
 				f.Close()
 			}
 		}
-		p.data, p.dataSum, faults = p.bind("Data", j.Data, faults)
-		if j.Eval != nil {
-			p.eval, p.evalSum, faults = p.bind("Eval", j.Eval, faults)
-		}
+	}
+	p.data, p.dataSum, faults = p.bind("Data", j.Data, faults, len(modelFaults) == 0)
+	if j.Eval != nil {
+		p.eval, p.evalSum, faults = p.bind("Eval", j.Eval, faults, len(modelFaults) == 0)
 	}
 	if len(faults) > 0 {
 		return nil, &ValidationError{faults}
@@ -208,9 +208,13 @@ func prepare(j Job) (*prepared, error) {
 	return p, nil
 }
 
-func (p *prepared) bind(field string, d Dataset, faults []Fault) (Dataset, string, []Fault) {
+// bind binds one data set, if there is a model to bind it to.
+func (p *prepared) bind(field string, d Dataset, faults []Fault, model bool) (Dataset, string, []Fault) {
 	if isNil(d) {
 		return nil, "", append(faults, Fault{field, "", "is nil; give a data set"})
+	}
+	if !model {
+		return nil, "", faults
 	}
 	bound, err := bind(d, p.Model.Input, p.Model.Target)
 	var sum string

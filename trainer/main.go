@@ -55,8 +55,8 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 	err = serve(ctx, conn, true, func() (Job, error) {
 		return newCommand(program(), false, define).job(os.Args[1:])
 	})
-	var help *helpError
-	if err != nil && !errors.As(err, &help) {
+	var done *Done
+	if err != nil && !errors.As(err, &done) {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err) // for the worker's log
 		return agent.ExitFailed
 	}
@@ -66,9 +66,9 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 // standaloneMain is Main without an agent outside.
 func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.FlagSet) func() (Job, error)) int {
 	c, job, err := guardedJob(args, define)
-	var help *helpError
-	if errors.As(err, &help) {
-		fmt.Fprint(stdout, help.text)
+	var done *Done
+	if errors.As(err, &done) {
+		agent.Outcome{Help: done.Text}.Report(stdout, stderr, program())
 		return agent.ExitDone
 	}
 	if err != nil {
@@ -111,10 +111,12 @@ type usageError struct{ err error }
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// helpError is the request for help.
-type helpError struct{ text string }
+// Done is what the function that makes the job returns, in place of an error,
+// when the program has nothing to train: [Main] prints the text and ends the
+// process with status 0.
+type Done struct{ Text string }
 
-func (e *helpError) Error() string { return e.text }
+func (d *Done) Error() string { return d.Text }
 
 // command is a program's command line.
 type command struct {
@@ -170,12 +172,12 @@ func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() 
 	return c
 }
 
-// job parses the command line and makes the job. Errors are *usageError,
-// *helpError and those of the program's function.
+// job parses the command line and makes the job. Errors are *Done
+// and *usageError.
 func (c *command) job(args []string) (Job, error) {
 	err := c.flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
-		return Job{}, &helpError{c.help()}
+		return Job{}, &Done{c.help()}
 	}
 	if err != nil {
 		// The flag package names flags with one dash.
@@ -190,7 +192,7 @@ func (c *command) job(args []string) (Job, error) {
 	}
 	job, err := c.makeJob()
 	if err != nil {
-		return Job{}, &usageError{err} // it had the flags to go by
+		return Job{}, &usageError{err} // it has the flags to go by
 	}
 	return c.override(job), nil
 }

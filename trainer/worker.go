@@ -154,14 +154,14 @@ func failure(err error, step int) control.Failed {
 	var data *DataError
 	var invalid *ValidationError
 	var usage *usageError
-	var help *helpError
+	var done *Done
 	switch {
 	case errors.As(err, &panicked):
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
 	case errors.As(err, &nonFinite):
 		f.Kind = control.NonFinite
-	case errors.As(err, &help):
-		f.Kind = control.Help
+	case errors.As(err, &done):
+		f.Kind, f.Text = control.Help, done.Text
 	case errors.As(err, &invalid), errors.As(err, &usage), errors.As(err, &data) && step == 0:
 		f.Kind = control.Usage
 		f.Text = strings.ReplaceAll(f.Text, "\n", "; ")
