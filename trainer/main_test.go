@@ -1,0 +1,191 @@
+package trainer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/trainer"
+)
+
+// envProgram makes the test binary a training program.
+const envProgram = "TRAINER_TEST_PROGRAM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(envProgram) != "" {
+		trainer.Main(testProgram)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+func testProgram(f *flag.FlagSet) func() (trainer.Job, error) {
+	fail := f.String("fail", "", "fail in this `WAY`")
+	width := f.Int("width", 3, "some number")
+	f.Bool("unused", false, "a flag with no default to speak of")
+	return func() (trainer.Job, error) {
+		job := smallJob()
+		job.Eval = counts{n: 10}
+		job.OnEnd = func(e trainer.End) error {
+			_, err := fmt.Fprintf(e.Out, "width %d, steps %d\n", *width, e.Steps)
+			return err
+		}
+		switch *fail {
+		case "job":
+			return job, errors.New("no such way")
+		case "panic":
+			panic("boom")
+		case "step":
+			job.OnStep = func(trainer.StepInfo) { panic("boom") }
+		case "endless":
+			job.Steps = 1 << 30
+		case "done":
+			return job, &trainer.Done{Text: "nothing to train"}
+		}
+		return job, nil
+	}
+}
+
+// command returns the test binary as a training program.
+func command(t *testing.T, args ...string) *exec.Cmd {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Args[0] = "./prog"
+	cmd.Dir = t.TempDir()
+	cmd.Env = append(os.Environ(), envProgram+"=1")
+	return cmd
+}
+
+func status(t *testing.T, cmd *exec.Cmd) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errs.String()
+}
+
+func TestMainStatus(t *testing.T) {
+	blocked := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(blocked, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		args   string
+		code   int
+		stdout string // patterns
+		stderr string
+	}{
+		{"--steps=3 -width 4 --threads 1", 0, `(?s)step 3/3 .*val_loss.*run directory runs/prog-.*\nwidth 4, steps 3\n$`, `^$`},
+		{"--help", 0, `(?s)^Usage: prog \[flags\]\n\nFlags of this program:\n  --fail WAY +fail in this WAY\n  --unused +a flag.*\n  --width N +some number \(default 3\)\n\nStandard flags:.*--global-batch N .*\(default 8\).*--lr X .*\(default 0.1\)`, `^$`},
+		{"-h", 0, `^Usage`, `^$`},
+		{"--fail done", 0, `^nothing to train\n$`, `^$`},
+		{"--stepz 3", 2, `^$`, `^prog: unknown flag --stepz; see --help\n$`},
+		{"--steps x", 2, `^$`, `^prog: invalid value "x" for --steps: parse error; see --help\n$`},
+		{"--steps", 2, `^$`, `^prog: a value is missing for --steps; see --help\n$`},
+		{"rest", 2, `^$`, `^prog: unexpected argument "rest"; see --help\n$`},
+		{"--reduction fast", 2, `^$`, `^prog: --reduction fast: this version has only exact; see --help\n$`},
+		{"--fail job", 2, `^$`, `^prog: no such way\n$`},
+		{"--threads -1", 2, `^$`, `^prog: --threads \(Job.Threads\) is -1; .*\n$`},
+		{"--micro-batch 3 --lr -1", 2, ``, `^prog: --lr .*; --micro-batch \(Job.MicroBatch\) is 3, .*\n$`},
+		{"--run-dir " + blocked, 2, `^$`, `^prog: --run-dir .*file.*\n$`},
+		{"--fail panic", 1, `^$`, `(?s)^prog: panic before the first step, in the job: boom\n.*testProgram`},
+		{"--fail step", 1, ``, `(?s)^prog: panic in step 1, in OnStep: boom\n.*testProgram`},
+		{"--lr 1e30", 1, ``, `^prog: step \d: the .* is not finite .*\n$`},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			code, stdout, stderr := status(t, command(t, strings.Fields(c.args)...))
+			if code != c.code {
+				t.Errorf("exit status %d, want %d", code, c.code)
+			}
+			if !regexp.MustCompile(c.stdout).MatchString(stdout) {
+				t.Errorf("standard output does not match %q:\n%s", c.stdout, stdout)
+			}
+			if !regexp.MustCompile(c.stderr).MatchString(stderr) {
+				t.Errorf("standard error does not match %q:\n%s", c.stderr, stderr)
+			}
+			if n := strings.Count(stderr, "[running]"); n > 1 {
+				t.Errorf("%d stacks:\n%s", n, stderr)
+			}
+		})
+	}
+}
+
+// TestWorkerConversation plays the agent of a worker process.
+func TestWorkerConversation(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	cmd := command(t, "--fail", "endless")
+	id := control.Identity{Socket: socket, WorkerID: 2, Incarnation: 5}
+	cmd.Env = append(cmd.Env, id.Environ()...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	nc, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := control.New(nc)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	receive := func() control.Message {
+		t.Helper()
+		m, err := conn.Receive(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	if h, ok := receive().(control.Hello); !ok || h.WorkerID != 2 || h.Incarnation != 5 || h.PID != cmd.Process.Pid {
+		t.Errorf("hello %+v", h)
+	}
+	for {
+		m := receive()
+		if _, note := m.(control.Note); note {
+			continue
+		}
+		r, ok := m.(control.Ready)
+		if !ok || r.Job.Steps != 1<<30 || r.Job.Parameters == 0 || r.Job.Model != "classifier" || r.Job.Program != "prog" {
+			t.Fatalf("%T %+v", m, m)
+		}
+		break
+	}
+	cmd.Process.Signal(os.Interrupt) // Ctrl-C is the agent's matter
+	if err := conn.Send(control.Start{Threads: 1, Reduction: "exact"}); err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i <= 3; i++ {
+		if s, ok := receive().(control.Step); !ok || s.Step != i {
+			t.Fatalf("step %d: %+v", i, s)
+		}
+	}
+	conn.Close()
+	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "agent has ended") {
+		t.Errorf("a worker without agent: %v, %s", err, &stderr)
+	}
+}
