@@ -48,8 +48,8 @@ func TestToFixedIsTruncation(t *testing.T) {
 }
 
 func TestFixedAddOverflows(t *testing.T) {
-	max := Fixed{math.MaxUint64, math.MaxUint64}
-	if _, ok := max.Add(Fixed{Lo: 1}); ok {
+	largest := Fixed{math.MaxUint64, math.MaxUint64}
+	if _, ok := largest.Add(Fixed{Lo: 1}); ok {
 		t.Error("overflow was not noticed")
 	}
 	if s, ok := (Fixed{1, math.MaxUint64}).Add(Fixed{0, 1}); !ok || s != (Fixed{2, 0}) {

@@ -341,11 +341,15 @@ func (s *session) judge(now time.Time, err error) []effect {
 }
 
 func (s *session) stoppedBy(err error) string {
-	switch err := err.(type) {
-	case *StoppedError:
-		return string(err.Reason)
-	case *LostError:
-		return err.cause()
+	var (
+		stopped *StoppedError
+		lost    *LostError
+	)
+	switch {
+	case errors.As(err, &stopped):
+		return string(stopped.Reason)
+	case errors.As(err, &lost):
+		return lost.cause()
 	}
 	return err.Error()
 }

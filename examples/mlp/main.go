@@ -56,7 +56,9 @@ func accuracy(net *trainer.Net, d spirals) float64 {
 	right := 0
 	in, target := trainer.Tensor{Shape: []int{1, 2}, F: make([]float32, 2)}, trainer.Tensor{I: make([]int32, 1)}
 	for i := range d.n {
-		d.Sample(i, in, target)
+		if err := d.Sample(i, in, target); err != nil {
+			panic(err) // these samples are computed
+		}
 		out := net.Forward(in)
 		best := 0
 		for k, x := range out.F {
