@@ -89,7 +89,7 @@ func serve(ctx context.Context, conn *control.Conn, process bool, makeJob func()
 		err = cause
 	}
 	if err != nil {
-		conn.Send(failure(err, w.step)) // if the agent is gone, there is nobody to tell
+		_ = conn.Send(failure(err, w.step)) // if the agent is gone, there is nobody to tell
 	}
 	return err
 }
@@ -295,7 +295,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 			return err
 		}
 		if p.OnStep != nil {
-			w.user("OnStep", func() error { p.OnStep(info); return nil })
+			_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
 		}
 		select {
 		case stoppedBy = <-w.stop:
