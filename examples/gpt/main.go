@@ -62,10 +62,11 @@ func (o *options) job() (trainer.Job, error) {
 		return trainer.Job{}, fmt.Errorf("--temperature is %v: use 0 or more", o.temperature)
 	}
 	if o.from != "" {
-		if err := o.writeFrom(os.Stdout); err != nil {
+		var text strings.Builder
+		if err := o.writeFrom(&text); err != nil {
 			return trainer.Job{}, err
 		}
-		os.Exit(0)
+		return trainer.Job{}, &trainer.Done{Text: text.String()}
 	}
 	text, err := o.text()
 	if err != nil {
