@@ -220,6 +220,7 @@ func (p *prepared) describe() rundir.Job {
 		Schedule:    p.Optimizer.schedule().String(),
 		ClipNorm:    p.ClipNorm,
 		EvalEvery:   p.EvalEvery,
+		EvalSamples: p.EvalSamples,
 		InitFrom:    p.InitFrom,
 		Samples:     int64(p.data.Len()),
 		DataSHA256:  p.dataSum,

@@ -24,6 +24,7 @@ type Job struct {
 	ClipNorm    float64         `json:"clip_norm"`        // 0: gradients are not clipped
 	EvalEvery   int             `json:"eval_every"`       // steps between evaluations; 0: at the end only
 	Checkpoint  int             `json:"checkpoint_every"` // steps between checkpoints; 0: none
+	EvalSamples int             `json:"eval_samples"`     // most samples of an evaluation; below 0: all
 	InitFrom    string          `json:"init_from"`        // file or run the first parameters come from; "": made from the seed
 	Samples     int64           `json:"samples"`          // samples of the training data
 	DataFiles   int             `json:"data_files"`       // files of the training data, listed in data.json
