@@ -97,7 +97,7 @@ type End struct {
 	RunDir string    // absolute path of the run directory, "" if there is none
 	Steps  int       // committed
 	Net    *Net      // the trained model; valid during the call
-	Out    io.Writer // text for the user, shown after the run
+	Out    io.Writer // text for the user, shown on standard output after the run
 }
 
 // DefaultEvalSamples is what 0 means for Job.EvalSamples.

@@ -1,8 +1,10 @@
 package trainer_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,6 +14,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -187,5 +190,59 @@ func TestWorkerConversation(t *testing.T) {
 	conn.Close()
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "agent has ended") {
 		t.Errorf("a worker without agent: %v, %s", err, &stderr)
+	}
+}
+
+// TestInterrupt presses Ctrl-C on a program without a launcher.
+func TestInterrupt(t *testing.T) {
+	for _, c := range []struct {
+		signal os.Signal
+		code   int
+		by     string
+	}{{os.Interrupt, 130, "interrupt"}, {syscall.SIGTERM, 75, "terminated"}} {
+		cmd := command(t, "--fail", "endless", "--run-dir", "run")
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(out)
+		rest := ""
+		signalled := false
+		for lines.Scan() {
+			if !signalled && strings.HasPrefix(lines.Text(), "step ") {
+				signalled = true
+				if err := cmd.Process.Signal(c.signal); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rest = lines.Text()
+		}
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != c.code || strings.Count(stderr.String(), "\n") != 1 {
+			t.Errorf("%v: exit status %d, standard error:\n%s", c.signal, code, &stderr)
+		}
+		if !strings.HasPrefix(rest, "width 3, steps ") {
+			t.Errorf("%v: OnEnd did not get its say, the last line is %q", c.signal, rest)
+		}
+		dir := filepath.Join(cmd.Dir, "run")
+		var s trainer.Summary
+		b, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+		if err == nil {
+			err = json.Unmarshal(b, &s)
+		}
+		if err != nil || s.StoppedBy != c.by || s.Steps < 1 || s.ParamsSHA256 == "" {
+			t.Errorf("%v: summary %+v: %v", c.signal, s, err)
+		}
+		net, err := trainer.Open(smallJob().Model, dir)
+		if err != nil {
+			t.Errorf("%v: %v", c.signal, err)
+			continue
+		}
+		net.Close()
 	}
 }

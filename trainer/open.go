@@ -17,6 +17,9 @@ import (
 // directory.
 const configFile = "config.json"
 
+// maxConfig bounds the size of that file in bytes.
+const maxConfig = 1 << 20
+
 // Net is a model with its parameters, for inference. It may be used by one
 // goroutine at a time.
 type Net struct {
@@ -64,6 +67,13 @@ type savedConfig struct {
 // [Model], and its Config into the value that config points to.
 func ReadConfig(runDir string, config any) (model string, err error) {
 	path := filepath.Join(runDir, configFile)
+	st, err := os.Stat(path)
+	if err != nil {
+		return "", plainPathError(err)
+	}
+	if st.Size() > maxConfig {
+		return "", fmt.Errorf("%s: has %d bytes, too many to describe a model", path, st.Size())
+	}
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return "", plainPathError(err)

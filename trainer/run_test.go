@@ -672,3 +672,19 @@ func (r ramp) Forward(c *trainer.Context, p []trainer.Tensor, in trainer.Tensor)
 func (r ramp) Backward(c *trainer.Context, p []trainer.Tensor, stash any, dout trainer.Tensor, dp []trainer.Tensor) trainer.Tensor {
 	return nn.Linear{In: r.in, Out: r.out}.Backward(c, p, stash, dout, dp)
 }
+
+// Frozen results of a small job. They change when any bit of the random
+// streams, the kernels, the layers, the gradient tree or the optimizer does,
+// which must not happen by accident: weights and curves of users change too.
+const (
+	goldenParams = "95a13e9559929cd44f0e6ee56306c4d3949908bc676c51ac3a6c515dc124b9a2"
+	goldenState  = "69f54260be159a54137b5dab773af448d74a5f6793604f54649641e1ccd5a851"
+	goldenData   = "decdd95ddd04ddcf1953dac66a8dc016aa45959e29b192c95d74f45877d7f146"
+)
+
+func TestFrozenBits(t *testing.T) {
+	got := run(t, gptJob(t, "testdata/corpus.txt", 0.1))
+	if got.ParamsSHA256 != goldenParams || got.StateSHA256 != goldenState || got.DataSHA256 != goldenData {
+		t.Errorf("params_sha256 %s\nstate_sha256 %s\ndata_sha256 %s\nare not the frozen ones", got.ParamsSHA256, got.StateSHA256, got.DataSHA256)
+	}
+}
