@@ -42,7 +42,7 @@ func (s spirals) Sample(i int, in, target trainer.Tensor) error {
 func direction(angle float64) (x, y float64) {
 	const parts = 1 << 10
 	a := angle / parts
-	c, s := 1-float64(a*a)/2, a
+	c, s := 1-float64(a*a)/2, a-float64(a*a*a)/6
 	x, y = 1, 0
 	for range parts {
 		x, y = float64(x*c)-float64(y*s), float64(x*s)+float64(y*c)
