@@ -1,0 +1,45 @@
+// Package graph describes a training step as a dataflow graph and decides
+// what a worker does next.
+//
+// A step is made of tasks: forward and backward of every stage and
+// micro-batch, the reduction of every shard's gradient, the commit, the update
+// of every shard and the gathering of every layer's new parameters. Edges say
+// what must be there before a task can begin. On which worker a task runs is
+// not the graph's matter: a plan says so.
+//
+//   - [Queue] is the part that workers run for real: which of the tasks
+//     routed to a worker begins next.
+//   - [Graph] is a whole step with durations; [Graph.CriticalPath] is the time
+//     it needs on any number of workers.
+//   - [Graph.Simulate] executes it with one Queue per worker, as the workers
+//     would, and says how long that takes and where workers wait.
+//
+// # Admission
+//
+// A worker holds the activations of a micro-batch from the begin of its
+// forward pass to the end of its backward pass. The rules that bound their
+// number without ever stopping the step:
+//
+//  1. Backward passes come before forward passes.
+//  2. Among forward passes whose input is there, that of the lowest
+//     micro-batch begins; not that of the lowest micro-batch of all, which
+//     may depend on workers that wait for this one after a re-routing.
+//  3. At most a limit of micro-batches are in flight for each stage on the
+//     worker. The limit is never below the number of stages from this one on,
+//     with which a pipeline of equal stages is always busy; uneven stages need
+//     more.
+//  4. A forward pass whose gradient is already waiting is one that is run
+//     again, because the worker that ran it is gone. It passes the limit, and
+//     its backward pass follows at once.
+//
+// Why no step gets stuck: what is in flight in the last stage has its
+// gradient as soon as its forward pass is done, so it always ends. If all that
+// is in flight in stage s+1 ends, then slots there become free until every
+// micro-batch whose input is there has been admitted, so all that is in
+// flight in stage s ends too.
+//
+// # Concurrency
+//
+// Everything here is plain data and pure functions. A [Queue] belongs to one
+// goroutine; a [Graph] may be read by many.
+package graph

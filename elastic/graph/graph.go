@@ -1,0 +1,279 @@
+package graph
+
+import (
+	"fmt"
+	"time"
+)
+
+// Step is what a graph is made of. Workers are numbered from 0 here; a plan
+// knows their names.
+type Step struct {
+	Workers int
+	Micros  int
+	Stages  []Stage
+	Shards  []Shard // may be empty: passes and commit only
+
+	// Time returns how long a task takes on a worker. For a Forward it is
+	// the whole stage.
+	Time func(t Task, worker int) time.Duration
+	// Delay returns how long it takes until what task t of worker from has
+	// made is there for worker to. nil means no time.
+	Delay func(t Task, from, to int) time.Duration
+	// Into returns how long after the begin of a stage's forward pass on a
+	// worker a layer is first needed. nil means at once.
+	Into func(layer, worker int) time.Duration
+}
+
+// Stage is a contiguous range of layers and its workers.
+type Stage struct {
+	Lo, Hi  int   // layers [Lo, Hi)
+	Workers []int // that hold the layers
+	Limits  []int // forwards in flight, for each of Workers
+	Route   []int // worker of each micro-batch
+}
+
+// Shard is a part of a layer's parameters.
+type Shard struct {
+	Layer   int
+	Owner   int
+	Mirrors []int
+}
+
+// Node is a task on a worker.
+type Node struct {
+	Task
+	Worker int
+	Time   time.Duration
+}
+
+// Edge says that node To can begin Lag after the end of node From. Late says
+// that To needs the result only on its way: it can begin before, but ends Lag
+// after the end of From at the earliest.
+type Edge struct {
+	From, To int
+	Lag      time.Duration
+	Late     bool
+}
+
+// Graph is a step: nodes in an order in which every edge goes forward.
+type Graph struct {
+	Nodes []Node
+	Edges []Edge // by From
+
+	stages  int
+	workers int
+	limits  []limit
+	first   []int // first[n] is the index of the first edge from node n
+}
+
+type limit struct{ worker, stage, forwards int }
+
+// New lays a step out. Gather tasks bring the parameters of the step before,
+// so they are the first.
+func New(s Step) (*Graph, error) {
+	if len(s.Stages) == 0 || s.Micros < 1 || s.Workers < 1 {
+		return nil, fmt.Errorf("graph: step with %d stages, %d micro-batches and %d workers", len(s.Stages), s.Micros, s.Workers)
+	}
+	b := builder{s: s, g: &Graph{stages: len(s.Stages), workers: s.Workers}}
+	for i, st := range s.Stages {
+		if len(st.Route) != s.Micros || len(st.Limits) != len(st.Workers) {
+			return nil, fmt.Errorf("graph: stage %d routes %d of %d micro-batches and has %d limits for %d workers",
+				i, len(st.Route), s.Micros, len(st.Limits), len(st.Workers))
+		}
+		for j, w := range st.Workers {
+			b.g.limits = append(b.g.limits, limit{w, i, st.Limits[j]})
+		}
+		for _, w := range append(append([]int(nil), st.Workers...), st.Route...) {
+			if w < 0 || w >= s.Workers {
+				return nil, fmt.Errorf("graph: stage %d names worker %d of %d", i, w, s.Workers)
+			}
+		}
+	}
+	for i, sh := range s.Shards {
+		for _, w := range append([]int{sh.Owner}, sh.Mirrors...) {
+			if w < 0 || w >= s.Workers {
+				return nil, fmt.Errorf("graph: shard %d names worker %d of %d", i, w, s.Workers)
+			}
+		}
+	}
+	b.build()
+	return b.g, nil
+}
+
+type builder struct {
+	s   Step
+	g   *Graph
+	out [][]Edge // by node
+}
+
+func (b *builder) node(t Task, worker int) int {
+	b.g.Nodes = append(b.g.Nodes, Node{t, worker, b.s.Time(t, worker)})
+	b.out = append(b.out, nil)
+	return len(b.g.Nodes) - 1
+}
+
+// edge adds an edge that takes the delay between the workers.
+func (b *builder) edge(from, to int) {
+	e := Edge{From: from, To: to}
+	f, t := b.g.Nodes[from], b.g.Nodes[to]
+	if f.Worker != t.Worker && b.s.Delay != nil {
+		e.Lag = b.s.Delay(f.Task, f.Worker, t.Worker)
+	}
+	b.out[from] = append(b.out[from], e)
+}
+
+// parameters adds the edge from a gathering to a forward pass.
+func (b *builder) parameters(gather, forward int) {
+	var into time.Duration
+	if f := b.g.Nodes[forward]; b.s.Into != nil {
+		into = min(b.s.Into(b.g.Nodes[gather].Layer, f.Worker), f.Time)
+	}
+	e := Edge{From: gather, To: forward}
+	if into > 0 {
+		e.Late, e.Lag = true, b.g.Nodes[forward].Time-into
+	}
+	b.out[gather] = append(b.out[gather], e)
+}
+
+func (b *builder) build() {
+	type at struct{ stage, worker int }
+	gathers := make(map[at][]int)
+	if len(b.s.Shards) > 0 {
+		for i, st := range b.s.Stages {
+			for _, w := range st.Workers {
+				for l := st.Lo; l < st.Hi; l++ {
+					p := at{i, w}
+					gathers[p] = append(gathers[p], b.node(Task{Kind: Gather, Layer: l}, w))
+				}
+			}
+		}
+	}
+	last := len(b.s.Stages) - 1
+	forward := make([][]int, last+1)
+	for i, st := range b.s.Stages {
+		for m, w := range st.Route {
+			f := b.node(ForwardOf(Pair{i, m}), w)
+			forward[i] = append(forward[i], f)
+			if i > 0 {
+				b.edge(forward[i-1][m], f)
+			}
+			for _, g := range gathers[at{i, w}] {
+				b.parameters(g, f)
+			}
+		}
+	}
+	backward := make([][]int, last+1)
+	for i := last; i >= 0; i-- {
+		for m, w := range b.s.Stages[i].Route {
+			n := b.node(BackwardOf(Pair{i, m}), w)
+			backward[i] = append(backward[i], n)
+			b.edge(forward[i][m], n)
+			if i < last {
+				b.edge(backward[i+1][m], n)
+			}
+		}
+	}
+	stageOf := make(map[int]int)
+	for i, st := range b.s.Stages {
+		for l := st.Lo; l < st.Hi; l++ {
+			stageOf[l] = i
+		}
+	}
+	var reduced []int
+	for i, sh := range b.s.Shards {
+		r := b.node(Task{Kind: Reduce, Layer: sh.Layer, Shard: i}, sh.Owner)
+		reduced = append(reduced, r)
+		for _, n := range backward[stageOf[sh.Layer]] {
+			b.edge(n, r)
+		}
+	}
+	commit := b.node(Task{Kind: Commit}, 0)
+	for _, r := range reduced {
+		b.edge(r, commit)
+	}
+	if len(reduced) == 0 {
+		for _, n := range backward[0] {
+			b.edge(n, commit)
+		}
+	}
+	for i, sh := range b.s.Shards {
+		for _, w := range append([]int{sh.Owner}, sh.Mirrors...) {
+			b.edge(commit, b.node(Task{Kind: Update, Layer: sh.Layer, Shard: i}, w))
+		}
+	}
+	for _, edges := range b.out {
+		b.g.first = append(b.g.first, len(b.g.Edges))
+		b.g.Edges = append(b.g.Edges, edges...)
+	}
+	b.g.first = append(b.g.first, len(b.g.Edges))
+}
+
+// from returns the edges that leave a node.
+func (g *Graph) from(n int) []Edge { return g.Edges[g.first[n]:g.first[n+1]] }
+
+// CriticalPath returns the longest chain of tasks and its length: the time
+// of the step if no task ever waited for a worker.
+func (g *Graph) CriticalPath() (nodes []int, length time.Duration) {
+	ready := newInputs(g)
+	end := -1
+	for n, node := range g.Nodes {
+		done, cause := ready.end(n, ready.at[n]+node.Time)
+		ready.cause[n] = cause
+		if end < 0 || done > length {
+			end, length = n, done
+		}
+		for _, e := range g.from(n) {
+			ready.add(e, done)
+		}
+	}
+	return chain(ready.cause, end), length
+}
+
+// inputs knows when nodes have what they need.
+type inputs struct {
+	at         []time.Duration // when the node can begin
+	cause      []int           // the node it waits for last; -1: none
+	floor      []time.Duration // when it can end
+	floorCause []int
+}
+
+func newInputs(g *Graph) inputs {
+	n := len(g.Nodes)
+	in := inputs{make([]time.Duration, n), make([]int, n), make([]time.Duration, n), make([]int, n)}
+	for i := range n {
+		in.cause[i], in.floorCause[i] = -1, -1
+	}
+	return in
+}
+
+// add counts an edge whose From ends at done.
+func (in *inputs) add(e Edge, done time.Duration) {
+	at, cause := &in.at[e.To], &in.cause[e.To]
+	if e.Late {
+		at, cause = &in.floor[e.To], &in.floorCause[e.To]
+	}
+	if t := done + e.Lag; *cause < 0 || t > *at {
+		*at, *cause = t, e.From
+	}
+}
+
+// end returns when a node ends that could end at t if nothing came late, and
+// what decides it.
+func (in *inputs) end(n int, t time.Duration) (end time.Duration, cause int) {
+	if in.floor[n] > t {
+		return in.floor[n], in.floorCause[n]
+	}
+	return t, in.cause[n]
+}
+
+// chain follows the causes back to the first.
+func chain(cause []int, end int) []int {
+	var nodes []int
+	for n := end; n >= 0; n = cause[n] {
+		nodes = append(nodes, n)
+	}
+	for i, j := 0, len(nodes)-1; i < j; i, j = i+1, j-1 {
+		nodes[i], nodes[j] = nodes[j], nodes[i]
+	}
+	return nodes
+}
