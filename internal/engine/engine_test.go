@@ -15,10 +15,9 @@ import (
 )
 
 // line is a stage of two layers, y = (x + b)·w, with a squared loss, which
-// records what it is told to do.
+// counts the passes in flight.
 type line struct {
 	b, w  []float32
-	log   []string
 	live  int // passes in flight
 	spoil func(m Micro, db, dw *float32)
 }
