@@ -174,7 +174,8 @@ type prepared struct {
 	data, eval Dataset     // bound; eval may be nil
 	dataSum    string
 	evalSum    string
-	files      []DataFile
+	files      []DataFile // of data, then of eval
+	trainFiles int        // how many of them are of data
 }
 
 // prepare checks a job and binds its data. It calls code of the user's.
@@ -199,6 +200,7 @@ func prepare(j Job) (*prepared, error) {
 		}
 	}
 	p.data, p.dataSum, faults = p.bind("Data", j.Data, faults, len(modelFaults) == 0)
+	p.trainFiles = len(p.files)
 	if j.Eval != nil {
 		p.eval, p.evalSum, faults = p.bind("Eval", j.Eval, faults, len(modelFaults) == 0)
 	}

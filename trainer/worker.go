@@ -223,6 +223,8 @@ func (p *prepared) describe() rundir.Job {
 		EvalSamples: p.EvalSamples,
 		InitFrom:    p.InitFrom,
 		Samples:     int64(p.data.Len()),
+		DataFiles:   p.trainFiles,
+		EvalFiles:   len(p.files) - p.trainFiles,
 		DataSHA256:  p.dataSum,
 		EvalSHA256:  p.evalSum,
 		Kernel:      kernel.Active().String(),

@@ -221,7 +221,6 @@ func (s *session) begin(now time.Time, m control.Ready) []effect {
 	s.job = m.Job
 	s.job.Program = path.Base(s.job.Program)
 	s.job.Threads, s.job.Reduction, s.job.Workers, s.job.Started = s.cfg.Threads, s.cfg.Reduction, 1, now.UTC()
-	s.job.DataFiles = len(m.Data)
 
 	begin := view.Begin{Job: s.job}
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction}

@@ -15,7 +15,7 @@ import (
 
 var (
 	hello = control.Hello{Protocol: control.Protocol}
-	ready = control.Ready{Job: rundir.Job{Program: "/bin/gpt", Steps: 3, DataSHA256: "dd"}, Data: []rundir.DataFile{{Path: "a"}}}
+	ready = control.Ready{Job: rundir.Job{Program: "/bin/gpt", Steps: 3, DataSHA256: "dd", DataFiles: 1}, Data: []rundir.DataFile{{Path: "a"}}}
 )
 
 func committedStep(n int) control.Step {

@@ -9,30 +9,30 @@ import (
 // ran on. The worker describes the job; the agent fills in the fields below
 // "set by the agent".
 type Job struct {
-	Program     string          `json:"program"`          // base name of the program
-	Args        []string        `json:"args"`             // the program's flags, as given
-	Model       string          `json:"model"`            // name of the kind of model, such as "gpt"
-	ModelConfig json.RawMessage `json:"model_config"`     // what config.json will hold; null where the model has none
-	Layers      int             `json:"layers"`           // layers of the model
-	Parameters  int64           `json:"parameters"`       // parameters of the model
-	Steps       int             `json:"steps"`            // steps of the whole run
-	GlobalBatch int             `json:"global_batch"`     // samples of a step
-	MicroBatch  int             `json:"micro_batch"`      // samples of a micro-batch
-	Seed        uint64          `json:"seed"`             // key of every random stream
-	Optimizer   string          `json:"optimizer"`        // description with all its numbers
-	Schedule    string          `json:"schedule"`         // description of the learning rate over the steps
-	ClipNorm    float64         `json:"clip_norm"`        // 0: gradients are not clipped
-	EvalEvery   int             `json:"eval_every"`       // steps between evaluations; 0: at the end only
-	Checkpoint  int             `json:"checkpoint_every"` // steps between checkpoints; 0: none
-	EvalSamples int             `json:"eval_samples"`     // most samples of an evaluation; below 0: all
-	InitFrom    string          `json:"init_from"`        // file or run the first parameters come from; "": made from the seed
-	Samples     int64           `json:"samples"`          // samples of the training data
-	DataFiles   int             `json:"data_files"`       // files of the training data, listed in data.json
-	DataSHA256  string          `json:"data_sha256"`      // over the training data
-	EvalSHA256  string          `json:"eval_sha256"`      // over the held-out data; "" where there is none
-	Kernel      string          `json:"kernel"`           // kernel path: avx512, avx2 or generic
-	GoVersion   string          `json:"go_version"`       // runtime.Version of the worker
-	Platform    string          `json:"platform"`         // GOOS/GOARCH of the worker
+	Program     string          `json:"program"`      // base name of the program
+	Args        []string        `json:"args"`         // the program's flags, as given
+	Model       string          `json:"model"`        // name of the kind of model, such as "gpt"
+	ModelConfig json.RawMessage `json:"model_config"` // what config.json will hold; null where the model has none
+	Layers      int             `json:"layers"`       // layers of the model
+	Parameters  int64           `json:"parameters"`   // parameters of the model
+	Steps       int             `json:"steps"`        // steps of the whole run
+	GlobalBatch int             `json:"global_batch"` // samples of a step
+	MicroBatch  int             `json:"micro_batch"`  // samples of a micro-batch
+	Seed        uint64          `json:"seed"`         // key of every random stream
+	Optimizer   string          `json:"optimizer"`    // description with all its numbers
+	Schedule    string          `json:"schedule"`     // description of the learning rate over the steps
+	ClipNorm    float64         `json:"clip_norm"`    // 0: gradients are not clipped
+	EvalEvery   int             `json:"eval_every"`   // steps between evaluations; 0: at the end only
+	EvalSamples int             `json:"eval_samples"` // most samples of an evaluation; below 0: all
+	InitFrom    string          `json:"init_from"`    // file or run the first parameters come from; "": made from the seed
+	Samples     int64           `json:"samples"`      // samples of the training data
+	DataFiles   int             `json:"data_files"`   // files of the training data, the first in data.json
+	EvalFiles   int             `json:"eval_files"`   // files of the held-out data, the others in data.json
+	DataSHA256  string          `json:"data_sha256"`  // over the training data
+	EvalSHA256  string          `json:"eval_sha256"`  // over the held-out data; "" where there is none
+	Kernel      string          `json:"kernel"`       // kernel path: avx512, avx2 or generic
+	GoVersion   string          `json:"go_version"`   // runtime.Version of the worker
+	Platform    string          `json:"platform"`     // GOOS/GOARCH of the worker
 
 	// Set by the agent.
 
