@@ -89,7 +89,16 @@ func serve(ctx context.Context, conn *control.Conn, process bool, makeJob func()
 		err = cause
 	}
 	if err != nil {
-		_ = conn.Send(failure(err, w.step)) // if the agent is gone, there is nobody to tell
+		_ = w.send(failure(err, w.step)) // if the agent is gone, there is nobody to tell
+	}
+	return err
+}
+
+// send sends one message to the agent.
+func (w *worker) send(m control.Message) error {
+	err := w.conn.Send(m)
+	if err != nil && !errors.Is(err, control.ErrFrameSize) {
+		return fmt.Errorf("%w: %w", errAgentLost, err)
 	}
 	return err
 }
@@ -184,7 +193,7 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 		if err != nil {
 			return err
 		}
-		if err := w.conn.Send(control.Note{Text: "reading data"}); err != nil {
+		if err := w.send(control.Note{Text: "reading data"}); err != nil {
 			return err
 		}
 		p, err = prepare(job)
@@ -192,7 +201,7 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 	}); err != nil {
 		return err
 	}
-	if err := w.conn.Send(control.Ready{Job: p.describe(), Data: p.files}); err != nil {
+	if err := w.send(control.Ready{Job: p.describe(), Data: p.files}); err != nil {
 		return err
 	}
 	select {
@@ -291,7 +300,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 			}
 			val = info.ValLoss
 		}
-		if err := w.conn.Send(control.Step{
+		if err := w.send(control.Step{
 			Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
 			MS: float64(took.Microseconds()) / 1000, Time: time.Now(), ValLoss: info.ValLoss,
 		}); err != nil {
@@ -322,7 +331,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	for i := range layers {
 		layers[i] = i
 	}
-	if err := w.conn.Send(control.Done{
+	if err := w.send(control.Done{
 		Steps: done, Loss: loss, ValLoss: val, ParamsSHA256: params, StateSHA256: state, StoppedBy: stoppedBy,
 		Worker: rundir.Worker{
 			Stages: []int{0}, Layers: layers, Forwards: e.Forwards, Backwards: e.Backwards,
@@ -335,7 +344,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 		return nil
 	}
 	return w.user("OnEnd", func() error {
-		return p.OnEnd(End{RunDir: start.RunDir, Steps: done, Net: &Net{w.stage, func() {}}, Out: output{w.conn}})
+		return p.OnEnd(End{RunDir: start.RunDir, Steps: done, Net: &Net{w.stage, func() {}}, Out: output{w}})
 	})
 }
 
@@ -366,11 +375,11 @@ func (w *worker) evaluate(ctx context.Context, p *prepared, e *engine.Engine) (*
 }
 
 // output sends what a program prints at its end.
-type output struct{ conn *control.Conn }
+type output struct{ w *worker }
 
 func (o output) Write(b []byte) (int, error) {
 	for part := range slices.Chunk(b, 1<<20) {
-		if err := o.conn.Send(control.Output{Text: string(part)}); err != nil {
+		if err := o.w.send(control.Output{Text: string(part)}); err != nil {
 			return 0, err
 		}
 	}
