@@ -1,0 +1,115 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+)
+
+// BenchmarkRaw is the bandwidth of a bare loopback socket.
+func BenchmarkRaw(b *testing.B) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	const size = 4 << 20
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		buf := make([]byte, size)
+		for {
+			if _, err := io.ReadFull(c, buf); err != nil {
+				return
+			}
+		}
+	}()
+	c, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		b.Fatal(err)
+	}
+	data := make([]byte, size)
+	b.SetBytes(size)
+	for b.Loop() {
+		if _, err := c.Write(data); err != nil {
+			b.Fatal(err)
+		}
+	}
+	c.Close()
+	<-done
+}
+
+// BenchmarkStream sends messages that are expected, several at a time.
+func BenchmarkStream(b *testing.B) {
+	for _, size := range []int{256, 32 << 10, 1 << 20, 4 << 20} {
+		b.Run(fmt.Sprint(size), func(b *testing.B) {
+			es := cluster(b, 2, Config{}, inTCP)
+			ctx := context.Background()
+			const depth = 4
+			var sends [depth]*Sending
+			var receives [depth]*Receiving
+			var bufs [depth][]byte
+			data := make([]byte, size)
+			for i := range depth {
+				bufs[i] = make([]byte, size)
+			}
+			b.SetBytes(int64(size))
+			i := 0
+			for b.Loop() {
+				k := i % depth
+				if receives[k] != nil {
+					if _, _, err := receives[k].Wait(ctx); err != nil {
+						b.Fatal(err)
+					}
+					if err := sends[k].Wait(ctx); err != nil {
+						b.Fatal(err)
+					}
+				}
+				if i%1000 == 0 && i > depth {
+					es[1].Advance(uint64(i) - depth)
+				}
+				key := user(uint64(i), i)
+				receives[k] = es[1].Expect(key, bufs[k])
+				sends[k] = es[0].Post(es[1].Self(), key, data, Bulk)
+				i++
+			}
+			for k := range depth {
+				if receives[k] != nil {
+					receives[k].Wait(ctx)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkRoundTrip is a small message and its answer.
+func BenchmarkRoundTrip(b *testing.B) {
+	es := cluster(b, 2, Config{}, inTCP)
+	ctx := context.Background()
+	buf := make([][]byte, 2)
+	for i := range buf {
+		buf[i] = make([]byte, 64)
+	}
+	step := uint64(0)
+	for b.Loop() {
+		step++
+		for i, e := range es {
+			r := es[1-i].Expect(user(step, i), buf[1-i])
+			e.Post(es[1-i].Self(), user(step, i), buf[i], Control)
+			if _, _, err := r.Wait(ctx); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if step%1000 == 0 {
+			es[0].Advance(step)
+			es[1].Advance(step)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Config configures an [Endpoint]. Zero means the documented default.
+type Config struct {
+	// Self is our own session; what peers admit. There is no default.
+	Self Session
+	// Transport makes the connections. There is no default.
+	Transport Transport
+	// Listen is the address others dial. Default: one of the transport's
+	// choice, which [Endpoint.Addr] tells.
+	Listen string
+
+	// Chunk is how many bytes of bulk are sent without looking for something
+	// more urgent, at most [MaxChunk]. Default 128 KiB: less costs bandwidth
+	// by system calls, more is latency for control messages.
+	Chunk int
+	// Eager is the size in bytes up to which a message is sent at once, into
+	// the peer's pool if its receiver is not there yet; a larger one waits for
+	// credit. Default 32 KiB; negative: every message waits for credit.
+	Eager int
+	// Pool bounds the bytes of early messages kept for one peer, each counted
+	// with [PoolOverhead] on top. Default 1 MiB, at least Eager.
+	Pool int
+	// Incast is how many peers may hold credit at the same time, at least 1.
+	// Default 4: enough to hide that one of them pauses, few enough for a
+	// switch's buffers.
+	Incast int
+	// Ahead is how many bytes of credit one peer may hold before it has used
+	// them; the last message may pass it. Default 4 MiB: a millisecond of a
+	// 40 Gbit/s link, so that it never waits for credit.
+	Ahead int
+
+	// Redial is the first pause after a failed attempt to link with a peer;
+	// it doubles up to 32 times itself. Default 10 ms.
+	Redial time.Duration
+	// Handshake bounds the time from a connection to its welcome. Default 5 s.
+	Handshake time.Duration
+
+	// OnLink is told of every link that comes up, goes down, or could not be
+	// made. It is called by the link's goroutine: it must not block, and must
+	// not call SetMembers or Close.
+	OnLink func(LinkEvent)
+}
+
+// PoolOverhead is what a message in the pool counts beside its bytes.
+const PoolOverhead = 256
+
+// maxOffers bounds the messages of a link that wait for credit; the sender
+// keeps the others back.
+const maxOffers = 16384
+
+// maxControl bounds the small frames that wait for a peer that does not read.
+// An honest one is owed at most two for each of maxOffers messages.
+const maxControl = 8 << 20
+
+// maxCallers bounds the connections whose hello has not come yet.
+const maxCallers = 256
+
+// LinkEvent is a change of a link.
+type LinkEvent struct {
+	Peer Session
+	Up   bool
+	Link uint64 // number of the link among those of the pair, from 1; 0 if there never was one
+	Err  error  // why it is down
+}
+
+// String renders the event for logs.
+func (ev LinkEvent) String() string {
+	if ev.Up {
+		return fmt.Sprintf("link %d to worker %v up", ev.Link, ev.Peer)
+	}
+	return fmt.Sprintf("link %d to worker %v down: %v", ev.Link, ev.Peer, ev.Err)
+}
+
+// Validate reports all faults together.
+func (c Config) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("comm.Config."+format, args...)) }
+	if c.Transport == nil {
+		fault("Transport is nil; set comm.TCP{} or another transport")
+	}
+	if c.Chunk < 0 || c.Chunk > MaxChunk {
+		fault("Chunk is %d; it must be 1 to %d, or 0 for %d", c.Chunk, MaxChunk, defaults.Chunk)
+	}
+	if c.Pool < 0 || c.Pool > 1<<30 {
+		fault("Pool is %d; it must be 1 to %d, or 0 for %d", c.Pool, 1<<30, defaults.Pool)
+	} else if d := c.withDefaults(); d.Pool < d.Eager+PoolOverhead {
+		fault("Pool is %d, less than Eager (%d) and %d; an eager message would never fit", d.Pool, d.Eager, PoolOverhead)
+	}
+	if c.Incast < 0 {
+		fault("Incast is %d; it must be at least 1, or 0 for %d", c.Incast, defaults.Incast)
+	}
+	if c.Ahead < 0 {
+		fault("Ahead is %d; it must be at least 1, or 0 for %d", c.Ahead, defaults.Ahead)
+	}
+	if c.Redial < 0 {
+		fault("Redial is %v; it must be positive, or 0 for %v", c.Redial, defaults.Redial)
+	}
+	if c.Handshake < 0 {
+		fault("Handshake is %v; it must be positive, or 0 for %v", c.Handshake, defaults.Handshake)
+	}
+	return errors.Join(faults...)
+}
+
+var defaults = Config{
+	Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20,
+	Redial: 10 * time.Millisecond, Handshake: 5 * time.Second,
+}
+
+func (c Config) withDefaults() Config {
+	c.Chunk = or(c.Chunk, defaults.Chunk)
+	c.Eager = or(c.Eager, defaults.Eager)
+	c.Pool = or(c.Pool, defaults.Pool)
+	c.Incast = or(c.Incast, defaults.Incast)
+	c.Ahead = or(c.Ahead, defaults.Ahead)
+	c.Redial = or(c.Redial, defaults.Redial)
+	c.Handshake = or(c.Handshake, defaults.Handshake)
+	if c.Eager < 0 {
+		c.Eager = -PoolOverhead // below the smallest message
+	}
+	return c
+}
+
+func or[T comparable](v, otherwise T) T {
+	var zero T
+	if v == zero {
+		return otherwise
+	}
+	return v
+}

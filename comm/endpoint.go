@@ -1,0 +1,410 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+)
+
+// Endpoint is a worker's side of all its links. All methods may be called
+// from several goroutines.
+type Endpoint struct {
+	cfg      Config
+	listener Listener
+	ctx      context.Context // ends with Close
+	stop     context.CancelFunc
+	tasks    sync.WaitGroup // every goroutine of the endpoint
+
+	mu      sync.Mutex
+	later   []func() // to be called when mu is free
+	closed  bool
+	changed chan struct{} // closed and made anew when a link or the membership changes
+	peers   map[WorkerID]*peer
+	groups  map[uint16]*Group
+	in      inbox
+	order   uint64                // of sendings
+	callers map[net.Conn]struct{} // accepted, hello not read
+}
+
+// Listen opens an endpoint that admits nobody yet.
+func Listen(cfg Config) (*Endpoint, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	l, err := cfg.Transport.Listen(cfg.Listen)
+	if err != nil {
+		return nil, &Error{Op: "listen", Err: err}
+	}
+	e := &Endpoint{
+		cfg: cfg, listener: l, changed: make(chan struct{}),
+		peers: make(map[WorkerID]*peer), groups: make(map[uint16]*Group), callers: make(map[net.Conn]struct{}),
+	}
+	e.in = inbox{e: e, keys: make(map[Key]*entry), groups: make(map[uint16]Version)}
+	e.ctx, e.stop = context.WithCancel(context.Background())
+	e.tasks.Go(e.accept)
+	return e, nil
+}
+
+// Addr returns the address that others dial.
+func (e *Endpoint) Addr() string { return e.listener.Addr() }
+
+// Self returns our own session.
+func (e *Endpoint) Self() Session { return e.cfg.Self }
+
+func (e *Endpoint) lock() { e.mu.Lock() }
+
+// unlock frees the lock and then makes the calls that waited for it.
+func (e *Endpoint) unlock() {
+	later := e.later
+	e.later = nil
+	e.mu.Unlock()
+	for _, f := range later {
+		f()
+	}
+}
+
+// notify wakes who waits for a change of links or members.
+func (e *Endpoint) notify() {
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+// Close ends all links, calls and groups with [ErrClosed], and returns when
+// every goroutine of the endpoint has ended.
+func (e *Endpoint) Close() error {
+	e.lock()
+	first := !e.closed
+	if first {
+		e.closed = true
+		e.stop()
+		e.listener.Close()
+		for c := range e.callers {
+			c.Close()
+		}
+		for _, g := range e.groups {
+			g.end(ErrClosed, -1, false)
+		}
+		for _, p := range e.peers {
+			p.evict(ErrClosed)
+		}
+		e.notify()
+	}
+	e.unlock()
+	e.tasks.Wait()
+	if first {
+		e.lock()
+		for k, en := range e.in.keys {
+			if en.posted != nil {
+				e.in.withdraw(en.posted, &Error{Op: "receive", Key: k, Err: ErrClosed})
+			}
+		}
+		clear(e.in.keys)
+		e.unlock()
+	}
+	return nil
+}
+
+// SetMembers admits exactly these peers; our own session is left out if it is
+// listed. A session that is not listed any more is evicted: its link is
+// closed, sends to it fail with [ErrNotMember], and what it sent and nobody
+// took yet is thrown away. Sessions that stay keep their links. A worker's
+// new incarnation is a new session.
+func (e *Endpoint) SetMembers(members []Peer) error {
+	want := make(map[WorkerID]Peer, len(members))
+	for _, m := range members {
+		if m.Session == e.cfg.Self {
+			continue
+		}
+		if _, twice := want[m.Worker]; twice || m.Worker == e.cfg.Self.Worker {
+			return &Error{Op: "set members", Peer: m.Session, Err: fmt.Errorf("%w: worker %d is listed in two incarnations", ErrUsage, m.Worker)}
+		}
+		want[m.Worker] = m
+	}
+	e.lock()
+	if e.closed {
+		e.unlock()
+		return &Error{Op: "set members", Err: ErrClosed}
+	}
+	var gone []*peer
+	for w, p := range e.peers {
+		if m, stays := want[w]; stays && m.Session == p.Session {
+			p.Addr = m.Addr
+			continue
+		}
+		p.evict(ErrNotMember)
+		delete(e.peers, w)
+		e.in.evict(p)
+		for _, g := range e.groups {
+			g.linkLost(p.Session, ErrNotMember)
+		}
+		gone = append(gone, p)
+	}
+	for w, m := range want {
+		if e.peers[w] == nil {
+			p := newPeer(e, m)
+			e.peers[w] = p
+			e.tasks.Go(p.run)
+		}
+	}
+	e.notify()
+	e.unlock()
+	for _, p := range gone {
+		<-p.done
+	}
+	return nil
+}
+
+// member returns the admitted peer of a session.
+func (e *Endpoint) member(s Session) (*peer, error) {
+	if e.closed {
+		return nil, ErrClosed
+	}
+	p := e.peers[s.Worker]
+	if p == nil || p.Session != s {
+		return nil, ErrNotMember
+	}
+	return p, nil
+}
+
+// Connect makes sure that there are links to all these members and waits for
+// them. It returns how many did not exist when it began. Links that exist are
+// not touched. It ends with ctx, on close, and when one of the sessions is
+// not a member or is evicted.
+func (e *Endpoint) Connect(ctx context.Context, to ...Session) (opened int, err error) {
+	return e.connect(ctx, nil, to)
+}
+
+func (e *Endpoint) connect(ctx context.Context, done <-chan struct{}, to []Session) (opened int, err error) {
+	missing := make(map[Session]bool)
+	for first := true; ; first = false {
+		e.lock()
+		up := 0
+		var waiting *peer
+		for _, s := range to {
+			if s == e.cfg.Self {
+				up++
+				continue
+			}
+			p, err := e.member(s)
+			if err != nil {
+				e.unlock()
+				return opened, &Error{Op: "connect", Peer: s, Err: err}
+			}
+			if p.link != nil {
+				up++
+				if missing[s] {
+					delete(missing, s)
+					opened++
+				}
+				continue
+			}
+			if first {
+				missing[s] = true
+			}
+			waiting = p
+			p.want()
+		}
+		changed := e.changed
+		e.unlock()
+		if up == len(to) {
+			return opened, nil
+		}
+		select {
+		case <-changed:
+		case <-done:
+			return opened, ErrVersion
+		case <-ctx.Done():
+			e.lock()
+			last := waiting.lastErr
+			e.unlock()
+			return opened, &Error{Op: "connect", Peer: waiting.Session, Remote: last != nil, Err: errors.Join(ctx.Err(), last)}
+		}
+	}
+}
+
+// Post hands a message to the peer's link, which is made if there is none. The
+// data must not change until the returned Sending has ended. Data travel from
+// there to the network without a copy.
+func (e *Endpoint) Post(to Session, key Key, data []byte, prio Priority) *Sending {
+	s := &Sending{e: e, key: key, data: data, prio: prio, done: make(chan struct{}), queue: -1}
+	e.lock()
+	defer e.unlock()
+	p, err := e.member(to)
+	switch {
+	case err != nil:
+	case !key.valid() || len(data) > MaxMessage:
+		err = fmt.Errorf("%w: a message needs a key of a known kind", ErrUsage)
+	case e.in.stale(key):
+		err = ErrStale
+	}
+	if err != nil {
+		s.p, s.state, s.err = &peer{e: e, Peer: Peer{Session: to}}, outEnded, &Error{Op: "send", Peer: to, Key: key, Err: err}
+		close(s.done)
+		return s
+	}
+	e.order++
+	s.p, s.order = p, e.order
+	p.push(s)
+	return s
+}
+
+// Send is Post and Wait.
+func (e *Endpoint) Send(ctx context.Context, to Session, key Key, data []byte, prio Priority) error {
+	return e.Post(to, key, data, prio).Wait(ctx)
+}
+
+// Expect posts a receive: the first whole message of any member with this key
+// goes into buf, from the network directly where it was not there before. A
+// message may be shorter than buf. The buffer must not be touched until the
+// returned Receiving has ended.
+func (e *Endpoint) Expect(key Key, buf []byte) *Receiving {
+	r := &Receiving{e: e, key: key, buf: buf, done: make(chan struct{})}
+	e.lock()
+	defer e.unlock()
+	var err error
+	switch {
+	case e.closed:
+		err = ErrClosed
+	case !key.valid():
+		err = fmt.Errorf("%w: a message needs a key of a known kind", ErrUsage)
+	default:
+		err = e.in.post(r)
+	}
+	if err != nil {
+		r.err = &Error{Op: "receive", Key: key, Err: err}
+		close(r.done)
+	}
+	return r
+}
+
+// Receive is Expect and Wait.
+func (e *Endpoint) Receive(ctx context.Context, key Key, buf []byte) (n int, from Session, err error) {
+	return e.Expect(key, buf).Wait(ctx)
+}
+
+// Advance leaves all steps before the given one behind: early messages of
+// theirs are dropped, as is what still comes; sends and receives end with
+// [ErrStale]; and their keys are forgotten. A step does not go back.
+func (e *Endpoint) Advance(step uint64) {
+	e.lock()
+	defer e.unlock()
+	if step <= e.in.step {
+		return
+	}
+	e.in.step = step
+	over := func(k Key) bool { return !k.ofGroup() && k.Step < step }
+	e.in.end(over)
+	e.withdrawSends(over, ErrStale)
+}
+
+// withdrawSends ends the sends of keys whose life is over.
+func (e *Endpoint) withdrawSends(over func(Key) bool, err error) {
+	for _, p := range e.peers {
+		for _, s := range p.sendings() {
+			if over(s.key) {
+				s.withdraw(&Error{Op: "send", Peer: p.Session, Key: s.key, Err: err})
+			}
+		}
+	}
+}
+
+// PeerStats counts what passed between us and one session. Payload is the
+// bytes of messages, wire is all bytes.
+type PeerStats struct {
+	Peer                           Session
+	Linked                         bool
+	Links                          uint64 // links of the pair so far
+	MessagesSent, MessagesReceived int64
+	BytesSent, BytesReceived       int64
+	WireSent, WireReceived         int64
+}
+
+// Stats returns the counts of all present members, in no order.
+func (e *Endpoint) Stats() []PeerStats {
+	e.lock()
+	defer e.unlock()
+	var all []PeerStats
+	for _, p := range e.peers {
+		s := p.stats
+		s.Peer, s.Linked, s.Links = p.Session, p.link != nil, p.known
+		all = append(all, s)
+	}
+	return all
+}
+
+// accept takes callers until the listener closes.
+func (e *Endpoint) accept() {
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	for {
+		c, err := e.listener.Accept()
+		if err != nil {
+			if e.ctx.Err() != nil {
+				return
+			}
+			// Out of file descriptors, say: that may pass.
+			pause.Reset(e.cfg.Redial)
+			select {
+			case <-pause.C:
+				continue
+			case <-e.ctx.Done():
+				return
+			}
+		}
+		e.lock()
+		if e.closed {
+			e.unlock()
+			c.Close()
+			return
+		}
+		busy := len(e.callers) >= maxCallers
+		if !busy {
+			e.callers[c] = struct{}{}
+		}
+		e.unlock()
+		if busy {
+			c.Close()
+			continue
+		}
+		e.tasks.Go(func() { e.answer(c) })
+	}
+}
+
+// answer reads a caller's hello and hands the connection to the loop of its
+// peer, or refuses it.
+func (e *Endpoint) answer(c net.Conn) {
+	c.SetDeadline(time.Now().Add(e.cfg.Handshake))
+	f, err := NewFrameReader(c).Next()
+	e.lock()
+	delete(e.callers, c)
+	var reply Frame
+	switch {
+	case e.closed || err != nil && !errors.Is(err, errVersion) || err == nil && f.Type != FrameHello:
+		e.unlock()
+		c.Close()
+		return
+	case err != nil:
+		reply = Frame{Type: FrameRefuse, Reason: RefusedVersion}
+	case f.To != e.cfg.Self:
+		reply = Frame{Type: FrameRefuse, Reason: RefusedWrongPeer}
+	default:
+		p, err := e.member(f.From)
+		if err != nil {
+			reply = Frame{Type: FrameRefuse, Reason: RefusedNotMember}
+			break
+		}
+		if reason := p.called(c, f); reason != 0 {
+			reply = Frame{Type: FrameRefuse, Reason: reason, Link: p.known}
+			break
+		}
+		e.unlock()
+		return // the connection is the peer's
+	}
+	e.unlock()
+	c.Write(reply.Append(nil)) // the deadline still holds; a caller that misses the reason sees the end
+	c.Close()
+}

@@ -1,0 +1,88 @@
+package comm
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Classes of errors, matched with [errors.Is]. What reaches a caller is an
+// [*Error] or a [*GroupError] around one of them.
+var (
+	// ErrClosed: the endpoint or group was closed.
+	ErrClosed = errors.New("closed")
+	// ErrVersion: the operation names another version than the group's
+	// present one, or the group was edited under it. Take the present version
+	// and, if the plan still wants it, begin again.
+	ErrVersion = errors.New("not the group's version")
+	// ErrLink: the link to the peer was lost; what was not complete may or may
+	// not have arrived. It is evidence about a link, not about the peer.
+	ErrLink = errors.New("link lost")
+	// ErrNotMember: the session is not admitted, or was evicted.
+	ErrNotMember = errors.New("not a member")
+	// ErrStale: the key's step has been left behind.
+	ErrStale = errors.New("step is over")
+	// ErrDuplicate: the key is being received, or has been.
+	ErrDuplicate = errors.New("key is taken")
+	// ErrSize: a message does not fit the buffer that waits for it.
+	ErrSize = errors.New("wrong size")
+	// ErrAborted: another member gave the operation up.
+	ErrAborted = errors.New("aborted by another member")
+	// ErrRefused: the peer refused the link.
+	ErrRefused = errors.New("link refused")
+	// ErrProtocol: the peer sent bytes that are no protocol of ours.
+	ErrProtocol = errors.New("protocol violated")
+	// ErrUsage: the call itself is wrong.
+	ErrUsage = errors.New("wrong usage")
+)
+
+// Error is the failure of one message, link or call on an endpoint.
+type Error struct {
+	Op     string  // what failed: "send", "receive", "dial", ...
+	Peer   Session // the other side; zero if there is none
+	Key    Key     // the message; zero if it was none
+	Remote bool    // the fault is the other side's or the network's
+	Err    error   // one of the classes, or an error around it
+}
+
+func (e *Error) Error() string {
+	s := "comm: " + e.Op
+	if e.Key != (Key{}) {
+		s += " " + e.Key.String()
+	}
+	if e.Peer != (Session{}) {
+		s += fmt.Sprintf(" with worker %v", e.Peer)
+	}
+	return s + ": " + e.Err.Error()
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// GroupError is the failure of an operation of a group. What the operation's
+// buffers hold then is not defined, except that memory it only reads is
+// unchanged. The failure ends the group's version, on all members as far as
+// they can be reached; the process goes on, and [Group.Edit] begins the next
+// version.
+type GroupError struct {
+	Group   uint32
+	Version Version // of the operation
+	Op      Op
+	Step    uint64
+	Rank    int  // where it failed first, as far as known; -1 if it is no member's failure
+	Remote  bool // the fault is another member's or a link's
+	Err     error
+}
+
+func (e *GroupError) Error() string {
+	s := fmt.Sprintf("comm: %v of group %d, version %v, step %d", e.Op, e.Group, e.Version, e.Step)
+	if e.Rank >= 0 {
+		s += fmt.Sprintf(", rank %d", e.Rank)
+	}
+	return s + ": " + e.Err.Error()
+}
+
+func (e *GroupError) Unwrap() error { return e.Err }
+
+// protocolError is what a reader makes of bytes that are no frame.
+func protocolError(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))
+}

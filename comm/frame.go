@@ -1,0 +1,256 @@
+package comm
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// FrameType is the first byte of a frame.
+type FrameType uint8
+
+// The frames; the package comment has their payloads.
+const (
+	FrameHello   FrameType = 1 + iota // first from the side that dialled
+	FrameWelcome                      // answer: the link is up
+	FrameRefuse                       // answer: there is none; the connection ends
+	FrameOpen                         // announces a message
+	FrameData                         // a chunk of a message
+	FrameCredit                       // the receiver has room: send the message's data
+	FrameDrop                         // the receiver does not want the message: it has it
+	FrameCancel                       // the sender gives the message up
+	FrameReturn                       // room in the pool is free again
+	frameEnd
+)
+
+const (
+	headerSize = 16
+
+	// MaxChunk bounds the payload of a data frame.
+	MaxChunk = 1 << 20
+
+	magic       = 0x4e544c53 // "SLTN"
+	wireVersion = 1
+	orderMark   = 0x0102
+)
+
+var frameTypes = [...]struct {
+	name string
+	size int // of the payload; -1 varies
+}{
+	FrameHello: {"hello", 40}, FrameWelcome: {"welcome", 16}, FrameRefuse: {"refuse", 16}, FrameOpen: {"open", keySize + 12},
+	FrameData: {"data", -1}, FrameCredit: {"credit", 0}, FrameDrop: {"drop", 0}, FrameCancel: {"cancel", 0}, FrameReturn: {"return", 4},
+}
+
+// Refusal says why a link was refused.
+type Refusal uint8
+
+// The reasons.
+const (
+	RefusedNotMember Refusal = 1 + iota // the caller is not in our membership (yet, or any more)
+	RefusedWrongPeer                    // the caller looks for another session than ours
+	RefusedCrossed                      // we are calling too, and our call wins
+	RefusedLinked                       // a newer link exists than the caller knows of
+	RefusedVersion                      // another protocol version or byte order
+	RefusedBusy                         // too many callers at once
+	refusedEnd
+)
+
+// String returns the reason in words.
+func (r Refusal) String() string {
+	switch r {
+	case RefusedNotMember:
+		return "not a member there"
+	case RefusedWrongPeer:
+		return "another session answers there"
+	case RefusedCrossed:
+		return "calls crossed"
+	case RefusedLinked:
+		return "linked already"
+	case RefusedVersion:
+		return "another protocol version or byte order"
+	case RefusedBusy:
+		return "too many callers"
+	}
+	return fmt.Sprintf("reason %d", uint8(r))
+}
+
+// Frame is one decoded frame without the data of a chunk. Fields that its
+// type does not have are zero.
+type Frame struct {
+	Type FrameType
+	ID   uint64 // of the message: FrameOpen, FrameData, FrameCredit, FrameDrop, FrameCancel
+	Len  int    // bytes of payload
+
+	Key      Key      // FrameOpen
+	Size     int64    // FrameOpen: bytes of the message
+	Priority Priority // FrameOpen
+	Eager    bool     // FrameOpen: data follow without credit
+
+	From, To Session // FrameHello
+	Link     uint64  // FrameHello, FrameRefuse: newest link known; FrameWelcome: number of this one
+	Pool     uint32  // FrameHello, FrameWelcome: bytes of pool for early messages; FrameReturn: bytes free again
+	Reason   Refusal // FrameRefuse
+}
+
+// String renders the frame for logs and tests.
+func (f Frame) String() string {
+	name := fmt.Sprintf("frame%d", f.Type)
+	if f.Type > 0 && f.Type < frameEnd {
+		name = frameTypes[f.Type].name
+	}
+	switch f.Type {
+	case FrameHello:
+		return fmt.Sprintf("hello %v>%v link %d pool %d", f.From, f.To, f.Link, f.Pool)
+	case FrameWelcome:
+		return fmt.Sprintf("welcome link %d pool %d", f.Link, f.Pool)
+	case FrameRefuse:
+		return fmt.Sprintf("refuse: %v, link %d", f.Reason, f.Link)
+	case FrameOpen:
+		s := fmt.Sprintf("open #%d %v, %d bytes, priority %d", f.ID, f.Key, f.Size, f.Priority)
+		if f.Eager {
+			s += ", eager"
+		}
+		return s
+	case FrameData:
+		return fmt.Sprintf("data #%d %d bytes", f.ID, f.Len)
+	case FrameReturn:
+		return fmt.Sprintf("return %d", f.Pool)
+	}
+	return fmt.Sprintf("%s #%d", name, f.ID)
+}
+
+// appendHeader appends the 16 bytes every frame begins with.
+func appendHeader(b []byte, t FrameType, id uint64, n int) []byte {
+	b = append(b, byte(t), 0, 0, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(n))
+	return binary.LittleEndian.AppendUint64(b, id)
+}
+
+// Append appends the frame's encoding; that of a FrameData is its header.
+func (f Frame) Append(b []byte) []byte {
+	n := frameTypes[f.Type].size
+	if n < 0 {
+		n = f.Len
+	}
+	b = appendHeader(b, f.Type, f.ID, n)
+	le := binary.LittleEndian
+	switch f.Type {
+	case FrameHello:
+		b = le.AppendUint32(b, magic)
+		b = le.AppendUint16(b, wireVersion)
+		b = binary.NativeEndian.AppendUint16(b, orderMark)
+		b = le.AppendUint32(b, uint32(f.From.Worker))
+		b = le.AppendUint32(b, f.From.Incarnation)
+		b = le.AppendUint32(b, uint32(f.To.Worker))
+		b = le.AppendUint32(b, f.To.Incarnation)
+		b = le.AppendUint64(b, f.Link)
+		b = le.AppendUint32(b, f.Pool)
+		b = le.AppendUint32(b, 0)
+	case FrameWelcome:
+		b = le.AppendUint64(b, f.Link)
+		b = le.AppendUint32(b, f.Pool)
+		b = le.AppendUint32(b, 0)
+	case FrameRefuse:
+		b = le.AppendUint64(b, f.Link)
+		b = append(b, byte(f.Reason), 0, 0, 0, 0, 0, 0, 0)
+	case FrameOpen:
+		b = f.Key.append(b)
+		b = le.AppendUint64(b, uint64(f.Size))
+		b = le.AppendUint16(b, uint16(f.Priority))
+		var eager uint16
+		if f.Eager {
+			eager = 1
+		}
+		b = le.AppendUint16(b, eager)
+	case FrameReturn:
+		b = le.AppendUint32(b, f.Pool)
+	}
+	return b
+}
+
+// errVersion is a hello of another protocol version or byte order.
+var errVersion = errors.New("comm: hello of another protocol version or byte order")
+
+// FrameReader decodes a stream of frames. It allocates nothing per frame, and
+// whatever the bytes, it returns frames or an error.
+type FrameReader struct {
+	r   io.Reader
+	buf [headerSize + keySize + 12]byte
+}
+
+// NewFrameReader returns a reader of r.
+func NewFrameReader(r io.Reader) *FrameReader { return &FrameReader{r: r} }
+
+// Next reads the next frame. After a FrameData, the caller must read the
+// Len bytes of its chunk from the underlying reader. The error is io.EOF at
+// the end between two frames, of class [ErrProtocol] for bytes that are no
+// frame, else the reader's.
+func (fr *FrameReader) Next() (Frame, error) {
+	h := fr.buf[:headerSize]
+	if _, err := io.ReadFull(fr.r, h); err != nil {
+		return Frame{}, err
+	}
+	f := Frame{Type: FrameType(h[0]), ID: binary.LittleEndian.Uint64(h[8:])}
+	n := binary.LittleEndian.Uint32(h[4:])
+	switch {
+	case f.Type == 0 || f.Type >= frameEnd || h[1]|h[2]|h[3] != 0:
+		return Frame{}, protocolError("no frame begins with % x", h[:4])
+	case f.Type == FrameData:
+		if n > MaxChunk {
+			return Frame{}, protocolError("a chunk of %d bytes, at most %d are allowed", n, MaxChunk)
+		}
+		f.Len = int(n)
+		return f, nil
+	case int(n) != frameTypes[f.Type].size:
+		return Frame{}, protocolError("a %s frame with %d bytes", frameTypes[f.Type].name, n)
+	}
+	f.Len = int(n)
+	p := fr.buf[headerSize : headerSize+f.Len]
+	if _, err := io.ReadFull(fr.r, p); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return Frame{}, err
+	}
+	return f, f.decode(p)
+}
+
+// decode reads the payload p, which has the size of f's type.
+func (f *Frame) decode(p []byte) error {
+	le := binary.LittleEndian
+	switch f.Type {
+	case FrameHello:
+		if le.Uint32(p) != magic {
+			return protocolError("hello without our magic number")
+		}
+		if le.Uint16(p[4:]) != wireVersion || binary.NativeEndian.Uint16(p[6:]) != orderMark {
+			return errVersion
+		}
+		f.From = Session{WorkerID(le.Uint32(p[8:])), le.Uint32(p[12:])}
+		f.To = Session{WorkerID(le.Uint32(p[16:])), le.Uint32(p[20:])}
+		f.Link, f.Pool = le.Uint64(p[24:]), le.Uint32(p[32:])
+	case FrameWelcome:
+		f.Link, f.Pool = le.Uint64(p), le.Uint32(p[8:])
+	case FrameRefuse:
+		f.Link, f.Reason = le.Uint64(p), Refusal(p[8])
+		if f.Reason == 0 || f.Reason >= refusedEnd {
+			return protocolError("refusal without a reason")
+		}
+	case FrameOpen:
+		key, ok := decodeKey(p)
+		size := int64(le.Uint64(p[keySize:]))
+		flags := le.Uint16(p[keySize+10:])
+		if !ok || size < 0 || size > MaxMessage || flags > 1 {
+			return protocolError("a message without a valid key and size")
+		}
+		f.Key, f.Size, f.Priority, f.Eager = key, size, Priority(le.Uint16(p[keySize+8:])), flags == 1
+	case FrameReturn:
+		f.Pool = le.Uint32(p)
+	}
+	return nil
+}
+
+// MaxMessage bounds the size of a message in bytes.
+const MaxMessage = 1 << 40

@@ -1,0 +1,382 @@
+package comm
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+)
+
+// peer is an admitted session. Its loop, run, is the only goroutine that
+// makes, serves and closes its connections; others leave word under the
+// endpoint's lock and wake it.
+type peer struct {
+	e    *Endpoint
+	wake chan struct{} // capacity 1
+	gone chan struct{} // closed by evict
+	done chan struct{} // closed last by run
+
+	// Under e.mu.
+	Peer
+	wanted  bool
+	evicted error
+	known   uint64             // number of the newest link
+	link    *link              // while one is up
+	next    *handover          // accepted, not served yet
+	abort   context.CancelFunc // while the loop dials
+	queue   outHeap            // not announced yet
+	lastErr error              // of the last attempt to dial
+	stats   PeerStats
+}
+
+// handover is a connection whose handshake is over but for the welcome.
+type handover struct {
+	conn    net.Conn
+	number  uint64
+	pool    uint32 // of the other side
+	welcome bool   // we owe it
+}
+
+func newPeer(e *Endpoint, p Peer) *peer {
+	return &peer{e: e, Peer: p, wake: make(chan struct{}, 1), gone: make(chan struct{}), done: make(chan struct{})}
+}
+
+func (p *peer) wakeUp() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// want asks the loop for a link.
+func (p *peer) want() {
+	p.wanted = true
+	p.wakeUp()
+}
+
+// push takes a message for sending.
+func (p *peer) push(s *Sending) {
+	heap.Push(&p.queue, s)
+	p.want()
+	p.dispatch()
+}
+
+// sendings returns all messages that have not ended, but for those whose last
+// chunk is being written.
+func (p *peer) sendings() []*Sending {
+	all := append([]*Sending(nil), p.queue...)
+	if l := p.link; l != nil {
+		all = append(all, l.bulk...)
+		for _, s := range l.out {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// evict ends the peer: nothing of it counts from now on, and the loop ends.
+func (p *peer) evict(err error) {
+	if p.evicted != nil {
+		return
+	}
+	p.evicted = err
+	close(p.gone)
+	if p.abort != nil {
+		p.abort()
+	}
+	if p.next != nil {
+		p.next.conn.Close()
+		p.next = nil
+	}
+	if p.link != nil {
+		p.link.dead = true
+		p.link.conn.Close()
+	} else {
+		p.failAll(err)
+	}
+}
+
+// called decides on a caller that says it is our peer, and takes the
+// connection or says why not.
+func (p *peer) called(c net.Conn, hello Frame) Refusal {
+	up := p.link != nil || p.next != nil
+	switch {
+	case p.abort != nil && !up && p.e.cfg.Self.Worker < p.Worker:
+		return RefusedCrossed // of two calls that cross, the lower worker's wins
+	case up && hello.Link < p.known:
+		return RefusedLinked // it called before it knew of this link, or has yet to learn that the link is lost
+	}
+	if p.abort != nil {
+		p.abort()
+	}
+	if p.next != nil {
+		p.next.conn.Close()
+	}
+	if p.link != nil {
+		p.link.dead = true
+		p.link.conn.Close()
+	}
+	p.known = max(p.known, hello.Link) + 1
+	p.next = &handover{conn: c, number: p.known, pool: hello.Pool, welcome: true}
+	p.wakeUp()
+	return 0
+}
+
+// run is the peer's loop: a link, then the next, until evicted.
+func (p *peer) run() {
+	defer close(p.done)
+	pause := time.Duration(0)
+	for {
+		h := p.obtain(&pause)
+		if h == nil {
+			return
+		}
+		began := time.Now()
+		p.serve(h)
+		if time.Since(began) > 32*p.e.cfg.Redial {
+			pause = 0 // it was a good one; a link that breaks at once is made again with patience
+		}
+	}
+}
+
+// obtain waits until a link is wanted, and dials, or until the peer called. It
+// returns nil when the peer is evicted. pause is how long to wait before the
+// next attempt.
+func (p *peer) obtain(pause *time.Duration) *handover {
+	e := p.e
+	type result struct {
+		h   *handover
+		err error
+	}
+	var dialled chan result // while dialling
+	var timer *time.Timer
+	var retry <-chan time.Time
+	defer func() {
+		if timer != nil {
+			timer.Stop()
+		}
+	}()
+	failed := 0
+	for {
+		e.lock()
+		if p.evicted != nil || p.next != nil {
+			h := p.next
+			p.next = nil
+			if dialled != nil {
+				p.abort()
+				e.unlock()
+				if r := <-dialled; r.h != nil {
+					r.h.conn.Close()
+				}
+				e.lock()
+				p.abort = nil
+			}
+			if p.evicted != nil {
+				if h != nil {
+					h.conn.Close()
+				}
+				h = nil
+			}
+			e.unlock()
+			return h
+		}
+		if p.wanted && dialled == nil && retry == nil {
+			if *pause > 0 && failed == 0 {
+				timer = time.NewTimer(*pause)
+				retry = timer.C
+				failed++
+			} else {
+				ctx, cancel := context.WithTimeout(e.ctx, e.cfg.Handshake)
+				p.abort = cancel
+				dialled = make(chan result, 1)
+				addr, known := p.Addr, p.known
+				out := dialled
+				e.tasks.Go(func() {
+					defer cancel()
+					h, err := p.dial(ctx, addr, known)
+					out <- result{h, err}
+				})
+			}
+		}
+		e.unlock()
+		select {
+		case <-p.wake:
+		case <-p.gone:
+		case <-retry:
+			retry = nil
+		case r := <-dialled:
+			e.lock()
+			dialled, p.abort = nil, nil
+			switch {
+			case p.evicted != nil || p.next != nil:
+				if r.h != nil {
+					r.h.conn.Close()
+				}
+			case r.h != nil:
+				p.known = max(p.known, r.h.number)
+				*pause = min(max(2**pause, e.cfg.Redial), 32*e.cfg.Redial)
+				p.next = nil
+				e.unlock()
+				return r.h
+			default:
+				p.lastErr = r.err
+				var refused *refusedError
+				if errors.As(r.err, &refused) && refused.link > p.known {
+					p.known = refused.link // we lost a link that the peer still sees: the next call says so
+					e.unlock()
+					continue
+				}
+				*pause = min(max(2**pause, e.cfg.Redial), 32*e.cfg.Redial)
+				failed++
+				timer = time.NewTimer(*pause)
+				retry = timer.C
+				number := p.known
+				e.unlock()
+				p.tell(LinkEvent{Peer: p.Session, Link: number, Err: r.err})
+				continue
+			}
+			e.unlock()
+		}
+	}
+}
+
+// refusedError is a refusal and the newest link the peer knows of.
+type refusedError struct {
+	reason Refusal
+	link   uint64
+}
+
+func (e *refusedError) Error() string { return ErrRefused.Error() + ": " + e.reason.String() }
+func (e *refusedError) Unwrap() error { return ErrRefused }
+
+// dial calls the peer and shakes hands.
+func (p *peer) dial(ctx context.Context, addr string, known uint64) (*handover, error) {
+	fail := func(err error) (*handover, error) {
+		return nil, &Error{Op: "dial", Peer: p.Session, Remote: true, Err: err}
+	}
+	c, err := p.e.cfg.Transport.Dial(ctx, addr)
+	if err != nil {
+		return fail(err)
+	}
+	stop := context.AfterFunc(ctx, func() { c.SetDeadline(past) })
+	f, err := func() (Frame, error) {
+		hello := Frame{Type: FrameHello, From: p.e.cfg.Self, To: p.Session, Link: known, Pool: uint32(p.e.cfg.Pool)}
+		if _, err := c.Write(hello.Append(nil)); err != nil {
+			return Frame{}, err
+		}
+		return NewFrameReader(c).Next()
+	}()
+	switch {
+	case !stop():
+		err = ctx.Err()
+	case err != nil:
+	case f.Type == FrameWelcome:
+		return &handover{conn: c, number: f.Link, pool: f.Pool}, nil
+	case f.Type == FrameRefuse:
+		err = &refusedError{f.Reason, f.Link}
+	default:
+		err = protocolError("%v for an answer", f)
+	}
+	c.Close()
+	return fail(err)
+}
+
+// serve runs a link from its welcome to its end.
+func (p *peer) serve(h *handover) {
+	e := p.e
+	l := &link{
+		p: p, conn: h.conn, number: h.number, pool: int(h.pool), window: int(h.pool),
+		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming),
+	}
+	l.conn.SetDeadline(time.Time{})
+	if h.welcome {
+		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool)}.Append(nil)
+	}
+	e.lock()
+	if p.evicted != nil || p.next != nil {
+		e.unlock()
+		l.conn.Close()
+		return
+	}
+	p.link, p.lastErr = l, nil
+	p.dispatch()
+	e.notify()
+	e.unlock()
+	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number})
+
+	readEnd := make(chan error, 1)
+	e.tasks.Go(func() {
+		err := l.read()
+		l.conn.Close() // so that the writer ends too
+		readEnd <- err
+		p.wakeUp()
+	})
+	err, reading := p.write(l, readEnd)
+	l.conn.Close()
+	if reading {
+		if rerr := <-readEnd; errors.Is(rerr, ErrProtocol) {
+			err = rerr // says more than that a write failed
+		}
+	}
+
+	e.lock()
+	if p.evicted != nil {
+		err = p.evicted
+	} else if l.dead {
+		err = fmt.Errorf("%w: the peer made a new one", ErrLink)
+	}
+	p.wanted = p.wanted && p.evicted == nil
+	l.down(err)
+	p.link = nil
+	for _, g := range e.groups {
+		g.linkLost(p.Session, lostErr(err))
+	}
+	e.notify()
+	e.unlock()
+	p.tell(LinkEvent{Peer: p.Session, Link: l.number, Err: lostErr(err)})
+}
+
+// write writes what there is until the link ends. reading says whether the
+// reader's result is still to come.
+func (p *peer) write(l *link, readEnd <-chan error) (err error, reading bool) {
+	e := p.e
+	b := &batch{l: l, heads: make([]byte, 0, maxPieces*(2*headerSize+keySize+12))}
+	for {
+		e.lock()
+		more := b.fill()
+		e.unlock()
+		if more {
+			if err := b.write(); err != nil {
+				return err, true
+			}
+			continue
+		}
+		select {
+		case <-p.wake:
+		case <-p.gone:
+			return net.ErrClosed, true
+		case err := <-readEnd:
+			return err, false
+		}
+	}
+}
+
+// lostErr puts the end of a connection into a class callers match.
+func lostErr(err error) error {
+	switch {
+	case errors.Is(err, ErrLink), errors.Is(err, ErrNotMember), errors.Is(err, ErrClosed):
+		return err
+	case err == io.EOF:
+		return fmt.Errorf("%w: closed by the peer", ErrLink)
+	}
+	return fmt.Errorf("%w: %w", ErrLink, err)
+}
+
+func (p *peer) tell(ev LinkEvent) {
+	if p.e.cfg.OnLink != nil {
+		p.e.cfg.OnLink(ev)
+	}
+}
