@@ -1,0 +1,146 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/graph"
+)
+
+// Layer describes a layer of the model as far as plans care.
+type Layer struct {
+	Tensors []int // elements of each parameter tensor
+
+	// Forward and Backward are the times of a micro-batch on a worker of
+	// speed 1. If they are 0 in all layers, nothing is measured yet, and
+	// the work is taken to be that of a matrix product: proportional to the
+	// parameters, and twice as much backward as forward.
+	Forward, Backward time.Duration
+
+	// Output is the size of what the layer hands to the next one, and of the
+	// gradient that comes back, in bytes per micro-batch.
+	Output int64
+}
+
+// Size returns the number of parameters.
+func (l Layer) Size() int {
+	n := 0
+	for _, t := range l.Tensors {
+		n += t
+	}
+	return n
+}
+
+// Profile is what is known of the model and the machines.
+type Profile struct {
+	Layers []Layer
+	Speed  map[WorkerID]float64 // a worker that is not in it has speed 1
+
+	Latency   time.Duration // of a message between two workers
+	Bandwidth float64       // of a worker's link, bytes per second; 0: not measured, taken as unlimited
+	Updates   float64       // parameters a worker of speed 1 updates per second; 0: not measured, taken as unlimited
+
+	// Buffers is the most sums of gradients of a layer that a worker should
+	// have to keep; 0 means 16. A plan exceeds it only if contiguous runs of
+	// micro-batches do, too.
+	Buffers int
+}
+
+const defaultBuffers = 16
+
+func (p *Profile) buffers() int {
+	if p.Buffers == 0 {
+		return defaultBuffers
+	}
+	return p.Buffers
+}
+
+func (p *Profile) speed(w WorkerID) float64 {
+	if v := p.Speed[w]; v > 0 {
+		return v
+	}
+	return 1
+}
+
+// measured returns the profile with times in its layers.
+func (p Profile) measured() Profile {
+	for _, l := range p.Layers {
+		if l.Forward > 0 || l.Backward > 0 {
+			return p
+		}
+	}
+	layers := make([]Layer, len(p.Layers))
+	for i, l := range p.Layers {
+		l.Forward = time.Duration(l.Size())
+		l.Backward = 2 * l.Forward
+		layers[i] = l
+	}
+	p.Layers = layers
+	return p
+}
+
+// View is which workers live, and in the middle of a step, what they said
+// when they were asked.
+type View struct {
+	Workers []Worker // that live
+
+	// For events in the middle of a step:
+	Step  int
+	Works []Work // of the living
+	// Settled are the pairs whose gradients are held by everyone who will own
+	// or mirror a shard of their stage.
+	Settled []graph.Pair
+}
+
+// Work is what a living worker says of a pair routed to it.
+type Work struct {
+	Worker WorkerID
+	graph.Status
+}
+
+// EventKind is the kind of an [Event].
+type EventKind uint8
+
+// The kinds of events.
+const (
+	Start EventKind = iota // the job begins: Micros, Stages and Mirrors count
+	Lost                   // workers of the plan do not live any more
+)
+
+// Event is what made a new plan necessary.
+type Event struct {
+	Kind  EventKind
+	Cause string // of a loss, such as "worker 2 exited: signal: killed"
+
+	// Generation is that of the job; 0 means that of the current plan, or 1.
+	Generation int
+	Micros     int // micro-batches of a step
+	Stages     int // 0 means 1
+	Mirrors    int // of each shard; 0 is none
+	FromStep   int // 0 means 1
+}
+
+// FlagError says that a job as it was asked for is impossible.
+type FlagError struct {
+	Flag  string // "--stages", "--workers", ...
+	Value int
+	Why   string // what is wrong and what would be right
+}
+
+func (e *FlagError) Error() string { return fmt.Sprintf("%s %d: %s", e.Flag, e.Value, e.Why) }
+
+// LostError says that a shard has no living holder, so that no plan can save
+// the step: the job goes back to a checkpoint.
+type LostError struct {
+	Shard Shard // the first one
+	Count int   // of such shards
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%s without a living owner or mirror, the first is [%d,%d) of layer %d, which worker %d owned",
+		count(e.Count, "shard"), e.Shard.Lo, e.Shard.Hi, e.Shard.Layer, e.Shard.Owner)
+}
+
+// ErrNoWorkers is the error of [Next] when no worker lives.
+var ErrNoWorkers = errors.New("no worker lives")

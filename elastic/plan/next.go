@@ -1,0 +1,90 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Next makes the plan that an event calls for. current is the live plan, the
+// zero Plan for [Start]. The same arguments give the same plan, which is valid.
+//
+// For Start, errors are [ErrNoWorkers] or [*FlagError], several joined. For
+// Lost, see [*LostError].
+func Next(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
+	if len(v.Workers) == 0 {
+		return Plan{}, "", fmt.Errorf("plan: %w", ErrNoWorkers)
+	}
+	switch e.Kind {
+	case Start:
+		return start(v, prof, e)
+	case Lost:
+		return lost(current, v, prof, e)
+	default:
+		return Plan{}, "", fmt.Errorf("plan: event kind %d is not known", e.Kind)
+	}
+}
+
+// start makes the first plan.
+func start(v View, prof Profile, e Event) (Plan, Reason, error) {
+	stages := max(e.Stages, 1)
+	if err := possible(v, prof, e, stages); err != nil {
+		return Plan{}, "", err
+	}
+	prof = prof.measured()
+	p := Plan{
+		Version:  Version{Generation: max(e.Generation, 1), N: 1},
+		FromStep: max(e.FromStep, 1),
+		Workers:  sorted(v.Workers),
+		Mirrors:  e.Mirrors,
+	}
+	p.Stages = makeStages(&prof, p.Workers, stages, e.Micros)
+	p.route(&prof, e.Micros)
+	p.Shards = shards(p.Stages, prof.Layers, mirrorsOf(p.Stages, p.Workers, e.Mirrors))
+	reason := fmt.Sprintf("first plan: %s in %s, %s per step",
+		count(len(p.Workers), "worker"), count(stages, "stage"), count(e.Micros, "micro-batch"))
+	return p, Reason(reason), nil
+}
+
+func sorted(workers []Worker) []Worker {
+	w := slices.Clone(workers)
+	slices.SortFunc(w, func(a, b Worker) int { return cmp.Compare(a.ID, b.ID) })
+	return w
+}
+
+// possible returns why there can be no plan, all reasons together.
+func possible(v View, prof Profile, e Event, stages int) error {
+	var faults []error
+	add := func(flag string, value int, format string, args ...any) {
+		faults = append(faults, &FlagError{flag, value, fmt.Sprintf(format, args...)})
+	}
+	layers, workers := len(prof.Layers), len(v.Workers)
+	if layers == 0 {
+		faults = append(faults, errors.New("plan: the model has no layers"))
+	}
+	if e.Stages < 0 {
+		add("--stages", e.Stages, "the number of stages counts from 1")
+	}
+	if stages > layers && layers > 0 {
+		add("--stages", stages, "every stage needs a layer and the model has %s; use --stages %d or fewer", count(layers, "layer"), layers)
+	}
+	if stages > workers {
+		add("--workers", workers, "every one of %s needs a worker; use --workers %d or more, or --stages %d or fewer",
+			count(stages, "stage"), stages, workers)
+	}
+	if e.Micros < 1 {
+		faults = append(faults, fmt.Errorf("plan: a step of %d micro-batches: --global-batch must be a multiple of --micro-batch", e.Micros))
+	}
+	if e.Mirrors < 0 {
+		add("--mirrors", e.Mirrors, "the number of mirrors counts from 0")
+	}
+	seen := make(map[WorkerID]bool)
+	for _, w := range v.Workers {
+		if seen[w.ID] || w.ID < 0 || w.Incarnation < 0 {
+			faults = append(faults, fmt.Errorf("plan: worker %d, incarnation %d, is listed twice or negative", w.ID, w.Incarnation))
+		}
+		seen[w.ID] = true
+	}
+	return errors.Join(faults...)
+}

@@ -1,0 +1,292 @@
+package plan
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/soliton-train/soliton/elastic/graph"
+)
+
+// WorkerID names a worker of a job.
+type WorkerID int
+
+// Version orders the plans of a job. Generation counts the starts of the job,
+// N the plans since; both count from 1.
+type Version struct {
+	Generation int `json:"generation"`
+	N          int `json:"n"`
+}
+
+// Compare orders versions.
+func (v Version) Compare(o Version) int {
+	return cmp.Or(cmp.Compare(v.Generation, o.Generation), cmp.Compare(v.N, o.N))
+}
+
+func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Generation, v.N) }
+
+// Worker is a worker's session: one life of a process.
+type Worker struct {
+	ID          WorkerID `json:"id"`
+	Incarnation int      `json:"incarnation"`
+	Host        string   `json:"host,omitempty"`
+}
+
+// Stage is a contiguous range of layers and the workers that hold them.
+type Stage struct {
+	Lo      int        `json:"lo"` // layers [Lo, Hi)
+	Hi      int        `json:"hi"`
+	Workers []WorkerID `json:"workers"` // in the order of their ranks
+}
+
+// Limit is how many forward passes of a stage may be in flight on a worker.
+type Limit struct {
+	Stage    int      `json:"stage"`
+	Worker   WorkerID `json:"worker"`
+	Forwards int      `json:"forwards"`
+}
+
+// Shard is the range [Lo, Hi) of one layer's flattened parameters, with its
+// optimizer state.
+type Shard struct {
+	Layer   int        `json:"layer"`
+	Lo      int        `json:"lo"`
+	Hi      int        `json:"hi"`
+	Owner   WorkerID   `json:"owner"`
+	Mirrors []WorkerID `json:"mirrors,omitempty"`
+}
+
+// Clock is a clock frequency to set. A worker without one keeps the
+// hardware's own choice.
+type Clock struct {
+	Worker WorkerID `json:"worker"`
+	MHz    int      `json:"mhz"`
+}
+
+// Plan says who does what. A valid plan has these properties, which everyone
+// may rely on; [Plan.Validate] names those that are broken by their numbers.
+//
+//  1. Version and FromStep count from 1.
+//  2. Workers are in ascending order of their IDs, each once.
+//  3. Every layer is in exactly one stage; stages are in the order of layers
+//     and none is empty.
+//  4. Every stage has workers, which are workers of the plan, each once.
+//  5. Every micro-batch is routed once in every stage, to a worker of that
+//     stage. So the forward and the backward pass of a stage and micro-batch
+//     run on one worker.
+//  6. There is one limit for every worker of every stage, and it is at least
+//     the number of stages from that one on.
+//  7. Every parameter is in exactly one shard; shards are in the order of
+//     parameters and none is empty.
+//  8. Borders of shards are borders of blocks: a tensor's blocks have
+//     kernel.Block elements, and the last one what is left.
+//  9. The owner of a shard is a worker of the plan.
+//  10. Its mirrors are workers of the plan, each once, never the owner, and not
+//     more than Mirrors.
+//  11. In a boundary plan, a mirror is on the owner's host only if all workers
+//     of other hosts are mirrors of the shard already, and a shard has fewer
+//     than Mirrors mirrors only if all other workers are.
+//  12. No worker has to keep more than Buffers sums of gradients of a layer:
+//     its micro-batches of a stage are the leaves of at most that many
+//     disjoint nodes of the gradient tree.
+//  13. Only an in-step plan has settled pairs; they are in order, each once.
+//  14. Clocks are of workers of the plan, each once, and positive.
+//
+// And of a plan and the one before it, checked by [Plan.ValidateAfter]:
+//
+//  15. The version grows, and FromStep does not fall.
+//  16. The number of micro-batches stays.
+//  17. An in-step plan keeps the stages' layers and the shards' borders, and
+//     brings no new worker.
+//  18. In an in-step plan, a living owner stays; a lost one is followed by one
+//     of its mirrors, and nobody becomes a mirror.
+type Plan struct {
+	Version Version `json:"version"`
+	// FromStep is the first step that may run under the plan. An in-step plan
+	// is for the rest of this step.
+	FromStep int  `json:"from_step"`
+	InStep   bool `json:"in_step,omitempty"`
+
+	Workers []Worker     `json:"workers"`
+	Stages  []Stage      `json:"stages"`
+	Route   [][]WorkerID `json:"route"` // [stage][micro-batch]
+	// Settled pairs need not run in this step: they were done on a worker that
+	// is lost, and every holder of their stage has their gradients.
+	Settled []graph.Pair `json:"settled,omitempty"`
+	Limits  []Limit      `json:"limits"` // by stage, then in the order of its workers
+	Buffers int          `json:"buffers"`
+
+	Shards  []Shard `json:"shards"`
+	Mirrors int     `json:"mirrors"` // wanted for each shard
+	Clocks  []Clock `json:"clocks,omitempty"`
+}
+
+// Parse reads a plan from its JSON. The plan is not validated.
+func Parse(b []byte) (Plan, error) {
+	var p Plan
+	if err := json.Unmarshal(b, &p); err != nil {
+		return Plan{}, fmt.Errorf("plan: %w", err)
+	}
+	return p, nil
+}
+
+// Micros returns the number of micro-batches of a step.
+func (p *Plan) Micros() int {
+	if len(p.Route) == 0 {
+		return 0
+	}
+	return len(p.Route[0])
+}
+
+// Layers returns the number of layers.
+func (p *Plan) Layers() int {
+	if len(p.Stages) == 0 {
+		return 0
+	}
+	return p.Stages[len(p.Stages)-1].Hi
+}
+
+// StageOf returns the stage of a layer, -1 if there is none.
+func (p *Plan) StageOf(layer int) int {
+	return slices.IndexFunc(p.Stages, func(s Stage) bool { return s.Lo <= layer && layer < s.Hi })
+}
+
+// Worker returns the session of a worker of the plan.
+func (p *Plan) Worker(id WorkerID) (w Worker, ok bool) {
+	i, ok := slices.BinarySearchFunc(p.Workers, id, func(w Worker, id WorkerID) int { return cmp.Compare(w.ID, id) })
+	if !ok {
+		return Worker{}, false
+	}
+	return p.Workers[i], true
+}
+
+// StagesOf returns the stages a worker serves.
+func (p *Plan) StagesOf(id WorkerID) []int {
+	var stages []int
+	for s, st := range p.Stages {
+		if slices.Contains(st.Workers, id) {
+			stages = append(stages, s)
+		}
+	}
+	return stages
+}
+
+// Limit returns the limit of a worker in a stage, 0 if there is none.
+func (p *Plan) Limit(stage int, id WorkerID) int {
+	for _, l := range p.Limits {
+		if l.Stage == stage && l.Worker == id {
+			return l.Forwards
+		}
+	}
+	return 0
+}
+
+// ShardsOf returns the indices of the shards that a worker owns and those
+// that it mirrors.
+func (p *Plan) ShardsOf(id WorkerID) (owned, mirrored []int) {
+	for i, s := range p.Shards {
+		if s.Owner == id {
+			owned = append(owned, i)
+		} else if slices.Contains(s.Mirrors, id) {
+			mirrored = append(mirrored, i)
+		}
+	}
+	return owned, mirrored
+}
+
+// IsSettled reports whether a pair need not run in step FromStep.
+func (p *Plan) IsSettled(pair graph.Pair) bool {
+	_, found := slices.BinarySearchFunc(p.Settled, pair, graph.Pair.Compare)
+	return found
+}
+
+// String renders the plan for people, in several lines.
+func (p *Plan) String() string {
+	var b strings.Builder
+	kind := "from step"
+	if p.InStep {
+		kind = "in step"
+	}
+	fmt.Fprintf(&b, "plan %v %s %d: %s, %s, %s, %s per shard\n", p.Version, kind, p.FromStep,
+		count(len(p.Workers), "worker"), count(len(p.Stages), "stage"), count(p.Micros(), "micro-batch"), count(p.Mirrors, "mirror"))
+	type load struct{ owned, mirrored int }
+	loads := make(map[WorkerID]load)
+	for _, s := range p.Shards {
+		l := loads[s.Owner]
+		l.owned += s.Hi - s.Lo
+		loads[s.Owner] = l
+		for _, m := range s.Mirrors {
+			l := loads[m]
+			l.mirrored += s.Hi - s.Lo
+			loads[m] = l
+		}
+	}
+	for i, s := range p.Stages {
+		fmt.Fprintf(&b, "stage %d, layers %s\n", i, span(s.Lo, s.Hi))
+		for _, id := range s.Workers {
+			var micros []int
+			if i < len(p.Route) {
+				for m, w := range p.Route[i] {
+					if w == id {
+						micros = append(micros, m)
+					}
+				}
+			}
+			w, _ := p.Worker(id)
+			fmt.Fprintf(&b, "  worker %d", id)
+			if w.Host != "" {
+				fmt.Fprintf(&b, " on %s", w.Host)
+			}
+			fmt.Fprintf(&b, ": micro-batches %s, %d in flight, owns %d parameters, mirrors %d\n",
+				runs(micros), p.Limit(i, id), loads[id].owned, loads[id].mirrored)
+		}
+	}
+	if len(p.Settled) > 0 {
+		fmt.Fprintf(&b, "%d of %d passes need not run again\n", len(p.Settled), len(p.Stages)*p.Micros())
+	}
+	for _, c := range p.Clocks {
+		fmt.Fprintf(&b, "worker %d at %d MHz\n", c.Worker, c.MHz)
+	}
+	return b.String()
+}
+
+func count(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "ch"), strings.HasSuffix(what, "ss"):
+		return fmt.Sprintf("%d %ses", n, what)
+	default:
+		return fmt.Sprintf("%d %ss", n, what)
+	}
+}
+
+// span renders [lo, hi) as "3-5" or "3".
+func span(lo, hi int) string {
+	if hi-lo == 1 {
+		return fmt.Sprint(lo)
+	}
+	return fmt.Sprintf("%d-%d", lo, hi-1)
+}
+
+// runs renders ascending numbers as "0-3 8 10-11", none as "none".
+func runs(n []int) string {
+	if len(n) == 0 {
+		return "none"
+	}
+	var parts []string
+	for lo := 0; lo < len(n); {
+		hi := lo + 1
+		for hi < len(n) && n[hi] == n[hi-1]+1 {
+			hi++
+		}
+		parts = append(parts, span(n[lo], n[hi-1]+1))
+		lo = hi
+	}
+	return strings.Join(parts, " ")
+}
+
+// Reason says in one sentence why a plan is as it is.
+type Reason string

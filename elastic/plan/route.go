@@ -1,0 +1,436 @@
+package plan
+
+import (
+	"cmp"
+	"container/heap"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/tree"
+)
+
+// cover calls f for the fewest nodes of the gradient tree over m micro-batches
+// that together are [lo, hi).
+func cover(m, lo, hi int, f func(tree.Node)) {
+	var visit func(n tree.Node)
+	visit = func(n tree.Node) {
+		switch {
+		case hi <= n.Lo || n.Hi <= lo:
+		case lo <= n.Lo && n.Hi <= hi:
+			f(n)
+		default:
+			l, r := n.Split()
+			visit(l)
+			visit(r)
+		}
+	}
+	visit(tree.Root(m))
+}
+
+// nodes returns how many nodes cover [lo, hi).
+func nodes(m, lo, hi int) (n int) {
+	if hi-lo < 2 {
+		return hi - lo
+	}
+	cover(m, lo, hi, func(tree.Node) { n++ })
+	return n
+}
+
+// Nodes returns the nodes of the gradient tree that a worker can complete
+// alone, for the micro-batches that a stage routes to it: what it sends to
+// the owners of the stage's shards. Nodes are in ascending order.
+func Nodes(route []WorkerID, w WorkerID) []tree.Node {
+	var all []tree.Node
+	for lo := 0; lo < len(route); {
+		hi := lo + 1
+		if route[lo] == w {
+			for hi < len(route) && route[hi] == w {
+				hi++
+			}
+			cover(len(route), lo, hi, func(n tree.Node) { all = append(all, n) })
+		}
+		lo = hi
+	}
+	return all
+}
+
+// nodeCounts returns how many nodes each worker or rank has.
+func nodeCounts[T comparable](route []T) map[T]int {
+	counts := make(map[T]int)
+	for lo := 0; lo < len(route); {
+		hi := lo + 1
+		for hi < len(route) && route[hi] == route[lo] {
+			hi++
+		}
+		counts[route[lo]] += nodes(len(route), lo, hi)
+		lo = hi
+	}
+	return counts
+}
+
+// mostNodes returns the most nodes a worker or rank has.
+func mostNodes[T comparable](route []T) (most int) {
+	for _, n := range nodeCounts(route) {
+		most = max(most, n)
+	}
+	return most
+}
+
+// stageCost is what routing needs to know of a stage.
+type stageCost struct {
+	workers           []WorkerID
+	speeds            []float64
+	forward, backward time.Duration // of a micro-batch at speed 1
+}
+
+func (c *stageCost) work() float64 { return float64(c.forward + c.backward) }
+
+func stageCosts(p *Profile, stages []Stage) []stageCost {
+	costs := make([]stageCost, len(stages))
+	for i, s := range stages {
+		c := &costs[i]
+		c.workers = s.Workers
+		for _, w := range s.Workers {
+			c.speeds = append(c.speeds, p.speed(w))
+		}
+		for _, l := range p.Layers[s.Lo:s.Hi] {
+			c.forward += l.Forward
+			c.backward += l.Backward
+		}
+	}
+	return costs
+}
+
+// alike reports whether rank i of one stage can have what rank i of the other
+// has.
+func (c *stageCost) alike(o *stageCost) bool { return slices.Equal(c.speeds, o.speeds) }
+
+// A ranking says which rank of a stage has each micro-batch.
+type ranking []int
+
+func (r ranking) route(workers []WorkerID) []WorkerID {
+	route := make([]WorkerID, len(r))
+	for m, rank := range r {
+		route[m] = workers[rank]
+	}
+	return route
+}
+
+// borderWindow bounds how many places are tried for each border.
+const borderWindow = 64
+
+// contiguous deals micro-batches in contiguous runs. No worker needs longer
+// than the slowest of shares, and of all such runs these are covered by the
+// fewest nodes of the gradient tree.
+func contiguous(micros int, speeds []float64) ranking {
+	n, slowest := shares(micros, speeds)
+	ranks := len(speeds)
+	most := make([]int, ranks) // micro-batches that rank can run in time
+	after := make([]int, ranks+1)
+	for r := ranks - 1; r >= 0; r-- {
+		most[r] = max(n[r], int(slowest*speeds[r]))
+		after[r] = after[r+1] + most[r]
+	}
+	// best[r][e-lows[r]] is the fewest nodes for the first r ranks if they end
+	// at e; back is where the last of them begins.
+	type cell struct{ nodes, back int }
+	best := make([][]cell, ranks+1)
+	lows := make([]int, ranks+1)
+	best[0] = []cell{{}}
+	before, even := 0, 0
+	for r := range ranks {
+		before += most[r]
+		even += n[r]
+		lo, hi := max(0, micros-after[r+1]), min(micros, before)
+		lo, hi = max(lo, even-borderWindow/2), min(hi, even+borderWindow/2)
+		lows[r+1] = lo
+		best[r+1] = make([]cell, hi-lo+1)
+		for end := lo; end <= hi; end++ {
+			c := cell{nodes: math.MaxInt}
+			for i, b := range best[r] {
+				begin := lows[r] + i
+				if begin > end || end-begin > most[r] || b.nodes == math.MaxInt {
+					continue
+				}
+				if total := b.nodes + nodes(micros, begin, end); total < c.nodes {
+					c = cell{total, begin}
+				}
+			}
+			best[r+1][end-lo] = c
+		}
+	}
+	ranking := make(ranking, micros)
+	end := micros
+	for r := ranks; r > 0; r-- {
+		begin := best[r][end-lows[r]].back
+		for m := begin; m < end; m++ {
+			ranking[m] = r - 1
+		}
+		end = begin
+	}
+	return ranking
+}
+
+// schedule says when micro-batches come to a stage.
+type schedule struct {
+	at    []float64
+	order []int // micro-batches by at
+}
+
+// together is the schedule in which all are there at once.
+func together(micros int) schedule {
+	s := schedule{make([]float64, micros), make([]int, micros)}
+	for m := range s.order {
+		s.order[m] = m
+	}
+	return s
+}
+
+// inOrder deals blocks of micro-batches, in the order in which their first
+// ones come, each to the worker that is done first with what it has.
+func inOrder(block int, speeds []float64, come schedule) ranking {
+	micros := len(come.at)
+	n, _ := shares(micros, speeds)
+	d := dealt{ranks: make([]int, len(speeds)), has: make([]int, len(speeds)), share: n, speeds: speeds, block: block}
+	for i := range d.ranks {
+		d.ranks[i] = i
+	}
+	heap.Init(&d)
+	r := make(ranking, micros)
+	for _, first := range come.order {
+		if first%block != 0 {
+			continue
+		}
+		rank := d.ranks[0]
+		end := min(first+block, micros)
+		for m := first; m < end; m++ {
+			r[m] = rank
+		}
+		d.has[rank] += end - first
+		heap.Fix(&d, 0)
+	}
+	return r
+}
+
+// dealt is a heap of ranks: who would be over its share by the least with
+// another block comes first, then who is done first.
+type dealt struct {
+	ranks      []int
+	has, share []int // by rank
+	speeds     []float64
+	block      int
+}
+
+func (d *dealt) Len() int      { return len(d.ranks) }
+func (d *dealt) Swap(i, j int) { d.ranks[i], d.ranks[j] = d.ranks[j], d.ranks[i] }
+func (d *dealt) Less(i, j int) bool {
+	a, b := d.ranks[i], d.ranks[j]
+	if x, y := max(0, d.has[a]+d.block-d.share[a]), max(0, d.has[b]+d.block-d.share[b]); x != y {
+		return x < y
+	}
+	if x, y := float64(d.has[a]+d.block)/d.speeds[a], float64(d.has[b]+d.block)/d.speeds[b]; x != y {
+		return x < y
+	}
+	return a < b
+}
+func (d *dealt) Push(any) { panic("plan: ranks are fixed") }
+func (d *dealt) Pop() any { panic("plan: ranks are fixed") }
+
+// handOn estimates when a stage hands each micro-batch on: every worker runs
+// its own one after the other, each as soon as it is there.
+func handOn(r ranking, c *stageCost, come schedule) schedule {
+	out := schedule{make([]float64, len(r)), slices.Clone(come.order)}
+	free := make([]float64, len(c.speeds))
+	for _, m := range come.order {
+		w := r[m]
+		begin := max(free[w], come.at[m])
+		out.at[m] = begin + float64(c.forward)/c.speeds[w]
+		free[w] = begin + c.work()/c.speeds[w]
+	}
+	slices.SortStableFunc(out.order, func(a, b int) int {
+		switch x, y := out.at[a], out.at[b]; {
+		case x < y:
+			return -1
+		case x > y:
+			return 1
+		}
+		return a - b
+	})
+	return out
+}
+
+// candidate is a way to route all stages.
+type candidate struct {
+	rankings []ranking
+}
+
+// follow routes all stages after the first one: a stage like the one before
+// has the same micro-batches at each rank, so that each rank talks to one
+// rank only; another one takes blocks as they come.
+func follow(first ranking, costs []stageCost, block int) candidate {
+	c := candidate{rankings: []ranking{first}}
+	come := handOn(first, &costs[0], together(len(first)))
+	for s := 1; s < len(costs); s++ {
+		r := c.rankings[s-1]
+		if !costs[s].alike(&costs[s-1]) {
+			r = inOrder(block, costs[s].speeds, come)
+		}
+		c.rankings = append(c.rankings, r)
+		if s+1 < len(costs) {
+			come = handOn(r, &costs[s], come)
+		}
+	}
+	return c
+}
+
+// runsOnly routes all stages in contiguous runs.
+func runsOnly(micros int, costs []stageCost) candidate {
+	var c candidate
+	for s := range costs {
+		if s > 0 && costs[s].alike(&costs[s-1]) {
+			c.rankings = append(c.rankings, c.rankings[s-1])
+		} else {
+			c.rankings = append(c.rankings, contiguous(micros, costs[s].speeds))
+		}
+	}
+	return c
+}
+
+// buffers returns the most nodes of the gradient tree that a worker has.
+func (c *candidate) buffers() (most int) {
+	for s, r := range c.rankings {
+		if s == 0 || !same(r, c.rankings[s-1]) {
+			most = max(most, mostNodes(r))
+		}
+	}
+	return most
+}
+
+// same reports whether two rankings are one in memory.
+func same(a, b ranking) bool { return &a[0] == &b[0] }
+
+// searchTasks is the number of passes of a step up to which candidates are
+// tried in the simulator.
+const searchTasks = 1024
+
+// slack is by how much a step may be longer for fewer nodes in the gradient
+// tree, or for fewer forward passes in flight.
+const slack = 0.01
+
+// route fills in Route, Limits and Buffers of a plan that has stages.
+func (p *Plan) route(prof *Profile, micros int) {
+	costs := stageCosts(prof, p.Stages)
+	runs := runsOnly(micros, costs)
+	even := true
+	for s := range costs {
+		even = even && costs[s].alike(&costs[0])
+	}
+	if even {
+		p.take(runs, costs, 0)
+		return
+	}
+	buffers := prof.buffers()
+	candidates := []candidate{runs}
+	add := func(c candidate) {
+		if c.buffers() <= buffers {
+			candidates = append(candidates, c)
+		}
+	}
+	small := 2*micros*len(p.Stages) <= searchTasks
+	if !small {
+		// No time for a search: the largest blocks that are still small against
+		// what a worker has in all.
+		block := 1
+		for fewest := micros / mostWorkers(costs); block*16 <= fewest; block *= 2 {
+		}
+		for ; block < micros && len(candidates) == 1; block *= 2 {
+			add(follow(inOrder(block, costs[0].speeds, together(micros)), costs, block))
+		}
+		p.take(candidates[len(candidates)-1], costs, 1)
+		return
+	}
+	for block := 1; block <= 8 && block < micros; block *= 2 {
+		add(follow(runs.rankings[0], costs, block))
+		for first := 1; first <= block; first *= 2 {
+			add(follow(inOrder(first, costs[0].speeds, together(micros)), costs, block))
+		}
+	}
+	type trial struct {
+		candidate, extra, nodes int
+		time                    time.Duration
+	}
+	var trials []trial
+	for i, c := range candidates {
+		for extra := range 3 {
+			p.take(c, costs, extra)
+			total := 0
+			for _, r := range p.Route {
+				for _, n := range nodeCounts(r) {
+					total += n
+				}
+			}
+			trials = append(trials, trial{i, extra, total, p.passTime(prof) + p.reduceTime(prof)})
+		}
+	}
+	fastest := slices.MinFunc(trials, func(a, b trial) int { return cmp.Compare(a.time, b.time) }).time
+	enough := fastest + time.Duration(slack*float64(fastest))
+	trials = slices.DeleteFunc(trials, func(t trial) bool { return t.time > enough })
+	best := slices.MinFunc(trials, func(a, b trial) int {
+		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.time, b.time))
+	})
+	p.take(candidates[best.candidate], costs, best.extra)
+}
+
+func mostWorkers(costs []stageCost) (n int) {
+	for _, c := range costs {
+		n = max(n, len(c.workers))
+	}
+	return n
+}
+
+// take writes a candidate into the plan, with limits greater by extra than
+// they have to be.
+func (p *Plan) take(c candidate, costs []stageCost, extra int) {
+	p.Route = make([][]WorkerID, len(costs))
+	for s, r := range c.rankings {
+		p.Route[s] = r.route(costs[s].workers)
+	}
+	p.Buffers = c.buffers()
+	p.limit(c, costs, extra)
+}
+
+// limit sets the limits. A worker has as many micro-batches in flight as it
+// begins in the time that one takes from its forward to its backward pass,
+// through all later stages: at the pace of the slowest stage these are the
+// path times what the worker runs in a step, over the time of the slowest
+// stage. For equal stages this is the number of stages from its own on.
+func (p *Plan) limit(c candidate, costs []stageCost, extra int) {
+	p.Limits = p.Limits[:0]
+	step := 0.0
+	counts := make([][]int, len(costs))
+	for s, r := range c.rankings {
+		counts[s] = make([]int, len(costs[s].workers))
+		for _, rank := range r {
+			counts[s][rank]++
+		}
+		for rank, n := range counts[s] {
+			step = max(step, float64(n)*costs[s].work()/costs[s].speeds[rank])
+		}
+	}
+	path := make([]float64, len(costs)+1)
+	for s := len(costs) - 1; s >= 0; s-- {
+		path[s] = path[s+1] + costs[s].work()/slices.Min(costs[s].speeds)
+	}
+	for s := range costs {
+		for rank, w := range costs[s].workers {
+			n := 0
+			if step > 0 {
+				const rounding = 1e-9
+				n = int(math.Ceil(path[s]*float64(counts[s][rank])/step-rounding)) + extra
+			}
+			n = max(min(n, counts[s][rank]), len(costs)-s)
+			p.Limits = append(p.Limits, Limit{s, w, n})
+		}
+	}
+}

@@ -1,0 +1,194 @@
+package plan
+
+import (
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/graph"
+)
+
+// Graph lays out a step under the plan, with the times of the profile.
+func (p *Plan) Graph(prof Profile) (*graph.Graph, error) {
+	prof = prof.measured()
+	return graph.New(p.step(&prof, true))
+}
+
+// Simulate executes a step under the plan, with the times of the profile. For
+// worker i of the schedule see Workers[i]. The plan must be valid.
+func (p *Plan) Simulate(prof Profile) (graph.Schedule, error) {
+	g, err := p.Graph(prof)
+	if err != nil {
+		return graph.Schedule{}, err
+	}
+	return g.Simulate()
+}
+
+// Estimate returns about how long a step takes, in closed form: the way of
+// one micro-batch through all stages and back, then the slowest worker's
+// others, and the reduction of gradients.
+func (p *Plan) Estimate(prof Profile) time.Duration {
+	prof = prof.measured()
+	costs := stageCosts(&prof, p.Stages)
+	var way, slowest float64
+	for s := range costs {
+		c := &costs[s]
+		counts := make(map[WorkerID]int)
+		for _, w := range p.Route[s] {
+			counts[w]++
+		}
+		for i, w := range c.workers {
+			slowest = max(slowest, float64(counts[w]-1)*c.work()/c.speeds[i])
+		}
+		way += c.work() / slices.Max(c.speeds)
+		if s > 0 {
+			way += 2 * float64(prof.transfer(prof.Layers[p.Stages[s].Lo-1].Output))
+		}
+	}
+	return time.Duration(way+slowest) + p.reduceTime(&prof)
+}
+
+// transfer returns how long it takes to send bytes to another worker.
+func (p *Profile) transfer(bytes int64) time.Duration { return p.Latency + p.stream(bytes) }
+
+// stream returns how long a link is busy with bytes.
+func (p *Profile) stream(bytes int64) time.Duration {
+	if p.Bandwidth <= 0 {
+		return 0
+	}
+	return time.Duration(float64(bytes) / p.Bandwidth * float64(time.Second))
+}
+
+// bytesPerParameter is the size of a float32.
+const bytesPerParameter = 4
+
+// reduceTime returns how long the owners' links are busy with gradients,
+// those of the slowest stage.
+func (p *Plan) reduceTime(prof *Profile) (slowest time.Duration) {
+	if prof.Bandwidth <= 0 {
+		return 0
+	}
+	for s, st := range p.Stages {
+		var params int64
+		for _, l := range prof.Layers[st.Lo:st.Hi] {
+			params += int64(l.Size())
+		}
+		total := 0
+		for _, n := range nodeCounts(p.Route[s]) {
+			total += n
+		}
+		ranks := int64(len(st.Workers))
+		// Of every node an owner gets its share, unless it made it itself.
+		remote := int64(total) * (ranks - 1) / ranks
+		slowest = max(slowest, prof.stream(bytesPerParameter*params/ranks*remote))
+	}
+	return slowest
+}
+
+// passTime returns how long the forward and backward passes take.
+func (p *Plan) passTime(prof *Profile) time.Duration {
+	g, err := graph.New(p.step(prof, false))
+	if err != nil {
+		panic(err) // the planner made the plan
+	}
+	s, err := g.Simulate()
+	if err != nil {
+		panic(err)
+	}
+	return s.Makespan
+}
+
+// step describes the plan to the graph. prof is measured.
+func (p *Plan) step(prof *Profile, shards bool) graph.Step {
+	costs := stageCosts(prof, p.Stages)
+	index := make(map[WorkerID]int, len(p.Workers))
+	for i, w := range p.Workers {
+		index[w.ID] = i
+	}
+	step := graph.Step{Workers: len(p.Workers), Micros: p.Micros()}
+	for i, s := range p.Stages {
+		st := graph.Stage{Lo: s.Lo, Hi: s.Hi}
+		for _, w := range s.Workers {
+			st.Workers = append(st.Workers, index[w])
+			st.Limits = append(st.Limits, p.Limit(i, w))
+		}
+		for _, w := range p.Route[i] {
+			st.Route = append(st.Route, index[w])
+		}
+		step.Stages = append(step.Stages, st)
+	}
+	if shards {
+		for _, s := range p.Shards {
+			sh := graph.Shard{Layer: s.Layer, Owner: index[s.Owner]}
+			for _, m := range s.Mirrors {
+				sh.Mirrors = append(sh.Mirrors, index[m])
+			}
+			step.Shards = append(step.Shards, sh)
+		}
+	}
+	speed := func(worker int) float64 { return prof.speed(p.Workers[worker].ID) }
+	at := func(d time.Duration, worker int) time.Duration { return time.Duration(float64(d) / speed(worker)) }
+
+	// What is counted once: nodes that come to an owner from others, and what
+	// a worker of a stage owns of a layer.
+	stageOf := make([]int, len(prof.Layers))
+	into := make([]time.Duration, len(prof.Layers)) // forward time of the layers before, in the stage
+	counts := make([]map[WorkerID]int, len(p.Stages))
+	totals := make([]int, len(p.Stages))
+	for i, s := range p.Stages {
+		var sum time.Duration
+		for l := s.Lo; l < s.Hi; l++ {
+			stageOf[l], into[l] = i, sum
+			sum += prof.Layers[l].Forward
+		}
+		if shards {
+			counts[i] = nodeCounts(p.Route[i])
+			for _, n := range counts[i] {
+				totals[i] += n
+			}
+		}
+	}
+	type part struct {
+		layer  int
+		worker WorkerID
+	}
+	owns := make(map[part]int)
+	if shards {
+		for _, s := range p.Shards {
+			owns[part{s.Layer, s.Owner}] += s.Hi - s.Lo
+		}
+	}
+	step.Time = func(t graph.Task, worker int) time.Duration {
+		switch t.Kind {
+		case graph.Forward:
+			return at(costs[t.Stage].forward, worker)
+		case graph.Backward:
+			return at(costs[t.Stage].backward, worker)
+		case graph.Reduce:
+			s := p.Shards[t.Shard]
+			remote := totals[stageOf[s.Layer]] - counts[stageOf[s.Layer]][s.Owner]
+			return prof.stream(int64(s.Hi-s.Lo) * bytesPerParameter * int64(remote))
+		case graph.Update:
+			if s := p.Shards[t.Shard]; prof.Updates > 0 {
+				return at(time.Duration(float64(s.Hi-s.Lo)/prof.Updates*float64(time.Second)), worker)
+			}
+		case graph.Gather:
+			foreign := prof.Layers[t.Layer].Size() - owns[part{t.Layer, p.Workers[worker].ID}]
+			return prof.stream(int64(foreign) * bytesPerParameter)
+		}
+		return 0
+	}
+	step.Into = func(layer, worker int) time.Duration { return at(into[layer], worker) }
+	step.Delay = func(t graph.Task, from, to int) time.Duration {
+		switch t.Kind {
+		case graph.Forward:
+			return prof.transfer(prof.Layers[p.Stages[t.Stage].Hi-1].Output)
+		case graph.Backward:
+			if t.Stage == 0 {
+				break // to the owner of a shard: the reduction has the bytes
+			}
+			return prof.transfer(prof.Layers[p.Stages[t.Stage].Lo-1].Output)
+		}
+		return prof.Latency
+	}
+	return step
+}
