@@ -36,6 +36,13 @@ type Config struct {
 	// 40 Gbit/s link, so that it never waits for credit.
 	Ahead int
 
+	// Segment is the size in bytes of the messages into which ring algorithms
+	// cut what they pass on; the same on all members. Default 256 KiB.
+	Segment int
+	// Rates are what the choice of an algorithm goes by; the same on all
+	// members. Its zero fields mean their defaults.
+	Rates Rates
+
 	// Redial is the first pause after a failed attempt to link with a peer;
 	// it doubles up to 32 times itself. Default 10 ms.
 	Redial time.Duration
@@ -99,6 +106,12 @@ func (c Config) Validate() error {
 	if c.Ahead < 0 {
 		fault("Ahead is %d; it must be at least 1, or 0 for %d", c.Ahead, defaults.Ahead)
 	}
+	if c.Segment < 0 || c.Segment%4 != 0 {
+		fault("Segment is %d; it must be a multiple of 4, or 0 for %d", c.Segment, defaults.Segment)
+	}
+	if r := c.Rates; min(r.Latency, r.Message, r.Byte, r.Add, r.Incast) < 0 {
+		fault("Rates are %+v; none may be negative", r)
+	}
 	if c.Redial < 0 {
 		fault("Redial is %v; it must be positive, or 0 for %v", c.Redial, defaults.Redial)
 	}
@@ -109,7 +122,7 @@ func (c Config) Validate() error {
 }
 
 var defaults = Config{
-	Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20,
+	Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10,
 	Redial: 10 * time.Millisecond, Handshake: 5 * time.Second,
 }
 
@@ -119,6 +132,8 @@ func (c Config) withDefaults() Config {
 	c.Pool = or(c.Pool, defaults.Pool)
 	c.Incast = or(c.Incast, defaults.Incast)
 	c.Ahead = or(c.Ahead, defaults.Ahead)
+	c.Segment = or(c.Segment, defaults.Segment)
+	c.Rates = c.Rates.withDefaults()
 	c.Redial = or(c.Redial, defaults.Redial)
 	c.Handshake = or(c.Handshake, defaults.Handshake)
 	if c.Eager < 0 {

@@ -18,6 +18,10 @@ const memBuffer = 64 << 10
 // connections are buffered, wait on nothing but condition variables, and take
 // time from timers only, so all of it works in a testing/synctest bubble.
 type Mem struct {
+	// Latency is how long every byte takes to the other side. It must not
+	// change once there are connections.
+	Latency time.Duration
+
 	mu        sync.Mutex
 	listeners map[string]*memListener
 	next      int
@@ -54,7 +58,7 @@ func (m *Mem) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if l == nil {
 		return nil, fmt.Errorf("comm: dial %q: connection refused", addr)
 	}
-	near, far := memPipe(addr)
+	near, far := memPipe(addr, m.Latency)
 	select {
 	case l.queue <- far:
 		return near, nil
@@ -95,8 +99,8 @@ func (l *memListener) Close() error {
 }
 
 // memPipe returns the two ends of a connection.
-func memPipe(addr string) (near, far net.Conn) {
-	ab, ba := newMemHalf(), newMemHalf()
+func memPipe(addr string, latency time.Duration) (near, far net.Conn) {
+	ab, ba := newMemHalf(latency), newMemHalf(latency)
 	return &memConn{in: ba, out: ab, addr: memAddr(addr)}, &memConn{in: ab, out: ba, addr: memAddr(addr)}
 }
 
@@ -136,13 +140,15 @@ type memHalf struct {
 	changed  sync.Cond
 	ring     []byte
 	at, used int
+	there    int // of the used bytes, those that have arrived
+	latency  time.Duration
 
 	readErr, writeErr error // set when closed
 	readBy, writeBy   memDeadline
 }
 
-func newMemHalf() *memHalf {
-	h := &memHalf{ring: make([]byte, memBuffer)}
+func newMemHalf(latency time.Duration) *memHalf {
+	h := &memHalf{ring: make([]byte, memBuffer), latency: latency}
 	h.changed.L = &h.mu
 	return h
 }
@@ -172,16 +178,17 @@ func (h *memHalf) read(p []byte) (int, error) {
 			return 0, os.ErrDeadlineExceeded
 		case len(p) == 0:
 			return 0, nil
-		case h.used > 0:
-			n := copy(p, h.ring[h.at:min(h.at+h.used, len(h.ring))])
-			if n < len(p) && n < h.used {
-				n += copy(p[n:], h.ring[:h.used-n])
+		case h.there > 0:
+			n := copy(p, h.ring[h.at:min(h.at+h.there, len(h.ring))])
+			if n < len(p) && n < h.there {
+				n += copy(p[n:], h.ring[:h.there-n])
 			}
 			h.at = (h.at + n) % len(h.ring)
 			h.used -= n
+			h.there -= n
 			h.changed.Broadcast()
 			return n, nil
-		case h.readErr != nil:
+		case h.readErr != nil && h.used == 0:
 			return 0, h.readErr
 		}
 		h.changed.Wait()
@@ -204,11 +211,26 @@ func (h *memHalf) write(p []byte) (n int, err error) {
 			m := copy(h.ring[end:min(end+len(h.ring)-h.used, len(h.ring))], p[n:])
 			n += m
 			h.used += m
-			h.changed.Broadcast()
+			h.arrive(m)
 			continue
 		}
 		h.changed.Wait()
 	}
+}
+
+// arrive lets the reader see n more bytes, after the latency.
+func (h *memHalf) arrive(n int) {
+	if h.latency == 0 {
+		h.there += n
+		h.changed.Broadcast()
+		return
+	}
+	time.AfterFunc(h.latency, func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.there += n
+		h.changed.Broadcast()
+	})
 }
 
 // memDeadline is a deadline of one side of a half.

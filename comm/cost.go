@@ -1,0 +1,124 @@
+package comm
+
+import "fmt"
+
+// Algorithm is a way to carry an operation out.
+type Algorithm uint8
+
+// The algorithms.
+const (
+	Auto   Algorithm = iota // the cheapest by the endpoint's [Rates]
+	Ring                    // everyone talks to its neighbours
+	Direct                  // everyone talks to everyone it has something for
+)
+
+// String returns the algorithm's name.
+func (a Algorithm) String() string {
+	switch a {
+	case Auto:
+		return "auto"
+	case Ring:
+		return "ring"
+	case Direct:
+		return "direct"
+	}
+	return fmt.Sprintf("algorithm%d", uint8(a))
+}
+
+// Cost is what an operation costs by the model in the package comment.
+type Cost struct {
+	Steps    int   // the longest chain of messages each of which waits for the one before
+	Messages int   // of all members together
+	Bytes    int64 // of all members together, without headers
+	Busiest  int64 // bytes sent by the member that sends most
+	Fan      int   // most senders to one member at once
+	Adds     int64 // float32 additions of the member that adds most
+}
+
+// CostOf returns the cost of an operation of n members on size bytes in all:
+// what is broadcast, the sum of all parts, or what is reduced. segment is
+// Config.Segment. Parts are even; where n does not divide size the bytes are
+// those of the next size that it does. The tree reduction's cost depends on
+// its nodes; see [TreePlan].
+func CostOf(op Op, a Algorithm, n int, size int64, segment int) Cost {
+	if n < 2 {
+		return Cost{}
+	}
+	m := int64(n)
+	part := (size + m - 1) / m
+	c := Cost{Steps: 1, Messages: n * (n - 1), Fan: n - 1}
+	ring := a == Ring
+	if ring {
+		c.Steps, c.Fan = n-1, 1
+	}
+	switch op {
+	case OpSend:
+		return Cost{Steps: 1, Messages: 1, Bytes: size, Busiest: size, Fan: 1}
+	case OpBarrier:
+		if ring {
+			c.Steps, c.Messages = 2*n-1, 2*n-1
+		}
+	case OpBroadcast:
+		c.Messages, c.Bytes, c.Busiest, c.Fan = n-1, (m-1)*size, (m-1)*size, 1
+		if ring {
+			c.Messages, c.Busiest = (n-1)*segments(size, segment), size
+		}
+	case OpAllGather:
+		c.Bytes, c.Busiest = m*(m-1)*part, (m-1)*part
+	case OpReduceScatter:
+		c.Bytes, c.Busiest, c.Adds = m*(m-1)*part, (m-1)*part, (m-1)*part/4
+		if ring {
+			c.Messages *= segments(part, segment)
+		}
+	case OpAllReduce:
+		c.Bytes, c.Busiest, c.Adds = m*(m-1)*size, (m-1)*size, (m-1)*size/4
+		if ring {
+			c.Steps = 2 * (n - 1)
+			c.Messages *= segments(part, segment) + 1
+			c.Bytes, c.Busiest, c.Adds = 2*m*(m-1)*part, 2*(m-1)*part, (m-1)*part/4
+		}
+	}
+	return c
+}
+
+// segments returns in how many messages a ring sends size bytes.
+func segments(size int64, segment int) int {
+	return int(max(1, (size+int64(segment)-1)/int64(segment)))
+}
+
+// Rates turn a [Cost] into time, in seconds.
+type Rates struct {
+	Latency float64 // of a small message from member to member. Default 30 µs
+	Message float64 // of a member's work for one more message. Default 5 µs
+	Byte    float64 // of one byte on a member's link. Default 0.5 ns
+	Add     float64 // of one float32 addition. Default 0.2 ns
+	Incast  float64 // of one byte more when more than Config.Incast members send to one, as a share of Byte. Default 0.25
+}
+
+var defaultRates = Rates{Latency: 30e-6, Message: 5e-6, Byte: 0.5e-9, Add: 0.2e-9, Incast: 0.25}
+
+func (r Rates) withDefaults() Rates {
+	return Rates{or(r.Latency, defaultRates.Latency), or(r.Message, defaultRates.Message), or(r.Byte, defaultRates.Byte),
+		or(r.Add, defaultRates.Add), or(r.Incast, defaultRates.Incast)}
+}
+
+// Time returns how long an operation of n members takes.
+func (r Rates) Time(c Cost, n, incast int) float64 {
+	bytes := float64(c.Busiest) * r.Byte
+	if c.Fan > incast {
+		bytes *= 1 + r.Incast
+	}
+	return float64(c.Steps)*r.Latency + float64(c.Messages)/float64(n)*r.Message + bytes + float64(c.Adds)*r.Add
+}
+
+// Choose returns the cheapest algorithm. All members come to the same choice
+// if their rates and Config.Segment are the same.
+func (r Rates) Choose(op Op, n int, size int64, segment, incast int) Algorithm {
+	best, least := Direct, 0.0
+	for i, a := range []Algorithm{Direct, Ring} {
+		if t := r.Time(CostOf(op, a, n, size, segment), n, incast); i == 0 || t < least {
+			best, least = a, t
+		}
+	}
+	return best
+}
