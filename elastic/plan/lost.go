@@ -134,12 +134,18 @@ func (p *Plan) staff(current *Plan, alive map[WorkerID]bool) {
 	}
 }
 
+// routed reports whether the plan routes a pair to the worker that speaks of
+// it. A worker that has not applied the plan yet may speak of others.
+func (p *Plan) routed(w Work) bool {
+	return w.Stage >= 0 && w.Stage < len(p.Route) && w.Micro >= 0 && w.Micro < p.Micros() && p.Route[w.Stage][w.Micro] == w.Worker
+}
+
 // rerun returns the pairs that have to run again because nobody alive has
 // what they made and somebody needs it.
 func rerun(current *Plan, v *View, alive map[WorkerID]bool) map[graph.Pair]bool {
 	works := make(map[graph.Pair]graph.Status, len(v.Works))
 	for _, w := range v.Works {
-		if alive[w.Worker] {
+		if alive[w.Worker] && current.routed(w) {
 			works[w.Pair] = w.Status
 		}
 	}
@@ -147,14 +153,14 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool) map[graph.Pair]bool 
 	for _, s := range v.Settled {
 		settled[s] = true
 	}
-	// nobody: what the pair made is on no living worker.
-	nobody := func(pair graph.Pair) bool {
-		return !alive[current.Route[pair.Stage][pair.Micro]] || !current.unsettled(pair, v.Step)
+	// lost: what the pair made is on no living worker.
+	lost := func(pair graph.Pair) bool {
+		return !alive[current.Route[pair.Stage][pair.Micro]] || !current.Runs(pair, v.Step)
 	}
 	again := make(map[graph.Pair]bool)
 	var need func(pair graph.Pair)
 	need = func(pair graph.Pair) {
-		if pair.Stage < 0 || pair.Stage >= len(current.Stages) || again[pair] || !nobody(pair) {
+		if pair.Stage < 0 || pair.Stage >= len(current.Stages) || again[pair] || !lost(pair) {
 			return
 		}
 		again[pair] = true
@@ -164,7 +170,7 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool) map[graph.Pair]bool 
 	for s := range current.Stages {
 		for m := range current.Route[s] {
 			pair := graph.Pair{Stage: s, Micro: m}
-			if nobody(pair) {
+			if lost(pair) {
 				if !settled[pair] {
 					need(pair)
 				}
@@ -188,7 +194,7 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool) map[graph.Pair]bool 
 func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID]bool, again map[graph.Pair]bool) int {
 	done := make(map[graph.Pair]bool)
 	for _, w := range v.Works {
-		if alive[w.Worker] && w.Phase == graph.Finished {
+		if alive[w.Worker] && current.routed(w) && w.Phase == graph.Finished {
 			done[w.Pair] = true
 		}
 	}
@@ -199,7 +205,7 @@ func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID
 	for s, route := range current.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
-			if alive[w] && !done[pair] && current.unsettled(pair, v.Step) {
+			if alive[w] && !done[pair] && current.Runs(pair, v.Step) {
 				left[w] += weight(s, w)
 			}
 		}
@@ -215,7 +221,7 @@ func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID
 			case !alive[w]:
 				rest = append(rest, m)
 				p.Settled = append(p.Settled, pair)
-			case !current.unsettled(pair, v.Step):
+			case !current.Runs(pair, v.Step):
 				p.Settled = append(p.Settled, pair)
 			}
 		}
@@ -253,6 +259,6 @@ func (p *Plan) capacity(current *Plan) {
 		for _, w := range st.Workers {
 			p.Limits = append(p.Limits, Limit{s, w, max(current.Limit(s, w), len(p.Stages)-s)})
 		}
-		p.Buffers = max(p.Buffers, mostNodes(p.Route[s]))
+		p.Buffers = max(p.Buffers, p.mostSums(s))
 	}
 }

@@ -89,7 +89,7 @@ type Clock struct {
 //     of other hosts are mirrors of the shard already, and a shard has fewer
 //     than Mirrors mirrors only if all other workers are.
 //  12. No worker has to keep more than Buffers sums of gradients of a layer:
-//     its micro-batches of a stage are the leaves of at most that many
+//     what it runs of a stage in a step are the leaves of at most that many
 //     disjoint nodes of the gradient tree.
 //  13. Only an in-step plan has settled pairs; they are in order, each once.
 //  14. Clocks are of workers of the plan, each once, and positive.
@@ -196,10 +196,13 @@ func (p *Plan) ShardsOf(id WorkerID) (owned, mirrored []int) {
 	return owned, mirrored
 }
 
-// IsSettled reports whether a pair need not run in step FromStep.
-func (p *Plan) IsSettled(pair graph.Pair) bool {
-	_, found := slices.BinarySearchFunc(p.Settled, pair, graph.Pair.Compare)
-	return found
+// Runs reports whether a pair is to run under the plan in a step.
+func (p *Plan) Runs(pair graph.Pair, step int) bool {
+	if !p.InStep || step != p.FromStep {
+		return true
+	}
+	_, settled := slices.BinarySearchFunc(p.Settled, pair, graph.Pair.Compare)
+	return !settled
 }
 
 // String renders the plan for people, in several lines.

@@ -38,10 +38,11 @@ func nodes(m, lo, hi int) (n int) {
 }
 
 // Nodes returns the nodes of the gradient tree that a worker can complete
-// alone, for the micro-batches that a stage routes to it: what it sends to
-// the owners of the stage's shards. Nodes are in ascending order.
-func Nodes(route []WorkerID, w WorkerID) []tree.Node {
+// alone in a step: those whose micro-batches it runs in a stage. It sends
+// their sums to the owners of the stage's shards. They are in ascending order.
+func (p *Plan) Nodes(stage int, w WorkerID, step int) []tree.Node {
 	var all []tree.Node
+	route := p.runs(stage, step)
 	for lo := 0; lo < len(route); {
 		hi := lo + 1
 		if route[lo] == w {
@@ -53,6 +54,29 @@ func Nodes(route []WorkerID, w WorkerID) []tree.Node {
 		lo = hi
 	}
 	return all
+}
+
+// nobody is the worker of settled pairs.
+const nobody WorkerID = -1
+
+// runs returns which worker runs each micro-batch in a step.
+func (p *Plan) runs(stage, step int) []WorkerID {
+	if !p.InStep || step != p.FromStep || len(p.Settled) == 0 {
+		return p.Route[stage]
+	}
+	route := slices.Clone(p.Route[stage])
+	for _, s := range p.Settled {
+		if s.Stage == stage && s.Micro >= 0 && s.Micro < len(route) { // Validate may call this
+			route[s.Micro] = nobody
+		}
+	}
+	return route
+}
+
+// mostSums returns the most nodes a worker has in a stage, in the step that
+// the plan begins with or in a later one.
+func (p *Plan) mostSums(stage int) int {
+	return max(mostNodes(p.Route[stage]), mostNodes(p.runs(stage, p.FromStep)))
 }
 
 // nodeCounts returns how many nodes each worker or rank has.
@@ -70,9 +94,11 @@ func nodeCounts[T comparable](route []T) map[T]int {
 }
 
 // mostNodes returns the most nodes a worker or rank has.
-func mostNodes[T comparable](route []T) (most int) {
-	for _, n := range nodeCounts(route) {
-		most = max(most, n)
+func mostNodes[T WorkerID | int](route []T) (most int) {
+	for w, n := range nodeCounts(route) {
+		if w >= 0 {
+			most = max(most, n)
+		}
 	}
 	return most
 }
@@ -342,7 +368,12 @@ func (p *Plan) route(prof *Profile, micros int) {
 		// No time for a search: the largest blocks that are still small against
 		// what a worker has in all.
 		block := 1
-		for fewest := micros / mostWorkers(costs); block*16 <= fewest; block *= 2 {
+		most, fewest := len(costs[0].workers), len(costs[0].workers)
+		for _, c := range costs {
+			most, fewest = max(most, len(c.workers)), min(fewest, len(c.workers))
+		}
+		for block*16 <= micros/most || block*buffers < ceil(micros, fewest) {
+			block *= 2
 		}
 		for ; block < micros && len(candidates) == 1; block *= 2 {
 			add(follow(inOrder(block, costs[0].speeds, together(micros)), costs, block))
@@ -380,13 +411,6 @@ func (p *Plan) route(prof *Profile, micros int) {
 		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.time, b.time))
 	})
 	p.take(candidates[best.candidate], costs, best.extra)
-}
-
-func mostWorkers(costs []stageCost) (n int) {
-	for _, c := range costs {
-		n = max(n, len(c.workers))
-	}
-	return n
 }
 
 // take writes a candidate into the plan, with limits greater by extra than

@@ -51,7 +51,7 @@ func deal(layers []Layer, stages, workers, micros int) []part {
 	for ; best == nil; hi *= 2 {
 		best = d.within(hi)
 	}
-	for hi = d.slowest(best); hi-lo > 1; {
+	for hi = d.slowest(best); hi-lo > max(1, hi>>20); {
 		mid := lo + (hi-lo)/2
 		if parts := d.within(mid); parts != nil {
 			best, hi = parts, d.slowest(parts)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/internal/kernel"
 )
 
@@ -155,7 +154,7 @@ func (p *Plan) validateStages(e *InvalidError, layers int, known func(WorkerID) 
 		if m := len(p.Route[i]); m < 1 || m != len(p.Route[0]) {
 			e.add(5, "stage %d routes %s, and the first one %d", i, count(m, "micro-batch"), len(p.Route[0]))
 		}
-		if n := mostNodes(p.Route[i]); n > p.Buffers {
+		if n := p.mostSums(i); n > p.Buffers {
 			e.add(12, "stage %d needs %d sums of gradients on one worker, and %d are allowed", i, n, p.Buffers)
 		}
 	}
@@ -279,9 +278,4 @@ func (p *Plan) ValidateAfter(old *Plan) error {
 		}
 	}
 	return e.result()
-}
-
-// unsettled reports whether a pair is to run under the plan in a step.
-func (p *Plan) unsettled(pair graph.Pair, step int) bool {
-	return !p.InStep || step != p.FromStep || !p.IsSettled(pair)
 }
