@@ -340,9 +340,19 @@ func same(a, b ranking) bool { return &a[0] == &b[0] }
 // tried in the simulator.
 const searchTasks = 1024
 
+func (p *Plan) small(micros int) bool { return 2*micros*len(p.Stages) <= searchTasks }
+
+// time returns how long a step takes, as exactly as there is time to say.
+func (p *Plan) time(prof *Profile) time.Duration {
+	if p.small(p.Micros()) {
+		return p.passTime(prof) + p.reduceTime(prof)
+	}
+	return p.Estimate(*prof)
+}
+
 // slack is by how much a step may be longer for fewer nodes in the gradient
 // tree, or for fewer forward passes in flight.
-const slack = 0.01
+const slack = 0.03
 
 // route fills in Route, Limits and Buffers of a plan that has stages.
 func (p *Plan) route(prof *Profile, micros int) {
@@ -363,8 +373,7 @@ func (p *Plan) route(prof *Profile, micros int) {
 			candidates = append(candidates, c)
 		}
 	}
-	small := 2*micros*len(p.Stages) <= searchTasks
-	if !small {
+	if !p.small(micros) {
 		// No time for a search: the largest blocks that are still small against
 		// what a worker has in all.
 		block := 1
@@ -393,7 +402,7 @@ func (p *Plan) route(prof *Profile, micros int) {
 	}
 	var trials []trial
 	for i, c := range candidates {
-		for extra := range 3 {
+		for _, extra := range []int{0, 1, 2, 4} {
 			p.take(c, costs, extra)
 			total := 0
 			for _, r := range p.Route {
@@ -401,7 +410,7 @@ func (p *Plan) route(prof *Profile, micros int) {
 					total += n
 				}
 			}
-			trials = append(trials, trial{i, extra, total, p.passTime(prof) + p.reduceTime(prof)})
+			trials = append(trials, trial{i, extra, total, p.time(prof)})
 		}
 	}
 	fastest := slices.MinFunc(trials, func(a, b trial) int { return cmp.Compare(a.time, b.time) }).time
@@ -414,23 +423,24 @@ func (p *Plan) route(prof *Profile, micros int) {
 }
 
 // take writes a candidate into the plan, with limits greater by extra than
-// they have to be.
+// they have to be in all stages but the last, where one micro-batch is in
+// flight at a time anyway.
 func (p *Plan) take(c candidate, costs []stageCost, extra int) {
 	p.Route = make([][]WorkerID, len(costs))
 	for s, r := range c.rankings {
 		p.Route[s] = r.route(costs[s].workers)
 	}
 	p.Buffers = c.buffers()
-	p.limit(c, costs, extra)
+	p.setLimits(c, costs, extra)
 }
 
-// limit sets the limits. A worker has as many micro-batches in flight as it
+// setLimits sets the limits. A worker has as many micro-batches in flight as it
 // begins in the time that one takes from its forward to its backward pass,
 // through all later stages: at the pace of the slowest stage these are the
 // path times what the worker runs in a step, over the time of the slowest
 // stage. For equal stages this is the number of stages from its own on.
-func (p *Plan) limit(c candidate, costs []stageCost, extra int) {
-	p.Limits = p.Limits[:0]
+func (p *Plan) setLimits(c candidate, costs []stageCost, extra int) {
+	p.Limits = nil
 	step := 0.0
 	counts := make([][]int, len(costs))
 	for s, r := range c.rankings {
@@ -451,7 +461,10 @@ func (p *Plan) limit(c candidate, costs []stageCost, extra int) {
 			n := 0
 			if step > 0 {
 				const rounding = 1e-9
-				n = int(math.Ceil(path[s]*float64(counts[s][rank])/step-rounding)) + extra
+				n = int(math.Ceil(path[s]*float64(counts[s][rank])/step - rounding))
+			}
+			if s < len(costs)-1 {
+				n += extra
 			}
 			n = max(min(n, counts[s][rank]), len(costs)-s)
 			p.Limits = append(p.Limits, Limit{s, w, n})

@@ -75,22 +75,6 @@ func deal(layers []Layer, stages, workers, micros int) []part {
 		}
 		best[slow].workers++
 	}
-	// Equal numbers of workers let every rank talk to one rank of the next
-	// stage, which is worth a little time.
-	if workers%stages == 0 {
-		factors := make([]float64, stages)
-		for i := range factors {
-			factors[i] = 1
-		}
-		even := recut(layers, factors)
-		for i := range even {
-			even[i].workers = workers / stages
-		}
-		total := 2 * d.work[len(layers)]
-		if float64(total+d.slowest(even)) <= (1+slack)*float64(total+d.slowest(best)) {
-			return even
-		}
-	}
 	return best
 }
 
@@ -258,13 +242,23 @@ func recut(layers []Layer, factors []float64) []part {
 	return parts
 }
 
-// makeStages deals layers and workers to stages.
-func makeStages(p *Profile, workers []Worker, stages, micros int) []Stage {
-	parts := deal(p.Layers, stages, len(workers), micros)
+// evenly cuts layers into stages with the same number of workers each.
+func evenly(layers []Layer, stages, workers int) []part {
+	factors := slices.Repeat([]float64{1}, stages)
+	parts := recut(layers, factors)
+	for i := range parts {
+		parts[i].workers = workers / stages
+	}
+	return parts
+}
+
+// staffed gives the parts their workers. Where speeds differ, layers are cut
+// anew by the speeds that come together.
+func staffed(p *Profile, workers []Worker, parts []part, micros int) []Stage {
 	near := slices.Clone(workers)
 	byPlace := func(a, b Worker) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID)) }
 	slices.SortFunc(near, byPlace)
-	groups := make([][]Worker, stages)
+	groups := make([][]Worker, len(parts))
 	if equal(near, func(w Worker) float64 { return p.speed(w.ID) }) {
 		at := 0
 		for i, part := range parts {
@@ -273,14 +267,14 @@ func makeStages(p *Profile, workers []Worker, stages, micros int) []Stage {
 		}
 	} else {
 		groups = bySpeed(p, near, parts)
-		factors := make([]float64, stages)
+		factors := make([]float64, len(parts))
 		for i, g := range groups {
 			slices.SortFunc(g, byPlace)
 			_, factors[i] = shares(micros, speedsOf(p, g))
 		}
 		parts = recut(p.Layers, factors)
 	}
-	result := make([]Stage, stages)
+	result := make([]Stage, len(parts))
 	for i, part := range parts {
 		result[i] = Stage{Lo: part.lo, Hi: part.hi}
 		for _, w := range groups[i] {
