@@ -483,3 +483,20 @@ func BenchmarkFirstPlan(b *testing.B) {
 		})
 	}
 }
+
+func BenchmarkLostWorker(b *testing.B) {
+	prof := Profile{Layers: model(100)}
+	ws := workers(1024, 8)
+	old := first(b, ws, prof, 16, 1024, 1)
+	v := View{Step: 5, Workers: slices.Delete(slices.Clone(ws), 100, 101)}
+	for s, route := range old.Route {
+		for m, w := range route {
+			v.Works = append(v.Works, Work{w, graph.Status{Pair: graph.Pair{Stage: s, Micro: m}, Phase: graph.Finished}})
+		}
+	}
+	for b.Loop() {
+		if _, _, err := Next(old, v, prof, Event{Kind: Lost}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/internal/tree"
 )
 
@@ -65,9 +66,10 @@ func (p *Plan) runs(stage, step int) []WorkerID {
 		return p.Route[stage]
 	}
 	route := slices.Clone(p.Route[stage])
-	for _, s := range p.Settled {
-		if s.Stage == stage && s.Micro >= 0 && s.Micro < len(route) { // Validate may call this
-			route[s.Micro] = nobody
+	i, _ := slices.BinarySearchFunc(p.Settled, graph.Pair{Stage: stage}, graph.Pair.Compare)
+	for ; i < len(p.Settled) && p.Settled[i].Stage == stage; i++ {
+		if m := p.Settled[i].Micro; m >= 0 && m < len(route) { // Validate comes here with anything
+			route[m] = nobody
 		}
 	}
 	return route
