@@ -354,6 +354,10 @@ func (g *Group) AllReduce(ctx context.Context, call Call, buf []float32) error {
 		if err := o.ringReduceScatter(buf, parts); err != nil {
 			return o.finish(err)
 		}
+		// The gather writes where the scatter sent from.
+		if err := o.sent(); err != nil {
+			return o.finish(err)
+		}
 		for i := range parts {
 			parts[i] *= 4
 		}

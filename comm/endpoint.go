@@ -171,16 +171,15 @@ func (e *Endpoint) member(s Session) (*peer, error) {
 }
 
 // Connect makes sure that there are links to all these members and waits for
-// them. It returns how many did not exist when it began. Links that exist are
-// not touched. It ends with ctx, on close, and when one of the sessions is
-// not a member or is evicted.
+// them. It returns how many are new: made, by either side, since a Connect or
+// [Group.Edit] last counted. Links that exist are not touched. It ends with
+// ctx, on close, and when one of the sessions is not a member or is evicted.
 func (e *Endpoint) Connect(ctx context.Context, to ...Session) (opened int, err error) {
 	return e.connect(ctx, nil, to)
 }
 
 func (e *Endpoint) connect(ctx context.Context, done <-chan struct{}, to []Session) (opened int, err error) {
-	missing := make(map[Session]bool)
-	for first := true; ; first = false {
+	for {
 		e.lock()
 		up := 0
 		var waiting *peer
@@ -196,14 +195,11 @@ func (e *Endpoint) connect(ctx context.Context, done <-chan struct{}, to []Sessi
 			}
 			if p.link != nil {
 				up++
-				if missing[s] {
-					delete(missing, s)
+				if !p.link.counted {
+					p.link.counted = true
 					opened++
 				}
 				continue
-			}
-			if first {
-				missing[s] = true
 			}
 			waiting = p
 			p.want()

@@ -252,6 +252,8 @@ type faultConn struct {
 	writing sync.Mutex
 	head    []byte // of the frame whose header is under way
 	body    int64  // bytes of payload until the next frame
+	held    bool   // bytes are held back
+	until   time.Time
 
 	mu      sync.Mutex
 	late    time.Time
@@ -316,6 +318,9 @@ func (c *faultConn) Write(p []byte) (n int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
 	for n < len(p) {
+		if err := c.hold(); err != nil {
+			return n, err
+		}
 		fault, k := c.next(to, p[n:])
 		if fault != nil {
 			if err := c.happen(to, *fault); err != nil {
@@ -332,10 +337,13 @@ func (c *faultConn) Write(p []byte) (n int, err error) {
 		if !cut {
 			m, err = c.Conn.Write(p[n : n+k])
 		}
-		c.advance(p[n : n+m])
 		f.mu.Lock()
+		if m > 0 && c.begins() {
+			pair.frames++
+		}
 		pair.bytes += int64(m)
 		f.mu.Unlock()
+		c.advance(p[n : n+m])
 		n += m
 		if err != nil {
 			return n, err
@@ -352,7 +360,7 @@ func (c *faultConn) next(to string, p []byte) (*Fault, int) {
 	defer f.mu.Unlock()
 	pair := f.pair(c.t.name, to)
 	k := len(p)
-	begins := len(c.head) == 0 && c.body == 0
+	begins := c.begins()
 	switch {
 	case c.body > 0:
 		k = int(min(int64(k), c.body))
@@ -374,11 +382,11 @@ func (c *faultConn) next(to string, p []byte) (*Fault, int) {
 			k = int(min(int64(k), fault.Byte-pair.bytes))
 		}
 	}
-	if begins {
-		pair.frames++
-	}
 	return nil, k
 }
+
+// begins reports whether the next byte is a frame's first.
+func (c *faultConn) begins() bool { return len(c.head) == 0 && c.body == 0 }
 
 // advance follows the frames through bytes that have been written; they lie
 // within a header or a payload.
@@ -401,34 +409,48 @@ func (c *faultConn) happen(to string, fault Fault) error {
 		return errors.New("comm: connection dropped by a fault plan")
 	case FaultCut:
 		c.cut(to, fault.For)
-		return nil
+	default:
+		c.held = true
+		c.until = time.Time{}
+		if fault.For > 0 {
+			c.until = time.Now().Add(fault.For)
+		}
 	}
-	var over <-chan time.Time
-	if fault.For > 0 {
-		t := time.NewTimer(fault.For)
-		defer t.Stop()
-		over = t.C
+	return nil
+}
+
+// hold waits as long as bytes are held back.
+func (c *faultConn) hold() error {
+	timer := func(t time.Time) (<-chan time.Time, func() bool) {
+		if t.IsZero() {
+			return nil, func() bool { return false }
+		}
+		timer := time.NewTimer(time.Until(t))
+		return timer.C, timer.Stop
 	}
-	for {
+	for c.held {
 		c.mu.Lock()
 		late, changed := c.late, c.changed
 		c.mu.Unlock()
-		var expired <-chan time.Time
-		if !late.IsZero() {
-			t := time.NewTimer(time.Until(late))
-			defer t.Stop()
-			expired = t.C
-		}
+		over, stopOver := timer(c.until)
+		expired, stopExpired := timer(late)
+		var err error
 		select {
 		case <-over:
-			return nil
+			c.held = false
 		case <-changed:
 		case <-c.closed:
-			return net.ErrClosed
+			err = net.ErrClosed
 		case <-expired:
-			return os.ErrDeadlineExceeded
+			err = os.ErrDeadlineExceeded
+		}
+		stopOver()
+		stopExpired()
+		if err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // cut begins a cut, and ends it, and the connection with it, in time.

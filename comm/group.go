@@ -130,8 +130,8 @@ func (g *Group) Ended() <-chan struct{} {
 // Edit begins the next version with these members, of whom we must be one; all
 // must be admitted by the endpoint. Operations under earlier versions end with
 // [ErrVersion], and what is still on its way for them is dropped. Links that
-// exist are kept; those that do not are made, and Edit returns how many that
-// were, when all are up. When it ends with ctx before, the version is in force
+// exist are kept; those that do not are made, and when all are up, Edit returns
+// how many are new, counted as [Endpoint.Connect] does. When it ends with ctx before, the version is in force
 // all the same: its operations wait for the links.
 func (g *Group) Edit(ctx context.Context, v Version, members []Session) (opened int, err error) {
 	e := g.e
@@ -391,15 +391,25 @@ func (o *operation) received(r *Receiving) error {
 	return r.err
 }
 
+// sent waits until the memory of all messages so far is ours again.
+func (o *operation) sent() error {
+	for _, s := range o.sends {
+		if err := o.wait(s.done); err != nil {
+			return err
+		}
+		if s.err != nil {
+			return s.err
+		}
+	}
+	o.sends = o.sends[:0]
+	return nil
+}
+
 // finish ends the operation: it returns when all memory is the caller's
 // again. If err is not nil, or a send fails, the version ends.
 func (o *operation) finish(err error) error {
-	for _, s := range o.sends {
-		if err == nil {
-			if err = o.wait(s.done); err == nil {
-				err = s.err
-			}
-		}
+	if err == nil {
+		err = o.sent()
 	}
 	if err == nil {
 		return nil

@@ -19,6 +19,8 @@ type link struct {
 	pool   int  // bytes of the peer's pool
 	dead   bool // what still comes is ignored
 
+	counted bool // as new, by Connect; under e.mu
+
 	// Of the writer, under e.mu.
 	ctl     []byte // small frames that wait
 	writing bool

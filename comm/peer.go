@@ -26,6 +26,7 @@ type peer struct {
 	known   uint64             // number of the newest link
 	link    *link              // while one is up
 	next    *handover          // accepted, not served yet
+	taken   bool               // the loop has one in hand, between obtain and serve
 	abort   context.CancelFunc // while the loop dials
 	queue   outHeap            // not announced yet
 	lastErr error              // of the last attempt to dial
@@ -102,7 +103,7 @@ func (p *peer) evict(err error) {
 // called decides on a caller that says it is our peer, and takes the
 // connection or says why not.
 func (p *peer) called(c net.Conn, hello Frame) Refusal {
-	up := p.link != nil || p.next != nil
+	up := p.link != nil || p.next != nil || p.taken
 	switch {
 	case p.abort != nil && !up && p.e.cfg.Self.Worker < p.Worker:
 		return RefusedCrossed // of two calls that cross, the lower worker's wins
@@ -164,7 +165,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 		e.lock()
 		if p.evicted != nil || p.next != nil {
 			h := p.next
-			p.next = nil
+			p.next, p.taken = nil, h != nil
 			if dialled != nil {
 				p.abort()
 				e.unlock()
@@ -218,7 +219,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 			case r.h != nil:
 				p.known = max(p.known, r.h.number)
 				*pause = min(max(2**pause, e.cfg.Redial), 32*e.cfg.Redial)
-				p.next = nil
+				p.taken = true
 				e.unlock()
 				return r.h
 			default:
@@ -296,6 +297,7 @@ func (p *peer) serve(h *handover) {
 		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool)}.Append(nil)
 	}
 	e.lock()
+	p.taken = false
 	if p.evicted != nil || p.next != nil {
 		e.unlock()
 		l.conn.Close()
