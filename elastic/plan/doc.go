@@ -15,7 +15,8 @@
 //
 //  1. Layers and numbers of workers are dealt to stages so that a step is as
 //     short as possible by its closed form, [Plan.Estimate]. If the same
-//     number of workers in every stage is as good within 3 %, it is that.
+//     number of workers in every stage is as good within 3 %, or nothing is
+//     measured yet, it is that.
 //  2. Workers go to stages in the order of their hosts, so that the workers
 //     of a stage, which exchange gradients and parameters, are near to each
 //     other. Where speeds differ, fast workers go where most work is.
@@ -27,9 +28,8 @@
 //     candidates are tried in the simulator of package graph.
 //  4. Every layer is split over all workers of its stage, near equal, at
 //     borders of blocks; rounding is made up for by the layers after it.
-//  5. The mirrors of a shard are the next workers in the ring of all workers,
-//     those of its stage first, on other hosts than the owner's if there are
-//     any.
+//  5. The mirrors of a shard are on other hosts than its owner if there are
+//     any, of the owner's stage before others, and spread evenly.
 //
 // # Trust
 //

@@ -3,6 +3,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/elastic/graph"
@@ -63,12 +64,15 @@ func (p *Profile) speed(w WorkerID) float64 {
 	return 1
 }
 
+// isMeasured reports whether a layer has a time.
+func (p *Profile) isMeasured() bool {
+	return slices.ContainsFunc(p.Layers, func(l Layer) bool { return l.Forward > 0 || l.Backward > 0 })
+}
+
 // measured returns the profile with times in its layers.
 func (p Profile) measured() Profile {
-	for _, l := range p.Layers {
-		if l.Forward > 0 || l.Backward > 0 {
-			return p
-		}
+	if p.isMeasured() {
+		return p
 	}
 	layers := make([]Layer, len(p.Layers))
 	for i, l := range p.Layers {

@@ -32,6 +32,7 @@ func start(v View, prof Profile, e Event) (Plan, Reason, error) {
 	if err := possible(v, prof, e, stages); err != nil {
 		return Plan{}, "", err
 	}
+	guess := !prof.isMeasured()
 	prof = prof.measured()
 	p := Plan{
 		Version:  Version{Generation: max(e.Generation, 1), N: 1},
@@ -39,7 +40,7 @@ func start(v View, prof Profile, e Event) (Plan, Reason, error) {
 		Workers:  sorted(v.Workers),
 		Mirrors:  e.Mirrors,
 	}
-	p.arrange(&prof, stages, e.Micros)
+	p.arrange(&prof, stages, e.Micros, guess)
 	p.Shards = shards(p.Stages, prof.Layers, mirrorsOf(p.Stages, p.Workers, e.Mirrors))
 	reason := fmt.Sprintf("first plan: %s in %s, %s per step",
 		count(len(p.Workers), "worker"), count(stages, "stage"), count(e.Micros, "micro-batch"))
@@ -48,8 +49,8 @@ func start(v View, prof Profile, e Event) (Plan, Reason, error) {
 
 // arrange fills in stages, routes and limits. Equal numbers of workers in all
 // stages let every rank talk to one rank of the next stage and need fewer sums
-// of gradients, which is worth a little time.
-func (p *Plan) arrange(prof *Profile, stages, micros int) {
+// of gradients, which is worth a little time, and more than a guess.
+func (p *Plan) arrange(prof *Profile, stages, micros int, guess bool) {
 	p.Stages = staffed(prof, p.Workers, deal(prof.Layers, stages, len(p.Workers), micros), micros)
 	p.route(prof, micros)
 	if len(p.Workers)%stages != 0 {
@@ -58,7 +59,7 @@ func (p *Plan) arrange(prof *Profile, stages, micros int) {
 	even := *p
 	even.Stages = staffed(prof, p.Workers, evenly(prof.Layers, stages, len(p.Workers)), micros)
 	even.route(prof, micros)
-	if float64(even.time(prof)) <= (1+slack)*float64(p.time(prof)) {
+	if guess || float64(even.time(prof)) <= (1+slack)*float64(p.time(prof)) {
 		*p = even
 	}
 }

@@ -447,6 +447,17 @@ func TestNothingMeasuredYet(t *testing.T) {
 	if p.Stages[0].Hi != 1 {
 		t.Errorf("stages are not cut by parameters:\n%v", &p)
 	}
+	// A guess is no reason for stages of different numbers of workers.
+	big := Profile{Layers: []Layer{{Tensors: []int{90_000}}, {Tensors: []int{10_000}}}}
+	if q := first(t, workers(4, 4), big, 2, 8, 1); len(q.Stages[0].Workers) != 2 {
+		t.Errorf("uneven stages from a guess:\n%v", &q)
+	}
+	for i := range big.Layers {
+		big.Layers[i].Forward = time.Duration(big.Layers[i].Size())
+	}
+	if q := first(t, workers(4, 4), big, 2, 8, 1); len(q.Stages[0].Workers) != 3 {
+		t.Errorf("even stages although one has nine times the work:\n%v", &q)
+	}
 	if prof.Layers[0].Forward != 0 {
 		t.Error("the caller's profile was changed")
 	}
