@@ -113,7 +113,7 @@ func parseFault(text string) (f Fault, err error) {
 	}
 	f.From, f.To = from, to
 	unit, number, _ := strings.Cut(where, ":")
-	n, err := strconv.ParseInt(number, 10, 62)
+	n, err := strconv.ParseInt(number, 10, 64)
 	switch {
 	case unit == "frame" && err == nil && n > 0 && n <= 1<<31-1:
 		f.Frame = int(n)

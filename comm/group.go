@@ -131,8 +131,13 @@ func (g *Group) Ended() <-chan struct{} {
 // must be admitted by the endpoint. Operations under earlier versions end with
 // [ErrVersion], and what is still on its way for them is dropped. Links that
 // exist are kept; those that do not are made, and when all are up, Edit returns
-// how many are new, counted as [Endpoint.Connect] does. When it ends with ctx before, the version is in force
-// all the same: its operations wait for the links.
+// how many are new, counted as [Endpoint.Connect] does. When it ends with ctx
+// before, the version is in force all the same: its operations wait for the
+// links.
+//
+// A link that was lost before, but whose loss we notice only afterwards, ends
+// the new version too, since something of it may have been sent into the void;
+// it takes one more Edit.
 func (g *Group) Edit(ctx context.Context, v Version, members []Session) (opened int, err error) {
 	e := g.e
 	e.lock()

@@ -157,6 +157,7 @@ func TestBlockingCallsEnd(t *testing.T) {
 								t.Errorf("the next operation: %v", err)
 							}
 						}
+						synctest.Wait() // both ends have noticed; see Group.Edit
 						next := Version{1, 3}
 						for i, err := range editAll(t.Context(), gs, next, sessions(es)) {
 							if err != nil {
