@@ -5,7 +5,12 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/tree"
 )
 
 // BenchmarkRaw is the bandwidth of a bare loopback socket.
@@ -110,6 +115,112 @@ func BenchmarkRoundTrip(b *testing.B) {
 		if step%1000 == 0 {
 			es[0].Advance(step)
 			es[1].Advance(step)
+		}
+	}
+}
+
+// BenchmarkControlUnderBulk is a round trip of a small message on a link that
+// carries bulk both ways all the time; ns/op and the 99th percentile.
+func BenchmarkControlUnderBulk(b *testing.B) {
+	es := cluster(b, 2, Config{}, inTCP)
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	const size = 4 << 20
+	for i, e := range es {
+		// Two messages are always under way in each direction.
+		for lane := range 2 {
+			wg.Go(func() {
+				data := make([]byte, size)
+				for k := 0; ctx.Err() == nil; k++ {
+					e.Send(ctx, es[1-i].Self(), Key{Kind: KindUser, Step: 1, Layer: int32(lane), Lo: int64(k)}, data, Bulk)
+				}
+			})
+			wg.Go(func() {
+				buf := make([]byte, size)
+				for k := 0; ctx.Err() == nil; k++ {
+					e.Receive(ctx, Key{Kind: KindUser, Step: 1, Layer: int32(lane), Lo: int64(k)}, buf)
+				}
+			})
+		}
+	}
+	var times []time.Duration
+	buf := make([]byte, 64)
+	step := int64(0)
+	for b.Loop() {
+		step++
+		began := time.Now()
+		for i, e := range es {
+			key := Key{Kind: KindUser, Step: 1, Micro: 1, Lo: step, Hi: int64(i)}
+			r := es[1-i].Expect(key, buf)
+			e.Post(es[1-i].Self(), key, buf[:8], Control)
+			if _, _, err := r.Wait(ctx); err != nil {
+				b.Fatal(err)
+			}
+		}
+		times = append(times, time.Since(began))
+	}
+	slices.Sort(times)
+	b.ReportMetric(float64(times[len(times)*99/100].Microseconds()), "p99-µs")
+}
+
+// BenchmarkReduce compares the reductions of 16 MiB over members of one
+// process; MB/s is of the buffer.
+func BenchmarkReduce(b *testing.B) {
+	const length = 4 << 20
+	for _, n := range []int{2, 4} {
+		es := cluster(b, n, Config{}, inTCP)
+		v := Version{1, 1}
+		gs := make([]*Group, n)
+		var wg sync.WaitGroup
+		for i, e := range es {
+			gs[i], _ = e.NewGroup(1)
+			wg.Go(func() { gs[i].Edit(context.Background(), v, sessions(es)) })
+		}
+		wg.Wait()
+		bufs := make([][]float32, n)
+		t := Tree{Micros: n}
+		for i := range n {
+			bufs[i] = make([]float32, length)
+			t.Nodes = append(t.Nodes, []tree.Node{tree.Leaf(i)})
+		}
+		parts := Parts(length, n)
+		for i := range n {
+			t.Shards = append(t.Shards, TreeShard{Lo: parts[i], Hi: parts[i+1], Owner: i})
+		}
+		step := uint64(0)
+		run := func(name string, f func(rank int, g *Group, call Call) error) {
+			b.Run(fmt.Sprintf("%d/%s", n, name), func(b *testing.B) {
+				b.SetBytes(4 * length)
+				for b.Loop() {
+					step++
+					var wg sync.WaitGroup
+					for i, g := range gs {
+						wg.Go(func() {
+							if err := f(i, g, Call{Version: v, Step: step, Priority: Bulk}); err != nil {
+								b.Error(err)
+							}
+						})
+					}
+					wg.Wait()
+				}
+			})
+		}
+		for _, a := range []Algorithm{Ring, Direct} {
+			run("reduce-scatter/"+a.String(), func(i int, g *Group, call Call) error {
+				call.Algorithm = a
+				return g.ReduceScatter(context.Background(), call, bufs[i], parts)
+			})
+		}
+		out := make([]float32, length)
+		run("tree", func(i int, g *Group, call Call) error {
+			return g.TreeReduce(context.Background(), call, t,
+				func(s int, _ tree.Node) []float32 { return bufs[i][parts[s]:parts[s+1]] },
+				func(s int) []float32 { return out[parts[s]:parts[s+1]] }, nil)
+		})
+		for _, e := range es {
+			e.Close()
 		}
 	}
 }

@@ -264,14 +264,7 @@ func (o *operation) ringReduceScatter(buf []float32, parts []int) error {
 		round, seg int
 		data       []float32
 	}
-	segment := max(1, o.g.e.cfg.Segment/4)
-	part := func(i int) (segs [][]float32) {
-		p := buf[parts[i]:parts[i+1]]
-		for _, s := range split(len(p), segment) {
-			segs = append(segs, p[s.lo:s.hi])
-		}
-		return segs
-	}
+	part := o.segmented(buf, parts)
 	var items []item
 	for r := range o.n() - 1 {
 		for i, data := range part(o.peer(-r - 2)) {
@@ -293,22 +286,43 @@ func (o *operation) ringReduceScatter(buf []float32, parts []int) error {
 		})
 }
 
-// directReduceScatter sends every part to its member.
+// directReduceScatter sends every part to its member, in segments, so that
+// what is added is still in the cache.
 func (o *operation) directReduceScatter(buf []float32, parts []int) error {
-	part := func(i int) []float32 { return buf[parts[i]:parts[i+1]] }
-	for d := 1; d < o.n(); d++ {
-		o.send(o.peer(d), 0, 0, Bytes(part(o.peer(d))))
-	}
-	others := make([]int, 0, o.n()-1)
+	part := o.segmented(buf, parts)
+	var segs int
 	for i := range o.n() {
-		if i != o.rank() {
-			others = append(others, i)
+		segs = max(segs, len(part(i)))
+	}
+	for i := range segs {
+		for d := 1; d < o.n(); d++ {
+			if p := part(o.peer(d)); i < len(p) {
+				o.send(o.peer(d), 0, i, Bytes(p[i]))
+			}
 		}
 	}
-	return o.reduce(len(others),
-		func(i int, scratch []float32) *Receiving { return o.expect(others[i], 0, 0, Bytes(scratch)) },
-		func(int) []float32 { return part(o.rank()) },
+	mine := part(o.rank())
+	from := func(i int) int { // all others in rank order, segment by segment
+		i %= o.n() - 1
+		return i + b2i(i >= o.rank())
+	}
+	seg := func(i int) int { return i / (o.n() - 1) }
+	return o.reduce(len(mine)*(o.n()-1),
+		func(i int, scratch []float32) *Receiving { return o.expect(from(i), 0, seg(i), Bytes(scratch)) },
+		func(i int) []float32 { return mine[seg(i)] },
 		func(int) {})
+}
+
+// segmented returns the segments of each part.
+func (o *operation) segmented(buf []float32, parts []int) func(i int) [][]float32 {
+	all := make([][][]float32, o.n())
+	for i := range all {
+		p := buf[parts[i]:parts[i+1]]
+		for _, s := range split(len(p), o.g.e.cfg.Segment/4) {
+			all[i] = append(all[i], p[s.lo:s.hi])
+		}
+	}
+	return func(i int) [][]float32 { return all[i] }
 }
 
 // reduce receives n messages into scratch memory, adds each to its place, in
@@ -318,8 +332,8 @@ func (o *operation) reduce(n int, expect func(i int, scratch []float32) *Receivi
 	var waiting [ahead]*Receiving
 	post := func(i int) {
 		k, size := i%ahead, len(place(i))
-		if cap(scratch[k]) < size {
-			scratch[k] = make([]float32, size)
+		if scratch[k] == nil {
+			scratch[k] = o.scratch(size)
 		}
 		scratch[k] = scratch[k][:size]
 		waiting[k] = expect(i, scratch[k])

@@ -36,8 +36,9 @@ type Config struct {
 	// 40 Gbit/s link, so that it never waits for credit.
 	Ahead int
 
-	// Segment is the size in bytes of the messages into which ring algorithms
-	// cut what they pass on; the same on all members. Default 256 KiB.
+	// Segment is the size in bytes of the messages into which reductions and
+	// rings cut what they add or pass on; the same on all members. Default
+	// 256 KiB: it stays in a core's cache.
 	Segment int
 	// Rates are what the choice of an algorithm goes by; the same on all
 	// members. Its zero fields mean their defaults.

@@ -67,9 +67,7 @@ func CostOf(op Op, a Algorithm, n int, size int64, segment int) Cost {
 		c.Bytes, c.Busiest = m*(m-1)*part, (m-1)*part
 	case OpReduceScatter:
 		c.Bytes, c.Busiest, c.Adds = m*(m-1)*part, (m-1)*part, (m-1)*part/4
-		if ring {
-			c.Messages *= segments(part, segment)
-		}
+		c.Messages *= segments(part, segment)
 	case OpAllReduce:
 		c.Bytes, c.Busiest, c.Adds = m*(m-1)*size, (m-1)*size, (m-1)*size/4
 		if ring {

@@ -132,7 +132,7 @@
 //	                ring    n-1      (n-1)k(S)      (n-1)S     S
 //	all-gather      direct  1        n(n-1)         (n-1)S     (n-1)S/n
 //	                ring    n-1      n(n-1)         (n-1)S     (n-1)S/n
-//	reduce-scatter  direct  1        n(n-1)         (n-1)S     (n-1)S/n
+//	reduce-scatter  direct  1        n(n-1)k(S/n)   (n-1)S     (n-1)S/n
 //	                ring    n-1      n(n-1)k(S/n)   (n-1)S     (n-1)S/n
 //	all-reduce      direct  1        n(n-1)         n(n-1)S    (n-1)S
 //	                ring    2(n-1)   n(n-1)(k(S/n)+1)  2(n-1)S  2(n-1)S/n
@@ -142,8 +142,8 @@
 //
 // A message above Config.Eager takes one more round trip, for its credit. The
 // tree reduction sends [TreePlan].Moves for every shard, each of the shard's
-// size: n-1 where every member holds one node, which are the bytes of a
-// reduce-scatter.
+// size and in segments: n-1 moves where every member holds one node, which are
+// the bytes of a reduce-scatter.
 //
 // # Limitations
 //

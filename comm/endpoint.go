@@ -17,6 +17,7 @@ type Endpoint struct {
 	ctx      context.Context // ends with Close
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup // every goroutine of the endpoint
+	scratch  sync.Pool      // of *[]float32, a segment each, for sums that come
 
 	mu      sync.Mutex
 	later   []func() // to be called when mu is free

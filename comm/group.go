@@ -303,6 +303,7 @@ type operation struct {
 	call  Call
 	sends []*Sending
 	recvs []*Receiving
+	taken []*[]float32 // scratch memory
 }
 
 // begin checks the call against the group.
@@ -410,6 +411,25 @@ func (o *operation) sent() error {
 	return nil
 }
 
+// scratch returns memory for a segment until the operation ends.
+func (o *operation) scratch(n int) []float32 {
+	x, _ := o.g.e.scratch.Get().(*[]float32)
+	if x == nil {
+		fresh := make([]float32, o.g.e.cfg.Segment/4)
+		x = &fresh
+	}
+	o.taken = append(o.taken, x)
+	return (*x)[:n]
+}
+
+// giveBack returns scratch memory, which nothing of the operation uses now.
+func (o *operation) giveBack() {
+	for _, x := range o.taken {
+		o.g.e.scratch.Put(x)
+	}
+	o.taken = nil
+}
+
 // finish ends the operation: it returns when all memory is the caller's
 // again. If err is not nil, or a send fails, the version ends.
 func (o *operation) finish(err error) error {
@@ -417,8 +437,10 @@ func (o *operation) finish(err error) error {
 		err = o.sent()
 	}
 	if err == nil {
+		o.giveBack()
 		return nil
 	}
+	defer o.giveBack()
 	for _, r := range o.recvs {
 		r.Cancel(err)
 	}

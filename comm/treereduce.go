@@ -154,8 +154,10 @@ type Tree struct {
 }
 
 // treeWindow bounds the bytes of sums that a member expects at the same time,
-// but for those of its first unfinished shard.
-const treeWindow = 16 << 20
+// but for those of its first unfinished piece. All members work on the pieces
+// in one order, and every member expects all of its first unfinished one, so
+// the window cannot make them wait for each other for ever.
+const treeWindow = 2 << 20
 
 // TreeReduce adds up the sums of all micro-batches in the order of package
 // tree, so that the bits depend neither on who holds which node nor on what
@@ -179,6 +181,7 @@ func (g *Group) TreeReduce(ctx context.Context, call Call, t Tree, sum func(shar
 		}
 	}
 	r := treeReduction{o: o, t: t, root: tree.Root(t.Micros), sum: sum, out: out, done: done}
+	r.left = make([]int, len(t.Shards))
 	plans := make(map[[2]int]TreePlan)
 	for i, s := range t.Shards {
 		// The same few plans serve all shards.
@@ -190,28 +193,37 @@ func (g *Group) TreeReduce(ctx context.Context, call Call, t Tree, sum func(shar
 			}
 			plans[[2]int{s.Owner, spread}] = p
 		}
-		r.plans = append(r.plans, p)
+		for _, s := range split(s.Hi-s.Lo, g.e.cfg.Segment/4) {
+			r.pieces = append(r.pieces, treePiece{shard: i, span: s, plan: p})
+			r.left[i]++
+		}
 	}
 	return o.finish(r.run())
 }
 
+// treeReduction is the work of one member. It cuts shards into pieces, each
+// with a tree of its own.
 type treeReduction struct {
 	o       *operation
 	t       Tree
 	root    tree.Node
-	plans   []TreePlan
 	sum     func(int, tree.Node) []float32
 	out     func(int) []float32
 	done    func(int)
+	pieces  []treePiece
+	left    []int // by shard, pieces without their total
 	arrived chan arrival
-	free    [][]float32 // scratch for sums that come
+	free    [][]float32 // scratch that is not in use
 }
 
-type arrival struct {
+// treePiece is a segment of a shard, and what we hold of it.
+type treePiece struct {
 	shard int
-	move  Move
-	r     *Receiving
-	data  []float32
+	span
+	plan   TreePlan
+	held   map[tree.Node]value
+	to     map[tree.Node]int // where a node goes
+	coming int               // sums still to come
 }
 
 // value is a sum; own says that its memory may be overwritten.
@@ -220,71 +232,75 @@ type value struct {
 	own  bool
 }
 
-// shardSums is what we hold of a shard.
-type shardSums struct {
-	held map[tree.Node]value
-	to   map[tree.Node]int // where a node goes
-	left int               // sums still to come
+// arrival is a sum that came for a piece.
+type arrival struct {
+	piece int
+	node  tree.Node
+	r     *Receiving
+	data  []float32
 }
 
 func (r *treeReduction) run() error {
 	o := r.o
-	sums := make([]*shardSums, len(r.t.Shards))
-	incoming := make([][]Move, len(sums))
-	var coming int
-	for i, p := range r.plans {
-		sums[i] = &shardSums{held: make(map[tree.Node]value), to: make(map[tree.Node]int)}
-		for _, m := range p.Moves {
+	total := 0
+	for i := range r.pieces {
+		p := &r.pieces[i]
+		p.held, p.to = make(map[tree.Node]value), make(map[tree.Node]int)
+		for _, m := range p.plan.Moves {
 			if m.From == o.rank() {
-				sums[i].to[m.Node] = m.To
+				p.to[m.Node] = m.To
 			}
 			if m.To == o.rank() {
-				incoming[i] = append(incoming[i], m)
-				coming++
+				p.coming++
+				total++
 			}
 		}
-		sums[i].left = len(incoming[i])
 	}
-	r.arrived = make(chan arrival, coming) // never blocks the endpoint
+	r.arrived = make(chan arrival, total) // never blocks the endpoint
 	next, open := 0, 0
 	expect := func() {
-		for ; next < len(sums); next++ {
-			size := 4 * (r.t.Shards[next].Hi - r.t.Shards[next].Lo) * len(incoming[next])
+		for ; next < len(r.pieces); next++ {
+			p := &r.pieces[next]
+			size := 4 * (p.hi - p.lo) * p.coming
 			if open > 0 && open+size > treeWindow {
 				return
 			}
 			open += size
-			for _, m := range incoming[next] {
-				a := arrival{shard: next, move: m, data: r.scratch(r.t.Shards[next].Hi - r.t.Shards[next].Lo)}
+			for _, m := range p.plan.Moves {
+				if m.To != o.rank() {
+					continue
+				}
+				a := arrival{piece: next, node: m.Node, data: r.scratch(p.hi - p.lo)}
 				a.r = o.receive(r.key(next, m.Node), Bytes(a.data))
 				a.r.OnDone(func() { r.arrived <- a })
 			}
 		}
 	}
 	expect()
-	for i := range sums {
+	for i := range r.pieces {
+		p := &r.pieces[i]
 		for _, n := range r.t.Nodes[o.rank()] {
-			v := r.sum(i, n)
-			if len(v) != r.t.Shards[i].Hi-r.t.Shards[i].Lo {
-				return fmt.Errorf("%w: the sum of %v for shard %d has %d elements", ErrUsage, n, i, len(v))
+			v := r.sum(p.shard, n)
+			if s := r.t.Shards[p.shard]; len(v) != s.Hi-s.Lo {
+				return fmt.Errorf("%w: the sum of %v for shard %d has %d elements", ErrUsage, n, p.shard, len(v))
 			}
-			if err := r.add(sums[i], i, n, value{data: v}); err != nil {
+			if err := r.add(i, n, value{data: v[p.lo:p.hi]}); err != nil {
 				return err
 			}
 		}
 	}
-	for range coming {
+	for range total {
 		select {
 		case a := <-r.arrived:
 			if err := o.received(a.r); err != nil {
 				return err
 			}
-			s := sums[a.shard]
-			if err := r.add(s, a.shard, a.move.Node, value{a.data, true}); err != nil {
+			if err := r.add(a.piece, a.node, value{a.data, true}); err != nil {
 				return err
 			}
 			open -= 4 * len(a.data)
-			if s.left--; s.left == 0 {
+			p := &r.pieces[a.piece]
+			if p.coming--; p.coming == 0 {
 				expect()
 			}
 		case <-o.ed.ended:
@@ -296,47 +312,55 @@ func (r *treeReduction) run() error {
 	return nil
 }
 
-func (r *treeReduction) key(shard int, n tree.Node) Key {
+func (r *treeReduction) key(piece int, n tree.Node) Key {
 	o := r.o
-	return opKey(o.g.id, o.call.Version, o.op, o.call.Step, o.call.Tag, shard, n)
+	return opKey(o.g.id, o.call.Version, o.op, o.call.Step, o.call.Tag, piece, n)
 }
 
 // scratch returns memory for a sum.
 func (r *treeReduction) scratch(n int) []float32 {
-	for i, have := range r.free {
-		if cap(have) >= n {
-			r.free = slices.Delete(r.free, i, i+1)
-			return have[:n]
-		}
+	if last := len(r.free) - 1; last >= 0 {
+		x := r.free[last]
+		r.free = r.free[:last]
+		return x[:n]
 	}
-	return make([]float32, n)
+	return r.o.scratch(n)
+}
+
+// place returns where the total of a piece goes.
+func (r *treeReduction) place(p *treePiece) ([]float32, error) {
+	s, dst := r.t.Shards[p.shard], r.out(p.shard)
+	if len(dst) != s.Hi-s.Lo {
+		return nil, fmt.Errorf("%w: the place for shard %d has %d elements", ErrUsage, p.shard, len(dst))
+	}
+	return dst[p.lo:p.hi], nil
 }
 
 // add takes a node's sum and merges, sends, or ends what is complete.
-func (r *treeReduction) add(s *shardSums, shard int, n tree.Node, v value) error {
-	for {
-		if to, moves := s.to[n]; moves {
-			r.o.post(to, r.key(shard, n), Bytes(v.data))
+func (r *treeReduction) add(piece int, n tree.Node, v value) (err error) {
+	p := &r.pieces[piece]
+	for n != r.root {
+		if to, moves := p.to[n]; moves {
+			r.o.post(to, r.key(piece, n), Bytes(v.data))
 			return nil
 		}
-		parent, sibling, ok := n.Parent(r.root)
-		if !ok {
-			break
-		}
-		other, have := s.held[sibling]
+		parent, sibling, _ := n.Parent(r.root)
+		other, have := p.held[sibling]
 		if !have {
-			s.held[n] = v
+			p.held[n] = v
 			return nil
 		}
-		delete(s.held, sibling)
+		delete(p.held, sibling)
 		left, right := v, other
 		if sibling.Lo < n.Lo {
 			left, right = other, v
 		}
 		var dst []float32
 		switch {
-		case parent == r.root && r.t.Shards[shard].Owner == r.o.rank():
-			dst = r.out(shard)
+		case parent == r.root && p.plan.Owner == r.o.rank():
+			if dst, err = r.place(p); err != nil {
+				return err
+			}
 		case left.own:
 			dst = left.data
 		case right.own:
@@ -344,27 +368,30 @@ func (r *treeReduction) add(s *shardSums, shard int, n tree.Node, v value) error
 		default:
 			dst = r.scratch(len(v.data))
 		}
-		if len(dst) != len(v.data) {
-			return fmt.Errorf("%w: the place for shard %d has %d elements", ErrUsage, shard, len(dst))
-		}
 		kernel.Add(dst, left.data, right.data)
 		for _, used := range []value{left, right} {
-			if used.own && len(dst) > 0 && &used.data[0] != &dst[0] {
+			if used.own && !overlap(used.data, dst) {
 				r.free = append(r.free, used.data)
 			}
 		}
 		n, v = parent, value{dst, true}
 	}
-	// The root.
-	dst := r.out(shard)
-	if len(dst) != len(v.data) {
-		return fmt.Errorf("%w: the place for shard %d has %d elements", ErrUsage, shard, len(dst))
+	if to, moves := p.to[n]; moves { // the root was made elsewhere than at its owner
+		r.o.post(to, r.key(piece, n), Bytes(v.data))
+		return nil
 	}
-	if len(dst) > 0 && &dst[0] != &v.data[0] {
+	dst, err := r.place(p)
+	if err != nil {
+		return err
+	}
+	if !overlap(dst, v.data) {
 		copy(dst, v.data)
 	}
-	if r.done != nil {
-		r.done(shard)
+	if r.left[p.shard]--; r.left[p.shard] == 0 && r.done != nil {
+		r.done(p.shard)
 	}
 	return nil
 }
+
+// overlap reports whether two slices of one length are the same memory.
+func overlap(a, b []float32) bool { return len(a) > 0 && &a[0] == &b[0] }
