@@ -27,7 +27,7 @@ func scaleGeneric(dst, a []float32, s float32) {
 	}
 }
 
-// gelu returns σ(2u) and the square of x, where u = √(2/π)(x + 0.044715 x³).
+// sigmoid2u returns σ(2u) and the square of x, where u = √(2/π)(x + 0.044715 x³).
 func sigmoid2u(x float32) (s, x2 float32) {
 	x2 = x * x
 	t := x * fma32(x2, geluC1, geluC0)

@@ -3,14 +3,17 @@ package kernel
 import (
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 )
 
 // Pool is a fixed set of compute threads: the goroutine that calls For and
 // Threads()-1 others, which live until Close. A nil *Pool computes everything
-// in the caller. One goroutine at a time may use a pool.
+// in the caller, and so does a pool that is in use, by another goroutine or by
+// the one that calls.
 type Pool struct {
 	jobs []chan job // one for each helper
 	wg   sync.WaitGroup
+	busy atomic.Bool
 }
 
 type job struct {
@@ -71,12 +74,13 @@ func (p *Pool) Threads() int {
 func (p *Pool) For(n, grain int, f func(lo, hi int)) {
 	units := (n + grain - 1) / grain
 	parts := min(p.Threads(), units)
-	if parts <= 1 {
+	if parts <= 1 || !p.busy.CompareAndSwap(false, true) {
 		if n > 0 {
 			f(0, n)
 		}
 		return
 	}
+	defer p.busy.Store(false)
 	var d join
 	border := func(i int) int { return min(units*i/parts*grain, n) }
 	for i := 1; i < parts; i++ {

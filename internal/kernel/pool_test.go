@@ -74,6 +74,25 @@ func TestForPanicReachesCaller(t *testing.T) {
 	}
 }
 
+func TestForNests(t *testing.T) {
+	p := NewPool(3)
+	defer p.Close()
+	var mu sync.Mutex
+	sum := 0
+	p.For(6, 1, func(lo, hi int) {
+		for range hi - lo {
+			p.For(10, 1, func(lo, hi int) {
+				mu.Lock()
+				defer mu.Unlock()
+				sum += hi - lo
+			})
+		}
+	})
+	if sum != 60 {
+		t.Errorf("%d of 60 inner indices came", sum)
+	}
+}
+
 func TestChoose(t *testing.T) {
 	have := []Path{Generic, AVX2}
 	for want, ok := range map[string]bool{"": true, "avx2": true, "generic": true, "avx512": false, "AVX2": false} {

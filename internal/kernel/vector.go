@@ -9,6 +9,19 @@ import (
 	"github.com/soliton-train/soliton/rng"
 )
 
+// longest bounds the elements that one call into assembly works on, so that
+// none takes longer than some tens of microseconds: the scheduler cannot
+// interrupt it.
+const longest = 32 << 10
+
+// stretches calls f for consecutive parts of [0, n), all but the last of
+// which are longest.
+func stretches(n int, f func(lo, hi int)) {
+	for lo := 0; lo < n; lo += longest {
+		f(lo, min(lo+longest, n))
+	}
+}
+
 // The smallest parts of a job that are worth a thread.
 const (
 	grainVec  = 4096 // elements
@@ -61,7 +74,7 @@ func sameLen(op string, want int, got ...int) {
 func Add(dst, a, b []float32) {
 	sameLen("Add", len(dst), len(a), len(b))
 	n := body(len(dst))
-	add(dst[:n], a[:n], b[:n])
+	stretches(n, func(lo, hi int) { add(dst[lo:hi], a[lo:hi], b[lo:hi]) })
 	for i := n; i < len(dst); i++ {
 		dst[i] = a[i] + b[i]
 	}
@@ -71,7 +84,7 @@ func Add(dst, a, b []float32) {
 func Scale(dst, a []float32, s float32) {
 	sameLen("Scale", len(dst), len(a))
 	n := body(len(dst))
-	scale(dst[:n], a[:n], s)
+	stretches(n, func(lo, hi int) { scale(dst[lo:hi], a[lo:hi], s) })
 	for i := n; i < len(dst); i++ {
 		dst[i] = a[i] * s
 	}
@@ -145,7 +158,7 @@ func GELU(p *Pool, dst, x []float32) {
 	p.For(len(dst), grainVec, func(lo, hi int) {
 		d, x := dst[lo:hi], x[lo:hi]
 		n := body(len(d))
-		gelu(d[:n], x[:n])
+		stretches(n, func(lo, hi int) { gelu(d[lo:hi], x[lo:hi]) })
 		if n < len(d) {
 			t := pad(x[n:], 0)
 			gelu(t[:], t[:])
@@ -161,7 +174,7 @@ func GELUBackward(p *Pool, dx, x, dout []float32) {
 	p.For(len(dx), grainVec, func(lo, hi int) {
 		d, x, g := dx[lo:hi], x[lo:hi], dout[lo:hi]
 		n := body(len(d))
-		geluBackward(d[:n], x[:n], g[:n])
+		stretches(n, func(lo, hi int) { geluBackward(d[lo:hi], x[lo:hi], g[lo:hi]) })
 		if n < len(d) {
 			s, t := pad(x[n:], 0), pad(g[n:], 0)
 			geluBackward(t[:], s[:], t[:])
@@ -358,11 +371,13 @@ func DropoutAt(dst, x []float32, offset int, prob float32, s rng.Stream) {
 	ctr, key := s.Counter(), s.Key()
 	ctr[0] += uint32(offset / 4)
 	n := len(dst) / dropGroup * dropGroup
-	dropout(dst[:n], x[:n], threshold, k, ctr, key)
+	stretches(n, func(lo, hi int) {
+		dropout(dst[lo:hi], x[lo:hi], threshold, k, ctr, key)
+		ctr[0] += uint32((hi - lo) / 4)
+	})
 	if n < len(dst) {
 		var t [dropGroup]float32
 		copy(t[:], x[n:])
-		ctr[0] += uint32(n / 4)
 		dropout(t[:], t[:], threshold, k, ctr, key)
 		copy(dst[n:], t[:])
 	}
@@ -398,7 +413,7 @@ func AdamW(params, m, v, grad []float32, h AdamWStep) {
 		decay: float32(1 - float64(float64(h.LR)*float64(h.WeightDecay))),
 	}
 	n := body(len(params))
-	adamW(params[:n], m[:n], v[:n], grad[:n], &c)
+	stretches(n, func(lo, hi int) { adamW(params[lo:hi], m[lo:hi], v[lo:hi], grad[lo:hi], &c) })
 	if n < len(params) {
 		tp, tm, tv, tg := pad(params[n:], 0), pad(m[n:], 0), pad(v[n:], 1), pad(grad[n:], 0)
 		adamW(tp[:], tm[:], tv[:], tg[:], &c)
@@ -423,7 +438,7 @@ func SGD(params, m, grad []float32, h SGDStep) {
 	sameLen("SGD", len(params), len(m), len(grad))
 	c := sgdCoef{grad: h.GradScale, momentum: h.Momentum, decay: h.WeightDecay, step: h.LR}
 	n := body(len(params))
-	sgd(params[:n], m[:n], grad[:n], &c)
+	stretches(n, func(lo, hi int) { sgd(params[lo:hi], m[lo:hi], grad[lo:hi], &c) })
 	if n < len(params) {
 		tp, tm, tg := pad(params[n:], 0), pad(m[n:], 0), pad(grad[n:], 0)
 		sgd(tp[:], tm[:], tg[:], &c)

@@ -29,7 +29,7 @@ func awkward(n int, seed uint64) []float32 {
 }
 
 // lengths cover no body, bodies with and without a tail, and several blocks.
-var lengths = []int{1, 2, 15, 16, 17, 31, 48, 63, 64, 65, 100, 128, 200, 256, 1000, 4096, 5000}
+var lengths = []int{1, 2, 15, 16, 17, 31, 48, 63, 64, 65, 100, 128, 200, 256, 1000, 4096, 5000, longest + 100}
 
 // TestPathsAgree runs every operation on every path and compares the bits
 // with those of plain Go.

@@ -22,7 +22,7 @@ func (a *Arena) Tensor(shape ...int) Tensor {
 	return Tensor{Shape: append([]int(nil), shape...), F: a.take(Size(shape))}
 }
 
-// Float32 returns n elements of unspecified content, valid until Reset.
+// take returns n elements of unspecified content, valid until Reset.
 func (a *Arena) take(n int) []float32 {
 	need := (n + 15) &^ 15
 	for a.chunk < len(a.chunks) && a.off+need > len(a.chunks[a.chunk]) {
@@ -54,12 +54,3 @@ func (a *Arena) Owns(x []float32) bool {
 
 // Reset makes all memory handed out so far available again.
 func (a *Arena) Reset() { a.chunk, a.off = 0, 0 }
-
-// Bytes returns the memory the arena holds.
-func (a *Arena) Bytes() int {
-	n := 0
-	for _, c := range a.chunks {
-		n += 4 * len(c)
-	}
-	return n
-}
