@@ -33,7 +33,7 @@ var samples = []Message{
 	Ready{
 		Job: rundir.Job{Program: "gpt", Args: []string{"--layers", "2"}, Model: "gpt", ModelConfig: json.RawMessage(`{"layers":2}`),
 			Seed: 1 << 63, ClipNorm: 0.1, Parameters: 1 << 40},
-		Data: []rundir.DataFile{{Path: "a.txt", Size: 5, SHA256: "00"}},
+		Data:   []rundir.DataFile{{Path: "a.txt", Size: 5, SHA256: "00"}},
 		Addr:   "127.0.0.1:4711",
 		Layers: []Layer{{Name: "embed", Tensors: []int{1 << 20, 512}}, {Name: "gelu"}},
 	},
