@@ -51,7 +51,7 @@ type trainer struct {
 func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	defer conn.Close()
 	conn.Send(control.Note{Text: "reading data"})
-	conn.Send(control.Ready{Job: rundir.Job{Program: "fake", Steps: f.steps}})
+	conn.Send(control.Ready{Job: rundir.Job{Program: "fake", Steps: f.steps, Layers: 2, GlobalBatch: 8, MicroBatch: 1}})
 	if m, err := conn.Receive(ctx); err != nil {
 		return
 	} else if _, ok := m.(control.Start); !ok {
@@ -163,6 +163,9 @@ type recorder struct {
 }
 
 func (r *recorder) Show(e view.Event) {
+	if _, row := e.(view.Worker); row {
+		return
+	}
 	r.mu.Lock()
 	r.shown = append(r.shown, strings.TrimPrefix(fmt.Sprintf("%T", e), "view."))
 	r.mu.Unlock()
@@ -203,7 +206,7 @@ func TestInProcessWithFiles(t *testing.T) {
 	if lines := readLines(t, dir.File("metrics.jsonl")); len(lines) != 3 {
 		t.Errorf("metrics.jsonl has %d lines", len(lines))
 	}
-	if lines := readLines(t, dir.File("events.jsonl")); len(lines) != 2 {
+	if lines := readLines(t, dir.File("events.jsonl")); len(lines) != 3 {
 		t.Errorf("events.jsonl has %d lines", len(lines))
 	}
 }
@@ -309,8 +312,8 @@ func TestGarbageIsAnError(t *testing.T) {
 }
 
 func TestValidateReportsAllFaults(t *testing.T) {
-	_, err := New(Config{Threads: -1, Reduction: "fast", HelloTimeout: -1, WorkerID: -1})
-	if err == nil || len(strings.Split(err.Error(), "\n")) != 4 {
+	_, err := New(Config{Threads: -1, Reduction: "fast", HelloTimeout: -1, Stages: -1, Detect: time.Millisecond})
+	if err == nil || len(strings.Split(err.Error(), "\n")) != 5 {
 		t.Errorf("got %v", err)
 	}
 }
