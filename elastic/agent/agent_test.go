@@ -51,7 +51,10 @@ type trainer struct {
 func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	defer conn.Close()
 	conn.Send(control.Note{Text: "reading data"})
-	conn.Send(control.Ready{Job: rundir.Job{Program: "fake", Steps: f.steps, Layers: 2, GlobalBatch: 8, MicroBatch: 1}})
+	conn.Send(control.Ready{
+		Job:  rundir.Job{Program: "fake", Steps: f.steps, Layers: 2, GlobalBatch: 8, MicroBatch: 1},
+		Addr: "nowhere", Layers: []control.Layer{{Name: "a", Tensors: []int{10}}, {Name: "b", Tensors: []int{10}}},
+	})
 	if m, err := conn.Receive(ctx); err != nil {
 		return
 	} else if _, ok := m.(control.Start); !ok {
@@ -138,7 +141,25 @@ func workerProcess(id control.Identity, args []string) int {
 			}
 			conn.Send(control.Output{Text: strconv.Itoa(p.Pid)})
 		}
+	case "die-1":
+		if f.at = -1; id.WorkerID == 1 {
+			f.at = 3
+			f.before = func(*control.Conn) { syscall.Kill(os.Getpid(), syscall.SIGKILL) }
+		}
+	case "freeze-2":
+		if f.at = -1; id.WorkerID == 2 {
+			f.at = 3
+			f.before = func(*control.Conn) { syscall.Kill(os.Getpid(), syscall.SIGSTOP) }
+		}
+		go func() {
+			for conn.Send(control.Beat{}) == nil {
+				time.Sleep(control.BeatEvery)
+			}
+		}()
 	case "print":
+		if id.WorkerID > 0 {
+			break
+		}
 		f.end = func(conn *control.Conn) { conn.Send(control.Output{Text: "func main()"}) }
 	}
 	f.run(context.Background(), conn)
