@@ -2,8 +2,8 @@
 // typed events.
 //
 // The live view keeps a few lines at the bottom of a terminal: a bar with the
-// time left, the loss as a line, speed, learning rate and gradient norm. It
-// follows the terminal's width, never wraps, and leaves its last state on the screen.
+// time left, the loss as a line, speed, learning rate and gradient norm, and a row for
+// each of several workers. It follows the terminal's width, never wraps, and leaves its last state on the screen.
 //
 // The plain view prints about twenty lines for a run, without any escape code: for
 // files, pipes, dumb terminals, and people who asked for it.
