@@ -19,5 +19,5 @@
 // Line files hold numbers as the shortest decimal that reads back as the same
 // float64.
 //
-// A [Dir] may be used by several goroutines.
+// A [Dir] may be used by several goroutines. [Read] reads what others write.
 package rundir
