@@ -84,15 +84,26 @@ func TestExitStatuses(t *testing.T) {
 		{"all steps", []string{"run", fake}, 0, "sampled text\n", "", true},
 		{"flags of the program", []string{"run", "--plain", fake, "--steps", "2"}, 0, "done: 2 steps", "", true},
 		{"program's wrong usage", []string{"run", fake, "--steps", "0"}, 2, "", "launcher: --steps 0: give at least 1\n", false},
-		{"panic", []string{"run", fake, "--fail", "panic"}, 1, "", "launcher: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
-		{"worker killed", []string{"run", fake, "--fail", "kill"}, 1, "", "launcher: worker 0 exited: signal: killed, at step 2 of 5\n    pid ", true},
+		{"panic", []string{"run", "--workers", "1", fake, "--fail", "panic"}, 1, "", "launcher: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
+		{"one of many panics", []string{"run", fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
+		{"worker killed", []string{"run", "--workers", "1", fake, "--fail", "kill"}, 1, "", "launcher: worker 0 exited: signal: killed, at step 2 of 5\n    pid ", true},
+		{"one of many killed", []string{"run", "--workers", "3", fake, "--fail", "kill", "--who", "2"}, 1, "",
+			"launcher: worker 2 exited: signal: killed, at step 2 of 5; this version cannot go on without it\n    pid ", true},
+		{"one of many frozen", []string{"run", "--workers", "3", "--detect", "400ms", fake, "--fail", "freeze", "--who", "1"}, 1, "",
+			"launcher: worker 1 has been silent for 400ms, at step 2 of 5; this version cannot go on without it\n", true},
+		{"another seed", []string{"run", "--workers", "2", fake, "--fail", "seed", "--who", "1"}, 1, "",
+			"launcher: worker 1 has another seed than worker 0 (7, not 0): all workers must run the same PROGRAM on the same data\n", false},
+		{"another loss", []string{"run", "--workers", "2", fake, "--fail", "loss", "--who", "1"}, 1, "", "reports another loss for step 3 than worker", true},
+		{"stages", []string{"run", "--workers", "5", "--stages", "3", fake}, 0, "first plan: 5 workers in 3 stages, 8 micro-batches per step\n", "", true},
+		{"stages above workers", []string{"run", "--workers", "2", "--stages", "3", fake}, 2, "",
+			"launcher: --stages 3: every stage needs a worker; use --stages 2 or fewer, or --workers 3\n", false},
+		{"stages above layers", []string{"run", "--workers", "4", "--stages", "4", fake}, 2, "", "launcher: --stages 4: every stage needs a layer and the model has 3 layers; use --stages 3 or fewer\n", false},
 		{"no command", nil, 2, "", "launcher: no command given", false},
 		{"unknown command", []string{"fly"}, 2, "", `launcher: there is no command "fly"`, false},
 		{"unknown flag", []string{"run", "--fly", fake}, 2, "", "launcher: unknown flag: --fly\n", false},
 		{"no program", []string{"run"}, 2, "", "launcher: PROGRAM is missing", false},
-		{"many workers", []string{"run", "--workers", "4", fake}, 2, "", "launcher: --workers 4: this version runs one worker; use --workers 1\n", false},
-		{"all faults", []string{"run", "--workers", "0", "--threads", "0", "--reduction", "x", "--run-dir", "", fake}, 2, "",
-			"launcher: --workers 0: give at least 1\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact\nlauncher: --run-dir: give the name of a directory\nTry", false},
+		{"all faults", []string{"run", "--workers", "0", "--stages", "0", "--threads", "0", "--detect", "1ms", "--reduction", "x", "--run-dir", "", fake}, 2, "",
+			"launcher: --workers 0: give at least 1\nlauncher: --stages 0: give at least 1\nlauncher: --detect 1ms: give at least 300ms, three heartbeats\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact\nlauncher: --run-dir: give the name of a directory\nTry", false},
 		{"fast", []string{"run", "--reduction", "fast", fake}, 2, "", "use --reduction exact", false},
 		{"run directory", []string{"run", "--run-dir", "/proc/x", fake}, 1, "", "launcher: --run-dir /proc/x: cannot be made or written", false},
 		{"absent program", []string{"run", "./absent"}, 2, "", "launcher: PROGRAM ./absent is not there", false},
@@ -103,6 +114,12 @@ func TestExitStatuses(t *testing.T) {
 		{"no program but a library", []string{"run", testdata(t, "library")}, 1, "", "library does not build\n", false},
 		{"never calls trainer.Main", []string{"run", testdata(t, "nomain")}, 1, "", "nomain ended without calling trainer.Main (exit status 0)\n    nothing to do\n", false},
 		{"help", []string{"run", "--help"}, 0, "Examples:", "", false},
+		{"help of status", []string{"status", "--help"}, 0, "launcher status runs/small --json", "", false},
+		{"help of logs", []string{"logs", "--help"}, 0, "launcher logs 2 -f", "", false},
+		{"status of nothing", []string{"status"}, 2, "", "launcher: runs/latest holds no run: give the directory of a run, such as runs/latest\n", false},
+		{"status of too much", []string{"status", "a", "b"}, 2, "", `launcher: unexpected argument "b": give [RUN_DIR]`, false},
+		{"logs of nothing", []string{"logs", "3"}, 2, "", "launcher: runs/latest holds no run", false},
+		{"logs of nobody", []string{"logs", "runs", "x"}, 2, "", `launcher: W is "x": give the number of a worker`, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -164,14 +181,27 @@ func readJSON(t *testing.T, path string, v any) {
 // running is a launcher with a worker that stays in a step.
 type running struct {
 	*exec.Cmd
-	lines  *bufio.Scanner
-	worker int // process id
-	errs   bytes.Buffer
+	lines   *bufio.Scanner
+	workers []int // process ids
+	errs    bytes.Buffer
+}
+
+// held is the number of workers of such a launcher.
+const held = 3
+
+// survivors counts the workers that run.
+func (r *running) survivors() (n int) {
+	for _, pid := range r.workers {
+		if alive(pid) {
+			n++
+		}
+	}
+	return n
 }
 
 func startHeld(t *testing.T, args ...string) *running {
 	t.Helper()
-	r := &running{Cmd: launch(t, append([]string{"run", "--run-dir", "run", fake, "--hold", "2", "--steps", "9"}, args...)...)}
+	r := &running{Cmd: launch(t, append([]string{"run", "--workers", strconv.Itoa(held), "--stages", "2", "--run-dir", "run", fake, "--hold", "2", "--steps", "9"}, args...)...)}
 	out, err := r.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -183,12 +213,16 @@ func startHeld(t *testing.T, args ...string) *running {
 	t.Cleanup(func() { r.Process.Kill(); r.Wait() })
 	r.lines = bufio.NewScanner(out)
 	r.await(t, "step 2/9")
-	log, err := os.ReadFile(filepath.Join(r.Dir, "run", "log", "worker-0.0.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := fmt.Sscanf(string(log), "pid %d", &r.worker); err != nil {
-		t.Fatal(err)
+	for id := range held {
+		log, err := os.ReadFile(filepath.Join(r.Dir, "run", "log", fmt.Sprintf("worker-%d.0.log", id)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid := 0
+		if _, err := fmt.Sscanf(string(log), "pid %d", &pid); err != nil {
+			t.Fatal(err)
+		}
+		r.workers = append(r.workers, pid)
 	}
 	return r
 }
@@ -250,8 +284,11 @@ func TestSignals(t *testing.T) {
 			if err != nil || bytes.Count(metrics, []byte("\n")) != 2 || !bytes.HasSuffix(metrics, []byte("}\n")) {
 				t.Errorf("metrics: %q, %v", metrics, err)
 			}
-			if alive(r.worker) {
-				t.Error("the worker outlived the launcher")
+			if n := r.survivors(); n > 0 {
+				t.Errorf("%d workers outlived the launcher", n)
+			}
+			if len(sum.Workers) != held || sum.WorkersLost != 0 {
+				t.Errorf("summary: %+v", sum)
 			}
 		})
 	}
@@ -262,7 +299,7 @@ func TestKilledLauncherTakesItsWorkerAlong(t *testing.T) {
 	r := startHeld(t)
 	r.Process.Kill()
 	r.end()
-	for alive(r.worker) {
+	for r.survivors() > 0 {
 		runtime.Gosched()
 	}
 	// The lock is gone with the launcher, and what there is is valid.
@@ -274,9 +311,106 @@ func TestKilledLauncherTakesItsWorkerAlong(t *testing.T) {
 // A terminal's Ctrl-C goes to its whole process group; the worker is not in it.
 func TestWorkerHasItsOwnGroup(t *testing.T) {
 	r := startHeld(t)
-	group, err := unix.Getpgid(r.worker)
-	if err != nil || group != r.worker {
-		t.Errorf("the worker is in group %d, %v", group, err)
+	for _, pid := range r.workers {
+		group, err := unix.Getpgid(pid)
+		if err != nil || group != pid {
+			t.Errorf("worker %d is in group %d, %v", pid, group, err)
+		}
+	}
+}
+
+// A frozen worker is killed all the same when its launcher is.
+func TestKilledLauncherTakesAFrozenWorkerAlong(t *testing.T) {
+	r := startHeld(t)
+	syscall.Kill(r.workers[1], syscall.SIGSTOP)
+	r.Process.Kill()
+	r.end()
+	for r.survivors() > 0 {
+		runtime.Gosched()
+	}
+	cmd := exec.Command(binary, "status", "run", "--json")
+	cmd.Dir = r.Dir
+	if _, stdout, _ := result(t, cmd); !strings.Contains(stdout, `"state": "died"`) {
+		t.Errorf("status: %s", stdout)
+	}
+}
+
+// One worker's end in the middle ends the others, and the launcher says so at once.
+func TestDeathOfOneEndsAll(t *testing.T) {
+	r := startHeld(t)
+	syscall.Kill(r.workers[2], syscall.SIGKILL)
+	if status := r.end(); status != 1 || r.survivors() > 0 {
+		t.Errorf("status %d, %d survivors", status, r.survivors())
+	}
+	if want := "launcher: worker 2 exited: signal: killed, at step 2 of 9; this version cannot go on without it\n"; !strings.HasPrefix(r.errs.String(), want) {
+		t.Errorf("error: %s", &r.errs)
+	}
+	var sum rundir.Summary
+	readJSON(t, filepath.Join(r.Dir, "run", "summary.json"), &sum)
+	if sum.StoppedBy != "worker 2 exited: signal: killed" || sum.WorkersLost != 1 || len(sum.Workers) != held {
+		t.Errorf("summary: %+v", sum)
+	}
+}
+
+func TestStatusAndLogs(t *testing.T) {
+	r := startHeld(t)
+	say := func(args ...string) string {
+		t.Helper()
+		cmd := exec.Command(binary, args...)
+		cmd.Dir = r.Dir
+		code, stdout, stderr := result(t, cmd)
+		if code != 0 {
+			t.Fatalf("%v: status %d: %s", args, code, stderr)
+		}
+		return stdout
+	}
+	text := say("status", "run")
+	for _, want := range []string{"run: fake, running\n", "step 2 of 9, loss 0.5000\n", "plan 1.1, first plan: 3 workers in 2 stages, 8 micro-batches per step\n", "worker 2  stages "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	var s status
+	if err := json.Unmarshal([]byte(say("status", "--json", "run")), &s); err != nil {
+		t.Fatal(err)
+	}
+	if s.State != "running" || s.Step != 2 || s.Steps != 9 || *s.Loss != 0.5 || s.Stages != 2 || len(s.Workers) != held || len(s.Workers[0].Layers) == 0 {
+		t.Errorf("status: %+v", s)
+	}
+
+	follow := exec.Command(binary, "logs", "run", "-f")
+	follow.Dir = r.Dir
+	out, err := follow.StdoutPipe()
+	if err == nil {
+		err = follow.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for id := range held {
+		if !lines.Scan() || !strings.HasPrefix(lines.Text(), fmt.Sprintf("%d| pid %d args", id, r.workers[id])) {
+			t.Errorf("line %q", lines.Text())
+		}
+	}
+	r.Process.Signal(os.Interrupt)
+	r.end()
+	for lines.Scan() {
+		t.Errorf("another line %q", lines.Text())
+	}
+	if err := follow.Wait(); err != nil {
+		t.Error(err)
+	}
+	if got := say("logs", "run", "1"); !strings.HasPrefix(got, fmt.Sprintf("pid %d", r.workers[1])) || strings.Count(got, "\n") != 1 {
+		t.Errorf("logs of worker 1: %q", got)
+	}
+	if got := say("status", "run"); !strings.Contains(got, "fake, stopped by: interrupt\n") || !strings.Contains(got, "16 forwards") {
+		t.Errorf("status at the end:\n%s", got)
+	}
+	cmd := exec.Command(binary, "logs", "run", "7")
+	cmd.Dir = r.Dir
+	if code, _, stderr := result(t, cmd); code != 2 || !strings.Contains(stderr, "worker 7 has no log in run\n") {
+		t.Errorf("status %d: %s", code, stderr)
 	}
 }
 

@@ -2,6 +2,8 @@
 // a run.
 //
 //	launcher run [flags] PROGRAM [program flags]
+//	launcher status [RUN_DIR] [--json]
+//	launcher logs [RUN_DIR] [W] [-f]
 //	launcher doctor [--json]
 //
 // See launcher COMMAND --help. Its exit status is 0 only when all steps are
@@ -71,21 +73,23 @@ func newRoot() *cobra.Command {
 The exit status is 0 only when all steps are done, 2 for wrong usage, 130 after
 Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 		Example: `  launcher run ./examples/gpt
-  launcher run --threads 2 ./examples/gpt --steps 50 --width 96
+  launcher run --workers 4 --stages 2 ./examples/gpt --steps 50 --width 96
+  launcher status
+  launcher logs -f
   launcher doctor`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q: the commands are run and doctor", args[0])
+				return fmt.Errorf("there is no command %q: the commands are run, status, logs and doctor", args[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("no command given: the commands are run and doctor")
+			return errors.New("no command given: the commands are run, status, logs and doctor")
 		},
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newDoctor())
+	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor())
 	return root
 }

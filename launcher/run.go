@@ -24,7 +24,9 @@ import (
 // runFlags are the flags of launcher run.
 type runFlags struct {
 	workers   int
+	stages    int
 	threads   int
+	detect    time.Duration
 	reduction string
 	runDir    string
 	plain     bool
@@ -39,14 +41,20 @@ func newRun() *cobra.Command {
 that calls trainer.Main. Flags after PROGRAM belong to the program; it lists them
 with --help.
 
+The model's layers are dealt to --stages pipeline stages, the workers to the stages,
+and the micro-batches of a step to the workers of each stage. The result is the same,
+bit for bit, for any number of workers and stages. If a worker dies, this version
+ends the run.
+
 A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
-run directory gets job.json, metrics.jsonl, the trained model as model.safetensors
+run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
 and config.json, and summary.json.
 
 The first Ctrl-C ends the run at the next commit, with all files written; the second
 ends it at once.`,
 		Example: `  launcher run ./examples/gpt
-  launcher run --threads 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
+  launcher run --workers 4 --stages 2 ./examples/gpt
+  launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
   launcher run ./examples/gpt --help`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -68,8 +76,10 @@ ends it at once.`,
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows PROGRAM is the program's
 	flags.SortFlags = false
-	flags.IntVar(&f.workers, "workers", 1, "worker processes on this machine; this version runs one")
-	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers)")
+	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
+	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
+	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
+	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed; this version has exact")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
@@ -78,11 +88,17 @@ ends it at once.`,
 
 func (f runFlags) validate(cmd *cobra.Command) error {
 	var errs []error
-	switch {
-	case f.workers < 1:
+	if f.workers < 1 {
 		errs = append(errs, fmt.Errorf("--workers %d: give at least 1", f.workers))
-	case f.workers > 1:
-		errs = append(errs, fmt.Errorf("--workers %d: this version runs one worker; use --workers 1", f.workers))
+	}
+	switch {
+	case f.stages < 1:
+		errs = append(errs, fmt.Errorf("--stages %d: give at least 1", f.stages))
+	case f.stages > f.workers && f.workers > 0:
+		errs = append(errs, fmt.Errorf("--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages))
+	}
+	if f.detect < agent.MinDetect {
+		errs = append(errs, fmt.Errorf("--detect %v: give at least %v, three heartbeats", f.detect, agent.MinDetect))
 	}
 	if f.threads < 1 && cmd.Flags().Changed("threads") {
 		errs = append(errs, fmt.Errorf("--threads %d: give at least 1", f.threads))
@@ -90,7 +106,7 @@ func (f runFlags) validate(cmd *cobra.Command) error {
 	switch f.reduction {
 	case "exact":
 	case "fast":
-		errs = append(errs, errors.New("--reduction fast: this version runs one worker, where there is nothing to make faster; use --reduction exact"))
+		errs = append(errs, errors.New("--reduction fast: this version has only exact; use --reduction exact"))
 	default:
 		errs = append(errs, fmt.Errorf("--reduction %s: give exact", f.reduction))
 	}
@@ -182,7 +198,7 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	return filepath.Join(bin, files[0].Name()), nil
 }
 
-// run trains the program in one worker process.
+// run trains the program in worker processes.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
@@ -227,6 +243,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
+		Stages: f.stages, Detect: f.detect,
 	})
 	if err != nil {
 		return failure{err}
@@ -234,17 +251,12 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	keep.Store(a)
 	defer a.CatchSignals()()
 
-	log, err := dir.LogFile(0, 0)
+	ws, err := agent.StartProcesses(agent.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
 	if err != nil {
-		return failure{err}
-	}
-	w, err := agent.StartProcess(agent.Command{Path: file, Args: args, Log: log})
-	if err != nil {
-		_ = log.Close()
 		v.Close()
 		return failure{fmt.Errorf("PROGRAM %s cannot be started: %w", p.given, err)}
 	}
-	out := a.Serve(ctx, w)
+	out := a.Serve(ctx, ws...)
 	out.Report(stdout, stderr, "launcher")
 	if status := out.ExitStatus(); status != agent.ExitDone {
 		return exitError(status)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"sync"
 	"syscall"
 	"time"
 
@@ -33,15 +34,19 @@ type Config struct {
 	// means "the program".
 	Program string
 
-	// Executable is the file whose SHA-256 goes into job.json; "" leaves it out.
+	// Executable is the file whose SHA-256 goes into job.json where the worker is in
+	// this process; "" leaves it out.
 	Executable string
 
-	// WorkerID and Incarnation are what the worker must say it is.
-	WorkerID, Incarnation int
-
-	// Threads is the worker's number of compute threads. 0 means one for
-	// each core this process may use.
+	// Threads is the number of compute threads of each worker. 0 means the cores this process
+	// may use divided by the workers, at least 1.
 	Threads int
+
+	// Stages is the number of pipeline stages of the first plan. 0 means 1.
+	Stages int
+
+	// Detect is how long a worker that has sent a Beat may be silent; 0 means for ever.
+	Detect time.Duration
 
 	// Reduction is how gradients are summed. "" means exact, which is the only
 	// one so far.
@@ -52,6 +57,9 @@ type Config struct {
 	// for a person to wait.
 	HelloTimeout time.Duration
 }
+
+// MinDetect is the least Config.Detect: three heartbeats.
+const MinDetect = 3 * control.BeatEvery
 
 // Validate reports every fault of the configuration, each on a line that names the
 // field and what would be right.
@@ -66,18 +74,24 @@ func (c Config) Validate() error {
 	if c.HelloTimeout < 0 {
 		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
 	}
-	if c.WorkerID < 0 || c.Incarnation < 0 {
-		errs = append(errs, fmt.Errorf("worker is %d in incarnation %d: both count from 0", c.WorkerID, c.Incarnation))
+	if c.Stages < 0 {
+		errs = append(errs, fmt.Errorf("Stages is %d: give at least 1, or 0 for 1", c.Stages))
+	}
+	if c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect {
+		errs = append(errs, fmt.Errorf("Detect is %v: give at least %v, or 0 for no detection", c.Detect, MinDetect))
 	}
 	return errors.Join(errs...)
 }
 
-func (c Config) withDefaults() Config {
+func (c Config) withDefaults(workers int) Config {
 	if c.Program == "" {
 		c.Program = "the program"
 	}
 	if c.Threads == 0 {
-		c.Threads = runtime.GOMAXPROCS(0)
+		c.Threads = max(1, runtime.GOMAXPROCS(0)/workers)
+	}
+	if c.Stages == 0 {
+		c.Stages = 1
 	}
 	if c.Reduction == "" {
 		c.Reduction = "exact"
@@ -111,7 +125,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Agent{cfg: cfg.withDefaults(), stops: make(chan Reason, 2)}, nil
+	return &Agent{cfg: cfg, stops: make(chan Reason, 2)}, nil
 }
 
 // Stop asks the run to stop: at the next commit the first time, at once the second
@@ -155,47 +169,65 @@ func (a *Agent) CatchSignals() (restore func()) {
 // closed its connection to end by itself.
 const reapTime = time.Second
 
-// Serve keeps the run until the worker has ended, and closes the view and
-// the run directory.
-func (a *Agent) Serve(ctx context.Context, w Worker) Outcome {
+// Serve keeps the run of the workers until all have ended, and closes the view and
+// the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
+func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
+	cfg := a.cfg.withDefaults(len(workers))
 	r := &run{
-		cfg:    a.cfg,
-		worker: w,
-		events: make(chan event),
-		send:   make(chan control.Message, 4),
-		quit:   make(chan struct{}),
-		s:      newSession(a.cfg),
+		cfg:     cfg,
+		workers: workers,
+		events:  make(chan event),
+		quit:    make(chan struct{}),
+		s:       newSession(cfg, len(workers)),
+		reapAt:  make([]time.Time, len(workers)),
+	}
+	for range workers {
+		r.send = append(r.send, make(chan control.Message, 4))
 	}
 	return r.loop(ctx, a.stops)
 }
 
 // run is the loop around one session and its goroutines.
 type run struct {
-	cfg    Config
-	worker Worker
-	s      *session
+	cfg     Config
+	workers []Worker
+	s       *session
 
-	events chan event           // from the goroutines to the loop
-	send   chan control.Message // from the loop to the sender; holds more than a session ever sends
-	quit   chan struct{}        // closed when the loop has ended
+	events chan event             // from the goroutines to the loop
+	send   []chan control.Message // from the loop to each sender; holds more than a session ever sends
+	quit   chan struct{}          // closed when the loop has ended
 
 	viewClosed bool
-	early      []byte // output that came before the view was closed
-	reap       <-chan time.Time
+	early      []byte      // output that came before the view was closed
+	reapAt     []time.Time // when patience with each worker ends; zero: it does not
+	reap       *time.Timer // for the first of them
+	cause      <-chan time.Time
 }
 
 func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	talk, hangUp := context.WithCancel(context.Background())
-	talked := make(chan struct{})
-	go func() {
-		defer close(talked)
-		r.talk(talk)
-	}()
+	var others sync.WaitGroup
+	for id := range r.workers {
+		others.Go(func() { r.talk(talk, id) })
+		others.Go(func() { r.awaitExit(id) })
+	}
 
 	hello := time.NewTimer(r.cfg.HelloTimeout)
 	defer hello.Stop()
+	r.reap = time.NewTimer(0)
+	r.reap.Stop()
+	defer r.reap.Stop()
+	watch, due := time.NewTimer(0), time.Time{}
+	watch.Stop()
+	defer watch.Stop()
+	rewatch := func() {
+		if period := r.cfg.Detect / 4; period > 0 {
+			due = time.Now().Add(period)
+			watch.Reset(period)
+		}
+	}
+	rewatch()
 	cancelled := ctx.Done()
-	exited := r.worker.Exited()
 
 	for !r.s.over() {
 		var e event
@@ -206,26 +238,35 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		case <-cancelled:
 			cancelled = nil
 			e = stopAsked{Cancelled}
-		case <-exited:
-			exited = nil
-			e = workerExited{r.worker.Status()}
 		case <-hello.C:
 			e = helloLate{}
-		case <-r.reap:
-			r.reap = nil
-			e = reapLate{}
+		case <-r.cause:
+			e = causeLate{}
+		case <-watch.C:
+			e = watchTick{due}
+		case <-r.reap.C:
+			for id, late := range r.late() {
+				if late {
+					r.apply(r.s.step(time.Now(), reapLate{id}))
+				}
+			}
+			r.rearm()
+			continue
 		}
 		r.apply(r.s.step(time.Now(), e))
+		if _, ok := e.(watchTick); ok {
+			rewatch()
+		}
 	}
 
 	hangUp()
 	close(r.quit)
-	<-talked
+	others.Wait()
 	r.closeView()
 
 	out := r.s.outcome()
-	if r.s.lost {
-		out.Detail = r.worker.LastOutput()
+	if r.s.lost >= 0 {
+		out.Detail = r.workers[r.s.lost].LastOutput()
 	}
 	if r.cfg.RunDir != nil {
 		if err := r.cfg.RunDir.Close(); err != nil && out.Err == nil {
@@ -235,19 +276,61 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	return out
 }
 
-// talk connects and receives until the connection ends. It owns the sender.
-func (r *run) talk(ctx context.Context) {
-	post := func(e event) bool {
-		select {
-		case r.events <- e:
-			return true
-		case <-r.quit:
-			return false
+// late returns whose time is over, and takes note that it was told.
+func (r *run) late() []bool {
+	late := make([]bool, len(r.reapAt))
+	now := time.Now()
+	for id, at := range r.reapAt {
+		if !at.IsZero() && !now.Before(at) {
+			late[id], r.reapAt[id] = true, time.Time{}
 		}
 	}
-	nc, err := r.worker.Connect(ctx)
+	return late
+}
+
+// patience gives a worker until reapTime from now.
+func (r *run) patience(id int) {
+	r.reapAt[id] = time.Now().Add(reapTime)
+	r.rearm()
+}
+
+// rearm sets the timer for the first end of patience.
+func (r *run) rearm() {
+	var first time.Time
+	for _, at := range r.reapAt {
+		if !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	r.reap.Stop()
+	if !first.IsZero() {
+		r.reap.Reset(time.Until(first))
+	}
+}
+
+// post hands an event to the loop, and reports whether there still is one.
+func (r *run) post(e event) bool {
+	select {
+	case r.events <- e:
+		return true
+	case <-r.quit:
+		return false
+	}
+}
+
+func (r *run) awaitExit(id int) {
+	select {
+	case <-r.workers[id].Exited():
+		r.post(workerExited{id, r.workers[id].Status()})
+	case <-r.quit:
+	}
+}
+
+// talk connects and receives until the connection ends. It owns the sender.
+func (r *run) talk(ctx context.Context, id int) {
+	nc, err := r.workers[id].Connect(ctx)
 	if err != nil {
-		post(connClosed{err})
+		r.post(connClosed{id, err})
 		return
 	}
 	conn := control.New(nc)
@@ -256,7 +339,7 @@ func (r *run) talk(ctx context.Context) {
 		defer close(sent)
 		for {
 			select {
-			case m := <-r.send:
+			case m := <-r.send[id]:
 				if conn.Send(m) != nil {
 					return // the receiver sees the reason
 				}
@@ -273,13 +356,31 @@ func (r *run) talk(ctx context.Context) {
 	for {
 		m, err := conn.Receive(ctx)
 		if err != nil {
-			post(connClosed{err})
+			r.post(connClosed{id, err})
 			return
 		}
-		if !post(received{m}) {
+		if ready, ok := m.(control.Ready); ok {
+			ready.Job.ProgramSHA256 = r.programSum(id)
+			m = ready
+		}
+		if !r.post(received{id, m}) {
 			return
 		}
 	}
+}
+
+// programSum returns the SHA-256 of the program a worker runs, "" where nobody
+// wants it. Only a record: what cannot be read still runs.
+func (r *run) programSum(id int) string {
+	path := r.workers[id].Program()
+	if path == "" {
+		path = r.cfg.Executable
+	}
+	if path == "" || r.cfg.RunDir == nil && len(r.workers) == 1 {
+		return ""
+	}
+	sum, _ := rundir.FileSHA256(path)
+	return sum
 }
 
 // apply carries out effects in their order. A file that cannot be written is one
@@ -300,11 +401,12 @@ func (r *run) do(e effect) error {
 		if dir == nil {
 			return nil
 		}
-		if r.cfg.Executable != "" {
-			// Only a record: a program that was removed meanwhile still runs.
-			e.job.ProgramSHA256, _ = rundir.FileSHA256(r.cfg.Executable)
-		}
 		return dir.WriteJob(e.job, e.data)
+	case writePlan:
+		if dir == nil {
+			return nil
+		}
+		return dir.AddPlan(e.p)
 	case writeMetrics:
 		if dir == nil {
 			return nil
@@ -321,7 +423,7 @@ func (r *run) do(e effect) error {
 		}
 		return dir.WriteSummary(e.s)
 	case sendMessage:
-		r.send <- e.m
+		r.send[e.worker] <- e.m
 	case show:
 		if r.cfg.View != nil {
 			r.cfg.View.Show(e.e)
@@ -335,10 +437,13 @@ func (r *run) do(e effect) error {
 			r.early = append(r.early, e.text...)
 		}
 	case kill:
-		r.worker.Kill()
-		r.reap = time.After(reapTime)
+		r.workers[e.worker].Kill()
+		r.patience(e.worker)
 	case awaitExit:
-		r.reap = time.After(reapTime)
+		r.patience(e.worker)
+	case awaitCause:
+		// What a frozen worker does to others shows before it counts as silent.
+		r.cause = time.After(reapTime + r.cfg.Detect)
 	default:
 		panic(fmt.Sprintf("agent: effect %T", e))
 	}

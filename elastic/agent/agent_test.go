@@ -51,7 +51,10 @@ type trainer struct {
 func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	defer conn.Close()
 	conn.Send(control.Note{Text: "reading data"})
-	conn.Send(control.Ready{Job: rundir.Job{Program: "fake", Steps: f.steps}})
+	conn.Send(control.Ready{
+		Job:  rundir.Job{Program: "fake", Steps: f.steps, Layers: 2, GlobalBatch: 8, MicroBatch: 1},
+		Addr: "nowhere", Layers: []control.Layer{{Name: "a", Tensors: []int{10}}, {Name: "b", Tensors: []int{10}}},
+	})
 	if m, err := conn.Receive(ctx); err != nil {
 		return
 	} else if _, ok := m.(control.Start); !ok {
@@ -138,7 +141,25 @@ func workerProcess(id control.Identity, args []string) int {
 			}
 			conn.Send(control.Output{Text: strconv.Itoa(p.Pid)})
 		}
+	case "die-1":
+		if f.at = -1; id.WorkerID == 1 {
+			f.at = 3
+			f.before = func(*control.Conn) { syscall.Kill(os.Getpid(), syscall.SIGKILL) }
+		}
+	case "freeze-2":
+		if f.at = -1; id.WorkerID == 2 {
+			f.at = 3
+			f.before = func(*control.Conn) { syscall.Kill(os.Getpid(), syscall.SIGSTOP) }
+		}
+		go func() {
+			for conn.Send(control.Beat{}) == nil {
+				time.Sleep(control.BeatEvery)
+			}
+		}()
 	case "print":
+		if id.WorkerID > 0 {
+			break
+		}
 		f.end = func(conn *control.Conn) { conn.Send(control.Output{Text: "func main()"}) }
 	}
 	f.run(context.Background(), conn)
@@ -163,6 +184,9 @@ type recorder struct {
 }
 
 func (r *recorder) Show(e view.Event) {
+	if _, row := e.(view.Worker); row {
+		return
+	}
 	r.mu.Lock()
 	r.shown = append(r.shown, strings.TrimPrefix(fmt.Sprintf("%T", e), "view."))
 	r.mu.Unlock()
@@ -203,7 +227,7 @@ func TestInProcessWithFiles(t *testing.T) {
 	if lines := readLines(t, dir.File("metrics.jsonl")); len(lines) != 3 {
 		t.Errorf("metrics.jsonl has %d lines", len(lines))
 	}
-	if lines := readLines(t, dir.File("events.jsonl")); len(lines) != 2 {
+	if lines := readLines(t, dir.File("events.jsonl")); len(lines) != 3 {
 		t.Errorf("events.jsonl has %d lines", len(lines))
 	}
 }
@@ -309,8 +333,8 @@ func TestGarbageIsAnError(t *testing.T) {
 }
 
 func TestValidateReportsAllFaults(t *testing.T) {
-	_, err := New(Config{Threads: -1, Reduction: "fast", HelloTimeout: -1, WorkerID: -1})
-	if err == nil || len(strings.Split(err.Error(), "\n")) != 4 {
+	_, err := New(Config{Threads: -1, Reduction: "fast", HelloTimeout: -1, Stages: -1, Detect: time.Millisecond})
+	if err == nil || len(strings.Split(err.Error(), "\n")) != 5 {
 		t.Errorf("got %v", err)
 	}
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 )
@@ -16,7 +18,8 @@ type Outcome struct {
 	Summary *rundir.Summary
 
 	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
-	// *FailedError, *NoMainError, *LostError, *ProtocolError or *FileError.
+	// *FailedError, *NoMainError, *LostError, *SilentError, *DifferError, *PlanError, *MismatchError,
+	// *ProtocolError or *FileError.
 	Err error
 
 	// Detail is what there is to read about Err besides its line: the stack of
@@ -40,6 +43,7 @@ const (
 func (o Outcome) ExitStatus() int {
 	var stopped *StoppedError
 	var failed *FailedError
+	var flag *plan.FlagError
 	switch {
 	case o.Err == nil:
 		return ExitDone
@@ -47,7 +51,7 @@ func (o Outcome) ExitStatus() int {
 		return ExitTerminated
 	case errors.As(o.Err, &stopped):
 		return ExitInterrupted
-	case errors.As(o.Err, &failed) && failed.Kind == control.Usage:
+	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.Is(o.Err, ErrTooLarge):
 		return ExitUsage
 	}
 	return ExitFailed
@@ -89,12 +93,19 @@ func (e *StoppedError) Error() string {
 
 // FailedError is a failure that the worker itself reported.
 type FailedError struct {
-	Kind control.FailKind
-	Text string // one line
-	Step int    // from 1; 0 before training
+	Kind    control.FailKind
+	Worker  int
+	Workers int    // of the run
+	Text    string // one line
+	Step    int    // from 1; 0 before training
 }
 
-func (e *FailedError) Error() string { return e.Text }
+func (e *FailedError) Error() string {
+	if e.Workers > 1 && (e.Kind == control.UserPanic || e.Kind == control.Faulty || e.Kind == control.PeerLost) {
+		return fmt.Sprintf("worker %d: %s", e.Worker, e.Text)
+	}
+	return e.Text // the same from every worker
+}
 
 // NoMainError means that the program did not behave like one that calls trainer.Main.
 type NoMainError struct {
@@ -113,20 +124,107 @@ func (e *NoMainError) Error() string {
 // LostError means that a worker ended in the middle.
 type LostError struct {
 	Worker      int
+	Workers     int // of the run
 	Status      Status
 	Step, Steps int // committed, and of the whole job; 0 of 0 before training
 }
 
-func (e *LostError) Error() string { return e.cause() + e.place() }
+func (e *LostError) Error() string { return e.cause() + loss(e.Workers, e.Step, e.Steps) }
 
 // cause is the part of the message that summary.json has as well.
 func (e *LostError) cause() string { return fmt.Sprintf("worker %d exited: %s", e.Worker, e.Status) }
 
-func (e *LostError) place() string {
-	if e.Steps == 0 {
-		return ", before training began"
+// SilentError means that a worker did not give a sign of life in time.
+type SilentError struct {
+	Worker      int
+	Workers     int // of the run
+	For         time.Duration
+	Step, Steps int // committed, and of the whole job; 0 of 0 before training
+}
+
+func (e *SilentError) Error() string { return e.cause() + loss(e.Workers, e.Step, e.Steps) }
+
+func (e *SilentError) cause() string {
+	return fmt.Sprintf("worker %d has been silent for %v", e.Worker, e.For)
+}
+
+// loss ends the message that a worker is gone.
+func loss(workers, step, steps int) string {
+	text := ", before training began"
+	if steps > 0 {
+		text = fmt.Sprintf(", at step %d of %d", step, steps)
 	}
-	return fmt.Sprintf(", at step %d of %d", e.Step, e.Steps)
+	if workers > 1 {
+		text += "; this version cannot go on without it"
+	}
+	return text
+}
+
+// culprit returns the worker whose end an error is and how it came, -1 if it is none.
+func culprit(err error) (worker int, how string) {
+	var lost *LostError
+	var silent *SilentError
+	switch {
+	case errors.As(err, &lost):
+		return lost.Worker, "exited: " + lost.Status.String()
+	case errors.As(err, &silent):
+		return silent.Worker, fmt.Sprintf("silent for %v", silent.For)
+	}
+	return -1, ""
+}
+
+// stoppedBy is what summary.json says of an error.
+func stoppedBy(err error) string {
+	var stopped *StoppedError
+	var gone interface{ cause() string }
+	switch {
+	case errors.As(err, &stopped):
+		return string(stopped.Reason)
+	case errors.As(err, &gone):
+		return gone.cause()
+	}
+	return err.Error()
+}
+
+// DifferError means that a worker runs another program, or has other data,
+// than another one.
+type DifferError struct {
+	Worker, Than int
+	Field        string // of job.json, or "data" or "layers"
+	Values       string // "7, not 1"; "" where they say nothing to people
+}
+
+func (e *DifferError) Error() string {
+	text := fmt.Sprintf("worker %d has another %s than worker %d", e.Worker, e.Field, e.Than)
+	if e.Values != "" {
+		text += " (" + e.Values + ")"
+	}
+	return text + ": all workers must run the same PROGRAM on the same data"
+}
+
+// PlanError means that there is no plan for the job as it was asked for. It wraps
+// what package plan said, a *plan.FlagError for wrong flags.
+type PlanError struct{ Err error }
+
+func (e *PlanError) Error() string { return oneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
+func (e *PlanError) Unwrap() error { return e.Err }
+
+// ErrTooLarge is wrapped by the [PlanError] of a job whose plan cannot be handled.
+var ErrTooLarge = errors.New("the plan is too large")
+
+// MismatchError means that two workers, which compute the same numbers, have not got them.
+type MismatchError struct {
+	Worker, Than int
+	What         string
+	Step         int // 0 for the end of training
+}
+
+func (e *MismatchError) Error() string {
+	at := "the end"
+	if e.Step > 0 {
+		at = fmt.Sprintf("step %d", e.Step)
+	}
+	return fmt.Sprintf("worker %d reports another %s for %s than worker %d", e.Worker, e.What, at, e.Than)
 }
 
 // ProtocolError means that the worker said something it must not say. Worker and agent

@@ -1,51 +1,88 @@
 package agent
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
 	"path"
+	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
-// session decides what the agent does about one worker. It has no goroutine, socket,
+// session decides what the agent does about a run. It has no goroutine, socket,
 // file or clock: step takes an event and returns the effects to carry out in
 // their order.
 //
-//	connecting --Hello--> greeted --Ready--> training --Done--> finished
+// Each worker goes its way,
 //
-// and from each of them, at the first failure or with a stop at once, the verdict is set and nothing
-// the worker says counts any more. The session is over when the worker has
+//	connecting --Hello--> greeted --Ready--> prepared --Start--> training --Done--> finished
+//
+// where Start goes to all of them as soon as all are prepared. At the first failure, or
+// with a stop at once, the verdict is set, all workers are ended, and nothing
+// they say counts any more. The session is over when every worker has
 // ended and its connection too; so whatever a dying worker has sent is
 // read before its death is judged.
 type session struct {
-	cfg   Config
-	state state
+	cfg     Config
+	workers []worker // by WorkerID
 
+	state state // of the run: starting is connecting, then training and finished
 	job   rundir.Job
+	plan  plan.Plan
 	start time.Time // of training
-	last  rundir.Metrics
+
+	last  rundir.Metrics // the newest committed step, of whichever worker told first
+	told  map[int]said   // steps that some worker has still to report
 	total struct {
 		tokens int64
 		ms     float64
 	}
 	val     *float64
+	done    *control.Done // the first one
+	doneBy  int
 	summary *rundir.Summary
 
-	stop   Reason // the first reason to stop, "" while there is none
-	err    error  // the verdict: the first error
-	judged bool   // a verdict is there, or help: what the worker says no longer counts
-	lost   bool   // the verdict came from the worker's end, so its last words matter
-	detail string
-	help   string
+	stop    Reason // the first reason to stop, "" while there is none
+	err     error  // the verdict: the first error
+	judged  bool   // a verdict is there, or help: what workers say no longer counts
+	hearsay *hearsay
+	lost    int // the worker whose end is the verdict, so that its last words matter; -1 if none
+	detail  string
+	help    string
+}
 
+// worker is what a session knows of one worker.
+type worker struct {
+	state state
+	ready control.Ready
+	last  control.Step // newest it reported
+	own   rundir.Worker
+	heard time.Time // when it last said something; zero before its first Beat
+
+	failed         bool // it has said Failed, and its exit says nothing new
 	closed, exited bool
 	status         Status
-	gaveUp         bool // the worker was killed and did not end
+	gaveUp         bool // it was killed and did not end
+}
+
+func (w *worker) over() bool { return w.gaveUp || w.exited && w.closed }
+
+// said is a step as one worker told of it.
+type said struct {
+	by   int
+	step control.Step
+}
+
+// hearsay is a failure that may be the consequence of another worker's end.
+type hearsay struct {
+	err    *FailedError
+	detail string
 }
 
 type state uint8
@@ -53,6 +90,7 @@ type state uint8
 const (
 	connecting state = iota
 	greeted
+	prepared
 	training
 	finished
 )
@@ -61,13 +99,24 @@ const (
 type (
 	event any
 
-	received     struct{ m control.Message }
-	connClosed   struct{ err error } // or never made
-	workerExited struct{ status Status }
-	stopAsked    struct{ reason Reason }
-	helloLate    struct{}
-	reapLate     struct{} // a second after kill or awaitExit
-	fileFailed   struct{ err error }
+	received struct {
+		worker int
+		m      control.Message
+	}
+	connClosed struct { // or never made
+		worker int
+		err    error
+	}
+	workerExited struct {
+		worker int
+		status Status
+	}
+	stopAsked  struct{ reason Reason }
+	helloLate  struct{}
+	reapLate   struct{ worker int } // a second after kill or awaitExit
+	causeLate  struct{}             // some time after awaitCause
+	watchTick  struct{ due time.Time }
+	fileFailed struct{ err error }
 )
 
 // What is to be done.
@@ -78,21 +127,42 @@ type (
 		job  rundir.Job
 		data []rundir.DataFile
 	}
+	writePlan    struct{ p rundir.Plan }
 	writeMetrics struct{ m rundir.Metrics }
 	writeEvent   struct{ e rundir.Event }
 	writeSummary struct{ s rundir.Summary }
-	sendMessage  struct{ m control.Message }
-	show         struct{ e view.Event }
-	closeView    struct{}
-	output       struct{ text string }
-	kill         struct{}
-	awaitExit    struct{} // reapLate comes if the worker has not ended in a second
+	sendMessage  struct {
+		worker int
+		m      control.Message
+	}
+	show       struct{ e view.Event }
+	closeView  struct{}
+	output     struct{ text string }
+	kill       struct{ worker int }
+	awaitExit  struct{ worker int } // reapLate comes if the worker has not ended in a second
+	awaitCause struct{}             // causeLate comes unless the session is over before
 )
 
-func newSession(cfg Config) *session { return &session{cfg: cfg} }
+const (
+	// maxLead bounds the steps by which a worker may be ahead of another, which
+	// is how many are kept. They commit together, so only what lies in sockets counts.
+	maxLead = 1 << 16
+
+	// maxMicros bounds the micro-batches of a step, whose places a plan lists.
+	maxMicros = 1 << 20
+
+	// maxParameters bounds what layers may claim to have.
+	maxParameters = 1 << 44
+)
+
+func newSession(cfg Config, workers int) *session {
+	return &session{cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1}
+}
 
 // over reports whether nothing can come any more.
-func (s *session) over() bool { return s.gaveUp || s.exited && s.closed }
+func (s *session) over() bool {
+	return !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.over() })
+}
 
 func (s *session) outcome() Outcome {
 	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help}
@@ -104,184 +174,366 @@ func (s *session) step(now time.Time, e event) []effect {
 		if s.judged {
 			return nil
 		}
-		return s.message(now, e.m)
+		if w := &s.workers[e.worker]; !w.heard.IsZero() {
+			w.heard = now
+		}
+		return s.message(now, e.worker, e.m)
 	case stopAsked:
 		return s.stopAsked(now, e.reason)
 	case helloLate:
-		if s.state != connecting || s.judged || s.exited {
+		late := slices.IndexFunc(s.workers, func(w worker) bool { return w.state == connecting && !w.exited })
+		if s.judged || late < 0 {
 			return nil
 		}
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
+	case watchTick:
+		return s.watch(now, e.due)
+	case causeLate:
+		return s.believe(now)
 	case fileFailed:
 		return s.judge(now, &FileError{Err: e.err})
 	case connClosed:
-		s.closed = true
-		if s.exited {
-			return s.ended(now)
+		w := &s.workers[e.worker]
+		w.closed = true
+		if w.exited {
+			return s.ended(now, e.worker)
 		}
 		if !s.judged && (errors.Is(e.err, control.ErrFormat) || errors.Is(e.err, control.ErrFrameSize)) {
-			return s.judge(now, &ProtocolError{s.cfg.WorkerID, "sent bytes that are no message" + s.place()})
+			return s.judge(now, &ProtocolError{e.worker, "sent bytes that are no message" + s.place()})
 		}
-		if !s.judged && s.state != finished {
+		if !s.judged && w.state != finished {
 			// A process that dies closes its connection first; its exit
 			// says more.
-			return []effect{awaitExit{}}
+			return []effect{awaitExit{e.worker}}
 		}
 	case workerExited:
-		s.exited, s.status = true, e.status
-		if s.closed {
-			return s.ended(now)
+		w := &s.workers[e.worker]
+		w.exited, w.status = true, e.status
+		if w.closed {
+			return s.ended(now, e.worker)
 		}
-		return []effect{awaitExit{}}
+		return []effect{awaitExit{e.worker}}
 	case reapLate:
-		switch {
-		case s.exited:
+		switch w := &s.workers[e.worker]; {
+		case w.exited:
 			// Ended, but something holds its connection open.
-			s.closed = true
-			return s.ended(now)
+			w.closed = true
+			return s.ended(now, e.worker)
 		case s.judged:
-			s.gaveUp = true
+			w.gaveUp = true
 		default:
-			return s.judge(now, &ProtocolError{s.cfg.WorkerID, "closed its connection and went on" + s.place()})
+			return s.judge(now, &ProtocolError{e.worker, "closed its connection and went on" + s.place()})
 		}
 	}
 	return nil
 }
 
 // ended judges a worker that has ended and has nothing more to say.
-func (s *session) ended(now time.Time) []effect {
-	if s.judged || s.state == finished && s.status.OK() {
+func (s *session) ended(now time.Time, id int) []effect {
+	w := &s.workers[id]
+	switch {
+	case s.judged, w.state == finished && w.status.OK():
 		return nil
+	case w.failed:
+		if !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.failed && !w.over() }) {
+			return s.believe(now) // nobody is left to say more
+		}
+		return nil
+	case w.state == connecting:
+		s.lost = id
+		return s.judge(now, &NoMainError{Program: s.cfg.Program, Status: w.status})
 	}
-	s.lost = true
-	if s.state == connecting {
-		return s.judge(now, &NoMainError{Program: s.cfg.Program, Status: s.status})
-	}
-	return s.judge(now, &LostError{Worker: s.cfg.WorkerID, Status: s.status, Step: s.last.Step, Steps: s.job.Steps})
+	s.lost = id
+	return s.judge(now, &LostError{Worker: id, Workers: len(s.workers), Status: w.status, Step: s.last.Step, Steps: s.job.Steps})
 }
 
-func (s *session) message(now time.Time, m control.Message) []effect {
+// watch looks for workers that are silent. due is when it was to look: who comes late was
+// itself kept from listening, and begins anew.
+func (s *session) watch(now, due time.Time) []effect {
+	late := now.Sub(due) > s.cfg.Detect/4
+	for id := range s.workers {
+		w := &s.workers[id]
+		switch {
+		case w.heard.IsZero():
+		case late:
+			w.heard = now
+		case !s.judged && !w.closed && !w.exited && now.Sub(w.heard) > s.cfg.Detect:
+			return s.judge(now, &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.Detect, Step: s.last.Step, Steps: s.job.Steps})
+		}
+	}
+	return nil
+}
+
+func (s *session) message(now time.Time, id int, m control.Message) []effect {
 	bad := func(format string, args ...any) []effect {
-		return s.judge(now, &ProtocolError{s.cfg.WorkerID, fmt.Sprintf(format, args...) + s.place()})
+		return s.judge(now, &ProtocolError{id, fmt.Sprintf(format, args...) + s.place()})
+	}
+	w := &s.workers[id]
+	if _, first := m.(control.Hello); w.state == connecting && !first {
+		if _, failed := m.(control.Failed); !failed {
+			return bad("sent %T before its hello", m)
+		}
 	}
 	switch m := m.(type) {
 	case control.Hello:
 		switch {
-		case s.state != connecting:
+		case w.state != connecting:
 			return bad("said hello twice")
 		case m.Protocol != control.Protocol:
 			return bad("speaks version %d of the protocol, not %d", m.Protocol, control.Protocol)
-		case m.WorkerID != s.cfg.WorkerID || m.Incarnation != s.cfg.Incarnation:
+		case m.WorkerID != id || m.Incarnation != 0:
 			return bad("says it is worker %d in incarnation %d", m.WorkerID, m.Incarnation)
 		}
-		s.state = greeted
+		w.state = greeted
+		return nil
+
+	case control.Beat:
+		w.heard = now
 		return nil
 
 	case control.Failed:
-		return s.failed(now, m)
+		return s.failed(now, id, m)
 
 	case control.Note:
-		if s.state == connecting {
-			return bad("sent a note before its hello")
+		note := oneLine(m.Text)
+		effects := []effect{show{view.Worker{ID: id, State: note}}}
+		if id == 0 { // the others do the same
+			effects = append(effects, show{view.Note(note)})
 		}
-		return []effect{show{view.Note(oneLine(m.Text))}}
+		return effects
 
 	case control.Ready:
-		if s.state != greeted {
-			return bad("sent a job twice or before its hello")
+		if w.state != greeted {
+			return bad("sent a job twice")
 		}
-		if m.Job.Steps < 1 {
-			return bad("sent a job of %d steps", m.Job.Steps)
+		if fault := s.fault(m); fault != "" {
+			return bad("%s", fault)
 		}
-		return s.begin(now, m)
+		w.state, w.ready = prepared, m
+		if slices.ContainsFunc(s.workers, func(w worker) bool { return w.state < prepared }) {
+			return []effect{show{view.Worker{ID: id, State: "ready"}}}
+		}
+		return s.begin(now)
 
 	case control.Step:
-		if s.state != training {
+		if w.state != training {
 			return bad("sent a step outside of training")
 		}
-		return s.committed(now, m)
+		return s.committed(now, id, m)
 
 	case control.Output:
-		if s.state < training {
+		switch {
+		case w.state < training:
 			return bad("sent output before training")
+		case plan.WorkerID(id) != s.plan.Workers[0].ID:
+			return bad("sent output, which is for worker %d to do", s.plan.Workers[0].ID)
 		}
 		return []effect{output{m.Text}}
 
 	case control.Done:
-		if s.state != training {
+		if w.state != training {
 			return bad("ended a training that had not begun")
 		}
-		return s.done(now, m)
+		return s.finish(now, id, m)
 	}
 	return bad("sent a message that only an agent sends (%T)", m)
 }
 
-func (s *session) begin(now time.Time, m control.Ready) []effect {
-	s.state, s.start = training, now
-	s.job = m.Job
-	s.job.Program = path.Base(s.job.Program)
-	s.job.Threads, s.job.Reduction, s.job.Workers, s.job.Started = s.cfg.Threads, s.cfg.Reduction, 1, now.UTC()
+// fault returns what no worker may say when it is ready, "" if it is fine.
+func (s *session) fault(m control.Ready) string {
+	job := m.Job
+	switch {
+	case job.Steps < 1:
+		return fmt.Sprintf("sent a job of %d steps", job.Steps)
+	case job.GlobalBatch < 1 || job.MicroBatch < 1 || job.GlobalBatch%job.MicroBatch != 0:
+		return fmt.Sprintf("sent a global batch of %d in micro-batches of %d", job.GlobalBatch, job.MicroBatch)
+	case len(s.workers) > 1 && (m.Addr == "" || len(m.Addr) > 255):
+		return "sent no address where others could reach it,"
+	case len(s.workers) > 1 && len(m.Layers) == 0:
+		return "sent no layers"
+	case len(m.Layers) > 0 && len(m.Layers) != job.Layers:
+		return fmt.Sprintf("sent %d layers of a model of %d", len(m.Layers), job.Layers)
+	}
+	room := maxParameters
+	for _, l := range m.Layers {
+		for _, n := range l.Tensors {
+			if n < 1 || n > room {
+				return fmt.Sprintf("sent a tensor of %d elements", n)
+			}
+			room -= n
+		}
+	}
+	return ""
+}
 
-	begin := view.Begin{Job: s.job}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction}
+// begin makes the first plan when all workers are ready.
+func (s *session) begin(now time.Time) []effect {
+	first := s.workers[0].ready
+	for id := 1; id < len(s.workers); id++ {
+		if field, values := difference(first, s.workers[id].ready); field != "" {
+			return s.judge(now, &DifferError{Worker: id, Than: 0, Field: field, Values: values})
+		}
+	}
+	micros := first.Job.GlobalBatch / first.Job.MicroBatch
+	if micros > maxMicros {
+		return s.judge(now, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
+			first.Job.MicroBatch, micros, maxMicros, ErrTooLarge)})
+	}
+	p, reason, err := plan.Next(plan.Plan{}, s.view(), profile(first), plan.Event{Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages})
+	if err != nil {
+		return s.judge(now, &PlanError{err})
+	}
+	text, err := json.Marshal(p)
+	if err == nil && len(text) > control.MaxFrame/2 {
+		err = fmt.Errorf("a plan of %d bytes: use fewer layers, or larger micro-batches: %w", len(text), ErrTooLarge)
+	}
+	if err != nil {
+		return s.judge(now, &PlanError{err})
+	}
+	s.plan = p
+
+	s.state, s.start = training, now
+	s.job = first.Job
+	s.job.Program = path.Base(s.job.Program)
+	s.job.Threads, s.job.Reduction, s.job.Started = s.cfg.Threads, s.cfg.Reduction, now.UTC()
+	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
+
+	begin := view.Begin{Job: s.job, Reason: string(reason)}
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Plan: text}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 		begin.RunDir = s.cfg.RunDir.String()
 	}
-	return []effect{
-		writeJob{s.job, m.Data},
-		s.event(now, "start", fmt.Sprintf("%d steps begin with 1 worker", s.job.Steps)),
-		sendMessage{start},
-		show{begin},
+	for id := range s.workers {
+		w := &s.workers[id]
+		start.Peers = append(start.Peers, control.Peer{ID: id, Addr: w.ready.Addr})
+		w.own = share(&p, id)
+		begin.Workers = append(begin.Workers, w.own)
 	}
+	effects := []effect{
+		writeJob{s.job, first.Data},
+		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
+		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
+		s.event(now, "plan", string(reason)),
+	}
+	for id := range s.workers {
+		s.workers[id].state = training
+		effects = append(effects, sendMessage{id, start})
+	}
+	return append(effects, show{begin})
 }
 
-func (s *session) committed(now time.Time, m control.Step) []effect {
-	bad := func(format string, args ...any) []effect {
-		return s.judge(now, &ProtocolError{s.cfg.WorkerID, fmt.Sprintf(format, args...)})
+// view is who lives, as plans see it.
+func (s *session) view() plan.View {
+	var v plan.View
+	for id := range s.workers {
+		v.Workers = append(v.Workers, plan.Worker{ID: plan.WorkerID(id)})
 	}
-	if m.Step != s.last.Step+1 || m.Step > s.job.Steps {
-		return bad("committed step %d after step %d of %d", m.Step, s.last.Step, s.job.Steps)
+	return v
+}
+
+// profile is what is known of the model. Of one that a lone worker keeps for
+// itself, that is the number of layers.
+func profile(r control.Ready) plan.Profile {
+	layers := make([]plan.Layer, max(len(r.Layers), r.Job.Layers, 1))
+	for i, l := range r.Layers {
+		layers[i].Tensors = l.Tensors
+	}
+	return plan.Profile{Layers: layers}
+}
+
+// share is a worker's part of a plan.
+func share(p *plan.Plan, id int) rundir.Worker {
+	w := rundir.Worker{ID: id, Stages: p.StagesOf(plan.WorkerID(id))}
+	for _, st := range w.Stages {
+		for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
+			w.Layers = append(w.Layers, l)
+		}
+	}
+	return w
+}
+
+func (s *session) committed(now time.Time, id int, m control.Step) []effect {
+	bad := func(format string, args ...any) []effect {
+		return s.judge(now, &ProtocolError{id, fmt.Sprintf(format, args...)})
+	}
+	w := &s.workers[id]
+	if m.Step != w.last.Step+1 || m.Step > s.job.Steps {
+		return bad("committed step %d after step %d of %d", m.Step, w.last.Step, s.job.Steps)
 	}
 	if m.Tokens < 0 || m.MS < 0 || !finite(m.Loss, m.LR, m.GradNorm, m.MS) || m.ValLoss != nil && !finite(*m.ValLoss) {
 		return bad("committed step %d with numbers that are not finite", m.Step)
 	}
+	if m.Plan == 0 {
+		m.Plan = uint64(s.plan.Version.N)
+	}
+	if m.Plan != uint64(s.plan.Version.N) {
+		return bad("committed step %d under plan %d, and plan %d is live", m.Step, m.Plan, s.plan.Version.N)
+	}
+	w.last = m
+	w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
+	row := show{view.Worker{ID: id, Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
+
+	if m.Step <= s.last.Step {
+		was := s.told[m.Step]
+		if what := otherStep(was.step, m); what != "" {
+			return s.judge(now, &MismatchError{Worker: id, Than: was.by, What: what, Step: m.Step})
+		}
+		s.forget(m.Step)
+		return []effect{row}
+	}
+	s.told[m.Step] = said{id, m}
+	s.forget(m.Step)
+	if len(s.told) > maxLead {
+		return bad("is %d steps ahead of others", maxLead)
+	}
 	s.last = rundir.Metrics{
 		Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS,
-		Time: rundir.Time{Time: m.Time}, Workers: 1, Plan: m.Plan, ValLoss: m.ValLoss,
+		Time: rundir.Time{Time: m.Time}, Workers: len(s.plan.Workers), Plan: m.Plan, ValLoss: m.ValLoss,
 	}
 	s.total.tokens += m.Tokens
 	s.total.ms += m.MS
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return []effect{writeMetrics{s.last}, show{view.Step(s.last)}}
+	return []effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}
 }
 
-func finite(xs ...float64) bool {
-	for _, x := range xs {
-		if math.IsNaN(x) || math.IsInf(x, 0) {
-			return false
-		}
+// forget drops a step that all workers have reported.
+func (s *session) forget(step int) {
+	if !slices.ContainsFunc(s.workers, func(w worker) bool { return w.last.Step < step }) {
+		delete(s.told, step)
 	}
-	return true
 }
 
-func (s *session) done(now time.Time, m control.Done) []effect {
+// finish takes in that a worker has come to its end.
+func (s *session) finish(now time.Time, id int, m control.Done) []effect {
+	w := &s.workers[id]
 	stopped := m.StoppedBy != ""
-	if m.Steps != s.last.Step || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
-		return s.judge(now, &ProtocolError{s.cfg.WorkerID, fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
+	if m.Steps != w.last.Step || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
+		return s.judge(now, &ProtocolError{id, fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
 	}
 	if !finite(m.Loss) || m.ValLoss != nil && !finite(*m.ValLoss) {
-		return s.judge(now, &ProtocolError{s.cfg.WorkerID, "ended with a loss that is not finite"})
+		return s.judge(now, &ProtocolError{id, "ended with a loss that is not finite"})
 	}
+	if s.done == nil {
+		s.done, s.doneBy = &m, id
+	} else if what := otherEnd(*s.done, m); what != "" {
+		return s.judge(now, &MismatchError{Worker: id, Than: s.doneBy, What: what})
+	}
+	w.state = finished
+	w.own = m.Worker
+	w.own.ID = id
+	row := show{view.Worker{ID: id, Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}}
+	if slices.ContainsFunc(s.workers, func(w worker) bool { return w.state != finished }) {
+		return []effect{row}
+	}
+
 	s.state = finished
 	s.val = m.ValLoss
 	sum := s.summarise(now, m.StoppedBy)
 	sum.Loss = m.Loss
 	sum.ParamsSHA256, sum.StateSHA256 = m.ParamsSHA256, m.StateSHA256
-	m.Worker.ID = s.cfg.WorkerID
-	sum.Workers = []rundir.Worker{m.Worker}
 	s.summary = &sum
 
 	reason := "all steps are done"
@@ -289,16 +541,39 @@ func (s *session) done(now time.Time, m control.Done) []effect {
 		reason = fmt.Sprintf("stopped after step %d of %d: %s", m.Steps, s.job.Steps, m.StoppedBy)
 		s.err = &StoppedError{Reason: s.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
-	return []effect{s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
+	return []effect{row, s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
 }
 
-func (s *session) failed(now time.Time, m control.Failed) []effect {
+func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
 	if m.Kind == control.Help {
 		s.help, s.judged = m.Text, true
-		return []effect{closeView{}, kill{}}
+		return append([]effect{closeView{}}, s.killAll()...)
 	}
-	s.detail = m.Stack
-	return s.judge(now, &FailedError{Kind: m.Kind, Text: oneLine(m.Text), Step: m.Step})
+	s.workers[id].failed = true
+	err := &FailedError{Kind: m.Kind, Worker: id, Workers: len(s.workers), Text: oneLine(m.Text), Step: m.Step}
+	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost {
+		s.detail = m.Stack
+		return s.judge(now, err)
+	}
+	// Another worker's end may be behind this, and that one says more, but it may be
+	// heard of later.
+	if s.hearsay == nil {
+		s.hearsay = &hearsay{err, m.Stack}
+		return []effect{awaitCause{}}
+	}
+	if s.hearsay.err.Kind == control.PeerLost && m.Kind != control.PeerLost {
+		s.hearsay = &hearsay{err, m.Stack}
+	}
+	return nil
+}
+
+// believe judges by what workers said of a failure, as nothing better came.
+func (s *session) believe(now time.Time) []effect {
+	if s.judged || s.hearsay == nil {
+		return nil
+	}
+	s.detail = s.hearsay.detail
+	return s.judge(now, s.hearsay.err)
 }
 
 func (s *session) stopAsked(now time.Time, reason Reason) []effect {
@@ -310,16 +585,22 @@ func (s *session) stopAsked(now time.Time, reason Reason) []effect {
 		s.stop = reason
 	}
 	if s.state == training && first {
-		return []effect{
-			sendMessage{control.Stop{Reason: string(reason)}},
-			s.event(now, "stop", fmt.Sprintf("%s: the worker is asked to end at the next commit", reason)),
-			show{view.Stopping{Reason: string(reason)}},
+		who := "the worker is"
+		if len(s.workers) > 1 {
+			who = "the workers are"
 		}
+		var effects []effect
+		for id := range s.workers {
+			effects = append(effects, sendMessage{id, control.Stop{Reason: string(reason)}})
+		}
+		return append(effects,
+			s.event(now, "stop", fmt.Sprintf("%s: %s asked to end at the next commit", reason, who)),
+			show{view.Stopping{Reason: string(reason)}})
 	}
 	return s.judge(now, &StoppedError{Reason: s.stop, Step: s.last.Step, Steps: s.job.Steps, AtOnce: true})
 }
 
-// judge sets the verdict, ends the worker and accounts for what was done.
+// judge sets the verdict, ends the workers and accounts for what was done.
 func (s *session) judge(now time.Time, err error) []effect {
 	var effects []effect
 	if !s.judged {
@@ -328,29 +609,28 @@ func (s *session) judge(now time.Time, err error) []effect {
 			s.err = err
 		}
 		if s.state == training {
-			sum := s.summarise(now, s.stoppedBy(err))
+			sum := s.summarise(now, stoppedBy(err))
 			s.summary = &sum
-			effects = append(effects, s.event(now, "failed", err.Error()), writeSummary{sum}, show{view.End{Summary: sum}})
+			e := s.event(now, "failed", err.Error())
+			if id, cause := culprit(err); id >= 0 {
+				e.e.Worker = id
+				effects = append(effects, show{view.Worker{ID: id, Step: s.workers[id].last.Step,
+					Forwards: s.workers[id].own.Forwards, Backwards: s.workers[id].own.Backwards, State: cause}})
+			}
+			effects = append(effects, e, writeSummary{sum}, show{view.End{Summary: sum}})
 		}
 	}
-	if !s.exited {
-		effects = append(effects, kill{})
-	}
-	return append(effects, closeView{})
+	return append(append(effects, s.killAll()...), closeView{})
 }
 
-func (s *session) stoppedBy(err error) string {
-	var (
-		stopped *StoppedError
-		lost    *LostError
-	)
-	switch {
-	case errors.As(err, &stopped):
-		return string(stopped.Reason)
-	case errors.As(err, &lost):
-		return lost.cause()
+func (s *session) killAll() []effect {
+	var effects []effect
+	for id := range s.workers {
+		if !s.workers[id].exited {
+			effects = append(effects, kill{id})
+		}
 	}
-	return err.Error()
+	return effects
 }
 
 // summarise accounts for the committed steps.
@@ -358,21 +638,24 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: s.last.Step, Loss: s.last.Loss, ValLoss: s.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(now.Sub(s.start).Milliseconds()) / 1000,
-		WorkersStarted: 1, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
-		Workers:    []rundir.Worker{{ID: s.cfg.WorkerID}},
+		WorkersStarted: len(s.workers), Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
 		Recoveries: []rundir.Recovery{},
+	}
+	for id := range s.workers {
+		sum.Workers = append(sum.Workers, s.workers[id].own)
 	}
 	if s.total.ms > 0 {
 		sum.TokensPerSecond = math.Round(float64(s.total.tokens) / s.total.ms * 1000)
 	}
-	if s.lost {
+	if id, _ := culprit(s.err); id >= 0 {
 		sum.WorkersLost = 1
 	}
 	return sum
 }
 
+// event is one of the whole run.
 func (s *session) event(now time.Time, kind, reason string) writeEvent {
-	return writeEvent{rundir.Event{Time: rundir.Time{Time: now}, Kind: kind, Worker: s.cfg.WorkerID, Plan: s.last.Plan, Reason: reason}}
+	return writeEvent{rundir.Event{Time: rundir.Time{Time: now}, Kind: kind, Worker: -1, Plan: uint64(s.plan.Version.N), Reason: reason}}
 }
 
 func (s *session) place() string {

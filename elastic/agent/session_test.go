@@ -11,11 +11,12 @@ import (
 
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/view"
 )
 
 var (
 	hello = control.Hello{Protocol: control.Protocol}
-	ready = control.Ready{Job: rundir.Job{Program: "/bin/gpt", Steps: 3, DataSHA256: "dd", DataFiles: 1}, Data: []rundir.DataFile{{Path: "a"}}}
+	ready = control.Ready{Job: rundir.Job{Program: "/bin/gpt", Steps: 3, Layers: 2, GlobalBatch: 8, MicroBatch: 1, DataSHA256: "dd", DataFiles: 1}, Data: []rundir.DataFile{{Path: "a"}}}
 )
 
 func committedStep(n int) control.Step {
@@ -29,14 +30,14 @@ func doneAfter(n int, by Reason) control.Done {
 // play feeds events to a session, a second apart, and returns it and the names of the effects.
 func play(t *testing.T, events ...event) (*session, string) {
 	t.Helper()
-	s := newSession(Config{Program: "./gpt", Threads: 2}.withDefaults())
+	s := newSession(Config{Program: "./gpt", Threads: 2}.withDefaults(1), 1)
 	var names []string
 	for i, e := range events {
 		if s.over() {
 			t.Fatalf("over before event %d, %T", i, e)
 		}
 		if m, ok := e.(control.Message); ok {
-			e = received{m}
+			e = received{0, m}
 		}
 		for _, effect := range s.step(time.Unix(int64(i), 0), e) {
 			name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "agent.")
@@ -44,6 +45,9 @@ func play(t *testing.T, events ...event) (*session, string) {
 			case sendMessage:
 				name = strings.TrimPrefix(fmt.Sprintf("%T", e.m), "control.")
 			case show:
+				if _, row := e.e.(view.Worker); row {
+					continue // beside what else there is to tell
+				}
 				name = strings.TrimPrefix(fmt.Sprintf("%T", e.e), "view.")
 			case writeEvent:
 				name = e.e.Kind
@@ -55,10 +59,10 @@ func play(t *testing.T, events ...event) (*session, string) {
 }
 
 func TestSession(t *testing.T) {
-	good := workerExited{Status{0, "exit status 0"}}
-	killed := workerExited{Status{-1, "signal: killed"}}
-	closed := connClosed{errors.New("EOF")}
-	begun := "writeJob start Start Begin"
+	good := workerExited{0, Status{0, "exit status 0"}}
+	killed := workerExited{0, Status{-1, "signal: killed"}}
+	closed := connClosed{0, errors.New("EOF")}
+	begun := "writeJob writePlan start plan Start Begin"
 	stepped := " writeMetrics Step"
 	failed := " failed writeSummary End"
 
@@ -108,15 +112,15 @@ func TestSession(t *testing.T) {
 		{
 			"killed in the middle", []event{hello, ready, committedStep(1), closed, killed},
 			begun + stepped + " awaitExit" + failed + " closeView",
-			&LostError{Worker: 0, Status: Status{-1, "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			&LostError{Worker: 0, Workers: 1, Status: Status{-1, "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView closeView",
-			&LostError{Worker: 0, Status: Status{-1, "signal: killed"}, Step: 3, Steps: 3}, 1, "",
+			&LostError{Worker: 0, Workers: 1, Status: Status{-1, "signal: killed"}, Step: 3, Steps: 3}, 1, "",
 		},
 		{
-			"no hello", []event{workerExited{Status{3, "exit status 3"}}, closed},
+			"no hello", []event{workerExited{0, Status{3, "exit status 3"}}, closed},
 			"awaitExit closeView", &NoMainError{Program: "./gpt", Status: Status{3, "exit status 3"}}, 1, "-",
 		},
 		{
@@ -125,30 +129,30 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"hello in time", []event{hello, helloLate{}, ready, closed, killed},
-			begun + " awaitExit" + failed + " closeView", &LostError{Status: Status{-1, "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			begun + " awaitExit" + failed + " closeView", &LostError{Workers: 1, Status: Status{-1, "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"wrong usage", []event{hello, control.Failed{Kind: control.Usage, Text: "--steps 0:\ngive at least 1"}, closed, killed},
-			"kill closeView", &FailedError{Kind: control.Usage, Text: "--steps 0: give at least 1"}, 2, "-",
+			"kill closeView", &FailedError{Kind: control.Usage, Workers: 1, Text: "--steps 0: give at least 1"}, 2, "-",
 		},
 		{
 			"panic", []event{hello, ready, committedStep(1), control.Failed{Kind: control.UserPanic, Text: "boom", Stack: "s", Step: 2}, closed, killed},
-			begun + stepped + failed + " kill closeView", &FailedError{Kind: control.UserPanic, Text: "boom", Step: 2}, 1, "boom",
+			begun + stepped + failed + " kill closeView", &FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom", Step: 2}, 1, "boom",
 		},
 		{
 			"help", []event{hello, control.Failed{Kind: control.Help, Text: "flags:\n  -a"}, closed, killed},
 			"closeView kill", nil, 0, "-",
 		},
 		{
-			"closes and stays", []event{hello, ready, closed, reapLate{}, killed},
+			"closes and stays", []event{hello, ready, closed, reapLate{0}, killed},
 			begun + " awaitExit" + failed + " kill closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
 		},
 		{
-			"sends garbage", []event{connClosed{fmt.Errorf("x: %w", control.ErrFormat)}, killed},
+			"sends garbage", []event{connClosed{0, fmt.Errorf("x: %w", control.ErrFormat)}, killed},
 			"kill closeView", &ProtocolError{0, "sent bytes that are no message before training"}, 1, "-",
 		},
 		{
-			"cannot be killed", []event{helloLate{}, reapLate{}},
+			"cannot be killed", []event{helloLate{}, reapLate{0}},
 			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
 		},
 		{
@@ -216,11 +220,11 @@ func TestSessionAccounts(t *testing.T) {
 	val := 2.0
 	last := committedStep(2)
 	last.ValLoss = &val
-	s, _ := play(t, hello, ready, committedStep(1), last, connClosed{}, workerExited{Status{-1, "signal: killed"}})
+	s, _ := play(t, hello, ready, committedStep(1), last, connClosed{}, workerExited{0, Status{-1, "signal: killed"}})
 	want := rundir.Summary{
 		Steps: 2, Loss: 2, ValLoss: &val, DataSHA256: "dd", Seconds: 4, TokensPerSecond: 2000,
 		WorkersStarted: 1, WorkersLost: 1, Reduction: "exact", StoppedBy: "worker 0 exited: signal: killed",
-		Workers: []rundir.Worker{{}}, Recoveries: []rundir.Recovery{},
+		Workers: []rundir.Worker{{Stages: []int{0}, Layers: []int{0, 1}}}, Recoveries: []rundir.Recovery{},
 	}
 	if got := *s.outcome().Summary; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
@@ -235,7 +239,7 @@ func FuzzSession(f *testing.F) {
 	f.Add([]byte{0, 2, 3, 4, 5, 10, 11})
 	f.Add([]byte{0, 2, 3, 8, 3, 7, 10, 11})
 	f.Fuzz(func(t *testing.T, script []byte) {
-		s := newSession(Config{}.withDefaults())
+		s := newSession(Config{}.withDefaults(1), 1)
 		n := 0
 		for i, b := range script {
 			if s.over() {
@@ -244,38 +248,38 @@ func FuzzSession(f *testing.F) {
 			var e event
 			switch b % 14 {
 			case 0:
-				e = received{hello}
+				e = received{0, hello}
 			case 1:
-				e = received{control.Note{}}
+				e = received{0, control.Note{}}
 			case 2:
-				e = received{ready}
+				e = received{0, ready}
 			case 3, 4:
 				n++
-				e = received{committedStep(n)}
+				e = received{0, committedStep(n)}
 			case 5:
-				e = received{doneAfter(n, "")}
+				e = received{0, doneAfter(n, "")}
 			case 6:
-				e = received{doneAfter(n, Interrupt)}
+				e = received{0, doneAfter(n, Interrupt)}
 			case 7:
-				e = received{control.Output{}}
+				e = received{0, control.Output{}}
 			case 8:
 				e = stopAsked{Interrupt}
 			case 9:
 				e = helloLate{}
 			case 10:
-				e = received{control.Failed{Kind: control.Faulty}}
+				e = received{0, control.Failed{Kind: control.Faulty}}
 			case 11:
 				e = fileFailed{errors.New("full")}
 			case 12:
-				if s.closed {
+				if s.workers[0].closed {
 					continue
 				}
 				e = connClosed{}
 			case 13:
-				if s.exited {
+				if s.workers[0].exited {
 					continue
 				}
-				e = workerExited{Status{1, "exit status 1"}}
+				e = workerExited{0, Status{1, "exit status 1"}}
 			}
 			effects := s.step(time.Unix(int64(i), 0), e)
 			for _, effect := range effects {
@@ -285,7 +289,7 @@ func FuzzSession(f *testing.F) {
 			}
 		}
 		s.step(time.Time{}, connClosed{})
-		s.step(time.Time{}, workerExited{Status{1, "exit status 1"}})
+		s.step(time.Time{}, workerExited{0, Status{1, "exit status 1"}})
 		if !s.over() || s.outcome().ExitStatus() == 0 {
 			t.Fatalf("over is %v, outcome %+v", s.over(), s.outcome())
 		}

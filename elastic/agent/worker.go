@@ -29,6 +29,10 @@ type Worker interface {
 	Exited() <-chan struct{}
 	Status() Status
 
+	// Program returns the path of the file the worker runs, "" where it is
+	// this process's own.
+	Program() string
+
 	// LastOutput returns the last lines the worker printed, "" where nobody
 	// keeps them.
 	LastOutput() string
@@ -73,6 +77,7 @@ type inProcess struct {
 func (w *inProcess) Connect(context.Context) (net.Conn, error) { return w.conn, nil }
 func (w *inProcess) Exited() <-chan struct{}                   { return w.exited }
 func (w *inProcess) Status() Status                            { return Status{Text: "returned"} }
+func (w *inProcess) Program() string                           { return "" }
 func (w *inProcess) LastOutput() string                        { return "" }
 func (w *inProcess) Kill()                                     { w.cancel(); _ = w.conn.Close() }
 
@@ -86,6 +91,42 @@ type Command struct {
 	// Log gets the standard output and error of the process, and is closed
 	// when the process has ended; nil drops them.
 	Log *os.File
+}
+
+// StartProcesses starts n worker processes like c, with WorkerIDs from 0. log, which
+// may be nil, opens the log of each. When one cannot be started, those that were are ended.
+func StartProcesses(c Command, n int, log func(id int) (*os.File, error)) ([]Worker, error) {
+	var workers []Worker
+	for id := range n {
+		w, err := startOne(c, id, log)
+		if err != nil {
+			for _, w := range workers {
+				w.Kill()
+			}
+			for _, w := range workers {
+				<-w.Exited()
+				w.(*process).disconnect()
+			}
+			return nil, err
+		}
+		workers = append(workers, w)
+	}
+	return workers, nil
+}
+
+func startOne(c Command, id int, log func(id int) (*os.File, error)) (Worker, error) {
+	c.WorkerID = id
+	if log != nil {
+		var err error
+		if c.Log, err = log(id); err != nil {
+			return nil, err
+		}
+	}
+	w, err := StartProcess(c)
+	if err != nil && c.Log != nil {
+		_ = c.Log.Close()
+	}
+	return w, err
 }
 
 // StartProcess starts a worker process: in a process group of its own, so that
@@ -204,9 +245,16 @@ func (p *process) Connect(ctx context.Context) (net.Conn, error) {
 	return conn, err
 }
 
+// disconnect drops the listener of a worker that nobody connects to.
+func (p *process) disconnect() { _ = p.listener.Close() }
+
 func (p *process) Exited() <-chan struct{} { return p.exited }
 func (p *process) Status() Status          { return p.status }
 func (p *process) LastOutput() string      { return p.last }
+
+// Program returns the file that really runs, also where another one has taken
+// its name.
+func (p *process) Program() string { return fmt.Sprintf("/proc/%d/exe", p.cmd.Process.Pid) }
 
 func (p *process) Kill() {
 	p.mu.Lock()

@@ -63,6 +63,8 @@ func decode(body []byte) (Message, error) {
 	switch kind {
 	case Hello{}.kind():
 		m, err = decodeAs[Hello](dec)
+	case Beat{}.kind():
+		m, err = decodeAs[Beat](dec)
 	case Note{}.kind():
 		m, err = decodeAs[Note](dec)
 	case Ready{}.kind():

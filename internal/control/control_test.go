@@ -28,14 +28,17 @@ func ptr[T any](v T) *T { return &v }
 
 var samples = []Message{
 	Hello{Protocol: 1, WorkerID: 3, Incarnation: 2, PID: 77},
+	Beat{},
 	Note{Text: "reading data"},
 	Ready{
 		Job: rundir.Job{Program: "gpt", Args: []string{"--layers", "2"}, Model: "gpt", ModelConfig: json.RawMessage(`{"layers":2}`),
 			Seed: 1 << 63, ClipNorm: 0.1, Parameters: 1 << 40},
-		Data: []rundir.DataFile{{Path: "a.txt", Size: 5, SHA256: "00"}},
+		Data:   []rundir.DataFile{{Path: "a.txt", Size: 5, SHA256: "00"}},
+		Addr:   "127.0.0.1:4711",
+		Layers: []Layer{{Name: "embed", Tensors: []int{1 << 20, 512}}, {Name: "gelu"}},
 	},
-	Start{RunDir: "/runs/x", Threads: 2, Reduction: "exact"},
-	Step{Step: 1, Loss: 0.1, LR: 1e-3, GradNorm: 2, Tokens: 4096, MS: 1.5, Plan: 1, ValLoss: ptr(2.5)},
+	Start{RunDir: "/runs/x", Threads: 2, Reduction: "exact", Plan: []byte(`{"from_step":1}`), Peers: []Peer{{0, 0, "127.0.0.1:4711"}, {1, 2, "127.0.0.1:4712"}}},
+	Step{Step: 1, Loss: 0.1, LR: 1e-3, GradNorm: 2, Tokens: 4096, MS: 1.5, Plan: 1, ValLoss: ptr(2.5), Forwards: 8, Backwards: 7},
 	Output{Text: "func main() {\n"},
 	Stop{Reason: "interrupt"},
 	Done{Steps: 60, Loss: 3.1, ParamsSHA256: "ab", StoppedBy: "interrupt",

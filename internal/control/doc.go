@@ -5,14 +5,19 @@
 //
 //	worker                         agent
 //	  | Hello ---------------------> |   before any user code runs
+//	  | Beat* ---------------------> |   from here on, ten times a second
 //	  | Note* ---------------------> |   "reading data": what is going on, for people
-//	  | Ready ---------------------> |   the job is valid and its data are read
-//	  | <--------------------- Start |   the run directory exists; train
+//	  | Ready ---------------------> |   the job is valid, its data are read, peers can connect
+//	  | <--------------------- Start |   all workers are ready; the plan, and where they are
 //	  | (Step | Note | Output)* ---> |   one Step for every committed step, in order
 //	  | <---------------------- Stop |   at most once, any time after Start
 //	  | Done ----------------------> |   every file of the worker is written
 //	  | (Note | Output)* ----------> |   of the program's own end, such as sampled text
 //	  | close                        |
+//
+// Every worker of a run has this conversation. What their Ready, Step and Done say
+// of the run must be the same from all. Output, and the
+// program's own end, come from the first worker of the plan alone.
 //
 // At any time the worker may send Failed instead of what would come next; it
 // is its last message. A worker whose connection ends has lost its agent and

@@ -10,7 +10,7 @@ import (
 const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
-// by value: Hello, Note, Ready, Step, Output, Done and Failed from the
+// by value: Hello, Beat, Note, Ready, Step, Output, Done and Failed from the
 // worker, Start and Stop from the agent.
 type Message interface {
 	kind() string
@@ -24,6 +24,14 @@ type Hello struct {
 	PID         int
 }
 
+// Beat says that the worker lives. A worker sends one right after Hello and then one
+// every [BeatEvery], from a goroutine that waits for nothing else, until it
+// closes the connection. The agent holds silence against a worker from its first Beat on.
+type Beat struct{}
+
+// BeatEvery is the time between two Beats.
+const BeatEvery = 100 * time.Millisecond
+
 // Note tells people what is going on in a few words, such as
 // "reading data" or "evaluating". It has no other effect.
 type Note struct {
@@ -35,6 +43,26 @@ type Note struct {
 type Ready struct {
 	Job  rundir.Job
 	Data []rundir.DataFile // training data, then held-out data; at most MaxItems
+
+	// Addr is where the worker listens for other workers; "" for a worker that
+	// is to be the only one.
+	Addr string
+
+	// Layers are the layers of the model in order. They are what plans are
+	// made of.
+	Layers []Layer
+}
+
+// Layer describes one layer of a model.
+type Layer struct {
+	Name    string
+	Tensors []int // elements of each parameter tensor, in order
+}
+
+// Peer is a worker of the plan, as the others reach it.
+type Peer struct {
+	ID, Incarnation int
+	Addr            string // Ready.Addr of that worker
 }
 
 // Start lets the worker train.
@@ -48,9 +76,16 @@ type Start struct {
 
 	// Reduction is "exact".
 	Reduction string
+
+	// Plan is the first plan, a plan.Plan as JSON.
+	Plan []byte
+
+	// Peers are all workers of the plan by their IDs, this one included.
+	Peers []Peer
 }
 
-// Step is one committed step.
+// Step is one committed step. Every worker sends it: all fields but MS, Time,
+// Forwards and Backwards have the same bits in every worker's message for a step.
 type Step struct {
 	Step     int     // number of the step, from 1
 	Loss     float64 // mean training loss
@@ -61,10 +96,15 @@ type Step struct {
 	Time     time.Time
 	Plan     uint64   // version of the plan the step ran under
 	ValLoss  *float64 // set where an evaluation followed the step
+
+	// Forwards and Backwards count what this worker has run in training so
+	// far: (stage, micro-batch) pairs.
+	Forwards, Backwards int64
 }
 
-// Output is text the program wants on its standard output. The agent shows
-// what came before Done when the view has closed, and everything else at once.
+// Output is text the program wants on its standard output. Only the first
+// worker of the plan may send it. The agent shows what came before the view
+// has closed when it closes, and everything else at once.
 type Output struct {
 	Text string
 }
@@ -77,7 +117,9 @@ type Stop struct {
 }
 
 // Done says that training has ended and all files of the worker are
-// written. The agent writes summary.json from it.
+// written. Every worker sends it; all but Worker has the same bits in each.
+// The agent writes summary.json from them. Only the first worker of the plan goes on
+// with the program's own end, and closes its connection after that.
 type Done struct {
 	Steps        int      // committed
 	Loss         float64  // of the last step
@@ -96,6 +138,7 @@ const (
 	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
 	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
 	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
+	PeerLost  FailKind = "peer-lost"  // another worker cannot be reached: exit 1, unless the agent learns why that one is gone
 	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0
 )
 
@@ -108,6 +151,7 @@ type Failed struct {
 }
 
 func (Hello) kind() string  { return "hello" }
+func (Beat) kind() string   { return "beat" }
 func (Note) kind() string   { return "note" }
 func (Ready) kind() string  { return "ready" }
 func (Start) kind() string  { return "start" }

@@ -2,6 +2,7 @@
 //
 //	job.json       what decides the result, and what it ran on ([Job])
 //	data.json      the data files with sizes and SHA-256 ([DataFile])
+//	plans.jsonl    one line for each plan: who does what, and why ([Plan])
 //	metrics.jsonl  one line for each committed step ([Metrics])
 //	events.jsonl   one line for each change ([Event])
 //	summary.json   how the run ended ([Summary])
@@ -18,5 +19,5 @@
 // Line files hold numbers as the shortest decimal that reads back as the same
 // float64.
 //
-// A [Dir] may be used by several goroutines.
+// A [Dir] may be used by several goroutines. [Read] reads what others write.
 package rundir

@@ -39,6 +39,7 @@ type Job struct {
 	ProgramSHA256 string    `json:"program_sha256"` // of the executable file; "" where it could not be read
 	Reduction     string    `json:"reduction"`      // exact or fast
 	Workers       int       `json:"workers"`        // worker processes at the start
+	Stages        int       `json:"stages"`         // pipeline stages of the first plan
 	Threads       int       `json:"threads"`        // compute threads of each worker
 	Started       time.Time `json:"started"`        // when the agent made the run directory
 }
@@ -68,10 +69,18 @@ type Metrics struct {
 // Event is one line of events.jsonl: one change.
 type Event struct {
 	Time   Time   `json:"time"`
-	Kind   string `json:"kind"`   // start, stop, end, failed, exited
+	Kind   string `json:"kind"`   // start, plan, stop, end, failed
 	Worker int    `json:"worker"` // WorkerID, or -1 where the event is of the whole run
 	Plan   uint64 `json:"plan"`
 	Reason string `json:"reason"` // one sentence
+}
+
+// Plan is one line of plans.jsonl: one plan that went live.
+type Plan struct {
+	Time   Time            `json:"time"`
+	Event  string          `json:"event"`  // what made it necessary, such as "start"
+	Reason string          `json:"reason"` // one sentence
+	Plan   json.RawMessage `json:"plan"`   // as package plan writes it
 }
 
 // Time is a point in time as the line files hold it: RFC 3339 with

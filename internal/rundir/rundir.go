@@ -44,6 +44,7 @@ type Dir struct {
 	mu      sync.Mutex
 	metrics *os.File
 	events  *os.File
+	plans   *os.File
 	bin     bool // MakeBin made the folder
 	isRun   bool // job.json is written
 	closed  bool
@@ -189,6 +190,9 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	if d.events, err = d.openLines("events.jsonl"); err != nil {
 		return err
 	}
+	if d.plans, err = d.openLines("plans.jsonl"); err != nil {
+		return err
+	}
 	if err := d.writeJSON("data.json", data); err != nil {
 		return err
 	}
@@ -226,6 +230,9 @@ func (d *Dir) AddMetrics(m Metrics) error { return d.addLine(&d.metrics, m) }
 // AddEvent appends a line to events.jsonl. WriteJob comes first.
 func (d *Dir) AddEvent(e Event) error { return d.addLine(&d.events, e) }
 
+// AddPlan appends a line to plans.jsonl. WriteJob comes first.
+func (d *Dir) AddPlan(p Plan) error { return d.addLine(&d.plans, p) }
+
 func (d *Dir) addLine(f **os.File, v any) error {
 	line, err := json.Marshal(v)
 	if err != nil {
@@ -259,7 +266,7 @@ func (d *Dir) WriteSummary(s Summary) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, f := range []*os.File{d.metrics, d.events} {
+	for _, f := range []*os.File{d.metrics, d.events, d.plans} {
 		if f != nil {
 			if err := f.Sync(); err != nil {
 				return err
@@ -317,12 +324,12 @@ func (d *Dir) Close() error {
 	}
 	d.closed = true
 	var err error
-	for _, f := range []*os.File{d.metrics, d.events} {
+	for _, f := range []*os.File{d.metrics, d.events, d.plans} {
 		if f != nil {
 			err = errors.Join(err, f.Close())
 		}
 	}
-	d.metrics, d.events = nil, nil
+	d.metrics, d.events, d.plans = nil, nil, nil
 	if d.bin {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}
@@ -335,7 +342,7 @@ func (d *Dir) Close() error {
 // discard removes what Create and LogFile made, and nothing else.
 func (d *Dir) discard() error {
 	logs, _ := filepath.Glob(d.File("log/worker-*.log"))
-	for _, name := range append(logs, d.File("metrics.jsonl"), d.File("events.jsonl"), d.File("data.json"), d.File("log"), d.File("lock")) {
+	for _, name := range append(logs, d.File("metrics.jsonl"), d.File("events.jsonl"), d.File("plans.jsonl"), d.File("data.json"), d.File("log"), d.File("lock")) {
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
 			return err
 		}

@@ -35,7 +35,7 @@ func newLive(in io.Reader, out *os.File, interrupt func()) *live {
 	l := &live{done: make(chan struct{})}
 	l.s.began = time.Now()
 	l.program = tea.NewProgram(
-		&screen{live: l, interrupt: interrupt, width: 80},
+		&screen{live: l, interrupt: interrupt, width: 80, height: 24},
 		tea.WithInput(in), tea.WithOutput(out), tea.WithoutSignalHandler(), tea.WithoutBracketedPaste(), tea.WithFPS(30),
 	)
 	go func() {
@@ -72,6 +72,7 @@ type screen struct {
 	live      *live
 	interrupt func()
 	width     int
+	height    int
 }
 
 type tick struct{}
@@ -83,7 +84,7 @@ func (m *screen) Init() tea.Cmd { return nextTick() }
 func (m *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 	switch msg := msg.(type) {
 	case tea.WindowSizeMsg:
-		m.width = msg.Width
+		m.width, m.height = msg.Width, msg.Height
 	case tea.KeyMsg:
 		if msg.Type == tea.KeyCtrlC {
 			m.interrupt()
@@ -98,7 +99,7 @@ func (m *screen) View() string {
 	m.live.mu.Lock()
 	defer m.live.mu.Unlock()
 	// The last column stays free: some terminals wrap when it is written.
-	return render(&m.live.s, time.Now(), m.width-1)
+	return render(&m.live.s, time.Now(), m.width-1, m.height)
 }
 
 var (
@@ -109,8 +110,9 @@ var (
 	curve = lipgloss.NewStyle().Foreground(lipgloss.Color("6"))
 )
 
-// render draws a state in lines of at most width cells, each with its line end.
-func render(s *state, now time.Time, width int) string {
+// render draws a state in lines of at most width cells, each with its line end. It
+// folds what does not fit into height lines.
+func render(s *state, now time.Time, width, height int) string {
 	width = max(width, 1)
 	var b strings.Builder
 	line := func(text string) {
@@ -168,6 +170,9 @@ func render(s *state, now time.Time, width int) string {
 		first := amount(speed) + " tokens/s"
 		line(first + fit(width-len(first), faint.Render, "  ",
 			fmt.Sprintf("lr %.3g", s.last.LR), fmt.Sprintf("grad norm %.3g", s.last.GradNorm)))
+	}
+	for _, text := range s.workerLines(width, height) {
+		line(faint.Render(text))
 	}
 	if s.end != nil && s.end.Summary.ParamsSHA256 != "" {
 		line("params_sha256 " + s.end.Summary.ParamsSHA256)

@@ -54,6 +54,9 @@ func (s *state) lines(now time.Time, e Event) []string {
 			strings.Join(s.title(), ", "),
 			fmt.Sprintf("%s of %s in micro-batches of %d, seed %d", plural(job.Steps, "step"), plural(job.GlobalBatch, "sample"), job.MicroBatch, job.Seed),
 		}
+		if e.Reason != "" {
+			lines = append(lines, e.Reason)
+		}
 		if e.RunDir != "" {
 			lines = append(lines, "run directory "+e.RunDir)
 		}

@@ -13,6 +13,7 @@ type state struct {
 	began    time.Time // of the first event
 	note     string    // the newest, while it is true
 	run      *Begin
+	rows     []row
 	training time.Time // when run was set
 	last     *Step
 	val      *float64
@@ -32,6 +33,12 @@ func (s *state) add(now time.Time, e Event) {
 		s.note = string(e)
 	case Begin:
 		s.run, s.training, s.note = &e, now, ""
+		s.rows = nil
+		for _, w := range e.Workers {
+			s.rows = append(s.rows, row{place: w})
+		}
+	case Worker:
+		s.addRow(e)
 	case Step:
 		s.last, s.note = &e, ""
 		s.losses.add(e.Loss)
@@ -188,9 +195,13 @@ func (s *state) title() []string {
 	if job.Model != "" && job.Model != job.Program {
 		parts = append(parts, job.Model)
 	}
+	who := plural(job.Workers, "worker")
+	if job.Workers > 1 {
+		who += " in " + plural(max(job.Stages, 1), "stage")
+	}
 	return append(parts,
 		amount(float64(job.Parameters))+" parameters",
-		plural(job.Workers, "worker")+", "+plural(job.Threads, "thread"),
+		who+", "+plural(job.Threads, "thread"),
 		job.Kernel)
 }
 

@@ -2,8 +2,8 @@
 // typed events.
 //
 // The live view keeps a few lines at the bottom of a terminal: a bar with the
-// time left, the loss as a line, speed, learning rate and gradient norm. It
-// follows the terminal's width, never wraps, and leaves its last state on the screen.
+// time left, the loss as a line, speed, learning rate and gradient norm, and a row for
+// each of several workers. It follows the terminal's width, never wraps, and leaves its last state on the screen.
 //
 // The plain view prints about twenty lines for a run, without any escape code: for
 // files, pipes, dumb terminals, and people who asked for it.
@@ -33,7 +33,7 @@ type View interface {
 	Close()
 }
 
-// Event is one of Note, Begin, Step, Stopping and End.
+// Event is one of Note, Begin, Worker, Step, Stopping and End.
 type Event interface{ event() }
 
 // Note says what is going on, such as "reading data".
@@ -43,6 +43,17 @@ type Note string
 type Begin struct {
 	Job    rundir.Job
 	RunDir string // as to be shown; "" for a run without files
+
+	Reason  string          // of the first plan
+	Workers []rundir.Worker // their IDs, stages and layers, in the order of their rows
+}
+
+// Worker is news of one worker.
+type Worker struct {
+	ID                  int
+	Step                int // newest it has committed
+	Forwards, Backwards int64
+	State               string // what it does, such as "reading data"; "" while it trains
 }
 
 // Step is a committed step.
@@ -61,6 +72,7 @@ type End struct {
 
 func (Note) event()     {}
 func (Begin) event()    {}
+func (Worker) event()   {}
 func (Step) event()     {}
 func (Stopping) event() {}
 func (End) event()      {}

@@ -96,14 +96,52 @@ func TestLive(t *testing.T) {
 	} {
 		for _, width := range []int{40, 80, 120} {
 			s, now := shown(c.steps, c.more...)
-			fmt.Fprintf(&b, "--- %s, %d columns\n%s", c.name, width, render(s, now, width))
+			fmt.Fprintf(&b, "--- %s, %d columns\n%s", c.name, width, render(s, now, width, 24))
 		}
 	}
 	s := &state{}
 	s.add(epoch, Note("reading data"))
-	fmt.Fprintf(&b, "--- before training\n%s", render(s, epoch.Add(3*time.Second), 40))
+	fmt.Fprintf(&b, "--- before training\n%s", render(s, epoch.Add(3*time.Second), 40, 24))
 	s.add(epoch, Stopping{"interrupt"})
 	golden(t, "live.txt", b.String())
+}
+
+// beginWith is begin with workers.
+func beginWith(workers, stages int) Begin {
+	b := begin
+	b.Job.Workers, b.Job.Stages = workers, stages
+	b.Reason = fmt.Sprintf("first plan: %d workers in %d stages, 16 micro-batches per step", workers, stages)
+	for id := range workers {
+		at := id * stages / workers
+		b.Workers = append(b.Workers, rundir.Worker{ID: id, Stages: []int{at}, Layers: []int{2 * at, 2*at + 1}})
+	}
+	return b
+}
+
+func TestRows(t *testing.T) {
+	var b strings.Builder
+	for _, workers := range []int{4, 12} {
+		for _, size := range [][2]int{{40, 24}, {80, 24}, {120, 24}, {80, 10}} {
+			s, now := shown(0, beginWith(workers, 2))
+			for id := range workers {
+				s.add(now, Worker{ID: id, Step: 7, Forwards: int64(100 + id), Backwards: 98})
+			}
+			s.add(now, Worker{ID: 2, Step: 7, Forwards: 102, Backwards: 98, State: "exited: signal: killed"})
+			s.add(now, Worker{ID: 99}) // nobody
+			fmt.Fprintf(&b, "--- %d workers, %d columns, %d lines\n%s", workers, size[0], size[1], render(s, now, size[0], size[1]))
+		}
+	}
+	golden(t, "rows.txt", b.String())
+}
+
+func TestPlainSaysThePlan(t *testing.T) {
+	var b bytes.Buffer
+	p := newPlain(&b, func() time.Time { return epoch })
+	p.Show(beginWith(4, 2))
+	p.Show(Worker{ID: 1, State: "evaluating"})
+	if got := b.String(); strings.Count(got, "\n") != 4 || !strings.Contains(got, "4 workers in 2 stages, 2 threads") || !strings.Contains(got, "\nfirst plan: ") {
+		t.Errorf("got\n%s", got)
+	}
 }
 
 func TestLiveNeverWraps(t *testing.T) {
@@ -116,7 +154,12 @@ func TestLiveNeverWraps(t *testing.T) {
 		}
 		s, now := shown(rapid.IntRange(0, 200).Draw(t, "steps"), more...)
 		width := rapid.IntRange(-1, 200).Draw(t, "width")
-		text := render(s, now, width)
+		if n := rapid.IntRange(0, 12).Draw(t, "workers"); n > 0 {
+			s.add(now, beginWith(n, 2))
+			s.add(now, Worker{ID: 0, State: strings.Repeat("busy ", 20)})
+		}
+		height := rapid.IntRange(0, 30).Draw(t, "height")
+		text := render(s, now, width, height)
 		if !strings.HasSuffix(text, "\n") {
 			t.Fatalf("no line end: %q", text)
 		}

@@ -32,6 +32,8 @@ func main() {
 	hold := flag.Int("hold", 0, "step to stay in, 0 for none")
 	stuck := flag.Bool("stuck", false, "do not listen to stop")
 	fail := flag.String("fail", "", "kind of failure")
+	who := flag.Int("who", 0, "worker that fails")
+	layers := flag.Int("layers", 3, "layers of the model")
 	flag.Parse()
 	fmt.Printf("pid %d args %q\n", os.Getpid(), os.Args)
 
@@ -39,8 +41,29 @@ func main() {
 		conn.Send(control.Failed{Kind: control.Usage, Text: fmt.Sprintf("--steps %d: give at least 1", *steps)})
 		os.Exit(2)
 	}
+	go func() {
+		for conn.Send(control.Beat{}) == nil {
+			time.Sleep(control.BeatEvery)
+		}
+	}()
 	conn.Send(control.Note{Text: "reading data"})
-	conn.Send(control.Ready{Job: rundir.Job{Program: "fake", Model: "none", Steps: *steps, Args: os.Args[1:], GlobalBatch: 1, MicroBatch: 1, Kernel: "none"}})
+	ready := control.Ready{
+		Job:  rundir.Job{Program: "fake", Model: "none", Layers: *layers, Steps: *steps, Args: os.Args[1:], GlobalBatch: 8, MicroBatch: 1, Kernel: "none"},
+		Addr: fmt.Sprintf("worker %d", id.WorkerID),
+	}
+	for i := range *layers {
+		ready.Layers = append(ready.Layers, control.Layer{Name: fmt.Sprint(i), Tensors: []int{100}})
+	}
+	if id.WorkerID != *who {
+		if *fail == "kill" || *fail == "freeze" {
+			*hold = 2 // nobody gets further without all
+		}
+		*fail = ""
+	}
+	if *fail == "seed" {
+		ready.Job.Seed = 7
+	}
+	conn.Send(ready)
 	if _, err := conn.Receive(ctx); err != nil {
 		os.Exit(1)
 	}
@@ -65,12 +88,22 @@ func main() {
 		if *fail == "kill" && step == 2 {
 			syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		}
+		if *fail == "freeze" && step == 2 {
+			syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+		}
+		loss := 1 / float64(step+1)
+		if *fail == "loss" && step == 2 {
+			loss *= 2
+		}
 		step++
-		conn.Send(control.Step{Step: step, Loss: 1 / float64(step), Tokens: 100, MS: 1, Time: time.Now(), Plan: 1})
+		conn.Send(control.Step{Step: step, Loss: loss, Tokens: 100, MS: 1, Time: time.Now(), Plan: 1, Forwards: int64(8 * step), Backwards: int64(8 * step)})
 		if step == *hold {
 			reason = <-stop
 		}
 	}
-	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: reason})
+	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: reason, Worker: rundir.Worker{Forwards: int64(8 * step)}})
+	if id.WorkerID > 0 {
+		return
+	}
 	conn.Send(control.Output{Text: "sampled text\n"})
 }

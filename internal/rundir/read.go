@@ -1,0 +1,175 @@
+package rundir
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoRun is wrapped by the error of [Read] for a directory without a run.
+var ErrNoRun = errors.New("holds no run")
+
+// Record is what a run directory says of its run, which may be under way.
+type Record struct {
+	Path    string
+	Running bool // a process owns the directory
+	Job     Job
+	Plan    *Plan    // the newest; nil before the first
+	Last    *Metrics // the newest step; nil before the first
+	ValLoss *float64 // of the newest evaluation, as far as the end of metrics.jsonl tells
+	Event   *Event   // the newest
+	Summary *Summary // nil until the run has ended, and for one that was killed
+}
+
+// tailSize is how much of a line file's end is read.
+const tailSize = 16 << 20
+
+// Read reads a run directory. Files that are not there leave their fields empty, except job.json,
+// without which there is no run.
+func Read(path string) (Record, error) {
+	r := Record{Path: path, Running: running(path)}
+	found, err := readJSON(filepath.Join(path, "job.json"), &r.Job)
+	if err != nil {
+		return r, err
+	}
+	if !found {
+		return r, fmt.Errorf("%s %w: give the directory of a run, such as %s", path, ErrNoRun, filepath.Join(Parent, Latest))
+	}
+	if r.Summary, err = readOptional[Summary](filepath.Join(path, "summary.json")); err != nil {
+		return r, err
+	}
+	if r.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
+		return r, err
+	}
+	if r.Event, err = lastOf[Event](filepath.Join(path, "events.jsonl"), nil); err != nil {
+		return r, err
+	}
+	r.Last, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
+		if r.ValLoss == nil {
+			r.ValLoss = m.ValLoss
+		}
+		return r.ValLoss != nil
+	})
+	if r.Summary != nil {
+		r.ValLoss = r.Summary.ValLoss
+	}
+	return r, err
+}
+
+// running reports whether a process holds the lock of a run directory.
+func running(path string) bool {
+	f, err := os.Open(filepath.Join(path, "lock"))
+	if err != nil {
+		return false
+	}
+	defer f.Close() // gives the lock back
+	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+func readJSON(path string, v any) (found bool, err error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", path, cause(err))
+	}
+	return true, nil
+}
+
+func readOptional[T any](path string) (*T, error) {
+	v := new(T)
+	found, err := readJSON(path, v)
+	if !found {
+		v = nil
+	}
+	return v, err
+}
+
+// lastOf returns the last line of a line file, nil if it has none. enough, where it is not nil, is
+// shown the lines from the last one backwards until it says so.
+func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, cause(err))
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, cause(err))
+	}
+	from := max(0, info.Size()-tailSize)
+	tail, err := io.ReadAll(io.NewSectionReader(f, from, tailSize))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, cause(err))
+	}
+	// What follows the last line end is being written.
+	tail = tail[:bytes.LastIndexByte(tail, '\n')+1]
+	var last *T
+	for len(tail) > 0 {
+		begin := bytes.LastIndexByte(tail[:len(tail)-1], '\n') + 1
+		if begin == 0 && from > 0 {
+			break // a part of a line
+		}
+		v := new(T)
+		if err := json.Unmarshal(tail[begin:], v); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		if last == nil {
+			last = v
+		}
+		if enough == nil || enough(v) {
+			break
+		}
+		tail = tail[:begin]
+	}
+	return last, nil
+}
+
+// Log is the log of one life of a worker.
+type Log struct {
+	Worker, Incarnation int
+	Path                string
+}
+
+// Logs returns the logs of a run directory, by worker and incarnation.
+func Logs(path string) ([]Log, error) {
+	names, err := os.ReadDir(filepath.Join(path, "log"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	var logs []Log
+	for _, e := range names {
+		name, ok1 := strings.CutPrefix(e.Name(), "worker-")
+		name, ok2 := strings.CutSuffix(name, ".log")
+		id, incarnation, ok3 := strings.Cut(name, ".")
+		w, err1 := strconv.Atoi(id)
+		i, err2 := strconv.Atoi(incarnation)
+		if ok1 && ok2 && ok3 && err1 == nil && err2 == nil {
+			logs = append(logs, Log{w, i, filepath.Join(path, "log", e.Name())})
+		}
+	}
+	slices.SortFunc(logs, func(a, b Log) int {
+		if a.Worker != b.Worker {
+			return a.Worker - b.Worker
+		}
+		return a.Incarnation - b.Incarnation
+	})
+	return logs, nil
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// status is what launcher status --json prints.
+type status struct {
+	RunDir    string         `json:"run_dir"`
+	State     string         `json:"state"` // running, done, stopped, or died: killed with its launcher
+	Program   string         `json:"program"`
+	Step      int            `json:"step"`  // newest committed
+	Steps     int            `json:"steps"` // of the whole run
+	Loss      *float64       `json:"loss"`  // of the newest step; null before the first
+	ValLoss   *float64       `json:"val_loss"`
+	Stages    int            `json:"stages"`
+	Plan      string         `json:"plan"`       // version; "" before the first
+	Reason    string         `json:"reason"`     // of the plan
+	StoppedBy string         `json:"stopped_by"` // of a run that was stopped
+	Workers   []workerStatus `json:"workers"`
+}
+
+// workerStatus is a worker of the newest plan.
+type workerStatus struct {
+	ID        int    `json:"id"`
+	Stages    []int  `json:"stages"`
+	Layers    []int  `json:"layers"`
+	Forwards  *int64 `json:"forwards"` // null while the run is under way
+	Backwards *int64 `json:"backwards"`
+}
+
+func newStatus() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status [RUN_DIR]",
+		Short: "Say how far a run is, and who does what",
+		Long: `status reads a run directory, by default runs/latest, and prints whether the run is
+under way, its newest step and loss, and what each worker holds.
+
+The state is running, done (all steps), stopped (and by what), or died, which means
+that the launcher was killed and could not say anything.`,
+		Example: `  launcher status
+  launcher status runs/small --json | jq .loss`,
+		Args: atMost(1, "[RUN_DIR]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := readRun(append(args, latest)[0])
+			if err != nil {
+				return err
+			}
+			s, err := statusOf(r)
+			if err != nil {
+				return failure{err}
+			}
+			if asJSON {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				enc.SetEscapeHTML(false)
+				err = enc.Encode(s)
+			} else {
+				err = s.print(cmd.OutOrStdout())
+			}
+			if err != nil {
+				return failure{err}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the status as JSON")
+	return cmd
+}
+
+// latest is the run directory for who gives none.
+var latest = filepath.Join(rundir.Parent, rundir.Latest)
+
+func atMost(n int, what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) > n {
+			return fmt.Errorf("unexpected argument %q: give %s", args[n], what)
+		}
+		return nil
+	}
+}
+
+// readRun reads a run directory. That there is no run is wrong usage.
+func readRun(path string) (rundir.Record, error) {
+	r, err := rundir.Read(path)
+	if err != nil && !errors.Is(err, rundir.ErrNoRun) {
+		err = failure{err}
+	}
+	return r, err
+}
+
+func statusOf(r rundir.Record) (status, error) {
+	s := status{
+		RunDir: r.Path, State: "died", Program: r.Job.Program, Steps: r.Job.Steps, Stages: r.Job.Stages,
+		ValLoss: r.ValLoss, Workers: []workerStatus{},
+	}
+	if r.Last != nil {
+		s.Step, s.Loss = r.Last.Step, &r.Last.Loss
+	}
+	if r.Plan != nil {
+		p, err := plan.Parse(r.Plan.Plan)
+		if err != nil {
+			return s, fmt.Errorf("%s: %w", filepath.Join(r.Path, "plans.jsonl"), err)
+		}
+		s.Plan, s.Reason, s.Stages = p.Version.String(), r.Plan.Reason, len(p.Stages)
+		for _, w := range p.Workers {
+			ws := workerStatus{ID: int(w.ID), Stages: p.StagesOf(w.ID), Layers: []int{}}
+			for _, st := range ws.Stages {
+				for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
+					ws.Layers = append(ws.Layers, l)
+				}
+			}
+			s.Workers = append(s.Workers, ws)
+		}
+	}
+	switch {
+	case r.Summary != nil:
+		s.State, s.StoppedBy = "done", r.Summary.StoppedBy
+		if s.StoppedBy != "" {
+			s.State = "stopped"
+		}
+		s.Workers = []workerStatus{}
+		for _, w := range r.Summary.Workers {
+			s.Workers = append(s.Workers, workerStatus{w.ID, w.Stages, w.Layers, &w.Forwards, &w.Backwards})
+		}
+	case r.Running:
+		s.State = "running"
+	}
+	return s, nil
+}
+
+func (s status) print(out io.Writer) error {
+	state := s.State
+	if s.StoppedBy != "" {
+		state += " by: " + s.StoppedBy
+	}
+	fmt.Fprintf(out, "%s: %s, %s\n", s.RunDir, s.Program, state)
+	line := fmt.Sprintf("step %d of %d", s.Step, s.Steps)
+	if s.Loss != nil {
+		line += fmt.Sprintf(", loss %.4f", *s.Loss)
+	}
+	if s.ValLoss != nil {
+		line += fmt.Sprintf(", val_loss %.4f", *s.ValLoss)
+	}
+	fmt.Fprintln(out, line)
+	if s.Plan != "" {
+		fmt.Fprintf(out, "plan %s, %s\n", s.Plan, s.Reason)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, ws := range s.Workers {
+		fmt.Fprintf(w, "worker %d\tstages %s\tlayers %s", ws.ID, list(ws.Stages), list(ws.Layers))
+		if ws.Forwards != nil {
+			fmt.Fprintf(w, "\t%d forwards\t%d backwards", *ws.Forwards, *ws.Backwards)
+		}
+		fmt.Fprintln(w)
+	}
+	return w.Flush()
+}
+
+// list prints ascending numbers in short, as in 0-3,7.
+func list(n []int) string {
+	var parts []string
+	for lo := 0; lo < len(n); {
+		hi := lo + 1
+		for hi < len(n) && n[hi] == n[hi-1]+1 {
+			hi++
+		}
+		text := strconv.Itoa(n[lo])
+		if hi-lo > 1 {
+			text += "-" + strconv.Itoa(n[hi-1])
+		}
+		parts = append(parts, text)
+		lo = hi
+	}
+	return strings.Join(parts, ",")
+}
