@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -52,7 +53,12 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 		return agent.ExitFailed
 	}
 	defer conn.Close()
-	err = serve(ctx, conn, true, func() (Job, error) {
+	me := self{
+		session:   comm.Session{Worker: comm.WorkerID(id.WorkerID), Incarnation: uint32(id.Incarnation)},
+		transport: comm.TCP{},
+		process:   true,
+	}
+	err = serve(ctx, conn, me, func() (Job, error) {
 		return newCommand(program(), false, define).job(os.Args[1:])
 	})
 	var done *Done

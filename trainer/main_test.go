@@ -20,6 +20,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -156,36 +157,59 @@ func TestWorkerConversation(t *testing.T) {
 	conn := control.New(nc)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
+	beats := 0
 	receive := func() control.Message {
 		t.Helper()
-		m, err := conn.Receive(ctx)
-		if err != nil {
-			t.Fatal(err)
+		for {
+			m, err := conn.Receive(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, beat := m.(control.Beat); !beat {
+				return m
+			}
+			beats++
 		}
-		return m
 	}
 	if h, ok := receive().(control.Hello); !ok || h.WorkerID != 2 || h.Incarnation != 5 || h.PID != cmd.Process.Pid {
 		t.Errorf("hello %+v", h)
 	}
+	var r control.Ready
 	for {
 		m := receive()
 		if _, note := m.(control.Note); note {
 			continue
 		}
-		r, ok := m.(control.Ready)
-		if !ok || r.Job.Steps != 1<<30 || r.Job.Parameters == 0 || r.Job.Model != "classifier" || r.Job.Program != "prog" {
+		var ok bool
+		if r, ok = m.(control.Ready); !ok || r.Job.Steps != 1<<30 || r.Job.Parameters == 0 || r.Job.Model != "classifier" || r.Job.Program != "prog" {
 			t.Fatalf("%T %+v", m, m)
 		}
 		break
 	}
 	cmd.Process.Signal(os.Interrupt) // Ctrl-C is the agent's matter
-	if err := conn.Send(control.Start{Threads: 1, Reduction: "exact"}); err != nil {
+	var prof plan.Profile
+	for _, l := range r.Layers {
+		prof.Layers = append(prof.Layers, plan.Layer{Tensors: l.Tensors})
+	}
+	p, _, err := plan.Next(plan.Plan{}, plan.View{Workers: []plan.Worker{{ID: 2, Incarnation: 5}}}, prof, plan.Event{Micros: r.Job.GlobalBatch / r.Job.MicroBatch})
+	if err != nil {
+		t.Fatal(err)
+	}
+	planJSON, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := control.Start{Threads: 1, Reduction: "exact", Plan: planJSON, Peers: []control.Peer{{ID: 2, Incarnation: 5, Addr: r.Addr}}}
+	if err := conn.Send(start); err != nil {
 		t.Fatal(err)
 	}
 	for i := 1; i <= 3; i++ {
 		if s, ok := receive().(control.Step); !ok || s.Step != i {
 			t.Fatalf("step %d: %+v", i, s)
 		}
+	}
+	if beats == 0 {
+		t.Error("the worker never said that it lives")
 	}
 	conn.Close()
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "agent has ended") {

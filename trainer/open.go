@@ -38,18 +38,19 @@ func Open(model Model, path string) (*Net, error) {
 		return nil, err
 	}
 	params := newParameters(&model)
+	params.hold(0, len(model.Layers))
 	if err := params.load(path); err != nil {
 		return nil, err
 	}
 	pool := kernel.NewPool(runtime.GOMAXPROCS(0))
-	return &Net{newStage(&model, params, pool, 0), pool.Close}, nil
+	return &Net{newStage(&model, 0, len(model.Layers), params, pool, 0), pool.Close}, nil
 }
 
 // Forward returns the output of the last layer for one or more samples, which
 // the first dimension of in counts. Layers such as dropout do nothing. It
 // panics, as the layers do, if the shape of in does not fit the model.
 func (n *Net) Forward(in Tensor) Tensor {
-	pass, out := n.stage.Forward(engine.Micro{Step: 1, Samples: in.Shape[0]}, in)
+	pass, out, _ := n.stage.Forward(engine.Micro{Step: 1, Samples: in.Shape[0]}, in)
 	defer n.stage.Drop(pass)
 	return Tensor{Shape: slices.Clone(out.Shape), F: slices.Clone(out.F)}
 }

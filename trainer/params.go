@@ -3,13 +3,15 @@ package trainer
 import (
 	"bufio"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/safetensors"
@@ -29,7 +31,7 @@ type parameters struct {
 	infos  []safetensors.Info // of all tensors, in model order
 }
 
-// newParameters allocates the parameters of a valid model, as zeros.
+// newParameters describes the parameters of a valid model.
 func newParameters(m *Model) *parameters {
 	p := &parameters{}
 	names := m.layerNames()
@@ -37,22 +39,26 @@ func newParameters(m *Model) *parameters {
 		layer := engine.Layer{Name: names[i]}
 		var views []Tensor
 		var inits []Init
-		n := 0
 		for _, t := range l.Params() {
 			size := tensor.Size(t.Shape)
 			layer.Tensors = append(layer.Tensors, zero.Tensor{Size: size, NoDecay: t.NoDecay})
 			inits = append(inits, t.Init)
 			views = append(views, Tensor{Shape: slices.Clone(t.Shape)})
 			p.infos = append(p.infos, safetensors.Info{Name: names[i] + "." + t.Name, Shape: views[len(views)-1].Shape})
-			n += size
 		}
-		layer.Params = make([]float32, n)
 		p.layers = append(p.layers, layer)
 		p.views = append(p.views, views)
 		p.inits = append(p.inits, inits)
-		p.views[i] = p.split(i, layer.Params)
 	}
 	return p
+}
+
+// hold allocates layers [lo, hi), as zeros.
+func (p *parameters) hold(lo, hi int) {
+	for i := lo; i < hi; i++ {
+		p.layers[i].Params = make([]float32, p.layers[i].Size())
+		p.views[i] = p.split(i, p.layers[i].Params)
+	}
 }
 
 // split returns views of the tensors of a layer in flat.
@@ -67,19 +73,33 @@ func (p *parameters) split(layer int, flat []float32) []Tensor {
 	return views
 }
 
-// count returns the number of parameters.
+// count returns the number of parameters of the model.
 func (p *parameters) count() (n int) {
 	for _, l := range p.layers {
-		n += len(l.Params)
+		n += l.Size()
 	}
 	return n
 }
 
-// init sets the first values from the seed.
+// held returns the layers that are allocated, and the number of their
+// parameters.
+func (p *parameters) held() (layers []int, count int) {
+	for i, l := range p.layers {
+		if l.Params != nil {
+			layers = append(layers, i)
+			count += len(l.Params)
+		}
+	}
+	return layers, count
+}
+
+// init sets the first values of the layers held from the seed.
 func (p *parameters) init(seed uint64) {
 	for i, views := range p.views {
 		for j, v := range views {
-			p.inits[i][j].Fill(v.F, seed, i, j)
+			if v.F != nil {
+				p.inits[i][j].Fill(v.F, seed, i, j)
+			}
 		}
 	}
 }
@@ -129,7 +149,7 @@ func plainPathError(err error) error {
 	return err
 }
 
-// load reads the parameters from a file or run directory.
+// load reads the parameters of the layers held from a file or run directory.
 func (p *parameters) load(path string) error {
 	f, err := p.openModel(path)
 	if err != nil {
@@ -139,8 +159,10 @@ func (p *parameters) load(path string) error {
 	i := 0
 	for _, views := range p.views {
 		for _, v := range views {
-			if err := f.Read(p.infos[i].Name, v.F); err != nil {
-				return err
+			if v.F != nil {
+				if err := f.Read(p.infos[i].Name, v.F); err != nil {
+					return err
+				}
 			}
 			i++
 		}
@@ -148,51 +170,101 @@ func (p *parameters) load(path string) error {
 	return nil
 }
 
-// save writes the parameters to a file that appears under its name complete
-// and synced.
-func (p *parameters) save(path string, metadata map[string]string) error {
+// modelWriter writes parameters to a file that appears under its name
+// complete and synced, with commit.
+type modelWriter struct {
+	path string
+	f    *os.File
+	b    *bufio.Writer
+	w    *safetensors.Writer
+}
+
+func (p *parameters) newModelWriter(path string, metadata map[string]string) (*modelWriter, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	err = p.write(f, metadata)
-	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
+	m := &modelWriter{path: path, f: f, b: bufio.NewWriterSize(f, 1<<20)}
+	if m.w, err = safetensors.NewWriter(m.b, metadata, p.infos); err != nil {
+		m.discard()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *modelWriter) commit() error {
+	err := errors.Join(m.w.Close(), m.b.Flush(), m.f.Chmod(0o644), m.f.Sync(), m.f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(m.f.Name(), m.path)
 	}
 	if err != nil {
-		os.Remove(f.Name())
+		m.discard()
 	}
 	return err
 }
 
-func (p *parameters) write(f *os.File, metadata map[string]string) error {
-	b := bufio.NewWriterSize(f, 1<<20)
-	w, err := safetensors.NewWriter(b, metadata, p.infos)
-	if err != nil {
-		return err
-	}
-	for _, views := range p.views {
-		for _, v := range views {
-			if err := w.Write(v.F); err != nil {
+// discard removes the file before it has its name.
+func (m *modelWriter) discard() {
+	m.f.Close()
+	os.Remove(m.f.Name())
+}
+
+// pieces calls f with the parts of data that belong to one tensor each, in
+// order. data are the elements of a layer from lo on.
+func (p *parameters) pieces(layer, lo int, data []float32, f func([]float32) error) error {
+	at := 0 // first element of the tensor
+	for _, t := range p.layers[layer].Tensors {
+		from, to := max(lo, at), min(lo+len(data), at+t.Size)
+		if from < to {
+			if err := f(data[from-lo : to-lo]); err != nil {
 				return err
 			}
 		}
+		at += t.Size
 	}
-	return errors.Join(w.Close(), b.Flush())
+	return nil
 }
 
-// hashes returns params_sha256 and state_sha256; see [Summary].
-func (p *parameters) hashes(rule zero.Rule, moments func(layer int) [][]float32) (params, state string) {
-	h := sha256.New()
+// controlLayers describes the layers to the agent, planLayers to a plan.
+func (p *parameters) controlLayers() (layers []control.Layer) {
 	for _, l := range p.layers {
-		h.Write(kernel.Bytes(l.Params))
-	}
-	params = hex.EncodeToString(h.Sum(nil))
-	for k := range rule.Moments() {
-		for i := range p.layers {
-			h.Write(kernel.Bytes(moments(i)[k]))
+		c := control.Layer{Name: l.Name}
+		for _, t := range l.Tensors {
+			c.Tensors = append(c.Tensors, t.Size)
 		}
+		layers = append(layers, c)
 	}
-	return params, hex.EncodeToString(h.Sum(nil))
+	return layers
+}
+
+func (p *parameters) planLayers() (layers []plan.Layer) {
+	for _, l := range p.controlLayers() {
+		layers = append(layers, plan.Layer{Tensors: l.Tensors})
+	}
+	return layers
+}
+
+// stateHash computes params_sha256 and state_sha256; see [Summary].
+type stateHash struct {
+	h      hash.Hash
+	params []byte
+}
+
+func newStateHash() *stateHash { return &stateHash{h: sha256.New()} }
+
+// add takes the next part of the state; moment is -1 for parameters.
+func (s *stateHash) add(moment int, data []float32) {
+	if moment >= 0 && s.params == nil {
+		s.params = s.h.Sum(nil)
+	}
+	s.h.Write(kernel.Bytes(data))
+}
+
+// sums returns both hashes, one after the other.
+func (s *stateHash) sums() []byte {
+	state := s.h.Sum(nil)
+	if s.params == nil {
+		s.params = state
+	}
+	return append(slices.Clone(s.params), state...)
 }

@@ -68,7 +68,7 @@ func runInProcess(ctx context.Context, cfg agent.Config, job Job, prepareAgent f
 		if conn.Send(control.Identity{}.Hello()) != nil {
 			return
 		}
-		if err := serve(ctx, conn, false, func() (Job, error) { return job, nil }); err != nil {
+		if err := serve(ctx, conn, alone(), func() (Job, error) { return job, nil }); err != nil {
 			failed <- err
 		}
 	})

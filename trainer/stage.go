@@ -9,9 +9,10 @@ import (
 	"github.com/soliton-train/soliton/internal/tensor"
 )
 
-// stage runs layers for the engine.
+// stage runs layers [lo, hi) of a model for the engine.
 type stage struct {
 	model  *Model
+	lo, hi int
 	names  []string
 	params *parameters
 	pool   *kernel.Pool
@@ -27,7 +28,8 @@ type stage struct {
 	}
 }
 
-// flight is one micro-batch on its way.
+// flight is one micro-batch on its way. outs and stash count from the first
+// layer of the stage.
 type flight struct {
 	micro engine.Micro
 	arena tensor.Arena
@@ -35,8 +37,8 @@ type flight struct {
 	stash []any
 }
 
-func newStage(m *Model, params *parameters, pool *kernel.Pool, seed uint64) *stage {
-	s := &stage{model: m, params: params, names: m.layerNames(), pool: pool, seed: seed}
+func newStage(m *Model, lo, hi int, params *parameters, pool *kernel.Pool, seed uint64) *stage {
+	s := &stage{model: m, lo: lo, hi: hi, params: params, names: m.layerNames(), pool: pool, seed: seed}
 	s.at.layer = -1
 	return s
 }
@@ -70,13 +72,20 @@ func (s *stage) where() string {
 }
 
 // Forward implements [engine.Stage].
-func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor) {
+func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
 	f := &flight{}
 	if n := len(s.free); n > 0 {
 		f, s.free = s.free[n-1], s.free[:n-1]
 	}
 	f.micro = m
-	for i, l := range s.model.Layers {
+	for i := s.lo; i < s.hi; i++ {
+		if m.Ready != nil {
+			if err := m.Ready(i); err != nil {
+				s.Drop(f)
+				return nil, Tensor{}, err
+			}
+		}
+		l := s.model.Layers[i]
 		s.enter(i, "Forward")
 		out, stash := l.Forward(s.context(m, i, &f.arena), s.params.views[i], in)
 		if len(out.Shape) == 0 || out.Shape[0] != m.Samples || len(out.F) != out.Len() {
@@ -87,7 +96,7 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 		in = out
 	}
 	s.leave()
-	return f, in
+	return f, in, nil
 }
 
 // Loss implements [engine.Stage].
@@ -108,7 +117,7 @@ func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count in
 // memory often keeps it in the cache.
 func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
 	f := p.(*flight)
-	for i := len(s.model.Layers) - 1; i >= 0; i-- {
+	for i := s.hi - 1; i >= s.lo; i-- {
 		// A layer may pass on what it was given, so dout says which arena is
 		// free, not the number of the layer.
 		scratch := &s.back[0]
@@ -118,9 +127,9 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 		scratch.Reset()
 		flat := grads.Buffer(i)
 		s.enter(i, "Backward")
-		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.params.views[i], f.stash[i], dout, s.params.split(i, flat))
-		if i > 0 && len(din.F) != f.outs[i-1].Len() {
-			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), f.outs[i-1].Shape))
+		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.params.views[i], f.stash[i-s.lo], dout, s.params.split(i, flat))
+		if i > s.lo && len(din.F) != f.outs[i-s.lo-1].Len() {
+			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), f.outs[i-s.lo-1].Shape))
 		}
 		s.leave()
 		grads.Done(i, flat)
@@ -145,7 +154,7 @@ func (s *stage) Suspect(p engine.Pass) int {
 	for i, out := range p.(*flight).outs {
 		for _, x := range out.F {
 			if d := x - x; d != 0 || math.IsNaN(float64(d)) {
-				return i
+				return s.lo + i
 			}
 		}
 	}

@@ -2,6 +2,8 @@ package trainer
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -12,7 +14,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
@@ -48,41 +52,61 @@ var errAgentLost = errors.New("the connection to the agent has ended")
 
 // worker runs one job in conversation with its agent; see package control.
 type worker struct {
-	conn    *control.Conn
-	process bool
+	conn *control.Conn
+	self self
+	net  *comm.Endpoint
 
 	// start and stop are what the agent says, once each.
-	start chan control.Start
-	stop  chan string
+	start      chan control.Start
+	stop       chan string
+	stopReason string
 
 	// For the message if user code panics: the step, and what runs.
-	step  int
-	doing string
-	stage *stage
+	step   int
+	doing  string
+	stages []*stage
 }
+
+// self says who a worker is and how it reaches others.
+type self struct {
+	session   comm.Session
+	transport comm.Transport
+	// process says that the worker is all there is in this process, which then
+	// ends at once when the agent is gone.
+	process bool
+}
+
+func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
+
+// alone is the only worker of a run, in the process of its agent.
+func alone() self { return self{transport: comm.NewMem()} }
 
 // serve runs the job to its end, over a connection on which Hello was said.
 // Whatever goes wrong, a panic in user code included, it tells the agent.
-// process says that the worker is all there is in this process, which then
-// ends at once when the agent is gone.
-func serve(ctx context.Context, conn *control.Conn, process bool, makeJob func() (Job, error)) error {
-	w := &worker{conn: conn, process: process, start: make(chan control.Start, 1), stop: make(chan string, 1)}
+func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job, error)) error {
+	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1)}
 	ctx, cancel := context.WithCancelCause(ctx)
 	received := make(chan struct{})
 	go func() {
 		defer close(received)
 		if err := w.receive(ctx); err != nil && ctx.Err() == nil {
 			cancel(errAgentLost)
-			if process {
+			if me.process {
 				// Whatever runs at the moment, nobody waits for it.
 				fmt.Fprintf(os.Stderr, "%s: %v\n", program(), errAgentLost)
 				os.Exit(agent.ExitFailed)
 			}
 		}
 	}()
+	beaten := make(chan struct{})
+	go func() {
+		defer close(beaten)
+		w.beat(ctx)
+	}()
 	defer func() {
 		cancel(nil)
 		<-received
+		<-beaten
 	}()
 	err := w.guard(ctx, makeJob)
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, ctx.Err()) {
@@ -101,6 +125,22 @@ func (w *worker) send(m control.Message) error {
 		return fmt.Errorf("%w: %w", errAgentLost, err)
 	}
 	return err
+}
+
+// beat tells the agent all the time that this worker lives.
+func (w *worker) beat(ctx context.Context) {
+	tick := time.NewTicker(control.BeatEvery)
+	defer tick.Stop()
+	for {
+		if w.conn.Send(control.Beat{}) != nil {
+			return // the agent is gone, which receive notices too
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // receive takes in what the agent says.
@@ -136,8 +176,10 @@ func (w *worker) panicError(v any, stack []byte) *PanicError {
 		v, stack = p.Value, p.Stack
 	}
 	e := &PanicError{Step: w.step, Where: w.doing, Value: v, Stack: trimStack(stack)}
-	if w.stage != nil && e.Where == "" {
-		e.Where = w.stage.where()
+	for _, s := range w.stages {
+		if e.Where == "" {
+			e.Where = s.where()
+		}
 	}
 	return e
 }
@@ -169,6 +211,8 @@ func failure(err error, step int) control.Failed {
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
 	case errors.As(err, &nonFinite):
 		f.Kind = control.NonFinite
+	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):
+		f.Kind = control.PeerLost
 	case errors.As(err, &done):
 		f.Kind, f.Text = control.Help, done.Text
 	case errors.As(err, &invalid), errors.As(err, &usage), errors.As(err, &data) && step == 0:
@@ -201,7 +245,12 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 	}); err != nil {
 		return err
 	}
-	if err := w.send(control.Ready{Job: p.describe(), Data: p.files}); err != nil {
+	var err error
+	if w.net, err = comm.Listen(comm.Config{Self: w.self.session, Transport: w.self.transport}); err != nil {
+		return err
+	}
+	defer w.net.Close()
+	if err := w.send(control.Ready{Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers()}); err != nil {
 		return err
 	}
 	select {
@@ -242,109 +291,199 @@ func (p *prepared) describe() rundir.Job {
 	}
 }
 
-// train runs the steps and writes the files of the worker.
+// train runs the worker's part of the steps.
 func (w *worker) train(ctx context.Context, p *prepared, start control.Start) error {
-	if w.process {
+	if w.self.process {
 		// One more than computes, so that messages never wait for a compute
 		// thread.
 		runtime.GOMAXPROCS(start.Threads + 1)
 	}
+	plan, err := w.admit(p, start)
+	if err != nil {
+		return err
+	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
+	me := w.self.id()
+	stages := make(map[int]engine.Stage)
+	for _, s := range plan.StagesOf(me) {
+		p.params.hold(plan.Stages[s].Lo, plan.Stages[s].Hi)
+		w.stages = append(w.stages, newStage(&p.Model, plan.Stages[s].Lo, plan.Stages[s].Hi, p.params, pool, p.Seed))
+		stages[s] = w.stages[len(w.stages)-1]
+	}
 	p.params.init(p.Seed)
 	if p.InitFrom != "" {
 		if err := p.params.load(p.InitFrom); err != nil {
 			return err
 		}
 	}
-	w.stage = newStage(&p.Model, p.params, pool, p.Seed)
-	rule, schedule := p.Optimizer.rule(), p.Optimizer.schedule()
+	schedule := p.Optimizer.schedule()
 	order := newShuffle(p.Seed, p.data.Len())
-	e, err := engine.New(engine.Config{
-		Stage:       w.stage,
+	e, err := engine.New(ctx, engine.Config{
+		Plan:        plan,
+		Self:        me,
+		Network:     w.net,
+		Stages:      stages,
 		Layers:      p.params.layers,
 		Input:       p.Model.Input,
 		Target:      p.Model.Target,
 		GlobalBatch: p.GlobalBatch,
 		MicroBatch:  p.MicroBatch,
-		Rule:        rule,
+		Rule:        p.Optimizer.rule(),
 		LR:          func(step int) float64 { return schedule.At(step, p.Steps) },
 		ClipNorm:    p.ClipNorm,
 		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, order.at(i), in, target) },
 		Pool:        pool,
+		Stop:        w.stopped,
 	})
 	if err != nil {
 		return err
 	}
-
-	var loss float64
-	var val *float64
-	stoppedBy := ""
-	done := 0
-	for done < p.Steps && stoppedBy == "" {
-		w.step = done + 1
-		began := time.Now()
-		r, err := e.Step(ctx, w.step)
-		if err != nil {
+	first := plan.Workers[0].ID == me
+	done := control.Done{}
+	for done.Steps < p.Steps && done.StoppedBy == "" {
+		if err := w.trainStep(ctx, p, e, plan, first, &done); err != nil {
 			return err
 		}
-		took := time.Since(began)
-		done, loss = r.Step, r.Loss
-		info := StepInfo{
-			Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
-			Targets: r.Targets, Duration: took,
-		}
-		if p.evalDue(done) {
-			if info.ValLoss, err = w.evaluate(ctx, p, e); err != nil {
-				return err
-			}
-			val = info.ValLoss
-		}
-		if err := w.send(control.Step{
-			Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
-			MS: float64(took.Microseconds()) / 1000, Time: time.Now(), ValLoss: info.ValLoss,
-		}); err != nil {
+	}
+	if done.Steps == p.Steps {
+		done.StoppedBy = ""
+	}
+	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, p, e, first, done.Steps, start.RunDir); err != nil {
+		return err
+	}
+	if err := e.Close(ctx, done.Steps); err != nil {
+		return err
+	}
+	held, count := p.params.held()
+	done.Worker = rundir.Worker{
+		ID: int(me), Stages: plan.StagesOf(me), Layers: held, Forwards: e.Forwards, Backwards: e.Backwards,
+		ParamBytes: 4 * int64(count),
+	}
+	for _, s := range w.net.Stats() {
+		done.Worker.BytesSent += s.BytesSent
+	}
+	if err := w.send(done); err != nil {
+		return err
+	}
+	if p.OnEnd == nil || !first {
+		return nil
+	}
+	return w.end(p, start.RunDir, done.Steps)
+}
+
+// admit lets the network know the workers of the plan, and returns the plan.
+func (w *worker) admit(p *prepared, start control.Start) (*plan.Plan, error) {
+	pl, err := plan.Parse(start.Plan)
+	if err != nil {
+		return nil, err
+	}
+	if err := pl.Validate(p.params.planLayers()); err != nil {
+		return nil, err
+	}
+	if pl.Micros() != p.GlobalBatch/p.MicroBatch {
+		return nil, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), p.GlobalBatch/p.MicroBatch)
+	}
+	if len(pl.StagesOf(w.self.id())) == 0 {
+		return nil, fmt.Errorf("the plan has no stage for worker %d", w.self.id())
+	}
+	peers := make([]comm.Peer, len(start.Peers))
+	for i, x := range start.Peers {
+		peers[i] = comm.Peer{Session: comm.Session{Worker: comm.WorkerID(x.ID), Incarnation: uint32(x.Incarnation)}, Addr: x.Addr}
+	}
+	return &pl, w.net.SetMembers(peers)
+}
+
+// trainStep runs one step and tells of it.
+func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, plan *plan.Plan, first bool, done *control.Done) error {
+	w.step = done.Steps + 1
+	began := time.Now()
+	r, err := e.Step(ctx, w.step)
+	if err != nil {
+		return err
+	}
+	took := time.Since(began)
+	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
+	info := StepInfo{
+		Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
+		Targets: r.Targets, Duration: took,
+	}
+	if p.evalDue(r.Step) {
+		if info.ValLoss, err = w.evaluate(ctx, p, e); err != nil {
 			return err
 		}
-		if p.OnStep != nil {
-			_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
-		}
-		select {
-		case stoppedBy = <-w.stop:
-		default:
-		}
+		done.ValLoss = info.ValLoss
 	}
-	if done == p.Steps {
-		stoppedBy = ""
-	}
-
-	params, state := p.params.hashes(rule, e.Moments)
-	if start.RunDir != "" {
-		if err := p.params.save(filepath.Join(start.RunDir, modelFile), map[string]string{"format": "pt", "params_sha256": params}); err != nil {
-			return plainPathError(err)
-		}
-		if err := p.writeConfig(start.RunDir); err != nil {
-			return plainPathError(err)
-		}
-	}
-	layers := make([]int, len(p.Model.Layers))
-	for i := range layers {
-		layers[i] = i
-	}
-	if err := w.send(control.Done{
-		Steps: done, Loss: loss, ValLoss: val, ParamsSHA256: params, StateSHA256: state, StoppedBy: stoppedBy,
-		Worker: rundir.Worker{
-			Stages: []int{0}, Layers: layers, Forwards: e.Forwards, Backwards: e.Backwards,
-			ParamBytes: 4 * int64(p.params.count()),
-		},
+	if err := w.send(control.Step{
+		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
+		MS: float64(took.Microseconds()) / 1000, Time: time.Now(), Plan: uint64(plan.Version.N), ValLoss: info.ValLoss,
+		Forwards: e.Forwards, Backwards: e.Backwards,
 	}); err != nil {
 		return err
 	}
-	if p.OnEnd == nil {
-		return nil
+	if p.OnStep != nil && first {
+		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
+	}
+	return nil
+}
+
+// stopped returns why the agent asked the worker to end, or "".
+func (w *worker) stopped() string {
+	select {
+	case w.stopReason = <-w.stop:
+	default:
+	}
+	return w.stopReason
+}
+
+// keep brings the state of the job to the first worker of the plan, which
+// hashes it and writes the files of the model. All workers return the hashes.
+func (w *worker) keep(ctx context.Context, p *prepared, e *engine.Engine, first bool, step int, runDir string) (params, state string, err error) {
+	h := newStateHash()
+	var file *modelWriter
+	if first && runDir != "" {
+		if file, err = p.params.newModelWriter(filepath.Join(runDir, modelFile), map[string]string{"format": "pt"}); err != nil {
+			return "", "", plainPathError(err)
+		}
+		defer file.discard()
+	}
+	if err := e.Collect(ctx, step, func(part engine.Part, data []float32) error {
+		h.add(part.Moment, data)
+		if file == nil || part.Moment >= 0 {
+			return nil
+		}
+		return p.params.pieces(part.Layer, part.Lo, data, file.w.Write)
+	}); err != nil {
+		return "", "", plainPathError(err)
+	}
+	if file != nil {
+		if err := file.commit(); err != nil {
+			return "", "", plainPathError(err)
+		}
+		if err := p.writeConfig(runDir); err != nil {
+			return "", "", plainPathError(err)
+		}
+	}
+	said, err := e.Tell(ctx, step, h.sums(), 2*sha256.Size)
+	if err != nil {
+		return "", "", err
+	}
+	return hex.EncodeToString(said[:sha256.Size]), hex.EncodeToString(said[sha256.Size:]), nil
+}
+
+// end calls OnEnd. The model is the one in memory where this worker holds all
+// of it, else the one just written.
+func (w *worker) end(p *prepared, runDir string, steps int) error {
+	net := &Net{w.stages[0], func() {}}
+	if s := w.stages[0]; s.lo > 0 || s.hi < len(p.Model.Layers) {
+		var err error
+		if net, err = Open(p.Model, runDir); err != nil {
+			return err
+		}
+		defer net.Close()
 	}
 	return w.user("OnEnd", func() error {
-		return p.OnEnd(End{RunDir: start.RunDir, Steps: done, Net: &Net{w.stage, func() {}}, Out: output{w}})
+		return p.OnEnd(End{RunDir: runDir, Steps: steps, Net: net, Out: output{w}})
 	})
 }
 

@@ -5,7 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic/graph"
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
@@ -16,75 +20,161 @@ import (
 type Layer struct {
 	Name    string
 	Tensors []zero.Tensor
-	Params  []float32 // all tensors, one after the other; the engine updates them
+	// Params holds all tensors, one after the other, if a stage of this worker
+	// has the layer, else it is nil. The engine updates them.
+	Params []float32
+}
+
+// Size returns the number of parameters.
+func (l Layer) Size() (n int) {
+	for _, t := range l.Tensors {
+		n += t.Size
+	}
+	return n
 }
 
 // Load fills in and target, tensors without the sample dimension, with sample
 // i of the run, which counts on over steps and epochs.
 type Load func(i uint64, in, target tensor.Tensor) error
 
-// Config describes a job to the engine. Every field is needed.
+// Config describes a job, and a worker's part in it, to the engine. Every
+// field is needed.
 type Config struct {
-	Stage         Stage
-	Layers        []Layer
+	Plan *plan.Plan    // valid
+	Self plan.WorkerID // a worker of the plan
+	// Network has admitted all workers of the plan.
+	Network *comm.Endpoint
+
+	Stages        map[int]Stage // those of the plan that this worker serves
+	Layers        []Layer       // of the whole model
 	Input, Target tensor.Spec
 	GlobalBatch   int // samples of a step
 	MicroBatch    int // samples of a micro-batch; divides GlobalBatch
 	Rule          zero.Rule
-	LR            func(step int) float64
-	ClipNorm      float64 // largest norm of the mean gradient; 0: no limit
+	LR            func(step int) float64 // the same bits on every worker
+	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
+	// Stop returns why this worker was asked to end the run, in at most 24
+	// bytes, or "". The commit brings all workers to end after the same step.
+	Stop func() string
 }
 
-// Engine executes steps.
+// Engine executes a worker's part of the steps.
 type Engine struct {
 	c         Config
-	shards    []*zero.Shard
+	plan      *plan.Plan
+	version   comm.Version
+	rank      int // of this worker in plan.Workers
+	everyone  *comm.Group
+	groups    map[int]*comm.Group // of the stages this worker serves with others
+	shards    []*zero.Shard       // by index in the plan; nil where another worker owns it
+	totals    [][]float32         // the complete gradient of each owned shard
 	normScale int
-	batch     *batch
 
-	grads  []*tree.Sums[[]float32] // of each layer
-	losses *tree.Sums[Loss]
-	free   map[int][][]float32 // gradient buffers by size, the newest last
+	grads   []*tree.Sums[[]float32] // of each layer that this worker holds
+	losses  *tree.Sums[Loss]
+	free    pool
+	batches []*batch // not in use
+
+	shapes []shape // of the input of each stage
+	mail   mailbox
+	tasks  sync.WaitGroup // goroutines of reductions
+
+	step   *stepState
+	params []arrivals      // of each layer: parameters on their way from their owners
+	sent   []*comm.Sending // parameters on their way to others
 
 	// Forwards and Backwards count passes of training.
 	Forwards, Backwards int64
 }
 
-// batch is memory for the samples of one micro-batch.
-type batch struct{ in, target tensor.Tensor }
-
-// New returns an engine before its first step.
-func New(c Config) (*Engine, error) {
+// New returns an engine before its first step. It links the worker with those
+// the plan brings it together with, so it returns when they are there.
+func New(ctx context.Context, c Config) (*Engine, error) {
+	if c.GlobalBatch%c.MicroBatch != 0 || c.Plan.Micros() != c.GlobalBatch/c.MicroBatch {
+		return nil, fmt.Errorf("engine: micro-batches of %d of a global batch of %d are not the %d of the plan", c.MicroBatch, c.GlobalBatch, c.Plan.Micros())
+	}
 	e := &Engine{
 		c:         c,
+		plan:      c.Plan,
+		version:   comm.Version{Generation: uint64(c.Plan.Version.Generation), N: uint64(c.Plan.Version.N)},
+		groups:    make(map[int]*comm.Group),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
-		batch:     &batch{makeBatch(c.Input, c.MicroBatch), makeBatch(c.Target, c.MicroBatch)},
-		free:      make(map[int][][]float32),
+		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
+		losses:    tree.NewSums(c.Plan.Micros(), Loss.add),
+		shapes:    make([]shape, len(c.Plan.Stages)),
+		params:    make([]arrivals, len(c.Layers)),
+		mail:      newMailbox(),
 	}
-	if c.GlobalBatch%c.MicroBatch != 0 {
-		return nil, fmt.Errorf("engine: micro-batch %d does not divide global batch %d", c.MicroBatch, c.GlobalBatch)
+	for i, w := range c.Plan.Workers {
+		if w.ID == c.Self {
+			e.rank = i
+		}
 	}
-	m := c.GlobalBatch / c.MicroBatch
-	for i, l := range c.Layers {
-		s, err := zero.NewShard(c.Rule, zero.Range{Layer: i, Lo: 0, Hi: len(l.Params)}, l.Tensors)
+	for s := range c.Stages {
+		for l := c.Plan.Stages[s].Lo; l < c.Plan.Stages[s].Hi; l++ {
+			e.grads[l] = tree.NewSums(c.Plan.Micros(), e.mergeGrads)
+		}
+	}
+	e.shards = make([]*zero.Shard, len(c.Plan.Shards))
+	e.totals = make([][]float32, len(c.Plan.Shards))
+	for i, sh := range c.Plan.Shards {
+		if sh.Owner != c.Self {
+			continue
+		}
+		var err error
+		if e.shards[i], err = zero.NewShard(c.Rule, zero.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi}, c.Layers[sh.Layer].Tensors); err != nil {
+			return nil, err
+		}
+		if len(c.Plan.Stages[c.Plan.StageOf(sh.Layer)].Workers) > 1 {
+			e.totals[i] = make([]float32, sh.Hi-sh.Lo)
+		}
+	}
+	return e, e.join(ctx)
+}
+
+// join makes the groups: of all workers, and of the stages this worker serves
+// with others.
+func (e *Engine) join(ctx context.Context) error {
+	group := func(id uint16, members []plan.WorkerID) (*comm.Group, error) {
+		g, err := e.c.Network.NewGroup(id)
 		if err != nil {
 			return nil, err
 		}
-		e.shards = append(e.shards, s)
-		e.grads = append(e.grads, tree.NewSums(m, e.mergeGrads))
+		sessions := make([]comm.Session, len(members))
+		for i, m := range members {
+			sessions[i] = e.session(m)
+		}
+		_, err = g.Edit(ctx, e.version, sessions)
+		return g, err
 	}
-	e.losses = tree.NewSums(m, Loss.add)
-	return e, nil
+	all := make([]plan.WorkerID, len(e.plan.Workers))
+	for i, w := range e.plan.Workers {
+		all[i] = w.ID
+	}
+	var err error
+	if e.everyone, err = group(0, all); err != nil {
+		return err
+	}
+	for s := range e.c.Stages {
+		if members := e.plan.Stages[s].Workers; len(members) > 1 {
+			if e.groups[s], err = group(uint16(1+s), members); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
-func makeBatch(s tensor.Spec, samples int) tensor.Tensor {
-	shape := append([]int{samples}, s.Shape...)
-	if s.Kind == tensor.Int32 {
-		return tensor.NewInt(shape...)
-	}
-	return tensor.New(shape...)
+// session returns the session of a worker of the plan.
+func (e *Engine) session(id plan.WorkerID) comm.Session {
+	w, _ := e.plan.Worker(id)
+	return comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: uint32(w.Incarnation)}
+}
+
+func (e *Engine) call(step int, tag int) comm.Call {
+	return comm.Call{Version: e.version, Step: uint64(step), Tag: uint16(tag), Priority: comm.Bulk}
 }
 
 // Loss is a sum of losses over some targets.
@@ -98,241 +188,109 @@ func (l Loss) add(o Loss) Loss { return Loss{l.Sum + o.Sum, l.Count + o.Count} }
 // Mean returns the mean loss, NaN over no targets.
 func (l Loss) Mean() float64 { return l.Sum / float64(l.Count) }
 
-// Result is what a committed step gives.
+// Result is what a committed step gives, the same on every worker.
 type Result struct {
 	Step     int
 	Loss     float64 // mean over the targets
 	Targets  int64
 	LR       float64
 	GradNorm float64 // norm of the gradient of the mean loss, before clipping
+	Stop     string  // why a worker was asked to end the run, "" if none was
 }
 
 // Step executes a step, numbered from 1. Steps must be executed in order.
+// After an error of a step of several workers no other can be executed.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
-	if err := e.compute(ctx, step); err != nil {
-		e.discard()
-		return Result{}, err
+	ctx, cancel := context.WithCancel(ctx)
+	err := e.compute(ctx, step)
+	if err != nil {
+		cancel() // reductions end
 	}
-	r, u, err := e.commit(step)
+	e.tasks.Wait()
+	defer cancel()
 	if err != nil {
 		e.discard()
 		return Result{}, err
 	}
-	e.update(u)
-	return r, nil
-}
-
-// compute runs all micro-batches forward and backward, and leaves complete
-// sums of gradients and losses.
-func (e *Engine) compute(ctx context.Context, step int) error {
-	for i := range e.c.GlobalBatch / e.c.MicroBatch {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		m := Micro{Step: step, Index: i, First: i * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true}
-		if err := e.run(m); err != nil {
-			return err
-		}
+	r, u, err := e.commit(ctx, step)
+	if err != nil {
+		e.discard()
+		return Result{}, err
 	}
-	return nil
-}
-
-// run runs one micro-batch forward and backward.
-func (e *Engine) run(m Micro) error {
-	base := uint64(m.Step-1)*uint64(e.c.GlobalBatch) + uint64(m.First)
-	if err := e.batch.load(m.Samples, func(i int, in, target tensor.Tensor) error {
-		return e.c.Load(base+uint64(i), in, target)
-	}); err != nil {
-		return fmt.Errorf("step %d: %w", m.Step, err)
-	}
-	pass, _ := e.c.Stage.Forward(m, e.batch.in)
-	e.Forwards++
-	sum, count, dout := e.c.Stage.Loss(pass, e.batch.target)
-	if !finite(sum) {
-		suspect := e.c.Stage.Suspect(pass)
-		e.c.Stage.Drop(pass)
-		return e.nonFinite(m.Step, suspect, "loss")
-	}
-	e.losses.Put(tree.Leaf(m.Index), Loss{sum, count})
-	e.c.Stage.Backward(pass, dout, leaf{e, m.Index})
-	e.Backwards++
-	return nil
-}
-
-// load fills the first n samples of b.
-func (b *batch) load(n int, sample func(i int, in, target tensor.Tensor) error) error {
-	for i := range n {
-		if err := sample(i, row(b.in, i), row(b.target, i)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// row returns sample i of t.
-func row(t tensor.Tensor, i int) tensor.Tensor {
-	r := tensor.Tensor{Shape: t.Shape[1:]}
-	n := tensor.Size(r.Shape)
-	if t.I != nil {
-		r.I = t.I[i*n : (i+1)*n : (i+1)*n]
-	} else {
-		r.F = t.F[i*n : (i+1)*n : (i+1)*n]
-	}
-	return r
-}
-
-// head returns the first n samples of t.
-func head(t tensor.Tensor, n int) tensor.Tensor {
-	size := n * tensor.Size(t.Shape[1:])
-	h := tensor.Tensor{Shape: append([]int{n}, t.Shape[1:]...)}
-	if t.I != nil {
-		h.I = t.I[:size]
-	} else {
-		h.F = t.F[:size]
-	}
-	return h
-}
-
-// leaf puts the gradients of one micro-batch into the trees.
-type leaf struct {
-	e     *Engine
-	index int
-}
-
-func (l leaf) Buffer(layer int) []float32 {
-	n := len(l.e.c.Layers[layer].Params)
-	if f := l.e.free[n]; len(f) > 0 {
-		l.e.free[n] = f[:len(f)-1]
-		return f[len(f)-1]
-	}
-	return make([]float32, n)
-}
-
-func (l leaf) Done(layer int, grad []float32) {
-	for _, g := range l.e.grads[layer].Put(tree.Leaf(l.index), grad) {
-		l.e.release(g)
-	}
-}
-
-func (e *Engine) release(g []float32) { e.free[len(g)] = append(e.free[len(g)], g) }
-
-// grainAdd is the number of elements whose addition is worth a thread.
-const grainAdd = 16 << 10
-
-func (e *Engine) mergeGrads(left, right []float32) []float32 {
-	e.c.Pool.For(len(left), grainAdd, func(lo, hi int) {
-		kernel.Add(left[lo:hi], left[lo:hi], right[lo:hi])
-	})
-	e.release(right)
-	return left
+	return r, e.update(ctx, step, u)
 }
 
 // discard gives up the step in flight.
 func (e *Engine) discard() {
 	e.losses.Clear()
 	for _, s := range e.grads {
-		for _, g := range s.Clear() {
-			e.release(g)
+		if s != nil {
+			for _, g := range s.Clear() {
+				e.free.put(g)
+			}
 		}
 	}
+	for s, st := range e.c.Stages {
+		for p, w := range e.step.works {
+			if p.Stage == s && w.pass != nil {
+				st.Drop(w.pass)
+			}
+		}
+	}
+	e.step = nil
 }
 
-// update holds what the commit has decided.
-type update struct {
-	grads [][]float32
-	zero  zero.Update
+// Close ends the engine after its last step, together with those of all other
+// workers: it returns when nobody needs anything of this worker any more, so
+// that the network can be closed.
+func (e *Engine) Close(ctx context.Context, step int) error {
+	if err := e.settle(ctx); err != nil {
+		return err
+	}
+	// A lost link would end the groups' operations on others. So everyone says
+	// to the first worker that it is done, and leaves when that one has heard
+	// it from all.
+	first := e.plan.Workers[0].ID
+	key := func(phase, rank int) comm.Key {
+		return comm.Key{Kind: comm.KindUser, Step: uint64(step), Layer: int32(phase), Micro: int32(rank)}
+	}
+	const done, leave = -1, -2
+	if e.c.Self != first {
+		if err := e.c.Network.Send(ctx, e.session(first), key(done, e.rank), nil, comm.Control); err != nil {
+			return err
+		}
+		if _, _, err := e.c.Network.Receive(ctx, key(leave, 0), nil); err != nil {
+			return err
+		}
+	} else {
+		for rank := 1; rank < len(e.plan.Workers); rank++ {
+			if _, _, err := e.c.Network.Receive(ctx, key(done, rank), nil); err != nil {
+				return err
+			}
+		}
+		for _, w := range e.plan.Workers[1:] {
+			if err := e.c.Network.Send(ctx, e.session(w.ID), key(leave, 0), nil, comm.Control); err != nil {
+				return err
+			}
+		}
+	}
+	err := e.everyone.Close()
+	for _, g := range e.groups {
+		err = errors.Join(err, g.Close())
+	}
+	return err
 }
 
-// commit takes the complete sums and decides the update, without changing
-// any state of the model.
-func (e *Engine) commit(step int) (Result, update, error) {
-	loss, ok := e.losses.Take()
-	if !ok {
-		panic("engine: commit of an incomplete step")
+// Moments returns the optimizer's numbers for an owned shard of the plan, nil
+// for others.
+func (e *Engine) Moments(shard int) [][]float32 {
+	if e.shards[shard] == nil {
+		return nil
 	}
-	if loss.Count < 1 {
-		return Result{}, update{}, fmt.Errorf("step %d: the loss counted no target, so it has no mean", step)
-	}
-	if !finite(loss.Sum) {
-		return Result{}, update{}, e.nonFinite(step, -1, "loss")
-	}
-	u := update{grads: make([][]float32, len(e.shards))}
-	var squares zero.Fixed
-	// NaN spreads from the layer it comes up in to the layers before, so the
-	// last layer is looked at first.
-	for i := len(e.shards) - 1; i >= 0; i-- {
-		if u.grads[i], ok = e.grads[i].Total(); !ok {
-			panic("engine: commit of an incomplete step")
-		}
-		s, err := e.shards[i].Squares(e.c.Pool, u.grads[i], e.normScale)
-		if sum, fits := squares.Add(s); err == nil && fits {
-			squares = sum
-			continue
-		}
-		if err == nil || errors.Is(err, zero.ErrNonFinite) {
-			err = e.nonFinite(step, i, "gradient")
-		}
-		return Result{}, update{}, err
-	}
-	norm := zero.Norm(squares, e.normScale) / float64(loss.Count)
-	factor := 1.0
-	if clip := e.c.ClipNorm; clip > 0 {
-		factor = min(1, clip/(norm+1e-6))
-	}
-	lr := e.c.LR(step)
-	u.zero = zero.Update{Step: step, LR: float32(lr), GradScale: float32(factor / float64(loss.Count))}
-	r := Result{Step: step, Loss: loss.Mean(), Targets: loss.Count, LR: lr, GradNorm: norm}
-	return r, u, nil
+	return e.shards[shard].Moments
 }
 
-// update applies a committed update.
-func (e *Engine) update(u update) {
-	for i, s := range e.shards {
-		s.Update(e.c.Pool, e.c.Layers[i].Params, u.grads[i], u.zero)
-		e.grads[i].Take()
-		e.release(u.grads[i])
-	}
-}
-
-// Moments returns the optimizer's numbers for the parameters of a layer.
-func (e *Engine) Moments(layer int) [][]float32 { return e.shards[layer].Moments }
-
-// Evaluate returns the loss over n samples, without training: what layers
-// such as dropout do differently. The samples form micro-batches in order, the
-// last of which may be short, and their losses are added over the tree.
-func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (Loss, error) {
-	micro := e.c.MicroBatch
-	losses := tree.NewSums((n+micro-1)/micro, Loss.add)
-	for first := 0; first < n; first += micro {
-		if err := ctx.Err(); err != nil {
-			return Loss{}, err
-		}
-		m := Micro{Step: step, Index: first / micro, First: first, Samples: min(micro, n-first)}
-		if err := e.batch.load(m.Samples, func(i int, in, target tensor.Tensor) error {
-			return sample(first+i, in, target)
-		}); err != nil {
-			return Loss{}, err
-		}
-		pass, _ := e.c.Stage.Forward(m, head(e.batch.in, m.Samples))
-		sum, count, _ := e.c.Stage.Loss(pass, head(e.batch.target, m.Samples))
-		suspect := -1
-		if !finite(sum) {
-			suspect = e.c.Stage.Suspect(pass)
-		}
-		e.c.Stage.Drop(pass)
-		if !finite(sum) {
-			return Loss{}, e.nonFinite(step, suspect, "loss of the evaluation")
-		}
-		losses.Put(tree.Leaf(m.Index), Loss{sum, count})
-	}
-	total, _ := losses.Total()
-	if total.Count < 1 {
-		return Loss{}, fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
-	}
-	return total, nil
-}
-
-// nonFinite makes the error; layer may be -1.
+// fail makes the error of a number that is not finite; layer may be -1.
 func (e *Engine) nonFinite(step, layer int, what string) error {
 	err := &NonFiniteError{Step: step, What: what}
 	if layer >= 0 {
@@ -342,3 +300,6 @@ func (e *Engine) nonFinite(step, layer int, what string) error {
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+
+// pair names the work on a micro-batch in a stage.
+func pair(stage, micro int) graph.Pair { return graph.Pair{Stage: stage, Micro: micro} }

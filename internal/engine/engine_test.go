@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
@@ -27,13 +29,13 @@ type linePass struct {
 	in, out tensor.Tensor
 }
 
-func (l *line) Forward(m Micro, in tensor.Tensor) (Pass, tensor.Tensor) {
+func (l *line) Forward(m Micro, in tensor.Tensor) (Pass, tensor.Tensor, error) {
 	l.live++
 	p := &linePass{m: m, in: in, out: tensor.New(m.Samples, 1)}
 	for i, x := range in.F {
 		p.out.F[i] = (x + l.b[0]) * l.w[0]
 	}
-	return p, p.out
+	return p, p.out, nil
 }
 
 func (l *line) Loss(p Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
@@ -73,7 +75,8 @@ func newLine(t *testing.T, global, micro int, change func(c *Config)) (*Engine, 
 	t.Helper()
 	l := &line{b: []float32{0}, w: []float32{1}}
 	c := Config{
-		Stage: l,
+		Stages: map[int]Stage{0: l},
+		Stop:   func() string { return "" },
 		Layers: []Layer{
 			{Name: "shift", Tensors: []zero.Tensor{{Size: 1}}, Params: l.b},
 			{Name: "slope", Tensors: []zero.Tensor{{Size: 1}}, Params: l.w},
@@ -90,7 +93,21 @@ func newLine(t *testing.T, global, micro int, change func(c *Config)) (*Engine, 
 	if change != nil {
 		change(&c)
 	}
-	e, err := New(c)
+	network, err := comm.Listen(comm.Config{Transport: comm.NewMem()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { network.Close() })
+	var prof plan.Profile
+	for _, l := range c.Layers {
+		prof.Layers = append(prof.Layers, plan.Layer{Tensors: []int{l.Size()}})
+	}
+	p, _, err := plan.Next(plan.Plan{}, plan.View{Workers: []plan.Worker{{}}}, prof, plan.Event{Micros: global / micro})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Plan, c.Network = &p, network
+	e, err := New(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +137,7 @@ func TestLearns(t *testing.T) {
 		t.Errorf("%d forwards, %d backwards, %d in flight", e.Forwards, e.Backwards, l.live)
 	}
 	// Memory: the depth of the tree, not the number of micro-batches.
-	if n := len(e.free[1]); n > 8 {
+	if n := len(e.free.free[1]); n > 8 {
 		t.Errorf("%d gradient buffers for two layers", n)
 	}
 }
@@ -246,15 +263,18 @@ func TestEvaluate(t *testing.T) {
 }
 
 func TestUnevenMicroBatch(t *testing.T) {
-	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 3, Target: tensor.Spec{}, Input: tensor.Spec{}}); err == nil {
+	if _, err := New(t.Context(), Config{Plan: new(plan.Plan), GlobalBatch: 8, MicroBatch: 3}); err == nil {
 		t.Error("micro-batch 3 of 8 was accepted")
+	}
+	if _, err := New(t.Context(), Config{Plan: new(plan.Plan), GlobalBatch: 8, MicroBatch: 2}); err == nil {
+		t.Error("a plan of no micro-batches was accepted for 4")
 	}
 }
 
 func TestMergeUsesThreads(t *testing.T) {
 	pool := kernel.NewPool(3)
 	defer pool.Close()
-	e := &Engine{c: Config{Pool: pool}, free: make(map[int][][]float32)}
+	e := &Engine{c: Config{Pool: pool}}
 	s := tree.NewSums(2, e.mergeGrads)
 	const n = 3*grainAdd + 7
 	for i := range 2 {
@@ -270,7 +290,7 @@ func TestMergeUsesThreads(t *testing.T) {
 			t.Fatalf("element %d is %v", j, x)
 		}
 	}
-	if len(e.free[n]) != 1 {
-		t.Errorf("%d buffers are free", len(e.free[n]))
+	if len(e.free.free[n]) != 1 {
+		t.Errorf("%d buffers are free", len(e.free.free[n]))
 	}
 }

@@ -125,6 +125,12 @@ func (s *Sums[T]) Put(n Node, v T) (dropped []T) {
 // Held returns how many values are held at the moment.
 func (s *Sums[T]) Held() int { return len(s.held) }
 
+// At returns the value of a node that is held.
+func (s *Sums[T]) At(n Node) (v T, ok bool) {
+	v, ok = s.held[n]
+	return v, ok
+}
+
 // Total returns the sum of all micro-batches, once it is complete.
 func (s *Sums[T]) Total() (total T, ok bool) {
 	total, ok = s.held[s.root]

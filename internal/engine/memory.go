@@ -1,0 +1,104 @@
+package engine
+
+import (
+	"sync"
+
+	"github.com/soliton-train/soliton/internal/tensor"
+)
+
+// pool keeps memory of float32 for reuse, by size. The zero value is ready.
+type pool struct{ free map[int][][]float32 }
+
+// get returns n elements of unspecified content.
+func (p *pool) get(n int) []float32 {
+	if f := p.free[n]; len(f) > 0 {
+		p.free[n] = f[:len(f)-1] // the newest, which may still be in the cache
+		return f[len(f)-1]
+	}
+	return make([]float32, n)
+}
+
+func (p *pool) put(x []float32) {
+	if p.free == nil {
+		p.free = make(map[int][][]float32)
+	}
+	p.free[len(x)] = append(p.free[len(x)], x)
+}
+
+// batch is memory for the samples of one micro-batch.
+type batch struct{ in, target tensor.Tensor }
+
+func makeBatch(s tensor.Spec, samples int) tensor.Tensor {
+	shape := append([]int{samples}, s.Shape...)
+	if s.Kind == tensor.Int32 {
+		return tensor.NewInt(shape...)
+	}
+	return tensor.New(shape...)
+}
+
+// load fills the first n samples of b.
+func (b *batch) load(n int, sample func(i int, in, target tensor.Tensor) error) error {
+	for i := range n {
+		if err := sample(i, row(b.in, i), row(b.target, i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// row returns sample i of t.
+func row(t tensor.Tensor, i int) tensor.Tensor {
+	r := tensor.Tensor{Shape: t.Shape[1:]}
+	n := tensor.Size(r.Shape)
+	if t.I != nil {
+		r.I = t.I[i*n : (i+1)*n : (i+1)*n]
+	} else {
+		r.F = t.F[i*n : (i+1)*n : (i+1)*n]
+	}
+	return r
+}
+
+// head returns the first n samples of t.
+func head(t tensor.Tensor, n int) tensor.Tensor {
+	size := n * tensor.Size(t.Shape[1:])
+	h := tensor.Tensor{Shape: append([]int{n}, t.Shape[1:]...)}
+	if t.I != nil {
+		h.I = t.I[:size]
+	} else {
+		h.F = t.F[:size]
+	}
+	return h
+}
+
+// mailbox takes functions from any goroutine, for the engine's to call.
+type mailbox struct {
+	signal chan struct{}
+	state  *mailState
+}
+
+type mailState struct {
+	mu    sync.Mutex
+	items []func() error
+}
+
+func newMailbox() mailbox { return mailbox{make(chan struct{}, 1), new(mailState)} }
+
+// put never blocks.
+func (m mailbox) put(f func() error) {
+	m.state.mu.Lock()
+	m.state.items = append(m.state.items, f)
+	m.state.mu.Unlock()
+	select {
+	case m.signal <- struct{}{}:
+	default:
+	}
+}
+
+// take returns what has come since, in order.
+func (m mailbox) take() []func() error {
+	m.state.mu.Lock()
+	defer m.state.mu.Unlock()
+	items := m.state.items
+	m.state.items = nil
+	return items
+}

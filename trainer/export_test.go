@@ -1,0 +1,138 @@
+package trainer
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net"
+	"testing"
+
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/control"
+)
+
+// History is all that a run gives: it must not depend on who computes it.
+type History struct {
+	Done  control.Done
+	Steps []control.Step
+}
+
+// RunWorkers trains a job on several workers of this process over a network in
+// memory, and returns what each of them said.
+func RunWorkers(t *testing.T, workers, stages int, job func() Job) []History {
+	t.Helper()
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	network := comm.NewMem()
+	conns := make([]*control.Conn, workers)
+	ended := make(chan error, workers)
+	for i := range workers {
+		ours, theirs := net.Pipe()
+		conns[i] = control.New(ours)
+		defer conns[i].Close()
+		go func() {
+			me := self{session: comm.Session{Worker: comm.WorkerID(i)}, transport: network}
+			err := serve(ctx, control.New(theirs), me, func() (Job, error) { return job(), nil })
+			if err != nil {
+				cancel(fmt.Errorf("worker %d: %w", i, err))
+			}
+			ended <- err
+		}()
+	}
+	receive := func(i int) control.Message {
+		m, err := conns[i].Receive(ctx)
+		if err != nil {
+			t.Fatalf("worker %d: %v (%v)", i, err, context.Cause(ctx))
+		}
+		if f, ok := m.(control.Failed); ok {
+			t.Fatalf("worker %d failed: %s\n%s", i, f.Text, f.Stack)
+		}
+		return m
+	}
+
+	start := control.Start{Threads: 1, Reduction: "exact"}
+	var view plan.View
+	var prof plan.Profile
+	j := job().withDefaults()
+	for i := range workers {
+		for {
+			r, ok := receive(i).(control.Ready)
+			if !ok {
+				continue
+			}
+			start.Peers = append(start.Peers, control.Peer{ID: i, Addr: r.Addr})
+			view.Workers = append(view.Workers, plan.Worker{ID: plan.WorkerID(i)})
+			if i == 0 {
+				for _, l := range r.Layers {
+					prof.Layers = append(prof.Layers, plan.Layer{Tensors: l.Tensors})
+				}
+			}
+			break
+		}
+	}
+	p, _, err := plan.Next(plan.Plan{}, view, prof, plan.Event{Kind: plan.Start, Micros: j.GlobalBatch / j.MicroBatch, Stages: stages})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if start.Plan, err = json.Marshal(p); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range conns {
+		if err := c.Send(start); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := make([]History, workers)
+	finished := make(chan struct{})
+	for i := range workers {
+		go func() {
+			defer func() { finished <- struct{}{} }()
+			for {
+				m, err := conns[i].Receive(ctx)
+				if err != nil {
+					return
+				}
+				switch m := m.(type) {
+				case control.Step:
+					all[i].Steps = append(all[i].Steps, m)
+				case control.Done:
+					all[i].Done = m
+					return
+				case control.Failed:
+					cancel(fmt.Errorf("worker %d: %s %s", i, m.Text, m.Stack))
+					return
+				}
+			}
+		}()
+	}
+	for range workers {
+		<-finished
+	}
+	for range workers {
+		<-ended
+	}
+	if err := context.Cause(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// SameHistory reports whether two runs gave the same bits.
+func SameHistory(a, b History) bool {
+	if a.Done.ParamsSHA256 != b.Done.ParamsSHA256 || a.Done.StateSHA256 != b.Done.StateSHA256 || len(a.Steps) != len(b.Steps) {
+		return false
+	}
+	same := func(x, y float64) bool { return math.Float64bits(x) == math.Float64bits(y) }
+	for i, s := range a.Steps {
+		o := b.Steps[i]
+		if !same(s.Loss, o.Loss) || !same(s.LR, o.LR) || !same(s.GradNorm, o.GradNorm) || s.Tokens != o.Tokens || (s.ValLoss == nil) != (o.ValLoss == nil) {
+			return false
+		}
+		if s.ValLoss != nil && !same(*s.ValLoss, *o.ValLoss) {
+			return false
+		}
+	}
+	return true
+}
