@@ -128,7 +128,7 @@ func workerProcess(id control.Identity, args []string) int {
 	switch args[0] {
 	case "die":
 		f.at = 3
-		f.before = func(*control.Conn) { syscall.Kill(os.Getpid(), syscall.SIGKILL) }
+		f.before = func(*control.Conn) { raise(syscall.SIGKILL) }
 	case "forever":
 		f.at = -1
 	case "child":
@@ -144,12 +144,12 @@ func workerProcess(id control.Identity, args []string) int {
 	case "die-1":
 		if f.at = -1; id.WorkerID == 1 {
 			f.at = 3
-			f.before = func(*control.Conn) { syscall.Kill(os.Getpid(), syscall.SIGKILL) }
+			f.before = func(*control.Conn) { raise(syscall.SIGKILL) }
 		}
 	case "freeze-2":
 		if f.at = -1; id.WorkerID == 2 {
 			f.at = 3
-			f.before = func(*control.Conn) { syscall.Kill(os.Getpid(), syscall.SIGSTOP) }
+			f.before = func(*control.Conn) { raise(syscall.SIGSTOP) }
 		}
 		go func() {
 			for conn.Send(control.Beat{}) == nil {
@@ -164,6 +164,13 @@ func workerProcess(id control.Identity, args []string) int {
 	}
 	f.run(context.Background(), conn)
 	return 0
+}
+
+// raise sends this process a signal that it does not survive. It may take effect a little
+// later, in which time nothing else must happen.
+func raise(s syscall.Signal) {
+	syscall.Kill(os.Getpid(), s)
+	select {}
 }
 
 func serve(t *testing.T, cfg Config, w Worker) Outcome {

@@ -234,62 +234,76 @@ func TestSessionAccounts(t *testing.T) {
 	}
 }
 
-// Whatever comes in whatever order, a session does not panic, and it is over when worker and connection are.
+// Whatever comes in whatever order, a session does not panic, and it is over when all workers and connections are.
 func FuzzSession(f *testing.F) {
 	f.Add([]byte{0, 2, 3, 4, 5, 10, 11})
 	f.Add([]byte{0, 2, 3, 8, 3, 7, 10, 11})
+	f.Add([]byte{0, 64, 1, 65, 2, 66, 3, 67, 3, 67, 14, 78, 16, 5, 69, 12, 76, 13, 77})
 	f.Fuzz(func(t *testing.T, script []byte) {
-		s := newSession(Config{}.withDefaults(1), 1)
-		n := 0
+		const workers = 2
+		s := newSession(Config{Detect: time.Second}.withDefaults(workers), workers)
+		var n [workers]int
 		for i, b := range script {
 			if s.over() {
 				return
 			}
+			id := int(b >> 6 & 1)
+			from := func(m control.Message) event { return received{id, m} }
+			now := time.Unix(int64(i), 0)
 			var e event
-			switch b % 14 {
+			switch b % 64 % 18 {
 			case 0:
-				e = received{0, hello}
+				e = helloOf(id)
 			case 1:
-				e = received{0, control.Note{}}
+				e = from(control.Note{})
 			case 2:
-				e = received{0, ready}
+				e = from(readyOf(id))
 			case 3, 4:
-				n++
-				e = received{0, committedStep(n)}
+				n[id]++
+				e = from(committedStep(n[id]))
 			case 5:
-				e = received{0, doneAfter(n, "")}
+				e = from(doneAfter(n[id], ""))
 			case 6:
-				e = received{0, doneAfter(n, Interrupt)}
+				e = from(doneAfter(n[id], Interrupt))
 			case 7:
-				e = received{0, control.Output{}}
+				e = from(control.Output{})
 			case 8:
 				e = stopAsked{Interrupt}
 			case 9:
 				e = helloLate{}
 			case 10:
-				e = received{0, control.Failed{Kind: control.Faulty}}
+				e = from(control.Failed{Kind: control.Faulty})
 			case 11:
 				e = fileFailed{errors.New("full")}
 			case 12:
-				if s.workers[0].closed {
+				if s.workers[id].closed {
 					continue
 				}
-				e = connClosed{}
+				e = connClosed{id, nil}
 			case 13:
-				if s.workers[0].exited {
+				if s.workers[id].exited {
 					continue
 				}
-				e = workerExited{0, Status{1, "exit status 1"}}
+				e = workerExited{id, Status{1, "exit status 1"}}
+			case 14:
+				e = from(control.Beat{})
+			case 15:
+				e = from(control.Failed{Kind: control.PeerLost})
+			case 16:
+				e = watchTick{now}
+			case 17:
+				e = causeLate{}
 			}
-			effects := s.step(time.Unix(int64(i), 0), e)
-			for _, effect := range effects {
+			for _, effect := range s.step(now, e) {
 				if _, ok := effect.(writeSummary); ok && s.summary == nil {
 					t.Fatal("a summary was written that the outcome lacks")
 				}
 			}
 		}
-		s.step(time.Time{}, connClosed{})
-		s.step(time.Time{}, workerExited{0, Status{1, "exit status 1"}})
+		for id := range workers {
+			s.step(time.Time{}, connClosed{id, nil})
+			s.step(time.Time{}, workerExited{id, Status{1, "exit status 1"}})
+		}
 		if !s.over() || s.outcome().ExitStatus() == 0 {
 			t.Fatalf("over is %v, outcome %+v", s.over(), s.outcome())
 		}

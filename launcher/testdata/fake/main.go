@@ -15,6 +15,13 @@ import (
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
+// raise sends this process a signal that it does not survive. It may take effect a little
+// later, in which time nothing else must happen.
+func raise(s syscall.Signal) {
+	syscall.Kill(os.Getpid(), s)
+	select {}
+}
+
 func main() {
 	signal.Ignore(os.Interrupt)
 	id, ok, err := control.Launched()
@@ -86,10 +93,10 @@ func main() {
 			os.Exit(1)
 		}
 		if *fail == "kill" && step == 2 {
-			syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			raise(syscall.SIGKILL)
 		}
 		if *fail == "freeze" && step == 2 {
-			syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			raise(syscall.SIGSTOP)
 		}
 		loss := 1 / float64(step+1)
 		if *fail == "loss" && step == 2 {
