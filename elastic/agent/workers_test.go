@@ -436,11 +436,11 @@ func TestProcesses(t *testing.T) {
 	}{
 		{"print", "", "", 0},
 		{"die-1", "worker 1 exited: signal: killed, at step 2 of 5; this version cannot go on without it", "hello from the worker", 1},
-		{"freeze-2", "worker 2 has been silent for 300ms, at step 2 of 5; this version cannot go on without it", "", 1},
+		{"freeze-2", "worker 2 has been silent for 1s, at step 2 of 5; this version cannot go on without it", "", 1},
 	} {
 		t.Run(c.arg, func(t *testing.T) {
 			ws, dir := startWorkers(t, 3, c.arg, "5")
-			a, err := New(Config{RunDir: dir, Program: "./fake", Detect: MinDetect})
+			a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}
