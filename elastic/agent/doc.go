@@ -1,25 +1,44 @@
-// Package agent owns a run on this machine: it starts the worker, keeps the
-// conversation of package control with it, writes the run directory, feeds
-// the view, and sees that nothing is left behind.
+// Package agent owns a run on this machine: it starts the workers, keeps the
+// conversation of package control with each, makes the plan they follow, writes the run
+// directory, feeds the view, and sees that nothing is left behind.
 //
-// The worker is a child process ([StartProcess]) or a function of this process
-// ([InProcess]); everything else is the same for both:
+// A worker is a child process ([StartProcesses]) or a function of this process
+// ([InProcess]); everything else is the same for both, and for one worker and many:
 //
 //	dir, err := rundir.Create("", "gpt", time.Now())     // or no directory at all
-//	a, err := agent.New(agent.Config{RunDir: dir, View: v, Output: os.Stdout, Program: "./gpt"})
+//	a, err := agent.New(agent.Config{RunDir: dir, View: v, Output: os.Stdout, Program: "./gpt", Stages: 2})
 //	defer a.CatchSignals()()                             // Ctrl-C and SIGTERM
-//	out := a.Serve(ctx, agent.InProcess(func(ctx context.Context, conn net.Conn) { ... }))
+//	workers, err := agent.StartProcesses(agent.Command{Path: "./gpt"}, 4, nil)
+//	out := a.Serve(ctx, workers...)
 //	if out.Err != nil { fmt.Fprintln(os.Stderr, out.Err) }
 //	os.Exit(out.ExitStatus())
 //
+// # Beginning
+//
+// When all workers have said that they are ready, and run the same program with the same flags
+// on the same data, the first plan is made of the layers they have and the stages that were asked for. It
+// is written to plans.jsonl with its reason and goes to every worker, with the addresses of all.
+//
+// # Agreement
+//
+// Every worker reports every committed step and the end. These numbers are a function of
+// the job, so they must have the same bits from all; the first report of a step is
+// the one in metrics.jsonl, and another one that differs fails the run.
+//
 // # Stopping
 //
-// The first [Agent.Stop], or the end of Serve's context, asks the worker to
-// finish its step and write its files; the second ends it at once. A run
+// The first [Agent.Stop], or the end of Serve's context, asks the workers to
+// finish their step and write their files, and they agree on the step; the second ends them at once. A run
 // that has not begun to train, or has nothing more to write, ends at the first. Either
 // way the run directory is valid.
 //
 // # Failure
+//
+// When a worker ends in the middle, or is silent for Config.Detect, the others are ended
+// too. A worker that cannot reach another says so, but what became of the other one says more:
+// so the agent waits a moment for that news. An agent whose own timer is late by more than a
+// quarter of the budget was not listening itself, and holds no silence before that
+// against anyone.
 //
 // Whatever happens, Serve returns one [Outcome] with at most one error, which is of
 // a type of this package and prints as one line; what there is to read beyond
@@ -29,8 +48,8 @@
 //
 // What to do is decided by session, a state machine without goroutines,
 // sockets, files or clocks: an event goes in, a list of effects comes out. Serve is
-// the loop around it and the only goroutine that touches it. Beside the loop run one goroutine that
-// receives, one that sends, and the worker's own; Serve joins them before it returns, except a function
+// the loop around it and the only goroutine that touches it. Beside the loop run, for each worker, one goroutine that
+// receives, one that sends, one that awaits its end, and its own; Serve joins them before it returns, except a function
 // in this process that does not return within a second after it was killed.
 //
 // Child processes are started by one goroutine that stays on one operating system

@@ -44,6 +44,7 @@ type session struct {
 		ms     float64
 	}
 	val     *float64
+	beats   bool          // some worker has sent a Beat, so that silence means something
 	done    *control.Done // the first one
 	doneBy  int
 	summary *rundir.Summary
@@ -63,7 +64,7 @@ type worker struct {
 	ready control.Ready
 	last  control.Step // newest it reported
 	own   rundir.Worker
-	heard time.Time // when it last said something; zero before its first Beat
+	heard time.Time // when it last said something; zero before its Hello
 
 	failed         bool // it has said Failed, and its exit says nothing new
 	closed, exited bool
@@ -254,7 +255,7 @@ func (s *session) watch(now, due time.Time) []effect {
 	for id := range s.workers {
 		w := &s.workers[id]
 		switch {
-		case w.heard.IsZero():
+		case !s.beats, w.heard.IsZero():
 		case late:
 			w.heard = now
 		case !s.judged && !w.closed && !w.exited && now.Sub(w.heard) > s.cfg.Detect:
@@ -284,11 +285,11 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		case m.WorkerID != id || m.Incarnation != 0:
 			return bad("says it is worker %d in incarnation %d", m.WorkerID, m.Incarnation)
 		}
-		w.state = greeted
+		w.state, w.heard = greeted, now
 		return nil
 
 	case control.Beat:
-		w.heard = now
+		s.beats = true
 		return nil
 
 	case control.Failed:

@@ -324,8 +324,7 @@ func TestWatch(t *testing.T) {
 		for _, e := range prepare(2) {
 			s.step(base, e)
 		}
-		s.step(base, received{0, control.Beat{}})
-		s.step(base, received{1, control.Beat{}})
+		s.step(base, received{0, control.Beat{}}) // so all do
 		return s
 	}
 	s := start()
@@ -352,7 +351,7 @@ func TestWatch(t *testing.T) {
 		t.Error("silence after the new beginning is not noticed")
 	}
 
-	// Who has not begun to beat, or is gone, is not watched.
+	// Where nobody beats silence means nothing, and who is gone is not watched.
 	s = newSession(Config{Detect: time.Second}.withDefaults(1), 1)
 	s.step(base, received{0, hello})
 	s.step(at(9000), watchTick{at(9000)})
@@ -437,11 +436,11 @@ func TestProcesses(t *testing.T) {
 	}{
 		{"print", "", "", 0},
 		{"die-1", "worker 1 exited: signal: killed, at step 2 of 5; this version cannot go on without it", "hello from the worker", 1},
-		{"freeze-2", "worker 2 has been silent for 300ms, at step 2 of 5; this version cannot go on without it", "", 1},
+		{"freeze-2", "worker 2 has been silent for 1s, at step 2 of 5; this version cannot go on without it", "", 1},
 	} {
 		t.Run(c.arg, func(t *testing.T) {
 			ws, dir := startWorkers(t, 3, c.arg, "5")
-			a, err := New(Config{RunDir: dir, Program: "./fake", Detect: MinDetect})
+			a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -171,6 +171,9 @@ func render(s *state, now time.Time, width, height int) string {
 		line(first + fit(width-len(first), faint.Render, "  ",
 			fmt.Sprintf("lr %.3g", s.last.LR), fmt.Sprintf("grad norm %.3g", s.last.GradNorm)))
 	}
+	if len(s.rows) > 1 && s.end == nil {
+		line(faint.Render(s.run.Reason))
+	}
 	for _, text := range s.workerLines(width, height) {
 		line(faint.Render(text))
 	}

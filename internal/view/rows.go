@@ -12,7 +12,7 @@ import (
 
 const (
 	mostRows  = 8 // workers that get a row each; more are counted by what they do
-	otherRows = 8 // lines that the rest of the view takes
+	otherRows = 9 // lines that the rest of the view takes
 )
 
 // row is what is known of one worker.
