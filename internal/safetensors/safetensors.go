@@ -19,7 +19,9 @@ package safetensors
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -360,6 +362,15 @@ func (f *File) Read(name string, dst []float32) error {
 		dst = dst[len(b)/4:]
 	}
 	return nil
+}
+
+// SHA256 returns the hash of the whole file in lower-case hexadecimal.
+func (f *File) SHA256() (string, error) {
+	h := sha256.New()
+	if _, err := io.Copy(h, io.NewSectionReader(f.f, 0, math.MaxInt64)); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
 // Path returns the path the file was opened by.
