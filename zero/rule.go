@@ -48,14 +48,16 @@ func (a AdamW) prepare(u Update) func(params []float32, moments [][]float32, gra
 	}
 }
 
-// power returns xⁿ by repeated squaring, which gives the same bits everywhere.
+// power returns xⁿ by repeated squaring, which gives the same bits everywhere:
+// the conversions keep the last product from being fused into what a caller
+// does with it.
 func power(x float64, n int) float64 {
 	y := 1.0
 	for ; n > 0; n >>= 1 {
 		if n&1 == 1 {
-			y *= x
+			y = float64(y * x)
 		}
-		x *= x
+		x = float64(x * x)
 	}
 	return y
 }
