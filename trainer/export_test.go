@@ -13,6 +13,9 @@ import (
 	"github.com/soliton-train/soliton/internal/control"
 )
 
+// AvailableMemory is exported for tests.
+var AvailableMemory = availableMemory
+
 // History is all that a run gives: it must not depend on who computes it.
 type History struct {
 	Done  control.Done
@@ -135,4 +138,32 @@ func SameHistory(a, b History) bool {
 		}
 	}
 	return true
+}
+
+// StartWith plays the agent of a worker that fails after Start.
+func StartWith(t *testing.T, job Job, start control.Start) control.Failed {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	conn := control.New(ours)
+	defer conn.Close()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = serve(t.Context(), control.New(theirs), alone(), func() (Job, error) { return job, nil })
+	}()
+	defer func() { <-ended }()
+	for {
+		m, err := conn.Receive(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		switch m := m.(type) {
+		case control.Ready:
+			if err := conn.Send(start); err != nil {
+				t.Fatal(err)
+			}
+		case control.Failed:
+			return m
+		}
+	}
 }

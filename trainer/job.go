@@ -145,7 +145,8 @@ func (e *ValidationError) Error() string {
 }
 
 // Validate reports all faults of the job together, as a [*ValidationError]. It
-// reads the data to do so.
+// reads the data to do so. Where the machine says how much memory it can give
+// (Linux), a model that certainly takes more is a fault.
 func (j Job) Validate() error {
 	_, err := prepare(j)
 	return err
@@ -174,6 +175,7 @@ type prepared struct {
 	data, eval Dataset     // bound; eval may be nil
 	dataSum    string
 	evalSum    string
+	initSum    string     // SHA-256 of the file of InitFrom
 	files      []DataFile // of data, then of eval
 	trainFiles int        // how many of them are of data
 }
@@ -195,8 +197,17 @@ func prepare(j Job) (*prepared, error) {
 			if f, err := p.params.openModel(j.InitFrom); err != nil {
 				faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
 			} else {
+				p.initSum, err = f.SHA256()
 				f.Close()
+				if err != nil {
+					faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
+				}
 			}
+		}
+		if available, ok := availableMemory(); ok && j.Optimizer != nil {
+			// Parameters, their gradient and the optimizer's moments.
+			modelFaults = memoryFault(&p.Model, p.params, 2+j.Optimizer.rule().Moments(), max(p.MicroBatch, 1), available)
+			faults = append(faults, modelFaults...)
 		}
 	}
 	p.data, p.dataSum, faults = p.bind("Data", j.Data, faults, len(modelFaults) == 0)
@@ -269,16 +280,16 @@ func (j *Job) plainFaults() (f []Fault) {
 	if j.EvalEvery > 0 && j.Eval == nil {
 		add("EvalEvery", "eval-every", "is %d, but there is no held-out data: set Job.Eval", j.EvalEvery)
 	}
-	return append(f, j.threadsFault()...)
+	return append(f, threadsFault(j.Threads)...)
 }
 
 // maxThreads is far above what helps, and keeps a slip of the finger from
 // taking the machine's memory.
 const maxThreads = 4096
 
-func (j *Job) threadsFault() []Fault {
-	if j.Threads < 0 || j.Threads > maxThreads {
-		return []Fault{{"Threads", "threads", fmt.Sprintf("is %d; it must be 0 (one for each core) to %d", j.Threads, maxThreads)}}
+func threadsFault(threads int) []Fault {
+	if threads < 0 || threads > maxThreads {
+		return []Fault{{"Threads", "threads", fmt.Sprintf("is %d; it must be 0 (one for each core) to %d", threads, maxThreads)}}
 	}
 	return nil
 }
@@ -376,7 +387,11 @@ func (m *Model) faults() (f []Fault) {
 			add(".Layers", "has nil at %d (%q)", i, names[i])
 			continue
 		}
-		f = append(f, layerFaults(l, names[i])...)
+		found, tooLarge := layerFaults(l, names[i])
+		f = append(f, found...)
+		if tooLarge {
+			return f // as the others will be
+		}
 		if v := reflect.ValueOf(l); v.Kind() == reflect.Pointer && len(l.Params()) > 0 {
 			for k, other := range m.Layers[:i] {
 				if o := reflect.ValueOf(other); o.Kind() == reflect.Pointer && o.Pointer() == v.Pointer() && o.Type() == v.Type() {
@@ -388,7 +403,7 @@ func (m *Model) faults() (f []Fault) {
 	return f
 }
 
-func layerFaults(l Layer, name string) (f []Fault) {
+func layerFaults(l Layer, name string) (f []Fault, tooLarge bool) {
 	add := func(format string, args ...any) {
 		f = append(f, Fault{"Model.Layers", "", fmt.Sprintf("layer %q ", name) + fmt.Sprintf(format, args...)})
 	}
@@ -400,7 +415,11 @@ func layerFaults(l Layer, name string) (f []Fault) {
 		}
 		seen[p.Name] = true
 		n, ok := sizeOf(p.Shape)
-		if !ok || total > maxElements-n {
+		if positive := len(p.Shape) == 0 || slices.Min(p.Shape) >= 1; positive && (!ok || total > maxElements-n) {
+			add("has more than %d parameters with %q of shape %v; use narrower layers", maxElements, p.Name, p.Shape)
+			return f, true
+		}
+		if !ok {
 			add("gives parameter %q the shape %v; every dimension must be at least 1", p.Name, p.Shape)
 			continue
 		}
@@ -412,5 +431,5 @@ func layerFaults(l Layer, name string) (f []Fault) {
 			add("gives parameter %q an initialiser of scale %v", p.Name, s)
 		}
 	}
-	return f
+	return f, false
 }

@@ -29,6 +29,9 @@ import (
 //	0 all steps are done    2 wrong flags or an invalid job    1 any other failure
 //	130 stopped by Ctrl-C   75 stopped by SIGTERM
 //
+// An error of the function that makes the job counts as wrong usage, since
+// flags are all that it has to go by, unless it is a [*Done].
+//
 // Started by the launcher, the program becomes a worker of its agent.
 // Otherwise it runs agent and worker in one process.
 func Main(define func(f *flag.FlagSet) func() (Job, error)) {
@@ -38,6 +41,10 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 		os.Exit(agent.ExitFailed)
 	}
 	if launched {
+		// What the program starts is no worker, even if it calls Main.
+		for _, name := range []string{control.EnvAgent, control.EnvWorker, control.EnvIncarnation} {
+			os.Unsetenv(name)
+		}
 		os.Exit(launchedMain(id, define))
 	}
 	os.Exit(standaloneMain(os.Args[1:], os.Stdout, os.Stderr, define))
@@ -80,8 +87,8 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	if err != nil {
 		return report(stdout, stderr, err)
 	}
-	if job.Threads < 0 {
-		return report(stdout, stderr, &ValidationError{job.threadsFault()})
+	if f := threadsFault(job.Threads); f != nil {
+		return report(stdout, stderr, &ValidationError{f})
 	}
 	dir, err := rundir.Create(job.RunDir, program(), time.Now())
 	if err != nil {

@@ -55,6 +55,13 @@ func testProgram(f *flag.FlagSet) func() (trainer.Job, error) {
 			job.OnStep = func(trainer.StepInfo) { panic("boom") }
 		case "endless":
 			job.Steps = 1 << 30
+		case "environment":
+			for _, v := range os.Environ() {
+				if strings.HasPrefix(v, "SOLITON_") && !strings.HasPrefix(v, "SOLITON_KERNEL=") {
+					return job, fmt.Errorf("the program's children would get %s", v)
+				}
+			}
+			job.Steps = 1 << 30
 		case "done":
 			return job, &trainer.Done{Text: "nothing to train"}
 		}
@@ -142,7 +149,7 @@ func TestWorkerConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	cmd := command(t, "--fail", "endless")
+	cmd := command(t, "--fail", "environment")
 	id := control.Identity{Socket: socket, WorkerID: 2, Incarnation: 5}
 	cmd.Env = append(cmd.Env, id.Environ()...)
 	var stderr bytes.Buffer
@@ -214,6 +221,15 @@ func TestWorkerConversation(t *testing.T) {
 	conn.Close()
 	if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 1 || !strings.Contains(stderr.String(), "agent has ended") {
 		t.Errorf("a worker without agent: %v, %s", err, &stderr)
+	}
+}
+
+// TestTooManyThreads is about a slip of the finger in a flag of the launcher,
+// which nobody but the worker bounds.
+func TestTooManyThreads(t *testing.T) {
+	err := trainer.StartWith(t, smallJob(), control.Start{Threads: 1 << 30, Reduction: "exact"})
+	if err.Kind != control.Usage || !strings.HasPrefix(err.Text, "--threads (Job.Threads) is 1073741824; it must be ") {
+		t.Errorf("%+v", err)
 	}
 }
 

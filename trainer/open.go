@@ -38,8 +38,19 @@ func Open(model Model, path string) (*Net, error) {
 		return nil, err
 	}
 	params := newParameters(&model)
+	// The file must bear the model out before there is memory for it.
+	f, err := params.openModel(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if available, ok := availableMemory(); ok {
+		if faults := memoryFault(&model, params, 1, 0, available); len(faults) > 0 {
+			return nil, &ValidationError{faults}
+		}
+	}
 	params.hold(0, len(model.Layers))
-	if err := params.load(path); err != nil {
+	if err := params.read(f); err != nil {
 		return nil, err
 	}
 	pool := kernel.NewPool(runtime.GOMAXPROCS(0))

@@ -59,7 +59,7 @@ func (s Schedule) At(step, steps int) float64 {
 	case LinearSchedule:
 		fall = t
 	case CosineSchedule:
-		fall = (1 - kernel.Cos(float64(math.Pi*t))) / 2
+		fall = (1 - float64(kernel.Cos(float64(math.Pi*t)))) / 2 // Cos may be inlined, and end in a product
 	}
 	return float64(s.Peak * (1 - float64(fall*(1-s.Final))))
 }

@@ -149,13 +149,26 @@ func plainPathError(err error) error {
 	return err
 }
 
-// load reads the parameters of the layers held from a file or run directory.
-func (p *parameters) load(path string) error {
+// load reads the parameters of the layers held from a file or run directory,
+// which must have the SHA-256 that it had when the job was checked.
+func (p *parameters) load(path, sum string) error {
 	f, err := p.openModel(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	now, err := f.SHA256()
+	if err != nil {
+		return err
+	}
+	if now != sum {
+		return &safetensors.Error{Path: f.Path(), Reason: "has changed since the run began; --init-from takes a file that stays as it is"}
+	}
+	return p.read(f)
+}
+
+// read reads the parameters of the layers held from a file of openModel.
+func (p *parameters) read(f *safetensors.File) error {
 	i := 0
 	for _, views := range p.views {
 		for _, v := range views {

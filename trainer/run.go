@@ -25,7 +25,7 @@ type StoppedError = agent.StoppedError
 // [*NonFiniteError], [*PanicError], and errors of files and of the job's own
 // functions.
 func Run(ctx context.Context, job Job) (Summary, error) {
-	if f := job.threadsFault(); f != nil {
+	if f := threadsFault(job.Threads); f != nil {
 		return Summary{}, &ValidationError{f}
 	}
 	var dir *rundir.Dir

@@ -212,8 +212,14 @@ func TestRunDirectory(t *testing.T) {
 	}
 	again := gptJob(t, writeText(t, 2000), 0)
 	again.InitFrom, again.Optimizer = job.RunDir, trainer.SGD{LR: trainer.Constant(1e-30)}
+	again.RunDir = filepath.Join(t.TempDir(), "again")
 	if got := run(t, again); got.ParamsSHA256 != s.ParamsSHA256 {
 		t.Error("a run with a vanishing learning rate does not end with the parameters it was given")
+	}
+	sum = sha256.Sum256(file)
+	description, err := os.ReadFile(filepath.Join(again.RunDir, "job.json"))
+	if err != nil || !strings.Contains(string(description), fmt.Sprintf(`"init_sha256": "%x"`, sum)) {
+		t.Errorf("job.json (%v) lacks the SHA-256 of the initial parameters:\n%s", err, description)
 	}
 }
 
@@ -367,6 +373,10 @@ func TestPanics(t *testing.T) {
 	data.Data = &brittle{counts: counts{n: 40}, after: 40 + 8}
 	shape := withOdd(&odd{})
 	shape.Model.Layers[1] = flat{}
+	loss := smallJob()
+	loss.Model.Loss = explosive{}
+	gradient := smallJob()
+	gradient.Model.Loss = explosive{returns: true}
 	for _, c := range []struct {
 		name        string
 		job         trainer.Job
@@ -379,6 +389,8 @@ func TestPanics(t *testing.T) {
 		{"OnStep", onStep, 2, "OnStep", "boom"},
 		{"OnEnd", onEnd, 5, "OnEnd", "boom"},
 		{"data", data, 2, "Sample of the data set", "boom"},
+		{"loss", loss, 1, "the loss", "boom"},
+		{"loss without gradient", gradient, 1, "the loss", "returned a gradient of 0 numbers"},
 		{"shape", shape, 1, `Forward of layer "odd"`, "of shape [2 16] for 4 samples"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -391,15 +403,28 @@ func TestPanics(t *testing.T) {
 			if p.Step != c.step || p.Where != c.where || !strings.Contains(fmt.Sprint(p.Value), c.text) {
 				t.Errorf("step %d, where %q, value %v; want %d, %q, %q", p.Step, p.Where, p.Value, c.step, c.where, c.text)
 			}
+			if want := fmt.Sprintf("panic in step %d, in %s: ", c.step, c.where); !strings.HasPrefix(err.Error(), want) {
+				t.Errorf("the error is %q, want it to begin with %q", err, want)
+			}
 			if strings.Contains(err.Error(), "\n") {
 				t.Errorf("the error has several lines: %v", err)
 			}
 			// The place is at the top of the stack.
-			if top := strings.SplitN(p.Stack, "\n", 4); c.name != "shape" && (len(top) < 4 || !strings.Contains(top[1], "trainer_test")) {
+			if top := strings.SplitN(p.Stack, "\n", 4); !strings.Contains(c.text, "return") && c.name != "shape" && (len(top) < 4 || !strings.Contains(top[1], "trainer_test")) {
 				t.Errorf("stack:\n%s", p.Stack)
 			}
 		})
 	}
+}
+
+// explosive is a loss that panics, or returns no gradient.
+type explosive struct{ returns bool }
+
+func (e explosive) Loss(*trainer.Context, trainer.Tensor, trainer.Tensor) (float64, int64, trainer.Tensor) {
+	if !e.returns {
+		panic("boom")
+	}
+	return 1, 1, trainer.Tensor{}
 }
 
 type brittle struct {
@@ -557,6 +582,9 @@ func TestFaults(t *testing.T) {
 		{"shape", func(j *trainer.Job) {
 			j.Model.Layers = []trainer.Layer{&withParam{shape: []int{3, -1}}, j.Model.Layers[1]}
 		}, `layer "hidden.0" gives parameter "p" the shape [3 -1]`},
+		{"too large", func(j *trainer.Job) {
+			j.Model = nn.GPT(nn.GPTConfig{Width: 1 << 20})
+		}, `layer "block.0" has more than 1099511627776 parameters with "attention.qkv.weight" of shape [1048576 3145728]; `},
 		{"missing weights", func(j *trainer.Job) { j.InitFrom = filepath.Join(dir, "none") }, "none: no such file"},
 		{"cut weights", func(j *trainer.Job) { j.InitFrom = cut }, `cut.safetensors: tensor "output.weight" is cut short`},
 		{"other weights", func(j *trainer.Job) {
@@ -592,6 +620,11 @@ func TestFaults(t *testing.T) {
 		t.Errorf("a good job: %v", err)
 	}
 	var v *trainer.ValidationError
+	two := smallJob()
+	two.Model = nn.Classifier(nn.ClassifierConfig{Classes: 1, Inputs: -1})
+	if err := two.Validate(); !errors.As(err, &v) || len(v.Faults) != 2 || !strings.Contains(v.Faults[1].Text, "Classes") || strings.Count(err.Error(), "\n") != 1 {
+		t.Errorf("a model with two faults:\n%v", err)
+	}
 	if err := (trainer.Job{}).Validate(); !errors.As(err, &v) || len(v.Faults) < 6 || strings.Count(err.Error(), "\n") != len(v.Faults)-1 {
 		t.Errorf("an empty job:\n%v", err)
 	}
@@ -619,6 +652,26 @@ func TestOpenErrors(t *testing.T) {
 	var e *safetensors.Error
 	if _, err := trainer.Open(smallJob().Model, dir); !errors.As(err, &e) || e.Path != path {
 		t.Errorf("error %v", err)
+	}
+	// What a configuration asks for must not be believed before the file is seen.
+	good := gptJob(t, writeText(t, 500), 0)
+	good.Model, good.RunDir = nn.GPT(nn.GPTConfig{Layers: 1, Width: 4, Heads: 1, Context: 4}), filepath.Join(dir, "good")
+	good.Steps, good.Eval, good.EvalEvery = 1, nil, 0
+	run(t, good)
+	for _, hostile := range []nn.GPTConfig{
+		{Layers: 1, Width: 1 << 18, Heads: 1, Context: 4}, {Layers: 4000, Width: 4, Heads: 1, Context: 4},
+	} {
+		_, err := trainer.Open(nn.GPT(hostile), good.RunDir)
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), "model") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%+v: error %v", hostile, err)
+		}
+	}
+	if _, ok := trainer.AvailableMemory(); ok {
+		big := good
+		big.RunDir, big.Model = "", nn.GPT(nn.GPTConfig{Layers: 1, Width: 1 << 18, Heads: 1, Context: 4})
+		if _, err := trainer.Run(context.Background(), big); err == nil || !strings.HasPrefix(err.Error(), "Job.Model takes at least ") {
+			t.Errorf("a model larger than the machine: error %v", err)
+		}
 	}
 	var v *trainer.ValidationError
 	if _, err := trainer.Open(trainer.Model{}, dir); !errors.As(err, &v) {

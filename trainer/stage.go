@@ -103,12 +103,12 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
 	f := p.(*flight)
 	s.enter(len(s.names), "")
-	defer s.leave()
 	out := f.outs[len(f.outs)-1]
 	sum, count, dout = s.model.Loss.Loss(s.context(f.micro, len(s.names), &f.arena), out, target)
 	if f.micro.Train && len(dout.F) != out.Len() {
 		panic(fmt.Sprintf("returned a gradient of %d numbers for an output of shape %v", len(dout.F), out.Shape))
 	}
+	s.leave() // not deferred: a panic keeps the place
 	return sum, count, dout
 }
 

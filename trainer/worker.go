@@ -280,6 +280,7 @@ func (p *prepared) describe() rundir.Job {
 		EvalEvery:   p.EvalEvery,
 		EvalSamples: p.EvalSamples,
 		InitFrom:    p.InitFrom,
+		InitSHA256:  p.initSum,
 		Samples:     int64(p.data.Len()),
 		DataFiles:   p.trainFiles,
 		EvalFiles:   len(p.files) - p.trainFiles,
@@ -293,6 +294,10 @@ func (p *prepared) describe() rundir.Job {
 
 // train runs the worker's part of the steps.
 func (w *worker) train(ctx context.Context, p *prepared, start control.Start) error {
+	// Under the launcher, the number of threads is the launcher's flag.
+	if f := threadsFault(start.Threads); f != nil {
+		return &ValidationError{f}
+	}
 	if w.self.process {
 		// One more than computes, so that messages never wait for a compute
 		// thread.
@@ -313,7 +318,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	p.params.init(p.Seed)
 	if p.InitFrom != "" {
-		if err := p.params.load(p.InitFrom); err != nil {
+		if err := p.params.load(p.InitFrom, p.initSum); err != nil {
 			return err
 		}
 	}

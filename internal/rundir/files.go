@@ -25,6 +25,7 @@ type Job struct {
 	EvalEvery   int             `json:"eval_every"`   // steps between evaluations; 0: at the end only
 	EvalSamples int             `json:"eval_samples"` // most samples of an evaluation; below 0: all
 	InitFrom    string          `json:"init_from"`    // file or run the first parameters come from; "": made from the seed
+	InitSHA256  string          `json:"init_sha256"`  // of that file; "" where there is none
 	Samples     int64           `json:"samples"`      // samples of the training data
 	DataFiles   int             `json:"data_files"`   // files of the training data, the first in data.json
 	EvalFiles   int             `json:"eval_files"`   // files of the held-out data, the others in data.json

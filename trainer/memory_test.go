@@ -1,0 +1,66 @@
+package trainer
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/tensor"
+)
+
+func TestMeminfo(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		want float64
+		ok   bool
+	}{
+		{"MemTotal:       24681200 kB\nMemFree:  1 kB\nMemAvailable:   24021016 kB\nBuffers: 2 kB\n", 24021016 * 1024, true},
+		{"MemTotal:       24681200 kB\n", 0, false},
+		{"MemAvailable:   some kB\n", 0, false},
+		{"", 0, false},
+	} {
+		if got, ok := parseMeminfo(strings.NewReader(c.text)); ok != c.ok || ok && got != c.want {
+			t.Errorf("%q: %v, %v", c.text, got, ok)
+		}
+	}
+}
+
+// block is a layer of one parameter, which is never run.
+type block struct {
+	Layer
+	size int
+}
+
+func (b block) Params() []Param { return []Param{{Name: "w", Shape: []int{b.size}}} }
+
+func TestMemoryFault(t *testing.T) {
+	// Two layers of 1000 and 500 parameters, samples of 30 numbers.
+	m := Model{
+		Input: Spec{Shape: []int{20}}, Target: Spec{Shape: []int{10}, Kind: tensor.Int32},
+		Layers: []Layer{block{size: 1000}, block{size: 500}},
+	}
+	params := newParameters(&m)
+	least := 4 * (4*1500 + 1000 + 2*30) // bytes
+	for _, c := range []struct {
+		micro     int
+		available int
+		want      string // "" for no fault
+	}{
+		{2, least, ""},
+		{2, least - 1, "Job.Model takes at least 2.82e-05 GB of memory, and this machine has 2.82e-05 GB to spare; use fewer or narrower layers: it has 1500 parameters, and not much more than 1.8e+03 fit"},
+		{1 << 20, least, "use micro-batches of less than 1048576 samples"},
+	} {
+		got := fmt.Sprint(memoryFault(&m, params, 4, c.micro, float64(c.available)))
+		if c.want == "" && got != "[]" || !strings.Contains(got, c.want) {
+			t.Errorf("micro-batches of %d, %d bytes: %s, want %q", c.micro, c.available, got, c.want)
+		}
+	}
+	// A job of the largest sizes that can be written down is a fault, not an overflow.
+	huge := Model{Input: Spec{Shape: []int{maxElements}}, Target: Spec{Shape: []int{maxElements}}}
+	for range 4000 {
+		huge.Layers = append(huge.Layers, block{size: maxElements})
+	}
+	if f := memoryFault(&huge, newParameters(&huge), 4, 1<<62, 1e18); len(f) != 1 {
+		t.Errorf("faults %v", f)
+	}
+}
