@@ -37,7 +37,7 @@ var (
 type Dir struct {
 	path   string // absolute
 	shown  string // as to be shown to people
-	parent string // where the link to the newest run belongs; "" for a directory that was named
+	parent string // where the link to the newest run belongs; "" for a directory outside of [Parent]
 	made   string // highest directory that Create made; "" if all was there
 	lock   *os.File
 
@@ -45,8 +45,9 @@ type Dir struct {
 	metrics *os.File
 	events  *os.File
 	plans   *os.File
-	bin     bool // MakeBin made the folder
-	isRun   bool // job.json is written
+	own     []string // what this Dir made in the directory before it became a run, in the order of removal
+	bin     bool     // MakeBin made the folder
+	isRun   bool     // job.json is written
 	closed  bool
 }
 
@@ -55,8 +56,9 @@ type Dir struct {
 // exists already. program is the base name of the program and now the time that
 // goes into the name.
 //
-// A directory that is there already may hold other files but no run. The error is
-// one of [ErrHasRun], [ErrInUse] and [ErrCreate], wrapped.
+// A directory that is there already may hold other files, but none that a run
+// would write, except an empty lock. The error is one of [ErrHasRun], [ErrInUse] and
+// [ErrCreate], wrapped.
 func Create(path, program string, now time.Time) (*Dir, error) {
 	if path != "" {
 		d, err := create(path)
@@ -75,7 +77,6 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 		switch {
 		case err == nil:
 			if d.made != "" {
-				d.parent = filepath.Dir(d.path)
 				return d, nil
 			}
 			// It was there, empty: someone else's.
@@ -93,31 +94,65 @@ func create(path string) (*Dir, error) {
 		return nil, fmt.Errorf("%w: %w", ErrCreate, err)
 	}
 	d := &Dir{path: abs, shown: filepath.Clean(path), made: firstMissing(abs)}
-	if err := os.MkdirAll(abs, 0o777); err != nil {
-		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
+	if dir, name := filepath.Split(abs); filepath.Base(dir) == Parent && name != Latest {
+		d.parent = filepath.Clean(dir)
 	}
-	d.lock, err = os.OpenFile(d.File("lock"), os.O_CREATE|os.O_RDWR, 0o666)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
-	}
-	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		_ = d.lock.Close()
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%w; give another directory", ErrInUse)
-		}
-		return nil, fmt.Errorf("%w: lock: %w; give a directory on a file system with locks", ErrCreate, err)
-	}
-	for _, name := range []string{"job.json", "metrics.jsonl", "summary.json"} {
-		if _, err := os.Lstat(d.File(name)); !errors.Is(err, fs.ErrNotExist) {
+	if err := d.take(); err != nil {
+		if d.lock != nil {
+			_ = d.discard()
 			_ = d.lock.Close()
-			return nil, fmt.Errorf("%w (%s is there); give another directory, or remove it", ErrHasRun, name)
 		}
-	}
-	if err := os.Mkdir(d.File("log"), 0o777); err != nil && !errors.Is(err, fs.ErrExist) {
-		_ = d.lock.Close()
-		return nil, fmt.Errorf("%w: %w; give a directory you may write to", ErrCreate, cause(err))
+		return nil, err
 	}
 	return d, nil
+}
+
+// files are the names that a run writes besides lock.
+var files = []string{
+	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "summary.json",
+	"config.json", "model.safetensors", "log", "bin",
+}
+
+// take makes the directory this process's own.
+func (d *Dir) take() error {
+	const remedy = "give a directory you may write to"
+	if err := os.MkdirAll(d.path, 0o777); err != nil {
+		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
+	}
+	lock, err := os.OpenFile(d.File("lock"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
+	made := err == nil
+	if errors.Is(err, fs.ErrExist) {
+		lock, err = os.OpenFile(d.File("lock"), os.O_RDWR, 0)
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
+	}
+	d.lock = lock
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return fmt.Errorf("%w; give another directory", ErrInUse)
+		}
+		return fmt.Errorf("%w: lock: %w; give a directory on a file system with locks", ErrCreate, err)
+	}
+	if made {
+		d.own = append(d.own, "lock")
+	} else if info, err := lock.Stat(); err != nil || info.Size() > 0 {
+		return hasRun("lock")
+	}
+	for _, name := range files {
+		if _, err := os.Lstat(d.File(name)); !errors.Is(err, fs.ErrNotExist) {
+			return hasRun(name)
+		}
+	}
+	if err := os.Mkdir(d.File("log"), 0o777); err != nil {
+		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
+	}
+	d.own = append(d.own, "log")
+	return nil
+}
+
+func hasRun(name string) error {
+	return fmt.Errorf("%w, or what would be in its place (%s is there); give another directory", ErrHasRun, name)
 }
 
 // firstMissing returns the highest directory on the way to path that is not there,
@@ -196,6 +231,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	if err := d.writeJSON("data.json", data); err != nil {
 		return err
 	}
+	d.own = append(d.own, "data.json")
 	if err := d.writeJSON("job.json", job); err != nil {
 		return err
 	}
@@ -204,7 +240,11 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 }
 
 func (d *Dir) openLines(name string) (*os.File, error) {
-	return os.OpenFile(d.File(name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o666)
+	f, err := os.OpenFile(d.File(name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o666)
+	if err == nil {
+		d.own = append(d.own, name)
+	}
+	return f, err
 }
 
 // link makes runs/latest point to the directory, in one step for readers.
@@ -213,6 +253,9 @@ func (d *Dir) link() error {
 		return nil
 	}
 	link := filepath.Join(d.parent, Latest)
+	if info, err := os.Lstat(link); err == nil && info.Mode().Type() != fs.ModeSymlink {
+		return nil // someone else's
+	}
 	temp := filepath.Join(d.parent, "."+Latest+"-"+strconv.Itoa(os.Getpid()))
 	if err := os.Symlink(filepath.Base(d.path), temp); err != nil {
 		return err
@@ -243,7 +286,13 @@ func (d *Dir) addLine(f **os.File, v any) error {
 	if *f == nil {
 		return errors.New("rundir: line written outside of WriteJob and Close")
 	}
-	_, err = (*f).Write(append(line, '\n'))
+	n, err := (*f).Write(append(line, '\n'))
+	if err != nil && n > 0 {
+		// A disk that is full took a part of the line; readers get whole ones.
+		if info, e := (*f).Stat(); e == nil {
+			err = errors.Join(err, (*f).Truncate(info.Size()-int64(n)))
+		}
+	}
 	return err
 }
 
@@ -339,12 +388,17 @@ func (d *Dir) Close() error {
 	return errors.Join(err, d.lock.Close())
 }
 
-// discard removes what Create and LogFile made, and nothing else.
+// discard removes what this Dir made, and nothing else.
 func (d *Dir) discard() error {
-	logs, _ := filepath.Glob(d.File("log/worker-*.log"))
-	for _, name := range append(logs, d.File("metrics.jsonl"), d.File("events.jsonl"), d.File("plans.jsonl"), d.File("data.json"), d.File("log"), d.File("lock")) {
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
-			return err
+	for _, name := range d.own {
+		var logs []string
+		if name == "log" {
+			logs, _ = filepath.Glob(d.File("log/worker-*.log"))
+		}
+		for _, path := range append(logs, d.File(name)) {
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+				return err
+			}
 		}
 	}
 	if d.made == "" {

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"math"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 5, 678_900_000, time.UTC)
@@ -52,14 +55,104 @@ func TestDefaultNameAndLatest(t *testing.T) {
 	}
 }
 
-func TestNamedDirectoryIsNotLatest(t *testing.T) {
+// A directory that was named is the newest run where its parent is runs.
+func TestLatestOfNamedDirectories(t *testing.T) {
 	t.Chdir(t.TempDir())
-	d := mustCreate(t, "runs/mine")
-	if err := d.WriteJob(Job{}, nil); err != nil {
+	for _, c := range []struct{ path, latest string }{{"elsewhere/mine", ""}, {"runs/mine", "mine"}, {"deep/runs/other", "mine"}} {
+		d := mustCreate(t, c.path)
+		if err := d.WriteJob(Job{}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if to, _ := os.Readlink("runs/latest"); to != c.latest {
+			t.Errorf("after %s runs/latest points to %q, want %q", c.path, to, c.latest)
+		}
+	}
+	if to, _ := os.Readlink("deep/runs/latest"); to != "other" {
+		t.Errorf("deep/runs/latest points to %q", to)
+	}
+	// What is no link is not replaced.
+	if err := errors.Join(os.Remove("runs/latest"), os.WriteFile("runs/latest", []byte("mine"), 0o666)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Lstat("runs/latest"); err == nil {
-		t.Error("runs/latest points to a directory that was named")
+	if err := mustCreate(t, "runs/more").WriteJob(Job{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if b, _ := os.ReadFile("runs/latest"); string(b) != "mine" {
+		t.Errorf("runs/latest holds %q", b)
+	}
+}
+
+// Nothing that was in a directory is overwritten or removed, whether it is
+// refused, given back or used.
+func TestWhatWasThereStays(t *testing.T) {
+	for _, name := range append([]string{"lock", "notes.txt"}, files...) {
+		dir := t.TempDir()
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte("mine"), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		d, err := Create(dir, "gpt", noon)
+		if name == "notes.txt" {
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.Close()
+		} else if !errors.Is(err, ErrHasRun) || !strings.Contains(err.Error(), name+" is there") || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: got %v", name, err)
+		}
+		if b, _ := os.ReadFile(path); string(b) != "mine" {
+			t.Errorf("%s holds %q", name, b)
+		}
+		if names, _ := os.ReadDir(dir); len(names) != 1 {
+			t.Errorf("%s: left behind: %v", name, names)
+		}
+	}
+
+	dir := t.TempDir()
+	for _, name := range []string{"lock", "worker-0.0.log"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := mustCreate(t, dir)
+	if f, err := d.LogFile(0, 0); err != nil {
+		t.Fatal(err)
+	} else {
+		f.Close()
+	}
+	if err := d.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if names, _ := os.ReadDir(dir); len(names) != 2 {
+		t.Errorf("of an empty lock and a log elsewhere there are left %v", names)
+	}
+}
+
+// A disk that is full in the middle of a line leaves whole lines.
+func TestLinesAreWholeAfterAShortWrite(t *testing.T) {
+	d := mustCreate(t, filepath.Join(t.TempDir(), "run"))
+	if err := errors.Join(d.WriteJob(Job{}, nil), d.AddEvent(Event{Time: Time{noon}, Kind: "start"})); err != nil {
+		t.Fatal(err)
+	}
+	before := read(t, d, "events.jsonl")
+	var old unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_FSIZE, &old); err != nil {
+		t.Fatal(err)
+	}
+	signal.Ignore(unix.SIGXFSZ)
+	defer signal.Reset(unix.SIGXFSZ)
+	if err := unix.Setrlimit(unix.RLIMIT_FSIZE, &unix.Rlimit{Cur: uint64(len(before) + 10), Max: old.Max}); err != nil {
+		t.Fatal(err)
+	}
+	err := d.AddEvent(Event{Time: Time{noon}, Kind: "end"})
+	if e := unix.Setrlimit(unix.RLIMIT_FSIZE, &old); e != nil {
+		t.Fatal(e)
+	}
+	if err == nil {
+		t.Error("a line was written to a full disk")
+	}
+	if got := read(t, d, "events.jsonl"); got != before {
+		t.Errorf("left %q", got)
 	}
 }
 
@@ -103,8 +196,7 @@ func TestUnwritableDefault(t *testing.T) {
 	}
 }
 
-// A directory that never became a run leaves nothing behind, and what was there
-// before stays.
+// A directory that never became a run leaves nothing behind.
 func TestCloseWithoutRun(t *testing.T) {
 	t.Chdir(t.TempDir())
 	d := mustCreate(t, "")
@@ -118,23 +210,6 @@ func TestCloseWithoutRun(t *testing.T) {
 	}
 	if _, err := os.Lstat("runs"); err == nil {
 		t.Error("runs is left behind")
-	}
-
-	if err := os.MkdirAll("mine", 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir("mine/bin", 0o777); err != nil {
-		t.Fatal(err)
-	}
-	d = mustCreate(t, "mine")
-	if _, err := d.MakeBin(); err == nil {
-		t.Error("someone else's bin was taken")
-	}
-	if err := d.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if names, _ := os.ReadDir("mine"); len(names) != 1 || names[0].Name() != "bin" {
-		t.Errorf("left in mine: %v", names)
 	}
 
 	d = mustCreate(t, "built")
