@@ -160,8 +160,8 @@ func (t *TextSet) HoldOut(n int) (train, eval *TextSet) {
 	if n < 2 {
 		panic(fmt.Sprintf("trainer: HoldOut of every %d. file leaves no text to train on", n))
 	}
-	train, eval = &TextSet{}, &TextSet{}
 	if len(t.pieces) >= n {
+		train, eval = &TextSet{}, &TextSet{}
 		for i, p := range t.pieces {
 			if i%n == n-1 {
 				eval.pieces = append(eval.pieces, p)
@@ -171,18 +171,23 @@ func (t *TextSet) HoldOut(n int) (train, eval *TextSet) {
 		}
 		return train, eval
 	}
-	left := t.Bytes() - t.Bytes()/int64(n)
+	return t.Split(t.Bytes() - t.Bytes()/int64(n))
+}
+
+// Split cuts the text in two behind its first n bytes.
+func (t *TextSet) Split(n int64) (head, tail *TextSet) {
+	head, tail = &TextSet{}, &TextSet{}
 	for _, p := range t.pieces {
-		mine := min(left, p.hi-p.lo)
+		mine := min(max(n, 0), p.hi-p.lo)
 		if mine > 0 {
-			train.pieces = append(train.pieces, piece{p.path, p.lo, p.lo + mine, p.size})
+			head.pieces = append(head.pieces, piece{p.path, p.lo, p.lo + mine, p.size})
 		}
 		if p.lo+mine < p.hi {
-			eval.pieces = append(eval.pieces, piece{p.path, p.lo + mine, p.hi, p.size})
+			tail.pieces = append(tail.pieces, piece{p.path, p.lo + mine, p.hi, p.size})
 		}
-		left -= mine
+		n -= mine
 	}
-	return train, eval
+	return head, tail
 }
 
 // Bytes returns the size of the text.

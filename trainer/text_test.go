@@ -201,6 +201,24 @@ func TestHoldOut(t *testing.T) {
 	}
 }
 
+func TestSplit(t *testing.T) {
+	text, err := Text(fileTree(t, map[string]string{"1": "aaaa", "2": "b", "3": "cc"}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n, want := range map[int64]int64{-1: 0, 0: 0, 1: 1, 4: 4, 5: 5, 6: 6, 7: 7, 9: 7} {
+		head, tail := text.Split(n)
+		if head.Bytes() != want || tail.Bytes() != 7-want {
+			t.Errorf("behind %d bytes: %v and %v", n, head.pieces, tail.pieces)
+		}
+		for _, p := range append(head.pieces, tail.pieces...) {
+			if p.lo >= p.hi {
+				t.Errorf("behind %d bytes: the piece %v is empty", n, p)
+			}
+		}
+	}
+}
+
 func TestSpread(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 1<<40).Draw(t, "n")

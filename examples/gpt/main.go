@@ -72,31 +72,74 @@ func (o *options) job() (trainer.Job, error) {
 	if err != nil {
 		return trainer.Job{}, err
 	}
-	train, held := text.HoldOut(20)
-	return trainer.Job{
-		Model:       nn.GPT(o.model),
+	model := nn.GPT(o.model)
+	var held *trainer.TextSet
+	train := text
+	if model.Fault == nil { // else it is reported with all that is wrong with the job
+		if train, held, err = split(text, int64(model.Input.Len())); err != nil {
+			return trainer.Job{}, err
+		}
+	}
+	job := trainer.Job{
+		Model:       model,
 		Data:        train,
-		Eval:        held,
 		Optimizer:   trainer.AdamW{LR: trainer.Cosine(2e-3, 20), Beta2: 0.95, WeightDecay: 0.1},
 		GlobalBatch: 32,
 		MicroBatch:  2,
 		Steps:       200,
 		ClipNorm:    1,
 		Seed:        1,
-		OnEnd: func(end trainer.End) error {
-			if o.sample == "" {
-				return nil
+	}
+	if held != nil {
+		job.Eval = held
+	}
+	job.OnEnd = func(end trainer.End) error {
+		if held == nil {
+			if _, err := fmt.Fprintf(end.Out, "no val_loss: a text of %d bytes is too short to hold some of it out with --context %d\n",
+				text.Bytes(), model.Input.Len()); err != nil {
+				return err
 			}
-			_, err := fmt.Fprintln(end.Out, o.write(end.Net, o.model.Context))
-			return err
-		},
-	}, nil
+		}
+		if o.sample == "" {
+			return nil
+		}
+		_, err := fmt.Fprintln(end.Out, o.write(end.Net, model.Input.Len()))
+		return err
+	}
+	return job, nil
+}
+
+// split holds every 20th file out, or the last 20th part of few files. A part
+// without a single sample is of no use, so of a short text one sample is held
+// out, and of a very short one nothing: then held is nil.
+func split(text *trainer.TextSet, context int64) (train, held *trainer.TextSet, err error) {
+	sample := context + 1 // bytes
+	n := text.Bytes()
+	if n < sample {
+		least := fmt.Sprintf("give at least %d bytes of text", sample)
+		if n > 1 {
+			least += fmt.Sprintf(", or --context %d or less", n-1)
+		}
+		return nil, nil, fmt.Errorf("--data: the text has %d bytes, too few for --context %d: %s", n, context, least)
+	}
+	if train, held = text.HoldOut(20); train.Bytes() >= sample && held.Bytes() >= sample {
+		return train, held, nil
+	}
+	if n >= 2*sample {
+		train, held = text.Split(n - sample)
+		return train, held, nil
+	}
+	return text, nil, nil
 }
 
 // text returns the data: by default, the Go source tree.
 func (o *options) text() (*trainer.TextSet, error) {
 	if len(o.data) > 0 {
-		return trainer.Text(o.data...)
+		text, err := trainer.Text(o.data...)
+		if err != nil {
+			return nil, fmt.Errorf("--data %w; give files or folders of text", err)
+		}
+		return text, nil
 	}
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	if err != nil {

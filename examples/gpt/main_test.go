@@ -79,6 +79,50 @@ func TestLearnsAndWrites(t *testing.T) {
 	}
 }
 
+// sized writes n bytes and returns their path.
+func sized(t *testing.T, n int) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "text")
+	if err := os.WriteFile(path, bytes.Repeat([]byte("x"), n), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestShortTexts(t *testing.T) {
+	for _, c := range []struct{ bytes, train, held int }{ // samples
+		{17, 1, 0}, {33, 2, 0}, {34, 1, 1}, {100, 5, 1}, {339, 20, 1}, {340, 20, 1}, {700, 41, 2},
+	} {
+		o := parse(t, "--data", sized(t, c.bytes), "--layers", "1", "--width", "8", "--heads", "1", "--context", "16")
+		job, err := o.job()
+		if err == nil {
+			err = job.Validate()
+		}
+		if err != nil {
+			t.Errorf("%d bytes: %v", c.bytes, err)
+			continue
+		}
+		samples := func(d trainer.Dataset) int {
+			if d == nil {
+				return 0
+			}
+			bound, err := d.(trainer.Binder).Bind(job.Model.Input, job.Model.Target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return bound.Len()
+		}
+		if train, held := samples(job.Data), samples(job.Eval); train != c.train || held != c.held {
+			t.Errorf("%d bytes: %d samples to train on and %d held out, want %d and %d", c.bytes, train, held, c.train, c.held)
+		}
+	}
+	o := parse(t, "--data", sized(t, 20), "--layers", "1", "--width", "8", "--heads", "1", "--context", "16")
+	summary, text := train(t, o, filepath.Join(t.TempDir(), "run"), 1)
+	if summary.ValLoss != nil || !strings.Contains(text, "no val_loss: a text of 20 bytes is too short") {
+		t.Errorf("val_loss %v, and the program says %q", summary.ValLoss, text)
+	}
+}
+
 func TestZeroAttentionIsAnotherModel(t *testing.T) {
 	with, _ := train(t, small(t), filepath.Join(t.TempDir(), "with"), 2)
 	t.Setenv("GPT_ZERO_ATTENTION", "1")
@@ -95,7 +139,9 @@ func TestMistakes(t *testing.T) {
 		want string
 	}{
 		{"heads", []string{"--data", corpus(t), "--heads", "3"}, "use a divisor such as 2, 4 or 8"},
-		{"no data", []string{"--data", "/nonexistent"}, "/nonexistent"},
+		{"no data", []string{"--data", "/nonexistent"}, "--data /nonexistent: no such file or directory; give files or folders of text"},
+		{"short data", []string{"--data", sized(t, 128)}, "--data: the text has 128 bytes, too few for --context 128: give at least 129 bytes of text, or --context 127 or less"},
+		{"one byte", []string{"--data", sized(t, 1), "--context", "1"}, "--data: the text has 1 bytes, too few for --context 1: give at least 2 bytes of text"},
 		{"temperature", []string{"--temperature", "-1"}, "--temperature"},
 		{"from without sample", []string{"--from", "x"}, "--sample"},
 		{"from nowhere", []string{"--from", "/nonexistent", "--sample", "x"}, "/nonexistent"},
