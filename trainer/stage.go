@@ -91,11 +91,11 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 		if len(out.Shape) == 0 || out.Shape[0] != m.Samples || len(out.F) != out.Len() {
 			panic(fmt.Sprintf("returned %d float32 numbers of shape %v for %d samples; the first dimension counts samples", len(out.F), out.Shape, m.Samples))
 		}
+		s.leave()
 		f.outs = append(f.outs, out)
 		f.stash = append(f.stash, stash)
 		in = out
 	}
-	s.leave()
 	return f, in, nil
 }
 
