@@ -43,6 +43,9 @@ func (c *Context) Threads() int { return c.pool.Threads() }
 // threads where the worker has them, and returns when all are done. Which
 // ranges it makes depends on the number of threads, so f's result for an
 // index must not depend on the range it came in.
+//
+// Calls nest: a For within f runs in its caller. f may call [Context.Rand] and
+// the other methods that only look, but not [Context.Tensor].
 func (c *Context) For(n int, f func(lo, hi int)) { c.pool.For(n, 1, f) }
 
 // Tensor returns a float32 tensor of unspecified content. Memory taken in

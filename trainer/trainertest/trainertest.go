@@ -1,7 +1,7 @@
 // Package trainertest tests layers and losses: [Layer] and [Loss] run one the
 // way a worker may, with micro-batches interleaved and repeated, on one and
 // on several threads, compare the bits, and check the derivative by finite
-// differences.
+// differences. Layers may nest calls of [trainer.Context.For].
 package trainertest
 
 import (
