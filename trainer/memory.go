@@ -61,4 +61,4 @@ func memoryFault(m *Model, params *parameters, arrays, microBatch int, available
 	return []Fault{{"Model", "", text}}
 }
 
-func gigabytes(bytes float64) string { return fmt.Sprintf("%.3g GB", bytes/1e9) }
+func gigabytes(bytes float64) string { return fmt.Sprintf("%.1f GB", bytes/1e9) }

@@ -47,7 +47,7 @@ func TestMemoryFault(t *testing.T) {
 		want      string // "" for no fault
 	}{
 		{2, least, ""},
-		{2, least - 1, "Job.Model takes at least 2.82e-05 GB of memory, and this machine has 2.82e-05 GB to spare; use fewer or narrower layers: it has 1500 parameters, and not much more than 1.8e+03 fit"},
+		{2, least - 1, "Job.Model takes at least 0.0 GB of memory, and this machine has 0.0 GB to spare; use fewer or narrower layers: it has 1500 parameters, and not much more than 1.8e+03 fit"},
 		{1 << 20, least, "use micro-batches of less than 1048576 samples"},
 	} {
 		got := fmt.Sprint(memoryFault(&m, params, 4, c.micro, float64(c.available)))
