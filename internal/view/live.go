@@ -3,27 +3,30 @@ package view
 import (
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/charmbracelet/bubbles/progress"
-	tea "github.com/charmbracelet/bubbletea"
-	"github.com/charmbracelet/lipgloss"
 	"github.com/charmbracelet/x/ansi"
+	"golang.org/x/term"
 )
 
 // live keeps the last lines of a terminal up to date. Show only notes an
-// event; the terminal is written by bubbletea's goroutines, so that a run
+// event; the terminal is written by a goroutine of its own, so that a run
 // never waits for a slow or halted terminal.
+//
+// Nothing of the terminal is changed that would have to be put right again: its mode
+// stays, its keys are the shell's affair, and the cursor waits, visible, below the last line. So a
+// process may die at any time.
 type live struct {
 	mu     sync.Mutex
 	s      state
 	closed bool
 
-	program *tea.Program
-	done    chan struct{} // closed when the program has ended
+	quit chan struct{} // closed by Close
+	done chan struct{} // closed when the last state is drawn
 }
 
 const (
@@ -31,20 +34,45 @@ const (
 	closeTime = 2 * time.Second        // how long Close waits for a terminal that takes nothing
 )
 
-func newLive(in io.Reader, out *os.File, interrupt func()) *live {
-	l := &live{done: make(chan struct{})}
-	l.s.began = time.Now()
-	l.program = tea.NewProgram(
-		&screen{live: l, interrupt: interrupt, width: 80, height: 24},
-		tea.WithInput(in), tea.WithOutput(out), tea.WithoutSignalHandler(), tea.WithoutBracketedPaste(), tea.WithFPS(30),
-	)
-	go func() {
-		defer close(l.done)
-		// A terminal that cannot be set up shows nothing, and the run goes on: its
-		// files and its exit status say the same.
-		_, _ = l.program.Run()
-	}()
+// newLive shows a run on out, whose size is asked before every frame.
+func newLive(out io.Writer, colour bool, size func() (width, height int)) *live {
+	l := &live{quit: make(chan struct{}), done: make(chan struct{})}
+	l.s.began, l.s.colour = time.Now(), colour
+	go l.draw(&screen{out: out}, size)
 	return l
+}
+
+// sizeOf returns a function that asks for the size of a terminal.
+func sizeOf(f *os.File) func() (width, height int) {
+	return func() (int, int) {
+		width, height, err := term.GetSize(int(f.Fd()))
+		if err != nil || width < 1 || height < 1 {
+			return 80, 24
+		}
+		return width, height
+	}
+}
+
+func (l *live) draw(to *screen, size func() (width, height int)) {
+	defer close(l.done)
+	next := time.NewTicker(redraw)
+	defer next.Stop()
+	for last := false; ; {
+		width, height := size()
+		l.mu.Lock()
+		// The last column stays free: some terminals wrap when it is written.
+		text := render(&l.s, time.Now(), width-1, height)
+		l.mu.Unlock()
+		to.show(text, width, height)
+		if last {
+			return
+		}
+		select {
+		case <-next.C:
+		case <-l.quit:
+			last = true
+		}
+	}
 }
 
 func (l *live) Show(e Event) {
@@ -57,58 +85,71 @@ func (l *live) Show(e Event) {
 
 func (l *live) Close() {
 	l.mu.Lock()
-	l.closed = true
+	if !l.closed {
+		l.closed = true
+		close(l.quit)
+	}
 	l.mu.Unlock()
-	go l.program.Quit() // ends at the latest when the program does
 	select {
 	case <-l.done:
 	case <-time.After(closeTime):
-		l.program.Kill()
 	}
 }
 
-// screen is bubbletea's side of a live view.
+// screen writes frames, each over the one before.
 type screen struct {
-	live      *live
-	interrupt func()
-	width     int
-	height    int
+	out   io.Writer
+	shown []string
+	width int
 }
 
-type tick struct{}
-
-func nextTick() tea.Cmd { return tea.Tick(redraw, func(time.Time) tea.Msg { return tick{} }) }
-
-func (m *screen) Init() tea.Cmd { return nextTick() }
-
-func (m *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
-	switch msg := msg.(type) {
-	case tea.WindowSizeMsg:
-		m.width, m.height = msg.Width, msg.Height
-	case tea.KeyMsg:
-		if msg.Type == tea.KeyCtrlC {
-			m.interrupt()
-		}
-	case tick:
-		return m, nextTick()
+// show puts lines, each with its line end, on a terminal of the given size. A terminal that takes
+// nothing shows nothing, and the run goes on: its files and its exit status say the same.
+func (sc *screen) show(text string, width, height int) {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if text == "" {
+		lines = nil
 	}
-	return m, nil
+	lines = lines[max(0, len(lines)-max(height-1, 1)):] // what has left the screen cannot be reached
+	if width == sc.width && strings.Join(lines, "\n") == strings.Join(sc.shown, "\n") {
+		return
+	}
+	up := 0
+	for _, line := range sc.shown {
+		// A terminal that became narrower has wrapped it.
+		up += max(1, (ansi.StringWidth(line)+width-1)/width)
+	}
+	var b strings.Builder
+	b.WriteByte('\r')
+	if up = min(up, max(height-1, 0)); up > 0 {
+		b.WriteString(ansi.CursorUp(up))
+	}
+	for _, line := range lines {
+		b.WriteString(line + ansi.EraseLineRight + "\n")
+	}
+	b.WriteString(ansi.EraseScreenBelow)
+	_, _ = io.WriteString(sc.out, b.String())
+	sc.shown, sc.width = lines, width
 }
 
-func (m *screen) View() string {
-	m.live.mu.Lock()
-	defer m.live.mu.Unlock()
-	// The last column stays free: some terminals wrap when it is written.
-	return render(&m.live.s, time.Now(), m.width-1, m.height)
-}
+// style is how a part of a line looks.
+type style = ansi.Style
 
 var (
-	bold  = lipgloss.NewStyle().Bold(true)
-	faint = lipgloss.NewStyle().Faint(true)
-	good  = lipgloss.NewStyle().Foreground(lipgloss.Color("2"))
-	warn  = lipgloss.NewStyle().Foreground(lipgloss.Color("3"))
-	curve = lipgloss.NewStyle().Foreground(lipgloss.Color("6"))
+	bold  = ansi.NewStyle().Bold()
+	faint = ansi.NewStyle().Faint()
+	good  = ansi.NewStyle().ForegroundColor(ansi.Green)
+	warn  = ansi.NewStyle().ForegroundColor(ansi.Yellow)
+	curve = ansi.NewStyle().ForegroundColor(ansi.Cyan)
 )
+
+// paint gives text a style, where there are colours.
+func (s *state) paint(look style, text string) string {
+	if !s.colour || text == "" {
+		return text
+	}
+	return look.Styled(text)
+}
 
 // render draws a state in lines of at most width cells, each with its line end. It
 // folds what does not fit into height lines.
@@ -126,19 +167,19 @@ func render(s *state, now time.Time, width, height int) string {
 			note = "starting"
 		}
 		if s.end == nil {
-			line(note + faint.Render("  "+duration(now.Sub(s.began))))
+			line(note + s.paint(faint, "  "+duration(now.Sub(s.began))))
 		}
 		return b.String()
 	}
 
 	title := s.title()
-	line(bold.Render(title[0]) + fit(width-ansi.StringWidth(title[0]), faint.Render, " · ", title[1:]...))
+	line(s.paint(bold, title[0]) + s.fit(width-ansi.StringWidth(title[0]), faint, " · ", title[1:]...))
 
 	switch {
 	case s.end != nil && s.end.Summary.StoppedBy == "":
-		line(good.Render(s.verdict()))
+		line(s.paint(good, s.verdict()))
 	case s.end != nil:
-		line(warn.Render(s.verdict()))
+		line(s.paint(warn, s.verdict()))
 	default:
 		line(s.bar(now, width))
 	}
@@ -156,7 +197,7 @@ func render(s *state, now time.Time, width, height int) string {
 		}
 		text := loss
 		if room > 0 {
-			text += "  " + curve.Render(s.losses.line(min(room, 60)))
+			text += "  " + s.paint(curve, s.losses.line(min(room, 60)))
 		}
 		if val != "" {
 			text += "  " + val
@@ -168,30 +209,30 @@ func render(s *state, now time.Time, width, height int) string {
 			speed = s.end.Summary.TokensPerSecond
 		}
 		first := amount(speed) + " tokens/s"
-		line(first + fit(width-len(first), faint.Render, "  ",
+		line(first + s.fit(width-len(first), faint, "  ",
 			fmt.Sprintf("lr %.3g", s.last.LR), fmt.Sprintf("grad norm %.3g", s.last.GradNorm)))
 	}
 	if len(s.rows) > 1 && s.end == nil {
-		line(faint.Render(s.run.Reason))
+		line(s.paint(faint, s.run.Reason))
 	}
 	for _, text := range s.workerLines(width, height) {
-		line(faint.Render(text))
+		line(s.paint(faint, text))
 	}
 	if s.end != nil && s.end.Summary.ParamsSHA256 != "" {
 		line("params_sha256 " + s.end.Summary.ParamsSHA256)
 	}
 	if s.run.RunDir != "" {
-		line(faint.Render(shorten(s.run.RunDir, width)))
+		line(s.paint(faint, shorten(s.run.RunDir, width)))
 	}
 	switch {
 	case s.end != nil:
 	case s.stopping != "" && width >= 66:
-		line(warn.Render("stopping at the next commit, press Ctrl-C again to stop at once"))
+		line(s.paint(warn, "stopping at the next commit, press Ctrl-C again to stop at once"))
 	case s.stopping != "":
-		line(warn.Render("stopping at the next commit;"))
-		line(warn.Render("Ctrl-C again stops at once"))
+		line(s.paint(warn, "stopping at the next commit;"))
+		line(s.paint(warn, "Ctrl-C again stops at once"))
 	case s.note != "":
-		line(faint.Render(s.note))
+		line(s.paint(faint, s.note))
 	}
 	return b.String()
 }
@@ -211,13 +252,13 @@ func (s *state) bar(now time.Time, width int) string {
 	// The bar has at least a third of the line, and a fixed width for as long as the
 	// words beside it fit.
 	cells := max(width/3, min(width-36, 60))
-	p := progress.New(progress.WithWidth(cells), progress.WithoutPercentage(), progress.WithSolidFill("6"), progress.WithFillCharacters('━', '─'))
-	text := p.ViewAs(part) + " " + percent
-	return text + fit(width-cells-1-len(percent), faint.Render, "  ", rest...)
+	full := min(cells, max(0, int(math.Round(part*float64(cells)))))
+	text := s.paint(curve, strings.Repeat("━", full)) + s.paint(faint, strings.Repeat("─", cells-full)) + " " + percent
+	return text + s.fit(width-cells-1-len(percent), faint, "  ", rest...)
 }
 
 // fit joins as many of the parts as fit into width, each with sep before it.
-func fit(width int, style func(...string) string, sep string, parts ...string) string {
+func (s *state) fit(width int, look style, sep string, parts ...string) string {
 	text := ""
 	for _, p := range parts {
 		if p == "" {
@@ -228,10 +269,7 @@ func fit(width int, style func(...string) string, sep string, parts ...string) s
 		}
 		text += sep + p
 	}
-	if text == "" {
-		return ""
-	}
-	return style(text)
+	return s.paint(look, text)
 }
 
 // shorten leaves out the beginning of a path that is too long, not its telling end.

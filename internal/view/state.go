@@ -10,6 +10,7 @@ import (
 
 // state is what a view has seen of a run.
 type state struct {
+	colour   bool      // where it is shown
 	began    time.Time // of the first event
 	note     string    // the newest, while it is true
 	run      *Begin

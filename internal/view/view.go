@@ -9,15 +9,15 @@
 // files, pipes, dumb terminals, and people who asked for it.
 //
 // What the live view says is a pure function of what it has seen, the time and the
-// width; a thin shell on bubbletea puts it on the screen.
+// width; a thin shell puts it on the screen with a few escape codes that every
+// terminal has. It asks the terminal nothing and takes no keys, so Ctrl-C is the signal that it is
+// everywhere.
 package view
 
 import (
-	"io"
 	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -28,8 +28,7 @@ type View interface {
 	// Show takes in one event. After Close it does nothing.
 	Show(Event)
 
-	// Close shows the last state, which stays on the screen, and gives the
-	// terminal back. It may be called again.
+	// Close shows the last state, which stays on the screen. It may be called again.
 	Close()
 }
 
@@ -84,10 +83,6 @@ type Options struct {
 
 	// Plain asks for plain lines even in a terminal.
 	Plain bool
-
-	// Interrupt is called when Ctrl-C is pressed in a live view, which keeps
-	// the terminal from turning it into a signal. It must not wait.
-	Interrupt func()
 }
 
 // Open returns the live view where Out is a terminal that can show it, and the
@@ -96,25 +91,8 @@ func Open(o Options) View {
 	if o.Out == nil {
 		o.Out = os.Stdout
 	}
-	if o.Interrupt == nil {
-		o.Interrupt = func() {}
-	}
 	if o.Plain || !term.IsTerminal(int(o.Out.Fd())) || os.Getenv("TERM") == "dumb" || os.Getenv("TERM") == "" {
 		return newPlain(o.Out, time.Now)
 	}
-	var in io.Reader
-	if keyboard(os.Stdin) {
-		in = os.Stdin
-	}
-	return newLive(in, o.Out, o.Interrupt)
-}
-
-// keyboard reports whether f is a terminal that belongs to this process now: one in
-// the background must not read from it, nor change its mode.
-func keyboard(f *os.File) bool {
-	if !term.IsTerminal(int(f.Fd())) {
-		return false
-	}
-	group, err := unix.IoctlGetInt(int(f.Fd()), unix.TIOCGPGRP)
-	return err == nil && group == unix.Getpgrp()
+	return newLive(o.Out, os.Getenv("NO_COLOR") == "", sizeOf(o.Out))
 }

@@ -234,22 +234,42 @@ func TestOpenIsPlainWhereItMustBe(t *testing.T) {
 	}
 }
 
-// A live view whose terminal is none still takes events and closes.
-func TestLiveWithoutTerminal(t *testing.T) {
-	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	l := newLive(nil, f, func() {})
+// A live view shows its last state when it is closed, and takes nothing after.
+func TestLiveClose(t *testing.T) {
+	var b bytes.Buffer
+	l := newLive(&b, true, func() (int, int) { return 80, 24 })
 	l.Show(begin)
 	l.Show(end(200, ""))
 	l.Close()
+	l.Show(Note("too late"))
 	l.Close()
-	<-l.done
-	b, err := os.ReadFile(f.Name())
-	if err != nil || !strings.Contains(string(b), "done: 200 steps") {
-		t.Errorf("got %q, %v", b, err)
+	if got := b.String(); !strings.Contains(got, "done: 200 steps") || !strings.Contains(got, "\x1b[1mgpt") {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestScreen(t *testing.T) {
+	var b bytes.Buffer
+	sc := &screen{out: &b}
+	for _, c := range []struct {
+		text          string
+		width, height int
+		want          string
+	}{
+		{"one\ntwo\n", 10, 24, "\rone\x1b[K\ntwo\x1b[K\n\x1b[J"},
+		{"one\ntwo\n", 10, 24, ""}, // nothing new
+		{"one\n", 10, 24, "\r\x1b[2Aone\x1b[K\n\x1b[J"},
+		{"0123456789\n", 11, 24, "\r\x1b[A0123456789\x1b[K\n\x1b[J"},
+		{"01\n", 4, 24, "\r\x1b[3A01\x1b[K\n\x1b[J"}, // was wrapped into three
+		{"1\n2\n3\n4\n", 4, 3, "\r\x1b[A3\x1b[K\n4\x1b[K\n\x1b[J"},
+		{"5\n6\n7\n8\n", 4, 2, "\r\x1b[A8\x1b[K\n\x1b[J"},
+		{"", 4, 24, "\r\x1b[A\x1b[J"},
+	} {
+		b.Reset()
+		sc.show(c.text, c.width, c.height)
+		if got := b.String(); got != c.want {
+			t.Errorf("%q in %dx%d: wrote %q, want %q", c.text, c.width, c.height, got, c.want)
+		}
 	}
 }
 
