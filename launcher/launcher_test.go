@@ -104,6 +104,7 @@ func TestExitStatuses(t *testing.T) {
 		{"no program", []string{"run"}, 2, "", "launcher: PROGRAM is missing", false},
 		{"all faults", []string{"run", "--workers", "0", "--stages", "0", "--threads", "0", "--detect", "1ms", "--reduction", "x", "--run-dir", "", fake}, 2, "",
 			"launcher: --workers 0: give at least 1\nlauncher: --stages 0: give at least 1\nlauncher: --detect 1ms: give at least 300ms, three heartbeats\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact\nlauncher: --run-dir: give the name of a directory\nTry", false},
+		{"threads", []string{"run", "--threads", "4097", fake}, 2, "", "launcher: --threads 4097: give at most 4096\n", false},
 		{"fast", []string{"run", "--reduction", "fast", fake}, 2, "", "use --reduction exact", false},
 		{"run directory", []string{"run", "--run-dir", "/proc/x", fake}, 1, "", "launcher: --run-dir /proc/x: cannot be made or written", false},
 		{"absent program", []string{"run", "./absent"}, 2, "", "launcher: PROGRAM ./absent is not there", false},
@@ -294,6 +295,24 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// A reader that goes away, as in launcher run | head, does not end the run.
+func TestReaderGoesAway(t *testing.T) {
+	cmd := launch(t, "run", "--run-dir", "run", fake)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+	if err := cmd.Run(); err != nil {
+		t.Error(err)
+	}
+	var sum rundir.Summary
+	readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
+	if sum.Steps != 5 || sum.StoppedBy != "" {
+		t.Errorf("summary: %+v", sum)
+	}
+}
+
 // Not even SIGKILL, which leaves the launcher no time, leaves a worker.
 func TestKilledLauncherTakesItsWorkerAlong(t *testing.T) {
 	r := startHeld(t)
@@ -418,14 +437,14 @@ func TestOneRunADirectory(t *testing.T) {
 	r := startHeld(t)
 	cmd := exec.Command(binary, "run", "--run-dir", "run", fake)
 	cmd.Dir = r.Dir
-	if status, _, stderr := result(t, cmd); status != 1 || !strings.Contains(stderr, "is in use by another run") {
+	if status, _, stderr := result(t, cmd); status != 2 || !strings.Contains(stderr, "is in use by another run") {
 		t.Errorf("status %d: %s", status, stderr)
 	}
 	r.Process.Signal(os.Interrupt)
 	r.end()
 	cmd = exec.Command(binary, "run", "--run-dir", "run", fake)
 	cmd.Dir = r.Dir
-	if status, _, stderr := result(t, cmd); status != 1 || !strings.Contains(stderr, "already holds a run") {
+	if status, _, stderr := result(t, cmd); status != 2 || !strings.Contains(stderr, "already holds a run") {
 		t.Errorf("status %d: %s", status, stderr)
 	}
 }
@@ -461,18 +480,52 @@ func terminal(t *testing.T, columns uint16) (keyboard, screen *os.File) {
 	return keyboard, screen
 }
 
+// in makes the terminal a command's own.
+func in(screen *os.File, cmd *exec.Cmd) {
+	cmd.Env = append(os.Environ(), "TERM=xterm-256color")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = screen, screen, screen
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+}
+
+// A terminal is asked nothing, neither by the launcher nor by a program that imports
+// trainer: one that does not answer would hold up the start, and the answer of another
+// would show up in the shell.
+func TestPlainTerminal(t *testing.T) {
+	for _, args := range [][]string{{"--help"}, {"run", "--help"}, {"run", "--plain", fake}, {"run", fake, "--steps", "0"}} {
+		keyboard, screen := terminal(t, 40)
+		cmd := launch(t, args...)
+		in(screen, cmd)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		screen.Close()
+		text, _ := io.ReadAll(keyboard) // an error is the end of the other side
+		cmd.Wait()
+		codes := regexp.MustCompile(`\x1b(\[[0-9;?]*.|.)`).FindAllString(string(text), -1)
+		for _, code := range codes {
+			if args[len(args)-1] != "0" || !regexp.MustCompile(`^\x1b\[[0-9;]*[mAJK]$`).MatchString(code) {
+				t.Errorf("%v wrote %q in\n%q", args, code, text)
+			}
+		}
+		if len(text) == 0 {
+			t.Errorf("%v wrote nothing", args)
+		}
+	}
+}
+
 // In a terminal the run is shown live, the key Ctrl-C stops it, and what the program
 // prints comes after the last frame.
 func TestTerminal(t *testing.T) {
 	keyboard, screen := terminal(t, 40)
 	cmd := launch(t, "run", fake, "--hold", "2", "--steps", "9")
-	cmd.Env = append(os.Environ(), "TERM=xterm-256color")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = screen, screen, screen
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	in(screen, cmd)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	screen.Close()
+	mode, err := unix.IoctlGetTermios(int(screen.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 
 	var seen bytes.Buffer
@@ -483,6 +536,11 @@ func TestTerminal(t *testing.T) {
 		seen.Write(buf[:n])
 		if !pressed && strings.Contains(seen.String(), "22%") {
 			pressed = true
+			// So it would be left by a launcher that is killed now.
+			if now, err := unix.IoctlGetTermios(int(screen.Fd()), unix.TCGETS); err != nil || *now != *mode {
+				t.Errorf("the terminal's mode is %+v, not %+v, %v", now, mode, err)
+			}
+			screen.Close()
 			io.WriteString(keyboard, "\x03")
 		}
 		if err != nil {
@@ -500,11 +558,8 @@ func TestTerminal(t *testing.T) {
 	if verdict < 0 || output < verdict || line < output {
 		t.Errorf("verdict at %d, output at %d, error at %d in\n%q", verdict, output, line, text)
 	}
-	if strings.Contains(text, "\x1b[?1049h") {
-		t.Error("the alternate screen was used")
-	}
-	if !strings.Contains(text, "\x1b[?25h") {
-		t.Error("the cursor stays hidden")
+	if code := regexp.MustCompile(`\x1b([^\[]|\[\?|\[[0-9;]*[^mAJK0-9;])`).FindString(text); code != "" {
+		t.Errorf("the terminal was told %q", code) // a cursor hidden, say, would stay so
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -81,7 +80,7 @@ ends it at once.`,
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed; this version has exact")
-	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
+	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
 }
@@ -100,8 +99,13 @@ func (f runFlags) validate(cmd *cobra.Command) error {
 	if f.detect < agent.MinDetect {
 		errs = append(errs, fmt.Errorf("--detect %v: give at least %v, three heartbeats", f.detect, agent.MinDetect))
 	}
-	if f.threads < 1 && cmd.Flags().Changed("threads") {
-		errs = append(errs, fmt.Errorf("--threads %d: give at least 1", f.threads))
+	if cmd.Flags().Changed("threads") {
+		if f.threads < 1 {
+			errs = append(errs, fmt.Errorf("--threads %d: give at least 1", f.threads))
+		}
+		if f.threads > agent.MaxThreads {
+			errs = append(errs, fmt.Errorf("--threads %d: give at most %d", f.threads, agent.MaxThreads))
+		}
 	}
 	switch f.reduction {
 	case "exact":
@@ -202,29 +206,20 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
-		return failure{err}
+		out := agent.Outcome{Err: err}
+		out.Report(stdout, stderr, "launcher")
+		return exitError(out.ExitStatus())
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
 
-	// A key in the live view is as good as a signal, but the agent that takes both
-	// comes after the build.
-	var keep atomic.Pointer[agent.Agent]
-	buildCtx, stopBuild := context.WithCancel(ctx)
-	defer stopBuild()
-	v := view.Open(view.Options{Plain: f.plain, Interrupt: func() {
-		if a := keep.Load(); a != nil {
-			a.Stop(agent.Interrupt)
-		} else {
-			stopBuild()
-		}
-	}})
+	v := view.Open(view.Options{Plain: f.plain})
 	defer v.Close()
 
 	file := p.file
 	if file == "" {
 		v.Show(view.Note("building " + p.given))
 		var reason agent.Reason
-		file, reason, err = buildUntilSignal(buildCtx, p, dir)
+		file, reason, err = buildUntilSignal(ctx, p, dir)
 		var wrong *buildError
 		switch {
 		case reason != "":
@@ -248,7 +243,6 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	if err != nil {
 		return failure{err}
 	}
-	keep.Store(a)
 	defer a.CatchSignals()()
 
 	ws, err := agent.StartProcesses(agent.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
@@ -264,8 +258,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	return nil
 }
 
-// buildUntilSignal builds, and returns the reason to stop if one came first: a
-// signal, or the end of ctx, which is the key in the view.
+// buildUntilSignal builds, and returns the reason to stop if a signal came first.
 func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file string, reason agent.Reason, err error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -280,9 +273,6 @@ func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file str
 	}()
 	select {
 	case <-built:
-		if ctx.Err() != nil {
-			reason = agent.Interrupt
-		}
 	case s := <-signals:
 		reason = agent.Terminated
 		if s == os.Interrupt {

@@ -11,7 +11,7 @@ import (
 	"os/signal"
 	"runtime/debug"
 	"strings"
-	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
@@ -78,6 +78,7 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 
 // standaloneMain is Main without an agent outside.
 func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.FlagSet) func() (Job, error)) int {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a reader that goes away does not end the run
 	c, job, err := guardedJob(args, define)
 	var done *Done
 	if errors.As(err, &done) {
@@ -92,20 +93,14 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	}
 	dir, err := rundir.Create(job.RunDir, program(), time.Now())
 	if err != nil {
-		return report(stdout, stderr, &usageError{err})
+		out := agent.Outcome{Err: err}
+		out.Report(stdout, stderr, program())
+		return out.ExitStatus()
 	}
-	var a atomic.Pointer[agent.Agent]
-	v := view.Open(view.Options{Out: stdout, Plain: c.plain, Interrupt: func() {
-		if a := a.Load(); a != nil {
-			a.Stop(agent.Interrupt)
-		}
-	}})
+	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
 	out, _ := runInProcess(context.Background(), agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads,
-	}, job, func(made *agent.Agent) func() {
-		a.Store(made)
-		return made.CatchSignals()
-	})
+	}, job, (*agent.Agent).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
 }

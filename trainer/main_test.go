@@ -118,7 +118,7 @@ func TestMainStatus(t *testing.T) {
 		{"--fail job", 2, `^$`, `^prog: no such way\n$`},
 		{"--threads -1", 2, `^$`, `^prog: --threads \(Job.Threads\) is -1; .*\n$`},
 		{"--micro-batch 3 --lr -1", 2, ``, `^prog: --lr .*; --micro-batch \(Job.MicroBatch\) is 3, .*\n$`},
-		{"--run-dir " + blocked, 2, `^$`, `^prog: --run-dir .*file.*\n$`},
+		{"--run-dir " + blocked, 1, `^$`, `^prog: --run-dir .*file.*\n$`},
 		{"--fail panic", 1, `^$`, `(?s)^prog: panic before the first step, in the job: boom\n.*testProgram`},
 		{"--fail step", 1, ``, `(?s)^prog: panic in step 1, in OnStep: boom\n.*testProgram`},
 		{"--lr 1e30", 1, ``, `^prog: step \d: the .* is not finite .*\n$`},

@@ -62,12 +62,15 @@ type Config struct {
 // MinDetect is the least Config.Detect: three heartbeats.
 const MinDetect = 3 * control.BeatEvery
 
+// MaxThreads is the most Config.Threads.
+const MaxThreads = 4096
+
 // Validate reports every fault of the configuration, each on a line that names the
 // field and what would be right.
 func (c Config) Validate() error {
 	var errs []error
-	if c.Threads < 0 {
-		errs = append(errs, fmt.Errorf("Threads is %d: give at least 1, or 0 for all cores", c.Threads))
+	if c.Threads < 0 || c.Threads > MaxThreads {
+		errs = append(errs, fmt.Errorf("Threads is %d: give 1 to %d, or 0 for all cores", c.Threads, MaxThreads))
 	}
 	if c.Reduction != "" && c.Reduction != "exact" {
 		errs = append(errs, fmt.Errorf("Reduction is %q: this version has only exact", c.Reduction))

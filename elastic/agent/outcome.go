@@ -19,7 +19,7 @@ type Outcome struct {
 
 	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
 	// *FailedError, *NoMainError, *LostError, *SilentError, *DifferError, *PlanError, *MismatchError,
-	// *ProtocolError or *FileError.
+	// *ProtocolError or *FileError. For a run that had no directory, it is the error of rundir.Create.
 	Err error
 
 	// Detail is what there is to read about Err besides its line: the stack of
@@ -51,7 +51,8 @@ func (o Outcome) ExitStatus() int {
 		return ExitTerminated
 	case errors.As(o.Err, &stopped):
 		return ExitInterrupted
-	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.Is(o.Err, ErrTooLarge):
+	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.Is(o.Err, ErrTooLarge),
+		errors.Is(o.Err, rundir.ErrHasRun), errors.Is(o.Err, rundir.ErrInUse):
 		return ExitUsage
 	}
 	return ExitFailed
