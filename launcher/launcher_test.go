@@ -11,12 +11,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -295,6 +295,55 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+// Who interrupts the build is left with neither its processes nor its files.
+func TestInterruptedBuild(t *testing.T) {
+	for _, listens := range []bool{true, false} {
+		t.Run(fmt.Sprint("listens ", listens), func(t *testing.T) {
+			t.Parallel()
+			bin := t.TempDir()
+			// A go command with a compiler.
+			script := "#!/bin/sh\n" + map[bool]string{true: "trap 'kill $!; exit 1' INT", false: "trap '' INT"}[listens] +
+				"\nsh -c 'while :; do sleep 60; done' &\necho $$ $! > \"$0.pids\"\nwhile :; do wait; done\n"
+			if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o777); err != nil {
+				t.Fatal(err)
+			}
+			cmd := launch(t, "run", testdata(t, "fake"))
+			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+			var pids [2]int
+			until(t, func() bool {
+				b, _ := os.ReadFile(filepath.Join(bin, "go.pids"))
+				n, _ := fmt.Sscan(string(b), &pids[0], &pids[1])
+				return n == 2 && strings.HasSuffix(string(b), "\n")
+			})
+			cmd.Process.Signal(os.Interrupt)
+			cmd.Wait()
+			if status := cmd.ProcessState.ExitCode(); status != 130 {
+				t.Errorf("status %d", status)
+			}
+			until(t, func() bool { return !alive(pids[0]) && !alive(pids[1]) })
+			if _, err := os.Lstat(filepath.Join(cmd.Dir, "runs")); err == nil {
+				t.Error("a run directory is left")
+			}
+		})
+	}
+}
+
+// until waits for a condition as long as the test may take.
+func until(t *testing.T, ok func() bool) {
+	t.Helper()
+	end, bound := t.Deadline()
+	for !ok() {
+		if bound && time.Until(end) < 5*time.Second {
+			t.Fatal("waited in vain")
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // A reader that goes away, as in launcher run | head, does not end the run.
 func TestReaderGoesAway(t *testing.T) {
 	cmd := launch(t, "run", "--run-dir", "run", fake)
@@ -318,9 +367,7 @@ func TestKilledLauncherTakesItsWorkerAlong(t *testing.T) {
 	r := startHeld(t)
 	r.Process.Kill()
 	r.end()
-	for r.survivors() > 0 {
-		runtime.Gosched()
-	}
+	until(t, func() bool { return r.survivors() == 0 })
 	// The lock is gone with the launcher, and what there is is valid.
 	if _, err := os.Stat(filepath.Join(r.Dir, "run", "job.json")); err != nil {
 		t.Error(err)
@@ -344,9 +391,7 @@ func TestKilledLauncherTakesAFrozenWorkerAlong(t *testing.T) {
 	syscall.Kill(r.workers[1], syscall.SIGSTOP)
 	r.Process.Kill()
 	r.end()
-	for r.survivors() > 0 {
-		runtime.Gosched()
-	}
+	until(t, func() bool { return r.survivors() == 0 })
 	cmd := exec.Command(binary, "status", "run", "--json")
 	cmd.Dir = r.Dir
 	if _, stdout, _ := result(t, cmd); !strings.Contains(stdout, `"state": "died"`) {

@@ -172,6 +172,9 @@ type buildError struct{ output string }
 
 func (e *buildError) Error() string { return e.output }
 
+// buildGrace is how long the go command may tidy up after it was interrupted.
+const buildGrace = 2 * time.Second
+
 // build compiles the package into the run directory and returns the executable's path.
 func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	bin, err := dir.MakeBin()
@@ -182,6 +185,16 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	// program, and name the file as it always does.
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+string(filepath.Separator), p.pkg)
 	cmd.Dir = p.dir
+	// The go command removes what it has begun when it is interrupted, but its compilers
+	// must hear of it too; a terminal's Ctrl-C reaches neither.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = buildGrace
+	defer func() {
+		if cmd.Process != nil && ctx.Err() != nil {
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // who did not listen
+		}
+	}()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		if errors.Is(err, exec.ErrNotFound) {
 			return "", &buildError{"there is no go command in PATH; install Go, or give an executable file"}

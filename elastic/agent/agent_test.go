@@ -417,7 +417,11 @@ func TestGroupEndsWithTheWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	end, bound := t.Deadline()
 	for alive(pid) {
+		if bound && time.Until(end) < 5*time.Second {
+			t.Fatalf("process %d lives on", pid)
+		}
 		time.Sleep(time.Millisecond)
 	}
 }
