@@ -421,7 +421,7 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, p
 	}
 	if err := w.send(control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
-		MS: float64(took.Microseconds()) / 1000, Time: time.Now(), Plan: uint64(plan.Version.N), ValLoss: info.ValLoss,
+		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(plan.Version.N), ValLoss: info.ValLoss,
 		Forwards: e.Forwards, Backwards: e.Backwards,
 	}); err != nil {
 		return err
