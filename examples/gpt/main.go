@@ -50,7 +50,7 @@ func (o *options) register(f *flag.FlagSet) {
 	f.StringVar(&o.sample, "sample", "", "let the model go on from this `TEXT` at the end")
 	f.StringVar(&o.from, "from", "", "with --sample: use the model of this `RUN_DIR`, without training")
 	f.UintVar(&o.bytes, "sample-bytes", 400, "length of the sample")
-	f.Float64Var(&o.temperature, "temperature", 0.8, "of the sample; lower is more careful, 0 always takes the likeliest byte")
+	f.Float64Var(&o.temperature, "temperature", 0.7, "of the sample; lower is more careful, 0 always takes the likeliest byte")
 	f.Uint64Var(&o.seed, "sample-seed", 1, "random seed of the sample")
 
 	// A switch for tests that show what attention is worth.
