@@ -45,8 +45,8 @@ type Config struct {
 	// Stages is the number of pipeline stages of the first plan. 0 means 1.
 	Stages int
 
-	// Detect is how long a worker may be silent after its Hello, where workers send Beats; 0
-	// means for ever.
+	// Detect is how long a worker may be silent after its Hello, before which HelloTimeout
+	// counts; 0 means for ever.
 	Detect time.Duration
 
 	// Reduction is how gradients are summed. "" means exact, which is the only

@@ -44,7 +44,6 @@ type session struct {
 		ms     float64
 	}
 	val     *float64
-	beats   bool          // some worker has sent a Beat, so that silence means something
 	done    *control.Done // the first one
 	doneBy  int
 	summary *rundir.Summary
@@ -255,7 +254,7 @@ func (s *session) watch(now, due time.Time) []effect {
 	for id := range s.workers {
 		w := &s.workers[id]
 		switch {
-		case !s.beats, w.heard.IsZero():
+		case w.heard.IsZero():
 		case late:
 			w.heard = now
 		case !s.judged && !w.closed && !w.exited && now.Sub(w.heard) > s.cfg.Detect:
@@ -289,7 +288,6 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		return nil
 
 	case control.Beat:
-		s.beats = true
 		return nil
 
 	case control.Failed:
@@ -608,6 +606,21 @@ func (s *session) judge(now time.Time, err error) []effect {
 		s.judged = true
 		if s.err == nil {
 			s.err = err
+		}
+		if s.state == finished {
+			// The files are written, and say now how the end of the program came out.
+			sum := *s.summary
+			sum.StoppedBy = stoppedBy(s.err)
+			kind := "failed"
+			if errors.As(err, new(*StoppedError)) {
+				kind = "stop"
+			}
+			e := s.event(now, kind, err.Error())
+			if id, _ := culprit(err); id >= 0 {
+				e.e.Worker, sum.WorkersLost = id, 1
+			}
+			s.summary = &sum
+			effects = append(effects, e, writeSummary{sum})
 		}
 		if s.state == training {
 			sum := s.summarise(now, stoppedBy(err))

@@ -106,8 +106,8 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"interrupt after training", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), stopAsked{Interrupt}, closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView kill closeView",
-			&StoppedError{Reason: Interrupt, Step: 3, Steps: 3, AtOnce: true}, 130, "",
+			begun + stepped + stepped + stepped + " end writeSummary End closeView stop writeSummary kill closeView",
+			&StoppedError{Reason: Interrupt, Step: 3, Steps: 3, AtOnce: true}, 130, "interrupt",
 		},
 		{
 			"killed in the middle", []event{hello, ready, committedStep(1), closed, killed},
@@ -116,8 +116,18 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView closeView",
-			&LostError{Worker: 0, Workers: 1, Status: Status{-1, "signal: killed"}, Step: 3, Steps: 3}, 1, "",
+			begun + stepped + stepped + stepped + " end writeSummary End closeView failed writeSummary closeView",
+			&LostError{Worker: 0, Workers: 1, Status: Status{-1, "signal: killed"}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: killed",
+		},
+		{
+			"panic after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
+			begun + stepped + stepped + stepped + " end writeSummary End closeView failed writeSummary kill closeView",
+			&FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom"}, 1, "boom",
+		},
+		{
+			"panic after an interrupt", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, doneAfter(1, Interrupt), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
+			begun + stepped + " Stop stop Stopping end writeSummary End closeView failed writeSummary kill closeView",
+			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3}, 130, "interrupt",
 		},
 		{
 			"no hello", []event{workerExited{0, Status{3, "exit status 3"}}, closed},
@@ -209,6 +219,8 @@ func TestSession(t *testing.T) {
 				}
 			case out.Summary == nil:
 				t.Error("no summary")
+			case s.state == finished && (out.Summary.ParamsSHA256 != "aa" || out.Summary.StateSHA256 != "bb"):
+				t.Errorf("the hashes are gone: %+v", out.Summary)
 			case c.stopped == "*" && out.Summary.StoppedBy == "", c.stopped != "*" && out.Summary.StoppedBy != c.stopped:
 				t.Errorf("stopped_by is %q, want %q", out.Summary.StoppedBy, c.stopped)
 			}

@@ -231,7 +231,7 @@ func TestManyWorkersInTrouble(t *testing.T) {
 
 		{"interrupt", 2, with(two, commit(2, 1), stopAsked{Interrupt}, commit(2, 2), received{1, doneAfter(2, Interrupt)}, received{0, doneAfter(2, Interrupt)}, leave(0, 1)), "interrupted after step 2 of 3", 130, "", "interrupt"},
 		{"interrupt twice", 2, with(two, commit(2, 1), stopAsked{Interrupt}, received{1, doneAfter(1, Interrupt)}, stopAsked{Interrupt}), "interrupted at step 1 of 3; the step under way is lost", 130, "0 1", "interrupt"},
-		{"killed after its end", 2, with(two, commit(2, 1), commit(2, 2), commit(2, 3), received{0, doneAfter(3, "")}, received{1, doneAfter(3, "")}, killed(0), leave(1)), "worker 0 exited: signal: killed, at step 3 of 3" + cannot, 1, "1", ""},
+		{"killed after its end", 2, with(two, commit(2, 1), commit(2, 2), commit(2, 3), received{0, doneAfter(3, "")}, received{1, doneAfter(3, "")}, killed(0), leave(1)), "worker 0 exited: signal: killed, at step 3 of 3" + cannot, 1, "1", "worker 0 exited: signal: killed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var last time.Time
@@ -324,7 +324,6 @@ func TestWatch(t *testing.T) {
 		for _, e := range prepare(2) {
 			s.step(base, e)
 		}
-		s.step(base, received{0, control.Beat{}}) // so all do
 		return s
 	}
 	s := start()
@@ -351,11 +350,16 @@ func TestWatch(t *testing.T) {
 		t.Error("silence after the new beginning is not noticed")
 	}
 
-	// Where nobody beats silence means nothing, and who is gone is not watched.
+	// A worker is expected to beat from its Hello on, even if it never has; and who is gone is not watched.
 	s = newSession(Config{Detect: time.Second}.withDefaults(1), 1)
-	s.step(base, received{0, hello})
 	s.step(at(9000), watchTick{at(9000)})
+	s.step(at(9000), received{0, hello})
+	s.step(at(10000), watchTick{at(10000)})
 	if s.judged {
+		t.Errorf("a worker that is new: %v", s.err)
+	}
+	s.step(at(10250), watchTick{at(10250)})
+	if !errors.As(s.err, new(*SilentError)) {
 		t.Errorf("a worker that never beat: %v", s.err)
 	}
 	s = start()

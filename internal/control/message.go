@@ -26,8 +26,7 @@ type Hello struct {
 
 // Beat says that the worker lives. A worker sends one right after Hello and then one
 // every [BeatEvery], from a goroutine that waits for nothing else, until it
-// closes the connection. From the first Beat of any worker on, the agent holds silence
-// against all that have said Hello.
+// closes the connection. An agent that watches holds silence against who has said Hello.
 type Beat struct{}
 
 // BeatEvery is the time between two Beats.
