@@ -483,3 +483,42 @@ func TestStartProcessThatIsNone(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 }
+
+// Where TMPDIR is longer than a socket's path may be, a worker starts all the same.
+func TestLongTemporaryDirectory(t *testing.T) {
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
+	if err := os.Mkdir(long, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", long)
+	w, dir := startWorker(t, "usage")
+	if o := serve(t, Config{RunDir: dir}, w); o.ExitStatus() != 2 {
+		t.Errorf("got %v", o.Err)
+	}
+	t.Setenv("TMPDIR", "/absent")
+	if _, err := StartProcess(Command{Path: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "TMPDIR") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	stack := strings.Repeat("goroutine\n", 2000)
+	for _, c := range []struct{ log, want string }{
+		{"", ""},
+		{"a\nb\nc\nd\n", "b\nc\nd"},
+		{"a\npanic: old\nb\npanic: boom\n" + stack, "panic: boom\ngoroutine\ngoroutine"},
+		{"fatal error: all asleep\n\nx", "fatal error: all asleep\n\nx"},
+		{"no panic: here\nb\n", "no panic: here\nb"},
+		{"a\n" + strings.Repeat("x", 9<<10), strings.Repeat("x", 8<<10)},
+	} {
+		f, err := os.Create(filepath.Join(t.TempDir(), "log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.WriteString(c.log)
+		if got := lastLines(f, 3); got != c.want {
+			t.Errorf("of %.40q: got %.80q, want %.80q", c.log, got, c.want)
+		}
+		f.Close()
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"sync"
 	"syscall"
@@ -133,9 +134,9 @@ func startOne(c Command, id int, log func(id int) (*os.File, error)) (Worker, er
 // a terminal's Ctrl-C does not reach it, to be killed by the kernel when this process dies, and
 // with a socket to connect to in its environment.
 func StartProcess(c Command) (Worker, error) {
-	dir, err := os.MkdirTemp("", "soliton-") // only this user may enter it
+	dir, err := socketDir()
 	if err != nil {
-		return nil, fmt.Errorf("agent: a folder for the worker's socket: %w", err)
+		return nil, err
 	}
 	id := control.Identity{Socket: filepath.Join(dir, socketName), WorkerID: c.WorkerID, Incarnation: c.Incarnation}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: id.Socket, Net: "unix"})
@@ -166,6 +167,25 @@ func StartProcess(c Command) (Worker, error) {
 }
 
 const socketName = "agent"
+
+// socketDir makes the folder of a socket, which only this user may enter.
+func socketDir() (string, error) {
+	// The kernel takes 107 bytes of path; MkdirTemp appends a number of 32 bits.
+	const longest = 107 - len("/soliton-4294967295/"+socketName)
+	parent := os.TempDir()
+	if len(parent) > longest {
+		parent = "/tmp"
+	}
+	dir, err := os.MkdirTemp(parent, "soliton-")
+	if err == nil {
+		return dir, nil
+	}
+	if parent != os.TempDir() {
+		return "", fmt.Errorf("TMPDIR %s is too long for a socket's path, and /tmp cannot take its place: %w; set TMPDIR to a directory of at most %d bytes",
+			os.TempDir(), err, longest)
+	}
+	return "", fmt.Errorf("a folder for the worker's socket: %w; set TMPDIR to a directory you may write to", err)
+}
 
 // starts takes functions to the one thread that starts processes. The goroutine behind
 // it has no end: when its thread ended, the kernel would kill every worker
@@ -264,15 +284,30 @@ func (p *process) Kill() {
 	}
 }
 
-// lastLines returns the last n lines of a file, at most 8 KiB of them.
+const (
+	lastSearch = 256 << 10 // how much of a log's end is searched for the cause of a crash
+	lastBytes  = 8 << 10   // most that is shown of it
+)
+
+// crash matches the line that begins what Go says of a crash. The stacks below it
+// may be long.
+var crash = regexp.MustCompile(`(?m)^(panic:|fatal error:|runtime: )`)
+
+// lastLines returns the last n lines of a file, at most 8 KiB of them; of a program that crashed,
+// the n lines that begin with the cause.
 func lastLines(f *os.File, n int) string {
 	info, err := f.Stat()
 	if err != nil {
 		return ""
 	}
-	buf := make([]byte, min(info.Size(), 8<<10))
+	buf := make([]byte, min(info.Size(), lastSearch))
 	got, _ := f.ReadAt(buf, info.Size()-int64(len(buf)))
-	buf = buf[:got]
-	lines := bytes.Split(bytes.TrimRight(buf, "\n"), []byte("\n"))
+	buf = bytes.TrimRight(buf[:got], "\n")
+	if at := crash.FindAllIndex(buf, -1); at != nil {
+		buf = buf[at[len(at)-1][0]:]
+		lines := bytes.Split(buf[:min(len(buf), lastBytes)], []byte("\n"))
+		return string(bytes.Join(lines[:min(len(lines), n)], []byte("\n")))
+	}
+	lines := bytes.Split(buf[max(0, len(buf)-lastBytes):], []byte("\n"))
 	return string(bytes.Join(lines[max(0, len(lines)-n):], []byte("\n")))
 }
