@@ -15,9 +15,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -25,10 +23,6 @@ import (
 )
 
 func main() {
-	// With a handler, writing to a reader that has gone is an error like others instead
-	// of the end, so the run that it showed goes on. Ignoring the signal would do
-	// that to the workers' own programs as well.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -217,6 +217,11 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 
 // run trains the program in worker processes.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
+	// With a handler, writing to a reader that has gone is an error like others instead
+	// of the end, and the run that it showed goes on. Ignoring the signal would do
+	// that to the workers as well.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
 		out := agent.Outcome{Err: err}
