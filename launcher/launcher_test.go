@@ -303,12 +303,13 @@ func TestInterruptedBuild(t *testing.T) {
 			bin := t.TempDir()
 			// A go command with a compiler.
 			script := "#!/bin/sh\n" + map[bool]string{true: "trap 'kill $!; exit 1' INT", false: "trap '' INT"}[listens] +
-				"\nsh -c 'while :; do sleep 60; done' &\necho $$ $! > \"$0.pids\"\nwhile :; do wait; done\n"
+				"\n: > \"$GOTMPDIR/half\"\nsh -c 'while :; do sleep 60; done' &\necho $$ $! > \"$0.pids\"\nwhile :; do wait; done\n"
 			if err := os.WriteFile(filepath.Join(bin, "go"), []byte(script), 0o777); err != nil {
 				t.Fatal(err)
 			}
 			cmd := launch(t, "run", testdata(t, "fake"))
-			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
+			temp := t.TempDir()
+			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), "GOTMPDIR=", "TMPDIR="+temp)
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
@@ -327,6 +328,9 @@ func TestInterruptedBuild(t *testing.T) {
 			until(t, func() bool { return !alive(pids[0]) && !alive(pids[1]) })
 			if _, err := os.Lstat(filepath.Join(cmd.Dir, "runs")); err == nil {
 				t.Error("a run directory is left")
+			}
+			if names, err := os.ReadDir(temp); err != nil || len(names) > 0 {
+				t.Errorf("temporary files are left: %v, %v", names, err)
 			}
 		})
 	}

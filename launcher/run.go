@@ -172,7 +172,7 @@ type buildError struct{ output string }
 
 func (e *buildError) Error() string { return e.output }
 
-// buildGrace is how long the go command may tidy up after it was interrupted.
+// buildGrace is how long the go command and its compilers may take to end when interrupted.
 const buildGrace = 2 * time.Second
 
 // build compiles the package into the run directory and returns the executable's path.
@@ -185,8 +185,14 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	// program, and name the file as it always does.
 	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+string(filepath.Separator), p.pkg)
 	cmd.Dir = p.dir
-	// The go command removes what it has begun when it is interrupted, but its compilers
-	// must hear of it too; a terminal's Ctrl-C reaches neither.
+	// An interrupted go command leaves its compilers, which must hear of it too, and its
+	// files.
+	temp, err := os.MkdirTemp(os.Getenv("GOTMPDIR"), "soliton-build-")
+	if err != nil {
+		return "", fmt.Errorf("a folder to build in: %w; set TMPDIR or GOTMPDIR to a directory you may write to", err)
+	}
+	defer os.RemoveAll(temp)
+	cmd.Env = append(cmd.Environ(), "GOTMPDIR="+temp)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = buildGrace
