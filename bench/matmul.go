@@ -34,6 +34,18 @@ func gptShapes(microBatch int) []shape {
 	return all
 }
 
+// attentionShapes returns the products of one head of attention on the second
+// chunk of 64 positions: 128 positions of 32 elements.
+func attentionShapes() []shape {
+	return []shape{
+		{"scores", 64, 32, 128, false, true},
+		{"values", 64, 128, 32, false, false},
+		{"probability gradient", 64, 32, 128, false, true},
+		{"query gradient", 64, 128, 32, false, false},
+		{"key and value gradient", 64, 128, 32, true, false},
+	}
+}
+
 // matmul compares kernel.MatMul with OpenBLAS, one thread each, shape by
 // shape and turn by turn.
 func matmul(args []string) error {
@@ -51,10 +63,13 @@ func matmul(args []string) error {
 	fmt.Printf("peer: %s\nours: kernel path %v, one thread\n", peer.hello, kernel.Active())
 	fmt.Printf("%-32s %18s %10s %10s %7s  (GFLOP/s, best of %d turns of %gs; ratio: median over turns)\n",
 		"product", "m x k x n", "ours", "OpenBLAS", "ratio", *rounds, *seconds)
-	for _, mb := range []int{8, 2} {
-		fmt.Printf("micro-batch %d\n", mb)
+	for _, set := range []struct {
+		name   string
+		shapes []shape
+	}{{"micro-batch 8", gptShapes(8)}, {"micro-batch 2", gptShapes(2)}, {"attention, one head", attentionShapes()}} {
+		fmt.Println(set.name)
 		var oursTime, peerTime float64 // for one of each product, at the best rates
-		for _, s := range gptShapes(mb) {
+		for _, s := range set.shapes {
 			var ours, theirs, ratios []float64
 			for range *rounds {
 				o := timeMatMul(s, time.Duration(*seconds*float64(time.Second)))

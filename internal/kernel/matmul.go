@@ -77,12 +77,20 @@ func matMul(p *Pool, c, a, b Mat, bias []float32, add bool) {
 	a.check("a")
 	b.check("b")
 	c.check("c")
-	g := &product{c: c, a: a, b: b, bias: bias, add: add}
-	g.tileRows, g.tileCols = tileShape()
-	if p.Threads() == 1 || c.Rows*c.Cols*a.Cols < 1<<16 {
-		g.run(0, c.Rows, 0, c.Cols)
+	if p.Threads() > 1 && c.Rows*c.Cols*a.Cols >= 1<<16 {
+		matMulBands(p, c, a, b, bias, add)
 		return
 	}
+	g := product{c: c, a: a, b: b, bias: bias, add: add}
+	g.tileRows, g.tileCols = tileShape()
+	g.run(0, c.Rows, 0, c.Cols)
+}
+
+// matMulBands is matMul on several threads. It is a function of its own so
+// that the product on one thread needs no memory from the heap.
+func matMulBands(p *Pool, c, a, b Mat, bias []float32, add bool) {
+	g := &product{c: c, a: a, b: b, bias: bias, add: add}
+	g.tileRows, g.tileCols = tileShape()
 	// Each thread computes a band of the output: of columns, which repeats
 	// the packing of a, or of rows, which repeats that of b.
 	if c.Cols >= c.Rows {
