@@ -1747,7 +1747,7 @@ single:
 	VBROADCASTSS (CX), Y4
 	VFMADD231PS  Y2, Y4, Y0
 	VFMADD231PS  Y3, Y4, Y1
-	ADDQ         $0x04, CX
+	ADDQ         $0x00000004, CX
 	ADDQ         $0x00000040, DX
 	DECQ         AX
 	JNZ          single
@@ -1843,7 +1843,7 @@ single:
 	VBROADCASTSS 4(CX), Y6
 	VFMADD231PS  Y4, Y6, Y2
 	VFMADD231PS  Y5, Y6, Y3
-	ADDQ         $0x08, CX
+	ADDQ         $0x00000008, CX
 	ADDQ         $0x00000040, DX
 	DECQ         AX
 	JNZ          single
@@ -1967,7 +1967,7 @@ single:
 	VBROADCASTSS 8(CX), Y8
 	VFMADD231PS  Y6, Y8, Y4
 	VFMADD231PS  Y7, Y8, Y5
-	ADDQ         $0x0c, CX
+	ADDQ         $0x0000000c, CX
 	ADDQ         $0x00000040, DX
 	DECQ         AX
 	JNZ          single
@@ -2119,7 +2119,7 @@ single:
 	VBROADCASTSS 12(CX), Y10
 	VFMADD231PS  Y8, Y10, Y6
 	VFMADD231PS  Y9, Y10, Y7
-	ADDQ         $0x10, CX
+	ADDQ         $0x00000010, CX
 	ADDQ         $0x00000040, DX
 	DECQ         AX
 	JNZ          single
@@ -2299,7 +2299,7 @@ single:
 	VBROADCASTSS 16(CX), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
-	ADDQ         $0x14, CX
+	ADDQ         $0x00000014, CX
 	ADDQ         $0x00000040, DX
 	DECQ         AX
 	JNZ          single
@@ -2507,7 +2507,7 @@ single:
 	VBROADCASTSS 20(CX), Y14
 	VFMADD231PS  Y12, Y14, Y10
 	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         $0x18, CX
+	ADDQ         $0x00000018, CX
 	ADDQ         $0x00000040, DX
 	DECQ         AX
 	JNZ          single

@@ -62,37 +62,73 @@ func sgdAVX512(params []float32, m []float32, grad []float32, h *float32)
 func tile1AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
+func tileDirect1AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
 func tile2AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
+func tileDirect2AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
 func tile3AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
+func tileDirect3AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
 func tile4AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
+func tileDirect4AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
 func tile5AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
+func tileDirect5AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
 func tile6AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
+func tileDirect6AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
 func tile7AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
+func tileDirect7AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
 func tile8AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
+func tileDirect8AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
 func tile9AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
+func tileDirect9AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
 func tile10AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
+func tileDirect10AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
 func tile11AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
+func tileDirect11AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
 func tile12AVX512(k int, a *float32, b *float32, c *float32, stride int, add bool)
+
+//go:noescape
+func tileDirect12AVX512(k int, a *float32, rowStep int, termStep int, b *float32, c *float32, stride int, add bool)
 
 //go:noescape
 func packCopyAVX512(dst *float32, src *float32, srcStride int, k int, n int, dstStride int)

@@ -307,3 +307,38 @@ func packTrans(dst, src []float32, srcStride, k, n, dstStride int) {
 		packTransGeneric(dst[p*dstStride:], src[p:], srcStride, k-p, n, dstStride)
 	}
 }
+
+// hasTileDirect reports whether tileDirect may be called.
+func hasTileDirect() bool { return active == AVX512 }
+
+// tileDirect is tile for an a that was not packed: its element of row i and
+// term p is a[i·rowStep+p·termStep].
+func tileDirect(rows, k int, a []float32, rowStep, termStep int, b, c []float32, stride int, add bool) {
+	pa, pb, pc := &a[0], &b[0], &c[0]
+	switch rows {
+	case 12:
+		tileDirect12AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 11:
+		tileDirect11AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 10:
+		tileDirect10AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 9:
+		tileDirect9AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 8:
+		tileDirect8AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 7:
+		tileDirect7AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 6:
+		tileDirect6AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 5:
+		tileDirect5AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 4:
+		tileDirect4AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 3:
+		tileDirect3AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 2:
+		tileDirect2AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	case 1:
+		tileDirect1AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
+	}
+}

@@ -67,3 +67,9 @@ func adamW(params, m, v, grad []float32, h *adamWCoef) { adamWGeneric(params, m,
 func sgd(params, m, grad []float32, h *sgdCoef) { sgdGeneric(params, m, grad, h) }
 
 func sumSquares(acc *[lanes]float64, x []float32) { sumSquaresGeneric(acc, x) }
+
+func hasTileDirect() bool { return false }
+
+func tileDirect(int, int, []float32, int, int, []float32, []float32, int, bool) {
+	panic("kernel: no such kernel")
+}

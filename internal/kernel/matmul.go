@@ -146,11 +146,16 @@ func (g *product) run(i0, i1, j0, j1 int) {
 			k := min(BlockK, g.a.Cols-kc)
 			w.b = grow(w.b, (nc+g.tileCols-1)/g.tileCols*g.tileCols*k+packSlack)
 			g.pack(w.b, g.b, jc, nc, kc, k, g.tileCols)
+			if nc <= g.tileCols && hasTileDirect() {
+				// Packing a would cost more than it saves: it is used once.
+				g.block(w, i0, i1-i0, jc, nc, kc, k, true)
+				continue
+			}
 			for ic := i0; ic < i1; ic += blockRows {
 				mc := min(blockRows, i1-ic)
 				w.a = grow(w.a, mc*k+packSlack)
 				g.pack(w.a, g.a.T(), ic, mc, kc, k, 0)
-				g.block(w, ic, mc, jc, nc, kc, k)
+				g.block(w, ic, mc, jc, nc, kc, k, false)
 			}
 		}
 	}
@@ -169,8 +174,13 @@ func (g *product) runEmpty(i0, i1, j0, j1 int) {
 	}
 }
 
-// block multiplies a packed block of a with one of b.
-func (g *product) block(w *packed, ic, mc, jc, nc, kc, k int) {
+// block multiplies a block of a, packed or where it lies, with a packed one of
+// b.
+func (g *product) block(w *packed, ic, mc, jc, nc, kc, k int, direct bool) {
+	rowStep, termStep := g.a.Stride, 1
+	if g.a.trans {
+		rowStep, termStep = termStep, rowStep
+	}
 	c, stride := g.c.Data, g.c.Stride
 	add := g.add || kc > 0
 	bias := g.bias
@@ -182,18 +192,24 @@ func (g *product) block(w *packed, ic, mc, jc, nc, kc, k int) {
 		pb := w.b[jr*k:]
 		for ir := 0; ir < mc; ir += g.tileRows {
 			rows := min(g.tileRows, mc-ir)
-			pa := w.a[ir*k:]
 			at := (ic+ir)*stride + jc + jr
 			if bias != nil {
 				for i := range rows {
 					copy(c[at+i*stride:][:cols], bias[jc+jr:])
 				}
 			}
+			out, outStride, outAdd := c[at:], stride, add
+			if cols < g.tileCols {
+				out, outStride, outAdd = w.edge[:], g.tileCols, false
+			}
+			if direct {
+				tileDirect(rows, k, g.a.Data[(ic+ir)*rowStep+kc*termStep:], rowStep, termStep, pb, out, outStride, outAdd)
+			} else {
+				tile(rows, k, w.a[ir*k:], pb, out, outStride, outAdd)
+			}
 			if cols == g.tileCols {
-				tile(rows, k, pa, pb, c[at:], stride, add)
 				continue
 			}
-			tile(rows, k, pa, pb, w.edge[:], g.tileCols, false)
 			for i := range rows {
 				row := c[at+i*stride:][:cols]
 				for j, v := range w.edge[i*g.tileCols:][:cols] {

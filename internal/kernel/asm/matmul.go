@@ -18,14 +18,55 @@ func tiles() {
 		most = 12
 	}
 	for rows := 1; rows <= most; rows++ {
-		tile(rows)
+		tile(rows, false)
+		if wide() {
+			tile(rows, true)
+		}
 	}
 }
 
-func tile(rows int) {
-	text(fmt.Sprintf("tile%d", rows), "func(k int, a, b, c *float32, stride int, add bool)")
+// tile emits the kernel for a number of rows. The direct one reads a where it
+// lies, elements rowStep from row to row and termStep from term to term,
+// which is worth it where a is used once.
+func tile(rows int, direct bool) {
+	// Of a, element x of term t is at address(t, x); next moves on by some terms.
+	var address func(t, i int) Mem
+	var next func(terms int)
+	if direct {
+		text(fmt.Sprintf("tileDirect%d", rows), "func(k int, a *float32, rowStep, termStep int, b, c *float32, stride int, add bool)")
+	} else {
+		text(fmt.Sprintf("tile%d", rows), "func(k int, a, b, c *float32, stride int, add bool)")
+	}
 	k := Load(Param("k"), GP64())
 	a := Load(Param("a"), GP64())
+	if direct {
+		rowStep, termStep := Load(Param("rowStep"), GP64()), Load(Param("termStep"), GP64())
+		SHLQ(Imm(2), rowStep)
+		SHLQ(Imm(2), termStep)
+		// One register serves three rows.
+		bases := []Register{a}
+		for i := 3; i < rows; i += 3 {
+			base := GP64()
+			LEAQ(Mem{Base: bases[len(bases)-1], Index: rowStep, Scale: 2}, base)
+			ADDQ(rowStep, base)
+			bases = append(bases, base)
+		}
+		address = func(_, i int) Mem {
+			m := Mem{Base: bases[i/3]}
+			if i%3 > 0 {
+				m.Index, m.Scale = rowStep, uint8(i%3)
+			}
+			return m
+		}
+		next = func(int) {
+			for _, base := range bases {
+				ADDQ(termStep, base)
+			}
+		}
+	} else {
+		address = func(t, i int) Mem { return Mem{Base: a, Disp: 4 * (rows*t + i)} }
+		next = func(terms int) { ADDQ(U32(uint32(4*rows*terms)), a) }
+	}
 	b := Load(Param("b"), GP64())
 	c := Load(Param("c"), GP64())
 	stride := Load(Param("stride"), GP64())
@@ -60,7 +101,7 @@ func tile(rows int) {
 		VMOVUPS(Mem{Base: b, Disp: 2*bytes*t + bytes}, b1)
 		for i := range rows {
 			x := vec()
-			VBROADCASTSS(Mem{Base: a, Disp: 4 * (rows*t + i)}, x)
+			VBROADCASTSS(address(t, i), x)
 			VFMADD231PS(b0, x, sums[i][0])
 			VFMADD231PS(b1, x, sums[i][1])
 		}
@@ -74,8 +115,13 @@ func tile(rows int) {
 	Label("loop")
 	for t := range unroll {
 		term(t)
+		if direct {
+			next(1)
+		}
 	}
-	ADDQ(U32(uint32(4*rows*unroll)), a)
+	if !direct {
+		next(unroll)
+	}
 	ADDQ(U32(uint32(2*bytes*unroll)), b)
 	DECQ(turns)
 	JNZ(LabelRef("loop"))
@@ -84,7 +130,7 @@ func tile(rows int) {
 	JZ(LabelRef("store"))
 	Label("single")
 	term(0)
-	ADDQ(Imm(uint64(4*rows)), a)
+	next(1)
 	ADDQ(U32(uint32(2*bytes)), b)
 	DECQ(k)
 	JNZ(LabelRef("single"))
