@@ -402,6 +402,6 @@ func (e *Endpoint) answer(c net.Conn) {
 		return // the connection is the peer's
 	}
 	e.unlock()
-	c.Write(reply.Append(nil)) // the deadline still holds; a caller that misses the reason sees the end
+	_, _ = c.Write(reply.Append(nil)) // the deadline still holds; a caller that misses the reason sees the end
 	c.Close()
 }

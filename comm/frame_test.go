@@ -63,7 +63,7 @@ func TestFramesRoundTrip(t *testing.T) {
 				t.Fatalf("%v came back as %v, %v", f, got, err)
 			}
 		}
-		if _, err := r.Next(); err != io.EOF {
+		if _, err := r.Next(); !errors.Is(err, io.EOF) {
 			t.Fatalf("after the last: %v", err)
 		}
 	})
@@ -87,7 +87,7 @@ func FuzzFrames(f *testing.F) {
 			at := len(b) - src.Len()
 			got, err := r.Next()
 			if err != nil {
-				if !errors.Is(err, ErrProtocol) && err != io.EOF && err != io.ErrUnexpectedEOF && !errors.Is(err, errVersion) {
+				if !errors.Is(err, ErrProtocol) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, errVersion) {
 					t.Fatalf("error %v", err)
 				}
 				return

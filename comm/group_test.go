@@ -152,7 +152,7 @@ func TestBlockingCallsEnd(t *testing.T) {
 							return
 						}
 						// Until the edit all operations fail at once; afterwards they work.
-						if ending.class != ErrVersion {
+						if !errors.Is(ending.class, ErrVersion) {
 							if err := gs[0].Barrier(t.Context(), Call{Version: v, Step: 5}); !errors.Is(err, ending.class) {
 								t.Errorf("the next operation: %v", err)
 							}
@@ -353,8 +353,8 @@ func TestPlanTree(t *testing.T) {
 			}
 		}
 		merge := func(rank int) {
-			var make func(tree.Node) bool
-			make = func(at tree.Node) bool {
+			var complete func(tree.Node) bool
+			complete = func(at tree.Node) bool {
 				if have[rank][at] {
 					return true
 				}
@@ -362,11 +362,11 @@ func TestPlanTree(t *testing.T) {
 					return false
 				}
 				l, r := at.Split()
-				ml, mr := make(l), make(r)
+				ml, mr := complete(l), complete(r)
 				have[rank][at] = ml && mr
 				return ml && mr
 			}
-			make(root)
+			complete(root)
 		}
 		left := slices.Clone(p.Moves)
 		for progress := true; progress; {

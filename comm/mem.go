@@ -156,10 +156,10 @@ func newMemHalf(latency time.Duration) *memHalf {
 func (h *memHalf) close(readErr, writeErr error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.readErr == nil || readErr == net.ErrClosed {
+	if h.readErr == nil || errors.Is(readErr, net.ErrClosed) {
 		h.readErr = readErr
 	}
-	if h.writeErr == nil || writeErr == net.ErrClosed {
+	if h.writeErr == nil || errors.Is(writeErr, net.ErrClosed) {
 		h.writeErr = writeErr
 	}
 	h.readBy.stop()
@@ -172,7 +172,7 @@ func (h *memHalf) read(p []byte) (int, error) {
 	defer h.mu.Unlock()
 	for {
 		switch {
-		case h.readErr == net.ErrClosed:
+		case errors.Is(h.readErr, net.ErrClosed):
 			return 0, net.ErrClosed
 		case h.readBy.passed:
 			return 0, os.ErrDeadlineExceeded

@@ -43,7 +43,7 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 	if launched {
 		// What the program starts is no worker, even if it calls Main.
 		for _, name := range []string{control.EnvAgent, control.EnvWorker, control.EnvIncarnation} {
-			os.Unsetenv(name)
+			_ = os.Unsetenv(name) // it fails for impossible names only
 		}
 		os.Exit(launchedMain(id, define))
 	}
