@@ -371,7 +371,7 @@ func lostErr(err error) error {
 	switch {
 	case errors.Is(err, ErrLink), errors.Is(err, ErrNotMember), errors.Is(err, ErrClosed):
 		return err
-	case err == io.EOF:
+	case errors.Is(err, io.EOF):
 		return fmt.Errorf("%w: closed by the peer", ErrLink)
 	}
 	return fmt.Errorf("%w: %w", ErrLink, err)
