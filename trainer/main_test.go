@@ -56,9 +56,9 @@ func testProgram(f *flag.FlagSet) func() (trainer.Job, error) {
 		case "endless":
 			job.Steps = 1 << 30
 		case "environment":
-			for _, v := range os.Environ() {
-				if strings.HasPrefix(v, "SOLITON_") && !strings.HasPrefix(v, "SOLITON_KERNEL=") {
-					return job, fmt.Errorf("the program's children would get %s", v)
+			for _, name := range []string{control.EnvAgent, control.EnvWorker, control.EnvIncarnation} {
+				if v, ok := os.LookupEnv(name); ok {
+					return job, fmt.Errorf("the program's children would get %s=%s", name, v)
 				}
 			}
 			job.Steps = 1 << 30
