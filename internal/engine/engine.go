@@ -290,7 +290,7 @@ func (e *Engine) Moments(shard int) [][]float32 {
 	return e.shards[shard].Moments
 }
 
-// fail makes the error of a number that is not finite; layer may be -1.
+// nonFinite makes the error of a number that is not finite; layer may be -1.
 func (e *Engine) nonFinite(step, layer int, what string) error {
 	err := &NonFiniteError{Step: step, What: what}
 	if layer >= 0 {

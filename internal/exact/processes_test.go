@@ -66,8 +66,8 @@ func launch(t *testing.T, launcher string, args ...string) (trainer.Summary, []s
 }
 
 // However many processes and stages a job is spread over, and whatever kernels
-// each of them has, the bits are those of one process; and each worker did what
-// the plan says.
+// each of them has, the bits are those of one process; and the workers of each
+// stage together did all there was to do, and held no other stage's layers.
 func TestProcessesSameBits(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds and runs processes: not with -short")
