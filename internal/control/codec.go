@@ -81,6 +81,20 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Done](dec)
 	case Failed{}.kind():
 		m, err = decodeAs[Failed](dec)
+	case Query{}.kind():
+		m, err = decodeAs[Query](dec)
+	case Answer{}.kind():
+		m, err = decodeAs[Answer](dec)
+	case Order{}.kind():
+		m, err = decodeAs[Order](dec)
+	case Applied{}.kind():
+		m, err = decodeAs[Applied](dec)
+	case LinkLost{}.kind():
+		m, err = decodeAs[LinkLost](dec)
+	case Leave{}.kind():
+		m, err = decodeAs[Leave](dec)
+	case Harm{}.kind():
+		m, err = decodeAs[Harm](dec)
 	default:
 		return nil, fmt.Errorf("%w: unknown kind %.40q", ErrFormat, kind)
 	}

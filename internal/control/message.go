@@ -130,6 +130,52 @@ type Done struct {
 	Worker       rundir.Worker
 }
 
+// Query seals the worker and asks what it knows. A worker that has answered a
+// higher ballot does not answer.
+type Query struct {
+	Term, Attempt uint64 // the ballot
+}
+
+// Answer is the answer to a Query.
+type Answer struct {
+	Term, Attempt uint64
+	Report        []byte // an elastic.Report, encoded
+}
+
+// Order makes the worker apply a plan.
+type Order struct {
+	Order []byte // an elastic.Order, encoded
+}
+
+// Applied says that the worker has applied the plan of an Order, and has a task of it
+// running or ready, or none left. Of a boundary plan it says so when the plan is
+// live.
+type Applied struct {
+	Term, Attempt uint64 // of the Order
+	Generation, N int    // version of the plan
+	Opened        int    // links that were made for it
+	// Edit and Resume are the nanoseconds from the order's arrival until the
+	// plan was applied, and from then until there was work or none was left.
+	Edit, Resume int64
+}
+
+// LinkLost says that a link to another worker is down, which is evidence
+// about the link and not yet about either end.
+type LinkLost struct {
+	Worker, Incarnation int
+}
+
+// Leave says that the worker was asked, by its operating system, to end: its
+// state is to be handed over.
+type Leave struct{}
+
+// Harm is told just before a worker is harmed on purpose, with the moment in
+// nanoseconds of CLOCK_MONOTONIC. It is for measuring only.
+type Harm struct {
+	Kind string
+	At   int64
+}
+
 // FailKind says whose fault a failure is; the exit status follows from it.
 type FailKind string
 
@@ -149,6 +195,14 @@ type Failed struct {
 	Stack string // of a panic in user code, "" otherwise
 	Step  int    // the step in which it happened, from 1; 0 before the first
 }
+
+func (Query) kind() string    { return "query" }
+func (Answer) kind() string   { return "answer" }
+func (Order) kind() string    { return "order" }
+func (Applied) kind() string  { return "applied" }
+func (LinkLost) kind() string { return "link-lost" }
+func (Leave) kind() string    { return "leave" }
+func (Harm) kind() string     { return "harm" }
 
 func (Hello) kind() string  { return "hello" }
 func (Beat) kind() string   { return "beat" }

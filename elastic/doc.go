@@ -1,0 +1,2 @@
+// Package elastic decides what happens when workers are lost, leave or join.
+package elastic

@@ -1,0 +1,129 @@
+package elastic
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+
+	"github.com/soliton-train/soliton/elastic/graph"
+	"github.com/soliton-train/soliton/elastic/plan"
+)
+
+// Ballot orders the attempts to make a plan after a failure. Term is that of
+// the agents' agreement, Attempt counts within it.
+type Ballot struct {
+	Term    uint64 `json:"term"`
+	Attempt uint64 `json:"attempt"`
+}
+
+// Compare orders ballots.
+func (b Ballot) Compare(o Ballot) int {
+	return cmp.Or(cmp.Compare(b.Term, o.Term), cmp.Compare(b.Attempt, o.Attempt))
+}
+
+// String renders the ballot as "2.5".
+func (b Ballot) String() string { return fmt.Sprintf("%d.%d", b.Term, b.Attempt) }
+
+// Gate is a kind of [Point].
+type Gate uint8
+
+// The gates of a step, in their order.
+const (
+	Committed Gate = iota // the step's update is decided
+	Evaluated             // the evaluation after it has a result
+	Kept                  // the model of the ended run is written and hashed
+)
+
+func (g Gate) String() string {
+	if int(g) < len(gateNames) {
+		return gateNames[g]
+	}
+	return fmt.Sprintf("gate%d", uint8(g))
+}
+
+var gateNames = [...]string{"committed", "evaluated", "kept"}
+
+// Point is a place in the run that the workers pass together, in one exchange
+// of what each has to say: nobody is past it before all have come to it. So
+// two workers are never more than one point apart. The run begins at
+// Point{FromStep-1, Committed} of its first plan.
+type Point struct {
+	Step int  `json:"step"`
+	Gate Gate `json:"gate"`
+}
+
+// Compare orders points.
+func (p Point) Compare(o Point) int {
+	return cmp.Or(cmp.Compare(p.Step, o.Step), cmp.Compare(p.Gate, o.Gate))
+}
+
+// String renders the point as "step 7 committed".
+func (p Point) String() string { return fmt.Sprintf("step %d %v", p.Step, p.Gate) }
+
+// Report is a sealed worker's answer to a query. Until it applies a plan of
+// that ballot or a higher one, the worker passes no point, frees nothing, begins
+// no task and answers no lower ballot; tasks that were running finish.
+type Report struct {
+	// Plan is the version under which the worker works on what follows Passed.
+	Plan   plan.Version `json:"plan"`
+	Passed Point        `json:"passed"`
+	// Result is what was said in the exchange of Passed, with which others can
+	// pass, too; nil at the beginning of the run.
+	Result []byte `json:"result,omitempty"`
+
+	// Works are the pairs assigned to the worker in the step that follows
+	// Passed; none where it is not in a step.
+	Works []graph.Status `json:"works,omitempty"`
+	// Complete are the ranges that the worker owns or mirrors whose gradient
+	// of that step is complete here.
+	Complete []plan.Range `json:"complete,omitempty"`
+}
+
+// Peer is a worker of a plan and where others reach it.
+type Peer struct {
+	plan.Worker
+	Addr string `json:"addr"`
+}
+
+// Order makes a worker apply a plan.
+//
+// One with a ballot is the end of a recovery: the worker passes the point
+// Passed with Result, if it has not, goes on under the plan, and is not sealed
+// any more. One without is a boundary plan: it goes live after the first
+// commit for which all workers have received it.
+type Order struct {
+	Ballot Ballot    `json:"ballot"`
+	Plan   plan.Plan `json:"plan"`
+	Peers  []Peer    `json:"peers"` // the workers of the plan
+
+	Passed Point  `json:"passed"`
+	Result []byte `json:"result,omitempty"`
+
+	// Restart says that a shard has no holder left: all state is given up, and
+	// the run goes on from the checkpoint in the directory From, or from the
+	// job's own beginning if that is "". Passed is the point to go on from.
+	Restart bool   `json:"restart,omitempty"`
+	From    string `json:"from,omitempty"`
+}
+
+// Encode returns the wire form.
+func (r Report) Encode() ([]byte, error) { return json.Marshal(r) }
+
+// Encode returns the wire form.
+func (o Order) Encode() ([]byte, error) { return json.Marshal(o) }
+
+// ParseReport reads the wire form. What it says is not checked against a plan.
+func ParseReport(b []byte) (r Report, err error) {
+	if err := json.Unmarshal(b, &r); err != nil {
+		return Report{}, fmt.Errorf("elastic: report: %w", err)
+	}
+	return r, nil
+}
+
+// ParseOrder reads the wire form. The plan in it is not validated.
+func ParseOrder(b []byte) (o Order, err error) {
+	if err := json.Unmarshal(b, &o); err != nil {
+		return Order{}, fmt.Errorf("elastic: order: %w", err)
+	}
+	return o, nil
+}
