@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"unsafe"
 
 	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/tree"
 	"github.com/soliton-train/soliton/zero"
@@ -21,8 +23,9 @@ import (
 type record struct {
 	squares  zero.Fixed // of the gradients of the owned shards
 	lr       float64
+	spoiled  int          // a layer whose gradient is not finite, -1 if there is none
+	newest   plan.Version // of the plans that have come
 	stop     string
-	spoiled  int // a layer whose gradient is not finite, -1 if there is none
 	lossSums []lossSum
 }
 
@@ -33,13 +36,14 @@ type lossSum struct {
 
 const (
 	stopSize    = 24
-	recordSize  = 32 + stopSize
+	recordSize  = 48 + stopSize
 	lossSumSize = 32
 )
 
 func (r record) append(b []byte) []byte {
 	le := binary.LittleEndian
-	for _, v := range []uint64{r.squares.Hi, r.squares.Lo, math.Float64bits(r.lr), uint64(int64(r.spoiled))} {
+	for _, v := range []uint64{r.squares.Hi, r.squares.Lo, math.Float64bits(r.lr), uint64(int64(r.spoiled)),
+		uint64(r.newest.Generation), uint64(r.newest.N)} {
 		b = le.AppendUint64(b, v)
 	}
 	var stop [stopSize]byte
@@ -53,108 +57,244 @@ func (r record) append(b []byte) []byte {
 	return b
 }
 
-// parseRecord reads a record whose length is that of the plan.
-func parseRecord(b []byte) record {
+// parseRecord reads a record of a step of so many micro-batches.
+func parseRecord(b []byte, micros int) (record, error) {
+	if len(b) < recordSize || (len(b)-recordSize)%lossSumSize != 0 {
+		return record{}, fmt.Errorf("a record of %d bytes", len(b))
+	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
 	r := record{
 		squares: zero.Fixed{Hi: word(0), Lo: word(1)},
 		lr:      math.Float64frombits(word(2)),
 		spoiled: int(int64(word(3))),
-		stop:    string(bytes.TrimRight(b[32:recordSize], "\x00")),
+		newest:  plan.Version{Generation: int(word(4)), N: int(word(5))},
+		stop:    string(bytes.TrimRight(b[48:recordSize], "\x00")),
 	}
+	root := tree.Root(micros)
 	for b = b[recordSize:]; len(b) > 0; b = b[lossSumSize:] {
-		r.lossSums = append(r.lossSums, lossSum{
-			tree.Node{Lo: int(word(0)), Hi: int(word(1))},
-			Loss{math.Float64frombits(word(2)), int64(word(3))},
-		})
+		n := tree.Node{Lo: int(word(0)), Hi: int(word(1))}
+		if _, _, ok := n.Parent(root); !ok && n != root {
+			return record{}, fmt.Errorf("a loss of %v, which is no node of %v", n, root)
+		}
+		r.lossSums = append(r.lossSums, lossSum{n, Loss{math.Float64frombits(word(2)), int64(word(3))}})
 	}
-	return r
+	return r, nil
 }
 
 // Tags of operations of the group of all workers.
 const (
 	tagCommit = iota
 	tagEvaluate
-	tagCollect
+	tagKeep
 )
 
-// exchange lets every worker know what all of them say. size gives the bytes
-// that each one says.
-func (e *Engine) exchange(ctx context.Context, step, tag int, mine []byte, size func(plan.WorkerID) int) ([][]byte, error) {
-	parts := []int{0}
-	for _, w := range e.plan.Workers {
-		parts = append(parts, parts[len(parts)-1]+size(w.ID))
-	}
-	all := make([]byte, parts[len(parts)-1])
-	copy(all[parts[e.rank]:], mine)
-	call := e.call(step, tag)
-	call.Priority = comm.Control
-	if err := e.everyone.AllGather(ctx, call, all, parts); err != nil {
-		return nil, err
-	}
-	said := make([][]byte, len(e.plan.Workers))
-	for i := range said {
-		said[i] = all[parts[i]:parts[i+1]]
-	}
-	return said, nil
+// operate runs an operation of a group beside the loop, which calls done when
+// it has succeeded. One that fails because something about the group has
+// changed waits for the next plan.
+func (e *Engine) operate(f func() error, done func()) {
+	e.ops++
+	ctx := e.opsCtx
+	e.tasks.Go(func() {
+		err := f()
+		e.mail.put(func() {
+			e.ops--
+			switch {
+			case err == nil && ctx.Err() == nil:
+				done()
+			case err == nil, passing(err):
+				e.broken = true
+			default:
+				e.fail(err)
+			}
+		})
+	})
 }
 
-// commit is the point after which a step can only go forward. Nobody has
-// changed a parameter before, and all workers come to the same result.
-func (e *Engine) commit(ctx context.Context, step int) (Result, zero.Update, error) {
+// passing reports whether an error is about links and members, which the next
+// plan puts right.
+func passing(err error) bool {
+	for _, class := range []error{comm.ErrLink, comm.ErrAborted, comm.ErrVersion, comm.ErrRefused, comm.ErrNotMember, comm.ErrStale, comm.ErrClosed} {
+		if errors.Is(err, class) {
+			return true
+		}
+	}
+	return errors.Is(err, context.Canceled)
+}
+
+// sayCommit computes what this worker says in the commit.
+func (e *Engine) sayCommit(r *request) {
+	step := r.point.Step
 	lr := e.c.LR(step)
 	mine := record{lr: lr, stop: e.c.Stop(), spoiled: -1}
-	for i := len(e.shards) - 1; i >= 0; i-- {
-		if e.shards[i] == nil {
-			continue
-		}
-		s, err := e.shards[i].Squares(e.c.Pool, e.total(i), e.normScale)
-		sum, fits := mine.squares.Add(s)
-		if err != nil && !errors.Is(err, zero.ErrNonFinite) {
-			return Result{}, zero.Update{}, err
-		}
-		if err != nil || !fits {
-			// NaN spreads from the layer it comes up in to the layers before, so
-			// the last layer is the one to name.
-			mine.spoiled = max(mine.spoiled, e.plan.Shards[i].Layer)
-			continue
-		}
-		mine.squares = sum
-	}
 	last := len(e.plan.Stages) - 1
-	for _, n := range e.plan.Nodes(last, e.c.Self, step) {
+	for _, n := range e.plan.Nodes(last, e.c.Self.ID, step) {
 		loss, ok := e.losses.At(n)
 		if !ok {
 			panic("engine: commit of an incomplete step")
 		}
 		mine.lossSums = append(mine.lossSums, lossSum{n, loss})
 	}
-	said, err := e.exchange(ctx, step, tagCommit, mine.append(nil), func(w plan.WorkerID) int {
-		return recordSize + lossSumSize*len(e.plan.Nodes(last, w, step))
-	})
-	if err != nil {
-		return Result{}, zero.Update{}, err
+	shards := e.inOrder()
+	totals := make([][]float32, len(shards))
+	for i, sh := range shards {
+		totals[i] = sh.total
 	}
-	return e.decide(step, lr, said)
+	e.do(onJob, func() error {
+		for i, sh := range slices.Backward(shards) {
+			if !sh.owner {
+				continue
+			}
+			s, err := sh.state.Squares(e.c.Pool, totals[i], e.normScale)
+			sum, fits := mine.squares.Add(s)
+			if err != nil && !errors.Is(err, zero.ErrNonFinite) {
+				return err
+			}
+			if err != nil || !fits {
+				// NaN spreads from the layer it comes up in to the layers before, so
+				// the last layer is the one to name.
+				mine.spoiled = max(mine.spoiled, sh.Layer)
+				continue
+			}
+			mine.squares = sum
+		}
+		return nil
+	}, func(err error) {
+		if err != nil {
+			e.fail(err)
+			return
+		}
+		mine.newest = e.newest()
+		r.said = mine.append(nil)
+		r.size = func(w plan.WorkerID) int { return recordSize + lossSumSize*len(e.plan.Nodes(last, w, step)) }
+	})
 }
 
-// decide draws the conclusions from what all workers said.
-func (e *Engine) decide(step int, lr float64, said [][]byte) (Result, zero.Update, error) {
+// newest returns the newest plan that has come.
+func (e *Engine) newest() plan.Version {
+	v := e.plan.Version
+	for _, o := range e.pending {
+		if v.Compare(o.Plan.Version) < 0 {
+			v = o.Plan.Version
+		}
+	}
+	return v
+}
+
+// startExchange lets every worker know what all of them say, which takes them
+// past the operation's point together.
+func (e *Engine) startExchange(r *request) {
+	parts := []int{0}
+	for _, w := range e.plan.Workers {
+		parts = append(parts, parts[len(parts)-1]+r.size(w.ID))
+	}
+	all := make([]byte, parts[len(parts)-1])
+	if copy(all[parts[e.rank]:parts[e.rank+1]], r.said) != len(r.said) {
+		panic("engine: a worker says more in an exchange than it may")
+	}
+	call := e.call(r.point.Step, int(r.point.Gate))
+	call.Priority = comm.Control
+	r.exchanging = true
+	g, ctx := e.everyone, e.opsCtx
+	ballot := e.ballot
+	e.operate(func() error { return g.AllGather(ctx, call, all, parts) }, func() {
+		if e.sealed || e.ballot != ballot || e.req != r {
+			return // it has said that it did not pass
+		}
+		said := make([][]byte, len(e.plan.Workers))
+		for i := range said {
+			said[i] = all[parts[i]:parts[i+1]]
+		}
+		e.pass(said)
+	})
+}
+
+// pass takes this worker past the point of its operation. said is what each
+// worker of the plan said.
+func (e *Engine) pass(said [][]byte) {
+	r := e.req
+	e.passed, e.result = r.point, encodeSaid(said)
+	if r.point.Gate != elastic.Committed {
+		if err := r.conclude(said); err != nil {
+			e.fail(err)
+			return
+		}
+		e.req = nil
+		r.end(nil)
+		return
+	}
+	u, next, err := e.decide(r, said)
+	if err != nil {
+		e.fail(err)
+		return
+	}
+	r.result.Plan = e.plan.Version
+	r.result.Forwards, r.result.Backwards = e.forwards, e.backwards
+	if next != e.plan.Version {
+		e.goLive(next)
+	}
+	e.update(r.point.Step, u, func() {
+		for l, sums := range e.grads {
+			if sums != nil && e.step.layers[l] != nil {
+				for _, g := range sums.Clear() {
+					e.free.put(g)
+				}
+			}
+		}
+		e.losses.Clear()
+		e.step.release(e)
+		e.step, e.req = nil, nil
+		r.end(nil)
+	})
+}
+
+// encodeSaid and decodeSaid turn what all workers said into bytes and back.
+func encodeSaid(said [][]byte) []byte {
+	b := []byte{}
+	for _, s := range said {
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(s)))
+		b = append(b, s...)
+	}
+	return b
+}
+
+func decodeSaid(b []byte) (said [][]byte, err error) {
+	for len(b) > 0 {
+		if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b)) > uint64(len(b)-4) {
+			return nil, errors.New("a result that is cut off")
+		}
+		n := int(binary.LittleEndian.Uint32(b))
+		said = append(said, b[4:4+n])
+		b = b[4+n:]
+	}
+	return said, nil
+}
+
+// decide draws the conclusions from what all workers said. next is the plan of
+// the next step.
+func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.Version, err error) {
+	step := req.point.Step
+	lr := e.c.LR(step)
 	r := Result{Step: step, LR: lr}
-	losses := tree.NewSums(e.plan.Micros(), Loss.add)
+	losses := tree.NewSums(e.micros, Loss.add)
 	var squares zero.Fixed
 	spoiled := -1
 	for i, b := range said {
-		rec := parseRecord(b)
+		rec, err := parseRecord(b, e.micros)
+		if err != nil {
+			return u, next, fmt.Errorf("step %d: worker %d sent %w", step, e.plan.Workers[i].ID, err)
+		}
 		if math.Float64bits(rec.lr) != math.Float64bits(lr) {
-			return Result{}, zero.Update{}, fmt.Errorf("step %d: worker %d has the learning rate %v, and worker %d has %v",
-				step, e.c.Self, lr, e.plan.Workers[i].ID, rec.lr)
+			return u, next, fmt.Errorf("step %d: worker %d has the learning rate %v, and worker %d has %v",
+				step, e.c.Self.ID, lr, e.plan.Workers[i].ID, rec.lr)
 		}
 		r.Stop = cmp.Or(r.Stop, rec.stop)
 		spoiled = max(spoiled, rec.spoiled)
+		if i == 0 || rec.newest.Compare(next) < 0 {
+			next = rec.newest
+		}
 		sum, fits := squares.Add(rec.squares)
 		if !fits {
-			return Result{}, zero.Update{}, e.nonFinite(step, len(e.c.Layers)-1, "gradient")
+			return u, next, e.nonFinite(step, len(e.c.Layers)-1, "gradient")
 		}
 		squares = sum
 		for _, s := range rec.lossSums {
@@ -164,13 +304,15 @@ func (e *Engine) decide(step int, lr float64, said [][]byte) (Result, zero.Updat
 	loss, ok := losses.Total()
 	switch {
 	case !ok:
-		return Result{}, zero.Update{}, fmt.Errorf("step %d: the losses of the workers do not make up the step", step)
+		return u, next, fmt.Errorf("step %d: the losses of the workers do not make up the step", step)
 	case loss.Count < 1:
-		return Result{}, zero.Update{}, fmt.Errorf("step %d: the loss counted no target, so it has no mean", step)
+		return u, next, fmt.Errorf("step %d: the loss counted no target, so it has no mean", step)
 	case !finite(loss.Sum):
-		return Result{}, zero.Update{}, e.nonFinite(step, -1, "loss")
+		return u, next, e.nonFinite(step, -1, "loss")
+	case spoiled >= len(e.c.Layers):
+		return u, next, fmt.Errorf("step %d: a worker speaks of layer %d of %d", step, spoiled, len(e.c.Layers))
 	case spoiled >= 0:
-		return Result{}, zero.Update{}, e.nonFinite(step, spoiled, "gradient")
+		return u, next, e.nonFinite(step, spoiled, "gradient")
 	}
 	r.Loss, r.Targets = loss.Mean(), loss.Count
 	r.GradNorm = zero.Norm(squares, e.normScale) / float64(loss.Count)
@@ -178,99 +320,8 @@ func (e *Engine) decide(step int, lr float64, said [][]byte) (Result, zero.Updat
 	if clip := e.c.ClipNorm; clip > 0 {
 		factor = min(1, clip/(r.GradNorm+1e-6))
 	}
-	return r, zero.Update{Step: step, LR: float32(lr), GradScale: float32(factor / float64(loss.Count))}, nil
-}
-
-// total returns the complete gradient of an owned shard.
-func (e *Engine) total(shard int) []float32 {
-	if e.totals[shard] != nil {
-		return e.totals[shard]
-	}
-	sh := e.plan.Shards[shard]
-	g, ok := e.grads[sh.Layer].Total()
-	if !ok {
-		panic("engine: commit of an incomplete step")
-	}
-	return g[sh.Lo:sh.Hi]
-}
-
-// update applies a committed update to the owned shards, and begins to bring
-// the new parameters to all workers of their stages, first layers first.
-func (e *Engine) update(ctx context.Context, step int, u zero.Update) error {
-	// What others still read of the old parameters must be with them, and what
-	// is on its way here must have arrived.
-	if err := e.settle(ctx); err != nil {
-		return err
-	}
-	st := e.step
-	e.step = nil
-	for i, sh := range e.plan.Shards {
-		stage := e.plan.StageOf(sh.Layer)
-		if _, held := e.c.Stages[stage]; !held {
-			continue
-		}
-		params := e.c.Layers[sh.Layer].Params[sh.Lo:sh.Hi]
-		key := comm.Key{Kind: comm.KindParams, Step: uint64(step), Layer: int32(sh.Layer), Lo: int64(sh.Lo), Hi: int64(sh.Hi)}
-		if e.shards[i] == nil {
-			e.params[sh.Layer] = append(e.params[sh.Layer], e.c.Network.Expect(key, comm.Bytes(params)))
-			continue
-		}
-		e.shards[i].Update(e.c.Pool, params, e.total(i), u)
-		for _, w := range e.plan.Stages[stage].Workers {
-			if w != e.c.Self {
-				e.sent = append(e.sent, e.c.Network.Post(e.session(w), key, comm.Bytes(params), comm.Bulk+comm.Priority(sh.Layer)))
-			}
-		}
-	}
-	for _, sums := range e.grads {
-		if sums == nil {
-			continue
-		}
-		for _, g := range sums.Clear() {
-			e.free.put(g)
-		}
-	}
-	e.losses.Clear()
-	for _, s := range st.sends {
-		if err := s.Wait(ctx); err != nil {
-			return err
-		}
-	}
-	for _, b := range st.kept {
-		e.free.put(b)
-	}
-	return nil
-}
-
-// arrivals are the parameters of a layer on their way here.
-type arrivals []*comm.Receiving
-
-// wait returns when all are there.
-func (a *arrivals) wait(ctx context.Context) error {
-	for _, r := range *a {
-		if _, _, err := r.Wait(ctx); err != nil {
-			return err
-		}
-	}
-	*a = (*a)[:0]
-	return nil
-}
-
-// settle waits until no parameters are on their way, neither from here nor to
-// here.
-func (e *Engine) settle(ctx context.Context) error {
-	for l := range e.params {
-		if err := e.params[l].wait(ctx); err != nil {
-			return err
-		}
-	}
-	for _, s := range e.sent {
-		if err := s.Wait(ctx); err != nil {
-			return err
-		}
-	}
-	e.sent = e.sent[:0]
-	return nil
+	req.result = r
+	return zero.Update{Step: step, LR: float32(lr), GradScale: float32(factor / float64(loss.Count))}, next, nil
 }
 
 // int64Bytes returns the memory of x; workers have one byte order.

@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"time"
 
 	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic/graph"
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/tensor"
@@ -20,8 +21,8 @@ import (
 type Layer struct {
 	Name    string
 	Tensors []zero.Tensor
-	// Params holds all tensors, one after the other, if a stage of this worker
-	// has the layer, else it is nil. The engine updates them.
+	// Params holds all tensors, one after the other, once Config.Stage has made
+	// a stage with the layer, else it is nil. The engine updates them.
 	Params []float32
 }
 
@@ -40,13 +41,21 @@ type Load func(i uint64, in, target tensor.Tensor) error
 // Config describes a job, and a worker's part in it, to the engine. Every
 // field is needed.
 type Config struct {
-	Plan *plan.Plan    // valid
-	Self plan.WorkerID // a worker of the plan
-	// Network has admitted all workers of the plan.
+	Self plan.Worker // our session
+	// Network is the engine's: it says who is admitted.
 	Network *comm.Endpoint
+	// First brings the first plan, which is valid. Its Passed is the point
+	// from which the run goes on.
+	First elastic.Order
 
-	Stages        map[int]Stage // those of the plan that this worker serves
-	Layers        []Layer       // of the whole model
+	// Stage makes layers [lo, hi) run here, and sets their Params in Layers to
+	// memory of unspecified content.
+	Stage  func(lo, hi int) Stage
+	Layers []Layer // of the whole model
+	// Begin fills in the state of a range at the point First.Passed. moments
+	// are zero before; nil where they are not wanted.
+	Begin func(r zero.Range, params []float32, moments [][]float32) error
+
 	Input, Target tensor.Spec
 	GlobalBatch   int // samples of a step
 	MicroBatch    int // samples of a micro-batch; divides GlobalBatch
@@ -58,124 +67,304 @@ type Config struct {
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
+	// Applied is told of every plan that is live here, by the engine's
+	// goroutine: it must not wait.
+	Applied func(Applied)
 }
 
-// Engine executes a worker's part of the steps.
-type Engine struct {
-	c         Config
-	plan      *plan.Plan
-	version   comm.Version
-	rank      int // of this worker in plan.Workers
-	everyone  *comm.Group
-	groups    map[int]*comm.Group // of the stages this worker serves with others
-	shards    []*zero.Shard       // by index in the plan; nil where another worker owns it
-	totals    [][]float32         // the complete gradient of each owned shard
-	normScale int
+// Applied says that a plan is live on this worker, and that there is work
+// under it or none left.
+type Applied struct {
+	Ballot  elastic.Ballot // of the order that brought it
+	Version plan.Version
+	Opened  int // links that were made for it
+	// Edit is the time from the order's arrival, or from the commit that made
+	// a boundary plan live, until the plan was applied; Resume the time from
+	// then until a task was running, or ready, or none was left.
+	Edit, Resume time.Duration
+}
 
-	grads   []*tree.Sums[[]float32] // of each layer that this worker holds
-	losses  *tree.Sums[Loss]
-	free    pool
-	batches []*batch // not in use
+// Engine executes a worker's part of the steps. One goroutine, its loop, owns
+// all its state; another one computes. Methods may be called from any
+// goroutine, but there is one operation (Step, Evaluate, Keep) at a time.
+type Engine struct {
+	c      Config
+	micros int
+
+	mail    mailbox
+	ctx     context.Context // of the whole engine
+	cancel  context.CancelFunc
+	ended   chan struct{} // the loop has ended
+	compute chan func()
+	tasks   sync.WaitGroup // goroutines besides the loop
+
+	// All below belongs to the loop.
+	err error    // why nothing goes on
+	req *request // the operation, nil between two
+
+	plan    *plan.Plan // applied; no workers before the first
+	version comm.Version
+	rank    int          // of this worker in plan.Workers
+	live    plan.Version // under which to go on after passed
+	start   elastic.Point
+	passed  elastic.Point
+	result  []byte // of the exchange of passed
+
+	sealed   bool
+	ballot   elastic.Ballot
+	order    *elastic.Order // to be applied now
+	edited   bool           // its groups are
+	opened   int            // links for it
+	came     time.Time      // when it did
+	resuming *Applied       // applied, but no task began yet
+	at       time.Time      // when it was applied
+	pending  []elastic.Order
+	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
+
+	// Operations of groups that go on, and what ends them.
+	ops       int
+	opsCtx    context.Context
+	opsCancel context.CancelFunc
+	broken    bool // one has failed: nothing works before the next plan
+
+	everyone *comm.Group
+	groups   map[int]*comm.Group // of stages this worker serves with others
+	stages   map[int]Stage
+	shards   map[plan.Range]*shard
+	index    map[plan.Range]int // of all shards of the plan
+	arrivals []arrivals         // of each layer: parameters on their way from their owners
+	sent     []*comm.Sending    // of memory that the update changes
+
+	busy    work
+	jobStop context.CancelFunc // ends a job that goes on
+
+	normScale int
+	grads     []*tree.Sums[[]float32] // of each layer that this worker holds
+	losses    *tree.Sums[Loss]
+	free      pool
+	late      []lateBuffer
+	batches   []*batch // not in use; of the computing goroutine
 
 	shapes []shape // of the input of each stage
-	mail   mailbox
-	tasks  sync.WaitGroup // goroutines of reductions
-
 	step   *stepState
-	params []arrivals      // of each layer: parameters on their way from their owners
-	sent   []*comm.Sending // parameters on their way to others
 
-	// Forwards and Backwards count passes of training.
-	Forwards, Backwards int64
+	forwards, backwards int64
 }
 
-// New returns an engine before its first step. It links the worker with those
-// the plan brings it together with, so it returns when they are there.
-func New(ctx context.Context, c Config) (*Engine, error) {
-	if c.GlobalBatch%c.MicroBatch != 0 || c.Plan.Micros() != c.GlobalBatch/c.MicroBatch {
-		return nil, fmt.Errorf("engine: micro-batches of %d of a global batch of %d are not the %d of the plan", c.MicroBatch, c.GlobalBatch, c.Plan.Micros())
+// work is what the computing goroutine does.
+type work uint8
+
+const (
+	idle   work = iota
+	onPass      // a forward or backward pass
+	onJob       // anything else; a plan is applied after it
+)
+
+// New returns an engine, which goes on from c.First.Passed.
+func New(c Config) (*Engine, error) {
+	p := &c.First.Plan
+	if c.GlobalBatch%c.MicroBatch != 0 || p.Micros() != c.GlobalBatch/c.MicroBatch {
+		return nil, fmt.Errorf("engine: micro-batches of %d of a global batch of %d are not the %d of the plan", c.MicroBatch, c.GlobalBatch, p.Micros())
 	}
 	e := &Engine{
 		c:         c,
-		plan:      c.Plan,
-		version:   comm.Version{Generation: uint64(c.Plan.Version.Generation), N: uint64(c.Plan.Version.N)},
+		micros:    p.Micros(),
+		mail:      newMailbox(),
+		ended:     make(chan struct{}),
+		compute:   make(chan func(), 1),
+		plan:      new(plan.Plan),
+		start:     c.First.Passed,
+		passed:    c.First.Passed,
+		live:      p.Version,
+		lossy:     make(map[plan.WorkerID]bool),
 		groups:    make(map[int]*comm.Group),
+		stages:    make(map[int]Stage),
+		shards:    make(map[plan.Range]*shard),
+		arrivals:  make([]arrivals, len(c.Layers)),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
-		losses:    tree.NewSums(c.Plan.Micros(), Loss.add),
-		shapes:    make([]shape, len(c.Plan.Stages)),
-		params:    make([]arrivals, len(c.Layers)),
-		mail:      newMailbox(),
+		losses:    tree.NewSums(p.Micros(), Loss.add),
 	}
-	for i, w := range c.Plan.Workers {
-		if w.ID == c.Self {
-			e.rank = i
+	e.ctx, e.cancel = context.WithCancel(context.Background())
+	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
+	e.order, e.came = &c.First, time.Now()
+	e.tasks.Go(e.runCompute)
+	go e.loop()
+	e.mail.put(func() {})
+	return e, nil
+}
+
+// Close ends the engine where it is, and returns when all its goroutines have
+// ended. The computing one ends after what it runs.
+func (e *Engine) Close() {
+	e.cancel()
+	<-e.ended
+}
+
+// loop owns the engine's state.
+func (e *Engine) loop() {
+	defer close(e.ended)
+	defer func() {
+		e.opsCancel()
+		if e.everyone != nil {
+			e.everyone.Close()
+		}
+		for _, g := range e.groups {
+			g.Close()
+		}
+		close(e.compute)
+		e.tasks.Wait()
+		for range e.mail.take() { // what they leave is about an engine that is no more
+		}
+		e.fail(errClosed)
+		e.discard()
+	}()
+	for {
+		select {
+		case <-e.mail.signal:
+		case <-e.ctx.Done():
+			return
+		}
+		for _, f := range e.mail.take() {
+			f()
+		}
+		e.advance()
+	}
+}
+
+// advance does all that can be done now.
+func (e *Engine) advance() {
+	if e.err != nil {
+		return
+	}
+	if e.order != nil && !e.obey() {
+		return
+	}
+	if e.sealed || e.order != nil {
+		return
+	}
+	if e.req != nil {
+		switch e.req.point.Gate {
+		case elastic.Committed:
+			e.advanceStep()
+		default:
+			e.advanceJob()
 		}
 	}
-	for s := range c.Stages {
-		for l := c.Plan.Stages[s].Lo; l < c.Plan.Stages[s].Hi; l++ {
-			e.grads[l] = tree.NewSums(c.Plan.Micros(), e.mergeGrads)
+	e.resumed()
+}
+
+// fail ends the operation; no other is begun.
+func (e *Engine) fail(err error) {
+	if e.err == nil {
+		e.err = err
+	}
+	if e.req != nil {
+		e.req.end(e.err)
+		e.req = nil
+	}
+}
+
+var errClosed = errors.New("engine: closed")
+
+// discard gives up the step in flight.
+func (e *Engine) discard() {
+	if e.step == nil {
+		return
+	}
+	for p, w := range e.step.works {
+		if w.pass != nil {
+			e.stages[p.Stage].Drop(w.pass)
 		}
 	}
-	e.shards = make([]*zero.Shard, len(c.Plan.Shards))
-	e.totals = make([][]float32, len(c.Plan.Shards))
-	for i, sh := range c.Plan.Shards {
-		if sh.Owner != c.Self {
-			continue
-		}
+	e.step = nil
+}
+
+// runCompute is the goroutine that computes.
+func (e *Engine) runCompute() {
+	for f := range e.compute {
+		f()
+	}
+}
+
+// do computes f, and then calls after in the loop. A panic in f ends the
+// operation, whose caller gets it.
+func (e *Engine) do(kind work, f func() error, after func(error)) {
+	e.busy = kind
+	job := func() {
 		var err error
-		if e.shards[i], err = zero.NewShard(c.Rule, zero.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi}, c.Layers[sh.Layer].Tensors); err != nil {
-			return nil, err
-		}
-		if len(c.Plan.Stages[c.Plan.StageOf(sh.Layer)].Workers) > 1 {
-			e.totals[i] = make([]float32, sh.Hi-sh.Lo)
-		}
-	}
-	return e, e.join(ctx)
-}
-
-// join makes the groups: of all workers, and of the stages this worker serves
-// with others.
-func (e *Engine) join(ctx context.Context) error {
-	group := func(id uint16, members []plan.WorkerID) (*comm.Group, error) {
-		g, err := e.c.Network.NewGroup(id)
-		if err != nil {
-			return nil, err
-		}
-		sessions := make([]comm.Session, len(members))
-		for i, m := range members {
-			sessions[i] = e.session(m)
-		}
-		_, err = g.Edit(ctx, e.version, sessions)
-		return g, err
-	}
-	all := make([]plan.WorkerID, len(e.plan.Workers))
-	for i, w := range e.plan.Workers {
-		all[i] = w.ID
-	}
-	var err error
-	if e.everyone, err = group(0, all); err != nil {
-		return err
-	}
-	for s := range e.c.Stages {
-		if members := e.plan.Stages[s].Workers; len(members) > 1 {
-			if e.groups[s], err = group(uint16(1+s), members); err != nil {
-				return err
+		defer func() {
+			if v := recover(); v != nil {
+				err = newPanic(v)
 			}
-		}
+			e.mail.put(func() {
+				e.busy = idle
+				if p := new(panicError); errors.As(err, &p) {
+					e.fail(p)
+					return
+				}
+				after(err)
+			})
+		}()
+		err = f()
 	}
-	return nil
+	e.compute <- job // there is room: it was idle
 }
 
-// session returns the session of a worker of the plan.
-func (e *Engine) session(id plan.WorkerID) comm.Session {
-	w, _ := e.plan.Worker(id)
-	return comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: uint32(w.Incarnation)}
+// request is an operation that was asked for.
+type request struct {
+	point elastic.Point // at which it ends
+	done  chan struct{}
+	err   error
+
+	result Result // of a step
+
+	// Of other operations: job computes what this worker says in the exchange
+	// at the end, as many bytes as size says; conclude reads what all said.
+	job      func(ctx context.Context) ([]byte, error)
+	size     func(plan.WorkerID) int
+	conclude func(said [][]byte) error
+
+	said       []byte // by this worker, nil before it is known
+	exchanging bool
 }
 
-func (e *Engine) call(step int, tag int) comm.Call {
-	return comm.Call{Version: e.version, Step: uint64(step), Tag: uint16(tag), Priority: comm.Bulk}
+func (r *request) end(err error) {
+	r.err = err
+	close(r.done)
 }
+
+// ask hands an operation to the loop and waits for its end.
+func (e *Engine) ask(ctx context.Context, r *request) error {
+	r.done = make(chan struct{})
+	e.mail.put(func() {
+		switch {
+		case e.err != nil:
+			r.end(e.err)
+		case e.req != nil:
+			r.end(errors.New("engine: two operations at a time"))
+		default:
+			e.req = r
+		}
+	})
+	select {
+	case <-r.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-e.ended:
+		return errClosed
+	}
+	if p := new(panicError); errors.As(r.err, &p) {
+		panic(p.Panic)
+	}
+	return r.err
+}
+
+// panicError is a panic of the computing goroutine on its way to the caller of
+// the operation, who panics with it.
+type panicError struct{ *kernel.Panic }
+
+func (*panicError) Error() string { return "panic" }
 
 // Loss is a sum of losses over some targets.
 type Loss struct {
@@ -196,98 +385,96 @@ type Result struct {
 	LR       float64
 	GradNorm float64 // norm of the gradient of the mean loss, before clipping
 	Stop     string  // why a worker was asked to end the run, "" if none was
+
+	// Of this worker:
+	Plan                plan.Version // under which the step was committed
+	Forwards, Backwards int64        // passes of training that it has run so far
 }
 
-// Step executes a step, numbered from 1. Steps must be executed in order.
-// After an error of a step of several workers no other can be executed.
+// Step executes the step that follows what was passed, numbered from 1. Like
+// every operation it goes on through the loss of other workers, for as long as
+// orders come. After an error no other operation can be executed. A panic in
+// the stages is one here.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	err := e.compute(ctx, step)
-	if err != nil {
-		cancel() // reductions end
-	}
-	e.tasks.Wait()
-	defer cancel()
-	if err != nil {
-		e.discard()
-		return Result{}, err
-	}
-	r, u, err := e.commit(ctx, step)
-	if err != nil {
-		e.discard()
-		return Result{}, err
-	}
-	return r, e.update(ctx, step, u)
+	r := &request{point: elastic.Point{Step: step, Gate: elastic.Committed}}
+	err := e.ask(ctx, r)
+	return r.result, err
 }
 
-// discard gives up the step in flight.
-func (e *Engine) discard() {
-	e.losses.Clear()
-	for _, s := range e.grads {
-		if s != nil {
-			for _, g := range s.Clear() {
-				e.free.put(g)
-			}
+// Moments returns the optimizer's numbers for a range that is owned or
+// mirrored here, nil for others. There must be no operation.
+func (e *Engine) Moments(r plan.Range) (moments [][]float32) {
+	e.inspect(func() {
+		if sh := e.shards[r]; sh != nil {
+			moments = sh.state.Moments
 		}
-	}
-	for s, st := range e.c.Stages {
-		for p, w := range e.step.works {
-			if p.Stage == s && w.pass != nil {
-				st.Drop(w.pass)
-			}
-		}
-	}
-	e.step = nil
+	})
+	return moments
 }
 
-// Close ends the engine after its last step, together with those of all other
-// workers: it returns when nobody needs anything of this worker any more, so
-// that the network can be closed.
-func (e *Engine) Close(ctx context.Context, step int) error {
-	if err := e.settle(ctx); err != nil {
-		return err
-	}
-	// A lost link would end the groups' operations on others. So everyone says
-	// to the first worker that it is done, and leaves when that one has heard
-	// it from all.
-	first := e.plan.Workers[0].ID
-	key := func(phase, rank int) comm.Key {
-		return comm.Key{Kind: comm.KindUser, Step: uint64(step), Layer: int32(phase), Micro: int32(rank)}
-	}
-	const done, leave = -1, -2
-	if e.c.Self != first {
-		if err := e.c.Network.Send(ctx, e.session(first), key(done, e.rank), nil, comm.Control); err != nil {
-			return err
-		}
-		if _, _, err := e.c.Network.Receive(ctx, key(leave, 0), nil); err != nil {
-			return err
-		}
-	} else {
-		for rank := 1; rank < len(e.plan.Workers); rank++ {
-			if _, _, err := e.c.Network.Receive(ctx, key(done, rank), nil); err != nil {
-				return err
+// Holds returns the stages that this worker serves and the bytes of the
+// parameters and of the optimizer's numbers that it holds, mirrors included.
+func (e *Engine) Holds() (stages []int, params, moments int64) {
+	e.inspect(func() {
+		stages = e.plan.StagesOf(e.c.Self.ID)
+		for _, s := range stages {
+			for l := e.plan.Stages[s].Lo; l < e.plan.Stages[s].Hi; l++ {
+				params += 4 * int64(e.c.Layers[l].Size())
 			}
 		}
-		for _, w := range e.plan.Workers[1:] {
-			if err := e.c.Network.Send(ctx, e.session(w.ID), key(leave, 0), nil, comm.Control); err != nil {
-				return err
+		for _, sh := range e.shards {
+			for _, m := range sh.state.Moments {
+				moments += 4 * int64(len(m))
+			}
+			if !e.serves(sh.Layer) {
+				params += 4 * int64(len(sh.params))
 			}
 		}
-	}
-	err := e.everyone.Close()
-	for _, g := range e.groups {
-		err = errors.Join(err, g.Close())
-	}
-	return err
+	})
+	return stages, params, moments
 }
 
-// Moments returns the optimizer's numbers for an owned shard of the plan, nil
-// for others.
-func (e *Engine) Moments(shard int) [][]float32 {
-	if e.shards[shard] == nil {
-		return nil
+// First reports whether this worker is the first of the live plan.
+func (e *Engine) First() (first bool) {
+	e.inspect(func() { first = e.rank == 0 })
+	return first
+}
+
+// inspect calls f in the loop, or here when that has ended.
+func (e *Engine) inspect(f func()) {
+	done := make(chan struct{})
+	e.mail.put(func() {
+		f()
+		close(done)
+	})
+	select {
+	case <-done:
+	case <-e.ended:
+		f()
 	}
-	return e.shards[shard].Moments
+}
+
+// session returns the session of a worker of the plan.
+func (e *Engine) session(id plan.WorkerID) comm.Session {
+	w, _ := e.plan.Worker(id)
+	return sessionOf(w)
+}
+
+func sessionOf(w plan.Worker) comm.Session {
+	return comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: uint32(w.Incarnation)}
+}
+
+// serves reports whether the plan has this worker run the layer.
+func (e *Engine) serves(layer int) bool {
+	return e.stages[e.plan.StageOf(layer)] != nil
+}
+
+// wireStep is the step in keys. It never goes back: after a restart from a
+// checkpoint, steps that were there before have new names.
+func (e *Engine) wireStep(step int) uint64 { return uint64(e.c.First.Epoch)<<32 | uint64(step) }
+
+func (e *Engine) call(step, tag int) comm.Call {
+	return comm.Call{Version: e.version, Step: e.wireStep(step), Tag: uint16(tag), Priority: comm.Bulk}
 }
 
 // nonFinite makes the error of a number that is not finite; layer may be -1.
@@ -300,6 +487,3 @@ func (e *Engine) nonFinite(step, layer int, what string) error {
 }
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
-
-// pair names the work on a micro-batch in a stage.
-func pair(stage, micro int) graph.Pair { return graph.Pair{Stage: stage, Micro: micro} }

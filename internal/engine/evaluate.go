@@ -7,10 +7,41 @@ import (
 	"math"
 
 	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 )
+
+// advanceJob does what can be done in an operation other than a step: its job,
+// which begins anew under every plan, and the exchange.
+func (e *Engine) advanceJob() {
+	r := e.req
+	switch {
+	case e.busy != idle || e.broken || r.exchanging:
+	case r.said == nil:
+		ctx, stop := withCancel(e.ctx)
+		e.jobStop = stop
+		var said []byte
+		e.do(onJob, func() (err error) {
+			said, err = r.job(ctx)
+			return err
+		}, func(err error) {
+			e.jobStop = nil
+			stopped := ctx.Err() != nil
+			stop()
+			switch {
+			case e.req != r || stopped:
+			case err != nil:
+				e.fail(err)
+			default:
+				r.said = append([]byte{}, said...)
+			}
+		})
+	default:
+		e.startExchange(r)
+	}
+}
 
 // evaluation is the direction of the boundary tensors of an evaluation.
 const evaluation uint8 = 2
@@ -19,46 +50,70 @@ const evaluation uint8 = 2
 // way to others.
 const inFlight = 4
 
+// evalSize is what a worker says of a micro-batch of an evaluation.
+const evalSize = 24
+
 // Evaluate returns the loss over n samples, without training: what layers
 // such as dropout do differently. The samples form micro-batches in order, the
 // last of which may be short, and their losses are added over the tree. The
 // workers of a stage take micro-batches in turn. All workers call it, with the
 // same arguments and after the same step, and get the same result.
 func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (Loss, error) {
-	v := &evaluator{e: e, step: step, n: n, micros: (n + e.c.MicroBatch - 1) / e.c.MicroBatch, sample: sample}
-	v.losses = make([]Loss, v.micros)
-	if v.micros < 1 {
+	micros := (n + e.c.MicroBatch - 1) / e.c.MicroBatch
+	if micros < 1 {
 		return Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
-	// Stage by stage for each micro-batch, in ascending order on all workers: so
-	// there is always one that can go on.
-	for m := range v.micros {
-		for s := range e.plan.Stages {
-			if v.worker(s, m) != e.c.Self {
-				continue
+	var total Loss
+	err := e.ask(ctx, &request{
+		point: elastic.Point{Step: step, Gate: elastic.Evaluated},
+		job: func(ctx context.Context) ([]byte, error) {
+			v := &evaluator{e: e, step: step, n: n, micros: micros, sample: sample}
+			return v.run(ctx)
+		},
+		size: func(w plan.WorkerID) (size int) {
+			v := &evaluator{e: e}
+			for m := range micros {
+				if v.worker(len(e.plan.Stages)-1, m) == w {
+					size += evalSize
+				}
 			}
-			if err := v.run(ctx, s, m); err != nil {
-				return Loss{}, err
+			return size
+		},
+		conclude: func(said [][]byte) error {
+			losses := tree.NewSums(micros, Loss.add)
+			for _, b := range said {
+				for ; len(b) >= evalSize; b = b[evalSize:] {
+					word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
+					m := word(0)
+					if m >= uint64(micros) {
+						return fmt.Errorf("step %d: the evaluation of %d micro-batches has the loss of number %d", step, micros, m)
+					}
+					losses.Put(tree.Leaf(int(m)), Loss{math.Float64frombits(word(1)), int64(word(2))})
+				}
 			}
-		}
-	}
-	for _, s := range v.under {
-		if err := s.sending.Wait(ctx); err != nil {
-			return Loss{}, err
-		}
-		e.free.put(s.buf)
-	}
-	return v.total(ctx)
+			var ok bool
+			if total, ok = losses.Total(); !ok {
+				return fmt.Errorf("step %d: the losses of the workers do not make up the evaluation", step)
+			}
+			if total.Count < 1 {
+				return fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
+			}
+			return nil
+		},
+	})
+	return total, err
 }
 
+// evaluator runs this worker's part of an evaluation, in the computing
+// goroutine. The plan does not change while it runs.
 type evaluator struct {
 	e         *Engine
 	step      int
 	n, micros int
 	sample    func(i int, in, target tensor.Tensor) error
-	losses    []Loss // of the micro-batches whose last stage ran here
 	local     tensor.Tensor
 	under     []underWay
+	said      []byte
 }
 
 type underWay struct {
@@ -72,12 +127,52 @@ func (v *evaluator) worker(s, m int) plan.WorkerID {
 	return w[m%len(w)]
 }
 
-func (v *evaluator) run(ctx context.Context, s, m int) error {
+// key names a boundary tensor. Under another plan the evaluation begins anew,
+// with names of its own.
+func (v *evaluator) key(s, m int) comm.Key {
+	k := tensorID{s, m, evaluation}.key(v.e.wireStep(v.step))
+	k.Lo = int64(v.e.version.N)
+	return k
+}
+
+func (v *evaluator) run(ctx context.Context) ([]byte, error) {
+	// Stage by stage for each micro-batch, in ascending order on all workers: so
+	// there is always one that can go on.
+	for m := range v.micros {
+		for s := range v.e.plan.Stages {
+			if v.worker(s, m) != v.e.c.Self.ID {
+				continue
+			}
+			if err := v.pass(ctx, s, m); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for len(v.under) > 0 {
+		if err := v.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return v.said, nil
+}
+
+// wait waits for the oldest tensor that is under way.
+func (v *evaluator) wait(ctx context.Context) error {
+	if err := v.under[0].sending.Wait(ctx); err != nil {
+		return err
+	}
+	v.e.free.put(v.under[0].buf)
+	v.under = v.under[1:]
+	return nil
+}
+
+// pass runs a micro-batch through a stage.
+func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	e, last := v.e, len(v.e.plan.Stages)-1
 	first := m * e.c.MicroBatch
 	micro := Micro{
 		Step: v.step, Index: m, First: first, Samples: min(e.c.MicroBatch, v.n-first),
-		Ready: func(layer int) error { return e.params[layer].wait(ctx) },
+		Ready: func(layer int) error { return e.arrivals[layer].wait(ctx) },
 	}
 	var in, target tensor.Tensor
 	if s == 0 || s == last {
@@ -89,116 +184,54 @@ func (v *evaluator) run(ctx context.Context, s, m int) error {
 		in, target = head(b.in, micro.Samples), head(b.target, micro.Samples)
 	}
 	if s > 0 {
-		dims, err := e.inputShape(ctx, s)
-		if err != nil {
-			return err
-		}
-		in = tensor.Tensor{Shape: append([]int{micro.Samples}, dims[1:]...)}
-		size := tensor.Size(in.Shape)
+		// The sender leaves out the samples that are not there, and its first
+		// message tells how large the rest is; a training step has told the shape.
+		dims := append([]int{micro.Samples}, e.shapes[s].dims[1:]...)
+		size := tensor.Size(dims)
 		buf := e.free.get(size)
 		defer e.free.put(buf)
-		in.F = buf
-		if v.worker(s-1, m) == e.c.Self {
+		in = tensor.Of(buf, dims...)
+		if v.worker(s-1, m) == e.c.Self.ID {
 			copy(buf, v.local.F)
 		} else {
-			n, _, err := e.c.Network.Receive(ctx, boundaryKey(v.step, s, m, evaluation), comm.Bytes(buf))
+			n, _, err := e.c.Network.Receive(ctx, v.key(s, m), comm.Bytes(buf))
 			if err != nil {
 				return err
 			}
 			if n != 4*size {
-				return fmt.Errorf("step %d: %d bytes of a boundary tensor of %v", v.step, n, in.Shape)
+				return fmt.Errorf("step %d: %d bytes of a boundary tensor of %v", v.step, n, dims)
 			}
 		}
 	}
-	pass, out, err := e.c.Stages[s].Forward(micro, in)
+	pass, out, err := e.stages[s].Forward(micro, in)
 	if err != nil {
 		return err
 	}
-	defer e.c.Stages[s].Drop(pass)
+	defer e.stages[s].Drop(pass)
 	if s == last {
-		sum, count, _ := e.c.Stages[s].Loss(pass, target)
+		sum, count, _ := e.stages[s].Loss(pass, target)
 		if !finite(sum) {
-			return e.nonFinite(v.step, e.c.Stages[s].Suspect(pass), "loss of the evaluation")
+			return e.nonFinite(v.step, e.stages[s].Suspect(pass), "loss of the evaluation")
 		}
-		v.losses[m] = Loss{sum, count}
+		for _, w := range []uint64{uint64(m), math.Float64bits(sum), uint64(count)} {
+			v.said = binary.LittleEndian.AppendUint64(v.said, w)
+		}
 		return nil
 	}
-	buf := e.free.get(len(out.F))
-	copy(buf, out.F)
+	out = e.keep(out)
 	to := v.worker(s+1, m)
-	if to == e.c.Self {
+	if to == e.c.Self.ID {
 		if v.local.F != nil {
 			e.free.put(v.local.F)
 		}
-		v.local = tensor.Of(buf, out.Shape...)
+		v.local = out
 		return nil
 	}
 	if len(v.under) == inFlight {
-		if err := v.under[0].sending.Wait(ctx); err != nil {
+		if err := v.wait(ctx); err != nil {
 			return err
 		}
-		e.free.put(v.under[0].buf)
-		v.under = v.under[1:]
 	}
-	v.under = append(v.under, underWay{e.c.Network.Post(e.session(to), boundaryKey(v.step, s+1, m, evaluation), comm.Bytes(buf), comm.Bulk), buf})
+	v.under = append(v.under, underWay{e.c.Network.Post(e.session(to), v.key(s+1, m), comm.Bytes(out.F), comm.Bulk), out.F})
 	return nil
-}
-
-// inputShape returns the shape of the input of stage s, which the first step
-// has told or is about to tell.
-func (e *Engine) inputShape(ctx context.Context, s int) ([]int, error) {
-	for e.shapes[s].dims == nil {
-		if err := e.deliver(); err != nil {
-			return nil, err
-		}
-		if e.shapes[s].dims != nil {
-			break
-		}
-		select {
-		case <-e.mail.signal:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	return e.shapes[s].dims, nil
-}
-
-// total adds up the losses of all workers.
-func (v *evaluator) total(ctx context.Context) (Loss, error) {
-	e, last := v.e, len(v.e.plan.Stages)-1
-	var mine []byte
-	count := func(w plan.WorkerID) (n int) {
-		for m := range v.micros {
-			if v.worker(last, m) == w {
-				n++
-			}
-		}
-		return n
-	}
-	for m, l := range v.losses {
-		if v.worker(last, m) == e.c.Self {
-			mine = binary.LittleEndian.AppendUint64(mine, math.Float64bits(l.Sum))
-			mine = binary.LittleEndian.AppendUint64(mine, uint64(l.Count))
-		}
-	}
-	said, err := e.exchange(ctx, v.step, tagEvaluate, mine, func(w plan.WorkerID) int { return 16 * count(w) })
-	if err != nil {
-		return Loss{}, err
-	}
-	losses := tree.NewSums(v.micros, Loss.add)
-	for m := range v.micros {
-		w := v.worker(last, m)
-		for i, x := range e.plan.Workers {
-			if x.ID == w {
-				b := said[i]
-				losses.Put(tree.Leaf(m), Loss{math.Float64frombits(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:]))})
-				said[i] = b[16:]
-			}
-		}
-	}
-	total, _ := losses.Total()
-	if total.Count < 1 {
-		return Loss{}, fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", v.step)
-	}
-	return total, nil
 }

@@ -1,16 +1,23 @@
 package engine
 
 import (
+	"context"
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/tensor"
 )
 
 // pool keeps memory of float32 for reuse, by size. The zero value is ready.
-type pool struct{ free map[int][][]float32 }
+// The loop and the computing goroutine share it.
+type pool struct {
+	mu   sync.Mutex
+	free map[int][][]float32
+}
 
 // get returns n elements of unspecified content.
 func (p *pool) get(n int) []float32 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if f := p.free[n]; len(f) > 0 {
 		p.free[n] = f[:len(f)-1] // the newest, which may still be in the cache
 		return f[len(f)-1]
@@ -19,6 +26,8 @@ func (p *pool) get(n int) []float32 {
 }
 
 func (p *pool) put(x []float32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.free == nil {
 		p.free = make(map[int][][]float32)
 	}
@@ -70,7 +79,7 @@ func head(t tensor.Tensor, n int) tensor.Tensor {
 	return h
 }
 
-// mailbox takes functions from any goroutine, for the engine's to call.
+// mailbox takes functions from any goroutine, for the loop to call.
 type mailbox struct {
 	signal chan struct{}
 	state  *mailState
@@ -78,13 +87,13 @@ type mailbox struct {
 
 type mailState struct {
 	mu    sync.Mutex
-	items []func() error
+	items []func()
 }
 
 func newMailbox() mailbox { return mailbox{make(chan struct{}, 1), new(mailState)} }
 
 // put never blocks.
-func (m mailbox) put(f func() error) {
+func (m mailbox) put(f func()) {
 	m.state.mu.Lock()
 	m.state.items = append(m.state.items, f)
 	m.state.mu.Unlock()
@@ -95,10 +104,15 @@ func (m mailbox) put(f func() error) {
 }
 
 // take returns what has come since, in order.
-func (m mailbox) take() []func() error {
+func (m mailbox) take() []func() {
 	m.state.mu.Lock()
 	defer m.state.mu.Unlock()
 	items := m.state.items
 	m.state.items = nil
 	return items
+}
+
+// withCancel is context.WithCancel whose function is kept.
+func withCancel(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithCancel(ctx)
 }

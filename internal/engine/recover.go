@@ -1,0 +1,443 @@
+package engine
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/graph"
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/tree"
+	"github.com/soliton-train/soliton/zero"
+)
+
+// Query seals the worker and hands what it knows to answer, which must not
+// wait. A worker that has seen a higher ballot does not answer.
+func (e *Engine) Query(b elastic.Ballot, answer func(elastic.Report)) {
+	e.mail.put(func() {
+		if b.Compare(e.ballot) < 0 || e.err != nil {
+			return
+		}
+		e.ballot, e.sealed = b, true
+		// An order that is being applied is withdrawn: the report is about what
+		// was before, and must stay true.
+		e.order = nil
+		answer(e.report())
+	})
+}
+
+// Order gives the worker a plan to apply; see [elastic.Order]. One with a lower
+// ballot than a query that was answered is dropped, and so is one whose plan is
+// not newer than the live one.
+func (e *Engine) Order(o elastic.Order) {
+	e.mail.put(func() {
+		switch {
+		case e.err != nil || o.Plan.Version.Compare(e.plan.Version) <= 0:
+		case o.Ballot == elastic.Ballot{}:
+			e.pending = append(e.pending, o)
+		case o.Ballot.Compare(e.ballot) >= 0:
+			e.ballot, e.sealed = o.Ballot, true
+			e.order, e.edited, e.came = &o, false, time.Now()
+		}
+	})
+}
+
+// LinkLost says that the link to a session broke, so that what was sent to it
+// may be lost.
+func (e *Engine) LinkLost(s comm.Session) {
+	e.mail.put(func() {
+		if e.session(plan.WorkerID(s.Worker)) == s {
+			e.lossy[plan.WorkerID(s.Worker)] = true
+		}
+	})
+}
+
+// report says what a sealed worker knows.
+func (e *Engine) report() elastic.Report {
+	r := elastic.Report{Plan: e.live, Passed: e.passed, Result: e.result}
+	if e.step == nil || e.step.number <= e.passed.Step {
+		return r
+	}
+	r.Works = e.step.queue.Statuses()
+	for _, sh := range e.inOrder() {
+		if sh.complete {
+			r.Complete = append(r.Complete, sh.Range)
+		}
+	}
+	return r
+}
+
+// goLive makes a boundary plan that all workers have received the next to be
+// applied.
+func (e *Engine) goLive(v plan.Version) {
+	e.live = v
+	if e.order != nil {
+		return // of a recovery, which comes after it
+	}
+	for i := range e.pending {
+		if e.pending[i].Plan.Version == v {
+			o := e.pending[i]
+			o.Passed = e.passed
+			e.order, e.edited, e.came = &o, false, time.Now()
+		}
+	}
+	if e.order == nil {
+		e.fail(fmt.Errorf("plan %v is to go live and never came", v))
+	}
+}
+
+// obey applies the order, as far as that can be done now, and reports whether
+// it is applied.
+func (e *Engine) obey() bool {
+	o := e.order
+	if e.passed.Compare(o.Passed) < 0 && !e.catchUp(o) {
+		return false
+	}
+	if e.passed != o.Passed {
+		e.fail(fmt.Errorf("plan %v goes on from %v, and this worker is at %v", o.Plan.Version, o.Passed, e.passed))
+		return false
+	}
+	if e.jobStop != nil {
+		e.jobStop()
+	}
+	if e.busy == onJob {
+		return false
+	}
+	if !e.edited {
+		if e.ops > 0 {
+			e.opsCancel()
+			return false
+		}
+		e.edit(o)
+		return false
+	}
+	if e.ops > 0 {
+		return false // links are being made
+	}
+	e.apply(o)
+	return e.err == nil && !e.sealed
+}
+
+// catchUp passes the point that others have passed.
+func (e *Engine) catchUp(o *elastic.Order) bool {
+	if e.busy != idle && e.req != nil && e.req.said == nil {
+		return false // an evaluation that is being stopped
+	}
+	if e.req == nil || e.req.point != o.Passed || e.req.said == nil {
+		e.fail(fmt.Errorf("others passed %v, and this worker had not come to it from %v", o.Passed, e.passed))
+		return false
+	}
+	said, err := decodeSaid(o.Result)
+	if err == nil && len(said) != len(e.plan.Workers) {
+		err = fmt.Errorf("the result of %d workers", len(said))
+	}
+	if err != nil {
+		e.fail(fmt.Errorf("%v was passed with %w under a plan of %d", o.Passed, err, len(e.plan.Workers)))
+		return false
+	}
+	e.pass(said)
+	return e.err == nil
+}
+
+// edit admits the workers of the plan, evicts all others, and edits the groups
+// in place. That ends when all links are there.
+func (e *Engine) edit(o *elastic.Order) {
+	e.edited = true
+	p := &o.Plan
+	e.version = comm.Version{Generation: uint64(p.Version.Generation), N: uint64(p.Version.N)}
+	e.opsCtx, e.opsCancel = withCancel(e.ctx)
+	peers := make([]comm.Peer, len(o.Peers))
+	for i, x := range o.Peers {
+		peers[i] = comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr}
+	}
+	if err := e.c.Network.SetMembers(peers); err != nil {
+		e.fail(err)
+		return
+	}
+	type edit struct {
+		group   *comm.Group
+		members []comm.Session
+	}
+	var edits []edit
+	add := func(g **comm.Group, id uint16, members []plan.WorkerID) bool {
+		if *g == nil {
+			fresh, err := e.c.Network.NewGroup(id)
+			if err != nil {
+				e.fail(err)
+				return false
+			}
+			*g = fresh
+		}
+		sessions := make([]comm.Session, len(members))
+		for i, m := range members {
+			w, _ := p.Worker(m)
+			sessions[i] = sessionOf(w)
+		}
+		edits = append(edits, edit{*g, sessions})
+		return true
+	}
+	all := make([]plan.WorkerID, len(p.Workers))
+	for i, w := range p.Workers {
+		all[i] = w.ID
+	}
+	if !add(&e.everyone, 0, all) {
+		return
+	}
+	for s, st := range p.Stages {
+		g := e.groups[s]
+		if len(st.Workers) > 1 && slices.Contains(st.Workers, e.c.Self.ID) {
+			if !add(&g, uint16(1+s), st.Workers) {
+				return
+			}
+			e.groups[s] = g
+		} else if g != nil {
+			g.Close()
+			delete(e.groups, s)
+		}
+	}
+	ctx, opened := e.opsCtx, 0
+	e.operate(func() error {
+		for _, x := range edits {
+			n, err := x.group.Edit(ctx, e.version, x.members)
+			opened += n
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}, func() { e.opened = opened })
+}
+
+// apply goes over to the plan of the order, whose groups are edited.
+func (e *Engine) apply(o *elastic.Order) {
+	if e.broken {
+		// The edit has failed, because of a link that breaks again. Another order
+		// will come.
+		e.order = nil
+		return
+	}
+	old := e.plan
+	e.plan, e.live = &o.Plan, o.Plan.Version
+	e.rank = slices.IndexFunc(e.plan.Workers, func(w plan.Worker) bool { return w.ID == e.c.Self.ID })
+	e.index = make(map[plan.Range]int, len(e.plan.Shards))
+	for i, sh := range e.plan.Shards {
+		e.index[rangeOf(sh)] = i
+	}
+	for len(e.shapes) < len(e.plan.Stages) {
+		e.shapes = append(e.shapes, shape{})
+	}
+	e.pending = slices.DeleteFunc(e.pending, func(x elastic.Order) bool {
+		return o.Ballot != elastic.Ballot{} || x.Plan.Version.Compare(o.Plan.Version) <= 0
+	})
+	fresh := e.serve()
+	if err := e.hold(); err != nil {
+		e.fail(err)
+		return
+	}
+	if err := e.refill(fresh); err != nil {
+		e.fail(err)
+		return
+	}
+	e.share(old)
+	e.askShapes()
+	for w := range e.lossy {
+		for s := range e.shapes {
+			delete(e.shapes[s].told, e.session(w))
+		}
+	}
+	e.tellShapes()
+	if e.req != nil {
+		e.req.said, e.req.exchanging = nil, false
+	}
+	e.broken = false
+	if e.step != nil {
+		e.reroute(old)
+	}
+	clear(e.lossy)
+	e.order = nil
+	e.at = time.Now()
+	e.resuming = &Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: e.opened, Edit: e.at.Sub(e.came)}
+	if o.Ballot.Compare(e.ballot) >= 0 {
+		e.sealed = false
+	}
+}
+
+// serve makes the stages that this worker has not served before, and returns
+// their layers.
+func (e *Engine) serve() (fresh []int) {
+	for s := range e.stages {
+		if !slices.Contains(e.plan.Stages[s].Workers, e.c.Self.ID) {
+			delete(e.stages, s)
+		}
+	}
+	for _, s := range e.plan.StagesOf(e.c.Self.ID) {
+		if e.stages[s] != nil {
+			continue
+		}
+		st := e.plan.Stages[s]
+		e.stages[s] = e.c.Stage(st.Lo, st.Hi)
+		for l := st.Lo; l < st.Hi; l++ {
+			fresh = append(fresh, l)
+			e.grads[l] = tree.NewSums(e.micros, e.mergeGrads)
+		}
+	}
+	return fresh
+}
+
+// hold brings the shards in line with the plan.
+func (e *Engine) hold() error {
+	mine := make(map[plan.Range]bool)
+	for _, p := range e.plan.Shards {
+		owner := p.Owner == e.c.Self.ID
+		if !owner && !slices.Contains(p.Mirrors, e.c.Self.ID) {
+			continue
+		}
+		r := rangeOf(p)
+		mine[r] = true
+		sh := e.shards[r]
+		if sh == nil {
+			if e.passed != e.start {
+				return fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", e.plan.Version, r.Lo, r.Hi, r.Layer)
+			}
+			state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
+			if err != nil {
+				return err
+			}
+			sh = &shard{Range: r, state: state, owner: owner, params: make([]float32, r.Hi-r.Lo)}
+			if err := e.c.Begin(zero.Range(r), sh.params, state.Moments); err != nil {
+				return err
+			}
+			e.shards[r] = sh
+		}
+		if owner && !sh.owner {
+			sh.promote()
+			sh.told = nil
+		}
+		sh.owner = owner
+	}
+	for r := range e.shards {
+		if !mine[r] {
+			delete(e.shards, r)
+		}
+	}
+	return nil
+}
+
+// refill gets the parameters of layers that are new here.
+func (e *Engine) refill(fresh []int) error {
+	for _, l := range fresh {
+		params := e.c.Layers[l].Params
+		if e.passed == e.start {
+			if err := e.c.Begin(zero.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
+				return err
+			}
+		}
+		for _, sh := range e.shards {
+			if sh.Layer == l {
+				copy(params[sh.Lo:sh.Hi], sh.params)
+				sh.params = params[sh.Lo:sh.Hi]
+			}
+		}
+		if e.passed != e.start {
+			e.expectParams(l, e.passed.Step)
+		}
+	}
+	return nil
+}
+
+// share sends the parameters of owned shards to those who cannot have them
+// from another owner: workers that are new in the stage, and all if the owner
+// was another one before.
+func (e *Engine) share(old *plan.Plan) {
+	if e.passed == e.start {
+		return
+	}
+	was := make(map[plan.Range]plan.WorkerID, len(old.Shards))
+	for _, p := range old.Shards {
+		was[rangeOf(p)] = p.Owner
+	}
+	for _, sh := range e.inOrder() {
+		if !sh.owner {
+			continue
+		}
+		s := e.plan.StageOf(sh.Layer)
+		e.spread(sh, e.passed.Step, func(w plan.WorkerID) bool {
+			before, _ := old.Worker(w)
+			now, _ := e.plan.Worker(w)
+			owner, known := was[sh.Range]
+			return !known || owner != e.c.Self.ID || before != now || e.lossy[w] ||
+				s >= len(old.Stages) || !slices.Contains(old.Stages[s].Workers, w)
+		})
+	}
+}
+
+// reroute brings the step that goes on in line with the plan. What is finished
+// here stays so; what others may lack is sent again.
+func (e *Engine) reroute(old *plan.Plan) {
+	st := e.step
+	for w := range e.lossy {
+		for _, b := range st.tensors {
+			delete(b.sentTo, w)
+		}
+		for _, sh := range e.shards {
+			delete(sh.told, w)
+		}
+	}
+	for _, w := range old.Workers {
+		if now, ok := e.plan.Worker(w.ID); !ok || now != w {
+			for _, b := range st.tensors {
+				delete(b.sentTo, w.ID)
+			}
+		}
+	}
+	e.assign()
+	for s := range e.stages {
+		// Either all gradients of a stage are where the plan wants them, or they
+		// are reduced once more, from the sums that everybody has kept.
+		settled := e.settled(s)
+		for l := e.plan.Stages[s].Lo; l < e.plan.Stages[s].Hi; l++ {
+			st.layers[l].reduced = settled
+		}
+		for _, sh := range e.shards {
+			if e.plan.StageOf(sh.Layer) != s || !sh.owner {
+				continue
+			}
+			if settled && !sh.complete {
+				e.fail(fmt.Errorf("step %d: plan %v counts on a gradient of layer %d that this worker does not have", st.number, e.plan.Version, sh.Layer))
+				return
+			}
+		}
+	}
+	for _, sh := range e.shards {
+		s := e.plan.StageOf(sh.Layer)
+		switch {
+		case !sh.owner:
+			sh.expect(e)
+		case e.settled(s):
+			sh.forward(e)
+		default:
+			sh.complete, sh.total = false, nil
+		}
+	}
+}
+
+// settled reports whether the plan counts on the gradients of a stage that
+// their owners have.
+func (e *Engine) settled(s int) bool {
+	return slices.ContainsFunc(e.plan.Settled, func(p graph.Pair) bool {
+		return p.Stage == s && !e.plan.Runs(p, e.step.number)
+	})
+}
+
+// resumed tells that the plan is applied and that work goes on.
+func (e *Engine) resumed() {
+	if e.resuming == nil || e.step != nil && e.busy == idle && e.step.queue.Left() > 0 {
+		return
+	}
+	a := *e.resuming
+	e.resuming = nil
+	a.Resume = time.Since(e.at)
+	e.c.Applied(a)
+}

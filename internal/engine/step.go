@@ -1,0 +1,415 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic/graph"
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/tensor"
+)
+
+// stepState is a step until its commit.
+type stepState struct {
+	number int
+	queue  *graph.Queue
+	works  map[graph.Pair]*task
+
+	// Boundary tensors that this worker made or got are kept until the commit:
+	// should their receiver be lost, another can have them.
+	tensors map[tensorID]*boundary
+
+	layers map[int]*layerState // of those that the plan has this worker run
+}
+
+// task is one micro-batch in one stage on this worker.
+type task struct {
+	batch *batch // in the first and the last stage
+	pass  Pass
+	dout  tensor.Tensor // in the last stage, from the loss
+}
+
+// layerState is how far the gradient of a layer is on this worker.
+type layerState struct {
+	have    map[int]bool // micro-batches whose gradients are in the tree
+	reduced bool         // its reduction goes on or is done, or need not be
+}
+
+// tensorID names a boundary tensor of a step: what crosses from stage b-1 to
+// b, or back.
+type tensorID struct {
+	b, m int
+	dir  uint8
+}
+
+// boundary is a boundary tensor that this worker makes or gets.
+type boundary struct {
+	t      tensor.Tensor // t.F is of the engine's pool
+	here   bool
+	recv   *comm.Receiving // it is expected
+	sends  []*comm.Sending
+	sentTo map[plan.WorkerID]bool
+}
+
+// consumer returns the pair that waits for the tensor.
+func (id tensorID) consumer() graph.Pair {
+	if id.dir == comm.Forward {
+		return graph.Pair{Stage: id.b, Micro: id.m}
+	}
+	return graph.Pair{Stage: id.b - 1, Micro: id.m}
+}
+
+// producer returns the pair that makes the tensor.
+func (id tensorID) producer() graph.Pair {
+	if id.dir == comm.Forward {
+		return graph.Pair{Stage: id.b - 1, Micro: id.m}
+	}
+	return graph.Pair{Stage: id.b, Micro: id.m}
+}
+
+func (id tensorID) key(step uint64) comm.Key {
+	return comm.Key{Kind: comm.KindBoundary, Step: step, Layer: int32(id.b), Micro: int32(id.m), Dir: id.dir}
+}
+
+// runner returns who runs a pair under the plan.
+func (e *Engine) runner(p graph.Pair) plan.WorkerID { return e.plan.Route[p.Stage][p.Micro] }
+
+// advanceStep does what can be done in a step.
+func (e *Engine) advanceStep() {
+	r := e.req
+	if e.step == nil {
+		e.begin(r.point.Step)
+	}
+	st := e.step
+	if e.busy == idle {
+		if t, ok := st.queue.Next(); ok {
+			e.runPass(t)
+		}
+	}
+	e.reduce()
+	if e.err != nil || e.broken || r.exchanging || st.queue.Left() > 0 || !e.ready() {
+		return
+	}
+	if r.said == nil {
+		if e.busy == idle {
+			e.sayCommit(r)
+		}
+		return
+	}
+	e.startExchange(r)
+}
+
+// ready reports whether this worker may enter the commit: the gradients of the
+// shards it owns and mirrors are complete, and of the step before nothing is
+// on its way any more, neither from here nor to here.
+func (e *Engine) ready() bool {
+	for _, sh := range e.shards {
+		if !sh.complete {
+			return false
+		}
+	}
+	for l := range e.arrivals {
+		if !e.arrivals[l].there() {
+			return false
+		}
+	}
+	return e.drained()
+}
+
+// begin sets up a step: what runs here, and what will come from others.
+func (e *Engine) begin(step int) {
+	// Parameters of the step before are still on their way under its name.
+	e.c.Network.Advance(e.wireStep(max(step-1, 0)))
+	e.reap()
+	e.step = &stepState{
+		number:  step,
+		queue:   graph.NewQueue(len(e.plan.Stages)),
+		works:   make(map[graph.Pair]*task),
+		tensors: make(map[tensorID]*boundary),
+		layers:  make(map[int]*layerState),
+	}
+	for _, sh := range e.shards {
+		sh.begin(e)
+	}
+	e.assign()
+}
+
+// assign brings the step in line with the plan: what runs here, what is
+// expected, and what others still need from here.
+func (e *Engine) assign() {
+	st, p, me := e.step, e.plan, e.c.Self.ID
+	for _, s := range st.queue.Statuses() {
+		if e.runner(s.Pair) != me && !st.queue.Withdraw(s.Pair) {
+			e.fail(fmt.Errorf("step %d: %v was begun here and goes to worker %d", st.number, s.Pair, e.runner(s.Pair)))
+			return
+		}
+		if e.runner(s.Pair) != me {
+			delete(st.works, s.Pair)
+		}
+	}
+	for s := range e.stages {
+		st.queue.SetLimit(s, p.Limit(s, me))
+		for l := p.Stages[s].Lo; l < p.Stages[s].Hi; l++ {
+			if st.layers[l] == nil {
+				st.layers[l] = &layerState{have: make(map[int]bool)}
+			}
+		}
+		for m, w := range p.Route[s] {
+			pair := graph.Pair{Stage: s, Micro: m}
+			if w != me || !p.Runs(pair, st.number) {
+				continue
+			}
+			if st.works[pair] == nil {
+				st.works[pair] = &task{}
+			}
+			st.queue.Assign(pair)
+			if s == 0 {
+				st.queue.Arrive(graph.ForwardOf(pair))
+			} else {
+				e.want(tensorID{s, m, comm.Forward})
+			}
+			if s < len(p.Stages)-1 {
+				e.want(tensorID{s + 1, m, comm.Backward})
+			}
+		}
+	}
+	for id, b := range st.tensors {
+		if b.here {
+			e.hand(id, b)
+		}
+	}
+}
+
+// want sees to it that a boundary tensor comes here, as soon as its shape is
+// known.
+func (e *Engine) want(id tensorID) {
+	st := e.step
+	b := st.tensors[id]
+	if b != nil {
+		if b.here {
+			e.arrive(id)
+		}
+		return
+	}
+	dims := e.shapes[id.b].dims
+	if dims == nil || e.runner(id.producer()) == e.c.Self.ID {
+		return // when it is, e.assign wants it again; or it is made here
+	}
+	b = &boundary{t: tensor.Of(e.free.get(tensor.Size(dims)), dims...), sentTo: make(map[plan.WorkerID]bool)}
+	st.tensors[id] = b
+	r := e.c.Network.Expect(id.key(e.wireStep(st.number)), comm.Bytes(b.t.F))
+	b.recv = r
+	r.OnDone(func() {
+		e.mail.put(func() {
+			n, from, err := r.Wait(e.ctx) // it has ended
+			if e.step != st || b.recv != r || err != nil {
+				return // it was made here, or is not wanted any more
+			}
+			b.recv = nil
+			if n != 4*len(b.t.F) {
+				e.fail(fmt.Errorf("step %d: worker %v sent %d bytes of a boundary tensor of %v", st.number, from, n, dims))
+				return
+			}
+			b.here = true
+			e.arrive(id)
+		})
+	})
+}
+
+// arrive tells the queue of a boundary tensor that is here.
+func (e *Engine) arrive(id tensorID) {
+	pair := id.consumer()
+	if id.dir == comm.Forward {
+		e.step.queue.Arrive(graph.ForwardOf(pair))
+	} else {
+		e.step.queue.Arrive(graph.BackwardOf(pair))
+	}
+}
+
+// made takes a boundary tensor that was computed here. buf is a copy, because
+// the memory of passes is used again before the commit.
+func (e *Engine) made(id tensorID, t tensor.Tensor) {
+	st := e.step
+	b := st.tensors[id]
+	switch {
+	case b == nil:
+		b = &boundary{t: t, here: true, sentTo: make(map[plan.WorkerID]bool)}
+		st.tensors[id] = b
+	case b.here: // it had come from another worker that is lost
+		e.free.put(t.F)
+	default: // and this one never will
+		r := b.recv
+		b.recv = nil
+		r.Cancel(errClosed)
+		e.late = append(e.late, lateBuffer{b.t.F, []<-chan struct{}{r.Done()}})
+		b.t, b.here = t, true
+	}
+	e.hand(id, b)
+}
+
+// hand brings a boundary tensor to who goes on with it, if it was made here.
+func (e *Engine) hand(id tensorID, b *boundary) {
+	st, to, me := e.step, e.runner(id.consumer()), e.c.Self.ID
+	if to == me {
+		e.arrive(id)
+		return
+	}
+	// What came from another worker, the plan may have come to want elsewhere,
+	// but then it makes it be computed again.
+	if st.works[id.producer()] == nil || b.sentTo[to] {
+		return
+	}
+	b.sentTo[to] = true
+	b.sends = append(b.sends, e.c.Network.Post(e.session(to), id.key(e.wireStep(st.number)), comm.Bytes(b.t.F), comm.Bulk))
+}
+
+// shape is the shape of the input of a stage for one micro-batch, which is
+// told by who computes it first.
+type shape struct {
+	dims []int
+	told map[comm.Session]bool
+	recv *comm.Receiving
+	buf  []int64
+}
+
+// maxDims bounds the dimensions of a boundary tensor.
+const maxDims = 8
+
+// shapeKey names the message with the shape of a stage's input. Its step is
+// one that never ends.
+func (e *Engine) shapeKey(stage int) comm.Key {
+	return comm.Key{Kind: comm.KindUser, Step: 1<<64 - 1, Layer: int32(stage), Micro: int32(e.c.First.Epoch)}
+}
+
+// askShapes expects the shapes that are not known.
+func (e *Engine) askShapes() {
+	for s := 1; s < len(e.plan.Stages); s++ {
+		sh := &e.shapes[s]
+		if sh.dims != nil || sh.recv != nil {
+			continue
+		}
+		words := make([]int64, maxDims)
+		r := e.c.Network.Expect(e.shapeKey(s), int64Bytes(words))
+		sh.recv = r
+		r.OnDone(func() {
+			e.mail.put(func() {
+				n, _, err := r.Wait(e.ctx) // it has ended
+				if err != nil || sh.dims != nil {
+					return
+				}
+				e.learnShape(s, words[:n/8])
+			})
+		})
+	}
+}
+
+func (e *Engine) learnShape(s int, words []int64) {
+	size := 1
+	var dims []int
+	for _, d := range words {
+		if d < 1 || d > 1<<31 || size > 1<<34/int(d) {
+			e.fail(fmt.Errorf("stage %d was told the shape %v for its input", s, words))
+			return
+		}
+		dims = append(dims, int(d))
+		size *= int(d)
+	}
+	e.knowShape(s, dims)
+}
+
+// knowShape takes the shape of the input of stage s.
+func (e *Engine) knowShape(s int, dims []int) {
+	if e.shapes[s].dims != nil {
+		return
+	}
+	if len(dims) > maxDims {
+		e.fail(fmt.Errorf("the input of stage %d has %d dimensions; at most %d are supported", s, len(dims), maxDims))
+		return
+	}
+	e.shapes[s].dims = dims
+	e.tellShapes()
+	if e.step == nil {
+		return
+	}
+	for p := range e.step.works {
+		if p.Stage == s {
+			e.want(tensorID{s, p.Micro, comm.Forward})
+		}
+		if p.Stage == s-1 {
+			e.want(tensorID{s, p.Micro, comm.Backward})
+		}
+	}
+}
+
+// tellShapes tells the workers of the plan the shapes that are known here.
+func (e *Engine) tellShapes() {
+	for s := range e.shapes {
+		sh := &e.shapes[s]
+		if sh.dims == nil {
+			continue
+		}
+		for _, w := range e.plan.Workers {
+			to := sessionOf(w)
+			if w.ID == e.c.Self.ID || sh.told[to] {
+				continue
+			}
+			if sh.told == nil {
+				sh.told = make(map[comm.Session]bool)
+			}
+			sh.told[to] = true
+			words := make([]int64, len(sh.dims))
+			for i, d := range sh.dims {
+				words[i] = int64(d)
+			}
+			e.c.Network.Post(to, e.shapeKey(s), int64Bytes(words), comm.Control)
+		}
+	}
+}
+
+// lateBuffer is memory of the pool that the network may still use.
+type lateBuffer struct {
+	buf   []float32
+	until []<-chan struct{}
+}
+
+// reap gives memory back that the network is done with.
+func (e *Engine) reap() {
+	left := e.late[:0]
+	for _, l := range e.late {
+		if allClosed(l.until) {
+			e.free.put(l.buf)
+		} else {
+			left = append(left, l)
+		}
+	}
+	clear(e.late[len(left):])
+	e.late = left
+}
+
+func allClosed(all []<-chan struct{}) bool {
+	for _, c := range all {
+		select {
+		case <-c:
+		default:
+			return false
+		}
+	}
+	return true
+}
+
+// release gives the memory of boundary tensors back when the step is
+// committed. A receiver that had one already may not have said so yet.
+func (st *stepState) release(e *Engine) {
+	for _, b := range st.tensors {
+		l := lateBuffer{buf: b.t.F}
+		for _, s := range b.sends {
+			l.until = append(l.until, s.Done())
+		}
+		if b.recv != nil {
+			b.recv.Cancel(errClosed)
+			l.until = append(l.until, b.recv.Done())
+		}
+		e.late = append(e.late, l)
+	}
+	e.reap()
+}
