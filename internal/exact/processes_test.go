@@ -31,7 +31,12 @@ func build(t *testing.T, dir, pkg string) string {
 // of metrics.jsonl without what may differ: times, workers and plan.
 func launch(t *testing.T, launcher string, args ...string) (trainer.Summary, []string) {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "run")
+	return launchIn(t, filepath.Join(t.TempDir(), "run"), launcher, args...)
+}
+
+// launchIn is launch with a run directory to look into.
+func launchIn(t *testing.T, dir, launcher string, args ...string) (trainer.Summary, []string) {
+	t.Helper()
 	cmd := exec.CommandContext(t.Context(), launcher, append([]string{"run", "--plain", "--threads", "1", "--run-dir", dir}, args...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("launcher %q: %v\n%s", cmd.Args, err, out)
