@@ -234,10 +234,14 @@ func (e *Engine) pass(said [][]byte) {
 	}
 	e.update(r.point.Step, u, func() {
 		for l, sums := range e.grads {
-			if sums != nil && e.step.layers[l] != nil {
+			if sums != nil {
 				for _, g := range sums.Clear() {
 					e.free.put(g)
 				}
+			}
+			if e.plain[l] != nil {
+				e.free.put(e.plain[l])
+				e.plain[l] = nil
 			}
 		}
 		e.losses.Clear()

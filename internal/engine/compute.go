@@ -149,8 +149,15 @@ type leaf struct {
 func (l leaf) Buffer(layer int) []float32 { return l.e.free.get(len(l.e.c.Layers[layer].Params)) }
 
 func (l leaf) Done(layer int, grad []float32) {
-	for _, g := range l.e.grads[layer].Put(tree.Leaf(l.index), grad) {
-		l.e.free.put(g)
+	switch {
+	case !l.e.c.Fast:
+		for _, g := range l.e.grads[layer].Put(tree.Leaf(l.index), grad) {
+			l.e.free.put(g)
+		}
+	case l.e.plain[layer] == nil:
+		l.e.plain[layer] = grad
+	default:
+		l.e.mergeGrads(l.e.plain[layer], grad)
 	}
 	l.e.mail.put(func() {
 		if l.e.step == l.st {
@@ -199,10 +206,12 @@ func (e *Engine) through(s int, ls *layerState) bool {
 // startReduce begins to bring the complete gradient of a layer to the owners
 // of its shards.
 func (e *Engine) startReduce(s, layer int) {
-	st, g := e.step, e.groups[s]
-	sums := e.grads[layer]
+	g := e.groups[s]
 	if g == nil {
-		total, ok := sums.Total()
+		total, ok := e.plain[layer], e.c.Fast
+		if !ok {
+			total, ok = e.grads[layer].Total()
+		}
 		for _, sh := range e.shards {
 			if sh.Layer == layer && sh.owner {
 				if !ok {
@@ -213,37 +222,96 @@ func (e *Engine) startReduce(s, layer int) {
 		}
 		return
 	}
-	t := comm.Tree{Micros: e.micros}
-	ranks := make(map[plan.WorkerID]int)
-	for i, w := range e.plan.Stages[s].Workers {
-		ranks[w] = i
-		t.Nodes = append(t.Nodes, e.plan.Nodes(s, w, st.number))
-	}
-	var shards []*shard // of the tree; nil where another worker owns it
-	for _, sh := range e.plan.Shards {
-		if sh.Layer == layer {
-			t.Shards = append(t.Shards, comm.TreeShard{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi, Owner: ranks[sh.Owner]})
-			mine := e.shards[rangeOf(sh)]
-			if sh.Owner != e.c.Self.ID {
-				mine = nil
+	var shards []plan.Shard
+	var mine []*shard // nil where another worker owns it
+	for _, p := range e.plan.Shards {
+		if p.Layer == layer {
+			sh := e.shards[rangeOf(p)]
+			if p.Owner != e.c.Self.ID {
+				sh = nil
 			}
-			shards = append(shards, mine)
+			shards, mine = append(shards, p), append(mine, sh)
 		}
 	}
 	if len(shards) == 0 {
 		return
 	}
-	call := e.call(st.number, layer)
+	if e.c.Fast {
+		e.fastReduce(g, s, layer, shards, mine)
+	} else {
+		e.treeReduce(g, s, layer, shards, mine)
+	}
+}
+
+// treeReduce reduces a layer of stage s over the tree.
+func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mine []*shard) {
+	t := comm.Tree{Micros: e.micros}
+	ranks := make(map[plan.WorkerID]int)
+	for i, w := range e.plan.Stages[s].Workers {
+		ranks[w] = i
+		t.Nodes = append(t.Nodes, e.plan.Nodes(s, w, e.step.number))
+	}
+	for _, p := range shards {
+		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[p.Owner]})
+	}
+	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(e.step.number, layer)
 	e.operate(func() error {
-		return g.TreeReduce(e.opsCtx, call, t, func(shard int, n tree.Node) []float32 {
+		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
 			return v[t.Shards[shard].Lo:t.Shards[shard].Hi]
-		}, func(shard int) []float32 { return shards[shard].memory() }, nil)
+		}, func(shard int) []float32 { return mine[shard].memory() }, nil)
 	}, func() {
-		for _, sh := range shards {
+		for _, sh := range mine {
 			if sh != nil {
-				sh.completed(e, sh.memory())
+				sh.completed(e, sh.own)
 			}
 		}
 	})
+}
+
+// fastReduce reduces a layer of stage s without an order.
+func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mine []*shard) {
+	if e.plain[layer] == nil { // nothing of it ran here
+		e.plain[layer] = e.free.get(e.c.Layers[layer].Size())
+		clear(e.plain[layer])
+	}
+	parts, err := e.parts(s, shards)
+	if err != nil {
+		e.fail(err)
+		return
+	}
+	ctx, sum, call := e.opsCtx, e.plain[layer], e.call(e.step.number, layer)
+	if e.plan.Mirrors > 0 {
+		// The reduction spoils its operand, and may have to begin anew.
+		sum = e.free.get(len(sum))
+		copy(sum, e.plain[layer])
+		e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
+	}
+	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
+		for _, sh := range mine {
+			if sh != nil {
+				sh.completed(e, sum[sh.Lo:sh.Hi])
+			}
+		}
+	})
+}
+
+// parts returns the borders of what the workers of stage s own of a layer, in
+// the order of their ranks.
+func (e *Engine) parts(s int, shards []plan.Shard) ([]int, error) {
+	workers := e.plan.Stages[s].Workers
+	parts := make([]int, 1, len(workers)+1)
+	at := 0 // in shards
+	for _, w := range workers {
+		end := parts[len(parts)-1]
+		for at < len(shards) && shards[at].Owner == w {
+			end = shards[at].Hi
+			at++
+		}
+		parts = append(parts, end)
+	}
+	if at < len(shards) {
+		return nil, fmt.Errorf("fast reduction needs the shards of a layer in the order of their owners' ranks: %+v", shards[at])
+	}
+	return parts, nil
 }

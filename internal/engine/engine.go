@@ -39,7 +39,7 @@ func (l Layer) Size() (n int) {
 type Load func(i uint64, in, target tensor.Tensor) error
 
 // Config describes a job, and a worker's part in it, to the engine. Every
-// field is needed.
+// field is needed but Fast and Zero.
 type Config struct {
 	Self plan.Worker // our session
 	// Network is the engine's: it says who is admitted.
@@ -64,6 +64,15 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
+	// Fast adds gradients up in the order in which they come, with a plain
+	// reduce-scatter between the workers of a stage, instead of over the tree. The
+	// results of all workers still agree, but their last bits depend on the plan
+	// and on chance.
+	Fast bool
+	// Zero is the stage of ZeRO, 1 or 2; 0 means 2. In stage 2 the complete
+	// gradient of a shard is at its owner and its mirrors only, in stage 1 at all
+	// workers of its stage. The bits are the same.
+	Zero int
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
@@ -140,6 +149,7 @@ type Engine struct {
 
 	normScale int
 	grads     []*tree.Sums[[]float32] // of each layer that this worker holds
+	plain     [][]float32             // the same where reduction is fast: one sum, nil before the first gradient
 	losses    *tree.Sums[Loss]
 	free      pool
 	late      []lateBuffer
@@ -183,6 +193,7 @@ func New(c Config) (*Engine, error) {
 		arrivals:  make([]arrivals, len(c.Layers)),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
+		plain:     make([][]float32, len(c.Layers)),
 		losses:    tree.NewSums(p.Micros(), Loss.add),
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
@@ -240,7 +251,7 @@ func (e *Engine) advance() {
 	if e.order != nil && !e.obey() {
 		return
 	}
-	if e.sealed || e.order != nil {
+	if e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
 	if e.req != nil {
@@ -405,7 +416,7 @@ func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 // mirrored here, nil for others. There must be no operation.
 func (e *Engine) Moments(r plan.Range) (moments [][]float32) {
 	e.inspect(func() {
-		if sh := e.shards[r]; sh != nil {
+		if sh := e.shards[r]; sh != nil && sh.state != nil {
 			moments = sh.state.Moments
 		}
 	})
@@ -423,6 +434,9 @@ func (e *Engine) Holds() (stages []int, params, moments int64) {
 			}
 		}
 		for _, sh := range e.shards {
+			if sh.state == nil {
+				continue
+			}
 			for _, m := range sh.state.Moments {
 				moments += 4 * int64(len(m))
 			}

@@ -20,7 +20,10 @@ func (e *Engine) advanceJob() {
 	switch {
 	case e.busy != idle || e.broken || r.exchanging:
 	case r.said == nil:
-		ctx, stop := withCancel(e.ctx)
+		if !e.knowsShapes() {
+			return
+		}
+		ctx, stop := context.WithCancel(e.ctx)
 		e.jobStop = stop
 		var said []byte
 		e.do(onJob, func() (err error) {

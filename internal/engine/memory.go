@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"context"
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/tensor"
@@ -110,9 +109,4 @@ func (m mailbox) take() []func() {
 	items := m.state.items
 	m.state.items = nil
 	return items
-}
-
-// withCancel is context.WithCancel whose function is kept.
-func withCancel(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithCancel(ctx)
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -34,7 +35,13 @@ func (e *Engine) Query(b elastic.Ballot, answer func(elastic.Report)) {
 func (e *Engine) Order(o elastic.Order) {
 	e.mail.put(func() {
 		switch {
-		case e.err != nil || o.Plan.Version.Compare(e.plan.Version) <= 0:
+		case e.err != nil || o.Plan.Version.Compare(e.plan.Version) < 0:
+		case o.Plan.Version == e.plan.Version:
+			// Sent again, by an agent that does not know that it is applied.
+			if o.Ballot.Compare(e.ballot) >= 0 && e.order == nil {
+				e.ballot, e.sealed = o.Ballot, false
+				e.at, e.resuming = time.Now(), &Applied{Ballot: o.Ballot, Version: o.Plan.Version}
+			}
 		case o.Ballot == elastic.Ballot{}:
 			e.pending = append(e.pending, o)
 		case o.Ballot.Compare(e.ballot) >= 0:
@@ -62,7 +69,9 @@ func (e *Engine) report() elastic.Report {
 	}
 	r.Works = e.step.queue.Statuses()
 	for _, sh := range e.inOrder() {
-		if sh.complete {
+		// The losses of the last stage are with who computed them, so its work is
+		// done again.
+		if sh.complete && sh.state != nil && e.plan.StageOf(sh.Layer) < len(e.plan.Stages)-1 {
 			r.Complete = append(r.Complete, sh.Range)
 		}
 	}
@@ -147,7 +156,7 @@ func (e *Engine) edit(o *elastic.Order) {
 	e.edited = true
 	p := &o.Plan
 	e.version = comm.Version{Generation: uint64(p.Version.Generation), N: uint64(p.Version.N)}
-	e.opsCtx, e.opsCancel = withCancel(e.ctx)
+	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	peers := make([]comm.Peer, len(o.Peers))
 	for i, x := range o.Peers {
 		peers[i] = comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr}
@@ -290,14 +299,19 @@ func (e *Engine) serve() (fresh []int) {
 func (e *Engine) hold() error {
 	mine := make(map[plan.Range]bool)
 	for _, p := range e.plan.Shards {
-		owner := p.Owner == e.c.Self.ID
+		owner, r := p.Owner == e.c.Self.ID, rangeOf(p)
+		sh := e.shards[r]
 		if !owner && !slices.Contains(p.Mirrors, e.c.Self.ID) {
+			if e.c.Zero == 1 && e.serves(p.Layer) {
+				mine[r] = true
+				if sh == nil || sh.state != nil {
+					e.shards[r] = &shard{Range: r}
+				}
+			}
 			continue
 		}
-		r := rangeOf(p)
 		mine[r] = true
-		sh := e.shards[r]
-		if sh == nil {
+		if sh == nil || sh.state == nil {
 			if e.passed != e.start {
 				return fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", e.plan.Version, r.Lo, r.Hi, r.Layer)
 			}
@@ -313,7 +327,6 @@ func (e *Engine) hold() error {
 		}
 		if owner && !sh.owner {
 			sh.promote()
-			sh.told = nil
 		}
 		sh.owner = owner
 	}
@@ -335,7 +348,7 @@ func (e *Engine) refill(fresh []int) error {
 			}
 		}
 		for _, sh := range e.shards {
-			if sh.Layer == l {
+			if sh.Layer == l && sh.state != nil {
 				copy(params[sh.Lo:sh.Hi], sh.params)
 				sh.params = params[sh.Lo:sh.Hi]
 			}

@@ -12,7 +12,8 @@ import (
 )
 
 // shard is the state of a range that this worker owns or mirrors. Both do the
-// same with it: they apply the same updates to the same bits.
+// same with it: they apply the same updates to the same bits. In stage 1 of
+// ZeRO the other workers of the range's stage have its gradient, and no state.
 type shard struct {
 	plan.Range
 	owner bool
@@ -85,13 +86,18 @@ func (sh *shard) completed(e *Engine, total []float32) {
 	sh.forward(e)
 }
 
-// forward sends the complete gradient to the mirrors that were not sent it.
+// forward sends the complete gradient to who is to have it, and was not sent it.
 func (sh *shard) forward(e *Engine) {
 	if !sh.owner || !sh.complete {
 		return
 	}
-	for _, m := range e.planned(sh.Range).Mirrors {
-		if sh.told[m] {
+	p := e.planned(sh.Range)
+	readers := p.Mirrors
+	if e.c.Zero == 1 {
+		readers = append(slices.Clone(readers), e.plan.Stages[e.plan.StageOf(sh.Layer)].Workers...)
+	}
+	for _, m := range readers {
+		if sh.told[m] || m == p.Owner {
 			continue
 		}
 		if sh.told == nil {
@@ -104,7 +110,7 @@ func (sh *shard) forward(e *Engine) {
 
 // promote makes a mirror the owner.
 func (sh *shard) promote() {
-	sh.owner = true
+	sh.owner, sh.told = true, nil
 	if sh.recv != nil {
 		sh.recv.Cancel(errClosed)
 		<-sh.recv.Done() // the reader of a link leaves the memory at once
@@ -148,6 +154,9 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 	}
 	e.do(onJob, func() error {
 		for i, sh := range order {
+			if sh.state == nil {
+				continue
+			}
 			sh.state.Update(e.c.Pool, sh.params, totals[i], u)
 			if sh.owner {
 				e.mail.put(func() { e.spread(sh, step, nil) })
@@ -179,10 +188,16 @@ func (e *Engine) expectParams(layer, step int) {
 	}
 	params := e.c.Layers[layer].Params
 	for _, p := range e.plan.Shards {
-		if p.Layer == layer && e.shards[rangeOf(p)] == nil {
+		if p.Layer == layer && !e.computes(rangeOf(p)) {
 			e.arrivals[layer].expect(e, rangeKey(rangeOf(p), comm.KindParams, e.wireStep(step)), params[p.Lo:p.Hi])
 		}
 	}
+}
+
+// computes reports whether this worker updates a range itself.
+func (e *Engine) computes(r plan.Range) bool {
+	sh := e.shards[r]
+	return sh != nil && sh.state != nil
 }
 
 // spread sends the parameters of an owned shard to the workers of its stage

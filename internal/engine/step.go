@@ -20,6 +20,16 @@ type stepState struct {
 	tensors map[tensorID]*boundary
 
 	layers map[int]*layerState // of those that the plan has this worker run
+
+	committed chan struct{} // closed at the commit; nil while nobody asks
+}
+
+// stepEnd returns a channel that is closed at the commit of the step.
+func (e *Engine) stepEnd() <-chan struct{} {
+	if e.step.committed == nil {
+		e.step.committed = make(chan struct{})
+	}
+	return e.step.committed
 }
 
 // task is one micro-batch in one stage on this worker.
@@ -341,16 +351,32 @@ func (e *Engine) knowShape(s int, dims []int) {
 	}
 }
 
-// tellShapes tells the workers of the plan the shapes that are known here.
+// knowsShapes reports whether the shapes of all inputs here are known.
+func (e *Engine) knowsShapes() bool {
+	for s := range e.stages {
+		if s > 0 && e.shapes[s].dims == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// tellShapes tells the shapes that are known here to the workers on both sides.
 func (e *Engine) tellShapes() {
 	for s := range e.shapes {
 		sh := &e.shapes[s]
-		if sh.dims == nil {
-			continue
+		if sh.dims == nil || e.stages[s-1] == nil {
+			continue // who computes it tells it
 		}
-		for _, w := range e.plan.Workers {
-			to := sessionOf(w)
-			if w.ID == e.c.Self.ID || sh.told[to] {
+		var readers []plan.WorkerID
+		for _, n := range []int{s - 1, s} {
+			if n >= 0 && n < len(e.plan.Stages) {
+				readers = append(readers, e.plan.Stages[n].Workers...)
+			}
+		}
+		for _, w := range readers {
+			to := e.session(w)
+			if w == e.c.Self.ID || sh.told[to] {
 				continue
 			}
 			if sh.told == nil {
@@ -400,6 +426,9 @@ func allClosed(all []<-chan struct{}) bool {
 // release gives the memory of boundary tensors back when the step is
 // committed. A receiver that had one already may not have said so yet.
 func (st *stepState) release(e *Engine) {
+	if st.committed != nil {
+		close(st.committed)
+	}
 	for _, b := range st.tensors {
 		l := lateBuffer{buf: b.t.F}
 		for _, s := range b.sends {
