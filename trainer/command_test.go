@@ -49,18 +49,22 @@ func TestInitialParametersChange(t *testing.T) {
 	}
 	p := newParameters(&m)
 	p.hold(0, 1)
+	load := func(sum string) error {
+		p.checked = false
+		return p.first(0, p.layers[0].Params, 1, path, sum)
+	}
 	sum := write(3)
-	if err := p.load(path, sum); err != nil || p.layers[0].Params[2] != 3 {
+	if err := load(sum); err != nil || p.layers[0].Params[2] != 3 {
 		t.Errorf("parameters %v, error %v", p.layers[0].Params, err)
 	}
 	write(4)
-	if err := p.load(path, sum); err == nil || !strings.Contains(err.Error(), path+": has changed") {
+	if err := load(sum); err == nil || !strings.Contains(err.Error(), path+": has changed") {
 		t.Errorf("another file: error %v", err)
 	}
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.load(path, sum); err == nil {
+	if err := load(sum); err == nil {
 		t.Error("no file was read")
 	}
 }

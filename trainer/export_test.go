@@ -7,6 +7,7 @@ import (
 	"math"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/soliton-train/soliton/comm"
@@ -91,6 +92,8 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 	}
 	all := make([]History, workers)
 	var listeners sync.WaitGroup
+	var left atomic.Int32
+	left.Store(int32(workers))
 	for i := range workers {
 		listeners.Go(func() {
 			for { // beats too, until the worker's end: nobody else takes them
@@ -103,6 +106,13 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 					all[i].Steps = append(all[i].Steps, m)
 				case control.Done:
 					all[i].Done = m
+					if left.Add(-1) == 0 {
+						for _, c := range conns {
+							if err := c.Send(control.Release{}); err != nil {
+								cancel(err)
+							}
+						}
+					}
 				case control.Failed:
 					cancel(fmt.Errorf("worker %d: %s %s", i, m.Text, m.Stack))
 					return

@@ -29,6 +29,8 @@ type parameters struct {
 	views  [][]Tensor
 	inits  [][]Init
 	infos  []safetensors.Info // of all tensors, in model order
+
+	checked bool // the file that the run begins with is the one that was meant
 }
 
 // newParameters describes the parameters of a valid model.
@@ -93,15 +95,49 @@ func (p *parameters) held() (layers []int, count int) {
 	return layers, count
 }
 
-// init sets the first values of the layers held from the seed.
-func (p *parameters) init(seed uint64) {
-	for i, views := range p.views {
-		for j, v := range views {
-			if v.F != nil {
-				p.inits[i][j].Fill(v.F, seed, i, j)
-			}
+// release gives up the memory of a layer.
+func (p *parameters) release(layer int) {
+	p.layers[layer].Params = nil
+	for i := range p.views[layer] {
+		p.views[layer][i].F = nil
+	}
+}
+
+// first sets the first values of a layer: from the file or run directory path,
+// if it is not "", which must have the SHA-256 that it had when the job was
+// checked, else from the seed.
+func (p *parameters) first(layer int, flat []float32, seed uint64, path, sum string) error {
+	if path == "" {
+		for i, v := range p.split(layer, flat) {
+			p.inits[layer][i].Fill(v.F, seed, layer, i)
+		}
+		return nil
+	}
+	f, err := p.openModel(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if !p.checked {
+		now, err := f.SHA256()
+		if err != nil {
+			return err
+		}
+		if now != sum {
+			return &safetensors.Error{Path: f.Path(), Reason: "has changed since the run began; --init-from takes a file that stays as it is"}
+		}
+		p.checked = true
+	}
+	at := 0
+	for _, views := range p.views[:layer] {
+		at += len(views)
+	}
+	for i, v := range p.split(layer, flat) {
+		if err := f.Read(p.infos[at+i].Name, v.F); err != nil {
+			return err
 		}
 	}
+	return nil
 }
 
 // openModel opens the model file at path, which may be a run directory, and
@@ -147,24 +183,6 @@ func plainPathError(err error) error {
 		return fmt.Errorf("%s: %w", pe.Path, pe.Err)
 	}
 	return err
-}
-
-// load reads the parameters of the layers held from a file or run directory,
-// which must have the SHA-256 that it had when the job was checked.
-func (p *parameters) load(path, sum string) error {
-	f, err := p.openModel(path)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	now, err := f.SHA256()
-	if err != nil {
-		return err
-	}
-	if now != sum {
-		return &safetensors.Error{Path: f.Path(), Reason: "has changed since the run began; --init-from takes a file that stays as it is"}
-	}
-	return p.read(f)
 }
 
 // read reads the parameters of the layers held from a file of openModel.

@@ -12,15 +12,18 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/zero"
 )
 
 // NonFiniteError says that a step could not be committed because its loss or
@@ -56,15 +59,22 @@ type worker struct {
 	self self
 	net  *comm.Endpoint
 
-	// start and stop are what the agent says, once each.
+	// start, stop and release are what the agent says, once each.
 	start      chan control.Start
 	stop       chan string
+	release    chan struct{}
 	stopReason string
+
+	// recovery goes between the agent and the engine of the moment.
+	recovery recovery
 
 	// For the message if user code panics: the step, and what runs.
 	step   int
 	doing  string
+	mu     sync.Mutex
 	stages []*stage
+
+	told int // newest step of which OnStep was told
 }
 
 // self says who a worker is and how it reaches others.
@@ -84,7 +94,8 @@ func alone() self { return self{transport: comm.NewMem()} }
 // serve runs the job to its end, over a connection on which Hello was said.
 // Whatever goes wrong, a panic in user code included, it tells the agent.
 func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job, error)) error {
-	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1)}
+	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{})}
+	w.recovery.w, w.recovery.broken = w, make(chan comm.Session, 64)
 	ctx, cancel := context.WithCancelCause(ctx)
 	received := make(chan struct{})
 	go func() {
@@ -136,6 +147,10 @@ func (w *worker) beat(ctx context.Context) {
 			return // the agent is gone, which receive notices too
 		}
 		select {
+		case s := <-w.recovery.broken:
+			if w.conn.Send(control.LinkLost{Worker: int(s.Worker), Incarnation: int(s.Incarnation)}) != nil {
+				return
+			}
 		case <-tick.C:
 		case <-ctx.Done():
 			return
@@ -155,6 +170,12 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Release:
+			close(w.release)
+		case control.Query, control.Order:
+			if err := w.recovery.hear(m); err != nil {
+				return err
+			}
 		default:
 			return fmt.Errorf("the agent sent %T", m)
 		}
@@ -246,7 +267,7 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 		return err
 	}
 	var err error
-	if w.net, err = comm.Listen(comm.Config{Self: w.self.session, Transport: w.self.transport}); err != nil {
+	if w.net, err = comm.Listen(comm.Config{Self: w.self.session, Transport: w.self.transport, OnLink: w.recovery.link}); err != nil {
 		return err
 	}
 	defer w.net.Close()
@@ -303,33 +324,64 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 		// thread.
 		runtime.GOMAXPROCS(start.Threads + 1)
 	}
-	plan, err := w.admit(p, start)
+	order, err := w.first(p, start)
 	if err != nil {
 		return err
 	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
-	me := w.self.id()
-	stages := make(map[int]engine.Stage)
-	for _, s := range plan.StagesOf(me) {
-		p.params.hold(plan.Stages[s].Lo, plan.Stages[s].Hi)
-		w.stages = append(w.stages, newStage(&p.Model, plan.Stages[s].Lo, plan.Stages[s].Hi, p.params, pool, p.Seed))
-		stages[s] = w.stages[len(w.stages)-1]
-	}
-	p.params.init(p.Seed)
-	if p.InitFrom != "" {
-		if err := p.params.load(p.InitFrom, p.initSum); err != nil {
+	for {
+		err := w.trainFrom(ctx, p, start, pool, order)
+		if !errors.Is(err, errRestart) {
 			return err
 		}
+		order = w.recovery.restart()
 	}
+}
+
+// first returns the order that the agent's Start stands for.
+func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) {
+	pl, err := plan.Parse(start.Plan)
+	if err != nil {
+		return elastic.Order{}, err
+	}
+	if err := pl.Validate(p.params.planLayers()); err != nil {
+		return elastic.Order{}, err
+	}
+	if pl.Micros() != p.GlobalBatch/p.MicroBatch {
+		return elastic.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), p.GlobalBatch/p.MicroBatch)
+	}
+	if _, ok := pl.Worker(w.self.id()); !ok {
+		return elastic.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
+	}
+	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}}
+	for _, x := range start.Peers {
+		o.Peers = append(o.Peers, elastic.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
+	}
+	return o, nil
+}
+
+// trainFrom runs the worker's part of the steps from the point of an order on.
+func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start, pool *kernel.Pool, order elastic.Order) error {
 	schedule := p.Optimizer.schedule()
-	order := newShuffle(p.Seed, p.data.Len())
-	e, err := engine.New(ctx, engine.Config{
-		Plan:        plan,
-		Self:        me,
-		Network:     w.net,
-		Stages:      stages,
+	shuffle := newShuffle(p.Seed, p.data.Len())
+	w.stages = nil
+	for i := range p.params.layers {
+		p.params.release(i)
+	}
+	me, _ := order.Plan.Worker(w.self.id())
+	e, err := engine.New(engine.Config{
+		Self:    me,
+		Network: w.net,
+		First:   order,
+		Stage: func(lo, hi int) engine.Stage {
+			p.params.hold(lo, hi)
+			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
+			w.addStage(s)
+			return s
+		},
 		Layers:      p.params.layers,
+		Begin:       p.begin,
 		Input:       p.Model.Input,
 		Target:      p.Model.Target,
 		GlobalBatch: p.GlobalBatch,
@@ -337,72 +389,79 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 		Rule:        p.Optimizer.rule(),
 		LR:          func(step int) float64 { return schedule.At(step, p.Steps) },
 		ClipNorm:    p.ClipNorm,
-		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, order.at(i), in, target) },
+		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, shuffle.at(i), in, target) },
 		Pool:        pool,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
 		Stop:        w.stopped,
+		Applied:     w.recovery.applied,
 	})
 	if err != nil {
 		return err
 	}
-	first := plan.Workers[0].ID == me
-	done := control.Done{}
+	defer e.Close()
+	defer w.recovery.leave(e)
+	w.recovery.enter(e)
+	done := control.Done{Steps: order.Passed.Step}
 	for done.Steps < p.Steps && done.StoppedBy == "" {
-		if err := w.trainStep(ctx, p, e, plan, first, &done); err != nil {
-			return err
+		if err := w.trainStep(ctx, p, e, &done); err != nil {
+			return w.recovery.cause(err)
 		}
 	}
 	if done.Steps == p.Steps {
 		done.StoppedBy = ""
 	}
-	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, p, e, first, done.Steps, start.RunDir); err != nil {
-		return err
+	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, p, e, done.Steps, start.RunDir); err != nil {
+		return w.recovery.cause(err)
 	}
-	if err := e.Close(ctx, done.Steps); err != nil {
-		return err
-	}
-	held, count := p.params.held()
-	done.Worker = rundir.Worker{
-		ID: int(me), Stages: plan.StagesOf(me), Layers: held, Forwards: e.Forwards, Backwards: e.Backwards,
-		ParamBytes: 4 * int64(count), StateBytes: e.StateBytes(),
-	}
+	done.Worker = rundir.Worker{ID: int(me.ID)}
+	done.Worker.Stages, done.Worker.ParamBytes, done.Worker.StateBytes = e.Holds()
+	done.Worker.Layers, _ = p.params.held()
+	done.Worker.Forwards, done.Worker.Backwards = e.Passes()
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
 	if err := w.send(done); err != nil {
 		return err
 	}
-	if p.OnEnd == nil || !first {
+	select {
+	case <-w.release:
+	case <-w.recovery.restarted():
+		return errRestart
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if p.OnEnd == nil || !e.First() {
 		return nil
 	}
 	return w.end(p, start.RunDir, done.Steps)
 }
 
-// admit lets the network know the workers of the plan, and returns the plan.
-func (w *worker) admit(p *prepared, start control.Start) (*plan.Plan, error) {
-	pl, err := plan.Parse(start.Plan)
-	if err != nil {
-		return nil, err
+// begin fills in the first values of a range of the parameters. Moments begin
+// with zeros, as they are.
+func (p *prepared) begin(r zero.Range, params []float32, _ [][]float32) error {
+	whole := params
+	if size := p.params.layers[r.Layer].Size(); len(params) != size {
+		whole = make([]float32, size)
 	}
-	if err := pl.Validate(p.params.planLayers()); err != nil {
-		return nil, err
+	if err := p.params.first(r.Layer, whole, p.Seed, p.InitFrom, p.initSum); err != nil {
+		return err
 	}
-	if pl.Micros() != p.GlobalBatch/p.MicroBatch {
-		return nil, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), p.GlobalBatch/p.MicroBatch)
+	if len(whole) != len(params) {
+		copy(params, whole[r.Lo:r.Hi])
 	}
-	if len(pl.StagesOf(w.self.id())) == 0 {
-		return nil, fmt.Errorf("the plan has no stage for worker %d", w.self.id())
-	}
-	peers := make([]comm.Peer, len(start.Peers))
-	for i, x := range start.Peers {
-		peers[i] = comm.Peer{Session: comm.Session{Worker: comm.WorkerID(x.ID), Incarnation: uint32(x.Incarnation)}, Addr: x.Addr}
-	}
-	return &pl, w.net.SetMembers(peers)
+	return nil
+}
+
+// addStage takes note of a stage for the message if user code panics.
+func (w *worker) addStage(s *stage) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stages = append(w.stages, s)
 }
 
 // trainStep runs one step and tells of it.
-func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, plan *plan.Plan, first bool, done *control.Done) error {
+func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
 	r, err := e.Step(ctx, w.step)
@@ -423,14 +482,15 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, p
 	}
 	if err := w.send(control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
-		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(plan.Version.N), ValLoss: info.ValLoss,
-		Forwards: e.Forwards, Backwards: e.Backwards,
+		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss,
+		Forwards: r.Forwards, Backwards: r.Backwards,
 	}); err != nil {
 		return err
 	}
-	if p.OnStep != nil && first {
+	if p.OnStep != nil && r.Step > w.told && e.First() {
 		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
 	}
+	w.told = max(w.told, r.Step)
 	return nil
 }
 
@@ -445,44 +505,71 @@ func (w *worker) stopped() string {
 
 // keep brings the state of the job to the first worker of the plan, which
 // hashes it and writes the files of the model. All workers return the hashes.
-func (w *worker) keep(ctx context.Context, p *prepared, e *engine.Engine, first bool, step int, runDir string) (params, state string, err error) {
-	h := newStateHash()
-	var file *modelWriter
-	if first && runDir != "" {
-		if file, err = p.params.newModelWriter(filepath.Join(runDir, modelFile), map[string]string{"format": "pt"}); err != nil {
-			return "", "", plainPathError(err)
+func (w *worker) keep(ctx context.Context, p *prepared, e *engine.Engine, step int, runDir string) (params, state string, err error) {
+	said, err := e.Keep(ctx, step, 2*sha256.Size, func() (engine.Collector, error) {
+		c := &collector{p: p, h: newStateHash(), runDir: runDir}
+		if runDir == "" {
+			return c, nil
 		}
-		defer file.discard()
-	}
-	if err := e.Collect(ctx, step, func(part engine.Part, data []float32) error {
-		h.add(part.Moment, data)
-		if file == nil || part.Moment >= 0 {
-			return nil
+		var err error
+		if c.file, err = p.params.newModelWriter(filepath.Join(runDir, modelFile), map[string]string{"format": "pt"}); err != nil {
+			return nil, err
 		}
-		return p.params.pieces(part.Layer, part.Lo, data, file.w.Write)
-	}); err != nil {
+		return c, nil
+	})
+	if err != nil {
 		return "", "", plainPathError(err)
 	}
-	if file != nil {
-		if err := file.commit(); err != nil {
-			return "", "", plainPathError(err)
-		}
-		if err := p.writeConfig(runDir); err != nil {
-			return "", "", plainPathError(err)
-		}
-	}
-	said, err := e.Tell(ctx, step, h.sums(), 2*sha256.Size)
-	if err != nil {
-		return "", "", err
-	}
 	return hex.EncodeToString(said[:sha256.Size]), hex.EncodeToString(said[sha256.Size:]), nil
+}
+
+// collector hashes the state of the job, and writes the files of the model
+// where there is a run directory.
+type collector struct {
+	p      *prepared
+	h      *stateHash
+	runDir string
+	file   *modelWriter // nil without one, and after Finish
+}
+
+func (c *collector) Take(part engine.Part, data []float32) error {
+	c.h.add(part.Moment, data)
+	if c.file == nil || part.Moment >= 0 {
+		return nil
+	}
+	return c.p.params.pieces(part.Layer, part.Lo, data, c.file.w.Write)
+}
+
+func (c *collector) Finish() ([]byte, error) {
+	if c.file != nil {
+		file := c.file
+		c.file = nil
+		if err := file.commit(); err != nil {
+			return nil, err
+		}
+		if err := c.p.writeConfig(c.runDir); err != nil {
+			return nil, err
+		}
+	}
+	return c.h.sums(), nil
+}
+
+func (c *collector) Discard() {
+	if c.file != nil {
+		c.file.discard()
+	}
 }
 
 // end calls OnEnd. The model is the one in memory where this worker holds all
 // of it, else the one just written.
 func (w *worker) end(p *prepared, runDir string, steps int) error {
-	net := &Net{w.stages[0], func() {}}
-	if s := w.stages[0]; s.lo > 0 || s.hi < len(p.Model.Layers) {
+	var net *Net
+	for _, s := range w.stages {
+		if s.lo == 0 && s.hi == len(p.Model.Layers) {
+			net = &Net{s, func() {}}
+		}
+	}
+	if net == nil {
 		var err error
 		if net, err = Open(p.Model, runDir); err != nil {
 			return err

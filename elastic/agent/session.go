@@ -540,7 +540,11 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 		reason = fmt.Sprintf("stopped after step %d of %d: %s", m.Steps, s.job.Steps, m.StoppedBy)
 		s.err = &StoppedError{Reason: s.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
-	return []effect{row, s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
+	effects := []effect{row, s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
+	for id := range s.workers {
+		effects = append(effects, sendMessage{id, control.Release{}})
+	}
+	return effects
 }
 
 func (s *session) failed(now time.Time, id int, m control.Failed) []effect {

@@ -212,6 +212,9 @@ func (e *Engine) Close() {
 	<-e.ended
 }
 
+// Abandon ends the operation of the moment, and every one after it, with err.
+func (e *Engine) Abandon(err error) { e.mail.put(func() { e.fail(err) }) }
+
 // loop owns the engine's state.
 func (e *Engine) loop() {
 	defer close(e.ended)
@@ -446,6 +449,12 @@ func (e *Engine) Holds() (stages []int, params, moments int64) {
 		}
 	})
 	return stages, params, moments
+}
+
+// Passes returns how many passes of training this worker has run.
+func (e *Engine) Passes() (forwards, backwards int64) {
+	e.inspect(func() { forwards, backwards = e.forwards, e.backwards })
+	return forwards, backwards
 }
 
 // First reports whether this worker is the first of the live plan.

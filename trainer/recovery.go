@@ -1,0 +1,161 @@
+package trainer
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/engine"
+)
+
+// errRestart says that the state of the run is given up, and that it goes on
+// from the order of recovery.restart.
+var errRestart = errors.New("the run goes back to a checkpoint")
+
+// recovery carries what the agent and the engine have to say to each other
+// about plans. The engine of the moment may be missing: before the first, and
+// while a restart makes another.
+type recovery struct {
+	w *worker
+
+	broken chan comm.Session // the other ends of links that broke
+
+	mu     sync.Mutex
+	engine *engine.Engine
+	early  []control.Message // for the next engine
+	again  *elastic.Order    // that restarts the run
+	signal chan struct{}     // closed when again is set
+}
+
+// hear takes in a Query or an Order.
+func (r *recovery) hear(m control.Message) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if o, ok := m.(control.Order); ok {
+		order, err := elastic.ParseOrder(o.Order)
+		if err != nil {
+			return err
+		}
+		if order.Restart {
+			r.again, r.early = &order, nil
+			close(r.restarting())
+			if r.engine != nil {
+				r.engine.Abandon(errRestart)
+			}
+			return nil
+		}
+	}
+	if r.engine == nil {
+		r.early = append(r.early, m)
+		return nil
+	}
+	return r.pass(m)
+}
+
+// pass hands a message to the engine.
+func (r *recovery) pass(m control.Message) error {
+	switch m := m.(type) {
+	case control.Query:
+		b := elastic.Ballot{Term: m.Term, Attempt: m.Attempt}
+		r.engine.Query(b, func(report elastic.Report) {
+			body, err := report.Encode()
+			if err != nil {
+				panic(fmt.Sprintf("trainer: %v", err)) // plain numbers
+			}
+			_ = r.w.send(control.Answer{Term: b.Term, Attempt: b.Attempt, Report: body}) // without an agent, this worker ends
+		})
+	case control.Order:
+		order, err := elastic.ParseOrder(m.Order)
+		if err != nil {
+			return err
+		}
+		r.engine.Order(order)
+	}
+	return nil
+}
+
+// enter makes an engine that of the moment.
+func (r *recovery) enter(e *engine.Engine) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.engine = e
+	if r.again != nil {
+		e.Abandon(errRestart) // another one came meanwhile
+		return
+	}
+	for _, m := range r.early {
+		if r.pass(m) != nil {
+			break // it was parsed before
+		}
+	}
+	r.early = nil
+}
+
+func (r *recovery) leave(*engine.Engine) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.engine = nil
+}
+
+// restarting returns the channel of the next restart; r.mu is held.
+func (r *recovery) restarting() chan struct{} {
+	if r.signal == nil {
+		r.signal = make(chan struct{})
+	}
+	return r.signal
+}
+
+// restarted returns a channel that is closed when the run is to restart.
+func (r *recovery) restarted() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.restarting()
+}
+
+// restart returns the order to go on from.
+func (r *recovery) restart() elastic.Order {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	o := *r.again
+	r.again, r.signal = nil, nil
+	return o
+}
+
+// cause returns why an operation of the engine has failed.
+func (r *recovery) cause(err error) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.again != nil {
+		return errRestart
+	}
+	return err
+}
+
+// applied tells the agent of a plan that is live here.
+func (r *recovery) applied(a engine.Applied) {
+	_ = r.w.send(control.Applied{
+		Term: a.Ballot.Term, Attempt: a.Ballot.Attempt, Generation: a.Version.Generation, N: a.Version.N,
+		Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
+	})
+}
+
+// link tells of a link that broke. It is called by the goroutine of the link.
+func (r *recovery) link(ev comm.LinkEvent) {
+	if ev.Up || ev.Link == 0 {
+		return
+	}
+	r.mu.Lock()
+	e := r.engine
+	r.mu.Unlock()
+	if e == nil {
+		return
+	}
+	e.LinkLost(ev.Peer)
+	select {
+	case r.broken <- ev.Peer:
+	default: // the agent has heard of enough
+	}
+}
