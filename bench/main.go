@@ -1,7 +1,9 @@
-// Command bench compares Soliton with its peers in one run:
+// Command bench compares Soliton with its peers in one run, and measures what
+// has a bound:
 //
 //	go run ./bench matmul     the matrix product with OpenBLAS
 //	go run ./bench step       the training step of a GPT with PyTorch
+//	go run ./bench control    how long control takes while all else is busy
 //
 // Both sides take turns, so that a machine whose speed drifts does not favour
 // one. Results are ratios; the raw figures stand beside them. Kept outputs lie
@@ -15,9 +17,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "control": controlLatency}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|control [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

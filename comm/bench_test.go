@@ -224,3 +224,53 @@ func BenchmarkReduce(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkEvict is what a member's death costs the seven others of a group:
+// SetMembers and Edit on each, side by side, and a barrier under the new version.
+func BenchmarkEvict(b *testing.B) {
+	const n = 8
+	var change, barrier []time.Duration
+	for range b.N {
+		es := cluster(b, n, Config{}, inTCP)
+		gs := make([]*Group, n)
+		for i, e := range es {
+			gs[i], _ = e.NewGroup(1)
+		}
+		editAll(b.Context(), gs, Version{1, 1}, sessions(es))
+		var members []Peer
+		for _, e := range es[:n-1] {
+			members = append(members, Peer{e.Self(), e.Addr()})
+		}
+		es[n-1].Close()
+		began := time.Now()
+		errs := each(gs[:n-1], func(g *Group) error {
+			if err := g.e.SetMembers(members); err != nil {
+				return err
+			}
+			opened, err := g.Edit(b.Context(), Version{1, 2}, sessions(es[:n-1]))
+			if err == nil && opened != 0 {
+				err = fmt.Errorf("%d links opened", opened)
+			}
+			return err
+		})
+		change = append(change, time.Since(began))
+		began = time.Now()
+		errs = append(errs, each(gs[:n-1], func(g *Group) error {
+			return g.Barrier(b.Context(), Call{Version: Version{1, 2}})
+		})...)
+		barrier = append(barrier, time.Since(began))
+		for _, err := range errs {
+			if err != nil {
+				b.Fatal(err)
+			}
+		}
+		for _, e := range es {
+			e.Close()
+		}
+	}
+	slices.Sort(change)
+	slices.Sort(barrier)
+	b.ReportMetric(float64(change[len(change)/2].Microseconds()), "edit-µs")
+	b.ReportMetric(float64(change[len(change)*99/100].Microseconds()), "edit-p99-µs")
+	b.ReportMetric(float64(barrier[len(barrier)/2].Microseconds()), "barrier-µs")
+}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -13,7 +14,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(envPeer); addr != "" {
+		peerProcess(addr)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // cluster opens n endpoints that admit each other, and closes them with the
 // test.

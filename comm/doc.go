@@ -44,7 +44,8 @@
 //
 // What does not hold: messages of different keys arrive in no order. A send
 // that has ended without an error need not have arrived: when a link is lost,
-// Config.OnLink says so, and whoever keeps the data sends them again. A link
+// Config.OnLink says so, and whoever keeps the data sends them again;
+// [Endpoint.Flush] waits until all has arrived. A link
 // without traffic is not probed: who is alive is for others to find out, who
 // then evict.
 //
@@ -76,7 +77,7 @@
 // Close and SetDeadline of a connection. Callbacks ([Sending.OnDone],
 // [Receiving.OnDone]) are called without it.
 //
-// # Wire format, version 1
+// # Wire format, version 2
 //
 // A connection carries frames both ways. All numbers are little-endian; the
 // data of messages are in the byte order of the machines, which must be the
@@ -85,7 +86,7 @@
 //	0  type      uint8
 //	1  zero      3 bytes
 //	4  length    uint32, bytes of payload
-//	8  message   uint64, number of a message, or 0
+//	8  message   uint64, number of a message or a sync, or 0
 //
 // Payloads:
 //
@@ -100,12 +101,15 @@
 //	drop     0  forget the message, it is not wanted
 //	cancel   0  the rest of the message will not come
 //	return   4  uint32 bytes of pool that are free again
+//	sync     0  answer with synced when all before this is read
+//	synced   0  it is; the number is the sync's
 //
 //	key     44  uint8 kind, uint8 dir, uint16 zero, int32 layer, int32 micro, uint32 node lo,
 //	            uint32 node hi, uint64 step, int64 lo, int64 hi
 //
 // The dialling side says hello, the other welcome or refuse. Then each side
-// numbers its messages from 1 upwards as it announces them with open. An eager
+// numbers its messages from 1 upwards as it announces them with open, and its
+// syncs from 1. An eager
 // message's data follow at once and count, with [PoolOverhead], against the
 // pool until return; of others, at most 16384 wait for credit or drop. Every
 // message has at least one data frame, an empty one if it is empty. Links of a

@@ -21,6 +21,8 @@ const (
 	FrameDrop                         // the receiver does not want the message: it has it
 	FrameCancel                       // the sender gives the message up
 	FrameReturn                       // room in the pool is free again
+	FrameSync                         // asks for a synced when all before it is read
+	FrameSynced                       // answer: it is
 	frameEnd
 )
 
@@ -31,7 +33,7 @@ const (
 	MaxChunk = 1 << 20
 
 	magic       = 0x4e544c53 // "SLTN"
-	wireVersion = 1
+	wireVersion = 2
 	orderMark   = 0x0102
 )
 
@@ -41,6 +43,7 @@ var frameTypes = [...]struct {
 }{
 	FrameHello: {"hello", 40}, FrameWelcome: {"welcome", 16}, FrameRefuse: {"refuse", 16}, FrameOpen: {"open", keySize + 12},
 	FrameData: {"data", -1}, FrameCredit: {"credit", 0}, FrameDrop: {"drop", 0}, FrameCancel: {"cancel", 0}, FrameReturn: {"return", 4},
+	FrameSync: {"sync", 0}, FrameSynced: {"synced", 0},
 }
 
 // Refusal says why a link was refused.
@@ -80,7 +83,7 @@ func (r Refusal) String() string {
 // type does not have are zero.
 type Frame struct {
 	Type FrameType
-	ID   uint64 // of the message: FrameOpen, FrameData, FrameCredit, FrameDrop, FrameCancel
+	ID   uint64 // of the message: FrameOpen, FrameData, FrameCredit, FrameDrop, FrameCancel; else of a FrameSync
 	Len  int    // bytes of payload
 
 	Key      Key      // FrameOpen

@@ -76,7 +76,7 @@ func FuzzFrames(f *testing.F) {
 	for _, seed := range []Frame{
 		{Type: FrameHello, From: Session{1, 1}, To: Session{2, 1}, Pool: 1 << 20}, {Type: FrameWelcome, Link: 1, Pool: 1 << 20},
 		{Type: FrameRefuse, Reason: RefusedCrossed}, {Type: FrameOpen, ID: 1, Key: key, Size: 100, Priority: Bulk, Eager: true},
-		{Type: FrameData, ID: 1, Len: 0}, {Type: FrameCredit, ID: 1}, {Type: FrameDrop, ID: 2}, {Type: FrameCancel, ID: 3}, {Type: FrameReturn, Pool: 9},
+		{Type: FrameData, ID: 1, Len: 0}, {Type: FrameCredit, ID: 1}, {Type: FrameDrop, ID: 2}, {Type: FrameCancel, ID: 3}, {Type: FrameReturn, Pool: 9}, {Type: FrameSync, ID: 1}, {Type: FrameSynced, ID: 1},
 	} {
 		f.Add(seed.Append(nil))
 	}

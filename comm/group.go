@@ -135,9 +135,10 @@ func (g *Group) Ended() <-chan struct{} {
 // before, the version is in force all the same: its operations wait for the
 // links.
 //
-// A link that was lost before, but whose loss we notice only afterwards, ends
-// the new version too, since something of it may have been sent into the void;
-// it takes one more Edit.
+// A link between two members that was lost before, but whose loss one of them
+// notices only afterwards, ends the new version too, since something of it may
+// have been sent into the void; it takes one more Edit. What happens to links
+// with others is nothing to it.
 func (g *Group) Edit(ctx context.Context, v Version, members []Session) (opened int, err error) {
 	e := g.e
 	e.lock()

@@ -31,6 +31,7 @@ func TestHostilePeer(t *testing.T) {
 		"a message number twice":           {open(Frame{ID: 1, Size: 10}), open(Frame{ID: 1, Size: 10})},
 		"credit for nothing":               {{Type: FrameCredit, ID: 7}},
 		"room that never was":              {{Type: FrameReturn, Pool: 1}},
+		"an answer to no sync":             {{Type: FrameSynced, ID: 1}},
 		"a second hello":                   {{Type: FrameHello}},
 		"an unknown kind":                  {open(Frame{ID: 1, Key: Key{Kind: kindEnd}})},
 	} {

@@ -30,6 +30,8 @@ type link struct {
 	offers  int // messages announced and not answered
 	out     map[uint64]*Sending
 	bulk    outHeap
+	syncs   uint64 // asked for
+	synced  uint64 // answered
 
 	// Of the reader, under e.mu.
 	lastID     uint64
@@ -226,6 +228,10 @@ func (l *link) read() error {
 			} else {
 				l.p.dispatch()
 			}
+		case FrameSync:
+			l.control(Frame{Type: FrameSynced, ID: f.ID})
+		case FrameSynced:
+			err = l.syncAnswered(f.ID)
 		default:
 			err = protocolError("%v on a link that is up", f)
 		}
@@ -294,6 +300,9 @@ func (l *link) readChunk(br *bufio.Reader, in *incoming, left int, scratch []byt
 			return scratch, err
 		}
 	}
+	if l.dead { // since the frame's header was read, for an empty message
+		return scratch, net.ErrClosed
+	}
 	if in.got == in.size {
 		e.in.arrived(in)
 	}
@@ -304,6 +313,7 @@ func (l *link) readChunk(br *bufio.Reader, in *incoming, left int, scratch []byt
 func (l *link) down(err error) {
 	e := l.p.e
 	l.dead = true
+	l.p.ends++
 	for _, in := range l.in {
 		e.in.lost(in)
 	}

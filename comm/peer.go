@@ -25,6 +25,7 @@ type peer struct {
 	evicted error
 	known   uint64             // number of the newest link
 	link    *link              // while one is up
+	ends    uint64             // links that have gone down
 	next    *handover          // accepted, not served yet
 	taken   bool               // the loop has one in hand, between obtain and serve
 	abort   context.CancelFunc // while the loop dials

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"sync"
 	"testing"
 
 	"github.com/soliton-train/soliton/comm"
@@ -23,8 +24,9 @@ type History struct {
 }
 
 // RunWorkers trains a job on several workers of this process over a network in
-// memory, and returns what each of them said.
-func RunWorkers(t *testing.T, workers, stages int, job func() Job) []History {
+// memory, and returns what each of them said. start has the mode of reduction
+// and the stage of ZeRO.
+func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func() Job) []History {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -55,7 +57,7 @@ func RunWorkers(t *testing.T, workers, stages int, job func() Job) []History {
 		return m
 	}
 
-	start := control.Start{Threads: 1, Reduction: "exact"}
+	start.Threads = 1
 	var view plan.View
 	var prof plan.Profile
 	j := job().withDefaults()
@@ -88,11 +90,10 @@ func RunWorkers(t *testing.T, workers, stages int, job func() Job) []History {
 		}
 	}
 	all := make([]History, workers)
-	finished := make(chan struct{})
+	var listeners sync.WaitGroup
 	for i := range workers {
-		go func() {
-			defer func() { finished <- struct{}{} }()
-			for {
+		listeners.Go(func() {
+			for { // beats too, until the worker's end: nobody else takes them
 				m, err := conns[i].Receive(ctx)
 				if err != nil {
 					return
@@ -102,20 +103,20 @@ func RunWorkers(t *testing.T, workers, stages int, job func() Job) []History {
 					all[i].Steps = append(all[i].Steps, m)
 				case control.Done:
 					all[i].Done = m
-					return
 				case control.Failed:
 					cancel(fmt.Errorf("worker %d: %s %s", i, m.Text, m.Stack))
 					return
 				}
 			}
-		}()
-	}
-	for range workers {
-		<-finished
+		})
 	}
 	for range workers {
 		<-ended
 	}
+	for _, c := range conns {
+		c.Close()
+	}
+	listeners.Wait()
 	if err := context.Cause(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +139,24 @@ func SameHistory(a, b History) bool {
 		}
 	}
 	return true
+}
+
+// WithoutGradient is a layer that loses the gradient of one micro-batch of the
+// first step, that which begins with the sample First of the global batch.
+type WithoutGradient struct {
+	Layer
+	First int
+}
+
+// Backward implements [Layer].
+func (l WithoutGradient) Backward(c *Context, p []Tensor, stash any, dout Tensor, dp []Tensor) Tensor {
+	din := l.Layer.Backward(c, p, stash, dout, dp)
+	if c.step == 1 && int(c.first) == l.First {
+		for _, g := range dp {
+			clear(g.F)
+		}
+	}
+	return din
 }
 
 // StartWith plays the agent of a worker that fails after Start.

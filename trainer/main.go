@@ -99,7 +99,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	}
 	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
 	out, _ := runInProcess(context.Background(), agent.Config{
-		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads,
+		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads, Reduction: c.reduction,
 	}, job, (*agent.Agent).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
@@ -168,7 +168,7 @@ func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() 
 	if standalone {
 		standard.StringVar(&o.runDir, "run-dir", "", "write the run's files to `DIR`")
 		standard.IntVar(&o.threads, "threads", 0, "compute with `N` threads; 0 means one for each core")
-		standard.StringVar(&c.reduction, "reduction", "exact", "add gradients up in `MODE`: exact")
+		standard.StringVar(&c.reduction, "reduction", "exact", "add gradients up in `MODE`: exact, or fast, in the order in which they come")
 		standard.BoolVar(&c.plain, "plain", false, "print plain lines instead of the live view")
 	}
 	standard.VisitAll(func(s *flag.Flag) {
@@ -195,8 +195,8 @@ func (c *command) job(args []string) (Job, error) {
 	if c.flags.NArg() > 0 {
 		return Job{}, c.usage("unexpected argument %q", c.flags.Arg(0))
 	}
-	if c.reduction != "" && c.reduction != "exact" {
-		return Job{}, c.usage("--reduction %s: this version has only exact", c.reduction)
+	if c.reduction != "" && c.reduction != "exact" && c.reduction != "fast" {
+		return Job{}, c.usage("--reduction %s: give exact or fast", c.reduction)
 	}
 	job, err := c.makeJob()
 	if err != nil {

@@ -339,6 +339,8 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 		ClipNorm:    p.ClipNorm,
 		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, order.at(i), in, target) },
 		Pool:        pool,
+		Fast:        start.Reduction == "fast",
+		Zero:        start.Zero,
 		Stop:        w.stopped,
 	})
 	if err != nil {
@@ -363,7 +365,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	held, count := p.params.held()
 	done.Worker = rundir.Worker{
 		ID: int(me), Stages: plan.StagesOf(me), Layers: held, Forwards: e.Forwards, Backwards: e.Backwards,
-		ParamBytes: 4 * int64(count),
+		ParamBytes: 4 * int64(count), StateBytes: e.StateBytes(),
 	}
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent

@@ -24,6 +24,9 @@ func TestEndpoints(t *testing.T, network Network) {
 		{"collectives agree with a plain computation", testCollectives},
 		{"a tree reduction has the bits of the tree", testTree},
 		{"edit opens only links that did not exist", testEdit},
+		{"the death of one who is no member changes nothing", testStranger},
+		{"an evicted session is fenced, its successor is not", testFence},
+		{"a flush before the end loses nothing", testFlush},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.test(t, network) })
 	}
@@ -350,6 +353,149 @@ func testEdit(t *testing.T, network Network) {
 			if s.Links != 1 {
 				t.Errorf("workers %v and %v have had %d links", e.Self(), s.Peer, s.Links)
 			}
+		}
+	}
+}
+
+// testStranger lets a worker die that a version has left out already, while
+// its link was still up.
+func testStranger(t *testing.T, network Network) {
+	down := make(chan comm.LinkEvent, 100)
+	es, members := Cluster(t, 4, comm.Config{OnLink: func(ev comm.LinkEvent) {
+		if !ev.Up && ev.Link == 1 && ev.Peer.Worker == 3 {
+			select {
+			case down <- ev:
+			default:
+			}
+		}
+	}}, network)
+	v := comm.Version{Generation: 1, N: 1}
+	gs := Groups(t, es, 2, v)
+	v.N++
+	if got := Edit(t, gs[:3], v, es[:3]); got != 0 {
+		t.Errorf("leaving one out opened %d ends of links", got)
+	}
+	ended := gs[0].Ended()
+	es[3].Close()
+	for range es[:3] { // the event follows what the loss does to groups
+		if ev := <-down; !errors.Is(ev.Err, comm.ErrLink) {
+			t.Errorf("%v", ev)
+		}
+	}
+	for _, e := range es[:3] {
+		if err := e.SetMembers(members[:3]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	select {
+	case <-ended:
+		t.Error("the loss of a link to no member ended the version")
+	default:
+	}
+	Each(t, gs[:3], func(_ int, g *comm.Group) error {
+		return g.AllReduce(context.Background(), comm.Call{Version: v, Step: 1}, make([]float32, 1000))
+	})
+}
+
+func testFence(t *testing.T, network Network) {
+	refused := make(chan struct{}, 1)
+	es, members := Cluster(t, 3, comm.Config{OnLink: func(ev comm.LinkEvent) {
+		if errors.Is(ev.Err, comm.ErrRefused) {
+			select {
+			case refused <- struct{}{}:
+			default:
+			}
+		}
+	}}, network)
+	const messages = 60
+	size := func(i int) int { return []int{0, 100, 20_000, 200_000}[i%4] }
+	key := func(i int) comm.Key { return comm.Key{Kind: comm.KindUser, Step: 1, Lo: int64(i)} }
+	var receives []*comm.Receiving
+	var bufs [][]byte
+	expect := func(i int) {
+		bufs = append(bufs, make([]byte, size(i)))
+		receives = append(receives, es[0].Expect(key(i), bufs[i]))
+	}
+	for i := range messages / 2 {
+		expect(i)
+	}
+	for i := range messages {
+		es[2].Post(es[0].Self(), key(i), bytes.Repeat([]byte{1}, size(i)), comm.Bulk)
+	}
+	if _, _, err := receives[4].Wait(t.Context()); err != nil { // in the middle
+		t.Fatal(err)
+	}
+
+	// Its successor has the same number and another life. What the two send
+	// differs here, as no honest ones do.
+	next := comm.Session{Worker: 2, Incarnation: 2}
+	again, err := comm.Listen(comm.Config{Self: next, Transport: network(t, 3)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if err := es[0].SetMembers([]comm.Peer{members[1], {Session: next, Addr: again.Addr()}}); err != nil {
+		t.Fatal(err)
+	}
+	before := make([]bool, messages)
+	for i, r := range receives {
+		select {
+		case <-r.Done():
+			before[i] = true
+		default:
+		}
+	}
+	for i := messages / 2; i < messages; i++ {
+		expect(i)
+	}
+	es[2].Post(es[0].Self(), key(messages), []byte("again"), comm.Control)
+	<-refused
+	if err := again.SetMembers(members[:1]); err != nil {
+		t.Fatal(err)
+	}
+	for i := range messages {
+		again.Post(es[0].Self(), key(i), bytes.Repeat([]byte{2}, size(i)), comm.Bulk)
+	}
+	for i, r := range receives {
+		n, from, err := r.Wait(t.Context())
+		want, content := next, byte(2)
+		if before[i] {
+			want, content = es[2].Self(), 1
+		}
+		if err != nil || from != want || !bytes.Equal(bufs[i][:n], bytes.Repeat([]byte{content}, size(i))) {
+			t.Errorf("message %d: %d of %d bytes from %v, want %v: %v", i, n, size(i), from, want, err)
+		}
+	}
+	for _, s := range es[0].Stats() {
+		if s.Peer == next && s.Links != 1 {
+			t.Errorf("%d links with %v", s.Links, s.Peer)
+		}
+	}
+}
+
+func testFlush(t *testing.T, network Network) {
+	es, _ := Cluster(t, 3, comm.Config{}, network)
+	big := content(1<<20, 1)
+	var receives []*comm.Receiving
+	var bufs [][]byte
+	for _, e := range es[1:] {
+		bufs = append(bufs, make([]byte, len(big)))
+		receives = append(receives, e.Expect(comm.Key{Kind: comm.KindUser, Step: 1}, bufs[len(bufs)-1]))
+		es[0].Post(e.Self(), comm.Key{Kind: comm.KindUser, Step: 1}, big, comm.Bulk)
+		es[0].Post(e.Self(), comm.Key{Kind: comm.KindUser, Step: 2}, []byte("last"), comm.Bulk)
+		e.Post(es[0].Self(), comm.Key{Kind: comm.KindUser, Step: 3}, big, comm.Bulk) // never received
+	}
+	if err := es[0].Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	es[0].Close()
+	for i, e := range es[1:] {
+		if _, _, err := receives[i].Wait(t.Context()); err != nil || !bytes.Equal(bufs[i], big) {
+			t.Errorf("worker %d: the large message: %v", i+1, err)
+		}
+		last := make([]byte, 4)
+		if _, _, err := e.Receive(t.Context(), comm.Key{Kind: comm.KindUser, Step: 2}, last); err != nil || string(last) != "last" {
+			t.Errorf("worker %d: the last message: %q, %v", i+1, last, err)
 		}
 	}
 }

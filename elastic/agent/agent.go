@@ -49,9 +49,14 @@ type Config struct {
 	// counts; 0 means for ever.
 	Detect time.Duration
 
-	// Reduction is how gradients are summed. "" means exact, which is the only
-	// one so far.
+	// Reduction is how gradients are summed: exact, in an order that depends on
+	// the job only, or fast, in the order in which they come. "" means exact.
 	Reduction string
+
+	// Zero is the stage of ZeRO. In both, the optimizer's state is split over the workers of a
+	// stage; the complete gradient is at the owner of a shard only in stage 2, at all of
+	// them in stage 1. 0 means 2.
+	Zero int
 
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
@@ -72,8 +77,11 @@ func (c Config) Validate() error {
 	if c.Threads < 0 || c.Threads > MaxThreads {
 		errs = append(errs, fmt.Errorf("Threads is %d: give 1 to %d, or 0 for all cores", c.Threads, MaxThreads))
 	}
-	if c.Reduction != "" && c.Reduction != "exact" {
-		errs = append(errs, fmt.Errorf("Reduction is %q: this version has only exact", c.Reduction))
+	if c.Reduction != "" && c.Reduction != "exact" && c.Reduction != "fast" {
+		errs = append(errs, fmt.Errorf("Reduction is %q: give exact or fast, or \"\" for exact", c.Reduction))
+	}
+	if c.Zero < 0 || c.Zero > 2 {
+		errs = append(errs, fmt.Errorf("Zero is %d: give 1 or 2, or 0 for 2", c.Zero))
 	}
 	if c.HelloTimeout < 0 {
 		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
@@ -99,6 +107,9 @@ func (c Config) withDefaults(workers int) Config {
 	}
 	if c.Reduction == "" {
 		c.Reduction = "exact"
+	}
+	if c.Zero == 0 {
+		c.Zero = 2
 	}
 	if c.HelloTimeout == 0 {
 		c.HelloTimeout = 30 * time.Second

@@ -340,8 +340,8 @@ func TestGarbageIsAnError(t *testing.T) {
 }
 
 func TestValidateReportsAllFaults(t *testing.T) {
-	_, err := New(Config{Threads: -1, Reduction: "fast", HelloTimeout: -1, Stages: -1, Detect: time.Millisecond})
-	if err == nil || len(strings.Split(err.Error(), "\n")) != 5 {
+	_, err := New(Config{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond})
+	if err == nil || len(strings.Split(err.Error(), "\n")) != 6 {
 		t.Errorf("got %v", err)
 	}
 }

@@ -394,11 +394,11 @@ func (s *session) begin(now time.Time) []effect {
 	s.state, s.start = training, now
 	s.job = first.Job
 	s.job.Program = path.Base(s.job.Program)
-	s.job.Threads, s.job.Reduction, s.job.Started = s.cfg.Threads, s.cfg.Reduction, now.UTC()
+	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Plan: text}
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 		begin.RunDir = s.cfg.RunDir.String()

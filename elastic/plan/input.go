@@ -84,17 +84,45 @@ func (p Profile) measured() Profile {
 	return p
 }
 
-// View is which workers live, and in the middle of a step, what they said
-// when they were asked.
+// View is which workers live, and what is known of them.
 type View struct {
 	Workers []Worker // that live
 
-	// For events in the middle of a step:
-	Step  int
-	Works []Work // of the living
+	// Leaving are those of the living that have been asked to leave. No
+	// boundary plan has them; in a step they work on.
+	Leaving []WorkerID
+
+	// Step is the step that is in flight, or the next one between two steps.
+	Step int
+
+	// What the living said when they were asked, for events in the middle of
+	// the step. A pair that nobody speaks of has not begun.
+	Works []Work
+	// Complete is who has the whole gradient of which shard.
+	Complete []Complete
 	// Settled are the pairs whose gradients are held by everyone who will own
-	// or mirror a shard of their stage.
+	// or mirror a shard of their stage, and whose losses, in the last stage, are
+	// with a living worker: beside those that follow from Complete.
 	Settled []graph.Pair
+
+	// Held is what background transfers have made level, for boundary plans:
+	// these workers can be owners or mirrors although the current plan does
+	// not list them.
+	Held []Holding
+}
+
+// Complete says that a worker has the whole gradient of a shard of the
+// current plan.
+type Complete struct {
+	Shard  int // its index in Plan.Shards
+	Worker WorkerID
+}
+
+// Holding says that a worker has the parameters and the optimizer state of a
+// range.
+type Holding struct {
+	Range
+	Worker WorkerID
 }
 
 // Work is what a living worker says of a pair routed to it.
@@ -108,14 +136,22 @@ type EventKind uint8
 
 // The kinds of events.
 const (
-	Start EventKind = iota // the job begins: Micros, Stages and Mirrors count
-	Lost                   // workers of the plan do not live any more
+	Start   EventKind = iota // the job begins: Micros, Stages and Mirrors count
+	Lost                     // workers of the plan do not live any more
+	Leave                    // those of View.Leaving are to leave
+	Protect                  // after a loss: every shard is to have its mirrors again
+	Join                     // workers of the view are not in the plan
 )
 
 // Event is what made a new plan necessary.
 type Event struct {
 	Kind  EventKind
-	Cause string // of a loss, such as "worker 2 exited: signal: killed"
+	Cause string // such as "worker 2 exited: signal: killed"; "" says who
+
+	// After is the newest version that was given so far, if the plan that has
+	// it did not go live; the next one is greater than this and the current
+	// plan's.
+	After Version
 
 	// Generation is that of the job; 0 means that of the current plan, or 1.
 	Generation int

@@ -12,16 +12,26 @@ import (
 // lost makes the in-step plan after the loss of workers: those of the current
 // plan that are not in the view. It keeps the borders of layers and shards.
 //
-//   - Of a shard whose owner is lost, the first living mirror is promoted.
+//   - Of a shard whose owner is lost, a living mirror is promoted: one that has
+//     the whole gradient before others, one that does not leave before others,
+//     then the one that owns least.
 //   - A stage that has no worker left is taken over by the new owners of its
 //     shards.
 //   - Pairs of lost workers are routed to the workers of their stage, in
 //     runs, so that what is left to do is balanced.
 //
-// A pair of a lost worker has to run again unless it is settled. A settled
+// A pair of a lost worker has to run again unless it is settled: the view says
+// so, or all shards of its stage have owners with the whole gradient. (In the
+// last stage the lost worker's losses are lacking even so.) A settled
 // one has to run again, too, if someone still needs what it made and does not
 // have it.
+//
+// If the current plan begins with a later step than the view's, nothing of its
+// first step has begun, whatever the view says, and the plan is for that step.
 func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
+	if v.Step < current.FromStep {
+		v.Step, v.Works, v.Complete, v.Settled = current.FromStep, nil, nil, nil
+	}
 	alive := make(map[WorkerID]bool)
 	for _, w := range v.Workers {
 		if was, ok := current.Worker(w.ID); ok && was == w {
@@ -29,8 +39,8 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 		}
 	}
 	p := Plan{
-		Version:  Version{Generation: max(e.Generation, current.Version.Generation), N: current.Version.N + 1},
-		FromStep: max(v.Step, current.FromStep),
+		Version:  following(&current, e),
+		FromStep: v.Step,
 		InStep:   true,
 		Mirrors:  current.Mirrors,
 		Buffers:  current.Buffers,
@@ -54,12 +64,12 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 			p.Clocks = append(p.Clocks, c)
 		}
 	}
-	promoted, err := p.promote(&current, alive)
+	promoted, err := p.promote(&current, &v, alive)
 	if err != nil {
 		return Plan{}, "", err
 	}
 	p.staff(&current, alive)
-	again := rerun(&current, &v, alive)
+	again := rerun(&current, &v, alive, p.settled(&v, current.Micros()))
 	moved := p.reroute(&current, &v, &prof, alive, again)
 	p.capacity(&current)
 
@@ -80,33 +90,79 @@ func join(ids []WorkerID) string {
 }
 
 // promote gives every shard a living owner.
-func (p *Plan) promote(current *Plan, alive map[WorkerID]bool) (promoted int, err error) {
-	var dead LostError
+func (p *Plan) promote(current *Plan, v *View, alive map[WorkerID]bool) (promoted int, err error) {
+	complete := make(map[Complete]bool, len(v.Complete))
+	for _, c := range v.Complete {
+		complete[c] = true
+	}
+	owned := make(map[WorkerID]int)
 	for _, s := range current.Shards {
-		var mirrors []WorkerID
-		for _, m := range s.Mirrors {
-			if alive[m] {
-				mirrors = append(mirrors, m)
-			}
-		}
+		owned[s.Owner] += s.Hi - s.Lo
+	}
+	var dead LostError
+	for i, s := range current.Shards {
+		s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return alive[m] })
 		if !alive[s.Owner] {
-			if len(mirrors) == 0 {
+			if len(s.Mirrors) == 0 {
 				if dead.Count == 0 {
-					dead.Shard = s
+					dead.Shard = current.Shards[i]
 				}
 				dead.Count++
 				continue
 			}
-			s.Owner, mirrors = mirrors[0], mirrors[1:]
+			flaw := func(m WorkerID) (n int) {
+				if !complete[Complete{i, m}] {
+					n += 2
+				}
+				if slices.Contains(v.Leaving, m) {
+					n++
+				}
+				return n
+			}
+			s.Owner = slices.MinFunc(s.Mirrors, func(a, b WorkerID) int {
+				return cmp.Or(cmp.Compare(flaw(a), flaw(b)), cmp.Compare(owned[a], owned[b]))
+			})
+			owned[s.Owner] += s.Hi - s.Lo
+			s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return m != s.Owner })
 			promoted++
 		}
-		s.Mirrors = mirrors
 		p.Shards = append(p.Shards, s)
 	}
 	if dead.Count > 0 {
 		return 0, fmt.Errorf("plan: %w", &dead)
 	}
 	return promoted, nil
+}
+
+// settled returns the pairs of whose gradients and losses nothing is lacking:
+// those that the view names, and all of a stage before the last one whose
+// shards are complete at their owners. An owner hands the sum on to its
+// mirrors.
+func (p *Plan) settled(v *View, micros int) map[graph.Pair]bool {
+	settled := make(map[graph.Pair]bool, len(v.Settled))
+	for _, s := range v.Settled {
+		settled[s] = true
+	}
+	lacks := make([]int, len(p.Stages)) // shards
+	for _, s := range p.Shards {
+		lacks[p.StageOf(s.Layer)]++
+	}
+	seen := make(map[int]bool)
+	for _, c := range v.Complete {
+		if c.Shard >= 0 && c.Shard < len(p.Shards) && p.Shards[c.Shard].Owner == c.Worker && !seen[c.Shard] {
+			seen[c.Shard] = true
+			lacks[p.StageOf(p.Shards[c.Shard].Layer)]--
+		}
+	}
+	// The losses of the last stage are with the workers until the commit.
+	for st := range len(p.Stages) - 1 {
+		for m := range micros {
+			if lacks[st] == 0 {
+				settled[graph.Pair{Stage: st, Micro: m}] = true
+			}
+		}
+	}
+	return settled
 }
 
 // staff gives every stage living workers.
@@ -142,16 +198,12 @@ func (p *Plan) routed(w Work) bool {
 
 // rerun returns the pairs that have to run again because nobody alive has
 // what they made and somebody needs it.
-func rerun(current *Plan, v *View, alive map[WorkerID]bool) map[graph.Pair]bool {
+func rerun(current *Plan, v *View, alive map[WorkerID]bool, settled map[graph.Pair]bool) map[graph.Pair]bool {
 	works := make(map[graph.Pair]graph.Status, len(v.Works))
 	for _, w := range v.Works {
 		if alive[w.Worker] && current.routed(w) {
 			works[w.Pair] = w.Status
 		}
-	}
-	settled := make(map[graph.Pair]bool, len(v.Settled))
-	for _, s := range v.Settled {
-		settled[s] = true
 	}
 	// lost: what the pair made is on no living worker.
 	lost := func(pair graph.Pair) bool {

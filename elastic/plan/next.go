@@ -10,8 +10,14 @@ import (
 // Next makes the plan that an event calls for. current is the live plan, the
 // zero Plan for [Start]. The same arguments give the same plan, which is valid.
 //
-// For Start, errors are [ErrNoWorkers] or [*FlagError], several joined. For
-// Lost, see [*LostError].
+// [Lost] gives an in-step plan. [Leave], [Protect] and [Join] give boundary
+// plans that keep the borders of layers; before one goes live all that [Needs]
+// lists has to be done. They may be made again for a newer current plan while
+// transfers are under way: with View.Held the plan is the same as without, or
+// one that needs less.
+//
+// Errors are [ErrNoWorkers], for Start also [*FlagError], several joined, and
+// for the others [*LostError].
 func Next(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	if len(v.Workers) == 0 {
 		return Plan{}, "", fmt.Errorf("plan: %w", ErrNoWorkers)
@@ -21,6 +27,8 @@ func Next(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 		return start(v, prof, e)
 	case Lost:
 		return lost(current, v, prof, e)
+	case Leave, Protect, Join:
+		return boundary(current, v, prof, e)
 	default:
 		return Plan{}, "", fmt.Errorf("plan: event kind %d is not known", e.Kind)
 	}

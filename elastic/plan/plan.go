@@ -85,14 +85,16 @@ type Clock struct {
 //  9. The owner of a shard is a worker of the plan.
 //  10. Its mirrors are workers of the plan, each once, never the owner, and not
 //     more than Mirrors.
-//  11. In a boundary plan, a mirror is on the owner's host only if all workers
-//     of other hosts are mirrors of the shard already, and a shard has fewer
-//     than Mirrors mirrors only if all other workers are.
+//  11. In a boundary plan that is not Degraded, a mirror is on the owner's host
+//     only if all workers of other hosts are mirrors of the shard already, and
+//     a shard has fewer than Mirrors mirrors only if all other workers are.
 //  12. No worker has to keep more than Buffers sums of gradients of a layer:
 //     what it runs of a stage in a step are the leaves of at most that many
 //     disjoint nodes of the gradient tree.
 //  13. Only an in-step plan has settled pairs; they are in order, each once.
 //  14. Clocks are of workers of the plan, each once, and positive.
+//  19. A plan is Degraded only if it is a boundary plan and a shard has fewer
+//     mirrors than [11] wants, or has them on the wrong hosts.
 //
 // And of a plan and the one before it, checked by [Plan.ValidateAfter]:
 //
@@ -102,6 +104,7 @@ type Clock struct {
 //     brings no new worker.
 //  18. In an in-step plan, a living owner stays; a lost one is followed by one
 //     of its mirrors, and nobody becomes a mirror.
+//  20. The number of Mirrors wanted stays.
 type Plan struct {
 	Version Version `json:"version"`
 	// FromStep is the first step that may run under the plan. An in-step plan
@@ -120,7 +123,9 @@ type Plan struct {
 
 	Shards  []Shard `json:"shards"`
 	Mirrors int     `json:"mirrors"` // wanted for each shard
-	Clocks  []Clock `json:"clocks,omitempty"`
+	// Degraded says that workers left and mirrors are yet to be made anew.
+	Degraded bool    `json:"degraded,omitempty"`
+	Clocks   []Clock `json:"clocks,omitempty"`
 }
 
 // Parse reads a plan from its JSON. The plan is not validated.

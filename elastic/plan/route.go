@@ -359,6 +359,7 @@ const slack = 0.03
 // route fills in Route, Limits and Buffers of a plan that has stages.
 func (p *Plan) route(prof *Profile, micros int) {
 	costs := stageCosts(prof, p.Stages)
+	share(costs)
 	runs := runsOnly(micros, costs)
 	even := true
 	for s := range costs {
@@ -456,7 +457,13 @@ func (p *Plan) setLimits(c candidate, costs []stageCost, extra int) {
 	}
 	path := make([]float64, len(costs)+1)
 	for s := len(costs) - 1; s >= 0; s-- {
-		path[s] = path[s+1] + costs[s].work()/slices.Min(costs[s].speeds)
+		slowest := math.Inf(1)
+		for rank, n := range counts[s] {
+			if n > 0 {
+				slowest = min(slowest, costs[s].speeds[rank])
+			}
+		}
+		path[s] = path[s+1] + costs[s].work()/slowest
 	}
 	for s := range costs {
 		for rank, w := range costs[s].workers {

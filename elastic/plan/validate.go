@@ -67,17 +67,12 @@ func (p *Plan) Validate(layers []Layer) error {
 	if p.Version.Generation < 1 || p.Version.N < 1 || p.FromStep < 1 {
 		e.add(1, "version %v from step %d", p.Version, p.FromStep)
 	}
-	hosts := make(map[WorkerID]string, len(p.Workers))
-	perHost := make(map[string]int)
 	for i, w := range p.Workers {
 		if w.ID < 0 || w.Incarnation < 0 || i > 0 && p.Workers[i-1].ID >= w.ID {
 			e.add(2, "worker %d, incarnation %d at position %d", w.ID, w.Incarnation, i)
 		}
-		if _, twice := hosts[w.ID]; !twice {
-			perHost[w.Host]++
-		}
-		hosts[w.ID] = w.Host
 	}
+	hosts, perHost := p.hosts()
 	known := func(w WorkerID) bool { _, ok := hosts[w]; return ok }
 	p.validateStages(e, len(layers), known)
 	p.validateShards(e, layers)
@@ -96,6 +91,9 @@ func (p *Plan) Validate(layers []Layer) error {
 			e.add(14, "worker %d at %d MHz", c.Worker, c.MHz)
 		}
 		clocks[c.Worker] = true
+	}
+	if p.Degraded && (p.InStep || !p.isThin()) {
+		e.add(19, "nothing is missing for it to be degraded")
 	}
 	return e.result()
 }
@@ -224,7 +222,7 @@ func (p *Plan) validateHolders(e *InvalidError, s Shard, hosts map[WorkerID]stri
 			away++
 		}
 	}
-	if p.InStep {
+	if p.InStep || p.Degraded {
 		return
 	}
 	if atHome > 0 && away < len(hosts)-perHost[home] {
@@ -233,6 +231,39 @@ func (p *Plan) validateHolders(e *InvalidError, s Shard, hosts map[WorkerID]stri
 	if want := min(p.Mirrors, len(hosts)-1); len(s.Mirrors) < want {
 		e.add(11, "[%d,%d) of layer %d has %d of %s", s.Lo, s.Hi, s.Layer, len(s.Mirrors), count(want, "mirror"))
 	}
+}
+
+// isThin reports whether property 11 would not hold for a boundary plan that
+// is not degraded.
+func (p *Plan) isThin() bool {
+	hosts, perHost := p.hosts()
+	whole := Plan{Mirrors: p.Mirrors}
+	for _, s := range p.Shards {
+		var e InvalidError
+		if whole.validateHolders(&e, s, hosts, perHost); e.Has(11) {
+			return true
+		}
+	}
+	return false
+}
+
+// Protected reports whether every shard has all the mirrors that are wanted,
+// on other hosts than its owner's as far as there are any.
+func (p *Plan) Protected() bool {
+	return p.Mirrors < max(1, len(p.Workers)) && !p.isThin()
+}
+
+// hosts returns the host of every worker, and how many workers each has.
+func (p *Plan) hosts() (hosts map[WorkerID]string, perHost map[string]int) {
+	hosts = make(map[WorkerID]string, len(p.Workers))
+	perHost = make(map[string]int)
+	for _, w := range p.Workers {
+		if _, twice := hosts[w.ID]; !twice {
+			perHost[w.Host]++
+		}
+		hosts[w.ID] = w.Host
+	}
+	return hosts, perHost
 }
 
 // ValidateAfter checks that the plan may follow another one. Both are valid.
@@ -244,6 +275,9 @@ func (p *Plan) ValidateAfter(old *Plan) error {
 	}
 	if p.Micros() != old.Micros() {
 		e.add(16, "%s follow %d", count(p.Micros(), "micro-batch"), old.Micros())
+	}
+	if p.Mirrors != old.Mirrors {
+		e.add(20, "%s per shard follow %d", count(p.Mirrors, "mirror"), old.Mirrors)
 	}
 	if !p.InStep {
 		return e.result()

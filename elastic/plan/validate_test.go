@@ -101,6 +101,9 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 			p.InStep, p.Workers, p.Shards[0].Owner, p.Shards[0].Mirrors = true, p.Workers[1:], 1, nil
 		}},
 		{18, "new mirror", func(p *Plan) { p.InStep = true; p.Shards[0].Mirrors[0] ^= 1 }},
+		{19, "degraded with all mirrors", func(p *Plan) { p.Degraded = true }},
+		{19, "degraded in a step", func(p *Plan) { p.InStep, p.Degraded, p.Shards[0].Mirrors = true, true, nil }},
+		{20, "more mirrors", func(p *Plan) { p.Mirrors++ }},
 	} {
 		p := copied(t, good)
 		p.Version.N++
@@ -109,7 +112,7 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 		}
 		c.spoil(&p)
 		err := p.Validate(layers)
-		if c.number >= 15 {
+		if c.number >= 15 && c.number != 19 {
 			err = p.ValidateAfter(&good)
 		}
 		invalid := new(InvalidError)
@@ -118,7 +121,7 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 		}
 		seen[c.number] = true
 	}
-	for n := 1; n <= 18; n++ {
+	for n := 1; n <= 20; n++ {
 		if !seen[n] {
 			t.Errorf("property %d is not tested", n)
 		}

@@ -74,8 +74,12 @@ type Start struct {
 	// Threads is the number of compute threads, at least 1.
 	Threads int
 
-	// Reduction is "exact".
+	// Reduction is how gradients are summed: "exact", which "" means too, or
+	// "fast".
 	Reduction string
+
+	// Zero is the stage of ZeRO: 1, or 2, which 0 means too.
+	Zero int
 
 	// Plan is the first plan, a plan.Plan as JSON.
 	Plan []byte

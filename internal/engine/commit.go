@@ -181,12 +181,16 @@ func (e *Engine) decide(step int, lr float64, said [][]byte) (Result, zero.Updat
 	return r, zero.Update{Step: step, LR: float32(lr), GradScale: float32(factor / float64(loss.Count))}, nil
 }
 
-// total returns the complete gradient of an owned shard.
+// total returns the complete gradient of an owned shard, or the place for that
+// of another.
 func (e *Engine) total(shard int) []float32 {
 	if e.totals[shard] != nil {
 		return e.totals[shard]
 	}
 	sh := e.plan.Shards[shard]
+	if e.c.Fast {
+		return e.plain[sh.Layer][sh.Lo:sh.Hi]
+	}
 	g, ok := e.grads[sh.Layer].Total()
 	if !ok {
 		panic("engine: commit of an incomplete step")
@@ -222,20 +226,13 @@ func (e *Engine) update(ctx context.Context, step int, u zero.Update) error {
 			}
 		}
 	}
-	for _, sums := range e.grads {
-		if sums == nil {
-			continue
-		}
-		for _, g := range sums.Clear() {
-			e.free.put(g)
-		}
-	}
 	e.losses.Clear()
 	for _, s := range st.sends {
 		if err := s.Wait(ctx); err != nil {
 			return err
 		}
 	}
+	e.clearGrads() // which sends may have read
 	for _, b := range st.kept {
 		e.free.put(b)
 	}

@@ -349,8 +349,15 @@ type leaf struct {
 func (l leaf) Buffer(layer int) []float32 { return l.e.free.get(len(l.e.c.Layers[layer].Params)) }
 
 func (l leaf) Done(layer int, grad []float32) {
-	for _, g := range l.e.grads[layer].Put(tree.Leaf(l.index), grad) {
-		l.e.free.put(g)
+	switch {
+	case !l.e.c.Fast:
+		for _, g := range l.e.grads[layer].Put(tree.Leaf(l.index), grad) {
+			l.e.free.put(g)
+		}
+	case l.e.plain[layer] == nil:
+		l.e.plain[layer] = grad
+	default:
+		l.e.mergeGrads(l.e.plain[layer], grad)
 	}
 	if l.e.step.left[layer]--; l.e.step.left[layer] == 0 {
 		l.e.startReduce(l.ctx, layer)
@@ -372,40 +379,122 @@ func (e *Engine) mergeGrads(left, right []float32) []float32 {
 // of its shards, when this worker has run all its backward passes of it.
 func (e *Engine) startReduce(ctx context.Context, layer int) {
 	s := e.plan.StageOf(layer)
-	g := e.groups[s]
-	if g == nil {
+	if e.groups[s] == nil {
 		return // the sum is complete here
 	}
+	var shards []int // of the layer, by index in the plan
+	for i, sh := range e.plan.Shards {
+		if sh.Layer == layer {
+			shards = append(shards, i)
+		}
+	}
+	if len(shards) == 0 {
+		return
+	}
+	reduce := e.treeReduce
+	if e.c.Fast {
+		reduce = e.fastReduce
+	}
+	work := reduce(ctx, s, layer, shards)
+	e.step.reduce++
+	e.tasks.Go(func() {
+		err := work()
+		e.mail.put(func() error {
+			e.step.reduce--
+			for _, v := range e.grads[layer].Clear() {
+				e.free.put(v)
+			}
+			if err == nil && e.c.Zero == 1 {
+				e.share(s, shards)
+			}
+			return err
+		})
+	})
+}
+
+// treeReduce returns the reduction of a layer of stage s over the tree.
+func (e *Engine) treeReduce(ctx context.Context, s, layer int, shards []int) func() error {
 	t := comm.Tree{Micros: e.plan.Micros()}
-	var index []int // in the plan, of each shard of the tree
 	ranks := make(map[plan.WorkerID]int)
 	for i, w := range e.plan.Stages[s].Workers {
 		ranks[w] = i
 		t.Nodes = append(t.Nodes, e.plan.Nodes(s, w, e.step.number))
 	}
-	for i, sh := range e.plan.Shards {
-		if sh.Layer == layer {
-			index = append(index, i)
-			t.Shards = append(t.Shards, comm.TreeShard{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi, Owner: ranks[sh.Owner]})
-		}
+	for _, i := range shards {
+		sh := e.plan.Shards[i]
+		t.Shards = append(t.Shards, comm.TreeShard{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi, Owner: ranks[sh.Owner]})
 	}
-	if len(index) == 0 {
-		return
-	}
-	sums := e.grads[layer]
-	call := e.call(e.step.number, layer)
-	e.step.reduce++
-	e.tasks.Go(func() {
-		err := g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
+	sums, call := e.grads[layer], e.call(e.step.number, layer)
+	return func() error {
+		return e.groups[s].TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
 			return v[t.Shards[shard].Lo:t.Shards[shard].Hi]
-		}, func(shard int) []float32 { return e.totals[index[shard]] }, nil)
-		e.mail.put(func() error {
-			e.step.reduce--
-			for _, v := range sums.Clear() {
-				e.free.put(v)
-			}
+		}, func(shard int) []float32 { return e.totals[shards[shard]] }, nil)
+	}
+}
+
+// fastReduce returns the reduction of a layer of stage s without an order.
+func (e *Engine) fastReduce(ctx context.Context, s, layer int, shards []int) func() error {
+	if e.plain[layer] == nil { // nothing of it ran here
+		e.plain[layer] = e.free.get(e.c.Layers[layer].Size())
+		clear(e.plain[layer])
+	}
+	parts, err := e.parts(s, shards)
+	sum, call := e.plain[layer], e.call(e.step.number, layer)
+	return func() error {
+		if err != nil {
 			return err
+		}
+		return e.groups[s].ReduceScatter(ctx, call, sum, parts)
+	}
+}
+
+// parts returns the borders of what the workers of stage s own of a layer, in
+// the order of their ranks.
+func (e *Engine) parts(s int, shards []int) ([]int, error) {
+	parts := make([]int, 1, len(e.plan.Stages[s].Workers)+1)
+	at := 0 // in shards
+	for _, w := range e.plan.Stages[s].Workers {
+		end := parts[len(parts)-1]
+		for at < len(shards) && e.plan.Shards[shards[at]].Owner == w {
+			end = e.plan.Shards[shards[at]].Hi
+			at++
+		}
+		parts = append(parts, end)
+	}
+	if at < len(shards) {
+		return nil, fmt.Errorf("fast reduction needs the shards of a layer in the order of their owners' ranks: %+v", e.plan.Shards[shards[at]])
+	}
+	return parts, nil
+}
+
+// share brings the complete gradients of shards from their owners to all
+// workers of stage s.
+func (e *Engine) share(s int, shards []int) {
+	st := e.step
+	for _, i := range shards {
+		sh := e.plan.Shards[i]
+		key := comm.Key{Kind: comm.KindGradient, Step: uint64(st.number), Layer: int32(sh.Layer), Lo: int64(sh.Lo), Hi: int64(sh.Hi), Node: tree.Root(e.plan.Micros())}
+		data := comm.Bytes(e.total(i))
+		if sh.Owner == e.c.Self {
+			for _, w := range e.plan.Stages[s].Workers {
+				if w != e.c.Self {
+					st.sends = append(st.sends, e.c.Network.Post(e.session(w), key, data, comm.Bulk))
+				}
+			}
+			continue
+		}
+		st.reduce++
+		r := e.c.Network.Expect(key, data)
+		r.OnDone(func() {
+			e.mail.put(func() error {
+				st.reduce--
+				n, from, err := r.Wait(context.Background()) // it has ended
+				if err == nil && n != len(data) {
+					err = fmt.Errorf("step %d: worker %v sent %d bytes of a gradient of %d", st.number, from, n, len(data))
+				}
+				return err
+			})
 		})
-	})
+	}
 }

@@ -16,7 +16,8 @@
 //   - the gradient of a layer goes into the tree as soon as its backward pass is
 //     done, while it is in the cache; when a worker's last micro-batch is through
 //     a layer, its sums go to the owners of the layer's shards, under the passes
-//     that are left;
+//     that are left, and in stage 1 of ZeRO the totals go on from the owners to
+//     all workers of the stage;
 //   - new parameters go from the owner of a shard to all workers of the stage,
 //     first layers first, under the next step's forward passes, which wait for
 //     each layer as they come to it.

@@ -38,7 +38,7 @@ func (l Layer) Size() (n int) {
 type Load func(i uint64, in, target tensor.Tensor) error
 
 // Config describes a job, and a worker's part in it, to the engine. Every
-// field is needed.
+// field is needed but Fast and Zero.
 type Config struct {
 	Plan *plan.Plan    // valid
 	Self plan.WorkerID // a worker of the plan
@@ -55,6 +55,15 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
+	// Fast adds gradients up in the order in which they come, with a plain
+	// reduce-scatter between the workers of a stage, instead of over the tree. The
+	// results of all workers still agree, but their last bits depend on the plan
+	// and on chance.
+	Fast bool
+	// Zero is the stage of ZeRO, 1 or 2; 0 means 2. In stage 2 the complete
+	// gradient of a shard is at its owner only, in stage 1 at all workers of its
+	// stage. The bits are the same.
+	Zero int
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
@@ -69,10 +78,11 @@ type Engine struct {
 	everyone  *comm.Group
 	groups    map[int]*comm.Group // of the stages this worker serves with others
 	shards    []*zero.Shard       // by index in the plan; nil where another worker owns it
-	totals    [][]float32         // the complete gradient of each owned shard
+	totals    [][]float32         // the complete gradient of each shard that this worker gets from others
 	normScale int
 
 	grads   []*tree.Sums[[]float32] // of each layer that this worker holds
+	plain   [][]float32             // the same where reduction is fast: one sum, nil before the first gradient
 	losses  *tree.Sums[Loss]
 	free    pool
 	batches []*batch // not in use
@@ -102,6 +112,7 @@ func New(ctx context.Context, c Config) (*Engine, error) {
 		groups:    make(map[int]*comm.Group),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
+		plain:     make([][]float32, len(c.Layers)),
 		losses:    tree.NewSums(c.Plan.Micros(), Loss.add),
 		shapes:    make([]shape, len(c.Plan.Stages)),
 		params:    make([]arrivals, len(c.Layers)),
@@ -120,15 +131,16 @@ func New(ctx context.Context, c Config) (*Engine, error) {
 	e.shards = make([]*zero.Shard, len(c.Plan.Shards))
 	e.totals = make([][]float32, len(c.Plan.Shards))
 	for i, sh := range c.Plan.Shards {
+		stage := c.Plan.StageOf(sh.Layer)
+		if c.Stages[stage] != nil && len(c.Plan.Stages[stage].Workers) > 1 && !c.Fast && (sh.Owner == c.Self || c.Zero == 1) {
+			e.totals[i] = make([]float32, sh.Hi-sh.Lo)
+		}
 		if sh.Owner != c.Self {
 			continue
 		}
 		var err error
 		if e.shards[i], err = zero.NewShard(c.Rule, zero.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi}, c.Layers[sh.Layer].Tensors); err != nil {
 			return nil, err
-		}
-		if len(c.Plan.Stages[c.Plan.StageOf(sh.Layer)].Workers) > 1 {
-			e.totals[i] = make([]float32, sh.Hi-sh.Lo)
 		}
 	}
 	return e, e.join(ctx)
@@ -223,13 +235,7 @@ func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 // discard gives up the step in flight.
 func (e *Engine) discard() {
 	e.losses.Clear()
-	for _, s := range e.grads {
-		if s != nil {
-			for _, g := range s.Clear() {
-				e.free.put(g)
-			}
-		}
-	}
+	e.clearGrads()
 	for s, st := range e.c.Stages {
 		for p, w := range e.step.works {
 			if p.Stage == s && w.pass != nil {
@@ -240,6 +246,21 @@ func (e *Engine) discard() {
 	e.step = nil
 }
 
+// clearGrads gives the memory of all sums of gradients back.
+func (e *Engine) clearGrads() {
+	for l, sums := range e.grads {
+		if sums != nil {
+			for _, g := range sums.Clear() {
+				e.free.put(g)
+			}
+		}
+		if e.plain[l] != nil {
+			e.free.put(e.plain[l])
+			e.plain[l] = nil
+		}
+	}
+}
+
 // Close ends the engine after its last step, together with those of all other
 // workers: it returns when nobody needs anything of this worker any more, so
 // that the network can be closed.
@@ -247,9 +268,20 @@ func (e *Engine) Close(ctx context.Context, step int) error {
 	if err := e.settle(ctx); err != nil {
 		return err
 	}
-	// A lost link would end the groups' operations on others. So everyone says
-	// to the first worker that it is done, and leaves when that one has heard
-	// it from all.
+	// Our part in all operations of the groups is done. Without them, a link
+	// that goes down as another worker leaves is no event: members of a group
+	// would tell each other, and cut a link that a worker has just left off
+	// before all that came over it was read.
+	err := e.everyone.Close()
+	for _, g := range e.groups {
+		err = errors.Join(err, g.Close())
+	}
+	if err != nil {
+		return err
+	}
+	// Others may still be in an operation, which a lost link would end. So
+	// everyone says to the first worker that it is done, and leaves when that one
+	// has heard it from all.
 	first := e.plan.Workers[0].ID
 	key := func(phase, rank int) comm.Key {
 		return comm.Key{Kind: comm.KindUser, Step: uint64(step), Layer: int32(phase), Micro: int32(rank)}
@@ -274,11 +306,7 @@ func (e *Engine) Close(ctx context.Context, step int) error {
 			}
 		}
 	}
-	err := e.everyone.Close()
-	for _, g := range e.groups {
-		err = errors.Join(err, g.Close())
-	}
-	return err
+	return nil
 }
 
 // Moments returns the optimizer's numbers for an owned shard of the plan, nil
@@ -288,6 +316,19 @@ func (e *Engine) Moments(shard int) [][]float32 {
 		return nil
 	}
 	return e.shards[shard].Moments
+}
+
+// StateBytes returns the bytes of the optimizer's numbers that this worker
+// holds.
+func (e *Engine) StateBytes() (n int64) {
+	for _, s := range e.shards {
+		if s != nil {
+			for _, m := range s.Moments {
+				n += 4 * int64(len(m))
+			}
+		}
+	}
+	return n
 }
 
 // nonFinite makes the error of a number that is not finite; layer may be -1.

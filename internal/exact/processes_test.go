@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,7 +31,12 @@ func build(t *testing.T, dir, pkg string) string {
 // of metrics.jsonl without what may differ: times, workers and plan.
 func launch(t *testing.T, launcher string, args ...string) (trainer.Summary, []string) {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), "run")
+	return launchIn(t, filepath.Join(t.TempDir(), "run"), launcher, args...)
+}
+
+// launchIn is launch with a run directory to look into.
+func launchIn(t *testing.T, dir, launcher string, args ...string) (trainer.Summary, []string) {
+	t.Helper()
 	cmd := exec.CommandContext(t.Context(), launcher, append([]string{"run", "--plain", "--threads", "1", "--run-dir", dir}, args...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("launcher %q: %v\n%s", cmd.Args, err, out)
@@ -89,10 +95,11 @@ func TestProcessesSameBits(t *testing.T) {
 		want, lines := launch(t, launcher, append([]string{"--workers", "1", gpt}, args...)...)
 		for _, c := range []struct {
 			workers, stages int
+			zero            string
 			program         string
-		}{{2, 2, gpt}, {4, 2, gpt}, {3, 2, gpt}, {3, 1, mixed}, {6, 3, gpt}, {8, 4, gpt}} {
-			t.Run(fmt.Sprintf("%s, %d workers, %d stages, %s", size, c.workers, c.stages, filepath.Base(c.program)), func(t *testing.T) {
-				s, got := launch(t, launcher, append([]string{"--workers", fmt.Sprint(c.workers), "--stages", fmt.Sprint(c.stages), c.program}, args...)...)
+		}{{2, 2, "2", gpt}, {4, 2, "2", gpt}, {4, 2, "1", gpt}, {3, 2, "2", gpt}, {3, 1, "1", mixed}, {6, 3, "2", gpt}, {5, 2, "1", gpt}, {8, 4, "2", gpt}} {
+			t.Run(fmt.Sprintf("%s, %d workers, %d stages, ZeRO %s, %s", size, c.workers, c.stages, c.zero, filepath.Base(c.program)), func(t *testing.T) {
+				s, got := launch(t, launcher, append([]string{"--workers", fmt.Sprint(c.workers), "--stages", fmt.Sprint(c.stages), "--zero", c.zero, c.program}, args...)...)
 				if s.ParamsSHA256 != want.ParamsSHA256 || s.StateSHA256 != want.StateSHA256 {
 					t.Errorf("params_sha256 %s, state_sha256 %s, want %s and %s", s.ParamsSHA256, s.StateSHA256, want.ParamsSHA256, want.StateSHA256)
 				}
@@ -103,6 +110,15 @@ func TestProcessesSameBits(t *testing.T) {
 			})
 		}
 	}
+
+	// Fast reduction is the same training but for roundings, and says so.
+	args := append([]string{"--workers", "3", "--stages", "2", "--reduction", "fast", gpt}, flags["small"]...)
+	s, _ := launch(t, launcher, args...)
+	want, _ := launch(t, launcher, append([]string{"--workers", "1", gpt}, flags["small"]...)...)
+	if d := math.Abs(s.Loss - want.Loss); s.Reduction != "fast" || want.Reduction != "exact" || d > 1e-4*want.Loss {
+		t.Errorf("reduction %s, loss %v; reduction %s, loss %v", s.Reduction, s.Loss, want.Reduction, want.Loss)
+	}
+	checkWork(t, s, want, 3, 2)
 }
 
 // checkWork holds what the workers did against what there was to do.

@@ -39,6 +39,7 @@ type Job struct {
 
 	ProgramSHA256 string    `json:"program_sha256"` // of the executable file; "" where it could not be read
 	Reduction     string    `json:"reduction"`      // exact or fast
+	Zero          int       `json:"zero"`           // stage of ZeRO: 1 or 2
 	Workers       int       `json:"workers"`        // worker processes at the start
 	Stages        int       `json:"stages"`         // pipeline stages of the first plan
 	Threads       int       `json:"threads"`        // compute threads of each worker
@@ -124,6 +125,7 @@ type Worker struct {
 	Backwards  int64 `json:"backwards"`   // the same backward
 	BytesSent  int64 `json:"bytes_sent"`  // to other workers
 	ParamBytes int64 `json:"param_bytes"` // bytes of parameters held
+	StateBytes int64 `json:"state_bytes"` // bytes of optimizer moments held
 }
 
 // Recovery is the account of one recovery in summary.json.

@@ -280,7 +280,8 @@ func TestFiles(t *testing.T) {
       "forwards": 0,
       "backwards": 0,
       "bytes_sent": 0,
-      "param_bytes": 0
+      "param_bytes": 0,
+      "state_bytes": 0
     }
   ],
   "recoveries": []

@@ -184,11 +184,14 @@ type File struct {
 	Tensors  []Info // in the order of their data
 	Metadata map[string]string
 
-	path    string
-	f       *os.File
-	data    int64 // where the data begins
-	offsets map[string]int
+	path   string
+	f      *os.File
+	data   int64 // where the data begins
+	places map[string]place
 }
+
+// place is where a tensor lies in the data.
+type place struct{ offset, elements int }
 
 // Open reads and checks the header of the file at path. Faults of its content
 // are of type [*Error]; a file that cannot be read gives an [*os.PathError].
@@ -197,7 +200,7 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	file, err := newFile(path, f)
+	file, err := New(f)
 	if err != nil {
 		f.Close()
 		return nil, err
@@ -205,7 +208,10 @@ func Open(path string) (*File, error) {
 	return file, nil
 }
 
-func newFile(path string, f *os.File) (*File, error) {
+// New is [Open] for a file that is open already. The File it returns owns f;
+// where there is an error, f is still the caller's.
+func New(f *os.File) (*File, error) {
+	path := f.Name()
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
@@ -295,7 +301,7 @@ func (f *File) parse(header []byte, size int64) *Error {
 		}
 		return bytes.Compare([]byte(a), []byte(b))
 	})
-	f.offsets = make(map[string]int, len(names))
+	f.places = make(map[string]place, len(names))
 	at := 0
 	for _, name := range names {
 		e := entries[name]
@@ -306,7 +312,7 @@ func (f *File) parse(header []byte, size int64) *Error {
 		if int64(at) > size {
 			return &Error{Tensor: name, Reason: fmt.Sprintf("is cut short: its data ends at byte %d, the file's at %d", at, size)}
 		}
-		f.offsets[name] = e.Offsets[0]
+		f.places[name] = place{e.Offsets[0], (at - e.Offsets[0]) / 4}
 		f.Tensors = append(f.Tensors, Info{name, e.Shape})
 	}
 	if int64(at) != size {
@@ -339,18 +345,32 @@ func checkEntry(e entry) string {
 	return ""
 }
 
+// Len returns the number of elements of the named tensor; ok is false where
+// there is none of that name.
+func (f *File) Len(name string) (n int, ok bool) {
+	p, ok := f.places[name]
+	return p.elements, ok
+}
+
 // Read reads the named tensor into dst, which must have its size.
 func (f *File) Read(name string, dst []float32) error {
-	offset, ok := f.offsets[name]
+	if p, ok := f.places[name]; ok && p.elements != len(dst) {
+		return &Error{Path: f.path, Tensor: name, Reason: fmt.Sprintf("has %d elements, not %d", p.elements, len(dst))}
+	}
+	return f.ReadAt(name, 0, dst)
+}
+
+// ReadAt fills dst with the elements of the named tensor from element at on.
+func (f *File) ReadAt(name string, at int, dst []float32) error {
+	p, ok := f.places[name]
 	if !ok {
 		return &Error{Path: f.path, Tensor: name, Reason: "is missing"}
 	}
-	i := slices.IndexFunc(f.Tensors, func(t Info) bool { return t.Name == name })
-	if n := f.Tensors[i].Len(); n != len(dst) {
-		return &Error{Path: f.path, Tensor: name, Reason: fmt.Sprintf("has %d elements, not %d", n, len(dst))}
+	if at < 0 || at > p.elements || len(dst) > p.elements-at {
+		return &Error{Path: f.path, Tensor: name, Reason: fmt.Sprintf("has %d elements, not %d from element %d on", p.elements, len(dst), at)}
 	}
 	buf := make([]byte, min(4*len(dst), 1<<16))
-	r := io.NewSectionReader(f.f, f.data+int64(offset), 4*int64(len(dst)))
+	r := io.NewSectionReader(f.f, f.data+int64(p.offset)+4*int64(at), 4*int64(len(dst)))
 	for len(dst) > 0 {
 		b := buf[:min(len(buf), 4*len(dst))]
 		if _, err := io.ReadFull(r, b); err != nil {

@@ -90,7 +90,19 @@ func TestRoundTrip(t *testing.T) {
 			}
 		}
 	}
+	piece := make([]float32, 17000)
+	if err := f.ReadAt("big", 1234, piece); err != nil || piece[0] != data[3][1234] || piece[16999] != data[3][18233] {
+		t.Errorf("reading a piece: %v and %v, %v", piece[0], piece[16999], err)
+	}
+	if n, ok := f.Len("big"); n != 20000 || !ok {
+		t.Errorf("Len = %d, %v", n, ok)
+	}
 	var e *Error
+	for _, c := range []struct{ at, n int }{{-1, 1}, {20000, 1}, {1, 20000}, {20001, 0}, {math.MaxInt, 2}} {
+		if err := f.ReadAt("big", c.at, make([]float32, c.n)); !errors.As(err, &e) || e.Tensor != "big" {
+			t.Errorf("reading %d from %d: %v", c.n, c.at, err)
+		}
+	}
 	if err := f.Read("z.weight", make([]float32, 5)); !errors.As(err, &e) || e.Tensor != "z.weight" {
 		t.Errorf("reading into the wrong size: %v", err)
 	}

@@ -1,0 +1,54 @@
+package plan
+
+import (
+	"slices"
+	"testing"
+)
+
+// BenchmarkBoundary makes boundary plans for 1,024 workers and 100 layers.
+func BenchmarkBoundary(b *testing.B) {
+	prof := Profile{Layers: model(100)}
+	ws := workers(1024, 8)
+	const stages, micros = 16, 1024
+	whole := first(b, ws, prof, stages, micros, 1)
+	without := func(lo, hi int) View { return View{Step: 5, Workers: slices.Delete(slices.Clone(ws), lo, hi)} }
+	lost := func(v View) Plan {
+		p, _, err := Next(whole, v, prof, Event{Kind: Lost})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return p
+	}
+	missing, host := without(100, 101), without(96, 104)
+	afterHost := lost(host)
+	for _, c := range []struct {
+		name    string
+		current Plan
+		view    View
+		kind    EventKind
+	}{
+		{"leave", whole, View{Step: 5, Workers: ws, Leaving: []WorkerID{100}}, Leave},
+		{"leave host", whole, View{Step: 5, Workers: ws, Leaving: []WorkerID{96, 97, 98, 99, 100, 101, 102, 103}}, Leave},
+		{"protect", lost(missing), missing, Protect},
+		{"protect host", afterHost, host, Protect},
+		{"join", lost(missing), View{Step: 6, Workers: append(slices.Clone(missing.Workers), Worker{1024, 0, "new"})}, Join},
+		{"join host", afterHost, View{Step: 6, Workers: ws}, Join},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				if _, _, err := Next(c.current, c.view, prof, Event{Kind: c.kind}); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+	b.Run("needs", func(b *testing.B) {
+		p, _, err := Next(afterHost, View{Step: 6, Workers: ws}, prof, Event{Kind: Join})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			Needs(&afterHost, &p, View{Workers: ws})
+		}
+	})
+}

@@ -1,0 +1,264 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+)
+
+// boundary makes the plan for [Leave], [Protect] and [Join]. It is made twice
+// if some of its transfers may be done already: as if nothing were done, so
+// that the plan stays what it was, and once more to use what is there. The
+// second one counts only if it needs less.
+func boundary(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
+	if len(prof.Layers) != current.Layers() {
+		return Plan{}, "", fmt.Errorf("plan: a profile of %s for a plan of %d", count(len(prof.Layers), "layer"), current.Layers())
+	}
+	p, reason, err := change(&current, &v, prof, e, nil)
+	if len(v.Held) == 0 {
+		return p, reason, err
+	}
+	q, other, heldErr := change(&current, &v, prof, e, v.Held)
+	if heldErr == nil && (err != nil || cost(Needs(&current, &q, v)) < cost(Needs(&current, &p, v))) {
+		return q, other, nil
+	}
+	return p, reason, err
+}
+
+func change(current *Plan, v *View, prof Profile, e Event, held []Holding) (Plan, Reason, error) {
+	d, err := newDraft(current, v, prof, e, held)
+	if err != nil {
+		return Plan{}, "", err
+	}
+	var reason string
+	switch e.Kind {
+	case Leave:
+		reason, err = d.leave(e)
+	case Protect:
+		reason, err = d.protect(e)
+	default:
+		reason, err = d.join(e)
+	}
+	if err != nil {
+		return Plan{}, "", err
+	}
+	return d.Plan, Reason(reason), nil
+}
+
+// draft is a boundary plan in the making. Workers are known by their index in
+// it; who is not in it has none.
+type draft struct {
+	Plan
+	current *Plan
+	prof    Profile // measured
+	stays   map[WorkerID]bool
+	leaves  []WorkerID           // live and leave
+	lives   map[WorkerID]bool    // of the current plan
+	origin  []int                // of each shard: the one of the current plan that it is a part of
+	held    map[WorkerID][]Range // beside the current plan
+
+	index           map[WorkerID]int
+	host            []int // by worker
+	perHost         []int // workers
+	owned, mirrored []int // parameters, by worker
+}
+
+// newDraft returns a draft with the workers that the plan will have.
+func newDraft(current *Plan, v *View, prof Profile, e Event, held []Holding) (*draft, error) {
+	d := &draft{
+		Plan: Plan{
+			Version:  following(current, e),
+			FromStep: max(current.FromStep, v.Step+1, e.FromStep),
+			Mirrors:  current.Mirrors,
+		},
+		current: current, prof: prof.measured(),
+		stays: make(map[WorkerID]bool), lives: make(map[WorkerID]bool),
+		held: make(map[WorkerID][]Range), index: make(map[WorkerID]int),
+	}
+	if current.InStep {
+		d.FromStep = max(d.FromStep, current.FromStep+1)
+	}
+	for _, w := range v.Workers {
+		was, ok := current.Worker(w.ID)
+		ok = ok && was == w
+		d.lives[w.ID] = ok
+		switch leaves := slices.Contains(v.Leaving, w.ID); {
+		case leaves && ok:
+			d.leaves = append(d.leaves, w.ID)
+		case leaves || !ok && e.Kind != Join:
+		default:
+			d.stays[w.ID] = ok
+			d.Workers = append(d.Workers, w)
+		}
+	}
+	if len(d.Workers) == 0 {
+		return nil, fmt.Errorf("plan: that stays, %w", ErrNoWorkers)
+	}
+	d.Workers = sorted(d.Workers)
+	slices.Sort(d.leaves)
+	hosts := make(map[string]int)
+	for i, w := range d.Workers {
+		d.index[w.ID] = i
+		h, ok := hosts[w.Host]
+		if !ok {
+			h = len(hosts)
+			hosts[w.Host] = h
+			d.perHost = append(d.perHost, 0)
+		}
+		d.host = append(d.host, h)
+		d.perHost[h]++
+	}
+	for _, c := range current.Clocks {
+		if d.stays[c.Worker] {
+			d.Clocks = append(d.Clocks, c)
+		}
+	}
+	for _, h := range held {
+		if _, ok := d.index[h.Worker]; ok {
+			d.held[h.Worker] = append(d.held[h.Worker], h.Range)
+		}
+	}
+	d.owned, d.mirrored = make([]int, len(d.Workers)), make([]int, len(d.Workers))
+	return d, nil
+}
+
+// following returns the version of the plan that an event calls for.
+func following(current *Plan, e Event) Version {
+	v := current.Version
+	if e.After.Compare(v) > 0 {
+		v = e.After
+	}
+	return Version{Generation: max(e.Generation, v.Generation), N: v.N + 1}
+}
+
+// holds reports whether a worker of the plan has the state of a shard already.
+func (d *draft) holds(w WorkerID, i int) bool {
+	s, was := &d.Shards[i], &d.current.Shards[d.origin[i]]
+	return d.stays[w] && (was.Owner == w || slices.Contains(was.Mirrors, w)) || d.hasFilled(w, s)
+}
+
+// hasFilled reports whether a background transfer has made a worker a holder.
+func (d *draft) hasFilled(w WorkerID, s *Shard) bool {
+	return slices.ContainsFunc(d.held[w], func(r Range) bool { return r.Layer == s.Layer && r.Lo <= s.Lo && s.Hi <= r.Hi })
+}
+
+// inherit takes the shards over from the current plan, without mirrors that do
+// not stay. A shard whose owner does not stay goes to one that has it, a
+// mirror first; else to a worker of its stage, or any if none stays: it has to
+// be moved. Of several it is the one that owns least.
+func (d *draft) inherit() (promoted, moved int, err error) {
+	var dead LostError
+	d.Shards = slices.Clone(d.current.Shards)
+	d.origin = make([]int, len(d.Shards))
+	var orphans []int
+	for i := range d.Shards {
+		s := &d.Shards[i]
+		d.origin[i] = i
+		lives := d.lives[s.Owner] || slices.ContainsFunc(s.Mirrors, func(m WorkerID) bool { return d.lives[m] })
+		if !lives && !slices.ContainsFunc(d.Workers, func(w Worker) bool { return d.hasFilled(w.ID, s) }) {
+			if dead.Count == 0 {
+				dead.Shard = *s
+			}
+			dead.Count++
+			continue
+		}
+		s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return d.stays[m] })
+		for _, m := range s.Mirrors {
+			d.mirrored[d.index[m]] += s.Hi - s.Lo
+		}
+		if d.stays[s.Owner] {
+			d.owned[d.index[s.Owner]] += s.Hi - s.Lo
+		} else {
+			orphans = append(orphans, i)
+		}
+	}
+	if dead.Count > 0 {
+		return 0, 0, fmt.Errorf("plan: %w", &dead)
+	}
+	members := make([][]WorkerID, len(d.current.Stages))
+	everyone := make([]WorkerID, len(d.Workers))
+	for i, w := range d.Workers {
+		everyone[i] = w.ID
+	}
+	for i, st := range d.current.Stages {
+		if members[i] = keep(st.Workers, func(w WorkerID) bool { return d.stays[w] }); len(members[i]) == 0 {
+			members[i] = everyone
+		}
+	}
+	for _, i := range orphans {
+		s := &d.Shards[i]
+		heirs := s.Mirrors
+		if len(heirs) == 0 && len(d.held) > 0 {
+			heirs = keep(everyone, func(w WorkerID) bool { return d.hasFilled(w, s) })
+		}
+		if len(heirs) > 0 {
+			promoted++
+		} else {
+			heirs = members[d.current.StageOf(s.Layer)]
+			moved++
+		}
+		s.Owner = slices.MinFunc(heirs, func(a, b WorkerID) int { return cmp.Compare(d.owned[d.index[a]], d.owned[d.index[b]]) })
+		d.owned[d.index[s.Owner]] += s.Hi - s.Lo
+		d.dropMirror(s, s.Owner)
+	}
+	return promoted, moved, nil
+}
+
+// keep returns those of a list for which a condition holds; the list stays as
+// it is.
+func keep[T any](list []T, holds func(T) bool) []T {
+	for i, x := range list {
+		if holds(x) {
+			continue
+		}
+		kept := slices.Clone(list[:i])
+		for _, x := range list[i+1:] {
+			if holds(x) {
+				kept = append(kept, x)
+			}
+		}
+		return kept
+	}
+	return list
+}
+
+func (d *draft) dropMirror(s *Shard, w WorkerID) {
+	if slices.Contains(s.Mirrors, w) {
+		s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return m != w })
+		d.mirrored[d.index[w]] -= s.Hi - s.Lo
+	}
+}
+
+// flow routes the micro-batches over the stages' workers. Who serves several
+// stages and has nothing to do in one of them leaves it.
+func (d *draft) flow() {
+	micros := d.current.Micros()
+	d.route(&d.prof, micros)
+	serves := make([]int, len(d.Workers))
+	for _, st := range d.Stages {
+		for _, w := range st.Workers {
+			serves[d.index[w]]++
+		}
+	}
+	type place struct {
+		stage  int
+		worker WorkerID
+	}
+	idle := make(map[place]bool)
+	for s := range d.Stages {
+		runs := make([]bool, len(d.Workers))
+		for _, w := range d.Route[s] {
+			runs[d.index[w]] = true
+		}
+		d.Stages[s].Workers = keep(d.Stages[s].Workers, func(w WorkerID) bool {
+			i := d.index[w]
+			if runs[i] || serves[i] == 1 {
+				return true
+			}
+			serves[i]--
+			idle[place{s, w}] = true
+			return false
+		})
+	}
+	d.Limits = keep(d.Limits, func(l Limit) bool { return !idle[place{l.Stage, l.Worker}] })
+}
