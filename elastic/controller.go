@@ -41,7 +41,7 @@ type Controller struct {
 
 	plan    plan.Plan                // the run's newest, as far as known
 	live    *Order                   // the order it came with; nil for the first
-	issued  int                      // the greatest Version.N that any plan has got
+	issued  plan.Version             // the newest that any plan has got
 	pending map[plan.Version]*change // proposed and not out of date
 	coming  *change                  // the boundary plan under way, agreed or not
 	members map[plan.WorkerID]*member
@@ -106,7 +106,7 @@ type recovery struct {
 // New returns the controller of a run whose first plan is live.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version.N,
+		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
 		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
@@ -417,12 +417,12 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 				}
 			}
 		}
-		view.Settled = c.settled(alive, at.point)
-		p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; ")})
+		view.Complete = c.complete(all, at.point)
+		p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
 		var none *plan.LostError
 		switch {
 		case err == nil:
-			p.Version.N = c.next()
+			c.issued = p.Version
 			ch.order.Plan, ch.reason = p, reason
 			r.Rollback = false
 			ch.again = c.again(&p, view)
@@ -459,16 +459,12 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 // anew makes a plan that owes nothing to the one before but its version.
 func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason, error) {
 	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.cfg.Profile, plan.Event{
-		Kind: plan.Start, Generation: c.plan.Version.Generation, Micros: c.plan.Micros(),
+		Kind: plan.Start, Micros: c.plan.Micros(),
 		Stages: min(c.cfg.Stages, len(alive)), Mirrors: c.cfg.Mirrors, FromStep: at.Step + 1,
 	})
-	p.Version.N = c.next()
+	p.Version = plan.Version{Generation: c.issued.Generation, N: c.issued.N + 1}
+	c.issued = p.Version
 	return p, reason, err
-}
-
-func (c *Controller) next() int {
-	c.issued++
-	return c.issued
 }
 
 // address fills in the workers of the plan and where they are.
@@ -481,35 +477,16 @@ func (c *Controller) address(ch *change) *change {
 	return ch
 }
 
-// settled returns the pairs of stages all of whose shards have their gradients at
-// those that are to own them. A stage without shards is not settled: nobody
-// can say what is done there.
-func (c *Controller) settled(alive []plan.Worker, at Point) []graph.Pair {
-	heir := func(s plan.Shard) plan.WorkerID {
-		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
-			if slices.ContainsFunc(alive, func(a plan.Worker) bool { return a.ID == w }) {
-				return w
-			}
-		}
-		return -1
-	}
-	has := make([]bool, len(c.plan.Stages))
-	lacks := make([]bool, len(c.plan.Stages))
-	for _, s := range c.plan.Shards {
-		stage := c.plan.StageOf(s.Layer)
-		has[stage] = true
-		m := c.members[heir(s)]
-		lacks[stage] = lacks[stage] || m == nil || m.report == nil || m.report.Passed != at || !covers(m.report.Complete, s)
-	}
-	var pairs []graph.Pair
-	for stage := range has {
-		for m := range c.plan.Micros() {
-			if has[stage] && !lacks[stage] {
-				pairs = append(pairs, graph.Pair{Stage: stage, Micro: m})
+// complete returns who has the gradient of which shard.
+func (c *Controller) complete(all []*member, at Point) (list []plan.Complete) {
+	for i, s := range c.plan.Shards {
+		for _, m := range all {
+			if m.report.Passed == at && covers(m.report.Complete, s) {
+				list = append(list, plan.Complete{Shard: i, Worker: m.ID})
 			}
 		}
 	}
-	return pairs
+	return list
 }
 
 // covers reports whether ranges together hold a shard.

@@ -8,7 +8,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 )
 
@@ -253,30 +252,26 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 	})
 }
 
-func TestSettledNeedsEveryHeir(t *testing.T) {
-	c := storyJob(t, 3, 1, 6, 1, 1)
-	alive := c.plan.Workers[:2]
+func TestCompleteNeedsTheWholeShard(t *testing.T) {
+	c := storyJob(t, 2, 1, 6, 1, 1)
 	at := Point{3, Committed}
-	for _, m := range c.working() {
-		m.report = &Report{Passed: at}
-	}
-	if got := c.settled(alive, at); got != nil {
-		t.Errorf("settled %v with nothing complete", got)
-	}
-	for _, s := range c.plan.Shards {
-		heir := s.Owner
-		if heir == 2 {
-			heir = s.Mirrors[0]
+	m, s := c.members[1], c.plan.Shards[1]
+	mid := s.Lo + 4096
+	for _, x := range []struct {
+		passed Point
+		ranges []plan.Range
+		want   int
+	}{
+		{at, []plan.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}, {Layer: s.Layer, Lo: s.Lo, Hi: mid}}, 1},
+		{Point{2, Committed}, []plan.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0}, // of another step
+		{at, []plan.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}}, 0},
+		{at, []plan.Range{{Layer: s.Layer + 9, Lo: s.Lo, Hi: s.Hi}}, 0},
+		{at, nil, 0},
+	} {
+		m.report = &Report{Passed: x.passed, Complete: x.ranges}
+		got := c.complete([]*member{m}, at)
+		if len(got) != x.want || x.want > 0 && got[0] != (plan.Complete{Shard: 1, Worker: 1}) {
+			t.Errorf("%v: %v", x, got)
 		}
-		mid := s.Lo + 4096 // in two pieces
-		r := c.members[heir].report
-		r.Complete = append(r.Complete, plan.Range{Layer: s.Layer, Lo: mid, Hi: s.Hi}, plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: mid})
-	}
-	if got := c.settled(alive, at); len(got) != 6 || got[5] != (graph.Pair{Stage: 0, Micro: 5}) {
-		t.Errorf("settled %v with all complete", got)
-	}
-	c.members[0].report.Passed.Step--
-	if got := c.settled(alive, at); got != nil {
-		t.Errorf("settled %v by what is said of another step", got)
 	}
 }

@@ -170,7 +170,7 @@ func (s *story) run(line string) []Effect {
 		}
 		return all
 	case "agree":
-		n := s.c.issued
+		n := s.c.issued.N
 		if len(s.words) > 1 {
 			n = s.number(s.words[1])
 		}
