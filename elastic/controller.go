@@ -1,0 +1,758 @@
+package elastic
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/graph"
+	"github.com/soliton-train/soliton/elastic/plan"
+)
+
+// Config says what a controller begins with.
+type Config struct {
+	Plan    plan.Plan // the first plan, which is live
+	Peers   []Peer    // its workers
+	Profile plan.Profile
+
+	Term uint64 // of the agents' agreement
+
+	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
+	Stages, Mirrors int
+
+	// MinWorkers is the fewest workers to go on with. 0 means 1.
+	MinWorkers int
+
+	// Detect is how long a worker may take for its answer to a query, and how long a link may
+	// be down. 0 means for ever.
+	Detect time.Duration
+
+	// Hold is how long to wait for more workers. 0 means 2 min.
+	Hold time.Duration
+}
+
+// Controller decides about the workers of one run.
+type Controller struct {
+	cfg    Config
+	ballot Ballot
+	phase  phase
+
+	plan    plan.Plan                // the run's newest, as far as known
+	live    *Order                   // the order it came with; nil for the first
+	issued  plan.Version             // the newest that any plan has got
+	pending map[plan.Version]*change // proposed and not out of date
+	coming  *change                  // the boundary plan under way, agreed or not
+	members map[plan.WorkerID]*member
+	broken  []link
+	done    bool // a worker has finished, so the run's result is there
+
+	saved    Saved // newest checkpoint; zero: none
+	recovery *recovery
+	crashes  []crashed // that may be the same one again
+	over     bool
+}
+
+type phase uint8
+
+const (
+	steady    phase = iota
+	asking          // for answers to c.ballot
+	proposing       // what c.recovery.order says
+	applying        // the same
+	holding         // sealed workers, but too few
+)
+
+// member is a living session.
+type member struct {
+	Peer
+	report   *Report // answer to c.ballot
+	applied  bool    // the order of c.ballot, or the coming plan
+	leaving  bool
+	finished *Finished
+}
+
+// change is a plan with what it is for.
+type change struct {
+	order  Order
+	cause  string
+	reason plan.Reason
+	again  int // pairs of the dead that run again
+	agreed bool
+}
+
+// link is down between two that live, as far as is known.
+type link struct {
+	a, b  plan.Worker
+	since time.Time
+}
+
+type crashed struct {
+	Crash
+	worker plan.Worker
+}
+
+// recovery is one that is under way.
+type recovery struct {
+	Recovery
+	causes []string
+	dead   map[plan.WorkerID][]graph.Pair // and what each had begun
+	again  int                            // by plans that were agreed, and followed by others
+
+	died, known, answered, proposed, agreed time.Time
+}
+
+// New returns the controller of a run whose first plan is live.
+func New(cfg Config) *Controller {
+	c := &Controller{
+		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
+		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member),
+	}
+	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
+	if cfg.Hold == 0 {
+		c.cfg.Hold = 2 * time.Minute
+	}
+	for _, p := range cfg.Peers {
+		c.members[p.ID] = &member{Peer: p}
+	}
+	return c
+}
+
+// Plan returns the run's newest plan.
+func (c *Controller) Plan() *plan.Plan { return &c.plan }
+
+// Step takes in what has happened and returns what is to be done. An event of
+// a session that is over changes nothing.
+func (c *Controller) Step(now time.Time, e Event) []Effect {
+	if c.over {
+		return nil
+	}
+	switch e := e.(type) {
+	case Dead:
+		return c.dead(now, e)
+	case Answered:
+		return c.answered(now, e)
+	case Agreed:
+		return c.agreed(now, e)
+	case Applied:
+		return c.applied(now, e)
+	case Late:
+		return c.late(now, e.Timer)
+	case LinkLost:
+		return c.linkLost(now, e)
+	case Leaving:
+		return c.leaving(now, e)
+	case Finished:
+		return c.finished(now, e)
+	case Saved:
+		c.saved = e
+		return nil
+	case Led:
+		c.ballot = Ballot{Term: e.Term}
+		c.recover(now)
+		return c.ask(fmt.Sprintf("this agent leads in term %d", e.Term))
+	}
+	panic(fmt.Sprintf("elastic: event %T", e))
+}
+
+// member returns the living session, nil if it is over.
+func (c *Controller) member(w plan.Worker) *member {
+	if m := c.members[w.ID]; m != nil && m.Worker.Incarnation == w.Incarnation {
+		return m
+	}
+	return nil
+}
+
+// working returns the living that have not finished, by their IDs.
+func (c *Controller) working() []*member {
+	var all []*member
+	for _, m := range c.members {
+		if m.finished == nil {
+			all = append(all, m)
+		}
+	}
+	slices.SortFunc(all, func(a, b *member) int { return int(a.ID - b.ID) })
+	return all
+}
+
+// planned reports whether a session is in the run's newest plan, or in the one
+// that is coming.
+func (c *Controller) planned(w plan.Worker) bool {
+	in := func(p *plan.Plan) bool { was, ok := p.Worker(w.ID); return ok && was.Incarnation == w.Incarnation }
+	return in(&c.plan) || c.coming != nil && in(&c.coming.order.Plan)
+}
+
+// end is the last that the controller does.
+func (c *Controller) end(err error) []Effect {
+	c.over = true
+	return []Effect{End{err}}
+}
+
+func note(format string, args ...any) Note { return Note{fmt.Sprintf(format, args...)} }
+
+// recover begins the account of a recovery, or goes on with the one that is under way.
+func (c *Controller) recover(now time.Time) *recovery {
+	if c.recovery == nil {
+		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID][]graph.Pair)}
+	}
+	return c.recovery
+}
+
+func (c *Controller) dead(now time.Time, e Dead) []Effect {
+	m := c.member(e.Worker)
+	if m == nil {
+		return nil
+	}
+	delete(c.members, e.Worker.ID)
+	c.broken = slices.DeleteFunc(c.broken, func(l link) bool { return l.a == m.Worker || l.b == m.Worker })
+	if !c.planned(m.Worker) {
+		return []Effect{note("%s; the plan does without it", e.Cause)}
+	}
+	if e.Crashed != nil {
+		for _, was := range c.crashes {
+			if was.Crash == *e.Crashed && was.worker != e.Worker {
+				return c.end(&CrashError{Crash: was.Crash, Workers: [2]plan.WorkerID{was.worker.ID, e.Worker.ID}, Cause: e.Cause})
+			}
+		}
+		c.crashes = append(slices.DeleteFunc(c.crashes, func(was crashed) bool { return was.Step < e.Crashed.Step }), crashed{*e.Crashed, e.Worker})
+	}
+	if len(c.working()) == 0 {
+		if c.done {
+			return []Effect{note("%s; all others have finished", e.Cause)}
+		}
+		return c.end(&NobodyError{Worker: e.Worker.ID, Cause: e.Cause})
+	}
+	first := c.recovery == nil
+	r := c.recover(now)
+	if first {
+		r.How = e.How
+		if !e.Died.IsZero() && e.Died.Before(now) {
+			r.died = e.Died
+		}
+	}
+	r.causes = append(r.causes, e.Cause)
+	r.dead[e.Worker.ID] = e.Begun
+	return c.ask(e.Cause)
+}
+
+// ask begins a ballot: all that work are asked what they have.
+func (c *Controller) ask(why string) []Effect {
+	c.ballot.Attempt++
+	c.recovery.Ballots++
+	var effects []Effect
+	if c.phase == holding {
+		effects = append(effects, CancelTimer{HoldTimer})
+	}
+	c.phase = asking
+	all := c.working()
+	effects = append(effects, note("%s: ask %s what they have, ballot %v", why, workers(all), c.ballot))
+	for _, m := range all {
+		m.report, m.applied = nil, false
+		effects = append(effects, Ask{m.Worker, c.ballot})
+	}
+	if c.cfg.Detect > 0 {
+		effects = append(effects, SetTimer{QueryTimer, c.cfg.Detect})
+	}
+	return effects
+}
+
+func (c *Controller) answered(now time.Time, e Answered) []Effect {
+	m := c.member(e.Worker)
+	if m == nil || m.finished != nil || c.phase != asking || e.Ballot != c.ballot {
+		return nil
+	}
+	m.report = &e.Report
+	return c.decide(now)
+}
+
+// decide makes the plan when all have answered.
+func (c *Controller) decide(now time.Time) []Effect {
+	all := c.working()
+	if len(all) == 0 || slices.ContainsFunc(all, func(m *member) bool { return m.report == nil }) {
+		return nil
+	}
+	var effects []Effect
+	if c.cfg.Detect > 0 {
+		effects = append(effects, CancelTimer{QueryTimer})
+	}
+	c.recovery.answered = now
+	at, err := c.verdict(all)
+	if err != nil {
+		return append(effects, c.end(err)...)
+	}
+	effects = append(effects, c.settleComing(at.plan)...)
+	var alive []plan.Worker
+	have := 0
+	for _, m := range c.members {
+		if was, ok := c.plan.Worker(m.ID); ok && was.Incarnation == m.Worker.Incarnation && (m.finished == nil || at.point.Gate == Kept) {
+			alive = append(alive, was)
+			have++
+		}
+	}
+	slices.SortFunc(alive, func(a, b plan.Worker) int { return int(a.ID - b.ID) })
+	if have < c.cfg.MinWorkers && at.point.Gate != Kept {
+		c.phase = holding
+		return append(effects, note("%d of at least %d workers are left: hold for more", have, c.cfg.MinWorkers),
+			Hold{have, c.cfg.MinWorkers}, SetTimer{HoldTimer, c.cfg.Hold})
+	}
+	change, err := c.change(all, alive, at)
+	if err != nil {
+		return append(effects, c.end(err)...)
+	}
+	c.phase = proposing
+	return append(effects, c.propose(change)...)
+}
+
+// propose brings a plan before the agents.
+func (c *Controller) propose(ch *change) []Effect {
+	v := ch.order.Plan.Version
+	clear(c.pending) // an older one would be of a lower ballot, or withdrawn
+	c.pending[v] = ch
+	return []Effect{note("propose plan %v: %s", v, ch.reason), Propose{ch.order, ch.cause, ch.reason}}
+}
+
+// standing is what all answers together say.
+type standing struct {
+	point  Point
+	result []byte
+	plan   plan.Version // under which the run goes on from point
+	behind bool         // a living worker has not begun anew, as it was told to
+}
+
+// verdict finds out how far the run is: the furthest point that anyone alive has
+// passed. That is certain to hold: all had come to it. A point that only the dead have
+// passed is come to again, with the same result.
+func (c *Controller) verdict(all []*member) (at standing, err error) {
+	at.plan, at.point = c.plan.Version, Point{c.cfg.Plan.FromStep - 1, Committed}
+	if c.live != nil {
+		at.point, at.result = c.live.Passed, c.live.Result
+		at.behind = c.live.Restart && slices.ContainsFunc(all, func(m *member) bool { return m.report.Plan.Compare(c.live.Plan.Version) < 0 })
+	}
+	if at.behind {
+		// Nobody commits before all have begun anew, so there is nothing to keep.
+		return at, nil
+	}
+	for _, m := range c.members {
+		p, result := Point{}, []byte(nil)
+		if f := m.finished; f != nil {
+			p, result = Point{f.Step, Kept}, f.Result
+		} else {
+			p, result = m.report.Passed, m.report.Result
+		}
+		if n := p.Compare(at.point); n > 0 || n == 0 && at.result == nil {
+			at.point, at.result = p, result
+		}
+	}
+	for _, m := range all {
+		r := m.report
+		if !follows(r.Passed, at.point) {
+			return at, &ReportError{m.ID, fmt.Sprintf("has passed %v, and another one %v", r.Passed, at.point)}
+		}
+		if r.Passed != at.point || r.Plan.Compare(at.plan) <= 0 {
+			continue
+		}
+		if c.coming == nil || r.Plan != c.coming.order.Plan.Version {
+			return at, &ReportError{m.ID, fmt.Sprintf("works under plan %v, which is not known", r.Plan)}
+		}
+		at.plan = r.Plan
+	}
+	return at, nil
+}
+
+// follows reports whether who has passed one point can be where another is passed: it is
+// the same, or the one before.
+func follows(p, latest Point) bool {
+	switch {
+	case p == latest:
+		return true
+	case latest.Gate == Committed:
+		return p.Step == latest.Step-1
+	}
+	return p.Step == latest.Step && p.Gate < latest.Gate
+}
+
+// settleComing takes the boundary plan that is under way for the run's, if it is
+// live, and withdraws it if it is not.
+func (c *Controller) settleComing(v plan.Version) []Effect {
+	ch := c.coming
+	c.coming = nil
+	switch {
+	case ch == nil:
+		return nil
+	case v == ch.order.Plan.Version:
+		return c.adopt(ch)
+	}
+	return []Effect{note("plan %v is withdrawn", ch.order.Plan.Version)}
+}
+
+// adopt makes a plan the run's.
+func (c *Controller) adopt(ch *change) []Effect {
+	if c.plan.Version == ch.order.Plan.Version {
+		return nil
+	}
+	c.plan = ch.order.Plan
+	return []Effect{Adopt{ch.order, ch.cause, ch.reason}}
+}
+
+// change makes the order that the recovery ends with.
+func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*change, error) {
+	r := c.recovery
+	ch := &change{cause: "lost", order: Order{Ballot: c.ballot, Passed: at.point, Result: at.result}}
+	r.Step = at.point.Step + 1
+	if len(alive) == len(c.plan.Workers) {
+		// Only the agents' leader has changed, or the one that died was out of the plan.
+		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
+		if c.live != nil {
+			ch.order.Restart, ch.order.From = at.behind, c.live.From
+		}
+		return c.address(ch), nil
+	}
+	view := plan.View{Workers: alive, Step: at.point.Step + 1}
+	if !at.behind {
+		for _, m := range all {
+			if m.report.Passed == at.point {
+				for _, w := range m.report.Works {
+					view.Works = append(view.Works, plan.Work{Worker: m.ID, Status: w})
+				}
+			}
+		}
+		view.Complete = c.complete(all, at.point)
+		p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
+		var none *plan.LostError
+		switch {
+		case err == nil:
+			c.issued = p.Version
+			ch.order.Plan, ch.reason = p, reason
+			r.Rollback = false
+			ch.again = c.again(&p, view)
+			return c.address(ch), nil
+		case !errors.As(err, &none):
+			return nil, err
+		case at.point.Gate == Kept:
+			// All is written; the plan only says who is left.
+			p, _, err := c.anew(alive, at.point)
+			ch.order.Plan, ch.reason = p, plan.Reason(strings.Join(r.causes, "; ")+": all is done, the others end")
+			return c.address(ch), err
+		default:
+			ch.reason = plan.Reason(fmt.Sprintf("%s: %v; ", strings.Join(r.causes, "; "), none))
+		}
+	} else {
+		ch.reason = plan.Reason(strings.Join(r.causes, "; ") + ": not all had begun anew; ")
+	}
+	ch.cause = "restart"
+	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{c.saved.Step, Committed}, nil
+	p, reason, err := c.anew(alive, ch.order.Passed)
+	if err != nil {
+		return nil, err
+	}
+	from := "the beginning"
+	if c.saved.Dir != "" {
+		from = fmt.Sprintf("the checkpoint of step %d", c.saved.Step)
+	}
+	ch.order.Plan = p
+	ch.reason += plan.Reason("go on from "+from+", ") + reason
+	r.Rollback, r.From, r.again = true, c.saved.Step, 0
+	return c.address(ch), nil
+}
+
+// anew makes a plan that owes nothing to the one before but its version.
+func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason, error) {
+	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.cfg.Profile, plan.Event{
+		Kind: plan.Start, Micros: c.plan.Micros(),
+		Stages: min(c.cfg.Stages, len(alive)), Mirrors: c.cfg.Mirrors, FromStep: at.Step + 1,
+	})
+	p.Version = plan.Version{Generation: c.issued.Generation, N: c.issued.N + 1}
+	c.issued = p.Version
+	return p, reason, err
+}
+
+// address fills in the workers of the plan and where they are.
+func (c *Controller) address(ch *change) *change {
+	for _, w := range ch.order.Plan.Workers {
+		if m := c.members[w.ID]; m != nil {
+			ch.order.Peers = append(ch.order.Peers, m.Peer)
+		}
+	}
+	return ch
+}
+
+// complete returns who has the gradient of which shard.
+func (c *Controller) complete(all []*member, at Point) (list []plan.Complete) {
+	for i, s := range c.plan.Shards {
+		for _, m := range all {
+			if m.report.Passed == at && covers(m.report.Complete, s) {
+				list = append(list, plan.Complete{Shard: i, Worker: m.ID})
+			}
+		}
+	}
+	return list
+}
+
+// covers reports whether ranges together hold a shard.
+func covers(ranges []plan.Range, s plan.Shard) bool {
+	at := s.Lo
+	for found := true; found && at < s.Hi; {
+		found = false
+		for _, r := range ranges {
+			if r.Layer == s.Layer && r.Lo <= at && at < r.Hi {
+				at, found = r.Hi, true
+			}
+		}
+	}
+	return at >= s.Hi
+}
+
+// again counts the pairs that were begun on the dead and run again.
+func (c *Controller) again(p *plan.Plan, v plan.View) int {
+	begun := make(map[graph.Pair]bool)
+	for _, w := range v.Works {
+		// What a pair needs from its neighbours is there: so they were begun.
+		if w.Begun() || w.Input {
+			begun[graph.Pair{Stage: w.Stage - 1, Micro: w.Micro}] = true
+		}
+		if w.Phase >= graph.Backing || w.Gradient {
+			begun[graph.Pair{Stage: w.Stage + 1, Micro: w.Micro}] = true
+		}
+	}
+	n := 0
+	for s, route := range c.plan.Route {
+		for m, w := range route {
+			pair := graph.Pair{Stage: s, Micro: m}
+			list, dead := c.recovery.dead[w]
+			if dead && c.plan.Runs(pair, v.Step) && p.Runs(pair, v.Step) && (begun[pair] || slices.Contains(list, pair)) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
+	ch := c.pending[e.Version]
+	if ch == nil || ch.agreed {
+		return nil
+	}
+	ch.agreed = true
+	order := &ch.order
+	if ch == c.coming {
+		if c.phase != steady {
+			return nil // it will be withdrawn
+		}
+		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
+		for _, m := range c.working() {
+			m.applied = false
+			effects = append(effects, Command{m.Worker, *order})
+		}
+		return effects
+	}
+	effects := c.adopt(ch)
+	c.live = order
+	r := c.recovery
+	r.again += ch.again
+	if c.phase != proposing || order.Ballot != c.ballot {
+		return append(effects, note("plan %v is agreed, and not sent: ballot %v is under way", order.Plan.Version, c.ballot))
+	}
+	r.proposed, r.agreed = e.Proposed, now
+	if r.proposed.Before(r.answered) || now.Before(r.proposed) {
+		r.proposed = r.answered
+	}
+	c.phase = applying
+	for _, m := range c.working() {
+		effects = append(effects, Command{m.Worker, *order})
+	}
+	return effects
+}
+
+func (c *Controller) applied(now time.Time, e Applied) []Effect {
+	m := c.member(e.Worker)
+	if m == nil || m.finished != nil {
+		return nil
+	}
+	if e.Ballot == (Ballot{}) {
+		if c.coming == nil || e.Version != c.coming.order.Plan.Version || c.phase != steady {
+			return nil
+		}
+		m.applied = true
+		return c.check(now)
+	}
+	if c.phase != applying || e.Ballot != c.ballot {
+		return nil
+	}
+	m.applied = true
+	r := c.recovery
+	r.Opened += e.Opened
+	r.Edit = max(r.Edit, e.Edit)
+	return c.check(now)
+}
+
+// check looks whether all have applied what they were to.
+func (c *Controller) check(now time.Time) []Effect {
+	if slices.ContainsFunc(c.working(), func(m *member) bool { return !m.applied }) {
+		return nil
+	}
+	switch {
+	case c.phase == applying:
+		r := c.recovery
+		c.phase, c.recovery = steady, nil
+		r.Cause, r.Lost, r.Version = strings.Join(r.causes, "; "), len(r.causes), c.plan.Version
+		r.Detect, r.Query, r.Plan, r.Agree = r.known.Sub(r.died), r.answered.Sub(r.known), r.proposed.Sub(r.answered), r.agreed.Sub(r.proposed)
+		rest := now.Sub(r.agreed)
+		r.Edit = min(r.Edit, rest)
+		r.Resume, r.Total, r.Again = rest-r.Edit, now.Sub(r.died), r.again
+		effects := []Effect{note("all have applied plan %v", r.Version)}
+		if r.Lost > 0 {
+			effects = append(effects, Recovered{r.Recovery})
+		}
+		return append(effects, c.wishes(now)...)
+	case c.phase == steady && c.coming != nil && c.coming.agreed:
+		effects := c.adopt(c.coming)
+		c.coming = nil
+		return append(append(effects, note("plan %v is live", c.plan.Version)), c.wishes(now)...)
+	}
+	return nil
+}
+
+func (c *Controller) late(now time.Time, t Timer) []Effect {
+	switch {
+	case t == QueryTimer && c.phase == asking:
+		var effects []Effect
+		for _, m := range c.working() {
+			if m.report == nil {
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect)})
+			}
+		}
+		return effects // the next ballot begins with the first of their deaths
+	case t == HoldTimer && c.phase == holding:
+		return c.end(&FewError{Have: len(c.working()), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
+	case t == LinkTimer && len(c.broken) > 0:
+		return c.evict(now)
+	}
+	return nil
+}
+
+func (c *Controller) linkLost(now time.Time, e LinkLost) []Effect {
+	from, to := c.member(e.From), c.member(e.To)
+	if from == nil || to == nil || from.finished != nil || to.finished != nil {
+		return nil // who is dead explains it
+	}
+	l := link{from.Worker, to.Worker, now}
+	if l.a.ID > l.b.ID {
+		l.a, l.b = l.b, l.a
+	}
+	if slices.ContainsFunc(c.broken, func(was link) bool { return was.a == l.a && was.b == l.b }) {
+		return nil
+	}
+	c.broken = append(c.broken, l)
+	effects := []Effect{note("the link between workers %d and %d is down, and both live", l.a.ID, l.b.ID)}
+	if len(c.broken) == 1 && c.cfg.Detect > 0 {
+		effects = append(effects, SetTimer{LinkTimer, c.cfg.Detect})
+	}
+	return effects
+}
+
+// evict ends workers until no broken link is left between two that live: first those
+// with most of them, then those whose loss the plan can bear, then those that own
+// least.
+func (c *Controller) evict(now time.Time) []Effect {
+	var effects []Effect
+	var links, younger []link
+	for _, l := range c.broken {
+		if now.Sub(l.since) >= c.cfg.Detect {
+			links = append(links, l)
+		} else {
+			younger = append(younger, l)
+		}
+	}
+	if c.broken = younger; len(younger) > 0 {
+		effects = append(effects, SetTimer{LinkTimer, younger[0].since.Add(c.cfg.Detect).Sub(now)})
+	}
+	for len(links) > 0 {
+		count := make(map[plan.WorkerID]int)
+		for _, l := range links {
+			count[l.a.ID]++
+			count[l.b.ID]++
+		}
+		type candidate struct {
+			w     plan.Worker
+			fatal int // shards that would have no holder left
+			owns  int
+		}
+		var best *candidate
+		for _, l := range links {
+			for _, w := range []plan.Worker{l.a, l.b} {
+				k := candidate{w: w}
+				for _, s := range c.plan.Shards {
+					if s.Owner == w.ID {
+						k.owns += s.Hi - s.Lo
+						if len(s.Mirrors) == 0 {
+							k.fatal++
+						}
+					}
+				}
+				switch {
+				case best == nil, count[w.ID] > count[best.w.ID]:
+				case count[w.ID] < count[best.w.ID], k.fatal > best.fatal:
+					continue
+				case k.fatal == best.fatal && (k.owns > best.owns || k.owns == best.owns && w.ID <= best.w.ID):
+					continue
+				}
+				best = &k
+			}
+		}
+		var others []string
+		links = slices.DeleteFunc(links, func(l link) bool {
+			switch best.w {
+			case l.a:
+				others = append(others, fmt.Sprint(l.b.ID))
+			case l.b:
+				others = append(others, fmt.Sprint(l.a.ID))
+			default:
+				return false
+			}
+			return true
+		})
+		effects = append(effects, Kill{best.w, fmt.Sprintf("worker %d is evicted: its link to worker %s has been down for %v",
+			best.w.ID, strings.Join(others, ", "), c.cfg.Detect)})
+	}
+	return effects
+}
+
+func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
+	m := c.member(e.Worker)
+	if m == nil || m.leaving || m.finished != nil {
+		return nil
+	}
+	m.leaving = true
+	if !slices.ContainsFunc(c.working(), func(m *member) bool { return !m.leaving }) {
+		return []Effect{note("all workers want to leave"), StopAll{}}
+	}
+	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes(now)...)
+}
+
+func (c *Controller) finished(now time.Time, e Finished) []Effect {
+	m := c.member(e.Worker)
+	if m == nil || m.finished != nil {
+		return nil
+	}
+	m.finished, c.done = &e, true
+	if len(c.working()) == 0 {
+		return nil
+	}
+	if c.phase == asking {
+		return c.decide(now)
+	}
+	return c.check(now)
+}
+
+// workers prints members.
+func workers(all []*member) string {
+	var ids []string
+	for _, m := range all {
+		ids = append(ids, fmt.Sprint(m.ID))
+	}
+	if len(ids) == 1 {
+		return "worker " + ids[0]
+	}
+	return "workers " + strings.Join(ids, ", ")
+}

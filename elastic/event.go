@@ -1,0 +1,217 @@
+package elastic
+
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/graph"
+	"github.com/soliton-train/soliton/elastic/plan"
+)
+
+// Event is something that happens to a [Controller]. It is one of Dead, Answered, Agreed,
+// Applied, Late, LinkLost, Leaving, Finished, Saved and Led.
+type Event interface{ event() }
+
+// Evidence says how a death is known, and with it from when its time counts.
+type Evidence string
+
+// Kinds of evidence.
+const (
+	Reaped  Evidence = "reap"    // the agent reaped the process
+	Silent  Evidence = "silence" // it was silent too long, and was killed
+	Stamped Evidence = "kill"    // who did it left the time
+)
+
+type (
+	// Dead says that a worker's session is over, other than by [Finished] and a good end.
+	Dead struct {
+		Worker plan.Worker
+		Cause  string // such as "worker 2 exited: signal: killed"
+		Died   time.Time
+		How    Evidence
+
+		// Begun are pairs the worker had begun in the step it was in, as far as that is
+		// known.
+		Begun []graph.Pair
+		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
+		// its own.
+		Crashed *Crash
+	}
+
+	// Answered is a worker's answer to [Ask].
+	Answered struct {
+		Worker plan.Worker
+		Ballot Ballot
+		Report Report
+	}
+
+	// Agreed says that what [Propose] asked for is agreed.
+	Agreed struct {
+		Version  plan.Version
+		Proposed time.Time // when the proposing began
+	}
+
+	// Applied says that a worker has applied a plan. See control.Applied.
+	Applied struct {
+		Worker       plan.Worker
+		Ballot       Ballot
+		Version      plan.Version
+		Opened       int // links
+		Edit, Resume time.Duration
+	}
+
+	// Late says that a timer has run out.
+	Late struct{ Timer Timer }
+
+	// LinkLost says that a worker lost the link to another.
+	LinkLost struct{ From, To plan.Worker }
+
+	// Leaving says that a worker was asked to end, and wants to hand over.
+	Leaving struct{ Worker plan.Worker }
+
+	// Finished says that a worker has passed the last point, with the result
+	// of it.
+	Finished struct {
+		Worker plan.Worker
+		Step   int
+		Result []byte
+	}
+
+	// Saved says that there is a checkpoint after a step.
+	Saved struct {
+		Step int
+		Dir  string
+	}
+
+	// Led says that this controller leads in a new term.
+	Led struct{ Term uint64 }
+)
+
+// Crash is the task that ran as a worker crashed.
+type Crash struct {
+	Step int
+	graph.Pair
+}
+
+// Timer names a timer of the shell.
+type Timer string
+
+// The timers.
+const (
+	QueryTimer Timer = "query" // for answers
+	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link
+	HoldTimer  Timer = "hold"  // for more workers
+)
+
+// Effect is something a [Controller] wants done. It is one of Ask, Command, Propose, Adopt,
+// Kill, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
+type Effect interface{ effect() }
+
+type (
+	// Ask sends a query to a worker.
+	Ask struct {
+		Worker plan.Worker
+		Ballot Ballot
+	}
+
+	// Command sends an order to a worker.
+	Command struct {
+		Worker plan.Worker
+		Order  Order
+	}
+
+	// Propose brings an order before the agents. [Agreed] answers it.
+	Propose struct {
+		Order  Order
+		Cause  string // what made it necessary: lost, restart, leave, ...
+		Reason plan.Reason
+	}
+
+	// Adopt says that a plan is the run's from now on: an agreed one after a
+	// recovery, or a boundary plan that is live at the first worker.
+	Adopt struct {
+		Order  Order
+		Cause  string
+		Reason plan.Reason
+	}
+
+	// Kill ends a worker; its Dead follows.
+	Kill struct {
+		Worker plan.Worker
+		Reason string
+	}
+
+	// SetTimer starts a timer, anew if it runs.
+	SetTimer struct {
+		Timer Timer
+		After time.Duration
+	}
+
+	// CancelTimer stops a timer.
+	CancelTimer struct{ Timer Timer }
+
+	// Note is a decision in one sentence.
+	Note struct{ Reason string }
+
+	// Hold says that there are too few workers to go on with.
+	Hold struct{ Have, Need int }
+
+	// Recovered ends a recovery.
+	Recovered struct{ Recovery Recovery }
+
+	// StopAll says that all workers want to leave, so the run ends at the next commit.
+	StopAll struct{}
+
+	// End ends the run.
+	End struct{ Err error }
+)
+
+// Recovery is the account of a recovery. The phases follow one another, and their sum
+// is Total.
+type Recovery struct {
+	Step     int    // that was struck
+	Cause    string // of all deaths, in their order
+	How      Evidence
+	Lost     int // workers
+	Ballots  int // attempts
+	Rollback bool
+	From     int // step after which a rollback goes on
+	Version  plan.Version
+
+	Detect time.Duration // death until the controller knew of it
+	Query  time.Duration // until all had answered
+	Plan   time.Duration // until there was a plan
+	Agree  time.Duration // until it was agreed
+	Edit   time.Duration // until the slowest worker had applied it
+	Resume time.Duration // until the last had work of it, or none left
+	Total  time.Duration
+
+	// Again counts (stage, micro-batch) pairs that the dead are known to have begun and
+	// that run again: by Dead.Begun, and because a survivor holds what came out. What a
+	// rollback does again is not counted.
+	Again  int
+	Opened int // links
+}
+
+func (Dead) event()     {}
+func (Answered) event() {}
+func (Agreed) event()   {}
+func (Applied) event()  {}
+func (Late) event()     {}
+func (LinkLost) event() {}
+func (Leaving) event()  {}
+func (Finished) event() {}
+func (Saved) event()    {}
+func (Led) event()      {}
+
+func (Ask) effect()         {}
+func (Command) effect()     {}
+func (Propose) effect()     {}
+func (Adopt) effect()       {}
+func (Kill) effect()        {}
+func (SetTimer) effect()    {}
+func (CancelTimer) effect() {}
+func (Note) effect()        {}
+func (Hold) effect()        {}
+func (Recovered) effect()   {}
+func (StopAll) effect()     {}
+func (End) effect()         {}
