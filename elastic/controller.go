@@ -42,6 +42,7 @@ type Controller struct {
 	plan    plan.Plan                // the run's newest, as far as known
 	live    *Order                   // the order it came with; nil for the first
 	issued  plan.Version             // the newest that any plan has got
+	epoch   int                      // N of the plan of the newest restart
 	pending map[plan.Version]*change // proposed and not out of date
 	coming  *change                  // the boundary plan under way, agreed or not
 	members map[plan.WorkerID]*member
@@ -469,6 +470,10 @@ func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason
 
 // address fills in the workers of the plan and where they are.
 func (c *Controller) address(ch *change) *change {
+	if ch.order.Restart {
+		c.epoch = ch.order.Plan.Version.N
+	}
+	ch.order.Epoch = c.epoch
 	for _, w := range ch.order.Plan.Workers {
 		if m := c.members[w.ID]; m != nil {
 			ch.order.Peers = append(ch.order.Peers, m.Peer)

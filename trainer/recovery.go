@@ -48,7 +48,7 @@ func (r *recovery) hear(m control.Message) error {
 			return nil
 		}
 	}
-	if r.engine == nil {
+	if r.engine == nil || r.again != nil {
 		r.early = append(r.early, m)
 		return nil
 	}

@@ -58,6 +58,8 @@ type worker struct {
 	conn *control.Conn
 	self self
 	net  *comm.Endpoint
+	// groups are those of all engines, one after the other.
+	groups map[uint16]*comm.Group
 
 	// start, stop and release are what the agent says, once each.
 	start      chan control.Start
@@ -94,7 +96,7 @@ func alone() self { return self{transport: comm.NewMem()} }
 // serve runs the job to its end, over a connection on which Hello was said.
 // Whatever goes wrong, a panic in user code included, it tells the agent.
 func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job, error)) error {
-	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{})}
+	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}), groups: make(map[uint16]*comm.Group)}
 	w.recovery.w, w.recovery.broken = w, make(chan comm.Session, 64)
 	ctx, cancel := context.WithCancelCause(ctx)
 	received := make(chan struct{})
@@ -373,6 +375,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	e, err := engine.New(engine.Config{
 		Self:    me,
 		Network: w.net,
+		Groups:  w.groups,
 		First:   order,
 		Stage: func(lo, hi int) engine.Stage {
 			p.params.hold(lo, hi)
@@ -414,6 +417,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, p, e, done.Steps, start.RunDir); err != nil {
 		return w.recovery.cause(err)
 	}
+	done.Result = e.Result()
 	done.Worker = rundir.Worker{ID: int(me.ID)}
 	done.Worker.Stages, done.Worker.ParamBytes, done.Worker.StateBytes = e.Holds()
 	done.Worker.Layers, _ = p.params.held()

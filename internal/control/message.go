@@ -132,6 +132,7 @@ type Done struct {
 	ParamsSHA256 string   // lower-case hexadecimal
 	StateSHA256  string
 	StoppedBy    string // "" when all steps are done, else the Reason of Stop
+	Result       []byte // of the last point, with which others can pass it
 	Worker       rundir.Worker
 }
 

@@ -42,8 +42,11 @@ type Load func(i uint64, in, target tensor.Tensor) error
 // field is needed but Fast and Zero.
 type Config struct {
 	Self plan.Worker // our session
-	// Network is the engine's: it says who is admitted.
+	// Network is the engine's: it says who is admitted, and makes groups. An
+	// engine that follows another one on a network goes on with its groups, which
+	// Groups holds; it begins empty.
 	Network *comm.Endpoint
+	Groups  map[uint16]*comm.Group
 	// First brings the first plan, which is valid. Its Passed is the point
 	// from which the run goes on.
 	First elastic.Order
@@ -220,12 +223,6 @@ func (e *Engine) loop() {
 	defer close(e.ended)
 	defer func() {
 		e.opsCancel()
-		if e.everyone != nil {
-			e.everyone.Close()
-		}
-		for _, g := range e.groups {
-			g.Close()
-		}
 		close(e.compute)
 		e.tasks.Wait()
 		for range e.mail.take() { // what they leave is about an engine that is no more
@@ -449,6 +446,12 @@ func (e *Engine) Holds() (stages []int, params, moments int64) {
 		}
 	})
 	return stages, params, moments
+}
+
+// Result returns what was said in the exchange of the point passed last.
+func (e *Engine) Result() (result []byte) {
+	e.inspect(func() { result = e.result })
+	return result
 }
 
 // Passes returns how many passes of training this worker has run.

@@ -35,6 +35,8 @@ func (e *Engine) advanceJob() {
 			stop()
 			switch {
 			case e.req != r || stopped:
+			case err != nil && passing(err):
+				e.broken = true // until the next plan
 			case err != nil:
 				e.fail(err)
 			default:

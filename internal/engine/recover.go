@@ -153,7 +153,7 @@ func (e *Engine) catchUp(o *elastic.Order) bool {
 // edit admits the workers of the plan, evicts all others, and edits the groups
 // in place. That ends when all links are there.
 func (e *Engine) edit(o *elastic.Order) {
-	e.edited = true
+	e.edited, e.broken = true, false // all operations of the plan before have ended
 	p := &o.Plan
 	e.version = comm.Version{Generation: uint64(p.Version.Generation), N: uint64(p.Version.N)}
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
@@ -170,41 +170,37 @@ func (e *Engine) edit(o *elastic.Order) {
 		members []comm.Session
 	}
 	var edits []edit
-	add := func(g **comm.Group, id uint16, members []plan.WorkerID) bool {
-		if *g == nil {
-			fresh, err := e.c.Network.NewGroup(id)
-			if err != nil {
+	add := func(id uint16, members []plan.WorkerID) *comm.Group {
+		g := e.c.Groups[id]
+		if g == nil {
+			var err error
+			if g, err = e.c.Network.NewGroup(id); err != nil {
 				e.fail(err)
-				return false
+				return nil
 			}
-			*g = fresh
+			e.c.Groups[id] = g
 		}
 		sessions := make([]comm.Session, len(members))
 		for i, m := range members {
 			w, _ := p.Worker(m)
 			sessions[i] = sessionOf(w)
 		}
-		edits = append(edits, edit{*g, sessions})
-		return true
+		edits = append(edits, edit{g, sessions})
+		return g
 	}
 	all := make([]plan.WorkerID, len(p.Workers))
 	for i, w := range p.Workers {
 		all[i] = w.ID
 	}
-	if !add(&e.everyone, 0, all) {
-		return
-	}
+	e.everyone = add(0, all)
+	clear(e.groups)
 	for s, st := range p.Stages {
-		g := e.groups[s]
 		if len(st.Workers) > 1 && slices.Contains(st.Workers, e.c.Self.ID) {
-			if !add(&g, uint16(1+s), st.Workers) {
-				return
-			}
-			e.groups[s] = g
-		} else if g != nil {
-			g.Close()
-			delete(e.groups, s)
+			e.groups[s] = add(uint16(1+s), st.Workers)
 		}
+	}
+	if e.err != nil {
+		return
 	}
 	ctx, opened := e.opsCtx, 0
 	e.operate(func() error {
