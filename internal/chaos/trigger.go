@@ -73,7 +73,7 @@ type Trigger struct {
 	owed   time.Duration // of Throttle
 	closed bool
 
-	strike sync.Mutex // held while a harm is done
+	strike sync.Mutex // held while a harm is done; taken before mu
 	done   chan struct{}
 	wg     sync.WaitGroup
 }
@@ -159,6 +159,11 @@ func (t *Trigger) later(h Harm, timer *time.Timer) {
 func (t *Trigger) do(h Harm) {
 	t.strike.Lock()
 	defer t.strike.Unlock()
+	select {
+	case <-t.done:
+		return
+	default:
+	}
 	if t.hooks.Stamp != nil {
 		t.hooks.Stamp(h, Now())
 	}
@@ -224,11 +229,13 @@ func (t *Trigger) Close() {
 	if t == nil {
 		return
 	}
+	t.strike.Lock() // a harm that is being done comes before
 	t.mu.Lock()
 	if !t.closed {
 		t.closed = true
 		close(t.done)
 	}
 	t.mu.Unlock()
+	t.strike.Unlock()
 	t.wg.Wait()
 }
