@@ -445,7 +445,7 @@ func underBulk(messages int, seed uint64) (err error) {
 		return err
 	}
 	const chunk = 128 << 10 // comm.Config's default
-	bound := 1e3 * float64(comm.Unsent+chunk) / rate
+	bound := 1e3 * float64(comm.Unsent+comm.Unread+chunk) / rate
 	within := 0
 	for _, v := range loaded {
 		if v <= bound+slices.Max(idle) {
@@ -453,7 +453,7 @@ func underBulk(messages int, seed uint64) (err error) {
 		}
 	}
 	fmt.Printf("\none small message on one link, one way: ms\n  no bulk:   %s\n  full bulk: %s\n", spread(idle), spread(loaded))
-	fmt.Printf("  bulk at %.2f GB/s; what may go before: (Unsent %d + Chunk %d) / rate = %.3f ms, beside the way without bulk; %.1f %% within both\n",
-		rate/1e9, comm.Unsent, chunk, bound, 100*float64(within)/float64(len(loaded)))
+	fmt.Printf("  bulk at %.2f GB/s; what may go before: (Unsent %d + Unread %d + Chunk %d) / rate = %.3f ms, beside the way without bulk; %.1f %% within both\n",
+		rate/1e9, comm.Unsent, comm.Unread, chunk, bound, 100*float64(within)/float64(len(loaded)))
 	return nil
 }
