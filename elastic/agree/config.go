@@ -14,7 +14,7 @@ import (
 // Limits and defaults of a [Config].
 const (
 	DefaultDetect = time.Second
-	MinDetect     = 50 * time.Millisecond
+	MinDetect     = 100 * time.Millisecond
 	MinSecret     = 16 // bytes
 )
 
@@ -51,9 +51,9 @@ type Config struct {
 	Recover bool
 
 	// Detect is the budget within which failures are to be found, 0 means
-	// DefaultDetect. A leader unheard of for a tenth of it is replaced; in all, a
-	// new one leads after one and a half to four tenths. It must be well above
-	// what the processes wait for a CPU.
+	// DefaultDetect. A leader unheard of for a fifteenth of it is replaced, and a
+	// new one leads after two to five of these. So a fifteenth must be well above
+	// what the nodes wait for a CPU and for the disk.
 	Detect time.Duration
 
 	// Logger takes what raft logs, one level lower than raft does; nil is nowhere.
@@ -154,18 +154,19 @@ func (s Server) validate() error {
 	return nil
 }
 
-// raft returns raft's settings. Timeouts: a follower counts the leader as gone
-// when it has not heard of it for Detect/10, which it looks at every one to two
-// tenths; heartbeats come at a tenth of that. So a leader is missed after one to
-// three tenths, and an election takes another one to two only where two
-// candidates meet.
+// raft returns raft's settings. A follower counts the leader as gone when it
+// has not heard of it for T = Detect/15, which it looks at every T to 2T;
+// heartbeats come every T/10 to T/5. So a leader is missed after T to 3T. A
+// candidate gets no vote of those who have not missed the leader yet, and then
+// tries again after T to 2T. A leader that does not hear of a majority for T steps
+// down.
 func (c Config) raft() *raft.Config {
 	r := raft.DefaultConfig()
 	r.LocalID = raft.ServerID(c.ID)
-	r.HeartbeatTimeout = c.Detect / 10
-	r.ElectionTimeout = c.Detect / 10
-	r.LeaderLeaseTimeout = c.Detect / 10
-	r.CommitTimeout = c.Detect / 20
+	r.HeartbeatTimeout = c.Detect / 15
+	r.ElectionTimeout = c.Detect / 15
+	r.LeaderLeaseTimeout = c.Detect / 15
+	r.CommitTimeout = c.Detect / 30
 	r.MaxAppendEntries = 16 // of up to 16 MiB each
 	r.ShutdownOnRemove = false
 	r.SnapshotThreshold = 512

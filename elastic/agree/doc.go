@@ -27,7 +27,7 @@
 //
 // An entry whose Propose has returned nil survives as long as a majority of the
 // voters of the newest committed configuration keep their directories. A minority
-// commits nothing: its leader steps down after a tenth of [Config.Detect], and from
+// commits nothing: its leader steps down after a fifteenth of [Config.Detect], and from
 // then on [Leadership.Leader] is "" there. [ErrUncertain] means that the entry may be
 // committed, now or later; [Node.Changes] and [Config.Apply] tell.
 //

@@ -40,6 +40,13 @@ func (h *heard) add(e Entry, s State) {
 	h.entries, h.states = append(h.entries, e), append(h.states, s)
 }
 
+// first is the first entry that was heard.
+func (h *heard) first() Entry {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.entries[0]
+}
+
 // plans are the versions heard of, in order, since the last snapshot.
 func (h *heard) plans() (all []int) {
 	h.mu.Lock()
@@ -416,7 +423,7 @@ func TestSnapshots(t *testing.T) {
 		!slices.Equal(after.Servers, before.Servers) {
 		t.Errorf("after a restart\n%+v\nwant\n%+v", after, before)
 	}
-	if e := c.heard["a"].entries; len(e) == 0 || e[0] != nil {
+	if e := c.heard["a"].first(); e != nil {
 		t.Errorf("the first that is heard is %v, want a snapshot", e)
 	}
 	if _, err := lead.Propose(t.Context(), Plan{Version: before.Newest}); !errors.Is(err, ErrStale) {
@@ -430,8 +437,8 @@ func TestSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.eventually("b has the state", func() bool { return c.nodes["b"].State().Newest == version(1, 100) })
-	if e := c.heard["b"].entries; e[0] != nil {
-		t.Errorf("the first that b hears is %v, want a snapshot", e[0])
+	if e := c.heard["b"].first(); e != nil {
+		t.Errorf("the first that b hears is %v, want a snapshot", e)
 	}
 }
 
