@@ -88,6 +88,15 @@ var importRules = []importRule{
 		why: "flags are read in launcher alone; a library is configured by its caller",
 	},
 	{
+		from: []string{"..."}, except: []string{"elastic/agree"}, tests: true,
+		ban: []string{"github.com/hashicorp/raft/...", "github.com/hashicorp/raft-boltdb/...", "go.etcd.io/bbolt/..."},
+		why: "what is agreed is read and proposed through elastic/agree, which judges it",
+	},
+	{
+		from: []string{"elastic/agree"}, ban: []string{module + "/..."}, allow: []string{"elastic/plan"},
+		why: "agreement needs to know of a job no more than what orders its plans",
+	},
+	{
 		from: []string{"..."}, ban: []string{"github.com/mmcloughlin/avo/..."}, tests: true,
 		why: "avo generates assembly in the module internal/kernel/asm, so that users do not download it",
 	},
