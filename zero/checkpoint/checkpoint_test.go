@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 
 const job = "job-1"
 
-var layers = []int{13295, 0, 4096, 1, 70000}
+var layers = []int{13295, 0, 4096, 1, 30000}
 
 // bitsOf returns the state of a range: any bits, those of NaNs too.
 func bitsOf(step, part int, r Range) []float32 {
@@ -190,7 +190,7 @@ func TestAnyLayout(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, rg := range []Range{{0, 0, 1}, {0, 3322, 3325}, {0, 13294, 13295}, {4, 17499, 52501}, {0, 5, 5}, {1, 0, 0}} {
+		for _, rg := range []Range{{0, 0, 1}, {0, 3322, 3325}, {0, 13294, 13295}, {4, 7499, 22501}, {0, 5, 5}, {1, 0, 0}} {
 			got := make([]float32, rg.Hi-rg.Lo)
 			if err := r.Read(t.Context(), rg.Layer, rg.Lo, rg.Hi, nil, [][]float32{got}); err != nil || !sameBits(got, bitsOf(12, 1, rg)) {
 				t.Errorf("reading a moment of %v: %v", rg, err)
@@ -572,9 +572,9 @@ func writeForever(dir string) {
 
 // A process that does nothing but write, commit and prune is killed wherever it happens to be.
 func TestKilledWriter(t *testing.T) {
-	for _, lines := range []int{1, 2, 3, 5, 8, 13} {
+	for _, lines := range []int{1, 2, 5, 9} {
 		dir := t.TempDir()
-		cmd := exec.Command(os.Args[0])
+		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), writerEnv+"="+dir)
 		out, err := cmd.StdoutPipe()
 		if err != nil {
