@@ -84,7 +84,7 @@ func (b *trainingBench) build() error {
 // training is what one run took.
 type training struct {
 	ms    []float64 // of the steps that count
-	bytes int64     // sent by all workers, per step
+	bytes int64     // sent by all workers in the run, evaluation and collecting the model included
 	peak  int64     // resident bytes of the largest worker
 	hash  string
 }
@@ -110,7 +110,7 @@ func (b *trainingBench) run(workers, global int, mode string) (training, error) 
 		return t, err
 	}
 	for _, w := range sum.Workers {
-		t.bytes += w.BytesSent / int64(sum.Steps)
+		t.bytes += w.BytesSent
 	}
 	t.hash = sum.ParamsSHA256
 	lines, err := os.Open(filepath.Join(dir, "metrics.jsonl"))
@@ -155,7 +155,7 @@ func (b *trainingBench) compare(workers, global, pairs int) error {
 		hash = exact.hash
 		ratios = append(ratios, median(exact.ms)/median(fast.ms))
 		fmt.Printf("  pair %d  exact %s  fast %s\n", i, list(exact.ms), list(fast.ms))
-		fmt.Printf("          exact %.1f MB sent per step, peak %.1f MB;  fast %.1f MB, peak %.1f MB\n",
+		fmt.Printf("          exact %.1f MB sent in the run, peak %.1f MB;  fast %.1f MB, peak %.1f MB\n",
 			float64(exact.bytes)/1e6, float64(exact.peak)/1e6, float64(fast.bytes)/1e6, float64(fast.peak)/1e6)
 	}
 	fmt.Printf("  time of an exact step by that of a fast one, median over pairs: %.3f of %s\n", median(ratios), fractions(ratios))
