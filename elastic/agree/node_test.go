@@ -1,6 +1,7 @@
 package agree
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -10,9 +11,11 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +25,15 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+const childDir = "SOLITON_AGREE_TEST_DIR"
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childDir); dir != "" {
+		fmt.Println(commitUntilKilled(dir))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience is how long a test waits for what must come.
 const patience = 60 * time.Second
@@ -90,7 +101,7 @@ func (c *cluster) config(id string) Config {
 		c.dirs[id] = c.t.TempDir()
 	}
 	c.heard[id] = new(heard)
-	return Config{Dir: c.dirs[id], ID: id, Memory: c.memory, Detect: 500 * time.Millisecond, Apply: c.heard[id].add}
+	return Config{Dir: c.dirs[id], ID: id, Memory: c.memory, Detect: 1500 * time.Millisecond, Apply: c.heard[id].add}
 }
 
 func (c *cluster) open(config Config) *Node {
@@ -153,11 +164,11 @@ func (c *cluster) leader(among ...string) *Node {
 	return found
 }
 
-// commit proposes until the entry is in, through changes of leader.
-func (c *cluster) commit(e Entry, among ...string) {
+// ask asks the leader until it has an answer, through changes of leader.
+func (c *cluster) ask(what string, question func(lead *Node) error, among ...string) {
 	c.t.Helper()
-	c.eventually("commit "+e.String(), func() bool {
-		_, err := c.leader(among...).Propose(c.t.Context(), e)
+	c.eventually(what, func() bool {
+		err := question(c.leader(among...))
 		var moved *NotLeaderError
 		switch {
 		case err == nil, errors.Is(err, ErrStale): // an attempt before was committed after all
@@ -165,9 +176,15 @@ func (c *cluster) commit(e Entry, among ...string) {
 		case errors.As(err, &moved), errors.Is(err, ErrUncertain):
 			return false
 		}
-		c.t.Fatalf("%v: %v", e, err)
+		c.t.Fatalf("%s: %v", what, err)
 		return false
 	})
+}
+
+// commit proposes until the entry is in.
+func (c *cluster) commit(e Entry, among ...string) {
+	c.t.Helper()
+	c.ask(e.String(), func(lead *Node) error { _, err := lead.Propose(c.t.Context(), e); return err }, among...)
 }
 
 func (c *cluster) plans(from, to int, among ...string) {
@@ -269,6 +286,65 @@ func TestVersionsNeverRepeat(t *testing.T) {
 	}
 }
 
+// commitUntilKilled prints the number of each plan when it is committed.
+func commitUntilKilled(dir string) error {
+	n, err := Open(Config{Dir: dir, ID: "a", Bootstrap: []Server{{ID: "a", Voter: true}}})
+	if err != nil {
+		return err
+	}
+	for l := range n.Changes() {
+		if l.Ready {
+			break
+		}
+	}
+	generation := n.State().Generation + 1
+	if _, err := n.Propose(context.Background(), Generation{generation}); err != nil {
+		return err
+	}
+	for i := 1; ; i++ {
+		if _, err := n.Propose(context.Background(), Plan{Version: version(generation, i), Data: make([]byte, 5000)}); err != nil {
+			return err
+		}
+		fmt.Println(i)
+	}
+}
+
+// A process that is killed while it commits has all that it said it had.
+func TestKilledProcess(t *testing.T) {
+	c := newCluster(t)
+	dir := c.config("a").Dir
+	for generation := 1; generation <= 3; generation++ {
+		child := exec.CommandContext(t.Context(), os.Args[0])
+		child.Env = append(os.Environ(), childDir+"="+dir)
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		last := 0
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			n, err := strconv.Atoi(lines.Text())
+			if err != nil {
+				t.Fatalf("the process says %q", lines.Text())
+			}
+			if last = n; last == 20 {
+				if err := child.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		_ = child.Wait() // it was killed
+		n := c.open(c.config("a"))
+		c.leader()
+		if s := n.State(); last < 20 || s.Newest.Compare(version(generation, last)) < 0 || s.Generation != generation {
+			t.Errorf("the process had plan %d.%d, and the log has %v", generation, last, s.Newest)
+		}
+		c.close("a")
+	}
+}
+
 func TestAllHearTheSame(t *testing.T) {
 	c := newCluster(t)
 	ids := c.start(3)
@@ -290,12 +366,14 @@ func TestAllHearTheSame(t *testing.T) {
 		if id == lead.config.ID {
 			continue
 		}
-		var refused *NotLeaderError
-		if _, err := c.nodes[id].Propose(t.Context(), Generation{9}); !errors.As(err, &refused) {
-			t.Errorf("%s, which does not lead: %v", id, err)
-		} else if id := refused.Leader.ID; id != "" && refused.Leader.Addr != id {
-			t.Errorf("hint %+v", refused.Leader)
-		}
+		c.eventually(id+" names the leader", func() bool {
+			var refused *NotLeaderError
+			_, err := c.nodes[id].Propose(t.Context(), Generation{1})
+			if !errors.As(err, &refused) { // it leads meanwhile, and refuses what is there already
+				return errors.Is(err, ErrStale)
+			}
+			return refused.Leader == Server{ID: refused.Leader.ID, Addr: refused.Leader.ID, Voter: true}
+		})
 	}
 }
 
@@ -363,25 +441,19 @@ func TestServersJoinAndLeave(t *testing.T) {
 	c.commit(Generation{1})
 	c.plans(1, 3)
 	c.open(c.config("b")) // waits to be added
-	lead := c.leader()
-	if err := lead.AddNonvoter(t.Context(), Server{ID: "b", Addr: "b"}); err != nil {
-		t.Fatal(err)
-	}
+	b := Server{ID: "b", Addr: "b"}
+	c.ask("add b", func(lead *Node) error { return lead.AddNonvoter(t.Context(), b) })
 	c.agreed(3, "b")
 	c.plans(4, 4)
 	c.agreed(4, "a", "b")
 	want := []Server{{ID: "a", Addr: "a", Voter: true}, {ID: "b", Addr: "b"}}
 	c.eventually("b knows the servers", func() bool { return slices.Equal(c.nodes["b"].State().Servers, want) })
 
-	if err := lead.AddVoter(t.Context(), Server{ID: "b", Addr: "b"}); err != nil {
-		t.Fatal(err)
-	}
-	if s, ok := lead.State().Server("b"); !ok || !s.Voter {
+	c.ask("promote b", func(lead *Node) error { return lead.AddVoter(t.Context(), b) })
+	if s, ok := c.leader().State().Server("b"); !ok || !s.Voter {
 		t.Errorf("b is %+v, want a voter", s)
 	}
-	if err := lead.Remove(t.Context(), "a"); err != nil { // itself
-		t.Fatal(err)
-	}
+	c.ask("remove a", func(lead *Node) error { return lead.Remove(t.Context(), "a") })
 	c.plans(5, 8, "b")
 	if got := c.nodes["b"].State().Servers; !slices.Equal(got, []Server{{ID: "b", Addr: "b", Voter: true}}) {
 		t.Errorf("servers %v", got)
