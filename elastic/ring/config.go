@@ -141,7 +141,7 @@ func (c Config) library() *memberlist.Config {
 	m.SuspicionMult = suspicion
 	m.SuspicionMaxTimeoutMult = 1 // the budget has no room to wait for others to agree
 	m.GossipInterval = interval / 2
-	m.RetransmitMult = 8 // with 4, one member in fifty does not hear a piece of news (e^-4)
+	m.RetransmitMult = 8                  // with 4, one member in fifty does not hear a piece of news (e^-4)
 	m.GossipToTheDeadTime = 30 * c.Detect // who was frozen hears what was said of it
 	m.PushPullInterval = 3 * c.Detect     // repairs what lost packets left out
 	m.EnableCompression = false           // packets are small, and this package reads them

@@ -41,7 +41,9 @@
 //
 // The ring listens on loopback, and then hears nobody else. Elsewhere it wants
 // [Config.SecretKey], with which everything is encrypted and authenticated
-// (AES-GCM); who has no key is not heard. [Config.Job] keeps the rings of
+// (AES-GCM); who has no key is not heard. Without a key every process of the
+// machine is trusted: a false exchange of states can make the library panic or
+// take much memory. So give a key wherever the machine is shared. [Config.Job] keeps the rings of
 // different jobs apart when one takes over a port of the other.
 //
 // # How it is done
