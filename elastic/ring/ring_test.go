@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/hashicorp/memberlist"
 	"go.uber.org/goleak"
 
 	"github.com/soliton-train/soliton/elastic/plan"
@@ -473,6 +474,34 @@ func TestClaims(t *testing.T) {
 	}
 	if want := []string{"worker-3.2 suspected, says x", "worker-3.2 refuted"}; !slices.Equal(got, want) {
 		t.Errorf("events %q, want %q", got, want)
+	}
+
+	// How a member ended.
+	for _, c := range []struct {
+		name           string
+		sent, received []claim
+		want           string
+	}{
+		{"nothing was said", nil, nil, "worker-3.2 left"},
+		{"we suspected it", []claim{{suspectType, 5, "worker-3.2", "x"}}, nil, "worker-3.2 dead, says worker-0.1"},
+		{"another says so", nil, []claim{{deadType, 5, "worker-3.2", "y"}}, "worker-3.2 dead, says y"},
+		{"its suspicion was not passed on", nil, []claim{{suspectType, 5, "worker-3.2", "y"}}, "worker-3.2 dead, says y"},
+		{"an old death", nil, []claim{{deadType, 4, "worker-3.2", "y"}}, "worker-3.2 left"},
+		{"a death it outlived", nil, []claim{{deadType, 5, "worker-3.2", "y"}, {aliveType, 6, "worker-3.2", ""}}, "worker-3.2 left"},
+		{"a goodbye while suspected", []claim{{suspectType, 5, "worker-3.2", "x"}}, []claim{{deadType, 5, "worker-3.2", "worker-3.2"}}, "worker-3.2 left"},
+	} {
+		put(worker(3, 2))
+		r.members["worker-3"].heard = 5
+		for _, s := range c.sent {
+			r.sent(s)
+		}
+		for _, s := range c.received {
+			r.received(s)
+		}
+		r.gone(&memberlist.Node{Name: "worker-3.2"})
+		if got := r.queue[len(r.queue)-1].String(); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
 	}
 
 	l := libraryLogger(slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
