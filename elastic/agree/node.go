@@ -368,7 +368,6 @@ func (n *Node) lead() {
 	if f.Error() != nil {
 		return // the leadership is lost already, which watch is told as well
 	}
-	n.nudge()
 	select {
 	case n.led <- f.Response().(verdict).term:
 	case <-n.quit:
@@ -376,7 +375,7 @@ func (n *Node) lead() {
 }
 
 // nudge has watch add a barrier to the log. Followers learn that an entry is
-// committed with the next one; raft's own timer would tell them much later.
+// committed with the next one or by raft's own timer, which is late for a plan.
 func (n *Node) nudge() {
 	select {
 	case n.spread <- struct{}{}:
@@ -409,10 +408,14 @@ func (n *Node) Propose(ctx context.Context, e Entry) (uint64, error) {
 	if err != nil {
 		return 0, refused(e, ErrInvalid, "%v", err)
 	}
-	return n.await(ctx, func() (raft.IndexFuture, func() error) {
+	index, err := n.await(ctx, func() (raft.IndexFuture, func() error) {
 		f := n.raft.Apply(data, 0)
 		return f, func() error { return f.Response().(verdict).err }
 	})
+	if err == nil && e.kind() == kindPlan {
+		n.nudge()
+	}
+	return index, err
 }
 
 // AddVoter makes a server a voter, or changes its address. One that has not
@@ -470,9 +473,6 @@ func (n *Node) await(ctx context.Context, ask func() (raft.IndexFuture, func() e
 	}
 	select {
 	case err := <-answer:
-		if err == nil {
-			n.nudge()
-		}
 		return index, n.typed(err)
 	case <-ctx.Done():
 		return 0, fmt.Errorf("%w: %w", ErrUncertain, ctx.Err())
