@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
@@ -112,6 +113,10 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 	if err != nil {
 		return c, err
 	}
+	first := elastic.Order{Plan: p}
+	for i, w := range p.Workers {
+		first.Peers = append(first.Peers, elastic.Peer{Worker: w, Addr: peers[i].Addr})
+	}
 	c.parts = make([][]int, len(c.layers))
 	for l := range c.parts {
 		c.parts[l] = make([]int, n+1)
@@ -138,9 +143,12 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 		}
 		one := tensor.Spec{Shape: []int{1}}
 		var err error
-		c.engines[i], err = engine.New(ctx, engine.Config{
-			Plan: &p, Self: plan.WorkerID(i), Network: c.networks[i], Stages: map[int]engine.Stage{0: &noLayers{c: c, worker: i}},
-			Layers: layers, Input: one, Target: one, GlobalBatch: n, MicroBatch: 1, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
+		c.engines[i], err = engine.New(engine.Config{
+			Self: p.Workers[i], First: first, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
+			Stage:   func(int, int) engine.Stage { return &noLayers{c: c, worker: i} },
+			Begin:   func(zero.Range, []float32, [][]float32) error { return nil },
+			Applied: func(engine.Applied) {},
+			Layers:  layers, Input: one, Target: one, GlobalBatch: n, MicroBatch: 1, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
 			Load: func(uint64, tensor.Tensor, tensor.Tensor) error { return nil },
 			Stop: func() string { return "" },
 			LR: func(int) float64 { // the commit's first question, when all reductions have ended
@@ -160,6 +168,11 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 }
 
 func (c *cluster) close() {
+	for _, e := range c.engines {
+		if e != nil {
+			e.Close()
+		}
+	}
 	for _, n := range c.networks {
 		_ = n.Close() // nothing of it is needed any more
 	}

@@ -322,9 +322,9 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 		return &ValidationError{f}
 	}
 	if w.self.process {
-		// One more than computes, so that messages never wait for a compute
+		// Two more than compute, so that messages hardly ever wait for a compute
 		// thread.
-		runtime.GOMAXPROCS(start.Threads + 1)
+		runtime.GOMAXPROCS(start.Threads + 2)
 	}
 	order, err := w.first(p, start)
 	if err != nil {
