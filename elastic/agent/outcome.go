@@ -19,7 +19,7 @@ type Outcome struct {
 
 	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
 	// *FailedError, *NoMainError, *LostError, *SilentError, *DifferError, *PlanError, *MismatchError,
-	// *ProtocolError or *FileError. For a run that had no directory, it is the error of rundir.Create.
+	// *ProtocolError, *RecoveryError or *FileError. For a run that had no directory, it is the error of rundir.Create.
 	Err error
 
 	// Detail is what there is to read about Err besides its line: the stack of
@@ -155,8 +155,8 @@ func loss(workers, step, steps int) string {
 	if steps > 0 {
 		text = fmt.Sprintf(", at step %d of %d", step, steps)
 	}
-	if workers > 1 {
-		text += "; this version cannot go on without it"
+	if workers > 1 && step < steps {
+		text += "; no worker is left"
 	}
 	return text
 }
@@ -238,6 +238,18 @@ type ProtocolError struct {
 func (e *ProtocolError) Error() string {
 	return fmt.Sprintf("worker %d %s: was PROGRAM built from another version than the launcher?", e.Worker, e.Text)
 }
+
+// RecoveryError means that the controller gave the run up. It wraps its reason.
+type RecoveryError struct {
+	Err         error
+	Step, Steps int // committed, and of the whole job
+}
+
+func (e *RecoveryError) Error() string {
+	return fmt.Sprintf("%s, at step %d of %d", oneLine(e.Err.Error()), e.Step, e.Steps)
+}
+
+func (e *RecoveryError) Unwrap() error { return e.Err }
 
 // FileError means that a file of the run directory could not be written.
 type FileError struct{ Err error }

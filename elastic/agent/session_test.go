@@ -111,7 +111,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"killed in the middle", []event{hello, ready, committedStep(1), closed, killed},
-			begun + stepped + " awaitExit" + failed + " closeView",
+			begun + stepped + " awaitExit lost" + failed + " closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{-1, "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
@@ -139,7 +139,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"hello in time", []event{hello, helloLate{}, ready, closed, killed},
-			begun + " awaitExit" + failed + " closeView", &LostError{Workers: 1, Status: Status{-1, "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			begun + " awaitExit lost" + failed + " closeView", &LostError{Workers: 1, Status: Status{-1, "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"wrong usage", []event{hello, control.Failed{Kind: control.Usage, Text: "--steps 0:\ngive at least 1"}, closed, killed},
@@ -155,7 +155,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"closes and stays", []event{hello, ready, closed, reapLate{0}, killed},
-			begun + " awaitExit" + failed + " kill closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
+			begun + " awaitExit kill lost" + failed + " closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
 		},
 		{
 			"sends garbage", []event{connClosed{0, fmt.Errorf("x: %w", control.ErrFormat)}, killed},
