@@ -83,6 +83,11 @@ func (s *session) ring(now time.Time) []effect {
 	return effects
 }
 
+// evictedError is why the controller ended a worker.
+type evictedError struct{ reason string }
+
+func (e *evictedError) Error() string { return e.reason }
+
 // death is the error of a worker that has ended before its time.
 func (s *session) death(id int) error {
 	w := &s.workers[id]
@@ -196,7 +201,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			add(s.adopt(now, e)...)
 		case elastic.Kill:
 			if w := &s.workers[e.Worker.ID]; w.doom == nil && !w.exited {
-				w.doom, w.killed = errors.New(e.Reason), true
+				w.doom, w.killed = &evictedError{e.Reason}, true
 				add(s.about(now, int(e.Worker.ID), "evict", e.Reason), kill{int(e.Worker.ID)})
 			}
 		case elastic.SetTimer:
@@ -214,10 +219,13 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			add(s.stopAsked(now, Terminated)...)
 		case elastic.End:
 			err := e.Err
-			if nobody := new(elastic.NobodyError); errors.As(err, &nobody) {
+			var nobody *elastic.NobodyError
+			if errors.As(err, &nobody) {
 				err = s.death(int(nobody.Worker))
-			} else {
-				err = &RecoveryError{Err: err, Step: s.last.Step, Steps: s.job.Steps}
+			}
+			var evicted *evictedError
+			if nobody == nil || errors.As(err, &evicted) {
+				err = &RecoveryError{Err: e.Err, Step: s.last.Step, Steps: s.job.Steps}
 			}
 			return append(effects, s.judge(now, err)...)
 		default:

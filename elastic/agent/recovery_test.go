@@ -234,7 +234,7 @@ func TestQueryTimer(t *testing.T) {
 	}
 	// Who is not even ended by that is not waited for.
 	r.feed(reapLate{1}, reapLate{2})
-	if want := "worker 2 has not answered within 4s"; r.s.err == nil || r.s.err.Error() != want {
+	if want := "worker 2 has not answered within 4s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
 		t.Errorf("%v", r.s.err)
 	}
 }
