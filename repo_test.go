@@ -25,7 +25,7 @@ const module = "github.com/soliton-train/soliton"
 // and all below it.
 type importRule struct {
 	from   []string
-	except []string // of from
+	except []string // of from; also single files
 	ban    []string
 	allow  []string // of ban
 	tests  bool     // test files obey too
@@ -70,6 +70,15 @@ var importRules = []importRule{
 		why: "comm moves bytes between named peers and is used by all of these",
 	},
 	{
+		from: []string{"..."}, except: []string{"internal/chaos/...", "trainer/...", "launcher/...", "elastic/agent/chaos.go"},
+		ban: []string{"internal/chaos/..."},
+		why: "what detects, plans and recovers must know a harm by its effects only; in the agent, chaos.go alone may do harm",
+	},
+	{
+		from: []string{"internal/chaos/..."}, ban: []string{module + "/..."}, allow: []string{"rng"},
+		why: "harm is done without knowing plans, detectors or the controller",
+	},
+	{
 		from: []string{"..."}, except: []string{"internal/view/...", "launcher/..."},
 		ban: []string{"github.com/charmbracelet/...", "github.com/muesli/..."}, tests: true,
 		why: "only the view may draw on a terminal; everything else hands it values",
@@ -77,6 +86,15 @@ var importRules = []importRule{
 	{
 		from: []string{"..."}, except: []string{"launcher/..."}, ban: []string{"github.com/spf13/..."}, tests: true,
 		why: "flags are read in launcher alone; a library is configured by its caller",
+	},
+	{
+		from: []string{"..."}, except: []string{"elastic/agree"}, tests: true,
+		ban: []string{"github.com/hashicorp/raft/...", "github.com/hashicorp/raft-boltdb/...", "go.etcd.io/bbolt/..."},
+		why: "what is agreed is read and proposed through elastic/agree, which judges it",
+	},
+	{
+		from: []string{"elastic/agree"}, ban: []string{module + "/..."}, allow: []string{"elastic/plan"},
+		why: "agreement needs to know of a job no more than what orders its plans",
 	},
 	{
 		from: []string{"..."}, ban: []string{"github.com/mmcloughlin/avo/..."}, tests: true,
@@ -192,7 +210,7 @@ func checkImports(files []file, rules []importRule) (faults []string) {
 			}
 			local := strings.TrimPrefix(imported, module+"/") // our own packages go by their folder, too
 			for _, r := range rules {
-				applies := (r.tests || !f.test) && matches(r.from, f.dir()) && !matches(r.except, f.dir())
+				applies := (r.tests || !f.test) && matches(r.from, f.dir()) && !matches(r.except, f.dir()) && !matches(r.except, f.name)
 				banned := matches(r.ban, imported) || matches(r.ban, local)
 				if applies && banned && !matches(r.allow, local) {
 					faults = append(faults, fmt.Sprintf("%s: %s must not import %s: %s", f.at(spec.Pos()), f.dir(), imported, r.why))
@@ -363,6 +381,8 @@ func TestRulesCanFail(t *testing.T) {
 		"nn/nn_test.go":                 "package nn\n\nimport _ \"" + module + "/launcher/sub\"\n",
 		"launcher/main.go":              "// Command launcher is fine.\npackage main\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
 		"elastic/agent/agent.go":        "// Package agent is fine.\npackage agent\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
+		"elastic/agent/chaos.go":        "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
+		"elastic/agent/session.go":      "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
 		"internal/kernel/asm/go.mod":    "module asm\n\nreplace (\n\tx => ../x\n)\n",
 		"internal/kernel/asm/main.go":   "package main\n\nimport _ \"github.com/mmcloughlin/avo/build\"\n",
 		"internal/kernel/testdata/x.go": "not Go\n",
@@ -380,6 +400,7 @@ func TestRulesCanFail(t *testing.T) {
 	}{
 		{"imports", checkImports(files, importRules), []string{
 			"elastic/agent/agent.go:4: elastic/agent must not import github.com/charmbracelet/bubbletea: only the view",
+			"elastic/agent/session.go:3: elastic/agent must not import " + module + "/internal/chaos: what detects, plans",
 			"internal/kernel/g/g.go:6: internal/kernel/g must not import math/rand/v2: every draw",
 			"nn/nn_test.go:3: nn must not import " + module + "/launcher/sub: launcher, examples and bench are ends",
 			"rng/rng.go:4: rng must not import " + module + "/internal/kernel: rng is a leaf",

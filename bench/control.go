@@ -35,6 +35,7 @@ func controlLatency(args []string) error {
 	role := f.String("role", "", "of a process that this command starts: worker or link")
 	workers := f.Int("workers", 8, "worker processes")
 	threads := f.Int("threads", 1, "compute threads of each")
+	locked := f.Bool("locked", false, "of a worker process: its compute goroutine keeps its OS thread")
 	rounds := f.Int("rounds", 500, "questions, each to all workers")
 	messages := f.Int("messages", 2000, "small messages on the link")
 	seed := f.Uint64("seed", 1, "of the pauses between rounds")
@@ -43,15 +44,17 @@ func controlLatency(args []string) error {
 	}
 	switch *role {
 	case "worker":
-		return answering(*threads)
+		return answering(*threads, *locked)
 	case "link":
 		return linkEnd()
 	}
 	fmt.Printf("%d cores, kernel path %v\n", runtime.NumCPU(), kernel.Active())
 	fmt.Printf("\na question to %d workers and all answers, %d rounds, %d compute threads each: ms\n", *workers, *rounds, *threads)
-	for _, extra := range []int{1, 2} {
-		if err := roundTrips(*workers, *threads, extra, *rounds, *seed); err != nil {
-			return err
+	for _, locked := range []bool{false, true} {
+		for _, extra := range []int{1, 2} {
+			if err := roundTrips(*workers, *threads, extra, locked, *rounds, *seed); err != nil {
+				return err
+			}
 		}
 	}
 	return underBulk(*messages, *seed)
@@ -153,8 +156,10 @@ func dialAgent() (*control.Conn, error) {
 }
 
 // answering is a worker: compute threads that never rest, beats, and an answer
-// to every question, until the socket closes.
-func answering(threads int) error {
+// to every question, until the socket closes. Where compute is not locked to a
+// thread, Go moves it about, and the kernel lets a thread that has just computed
+// wait its turn when it wakes for control.
+func answering(threads int, locked bool) error {
 	c, err := dialAgent()
 	if err != nil {
 		return err
@@ -162,6 +167,9 @@ func answering(threads int) error {
 	var tasks sync.WaitGroup
 	stop := make(chan struct{})
 	tasks.Go(func() {
+		if locked {
+			runtime.LockOSThread()
+		}
 		pool := kernel.NewPool(threads)
 		defer pool.Close()
 		const rows, in, out = 256, 256, 768
@@ -218,8 +226,8 @@ func leftAlone(err error) error {
 }
 
 // roundTrips asks all workers and waits for all answers, many times.
-func roundTrips(workers, threads, extra, rounds int, seed uint64) (err error) {
-	c, err := startChildren(workers, "worker", []string{fmt.Sprintf("GOMAXPROCS=%d", threads+extra)}, fmt.Sprintf("-threads=%d", threads))
+func roundTrips(workers, threads, extra int, locked bool, rounds int, seed uint64) (err error) {
+	c, err := startChildren(workers, "worker", []string{fmt.Sprintf("GOMAXPROCS=%d", threads+extra)}, fmt.Sprintf("-threads=%d", threads), fmt.Sprintf("-locked=%v", locked))
 	if err != nil {
 		return err
 	}
@@ -256,7 +264,11 @@ func roundTrips(workers, threads, extra, rounds int, seed uint64) (err error) {
 			ms = append(ms, float64(time.Since(began).Nanoseconds())/1e6)
 		}
 	}
-	fmt.Printf("  GOMAXPROCS = threads + %d: %s\n", extra, spread(ms))
+	how := "compute moves between threads"
+	if locked {
+		how = "compute keeps its thread"
+	}
+	fmt.Printf("  GOMAXPROCS = threads + %d, %-30s %s\n", extra, how+":", spread(ms))
 	return nil
 }
 
@@ -445,7 +457,7 @@ func underBulk(messages int, seed uint64) (err error) {
 		return err
 	}
 	const chunk = 128 << 10 // comm.Config's default
-	bound := 1e3 * float64(comm.Unsent+chunk) / rate
+	bound := 1e3 * float64(comm.Unsent+comm.Unread+chunk) / rate
 	within := 0
 	for _, v := range loaded {
 		if v <= bound+slices.Max(idle) {
@@ -453,7 +465,7 @@ func underBulk(messages int, seed uint64) (err error) {
 		}
 	}
 	fmt.Printf("\none small message on one link, one way: ms\n  no bulk:   %s\n  full bulk: %s\n", spread(idle), spread(loaded))
-	fmt.Printf("  bulk at %.2f GB/s; what may go before: (Unsent %d + Chunk %d) / rate = %.3f ms, beside the way without bulk; %.1f %% within both\n",
-		rate/1e9, comm.Unsent, chunk, bound, 100*float64(within)/float64(len(loaded)))
+	fmt.Printf("  bulk at %.2f GB/s; what may go before: (Unsent %d + Unread %d + Chunk %d) / rate = %.3f ms, beside the slowest without bulk; %.1f %% within both\n",
+		rate/1e9, comm.Unsent, comm.Unread, chunk, bound, 100*float64(within)/float64(len(loaded)))
 	return nil
 }

@@ -3,6 +3,7 @@
 //
 //	go run ./bench matmul     the matrix product with OpenBLAS
 //	go run ./bench step       the training step of a GPT with PyTorch
+//	go run ./bench reduce     exact with fast reduction between workers, and that with a bare ring
 //	go run ./bench control    how long control takes while all else is busy
 //
 // Both sides take turns, so that a machine whose speed drifts does not favour
@@ -17,9 +18,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "control": controlLatency}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "control": controlLatency}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|control [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|control [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

@@ -40,7 +40,8 @@
 //     starved.
 //   - On a link, small frames go before all data; then lower [Priority] before
 //     higher, chunk by chunk; among equals the older first. At most [Unsent]
-//     bytes wait in the kernel for the network (Linux).
+//     bytes wait in the kernel for the network, and [Unread] for the receiver
+//     (Linux).
 //
 // What does not hold: messages of different keys arrive in no order. A send
 // that has ended without an error need not have arrived: when a link is lost,
@@ -151,9 +152,11 @@
 //
 // # Limitations
 //
-// No encryption yet, no shared memory between processes of one host, no
+// No shared memory between processes of one host, no
 // halving-doubling or tree algorithms, and Rates are not measured. One
-// endpoint lock serves tens of links, not thousands.
+// endpoint lock serves tens of links, not thousands. Under TLS every frame is a
+// record of its own, and keys are not renewed in the life of a link, as should
+// be done with AES-GCM every 300 GB.
 //
 // # Testing
 //

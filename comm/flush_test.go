@@ -89,7 +89,7 @@ func TestFlushEnds(t *testing.T) {
 			t.Errorf("the message: %v", err)
 		}
 		// The peer that dies meanwhile is named, and the other's message arrives.
-		s = es[0].Post(es[2].Self(), user(1, 2), make([]byte, 1<<20), Bulk)
+		es[0].Post(es[2].Self(), user(1, 2), make([]byte, 1<<20), Bulk)
 		es[0].Post(es[3].Self(), user(1, 3), []byte("x"), Bulk)
 		end = flush(t.Context())
 		es[2].Close()

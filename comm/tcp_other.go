@@ -4,6 +4,6 @@ package comm
 
 import "syscall"
 
-// limitUnsent leaves the kernel's own limit where none can be set per
+// limitKernel leaves the kernel's own limits where none can be set per
 // socket.
-func limitUnsent(syscall.RawConn) error { return nil }
+func limitKernel(syscall.RawConn) error { return nil }

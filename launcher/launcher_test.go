@@ -86,6 +86,8 @@ func TestExitStatuses(t *testing.T) {
 		{"program's wrong usage", []string{"run", fake, "--steps", "0"}, 2, "", "launcher: --steps 0: give at least 1\n", false},
 		{"panic", []string{"run", "--workers", "1", fake, "--fail", "panic"}, 1, "", "launcher: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
 		{"one of many panics", []string{"run", fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
+		{"panic that nobody catches", []string{"run", "--workers", "3", "--stages", "2", fake, "--fail", "crash", "--who", "1"}, 1, "",
+			"launcher: worker 1 exited: exit status 2, at step 2 of 5; this version cannot go on without it\n", true},
 		{"worker killed", []string{"run", "--workers", "1", fake, "--fail", "kill"}, 1, "", "launcher: worker 0 exited: signal: killed, at step 2 of 5\n    pid ", true},
 		{"one of many killed", []string{"run", "--workers", "3", fake, "--fail", "kill", "--who", "0"}, 0,
 			"sampled text\n", "", true},
@@ -96,6 +98,8 @@ func TestExitStatuses(t *testing.T) {
 		{"another seed", []string{"run", "--workers", "2", fake, "--fail", "seed", "--who", "1"}, 1, "",
 			"launcher: worker 1 has another seed than worker 0 (7, not 0): all workers must run the same PROGRAM on the same data\n", false},
 		{"another loss", []string{"run", "--workers", "2", fake, "--fail", "loss", "--who", "1"}, 1, "", "reports another loss for step 3 than worker", true},
+		{"another program", []string{"run", "--workers", "3", otherProgram(t)}, 1, "",
+			"launcher: worker 2 has another program_sha256 than worker 0: all workers must run the same PROGRAM on the same data\n", false},
 		{"stages", []string{"run", "--workers", "5", "--stages", "3", fake}, 0, "first plan: 5 workers in 3 stages, 8 micro-batches per step\n", "", true},
 		{"stages above workers", []string{"run", "--workers", "2", "--stages", "3", fake}, 2, "",
 			"launcher: --stages 3: every stage needs a worker; use --stages 2 or fewer, or --workers 3\n", false},
@@ -126,7 +130,16 @@ func TestExitStatuses(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			cmd := launch(t, c.args...)
+			mark := "LAUNCHER_TEST=" + cmd.Dir
+			cmd.Env = append(os.Environ(), mark)
 			status, stdout, stderr := result(t, cmd)
+			if left := marked(t, mark); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+			// One line says what is wrong; details are indented, and usage may name several faults.
+			if n := len(regexp.MustCompile(`(?m)^\S`).FindAllString(stderr, -1)); c.status == 1 && n != 1 && !strings.HasPrefix(stderr, "    ") {
+				t.Errorf("%d lines of error: %s", n, stderr)
+			}
 			if status != c.status || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) || (c.stderr == "") != (stderr == "") {
 				t.Errorf("status %d, stdout:\n%s\nstderr:\n%s", status, stdout, stderr)
 			}
@@ -138,6 +151,40 @@ func TestExitStatuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// otherProgram returns a program that is another one for worker 2.
+func otherProgram(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	code, err := os.ReadFile(fake)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "other"), append(code, "other"...), 0o700)
+	}
+	script := filepath.Join(dir, "program")
+	if err == nil {
+		err = os.WriteFile(script, fmt.Appendf(nil, "#!/bin/sh\n[ $SOLITON_WORKER = 2 ] && exec %s/other \"$@\"\nexec %s \"$@\"\n", dir, fake), 0o700)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return script
+}
+
+// marked returns the processes with a variable in their environment.
+func marked(t *testing.T, variable string) (pids []string) {
+	t.Helper()
+	files, err := filepath.Glob("/proc/[0-9]*/environ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		// Those that cannot be read are others' or gone.
+		if env, err := os.ReadFile(f); err == nil && bytes.Contains(append(env, 0), []byte(variable+"\x00")) {
+			pids = append(pids, filepath.Base(filepath.Dir(f)))
+		}
+	}
+	return pids
 }
 
 func TestPackageIsBuiltAndItsRunDirectoryKept(t *testing.T) {

@@ -37,6 +37,25 @@ func TestTCP(t *testing.T) {
 	TestEndpoints(t, tcp)
 }
 
+// secured is TCP under TLS with one secret.
+func secured(t *testing.T) Network {
+	cfg, err := comm.TLSFromSecret([]byte("a secret of the test"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func(testing.TB, int) comm.Transport { return comm.TCP{TLS: cfg} }
+}
+
+func TestTLS(t *testing.T) {
+	TestTransport(t, secured(t))
+	TestEndpoints(t, secured(t))
+}
+
+func TestFaultyTLS(t *testing.T) {
+	TestTransport(t, delayed(secured(t)))
+	TestEndpoints(t, delayed(secured(t)))
+}
+
 func TestMem(t *testing.T) {
 	TestTransport(t, mem())
 	TestEndpoints(t, mem())

@@ -42,6 +42,35 @@ func BenchmarkBoundary(b *testing.B) {
 			}
 		})
 	}
+	b.Run("join host, half filled", func(b *testing.B) {
+		v := View{Step: 6, Workers: ws}
+		p, _, err := Next(afterHost, v, prof, Event{Kind: Join})
+		if err != nil {
+			b.Fatal(err)
+		}
+		state, _ := Needs(&afterHost, &p, v)
+		for _, t := range state[:len(state)/2] {
+			v.Held = append(v.Held, Holding{t.Range, t.To})
+		}
+		for b.Loop() {
+			if _, _, err := Next(afterHost, v, prof, Event{Kind: Join}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("protect a third", func(b *testing.B) {
+		old := first(b, workers(1024, 342), prof, stages, micros, 1)
+		v := View{Step: 5, Workers: workers(684, 342)}
+		p, _, err := Next(old, v, prof, Event{Kind: Lost})
+		if err != nil {
+			b.Fatal(err)
+		}
+		for b.Loop() {
+			if _, _, err := Next(p, v, prof, Event{Kind: Protect}); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
 	b.Run("needs", func(b *testing.B) {
 		p, _, err := Next(afterHost, View{Step: 6, Workers: ws}, prof, Event{Kind: Join})
 		if err != nil {

@@ -52,10 +52,11 @@ type draft struct {
 	current *Plan
 	prof    Profile // measured
 	stays   map[WorkerID]bool
-	leaves  []WorkerID           // live and leave
-	lives   map[WorkerID]bool    // of the current plan
-	origin  []int                // of each shard: the one of the current plan that it is a part of
-	held    map[WorkerID][]Range // beside the current plan
+	leaves  []WorkerID         // live and leave
+	lives   map[WorkerID]bool  // of the current plan
+	origin  []int              // of each shard: the one of the current plan that it is a part of
+	held    map[Gather][]Range // what workers have of a layer beside the current plan
+	filled  []WorkerID         // who has any of these
 
 	index           map[WorkerID]int
 	host            []int // by worker
@@ -73,7 +74,7 @@ func newDraft(current *Plan, v *View, prof Profile, e Event, held []Holding) (*d
 		},
 		current: current, prof: prof.measured(),
 		stays: make(map[WorkerID]bool), lives: make(map[WorkerID]bool),
-		held: make(map[WorkerID][]Range), index: make(map[WorkerID]int),
+		held: make(map[Gather][]Range), index: make(map[WorkerID]int),
 	}
 	if current.InStep {
 		d.FromStep = max(d.FromStep, current.FromStep+1)
@@ -115,7 +116,11 @@ func newDraft(current *Plan, v *View, prof Profile, e Event, held []Holding) (*d
 	}
 	for _, h := range held {
 		if _, ok := d.index[h.Worker]; ok {
-			d.held[h.Worker] = append(d.held[h.Worker], h.Range)
+			at := Gather{h.Layer, h.Worker}
+			d.held[at] = append(d.held[at], h.Range)
+			if i, found := slices.BinarySearch(d.filled, h.Worker); !found {
+				d.filled = slices.Insert(d.filled, i, h.Worker)
+			}
 		}
 	}
 	d.owned, d.mirrored = make([]int, len(d.Workers)), make([]int, len(d.Workers))
@@ -139,7 +144,7 @@ func (d *draft) holds(w WorkerID, i int) bool {
 
 // hasFilled reports whether a background transfer has made a worker a holder.
 func (d *draft) hasFilled(w WorkerID, s *Shard) bool {
-	return slices.ContainsFunc(d.held[w], func(r Range) bool { return r.Layer == s.Layer && r.Lo <= s.Lo && s.Hi <= r.Hi })
+	return slices.ContainsFunc(d.held[Gather{s.Layer, w}], func(r Range) bool { return r.Lo <= s.Lo && s.Hi <= r.Hi })
 }
 
 // inherit takes the shards over from the current plan, without mirrors that do
@@ -155,7 +160,7 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 		s := &d.Shards[i]
 		d.origin[i] = i
 		lives := d.lives[s.Owner] || slices.ContainsFunc(s.Mirrors, func(m WorkerID) bool { return d.lives[m] })
-		if !lives && !slices.ContainsFunc(d.Workers, func(w Worker) bool { return d.hasFilled(w.ID, s) }) {
+		if !lives && !slices.ContainsFunc(d.filled, func(w WorkerID) bool { return d.hasFilled(w, s) }) {
 			if dead.Count == 0 {
 				dead.Shard = *s
 			}
@@ -188,8 +193,8 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 	for _, i := range orphans {
 		s := &d.Shards[i]
 		heirs := s.Mirrors
-		if len(heirs) == 0 && len(d.held) > 0 {
-			heirs = keep(everyone, func(w WorkerID) bool { return d.hasFilled(w, s) })
+		if len(heirs) == 0 {
+			heirs = keep(d.filled, func(w WorkerID) bool { return d.hasFilled(w, s) })
 		}
 		if len(heirs) > 0 {
 			promoted++

@@ -31,6 +31,24 @@
 //  5. The mirrors of a shard are on other hosts than its owner if there are
 //     any, of the owner's stage before others, and spread evenly.
 //
+// # What follows it
+//
+// A loss in the middle of a step gives an in-step plan; it needs no transfer
+// but what the step itself sends again. Afterwards, a boundary plan for
+// [Protect] gives every shard its mirrors again and deals the micro-batches
+// anew. Workers that are asked to leave are taken out by one for [Leave], which
+// as a rule needs no transfer, either: their mirrors take over. New workers
+// come in by one for [Join].
+//
+// These boundary plans keep the borders of layers, and holders stay as far as
+// possible. What has to be transferred before one may go live is told by
+// [Needs]. If the live plan changes while transfers are under way, the plan is
+// made again from the new one; what is filled already, View.Held, is used.
+//
+// A worker that serves several stages, because it took one over, has a part
+// of its speed in each, such that all are done at about the same time. It leaves
+// a stage in which nothing is left for it.
+//
 // # Trust
 //
 // A plan from outside is checked by [Plan.Validate], and against the plan

@@ -110,6 +110,7 @@ type estate struct {
 	shards [][]int // by worker
 	owned  []int   // parameters, by worker
 	fair   []int
+	givers []int // workers that are not new and own some of it
 }
 
 // excess returns what a worker owns above its fair share.
@@ -124,7 +125,7 @@ func (d *draft) handOver(stage int, fresh []WorkerID) (moved int) {
 		return 0
 	}
 	n := len(d.Workers)
-	e := &estate{d, make([][]int, n), make([]int, n), make([]int, n)}
+	e := &estate{d, make([][]int, n), make([]int, n), make([]int, n), nil}
 	sum := 0
 	for i, s := range d.Shards {
 		if st.Lo <= s.Layer && s.Layer < st.Hi {
@@ -143,14 +144,19 @@ func (d *draft) handOver(stage int, fresh []WorkerID) (moved int) {
 	for r, w := range st.Workers {
 		e.fair[d.index[w]] = int(float64(sum) * weights[r] / all)
 	}
+	for v, w := range d.Workers {
+		if d.stays[w.ID] && len(e.shards[v]) > 0 {
+			e.givers = append(e.givers, v)
+		}
+	}
 	for _, w := range taking {
 		to := d.index[w]
 		moved += e.claim(to)
 		least := ceil(max(1, -e.excess(to)), donors)
 		for k := range 2 * donors {
 			from := -1
-			for v := range n {
-				if d.stays[d.Workers[v].ID] && len(e.shards[v]) > 0 && (from < 0 || e.excess(v) > e.excess(from)) {
+			for _, v := range e.givers {
+				if len(e.shards[v]) > 0 && (from < 0 || e.excess(v) > e.excess(from)) {
 					from = v
 				}
 			}
@@ -167,18 +173,16 @@ func (d *draft) handOver(stage int, fresh []WorkerID) (moved int) {
 // claim makes a new worker the owner of what it holds already, as far as that
 // is its fair share.
 func (e *estate) claim(to int) (moved int) {
-	for _, r := range e.held[e.Workers[to].ID] {
-		for from := range e.shards {
-			if !e.stays[e.Workers[from].ID] {
-				continue
-			}
-			for _, i := range slices.Clone(e.shards[from]) {
+	if len(e.filled) == 0 {
+		return 0
+	}
+	for _, from := range e.givers {
+		for _, i := range slices.Clone(e.shards[from]) {
+			for _, r := range e.held[Gather{e.Shards[i].Layer, e.Workers[to].ID}] {
 				s := e.Shards[i]
-				lo, hi := max(s.Lo, r.Lo), min(s.Hi, r.Hi)
-				if s.Layer != r.Layer || lo >= hi {
-					continue
+				if lo, hi := max(s.Lo, r.Lo), min(s.Hi, r.Hi); lo < hi && e.index[s.Owner] == from {
+					moved += e.takePart(i, from, to, lo, hi, -e.excess(to))
 				}
-				moved += e.takePart(i, from, to, lo, hi, -e.excess(to))
 			}
 		}
 	}

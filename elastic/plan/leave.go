@@ -3,6 +3,7 @@ package plan
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // leave makes the plan without the workers that leave. It goes live at a
@@ -46,16 +47,10 @@ func (d *draft) leave(e Event) (string, error) {
 
 // adopt makes workers mirrors that have a shard already.
 func (d *draft) adopt(s *Shard) {
-	if len(d.held) == 0 {
-		return
-	}
-	for _, w := range d.Workers {
-		if s.Owner == w.ID || len(s.Mirrors) >= d.Mirrors || !d.hasFilled(w.ID, s) {
-			continue
-		}
-		if mirrors := keep(s.Mirrors, func(m WorkerID) bool { return m != w.ID }); len(mirrors) == len(s.Mirrors) {
-			s.Mirrors = append(mirrors[:len(mirrors):len(mirrors)], w.ID)
-			d.mirrored[d.index[w.ID]] += s.Hi - s.Lo
+	for _, w := range d.filled {
+		if w != s.Owner && len(s.Mirrors) < d.Mirrors && !slices.Contains(s.Mirrors, w) && d.hasFilled(w, s) {
+			s.Mirrors = append(slices.Clone(s.Mirrors), w)
+			d.mirrored[d.index[w]] += s.Hi - s.Lo
 		}
 	}
 }

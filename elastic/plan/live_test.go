@@ -230,9 +230,10 @@ func (c *cluster) done(n *node, i int) {
 	}
 }
 
-// settled returns the pairs whose gradients all living holders have.
+// settled returns the pairs whose gradients all living holders have. Losses
+// are nowhere but with who ran the last stage.
 func (c *cluster) settled() (pairs []graph.Pair) {
-	for s, st := range c.plan.Stages {
+	for s, st := range c.plan.Stages[:len(c.plan.Stages)-1] {
 		for m := range c.plan.Route[s] {
 			all := true
 			for i, sh := range c.plan.Shards {
@@ -253,6 +254,20 @@ func (c *cluster) settled() (pairs []graph.Pair) {
 	return pairs
 }
 
+// whole returns who has all of a shard's gradient.
+func (c *cluster) whole() (list []Complete) {
+	for _, n := range c.inOrder() {
+		for i := range c.plan.Shards {
+			if h := n.holds[i]; h != nil {
+				if _, ok := h.sums.Total(); ok {
+					list = append(list, Complete{i, n.id})
+				}
+			}
+		}
+	}
+	return list
+}
+
 // kill takes workers away and makes the plan after it. ok is false if the
 // step is lost.
 func (c *cluster) kill(dead []WorkerID) (ok bool, err error) {
@@ -267,7 +282,13 @@ func (c *cluster) kill(dead []WorkerID) (ok bool, err error) {
 		delete(c.nodes, id)
 	}
 	c.wire = slices.DeleteFunc(c.wire, func(m message) bool { return slices.Contains(dead, m.from) })
-	v := View{Step: c.step, Settled: c.settled()}
+	v := View{Step: c.step}
+	if c.rand.IntN(3) > 0 {
+		v.Settled = c.settled()
+	}
+	if c.rand.IntN(3) > 0 {
+		v.Complete = c.whole()
+	}
 	for _, w := range c.plan.Workers {
 		if n := c.nodes[w.ID]; n != nil {
 			v.Workers = append(v.Workers, w)
@@ -289,6 +310,9 @@ func (c *cluster) kill(dead []WorkerID) (ok bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if err := c.spared(&old, &p, &v); err != nil {
+		return false, err
+	}
 	c.shuffle(&p)
 	if err := p.Validate(c.layers); err != nil {
 		return false, err
@@ -306,6 +330,61 @@ func (c *cluster) kill(dead []WorkerID) (ok bool, err error) {
 	}
 	c.plan = p
 	return true, nil
+}
+
+// spared checks that whoever has the whole gradient is promoted, and that a
+// pair of a stage whose owners have it runs again only if somebody needs it.
+func (c *cluster) spared(old, p *Plan, v *View) error {
+	has := map[Complete]bool{}
+	for _, w := range v.Complete {
+		has[w] = true
+	}
+	for s, st := range p.Stages[:len(p.Stages)-1] {
+		whole := true
+		for i, sh := range p.Shards {
+			if sh.Layer < st.Lo || sh.Layer >= st.Hi {
+				continue
+			}
+			if !has[Complete{i, sh.Owner}] {
+				whole = false
+				for _, m := range sh.Mirrors {
+					if has[Complete{i, m}] && old.Shards[i].Owner != sh.Owner {
+						return fmt.Errorf("worker %d owns shard %d, whose gradient worker %d has", sh.Owner, i, m)
+					}
+				}
+			}
+		}
+		if !whole {
+			continue
+		}
+		for m, w := range old.Route[s] {
+			pair := graph.Pair{Stage: s, Micro: m}
+			if c.nodes[w] != nil && old.Runs(pair, c.step) || !p.Runs(pair, c.step) {
+				continue
+			}
+			// It runs again: then a neighbour does, or waits for it.
+			needed := false
+			for _, o := range []int{s - 1, s + 1} {
+				if o < 0 || o >= len(p.Stages) {
+					continue
+				}
+				next := graph.Pair{Stage: o, Micro: m}
+				n := c.nodes[old.Route[o][m]]
+				if !p.Runs(next, c.step) {
+					continue
+				}
+				st := graph.Status{}
+				if n != nil && old.Runs(next, c.step) {
+					st = n.q.Status(next)
+				}
+				needed = needed || o > s && !st.Begun() && !st.Input || o < s && st.Phase < graph.Backing && !st.Gradient
+			}
+			if !needed {
+				return fmt.Errorf("%v runs again, and nobody needs it", pair)
+			}
+		}
+	}
+	return nil
 }
 
 // shuffle routes some of what has not begun elsewhere.
@@ -347,10 +426,12 @@ func (c *cluster) run(losses int) error {
 				})
 			}
 		}
-		if c.idle() {
+		idle := c.idle()
+		canLose := losses > 0 && len(c.nodes) > 1
+		if idle && (!canLose || c.rand.IntN(2) == 0) {
 			return c.complete()
 		}
-		if losses > 0 && len(c.nodes) > 1 && c.rand.IntN(60) == 0 {
+		if idle || canLose && c.rand.IntN(60) == 0 {
 			losses--
 			var dead []WorkerID
 			all := c.inOrder()
@@ -392,9 +473,15 @@ func (c *cluster) idle() bool {
 	return true
 }
 
-// complete checks that all holders have all gradients, and that nothing ran
-// more often than workers died.
+// complete checks that all holders have all gradients, that all losses are
+// there, and that nothing ran more often than workers died.
 func (c *cluster) complete() error {
+	last := len(c.plan.Stages) - 1
+	for m := range c.plan.Micros() {
+		if pair := (graph.Pair{Stage: last, Micro: m}); !c.plan.Runs(pair, c.step) {
+			return fmt.Errorf("%v did not run again, and nobody has its loss", pair)
+		}
+	}
 	for _, n := range c.inOrder() {
 		if left := n.q.Left(); left > 0 {
 			return fmt.Errorf("stuck: worker %d has %d left: %v", n.id, left, n.q.Statuses())

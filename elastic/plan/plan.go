@@ -116,7 +116,7 @@ type Plan struct {
 	Stages  []Stage      `json:"stages"`
 	Route   [][]WorkerID `json:"route"` // [stage][micro-batch]
 	// Settled pairs need not run in this step: they were done on a worker that
-	// is lost, and every holder of their stage has their gradients.
+	// is lost, and the owners of their stage have their gradients.
 	Settled []graph.Pair `json:"settled,omitempty"`
 	Limits  []Limit      `json:"limits"` // by stage, then in the order of its workers
 	Buffers int          `json:"buffers"`

@@ -332,6 +332,22 @@ func TestNodes(t *testing.T) {
 	}
 }
 
+func TestNodesAgainstCover(t *testing.T) {
+	for m := 1; m <= 40; m++ {
+		for lo := range m + 1 {
+			for hi := lo; hi <= m; hi++ {
+				want := 0
+				if lo < hi {
+					cover(m, lo, hi, func(tree.Node) { want++ })
+				}
+				if got := nodes(m, lo, hi); got != want {
+					t.Fatalf("[%d,%d) of %d: %d nodes, want %d", lo, hi, m, got, want)
+				}
+			}
+		}
+	}
+}
+
 // TestEvenStages: like stages have like ranks, and limits are those of 1F1B.
 func TestEvenStages(t *testing.T) {
 	prof := Profile{Layers: model(8)}

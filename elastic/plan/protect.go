@@ -108,12 +108,10 @@ func (d *draft) addMirror(i int, stage, all []int, home bool) int {
 			return 0
 		}
 	}
-	if len(d.held) > 0 {
-		for w, worker := range d.Workers {
-			if fits(w) && d.hasFilled(worker.ID, s) {
-				s.Mirrors = append(s.Mirrors, worker.ID)
-				return 0
-			}
+	for _, id := range d.filled {
+		if fits(d.index[id]) && d.hasFilled(id, s) {
+			s.Mirrors = append(s.Mirrors, id)
+			return 0
 		}
 	}
 	for _, list := range [2][]int{stage, all} {

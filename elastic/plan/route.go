@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/heap"
 	"math"
+	"math/bits"
 	"slices"
 	"time"
 
@@ -29,12 +30,26 @@ func cover(m, lo, hi int, f func(tree.Node)) {
 	visit(tree.Root(m))
 }
 
-// nodes returns how many nodes cover [lo, hi).
+// nodes returns how many nodes cover [lo, hi). All aligned blocks of a power
+// of two are nodes, and so are the right halves of the root, of its right half
+// and so on, which end with the last micro-batch.
 func nodes(m, lo, hi int) (n int) {
-	if hi-lo < 2 {
-		return hi - lo
+	right := 0
+	for ; lo < hi; n++ {
+		if hi == m {
+			for right < lo {
+				right += 1 << (bits.Len(uint(m-right-1)) - 1)
+			}
+			if right == lo {
+				return n + 1
+			}
+		}
+		size := 1 << (bits.Len(uint(hi-lo)) - 1)
+		if lo > 0 {
+			size = min(size, lo&-lo)
+		}
+		lo += size
 	}
-	cover(m, lo, hi, func(tree.Node) { n++ })
 	return n
 }
 

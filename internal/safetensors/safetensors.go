@@ -185,7 +185,7 @@ type File struct {
 	Metadata map[string]string
 
 	path   string
-	f      *os.File
+	f      io.ReaderAt
 	data   int64 // where the data begins
 	places map[string]place
 }
@@ -200,7 +200,7 @@ func Open(path string) (*File, error) {
 	if err != nil {
 		return nil, err
 	}
-	file, err := New(f)
+	file, err := newFile(path, f)
 	if err != nil {
 		f.Close()
 		return nil, err
@@ -208,21 +208,23 @@ func Open(path string) (*File, error) {
 	return file, nil
 }
 
-// New is [Open] for a file that is open already. The File it returns owns f;
-// where there is an error, f is still the caller's.
-func New(f *os.File) (*File, error) {
-	path := f.Name()
+func newFile(path string, f *os.File) (*File, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return nil, err
 	}
+	if !st.Mode().IsRegular() {
+		return nil, &Error{Path: path, Reason: "not a regular file"}
+	}
+	return New(path, f, st.Size())
+}
+
+// New is [Open] for a content of the given size in bytes; errors give its path as path. The File it returns closes f where that is
+// an [io.Closer]; where there is an error, f is still the caller's.
+func New(path string, f io.ReaderAt, size int64) (*File, error) {
 	fail := func(format string, args ...any) (*File, error) {
 		return nil, &Error{Path: path, Reason: fmt.Sprintf(format, args...)}
 	}
-	if !st.Mode().IsRegular() {
-		return fail("not a regular file")
-	}
-	size := st.Size()
 	var length [8]byte
 	if size < 8 {
 		return fail("cut short: %d bytes are no safetensors file", size)
@@ -397,4 +399,9 @@ func (f *File) SHA256() (string, error) {
 func (f *File) Path() string { return f.path }
 
 // Close closes the file.
-func (f *File) Close() error { return f.f.Close() }
+func (f *File) Close() error {
+	if c, ok := f.f.(io.Closer); ok {
+		return c.Close()
+	}
+	return nil
+}

@@ -63,7 +63,7 @@ func main() {
 		ready.Layers = append(ready.Layers, control.Layer{Name: fmt.Sprint(i), Tensors: []int{100}})
 	}
 	if id.WorkerID != *who {
-		if *fail == "kill" || *fail == "freeze" {
+		if *fail == "kill" || *fail == "freeze" || *fail == "crash" {
 			*hold = 2 // nobody gets further without all
 		}
 		*fail = ""
@@ -114,6 +114,10 @@ func main() {
 		}
 		if *fail == "kill" && step == 2 {
 			raise(syscall.SIGKILL)
+		}
+		if *fail == "crash" && step == 2 {
+			go panic("nobody catches this")
+			select {}
 		}
 		if *fail == "freeze" && step == 2 {
 			raise(syscall.SIGSTOP)

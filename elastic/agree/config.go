@@ -1,0 +1,178 @@
+package agree
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// Limits and defaults of a [Config].
+const (
+	DefaultDetect = time.Second
+	MinDetect     = 100 * time.Millisecond
+	MinSecret     = 16 // bytes
+)
+
+// Config says how to open a [Node].
+type Config struct {
+	// Dir is the node's own directory, made if it is not there. Nothing else
+	// lies in it.
+	Dir string
+	// ID names the node for ever, and uniquely in the job.
+	ID string
+
+	// Listener is where other nodes reach this one; the node closes it. Nil
+	// means no network, which is for a single node.
+	Listener net.Listener
+	// Advertise is the address for others; "" means the listener's.
+	Advertise string
+	// Resolve returns where a server is now, "" where it does not know and the
+	// address in the configuration counts; nil knows none. It is called by
+	// several goroutines.
+	Resolve func(id string) string
+	// Secret is random and known to all nodes. It may be nil only where all is on
+	// the loopback interface.
+	Secret []byte
+	// Memory, for tests, is the network instead of Listener.
+	Memory *Memory
+
+	// Bootstrap are the servers of a new job: the same list at each of them. It
+	// is ignored where the directory holds a log. A node that joins later has
+	// none, and waits to be added.
+	Bootstrap []Server
+	// Recover makes Bootstrap the configuration of the log that is in the
+	// directory. All other nodes must begin empty, and without Bootstrap; all
+	// that is in this log counts as committed.
+	Recover bool
+
+	// Detect is the budget within which failures are to be found, 0 means
+	// DefaultDetect. A leader unheard of for a fifteenth of it is replaced, and a
+	// new one leads after two to five of these. So a fifteenth must be well above
+	// what the nodes wait for a CPU and for the disk.
+	Detect time.Duration
+
+	// Logger takes what raft logs, one level lower than raft does; nil is nowhere.
+	Logger *slog.Logger
+
+	// Apply is told of each accepted entry, in order, with the state after it;
+	// nil is nobody. The entry is nil where the state came from a snapshot and is to
+	// replace all that was heard before, which Open can do before it returns.
+	// All that is in the log above the snapshot is told again at each start.
+	Apply func(Entry, State)
+}
+
+func (c Config) withDefaults() Config {
+	if c.Detect == 0 {
+		c.Detect = DefaultDetect
+	}
+	return c
+}
+
+// Validate reports all faults together, one a line.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("agree: "+format, args...)) }
+	if c.Dir == "" {
+		fault("Dir is empty: name the node's directory")
+	}
+	if c.ID == "" || len(c.ID) > MaxName {
+		fault("ID has %d bytes: give 1 to %d", len(c.ID), MaxName)
+	}
+	if c.Detect < MinDetect {
+		fault("Detect is %v: give at least %v", c.Detect, MinDetect)
+	}
+	if c.Secret != nil && len(c.Secret) < MinSecret {
+		fault("Secret has %d bytes: give at least %d, at random", len(c.Secret), MinSecret)
+	}
+	if c.Memory != nil && c.Listener != nil {
+		fault("Memory and Listener are both given: give one")
+	}
+	if c.Listener != nil {
+		ip := net.IPv6unspecified
+		if a, ok := c.Listener.Addr().(*net.TCPAddr); !ok {
+			fault("Listener is on %s: give one on TCP", c.Listener.Addr().Network())
+		} else if a.IP != nil {
+			ip = a.IP
+		}
+		if !ip.IsLoopback() && c.Secret == nil {
+			fault("Listener %v is not on the loopback interface: give a Secret", c.Listener.Addr())
+		}
+		if ip.IsUnspecified() && c.Advertise == "" {
+			fault("Listener %v has no address that others can dial: give Advertise", c.Listener.Addr())
+		}
+	}
+	c.faultsOfServers(fault)
+	return errors.Join(faults...)
+}
+
+func (c Config) faultsOfServers(fault func(string, ...any)) {
+	if c.Recover && len(c.Bootstrap) == 0 {
+		fault("Recover is set without Bootstrap: give the servers to go on with")
+	}
+	if len(c.Bootstrap) == 0 {
+		return
+	}
+	if len(c.Bootstrap) > maxServers {
+		fault("Bootstrap has %d servers: give at most %d", len(c.Bootstrap), maxServers)
+	}
+	voters := 0
+	for i, s := range c.Bootstrap {
+		if s.Voter {
+			voters++
+		}
+		if err := s.validate(); err != nil {
+			fault("Bootstrap[%d]: %w", i, err)
+		}
+		if slices.ContainsFunc(c.Bootstrap[:i], func(o Server) bool { return o.ID == s.ID }) {
+			fault("Bootstrap[%d]: ID %q is there twice: give each server its own", i, s.ID)
+		}
+		if s.Addr == "" && len(c.Bootstrap) > 1 && c.Memory == nil {
+			fault("Bootstrap[%d]: Addr is empty: give the address of %s", i, s.ID)
+		}
+	}
+	if voters == 0 {
+		fault("Bootstrap has no voter: set Voter for one server, or three or five")
+	}
+	if c.Listener == nil && c.Memory == nil && (len(c.Bootstrap) > 1 || c.Bootstrap[0].ID != c.ID) {
+		fault("Bootstrap has other servers, and there is no Listener: give one")
+	}
+}
+
+func (s Server) validate() error {
+	if s.ID == "" || len(s.ID) > MaxName {
+		return fmt.Errorf("ID has %d bytes: give 1 to %d", len(s.ID), MaxName)
+	}
+	if len(s.Addr) > MaxName {
+		return fmt.Errorf("Addr has %d bytes: give at most %d", len(s.Addr), MaxName)
+	}
+	return nil
+}
+
+// raft returns raft's settings. A follower counts the leader as gone when it
+// has not heard of it for T = Detect/15, which it looks at every T to 2T;
+// heartbeats come every T/10 to T/5. So a leader is missed after T to 3T. A
+// candidate gets no vote of those who have not missed the leader yet, and then
+// tries again after T to 2T. A leader that does not hear of a majority for T steps
+// down.
+func (c Config) raft() *raft.Config {
+	r := raft.DefaultConfig()
+	r.LocalID = raft.ServerID(c.ID)
+	r.HeartbeatTimeout = c.Detect / 15
+	r.ElectionTimeout = c.Detect / 15
+	r.LeaderLeaseTimeout = c.Detect / 15
+	r.CommitTimeout = c.Detect / 30
+	r.MaxAppendEntries = 16 // of up to 16 MiB each
+	r.ShutdownOnRemove = false
+	r.SnapshotThreshold = 512
+	r.TrailingLogs = 128
+	r.SnapshotInterval = 30 * time.Second
+	r.NoLegacyTelemetry = true
+	r.Logger = newLogger(c.Logger)
+	return r
+}

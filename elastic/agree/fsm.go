@@ -1,0 +1,103 @@
+package agree
+
+import (
+	"cmp"
+	"io"
+	"slices"
+	"sync/atomic"
+
+	"github.com/hashicorp/raft"
+)
+
+// machine gives raft's log to [State.Apply]. Raft calls it from one goroutine.
+type machine struct {
+	state atomic.Pointer[State]
+	told  func(Entry, State) // may be nil
+}
+
+func newMachine(told func(Entry, State)) *machine {
+	m := &machine{told: told}
+	m.state.Store(new(State))
+	return m
+}
+
+var _ raft.ConfigurationStore = (*machine)(nil)
+
+// verdict is what Apply returns.
+type verdict struct {
+	term uint64 // of the entry
+	err  error  // of a refused one
+}
+
+// Apply returns the verdict on an entry.
+func (m *machine) Apply(l *raft.Log) any {
+	e, err := decode(l.Data)
+	if err != nil {
+		s := *m.state.Load()
+		s.Index = l.Index
+		m.state.Store(&s)
+		return verdict{l.Term, &RefusedError{Entry: "an entry", Class: ErrInvalid, Why: err.Error()}}
+	}
+	return verdict{l.Term, m.apply(l.Index, l.Term, e)}
+}
+
+func (m *machine) apply(index, term uint64, e Entry) error {
+	s, err := m.state.Load().Apply(index, term, e)
+	m.state.Store(&s)
+	if _, own := e.(leader); err == nil && !own && m.told != nil {
+		m.told(e, s)
+	}
+	return err
+}
+
+// StoreConfiguration takes a committed configuration.
+func (m *machine) StoreConfiguration(index uint64, c raft.Configuration) {
+	_ = m.apply(index, 0, Servers{servers(c)}) // never refused
+}
+
+func servers(c raft.Configuration) []Server {
+	var all []Server
+	for _, s := range c.Servers {
+		all = append(all, Server{ID: string(s.ID), Addr: string(s.Address), Voter: s.Suffrage == raft.Voter})
+	}
+	slices.SortFunc(all, func(a, b Server) int { return cmp.Compare(a.ID, b.ID) })
+	return all
+}
+
+func configuration(all []Server) raft.Configuration {
+	var c raft.Configuration
+	for _, s := range all {
+		v := raft.Server{ID: raft.ServerID(s.ID), Address: raft.ServerAddress(s.Addr), Suffrage: raft.Nonvoter}
+		if s.Voter {
+			v.Suffrage = raft.Voter
+		}
+		c.Servers = append(c.Servers, v)
+	}
+	return c
+}
+
+func (m *machine) Snapshot() (raft.FSMSnapshot, error) { return snapshot{*m.state.Load()}, nil }
+
+func (m *machine) Restore(r io.ReadCloser) error {
+	s, err := read(r)
+	if err != nil {
+		return err
+	}
+	m.state.Store(&s)
+	if m.told != nil {
+		m.told(nil, s)
+	}
+	return nil
+}
+
+type snapshot struct{ state State }
+
+func (s snapshot) Persist(sink raft.SnapshotSink) error {
+	if err := s.state.write(sink); err != nil {
+		_ = sink.Cancel() // the first error counts
+		return err
+	}
+	return sink.Close()
+}
+
+func (snapshot) Release() {}

@@ -1,0 +1,547 @@
+package agree
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/hashicorp/raft"
+	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
+	"go.etcd.io/bbolt"
+)
+
+// Node is one agent's part in the agreement.
+type Node struct {
+	config  Config
+	machine *machine
+	raft    *raft.Raft
+	files   files
+	net     network
+
+	leadership atomic.Pointer[Leadership]
+	changes    chan Leadership
+	observed   chan raft.Observation
+	led        chan uint64   // terms in which this node has become ready
+	spread     chan struct{} // see nudge
+	quit       chan struct{} // ends watch
+	watching   sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	closing chan struct{}
+	pending sync.WaitGroup // proposals and changes of the configuration
+	err     error          // of Close
+	done    chan struct{}  // Close has ended
+}
+
+// Leadership says who leads.
+type Leadership struct {
+	// Term is the newest that this node knows. Only one node is ever Ready in a
+	// term.
+	Term uint64
+	// Leader is "" while this node hears of no leader with a majority. What it
+	// knows may then be old.
+	Leader string
+	// Ready means that this node leads, and that its state has all that was
+	// committed in the terms before.
+	Ready bool
+}
+
+// Open starts a node. A single voter leads at once, without an election to wait
+// for. Where Open fails it closes the listener as well.
+func Open(c Config) (*Node, error) {
+	n, err := start(c)
+	if err != nil && c.Listener != nil {
+		_ = c.Listener.Close() // perhaps a second time
+	}
+	return n, err
+}
+
+func start(c Config) (*Node, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	c = c.withDefaults()
+	n := &Node{
+		config: c, machine: newMachine(c.Apply),
+		changes: make(chan Leadership, 1), observed: make(chan raft.Observation, 1),
+		led: make(chan uint64), spread: make(chan struct{}, 1), quit: make(chan struct{}),
+		closing: make(chan struct{}), done: make(chan struct{}),
+	}
+	n.leadership.Store(&Leadership{})
+	if err := n.open(); err != nil {
+		return nil, err
+	}
+	n.raft.RegisterObserver(raft.NewObserver(n.observed, false, func(o *raft.Observation) bool {
+		_, ok := o.Data.(raft.LeaderObservation)
+		return ok
+	}))
+	n.watching.Go(n.watch)
+	n.hasten()
+	return n, nil
+}
+
+func (n *Node) open() (err error) {
+	c := n.config
+	settings := c.raft()
+	if n.files, err = openFiles(c.Dir, settings); err != nil {
+		return err
+	}
+	if n.net, err = c.network(settings); err != nil {
+		return errors.Join(err, n.files.close())
+	}
+	fail := func(err error) error {
+		return errors.Join(fmt.Errorf("agree: %s: %w", c.Dir, err), n.net.close(), n.files.close())
+	}
+	held, err := raft.HasExistingState(n.files.log, n.files.log, n.files.snapshots)
+	if err != nil {
+		return fail(err)
+	}
+	want := configuration(c.bootstrap(n.net.LocalAddr()))
+	switch {
+	case held && c.Recover:
+		again := &recovery{newMachine(nil), servers(want)}
+		err = raft.RecoverCluster(settings, again, n.files.log, n.files.log, n.files.snapshots, n.net, want)
+	case c.Recover:
+		err = errors.New("there is no log to recover")
+	case !held && len(c.Bootstrap) > 0:
+		err = raft.BootstrapCluster(settings, n.files.log, n.files.log, n.files.snapshots, n.net, want)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	if n.raft, err = raft.NewRaft(settings, n.machine, n.files.cache, n.files.log, n.files.snapshots, n.net); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// bootstrap returns the servers of a new job with their addresses.
+func (c Config) bootstrap(own raft.ServerAddress) []Server {
+	all := make([]Server, len(c.Bootstrap))
+	for i, s := range c.Bootstrap {
+		switch {
+		case c.Memory != nil:
+			s.Addr = s.ID
+		case s.Addr == "":
+			s.Addr = string(own)
+		}
+		all[i] = s
+	}
+	return all
+}
+
+// recovery gives the recovered snapshot its new servers.
+type recovery struct {
+	*machine
+	servers []Server
+}
+
+func (r *recovery) Snapshot() (raft.FSMSnapshot, error) {
+	s := *r.state.Load()
+	s.Servers = r.servers
+	return snapshot{s}, nil
+}
+
+// hasten makes a single voter a candidate now: there is nobody else whose
+// heartbeat could come.
+func (n *Node) hasten() {
+	f := n.raft.GetConfiguration()
+	if f.Error() != nil {
+		return
+	}
+	self, others := false, 0
+	for _, s := range f.Configuration().Servers {
+		if s.Suffrage != raft.Voter {
+			continue
+		}
+		if string(s.ID) == n.config.ID {
+			self = true
+		} else {
+			others++
+		}
+	}
+	if !self || others > 0 {
+		return
+	}
+	request := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
+		ProtocolVersion: raft.ProtocolVersionMax,
+		ID:              []byte(n.config.ID),
+		Addr:            n.net.EncodePeer(raft.ServerID(n.config.ID), n.net.LocalAddr()),
+	}}
+	// If it fails, the node becomes a candidate when raft's timer says so.
+	_ = n.net.TimeoutNow(raft.ServerID(n.config.ID), n.net.LocalAddr(), request, new(raft.TimeoutNowResponse))
+}
+
+// network is a transport with what has to be closed.
+type network struct {
+	raft.Transport
+	close func() error
+}
+
+func (c Config) network(settings *raft.Config) (network, error) {
+	switch {
+	case c.Memory != nil:
+		return network{c.Memory.join(c.ID, c.Detect), func() error { c.Memory.leave(c.ID); return nil }}, nil
+	case c.Listener == nil:
+		alone := NewMemory()
+		return network{alone.join(c.ID, c.Detect), func() error { return nil }}, nil
+	}
+	s, err := newStream(c)
+	if err != nil {
+		return network{}, err
+	}
+	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
+		Stream: s, Timeout: c.Detect, MaxPool: 2, Logger: settings.Logger, ServerAddressProvider: resolver{c.Resolve},
+	})
+	return network{t, func() error {
+		err := s.Close()
+		t.CloseStreams()
+		return errors.Join(err, t.Close())
+	}}, nil
+}
+
+type resolver struct{ resolve func(id string) string }
+
+var errUnresolved = errors.New("not known")
+
+// ServerAddr implements raft.ServerAddressProvider; raft takes the address in
+// the configuration after an error.
+func (r resolver) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
+	if r.resolve != nil {
+		if addr := r.resolve(string(id)); addr != "" {
+			return raft.ServerAddress(addr), nil
+		}
+	}
+	return "", errUnresolved
+}
+
+// files are what a node keeps in its directory: log.db and snapshots/.
+type files struct {
+	log       *raftboltdb.BoltStore
+	cache     raft.LogStore // log, with the newest entries in memory
+	snapshots raft.SnapshotStore
+}
+
+func openFiles(dir string, settings *raft.Config) (files, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return files{}, fmt.Errorf("agree: %w", err)
+	}
+	log, err := raftboltdb.New(raftboltdb.Options{
+		Path: filepath.Join(dir, "log.db"),
+		// The free list is found again at start, which keeps it out of every commit.
+		BoltOptions: &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
+	})
+	if errors.Is(err, bbolt.ErrTimeout) {
+		return files{}, fmt.Errorf("%w: %s", ErrInUse, dir)
+	}
+	if err != nil {
+		return files{}, fmt.Errorf("agree: %s: %w", filepath.Join(dir, "log.db"), err)
+	}
+	cache, err := raft.NewLogCache(settings.MaxAppendEntries, log)
+	if err != nil {
+		return files{}, errors.Join(err, log.Close())
+	}
+	snapshots, err := raft.NewFileSnapshotStoreWithLogger(dir, 2, settings.Logger)
+	if err != nil {
+		return files{}, errors.Join(fmt.Errorf("agree: %w", err), log.Close())
+	}
+	return files{log, cache, snapshots}, nil
+}
+
+func (f files) close() error { return f.log.Close() }
+
+// Position is the end of a log.
+type Position struct{ Term, Index uint64 }
+
+// Compare orders positions: of the logs of a job's voters, the greatest has all
+// that was committed, if they are a majority.
+func (p Position) Compare(o Position) int {
+	return cmp.Or(cmp.Compare(p.Term, o.Term), cmp.Compare(p.Index, o.Index))
+}
+
+// Last returns the end of the log in a directory that no node has open. It is
+// zero where there is no log.
+func Last(dir string) (Position, error) {
+	if _, err := os.Stat(filepath.Join(dir, "log.db")); errors.Is(err, os.ErrNotExist) {
+		return Position{}, nil
+	}
+	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft())
+	if err != nil {
+		return Position{}, err
+	}
+	p, err := f.last()
+	return p, errors.Join(err, f.close())
+}
+
+func (f files) last() (Position, error) {
+	var p Position
+	kept, err := f.snapshots.List()
+	if err != nil {
+		return p, fmt.Errorf("agree: %w", err)
+	}
+	for _, s := range kept {
+		if q := (Position{s.Term, s.Index}); q.Compare(p) > 0 {
+			p = q
+		}
+	}
+	index, err := f.log.LastIndex()
+	if err != nil || index == 0 {
+		return p, err
+	}
+	var l raft.Log
+	if err := f.log.GetLog(index, &l); err != nil {
+		return p, fmt.Errorf("agree: entry %d: %w", index, err)
+	}
+	if q := (Position{l.Term, l.Index}); q.Compare(p) > 0 {
+		p = q
+	}
+	return p, nil
+}
+
+// State returns what this node knows to be agreed.
+func (n *Node) State() State { return *n.machine.state.Load() }
+
+// Term returns the newest term this node knows.
+func (n *Node) Term() uint64 { return n.raft.CurrentTerm() }
+
+// Addr returns where other nodes reach this one.
+func (n *Node) Addr() string { return string(n.net.LocalAddr()) }
+
+// Leadership returns what Changes sent last.
+func (n *Node) Leadership() Leadership { return *n.leadership.Load() }
+
+// Changes returns a channel with the newest leadership, each at most once: a
+// slow reader misses those between. It is closed by Close, and is for one reader.
+func (n *Node) Changes() <-chan Leadership { return n.changes }
+
+// watch publishes leadership. It is the only sender of changes.
+func (n *Node) watch() {
+	defer close(n.changes)
+	var ready uint64 // term, if this node leads
+	for {
+		select {
+		case <-n.quit:
+			return
+		case up := <-n.raft.LeaderCh():
+			ready = 0
+			if up {
+				n.begin(n.lead)
+			}
+		case ready = <-n.led:
+		case <-n.observed:
+		case <-n.spread:
+			if len(n.State().Servers) > 1 {
+				n.begin(func() { n.raft.Barrier(0) })
+			}
+			continue
+		}
+		_, id := n.raft.LeaderWithID()
+		l := Leadership{Term: n.raft.CurrentTerm(), Leader: string(id)}
+		l.Ready = l.Leader == n.config.ID && l.Term == ready
+		if l == *n.leadership.Load() {
+			continue
+		}
+		n.leadership.Store(&l)
+		select {
+		case <-n.changes:
+		default:
+		}
+		n.changes <- l
+	}
+}
+
+// lead commits the first entry of a leadership. When it is applied here, so is
+// all before it.
+func (n *Node) lead() {
+	data, err := encode(leader{n.config.ID})
+	if err != nil {
+		return // not for an ID that is valid
+	}
+	f := n.raft.Apply(data, 0)
+	if f.Error() != nil {
+		return // the leadership is lost already, which watch is told as well
+	}
+	select {
+	case n.led <- f.Response().(verdict).term:
+	case <-n.quit:
+	}
+}
+
+// nudge has watch add a barrier to the log. Followers learn that an entry is
+// committed with the next one or by raft's own timer, which is late for a plan.
+func (n *Node) nudge() {
+	select {
+	case n.spread <- struct{}{}:
+	default:
+	}
+}
+
+// begin runs f in a goroutine that Close waits for; false if the node is closed.
+func (n *Node) begin(f func()) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return false
+	}
+	n.pending.Go(f)
+	return true
+}
+
+// Propose commits an entry and returns its index when this node has applied it.
+// The errors are [NotLeaderError], [RefusedError], [ErrUncertain] and
+// [ErrClosed], or of the disk.
+func (n *Node) Propose(ctx context.Context, e Entry) (uint64, error) {
+	if e == nil {
+		return 0, &RefusedError{Entry: "nil", Class: ErrInvalid, Why: "there is no entry"}
+	}
+	if e.kind() == kindServers {
+		return 0, refused(e, ErrInvalid, "it follows from AddVoter, AddNonvoter and Remove")
+	}
+	data, err := encode(e)
+	if err != nil {
+		return 0, refused(e, ErrInvalid, "%v", err)
+	}
+	index, err := n.await(ctx, func() (raft.IndexFuture, func() error) {
+		f := n.raft.Apply(data, 0)
+		return f, func() error { return f.Response().(verdict).err }
+	})
+	if err == nil && e.kind() == kindPlan {
+		n.nudge()
+	}
+	return index, err
+}
+
+// AddVoter makes a server a voter, or changes its address. One that has not
+// been a non-voter before has nothing of the log yet, and counts for the majority
+// all the same.
+func (n *Node) AddVoter(ctx context.Context, s Server) error {
+	return n.change(ctx, s, func() raft.IndexFuture {
+		return n.raft.AddVoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Detect)
+	})
+}
+
+// AddNonvoter adds a server that gets the log and does not vote. A voter stays
+// one.
+func (n *Node) AddNonvoter(ctx context.Context, s Server) error {
+	return n.change(ctx, s, func() raft.IndexFuture {
+		return n.raft.AddNonvoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Detect)
+	})
+}
+
+// Remove takes a server out of the configuration. A majority of the voters
+// with it and of those without it must live.
+func (n *Node) Remove(ctx context.Context, id string) error {
+	return n.change(ctx, Server{ID: id}, func() raft.IndexFuture {
+		return n.raft.RemoveServer(raft.ServerID(id), 0, n.config.Detect)
+	})
+}
+
+func (n *Node) change(ctx context.Context, s Server, ask func() raft.IndexFuture) error {
+	if err := s.validate(); err != nil {
+		return fmt.Errorf("agree: server %.64q: %w", s.ID, err)
+	}
+	_, err := n.await(ctx, func() (raft.IndexFuture, func() error) {
+		return ask(), func() error { return nil }
+	})
+	return err
+}
+
+// await asks raft for something and waits for the answer, the end of the
+// context or of the node.
+func (n *Node) await(ctx context.Context, ask func() (raft.IndexFuture, func() error)) (uint64, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, fmt.Errorf("agree: not proposed: %w", err)
+	}
+	var index uint64
+	answer := make(chan error, 1)
+	if !n.begin(func() {
+		f, response := ask()
+		err := f.Error()
+		if err == nil {
+			index, err = f.Index(), response()
+		}
+		answer <- err
+	}) {
+		return 0, ErrClosed
+	}
+	select {
+	case err := <-answer:
+		return index, n.typed(err)
+	case <-ctx.Done():
+		return 0, fmt.Errorf("%w: %w", ErrUncertain, ctx.Err())
+	case <-n.closing:
+		return 0, ErrClosed
+	}
+}
+
+// typed puts raft's errors in our terms.
+func (n *Node) typed(err error) error {
+	var refusal *RefusedError
+	switch {
+	case err == nil, errors.As(err, &refusal):
+		return err
+	case errors.Is(err, raft.ErrNotLeader), errors.Is(err, raft.ErrLeadershipTransferInProgress):
+		_, id := n.raft.LeaderWithID()
+		s, ok := n.State().Server(string(id))
+		if !ok {
+			s.ID = string(id)
+		}
+		return &NotLeaderError{s}
+	case errors.Is(err, raft.ErrLeadershipLost), errors.Is(err, raft.ErrAbortedByRestore):
+		return fmt.Errorf("%w: %w", ErrUncertain, err)
+	case errors.Is(err, raft.ErrRaftShutdown):
+		return ErrClosed
+	}
+	return fmt.Errorf("agree: %w", err)
+}
+
+// Close ends the node and joins its goroutines. Further calls wait for the first.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	first := !n.closed
+	n.closed = true
+	n.mu.Unlock()
+	if !first {
+		<-n.done
+		return n.err
+	}
+	close(n.closing)
+	close(n.quit)
+	n.watching.Wait()
+	// While raft runs it answers all that is asked, at the latest when it has lost
+	// its majority. What is committed as it ends it does not always answer.
+	settled := n.settle()
+	ended := n.raft.Shutdown()
+	err := n.net.close()
+	err = errors.Join(err, ended.Error(), n.files.close())
+	if !settled {
+		n.settle()
+	}
+	n.err = err
+	close(n.done)
+	return err
+}
+
+// settle waits for what is pending, for the budget at most.
+func (n *Node) settle() bool {
+	idle := make(chan struct{})
+	go func() {
+		n.pending.Wait()
+		close(idle)
+	}()
+	timer := time.NewTimer(n.config.Detect)
+	defer timer.Stop()
+	select {
+	case <-idle:
+		return true
+	case <-timer.C:
+		return false
+	}
+}

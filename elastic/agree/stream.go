@@ -1,0 +1,216 @@
+package agree
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/hkdf"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/raft"
+)
+
+// stream is the network under raft's transport. It owns every connection, so
+// that closing it ends whatever waits for one.
+type stream struct {
+	listener net.Listener
+	address  net.Addr
+	tls      *tls.Config // nil for plain connections
+	timeout  time.Duration
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	ready  chan net.Conn // accepted, and proven where there is a secret
+	joined sync.WaitGroup
+
+	mu    sync.Mutex
+	conns map[net.Conn]struct{}
+}
+
+// maxUnproven bounds the connections that have yet to show that they know the
+// secret.
+const maxUnproven = 64
+
+func newStream(c Config) (*stream, error) {
+	s := &stream{
+		listener: c.Listener, address: c.Listener.Addr(), timeout: c.Detect,
+		ready: make(chan net.Conn), conns: make(map[net.Conn]struct{}),
+	}
+	if c.Advertise != "" {
+		s.address = advertised(c.Advertise)
+	}
+	if c.Secret != nil {
+		var err error
+		if s.tls, err = tlsOf(c.Secret); err != nil {
+			return nil, fmt.Errorf("agree: keys from the secret: %w", err)
+		}
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.joined.Go(s.accept)
+	return s, nil
+}
+
+type advertised string
+
+func (advertised) Network() string  { return "tcp" }
+func (a advertised) String() string { return string(a) }
+
+// tlsOf derives one key from the secret, with which both ends of a connection
+// sign and which both expect: who signs with it knows the secret.
+func tlsOf(secret []byte) (*tls.Config, error) {
+	seed, err := hkdf.Key(sha256.New, secret, nil, "soliton agree 1", ed25519.SeedSize)
+	if err != nil {
+		return nil, err
+	}
+	key := ed25519.NewKeyFromSeed(seed)
+	public := key.Public().(ed25519.PublicKey)
+	cert := &x509.Certificate{SerialNumber: big.NewInt(1)}
+	der, err := x509.CreateCertificate(nil, cert, cert, public, key)
+	if err != nil {
+		return nil, err
+	}
+	return &tls.Config{
+		MinVersion:             tls.VersionTLS13,
+		Certificates:           []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		ClientAuth:             tls.RequireAnyClientCert,
+		SessionTicketsDisabled: true,
+		NextProtos:             []string{"soliton-agree-1"},
+		// The key itself is checked below, in both directions; there are no names
+		// and no authorities to check.
+		InsecureSkipVerify: true,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			if len(state.PeerCertificates) != 1 || !public.Equal(state.PeerCertificates[0].PublicKey) {
+				return errors.New("the other end has another secret")
+			}
+			return nil
+		},
+	}, nil
+}
+
+func (s *stream) accept() {
+	unproven := make(chan struct{}, maxUnproven)
+	for {
+		conn, err := s.listener.Accept()
+		if err != nil {
+			if s.ctx.Err() != nil {
+				return
+			}
+			// Out of file descriptors, perhaps: there will be others.
+			select {
+			case <-s.ctx.Done():
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			continue
+		}
+		select {
+		case unproven <- struct{}{}:
+		default:
+			_ = conn.Close() // peers try again
+			continue
+		}
+		s.joined.Go(func() {
+			proven, err := s.prove(conn, true)
+			<-unproven
+			if err != nil {
+				return // the dialling node logs it
+			}
+			select {
+			case s.ready <- proven:
+			case <-s.ctx.Done():
+				_ = proven.Close()
+			}
+		})
+	}
+}
+
+// prove makes a connection ours: registered, and through the handshake where
+// there is a secret. It closes one that fails.
+func (s *stream) prove(raw net.Conn, server bool) (net.Conn, error) {
+	conn := &tracked{Conn: raw, of: s}
+	s.mu.Lock()
+	s.conns[conn] = struct{}{}
+	s.mu.Unlock()
+	if s.ctx.Err() != nil { // Close may have looked before
+		_ = conn.Close()
+		return nil, net.ErrClosed
+	}
+	if s.tls == nil {
+		return conn, nil
+	}
+	secure := tls.Client(conn, s.tls)
+	if server {
+		secure = tls.Server(conn, s.tls)
+	}
+	ctx, cancel := context.WithTimeout(s.ctx, max(s.timeout, time.Second))
+	defer cancel()
+	if err := secure.HandshakeContext(ctx); err != nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("agree: %v: %w", raw.RemoteAddr(), err)
+	}
+	return secure, nil
+}
+
+// tracked is a connection that its stream knows of.
+type tracked struct {
+	net.Conn
+	of *stream
+}
+
+func (c *tracked) Close() error {
+	c.of.mu.Lock()
+	delete(c.of.conns, c)
+	c.of.mu.Unlock()
+	return c.Conn.Close()
+}
+
+// Accept implements raft.StreamLayer.
+func (s *stream) Accept() (net.Conn, error) {
+	select {
+	case conn := <-s.ready:
+		return conn, nil
+	case <-s.ctx.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Dial implements raft.StreamLayer.
+func (s *stream) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(s.ctx, timeout)
+	defer cancel()
+	raw, err := new(net.Dialer).DialContext(ctx, "tcp", string(to))
+	if err != nil {
+		return nil, err
+	}
+	return s.prove(raw, false)
+}
+
+// Addr implements raft.StreamLayer.
+func (s *stream) Addr() net.Addr { return s.address }
+
+// Close ends the listener and all connections. Raft's transport calls it again.
+func (s *stream) Close() error {
+	s.cancel()
+	err := s.listener.Close()
+	if errors.Is(err, net.ErrClosed) {
+		err = nil
+	}
+	s.mu.Lock()
+	var open []net.Conn
+	for c := range s.conns {
+		open = append(open, c)
+	}
+	s.mu.Unlock()
+	for _, c := range open {
+		_ = c.Close()
+	}
+	s.joined.Wait()
+	return err
+}

@@ -1,0 +1,308 @@
+package chaos
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// The test program started with this variable is a worker that harms itself, with the schedule that the variable holds.
+const childVar = "CHAOS_TEST_CHILD"
+
+func TestMain(m *testing.M) {
+	if spec := os.Getenv(childVar); spec != "" {
+		child(spec)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// child begins steps until the harm strikes. It says the moment, and then anything that it does after the harm.
+func child(spec string) {
+	s, err := Parse(spec)
+	if err != nil {
+		panic(err)
+	}
+	trigger, err := NewTrigger(s.Harms, Self(), Hooks{Stamp: func(h Harm, moment int64) { fmt.Println(moment) }})
+	if err != nil {
+		panic(err)
+	}
+	for step := 1; step <= 2; step++ {
+		trigger.StepBegan(step)
+		trigger.Phase(step, PhaseForward)
+	}
+	fmt.Println("alive")
+	io.Copy(io.Discard, os.Stdin) // until the parent has seen enough
+	os.Exit(0)
+}
+
+func wait(t *testing.T, pid, options int) syscall.WaitStatus {
+	t.Helper()
+	for {
+		var status syscall.WaitStatus
+		_, err := syscall.Wait4(pid, &status, options, nil)
+		if err == nil {
+			return status
+		}
+		if !errors.Is(err, syscall.EINTR) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A real process kills and freezes itself before it can say another word, after the moment that it says, by the clock of all processes.
+func TestSelf(t *testing.T) {
+	for _, c := range []struct {
+		spec   string
+		signal syscall.Signal // that stops or ends the child
+		said   int            // words: the moment, and perhaps that it lives
+	}{
+		{"kill:0@2", syscall.SIGKILL, 1},
+		{"freeze:0@2", syscall.SIGSTOP, 2},
+		{"leave:0@2/forward", syscall.SIGTERM, 0},
+		{"kill:0@1+1.5", syscall.SIGKILL, 0}, // 0: it depends
+	} {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), childVar+"="+c.spec)
+		cmd.Stderr = os.Stderr
+		stdin, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := Now()
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		status := wait(t, cmd.Process.Pid, syscall.WUNTRACED)
+		after := Now()
+		if status.Stopped() {
+			if err := Thaw(cmd.Process); err != nil {
+				t.Error(err)
+			}
+			stdin.Close() // now it may end
+		}
+		rest, err := io.ReadAll(bufio.NewReader(stdout))
+		if err != nil {
+			t.Error(err)
+		}
+		stdin.Close()
+		stdout.Close()
+		words := strings.Fields(string(rest))
+		if c.said > 0 && len(words) != c.said {
+			t.Errorf("%s: the child said %q, want %d words", c.spec, words, c.said)
+		}
+		said := strings.Join(words, " ")
+		moment, err := strconv.ParseInt(strings.Trim(said, "alive "), 10, 64)
+		if err != nil || moment < before || moment > after {
+			t.Errorf("%s: the child said %q, want a moment between %d and %d", c.spec, said, before, after)
+		}
+		if status.StopSignal() != c.signal && status.Signal() != c.signal {
+			t.Errorf("%s: status %#x, want %v", c.spec, status, c.signal)
+		}
+		if status.Stopped() {
+			wait(t, cmd.Process.Pid, 0)
+		}
+		cmd.Process.Release()
+	}
+}
+
+// A real process of others is frozen, thawed, slowed and ended.
+func TestProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	pid := cmd.Process.Pid
+	ended := false
+	defer func() {
+		if !ended {
+			cmd.Process.Kill()
+			cmd.Wait()
+		}
+	}()
+	p, err := Open(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Release()
+	const changes = syscall.WUNTRACED | unix.WCONTINUED
+	do := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	do("freeze", Freeze(p))
+	if s := wait(t, pid, changes); !s.Stopped() {
+		t.Errorf("status %#x after Freeze, want stopped", s)
+	}
+	do("thaw", Thaw(p))
+	if s := wait(t, pid, changes); !s.Continued() {
+		t.Errorf("status %#x after Thaw, want running", s)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	slow := make(chan error, 1)
+	go func() { slow <- Slow(ctx, p, 0.5) }()
+	for stops := 0; stops < 3; {
+		if wait(t, pid, changes).Stopped() {
+			stops++
+		}
+	}
+	cancel()
+	do("slow", <-slow)
+	if state := procState(t, pid); state == "T" {
+		t.Error("the process is stopped after Slow")
+	}
+
+	do("terminate", Terminate(p))
+	for {
+		s := wait(t, pid, changes)
+		if s.Signaled() && s.Signal() == syscall.SIGTERM {
+			break
+		}
+		if !s.Stopped() && !s.Continued() {
+			t.Fatalf("status %#x after Terminate, want SIGTERM", s)
+		}
+	}
+	ended = true
+	if err := Kill(p); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("Kill of an ended process: %v, want ErrProcessDone", err)
+	}
+	do("slow after the end", Slow(t.Context(), p, 0.5))
+	if p, err := Open(pid); err == nil {
+		t.Errorf("Open found process %d, which has ended: %v", pid, p)
+	}
+	cmd.Process.Release()
+}
+
+func procState(t *testing.T, pid int) string {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	return rest[:1]
+}
+
+func TestOpenRefusesGroups(t *testing.T) {
+	for _, pid := range []int{1, 0, -1, -300} {
+		if _, err := Open(pid); err == nil || !strings.Contains(err.Error(), "want an id above 1") {
+			t.Errorf("Open(%d): %v, want it to be refused", pid, err)
+		}
+	}
+}
+
+// duty counts for how long a process ran and was frozen.
+type duty struct {
+	frozen      bool
+	since       time.Time
+	ran, rested time.Duration
+	switches    int
+	fail        int   // signals before err
+	err         error // instead of all others
+}
+
+func (d *duty) Signal(sig os.Signal) error {
+	if d.fail--; d.fail == -1 {
+		return d.err
+	}
+	d.tally()
+	d.switches++
+	d.frozen = sig == syscall.SIGSTOP
+	return nil
+}
+
+func (d *duty) tally() {
+	passed := time.Since(d.since)
+	d.since = d.since.Add(passed)
+	if d.frozen {
+		d.rested += passed
+	} else {
+		d.ran += passed
+	}
+}
+
+func TestSlow(t *testing.T) {
+	for _, c := range []struct {
+		factor   float64
+		switches int // in ten seconds
+	}{
+		{0.5, 1000}, {0.25, 1000}, {0.95, 1000}, {0.01, 1000}, {0.001, 200},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+			defer cancel()
+			d := &duty{since: time.Now(), fail: -1}
+			if err := Slow(ctx, d, c.factor); err != nil {
+				t.Errorf("factor %v: %v", c.factor, err)
+			}
+			d.tally()
+			if d.frozen {
+				t.Errorf("factor %v: left frozen", c.factor)
+			}
+			if share := d.ran.Seconds() / (d.ran + d.rested).Seconds(); math.Abs(share-c.factor) > 0.01*c.factor {
+				t.Errorf("factor %v: ran for %v and rested for %v, a share of %v", c.factor, d.ran, d.rested, share)
+			}
+			if d.switches < c.switches-2 || d.switches > c.switches+2 {
+				t.Errorf("factor %v: %d signals in ten seconds, want about %d", c.factor, d.switches, c.switches)
+			}
+		})
+	}
+}
+
+func TestSlowEnds(t *testing.T) {
+	broken := errors.New("no permission")
+	for _, c := range []struct {
+		name   string
+		factor float64
+		err    error // of the signal after fail others
+		fail   int
+		want   string
+	}{
+		{"full speed", 1, nil, -1, ""},
+		{"the process ends while it runs", 0.5, os.ErrProcessDone, 4, ""},
+		{"the process is killed while it is frozen", 0.5, os.ErrProcessDone, 5, ""},
+		{"freezing is refused", 0.5, broken, 4, "chaos: freeze: no permission"},
+		{"thawing fails once", 0.5, broken, 5, "chaos: thaw: no permission"},
+		{"no speed", 0, nil, -1, "chaos: slow: the factor 0 is wrong"},
+		{"too much speed", 1.5, nil, -1, "chaos: slow: the factor 1.5 is wrong"},
+		{"no number", math.NaN(), nil, -1, "chaos: slow: the factor NaN is wrong"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := &duty{since: time.Now(), err: c.err, fail: c.fail}
+			err := Slow(t.Context(), d, c.factor)
+			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want)) {
+				t.Errorf("%s: got %v, want %q", c.name, err, c.want)
+			}
+			if d.frozen {
+				t.Errorf("%s: left frozen", c.name)
+			}
+		})
+	}
+}
+
+func TestNow(t *testing.T) {
+	a := Now()
+	if b := Now(); a <= 0 || b < a {
+		t.Errorf("the clock said %d, then %d", a, b)
+	}
+}

@@ -1,0 +1,58 @@
+// Package checkpoint writes the state of a job at one step to disk, and reads
+// it back under any layout.
+//
+// In the run directory:
+//
+//	checkpoints/step-NNNNNNNN/         the state after that many steps
+//	  plan-G.N-worker-W.safetensors    the shards that worker W owned under plan G.N
+//	  manifest.json                    what belongs to the checkpoint ([Manifest])
+//
+// A file of shards holds, for each shard [lo,hi) of layer L, one-dimensional
+// float32 tensors: "layer.L/params[lo:hi]" and one for each moment of the
+// rule, "layer.L/exp_avg[lo:hi]" and "layer.L/exp_avg_sq[lo:hi]" for adamw,
+// "layer.L/momentum[lo:hi]" for sgd. Ranges count elements of the layer's
+// flattened parameters. Any safetensors library reads it.
+//
+// The checkpoint of a step is made so:
+//
+//	file, err := checkpoint.Write(ctx, dir, part)   // every owner, side by side
+//	err = checkpoint.Commit(dir, manifest)          // one of all, with the files of all
+//	err = checkpoint.Prune(ctx, dir, 3, step+1)     // now and then
+//
+// and used so:
+//
+//	r, refused, err := checkpoint.Newest(ctx, dir, job)
+//	defer r.Close()
+//	err = r.Read(ctx, layer, lo, hi, params, moments)
+//
+// # What a crash leaves
+//
+// Each file is written under a temporary name, which begins with a dot, synced,
+// renamed, and its directory synced; the manifest comes last. The names of files
+// hold the version of the plan, which is used once, so that no file is ever
+// replaced by another; only a manifest may be, by one of the same step. So at any
+// moment a directory with a manifest is a whole checkpoint, and one without it is
+// none. Pruning takes the manifest away first. Whoever records manifests elsewhere
+// too does so after Commit: what is recorded is then on disk.
+//
+// # What is refused
+//
+// What lies on disk is taken for hostile. A manifest is used only if it is,
+// byte for byte, as this package writes it, its own digest included; its files only
+// if their sizes and SHA-256 are those it states. Faults are of type [*Error] and
+// name the file. Memory is bounded by the buffers of the caller, the manifest
+// ([MaxManifest]) and the headers of the files.
+//
+// # Concurrency and cancellation
+//
+// All functions may run side by side, in several processes, except that
+// [Prune] may not meet writers of steps before the one it is given. Methods of a
+// [Reader] other than Close may be called from several goroutines. What takes a
+// context ends with its error soon after it is done.
+//
+// # Limitations
+//
+// All owners must see one file system: a checkpoint whose files lie on several
+// machines is not whole on any. What was written is hashed on its way to the
+// kernel; that the disk kept it is found out when it is read.
+package checkpoint

@@ -1,0 +1,226 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+)
+
+// DefaultKeep is how many checkpoints [Prune] keeps where it is given 0: one
+// to go on from, and two in case it turns out to be damaged.
+const DefaultKeep = 3
+
+// Entry is one directory of a checkpoint.
+type Entry struct {
+	Step     int
+	Manifest *Manifest // nil where it could not be used
+	Err      *Error    // why the checkpoint cannot be used, as far as its files' sizes tell; nil if it can
+}
+
+// List returns the checkpoints of the run directory dir, newest first. It does not read the files of shards.
+func List(dir string) ([]Entry, error) {
+	steps, err := listSteps(dir)
+	if err != nil {
+		return nil, err
+	}
+	var entries []Entry
+	for _, step := range steps {
+		r, err := openNamed(dir, step)
+		e := Entry{Step: step}
+		if err == nil {
+			m := r.Manifest()
+			e.Manifest = &m
+			r.Close()
+		} else if !errors.As(err, &e.Err) {
+			return nil, err
+		}
+		entries = append(entries, e)
+	}
+	return entries, nil
+}
+
+// Newest returns the newest checkpoint of the run directory dir that is whole and of the given job, with all its files
+// verified; and what was wrong with those newer than it, newest first. Those that were never finished are among
+// these, as [ErrUnfinished]. Without one the error is [ErrNone].
+func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
+	steps, err := listSteps(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	var refused []*Error
+	for _, step := range steps {
+		r, err := openNamed(dir, step)
+		if err == nil {
+			err = r.ready(ctx, job)
+			if err == nil {
+				return r, refused, nil
+			}
+			r.Close()
+		}
+		var fault *Error
+		if !errors.As(err, &fault) {
+			return nil, refused, err
+		}
+		refused = append(refused, fault)
+	}
+	return nil, refused, ErrNone
+}
+
+// ready reports what keeps a checkpoint from being used for a job.
+func (r *Reader) ready(ctx context.Context, job string) error {
+	if r.manifest.Job != job {
+		return &Error{
+			Path:   path.Join(stepDir(r.manifest.Step), manifestName),
+			Kind:   ErrForeign,
+			Reason: fmt.Sprintf("it is of job %q, not %q", r.manifest.Job, job),
+		}
+	}
+	return r.Verify(ctx)
+}
+
+// Prune removes what the run directory dir no longer needs of checkpoints of steps before writing: all but the newest keep whole ones
+// (0: [DefaultKeep]), broken and unfinished ones, and files in whole ones that are not theirs. Steps from
+// writing on, to which owners may be writing now, are left alone. The newest checkpoint that is kept was read and
+// verified in this call; where there is none, only unfinished ones are removed, and what cannot be read never is.
+func Prune(ctx context.Context, dir string, keep, writing int) error {
+	if keep <= 0 {
+		keep = DefaultKeep
+	}
+	steps, err := listSteps(dir)
+	if err != nil {
+		return err
+	}
+	var kept []Manifest
+	var unfinished, useless []int
+	for _, step := range steps {
+		if step >= writing {
+			continue
+		}
+		m, err := examine(ctx, dir, step, len(kept) == 0)
+		var fault *Error
+		switch {
+		case err == nil && len(kept) < keep:
+			kept = append(kept, m)
+		case errors.Is(err, ErrUnreadable):
+		case errors.Is(err, ErrUnfinished):
+			unfinished = append(unfinished, step)
+		case err == nil || errors.As(err, &fault):
+			useless = append(useless, step)
+		default:
+			return err
+		}
+	}
+	if len(kept) > 0 {
+		unfinished = append(unfinished, useless...)
+	}
+	for _, step := range unfinished {
+		if err := remove(dir, step); err != nil {
+			return fmt.Errorf("checkpoint: %w", err)
+		}
+	}
+	for _, m := range kept {
+		if err := tidy(dir, m); err != nil {
+			return fmt.Errorf("checkpoint: %w", err)
+		}
+	}
+	return nil
+}
+
+// examine returns the manifest of a checkpoint if it is whole; deep is whether that takes the content of its files.
+func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, error) {
+	r, err := openNamed(dir, step)
+	if err != nil {
+		return Manifest{}, err
+	}
+	defer r.Close()
+	if deep {
+		if err := r.Verify(ctx); err != nil {
+			return Manifest{}, err
+		}
+	}
+	return r.Manifest(), nil
+}
+
+// openNamed opens the checkpoint of a step by the manifest in its directory.
+func openNamed(dir string, step int) (*Reader, error) {
+	root, err := openStep(dir, step)
+	if err != nil {
+		return nil, err
+	}
+	m, err := readManifest(root, step)
+	root.Close()
+	if err != nil {
+		return nil, err
+	}
+	return Open(dir, *m)
+}
+
+// listSteps returns the steps that have a directory, newest first.
+func listSteps(dir string) ([]int, error) {
+	run, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	defer run.Close()
+	entries, err := fs.ReadDir(run.FS(), folder)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("checkpoint: %w", err)
+	}
+	var steps []int
+	for _, e := range entries {
+		if step, ok := parseStep(e.Name()); ok && e.IsDir() {
+			steps = append(steps, step)
+		}
+	}
+	slices.SortFunc(steps, func(a, b int) int { return b - a })
+	return steps, nil
+}
+
+// remove removes a checkpoint, its manifest first: half of one must not look whole.
+func remove(dir string, step int) error {
+	run, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer run.Close()
+	name := stepDir(step)
+	if err := run.RemoveAll(path.Join(name, manifestName)); err != nil {
+		return err
+	}
+	if err := syncDir(run, name); err != nil {
+		return err
+	}
+	if err := run.RemoveAll(name); err != nil {
+		return err
+	}
+	return syncDir(run, folder)
+}
+
+// tidy removes from a whole checkpoint's directory what is not of it.
+func tidy(dir string, m Manifest) error {
+	root, err := openStep(dir, m.Step)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	own := map[string]bool{manifestName: true}
+	for _, f := range m.Files {
+		own[f.Name] = true
+	}
+	entries, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !own[e.Name()] {
+			if err := root.RemoveAll(e.Name()); err != nil {
+				return err
+			}
+		}
+	}
+	return syncDir(root, ".")
+}

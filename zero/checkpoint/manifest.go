@@ -1,0 +1,264 @@
+package checkpoint
+
+import (
+	"bytes"
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
+
+// Format is the version of the format that this package writes and reads.
+const Format = 1
+
+// Bounds of a manifest. They leave room for jobs of a thousand workers and
+// layers of 10¹² parameters, and no sum of sizes overflows.
+const (
+	MaxManifest = 16 << 20 // bytes of an encoded manifest
+	MaxState    = 4 << 20  // bytes of Manifest.State
+	maxName     = 255      // bytes of names
+	maxLayers   = 1 << 20
+	maxLayer    = 1 << 40 // elements
+	maxFiles    = 1 << 16
+)
+
+// rules are the optimizers and the names of their moments, in the order in
+// which a shard holds them.
+var rules = map[string][]string{
+	"adamw": {"exp_avg", "exp_avg_sq"},
+	"sgd":   {"momentum"},
+}
+
+// Manifest says what a checkpoint is and what belongs to it.
+type Manifest struct {
+	Format       int         `json:"format"`                  // set by Encode
+	Job          string      `json:"job"`                     // identity of the job; a checkpoint of another is refused
+	Step         int         `json:"step"`                    // steps that are in the state
+	Plan         PlanVersion `json:"plan"`                    // plan of the step
+	Rule         string      `json:"rule"`                    // adamw or sgd
+	Layers       []int       `json:"layers"`                  // parameters of each layer
+	Files        []File      `json:"files"`                   // their ranges cover every parameter once
+	State        []byte      `json:"state,omitempty"`         // step state, opaque to this package
+	ParamsSHA256 string      `json:"params_sha256,omitempty"` // of all parameters; "" if it was not taken
+	Digest       string      `json:"digest"`                  // SHA-256 of the manifest's encoding with "" here; set by Encode
+}
+
+// PlanVersion is the version of a plan. It converts from and to that of package plan.
+type PlanVersion struct {
+	Generation int `json:"generation"`
+	N          int `json:"n"`
+}
+
+// File is one file of a checkpoint.
+type File struct {
+	Name   string  `json:"name"`   // within the checkpoint's directory
+	Size   int64   `json:"size"`   // bytes
+	SHA256 string  `json:"sha256"` // lower-case hexadecimal
+	Ranges []Range `json:"ranges"` // in the order of the file; none is empty
+}
+
+// Range is the range [Lo, Hi) of one layer's flattened parameters.
+type Range struct {
+	Layer int `json:"layer"`
+	Lo    int `json:"lo"`
+	Hi    int `json:"hi"`
+}
+
+func (r Range) compare(o Range) int {
+	return cmp.Or(cmp.Compare(r.Layer, o.Layer), cmp.Compare(r.Lo, o.Lo), cmp.Compare(r.Hi, o.Hi))
+}
+
+// tensor returns the name of the tensor that holds the given part of the range.
+func (r Range) tensor(part string) string {
+	return fmt.Sprintf("layer.%d/%s[%d:%d]", r.Layer, part, r.Lo, r.Hi)
+}
+
+const params = "params"
+
+var (
+	fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*\.safetensors$`)
+	hexHash  = regexp.MustCompile(`^[0-9a-f]{64}$`)
+)
+
+// Validate reports all that is wrong with a manifest, except for Format and
+// Digest, which [Manifest.Encode] sets.
+func (m *Manifest) Validate() error {
+	faults := identity(m.Job, m.Step, m.Plan, m.Rule)
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if len(m.Layers) == 0 || len(m.Layers) > maxLayers {
+		fault("layers: there are %d; want 1 to %d", len(m.Layers), maxLayers)
+	}
+	if len(m.Files) == 0 || len(m.Files) > maxFiles {
+		fault("files: there are %d; want 1 to %d", len(m.Files), maxFiles)
+	}
+	if len(m.State) > MaxState {
+		fault("state: has %d bytes; at most %d are allowed", len(m.State), MaxState)
+	}
+	if m.ParamsSHA256 != "" && !hexHash.MatchString(m.ParamsSHA256) {
+		fault("params_sha256: %q is no SHA-256 of 64 digits in lower case", m.ParamsSHA256)
+	}
+	if faults != nil {
+		return errors.Join(faults...) // below this, the numbers of things are bounded
+	}
+	for i, n := range m.Layers {
+		if n < 0 || n > maxLayer {
+			fault("layers[%d]: %d parameters; want 0 to %d", i, n, maxLayer)
+		}
+	}
+	names := make(map[string]bool, len(m.Files))
+	for _, f := range m.Files {
+		switch {
+		case len(f.Name) > maxName || !fileName.MatchString(f.Name):
+			fault("files: %q is no name of a .safetensors file", f.Name)
+		case names[f.Name]:
+			fault("files: %s is there twice", f.Name)
+		}
+		names[f.Name] = true
+		if f.Size < 8 {
+			fault("files: %s has %d bytes; a safetensors file has at least 8", f.Name, f.Size)
+		}
+		if !hexHash.MatchString(f.SHA256) {
+			fault("files: %s has %q for a SHA-256; want 64 digits in lower case", f.Name, f.SHA256)
+		}
+	}
+	return errors.Join(append(faults, cover(m.Layers, m.Files)...)...)
+}
+
+// identity returns what is wrong with the fields that a part and a manifest share.
+func identity(job string, step int, plan PlanVersion, rule string) (faults []error) {
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if job == "" || len(job) > maxName || !utf8.ValidString(job) {
+		fault("job: want 1 to %d bytes of UTF-8", maxName)
+	}
+	if step < 0 {
+		fault("step: %d is below 0", step)
+	}
+	if plan.Generation < 0 || plan.N < 0 {
+		fault("plan: %d.%d is no version", plan.Generation, plan.N)
+	}
+	if rules[rule] == nil {
+		known := strings.Join(slices.Sorted(maps.Keys(rules)), ", ")
+		fault("rule: %q is none of %s", rule, known)
+	}
+	return faults
+}
+
+// maxHoles is how many holes and overlaps are told; one lost file of many makes hundreds.
+const maxHoles = 10
+
+// cover returns where the ranges of the files do not cover every parameter exactly once.
+func cover(layers []int, files []File) (faults []error) {
+	type piece struct {
+		Range
+		file string
+	}
+	var pieces []piece
+	for _, f := range files {
+		for _, r := range f.Ranges {
+			pieces = append(pieces, piece{r, f.Name})
+		}
+	}
+	slices.SortFunc(pieces, func(a, b piece) int { return a.compare(b.Range) })
+	fault := func(format string, args ...any) {
+		if len(faults) < maxHoles {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	layer, at := 0, 0 // all before this is covered
+	advance := func(to int) {
+		for ; layer < to; layer, at = layer+1, 0 {
+			if at < layers[layer] {
+				fault("files: none has [%d,%d) of layer %d", at, layers[layer], layer)
+			}
+		}
+	}
+	for _, p := range pieces {
+		if p.Layer < 0 || p.Layer >= len(layers) || p.Lo < 0 || p.Lo >= p.Hi || p.Hi > layers[p.Layer] {
+			fault("files: %s has the impossible range [%d,%d) of layer %d", p.file, p.Lo, p.Hi, p.Layer)
+			continue
+		}
+		advance(p.Layer)
+		switch {
+		case p.Lo > at:
+			fault("files: none has [%d,%d) of layer %d", at, p.Lo, p.Layer)
+		case p.Lo < at:
+			fault("files: %s has [%d,%d) of layer %d, of which another has a part", p.file, p.Lo, p.Hi, p.Layer)
+		}
+		at = max(at, p.Hi)
+	}
+	advance(len(layers))
+	return faults
+}
+
+// Encode returns the bytes of manifest.json, which are one line, and the same
+// for equal manifests.
+func (m *Manifest) Encode() ([]byte, error) {
+	if err := m.Validate(); err != nil {
+		return nil, fmt.Errorf("checkpoint: manifest: %w", err)
+	}
+	c := *m
+	c.Format = Format
+	c.Files = slices.Clone(m.Files)
+	for i := range c.Files {
+		c.Files[i].Ranges = append([]Range{}, c.Files[i].Ranges...) // [] for none, never null
+	}
+	c.Digest = ""
+	bare, err := json.Marshal(&c)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(bare)
+	c.Digest = hex.EncodeToString(sum[:])
+	b, err := json.Marshal(&c)
+	if err != nil {
+		return nil, err
+	}
+	if len(b)+1 > MaxManifest {
+		return nil, fmt.Errorf("checkpoint: manifest: %d bytes; at most %d are allowed", len(b)+1, MaxManifest)
+	}
+	return append(b, '\n'), nil
+}
+
+// ParseManifest reads what [Manifest.Encode] wrote. The error is an [*Error]
+// without a path; it wraps [ErrForeign] for another version of the format, else
+// [ErrMalformed] or [ErrAltered].
+func ParseManifest(b []byte) (*Manifest, error) {
+	fail := func(kind error, format string, args ...any) (*Manifest, error) {
+		return nil, &Error{Kind: kind, Reason: fmt.Sprintf(format, args...)}
+	}
+	if len(b) > MaxManifest {
+		return fail(ErrMalformed, "%d bytes, where %d are the most", len(b), MaxManifest)
+	}
+	var version struct {
+		Format int `json:"format"`
+	}
+	if err := json.Unmarshal(b, &version); err != nil {
+		return fail(ErrMalformed, "%v", err)
+	}
+	if version.Format != Format {
+		return fail(ErrForeign, "it has version %d of the format, and this program reads version %d", version.Format, Format)
+	}
+	m := new(Manifest)
+	if err := json.Unmarshal(b, m); err != nil {
+		return fail(ErrMalformed, "%v", err)
+	}
+	if err := m.Validate(); err != nil {
+		return fail(ErrMalformed, "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	again, err := m.Encode()
+	if err != nil {
+		return fail(ErrMalformed, "%v", err)
+	}
+	// One comparison finds a wrong digest and whatever JSON forgives: unknown fields, repeated ones, other cases, spaces.
+	if !bytes.Equal(again, b) {
+		return fail(ErrAltered, "its content is not what its digest %.12s says", m.Digest)
+	}
+	return m, nil
+}
