@@ -87,7 +87,7 @@ func TestExitStatuses(t *testing.T) {
 		{"panic", []string{"run", "--workers", "1", fake, "--fail", "panic"}, 1, "", "launcher: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
 		{"one of many panics", []string{"run", fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
 		{"panic that nobody catches", []string{"run", "--workers", "3", "--stages", "2", fake, "--fail", "crash", "--who", "1"}, 1, "",
-			"launcher: worker 1 exited: exit status 2, at step 2 of 5; this version cannot go on without it\n", true},
+			"launcher: worker 1 exited: exit status 2 after a panic, at step 2 of 5\n    panic: ", true},
 		{"worker killed", []string{"run", "--workers", "1", fake, "--fail", "kill"}, 1, "", "launcher: worker 0 exited: signal: killed, at step 2 of 5\n    pid ", true},
 		{"one of many killed", []string{"run", "--workers", "3", fake, "--fail", "kill", "--who", "0"}, 0,
 			"sampled text\n", "", true},

@@ -122,7 +122,8 @@ func (e *NoMainError) Error() string {
 	return fmt.Sprintf("%s ended without calling trainer.Main (%s)", e.Program, e.Status)
 }
 
-// LostError means that a worker ended in the middle.
+// LostError means that a worker ended in the middle and none was left to go on, or that it
+// panicked.
 type LostError struct {
 	Worker      int
 	Workers     int // of the run
@@ -130,10 +131,21 @@ type LostError struct {
 	Step, Steps int // committed, and of the whole job; 0 of 0 before training
 }
 
-func (e *LostError) Error() string { return e.cause() + loss(e.Workers, e.Step, e.Steps) }
+func (e *LostError) Error() string {
+	if e.Status.Panicked {
+		return e.cause() + loss(1, e.Step, e.Steps)
+	}
+	return e.cause() + loss(e.Workers, e.Step, e.Steps)
+}
 
 // cause is the part of the message that summary.json has as well.
-func (e *LostError) cause() string { return fmt.Sprintf("worker %d exited: %s", e.Worker, e.Status) }
+func (e *LostError) cause() string {
+	text := fmt.Sprintf("worker %d exited: %s", e.Worker, e.Status)
+	if e.Status.Panicked {
+		text += " after a panic"
+	}
+	return text
+}
 
 // SilentError means that a worker did not give a sign of life in time.
 type SilentError struct {

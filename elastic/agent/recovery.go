@@ -113,6 +113,9 @@ func (s *session) die(now time.Time, id int) []effect {
 	cause := oneLine(stoppedBy(err))
 	s.losses++
 	s.lost = id
+	if w.status.Panicked && w.doom == nil {
+		return s.judge(now, err)
+	}
 	s.mending = true
 	dead := elastic.Dead{Worker: s.session(id), Cause: cause, How: elastic.Reaped, Died: w.ended}
 	switch {

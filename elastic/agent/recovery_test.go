@@ -59,7 +59,7 @@ func sent[M control.Message](r *ran) map[int]M {
 }
 
 func died(id int) []event {
-	return []event{connClosed{id, fmt.Errorf("EOF")}, workerExited{id, Status{-1, "signal: killed"}}}
+	return []event{connClosed{id, fmt.Errorf("EOF")}, workerExited{id, Status{Code: -1, Text: "signal: killed"}}}
 }
 
 // answer is what workers say that have passed the commit of a step.
@@ -199,6 +199,9 @@ func TestTrouble(t *testing.T) {
 			m.Loss++
 			r.feed(received{1, m})
 		}, "worker 1 reports another loss for step 2 than worker 0"},
+		{"a panic that nobody caught", Config{}, func(r *ran) {
+			r.feed(connClosed{2, fmt.Errorf("EOF")}, workerExited{2, Status{Code: 2, Text: "exit status 2", Panicked: true}})
+		}, "worker 2 exited: exit status 2 after a panic, at step 1 of 3"},
 		{"a panic", Config{}, func(r *ran) {
 			r.feed(died(0)...)
 			r.feed(received{1, control.Failed{Kind: control.UserPanic, Text: "boom"}})

@@ -83,7 +83,7 @@ func commit(n, step int) (events []event) {
 // leave is the end of workers.
 func leave(ids ...int) (events []event) {
 	for _, id := range ids {
-		events = append(events, connClosed{id, errors.New("EOF")}, workerExited{id, Status{0, "exit status 0"}})
+		events = append(events, connClosed{id, errors.New("EOF")}, workerExited{id, Status{Code: 0, Text: "exit status 0"}})
 	}
 	return events
 }
@@ -160,7 +160,7 @@ func TestManyWorkersToTheEnd(t *testing.T) {
 
 func TestManyWorkersInTrouble(t *testing.T) {
 	killed := func(id int) []event {
-		return []event{connClosed{id, errors.New("EOF")}, workerExited{id, Status{-1, "signal: killed"}}}
+		return []event{connClosed{id, errors.New("EOF")}, workerExited{id, Status{Code: -1, Text: "signal: killed"}}}
 	}
 	with := func(base []event, more ...any) (all []event) {
 		all = slices.Clone(base)
@@ -256,7 +256,7 @@ func TestManyWorkersInTrouble(t *testing.T) {
 			}
 			for id := range s.workers {
 				s.step(last, connClosed{id, nil})
-				s.step(last, workerExited{id, Status{-1, "signal: killed"}})
+				s.step(last, workerExited{id, Status{Code: -1, Text: "signal: killed"}})
 			}
 			if !s.over() {
 				t.Error("not over when all are gone")
@@ -337,7 +337,7 @@ func TestWatch(t *testing.T) {
 	}
 	for _, id := range []int{1, 0} {
 		s.step(at(1300), connClosed{id, nil})
-		s.step(at(1300), workerExited{id, Status{-1, "signal: killed"}})
+		s.step(at(1300), workerExited{id, Status{Code: -1, Text: "signal: killed"}})
 		if id == 1 {
 			s.step(at(2600), watchTick{at(2600)})
 		}
@@ -372,7 +372,7 @@ func TestWatch(t *testing.T) {
 		t.Errorf("a worker that never beat: %v", s.err)
 	}
 	s = start()
-	s.step(at(10), workerExited{0, Status{-1, "signal: killed"}})
+	s.step(at(10), workerExited{0, Status{Code: -1, Text: "signal: killed"}})
 	s.step(at(1100), received{1, control.Beat{}})
 	s.step(at(1100), watchTick{at(1100)})
 	if s.judged || s.workers[0].doom != nil {
