@@ -87,12 +87,14 @@ func TestExitStatuses(t *testing.T) {
 		{"panic", []string{"run", "--workers", "1", fake, "--fail", "panic"}, 1, "", "launcher: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
 		{"one of many panics", []string{"run", fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
 		{"panic that nobody catches", []string{"run", "--workers", "3", "--stages", "2", fake, "--fail", "crash", "--who", "1"}, 1, "",
-			"launcher: worker 1 exited: exit status 2, at step 2 of 5; this version cannot go on without it\n", true},
+			"launcher: worker 1 exited: exit status 2 after a panic, at step 2 of 5\n    panic: ", true},
 		{"worker killed", []string{"run", "--workers", "1", fake, "--fail", "kill"}, 1, "", "launcher: worker 0 exited: signal: killed, at step 2 of 5\n    pid ", true},
-		{"one of many killed", []string{"run", "--workers", "3", fake, "--fail", "kill", "--who", "2"}, 1, "",
-			"launcher: worker 2 exited: signal: killed, at step 2 of 5; this version cannot go on without it\n    pid ", true},
-		{"one of many frozen", []string{"run", "--workers", "3", "--detect", "1500ms", fake, "--fail", "freeze", "--who", "1"}, 1, "",
-			"launcher: worker 1 has been silent for 1.5s, at step 2 of 5; this version cannot go on without it\n", true},
+		{"one of many killed", []string{"run", "--workers", "3", fake, "--fail", "kill", "--who", "0"}, 0,
+			"sampled text\n", "", true},
+		{"one of many frozen", []string{"run", "--workers", "3", "--detect", "1500ms", fake, "--fail", "freeze", "--who", "1"}, 0,
+			"recovered in 1", "", true},
+		{"too few", []string{"run", "--workers", "3", "--min-workers", "4", "--mirrors", "-1", fake}, 2, "",
+			"launcher: --mirrors -1: give at least 0\nlauncher: --min-workers 4: the run begins with 3; use --min-workers 3 or fewer, or --workers 4\n", false},
 		{"another seed", []string{"run", "--workers", "2", fake, "--fail", "seed", "--who", "1"}, 1, "",
 			"launcher: worker 1 has another seed than worker 0 (7, not 0): all workers must run the same PROGRAM on the same data\n", false},
 		{"another loss", []string{"run", "--workers", "2", fake, "--fail", "loss", "--who", "1"}, 1, "", "reports another loss for step 3 than worker", true},
@@ -248,7 +250,14 @@ func (r *running) survivors() (n int) {
 
 func startHeld(t *testing.T, args ...string) *running {
 	t.Helper()
-	r := &running{Cmd: launch(t, append([]string{"run", "--workers", strconv.Itoa(held), "--stages", "2", "--run-dir", "run", fake, "--hold", "2", "--steps", "9"}, args...)...)}
+	return startHeldWith(t, nil, args...)
+}
+
+// startHeldWith is startHeld with flags of the launcher, too.
+func startHeldWith(t *testing.T, flags []string, args ...string) *running {
+	t.Helper()
+	all := append([]string{"run", "--workers", strconv.Itoa(held), "--stages", "2", "--run-dir", "run"}, flags...)
+	r := &running{Cmd: launch(t, append(append(all, fake, "--hold", "2", "--steps", "9"), args...)...)}
 	out, err := r.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -449,20 +458,27 @@ func TestKilledLauncherTakesAFrozenWorkerAlong(t *testing.T) {
 	}
 }
 
-// One worker's end in the middle ends the others, and the launcher says so at once.
-func TestDeathOfOneEndsAll(t *testing.T) {
-	r := startHeld(t)
-	syscall.Kill(r.workers[2], syscall.SIGKILL)
-	if status := r.end(); status != 1 || r.survivors() > 0 {
-		t.Errorf("status %d, %d survivors", status, r.survivors())
-	}
-	if want := "launcher: worker 2 exited: signal: killed, at step 2 of 9; this version cannot go on without it\n"; !strings.HasPrefix(r.errs.String(), want) {
-		t.Errorf("error: %s", &r.errs)
-	}
-	var sum rundir.Summary
-	readJSON(t, filepath.Join(r.Dir, "run", "summary.json"), &sum)
-	if sum.StoppedBy != "worker 2 exited: signal: killed" || sum.WorkersLost != 1 || len(sum.Workers) != held {
-		t.Errorf("summary: %+v", sum)
+// The others go on when one is killed from outside, without replicas from the beginning.
+func TestOthersGoOn(t *testing.T) {
+	for mirrors, rollbacks := range []int{1, 0} {
+		r := startHeldWith(t, []string{"--mirrors", strconv.Itoa(mirrors)})
+		syscall.Kill(r.workers[2], syscall.SIGKILL)
+		if status := r.end(); status != 0 || r.survivors() > 0 {
+			t.Fatalf("status %d, %d survivors: %s", status, r.survivors(), &r.errs)
+		}
+		var sum rundir.Summary
+		readJSON(t, filepath.Join(r.Dir, "run", "summary.json"), &sum)
+		if sum.StoppedBy != "" || sum.WorkersLost != 1 || len(sum.Workers) != held || sum.Steps != 9 || len(sum.Recoveries) != 1 || sum.Rollbacks != rollbacks {
+			t.Errorf("summary: %+v", sum)
+		}
+		cmd := exec.Command(binary, "status", "run")
+		cmd.Dir = r.Dir
+		_, text, _ := result(t, cmd)
+		for _, want := range []string{"plan 1.2, worker 2 exited: signal: killed: ", "workers lost: 1, recoveries: 1, the last in ", "  worker 2 exited: signal: killed\n"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %q in\n%s", want, text)
+			}
+		}
 	}
 }
 

@@ -25,6 +25,8 @@ type runFlags struct {
 	workers   int
 	stages    int
 	threads   int
+	mirrors   int
+	least     int
 	detect    time.Duration
 	reduction string
 	zero      int
@@ -43,8 +45,10 @@ with --help.
 
 The model's layers are dealt to --stages pipeline stages, the workers to the stages,
 and the micro-batches of a step to the workers of each stage. The result is the same,
-bit for bit, for any number of workers and stages, unless --reduction is fast. If a
-worker dies, this version ends the run.
+bit for bit, for any number of workers and stages, unless --reduction is fast, and
+whoever dies: the others go on within the step. Each shard of parameters and optimizer
+state has --mirrors replicas; when all holders of one die together, the run goes back to
+its beginning by itself.
 
 A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
 run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
@@ -79,6 +83,8 @@ ends it at once.`,
 	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
+	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0 a run goes back to its beginning when a worker dies")
+	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
 	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
@@ -97,6 +103,15 @@ func (f runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--stages %d: give at least 1", f.stages))
 	case f.stages > f.workers && f.workers > 0:
 		errs = append(errs, fmt.Errorf("--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages))
+	}
+	if f.mirrors < 0 {
+		errs = append(errs, fmt.Errorf("--mirrors %d: give at least 0", f.mirrors))
+	}
+	switch {
+	case f.least < 1:
+		errs = append(errs, fmt.Errorf("--min-workers %d: give at least 1", f.least))
+	case f.least > f.workers && f.workers > 0:
+		errs = append(errs, fmt.Errorf("--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least))
 	}
 	if f.detect < agent.MinDetect {
 		errs = append(errs, fmt.Errorf("--detect %v: give at least %v, three heartbeats", f.detect, agent.MinDetect))
@@ -263,7 +278,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
-		Zero: f.zero, Stages: f.stages, Detect: f.detect,
+		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
 	})
 	if err != nil {
 		return failure{err}
@@ -281,6 +296,14 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 		return exitError(status)
 	}
 	return nil
+}
+
+// mirrors is the flag as the agent takes it, where 0 means the default.
+func mirrors(n int) int {
+	if n == 0 {
+		return -1
+	}
+	return n
 }
 
 // buildUntilSignal builds, and returns the reason to stop if a signal came first.

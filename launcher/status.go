@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -18,23 +19,29 @@ import (
 
 // status is what launcher status --json prints.
 type status struct {
-	RunDir    string         `json:"run_dir"`
-	State     string         `json:"state"` // running, done, stopped, or died: killed with its launcher
-	Program   string         `json:"program"`
-	Step      int            `json:"step"`  // newest committed
-	Steps     int            `json:"steps"` // of the whole run
-	Loss      *float64       `json:"loss"`  // of the newest step; null before the first
-	ValLoss   *float64       `json:"val_loss"`
-	Stages    int            `json:"stages"`
-	Plan      string         `json:"plan"`       // version; "" before the first
-	Reason    string         `json:"reason"`     // of the plan
-	StoppedBy string         `json:"stopped_by"` // of a run that was stopped
-	Workers   []workerStatus `json:"workers"`
+	RunDir    string   `json:"run_dir"`
+	State     string   `json:"state"` // running, done, stopped, or died: killed with its launcher
+	Program   string   `json:"program"`
+	Step      int      `json:"step"`  // newest committed
+	Steps     int      `json:"steps"` // of the whole run
+	Loss      *float64 `json:"loss"`  // of the newest step; null before the first
+	ValLoss   *float64 `json:"val_loss"`
+	Stages    int      `json:"stages"`
+	Plan      string   `json:"plan"`       // version; "" before the first
+	Reason    string   `json:"reason"`     // of the plan
+	StoppedBy string   `json:"stopped_by"` // of a run that was stopped
+
+	WorkersLost int     `json:"workers_lost"`
+	Recoveries  int     `json:"recoveries"`
+	RecoveryMS  float64 `json:"recovery_ms"` // the newest took so long
+
+	Workers []workerStatus `json:"workers"`
 }
 
-// workerStatus is a worker of the newest plan.
+// workerStatus is a worker of the newest plan, or one that is gone.
 type workerStatus struct {
 	ID        int    `json:"id"`
+	Gone      string `json:"gone"` // why; "" for one of the plan
 	Stages    []int  `json:"stages"`
 	Layers    []int  `json:"layers"`
 	Forwards  *int64 `json:"forwards"` // null while the run is under way
@@ -134,11 +141,28 @@ func statusOf(r rundir.Record) (status, error) {
 		}
 		s.Workers = []workerStatus{}
 		for _, w := range r.Summary.Workers {
-			s.Workers = append(s.Workers, workerStatus{w.ID, w.Stages, w.Layers, &w.Forwards, &w.Backwards})
+			s.Workers = append(s.Workers, workerStatus{ID: w.ID, Stages: w.Stages, Layers: w.Layers, Forwards: &w.Forwards, Backwards: &w.Backwards})
 		}
 	case r.Running:
 		s.State = "running"
 	}
+	s.Recoveries = len(r.Recoveries)
+	if s.Recoveries > 0 {
+		s.RecoveryMS = r.Recoveries[0].TotalMS
+	}
+	for _, e := range r.Gone {
+		if e.Kind == "lost" {
+			s.WorkersLost++
+		}
+		i := slices.IndexFunc(s.Workers, func(w workerStatus) bool { return w.ID == e.Worker })
+		switch {
+		case i < 0:
+			s.Workers = append(s.Workers, workerStatus{ID: e.Worker, Gone: e.Reason, Stages: []int{}, Layers: []int{}})
+		case r.Summary != nil:
+			s.Workers[i].Gone = e.Reason
+		}
+	}
+	slices.SortFunc(s.Workers, func(a, b workerStatus) int { return a.ID - b.ID })
 	return s, nil
 }
 
@@ -159,11 +183,25 @@ func (s status) print(out io.Writer) error {
 	if s.Plan != "" {
 		fmt.Fprintf(out, "plan %s, %s\n", s.Plan, s.Reason)
 	}
+	if s.WorkersLost > 0 {
+		line := fmt.Sprintf("workers lost: %d", s.WorkersLost)
+		if s.Recoveries > 0 {
+			line += fmt.Sprintf(", recoveries: %d, the last in %.1f ms", s.Recoveries, s.RecoveryMS)
+		}
+		fmt.Fprintln(out, line)
+	}
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, ws := range s.Workers {
+		if ws.Gone != "" && ws.Forwards == nil {
+			fmt.Fprintf(w, "worker %d\tgone\t%s\n", ws.ID, ws.Gone)
+			continue
+		}
 		fmt.Fprintf(w, "worker %d\tstages %s\tlayers %s", ws.ID, list(ws.Stages), list(ws.Layers))
 		if ws.Forwards != nil {
 			fmt.Fprintf(w, "\t%d forwards\t%d backwards", *ws.Forwards, *ws.Backwards)
+		}
+		if ws.Gone != "" {
+			fmt.Fprintf(w, "\t%s", ws.Gone)
 		}
 		fmt.Fprintln(w)
 	}

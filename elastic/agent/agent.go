@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
@@ -44,6 +46,13 @@ type Config struct {
 
 	// Stages is the number of pipeline stages of the first plan. 0 means 1.
 	Stages int
+
+	// Mirrors is the number of replicas of each shard beside its owner's, so that a run bears as
+	// many deaths at a time without going back. 0 means 1, below 0 none.
+	Mirrors int
+
+	// MinWorkers is the fewest workers that training goes on with. 0 means 1.
+	MinWorkers int
 
 	// Detect is how long a worker may be silent after its Hello, before which HelloTimeout
 	// counts; 0 means for ever.
@@ -86,6 +95,9 @@ func (c Config) Validate() error {
 	if c.HelloTimeout < 0 {
 		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
 	}
+	if c.MinWorkers < 0 {
+		errs = append(errs, fmt.Errorf("MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers))
+	}
 	if c.Stages < 0 {
 		errs = append(errs, fmt.Errorf("Stages is %d: give at least 1, or 0 for 1", c.Stages))
 	}
@@ -104,6 +116,15 @@ func (c Config) withDefaults(workers int) Config {
 	}
 	if c.Stages == 0 {
 		c.Stages = 1
+	}
+	switch {
+	case c.Mirrors == 0:
+		c.Mirrors = 1
+	case c.Mirrors < 0:
+		c.Mirrors = 0
+	}
+	if c.MinWorkers == 0 {
+		c.MinWorkers = 1
 	}
 	if c.Reduction == "" {
 		c.Reduction = "exact"
@@ -232,6 +253,9 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	r.reap = time.NewTimer(0)
 	r.reap.Stop()
 	defer r.reap.Stop()
+	ring := time.NewTimer(0)
+	ring.Stop()
+	defer ring.Stop()
 	watch, due := time.NewTimer(0), time.Time{}
 	watch.Stop()
 	defer watch.Stop()
@@ -246,7 +270,14 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 
 	for !r.s.over() {
 		var e event
+		if at := r.s.alarm(); at.IsZero() {
+			ring.Stop()
+		} else {
+			ring.Reset(time.Until(at))
+		}
 		select {
+		case <-ring.C:
+			e = alarm{}
 		case e = <-r.events:
 		case reason := <-stops:
 			e = stopAsked{reason}
@@ -374,14 +405,33 @@ func (r *run) talk(ctx context.Context, id int) {
 			r.post(connClosed{id, err})
 			return
 		}
-		if ready, ok := m.(control.Ready); ok {
-			ready.Job.ProgramSHA256 = r.programSum(id)
-			m = ready
+		var e event = received{id, m}
+		switch m := m.(type) {
+		case control.Ready:
+			m.Job.ProgramSHA256 = r.programSum(id)
+			e = received{id, m}
+		case control.Harm:
+			if e = (harmed{id, stamped(m.At)}); m.Kind == control.Thaw {
+				e = harmed{worker: id}
+			}
 		}
-		if !r.post(received{id, m}) {
+		if !r.post(e) {
 			return
 		}
 	}
+}
+
+// stamped returns the time of a stamp in nanoseconds of CLOCK_MONOTONIC; now, if it cannot be one.
+func stamped(at int64) time.Time {
+	now := time.Now()
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+		return now
+	}
+	if ago := ts.Nano() - at; ago > 0 {
+		return now.Add(-time.Duration(ago))
+	}
+	return now
 }
 
 // programSum returns the SHA-256 of the program a worker runs, "" where nobody
@@ -454,6 +504,9 @@ func (r *run) do(e effect) error {
 	case kill:
 		r.workers[e.worker].Kill()
 		r.patience(e.worker)
+	case propose:
+		// This agent is the only one: what it proposes is agreed.
+		r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, time.Now()}))
 	case awaitExit:
 		r.patience(e.worker)
 	case awaitCause:

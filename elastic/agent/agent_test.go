@@ -22,6 +22,8 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
@@ -42,7 +44,7 @@ func TestMain(m *testing.M) {
 // trainer is a worker that trains nothing.
 type trainer struct {
 	steps  int
-	at     int                      // step before which trouble is made
+	at     int                      // step before which trouble is made; below 0: rests after step 2, until there is a new plan
 	before func(conn *control.Conn) // the trouble
 	end    func(conn *control.Conn) // after Done
 }
@@ -60,32 +62,57 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	} else if _, ok := m.(control.Start); !ok {
 		return
 	}
-	stop := make(chan control.Stop, 1)
+	inbox := make(chan control.Message, 16)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		m, err := conn.Receive(ctx)
-		if s, ok := m.(control.Stop); ok && err == nil {
-			stop <- s
+		defer close(inbox)
+		for {
+			m, err := conn.Receive(ctx)
+			if err != nil {
+				return
+			}
+			inbox <- m
 		}
 	}()
 	defer func() { conn.Close(); <-ended }()
-	step, stoppedBy := 0, ""
+	step, stoppedBy, version, rests := 0, "", plan.Version{Generation: 1, N: 1}, f.at < 0
+	handle := func(m control.Message) (ok bool) {
+		switch m := m.(type) {
+		case control.Stop:
+			stoppedBy = m.Reason
+		case control.Query:
+			report, _ := elastic.Report{Plan: version, Passed: elastic.Point{Step: step}}.Encode()
+			conn.Send(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
+		case control.Order:
+			o, err := elastic.ParseOrder(m.Order)
+			if err != nil {
+				panic(err)
+			}
+			version, step, rests = o.Plan.Version, o.Passed.Step, false
+			conn.Send(control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: version.Generation, N: version.N, Edit: 1000, Opened: 1})
+		}
+		return m != nil
+	}
 	for step < f.steps && stoppedBy == "" {
 		if step+1 == f.at {
 			f.before(conn)
 		}
 		step++
-		if conn.Send(control.Step{Step: step, Loss: 1 / float64(step), Tokens: 10, MS: 1, Plan: 1}) != nil {
+		if conn.Send(control.Step{Step: step, Loss: 1 / float64(step), Tokens: 10, MS: 1, Plan: uint64(version.N)}) != nil {
 			return
 		}
-		select {
-		case s := <-stop:
-			stoppedBy = s.Reason
-		default:
+		for rests && step == 2 && stoppedBy == "" {
+			if !handle(<-inbox) {
+				return
+			}
 		}
-		if f.at < 0 && step == 2 && stoppedBy == "" { // trains until it is stopped
-			stoppedBy = (<-stop).Reason
+		select {
+		case m := <-inbox:
+			if !handle(m) {
+				return
+			}
+		default:
 		}
 	}
 	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: stoppedBy, Worker: rundir.Worker{Stages: []int{0}}})
@@ -251,7 +278,7 @@ func readJSON(t *testing.T, path string, v any) {
 }
 
 // readLines returns the lines of a file that must hold whole lines of JSON.
-func readLines(t *testing.T, path string) []string {
+func readLines(t *testing.T, path string) (lines []map[string]any) {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -261,11 +288,12 @@ func readLines(t *testing.T, path string) []string {
 	if !ok {
 		t.Fatalf("%s ends in the middle of a line", path)
 	}
-	lines := strings.Split(text, "\n")
-	for _, l := range lines {
-		if !json.Valid([]byte(l)) {
-			t.Errorf("%s: line %q", path, l)
+	for l := range strings.SplitSeq(text, "\n") {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(l), &fields); err != nil {
+			t.Errorf("%s: line %q: %v", path, l, err)
 		}
+		lines = append(lines, fields)
 	}
 	return lines
 }

@@ -90,6 +90,8 @@ func sameOptional(a, b *float64) bool {
 }
 
 // otherStep says what of a step one worker reports otherwise than another, "" if nothing.
+// Its plan may be another: a recovery comes before the end of a step for some, and after
+// it for others.
 func otherStep(a, b control.Step) string {
 	switch {
 	case !sameFloat(a.Loss, b.Loss):
@@ -102,8 +104,6 @@ func otherStep(a, b control.Step) string {
 		return "tokens"
 	case !sameOptional(a.ValLoss, b.ValLoss):
 		return "val_loss"
-	case a.Plan != b.Plan:
-		return "plan"
 	}
 	return ""
 }

@@ -34,11 +34,18 @@
 //
 // # Failure
 //
-// When a worker ends in the middle, or is silent for Config.Detect, the others are ended
-// too. A worker that cannot reach another says so, but what became of the other one says more:
-// so the agent waits a moment for that news. An agent whose own timer is late by more than a
-// quarter of the budget was not listening itself, and holds no silence before that
-// against anyone.
+// When a worker ends in training, the controller of package elastic decides how the others go
+// on, and session carries its wishes to them. A worker that is silent for Config.Detect, or does not
+// answer the controller, is killed, and its end is the event. The run ends only when no
+// worker is left, too few are, or what happened would happen to every other one, too: a
+// panic in the program, numbers that are not finite, workers that disagree. An agent whose own timer is
+// late by more than a quarter of the budget was not listening itself, and holds no silence
+// before that against anyone.
+//
+// events.jsonl gets one line for each change: start, plan, lost, evict, left, rollback,
+// recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
+// fewer mirrors than they should, and have them again), hold, stop, end, failed, and notes: every
+// decision of the controller in a sentence.
 //
 // Whatever happens, Serve returns one [Outcome] with at most one error, which is of
 // a type of this package and prints as one line; what there is to read beyond

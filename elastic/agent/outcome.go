@@ -19,7 +19,7 @@ type Outcome struct {
 
 	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
 	// *FailedError, *NoMainError, *LostError, *SilentError, *DifferError, *PlanError, *MismatchError,
-	// *ProtocolError or *FileError. For a run that had no directory, it is the error of rundir.Create.
+	// *ProtocolError, *RecoveryError or *FileError. For a run that had no directory, it is the error of rundir.Create.
 	Err error
 
 	// Detail is what there is to read about Err besides its line: the stack of
@@ -122,7 +122,8 @@ func (e *NoMainError) Error() string {
 	return fmt.Sprintf("%s ended without calling trainer.Main (%s)", e.Program, e.Status)
 }
 
-// LostError means that a worker ended in the middle.
+// LostError means that a worker ended in the middle and none was left to go on, or that it
+// panicked.
 type LostError struct {
 	Worker      int
 	Workers     int // of the run
@@ -130,10 +131,21 @@ type LostError struct {
 	Step, Steps int // committed, and of the whole job; 0 of 0 before training
 }
 
-func (e *LostError) Error() string { return e.cause() + loss(e.Workers, e.Step, e.Steps) }
+func (e *LostError) Error() string {
+	if e.Status.Panicked {
+		return e.cause() + loss(1, e.Step, e.Steps)
+	}
+	return e.cause() + loss(e.Workers, e.Step, e.Steps)
+}
 
 // cause is the part of the message that summary.json has as well.
-func (e *LostError) cause() string { return fmt.Sprintf("worker %d exited: %s", e.Worker, e.Status) }
+func (e *LostError) cause() string {
+	text := fmt.Sprintf("worker %d exited: %s", e.Worker, e.Status)
+	if e.Status.Panicked {
+		text += " after a panic"
+	}
+	return text
+}
 
 // SilentError means that a worker did not give a sign of life in time.
 type SilentError struct {
@@ -155,8 +167,8 @@ func loss(workers, step, steps int) string {
 	if steps > 0 {
 		text = fmt.Sprintf(", at step %d of %d", step, steps)
 	}
-	if workers > 1 {
-		text += "; this version cannot go on without it"
+	if workers > 1 && step < steps {
+		text += "; no worker is left"
 	}
 	return text
 }
@@ -238,6 +250,18 @@ type ProtocolError struct {
 func (e *ProtocolError) Error() string {
 	return fmt.Sprintf("worker %d %s: was PROGRAM built from another version than the launcher?", e.Worker, e.Text)
 }
+
+// RecoveryError means that the controller gave the run up. It wraps its reason.
+type RecoveryError struct {
+	Err         error
+	Step, Steps int // committed, and of the whole job
+}
+
+func (e *RecoveryError) Error() string {
+	return fmt.Sprintf("%s, at step %d of %d", oneLine(e.Err.Error()), e.Step, e.Steps)
+}
+
+func (e *RecoveryError) Unwrap() error { return e.Err }
 
 // FileError means that a file of the run directory could not be written.
 type FileError struct{ Err error }

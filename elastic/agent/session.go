@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -23,8 +24,9 @@ import (
 //
 //	connecting --Hello--> greeted --Ready--> prepared --Start--> training --Done--> finished
 //
-// where Start goes to all of them as soon as all are prepared. At the first failure, or
-// with a stop at once, the verdict is set, all workers are ended, and nothing
+// where Start goes to all of them as soon as all are prepared. Who dies in training is gone,
+// and the controller decides how the others go on, see recovery.go. At the first failure that
+// ends the run, or with a stop at once, the verdict is set, all workers are ended, and nothing
 // they say counts any more. The session is over when every worker has
 // ended and its connection too; so whatever a dying worker has sent is
 // read before its death is judged.
@@ -36,6 +38,17 @@ type session struct {
 	job   rundir.Job
 	plan  plan.Plan
 	start time.Time // of training
+
+	ctl       *elastic.Controller  // from the start of training
+	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
+	restart   restart              // the newest
+	timers    map[elastic.Timer]timer
+	recovered []rundir.Recovery
+	mending   bool // from the first death until all that live go on
+	thin      bool // a shard has fewer mirrors than it should
+	rollbacks int
+	losses    int
+	times     []float64 // of the newest steps
 
 	last  rundir.Metrics // the newest committed step, of whichever worker told first
 	told  map[int]said   // steps that some worker has still to report
@@ -69,6 +82,14 @@ type worker struct {
 	closed, exited bool
 	status         Status
 	gaveUp         bool // it was killed and did not end
+
+	killed bool         // in training, to go on without it
+	gone   bool         // dead, or out of the plan: the run goes on without it
+	begun  plan.Version // of the newest restart that it has applied
+	doom   error        // why it was ended, or said that it ends
+	silent time.Time    // since when it was, where that is the reason
+	ended  time.Time    // when its exit was known
+	harmed time.Time    // when somebody harmed it on purpose
 }
 
 func (w *worker) over() bool { return w.gaveUp || w.exited && w.closed }
@@ -117,6 +138,15 @@ type (
 	causeLate  struct{}             // some time after awaitCause
 	watchTick  struct{ due time.Time }
 	fileFailed struct{ err error }
+	alarm      struct{} // the time that session.alarm told of
+	agreedOn   struct {
+		version  plan.Version
+		proposed time.Time
+	}
+	harmed struct { // for measuring only
+		worker int
+		at     time.Time
+	}
 )
 
 // What is to be done.
@@ -139,8 +169,9 @@ type (
 	closeView  struct{}
 	output     struct{ text string }
 	kill       struct{ worker int }
-	awaitExit  struct{ worker int } // reapLate comes if the worker has not ended in a second
-	awaitCause struct{}             // causeLate comes unless the session is over before
+	awaitExit  struct{ worker int }          // reapLate comes if the worker has not ended in a second
+	awaitCause struct{}                      // causeLate comes unless the session is over before
+	propose    struct{ order elastic.Order } // agreedOn comes
 )
 
 const (
@@ -156,7 +187,10 @@ const (
 )
 
 func newSession(cfg Config, workers int) *session {
-	return &session{cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1}
+	return &session{
+		cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1,
+		known: make(map[uint64]plan.Plan), timers: make(map[elastic.Timer]timer),
+	}
 }
 
 // over reports whether nothing can come any more.
@@ -190,6 +224,12 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.watch(now, e.due)
 	case causeLate:
 		return s.believe(now)
+	case alarm:
+		return s.ring(now)
+	case agreedOn:
+		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
+	case harmed:
+		s.workers[e.worker].harmed = e.at // zero takes it back
 	case fileFailed:
 		return s.judge(now, &FileError{Err: e.err})
 	case connClosed:
@@ -208,7 +248,7 @@ func (s *session) step(now time.Time, e event) []effect {
 		}
 	case workerExited:
 		w := &s.workers[e.worker]
-		w.exited, w.status = true, e.status
+		w.exited, w.status, w.ended = true, e.status, now
 		if w.closed {
 			return s.ended(now, e.worker)
 		}
@@ -221,8 +261,18 @@ func (s *session) step(now time.Time, e event) []effect {
 			return s.ended(now, e.worker)
 		case s.judged:
 			w.gaveUp = true
+		case w.killed:
+			w.gaveUp = true // the others do not wait for it
+			return s.ended(now, e.worker)
 		default:
-			return s.judge(now, &ProtocolError{e.worker, "closed its connection and went on" + s.place()})
+			if w.doom == nil {
+				w.doom = &ProtocolError{e.worker, "closed its connection and went on" + s.place()}
+			}
+			if s.state != training {
+				return s.judge(now, w.doom)
+			}
+			w.killed = true
+			return []effect{kill{e.worker}}
 		}
 	}
 	return nil
@@ -232,36 +282,53 @@ func (s *session) step(now time.Time, e event) []effect {
 func (s *session) ended(now time.Time, id int) []effect {
 	w := &s.workers[id]
 	switch {
-	case s.judged, w.state == finished && w.status.OK():
+	case s.judged, w.gone, w.state == finished && w.status.OK():
 		return nil
-	case w.failed:
-		if !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.failed && !w.over() }) {
-			return s.believe(now) // nobody is left to say more
+	case s.state == training:
+		if w.failed && s.hearsay != nil {
+			if !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && !w.failed && !w.over() }) {
+				return s.believe(now) // nobody is left to say more
+			}
+			return nil
 		}
-		return nil
+		return s.die(now, id)
+	case s.state == finished && plan.WorkerID(id) != s.plan.Workers[0].ID:
+		return nil // its part is done
+	case w.failed:
+		if s.state < training && slices.ContainsFunc(s.workers, func(w worker) bool { return !w.failed && !w.over() }) {
+			return nil
+		}
+		return s.believe(now) // nobody is left to say more
 	case w.state == connecting:
 		s.lost = id
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Status: w.status})
 	}
 	s.lost = id
-	return s.judge(now, &LostError{Worker: id, Workers: len(s.workers), Status: w.status, Step: s.last.Step, Steps: s.job.Steps})
+	return s.judge(now, s.death(id))
 }
 
 // watch looks for workers that are silent. due is when it was to look: who comes late was
 // itself kept from listening, and begins anew.
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
+	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
 		switch {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
-		case !s.judged && !w.closed && !w.exited && now.Sub(w.heard) > s.cfg.Detect:
-			return s.judge(now, &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.Detect, Step: s.last.Step, Steps: s.job.Steps})
+		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.Detect:
+			w.silent = w.heard
+			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.Detect, Step: s.last.Step, Steps: s.job.Steps}
+			if s.state < training {
+				return s.judge(now, w.doom)
+			}
+			w.killed = true
+			effects = append(effects, kill{id}) // its end is the event
 		}
 	}
-	return nil
+	return effects
 }
 
 func (s *session) message(now time.Time, id int, m control.Message) []effect {
@@ -324,7 +391,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		switch {
 		case w.state < training:
 			return bad("sent output before training")
-		case plan.WorkerID(id) != s.plan.Workers[0].ID:
+		case !s.isFirst(id):
 			return bad("sent output, which is for worker %d to do", s.plan.Workers[0].ID)
 		}
 		return []effect{output{m.Text}}
@@ -334,6 +401,12 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return bad("ended a training that had not begun")
 		}
 		return s.finish(now, id, m)
+
+	case control.Answer, control.Applied, control.LinkLost, control.Leave:
+		if s.state != training || w.gone {
+			return nil // it does not know yet
+		}
+		return s.hear(now, id, m)
 	}
 	return bad("sent a message that only an agent sends (%T)", m)
 }
@@ -378,7 +451,9 @@ func (s *session) begin(now time.Time) []effect {
 		return s.judge(now, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
 			first.Job.MicroBatch, micros, maxMicros, ErrTooLarge)})
 	}
-	p, reason, err := plan.Next(plan.Plan{}, s.view(), profile(first), plan.Event{Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages})
+	p, reason, err := plan.Next(plan.Plan{}, s.view(), profile(first), plan.Event{
+		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+	})
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
@@ -389,7 +464,7 @@ func (s *session) begin(now time.Time) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	s.plan = p
+	s.plan, s.known[uint64(p.Version.N)] = p, p
 
 	s.state, s.start = training, now
 	s.job = first.Job
@@ -409,6 +484,10 @@ func (s *session) begin(now time.Time) []effect {
 		w.own = share(&p, id)
 		begin.Workers = append(begin.Workers, w.own)
 	}
+	s.ctl = elastic.New(elastic.Config{
+		Plan: p, Peers: s.peers(), Profile: profile(first), Term: 1, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
+	})
 	effects := []effect{
 		writeJob{s.job, first.Data},
 		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
@@ -457,39 +536,48 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		return s.judge(now, &ProtocolError{id, fmt.Sprintf(format, args...)})
 	}
 	w := &s.workers[id]
+	if m.Plan == 0 {
+		m.Plan = uint64(s.plan.Version.N)
+	}
+	under, ok := s.known[m.Plan]
+	switch {
+	case !ok || m.Plan < w.last.Plan:
+		return bad("committed step %d under plan %d, and plan %d is live", m.Step, m.Plan, s.plan.Version.N)
+	case under.Version.Compare(s.restart.version) < 0:
+		w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
+		return nil // the run has gone back since
+	case w.begun != s.restart.version:
+		w.begun, w.last.Step = s.restart.version, s.restart.step
+	}
 	if m.Step != w.last.Step+1 || m.Step > s.job.Steps {
 		return bad("committed step %d after step %d of %d", m.Step, w.last.Step, s.job.Steps)
 	}
 	if m.Tokens < 0 || m.MS < 0 || !finite(m.Loss, m.LR, m.GradNorm, m.MS) || m.ValLoss != nil && !finite(*m.ValLoss) {
 		return bad("committed step %d with numbers that are not finite", m.Step)
 	}
-	if m.Plan == 0 {
-		m.Plan = uint64(s.plan.Version.N)
-	}
-	if m.Plan != uint64(s.plan.Version.N) {
-		return bad("committed step %d under plan %d, and plan %d is live", m.Step, m.Plan, s.plan.Version.N)
-	}
 	w.last = m
 	w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
 	row := show{view.Worker{ID: id, Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
 
 	if m.Step <= s.last.Step {
-		was := s.told[m.Step]
-		if what := otherStep(was.step, m); what != "" {
-			return s.judge(now, &MismatchError{Worker: id, Than: was.by, What: what, Step: m.Step})
+		if was, ok := s.told[m.Step]; ok {
+			if what := otherStep(was.step, m); what != "" {
+				return s.judge(now, &MismatchError{Worker: id, Than: was.by, What: what, Step: m.Step})
+			}
 		}
-		s.forget(m.Step)
+		s.forget()
 		return []effect{row}
 	}
 	s.told[m.Step] = said{id, m}
-	s.forget(m.Step)
+	s.forget()
 	if len(s.told) > maxLead {
 		return bad("is %d steps ahead of others", maxLead)
 	}
 	s.last = rundir.Metrics{
 		Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS,
-		Time: rundir.Time{Time: m.Time}, Workers: len(s.plan.Workers), Plan: m.Plan, ValLoss: m.ValLoss,
+		Time: rundir.Time{Time: m.Time}, Workers: len(under.Workers), Plan: m.Plan, ValLoss: m.ValLoss,
 	}
+	s.stall(m)
 	s.total.tokens += m.Tokens
 	s.total.ms += m.MS
 	if m.ValLoss != nil {
@@ -498,10 +586,22 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	return []effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}
 }
 
-// forget drops a step that all workers have reported.
-func (s *session) forget(step int) {
-	if !slices.ContainsFunc(s.workers, func(w worker) bool { return w.last.Step < step }) {
-		delete(s.told, step)
+// forget drops the steps that all have reported who are to.
+func (s *session) forget() {
+	least := math.MaxInt
+	for id := range s.workers {
+		switch w := &s.workers[id]; {
+		case w.gone:
+		case w.begun != s.restart.version:
+			least = min(least, s.restart.step)
+		default:
+			least = min(least, w.last.Step)
+		}
+	}
+	for step := range s.told {
+		if step <= least {
+			delete(s.told, step)
+		}
 	}
 }
 
@@ -524,10 +624,17 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	w.own = m.Worker
 	w.own.ID = id
 	row := show{view.Worker{ID: id, Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}}
-	if slices.ContainsFunc(s.workers, func(w worker) bool { return w.state != finished }) {
-		return []effect{row}
-	}
+	effects := append([]effect{row}, s.tell(now, elastic.Finished{Worker: s.session(id), Step: m.Steps, Result: m.Result})...)
+	return append(effects, s.conclude(now)...)
+}
 
+// conclude ends training when all that are left have come to its end.
+func (s *session) conclude(now time.Time) []effect {
+	if s.judged || s.state != training || s.done == nil ||
+		slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && w.state != finished }) {
+		return nil
+	}
+	m := s.done
 	s.state = finished
 	s.val = m.ValLoss
 	sum := s.summarise(now, m.StoppedBy)
@@ -536,11 +643,11 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	s.summary = &sum
 
 	reason := "all steps are done"
-	if stopped {
+	if m.StoppedBy != "" {
 		reason = fmt.Sprintf("stopped after step %d of %d: %s", m.Steps, s.job.Steps, m.StoppedBy)
 		s.err = &StoppedError{Reason: s.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
-	effects := []effect{row, s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
+	effects := []effect{s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
 	for id := range s.workers {
 		effects = append(effects, sendMessage{id, control.Release{}})
 	}
@@ -557,6 +664,10 @@ func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
 	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost {
 		s.detail = m.Stack
 		return s.judge(now, err)
+	}
+	if s.state == training && (m.Kind == control.PeerLost || s.mending) {
+		s.workers[id].doom = err // its end is the event
+		return nil
 	}
 	// Another worker's end may be behind this, and that one says more, but it may be
 	// heard of later.
@@ -594,7 +705,9 @@ func (s *session) stopAsked(now time.Time, reason Reason) []effect {
 		}
 		var effects []effect
 		for id := range s.workers {
-			effects = append(effects, sendMessage{id, control.Stop{Reason: string(reason)}})
+			if !s.workers[id].gone {
+				effects = append(effects, sendMessage{id, control.Stop{Reason: string(reason)}})
+			}
 		}
 		return append(effects,
 			s.event(now, "stop", fmt.Sprintf("%s: %s asked to end at the next commit", reason, who)),
@@ -621,7 +734,7 @@ func (s *session) judge(now time.Time, err error) []effect {
 			}
 			e := s.event(now, kind, err.Error())
 			if id, _ := culprit(err); id >= 0 {
-				e.e.Worker, sum.WorkersLost = id, 1
+				e.e.Worker, sum.WorkersLost = id, s.losses+1
 			}
 			s.summary = &sum
 			effects = append(effects, e, writeSummary{sum})
@@ -656,17 +769,14 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: s.last.Step, Loss: s.last.Loss, ValLoss: s.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(now.Sub(s.start).Milliseconds()) / 1000,
-		WorkersStarted: len(s.workers), Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
-		Recoveries: []rundir.Recovery{},
+		WorkersStarted: len(s.workers), WorkersLost: s.losses, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
+		Recoveries: append([]rundir.Recovery{}, s.recovered...), Rollbacks: s.rollbacks,
 	}
 	for id := range s.workers {
 		sum.Workers = append(sum.Workers, s.workers[id].own)
 	}
 	if s.total.ms > 0 {
 		sum.TokensPerSecond = math.Round(float64(s.total.tokens) / s.total.ms * 1000)
-	}
-	if id, _ := culprit(s.err); id >= 0 {
-		sum.WorkersLost = 1
 	}
 	return sum
 }

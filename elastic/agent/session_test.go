@@ -59,8 +59,8 @@ func play(t *testing.T, events ...event) (*session, string) {
 }
 
 func TestSession(t *testing.T) {
-	good := workerExited{0, Status{0, "exit status 0"}}
-	killed := workerExited{0, Status{-1, "signal: killed"}}
+	good := workerExited{0, Status{Code: 0, Text: "exit status 0"}}
+	killed := workerExited{0, Status{Code: -1, Text: "signal: killed"}}
 	closed := connClosed{0, errors.New("EOF")}
 	begun := "writeJob writePlan start plan Start Begin"
 	stepped := " writeMetrics Step"
@@ -111,13 +111,13 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"killed in the middle", []event{hello, ready, committedStep(1), closed, killed},
-			begun + stepped + " awaitExit" + failed + " closeView",
-			&LostError{Worker: 0, Workers: 1, Status: Status{-1, "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			begun + stepped + " awaitExit lost" + failed + " closeView",
+			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView failed writeSummary closeView",
-			&LostError{Worker: 0, Workers: 1, Status: Status{-1, "signal: killed"}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"panic after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
@@ -130,8 +130,8 @@ func TestSession(t *testing.T) {
 			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3}, 130, "interrupt",
 		},
 		{
-			"no hello", []event{workerExited{0, Status{3, "exit status 3"}}, closed},
-			"awaitExit closeView", &NoMainError{Program: "./gpt", Status: Status{3, "exit status 3"}}, 1, "-",
+			"no hello", []event{workerExited{0, Status{Code: 3, Text: "exit status 3"}}, closed},
+			"awaitExit closeView", &NoMainError{Program: "./gpt", Status: Status{Code: 3, Text: "exit status 3"}}, 1, "-",
 		},
 		{
 			"hello late", []event{helloLate{}, closed, killed},
@@ -139,7 +139,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"hello in time", []event{hello, helloLate{}, ready, closed, killed},
-			begun + " awaitExit" + failed + " closeView", &LostError{Workers: 1, Status: Status{-1, "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			begun + " awaitExit lost" + failed + " closeView", &LostError{Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"wrong usage", []event{hello, control.Failed{Kind: control.Usage, Text: "--steps 0:\ngive at least 1"}, closed, killed},
@@ -155,7 +155,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"closes and stays", []event{hello, ready, closed, reapLate{0}, killed},
-			begun + " awaitExit" + failed + " kill closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
+			begun + " awaitExit kill lost" + failed + " closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
 		},
 		{
 			"sends garbage", []event{connClosed{0, fmt.Errorf("x: %w", control.ErrFormat)}, killed},
@@ -232,7 +232,7 @@ func TestSessionAccounts(t *testing.T) {
 	val := 2.0
 	last := committedStep(2)
 	last.ValLoss = &val
-	s, _ := play(t, hello, ready, committedStep(1), last, connClosed{}, workerExited{0, Status{-1, "signal: killed"}})
+	s, _ := play(t, hello, ready, committedStep(1), last, connClosed{}, workerExited{0, Status{Code: -1, Text: "signal: killed"}})
 	want := rundir.Summary{
 		Steps: 2, Loss: 2, ValLoss: &val, DataSHA256: "dd", Seconds: 4, TokensPerSecond: 2000,
 		WorkersStarted: 1, WorkersLost: 1, Reduction: "exact", StoppedBy: "worker 0 exited: signal: killed",
@@ -296,7 +296,7 @@ func FuzzSession(f *testing.F) {
 				if s.workers[id].exited {
 					continue
 				}
-				e = workerExited{id, Status{1, "exit status 1"}}
+				e = workerExited{id, Status{Code: 1, Text: "exit status 1"}}
 			case 14:
 				e = from(control.Beat{})
 			case 15:
@@ -314,7 +314,7 @@ func FuzzSession(f *testing.F) {
 		}
 		for id := range workers {
 			s.step(time.Time{}, connClosed{id, nil})
-			s.step(time.Time{}, workerExited{id, Status{1, "exit status 1"}})
+			s.step(time.Time{}, workerExited{id, Status{Code: 1, Text: "exit status 1"}})
 		}
 		if !s.over() || s.outcome().ExitStatus() == 0 {
 			t.Fatalf("over is %v, outcome %+v", s.over(), s.outcome())

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -46,6 +47,10 @@ type Worker interface {
 type Status struct {
 	Code int    // exit status; -1 after a signal
 	Text string // such as "exit status 3" or "signal: killed"
+
+	// Panicked says that its program ended by a panic, as far as its log tells.
+	// Others would end the same way.
+	Panicked bool
 }
 
 // OK reports whether the worker ended by itself and well.
@@ -250,6 +255,7 @@ func (p *process) reap() {
 	_ = os.RemoveAll(p.dir)
 	if p.log != nil {
 		p.last = lastLines(p.log, 20)
+		p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
 		_ = p.log.Close()
 	}
 }

@@ -83,7 +83,7 @@ func commit(n, step int) (events []event) {
 // leave is the end of workers.
 func leave(ids ...int) (events []event) {
 	for _, id := range ids {
-		events = append(events, connClosed{id, errors.New("EOF")}, workerExited{id, Status{0, "exit status 0"}})
+		events = append(events, connClosed{id, errors.New("EOF")}, workerExited{id, Status{Code: 0, Text: "exit status 0"}})
 	}
 	return events
 }
@@ -160,7 +160,7 @@ func TestManyWorkersToTheEnd(t *testing.T) {
 
 func TestManyWorkersInTrouble(t *testing.T) {
 	killed := func(id int) []event {
-		return []event{connClosed{id, errors.New("EOF")}, workerExited{id, Status{-1, "signal: killed"}}}
+		return []event{connClosed{id, errors.New("EOF")}, workerExited{id, Status{Code: -1, Text: "signal: killed"}}}
 	}
 	with := func(base []event, more ...any) (all []event) {
 		all = slices.Clone(base)
@@ -189,7 +189,7 @@ func TestManyWorkersInTrouble(t *testing.T) {
 	two, hellos := prepare(2), prepare(2)[:2]
 	trained := with(prepare(3), commit(3, 1))
 	val := 2.0
-	const cannot = "; this version cannot go on without it"
+	const none = "; no worker is left"
 	const same = ": all workers must run the same PROGRAM on the same data"
 
 	for _, c := range []struct {
@@ -201,16 +201,15 @@ func TestManyWorkersInTrouble(t *testing.T) {
 		kills   string // who is killed
 		stopped string // "-" for no summary
 	}{
-		{"killed", 3, with(trained, killed(2)), "worker 2 exited: signal: killed, at step 1 of 3" + cannot, 1, "0 1", "worker 2 exited: signal: killed"},
-		{"killed before training", 2, with(hellos, killed(1)), "worker 1 exited: signal: killed, before training began" + cannot, 1, "0", "-"},
-		{"exits well too early", 2, with(two, leave(1)), "worker 1 exited: exit status 0, at step 0 of 3" + cannot, 1, "0", "worker 1 exited: exit status 0"},
-		{"peers notice first", 3, with(trained, failure(0, control.PeerLost, "worker 2 is gone"), failure(1, control.Faulty, "reset"), killed(2)),
-			"worker 2 exited: signal: killed, at step 1 of 3" + cannot, 1, "0 1", "*"},
-		{"peers notice and end first", 3, with(trained, failure(0, control.PeerLost, "worker 2 is gone"), leave(0), failure(1, control.PeerLost, "reset"), leave(1), killed(2)),
-			"worker 2 exited: signal: killed, at step 1 of 3" + cannot, 1, "", "*"},
-		{"a link breaks", 2, with(two, failure(0, control.PeerLost, "link to worker 1 broke"), causeLate{}), "worker 0: link to worker 1 broke", 1, "0 1", "*"},
+		{"all killed", 3, with(trained, killed(2), killed(0), killed(1)), "worker 1 exited: signal: killed, at step 1 of 3" + none, 1, "", "worker 1 exited: signal: killed"},
+		{"killed before training", 2, with(hellos, killed(1)), "worker 1 exited: signal: killed, before training began", 1, "0", "-"},
+		{"all exit well too early", 2, with(two, leave(1, 0)), "worker 0 exited: exit status 0, at step 0 of 3" + none, 1, "", "worker 0 exited: exit status 0"},
+		{"peers end first", 3, with(trained, failure(0, control.PeerLost, "worker 2 is gone"), leave(0), failure(1, control.PeerLost, "reset"), leave(1), killed(2)),
+			"worker 2 exited: signal: killed, at step 1 of 3" + none, 1, "", "*"},
 		{"own fault, and a link", 2, with(two, failure(0, control.PeerLost, "link broke"), failure(1, control.Faulty, "disk full"), causeLate{}), "worker 1: disk full", 1, "0 1", "*"},
-		{"all end by a link", 2, with(two, failure(0, control.PeerLost, "x"), failure(1, control.PeerLost, "y"), leave(0, 1)), "worker 0: x", 1, "1", "*"},
+		{"all end by a link", 2, with(two, failure(0, control.PeerLost, "x"), failure(1, control.PeerLost, "y"), leave(0, 1)), "worker 1: y", 1, "", "*"},
+		{"a fault of one", 2, with(two, failure(1, control.Faulty, "disk full"), leave(1), causeLate{}), "worker 1: disk full", 1, "0", "*"},
+		{"all have a fault", 2, with(two, failure(1, control.Faulty, "disk full"), failure(0, control.Faulty, "disk full, too"), leave(1)), "worker 1: disk full", 1, "0", "*"},
 		{"a panic is first hand", 2, with(two, failure(0, control.PeerLost, "link broke"), failure(1, control.UserPanic, "boom")), "worker 1: boom", 1, "0 1", "*"},
 		{"wrong usage from all", 2, with(hellos, failure(1, control.Usage, "--steps 0: give at least 1"), failure(0, control.Usage, "--steps 0: give at least 1")), "--steps 0: give at least 1", 2, "0 1", "-"},
 		{"not finite", 2, with(two, failure(1, control.NonFinite, "loss is NaN in step 1")), "loss is NaN in step 1", 1, "0 1", "*"},
@@ -231,7 +230,7 @@ func TestManyWorkersInTrouble(t *testing.T) {
 
 		{"interrupt", 2, with(two, commit(2, 1), stopAsked{Interrupt}, commit(2, 2), received{1, doneAfter(2, Interrupt)}, received{0, doneAfter(2, Interrupt)}, leave(0, 1)), "interrupted after step 2 of 3", 130, "", "interrupt"},
 		{"interrupt twice", 2, with(two, commit(2, 1), stopAsked{Interrupt}, received{1, doneAfter(1, Interrupt)}, stopAsked{Interrupt}), "interrupted at step 1 of 3; the step under way is lost", 130, "0 1", "interrupt"},
-		{"killed after its end", 2, with(two, commit(2, 1), commit(2, 2), commit(2, 3), received{0, doneAfter(3, "")}, received{1, doneAfter(3, "")}, killed(0), leave(1)), "worker 0 exited: signal: killed, at step 3 of 3" + cannot, 1, "1", "worker 0 exited: signal: killed"},
+		{"killed after its end", 2, with(two, commit(2, 1), commit(2, 2), commit(2, 3), received{0, doneAfter(3, "")}, received{1, doneAfter(3, "")}, killed(0), leave(1)), "worker 0 exited: signal: killed, at step 3 of 3", 1, "1", "worker 0 exited: signal: killed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var last time.Time
@@ -257,7 +256,7 @@ func TestManyWorkersInTrouble(t *testing.T) {
 			}
 			for id := range s.workers {
 				s.step(last, connClosed{id, nil})
-				s.step(last, workerExited{id, Status{-1, "signal: killed"}})
+				s.step(last, workerExited{id, Status{Code: -1, Text: "signal: killed"}})
 			}
 			if !s.over() {
 				t.Error("not over when all are gone")
@@ -333,8 +332,18 @@ func TestWatch(t *testing.T) {
 		t.Errorf("silent for exactly the budget: %v", s.err)
 	}
 	s.step(at(1250), watchTick{at(1250)})
-	want := &SilentError{Worker: 1, Workers: 2, For: time.Second, Steps: 3}
-	if !reflect.DeepEqual(s.err, want) || s.err.Error() != "worker 1 has been silent for 1s, at step 0 of 3; this version cannot go on without it" || s.summary.WorkersLost != 1 {
+	if s.workers[0].doom != nil || s.workers[1].doom == nil || s.judged {
+		t.Errorf("worker 0: %v, worker 1: %v", s.workers[0].doom, s.workers[1].doom)
+	}
+	for _, id := range []int{1, 0} {
+		s.step(at(1300), connClosed{id, nil})
+		s.step(at(1300), workerExited{id, Status{Code: -1, Text: "signal: killed"}})
+		if id == 1 {
+			s.step(at(2600), watchTick{at(2600)})
+		}
+	}
+	want := &SilentError{Worker: 0, Workers: 2, For: time.Second, Steps: 3}
+	if !reflect.DeepEqual(s.err, want) || s.err.Error() != "worker 0 has been silent for 1s, at step 0 of 3; no worker is left" || s.summary.WorkersLost != 2 {
 		t.Errorf("got %v, %+v", s.err, s.summary)
 	}
 
@@ -346,7 +355,7 @@ func TestWatch(t *testing.T) {
 		t.Errorf("a frozen agent blames its workers: %v", s.err)
 	}
 	s.step(at(6100), watchTick{at(6100)})
-	if s.err == nil {
+	if s.workers[0].doom == nil {
 		t.Error("silence after the new beginning is not noticed")
 	}
 
@@ -363,10 +372,10 @@ func TestWatch(t *testing.T) {
 		t.Errorf("a worker that never beat: %v", s.err)
 	}
 	s = start()
-	s.step(at(10), workerExited{0, Status{-1, "signal: killed"}})
+	s.step(at(10), workerExited{0, Status{Code: -1, Text: "signal: killed"}})
 	s.step(at(1100), received{1, control.Beat{}})
 	s.step(at(1100), watchTick{at(1100)})
-	if s.judged {
+	if s.judged || s.workers[0].doom != nil {
 		t.Errorf("a worker that has ended is blamed for silence: %v", s.err)
 	}
 }
@@ -435,33 +444,63 @@ func startWorkers(t *testing.T, n int, args ...string) ([]Worker, *rundir.Dir) {
 
 func TestProcesses(t *testing.T) {
 	for _, c := range []struct {
-		arg, err, detail string
-		exit             int
+		arg, cause, how string
+		mirrors, lost   int
 	}{
-		{"print", "", "", 0},
-		{"die-1", "worker 1 exited: signal: killed, at step 2 of 5; this version cannot go on without it", "hello from the worker", 1},
-		{"freeze-2", "worker 2 has been silent for 1s, at step 2 of 5; this version cannot go on without it", "", 1},
+		{"print", "", "", 1, 0},
+		{"die-1", "worker 1 exited: signal: killed", "reap", 1, 1},
+		{"freeze-2", "worker 2 has been silent for 1s", "silence", 1, 1},
+		{"die-1", "worker 1 exited: signal: killed", "reap", -1, 1},
 	} {
-		t.Run(c.arg, func(t *testing.T) {
+		t.Run(fmt.Sprint(c.arg, c.mirrors), func(t *testing.T) {
 			ws, dir := startWorkers(t, 3, c.arg, "5")
-			a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second})
+			v := &recorder{}
+			a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second, Mirrors: c.mirrors, View: v})
 			if err != nil {
 				t.Fatal(err)
 			}
 			o := a.Serve(t.Context(), ws...)
-			if msg := fmt.Sprint(o.Err); (o.Err != nil || c.err != "") && msg != c.err || o.ExitStatus() != c.exit || o.Detail != c.detail {
-				t.Errorf("exit status %d, %s, detail %q", o.ExitStatus(), msg, o.Detail)
+			if o.Err != nil || o.ExitStatus() != 0 {
+				t.Fatalf("exit status %d, %v, detail %q", o.ExitStatus(), o.Err, o.Detail)
 			}
 			for _, w := range ws {
 				<-w.Exited()
 			}
-			for _, name := range []string{"plans.jsonl", "events.jsonl", "metrics.jsonl"} {
-				readLines(t, dir.File(name))
-			}
 			var sum rundir.Summary
 			readJSON(t, dir.File("summary.json"), &sum)
-			if len(sum.Workers) != 3 || sum.WorkersStarted != 3 || sum.WorkersLost != min(c.exit, 1) {
+			if sum.Steps != 5 || len(sum.Workers) != 3 || sum.WorkersStarted != 3 || sum.WorkersLost != c.lost || len(sum.Recoveries) != c.lost {
 				t.Errorf("summary: %+v", sum)
+			}
+			plans, metrics := readLines(t, dir.File("plans.jsonl")), readLines(t, dir.File("metrics.jsonl"))
+			if len(plans) != 1+c.lost || metrics[len(metrics)-1]["plan"] != float64(1+c.lost) || metrics[len(metrics)-1]["workers"] != float64(3-c.lost) {
+				t.Errorf("%d plans, last of %v", len(plans), metrics)
+			}
+			back := 0
+			if c.mirrors < 0 {
+				back = 1
+			}
+			if sum.Rollbacks != back || len(metrics) != 5+2*back {
+				t.Errorf("%d rollbacks, %d lines of metrics", sum.Rollbacks, len(metrics))
+			}
+			if c.lost == 0 {
+				return
+			}
+			r := sum.Recoveries[0]
+			if r.Cause != c.cause || r.DiedAt != c.how || r.TotalMS <= 0 || r.EditMS != 0.001 || r.LinksOpened != 2 {
+				t.Errorf("recovery: %+v", r)
+			}
+			if r.TotalMS-r.DetectMS-r.QueryMS-r.PlanMS-r.AgreeMS-r.EditMS-r.ResumeMS > 0.01 {
+				t.Errorf("the phases do not add up: %+v", r)
+			}
+			kinds := make(map[any]map[string]any)
+			for _, e := range readLines(t, dir.File("events.jsonl")) {
+				kinds[e["kind"]] = e
+			}
+			if kinds["lost"]["reason"] != c.cause || kinds["recovered"]["total_ms"] != r.TotalMS || kinds["recovered"]["plan"] != 2.0 || (kinds["rollback"] != nil) != (back > 0) {
+				t.Errorf("events: %v", kinds)
+			}
+			if !slices.Contains(v.shown, "Recovered") || !slices.Contains(v.shown, "Plan") {
+				t.Errorf("shown: %v", v.shown)
 			}
 		})
 	}

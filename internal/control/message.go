@@ -10,8 +10,9 @@ import (
 const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
-// by value: Hello, Beat, Note, Ready, Step, Output, Done and Failed from the
-// worker, Start and Stop from the agent.
+// by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, LinkLost,
+// Leave, Done and Failed from the worker, Start, Query, Order and Stop from the
+// agent.
 type Message interface {
 	kind() string
 }
@@ -88,7 +89,7 @@ type Start struct {
 	Peers []Peer
 }
 
-// Step is one committed step. Every worker sends it: all fields but MS, Time,
+// Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
 // Forwards and Backwards have the same bits in every worker's message for a step.
 type Step struct {
 	Step     int     // number of the step, from 1
@@ -98,7 +99,7 @@ type Step struct {
 	Tokens   int64   // targets the loss was averaged over
 	MS       float64 // wall time of the step, without evaluation
 	Time     time.Time
-	Plan     uint64   // version of the plan the step ran under
+	Plan     uint64   // Version.N of the worker's plan as the step ended
 	ValLoss  *float64 // set where an evaluation followed the step
 
 	// Forwards and Backwards count what this worker has run in training so
@@ -135,6 +136,9 @@ type Done struct {
 	Result       []byte // of the last point, with which others can pass it
 	Worker       rundir.Worker
 }
+
+// Thaw is the Kind of a [Harm] that undoes the one before.
+const Thaw = "thaw"
 
 // Query seals the worker and asks what it knows. A worker that has answered a
 // higher ballot does not answer.

@@ -71,10 +71,12 @@ type Metrics struct {
 // Event is one line of events.jsonl: one change.
 type Event struct {
 	Time   Time   `json:"time"`
-	Kind   string `json:"kind"`   // start, plan, stop, end, failed
+	Kind   string `json:"kind"`   // see package agent
 	Worker int    `json:"worker"` // WorkerID, or -1 where the event is of the whole run
 	Plan   uint64 `json:"plan"`
 	Reason string `json:"reason"` // one sentence
+
+	*Recovery // of kind recovered; its fields stand beside the others
 }
 
 // Plan is one line of plans.jsonl: one plan that went live.
@@ -128,19 +130,24 @@ type Worker struct {
 	StateBytes int64 `json:"state_bytes"` // bytes of optimizer moments held
 }
 
-// Recovery is the account of one recovery in summary.json.
+// Recovery is the account of one recovery, in milliseconds. The phases follow
+// one another and together are TotalMS.
 type Recovery struct {
-	Step                   int     `json:"step"`
-	Cause                  string  `json:"cause"`
-	DiedAt                 string  `json:"died_at"`
-	DetectMS               float64 `json:"detect_ms"`
-	QueryMS                float64 `json:"query_ms"`
-	PlanMS                 float64 `json:"plan_ms"`
-	AgreeMS                float64 `json:"agree_ms"`
-	EditMS                 float64 `json:"edit_ms"`
-	ResumeMS               float64 `json:"resume_ms"`
-	TotalMS                float64 `json:"total_ms"`
-	StallMS                float64 `json:"stall_ms"`
-	RecomputedMicrobatches int     `json:"recomputed_microbatches"`
-	LinksOpened            int     `json:"links_opened"`
+	Step   int    `json:"step"`    // that was struck
+	Cause  string `json:"cause"`   // of the first death, and of others that came before the end of the recovery
+	DiedAt string `json:"died_at"` // whence the time of the death is: kill, reap or silence
+
+	DetectMS float64 `json:"detect_ms"` // from the death until the agent knew of it
+	QueryMS  float64 `json:"query_ms"`  // until all had said what they have
+	PlanMS   float64 `json:"plan_ms"`   // until there was a plan
+	AgreeMS  float64 `json:"agree_ms"`  // until it was agreed
+	EditMS   float64 `json:"edit_ms"`   // until the slowest worker had applied it
+	ResumeMS float64 `json:"resume_ms"` // until the last had a task of it, or none left
+	TotalMS  float64 `json:"total_ms"`
+	StallMS  float64 `json:"stall_ms"` // the struck step's time less the median of the ten before it
+
+	// RecomputedMicrobatches counts (stage, micro-batch) pairs that the dead are known to
+	// have begun and that ran again.
+	RecomputedMicrobatches int `json:"recomputed_microbatches"`
+	LinksOpened            int `json:"links_opened"`
 }

@@ -28,7 +28,10 @@ type Record struct {
 	Last    *Metrics // the newest step; nil before the first
 	ValLoss *float64 // of the newest evaluation, as far as the end of metrics.jsonl tells
 	Event   *Event   // the newest
-	Summary *Summary // nil until the run has ended, and for one that was killed
+	Gone    []Event  // of workers that were lost or have left, the newest first
+
+	Recoveries []Recovery // the newest first
+	Summary    *Summary   // nil until the run has ended, and for one that was killed
 }
 
 // tailSize is how much of a line file's end is read.
@@ -51,7 +54,16 @@ func Read(path string) (Record, error) {
 	if r.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
 		return r, err
 	}
-	if r.Event, err = lastOf[Event](filepath.Join(path, "events.jsonl"), nil); err != nil {
+	r.Event, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
+		switch {
+		case e.Kind == "lost" || e.Kind == "left":
+			r.Gone = append(r.Gone, *e)
+		case e.Recovery != nil:
+			r.Recoveries = append(r.Recoveries, *e.Recovery)
+		}
+		return false
+	})
+	if err != nil {
 		return r, err
 	}
 	r.Last, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {

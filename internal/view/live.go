@@ -213,7 +213,11 @@ func render(s *state, now time.Time, width, height int) string {
 			fmt.Sprintf("lr %.3g", s.last.LR), fmt.Sprintf("grad norm %.3g", s.last.GradNorm)))
 	}
 	if len(s.rows) > 1 && s.end == nil {
-		line(s.paint(faint, s.run.Reason))
+		reason := s.run.Reason
+		if s.recoveries > 0 {
+			reason = recovered(s.recoveries, s.total) + " · " + reason
+		}
+		line(s.paint(faint, reason))
 	}
 	for _, text := range s.workerLines(width, height) {
 		line(s.paint(faint, text))

@@ -61,6 +61,10 @@ func (s *state) lines(now time.Time, e Event) []string {
 			lines = append(lines, "run directory "+e.RunDir)
 		}
 		return lines
+	case Plan:
+		return []string{e.Reason}
+	case Recovered:
+		return []string{recovered(1, e.TotalMS)}
 	case Step:
 		if s.run == nil {
 			return nil
@@ -100,4 +104,12 @@ func (s *state) lines(now time.Time, e Event) []string {
 		return lines
 	}
 	return nil
+}
+
+// recovered says how many recoveries there were and how long the newest took.
+func recovered(n int, ms float64) string {
+	if n == 1 {
+		return fmt.Sprintf("recovered in %.1f ms", ms)
+	}
+	return fmt.Sprintf("recovered %d times, last in %.1f ms", n, ms)
 }

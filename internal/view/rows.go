@@ -37,6 +37,24 @@ func (s *state) addRow(w Worker) {
 	s.rows[i].news = w
 }
 
+// addPlan gives the rows their new places. Who is not in the plan has none.
+func (s *state) addPlan(p Plan) {
+	if s.run != nil {
+		s.run.Reason = p.Reason
+	}
+	for i := range s.rows {
+		s.rows[i].place = rundir.Worker{ID: s.rows[i].place.ID}
+	}
+	for _, w := range p.Workers {
+		i := slices.IndexFunc(s.rows, func(r row) bool { return r.place.ID == w.ID })
+		if i < 0 {
+			s.rows = append(s.rows, row{})
+			i = len(s.rows) - 1
+		}
+		s.rows[i].place = w
+	}
+}
+
 // workerLines draws the workers in a view of the given height: a line for each, or where there
 // are too many, one for all. A lone worker is the run, of which the view tells anyway.
 func (s *state) workerLines(width, height int) []string {

@@ -21,8 +21,11 @@ type state struct {
 	losses   history
 	speed    speed
 	stopping string
-	end      *End
-	spoke    time.Time // when the plain view printed its newest step
+
+	recoveries int
+	total      float64 // milliseconds of the newest
+	end        *End
+	spoke      time.Time // when the plain view printed its newest step
 }
 
 func (s *state) add(now time.Time, e Event) {
@@ -38,6 +41,11 @@ func (s *state) add(now time.Time, e Event) {
 		for _, w := range e.Workers {
 			s.rows = append(s.rows, row{place: w})
 		}
+	case Plan:
+		s.addPlan(e)
+	case Recovered:
+		s.recoveries++
+		s.total = e.TotalMS
 	case Worker:
 		s.addRow(e)
 	case Step:

@@ -32,7 +32,7 @@ type View interface {
 	Close()
 }
 
-// Event is one of Note, Begin, Worker, Step, Stopping and End.
+// Event is one of Note, Begin, Plan, Worker, Step, Recovered, Stopping and End.
 type Event interface{ event() }
 
 // Note says what is going on, such as "reading data".
@@ -46,6 +46,15 @@ type Begin struct {
 	Reason  string          // of the first plan
 	Workers []rundir.Worker // their IDs, stages and layers, in the order of their rows
 }
+
+// Plan is another plan than before.
+type Plan struct {
+	Reason  string
+	Workers []rundir.Worker // their IDs, stages and layers
+}
+
+// Recovered is the end of a recovery.
+type Recovered rundir.Recovery
 
 // Worker is news of one worker.
 type Worker struct {
@@ -69,12 +78,14 @@ type End struct {
 	Summary rundir.Summary
 }
 
-func (Note) event()     {}
-func (Begin) event()    {}
-func (Worker) event()   {}
-func (Step) event()     {}
-func (Stopping) event() {}
-func (End) event()      {}
+func (Note) event()      {}
+func (Plan) event()      {}
+func (Recovered) event() {}
+func (Begin) event()     {}
+func (Worker) event()    {}
+func (Step) event()      {}
+func (Stopping) event()  {}
+func (End) event()       {}
 
 // Options say where and how a run is shown.
 type Options struct {

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 )
@@ -74,19 +75,38 @@ func main() {
 	if _, err := conn.Receive(ctx); err != nil {
 		os.Exit(1)
 	}
-	stop := make(chan string, 1)
+	inbox := make(chan control.Message, 8)
 	go func() {
-		m, err := conn.Receive(ctx)
-		if err != nil {
-			os.Exit(1)
+		for {
+			m, err := conn.Receive(ctx)
+			if err != nil {
+				os.Exit(1)
+			}
+			inbox <- m
 		}
-		if s, ok := m.(control.Stop); ok && !*stuck {
-			stop <- s.Reason
-		}
-		conn.Receive(ctx)
-		os.Exit(1)
 	}()
-	step, reason := 0, ""
+	step, reason, plan, first := 0, "", uint64(1), id.WorkerID == 0
+	handle := func(m control.Message) {
+		switch m := m.(type) {
+		case control.Stop:
+			if !*stuck {
+				reason = m.Reason
+			}
+		case control.Query:
+			var r elastic.Report
+			r.Plan.Generation, r.Plan.N, r.Passed.Step = 1, int(plan), step
+			report, _ := r.Encode()
+			conn.Send(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
+		case control.Order:
+			o, err := elastic.ParseOrder(m.Order)
+			if err != nil {
+				os.Exit(1)
+			}
+			*hold, step, plan = -1, o.Passed.Step, uint64(o.Plan.Version.N)
+			first = int(o.Plan.Workers[0].ID) == id.WorkerID
+			conn.Send(control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: 1, N: int(plan)})
+		}
+	}
 	for step < *steps && reason == "" {
 		if *fail == "panic" && step == 2 {
 			conn.Send(control.Failed{Kind: control.UserPanic, Text: "panic in step 3: boom", Stack: "goroutine 1 [running]:\nmain.main()", Step: 3})
@@ -107,13 +127,13 @@ func main() {
 			loss *= 2
 		}
 		step++
-		conn.Send(control.Step{Step: step, Loss: loss, Tokens: 100, MS: 1, Time: time.Now(), Plan: 1, Forwards: int64(8 * step), Backwards: int64(8 * step)})
-		if step == *hold {
-			reason = <-stop
+		conn.Send(control.Step{Step: step, Loss: loss, Tokens: 100, MS: 1, Time: time.Now(), Plan: plan, Forwards: int64(8 * step), Backwards: int64(8 * step)})
+		for step == *hold && reason == "" {
+			handle(<-inbox)
 		}
 	}
 	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: reason, Worker: rundir.Worker{Forwards: int64(8 * step)}})
-	if id.WorkerID > 0 {
+	if !first {
 		return
 	}
 	conn.Send(control.Output{Text: "sampled text\n"})

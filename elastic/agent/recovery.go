@@ -1,0 +1,314 @@
+package agent
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/view"
+)
+
+// This is what a session does between the workers and the controller: it turns what
+// happens into the controller's events, and the controller's effects into messages, lines
+// of the files and rows of the view.
+
+// restart is what a run goes back to.
+type restart struct {
+	version plan.Version // of the plan that it goes on with
+	step    int          // committed
+}
+
+// timer is one of the controller.
+type timer struct {
+	at    time.Time
+	after time.Duration
+}
+
+// session is what plans call a worker.
+func (s *session) session(id int) plan.Worker { return plan.Worker{ID: plan.WorkerID(id)} }
+
+// peers are the workers that there are and where they listen.
+func (s *session) peers() []elastic.Peer {
+	var all []elastic.Peer
+	for id := range s.workers {
+		all = append(all, elastic.Peer{Worker: s.session(id), Addr: s.workers[id].ready.Addr})
+	}
+	return all
+}
+
+// isFirst reports whether a worker is the first of the run's plan, or of another that
+// it may not have left yet.
+func (s *session) isFirst(id int) bool {
+	for _, p := range s.known {
+		if p.Workers[0].ID == plan.WorkerID(id) {
+			return true
+		}
+	}
+	return false
+}
+
+// alarm returns when the next alarm is due, zero for never.
+func (s *session) alarm() (first time.Time) {
+	if s.judged {
+		return first
+	}
+	for _, t := range s.timers {
+		if first.IsZero() || t.at.Before(first) {
+			first = t.at
+		}
+	}
+	return first
+}
+
+// ring tells the controller which timers have run out. Who comes late by more than a quarter of
+// the budget was itself kept from listening, and begins anew.
+func (s *session) ring(now time.Time) []effect {
+	var effects []effect
+	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer} {
+		switch t, ok := s.timers[name]; {
+		case !ok || now.Before(t.at):
+		case s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
+			s.timers[name] = timer{now.Add(t.after), t.after}
+		default:
+			delete(s.timers, name)
+			effects = append(effects, s.tell(now, elastic.Late{Timer: name})...)
+		}
+	}
+	return effects
+}
+
+// evictedError is why the controller ended a worker.
+type evictedError struct{ reason string }
+
+func (e *evictedError) Error() string { return e.reason }
+
+// death is the error of a worker that has ended before its time.
+func (s *session) death(id int) error {
+	w := &s.workers[id]
+	if silent := new(SilentError); errors.As(w.doom, &silent) {
+		return silent
+	}
+	if w.doom != nil {
+		return w.doom
+	}
+	return &LostError{Worker: id, Workers: len(s.workers), Status: w.status, Step: s.last.Step, Steps: s.job.Steps}
+}
+
+// die goes on without a worker that has ended in training.
+func (s *session) die(now time.Time, id int) []effect {
+	w := &s.workers[id]
+	w.gone = true
+	s.forget()
+	if _, ok := s.plan.Worker(plan.WorkerID(id)); !ok && w.status.OK() {
+		effects := []effect{s.about(now, id, "left", fmt.Sprintf("worker %d has left", id)), s.row(id, "left")}
+		return append(effects, s.tell(now, elastic.Dead{Worker: s.session(id), Cause: fmt.Sprintf("worker %d has left", id)})...)
+	}
+	err := s.death(id)
+	cause := oneLine(stoppedBy(err))
+	s.losses++
+	s.lost = id
+	if w.status.Panicked && w.doom == nil {
+		return s.judge(now, err)
+	}
+	s.mending = true
+	dead := elastic.Dead{Worker: s.session(id), Cause: cause, How: elastic.Reaped, Died: w.ended}
+	switch {
+	case !w.harmed.IsZero():
+		dead.How, dead.Died = elastic.Stamped, w.harmed
+	case !w.silent.IsZero():
+		dead.How, dead.Died = elastic.Silent, w.silent
+	}
+	_, how := culprit(err)
+	if how == "" {
+		how = "lost"
+	}
+	effects := []effect{s.about(now, id, "lost", cause)}
+	effects = append(effects, s.tell(now, dead)...)
+	effects = append(effects, s.row(id, how))
+	// Others may have failed because of it, and said so before.
+	s.hearsay = nil
+	for id := range s.workers {
+		if w := &s.workers[id]; w.failed && !w.gone && w.over() && !s.judged {
+			effects = append(effects, s.die(now, id)...)
+		}
+	}
+	return append(effects, s.conclude(now)...)
+}
+
+// about is an event of one worker.
+func (s *session) about(now time.Time, id int, kind, reason string) writeEvent {
+	e := s.event(now, kind, reason)
+	e.e.Worker = id
+	return e
+}
+
+func (s *session) row(id int, state string) show {
+	w := &s.workers[id]
+	return show{view.Worker{ID: id, Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
+}
+
+// hear passes on what a worker says to the controller.
+func (s *session) hear(now time.Time, id int, m control.Message) []effect {
+	from := s.session(id)
+	switch m := m.(type) {
+	case control.Answer:
+		report, err := elastic.ParseReport(m.Report)
+		if err != nil {
+			return s.judge(now, &ProtocolError{id, "sent a report that is none" + s.place()})
+		}
+		return s.tell(now, elastic.Answered{Worker: from, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: report})
+	case control.Applied:
+		return s.tell(now, elastic.Applied{
+			Worker: from, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt},
+			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: max(m.Opened, 0),
+			Edit: time.Duration(max(m.Edit, 0)), Resume: time.Duration(max(m.Resume, 0)),
+		})
+	case control.LinkLost:
+		return s.tell(now, elastic.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
+	case control.Leave:
+		return s.tell(now, elastic.Leaving{Worker: from})
+	}
+	panic(fmt.Sprintf("agent: %T is not for the controller", m))
+}
+
+// tell gives the controller an event and turns what it wants into effects.
+func (s *session) tell(now time.Time, e elastic.Event) []effect {
+	if s.judged || s.state != training {
+		return nil
+	}
+	var effects []effect
+	add := func(e ...effect) { effects = append(effects, e...) }
+	for _, e := range s.ctl.Step(now, e) {
+		switch e := e.(type) {
+		case elastic.Ask:
+			add(sendMessage{int(e.Worker.ID), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt}})
+		case elastic.Command:
+			text, err := e.Order.Encode()
+			if err == nil && len(text) > control.MaxFrame/2 {
+				err = fmt.Errorf("an order of %d bytes: %w", len(text), ErrTooLarge)
+			}
+			if err != nil {
+				return append(effects, s.judge(now, &PlanError{err})...)
+			}
+			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
+			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
+		case elastic.Propose:
+			add(propose{e.Order})
+		case elastic.Adopt:
+			add(s.adopt(now, e)...)
+		case elastic.Kill:
+			if w := &s.workers[e.Worker.ID]; w.doom == nil && !w.exited {
+				w.doom, w.killed = &evictedError{e.Reason}, true
+				add(s.about(now, int(e.Worker.ID), "evict", e.Reason), kill{int(e.Worker.ID)})
+			}
+		case elastic.SetTimer:
+			s.timers[e.Timer] = timer{now.Add(e.After), e.After}
+		case elastic.CancelTimer:
+			delete(s.timers, e.Timer)
+		case elastic.Note:
+			add(s.event(now, "note", e.Reason))
+		case elastic.Hold:
+			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plural(e.Have, "worker"), e.Need)
+			add(s.event(now, "hold", reason), show{view.Note(reason)})
+		case elastic.Recovered:
+			add(s.recovery(now, e.Recovery)...)
+		case elastic.StopAll:
+			add(s.stopAsked(now, Terminated)...)
+		case elastic.End:
+			err := e.Err
+			var nobody *elastic.NobodyError
+			if errors.As(err, &nobody) {
+				err = s.death(int(nobody.Worker))
+			}
+			var evicted *evictedError
+			if nobody == nil || errors.As(err, &evicted) {
+				err = &RecoveryError{Err: e.Err, Step: s.last.Step, Steps: s.job.Steps}
+			}
+			return append(effects, s.judge(now, err)...)
+		default:
+			panic(fmt.Sprintf("agent: the controller wants %T", e))
+		}
+	}
+	return effects
+}
+
+// adopt goes over to a plan.
+func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
+	p := e.Order.Plan
+	s.plan, s.known[uint64(p.Version.N)] = p, p
+	text, err := json.Marshal(p)
+	if err != nil {
+		return s.judge(now, &PlanError{err})
+	}
+	news := view.Plan{Reason: string(e.Reason)}
+	for _, pw := range p.Workers {
+		w := &s.workers[pw.ID]
+		place := share(&p, int(pw.ID))
+		w.own.Stages, w.own.Layers = place.Stages, place.Layers
+		news.Workers = append(news.Workers, place)
+	}
+	effects := []effect{
+		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}},
+		s.event(now, "plan", string(e.Reason)),
+		show{news},
+	}
+	if e.Order.Restart {
+		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {
+			s.rollbacks++
+		}
+		s.restart = restart{p.Version, e.Order.Passed.Step}
+		s.last = rundir.Metrics{Step: s.restart.step}
+		clear(s.told)
+		effects = append(effects, s.event(now, "rollback", fmt.Sprintf("the run goes back to step %d", s.restart.step)))
+	}
+	thin := slices.ContainsFunc(p.Shards, func(sh plan.Shard) bool { return len(sh.Mirrors) < p.Mirrors })
+	if thin != s.thin {
+		s.thin = thin
+		kind, reason := "protected", fmt.Sprintf("every shard has its %s", plural(p.Mirrors, "mirror"))
+		if thin {
+			kind, reason = "unprotected", fmt.Sprintf("some shards have fewer than %s", plural(p.Mirrors, "mirror"))
+		}
+		effects = append(effects, s.event(now, kind, reason))
+	}
+	return effects
+}
+
+// recovery writes down that a recovery is over.
+func (s *session) recovery(now time.Time, r elastic.Recovery) []effect {
+	s.mending = false
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	account := rundir.Recovery{
+		Step: r.Step, Cause: r.Cause, DiedAt: string(r.How),
+		DetectMS: ms(r.Detect), QueryMS: ms(r.Query), PlanMS: ms(r.Plan), AgreeMS: ms(r.Agree), EditMS: ms(r.Edit), ResumeMS: ms(r.Resume),
+		TotalMS: ms(r.Total), RecomputedMicrobatches: r.Again, LinksOpened: r.Opened,
+	}
+	s.recovered = append(s.recovered, account)
+	reason := fmt.Sprintf("%s: %s on after %.1f ms", r.Cause, plural(len(s.plan.Workers), "worker"), account.TotalMS)
+	if r.Rollback {
+		reason = fmt.Sprintf("%s: %s on from step %d after %.1f ms", r.Cause, plural(len(s.plan.Workers), "worker"), r.From, account.TotalMS)
+	}
+	e := s.event(now, "recovered", reason)
+	e.e.Recovery = &account
+	return []effect{e, show{view.Recovered(account)}}
+}
+
+// stallWindow is how many steps before a struck one say how long it should have been.
+const stallWindow = 10
+
+// stall notes how long a step took, and accounts for what that says of a recovery in it.
+func (s *session) stall(m control.Step) {
+	for i := range s.recovered {
+		if r := &s.recovered[i]; r.Step == m.Step && r.StallMS == 0 && len(s.times) > 0 {
+			sorted := slices.Sorted(slices.Values(s.times))
+			r.StallMS = max(0, m.MS-sorted[len(sorted)/2])
+		}
+	}
+	s.times = append(s.times, m.MS)
+	s.times = s.times[max(0, len(s.times)-stallWindow):]
+}
