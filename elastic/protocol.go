@@ -99,6 +99,10 @@ type Order struct {
 	Passed Point  `json:"passed"`
 	Result []byte `json:"result,omitempty"`
 
+	// Epoch is the N of the plan of the newest restart, 0 before one: steps that
+	// run again after a restart are other steps to the network.
+	Epoch int `json:"epoch,omitempty"`
+
 	// Restart says that a shard has no holder left: all state is given up, and
 	// the run goes on from the checkpoint in the directory From, or from the
 	// job's own beginning if that is "". Passed is the point to go on from.

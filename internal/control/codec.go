@@ -81,6 +81,8 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Done](dec)
 	case Failed{}.kind():
 		m, err = decodeAs[Failed](dec)
+	case Release{}.kind():
+		m, err = decodeAs[Release](dec)
 	case Query{}.kind():
 		m, err = decodeAs[Query](dec)
 	case Answer{}.kind():

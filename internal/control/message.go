@@ -11,8 +11,8 @@ const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, LinkLost,
-// Leave, Done and Failed from the worker, Start, Query, Order and Stop from the
-// agent.
+// Leave, Done and Failed from the worker, Start, Query, Order, Stop and
+// Release from the agent.
 type Message interface {
 	kind() string
 }
@@ -123,8 +123,9 @@ type Stop struct {
 
 // Done says that training has ended and all files of the worker are
 // written. Every worker sends it; all but Worker has the same bits in each.
-// The agent writes summary.json from them. Only the first worker of the plan goes on
-// with the program's own end, and closes its connection after that.
+// The agent writes summary.json from them. The worker goes on to answer queries
+// until Release. Then the first worker of the plan goes on with the program's own
+// end, and closes its connection after that; the others do at once.
 type Done struct {
 	Steps        int      // committed
 	Loss         float64  // of the last step
@@ -185,6 +186,9 @@ type Harm struct {
 	At   int64
 }
 
+// Release lets a worker that is done end: no other worker needs it any more.
+type Release struct{}
+
 // FailKind says whose fault a failure is; the exit status follows from it.
 type FailKind string
 
@@ -205,6 +209,7 @@ type Failed struct {
 	Step  int    // the step in which it happened, from 1; 0 before the first
 }
 
+func (Release) kind() string  { return "release" }
 func (Query) kind() string    { return "query" }
 func (Answer) kind() string   { return "answer" }
 func (Order) kind() string    { return "order" }
