@@ -40,14 +40,14 @@ type Controller struct {
 	phase  phase
 
 	plan    plan.Plan                // the run's newest, as far as known
-	live    *Order                   // the order it came with; nil for the first
+	live    *Order                   // of the newest recovery; nil before the first
+	epoch   int                      // of the newest restart
 	issued  plan.Version             // the newest that any plan has got
-	epoch   int                      // N of the plan of the newest restart
 	pending map[plan.Version]*change // proposed and not out of date
 	coming  *change                  // the boundary plan under way, agreed or not
 	members map[plan.WorkerID]*member
 	broken  []link
-	done    bool // a worker has finished, so the run's result is there
+	kept    *Finished // the first: all is written
 
 	saved    Saved // newest checkpoint; zero: none
 	recovery *recovery
@@ -68,10 +68,9 @@ const (
 // member is a living session.
 type member struct {
 	Peer
-	report   *Report // answer to c.ballot
-	applied  bool    // the order of c.ballot, or the coming plan
-	leaving  bool
-	finished *Finished
+	report  *Report // answer to c.ballot
+	applied bool    // the order of c.ballot, or the coming plan
+	leaving bool
 }
 
 // change is a plan with what it is for.
@@ -87,6 +86,7 @@ type change struct {
 type link struct {
 	a, b  plan.Worker
 	since time.Time
+	again time.Time // when it was told of last
 }
 
 type crashed struct {
@@ -123,6 +123,9 @@ func New(cfg Config) *Controller {
 // Plan returns the run's newest plan.
 func (c *Controller) Plan() *plan.Plan { return &c.plan }
 
+// Busy reports whether a recovery is under way.
+func (c *Controller) Busy() bool { return c.phase != steady }
+
 // Step takes in what has happened and returns what is to be done. An event of
 // a session that is over changes nothing.
 func (c *Controller) Step(now time.Time, e Event) []Effect {
@@ -132,6 +135,8 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	switch e := e.(type) {
 	case Dead:
 		return c.dead(now, e)
+	case Ended:
+		return c.ended(now, e)
 	case Answered:
 		return c.answered(now, e)
 	case Agreed:
@@ -145,7 +150,10 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case Leaving:
 		return c.leaving(now, e)
 	case Finished:
-		return c.finished(now, e)
+		if c.kept == nil && c.member(e.Worker) != nil {
+			c.kept = &e
+		}
+		return nil
 	case Saved:
 		c.saved = e
 		return nil
@@ -165,13 +173,11 @@ func (c *Controller) member(w plan.Worker) *member {
 	return nil
 }
 
-// working returns the living that have not finished, by their IDs.
-func (c *Controller) working() []*member {
+// all returns the living by their IDs.
+func (c *Controller) all() []*member {
 	var all []*member
 	for _, m := range c.members {
-		if m.finished == nil {
-			all = append(all, m)
-		}
+		all = append(all, m)
 	}
 	slices.SortFunc(all, func(a, b *member) int { return int(a.ID - b.ID) })
 	return all
@@ -218,10 +224,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 		}
 		c.crashes = append(slices.DeleteFunc(c.crashes, func(was crashed) bool { return was.Step < e.Crashed.Step }), crashed{*e.Crashed, e.Worker})
 	}
-	if len(c.working()) == 0 {
-		if c.done {
-			return []Effect{note("%s; all others have finished", e.Cause)}
-		}
+	if len(c.members) == 0 {
 		return c.end(&NobodyError{Worker: e.Worker.ID, Cause: e.Cause})
 	}
 	first := c.recovery == nil
@@ -232,12 +235,25 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 			r.died = e.Died
 		}
 	}
+	r.Lost++
 	r.causes = append(r.causes, e.Cause)
 	r.dead[e.Worker.ID] = e.Begun
 	return c.ask(e.Cause)
 }
 
-// ask begins a ballot: all that work are asked what they have.
+func (c *Controller) ended(now time.Time, e Ended) []Effect {
+	m := c.member(e.Worker)
+	if m == nil {
+		return nil
+	}
+	delete(c.members, m.ID)
+	if c.phase == asking {
+		return c.decide(now)
+	}
+	return c.check(now)
+}
+
+// ask begins a ballot: all that live are asked what they have.
 func (c *Controller) ask(why string) []Effect {
 	c.ballot.Attempt++
 	c.recovery.Ballots++
@@ -246,7 +262,7 @@ func (c *Controller) ask(why string) []Effect {
 		effects = append(effects, CancelTimer{HoldTimer})
 	}
 	c.phase = asking
-	all := c.working()
+	all := c.all()
 	effects = append(effects, note("%s: ask %s what they have, ballot %v", why, workers(all), c.ballot))
 	for _, m := range all {
 		m.report, m.applied = nil, false
@@ -260,7 +276,7 @@ func (c *Controller) ask(why string) []Effect {
 
 func (c *Controller) answered(now time.Time, e Answered) []Effect {
 	m := c.member(e.Worker)
-	if m == nil || m.finished != nil || c.phase != asking || e.Ballot != c.ballot {
+	if m == nil || c.phase != asking || e.Ballot != c.ballot {
 		return nil
 	}
 	m.report = &e.Report
@@ -269,7 +285,7 @@ func (c *Controller) answered(now time.Time, e Answered) []Effect {
 
 // decide makes the plan when all have answered.
 func (c *Controller) decide(now time.Time) []Effect {
-	all := c.working()
+	all := c.all()
 	if len(all) == 0 || slices.ContainsFunc(all, func(m *member) bool { return m.report == nil }) {
 		return nil
 	}
@@ -286,7 +302,7 @@ func (c *Controller) decide(now time.Time) []Effect {
 	var alive []plan.Worker
 	have := 0
 	for _, m := range c.members {
-		if was, ok := c.plan.Worker(m.ID); ok && was.Incarnation == m.Worker.Incarnation && (m.finished == nil || at.point.Gate == Kept) {
+		if was, ok := c.plan.Worker(m.ID); ok && was.Incarnation == m.Worker.Incarnation {
 			alive = append(alive, was)
 			have++
 		}
@@ -334,16 +350,16 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 		// Nobody commits before all have begun anew, so there is nothing to keep.
 		return at, nil
 	}
-	for _, m := range c.members {
-		p, result := Point{}, []byte(nil)
-		if f := m.finished; f != nil {
-			p, result = Point{f.Step, Kept}, f.Result
-		} else {
-			p, result = m.report.Passed, m.report.Result
-		}
+	further := func(p Point, result []byte) {
 		if n := p.Compare(at.point); n > 0 || n == 0 && at.result == nil {
 			at.point, at.result = p, result
 		}
+	}
+	for _, m := range all {
+		further(m.report.Passed, m.report.Result)
+	}
+	if c.kept != nil {
+		further(Point{c.kept.Step, Kept}, c.kept.Result)
 	}
 	for _, m := range all {
 		r := m.report
@@ -401,7 +417,12 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	r := c.recovery
 	ch := &change{cause: "lost", order: Order{Ballot: c.ballot, Passed: at.point, Result: at.result}}
 	r.Step = at.point.Step + 1
-	if len(alive) == len(c.plan.Workers) {
+	switch {
+	case len(alive) < len(c.plan.Workers):
+	case len(c.broken) > 0 && !at.behind:
+		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
+		return c.address(ch), nil
+	default:
 		// Only the agents' leader has changed, or the one that died was out of the plan.
 		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
 		if c.live != nil {
@@ -457,6 +478,18 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	return c.address(ch), nil
 }
 
+// same makes the plan once more, for the rest of the step.
+func (c *Controller) same(at Point) plan.Plan {
+	p := c.plan
+	if p.FromStep != at.Step+1 {
+		p.FromStep, p.Settled = max(at.Step+1, p.FromStep), nil
+	}
+	p.InStep, p.Degraded = true, false
+	c.issued = plan.Version{Generation: c.issued.Generation, N: c.issued.N + 1}
+	p.Version = c.issued
+	return p
+}
+
 // anew makes a plan that owes nothing to the one before but its version.
 func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason, error) {
 	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.cfg.Profile, plan.Event{
@@ -470,10 +503,10 @@ func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason
 
 // address fills in the workers of the plan and where they are.
 func (c *Controller) address(ch *change) *change {
-	if ch.order.Restart {
-		c.epoch = ch.order.Plan.Version.N
-	}
 	ch.order.Epoch = c.epoch
+	if ch.order.Restart {
+		ch.order.Epoch = ch.order.Plan.Version.N
+	}
 	for _, w := range ch.order.Plan.Workers {
 		if m := c.members[w.ID]; m != nil {
 			ch.order.Peers = append(ch.order.Peers, m.Peer)
@@ -545,14 +578,14 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 			return nil // it will be withdrawn
 		}
 		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
-		for _, m := range c.working() {
+		for _, m := range c.all() {
 			m.applied = false
 			effects = append(effects, Command{m.Worker, *order})
 		}
 		return effects
 	}
 	effects := c.adopt(ch)
-	c.live = order
+	c.live, c.epoch = order, order.Epoch
 	r := c.recovery
 	r.again += ch.again
 	if c.phase != proposing || order.Ballot != c.ballot {
@@ -563,7 +596,7 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 		r.proposed = r.answered
 	}
 	c.phase = applying
-	for _, m := range c.working() {
+	for _, m := range c.all() {
 		effects = append(effects, Command{m.Worker, *order})
 	}
 	return effects
@@ -571,7 +604,7 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 
 func (c *Controller) applied(now time.Time, e Applied) []Effect {
 	m := c.member(e.Worker)
-	if m == nil || m.finished != nil {
+	if m == nil {
 		return nil
 	}
 	if e.Ballot == (Ballot{}) {
@@ -593,20 +626,21 @@ func (c *Controller) applied(now time.Time, e Applied) []Effect {
 
 // check looks whether all have applied what they were to.
 func (c *Controller) check(now time.Time) []Effect {
-	if slices.ContainsFunc(c.working(), func(m *member) bool { return !m.applied }) {
+	if slices.ContainsFunc(c.all(), func(m *member) bool { return !m.applied }) {
 		return nil
 	}
 	switch {
 	case c.phase == applying:
 		r := c.recovery
 		c.phase, c.recovery = steady, nil
-		r.Cause, r.Lost, r.Version = strings.Join(r.causes, "; "), len(r.causes), c.plan.Version
+		c.broken = slices.DeleteFunc(c.broken, func(l link) bool { return !l.again.After(r.agreed) })
+		r.Cause, r.Version = strings.Join(r.causes, "; "), c.plan.Version
 		r.Detect, r.Query, r.Plan, r.Agree = r.known.Sub(r.died), r.answered.Sub(r.known), r.proposed.Sub(r.answered), r.agreed.Sub(r.proposed)
 		rest := now.Sub(r.agreed)
 		r.Edit = min(r.Edit, rest)
 		r.Resume, r.Total, r.Again = rest-r.Edit, now.Sub(r.died), r.again
 		effects := []Effect{note("all have applied plan %v", r.Version)}
-		if r.Lost > 0 {
+		if len(r.causes) > 0 {
 			effects = append(effects, Recovered{r.Recovery})
 		}
 		return append(effects, c.wishes(now)...)
@@ -622,36 +656,56 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 	switch {
 	case t == QueryTimer && c.phase == asking:
 		var effects []Effect
-		for _, m := range c.working() {
+		for _, m := range c.all() {
 			if m.report == nil {
 				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect)})
 			}
 		}
 		return effects // the next ballot begins with the first of their deaths
 	case t == HoldTimer && c.phase == holding:
-		return c.end(&FewError{Have: len(c.working()), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
+		return c.end(&FewError{Have: len(c.members), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
 	case t == LinkTimer && len(c.broken) > 0:
-		return c.evict(now)
+		return c.repair(now)
 	}
 	return nil
 }
 
 func (c *Controller) linkLost(now time.Time, e LinkLost) []Effect {
 	from, to := c.member(e.From), c.member(e.To)
-	if from == nil || to == nil || from.finished != nil || to.finished != nil {
+	if from == nil || to == nil {
 		return nil // who is dead explains it
 	}
-	l := link{from.Worker, to.Worker, now}
+	l := link{from.Worker, to.Worker, now, now}
 	if l.a.ID > l.b.ID {
 		l.a, l.b = l.b, l.a
 	}
-	if slices.ContainsFunc(c.broken, func(was link) bool { return was.a == l.a && was.b == l.b }) {
+	if i := slices.IndexFunc(c.broken, func(was link) bool { return was.a == l.a && was.b == l.b }); i >= 0 {
+		c.broken[i].again = now
 		return nil
 	}
 	c.broken = append(c.broken, l)
 	effects := []Effect{note("the link between workers %d and %d is down, and both live", l.a.ID, l.b.ID)}
 	if len(c.broken) == 1 && c.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{LinkTimer, c.cfg.Detect})
+		effects = append(effects, SetTimer{LinkTimer, c.cfg.Detect / 10})
+	}
+	return effects
+}
+
+// repair is called when the ends of a broken link should have died if that was why: all
+// get the plan once more, which makes links anew and sends again what was lost. Where that
+// does not help within the budget, one end has to go.
+func (c *Controller) repair(now time.Time) []Effect {
+	effects := c.evict(now)
+	if len(c.broken) == 0 {
+		return effects
+	}
+	effects = append(effects, SetTimer{LinkTimer, c.broken[0].since.Add(c.cfg.Detect).Sub(now)})
+	if c.phase == steady {
+		l := c.broken[0]
+		r := c.recover(now)
+		r.How, r.died = Broken, l.since
+		r.causes = append(r.causes, fmt.Sprintf("the link between workers %d and %d broke", l.a.ID, l.b.ID))
+		effects = append(effects, c.ask(r.causes[0])...)
 	}
 	return effects
 }
@@ -669,9 +723,7 @@ func (c *Controller) evict(now time.Time) []Effect {
 			younger = append(younger, l)
 		}
 	}
-	if c.broken = younger; len(younger) > 0 {
-		effects = append(effects, SetTimer{LinkTimer, younger[0].since.Add(c.cfg.Detect).Sub(now)})
-	}
+	c.broken = younger
 	for len(links) > 0 {
 		count := make(map[plan.WorkerID]int)
 		for _, l := range links {
@@ -725,29 +777,14 @@ func (c *Controller) evict(now time.Time) []Effect {
 
 func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
 	m := c.member(e.Worker)
-	if m == nil || m.leaving || m.finished != nil {
+	if m == nil || m.leaving || c.kept != nil {
 		return nil
 	}
 	m.leaving = true
-	if !slices.ContainsFunc(c.working(), func(m *member) bool { return !m.leaving }) {
+	if !slices.ContainsFunc(c.all(), func(m *member) bool { return !m.leaving }) {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
 	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes(now)...)
-}
-
-func (c *Controller) finished(now time.Time, e Finished) []Effect {
-	m := c.member(e.Worker)
-	if m == nil || m.finished != nil {
-		return nil
-	}
-	m.finished, c.done = &e, true
-	if len(c.working()) == 0 {
-		return nil
-	}
-	if c.phase == asking {
-		return c.decide(now)
-	}
-	return c.check(now)
 }
 
 // workers prints members.

@@ -24,23 +24,27 @@ type cluster struct {
 		version plan.Version
 	}
 	agreeing  []plan.Version
+	down      map[[2]plan.WorkerID]bool // links
+	timers    map[Timer]time.Time
 	recovered int
 	end       error
 }
 
 type fake struct {
 	plan.Worker
-	alive, sealed, exited bool
-	ballot                Ballot
-	plan                  plan.Version
-	members               []plan.Worker
-	passed, entered       Point
-	epoch                 int // of the newest restart that it applied
-	in                    []Effect
-	out                   []Event
+	alive, sealed, done bool
+	ballot              Ballot
+	plan                plan.Version
+	members             []plan.Worker
+	passed, entered     Point
+	epoch               int // of the newest restart that it applied
+	in                  []Effect
+	out                 []Event
 }
 
 const lastStep = 6
+
+func pair(a, b plan.WorkerID) [2]plan.WorkerID { return [2]plan.WorkerID{min(a, b), max(a, b)} }
 
 func next(p Point) Point {
 	switch {
@@ -65,8 +69,13 @@ func (x *cluster) alive() (all []*fake) {
 // progress lets a worker enter its next point, or pass it when all of its plan have
 // entered it, as they would find out by their exchange.
 func (x *cluster) progress(w *fake) bool {
-	if !w.alive || w.sealed || w.exited {
+	if !w.alive || w.sealed || w.done {
 		return false
+	}
+	for _, m := range w.members {
+		if x.down[pair(w.ID, m.ID)] {
+			return false
+		}
 	}
 	to := next(w.passed)
 	if w.entered != to {
@@ -80,7 +89,7 @@ func (x *cluster) progress(w *fake) bool {
 	}
 	w.passed = to
 	if to.Gate == Kept {
-		w.exited = true
+		w.done = true
 		w.out = append(w.out, Finished{w.Worker, to.Step, []byte(fmt.Sprint(to))})
 	}
 	return true
@@ -98,7 +107,7 @@ func (x *cluster) report(w *fake) Report {
 func (x *cluster) receive(w *fake) {
 	m := w.in[0]
 	w.in = w.in[1:]
-	if !w.alive || w.exited {
+	if !w.alive {
 		return
 	}
 	switch m := m.(type) {
@@ -122,10 +131,12 @@ func (x *cluster) receive(w *fake) {
 		}
 		w.ballot, w.sealed, w.plan, w.passed, w.entered = o.Ballot, false, o.Plan.Version, o.Passed, o.Passed
 		w.members = o.Plan.Workers
-		if o.Passed.Gate == Kept {
-			w.exited = true
+		for _, m := range w.members {
+			delete(x.down, pair(w.ID, m.ID))
+		}
+		if o.Passed.Gate == Kept && !w.done {
+			w.done = true
 			w.out = append(w.out, Finished{w.Worker, o.Passed.Step, o.Result})
-			return
 		}
 		w.out = append(w.out, Applied{Worker: w.Worker, Ballot: o.Ballot, Version: o.Plan.Version, Opened: 1})
 	}
@@ -158,6 +169,10 @@ func (x *cluster) step(e Event) {
 				x.t.Fatal(err)
 			}
 			x.agreeing = append(x.agreeing, x.last.version)
+		case SetTimer:
+			x.timers[effect.Timer] = x.now.Add(effect.After)
+		case CancelTimer:
+			delete(x.timers, effect.Timer)
 		case Kill:
 			x.kill(x.w[effect.Worker.ID])
 		case Recovered:
@@ -180,18 +195,18 @@ func (x *cluster) kill(w *fake) {
 	}
 }
 
-// Workers die at random moments of training and of recoveries. In the end, all
-// that live are under one plan, or the run is at its end.
+// Workers die and links break at random moments of training and of recoveries. In the
+// end, all that live are under one plan and done, or nobody lives.
 func TestDeathsAtAnyMoment(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "workers")
 		c := storyJob(t, n, rapid.IntRange(1, min(n, 3)).Draw(t, "stages"), 8, rapid.IntRange(0, 2).Draw(t, "mirrors"), 1)
-		x := &cluster{t: t, c: c, w: make(map[plan.WorkerID]*fake), now: time.Unix(0, 0)}
+		x := &cluster{t: t, c: c, w: make(map[plan.WorkerID]*fake), now: time.Unix(0, 0), down: make(map[[2]plan.WorkerID]bool), timers: make(map[Timer]time.Time)}
 		x.last.version = c.cfg.Plan.Version
 		for _, w := range c.cfg.Plan.Workers {
 			x.w[w.ID] = &fake{Worker: w, alive: true, plan: c.cfg.Plan.Version, members: c.cfg.Plan.Workers}
 		}
-		deaths := rapid.IntRange(0, n+1).Draw(t, "deaths")
+		deaths, cuts := rapid.IntRange(0, n+1).Draw(t, "deaths"), rapid.IntRange(0, 2).Draw(t, "cuts")
 		for quiet := 0; x.end == nil; {
 			type act func()
 			var acts []act
@@ -210,7 +225,7 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 					})
 					deliver = true
 				}
-				if w.alive && !w.exited && !w.sealed {
+				if w.alive && !w.done && !w.sealed {
 					acts = append(acts, func() {
 						if x.progress(w) {
 							quiet = 0
@@ -229,8 +244,30 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 				})
 				deliver = true
 			}
+			if a, b := plan.WorkerID(0), plan.WorkerID(n-1); cuts > 0 && a != b && x.w[a].alive && x.w[b].alive {
+				acts = append(acts, func() {
+					cuts--
+					x.down[pair(a, b)] = true
+					x.w[a].out = append(x.w[a].out, LinkLost{x.w[a].Worker, x.w[b].Worker})
+				})
+			}
 			if len(acts) == 0 || !deliver && quiet > 20*n {
-				break
+				var first Timer
+				for name, at := range x.timers {
+					if first == "" || at.Before(x.timers[first]) {
+						first = name
+					}
+				}
+				if first == "" {
+					break
+				}
+				if at := x.timers[first]; at.After(x.now) {
+					x.now = at
+				}
+				delete(x.timers, first)
+				x.step(Late{first})
+				quiet = 0
+				continue
 			}
 			quiet++
 			acts[rapid.IntRange(0, len(acts)-1).Draw(t, "act")]()
@@ -242,7 +279,7 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 			return
 		}
 		for _, w := range x.alive() {
-			if !w.exited {
+			if !w.done {
 				t.Fatalf("worker %d waits under plan %v, sealed %v, at %v, entered %v; controller in phase %d", w.ID, w.plan, w.sealed, w.passed, w.entered, c.phase)
 			}
 		}

@@ -7,7 +7,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 )
 
-// Event is something that happens to a [Controller]. It is one of Dead, Answered, Agreed,
+// Event is something that happens to a [Controller]. It is one of Dead, Ended, Answered, Agreed,
 // Applied, Late, LinkLost, Leaving, Finished, Saved and Led.
 type Event interface{ event() }
 
@@ -19,10 +19,11 @@ const (
 	Reaped  Evidence = "reap"    // the agent reaped the process
 	Silent  Evidence = "silence" // it was silent too long, and was killed
 	Stamped Evidence = "kill"    // who did it left the time
+	Broken  Evidence = "link"    // nobody died; a link was made anew
 )
 
 type (
-	// Dead says that a worker's session is over, other than by [Finished] and a good end.
+	// Dead says that a worker's session is over, other than by [Ended].
 	Dead struct {
 		Worker plan.Worker
 		Cause  string // such as "worker 2 exited: signal: killed"
@@ -36,6 +37,9 @@ type (
 		// its own.
 		Crashed *Crash
 	}
+
+	// Ended says that a worker has ended well: after it had finished, or left.
+	Ended struct{ Worker plan.Worker }
 
 	// Answered is a worker's answer to [Ask].
 	Answered struct {
@@ -69,7 +73,7 @@ type (
 	Leaving struct{ Worker plan.Worker }
 
 	// Finished says that a worker has passed the last point, with the result
-	// of it.
+	// of it. It answers queries on.
 	Finished struct {
 		Worker plan.Worker
 		Step   int
@@ -98,7 +102,7 @@ type Timer string
 // The timers.
 const (
 	QueryTimer Timer = "query" // for answers
-	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link
+	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link, and then for the link
 	HoldTimer  Timer = "hold"  // for more workers
 )
 
@@ -193,6 +197,7 @@ type Recovery struct {
 }
 
 func (Dead) event()     {}
+func (Ended) event()    {}
 func (Answered) event() {}
 func (Agreed) event()   {}
 func (Applied) event()  {}

@@ -110,6 +110,30 @@ type Order struct {
 	From    string `json:"from,omitempty"`
 }
 
+// Fill asks for ranges to be copied to workers that will hold them under a
+// plan that is to come. A new one withdraws the one before.
+//
+// At its next commit the source of a transfer copies the range, and from then
+// on sends the gradient of every step, too; the destination replays them.
+// That goes on until a plan is live, or another Fill comes. When all that a
+// destination is to have has arrived, it says so (control.Level).
+type Fill struct {
+	ID        int             `json:"id"`    // grows
+	Peers     []Peer          `json:"peers"` // all to be admitted: the workers of the plan, and joiners
+	Transfers []plan.Transfer `json:"transfers,omitempty"`
+}
+
+// Encode returns the wire form.
+func (f Fill) Encode() ([]byte, error) { return json.Marshal(f) }
+
+// ParseFill reads the wire form. Its ranges are not checked against a plan.
+func ParseFill(b []byte) (f Fill, err error) {
+	if err := json.Unmarshal(b, &f); err != nil {
+		return Fill{}, fmt.Errorf("elastic: fill: %w", err)
+	}
+	return f, nil
+}
+
 // Encode returns the wire form.
 func (r Report) Encode() ([]byte, error) { return json.Marshal(r) }
 

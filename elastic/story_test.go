@@ -27,8 +27,9 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 //	agree [N]                the plan of that number, or the newest
 //	applied W|rest [plan=N]
 //	finish W step=N          it has passed the last point
+//	end W                    it has ended well
 //	link A B                 A has lost the link to B
-//	late query|link|hold
+//	late query|link|hold [ms=1000]
 //	leave W
 //	saved STEP DIR
 //	lead TERM
@@ -126,7 +127,7 @@ func (s *story) workers(rest func(*member) bool) (all []plan.Worker) {
 	if s.words[1] != "rest" {
 		return []plan.Worker{s.worker(s.words[1])}
 	}
-	for _, m := range s.c.working() {
+	for _, m := range s.c.all() {
 		if rest(m) {
 			all = append(all, m.Worker)
 		}
@@ -187,10 +188,12 @@ func (s *story) run(line string) []Effect {
 	case "finish":
 		w := s.worker(s.words[1])
 		return s.step(Finished{w, s.int("step", 1), []byte(s.args["result"])})
+	case "end":
+		return s.step(Ended{s.worker(s.words[1])})
 	case "link":
 		return s.step(LinkLost{s.worker(s.words[1]), s.worker(s.words[2])})
 	case "late":
-		s.now = s.now.Add(time.Second)
+		s.now = s.now.Add(time.Duration(s.int("ms", 1000)) * time.Millisecond)
 		return s.step(Late{Timer(s.words[1])})
 	case "leave":
 		return s.step(Leaving{s.worker(s.words[1])})

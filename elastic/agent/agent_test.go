@@ -116,6 +116,12 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 		}
 	}
 	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: stoppedBy, Worker: rundir.Worker{Stages: []int{0}}})
+	for m := range inbox {
+		if _, ok := m.(control.Release); ok {
+			break
+		}
+		handle(m)
+	}
 	if f.end != nil {
 		f.end(conn)
 	}

@@ -116,7 +116,6 @@ func (s *session) die(now time.Time, id int) []effect {
 	if w.status.Panicked && w.doom == nil {
 		return s.judge(now, err)
 	}
-	s.mending = true
 	dead := elastic.Dead{Worker: s.session(id), Cause: cause, How: elastic.Reaped, Died: w.ended}
 	switch {
 	case !w.harmed.IsZero():
@@ -218,6 +217,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			add(s.event(now, "hold", reason), show{view.Note(reason)})
 		case elastic.Recovered:
 			add(s.recovery(now, e.Recovery)...)
+			add(s.conclude(now)...)
 		case elastic.StopAll:
 			add(s.stopAsked(now, Terminated)...)
 		case elastic.End:
@@ -229,6 +229,9 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			var evicted *evictedError
 			if nobody == nil || errors.As(err, &evicted) {
 				err = &RecoveryError{Err: e.Err, Step: s.last.Step, Steps: s.job.Steps}
+			}
+			if nobody != nil {
+				add(s.conclude(now)...) // all was written before the last one died
 			}
 			return append(effects, s.judge(now, err)...)
 		default:
@@ -281,10 +284,9 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 
 // recovery writes down that a recovery is over.
 func (s *session) recovery(now time.Time, r elastic.Recovery) []effect {
-	s.mending = false
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	account := rundir.Recovery{
-		Step: r.Step, Cause: r.Cause, DiedAt: string(r.How),
+		Step: min(r.Step, s.job.Steps), Cause: r.Cause, DiedAt: string(r.How),
 		DetectMS: ms(r.Detect), QueryMS: ms(r.Query), PlanMS: ms(r.Plan), AgreeMS: ms(r.Agree), EditMS: ms(r.Edit), ResumeMS: ms(r.Resume),
 		TotalMS: ms(r.Total), RecomputedMicrobatches: r.Again, LinksOpened: r.Opened,
 	}

@@ -210,8 +210,8 @@ func TestTrouble(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := trainingOf(t, c.cfg, 3)
 			c.run(r)
-			if c.want == "" && (r.s.err != nil || r.s.mending) || c.want != "" && fmt.Sprint(r.s.err) != c.want {
-				t.Errorf("%v, under way %v", r.s.err, r.s.mending)
+			if c.want == "" && (r.s.err != nil || r.s.ctl.Busy()) || c.want != "" && fmt.Sprint(r.s.err) != c.want {
+				t.Errorf("%v, under way %v", r.s.err, r.s.ctl.Busy())
 			}
 		})
 	}

@@ -44,7 +44,6 @@ type session struct {
 	restart   restart              // the newest
 	timers    map[elastic.Timer]timer
 	recovered []rundir.Recovery
-	mending   bool // from the first death until all that live go on
 	thin      bool // a shard has fewer mirrors than it should
 	rollbacks int
 	losses    int
@@ -282,8 +281,10 @@ func (s *session) step(now time.Time, e event) []effect {
 func (s *session) ended(now time.Time, id int) []effect {
 	w := &s.workers[id]
 	switch {
-	case s.judged, w.gone, w.state == finished && w.status.OK():
+	case s.judged, w.gone:
 		return nil
+	case w.state == finished && w.status.OK():
+		return append(s.tell(now, elastic.Ended{Worker: s.session(id)}), s.conclude(now)...)
 	case s.state == training:
 		if w.failed && s.hearsay != nil {
 			if !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && !w.failed && !w.over() }) {
@@ -634,6 +635,9 @@ func (s *session) conclude(now time.Time) []effect {
 		slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && w.state != finished }) {
 		return nil
 	}
+	if s.ctl.Busy() && slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && !w.over() }) {
+		return nil // who is the first now has to know
+	}
 	m := s.done
 	s.state = finished
 	s.val = m.ValLoss
@@ -649,7 +653,9 @@ func (s *session) conclude(now time.Time) []effect {
 	}
 	effects := []effect{s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
 	for id := range s.workers {
-		effects = append(effects, sendMessage{id, control.Release{}})
+		if w := &s.workers[id]; !w.gone && !w.closed {
+			effects = append(effects, sendMessage{id, control.Release{}})
+		}
 	}
 	return effects
 }
@@ -665,7 +671,7 @@ func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
 		s.detail = m.Stack
 		return s.judge(now, err)
 	}
-	if s.state == training && (m.Kind == control.PeerLost || s.mending) {
+	if s.state == training && (m.Kind == control.PeerLost || s.ctl.Busy()) {
 		s.workers[id].doom = err // its end is the event
 		return nil
 	}

@@ -76,15 +76,15 @@ func TestSession(t *testing.T) {
 	}{
 		{
 			"all steps", []event{hello, control.Note{Text: "reading"}, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Output{Text: "x"}, closed, good},
-			"Note " + begun + stepped + stepped + stepped + " end writeSummary End closeView output", nil, 0, "",
+			"Note " + begun + stepped + stepped + stepped + " end writeSummary End closeView Release output", nil, 0, "",
 		},
 		{
 			"exit seen before the last messages", []event{hello, ready, committedStep(1), committedStep(2), good, committedStep(3), doneAfter(3, ""), closed},
-			begun + stepped + stepped + " awaitExit" + stepped + " end writeSummary End closeView", nil, 0, "",
+			begun + stepped + stepped + " awaitExit" + stepped + " end writeSummary End closeView Release", nil, 0, "",
 		},
 		{
 			"interrupt", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, committedStep(2), doneAfter(2, Interrupt), closed, good},
-			begun + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView",
+			begun + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView Release",
 			&StoppedError{Reason: Interrupt, Step: 2, Steps: 3}, 130, "interrupt",
 		},
 		{
@@ -94,11 +94,11 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"interrupt in the last step", []event{hello, ready, committedStep(1), committedStep(2), stopAsked{Interrupt}, committedStep(3), doneAfter(3, ""), closed, good},
-			begun + stepped + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView", nil, 0, "",
+			begun + stepped + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView Release", nil, 0, "",
 		},
 		{
 			"terminated", []event{hello, ready, stopAsked{Terminated}, doneAfter(0, Terminated), closed, good},
-			begun + " Stop stop Stopping end writeSummary End closeView", &StoppedError{Reason: Terminated, Step: 0, Steps: 3}, 75, "terminated",
+			begun + " Stop stop Stopping end writeSummary End closeView Release", &StoppedError{Reason: Terminated, Step: 0, Steps: 3}, 75, "terminated",
 		},
 		{
 			"interrupt before training", []event{hello, stopAsked{Interrupt}, ready, closed, killed},
@@ -106,7 +106,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"interrupt after training", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), stopAsked{Interrupt}, closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView stop writeSummary kill closeView",
+			begun + stepped + stepped + stepped + " end writeSummary End closeView Release stop writeSummary kill closeView",
 			&StoppedError{Reason: Interrupt, Step: 3, Steps: 3, AtOnce: true}, 130, "interrupt",
 		},
 		{
@@ -116,17 +116,17 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView failed writeSummary closeView",
+			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"panic after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView failed writeSummary kill closeView",
+			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary kill closeView",
 			&FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom"}, 1, "boom",
 		},
 		{
 			"panic after an interrupt", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, doneAfter(1, Interrupt), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
-			begun + stepped + " Stop stop Stopping end writeSummary End closeView failed writeSummary kill closeView",
+			begun + stepped + " Stop stop Stopping end writeSummary End closeView Release failed writeSummary kill closeView",
 			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3}, 130, "interrupt",
 		},
 		{

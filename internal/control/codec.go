@@ -91,6 +91,10 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Order](dec)
 	case Applied{}.kind():
 		m, err = decodeAs[Applied](dec)
+	case Fill{}.kind():
+		m, err = decodeAs[Fill](dec)
+	case Level{}.kind():
+		m, err = decodeAs[Level](dec)
 	case LinkLost{}.kind():
 		m, err = decodeAs[LinkLost](dec)
 	case Leave{}.kind():

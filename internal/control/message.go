@@ -11,8 +11,8 @@ const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, LinkLost,
-// Leave, Done and Failed from the worker, Start, Query, Order and Stop from the
-// agent.
+// Leave, Done and Failed from the worker, Start, Query, Order, Stop and
+// Release from the agent.
 type Message interface {
 	kind() string
 }
@@ -175,6 +175,16 @@ type LinkLost struct {
 	Worker, Incarnation int
 }
 
+// Fill asks for state to be copied in the background.
+type Fill struct {
+	Fill []byte // an elastic.Fill, encoded
+}
+
+// Level says that a worker has all that a Fill is to bring it, as of a step.
+type Level struct {
+	ID, Step int
+}
+
 // Leave says that the worker was asked, by its operating system, to end: its
 // state is to be handed over.
 type Leave struct{}
@@ -214,6 +224,8 @@ func (Query) kind() string    { return "query" }
 func (Answer) kind() string   { return "answer" }
 func (Order) kind() string    { return "order" }
 func (Applied) kind() string  { return "applied" }
+func (Fill) kind() string     { return "fill" }
+func (Level) kind() string    { return "level" }
 func (LinkLost) kind() string { return "link-lost" }
 func (Leave) kind() string    { return "leave" }
 func (Harm) kind() string     { return "harm" }

@@ -30,8 +30,9 @@ type spread struct {
 	evals     int // number of evaluations
 }
 
-// The sizes of what workers say in the commit; see record in package engine.
-const recordSize, lossSumSize = 56, 32
+// The sizes of what workers say in exchanges: in the commit, see record in
+// package engine; of a micro-batch of an evaluation; of the hashes at the end.
+const recordSize, lossSumSize, evalSize, hashes = 72, 32, 24, 64
 
 // rates, segment and incast are what package comm goes by where nothing is set.
 var rates = comm.Rates{Latency: 30e-6, Message: 5e-6, Byte: 0.5e-9, Add: 0.2e-9, Incast: 0.25}
@@ -74,13 +75,12 @@ func (s spread) bytes(t *testing.T) []int64 {
 	}
 	last := len(p.Stages) - 1
 
-	// Before the first boundary tensor, its shape.
+	// The shape of each boundary tensor goes from all who make it to all who
+	// have to do with it.
 	for stage := range last {
 		for _, from := range p.Stages[stage].Workers {
-			for _, to := range p.Stages[stage+1].Workers {
-				if slices.Contains(p.Route[stage], from) {
-					send(from, to, 8*s.dims)
-				}
+			for _, to := range slices.Concat(p.Stages[stage].Workers, p.Stages[stage+1].Workers) {
+				send(from, to, 8*s.dims)
 			}
 		}
 	}
@@ -116,10 +116,16 @@ func (s spread) bytes(t *testing.T) []int64 {
 				}
 			}
 			shards[sh.Layer]++
+			for _, w := range sh.Mirrors {
+				send(sh.Owner, w, size) // the complete gradient
+			}
 			for _, w := range workers {
+				if slices.Contains(sh.Mirrors, w) {
+					continue // which makes the new parameters itself
+				}
 				send(sh.Owner, w, size) // new parameters
 				if s.job.Zero == 1 {
-					send(sh.Owner, w, size) // the gradient
+					send(sh.Owner, w, size) // the complete gradient
 				}
 			}
 		}
@@ -140,7 +146,7 @@ func (s spread) bytes(t *testing.T) []int64 {
 		for stage := range last {
 			send(worker(stage), worker(stage+1), s.evals*4*s.activity*min(s.job.MicroBatch, s.evaluated-first))
 		}
-		losses[rank[worker(last)]] += 16
+		losses[rank[worker(last)]] += evalSize
 	}
 	for range s.evals {
 		allGather(sent, losses)
@@ -150,15 +156,9 @@ func (s spread) bytes(t *testing.T) []int64 {
 	for _, sh := range p.Shards {
 		send(sh.Owner, p.Workers[0].ID, (1+s.moments)*4*(sh.Hi-sh.Lo))
 	}
-	const hashes = 64
-	n := len(p.Workers)
-	if n > 1 && algorithm(comm.OpBroadcast, n, hashes) == comm.Ring {
-		for r := range n - 1 {
-			sent[r] += hashes
-		}
-	} else {
-		sent[0] += int64((n - 1) * hashes)
-	}
+	said := make([]int, len(p.Workers))
+	said[0] = hashes
+	allGather(sent, said)
 	return sent
 }
 
@@ -254,7 +254,7 @@ func (s spread) check(t *testing.T, sum trainer.Summary) {
 			}
 		}
 		for _, sh := range s.plan.Shards {
-			if sh.Owner == id {
+			if sh.Owner == id || slices.Contains(sh.Mirrors, id) {
 				state += int64(4 * s.moments * (sh.Hi - sh.Lo))
 			}
 		}

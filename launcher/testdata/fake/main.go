@@ -133,6 +133,12 @@ func main() {
 		}
 	}
 	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: reason, Worker: rundir.Worker{Forwards: int64(8 * step)}})
+	for m := range inbox {
+		if _, ok := m.(control.Release); ok {
+			break
+		}
+		handle(m)
+	}
 	if !first {
 		return
 	}
