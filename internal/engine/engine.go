@@ -82,6 +82,24 @@ type Config struct {
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
+	// Phase, if it is not nil, is told when the worker begins with a phase of a
+	// step, and may be told so again. The loop calls it.
+	Phase func(step int, phase string)
+}
+
+// The phases of a step on one worker, which overlap.
+const (
+	PhaseForward  = "forward"  // its first forward pass
+	PhaseBackward = "backward" // its first backward pass
+	PhaseReduce   = "reduce"   // the gradient of its first layer goes to the owners
+	PhaseCommit   = "commit"   // it enters the commit
+	PhaseGather   = "gather"   // after the commit, parameters come and go
+)
+
+func (e *Engine) phase(step int, phase string) {
+	if e.c.Phase != nil {
+		e.c.Phase(step, phase)
+	}
 }
 
 // Applied says that a plan is live on this worker, and that there is work

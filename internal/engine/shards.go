@@ -159,11 +159,17 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			}
 			sh.state.Update(e.c.Pool, sh.params, totals[i], u)
 			if sh.owner {
-				e.mail.put(func() { e.spread(sh, step, nil) })
+				e.mail.put(func() {
+					e.phase(step, PhaseGather)
+					e.spread(sh, step, nil)
+				})
 			}
 		}
 		return nil
-	}, func(error) { after() })
+	}, func(error) {
+		e.phase(step, PhaseGather) // of who spreads nothing
+		after()
+	})
 }
 
 // planned returns what the plan says of a range.
