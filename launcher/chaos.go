@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -12,8 +13,8 @@ import (
 // possible are the kinds of harm that a run can do to itself today.
 var possible = []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindSlow}
 
-// parseChaos reads the flag --chaos.
-func parseChaos(spec string) (chaos.Schedule, error) {
+// parseChaos reads the flag --chaos for a run that begins with so many workers.
+func parseChaos(spec string, workers int) (chaos.Schedule, error) {
 	s, err := chaos.Parse(spec)
 	if err != nil {
 		return s, eachLine(err)
@@ -35,7 +36,14 @@ func parseChaos(spec string) (chaos.Schedule, error) {
 			s.Random[i].Kinds = possible
 		}
 	}
-	return s, errors.Join(faults...)
+	if len(faults) > 0 {
+		return s, errors.Join(faults...)
+	}
+	// How many steps there are is known later; whether there are such workers is not.
+	if _, err := (chaos.Schedule{Harms: s.Harms}).Expand(chaos.Run{Steps: math.MaxInt32, Workers: max(1, workers)}); err != nil {
+		return s, eachLine(err)
+	}
+	return s, nil
 }
 
 func kindsText() string {

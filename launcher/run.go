@@ -152,7 +152,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	var err error
-	if f.harms, err = parseChaos(f.chaos); err != nil {
+	if f.harms, err = parseChaos(f.chaos, f.workers); err != nil {
 		errs = append(errs, err)
 	}
 	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
