@@ -97,6 +97,7 @@ type crashed struct {
 // recovery is one that is under way.
 type recovery struct {
 	Recovery
+	first  plan.Worker // that died
 	causes []string
 	dead   map[plan.WorkerID][]graph.Pair // and what each had begun
 	again  int                            // by plans that were agreed, and followed by others
@@ -137,6 +138,11 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.dead(now, e)
 	case Ended:
 		return c.ended(now, e)
+	case Harmed:
+		if r := c.recovery; r != nil && r.first == e.Worker && r.Lost > 0 && e.At.Before(r.died) {
+			r.died, r.How = e.At, Stamped
+		}
+		return nil
 	case Answered:
 		return c.answered(now, e)
 	case Agreed:
@@ -230,7 +236,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	first := c.recovery == nil
 	r := c.recover(now)
 	if first {
-		r.How = e.How
+		r.first, r.How = e.Worker, e.How
 		if !e.Died.IsZero() && e.Died.Before(now) {
 			r.died = e.Died
 		}
