@@ -154,7 +154,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case LinkLost:
 		return c.linkLost(now, e)
 	case Leaving:
-		return c.leaving(now, e)
+		return c.leaving(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -649,11 +649,12 @@ func (c *Controller) check(now time.Time) []Effect {
 		if len(r.causes) > 0 {
 			effects = append(effects, Recovered{r.Recovery})
 		}
-		return append(effects, c.wishes(now)...)
+		return append(append(effects, c.dismiss()...), c.wishes()...)
 	case c.phase == steady && c.coming != nil && c.coming.agreed:
 		effects := c.adopt(c.coming)
 		c.coming = nil
-		return append(append(effects, note("plan %v is live", c.plan.Version)), c.wishes(now)...)
+		effects = append(effects, note("plan %v is live", c.plan.Version))
+		return append(append(effects, c.dismiss()...), c.wishes()...)
 	}
 	return nil
 }
@@ -781,7 +782,7 @@ func (c *Controller) evict(now time.Time) []Effect {
 	return effects
 }
 
-func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
+func (c *Controller) leaving(e Leaving) []Effect {
 	m := c.member(e.Worker)
 	if m == nil || m.leaving || c.kept != nil {
 		return nil
@@ -790,7 +791,7 @@ func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
 	if !slices.ContainsFunc(c.all(), func(m *member) bool { return !m.leaving }) {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
-	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes(now)...)
+	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes()...)
 }
 
 // workers prints members.

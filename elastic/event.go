@@ -113,7 +113,7 @@ const (
 )
 
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Propose, Adopt,
-// Kill, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
+// Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
 type Effect interface{ effect() }
 
 type (
@@ -146,6 +146,12 @@ type (
 
 	// Kill ends a worker; its Dead follows.
 	Kill struct {
+		Worker plan.Worker
+		Reason string
+	}
+
+	// Dismiss lets a worker end that the plan does without.
+	Dismiss struct {
 		Worker plan.Worker
 		Reason string
 	}
@@ -220,6 +226,7 @@ func (Command) effect()     {}
 func (Propose) effect()     {}
 func (Adopt) effect()       {}
 func (Kill) effect()        {}
+func (Dismiss) effect()     {}
 func (SetTimer) effect()    {}
 func (CancelTimer) effect() {}
 func (Note) effect()        {}

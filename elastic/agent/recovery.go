@@ -219,6 +219,8 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 				w.doom, w.killed = &evictedError{e.Reason}, true
 				add(s.about(now, int(e.Worker.ID), "evict", e.Reason), kill{int(e.Worker.ID)})
 			}
+		case elastic.Dismiss:
+			add(s.event(now, "note", e.Reason), sendMessage{int(e.Worker.ID), control.Release{}})
 		case elastic.SetTimer:
 			s.timers[e.Timer] = timer{now.Add(e.After), e.After}
 		case elastic.CancelTimer:

@@ -187,7 +187,8 @@ type Harm struct {
 	At     int64
 }
 
-// Release lets a worker that is done end: no other worker needs it any more.
+// Release lets a worker end that is done, or that the plan does without: no other
+// worker needs it any more.
 type Release struct{}
 
 // FailKind says whose fault a failure is; the exit status follows from it.
