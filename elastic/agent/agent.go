@@ -235,11 +235,19 @@ type run struct {
 	quit   chan struct{}          // closed when the loop has ended
 
 	commands   *commands // nil for a run without files
+	agreement  *agreement
+	opened     chan opened // while it is being opened; nil afterwards
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
 	reap       *time.Timer // for the first of them
 	cause      <-chan time.Time
+}
+
+// opened is the agreement, or why there is none.
+type opened struct {
+	agreement *agreement
+	err       error
 }
 
 func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
@@ -250,6 +258,16 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		others.Go(func() { r.awaitExit(id) })
 	}
 	if r.cfg.RunDir != nil {
+		ch := make(chan opened, 1)
+		r.opened = ch
+		others.Go(func() {
+			a, err := openAgreement(r.cfg.RunDir)
+			ch <- opened{a, err}
+			if err == nil {
+				a.run(talk, r.post)
+				_ = a.node.Close() // what was agreed is synced
+			}
+		})
 		if c, err := listenForCommands(); err != nil {
 			r.apply(r.s.step(time.Now(), fileFailed{err}))
 		} else {
@@ -477,6 +495,16 @@ func (r *run) do(e effect) error {
 		if dir == nil {
 			return nil
 		}
+		o := <-r.opened
+		if r.opened = nil; o.err != nil {
+			return o.err
+		}
+		r.agreement = o.agreement
+		entry, err := r.agreement.job(e.job)
+		if err != nil {
+			return err
+		}
+		r.agreement.propose(entry)
 		return dir.WriteJob(e.job, e.data)
 	case writePlan:
 		if dir == nil {
@@ -521,8 +549,17 @@ func (r *run) do(e effect) error {
 		r.workers[e.worker].Kill()
 		r.patience(e.worker)
 	case propose:
-		// This agent is the only one: what it proposes is agreed.
-		r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, time.Now()}))
+		if r.agreement == nil {
+			// Nothing outlives this agent: what it proposes is agreed.
+			began := time.Now()
+			r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, began}))
+			return nil
+		}
+		entry, err := planEntry(e.order, e.reason)
+		if err != nil {
+			return err
+		}
+		r.agreement.propose(entry)
 	case awaitExit:
 		r.patience(e.worker)
 	case awaitCause:

@@ -170,9 +170,12 @@ type (
 	closeView  struct{}
 	output     struct{ text string }
 	kill       struct{ worker int }
-	awaitExit  struct{ worker int }          // reapLate comes if the worker has not ended in a second
-	awaitCause struct{}                      // causeLate comes unless the session is over before
-	propose    struct{ order elastic.Order } // agreedOn comes
+	awaitExit  struct{ worker int } // reapLate comes if the worker has not ended in a second
+	awaitCause struct{}             // causeLate comes unless the session is over before
+	propose    struct {             // agreedOn comes
+		order  elastic.Order
+		reason string
+	}
 )
 
 const (
@@ -499,6 +502,7 @@ func (s *session) begin(now time.Time) []effect {
 	})
 	effects := []effect{
 		writeJob{s.job, first.Data},
+		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}}, string(reason)},
 		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
 		s.processes(),
 		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
