@@ -414,7 +414,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
-	case control.Answer, control.Applied, control.LinkLost, control.Leave:
+	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
 			return nil // it does not know yet
 		}

@@ -304,11 +304,15 @@ func (e *Engine) apply(o *elastic.Order) {
 		e.reroute(old)
 	}
 	clear(e.lossy)
-	e.stopFills()
+	if (o.Ballot != elastic.Ballot{}) {
+		e.stopFills()
+	} else {
+		e.endFills()
+	}
 	e.order = nil
 	e.at = time.Now()
 	e.resuming = &Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: e.opened, Edit: e.at.Sub(e.came)}
-	if o.Ballot.Compare(e.ballot) >= 0 {
+	if o.Ballot.Compare(e.ballot) >= 0 || len(old.Workers) == 0 {
 		e.sealed = false
 	}
 }
