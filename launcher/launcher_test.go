@@ -23,8 +23,8 @@ import (
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
-// Built once: the binary under test and a program for it.
-var binary, fake string
+// Built once: the binary under test, a program for it, and one that trains.
+var binary, fake, mlp string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -34,12 +34,12 @@ func testMain(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "../examples/mlp").CombinedOutput()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
 		return 1
 	}
-	binary, fake = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake")
+	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
 	return m.Run()
 }
 
