@@ -525,8 +525,9 @@ func TestUnevenMicroBatch(t *testing.T) {
 	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 3}); err == nil {
 		t.Error("micro-batch 3 of 8 was accepted")
 	}
-	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 2}); err == nil {
-		t.Error("a plan of no micro-batches was accepted for 4")
+	other := elastic.Order{Plan: plan.Plan{Workers: make([]plan.Worker, 1), Route: [][]plan.WorkerID{{0, 0, 0}}}}
+	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 2, First: other}); err == nil {
+		t.Error("a plan of 3 micro-batches was accepted for 4")
 	}
 }
 
@@ -652,6 +653,16 @@ func panicker() error { panic("ouch") }
 func TestCloseJoins(t *testing.T) {
 	for name, meet := range map[string]func(t *testing.T, engines []*Engine){
 		"at once": func(*testing.T, []*Engine) {},
+		"before a plan": func(t *testing.T, _ []*Engine) {
+			e, err := New(Config{GlobalBatch: 8, MicroBatch: 2}) // one that joins
+			if err != nil {
+				t.Fatal(err)
+			}
+			e.Close()
+			if _, _, err := e.Begun(t.Context()); err == nil {
+				t.Error("a closed engine has begun")
+			}
+		},
 		"after a step": func(t *testing.T, engines []*Engine) {
 			all(engines, func(_ int, e *Engine) {
 				if _, err := e.Step(t.Context(), 1); err != nil {
