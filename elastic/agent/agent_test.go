@@ -108,9 +108,9 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 			}
 		}
 		select {
-		case m := <-inbox:
-			if !handle(m) {
-				return
+		case m, ok := <-inbox:
+			if ok {
+				handle(m)
 			}
 		default:
 		}
