@@ -338,7 +338,7 @@ func TestSecondStopLeavesAStuckFunction(t *testing.T) {
 			a.Stop(Interrupt)
 			<-release
 		}}.inProcess())
-		if o.ExitStatus() != ExitInterrupted || o.Summary.Steps != 2 {
+		if o.ExitStatus() != ExitInterrupted || o.Summary.Steps > 2 {
 			t.Errorf("got %+v, %v", o.Summary, o.Err)
 		}
 		if waited := time.Since(began); waited != reapTime {
