@@ -157,6 +157,7 @@ type Engine struct {
 	pending  []elastic.Order
 	begun    chan struct{}          // to be closed when there is a plan
 	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
+	peers    []comm.Peer            // that are admitted for a plan
 
 	// Operations of groups that go on, and what ends them.
 	ops       int
