@@ -49,7 +49,9 @@ type Controller struct {
 	members map[plan.WorkerID]*member
 	joining map[plan.WorkerID]*member // ready, and in no plan that is agreed
 	filling *filling                  // what a boundary plan waits for
-	fills   int                       // begun so far
+	before  *plan.Plan                // what came before plan since, which a recovery found live; nil when all have applied it
+	since   plan.Version
+	fills   int // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -160,7 +162,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case Leaving:
 		return c.leaving(e)
 	case Joined:
-		return c.joined(e)
+		return c.joined(now, e)
 	case Level:
 		return c.level(e)
 	case Finished:
@@ -224,11 +226,11 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	if j := c.joining[e.Worker.ID]; j != nil && j.Worker == e.Worker {
 		delete(c.joining, e.Worker.ID)
 		effects := []Effect{note("%s, before it had a part in the plan", e.Cause)}
-		if c.filling != nil {
-			c.filling = nil
-			effects = append(effects, c.wishes()...)
+		if c.phase == steady && c.kept == nil && len(c.members)+len(c.joining) < c.cfg.MinWorkers {
+			c.recover(now) // those that are left went on because it would come
+			return append(effects, c.ask("too few are left")...)
 		}
-		return effects
+		return append(effects, c.refill("join")...)
 	}
 	m := c.member(e.Worker)
 	if m == nil {
@@ -313,7 +315,10 @@ func (c *Controller) decide(now time.Time) []Effect {
 		return nil
 	}
 	var effects []Effect
-	if c.cfg.Detect > 0 {
+	switch {
+	case c.phase == holding:
+		effects = append(effects, CancelTimer{HoldTimer})
+	case c.cfg.Detect > 0:
 		effects = append(effects, CancelTimer{QueryTimer})
 	}
 	c.recovery.answered = now
@@ -330,7 +335,11 @@ func (c *Controller) decide(now time.Time) []Effect {
 	if err != nil {
 		return append(effects, c.end(err)...)
 	}
+	was := c.plan
 	effects = append(effects, c.settleComing(at.plan)...)
+	if c.plan.Version != was.Version {
+		c.before, c.since = &was, c.plan.Version
+	}
 	for _, m := range fresh {
 		delete(c.members, m.ID)
 		if c.planned(m.Worker) {
@@ -348,7 +357,7 @@ func (c *Controller) decide(now time.Time) []Effect {
 		}
 	}
 	slices.SortFunc(alive, func(a, b plan.Worker) int { return int(a.ID - b.ID) })
-	if have < c.cfg.MinWorkers && at.point.Gate != Kept {
+	if have+len(c.joining) < c.cfg.MinWorkers && at.point.Gate != Kept {
 		c.phase = holding
 		return append(effects, note("%d of at least %d workers are left: hold for more", have, c.cfg.MinWorkers),
 			Hold{have, c.cfg.MinWorkers}, SetTimer{HoldTimer, c.cfg.Hold})
@@ -457,10 +466,11 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	r := c.recovery
 	ch := &change{cause: "lost", order: Order{Ballot: c.ballot, Passed: at.point, Result: at.result}}
 	r.Step = at.point.Step + 1
+	current, short, none := c.held(all, at.point)
 	switch {
-	case len(alive) < len(c.plan.Workers):
-	case len(c.broken) > 0 && !at.behind:
-		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
+	case len(alive) < len(c.plan.Workers), none != nil:
+	case (len(c.broken) > 0 || short) && !at.behind:
+		ch.order.Plan, ch.cause, ch.reason = c.same(current, at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
 		return c.address(ch), nil
 	default:
 		// Only the agents' leader has changed, or the one that died was out of the plan.
@@ -480,8 +490,14 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 			}
 		}
 		view.Complete = c.complete(all, at.point)
-		p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
-		var none *plan.LostError
+		var p plan.Plan
+		var reason plan.Reason
+		var err error
+		if none != nil {
+			err = none
+		} else {
+			p, reason, err = plan.Next(current, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
+		}
 		switch {
 		case err == nil:
 			c.issued = p.Version
@@ -518,9 +534,56 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	return c.address(ch), nil
 }
 
+// held returns the plan without holders that do not have the state of their
+// shards yet, because a boundary plan is live that they have not applied, and
+// what was on its way to them may be lost. short says that there are some, and
+// none that no holder is left of a shard.
+func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, none *plan.LostError) {
+	p = c.plan
+	if c.before == nil {
+		return p, false, nil
+	}
+	lacks := func(w plan.WorkerID, s plan.Shard) bool {
+		m := c.members[w]
+		if m == nil || m.report == nil || m.report.Holds.Compare(c.since) >= 0 {
+			return false // who is dead has nothing, as the plan will find out
+		}
+		var has []plan.Range
+		if was, ok := c.before.Worker(w); ok && was.Incarnation == m.Worker.Incarnation {
+			for _, s := range c.before.Shards {
+				if s.Owner == w || slices.Contains(s.Mirrors, w) {
+					has = append(has, plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
+				}
+			}
+		}
+		for _, f := range m.report.Filled {
+			if f.Step == at.Step {
+				has = append(has, f.Range)
+			}
+		}
+		return !covers(has, s)
+	}
+	p.Shards = slices.Clone(p.Shards)
+	for i := range p.Shards {
+		s := &p.Shards[i]
+		holders := slices.DeleteFunc(append([]plan.WorkerID{s.Owner}, s.Mirrors...), func(w plan.WorkerID) bool { return lacks(w, *s) })
+		switch {
+		case len(holders) == 1+len(s.Mirrors):
+			continue
+		case len(holders) == 0 && none == nil:
+			none = &plan.LostError{Shard: *s, Count: 1}
+		case len(holders) == 0:
+			none.Count++
+		default:
+			s.Owner, s.Mirrors = holders[0], holders[1:]
+		}
+		short = true
+	}
+	return p, short, none
+}
+
 // same makes the plan once more, for the rest of the step.
-func (c *Controller) same(at Point) plan.Plan {
-	p := c.plan
+func (c *Controller) same(p plan.Plan, at Point) plan.Plan {
 	if p.FromStep != at.Step+1 {
 		p.FromStep, p.Settled = max(at.Step+1, p.FromStep), nil
 	}
@@ -633,6 +696,9 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 	}
 	effects := c.adopt(ch)
 	c.live, c.epoch = order, order.Epoch
+	if order.Restart {
+		c.before = nil
+	}
 	r := c.recovery
 	r.again += ch.again
 	if c.phase != proposing || order.Ballot != c.ballot {
@@ -679,7 +745,7 @@ func (c *Controller) check(now time.Time) []Effect {
 	switch {
 	case c.phase == applying:
 		r := c.recovery
-		c.phase, c.recovery = steady, nil
+		c.phase, c.recovery, c.before = steady, nil, nil
 		c.broken = slices.DeleteFunc(c.broken, func(l link) bool { return !l.again.After(r.agreed) })
 		r.Cause, r.Version = strings.Join(r.causes, "; "), c.plan.Version
 		r.Detect, r.Query, r.Plan, r.Agree = r.known.Sub(r.died), r.answered.Sub(r.known), r.proposed.Sub(r.answered), r.agreed.Sub(r.proposed)
@@ -721,6 +787,9 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 func (c *Controller) linkLost(now time.Time, e LinkLost) []Effect {
 	from, to := c.member(e.From), c.member(e.To)
 	if from == nil || to == nil {
+		if c.session(e.From) != nil && c.session(e.To) != nil {
+			return c.refill("join") // what was lost comes once more
+		}
 		return nil // who is dead explains it
 	}
 	l := link{from.Worker, to.Worker, now, now}
@@ -824,6 +893,10 @@ func (c *Controller) evict(now time.Time) []Effect {
 }
 
 func (c *Controller) leaving(e Leaving) []Effect {
+	if m := c.joining[e.Worker.ID]; m != nil && m.Worker.Incarnation == e.Worker.Incarnation {
+		delete(c.joining, m.ID)
+		return append([]Effect{Dismiss{m.Worker, fmt.Sprintf("worker %d leaves before it had a part in the plan", m.ID)}}, c.refill("join")...)
+	}
 	m := c.member(e.Worker)
 	if m == nil || m.leaving || c.kept != nil {
 		return nil
@@ -832,7 +905,7 @@ func (c *Controller) leaving(e Leaving) []Effect {
 	if !slices.ContainsFunc(c.all(), func(m *member) bool { return !m.leaving }) {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
-	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes()...)
+	return append(append([]Effect{note("worker %d wants to leave", m.ID)}, c.refill("join", "protect", "leave")...), c.wishes()...)
 }
 
 // workers prints members.

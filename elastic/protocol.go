@@ -71,12 +71,24 @@ type Report struct {
 	// pass, too; nil at the beginning of the run.
 	Result []byte `json:"result,omitempty"`
 
+	// Holds is the newest plan that the worker has applied: it has the state of all that
+	// this one gives it. None of a worker that is yet to join.
+	Holds plan.Version `json:"holds"`
+	// Filled are ranges that a Fill has brought.
+	Filled []Filled `json:"filled,omitempty"`
+
 	// Works are the pairs assigned to the worker in the step that follows
 	// Passed; none where it is not in a step.
 	Works []graph.Status `json:"works,omitempty"`
 	// Complete are the ranges that the worker owns or mirrors whose gradient
 	// of that step is complete here.
 	Complete []plan.Range `json:"complete,omitempty"`
+}
+
+// Filled is a range whose state has come in the background, and the step it is of.
+type Filled struct {
+	plan.Range
+	Step int `json:"step"`
 }
 
 // Peer is a worker of a plan and where others reach it.

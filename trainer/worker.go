@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -352,8 +353,12 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	})
 }
 
-// first returns the order that the agent's Start stands for.
+// first returns the order that the agent's Start stands for. That of a worker
+// that joins has no plan.
 func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) {
+	if len(start.Plan) == 0 {
+		return elastic.Order{}, nil
+	}
 	pl, err := plan.Parse(start.Plan)
 	if err != nil {
 		return elastic.Order{}, err
@@ -382,7 +387,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for i := range p.params.layers {
 		p.params.release(i)
 	}
-	me, _ := order.Plan.Worker(w.self.id())
+	me := plan.Worker{ID: w.self.id(), Incarnation: int(w.self.session.Incarnation)}
 	e, err := engine.New(engine.Config{
 		Self:    me,
 		Network: w.net,
@@ -437,8 +442,8 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, p, e, done.Steps, start.RunDir); err != nil {
 		return w.left(ctx, w.recovery.cause(err))
 	}
-	done.Result = e.Result()
-	done.Worker = rundir.Worker{ID: int(me.ID)}
+	done.Result, done.Plan = e.Result(), uint64(e.Version().N)
+	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation}
 	done.Worker.Stages, done.Worker.ParamBytes, done.Worker.StateBytes = e.Holds()
 	done.Worker.Layers, _ = p.params.held()
 	done.Worker.Forwards, done.Worker.Backwards = e.Passes()
@@ -464,9 +469,20 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 // begin waits until the worker has a part in the run. One that joins takes part
 // in the evaluation after the step that was committed last.
 func (w *worker) begin(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
-	at, stop, err := e.Begun(ctx)
+	waiting, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-w.release:
+			cancel(engine.ErrLeft) // the run ends without it
+		case <-waiting.Done():
+		}
+	})
+	defer watch.Wait()
+	defer cancel(nil)
+	at, stop, err := e.Begun(waiting)
 	if err != nil {
-		return err
+		return cmp.Or(context.Cause(waiting), err)
 	}
 	joined := at.Step > done.Steps
 	done.Steps = at.Step

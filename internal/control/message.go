@@ -82,7 +82,8 @@ type Start struct {
 	// Zero is the stage of ZeRO: 1, or 2, which 0 means too.
 	Zero int
 
-	// Plan is the first plan, a plan.Plan as JSON.
+	// Plan is the first plan, a plan.Plan as JSON; empty for a worker that joins, whose
+	// plan comes with an Order.
 	Plan []byte
 
 	// Peers are all workers of the plan by their IDs, this one included.
@@ -126,7 +127,8 @@ type Stop struct {
 }
 
 // Done says that training has ended and all files of the worker are
-// written. Every worker sends it; all but Worker has the same bits in each.
+// written. Every worker sends it; all but Plan and Worker has the same bits in each,
+// and ValLoss where a worker has joined after the newest evaluation.
 // The agent writes summary.json from them. The worker goes on to answer queries
 // until Release. Then the first worker of the plan goes on with the program's own
 // end, and closes its connection after that; the others do at once.
@@ -138,6 +140,7 @@ type Done struct {
 	StateSHA256  string
 	StoppedBy    string // "" when all steps are done, else the Reason of Stop
 	Result       []byte // of the last point, with which others can pass it
+	Plan         uint64 // Version.N of the worker's plan
 	Worker       rundir.Worker
 }
 

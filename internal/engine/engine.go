@@ -158,6 +158,7 @@ type Engine struct {
 	resuming *Applied       // applied, but no task began yet
 	at       time.Time      // when it was applied
 	pending  []elastic.Order
+	joins    plan.Version           // of a worker that joins: the plan whose beginning it waits for
 	begun    chan struct{}          // to be closed when there is a plan
 	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
 	peers    []comm.Peer            // that are admitted for a plan
@@ -550,6 +551,12 @@ func (e *Engine) Passes() (forwards, backwards int64) {
 func (e *Engine) First() (first bool) {
 	e.inspect(func() { first = e.rank == 0 })
 	return first
+}
+
+// Version returns the version of the live plan.
+func (e *Engine) Version() (v plan.Version) {
+	e.inspect(func() { v = e.plan.Version })
+	return v
 }
 
 // inspect calls f in the loop, or here when that has ended.

@@ -24,7 +24,7 @@ func (e *Engine) Query(b elastic.Ballot, answer func(elastic.Report)) {
 		e.ballot, e.sealed = b, true
 		// An order that is being applied is withdrawn: the report is about what
 		// was before, and must stay true.
-		e.order = nil
+		e.order, e.joins = nil, plan.Version{}
 		answer(e.report())
 	})
 }
@@ -44,7 +44,8 @@ func (e *Engine) Order(o elastic.Order) {
 			}
 		case o.Ballot == elastic.Ballot{}:
 			e.pending = append(e.pending, o)
-			if len(e.plan.Workers) == 0 && e.order == nil {
+			if len(e.plan.Workers) == 0 && e.live == (plan.Version{}) {
+				e.c.First.Epoch = o.Epoch
 				e.awaitLive(o)
 			}
 		case o.Ballot.Compare(e.ballot) >= 0:
@@ -80,7 +81,7 @@ func (e *Engine) LinkLost(s comm.Session) {
 
 // report says what a sealed worker knows.
 func (e *Engine) report() elastic.Report {
-	r := elastic.Report{Plan: e.live, Passed: e.passed, Result: e.result}
+	r := elastic.Report{Plan: e.live, Passed: e.passed, Result: e.result, Holds: e.plan.Version, Filled: e.filled()}
 	if e.step == nil || e.step.number <= e.passed.Step {
 		return r
 	}
@@ -144,7 +145,7 @@ func (e *Engine) obey() bool {
 	if (o.Ballot == elastic.Ballot{}) && len(e.plan.Workers) > 0 && !e.arrived() {
 		return false // the owners of the plan before are those who send
 	}
-	if e.lacks(&o.Plan) {
+	if e.lacks(o) {
 		// The last gradient is on its way here.
 		if e.busy == idle {
 			e.doChore()
@@ -297,6 +298,11 @@ func (e *Engine) apply(o *elastic.Order) {
 	if e.begun != nil {
 		close(e.begun)
 		e.begun = nil
+	}
+	if (o.Ballot != elastic.Ballot{}) {
+		for l := range e.arrivals {
+			e.arrivals[l].stop() // what comes to be held here may lie where they go
+		}
 	}
 	fresh := e.serve()
 	if err := e.hold(); err != nil {

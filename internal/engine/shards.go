@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -267,15 +268,9 @@ type arrivals struct {
 // expect lets the layer wait for messages. What it waited for before, and is
 // missing, it does not any more.
 func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
+	a.stop()
 	a.mu.Lock()
-	was := a.missing
 	a.missing = make(map[*comm.Receiving]bool)
-	a.mu.Unlock()
-	for r := range was {
-		r.Cancel(errClosed)
-		<-r.Done() // the reader of a link leaves the memory at once
-	}
-	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.full == nil || isClosed(a.full) {
 		a.full = make(chan struct{})
@@ -287,6 +282,17 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 	}
 	if len(a.missing) == 0 {
 		close(a.full)
+	}
+}
+
+// stop keeps what is missing from coming. It counts as missing.
+func (a *arrivals) stop() {
+	a.mu.Lock()
+	was := slices.Collect(maps.Keys(a.missing))
+	a.mu.Unlock()
+	for _, r := range was {
+		r.Cancel(errClosed)
+		<-r.Done() // the reader of a link leaves the memory at once
 	}
 }
 

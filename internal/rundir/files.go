@@ -133,14 +133,15 @@ type Summary struct {
 
 // Worker is what one worker did, as summary.json tells it.
 type Worker struct {
-	ID         int   `json:"id"`
-	Stages     []int `json:"stages"`
-	Layers     []int `json:"layers"`      // layers whose parameters the worker held
-	Forwards   int64 `json:"forwards"`    // (layer range, micro-batch) pairs run forward in training
-	Backwards  int64 `json:"backwards"`   // the same backward
-	BytesSent  int64 `json:"bytes_sent"`  // to other workers
-	ParamBytes int64 `json:"param_bytes"` // bytes of parameters held
-	StateBytes int64 `json:"state_bytes"` // bytes of optimizer moments held
+	ID          int   `json:"id"`
+	Incarnation int   `json:"incarnation,omitempty"` // 0, and more of a worker that took a dead one's place
+	Stages      []int `json:"stages"`
+	Layers      []int `json:"layers"`      // layers whose parameters the worker held
+	Forwards    int64 `json:"forwards"`    // (layer range, micro-batch) pairs run forward in training
+	Backwards   int64 `json:"backwards"`   // the same backward
+	BytesSent   int64 `json:"bytes_sent"`  // to other workers
+	ParamBytes  int64 `json:"param_bytes"` // bytes of parameters held
+	StateBytes  int64 `json:"state_bytes"` // bytes of optimizer moments held
 }
 
 // Recovery is the account of one recovery, in milliseconds. The phases follow
