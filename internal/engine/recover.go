@@ -320,7 +320,7 @@ func (e *Engine) apply(o *elastic.Order) {
 			delete(e.shapes[s].told, e.session(w))
 		}
 	}
-	e.tellShapes()
+	e.tellShapes(old)
 	if e.req != nil {
 		e.req.said, e.req.exchanging = nil, false
 	}

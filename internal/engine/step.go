@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/graph"
@@ -342,7 +343,7 @@ func (e *Engine) knowShape(s int, dims []int) {
 		return
 	}
 	e.shapes[s].dims = dims
-	e.tellShapes()
+	e.tellShapes(nil)
 	if e.step == nil {
 		return
 	}
@@ -366,35 +367,46 @@ func (e *Engine) knowsShapes() bool {
 	return true
 }
 
-// tellShapes tells the shapes that are known here to the workers on both sides.
-func (e *Engine) tellShapes() {
-	for s := range e.shapes {
-		sh := &e.shapes[s]
-		if sh.dims == nil || e.stages[s-1] == nil {
-			continue // who computes it tells it
+// tellShapes tells the shapes that are known here: who computes one, to the
+// workers on both sides, and the first of them to all, who may come to serve
+// other stages. old is the plan before, whose workers tell those that are new;
+// nil if the plan is not.
+func (e *Engine) tellShapes(old *plan.Plan) {
+	for s := 1; s < len(e.shapes) && s < len(e.plan.Stages); s++ {
+		if e.shapes[s].dims == nil {
+			continue
 		}
-		var readers []plan.WorkerID
-		for _, n := range []int{s - 1, s} {
-			if n >= 0 && n < len(e.plan.Stages) {
-				readers = append(readers, e.plan.Stages[n].Workers...)
+		makers := e.plan.Stages[s-1].Workers
+		if e.stages[s-1] != nil {
+			for _, w := range slices.Concat(makers, e.plan.Stages[s].Workers) {
+				e.tellShape(s, w)
 			}
 		}
-		for _, w := range readers {
-			to := e.session(w)
-			if w == e.c.Self.ID || sh.told[to] {
-				continue
+		knew := old != nil && s < len(old.Stages) && slices.Contains(slices.Concat(old.Stages[s-1].Workers, old.Stages[s].Workers), e.c.Self.ID)
+		for _, w := range e.plan.Workers {
+			isNew := func() bool { was, ok := old.Worker(w.ID); return !ok || was != w }
+			if makers[0] == e.c.Self.ID || knew && isNew() {
+				e.tellShape(s, w.ID)
 			}
-			if sh.told == nil {
-				sh.told = make(map[comm.Session]bool)
-			}
-			sh.told[to] = true
-			words := make([]int64, len(sh.dims))
-			for i, d := range sh.dims {
-				words[i] = int64(d)
-			}
-			e.c.Network.Post(to, e.shapeKey(s), int64Bytes(words), comm.Control)
 		}
 	}
+}
+
+// tellShape tells a worker the shape of the input of stage s, once.
+func (e *Engine) tellShape(s int, w plan.WorkerID) {
+	sh, to := &e.shapes[s], e.session(w)
+	if w == e.c.Self.ID || sh.told[to] {
+		return
+	}
+	if sh.told == nil {
+		sh.told = make(map[comm.Session]bool)
+	}
+	sh.told[to] = true
+	words := make([]int64, len(sh.dims))
+	for i, d := range sh.dims {
+		words[i] = int64(d)
+	}
+	e.c.Network.Post(to, e.shapeKey(s), int64Bytes(words), comm.Control)
 }
 
 // lateBuffer is memory of the pool that the network may still use.
