@@ -297,7 +297,9 @@ func (e *Engine) advance() {
 	if e.order != nil && !e.obey() {
 		return
 	}
-	if e.busy == idle && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
+	// Between what this worker says in a commit and the update nothing else is
+	// computed: the update begins as soon as the commit is passed.
+	if e.busy == idle && (e.req == nil || e.req.said == nil) && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
 	if e.req != nil {
