@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
@@ -72,6 +73,13 @@ type Config struct {
 	// job of so many steps. The agent hands them on unread. Its error is one of usage.
 	Chaos func(steps int) (harms []string, err error)
 
+	// Start starts a worker while the run goes on; nil where that cannot be. It is called by
+	// other goroutines than Serve's.
+	Start func(id, incarnation int) (Worker, error)
+
+	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
+	Respawn bool
+
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
 	// for a person to wait.
@@ -106,6 +114,9 @@ func (c Config) Validate() error {
 	}
 	if c.HelloTimeout < 0 {
 		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
+	}
+	if c.Respawn && c.Start == nil {
+		errs = append(errs, errors.New("Respawn is set without Start: say how a worker is started"))
 	}
 	if c.MinWorkers < 0 {
 		errs = append(errs, fmt.Errorf("MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers))
@@ -225,13 +236,15 @@ func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
+		lone:    len(workers) == 1,
 		events:  make(chan event),
+		started: make(chan begun),
 		quit:    make(chan struct{}),
 		s:       newSession(cfg, len(workers)),
 		reapAt:  make([]time.Time, len(workers)),
 	}
 	for range workers {
-		r.send = append(r.send, make(chan control.Message, 4))
+		r.send = append(r.send, newSender())
 	}
 	return r.loop(ctx, a.stops)
 }
@@ -242,13 +255,18 @@ type run struct {
 	workers []Worker
 	s       *session
 
-	events chan event             // from the goroutines to the loop
-	send   []chan control.Message // from the loop to each sender; holds more than a session ever sends
-	quit   chan struct{}          // closed when the loop has ended
+	events  chan event             // from the goroutines to the loop
+	started chan begun             // the same, of workers
+	send    []chan control.Message // from the loop to each sender; holds more than a session ever sends
+	quit    chan struct{}          // closed when the loop has ended
+
+	talking context.Context // of the goroutines
+	others  sync.WaitGroup
 
 	commands   *commands // nil for a run without files
 	agreement  *agreement
 	opened     chan opened // while it is being opened; nil afterwards
+	lone       bool        // there was one worker at the start
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -264,10 +282,10 @@ type opened struct {
 
 func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	talk, hangUp := context.WithCancel(context.Background())
-	var others sync.WaitGroup
+	r.talking = talk
+	others := &r.others
 	for id := range r.workers {
-		others.Go(func() { r.talk(talk, id) })
-		others.Go(func() { r.awaitExit(id) })
+		r.attend(id)
 	}
 	if r.cfg.RunDir != nil {
 		ch := make(chan opened, 1)
@@ -330,6 +348,17 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 			e = causeLate{}
 		case <-watch.C:
 			e = watchTick{due}
+		case begun := <-r.started:
+			if begun.err == nil {
+				r.workers = append(r.workers, begun.w)
+				r.send = append(r.send, newSender())
+				r.reapAt = append(r.reapAt, time.Time{})
+			}
+			r.apply(r.s.step(time.Now(), workerStarted{begun.who, begun.err}))
+			if begun.err == nil {
+				r.attend(len(r.workers) - 1)
+			}
+			continue
 		case <-r.reap.C:
 			for id, late := range r.late() {
 				if late {
@@ -339,7 +368,14 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 			r.rearm()
 			continue
 		}
+		heard, told := e.(heardOf)
+		if told {
+			e = heard.event
+		}
 		r.apply(r.s.step(time.Now(), e))
+		if told {
+			close(heard.done)
+		}
 		if _, ok := e.(watchTick); ok {
 			rewatch()
 		}
@@ -397,6 +433,16 @@ func (r *run) rearm() {
 	}
 }
 
+// newSender makes the way to a worker: room for what is said to it while it is frozen, until
+// that is found out.
+func newSender() chan control.Message { return make(chan control.Message, 256) }
+
+// heardOf is an event that somebody waits for to be heard of.
+type heardOf struct {
+	event
+	done chan struct{}
+}
+
 // post hands an event to the loop, and reports whether there still is one.
 func (r *run) post(e event) bool {
 	select {
@@ -407,17 +453,45 @@ func (r *run) post(e event) bool {
 	}
 }
 
-func (r *run) awaitExit(id int) {
+// begun is a worker that was started while the run goes on.
+type begun struct {
+	who plan.Worker
+	w   Worker
+	err error
+}
+
+// begin starts a worker, which may take longer than the loop can wait.
+func (r *run) begin(who plan.Worker) {
+	r.others.Go(func() {
+		w, err := r.cfg.Start(int(who.ID), who.Incarnation)
+		select {
+		case r.started <- begun{who, w, err}:
+		case <-r.quit:
+			if err == nil {
+				end(w)
+			}
+		}
+	})
+}
+
+// attend begins to listen to a worker.
+func (r *run) attend(id int) {
+	w, send := r.workers[id], r.send[id]
+	r.others.Go(func() { r.talk(r.talking, id, w, send) })
+	r.others.Go(func() { r.awaitExit(id, w) })
+}
+
+func (r *run) awaitExit(id int, w Worker) {
 	select {
-	case <-r.workers[id].Exited():
-		r.post(workerExited{id, r.workers[id].Status()})
+	case <-w.Exited():
+		r.post(workerExited{id, w.Status()})
 	case <-r.quit:
 	}
 }
 
 // talk connects and receives until the connection ends. It owns the sender.
-func (r *run) talk(ctx context.Context, id int) {
-	nc, err := r.workers[id].Connect(ctx)
+func (r *run) talk(ctx context.Context, id int, w Worker, send <-chan control.Message) {
+	nc, err := w.Connect(ctx)
 	if err != nil {
 		r.post(connClosed{id, err})
 		return
@@ -428,7 +502,7 @@ func (r *run) talk(ctx context.Context, id int) {
 		defer close(sent)
 		for {
 			select {
-			case m := <-r.send[id]:
+			case m := <-send:
 				if conn.Send(m) != nil {
 					return // the receiver sees the reason
 				}
@@ -451,7 +525,7 @@ func (r *run) talk(ctx context.Context, id int) {
 		var e event = received{id, m}
 		switch m := m.(type) {
 		case control.Ready:
-			m.Job.ProgramSHA256 = r.programSum(id)
+			m.Job.ProgramSHA256 = r.programSum(w)
 			e = received{id, m}
 		case control.Harm:
 			if m.Text != "" && !r.post(struck{m.Text}) {
@@ -460,7 +534,7 @@ func (r *run) talk(ctx context.Context, id int) {
 			if m.At == 0 && m.Kind != control.Thaw {
 				continue // nobody dies of it
 			}
-			e = harmOf(id, m)
+			e = harmOf(harmed{worker: id}, m)
 		}
 		if !r.post(e) {
 			return
@@ -483,12 +557,12 @@ func stamped(at int64) time.Time {
 
 // programSum returns the SHA-256 of the program a worker runs, "" where nobody
 // wants it. Only a record: what cannot be read still runs.
-func (r *run) programSum(id int) string {
-	path := r.workers[id].Program()
+func (r *run) programSum(w Worker) string {
+	path := w.Program()
 	if path == "" {
 		path = r.cfg.Executable
 	}
-	if path == "" || r.cfg.RunDir == nil && len(r.workers) == 1 {
+	if path == "" || r.cfg.RunDir == nil && r.cfg.Start == nil && r.lone {
 		return ""
 	}
 	sum, _ := rundir.FileSHA256(path)
@@ -563,6 +637,8 @@ func (r *run) do(e effect) error {
 		} else if len(r.early)+len(e.text) <= maxEarlyOutput {
 			r.early = append(r.early, e.text...)
 		}
+	case beginWorker:
+		r.begin(e.who)
 	case kill:
 		r.workers[e.worker].Kill()
 		r.patience(e.worker)

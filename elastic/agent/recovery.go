@@ -32,7 +32,20 @@ type timer struct {
 }
 
 // session is what plans call a worker.
-func (s *session) session(id int) plan.Worker { return plan.Worker{ID: plan.WorkerID(id)} }
+func (s *session) session(id int) plan.Worker { return s.workers[id].who }
+
+// id is what people call a worker.
+func (s *session) id(id int) int { return int(s.workers[id].who.ID) }
+
+// find returns the place of a session in session.workers, -1 for none.
+func (s *session) find(w plan.Worker) int {
+	return slices.IndexFunc(s.workers, func(x worker) bool { return x.who.ID == w.ID && x.who.Incarnation == w.Incarnation })
+}
+
+// newest returns the place of the newest session of a worker, -1 for none.
+func (s *session) newest(id plan.WorkerID) int {
+	return s.find(plan.Worker{ID: id, Incarnation: s.lives[id] - 1})
+}
 
 // peers are the workers that there are and where they listen.
 func (s *session) peers() []elastic.Peer {
@@ -47,7 +60,7 @@ func (s *session) peers() []elastic.Peer {
 // it may not have left yet.
 func (s *session) isFirst(id int) bool {
 	for _, p := range s.known {
-		if p.Workers[0].ID == plan.WorkerID(id) {
+		if p.Workers[0] == s.workers[id].who {
 			return true
 		}
 	}
@@ -58,6 +71,11 @@ func (s *session) isFirst(id int) bool {
 func (s *session) alarm() (first time.Time) {
 	if s.judged {
 		return first
+	}
+	for id := range s.workers {
+		if at := s.workers[id].hello; !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
 	}
 	for _, t := range s.timers {
 		if first.IsZero() || t.at.Before(first) {
@@ -71,6 +89,11 @@ func (s *session) alarm() (first time.Time) {
 // the budget was itself kept from listening, and begins anew.
 func (s *session) ring(now time.Time) []effect {
 	var effects []effect
+	for id := range s.workers {
+		if w := &s.workers[id]; !w.hello.IsZero() && !now.Before(w.hello) {
+			effects = append(effects, s.refuse(now, id, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))...)
+		}
+	}
 	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || now.Before(t.at):
@@ -98,7 +121,7 @@ func (s *session) death(id int) error {
 	if w.doom != nil {
 		return w.doom
 	}
-	return &LostError{Worker: id, Workers: len(s.workers), Status: w.status, Step: s.last.Step, Steps: s.job.Steps}
+	return &LostError{Worker: s.id(id), Workers: len(s.workers), Status: w.status, Step: s.last.Step, Steps: s.job.Steps}
 }
 
 // die goes on without a worker that has ended in training.
@@ -106,9 +129,10 @@ func (s *session) die(now time.Time, id int) []effect {
 	w := &s.workers[id]
 	w.gone = true
 	s.forget()
-	if _, ok := s.plan.Worker(plan.WorkerID(id)); !ok && w.status.OK() {
-		effects := []effect{s.about(now, id, "left", fmt.Sprintf("worker %d has left", id)), s.row(id, "left")}
-		effects = append(effects, s.tell(now, elastic.Dead{Worker: s.session(id), Cause: fmt.Sprintf("worker %d has left", id)})...)
+	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
+		left := fmt.Sprintf("worker %d has left", w.who.ID)
+		effects := []effect{s.about(now, id, "left", left), s.row(id, "left")}
+		effects = append(effects, s.tell(now, elastic.Dead{Worker: w.who, Cause: left})...)
 		return append(effects, s.conclude(now)...) // the others may have come to their end before
 	}
 	err := s.death(id)
@@ -143,6 +167,7 @@ func (s *session) die(now time.Time, id int) []effect {
 		return effects
 	}
 	effects = append(effects, s.row(id, how), s.processes())
+	effects = append(effects, s.replace(now, w.who)...)
 	// Others may have failed because of it, and said so before.
 	s.hearsay = nil
 	for id := range s.workers {
@@ -156,8 +181,8 @@ func (s *session) die(now time.Time, id int) []effect {
 // processes are those that can be reached.
 func (s *session) processes() (e writeWorkers) {
 	for id := range s.workers {
-		if w := &s.workers[id]; !w.gone && !w.exited {
-			e.alive = append(e.alive, rundir.Process{ID: id, PID: w.pid})
+		if w := &s.workers[id]; !w.gone && !w.exited && w.pid > 0 {
+			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid})
 		}
 	}
 	return e
@@ -166,13 +191,13 @@ func (s *session) processes() (e writeWorkers) {
 // about is an event of one worker.
 func (s *session) about(now time.Time, id int, kind, reason string) writeEvent {
 	e := s.event(now, kind, reason)
-	e.e.Worker = id
+	e.e.Worker = s.id(id)
 	return e
 }
 
 func (s *session) row(id int, state string) show {
 	w := &s.workers[id]
-	return show{view.Worker{ID: id, Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
+	return show{view.Worker{ID: s.id(id), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
 }
 
 // hear passes on what a worker says to the controller.
@@ -182,7 +207,7 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 	case control.Answer:
 		report, err := elastic.ParseReport(m.Report)
 		if err != nil {
-			return s.judge(now, &ProtocolError{id, "sent a report that is none" + s.place()})
+			return s.judge(now, &ProtocolError{s.id(id), "sent a report that is none" + s.place()})
 		}
 		return s.tell(now, elastic.Answered{Worker: from, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: report})
 	case control.Applied:
@@ -211,7 +236,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 	for _, e := range s.ctl.Step(now, e) {
 		switch e := e.(type) {
 		case elastic.Ask:
-			add(sendMessage{int(e.Worker.ID), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt}})
+			add(sendMessage{s.find(e.Worker), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt}})
 		case elastic.Command:
 			text, err := e.Order.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {
@@ -221,7 +246,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 				return append(effects, s.judge(now, &PlanError{err})...)
 			}
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
-			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
+			add(sendMessage{s.find(e.Worker), control.Order{Order: text}})
 		case elastic.Copy:
 			text, err := e.Fill.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {
@@ -230,18 +255,19 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			if err != nil {
 				return append(effects, s.judge(now, &PlanError{err})...)
 			}
-			add(sendMessage{int(e.Worker.ID), control.Fill{Fill: text}})
+			add(sendMessage{s.find(e.Worker), control.Fill{Fill: text}})
 		case elastic.Propose:
 			add(propose{e.Order, string(e.Reason)})
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:
-			if w := &s.workers[e.Worker.ID]; w.doom == nil && !w.exited {
+			id := s.find(e.Worker)
+			if w := &s.workers[id]; w.doom == nil && !w.exited {
 				w.doom, w.killed = &evictedError{e.Reason}, true
-				add(s.about(now, int(e.Worker.ID), "evict", e.Reason), kill{int(e.Worker.ID)})
+				add(s.about(now, id, "evict", e.Reason), kill{id})
 			}
 		case elastic.Dismiss:
-			add(s.event(now, "note", e.Reason), sendMessage{int(e.Worker.ID), control.Release{}})
+			add(s.event(now, "note", e.Reason), sendMessage{s.find(e.Worker), control.Release{}})
 		case elastic.SetTimer:
 			s.timers[e.Timer] = timer{now.Add(e.After), e.After}
 		case elastic.CancelTimer:
@@ -260,7 +286,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			err := e.Err
 			var nobody *elastic.NobodyError
 			if errors.As(err, &nobody) {
-				err = s.death(int(nobody.Worker))
+				err = s.death(s.lost)
 			}
 			var evicted *evictedError
 			if nobody == nil || errors.As(err, &evicted) {
@@ -286,17 +312,25 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		return s.judge(now, &PlanError{err})
 	}
 	news := view.Plan{Reason: string(e.Reason)}
+	var joined []effect
 	for _, pw := range p.Workers {
-		w := &s.workers[pw.ID]
-		place := share(&p, int(pw.ID))
-		w.own.Stages, w.own.Layers = place.Stages, place.Layers
+		id := s.find(pw)
+		w, place := &s.workers[id], share(&p, pw)
+		w.own.ID, w.own.Incarnation, w.own.Stages, w.own.Layers = place.ID, place.Incarnation, place.Stages, place.Layers
 		news.Workers = append(news.Workers, place)
+		if w.joins {
+			w.joins = false
+			s.joined++
+			s.tries[pw.ID] = 0
+			joined = append(joined, s.about(now, id, "joined", fmt.Sprintf("worker %d has joined", pw.ID)), s.row(id, ""))
+		}
 	}
 	effects := []effect{
 		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}},
 		s.event(now, "plan", string(e.Reason)),
 		show{news},
 	}
+	effects = append(effects, joined...)
 	if e.Order.Restart {
 		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {
 			s.rollbacks++

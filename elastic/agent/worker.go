@@ -119,14 +119,22 @@ func StartProcesses(c Command, n int, log func(id int) (*os.File, error)) ([]Wor
 				w.Kill()
 			}
 			for _, w := range workers {
-				<-w.Exited()
-				w.(*process).disconnect()
+				end(w)
 			}
 			return nil, err
 		}
 		workers = append(workers, w)
 	}
 	return workers, nil
+}
+
+// end kills a worker that nobody is connected to, and waits for its end.
+func end(w Worker) {
+	w.Kill()
+	<-w.Exited()
+	if p, ok := w.(*process); ok {
+		p.disconnect()
+	}
 }
 
 func startOne(c Command, id int, log func(id int) (*os.File, error)) (Worker, error) {

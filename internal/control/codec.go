@@ -101,6 +101,10 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Leave](dec)
 	case Harm{}.kind():
 		m, err = decodeAs[Harm](dec)
+	case Add{}.kind():
+		m, err = decodeAs[Add](dec)
+	case Added{}.kind():
+		m, err = decodeAs[Added](dec)
 	default:
 		return nil, fmt.Errorf("%w: unknown kind %.40q", ErrFormat, kind)
 	}

@@ -207,6 +207,18 @@ type Harm struct {
 	Text string
 }
 
+// Add asks an agent, over the socket for commands, to start N more workers. It
+// answers with Added.
+type Add struct {
+	N int
+}
+
+// Added says which workers begin, or in words why none does.
+type Added struct {
+	Workers []int
+	Refusal string
+}
+
 // Release lets a worker end that is done, or that the plan does without: no other
 // worker needs it any more.
 type Release struct{}
@@ -241,6 +253,8 @@ func (Level) kind() string    { return "level" }
 func (LinkLost) kind() string { return "link-lost" }
 func (Leave) kind() string    { return "leave" }
 func (Harm) kind() string     { return "harm" }
+func (Add) kind() string      { return "add" }
+func (Added) kind() string    { return "added" }
 
 func (Hello) kind() string  { return "hello" }
 func (Beat) kind() string   { return "beat" }
