@@ -81,18 +81,18 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
   launcher doctor`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q: the commands are run, status, logs, doctor, kill, freeze, thaw, leave and stop", args[0])
+				return fmt.Errorf("there is no command %q: the commands are run, status, logs, doctor, kill, freeze, thaw, leave, add and stop", args[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("no command given: the commands are run, status, logs, doctor, kill, freeze, thaw, leave and stop")
+			return errors.New("no command given: the commands are run, status, logs, doctor, kill, freeze, thaw, leave, add and stop")
 		},
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newStop())
+	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newStop(), newAdd())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}

@@ -28,6 +28,7 @@ type runFlags struct {
 	threads   int
 	mirrors   int
 	least     int
+	respawn   bool
 	detect    time.Duration
 	reduction string
 	zero      int
@@ -105,6 +106,7 @@ ends it at once.`,
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0 a run goes back to its beginning when a worker dies")
 	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
+	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies; it joins when it is ready")
 	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
@@ -301,10 +303,21 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 		}
 	}
 
+	start := func(id, incarnation int) (agent.Worker, error) {
+		log, err := dir.LogFile(id, incarnation)
+		if err != nil {
+			return nil, err
+		}
+		w, err := agent.StartProcess(agent.Command{Path: file, Args: args, WorkerID: id, Incarnation: incarnation, Log: log})
+		if err != nil {
+			_ = log.Close()
+		}
+		return w, err
+	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
-		Chaos: harmsFor(f.harms, f.workers),
+		Chaos: harmsFor(f.harms, f.workers), Start: start, Respawn: f.respawn,
 	})
 	if err != nil {
 		return failure{err}
