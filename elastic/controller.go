@@ -51,6 +51,7 @@ type Controller struct {
 	filling *filling                  // what a boundary plan waits for
 	before  *plan.Plan                // what came before plan since, which a recovery found live; nil when all have applied it
 	since   plan.Version
+	went    Point // with which it went live
 	fills   int // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
@@ -338,7 +339,7 @@ func (c *Controller) decide(now time.Time) []Effect {
 	was := c.plan
 	effects = append(effects, c.settleComing(at.plan)...)
 	if c.plan.Version != was.Version {
-		c.before, c.since = &was, c.plan.Version
+		c.before, c.since, c.went = &was, c.plan.Version, at.point
 	}
 	for _, m := range fresh {
 		delete(c.members, m.ID)
@@ -472,12 +473,16 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	case (len(c.broken) > 0 || short) && !at.behind:
 		ch.order.Plan, ch.cause, ch.reason = c.same(current, at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
 		return c.address(ch), nil
-	default:
-		// Only the agents' leader has changed, or the one that died was out of the plan.
+	case at.behind:
+		// Nobody of the plan has died, and not all have begun anew.
 		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
-		if c.live != nil {
-			ch.order.Restart, ch.order.From = at.behind, c.live.From
-		}
+		ch.order.Restart, ch.order.From = true, c.live.From
+		return c.address(ch), nil
+	default:
+		// Only the agents' leader has changed, or the one that died was out of the plan. The
+		// version is new all the same, since what the workers exchanged while they were
+		// sealed did not count.
+		ch.order.Plan, ch.cause, ch.reason = c.same(current, at.point), "kept", "nobody of the plan is lost: the same plan, so that all go on with it"
 		return c.address(ch), nil
 	}
 	view := plan.View{Workers: alive, Step: at.point.Step + 1}
@@ -534,50 +539,66 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	return c.address(ch), nil
 }
 
-// held returns the plan without holders that do not have the state of their
-// shards yet, because a boundary plan is live that they have not applied, and
-// what was on its way to them may be lost. short says that there are some, and
-// none that no holder is left of a shard.
+// held returns the plan with holders that have the state of their shards. A boundary plan may
+// be live that some have not applied, and what was on its way to them may be lost: they hold
+// nothing then. Where no other holder lives, it is one of the plan before, which keeps what it
+// hands over until the next commit. short says that the plan was changed, and none that there is
+// nobody.
 func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, none *plan.LostError) {
 	p = c.plan
 	if c.before == nil {
 		return p, false, nil
 	}
-	lacks := func(w plan.WorkerID, s plan.Shard) bool {
-		m := c.members[w]
-		if m == nil || m.report == nil || m.report.Holds.Compare(c.since) >= 0 {
-			return false // who is dead has nothing, as the plan will find out
+	held := make(map[plan.WorkerID][]plan.Range) // by the plan before
+	for _, s := range c.before.Shards {
+		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
+			held[w] = append(held[w], plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
 		}
-		var has []plan.Range
-		if was, ok := c.before.Worker(w); ok && was.Incarnation == m.Worker.Incarnation {
-			for _, s := range c.before.Shards {
-				if s.Owner == w || slices.Contains(s.Mirrors, w) {
-					has = append(has, plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
-				}
-			}
+	}
+	lives := make(map[plan.WorkerID]*member)
+	for _, m := range all {
+		lives[m.ID] = m
+		if was, ok := c.before.Worker(m.ID); !ok || was.Incarnation != m.Worker.Incarnation {
+			delete(held, m.ID)
 		}
 		for _, f := range m.report.Filled {
 			if f.Step == at.Step {
-				has = append(has, f.Range)
+				held[m.ID] = append(held[m.ID], f.Range)
 			}
 		}
-		return !covers(has, s)
 	}
 	p.Shards = slices.Clone(p.Shards)
 	for i := range p.Shards {
 		s := &p.Shards[i]
-		holders := slices.DeleteFunc(append([]plan.WorkerID{s.Owner}, s.Mirrors...), func(w plan.WorkerID) bool { return lacks(w, *s) })
-		switch {
-		case len(holders) == 1+len(s.Mirrors):
-			continue
-		case len(holders) == 0 && none == nil:
-			none = &plan.LostError{Shard: *s, Count: 1}
-		case len(holders) == 0:
+		var holders []plan.WorkerID
+		alive := false
+		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
+			m := lives[w]
+			if m != nil && m.report.Holds.Compare(c.since) < 0 && !covers(held[w], *s) {
+				continue
+			}
+			holders = append(holders, w) // the plan will do without who is dead
+			alive = alive || m != nil
+		}
+		if !alive && at == c.went {
+			for _, m := range all {
+				if covers(held[m.ID], *s) {
+					holders, alive = append([]plan.WorkerID{m.ID}, holders...), true
+					break
+				}
+			}
+		}
+		if len(holders) == 0 {
+			if none == nil {
+				none = &plan.LostError{Shard: *s}
+			}
 			none.Count++
-		default:
+			continue
+		}
+		if holders[0] != s.Owner || len(holders) != 1+len(s.Mirrors) {
+			short = true
 			s.Owner, s.Mirrors = holders[0], holders[1:]
 		}
-		short = true
 	}
 	return p, short, none
 }

@@ -174,6 +174,7 @@ type Engine struct {
 	stages   map[int]Stage
 	shards   map[plan.Range]*shard
 	index    map[plan.Range]int // of all shards of the plan
+	former   []*shard           // handed over; kept until the next commit, for a recovery before it
 	arrivals []arrivals         // of each layer: parameters on their way from their owners
 	sent     []*comm.Sending    // of memory that the update changes
 

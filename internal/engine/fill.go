@@ -314,6 +314,9 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 			}
 		}
 	}
+	for _, old := range e.former {
+		take(old.Range, old.params, old.state.Moments)
+	}
 	for _, old := range e.shards {
 		if old.state != nil {
 			take(old.Range, old.params, old.state.Moments)

@@ -405,9 +405,12 @@ func (e *Engine) hold() error {
 		}
 		sh.assign(owner, reduces)
 	}
-	for r := range e.shards {
+	for r, sh := range e.shards {
 		if !mine[r] {
 			delete(e.shards, r)
+			if sh.state != nil {
+				e.former = append(e.former, sh)
+			}
 		}
 	}
 	for r, sh := range fresh {

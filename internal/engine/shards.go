@@ -151,6 +151,7 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 // update applies a committed update to the shards, and begins to bring the
 // new parameters to all workers of their stages, first layers first.
 func (e *Engine) update(step int, u zero.Update, after func()) {
+	e.former = nil
 	for l := range e.arrivals {
 		e.expectParams(l, step)
 	}
