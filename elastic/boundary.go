@@ -108,6 +108,13 @@ func (c *Controller) level(e Level) []Effect {
 func (c *Controller) come(ch *change) []Effect {
 	c.issued = ch.order.Plan.Version
 	c.coming = ch
+	// From here on, the death of one that joins strikes the plan.
+	for _, w := range ch.order.Plan.Workers {
+		if m := c.joining[w.ID]; m != nil {
+			delete(c.joining, w.ID)
+			c.members[w.ID] = m
+		}
+	}
 	return c.propose(ch)
 }
 

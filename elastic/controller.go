@@ -52,7 +52,7 @@ type Controller struct {
 	before  *plan.Plan                // what came before plan since, which a recovery found live; nil when all have applied it
 	since   plan.Version
 	went    Point // with which it went live
-	fills   int // begun so far
+	fills   int   // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -703,12 +703,6 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 			return nil // it will be withdrawn
 		}
 		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
-		for _, w := range order.Plan.Workers {
-			if m := c.joining[w.ID]; m != nil {
-				delete(c.joining, w.ID)
-				c.members[w.ID] = m
-			}
-		}
 		for _, m := range c.all() {
 			m.applied = false
 			effects = append(effects, Command{m.Worker, *order})

@@ -20,7 +20,8 @@ func tail(got, want trainer.History) bool {
 }
 
 // TestJoins lets workers join at random moments, while others die or leave at
-// others: the bits are those of an undisturbed run.
+// others: the bits are those of an undisturbed run, and while nobody dies,
+// nothing is computed twice.
 func TestJoins(t *testing.T) {
 	text := writeText(t, 4000)
 	job := func() trainer.Job {
@@ -93,6 +94,9 @@ func TestJoins(t *testing.T) {
 					},
 				}, job)
 				t.Logf("%d joined, %d recoveries", s.Joined, len(s.Recoveries))
+				if all := int64(len(want.Steps) * c.stages * job().GlobalBatch / job().MicroBatch); c.kills == 0 && s.Forwards != all {
+					t.Errorf("%d forward passes, want %d", s.Forwards, all)
+				}
 				for id, got := range s.Left {
 					if !tail(got, want) {
 						t.Errorf("worker %d: %+v, want %+v\n%s", id, got, want, strings.Join(s.Notes, "\n"))

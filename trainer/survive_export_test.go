@@ -67,7 +67,8 @@ type SurviveConfig struct {
 type Survived struct {
 	Left       map[int]History // what the workers that are left said
 	Recoveries []elastic.Recovery
-	Joined     int // workers that joined
+	Joined     int   // workers that joined
+	Forwards   int64 // passes of training, of all workers, as far as they told
 	Notes      []string
 }
 
@@ -184,6 +185,11 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	for _, v := range s.workers {
 		if v.done != nil {
 			r.Left[int(v.w.ID)] = v.History
+		}
+		if v.done != nil {
+			r.Forwards += v.done.Worker.Forwards
+		} else if n := len(v.Steps); n > 0 {
+			r.Forwards += v.Steps[n-1].Forwards
 		}
 		if v.joins && (v.done != nil || len(v.Steps) > 0) {
 			r.Joined++
