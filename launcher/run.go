@@ -52,7 +52,7 @@ and the micro-batches of a step to the workers of each stage. The result is the 
 bit for bit, for any number of workers and stages, unless --reduction is fast, and
 whoever dies: the others go on within the step. Each shard of parameters and optimizer
 state has --mirrors replicas; when all holders of one die together, the run goes back to
-its beginning by itself.
+its beginning by itself. With --respawn a worker that dies is replaced; launcher add starts more.
 
 A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
 run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
