@@ -459,15 +459,13 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	r.Step = at.point.Step + 1
 	switch {
 	case len(alive) < len(c.plan.Workers):
-	case len(c.broken) > 0 && !at.behind:
-		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
-		return c.address(ch), nil
-	default:
-		// Only the agents' leader has changed, or the one that died was out of the plan.
-		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
-		if c.live != nil {
-			ch.order.Restart, ch.order.From = at.behind, c.live.From
+	case !at.behind:
+		// Only a link or the agents' leader was lost, or who died was out of the plan.
+		ch.cause, ch.reason = "kept", "nobody of the plan is lost"
+		if len(c.broken) > 0 {
+			ch.cause, ch.reason = "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
 		}
+		ch.order.Plan = c.same(at.point)
 		return c.address(ch), nil
 	}
 	view := plan.View{Workers: alive, Step: at.point.Step + 1}
