@@ -192,6 +192,8 @@ type Engine struct {
 
 	forwards, backwards int64
 
+	initial beginnings
+
 	// State on its way to and from holders that are to come.
 	fillID    int // of the newest Fill
 	outgoing  []*outgoing
@@ -236,6 +238,7 @@ func New(c Config) (*Engine, error) {
 		arrivals:  make([]arrivals, len(c.Layers)),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
+		initial:   beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)},
 		plain:     make([][]float32, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
 	}
