@@ -714,7 +714,9 @@ func (c *Controller) check(now time.Time) []Effect {
 		if len(r.causes) > 0 {
 			effects = append(effects, Recovered{r.Recovery})
 		}
-		return append(append(effects, c.dismiss()...), c.wishes()...)
+		effects = append(effects, c.dismiss()...)
+		// The struck step comes first.
+		return append(effects, SetTimer{WishTimer, wishAfter})
 	case c.phase == steady && c.coming != nil && c.coming.agreed:
 		effects := c.adopt(c.coming)
 		c.coming = nil
@@ -723,6 +725,9 @@ func (c *Controller) check(now time.Time) []Effect {
 	}
 	return nil
 }
+
+// wishAfter is the time from a recovery to the next boundary plan.
+const wishAfter = 10 * time.Millisecond
 
 func (c *Controller) late(now time.Time, t Timer) []Effect {
 	switch {
@@ -736,6 +741,8 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		return effects // the next ballot begins with the first of their deaths
 	case t == HoldTimer && c.phase == holding:
 		return c.end(&FewError{Have: len(c.members), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
+	case t == WishTimer:
+		return c.wishes()
 	case t == LinkTimer && len(c.broken) > 0:
 		return c.repair(now)
 	}

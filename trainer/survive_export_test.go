@@ -28,7 +28,7 @@ type survival struct {
 	workers []*victim
 	events  chan func()
 	c       *elastic.Controller
-	timers  map[elastic.Timer]*time.Timer
+	post    func(func())
 	failed  error
 	over    bool
 
@@ -68,7 +68,7 @@ type Survived struct {
 // ended in the middle.
 func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	t.Helper()
-	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func()), timers: make(map[elastic.Timer]*time.Timer)}
+	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func())}
 	quit := make(chan struct{})
 	var tasks sync.WaitGroup
 	post := func(f func()) {
@@ -77,6 +77,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		case <-quit:
 		}
 	}
+	s.post = post
 	live := func() (n int) {
 		for _, v := range s.workers {
 			if !v.gone {
@@ -282,6 +283,10 @@ func (s *survival) step(e elastic.Event) {
 			s.send(f.Worker, control.Fill{Fill: body})
 		case elastic.Propose:
 			s.step(elastic.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
+		case elastic.SetTimer:
+			if f.Timer == elastic.WishTimer {
+				time.AfterFunc(f.After, func() { s.post(func() { s.step(elastic.Late{Timer: f.Timer}) }) })
+			}
 		case elastic.Note:
 			s.notes = append(s.notes, "  "+f.Reason)
 		case elastic.Recovered:
