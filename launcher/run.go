@@ -30,6 +30,7 @@ type runFlags struct {
 	detect    time.Duration
 	reduction string
 	zero      int
+	digests   bool
 	runDir    string
 	plain     bool
 }
@@ -88,6 +89,7 @@ ends it at once.`,
 	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
+	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
@@ -278,7 +280,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
-		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
+		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 	})
 	if err != nil {
 		return failure{err}

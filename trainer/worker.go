@@ -229,11 +229,14 @@ func failure(err error, step int) control.Failed {
 	var invalid *ValidationError
 	var usage *usageError
 	var done *Done
+	var corrupt *engine.CorruptError
 	switch {
 	case errors.As(err, &panicked):
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
 	case errors.As(err, &nonFinite):
 		f.Kind = control.NonFinite
+	case errors.As(err, &corrupt):
+		f.Kind = control.Corrupt
 	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):
 		f.Kind = control.PeerLost
 	case errors.As(err, &done):
@@ -396,6 +399,8 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Pool:        pool,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
+		NoDigests:   start.NoDigests,
+		Repaired:    func(r engine.Repair) { w.recovery.repaired(p.params.layers[r.Layer].Name, r) },
 		Stop:        w.stopped,
 		Applied:     w.recovery.applied,
 	})

@@ -67,6 +67,10 @@ type Config struct {
 	// them in stage 1. 0 means 2.
 	Zero int
 
+	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
+	// the job, and repair what has altered before it counts.
+	NoDigests bool
+
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
 	// for a person to wait.

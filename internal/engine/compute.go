@@ -44,6 +44,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		in = st.tensors[tensorID{s, m, comm.Forward}].t
 	}
 	var loss Loss
+	var suspect int
 	e.do(onPass, func() (err error) {
 		if first || last {
 			w.batch = e.batch()
@@ -63,8 +64,8 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			return err
 		}
 		sum, count, dout := stage.Loss(w.pass, w.batch.target)
-		if !finite(sum) {
-			return e.nonFinite(st.number, stage.Suspect(w.pass), "loss")
+		if suspect = -1; !finite(sum) { // the commit finds out why
+			suspect = stage.Suspect(w.pass)
 		}
 		if dout.Len() != out.Len() {
 			panic(fmt.Sprintf("the loss returned a gradient of shape %v for an output of shape %v", dout.Shape, out.Shape))
@@ -80,6 +81,9 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		st.queue.Done(t)
 		if last {
 			e.losses.Put(tree.Leaf(m), loss)
+			if st.suspect < 0 {
+				st.suspect = suspect
+			}
 			st.queue.Arrive(graph.BackwardOf(t.Pair))
 			return
 		}
@@ -254,7 +258,7 @@ func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 	for _, p := range shards {
 		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[p.Owner]})
 	}
-	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(e.step.number, layer)
+	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(layer)
 	e.operate(func() error {
 		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
@@ -280,7 +284,7 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		e.fail(err)
 		return
 	}
-	ctx, sum, call := e.opsCtx, e.plain[layer], e.call(e.step.number, layer)
+	ctx, sum, call := e.opsCtx, e.plain[layer], e.call(layer)
 	if e.plan.Mirrors > 0 {
 		// The reduction spoils its operand, and may have to begin anew.
 		sum = e.free.get(len(sum))
