@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,8 +26,8 @@ type Config struct {
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
-	// Detect is how long a worker may take for its answer to a query, and how long a link may
-	// be down. 0 means for ever.
+	// Detect is the budget of all waits: a worker may take half of it for its answer to a
+	// query, and a link may be down for all of it. 0 means for ever.
 	Detect time.Duration
 
 	// Hold is how long to wait for more workers. 0 means 2 min.
@@ -46,6 +47,9 @@ type Controller struct {
 	pending map[plan.Version]*change // proposed and not out of date
 	coming  *change                  // the boundary plan under way, agreed or not
 	members map[plan.WorkerID]*member
+	joining map[plan.WorkerID]*member // ready, and in no plan that is agreed
+	filling *filling                  // what a boundary plan waits for
+	fills   int                       // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -109,7 +113,7 @@ type recovery struct {
 func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
-		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member),
+		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
@@ -155,6 +159,10 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.linkLost(now, e)
 	case Leaving:
 		return c.leaving(e)
+	case Joined:
+		return c.joined(e)
+	case Level:
+		return c.level(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -213,6 +221,15 @@ func (c *Controller) recover(now time.Time) *recovery {
 }
 
 func (c *Controller) dead(now time.Time, e Dead) []Effect {
+	if j := c.joining[e.Worker.ID]; j != nil && j.Worker == e.Worker {
+		delete(c.joining, e.Worker.ID)
+		effects := []Effect{note("%s, before it had a part in the plan", e.Cause)}
+		if c.filling != nil {
+			c.filling = nil
+			effects = append(effects, c.wishes()...)
+		}
+		return effects
+	}
 	m := c.member(e.Worker)
 	if m == nil {
 		return nil
@@ -267,7 +284,7 @@ func (c *Controller) ask(why string) []Effect {
 	if c.phase == holding {
 		effects = append(effects, CancelTimer{HoldTimer})
 	}
-	c.phase = asking
+	c.phase, c.filling = asking, nil
 	all := c.all()
 	effects = append(effects, note("%s: ask %s what they have, ballot %v", why, workers(all), c.ballot))
 	for _, m := range all {
@@ -275,7 +292,7 @@ func (c *Controller) ask(why string) []Effect {
 		effects = append(effects, Ask{m.Worker, c.ballot})
 	}
 	if c.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{QueryTimer, c.cfg.Detect})
+		effects = append(effects, SetTimer{QueryTimer, c.cfg.Detect / 2})
 	}
 	return effects
 }
@@ -300,11 +317,28 @@ func (c *Controller) decide(now time.Time) []Effect {
 		effects = append(effects, CancelTimer{QueryTimer})
 	}
 	c.recovery.answered = now
+	// Who has never applied a plan has nothing of the run yet.
+	var fresh []*member
+	all = slices.DeleteFunc(all, func(m *member) bool {
+		begun := m.report.Plan != plan.Version{}
+		if !begun {
+			fresh = append(fresh, m)
+		}
+		return !begun
+	})
 	at, err := c.verdict(all)
 	if err != nil {
 		return append(effects, c.end(err)...)
 	}
 	effects = append(effects, c.settleComing(at.plan)...)
+	for _, m := range fresh {
+		delete(c.members, m.ID)
+		if c.planned(m.Worker) {
+			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun when its plan was struck", m.ID)})
+		} else {
+			c.joining[m.ID] = m
+		}
+	}
 	var alive []plan.Worker
 	have := 0
 	for _, m := range c.members {
@@ -516,7 +550,7 @@ func (c *Controller) address(ch *change) *change {
 		ch.order.Epoch = ch.order.Plan.Version.N
 	}
 	for _, w := range ch.order.Plan.Workers {
-		if m := c.members[w.ID]; m != nil {
+		if m := cmp.Or(c.members[w.ID], c.joining[w.ID]); m != nil {
 			ch.order.Peers = append(ch.order.Peers, m.Peer)
 		}
 	}
@@ -586,6 +620,12 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 			return nil // it will be withdrawn
 		}
 		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
+		for _, w := range order.Plan.Workers {
+			if m := c.joining[w.ID]; m != nil {
+				delete(c.joining, w.ID)
+				c.members[w.ID] = m
+			}
+		}
 		for _, m := range c.all() {
 			m.applied = false
 			effects = append(effects, Command{m.Worker, *order})
@@ -667,7 +707,7 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		var effects []Effect
 		for _, m := range c.all() {
 			if m.report == nil {
-				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect)})
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect/2)})
 			}
 		}
 		return effects // the next ballot begins with the first of their deaths

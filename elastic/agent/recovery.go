@@ -183,6 +183,8 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 		})
 	case control.LinkLost:
 		return s.tell(now, elastic.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
+	case control.Level:
+		return s.tell(now, elastic.Level{Worker: from, ID: m.ID, Step: m.Step})
 	case control.Leave:
 		return s.tell(now, elastic.Leaving{Worker: from})
 	}
@@ -210,6 +212,15 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			}
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
 			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
+		case elastic.Copy:
+			text, err := e.Fill.Encode()
+			if err == nil && len(text) > control.MaxFrame/2 {
+				err = fmt.Errorf("a fill of %d bytes: %w", len(text), ErrTooLarge)
+			}
+			if err != nil {
+				return append(effects, s.judge(now, &PlanError{err})...)
+			}
+			add(sendMessage{int(e.Worker.ID), control.Fill{Fill: text}})
 		case elastic.Propose:
 			add(propose{e.Order, string(e.Reason)})
 		case elastic.Adopt:
