@@ -22,6 +22,7 @@ import (
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -86,6 +87,8 @@ type self struct {
 	// process says that the worker is all there is in this process, which then
 	// ends at once when the agent is gone.
 	process bool
+	// progress is a record that the agent reads after this worker's end, or nil.
+	progress *progress.Record
 }
 
 func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
@@ -397,6 +400,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		ClipNorm:    p.ClipNorm,
 		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, shuffle.at(i), in, target) },
 		Pool:        pool,
+		Progress:    w.self.progress,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
 		NoDigests:   start.NoDigests,

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -117,6 +118,14 @@ func (s *session) die(now time.Time, id int) []effect {
 		return s.judge(now, err)
 	}
 	dead := elastic.Dead{Worker: s.session(id), Cause: cause, How: elastic.Reaped, Died: w.ended}
+	progress := w.status.Progress
+	for _, p := range progress.Begun {
+		dead.Begun = append(dead.Begun, graph.Pair(p))
+	}
+	dead.BegunIn = progress.Step
+	if w.status.Fault && progress.Running != nil {
+		dead.Crashed = &elastic.Crash{Step: progress.Step, Pair: graph.Pair(*progress.Running)}
+	}
 	switch {
 	case !w.harmed.IsZero():
 		dead.How, dead.Died = elastic.Stamped, w.harmed

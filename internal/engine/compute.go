@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 )
@@ -24,6 +25,7 @@ func newPanic(v any) error {
 // runPass begins a forward or backward pass.
 func (e *Engine) runPass(t graph.Task) {
 	w := e.step.works[t.Pair]
+	e.c.Progress.Begin(e.step.number, progress.Pair(t.Pair), t.Kind == graph.Forward)
 	if t.Kind == graph.Backward {
 		e.backward(t, w)
 	} else {
@@ -73,6 +75,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		w.dout, loss = dout, Loss{sum, count}
 		return nil
 	}, func(err error) {
+		e.c.Progress.End()
 		if err != nil {
 			e.fail(err)
 			return
@@ -124,6 +127,7 @@ func (e *Engine) backward(t graph.Task, w *task) {
 		}
 		return nil
 	}, func(err error) {
+		e.c.Progress.End()
 		e.backwards++
 		st.queue.Done(t)
 		if s > 0 {
