@@ -97,17 +97,26 @@ func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
 func alone() self { return self{transport: comm.NewMem()} }
 
 // serve runs the job to its end, over a connection on which Hello was said.
-// Whatever goes wrong, a panic in user code included, it tells the agent.
 func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job, error)) error {
+	return newWorker(conn, me).serve(ctx, makeJob)
+}
+
+func newWorker(conn *control.Conn, me self) *worker {
 	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}), groups: make(map[uint16]*comm.Group)}
 	w.recovery.w, w.recovery.broken = w, make(chan comm.Session, 64)
+	return w
+}
+
+// serve runs the job to its end. Whatever goes wrong, a panic in user code
+// included, it tells the agent.
+func (w *worker) serve(ctx context.Context, makeJob func() (Job, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	received := make(chan struct{})
 	go func() {
 		defer close(received)
 		if err := w.receive(ctx); err != nil && ctx.Err() == nil {
 			cancel(errAgentLost)
-			if me.process {
+			if w.self.process {
 				// Whatever runs at the moment, nobody waits for it.
 				fmt.Fprintf(os.Stderr, "%s: %v\n", program(), errAgentLost)
 				os.Exit(agent.ExitFailed)
