@@ -69,7 +69,7 @@ func TestSurvivesFlips(t *testing.T) {
 	text := writeText(t, 4000)
 	job := func() trainer.Job { return gptJob(t, text, 0.1) }
 	want := trainer.RunWorkers(t, 1, 1, exact, job)[0]
-	seeds := 4
+	seeds := 2
 	if testing.Short() {
 		seeds = 1
 	}
