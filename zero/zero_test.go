@@ -244,3 +244,37 @@ func TestUpdateOfAlteredBlock(t *testing.T) {
 		}
 	}
 }
+
+// BenchmarkUpdate updates a shard that fits no cache, with digests and without.
+func BenchmarkUpdate(b *testing.B) {
+	const n = 4 << 20
+	s, err := NewShard(AdamW{0.9, 0.999, 1e-8, 0.1}, Range{0, 0, n}, []Tensor{{Size: n}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	params, grad := random(n, 1), random(n, 2)
+	digests := make([][]Digest, 3)
+	for j := range digests {
+		digests[j] = make([]Digest, len(s.blocks))
+	}
+	for name, d := range map[string][][]Digest{"plain": nil, "digests": digests} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(4 * n)
+			for range b.N {
+				s.Update(nil, params, grad, Update{Step: 1, LR: 0.1, GradScale: 1}, d...)
+			}
+		})
+	}
+	b.Run("check", func(b *testing.B) {
+		b.SetBytes(4 * n)
+		for range b.N {
+			for i, x := range s.blocks {
+				for j, y := range [][]float32{params, s.Moments[0], s.Moments[1]} {
+					if !digests[j][i].Fits(y[x.Lo:x.Hi]) {
+						b.Fatal("altered")
+					}
+				}
+			}
+		}
+	})
+}
