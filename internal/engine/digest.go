@@ -94,12 +94,10 @@ type guard struct {
 	sums [][][]zero.Digest
 
 	mends []*mend // of the point where the run is
-	flips []Target
-	drawn uint64 // state of their random numbers
 }
 
 func newGuard(c *Config) *guard {
-	g := &guard{drawn: uint64(c.Self.ID)}
+	g := &guard{}
 	for _, l := range c.Layers {
 		blocks := zero.Blocks(l.Tensors)
 		arrays := make([][]zero.Digest, 1+c.Rule.Moments())
@@ -198,9 +196,6 @@ func (s *span) target(j int) Target {
 
 // spans returns all that this worker holds, by the plan's shards.
 func (e *Engine) spans() (spans []span) {
-	if e.guard == nil {
-		return nil
-	}
 	for i, p := range e.plan.Shards {
 		r := rangeOf(p)
 		s := span{shard: i, r: r, sums: e.guard.of(r)}
@@ -213,8 +208,10 @@ func (e *Engine) spans() (spans []span) {
 		default:
 			continue
 		}
-		first, end := e.guard.blocksOf(r)
-		s.first, s.blocks = first, e.guard.blocks[r.Layer][first:end]
+		if e.guard != nil {
+			first, end := e.guard.blocksOf(r)
+			s.first, s.blocks = first, e.guard.blocks[r.Layer][first:end]
+		}
 		spans = append(spans, s)
 	}
 	return spans
@@ -563,22 +560,17 @@ func (e *Engine) settle(ctx context.Context) error {
 // Flip flips a bit of this worker's memory, to see what comes of it: as soon as
 // nothing reads or writes there, and there is memory of the kind.
 func (e *Engine) Flip(t Target) {
-	e.mail.put(func() {
-		if e.guard != nil {
-			e.guard.flips = append(e.guard.flips, t)
-		}
-	})
+	e.mail.put(func() { e.flips = append(e.flips, t) })
 }
 
 // flip flips the bits that were asked for, if it may now.
 func (e *Engine) flip() {
-	if e.guard == nil || len(e.guard.flips) == 0 || e.busy != idle || !e.arrived() || e.mending() ||
+	if len(e.flips) == 0 || e.busy != idle || !e.arrived() || e.mending() ||
 		slices.ContainsFunc(e.sent, func(s *comm.Sending) bool { return !isClosed(s.Done()) }) {
 		return
 	}
-	g := e.guard
 	spans := e.spans()
-	g.flips = slices.DeleteFunc(g.flips, func(t Target) bool {
+	e.flips = slices.DeleteFunc(e.flips, func(t Target) bool {
 		var at [][]float32
 		for i := range spans {
 			for j, x := range spans[i].arrays {
@@ -590,17 +582,17 @@ func (e *Engine) flip() {
 		if len(at) == 0 {
 			return false
 		}
-		x := at[g.draw(len(at))]
-		i := g.draw(len(x))
-		x[i] = math.Float32frombits(math.Float32bits(x[i]) ^ 1<<g.draw(32))
+		x := at[e.draw(len(at))]
+		i := e.draw(len(x))
+		x[i] = math.Float32frombits(math.Float32bits(x[i]) ^ 1<<e.draw(32))
 		return true
 	})
 }
 
 // draw returns a number below n, of the sequence of splitmix64.
-func (g *guard) draw(n int) int {
-	g.drawn += 0x9e3779b97f4a7c15
-	z := g.drawn
+func (e *Engine) draw(n int) int {
+	e.drawn += 0x9e3779b97f4a7c15
+	z := e.drawn + uint64(e.c.Self.ID)
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
 	z = (z ^ z>>27) * 0x94d049bb133111eb
 	return int((z ^ z>>31) % uint64(n))
