@@ -81,6 +81,13 @@ func (e *Engine) LinkLost(s comm.Session) {
 // report says what a sealed worker knows.
 func (e *Engine) report() elastic.Report {
 	r := elastic.Report{Plan: e.live, Passed: e.passed, Result: e.result}
+	for _, in := range e.incoming {
+		step := -1
+		if in.state != nil {
+			step = in.step
+		}
+		r.Incoming = append(r.Incoming, elastic.Incoming{Range: in.r, Step: step})
+	}
 	if e.step == nil || e.step.number <= e.passed.Step {
 		return r
 	}
@@ -327,11 +334,7 @@ func (e *Engine) apply(o *elastic.Order) {
 	}
 	e.remend()
 	clear(e.lossy)
-	if (o.Ballot != elastic.Ballot{}) {
-		e.stopFills()
-	} else {
-		e.endFills()
-	}
+	e.endFills()
 	e.order = nil
 	e.at = time.Now()
 	e.resuming = &Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: e.opened, Edit: e.at.Sub(e.came)}
