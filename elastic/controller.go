@@ -381,7 +381,7 @@ type standing struct {
 // passed. That is certain to hold: all had come to it. A point that only the dead have
 // passed is come to again, with the same result.
 func (c *Controller) verdict(all []*member) (at standing, err error) {
-	at.plan, at.point = c.plan.Version, Point{c.cfg.Plan.FromStep - 1, Committed}
+	at.plan, at.point = c.plan.Version, Point{Step: c.cfg.Plan.FromStep - 1}
 	if c.live != nil {
 		at.point, at.result = c.live.Passed, c.live.Result
 		at.behind = c.live.Restart && slices.ContainsFunc(all, func(m *member) bool { return m.report.Plan.Compare(c.live.Plan.Version) < 0 })
@@ -399,7 +399,7 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 		further(m.report.Passed, m.report.Result)
 	}
 	if c.kept != nil {
-		further(Point{c.kept.Step, Kept}, c.kept.Result)
+		further(Point{Step: c.kept.Step, Gate: Kept}, c.kept.Result)
 	}
 	for _, m := range all {
 		r := m.report
@@ -423,6 +423,8 @@ func follows(p, latest Point) bool {
 	switch {
 	case p == latest:
 		return true
+	case latest.Repair > 0:
+		return p == Point{latest.Step, latest.Gate, latest.Repair - 1}
 	case latest.Gate == Committed:
 		return p.Step == latest.Step-1
 	}
@@ -501,7 +503,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 		ch.reason = plan.Reason(strings.Join(r.causes, "; ") + ": not all had begun anew; ")
 	}
 	ch.cause = "restart"
-	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{c.saved.Step, Committed}, nil
+	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{Step: c.saved.Step}, nil
 	p, reason, err := c.anew(alive, ch.order.Passed)
 	if err != nil {
 		return nil, err

@@ -181,7 +181,9 @@ func (e *Engine) catchUp(o *elastic.Order) bool {
 	if e.busy != idle && e.req != nil && e.req.said == nil {
 		return false // an evaluation that is being stopped
 	}
-	if e.req == nil || e.req.point != o.Passed || e.req.said == nil {
+	repaired := e.passed
+	repaired.Repair++
+	if e.req == nil || e.req.point != o.Passed && repaired != o.Passed || e.req.said == nil {
 		e.fail(fmt.Errorf("others passed %v, and this worker had not come to it from %v", o.Passed, e.passed))
 		return false
 	}
@@ -314,6 +316,7 @@ func (e *Engine) apply(o *elastic.Order) {
 		return
 	}
 	e.refill(fresh)
+	e.watch(fresh)
 	e.share(old, o.Ballot != elastic.Ballot{})
 	e.askShapes()
 	for w := range e.lossy {
@@ -329,6 +332,7 @@ func (e *Engine) apply(o *elastic.Order) {
 	if e.step != nil {
 		e.reroute(old)
 	}
+	e.remend()
 	clear(e.lossy)
 	e.endFills()
 	if e.passed != e.start {

@@ -31,6 +31,8 @@ type shard struct {
 	own      []float32       // memory for it
 	recv     *comm.Receiving // of a mirror: it is expected
 	told     map[plan.WorkerID]bool
+
+	watched bool // its digests were taken
 }
 
 func rangeOf(s plan.Shard) plan.Range { return plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi} }
@@ -44,7 +46,7 @@ func rangeKey(r plan.Range, kind comm.Kind, step uint64) comm.Key {
 
 // gradientKey names the complete gradient of the range.
 func (e *Engine) gradientKey(r plan.Range) comm.Key {
-	k := rangeKey(r, comm.KindGradient, e.wireStep(e.step.number))
+	k := rangeKey(r, comm.KindGradient, e.step.wire)
 	k.Node = tree.Root(e.micros)
 	return k
 }
@@ -165,6 +167,10 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			gradients[i] = sources[i].total
 		}
 	}
+	digests := make([][][]zero.Digest, len(order))
+	for i, sh := range order {
+		digests[i] = e.guard.of(sh.Range)
+	}
 	sent := e.sent
 	e.sent = nil
 	e.do(onJob, func() error {
@@ -175,7 +181,7 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			if sh.state == nil {
 				continue
 			}
-			sh.state.Update(e.c.Pool, sh.params, totals[i], u)
+			sh.state.Update(e.c.Pool, sh.params, totals[i], u, digests[i]...)
 			if sh.owner {
 				e.mail.put(func() {
 					e.phase(step, PhaseGather)
@@ -302,7 +308,12 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 		}
 		r := e.c.Network.Expect(k, comm.Bytes(params[i]))
 		a.missing[r] = to
-		r.OnDone(func() { e.mail.put(func() { a.came(e, r) }) })
+		r.OnDone(func() {
+			if _, _, err := r.Wait(e.ctx); err == nil || errors.Is(err, comm.ErrDuplicate) {
+				e.guard.take(plan.Range{Layer: int(k.Layer), Lo: int(k.Lo), Hi: int(k.Hi)}, params[i])
+			}
+			e.mail.put(func() { a.came(e, r) })
+		})
 	}
 	if len(a.missing) == 0 {
 		close(a.full)
