@@ -20,7 +20,7 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "control": controlLatency, "soak": soak}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "control": controlLatency, "survive": survive, "soak": soak}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|control|survive|soak [flags]; see go doc ./bench")
 		os.Exit(2)
