@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -46,6 +47,9 @@ type Controller struct {
 	pending map[plan.Version]*change // proposed and not out of date
 	coming  *change                  // the boundary plan under way, agreed or not
 	members map[plan.WorkerID]*member
+	joining map[plan.WorkerID]*member // ready, and in no plan that is agreed
+	filling *filling                  // what a boundary plan waits for
+	fills   int                       // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -97,6 +101,7 @@ type crashed struct {
 // recovery is one that is under way.
 type recovery struct {
 	Recovery
+	first  plan.Worker // that died
 	causes []string
 	dead   map[plan.WorkerID][]graph.Pair // and what each had begun
 	again  int                            // by plans that were agreed, and followed by others
@@ -108,7 +113,7 @@ type recovery struct {
 func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
-		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member),
+		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
@@ -137,6 +142,11 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.dead(now, e)
 	case Ended:
 		return c.ended(now, e)
+	case Harmed:
+		if r := c.recovery; r != nil && r.first == e.Worker && r.Lost > 0 && e.At.Before(r.died) {
+			r.died, r.How = e.At, Stamped
+		}
+		return nil
 	case Answered:
 		return c.answered(now, e)
 	case Agreed:
@@ -148,7 +158,11 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case LinkLost:
 		return c.linkLost(now, e)
 	case Leaving:
-		return c.leaving(now, e)
+		return c.leaving(e)
+	case Joined:
+		return c.joined(e)
+	case Level:
+		return c.level(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -207,6 +221,15 @@ func (c *Controller) recover(now time.Time) *recovery {
 }
 
 func (c *Controller) dead(now time.Time, e Dead) []Effect {
+	if j := c.joining[e.Worker.ID]; j != nil && j.Worker == e.Worker {
+		delete(c.joining, e.Worker.ID)
+		effects := []Effect{note("%s, before it had a part in the plan", e.Cause)}
+		if c.filling != nil {
+			c.filling = nil
+			effects = append(effects, c.wishes()...)
+		}
+		return effects
+	}
 	m := c.member(e.Worker)
 	if m == nil {
 		return nil
@@ -230,7 +253,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	first := c.recovery == nil
 	r := c.recover(now)
 	if first {
-		r.How = e.How
+		r.first, r.How = e.Worker, e.How
 		if !e.Died.IsZero() && e.Died.Before(now) {
 			r.died = e.Died
 		}
@@ -261,7 +284,7 @@ func (c *Controller) ask(why string) []Effect {
 	if c.phase == holding {
 		effects = append(effects, CancelTimer{HoldTimer})
 	}
-	c.phase = asking
+	c.phase, c.filling = asking, nil
 	all := c.all()
 	effects = append(effects, note("%s: ask %s what they have, ballot %v", why, workers(all), c.ballot))
 	for _, m := range all {
@@ -294,11 +317,28 @@ func (c *Controller) decide(now time.Time) []Effect {
 		effects = append(effects, CancelTimer{QueryTimer})
 	}
 	c.recovery.answered = now
+	// Who has never applied a plan has nothing of the run yet.
+	var fresh []*member
+	all = slices.DeleteFunc(all, func(m *member) bool {
+		begun := m.report.Plan != plan.Version{}
+		if !begun {
+			fresh = append(fresh, m)
+		}
+		return !begun
+	})
 	at, err := c.verdict(all)
 	if err != nil {
 		return append(effects, c.end(err)...)
 	}
 	effects = append(effects, c.settleComing(at.plan)...)
+	for _, m := range fresh {
+		delete(c.members, m.ID)
+		if c.planned(m.Worker) {
+			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun when its plan was struck", m.ID)})
+		} else {
+			c.joining[m.ID] = m
+		}
+	}
 	var alive []plan.Worker
 	have := 0
 	for _, m := range c.members {
@@ -508,7 +548,7 @@ func (c *Controller) address(ch *change) *change {
 		ch.order.Epoch = ch.order.Plan.Version.N
 	}
 	for _, w := range ch.order.Plan.Workers {
-		if m := c.members[w.ID]; m != nil {
+		if m := cmp.Or(c.members[w.ID], c.joining[w.ID]); m != nil {
 			ch.order.Peers = append(ch.order.Peers, m.Peer)
 		}
 	}
@@ -578,6 +618,12 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 			return nil // it will be withdrawn
 		}
 		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
+		for _, w := range order.Plan.Workers {
+			if m := c.joining[w.ID]; m != nil {
+				delete(c.joining, w.ID)
+				c.members[w.ID] = m
+			}
+		}
 		for _, m := range c.all() {
 			m.applied = false
 			effects = append(effects, Command{m.Worker, *order})
@@ -643,11 +689,12 @@ func (c *Controller) check(now time.Time) []Effect {
 		if len(r.causes) > 0 {
 			effects = append(effects, Recovered{r.Recovery})
 		}
-		return append(effects, c.wishes(now)...)
+		return append(append(effects, c.dismiss()...), c.wishes()...)
 	case c.phase == steady && c.coming != nil && c.coming.agreed:
 		effects := c.adopt(c.coming)
 		c.coming = nil
-		return append(append(effects, note("plan %v is live", c.plan.Version)), c.wishes(now)...)
+		effects = append(effects, note("plan %v is live", c.plan.Version))
+		return append(append(effects, c.dismiss()...), c.wishes()...)
 	}
 	return nil
 }
@@ -775,7 +822,7 @@ func (c *Controller) evict(now time.Time) []Effect {
 	return effects
 }
 
-func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
+func (c *Controller) leaving(e Leaving) []Effect {
 	m := c.member(e.Worker)
 	if m == nil || m.leaving || c.kept != nil {
 		return nil
@@ -784,7 +831,7 @@ func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
 	if !slices.ContainsFunc(c.all(), func(m *member) bool { return !m.leaving }) {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
-	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes(now)...)
+	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes()...)
 }
 
 // workers prints members.

@@ -7,8 +7,8 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 )
 
-// Event is something that happens to a [Controller]. It is one of Dead, Ended, Answered, Agreed,
-// Applied, Late, LinkLost, Leaving, Finished, Saved and Led.
+// Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
+// Applied, Late, LinkLost, Leaving, Joined, Level, Finished, Saved and Led.
 type Event interface{ event() }
 
 // Evidence says how a death is known, and with it from when its time counts.
@@ -36,6 +36,12 @@ type (
 		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
 		// its own.
 		Crashed *Crash
+	}
+
+	// Harmed says when a dead worker was killed, if that is known later than its death.
+	Harmed struct {
+		Worker plan.Worker
+		At     time.Time
 	}
 
 	// Ended says that a worker has ended well: after it had finished, or left.
@@ -72,6 +78,19 @@ type (
 	// Leaving says that a worker was asked to end, and wants to hand over.
 	Leaving struct{ Worker plan.Worker }
 
+	// Joined says that a worker is ready that is in no plan yet.
+	Joined struct {
+		Worker plan.Worker
+		Addr   string
+	}
+
+	// Level says that a worker has all that a fill was to bring it. See
+	// control.Level.
+	Level struct {
+		Worker   plan.Worker
+		ID, Step int
+	}
+
 	// Finished says that a worker has passed the last point, with the result
 	// of it. It answers queries on.
 	Finished struct {
@@ -106,8 +125,8 @@ const (
 	HoldTimer  Timer = "hold"  // for more workers
 )
 
-// Effect is something a [Controller] wants done. It is one of Ask, Command, Propose, Adopt,
-// Kill, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
+// Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,
+// Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
 type Effect interface{ effect() }
 
 type (
@@ -121,6 +140,12 @@ type (
 	Command struct {
 		Worker plan.Worker
 		Order  Order
+	}
+
+	// Copy makes a worker copy state in the background.
+	Copy struct {
+		Worker plan.Worker
+		Fill   Fill
 	}
 
 	// Propose brings an order before the agents. [Agreed] answers it.
@@ -140,6 +165,12 @@ type (
 
 	// Kill ends a worker; its Dead follows.
 	Kill struct {
+		Worker plan.Worker
+		Reason string
+	}
+
+	// Dismiss lets a worker end that the plan does without.
+	Dismiss struct {
 		Worker plan.Worker
 		Reason string
 	}
@@ -198,6 +229,7 @@ type Recovery struct {
 
 func (Dead) event()     {}
 func (Ended) event()    {}
+func (Harmed) event()   {}
 func (Answered) event() {}
 func (Agreed) event()   {}
 func (Applied) event()  {}
@@ -206,13 +238,17 @@ func (LinkLost) event() {}
 func (Leaving) event()  {}
 func (Finished) event() {}
 func (Saved) event()    {}
+func (Joined) event()   {}
+func (Level) event()    {}
 func (Led) event()      {}
 
 func (Ask) effect()         {}
 func (Command) effect()     {}
+func (Copy) effect()        {}
 func (Propose) effect()     {}
 func (Adopt) effect()       {}
 func (Kill) effect()        {}
+func (Dismiss) effect()     {}
 func (SetTimer) effect()    {}
 func (CancelTimer) effect() {}
 func (Note) effect()        {}

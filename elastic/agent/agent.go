@@ -148,6 +148,7 @@ const (
 	Interrupt  Reason = "interrupt"  // Ctrl-C: exit 130
 	Terminated Reason = "terminated" // SIGTERM or SIGHUP: exit 75
 	Cancelled  Reason = "cancelled"  // the end of Serve's context: exit 130
+	Stopped    Reason = "stopped"    // a command of another process: exit 1
 )
 
 // Agent keeps one run. Its methods may be called from any goroutine; Serve once.
@@ -233,11 +234,20 @@ type run struct {
 	send   []chan control.Message // from the loop to each sender; holds more than a session ever sends
 	quit   chan struct{}          // closed when the loop has ended
 
+	commands   *commands // nil for a run without files
+	agreement  *agreement
+	opened     chan opened // while it is being opened; nil afterwards
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
 	reap       *time.Timer // for the first of them
 	cause      <-chan time.Time
+}
+
+// opened is the agreement, or why there is none.
+type opened struct {
+	agreement *agreement
+	err       error
 }
 
 func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
@@ -246,6 +256,24 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	for id := range r.workers {
 		others.Go(func() { r.talk(talk, id) })
 		others.Go(func() { r.awaitExit(id) })
+	}
+	if r.cfg.RunDir != nil {
+		ch := make(chan opened, 1)
+		r.opened = ch
+		others.Go(func() {
+			a, err := openAgreement(r.cfg.RunDir)
+			ch <- opened{a, err}
+			if err == nil {
+				a.run(talk, r.post)
+				_ = a.node.Close() // what was agreed is synced
+			}
+		})
+		if c, err := listenForCommands(); err != nil {
+			r.apply(r.s.step(time.Now(), fileFailed{err}))
+		} else {
+			r.commands = c
+			others.Go(func() { c.serve(talk, r.post) })
+		}
 	}
 
 	hello := time.NewTimer(r.cfg.HelloTimeout)
@@ -307,6 +335,9 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 
 	hangUp()
 	close(r.quit)
+	if r.commands != nil {
+		_ = r.commands.close() // a socket that is left behind harms nobody
+	}
 	others.Wait()
 	r.closeView()
 
@@ -411,9 +442,7 @@ func (r *run) talk(ctx context.Context, id int) {
 			m.Job.ProgramSHA256 = r.programSum(id)
 			e = received{id, m}
 		case control.Harm:
-			if e = (harmed{id, stamped(m.At)}); m.Kind == control.Thaw {
-				e = harmed{worker: id}
-			}
+			e = harmOf(id, m)
 		}
 		if !r.post(e) {
 			return
@@ -466,6 +495,16 @@ func (r *run) do(e effect) error {
 		if dir == nil {
 			return nil
 		}
+		o := <-r.opened
+		if r.opened = nil; o.err != nil {
+			return o.err
+		}
+		r.agreement = o.agreement
+		entry, err := r.agreement.job(e.job)
+		if err != nil {
+			return err
+		}
+		r.agreement.propose(entry)
 		return dir.WriteJob(e.job, e.data)
 	case writePlan:
 		if dir == nil {
@@ -482,6 +521,11 @@ func (r *run) do(e effect) error {
 			return nil
 		}
 		return dir.AddEvent(e.e)
+	case writeWorkers:
+		if dir == nil || r.commands == nil {
+			return nil
+		}
+		return dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.alive})
 	case writeSummary:
 		if dir == nil {
 			return nil
@@ -505,8 +549,17 @@ func (r *run) do(e effect) error {
 		r.workers[e.worker].Kill()
 		r.patience(e.worker)
 	case propose:
-		// This agent is the only one: what it proposes is agreed.
-		r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, time.Now()}))
+		if r.agreement == nil {
+			// Nothing outlives this agent: what it proposes is agreed.
+			began := time.Now()
+			r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, began}))
+			return nil
+		}
+		entry, err := planEntry(e.order, e.reason)
+		if err != nil {
+			return err
+		}
+		r.agreement.propose(entry)
 	case awaitExit:
 		r.patience(e.worker)
 	case awaitCause:

@@ -129,7 +129,10 @@ func (s *session) die(now time.Time, id int) []effect {
 	}
 	effects := []effect{s.about(now, id, "lost", cause)}
 	effects = append(effects, s.tell(now, dead)...)
-	effects = append(effects, s.row(id, how))
+	if s.judged {
+		return effects
+	}
+	effects = append(effects, s.row(id, how), s.processes())
 	// Others may have failed because of it, and said so before.
 	s.hearsay = nil
 	for id := range s.workers {
@@ -138,6 +141,16 @@ func (s *session) die(now time.Time, id int) []effect {
 		}
 	}
 	return append(effects, s.conclude(now)...)
+}
+
+// processes are those that can be reached.
+func (s *session) processes() (e writeWorkers) {
+	for id := range s.workers {
+		if w := &s.workers[id]; !w.gone && !w.exited {
+			e.alive = append(e.alive, rundir.Process{ID: id, PID: w.pid})
+		}
+	}
+	return e
 }
 
 // about is an event of one worker.
@@ -170,6 +183,8 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 		})
 	case control.LinkLost:
 		return s.tell(now, elastic.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
+	case control.Level:
+		return s.tell(now, elastic.Level{Worker: from, ID: m.ID, Step: m.Step})
 	case control.Leave:
 		return s.tell(now, elastic.Leaving{Worker: from})
 	}
@@ -197,8 +212,17 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			}
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
 			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
+		case elastic.Copy:
+			text, err := e.Fill.Encode()
+			if err == nil && len(text) > control.MaxFrame/2 {
+				err = fmt.Errorf("a fill of %d bytes: %w", len(text), ErrTooLarge)
+			}
+			if err != nil {
+				return append(effects, s.judge(now, &PlanError{err})...)
+			}
+			add(sendMessage{int(e.Worker.ID), control.Fill{Fill: text}})
 		case elastic.Propose:
-			add(propose{e.Order})
+			add(propose{e.Order, string(e.Reason)})
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:
@@ -206,6 +230,8 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 				w.doom, w.killed = &evictedError{e.Reason}, true
 				add(s.about(now, int(e.Worker.ID), "evict", e.Reason), kill{int(e.Worker.ID)})
 			}
+		case elastic.Dismiss:
+			add(s.event(now, "note", e.Reason), sendMessage{int(e.Worker.ID), control.Release{}})
 		case elastic.SetTimer:
 			s.timers[e.Timer] = timer{now.Add(e.After), e.After}
 		case elastic.CancelTimer:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/agree"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 )
@@ -253,5 +254,70 @@ func TestStall(t *testing.T) {
 	r.feed(stepOf(0, 2, 2)) // takes 50 ms, as the one before those three
 	if got := r.s.recovered[0]; got.StallMS != 20 || got.Step != 2 {
 		t.Errorf("%+v", got)
+	}
+}
+
+// A worker that leaves hands over and ends, and is not lost.
+func TestLeave(t *testing.T) {
+	r := trainingOf(t, Config{}, 3)
+	r.feed(received{1, control.Leave{}})
+	if o := r.obey(); len(o.Plan.Workers) != 2 || o.Ballot != (elastic.Ballot{}) {
+		t.Fatalf("order %+v", o)
+	}
+	if m := sent[control.Release](r); len(m) != 1 {
+		t.Errorf("released %v", m)
+	}
+	r.feed(leave(1)...)
+	for n := 2; n <= 3; n++ {
+		r.feed(stepOf(0, n, 2), stepOf(2, n, 2))
+	}
+	r.feed(received{0, doneAfter(3, "")}, received{2, doneAfter(3, "")})
+	r.feed(leave(0, 2)...)
+	out := r.s.outcome()
+	if out.Err != nil || out.Summary.WorkersLost != 0 || len(out.Summary.Recoveries) != 0 || !r.s.over() {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
+	kinds := ""
+	for _, e := range pick[writeEvent](r.effects) {
+		if e.e.Kind != "note" {
+			kinds += e.e.Kind + " "
+		}
+	}
+	if kinds != "start plan plan unprotected left end " {
+		t.Errorf("events %s", kinds)
+	}
+	// All of them together end the run.
+	r = trainingOf(t, Config{}, 2)
+	r.feed(received{1, control.Leave{}}, received{0, control.Leave{}})
+	if m := sent[control.Stop](r); len(m) != 2 || r.s.stop != Terminated {
+		t.Errorf("stops %v", m)
+	}
+}
+
+// What was ordered is in the log, which another process can open after the end.
+func TestAgreement(t *testing.T) {
+	ws, dir := startWorkers(t, 3, "die-1", "5")
+	a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := a.Serve(t.Context(), ws...); o.Err != nil {
+		t.Fatal(o.Err)
+	}
+	node, err := agree.Open(agree.Config{Dir: dir.File("agreement"), ID: "host-0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	for !node.Leadership().Ready {
+		<-node.Changes()
+	}
+	s := node.State()
+	if s.Generation != 1 || len(s.Job.Data) == 0 || s.Newest != (plan.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
+		t.Errorf("%+v", s)
+	}
+	o, err := elastic.ParseOrder(s.Plans[1].Data)
+	if err != nil || len(o.Plan.Workers) != 2 || o.Passed != (elastic.Point{Step: 2}) {
+		t.Errorf("%+v, %v", o, err)
 	}
 }

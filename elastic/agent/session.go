@@ -75,6 +75,7 @@ type worker struct {
 	ready control.Ready
 	last  control.Step // newest it reported
 	own   rundir.Worker
+	pid   int
 	heard time.Time // when it last said something; zero before its Hello
 
 	failed         bool // it has said Failed, and its exit says nothing new
@@ -160,6 +161,7 @@ type (
 	writeMetrics struct{ m rundir.Metrics }
 	writeEvent   struct{ e rundir.Event }
 	writeSummary struct{ s rundir.Summary }
+	writeWorkers struct{ alive []rundir.Process }
 	sendMessage  struct {
 		worker int
 		m      control.Message
@@ -168,9 +170,12 @@ type (
 	closeView  struct{}
 	output     struct{ text string }
 	kill       struct{ worker int }
-	awaitExit  struct{ worker int }          // reapLate comes if the worker has not ended in a second
-	awaitCause struct{}                      // causeLate comes unless the session is over before
-	propose    struct{ order elastic.Order } // agreedOn comes
+	awaitExit  struct{ worker int } // reapLate comes if the worker has not ended in a second
+	awaitCause struct{}             // causeLate comes unless the session is over before
+	propose    struct {             // agreedOn comes
+		order  elastic.Order
+		reason string
+	}
 )
 
 const (
@@ -228,7 +233,13 @@ func (s *session) step(now time.Time, e event) []effect {
 	case agreedOn:
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case harmed:
-		s.workers[e.worker].harmed = e.at // zero takes it back
+		if e.worker < 0 || e.worker >= len(s.workers) {
+			return nil
+		}
+		w := &s.workers[e.worker]
+		if w.harmed = e.at; w.gone && !e.at.IsZero() { // news from somebody who was slower than the death
+			return s.tell(now, elastic.Harmed{Worker: s.session(e.worker), At: e.at})
+		}
 	case fileFailed:
 		return s.judge(now, &FileError{Err: e.err})
 	case connClosed:
@@ -352,7 +363,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		case m.WorkerID != id || m.Incarnation != 0:
 			return bad("says it is worker %d in incarnation %d", m.WorkerID, m.Incarnation)
 		}
-		w.state, w.heard = greeted, now
+		w.state, w.heard, w.pid = greeted, now, m.PID
 		return nil
 
 	case control.Beat:
@@ -403,7 +414,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
-	case control.Answer, control.Applied, control.LinkLost, control.Leave:
+	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
 			return nil // it does not know yet
 		}
@@ -491,7 +502,9 @@ func (s *session) begin(now time.Time) []effect {
 	})
 	effects := []effect{
 		writeJob{s.job, first.Data},
+		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}}, string(reason)},
 		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
+		s.processes(),
 		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
 		s.event(now, "plan", string(reason)),
 	}

@@ -48,6 +48,7 @@ type Dir struct {
 	own     []string // what this Dir made in the directory before it became a run, in the order of removal
 	bin     bool     // MakeBin made the folder
 	isRun   bool     // job.json is written
+	workers bool     // workers.json is
 	closed  bool
 }
 
@@ -110,7 +111,7 @@ func create(path string) (*Dir, error) {
 // files are the names that a run writes besides lock.
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "summary.json",
-	"config.json", "model.safetensors", "log", "bin",
+	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement",
 }
 
 // take makes the directory this process's own.
@@ -201,6 +202,18 @@ func (d *Dir) MakeBin() (path string, err error) {
 		return "", err
 	}
 	d.bin = true
+	return path, nil
+}
+
+// MakeStore makes the folder for the log of what was agreed. It stays with the run.
+func (d *Dir) MakeStore() (path string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	path = d.File("agreement")
+	if err := os.Mkdir(path, 0o777); err != nil {
+		return "", err
+	}
+	d.own = append(d.own, "agreement")
 	return path, nil
 }
 
@@ -296,6 +309,25 @@ func (d *Dir) addLine(f **os.File, v any) error {
 	return err
 }
 
+// WriteWorkers writes workers.json, which Close removes. It need not survive the machine.
+func (d *Dir) WriteWorkers(w Workers) error {
+	if w.Workers == nil {
+		w.Workers = []Process{}
+	}
+	text, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.workers = true
+	temp := d.File(".workers.json")
+	if err := os.WriteFile(temp, append(text, '\n'), 0o644); err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return os.Rename(temp, d.File("workers.json"))
+}
+
 // WriteSummary syncs the line files and writes summary.json.
 func (d *Dir) WriteSummary(s Summary) error {
 	if s.Recoveries == nil {
@@ -382,6 +414,9 @@ func (d *Dir) Close() error {
 	if d.bin {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}
+	if d.workers {
+		err = errors.Join(err, os.Remove(d.File("workers.json")))
+	}
 	if !d.isRun {
 		err = errors.Join(err, d.discard())
 	}
@@ -391,6 +426,11 @@ func (d *Dir) Close() error {
 // discard removes what this Dir made, and nothing else.
 func (d *Dir) discard() error {
 	for _, name := range d.own {
+		if name == "agreement" {
+			if err := os.RemoveAll(d.File(name)); err != nil {
+				return err
+			}
+		}
 		var logs []string
 		if name == "log" {
 			logs, _ = filepath.Glob(d.File("log/worker-*.log"))
