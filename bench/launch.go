@@ -50,6 +50,7 @@ type trial struct {
 	program   []string // flags of the GPT
 	faults    string   // for the bystander; "" for none
 	protected bool     // also for it
+	tell      bool     // the same
 	limit     time.Duration
 }
 
@@ -64,11 +65,12 @@ type outcome struct {
 	plans   []rundir.Plan
 	metrics []string // what the job decides of each step
 	harm    []harm
+	gone    map[int]int64 // when each worker ended, on the bystander's clock
 	seen    []seen
 	left    []string // processes and files that outlived the launcher
 }
 
-// harm and seen are what the bystander writes.
+// harm and seen are what the bystander writes of faults and of recoveries.
 type harm struct {
 	Fault        string
 	PID          int
@@ -87,7 +89,7 @@ const mark = "SOLITON_BENCH_RUN="
 // run makes a run. Its error is one of the bench; how the run went is in the outcome.
 func (l *lab) run(t trial) (outcome, error) {
 	l.runs++
-	o := outcome{dir: filepath.Join(l.dir, fmt.Sprintf("run-%d", l.runs))}
+	o := outcome{dir: filepath.Join(l.dir, fmt.Sprintf("run-%d", l.runs)), gone: make(map[int]int64)}
 	temp := filepath.Join(l.dir, fmt.Sprintf("tmp-%d", l.runs))
 	if err := os.Mkdir(temp, 0o700); err != nil {
 		return o, err
@@ -145,7 +147,8 @@ func (l *lab) run(t trial) (outcome, error) {
 
 // stand starts the bystander; what is returned ends it and reads what it has written.
 func (l *lab) stand(t trial, o *outcome, launcher int) (finish func() error, err error) {
-	cmd := exec.Command(filepath.Join(l.dir, "bystander"), "-run", o.dir, "-launcher", fmt.Sprint(launcher), "-faults", t.faults, fmt.Sprintf("-protected=%v", t.protected))
+	cmd := exec.Command(filepath.Join(l.dir, "bystander"), "-run", o.dir, "-launcher", fmt.Sprint(launcher), "-faults", t.faults,
+		fmt.Sprintf("-protected=%v", t.protected), fmt.Sprintf("-tell=%v", t.tell))
 	var text bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, os.Stderr
 	in, err := cmd.StdinPipe()
@@ -162,18 +165,26 @@ func (l *lab) stand(t trial, o *outcome, launcher int) (finish func() error, err
 		}
 		for d := json.NewDecoder(&text); ; {
 			var line struct {
-				harm
-				seen
+				Fault        string
+				PID          int
+				AtNS, WallNS int64
+				Error        string
+				Gone         *int
+				Recovered    rundir.Event
+				SeenNS       int64
 			}
 			if err := d.Decode(&line); errors.Is(err, io.EOF) {
 				return nil
 			} else if err != nil {
 				return fmt.Errorf("bystander: %w", err)
 			}
-			if line.Fault != "" {
-				o.harm = append(o.harm, line.harm)
-			} else {
-				o.seen = append(o.seen, line.seen)
+			switch {
+			case line.Fault != "":
+				o.harm = append(o.harm, harm{line.Fault, line.PID, line.AtNS, line.WallNS, line.Error})
+			case line.Gone != nil:
+				o.gone[*line.Gone] = line.AtNS
+			default:
+				o.seen = append(o.seen, seen{line.Recovered, line.SeenNS})
 			}
 		}
 	}, nil

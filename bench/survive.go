@@ -33,6 +33,7 @@ func survive(args []string) error {
 	f.IntVar(&b.stages, "stages", 2, "pipeline stages")
 	f.IntVar(&b.mirrors, "mirrors", 1, "replicas of each shard")
 	f.IntVar(&b.steps, "steps", 6, "steps of a run")
+	f.BoolVar(&b.tell, "tell", true, "tell each run when its worker was killed, as launcher kill does; total_ms is from then on, not from the end of the process")
 	turns := f.Int("turns", 5, "turns of each side")
 	rebuilds := f.Int("rebuilds", 10, "of a Gloo group, each turn")
 	restarts := f.Int("restarts", 2, "of torchrun, each turn")
@@ -73,7 +74,7 @@ func survive(args []string) error {
 		return err
 	}
 	fmt.Printf("\n%d kills, %d in a run of %d steps; ms\n", b.kills, b.perRun, b.steps)
-	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  seen by the bystander  begun again (of)  links  died at")
+	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  bystander: end of process  of recovery  begun again (of)  links  died at")
 	var theirs, restarted []float64
 	for turn := range *turns {
 		if err := b.turn((b.kills*(turn+1) + *turns - 1) / *turns); err != nil {
@@ -102,6 +103,7 @@ const surviveBatch = 32
 type surviveBench struct {
 	lab                                            *lab
 	kills, perRun, workers, stages, mirrors, steps int
+	tell                                           bool
 	r                                              *rand.Rand
 	want                                           outcome
 	struck                                         int // kills so far
@@ -109,7 +111,7 @@ type surviveBench struct {
 	idle                                           int // kills that came after the end
 
 	total, group, query, stall []float64
-	seen, late                 []float64 // by the bystander, and how much more than total
+	seen, late, gone           []float64 // by the bystander: of the recovery, how much more than total, and until the process had ended
 	again, begun               int
 	faults                     []string
 }
@@ -155,7 +157,7 @@ func (b *surviveBench) turn(upTo int) error {
 			spec = append(spec, fmt.Sprintf("kill:%d@%d", w, at[i]))
 		}
 		t := b.trial()
-		t.faults, t.protected = strings.Join(spec, ","), true
+		t.faults, t.protected, t.tell = strings.Join(spec, ","), true, b.tell
 		o, err := b.lab.run(t)
 		if err != nil {
 			return err
@@ -209,12 +211,23 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 		if err != nil {
 			return "", err
 		}
-		seen := float64(s.SeenNS-h.AtNS) / 1e6
-		fmt.Printf("%5d %8.0f %6d %4d  %6.2f %6.2f %6.2f %6.2f %6.2f %6.2f  %6.2f  %6.1f  %21.2f  %11d (%2d)  %5d  %s\n", b.runs, at.Sub(began).Seconds()*1e3, worker, r.Step,
-			r.DetectMS, r.QueryMS, r.PlanMS, r.AgreeMS, r.EditMS, r.ResumeMS, r.TotalMS, r.StallMS, seen, r.RecomputedMicrobatches, share, r.LinksOpened, r.DiedAt)
-		b.total, b.stall = append(b.total, r.TotalMS), append(b.stall, r.StallMS)
+		seen, gone := float64(s.SeenNS-h.AtNS)/1e6, float64(o.gone[worker]-h.AtNS)/1e6
+		stall := 0.0 // the step was not over yet when the event was written
+		for _, again := range o.sum.Recoveries {
+			if again.Step == r.Step && again.TotalMS == r.TotalMS {
+				stall = again.StallMS
+			}
+		}
+		fmt.Printf("%5d %8.0f %6d %4d  %6.2f %6.2f %6.2f %6.2f %6.2f %6.2f  %6.2f  %6.1f  %25.2f  %11.2f  %11d (%2d)  %5d  %s\n", b.runs, at.Sub(began).Seconds()*1e3, worker, r.Step,
+			r.DetectMS, r.QueryMS, r.PlanMS, r.AgreeMS, r.EditMS, r.ResumeMS, r.TotalMS, stall, gone, seen, r.RecomputedMicrobatches, share, r.LinksOpened, r.DiedAt)
+		b.total, b.stall = append(b.total, r.TotalMS), append(b.stall, stall)
 		b.group = append(b.group, r.QueryMS+r.PlanMS+r.AgreeMS+r.EditMS)
-		b.seen, b.late = append(b.seen, seen), append(b.late, seen-r.TotalMS)
+		mine := seen // from where total_ms begins
+		if r.DiedAt == "reap" {
+			mine -= gone
+		}
+		b.seen, b.late = append(b.seen, seen), append(b.late, mine-r.TotalMS)
+		b.gone = append(b.gone, gone)
 		b.again, b.begun = b.again+r.RecomputedMicrobatches, b.begun+share
 		switch {
 		case r.LinksOpened != 0:
@@ -222,6 +235,9 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 		case r.RecomputedMicrobatches > share:
 			wrong = fmt.Sprintf("%d (stage, micro-batch) pairs ran again, and worker %d had %d", r.RecomputedMicrobatches, worker, share)
 		}
+	}
+	if struck := len(o.harm); o.sum.WorkersLost > struck {
+		wrong = fmt.Sprintf("%d workers lost, and %d were killed", o.sum.WorkersLost, struck)
 	}
 	// What the dead ran in the step they died in is in nobody's count, and all else once.
 	var forwards, backwards int64
@@ -277,7 +293,8 @@ func (b *surviveBench) report(gloo, torch []float64) error {
 	fmt.Printf("  query + plan + agree + edit: %s\n", spread95(b.group))
 	fmt.Printf("  stall_ms: %s\n", spread95(b.stall))
 	fmt.Printf("  by the bystander, from before its signal until it saw the end: %s\n", spread95(b.seen))
-	fmt.Printf("  that less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within, len(b.late))
+	fmt.Printf("  by the bystander, from before its signal until the process had ended: %s\n", spread95(b.gone))
+	fmt.Printf("  the bystander's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within, len(b.late))
 	fmt.Printf("  recomputed (stage, micro-batch) pairs: %d of %d that the dead had in the steps they died in\n", b.again, b.begun)
 	if len(gloo) > 0 {
 		fmt.Printf("  a Gloo group made anew: %s; by the group's part of a recovery, medians: %.1f\n", spread95(gloo), median(gloo)/median(b.group))

@@ -1,18 +1,21 @@
 // Command bystander harms the workers of a run from outside, and reads the clock
 // just before it does. It knows no more of the run than anyone who looks on: its
-// run directory, and the processes below its launcher. All it does to them is
-// kill(2).
+// run directory, and the processes below its launcher. All it does to them is to send
+// them signals.
 //
-//	bystander -run DIR -launcher PID -faults SPEC [-protected]
+//	bystander -run DIR -launcher PID -faults SPEC [-protected] [-tell]
 //
 // SPEC is a list of KIND:W@TIME, separated by commas and in the order of time:
 // KIND is kill (SIGKILL), freeze (SIGSTOP) or thaw (SIGCONT), W the ID of a worker,
 // and TIME microseconds since the start of training, or with + before it since the
 // fault before. With -protected, each fault waits until every shard has its mirrors
-// again.
+// again. With -tell, the run is told the time of each kill, for its records, in the way of
+// launcher kill.
 //
-// It writes one JSON line for each fault that it did ([Fault]) and for each recovery
-// that it sees the end of ([Seen]), and ends when its standard input does.
+// It writes one JSON line for each fault that it did ([Fault]), for each worker whose
+// end it sees ([Gone]), and for each recovery that it sees the end of ([Seen]), and ends
+// when its standard input does. As root it runs before all others, so that its clock is
+// read when something happens and not when a core is free.
 package main
 
 import (
@@ -22,14 +25,19 @@ import (
 	"flag"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
 )
 
 // Fault is a line about a fault.
@@ -39,6 +47,13 @@ type Fault struct {
 	AtNS   int64  // CLOCK_MONOTONIC, just before the signal
 	WallNS int64  // the same moment, since 1970
 	Error  string `json:",omitempty"` // why it could not be done
+}
+
+// Gone is a line about a worker that has ended: the moment at which its parent can
+// know.
+type Gone struct {
+	Gone int // its ID
+	AtNS int64
 }
 
 // Seen is a line about a recovery.
@@ -52,10 +67,11 @@ func main() {
 	launcher := flag.Int("launcher", 0, "process ID of the launcher")
 	spec := flag.String("faults", "", "what to do and when, see go doc")
 	protected := flag.Bool("protected", false, "wait before each fault until every shard has its mirrors again")
+	tell := flag.Bool("tell", false, "tell the run the time of each kill, for its records")
 	flag.Parse()
 	faults, err := parse(*spec)
 	if err == nil {
-		err = watch(*run, *launcher, faults, *protected)
+		err = watch(*run, *launcher, faults, *protected, *tell)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bystander:", err)
@@ -96,7 +112,10 @@ func parse(spec string) (faults []fault, err error) {
 
 // watch follows the run and does the faults at their times. One goroutine: a second
 // one would have to be woken, too.
-func watch(run string, launcher int, faults []fault, protected bool) error {
+func watch(run string, launcher int, faults []fault, protected, tell bool) error {
+	runtime.LockOSThread()
+	first := unix.SchedAttr{Size: unix.SizeofSchedAttr, Policy: unix.SCHED_FIFO, Priority: 1}
+	_ = unix.SchedSetAttr(0, &first, 0) // where it may not, it waits its turn
 	t, err := follow(filepath.Join(run, "events.jsonl"))
 	if err != nil || t == nil {
 		return err
@@ -104,7 +123,8 @@ func watch(run string, launcher int, faults []fault, protected bool) error {
 	defer t.close()
 	out := json.NewEncoder(os.Stdout)
 	var began, last int64
-	var workers map[int]*os.Process
+	var workers map[int]*worker
+	var agent *control.Conn
 	bare := false // some shard has too few mirrors
 	for {
 		timeout := time.Duration(-1)
@@ -117,10 +137,10 @@ func watch(run string, launcher int, faults []fault, protected bool) error {
 			if timeout = time.Duration(due - now(unix.CLOCK_MONOTONIC)); timeout <= 0 {
 				faults = faults[1:]
 				done := Fault{Fault: f.text}
-				if p := workers[f.worker]; p != nil {
-					done.PID = p.Pid
+				if w := workers[f.worker]; w != nil {
+					done.PID = w.pid
 					done.WallNS, done.AtNS = now(unix.CLOCK_REALTIME), now(unix.CLOCK_MONOTONIC)
-					err = p.Signal(f.signal)
+					err = unix.PidfdSendSignal(w.fd, f.signal, nil, 0)
 				} else {
 					done.AtNS, err = now(unix.CLOCK_MONOTONIC), errors.New("there is no such worker")
 				}
@@ -128,17 +148,30 @@ func watch(run string, launcher int, faults []fault, protected bool) error {
 					done.Error = err.Error()
 				}
 				last = done.AtNS
+				if agent != nil && f.signal == syscall.SIGKILL && err == nil {
+					if err := agent.Send(control.Harm{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
+						done.Error = "told nobody: " + err.Error()
+					}
+				}
 				if err := out.Encode(done); err != nil {
 					return err
 				}
 				continue
 			}
 		}
-		lines, ended, err := t.next(timeout)
+		lines, ended, err := t.next(timeout, workers)
+		seen := now(unix.CLOCK_MONOTONIC)
 		if err != nil || ended {
 			return err
 		}
-		seen := now(unix.CLOCK_MONOTONIC)
+		for id, w := range workers {
+			if w.ended && !w.told {
+				w.told = true
+				if err := out.Encode(Gone{id, seen}); err != nil {
+					return err
+				}
+			}
+		}
 		for _, line := range lines {
 			var e struct{ Kind string }
 			if err := json.Unmarshal(line, &e); err != nil {
@@ -150,6 +183,12 @@ func watch(run string, launcher int, faults []fault, protected bool) error {
 					if workers, err = children(launcher); err != nil {
 						return err
 					}
+				}
+				if tell && agent == nil {
+					if agent, err = dial(run); err != nil {
+						return err
+					}
+					defer agent.Close()
 				}
 			case "protected":
 				bare = false
@@ -164,6 +203,19 @@ func watch(run string, launcher int, faults []fault, protected bool) error {
 	}
 }
 
+// dial connects to the agent of a run.
+func dial(run string) (*control.Conn, error) {
+	w, err := rundir.ReadWorkers(run)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := net.Dial("unix", w.Agent)
+	if err != nil {
+		return nil, err
+	}
+	return control.New(conn), nil
+}
+
 func now(clock int32) int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(clock, &ts); err != nil {
@@ -172,13 +224,20 @@ func now(clock int32) int64 {
 	return ts.Nano()
 }
 
+// worker is a worker process. Its descriptor goes on to mean it when its number is
+// another's.
+type worker struct {
+	pid, fd     int
+	ended, told bool
+}
+
 // children returns the worker processes below a process, by the IDs of the workers.
-func children(parent int) (map[int]*os.Process, error) {
+func children(parent int) (map[int]*worker, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return nil, err
 	}
-	found := make(map[int]*os.Process)
+	found := make(map[int]*worker)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -200,9 +259,11 @@ func children(parent int) (map[int]*os.Process, error) {
 				if err != nil {
 					return nil, fmt.Errorf("process %d: %s", pid, v)
 				}
-				if found[n], err = os.FindProcess(pid); err != nil {
-					return nil, err
+				fd, err := unix.PidfdOpen(pid, 0)
+				if err != nil {
+					return nil, fmt.Errorf("process %d: %w", pid, err)
 				}
+				found[n] = &worker{pid: pid, fd: fd}
 			}
 		}
 	}
@@ -228,7 +289,7 @@ func follow(path string) (*tail, error) {
 		if t.f, err = os.Open(path); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
-		ended, err := t.wait(5 * time.Millisecond) // the directory may not be there either
+		ended, err := t.wait(5*time.Millisecond, nil) // the directory may not be there either
 		if err != nil || ended {
 			return nil, err
 		}
@@ -244,27 +305,38 @@ func (t *tail) close() {
 	_ = t.f.Close()
 }
 
-// wait waits for a change of the file; without end, if timeout is below 0.
-func (t *tail) wait(timeout time.Duration) (ended bool, err error) {
+// wait waits for a change of the file or the end of a worker; without end, if timeout
+// is below 0.
+func (t *tail) wait(timeout time.Duration, workers map[int]*worker) (ended bool, err error) {
 	var limit *unix.Timespec
 	if timeout >= 0 {
 		ts := unix.NsecToTimespec(timeout.Nanoseconds())
 		limit = &ts
 	}
 	fds := []unix.PollFd{{Fd: int32(t.notes), Events: unix.POLLIN}, {Fd: 0, Events: unix.POLLIN}}
+	var living []*worker
+	for _, w := range workers {
+		if !w.ended {
+			living = append(living, w)
+			fds = append(fds, unix.PollFd{Fd: int32(w.fd), Events: unix.POLLIN})
+		}
+	}
 	if _, err := unix.Ppoll(fds, limit, nil); err != nil && !errors.Is(err, unix.EINTR) {
 		return false, err
 	}
 	var buf [4096]byte
 	_, _ = unix.Read(t.notes, buf[:]) // only that there was something counts
+	for i, w := range living {
+		w.ended = fds[2+i].Revents != 0
+	}
 	return fds[1].Revents != 0, nil
 }
 
 // next returns the lines that have come within the time.
-func (t *tail) next(timeout time.Duration) (lines [][]byte, ended bool, err error) {
+func (t *tail) next(timeout time.Duration, workers map[int]*worker) (lines [][]byte, ended bool, err error) {
 	if t.first { // what came before the watch
 		t.first = false
-	} else if ended, err = t.wait(timeout); err != nil {
+	} else if ended, err = t.wait(timeout, workers); err != nil {
 		return nil, false, err
 	}
 	var buf [64 << 10]byte
