@@ -282,7 +282,7 @@ func (s *session) step(now time.Time, e event) []effect {
 				return s.judge(now, w.doom)
 			}
 			w.killed = true
-			return []effect{kill{e.worker}}
+			return []effect{kill(e)}
 		}
 	}
 	return nil
@@ -330,9 +330,9 @@ func (s *session) watch(now, due time.Time) []effect {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
-		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.Detect:
+		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.silence():
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.Detect, Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.silence(), Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}

@@ -439,8 +439,10 @@ type Result struct {
 // the stages is one here.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 	r := &request{point: elastic.Point{Step: step, Gate: elastic.Committed}}
-	err := e.ask(ctx, r)
-	return r.result, err
+	if err := e.ask(ctx, r); err != nil {
+		return Result{}, err // the loop may still be at it
+	}
+	return r.result, nil
 }
 
 // Begun waits until the first plan is live here, and returns the point from
