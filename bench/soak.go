@@ -12,8 +12,8 @@ import (
 
 // soak runs random schedules of faults on small jobs, done from outside with kill(2),
 // and compares what each run ends with with the undisturbed run of its job. A schedule is
-// a function of -seed and its number; the moments at which it strikes are not, so a
-// failure is printed with all that was done and when.
+// a function of -seed, its number and how fast the machine is: its moments are shares of an
+// undisturbed run. So a failure is printed with all that was done and when.
 func soak(args []string) error {
 	f := flag.NewFlagSet("soak", flag.ExitOnError)
 	schedules := f.Int("schedules", 300, "schedules to run")
@@ -21,6 +21,7 @@ func soak(args []string) error {
 	seed := f.Uint64("seed", 1, "of the schedules")
 	limit := f.Duration("limit", time.Minute, "how long a run may take before it counts as hung")
 	freeze := f.Bool("freeze", true, "freeze workers, too")
+	again := f.String("faults", "", "repeat the schedule -first with these `faults` instead of its own, as a failure prints them, -schedules times")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -35,7 +36,14 @@ func soak(args []string) error {
 	fmt.Printf("%d schedules from %d on, seed %d, in %s\n", *schedules, *first, *seed, l.dir)
 	failed, struck, recoveries, rollbacks := 0, 0, 0, 0
 	for i := *first; i < *first+*schedules; i++ {
-		s := draw(*seed, i, jobs, *freeze)
+		n := i
+		if *again != "" {
+			n = *first
+		}
+		s := draw(*seed, n, jobs, *freeze)
+		if *again != "" {
+			s.faults = *again
+		}
 		o, err := l.run(trial{flags: s.flags, program: s.job.flags, faults: s.faults, limit: *limit})
 		if err != nil {
 			return err
@@ -62,8 +70,8 @@ func soak(args []string) error {
 			continue
 		}
 		failed++
-		fmt.Printf("FAIL %4d  %s\n  again: go run ./bench soak -seed %d -first %d -schedules 1\n  launcher run %s gpt %s\n  faults: %s\n", i, wrong, *seed, i,
-			strings.Join(s.flags, " "), strings.Join(s.job.flags, " "), s.faults)
+		fmt.Printf("FAIL %4d  %s\n  again: go run ./bench soak -seed %d -first %d -schedules 20 -faults %s\n  launcher run %s gpt %s\n", i, wrong, *seed, n, s.faults,
+			strings.Join(s.flags, " "), strings.Join(s.job.flags, " "))
 		for _, h := range o.harm {
 			fmt.Printf("  %s: process %d at %s %s\n", h.Fault, h.PID, time.Unix(0, h.WallNS).UTC().Format("15:04:05.000000"), h.Error)
 		}
@@ -92,7 +100,7 @@ type soakJob struct {
 func (l *lab) soakJobs(limit time.Duration) ([]*soakJob, error) {
 	var jobs []*soakJob
 	for _, flags := range []string{
-		"--layers 2 --width 64 --heads 4 --context 32 --global-batch 16 --micro-batch 1 --steps 16 --eval-every 5",
+		"--layers 2 --width 64 --heads 4 --context 32 --global-batch 16 --micro-batch 1 --steps 16 --eval-every 2",
 		"--layers 3 --width 48 --heads 3 --context 20 --global-batch 21 --micro-batch 3 --steps 24 --eval-every 10",
 		"--layers 2 --width 96 --heads 3 --context 50 --global-batch 32 --micro-batch 2 --steps 8 --eval-every 4",
 	} {
