@@ -9,7 +9,7 @@
 // KIND is kill (SIGKILL), freeze (SIGSTOP) or thaw (SIGCONT), W the ID of a worker,
 // and TIME microseconds since the start of training, or with + before it since the
 // fault before. With -protected, each fault waits until every shard has its mirrors
-// again. With -tell, the run is told the time of each kill, for its records, in the way of
+// again after the one before. With -tell, the run is told the time of each kill, for its records, in the way of
 // launcher kill.
 //
 // It writes one JSON line for each fault that it did ([Fault]), for each worker whose
@@ -125,10 +125,11 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 	var began, last int64
 	var workers map[int]*worker
 	var agent *control.Conn
-	bare := false // some shard has too few mirrors
+	bare := false   // some shard has too few mirrors
+	struck := false // and the recovery from it is not over
 	for {
 		timeout := time.Duration(-1)
-		if began != 0 && len(faults) > 0 && !(protected && bare) {
+		if began != 0 && len(faults) > 0 && !(protected && (struck || bare)) {
 			f := faults[0]
 			due := began + f.at.Nanoseconds()
 			if f.after {
@@ -147,7 +148,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 				if err != nil {
 					done.Error = err.Error()
 				}
-				last = done.AtNS
+				last, struck = done.AtNS, true
 				if agent != nil && f.signal == syscall.SIGKILL && err == nil {
 					if err := agent.Send(control.Harm{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
 						done.Error = "told nobody: " + err.Error()
@@ -195,6 +196,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 			case "unprotected":
 				bare = true
 			case "recovered":
+				struck = false
 				if err := out.Encode(Seen{line, seen}); err != nil {
 					return err
 				}
