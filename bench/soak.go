@@ -75,11 +75,17 @@ func soak(args []string) error {
 		for _, h := range o.harm {
 			fmt.Printf("  %s: process %d at %s %s\n", h.Fault, h.PID, time.Unix(0, h.WallNS).UTC().Format("15:04:05.000000"), h.Error)
 		}
+		if err := os.MkdirAll(o.dir, 0o777); err != nil { // the launcher may not have come to it
+			return err
+		}
 		if err := os.WriteFile(filepath.Join(o.dir, "launcher.log"), []byte(o.output), 0o644); err != nil {
 			return err
 		}
-		last := strings.Split(strings.TrimSpace(o.output), "\n")
-		fmt.Printf("  kept: %s\n  last line: %s\n", o.dir, last[len(last)-1])
+		fmt.Printf("  kept: %s\n", o.dir)
+		if !o.hung {
+			last := strings.Split(strings.TrimSpace(o.output), "\n")
+			fmt.Printf("  launcher: %s\n", strings.Join(last[max(0, len(last)-5):], "\n            "))
+		}
 	}
 	fmt.Printf("%d schedules, %d faults struck, %d recoveries, %d rollbacks, %d failed\n", *schedules, struck, recoveries, rollbacks, failed)
 	if failed > 0 {
