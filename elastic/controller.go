@@ -103,8 +103,8 @@ type recovery struct {
 	Recovery
 	first  plan.Worker // that died
 	causes []string
-	dead   map[plan.WorkerID][]graph.Pair // and what each had begun
-	again  int                            // by plans that were agreed, and followed by others
+	dead   map[plan.WorkerID]Dead
+	again  int // by plans that were agreed, and followed by others
 
 	died, known, answered, proposed, agreed time.Time
 }
@@ -215,7 +215,7 @@ func note(format string, args ...any) Note { return Note{fmt.Sprintf(format, arg
 // recover begins the account of a recovery, or goes on with the one that is under way.
 func (c *Controller) recover(now time.Time) *recovery {
 	if c.recovery == nil {
-		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID][]graph.Pair)}
+		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID]Dead)}
 	}
 	return c.recovery
 }
@@ -260,7 +260,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	}
 	r.Lost++
 	r.causes = append(r.causes, e.Cause)
-	r.dead[e.Worker.ID] = e.Begun
+	r.dead[e.Worker.ID] = e
 	return c.ask(e.Cause)
 }
 
@@ -597,8 +597,9 @@ func (c *Controller) again(p *plan.Plan, v plan.View) int {
 	for s, route := range c.plan.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
-			list, dead := c.recovery.dead[w]
-			if dead && c.plan.Runs(pair, v.Step) && p.Runs(pair, v.Step) && (begun[pair] || slices.Contains(list, pair)) {
+			was, dead := c.recovery.dead[w]
+			told := (was.BegunIn == 0 || was.BegunIn == v.Step) && slices.Contains(was.Begun, pair)
+			if dead && c.plan.Runs(pair, v.Step) && p.Runs(pair, v.Step) && (begun[pair] || told) {
 				n++
 			}
 		}

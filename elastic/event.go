@@ -32,7 +32,8 @@ type (
 
 		// Begun are pairs the worker had begun in the step it was in, as far as that is
 		// known.
-		Begun []graph.Pair
+		Begun   []graph.Pair
+		BegunIn int // that step; 0 if it is not known
 		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
 		// its own.
 		Crashed *Crash

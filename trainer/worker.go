@@ -19,9 +19,11 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -70,6 +72,8 @@ type worker struct {
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
 
+	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
+
 	// For the message if user code panics: the step, and what runs.
 	step   int
 	doing  string
@@ -86,6 +90,8 @@ type self struct {
 	// process says that the worker is all there is in this process, which then
 	// ends at once when the agent is gone.
 	process bool
+	// progress is a record that the agent reads after this worker's end, or nil.
+	progress *progress.Record
 }
 
 func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
@@ -332,13 +338,18 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
-	for {
-		err := w.trainFrom(ctx, p, start, pool, order)
-		if !errors.Is(err, errRestart) {
-			return err
-		}
-		order = w.recovery.restart()
+	if w.self.process {
+		defer w.heedTerm()()
 	}
+	return w.armed(ctx, start.Chaos, func() error {
+		for {
+			err := w.trainFrom(ctx, p, start, pool, order)
+			if !errors.Is(err, errRestart) {
+				return err
+			}
+			order = w.recovery.restart()
+		}
+	})
 }
 
 // first returns the order that the agent's Start stands for.
@@ -381,6 +392,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			p.params.hold(lo, hi)
 			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
 			w.addStage(s)
+			if w.harm != nil {
+				return slowed{s, w.harm}
+			}
 			return s
 		},
 		Layers:      p.params.layers,
@@ -394,11 +408,13 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		ClipNorm:    p.ClipNorm,
 		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, shuffle.at(i), in, target) },
 		Pool:        pool,
+		Progress:    w.self.progress,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
 		Stop:        w.stopped,
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
+		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
 	})
 	if err != nil {
 		return err
@@ -505,6 +521,7 @@ func (w *worker) addStage(s *stage) {
 func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
+	w.harm.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if err != nil {
 		return err

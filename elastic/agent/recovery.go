@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -107,7 +108,8 @@ func (s *session) die(now time.Time, id int) []effect {
 	s.forget()
 	if _, ok := s.plan.Worker(plan.WorkerID(id)); !ok && w.status.OK() {
 		effects := []effect{s.about(now, id, "left", fmt.Sprintf("worker %d has left", id)), s.row(id, "left")}
-		return append(effects, s.tell(now, elastic.Dead{Worker: s.session(id), Cause: fmt.Sprintf("worker %d has left", id)})...)
+		effects = append(effects, s.tell(now, elastic.Dead{Worker: s.session(id), Cause: fmt.Sprintf("worker %d has left", id)})...)
+		return append(effects, s.conclude(now)...) // the others may have come to their end before
 	}
 	err := s.death(id)
 	cause := oneLine(stoppedBy(err))
@@ -117,6 +119,14 @@ func (s *session) die(now time.Time, id int) []effect {
 		return s.judge(now, err)
 	}
 	dead := elastic.Dead{Worker: s.session(id), Cause: cause, How: elastic.Reaped, Died: w.ended}
+	progress := w.status.Progress
+	for _, p := range progress.Begun {
+		dead.Begun = append(dead.Begun, graph.Pair(p))
+	}
+	dead.BegunIn = progress.Step
+	if w.status.Fault && progress.Running != nil {
+		dead.Crashed = &elastic.Crash{Step: progress.Step, Pair: graph.Pair(*progress.Running)}
+	}
 	switch {
 	case !w.harmed.IsZero():
 		dead.How, dead.Died = elastic.Stamped, w.harmed

@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 )
@@ -24,9 +25,12 @@ func newPanic(v any) error {
 // runPass begins a forward or backward pass.
 func (e *Engine) runPass(t graph.Task) {
 	w := e.step.works[t.Pair]
+	e.c.Progress.Begin(e.step.number, progress.Pair(t.Pair), t.Kind == graph.Forward)
 	if t.Kind == graph.Backward {
+		e.phase(e.step.number, PhaseBackward)
 		e.backward(t, w)
 	} else {
+		e.phase(e.step.number, PhaseForward)
 		e.forward(t, w)
 	}
 }
@@ -72,6 +76,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		w.dout, loss = dout, Loss{sum, count}
 		return nil
 	}, func(err error) {
+		e.c.Progress.End()
 		if err != nil {
 			e.fail(err)
 			return
@@ -120,6 +125,7 @@ func (e *Engine) backward(t graph.Task, w *task) {
 		}
 		return nil
 	}, func(err error) {
+		e.c.Progress.End()
 		e.backwards++
 		st.queue.Done(t)
 		if s > 0 {
@@ -187,6 +193,7 @@ func (e *Engine) reduce() {
 		for l := e.plan.Stages[s].Hi - 1; l >= e.plan.Stages[s].Lo; l-- {
 			if ls := e.step.layers[l]; !ls.reduced && e.through(s, ls) {
 				ls.reduced = true
+				e.phase(e.step.number, PhaseReduce)
 				e.startReduce(s, l)
 			}
 		}

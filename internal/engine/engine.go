@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 	"github.com/soliton-train/soliton/zero"
@@ -40,7 +41,7 @@ func (l Layer) Size() (n int) {
 type Load func(i uint64, in, target tensor.Tensor) error
 
 // Config describes a job, and a worker's part in it, to the engine. Every
-// field is needed but Fast and Zero.
+// field is needed but Progress, Fast, Zero and Level.
 type Config struct {
 	Self plan.Worker // our session
 	// Network is the engine's: it says who is admitted, and makes groups. An
@@ -69,6 +70,8 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
+	// Progress gets what is begun, where it is not nil.
+	Progress *progress.Record
 	// Fast adds gradients up in the order in which they come, with a plain
 	// reduce-scatter between the workers of a stage, instead of over the tree. The
 	// results of all workers still agree, but their last bits depend on the plan
@@ -87,6 +90,24 @@ type Config struct {
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
+	// Phase, if it is not nil, is told when the worker begins with a phase of a
+	// step, and may be told so again. The loop calls it.
+	Phase func(step int, phase string)
+}
+
+// The phases of a step on one worker, which overlap.
+const (
+	PhaseForward  = "forward"  // its first forward pass
+	PhaseBackward = "backward" // its first backward pass
+	PhaseReduce   = "reduce"   // the gradient of its first layer goes to the owners
+	PhaseCommit   = "commit"   // it enters the commit
+	PhaseGather   = "gather"   // after the commit, parameters come and go
+)
+
+func (e *Engine) phase(step int, phase string) {
+	if e.c.Phase != nil {
+		e.c.Phase(step, phase)
+	}
 }
 
 // Applied says that a plan is live on this worker, and that there is work
@@ -139,6 +160,7 @@ type Engine struct {
 	pending  []elastic.Order
 	begun    chan struct{}          // to be closed when there is a plan
 	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
+	peers    []comm.Peer            // that are admitted for a plan
 
 	// Operations of groups that go on, and what ends them.
 	ops       int
@@ -274,7 +296,9 @@ func (e *Engine) advance() {
 	if e.order != nil && !e.obey() {
 		return
 	}
-	if e.busy == idle && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
+	// Between what this worker says in a commit and the update nothing else is
+	// computed: the update begins as soon as the commit is passed.
+	if e.busy == idle && (e.req == nil || e.req.said == nil) && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
 	if e.req != nil {
