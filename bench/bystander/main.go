@@ -9,8 +9,8 @@
 // KIND is kill (SIGKILL), freeze (SIGSTOP) or thaw (SIGCONT), W the ID of a worker,
 // and TIME microseconds since the start of training, or with + before it since the
 // fault before. With -protected, each fault waits until every shard has its mirrors
-// again after the one before. With -tell, the run is told the time of each kill, for its records, in the way of
-// launcher kill.
+// again after the one before. With -tell, the run is told the time of each kill, for
+// its records, in the way of launcher kill.
 //
 // It writes one JSON line for each fault that it did ([Fault]), for each worker whose
 // end it sees ([Gone]), and for each recovery that it sees the end of ([Seen]), and ends
