@@ -71,10 +71,10 @@ func (s *session) alarm() (first time.Time) {
 // the budget was itself kept from listening, and begins anew.
 func (s *session) ring(now time.Time) []effect {
 	var effects []effect
-	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer} {
+	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer, elastic.WishTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || now.Before(t.at):
-		case s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
+		case name != elastic.WishTimer && s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
 			s.timers[name] = timer{now.Add(t.after), t.after}
 		default:
 			delete(s.timers, name)
