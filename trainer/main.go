@@ -100,6 +100,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
 	out, _ := runInProcess(context.Background(), agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads, Reduction: c.reduction,
+		Command: executable(), Dir: workingDir(),
 	}, job, (*agent.Agent).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
@@ -145,6 +146,7 @@ type overrides struct {
 	seed                                               uint64
 	lr                                                 float64
 	initFrom, runDir                                   string
+	checkpointEvery                                    time.Duration
 }
 
 func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() (Job, error)) *command {
@@ -164,6 +166,7 @@ func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() 
 	standard.Uint64Var(&o.seed, "seed", 0, "draw all random numbers from seed `N`")
 	standard.Float64Var(&o.lr, "lr", 0, "let the learning rate rise to `X`")
 	standard.IntVar(&o.evalEvery, "eval-every", 0, "evaluate every `N` steps, and at the end")
+	standard.DurationVar(&o.checkpointEvery, "checkpoint-every", 0, "write a checkpoint every `TIME`, such as 30s or 5m; 0 means none but the one of a run that is stopped")
 	standard.StringVar(&o.initFrom, "init-from", "", "begin with the parameters in `PATH`, a model.safetensors or a run directory")
 	if standalone {
 		standard.StringVar(&o.runDir, "run-dir", "", "write the run's files to `DIR`")
@@ -198,6 +201,9 @@ func (c *command) job(args []string) (Job, error) {
 	if c.reduction != "" && c.reduction != "exact" && c.reduction != "fast" {
 		return Job{}, c.usage("--reduction %s: give exact or fast", c.reduction)
 	}
+	if c.over.checkpointEvery < 0 {
+		return Job{}, c.usage("--checkpoint-every %v: give a time, or 0 for none", c.over.checkpointEvery)
+	}
 	job, err := c.makeJob()
 	if err != nil {
 		return Job{}, &usageError{err} // it has the flags to go by
@@ -227,6 +233,10 @@ func (c *command) override(j Job) Job {
 			}
 		case "eval-every":
 			j.EvalEvery = c.over.evalEvery
+		case "checkpoint-every":
+			if j.CheckpointEvery = c.over.checkpointEvery; j.CheckpointEvery == 0 {
+				j.CheckpointEvery = -1 // 0 is the job's default
+			}
 		case "init-from":
 			j.InitFrom = c.over.initFrom
 		case "run-dir":
@@ -265,6 +275,7 @@ func (c *command) help() string {
 		if j.Optimizer != nil {
 			defaults["lr"] = fmt.Sprint(j.Optimizer.schedule().Peak)
 		}
+		defaults["checkpoint-every"] = shortTime(max(j.CheckpointEvery, 0))
 		if j.InitFrom != "" {
 			defaults["init-from"] = j.InitFrom
 		}
@@ -289,6 +300,18 @@ func (c *command) help() string {
 		}
 	})
 	return b.String()
+}
+
+// shortTime prints a time as people write it: 1m instead of 1m0s.
+func shortTime(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }
 
 // defaultJob makes the job of a command line without flags, to see its values.

@@ -85,6 +85,14 @@ func runInProcess(ctx context.Context, cfg agent.Config, job Job, prepareAgent f
 
 func program() string { return filepath.Base(os.Args[0]) }
 
+func workingDir() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return ""
+	}
+	return dir
+}
+
 // executable returns the path of the running program, "" if unknown.
 func executable() string {
 	path, err := os.Executable()

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
@@ -69,6 +70,7 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+	saver    atomic.Pointer[saver] // nil before Start, and for a run without checkpoints
 
 	// For the message if user code panics: the step, and what runs.
 	step   int
@@ -172,6 +174,8 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Save:
+			w.saver.Load().ask()
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order:
@@ -273,7 +277,9 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 		return err
 	}
 	defer w.net.Close()
-	if err := w.send(control.Ready{Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers()}); err != nil {
+	if err := w.send(control.Ready{
+		Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers(), CheckpointEvery: max(p.CheckpointEvery, 0),
+	}); err != nil {
 		return err
 	}
 	select {
@@ -332,6 +338,9 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
+	saver, closeSaver := newSaver(ctx, w, p, start)
+	defer closeSaver()
+	w.saver.Store(saver)
 	for {
 		err := w.trainFrom(ctx, p, start, pool, order)
 		if !errors.Is(err, errRestart) {
@@ -356,7 +365,7 @@ func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) 
 	if _, ok := pl.Worker(w.self.id()); !ok {
 		return elastic.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
 	}
-	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}}
+	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}, From: start.From}
 	for _, x := range start.Peers {
 		o.Peers = append(o.Peers, elastic.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
 	}
@@ -371,8 +380,13 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for i := range p.params.layers {
 		p.params.release(i)
 	}
+	begin, closeBegin, err := p.beginning(ctx, order)
+	if err != nil {
+		return err
+	}
+	defer closeBegin()
 	me, _ := order.Plan.Worker(w.self.id())
-	e, err := engine.New(engine.Config{
+	config := engine.Config{
 		Self:    me,
 		Network: w.net,
 		Groups:  w.groups,
@@ -384,7 +398,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			return s
 		},
 		Layers:      p.params.layers,
-		Begin:       p.begin,
+		Begin:       begin,
 		Input:       p.Model.Input,
 		Target:      p.Model.Target,
 		GlobalBatch: p.GlobalBatch,
@@ -398,7 +412,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Zero:        start.Zero,
 		Stop:        w.stopped,
 		Applied:     w.recovery.applied,
-	})
+	}
+	w.saver.Load().install(&config)
+	e, err := engine.New(config)
 	if err != nil {
 		return err
 	}
@@ -425,6 +441,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
+	w.saver.Load().wait()
 	if err := w.send(done); err != nil {
 		return err
 	}

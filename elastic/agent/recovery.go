@@ -58,6 +58,9 @@ func (s *session) alarm() (first time.Time) {
 	if s.judged {
 		return first
 	}
+	if s.state == training {
+		first = s.saves.due
+	}
 	for _, t := range s.timers {
 		if first.IsZero() || t.at.Before(first) {
 			first = t.at
@@ -80,7 +83,7 @@ func (s *session) ring(now time.Time) []effect {
 			effects = append(effects, s.tell(now, elastic.Late{Timer: name})...)
 		}
 	}
-	return effects
+	return append(effects, s.askForSave(now)...)
 }
 
 // evictedError is why the controller ended a worker.
@@ -128,6 +131,7 @@ func (s *session) die(now time.Time, id int) []effect {
 		how = "lost"
 	}
 	effects := []effect{s.about(now, id, "lost", cause)}
+	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
 	if s.judged {
 		return effects

@@ -32,7 +32,8 @@
 // gradient that is not finite, an error of the data, or the end of the
 // context leaves parameters and moments as the step before left them. After
 // it, the step can only be completed. All workers draw the same conclusions
-// from it.
+// from it. One of them is whether there is a [Checkpoint] of the step: every owner
+// copies its shards as soon as they are updated.
 //
 // # Concurrency
 //
