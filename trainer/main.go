@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -100,7 +101,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
 	out, _ := runInProcess(context.Background(), agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads, Reduction: c.reduction,
-		Command: executable(), Dir: workingDir(),
+		Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
 	}, job, (*agent.Agent).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
@@ -247,6 +248,26 @@ func (c *command) override(j Job) Job {
 	})
 	return j
 }
+
+// launched returns the arguments without the flags that are the launcher's where there is one,
+// so that it can go on with the run.
+func (c *command) launched(args []string) []string {
+	left := []string{}
+	for i := 0; i < len(args) && args[i] != "--"; i++ {
+		name, _, whole := strings.Cut(strings.TrimLeft(args[i], "-"), "=")
+		n := 1
+		if b, ok := c.flags.Lookup(name).Value.(interface{ IsBoolFlag() bool }); !whole && !(ok && b.IsBoolFlag()) {
+			n = 2 // its value follows
+		}
+		if !slices.Contains(standaloneFlags, name) {
+			left = append(left, args[i:i+n]...)
+		}
+		i += n - 1
+	}
+	return left
+}
+
+var standaloneFlags = []string{"run-dir", "threads", "reduction", "plain"}
 
 // guardedJob makes the job for a caller that has no worker to catch a panic.
 func guardedJob(args []string, define func(*flag.FlagSet) func() (Job, error)) (c *command, job Job, err error) {

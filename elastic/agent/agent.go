@@ -38,8 +38,10 @@ type Config struct {
 	Program string
 
 	// Command and Dir are what the launcher needs to start the program again: PROGRAM as it was
-	// given and the directory it was given in. Without a Command there are no checkpoints.
+	// given and the directory it was given in. Without a Command there are no checkpoints. Args,
+	// where it is not nil, are its flags then.
 	Command, Dir string
+	Args         []string
 
 	// Resume says that a run goes on that has ended before; nil for one that begins.
 	Resume *Resume
@@ -531,6 +533,9 @@ func (r *run) do(e effect) error {
 		}
 		r.agreement.propose(entry)
 		return dir.WriteJob(e.job, e.data)
+	case verify:
+		job := r.s.job.ID()
+		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), job, e.p)) })
 	case commitCheckpoint:
 		r.others.Go(func() { r.post(commitFiles(r.talking, dir.Path(), e.manifest)) })
 	case writePlan:

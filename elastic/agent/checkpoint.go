@@ -52,6 +52,10 @@ type saving struct {
 	newest int                   // step of the newest, 0 for none
 }
 
+// maxSaves bounds the checkpoints that are not whole: one at a time is asked for, and a run
+// that is stopped makes one more.
+const maxSaves = 8
+
 type saveID struct {
 	step    int
 	version plan.Version // of a plan whose owners write the parts
@@ -70,6 +74,37 @@ type (
 		pruneErr error // older ones could not be removed
 	}
 )
+
+type (
+	// verify lets a checkpoint be read before the run goes back to it; verified comes.
+	verify   struct{ p propose }
+	verified struct {
+		p       propose
+		step    int // of the newest that is whole; 0 for none
+		refused []string
+		err     error // of the file system
+	}
+)
+
+// verifiedSave proposes the plan that begins from a checkpoint, or has another one made if that
+// cannot be used.
+func (s *session) verifiedSave(now time.Time, e verified) []effect {
+	if e.err != nil {
+		return s.judge(now, &FileError{Err: e.err})
+	}
+	var effects []effect
+	for _, text := range e.refused {
+		effects = append(effects, s.event(now, "note", text))
+	}
+	if e.step >= e.p.order.Passed.Step {
+		return append(effects, e.p)
+	}
+	older := elastic.Saved{Step: e.step}
+	if s.saves.newest = e.step; e.step > 0 {
+		older.Dir = e.p.order.From
+	}
+	return append(effects, s.tell(now, older)...)
+}
 
 // nextSave sets when the next checkpoint is due.
 func (s *session) nextSave(now time.Time) {
@@ -110,6 +145,8 @@ func (s *session) saved(now time.Time, id int, m control.Saved) []effect {
 	owners := ownersOf(&p)
 	key := saveID{m.Step, v}
 	switch {
+	case len(s.saves.parts) > maxSaves:
+		return bad("saved parts of %d checkpoints", len(s.saves.parts))
 	case m.Step < 1 || m.Step > s.job.Steps || s.saves.parts[key][plan.WorkerID(id)].rule != "":
 		return bad("saved a part of a checkpoint of step %d", m.Step)
 	case !slices.Contains(owners, plan.WorkerID(id)):
@@ -225,8 +262,9 @@ func (s *session) resumable() string {
 	if s.saves.newest == 0 || s.cfg.RunDir == nil || s.last.Step == s.job.Steps && s.state == finished {
 		return ""
 	}
+	var failed *FailedError
 	for _, is := range []bool{
-		errors.As(s.err, new(*StoppedError)), errors.As(s.err, new(*LostError)), errors.As(s.err, new(*SilentError)), errors.As(s.err, new(*RecoveryError)),
+		errors.As(s.err, new(*StoppedError)), errors.As(s.err, &failed) && failed.Kind == control.Faulty, errors.As(s.err, new(*LostError)), errors.As(s.err, new(*SilentError)), errors.As(s.err, new(*RecoveryError)),
 	} {
 		if is {
 			return s.cfg.RunDir.String()
@@ -254,4 +292,23 @@ func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest) committ
 		e.pruneErr = checkpoint.Prune(ctx, dir, 0, m.Step+1)
 	}
 	return e
+}
+
+// verifyFiles finds the newest whole checkpoint before a plan that goes on from one is proposed.
+func verifyFiles(ctx context.Context, dir, job string, p propose) verified {
+	v := verified{p: p}
+	r, refused, err := checkpoint.Newest(ctx, dir, job)
+	for _, fault := range refused {
+		if !errors.Is(fault, checkpoint.ErrUnfinished) {
+			v.refused = append(v.refused, oneLine(fault.Error())+"; the checkpoint is not used")
+		}
+	}
+	switch {
+	case err == nil:
+		v.step = r.Manifest().Step
+		_ = r.Close()
+	case !errors.Is(err, checkpoint.ErrNone):
+		v.err = err
+	}
+	return v
 }

@@ -215,7 +215,12 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
 			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
 		case elastic.Propose:
-			add(propose{e.Order, string(e.Reason)})
+			p := propose{e.Order, string(e.Reason)}
+			if e.Order.Restart && e.Order.From != "" {
+				add(verify{p}) // before all give up what they have
+			} else {
+				add(p)
+			}
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:

@@ -234,6 +234,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.ring(now)
 	case committed:
 		return s.committedSave(now, e)
+	case verified:
+		return s.verifiedSave(now, e)
 	case agreedOn:
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case harmed:
@@ -507,6 +509,9 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
+	if s.cfg.Args != nil {
+		s.job.Args = s.cfg.Args
+	}
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text}
