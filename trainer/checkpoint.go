@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/internal/control"
@@ -22,9 +23,7 @@ type saver struct {
 	dir string
 	ctx context.Context
 
-	mu      sync.Mutex
-	wanted  bool
-	writing int
+	writing atomic.Int32
 	order   sync.Mutex // one is written at a time
 	writers sync.WaitGroup
 }
@@ -42,16 +41,6 @@ func newSaver(ctx context.Context, w *worker, p *prepared, start control.Start) 
 	}
 }
 
-// ask takes note that the agent wants a checkpoint.
-func (s *saver) ask() {
-	if s == nil {
-		return
-	}
-	s.mu.Lock()
-	s.wanted = true
-	s.mu.Unlock()
-}
-
 // wait returns when nothing is being written.
 func (s *saver) wait() {
 	if s != nil {
@@ -64,33 +53,23 @@ func (s *saver) install(c *engine.Config) {
 	if s == nil {
 		return
 	}
-	c.Saving = func() (wanted, busy bool) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.wanted, s.writing > 0
-	}
+	c.Saving = func() (wanted, busy bool) { return s.w.saveAsked.Load(), s.writing.Load() > 0 }
 	c.Save = s.save
 }
 
 // save writes a part in the background. The state after the last step needs none:
 // it is the model.
 func (s *saver) save(c engine.Checkpoint) {
-	s.mu.Lock()
-	s.wanted = false
-	s.mu.Unlock()
+	s.w.saveAsked.Store(false)
 	if c.Step == s.p.Steps || len(c.Shards) == 0 {
 		return
 	}
-	s.mu.Lock()
-	s.writing++
-	s.mu.Unlock()
+	s.writing.Add(1)
 	s.writers.Go(func() {
 		s.order.Lock()
 		m := s.write(c)
 		s.order.Unlock()
-		s.mu.Lock()
-		s.writing--
-		s.mu.Unlock()
+		s.writing.Add(-1)
 		_ = s.w.send(m) // without an agent, this worker ends
 	})
 }

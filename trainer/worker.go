@@ -70,7 +70,9 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
-	saver    atomic.Pointer[saver] // nil before Start, and for a run without checkpoints
+
+	saver     *saver      // nil before Start, and for a run without checkpoints
+	saveAsked atomic.Bool // the agent wants one
 
 	// For the message if user code panics: the step, and what runs.
 	step   int
@@ -175,7 +177,7 @@ func (w *worker) receive(ctx context.Context) error {
 		case control.Stop:
 			w.stop <- m.Reason
 		case control.Save:
-			w.saver.Load().ask()
+			w.saveAsked.Store(true)
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order:
@@ -340,7 +342,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, p, start)
 	defer closeSaver()
-	w.saver.Store(saver)
+	w.saver = saver
 	for {
 		err := w.trainFrom(ctx, p, start, pool, order)
 		if !errors.Is(err, errRestart) {
@@ -413,7 +415,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Stop:        w.stopped,
 		Applied:     w.recovery.applied,
 	}
-	w.saver.Load().install(&config)
+	w.saver.install(&config)
 	e, err := engine.New(config)
 	if err != nil {
 		return err
@@ -441,7 +443,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
-	w.saver.Load().wait()
+	w.saver.wait()
 	if err := w.send(done); err != nil {
 		return err
 	}

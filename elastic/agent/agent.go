@@ -537,7 +537,7 @@ func (r *run) do(e effect) error {
 		job := r.s.job.ID()
 		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), job, e.p)) })
 	case commitCheckpoint:
-		r.others.Go(func() { r.post(commitFiles(r.talking, dir.Path(), e.manifest)) })
+		r.others.Go(func() { commitFiles(r.talking, dir.Path(), e.manifest, r.post) })
 	case writePlan:
 		if dir == nil {
 			return nil

@@ -67,12 +67,12 @@ type part struct {
 }
 
 type (
-	commitCheckpoint struct{ manifest checkpoint.Manifest } // committed comes
+	commitCheckpoint struct{ manifest checkpoint.Manifest } // committed comes, and then pruned
 	committed        struct {
-		step     int
-		err      error // it is none
-		pruneErr error // older ones could not be removed
+		step int
+		err  error // it is none
 	}
+	pruned struct{ err error } // those that are not needed any more are removed, or not all
 )
 
 type (
@@ -238,17 +238,20 @@ func (s *session) commitNext() []effect {
 
 // committedSave takes in that a checkpoint is whole, or will not be.
 func (s *session) committedSave(now time.Time, e committed) []effect {
+	if e.err != nil {
+		return []effect{s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: %s", e.step, oneLine(e.err.Error())))}
+	}
+	s.saves.newest = max(s.saves.newest, e.step)
+	effects := []effect{s.event(now, "checkpoint", fmt.Sprintf("the state after step %d is saved", e.step))}
+	return append(effects, s.tell(now, elastic.Saved{Step: e.step, Dir: s.cfg.RunDir.Path()})...)
+}
+
+// prunedSaves goes on after all work on a checkpoint.
+func (s *session) prunedSaves(now time.Time, e pruned) []effect {
 	s.saves.under, s.saves.ready = false, s.saves.ready[1:]
 	var effects []effect
 	if e.err != nil {
-		effects = append(effects, s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: %s", e.step, oneLine(e.err.Error()))))
-	} else {
-		s.saves.newest = max(s.saves.newest, e.step)
-		effects = append(effects, s.event(now, "checkpoint", fmt.Sprintf("the state after step %d is saved", e.step)))
-		effects = append(effects, s.tell(now, elastic.Saved{Step: e.step, Dir: s.cfg.RunDir.Path()})...)
-	}
-	if e.pruneErr != nil {
-		effects = append(effects, s.event(now, "note", "old checkpoints: "+oneLine(e.pruneErr.Error())))
+		effects = append(effects, s.event(now, "note", "old checkpoints: "+oneLine(e.err.Error())))
 	}
 	effects = append(effects, s.commitNext()...)
 	return append(effects, s.conclude(now)...)
@@ -284,14 +287,17 @@ func (r *Resume) changed(now control.Ready) error {
 	return nil
 }
 
-// commitFiles makes a checkpoint whole and removes those that are not needed any more, beside the
-// loop.
-func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest) committed {
-	e := committed{step: m.Step, err: checkpoint.Commit(dir, m)}
-	if e.err == nil {
-		e.pruneErr = checkpoint.Prune(ctx, dir, 0, m.Step+1)
+// commitFiles makes a checkpoint whole, and removes those that are not needed any more.
+func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, post func(event) bool) {
+	err := checkpoint.Commit(dir, m)
+	if !post(committed{m.Step, err}) {
+		return
 	}
-	return e
+	e := pruned{}
+	if err == nil {
+		e.err = checkpoint.Prune(ctx, dir, 0, m.Step+1)
+	}
+	post(e)
 }
 
 // verifyFiles finds the newest whole checkpoint before a plan that goes on from one is proposed.

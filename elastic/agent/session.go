@@ -234,6 +234,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.ring(now)
 	case committed:
 		return s.committedSave(now, e)
+	case pruned:
+		return s.prunedSaves(now, e)
 	case verified:
 		return s.verifiedSave(now, e)
 	case agreedOn:

@@ -272,7 +272,9 @@ func TestCheckpoints(t *testing.T) {
 
 	t.Run("owner and mirror killed", func(t *testing.T) {
 		b := start(t, "20ms", gpt, "--workers", "4", "--stages", "2")
-		b.until("a checkpoint", func() bool { return len(saved(t, b.dir)) >= 1 })
+		b.until("a checkpoint", func() bool {
+			return slices.ContainsFunc(lines[rundir.Event](t, b.dir, "events.jsonl"), func(e rundir.Event) bool { return e.Kind == "checkpoint" })
+		})
 		p, err := plan.Parse(lines[rundir.Plan](t, b.dir, "plans.jsonl")[0].Plan)
 		if err != nil {
 			t.Fatal(err)
