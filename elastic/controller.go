@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -25,8 +26,8 @@ type Config struct {
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
-	// Detect is how long a worker may take for its answer to a query, and how long a link may
-	// be down. 0 means for ever.
+	// Detect is the budget of all waits: a worker may take half of it for its answer to a
+	// query, and a link may be down for all of it. 0 means for ever.
 	Detect time.Duration
 
 	// Hold is how long to wait for more workers. 0 means 2 min.
@@ -46,6 +47,9 @@ type Controller struct {
 	pending map[plan.Version]*change // proposed and not out of date
 	coming  *change                  // the boundary plan under way, agreed or not
 	members map[plan.WorkerID]*member
+	joining map[plan.WorkerID]*member // ready, and in no plan that is agreed
+	filling *filling                  // what a boundary plan waits for
+	fills   int                       // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -99,8 +103,8 @@ type recovery struct {
 	Recovery
 	first  plan.Worker // that died
 	causes []string
-	dead   map[plan.WorkerID][]graph.Pair // and what each had begun
-	again  int                            // by plans that were agreed, and followed by others
+	dead   map[plan.WorkerID]Dead
+	again  int // by plans that were agreed, and followed by others
 
 	died, known, answered, proposed, agreed time.Time
 }
@@ -109,7 +113,7 @@ type recovery struct {
 func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
-		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member),
+		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
@@ -155,6 +159,10 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.linkLost(now, e)
 	case Leaving:
 		return c.leaving(e)
+	case Joined:
+		return c.joined(e)
+	case Level:
+		return c.level(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -206,12 +214,21 @@ func note(format string, args ...any) Note { return Note{fmt.Sprintf(format, arg
 // recover begins the account of a recovery, or goes on with the one that is under way.
 func (c *Controller) recover(now time.Time) *recovery {
 	if c.recovery == nil {
-		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID][]graph.Pair)}
+		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID]Dead)}
 	}
 	return c.recovery
 }
 
 func (c *Controller) dead(now time.Time, e Dead) []Effect {
+	if j := c.joining[e.Worker.ID]; j != nil && j.Worker == e.Worker {
+		delete(c.joining, e.Worker.ID)
+		effects := []Effect{note("%s, before it had a part in the plan", e.Cause)}
+		if c.filling != nil {
+			c.filling = nil
+			effects = append(effects, c.wishes()...)
+		}
+		return effects
+	}
 	m := c.member(e.Worker)
 	if m == nil {
 		return nil
@@ -242,7 +259,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	}
 	r.Lost++
 	r.causes = append(r.causes, e.Cause)
-	r.dead[e.Worker.ID] = e.Begun
+	r.dead[e.Worker.ID] = e
 	return c.ask(e.Cause)
 }
 
@@ -266,7 +283,7 @@ func (c *Controller) ask(why string) []Effect {
 	if c.phase == holding {
 		effects = append(effects, CancelTimer{HoldTimer})
 	}
-	c.phase = asking
+	c.phase, c.filling = asking, nil
 	all := c.all()
 	effects = append(effects, note("%s: ask %s what they have, ballot %v", why, workers(all), c.ballot))
 	for _, m := range all {
@@ -274,7 +291,7 @@ func (c *Controller) ask(why string) []Effect {
 		effects = append(effects, Ask{m.Worker, c.ballot})
 	}
 	if c.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{QueryTimer, c.cfg.Detect})
+		effects = append(effects, SetTimer{QueryTimer, c.cfg.Detect / 2})
 	}
 	return effects
 }
@@ -299,11 +316,28 @@ func (c *Controller) decide(now time.Time) []Effect {
 		effects = append(effects, CancelTimer{QueryTimer})
 	}
 	c.recovery.answered = now
+	// Who has never applied a plan has nothing of the run yet.
+	var fresh []*member
+	all = slices.DeleteFunc(all, func(m *member) bool {
+		begun := m.report.Plan != plan.Version{}
+		if !begun {
+			fresh = append(fresh, m)
+		}
+		return !begun
+	})
 	at, err := c.verdict(all)
 	if err != nil {
 		return append(effects, c.end(err)...)
 	}
 	effects = append(effects, c.settleComing(at.plan)...)
+	for _, m := range fresh {
+		delete(c.members, m.ID)
+		if c.planned(m.Worker) {
+			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun when its plan was struck", m.ID)})
+		} else {
+			c.joining[m.ID] = m
+		}
+	}
 	var alive []plan.Worker
 	have := 0
 	for _, m := range c.members {
@@ -513,7 +547,7 @@ func (c *Controller) address(ch *change) *change {
 		ch.order.Epoch = ch.order.Plan.Version.N
 	}
 	for _, w := range ch.order.Plan.Workers {
-		if m := c.members[w.ID]; m != nil {
+		if m := cmp.Or(c.members[w.ID], c.joining[w.ID]); m != nil {
 			ch.order.Peers = append(ch.order.Peers, m.Peer)
 		}
 	}
@@ -562,8 +596,9 @@ func (c *Controller) again(p *plan.Plan, v plan.View) int {
 	for s, route := range c.plan.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
-			list, dead := c.recovery.dead[w]
-			if dead && c.plan.Runs(pair, v.Step) && p.Runs(pair, v.Step) && (begun[pair] || slices.Contains(list, pair)) {
+			was, dead := c.recovery.dead[w]
+			told := (was.BegunIn == 0 || was.BegunIn == v.Step) && slices.Contains(was.Begun, pair)
+			if dead && c.plan.Runs(pair, v.Step) && p.Runs(pair, v.Step) && (begun[pair] || told) {
 				n++
 			}
 		}
@@ -583,6 +618,12 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 			return nil // it will be withdrawn
 		}
 		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
+		for _, w := range order.Plan.Workers {
+			if m := c.joining[w.ID]; m != nil {
+				delete(c.joining, w.ID)
+				c.members[w.ID] = m
+			}
+		}
 		for _, m := range c.all() {
 			m.applied = false
 			effects = append(effects, Command{m.Worker, *order})
@@ -664,7 +705,7 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		var effects []Effect
 		for _, m := range c.all() {
 			if m.report == nil {
-				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect)})
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect/2)})
 			}
 		}
 		return effects // the next ballot begins with the first of their deaths

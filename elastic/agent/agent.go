@@ -64,8 +64,9 @@ type Config struct {
 	// MinWorkers is the fewest workers that training goes on with. 0 means 1.
 	MinWorkers int
 
-	// Detect is how long a worker may be silent after its Hello, before which HelloTimeout
-	// counts; 0 means for ever.
+	// Detect is the budget in which a worker that gives no sign of life is to be found and
+	// left behind, from its Hello on, before which HelloTimeout counts. It may be silent for three
+	// quarters of it. 0 means for ever.
 	Detect time.Duration
 
 	// Reduction is how gradients are summed: exact, in an order that depends on
@@ -82,6 +83,13 @@ type Config struct {
 	// for a person to wait.
 	HelloTimeout time.Duration
 }
+
+// silence is how long a worker may be silent, so that with the time between two looks and the
+// recovery it is out of the plan within the budget.
+func (c Config) silence() time.Duration { return c.Detect * 3 / 4 }
+
+// watches is how often in the budget the agent looks who is silent.
+const watches = 16
 
 // MinDetect is the least Config.Detect: three heartbeats.
 const MinDetect = 3 * control.BeatEvery
@@ -313,7 +321,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	watch.Stop()
 	defer watch.Stop()
 	rewatch := func() {
-		if period := r.cfg.Detect / 4; period > 0 {
+		if period := r.cfg.Detect / watches; period > 0 {
 			due = time.Now().Add(period)
 			watch.Reset(period)
 		}

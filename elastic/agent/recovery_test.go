@@ -223,12 +223,12 @@ func TestQueryTimer(t *testing.T) {
 	r := trainingOf(t, Config{Detect: 4 * time.Second}, 3)
 	r.feed(died(0)...)
 	at := r.s.alarm()
-	if at != r.now.Add(4*time.Second) {
+	if at != r.now.Add(2*time.Second) {
 		t.Fatalf("alarm at %v", at)
 	}
-	r.now = at.Add(time.Second)
+	r.now = at.Add(time.Second / 2)
 	r.feed(alarm{})
-	if len(pick[kill](r.effects)) > 0 || r.s.alarm() != r.now.Add(4*time.Second) {
+	if len(pick[kill](r.effects)) > 0 || r.s.alarm() != r.now.Add(2*time.Second) {
 		t.Fatal("a late agent blames workers")
 	}
 	r.now = r.s.alarm().Add(-time.Second)
@@ -238,16 +238,14 @@ func TestQueryTimer(t *testing.T) {
 	}
 	// Who is not even ended by that is not waited for.
 	r.feed(reapLate{1}, reapLate{2})
-	if want := "worker 2 has not answered within 4s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
+	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
 		t.Errorf("%v", r.s.err)
 	}
 }
 
 func TestStall(t *testing.T) {
 	r := trainingOf(t, Config{}, 2)
-	for _, ms := range []float64{10, 30, 20} {
-		r.s.times = append(r.s.times, ms)
-	}
+	r.s.times = append(r.s.times, 10, 30, 20)
 	r.feed(died(1)...)
 	r.answer(1, 1)
 	r.obey()

@@ -290,7 +290,7 @@ func (s *session) step(now time.Time, e event) []effect {
 				return s.judge(now, w.doom)
 			}
 			w.killed = true
-			return []effect{kill{e.worker}}
+			return []effect{kill(e)}
 		}
 	}
 	return nil
@@ -338,9 +338,9 @@ func (s *session) watch(now, due time.Time) []effect {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
-		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.Detect:
+		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.silence():
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.Detect, Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.silence(), Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -431,7 +431,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.saved(now, id, m)
 
-	case control.Answer, control.Applied, control.LinkLost, control.Leave:
+	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
 			return nil // it does not know yet
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 	"github.com/soliton-train/soliton/zero"
@@ -40,7 +41,7 @@ func (l Layer) Size() (n int) {
 type Load func(i uint64, in, target tensor.Tensor) error
 
 // Config describes a job, and a worker's part in it, to the engine. Every
-// field is needed but Fast and Zero.
+// field is needed but Progress, Fast, Zero and Level.
 type Config struct {
 	Self plan.Worker // our session
 	// Network is the engine's: it says who is admitted, and makes groups. An
@@ -69,6 +70,8 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
+	// Progress gets what is begun, where it is not nil.
+	Progress *progress.Record
 	// Fast adds gradients up in the order in which they come, with a plain
 	// reduce-scatter between the workers of a stage, instead of over the tree. The
 	// results of all workers still agree, but their last bits depend on the plan
@@ -447,8 +450,10 @@ type Result struct {
 // the stages is one here.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 	r := &request{point: elastic.Point{Step: step, Gate: elastic.Committed}}
-	err := e.ask(ctx, r)
-	return r.result, err
+	if err := e.ask(ctx, r); err != nil {
+		return Result{}, err // the loop may still be at it
+	}
+	return r.result, nil
 }
 
 // Begun waits until the first plan is live here, and returns the point from

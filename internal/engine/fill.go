@@ -86,14 +86,21 @@ func (e *Engine) Fill(f elastic.Fill) {
 
 // stopFills withdraws what is under way.
 func (e *Engine) stopFills() {
+	e.endFills()
+	for _, s := range e.fillSends {
+		s.Cancel(errClosed)
+	}
+	e.fillSends = nil
+}
+
+// endFills ends what is under way but for what is being sent: others may wait
+// for it before they apply the plan that this was for.
+func (e *Engine) endFills() {
 	e.outgoing, e.incoming = nil, nil
 	for _, r := range e.fillRecvs {
 		r.Cancel(errClosed)
 	}
-	for _, s := range e.fillSends {
-		s.Cancel(errClosed)
-	}
-	e.fillRecvs, e.fillSends = nil, nil
+	e.fillRecvs = nil
 }
 
 // source returns the shard here that a range lies in.

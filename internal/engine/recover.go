@@ -304,11 +304,15 @@ func (e *Engine) apply(o *elastic.Order) {
 		e.reroute(old)
 	}
 	clear(e.lossy)
-	e.stopFills()
+	if (o.Ballot != elastic.Ballot{}) {
+		e.stopFills()
+	} else {
+		e.endFills()
+	}
 	e.order = nil
 	e.at = time.Now()
 	e.resuming = &Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: e.opened, Edit: e.at.Sub(e.came)}
-	if o.Ballot.Compare(e.ballot) >= 0 {
+	if o.Ballot.Compare(e.ballot) >= 0 || len(old.Workers) == 0 {
 		e.sealed = false
 	}
 }
@@ -338,15 +342,17 @@ func (e *Engine) serve() (fresh []int) {
 // hold brings the shards in line with the plan.
 func (e *Engine) hold() error {
 	mine, fresh := make(map[plan.Range]bool), make(map[plan.Range]*shard)
+	me := e.c.Self.ID
 	for _, p := range e.plan.Shards {
-		owner, r := p.Owner == e.c.Self.ID, rangeOf(p)
+		owner, reduces, r := p.Owner == me, e.reducer(p) == me, rangeOf(p)
 		sh := e.shards[r]
-		if !owner && !slices.Contains(p.Mirrors, e.c.Self.ID) {
-			if e.c.Zero == 1 && e.serves(p.Layer) {
-				mine[r] = true
-				if sh == nil || sh.state != nil {
-					e.shards[r] = &shard{Range: r}
+		if !owner && !slices.Contains(p.Mirrors, me) {
+			if reduces || e.c.Zero == 1 && e.serves(p.Layer) {
+				if mine[r] = true; sh == nil || sh.state != nil {
+					sh = &shard{Range: r}
+					e.shards[r] = sh
 				}
+				sh.assign(false, reduces)
 			}
 			continue
 		}
@@ -372,10 +378,7 @@ func (e *Engine) hold() error {
 			}
 			fresh[r] = sh
 		}
-		if owner && !sh.owner {
-			sh.promote()
-		}
-		sh.owner = owner
+		sh.assign(owner, reduces)
 	}
 	for r := range e.shards {
 		if !mine[r] {
@@ -481,14 +484,14 @@ func (e *Engine) reroute(old *plan.Plan) {
 		}
 	}
 	for _, sh := range e.shards {
-		s := e.plan.StageOf(sh.Layer)
 		switch {
-		case !sh.owner:
-			sh.expect(e)
-		case e.settled(s):
+		case e.settled(e.plan.StageOf(sh.Layer)):
 			sh.forward(e)
-		default:
+			sh.expect(e)
+		case sh.reduces:
 			sh.complete, sh.total = false, nil
+		default:
+			sh.expect(e)
 		}
 	}
 }

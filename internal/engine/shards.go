@@ -13,12 +13,14 @@ import (
 )
 
 // shard is the state of a range that this worker owns or mirrors. Both do the
-// same with it: they apply the same updates to the same bits. In stage 1 of
-// ZeRO the other workers of the range's stage have its gradient, and no state.
+// same with it: they apply the same updates to the same bits. Others have no
+// state, but the gradient: in stage 1 of ZeRO the workers of the range's stage,
+// and who reduces it for an owner that does not serve the stage.
 type shard struct {
 	plan.Range
-	owner bool
-	state *zero.Shard
+	owner   bool
+	reduces bool // its gradient becomes complete here
+	state   *zero.Shard
 	// params is part of the layer's Params where this worker serves it, else
 	// memory of its own.
 	params []float32
@@ -61,9 +63,9 @@ func (sh *shard) begin(e *Engine) {
 	sh.expect(e)
 }
 
-// expect lets a mirror wait for the complete gradient.
+// expect waits for the complete gradient, where it is not reduced here.
 func (sh *shard) expect(e *Engine) {
-	if sh.owner || sh.complete || sh.recv != nil {
+	if sh.reduces || sh.complete || sh.recv != nil {
 		return
 	}
 	st := e.step
@@ -80,8 +82,7 @@ func (sh *shard) expect(e *Engine) {
 	})
 }
 
-// completed says that the gradient is complete; an owner passes it on to the
-// mirrors.
+// completed says that the gradient is complete; who reduces it passes it on.
 func (sh *shard) completed(e *Engine, total []float32) {
 	sh.complete, sh.total = true, total
 	sh.forward(e)
@@ -89,16 +90,17 @@ func (sh *shard) completed(e *Engine, total []float32) {
 
 // forward sends the complete gradient to who is to have it, and was not sent it.
 func (sh *shard) forward(e *Engine) {
-	if !sh.owner || !sh.complete {
+	s := e.plan.StageOf(sh.Layer)
+	if !sh.complete || !sh.reduces && !(sh.owner && e.settled(s)) {
 		return
 	}
 	p := e.planned(sh.Range)
-	readers := p.Mirrors
+	readers := append([]plan.WorkerID{p.Owner}, p.Mirrors...)
 	if e.c.Zero == 1 {
-		readers = append(slices.Clone(readers), e.plan.Stages[e.plan.StageOf(sh.Layer)].Workers...)
+		readers = append(readers, e.plan.Stages[s].Workers...)
 	}
 	for _, m := range readers {
-		if sh.told[m] || m == p.Owner {
+		if sh.told[m] || m == e.c.Self.ID {
 			continue
 		}
 		if sh.told == nil {
@@ -109,10 +111,13 @@ func (sh *shard) forward(e *Engine) {
 	}
 }
 
-// promote makes a mirror the owner.
-func (sh *shard) promote() {
-	sh.owner, sh.told = true, nil
-	if sh.recv != nil {
+// assign gives the shard its parts under a plan.
+func (sh *shard) assign(owner, reduces bool) {
+	if owner && !sh.owner || reduces && !sh.reduces {
+		sh.told = nil
+	}
+	sh.owner, sh.reduces = owner, reduces
+	if reduces && sh.recv != nil {
 		sh.recv.Cancel(errClosed)
 		<-sh.recv.Done() // the reader of a link leaves the memory at once
 		sh.recv = nil
@@ -191,6 +196,16 @@ func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 		}
 		after()
 	})
+}
+
+// reducer returns who reduces the gradient of a shard: its owner, if that
+// serves the stage, else another worker of the stage.
+func (e *Engine) reducer(p plan.Shard) plan.WorkerID {
+	workers := e.plan.Stages[e.plan.StageOf(p.Layer)].Workers
+	if slices.Contains(workers, p.Owner) {
+		return p.Owner
+	}
+	return workers[e.index[rangeOf(p)]%len(workers)]
 }
 
 // planned returns what the plan says of a range.

@@ -114,7 +114,7 @@ func (e *Engine) advanceStep() {
 // before have come.
 func (e *Engine) ready() bool {
 	for _, sh := range e.shards {
-		if !sh.complete {
+		if !sh.complete && (sh.state != nil || !sh.reduces) {
 			return false
 		}
 	}
