@@ -493,6 +493,7 @@ func (w *worker) left(ctx context.Context, err error) error {
 	if !errors.Is(err, engine.ErrLeft) {
 		return err
 	}
+	w.saver.wait() // others count on its part
 	select {
 	case <-w.release:
 		return nil

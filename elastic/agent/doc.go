@@ -42,7 +42,13 @@
 // late by more than a quarter of the budget was not listening itself, and holds no silence
 // before that against anyone.
 //
-// events.jsonl gets one line for each change: start, plan, lost, evict, left, rollback,
+// # Checkpoints
+//
+// When one is due, the workers are asked for it; each owner of shards writes a file, and says so. Of all
+// files of a step, the agent makes a checkpoint (package zero/checkpoint), which is what a rollback begins
+// from, and a run that goes on ([Resume]).
+//
+// events.jsonl gets one line for each change: start, resume, plan, checkpoint, lost, evict, left, rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
 // fewer mirrors than they should, and have them again), hold, stop, end, failed, and notes: every
 // decision of the controller in a sentence.
