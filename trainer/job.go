@@ -65,7 +65,8 @@ type Job struct {
 	// CheckpointEvery is how often the whole state is written to the run
 	// directory, from which the run goes on where all holders of a part of it are lost,
 	// or after it has ended. 0 means a minute, a negative time never, except that a run that
-	// is stopped leaves one in any case. [Run] makes none. --checkpoint-every
+	// is stopped leaves one in any case. [Run] makes none, and neither does a program that
+	// go run started. --checkpoint-every
 	CheckpointEvery time.Duration
 
 	// RunDir is the directory for the run's files. "" means none for [Run],

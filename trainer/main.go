@@ -31,6 +31,9 @@ import (
 //	0 all steps are done    2 wrong flags or an invalid job    1 any other failure
 //	130 stopped by Ctrl-C   75 stopped by SIGTERM
 //
+// A run that is stopped leaves a checkpoint in its directory, from which launcher
+// resume goes on, unless go run started the program, whose executable is gone then.
+//
 // An error of the function that makes the job counts as wrong usage, since
 // flags are all that it has to go by, unless it is a [*Done].
 //

@@ -42,12 +42,6 @@
 // late by more than a quarter of the budget was not listening itself, and holds no silence
 // before that against anyone.
 //
-// # Checkpoints
-//
-// When one is due, the workers are asked for it; each owner of shards writes a file, and says so. Of all
-// files of a step, the agent makes a checkpoint (package zero/checkpoint), which is what a rollback begins
-// from, and a run that goes on ([Resume]).
-//
 // events.jsonl gets one line for each change: start, resume, plan, checkpoint, lost, evict, left, rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
 // fewer mirrors than they should, and have them again), hold, stop, end, failed, and notes: every
@@ -56,6 +50,12 @@
 // Whatever happens, Serve returns one [Outcome] with at most one error, which is of
 // a type of this package and prints as one line; what there is to read beyond
 // that line is in [Outcome.Detail].
+//
+// # Checkpoints
+//
+// When one is due, the workers are asked for it; each owner of shards writes a file, and says so. Of all
+// files of a step, the agent makes a checkpoint (package zero/checkpoint), which is what a rollback begins
+// from, and a run that goes on ([Resume]).
 //
 // # Structure
 //
