@@ -458,15 +458,13 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	r.Step = at.point.Step + 1
 	switch {
 	case len(alive) < len(c.plan.Workers):
-	case len(c.broken) > 0 && !at.behind:
-		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
-		return c.address(ch), nil
-	default:
-		// Only the agents' leader has changed, or the one that died was out of the plan.
-		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
-		if c.live != nil {
-			ch.order.Restart, ch.order.From = at.behind, c.live.From
+	case !at.behind:
+		// Only a link or the agents' leader was lost, or who died was out of the plan.
+		ch.cause, ch.reason = "kept", "nobody of the plan is lost"
+		if len(c.broken) > 0 {
+			ch.cause, ch.reason = "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
 		}
+		ch.order.Plan = c.same(at.point)
 		return c.address(ch), nil
 	}
 	view := plan.View{Workers: alive, Step: at.point.Step + 1}
@@ -479,7 +477,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 			}
 		}
 		view.Complete = c.complete(all, at.point)
-		p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
+		p, reason, err := plan.Next(c.held(all, at.point), view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
 		var none *plan.LostError
 		switch {
 		case err == nil:
@@ -515,6 +513,32 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	ch.reason += plan.Reason("go on from "+from+", ") + reason
 	r.Rollback, r.From, r.again = true, c.saved.Step, 0
 	return c.address(ch), nil
+}
+
+// held returns the run's plan with those holders only that have what they
+// are to hold: a plan that has just gone live may count on ranges of which the
+// last gradient was still on its way.
+func (c *Controller) held(all []*member, at Point) plan.Plan {
+	p := c.plan
+	p.Shards = slices.Clone(p.Shards)
+	for _, m := range all {
+		for _, in := range m.report.Incoming {
+			if in.Step >= at.Step {
+				continue
+			}
+			for i := range p.Shards {
+				s := &p.Shards[i]
+				if s.Layer != in.Layer || s.Hi <= in.Lo || in.Hi <= s.Lo {
+					continue
+				}
+				s.Mirrors = slices.DeleteFunc(slices.Clone(s.Mirrors), func(w plan.WorkerID) bool { return w == m.ID })
+				if s.Owner == m.ID {
+					s.Owner = -1 // as if it were lost
+				}
+			}
+		}
+	}
+	return p
 }
 
 // same makes the plan once more, for the rest of the step.

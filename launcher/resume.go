@@ -102,7 +102,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if err != nil {
 		return err
 	}
-	return train(cmd.Context(), f, p, job.Args, dir, again, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	return trainIn(cmd.Context(), f, p, job.Args, dir, again, cmd.OutOrStdout(), cmd.ErrOrStderr())
 }
 
 // newest finds the checkpoint to go on from, and tells of those that cannot be used.

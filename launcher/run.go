@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -32,6 +33,8 @@ type runFlags struct {
 	zero      int
 	runDir    string
 	plain     bool
+	chaos     string
+	harms     chaos.Schedule // what chaos says
 }
 
 func newRun() *cobra.Command {
@@ -55,11 +58,28 @@ A terminal shows the run live; elsewhere, or with --plain, lines are printed. Th
 run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
 and config.json, and summary.json.
 
+--chaos harms the run on purpose, to show that its result stays the same. SPEC is a list,
+with commas, of
+
+  kill:W@S  freeze:W@S  leave:W@S   worker W, when it begins step S, is killed (SIGKILL), stopped
+                                    (SIGSTOP), or asked to leave (SIGTERM)
+    ...@S+MS                        the same, MS milliseconds later
+    ...@S/PHASE                     or when it enters this phase of the step: forward, backward,
+                                    reduce, commit or gather
+  slow:W@S:FACTOR                   its passes run at this share of their speed; 1 restores it
+  random:SEED:RATE[:KINDS]          in each step, with probability RATE, one of these is drawn, or one
+                                    of KINDS, such as kill+slow
+
+What random draws is printed, and can be given as SPEC again. The run is told nothing of
+harm but the moment, which its records of the recovery begin with.
+
 The first Ctrl-C ends the run at the next commit, with all files written and a
 checkpoint to go on from (launcher resume); the second ends it at once.`,
 		Example: `  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
+  launcher run --stages 2 --chaos kill:1@20/backward,freeze:2@30+2.5 ./examples/gpt
+  launcher run --chaos random:7:0.05:kill+slow ./examples/gpt --steps 100
   launcher run ./examples/gpt --help`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -89,12 +109,13 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
+	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
 }
 
-func (f runFlags) validate(cmd *cobra.Command) error {
+func (f *runFlags) validate(cmd *cobra.Command) error {
 	var errs []error
 	if f.workers < 1 {
 		errs = append(errs, fmt.Errorf("--workers %d: give at least 1", f.workers))
@@ -130,6 +151,10 @@ func (f runFlags) validate(cmd *cobra.Command) error {
 	}
 	if f.zero != 1 && f.zero != 2 {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
+	}
+	var err error
+	if f.harms, err = parseChaos(f.chaos, f.workers); err != nil {
+		errs = append(errs, err)
 	}
 	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
 		errs = append(errs, errors.New("--run-dir: give the name of a directory"))
@@ -249,11 +274,11 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 		return exitError(out.ExitStatus())
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
-	return train(ctx, f, p, args, dir, nil, stdout, stderr)
+	return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
 }
 
-// train trains the program in worker processes, again says from where.
-func train(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *agent.Resume, stdout, stderr io.Writer) error {
+// trainIn trains the program in worker processes; again says from where.
+func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *agent.Resume, stdout, stderr io.Writer) error {
 	// With a handler, writing to a reader that has gone is an error like others instead
 	// of the end, and the run that it showed goes on. Ignoring the signal would do
 	// that to the workers as well.
@@ -292,6 +317,7 @@ func train(ctx context.Context, f runFlags, p program, args []string, dir *rundi
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
 		Command: p.given, Dir: cwd, Resume: again,
+		Chaos: harmsFor(f.harms, f.workers),
 	})
 	if err != nil {
 		return failure{err}

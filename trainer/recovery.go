@@ -150,7 +150,7 @@ func (r *recovery) applied(a engine.Applied) {
 
 // link tells of a link that broke. It is called by the goroutine of the link.
 func (r *recovery) link(ev comm.LinkEvent) {
-	if ev.Up || ev.Link == 0 {
+	if ev.Up || ev.Link == 0 || errors.Is(ev.Err, comm.ErrNotMember) {
 		return
 	}
 	r.mu.Lock()

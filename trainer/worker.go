@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
@@ -74,6 +75,8 @@ type worker struct {
 
 	saver     *saver      // nil before Start, and for a run without checkpoints
 	saveAsked atomic.Bool // the agent wants one
+
+	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
 	// For the message if user code panics: the step, and what runs.
 	step   int
@@ -346,13 +349,18 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	saver, closeSaver := newSaver(ctx, w, p, start)
 	defer closeSaver()
 	w.saver = saver
-	for {
-		err := w.trainFrom(ctx, p, start, pool, order)
-		if !errors.Is(err, errRestart) {
-			return err
-		}
-		order = w.recovery.restart()
+	if w.self.process {
+		defer w.heedTerm()()
 	}
+	return w.armed(ctx, start.Chaos, func() error {
+		for {
+			err := w.trainFrom(ctx, p, start, pool, order)
+			if !errors.Is(err, errRestart) {
+				return err
+			}
+			order = w.recovery.restart()
+		}
+	})
 }
 
 // first returns the order that the agent's Start stands for.
@@ -400,6 +408,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			p.params.hold(lo, hi)
 			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
 			w.addStage(s)
+			if w.harm != nil {
+				return slowed{s, w.harm}
+			}
 			return s
 		},
 		Layers:      p.params.layers,
@@ -419,6 +430,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Stop:        w.stopped,
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
+		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
 	}
 	w.saver.install(&config)
 	e, err := engine.New(config)
@@ -529,6 +541,7 @@ func (w *worker) addStage(s *stage) {
 func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
+	w.harm.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"math"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
@@ -49,6 +50,7 @@ type session struct {
 	thin      bool         // a shard has fewer mirrors than it should
 	rollbacks int
 	losses    int
+	chaos     []string  // harms that workers have still to do to themselves
 	times     []float64 // of the newest steps
 
 	last  rundir.Metrics // the newest committed step, of whichever worker told first
@@ -145,7 +147,8 @@ type (
 		version  plan.Version
 		proposed time.Time
 	}
-	harmed struct { // for measuring only
+	struck struct{ harm string } // it must not strike again
+	harmed struct {              // for measuring only
 		worker int
 		at     time.Time
 	}
@@ -240,6 +243,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.verifiedSave(now, e)
 	case agreedOn:
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
+	case struck:
+		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
 	case harmed:
 		if e.worker < 0 || e.worker >= len(s.workers) {
 			return nil
@@ -503,6 +508,11 @@ func (s *session) begin(now time.Time) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
+	if s.cfg.Chaos != nil {
+		if s.chaos, err = s.cfg.Chaos(first.Job.Steps); err != nil {
+			return s.judge(now, &ChaosError{err})
+		}
+	}
 	s.plan, s.known[uint64(p.Version.N)] = p, p
 
 	s.state, s.start = training, now
@@ -516,7 +526,7 @@ func (s *session) begin(now time.Time) []effect {
 	}
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text}
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text, Chaos: s.chaos}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 		if start.Checkpoints = s.cfg.Command != ""; start.Checkpoints {
@@ -554,6 +564,10 @@ func (s *session) begin(now time.Time) []effect {
 		for _, text := range s.cfg.Resume.Note {
 			effects = append(effects, s.event(now, "note", text))
 		}
+	}
+	if len(s.chaos) > 0 {
+		text := strings.Join(s.chaos, ",")
+		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
 	for id := range s.workers {
 		s.workers[id].state = training

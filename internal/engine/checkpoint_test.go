@@ -14,7 +14,11 @@ import (
 func TestCheckpoint(t *testing.T) {
 	const workers = 3
 	var mu sync.Mutex
-	var made []Checkpoint
+	type part struct {
+		Checkpoint
+		by int
+	}
+	var made []part
 	var wanted, busy atomic.Bool
 	var stop atomic.Value
 	stop.Store("")
@@ -23,7 +27,7 @@ func TestCheckpoint(t *testing.T) {
 		c.Saving = func() (bool, bool) { return worker == 1 && wanted.Load(), worker == 2 && busy.Load() }
 		c.Save = func(c Checkpoint) {
 			mu.Lock()
-			made = append(made, c)
+			made = append(made, part{c, worker})
 			mu.Unlock()
 			wanted.Store(false)
 		}
@@ -31,7 +35,7 @@ func TestCheckpoint(t *testing.T) {
 			c.Stop = func() string { return stop.Load().(string) }
 		}
 	}}.start(t)
-	step := func(n int) []Checkpoint {
+	step := func(n int) []part {
 		made = nil
 		all(engines, func(i int, e *Engine) {
 			if _, err := e.Step(t.Context(), n); err != nil {
@@ -40,7 +44,7 @@ func TestCheckpoint(t *testing.T) {
 		})
 		return made
 	}
-	check := func(n int, got []Checkpoint) {
+	check := func(n int, got []part) {
 		t.Helper()
 		var found []plan.Range
 		for _, c := range got {
@@ -49,7 +53,7 @@ func TestCheckpoint(t *testing.T) {
 			}
 			for _, s := range c.Shards {
 				found = append(found, s.Range)
-				if want := [][]float32{stages[0].b, stages[0].w}[s.Layer]; s.Params[0] != want[0] || len(s.Moments) != 2 {
+				if want := [][]float32{stages[c.by].b, stages[c.by].w}[s.Layer]; s.Params[0] != want[0] || len(s.Moments) != 2 {
 					t.Errorf("step %d: layer %d is %v with %d moments, want %v", n, s.Layer, s.Params, len(s.Moments), want)
 				}
 			}

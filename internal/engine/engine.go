@@ -97,6 +97,24 @@ type Config struct {
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
+	// Phase, if it is not nil, is told when the worker begins with a phase of a
+	// step, and may be told so again. The loop calls it.
+	Phase func(step int, phase string)
+}
+
+// The phases of a step on one worker, which overlap.
+const (
+	PhaseForward  = "forward"  // its first forward pass
+	PhaseBackward = "backward" // its first backward pass
+	PhaseReduce   = "reduce"   // the gradient of its first layer goes to the owners
+	PhaseCommit   = "commit"   // it enters the commit
+	PhaseGather   = "gather"   // after the commit, parameters come and go
+)
+
+func (e *Engine) phase(step int, phase string) {
+	if e.c.Phase != nil {
+		e.c.Phase(step, phase)
+	}
 }
 
 // Applied says that a plan is live on this worker, and that there is work
@@ -149,6 +167,7 @@ type Engine struct {
 	pending  []elastic.Order
 	begun    chan struct{}          // to be closed when there is a plan
 	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
+	peers    []comm.Peer            // that are admitted for a plan
 
 	// Operations of groups that go on, and what ends them.
 	ops       int
@@ -179,6 +198,8 @@ type Engine struct {
 	step   *stepState
 
 	forwards, backwards int64
+
+	initial beginnings
 
 	// State on its way to and from holders that are to come.
 	fillID    int // of the newest Fill
@@ -224,6 +245,7 @@ func New(c Config) (*Engine, error) {
 		arrivals:  make([]arrivals, len(c.Layers)),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
+		initial:   beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)},
 		plain:     make([][]float32, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
 	}
@@ -284,7 +306,9 @@ func (e *Engine) advance() {
 	if e.order != nil && !e.obey() {
 		return
 	}
-	if e.busy == idle && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
+	// Between what this worker says in a commit and the update nothing else is
+	// computed: the update begins as soon as the commit is passed.
+	if e.busy == idle && (e.req == nil || e.req.said == nil) && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
 	if e.req != nil {

@@ -178,7 +178,10 @@ func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 			}
 			sh.state.Update(e.c.Pool, sh.params, totals[i], u)
 			if sh.owner {
-				e.mail.put(func() { e.spread(sh, step, nil) })
+				e.mail.put(func() {
+					e.phase(step, PhaseGather)
+					e.spread(sh, step, nil)
+				})
 			}
 		}
 		if len(out) > 0 {
@@ -194,6 +197,7 @@ func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 			e.fail(err)
 			return
 		}
+		e.phase(step, PhaseGather) // of who spreads nothing
 		after()
 	})
 }
@@ -260,8 +264,14 @@ func (e *Engine) spread(sh *shard, step int, choose func(plan.WorkerID) bool) {
 // them, the computing goroutine waits.
 type arrivals struct {
 	mu      sync.Mutex
-	missing map[*comm.Receiving]bool
+	missing map[*comm.Receiving]arrival
 	full    chan struct{} // closed when nothing is missing; nil if nothing was
+}
+
+// arrival is a message that is expected and where it goes.
+type arrival struct {
+	key comm.Key
+	to  *float32
 }
 
 // expect lets the layer wait for messages. What it waited for before, and is
@@ -269,9 +279,17 @@ type arrivals struct {
 func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 	a.mu.Lock()
 	was := a.missing
-	a.missing = make(map[*comm.Receiving]bool)
+	a.missing = make(map[*comm.Receiving]arrival)
 	a.mu.Unlock()
-	for r := range was {
+	kept := make(map[arrival]*comm.Receiving)
+	for i, k := range keys {
+		kept[arrival{k, &params[i][0]}] = nil
+	}
+	for r, was := range was {
+		if _, ok := kept[was]; ok {
+			kept[was] = r // its copy may be under way, and no other
+			continue
+		}
 		r.Cancel(errClosed)
 		<-r.Done() // the reader of a link leaves the memory at once
 	}
@@ -281,8 +299,13 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 		a.full = make(chan struct{})
 	}
 	for i, k := range keys {
+		to := arrival{k, &params[i][0]}
+		if r := kept[to]; r != nil {
+			a.missing[r] = to
+			continue
+		}
 		r := e.c.Network.Expect(k, comm.Bytes(params[i]))
-		a.missing[r] = true
+		a.missing[r] = to
 		r.OnDone(func() { e.mail.put(func() { a.came(e, r) }) })
 	}
 	if len(a.missing) == 0 {
@@ -296,7 +319,7 @@ func (a *arrivals) came(e *Engine, r *comm.Receiving) {
 		return // it is not wanted any more
 	}
 	a.mu.Lock()
-	if a.missing[r] {
+	if _, ok := a.missing[r]; ok {
 		delete(a.missing, r)
 		if len(a.missing) == 0 {
 			close(a.full)

@@ -366,22 +366,17 @@ func (e *Engine) knowsShapes() bool {
 	return true
 }
 
-// tellShapes tells the shapes that are known here to the workers on both sides.
+// tellShapes tells all workers the shapes of the tensors that go out from here.
 func (e *Engine) tellShapes() {
 	for s := range e.shapes {
 		sh := &e.shapes[s]
 		if sh.dims == nil || e.stages[s-1] == nil {
 			continue // who computes it tells it
 		}
-		var readers []plan.WorkerID
-		for _, n := range []int{s - 1, s} {
-			if n >= 0 && n < len(e.plan.Stages) {
-				readers = append(readers, e.plan.Stages[n].Workers...)
-			}
-		}
-		for _, w := range readers {
-			to := e.session(w)
-			if w == e.c.Self.ID || sh.told[to] {
+		// To all: whoever may have to take the stage over.
+		for _, w := range e.plan.Workers {
+			to := sessionOf(w)
+			if w.ID == e.c.Self.ID || sh.told[to] {
 				continue
 			}
 			if sh.told == nil {
