@@ -20,8 +20,8 @@ func Resume(path string) (*Dir, Record, error) {
 	if err != nil {
 		return nil, Record{}, err
 	}
-	if real, err := filepath.EvalSymlinks(abs); err == nil {
-		abs = real // such as runs/latest, which may come to point elsewhere
+	if target, err := filepath.EvalSymlinks(abs); err == nil {
+		abs = target // such as runs/latest, which may come to point elsewhere
 	}
 	d := &Dir{path: abs, shown: filepath.Clean(path), again: true}
 	if dir, name := filepath.Split(abs); filepath.Base(dir) == Parent && name != Latest {
