@@ -169,8 +169,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		}
 		return nil
 	case Saved:
-		c.saved = e
-		return nil
+		return c.save(e)
 	case Led:
 		c.ballot = Ballot{Term: e.Term}
 		c.recover(now)
@@ -866,6 +865,22 @@ func (c *Controller) leaving(e Leaving) []Effect {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
 	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes()...)
+}
+
+// save takes note of the checkpoint to go back to. One that is older than that which a proposed
+// plan goes on from says that the newer one cannot be used.
+func (c *Controller) save(e Saved) []Effect {
+	was := c.saved
+	c.saved = e
+	if c.phase != proposing || e.Step >= was.Step {
+		return nil
+	}
+	for _, ch := range c.pending {
+		if ch.order.Restart && ch.order.Ballot == c.ballot && ch.order.Passed.Step > e.Step {
+			return c.ask(fmt.Sprintf("the checkpoint of step %d cannot be used", ch.order.Passed.Step))
+		}
+	}
+	return nil
 }
 
 // workers prints members.

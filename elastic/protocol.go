@@ -126,8 +126,9 @@ type Order struct {
 	Epoch int `json:"epoch,omitempty"`
 
 	// Restart says that a shard has no holder left: all state is given up, and
-	// the run goes on from the checkpoint in the directory From, or from the
-	// job's own beginning if that is "". Passed is the point to go on from.
+	// the run goes on from the checkpoint of step Passed.Step in the run directory
+	// From, or from the job's own beginning if that is "". A first order has From where a run
+	// goes on that had ended.
 	Restart bool   `json:"restart,omitempty"`
 	From    string `json:"from,omitempty"`
 }

@@ -52,7 +52,8 @@ and the micro-batches of a step to the workers of each stage. The result is the 
 bit for bit, for any number of workers and stages, unless --reduction is fast, and
 whoever dies: the others go on within the step. Each shard of parameters and optimizer
 state has --mirrors replicas; when all holders of one die together, the run goes back to
-its beginning by itself.
+its newest checkpoint by itself, or to its beginning. The program's --checkpoint-every
+says how often there is one; the newest three are kept.
 
 A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
 run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
@@ -76,8 +77,8 @@ with commas, of
 What random draws is printed, and can be given as SPEC again. The run is told nothing of
 harm but the moment, which its records of the recovery begin with.
 
-The first Ctrl-C ends the run at the next commit, with all files written; the second
-ends it at once.`,
+The first Ctrl-C ends the run at the next commit, with all files written and a
+checkpoint to go on from (launcher resume); the second ends it at once.`,
 		Example: `  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
@@ -229,7 +230,9 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	}
 	// A folder as the target makes the go command refuse packages that are no
 	// program, and name the file as it always does.
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+string(filepath.Separator), p.pkg)
+	// Without a stamp of the repository's state, the same code makes the same file, as
+	// resume wants it.
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", bin+string(filepath.Separator), p.pkg)
 	cmd.Dir = p.dir
 	// An interrupted go command leaves its compilers, which must hear of it too, and its
 	// files.
@@ -267,13 +270,8 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	return filepath.Join(bin, files[0].Name()), nil
 }
 
-// run trains the program in worker processes.
+// run trains the program in worker processes, from the beginning.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
-	// With a handler, writing to a reader that has gone is an error like others instead
-	// of the end, and the run that it showed goes on. Ignoring the signal would do
-	// that to the workers as well.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
 		out := agent.Outcome{Err: err}
@@ -281,6 +279,20 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 		return exitError(out.ExitStatus())
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
+	return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
+}
+
+// trainIn trains the program in worker processes; again says from where.
+func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *agent.Resume, stdout, stderr io.Writer) error {
+	// With a handler, writing to a reader that has gone is an error like others instead
+	// of the end, and the run that it showed goes on. Ignoring the signal would do
+	// that to the workers as well.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
+	cwd, err := os.Getwd()
+	if err != nil {
+		return failure{err}
+	}
 
 	v := view.Open(view.Options{Plain: f.plain})
 	defer v.Close()
@@ -309,6 +321,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
+		Command: p.given, Dir: cwd, Resume: again,
 		Chaos: harmsFor(f.harms, f.workers),
 	})
 	if err != nil {

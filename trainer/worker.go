@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
@@ -71,6 +72,9 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+
+	saver     *saver      // nil before Start, and for a run without checkpoints
+	saveAsked atomic.Bool // the agent wants one
 
 	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
@@ -187,6 +191,8 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Save:
+			w.saveAsked.Store(true)
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order, control.Fill:
@@ -291,7 +297,9 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 		return err
 	}
 	defer w.net.Close()
-	if err := w.send(control.Ready{Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers()}); err != nil {
+	if err := w.send(control.Ready{
+		Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers(), CheckpointEvery: max(p.CheckpointEvery, 0),
+	}); err != nil {
 		return err
 	}
 	select {
@@ -350,6 +358,9 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
+	saver, closeSaver := newSaver(ctx, w, p, start)
+	defer closeSaver()
+	w.saver = saver
 	if w.self.process {
 		defer w.heedTerm()()
 	}
@@ -379,7 +390,7 @@ func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) 
 	if _, ok := pl.Worker(w.self.id()); !ok {
 		return elastic.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
 	}
-	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}}
+	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}, From: start.From}
 	for _, x := range start.Peers {
 		o.Peers = append(o.Peers, elastic.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
 	}
@@ -394,8 +405,13 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for i := range p.params.layers {
 		p.params.release(i)
 	}
+	begin, closeBegin, err := p.beginning(ctx, order)
+	if err != nil {
+		return err
+	}
+	defer closeBegin()
 	me, _ := order.Plan.Worker(w.self.id())
-	e, err := engine.New(engine.Config{
+	config := engine.Config{
 		Self:    me,
 		Network: w.net,
 		Groups:  w.groups,
@@ -410,7 +426,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			return s
 		},
 		Layers:      p.params.layers,
-		Begin:       p.begin,
+		Begin:       begin,
 		Input:       p.Model.Input,
 		Target:      p.Model.Target,
 		GlobalBatch: p.GlobalBatch,
@@ -429,7 +445,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
 		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
-	})
+	}
+	w.saver.install(&config)
+	e, err := engine.New(config)
 	if err != nil {
 		return err
 	}
@@ -459,6 +477,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
+	w.saver.wait()
 	if err := w.send(done); err != nil {
 		return err
 	}
@@ -500,6 +519,7 @@ func (w *worker) left(ctx context.Context, err error) error {
 	if !errors.Is(err, engine.ErrLeft) {
 		return err
 	}
+	w.saver.wait() // others count on its part
 	select {
 	case <-w.release:
 		return nil

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
@@ -35,6 +36,15 @@ type Config struct {
 	// Program is the program's name in messages, as people gave it. ""
 	// means "the program".
 	Program string
+
+	// Command and Dir are what the launcher needs to start the program again: PROGRAM as it was
+	// given and the directory it was given in. Without a Command there are no checkpoints. Args,
+	// where it is not nil, are its flags then.
+	Command, Dir string
+	Args         []string
+
+	// Resume says that a run goes on that has ended before; nil for one that begins.
+	Resume *Resume
 
 	// Executable is the file whose SHA-256 goes into job.json where the worker is in
 	// this process; "" leaves it out.
@@ -250,6 +260,9 @@ type run struct {
 	send   []chan control.Message // from the loop to each sender; holds more than a session ever sends
 	quit   chan struct{}          // closed when the loop has ended
 
+	others  sync.WaitGroup  // goroutines beside the loop
+	talking context.Context // theirs
+
 	commands   *commands // nil for a run without files
 	agreement  *agreement
 	opened     chan opened // while it is being opened; nil afterwards
@@ -268,7 +281,8 @@ type opened struct {
 
 func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	talk, hangUp := context.WithCancel(context.Background())
-	var others sync.WaitGroup
+	r.talking = talk
+	others := &r.others
 	for id := range r.workers {
 		others.Go(func() { r.talk(talk, id) })
 		others.Go(func() { r.awaitExit(id) })
@@ -284,6 +298,17 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 				_ = a.node.Close() // what was agreed is synced
 			}
 		})
+		if again := r.cfg.Resume; again != nil {
+			// The first plan is greater than any that somebody has seen.
+			o := <-ch
+			if r.opened = nil; o.err != nil {
+				r.apply(r.s.step(time.Now(), fileFailed{o.err}))
+			} else {
+				r.agreement = o.agreement
+				was := o.agreement.node.State()
+				r.s.version = plan.Version{Generation: was.Generation, N: max(was.Newest.N, int(again.Plan)) + 1}
+			}
+		}
 		if c, err := listenForCommands(); err != nil {
 			r.apply(r.s.step(time.Now(), fileFailed{err}))
 		} else {
@@ -517,17 +542,24 @@ func (r *run) do(e effect) error {
 		if dir == nil {
 			return nil
 		}
-		o := <-r.opened
-		if r.opened = nil; o.err != nil {
-			return o.err
+		if r.opened != nil {
+			o := <-r.opened
+			if r.opened = nil; o.err != nil {
+				return o.err
+			}
+			r.agreement = o.agreement
 		}
-		r.agreement = o.agreement
 		entry, err := r.agreement.job(e.job)
 		if err != nil {
 			return err
 		}
 		r.agreement.propose(entry)
 		return dir.WriteJob(e.job, e.data)
+	case verify:
+		job := r.s.job.ID()
+		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), job, e.p)) })
+	case commitCheckpoint:
+		r.others.Go(func() { commitFiles(r.talking, dir.Path(), e.manifest, r.post) })
 	case writePlan:
 		if dir == nil {
 			return nil

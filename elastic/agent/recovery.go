@@ -59,6 +59,9 @@ func (s *session) alarm() (first time.Time) {
 	if s.judged {
 		return first
 	}
+	if s.state == training {
+		first = s.saves.due
+	}
 	for _, t := range s.timers {
 		if first.IsZero() || t.at.Before(first) {
 			first = t.at
@@ -81,7 +84,7 @@ func (s *session) ring(now time.Time) []effect {
 			effects = append(effects, s.tell(now, elastic.Late{Timer: name})...)
 		}
 	}
-	return effects
+	return append(effects, s.askForSave(now)...)
 }
 
 // evictedError is why the controller ended a worker.
@@ -138,6 +141,7 @@ func (s *session) die(now time.Time, id int) []effect {
 		how = "lost"
 	}
 	effects := []effect{s.about(now, id, "lost", cause)}
+	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
 	if s.judged {
 		return effects
@@ -232,7 +236,12 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			}
 			add(sendMessage{int(e.Worker.ID), control.Fill{Fill: text}})
 		case elastic.Propose:
-			add(propose{e.Order, string(e.Reason)})
+			p := propose{e.Order, string(e.Reason)}
+			if e.Order.Restart && e.Order.From != "" {
+				add(verify{p}) // before all give up what they have
+			} else {
+				add(p)
+			}
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:

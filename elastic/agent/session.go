@@ -45,7 +45,9 @@ type session struct {
 	restart   restart              // the newest
 	timers    map[elastic.Timer]timer
 	recovered []rundir.Recovery
-	thin      bool // a shard has fewer mirrors than it should
+	saves     saving
+	version   plan.Version // of the first plan; zero for that of a job that begins
+	thin      bool         // a shard has fewer mirrors than it should
 	rollbacks int
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
@@ -207,7 +209,7 @@ func (s *session) over() bool {
 }
 
 func (s *session) outcome() Outcome {
-	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help}
+	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable()}
 }
 
 func (s *session) step(now time.Time, e event) []effect {
@@ -234,6 +236,12 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.believe(now)
 	case alarm:
 		return s.ring(now)
+	case committed:
+		return s.committedSave(now, e)
+	case pruned:
+		return s.prunedSaves(now, e)
+	case verified:
+		return s.verifiedSave(now, e)
 	case agreedOn:
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
@@ -426,6 +434,15 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.repaired(now, id, m)
 
+	case control.Saved:
+		if w.state != training || s.cfg.RunDir == nil {
+			return bad("saved a part of a checkpoint outside of training")
+		}
+		if s.state != training || w.gone {
+			return nil
+		}
+		return s.saved(now, id, m)
+
 	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
 			return nil // it does not know yet
@@ -470,16 +487,26 @@ func (s *session) begin(now time.Time) []effect {
 			return s.judge(now, &DifferError{Worker: id, Than: 0, Field: field, Values: values})
 		}
 	}
+	from := 0
+	if again := s.cfg.Resume; again != nil {
+		if err := again.changed(first); err != nil {
+			return s.judge(now, err)
+		}
+		from = again.Step
+	}
 	micros := first.Job.GlobalBatch / first.Job.MicroBatch
 	if micros > maxMicros {
 		return s.judge(now, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
 			first.Job.MicroBatch, micros, maxMicros, ErrTooLarge)})
 	}
 	p, reason, err := plan.Next(plan.Plan{}, s.view(), profile(first), plan.Event{
-		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors, FromStep: from + 1,
 	})
 	if err != nil {
 		return s.judge(now, &PlanError{err})
+	}
+	if s.version != (plan.Version{}) {
+		p.Version = s.version
 	}
 	text, err := json.Marshal(p)
 	if err == nil && len(text) > control.MaxFrame/2 {
@@ -500,11 +527,19 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Program = path.Base(s.job.Program)
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
+	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
+	if s.cfg.Args != nil {
+		s.job.Args = s.cfg.Args
+	}
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Plan: text, Chaos: s.chaos}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
+		if start.Checkpoints = s.cfg.Command != ""; start.Checkpoints {
+			s.saves.every = first.CheckpointEvery
+			s.nextSave(now)
+		}
 		begin.RunDir = s.cfg.RunDir.String()
 	}
 	for id := range s.workers {
@@ -517,13 +552,25 @@ func (s *session) begin(now time.Time) []effect {
 		Plan: p, Peers: s.peers(), Profile: profile(first), Term: 1, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
 	})
+	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
+	if from > 0 {
+		kind, what = "resume", fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(s.workers), "worker"))
+		start.From = start.RunDir
+		s.restart, s.last, s.saves.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
+		s.ctl.Step(now, elastic.Saved{Step: from, Dir: start.From})
+	}
 	effects := []effect{
 		writeJob{s.job, first.Data},
-		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}}, string(reason)},
-		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
+		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}, From: start.From}, string(reason)},
+		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: kind, Reason: string(reason), Plan: text}},
 		s.processes(),
-		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
+		s.event(now, kind, what),
 		s.event(now, "plan", string(reason)),
+	}
+	if s.cfg.Resume != nil {
+		for _, text := range s.cfg.Resume.Note {
+			effects = append(effects, s.event(now, "note", text))
+		}
 	}
 	if len(s.chaos) > 0 {
 		text := strings.Join(s.chaos, ",")
@@ -618,7 +665,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return []effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}
+	return append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
 }
 
 // forget drops the steps that all have reported who are to.
@@ -671,6 +718,9 @@ func (s *session) conclude(now time.Time) []effect {
 	}
 	if s.ctl.Busy() && slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && !w.over() }) {
 		return nil // who is the first now has to know
+	}
+	if s.savesLeft() {
+		return nil // it is concluded when that is on disk
 	}
 	m := s.done
 	s.state = finished

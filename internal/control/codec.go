@@ -99,6 +99,10 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Level](dec)
 	case LinkLost{}.kind():
 		m, err = decodeAs[LinkLost](dec)
+	case Save{}.kind():
+		m, err = decodeAs[Save](dec)
+	case Saved{}.kind():
+		m, err = decodeAs[Saved](dec)
 	case Leave{}.kind():
 		m, err = decodeAs[Leave](dec)
 	case Harm{}.kind():

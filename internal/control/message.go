@@ -11,7 +11,7 @@ const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
-// Leave, Done and Failed from the worker, Start, Query, Order, Stop and
+// Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
 // Release from the agent.
 type Message interface {
 	kind() string
@@ -52,6 +52,10 @@ type Ready struct {
 	// Layers are the layers of the model in order. They are what plans are
 	// made of.
 	Layers []Layer
+
+	// CheckpointEvery is how often the run wants a checkpoint, 0 for none but the one of a
+	// stopped run.
+	CheckpointEvery time.Duration
 }
 
 // Layer describes one layer of a model.
@@ -91,6 +95,13 @@ type Start struct {
 	// Peers are all workers of the plan by their IDs, this one included.
 	Peers []Peer
 
+	// Checkpoints says that the run makes them, in RunDir.
+	Checkpoints bool
+
+	// From is the run directory with the checkpoint that the run goes on from, of the step
+	// before the plan's first; "" for a run that begins.
+	From string
+
 	// Chaos lists harms in the grammar of package chaos, of which each worker
 	// does its own to itself.
 	Chaos []string
@@ -119,6 +130,20 @@ type Step struct {
 // has closed when it closes, and everything else at once.
 type Output struct {
 	Text string
+}
+
+// Save asks for a checkpoint at the next commit, or at the first one after for which no
+// worker is still writing the one before.
+type Save struct{}
+
+// Saved says that the shards that the worker owned after a step are on disk. It comes before
+// Done.
+type Saved struct {
+	Step          int
+	Generation, N int    // version of the plan under which the step was committed
+	Rule          string // the optimizer's, as package checkpoint names it
+	File          []byte // a checkpoint.File, as JSON
+	Err           string // why there is no file, "" if there is one
 }
 
 // Stop asks the worker to finish the step it is in, then to write its files
@@ -245,6 +270,8 @@ type Failed struct {
 }
 
 func (Release) kind() string  { return "release" }
+func (Save) kind() string     { return "save" }
+func (Saved) kind() string    { return "saved" }
 func (Query) kind() string    { return "query" }
 func (Answer) kind() string   { return "answer" }
 func (Order) kind() string    { return "order" }

@@ -89,6 +89,13 @@ type Config struct {
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
+	// Saving, if it is not nil, says at every commit whether a checkpoint was asked
+	// for here, and whether one is still being written here, which puts the next
+	// one off. Save gets this worker's part of each that is made, after the update
+	// of the step, by the computing goroutine: it must not wait. The memory is its
+	// own to keep, but not to change.
+	Saving func() (wanted, busy bool)
+	Save   func(Checkpoint)
 	// Level, if it is not nil, is told when all that a Fill is to bring here has
 	// come, and the step that it is of.
 	Level func(id, step int)
@@ -399,6 +406,7 @@ type request struct {
 	err   error
 
 	result Result // of a step
+	save   bool   // it makes a checkpoint
 
 	// Of other operations: job computes what this worker says in the exchange
 	// at the end, as many bytes as size says; conclude reads what all said.

@@ -150,8 +150,9 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 }
 
 // update applies a committed update to the shards, and begins to bring the
-// new parameters to all workers of their stages, first layers first.
-func (e *Engine) update(step int, u zero.Update, after func()) {
+// new parameters to all workers of their stages, first layers first. capture, if
+// it is not nil, is called when all is updated.
+func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 	for l := range e.arrivals {
 		e.expectParams(l, step)
 	}
@@ -192,6 +193,9 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 		if len(out) > 0 {
 			messages := e.sendFills(out, sources, gradients, u)
 			e.mail.put(func() { e.postFills(out, messages, step) })
+		}
+		if capture != nil {
+			capture()
 		}
 		return nil
 	}, func(err error) {

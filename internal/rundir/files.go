@@ -43,6 +43,9 @@ type Job struct {
 	Workers       int       `json:"workers"`        // worker processes at the start
 	Stages        int       `json:"stages"`         // pipeline stages of the first plan
 	Threads       int       `json:"threads"`        // compute threads of each worker
+	Mirrors       int       `json:"mirrors"`        // replicas of each shard
+	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
+	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
 }
 
