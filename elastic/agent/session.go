@@ -335,8 +335,17 @@ func (s *session) ended(now time.Time, id int) []effect {
 
 // watch looks for workers that are silent. due is when it was to look: who comes late was
 // itself kept from listening, and begins anew.
+// startPatience multiplies the silence that is borne before training.
+const startPatience = 10
+
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
+	limit := s.cfg.silence()
+	if s.state < training {
+		// Reading data and starting processes may take a machine's whole attention,
+		// and nothing is lost yet by patience.
+		limit *= startPatience
+	}
 	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
@@ -344,9 +353,9 @@ func (s *session) watch(now, due time.Time) []effect {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
-		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.silence():
+		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > limit:
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.silence(), Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: limit, Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
