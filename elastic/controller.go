@@ -172,8 +172,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		}
 		return nil
 	case Saved:
-		c.saved = e
-		return nil
+		return c.save(e)
 	case Led:
 		c.ballot = Ballot{Term: e.Term}
 		c.recover(now)
@@ -391,7 +390,7 @@ type standing struct {
 // passed. That is certain to hold: all had come to it. A point that only the dead have
 // passed is come to again, with the same result.
 func (c *Controller) verdict(all []*member) (at standing, err error) {
-	at.plan, at.point = c.plan.Version, Point{c.cfg.Plan.FromStep - 1, Committed}
+	at.plan, at.point = c.plan.Version, Point{Step: c.cfg.Plan.FromStep - 1}
 	if c.live != nil {
 		at.point, at.result = c.live.Passed, c.live.Result
 		at.behind = c.live.Restart && slices.ContainsFunc(all, func(m *member) bool { return m.report.Plan.Compare(c.live.Plan.Version) < 0 })
@@ -409,7 +408,7 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 		further(m.report.Passed, m.report.Result)
 	}
 	if c.kept != nil {
-		further(Point{c.kept.Step, Kept}, c.kept.Result)
+		further(Point{Step: c.kept.Step, Gate: Kept}, c.kept.Result)
 	}
 	for _, m := range all {
 		r := m.report
@@ -433,6 +432,8 @@ func follows(p, latest Point) bool {
 	switch {
 	case p == latest:
 		return true
+	case latest.Repair > 0:
+		return p == Point{latest.Step, latest.Gate, latest.Repair - 1}
 	case latest.Gate == Committed:
 		return p.Step == latest.Step-1
 	}
@@ -470,19 +471,15 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	current, short, none := c.held(all, at.point)
 	switch {
 	case len(alive) < len(c.plan.Workers), none != nil:
-	case (len(c.broken) > 0 || short) && !at.behind:
-		ch.order.Plan, ch.cause, ch.reason = c.same(current, at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
-		return c.address(ch), nil
-	case at.behind:
-		// Nobody of the plan has died, and not all have begun anew.
-		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
-		ch.order.Restart, ch.order.From = true, c.live.From
-		return c.address(ch), nil
-	default:
-		// Only the agents' leader has changed, or the one that died was out of the plan. The
+	case !at.behind:
+		// Only a link or the agents' leader was lost, or who died was out of the plan. The
 		// version is new all the same, since what the workers exchanged while they were
 		// sealed did not count.
-		ch.order.Plan, ch.cause, ch.reason = c.same(current, at.point), "kept", "nobody of the plan is lost: the same plan, so that all go on with it"
+		ch.cause, ch.reason = "kept", "nobody of the plan is lost: the same plan, so that all go on with it"
+		if len(c.broken) > 0 || short {
+			ch.cause, ch.reason = "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
+		}
+		ch.order.Plan = c.same(current, at.point)
 		return c.address(ch), nil
 	}
 	view := plan.View{Workers: alive, Step: at.point.Step + 1}
@@ -524,7 +521,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 		ch.reason = plan.Reason(strings.Join(r.causes, "; ") + ": not all had begun anew; ")
 	}
 	ch.cause = "restart"
-	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{c.saved.Step, Committed}, nil
+	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{Step: c.saved.Step}, nil
 	p, reason, err := c.anew(alive, ch.order.Passed)
 	if err != nil {
 		return nil, err
@@ -771,7 +768,9 @@ func (c *Controller) check(now time.Time) []Effect {
 		if len(r.causes) > 0 {
 			effects = append(effects, Recovered{r.Recovery})
 		}
-		return append(append(effects, c.dismiss()...), c.wishes()...)
+		effects = append(effects, c.dismiss()...)
+		// The struck step comes first.
+		return append(effects, SetTimer{WishTimer, wishAfter})
 	case c.phase == steady && c.coming != nil && c.coming.agreed:
 		effects := c.adopt(c.coming)
 		c.coming = nil
@@ -780,6 +779,9 @@ func (c *Controller) check(now time.Time) []Effect {
 	}
 	return nil
 }
+
+// wishAfter is the time from a recovery to the next boundary plan.
+const wishAfter = 10 * time.Millisecond
 
 func (c *Controller) late(now time.Time, t Timer) []Effect {
 	switch {
@@ -793,6 +795,8 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		return effects // the next ballot begins with the first of their deaths
 	case t == HoldTimer && c.phase == holding:
 		return c.end(&FewError{Have: len(c.members), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
+	case t == WishTimer:
+		return c.wishes()
 	case t == LinkTimer && len(c.broken) > 0:
 		return c.repair(now)
 	}
@@ -921,6 +925,22 @@ func (c *Controller) leaving(e Leaving) []Effect {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
 	return append(append([]Effect{note("worker %d wants to leave", m.ID)}, c.refill("join", "protect", "leave")...), c.wishes()...)
+}
+
+// save takes note of the checkpoint to go back to. One that is older than that which a proposed
+// plan goes on from says that the newer one cannot be used.
+func (c *Controller) save(e Saved) []Effect {
+	was := c.saved
+	c.saved = e
+	if c.phase != proposing || e.Step >= was.Step {
+		return nil
+	}
+	for _, ch := range c.pending {
+		if ch.order.Restart && ch.order.Ballot == c.ballot && ch.order.Passed.Step > e.Step {
+			return c.ask(fmt.Sprintf("the checkpoint of step %d cannot be used", ch.order.Passed.Step))
+		}
+	}
+	return nil
 }
 
 // workers prints members.

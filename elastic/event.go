@@ -100,7 +100,8 @@ type (
 		Result []byte
 	}
 
-	// Saved says that there is a checkpoint after a step.
+	// Saved says that there is a checkpoint after a step, which is now the newest that can be
+	// used; Dir is "" and Step 0 if there is none any more. It may be older than the one before.
 	Saved struct {
 		Step int
 		Dir  string
@@ -124,6 +125,7 @@ const (
 	QueryTimer Timer = "query" // for answers
 	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link, and then for the link
 	HoldTimer  Timer = "hold"  // for more workers
+	WishTimer  Timer = "wish"  // for the next boundary plan after a recovery
 )
 
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,

@@ -32,6 +32,7 @@ type runFlags struct {
 	detect    time.Duration
 	reduction string
 	zero      int
+	digests   bool
 	runDir    string
 	plain     bool
 	chaos     string
@@ -52,7 +53,9 @@ and the micro-batches of a step to the workers of each stage. The result is the 
 bit for bit, for any number of workers and stages, unless --reduction is fast, and
 whoever dies: the others go on within the step. Each shard of parameters and optimizer
 state has --mirrors replicas; when all holders of one die together, the run goes back to
-its beginning by itself. With --respawn a worker that dies is replaced; launcher add starts more.
+its newest checkpoint by itself, or to its beginning. The program's --checkpoint-every
+says how often there is one; the newest three are kept. With --respawn a worker that dies
+is replaced; launcher add starts more.
 
 A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
 run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
@@ -66,6 +69,9 @@ with commas, of
     ...@S+MS                        the same, MS milliseconds later
     ...@S/PHASE                     or when it enters this phase of the step: forward, backward,
                                     reduce, commit or gather
+  flip:W@S:TARGET                   one bit of worker W's memory flips: of parameters that it owns (own),
+                                    mirrors (mirror) or was sent (copy), or of what the optimizer keeps
+                                    for them (moment); also with +MS or /PHASE
   slow:W@S:FACTOR                   its passes run at this share of their speed; 1 restores it
   random:SEED:RATE[:KINDS]          in each step, with probability RATE, one of these is drawn, or one
                                     of KINDS, such as kill+slow
@@ -73,8 +79,8 @@ with commas, of
 What random draws is printed, and can be given as SPEC again. The run is told nothing of
 harm but the moment, which its records of the recovery begin with.
 
-The first Ctrl-C ends the run at the next commit, with all files written; the second
-ends it at once.`,
+The first Ctrl-C ends the run at the next commit, with all files written and a
+checkpoint to go on from (launcher resume); the second ends it at once.`,
 		Example: `  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
@@ -110,6 +116,7 @@ ends it at once.`,
 	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
+	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
 	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
@@ -226,7 +233,9 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	}
 	// A folder as the target makes the go command refuse packages that are no
 	// program, and name the file as it always does.
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+string(filepath.Separator), p.pkg)
+	// Without a stamp of the repository's state, the same code makes the same file, as
+	// resume wants it.
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", bin+string(filepath.Separator), p.pkg)
 	cmd.Dir = p.dir
 	// An interrupted go command leaves its compilers, which must hear of it too, and its
 	// files.
@@ -264,13 +273,8 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	return filepath.Join(bin, files[0].Name()), nil
 }
 
-// run trains the program in worker processes.
+// run trains the program in worker processes, from the beginning.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
-	// With a handler, writing to a reader that has gone is an error like others instead
-	// of the end, and the run that it showed goes on. Ignoring the signal would do
-	// that to the workers as well.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
 		out := agent.Outcome{Err: err}
@@ -278,6 +282,20 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 		return exitError(out.ExitStatus())
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
+	return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
+}
+
+// trainIn trains the program in worker processes; again says from where.
+func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *agent.Resume, stdout, stderr io.Writer) error {
+	// With a handler, writing to a reader that has gone is an error like others instead
+	// of the end, and the run that it showed goes on. Ignoring the signal would do
+	// that to the workers as well.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
+	cwd, err := os.Getwd()
+	if err != nil {
+		return failure{err}
+	}
 
 	v := view.Open(view.Options{Plain: f.plain})
 	defer v.Close()
@@ -316,7 +334,8 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
-		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
+		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
+		Command: p.given, Dir: cwd, Resume: again,
 		Chaos: harmsFor(f.harms, f.workers), Start: start, Respawn: f.respawn,
 	})
 	if err != nil {

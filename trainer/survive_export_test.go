@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/engine"
 )
 
 // survival is a run on several workers of this process, some of which are
@@ -28,18 +29,20 @@ type survival struct {
 	workers []*victim
 	events  chan func()
 	c       *elastic.Controller
-	timers  map[elastic.Timer]*time.Timer
 	plans   map[uint64]plan.Plan // by Version.N
+	post    func(func())
 	failed  error
 	over    bool
 
 	recoveries []elastic.Recovery
 	notes      []string
+	repaired   []Repaired
 }
 
 // victim is a worker.
 type victim struct {
 	w      plan.Worker
+	worker *worker
 	conn   *control.Conn
 	cancel context.CancelFunc
 	gone   bool
@@ -61,6 +64,9 @@ type SurviveConfig struct {
 	// Act, if it is not nil, is called at the same times, and may say who begins then, and
 	// who is asked to leave; -1 for none. One that begins gets the next incarnation of its ID.
 	Act func(from int, m control.Message) (joins, leaves int)
+	// Flip is called likewise, and returns the worker of whose memory a bit is
+	// to flip.
+	Flip func(from int, m control.Message) (victim int, target engine.Target, after time.Duration)
 }
 
 // Survived is how such a run went.
@@ -70,13 +76,20 @@ type Survived struct {
 	Joined     int   // workers that joined
 	Forwards   int64 // passes of training, of all workers, as far as they told
 	Notes      []string
+	Repaired   []Repaired
+}
+
+// Repaired is what a worker says of its memory.
+type Repaired struct {
+	Worker int
+	control.Repaired
 }
 
 // Survive trains a job on several workers of this process, some of which are
 // ended in the middle.
 func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	t.Helper()
-	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func()), timers: make(map[elastic.Timer]*time.Timer), plans: make(map[uint64]plan.Plan)}
+	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func()), plans: make(map[uint64]plan.Plan)}
 	quit := make(chan struct{})
 	var tasks sync.WaitGroup
 	post := func(f func()) {
@@ -85,6 +98,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		case <-quit:
 		}
 	}
+	s.post = post
 	live := func() (n int) {
 		for _, v := range s.workers {
 			if !v.gone && s.planned(v) {
@@ -101,7 +115,9 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		s.workers = append(s.workers, v)
 		tasks.Go(func() {
 			me := self{session: comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: uint32(w.Incarnation)}, transport: s.network}
-			_ = serve(ctx, control.New(theirs), me, func() (Job, error) { return job(), nil })
+			w := newWorker(control.New(theirs), me)
+			post(func() { v.worker = w })
+			_ = w.serve(ctx, func() (Job, error) { return job(), nil })
 			theirs.Close()
 		})
 		tasks.Go(func() {
@@ -118,6 +134,11 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 					s.heard(v, m, cfg)
 					if s.c == nil || s.over || s.failed != nil {
 						return
+					}
+					if cfg.Flip != nil {
+						if x, target, after := cfg.Flip(int(w.ID), m); x >= 0 {
+							time.AfterFunc(after, func() { post(func() { s.newest(x).worker.recovery.flip(target) }) })
+						}
 					}
 					if cfg.Moment != nil {
 						if x, after := cfg.Moment(int(w.ID), m); x >= 0 {
@@ -181,7 +202,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	if s.failed != nil {
 		t.Fatal(s.failed)
 	}
-	r := Survived{Left: make(map[int]History), Recoveries: s.recoveries, Notes: s.notes}
+	r := Survived{Left: make(map[int]History), Recoveries: s.recoveries, Notes: s.notes, Repaired: s.repaired}
 	for _, v := range s.workers {
 		if v.done != nil {
 			r.Left[int(v.w.ID)] = v.History
@@ -289,7 +310,14 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		v.Done, v.done = m, &m
 		s.step(elastic.Finished{Worker: v.w, Step: m.Steps, Result: m.Result})
 		s.finish()
+	case control.Repaired:
+		s.repaired = append(s.repaired, Repaired{int(v.w.ID), m})
+		s.notes = append(s.notes, fmt.Sprintf("worker %d: %+v", v.w.ID, m))
 	case control.Failed:
+		if m.Kind == control.Corrupt {
+			s.notes = append(s.notes, fmt.Sprintf("worker %d: %s", v.w.ID, m.Text))
+			return // its end comes
+		}
 		s.failed = fmt.Errorf("worker %d: %s\n%s", v.w.ID, m.Text, m.Stack)
 	case control.Answer:
 		r, err := elastic.ParseReport(m.Report)
@@ -362,6 +390,10 @@ func (s *survival) step(e elastic.Event) {
 			s.send(f.Worker, control.Fill{Fill: body})
 		case elastic.Propose:
 			s.step(elastic.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
+		case elastic.SetTimer:
+			if f.Timer == elastic.WishTimer {
+				time.AfterFunc(f.After, func() { s.post(func() { s.step(elastic.Late{Timer: f.Timer}) }) })
+			}
 		case elastic.Note:
 			s.notes = append(s.notes, "  "+f.Reason)
 		case elastic.Recovered:

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
@@ -73,6 +74,9 @@ type worker struct {
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
 
+	saver     *saver      // nil before Start, and for a run without checkpoints
+	saveAsked atomic.Bool // the agent wants one
+
 	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
 	// For the message if user code panics: the step, and what runs.
@@ -101,17 +105,26 @@ func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
 func alone() self { return self{transport: comm.NewMem()} }
 
 // serve runs the job to its end, over a connection on which Hello was said.
-// Whatever goes wrong, a panic in user code included, it tells the agent.
 func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job, error)) error {
+	return newWorker(conn, me).serve(ctx, makeJob)
+}
+
+func newWorker(conn *control.Conn, me self) *worker {
 	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}), groups: make(map[uint16]*comm.Group)}
 	w.recovery.w, w.recovery.broken = w, make(chan comm.Session, 64)
+	return w
+}
+
+// serve runs the job to its end. Whatever goes wrong, a panic in user code
+// included, it tells the agent.
+func (w *worker) serve(ctx context.Context, makeJob func() (Job, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	received := make(chan struct{})
 	go func() {
 		defer close(received)
 		if err := w.receive(ctx); err != nil && ctx.Err() == nil {
 			cancel(errAgentLost)
-			if me.process {
+			if w.self.process {
 				// Whatever runs at the moment, nobody waits for it.
 				fmt.Fprintf(os.Stderr, "%s: %v\n", program(), errAgentLost)
 				os.Exit(agent.ExitFailed)
@@ -179,6 +192,8 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Save:
+			w.saveAsked.Store(true)
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order, control.Fill:
@@ -236,11 +251,14 @@ func failure(err error, step int) control.Failed {
 	var invalid *ValidationError
 	var usage *usageError
 	var done *Done
+	var corrupt *engine.CorruptError
 	switch {
 	case errors.As(err, &panicked):
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
 	case errors.As(err, &nonFinite):
 		f.Kind = control.NonFinite
+	case errors.As(err, &corrupt):
+		f.Kind = control.Corrupt
 	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):
 		f.Kind = control.PeerLost
 	case errors.As(err, &done):
@@ -280,7 +298,9 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 		return err
 	}
 	defer w.net.Close()
-	if err := w.send(control.Ready{Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers()}); err != nil {
+	if err := w.send(control.Ready{
+		Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers(), CheckpointEvery: max(p.CheckpointEvery, 0),
+	}); err != nil {
 		return err
 	}
 	select {
@@ -339,6 +359,9 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
+	saver, closeSaver := newSaver(ctx, w, p, start)
+	defer closeSaver()
+	w.saver = saver
 	if w.self.process {
 		defer w.heedTerm()()
 	}
@@ -372,7 +395,7 @@ func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) 
 	if _, ok := pl.Worker(w.self.id()); !ok {
 		return elastic.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
 	}
-	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}}
+	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}, From: start.From}
 	for _, x := range start.Peers {
 		o.Peers = append(o.Peers, elastic.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
 	}
@@ -387,8 +410,13 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for i := range p.params.layers {
 		p.params.release(i)
 	}
+	begin, closeBegin, err := p.beginning(ctx, order)
+	if err != nil {
+		return err
+	}
+	defer closeBegin()
 	me := plan.Worker{ID: w.self.id(), Incarnation: int(w.self.session.Incarnation)}
-	e, err := engine.New(engine.Config{
+	config := engine.Config{
 		Self:    me,
 		Network: w.net,
 		Groups:  w.groups,
@@ -403,7 +431,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			return s
 		},
 		Layers:      p.params.layers,
-		Begin:       p.begin,
+		Begin:       begin,
 		Input:       p.Model.Input,
 		Target:      p.Model.Target,
 		GlobalBatch: p.GlobalBatch,
@@ -416,11 +444,15 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Progress:    w.self.progress,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
+		NoDigests:   start.NoDigests,
+		Repaired:    func(r engine.Repair) { w.recovery.repaired(p.params.layers[r.Layer].Name, r) },
 		Stop:        w.stopped,
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
 		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
-	})
+	}
+	w.saver.install(&config)
+	e, err := engine.New(config)
 	if err != nil {
 		return err
 	}
@@ -450,6 +482,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
+	w.saver.wait()
 	if err := w.send(done); err != nil {
 		return err
 	}
@@ -502,6 +535,7 @@ func (w *worker) left(ctx context.Context, err error) error {
 	if !errors.Is(err, engine.ErrLeft) {
 		return err
 	}
+	w.saver.wait() // others count on its part
 	select {
 	case <-w.release:
 		return nil

@@ -37,6 +37,15 @@ type Config struct {
 	// means "the program".
 	Program string
 
+	// Command and Dir are what the launcher needs to start the program again: PROGRAM as it was
+	// given and the directory it was given in. Without a Command there are no checkpoints. Args,
+	// where it is not nil, are its flags then.
+	Command, Dir string
+	Args         []string
+
+	// Resume says that a run goes on that has ended before; nil for one that begins.
+	Resume *Resume
+
 	// Executable is the file whose SHA-256 goes into job.json where the worker is in
 	// this process; "" leaves it out.
 	Executable string
@@ -68,6 +77,10 @@ type Config struct {
 	// stage; the complete gradient is at the owner of a shard only in stage 2, at all of
 	// them in stage 1. 0 means 2.
 	Zero int
+
+	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
+	// the job, and repair what has altered before it counts.
+	NoDigests bool
 
 	// Chaos, if it is not nil, returns the harms that the workers are to do to themselves, for a
 	// job of so many steps. The agent hands them on unread. Its error is one of usage.
@@ -260,8 +273,8 @@ type run struct {
 	send    []chan control.Message // from the loop to each sender; holds more than a session ever sends
 	quit    chan struct{}          // closed when the loop has ended
 
-	talking context.Context // of the goroutines
-	others  sync.WaitGroup
+	others  sync.WaitGroup  // goroutines beside the loop
+	talking context.Context // theirs
 
 	commands   *commands // nil for a run without files
 	agreement  *agreement
@@ -298,6 +311,17 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 				_ = a.node.Close() // what was agreed is synced
 			}
 		})
+		if again := r.cfg.Resume; again != nil {
+			// The first plan is greater than any that somebody has seen.
+			o := <-ch
+			if r.opened = nil; o.err != nil {
+				r.apply(r.s.step(time.Now(), fileFailed{o.err}))
+			} else {
+				r.agreement = o.agreement
+				was := o.agreement.node.State()
+				r.s.version = plan.Version{Generation: was.Generation, N: max(was.Newest.N, int(again.Plan)) + 1}
+			}
+		}
 		if c, err := listenForCommands(); err != nil {
 			r.apply(r.s.step(time.Now(), fileFailed{err}))
 		} else {
@@ -587,17 +611,24 @@ func (r *run) do(e effect) error {
 		if dir == nil {
 			return nil
 		}
-		o := <-r.opened
-		if r.opened = nil; o.err != nil {
-			return o.err
+		if r.opened != nil {
+			o := <-r.opened
+			if r.opened = nil; o.err != nil {
+				return o.err
+			}
+			r.agreement = o.agreement
 		}
-		r.agreement = o.agreement
 		entry, err := r.agreement.job(e.job)
 		if err != nil {
 			return err
 		}
 		r.agreement.propose(entry)
 		return dir.WriteJob(e.job, e.data)
+	case verify:
+		job := r.s.job.ID()
+		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), job, e.p)) })
+	case commitCheckpoint:
+		r.others.Go(func() { commitFiles(r.talking, dir.Path(), e.manifest, r.post) })
 	case writePlan:
 		if dir == nil {
 			return nil

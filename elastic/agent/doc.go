@@ -52,15 +52,22 @@
 //
 // # Events
 //
-// events.jsonl gets one line for each change: start, plan, chaos (what Config.Chaos returned), lost, evict, left,
-// begin (a worker is started), refused, joined (it has a part), rollback,
+// events.jsonl gets one line for each change: start, resume, plan, checkpoint, chaos (what Config.Chaos returned),
+// lost, evict, left, begin (a worker is started), refused, joined (it has a part), rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
-// fewer mirrors than they should, and have them again), hold, stop, end, failed, and notes: every
+// fewer mirrors than they should, and have them again), repaired (memory of a worker was altered, and
+// restored from another; the second time it is evicted), hold, stop, end, failed, and notes: every
 // decision of the controller in a sentence.
 //
 // Whatever happens, Serve returns one [Outcome] with at most one error, which is of
 // a type of this package and prints as one line; what there is to read beyond
 // that line is in [Outcome.Detail].
+//
+// # Checkpoints
+//
+// When one is due, the workers are asked for it; each owner of shards writes a file, and says so. Of all
+// files of a step, the agent makes a checkpoint (package zero/checkpoint), which is what a rollback begins
+// from, and a run that goes on ([Resume]).
 //
 // # Structure
 //

@@ -72,6 +72,9 @@ func (s *session) alarm() (first time.Time) {
 	if s.judged {
 		return first
 	}
+	if s.state == training {
+		first = s.saves.due
+	}
 	for id := range s.workers {
 		if at := s.workers[id].hello; !at.IsZero() && (first.IsZero() || at.Before(first)) {
 			first = at
@@ -94,17 +97,17 @@ func (s *session) ring(now time.Time) []effect {
 			effects = append(effects, s.refuse(now, id, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))...)
 		}
 	}
-	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer} {
+	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer, elastic.WishTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || now.Before(t.at):
-		case s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
+		case name != elastic.WishTimer && s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
 			s.timers[name] = timer{now.Add(t.after), t.after}
 		default:
 			delete(s.timers, name)
 			effects = append(effects, s.tell(now, elastic.Late{Timer: name})...)
 		}
 	}
-	return effects
+	return append(effects, s.askForSave(now)...)
 }
 
 // evictedError is why the controller ended a worker.
@@ -162,6 +165,7 @@ func (s *session) die(now time.Time, id int) []effect {
 		how = "lost"
 	}
 	effects := []effect{s.about(now, id, "lost", cause)}
+	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
 	if s.judged {
 		return effects
@@ -257,15 +261,16 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			}
 			add(sendMessage{s.find(e.Worker), control.Fill{Fill: text}})
 		case elastic.Propose:
-			add(propose{e.Order, string(e.Reason)})
+			p := propose{e.Order, string(e.Reason)}
+			if e.Order.Restart && e.Order.From != "" {
+				add(verify{p}) // before all give up what they have
+			} else {
+				add(p)
+			}
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:
-			id := s.find(e.Worker)
-			if w := &s.workers[id]; w.doom == nil && !w.exited {
-				w.doom, w.killed = &evictedError{e.Reason}, true
-				add(s.about(now, id, "evict", e.Reason), kill{id})
-			}
+			add(s.evict(now, s.find(e.Worker), e.Reason)...)
 		case elastic.Dismiss:
 			add(s.event(now, "note", e.Reason), sendMessage{s.find(e.Worker), control.Release{}})
 		case elastic.SetTimer:

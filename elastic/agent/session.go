@@ -48,7 +48,9 @@ type session struct {
 	restart   restart              // the newest
 	timers    map[elastic.Timer]timer
 	recovered []rundir.Recovery
-	thin      bool // a shard has fewer mirrors than it should
+	saves     saving
+	version   plan.Version // of the first plan; zero for that of a job that begins
+	thin      bool         // a shard has fewer mirrors than it should
 	rollbacks int
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
@@ -93,13 +95,14 @@ type worker struct {
 	status         Status
 	gaveUp         bool // it was killed and did not end
 
-	killed bool         // in training, to go on without it
-	gone   bool         // dead, or out of the plan: the run goes on without it
-	begun  plan.Version // of the newest restart that it has applied
-	doom   error        // why it was ended, or said that it ends
-	silent time.Time    // since when it was, where that is the reason
-	ended  time.Time    // when its exit was known
-	harmed time.Time    // when somebody harmed it on purpose
+	killed   bool         // in training, to go on without it
+	gone     bool         // dead, or out of the plan: the run goes on without it
+	begun    plan.Version // of the newest restart that it has applied
+	doom     error        // why it was ended, or said that it ends
+	silent   time.Time    // since when it was, where that is the reason
+	ended    time.Time    // when its exit was known
+	harmed   time.Time    // when somebody harmed it on purpose
+	offences offences
 }
 
 func (w *worker) over() bool { return w.gaveUp || w.exited && w.closed }
@@ -230,7 +233,7 @@ func (s *session) over() bool {
 }
 
 func (s *session) outcome() Outcome {
-	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help}
+	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable()}
 }
 
 func (s *session) step(now time.Time, e event) []effect {
@@ -257,6 +260,12 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.believe(now)
 	case alarm:
 		return s.ring(now)
+	case committed:
+		return s.committedSave(now, e)
+	case pruned:
+		return s.prunedSaves(now, e)
+	case verified:
+		return s.verifiedSave(now, e)
 	case agreedOn:
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
@@ -364,8 +373,17 @@ func (s *session) ended(now time.Time, id int) []effect {
 
 // watch looks for workers that are silent. due is when it was to look: who comes late was
 // itself kept from listening, and begins anew.
+// startPatience multiplies the silence that is borne before training.
+const startPatience = 10
+
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
+	limit := s.cfg.silence()
+	if s.state < training {
+		// Reading data and starting processes may take a machine's whole attention,
+		// and nothing is lost yet by patience.
+		limit *= startPatience
+	}
 	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
@@ -373,9 +391,9 @@ func (s *session) watch(now, due time.Time) []effect {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
-		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.silence():
+		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > limit:
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: s.cfg.silence(), Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -470,6 +488,21 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
+	case control.Repaired:
+		if w.state != training || w.gone {
+			return nil
+		}
+		return s.repaired(now, id, m)
+
+	case control.Saved:
+		if w.state != training || s.cfg.RunDir == nil {
+			return bad("saved a part of a checkpoint outside of training")
+		}
+		if s.state != training || w.gone {
+			return nil
+		}
+		return s.saved(now, id, m)
+
 	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
 			return nil // it does not know yet
@@ -514,16 +547,26 @@ func (s *session) begin(now time.Time) []effect {
 			return s.judge(now, &DifferError{Worker: id, Than: 0, Field: field, Values: values})
 		}
 	}
+	from := 0
+	if again := s.cfg.Resume; again != nil {
+		if err := again.changed(first); err != nil {
+			return s.judge(now, err)
+		}
+		from = again.Step
+	}
 	micros := first.Job.GlobalBatch / first.Job.MicroBatch
 	if micros > maxMicros {
 		return s.judge(now, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
 			first.Job.MicroBatch, micros, maxMicros, ErrTooLarge)})
 	}
 	p, reason, err := plan.Next(plan.Plan{}, s.view(), profile(first), plan.Event{
-		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors, FromStep: from + 1,
 	})
 	if err != nil {
 		return s.judge(now, &PlanError{err})
+	}
+	if s.version != (plan.Version{}) {
+		p.Version = s.version
 	}
 	text, err := json.Marshal(p)
 	if err == nil && len(text) > control.MaxFrame/2 {
@@ -544,11 +587,19 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Program = path.Base(s.job.Program)
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
+	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
+	if s.cfg.Args != nil {
+		s.job.Args = s.cfg.Args
+	}
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := s.startMessage()
 	start.Plan = text
 	if s.cfg.RunDir != nil {
+		if start.Checkpoints {
+			s.saves.every = first.CheckpointEvery
+			s.nextSave(now)
+		}
 		begin.RunDir = s.cfg.RunDir.String()
 	}
 	for id := range s.workers {
@@ -561,13 +612,25 @@ func (s *session) begin(now time.Time) []effect {
 		Plan: p, Peers: s.peers(), Profile: profile(first), Term: 1, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
 	})
+	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
+	if from > 0 {
+		kind, what = "resume", fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(s.workers), "worker"))
+		start.From = start.RunDir
+		s.restart, s.last, s.saves.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
+		s.ctl.Step(now, elastic.Saved{Step: from, Dir: start.From})
+	}
 	effects := []effect{
 		writeJob{s.job, first.Data},
-		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}}, string(reason)},
-		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
+		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}, From: start.From}, string(reason)},
+		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: kind, Reason: string(reason), Plan: text}},
 		s.processes(),
-		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
+		s.event(now, kind, what),
 		s.event(now, "plan", string(reason)),
+	}
+	if s.cfg.Resume != nil {
+		for _, text := range s.cfg.Resume.Note {
+			effects = append(effects, s.event(now, "note", text))
+		}
 	}
 	if len(s.chaos) > 0 {
 		text := strings.Join(s.chaos, ",")
@@ -601,9 +664,10 @@ func profile(r control.Ready) plan.Profile {
 
 // startMessage is what lets a worker train, without a plan.
 func (s *session) startMessage() control.Start {
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Chaos: s.chaos}
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.chaos}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
+		start.Checkpoints = s.cfg.Command != ""
 	}
 	return start
 }
@@ -677,7 +741,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return []effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}
+	return append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
 }
 
 // forget drops the steps that all have reported who are to.
@@ -738,6 +802,9 @@ func (s *session) conclude(now time.Time) []effect {
 	if s.ctl.Busy() && slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && !w.over() }) {
 		return nil // who is the first now has to know
 	}
+	if s.savesLeft() {
+		return nil // it is concluded when that is on disk
+	}
 	m := s.done
 	s.state = finished
 	sum := s.summarise(now, m.StoppedBy)
@@ -786,11 +853,11 @@ func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
 	}
 	s.workers[id].failed = true
 	err := &FailedError{Kind: m.Kind, Worker: s.id(id), Workers: len(s.workers), Text: oneLine(m.Text), Step: m.Step}
-	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost {
+	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost && m.Kind != control.Corrupt {
 		s.detail = m.Stack
 		return s.judge(now, err)
 	}
-	if s.state == training && (m.Kind == control.PeerLost || s.ctl.Busy()) {
+	if s.state == training && (m.Kind != control.Faulty || s.ctl.Busy()) {
 		s.workers[id].doom = err // its end is the event
 		return nil
 	}

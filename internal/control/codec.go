@@ -91,12 +91,18 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Order](dec)
 	case Applied{}.kind():
 		m, err = decodeAs[Applied](dec)
+	case Repaired{}.kind():
+		m, err = decodeAs[Repaired](dec)
 	case Fill{}.kind():
 		m, err = decodeAs[Fill](dec)
 	case Level{}.kind():
 		m, err = decodeAs[Level](dec)
 	case LinkLost{}.kind():
 		m, err = decodeAs[LinkLost](dec)
+	case Save{}.kind():
+		m, err = decodeAs[Save](dec)
+	case Saved{}.kind():
+		m, err = decodeAs[Saved](dec)
 	case Leave{}.kind():
 		m, err = decodeAs[Leave](dec)
 	case Harm{}.kind():

@@ -10,8 +10,8 @@ import (
 const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
-// by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, LinkLost,
-// Leave, Done and Failed from the worker, Start, Query, Order, Stop and
+// by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
+// Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
 // Release from the agent.
 type Message interface {
 	kind() string
@@ -52,6 +52,10 @@ type Ready struct {
 	// Layers are the layers of the model in order. They are what plans are
 	// made of.
 	Layers []Layer
+
+	// CheckpointEvery is how often the run wants a checkpoint, 0 for none but the one of a
+	// stopped run.
+	CheckpointEvery time.Duration
 }
 
 // Layer describes one layer of a model.
@@ -82,12 +86,22 @@ type Start struct {
 	// Zero is the stage of ZeRO: 1, or 2, which 0 means too.
 	Zero int
 
+	// NoDigests says that memory is trusted; all workers have the same.
+	NoDigests bool
+
 	// Plan is the first plan, a plan.Plan as JSON; empty for a worker that joins, whose
 	// plan comes with an Order.
 	Plan []byte
 
 	// Peers are all workers of the plan by their IDs, this one included.
 	Peers []Peer
+
+	// Checkpoints says that the run makes them, in RunDir.
+	Checkpoints bool
+
+	// From is the run directory with the checkpoint that the run goes on from, of the step
+	// before the plan's first; "" for a run that begins.
+	From string
 
 	// Chaos lists harms in the grammar of package chaos, of which each worker
 	// does its own to itself.
@@ -117,6 +131,20 @@ type Step struct {
 // has closed when it closes, and everything else at once.
 type Output struct {
 	Text string
+}
+
+// Save asks for a checkpoint at the next commit, or at the first one after for which no
+// worker is still writing the one before.
+type Save struct{}
+
+// Saved says that the shards that the worker owned after a step are on disk. It comes before
+// Done.
+type Saved struct {
+	Step          int
+	Generation, N int    // version of the plan under which the step was committed
+	Rule          string // the optimizer's, as package checkpoint names it
+	File          []byte // a checkpoint.File, as JSON
+	Err           string // why there is no file, "" if there is one
 }
 
 // Stop asks the worker to finish the step it is in, then to write its files
@@ -182,6 +210,18 @@ type LinkLost struct {
 	Worker, Incarnation int
 }
 
+// Repaired says that a block of the worker's state was not as it had been
+// written, and was restored from another worker. What had been computed with it
+// is computed again. Several blocks that were found together have the same Step
+// and Try.
+type Repaired struct {
+	Step   int    // whose commit it was found before
+	Try    int    // of coming to that commit, from 1
+	Layer  string // name
+	Block  int    // of the layer, in the order of zero.Blocks
+	Target string // own, mirror, copy or moment: what the block was to the worker
+}
+
 // Fill asks for state to be copied in the background.
 type Fill struct {
 	Fill []byte // an elastic.Fill, encoded
@@ -231,6 +271,7 @@ const (
 	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
 	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
 	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
+	Corrupt   FailKind = "corrupt"    // state was altered that nobody has as it was: exit 1 if no other worker goes on
 	PeerLost  FailKind = "peer-lost"  // another worker cannot be reached: exit 1, unless the agent learns why that one is gone
 	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0
 )
@@ -244,10 +285,13 @@ type Failed struct {
 }
 
 func (Release) kind() string  { return "release" }
+func (Save) kind() string     { return "save" }
+func (Saved) kind() string    { return "saved" }
 func (Query) kind() string    { return "query" }
 func (Answer) kind() string   { return "answer" }
 func (Order) kind() string    { return "order" }
 func (Applied) kind() string  { return "applied" }
+func (Repaired) kind() string { return "repaired" }
 func (Fill) kind() string     { return "fill" }
 func (Level) kind() string    { return "level" }
 func (LinkLost) kind() string { return "link-lost" }

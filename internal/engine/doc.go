@@ -36,7 +36,8 @@
 // nothing of the step has changed any state: a loss or a gradient that is not
 // finite, or an error of the data, leaves parameters and moments as the step
 // before left them. After it, the step can only be completed. All workers draw
-// the same conclusions from it.
+// the same conclusions from it. One of them is whether there is a [Checkpoint] of
+// the step: every owner copies its shards as soon as they are updated.
 //
 // # Recovery
 //
@@ -55,6 +56,13 @@
 // State comes to new holders in the background (fill.go): the source copies a
 // range after an update and sends the gradients of the steps since, and the new
 // holder replays them.
+//
+// # Digests
+//
+// Before every exchange a worker reads the parameters and moments it holds again
+// and says which are not as they were written (digest.go). Then the point is
+// repaired instead of passed: good holders send the blocks, and the step, or what
+// else it was, is done again.
 //
 // # Concurrency
 //

@@ -81,9 +81,21 @@ type Config struct {
 	// gradient of a shard is at its owner and its mirrors only, in stage 1 at all
 	// workers of its stage. The bits are the same.
 	Zero int
+	// NoDigests lets the engine trust its memory. All workers agree on it.
+	NoDigests bool
+	// Repaired, if it is not nil, is told of every block that was altered here, by
+	// the engine's goroutine: it must not wait.
+	Repaired func(Repair)
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
+	// Saving, if it is not nil, says at every commit whether a checkpoint was asked
+	// for here, and whether one is still being written here, which puts the next
+	// one off. Save gets this worker's part of each that is made, after the update
+	// of the step, by the computing goroutine: it must not wait. The memory is its
+	// own to keep, but not to change.
+	Saving func() (wanted, busy bool)
+	Save   func(Checkpoint)
 	// Level, if it is not nil, is told when all that a Fill is to bring here has
 	// come, and the step that it is of.
 	Level func(id, step int)
@@ -194,6 +206,11 @@ type Engine struct {
 
 	forwards, backwards int64
 
+	initial beginnings
+	guard   *guard   // nil without digests
+	flips   []Target // that were asked for
+	drawn   uint64   // state of their random numbers
+
 	// State on its way to and from holders that are to come.
 	fillID    int // of the newest Fill
 	outgoing  []*outgoing
@@ -238,8 +255,12 @@ func New(c Config) (*Engine, error) {
 		arrivals:  make([]arrivals, len(c.Layers)),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
+		initial:   beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)},
 		plain:     make([][]float32, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
+	}
+	if !c.NoDigests {
+		e.guard = newGuard(&c)
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
@@ -303,7 +324,8 @@ func (e *Engine) advance() {
 	if e.busy == idle && (e.req == nil || e.req.said == nil) && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
-	if e.req != nil {
+	e.flip()
+	if e.req != nil && !e.mending() {
 		switch e.req.point.Gate {
 		case elastic.Committed:
 			e.advanceStep()
@@ -386,6 +408,7 @@ type request struct {
 	err   error
 
 	result Result // of a step
+	save   bool   // it makes a checkpoint
 
 	// Of other operations: job computes what this worker says in the exchange
 	// at the end, as many bytes as size says; conclude reads what all said.
@@ -591,12 +614,22 @@ func (e *Engine) serves(layer int) bool {
 	return e.stages[e.plan.StageOf(layer)] != nil
 }
 
-// wireStep is the step in keys. It never goes back: after a restart from a
-// checkpoint, steps that were there before have new names.
-func (e *Engine) wireStep(step int) uint64 { return uint64(e.c.First.Epoch)<<32 | uint64(step) }
+// wireStep is a step in keys of what comes after its commit. It never goes
+// back: after a restart from a checkpoint, steps that were there before have new
+// names.
+func (e *Engine) wireStep(step int) uint64 { return e.name(step, 1<<8-1) }
 
-func (e *Engine) call(step, tag int) comm.Call {
-	return comm.Call{Version: e.version, Step: e.wireStep(step), Tag: uint16(tag), Priority: comm.Bulk}
+// wire is the same for what comes before the next point. After a repair, what
+// is done again has a new name.
+func (e *Engine) wire() uint64 { return e.name(e.passed.Step+1, e.passed.Repair) }
+
+func (e *Engine) name(step, try int) uint64 {
+	return uint64(e.c.First.Epoch)<<40 | uint64(step)<<8 | uint64(try)
+}
+
+// call names an operation of a group before the next point.
+func (e *Engine) call(tag int) comm.Call {
+	return comm.Call{Version: e.version, Step: e.wire(), Tag: uint16(tag), Priority: comm.Bulk}
 }
 
 // nonFinite makes the error of a number that is not finite; layer may be -1.

@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"sync"
 
@@ -32,6 +31,8 @@ type shard struct {
 	own      []float32       // memory for it
 	recv     *comm.Receiving // of a mirror: it is expected
 	told     map[plan.WorkerID]bool
+
+	watched bool // its digests were taken
 }
 
 func rangeOf(s plan.Shard) plan.Range { return plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi} }
@@ -45,7 +46,7 @@ func rangeKey(r plan.Range, kind comm.Kind, step uint64) comm.Key {
 
 // gradientKey names the complete gradient of the range.
 func (e *Engine) gradientKey(r plan.Range) comm.Key {
-	k := rangeKey(r, comm.KindGradient, e.wireStep(e.step.number))
+	k := rangeKey(r, comm.KindGradient, e.step.wire)
 	k.Node = tree.Root(e.micros)
 	return k
 }
@@ -149,8 +150,9 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 }
 
 // update applies a committed update to the shards, and begins to bring the
-// new parameters to all workers of their stages, first layers first.
-func (e *Engine) update(step int, u zero.Update, after func()) {
+// new parameters to all workers of their stages, first layers first. capture, if
+// it is not nil, is called when all is updated.
+func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 	e.former = nil
 	for l := range e.arrivals {
 		e.expectParams(l, step)
@@ -167,6 +169,10 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			gradients[i] = sources[i].total
 		}
 	}
+	digests := make([][][]zero.Digest, len(order))
+	for i, sh := range order {
+		digests[i] = e.guard.of(sh.Range)
+	}
 	sent := e.sent
 	e.sent = nil
 	e.do(onJob, func() error {
@@ -177,7 +183,7 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			if sh.state == nil {
 				continue
 			}
-			sh.state.Update(e.c.Pool, sh.params, totals[i], u)
+			sh.state.Update(e.c.Pool, sh.params, totals[i], u, digests[i]...)
 			if sh.owner {
 				e.mail.put(func() {
 					e.phase(step, PhaseGather)
@@ -188,6 +194,9 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 		if len(out) > 0 {
 			messages := e.sendFills(out, sources, gradients, u)
 			e.mail.put(func() { e.postFills(out, messages, step) })
+		}
+		if capture != nil {
+			capture()
 		}
 		return nil
 	}, func(err error) {
@@ -262,36 +271,73 @@ func (e *Engine) spread(sh *shard, step int, choose func(plan.WorkerID) bool) {
 // them, the computing goroutine waits.
 type arrivals struct {
 	mu      sync.Mutex
-	missing map[*comm.Receiving]bool
+	missing map[*comm.Receiving]arrival
 	full    chan struct{} // closed when nothing is missing; nil if nothing was
+}
+
+// arrival is a message that is expected and where it goes.
+type arrival struct {
+	key comm.Key
+	to  *float32
 }
 
 // expect lets the layer wait for messages. What it waited for before, and is
 // missing, it does not any more.
 func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
-	a.stop()
 	a.mu.Lock()
-	a.missing = make(map[*comm.Receiving]bool)
+	was := a.missing
+	a.missing = make(map[*comm.Receiving]arrival)
+	a.mu.Unlock()
+	kept := make(map[arrival]*comm.Receiving)
+	for i, k := range keys {
+		kept[arrival{k, &params[i][0]}] = nil
+	}
+	for r, was := range was {
+		if _, ok := kept[was]; ok {
+			kept[was] = r // its copy may be under way, and no other
+			continue
+		}
+		r.Cancel(errClosed)
+		<-r.Done() // the reader of a link leaves the memory at once
+	}
+	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.full == nil || isClosed(a.full) {
 		a.full = make(chan struct{})
 	}
 	for i, k := range keys {
+		to := arrival{k, &params[i][0]}
+		if r := kept[to]; r != nil {
+			a.missing[r] = to
+			continue
+		}
 		r := e.c.Network.Expect(k, comm.Bytes(params[i]))
-		a.missing[r] = true
-		r.OnDone(func() { e.mail.put(func() { a.came(e, r) }) })
+		a.missing[r] = to
+		r.OnDone(func() {
+			if _, _, err := r.Wait(e.ctx); err == nil || errors.Is(err, comm.ErrDuplicate) {
+				e.guard.take(plan.Range{Layer: int(k.Layer), Lo: int(k.Lo), Hi: int(k.Hi)}, params[i])
+			}
+			e.mail.put(func() { a.came(e, r) })
+		})
 	}
 	if len(a.missing) == 0 {
 		close(a.full)
 	}
 }
 
-// stop keeps what is missing from coming. It counts as missing.
-func (a *arrivals) stop() {
+// stop keeps what is missing of some ranges from coming; what has not come yet
+// is still to be expected, or to be got in another way.
+func (a *arrivals) stop(choose func(plan.Range) bool) {
 	a.mu.Lock()
-	was := slices.Collect(maps.Keys(a.missing))
+	var stopped []*comm.Receiving
+	for r, was := range a.missing {
+		if choose(plan.Range{Layer: int(was.key.Layer), Lo: int(was.key.Lo), Hi: int(was.key.Hi)}) {
+			delete(a.missing, r)
+			stopped = append(stopped, r)
+		}
+	}
 	a.mu.Unlock()
-	for _, r := range was {
+	for _, r := range stopped {
 		r.Cancel(errClosed)
 		<-r.Done() // the reader of a link leaves the memory at once
 	}
@@ -303,7 +349,7 @@ func (a *arrivals) came(e *Engine, r *comm.Receiving) {
 		return // it is not wanted any more
 	}
 	a.mu.Lock()
-	if a.missing[r] {
+	if _, ok := a.missing[r]; ok {
 		delete(a.missing, r)
 		if len(a.missing) == 0 {
 			close(a.full)

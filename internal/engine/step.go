@@ -13,12 +13,15 @@ import (
 // stepState is a step until its commit.
 type stepState struct {
 	number int
+	wire   uint64 // its name in keys
 	queue  *graph.Queue
 	works  map[graph.Pair]*task
 
 	// Boundary tensors that this worker made or got are kept until the commit:
 	// should their receiver be lost, another can have them.
 	tensors map[tensorID]*boundary
+
+	suspect int // a layer that may have brought forth a loss that is not finite, -1 if there is none
 
 	layers map[int]*layerState // of those that the plan has this worker run
 
@@ -139,6 +142,8 @@ func (e *Engine) begin(step int) {
 	e.reap()
 	e.step = &stepState{
 		number:  step,
+		wire:    e.wire(),
+		suspect: -1,
 		queue:   graph.NewQueue(len(e.plan.Stages)),
 		works:   make(map[graph.Pair]*task),
 		tensors: make(map[tensorID]*boundary),
@@ -213,7 +218,7 @@ func (e *Engine) want(id tensorID) {
 	}
 	b = &boundary{t: tensor.Of(e.free.get(tensor.Size(dims)), dims...), sentTo: make(map[plan.WorkerID]bool)}
 	st.tensors[id] = b
-	r := e.c.Network.Expect(id.key(e.wireStep(st.number)), comm.Bytes(b.t.F))
+	r := e.c.Network.Expect(id.key(st.wire), comm.Bytes(b.t.F))
 	b.recv = r
 	r.OnDone(func() {
 		e.mail.put(func() {
@@ -276,7 +281,7 @@ func (e *Engine) hand(id tensorID, b *boundary) {
 		return
 	}
 	b.sentTo[to] = true
-	b.sends = append(b.sends, e.c.Network.Post(e.session(to), id.key(e.wireStep(st.number)), comm.Bytes(b.t.F), comm.Bulk))
+	b.sends = append(b.sends, e.c.Network.Post(e.session(to), id.key(st.wire), comm.Bytes(b.t.F), comm.Bulk))
 }
 
 // shape is the shape of the input of a stage for one micro-batch, which is
@@ -285,7 +290,6 @@ type shape struct {
 	dims []int
 	told map[comm.Session]bool
 	recv *comm.Receiving
-	buf  []int64
 }
 
 // maxDims bounds the dimensions of a boundary tensor.
@@ -367,25 +371,18 @@ func (e *Engine) knowsShapes() bool {
 	return true
 }
 
-// tellShapes tells the shapes that are known here: who computes one, to the
-// workers on both sides, and the first of them to all, who may come to serve
-// other stages. old is the plan before, whose workers tell those that are new;
-// nil if the plan is not.
+// tellShapes tells the shapes that are known here: who computes one, to all
+// workers, who may have to take the stage over; and everybody, to those who are
+// new, because who computed it may be gone. old is the plan before, nil if there
+// is no new one.
 func (e *Engine) tellShapes(old *plan.Plan) {
-	for s := 1; s < len(e.shapes) && s < len(e.plan.Stages); s++ {
+	for s := range e.shapes {
 		if e.shapes[s].dims == nil {
 			continue
 		}
-		makers := e.plan.Stages[s-1].Workers
-		if e.stages[s-1] != nil {
-			for _, w := range slices.Concat(makers, e.plan.Stages[s].Workers) {
-				e.tellShape(s, w)
-			}
-		}
-		knew := old != nil && s < len(old.Stages) && slices.Contains(slices.Concat(old.Stages[s-1].Workers, old.Stages[s].Workers), e.c.Self.ID)
 		for _, w := range e.plan.Workers {
-			isNew := func() bool { was, ok := old.Worker(w.ID); return !ok || was != w }
-			if makers[0] == e.c.Self.ID || knew && isNew() {
+			isNew := old != nil && !slices.Contains(old.Workers, w)
+			if e.stages[s-1] != nil || isNew {
 				e.tellShape(s, w.ID)
 			}
 		}

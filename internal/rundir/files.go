@@ -43,6 +43,9 @@ type Job struct {
 	Workers       int       `json:"workers"`        // worker processes at the start
 	Stages        int       `json:"stages"`         // pipeline stages of the first plan
 	Threads       int       `json:"threads"`        // compute threads of each worker
+	Mirrors       int       `json:"mirrors"`        // replicas of each shard
+	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
+	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
 }
 
@@ -77,6 +80,14 @@ type Event struct {
 	Reason string `json:"reason"` // one sentence
 
 	*Recovery // of kind recovered; its fields stand beside the others
+	*Repair   // of kind repaired; the same
+}
+
+// Repair says which block of a worker's state was altered and restored.
+type Repair struct {
+	Layer  string `json:"layer"`
+	Block  int    `json:"block"`  // of the layer: 4,096 elements of a tensor, or its rest
+	Target string `json:"target"` // what the block was to the worker: own, mirror, copy or moment
 }
 
 // Plan is one line of plans.jsonl: one plan that went live.
