@@ -197,9 +197,9 @@ func (e *Engine) catchUp(o *elastic.Order) bool {
 // who leave between two steps: they may not have passed the commit yet that
 // this worker has, and end their links themselves.
 func (e *Engine) admit(o *elastic.Order) {
-	peers := make([]comm.Peer, len(o.Peers))
-	for i, x := range o.Peers {
-		peers[i] = comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr}
+	var peers []comm.Peer
+	for _, x := range o.Peers {
+		peers = append(peers, comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr})
 	}
 	if (o.Ballot == elastic.Ballot{}) {
 		for _, p := range e.peers {
