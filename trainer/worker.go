@@ -582,18 +582,20 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 		Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
 		Targets: r.Targets, Duration: took,
 	}
+	left := false
 	if p.evalDue(r.Step) {
-		if info.ValLoss, err = w.evaluate(ctx, p, e); err != nil {
+		info.ValLoss, err = w.evaluate(ctx, p, e)
+		if left = errors.Is(err, engine.ErrLeft); err != nil && !left {
 			return err
 		}
 		done.ValLoss = info.ValLoss
 	}
 	if err := w.send(control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
-		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss,
+		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss, Left: left,
 		Forwards: r.Forwards, Backwards: r.Backwards,
-	}); err != nil {
-		return err
+	}); err != nil || left {
+		return cmp.Or(err, engine.ErrLeft)
 	}
 	if p.OnStep != nil && r.Step > w.told && e.First() {
 		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out

@@ -716,6 +716,9 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	w.last = m
 	w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
 	row := show{view.Worker{ID: s.id(id), Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
+	if m.Left {
+		return []effect{row} // the others tell of the step, and of the evaluation after it
+	}
 
 	if m.Step <= s.last.Step {
 		if was, ok := s.told[m.Step]; ok {
