@@ -97,6 +97,7 @@ type crashed struct {
 // recovery is one that is under way.
 type recovery struct {
 	Recovery
+	first  plan.Worker // that died
 	causes []string
 	dead   map[plan.WorkerID][]graph.Pair // and what each had begun
 	again  int                            // by plans that were agreed, and followed by others
@@ -137,6 +138,11 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.dead(now, e)
 	case Ended:
 		return c.ended(now, e)
+	case Harmed:
+		if r := c.recovery; r != nil && r.first == e.Worker && r.Lost > 0 && e.At.Before(r.died) {
+			r.died, r.How = e.At, Stamped
+		}
+		return nil
 	case Answered:
 		return c.answered(now, e)
 	case Agreed:
@@ -148,7 +154,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case LinkLost:
 		return c.linkLost(now, e)
 	case Leaving:
-		return c.leaving(now, e)
+		return c.leaving(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -230,7 +236,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	first := c.recovery == nil
 	r := c.recover(now)
 	if first {
-		r.How = e.How
+		r.first, r.How = e.Worker, e.How
 		if !e.Died.IsZero() && e.Died.Before(now) {
 			r.died = e.Died
 		}
@@ -643,11 +649,12 @@ func (c *Controller) check(now time.Time) []Effect {
 		if len(r.causes) > 0 {
 			effects = append(effects, Recovered{r.Recovery})
 		}
-		return append(effects, c.wishes(now)...)
+		return append(append(effects, c.dismiss()...), c.wishes()...)
 	case c.phase == steady && c.coming != nil && c.coming.agreed:
 		effects := c.adopt(c.coming)
 		c.coming = nil
-		return append(append(effects, note("plan %v is live", c.plan.Version)), c.wishes(now)...)
+		effects = append(effects, note("plan %v is live", c.plan.Version))
+		return append(append(effects, c.dismiss()...), c.wishes()...)
 	}
 	return nil
 }
@@ -775,7 +782,7 @@ func (c *Controller) evict(now time.Time) []Effect {
 	return effects
 }
 
-func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
+func (c *Controller) leaving(e Leaving) []Effect {
 	m := c.member(e.Worker)
 	if m == nil || m.leaving || c.kept != nil {
 		return nil
@@ -784,7 +791,7 @@ func (c *Controller) leaving(now time.Time, e Leaving) []Effect {
 	if !slices.ContainsFunc(c.all(), func(m *member) bool { return !m.leaving }) {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
-	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes(now)...)
+	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes()...)
 }
 
 // workers prints members.

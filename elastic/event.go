@@ -7,7 +7,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 )
 
-// Event is something that happens to a [Controller]. It is one of Dead, Ended, Answered, Agreed,
+// Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
 // Applied, Late, LinkLost, Leaving, Finished, Saved and Led.
 type Event interface{ event() }
 
@@ -36,6 +36,12 @@ type (
 		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
 		// its own.
 		Crashed *Crash
+	}
+
+	// Harmed says when a dead worker was killed, if that is known later than its death.
+	Harmed struct {
+		Worker plan.Worker
+		At     time.Time
 	}
 
 	// Ended says that a worker has ended well: after it had finished, or left.
@@ -107,7 +113,7 @@ const (
 )
 
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Propose, Adopt,
-// Kill, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
+// Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
 type Effect interface{ effect() }
 
 type (
@@ -140,6 +146,12 @@ type (
 
 	// Kill ends a worker; its Dead follows.
 	Kill struct {
+		Worker plan.Worker
+		Reason string
+	}
+
+	// Dismiss lets a worker end that the plan does without.
+	Dismiss struct {
 		Worker plan.Worker
 		Reason string
 	}
@@ -198,6 +210,7 @@ type Recovery struct {
 
 func (Dead) event()     {}
 func (Ended) event()    {}
+func (Harmed) event()   {}
 func (Answered) event() {}
 func (Agreed) event()   {}
 func (Applied) event()  {}
@@ -213,6 +226,7 @@ func (Command) effect()     {}
 func (Propose) effect()     {}
 func (Adopt) effect()       {}
 func (Kill) effect()        {}
+func (Dismiss) effect()     {}
 func (SetTimer) effect()    {}
 func (CancelTimer) effect() {}
 func (Note) effect()        {}

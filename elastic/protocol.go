@@ -90,7 +90,9 @@ type Peer struct {
 // One with a ballot is the end of a recovery: the worker passes the point
 // Passed with Result, if it has not, goes on under the plan, and is not sealed
 // any more. One without is a boundary plan: it goes live after the first
-// commit for which all workers have received it.
+// commit for which all workers have received it. A worker that is not in it
+// applies it like the others, and then does nothing more than to wait for
+// control.Release.
 type Order struct {
 	Ballot Ballot    `json:"ballot"`
 	Plan   plan.Plan `json:"plan"`

@@ -319,6 +319,8 @@ func (s *story) print(e Effect) string {
 		return fmt.Sprintf("adopt plan %v (%s)", e.Order.Plan.Version, e.Cause)
 	case Kill:
 		return fmt.Sprintf("kill worker %d: %s", e.Worker.ID, e.Reason)
+	case Dismiss:
+		return fmt.Sprintf("dismiss worker %d: %s", e.Worker.ID, e.Reason)
 	case SetTimer:
 		return fmt.Sprintf("timer %s in %v", e.Timer, e.After)
 	case CancelTimer:

@@ -482,6 +482,58 @@ func TestOthersGoOn(t *testing.T) {
 	}
 }
 
+func TestCommands(t *testing.T) {
+	r := startHeld(t)
+	say := func(args ...string) (status int, text string) {
+		t.Helper()
+		cmd := exec.Command(binary, args...)
+		cmd.Dir = r.Dir
+		status, stdout, stderr := result(t, cmd)
+		return status, stdout + stderr
+	}
+	for _, c := range []struct {
+		args string
+		want string
+	}{
+		{"kill run", "W is missing"},
+		{"kill", "RUN_DIR is missing"},
+		{"kill run x 7", "launcher: W is \"x\": give the number of a worker\nlauncher: there is no worker 7: "},
+		{"stop", "RUN_DIR is missing"},
+	} {
+		if status, text := say(strings.Fields(c.args)...); status != 2 || !strings.Contains(text, c.want) {
+			t.Errorf("%s: status %d, %s", c.args, status, text)
+		}
+	}
+	// Frozen, and thawed again, a worker is not missed.
+	for _, args := range []string{"freeze run 1", "thaw run 1", "kill run 0"} {
+		if status, text := say(strings.Fields(args)...); status != 0 || text != "" {
+			t.Fatalf("%s: status %d, %s", args, status, text)
+		}
+	}
+	if status := r.end(); status != 0 {
+		t.Fatalf("status %d: %s", status, &r.errs)
+	}
+	var sum rundir.Summary
+	readJSON(t, filepath.Join(r.Dir, "run", "summary.json"), &sum)
+	if len(sum.Recoveries) != 1 || sum.Recoveries[0].DiedAt != "kill" || sum.Recoveries[0].DetectMS <= 0 || sum.WorkersLost != 1 {
+		t.Errorf("summary: %+v", sum)
+	}
+	if status, text := say("kill", "run", "1"); status != 1 || text != "launcher: run is no run that is under way\n" {
+		t.Errorf("after the end: status %d, %s", status, text)
+	}
+
+	r = startHeld(t)
+	if status, text := say("stop", "run"); status != 0 || text != "" {
+		t.Errorf("stop: status %d, %s", status, text)
+	}
+	if status := r.end(); status != 1 || r.errs.String() != "launcher: stopped after step 2 of 9\n" {
+		t.Errorf("status %d: %s", status, &r.errs)
+	}
+	if left, _ := filepath.Glob(filepath.Join(r.Dir, "run", "*workers*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
 func TestStatusAndLogs(t *testing.T) {
 	r := startHeld(t)
 	say := func(args ...string) string {

@@ -5,6 +5,8 @@
 //	launcher status [RUN_DIR] [--json]
 //	launcher logs [RUN_DIR] [W] [-f]
 //	launcher doctor [--json]
+//	launcher kill|freeze|thaw|leave RUN_DIR W ...
+//	launcher stop RUN_DIR
 //
 // See launcher COMMAND --help. Its exit status is 0 only when all steps are
 // done, 2 for wrong usage, 130 after Ctrl-C, 75 after SIGTERM, and 1 otherwise.
@@ -79,17 +81,20 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
   launcher doctor`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q: the commands are run, status, logs and doctor", args[0])
+				return fmt.Errorf("there is no command %q: the commands are run, status, logs, doctor, kill, freeze, thaw, leave and stop", args[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("no command given: the commands are run, status, logs and doctor")
+			return errors.New("no command given: the commands are run, status, logs, doctor, kill, freeze, thaw, leave and stop")
 		},
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor())
+	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newStop())
+	for _, h := range harms {
+		root.AddCommand(newHarm(h))
+	}
 	return root
 }

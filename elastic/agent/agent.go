@@ -148,6 +148,7 @@ const (
 	Interrupt  Reason = "interrupt"  // Ctrl-C: exit 130
 	Terminated Reason = "terminated" // SIGTERM or SIGHUP: exit 75
 	Cancelled  Reason = "cancelled"  // the end of Serve's context: exit 130
+	Stopped    Reason = "stopped"    // a command of another process: exit 1
 )
 
 // Agent keeps one run. Its methods may be called from any goroutine; Serve once.
@@ -233,6 +234,7 @@ type run struct {
 	send   []chan control.Message // from the loop to each sender; holds more than a session ever sends
 	quit   chan struct{}          // closed when the loop has ended
 
+	commands   *commands // nil for a run without files
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -246,6 +248,14 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	for id := range r.workers {
 		others.Go(func() { r.talk(talk, id) })
 		others.Go(func() { r.awaitExit(id) })
+	}
+	if r.cfg.RunDir != nil {
+		if c, err := listenForCommands(); err != nil {
+			r.apply(r.s.step(time.Now(), fileFailed{err}))
+		} else {
+			r.commands = c
+			others.Go(func() { c.serve(talk, r.post) })
+		}
 	}
 
 	hello := time.NewTimer(r.cfg.HelloTimeout)
@@ -307,6 +317,9 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 
 	hangUp()
 	close(r.quit)
+	if r.commands != nil {
+		_ = r.commands.close() // a socket that is left behind harms nobody
+	}
 	others.Wait()
 	r.closeView()
 
@@ -411,9 +424,7 @@ func (r *run) talk(ctx context.Context, id int) {
 			m.Job.ProgramSHA256 = r.programSum(id)
 			e = received{id, m}
 		case control.Harm:
-			if e = (harmed{id, stamped(m.At)}); m.Kind == control.Thaw {
-				e = harmed{worker: id}
-			}
+			e = harmOf(id, m)
 		}
 		if !r.post(e) {
 			return
@@ -482,6 +493,11 @@ func (r *run) do(e effect) error {
 			return nil
 		}
 		return dir.AddEvent(e.e)
+	case writeWorkers:
+		if dir == nil || r.commands == nil {
+			return nil
+		}
+		return dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.alive})
 	case writeSummary:
 		if dir == nil {
 			return nil

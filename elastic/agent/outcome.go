@@ -49,6 +49,8 @@ func (o Outcome) ExitStatus() int {
 		return ExitDone
 	case errors.As(o.Err, &stopped) && stopped.Reason == Terminated:
 		return ExitTerminated
+	case errors.As(o.Err, &stopped) && stopped.Reason == Stopped:
+		return ExitFailed
 	case errors.As(o.Err, &stopped):
 		return ExitInterrupted
 	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.Is(o.Err, ErrTooLarge),
@@ -80,7 +82,7 @@ type StoppedError struct {
 }
 
 func (e *StoppedError) Error() string {
-	by := map[Reason]string{Interrupt: "interrupted", Terminated: "terminated", Cancelled: "cancelled"}[e.Reason]
+	by := map[Reason]string{Interrupt: "interrupted", Terminated: "terminated", Cancelled: "cancelled", Stopped: "stopped"}[e.Reason]
 	switch {
 	case e.Steps == 0:
 		return by + " before training began"

@@ -129,7 +129,10 @@ func (s *session) die(now time.Time, id int) []effect {
 	}
 	effects := []effect{s.about(now, id, "lost", cause)}
 	effects = append(effects, s.tell(now, dead)...)
-	effects = append(effects, s.row(id, how))
+	if s.judged {
+		return effects
+	}
+	effects = append(effects, s.row(id, how), s.processes())
 	// Others may have failed because of it, and said so before.
 	s.hearsay = nil
 	for id := range s.workers {
@@ -138,6 +141,16 @@ func (s *session) die(now time.Time, id int) []effect {
 		}
 	}
 	return append(effects, s.conclude(now)...)
+}
+
+// processes are those that can be reached.
+func (s *session) processes() (e writeWorkers) {
+	for id := range s.workers {
+		if w := &s.workers[id]; !w.gone && !w.exited {
+			e.alive = append(e.alive, rundir.Process{ID: id, PID: w.pid})
+		}
+	}
+	return e
 }
 
 // about is an event of one worker.
@@ -206,6 +219,8 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 				w.doom, w.killed = &evictedError{e.Reason}, true
 				add(s.about(now, int(e.Worker.ID), "evict", e.Reason), kill{int(e.Worker.ID)})
 			}
+		case elastic.Dismiss:
+			add(s.event(now, "note", e.Reason), sendMessage{int(e.Worker.ID), control.Release{}})
 		case elastic.SetTimer:
 			s.timers[e.Timer] = timer{now.Add(e.After), e.After}
 		case elastic.CancelTimer:

@@ -255,3 +255,40 @@ func TestStall(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 }
+
+// A worker that leaves hands over and ends, and is not lost.
+func TestLeave(t *testing.T) {
+	r := trainingOf(t, Config{}, 3)
+	r.feed(received{1, control.Leave{}})
+	if o := r.obey(); len(o.Plan.Workers) != 2 || o.Ballot != (elastic.Ballot{}) {
+		t.Fatalf("order %+v", o)
+	}
+	if m := sent[control.Release](r); len(m) != 1 {
+		t.Errorf("released %v", m)
+	}
+	r.feed(leave(1)...)
+	for n := 2; n <= 3; n++ {
+		r.feed(stepOf(0, n, 2), stepOf(2, n, 2))
+	}
+	r.feed(received{0, doneAfter(3, "")}, received{2, doneAfter(3, "")})
+	r.feed(leave(0, 2)...)
+	out := r.s.outcome()
+	if out.Err != nil || out.Summary.WorkersLost != 0 || len(out.Summary.Recoveries) != 0 || !r.s.over() {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
+	kinds := ""
+	for _, e := range pick[writeEvent](r.effects) {
+		if e.e.Kind != "note" {
+			kinds += e.e.Kind + " "
+		}
+	}
+	if kinds != "start plan plan unprotected left end " {
+		t.Errorf("events %s", kinds)
+	}
+	// All of them together end the run.
+	r = trainingOf(t, Config{}, 2)
+	r.feed(received{1, control.Leave{}}, received{0, control.Leave{}})
+	if m := sent[control.Stop](r); len(m) != 2 || r.s.stop != Terminated {
+		t.Errorf("stops %v", m)
+	}
+}

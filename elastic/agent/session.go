@@ -75,6 +75,7 @@ type worker struct {
 	ready control.Ready
 	last  control.Step // newest it reported
 	own   rundir.Worker
+	pid   int
 	heard time.Time // when it last said something; zero before its Hello
 
 	failed         bool // it has said Failed, and its exit says nothing new
@@ -160,6 +161,7 @@ type (
 	writeMetrics struct{ m rundir.Metrics }
 	writeEvent   struct{ e rundir.Event }
 	writeSummary struct{ s rundir.Summary }
+	writeWorkers struct{ alive []rundir.Process }
 	sendMessage  struct {
 		worker int
 		m      control.Message
@@ -228,7 +230,13 @@ func (s *session) step(now time.Time, e event) []effect {
 	case agreedOn:
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case harmed:
-		s.workers[e.worker].harmed = e.at // zero takes it back
+		if e.worker < 0 || e.worker >= len(s.workers) {
+			return nil
+		}
+		w := &s.workers[e.worker]
+		if w.harmed = e.at; w.gone && !e.at.IsZero() { // news from somebody who was slower than the death
+			return s.tell(now, elastic.Harmed{Worker: s.session(e.worker), At: e.at})
+		}
 	case fileFailed:
 		return s.judge(now, &FileError{Err: e.err})
 	case connClosed:
@@ -352,7 +360,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		case m.WorkerID != id || m.Incarnation != 0:
 			return bad("says it is worker %d in incarnation %d", m.WorkerID, m.Incarnation)
 		}
-		w.state, w.heard = greeted, now
+		w.state, w.heard, w.pid = greeted, now, m.PID
 		return nil
 
 	case control.Beat:
@@ -492,6 +500,7 @@ func (s *session) begin(now time.Time) []effect {
 	effects := []effect{
 		writeJob{s.job, first.Data},
 		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
+		s.processes(),
 		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
 		s.event(now, "plan", string(reason)),
 	}

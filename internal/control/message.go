@@ -192,11 +192,13 @@ type Leave struct{}
 // Harm is told just before a worker is harmed on purpose, with the moment in
 // nanoseconds of CLOCK_MONOTONIC. It is for measuring only.
 type Harm struct {
-	Kind string
-	At   int64
+	Kind   string // kill, freeze, thaw, ...
+	Worker int    // who; where a worker says so, it is itself
+	At     int64
 }
 
-// Release lets a worker that is done end: no other worker needs it any more.
+// Release lets a worker end that is done, or that the plan does without: no other
+// worker needs it any more.
 type Release struct{}
 
 // FailKind says whose fault a failure is; the exit status follows from it.

@@ -5,6 +5,7 @@
 //	plans.jsonl    one line for each plan: who does what, and why ([Plan])
 //	metrics.jsonl  one line for each committed step ([Metrics])
 //	events.jsonl   one line for each change ([Event])
+//	workers.json   the processes, while the run is under way ([Workers])
 //	summary.json   how the run ended ([Summary])
 //	log/           what worker W in incarnation I printed: worker-W.I.log
 //	bin/           the program, while it runs, where the launcher built it

@@ -87,6 +87,19 @@ type Plan struct {
 	Plan   json.RawMessage `json:"plan"`   // as package plan writes it
 }
 
+// Workers is workers.json, which is there while the run is: how to reach its processes.
+type Workers struct {
+	Agent   string    `json:"agent"` // path of the socket where the agent takes commands
+	Workers []Process `json:"workers"`
+}
+
+// Process is a worker that lives.
+type Process struct {
+	ID          int `json:"id"`
+	Incarnation int `json:"incarnation"`
+	PID         int `json:"pid"`
+}
+
 // Time is a point in time as the line files hold it: RFC 3339 with
 // milliseconds, in UTC.
 type Time struct{ time.Time }

@@ -154,6 +154,21 @@ func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
 	return last, nil
 }
 
+// ReadWorkers reads workers.json; the error of a run that is not under way is [ErrNotRunning].
+func ReadWorkers(path string) (w Workers, err error) {
+	found := running(path)
+	if found {
+		found, err = readJSON(filepath.Join(path, "workers.json"), &w)
+	}
+	if err == nil && !found {
+		err = fmt.Errorf("%s %w", path, ErrNotRunning)
+	}
+	return w, err
+}
+
+// ErrNotRunning is the class of errors for a run that is not under way.
+var ErrNotRunning = errors.New("is no run that is under way")
+
 // Log is the log of one life of a worker.
 type Log struct {
 	Worker, Incarnation int

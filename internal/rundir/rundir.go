@@ -48,6 +48,7 @@ type Dir struct {
 	own     []string // what this Dir made in the directory before it became a run, in the order of removal
 	bin     bool     // MakeBin made the folder
 	isRun   bool     // job.json is written
+	workers bool     // workers.json is
 	closed  bool
 }
 
@@ -110,7 +111,7 @@ func create(path string) (*Dir, error) {
 // files are the names that a run writes besides lock.
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "summary.json",
-	"config.json", "model.safetensors", "log", "bin",
+	"config.json", "model.safetensors", "log", "bin", "workers.json",
 }
 
 // take makes the directory this process's own.
@@ -296,6 +297,25 @@ func (d *Dir) addLine(f **os.File, v any) error {
 	return err
 }
 
+// WriteWorkers writes workers.json, which Close removes. It need not survive the machine.
+func (d *Dir) WriteWorkers(w Workers) error {
+	if w.Workers == nil {
+		w.Workers = []Process{}
+	}
+	text, err := json.Marshal(w)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.workers = true
+	temp := d.File(".workers.json")
+	if err := os.WriteFile(temp, append(text, '\n'), 0o644); err != nil {
+		return errors.Join(err, os.Remove(temp))
+	}
+	return os.Rename(temp, d.File("workers.json"))
+}
+
 // WriteSummary syncs the line files and writes summary.json.
 func (d *Dir) WriteSummary(s Summary) error {
 	if s.Recoveries == nil {
@@ -381,6 +401,9 @@ func (d *Dir) Close() error {
 	d.metrics, d.events, d.plans = nil, nil, nil
 	if d.bin {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
+	}
+	if d.workers {
+		err = errors.Join(err, os.Remove(d.File("workers.json")))
 	}
 	if !d.isRun {
 		err = errors.Join(err, d.discard())

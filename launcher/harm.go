@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// harm is a command that does something to workers of a run. The run learns of it by
+// its effects only; what it is told is when, which it needs for its records.
+type harm struct {
+	name  string
+	short string
+	long  string
+	do    func(chaos.Process) error
+	tell  bool
+}
+
+var harms = []harm{
+	{"kill", "Kill workers of a run", "kill ends workers at once (SIGKILL); the others go on.", chaos.Kill, true},
+	{"freeze", "Freeze workers of a run", `freeze stops workers (SIGSTOP). One that is silent for the run's --detect counts as dead; thaw
+lets it go on before.`, chaos.Freeze, true},
+	{"thaw", "Let frozen workers go on", "thaw lets workers go on that were frozen (SIGCONT).", chaos.Thaw, true},
+	{"leave", "Ask workers to leave a run", `leave asks workers to hand over what they hold and to end (SIGTERM).
+Nothing is computed again.`, chaos.Terminate, false},
+}
+
+func newHarm(h harm) *cobra.Command {
+	return &cobra.Command{
+		Use:     h.name + " RUN_DIR W ...",
+		Short:   h.short,
+		Long:    h.long + "\nW is the number of a worker; launcher status lists them.",
+		Example: fmt.Sprintf("  launcher %s runs/latest 2", h.name),
+		Args: func(_ *cobra.Command, args []string) error {
+			switch len(args) {
+			case 0:
+				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			case 1:
+				return errors.New("W is missing: give the number of a worker")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			run, err := rundir.ReadWorkers(args[0])
+			if err != nil {
+				return failure{err}
+			}
+			var targets []rundir.Process
+			var faults []error
+			for _, arg := range args[1:] {
+				w, err := strconv.Atoi(arg)
+				i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
+				switch {
+				case err != nil || w < 0:
+					faults = append(faults, fmt.Errorf("W is %q: give the number of a worker", arg))
+				case i < 0:
+					faults = append(faults, fmt.Errorf("there is no worker %d: %s lists those of the run", w, "launcher status "+args[0]))
+				default:
+					targets = append(targets, run.Workers[i])
+				}
+			}
+			if err := errors.Join(faults...); err != nil {
+				return err
+			}
+			if err := strike(cmd.Context(), h, run.Agent, targets); err != nil {
+				return failure{err}
+			}
+			return nil
+		},
+	}
+}
+
+// agentTime bounds how long a command talks to an agent.
+const agentTime = 5 * time.Second
+
+// strike does it to all of the workers, as nearly at once as can be.
+func strike(ctx context.Context, h harm, agent string, targets []rundir.Process) error {
+	processes := make([]*os.Process, len(targets))
+	for i, t := range targets {
+		p, err := chaos.Open(t.PID)
+		if err != nil {
+			return fmt.Errorf("worker %d: %w", t.ID, err)
+		}
+		defer p.Release()
+		processes[i] = p
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	conn, err := dial(ctx, agent)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stamps := make([]control.Harm, len(targets))
+	for i, p := range processes {
+		stamps[i] = control.Harm{Kind: h.name, Worker: targets[i].ID, At: chaos.Now()}
+		if err := h.do(p); err != nil {
+			return fmt.Errorf("worker %d: %w", targets[i].ID, err)
+		}
+	}
+	if !h.tell {
+		return nil
+	}
+	for _, s := range stamps {
+		// A run that has ended meanwhile has no more use for it.
+		if conn.Send(s) != nil {
+			return nil
+		}
+		if _, err := conn.Receive(ctx); err != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
+// dial connects to the agent of a run.
+func dial(ctx context.Context, socket string) (*control.Conn, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
+	}
+	return control.New(nc), nil
+}
+
+func newStop() *cobra.Command {
+	return &cobra.Command{
+		Use:   "stop RUN_DIR",
+		Short: "End a run at its next commit",
+		Long: `stop ends a run at its next commit, with all files written, as the first Ctrl-C does. Another
+stop ends it at once.`,
+		Example: "  launcher stop runs/latest",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			}
+			return atMost(1, "RUN_DIR")(nil, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			run, err := rundir.ReadWorkers(args[0])
+			if err != nil {
+				return failure{err}
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), agentTime)
+			defer cancel()
+			conn, err := dial(ctx, run.Agent)
+			if err != nil {
+				return failure{err}
+			}
+			defer conn.Close()
+			if err := conn.Send(control.Stop{}); err != nil {
+				return failure{err}
+			}
+			if _, err := conn.Receive(ctx); err != nil {
+				return failure{fmt.Errorf("the run's launcher does not answer: %w", err)}
+			}
+			return nil
+		},
+	}
+}
