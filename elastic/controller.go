@@ -19,6 +19,14 @@ type Config struct {
 
 	Term uint64 // of the agents' agreement
 
+	// Of a run that goes on under another leader: what is agreed of it. Live is the order
+	// of the newest recovery, whose plan is Plan or comes before it. Coming is a
+	// boundary plan that may be live already. Issued is the newest version that was given.
+	Live   *Order
+	Coming *Order
+	Issued plan.Version
+	Saved  Saved
+
 	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
 	Stages, Mirrors int
 
@@ -117,6 +125,17 @@ func New(cfg Config) *Controller {
 	}
 	for _, p := range cfg.Peers {
 		c.members[p.ID] = &member{Peer: p}
+	}
+	c.saved = cfg.Saved
+	if cfg.Live != nil {
+		c.live, c.epoch = cfg.Live, cfg.Live.Epoch
+	}
+	if cfg.Coming != nil {
+		c.coming = &change{order: *cfg.Coming, cause: "agreed", agreed: true, reason: "it was agreed before this agent led"}
+		c.pending[cfg.Coming.Plan.Version] = c.coming
+	}
+	if cfg.Issued.Compare(c.issued) > 0 {
+		c.issued = cfg.Issued
 	}
 	return c
 }
@@ -428,12 +447,16 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	case len(c.broken) > 0 && !at.behind:
 		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
 		return c.address(ch), nil
-	default:
-		// Only the agents' leader has changed, or the one that died was out of the plan.
+	case at.behind:
+		// Nobody of the plan has died, and not all have begun anew.
 		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
-		if c.live != nil {
-			ch.order.Restart, ch.order.From = at.behind, c.live.From
-		}
+		ch.order.Restart, ch.order.From = true, c.live.From
+		return c.address(ch), nil
+	default:
+		// Only the agents' leader has changed, or the one that died was out of the plan. The
+		// version is new all the same, since what the workers exchanged while they were
+		// sealed did not count.
+		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "kept", "nobody of the plan is lost: the same plan, so that all go on with it"
 		return c.address(ch), nil
 	}
 	view := plan.View{Workers: alive, Step: at.point.Step + 1}
