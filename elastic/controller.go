@@ -33,8 +33,8 @@ type Config struct {
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
-	// Detect is how long a worker may take for its answer to a query, and how long a link may
-	// be down. 0 means for ever.
+	// Detect is the budget of all waits: a worker may take half of it for its answer to a
+	// query, and a link may be down for all of it. 0 means for ever.
 	Detect time.Duration
 
 	// Hold is how long to wait for more workers. 0 means 2 min.
@@ -294,7 +294,7 @@ func (c *Controller) ask(why string) []Effect {
 		effects = append(effects, Ask{m.Worker, c.ballot})
 	}
 	if c.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{QueryTimer, c.cfg.Detect})
+		effects = append(effects, SetTimer{QueryTimer, c.cfg.Detect / 2})
 	}
 	return effects
 }
@@ -688,7 +688,7 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		var effects []Effect
 		for _, m := range c.all() {
 			if m.report == nil {
-				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect)})
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect/2)})
 			}
 		}
 		return effects // the next ballot begins with the first of their deaths

@@ -92,7 +92,7 @@ func strike(ctx context.Context, h harm, agent string, targets []rundir.Process)
 		if err != nil {
 			return fmt.Errorf("worker %d: %w", t.ID, err)
 		}
-		defer p.Release()
+		defer p.Release() //nolint:errcheck // it only frees what the process ends with
 		processes[i] = p
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentTime)

@@ -85,7 +85,7 @@ ends it at once.`,
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0 a run goes back to its beginning when a worker dies")
 	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
-	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
+	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")

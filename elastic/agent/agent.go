@@ -54,8 +54,9 @@ type Config struct {
 	// MinWorkers is the fewest workers that training goes on with. 0 means 1.
 	MinWorkers int
 
-	// Detect is how long a worker may be silent after its Hello, before which HelloTimeout
-	// counts; 0 means for ever.
+	// Detect is the budget in which a worker that gives no sign of life is to be found and
+	// left behind, from its Hello on, before which HelloTimeout counts. It may be silent for three
+	// quarters of it. 0 means for ever.
 	Detect time.Duration
 
 	// Reduction is how gradients are summed: exact, in an order that depends on
@@ -72,6 +73,13 @@ type Config struct {
 	// for a person to wait.
 	HelloTimeout time.Duration
 }
+
+// silence is how long a worker may be silent, so that with the time between two looks and the
+// recovery it is out of the plan within the budget.
+func (c Config) silence() time.Duration { return c.Detect * 3 / 4 }
+
+// watches is how often in the budget the agent looks who is silent.
+const watches = 16
 
 // MinDetect is the least Config.Detect: three heartbeats.
 const MinDetect = 3 * control.BeatEvery
@@ -235,11 +243,19 @@ type run struct {
 	quit   chan struct{}          // closed when the loop has ended
 
 	commands   *commands // nil for a run without files
+	agreement  *agreement
+	opened     chan opened // while it is being opened; nil afterwards
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
 	reap       *time.Timer // for the first of them
 	cause      <-chan time.Time
+}
+
+// opened is the agreement, or why there is none.
+type opened struct {
+	agreement *agreement
+	err       error
 }
 
 func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
@@ -250,6 +266,16 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		others.Go(func() { r.awaitExit(id) })
 	}
 	if r.cfg.RunDir != nil {
+		ch := make(chan opened, 1)
+		r.opened = ch
+		others.Go(func() {
+			a, err := openAgreement(r.cfg.RunDir)
+			ch <- opened{a, err}
+			if err == nil {
+				a.run(talk, r.post)
+				_ = a.node.Close() // what was agreed is synced
+			}
+		})
 		if c, err := listenForCommands(); err != nil {
 			r.apply(r.s.step(time.Now(), fileFailed{err}))
 		} else {
@@ -270,7 +296,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	watch.Stop()
 	defer watch.Stop()
 	rewatch := func() {
-		if period := r.cfg.Detect / 4; period > 0 {
+		if period := r.cfg.Detect / watches; period > 0 {
 			due = time.Now().Add(period)
 			watch.Reset(period)
 		}
@@ -477,6 +503,16 @@ func (r *run) do(e effect) error {
 		if dir == nil {
 			return nil
 		}
+		o := <-r.opened
+		if r.opened = nil; o.err != nil {
+			return o.err
+		}
+		r.agreement = o.agreement
+		entry, err := r.agreement.job(e.job)
+		if err != nil {
+			return err
+		}
+		r.agreement.propose(entry)
 		return dir.WriteJob(e.job, e.data)
 	case writePlan:
 		if dir == nil {
@@ -521,8 +557,17 @@ func (r *run) do(e effect) error {
 		r.workers[e.worker].Kill()
 		r.patience(e.worker)
 	case propose:
-		// This agent is the only one: what it proposes is agreed.
-		r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, time.Now()}))
+		if r.agreement == nil {
+			// Nothing outlives this agent: what it proposes is agreed.
+			began := time.Now()
+			r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, began}))
+			return nil
+		}
+		entry, err := planEntry(e.order, e.reason)
+		if err != nil {
+			return err
+		}
+		r.agreement.propose(entry)
 	case awaitExit:
 		r.patience(e.worker)
 	case awaitCause:

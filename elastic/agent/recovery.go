@@ -211,7 +211,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
 			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
 		case elastic.Propose:
-			add(propose{e.Order})
+			add(propose{e.Order, string(e.Reason)})
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:

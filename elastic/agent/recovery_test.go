@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/agree"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 )
@@ -222,12 +223,12 @@ func TestQueryTimer(t *testing.T) {
 	r := trainingOf(t, Config{Detect: 4 * time.Second}, 3)
 	r.feed(died(0)...)
 	at := r.s.alarm()
-	if at != r.now.Add(4*time.Second) {
+	if at != r.now.Add(2*time.Second) {
 		t.Fatalf("alarm at %v", at)
 	}
-	r.now = at.Add(time.Second)
+	r.now = at.Add(time.Second / 2)
 	r.feed(alarm{})
-	if len(pick[kill](r.effects)) > 0 || r.s.alarm() != r.now.Add(4*time.Second) {
+	if len(pick[kill](r.effects)) > 0 || r.s.alarm() != r.now.Add(2*time.Second) {
 		t.Fatal("a late agent blames workers")
 	}
 	r.now = r.s.alarm().Add(-time.Second)
@@ -237,16 +238,14 @@ func TestQueryTimer(t *testing.T) {
 	}
 	// Who is not even ended by that is not waited for.
 	r.feed(reapLate{1}, reapLate{2})
-	if want := "worker 2 has not answered within 4s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
+	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
 		t.Errorf("%v", r.s.err)
 	}
 }
 
 func TestStall(t *testing.T) {
 	r := trainingOf(t, Config{}, 2)
-	for _, ms := range []float64{10, 30, 20} {
-		r.s.times = append(r.s.times, ms)
-	}
+	r.s.times = append(r.s.times, 10, 30, 20)
 	r.feed(died(1)...)
 	r.answer(1, 1)
 	r.obey()
@@ -290,5 +289,33 @@ func TestLeave(t *testing.T) {
 	r.feed(received{1, control.Leave{}}, received{0, control.Leave{}})
 	if m := sent[control.Stop](r); len(m) != 2 || r.s.stop != Terminated {
 		t.Errorf("stops %v", m)
+	}
+}
+
+// What was ordered is in the log, which another process can open after the end.
+func TestAgreement(t *testing.T) {
+	ws, dir := startWorkers(t, 3, "die-1", "5")
+	a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := a.Serve(t.Context(), ws...); o.Err != nil {
+		t.Fatal(o.Err)
+	}
+	node, err := agree.Open(agree.Config{Dir: dir.File("agreement"), ID: "host-0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	for !node.Leadership().Ready {
+		<-node.Changes()
+	}
+	s := node.State()
+	if s.Generation != 1 || len(s.Job.Data) == 0 || s.Newest != (plan.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
+		t.Errorf("%+v", s)
+	}
+	o, err := elastic.ParseOrder(s.Plans[1].Data)
+	if err != nil || len(o.Plan.Workers) != 2 || o.Passed != (elastic.Point{Step: 2}) {
+		t.Errorf("%+v, %v", o, err)
 	}
 }

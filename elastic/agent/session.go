@@ -170,9 +170,12 @@ type (
 	closeView  struct{}
 	output     struct{ text string }
 	kill       struct{ worker int }
-	awaitExit  struct{ worker int }          // reapLate comes if the worker has not ended in a second
-	awaitCause struct{}                      // causeLate comes unless the session is over before
-	propose    struct{ order elastic.Order } // agreedOn comes
+	awaitExit  struct{ worker int } // reapLate comes if the worker has not ended in a second
+	awaitCause struct{}             // causeLate comes unless the session is over before
+	propose    struct {             // agreedOn comes
+		order  elastic.Order
+		reason string
+	}
 )
 
 const (
@@ -279,7 +282,7 @@ func (s *session) step(now time.Time, e event) []effect {
 				return s.judge(now, w.doom)
 			}
 			w.killed = true
-			return []effect{kill{e.worker}}
+			return []effect{kill(e)}
 		}
 	}
 	return nil
@@ -327,9 +330,9 @@ func (s *session) watch(now, due time.Time) []effect {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
-		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.Detect:
+		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.silence():
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.Detect, Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.silence(), Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -499,6 +502,7 @@ func (s *session) begin(now time.Time) []effect {
 	})
 	effects := []effect{
 		writeJob{s.job, first.Data},
+		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}}, string(reason)},
 		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
 		s.processes(),
 		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),

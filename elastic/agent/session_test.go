@@ -49,7 +49,7 @@ func play(t *testing.T, events ...event) (*session, string) {
 					continue // beside what else there is to tell
 				}
 				name = strings.TrimPrefix(fmt.Sprintf("%T", e.e), "view.")
-			case writeWorkers:
+			case writeWorkers, propose:
 				continue
 			case writeEvent:
 				name = e.e.Kind

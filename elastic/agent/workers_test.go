@@ -323,9 +323,9 @@ func TestStepsInAnyOrder(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	base := time.Unix(0, 0)
-	at := func(ms int) time.Time { return base.Add(time.Duration(ms) * time.Millisecond) }
+	at := func(ms int) time.Time { return base.Add(time.Duration(3*ms) * time.Millisecond) }
 	start := func() *session {
-		s := newSession(Config{Detect: time.Second}.withDefaults(2), 2)
+		s := newSession(Config{Detect: 4 * time.Second}.withDefaults(2), 2)
 		for _, e := range prepare(2) {
 			s.step(base, e)
 		}
@@ -348,14 +348,14 @@ func TestWatch(t *testing.T) {
 			s.step(at(2600), watchTick{at(2600)})
 		}
 	}
-	want := &SilentError{Worker: 0, Workers: 2, For: time.Second, Steps: 3}
-	if !reflect.DeepEqual(s.err, want) || s.err.Error() != "worker 0 has been silent for 1s, at step 0 of 3; no worker is left" || s.summary.WorkersLost != 2 {
+	want := &SilentError{Worker: 0, Workers: 2, For: 3 * time.Second, Steps: 3}
+	if !reflect.DeepEqual(s.err, want) || s.err.Error() != "worker 0 has been silent for 3s, at step 0 of 3; no worker is left" || s.summary.WorkersLost != 2 {
 		t.Errorf("got %v, %+v", s.err, s.summary)
 	}
 
 	// Late by more than a quarter of the budget, the agent was not listening.
 	s = start()
-	s.step(at(5000), watchTick{at(4700)})
+	s.step(at(5000), watchTick{at(4600)})
 	s.step(at(5900), watchTick{at(5900)})
 	if s.judged {
 		t.Errorf("a frozen agent blames its workers: %v", s.err)
@@ -366,7 +366,7 @@ func TestWatch(t *testing.T) {
 	}
 
 	// A worker is expected to beat from its Hello on, even if it never has; and who is gone is not watched.
-	s = newSession(Config{Detect: time.Second}.withDefaults(1), 1)
+	s = newSession(Config{Detect: 4 * time.Second}.withDefaults(1), 1)
 	s.step(at(9000), watchTick{at(9000)})
 	s.step(at(9000), received{0, hello})
 	s.step(at(10000), watchTick{at(10000)})
@@ -423,7 +423,7 @@ func TestSilence(t *testing.T) {
 			if frozen != !errors.As(o.Err, &silent) || frozen && o.ExitStatus() != ExitInterrupted {
 				t.Errorf("agent frozen %v: %v", frozen, o.Err)
 			}
-			if waited := time.Since(began); !frozen && (waited < 3*time.Second || waited > 3300*time.Millisecond) {
+			if waited := time.Since(began); !frozen && (waited < 2650*time.Millisecond || waited > 3*time.Second) {
 				t.Errorf("noticed after %v", waited)
 			}
 			synctest.Wait()
@@ -455,7 +455,7 @@ func TestProcesses(t *testing.T) {
 	}{
 		{"print", "", "", 1, 0},
 		{"die-1", "worker 1 exited: signal: killed", "reap", 1, 1},
-		{"freeze-2", "worker 2 has been silent for 1s", "silence", 1, 1},
+		{"freeze-2", "worker 2 has been silent for 750ms", "silence", 1, 1},
 		{"die-1", "worker 1 exited: signal: killed", "reap", -1, 1},
 	} {
 		t.Run(fmt.Sprint(c.arg, c.mirrors), func(t *testing.T) {

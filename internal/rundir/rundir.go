@@ -172,7 +172,7 @@ func create(path string) (*Dir, error) {
 // files are the names that a run writes besides lock.
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "summary.json",
-	"config.json", "model.safetensors", "log", "bin", "workers.json",
+	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement",
 }
 
 // take makes the directory this process's own.
@@ -263,6 +263,18 @@ func (d *Dir) MakeBin() (path string, err error) {
 		return "", err
 	}
 	d.bin = true
+	return path, nil
+}
+
+// MakeStore makes the folder for the log of what was agreed. It stays with the run.
+func (d *Dir) MakeStore() (path string, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	path = d.File("agreement")
+	if err := os.Mkdir(path, 0o777); err != nil {
+		return "", err
+	}
+	d.own = append(d.own, "agreement")
 	return path, nil
 }
 
@@ -478,6 +490,11 @@ func (d *Dir) Close() error {
 // discard removes what this Dir made, and nothing else.
 func (d *Dir) discard() error {
 	for _, name := range d.own {
+		if name == "agreement" {
+			if err := os.RemoveAll(d.File(name)); err != nil {
+				return err
+			}
+		}
 		var logs []string
 		if name == "log" {
 			logs, _ = filepath.Glob(d.File("log/worker-*.log"))

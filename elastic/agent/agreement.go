@@ -1,0 +1,95 @@
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/agree"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// agreement is the log of what was decided, in the run directory: one voter, which agrees with
+// itself as soon as an entry is on the disk. So the version of a plan that any worker
+// has seen is never given again.
+type agreement struct {
+	node    *agree.Node
+	entries chan proposal // in the order of their versions
+}
+
+type proposal struct {
+	entry agree.Entry
+	began time.Time
+}
+
+// agreementTime bounds how long the first entries may take.
+const agreementTime = 10 * time.Second
+
+// openAgreement opens the log of a run that begins.
+func openAgreement(dir *rundir.Dir) (*agreement, error) {
+	path, err := dir.MakeStore()
+	if err != nil {
+		return nil, err
+	}
+	const id = "host-0"
+	node, err := agree.Open(agree.Config{Dir: path, ID: id, Bootstrap: []agree.Server{{ID: id, Voter: true}}})
+	if err != nil {
+		return nil, err
+	}
+	a := &agreement{node: node, entries: make(chan proposal, 64)}
+	timeout := time.NewTimer(agreementTime)
+	defer timeout.Stop()
+	for !node.Leadership().Ready {
+		select {
+		case _, ok := <-node.Changes():
+			if ok {
+				continue
+			}
+		case <-timeout.C:
+		}
+		return nil, errors.Join(errors.New("the agreement has not begun"), node.Close())
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), agreementTime)
+	defer cancel()
+	if _, err := node.Propose(ctx, agree.Generation{N: node.State().Generation + 1}); err != nil {
+		return nil, errors.Join(err, node.Close())
+	}
+	return a, nil
+}
+
+// run commits what is proposed, one after the other, and tells of it, until ctx ends.
+func (a *agreement) run(ctx context.Context, post func(event) bool) {
+	for {
+		select {
+		case p := <-a.entries:
+			if _, err := a.node.Propose(ctx, p.entry); err != nil {
+				if ctx.Err() == nil {
+					post(fileFailed{err})
+				}
+				return
+			}
+			if e, ok := p.entry.(agree.Plan); ok && !post(agreedOn{e.Version, p.began}) {
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// propose hands over an entry and does not wait, as long as the disk follows.
+func (a *agreement) propose(e agree.Entry) { a.entries <- proposal{e, time.Now()} }
+
+// job is the entry of a run's job.
+func (a *agreement) job(j rundir.Job) (agree.Entry, error) {
+	text, err := json.Marshal(j)
+	return agree.Job{Generation: a.node.State().Generation, Data: text}, err
+}
+
+// planEntry is the entry of an order.
+func planEntry(o elastic.Order, reason string) (agree.Entry, error) {
+	text, err := o.Encode()
+	return agree.Plan{Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}, err
+}
