@@ -17,7 +17,8 @@ type Config struct {
 	Peers   []Peer    // its workers
 	Profile plan.Profile
 
-	Term uint64 // of the agents' agreement
+	Term    uint64 // of the agents' agreement
+	Attempt uint64 // of the newest ballot in it
 
 	// Of a run that goes on under another leader: what is agreed of it. Live is the order
 	// of the newest recovery, whose plan is Plan or comes before it. Coming is a
@@ -116,7 +117,7 @@ type recovery struct {
 // New returns the controller of a run whose first plan is live.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
+		cfg: cfg, ballot: Ballot{Term: cfg.Term, Attempt: cfg.Attempt}, plan: cfg.Plan, issued: cfg.Plan.Version,
 		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
@@ -183,7 +184,9 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		c.saved = e
 		return nil
 	case Led:
-		c.ballot = Ballot{Term: e.Term}
+		if e.Term > c.ballot.Term {
+			c.ballot = Ballot{Term: e.Term}
+		}
 		c.recover(now)
 		return c.ask(fmt.Sprintf("this agent leads in term %d", e.Term))
 	}

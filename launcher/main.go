@@ -92,7 +92,7 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newStop())
+	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newStop(), newAgent())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}

@@ -23,6 +23,7 @@ import (
 // runFlags are the flags of launcher run.
 type runFlags struct {
 	workers   int
+	hosts     int
 	stages    int
 	threads   int
 	mirrors   int
@@ -81,6 +82,7 @@ ends it at once.`,
 	flags.SetInterspersed(false) // what follows PROGRAM is the program's
 	flags.SortFlags = false
 	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
+	flags.IntVar(&f.hosts, "emulate-hosts", 1, "agents as separate processes, as if on so many hosts, with the workers split over them")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0 a run goes back to its beginning when a worker dies")
@@ -93,10 +95,19 @@ ends it at once.`,
 	return cmd
 }
 
+// maxHosts is the most --emulate-hosts.
+const maxHosts = 64
+
 func (f runFlags) validate(cmd *cobra.Command) error {
 	var errs []error
 	if f.workers < 1 {
 		errs = append(errs, fmt.Errorf("--workers %d: give at least 1", f.workers))
+	}
+	switch {
+	case f.hosts < 1:
+		errs = append(errs, fmt.Errorf("--emulate-hosts %d: give at least 1", f.hosts))
+	case f.hosts > maxHosts:
+		errs = append(errs, fmt.Errorf("--emulate-hosts %d: give at most %d", f.hosts, maxHosts))
 	}
 	switch {
 	case f.stages < 1:
@@ -276,6 +287,9 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 		}
 	}
 
+	if f.hosts > 1 {
+		return emulate(f, p, file, args, dir, v, stdout, stderr)
+	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,

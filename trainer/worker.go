@@ -172,6 +172,7 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Beat:
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order:

@@ -218,18 +218,22 @@ const reapTime = time.Second
 // the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
 func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
 	cfg := a.cfg.withDefaults(len(workers))
+	return newRun(cfg, workers, newSession(cfg, len(workers))).loop(ctx, a.stops)
+}
+
+func newRun(cfg Config, workers []Worker, s *session) *run {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
 		events:  make(chan event),
 		quit:    make(chan struct{}),
-		s:       newSession(cfg, len(workers)),
+		s:       s,
 		reapAt:  make([]time.Time, len(workers)),
 	}
 	for range workers {
 		r.send = append(r.send, make(chan control.Message, 4))
 	}
-	return r.loop(ctx, a.stops)
+	return r
 }
 
 // run is the loop around one session and its goroutines.
@@ -244,7 +248,8 @@ type run struct {
 
 	commands   *commands // nil for a run without files
 	agreement  *agreement
-	opened     chan opened // while it is being opened; nil afterwards
+	opened     chan opened     // while it is being opened; nil afterwards
+	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -265,7 +270,10 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		others.Go(func() { r.talk(talk, id) })
 		others.Go(func() { r.awaitExit(id) })
 	}
-	if r.cfg.RunDir != nil {
+	if r.agreement != nil {
+		others.Go(func() { r.agreement.run(talk, r.post) })
+	}
+	if r.cfg.RunDir != nil && r.agreement == nil {
 		ch := make(chan opened, 1)
 		r.opened = ch
 		others.Go(func() {
@@ -276,6 +284,8 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 				_ = a.node.Close() // what was agreed is synced
 			}
 		})
+	}
+	if r.cfg.RunDir != nil {
 		if c, err := listenForCommands(); err != nil {
 			r.apply(r.s.step(time.Now(), fileFailed{err}))
 		} else {
@@ -304,6 +314,8 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	rewatch()
 	cancelled := ctx.Done()
 
+	r.apply(r.s.began(time.Now()))
+loop:
 	for !r.s.over() {
 		var e event
 		if at := r.s.alarm(); at.IsZero() {
@@ -322,6 +334,8 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 			e = stopAsked{Cancelled}
 		case <-hello.C:
 			e = helloLate{}
+		case <-r.deposed:
+			break loop
 		case <-r.cause:
 			e = causeLate{}
 		case <-watch.C:
@@ -413,12 +427,15 @@ func (r *run) awaitExit(id int) {
 
 // talk connects and receives until the connection ends. It owns the sender.
 func (r *run) talk(ctx context.Context, id int) {
-	nc, err := r.workers[id].Connect(ctx)
-	if err != nil {
-		r.post(connClosed{id, err})
-		return
+	conn, far := r.workers[id].(conversation)
+	if !far {
+		nc, err := r.workers[id].Connect(ctx)
+		if err != nil {
+			r.post(connClosed{id, err})
+			return
+		}
+		conn = control.New(nc)
 	}
-	conn := control.New(nc)
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
@@ -447,7 +464,9 @@ func (r *run) talk(ctx context.Context, id int) {
 		var e event = received{id, m}
 		switch m := m.(type) {
 		case control.Ready:
-			m.Job.ProgramSHA256 = r.programSum(id)
+			if !far {
+				m.Job.ProgramSHA256 = r.programSum(id)
+			}
 			e = received{id, m}
 		case control.Harm:
 			e = harmOf(id, m)
@@ -503,11 +522,13 @@ func (r *run) do(e effect) error {
 		if dir == nil {
 			return nil
 		}
-		o := <-r.opened
-		if r.opened = nil; o.err != nil {
-			return o.err
+		if r.opened != nil {
+			o := <-r.opened
+			if r.opened = nil; o.err != nil {
+				return o.err
+			}
+			r.agreement = o.agreement
 		}
-		r.agreement = o.agreement
 		entry, err := r.agreement.job(e.job)
 		if err != nil {
 			return err
@@ -563,13 +584,17 @@ func (r *run) do(e effect) error {
 			r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, began}))
 			return nil
 		}
-		entry, err := planEntry(e.order, e.reason)
+		entry, err := r.agreement.plan(e.order, e.reason)
 		if err != nil {
 			return err
 		}
 		r.agreement.propose(entry)
 	case awaitExit:
 		r.patience(e.worker)
+	case fence:
+		if w, ok := r.workers[e.worker].(*remote); ok {
+			w.fence()
+		}
 	case awaitCause:
 		// What a frozen worker does to others shows before it counts as silent.
 		r.cause = time.After(reapTime + r.cfg.Detect)

@@ -16,6 +16,7 @@ import (
 // has seen is never given again.
 type agreement struct {
 	node    *agree.Node
+	term    uint64        // in which the entries are made; 0 where there is one agent
 	entries chan proposal // in the order of their versions
 }
 
@@ -65,10 +66,17 @@ func (a *agreement) run(ctx context.Context, post func(event) bool) {
 		select {
 		case p := <-a.entries:
 			if _, err := a.node.Propose(ctx, p.entry); err != nil {
-				if ctx.Err() == nil {
+				switch l := a.node.Leadership(); {
+				case ctx.Err() != nil:
+					return
+				case a.term == 0 || l.Ready && l.Term == a.term && errors.Is(err, agree.ErrInvalid):
 					post(fileFailed{err})
+					return
 				}
-				return
+				if _, again := p.entry.(agree.Job); again {
+					continue // the leader before this one had it agreed
+				}
+				return // another one leads, which ends this
 			}
 			if e, ok := p.entry.(agree.Plan); ok && !post(agreedOn{e.Version, p.began}) {
 				return
@@ -88,8 +96,8 @@ func (a *agreement) job(j rundir.Job) (agree.Entry, error) {
 	return agree.Job{Generation: a.node.State().Generation, Data: text}, err
 }
 
-// planEntry is the entry of an order.
-func planEntry(o elastic.Order, reason string) (agree.Entry, error) {
+// plan is the entry of an order.
+func (a *agreement) plan(o elastic.Order, reason string) (agree.Entry, error) {
 	text, err := o.Encode()
-	return agree.Plan{Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}, err
+	return agree.Plan{Term: a.term, Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}, err
 }

@@ -31,7 +31,9 @@ type timer struct {
 }
 
 // session is what plans call a worker.
-func (s *session) session(id int) plan.Worker { return plan.Worker{ID: plan.WorkerID(id)} }
+func (s *session) session(id int) plan.Worker {
+	return plan.Worker{ID: plan.WorkerID(id), Host: s.workers[id].host}
+}
 
 // peers are the workers that there are and where they listen.
 func (s *session) peers() []elastic.Peer {
@@ -120,6 +122,8 @@ func (s *session) die(now time.Time, id int) []effect {
 	switch {
 	case !w.harmed.IsZero():
 		dead.How, dead.Died = elastic.Stamped, w.harmed
+	case !w.status.lost.IsZero():
+		dead.How, dead.Died = elastic.HostOut, w.status.lost
 	case !w.silent.IsZero():
 		dead.How, dead.Died = elastic.Silent, w.silent
 	}
@@ -285,8 +289,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		clear(s.told)
 		effects = append(effects, s.event(now, "rollback", fmt.Sprintf("the run goes back to step %d", s.restart.step)))
 	}
-	thin := slices.ContainsFunc(p.Shards, func(sh plan.Shard) bool { return len(sh.Mirrors) < p.Mirrors })
-	if thin != s.thin {
+	if thin := thin(&p); thin != s.thin {
 		s.thin = thin
 		kind, reason := "protected", fmt.Sprintf("every shard has its %s", plural(p.Mirrors, "mirror"))
 		if thin {

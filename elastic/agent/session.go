@@ -39,6 +39,14 @@ type session struct {
 	plan  plan.Plan
 	start time.Time // of training
 
+	// Where several agents keep the run: the term in which this one leads, ballots of that
+	// term before this session, the host's name, and what the leader before has left.
+	term, attempt uint64
+	leader        string
+	heir          *inherited
+	later         []event // for the time after the take-over
+
+	starting  []effect             // when the first plan is agreed
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -76,12 +84,15 @@ type worker struct {
 	last  control.Step // newest it reported
 	own   rundir.Worker
 	pid   int
+	host  string
 	heard time.Time // when it last said something; zero before its Hello
 
 	failed         bool // it has said Failed, and its exit says nothing new
 	closed, exited bool
 	status         Status
 	gaveUp         bool // it was killed and did not end
+
+	inherited bool // from another leader: the first step that it tells of may be any
 
 	killed bool         // in training, to go on without it
 	gone   bool         // dead, or out of the plan: the run goes on without it
@@ -171,6 +182,7 @@ type (
 	output     struct{ text string }
 	kill       struct{ worker int }
 	awaitExit  struct{ worker int } // reapLate comes if the worker has not ended in a second
+	fence      struct{ worker int } // it has to end, if it lives
 	awaitCause struct{}             // causeLate comes unless the session is over before
 	propose    struct {             // agreedOn comes
 		order  elastic.Order
@@ -207,6 +219,9 @@ func (s *session) outcome() Outcome {
 }
 
 func (s *session) step(now time.Time, e event) []effect {
+	if s.heir != nil && !s.judged {
+		return s.gather(now, e)
+	}
 	switch e := e.(type) {
 	case received:
 		if s.judged {
@@ -231,6 +246,10 @@ func (s *session) step(now time.Time, e event) []effect {
 	case alarm:
 		return s.ring(now)
 	case agreedOn:
+		if first := s.starting; first != nil {
+			s.starting = nil
+			return first
+		}
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case harmed:
 		if e.worker < 0 || e.worker >= len(s.workers) {
@@ -486,6 +505,9 @@ func (s *session) begin(now time.Time) []effect {
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text}
+	if s.term > 0 {
+		start.Detect = s.cfg.Detect
+	}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 		begin.RunDir = s.cfg.RunDir.String()
@@ -497,7 +519,7 @@ func (s *session) begin(now time.Time) []effect {
 		begin.Workers = append(begin.Workers, w.own)
 	}
 	s.ctl = elastic.New(elastic.Config{
-		Plan: p, Peers: s.peers(), Profile: profile(first), Term: 1, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
 	})
 	effects := []effect{
@@ -510,7 +532,7 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	for id := range s.workers {
 		s.workers[id].state = training
-		effects = append(effects, sendMessage{id, start})
+		s.starting = append(s.starting, sendMessage{id, start})
 	}
 	return append(effects, show{begin})
 }
@@ -519,7 +541,7 @@ func (s *session) begin(now time.Time) []effect {
 func (s *session) view() plan.View {
 	var v plan.View
 	for id := range s.workers {
-		v.Workers = append(v.Workers, plan.Worker{ID: plan.WorkerID(id)})
+		v.Workers = append(v.Workers, s.session(id))
 	}
 	return v
 }
@@ -554,6 +576,11 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		m.Plan = uint64(s.plan.Version.N)
 	}
 	under, ok := s.known[m.Plan]
+	if ok && w.inherited && under.Version.Compare(s.restart.version) >= 0 {
+		// What it told before, the leader before has in the books.
+		w.inherited = false
+		w.begun, w.last.Step = s.restart.version, m.Step-1
+	}
 	switch {
 	case !ok || m.Plan < w.last.Plan:
 		return bad("committed step %d under plan %d, and plan %d is live", m.Step, m.Plan, s.plan.Version.N)

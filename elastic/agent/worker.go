@@ -51,6 +51,8 @@ type Status struct {
 	// Panicked says that its program ended by a panic, as far as its log tells.
 	// Others would end the same way.
 	Panicked bool
+
+	lost time.Time // since when nothing is heard of its host, where that is why it counts as ended
 }
 
 // OK reports whether the worker ended by itself and well.

@@ -83,6 +83,10 @@ type Start struct {
 	// Zero is the stage of ZeRO: 1, or 2, which 0 means too.
 	Zero int
 
+	// Detect is how long the worker may go on committing without a Beat of its agent; 0
+	// means for ever, as the agent sends none.
+	Detect time.Duration
+
 	// Plan is the first plan, a plan.Plan as JSON.
 	Plan []byte
 

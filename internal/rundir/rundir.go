@@ -50,6 +50,8 @@ type Dir struct {
 	isRun   bool     // job.json is written
 	workers bool     // workers.json is
 	closed  bool
+
+	attached bool // somebody else has made it, and others may have begun to write
 }
 
 // Create makes and locks the run directory path. An empty path means
@@ -93,7 +95,7 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 // one has made and locked it, and will close it last. Close then removes nothing.
 // shown is what people call it.
 func Attach(path, shown string) *Dir {
-	d := &Dir{path: path, shown: shown, isRun: true}
+	d := &Dir{path: path, shown: shown, isRun: true, attached: true}
 	d.setParent()
 	return d
 }
@@ -314,7 +316,11 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 }
 
 func (d *Dir) openLines(name string) (*os.File, error) {
-	f, err := os.OpenFile(d.File(name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o666)
+	once := os.O_EXCL
+	if d.attached {
+		once = os.O_TRUNC
+	}
+	f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err == nil {
 		d.own = append(d.own, name)
 	}
@@ -498,6 +504,8 @@ func (d *Dir) discard() error {
 		var logs []string
 		if name == "log" {
 			logs, _ = filepath.Glob(d.File("log/worker-*.log"))
+			hosts, _ := filepath.Glob(d.File("log/host-*.log"))
+			logs = append(logs, hosts...)
 		}
 		for _, path := range append(logs, d.File(name)) {
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
