@@ -82,6 +82,11 @@ func (c *HostConfig) workers() (n int) {
 	return n
 }
 
+// patience is by how much the agreement may be slower than the detection of workers: on a
+// machine that is busy, a leader must not be taken for dead because nothing ran for a moment. One
+// whose process has ended is replaced at once all the same, see relay.succeed.
+const patience = 3
+
 // Host is the agent of one of several hosts.
 type Host struct {
 	c     HostConfig
@@ -120,7 +125,7 @@ func (h *Host) Serve(ctx context.Context) error {
 		servers = append(servers, agree.Server{ID: x.Name, Addr: x.Agree, Voter: x.Voter})
 	}
 	node, err := agree.Open(agree.Config{
-		Dir: c.Store, ID: c.Hosts[c.Self].Name, Listener: c.Agree, Secret: c.Secret, Bootstrap: servers, Detect: max(c.Run.Detect, agree.MinDetect), Logger: c.Logger,
+		Dir: c.Store, ID: c.Hosts[c.Self].Name, Listener: c.Agree, Secret: c.Secret, Bootstrap: servers, Detect: patience * max(c.Run.Detect, time.Second), Logger: c.Logger,
 	})
 	if err != nil {
 		return err
@@ -147,6 +152,7 @@ func (h *Host) Serve(ctx context.Context) error {
 	defer tasks.Wait()
 	defer cancel()
 	r := newRelay(c, secure, workers)
+	r.stand = node.Stand
 	tasks.Go(func() { r.run(ctx) })
 	s := &seat{h: h, node: node, relay: r, again: make(chan *lead, 1)}
 	tasks.Go(func() { s.accept(ctx, secure) })

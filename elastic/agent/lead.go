@@ -36,6 +36,7 @@ type lead struct {
 type leadHost struct {
 	conn    *control.Conn // nil while there is no link
 	heard   time.Time     // or since when there is no link
+	since   time.Time     // the same, as far as that was before this leadership
 	probing bool
 	told    bool // it has been linked once
 	lost    bool
@@ -62,10 +63,7 @@ func newLead(c *HostConfig, node *agree.Node, term uint64, r *relay) *lead {
 	l := &lead{c: c, node: node, term: term, hosts: make([]leadHost, len(c.Hosts))}
 	now := time.Now()
 	for i, h := range c.Hosts {
-		l.hosts[i].heard = now
-		if at := r.brokeAt(i); !at.IsZero() {
-			l.hosts[i].heard = at
-		}
+		l.hosts[i].heard, l.hosts[i].since = now, r.brokeAt(i)
 		for _, id := range h.Workers {
 			for len(l.workers) <= id {
 				l.workers = append(l.workers, nil)
@@ -157,6 +155,7 @@ func (l *lead) link(ctx context.Context, conn *control.Conn, host int) {
 		return
 	}
 	h.conn, h.heard, h.told = conn, time.Now(), true
+	h.since = time.Time{}
 	for _, w := range l.workers {
 		if w.host == host {
 			w.out = q
@@ -302,11 +301,15 @@ func (l *lead) lose(host int) {
 	if h.conn != nil {
 		_ = h.conn.Close()
 	}
+	at := h.since
+	if at.IsZero() {
+		at = h.heard
+	}
 	for _, w := range l.workers {
 		if w.host == host {
 			w.fenced = true
 			w.in.close()
-			w.end(Status{Code: -1, Text: l.c.Hosts[host].Name + " was lost", lost: h.heard}, "")
+			w.end(Status{Code: -1, Text: l.c.Hosts[host].Name + " was lost", lost: at}, "")
 		}
 	}
 }

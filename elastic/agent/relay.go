@@ -23,6 +23,10 @@ type relay struct {
 	tls  *tls.Config
 	news chan struct{} // the leadership has changed
 
+	stand func() // to be elected
+
+	stood uint64 // the term that this node has ended; of run
+
 	mu      sync.Mutex
 	locals  []*local
 	leader  agree.Leadership
@@ -105,10 +109,45 @@ func (r *relay) run(ctx context.Context) {
 		r.mu.Unlock()
 		if i := r.c.host(l.Leader); i >= 0 {
 			_ = r.attach(ctx, i) // tried again
+			r.succeed(ctx, i, l.Term)
 			retry.Reset(retryEvery)
 		}
 	}
 }
+
+// succeed has this node stand for election where the process of the agent that led is gone. The
+// nodes do so one after the other, so that the first finds all votes there.
+func (r *relay) succeed(ctx context.Context, led int, term uint64) {
+	if ctx.Err() != nil || led == r.c.Self || !refuses(ctx, r.c.Hosts[led].Link, r.c.detect()) {
+		return
+	}
+	rank := 0
+	for i, h := range r.c.Hosts {
+		if i == r.c.Self {
+			break
+		}
+		if h.Voter && i != led {
+			rank++
+		}
+	}
+	turn := time.NewTimer(time.Duration(rank) * standEvery)
+	defer turn.Stop()
+	select {
+	case <-turn.C:
+	case <-ctx.Done():
+		return
+	}
+	r.mu.Lock()
+	l := r.leader
+	r.mu.Unlock()
+	if l.Term == term && r.c.Hosts[r.c.Self].Voter && r.stood != term {
+		r.stood = term
+		r.stand()
+	}
+}
+
+// standEvery is the time between two nodes that stand for election.
+const standEvery = 60 * time.Millisecond
 
 // retryEvery is the time between two attempts to reach the leader.
 const retryEvery = 10 * time.Millisecond
@@ -389,11 +428,14 @@ func (r *relay) beat(ctx context.Context) {
 	}
 }
 
-// brokeAt returns when the link to a host that led ended, zero if it did not.
+// brokeAt returns when the link to a host that led until now ended, or now.
 func (r *relay) brokeAt(host int) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.broke[host]
+	if at := r.broke[host]; !at.IsZero() && time.Since(at) < patience*r.c.detect() {
+		return at
+	}
+	return time.Now()
 }
 
 // dialAgent connects to another agent.

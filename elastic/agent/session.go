@@ -227,7 +227,11 @@ func (s *session) step(now time.Time, e event) []effect {
 		if s.judged {
 			return nil
 		}
-		if w := &s.workers[e.worker]; !w.heard.IsZero() {
+		w := &s.workers[e.worker]
+		if w.gone && s.term > 0 {
+			return nil // of a session that is fenced
+		}
+		if !w.heard.IsZero() {
 			w.heard = now
 		}
 		return s.message(now, e.worker, e.m)
