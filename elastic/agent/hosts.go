@@ -74,6 +74,9 @@ func (c *HostConfig) detect() time.Duration {
 	return c.Run.Detect
 }
 
+// silence is how long an agent may be silent, so that its host is out of the plan within the budget.
+func (c *HostConfig) silence() time.Duration { return c.detect() * 3 / 4 }
+
 // workers is the number of workers of the run.
 func (c *HostConfig) workers() (n int) {
 	for _, h := range c.Hosts {
@@ -363,6 +366,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	if err != nil {
 		return Outcome{}, err
 	}
+	l.fresh = in == nil
 	l.since = control.Lead{Term: l.term}
 	if in != nil && in.history.Last != nil {
 		l.since.Plan, l.since.Step = in.history.Last.Plan, in.history.Last.Step

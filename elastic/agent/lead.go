@@ -22,6 +22,7 @@ type lead struct {
 	c       *HostConfig
 	node    *agree.Node
 	term    uint64
+	fresh   bool         // nobody has led before
 	attempt uint64       // of ballots of this term that were given before
 	since   control.Lead // what hosts are told
 	workers []*remote    // by WorkerID
@@ -63,7 +64,11 @@ func newLead(c *HostConfig, node *agree.Node, term uint64, r *relay) *lead {
 	l := &lead{c: c, node: node, term: term, hosts: make([]leadHost, len(c.Hosts))}
 	now := time.Now()
 	for i, h := range c.Hosts {
-		l.hosts[i].heard, l.hosts[i].since = now, r.brokeAt(i)
+		since := r.brokeAt(i)
+		l.hosts[i].heard, l.hosts[i].since = since, since
+		if least := now.Add(-c.detect() * 3 / 4); since.Before(least) {
+			l.hosts[i].heard = least // it has to find out who leads, and to come here
+		}
 		for _, id := range h.Workers {
 			for len(l.workers) <= id {
 				l.workers = append(l.workers, nil)
@@ -274,7 +279,7 @@ func (l *lead) watch(ctx context.Context) {
 			case h.lost:
 			case deaf:
 				h.heard = now
-			case now.Sub(h.heard) > l.c.detect():
+			case h.conn != nil && now.Sub(h.heard) > l.c.silence(), h.conn == nil && now.Sub(h.heard) > l.patience():
 				l.lose(i)
 			case h.conn == nil && !h.probing:
 				h.probing = true
@@ -292,6 +297,15 @@ func (l *lead) watch(ctx context.Context) {
 		due = now.Add(probeEvery)
 		tick.Reset(probeEvery)
 	}
+}
+
+// patience is how long a host may be without a link. Before training a machine has much to do,
+// and nobody waits for it.
+func (l *lead) patience() time.Duration {
+	if l.fresh {
+		return l.c.Run.withDefaults(1).HelloTimeout
+	}
+	return l.c.detect()
 }
 
 // lose gives up a host: all its workers are dead, and fenced should they come back. l.mu is held.

@@ -320,12 +320,13 @@ func (r *relay) attach(ctx context.Context, host int) error {
 	})
 	others.Go(func() {
 		defer cancel()
-		watchSilence(ctx, r.c.detect(), func() time.Time {
+		watchSilence(ctx, r.c.silence(), func() time.Time {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.heard
 		})
 	})
+	silent := false                                                // until then, or no leader any more
 	stopped := context.AfterFunc(ctx, func() { _ = conn.Close() }) // ends a Send that waits
 	defer func() {
 		cancel()
@@ -333,6 +334,9 @@ func (r *relay) attach(ctx context.Context, host int) error {
 		_ = conn.Close()
 		r.mu.Lock()
 		r.out, r.end, r.broke[host] = nil, nil, time.Now()
+		if silent {
+			r.broke[host] = r.heard
+		}
 		r.mu.Unlock()
 		q.close()
 		others.Wait()
@@ -340,6 +344,7 @@ func (r *relay) attach(ctx context.Context, host int) error {
 	for {
 		m, err := conn.Receive(ctx)
 		if err != nil {
+			silent = ctx.Err() != nil
 			return err
 		}
 		if err := r.hear(m); err != nil {

@@ -481,7 +481,7 @@ func (d *Dir) Close() error {
 	if d.bin {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}
-	if d.workers {
+	if d.workers && !d.attached {
 		err = errors.Join(err, os.Remove(d.File("workers.json")))
 	}
 	if !d.isRun {
