@@ -361,7 +361,9 @@ loop:
 		_ = r.commands.close() // a socket that is left behind harms nobody
 	}
 	others.Wait()
-	r.closeView()
+	if r.s.over() { // else another agent goes on with it
+		r.closeView()
+	}
 
 	out := r.s.outcome()
 	if r.s.lost >= 0 {
