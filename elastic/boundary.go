@@ -2,14 +2,23 @@ package elastic
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/elastic/plan"
 )
 
+// filling is a boundary plan whose new holders are still to get their state.
+type filling struct {
+	fill   Fill
+	change *change
+	wait   map[plan.WorkerID]bool // who is not level yet
+}
+
 // wishes begins a boundary plan where one is called for and nothing else is
-// under way.
+// under way: workers leave, workers join, and shards get mirrors again, in this
+// order.
 func (c *Controller) wishes() []Effect {
-	if c.phase != steady || c.coming != nil || c.kept != nil {
+	if c.phase != steady || c.coming != nil || c.kept != nil || c.filling != nil {
 		return nil
 	}
 	var view plan.View
@@ -23,22 +32,94 @@ func (c *Controller) wishes() []Effect {
 			view.Leaving = append(view.Leaving, m.ID)
 		}
 	}
-	if len(view.Leaving) == 0 || len(view.Leaving) == len(view.Workers) {
+	event, what := plan.Event{After: c.issued}, ""
+	switch stay := len(view.Workers) - len(view.Leaving); {
+	case len(view.Leaving) > 0 && stay > 0 && stay >= c.cfg.MinWorkers:
+		event.Kind, what = plan.Leave, "leave"
+	case len(c.joining) > 0:
+		event.Kind, what = plan.Join, "join"
+		view.Leaving = nil
+		for _, m := range c.joining {
+			view.Workers = append(view.Workers, m.Worker)
+		}
+		slices.SortFunc(view.Workers, func(a, b plan.Worker) int { return int(a.ID - b.ID) })
+	case len(view.Leaving) > 0:
+		return []Effect{note("nobody leaves: %d of at least %d workers would stay", stay, c.cfg.MinWorkers)}
+	case !c.plan.Protected():
+		event.Kind, what = plan.Protect, "protect"
+	default:
 		return nil
 	}
-	if stay := len(view.Workers) - len(view.Leaving); stay < c.cfg.MinWorkers {
-		return []Effect{note("nobody leaves: %d of at least %d workers would stay", stay, c.cfg.MinWorkers)}
-	}
-	p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, plan.Event{Kind: plan.Leave, After: c.issued})
+	p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, event)
 	if err != nil {
-		return []Effect{note("nobody leaves: %v", err)}
+		return []Effect{note("no plan to %s: %v", what, err)}
 	}
-	if state, parameters := plan.Needs(&c.plan, &p, view); len(state)+len(parameters) > 0 {
-		return []Effect{note("nobody leaves: there is no other holder of %d ranges", len(state)+len(parameters))}
+	if event.Kind == plan.Protect && len(plan.Diff(&c.plan, &p).Mirror) == 0 && !p.Protected() {
+		return nil // as many mirrors as there can be are there
 	}
-	c.issued = p.Version
-	c.coming = c.address(&change{order: Order{Plan: p}, cause: "leave", reason: reason})
-	return c.propose(c.coming)
+	state, _ := plan.Needs(&c.plan, &p, view)
+	for _, t := range state {
+		if t.From < 0 {
+			return []Effect{note("no plan to %s: nobody has [%d,%d) of layer %d", what, t.Lo, t.Hi, t.Layer)}
+		}
+	}
+	ch := c.address(&change{order: Order{Plan: p}, cause: what, reason: reason})
+	if len(state) == 0 {
+		return c.come(ch)
+	}
+	c.fills++
+	f := &filling{change: ch, wait: make(map[plan.WorkerID]bool), fill: Fill{ID: c.fills, Transfers: state}}
+	for _, m := range c.all() {
+		f.fill.Peers = append(f.fill.Peers, m.Peer)
+	}
+	for _, w := range view.Workers {
+		if m := c.joining[w.ID]; m != nil {
+			f.fill.Peers = append(f.fill.Peers, m.Peer)
+		}
+	}
+	for _, t := range state {
+		f.wait[t.To] = true
+	}
+	c.filling = f
+	effects := []Effect{note("%s: %d ranges go to %d new holders first", reason, len(state), len(f.wait))}
+	for _, p := range f.fill.Peers {
+		effects = append(effects, Copy{p.Worker, f.fill})
+	}
+	return effects
+}
+
+// level takes note of a holder that is there, and proposes the plan when all
+// are.
+func (c *Controller) level(e Level) []Effect {
+	f := c.filling
+	if f == nil || e.ID != f.fill.ID || c.phase != steady {
+		return nil
+	}
+	delete(f.wait, e.Worker.ID)
+	if len(f.wait) > 0 {
+		return nil
+	}
+	c.filling = nil
+	return c.come(f.change)
+}
+
+// come proposes a boundary plan.
+func (c *Controller) come(ch *change) []Effect {
+	c.issued = ch.order.Plan.Version
+	c.coming = ch
+	return c.propose(ch)
+}
+
+func (c *Controller) joined(e Joined) []Effect {
+	if c.member(e.Worker) != nil || c.joining[e.Worker.ID] != nil {
+		return nil
+	}
+	c.joining[e.Worker.ID] = &member{Peer: Peer{Worker: e.Worker, Addr: e.Addr}}
+	effects := []Effect{note("worker %d is ready to join", e.Worker.ID)}
+	if c.filling != nil {
+		c.filling = nil // a plan with all of them instead
+	}
+	return append(effects, c.wishes()...)
 }
 
 // dismiss lets those end that the plan does without, as soon as all have

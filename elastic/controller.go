@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,6 +28,7 @@ type Config struct {
 	Coming *Order
 	Issued plan.Version
 	Saved  Saved
+	Fills  int // IDs of fills that may have been given
 
 	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
 	Stages, Mirrors int
@@ -55,6 +57,9 @@ type Controller struct {
 	pending map[plan.Version]*change // proposed and not out of date
 	coming  *change                  // the boundary plan under way, agreed or not
 	members map[plan.WorkerID]*member
+	joining map[plan.WorkerID]*member // ready, and in no plan that is agreed
+	filling *filling                  // what a boundary plan waits for
+	fills   int                       // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -108,8 +113,8 @@ type recovery struct {
 	Recovery
 	first  plan.Worker // that died
 	causes []string
-	dead   map[plan.WorkerID][]graph.Pair // and what each had begun
-	again  int                            // by plans that were agreed, and followed by others
+	dead   map[plan.WorkerID]Dead
+	again  int // by plans that were agreed, and followed by others
 
 	died, known, answered, proposed, agreed time.Time
 }
@@ -118,7 +123,7 @@ type recovery struct {
 func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, ballot: Ballot{Term: cfg.Term, Attempt: cfg.Attempt}, plan: cfg.Plan, issued: cfg.Plan.Version,
-		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member),
+		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
@@ -127,7 +132,7 @@ func New(cfg Config) *Controller {
 	for _, p := range cfg.Peers {
 		c.members[p.ID] = &member{Peer: p}
 	}
-	c.saved = cfg.Saved
+	c.saved, c.fills = cfg.Saved, cfg.Fills
 	if cfg.Live != nil {
 		c.live, c.epoch = cfg.Live, cfg.Live.Epoch
 	}
@@ -175,6 +180,10 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.linkLost(now, e)
 	case Leaving:
 		return c.leaving(e)
+	case Joined:
+		return c.joined(e)
+	case Level:
+		return c.level(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -229,12 +238,21 @@ func note(format string, args ...any) Note { return Note{fmt.Sprintf(format, arg
 // recover begins the account of a recovery, or goes on with the one that is under way.
 func (c *Controller) recover(now time.Time) *recovery {
 	if c.recovery == nil {
-		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID][]graph.Pair)}
+		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID]Dead)}
 	}
 	return c.recovery
 }
 
 func (c *Controller) dead(now time.Time, e Dead) []Effect {
+	if j := c.joining[e.Worker.ID]; j != nil && j.Worker == e.Worker {
+		delete(c.joining, e.Worker.ID)
+		effects := []Effect{note("%s, before it had a part in the plan", e.Cause)}
+		if c.filling != nil {
+			c.filling = nil
+			effects = append(effects, c.wishes()...)
+		}
+		return effects
+	}
 	m := c.member(e.Worker)
 	if m == nil {
 		return nil
@@ -265,7 +283,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	}
 	r.Lost++
 	r.causes = append(r.causes, e.Cause)
-	r.dead[e.Worker.ID] = e.Begun
+	r.dead[e.Worker.ID] = e
 	return c.ask(e.Cause)
 }
 
@@ -289,7 +307,7 @@ func (c *Controller) ask(why string) []Effect {
 	if c.phase == holding {
 		effects = append(effects, CancelTimer{HoldTimer})
 	}
-	c.phase = asking
+	c.phase, c.filling = asking, nil
 	all := c.all()
 	effects = append(effects, note("%s: ask %s what they have, ballot %v", why, workers(all), c.ballot))
 	for _, m := range all {
@@ -322,11 +340,28 @@ func (c *Controller) decide(now time.Time) []Effect {
 		effects = append(effects, CancelTimer{QueryTimer})
 	}
 	c.recovery.answered = now
+	// Who has never applied a plan has nothing of the run yet.
+	var fresh []*member
+	all = slices.DeleteFunc(all, func(m *member) bool {
+		begun := m.report.Plan != plan.Version{}
+		if !begun {
+			fresh = append(fresh, m)
+		}
+		return !begun
+	})
 	at, err := c.verdict(all)
 	if err != nil {
 		return append(effects, c.end(err)...)
 	}
 	effects = append(effects, c.settleComing(at.plan)...)
+	for _, m := range fresh {
+		delete(c.members, m.ID)
+		if c.planned(m.Worker) {
+			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun when its plan was struck", m.ID)})
+		} else {
+			c.joining[m.ID] = m
+		}
+	}
 	var alive []plan.Worker
 	have := 0
 	for _, m := range c.members {
@@ -540,7 +575,7 @@ func (c *Controller) address(ch *change) *change {
 		ch.order.Epoch = ch.order.Plan.Version.N
 	}
 	for _, w := range ch.order.Plan.Workers {
-		if m := c.members[w.ID]; m != nil {
+		if m := cmp.Or(c.members[w.ID], c.joining[w.ID]); m != nil {
 			ch.order.Peers = append(ch.order.Peers, m.Peer)
 		}
 	}
@@ -589,8 +624,9 @@ func (c *Controller) again(p *plan.Plan, v plan.View) int {
 	for s, route := range c.plan.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
-			list, dead := c.recovery.dead[w]
-			if dead && c.plan.Runs(pair, v.Step) && p.Runs(pair, v.Step) && (begun[pair] || slices.Contains(list, pair)) {
+			was, dead := c.recovery.dead[w]
+			told := (was.BegunIn == 0 || was.BegunIn == v.Step) && slices.Contains(was.Begun, pair)
+			if dead && c.plan.Runs(pair, v.Step) && p.Runs(pair, v.Step) && (begun[pair] || told) {
 				n++
 			}
 		}
@@ -610,6 +646,12 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 			return nil // it will be withdrawn
 		}
 		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
+		for _, w := range order.Plan.Workers {
+			if m := c.joining[w.ID]; m != nil {
+				delete(c.joining, w.ID)
+				c.members[w.ID] = m
+			}
+		}
 		for _, m := range c.all() {
 			m.applied = false
 			effects = append(effects, Command{m.Worker, *order})

@@ -8,7 +8,7 @@ import (
 )
 
 // Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
-// Applied, Late, LinkLost, Leaving, Finished, Saved and Led.
+// Applied, Late, LinkLost, Leaving, Joined, Level, Finished, Saved and Led.
 type Event interface{ event() }
 
 // Evidence says how a death is known, and with it from when its time counts.
@@ -33,7 +33,8 @@ type (
 
 		// Begun are pairs the worker had begun in the step it was in, as far as that is
 		// known.
-		Begun []graph.Pair
+		Begun   []graph.Pair
+		BegunIn int // that step; 0 if it is not known
 		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
 		// its own.
 		Crashed *Crash
@@ -79,6 +80,19 @@ type (
 	// Leaving says that a worker was asked to end, and wants to hand over.
 	Leaving struct{ Worker plan.Worker }
 
+	// Joined says that a worker is ready that is in no plan yet.
+	Joined struct {
+		Worker plan.Worker
+		Addr   string
+	}
+
+	// Level says that a worker has all that a fill was to bring it. See
+	// control.Level.
+	Level struct {
+		Worker   plan.Worker
+		ID, Step int
+	}
+
 	// Finished says that a worker has passed the last point, with the result
 	// of it. It answers queries on.
 	Finished struct {
@@ -113,7 +127,7 @@ const (
 	HoldTimer  Timer = "hold"  // for more workers
 )
 
-// Effect is something a [Controller] wants done. It is one of Ask, Command, Propose, Adopt,
+// Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,
 // Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
 type Effect interface{ effect() }
 
@@ -128,6 +142,12 @@ type (
 	Command struct {
 		Worker plan.Worker
 		Order  Order
+	}
+
+	// Copy makes a worker copy state in the background.
+	Copy struct {
+		Worker plan.Worker
+		Fill   Fill
 	}
 
 	// Propose brings an order before the agents. [Agreed] answers it.
@@ -220,10 +240,13 @@ func (LinkLost) event() {}
 func (Leaving) event()  {}
 func (Finished) event() {}
 func (Saved) event()    {}
+func (Joined) event()   {}
+func (Level) event()    {}
 func (Led) event()      {}
 
 func (Ask) effect()         {}
 func (Command) effect()     {}
+func (Copy) effect()        {}
 func (Propose) effect()     {}
 func (Adopt) effect()       {}
 func (Kill) effect()        {}

@@ -312,6 +312,8 @@ func (s *story) print(e Effect) string {
 			text += fmt.Sprintf(", ballot %v", o.Ballot)
 		}
 		return text
+	case Copy:
+		return fmt.Sprintf("copy %d on worker %d: %d ranges", e.Fill.ID, e.Worker.ID, len(e.Fill.Transfers))
 	case Propose:
 		return "propose " + s.order(e.Order)
 	case Adopt:

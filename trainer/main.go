@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -42,7 +43,7 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 	}
 	if launched {
 		// What the program starts is no worker, even if it calls Main.
-		for _, name := range []string{control.EnvAgent, control.EnvWorker, control.EnvIncarnation} {
+		for _, name := range []string{control.EnvAgent, control.EnvWorker, control.EnvIncarnation, control.EnvProgress} {
 			_ = os.Unsetenv(name) // it fails for impossible names only
 		}
 		os.Exit(launchedMain(id, define))
@@ -64,6 +65,14 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 		session:   comm.Session{Worker: comm.WorkerID(id.WorkerID), Incarnation: uint32(id.Incarnation)},
 		transport: comm.TCP{},
 		process:   true,
+	}
+	if id.Progress > 0 {
+		f := os.NewFile(uintptr(id.Progress), "progress")
+		if me.progress, err = progress.Open(f); err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
+			return agent.ExitFailed
+		}
+		_ = f.Close() // it stays mapped
 	}
 	err = serve(ctx, conn, me, func() (Job, error) {
 		return newCommand(program(), false, define).job(os.Args[1:])

@@ -210,6 +210,9 @@ func TestWorkerConversation(t *testing.T) {
 	if err := conn.Send(start); err != nil {
 		t.Fatal(err)
 	}
+	if a, ok := receive().(control.Applied); !ok || a.N != p.Version.N {
+		t.Fatalf("%+v", a)
+	}
 	for i := 1; i <= 3; i++ {
 		if s, ok := receive().(control.Step); !ok || s.Step != i {
 			t.Fatalf("step %d: %+v", i, s)

@@ -73,6 +73,12 @@ func (r *recovery) pass(m control.Message) error {
 			return err
 		}
 		r.engine.Order(order)
+	case control.Fill:
+		fill, err := elastic.ParseFill(m.Fill)
+		if err != nil {
+			return err
+		}
+		r.engine.Fill(fill)
 	}
 	return nil
 }

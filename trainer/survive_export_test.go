@@ -220,6 +220,8 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 			return
 		}
 		s.step(elastic.Answered{Worker: s.worker(v.id), Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
+	case control.Level:
+		s.step(elastic.Level{Worker: s.worker(v.id), ID: m.ID, Step: m.Step})
 	case control.Applied:
 		s.step(elastic.Applied{Worker: s.worker(v.id), Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt},
 			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
@@ -271,6 +273,13 @@ func (s *survival) step(e elastic.Event) {
 				return
 			}
 			s.send(f.Worker, control.Order{Order: body})
+		case elastic.Copy:
+			body, err := f.Fill.Encode()
+			if err != nil {
+				s.failed = err
+				return
+			}
+			s.send(f.Worker, control.Fill{Fill: body})
 		case elastic.Propose:
 			s.step(elastic.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
 		case elastic.Note:

@@ -22,6 +22,7 @@ import (
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -86,6 +87,8 @@ type self struct {
 	// process says that the worker is all there is in this process, which then
 	// ends at once when the agent is gone.
 	process bool
+	// progress is a record that the agent reads after this worker's end, or nil.
+	progress *progress.Record
 }
 
 func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
@@ -175,7 +178,7 @@ func (w *worker) receive(ctx context.Context) error {
 		case control.Beat:
 		case control.Release:
 			close(w.release)
-		case control.Query, control.Order:
+		case control.Query, control.Order, control.Fill:
 			if err := w.recovery.hear(m); err != nil {
 				return err
 			}
@@ -395,10 +398,12 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		ClipNorm:    p.ClipNorm,
 		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, shuffle.at(i), in, target) },
 		Pool:        pool,
+		Progress:    w.self.progress,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
 		Stop:        w.stopped,
 		Applied:     w.recovery.applied,
+		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
 	})
 	if err != nil {
 		return err
@@ -407,16 +412,19 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	defer w.recovery.leave(e)
 	w.recovery.enter(e)
 	done := control.Done{Steps: order.Passed.Step}
+	if err := w.begin(ctx, p, e, &done); err != nil {
+		return w.left(ctx, w.recovery.cause(err))
+	}
 	for done.Steps < p.Steps && done.StoppedBy == "" {
 		if err := w.trainStep(ctx, p, e, &done); err != nil {
-			return w.recovery.cause(err)
+			return w.left(ctx, w.recovery.cause(err))
 		}
 	}
 	if done.Steps == p.Steps {
 		done.StoppedBy = ""
 	}
 	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, p, e, done.Steps, start.RunDir); err != nil {
-		return w.recovery.cause(err)
+		return w.left(ctx, w.recovery.cause(err))
 	}
 	done.Result = e.Result()
 	done.Worker = rundir.Worker{ID: int(me.ID)}
@@ -440,6 +448,39 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		return nil
 	}
 	return w.end(p, start.RunDir, done.Steps)
+}
+
+// begin waits until the worker has a part in the run. One that joins takes part
+// in the evaluation after the step that was committed last.
+func (w *worker) begin(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
+	at, stop, err := e.Begun(ctx)
+	if err != nil {
+		return err
+	}
+	joined := at.Step > done.Steps
+	done.Steps = at.Step
+	if !joined {
+		return nil
+	}
+	w.step, w.told = at.Step, at.Step
+	done.StoppedBy = stop
+	if p.evalDue(at.Step) {
+		done.ValLoss, err = w.evaluate(ctx, p, e)
+	}
+	return err
+}
+
+// left waits for the agent's word if the run goes on without this worker.
+func (w *worker) left(ctx context.Context, err error) error {
+	if !errors.Is(err, engine.ErrLeft) {
+		return err
+	}
+	select {
+	case <-w.release:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // begin fills in the first values of a range of the parameters. Moments begin

@@ -250,7 +250,7 @@ func (l *lead) hear(host int, m control.Message) error {
 	case control.Closed:
 		w.in.close()
 	case control.Exited:
-		w.end(Status{Code: m.Code, Text: m.Text, Panicked: m.Panicked}, m.Last)
+		w.end(Status{Code: m.Code, Text: m.Text, Panicked: m.Panicked, Fault: m.Fault, Progress: m.Progress}, m.Last)
 	}
 	return nil
 }

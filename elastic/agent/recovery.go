@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -119,6 +120,14 @@ func (s *session) die(now time.Time, id int) []effect {
 		return s.judge(now, err)
 	}
 	dead := elastic.Dead{Worker: s.session(id), Cause: cause, How: elastic.Reaped, Died: w.ended}
+	progress := w.status.Progress
+	for _, p := range progress.Begun {
+		dead.Begun = append(dead.Begun, graph.Pair(p))
+	}
+	dead.BegunIn = progress.Step
+	if w.status.Fault && progress.Running != nil {
+		dead.Crashed = &elastic.Crash{Step: progress.Step, Pair: graph.Pair(*progress.Running)}
+	}
 	switch {
 	case !w.harmed.IsZero():
 		dead.How, dead.Died = elastic.Stamped, w.harmed
@@ -187,6 +196,8 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 		})
 	case control.LinkLost:
 		return s.tell(now, elastic.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
+	case control.Level:
+		return s.tell(now, elastic.Level{Worker: from, ID: m.ID, Step: m.Step})
 	case control.Leave:
 		return s.tell(now, elastic.Leaving{Worker: from})
 	}
@@ -214,6 +225,15 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			}
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
 			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
+		case elastic.Copy:
+			text, err := e.Fill.Encode()
+			if err == nil && len(text) > control.MaxFrame/2 {
+				err = fmt.Errorf("a fill of %d bytes: %w", len(text), ErrTooLarge)
+			}
+			if err != nil {
+				return append(effects, s.judge(now, &PlanError{err})...)
+			}
+			add(sendMessage{int(e.Worker.ID), control.Fill{Fill: text}})
 		case elastic.Propose:
 			add(propose{e.Order, string(e.Reason)})
 		case elastic.Adopt:

@@ -197,7 +197,7 @@ func (r *relay) awaitExit(ctx context.Context, l *local) {
 	s := l.worker.Status()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.exit = &control.Exited{Worker: l.id, Code: s.Code, Text: s.Text, Panicked: s.Panicked, Last: l.worker.LastOutput()}
+	l.exit = &control.Exited{Worker: l.id, Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: l.worker.LastOutput()}
 	r.tell(*l.exit)
 }
 

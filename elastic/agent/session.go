@@ -437,7 +437,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
-	case control.Answer, control.Applied, control.LinkLost, control.Leave:
+	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
 			return nil // it does not know yet
 		}
@@ -523,7 +523,7 @@ func (s *session) begin(now time.Time) []effect {
 		begin.Workers = append(begin.Workers, w.own)
 	}
 	s.ctl = elastic.New(elastic.Config{
-		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
 	})
 	effects := []effect{
@@ -540,6 +540,9 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	return append(effects, show{begin})
 }
+
+// fills is the ID of fills that come before those of this session.
+func (s *session) fills() int { return int(s.term)<<20 + int(s.attempt>>32)<<10 }
 
 // view is who lives, as plans see it.
 func (s *session) view() plan.View {

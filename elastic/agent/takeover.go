@@ -175,7 +175,7 @@ func (s *session) takeOver(now time.Time) []effect {
 	}
 	known := profile(s.workers[some].ready)
 	s.ctl = elastic.New(elastic.Config{
-		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: known, Term: s.term, Attempt: s.attempt, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: known, Term: s.term, Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Live: in.live, Coming: in.coming, Issued: in.newest.Version,
 	})
 	s.state = training

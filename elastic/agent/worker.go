@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/progress"
 )
 
 // Worker is a worker that was started.
@@ -51,6 +52,14 @@ type Status struct {
 	// Panicked says that its program ended by a panic, as far as its log tells.
 	// Others would end the same way.
 	Panicked bool
+
+	// Fault says that the process ended by a fault of its own, such as a
+	// segmentation violation, as far as that can be told: a signal from outside is
+	// none.
+	Fault bool
+
+	// Progress is what the worker had begun, as far as that is known.
+	Progress progress.State
 
 	lost time.Time // since when nothing is heard of its host, where that is why it counts as ended
 }
@@ -163,12 +172,24 @@ func StartProcess(c Command) (Worker, error) {
 	if c.Log != nil { // a nil *os.File would be a non-nil io.Writer
 		cmd.Stdout, cmd.Stderr = c.Log, c.Log
 	}
-	if err := startOnKeptThread(cmd); err != nil {
+	// Without a record, the worker does its work all the same.
+	record, file, err := progress.Create()
+	if err == nil {
+		id.Progress = 3 + len(cmd.ExtraFiles)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
+		cmd.Env = append(os.Environ(), id.Environ()...)
+	}
+	err = startOnKeptThread(cmd)
+	if file != nil {
+		_ = file.Close()
+	}
+	if err != nil {
+		_ = record.Close()
 		_ = l.Close()
 		_ = os.RemoveAll(dir)
 		return nil, err
 	}
-	p := &process{cmd: cmd, dir: dir, log: c.Log, listener: l, exited: make(chan struct{})}
+	p := &process{cmd: cmd, dir: dir, log: c.Log, listener: l, progress: record, exited: make(chan struct{})}
 	go p.reap()
 	return p, nil
 }
@@ -221,6 +242,7 @@ type process struct {
 	dir      string // of the socket, until the worker is connected
 	log      *os.File
 	listener *net.UnixListener
+	progress *progress.Record
 	exited   chan struct{}
 	status   Status // set before exited is closed
 	last     string // the same
@@ -247,7 +269,14 @@ func (p *process) reap() {
 	p.mu.Unlock()
 
 	state := p.cmd.ProcessState
-	p.status = Status{Code: state.ExitCode(), Text: state.String()}
+	p.status = Status{Code: state.ExitCode(), Text: state.String(), Progress: p.progress.State()}
+	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+		switch ws.Signal() {
+		case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE, syscall.SIGABRT, syscall.SIGTRAP, syscall.SIGSYS:
+			p.status.Fault = true
+		}
+	}
+	_ = p.progress.Close()
 	// A worker may have connected, spoken and died before anyone accepted: so its
 	// connection must still be taken, and the listener stays. This one
 	// queues behind it, and ends the wait for a worker that never came.

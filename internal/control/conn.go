@@ -106,6 +106,7 @@ const (
 	EnvAgent       = "SOLITON_AGENT"       // path of the agent's unix socket
 	EnvWorker      = "SOLITON_WORKER"      // WorkerID
 	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
+	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
 )
 
 // Identity is what a worker process was started as.
@@ -113,6 +114,7 @@ type Identity struct {
 	Socket      string // path of the agent's unix socket
 	WorkerID    int
 	Incarnation int
+	Progress    int // number of the file of a progress.Record; 0: there is none
 }
 
 // Launched returns the identity an agent gave this process. ok is false
@@ -130,16 +132,26 @@ func Launched() (id Identity, ok bool, err error) {
 	if id.Incarnation, err2 = strconv.Atoi(os.Getenv(EnvIncarnation)); err2 != nil || id.Incarnation < 0 {
 		err2 = fmt.Errorf("control: %s=%q in the environment is no incarnation; it is set by the launcher only", EnvIncarnation, os.Getenv(EnvIncarnation))
 	}
+	if v, there := os.LookupEnv(EnvProgress); there {
+		var err error
+		if id.Progress, err = strconv.Atoi(v); err != nil || id.Progress < 3 {
+			err1 = errors.Join(err1, fmt.Errorf("control: %s=%q in the environment is no file number; it is set by the launcher only", EnvProgress, v))
+		}
+	}
 	return id, true, errors.Join(err1, err2)
 }
 
 // Environ returns the environment variables that [Launched] reads.
 func (id Identity) Environ() []string {
-	return []string{
+	env := []string{
 		EnvAgent + "=" + id.Socket,
 		EnvWorker + "=" + strconv.Itoa(id.WorkerID),
 		EnvIncarnation + "=" + strconv.Itoa(id.Incarnation),
 	}
+	if id.Progress > 0 {
+		env = append(env, EnvProgress+"="+strconv.Itoa(id.Progress))
+	}
+	return env
 }
 
 // Hello returns the first message of the worker with this identity.

@@ -3,6 +3,7 @@ package control
 import (
 	"time"
 
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
@@ -242,7 +243,8 @@ type Exited struct {
 	Worker, Incarnation int
 	Code                int
 	Text                string
-	Panicked            bool
+	Panicked, Fault     bool
+	Progress            progress.State
 	Last                string // lines that it printed
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 )
@@ -24,6 +25,7 @@ func newPanic(v any) error {
 // runPass begins a forward or backward pass.
 func (e *Engine) runPass(t graph.Task) {
 	w := e.step.works[t.Pair]
+	e.c.Progress.Begin(e.step.number, progress.Pair(t.Pair), t.Kind == graph.Forward)
 	if t.Kind == graph.Backward {
 		e.backward(t, w)
 	} else {
@@ -72,6 +74,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		w.dout, loss = dout, Loss{sum, count}
 		return nil
 	}, func(err error) {
+		e.c.Progress.End()
 		if err != nil {
 			e.fail(err)
 			return
@@ -120,6 +123,7 @@ func (e *Engine) backward(t graph.Task, w *task) {
 		}
 		return nil
 	}, func(err error) {
+		e.c.Progress.End()
 		e.backwards++
 		st.queue.Done(t)
 		if s > 0 {
@@ -213,7 +217,7 @@ func (e *Engine) startReduce(s, layer int) {
 			total, ok = e.grads[layer].Total()
 		}
 		for _, sh := range e.shards {
-			if sh.Layer == layer && sh.owner {
+			if sh.Layer == layer && sh.reduces {
 				if !ok {
 					panic("engine: a gradient is complete and its sum is not")
 				}
@@ -223,11 +227,11 @@ func (e *Engine) startReduce(s, layer int) {
 		return
 	}
 	var shards []plan.Shard
-	var mine []*shard // nil where another worker owns it
+	var mine []*shard // nil where another worker reduces it
 	for _, p := range e.plan.Shards {
 		if p.Layer == layer {
 			sh := e.shards[rangeOf(p)]
-			if p.Owner != e.c.Self.ID {
+			if e.reducer(p) != e.c.Self.ID {
 				sh = nil
 			}
 			shards, mine = append(shards, p), append(mine, sh)
@@ -252,7 +256,7 @@ func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		t.Nodes = append(t.Nodes, e.plan.Nodes(s, w, e.step.number))
 	}
 	for _, p := range shards {
-		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[p.Owner]})
+		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[e.reducer(p)]})
 	}
 	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(e.step.number, layer)
 	e.operate(func() error {
@@ -275,43 +279,42 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		e.plain[layer] = e.free.get(e.c.Layers[layer].Size())
 		clear(e.plain[layer])
 	}
-	parts, err := e.parts(s, shards)
-	if err != nil {
-		e.fail(err)
-		return
-	}
-	ctx, sum, call := e.opsCtx, e.plain[layer], e.call(e.step.number, layer)
-	if e.plan.Mirrors > 0 {
-		// The reduction spoils its operand, and may have to begin anew.
+	// In the order of ranks, which promotions may have changed. The reduction
+	// spoils its operand, and may have to begin anew.
+	sum := e.plain[layer]
+	parts, places, inOrder := e.parts(s, shards)
+	if !inOrder || e.plan.Mirrors > 0 {
 		sum = e.free.get(len(sum))
-		copy(sum, e.plain[layer])
+		for i, p := range shards {
+			copy(sum[places[i]:places[i]+p.Hi-p.Lo], e.plain[layer][p.Lo:p.Hi])
+		}
 		e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
 	}
+	ctx, call := e.opsCtx, e.call(e.step.number, layer)
 	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
-		for _, sh := range mine {
+		for i, sh := range mine {
 			if sh != nil {
-				sh.completed(e, sum[sh.Lo:sh.Hi])
+				sh.completed(e, sum[places[i]:places[i]+sh.Hi-sh.Lo])
 			}
 		}
 	})
 }
 
-// parts returns the borders of what the workers of stage s own of a layer, in
-// the order of their ranks.
-func (e *Engine) parts(s int, shards []plan.Shard) ([]int, error) {
-	workers := e.plan.Stages[s].Workers
-	parts := make([]int, 1, len(workers)+1)
-	at := 0 // in shards
-	for _, w := range workers {
-		end := parts[len(parts)-1]
-		for at < len(shards) && shards[at].Owner == w {
-			end = shards[at].Hi
-			at++
+// parts returns the borders of what the workers of stage s reduce of a layer,
+// by rank, and where each shard begins if all lie in that order. inOrder says
+// that they do in the layer, too.
+func (e *Engine) parts(s int, shards []plan.Shard) (parts, places []int, inOrder bool) {
+	parts, places, inOrder = []int{0}, make([]int, len(shards)), true
+	at := 0
+	for _, w := range e.plan.Stages[s].Workers {
+		for i, p := range shards {
+			if e.reducer(p) == w {
+				places[i] = at
+				inOrder = inOrder && at == p.Lo
+				at += p.Hi - p.Lo
+			}
 		}
-		parts = append(parts, end)
+		parts = append(parts, at)
 	}
-	if at < len(shards) {
-		return nil, fmt.Errorf("fast reduction needs the shards of a layer in the order of their owners' ranks: %+v", shards[at])
-	}
-	return parts, nil
+	return parts, places, inOrder
 }

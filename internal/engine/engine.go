@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 	"github.com/soliton-train/soliton/zero"
@@ -39,7 +41,7 @@ func (l Layer) Size() (n int) {
 type Load func(i uint64, in, target tensor.Tensor) error
 
 // Config describes a job, and a worker's part in it, to the engine. Every
-// field is needed but Fast and Zero.
+// field is needed but Progress, Fast, Zero and Level.
 type Config struct {
 	Self plan.Worker // our session
 	// Network is the engine's: it says who is admitted, and makes groups. An
@@ -48,7 +50,8 @@ type Config struct {
 	Network *comm.Endpoint
 	Groups  map[uint16]*comm.Group
 	// First brings the first plan, which is valid. Its Passed is the point
-	// from which the run goes on.
+	// from which the run goes on. One without workers is that of a worker that
+	// joins: it waits for a Fill, and for an Order with its first plan.
 	First elastic.Order
 
 	// Stage makes layers [lo, hi) run here, and sets their Params in Layers to
@@ -67,6 +70,8 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
+	// Progress gets what is begun, where it is not nil.
+	Progress *progress.Record
 	// Fast adds gradients up in the order in which they come, with a plain
 	// reduce-scatter between the workers of a stage, instead of over the tree. The
 	// results of all workers still agree, but their last bits depend on the plan
@@ -79,6 +84,9 @@ type Config struct {
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
+	// Level, if it is not nil, is told when all that a Fill is to bring here has
+	// come, and the step that it is of.
+	Level func(id, step int)
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
@@ -125,12 +133,14 @@ type Engine struct {
 	sealed   bool
 	ballot   elastic.Ballot
 	order    *elastic.Order // to be applied now
+	admitted bool           // its workers are, and others evicted
 	edited   bool           // its groups are
 	opened   int            // links for it
 	came     time.Time      // when it did
 	resuming *Applied       // applied, but no task began yet
 	at       time.Time      // when it was applied
 	pending  []elastic.Order
+	begun    chan struct{}          // to be closed when there is a plan
 	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
 
 	// Operations of groups that go on, and what ends them.
@@ -162,6 +172,15 @@ type Engine struct {
 	step   *stepState
 
 	forwards, backwards int64
+
+	// State on its way to and from holders that are to come.
+	fillID    int // of the newest Fill
+	outgoing  []*outgoing
+	incoming  []*incoming
+	fillRecvs []*comm.Receiving
+	fillSends []*comm.Sending
+	chores    []chore
+	levelSaid bool
 }
 
 // work is what the computing goroutine does.
@@ -176,12 +195,14 @@ const (
 // New returns an engine, which goes on from c.First.Passed.
 func New(c Config) (*Engine, error) {
 	p := &c.First.Plan
-	if c.GlobalBatch%c.MicroBatch != 0 || p.Micros() != c.GlobalBatch/c.MicroBatch {
+	micros := c.GlobalBatch / c.MicroBatch
+	joins := len(p.Workers) == 0
+	if c.GlobalBatch%c.MicroBatch != 0 || !joins && p.Micros() != micros {
 		return nil, fmt.Errorf("engine: micro-batches of %d of a global batch of %d are not the %d of the plan", c.MicroBatch, c.GlobalBatch, p.Micros())
 	}
 	e := &Engine{
 		c:         c,
-		micros:    p.Micros(),
+		micros:    micros,
 		mail:      newMailbox(),
 		ended:     make(chan struct{}),
 		compute:   make(chan func(), 1),
@@ -197,11 +218,16 @@ func New(c Config) (*Engine, error) {
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
 		plain:     make([][]float32, len(c.Layers)),
-		losses:    tree.NewSums(p.Micros(), Loss.add),
+		losses:    tree.NewSums(micros, Loss.add),
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
-	e.order, e.came = &c.First, time.Now()
+	if joins {
+		// No point of the run is its beginning here: nothing is made from nothing.
+		e.start = elastic.Point{Step: -1}
+	} else {
+		e.setOrder(c.First)
+	}
 	e.tasks.Go(e.runCompute)
 	go e.loop()
 	e.mail.put(func() {})
@@ -251,7 +277,7 @@ func (e *Engine) advance() {
 	if e.order != nil && !e.obey() {
 		return
 	}
-	if e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
+	if e.busy == idle && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
 	if e.req != nil {
@@ -274,9 +300,17 @@ func (e *Engine) fail(err error) {
 		e.req.end(e.err)
 		e.req = nil
 	}
+	if e.begun != nil {
+		close(e.begun)
+		e.begun = nil
+	}
 }
 
 var errClosed = errors.New("engine: closed")
+
+// ErrLeft is the error of operations after a plan without this worker is
+// live. Others may still read from it, until they have applied the plan, too.
+var ErrLeft = errors.New("engine: the plan goes on without this worker")
 
 // discard gives up the step in flight.
 func (e *Engine) discard() {
@@ -408,8 +442,41 @@ type Result struct {
 // the stages is one here.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 	r := &request{point: elastic.Point{Step: step, Gate: elastic.Committed}}
-	err := e.ask(ctx, r)
-	return r.result, err
+	if err := e.ask(ctx, r); err != nil {
+		return Result{}, err // the loop may still be at it
+	}
+	return r.result, nil
+}
+
+// Begun waits until the first plan is live here, and returns the point from
+// which the run goes on and, of a worker that joined, why the commit before
+// ended the run, or "".
+func (e *Engine) Begun(ctx context.Context) (p elastic.Point, stop string, err error) {
+	begun := make(chan struct{})
+	e.mail.put(func() {
+		if len(e.plan.Workers) > 0 || e.err != nil {
+			close(begun)
+		} else {
+			e.begun = begun
+		}
+	})
+	select {
+	case <-begun:
+	case <-ctx.Done():
+		return p, "", ctx.Err()
+	case <-e.ended:
+		return p, "", errClosed
+	}
+	e.inspect(func() {
+		p, err = e.passed, e.err
+		said, _ := decodeSaid(e.result) // told by a worker that had passed
+		for _, b := range said {
+			if rec, err := parseRecord(b, e.micros); err == nil {
+				stop = cmp.Or(stop, rec.stop)
+			}
+		}
+	})
+	return p, stop, err
 }
 
 // Moments returns the optimizer's numbers for a range that is owned or

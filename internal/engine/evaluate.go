@@ -69,7 +69,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 		return Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
 	var total Loss
-	err := e.ask(ctx, &request{
+	if err := e.ask(ctx, &request{
 		point: elastic.Point{Step: step, Gate: elastic.Evaluated},
 		job: func(ctx context.Context) ([]byte, error) {
 			v := &evaluator{e: e, step: step, n: n, micros: micros, sample: sample}
@@ -105,8 +105,10 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 			}
 			return nil
 		},
-	})
-	return total, err
+	}); err != nil {
+		return Loss{}, err
+	}
+	return total, nil
 }
 
 // evaluator runs this worker's part of an evaluation, in the computing

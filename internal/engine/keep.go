@@ -31,8 +31,9 @@ type Collector interface {
 // on the first worker of the plan, and returns what that says on all of them.
 // Should the first worker be lost, the collection begins anew on another. All
 // workers call it, after the same step.
-func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Collector, error)) (words []byte, err error) {
-	err = e.ask(ctx, &request{
+func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Collector, error)) ([]byte, error) {
+	var words []byte
+	if err := e.ask(ctx, &request{
 		point: elastic.Point{Step: step, Gate: elastic.Kept},
 		job:   func(ctx context.Context) ([]byte, error) { return e.collect(ctx, step, collector) },
 		size: func(w plan.WorkerID) int {
@@ -45,8 +46,10 @@ func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Col
 			words = append([]byte{}, said[0]...)
 			return nil
 		},
-	})
-	return words, err
+	}); err != nil {
+		return nil, err
+	}
+	return words, nil
 }
 
 // collect is the job of Keep, in the computing goroutine.

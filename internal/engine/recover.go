@@ -44,11 +44,19 @@ func (e *Engine) Order(o elastic.Order) {
 			}
 		case o.Ballot == elastic.Ballot{}:
 			e.pending = append(e.pending, o)
+			if len(e.plan.Workers) == 0 && e.order == nil {
+				e.awaitLive(o)
+			}
 		case o.Ballot.Compare(e.ballot) >= 0:
 			e.ballot, e.sealed = o.Ballot, true
-			e.order, e.edited, e.came = &o, false, time.Now()
+			e.setOrder(o)
 		}
 	})
+}
+
+// setOrder makes an order the one to be applied now.
+func (e *Engine) setOrder(o elastic.Order) {
+	e.order, e.edited, e.admitted, e.came = &o, false, false, time.Now()
 }
 
 // LinkLost says that the link to a session broke, so that what was sent to it
@@ -89,7 +97,8 @@ func (e *Engine) goLive(v plan.Version) {
 		if e.pending[i].Plan.Version == v {
 			o := e.pending[i]
 			o.Passed = e.passed
-			e.order, e.edited, e.came = &o, false, time.Now()
+			e.setOrder(o)
+			e.tellLive(&o)
 		}
 	}
 	if e.order == nil {
@@ -101,6 +110,11 @@ func (e *Engine) goLive(v plan.Version) {
 // it is applied.
 func (e *Engine) obey() bool {
 	o := e.order
+	if (o.Ballot != elastic.Ballot{}) && !e.admitted {
+		// First of all: what goes on may wait for who is not there any more.
+		e.admit(o)
+		e.admitted = true
+	}
 	if e.passed.Compare(o.Passed) < 0 && !e.catchUp(o) {
 		return false
 	}
@@ -112,6 +126,20 @@ func (e *Engine) obey() bool {
 		e.jobStop()
 	}
 	if e.busy == onJob {
+		return false
+	}
+	if _, ok := o.Plan.Worker(e.c.Self.ID); !ok {
+		e.leave(o)
+		return false
+	}
+	if (o.Ballot == elastic.Ballot{}) && len(e.plan.Workers) > 0 && !e.arrived() {
+		return false // the owners of the plan before are those who send
+	}
+	if e.lacks(&o.Plan) {
+		// The last gradient is on its way here.
+		if e.busy == idle {
+			e.doChore()
+		}
 		return false
 	}
 	if !e.edited {
@@ -150,6 +178,24 @@ func (e *Engine) catchUp(o *elastic.Order) bool {
 	return e.err == nil
 }
 
+// admit admits the workers of the plan and evicts all others.
+func (e *Engine) admit(o *elastic.Order) {
+	peers := make([]comm.Peer, len(o.Peers))
+	for i, x := range o.Peers {
+		peers[i] = comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr}
+	}
+	if err := e.c.Network.SetMembers(peers); err != nil {
+		e.fail(err)
+	}
+}
+
+// leave ends this worker's part: the plan goes on without it.
+func (e *Engine) leave(o *elastic.Order) {
+	e.c.Applied(Applied{Ballot: o.Ballot, Version: o.Plan.Version, Edit: time.Since(e.came)})
+	e.order = nil
+	e.fail(ErrLeft)
+}
+
 // edit admits the workers of the plan, evicts all others, and edits the groups
 // in place. That ends when all links are there.
 func (e *Engine) edit(o *elastic.Order) {
@@ -157,14 +203,7 @@ func (e *Engine) edit(o *elastic.Order) {
 	p := &o.Plan
 	e.version = comm.Version{Generation: uint64(p.Version.Generation), N: uint64(p.Version.N)}
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
-	peers := make([]comm.Peer, len(o.Peers))
-	for i, x := range o.Peers {
-		peers[i] = comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr}
-	}
-	if err := e.c.Network.SetMembers(peers); err != nil {
-		e.fail(err)
-		return
-	}
+	e.admit(o)
 	type edit struct {
 		group   *comm.Group
 		members []comm.Session
@@ -236,6 +275,10 @@ func (e *Engine) apply(o *elastic.Order) {
 	e.pending = slices.DeleteFunc(e.pending, func(x elastic.Order) bool {
 		return o.Ballot != elastic.Ballot{} || x.Plan.Version.Compare(o.Plan.Version) <= 0
 	})
+	if e.begun != nil {
+		close(e.begun)
+		e.begun = nil
+	}
 	fresh := e.serve()
 	if err := e.hold(); err != nil {
 		e.fail(err)
@@ -245,7 +288,7 @@ func (e *Engine) apply(o *elastic.Order) {
 		e.fail(err)
 		return
 	}
-	e.share(old)
+	e.share(old, o.Ballot != elastic.Ballot{})
 	e.askShapes()
 	for w := range e.lossy {
 		for s := range e.shapes {
@@ -261,10 +304,15 @@ func (e *Engine) apply(o *elastic.Order) {
 		e.reroute(old)
 	}
 	clear(e.lossy)
+	if (o.Ballot != elastic.Ballot{}) {
+		e.stopFills()
+	} else {
+		e.endFills()
+	}
 	e.order = nil
 	e.at = time.Now()
 	e.resuming = &Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: e.opened, Edit: e.at.Sub(e.came)}
-	if o.Ballot.Compare(e.ballot) >= 0 {
+	if o.Ballot.Compare(e.ballot) >= 0 || len(old.Workers) == 0 {
 		e.sealed = false
 	}
 }
@@ -293,24 +341,33 @@ func (e *Engine) serve() (fresh []int) {
 
 // hold brings the shards in line with the plan.
 func (e *Engine) hold() error {
-	mine := make(map[plan.Range]bool)
+	mine, fresh := make(map[plan.Range]bool), make(map[plan.Range]*shard)
+	me := e.c.Self.ID
 	for _, p := range e.plan.Shards {
-		owner, r := p.Owner == e.c.Self.ID, rangeOf(p)
+		owner, reduces, r := p.Owner == me, e.reducer(p) == me, rangeOf(p)
 		sh := e.shards[r]
-		if !owner && !slices.Contains(p.Mirrors, e.c.Self.ID) {
-			if e.c.Zero == 1 && e.serves(p.Layer) {
-				mine[r] = true
-				if sh == nil || sh.state != nil {
-					e.shards[r] = &shard{Range: r}
+		if !owner && !slices.Contains(p.Mirrors, me) {
+			if reduces || e.c.Zero == 1 && e.serves(p.Layer) {
+				if mine[r] = true; sh == nil || sh.state != nil {
+					sh = &shard{Range: r}
+					e.shards[r] = sh
 				}
+				sh.assign(false, reduces)
 			}
 			continue
 		}
 		mine[r] = true
-		if sh == nil || sh.state == nil {
-			if e.passed != e.start {
-				return fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", e.plan.Version, r.Lo, r.Hi, r.Layer)
+		if (sh == nil || sh.state == nil) && e.passed != e.start {
+			made, err := e.assemble(r)
+			if err == nil && made == nil {
+				err = fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", e.plan.Version, r.Lo, r.Hi, r.Layer)
 			}
+			if err != nil {
+				return err
+			}
+			sh, fresh[r] = made, made
+		}
+		if sh == nil || sh.state == nil {
 			state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
 			if err != nil {
 				return err
@@ -319,16 +376,22 @@ func (e *Engine) hold() error {
 			if err := e.c.Begin(zero.Range(r), sh.params, state.Moments); err != nil {
 				return err
 			}
-			e.shards[r] = sh
+			fresh[r] = sh
 		}
-		if owner && !sh.owner {
-			sh.promote()
-		}
-		sh.owner = owner
+		sh.assign(owner, reduces)
 	}
 	for r := range e.shards {
 		if !mine[r] {
 			delete(e.shards, r)
+		}
+	}
+	for r, sh := range fresh {
+		e.shards[r] = sh
+		if e.serves(sh.Layer) && e.c.Layers[sh.Layer].Params != nil {
+			// Of a layer that was served before, the parameters are there.
+			view := e.c.Layers[sh.Layer].Params[r.Lo:r.Hi]
+			copy(view, sh.params)
+			sh.params = view
 		}
 	}
 	return nil
@@ -356,16 +419,19 @@ func (e *Engine) refill(fresh []int) error {
 	return nil
 }
 
-// share sends the parameters of owned shards to those who cannot have them
-// from another owner: workers that are new in the stage, and all if the owner
-// was another one before.
-func (e *Engine) share(old *plan.Plan) {
+// share sends the parameters of owned shards to workers that are new in their
+// stages. In a recovery, others may lack them, too, because their owner was
+// lost; who has them drops them.
+func (e *Engine) share(old *plan.Plan, recovery bool) {
 	if e.passed == e.start {
 		return
 	}
-	was := make(map[plan.Range]plan.WorkerID, len(old.Shards))
-	for _, p := range old.Shards {
-		was[rangeOf(p)] = p.Owner
+	if recovery {
+		for l := range e.arrivals {
+			if !e.arrivals[l].there() {
+				e.expectParams(l, e.passed.Step)
+			}
+		}
 	}
 	for _, sh := range e.inOrder() {
 		if !sh.owner {
@@ -375,9 +441,7 @@ func (e *Engine) share(old *plan.Plan) {
 		e.spread(sh, e.passed.Step, func(w plan.WorkerID) bool {
 			before, _ := old.Worker(w)
 			now, _ := e.plan.Worker(w)
-			owner, known := was[sh.Range]
-			return !known || owner != e.c.Self.ID || before != now || e.lossy[w] ||
-				s >= len(old.Stages) || !slices.Contains(old.Stages[s].Workers, w)
+			return recovery || before != now || s >= len(old.Stages) || !slices.Contains(old.Stages[s].Workers, w)
 		})
 	}
 }
@@ -420,14 +484,14 @@ func (e *Engine) reroute(old *plan.Plan) {
 		}
 	}
 	for _, sh := range e.shards {
-		s := e.plan.StageOf(sh.Layer)
 		switch {
-		case !sh.owner:
-			sh.expect(e)
-		case e.settled(s):
+		case e.settled(e.plan.StageOf(sh.Layer)):
 			sh.forward(e)
-		default:
+			sh.expect(e)
+		case sh.reduces:
 			sh.complete, sh.total = false, nil
+		default:
+			sh.expect(e)
 		}
 	}
 }

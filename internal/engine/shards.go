@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 
@@ -12,12 +13,14 @@ import (
 )
 
 // shard is the state of a range that this worker owns or mirrors. Both do the
-// same with it: they apply the same updates to the same bits. In stage 1 of
-// ZeRO the other workers of the range's stage have its gradient, and no state.
+// same with it: they apply the same updates to the same bits. Others have no
+// state, but the gradient: in stage 1 of ZeRO the workers of the range's stage,
+// and who reduces it for an owner that does not serve the stage.
 type shard struct {
 	plan.Range
-	owner bool
-	state *zero.Shard
+	owner   bool
+	reduces bool // its gradient becomes complete here
+	state   *zero.Shard
 	// params is part of the layer's Params where this worker serves it, else
 	// memory of its own.
 	params []float32
@@ -60,9 +63,9 @@ func (sh *shard) begin(e *Engine) {
 	sh.expect(e)
 }
 
-// expect lets a mirror wait for the complete gradient.
+// expect waits for the complete gradient, where it is not reduced here.
 func (sh *shard) expect(e *Engine) {
-	if sh.owner || sh.complete || sh.recv != nil {
+	if sh.reduces || sh.complete || sh.recv != nil {
 		return
 	}
 	st := e.step
@@ -79,8 +82,7 @@ func (sh *shard) expect(e *Engine) {
 	})
 }
 
-// completed says that the gradient is complete; an owner passes it on to the
-// mirrors.
+// completed says that the gradient is complete; who reduces it passes it on.
 func (sh *shard) completed(e *Engine, total []float32) {
 	sh.complete, sh.total = true, total
 	sh.forward(e)
@@ -88,16 +90,17 @@ func (sh *shard) completed(e *Engine, total []float32) {
 
 // forward sends the complete gradient to who is to have it, and was not sent it.
 func (sh *shard) forward(e *Engine) {
-	if !sh.owner || !sh.complete {
+	s := e.plan.StageOf(sh.Layer)
+	if !sh.complete || !sh.reduces && !(sh.owner && e.settled(s)) {
 		return
 	}
 	p := e.planned(sh.Range)
-	readers := p.Mirrors
+	readers := append([]plan.WorkerID{p.Owner}, p.Mirrors...)
 	if e.c.Zero == 1 {
-		readers = append(slices.Clone(readers), e.plan.Stages[e.plan.StageOf(sh.Layer)].Workers...)
+		readers = append(readers, e.plan.Stages[s].Workers...)
 	}
 	for _, m := range readers {
-		if sh.told[m] || m == p.Owner {
+		if sh.told[m] || m == e.c.Self.ID {
 			continue
 		}
 		if sh.told == nil {
@@ -108,37 +111,40 @@ func (sh *shard) forward(e *Engine) {
 	}
 }
 
-// promote makes a mirror the owner.
-func (sh *shard) promote() {
-	sh.owner, sh.told = true, nil
-	if sh.recv != nil {
+// assign gives the shard its parts under a plan.
+func (sh *shard) assign(owner, reduces bool) {
+	if owner && !sh.owner || reduces && !sh.reduces {
+		sh.told = nil
+	}
+	sh.owner, sh.reduces = owner, reduces
+	if reduces && sh.recv != nil {
 		sh.recv.Cancel(errClosed)
 		<-sh.recv.Done() // the reader of a link leaves the memory at once
 		sh.recv = nil
 	}
 }
 
-// post sends memory that the update changes, so that nobody here enters the
-// commit before it is sent.
+// post sends memory that the update changes. Everybody has all that is sent
+// so when a commit is passed, since nobody enters it before.
 func (e *Engine) post(to plan.WorkerID, k comm.Key, data []byte, prio comm.Priority) {
-	s := e.c.Network.Post(e.session(to), k, data, prio)
-	e.sent = append(e.sent, s)
-	s.OnDone(func() { e.mail.put(func() {}) })
+	e.sent = append(slices.DeleteFunc(e.sent, func(s *comm.Sending) bool { return isClosed(s.Done()) }),
+		e.c.Network.Post(e.session(to), k, data, prio))
 }
 
-// drained reports whether nothing of that kind is being sent any more.
-func (e *Engine) drained() bool {
-	left := e.sent[:0]
-	for _, s := range e.sent {
+// drain ends what is still being sent after a commit: copies that nobody
+// waits for. It returns when the memory is ours.
+func drain(ctx context.Context, sent []*comm.Sending) error {
+	for _, s := range sent {
+		s.Cancel(errClosed)
+	}
+	for _, s := range sent {
 		select {
 		case <-s.Done():
-		default:
-			left = append(left, s)
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
-	clear(e.sent[len(left):])
-	e.sent = left
-	return len(left) == 0
+	return nil
 }
 
 // update applies a committed update to the shards, and begins to bring the
@@ -152,7 +158,19 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 	for i, sh := range order {
 		totals[i] = sh.total
 	}
+	out := e.outgoing
+	sources, gradients := make([]*shard, len(out)), make([][]float32, len(out))
+	for i, o := range out {
+		if sources[i] = e.source(o.r); sources[i] != nil {
+			gradients[i] = sources[i].total
+		}
+	}
+	sent := e.sent
+	e.sent = nil
 	e.do(onJob, func() error {
+		if err := drain(e.ctx, sent); err != nil {
+			return err
+		}
 		for i, sh := range order {
 			if sh.state == nil {
 				continue
@@ -162,8 +180,28 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 				e.mail.put(func() { e.spread(sh, step, nil) })
 			}
 		}
+		if len(out) > 0 {
+			messages := e.sendFills(out, sources, gradients, u)
+			e.mail.put(func() { e.postFills(out, messages, step) })
+		}
 		return nil
-	}, func(error) { after() })
+	}, func(err error) {
+		if err != nil {
+			e.fail(err)
+			return
+		}
+		after()
+	})
+}
+
+// reducer returns who reduces the gradient of a shard: its owner, if that
+// serves the stage, else another worker of the stage.
+func (e *Engine) reducer(p plan.Shard) plan.WorkerID {
+	workers := e.plan.Stages[e.plan.StageOf(p.Layer)].Workers
+	if slices.Contains(workers, p.Owner) {
+		return p.Owner
+	}
+	return workers[e.index[rangeOf(p)]%len(workers)]
 }
 
 // planned returns what the plan says of a range.
@@ -186,12 +224,15 @@ func (e *Engine) expectParams(layer, step int) {
 	if !e.serves(layer) {
 		return
 	}
-	params := e.c.Layers[layer].Params
+	var keys []comm.Key
+	var params [][]float32
 	for _, p := range e.plan.Shards {
 		if p.Layer == layer && !e.computes(rangeOf(p)) {
-			e.arrivals[layer].expect(e, rangeKey(rangeOf(p), comm.KindParams, e.wireStep(step)), params[p.Lo:p.Hi])
+			keys = append(keys, rangeKey(rangeOf(p), comm.KindParams, e.wireStep(step)))
+			params = append(params, e.c.Layers[layer].Params[p.Lo:p.Hi])
 		}
 	}
+	e.arrivals[layer].expect(e, keys, params)
 }
 
 // computes reports whether this worker updates a range itself.
@@ -215,43 +256,62 @@ func (e *Engine) spread(sh *shard, step int, choose func(plan.WorkerID) bool) {
 // them, the computing goroutine waits.
 type arrivals struct {
 	mu      sync.Mutex
-	missing int
+	missing map[*comm.Receiving]bool
 	full    chan struct{} // closed when nothing is missing; nil if nothing was
 }
 
-// expect lets the layer wait for a message.
-func (a *arrivals) expect(e *Engine, k comm.Key, params []float32) {
+// expect lets the layer wait for messages. What it waited for before, and is
+// missing, it does not any more.
+func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 	a.mu.Lock()
-	if a.missing == 0 {
+	was := a.missing
+	a.missing = make(map[*comm.Receiving]bool)
+	a.mu.Unlock()
+	for r := range was {
+		r.Cancel(errClosed)
+		<-r.Done() // the reader of a link leaves the memory at once
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.full == nil || isClosed(a.full) {
 		a.full = make(chan struct{})
 	}
-	a.missing++
-	a.mu.Unlock()
-	r := e.c.Network.Expect(k, comm.Bytes(params))
-	r.OnDone(func() {
-		if _, _, err := r.Wait(e.ctx); err != nil {
-			return // the network is closed, and so is the engine soon
-		}
-		a.mu.Lock()
-		if a.missing--; a.missing == 0 {
+	for i, k := range keys {
+		r := e.c.Network.Expect(k, comm.Bytes(params[i]))
+		a.missing[r] = true
+		r.OnDone(func() { e.mail.put(func() { a.came(e, r) }) })
+	}
+	if len(a.missing) == 0 {
+		close(a.full)
+	}
+}
+
+// came takes note of a message, or of one that had come before.
+func (a *arrivals) came(e *Engine, r *comm.Receiving) {
+	if _, _, err := r.Wait(e.ctx); err != nil && !errors.Is(err, comm.ErrDuplicate) {
+		return // it is not wanted any more
+	}
+	a.mu.Lock()
+	if a.missing[r] {
+		delete(a.missing, r)
+		if len(a.missing) == 0 {
 			close(a.full)
 		}
-		a.mu.Unlock()
-		e.mail.put(func() {})
-	})
+	}
+	a.mu.Unlock()
 }
 
 // there reports whether nothing is missing.
 func (a *arrivals) there() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.missing == 0
+	return len(a.missing) == 0
 }
 
 // wait returns when nothing is missing.
 func (a *arrivals) wait(ctx context.Context) error {
 	a.mu.Lock()
-	missing, full := a.missing, a.full
+	missing, full := len(a.missing), a.full
 	a.mu.Unlock()
 	if missing == 0 {
 		return nil

@@ -110,20 +110,25 @@ func (e *Engine) advanceStep() {
 }
 
 // ready reports whether this worker may enter the commit: the gradients of the
-// shards it owns and mirrors are complete, and of the step before nothing is
-// on its way any more, neither from here nor to here.
+// shards it owns and mirrors are complete, and all parameters of the step
+// before have come.
 func (e *Engine) ready() bool {
 	for _, sh := range e.shards {
-		if !sh.complete {
+		if !sh.complete && (sh.state != nil || !sh.reduces) {
 			return false
 		}
 	}
+	return e.arrived()
+}
+
+// arrived reports whether no parameters are on their way here.
+func (e *Engine) arrived() bool {
 	for l := range e.arrivals {
 		if !e.arrivals[l].there() {
 			return false
 		}
 	}
-	return e.drained()
+	return true
 }
 
 // begin sets up a step: what runs here, and what will come from others.
@@ -414,13 +419,20 @@ func (e *Engine) reap() {
 
 func allClosed(all []<-chan struct{}) bool {
 	for _, c := range all {
-		select {
-		case <-c:
-		default:
+		if !isClosed(c) {
 			return false
 		}
 	}
 	return true
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // release gives the memory of boundary tensors back when the step is

@@ -201,8 +201,12 @@ func TestWorkersDoWhatThePlanSays(t *testing.T) {
 			read("job.json", &s.job)
 			var line rundir.Plan
 			raw, err := os.ReadFile(filepath.Join(dir, "plans.jsonl"))
+			if n := bytes.Count(raw, []byte("\n")); n > 1 {
+				events, _ := os.ReadFile(filepath.Join(dir, "events.jsonl"))
+				t.Fatalf("%d plans, and nobody was lost or asked to leave:\n%s", n, events)
+			}
 			if err == nil {
-				err = json.Unmarshal(bytes.TrimSpace(raw), &line) // there is one
+				err = json.Unmarshal(bytes.TrimSpace(raw), &line)
 			}
 			if err == nil {
 				s.plan, err = plan.Parse(line.Plan)

@@ -1,0 +1,70 @@
+package progress
+
+import (
+	"os"
+	"reflect"
+	"testing"
+)
+
+func TestRecord(t *testing.T) {
+	agent, f, err := Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer agent.Close()
+	worker, err := Open(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if s := agent.State(); !reflect.DeepEqual(s, State{}) {
+		t.Errorf("a record begins with %+v", s)
+	}
+	worker.Begin(1, Pair{0, 7}, true)
+	worker.End()
+	worker.Begin(2, Pair{1, 3}, true)
+	worker.End()
+	worker.Begin(2, Pair{1, 4}, true)
+	worker.End()
+	worker.Begin(2, Pair{1, 3}, false)
+	if err := worker.Close(); err != nil { // as death does
+		t.Fatal(err)
+	}
+	want := State{Step: 2, Begun: []Pair{{1, 3}, {1, 4}}, Running: &Pair{1, 3}}
+	if s := agent.State(); !reflect.DeepEqual(s, want) {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+}
+
+func TestBounds(t *testing.T) {
+	r, f, err := Create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	defer f.Close()
+	for m := range maxPairs + 5 {
+		r.Begin(1, Pair{0, m}, true)
+	}
+	if n := len(r.State().Begun); n != maxPairs {
+		t.Errorf("%d pairs", n)
+	}
+	for i := range r.words[:firstPair] { // a worker gone mad
+		r.words[i] = 1<<64 - 1
+	}
+	_ = r.State()
+	other, err := os.CreateTemp(t.TempDir(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if _, err := Open(other); err == nil {
+		t.Error("an empty file was opened")
+	}
+	var none *Record
+	none.Begin(1, Pair{}, true)
+	none.End()
+	if err := none.Close(); err != nil || none.State().Step != 0 {
+		t.Error("a nil record does something")
+	}
+}
