@@ -129,6 +129,12 @@ func (h *Host) Serve(ctx context.Context) error {
 	}
 	node, err := agree.Open(agree.Config{
 		Dir: c.Store, ID: c.Hosts[c.Self].Name, Listener: c.Agree, Secret: c.Secret, Bootstrap: servers, Detect: patience * max(c.Run.Detect, time.Second), Logger: c.Logger,
+		Resolve: func(id string) string {
+			if i := c.host(id); i >= 0 {
+				return c.Hosts[i].Agree
+			}
+			return ""
+		},
 	})
 	if err != nil {
 		return err
@@ -155,7 +161,7 @@ func (h *Host) Serve(ctx context.Context) error {
 	defer tasks.Wait()
 	defer cancel()
 	r := newRelay(c, secure, workers)
-	r.stand = node.Stand
+	r.elections = node
 	tasks.Go(func() { r.run(ctx) })
 	s := &seat{h: h, node: node, relay: r, again: make(chan *lead, 1)}
 	tasks.Go(func() { s.accept(ctx, secure) })

@@ -23,9 +23,9 @@ type relay struct {
 	tls  *tls.Config
 	news chan struct{} // the leadership has changed
 
-	stand func() // to be elected
+	elections elections
 
-	stood uint64 // the term that this node has ended; of run
+	stood time.Time // when this node stood for election last; of run
 
 	mu      sync.Mutex
 	locals  []*local
@@ -137,13 +137,17 @@ func (r *relay) succeed(ctx context.Context, led int, term uint64) {
 	case <-ctx.Done():
 		return
 	}
-	r.mu.Lock()
-	l := r.leader
-	r.mu.Unlock()
-	if l.Term == term && r.c.Hosts[r.c.Self].Voter && r.stood != term {
-		r.stood = term
-		r.stand()
+	// A newer term means that somebody stands already, or leads.
+	if r.elections.Term() == term && r.c.Hosts[r.c.Self].Voter && time.Since(r.stood) > r.c.detect()/2 {
+		r.stood = time.Now()
+		r.elections.Stand()
 	}
+}
+
+// elections is what the relay needs of the agreement.
+type elections interface {
+	Term() uint64
+	Stand()
 }
 
 // standEvery is the time between two nodes that stand for election.
