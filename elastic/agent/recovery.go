@@ -295,11 +295,12 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		w.own.Stages, w.own.Layers = place.Stages, place.Layers
 		news.Workers = append(news.Workers, place)
 	}
-	effects := []effect{
-		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}},
-		s.event(now, "plan", string(e.Reason)),
-		show{news},
+	var effects []effect
+	if p.Version.Compare(s.noted) > 0 { // another leader may have done so
+		s.noted = p.Version
+		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
 	}
+	effects = append(effects, s.event(now, "plan", string(e.Reason)), show{news})
 	if e.Order.Restart {
 		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {
 			s.rollbacks++

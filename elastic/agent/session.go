@@ -46,6 +46,7 @@ type session struct {
 	heir          *inherited
 	later         []event // for the time after the take-over
 
+	noted     plan.Version         // of the newest line of plans.jsonl
 	starting  []effect             // when the first plan is agreed
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
@@ -499,7 +500,7 @@ func (s *session) begin(now time.Time) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	s.plan, s.known[uint64(p.Version.N)] = p, p
+	s.plan, s.known[uint64(p.Version.N)], s.noted = p, p, p.Version
 
 	s.state, s.start = training, now
 	s.job = first.Job

@@ -153,12 +153,17 @@ func (s *session) takeOver(now time.Time) []effect {
 	if h.Summary != nil {
 		return append(effects, s.conclusion(now, *h.Summary)...)
 	}
-	if i := slices.IndexFunc(in.orders, func(o elastic.Order) bool { return o.Plan.Version == s.plan.Version }); h.Plan == nil || written(h.Plan).Compare(s.plan.Version) < 0 {
+	if h.Plan != nil {
+		s.noted = written(h.Plan)
+	}
+	if s.noted.Compare(s.plan.Version) < 0 {
 		// It was agreed, and the leader before came no further.
 		text, err := json.Marshal(s.plan)
 		if err != nil {
 			return s.judge(now, &PlanError{err})
 		}
+		i := slices.IndexFunc(in.orders, func(o elastic.Order) bool { return o.Plan.Version == s.plan.Version })
+		s.noted = s.plan.Version
 		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "agreed", Reason: in.reasons[i], Plan: text}})
 	}
 
