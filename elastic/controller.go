@@ -507,7 +507,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 			}
 		}
 		view.Complete = c.complete(all, at.point)
-		p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
+		p, reason, err := plan.Next(c.held(all, at.point), view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
 		var none *plan.LostError
 		switch {
 		case err == nil:
@@ -543,6 +543,32 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	ch.reason += plan.Reason("go on from "+from+", ") + reason
 	r.Rollback, r.From, r.again = true, c.saved.Step, 0
 	return c.address(ch), nil
+}
+
+// held returns the run's plan with those holders only that have what they
+// are to hold: a plan that has just gone live may count on ranges of which the
+// last gradient was still on its way.
+func (c *Controller) held(all []*member, at Point) plan.Plan {
+	p := c.plan
+	p.Shards = slices.Clone(p.Shards)
+	for _, m := range all {
+		for _, in := range m.report.Incoming {
+			if in.Step >= at.Step {
+				continue
+			}
+			for i := range p.Shards {
+				s := &p.Shards[i]
+				if s.Layer != in.Layer || s.Hi <= in.Lo || in.Hi <= s.Lo {
+					continue
+				}
+				s.Mirrors = slices.DeleteFunc(slices.Clone(s.Mirrors), func(w plan.WorkerID) bool { return w == m.ID })
+				if s.Owner == m.ID {
+					s.Owner = -1 // as if it were lost
+				}
+			}
+		}
+	}
+	return p
 }
 
 // same makes the plan once more, for the rest of the step.

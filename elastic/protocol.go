@@ -77,6 +77,16 @@ type Report struct {
 	// Complete are the ranges that the worker owns or mirrors whose gradient
 	// of that step is complete here.
 	Complete []plan.Range `json:"complete,omitempty"`
+
+	// Incoming are the ranges that are being filled here. Where the live plan
+	// counts on one already, it is as good as held if it is of the step passed.
+	Incoming []Incoming `json:"incoming,omitempty"`
+}
+
+// Incoming is a range on its way to a worker.
+type Incoming struct {
+	plan.Range
+	Step int `json:"step"` // of which it is there; -1 for none
 }
 
 // Peer is a worker of a plan and where others reach it.

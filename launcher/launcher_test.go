@@ -23,8 +23,8 @@ import (
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
-// Built once: the binary under test and a program for it.
-var binary, fake string
+// Built once: the binary under test, a program for it, and one that trains.
+var binary, fake, mlp string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -34,12 +34,12 @@ func testMain(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "../examples/mlp").CombinedOutput()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
 		return 1
 	}
-	binary, fake = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake")
+	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
 	return m.Run()
 }
 
@@ -110,6 +110,14 @@ func TestExitStatuses(t *testing.T) {
 		{"no program", []string{"run"}, 2, "", "launcher: PROGRAM is missing", false},
 		{"all faults", []string{"run", "--workers", "0", "--stages", "0", "--threads", "0", "--detect", "1ms", "--reduction", "x", "--zero", "3", "--run-dir", "", fake}, 2, "",
 			"launcher: --workers 0: give at least 1\nlauncher: --stages 0: give at least 1\nlauncher: --detect 1ms: give at least 300ms, three heartbeats\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact or fast\nlauncher: --zero 3: give 1 or 2\nlauncher: --run-dir: give the name of a directory\nTry", false},
+		{"chaos that is none", []string{"run", "--chaos", "kil:1@3,kill:1@3/lunch", fake}, 2, "",
+			"launcher: --chaos: part 1, \"kil:1@3\": \"kil\" is no kind of harm", false},
+		{"chaos that is not there yet", []string{"run", "--chaos", "join@2,kill:1@1,random:1:0.5:kill+cut", fake}, 2, "",
+			"launcher: --chaos: join@2: join is not there yet; give kill, freeze, leave or slow\nlauncher: --chaos: random:1:0.5:kill+cut: cut is not there yet; give kill, freeze, leave or slow\nTry", false},
+		{"chaos for nobody", []string{"run", "--workers", "2", "--chaos", "slow:2@1:0.5", fake}, 2, "", "launcher: --chaos: slow:2@1:0.5: there is no worker 2: want one from 0 to 1\nTry", false},
+		{"chaos too late", []string{"run", "--chaos", "kill:1@9,freeze:1@7+1", fake}, 2, "",
+			"launcher: --chaos: kill:1@9 comes too late: the run has 5 steps; --chaos: freeze:1@7+1 comes too late: the run has 5 steps\n", false},
+		{"chaos for the last one", []string{"run", "--workers", "1", "--chaos", "random:1:0.5:kill+freeze", fake}, 2, "", "has nothing to draw from in a run of 1 workers", false},
 		{"threads", []string{"run", "--threads", "4097", fake}, 2, "", "launcher: --threads 4097: give at most 4096\n", false},
 		{"run directory", []string{"run", "--run-dir", "/proc/x", fake}, 1, "", "launcher: --run-dir /proc/x: cannot be made or written", false},
 		{"absent program", []string{"run", "./absent"}, 2, "", "launcher: PROGRAM ./absent is not there", false},

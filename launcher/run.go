@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -33,6 +34,8 @@ type runFlags struct {
 	zero      int
 	runDir    string
 	plain     bool
+	chaos     string
+	harms     chaos.Schedule // what chaos says
 }
 
 func newRun() *cobra.Command {
@@ -55,11 +58,28 @@ A terminal shows the run live; elsewhere, or with --plain, lines are printed. Th
 run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
 and config.json, and summary.json.
 
+--chaos harms the run on purpose, to show that its result stays the same. SPEC is a list,
+with commas, of
+
+  kill:W@S  freeze:W@S  leave:W@S   worker W, when it begins step S, is killed (SIGKILL), stopped
+                                    (SIGSTOP), or asked to leave (SIGTERM)
+    ...@S+MS                        the same, MS milliseconds later
+    ...@S/PHASE                     or when it enters this phase of the step: forward, backward,
+                                    reduce, commit or gather
+  slow:W@S:FACTOR                   its passes run at this share of their speed; 1 restores it
+  random:SEED:RATE[:KINDS]          in each step, with probability RATE, one of these is drawn, or one
+                                    of KINDS, such as kill+slow
+
+What random draws is printed, and can be given as SPEC again. The run is told nothing of
+harm but the moment, which its records of the recovery begin with.
+
 The first Ctrl-C ends the run at the next commit, with all files written; the second
 ends it at once.`,
 		Example: `  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
+  launcher run --stages 2 --chaos kill:1@20/backward,freeze:2@30+2.5 ./examples/gpt
+  launcher run --chaos random:7:0.05:kill+slow ./examples/gpt --steps 100
   launcher run ./examples/gpt --help`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -90,6 +110,7 @@ ends it at once.`,
 	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
+	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
@@ -98,7 +119,7 @@ ends it at once.`,
 // maxHosts is the most --emulate-hosts.
 const maxHosts = 64
 
-func (f runFlags) validate(cmd *cobra.Command) error {
+func (f *runFlags) validate(cmd *cobra.Command) error {
 	var errs []error
 	if f.workers < 1 {
 		errs = append(errs, fmt.Errorf("--workers %d: give at least 1", f.workers))
@@ -140,6 +161,10 @@ func (f runFlags) validate(cmd *cobra.Command) error {
 	}
 	if f.zero != 1 && f.zero != 2 {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
+	}
+	var err error
+	if f.harms, err = parseChaos(f.chaos, f.workers); err != nil {
+		errs = append(errs, err)
 	}
 	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
 		errs = append(errs, errors.New("--run-dir: give the name of a directory"))
@@ -293,6 +318,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
+		Chaos: harmsFor(f.harms, f.workers),
 	})
 	if err != nil {
 		return failure{err}

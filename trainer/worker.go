@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
@@ -70,6 +71,8 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+
+	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
 	// For the message if user code panics: the step, and what runs.
 	step   int
@@ -176,6 +179,7 @@ func (w *worker) receive(ctx context.Context) error {
 		case control.Stop:
 			w.stop <- m.Reason
 		case control.Beat:
+			w.recovery.beaten()
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order, control.Fill:
@@ -336,13 +340,18 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
-	for {
-		err := w.trainFrom(ctx, p, start, pool, order)
-		if !errors.Is(err, errRestart) {
-			return err
-		}
-		order = w.recovery.restart()
+	if w.self.process {
+		defer w.heedTerm()()
 	}
+	return w.armed(ctx, start.Chaos, func() error {
+		for {
+			err := w.trainFrom(ctx, p, start, pool, order)
+			if !errors.Is(err, errRestart) {
+				return err
+			}
+			order = w.recovery.restart()
+		}
+	})
 }
 
 // first returns the order that the agent's Start stands for.
@@ -385,6 +394,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			p.params.hold(lo, hi)
 			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
 			w.addStage(s)
+			if w.harm != nil {
+				return slowed{s, w.harm}
+			}
 			return s
 		},
 		Layers:      p.params.layers,
@@ -402,8 +414,10 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
 		Stop:        w.stopped,
+		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
+		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
 	})
 	if err != nil {
 		return err
@@ -510,6 +524,7 @@ func (w *worker) addStage(s *stage) {
 func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
+	w.harm.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if err != nil {
 		return err

@@ -68,6 +68,10 @@ type Config struct {
 	// them in stage 1. 0 means 2.
 	Zero int
 
+	// Chaos, if it is not nil, returns the harms that the workers are to do to themselves, for a
+	// job of so many steps. The agent hands them on unread. Its error is one of usage.
+	Chaos func(steps int) (harms []string, err error)
+
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
 	// for a person to wait.
@@ -471,6 +475,12 @@ func (r *run) talk(ctx context.Context, id int) {
 			}
 			e = received{id, m}
 		case control.Harm:
+			if m.Text != "" && !r.post(struck{m.Text}) {
+				return
+			}
+			if m.At == 0 && m.Kind != control.Thaw {
+				continue // nobody dies of it
+			}
 			e = harmOf(id, m)
 		}
 		if !r.post(e) {

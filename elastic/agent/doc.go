@@ -42,7 +42,7 @@
 // late by more than a quarter of the budget was not listening itself, and holds no silence
 // before that against anyone.
 //
-// events.jsonl gets one line for each change: start, plan, lost, evict, left, rollback,
+// events.jsonl gets one line for each change: start, plan, chaos (what Config.Chaos returned), lost, evict, left, rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
 // fewer mirrors than they should, and have them again), hold, stop, end, failed, and notes: every
 // decision of the controller in a sentence.

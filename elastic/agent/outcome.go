@@ -44,6 +44,7 @@ func (o Outcome) ExitStatus() int {
 	var stopped *StoppedError
 	var failed *FailedError
 	var flag *plan.FlagError
+	var harm *ChaosError
 	switch {
 	case o.Err == nil:
 		return ExitDone
@@ -53,7 +54,7 @@ func (o Outcome) ExitStatus() int {
 		return ExitFailed
 	case errors.As(o.Err, &stopped):
 		return ExitInterrupted
-	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.Is(o.Err, ErrTooLarge),
+	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.As(o.Err, &harm), errors.Is(o.Err, ErrTooLarge),
 		errors.Is(o.Err, rundir.ErrHasRun), errors.Is(o.Err, rundir.ErrInUse):
 		return ExitUsage
 	}
@@ -223,6 +224,12 @@ type PlanError struct{ Err error }
 
 func (e *PlanError) Error() string { return oneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
 func (e *PlanError) Unwrap() error { return e.Err }
+
+// ChaosError means that the harms of Config.Chaos cannot happen in the run.
+type ChaosError struct{ Err error }
+
+func (e *ChaosError) Error() string { return oneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
+func (e *ChaosError) Unwrap() error { return e.Err }
 
 // ErrTooLarge is wrapped by the [PlanError] of a job whose plan cannot be handled.
 var ErrTooLarge = errors.New("the plan is too large")

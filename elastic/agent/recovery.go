@@ -110,7 +110,8 @@ func (s *session) die(now time.Time, id int) []effect {
 	s.forget()
 	if _, ok := s.plan.Worker(plan.WorkerID(id)); !ok && w.status.OK() {
 		effects := []effect{s.about(now, id, "left", fmt.Sprintf("worker %d has left", id)), s.row(id, "left")}
-		return append(effects, s.tell(now, elastic.Dead{Worker: s.session(id), Cause: fmt.Sprintf("worker %d has left", id)})...)
+		effects = append(effects, s.tell(now, elastic.Dead{Worker: s.session(id), Cause: fmt.Sprintf("worker %d has left", id)})...)
+		return append(effects, s.conclude(now)...) // the others may have come to their end before
 	}
 	err := s.death(id)
 	cause := oneLine(stoppedBy(err))

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -284,11 +285,49 @@ func TestLeave(t *testing.T) {
 	if kinds != "start plan plan unprotected left end " {
 		t.Errorf("events %s", kinds)
 	}
+	// One that is slow to end does not hold up the end of the run.
+	r = trainingOf(t, Config{}, 2)
+	r.feed(received{1, control.Leave{}})
+	r.obey()
+	r.feed(stepOf(0, 2, 2), stepOf(0, 3, 2), received{0, doneAfter(3, "")})
+	r.feed(leave(1, 0)...)
+	if out := r.s.outcome(); out.Err != nil || out.Summary == nil || !r.s.over() {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
 	// All of them together end the run.
 	r = trainingOf(t, Config{}, 2)
 	r.feed(received{1, control.Leave{}}, received{0, control.Leave{}})
 	if m := sent[control.Stop](r); len(m) != 2 || r.s.stop != Terminated {
 		t.Errorf("stops %v", m)
+	}
+}
+
+// Harms are handed on as they are, and what has struck is not handed on again.
+func TestChaosIsHandedOn(t *testing.T) {
+	cfg := Config{Chaos: func(steps int) ([]string, error) {
+		if steps != 3 {
+			t.Errorf("a job of %d steps", steps)
+		}
+		return []string{"kill:0@1", "slow:1@2:0.5"}, nil
+	}}
+	r := trainingOf(t, cfg, 2)
+	starts := sent[control.Start](r)
+	r.feed(struck{"kill:0@1"})
+	for _, id := range []int{0, 1} {
+		if got := fmt.Sprint(starts[id].Chaos); got != "[kill:0@1 slow:1@2:0.5]" {
+			t.Errorf("worker %d gets %s", id, got)
+		}
+	}
+	if got := fmt.Sprint(r.s.chaos); got != "[slow:1@2:0.5]" {
+		t.Errorf("left: %s", got)
+	}
+	cfg.Chaos = func(int) ([]string, error) { return nil, errors.Join(errors.New("one"), errors.New("two")) }
+	s := newSession(cfg.withDefaults(2), 2)
+	for _, e := range prepare(2) {
+		s.step(time.Unix(0, 0), e)
+	}
+	if out := s.outcome(); out.ExitStatus() != ExitUsage || out.Err.Error() != "one; two" {
+		t.Errorf("%v", out.Err)
 	}
 }
 

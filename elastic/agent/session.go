@@ -7,6 +7,7 @@ import (
 	"math"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
@@ -56,6 +57,7 @@ type session struct {
 	thin      bool // a shard has fewer mirrors than it should
 	rollbacks int
 	losses    int
+	chaos     []string  // harms that workers have still to do to themselves
 	times     []float64 // of the newest steps
 
 	last  rundir.Metrics // the newest committed step, of whichever worker told first
@@ -155,7 +157,8 @@ type (
 		version  plan.Version
 		proposed time.Time
 	}
-	harmed struct { // for measuring only
+	struck struct{ harm string } // it must not strike again
+	harmed struct {              // for measuring only
 		worker int
 		at     time.Time
 	}
@@ -256,6 +259,8 @@ func (s *session) step(now time.Time, e event) []effect {
 			return first
 		}
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
+	case struck:
+		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
 	case harmed:
 		if e.worker < 0 || e.worker >= len(s.workers) {
 			return nil
@@ -500,6 +505,11 @@ func (s *session) begin(now time.Time) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
+	if s.cfg.Chaos != nil {
+		if s.chaos, err = s.cfg.Chaos(first.Job.Steps); err != nil {
+			return s.judge(now, &ChaosError{err})
+		}
+	}
 	s.plan, s.known[uint64(p.Version.N)], s.noted = p, p, p.Version
 
 	s.state, s.start = training, now
@@ -509,7 +519,7 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text}
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text, Chaos: s.chaos}
 	if s.term > 0 {
 		start.Detect = s.cfg.Detect
 	}
@@ -534,6 +544,10 @@ func (s *session) begin(now time.Time) []effect {
 		s.processes(),
 		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
 		s.event(now, "plan", string(reason)),
+	}
+	if len(s.chaos) > 0 {
+		text := strings.Join(s.chaos, ",")
+		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
 	for id := range s.workers {
 		s.workers[id].state = training

@@ -93,6 +93,10 @@ type Start struct {
 
 	// Peers are all workers of the plan by their IDs, this one included.
 	Peers []Peer
+
+	// Chaos lists harms in the grammar of package chaos, of which each worker
+	// does its own to itself.
+	Chaos []string
 }
 
 // Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
@@ -200,7 +204,10 @@ type Leave struct{}
 type Harm struct {
 	Kind   string // kill, freeze, thaw, ...
 	Worker int    // who; where a worker says so, it is itself
-	At     int64
+	At     int64  // 0 from a worker that will not die of it
+	// Text is the element of Start.Chaos that strikes now, "" if it was none of them. It
+	// strikes no later incarnation again.
+	Text string
 }
 
 // Release lets a worker end that is done, or that the plan does without: no other

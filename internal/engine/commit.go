@@ -191,6 +191,9 @@ func (e *Engine) startExchange(r *request) {
 	if copy(all[parts[e.rank]:parts[e.rank+1]], r.said) != len(r.said) {
 		panic("engine: a worker says more in an exchange than it may")
 	}
+	if r.point.Gate == elastic.Committed {
+		e.phase(r.point.Step, PhaseCommit)
+	}
 	call := e.call(r.point.Step, int(r.point.Gate))
 	call.Priority = comm.Control
 	r.exchanging = true

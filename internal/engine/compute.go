@@ -27,8 +27,10 @@ func (e *Engine) runPass(t graph.Task) {
 	w := e.step.works[t.Pair]
 	e.c.Progress.Begin(e.step.number, progress.Pair(t.Pair), t.Kind == graph.Forward)
 	if t.Kind == graph.Backward {
+		e.phase(e.step.number, PhaseBackward)
 		e.backward(t, w)
 	} else {
+		e.phase(e.step.number, PhaseForward)
 		e.forward(t, w)
 	}
 }
@@ -191,6 +193,7 @@ func (e *Engine) reduce() {
 		for l := e.plan.Stages[s].Hi - 1; l >= e.plan.Stages[s].Lo; l-- {
 			if ls := e.step.layers[l]; !ls.reduced && e.through(s, ls) {
 				ls.reduced = true
+				e.phase(e.step.number, PhaseReduce)
 				e.startReduce(s, l)
 			}
 		}

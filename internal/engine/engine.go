@@ -84,12 +84,33 @@ type Config struct {
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
+	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because
+	// it may have been given up. When that ends, Wake makes the engine look again.
+	Held func() bool
 	// Level, if it is not nil, is told when all that a Fill is to bring here has
 	// come, and the step that it is of.
 	Level func(id, step int)
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
+	// Phase, if it is not nil, is told when the worker begins with a phase of a
+	// step, and may be told so again. The loop calls it.
+	Phase func(step int, phase string)
+}
+
+// The phases of a step on one worker, which overlap.
+const (
+	PhaseForward  = "forward"  // its first forward pass
+	PhaseBackward = "backward" // its first backward pass
+	PhaseReduce   = "reduce"   // the gradient of its first layer goes to the owners
+	PhaseCommit   = "commit"   // it enters the commit
+	PhaseGather   = "gather"   // after the commit, parameters come and go
+)
+
+func (e *Engine) phase(step int, phase string) {
+	if e.c.Phase != nil {
+		e.c.Phase(step, phase)
+	}
 }
 
 // Applied says that a plan is live on this worker, and that there is work
@@ -142,6 +163,7 @@ type Engine struct {
 	pending  []elastic.Order
 	begun    chan struct{}          // to be closed when there is a plan
 	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
+	peers    []comm.Peer            // that are admitted for a plan
 
 	// Operations of groups that go on, and what ends them.
 	ops       int
@@ -244,6 +266,12 @@ func (e *Engine) Close() {
 // Abandon ends the operation of the moment, and every one after it, with err.
 func (e *Engine) Abandon(err error) { e.mail.put(func() { e.fail(err) }) }
 
+// Wake makes the engine look at what it waits for.
+func (e *Engine) Wake() { e.mail.put(func() {}) }
+
+// held reports whether this worker must not enter an exchange.
+func (e *Engine) held() bool { return e.c.Held != nil && e.c.Held() }
+
 // loop owns the engine's state.
 func (e *Engine) loop() {
 	defer close(e.ended)
@@ -277,7 +305,9 @@ func (e *Engine) advance() {
 	if e.order != nil && !e.obey() {
 		return
 	}
-	if e.busy == idle && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
+	// Between what this worker says in a commit and the update nothing else is
+	// computed: the update begins as soon as the commit is passed.
+	if e.busy == idle && (e.req == nil || e.req.said == nil) && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
 	if e.req != nil {

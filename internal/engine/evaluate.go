@@ -43,7 +43,7 @@ func (e *Engine) advanceJob() {
 				r.said = append([]byte{}, said...)
 			}
 		})
-	default:
+	case !e.held():
 		e.startExchange(r)
 	}
 }

@@ -65,6 +65,15 @@ func (e *Engine) LinkLost(s comm.Session) {
 	e.mail.put(func() {
 		if e.session(plan.WorkerID(s.Worker)) == s {
 			e.lossy[plan.WorkerID(s.Worker)] = true
+			return
+		}
+		// One that has left is gone.
+		left := func(p comm.Peer) bool { return p.Session == s }
+		if slices.ContainsFunc(e.peers, left) && e.order == nil {
+			e.peers = slices.DeleteFunc(e.peers, left)
+			if err := e.c.Network.SetMembers(e.peers); err != nil {
+				e.fail(err)
+			}
 		}
 	})
 }
@@ -72,6 +81,13 @@ func (e *Engine) LinkLost(s comm.Session) {
 // report says what a sealed worker knows.
 func (e *Engine) report() elastic.Report {
 	r := elastic.Report{Plan: e.live, Passed: e.passed, Result: e.result}
+	for _, in := range e.incoming {
+		step := -1
+		if in.state != nil {
+			step = in.step
+		}
+		r.Incoming = append(r.Incoming, elastic.Incoming{Range: in.r, Step: step})
+	}
 	if e.step == nil || e.step.number <= e.passed.Step {
 		return r
 	}
@@ -178,12 +194,22 @@ func (e *Engine) catchUp(o *elastic.Order) bool {
 	return e.err == nil
 }
 
-// admit admits the workers of the plan and evicts all others.
+// admit admits the workers of the plan and evicts all others, but for those
+// who leave between two steps: they may not have passed the commit yet that
+// this worker has, and end their links themselves.
 func (e *Engine) admit(o *elastic.Order) {
 	peers := make([]comm.Peer, len(o.Peers))
 	for i, x := range o.Peers {
 		peers[i] = comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr}
 	}
+	if (o.Ballot == elastic.Ballot{}) {
+		for _, p := range e.peers {
+			if !slices.ContainsFunc(peers, func(x comm.Peer) bool { return x.Worker == p.Worker }) {
+				peers = append(peers, p)
+			}
+		}
+	}
+	e.peers = peers
 	if err := e.c.Network.SetMembers(peers); err != nil {
 		e.fail(err)
 	}
@@ -304,11 +330,7 @@ func (e *Engine) apply(o *elastic.Order) {
 		e.reroute(old)
 	}
 	clear(e.lossy)
-	if (o.Ballot != elastic.Ballot{}) {
-		e.stopFills()
-	} else {
-		e.endFills()
-	}
+	e.endFills()
 	e.order = nil
 	e.at = time.Now()
 	e.resuming = &Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: e.opened, Edit: e.at.Sub(e.came)}

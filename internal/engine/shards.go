@@ -177,7 +177,10 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			}
 			sh.state.Update(e.c.Pool, sh.params, totals[i], u)
 			if sh.owner {
-				e.mail.put(func() { e.spread(sh, step, nil) })
+				e.mail.put(func() {
+					e.phase(step, PhaseGather)
+					e.spread(sh, step, nil)
+				})
 			}
 		}
 		if len(out) > 0 {
@@ -190,6 +193,7 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			e.fail(err)
 			return
 		}
+		e.phase(step, PhaseGather) // of who spreads nothing
 		after()
 	})
 }

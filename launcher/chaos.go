@@ -1,0 +1,79 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+)
+
+// possible are the kinds of harm that a run can do to itself today.
+var possible = []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindSlow}
+
+// parseChaos reads the flag --chaos for a run that begins with so many workers.
+func parseChaos(spec string, workers int) (chaos.Schedule, error) {
+	s, err := chaos.Parse(spec)
+	if err != nil {
+		return s, eachLine(err)
+	}
+	var faults []error
+	absent := func(part fmt.Stringer, kind chaos.Kind) {
+		if !slices.Contains(possible, kind) {
+			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not there yet; give %s", part, kind, kindsText()))
+		}
+	}
+	for _, h := range s.Harms {
+		absent(h, h.Kind)
+	}
+	for i, r := range s.Random {
+		for _, k := range r.Kinds {
+			absent(r, k)
+		}
+		if len(r.Kinds) == 0 {
+			s.Random[i].Kinds = possible
+		}
+	}
+	if len(faults) > 0 {
+		return s, errors.Join(faults...)
+	}
+	// How many steps there are is known later; whether there are such workers is not.
+	if _, err := (chaos.Schedule{Harms: s.Harms}).Expand(chaos.Run{Steps: math.MaxInt32, Workers: max(1, workers)}); err != nil {
+		return s, eachLine(err)
+	}
+	return s, nil
+}
+
+func kindsText() string {
+	var words []string
+	for _, k := range possible {
+		words = append(words, string(k))
+	}
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+// eachLine makes every line of an error name the flag.
+func eachLine(err error) error {
+	return errors.New("--chaos: " + strings.ReplaceAll(err.Error(), "\n", "\n--chaos: "))
+}
+
+// harmsFor returns what the agent asks for once it knows the job, nil for a run in peace.
+func harmsFor(s chaos.Schedule, workers int) func(steps int) ([]string, error) {
+	if len(s.Harms)+len(s.Random) == 0 {
+		return nil
+	}
+	return func(steps int) ([]string, error) {
+		expanded, err := s.Expand(chaos.Run{Steps: steps, Workers: workers})
+		if err != nil {
+			return nil, eachLine(err)
+		}
+		var harms []string
+		for _, h := range expanded.Harms {
+			harms = append(harms, h.String())
+		}
+		return harms, nil
+	}
+}

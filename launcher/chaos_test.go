@@ -1,0 +1,134 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// chaosSteps is long enough for what happens to be over before the end.
+const chaosSteps = 12
+
+// train runs a real job in real processes and returns its summary.
+func train(t *testing.T, flags ...string) (sum rundir.Summary, stdout, dir string) {
+	t.Helper()
+	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
+	cmd := launch(t, append(args, mlp, "--steps", strconv.Itoa(chaosSteps), "--micro-batch", "4", "--eval-every", "0")...)
+	mark := "LAUNCHER_TEST=" + cmd.Dir
+	cmd.Env = append(os.Environ(), mark)
+	status, stdout, stderr := result(t, cmd)
+	if status != 0 {
+		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+	}
+	if left := marked(t, mark); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	dir = filepath.Join(cmd.Dir, "run")
+	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
+	return sum, stdout, dir
+}
+
+var peace struct {
+	sync.Once
+	sum rundir.Summary
+}
+
+// sameBits compares a run with one that was left in peace.
+func sameBits(t *testing.T, got rundir.Summary) {
+	t.Helper()
+	peace.Do(func() { peace.sum, _, _ = train(t, "--workers", "1") })
+	want := peace.sum
+	if len(want.ParamsSHA256) != 64 || got.ParamsSHA256 != want.ParamsSHA256 || got.StateSHA256 != want.StateSHA256 || got.Loss != want.Loss || got.Steps != chaosSteps {
+		t.Errorf("steps %d, loss %v, parameters %s, state %s; want %d, %v, %s, %s",
+			got.Steps, got.Loss, got.ParamsSHA256, got.StateSHA256, chaosSteps, want.Loss, want.ParamsSHA256, want.StateSHA256)
+	}
+}
+
+// Each worker in turn is killed in each phase: the others go on in that step or the next, and the
+// account of it begins with the moment of the kill.
+func TestChaosKill(t *testing.T) {
+	workers := []int{0, 1, 2, 3}
+	if testing.Short() {
+		workers = workers[1:2]
+	}
+	for _, w := range workers {
+		for _, phase := range []string{"/forward", "/backward", "/reduce", "/commit", "/gather", "", "+2.5"} {
+			spec := fmt.Sprintf("kill:%d@3%s", w, phase)
+			t.Run(spec, func(t *testing.T) {
+				t.Parallel()
+				sum, stdout, _ := train(t, "--workers", "4", "--stages", "2", "--detect", "5s", "--chaos", spec)
+				sameBits(t, sum)
+				if !strings.Contains(stdout, "chaos: "+spec+"\n") {
+					t.Errorf("the schedule is not printed:\n%s", stdout)
+				}
+				if sum.WorkersLost != 1 || len(sum.Recoveries) != 1 {
+					t.Fatalf("%d workers lost, recoveries: %+v", sum.WorkersLost, sum.Recoveries)
+				}
+				r := sum.Recoveries[0]
+				if r.DiedAt != "kill" || r.TotalMS <= 0 || r.DetectMS <= 0 || r.LinksOpened != 0 || r.Cause != fmt.Sprintf("worker %d exited: signal: killed", w) {
+					t.Errorf("recovery: %+v", r)
+				}
+				at := 3
+				if phase == "/gather" {
+					at = 4 // the step is committed
+				}
+				if phase != "+2.5" && r.Step != at {
+					t.Errorf("step %d was struck, want %d", r.Step, at)
+				}
+			})
+		}
+	}
+}
+
+func TestChaosFreeze(t *testing.T) {
+	t.Parallel()
+	sum, _, _ := train(t, "--workers", "4", "--stages", "2", "--chaos", "freeze:2@3/backward")
+	sameBits(t, sum)
+	for _, r := range sum.Recoveries {
+		if strings.Contains(r.Cause, "worker 2 has been silent") {
+			if r.DiedAt != "kill" || r.TotalMS <= 0 {
+				t.Errorf("recovery: %+v", r)
+			}
+			return
+		}
+	}
+	t.Errorf("worker 2 was not missed: %+v", sum.Recoveries)
+}
+
+func TestChaosSlowAndLeave(t *testing.T) {
+	for _, spec := range []string{"slow:1@2:0.1,slow:1@6:1", "leave:1@3", "leave:3@2/commit,slow:0@4:0.25"} {
+		t.Run(spec, func(t *testing.T) {
+			t.Parallel()
+			sum, _, _ := train(t, "--workers", "4", "--stages", "2", "--chaos", spec)
+			sameBits(t, sum)
+		})
+	}
+}
+
+// What random draws is told, and is the same every time.
+func TestChaosRandom(t *testing.T) {
+	t.Parallel()
+	const spec = "random:7:0.5:kill+slow"
+	sum, stdout, dir := train(t, "--workers", "4", "--stages", "2", "--mirrors", "2", "--chaos", spec)
+	sameBits(t, sum)
+	drawn := regexp.MustCompile(`(?m)^chaos: (.*)$`).FindStringSubmatch(stdout)
+	if drawn == nil || strings.Contains(drawn[1], "random") || !strings.Contains(drawn[1], "kill:") {
+		t.Fatalf("no harms are printed:\n%s", stdout)
+	}
+	events, err := os.ReadFile(filepath.Join(dir, "events.jsonl"))
+	if err != nil || !strings.Contains(string(events), `"kind":"chaos","worker":-1,"plan":1,"reason":"`+drawn[1]+`"`) {
+		t.Errorf("events: %s, %v", events, err)
+	}
+	sum, again, _ := train(t, "--workers", "4", "--stages", "2", "--mirrors", "2", "--chaos", drawn[1])
+	sameBits(t, sum)
+	if !strings.Contains(again, drawn[0]+"\n") {
+		t.Errorf("%q is another schedule the second time:\n%s", drawn[0], again)
+	}
+}

@@ -1,0 +1,132 @@
+package trainer
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/tensor"
+)
+
+// arm makes the trigger of the harms that this worker is to do to itself, nil
+// if there are none.
+func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
+	all, err := chaos.Parse(strings.Join(harms, ","))
+	if err != nil {
+		return nil, err
+	}
+	mine := all.Worker(int(w.self.id()), 0)
+	if len(mine) == 0 {
+		return nil, nil
+	}
+	if !w.self.process {
+		return nil, errors.New("chaos would strike the whole program: a worker that shares its process with others cannot be harmed")
+	}
+	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp})
+}
+
+// stamp tells the agent what is about to strike. It is written to the socket
+// when send returns, so that it outlives this process.
+func (w *worker) stamp(h chaos.Harm, moment int64) {
+	m := control.Harm{Kind: string(h.Kind), Text: h.String()}
+	if h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze {
+		m.At = moment
+	}
+	_ = w.send(m) // without an agent, this worker ends
+}
+
+// victimProcess is this process as one that can be harmed.
+type victimProcess struct{ w *worker }
+
+func (v victimProcess) Signal(sig os.Signal) error {
+	err := chaos.Self().Signal(sig)
+	if sig == syscall.SIGSTOP && err == nil {
+		// Somebody has thawed it in time: what ends it later is something else.
+		_ = v.w.send(control.Harm{Kind: control.Thaw})
+	}
+	return err
+}
+
+// heedTerm makes SIGTERM a wish to leave the run, until the returned function
+// is called.
+func (w *worker) heedTerm() (stop func()) {
+	asked := make(chan os.Signal, 1)
+	signal.Notify(asked, syscall.SIGTERM)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-asked:
+				_ = w.send(control.Leave{}) // without an agent, this worker ends
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(asked)
+		close(quit)
+		<-done
+	}
+}
+
+// armed arms the worker for the time of f, which gets a context that ends with
+// ctx, and then with all pauses of the trigger.
+func (w *worker) armed(ctx context.Context, harms []string, f func() error) error {
+	var err error
+	if w.harm, err = w.arm(harms); err != nil {
+		return err
+	}
+	if w.harm == nil {
+		return f()
+	}
+	// The engine closes after the pass that runs, and its pause.
+	stop := context.AfterFunc(ctx, w.harm.Close)
+	defer stop()
+	defer w.harm.Close()
+	return f()
+}
+
+// slowed is a stage whose passes take longer while its worker is slowed.
+type slowed struct {
+	*stage
+	harm *chaos.Trigger
+}
+
+func (s slowed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
+	var waited time.Duration
+	if ready := m.Ready; ready != nil {
+		m.Ready = func(layer int) error {
+			began := time.Now()
+			err := ready(layer)
+			waited += time.Since(began)
+			return err
+		}
+	}
+	began := time.Now()
+	p, out, err := s.stage.Forward(m, in)
+	s.harm.Throttle(time.Since(began) - waited)
+	return p, out, err
+}
+
+func (s slowed) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
+	began := time.Now()
+	sum, count, dout = s.stage.Loss(p, target)
+	s.harm.Throttle(time.Since(began))
+	return sum, count, dout
+}
+
+func (s slowed) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
+	began := time.Now()
+	din := s.stage.Backward(p, dout, grads)
+	s.harm.Throttle(time.Since(began))
+	return din
+}
