@@ -382,6 +382,12 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return bad("sent %T before its hello", m)
 		}
 	}
+	if s.state == finished && w.inherited {
+		switch m.(type) {
+		case control.Step, control.Done, control.Answer, control.Applied:
+			return nil // the leader before has written all down
+		}
+	}
 	switch m := m.(type) {
 	case control.Hello:
 		switch {
