@@ -14,14 +14,17 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -51,6 +54,8 @@ type assignment struct {
 	Detect     time.Duration `json:"detect"`
 	Reduction  string        `json:"reduction"`
 	Zero       int           `json:"zero"`
+	Workers    int           `json:"workers"`
+	Chaos      string        `json:"chaos"`
 }
 
 // request is every other line: what the supervisor wants. Its end means that the run is over,
@@ -91,7 +96,7 @@ func voters(hosts int) int {
 
 // emulate trains the program with an agent for each of several hosts on this machine.
 func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, v view.View, stdout, stderr io.Writer) error {
-	s := &supervisor{v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
+	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
 	}
@@ -146,6 +151,7 @@ wait:
 
 // supervisor keeps the agents' processes.
 type supervisor struct {
+	f      runFlags
 	v      view.View
 	stdout io.Writer
 	agents []*agentProcess
@@ -159,12 +165,70 @@ type supervisor struct {
 	term   uint64 // newest
 	closed bool   // the view
 	early  []string
+	due    *chaos.Due // harms to hosts
+}
+
+// harm does to hosts what --chaos says; s.mu is held. Nobody tells the run.
+func (s *supervisor) harm(e view.Event) {
+	step := 0
+	switch e := e.(type) {
+	case view.Begin:
+		if s.due != nil {
+			return
+		}
+		// The agents do the same, and refuse what cannot be.
+		all, err := s.f.harms.Expand(chaos.Run{Steps: e.Job.Steps, Workers: s.f.workers, Hosts: s.f.hosts})
+		if err != nil {
+			return
+		}
+		var harms []chaos.Harm
+		for h := range s.f.hosts {
+			harms = append(harms, all.Host(h)...)
+		}
+		s.due, step = chaos.NewDue(harms), 1
+	case view.Step:
+		step = e.Step + 1
+	}
+	if s.due == nil || step == 0 {
+		return
+	}
+	for _, h := range s.due.Begin(step) {
+		p := s.agents[h.Host]
+		switch h.Kind {
+		case chaos.KindKillHost:
+			p.signal(syscall.SIGKILL)
+		case chaos.KindFreezeHost:
+			p.signal(syscall.SIGSTOP)
+			p.frozen.Store(true)
+		}
+	}
+}
+
+// signal sends a signal to an agent and its workers, as nearly at once as can be.
+func (p *agentProcess) signal(sig syscall.Signal) {
+	pid := p.cmd.Process.Pid
+	var workers []int
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		for word := range strings.FieldsSeq(string(text)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				workers = append(workers, child)
+			}
+		}
+	}
+	_ = p.cmd.Process.Signal(sig)
+	for _, w := range workers {
+		_ = syscall.Kill(w, sig)
+	}
 }
 
 type agentProcess struct {
 	cmd   *exec.Cmd
 	stdin io.WriteCloser
 	done  chan struct{}
+
+	frozen atomic.Bool // by --chaos: it does not hear that the run is over
 }
 
 func (s *supervisor) start(f runFlags, p program, file string, args []string, dir *rundir.Dir) error {
@@ -181,6 +245,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	a := assignment{
 		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
+		Workers: f.workers, Chaos: f.chaos,
 	}
 	var files []*os.File
 	defer func() {
@@ -242,7 +307,9 @@ func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) 
 		return err
 	}
 	p := &agentProcess{cmd: cmd, stdin: stdin, done: make(chan struct{})}
+	s.mu.Lock()
 	s.agents = append(s.agents, p)
+	s.mu.Unlock()
 	s.tasks.Go(func() {
 		defer close(p.done)
 		s.listen(stdout)
@@ -301,6 +368,7 @@ func (s *supervisor) take(x report) {
 	default:
 		if e := parseShown(x.Kind, x.Event); e != nil {
 			s.v.Show(e)
+			s.harm(e)
 		}
 	}
 }
@@ -326,6 +394,9 @@ const agentGrace = 3 * time.Second
 func (s *supervisor) stopAll() {
 	for _, p := range s.agents {
 		_ = p.stdin.Close()
+		if p.frozen.Load() {
+			_ = p.cmd.Process.Kill() // the kernel ends its workers
+		}
 	}
 	timer := time.NewTimer(agentGrace)
 	defer timer.Stop()
@@ -371,6 +442,10 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if err != nil || a.Self < 0 || a.Self >= len(a.Hosts) {
 		return errors.New("an agent is started by launcher run, not by people")
 	}
+	harms, err := parseChaos(a.Chaos, a.Workers, len(a.Hosts))
+	if err != nil {
+		return err
+	}
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	out := newReporter(stdout)
@@ -388,7 +463,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	h, err := agent.NewHost(agent.HostConfig{
 		Run: agent.Config{
 			Program: a.Program, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
-			Reduction: a.Reduction, Zero: a.Zero,
+			Reduction: a.Reduction, Zero: a.Zero, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],

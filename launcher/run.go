@@ -163,7 +163,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	var err error
-	if f.harms, err = parseChaos(f.chaos, f.workers); err != nil {
+	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
 		errs = append(errs, err)
 	}
 	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
@@ -318,7 +318,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
-		Chaos: harmsFor(f.harms, f.workers),
+		Chaos: harmsFor(f.harms, f.workers, 1),
 	})
 	if err != nil {
 		return failure{err}

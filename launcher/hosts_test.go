@@ -1,0 +1,211 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// hostSteps leave time for an election.
+const hostSteps = 150
+
+// trainOnHosts runs a real job with six workers on three hosts.
+func trainOnHosts(t *testing.T, flags ...string) (sum rundir.Summary, dir string) {
+	t.Helper()
+	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
+	cmd := launch(t, append(args, mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0")...)
+	mark := "LAUNCHER_TEST=" + cmd.Dir
+	temp := t.TempDir()
+	cmd.Env = append(os.Environ(), mark, "TMPDIR="+temp)
+	status, stdout, stderr := result(t, cmd)
+	if status != 0 {
+		events, _ := os.ReadFile(filepath.Join(cmd.Dir, "run", "events.jsonl"))
+		t.Fatalf("status %d\n%s%s%s", status, stdout, stderr, events)
+	}
+	if left := marked(t, mark); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	dir = filepath.Join(cmd.Dir, "run")
+	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
+	return sum, dir
+}
+
+var hostPeace struct {
+	sync.Once
+	sum rundir.Summary
+}
+
+// lines reads a line file.
+func lines[T any](t *testing.T, path string) (all []T) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(text) {
+		var v T
+		if err := json.Unmarshal(line, &v); err != nil {
+			t.Fatalf("%s: %v: %s", path, err, line)
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+// A run with agents on three hosts ends with the bits of one in peace, whoever of them is lost: a
+// worker, a host, the one that leads; by death or by frost.
+func TestHosts(t *testing.T) {
+	cases := []string{"", "kill:1@20", "killhost:0@20", "killhost:1@20", "killhost:2@20", "freezehost:0@20", "freezehost:1@20", "kill:5@20,killhost:0@90"}
+	if testing.Short() {
+		cases = cases[:3]
+	}
+	for _, spec := range cases {
+		t.Run(cmpName(spec), func(t *testing.T) {
+			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			sum, dir := trainOnHosts(t, "--workers", "6", "--emulate-hosts", "3", "--chaos", spec)
+			if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss || sum.Steps != hostSteps {
+				t.Errorf("steps %d, loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Steps, sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+			}
+			next := 1
+			for _, m := range lines[rundir.Metrics](t, filepath.Join(dir, "metrics.jsonl")) {
+				if m.Step != next && sum.Rollbacks == 0 {
+					t.Errorf("metrics.jsonl has step %d in the place of %d", m.Step, next)
+				}
+				next = m.Step + 1
+			}
+			var newest plan.Version
+			for i, l := range lines[rundir.Plan](t, filepath.Join(dir, "plans.jsonl")) {
+				p, err := plan.Parse(l.Plan)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if p.Version.Compare(newest) <= 0 {
+					t.Errorf("plan %v comes after %v", p.Version, newest)
+				}
+				newest = p.Version
+				for _, sh := range p.Shards {
+					owner, _ := p.Worker(sh.Owner)
+					for _, m := range sh.Mirrors {
+						if mirror, _ := p.Worker(m); i == 0 && mirror.Host == owner.Host {
+							t.Errorf("a shard of worker %d has its mirror on the same host, at worker %d", owner.ID, mirror.ID)
+						}
+					}
+				}
+			}
+			if want := strings.Count(spec, "kill:") + 2*strings.Count(spec, "host:"); sum.WorkersLost < want {
+				t.Errorf("%d workers were lost, want %d", sum.WorkersLost, want)
+			}
+			for _, r := range sum.Recoveries {
+				t.Logf("%s: %.1f ms (detect %.1f, query %.1f, agree %.1f), died by %s", r.Cause, r.TotalMS, r.DetectMS, r.QueryMS, r.AgreeMS, r.DiedAt)
+			}
+		})
+	}
+}
+
+func cmpName(spec string) string {
+	if spec == "" {
+		return "peace"
+	}
+	return spec
+}
+
+func TestHostsExitStatuses(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		args   []string
+		status int
+		stdout string
+		stderr string
+	}{
+		{"all steps", []string{fake}, 0, "sampled text\n", ""},
+		{"program's wrong usage", []string{fake, "--steps", "0"}, 2, "", "launcher: --steps 0: give at least 1\n"},
+		{"panic", []string{fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n"},
+		{"never calls trainer.Main", []string{testdata(t, "nomain")}, 1, "", "ended without calling trainer.Main (exit status 0)\n    nothing to do\n"},
+		{"another seed", []string{fake, "--fail", "seed", "--who", "1"}, 1, "", "launcher: worker 1 has another seed than worker 0 (7, not 0)"},
+		{"host chaos on one host", []string{"--emulate-hosts", "1", "--chaos", "killhost:0@3", fake}, 2, "", "killhost is not there yet"},
+		{"no hosts", []string{"--emulate-hosts", "0", fake}, 2, "", "launcher: --emulate-hosts 0: give at least 1\n"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cmd := launch(t, append([]string{"run", "--workers", "4", "--emulate-hosts", "3"}, c.args...)...)
+			mark := "LAUNCHER_TEST=" + cmd.Dir
+			cmd.Env = append(os.Environ(), mark)
+			status, stdout, stderr := result(t, cmd)
+			if left := marked(t, mark); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+			if status != c.status || !strings.Contains(stdout, c.stdout) || !strings.Contains(stderr, c.stderr) || (c.stderr == "") != (stderr == "") {
+				t.Errorf("status %d, stdout:\n%s\nstderr:\n%s", status, stdout, stderr)
+			}
+			if _, err := os.Stat(filepath.Join(cmd.Dir, "runs")); (err == nil) != (c.status == 0 || c.name == "panic") {
+				t.Errorf("runs: %v", err)
+			}
+		})
+	}
+}
+
+func TestHostsSignals(t *testing.T) {
+	for _, c := range []struct {
+		name      string
+		args      []string
+		signals   []syscall.Signal
+		status    int
+		stoppedBy string
+	}{
+		{"interrupt", nil, []syscall.Signal{syscall.SIGINT}, 130, "interrupt"},
+		{"terminate", nil, []syscall.Signal{syscall.SIGTERM}, 75, "terminated"},
+		{"interrupt twice", []string{"--stuck"}, []syscall.Signal{syscall.SIGINT, syscall.SIGINT}, 130, "interrupt"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := startHeldWith(t, []string{"--emulate-hosts", "3"}, c.args...)
+			for i, s := range c.signals {
+				r.Process.Signal(s)
+				if i == 0 {
+					r.await(t, "stopping")
+				}
+			}
+			if status := r.end(); status != c.status {
+				t.Errorf("status %d: %s", status, &r.errs)
+			}
+			var sum rundir.Summary
+			readJSON(t, filepath.Join(r.Dir, "run", "summary.json"), &sum)
+			if sum.StoppedBy != c.stoppedBy {
+				t.Errorf("stopped by %q", sum.StoppedBy)
+			}
+			if n := r.survivors(); n > 0 {
+				t.Errorf("%d workers are left", n)
+			}
+		})
+	}
+}
+
+// What a supervisor that is killed leaves behind ends by itself, with its files.
+func TestHostsEndWithTheirSupervisor(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	mark := fmt.Sprintf("LAUNCHER_TEST=%s", temp)
+	t.Setenv("LAUNCHER_TEST", temp)
+	r := startHeldWith(t, []string{"--emulate-hosts", "3"})
+	r.Process.Kill()
+	r.end()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		left := marked(t, mark)
+		files, _ := filepath.Glob(filepath.Join(temp, "soliton-*"))
+		if len(left) == 0 && len(files) == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("left behind: processes %v, files %v", left, files)
+		}
+	}
+}
