@@ -209,3 +209,123 @@ func TestHostsEndWithTheirSupervisor(t *testing.T) {
 		}
 	}
 }
+
+// host returns the process of a host's agent, and those of its workers.
+func hostProcesses(t *testing.T, mark, host string) (pids []int) {
+	t.Helper()
+	for _, pid := range marked(t, mark) {
+		line, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+		if !bytes.HasSuffix(line, []byte("\x00agent\x00"+host+"\x00")) {
+			continue
+		}
+		agent, _ := strconv.Atoi(pid)
+		pids = append(pids, agent)
+		lists, _ := filepath.Glob(filepath.Join("/proc", pid, "task/*/children"))
+		for _, list := range lists {
+			text, _ := os.ReadFile(list)
+			for _, word := range strings.Fields(string(text)) {
+				child, _ := strconv.Atoi(word)
+				pids = append(pids, child)
+			}
+		}
+	}
+	return pids
+}
+
+// await waits for a condition, which others bring about.
+func await(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 30 s: %s", what)
+		}
+	}
+}
+
+// A host that was frozen, and wakes when the others have gone on without it, finds that its
+// workers are fenced: they end, and the run ends with the bits of one in peace.
+func TestFrozenHostWakes(t *testing.T) {
+	for _, host := range []string{"host-0", "host-1"} { // one of them may lead
+		t.Run(host, func(t *testing.T) {
+			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			cmd := launch(t, "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "6", "--emulate-hosts", "3",
+				"--chaos", "slow:3@1:0.05", mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0")
+			mark := "LAUNCHER_TEST=" + cmd.Dir
+			cmd.Env = append(os.Environ(), mark)
+			var out bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &out, &out
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+			has := func(file, text string) func() bool {
+				return func() bool {
+					b, _ := os.ReadFile(filepath.Join(cmd.Dir, "run", file))
+					return bytes.Contains(b, []byte(text))
+				}
+			}
+			await(t, "step 5", has("metrics.jsonl", `{"step":5,`))
+			frozen := hostProcesses(t, mark, host)
+			if len(frozen) != 3 {
+				t.Fatalf("processes %v of %s", frozen, host)
+			}
+			for _, pid := range frozen {
+				syscall.Kill(pid, syscall.SIGSTOP)
+			}
+			await(t, "recovery", has("events.jsonl", `"recovered"`))
+			for _, pid := range frozen {
+				syscall.Kill(pid, syscall.SIGCONT)
+			}
+			await(t, "end of the fenced workers", func() bool { return len(hostProcesses(t, mark, host)) <= 1 })
+			if err := cmd.Wait(); err != nil {
+				t.Fatalf("%v\n%s", err, &out)
+			}
+			var sum rundir.Summary
+			readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
+			if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.WorkersLost != 2 {
+				t.Errorf("steps %d, parameters %s, lost %d", sum.Steps, sum.ParamsSHA256, sum.WorkersLost)
+			}
+			if left := marked(t, mark); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+		})
+	}
+}
+
+// Two of five hosts are lost, one after the other: there still is a majority.
+func TestTwoOfFiveHosts(t *testing.T) {
+	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	sum, _ := trainOnHosts(t, "--workers", "5", "--emulate-hosts", "5", "--chaos", "killhost:0@20,killhost:2@80")
+	if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.WorkersLost != 2 {
+		t.Errorf("parameters %s, want %s; %d workers lost", sum.ParamsSHA256, want.ParamsSHA256, sum.WorkersLost)
+	}
+}
+
+// Without a majority nobody goes on.
+func TestTwoOfThreeHosts(t *testing.T) {
+	cmd := launch(t, "run", "--plain", "--workers", "3", "--emulate-hosts", "3", fake, "--hold", "2")
+	mark := "LAUNCHER_TEST=" + cmd.Dir
+	cmd.Env = append(os.Environ(), mark)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	await(t, "step 2", func() bool {
+		b, _ := os.ReadFile(filepath.Join(cmd.Dir, "runs", "latest", "metrics.jsonl"))
+		return bytes.Contains(b, []byte(`{"step":2,`))
+	})
+	for _, host := range []string{"host-0", "host-2"} {
+		for _, pid := range hostProcesses(t, mark, host) {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	}
+	cmd.Wait()
+	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(out.String(), "launcher: 2 of 3 hosts are gone, and without 2 that vote nobody can decide how to go on\n") {
+		t.Errorf("status %d\n%s", status, &out)
+	}
+	if left := marked(t, mark); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}

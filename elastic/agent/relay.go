@@ -208,11 +208,18 @@ func (r *relay) awaitExit(ctx context.Context, l *local) {
 // said takes in a message of a worker.
 func (r *relay) said(l *local, m control.Message) {
 	if ready, ok := m.(control.Ready); ok {
-		if ready.Job.ProgramSHA256 = ""; l.worker.Program() != "" {
+		// Reading the program may take a while, in which the worker's beats have to go on.
+		r.working.Go(func() {
 			ready.Job.ProgramSHA256, _ = rundir.FileSHA256(l.worker.Program()) // only a record
-		}
-		m = ready
+			r.pass(l, ready)
+		})
+		return
 	}
+	r.pass(l, m)
+}
+
+// pass keeps what a new leader has to know of a message, and tells the one that there is.
+func (r *relay) pass(l *local, m control.Message) {
 	body, err := control.Marshal(m)
 	if err != nil {
 		return // it came as one

@@ -45,6 +45,7 @@ type session struct {
 	term, attempt uint64
 	leader        string
 	heir          *inherited
+	tookOver      bool
 	later         []event // for the time after the take-over
 
 	noted     plan.Version         // of the newest line of plans.jsonl
@@ -678,6 +679,9 @@ func (s *session) forget() {
 func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	w := &s.workers[id]
 	stopped := m.StoppedBy != ""
+	if s.stop == "" && s.tookOver {
+		s.stop = Reason(m.StoppedBy) // the leader before was asked
+	}
 	if m.Steps != w.last.Step || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
 		return s.judge(now, &ProtocolError{id, fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
 	}

@@ -139,7 +139,7 @@ func (s *session) complete(now time.Time) []effect {
 
 func (s *session) takeOver(now time.Time) []effect {
 	in := s.heir
-	s.heir = nil
+	s.heir, s.tookOver = nil, true
 	h := &in.history
 	s.job, s.start = h.Job, h.Job.Started
 	s.recovered, s.losses, s.rollbacks, s.val = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss
