@@ -404,7 +404,7 @@ type standing struct {
 // passed. That is certain to hold: all had come to it. A point that only the dead have
 // passed is come to again, with the same result.
 func (c *Controller) verdict(all []*member) (at standing, err error) {
-	at.plan, at.point = c.plan.Version, Point{c.cfg.Plan.FromStep - 1, Committed}
+	at.plan, at.point = c.plan.Version, Point{Step: c.cfg.Plan.FromStep - 1}
 	if c.live != nil {
 		at.point, at.result = c.live.Passed, c.live.Result
 		at.behind = c.live.Restart && slices.ContainsFunc(all, func(m *member) bool { return m.report.Plan.Compare(c.live.Plan.Version) < 0 })
@@ -422,7 +422,7 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 		further(m.report.Passed, m.report.Result)
 	}
 	if c.kept != nil {
-		further(Point{c.kept.Step, Kept}, c.kept.Result)
+		further(Point{Step: c.kept.Step, Gate: Kept}, c.kept.Result)
 	}
 	for _, m := range all {
 		r := m.report
@@ -446,6 +446,8 @@ func follows(p, latest Point) bool {
 	switch {
 	case p == latest:
 		return true
+	case latest.Repair > 0:
+		return p == Point{latest.Step, latest.Gate, latest.Repair - 1}
 	case latest.Gate == Committed:
 		return p.Step == latest.Step-1
 	}
@@ -482,19 +484,13 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	r.Step = at.point.Step + 1
 	switch {
 	case len(alive) < len(c.plan.Workers):
-	case len(c.broken) > 0 && !at.behind:
-		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
-		return c.address(ch), nil
-	case at.behind:
-		// Nobody of the plan has died, and not all have begun anew.
-		ch.order.Plan, ch.cause, ch.reason = c.plan, "kept", "nobody of the plan is lost"
-		ch.order.Restart, ch.order.From = true, c.live.From
-		return c.address(ch), nil
-	default:
-		// Only the agents' leader has changed, or the one that died was out of the plan. The
-		// version is new all the same, since what the workers exchanged while they were
-		// sealed did not count.
-		ch.order.Plan, ch.cause, ch.reason = c.same(at.point), "kept", "nobody of the plan is lost: the same plan, so that all go on with it"
+	case !at.behind:
+		// Only a link or the agents' leader was lost, or who died was out of the plan.
+		ch.cause, ch.reason = "kept", "nobody of the plan is lost"
+		if len(c.broken) > 0 {
+			ch.cause, ch.reason = "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
+		}
+		ch.order.Plan = c.same(at.point)
 		return c.address(ch), nil
 	}
 	view := plan.View{Workers: alive, Step: at.point.Step + 1}
@@ -530,7 +526,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 		ch.reason = plan.Reason(strings.Join(r.causes, "; ") + ": not all had begun anew; ")
 	}
 	ch.cause = "restart"
-	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{c.saved.Step, Committed}, nil
+	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{Step: c.saved.Step}, nil
 	p, reason, err := c.anew(alive, ch.order.Passed)
 	if err != nil {
 		return nil, err
@@ -743,7 +739,9 @@ func (c *Controller) check(now time.Time) []Effect {
 		if len(r.causes) > 0 {
 			effects = append(effects, Recovered{r.Recovery})
 		}
-		return append(append(effects, c.dismiss()...), c.wishes()...)
+		effects = append(effects, c.dismiss()...)
+		// The struck step comes first.
+		return append(effects, SetTimer{WishTimer, wishAfter})
 	case c.phase == steady && c.coming != nil && c.coming.agreed:
 		effects := c.adopt(c.coming)
 		c.coming = nil
@@ -752,6 +750,9 @@ func (c *Controller) check(now time.Time) []Effect {
 	}
 	return nil
 }
+
+// wishAfter is the time from a recovery to the next boundary plan.
+const wishAfter = 10 * time.Millisecond
 
 func (c *Controller) late(now time.Time, t Timer) []Effect {
 	switch {
@@ -765,6 +766,8 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 		return effects // the next ballot begins with the first of their deaths
 	case t == HoldTimer && c.phase == holding:
 		return c.end(&FewError{Have: len(c.members), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
+	case t == WishTimer:
+		return c.wishes()
 	case t == LinkTimer && len(c.broken) > 0:
 		return c.repair(now)
 	}

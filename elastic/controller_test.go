@@ -49,11 +49,11 @@ func pair(a, b plan.WorkerID) [2]plan.WorkerID { return [2]plan.WorkerID{min(a, 
 func next(p Point) Point {
 	switch {
 	case p.Step == lastStep && p.Gate == Committed:
-		return Point{p.Step, Evaluated}
+		return Point{Step: p.Step, Gate: Evaluated}
 	case p.Step == lastStep:
-		return Point{p.Step, Kept}
+		return Point{Step: p.Step, Gate: Kept}
 	}
-	return Point{p.Step + 1, Committed}
+	return Point{Step: p.Step + 1}
 }
 
 func (x *cluster) alive() (all []*fake) {
@@ -291,7 +291,7 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 
 func TestCompleteNeedsTheWholeShard(t *testing.T) {
 	c := storyJob(t, 2, 1, 6, 1, 1)
-	at := Point{3, Committed}
+	at := Point{Step: 3}
 	m, s := c.members[1], c.plan.Shards[1]
 	mid := s.Lo + 4096
 	for _, x := range []struct {
@@ -300,7 +300,8 @@ func TestCompleteNeedsTheWholeShard(t *testing.T) {
 		want   int
 	}{
 		{at, []plan.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}, {Layer: s.Layer, Lo: s.Lo, Hi: mid}}, 1},
-		{Point{2, Committed}, []plan.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0}, // of another step
+		{Point{Step: 2}, []plan.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0},            // of another step
+		{Point{Step: 3, Repair: 1}, []plan.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0}, // done again
 		{at, []plan.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}}, 0},
 		{at, []plan.Range{{Layer: s.Layer + 9, Lo: s.Lo, Hi: s.Hi}}, 0},
 		{at, nil, 0},
@@ -309,6 +310,29 @@ func TestCompleteNeedsTheWholeShard(t *testing.T) {
 		got := c.complete([]*member{m}, at)
 		if len(got) != x.want || x.want > 0 && got[0] != (plan.Complete{Shard: 1, Worker: 1}) {
 			t.Errorf("%v: %v", x, got)
+		}
+	}
+}
+
+// Who has repaired and who has not are one point apart, like who has passed a
+// point and who has not.
+func TestPointsFollow(t *testing.T) {
+	for _, c := range []struct {
+		p, latest Point
+		want      bool
+	}{
+		{Point{Step: 3}, Point{Step: 3}, true},
+		{Point{Step: 3}, Point{Step: 3, Repair: 1}, true},
+		{Point{Step: 3}, Point{Step: 3, Repair: 2}, false},
+		{Point{Step: 2}, Point{Step: 3, Repair: 1}, false},
+		{Point{Step: 3, Repair: 2}, Point{Step: 4}, true},
+		{Point{Step: 3, Gate: Evaluated, Repair: 1}, Point{Step: 4}, true},
+		{Point{Step: 3, Repair: 1}, Point{Step: 3, Gate: Evaluated}, true},
+		{Point{Step: 3, Repair: 1}, Point{Step: 3, Gate: Evaluated, Repair: 1}, false},
+		{Point{Step: 4, Repair: 1}, Point{Step: 4}, false},
+	} {
+		if got := follows(c.p, c.latest); got != c.want || c.p != c.latest && got && c.p.Compare(c.latest) >= 0 {
+			t.Errorf("%v before %v: %v, compare %d", c.p, c.latest, got, c.p.Compare(c.latest))
 		}
 	}
 }

@@ -125,6 +125,7 @@ const (
 	QueryTimer Timer = "query" // for answers
 	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link, and then for the link
 	HoldTimer  Timer = "hold"  // for more workers
+	WishTimer  Timer = "wish"  // for the next boundary plan after a recovery
 )
 
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,

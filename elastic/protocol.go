@@ -50,15 +50,25 @@ var gateNames = [...]string{"committed", "evaluated", "kept"}
 type Point struct {
 	Step int  `json:"step"`
 	Gate Gate `json:"gate"`
+	// Repair counts exchanges after the point in which somebody's memory was found
+	// altered: they pass nothing, but it is repaired, and all come to the next
+	// point again.
+	Repair int `json:"repair,omitempty"`
 }
 
 // Compare orders points.
 func (p Point) Compare(o Point) int {
-	return cmp.Or(cmp.Compare(p.Step, o.Step), cmp.Compare(p.Gate, o.Gate))
+	return cmp.Or(cmp.Compare(p.Step, o.Step), cmp.Compare(p.Gate, o.Gate), cmp.Compare(p.Repair, o.Repair))
 }
 
-// String renders the point as "step 7 committed".
-func (p Point) String() string { return fmt.Sprintf("step %d %v", p.Step, p.Gate) }
+// String renders the point as "step 7 committed", and "step 7 committed, repair 2".
+func (p Point) String() string {
+	s := fmt.Sprintf("step %d %v", p.Step, p.Gate)
+	if p.Repair > 0 {
+		s += fmt.Sprintf(", repair %d", p.Repair)
+	}
+	return s
+}
 
 // Report is a sealed worker's answer to a query. Until it applies a plan of
 // that ballot or a higher one, the worker passes no point, frees nothing, begins

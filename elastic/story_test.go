@@ -268,7 +268,7 @@ func (s *story) report(w plan.Worker) Report {
 	}
 	if at := s.args["at"]; at != "" {
 		step, gate, _ := strings.Cut(at, ".")
-		r.Passed = Point{s.number(step), Gate(slices.Index(gateNames[:], gate))}
+		r.Passed = Point{Step: s.number(step), Gate: Gate(slices.Index(gateNames[:], gate))}
 	}
 	p := s.plans[r.Plan.N]
 	for stage, route := range p.Route {

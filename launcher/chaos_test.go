@@ -132,3 +132,42 @@ func TestChaosRandom(t *testing.T) {
 		t.Errorf("%q is another schedule the second time:\n%s", drawn[0], again)
 	}
 }
+
+// A bit that flips is found by the worker itself, before it counts.
+func TestChaosFlip(t *testing.T) {
+	specs := []string{"own", "mirror", "copy", "moment"}
+	for i, target := range specs {
+		phase := []string{"", "/forward", "/backward", "/commit", "/gather"}
+		if testing.Short() {
+			phase = phase[i : i+1]
+		}
+		for _, p := range phase {
+			spec := fmt.Sprintf("flip:1@3%s:%s", p, target)
+			t.Run(spec, func(t *testing.T) {
+				t.Parallel()
+				workers := "2"
+				if target == "copy" {
+					workers = "4" // two would mirror all of each other
+				}
+				sum, _, dir := train(t, "--workers", workers, "--chaos", spec)
+				sameBits(t, sum)
+				events, err := os.ReadFile(filepath.Join(dir, "events.jsonl"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				lines := regexp.MustCompile(`"kind":"repaired","worker":(\d+),.*"target":"(\w+)"`).FindAllStringSubmatch(string(events), -1)
+				// What flips after the check and is written anew at once does no harm, and of moments
+				// come parameters.
+				quiet := p == "/commit" && target == "copy"
+				if len(lines) != 1 && !(quiet && len(lines) == 0) {
+					t.Fatalf("events:\n%s", events)
+				}
+				for _, l := range lines {
+					if l[1] != "1" || l[2] != target && !(p == "/commit" && l[2] == "own") {
+						t.Errorf("%s", l[0])
+					}
+				}
+			})
+		}
+	}
+}

@@ -54,6 +54,7 @@ type assignment struct {
 	Detect     time.Duration `json:"detect"`
 	Reduction  string        `json:"reduction"`
 	Zero       int           `json:"zero"`
+	NoDigests  bool          `json:"no_digests"`
 	Workers    int           `json:"workers"`
 	Chaos      string        `json:"chaos"`
 }
@@ -245,7 +246,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	a := assignment{
 		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
-		Workers: f.workers, Chaos: f.chaos,
+		NoDigests: !f.digests, Workers: f.workers, Chaos: f.chaos,
 	}
 	var files []*os.File
 	defer func() {
@@ -463,7 +464,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	h, err := agent.NewHost(agent.HostConfig{
 		Run: agent.Config{
 			Program: a.Program, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
-			Reduction: a.Reduction, Zero: a.Zero, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
+			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],

@@ -32,6 +32,7 @@ type runFlags struct {
 	detect    time.Duration
 	reduction string
 	zero      int
+	digests   bool
 	runDir    string
 	plain     bool
 	chaos     string
@@ -66,6 +67,9 @@ with commas, of
     ...@S+MS                        the same, MS milliseconds later
     ...@S/PHASE                     or when it enters this phase of the step: forward, backward,
                                     reduce, commit or gather
+  flip:W@S:TARGET                   one bit of worker W's memory flips: of parameters that it owns (own),
+                                    mirrors (mirror) or was sent (copy), or of what the optimizer keeps
+                                    for them (moment); also with +MS or /PHASE
   slow:W@S:FACTOR                   its passes run at this share of their speed; 1 restores it
   random:SEED:RATE[:KINDS]          in each step, with probability RATE, one of these is drawn, or one
                                     of KINDS, such as kill+slow
@@ -110,6 +114,7 @@ ends it at once.`,
 	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
+	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
 	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
@@ -317,7 +322,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
-		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least,
+		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 		Chaos: harmsFor(f.harms, f.workers, 1),
 	})
 	if err != nil {

@@ -3,8 +3,10 @@ package trainer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -26,10 +28,10 @@ func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
 	if len(mine) == 0 {
 		return nil, nil
 	}
-	if !w.self.process {
+	if !w.self.process && slices.ContainsFunc(mine, func(h chaos.Harm) bool { return h.Kind != chaos.KindFlip && h.Kind != chaos.KindSlow }) {
 		return nil, errors.New("chaos would strike the whole program: a worker that shares its process with others cannot be harmed")
 	}
-	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp})
+	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp, Flip: w.flip})
 }
 
 // stamp tells the agent what is about to strike. It is written to the socket
@@ -40,6 +42,15 @@ func (w *worker) stamp(h chaos.Harm, moment int64) {
 		m.At = moment
 	}
 	_ = w.send(m) // without an agent, this worker ends
+}
+
+// flip flips a bit of the state that this worker holds.
+func (w *worker) flip(t chaos.Target) {
+	target, ok := engine.ParseTarget(string(t))
+	if !ok {
+		panic(fmt.Sprintf("trainer: flip of %q", t))
+	}
+	w.recovery.flip(target)
 }
 
 // victimProcess is this process as one that can be harmed.

@@ -174,13 +174,15 @@ func StartWith(t *testing.T, job Job, start control.Start) control.Failed {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	conn := control.New(ours)
-	defer conn.Close()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
 		_ = serve(t.Context(), control.New(theirs), alone(), func() (Job, error) { return job, nil })
 	}()
-	defer func() { <-ended }()
+	defer func() {
+		conn.Close() // it may be beating
+		<-ended
+	}()
 	for {
 		m, err := conn.Receive(t.Context())
 		if err != nil {

@@ -175,6 +175,21 @@ func (r *recovery) applied(a engine.Applied) {
 	})
 }
 
+// repaired tells the agent of a block that was altered here, and is as it was
+// again.
+func (r *recovery) repaired(layer string, x engine.Repair) {
+	_ = r.w.send(control.Repaired{Step: x.Step, Try: x.Try, Layer: layer, Block: x.Block, Target: x.Target.String()})
+}
+
+// flip flips a bit of this worker's state.
+func (r *recovery) flip(t engine.Target) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.engine != nil {
+		r.engine.Flip(t)
+	}
+}
+
 // link tells of a link that broke. It is called by the goroutine of the link.
 func (r *recovery) link(ev comm.LinkEvent) {
 	if ev.Up || ev.Link == 0 || errors.Is(ev.Err, comm.ErrNotMember) {

@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/engine"
 )
 
 // survival is a run on several workers of this process, some of which are
@@ -28,17 +29,19 @@ type survival struct {
 	workers []*victim
 	events  chan func()
 	c       *elastic.Controller
-	timers  map[elastic.Timer]*time.Timer
+	post    func(func())
 	failed  error
 	over    bool
 
 	recoveries []elastic.Recovery
 	notes      []string
+	repaired   []Repaired
 }
 
 // victim is a worker.
 type victim struct {
 	id     int
+	w      *worker
 	conn   *control.Conn
 	cancel context.CancelFunc
 	gone   bool
@@ -55,6 +58,9 @@ type SurviveConfig struct {
 	// Moment is called for every message a worker sends while the run goes on,
 	// and returns the worker to end, -1 for none, and after which time.
 	Moment func(from int, m control.Message) (victim int, after time.Duration)
+	// Flip is called likewise, and returns the worker of whose memory a bit is
+	// to flip.
+	Flip func(from int, m control.Message) (victim int, target engine.Target, after time.Duration)
 }
 
 // Survived is how such a run went.
@@ -62,13 +68,20 @@ type Survived struct {
 	Left       map[int]History // what the workers that are left said
 	Recoveries []elastic.Recovery
 	Notes      []string
+	Repaired   []Repaired
+}
+
+// Repaired is what a worker says of its memory.
+type Repaired struct {
+	Worker int
+	control.Repaired
 }
 
 // Survive trains a job on several workers of this process, some of which are
 // ended in the middle.
 func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	t.Helper()
-	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func()), timers: make(map[elastic.Timer]*time.Timer)}
+	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func())}
 	quit := make(chan struct{})
 	var tasks sync.WaitGroup
 	post := func(f func()) {
@@ -77,6 +90,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		case <-quit:
 		}
 	}
+	s.post = post
 	live := func() (n int) {
 		for _, v := range s.workers {
 			if !v.gone {
@@ -92,7 +106,9 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		s.workers = append(s.workers, v)
 		tasks.Go(func() {
 			me := self{session: comm.Session{Worker: comm.WorkerID(i)}, transport: s.network}
-			_ = serve(ctx, control.New(theirs), me, func() (Job, error) { return job(), nil })
+			w := newWorker(control.New(theirs), me)
+			post(func() { v.w = w })
+			_ = w.serve(ctx, func() (Job, error) { return job(), nil })
 			theirs.Close()
 		})
 		tasks.Go(func() {
@@ -107,6 +123,11 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 						return
 					}
 					s.heard(v, m, cfg)
+					if s.c != nil && cfg.Flip != nil {
+						if x, target, after := cfg.Flip(i, m); x >= 0 {
+							time.AfterFunc(after, func() { post(func() { s.workers[x].w.recovery.flip(target) }) })
+						}
+					}
 					if s.c != nil && cfg.Moment != nil {
 						if x, after := cfg.Moment(i, m); x >= 0 {
 							kill := func() {
@@ -148,7 +169,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	if s.failed != nil {
 		t.Fatal(s.failed)
 	}
-	r := Survived{Left: make(map[int]History), Recoveries: s.recoveries, Notes: s.notes}
+	r := Survived{Left: make(map[int]History), Recoveries: s.recoveries, Notes: s.notes, Repaired: s.repaired}
 	for _, v := range s.workers {
 		if v.done != nil {
 			r.Left[v.id] = v.History
@@ -211,7 +232,14 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		v.Done, v.done = m, &m
 		s.step(elastic.Finished{Worker: s.worker(v.id), Step: m.Steps, Result: m.Result})
 		s.finish()
+	case control.Repaired:
+		s.repaired = append(s.repaired, Repaired{v.id, m})
+		s.notes = append(s.notes, fmt.Sprintf("worker %d: %+v", v.id, m))
 	case control.Failed:
+		if m.Kind == control.Corrupt {
+			s.notes = append(s.notes, fmt.Sprintf("worker %d: %s", v.id, m.Text))
+			return // its end comes
+		}
 		s.failed = fmt.Errorf("worker %d: %s\n%s", v.id, m.Text, m.Stack)
 	case control.Answer:
 		r, err := elastic.ParseReport(m.Report)
@@ -282,6 +310,10 @@ func (s *survival) step(e elastic.Event) {
 			s.send(f.Worker, control.Fill{Fill: body})
 		case elastic.Propose:
 			s.step(elastic.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
+		case elastic.SetTimer:
+			if f.Timer == elastic.WishTimer {
+				time.AfterFunc(f.After, func() { s.post(func() { s.step(elastic.Late{Timer: f.Timer}) }) })
+			}
 		case elastic.Note:
 			s.notes = append(s.notes, "  "+f.Reason)
 		case elastic.Recovered:

@@ -100,17 +100,26 @@ func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
 func alone() self { return self{transport: comm.NewMem()} }
 
 // serve runs the job to its end, over a connection on which Hello was said.
-// Whatever goes wrong, a panic in user code included, it tells the agent.
 func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job, error)) error {
+	return newWorker(conn, me).serve(ctx, makeJob)
+}
+
+func newWorker(conn *control.Conn, me self) *worker {
 	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}), groups: make(map[uint16]*comm.Group)}
 	w.recovery.w, w.recovery.broken = w, make(chan comm.Session, 64)
+	return w
+}
+
+// serve runs the job to its end. Whatever goes wrong, a panic in user code
+// included, it tells the agent.
+func (w *worker) serve(ctx context.Context, makeJob func() (Job, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	received := make(chan struct{})
 	go func() {
 		defer close(received)
 		if err := w.receive(ctx); err != nil && ctx.Err() == nil {
 			cancel(errAgentLost)
-			if me.process {
+			if w.self.process {
 				// Whatever runs at the moment, nobody waits for it.
 				fmt.Fprintf(os.Stderr, "%s: %v\n", program(), errAgentLost)
 				os.Exit(agent.ExitFailed)
@@ -237,11 +246,14 @@ func failure(err error, step int) control.Failed {
 	var invalid *ValidationError
 	var usage *usageError
 	var done *Done
+	var corrupt *engine.CorruptError
 	switch {
 	case errors.As(err, &panicked):
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
 	case errors.As(err, &nonFinite):
 		f.Kind = control.NonFinite
+	case errors.As(err, &corrupt):
+		f.Kind = control.Corrupt
 	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):
 		f.Kind = control.PeerLost
 	case errors.As(err, &done):
@@ -413,6 +425,8 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Progress:    w.self.progress,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
+		NoDigests:   start.NoDigests,
+		Repaired:    func(r engine.Repair) { w.recovery.repaired(p.params.layers[r.Layer].Name, r) },
 		Stop:        w.stopped,
 		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,

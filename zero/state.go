@@ -100,28 +100,30 @@ func (s *Shard) Squares(p *kernel.Pool, grad []float32, e int) (Fixed, error) {
 	return total, nil
 }
 
-// Update applies the rule to the parameters of the shard.
-func (s *Shard) Update(p *kernel.Pool, params, grad []float32, u Update) {
+// Update applies the rule to the parameters of the shard. digests, if there are
+// any, are of the blocks of the parameters, then of each moment: each block is
+// held against them before it is written, and they are those of the new blocks
+// after. A block that was not as it was left stays under suspicion: what came of
+// it matches no digest, see [Digest].
+func (s *Shard) Update(p *kernel.Pool, params, grad []float32, u Update, digests ...[]Digest) {
 	apply := s.rule.prepare(u)
 	p.For(len(s.blocks), blocksPerThread, func(lo, hi int) {
 		moments := make([][]float32, len(s.Moments))
-		for _, b := range s.blocks[lo:hi] {
+		for i := lo; i < hi; i++ {
+			b := s.blocks[i]
 			for i, m := range s.Moments {
 				moments[i] = m[b.Lo:b.Hi]
 			}
+			good := true
+			for j, d := range digests {
+				good = good && d[i].Fits(array(params[b.Lo:b.Hi], moments, j))
+			}
 			apply(params[b.Lo:b.Hi], moments, grad[b.Lo:b.Hi], !b.NoDecay)
+			for j, d := range digests {
+				if d[i] = altered; good {
+					d[i] = DigestOf(array(params[b.Lo:b.Hi], moments, j))
+				}
+			}
 		}
 	})
-}
-
-// Digests returns the digest of every block of x, which holds the shard's
-// parameters or one of its moments.
-func (s *Shard) Digests(p *kernel.Pool, x []float32) []uint32 {
-	d := make([]uint32, len(s.blocks))
-	p.For(len(s.blocks), blocksPerThread, func(lo, hi int) {
-		for i, b := range s.blocks[lo:hi] {
-			d[lo+i] = kernel.Digest(x[b.Lo:b.Hi])
-		}
-	})
-	return d
 }

@@ -112,7 +112,7 @@ func TestShardsAgree(t *testing.T) {
 			squares Fixed
 			params  []float32
 			moments []float32
-			digests []uint32
+			digests []Digest
 		}
 		run := func(p *kernel.Pool, cuts uint) outcome {
 			o := outcome{params: random(n, 2)}
@@ -130,13 +130,17 @@ func TestShardsAgree(t *testing.T) {
 					t.Fatal(err)
 				}
 				o.squares, _ = o.squares.Add(sq)
+				digests := make([][]Digest, 1+rule.Moments())
+				for j := range digests {
+					digests[j] = make([]Digest, len(s.blocks))
+				}
 				for step := 1; step <= 3; step++ {
-					s.Update(p, o.params[lo:b.Hi], grad[lo:b.Hi], Update{Step: step, LR: 0.1, GradScale: 0.5})
+					s.Update(p, o.params[lo:b.Hi], grad[lo:b.Hi], Update{Step: step, LR: 0.1, GradScale: 0.5}, digests...)
 				}
 				for _, m := range s.Moments {
 					o.moments = append(o.moments, m[0], m[len(m)-1])
 				}
-				o.digests = append(o.digests, s.Digests(p, o.params[lo:b.Hi])...)
+				o.digests = append(o.digests, digests[0]...)
 				lo = b.Hi
 			}
 			return o
@@ -206,4 +210,71 @@ func TestAdamW(t *testing.T) {
 			t.Errorf("parameter %d is %v, want %v", i, params[i], p[i])
 		}
 	}
+}
+
+// A block that was altered stays known as such, with all that is computed from
+// it; the others are none the worse.
+func TestUpdateOfAlteredBlock(t *testing.T) {
+	n := size(layer)
+	for j := range 3 {
+		s, err := NewShard(AdamW{0.9, 0.999, 1e-8, 0.1}, Range{3, 0, n}, layer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		params, grad := random(n, 1), random(n, 2)
+		arrays := append([][]float32{params}, s.Moments...)
+		digests := make([][]Digest, len(arrays))
+		for i, x := range arrays {
+			for _, b := range s.blocks {
+				digests[i] = append(digests[i], DigestOf(x[b.Lo:b.Hi]))
+			}
+		}
+		const bad = 1
+		x := &arrays[j][s.blocks[bad].Hi-1]
+		*x = math.Float32frombits(math.Float32bits(*x) ^ 1)
+		for step := 1; step <= 2; step++ {
+			s.Update(nil, params, grad, Update{Step: step, LR: 0.1, GradScale: 1}, digests...)
+			for i, x := range arrays {
+				for k, b := range s.blocks {
+					if fits := digests[i][k].Fits(x[b.Lo:b.Hi]); fits != (k != bad) {
+						t.Errorf("step %d, array %d altered: block %d of array %d fits: %v", step, j, k, i, fits)
+					}
+				}
+			}
+		}
+	}
+}
+
+// BenchmarkUpdate updates a shard that fits no cache, with digests and without.
+func BenchmarkUpdate(b *testing.B) {
+	const n = 4 << 20
+	s, err := NewShard(AdamW{0.9, 0.999, 1e-8, 0.1}, Range{0, 0, n}, []Tensor{{Size: n}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	params, grad := random(n, 1), random(n, 2)
+	digests := make([][]Digest, 3)
+	for j := range digests {
+		digests[j] = make([]Digest, len(s.blocks))
+	}
+	for name, d := range map[string][][]Digest{"plain": nil, "digests": digests} {
+		b.Run(name, func(b *testing.B) {
+			b.SetBytes(4 * n)
+			for range b.N {
+				s.Update(nil, params, grad, Update{Step: 1, LR: 0.1, GradScale: 1}, d...)
+			}
+		})
+	}
+	b.Run("check", func(b *testing.B) {
+		b.SetBytes(4 * n)
+		for range b.N {
+			for i, x := range s.blocks {
+				for j, y := range [][]float32{params, s.Moments[0], s.Moments[1]} {
+					if !digests[j][i].Fits(y[x.Lo:x.Hi]) {
+						b.Fatal("altered")
+					}
+				}
+			}
+		}
+	})
 }

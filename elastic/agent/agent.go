@@ -68,6 +68,10 @@ type Config struct {
 	// them in stage 1. 0 means 2.
 	Zero int
 
+	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
+	// the job, and repair what has altered before it counts.
+	NoDigests bool
+
 	// Chaos, if it is not nil, returns the harms that the workers are to do to themselves, for a
 	// job of so many steps. The agent hands them on unread. Its error is one of usage.
 	Chaos func(steps int) (harms []string, err error)

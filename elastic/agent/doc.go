@@ -44,7 +44,8 @@
 //
 // events.jsonl gets one line for each change: start, plan, chaos (what Config.Chaos returned), lost, evict, left, rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
-// fewer mirrors than they should, and have them again), hold, stop, end, failed, and notes: every
+// fewer mirrors than they should, and have them again), repaired (memory of a worker was altered, and
+// restored from another; the second time it is evicted), hold, stop, end, failed, and notes: every
 // decision of the controller in a sentence.
 //
 // Whatever happens, Serve returns one [Outcome] with at most one error, which is of

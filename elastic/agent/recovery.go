@@ -240,10 +240,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:
-			if w := &s.workers[e.Worker.ID]; w.doom == nil && !w.exited {
-				w.doom, w.killed = &evictedError{e.Reason}, true
-				add(s.about(now, int(e.Worker.ID), "evict", e.Reason), kill{int(e.Worker.ID)})
-			}
+			add(s.evict(now, int(e.Worker.ID), e.Reason)...)
 		case elastic.Dismiss:
 			add(s.event(now, "note", e.Reason), sendMessage{int(e.Worker.ID), control.Release{}})
 		case elastic.SetTimer:

@@ -98,13 +98,14 @@ type worker struct {
 
 	inherited bool // from another leader: the first step that it tells of may be any
 
-	killed bool         // in training, to go on without it
-	gone   bool         // dead, or out of the plan: the run goes on without it
-	begun  plan.Version // of the newest restart that it has applied
-	doom   error        // why it was ended, or said that it ends
-	silent time.Time    // since when it was, where that is the reason
-	ended  time.Time    // when its exit was known
-	harmed time.Time    // when somebody harmed it on purpose
+	killed   bool         // in training, to go on without it
+	gone     bool         // dead, or out of the plan: the run goes on without it
+	begun    plan.Version // of the newest restart that it has applied
+	doom     error        // why it was ended, or said that it ends
+	silent   time.Time    // since when it was, where that is the reason
+	ended    time.Time    // when its exit was known
+	harmed   time.Time    // when somebody harmed it on purpose
+	offences offences
 }
 
 func (w *worker) over() bool { return w.gaveUp || w.exited && w.closed }
@@ -450,6 +451,12 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
+	case control.Repaired:
+		if w.state != training || w.gone {
+			return nil
+		}
+		return s.repaired(now, id, m)
+
 	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
 			return nil // it does not know yet
@@ -526,7 +533,7 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text, Chaos: s.chaos}
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Plan: text, Chaos: s.chaos}
 	if s.term > 0 {
 		start.Detect = s.cfg.Detect
 	}
@@ -739,11 +746,11 @@ func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
 	}
 	s.workers[id].failed = true
 	err := &FailedError{Kind: m.Kind, Worker: id, Workers: len(s.workers), Text: oneLine(m.Text), Step: m.Step}
-	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost {
+	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost && m.Kind != control.Corrupt {
 		s.detail = m.Stack
 		return s.judge(now, err)
 	}
-	if s.state == training && (m.Kind == control.PeerLost || s.ctl.Busy()) {
+	if s.state == training && (m.Kind != control.Faulty || s.ctl.Busy()) {
 		s.workers[id].doom = err // its end is the event
 		return nil
 	}

@@ -188,7 +188,7 @@ func (s *session) takeOver(now time.Time) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, Plan: text, Detect: s.cfg.Detect}
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Plan: text, Detect: s.cfg.Detect}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 	}

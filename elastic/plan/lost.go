@@ -71,7 +71,7 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	p.staff(&current, alive)
 	again := rerun(&current, &v, alive, p.settled(&v, current.Micros()))
 	moved := p.reroute(&current, &v, &prof, alive, again)
-	p.capacity(&current)
+	p.capacity(&current, &v, again)
 
 	cause := e.Cause
 	if cause == "" {
@@ -305,11 +305,22 @@ func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID
 }
 
 // capacity sets limits and buffers to what the routes need at least; places
-// that are not new keep their limits.
-func (p *Plan) capacity(current *Plan) {
+// that are not new keep their limits. A micro-batch in flight whose next stage has
+// to run again takes up no room: its worker would have nothing to do else.
+func (p *Plan) capacity(current *Plan, v *View, again map[graph.Pair]bool) {
+	type place struct {
+		stage  int
+		worker WorkerID
+	}
+	stuck := make(map[place]int)
+	for _, w := range v.Works {
+		if w.Phase == graph.Forwarded && !w.Gradient && again[graph.Pair{Stage: w.Stage + 1, Micro: w.Micro}] {
+			stuck[place{w.Stage, w.Worker}]++
+		}
+	}
 	for s, st := range p.Stages {
 		for _, w := range st.Workers {
-			p.Limits = append(p.Limits, Limit{s, w, max(current.Limit(s, w), len(p.Stages)-s)})
+			p.Limits = append(p.Limits, Limit{s, w, max(current.Limit(s, w), len(p.Stages)-s) + stuck[place{s, w}]})
 		}
 		p.Buffers = max(p.Buffers, p.mostSums(s))
 	}

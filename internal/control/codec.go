@@ -103,6 +103,8 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Order](dec)
 	case Applied{}.kind():
 		m, err = decodeAs[Applied](dec)
+	case Repaired{}.kind():
+		m, err = decodeAs[Repaired](dec)
 	case Fill{}.kind():
 		m, err = decodeAs[Fill](dec)
 	case Level{}.kind():

@@ -39,6 +39,7 @@ var samples = []Message{
 	},
 	Start{RunDir: "/runs/x", Threads: 2, Reduction: "exact", Zero: 1, Plan: []byte(`{"from_step":1}`), Peers: []Peer{{0, 0, "127.0.0.1:4711"}, {1, 2, "127.0.0.1:4712"}}},
 	Step{Step: 1, Loss: 0.1, LR: 1e-3, GradNorm: 2, Tokens: 4096, MS: 1.5, Plan: 1, ValLoss: ptr(2.5), Forwards: 8, Backwards: 7},
+	Repaired{Step: 3, Try: 1, Layer: "embed", Block: 7, Target: "moment"},
 	Output{Text: "func main() {\n"},
 	Stop{Reason: "interrupt"},
 	Done{Steps: 60, Loss: 3.1, ParamsSHA256: "ab", StoppedBy: "interrupt",

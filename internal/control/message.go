@@ -11,7 +11,7 @@ import (
 const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
-// by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, LinkLost,
+// by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
 // Leave, Done and Failed from the worker, Start, Query, Order, Stop and
 // Release from the agent. Between the agents of several hosts there are Host, Lead,
 // Told, Relayed, Closed, Exited, Kill and Beat.
@@ -84,6 +84,8 @@ type Start struct {
 	// Zero is the stage of ZeRO: 1, or 2, which 0 means too.
 	Zero int
 
+	// NoDigests says that memory is trusted; all workers have the same.
+	NoDigests bool
 	// Detect is how long the worker may go on committing without a Beat of its agent; 0
 	// means for ever, as the agent sends none.
 	Detect time.Duration
@@ -185,6 +187,18 @@ type LinkLost struct {
 	Worker, Incarnation int
 }
 
+// Repaired says that a block of the worker's state was not as it had been
+// written, and was restored from another worker. What had been computed with it
+// is computed again. Several blocks that were found together have the same Step
+// and Try.
+type Repaired struct {
+	Step   int    // whose commit it was found before
+	Try    int    // of coming to that commit, from 1
+	Layer  string // name
+	Block  int    // of the layer, in the order of zero.Blocks
+	Target string // own, mirror, copy or moment: what the block was to the worker
+}
+
 // Fill asks for state to be copied in the background.
 type Fill struct {
 	Fill []byte // an elastic.Fill, encoded
@@ -268,6 +282,7 @@ const (
 	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
 	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
 	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
+	Corrupt   FailKind = "corrupt"    // state was altered that nobody has as it was: exit 1 if no other worker goes on
 	PeerLost  FailKind = "peer-lost"  // another worker cannot be reached: exit 1, unless the agent learns why that one is gone
 	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0
 )
@@ -292,6 +307,7 @@ func (Query) kind() string    { return "query" }
 func (Answer) kind() string   { return "answer" }
 func (Order) kind() string    { return "order" }
 func (Applied) kind() string  { return "applied" }
+func (Repaired) kind() string { return "repaired" }
 func (Fill) kind() string     { return "fill" }
 func (Level) kind() string    { return "level" }
 func (LinkLost) kind() string { return "link-lost" }

@@ -23,6 +23,7 @@ import (
 type record struct {
 	squares  zero.Fixed // of the gradients of the owned shards
 	lr       float64
+	suspect  int          // a layer from which on the output is not finite, -1 if there is none
 	spoiled  int          // a layer whose gradient is not finite, -1 if there is none
 	newest   plan.Version // of the plans that have come
 	stop     string
@@ -36,13 +37,13 @@ type lossSum struct {
 
 const (
 	stopSize    = 24
-	recordSize  = 48 + stopSize
+	recordSize  = 56 + stopSize
 	lossSumSize = 32
 )
 
 func (r record) append(b []byte) []byte {
 	le := binary.LittleEndian
-	for _, v := range []uint64{r.squares.Hi, r.squares.Lo, math.Float64bits(r.lr), uint64(int64(r.spoiled)),
+	for _, v := range []uint64{r.squares.Hi, r.squares.Lo, math.Float64bits(r.lr), uint64(int64(r.spoiled)), uint64(int64(r.suspect)),
 		uint64(r.newest.Generation), uint64(r.newest.N)} {
 		b = le.AppendUint64(b, v)
 	}
@@ -67,8 +68,9 @@ func parseRecord(b []byte, micros int) (record, error) {
 		squares: zero.Fixed{Hi: word(0), Lo: word(1)},
 		lr:      math.Float64frombits(word(2)),
 		spoiled: int(int64(word(3))),
-		newest:  plan.Version{Generation: int(word(4)), N: int(word(5))},
-		stop:    string(bytes.TrimRight(b[48:recordSize], "\x00")),
+		suspect: int(int64(word(4))),
+		newest:  plan.Version{Generation: int(word(5)), N: int(word(6))},
+		stop:    string(bytes.TrimRight(b[56:recordSize], "\x00")),
 	}
 	root := tree.Root(micros)
 	for b = b[recordSize:]; len(b) > 0; b = b[lossSumSize:] {
@@ -80,13 +82,6 @@ func parseRecord(b []byte, micros int) (record, error) {
 	}
 	return r, nil
 }
-
-// Tags of operations of the group of all workers.
-const (
-	tagCommit = iota
-	tagEvaluate
-	tagKeep
-)
 
 // operate runs an operation of a group beside the loop, which calls done when
 // it has succeeded. One that fails because something about the group has
@@ -125,7 +120,7 @@ func passing(err error) bool {
 func (e *Engine) sayCommit(r *request) {
 	step := r.point.Step
 	lr := e.c.LR(step)
-	mine := record{lr: lr, stop: e.c.Stop(), spoiled: -1}
+	mine := record{lr: lr, stop: e.c.Stop(), suspect: e.step.suspect, spoiled: -1}
 	last := len(e.plan.Stages) - 1
 	for _, n := range e.plan.Nodes(last, e.c.Self.ID, step) {
 		loss, ok := e.losses.At(n)
@@ -134,12 +129,14 @@ func (e *Engine) sayCommit(r *request) {
 		}
 		mine.lossSums = append(mine.lossSums, lossSum{n, loss})
 	}
+	spans, checked := e.spans(), []byte(nil)
 	shards := e.inOrder()
 	totals := make([][]float32, len(shards))
 	for i, sh := range shards {
 		totals[i] = sh.total
 	}
 	e.do(onJob, func() error {
+		checked = e.check(spans)
 		for i, sh := range slices.Backward(shards) {
 			if !sh.owner {
 				continue
@@ -164,7 +161,7 @@ func (e *Engine) sayCommit(r *request) {
 			return
 		}
 		mine.newest = e.newest()
-		r.said = mine.append(nil)
+		r.said = mine.append(checked)
 		r.size = func(w plan.WorkerID) int { return recordSize + lossSumSize*len(e.plan.Nodes(last, w, step)) }
 	})
 }
@@ -183,9 +180,9 @@ func (e *Engine) newest() plan.Version {
 // startExchange lets every worker know what all of them say, which takes them
 // past the operation's point together.
 func (e *Engine) startExchange(r *request) {
-	parts := []int{0}
+	parts, checks := []int{0}, e.checkSizes()
 	for _, w := range e.plan.Workers {
-		parts = append(parts, parts[len(parts)-1]+r.size(w.ID))
+		parts = append(parts, parts[len(parts)-1]+checks[w.ID]+r.size(w.ID))
 	}
 	all := make([]byte, parts[len(parts)-1])
 	if copy(all[parts[e.rank]:parts[e.rank+1]], r.said) != len(r.said) {
@@ -194,7 +191,7 @@ func (e *Engine) startExchange(r *request) {
 	if r.point.Gate == elastic.Committed {
 		e.phase(r.point.Step, PhaseCommit)
 	}
-	call := e.call(r.point.Step, int(r.point.Gate))
+	call := e.call(int(r.point.Gate))
 	call.Priority = comm.Control
 	r.exchanging = true
 	g, ctx := e.everyone, e.opsCtx
@@ -211,11 +208,27 @@ func (e *Engine) startExchange(r *request) {
 	})
 }
 
-// pass takes this worker past the point of its operation. said is what each
-// worker of the plan said.
+// pass takes this worker past the point of its operation, or, if blocks were
+// altered, to their repair. said is what each worker of the plan said.
 func (e *Engine) pass(said [][]byte) {
 	r := e.req
+	words, mends, err := e.judge(said)
+	switch others := new(othersError); {
+	case errors.As(err, &others):
+		e.broken = true // until the plan goes on without them
+		return
+	case err != nil:
+		e.fail(err)
+		return
+	case len(mends) > 0:
+		e.repair(said, mends)
+		return
+	}
 	e.passed, e.result = r.point, encodeSaid(said)
+	said = words
+	if e.guard != nil {
+		e.guard.mends = nil
+	}
 	if r.point.Gate != elastic.Committed {
 		if err := r.conclude(said); err != nil {
 			e.fail(err)
@@ -236,22 +249,28 @@ func (e *Engine) pass(said [][]byte) {
 		e.goLive(next)
 	}
 	e.update(r.point.Step, u, func() {
-		for l, sums := range e.grads {
-			if sums != nil {
-				for _, g := range sums.Clear() {
-					e.free.put(g)
-				}
-			}
-			if e.plain[l] != nil {
-				e.free.put(e.plain[l])
-				e.plain[l] = nil
-			}
-		}
-		e.losses.Clear()
-		e.step.release(e)
-		e.step, e.req = nil, nil
+		e.clearStep()
+		e.req = nil
 		r.end(nil)
 	})
+}
+
+// clearStep forgets the step that all have come to the end of.
+func (e *Engine) clearStep() {
+	for l, sums := range e.grads {
+		if sums != nil {
+			for _, g := range sums.Clear() {
+				e.free.put(g)
+			}
+		}
+		if e.plain[l] != nil {
+			e.free.put(e.plain[l])
+			e.plain[l] = nil
+		}
+	}
+	e.losses.Clear()
+	e.step.release(e)
+	e.step = nil
 }
 
 // encodeSaid and decodeSaid turn what all workers said into bytes and back.
@@ -284,7 +303,7 @@ func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.V
 	r := Result{Step: step, LR: lr}
 	losses := tree.NewSums(e.micros, Loss.add)
 	var squares zero.Fixed
-	spoiled := -1
+	suspect, spoiled := -1, -1
 	for i, b := range said {
 		rec, err := parseRecord(b, e.micros)
 		if err != nil {
@@ -296,6 +315,9 @@ func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.V
 		}
 		r.Stop = cmp.Or(r.Stop, rec.stop)
 		spoiled = max(spoiled, rec.spoiled)
+		if suspect < 0 {
+			suspect = rec.suspect
+		}
 		if i == 0 || rec.newest.Compare(next) < 0 {
 			next = rec.newest
 		}
@@ -314,10 +336,10 @@ func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.V
 		return u, next, fmt.Errorf("step %d: the losses of the workers do not make up the step", step)
 	case loss.Count < 1:
 		return u, next, fmt.Errorf("step %d: the loss counted no target, so it has no mean", step)
+	case max(suspect, spoiled) >= len(e.c.Layers):
+		return u, next, fmt.Errorf("step %d: a worker speaks of layer %d of %d", step, max(suspect, spoiled), len(e.c.Layers))
 	case !finite(loss.Sum):
-		return u, next, e.nonFinite(step, -1, "loss")
-	case spoiled >= len(e.c.Layers):
-		return u, next, fmt.Errorf("step %d: a worker speaks of layer %d of %d", step, spoiled, len(e.c.Layers))
+		return u, next, e.nonFinite(step, suspect, "loss")
 	case spoiled >= 0:
 		return u, next, e.nonFinite(step, spoiled, "gradient")
 	}

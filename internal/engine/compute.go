@@ -48,6 +48,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		in = st.tensors[tensorID{s, m, comm.Forward}].t
 	}
 	var loss Loss
+	var suspect int
 	e.do(onPass, func() (err error) {
 		if first || last {
 			w.batch = e.batch()
@@ -67,8 +68,8 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			return err
 		}
 		sum, count, dout := stage.Loss(w.pass, w.batch.target)
-		if !finite(sum) {
-			return e.nonFinite(st.number, stage.Suspect(w.pass), "loss")
+		if suspect = -1; !finite(sum) { // the commit finds out why
+			suspect = stage.Suspect(w.pass)
 		}
 		if dout.Len() != out.Len() {
 			panic(fmt.Sprintf("the loss returned a gradient of shape %v for an output of shape %v", dout.Shape, out.Shape))
@@ -85,6 +86,9 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		st.queue.Done(t)
 		if last {
 			e.losses.Put(tree.Leaf(m), loss)
+			if st.suspect < 0 {
+				st.suspect = suspect
+			}
 			st.queue.Arrive(graph.BackwardOf(t.Pair))
 			return
 		}
@@ -261,7 +265,7 @@ func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 	for _, p := range shards {
 		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[e.reducer(p)]})
 	}
-	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(e.step.number, layer)
+	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(layer)
 	e.operate(func() error {
 		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
@@ -293,7 +297,7 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		}
 		e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
 	}
-	ctx, call := e.opsCtx, e.call(e.step.number, layer)
+	ctx, call := e.opsCtx, e.call(layer)
 	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
 		for i, sh := range mine {
 			if sh != nil {

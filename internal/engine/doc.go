@@ -56,6 +56,13 @@
 // range after an update and sends the gradients of the steps since, and the new
 // holder replays them.
 //
+// # Digests
+//
+// Before every exchange a worker reads the parameters and moments it holds again
+// and says which are not as they were written (digest.go). Then the point is
+// repaired instead of passed: good holders send the blocks, and the step, or what
+// else it was, is done again.
+//
 // # Concurrency
 //
 // One goroutine, the loop, owns all state of an [Engine]. One computes: passes,

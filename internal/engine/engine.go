@@ -81,6 +81,11 @@ type Config struct {
 	// gradient of a shard is at its owner and its mirrors only, in stage 1 at all
 	// workers of its stage. The bits are the same.
 	Zero int
+	// NoDigests lets the engine trust its memory. All workers agree on it.
+	NoDigests bool
+	// Repaired, if it is not nil, is told of every block that was altered here, by
+	// the engine's goroutine: it must not wait.
+	Repaired func(Repair)
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
@@ -195,6 +200,11 @@ type Engine struct {
 
 	forwards, backwards int64
 
+	initial beginnings
+	guard   *guard   // nil without digests
+	flips   []Target // that were asked for
+	drawn   uint64   // state of their random numbers
+
 	// State on its way to and from holders that are to come.
 	fillID    int // of the newest Fill
 	outgoing  []*outgoing
@@ -239,8 +249,12 @@ func New(c Config) (*Engine, error) {
 		arrivals:  make([]arrivals, len(c.Layers)),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
+		initial:   beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)},
 		plain:     make([][]float32, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
+	}
+	if !c.NoDigests {
+		e.guard = newGuard(&c)
 	}
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
@@ -310,7 +324,8 @@ func (e *Engine) advance() {
 	if e.busy == idle && (e.req == nil || e.req.said == nil) && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
 		return
 	}
-	if e.req != nil {
+	e.flip()
+	if e.req != nil && !e.mending() {
 		switch e.req.point.Gate {
 		case elastic.Committed:
 			e.advanceStep()
@@ -592,12 +607,22 @@ func (e *Engine) serves(layer int) bool {
 	return e.stages[e.plan.StageOf(layer)] != nil
 }
 
-// wireStep is the step in keys. It never goes back: after a restart from a
-// checkpoint, steps that were there before have new names.
-func (e *Engine) wireStep(step int) uint64 { return uint64(e.c.First.Epoch)<<32 | uint64(step) }
+// wireStep is a step in keys of what comes after its commit. It never goes
+// back: after a restart from a checkpoint, steps that were there before have new
+// names.
+func (e *Engine) wireStep(step int) uint64 { return e.name(step, 1<<8-1) }
 
-func (e *Engine) call(step, tag int) comm.Call {
-	return comm.Call{Version: e.version, Step: e.wireStep(step), Tag: uint16(tag), Priority: comm.Bulk}
+// wire is the same for what comes before the next point. After a repair, what
+// is done again has a new name.
+func (e *Engine) wire() uint64 { return e.name(e.passed.Step+1, e.passed.Repair) }
+
+func (e *Engine) name(step, try int) uint64 {
+	return uint64(e.c.First.Epoch)<<40 | uint64(step)<<8 | uint64(try)
+}
+
+// call names an operation of a group before the next point.
+func (e *Engine) call(tag int) comm.Call {
+	return comm.Call{Version: e.version, Step: e.wire(), Tag: uint16(tag), Priority: comm.Bulk}
 }
 
 // nonFinite makes the error of a number that is not finite; layer may be -1.

@@ -503,7 +503,7 @@ func TestGradientTree(t *testing.T) {
 }
 
 func TestEvaluate(t *testing.T) {
-	e, l := newLine(t, 4, 4, nil)
+	e, l := newLine(t, 4, 4, func(c *Config) { c.NoDigests = true }) // the test writes parameters
 	seen := 0
 	sample := func(i int, in, target tensor.Tensor) error {
 		seen++
@@ -712,7 +712,7 @@ func TestCloseJoins(t *testing.T) {
 
 // What others say is not to be trusted.
 func TestParseHostile(t *testing.T) {
-	r := record{lr: 0.1, spoiled: -1, newest: plan.Version{Generation: 2, N: 3}, stop: "signal",
+	r := record{lr: 0.1, suspect: 3, spoiled: -1, newest: plan.Version{Generation: 2, N: 3}, stop: "signal",
 		lossSums: []lossSum{{tree.Root(4), Loss{1.5, 8}}}}
 	b := r.append(nil)
 	if len(b) != recordSize+lossSumSize {

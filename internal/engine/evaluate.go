@@ -25,9 +25,15 @@ func (e *Engine) advanceJob() {
 		}
 		ctx, stop := context.WithCancel(e.ctx)
 		e.jobStop = stop
-		var said []byte
-		e.do(onJob, func() (err error) {
-			said, err = r.job(ctx)
+		spans, said := e.spans(), []byte(nil)
+		e.do(onJob, func() error {
+			words, err := r.job(ctx)
+			if err == nil {
+				err = e.settle(ctx)
+			}
+			if err == nil {
+				said = append(e.check(spans), words...)
+			}
 			return err
 		}, func(err error) {
 			e.jobStop = nil
@@ -40,7 +46,7 @@ func (e *Engine) advanceJob() {
 			case err != nil:
 				e.fail(err)
 			default:
-				r.said = append([]byte{}, said...)
+				r.said = append([]byte{}, said...) // not nil
 			}
 		})
 	case !e.held():
@@ -69,11 +75,14 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 		return Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
 	var total Loss
+	suspect := -1 // a layer, as far as is known here
 	if err := e.ask(ctx, &request{
 		point: elastic.Point{Step: step, Gate: elastic.Evaluated},
 		job: func(ctx context.Context) ([]byte, error) {
-			v := &evaluator{e: e, step: step, n: n, micros: micros, sample: sample}
-			return v.run(ctx)
+			v := &evaluator{e: e, step: step, n: n, micros: micros, sample: sample, suspect: -1}
+			said, err := v.run(ctx)
+			suspect = v.suspect
+			return said, err
 		},
 		size: func(w plan.WorkerID) (size int) {
 			v := &evaluator{e: e}
@@ -103,6 +112,9 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 			if total.Count < 1 {
 				return fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
 			}
+			if !finite(total.Sum) {
+				return e.nonFinite(step, suspect, "loss of the evaluation")
+			}
 			return nil
 		},
 	}); err != nil {
@@ -121,6 +133,7 @@ type evaluator struct {
 	local     tensor.Tensor
 	under     []underWay
 	said      []byte
+	suspect   int // a layer that may have brought forth a loss that is not finite
 }
 
 type underWay struct {
@@ -134,11 +147,11 @@ func (v *evaluator) worker(s, m int) plan.WorkerID {
 	return w[m%len(w)]
 }
 
-// key names a boundary tensor. Under another plan the evaluation begins anew,
-// with names of its own.
+// key names a boundary tensor. Under another plan, or after a repair, the
+// evaluation begins anew, with names of its own.
 func (v *evaluator) key(s, m int) comm.Key {
 	k := tensorID{s, m, evaluation}.key(v.e.wireStep(v.step))
-	k.Lo = int64(v.e.version.N)
+	k.Lo, k.Hi = int64(v.e.version.N), int64(v.e.passed.Repair)
 	return k
 }
 
@@ -218,7 +231,7 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	if s == last {
 		sum, count, _ := e.stages[s].Loss(pass, target)
 		if !finite(sum) {
-			return e.nonFinite(v.step, e.stages[s].Suspect(pass), "loss of the evaluation")
+			v.suspect = e.stages[s].Suspect(pass)
 		}
 		for _, w := range []uint64{uint64(m), math.Float64bits(sum), uint64(count)} {
 			v.said = binary.LittleEndian.AppendUint64(v.said, w)

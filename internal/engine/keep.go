@@ -69,7 +69,7 @@ func (e *Engine) collect(ctx context.Context, step int, collector func() (Collec
 			p := Part{moment, sh.Layer, sh.Lo, sh.Hi}
 			key := rangeKey(rangeOf(sh), comm.KindState, e.wireStep(step))
 			key.Micro = int32(1 + moment)
-			key.Node.Hi = int(e.version.N) // under another plan it begins anew
+			key.Node.Lo, key.Node.Hi = e.passed.Repair, int(e.version.N) // under another plan, or after a repair, it begins anew
 			switch {
 			case sh.Owner == me:
 				mine := e.shards[rangeOf(sh)]

@@ -169,6 +169,9 @@ func (e *Engine) obey() bool {
 	if e.ops > 0 {
 		return false // links are being made
 	}
+	if e.passed == e.start && !e.prepare(&o.Plan) {
+		return false
+	}
 	e.apply(o)
 	return e.err == nil && !e.sealed
 }
@@ -178,7 +181,9 @@ func (e *Engine) catchUp(o *elastic.Order) bool {
 	if e.busy != idle && e.req != nil && e.req.said == nil {
 		return false // an evaluation that is being stopped
 	}
-	if e.req == nil || e.req.point != o.Passed || e.req.said == nil {
+	repaired := e.passed
+	repaired.Repair++
+	if e.req == nil || e.req.point != o.Passed && repaired != o.Passed || e.req.said == nil {
 		e.fail(fmt.Errorf("others passed %v, and this worker had not come to it from %v", o.Passed, e.passed))
 		return false
 	}
@@ -310,10 +315,8 @@ func (e *Engine) apply(o *elastic.Order) {
 		e.fail(err)
 		return
 	}
-	if err := e.refill(fresh); err != nil {
-		e.fail(err)
-		return
-	}
+	e.refill(fresh)
+	e.watch(fresh)
 	e.share(old, o.Ballot != elastic.Ballot{})
 	e.askShapes()
 	for w := range e.lossy {
@@ -329,8 +332,13 @@ func (e *Engine) apply(o *elastic.Order) {
 	if e.step != nil {
 		e.reroute(old)
 	}
+	e.remend()
 	clear(e.lossy)
 	e.endFills()
+	if e.passed != e.start {
+		clear(e.initial.shards)
+		clear(e.initial.stages)
+	}
 	e.order = nil
 	e.at = time.Now()
 	e.resuming = &Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: e.opened, Edit: e.at.Sub(e.came)}
@@ -343,7 +351,7 @@ func (e *Engine) apply(o *elastic.Order) {
 // their layers.
 func (e *Engine) serve() (fresh []int) {
 	for s := range e.stages {
-		if !slices.Contains(e.plan.Stages[s].Workers, e.c.Self.ID) {
+		if s >= len(e.plan.Stages) || !slices.Contains(e.plan.Stages[s].Workers, e.c.Self.ID) {
 			delete(e.stages, s)
 		}
 	}
@@ -352,7 +360,9 @@ func (e *Engine) serve() (fresh []int) {
 			continue
 		}
 		st := e.plan.Stages[s]
-		e.stages[s] = e.c.Stage(st.Lo, st.Hi)
+		if e.stages[s] = e.initial.stages[[2]int{st.Lo, st.Hi}]; e.stages[s] == nil {
+			e.stages[s] = e.c.Stage(st.Lo, st.Hi)
+		}
 		for l := st.Lo; l < st.Hi; l++ {
 			fresh = append(fresh, l)
 			e.grads[l] = tree.NewSums(e.micros, e.mergeGrads)
@@ -390,14 +400,7 @@ func (e *Engine) hold() error {
 			sh, fresh[r] = made, made
 		}
 		if sh == nil || sh.state == nil {
-			state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
-			if err != nil {
-				return err
-			}
-			sh = &shard{Range: r, state: state, owner: owner, params: make([]float32, r.Hi-r.Lo)}
-			if err := e.c.Begin(zero.Range(r), sh.params, state.Moments); err != nil {
-				return err
-			}
+			sh = e.initial.shards[r]
 			fresh[r] = sh
 		}
 		sh.assign(owner, reduces)
@@ -419,15 +422,11 @@ func (e *Engine) hold() error {
 	return nil
 }
 
-// refill gets the parameters of layers that are new here.
-func (e *Engine) refill(fresh []int) error {
+// refill gets the parameters of layers that are new here, beyond those that
+// the run began with.
+func (e *Engine) refill(fresh []int) {
 	for _, l := range fresh {
 		params := e.c.Layers[l].Params
-		if e.passed == e.start {
-			if err := e.c.Begin(zero.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
-				return err
-			}
-		}
 		for _, sh := range e.shards {
 			if sh.Layer == l && sh.state != nil {
 				copy(params[sh.Lo:sh.Hi], sh.params)
@@ -438,7 +437,74 @@ func (e *Engine) refill(fresh []int) error {
 			e.expectParams(l, e.passed.Step)
 		}
 	}
-	return nil
+}
+
+// beginnings are stages and shards as they are where the run begins, made
+// before the plan that needs them is applied.
+type beginnings struct {
+	shards map[plan.Range]*shard
+	stages map[[2]int]Stage // by layers
+}
+
+// prepare makes what a plan needs at the beginning, and reports whether all is
+// there. It may take long, so the computing goroutine does it.
+func (e *Engine) prepare(p *plan.Plan) bool {
+	var stages [][2]int
+	for _, s := range p.StagesOf(e.c.Self.ID) {
+		if k := [2]int{p.Stages[s].Lo, p.Stages[s].Hi}; e.initial.stages[k] == nil {
+			stages = append(stages, k)
+		}
+	}
+	var ranges []plan.Range
+	for _, sh := range p.Shards {
+		if sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID) {
+			if r := rangeOf(sh); e.initial.shards[r] == nil {
+				ranges = append(ranges, r)
+			}
+		}
+	}
+	if len(stages)+len(ranges) == 0 {
+		return true
+	}
+	if e.busy != idle {
+		return false
+	}
+	made := beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)}
+	e.do(onJob, func() error {
+		for _, k := range stages {
+			made.stages[k] = e.c.Stage(k[0], k[1])
+			for l := k[0]; l < k[1]; l++ {
+				params := e.c.Layers[l].Params
+				if err := e.c.Begin(zero.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
+					return err
+				}
+			}
+		}
+		for _, r := range ranges {
+			state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
+			if err != nil {
+				return err
+			}
+			sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
+			if err := e.c.Begin(zero.Range(r), sh.params, state.Moments); err != nil {
+				return err
+			}
+			made.shards[r] = sh
+		}
+		return nil
+	}, func(err error) {
+		if err != nil {
+			e.fail(err)
+			return
+		}
+		for k, s := range made.stages {
+			e.initial.stages[k] = s
+		}
+		for r, sh := range made.shards {
+			e.initial.shards[r] = sh
+		}
+	})
+	return false
 }
 
 // share sends the parameters of owned shards to workers that are new in their

@@ -31,6 +31,8 @@ type shard struct {
 	own      []float32       // memory for it
 	recv     *comm.Receiving // of a mirror: it is expected
 	told     map[plan.WorkerID]bool
+
+	watched bool // its digests were taken
 }
 
 func rangeOf(s plan.Shard) plan.Range { return plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi} }
@@ -44,7 +46,7 @@ func rangeKey(r plan.Range, kind comm.Kind, step uint64) comm.Key {
 
 // gradientKey names the complete gradient of the range.
 func (e *Engine) gradientKey(r plan.Range) comm.Key {
-	k := rangeKey(r, comm.KindGradient, e.wireStep(e.step.number))
+	k := rangeKey(r, comm.KindGradient, e.step.wire)
 	k.Node = tree.Root(e.micros)
 	return k
 }
@@ -165,6 +167,10 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			gradients[i] = sources[i].total
 		}
 	}
+	digests := make([][][]zero.Digest, len(order))
+	for i, sh := range order {
+		digests[i] = e.guard.of(sh.Range)
+	}
 	sent := e.sent
 	e.sent = nil
 	e.do(onJob, func() error {
@@ -175,7 +181,7 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 			if sh.state == nil {
 				continue
 			}
-			sh.state.Update(e.c.Pool, sh.params, totals[i], u)
+			sh.state.Update(e.c.Pool, sh.params, totals[i], u, digests[i]...)
 			if sh.owner {
 				e.mail.put(func() {
 					e.phase(step, PhaseGather)
@@ -260,8 +266,14 @@ func (e *Engine) spread(sh *shard, step int, choose func(plan.WorkerID) bool) {
 // them, the computing goroutine waits.
 type arrivals struct {
 	mu      sync.Mutex
-	missing map[*comm.Receiving]bool
+	missing map[*comm.Receiving]arrival
 	full    chan struct{} // closed when nothing is missing; nil if nothing was
+}
+
+// arrival is a message that is expected and where it goes.
+type arrival struct {
+	key comm.Key
+	to  *float32
 }
 
 // expect lets the layer wait for messages. What it waited for before, and is
@@ -269,9 +281,17 @@ type arrivals struct {
 func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 	a.mu.Lock()
 	was := a.missing
-	a.missing = make(map[*comm.Receiving]bool)
+	a.missing = make(map[*comm.Receiving]arrival)
 	a.mu.Unlock()
-	for r := range was {
+	kept := make(map[arrival]*comm.Receiving)
+	for i, k := range keys {
+		kept[arrival{k, &params[i][0]}] = nil
+	}
+	for r, was := range was {
+		if _, ok := kept[was]; ok {
+			kept[was] = r // its copy may be under way, and no other
+			continue
+		}
 		r.Cancel(errClosed)
 		<-r.Done() // the reader of a link leaves the memory at once
 	}
@@ -281,9 +301,19 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 		a.full = make(chan struct{})
 	}
 	for i, k := range keys {
+		to := arrival{k, &params[i][0]}
+		if r := kept[to]; r != nil {
+			a.missing[r] = to
+			continue
+		}
 		r := e.c.Network.Expect(k, comm.Bytes(params[i]))
-		a.missing[r] = true
-		r.OnDone(func() { e.mail.put(func() { a.came(e, r) }) })
+		a.missing[r] = to
+		r.OnDone(func() {
+			if _, _, err := r.Wait(e.ctx); err == nil || errors.Is(err, comm.ErrDuplicate) {
+				e.guard.take(plan.Range{Layer: int(k.Layer), Lo: int(k.Lo), Hi: int(k.Hi)}, params[i])
+			}
+			e.mail.put(func() { a.came(e, r) })
+		})
 	}
 	if len(a.missing) == 0 {
 		close(a.full)
@@ -296,7 +326,7 @@ func (a *arrivals) came(e *Engine, r *comm.Receiving) {
 		return // it is not wanted any more
 	}
 	a.mu.Lock()
-	if a.missing[r] {
+	if _, ok := a.missing[r]; ok {
 		delete(a.missing, r)
 		if len(a.missing) == 0 {
 			close(a.full)

@@ -12,12 +12,15 @@ import (
 // stepState is a step until its commit.
 type stepState struct {
 	number int
+	wire   uint64 // its name in keys
 	queue  *graph.Queue
 	works  map[graph.Pair]*task
 
 	// Boundary tensors that this worker made or got are kept until the commit:
 	// should their receiver be lost, another can have them.
 	tensors map[tensorID]*boundary
+
+	suspect int // a layer that may have brought forth a loss that is not finite, -1 if there is none
 
 	layers map[int]*layerState // of those that the plan has this worker run
 
@@ -140,6 +143,8 @@ func (e *Engine) begin(step int) {
 	e.reap()
 	e.step = &stepState{
 		number:  step,
+		wire:    e.wire(),
+		suspect: -1,
 		queue:   graph.NewQueue(len(e.plan.Stages)),
 		works:   make(map[graph.Pair]*task),
 		tensors: make(map[tensorID]*boundary),
@@ -214,7 +219,7 @@ func (e *Engine) want(id tensorID) {
 	}
 	b = &boundary{t: tensor.Of(e.free.get(tensor.Size(dims)), dims...), sentTo: make(map[plan.WorkerID]bool)}
 	st.tensors[id] = b
-	r := e.c.Network.Expect(id.key(e.wireStep(st.number)), comm.Bytes(b.t.F))
+	r := e.c.Network.Expect(id.key(st.wire), comm.Bytes(b.t.F))
 	b.recv = r
 	r.OnDone(func() {
 		e.mail.put(func() {
@@ -277,7 +282,7 @@ func (e *Engine) hand(id tensorID, b *boundary) {
 		return
 	}
 	b.sentTo[to] = true
-	b.sends = append(b.sends, e.c.Network.Post(e.session(to), id.key(e.wireStep(st.number)), comm.Bytes(b.t.F), comm.Bulk))
+	b.sends = append(b.sends, e.c.Network.Post(e.session(to), id.key(st.wire), comm.Bytes(b.t.F), comm.Bulk))
 }
 
 // shape is the shape of the input of a stage for one micro-batch, which is
@@ -286,7 +291,6 @@ type shape struct {
 	dims []int
 	told map[comm.Session]bool
 	recv *comm.Receiving
-	buf  []int64
 }
 
 // maxDims bounds the dimensions of a boundary tensor.
@@ -368,22 +372,17 @@ func (e *Engine) knowsShapes() bool {
 	return true
 }
 
-// tellShapes tells the shapes that are known here to the workers on both sides.
+// tellShapes tells all workers the shapes of the tensors that go out from here.
 func (e *Engine) tellShapes() {
 	for s := range e.shapes {
 		sh := &e.shapes[s]
 		if sh.dims == nil || e.stages[s-1] == nil {
 			continue // who computes it tells it
 		}
-		var readers []plan.WorkerID
-		for _, n := range []int{s - 1, s} {
-			if n >= 0 && n < len(e.plan.Stages) {
-				readers = append(readers, e.plan.Stages[n].Workers...)
-			}
-		}
-		for _, w := range readers {
-			to := e.session(w)
-			if w == e.c.Self.ID || sh.told[to] {
+		// To all: whoever may have to take the stage over.
+		for _, w := range e.plan.Workers {
+			to := sessionOf(w)
+			if w.ID == e.c.Self.ID || sh.told[to] {
 				continue
 			}
 			if sh.told == nil {

@@ -41,6 +41,13 @@ func launchIn(t *testing.T, dir, launcher string, args ...string) (trainer.Summa
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("launcher %q: %v\n%s", cmd.Args, err, out)
 	}
+	return results(t, dir)
+}
+
+// results reads the summary of a run directory and the lines of metrics.jsonl, as launch
+// returns them.
+func results(t *testing.T, dir string) (trainer.Summary, []string) {
+	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(dir, "summary.json"))
 	var s trainer.Summary
 	if err == nil {

@@ -31,8 +31,9 @@ type spread struct {
 }
 
 // The sizes of what workers say in exchanges: in the commit, see record in
-// package engine; of a micro-batch of an evaluation; of the hashes at the end.
-const recordSize, lossSumSize, evalSize, hashes = 72, 32, 24, 64
+// package engine; of a micro-batch of an evaluation; of the hashes at the end; in
+// each, of blocks that were altered, and of each shard that is owned or mirrored.
+const recordSize, lossSumSize, evalSize, hashes, altered, digest = 80, 32, 24, 64, 48, 4
 
 // rates, segment and incast are what package comm goes by where nothing is set.
 var rates = comm.Rates{Latency: 30e-6, Message: 5e-6, Byte: 0.5e-9, Add: 0.2e-9, Incast: 0.25}
@@ -74,6 +75,17 @@ func (s spread) bytes(t *testing.T) []int64 {
 		}
 	}
 	last := len(p.Stages) - 1
+	exchange := func(said []int) {
+		for i, w := range p.Workers {
+			said[i] += altered
+			for _, sh := range p.Shards {
+				if sh.Owner == w.ID || slices.Contains(sh.Mirrors, w.ID) {
+					said[i] += digest
+				}
+			}
+		}
+		allGather(sent, said)
+	}
 
 	// The shape of each boundary tensor goes from all who make it to all who
 	// have to do with it.
@@ -133,7 +145,7 @@ func (s spread) bytes(t *testing.T) []int64 {
 		for i, w := range p.Workers {
 			records[i] = recordSize + lossSumSize*len(p.Nodes(last, w.ID, step))
 		}
-		allGather(sent, records)
+		exchange(records)
 	}
 
 	// Evaluations: the workers of a stage take micro-batches in turn.
@@ -149,7 +161,7 @@ func (s spread) bytes(t *testing.T) []int64 {
 		losses[rank[worker(last)]] += evalSize
 	}
 	for range s.evals {
-		allGather(sent, losses)
+		exchange(slices.Clone(losses))
 	}
 
 	// The end: parameters and moments to the first worker, and its hashes to all.
@@ -158,7 +170,7 @@ func (s spread) bytes(t *testing.T) []int64 {
 	}
 	said := make([]int, len(p.Workers))
 	said[0] = hashes
-	allGather(sent, said)
+	exchange(said)
 	return sent
 }
 

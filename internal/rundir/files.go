@@ -77,6 +77,14 @@ type Event struct {
 	Reason string `json:"reason"` // one sentence
 
 	*Recovery // of kind recovered; its fields stand beside the others
+	*Repair   // of kind repaired; the same
+}
+
+// Repair says which block of a worker's state was altered and restored.
+type Repair struct {
+	Layer  string `json:"layer"`
+	Block  int    `json:"block"`  // of the layer: 4,096 elements of a tensor, or its rest
+	Target string `json:"target"` // what the block was to the worker: own, mirror, copy or moment
 }
 
 // Plan is one line of plans.jsonl: one plan that went live.

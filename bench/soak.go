@@ -1,0 +1,173 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// soak runs random schedules of faults on small jobs, done from outside with kill(2),
+// and compares what each run ends with with the undisturbed run of its job. A schedule is
+// a function of -seed, its number and how fast the machine is: its moments are shares of an
+// undisturbed run. So a failure is printed with all that was done and when.
+func soak(args []string) error {
+	f := flag.NewFlagSet("soak", flag.ExitOnError)
+	schedules := f.Int("schedules", 300, "schedules to run")
+	first := f.Int("first", 0, "number of the first schedule, to go on or to repeat one")
+	seed := f.Uint64("seed", 1, "of the schedules")
+	limit := f.Duration("limit", time.Minute, "how long a run may take before it counts as hung")
+	freeze := f.Bool("freeze", true, "freeze workers, too")
+	again := f.String("faults", "", "repeat the schedule -first with these `faults` instead of its own, as a failure prints them, -schedules times")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	l, err := newLab()
+	if err != nil {
+		return err
+	}
+	jobs, err := l.soakJobs(*limit)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%d schedules from %d on, seed %d, in %s\n", *schedules, *first, *seed, l.dir)
+	failed, struck, recoveries, rollbacks := 0, 0, 0, 0
+	for i := *first; i < *first+*schedules; i++ {
+		n := i
+		if *again != "" {
+			n = *first
+		}
+		s := draw(*seed, n, jobs, *freeze)
+		if *again != "" {
+			s.faults = *again
+		}
+		o, err := l.run(trial{flags: s.flags, program: s.job.flags, faults: s.faults, limit: *limit})
+		if err != nil {
+			return err
+		}
+		hit := 0
+		for _, h := range o.harm {
+			if h.Error == "" {
+				hit++
+			}
+		}
+		struck += hit
+		recoveries += len(o.sum.Recoveries)
+		rollbacks += o.sum.Rollbacks
+		wrong := o.differs(&s.job.want)
+		if wrong == "" && o.sum.WorkersLost > hit {
+			wrong = fmt.Sprintf("%d workers lost, and %d were harmed", o.sum.WorkersLost, hit)
+		}
+		if wrong == "" {
+			fmt.Printf("ok   %4d  %s  %s: %d struck, %d recoveries, %d rollbacks, %.1f s\n", i, strings.Join(s.flags, " "), s.faults,
+				hit, len(o.sum.Recoveries), o.sum.Rollbacks, o.sum.Seconds)
+			if err := os.RemoveAll(o.dir); err != nil {
+				return err
+			}
+			continue
+		}
+		failed++
+		fmt.Printf("FAIL %4d  %s\n  again: go run ./bench soak -seed %d -first %d -schedules 20 -faults %s\n  launcher run %s gpt %s\n", i, wrong, *seed, n, s.faults,
+			strings.Join(s.flags, " "), strings.Join(s.job.flags, " "))
+		for _, h := range o.harm {
+			fmt.Printf("  %s: process %d at %s %s\n", h.Fault, h.PID, time.Unix(0, h.WallNS).UTC().Format("15:04:05.000000"), h.Error)
+		}
+		if err := os.MkdirAll(o.dir, 0o777); err != nil { // the launcher may not have come to it
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(o.dir, "launcher.log"), []byte(o.output), 0o644); err != nil {
+			return err
+		}
+		fmt.Printf("  kept: %s\n", o.dir)
+		if !o.hung {
+			last := strings.Split(strings.TrimSpace(o.output), "\n")
+			fmt.Printf("  launcher: %s\n", strings.Join(last[max(0, len(last)-5):], "\n            "))
+		}
+	}
+	fmt.Printf("%d schedules, %d faults struck, %d recoveries, %d rollbacks, %d failed\n", *schedules, struck, recoveries, rollbacks, failed)
+	if failed > 0 {
+		return fmt.Errorf("soak: %d of %d schedules failed", failed, *schedules)
+	}
+	return os.RemoveAll(l.dir)
+}
+
+// soakJob is a job with what its undisturbed run ends with.
+type soakJob struct {
+	flags []string
+	want  outcome
+	one   float64 // seconds, with one worker
+	eight float64 // with eight
+}
+
+// soakJobs runs the jobs undisturbed.
+func (l *lab) soakJobs(limit time.Duration) ([]*soakJob, error) {
+	var jobs []*soakJob
+	for _, flags := range []string{
+		"--layers 2 --width 64 --heads 4 --context 32 --global-batch 16 --micro-batch 1 --steps 16 --eval-every 2",
+		"--layers 3 --width 48 --heads 3 --context 20 --global-batch 21 --micro-batch 3 --steps 24 --eval-every 10",
+		"--layers 2 --width 96 --heads 3 --context 50 --global-batch 32 --micro-batch 2 --steps 8 --eval-every 4",
+	} {
+		j := &soakJob{flags: strings.Fields(flags)}
+		var err error
+		if j.want, err = l.run(trial{flags: strings.Fields("--workers 1 --threads 1"), program: j.flags, limit: limit}); err != nil {
+			return nil, err
+		}
+		j.one = j.want.sum.Seconds
+		many, err := l.run(trial{flags: strings.Fields("--workers 8 --stages 2 --threads 1"), program: j.flags, limit: limit})
+		if err != nil {
+			return nil, err
+		}
+		j.eight = many.sum.Seconds
+		for _, o := range []*outcome{&j.want, &many} {
+			if wrong := o.differs(&j.want); wrong != "" {
+				return nil, fmt.Errorf("the undisturbed run of %s: %s\n%s", flags, wrong, o.output)
+			}
+		}
+		jobs = append(jobs, j)
+	}
+	return jobs, nil
+}
+
+// schedule is a run with its faults.
+type schedule struct {
+	job    *soakJob
+	flags  []string
+	faults string
+}
+
+// draw makes a schedule: no fault strikes a worker twice, and one worker is spared.
+func draw(seed uint64, i int, jobs []*soakJob, freeze bool) schedule {
+	r := rand.New(rand.NewPCG(seed, uint64(i)))
+	s := schedule{job: jobs[r.IntN(len(jobs))]}
+	workers := 2 + r.IntN(7)
+	stages := 1 + r.IntN(min(3, workers))
+	mirrors := 1 + r.IntN(2)
+	s.flags = strings.Fields(fmt.Sprintf("--workers %d --stages %d --mirrors %d --threads 1", workers, stages, mirrors))
+	if r.IntN(4) == 0 {
+		s.flags = append(s.flags, "--zero", "1")
+	}
+	seconds := s.job.one + (s.job.eight-s.job.one)*float64(workers-1)/7
+	victims := r.Perm(workers)[:min(1+r.IntN(4), workers-1)]
+	span := int64(1e6 * seconds)
+	at := r.Int64N(span)
+	var faults []string
+	for n, w := range victims {
+		kind := "kill"
+		if freeze && r.IntN(6) == 0 {
+			kind = "freeze"
+		}
+		switch {
+		case n == 0:
+			faults = append(faults, fmt.Sprintf("%s:%d@%d", kind, w, at))
+		case r.IntN(2) == 0: // while the one before is recovered from
+			faults = append(faults, fmt.Sprintf("%s:%d@+%d", kind, w, r.Int64N(3000)))
+		default:
+			faults = append(faults, fmt.Sprintf("%s:%d@+%d", kind, w, r.Int64N(span/2)))
+		}
+	}
+	s.faults = strings.Join(faults, ",")
+	return s
+}

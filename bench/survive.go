@@ -1,0 +1,315 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// survive kills workers of the GPT with SIGKILL at moments uniform in the run and lists
+// what each recovery took, by the run's own account and by the clock of the bystander
+// that did it. Between them, turn by turn, torchrun starts anew after the same, and Gloo
+// makes a group anew.
+//
+// Each kill is of a fresh run with all its workers, unless -per-run says otherwise; then
+// each one after the first waits until every shard has its mirrors again.
+func survive(args []string) error {
+	f := flag.NewFlagSet("survive", flag.ExitOnError)
+	b := surviveBench{}
+	f.IntVar(&b.kills, "kills", 50, "workers to kill")
+	f.IntVar(&b.perRun, "per-run", 1, "of them in one run")
+	f.IntVar(&b.workers, "workers", 8, "worker processes")
+	f.IntVar(&b.stages, "stages", 2, "pipeline stages")
+	f.IntVar(&b.mirrors, "mirrors", 1, "replicas of each shard")
+	f.IntVar(&b.steps, "steps", 6, "steps of a run")
+	f.BoolVar(&b.tell, "tell", true, "tell each run when its worker was killed, as launcher kill does; total_ms is from then on, not from the end of the process")
+	turns := f.Int("turns", 5, "turns of each side")
+	rebuilds := f.Int("rebuilds", 10, "of a Gloo group, each turn")
+	restarts := f.Int("restarts", 2, "of torchrun, each turn")
+	ranks := f.Int("ranks", 8, "of the Gloo group")
+	torchWorkers := f.Int("torch-workers", 4, "of torchrun")
+	seed := f.Uint64("seed", 1, "of the moments and the workers")
+	if err := f.Parse(args); err != nil {
+		return err
+	}
+	if b.perRun >= b.workers || min(b.kills, b.perRun, b.stages, b.steps, *turns, *rebuilds, *restarts, *ranks, *torchWorkers) < 1 {
+		return fmt.Errorf("-per-run %d of -workers %d, -kills %d, -stages %d, -steps %d, -turns %d, -rebuilds %d, -restarts %d, -ranks %d, -torch-workers %d: give at least 1 each, and more workers than -per-run",
+			b.perRun, b.workers, b.kills, b.stages, b.steps, *turns, *rebuilds, *restarts, *ranks, *torchWorkers)
+	}
+	b.r = rand.New(rand.NewPCG(*seed, 1))
+	l, err := newLab()
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(l.dir)
+	b.lab = l
+	var gloo, torch *peer
+	if exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil {
+		if gloo, err = startPeer("gloo_rebuild.py"); err != nil {
+			return err
+		}
+		defer gloo.close()
+		if torch, err = startPeer("torch_restart.py", "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1"); err != nil {
+			return err
+		}
+		defer torch.close()
+		fmt.Printf("peers: %s; %s\n", gloo.hello, torch.hello)
+	} else {
+		fmt.Println("no peers: /usr/bin/python3 cannot import torch (Debian: python3-torch)")
+	}
+	fmt.Printf("%s, kernel path %v, %d cores; GPT of 4 layers, width 256, 8 heads, context 128; global batch %d, micro-batch 1; %d workers, %d stages, %d mirrors, seed %d\n",
+		runtime.Version(), kernel.Active(), runtime.NumCPU(), surviveBatch, b.workers, b.stages, b.mirrors, *seed)
+	if err := b.undisturbed(); err != nil {
+		return err
+	}
+	fmt.Printf("\n%d kills, %d in a run of %d steps; ms\n", b.kills, b.perRun, b.steps)
+	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  bystander: end of process  of recovery  begun again (of)  links  died at")
+	var theirs, restarted []float64
+	for turn := range *turns {
+		if err := b.turn((b.kills*(turn+1) + *turns - 1) / *turns); err != nil {
+			return err
+		}
+		if gloo == nil {
+			continue
+		}
+		x, err := gloo.ask("%d %d", *ranks, *rebuilds)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("  turn %d  Gloo group of %d ranks made anew: %s\n", turn, *ranks, list(x))
+		theirs = append(theirs, x...)
+		if x, err = torch.ask("%d %d", *torchWorkers, *restarts); err != nil {
+			return err
+		}
+		fmt.Printf("  turn %d  torchrun, SIGKILL of one of %d workers until the first step: %s\n", turn, *torchWorkers, list(x))
+		restarted = append(restarted, x...)
+	}
+	return b.report(theirs, restarted)
+}
+
+const surviveBatch = 32
+
+type surviveBench struct {
+	lab                                            *lab
+	kills, perRun, workers, stages, mirrors, steps int
+	tell                                           bool
+	r                                              *rand.Rand
+	want                                           outcome
+	struck                                         int // kills so far
+	runs                                           int
+	idle                                           int // kills that came after the end
+
+	total, group, query, stall []float64
+	seen, late, gone           []float64 // by the bystander: of the recovery, how much more than total, and until the process had ended
+	again, begun               int
+	faults                     []string
+}
+
+func (b *surviveBench) trial() trial {
+	return trial{
+		flags: strings.Fields(fmt.Sprintf("--workers %d --stages %d --mirrors %d --threads 1", b.workers, b.stages, b.mirrors)),
+		program: strings.Fields(fmt.Sprintf("--layers 4 --width 256 --heads 8 --context 128 --global-batch %d --micro-batch 1 --steps %d --eval-every %d",
+			surviveBatch, b.steps, max(1, b.steps/2))),
+		limit: 10 * time.Minute,
+	}
+}
+
+// undisturbed makes the run that all others are compared with.
+func (b *surviveBench) undisturbed() error {
+	o, err := b.lab.run(b.trial())
+	if err != nil {
+		return err
+	}
+	if wrong := o.differs(&o); wrong != "" {
+		return fmt.Errorf("the undisturbed run: %s\n%s", wrong, o.output)
+	}
+	b.want = o
+	fmt.Printf("undisturbed: %.2f s, %.0f tokens/s, params_sha256 %s\n", o.sum.Seconds, o.sum.TokensPerSecond, o.sum.ParamsSHA256)
+	return nil
+}
+
+// turn makes runs until so many workers were killed.
+func (b *surviveBench) turn(upTo int) error {
+	for b.struck < upTo {
+		if b.runs++; b.runs > 20*b.kills {
+			return fmt.Errorf("%d runs, and only %d workers were killed before their end", b.runs, b.struck)
+		}
+		n := min(b.perRun, upTo-b.struck)
+		// Uniform in the run, and one after the other.
+		at := make([]int64, n)
+		for i := range at {
+			at[i] = b.r.Int64N(int64(1e6 * b.want.sum.Seconds))
+		}
+		slices.Sort(at)
+		var spec []string
+		for i, w := range b.r.Perm(b.workers)[:n] {
+			spec = append(spec, fmt.Sprintf("kill:%d@%d", w, at[i]))
+		}
+		t := b.trial()
+		t.faults, t.protected, t.tell = strings.Join(spec, ","), true, b.tell
+		o, err := b.lab.run(t)
+		if err != nil {
+			return err
+		}
+		wrong := o.differs(&b.want)
+		if wrong == "" {
+			wrong, err = b.count(&o)
+		}
+		if err != nil {
+			return err
+		}
+		if wrong != "" {
+			b.faults = append(b.faults, fmt.Sprintf("run %d, %s: %s", b.runs, t.faults, wrong))
+			fmt.Printf("  run %d FAILED, %s: %s\n%s\n", b.runs, t.faults, wrong, o.output)
+		}
+		if err := os.RemoveAll(o.dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// count takes in what a run says of its kills, and says what it should not say.
+func (b *surviveBench) count(o *outcome) (wrong string, err error) {
+	var began time.Time
+	for _, e := range o.events {
+		if e.Kind == "start" {
+			began = e.Time.Time
+		}
+	}
+	for _, h := range o.harm {
+		var worker int
+		if _, err := fmt.Sscanf(h.Fault, "kill:%d@", &worker); err != nil {
+			return "", err
+		}
+		at := time.Unix(0, h.WallNS)
+		var s *seen
+		for i := range o.seen {
+			if o.seen[i].SeenNS > h.AtNS && strings.Contains(o.seen[i].Recovered.Cause, fmt.Sprintf("worker %d exited", worker)) {
+				s = &o.seen[i]
+				break
+			}
+		}
+		if h.Error != "" || s == nil {
+			b.idle++ // nobody needed it any more
+			continue
+		}
+		b.struck++
+		r := s.Recovered.Recovery
+		share, err := b.share(o, worker, s.Recovered.Plan)
+		if err != nil {
+			return "", err
+		}
+		seen, gone := float64(s.SeenNS-h.AtNS)/1e6, float64(o.gone[worker]-h.AtNS)/1e6
+		stall := 0.0 // the step was not over yet when the event was written
+		for _, again := range o.sum.Recoveries {
+			if again.Step == r.Step && again.TotalMS == r.TotalMS {
+				stall = again.StallMS
+			}
+		}
+		fmt.Printf("%5d %8.0f %6d %4d  %6.2f %6.2f %6.2f %6.2f %6.2f %6.2f  %6.2f  %6.1f  %25.2f  %11.2f  %11d (%2d)  %5d  %s\n", b.runs, at.Sub(began).Seconds()*1e3, worker, r.Step,
+			r.DetectMS, r.QueryMS, r.PlanMS, r.AgreeMS, r.EditMS, r.ResumeMS, r.TotalMS, stall, gone, seen, r.RecomputedMicrobatches, share, r.LinksOpened, r.DiedAt)
+		b.total, b.stall = append(b.total, r.TotalMS), append(b.stall, stall)
+		b.group = append(b.group, r.QueryMS+r.PlanMS+r.AgreeMS+r.EditMS)
+		mine := seen // from where total_ms begins
+		if r.DiedAt == "reap" {
+			mine -= gone
+		}
+		b.seen, b.late = append(b.seen, seen), append(b.late, mine-r.TotalMS)
+		b.gone = append(b.gone, gone)
+		b.again, b.begun = b.again+r.RecomputedMicrobatches, b.begun+share
+		switch {
+		case r.LinksOpened != 0:
+			wrong = fmt.Sprintf("%d links were opened", r.LinksOpened)
+		case r.RecomputedMicrobatches > share:
+			wrong = fmt.Sprintf("%d (stage, micro-batch) pairs ran again, and worker %d had %d", r.RecomputedMicrobatches, worker, share)
+		}
+	}
+	if struck := len(o.harm); o.sum.WorkersLost > struck {
+		wrong = fmt.Sprintf("%d workers lost, and %d were killed", o.sum.WorkersLost, struck)
+	}
+	// What the dead ran in the step they died in is in nobody's count, and all else once.
+	var forwards, backwards int64
+	for _, w := range o.sum.Workers {
+		forwards, backwards = forwards+w.Forwards, backwards+w.Backwards
+	}
+	if all := int64(b.steps * surviveBatch * b.stages); o.sum.Rollbacks == 0 && (forwards > all || backwards > all) {
+		wrong = fmt.Sprintf("%d forwards and %d backwards of %d: what was finished on a survivor ran again", forwards, backwards, all)
+	}
+	return wrong, nil
+}
+
+// share returns how many (stage, micro-batch) pairs a step gave a worker before the
+// plan that did without it: it cannot have begun more.
+func (b *surviveBench) share(o *outcome, worker int, without uint64) (n int, err error) {
+	var before *rundir.Plan
+	var p plan.Plan
+	for i := range o.plans {
+		line := &o.plans[i]
+		q, err := plan.Parse(line.Plan)
+		if err != nil {
+			return 0, err
+		}
+		if uint64(q.Version.N) < without {
+			before, p = line, q
+		}
+	}
+	if before == nil {
+		return 0, fmt.Errorf("plans.jsonl has no plan before %d", without)
+	}
+	for _, route := range p.Route {
+		for _, w := range route {
+			if int(w) == worker {
+				n++
+			}
+		}
+	}
+	return n, nil
+}
+
+func (b *surviveBench) report(gloo, torch []float64) error {
+	within := 0
+	for _, d := range b.late {
+		if math.Abs(d) <= 1 {
+			within++
+		}
+	}
+	fmt.Printf("\n%d recoveries in %d runs; %d kills more came when nobody needed the worker any more\n", len(b.total), b.runs, b.idle)
+	if len(b.total) == 0 {
+		return nil
+	}
+	fmt.Printf("  total_ms: %s\n", spread95(b.total))
+	fmt.Printf("  query + plan + agree + edit: %s\n", spread95(b.group))
+	fmt.Printf("  stall_ms: %s\n", spread95(b.stall))
+	fmt.Printf("  by the bystander, from before its signal until it saw the end: %s\n", spread95(b.seen))
+	fmt.Printf("  by the bystander, from before its signal until the process had ended: %s\n", spread95(b.gone))
+	fmt.Printf("  the bystander's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within, len(b.late))
+	fmt.Printf("  recomputed (stage, micro-batch) pairs: %d of %d that the dead had in the steps they died in\n", b.again, b.begun)
+	if len(gloo) > 0 {
+		fmt.Printf("  a Gloo group made anew: %s; by the group's part of a recovery, medians: %.1f\n", spread95(gloo), median(gloo)/median(b.group))
+		fmt.Printf("  torchrun: %s; by total_ms, medians: %.0f\n", spread95(torch), median(torch)/median(b.total))
+	}
+	if len(b.faults) > 0 {
+		return fmt.Errorf("survive: %d runs failed:\n%s", len(b.faults), strings.Join(b.faults, "\n"))
+	}
+	fmt.Printf("  params_sha256, state_sha256 and all metrics of every run are those of the undisturbed one; no link was opened\n")
+	return nil
+}
+
+// spread95 describes few figures.
+func spread95(x []float64) string {
+	s := slices.Sorted(slices.Values(x))
+	p95 := s[int(math.Ceil(0.95*float64(len(s))))-1]
+	return fmt.Sprintf("median %.2f, p95 %.2f, max %.2f ms", median(s), p95, s[len(s)-1])
+}

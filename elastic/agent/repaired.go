@@ -1,0 +1,54 @@
+package agent
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/view"
+)
+
+// maxOffences is how many times a worker's memory may alter: the next time may be one in which
+// it is not found.
+const maxOffences = 1
+
+// offences are the times when a worker's memory was found altered.
+type offences struct {
+	count     int
+	step, try int // of the newest
+}
+
+// repaired writes down that memory of a worker was altered and is as it was again, and evicts
+// a worker to which that happens once more while others can go on without it.
+func (s *session) repaired(now time.Time, id int, m control.Repaired) []effect {
+	w := &s.workers[id]
+	known := slices.ContainsFunc(w.ready.Layers, func(l control.Layer) bool { return l.Name == m.Layer })
+	if !known || m.Block < 0 || !slices.Contains([]string{"own", "mirror", "copy", "moment"}, m.Target) {
+		return s.judge(now, &ProtocolError{id, "tells of a repair that cannot be" + s.place()})
+	}
+	reason := fmt.Sprintf("worker %d: block %d of layer %q (%s) was altered in memory before the commit of step %d, and is repaired", id, m.Block, m.Layer, m.Target, m.Step)
+	e := s.about(now, id, "repaired", reason)
+	e.e.Repair = &rundir.Repair{Layer: m.Layer, Block: m.Block, Target: m.Target}
+	effects := []effect{e, show{view.Note(reason)}}
+	if o := &w.offences; o.count == 0 || o.step != m.Step || o.try != m.Try {
+		*o = offences{o.count + 1, m.Step, m.Try}
+	}
+	others := slices.ContainsFunc(s.plan.Workers, func(p plan.Worker) bool { return int(p.ID) != id && !s.workers[p.ID].gone })
+	if w.offences.count > maxOffences && others && !s.judged {
+		effects = append(effects, s.evict(now, id, fmt.Sprintf("memory of worker %d was altered %d times", id, w.offences.count))...)
+	}
+	return effects
+}
+
+// evict ends a worker, whose end is the event that follows.
+func (s *session) evict(now time.Time, id int, reason string) []effect {
+	w := &s.workers[id]
+	if w.doom != nil || w.exited {
+		return nil
+	}
+	w.doom, w.killed = &evictedError{reason}, true
+	return []effect{s.about(now, id, "evict", reason), kill{id}}
+}

@@ -1,0 +1,28 @@
+package zero
+
+import "github.com/soliton-train/soliton/internal/kernel"
+
+// Digest is what a holder remembers of a block: the CRC-32C of what was
+// written, in the lower 32 bits. The zero Digest says that nothing is known.
+type Digest uint64
+
+const (
+	known Digest = 1 << 32
+	// altered is the digest of what was computed from a block that was not as it
+	// had been written. No block fits it.
+	altered Digest = 1 << 33
+)
+
+// DigestOf returns the digest of a block.
+func DigestOf(x []float32) Digest { return known | Digest(kernel.Digest(x)) }
+
+// Fits reports whether a block may be what the digest was taken of.
+func (d Digest) Fits(x []float32) bool { return d == 0 || d == DigestOf(x) }
+
+// array returns the parameters (0) or moment j-1.
+func array(params []float32, moments [][]float32, j int) []float32 {
+	if j == 0 {
+		return params
+	}
+	return moments[j-1]
+}
