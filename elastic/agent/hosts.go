@@ -419,6 +419,21 @@ func inherit(state agree.State, dir *rundir.Dir) (*inherited, error) {
 	if len(state.Plans) == 0 {
 		return nil, nil
 	}
+	in, err := parseAgreed(state)
+	if err != nil {
+		return nil, err
+	}
+	if err := dir.Resume(); err != nil {
+		return nil, &FileError{err}
+	}
+	if in.history, err = rundir.ReadHistory(dir.Path()); err != nil {
+		return nil, &FileError{err}
+	}
+	return in, nil
+}
+
+// parseAgreed reads the orders that are agreed.
+func parseAgreed(state agree.State) (*inherited, error) {
 	in := &inherited{}
 	for _, p := range state.Plans {
 		o, err := elastic.ParseOrder(p.Data)
@@ -427,13 +442,6 @@ func inherit(state agree.State, dir *rundir.Dir) (*inherited, error) {
 		}
 		in.orders, in.reasons = append(in.orders, o), append(in.reasons, p.Reason)
 		in.newest = p
-	}
-	if err := dir.Resume(); err != nil {
-		return nil, &FileError{err}
-	}
-	var err error
-	if in.history, err = rundir.ReadHistory(dir.Path()); err != nil {
-		return nil, &FileError{err}
 	}
 	return in, nil
 }
