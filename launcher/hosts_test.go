@@ -194,23 +194,17 @@ func TestHostsEndWithTheirSupervisor(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	mark := fmt.Sprintf("LAUNCHER_TEST=%s", temp)
-	t.Setenv("LAUNCHER_TEST", temp)
+	t.Setenv("LAUNCHER_TEST", temp) // the marker
 	r := startHeldWith(t, []string{"--emulate-hosts", "3"})
 	r.Process.Kill()
 	r.end()
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		left := marked(t, mark)
+	await(t, "nothing left behind", func() bool {
 		files, _ := filepath.Glob(filepath.Join(temp, "soliton-*"))
-		if len(left) == 0 && len(files) == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("left behind: processes %v, files %v", left, files)
-		}
-	}
+		return len(marked(t, mark))+len(files) == 0
+	})
 }
 
-// host returns the process of a host's agent, and those of its workers.
+// hostProcesses returns the process of a host's agent, and those of its workers.
 func hostProcesses(t *testing.T, mark, host string) (pids []int) {
 	t.Helper()
 	for _, pid := range marked(t, mark) {
@@ -235,10 +229,12 @@ func hostProcesses(t *testing.T, mark, host string) (pids []int) {
 // await waits for a condition, which others bring about.
 func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !condition(); time.Sleep(10 * time.Millisecond) {
+	deadline := time.Now().Add(30 * time.Second)
+	for !condition() {
 		if time.Now().After(deadline) {
 			t.Fatalf("not within 30 s: %s", what)
 		}
+		time.Sleep(10 * time.Millisecond)
 	}
 }
 

@@ -56,6 +56,9 @@ func agreedBy(t *testing.T, effects []effect) *inherited {
 // succeed returns the session of the next leader.
 func (r *ran) succeed(cfg Config, n int, term uint64) *ran {
 	next := &ran{t: r.t, s: newSession(cfg.withDefaults(n), n), now: r.now}
+	for id := range n {
+		next.s.workers[id].host = r.s.workers[id].host
+	}
 	next.s.heir, next.s.term, next.s.leader = agreedBy(r.t, r.effects), term, "host-1"
 	next.effects = next.s.began(next.now)
 	return next
@@ -75,7 +78,12 @@ func lost(id int, at time.Time) []event {
 // with plan, steps and numbers where the first had come to.
 func TestTakeOver(t *testing.T) {
 	const n = 4
-	r := trainingOf(t, Config{}, n)
+	r := &ran{t: t, s: newSession(Config{}.withDefaults(n), n), now: time.Unix(0, 0)}
+	for id := range n {
+		r.s.workers[id].host = fmt.Sprintf("host-%d", id/2)
+	}
+	r.feed(prepare(n)...)
+	r.feed(commit(n, 1)...)
 	r.feed(stepOf(0, 2, 1)) // only that worker has told
 	next := r.succeed(Config{}, n, 5)
 	next.feed(told(2, stepOf(2, 1, 1))...)
