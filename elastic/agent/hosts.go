@@ -393,7 +393,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	r.agreement = &agreement{node: l.node, term: l.term, entries: make(chan proposal, 64)}
 	r.deposed = deposed
 	s.admit(ctx, l)
-	defer s.admit(nil, nil)
+	defer s.admit(ctx, nil)
 	l.tasks.Go(func() { l.watch(ctx) })
 	out := r.loop(context.Background(), stops)
 	select {

@@ -116,7 +116,7 @@ func (s *session) gather(now time.Time, e event) []effect {
 			w.gaveUp = true
 		default:
 			w.killed = true
-			effects = []effect{kill{e.worker}}
+			effects = []effect{kill(e)}
 		}
 	case watchTick, alarm, agreedOn, causeLate:
 		return nil
