@@ -110,10 +110,10 @@ type surviveBench struct {
 	runs                                           int
 	idle                                           int // kills that came after the end
 
-	total, group, query, stall []float64
-	seen, late, gone           []float64 // by the bystander: of the recovery, how much more than total, and until the process had ended
-	again, begun               int
-	faults                     []string
+	total, group, stall []float64
+	seen, late, gone    []float64 // by the bystander: of the recovery, how much more than total, and until the process had ended
+	again, begun        int
+	faults              []string
 }
 
 func (b *surviveBench) trial() trial {

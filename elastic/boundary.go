@@ -3,6 +3,7 @@ package elastic
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/elastic/plan"
 )
@@ -92,7 +93,7 @@ func (c *Controller) wishes() []Effect {
 // are.
 func (c *Controller) level(e Level) []Effect {
 	f := c.filling
-	if f == nil || e.ID != f.fill.ID || c.phase != steady {
+	if f == nil || e.ID != f.fill.ID || c.phase != steady || c.session(e.Worker) == nil {
 		return nil
 	}
 	delete(f.wait, e.Worker.ID)
@@ -107,19 +108,44 @@ func (c *Controller) level(e Level) []Effect {
 func (c *Controller) come(ch *change) []Effect {
 	c.issued = ch.order.Plan.Version
 	c.coming = ch
+	// From here on, the death of one that joins strikes the plan.
+	for _, w := range ch.order.Plan.Workers {
+		if m := c.joining[w.ID]; m != nil {
+			delete(c.joining, w.ID)
+			c.members[w.ID] = m
+		}
+	}
 	return c.propose(ch)
 }
 
-func (c *Controller) joined(e Joined) []Effect {
+func (c *Controller) joined(now time.Time, e Joined) []Effect {
 	if c.member(e.Worker) != nil || c.joining[e.Worker.ID] != nil {
 		return nil
 	}
 	c.joining[e.Worker.ID] = &member{Peer: Peer{Worker: e.Worker, Addr: e.Addr}}
 	effects := []Effect{note("worker %d is ready to join", e.Worker.ID)}
-	if c.filling != nil {
-		c.filling = nil // a plan with all of them instead
+	if c.phase == holding {
+		return append(effects, c.decide(now)...)
 	}
-	return append(effects, c.wishes()...)
+	return append(append(effects, c.refill("join", "protect")...), c.wishes()...)
+}
+
+// refill withdraws the boundary plan that is being filled, if it is of a kind,
+// and begins again with what is wished for now.
+func (c *Controller) refill(kinds ...string) []Effect {
+	if c.filling == nil || !slices.Contains(kinds, c.filling.change.cause) {
+		return nil
+	}
+	c.filling = nil
+	return c.wishes()
+}
+
+// session returns the living session, also of a worker that is to join.
+func (c *Controller) session(w plan.Worker) *member {
+	if m := c.joining[w.ID]; m != nil && m.Worker.Incarnation == w.Incarnation {
+		return m
+	}
+	return c.member(w)
 }
 
 // dismiss lets those end that the plan does without, as soon as all have

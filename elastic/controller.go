@@ -59,7 +59,10 @@ type Controller struct {
 	members map[plan.WorkerID]*member
 	joining map[plan.WorkerID]*member // ready, and in no plan that is agreed
 	filling *filling                  // what a boundary plan waits for
-	fills   int                       // begun so far
+	before  *plan.Plan                // what came before plan since, which a recovery found live; nil when all have applied it
+	since   plan.Version
+	went    Point // with which it went live
+	fills   int   // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -181,7 +184,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case Leaving:
 		return c.leaving(e)
 	case Joined:
-		return c.joined(e)
+		return c.joined(now, e)
 	case Level:
 		return c.level(e)
 	case Finished:
@@ -190,8 +193,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		}
 		return nil
 	case Saved:
-		c.saved = e
-		return nil
+		return c.save(e)
 	case Led:
 		if e.Term > c.ballot.Term {
 			c.ballot = Ballot{Term: e.Term}
@@ -247,11 +249,11 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	if j := c.joining[e.Worker.ID]; j != nil && j.Worker == e.Worker {
 		delete(c.joining, e.Worker.ID)
 		effects := []Effect{note("%s, before it had a part in the plan", e.Cause)}
-		if c.filling != nil {
-			c.filling = nil
-			effects = append(effects, c.wishes()...)
+		if c.phase == steady && c.kept == nil && len(c.members)+len(c.joining) < c.cfg.MinWorkers {
+			c.recover(now) // those that are left went on because it would come
+			return append(effects, c.ask("too few are left")...)
 		}
-		return effects
+		return append(effects, c.refill("join")...)
 	}
 	m := c.member(e.Worker)
 	if m == nil {
@@ -336,7 +338,10 @@ func (c *Controller) decide(now time.Time) []Effect {
 		return nil
 	}
 	var effects []Effect
-	if c.cfg.Detect > 0 {
+	switch {
+	case c.phase == holding:
+		effects = append(effects, CancelTimer{HoldTimer})
+	case c.cfg.Detect > 0:
 		effects = append(effects, CancelTimer{QueryTimer})
 	}
 	c.recovery.answered = now
@@ -353,7 +358,11 @@ func (c *Controller) decide(now time.Time) []Effect {
 	if err != nil {
 		return append(effects, c.end(err)...)
 	}
+	was := c.plan
 	effects = append(effects, c.settleComing(at.plan)...)
+	if c.plan.Version != was.Version {
+		c.before, c.since, c.went = &was, c.plan.Version, at.point
+	}
 	for _, m := range fresh {
 		delete(c.members, m.ID)
 		if c.planned(m.Worker) {
@@ -371,7 +380,7 @@ func (c *Controller) decide(now time.Time) []Effect {
 		}
 	}
 	slices.SortFunc(alive, func(a, b plan.Worker) int { return int(a.ID - b.ID) })
-	if have < c.cfg.MinWorkers && at.point.Gate != Kept {
+	if have+len(c.joining) < c.cfg.MinWorkers && at.point.Gate != Kept {
 		c.phase = holding
 		return append(effects, note("%d of at least %d workers are left: hold for more", have, c.cfg.MinWorkers),
 			Hold{have, c.cfg.MinWorkers}, SetTimer{HoldTimer, c.cfg.Hold})
@@ -482,15 +491,18 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	r := c.recovery
 	ch := &change{cause: "lost", order: Order{Ballot: c.ballot, Passed: at.point, Result: at.result}}
 	r.Step = at.point.Step + 1
+	current, short, none := c.held(all, at.point)
 	switch {
-	case len(alive) < len(c.plan.Workers):
+	case len(alive) < len(c.plan.Workers), none != nil:
 	case !at.behind:
-		// Only a link or the agents' leader was lost, or who died was out of the plan.
-		ch.cause, ch.reason = "kept", "nobody of the plan is lost"
-		if len(c.broken) > 0 {
+		// Only a link or the agents' leader was lost, or who died was out of the plan. The
+		// version is new all the same, since what the workers exchanged while they were
+		// sealed did not count.
+		ch.cause, ch.reason = "kept", "nobody of the plan is lost: the same plan, so that all go on with it"
+		if len(c.broken) > 0 || short {
 			ch.cause, ch.reason = "link", plan.Reason(strings.Join(r.causes, "; ")+": the same plan, so that what was lost is sent again")
 		}
-		ch.order.Plan = c.same(at.point)
+		ch.order.Plan = c.same(current, at.point)
 		return c.address(ch), nil
 	}
 	view := plan.View{Workers: alive, Step: at.point.Step + 1}
@@ -503,8 +515,14 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 			}
 		}
 		view.Complete = c.complete(all, at.point)
-		p, reason, err := plan.Next(c.held(all, at.point), view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
-		var none *plan.LostError
+		var p plan.Plan
+		var reason plan.Reason
+		var err error
+		if none != nil {
+			err = none
+		} else {
+			p, reason, err = plan.Next(current, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
+		}
 		switch {
 		case err == nil:
 			c.issued = p.Version
@@ -541,35 +559,72 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 	return c.address(ch), nil
 }
 
-// held returns the run's plan with those holders only that have what they
-// are to hold: a plan that has just gone live may count on ranges of which the
-// last gradient was still on its way.
-func (c *Controller) held(all []*member, at Point) plan.Plan {
-	p := c.plan
-	p.Shards = slices.Clone(p.Shards)
+// held returns the plan with holders that have the state of their shards. A boundary plan may
+// be live that some have not applied, and what was on its way to them may be lost: they hold
+// nothing then. Where no other holder lives, it is one of the plan before, which keeps what it
+// hands over until the next commit. short says that the plan was changed, and none that there is
+// nobody.
+func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, none *plan.LostError) {
+	p = c.plan
+	if c.before == nil {
+		return p, false, nil
+	}
+	held := make(map[plan.WorkerID][]plan.Range) // by the plan before
+	for _, s := range c.before.Shards {
+		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
+			held[w] = append(held[w], plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
+		}
+	}
+	lives := make(map[plan.WorkerID]*member)
 	for _, m := range all {
-		for _, in := range m.report.Incoming {
-			if in.Step >= at.Step {
-				continue
-			}
-			for i := range p.Shards {
-				s := &p.Shards[i]
-				if s.Layer != in.Layer || s.Hi <= in.Lo || in.Hi <= s.Lo {
-					continue
-				}
-				s.Mirrors = slices.DeleteFunc(slices.Clone(s.Mirrors), func(w plan.WorkerID) bool { return w == m.ID })
-				if s.Owner == m.ID {
-					s.Owner = -1 // as if it were lost
-				}
+		lives[m.ID] = m
+		if was, ok := c.before.Worker(m.ID); !ok || was.Incarnation != m.Worker.Incarnation {
+			delete(held, m.ID)
+		}
+		for _, f := range m.report.Filled {
+			if f.Step == at.Step {
+				held[m.ID] = append(held[m.ID], f.Range)
 			}
 		}
 	}
-	return p
+	p.Shards = slices.Clone(p.Shards)
+	for i := range p.Shards {
+		s := &p.Shards[i]
+		var holders []plan.WorkerID
+		alive := false
+		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
+			m := lives[w]
+			if m != nil && m.report.Holds.Compare(c.since) < 0 && !covers(held[w], *s) {
+				continue
+			}
+			holders = append(holders, w) // the plan will do without who is dead
+			alive = alive || m != nil
+		}
+		if !alive && at == c.went {
+			for _, m := range all {
+				if covers(held[m.ID], *s) {
+					holders, alive = append([]plan.WorkerID{m.ID}, holders...), true
+					break
+				}
+			}
+		}
+		if len(holders) == 0 {
+			if none == nil {
+				none = &plan.LostError{Shard: *s}
+			}
+			none.Count++
+			continue
+		}
+		if holders[0] != s.Owner || len(holders) != 1+len(s.Mirrors) {
+			short = true
+			s.Owner, s.Mirrors = holders[0], holders[1:]
+		}
+	}
+	return p, short, none
 }
 
 // same makes the plan once more, for the rest of the step.
-func (c *Controller) same(at Point) plan.Plan {
-	p := c.plan
+func (c *Controller) same(p plan.Plan, at Point) plan.Plan {
 	if p.FromStep != at.Step+1 {
 		p.FromStep, p.Settled = max(at.Step+1, p.FromStep), nil
 	}
@@ -668,12 +723,6 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 			return nil // it will be withdrawn
 		}
 		effects := []Effect{note("plan %v is agreed and goes live between two steps", order.Plan.Version)}
-		for _, w := range order.Plan.Workers {
-			if m := c.joining[w.ID]; m != nil {
-				delete(c.joining, w.ID)
-				c.members[w.ID] = m
-			}
-		}
 		for _, m := range c.all() {
 			m.applied = false
 			effects = append(effects, Command{m.Worker, *order})
@@ -682,6 +731,9 @@ func (c *Controller) agreed(now time.Time, e Agreed) []Effect {
 	}
 	effects := c.adopt(ch)
 	c.live, c.epoch = order, order.Epoch
+	if order.Restart {
+		c.before = nil
+	}
 	r := c.recovery
 	r.again += ch.again
 	if c.phase != proposing || order.Ballot != c.ballot {
@@ -728,7 +780,7 @@ func (c *Controller) check(now time.Time) []Effect {
 	switch {
 	case c.phase == applying:
 		r := c.recovery
-		c.phase, c.recovery = steady, nil
+		c.phase, c.recovery, c.before = steady, nil, nil
 		c.broken = slices.DeleteFunc(c.broken, func(l link) bool { return !l.again.After(r.agreed) })
 		r.Cause, r.Version = strings.Join(r.causes, "; "), c.plan.Version
 		r.Detect, r.Query, r.Plan, r.Agree = r.known.Sub(r.died), r.answered.Sub(r.known), r.proposed.Sub(r.answered), r.agreed.Sub(r.proposed)
@@ -777,6 +829,9 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 func (c *Controller) linkLost(now time.Time, e LinkLost) []Effect {
 	from, to := c.member(e.From), c.member(e.To)
 	if from == nil || to == nil {
+		if c.session(e.From) != nil && c.session(e.To) != nil {
+			return c.refill("join") // what was lost comes once more
+		}
 		return nil // who is dead explains it
 	}
 	l := link{from.Worker, to.Worker, now, now}
@@ -880,6 +935,10 @@ func (c *Controller) evict(now time.Time) []Effect {
 }
 
 func (c *Controller) leaving(e Leaving) []Effect {
+	if m := c.joining[e.Worker.ID]; m != nil && m.Worker.Incarnation == e.Worker.Incarnation {
+		delete(c.joining, m.ID)
+		return append([]Effect{Dismiss{m.Worker, fmt.Sprintf("worker %d leaves before it had a part in the plan", m.ID)}}, c.refill("join")...)
+	}
 	m := c.member(e.Worker)
 	if m == nil || m.leaving || c.kept != nil {
 		return nil
@@ -888,7 +947,23 @@ func (c *Controller) leaving(e Leaving) []Effect {
 	if !slices.ContainsFunc(c.all(), func(m *member) bool { return !m.leaving }) {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
-	return append([]Effect{note("worker %d wants to leave", m.ID)}, c.wishes()...)
+	return append(append([]Effect{note("worker %d wants to leave", m.ID)}, c.refill("join", "protect", "leave")...), c.wishes()...)
+}
+
+// save takes note of the checkpoint to go back to. One that is older than that which a proposed
+// plan goes on from says that the newer one cannot be used.
+func (c *Controller) save(e Saved) []Effect {
+	was := c.saved
+	c.saved = e
+	if c.phase != proposing || e.Step >= was.Step {
+		return nil
+	}
+	for _, ch := range c.pending {
+		if ch.order.Restart && ch.order.Ballot == c.ballot && ch.order.Passed.Step > e.Step {
+			return c.ask(fmt.Sprintf("the checkpoint of step %d cannot be used", ch.order.Passed.Step))
+		}
+	}
+	return nil
 }
 
 // workers prints members.

@@ -27,6 +27,10 @@ type cluster struct {
 	down      map[[2]plan.WorkerID]bool // links
 	timers    map[Timer]time.Time
 	recovered int
+	joined    int
+	live      map[Point]plan.Version // the plan after a point, once somebody has passed it
+	told      map[plan.Version]*fake // who went first under a boundary plan
+	at        map[plan.Version]Point // and from where
 	end       error
 }
 
@@ -40,6 +44,13 @@ type fake struct {
 	epoch               int // of the newest restart that it applied
 	in                  []Effect
 	out                 []Event
+
+	holds   plan.Version // the newest plan that it has applied
+	coming  *Order       // a boundary plan that has come
+	says    plan.Version // the newest plan that it knew of as it entered a point
+	waits   bool         // for its first plan to be live
+	leaving bool
+	left    bool
 }
 
 const lastStep = 6
@@ -69,7 +80,7 @@ func (x *cluster) alive() (all []*fake) {
 // progress lets a worker enter its next point, or pass it when all of its plan have
 // entered it, as they would find out by their exchange.
 func (x *cluster) progress(w *fake) bool {
-	if !w.alive || w.sealed || w.done {
+	if !w.alive || w.sealed || w.done || w.members == nil || w.left {
 		return false
 	}
 	for _, m := range w.members {
@@ -79,24 +90,67 @@ func (x *cluster) progress(w *fake) bool {
 	}
 	to := next(w.passed)
 	if w.entered != to {
-		w.entered = to
+		w.entered, w.says = to, w.plan
+		if w.coming != nil {
+			w.says = w.coming.Plan.Version
+		}
 		return true
 	}
+	next := w.says
 	for _, m := range w.members {
-		if p := x.w[m.ID]; p.epoch != w.epoch || p.entered.Compare(to) < 0 {
+		p := x.w[m.ID]
+		if p.Worker != m || p.epoch != w.epoch || p.entered.Compare(to) < 0 {
 			return false
 		}
+		if p.passed.Compare(to) < 0 && p.says.Compare(next) < 0 {
+			next = p.says
+		}
 	}
+	if x.live[to] == (plan.Version{}) { // who passes first finds out for all
+		x.live[to] = next
+	}
+	next = x.live[to]
 	w.passed = to
-	if to.Gate == Kept {
+	if to.Gate == Committed && next != w.plan && w.coming != nil && next == w.coming.Plan.Version {
+		x.goLive(w, *w.coming)
+	}
+	if to.Gate == Kept && !w.left {
 		w.done = true
 		w.out = append(w.out, Finished{w.Worker, to.Step, []byte(fmt.Sprint(to))})
 	}
 	return true
 }
 
+// goLive lets a worker go on under a boundary plan, and tells those that join with it.
+func (x *cluster) goLive(w *fake, o Order) {
+	w.coming = nil
+	w.plan, w.holds, w.members, w.entered = o.Plan.Version, o.Plan.Version, o.Plan.Workers, w.passed
+	w.out = append(w.out, Applied{Worker: w.Worker, Version: w.plan})
+	if _, ok := o.Plan.Worker(w.ID); !ok {
+		w.left = true
+		return
+	}
+	if x.told[w.plan] == nil {
+		x.told[w.plan], x.at[w.plan] = w, w.passed
+	}
+	for _, m := range o.Plan.Workers {
+		x.enter(x.w[m.ID])
+	}
+}
+
+// enter lets a worker that joins begin, if its plan has come and it was told that it is live.
+func (x *cluster) enter(j *fake) {
+	if !j.waits || !j.alive || j.coming == nil || x.told[j.coming.Plan.Version] == nil {
+		return
+	}
+	w := x.told[j.coming.Plan.Version]
+	j.waits, j.passed, j.epoch = false, x.at[j.coming.Plan.Version], w.epoch
+	x.goLive(j, *j.coming)
+	x.joined++
+}
+
 func (x *cluster) report(w *fake) Report {
-	r := Report{Plan: w.plan, Passed: w.passed}
+	r := Report{Plan: w.plan, Passed: w.passed, Holds: w.holds}
 	if w.passed.Step > 0 {
 		r.Result = []byte(fmt.Sprint(w.passed))
 	}
@@ -114,10 +168,21 @@ func (x *cluster) receive(w *fake) {
 	case Ask:
 		if m.Ballot.Compare(w.ballot) >= 0 {
 			w.sealed, w.ballot = true, m.Ballot
+			if w.waits {
+				w.coming = nil
+			}
 			w.out = append(w.out, Answered{w.Worker, m.Ballot, x.report(w)})
 		}
 	case Command:
 		o := m.Order
+		if o.Ballot == (Ballot{}) {
+			w.coming = &o
+			if w.waits {
+				w.sealed = false
+				x.enter(w)
+			}
+			return
+		}
 		if o.Ballot.Compare(w.ballot) < 0 {
 			return
 		}
@@ -130,7 +195,7 @@ func (x *cluster) receive(w *fake) {
 			x.t.Fatalf("worker %d was told %q at %v", w.ID, o.Result, o.Passed)
 		}
 		w.ballot, w.sealed, w.plan, w.passed, w.entered = o.Ballot, false, o.Plan.Version, o.Passed, o.Passed
-		w.members = o.Plan.Workers
+		w.members, w.holds, w.coming = o.Plan.Workers, o.Plan.Version, nil
 		for _, m := range w.members {
 			delete(x.down, pair(w.ID, m.ID))
 		}
@@ -139,6 +204,13 @@ func (x *cluster) receive(w *fake) {
 			w.out = append(w.out, Finished{w.Worker, o.Passed.Step, o.Result})
 		}
 		w.out = append(w.out, Applied{Worker: w.Worker, Ballot: o.Ballot, Version: o.Plan.Version, Opened: 1})
+	case Copy:
+		if slices.ContainsFunc(m.Fill.Transfers, func(t plan.Transfer) bool { return t.To == w.ID }) {
+			w.out = append(w.out, Level{Worker: w.Worker, ID: m.Fill.ID})
+		}
+	case Dismiss:
+		w.alive = false
+		w.out = append(w.out, Ended{w.Worker})
 	}
 }
 
@@ -158,6 +230,12 @@ func (x *cluster) step(e Event) {
 			w := x.w[effect.Worker.ID]
 			w.in = append(w.in, effect)
 		case Command:
+			w := x.w[effect.Worker.ID]
+			w.in = append(w.in, effect)
+		case Copy:
+			w := x.w[effect.Worker.ID]
+			w.in = append(w.in, effect)
+		case Dismiss:
 			w := x.w[effect.Worker.ID]
 			w.in = append(w.in, effect)
 		case Propose:
@@ -195,24 +273,40 @@ func (x *cluster) kill(w *fake) {
 	}
 }
 
-// Workers die and links break at random moments of training and of recoveries. In the
+// Workers die, join and leave, and links break, at random moments of training and of recoveries. In the
 // end, all that live are under one plan and done, or nobody lives.
 func TestDeathsAtAnyMoment(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "workers")
 		c := storyJob(t, n, rapid.IntRange(1, min(n, 3)).Draw(t, "stages"), 8, rapid.IntRange(0, 2).Draw(t, "mirrors"), 1)
-		x := &cluster{t: t, c: c, w: make(map[plan.WorkerID]*fake), now: time.Unix(0, 0), down: make(map[[2]plan.WorkerID]bool), timers: make(map[Timer]time.Time)}
+		x := &cluster{t: t, c: c, w: make(map[plan.WorkerID]*fake), now: time.Unix(0, 0), down: make(map[[2]plan.WorkerID]bool), timers: make(map[Timer]time.Time), live: make(map[Point]plan.Version),
+			told: make(map[plan.Version]*fake), at: make(map[plan.Version]Point)}
 		x.last.version = c.cfg.Plan.Version
 		for _, w := range c.cfg.Plan.Workers {
-			x.w[w.ID] = &fake{Worker: w, alive: true, plan: c.cfg.Plan.Version, members: c.cfg.Plan.Workers}
+			x.w[w.ID] = &fake{Worker: w, alive: true, plan: c.cfg.Plan.Version, holds: c.cfg.Plan.Version, members: c.cfg.Plan.Workers}
 		}
 		deaths, cuts := rapid.IntRange(0, n+1).Draw(t, "deaths"), rapid.IntRange(0, 2).Draw(t, "cuts")
+		joins, leaves := rapid.IntRange(0, 2).Draw(t, "joins"), rapid.IntRange(0, 2).Draw(t, "leaves")
 		for quiet := 0; x.end == nil; {
 			type act func()
 			var acts []act
 			var deliver bool
-			for id := range plan.WorkerID(n) {
+			if joins > 0 {
+				acts = append(acts, func() {
+					joins--
+					w := plan.Worker{ID: plan.WorkerID(len(x.w))}
+					x.w[w.ID] = &fake{Worker: w, alive: true, waits: true, out: []Event{Joined{w, fmt.Sprint("addr-", w.ID)}}}
+				})
+			}
+			for id := range plan.WorkerID(len(x.w)) {
 				w := x.w[id]
+				if w.alive && !w.leaving && leaves > 0 && !w.done {
+					acts = append(acts, func() {
+						leaves--
+						w.leaving = true
+						w.out = append(w.out, Leaving{w.Worker})
+					})
+				}
 				if len(w.in) > 0 {
 					acts = append(acts, func() { x.receive(w) })
 					deliver = true
@@ -232,7 +326,7 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 						}
 					})
 				}
-				if w.alive && deaths > 0 {
+				if w.alive && deaths > 0 && !w.left {
 					acts = append(acts, func() { x.kill(w); deaths-- })
 				}
 			}
@@ -252,6 +346,14 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 				})
 			}
 			if len(acts) == 0 || !deliver && quiet > 20*n {
+				moved := false
+				for _, w := range x.alive() {
+					moved = x.progress(w) || moved
+				}
+				if moved {
+					quiet = 0
+					continue
+				}
 				var first Timer
 				for name, at := range x.timers {
 					if first == "" || at.Before(x.timers[first]) {
@@ -273,13 +375,13 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 			acts[rapid.IntRange(0, len(acts)-1).Draw(t, "act")]()
 		}
 		if x.end != nil {
-			if len(x.alive()) > 0 {
+			if slices.ContainsFunc(x.alive(), func(w *fake) bool { return !w.waits && !w.left }) {
 				t.Fatalf("ended with workers alive: %v", x.end)
 			}
 			return
 		}
 		for _, w := range x.alive() {
-			if !w.done {
+			if !w.done && !w.waits && !w.left {
 				t.Fatalf("worker %d waits under plan %v, sealed %v, at %v, entered %v; controller in phase %d", w.ID, w.plan, w.sealed, w.passed, w.entered, c.phase)
 			}
 		}

@@ -101,7 +101,8 @@ type (
 		Result []byte
 	}
 
-	// Saved says that there is a checkpoint after a step.
+	// Saved says that there is a checkpoint after a step, which is now the newest that can be
+	// used; Dir is "" and Step 0 if there is none any more. It may be older than the one before.
 	Saved struct {
 		Step int
 		Dir  string

@@ -81,22 +81,24 @@ type Report struct {
 	// pass, too; nil at the beginning of the run.
 	Result []byte `json:"result,omitempty"`
 
+	// Holds is the newest plan that the worker has applied: it has the state of all that
+	// this one gives it. None of a worker that is yet to join.
+	Holds plan.Version `json:"holds"`
+	// Filled are ranges that a Fill has brought.
+	Filled []Filled `json:"filled,omitempty"`
+
 	// Works are the pairs assigned to the worker in the step that follows
 	// Passed; none where it is not in a step.
 	Works []graph.Status `json:"works,omitempty"`
 	// Complete are the ranges that the worker owns or mirrors whose gradient
 	// of that step is complete here.
 	Complete []plan.Range `json:"complete,omitempty"`
-
-	// Incoming are the ranges that are being filled here. Where the live plan
-	// counts on one already, it is as good as held if it is of the step passed.
-	Incoming []Incoming `json:"incoming,omitempty"`
 }
 
-// Incoming is a range on its way to a worker.
-type Incoming struct {
+// Filled is a range whose state has come in the background, and the step it is of.
+type Filled struct {
 	plan.Range
-	Step int `json:"step"` // of which it is there; -1 for none
+	Step int `json:"step"`
 }
 
 // Peer is a worker of a plan and where others reach it.
@@ -126,8 +128,9 @@ type Order struct {
 	Epoch int `json:"epoch,omitempty"`
 
 	// Restart says that a shard has no holder left: all state is given up, and
-	// the run goes on from the checkpoint in the directory From, or from the
-	// job's own beginning if that is "". Passed is the point to go on from.
+	// the run goes on from the checkpoint of step Passed.Step in the run directory
+	// From, or from the job's own beginning if that is "". A first order has From where a run
+	// goes on that had ended.
 	Restart bool   `json:"restart,omitempty"`
 	From    string `json:"from,omitempty"`
 }

@@ -23,6 +23,8 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 //	job [workers=3] [stages=1] [micros=6] [mirrors=1] [min=1]
 //	die W [silent] [begun=0.1,0.2] [crash=STEP:S.M]
 //	answer W|rest [at=STEP.GATE] [result=R] [plan=N] [ballot=T.A] [complete=owned|held]
+//	       [filled=STEP]     what the newest fill was to bring it, as of that step
+//	       [holds=N]         the newest plan it has applied, where that is not plan=
 //	       [finished=S.M,...] [forwarded=...] [input=...] [gradient=...]
 //	agree [N]                the plan of that number, or the newest
 //	applied W|rest [plan=N]
@@ -31,8 +33,12 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 //	link A B                 A has lost the link to B
 //	late query|link|hold [ms=1000]
 //	leave W
+//	join W                   it is ready, and in no plan yet
+//	level W|rest             it has what the newest fill is to bring it
 //	saved STEP DIR
 //	lead TERM
+//
+// W is a WorkerID, or with an incarnation other than 0, WorkerID.INCARNATION.
 //
 // A worker says of the pairs that the newest plan it knows routes to it that they wait, with
 // their input in stage 0, unless the command says more. A millisecond passes with every command.
@@ -70,6 +76,20 @@ type story struct {
 	sent  map[plan.WorkerID]Order
 	old   plan.Plan // for what is new in a plan
 	plans map[int]plan.Plan
+	fill  Fill // the newest
+}
+
+// filled are the workers that a level command is about.
+func (s *story) filled() (all []plan.Worker) {
+	if s.words[1] != "rest" {
+		return []plan.Worker{s.worker(s.words[1])}
+	}
+	for _, p := range s.fill.Peers {
+		if s.c.filling != nil && s.c.filling.wait[p.ID] {
+			all = append(all, p.Worker)
+		}
+	}
+	return all
 }
 
 func tell(t *testing.T, text string) string {
@@ -119,7 +139,12 @@ func (s *story) pairs(key string) (all []graph.Pair) {
 }
 
 func (s *story) worker(word string) plan.Worker {
-	return plan.Worker{ID: plan.WorkerID(s.number(word))}
+	id, life, ok := strings.Cut(word, ".")
+	w := plan.Worker{ID: plan.WorkerID(s.number(id))}
+	if ok {
+		w.Incarnation = s.number(life)
+	}
+	return w
 }
 
 // workers are those a command is about: one, or the rest by a condition.
@@ -197,6 +222,16 @@ func (s *story) run(line string) []Effect {
 		return s.step(Late{Timer(s.words[1])})
 	case "leave":
 		return s.step(Leaving{s.worker(s.words[1])})
+	case "join":
+		w := s.worker(s.words[1])
+		s.knows[w.ID] = &plan.Plan{}
+		return s.step(Joined{w, fmt.Sprintf("addr-%s", s.words[1])})
+	case "level":
+		var all []Effect
+		for _, w := range s.filled() {
+			all = append(all, s.step(Level{Worker: w, ID: s.fill.ID})...)
+		}
+		return all
 	case "saved":
 		return s.step(Saved{s.number(s.words[1]), s.words[2]})
 	case "lead":
@@ -212,11 +247,13 @@ func (s *story) step(e Event) []Effect {
 		switch e := e.(type) {
 		case Command:
 			s.sent[e.Worker.ID] = e.Order
+		case Copy:
+			s.fill = e.Fill
 		case Propose:
 			p := e.Order.Plan
 			s.plans[p.Version.N] = p
 			for _, err := range []error{p.Validate(storyLayers()), p.ValidateAfter(&s.old)} {
-				if err != nil && !e.Order.Restart && p.Version != s.old.Version {
+				if err != nil && !e.Order.Restart && s.c.before == nil && p.Version != s.old.Version {
 					s.t.Error(err)
 				}
 			}
@@ -270,6 +307,20 @@ func (s *story) report(w plan.Worker) Report {
 		step, gate, _ := strings.Cut(at, ".")
 		r.Passed = Point{Step: s.number(step), Gate: Gate(slices.Index(gateNames[:], gate))}
 	}
+	r.Holds = r.Plan
+	if n, ok := s.args["holds"]; ok {
+		r.Holds = plan.Version{}
+		if n := s.number(n); n > 0 {
+			r.Holds = s.plans[n].Version
+		}
+	}
+	if _, ok := s.args["filled"]; ok {
+		for _, t := range s.fill.Transfers {
+			if t.To == w.ID {
+				r.Filled = append(r.Filled, Filled{t.Range, s.int("filled", 0)})
+			}
+		}
+	}
 	p := s.plans[r.Plan.N]
 	for stage, route := range p.Route {
 		for m, on := range route {
@@ -299,30 +350,38 @@ func (s *story) report(w plan.Worker) Report {
 	return r
 }
 
+// name prints a session as commands do.
+func name(w plan.Worker) string {
+	if w.Incarnation == 0 {
+		return fmt.Sprint(w.ID)
+	}
+	return fmt.Sprintf("%d.%d", w.ID, w.Incarnation)
+}
+
 func (s *story) print(e Effect) string {
 	switch e := e.(type) {
 	case Note:
 		return "- " + e.Reason
 	case Ask:
-		return fmt.Sprintf("ask worker %d, ballot %v", e.Worker.ID, e.Ballot)
+		return fmt.Sprintf("ask worker %s, ballot %v", name(e.Worker), e.Ballot)
 	case Command:
 		o := e.Order
-		text := fmt.Sprintf("order worker %d: plan %v", e.Worker.ID, o.Plan.Version)
+		text := fmt.Sprintf("order worker %s: plan %v", name(e.Worker), o.Plan.Version)
 		if o.Ballot != (Ballot{}) {
 			text += fmt.Sprintf(", ballot %v", o.Ballot)
 		}
 		return text
 	case Copy:
-		return fmt.Sprintf("copy %d on worker %d: %d ranges", e.Fill.ID, e.Worker.ID, len(e.Fill.Transfers))
+		return fmt.Sprintf("copy %d on worker %s: %d ranges", e.Fill.ID, name(e.Worker), len(e.Fill.Transfers))
 	case Propose:
 		return "propose " + s.order(e.Order)
 	case Adopt:
 		s.old = e.Order.Plan
 		return fmt.Sprintf("adopt plan %v (%s)", e.Order.Plan.Version, e.Cause)
 	case Kill:
-		return fmt.Sprintf("kill worker %d: %s", e.Worker.ID, e.Reason)
+		return fmt.Sprintf("kill worker %s: %s", name(e.Worker), e.Reason)
 	case Dismiss:
-		return fmt.Sprintf("dismiss worker %d: %s", e.Worker.ID, e.Reason)
+		return fmt.Sprintf("dismiss worker %s: %s", name(e.Worker), e.Reason)
 	case SetTimer:
 		return fmt.Sprintf("timer %s in %v", e.Timer, e.After)
 	case CancelTimer:
@@ -355,7 +414,7 @@ func (s *story) order(o Order) string {
 	}
 	fmt.Fprintf(&b, "plan %v %s step %d:", p.Version, kind, p.FromStep)
 	for _, w := range p.Workers {
-		fmt.Fprintf(&b, " %d", w.ID)
+		fmt.Fprintf(&b, " %s", name(w))
 	}
 	if o.Ballot != (Ballot{}) {
 		fmt.Fprintf(&b, "; passed %v %q", o.Passed, o.Result)

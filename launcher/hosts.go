@@ -46,6 +46,7 @@ type assignment struct {
 	Program string           `json:"program"` // as people gave it
 	File    string           `json:"file"`
 	Args    []string         `json:"args"`
+	Dir     string           `json:"dir"` // where the command was given
 
 	Threads    int           `json:"threads"`
 	Stages     int           `json:"stages"`
@@ -96,12 +97,12 @@ func voters(hosts int) int {
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
-func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, v view.View, stdout, stderr io.Writer) error {
+func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, stdout, stderr io.Writer) error {
 	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
 	}
-	if err := s.start(f, p, file, args, dir); err != nil {
+	if err := s.start(f, p, file, args, dir, cwd); err != nil {
 		s.stopAll()
 		dir.Adopt()
 		v.Close()
@@ -232,7 +233,7 @@ type agentProcess struct {
 	frozen atomic.Bool // by --chaos: it does not hear that the run is over
 }
 
-func (s *supervisor) start(f runFlags, p program, file string, args []string, dir *rundir.Dir) error {
+func (s *supervisor) start(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string) error {
 	store, err := dir.MakeStore()
 	if err != nil {
 		return err
@@ -244,7 +245,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	secret := make([]byte, 32)
 	_, _ = rand.Read(secret) // it never fails
 	a := assignment{
-		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args,
+		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
 		NoDigests: !f.digests, Workers: f.workers, Chaos: f.chaos,
 	}
@@ -463,7 +464,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	}
 	h, err := agent.NewHost(agent.HostConfig{
 		Run: agent.Config{
-			Program: a.Program, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
+			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
 			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,

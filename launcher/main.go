@@ -7,6 +7,7 @@
 //	launcher doctor [--json]
 //	launcher kill|freeze|thaw|leave RUN_DIR W ...
 //	launcher stop RUN_DIR
+//	launcher resume [flags] RUN_DIR
 //
 // See launcher COMMAND --help. Its exit status is 0 only when all steps are
 // done, 2 for wrong usage, 130 after Ctrl-C, 75 after SIGTERM, and 1 otherwise.
@@ -81,18 +82,18 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
   launcher doctor`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q: the commands are run, status, logs, doctor, kill, freeze, thaw, leave and stop", args[0])
+				return fmt.Errorf("there is no command %q: the commands are run, status, logs, doctor, kill, freeze, thaw, leave, add, stop and resume", args[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("no command given: the commands are run, status, logs, doctor, kill, freeze, thaw, leave and stop")
+			return errors.New("no command given: the commands are run, status, logs, doctor, kill, freeze, thaw, leave, add, stop and resume")
 		},
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newStop(), newAgent())
+	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newAdd(), newStop(), newResume(), newAgent())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}

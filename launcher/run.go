@@ -29,6 +29,7 @@ type runFlags struct {
 	threads   int
 	mirrors   int
 	least     int
+	respawn   bool
 	detect    time.Duration
 	reduction string
 	zero      int
@@ -53,7 +54,9 @@ and the micro-batches of a step to the workers of each stage. The result is the 
 bit for bit, for any number of workers and stages, unless --reduction is fast, and
 whoever dies: the others go on within the step. Each shard of parameters and optimizer
 state has --mirrors replicas; when all holders of one die together, the run goes back to
-its beginning by itself.
+its newest checkpoint by itself, or to its beginning. The program's --checkpoint-every
+says how often there is one; the newest three are kept. With --respawn a worker that dies
+is replaced; launcher add starts more.
 
 A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
 run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
@@ -77,8 +80,8 @@ with commas, of
 What random draws is printed, and can be given as SPEC again. The run is told nothing of
 harm but the moment, which its records of the recovery begin with.
 
-The first Ctrl-C ends the run at the next commit, with all files written; the second
-ends it at once.`,
+The first Ctrl-C ends the run at the next commit, with all files written and a
+checkpoint to go on from (launcher resume); the second ends it at once.`,
 		Example: `  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
@@ -111,6 +114,7 @@ ends it at once.`,
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0 a run goes back to its beginning when a worker dies")
 	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
+	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies; it joins when it is ready")
 	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
@@ -168,6 +172,9 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	var err error
+	if f.respawn && f.hosts > 1 {
+		errs = append(errs, errors.New("--respawn: with --emulate-hosts it is not there yet; leave one of them out"))
+	}
 	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
 		errs = append(errs, err)
 	}
@@ -240,7 +247,9 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	}
 	// A folder as the target makes the go command refuse packages that are no
 	// program, and name the file as it always does.
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", bin+string(filepath.Separator), p.pkg)
+	// Without a stamp of the repository's state, the same code makes the same file, as
+	// resume wants it.
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", bin+string(filepath.Separator), p.pkg)
 	cmd.Dir = p.dir
 	// An interrupted go command leaves its compilers, which must hear of it too, and its
 	// files.
@@ -278,13 +287,8 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	return filepath.Join(bin, files[0].Name()), nil
 }
 
-// run trains the program in worker processes.
+// run trains the program in worker processes, from the beginning.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
-	// With a handler, writing to a reader that has gone is an error like others instead
-	// of the end, and the run that it showed goes on. Ignoring the signal would do
-	// that to the workers as well.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
 		out := agent.Outcome{Err: err}
@@ -292,6 +296,20 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 		return exitError(out.ExitStatus())
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
+	return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
+}
+
+// trainIn trains the program in worker processes; again says from where.
+func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *agent.Resume, stdout, stderr io.Writer) error {
+	// With a handler, writing to a reader that has gone is an error like others instead
+	// of the end, and the run that it showed goes on. Ignoring the signal would do
+	// that to the workers as well.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+
+	cwd, err := os.Getwd()
+	if err != nil {
+		return failure{err}
+	}
 
 	v := view.Open(view.Options{Plain: f.plain})
 	defer v.Close()
@@ -318,12 +336,24 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	}
 
 	if f.hosts > 1 {
-		return emulate(f, p, file, args, dir, v, stdout, stderr)
+		return emulate(f, p, file, args, dir, cwd, v, stdout, stderr)
+	}
+	start := func(id, incarnation int) (agent.Worker, error) {
+		log, err := dir.LogFile(id, incarnation)
+		if err != nil {
+			return nil, err
+		}
+		w, err := agent.StartProcess(agent.Command{Path: file, Args: args, WorkerID: id, Incarnation: incarnation, Log: log})
+		if err != nil {
+			_ = log.Close()
+		}
+		return w, err
 	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
-		Chaos: harmsFor(f.harms, f.workers, 1),
+		Command: p.given, Dir: cwd, Resume: again,
+		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn,
 	})
 	if err != nil {
 		return failure{err}

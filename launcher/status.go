@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -41,6 +42,7 @@ type status struct {
 // workerStatus is a worker of the newest plan, or one that is gone.
 type workerStatus struct {
 	ID        int    `json:"id"`
+	Life      int    `json:"incarnation"`
 	Gone      string `json:"gone"` // why; "" for one of the plan
 	Stages    []int  `json:"stages"`
 	Layers    []int  `json:"layers"`
@@ -124,7 +126,7 @@ func statusOf(r rundir.Record) (status, error) {
 		}
 		s.Plan, s.Reason, s.Stages = p.Version.String(), r.Plan.Reason, len(p.Stages)
 		for _, w := range p.Workers {
-			ws := workerStatus{ID: int(w.ID), Stages: p.StagesOf(w.ID), Layers: []int{}}
+			ws := workerStatus{ID: int(w.ID), Life: w.Incarnation, Stages: p.StagesOf(w.ID), Layers: []int{}}
 			for _, st := range ws.Stages {
 				for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
 					ws.Layers = append(ws.Layers, l)
@@ -141,7 +143,7 @@ func statusOf(r rundir.Record) (status, error) {
 		}
 		s.Workers = []workerStatus{}
 		for _, w := range r.Summary.Workers {
-			s.Workers = append(s.Workers, workerStatus{ID: w.ID, Stages: w.Stages, Layers: w.Layers, Forwards: &w.Forwards, Backwards: &w.Backwards})
+			s.Workers = append(s.Workers, workerStatus{ID: w.ID, Life: w.Incarnation, Stages: w.Stages, Layers: w.Layers, Forwards: &w.Forwards, Backwards: &w.Backwards})
 		}
 	case r.Running:
 		s.State = "running"
@@ -162,7 +164,7 @@ func statusOf(r rundir.Record) (status, error) {
 			s.Workers[i].Gone = e.Reason
 		}
 	}
-	slices.SortFunc(s.Workers, func(a, b workerStatus) int { return a.ID - b.ID })
+	slices.SortStableFunc(s.Workers, func(a, b workerStatus) int { return cmp.Or(a.ID-b.ID, a.Life-b.Life) })
 	return s, nil
 }
 
@@ -196,7 +198,7 @@ func (s status) print(out io.Writer) error {
 			fmt.Fprintf(w, "worker %d\tgone\t%s\n", ws.ID, ws.Gone)
 			continue
 		}
-		fmt.Fprintf(w, "worker %d\tstages %s\tlayers %s", ws.ID, list(ws.Stages), list(ws.Layers))
+		fmt.Fprintf(w, "worker %s\tstages %s\tlayers %s", ws.name(), list(ws.Stages), list(ws.Layers))
 		if ws.Forwards != nil {
 			fmt.Fprintf(w, "\t%d forwards\t%d backwards", *ws.Forwards, *ws.Backwards)
 		}
@@ -206,6 +208,15 @@ func (s status) print(out io.Writer) error {
 		fmt.Fprintln(w)
 	}
 	return w.Flush()
+}
+
+// name is the worker's number, with its incarnation behind a point where that is not the first,
+// as in the names of log files.
+func (s workerStatus) name() string {
+	if s.Life == 0 {
+		return strconv.Itoa(s.ID)
+	}
+	return fmt.Sprintf("%d.%d", s.ID, s.Life)
 }
 
 // list prints ascending numbers in short, as in 0-3,7.

@@ -3,6 +3,7 @@ package trainer
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"math"
 	"net"
@@ -197,4 +198,13 @@ func StartWith(t *testing.T, job Job, start control.Start) control.Failed {
 			return m
 		}
 	}
+}
+
+// LaunchedArgs returns the arguments that remain of a program's own when the launcher starts it.
+func LaunchedArgs(define func(*flag.FlagSet) func() (Job, error), args ...string) []string {
+	c := newCommand("program", true, define)
+	if _, err := c.job(args); err != nil {
+		return []string{err.Error()}
+	}
+	return c.launched(args)
 }

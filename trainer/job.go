@@ -62,6 +62,13 @@ type Job struct {
 	// at even distances. 0 means 512, a negative number all.
 	EvalSamples int
 
+	// CheckpointEvery is how often the whole state is written to the run
+	// directory, from which the run goes on where all holders of a part of it are lost,
+	// or after it has ended. 0 means a minute, a negative time never, except that a run that
+	// is stopped leaves one in any case. [Run] makes none, and neither does a program that
+	// go run started. --checkpoint-every
+	CheckpointEvery time.Duration
+
 	// RunDir is the directory for the run's files. "" means none for [Run],
 	// and runs/PROGRAM-TIME for [Main]. --run-dir
 	RunDir string
@@ -102,6 +109,9 @@ type End struct {
 
 // DefaultEvalSamples is what 0 means for Job.EvalSamples.
 const DefaultEvalSamples = 512
+
+// DefaultCheckpointEvery is what 0 means for Job.CheckpointEvery.
+const DefaultCheckpointEvery = time.Minute
 
 // Summary is the outcome of a run, as summary.json has it.
 //
@@ -158,6 +168,9 @@ func (j Job) withDefaults() Job {
 	}
 	if j.EvalSamples == 0 {
 		j.EvalSamples = DefaultEvalSamples
+	}
+	if j.CheckpointEvery == 0 {
+		j.CheckpointEvery = DefaultCheckpointEvery
 	}
 	return j
 }

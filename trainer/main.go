@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -29,6 +30,9 @@ import (
 //
 //	0 all steps are done    2 wrong flags or an invalid job    1 any other failure
 //	130 stopped by Ctrl-C   75 stopped by SIGTERM
+//
+// A run that is stopped leaves a checkpoint in its directory, from which launcher
+// resume goes on, unless go run started the program, whose executable is gone then.
 //
 // An error of the function that makes the job counts as wrong usage, since
 // flags are all that it has to go by, unless it is a [*Done].
@@ -109,6 +113,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
 	out, _ := runInProcess(context.Background(), agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads, Reduction: c.reduction,
+		Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
 	}, job, (*agent.Agent).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
@@ -154,6 +159,7 @@ type overrides struct {
 	seed                                               uint64
 	lr                                                 float64
 	initFrom, runDir                                   string
+	checkpointEvery                                    time.Duration
 }
 
 func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() (Job, error)) *command {
@@ -173,6 +179,7 @@ func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() 
 	standard.Uint64Var(&o.seed, "seed", 0, "draw all random numbers from seed `N`")
 	standard.Float64Var(&o.lr, "lr", 0, "let the learning rate rise to `X`")
 	standard.IntVar(&o.evalEvery, "eval-every", 0, "evaluate every `N` steps, and at the end")
+	standard.DurationVar(&o.checkpointEvery, "checkpoint-every", 0, "write a checkpoint every `TIME`, such as 30s or 5m; 0 means none but the one of a run that is stopped")
 	standard.StringVar(&o.initFrom, "init-from", "", "begin with the parameters in `PATH`, a model.safetensors or a run directory")
 	if standalone {
 		standard.StringVar(&o.runDir, "run-dir", "", "write the run's files to `DIR`")
@@ -207,6 +214,9 @@ func (c *command) job(args []string) (Job, error) {
 	if c.reduction != "" && c.reduction != "exact" && c.reduction != "fast" {
 		return Job{}, c.usage("--reduction %s: give exact or fast", c.reduction)
 	}
+	if c.over.checkpointEvery < 0 {
+		return Job{}, c.usage("--checkpoint-every %v: give a time, or 0 for none", c.over.checkpointEvery)
+	}
 	job, err := c.makeJob()
 	if err != nil {
 		return Job{}, &usageError{err} // it has the flags to go by
@@ -236,6 +246,10 @@ func (c *command) override(j Job) Job {
 			}
 		case "eval-every":
 			j.EvalEvery = c.over.evalEvery
+		case "checkpoint-every":
+			if j.CheckpointEvery = c.over.checkpointEvery; j.CheckpointEvery == 0 {
+				j.CheckpointEvery = -1 // 0 is the job's default
+			}
 		case "init-from":
 			j.InitFrom = c.over.initFrom
 		case "run-dir":
@@ -246,6 +260,26 @@ func (c *command) override(j Job) Job {
 	})
 	return j
 }
+
+// launched returns the arguments without the flags that are the launcher's where there is one,
+// so that it can go on with the run.
+func (c *command) launched(args []string) []string {
+	left := []string{}
+	for i := 0; i < len(args) && args[i] != "--"; i++ {
+		name, _, whole := strings.Cut(strings.TrimLeft(args[i], "-"), "=")
+		n := 1
+		if b, ok := c.flags.Lookup(name).Value.(interface{ IsBoolFlag() bool }); !whole && !(ok && b.IsBoolFlag()) {
+			n = 2 // its value follows
+		}
+		if !slices.Contains(standaloneFlags, name) {
+			left = append(left, args[i:i+n]...)
+		}
+		i += n - 1
+	}
+	return left
+}
+
+var standaloneFlags = []string{"run-dir", "threads", "reduction", "plain"}
 
 // guardedJob makes the job for a caller that has no worker to catch a panic.
 func guardedJob(args []string, define func(*flag.FlagSet) func() (Job, error)) (c *command, job Job, err error) {
@@ -274,6 +308,7 @@ func (c *command) help() string {
 		if j.Optimizer != nil {
 			defaults["lr"] = fmt.Sprint(j.Optimizer.schedule().Peak)
 		}
+		defaults["checkpoint-every"] = shortTime(max(j.CheckpointEvery, 0))
 		if j.InitFrom != "" {
 			defaults["init-from"] = j.InitFrom
 		}
@@ -298,6 +333,18 @@ func (c *command) help() string {
 		}
 	})
 	return b.String()
+}
+
+// shortTime prints a time as people write it: 1m instead of 1m0s.
+func shortTime(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
 }
 
 // defaultJob makes the job of a command line without flags, to see its values.

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/elastic/agent"
@@ -84,6 +85,22 @@ func runInProcess(ctx context.Context, cfg agent.Config, job Job, prepareAgent f
 }
 
 func program() string { return filepath.Base(os.Args[0]) }
+
+// lasting returns the path of an executable that is there tomorrow, "" for one that go run made.
+func lasting(path string) string {
+	if strings.Contains(path, string(filepath.Separator)+"go-build") {
+		return ""
+	}
+	return path
+}
+
+func workingDir() string {
+	dir, err := os.Getwd()
+	if err != nil {
+		return ""
+	}
+	return dir
+}
 
 // executable returns the path of the running program, "" if unknown.
 func executable() string {

@@ -29,6 +29,7 @@ type survival struct {
 	workers []*victim
 	events  chan func()
 	c       *elastic.Controller
+	plans   map[uint64]plan.Plan // by Version.N
 	post    func(func())
 	failed  error
 	over    bool
@@ -40,11 +41,13 @@ type survival struct {
 
 // victim is a worker.
 type victim struct {
-	id     int
-	w      *worker
+	w      plan.Worker
+	worker *worker
 	conn   *control.Conn
 	cancel context.CancelFunc
 	gone   bool
+	left   bool // it was let go
+	joins  bool // it is not of the first plan
 	History
 	done *control.Done
 	addr string
@@ -58,6 +61,9 @@ type SurviveConfig struct {
 	// Moment is called for every message a worker sends while the run goes on,
 	// and returns the worker to end, -1 for none, and after which time.
 	Moment func(from int, m control.Message) (victim int, after time.Duration)
+	// Act, if it is not nil, is called at the same times, and may say who begins then, and
+	// who is asked to leave; -1 for none. One that begins gets the next incarnation of its ID.
+	Act func(from int, m control.Message) (joins, leaves int)
 	// Flip is called likewise, and returns the worker of whose memory a bit is
 	// to flip.
 	Flip func(from int, m control.Message) (victim int, target engine.Target, after time.Duration)
@@ -67,6 +73,8 @@ type SurviveConfig struct {
 type Survived struct {
 	Left       map[int]History // what the workers that are left said
 	Recoveries []elastic.Recovery
+	Joined     int   // workers that joined
+	Forwards   int64 // passes of training, of all workers, as far as they told
 	Notes      []string
 	Repaired   []Repaired
 }
@@ -81,7 +89,7 @@ type Repaired struct {
 // ended in the middle.
 func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	t.Helper()
-	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func())}
+	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func()), plans: make(map[uint64]plan.Plan)}
 	quit := make(chan struct{})
 	var tasks sync.WaitGroup
 	post := func(f func()) {
@@ -93,21 +101,22 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	s.post = post
 	live := func() (n int) {
 		for _, v := range s.workers {
-			if !v.gone {
+			if !v.gone && s.planned(v) {
 				n++
 			}
 		}
 		return n
 	}
-	for i := range cfg.Workers {
+	var start func(w plan.Worker)
+	start = func(w plan.Worker) {
 		ctx, cancel := context.WithCancel(context.Background())
 		ours, theirs := net.Pipe()
-		v := &victim{id: i, conn: control.New(ours), cancel: cancel}
+		v := &victim{w: w, conn: control.New(ours), cancel: cancel, joins: s.c != nil}
 		s.workers = append(s.workers, v)
 		tasks.Go(func() {
-			me := self{session: comm.Session{Worker: comm.WorkerID(i)}, transport: s.network}
+			me := self{session: comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: uint32(w.Incarnation)}, transport: s.network}
 			w := newWorker(control.New(theirs), me)
-			post(func() { v.w = w })
+			post(func() { v.worker = w })
 			_ = w.serve(ctx, func() (Job, error) { return job(), nil })
 			theirs.Close()
 		})
@@ -123,15 +132,18 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 						return
 					}
 					s.heard(v, m, cfg)
-					if s.c != nil && cfg.Flip != nil {
-						if x, target, after := cfg.Flip(i, m); x >= 0 {
-							time.AfterFunc(after, func() { post(func() { s.workers[x].w.recovery.flip(target) }) })
+					if s.c == nil || s.over || s.failed != nil {
+						return
+					}
+					if cfg.Flip != nil {
+						if x, target, after := cfg.Flip(int(w.ID), m); x >= 0 {
+							time.AfterFunc(after, func() { post(func() { s.newest(x).worker.recovery.flip(target) }) })
 						}
 					}
-					if s.c != nil && cfg.Moment != nil {
-						if x, after := cfg.Moment(i, m); x >= 0 {
+					if cfg.Moment != nil {
+						if x, after := cfg.Moment(int(w.ID), m); x >= 0 {
 							kill := func() {
-								if w := s.workers[x]; !w.gone && w.done == nil && live() > 1 {
+								if w := s.newest(x); w != nil && !w.gone && w.done == nil && (live() > 1 || !s.planned(w)) {
 									w.cancel()
 									w.conn.Close()
 									s.dead(w)
@@ -144,9 +156,30 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 							}
 						}
 					}
+					if cfg.Act != nil {
+						joins, leaves := cfg.Act(int(w.ID), m)
+						if joins >= 0 {
+							w := plan.Worker{ID: plan.WorkerID(joins)}
+							was := s.newest(joins)
+							if was != nil {
+								w.Incarnation = was.w.Incarnation + 1
+							}
+							if was == nil || was.gone {
+								start(w)
+							}
+						}
+						if leaves >= 0 {
+							if v := s.newest(leaves); v != nil && !v.gone {
+								s.step(elastic.Leaving{Worker: v.w})
+							}
+						}
+					}
 				})
 			}
 		})
+	}
+	for i := range cfg.Workers {
+		start(plan.Worker{ID: plan.WorkerID(i)})
 	}
 	deadline := time.After(8 * time.Second)
 	for !s.over && s.failed == nil {
@@ -172,13 +205,38 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	r := Survived{Left: make(map[int]History), Recoveries: s.recoveries, Notes: s.notes, Repaired: s.repaired}
 	for _, v := range s.workers {
 		if v.done != nil {
-			r.Left[v.id] = v.History
+			r.Left[int(v.w.ID)] = v.History
+		}
+		if v.done != nil {
+			r.Forwards += v.done.Worker.Forwards
+		} else if n := len(v.Steps); n > 0 {
+			r.Forwards += v.Steps[n-1].Forwards
+		}
+		if v.joins && (v.done != nil || len(v.Steps) > 0) {
+			r.Joined++
 		}
 	}
 	return r
 }
 
-func (s *survival) worker(id int) plan.Worker { return plan.Worker{ID: plan.WorkerID(id)} }
+// newest returns the newest incarnation of a worker, nil if there is none.
+func (s *survival) newest(id int) (newest *victim) {
+	for _, v := range s.workers {
+		if int(v.w.ID) == id {
+			newest = v
+		}
+	}
+	return newest
+}
+
+// planned reports whether a worker is in the newest plan.
+func (s *survival) planned(v *victim) bool {
+	if s.c == nil {
+		return true
+	}
+	w, ok := s.c.Plan().Worker(v.w.ID)
+	return ok && w == v.w
+}
 
 func (s *survival) dead(v *victim) {
 	if v.gone {
@@ -186,19 +244,32 @@ func (s *survival) dead(v *victim) {
 	}
 	v.gone = true
 	if s.c == nil {
-		s.failed = fmt.Errorf("worker %d ended before training", v.id)
+		s.failed = fmt.Errorf("worker %d ended before training", v.w.ID)
 		return
 	}
-	if v.done == nil {
-		s.step(elastic.Dead{Worker: s.worker(v.id), Cause: fmt.Sprintf("worker %d killed", v.id), Died: time.Now(), How: elastic.Reaped})
+	switch {
+	case v.done == nil && !v.left:
+		s.step(elastic.Dead{Worker: v.w, Cause: fmt.Sprintf("worker %d killed", v.w.ID), Died: time.Now(), How: elastic.Reaped})
+	case v.left:
+		s.step(elastic.Ended{Worker: v.w})
 	}
 	s.finish()
 }
 
-// finish ends the run when all living workers are done.
+// finish ends the run when all living workers of the last plan are done.
 func (s *survival) finish() {
+	last := uint64(0)
 	for _, v := range s.workers {
-		if !v.gone && v.done == nil {
+		if v.done != nil {
+			last = max(last, v.done.Plan)
+		}
+	}
+	if last == 0 {
+		return
+	}
+	p := s.plans[last]
+	for _, v := range s.workers {
+		if w, ok := p.Worker(v.w.ID); ok && w == v.w && !v.gone && v.done == nil {
 			return
 		}
 	}
@@ -217,6 +288,13 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		for _, l := range m.Layers {
 			v.prof.Layers = append(v.prof.Layers, plan.Layer{Tensors: l.Tensors})
 		}
+		if s.c != nil {
+			start := cfg.Start
+			start.Threads = 1
+			_ = v.conn.Send(start)
+			s.step(elastic.Joined{Worker: v.w, Addr: v.addr})
+			return
+		}
 		s.begin(cfg)
 	case control.Step:
 		if n := len(v.Steps); n > 0 && m.Step <= v.Steps[n-1].Step { // after a restart
@@ -230,28 +308,28 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		v.Steps = append(v.Steps, m)
 	case control.Done:
 		v.Done, v.done = m, &m
-		s.step(elastic.Finished{Worker: s.worker(v.id), Step: m.Steps, Result: m.Result})
+		s.step(elastic.Finished{Worker: v.w, Step: m.Steps, Result: m.Result})
 		s.finish()
 	case control.Repaired:
-		s.repaired = append(s.repaired, Repaired{v.id, m})
-		s.notes = append(s.notes, fmt.Sprintf("worker %d: %+v", v.id, m))
+		s.repaired = append(s.repaired, Repaired{int(v.w.ID), m})
+		s.notes = append(s.notes, fmt.Sprintf("worker %d: %+v", v.w.ID, m))
 	case control.Failed:
 		if m.Kind == control.Corrupt {
-			s.notes = append(s.notes, fmt.Sprintf("worker %d: %s", v.id, m.Text))
+			s.notes = append(s.notes, fmt.Sprintf("worker %d: %s", v.w.ID, m.Text))
 			return // its end comes
 		}
-		s.failed = fmt.Errorf("worker %d: %s\n%s", v.id, m.Text, m.Stack)
+		s.failed = fmt.Errorf("worker %d: %s\n%s", v.w.ID, m.Text, m.Stack)
 	case control.Answer:
 		r, err := elastic.ParseReport(m.Report)
 		if err != nil {
 			s.failed = err
 			return
 		}
-		s.step(elastic.Answered{Worker: s.worker(v.id), Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
+		s.step(elastic.Answered{Worker: v.w, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
 	case control.Level:
-		s.step(elastic.Level{Worker: s.worker(v.id), ID: m.ID, Step: m.Step})
+		s.step(elastic.Level{Worker: v.w, ID: m.ID, Step: m.Step})
 	case control.Applied:
-		s.step(elastic.Applied{Worker: s.worker(v.id), Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt},
+		s.step(elastic.Applied{Worker: v.w, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt},
 			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
 	}
 }
@@ -260,13 +338,13 @@ func (s *survival) begin(cfg SurviveConfig) {
 	var v plan.View
 	start := cfg.Start
 	var peers []elastic.Peer
-	for i, w := range s.workers {
+	for _, w := range s.workers {
 		if w.addr == "" {
 			return
 		}
-		v.Workers = append(v.Workers, s.worker(i))
-		start.Peers = append(start.Peers, control.Peer{ID: i, Addr: w.addr})
-		peers = append(peers, elastic.Peer{Worker: s.worker(i), Addr: w.addr})
+		v.Workers = append(v.Workers, w.w)
+		start.Peers = append(start.Peers, control.Peer{ID: int(w.w.ID), Addr: w.addr})
+		peers = append(peers, elastic.Peer{Worker: w.w, Addr: w.addr})
 	}
 	j := s.job().withDefaults()
 	prof := s.workers[0].prof
@@ -279,6 +357,7 @@ func (s *survival) begin(cfg SurviveConfig) {
 		return
 	}
 	start.Threads = 1
+	s.plans[uint64(p.Version.N)] = p
 	s.c = elastic.New(elastic.Config{Plan: p, Peers: peers, Profile: prof, Term: 1, Stages: cfg.Stages, Mirrors: cfg.Mirrors, Detect: 30 * time.Second})
 	for _, w := range s.workers {
 		if err := w.conn.Send(start); err != nil {
@@ -300,6 +379,7 @@ func (s *survival) step(e elastic.Event) {
 				s.failed = err
 				return
 			}
+			s.plans[uint64(f.Order.Plan.Version.N)] = f.Order.Plan
 			s.send(f.Worker, control.Order{Order: body})
 		case elastic.Copy:
 			body, err := f.Fill.Encode()
@@ -324,7 +404,22 @@ func (s *survival) step(e elastic.Event) {
 			}
 			s.failed = f.Err
 		case elastic.Kill:
-			s.failed = errors.New(f.Reason)
+			if f.Reason != fmt.Sprintf("worker %d had not begun when its plan was struck", f.Worker.ID) {
+				s.failed = errors.New(f.Reason)
+			}
+			for _, v := range s.workers {
+				if v.w == f.Worker {
+					v.cancel()
+					v.conn.Close()
+				}
+			}
+		case elastic.Dismiss:
+			for _, v := range s.workers {
+				if v.w == f.Worker {
+					v.left = true
+				}
+			}
+			s.send(f.Worker, control.Release{})
 		}
 	}
 }
@@ -341,7 +436,9 @@ func brief(e elastic.Event) any {
 }
 
 func (s *survival) send(w plan.Worker, m control.Message) {
-	if v := s.workers[w.ID]; !v.gone {
-		_ = v.conn.Send(m)
+	for _, v := range s.workers {
+		if v.w == w && !v.gone {
+			_ = v.conn.Send(m)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
@@ -71,6 +73,9 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+
+	saver     *saver      // nil before Start, and for a run without checkpoints
+	saveAsked atomic.Bool // the agent wants one
 
 	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
@@ -189,6 +194,8 @@ func (w *worker) receive(ctx context.Context) error {
 			w.stop <- m.Reason
 		case control.Beat:
 			w.recovery.beaten()
+		case control.Save:
+			w.saveAsked.Store(true)
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order, control.Fill:
@@ -293,7 +300,9 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 		return err
 	}
 	defer w.net.Close()
-	if err := w.send(control.Ready{Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers()}); err != nil {
+	if err := w.send(control.Ready{
+		Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers(), CheckpointEvery: max(p.CheckpointEvery, 0),
+	}); err != nil {
 		return err
 	}
 	select {
@@ -352,6 +361,9 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
+	saver, closeSaver := newSaver(ctx, w, p, start)
+	defer closeSaver()
+	w.saver = saver
 	if w.self.process {
 		defer w.heedTerm()()
 	}
@@ -366,8 +378,12 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	})
 }
 
-// first returns the order that the agent's Start stands for.
+// first returns the order that the agent's Start stands for. That of a worker
+// that joins has no plan.
 func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) {
+	if len(start.Plan) == 0 {
+		return elastic.Order{}, nil
+	}
 	pl, err := plan.Parse(start.Plan)
 	if err != nil {
 		return elastic.Order{}, err
@@ -381,7 +397,7 @@ func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) 
 	if _, ok := pl.Worker(w.self.id()); !ok {
 		return elastic.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
 	}
-	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}}
+	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}, From: start.From}
 	for _, x := range start.Peers {
 		o.Peers = append(o.Peers, elastic.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
 	}
@@ -396,8 +412,13 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	for i := range p.params.layers {
 		p.params.release(i)
 	}
-	me, _ := order.Plan.Worker(w.self.id())
-	e, err := engine.New(engine.Config{
+	begin, closeBegin, err := p.beginning(ctx, order)
+	if err != nil {
+		return err
+	}
+	defer closeBegin()
+	me := plan.Worker{ID: w.self.id(), Incarnation: int(w.self.session.Incarnation)}
+	config := engine.Config{
 		Self:    me,
 		Network: w.net,
 		Groups:  w.groups,
@@ -412,7 +433,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			return s
 		},
 		Layers:      p.params.layers,
-		Begin:       p.begin,
+		Begin:       begin,
 		Input:       p.Model.Input,
 		Target:      p.Model.Target,
 		GlobalBatch: p.GlobalBatch,
@@ -432,7 +453,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
 		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
-	})
+	}
+	w.saver.install(&config)
+	e, err := engine.New(config)
 	if err != nil {
 		return err
 	}
@@ -454,14 +477,15 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, p, e, done.Steps, start.RunDir); err != nil {
 		return w.left(ctx, w.recovery.cause(err))
 	}
-	done.Result = e.Result()
-	done.Worker = rundir.Worker{ID: int(me.ID)}
+	done.Result, done.Plan = e.Result(), uint64(e.Version().N)
+	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation}
 	done.Worker.Stages, done.Worker.ParamBytes, done.Worker.StateBytes = e.Holds()
 	done.Worker.Layers, _ = p.params.held()
 	done.Worker.Forwards, done.Worker.Backwards = e.Passes()
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
+	w.saver.wait()
 	if err := w.send(done); err != nil {
 		return err
 	}
@@ -481,9 +505,20 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 // begin waits until the worker has a part in the run. One that joins takes part
 // in the evaluation after the step that was committed last.
 func (w *worker) begin(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
-	at, stop, err := e.Begun(ctx)
+	waiting, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-w.release:
+			cancel(engine.ErrLeft) // the run ends without it
+		case <-waiting.Done():
+		}
+	})
+	defer watch.Wait()
+	defer cancel(nil)
+	at, stop, err := e.Begun(waiting)
 	if err != nil {
-		return err
+		return cmp.Or(context.Cause(waiting), err)
 	}
 	joined := at.Step > done.Steps
 	done.Steps = at.Step
@@ -503,6 +538,7 @@ func (w *worker) left(ctx context.Context, err error) error {
 	if !errors.Is(err, engine.ErrLeft) {
 		return err
 	}
+	w.saver.wait() // others count on its part
 	select {
 	case <-w.release:
 		return nil
@@ -549,18 +585,20 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 		Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
 		Targets: r.Targets, Duration: took,
 	}
+	left := false
 	if p.evalDue(r.Step) {
-		if info.ValLoss, err = w.evaluate(ctx, p, e); err != nil {
+		info.ValLoss, err = w.evaluate(ctx, p, e)
+		if left = errors.Is(err, engine.ErrLeft); err != nil && !left {
 			return err
 		}
 		done.ValLoss = info.ValLoss
 	}
 	if err := w.send(control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
-		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss,
+		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss, Left: left,
 		Forwards: r.Forwards, Backwards: r.Backwards,
-	}); err != nil {
-		return err
+	}); err != nil || left {
+		return cmp.Or(err, engine.ErrLeft)
 	}
 	if p.OnStep != nil && r.Step > w.told && e.First() {
 		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out

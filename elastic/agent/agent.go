@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
@@ -35,6 +36,15 @@ type Config struct {
 	// Program is the program's name in messages, as people gave it. ""
 	// means "the program".
 	Program string
+
+	// Command and Dir are what the launcher needs to start the program again: PROGRAM as it was
+	// given and the directory it was given in. Without a Command there are no checkpoints. Args,
+	// where it is not nil, are its flags then.
+	Command, Dir string
+	Args         []string
+
+	// Resume says that a run goes on that has ended before; nil for one that begins.
+	Resume *Resume
 
 	// Executable is the file whose SHA-256 goes into job.json where the worker is in
 	// this process; "" leaves it out.
@@ -76,6 +86,13 @@ type Config struct {
 	// job of so many steps. The agent hands them on unread. Its error is one of usage.
 	Chaos func(steps int) (harms []string, err error)
 
+	// Start starts a worker while the run goes on; nil where that cannot be. It is called by
+	// other goroutines than Serve's.
+	Start func(id, incarnation int) (Worker, error)
+
+	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
+	Respawn bool
+
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
 	// for a person to wait.
@@ -110,6 +127,9 @@ func (c Config) Validate() error {
 	}
 	if c.HelloTimeout < 0 {
 		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
+	}
+	if c.Respawn && c.Start == nil {
+		errs = append(errs, errors.New("Respawn is set without Start: say how a worker is started"))
 	}
 	if c.MinWorkers < 0 {
 		errs = append(errs, fmt.Errorf("MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers))
@@ -233,13 +253,15 @@ func newRun(cfg Config, workers []Worker, s *session) *run {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
+		lone:    len(workers) == 1,
 		events:  make(chan event),
+		started: make(chan begun),
 		quit:    make(chan struct{}),
 		s:       s,
 		reapAt:  make([]time.Time, len(workers)),
 	}
 	for range workers {
-		r.send = append(r.send, make(chan control.Message, 4))
+		r.send = append(r.send, newSender())
 	}
 	return r
 }
@@ -250,14 +272,19 @@ type run struct {
 	workers []Worker
 	s       *session
 
-	events chan event             // from the goroutines to the loop
-	send   []chan control.Message // from the loop to each sender; holds more than a session ever sends
-	quit   chan struct{}          // closed when the loop has ended
+	events  chan event             // from the goroutines to the loop
+	started chan begun             // the same, of workers
+	send    []chan control.Message // from the loop to each sender; holds more than a session ever sends
+	quit    chan struct{}          // closed when the loop has ended
+
+	others  sync.WaitGroup  // goroutines beside the loop
+	talking context.Context // theirs
 
 	commands   *commands // nil for a run without files
 	agreement  *agreement
 	opened     chan opened     // while it is being opened; nil afterwards
 	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
+	lone       bool            // there was one worker at the start
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -273,10 +300,10 @@ type opened struct {
 
 func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	talk, hangUp := context.WithCancel(context.Background())
-	var others sync.WaitGroup
+	r.talking = talk
+	others := &r.others
 	for id := range r.workers {
-		others.Go(func() { r.talk(talk, id) })
-		others.Go(func() { r.awaitExit(id) })
+		r.attend(id)
 	}
 	if r.agreement != nil {
 		others.Go(func() { r.agreement.run(talk, r.post) })
@@ -285,13 +312,24 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		ch := make(chan opened, 1)
 		r.opened = ch
 		others.Go(func() {
-			a, err := openAgreement(r.cfg.RunDir)
+			a, err := openAgreement(r.cfg.RunDir, r.cfg.Resume.newest().Generation)
 			ch <- opened{a, err}
 			if err == nil {
 				a.run(talk, r.post)
 				_ = a.node.Close() // what was agreed is synced
 			}
 		})
+		if again := r.cfg.Resume; again != nil {
+			// The first plan is greater than any that somebody has seen.
+			o := <-ch
+			if r.opened = nil; o.err != nil {
+				r.apply(r.s.step(time.Now(), fileFailed{o.err}))
+			} else {
+				r.agreement = o.agreement
+				was := o.agreement.node.State()
+				r.s.version = plan.Version{Generation: was.Generation, N: max(was.Newest.N, again.newest().N) + 1}
+			}
+		}
 	}
 	if r.cfg.RunDir != nil {
 		if c, err := listenForCommands(); err != nil {
@@ -348,6 +386,17 @@ loop:
 			e = causeLate{}
 		case <-watch.C:
 			e = watchTick{due}
+		case begun := <-r.started:
+			if begun.err == nil {
+				r.workers = append(r.workers, begun.w)
+				r.send = append(r.send, newSender())
+				r.reapAt = append(r.reapAt, time.Time{})
+			}
+			r.apply(r.s.step(time.Now(), workerStarted{begun.who, begun.err}))
+			if begun.err == nil {
+				r.attend(len(r.workers) - 1)
+			}
+			continue
 		case <-r.reap.C:
 			for id, late := range r.late() {
 				if late {
@@ -357,7 +406,14 @@ loop:
 			r.rearm()
 			continue
 		}
+		heard, told := e.(heardOf)
+		if told {
+			e = heard.event
+		}
 		r.apply(r.s.step(time.Now(), e))
+		if told {
+			close(heard.done)
+		}
 		if _, ok := e.(watchTick); ok {
 			rewatch()
 		}
@@ -417,6 +473,16 @@ func (r *run) rearm() {
 	}
 }
 
+// newSender makes the way to a worker: room for what is said to it while it is frozen, until
+// that is found out.
+func newSender() chan control.Message { return make(chan control.Message, 256) }
+
+// heardOf is an event that somebody waits for to be heard of.
+type heardOf struct {
+	event
+	done chan struct{}
+}
+
 // post hands an event to the loop, and reports whether there still is one.
 func (r *run) post(e event) bool {
 	select {
@@ -427,19 +493,47 @@ func (r *run) post(e event) bool {
 	}
 }
 
-func (r *run) awaitExit(id int) {
+// begun is a worker that was started while the run goes on.
+type begun struct {
+	who plan.Worker
+	w   Worker
+	err error
+}
+
+// begin starts a worker, which may take longer than the loop can wait.
+func (r *run) begin(who plan.Worker) {
+	r.others.Go(func() {
+		w, err := r.cfg.Start(int(who.ID), who.Incarnation)
+		select {
+		case r.started <- begun{who, w, err}:
+		case <-r.quit:
+			if err == nil {
+				end(w)
+			}
+		}
+	})
+}
+
+// attend begins to listen to a worker.
+func (r *run) attend(id int) {
+	w, send := r.workers[id], r.send[id]
+	r.others.Go(func() { r.talk(r.talking, id, w, send) })
+	r.others.Go(func() { r.awaitExit(id, w) })
+}
+
+func (r *run) awaitExit(id int, w Worker) {
 	select {
-	case <-r.workers[id].Exited():
-		r.post(workerExited{id, r.workers[id].Status()})
+	case <-w.Exited():
+		r.post(workerExited{id, w.Status()})
 	case <-r.quit:
 	}
 }
 
 // talk connects and receives until the connection ends. It owns the sender.
-func (r *run) talk(ctx context.Context, id int) {
-	conn, far := r.workers[id].(conversation)
+func (r *run) talk(ctx context.Context, id int, w Worker, send <-chan control.Message) {
+	conn, far := w.(conversation)
 	if !far {
-		nc, err := r.workers[id].Connect(ctx)
+		nc, err := w.Connect(ctx)
 		if err != nil {
 			r.post(connClosed{id, err})
 			return
@@ -451,7 +545,7 @@ func (r *run) talk(ctx context.Context, id int) {
 		defer close(sent)
 		for {
 			select {
-			case m := <-r.send[id]:
+			case m := <-send:
 				if conn.Send(m) != nil {
 					return // the receiver sees the reason
 				}
@@ -475,7 +569,7 @@ func (r *run) talk(ctx context.Context, id int) {
 		switch m := m.(type) {
 		case control.Ready:
 			if !far {
-				m.Job.ProgramSHA256 = r.programSum(id)
+				m.Job.ProgramSHA256 = r.programSum(w)
 			}
 			e = received{id, m}
 		case control.Harm:
@@ -485,7 +579,7 @@ func (r *run) talk(ctx context.Context, id int) {
 			if m.At == 0 && m.Kind != control.Thaw {
 				continue // nobody dies of it
 			}
-			e = harmOf(id, m)
+			e = harmOf(harmed{worker: id}, m)
 		}
 		if !r.post(e) {
 			return
@@ -508,12 +602,12 @@ func stamped(at int64) time.Time {
 
 // programSum returns the SHA-256 of the program a worker runs, "" where nobody
 // wants it. Only a record: what cannot be read still runs.
-func (r *run) programSum(id int) string {
-	path := r.workers[id].Program()
+func (r *run) programSum(w Worker) string {
+	path := w.Program()
 	if path == "" {
 		path = r.cfg.Executable
 	}
-	if path == "" || r.cfg.RunDir == nil && len(r.workers) == 1 {
+	if path == "" || r.cfg.RunDir == nil && r.cfg.Start == nil && r.lone {
 		return ""
 	}
 	sum, _ := rundir.FileSHA256(path)
@@ -551,6 +645,11 @@ func (r *run) do(e effect) error {
 		}
 		r.agreement.propose(entry)
 		return dir.WriteJob(e.job, e.data)
+	case verify:
+		job := r.s.job.ID()
+		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), job, e.p)) })
+	case commitCheckpoint:
+		r.others.Go(func() { commitFiles(r.talking, dir.Path(), e.manifest, r.post) })
 	case writePlan:
 		if dir == nil {
 			return nil
@@ -590,6 +689,8 @@ func (r *run) do(e effect) error {
 		} else if len(r.early)+len(e.text) <= maxEarlyOutput {
 			r.early = append(r.early, e.text...)
 		}
+	case beginWorker:
+		r.begin(e.who)
 	case kill:
 		r.workers[e.worker].Kill()
 		r.patience(e.worker)

@@ -28,8 +28,9 @@ type proposal struct {
 // agreementTime bounds how long the first entries may take.
 const agreementTime = 10 * time.Second
 
-// openAgreement opens the log of a run that begins.
-func openAgreement(dir *rundir.Dir) (*agreement, error) {
+// openAgreement opens the log of a run that begins, in a generation after one that may be in
+// no log of this host.
+func openAgreement(dir *rundir.Dir, after int) (*agreement, error) {
 	path, err := dir.MakeStore()
 	if err != nil {
 		return nil, err
@@ -54,7 +55,7 @@ func openAgreement(dir *rundir.Dir) (*agreement, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), agreementTime)
 	defer cancel()
-	if _, err := node.Propose(ctx, agree.Generation{N: node.State().Generation + 1}); err != nil {
+	if _, err := node.Propose(ctx, agree.Generation{N: max(node.State().Generation, after) + 1}); err != nil {
 		return nil, errors.Join(err, node.Close())
 	}
 	return a, nil

@@ -12,7 +12,7 @@ import (
 )
 
 // commands takes in what other processes of this user have to say about a run: a
-// control.Stop, or a control.Harm that tells of harm to one of its workers. They find the socket
+// control.Stop, a control.Add, or a control.Harm that tells of harm to one of its workers. They find the socket
 // in workers.json of the run directory.
 type commands struct {
 	dir      string
@@ -52,15 +52,23 @@ func (c *commands) serve(ctx context.Context, post func(event) bool) {
 					return
 				}
 				var e event
+				answer := m // it says that it was heard
 				switch m := m.(type) {
 				case control.Stop:
 					e = stopAsked{Stopped}
 				case control.Harm:
-					e = harmOf(m.Worker, m)
+					e = harmOf(harmed{worker: -1, id: m.Worker}, m)
+				case control.Add:
+					e = addAsked{m.N, func(ids []int, refusal string) { answer = control.Added{Workers: ids, Refusal: refusal} }}
 				default:
 					return
 				}
-				if !post(e) || conn.Send(m) != nil { // the answer says that it was heard
+				heard := make(chan struct{})
+				if !post(heardOf{e, heard}) {
+					return
+				}
+				<-heard
+				if conn.Send(answer) != nil {
 					return
 				}
 			}
@@ -68,12 +76,12 @@ func (c *commands) serve(ctx context.Context, post func(event) bool) {
 	}
 }
 
-// harmOf is what a session is told of harm.
-func harmOf(id int, m control.Harm) event {
-	if m.Kind == control.Thaw {
-		return harmed{worker: id}
+// harmOf is what a session is told of harm to h.worker.
+func harmOf(h harmed, m control.Harm) event {
+	if m.Kind != control.Thaw {
+		h.at = stamped(m.At)
 	}
-	return harmed{id, stamped(m.At)}
+	return h
 }
 
 func (c *commands) close() error {

@@ -13,7 +13,7 @@ import (
 
 // mayDiffer are the fields of a job that a worker may have for itself: the kernel
 // path and the platform give the same bits, and the others are the agent's.
-var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started"}
+var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "mirrors"}
 
 // difference returns the first field, by its name in job.json, in which a worker's job
 // is not that of another, and both values where they say something to people. The program
@@ -108,16 +108,18 @@ func otherStep(a, b control.Step) string {
 	return ""
 }
 
-// otherEnd is otherStep for the end of training.
-func otherEnd(a, b control.Done) string {
+// otherEnd is otherStep for the end of training. A worker that joined after the newest
+// evaluation does not know of it, and one that is fresh, after the last step, does not know the
+// loss.
+func otherEnd(a, b control.Done, fresh bool) string {
 	switch {
 	case a.Steps != b.Steps:
 		return "number of steps"
 	case a.StoppedBy != b.StoppedBy:
 		return "reason to stop"
-	case !sameFloat(a.Loss, b.Loss):
+	case !fresh && !sameFloat(a.Loss, b.Loss):
 		return "loss"
-	case !sameOptional(a.ValLoss, b.ValLoss):
+	case a.ValLoss != nil && b.ValLoss != nil && !sameFloat(*a.ValLoss, *b.ValLoss):
 		return "val_loss"
 	case a.ParamsSHA256 != b.ParamsSHA256:
 		return "params_sha256"

@@ -42,7 +42,18 @@
 // late by more than a quarter of the budget was not listening itself, and holds no silence
 // before that against anyone.
 //
-// events.jsonl gets one line for each change: start, plan, chaos (what Config.Chaos returned), lost, evict, left, rollback,
+// # Joining
+//
+// Workers may begin while the run goes on: as many as another process asks for over the socket in
+// workers.json (control.Add), and with Config.Respawn one in the place of each that was lost, which
+// has its ID and the next incarnation. One that is ready and has the run's job goes to the controller,
+// which gives it a part; before that, whatever is wrong with it, it is refused and the run goes on. After
+// three replacements in a row that died before they had a part, no other one is started.
+//
+// # Events
+//
+// events.jsonl gets one line for each change: start, resume, plan, checkpoint, chaos (what Config.Chaos returned),
+// lost, evict, left, begin (a worker is started), refused, joined (it has a part), rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
 // fewer mirrors than they should, and have them again), repaired (memory of a worker was altered, and
 // restored from another; the second time it is evicted), hold, stop, end, failed, and notes: every
@@ -51,6 +62,12 @@
 // Whatever happens, Serve returns one [Outcome] with at most one error, which is of
 // a type of this package and prints as one line; what there is to read beyond
 // that line is in [Outcome.Detail].
+//
+// # Checkpoints
+//
+// When one is due, the workers are asked for it; each owner of shards writes a file, and says so. Of all
+// files of a step, the agent makes a checkpoint (package zero/checkpoint), which is what a rollback begins
+// from, and a run that goes on ([Resume]).
 //
 // # Structure
 //

@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
+	"github.com/soliton-train/soliton/zero/checkpoint"
 )
 
 // HostAddr is one of the hosts of a run.
@@ -387,7 +388,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	sess.heir = in
 	for i, w := range l.workers {
 		workers[i] = w
-		sess.workers[i].host = c.Hosts[w.host].Name
+		sess.workers[i].who.Host = c.Hosts[w.host].Name
 	}
 	r := newRun(cfg, workers, sess)
 	r.agreement = &agreement{node: l.node, term: l.term, entries: make(chan proposal, 64)}
@@ -412,6 +413,7 @@ type inherited struct {
 	live    *elastic.Order // of the newest recovery
 	coming  *elastic.Order // a boundary plan that may be live
 	history rundir.History
+	saved   int // step of the newest checkpoint, 0 for none
 }
 
 // inherit reads what there is of a run; nil if it has not begun.
@@ -428,6 +430,14 @@ func inherit(state agree.State, dir *rundir.Dir) (*inherited, error) {
 	}
 	if in.history, err = rundir.ReadHistory(dir.Path()); err != nil {
 		return nil, &FileError{err}
+	}
+	saved, err := checkpoint.List(dir.Path())
+	if err != nil {
+		return nil, &FileError{err}
+	}
+	// Whether one can be used is found out before the run goes back to it.
+	if i := slices.IndexFunc(saved, func(e checkpoint.Entry) bool { return e.Err == nil }); i >= 0 {
+		in.saved = saved[i].Step
 	}
 	return in, nil
 }

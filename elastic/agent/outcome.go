@@ -19,12 +19,16 @@ type Outcome struct {
 
 	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
 	// *FailedError, *NoMainError, *LostError, *SilentError, *DifferError, *PlanError, *MismatchError,
-	// *ProtocolError, *RecoveryError or *FileError. For a run that had no directory, it is the error of rundir.Create.
+	// *ProtocolError, *RecoveryError, *ResumeError or *FileError. For a run that had no directory, it is the error of rundir.Create.
 	Err error
 
 	// Detail is what there is to read about Err besides its line: the stack of
 	// a panic, or the last lines a lost worker printed. It may be empty.
 	Detail string
+
+	// Resume is the run directory from which the run can go on, as people know it; "" if it
+	// cannot.
+	Resume string
 
 	// Help is the program's answer to --help, where that was asked for.
 	Help string
@@ -68,7 +72,11 @@ func (o Outcome) Report(stdout, stderr io.Writer, command string) {
 		fmt.Fprintln(stdout, strings.TrimRight(o.Help, "\n"))
 	}
 	if o.Err != nil {
-		fmt.Fprintf(stderr, "%s: %v\n", command, o.Err)
+		text := o.Err.Error()
+		if o.Resume != "" {
+			text += "; to go on: launcher resume " + o.Resume
+		}
+		fmt.Fprintf(stderr, "%s: %s\n", command, text)
 		if o.Detail != "" {
 			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(strings.TrimRight(o.Detail, "\n"), "\n", "\n    "))
 		}

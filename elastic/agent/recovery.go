@@ -32,8 +32,19 @@ type timer struct {
 }
 
 // session is what plans call a worker.
-func (s *session) session(id int) plan.Worker {
-	return plan.Worker{ID: plan.WorkerID(id), Host: s.workers[id].host}
+func (s *session) session(id int) plan.Worker { return s.workers[id].who }
+
+// id is what people call a worker.
+func (s *session) id(id int) int { return int(s.workers[id].who.ID) }
+
+// find returns the place of a session in session.workers, -1 for none.
+func (s *session) find(w plan.Worker) int {
+	return slices.IndexFunc(s.workers, func(x worker) bool { return x.who.ID == w.ID && x.who.Incarnation == w.Incarnation })
+}
+
+// newest returns the place of the newest session of a worker, -1 for none.
+func (s *session) newest(id plan.WorkerID) int {
+	return s.find(plan.Worker{ID: id, Incarnation: s.lives[id] - 1})
 }
 
 // peers are the workers that there are and where they listen.
@@ -49,7 +60,7 @@ func (s *session) peers() []elastic.Peer {
 // it may not have left yet.
 func (s *session) isFirst(id int) bool {
 	for _, p := range s.known {
-		if p.Workers[0].ID == plan.WorkerID(id) {
+		if p.Workers[0] == s.workers[id].who {
 			return true
 		}
 	}
@@ -60,6 +71,14 @@ func (s *session) isFirst(id int) bool {
 func (s *session) alarm() (first time.Time) {
 	if s.judged {
 		return first
+	}
+	if s.state == training {
+		first = s.saves.due
+	}
+	for id := range s.workers {
+		if at := s.workers[id].hello; !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
 	}
 	for _, t := range s.timers {
 		if first.IsZero() || t.at.Before(first) {
@@ -73,17 +92,22 @@ func (s *session) alarm() (first time.Time) {
 // the budget was itself kept from listening, and begins anew.
 func (s *session) ring(now time.Time) []effect {
 	var effects []effect
-	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer} {
+	for id := range s.workers {
+		if w := &s.workers[id]; !w.hello.IsZero() && !now.Before(w.hello) {
+			effects = append(effects, s.refuse(now, id, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))...)
+		}
+	}
+	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer, elastic.WishTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || now.Before(t.at):
-		case s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
+		case name != elastic.WishTimer && s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
 			s.timers[name] = timer{now.Add(t.after), t.after}
 		default:
 			delete(s.timers, name)
 			effects = append(effects, s.tell(now, elastic.Late{Timer: name})...)
 		}
 	}
-	return effects
+	return append(effects, s.askForSave(now)...)
 }
 
 // evictedError is why the controller ended a worker.
@@ -100,7 +124,7 @@ func (s *session) death(id int) error {
 	if w.doom != nil {
 		return w.doom
 	}
-	return &LostError{Worker: id, Workers: len(s.workers), Status: w.status, Step: s.last.Step, Steps: s.job.Steps}
+	return &LostError{Worker: s.id(id), Workers: len(s.workers), Status: w.status, Step: s.last.Step, Steps: s.job.Steps}
 }
 
 // die goes on without a worker that has ended in training.
@@ -108,9 +132,10 @@ func (s *session) die(now time.Time, id int) []effect {
 	w := &s.workers[id]
 	w.gone = true
 	s.forget()
-	if _, ok := s.plan.Worker(plan.WorkerID(id)); !ok && w.status.OK() {
-		effects := []effect{s.about(now, id, "left", fmt.Sprintf("worker %d has left", id)), s.row(id, "left")}
-		effects = append(effects, s.tell(now, elastic.Dead{Worker: s.session(id), Cause: fmt.Sprintf("worker %d has left", id)})...)
+	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
+		left := fmt.Sprintf("worker %d has left", w.who.ID)
+		effects := []effect{s.about(now, id, "left", left), s.row(id, "left")}
+		effects = append(effects, s.tell(now, elastic.Dead{Worker: w.who, Cause: left})...)
 		return append(effects, s.conclude(now)...) // the others may have come to their end before
 	}
 	err := s.death(id)
@@ -142,11 +167,13 @@ func (s *session) die(now time.Time, id int) []effect {
 		how = "lost"
 	}
 	effects := []effect{s.about(now, id, "lost", cause)}
+	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
 	if s.judged {
 		return effects
 	}
 	effects = append(effects, s.row(id, how), s.processes())
+	effects = append(effects, s.replace(now, w.who)...)
 	// Others may have failed because of it, and said so before.
 	s.hearsay = nil
 	for id := range s.workers {
@@ -160,8 +187,8 @@ func (s *session) die(now time.Time, id int) []effect {
 // processes are those that can be reached.
 func (s *session) processes() (e writeWorkers) {
 	for id := range s.workers {
-		if w := &s.workers[id]; !w.gone && !w.exited {
-			e.alive = append(e.alive, rundir.Process{ID: id, PID: w.pid})
+		if w := &s.workers[id]; !w.gone && !w.exited && w.pid > 0 {
+			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid})
 		}
 	}
 	return e
@@ -170,13 +197,13 @@ func (s *session) processes() (e writeWorkers) {
 // about is an event of one worker.
 func (s *session) about(now time.Time, id int, kind, reason string) writeEvent {
 	e := s.event(now, kind, reason)
-	e.e.Worker = id
+	e.e.Worker = s.id(id)
 	return e
 }
 
 func (s *session) row(id int, state string) show {
 	w := &s.workers[id]
-	return show{view.Worker{ID: id, Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
+	return show{view.Worker{ID: s.id(id), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
 }
 
 // hear passes on what a worker says to the controller.
@@ -186,7 +213,7 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 	case control.Answer:
 		report, err := elastic.ParseReport(m.Report)
 		if err != nil {
-			return s.judge(now, &ProtocolError{id, "sent a report that is none" + s.place()})
+			return s.judge(now, &ProtocolError{s.id(id), "sent a report that is none" + s.place()})
 		}
 		return s.tell(now, elastic.Answered{Worker: from, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: report})
 	case control.Applied:
@@ -215,7 +242,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 	for _, e := range s.ctl.Step(now, e) {
 		switch e := e.(type) {
 		case elastic.Ask:
-			add(sendMessage{int(e.Worker.ID), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt}})
+			add(sendMessage{s.find(e.Worker), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt}})
 		case elastic.Command:
 			text, err := e.Order.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {
@@ -225,7 +252,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 				return append(effects, s.judge(now, &PlanError{err})...)
 			}
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
-			add(sendMessage{int(e.Worker.ID), control.Order{Order: text}})
+			add(sendMessage{s.find(e.Worker), control.Order{Order: text}})
 		case elastic.Copy:
 			text, err := e.Fill.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {
@@ -234,15 +261,20 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			if err != nil {
 				return append(effects, s.judge(now, &PlanError{err})...)
 			}
-			add(sendMessage{int(e.Worker.ID), control.Fill{Fill: text}})
+			add(sendMessage{s.find(e.Worker), control.Fill{Fill: text}})
 		case elastic.Propose:
-			add(propose{e.Order, string(e.Reason)})
+			p := propose{e.Order, string(e.Reason)}
+			if e.Order.Restart && e.Order.From != "" {
+				add(verify{p}) // before all give up what they have
+			} else {
+				add(p)
+			}
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:
-			add(s.evict(now, int(e.Worker.ID), e.Reason)...)
+			add(s.evict(now, s.find(e.Worker), e.Reason)...)
 		case elastic.Dismiss:
-			add(s.event(now, "note", e.Reason), sendMessage{int(e.Worker.ID), control.Release{}})
+			add(s.event(now, "note", e.Reason), sendMessage{s.find(e.Worker), control.Release{}})
 		case elastic.SetTimer:
 			s.timers[e.Timer] = timer{now.Add(e.After), e.After}
 		case elastic.CancelTimer:
@@ -261,7 +293,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			err := e.Err
 			var nobody *elastic.NobodyError
 			if errors.As(err, &nobody) {
-				err = s.death(int(nobody.Worker))
+				err = s.death(s.lost)
 			}
 			var evicted *evictedError
 			if nobody == nil || errors.As(err, &evicted) {
@@ -287,11 +319,18 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		return s.judge(now, &PlanError{err})
 	}
 	news := view.Plan{Reason: string(e.Reason)}
+	var joined []effect
 	for _, pw := range p.Workers {
-		w := &s.workers[pw.ID]
-		place := share(&p, int(pw.ID))
-		w.own.Stages, w.own.Layers = place.Stages, place.Layers
+		id := s.find(pw)
+		w, place := &s.workers[id], share(&p, pw)
+		w.own.ID, w.own.Incarnation, w.own.Stages, w.own.Layers = place.ID, place.Incarnation, place.Stages, place.Layers
 		news.Workers = append(news.Workers, place)
+		if w.joins {
+			w.joins = false
+			s.joined++
+			s.tries[pw.ID] = 0
+			joined = append(joined, s.about(now, id, "joined", fmt.Sprintf("worker %d has joined", pw.ID)), s.row(id, ""))
+		}
 	}
 	var effects []effect
 	if p.Version.Compare(s.noted) > 0 { // another leader may have done so
@@ -299,6 +338,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
 	}
 	effects = append(effects, s.event(now, "plan", string(e.Reason)), show{news})
+	effects = append(effects, joined...)
 	if e.Order.Restart {
 		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {
 			s.rollbacks++

@@ -45,10 +45,10 @@ type local struct {
 	to     *queue[control.Message]
 
 	// What a new leader is told, as bodies of messages.
-	hello, ready, done, failed, leave []byte
-	steps                             []reported
-	closed                            bool
-	exit                              *control.Exited
+	hello, ready, saved, done, failed, leave []byte
+	steps                                    []reported
+	closed                                   bool
+	exit                                     *control.Exited
 
 	// What a worker hears once.
 	started, stopped, released bool
@@ -238,6 +238,8 @@ func (r *relay) pass(l *local, m control.Message) {
 	case control.Step:
 		l.steps = append(l.steps, reported{m.Plan, m.Step, body})
 		l.steps = l.steps[max(0, len(l.steps)-maxReported):]
+	case control.Saved:
+		l.saved = body
 	case control.Done:
 		l.done = body
 	case control.Failed:
@@ -275,6 +277,7 @@ func (r *relay) account(q *queue[control.Message], since control.Lead) {
 		for _, s := range l.steps[max(0, min(first, len(l.steps)-1)):] { // the newest in any case
 			say(s.body)
 		}
+		say(l.saved)
 		say(l.done)
 		say(l.leave)
 		say(l.failed)

@@ -33,10 +33,14 @@ import (
 // read before its death is judged.
 type session struct {
 	cfg     Config
-	workers []worker // by WorkerID
+	workers []worker              // every session that was ever begun, in that order; of the first, it is the WorkerID
+	lives   map[plan.WorkerID]int // how many workers each ID has had
+	tries   map[plan.WorkerID]int // of them, those in a row that died before they had a part in the plan
+	joined  int
 
 	state state // of the run: starting is connecting, then training and finished
 	job   rundir.Job
+	first control.Ready // what all workers have said of the job
 	plan  plan.Plan
 	start time.Time // of training
 
@@ -55,7 +59,9 @@ type session struct {
 	restart   restart              // the newest
 	timers    map[elastic.Timer]timer
 	recovered []rundir.Recovery
-	thin      bool // a shard has fewer mirrors than it should
+	saves     saving
+	version   plan.Version // of the first plan; zero for that of a job that begins
+	thin      bool         // a shard has fewer mirrors than it should
 	rollbacks int
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
@@ -68,7 +74,8 @@ type session struct {
 		ms     float64
 	}
 	val     *float64
-	done    *control.Done // the first one
+	done    *control.Done // the first one, if it can be of one who knows the last loss
+	ends    uint64        // Version.N of the plan that the run ends under, as far as known
 	doneBy  int
 	summary *rundir.Summary
 
@@ -83,12 +90,15 @@ type session struct {
 
 // worker is what a session knows of one worker.
 type worker struct {
+	who   plan.Worker
 	state state
+	joins bool      // it is no worker of the first plan, and has no part in another one yet
+	fresh bool      // it was no worker of the first plan, and has committed no step yet
+	hello time.Time // until when it is to say so, where that is watched
 	ready control.Ready
 	last  control.Step // newest it reported
 	own   rundir.Worker
 	pid   int
-	host  string
 	heard time.Time // when it last said something; zero before its Hello
 
 	failed         bool // it has said Failed, and its exit says nothing new
@@ -148,6 +158,14 @@ type (
 		worker int
 		status Status
 	}
+	addAsked struct {
+		n      int
+		answer func(ids []int, refusal string)
+	}
+	workerStarted struct { // as the session asked for by beginWorker
+		who plan.Worker
+		err error // it was not, and has no place in session.workers
+	}
 	stopAsked  struct{ reason Reason }
 	helloLate  struct{}
 	reapLate   struct{ worker int } // a second after kill or awaitExit
@@ -161,7 +179,8 @@ type (
 	}
 	struck struct{ harm string } // it must not strike again
 	harmed struct {              // for measuring only
-		worker int
+		worker int // -1: the newest one of id
+		id     int
 		at     time.Time
 	}
 )
@@ -183,14 +202,15 @@ type (
 		worker int
 		m      control.Message
 	}
-	show       struct{ e view.Event }
-	closeView  struct{}
-	output     struct{ text string }
-	kill       struct{ worker int }
-	awaitExit  struct{ worker int } // reapLate comes if the worker has not ended in a second
-	fence      struct{ worker int } // it has to end, if it lives
-	awaitCause struct{}             // causeLate comes unless the session is over before
-	propose    struct {             // agreedOn comes
+	show        struct{ e view.Event }
+	closeView   struct{}
+	output      struct{ text string }
+	kill        struct{ worker int }
+	beginWorker struct{ who plan.Worker } // workerStarted comes
+	awaitExit   struct{ worker int }      // reapLate comes if the worker has not ended in a second
+	fence       struct{ worker int }      // it has to end, if it lives
+	awaitCause  struct{}                  // causeLate comes unless the session is over before
+	propose     struct {                  // agreedOn comes
 		order  elastic.Order
 		reason string
 	}
@@ -209,10 +229,16 @@ const (
 )
 
 func newSession(cfg Config, workers int) *session {
-	return &session{
+	s := &session{
 		cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1,
 		known: make(map[uint64]plan.Plan), timers: make(map[elastic.Timer]timer),
+		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int),
 	}
+	for i := range s.workers {
+		id := plan.WorkerID(i)
+		s.workers[i].who.ID, s.lives[id] = id, 1
+	}
+	return s
 }
 
 // over reports whether nothing can come any more.
@@ -221,12 +247,12 @@ func (s *session) over() bool {
 }
 
 func (s *session) outcome() Outcome {
-	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help}
+	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable()}
 }
 
 func (s *session) step(now time.Time, e event) []effect {
 	if s.heir != nil && !s.judged {
-		return s.gather(now, e)
+		return s.assemble(now, e)
 	}
 	switch e := e.(type) {
 	case received:
@@ -255,6 +281,12 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.believe(now)
 	case alarm:
 		return s.ring(now)
+	case committed:
+		return s.committedSave(now, e)
+	case pruned:
+		return s.prunedSaves(now, e)
+	case verified:
+		return s.verifiedSave(now, e)
 	case agreedOn:
 		if first := s.starting; first != nil {
 			s.starting = nil
@@ -263,8 +295,15 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
 		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
+	case addAsked:
+		return s.add(now, e)
+	case workerStarted:
+		return s.started(now, e)
 	case harmed:
-		if e.worker < 0 || e.worker >= len(s.workers) {
+		if e.worker < 0 {
+			e.worker = s.newest(plan.WorkerID(e.id))
+		}
+		if e.worker < 0 {
 			return nil
 		}
 		w := &s.workers[e.worker]
@@ -280,7 +319,10 @@ func (s *session) step(now time.Time, e event) []effect {
 			return s.ended(now, e.worker)
 		}
 		if !s.judged && (errors.Is(e.err, control.ErrFormat) || errors.Is(e.err, control.ErrFrameSize)) {
-			return s.judge(now, &ProtocolError{e.worker, "sent bytes that are no message" + s.place()})
+			if w.joins {
+				return s.refuse(now, e.worker, errors.New("sent bytes that are no message"))
+			}
+			return s.judge(now, &ProtocolError{s.id(e.worker), "sent bytes that are no message" + s.place()})
 		}
 		if !s.judged && w.state != finished {
 			// A process that dies closes its connection first; its exit
@@ -307,7 +349,7 @@ func (s *session) step(now time.Time, e event) []effect {
 			return s.ended(now, e.worker)
 		default:
 			if w.doom == nil {
-				w.doom = &ProtocolError{e.worker, "closed its connection and went on" + s.place()}
+				w.doom = &ProtocolError{s.id(e.worker), "closed its connection and went on" + s.place()}
 			}
 			if s.state != training {
 				return s.judge(now, w.doom)
@@ -325,6 +367,10 @@ func (s *session) ended(now time.Time, id int) []effect {
 	switch {
 	case s.judged, w.gone:
 		return nil
+	case w.joins && s.state == training:
+		return s.fall(now, id)
+	case w.joins:
+		return nil
 	case w.state == finished && w.status.OK():
 		return append(s.tell(now, elastic.Ended{Worker: s.session(id)}), s.conclude(now)...)
 	case s.state == training:
@@ -335,7 +381,7 @@ func (s *session) ended(now time.Time, id int) []effect {
 			return nil
 		}
 		return s.die(now, id)
-	case s.state == finished && plan.WorkerID(id) != s.plan.Workers[0].ID:
+	case s.state == finished && w.who != s.plan.Workers[0]:
 		return nil // its part is done
 	case w.failed:
 		if s.state < training && slices.ContainsFunc(s.workers, func(w worker) bool { return !w.failed && !w.over() }) {
@@ -352,8 +398,17 @@ func (s *session) ended(now time.Time, id int) []effect {
 
 // watch looks for workers that are silent. due is when it was to look: who comes late was
 // itself kept from listening, and begins anew.
+// startPatience multiplies the silence that is borne before training.
+const startPatience = 10
+
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
+	limit := s.cfg.silence()
+	if s.state < training {
+		// Reading data and starting processes may take a machine's whole attention,
+		// and nothing is lost yet by patience.
+		limit *= startPatience
+	}
 	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
@@ -361,9 +416,9 @@ func (s *session) watch(now, due time.Time) []effect {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
-		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > s.cfg.silence():
+		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > limit:
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: id, Workers: len(s.workers), For: s.cfg.silence(), Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -375,10 +430,14 @@ func (s *session) watch(now, due time.Time) []effect {
 }
 
 func (s *session) message(now time.Time, id int, m control.Message) []effect {
-	bad := func(format string, args ...any) []effect {
-		return s.judge(now, &ProtocolError{id, fmt.Sprintf(format, args...) + s.place()})
-	}
 	w := &s.workers[id]
+	bad := func(format string, args ...any) []effect {
+		err := fmt.Errorf(format, args...)
+		if w.joins {
+			return s.refuse(now, id, err)
+		}
+		return s.judge(now, &ProtocolError{s.id(id), err.Error() + s.place()})
+	}
 	if _, first := m.(control.Hello); w.state == connecting && !first {
 		if _, failed := m.(control.Failed); !failed {
 			return bad("sent %T before its hello", m)
@@ -397,10 +456,13 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return bad("said hello twice")
 		case m.Protocol != control.Protocol:
 			return bad("speaks version %d of the protocol, not %d", m.Protocol, control.Protocol)
-		case m.WorkerID != id || m.Incarnation != 0:
+		case m.WorkerID != s.id(id) || m.Incarnation != w.who.Incarnation:
 			return bad("says it is worker %d in incarnation %d", m.WorkerID, m.Incarnation)
 		}
-		w.state, w.heard, w.pid = greeted, now, m.PID
+		w.state, w.heard, w.pid, w.hello = greeted, now, m.PID, time.Time{}
+		if w.joins {
+			return []effect{s.processes()}
+		}
 		return nil
 
 	case control.Beat:
@@ -411,7 +473,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 
 	case control.Note:
 		note := oneLine(m.Text)
-		effects := []effect{show{view.Worker{ID: id, State: note}}}
+		effects := []effect{show{view.Worker{ID: s.id(id), State: note}}}
 		if id == 0 { // the others do the same
 			effects = append(effects, show{view.Note(note)})
 		}
@@ -425,8 +487,11 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return bad("%s", fault)
 		}
 		w.state, w.ready = prepared, m
+		if w.joins {
+			return s.enter(now, id)
+		}
 		if slices.ContainsFunc(s.workers, func(w worker) bool { return w.state < prepared }) {
-			return []effect{show{view.Worker{ID: id, State: "ready"}}}
+			return []effect{show{view.Worker{ID: s.id(id), State: "ready"}}}
 		}
 		return s.begin(now)
 
@@ -449,6 +514,9 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		if w.state != training {
 			return bad("ended a training that had not begun")
 		}
+		if s.state == finished {
+			return nil // it joined as the run ended, which did not need it
+		}
 		return s.finish(now, id, m)
 
 	case control.Repaired:
@@ -456,6 +524,15 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return nil
 		}
 		return s.repaired(now, id, m)
+
+	case control.Saved:
+		if w.state != training || s.cfg.RunDir == nil {
+			return bad("saved a part of a checkpoint outside of training")
+		}
+		if s.state != training || w.gone {
+			return nil
+		}
+		return s.saved(now, id, m)
 
 	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.state != training || w.gone {
@@ -501,16 +578,26 @@ func (s *session) begin(now time.Time) []effect {
 			return s.judge(now, &DifferError{Worker: id, Than: 0, Field: field, Values: values})
 		}
 	}
+	from := 0
+	if again := s.cfg.Resume; again != nil {
+		if err := again.changed(first); err != nil {
+			return s.judge(now, err)
+		}
+		from = again.Step
+	}
 	micros := first.Job.GlobalBatch / first.Job.MicroBatch
 	if micros > maxMicros {
 		return s.judge(now, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
 			first.Job.MicroBatch, micros, maxMicros, ErrTooLarge)})
 	}
 	p, reason, err := plan.Next(plan.Plan{}, s.view(), profile(first), plan.Event{
-		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors, FromStep: from + 1,
 	})
 	if err != nil {
 		return s.judge(now, &PlanError{err})
+	}
+	if s.version != (plan.Version{}) {
+		p.Version = s.version
 	}
 	text, err := json.Marshal(p)
 	if err == nil && len(text) > control.MaxFrame/2 {
@@ -526,38 +613,55 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	s.plan, s.known[uint64(p.Version.N)], s.noted = p, p, p.Version
 
-	s.state, s.start = training, now
+	s.state, s.start, s.first = training, now, first
 	s.job = first.Job
 	s.job.Program = path.Base(s.job.Program)
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
+	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
+	if s.cfg.Args != nil {
+		s.job.Args = s.cfg.Args
+	}
 
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Plan: text, Chaos: s.chaos}
-	if s.term > 0 {
-		start.Detect = s.cfg.Detect
-	}
+	start := s.startMessage()
+	start.Plan = text
 	if s.cfg.RunDir != nil {
-		start.RunDir = s.cfg.RunDir.Path()
+		if start.Checkpoints {
+			s.saves.every = first.CheckpointEvery
+			s.nextSave(now)
+		}
 		begin.RunDir = s.cfg.RunDir.String()
 	}
 	for id := range s.workers {
 		w := &s.workers[id]
 		start.Peers = append(start.Peers, control.Peer{ID: id, Addr: w.ready.Addr})
-		w.own = share(&p, id)
+		w.own = share(&p, w.who)
 		begin.Workers = append(begin.Workers, w.own)
 	}
 	s.ctl = elastic.New(elastic.Config{
 		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
 	})
+	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
+	if from > 0 {
+		kind, what = "resume", fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(s.workers), "worker"))
+		start.From = start.RunDir
+		s.restart, s.last, s.saves.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
+		s.ctl.Step(now, elastic.Saved{Step: from, Dir: start.From})
+	}
 	effects := []effect{
 		writeJob{s.job, first.Data},
-		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}}, string(reason)},
-		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "start", Reason: string(reason), Plan: text}},
+		propose{elastic.Order{Plan: p, Peers: s.peers(), Passed: elastic.Point{Step: p.FromStep - 1}, From: start.From}, string(reason)},
+		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: kind, Reason: string(reason), Plan: text}},
 		s.processes(),
-		s.event(now, "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))),
+		s.event(now, kind, what),
 		s.event(now, "plan", string(reason)),
+	}
+	if s.cfg.Resume != nil {
+		for _, text := range s.cfg.Resume.Note {
+			effects = append(effects, s.event(now, "note", text))
+		}
 	}
 	if len(s.chaos) > 0 {
 		text := strings.Join(s.chaos, ",")
@@ -577,7 +681,7 @@ func (s *session) fills() int { return int(s.term)<<20 + int(s.attempt>>32)<<10 
 func (s *session) view() plan.View {
 	var v plan.View
 	for id := range s.workers {
-		v.Workers = append(v.Workers, s.session(id))
+		v.Workers = append(v.Workers, s.workers[id].who)
 	}
 	return v
 }
@@ -592,9 +696,22 @@ func profile(r control.Ready) plan.Profile {
 	return plan.Profile{Layers: layers}
 }
 
+// startMessage is what lets a worker train, without a plan.
+func (s *session) startMessage() control.Start {
+	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.chaos}
+	if s.term > 0 {
+		start.Detect = s.cfg.Detect
+	}
+	if s.cfg.RunDir != nil {
+		start.RunDir = s.cfg.RunDir.Path()
+		start.Checkpoints = s.cfg.Command != ""
+	}
+	return start
+}
+
 // share is a worker's part of a plan.
-func share(p *plan.Plan, id int) rundir.Worker {
-	w := rundir.Worker{ID: id, Stages: p.StagesOf(plan.WorkerID(id))}
+func share(p *plan.Plan, who plan.Worker) rundir.Worker {
+	w := rundir.Worker{ID: int(who.ID), Incarnation: who.Incarnation, Stages: p.StagesOf(who.ID)}
 	for _, st := range w.Stages {
 		for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
 			w.Layers = append(w.Layers, l)
@@ -605,7 +722,7 @@ func share(p *plan.Plan, id int) rundir.Worker {
 
 func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	bad := func(format string, args ...any) []effect {
-		return s.judge(now, &ProtocolError{id, fmt.Sprintf(format, args...)})
+		return s.judge(now, &ProtocolError{s.id(id), fmt.Sprintf(format, args...)})
 	}
 	w := &s.workers[id]
 	if m.Plan == 0 {
@@ -623,6 +740,12 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	case under.Version.Compare(s.restart.version) < 0:
 		w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
 		return nil // the run has gone back since
+	case w.fresh:
+		// Its first step is any that the others may be in.
+		w.fresh, w.begun, w.last.Step = false, s.restart.version, m.Step-1
+		if m.Step > s.last.Step+1 || m.Step < 1 {
+			return bad("committed step %d, and the others %d", m.Step, s.last.Step)
+		}
 	case w.begun != s.restart.version:
 		w.begun, w.last.Step = s.restart.version, s.restart.step
 	}
@@ -634,12 +757,15 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	}
 	w.last = m
 	w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
-	row := show{view.Worker{ID: id, Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
+	row := show{view.Worker{ID: s.id(id), Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
+	if m.Left {
+		return []effect{row} // the others tell of the step, and of the evaluation after it
+	}
 
 	if m.Step <= s.last.Step {
 		if was, ok := s.told[m.Step]; ok {
 			if what := otherStep(was.step, m); what != "" {
-				return s.judge(now, &MismatchError{Worker: id, Than: was.by, What: what, Step: m.Step})
+				return s.judge(now, &MismatchError{Worker: s.id(id), Than: s.id(was.by), What: what, Step: m.Step})
 			}
 		}
 		s.forget()
@@ -660,7 +786,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return []effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}
+	return append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
 }
 
 // forget drops the steps that all have reported who are to.
@@ -668,7 +794,7 @@ func (s *session) forget() {
 	least := math.MaxInt
 	for id := range s.workers {
 		switch w := &s.workers[id]; {
-		case w.gone:
+		case w.gone, w.joins, w.fresh:
 		case w.begun != s.restart.version:
 			least = min(least, s.restart.step)
 		default:
@@ -689,21 +815,28 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	if s.stop == "" && s.tookOver {
 		s.stop = Reason(m.StoppedBy) // the leader before was asked
 	}
-	if m.Steps != w.last.Step || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
-		return s.judge(now, &ProtocolError{id, fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
+	if m.Steps != w.last.Step && !w.fresh || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
+		return s.judge(now, &ProtocolError{s.id(id), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
 	}
 	if !finite(m.Loss) || m.ValLoss != nil && !finite(*m.ValLoss) {
-		return s.judge(now, &ProtocolError{id, "ended with a loss that is not finite"})
+		return s.judge(now, &ProtocolError{s.id(id), "ended with a loss that is not finite"})
 	}
-	if s.done == nil {
+	if s.done != nil {
+		if what := otherEnd(*s.done, m, w.fresh || s.workers[s.doneBy].fresh); what != "" {
+			return s.judge(now, &MismatchError{Worker: s.id(id), Than: s.id(s.doneBy), What: what})
+		}
+	}
+	if s.done == nil || s.workers[s.doneBy].fresh {
 		s.done, s.doneBy = &m, id
-	} else if what := otherEnd(*s.done, m); what != "" {
-		return s.judge(now, &MismatchError{Worker: id, Than: s.doneBy, What: what})
+	}
+	s.ends = max(s.ends, m.Plan)
+	if m.ValLoss != nil { // a worker that joined after the newest evaluation has none
+		s.val = m.ValLoss
 	}
 	w.state = finished
 	w.own = m.Worker
-	w.own.ID = id
-	row := show{view.Worker{ID: id, Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}}
+	w.own.ID, w.own.Incarnation = s.id(id), w.who.Incarnation
+	row := show{view.Worker{ID: s.id(id), Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}}
 	effects := append([]effect{row}, s.tell(now, elastic.Finished{Worker: s.session(id), Step: m.Steps, Result: m.Result})...)
 	return append(effects, s.conclude(now)...)
 }
@@ -711,17 +844,21 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 // conclude ends training when all that are left have come to its end.
 func (s *session) conclude(now time.Time) []effect {
 	if s.judged || s.state != training || s.done == nil ||
-		slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && w.state != finished }) {
+		slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && w.state != finished && !s.idle(&w) }) {
 		return nil
 	}
 	if s.ctl.Busy() && slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && !w.over() }) {
 		return nil // who is the first now has to know
 	}
+	if s.savesLeft() {
+		return nil // it is concluded when that is on disk
+	}
 	m := s.done
 	s.state = finished
-	s.val = m.ValLoss
 	sum := s.summarise(now, m.StoppedBy)
-	sum.Loss = m.Loss
+	if !s.workers[s.doneBy].fresh {
+		sum.Loss = m.Loss
+	}
 	sum.ParamsSHA256, sum.StateSHA256 = m.ParamsSHA256, m.StateSHA256
 	s.summary = &sum
 
@@ -732,20 +869,38 @@ func (s *session) conclude(now time.Time) []effect {
 	}
 	effects := []effect{s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
 	for id := range s.workers {
-		if w := &s.workers[id]; !w.gone && !w.closed {
+		switch w := &s.workers[id]; {
+		case w.gone || w.closed:
+		case w.joins && w.state < training:
+			effects = append(effects, kill{id}) // it reads data for a run that is over
+		default:
 			effects = append(effects, sendMessage{id, control.Release{}})
 		}
 	}
 	return effects
 }
 
+// idle reports whether a worker has no part in the end of the run: it is in no plan yet, and
+// not in the one that the run ends under.
+func (s *session) idle(w *worker) bool {
+	p, ok := s.known[s.ends]
+	if !w.joins || !ok {
+		return w.joins
+	}
+	in, ok := p.Worker(w.who.ID)
+	return !ok || in != w.who
+}
+
 func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
+	if w := &s.workers[id]; w.joins {
+		return s.refuse(now, id, errors.New(oneLine(m.Text)))
+	}
 	if m.Kind == control.Help {
 		s.help, s.judged = m.Text, true
 		return append([]effect{closeView{}}, s.killAll()...)
 	}
 	s.workers[id].failed = true
-	err := &FailedError{Kind: m.Kind, Worker: id, Workers: len(s.workers), Text: oneLine(m.Text), Step: m.Step}
+	err := &FailedError{Kind: m.Kind, Worker: s.id(id), Workers: len(s.workers), Text: oneLine(m.Text), Step: m.Step}
 	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost && m.Kind != control.Corrupt {
 		s.detail = m.Stack
 		return s.judge(now, err)
@@ -830,8 +985,7 @@ func (s *session) judge(now time.Time, err error) []effect {
 			e := s.event(now, "failed", err.Error())
 			if id, cause := culprit(err); id >= 0 {
 				e.e.Worker = id
-				effects = append(effects, show{view.Worker{ID: id, Step: s.workers[id].last.Step,
-					Forwards: s.workers[id].own.Forwards, Backwards: s.workers[id].own.Backwards, State: cause}})
+				effects = append(effects, s.row(s.newest(plan.WorkerID(id)), cause))
 			}
 			effects = append(effects, e, writeSummary{sum}, show{view.End{Summary: sum}})
 		}
@@ -854,11 +1008,13 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: s.last.Step, Loss: s.last.Loss, ValLoss: s.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(now.Sub(s.start).Milliseconds()) / 1000,
-		WorkersStarted: len(s.workers), WorkersLost: s.losses, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
+		WorkersStarted: len(s.workers), WorkersLost: s.losses, WorkersJoined: s.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
 		Recoveries: append([]rundir.Recovery{}, s.recovered...), Rollbacks: s.rollbacks,
 	}
 	for id := range s.workers {
-		sum.Workers = append(sum.Workers, s.workers[id].own)
+		if !s.workers[id].joins {
+			sum.Workers = append(sum.Workers, s.workers[id].own)
+		}
 	}
 	if s.total.ms > 0 {
 		sum.TokensPerSecond = math.Round(float64(s.total.tokens) / s.total.ms * 1000)

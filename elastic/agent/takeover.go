@@ -72,8 +72,8 @@ func (s *session) takesPart(id int) bool {
 	return ok
 }
 
-// gather takes in what happens before the run is taken over.
-func (s *session) gather(now time.Time, e event) []effect {
+// assemble takes in what happens before the run is taken over.
+func (s *session) assemble(now time.Time, e event) []effect {
 	var effects []effect
 	switch e := e.(type) {
 	case received:
@@ -178,20 +178,25 @@ func (s *session) takeOver(now time.Time) []effect {
 		}
 		return append(effects, s.judge(now, &RecoveryError{errors.New("no worker is left"), s.last.Step, s.job.Steps})...)
 	}
-	known := profile(s.workers[some].ready)
+	s.first = s.workers[some].ready
 	s.ctl = elastic.New(elastic.Config{
-		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: known, Term: s.term, Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: profile(s.first), Term: s.term, Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Live: in.live, Coming: in.coming, Issued: in.newest.Version,
 	})
 	s.state = training
+	if s.cfg.RunDir != nil && s.startMessage().Checkpoints {
+		s.saves.every = s.first.CheckpointEvery
+		s.nextSave(now)
+	}
+	if s.saves.newest = in.saved; in.saved > 0 {
+		s.ctl.Step(now, elastic.Saved{Step: in.saved, Dir: s.cfg.RunDir.Path()})
+	}
 	text, err := json.Marshal(in.orders[0].Plan)
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Plan: text, Detect: s.cfg.Detect}
-	if s.cfg.RunDir != nil {
-		start.RunDir = s.cfg.RunDir.Path()
-	}
+	start := s.startMessage()
+	start.Plan = text
 	for _, p := range in.orders[0].Peers {
 		start.Peers = append(start.Peers, control.Peer{ID: int(p.ID), Incarnation: p.Incarnation, Addr: p.Addr})
 	}
@@ -200,7 +205,7 @@ func (s *session) takeOver(now time.Time) []effect {
 		if w.gone {
 			continue
 		}
-		w.own = share(&s.plan, id)
+		w.own = share(&s.plan, w.who)
 		if w.state == prepared {
 			w.state, w.heard = training, now
 			effects = append(effects, sendMessage{id, start}) // who has begun does not hear it

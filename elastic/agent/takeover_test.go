@@ -57,7 +57,7 @@ func agreedBy(t *testing.T, effects []effect) *inherited {
 func (r *ran) succeed(cfg Config, n int, term uint64) *ran {
 	next := &ran{t: r.t, s: newSession(cfg.withDefaults(n), n), now: r.now}
 	for id := range n {
-		next.s.workers[id].host = r.s.workers[id].host
+		next.s.workers[id].who.Host = r.s.workers[id].who.Host
 	}
 	next.s.heir, next.s.term, next.s.leader = agreedBy(r.t, r.effects), term, "host-1"
 	next.effects = next.s.began(next.now)
@@ -80,7 +80,7 @@ func TestTakeOver(t *testing.T) {
 	const n = 4
 	r := &ran{t: t, s: newSession(Config{}.withDefaults(n), n), now: time.Unix(0, 0)}
 	for id := range n {
-		r.s.workers[id].host = fmt.Sprintf("host-%d", id/2)
+		r.s.workers[id].who.Host = fmt.Sprintf("host-%d", id/2)
 	}
 	r.feed(prepare(n)...)
 	r.feed(commit(n, 1)...)

@@ -121,14 +121,22 @@ func StartProcesses(c Command, n int, log func(id int) (*os.File, error)) ([]Wor
 				w.Kill()
 			}
 			for _, w := range workers {
-				<-w.Exited()
-				w.(*process).disconnect()
+				end(w)
 			}
 			return nil, err
 		}
 		workers = append(workers, w)
 	}
 	return workers, nil
+}
+
+// end kills a worker that nobody is connected to, and waits for its end.
+func end(w Worker) {
+	w.Kill()
+	<-w.Exited()
+	if p, ok := w.(*process); ok {
+		p.disconnect()
+	}
 }
 
 func startOne(c Command, id int, log func(id int) (*os.File, error)) (Worker, error) {
@@ -169,8 +177,12 @@ func StartProcess(c Command) (Worker, error) {
 			Pdeathsig: syscall.SIGKILL,
 		},
 	}
+	logFrom := int64(0)
 	if c.Log != nil { // a nil *os.File would be a non-nil io.Writer
 		cmd.Stdout, cmd.Stderr = c.Log, c.Log
+		if info, err := c.Log.Stat(); err == nil {
+			logFrom = info.Size()
+		}
 	}
 	// Without a record, the worker does its work all the same.
 	record, file, err := progress.Create()
@@ -189,7 +201,7 @@ func StartProcess(c Command) (Worker, error) {
 		_ = os.RemoveAll(dir)
 		return nil, err
 	}
-	p := &process{cmd: cmd, dir: dir, log: c.Log, listener: l, progress: record, exited: make(chan struct{})}
+	p := &process{cmd: cmd, dir: dir, log: c.Log, logFrom: logFrom, listener: l, progress: record, exited: make(chan struct{})}
 	go p.reap()
 	return p, nil
 }
@@ -241,6 +253,7 @@ type process struct {
 	cmd      *exec.Cmd
 	dir      string // of the socket, until the worker is connected
 	log      *os.File
+	logFrom  int64 // where its part of the log begins
 	listener *net.UnixListener
 	progress *progress.Record
 	exited   chan struct{}
@@ -285,7 +298,7 @@ func (p *process) reap() {
 	}
 	_ = os.RemoveAll(p.dir)
 	if p.log != nil {
-		p.last = lastLines(p.log, 20)
+		p.last = lastLines(p.log, p.logFrom, 20)
 		p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
 		_ = p.log.Close()
 	}
@@ -330,14 +343,14 @@ const (
 // may be long.
 var crash = regexp.MustCompile(`(?m)^(panic:|fatal error:|runtime: )`)
 
-// lastLines returns the last n lines of a file, at most 8 KiB of them; of a program that crashed,
+// lastLines returns the last n lines of a file after the first from bytes, at most 8 KiB of them; of a program that crashed,
 // the n lines that begin with the cause.
-func lastLines(f *os.File, n int) string {
+func lastLines(f *os.File, from int64, n int) string {
 	info, err := f.Stat()
 	if err != nil {
 		return ""
 	}
-	buf := make([]byte, min(info.Size(), lastSearch))
+	buf := make([]byte, min(max(0, info.Size()-from), lastSearch))
 	got, _ := f.ReadAt(buf, info.Size()-int64(len(buf)))
 	buf = bytes.TrimRight(buf[:got], "\n")
 	if at := crash.FindAllIndex(buf, -1); at != nil {

@@ -373,7 +373,11 @@ func TestWatch(t *testing.T) {
 	if s.judged {
 		t.Errorf("a worker that is new: %v", s.err)
 	}
-	s.step(at(10250), watchTick{at(10250)})
+	s.step(at(18500), watchTick{at(18500)}) // with ten times the patience, before training
+	if s.judged {
+		t.Errorf("a worker that begins slowly: %v", s.err)
+	}
+	s.step(at(19500), watchTick{at(19500)})
 	if !errors.As(s.err, new(*SilentError)) {
 		t.Errorf("a worker that never beat: %v", s.err)
 	}

@@ -13,8 +13,8 @@ import (
 // WorkerID names a worker of a job.
 type WorkerID int
 
-// Version orders the plans of a job. Generation counts the starts of the job,
-// N the plans since; both count from 1.
+// Version orders the plans of a job. Generation counts the starts of the job, N
+// its plans; both count from 1, and N goes on when a job does that had ended.
 type Version struct {
 	Generation int `json:"generation"`
 	N          int `json:"n"`

@@ -111,6 +111,10 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Level](dec)
 	case LinkLost{}.kind():
 		m, err = decodeAs[LinkLost](dec)
+	case Save{}.kind():
+		m, err = decodeAs[Save](dec)
+	case Saved{}.kind():
+		m, err = decodeAs[Saved](dec)
 	case Leave{}.kind():
 		m, err = decodeAs[Leave](dec)
 	case Harm{}.kind():
@@ -129,6 +133,10 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Exited](dec)
 	case Kill{}.kind():
 		m, err = decodeAs[Kill](dec)
+	case Add{}.kind():
+		m, err = decodeAs[Add](dec)
+	case Added{}.kind():
+		m, err = decodeAs[Added](dec)
 	default:
 		return nil, fmt.Errorf("%w: unknown kind %.40q", ErrFormat, kind)
 	}

@@ -19,6 +19,10 @@
 // of the run must be the same from all. Output, and the
 // program's own end, come from the first worker of the plan alone.
 //
+// A worker that begins while the run goes on has the same conversation. Its Start has no plan:
+// it gets a Fill, an Order with its first plan, and says Applied when that is live. If
+// the run ends without it, Release comes.
+//
 // At any time the worker may send Failed instead of what would come next; it
 // is its last message. A worker whose connection ends has lost its agent and
 // must exit. A worker reads all the time, also while it computes, so that a

@@ -12,7 +12,7 @@ const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
-// Leave, Done and Failed from the worker, Start, Query, Order, Stop and
+// Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
 // Release from the agent. Between the agents of several hosts there are Host, Lead,
 // Told, Relayed, Closed, Exited, Kill and Beat.
 type Message interface {
@@ -54,6 +54,10 @@ type Ready struct {
 	// Layers are the layers of the model in order. They are what plans are
 	// made of.
 	Layers []Layer
+
+	// CheckpointEvery is how often the run wants a checkpoint, 0 for none but the one of a
+	// stopped run.
+	CheckpointEvery time.Duration
 }
 
 // Layer describes one layer of a model.
@@ -90,11 +94,19 @@ type Start struct {
 	// means for ever, as the agent sends none.
 	Detect time.Duration
 
-	// Plan is the first plan, a plan.Plan as JSON.
+	// Plan is the first plan, a plan.Plan as JSON; empty for a worker that joins, whose
+	// plan comes with an Order.
 	Plan []byte
 
 	// Peers are all workers of the plan by their IDs, this one included.
 	Peers []Peer
+
+	// Checkpoints says that the run makes them, in RunDir.
+	Checkpoints bool
+
+	// From is the run directory with the checkpoint that the run goes on from, of the step
+	// before the plan's first; "" for a run that begins.
+	From string
 
 	// Chaos lists harms in the grammar of package chaos, of which each worker
 	// does its own to itself.
@@ -113,6 +125,7 @@ type Step struct {
 	Time     time.Time
 	Plan     uint64   // Version.N of the worker's plan as the step ended
 	ValLoss  *float64 // set where an evaluation followed the step
+	Left     bool     // it has left with this step; ValLoss is missing then
 
 	// Forwards and Backwards count what this worker has run in training so
 	// far: (stage, micro-batch) pairs.
@@ -126,6 +139,20 @@ type Output struct {
 	Text string
 }
 
+// Save asks for a checkpoint at the next commit, or at the first one after for which no
+// worker is still writing the one before.
+type Save struct{}
+
+// Saved says that the shards that the worker owned after a step are on disk. It comes before
+// Done.
+type Saved struct {
+	Step          int
+	Generation, N int    // version of the plan under which the step was committed
+	Rule          string // the optimizer's, as package checkpoint names it
+	File          []byte // a checkpoint.File, as JSON
+	Err           string // why there is no file, "" if there is one
+}
+
 // Stop asks the worker to finish the step it is in, then to write its files
 // and send Done with StoppedBy set to Reason. A worker that was in its last
 // step sends Done as if it had not been asked.
@@ -134,7 +161,8 @@ type Stop struct {
 }
 
 // Done says that training has ended and all files of the worker are
-// written. Every worker sends it; all but Worker has the same bits in each.
+// written. Every worker sends it; all but Plan and Worker has the same bits in each,
+// and ValLoss where a worker has joined after the newest evaluation.
 // The agent writes summary.json from them. The worker goes on to answer queries
 // until Release. Then the first worker of the plan goes on with the program's own
 // end, and closes its connection after that; the others do at once.
@@ -146,6 +174,7 @@ type Done struct {
 	StateSHA256  string
 	StoppedBy    string // "" when all steps are done, else the Reason of Stop
 	Result       []byte // of the last point, with which others can pass it
+	Plan         uint64 // Version.N of the worker's plan
 	Worker       rundir.Worker
 }
 
@@ -222,6 +251,18 @@ type Harm struct {
 	// Text is the element of Start.Chaos that strikes now, "" if it was none of them. It
 	// strikes no later incarnation again.
 	Text string
+}
+
+// Add asks an agent, over the socket for commands, to start N more workers. It
+// answers with Added.
+type Add struct {
+	N int
+}
+
+// Added says which workers begin, or in words why none does.
+type Added struct {
+	Workers []int
+	Refusal string
 }
 
 // Release lets a worker end that is done, or that the plan does without: no other
@@ -303,6 +344,8 @@ func (Relayed) kind() string  { return "relayed" }
 func (Closed) kind() string   { return "closed" }
 func (Exited) kind() string   { return "exited" }
 func (Kill) kind() string     { return "kill" }
+func (Save) kind() string     { return "save" }
+func (Saved) kind() string    { return "saved" }
 func (Query) kind() string    { return "query" }
 func (Answer) kind() string   { return "answer" }
 func (Order) kind() string    { return "order" }
@@ -313,6 +356,8 @@ func (Level) kind() string    { return "level" }
 func (LinkLost) kind() string { return "link-lost" }
 func (Leave) kind() string    { return "leave" }
 func (Harm) kind() string     { return "harm" }
+func (Add) kind() string      { return "add" }
+func (Added) kind() string    { return "added" }
 
 func (Hello) kind() string  { return "hello" }
 func (Beat) kind() string   { return "beat" }

@@ -27,6 +27,7 @@ type record struct {
 	spoiled  int          // a layer whose gradient is not finite, -1 if there is none
 	newest   plan.Version // of the plans that have come
 	stop     string
+	saving   uint64 // see checkpoint.go
 	lossSums []lossSum
 }
 
@@ -37,7 +38,7 @@ type lossSum struct {
 
 const (
 	stopSize    = 24
-	recordSize  = 56 + stopSize
+	recordSize  = 56 + stopSize + 8
 	lossSumSize = 32
 )
 
@@ -50,6 +51,7 @@ func (r record) append(b []byte) []byte {
 	var stop [stopSize]byte
 	copy(stop[:], r.stop)
 	b = append(b, stop[:]...)
+	b = le.AppendUint64(b, r.saving)
 	for _, s := range r.lossSums {
 		for _, v := range []uint64{uint64(s.node.Lo), uint64(s.node.Hi), math.Float64bits(s.loss.Sum), uint64(s.loss.Count)} {
 			b = le.AppendUint64(b, v)
@@ -70,7 +72,8 @@ func parseRecord(b []byte, micros int) (record, error) {
 		spoiled: int(int64(word(3))),
 		suspect: int(int64(word(4))),
 		newest:  plan.Version{Generation: int(word(5)), N: int(word(6))},
-		stop:    string(bytes.TrimRight(b[56:recordSize], "\x00")),
+		stop:    string(bytes.TrimRight(b[56:56+stopSize], "\x00")),
+		saving:  word((56 + stopSize) / 8),
 	}
 	root := tree.Root(micros)
 	for b = b[recordSize:]; len(b) > 0; b = b[lossSumSize:] {
@@ -120,7 +123,7 @@ func passing(err error) bool {
 func (e *Engine) sayCommit(r *request) {
 	step := r.point.Step
 	lr := e.c.LR(step)
-	mine := record{lr: lr, stop: e.c.Stop(), suspect: e.step.suspect, spoiled: -1}
+	mine := record{lr: lr, stop: e.c.Stop(), saving: e.saving(), suspect: e.step.suspect, spoiled: -1}
 	last := len(e.plan.Stages) - 1
 	for _, n := range e.plan.Nodes(last, e.c.Self.ID, step) {
 		loss, ok := e.losses.At(n)
@@ -248,7 +251,7 @@ func (e *Engine) pass(said [][]byte) {
 	if next != e.plan.Version {
 		e.goLive(next)
 	}
-	e.update(r.point.Step, u, func() {
+	e.update(r.point.Step, u, e.capture(r), func() {
 		e.clearStep()
 		e.req = nil
 		r.end(nil)
@@ -304,6 +307,7 @@ func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.V
 	losses := tree.NewSums(e.micros, Loss.add)
 	var squares zero.Fixed
 	suspect, spoiled := -1, -1
+	var records []record
 	for i, b := range said {
 		rec, err := parseRecord(b, e.micros)
 		if err != nil {
@@ -313,6 +317,7 @@ func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.V
 			return u, next, fmt.Errorf("step %d: worker %d has the learning rate %v, and worker %d has %v",
 				step, e.c.Self.ID, lr, e.plan.Workers[i].ID, rec.lr)
 		}
+		records = append(records, rec)
 		r.Stop = cmp.Or(r.Stop, rec.stop)
 		spoiled = max(spoiled, rec.spoiled)
 		if suspect < 0 {
@@ -349,7 +354,7 @@ func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.V
 	if clip := e.c.ClipNorm; clip > 0 {
 		factor = min(1, clip/(r.GradNorm+1e-6))
 	}
-	req.result = r
+	req.result, req.save = r, saves(records)
 	return zero.Update{Step: step, LR: float32(lr), GradScale: float32(factor / float64(loss.Count))}, next, nil
 }
 

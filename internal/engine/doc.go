@@ -36,7 +36,8 @@
 // nothing of the step has changed any state: a loss or a gradient that is not
 // finite, or an error of the data, leaves parameters and moments as the step
 // before left them. After it, the step can only be completed. All workers draw
-// the same conclusions from it.
+// the same conclusions from it. One of them is whether there is a [Checkpoint] of
+// the step: every owner copies its shards as soon as they are updated.
 //
 // # Recovery
 //

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"sync"
 	"time"
 
@@ -92,6 +93,13 @@ type Config struct {
 	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because
 	// it may have been given up. When that ends, Wake makes the engine look again.
 	Held func() bool
+	// Saving, if it is not nil, says at every commit whether a checkpoint was asked
+	// for here, and whether one is still being written here, which puts the next
+	// one off. Save gets this worker's part of each that is made, after the update
+	// of the step, by the computing goroutine: it must not wait. The memory is its
+	// own to keep, but not to change.
+	Saving func() (wanted, busy bool)
+	Save   func(Checkpoint)
 	// Level, if it is not nil, is told when all that a Fill is to bring here has
 	// come, and the step that it is of.
 	Level func(id, step int)
@@ -166,6 +174,7 @@ type Engine struct {
 	resuming *Applied       // applied, but no task began yet
 	at       time.Time      // when it was applied
 	pending  []elastic.Order
+	joins    plan.Version           // of a worker that joins: the plan whose beginning it waits for
 	begun    chan struct{}          // to be closed when there is a plan
 	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
 	peers    []comm.Peer            // that are admitted for a plan
@@ -181,6 +190,7 @@ type Engine struct {
 	stages   map[int]Stage
 	shards   map[plan.Range]*shard
 	index    map[plan.Range]int // of all shards of the plan
+	former   []*shard           // handed over; kept until the next commit, for a recovery before it
 	arrivals []arrivals         // of each layer: parameters on their way from their owners
 	sent     []*comm.Sending    // of memory that the update changes
 
@@ -370,8 +380,11 @@ func (e *Engine) discard() {
 	e.step = nil
 }
 
-// runCompute is the goroutine that computes.
+// runCompute is the goroutine that computes. It keeps its OS thread: on a busy
+// machine, the other goroutines wait less for one of theirs then (bench control).
 func (e *Engine) runCompute() {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	for f := range e.compute {
 		f()
 	}
@@ -408,6 +421,7 @@ type request struct {
 	err   error
 
 	result Result // of a step
+	save   bool   // it makes a checkpoint
 
 	// Of other operations: job computes what this worker says in the exchange
 	// at the end, as many bytes as size says; conclude reads what all said.
@@ -576,6 +590,12 @@ func (e *Engine) Passes() (forwards, backwards int64) {
 func (e *Engine) First() (first bool) {
 	e.inspect(func() { first = e.rank == 0 })
 	return first
+}
+
+// Version returns the version of the live plan.
+func (e *Engine) Version() (v plan.Version) {
+	e.inspect(func() { v = e.plan.Version })
+	return v
 }
 
 // inspect calls f in the loop, or here when that has ended.

@@ -744,7 +744,7 @@ func TestCloseJoins(t *testing.T) {
 
 // What others say is not to be trusted.
 func TestParseHostile(t *testing.T) {
-	r := record{lr: 0.1, suspect: 3, spoiled: -1, newest: plan.Version{Generation: 2, N: 3}, stop: "signal",
+	r := record{lr: 0.1, suspect: 3, spoiled: -1, newest: plan.Version{Generation: 2, N: 3}, stop: "signal", saving: savingWanted,
 		lossSums: []lossSum{{tree.Root(4), Loss{1.5, 8}}}}
 	b := r.append(nil)
 	if len(b) != recordSize+lossSumSize {

@@ -40,7 +40,8 @@ type incoming struct {
 	r      plan.Range
 	state  *zero.Shard // nil before the base is here
 	params []float32
-	step   int // of which params and state are
+	step   int  // of which params and state are
+	next   bool // the gradient of the step after it is here
 }
 
 // fillKey names the base of a range (step 0) or its gradient of a step.
@@ -183,6 +184,7 @@ func (e *Engine) receiveGradient(in *incoming) {
 	e.sayLevel()
 	buf := make([]float32, fillHead+in.r.Hi-in.r.Lo)
 	e.receiveFill(in, e.fillKey(in.id, in.r, in.step+1), buf, func() {
+		in.next = true
 		e.chores = append(e.chores, chore{in, buf})
 	})
 }
@@ -221,6 +223,7 @@ func (e *Engine) doChore() bool {
 			return nil
 		}, func(error) {
 			c.in.step++
+			c.in.next = false
 			e.receiveGradient(c.in)
 		})
 		return true
@@ -249,23 +252,40 @@ func (e *Engine) sayLevel() {
 	e.c.Level(e.fillID, step)
 }
 
-// lacks reports whether a range that the plan gives this worker is not here as
-// of the step passed, but on its way.
-func (e *Engine) lacks(p *plan.Plan) bool {
-	if len(e.incoming) > 0 && !e.arrived() {
+// lacks reports whether a range that the order's plan gives this worker is not
+// here as of the step passed, but on its way. In a recovery only what has come
+// counts, as the report says: who is to send the rest may be gone.
+func (e *Engine) lacks(o *elastic.Order) bool {
+	recovery := o.Ballot != elastic.Ballot{}
+	if !recovery && len(e.incoming) > 0 && !e.arrived() {
 		return true // into the same memory
 	}
 	for _, in := range e.incoming {
-		if in.step >= e.passed.Step && in.state != nil {
+		if in.state != nil && in.step >= e.passed.Step || recovery && !in.next {
 			continue
 		}
-		for _, sh := range p.Shards {
+		for _, sh := range o.Plan.Shards {
 			if sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && (sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID)) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// filled says what has come.
+func (e *Engine) filled() (all []elastic.Filled) {
+	for _, in := range e.incoming {
+		if in.state == nil {
+			continue
+		}
+		f := elastic.Filled{Range: in.r, Step: in.step}
+		if in.next {
+			f.Step++
+		}
+		all = append(all, f)
+	}
+	return all
 }
 
 // assemble makes the state of a range out of what is here of it, nil if that
@@ -293,6 +313,9 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 				left--
 			}
 		}
+	}
+	for _, old := range e.former {
+		take(old.Range, old.params, old.state.Moments)
 	}
 	for _, old := range e.shards {
 		if old.state != nil {
@@ -333,18 +356,23 @@ func (e *Engine) tellLive(o *elastic.Order) {
 // maxResult bounds the result that a joining worker is told.
 const maxResult = 1 << 20
 
-// awaitLive lets a worker that joins wait for its first plan to be live.
+// awaitLive lets a worker that joins wait for its first plan to be live. A
+// query ends that, because who asked goes on without this plan, unless the
+// answer says that it is live.
 func (e *Engine) awaitLive(o elastic.Order) {
+	e.joins = o.Plan.Version
 	buf := make([]byte, 8+maxResult)
 	r := e.c.Network.Expect(e.liveKey(o.Plan.Version), buf)
 	r.OnDone(func() {
 		e.mail.put(func() {
 			n, _, err := r.Wait(e.ctx)
-			if err != nil || n < 8 || len(e.plan.Workers) > 0 || e.order != nil {
+			if err != nil || n < 8 || e.joins != o.Plan.Version {
 				return
 			}
+			e.joins = plan.Version{}
 			e.passed = elastic.Point{Step: int(binary.LittleEndian.Uint64(buf))}
 			e.result, e.live = slices.Clone(buf[8:n]), o.Plan.Version
+			o.Passed = e.passed
 			e.setOrder(o)
 		})
 	})

@@ -24,7 +24,7 @@ func (e *Engine) Query(b elastic.Ballot, answer func(elastic.Report)) {
 		e.ballot, e.sealed = b, true
 		// An order that is being applied is withdrawn: the report is about what
 		// was before, and must stay true.
-		e.order = nil
+		e.order, e.joins = nil, plan.Version{}
 		answer(e.report())
 	})
 }
@@ -44,7 +44,8 @@ func (e *Engine) Order(o elastic.Order) {
 			}
 		case o.Ballot == elastic.Ballot{}:
 			e.pending = append(e.pending, o)
-			if len(e.plan.Workers) == 0 && e.order == nil {
+			if len(e.plan.Workers) == 0 && e.live == (plan.Version{}) {
+				e.c.First.Epoch = o.Epoch
 				e.awaitLive(o)
 			}
 		case o.Ballot.Compare(e.ballot) >= 0:
@@ -80,14 +81,7 @@ func (e *Engine) LinkLost(s comm.Session) {
 
 // report says what a sealed worker knows.
 func (e *Engine) report() elastic.Report {
-	r := elastic.Report{Plan: e.live, Passed: e.passed, Result: e.result}
-	for _, in := range e.incoming {
-		step := -1
-		if in.state != nil {
-			step = in.step
-		}
-		r.Incoming = append(r.Incoming, elastic.Incoming{Range: in.r, Step: step})
-	}
+	r := elastic.Report{Plan: e.live, Passed: e.passed, Result: e.result, Holds: e.plan.Version, Filled: e.filled()}
 	if e.step == nil || e.step.number <= e.passed.Step {
 		return r
 	}
@@ -151,7 +145,7 @@ func (e *Engine) obey() bool {
 	if (o.Ballot == elastic.Ballot{}) && len(e.plan.Workers) > 0 && !e.arrived() {
 		return false // the owners of the plan before are those who send
 	}
-	if e.lacks(&o.Plan) {
+	if e.lacks(o) {
 		// The last gradient is on its way here.
 		if e.busy == idle {
 			e.doChore()
@@ -203,9 +197,9 @@ func (e *Engine) catchUp(o *elastic.Order) bool {
 // who leave between two steps: they may not have passed the commit yet that
 // this worker has, and end their links themselves.
 func (e *Engine) admit(o *elastic.Order) {
-	peers := make([]comm.Peer, len(o.Peers))
-	for i, x := range o.Peers {
-		peers[i] = comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr}
+	var peers []comm.Peer
+	for _, x := range o.Peers {
+		peers = append(peers, comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr})
 	}
 	if (o.Ballot == elastic.Ballot{}) {
 		for _, p := range e.peers {
@@ -310,6 +304,11 @@ func (e *Engine) apply(o *elastic.Order) {
 		close(e.begun)
 		e.begun = nil
 	}
+	if (o.Ballot != elastic.Ballot{}) {
+		for l := range e.arrivals {
+			e.arrivals[l].stop(e.holds) // it is made of what is here
+		}
+	}
 	fresh := e.serve()
 	if err := e.hold(); err != nil {
 		e.fail(err)
@@ -324,7 +323,7 @@ func (e *Engine) apply(o *elastic.Order) {
 			delete(e.shapes[s].told, e.session(w))
 		}
 	}
-	e.tellShapes()
+	e.tellShapes(old)
 	if e.req != nil {
 		e.req.said, e.req.exchanging = nil, false
 	}
@@ -371,6 +370,13 @@ func (e *Engine) serve() (fresh []int) {
 	return fresh
 }
 
+// holds reports whether the plan makes this worker a holder of a part of the range.
+func (e *Engine) holds(r plan.Range) bool {
+	return slices.ContainsFunc(e.plan.Shards, func(s plan.Shard) bool {
+		return s.Layer == r.Layer && s.Lo < r.Hi && r.Lo < s.Hi && (s.Owner == e.c.Self.ID || slices.Contains(s.Mirrors, e.c.Self.ID))
+	})
+}
+
 // hold brings the shards in line with the plan.
 func (e *Engine) hold() error {
 	mine, fresh := make(map[plan.Range]bool), make(map[plan.Range]*shard)
@@ -405,9 +411,12 @@ func (e *Engine) hold() error {
 		}
 		sh.assign(owner, reduces)
 	}
-	for r := range e.shards {
+	for r, sh := range e.shards {
 		if !mine[r] {
 			delete(e.shards, r)
+			if sh.state != nil {
+				e.former = append(e.former, sh)
+			}
 		}
 	}
 	for r, sh := range fresh {

@@ -150,8 +150,10 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 }
 
 // update applies a committed update to the shards, and begins to bring the
-// new parameters to all workers of their stages, first layers first.
-func (e *Engine) update(step int, u zero.Update, after func()) {
+// new parameters to all workers of their stages, first layers first. capture, if
+// it is not nil, is called when all is updated.
+func (e *Engine) update(step int, u zero.Update, capture, after func()) {
+	e.former = nil
 	for l := range e.arrivals {
 		e.expectParams(l, step)
 	}
@@ -192,6 +194,9 @@ func (e *Engine) update(step int, u zero.Update, after func()) {
 		if len(out) > 0 {
 			messages := e.sendFills(out, sources, gradients, u)
 			e.mail.put(func() { e.postFills(out, messages, step) })
+		}
+		if capture != nil {
+			capture()
 		}
 		return nil
 	}, func(err error) {
@@ -317,6 +322,24 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 	}
 	if len(a.missing) == 0 {
 		close(a.full)
+	}
+}
+
+// stop keeps what is missing of some ranges from coming; what has not come yet
+// is still to be expected, or to be got in another way.
+func (a *arrivals) stop(choose func(plan.Range) bool) {
+	a.mu.Lock()
+	var stopped []*comm.Receiving
+	for r, was := range a.missing {
+		if choose(plan.Range{Layer: int(was.key.Layer), Lo: int(was.key.Lo), Hi: int(was.key.Hi)}) {
+			delete(a.missing, r)
+			stopped = append(stopped, r)
+		}
+	}
+	a.mu.Unlock()
+	for _, r := range stopped {
+		r.Cancel(errClosed)
+		<-r.Done() // the reader of a link leaves the memory at once
 	}
 }
 

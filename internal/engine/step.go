@@ -2,6 +2,7 @@ package engine
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/graph"
@@ -348,7 +349,7 @@ func (e *Engine) knowShape(s int, dims []int) {
 		return
 	}
 	e.shapes[s].dims = dims
-	e.tellShapes()
+	e.tellShapes(nil)
 	if e.step == nil {
 		return
 	}
@@ -372,30 +373,39 @@ func (e *Engine) knowsShapes() bool {
 	return true
 }
 
-// tellShapes tells all workers the shapes of the tensors that go out from here.
-func (e *Engine) tellShapes() {
+// tellShapes tells the shapes that are known here: who computes one, to all
+// workers, who may have to take the stage over; and everybody, to those who are
+// new, because who computed it may be gone. old is the plan before, nil if there
+// is no new one.
+func (e *Engine) tellShapes(old *plan.Plan) {
 	for s := range e.shapes {
-		sh := &e.shapes[s]
-		if sh.dims == nil || e.stages[s-1] == nil {
-			continue // who computes it tells it
+		if e.shapes[s].dims == nil {
+			continue
 		}
-		// To all: whoever may have to take the stage over.
 		for _, w := range e.plan.Workers {
-			to := sessionOf(w)
-			if w.ID == e.c.Self.ID || sh.told[to] {
-				continue
+			isNew := old != nil && !slices.Contains(old.Workers, w)
+			if e.stages[s-1] != nil || isNew {
+				e.tellShape(s, w.ID)
 			}
-			if sh.told == nil {
-				sh.told = make(map[comm.Session]bool)
-			}
-			sh.told[to] = true
-			words := make([]int64, len(sh.dims))
-			for i, d := range sh.dims {
-				words[i] = int64(d)
-			}
-			e.c.Network.Post(to, e.shapeKey(s), int64Bytes(words), comm.Control)
 		}
 	}
+}
+
+// tellShape tells a worker the shape of the input of stage s, once.
+func (e *Engine) tellShape(s int, w plan.WorkerID) {
+	sh, to := &e.shapes[s], e.session(w)
+	if w == e.c.Self.ID || sh.told[to] {
+		return
+	}
+	if sh.told == nil {
+		sh.told = make(map[comm.Session]bool)
+	}
+	sh.told[to] = true
+	words := make([]int64, len(sh.dims))
+	for i, d := range sh.dims {
+		words[i] = int64(d)
+	}
+	e.c.Network.Post(to, e.shapeKey(s), int64Bytes(words), comm.Control)
 }
 
 // lateBuffer is memory of the pool that the network may still use.

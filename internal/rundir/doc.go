@@ -7,6 +7,7 @@
 //	events.jsonl   one line for each change ([Event])
 //	workers.json   the processes, while the run is under way ([Workers])
 //	summary.json   how the run ended ([Summary])
+//	checkpoints/   states of the job, see package zero/checkpoint
 //	agreement/     the log of what the agents agreed on, see package agree
 //	log/           what worker W in incarnation I printed: worker-W.I.log
 //	bin/           the program, while it runs, where the launcher built it

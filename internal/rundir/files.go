@@ -43,6 +43,9 @@ type Job struct {
 	Workers       int       `json:"workers"`        // worker processes at the start
 	Stages        int       `json:"stages"`         // pipeline stages of the first plan
 	Threads       int       `json:"threads"`        // compute threads of each worker
+	Mirrors       int       `json:"mirrors"`        // replicas of each shard
+	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
+	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
 }
 
@@ -141,14 +144,15 @@ type Summary struct {
 
 // Worker is what one worker did, as summary.json tells it.
 type Worker struct {
-	ID         int   `json:"id"`
-	Stages     []int `json:"stages"`
-	Layers     []int `json:"layers"`      // layers whose parameters the worker held
-	Forwards   int64 `json:"forwards"`    // (layer range, micro-batch) pairs run forward in training
-	Backwards  int64 `json:"backwards"`   // the same backward
-	BytesSent  int64 `json:"bytes_sent"`  // to other workers
-	ParamBytes int64 `json:"param_bytes"` // bytes of parameters held
-	StateBytes int64 `json:"state_bytes"` // bytes of optimizer moments held
+	ID          int   `json:"id"`
+	Incarnation int   `json:"incarnation,omitempty"` // 0, and more of a worker that took a dead one's place
+	Stages      []int `json:"stages"`
+	Layers      []int `json:"layers"`      // layers whose parameters the worker held
+	Forwards    int64 `json:"forwards"`    // (layer range, micro-batch) pairs run forward in training
+	Backwards   int64 `json:"backwards"`   // the same backward
+	BytesSent   int64 `json:"bytes_sent"`  // to other workers
+	ParamBytes  int64 `json:"param_bytes"` // bytes of parameters held
+	StateBytes  int64 `json:"state_bytes"` // bytes of optimizer moments held
 }
 
 // Recovery is the account of one recovery, in milliseconds. The phases follow

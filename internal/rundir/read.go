@@ -62,7 +62,7 @@ func Read(path string) (Record, error) {
 		case e.Recovery != nil:
 			r.Recoveries = append(r.Recoveries, *e.Recovery)
 		}
-		return false
+		return e.Kind == "resume" // what was before is about other processes
 	})
 	if err != nil {
 		return r, err

@@ -1,69 +1,92 @@
 package rundir
 
 import (
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 )
 
-// Who goes on with a run finds its history, and what the one before still writes does not count.
 func TestResume(t *testing.T) {
-	owner := mustCreate(t, filepath.Join(t.TempDir(), "run"))
-	first := Attach(owner.Path(), "run")
-	val := 2.5
-	if err := errors.Join(
-		first.WriteJob(Job{Program: "gpt", Steps: 9}, nil),
-		first.AddPlan(Plan{Time: Time{noon}, Event: "start", Plan: []byte(`{}`)}),
-		first.AddMetrics(Metrics{Step: 1, Tokens: 10, MS: 2, ValLoss: &val}),
-		first.AddMetrics(Metrics{Step: 2, Tokens: 10, MS: 3}),
-		first.AddEvent(Event{Kind: "lost", Worker: 1}),
-		first.AddEvent(Event{Kind: "recovered", Worker: -1, Recovery: &Recovery{Step: 2}}),
-		first.AddEvent(Event{Kind: "recovered", Worker: -1, Recovery: &Recovery{Step: 3}}),
-		first.AddEvent(Event{Kind: "rollback", Worker: -1}),
-		first.WriteWorkers(Workers{}),
-	); err != nil {
-		t.Fatal(err)
+	path := filepath.Join(t.TempDir(), "run")
+	if _, _, err := Resume(path); !errors.Is(err, ErrNoRun) {
+		t.Errorf("of nothing: %v", err)
 	}
-	f, err := os.OpenFile(first.File("metrics.jsonl"), os.O_APPEND|os.O_WRONLY, 0)
+	d, err := Create(path, "gpt", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.WriteString(`{"step":3,`) // it died here
-	f.Close()
+	job := Job{Program: "gpt", Steps: 9, ModelConfig: json.RawMessage(`{"a":{"b":1}}`), Command: "./gpt"}
+	if err := errors.Join(d.WriteJob(job, []DataFile{{Path: "x"}}), d.AddMetrics(Metrics{Step: 1, Plan: 3}), d.AddEvent(Event{Kind: "start"}), d.WriteSummary(Summary{Steps: 1})); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := Resume(path); !errors.Is(err, ErrInUse) {
+		t.Errorf("of a run that is under way: %v", err)
+	}
+	log, err := d.LogFile(0, 0)
+	if err == nil {
+		_, err = log.WriteString("before\n")
+		err = errors.Join(err, log.Close(), d.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What a run leaves that is killed.
+	metrics, err := os.OpenFile(filepath.Join(path, "metrics.jsonl"), os.O_WRONLY|os.O_APPEND, 0)
+	if err == nil {
+		_, err = metrics.WriteString(`{"step":2,"lo`)
+		err = errors.Join(err, metrics.Close(), os.MkdirAll(filepath.Join(path, "bin", "old"), 0o700))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 
-	second := Attach(owner.Path(), "run")
-	if err := errors.Join(second.Resume(), first.AddMetrics(Metrics{Step: 77}), second.AddMetrics(Metrics{Step: 3})); err != nil {
-		t.Fatal(err)
-	}
-	h, err := ReadHistory(owner.Path())
+	d, was, err := Resume(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h.Job.Steps != 9 || h.Last == nil || h.Last.Step != 3 || h.ValLoss == nil || *h.ValLoss != val || h.Plan == nil || h.Summary != nil ||
-		h.Lost != 1 || h.Rollbacks != 1 || len(h.Recoveries) != 2 || h.Recoveries[0].Step != 2 || h.Tokens != 20 || h.MS != 5 {
-		t.Errorf("history %+v", h)
+	if was.Job.Command != "./gpt" || was.Job.ID() != job.ID() || was.Last == nil || was.Last.Plan != 3 || was.Summary.Steps != 1 {
+		t.Errorf("%+v", was)
 	}
-	if err := errors.Join(first.Close(), second.Close()); err != nil {
+	if data, err := d.ReadData(); err != nil || len(data) != 1 || data[0].Path != "x" {
+		t.Errorf("data %v, %v", data, err)
+	}
+	if bin, err := d.MakeBin(); err != nil {
+		t.Error(bin, err)
+	}
+	log, err = d.LogFile(0, 0)
+	if err == nil {
+		_, err = log.WriteString("after\n")
+		err = errors.Join(err, log.Close(), d.WriteJob(Job{Program: "other"}, nil), d.AddMetrics(Metrics{Step: 2, Plan: 4}), d.Close())
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(owner.File("workers.json")); err != nil {
-		t.Errorf("who is attached has removed a file of the run: %v", err)
+	for name, want := range map[string]string{"job.json": `"program": "gpt"`, "log/worker-0.0.log": "before\nafter\n"} {
+		if text, err := os.ReadFile(filepath.Join(path, name)); err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("%s: %s, %v", name, text, err)
+		}
 	}
-	owner.Adopt()
-	if err := owner.Close(); err != nil {
-		t.Fatal(err)
+	text, err := os.ReadFile(filepath.Join(path, "metrics.jsonl"))
+	if lines := strings.Split(strings.TrimSpace(string(text)), "\n"); err != nil || len(lines) != 2 || !strings.HasPrefix(lines[1], `{"step":2,`) {
+		t.Errorf("metrics.jsonl: %s, %v", text, err)
 	}
-	if _, err := os.Stat(owner.File("job.json")); err != nil {
-		t.Error(err)
-	}
-	if _, err := os.Stat(owner.File("workers.json")); err == nil {
-		t.Error("workers.json is left")
+	for _, name := range []string{"summary.json", "bin"} {
+		if _, err := os.Stat(filepath.Join(path, name)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s is there: %v", name, err)
+		}
 	}
 }
 
-func TestReadHistoryOfNothing(t *testing.T) {
-	if _, err := ReadHistory(t.TempDir()); !errors.Is(err, ErrNoRun) {
-		t.Errorf("%v", err)
+func TestJobID(t *testing.T) {
+	job := Job{Model: "gpt", ModelConfig: json.RawMessage(`{"a":1}`), Seed: 1, Steps: 5}
+	same, other := job, job
+	same.ModelConfig, same.Workers, same.Threads, same.Args = json.RawMessage("{\n \"a\": 1 }"), 7, 3, []string{"--x"}
+	other.Seed = 2
+	if job.ID() != same.ID() || job.ID() == other.ID() || len(job.ID()) != 64 {
+		t.Error(job.ID(), same.ID(), other.ID())
 	}
 }

@@ -48,6 +48,7 @@ type Dir struct {
 	own     []string // what this Dir made in the directory before it became a run, in the order of removal
 	bin     bool     // MakeBin made the folder
 	isRun   bool     // job.json is written
+	again   bool     // of Resume
 	workers bool     // workers.json is
 	closed  bool
 
@@ -174,7 +175,7 @@ func create(path string) (*Dir, error) {
 // files are the names that a run writes besides lock.
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "summary.json",
-	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement",
+	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints",
 }
 
 // take makes the directory this process's own.
@@ -250,9 +251,14 @@ func (d *Dir) String() string { return d.shown }
 // File returns the absolute path of a file of the directory.
 func (d *Dir) File(name string) string { return filepath.Join(d.path, name) }
 
-// LogFile creates the file for what worker id prints in an incarnation.
+// LogFile creates the file for what worker id prints in an incarnation. Where a run goes
+// on, it may be there, and grows on.
 func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
-	return os.OpenFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND, 0o666)
+	flags := os.O_CREATE | os.O_RDWR | os.O_APPEND
+	if !d.again {
+		flags |= os.O_TRUNC
+	}
+	return os.OpenFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), flags, 0o666)
 }
 
 // MakeBin makes the folder for the program's executable, which Close removes with all
@@ -261,6 +267,11 @@ func (d *Dir) MakeBin() (path string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	path = d.File("bin")
+	if d.again { // of a run that was killed
+		if err := os.RemoveAll(path); err != nil {
+			return "", err
+		}
+	}
 	if err := os.Mkdir(path, 0o777); err != nil {
 		return "", err
 	}
@@ -273,6 +284,9 @@ func (d *Dir) MakeStore() (path string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	path = d.File("agreement")
+	if d.again {
+		return path, os.MkdirAll(path, 0o777)
+	}
 	if err := os.Mkdir(path, 0o777); err != nil {
 		return "", err
 	}
@@ -281,7 +295,8 @@ func (d *Dir) MakeStore() (path string, err error) {
 }
 
 // WriteJob writes data.json and job.json, opens the line files and points
-// runs/latest to the directory: from here on it holds a run.
+// runs/latest to the directory: from here on it holds a run. Where a run goes on, both files
+// stay as they are.
 func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	if data == nil {
 		data = []DataFile{}
@@ -294,6 +309,9 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.again {
+		return d.continueRun()
+	}
 	var err error
 	if d.metrics, err = d.openLines("metrics.jsonl"); err != nil {
 		return err
@@ -484,7 +502,7 @@ func (d *Dir) Close() error {
 	if d.workers && !d.attached {
 		err = errors.Join(err, os.Remove(d.File("workers.json")))
 	}
-	if !d.isRun {
+	if !d.isRun && !d.again {
 		err = errors.Join(err, d.discard())
 	}
 	if d.lock == nil {

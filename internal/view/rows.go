@@ -32,7 +32,11 @@ func (r row) doing() string {
 func (s *state) addRow(w Worker) {
 	i := slices.IndexFunc(s.rows, func(r row) bool { return r.place.ID == w.ID })
 	if i < 0 {
-		return // before training, where there are no rows yet
+		if s.run == nil || w.State == "" {
+			return // before training, where there are no rows yet
+		}
+		s.rows = append(s.rows, row{place: rundir.Worker{ID: w.ID}})
+		i = len(s.rows) - 1
 	}
 	s.rows[i].news = w
 }

@@ -70,14 +70,36 @@ func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
 	return nil, refused, ErrNone
 }
 
+// At opens the checkpoint of a step, which must be of the given job, as [Open] does. The error is an *Error if there is none, or
+// if it cannot be used.
+func At(dir, job string, step int) (*Reader, error) {
+	r, err := openNamed(dir, step)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.of(job); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// of reports whose checkpoint it is, if it is not the job's.
+func (r *Reader) of(job string) error {
+	if r.manifest.Job == job {
+		return nil
+	}
+	return &Error{
+		Path:   path.Join(stepDir(r.manifest.Step), manifestName),
+		Kind:   ErrForeign,
+		Reason: fmt.Sprintf("it is of job %q, not %q", r.manifest.Job, job),
+	}
+}
+
 // ready reports what keeps a checkpoint from being used for a job.
 func (r *Reader) ready(ctx context.Context, job string) error {
-	if r.manifest.Job != job {
-		return &Error{
-			Path:   path.Join(stepDir(r.manifest.Step), manifestName),
-			Kind:   ErrForeign,
-			Reason: fmt.Sprintf("it is of job %q, not %q", r.manifest.Job, job),
-		}
+	if err := r.of(job); err != nil {
+		return err
 	}
 	return r.Verify(ctx)
 }

@@ -1,0 +1,100 @@
+package rundir
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Resume takes a run directory whose run has ended, however it did, for the run to go on, and
+// returns what it says of it. Whole files are replaced as new ones come, line files grow on. The
+// error is one of [ErrNoRun] and [ErrInUse], wrapped, or about a file.
+func Resume(path string) (*Dir, Record, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, Record{}, err
+	}
+	if target, err := filepath.EvalSymlinks(abs); err == nil {
+		abs = target // such as runs/latest, which may come to point elsewhere
+	}
+	d := &Dir{path: abs, shown: filepath.Clean(path), again: true}
+	if dir, name := filepath.Split(abs); filepath.Base(dir) == Parent && name != Latest {
+		d.parent = filepath.Clean(dir)
+	}
+	if d.lock, err = os.OpenFile(d.File("lock"), os.O_RDWR, 0); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, Record{}, fmt.Errorf("%s %w: give the directory of a run, such as %s", path, ErrNoRun, filepath.Join(Parent, Latest))
+	} else if err != nil {
+		return nil, Record{}, fmt.Errorf("%s: %w", path, cause(err))
+	}
+	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		_ = d.lock.Close()
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, Record{}, fmt.Errorf("%s %w, or by this one, which is still under way", path, ErrInUse)
+		}
+		return nil, Record{}, fmt.Errorf("%s: lock: %w", path, err)
+	}
+	r, err := Read(abs)
+	r.Path, r.Running, r.Job = d.shown, false, r.Job.Plain()
+	if err != nil {
+		return nil, r, errors.Join(err, d.Close())
+	}
+	return d, r, nil
+}
+
+// ReadData reads data.json.
+func (d *Dir) ReadData() (files []DataFile, err error) {
+	found, err := readJSON(d.File("data.json"), &files)
+	if err == nil && !found {
+		err = fmt.Errorf("%s: %w", d.File("data.json"), fs.ErrNotExist)
+	}
+	return files, err
+}
+
+// continueRun is WriteJob of a run that goes on: what job.json says stays.
+func (d *Dir) continueRun() error {
+	for _, l := range []struct {
+		name string
+		f    **os.File
+	}{{"metrics.jsonl", &d.metrics}, {"events.jsonl", &d.events}, {"plans.jsonl", &d.plans}} {
+		f, err := os.OpenFile(d.File(l.name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
+		if err != nil {
+			return err
+		}
+		*l.f = f
+		if err := dropPart(f); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(d.File("summary.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	d.isRun = true
+	return d.link()
+}
+
+// dropPart cuts off a line that was not written to its end.
+func dropPart(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	from := max(0, info.Size()-tailSize)
+	tail, err := io.ReadAll(io.NewSectionReader(f, from, tailSize))
+	if err != nil {
+		return err
+	}
+	end := bytes.LastIndexByte(tail, '\n') + 1
+	switch {
+	case end == len(tail):
+		return nil
+	case end == 0 && from > 0:
+		return fmt.Errorf("%s: a line of more than %d bytes", f.Name(), tailSize)
+	}
+	return f.Truncate(from + int64(end))
+}

@@ -1,0 +1,82 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+func newAdd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "add RUN_DIR [N]",
+		Short: "Start more workers for a run",
+		Long: `add starts N more workers for a run, 1 where N is left out, and prints their numbers. They get
+the state that they are to hold while training goes on, and have a part in it from the next
+step on. launcher status lists them then.`,
+		Example: "  launcher add runs/latest 2",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			}
+			if len(args) > 1 {
+				if n, err := strconv.Atoi(args[1]); err != nil || n < 1 {
+					return fmt.Errorf("N is %q: give the number of workers to start, at least 1", args[1])
+				}
+			}
+			return atMost(2, "RUN_DIR and N")(nil, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			run, err := rundir.ReadWorkers(args[0])
+			if err != nil {
+				return failure{err}
+			}
+			n := 1
+			if len(args) > 1 {
+				n, _ = strconv.Atoi(args[1]) // checked above
+			}
+			ids, err := add(cmd.Context(), run.Agent, n)
+			if err != nil {
+				return failure{err}
+			}
+			words := make([]string, len(ids))
+			for i, id := range ids {
+				words[i] = strconv.Itoa(id)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "started: worker %s\n", strings.Join(words, ", "))
+			return nil
+		},
+	}
+}
+
+// add asks the agent of a run for n more workers, and returns their numbers.
+func add(ctx context.Context, agent string, n int) ([]int, error) {
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	conn, err := dial(ctx, agent)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	if err := conn.Send(control.Add{N: n}); err != nil {
+		return nil, err
+	}
+	m, err := conn.Receive(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
+	}
+	added, ok := m.(control.Added)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("the run's launcher answers with %T", m)
+	case added.Refusal != "":
+		return nil, errors.New(added.Refusal)
+	}
+	return added.Workers, nil
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// joinSteps lasts several times as long as what happens in these tests.
+const joinSteps = 2500
+
+var joinArgs = []string{mlp, "--steps", strconv.Itoa(joinSteps), "--micro-batch", "4", "--eval-every", "0"}
+
+// underWay is a real run of which the test does something.
+type underWay struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	dir string
+	out strings.Builder
+}
+
+func begin(t *testing.T, flags ...string) *underWay {
+	t.Helper()
+	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--detect", "10s"}, flags...)
+	r := &underWay{t: t, cmd: launch(t, append(append(args, mlp), joinArgs[1:]...)...)}
+	r.cmd.Env = append(os.Environ(), "LAUNCHER_TEST="+r.cmd.Dir)
+	r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.out
+	r.dir = filepath.Join(r.cmd.Dir, "run")
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.cmd.Process.Kill(); r.cmd.Wait() })
+	r.until("start", 1)
+	return r
+}
+
+// events returns the events of a kind so far.
+func (r *underWay) events(kind string) (all []rundir.Event) {
+	text, _ := os.ReadFile(filepath.Join(r.dir, "events.jsonl"))
+	for line := range strings.Lines(string(text)) {
+		var e rundir.Event
+		if json.Unmarshal([]byte(line), &e) == nil && e.Kind == kind {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+// until waits until there are so many events of a kind.
+func (r *underWay) until(kind string, n int) {
+	r.t.Helper()
+	until(r.t, func() bool { return len(r.events(kind)) >= n || len(r.events("end"))+len(r.events("failed")) > 0 })
+	if len(r.events(kind)) < n {
+		r.t.Fatalf("the run ended before %q came %d times", kind, n)
+	}
+}
+
+func (r *underWay) kill(id int) {
+	r.t.Helper()
+	run, err := rundir.ReadWorkers(r.dir)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == id })
+	syscall.Kill(run.Workers[i].PID, syscall.SIGKILL)
+}
+
+// end waits for the end, and compares the bits with those of a run in peace.
+func (r *underWay) end() (sum rundir.Summary) {
+	r.t.Helper()
+	if err := r.cmd.Wait(); err != nil {
+		r.t.Fatalf("%v\n%s", err, &r.out)
+	}
+	if left := marked(r.t, "LAUNCHER_TEST="+r.cmd.Dir); len(left) > 0 {
+		r.t.Errorf("left behind: %v", left)
+	}
+	readJSON(r.t, filepath.Join(r.dir, "summary.json"), &sum)
+	alone.Do(func() {
+		cmd := launch(r.t, append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", mlp}, joinArgs[1:]...)...)
+		if status, _, stderr := result(r.t, cmd); status != 0 {
+			r.t.Fatal(stderr)
+		}
+		readJSON(r.t, filepath.Join(cmd.Dir, "run", "summary.json"), &alone.sum)
+	})
+	if want := alone.sum; len(want.ParamsSHA256) != 64 || sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
+		r.t.Errorf("loss %v, parameters %s, want %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+	}
+	return sum
+}
+
+var alone struct {
+	sync.Once
+	sum rundir.Summary
+}
+
+// Every worker is killed once, each after the one before was replaced.
+func TestRespawn(t *testing.T) {
+	r := begin(t, "--workers", "3", "--respawn")
+	for id := range 3 {
+		r.kill(id)
+		r.until("joined", id+1)
+	}
+	sum := r.end()
+	if sum.WorkersLost != 3 || sum.WorkersJoined != 3 || sum.WorkersStarted != 6 || len(sum.Workers) != 6 {
+		t.Errorf("summary: %+v", sum)
+	}
+	cmd := exec.Command(binary, "status", "run")
+	cmd.Dir = r.cmd.Dir
+	if _, text, _ := result(t, cmd); !strings.Contains(text, "worker 2.1 ") || !strings.Contains(text, "workers lost: 3") {
+		t.Errorf("status:\n%s", text)
+	}
+}
+
+// Workers are added to a run in two stages, and the first ones killed after that.
+func TestAdd(t *testing.T) {
+	r := begin(t, "--workers", "2", "--stages", "2")
+	cmd := exec.Command(binary, "add", "run", "2")
+	cmd.Dir = r.cmd.Dir
+	if status, stdout, stderr := result(t, cmd); status != 0 || stdout != "started: worker 2, 3\n" {
+		t.Fatalf("status %d: %s%s", status, stdout, stderr)
+	}
+	r.until("joined", 2)
+	r.kill(0)
+	r.until("recovered", 1)
+	r.until("protected", 1)
+	r.kill(1)
+	r.until("recovered", 2)
+	sum := r.end()
+	if sum.WorkersLost != 2 || sum.WorkersJoined != 2 || sum.Rollbacks != 0 {
+		t.Errorf("summary: %+v", sum)
+	}
+}
+
+// A run that waits for more workers goes on when they are there.
+func TestAddEndsTheHold(t *testing.T) {
+	r := begin(t, "--workers", "2", "--min-workers", "2")
+	r.kill(1)
+	r.until("hold", 1)
+	cmd := exec.Command(binary, "add", "run")
+	cmd.Dir = r.cmd.Dir
+	if status, _, stderr := result(t, cmd); status != 0 {
+		t.Fatal(stderr)
+	}
+	r.until("joined", 1)
+	if sum := r.end(); sum.WorkersJoined != 1 || sum.Rollbacks != 0 {
+		t.Errorf("summary: %+v", sum)
+	}
+}

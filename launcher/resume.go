@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/zero/checkpoint"
+)
+
+func newResume() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "resume [flags] RUN_DIR",
+		Short: "Go on with a run that has ended",
+		Long: `resume goes on with the run of a run directory from its newest whole checkpoint,
+with the program and the program's flags of before, which job.json has. It need not
+have as many workers or stages: the result is the same, bit for bit.
+
+Program and data must be those of before, by their SHA-256. A checkpoint that was
+altered or cut off is refused, and the one before it used. The line files of the run
+directory grow on: steps after the checkpoint appear in metrics.jsonl once more, with a
+higher plan, and the last line of a step counts.`,
+		Example: `  launcher resume runs/latest
+  launcher resume runs/gpt-20260102-150405 --workers 2 --stages 1`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			}
+			if len(args) > 1 {
+				return fmt.Errorf("unexpected argument %q: give RUN_DIR; the program and its flags are those of before", args[1])
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return resume(cmd, f, args[0])
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&f.workers, "workers", 0, "worker processes on this machine (default as before)")
+	flags.IntVar(&f.stages, "stages", 0, "pipeline stages of the first plan (default as before, but not more than workers)")
+	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
+	flags.IntVar(&f.mirrors, "mirrors", 0, "replicas of each shard besides the owner's (default as before)")
+	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
+	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
+	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
+	return cmd
+}
+
+// resume takes the run directory and trains on.
+func resume(cmd *cobra.Command, f runFlags, path string) error {
+	dir, was, err := rundir.Resume(path)
+	switch {
+	case errors.Is(err, rundir.ErrNoRun), errors.Is(err, rundir.ErrInUse):
+		return err
+	case err != nil:
+		return failure{err}
+	}
+	defer dir.Close() // for the returns before Serve, which closes it
+	job := was.Job
+	if s := was.Summary; s != nil && s.Steps == job.Steps && s.ParamsSHA256 != "" {
+		return failure{fmt.Errorf("%s: nothing to go on with: all %d steps are done", path, job.Steps)}
+	}
+	if job.Command == "" {
+		return failure{fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot go on", path)}
+	}
+	f.reduction, f.zero, f.hosts, f.digests = job.Reduction, job.Zero, 1, true
+	if !cmd.Flags().Changed("workers") {
+		f.workers = job.Workers
+	}
+	if !cmd.Flags().Changed("stages") {
+		f.stages = min(job.Stages, max(f.workers, 1))
+	}
+	if !cmd.Flags().Changed("mirrors") {
+		f.mirrors = job.Mirrors
+	}
+	if err := f.validate(cmd); err != nil {
+		return err
+	}
+	again, err := newest(cmd.Context(), dir, job, cmd.ErrOrStderr())
+	if err != nil {
+		return failure{fmt.Errorf("%s: %w", path, err)}
+	}
+	again.Plan = was.Plan
+	if again.Data, err = dir.ReadData(); err != nil {
+		return failure{err}
+	}
+	if err := os.Chdir(job.Dir); err != nil {
+		return failure{fmt.Errorf("%s: job.json: the dir in which PROGRAM was given: %w", path, err)}
+	}
+	p, err := resolve(job.Command)
+	if err != nil {
+		return err
+	}
+	return trainIn(cmd.Context(), f, p, job.Args, dir, again, cmd.OutOrStdout(), cmd.ErrOrStderr())
+}
+
+// newest finds the checkpoint to go on from, and tells of those that cannot be used.
+func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writer) (*agent.Resume, error) {
+	r, refused, err := checkpoint.Newest(ctx, dir.Path(), job.ID())
+	again := &agent.Resume{Job: job}
+	for _, fault := range refused {
+		if errors.Is(fault, checkpoint.ErrUnfinished) {
+			continue // the run ended meanwhile
+		}
+		text := fmt.Sprintf("%v; the checkpoint is not used", fault)
+		fmt.Fprintf(stderr, "launcher: %s\n", text)
+		again.Note = append(again.Note, text)
+	}
+	if errors.Is(err, checkpoint.ErrNone) {
+		return nil, errors.New("nothing to go on from: there is no whole checkpoint; begin anew with launcher run")
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	again.Step = r.Manifest().Step
+	return again, nil
+}
