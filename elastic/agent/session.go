@@ -86,6 +86,8 @@ type session struct {
 	lost    int // the worker whose end is the verdict, so that its last words matter; -1 if none
 	detail  string
 	help    string
+	// cutShort says that a worker was killed when the run was over; "" if none was.
+	cutShort string
 }
 
 // worker is what a session knows of one worker.
@@ -247,7 +249,7 @@ func (s *session) over() bool {
 }
 
 func (s *session) outcome() Outcome {
-	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable()}
+	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable(), Warning: s.cutShort}
 }
 
 func (s *session) step(now time.Time, e event) []effect {
@@ -388,6 +390,11 @@ func (s *session) ended(now time.Time, id int) []effect {
 			return nil
 		}
 		return s.believe(now) // nobody is left to say more
+	case s.state == finished && w.doom == nil && w.status.killed(), s.state == finished && !w.silent.IsZero():
+		// From outside, after the run: nothing of it is missing.
+		_, how := culprit(s.death(id))
+		s.cutShort = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(id), how)
+		return []effect{s.about(now, id, "note", s.cutShort)}
 	case w.state == connecting:
 		s.lost = id
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Status: w.status})

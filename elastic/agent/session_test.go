@@ -126,9 +126,18 @@ func TestSession(t *testing.T) {
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
-			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
+			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, workerExited{0, Status{Code: 3, Text: "exit status 3"}}},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
-			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			&LostError{Worker: 0, Workers: 1, Status: Status{Code: 3, Text: "exit status 3"}, Step: 3, Steps: 3}, 1, "worker 0 exited: exit status 3",
+		},
+		{
+			"killed after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
+			begun + stepped + stepped + stepped + " end writeSummary End closeView Release note", nil, 0, "",
+		},
+		{
+			"fault after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, workerExited{0, Status{Code: -1, Text: "signal: segmentation fault", Fault: true}}},
+			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
+			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: segmentation fault", Fault: true}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: segmentation fault",
 		},
 		{
 			"panic after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},

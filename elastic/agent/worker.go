@@ -67,6 +67,9 @@ type Status struct {
 // OK reports whether the worker ended by itself and well.
 func (s Status) OK() bool { return s.Code == 0 }
 
+// killed reports whether a signal from outside ended the worker.
+func (s Status) killed() bool { return s.Code < 0 && !s.Fault && !s.Panicked }
+
 func (s Status) String() string { return s.Text }
 
 // InProcess starts f as the worker: it gets its end of the connection, and a
