@@ -11,7 +11,7 @@ import (
 )
 
 // possible are the kinds of harm that a run can do to itself today.
-var possible = []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow}
+var possible = []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow, chaos.KindSlowLink}
 
 // parseChaos reads the flag --chaos for a run that begins with so many workers.
 func parseChaos(spec string, workers int) (chaos.Schedule, error) {

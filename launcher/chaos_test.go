@@ -102,8 +102,8 @@ func TestChaosFreeze(t *testing.T) {
 	t.Errorf("worker 2 was not missed: %+v", sum.Recoveries)
 }
 
-func TestChaosSlowAndLeave(t *testing.T) {
-	for _, spec := range []string{"slow:1@2:0.1,slow:1@6:1", "leave:1@3", "leave:3@2/commit,slow:0@4:0.25"} {
+func TestChaosSlowsAndLeave(t *testing.T) {
+	for _, spec := range []string{"slow:1@2:0.1,slow:1@6:1", "leave:1@3", "leave:3@2/commit,slow:0@4:0.25", "slowlink:0-2@2:0.01,slowlink:0-2@8:1"} {
 		t.Run(spec, func(t *testing.T) {
 			t.Parallel()
 			sum, _, _ := train(t, "--workers", "4", "--stages", "2", "--chaos", spec)
