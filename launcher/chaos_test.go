@@ -171,3 +171,28 @@ func TestChaosFlip(t *testing.T) {
 		}
 	}
 }
+
+// Emulated devices give the bits of the job too, whatever is done to them.
+func TestEmulated(t *testing.T) {
+	t.Parallel()
+	var want string
+	for _, flags := range [][]string{
+		{"--workers", "1"},
+		{"--workers", "6", "--stages", "3", "--chaos", "kill:4@3/backward,slow:1@2:0.2,slowlink:0-2@2:0.0001"},
+	} {
+		cmd := launch(t, append(append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...),
+			emulated, "--layers", "6", "--layer-ms", "0.2", "--global-batch", "12", "--steps", "6")...)
+		status, stdout, stderr := result(t, cmd)
+		var sum rundir.Summary
+		if status != 0 || !strings.Contains(stdout, "emulated devices") {
+			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+		}
+		readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
+		if want == "" {
+			want = sum.StateSHA256
+		}
+		if sum.StateSHA256 != want {
+			t.Errorf("%s: state %s, want %s", flags, sum.StateSHA256, want)
+		}
+	}
+}

@@ -24,7 +24,7 @@ import (
 )
 
 // Built once: the binary under test, a program for it, and one that trains.
-var binary, fake, mlp string
+var binary, fake, mlp, emulated string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -34,12 +34,13 @@ func testMain(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "../examples/mlp").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "../examples/mlp", "../examples/emulated").CombinedOutput()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
 		return 1
 	}
 	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
+	emulated = filepath.Join(dir, "emulated")
 	return m.Run()
 }
 
@@ -93,6 +94,10 @@ func TestExitStatuses(t *testing.T) {
 			"sampled text\n", "", true},
 		{"one of many frozen", []string{"run", "--workers", "3", "--detect", "1500ms", fake, "--fail", "freeze", "--who", "1"}, 0,
 			"recovered in 1", "", true},
+		{"killed after all steps", []string{"run", "--workers", "3", fake, "--fail", "end"}, 0, "done: 5 steps",
+			"launcher: worker 0 exited: signal: killed after all was written; what the program does at the end of a run may be missing\n", true},
+		{"frozen after all steps", []string{"run", "--workers", "2", "--detect", "1500ms", fake, "--fail", "end frozen"}, 0, "done: 5 steps",
+			"launcher: worker 0 silent for 1.125s after all was written; what the program does at the end of a run may be missing\n", true},
 		{"too few", []string{"run", "--workers", "3", "--min-workers", "4", "--mirrors", "-1", fake}, 2, "",
 			"launcher: --mirrors -1: give at least 0\nlauncher: --min-workers 4: the run begins with 3; use --min-workers 3 or fewer, or --workers 4\n", false},
 		{"another seed", []string{"run", "--workers", "2", fake, "--fail", "seed", "--who", "1"}, 1, "",

@@ -94,7 +94,7 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newSlow(), newAdd(), newStop(), newResume())
+	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newSlow(), newAdd(), newStop(), newResume(), newAgent())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}
