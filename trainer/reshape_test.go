@@ -18,7 +18,7 @@ func TestReshapes(t *testing.T) {
 	text := writeText(t, 4000)
 	job := func() trainer.Job {
 		j := gptJob(t, text, 0.1)
-		j.GlobalBatch, j.Steps = 24, 32
+		j.GlobalBatch, j.Steps = 18, 20
 		return j
 	}
 	want := trainer.RunWorkers(t, 1, 1, exact, job)[0]
@@ -39,7 +39,7 @@ func TestReshapes(t *testing.T) {
 					Workers: c.workers, Stages: c.stages, Mirrors: c.mirrors, Start: control.Start{Reduction: "exact", Zero: c.zero},
 					Speeds: func(_ int, m control.Message) map[int]float64 {
 						st, ok := m.(control.Step)
-						if !ok || st.Step < told+4 {
+						if !ok || st.Step < told+3 {
 							return nil
 						}
 						told = st.Step
