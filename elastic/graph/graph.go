@@ -19,6 +19,10 @@ type Step struct {
 	// Delay returns how long it takes until what task t of worker from has
 	// made is there for worker to. nil means no time.
 	Delay func(t Task, from, to int) time.Duration
+	// Card returns the network card that sends what a pass has made from one worker to
+	// another, counted from 0, and for how long it is busy with that; -1 if it needs none.
+	// What is sent comes after the Delay from then on. nil means that no card is ever busy.
+	Card func(t Task, from, to int) (card int, busy time.Duration)
 	// Into returns how long after the begin of a stage's forward pass on a
 	// worker a layer is first needed. nil means at once.
 	Into func(layer, worker int) time.Duration
@@ -42,8 +46,9 @@ type Shard struct {
 // Node is a task on a worker.
 type Node struct {
 	Task
-	Worker int
+	Worker int // that sends, of a transfer
 	Time   time.Duration
+	Card   int // of a transfer
 }
 
 // Edge says that node To can begin Lag after the end of node From. Late says
@@ -62,6 +67,7 @@ type Graph struct {
 
 	stages  int
 	workers int
+	cards   int
 	limits  []limit
 	first   []int // first[n] is the index of the first edge from node n
 }
@@ -107,9 +113,32 @@ type builder struct {
 }
 
 func (b *builder) node(t Task, worker int) int {
-	b.g.Nodes = append(b.g.Nodes, Node{t, worker, b.s.Time(t, worker)})
+	b.g.Nodes = append(b.g.Nodes, Node{Task: t, Worker: worker, Time: b.s.Time(t, worker)})
 	b.out = append(b.out, nil)
 	return len(b.g.Nodes) - 1
+}
+
+// send adds the transfer of what a pass has made to a worker, if a card is busy with it, and
+// returns the node after which it is on its way.
+func (b *builder) send(from, to int) int {
+	f := b.g.Nodes[from]
+	if f.Worker == to || b.s.Card == nil {
+		return from
+	}
+	card, busy := b.s.Card(f.Task, f.Worker, to)
+	if card < 0 || busy <= 0 {
+		return from
+	}
+	t := Task{Kind: SendActivation, Pair: f.Pair}
+	if f.Kind == Backward {
+		t.Kind = SendGradient
+	}
+	b.g.Nodes = append(b.g.Nodes, Node{t, f.Worker, busy, card})
+	b.out = append(b.out, nil)
+	n := len(b.g.Nodes) - 1
+	b.out[from] = append(b.out[from], Edge{From: from, To: n})
+	b.g.cards = max(b.g.cards, card+1)
+	return n
 }
 
 // edge adds an edge that takes the delay between the workers.
@@ -152,10 +181,14 @@ func (b *builder) build() {
 	forward := make([][]int, last+1)
 	for i, st := range b.s.Stages {
 		for m, w := range st.Route {
+			sent := -1
+			if i > 0 {
+				sent = b.send(forward[i-1][m], w)
+			}
 			f := b.node(ForwardOf(Pair{i, m}), w)
 			forward[i] = append(forward[i], f)
 			if i > 0 {
-				b.edge(forward[i-1][m], f)
+				b.edge(sent, f)
 			}
 			for _, g := range gathers[at{i, w}] {
 				b.parameters(g, f)
@@ -165,11 +198,15 @@ func (b *builder) build() {
 	backward := make([][]int, last+1)
 	for i := last; i >= 0; i-- {
 		for m, w := range b.s.Stages[i].Route {
+			sent := -1
+			if i < last {
+				sent = b.send(backward[i+1][m], w)
+			}
 			n := b.node(BackwardOf(Pair{i, m}), w)
 			backward[i] = append(backward[i], n)
 			b.edge(forward[i][m], n)
 			if i < last {
-				b.edge(backward[i+1][m], n)
+				b.edge(sent, n)
 			}
 		}
 	}

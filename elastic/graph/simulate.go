@@ -28,8 +28,8 @@ type Schedule struct {
 }
 
 // Simulate executes the graph: every worker computes one task at a time and
-// moves one reduction or gathering at a time beside it, and takes the next
-// from a [Queue]. The result depends on the graph only.
+// moves one reduction or gathering at a time beside it, every network card sends one thing at
+// a time, and each takes the next from a [Queue]. The result depends on the graph only.
 func (g *Graph) Simulate() (Schedule, error) {
 	s := newSimulation(g)
 	for len(s.events) > 0 {
@@ -51,7 +51,7 @@ func (g *Graph) Simulate() (Schedule, error) {
 }
 
 // lane is one of the two things a worker does at a time: it computes, or it
-// moves gradients and parameters.
+// moves gradients and parameters. Or it is a network card, which sends.
 type lane struct {
 	worker  int
 	q       *Queue
@@ -120,7 +120,7 @@ func newSimulation(g *Graph) *simulation {
 		late:    make([]int, len(g.Nodes)),
 		started: make([]bool, len(g.Nodes)),
 		last:    -1,
-		lanes:   make([]lane, 2*g.workers),
+		lanes:   make([]lane, 2*g.workers+g.cards),
 		nodes:   make(map[place]int, len(g.Nodes)),
 	}
 	for i := range s.lanes {
@@ -130,7 +130,7 @@ func newSimulation(g *Graph) *simulation {
 		s.lanes[2*l.worker].q.SetLimit(l.stage, l.forwards)
 	}
 	for n, node := range g.Nodes {
-		s.nodes[place{node.Task, node.Worker}] = n
+		s.nodes[place{node.Task, s.lane(n).worker}] = n
 		if node.Kind == Forward {
 			s.lane(n).q.Assign(node.Pair)
 		}
@@ -154,6 +154,9 @@ func newSimulation(g *Graph) *simulation {
 // lane returns the lane on which a node runs.
 func (s *simulation) lane(n int) *lane {
 	node := s.g.Nodes[n]
+	if node.Kind == SendActivation || node.Kind == SendGradient {
+		return &s.lanes[2*s.g.workers+node.Card]
+	}
 	if node.Kind == Reduce || node.Kind == Gather {
 		return &s.lanes[2*node.Worker+1]
 	}
@@ -199,7 +202,7 @@ func (s *simulation) begin(l *lane, now time.Duration) {
 	if s.at[n] < now && l.last >= 0 && s.End[l.last] == now {
 		s.cause[n] = l.last
 	}
-	if t.Kind != Reduce && t.Kind != Gather {
+	if t.Kind != Reduce && t.Kind != Gather && l.worker < s.g.workers {
 		s.Busy[l.worker] += s.g.Nodes[n].Time
 	}
 	if s.late[n] == 0 {

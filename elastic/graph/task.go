@@ -16,9 +16,14 @@ const (
 	Commit               // none
 	Update               // Layer, Shard: on the owner and on every mirror
 	Gather               // Layer: on every worker of the layer's stage
+
+	// Transfers occupy the sender's network card, which the workers of a host share. Stage and
+	// Micro are those of the pass that made what is sent.
+	SendGradient   // to the stage before
+	SendActivation // to the next stage
 )
 
-var kindNames = [...]string{"backward", "forward", "reduce", "commit", "update", "gather"}
+var kindNames = [...]string{"backward", "forward", "reduce", "commit", "update", "gather", "send gradient", "send activation"}
 
 func (k Kind) String() string {
 	if int(k) < len(kindNames) {
@@ -60,6 +65,10 @@ func (t Task) String() string {
 		return fmt.Sprintf("F(%d,%d)", t.Stage, t.Micro)
 	case Backward:
 		return fmt.Sprintf("B(%d,%d)", t.Stage, t.Micro)
+	case SendGradient:
+		return fmt.Sprintf("send B(%d,%d)", t.Stage, t.Micro)
+	case SendActivation:
+		return fmt.Sprintf("send F(%d,%d)", t.Stage, t.Micro)
 	case Reduce, Update:
 		return fmt.Sprintf("%v(%d,%d)", t.Kind, t.Layer, t.Shard)
 	case Gather:

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"slices"
 	"testing"
 )
@@ -80,4 +81,27 @@ func BenchmarkBoundary(b *testing.B) {
 			Needs(&afterHost, &p, View{Workers: ws})
 		}
 	})
+}
+
+// BenchmarkLoss makes the plans after one loss for 1,024 workers, 100 layers, 16 stages and
+// 2,048 micro-batches: the one in the step, and the one that moves layers and workers.
+func BenchmarkLoss(b *testing.B) {
+	prof := Profile{Layers: model(100)}
+	ws := workers(1024, 8)
+	whole := first(b, ws, prof, 16, 2048, 1)
+	v := View{Step: 5, Workers: slices.Delete(slices.Clone(ws), 100, 101)}
+	after := losing(b, whole, prof, 100)
+	for _, c := range []struct {
+		name    string
+		current Plan
+		kind    EventKind
+	}{{"in step", whole, Lost}, {"rebalance", after, Rebalance}} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				if _, _, err := Next(c.current, v, prof, Event{Kind: c.kind}); err != nil && !errors.Is(err, ErrNoGain) {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
 }

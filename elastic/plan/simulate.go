@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -10,7 +11,69 @@ import (
 // Graph lays out a step under the plan, with the times of the profile.
 func (p *Plan) Graph(prof Profile) (*graph.Graph, error) {
 	prof = prof.measured()
-	return graph.New(p.step(&prof, true))
+	step := p.step(&prof, true)
+	p.cards(&prof, &step)
+	return graph.New(step)
+}
+
+// cards lets transfers between stages wait for network cards: one for each host, or for each
+// worker whose host is not known. Inside a host none is needed, and what nobody has measured the
+// bandwidth of takes none.
+func (p *Plan) cards(prof *Profile, step *graph.Step) {
+	hosts := make(map[string]int)
+	card := make([]int, len(p.Workers))
+	for i, w := range p.Workers {
+		name := w.Host
+		if name == "" {
+			name = fmt.Sprint("\x00", w.ID)
+		}
+		if _, ok := hosts[name]; !ok {
+			hosts[name] = len(hosts)
+		}
+		card[i] = hosts[name]
+	}
+	bytes := func(t graph.Task) int64 {
+		if t.Kind == graph.Forward {
+			return prof.Layers[p.Stages[t.Stage].Hi-1].Output
+		}
+		return prof.Layers[p.Stages[t.Stage].Lo-1].Output
+	}
+	step.Card = func(t graph.Task, from, to int) (int, time.Duration) {
+		if card[from] == card[to] {
+			return -1, 0
+		}
+		return card[from], prof.pace(p.Workers[from].ID, p.Workers[to].ID).stream(bytes(t))
+	}
+	delay := step.Delay
+	step.Delay = func(t graph.Task, from, to int) time.Duration {
+		if card[from] == card[to] || t.Kind != graph.SendActivation && t.Kind != graph.SendGradient {
+			return delay(t, from, to)
+		}
+		return prof.pace(p.Workers[from].ID, p.Workers[to].ID).Latency
+	}
+}
+
+// pace returns what is known of the link of two workers.
+func (p *Profile) pace(a, b WorkerID) Pace {
+	l, ok := p.Links[link(a, b)]
+	if !ok {
+		l.Latency = p.Latency
+	}
+	if l.Bandwidth == 0 {
+		l.Bandwidth = p.Bandwidth
+	}
+	return l
+}
+
+// transfer returns how long it takes to send bytes.
+func (p Pace) transfer(bytes int64) time.Duration { return p.Latency + p.stream(bytes) }
+
+// stream returns how long the link is busy with bytes.
+func (p Pace) stream(bytes int64) time.Duration {
+	if p.Bandwidth <= 0 {
+		return 0
+	}
+	return time.Duration(float64(bytes) / p.Bandwidth * float64(time.Second))
 }
 
 // Simulate executes a step under the plan, with the times of the profile. For
@@ -52,10 +115,7 @@ func (p *Profile) transfer(bytes int64) time.Duration { return p.Latency + p.str
 
 // stream returns how long a link is busy with bytes.
 func (p *Profile) stream(bytes int64) time.Duration {
-	if p.Bandwidth <= 0 {
-		return 0
-	}
-	return time.Duration(float64(bytes) / p.Bandwidth * float64(time.Second))
+	return Pace{Bandwidth: p.Bandwidth}.stream(bytes)
 }
 
 // bytesPerParameter is the size of a float32.
@@ -179,16 +239,17 @@ func (p *Plan) step(prof *Profile, shards bool) graph.Step {
 	}
 	step.Into = func(layer, worker int) time.Duration { return at(into[layer], worker) }
 	step.Delay = func(t graph.Task, from, to int) time.Duration {
+		pace := prof.pace(p.Workers[from].ID, p.Workers[to].ID)
 		switch t.Kind {
 		case graph.Forward:
-			return prof.transfer(prof.Layers[p.Stages[t.Stage].Hi-1].Output)
+			return pace.transfer(prof.Layers[p.Stages[t.Stage].Hi-1].Output)
 		case graph.Backward:
 			if t.Stage == 0 {
 				break // to the owner of a shard: the reduction has the bytes
 			}
-			return prof.transfer(prof.Layers[p.Stages[t.Stage].Lo-1].Output)
+			return pace.transfer(prof.Layers[p.Stages[t.Stage].Lo-1].Output)
 		}
-		return prof.Latency
+		return pace.Latency
 	}
 	return step
 }
