@@ -17,8 +17,10 @@ const (
 	// gain is by how much of a step a plan for Rebalance has to be better, so that plans do
 	// not follow noise.
 	gain = 0.01
-	// shapeTrials is how many shapes are routed.
+	// shapeTrials is the most shapes that are routed, and trialRange by how much one may be
+	// behind the best in closed form, which is not exact where stages are uneven.
 	shapeTrials = 3
+	trialRange  = 0.1
 )
 
 // rebalance makes the plan that fits the times best, in two dimensions:
@@ -46,12 +48,8 @@ func rebalance(current Plan, v View, prof Profile, e Event) (Plan, Reason, error
 	horizon := time.Duration(cmp.Or(prof.Horizon, defaultHorizon))
 
 	s := newShaper(&now, &prof)
-	choices := []shape{{stages: slices.Clone(current.Stages)}}
-	for _, c := range s.shapes(&now, shapeTrials) {
-		if !slices.EqualFunc(c.stages, current.Stages, sameStage) {
-			choices = append(choices, c)
-		}
-	}
+	// What is far from the best in closed form need not be routed, see shapes.
+	choices := s.shapes(&now, shapeTrials)
 	var best Plan
 	var bestTime, bestWorth time.Duration
 	for _, c := range choices {

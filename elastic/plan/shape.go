@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"math"
 	"slices"
 )
@@ -10,7 +11,8 @@ import (
 type shape struct {
 	stages []Stage
 	time   float64 // of a step, in closed form, in nanoseconds
-	moves  float64 // bytes of state that the busiest worker gets
+	moves  float64 // bytes of state that the busiest worker gets; -1: not known yet
+	groups []groupCost
 }
 
 // shaper looks for better stages than those of a plan. Layers stay in their order and the
@@ -25,6 +27,7 @@ type shaper struct {
 	old    []Stage
 	home   map[WorkerID]int // the first stage it serves
 	most   float64          // parameters of a stage
+	shared bool             // some serve several stages
 	budget int              // shapes to try
 }
 
@@ -47,6 +50,8 @@ func newShaper(p *Plan, prof *Profile) *shaper {
 	}
 	for i := len(p.Stages) - 1; i >= 0; i-- {
 		for _, w := range p.Stages[i].Workers {
+			_, twice := s.home[w]
+			s.shared = s.shared || twice
 			s.home[w] = i
 		}
 	}
@@ -97,7 +102,7 @@ func (s *shaper) measure(stages []Stage, groups []groupCost) shape {
 			way += 2 * float64(s.prof.transfer(s.prof.Layers[st.Lo-1].Output))
 		}
 	}
-	return shape{stages, way + slowest, s.moved(stages)}
+	return shape{stages, way + slowest, -1, groups}
 }
 
 // moved estimates the bytes that the busiest worker gets: its part of the state of the
@@ -211,13 +216,40 @@ func (s *shaper) try(stages []Stage) shape {
 	return s.measure(s.cut(stages, groups), groups)
 }
 
-// better compares shapes: by time, and by bytes where that differs by less than a
-// thousandth.
-func better(a, b shape) bool {
-	if math.Abs(a.time-b.time) > b.time/1000 {
+// vary is try for stages of which only some have other workers than a shape has.
+func (s *shaper) vary(from *shape, stages []Stage, changed ...int) shape {
+	if s.shared {
+		return s.try(stages)
+	}
+	s.budget--
+	groups := slices.Clone(from.groups)
+	for _, i := range changed {
+		speeds := make([]float64, len(stages[i].Workers))
+		for k, w := range stages[i].Workers {
+			speeds[k] = s.prof.speed(w)
+		}
+		groups[i] = s.group(speeds)
+	}
+	return s.measure(s.cut(stages, groups), groups)
+}
+
+// worthwhile is by how much of a step shapes have to differ for more bytes to be moved.
+const worthwhile = 0.001
+
+// better compares shapes: by time, and by bytes where that hardly differs.
+func (s *shaper) better(a, b *shape) bool {
+	if math.Abs(a.time-b.time) > worthwhile*b.time {
 		return a.time < b.time
 	}
-	return a.moves < b.moves
+	return s.bytes(a) < s.bytes(b)
+}
+
+// bytes returns the moves of a shape.
+func (s *shaper) bytes(a *shape) float64 {
+	if a.moves < 0 {
+		a.moves = s.moved(a.stages)
+	}
+	return a.moves
 }
 
 // climb moves a worker to another stage, or lets two change places, as long as that helps.
@@ -225,9 +257,9 @@ func (s *shaper) climb(from shape) shape {
 	best := from
 	for s.budget > 0 {
 		next := best
-		consider := func(stages []Stage) {
+		consider := func(stages []Stage, i, j int) {
 			if s.budget > 0 {
-				if c := s.try(stages); better(c, next) && s.fits(c.stages) {
+				if c := s.vary(&best, stages, i, j); c.time < (1-worthwhile)*next.time && s.fits(c.stages) {
 					next = c
 				}
 			}
@@ -257,20 +289,20 @@ func (s *shaper) climb(from shape) shape {
 						stages := slices.Clone(best.stages)
 						stages[i].Workers = keep(st.Workers, func(x WorkerID) bool { return x != w })
 						stages[j].Workers = append(slices.Clone(stages[j].Workers), w)
-						consider(stages)
+						consider(stages, i, j)
 					}
 					for _, x := range kinds[j] {
 						if i < j && s.prof.speed(x) != s.prof.speed(w) {
 							stages := slices.Clone(best.stages)
 							stages[i].Workers = append(keep(st.Workers, func(y WorkerID) bool { return y != w }), x)
 							stages[j].Workers = append(keep(stages[j].Workers, func(y WorkerID) bool { return y != x }), w)
-							consider(stages)
+							consider(stages, i, j)
 						}
 					}
 				}
 			}
 		}
-		if !better(next, best) {
+		if next.time >= best.time {
 			break
 		}
 		best = next
@@ -311,14 +343,16 @@ func (s *shaper) shapes(p *Plan, most int) []shape {
 	old := s.measure(s.old, s.groups(s.old))
 	var list []shape
 	add := func(c shape) {
+		s.bytes(&c)
 		if s.fits(c.stages) && !slices.ContainsFunc(list, func(o shape) bool { return slices.EqualFunc(o.stages, c.stages, sameStage) }) {
 			list = append(list, c)
 		}
 	}
+	add(old)
 	recut := s.try(s.old)
 	add(recut)
 	begin := recut
-	if better(old, recut) {
+	if s.better(&old, &recut) {
 		begin = old
 	}
 	add(s.climb(begin))
@@ -331,12 +365,105 @@ func (s *shaper) shapes(p *Plan, most int) []shape {
 			add(s.climb(again))
 		}
 	}
+	span := trialRange
+	if every := s.every(p.Workers); len(every) > 0 {
+		most, span = tinyTrials, tinyRange
+		for _, c := range every {
+			add(c)
+		}
+	}
 	horizon := float64(cmp.Or(s.prof.Horizon, defaultHorizon))
+	worth := func(c shape) float64 { return c.time + float64(s.prof.stream(int64(c.moves)))/horizon }
 	slices.SortStableFunc(list, func(a, b shape) int {
-		worth := func(c shape) float64 { return c.time + float64(s.prof.stream(int64(c.moves)))/horizon }
 		return cmp.Or(cmp.Compare(worth(a), worth(b)), cmp.Compare(a.moves, b.moves))
 	})
-	return list[:min(most, len(list))]
+	if len(list) == 0 { // no memory for any
+		return []shape{old}
+	}
+	list = list[:min(most, len(list))]
+	return slices.DeleteFunc(list, func(c shape) bool { return worth(c) > (1+span)*worth(list[0]) })
+}
+
+const (
+	// tinyShapes is up to how many shapes all are measured.
+	tinyShapes = 3000
+	// tinyPasses is up to how many passes of a step tinyTrials of these are routed.
+	tinyPasses = 128
+	tinyTrials = 32
+	tinyRange  = 0.5
+)
+
+// every returns the best of all shapes with one stage for each worker, if these are few:
+// where stages have one worker or two, the closed form does not tell which one is best.
+func (s *shaper) every(workers []Worker) []shape {
+	stages, layers := len(s.old), len(s.sizes)
+	if s.shared || 2*s.micros*stages > tinyPasses {
+		return nil
+	}
+	n := 1.0
+	for range workers {
+		n *= float64(stages)
+	}
+	for i := range stages - 1 {
+		n *= float64(layers-1-i) / float64(i+1)
+	}
+	if n > tinyShapes {
+		return nil
+	}
+	var list []shape
+	now := make([]Stage, stages)
+	var cut func(i, lo int, groups []groupCost)
+	cut = func(i, lo int, groups []groupCost) {
+		if i == stages-1 {
+			now[i].Lo, now[i].Hi = lo, layers
+			list = append(list, s.measure(slices.Clone(now), groups))
+			return
+		}
+		for hi := lo + 1; hi <= layers-(stages-1-i); hi++ {
+			now[i].Lo, now[i].Hi = lo, hi
+			cut(i+1, hi, groups)
+		}
+	}
+	var staff func(k int)
+	staff = func(k int) {
+		if k < len(workers) {
+			for i := range now {
+				was := now[i].Workers
+				now[i].Workers = append(slices.Clip(was), workers[k].ID)
+				staff(k + 1)
+				now[i].Workers = was
+			}
+			return
+		}
+		if !slices.ContainsFunc(now, func(st Stage) bool { return len(st.Workers) == 0 }) {
+			cut(0, 0, s.groups(now))
+		}
+	}
+	staff(0)
+	// Of shapes that only differ in who of equals is where, the nearest is enough.
+	slices.SortStableFunc(list, func(a, b shape) int { return cmp.Compare(a.time, b.time) })
+	var best []shape
+	seen := make(map[string]int)
+	for _, c := range list {
+		key := ""
+		for _, st := range c.stages {
+			var speeds []float64
+			for _, w := range st.Workers {
+				speeds = append(speeds, s.prof.speed(w))
+			}
+			slices.Sort(speeds)
+			key += fmt.Sprint(st.Hi, speeds)
+		}
+		k, ok := seen[key]
+		switch {
+		case !ok && len(best) < tinyTrials:
+			seen[key] = len(best)
+			best = append(best, c)
+		case ok && s.bytes(&c) < s.bytes(&best[k]):
+			best[k] = c
+		}
+	}
+	return best
 }
 
 func sameStage(a, b Stage) bool {
