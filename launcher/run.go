@@ -17,6 +17,7 @@ import (
 
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -35,6 +36,7 @@ type runFlags struct {
 	digests   bool
 	runDir    string
 	plain     bool
+	ui        string // where the page is; "" for none
 	chaos     string
 	harms     chaos.Schedule // what chaos says
 }
@@ -119,6 +121,8 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
 	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
+	flags.StringVar(&f.ui, "ui", "", "serve the dashboard at `ADDR`")
+	flags.Lookup("ui").NoOptDefVal = dashboard.DefaultAddr
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
 }
@@ -297,7 +301,15 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return failure{err}
 	}
 
-	v := view.Open(view.Options{Plain: f.plain})
+	page, err := openPage(f, dir, stdout)
+	if err != nil {
+		return failure{err}
+	}
+	views := []view.View{view.Open(view.Options{Plain: f.plain})}
+	if page != nil {
+		views = append(views, page)
+	}
+	v := view.Tee(views...)
 	defer v.Close()
 
 	file := p.file
@@ -342,6 +354,9 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return failure{err}
 	}
 	defer a.CatchSignals()()
+	if page != nil {
+		page.Attach(paged{a, dir.Path()})
+	}
 
 	ws, err := agent.StartProcesses(agent.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
 	if err != nil {

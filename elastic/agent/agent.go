@@ -191,6 +191,9 @@ const (
 type Agent struct {
 	cfg   Config
 	stops chan Reason
+
+	watching sync.Mutex // held by who writes to watches
+	watches  chan bool  // the newest of Watch
 }
 
 // New returns the agent for a valid configuration.
@@ -198,7 +201,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Agent{cfg: cfg, stops: make(chan Reason, 2)}, nil
+	return &Agent{cfg: cfg, stops: make(chan Reason, 2), watches: make(chan bool, 1)}, nil
 }
 
 // Stop asks the run to stop: at the next commit the first time, at once the second
@@ -249,6 +252,7 @@ func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
+		watches: a.watches,
 		lone:    len(workers) == 1,
 		events:  make(chan event),
 		started: make(chan begun),
@@ -267,6 +271,7 @@ type run struct {
 	cfg     Config
 	workers []Worker
 	s       *session
+	watches <-chan bool
 
 	events  chan event             // from the goroutines to the loop
 	started chan begun             // the same, of workers
@@ -363,6 +368,8 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		case e = <-r.events:
 		case reason := <-stops:
 			e = stopAsked{reason}
+		case on := <-r.watches:
+			e = watchAsked{on}
 		case <-cancelled:
 			cancelled = nil
 			e = stopAsked{Cancelled}
@@ -640,6 +647,9 @@ func (r *run) do(e effect) error {
 		}
 		return dir.AddMetrics(e.m)
 	case writeEvent:
+		if r.cfg.View != nil {
+			r.cfg.View.Show(view.Change(e.e))
+		}
 		if dir == nil {
 			return nil
 		}

@@ -95,7 +95,7 @@ func (s *session) enter(now time.Time, id int) []effect {
 		return []effect{kill{id}}
 	}
 	w.state = training
-	effects := []effect{s.row(id, "joins"), sendMessage{id, s.startMessage()}}
+	effects := append([]effect{s.row(id, "joins"), sendMessage{id, s.startMessage()}}, s.paceOf(id)...)
 	return append(effects, s.tell(now, elastic.Joined{Worker: w.who, Addr: w.ready.Addr})...)
 }
 

@@ -55,6 +55,8 @@ type session struct {
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
 	times     []float64 // of the newest steps
+	watched   bool      // somebody wants timelines
+	every     int       // of which steps, as the workers were told; 0: of none
 
 	last  rundir.Metrics // the newest committed step, of whichever worker told first
 	told  map[int]said   // steps that some worker has still to report
@@ -270,6 +272,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
 		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
+	case watchAsked:
+		return s.watchAsked(e.on)
 	case addAsked:
 		return s.add(now, e)
 	case workerStarted:
@@ -488,6 +492,12 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
+	case control.Timeline:
+		if w.state != training || w.gone {
+			return nil
+		}
+		return s.timeline(id, m)
+
 	case control.Repaired:
 		if w.state != training || w.gone {
 			return nil
@@ -592,7 +602,7 @@ func (s *session) begin(now time.Time) []effect {
 		s.job.Args = s.cfg.Args
 	}
 
-	begin := view.Begin{Job: s.job, Reason: string(reason)}
+	begin := view.Begin{Job: s.job, Reason: string(reason), Stages: stages(&p)}
 	start := s.startMessage()
 	start.Plan = text
 	if s.cfg.RunDir != nil {
@@ -639,6 +649,7 @@ func (s *session) begin(now time.Time) []effect {
 	for id := range s.workers {
 		s.workers[id].state = training
 		effects = append(effects, sendMessage{id, start})
+		effects = append(effects, s.paceOf(id)...)
 	}
 	return append(effects, show{begin})
 }
@@ -744,7 +755,8 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.pace()...)
+	return append(effects, s.gather(now)...)
 }
 
 // forget drops the steps that all have reported who are to.

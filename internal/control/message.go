@@ -11,8 +11,8 @@ const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
-// Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
-// Release from the agent.
+// Leave, Saved, Timeline, Done and Failed from the worker, Start, Query, Order, Save, Watch,
+// Stop and Release from the agent.
 type Message interface {
 	kind() string
 }

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+
+	"golang.org/x/term"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/dashboard"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// openPage begins to serve the dashboard and says where it is; nil if nobody asked for it. The link with
+// the run's token is for the eyes of whoever sits at a terminal.
+func openPage(f runFlags, dir *rundir.Dir, stdout io.Writer) (*dashboard.Server, error) {
+	if f.ui == "" {
+		return nil, nil
+	}
+	page, err := dashboard.Listen(dashboard.Config{Addr: f.ui, TokenFile: dir.File(dashboard.TokenName)})
+	if err != nil {
+		return nil, err
+	}
+	out, ok := stdout.(*os.File)
+	if ok && !f.plain && term.IsTerminal(int(out.Fd())) {
+		fmt.Fprintf(stdout, "dashboard %s\n", page.Link())
+	} else {
+		fmt.Fprintf(stdout, "dashboard %s (the token to act on the run is in %s)\n", page.URL(), dir.String()+"/"+dashboard.TokenName)
+	}
+	if page.Beyond() {
+		fmt.Fprintln(stdout, "the dashboard can be reached from other machines, and what it sends is not encrypted")
+	}
+	return page, nil
+}
+
+// paged is a run as the page acts on it: through what the commands use.
+type paged struct {
+	agent  *agent.Agent
+	runDir string
+}
+
+func (p paged) Watch(on bool) { p.agent.Watch(on) }
+
+func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
+	if a.Do == "add" {
+		ids, err := add(ctx, p.runDir, 1)
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("worker %d is started", ids[0]), nil
+	}
+	i := slices.IndexFunc(harms, func(h harm) bool { return h.name == a.Do })
+	if i < 0 {
+		return "", fmt.Errorf("this run cannot %s a worker", a.Do)
+	}
+	if err := harms[i].strike(ctx, p.runDir, []int{a.Worker}); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s: worker %d", a.Do, a.Worker), nil
+}
