@@ -5,14 +5,21 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 
+	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/rundir"
 )
+
+// pageFlag is the flag --ui, whose address may be left out.
+func pageFlag(flags *pflag.FlagSet, f *runFlags) {
+	flags.StringVar(&f.ui, "ui", "", "serve the dashboard, a page that shows the run and acts on it, at `ADDR`")
+	flags.Lookup("ui").NoOptDefVal = dashboard.DefaultAddr
+}
 
 // openPage begins to serve the dashboard and says where it is; nil if nobody asked for it. The link with
 // the run's token is for the eyes of whoever sits at a terminal.
@@ -28,7 +35,7 @@ func openPage(f runFlags, dir *rundir.Dir, stdout io.Writer) (*dashboard.Server,
 	if ok && !f.plain && term.IsTerminal(int(out.Fd())) {
 		fmt.Fprintf(stdout, "dashboard %s\n", page.Link())
 	} else {
-		fmt.Fprintf(stdout, "dashboard %s (the token to act on the run is in %s)\n", page.URL(), dir.String()+"/"+dashboard.TokenName)
+		fmt.Fprintf(stdout, "dashboard %s (the token to act on the run is in %s)\n", page.URL(), filepath.Join(dir.String(), dashboard.TokenName))
 	}
 	if page.Beyond() {
 		fmt.Fprintln(stdout, "the dashboard can be reached from other machines, and what it sends is not encrypted")
@@ -38,11 +45,11 @@ func openPage(f runFlags, dir *rundir.Dir, stdout io.Writer) (*dashboard.Server,
 
 // paged is a run as the page acts on it: through what the commands use.
 type paged struct {
-	agent  *agent.Agent
+	agents interface{ Watch(on bool) }
 	runDir string
 }
 
-func (p paged) Watch(on bool) { p.agent.Watch(on) }
+func (p paged) Watch(on bool) { p.agents.Watch(on) }
 
 func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
 	if a.Do == "add" {

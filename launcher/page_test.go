@@ -221,7 +221,7 @@ func TestScreenshots(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-o", gpt, "../examples/gpt").CombinedOutput(); err != nil {
 		t.Fatalf("%s%v", out, err)
 	}
-	args := strings.Fields("--layers 6 --width 64 --heads 4 --context 64 --global-batch 32 --micro-batch 4 --steps 320 --eval-every 40")
+	args := strings.Fields("--layers 6 --width 64 --heads 4 --context 64 --global-batch 32 --micro-batch 4 --steps 260 --eval-every 40")
 	r := beginPage(t, gpt, args, []string{"--workers", "4", "--stages", "2", "--respawn"})
 	shot := func(name string, width, height int64, scheme string) chromedp.Action[chromedp.Void] {
 		return chromedp.Steps(
@@ -232,7 +232,7 @@ func TestScreenshots(t *testing.T) {
 				})
 				return err
 			}),
-			chromedp.Evaluate[chromedp.Void](`new Promise((r) => setTimeout(r, 700))`, chromedp.EvalAwaitPromise),
+			chromedp.Evaluate[chromedp.Void](`(scrollTo(0, 0), new Promise((r) => setTimeout(r, 700)))`, chromedp.EvalAwaitPromise),
 			chromedp.Func(func(ctx context.Context, _ *chromedp.Target) error {
 				picture, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
 				if err != nil {
@@ -249,7 +249,7 @@ func TestScreenshots(t *testing.T) {
 		chromedp.Click(`.worker[data-worker="2"] .kill`), at(100),
 		chromedp.Click(`.worker[data-worker="1"] .leave`), at(130),
 		chromedp.Click(`#add`), at(160),
-		chromedp.Click(`.worker[data-worker="0"] .kill`), at(200),
+		chromedp.Click(`.worker[data-worker="0"] .kill`), at(190),
 		shot("dashboard-light.png", 1280, 1560, "light"), shot("dashboard-dark.png", 1280, 1560, "dark"), shot("dashboard-phone.png", 390, 844, "light"),
 		chromedp.EmulateViewport(1280, 900), holds(`document.querySelector('#state').dataset.state == 'done'`), shot("finished.png", 1280, 700, "light"))
 }

@@ -51,6 +51,7 @@ higher plan, and the last line of a step counts.`,
 	flags.IntVar(&f.mirrors, "mirrors", 0, "replicas of each shard besides the owner's (default as before)")
 	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
 	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
+	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
 }
@@ -72,7 +73,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if job.Command == "" {
 		return failure{fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot go on", path)}
 	}
-	f.reduction, f.zero = job.Reduction, job.Zero
+	f.reduction, f.zero, f.hosts, f.digests = job.Reduction, job.Zero, 1, true
 	if !cmd.Flags().Changed("workers") {
 		f.workers = job.Workers
 	}
@@ -89,9 +90,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if err != nil {
 		return failure{fmt.Errorf("%s: %w", path, err)}
 	}
-	if was.Last != nil {
-		again.Plan = was.Last.Plan
-	}
+	again.Plan = was.Plan
 	if again.Data, err = dir.ReadData(); err != nil {
 		return failure{err}
 	}

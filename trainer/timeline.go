@@ -68,10 +68,10 @@ func (l *timeline) pass(p timedPass, backward bool, layer int, from time.Time, w
 	defer l.mu.Unlock()
 	switch {
 	case !l.keeps(p.step):
-	case len(l.t.Spans) == control.MaxSpans:
+	case len(l.t.Passes) == control.MaxPasses:
 		l.t.Cut = true
 	default:
-		l.t.Spans = append(l.t.Spans, control.Span{
+		l.t.Passes = append(l.t.Passes, control.Pass{
 			Backward: backward, Layer: layer, Micro: p.micro,
 			From: l.since(from), To: l.since(time.Now()), Wait: wait.Microseconds(),
 		})

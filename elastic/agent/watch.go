@@ -2,6 +2,8 @@ package agent
 
 import (
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
@@ -10,14 +12,34 @@ import (
 
 // Watch says whether somebody wants to see what the workers do within a step. While it is so, the view
 // gets a view.Timeline of every worker for some of the steps, a few in a second. It never waits.
-func (a *Agent) Watch(on bool) {
-	a.watching.Lock()
-	defer a.watching.Unlock()
-	select {
-	case <-a.watches: // nobody has heard it yet, and it is out of date
-	default:
+func (a *Agent) Watch(on bool) { a.watch.set(on) }
+
+// Watch does what [Agent.Watch] does. Every host has to be told, as any may lead.
+func (h *Host) Watch(on bool) { h.watch.set(on) }
+
+// watching is whether timelines are wanted.
+type watching struct {
+	mu      sync.Mutex
+	on      bool
+	changed chan struct{} // closed with the next change
+}
+
+func newWatching() *watching { return &watching{changed: make(chan struct{})} }
+
+func (w *watching) set(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.on != on {
+		w.on = on
+		close(w.changed)
+		w.changed = make(chan struct{})
 	}
-	a.watches <- on
+}
+
+func (w *watching) now() (on bool, changed <-chan struct{}) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.on, w.changed
 }
 
 // watchAsked says whether timelines are wanted.
@@ -27,14 +49,14 @@ type watchAsked struct{ on bool }
 const watchEvery = 250
 
 // watchAsked begins or ends to ask the workers for timelines.
-func (s *session) watchAsked(on bool) []effect {
+func (s *session) watchAsked(now time.Time, on bool) []effect {
 	s.watched = on
-	return s.pace()
+	return s.pace(now)
 }
 
 // pace has the workers tell of as many steps as people can look at: a power of two apart, and another one
 // only when the steps take twice as long as they did, or half.
-func (s *session) pace() []effect {
+func (s *session) pace(now time.Time) []effect {
 	every := 0
 	if s.watched {
 		every = max(1, s.every)
@@ -49,30 +71,22 @@ func (s *session) pace() []effect {
 			}
 		}
 	}
-	if every == s.every {
-		return nil
-	}
 	s.every = every
 	var effects []effect
 	for id := range s.workers {
-		if w := &s.workers[id]; w.state == training && !w.gone && !w.closed {
+		w := &s.workers[id]
+		// One that says nothing is not told again and again: what is sent to it has to be kept.
+		if w.every != every && w.state == training && !w.gone && !w.closed && w.heard.After(w.paced) {
+			w.every, w.paced = every, now
 			effects = append(effects, sendMessage{id, control.Watch{Every: every}})
 		}
 	}
 	return effects
 }
 
-// paceOf tells one worker, which begins to train.
-func (s *session) paceOf(id int) []effect {
-	if s.every == 0 {
-		return nil
-	}
-	return []effect{sendMessage{id, control.Watch{Every: s.every}}}
-}
-
 // timeline passes on what a worker did in a step.
 func (s *session) timeline(id int, m control.Timeline) []effect {
-	m.Spans = m.Spans[:min(len(m.Spans), control.MaxSpans)]
+	m.Passes = m.Passes[:min(len(m.Passes), control.MaxPasses)]
 	return []effect{show{view.Timeline{ID: s.id(id), Timeline: m}}}
 }
 

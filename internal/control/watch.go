@@ -11,20 +11,20 @@ type Timeline struct {
 	Began  int64 // microseconds since 1970
 	Commit int64 // when it entered the commit
 	End    int64 // of the step
-	Spans  []Span
-	Cut    bool // there were more than MaxSpans
+	Passes []Pass
+	Cut    bool // there were more than MaxPasses
 }
 
-// Span is one pass of a micro-batch through the layers from Layer on.
-type Span struct {
+// Pass is one pass of a micro-batch through the layers from Layer on.
+type Pass struct {
 	Backward     bool
 	Layer, Micro int
 	From, To     int64
 	Wait         int64 // of it, for parameters that had not come
 }
 
-// MaxSpans bounds Timeline.Spans.
-const MaxSpans = 4096
+// MaxPasses bounds Timeline.Passes.
+const MaxPasses = 4096
 
 func (Watch) kind() string    { return "watch" }
 func (Timeline) kind() string { return "timeline" }

@@ -430,7 +430,7 @@ func (b *board) told(e view.Timeline) {
 		p.Began = e.Began
 	}
 	t := track{ID: e.ID, Commit: e.Commit, End: e.End, Cut: e.Cut}
-	for _, s := range e.Spans {
+	for _, s := range e.Passes {
 		st := slices.IndexFunc(b.run.Stages, func(st stage) bool { return st.Lo <= s.Layer && s.Layer < st.Hi })
 		t.Spans = append(t.Spans, span{s.Backward, st, s.Micro, s.From, s.To})
 	}
@@ -471,7 +471,7 @@ func (t *track) shift(by int64) {
 func speedOf(t control.Timeline) (ms, busy float64) {
 	var sum int64
 	forwards := 0
-	for _, s := range t.Spans {
+	for _, s := range t.Passes {
 		sum += max(0, s.To-s.From-s.Wait)
 		if !s.Backward {
 			forwards++

@@ -126,6 +126,7 @@ const speedChart = line($('speed-chart'), {
   value: amount,
   describe: (p) => `step ${p.x}: ${amount(p.y)} tokens a second`,
   fromZero: true,
+  smooth: true,
 });
 const pipeline = gantt($('gantt'));
 
@@ -409,6 +410,9 @@ function take(f) {
   if (f.workers || f.run) showWorkers();
   if (f.timeline) {
     step = f.timeline;
+    // In the order of the stages, in which the micro-batches pass them.
+    for (const w of step.workers) w.stage = workers.find((x) => x.id === w.id)?.stages[0];
+    step.workers.sort((a, b) => (a.stage ?? 1e9) - (b.stage ?? 1e9) || a.id - b.id);
     showStep();
   }
   showRun();

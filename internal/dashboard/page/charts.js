@@ -21,9 +21,17 @@ export function ticks(low, high, n) {
   return out;
 }
 
+// means returns for each value the mean of those up to by places around it.
+function means(values, by) {
+  return values.map((_, i) => {
+    const near = values.slice(Math.max(0, i - by), i + by + 1);
+    return near.reduce((a, b) => a + b, 0) / near.length;
+  });
+}
+
 // line makes a curve in a box: draw(points, marks) shows [{x, y, dot}] and lines at the x of marks. value and
 // describe put numbers into words.
-export function line(box, { label, value, describe, fromZero }) {
+export function line(box, { label, value, describe, fromZero, smooth }) {
   const svg = el('svg', { role: 'img', tabindex: '0', 'aria-label': label });
   const tip = document.createElement('div');
   tip.className = 'tip';
@@ -83,7 +91,10 @@ export function line(box, { label, value, describe, fromZero }) {
         svg.append(el('line', { class: 'mark', x1: xOf(m.x), x2: xOf(m.x), y1: top, y2: bottom }, el('title', {}, m.title)));
       }
     }
-    const path = points.map((p, i) => `${i ? 'L' : 'M'}${xOf(p.x).toFixed(1)} ${yOf(p.y).toFixed(1)}`).join('');
+    const through = (ys) => points.map((p, i) => `${i ? 'L' : 'M'}${xOf(p.x).toFixed(1)} ${yOf(ys[i]).toFixed(1)}`).join('');
+    const raw = points.map((p) => p.y);
+    const path = through(smooth ? means(raw, Math.max(1, Math.round(raw.length / 40))) : raw);
+    if (smooth) svg.append(el('path', { class: 'raw', d: through(raw) }));
     svg.append(el('path', { class: 'area', d: `${path}L${xOf(points[points.length - 1].x).toFixed(1)} ${bottom}L${left} ${bottom}Z` }));
     svg.append(el('path', { class: 'curve', d: path }));
     for (const p of points) {
@@ -154,7 +165,7 @@ export function gantt(box) {
     const end = Math.max(1, ...step.workers.map((w) => w.end));
     const row = 26;
     const bar = 20;
-    const left = width < 500 ? 34 : 76;
+    const left = width < 500 ? 34 : 118;
     const right = width - 6;
     const height = step.workers.length * row + 24;
     const x = (t) => left + (Math.min(Math.max(t, 0), end) / end) * (right - left);
@@ -162,7 +173,8 @@ export function gantt(box) {
     const many = step.workers.reduce((n, w) => n + w.spans.length, 0) > numbered;
     step.workers.forEach((w, i) => {
       const y = i * row + 2;
-      svg.append(el('text', { class: 'label', x: 0, y: y + 14 }, width < 500 ? `W${w.id}` : `Worker ${w.id}`));
+      svg.append(el('text', { class: 'label', x: 0, y: y + 14 }, width < 500 ? `W${w.id}` : `Worker ${w.id}`,
+        ...(width < 500 || w.stage === undefined ? [] : [el('tspan', { dx: 6 }, `stage ${w.stage}`)])));
       svg.append(el('rect', { class: 'idle', x: x(w.from), y, width: Math.max(1, x(w.end) - x(w.from)), height: bar, rx: 4 }));
       if (w.commit > 0) {
         svg.append(el('rect', { class: 'c', x: x(w.commit), y: y + bar - 5, width: Math.max(1, x(w.end) - x(w.commit)), height: 5, rx: 2 },
