@@ -389,9 +389,12 @@ func (b *board) change(e rundir.Event) {
 }
 
 func (b *board) end(s rundir.Summary) {
-	b.run.State, b.run.Note = done, ""
-	if s.StoppedBy != "" {
+	switch {
+	case b.run.State == failed: // which said more
+	case s.StoppedBy != "":
 		b.run.State, b.run.Note = stopped, s.StoppedBy
+	default:
+		b.run.State, b.run.Note = done, ""
 	}
 	b.run.Step, b.run.Seconds, b.run.Params, b.run.Left, b.run.Acts = s.Steps, s.Seconds, s.ParamsSHA256, -1, false
 	if s.ValLoss != nil {
