@@ -18,7 +18,17 @@ type Config struct {
 	Peers   []Peer    // its workers
 	Profile plan.Profile
 
-	Term uint64 // of the agents' agreement
+	Term    uint64 // of the agents' agreement
+	Attempt uint64 // of the newest ballot in it
+
+	// Of a run that goes on under another leader: what is agreed of it. Live is the order
+	// of the newest recovery, whose plan is Plan or comes before it. Coming is a
+	// boundary plan that may be live already. Issued is the newest version that was given.
+	Live   *Order
+	Coming *Order
+	Issued plan.Version
+	Saved  Saved
+	Fills  int // IDs of fills that may have been given
 
 	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
 	Stages, Mirrors int
@@ -51,8 +61,11 @@ type Controller struct {
 	filling *filling                  // what a boundary plan waits for
 	before  *plan.Plan                // what came before plan since, which a recovery found live; nil when all have applied it
 	since   plan.Version
-	went    Point // with which it went live
-	fills   int   // begun so far
+	went    Point                        // with which it went live
+	times   map[plan.WorkerID]plan.Times // measured by sessions that live
+	looking bool                         // LookTimer runs
+	seen    *look                        // what no better plan was found for
+	fills   int                          // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -115,8 +128,9 @@ type recovery struct {
 // New returns the controller of a run whose first plan is live.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
+		cfg: cfg, ballot: Ballot{Term: cfg.Term, Attempt: cfg.Attempt}, plan: cfg.Plan, issued: cfg.Plan.Version,
 		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
+		times: make(map[plan.WorkerID]plan.Times),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
@@ -124,6 +138,17 @@ func New(cfg Config) *Controller {
 	}
 	for _, p := range cfg.Peers {
 		c.members[p.ID] = &member{Peer: p}
+	}
+	c.saved, c.fills = cfg.Saved, cfg.Fills
+	if cfg.Live != nil {
+		c.live, c.epoch = cfg.Live, cfg.Live.Epoch
+	}
+	if cfg.Coming != nil {
+		c.coming = &change{order: *cfg.Coming, cause: "agreed", agreed: true, reason: "it was agreed before this agent led"}
+		c.pending[cfg.Coming.Plan.Version] = c.coming
+	}
+	if cfg.Issued.Compare(c.issued) > 0 {
+		c.issued = cfg.Issued
 	}
 	return c
 }
@@ -166,6 +191,8 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.joined(now, e)
 	case Level:
 		return c.level(e)
+	case Measured:
+		return c.measured(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -174,7 +201,9 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case Saved:
 		return c.save(e)
 	case Led:
-		c.ballot = Ballot{Term: e.Term}
+		if e.Term > c.ballot.Term {
+			c.ballot = Ballot{Term: e.Term}
+		}
 		c.recover(now)
 		return c.ask(fmt.Sprintf("this agent leads in term %d", e.Term))
 	}
@@ -237,6 +266,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 		return nil
 	}
 	delete(c.members, e.Worker.ID)
+	delete(c.times, e.Worker.ID)
 	c.broken = slices.DeleteFunc(c.broken, func(l link) bool { return l.a == m.Worker || l.b == m.Worker })
 	if !c.planned(m.Worker) {
 		return []Effect{note("%s; the plan does without it", e.Cause)}
@@ -498,7 +528,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 		if none != nil {
 			err = none
 		} else {
-			p, reason, err = plan.Next(current, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
+			p, reason, err = plan.Next(current, view, c.profile(), plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
 		}
 		switch {
 		case err == nil:
@@ -613,7 +643,7 @@ func (c *Controller) same(p plan.Plan, at Point) plan.Plan {
 
 // anew makes a plan that owes nothing to the one before but its version.
 func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason, error) {
-	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.cfg.Profile, plan.Event{
+	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.profile(), plan.Event{
 		Kind: plan.Start, Micros: c.plan.Micros(),
 		Stages: min(c.cfg.Stages, len(alive)), Mirrors: c.cfg.Mirrors, FromStep: at.Step + 1,
 	})
@@ -796,6 +826,9 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 	case t == HoldTimer && c.phase == holding:
 		return c.end(&FewError{Have: len(c.members), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
 	case t == WishTimer:
+		return c.wishes()
+	case t == LookTimer:
+		c.looking = false
 		return c.wishes()
 	case t == LinkTimer && len(c.broken) > 0:
 		return c.repair(now)

@@ -84,9 +84,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if err != nil {
 		return failure{fmt.Errorf("%s: %w", path, err)}
 	}
-	if was.Last != nil {
-		again.Plan = was.Last.Plan
-	}
+	again.Plan = was.Plan
 	if again.Data, err = dir.ReadData(); err != nil {
 		return failure{err}
 	}
@@ -102,7 +100,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 
 // inherit takes over from the run before what was not changed.
 func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) (err error) {
-	f.reduction, f.zero = job.Reduction, job.Zero
+	f.reduction, f.zero, f.hosts = job.Reduction, job.Zero, 1
 	if !changed("workers") {
 		f.workers = job.Workers
 	}

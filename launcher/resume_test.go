@@ -36,5 +36,5 @@ func TestInherit(t *testing.T) {
 
 func (f runFlags) same(g runFlags) bool {
 	return f.workers == g.workers && f.stages == g.stages && f.mirrors == g.mirrors && f.least == g.least && f.respawn == g.respawn &&
-		f.detect == g.detect && f.digests == g.digests && f.reduction == g.reduction && f.zero == g.zero
+		f.detect == g.detect && f.digests == g.digests && f.hosts == 1 && f.reduction == g.reduction && f.zero == g.zero
 }

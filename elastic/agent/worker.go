@@ -60,6 +60,8 @@ type Status struct {
 
 	// Progress is what the worker had begun, as far as that is known.
 	Progress progress.State
+
+	lost time.Time // since when nothing is heard of its host, where that is why it counts as ended
 }
 
 // OK reports whether the worker ended by itself and well.

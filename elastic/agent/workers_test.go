@@ -45,7 +45,7 @@ func many(t *testing.T, cfg Config, n int, events ...event) (*session, []effect)
 		if s.over() {
 			t.Fatalf("over before event %d, %T", i, e)
 		}
-		effects = append(effects, s.step(time.Unix(int64(i), 0), e)...)
+		effects = append(effects, agreeing(s, time.Unix(int64(i), 0), e)...)
 	}
 	return s, effects
 }
