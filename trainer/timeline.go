@@ -78,11 +78,12 @@ func (l *timeline) pass(p timedPass, backward bool, layer int, from time.Time, w
 	}
 }
 
-// timed is a stage that tells of its passes.
+// timed is a stage that tells of its passes. The stage is no embedded one: every method that takes a pass has
+// to unwrap it.
 type timed struct {
-	engine.Stage
-	lo  int // its first layer
-	log *timeline
+	stage engine.Stage
+	lo    int // its first layer
+	log   *timeline
 }
 
 // timedPass is a pass whose times are kept.
@@ -101,7 +102,7 @@ func own(p engine.Pass) engine.Pass {
 
 func (s timed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
 	if !m.Train || !s.log.keeps(m.Step) {
-		return s.Stage.Forward(m, in)
+		return s.stage.Forward(m, in)
 	}
 	var waited time.Duration
 	if ready := m.Ready; ready != nil {
@@ -113,7 +114,7 @@ func (s timed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Te
 		}
 	}
 	began := time.Now()
-	p, out, err := s.Stage.Forward(m, in)
+	p, out, err := s.stage.Forward(m, in)
 	if err != nil {
 		return p, out, err
 	}
@@ -123,20 +124,22 @@ func (s timed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Te
 }
 
 func (s timed) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
-	return s.Stage.Loss(own(p), target)
+	return s.stage.Loss(own(p), target)
 }
 
 func (s timed) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
 	t, ok := p.(timedPass)
 	if !ok {
-		return s.Stage.Backward(p, dout, grads)
+		return s.stage.Backward(p, dout, grads)
 	}
 	began := time.Now()
-	din := s.Stage.Backward(t.Pass, dout, grads)
+	din := s.stage.Backward(t.Pass, dout, grads)
 	s.log.pass(t, true, s.lo, began, 0)
 	return din
 }
 
-func (s timed) Drop(p engine.Pass) { s.Stage.Drop(own(p)) }
+func (s timed) Drop(p engine.Pass) { s.stage.Drop(own(p)) }
 
-func (s timed) Suspect(p engine.Pass) int { return s.Stage.Suspect(own(p)) }
+func (s timed) Shapes(p engine.Pass) [][]int { return s.stage.Shapes(own(p)) }
+
+func (s timed) Suspect(p engine.Pass) int { return s.stage.Suspect(own(p)) }

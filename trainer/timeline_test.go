@@ -39,6 +39,10 @@ func (s plainStage) Backward(p engine.Pass, dout tensor.Tensor, _ engine.Gradien
 	s.pass(p)
 	return dout
 }
+func (s plainStage) Shapes(p engine.Pass) [][]int {
+	s.pass(p)
+	return nil
+}
 func (s plainStage) Drop(p engine.Pass)        { s.pass(p) }
 func (s plainStage) Suspect(p engine.Pass) int { s.pass(p); return -1 }
 
@@ -54,6 +58,7 @@ func TestTimeline(t *testing.T) {
 			}
 			s.Loss(p, tensor.Tensor{})
 			s.Suspect(p)
+			s.Shapes(p)
 			if train {
 				s.Backward(p, tensor.Tensor{}, nil)
 			} else {
