@@ -51,7 +51,7 @@ func (c *Controller) wishes() []Effect {
 	default:
 		return nil
 	}
-	p, reason, err := plan.Next(c.plan, view, c.cfg.Profile, event)
+	p, reason, err := plan.Next(c.plan, view, c.profile(), event)
 	if err != nil {
 		return []Effect{note("no plan to %s: %v", what, err)}
 	}

@@ -51,8 +51,11 @@ type Controller struct {
 	filling *filling                  // what a boundary plan waits for
 	before  *plan.Plan                // what came before plan since, which a recovery found live; nil when all have applied it
 	since   plan.Version
-	went    Point // with which it went live
-	fills   int   // begun so far
+	went    Point                        // with which it went live
+	times   map[plan.WorkerID]plan.Times // measured by sessions that live
+	looking bool                         // LookTimer runs
+	seen    *look                        // what no better plan was found for
+	fills   int                          // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -117,6 +120,7 @@ func New(cfg Config) *Controller {
 	c := &Controller{
 		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
 		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
+		times: make(map[plan.WorkerID]plan.Times),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
@@ -166,6 +170,8 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.joined(now, e)
 	case Level:
 		return c.level(e)
+	case Measured:
+		return c.measured(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e
@@ -237,6 +243,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 		return nil
 	}
 	delete(c.members, e.Worker.ID)
+	delete(c.times, e.Worker.ID)
 	c.broken = slices.DeleteFunc(c.broken, func(l link) bool { return l.a == m.Worker || l.b == m.Worker })
 	if !c.planned(m.Worker) {
 		return []Effect{note("%s; the plan does without it", e.Cause)}
@@ -498,7 +505,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 		if none != nil {
 			err = none
 		} else {
-			p, reason, err = plan.Next(current, view, c.cfg.Profile, plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
+			p, reason, err = plan.Next(current, view, c.profile(), plan.Event{Kind: plan.Lost, Cause: strings.Join(r.causes, "; "), After: c.issued})
 		}
 		switch {
 		case err == nil:
@@ -613,7 +620,7 @@ func (c *Controller) same(p plan.Plan, at Point) plan.Plan {
 
 // anew makes a plan that owes nothing to the one before but its version.
 func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason, error) {
-	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.cfg.Profile, plan.Event{
+	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.profile(), plan.Event{
 		Kind: plan.Start, Micros: c.plan.Micros(),
 		Stages: min(c.cfg.Stages, len(alive)), Mirrors: c.cfg.Mirrors, FromStep: at.Step + 1,
 	})
@@ -796,6 +803,9 @@ func (c *Controller) late(now time.Time, t Timer) []Effect {
 	case t == HoldTimer && c.phase == holding:
 		return c.end(&FewError{Have: len(c.members), Need: c.cfg.MinWorkers, Held: c.cfg.Hold})
 	case t == WishTimer:
+		return c.wishes()
+	case t == LookTimer:
+		c.looking = false
 		return c.wishes()
 	case t == LinkTimer && len(c.broken) > 0:
 		return c.repair(now)

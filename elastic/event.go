@@ -8,7 +8,7 @@ import (
 )
 
 // Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
-// Applied, Late, LinkLost, Leaving, Joined, Level, Finished, Saved and Led.
+// Applied, Late, LinkLost, Leaving, Joined, Level, Measured, Finished, Saved and Led.
 type Event interface{ event() }
 
 // Evidence says how a death is known, and with it from when its time counts.
@@ -92,6 +92,13 @@ type (
 		ID, Step int
 	}
 
+	// Measured brings what a worker has measured of itself; the newest counts. Times are
+	// best told with every heartbeat whose times differ from what was told before.
+	Measured struct {
+		Worker plan.Worker
+		Times  plan.Times
+	}
+
 	// Finished says that a worker has passed the last point, with the result
 	// of it. It answers queries on.
 	Finished struct {
@@ -126,6 +133,7 @@ const (
 	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link, and then for the link
 	HoldTimer  Timer = "hold"  // for more workers
 	WishTimer  Timer = "wish"  // for the next boundary plan after a recovery
+	LookTimer  Timer = "look"  // for the next look at what was measured
 )
 
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,
@@ -243,6 +251,7 @@ func (Finished) event() {}
 func (Saved) event()    {}
 func (Joined) event()   {}
 func (Level) event()    {}
+func (Measured) event() {}
 func (Led) event()      {}
 
 func (Ask) effect()         {}

@@ -97,10 +97,10 @@ func (s *session) ring(now time.Time) []effect {
 			effects = append(effects, s.refuse(now, id, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))...)
 		}
 	}
-	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer, elastic.WishTimer} {
+	for _, name := range []elastic.Timer{elastic.QueryTimer, elastic.LinkTimer, elastic.HoldTimer, elastic.WishTimer, elastic.LookTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || now.Before(t.at):
-		case name != elastic.WishTimer && s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
+		case name != elastic.WishTimer && name != elastic.LookTimer && s.cfg.Detect > 0 && now.Sub(t.at) > s.cfg.Detect/4:
 			s.timers[name] = timer{now.Add(t.after), t.after}
 		default:
 			delete(s.timers, name)

@@ -33,7 +33,8 @@ func (l Layer) Size() int {
 	return n
 }
 
-// Profile is what is known of the model and the machines.
+// Profile is what is known of the model and the machines. The times in it are measured,
+// see [Profile.With]; nothing is taken from what a machine says of itself.
 type Profile struct {
 	Layers []Layer
 	Speed  map[WorkerID]float64 // a worker that is not in it has speed 1
@@ -42,13 +43,25 @@ type Profile struct {
 	Bandwidth float64       // of a worker's link, bytes per second; 0: not measured, taken as unlimited
 	Updates   float64       // parameters a worker of speed 1 updates per second; 0: not measured, taken as unlimited
 
+	// Links has what is known of single links; the others are as Latency and Bandwidth say.
+	Links map[Link]Pace
+	// Memory is the bytes a worker has for parameters and optimizer state. A worker that is not
+	// in it has no limit that is known.
+	Memory map[WorkerID]int64
+	// Horizon is the number of steps within which a plan for [Rebalance] has to win back
+	// the time of its transfers; 0 means 100.
+	Horizon int
+
 	// Buffers is the most sums of gradients of a layer that a worker should
 	// have to keep; 0 means 16. A plan exceeds it only if contiguous runs of
 	// micro-batches do, too.
 	Buffers int
 }
 
-const defaultBuffers = 16
+const (
+	defaultBuffers = 16
+	defaultHorizon = 100
+)
 
 func (p *Profile) buffers() int {
 	if p.Buffers == 0 {
@@ -141,6 +154,8 @@ const (
 	Leave                    // those of View.Leaving are to leave
 	Protect                  // after a loss: every shard is to have its mirrors again
 	Join                     // workers of the view are not in the plan
+	// Rebalance: the times have changed, or the plan is not what fits them best.
+	Rebalance
 )
 
 // Event is what made a new plan necessary.
