@@ -30,6 +30,10 @@ type Outcome struct {
 	// cannot.
 	Resume string
 
+	// Untold is why some of what is told of a run did not come to where it belongs; nil if all did. It
+	// is no fault of the run's.
+	Untold error
+
 	// Help is the program's answer to --help, where that was asked for.
 	Help string
 }
@@ -70,6 +74,9 @@ func (o Outcome) ExitStatus() int {
 func (o Outcome) Report(stdout, stderr io.Writer, command string) {
 	if o.Help != "" {
 		fmt.Fprintln(stdout, strings.TrimRight(o.Help, "\n"))
+	}
+	if o.Untold != nil {
+		fmt.Fprintf(stderr, "%s: %s\n", command, oneLine(o.Untold.Error()))
 	}
 	if o.Err != nil {
 		text := o.Err.Error()

@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/trace"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
@@ -43,6 +44,7 @@ type session struct {
 	plan  plan.Plan
 	start time.Time // of training
 
+	tr        *tracer              // nil if nobody wants it
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -488,6 +490,16 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
+	case control.Spans:
+		if w.state != training || w.gone || s.state != training {
+			return nil
+		}
+		effects, fault := s.spans(now, id, m)
+		if fault != "" {
+			return bad("%s", fault)
+		}
+		return effects
+
 	case control.Repaired:
 		if w.state != training || w.gone {
 			return nil
@@ -592,6 +604,9 @@ func (s *session) begin(now time.Time) []effect {
 		s.job.Args = s.cfg.Args
 	}
 
+	if s.cfg.Telemetry != nil {
+		s.tr = newTracer(trace.RunOf(s.job.ID(), now), s.job.Steps)
+	}
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := s.startMessage()
 	start.Plan = text
@@ -636,6 +651,9 @@ func (s *session) begin(now time.Time) []effect {
 		text := strings.Join(s.chaos, ",")
 		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
+	if s.tr != nil {
+		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+	}
 	for id := range s.workers {
 		s.workers[id].state = training
 		effects = append(effects, sendMessage{id, start})
@@ -665,6 +683,9 @@ func profile(r control.Ready) plan.Profile {
 // startMessage is what lets a worker train, without a plan.
 func (s *session) startMessage() control.Start {
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.chaos}
+	if s.tr != nil {
+		start.TraceEvery = s.tr.every
+	}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 		start.Checkpoints = s.cfg.Command != ""
@@ -727,7 +748,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 			}
 		}
 		s.forget()
-		return []effect{row}
+		return append([]effect{row}, s.traceWorkerStep(id, m)...)
 	}
 	s.told[m.Step] = said{id, m}
 	s.forget()
@@ -744,7 +765,9 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.traceStep(m)...)
+	effects = append(effects, s.traceWorkerStep(id, m)...)
+	return append(effects, s.gather(now)...)
 }
 
 // forget drops the steps that all have reported who are to.

@@ -78,12 +78,11 @@ type Telemetry struct {
 
 type session struct{ worker, incarnation int }
 
-// Begin says which run it is, before anything else of it is told.
-type Begin struct {
-	Run     trace.Run
-	Program string
-	// File appends a line to traces.jsonl; nil for a run without files.
-	File func(line []byte) error
+// begin says which run it is.
+type begin struct {
+	run     trace.Run
+	program string
+	file    func(line []byte) error
 }
 
 // Disabled reports whether the environment turns telemetry off.
@@ -125,8 +124,11 @@ func New(ctx context.Context) (*Telemetry, error) {
 // Handler serves the measures as Prometheus reads them.
 func (t *Telemetry) Handler() http.Handler { return t.metrics.handler }
 
-// Begin, Spans and Measure never wait. Begin comes first.
-func (t *Telemetry) Begin(b Begin) { t.put(b) }
+// Begin says which run it is, before anything else of it is told. file appends a line to traces.jsonl;
+// it is nil for a run without files.
+func (t *Telemetry) Begin(run trace.Run, program string, file func(line []byte) error) {
+	t.put(begin{run, program, file})
+}
 
 // Spans takes in spans that have ended.
 func (t *Telemetry) Spans(spans []trace.Span) { t.put(spans) }
@@ -191,7 +193,7 @@ func (t *Telemetry) end() {
 
 func (t *Telemetry) work(news any) {
 	switch news := news.(type) {
-	case Begin:
+	case begin:
 		if !t.begun {
 			t.begin(news)
 		}
@@ -204,10 +206,10 @@ func (t *Telemetry) work(news any) {
 	}
 }
 
-func (t *Telemetry) begin(b Begin) {
-	t.begun, t.run = true, fmt.Sprintf("%x", b.Run[:8])
-	if b.Program != "" {
-		t.host, _ = resource.Merge(t.host, resource.NewSchemaless(attribute.String("soliton.program", short(b.Program))))
+func (t *Telemetry) begin(b begin) {
+	t.begun, t.run = true, fmt.Sprintf("%x", b.run[:8])
+	if b.program != "" {
+		t.host, _ = resource.Merge(t.host, resource.NewSchemaless(attribute.String("soliton.program", short(b.program))))
 	}
 	add := func(c otlptrace.Client, opts ...sdktrace.BatchSpanProcessorOption) {
 		e, err := otlptrace.New(context.Background(), c)
@@ -217,8 +219,8 @@ func (t *Telemetry) begin(b Begin) {
 		}
 		t.processors = append(t.processors, sdktrace.NewBatchSpanProcessor(e, opts...))
 	}
-	if b.File != nil {
-		add(&file{add: b.File}, sdktrace.WithBlocking(), sdktrace.WithBatchTimeout(time.Second))
+	if b.file != nil {
+		add(&file{add: b.file}, sdktrace.WithBlocking(), sdktrace.WithBatchTimeout(time.Second))
 	}
 	if t.remote != nil {
 		add(t.remote, sdktrace.WithMaxQueueSize(1<<14), sdktrace.WithBatchTimeout(time.Second))

@@ -107,7 +107,7 @@ type Attr struct {
 	Value any
 }
 
-// Measure is one of StepDone, WorkerStep, Traffic, RecoveryDone and MirrorLag.
+// Measure is one of StepDone, WorkerStep, Traffic, Collective, RecoveryDone and MirrorLag.
 type Measure interface{ measure() }
 
 type (
@@ -128,8 +128,7 @@ type (
 		Seconds, Compute float64
 	}
 
-	// Traffic is what a worker has sent to another one so far, or how much of it for
-	// each kind of message.
+	// Traffic is what a worker has sent to another one so far.
 	Traffic struct {
 		From, To int
 		Bytes    int64
@@ -168,10 +167,10 @@ var Phases = [...]string{"detect", "query", "plan", "agree", "edit", "resume"}
 
 // Names of spans beside the phases.
 const (
-	Recovery   = "recovery"   // the root of a recovery's trace
-	Last       = "last words" // what a dead worker was doing
-	Step       = "step"       // the root of a step's trace, and each worker's part of it
-	Answer     = "answer"     // a worker answers a query
+	Recovery   = "recovery"  // the root of a recovery's trace
+	Last       = "last task" // what a dead worker was doing
+	Step       = "step"      // the root of a step's trace, and each worker's part of it
+	Answer     = "answer"    // a worker answers a query
 	Forward    = "forward"
 	Backward   = "backward"
 	Reduce     = "reduce"
@@ -180,7 +179,8 @@ const (
 	Exchange   = "exchange" // any other one
 	Update     = "update"
 	Gather     = "gather"
-	Transfer   = "transfer" // of a boundary tensor, from its producer's post until it is here
+	Transfer   = "transfer" // of a boundary tensor: until its producer has handed it to the network
+	Arrive     = "arrive"   // a boundary tensor is here
 	Checkpoint = "checkpoint"
 	Migration  = "migration"
 	Evaluate   = "evaluate"
