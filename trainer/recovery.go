@@ -145,11 +145,12 @@ func (r *recovery) cause(err error) error {
 
 // applied tells the agent of a plan that is live here.
 func (r *recovery) applied(a engine.Applied) {
+	now := time.Now()
 	_ = r.w.send(control.Applied{
 		Term: a.Ballot.Term, Attempt: a.Ballot.Attempt, Generation: a.Version.Generation, N: a.Version.N,
 		Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
 	})
-	r.w.spans.applied(a)
+	r.w.spans.applied(a, now)
 }
 
 // repaired tells the agent of a block that was altered here, and is as it was

@@ -143,8 +143,8 @@ func (s *spans) ordered(o elastic.Order, context string) {
 	s.orders[o.Ballot] = context
 }
 
-// applied tells of a plan that is live here.
-func (s *spans) applied(a engine.Applied) {
+// applied tells of a plan that is live here, with work since resumed.
+func (s *spans) applied(a engine.Applied, resumed time.Time) {
 	if s == nil {
 		return
 	}
@@ -157,7 +157,6 @@ func (s *spans) applied(a engine.Applied) {
 	if context == "" {
 		return
 	}
-	resumed := time.Now()
 	edited := resumed.Add(-a.Resume)
 	_ = s.w.send(control.Spans{Trace: context, Spans: []control.Span{
 		spanAt("edit", edited.Add(-a.Edit), a.Edit), spanAt("resume", edited, a.Resume),
