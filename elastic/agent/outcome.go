@@ -30,9 +30,8 @@ type Outcome struct {
 	// cannot.
 	Resume string
 
-	// Untold is why some of what is told of a run did not come to where it belongs; nil if all did. It
-	// is no fault of the run's.
-	Untold error
+	// Warning says what may be missing although the run ended as Err says; "" if nothing.
+	Warning string
 
 	// Help is the program's answer to --help, where that was asked for.
 	Help string
@@ -69,14 +68,14 @@ func (o Outcome) ExitStatus() int {
 	return ExitFailed
 }
 
-// Report writes what a person should read: help to stdout; an error to stderr, as one
-// line that begins with the command's name, and its detail indented below.
+// Report writes what a person should read: help to stdout; a warning and an error to stderr,
+// each as one line that begins with the command's name, and the error's detail indented below.
 func (o Outcome) Report(stdout, stderr io.Writer, command string) {
 	if o.Help != "" {
 		fmt.Fprintln(stdout, strings.TrimRight(o.Help, "\n"))
 	}
-	if o.Untold != nil {
-		fmt.Fprintf(stderr, "%s: %s\n", command, oneLine(o.Untold.Error()))
+	if o.Warning != "" {
+		fmt.Fprintf(stderr, "%s: %s\n", command, o.Warning)
 	}
 	if o.Err != nil {
 		text := o.Err.Error()

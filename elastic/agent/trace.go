@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/progress"
+	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/trace"
 )
 
@@ -82,9 +83,10 @@ type lastTask struct {
 	running *progress.Pair
 }
 
-func newTracer(run trace.Run, steps int) *tracer {
+// newTracer makes the tracer of a run. One that takes the run over knows the same traces.
+func newTracer(job *rundir.Job) *tracer {
 	return &tracer{
-		run: run, every: max(1, (steps+tracedSteps-1)/tracedSteps),
+		run: trace.RunOf(job.ID(), job.Started), every: max(1, (job.Steps+tracedSteps-1)/tracedSteps),
 		changes: make(map[plan.Version]time.Time), fills: make(map[fillID]time.Time), struck: make(map[int]trace.Context),
 	}
 }

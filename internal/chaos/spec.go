@@ -404,7 +404,7 @@ func (p *part) decimal(what, text string, least, most float64, want string) floa
 func (p *part) millis(text string) time.Duration {
 	d, err := time.ParseDuration(text + "ms") // exact to the nanosecond
 	if !plain(text) || err != nil || d > MaxAfter {
-		p.fault("+%s is no time after the beginning of the step: want milliseconds up to %d, such as +2.5", text, MaxAfter.Milliseconds())
+		p.fault("%s is no time after the beginning of the step: want milliseconds up to %d, such as +2.5", clip("+"+text), MaxAfter.Milliseconds())
 		return 0
 	}
 	return d

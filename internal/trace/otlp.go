@@ -102,19 +102,14 @@ func (n Nanos) Time() time.Time { return time.Unix(0, int64(n)) }
 // maxLine bounds a line of traces.jsonl that is read.
 const maxLine = 64 << 20
 
-// Read calls each with every span of traces.jsonl, in its order. It ends quietly before a last line that
-// is cut off.
+// Read calls each with every span of traces.jsonl, in its order. Lines that were cut off, as their
+// writer died, are left out.
 func Read(r io.Reader, each func(Span)) error {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
-	var broken error
 	for n := 1; lines.Scan(); n++ {
-		if broken != nil {
-			return broken
-		}
 		var d Data
-		if err := json.Unmarshal(lines.Bytes(), &d); err != nil {
-			broken = fmt.Errorf("line %d: %w", n, err) // the last one may be under way
+		if json.Unmarshal(lines.Bytes(), &d) != nil {
 			continue
 		}
 		for _, rs := range d.ResourceSpans {
