@@ -424,11 +424,19 @@ func (e *Engine) hold() error {
 		if e.serves(sh.Layer) && e.c.Layers[sh.Layer].Params != nil {
 			// Of a layer that was served before, the parameters are there.
 			view := e.c.Layers[sh.Layer].Params[r.Lo:r.Hi]
-			copy(view, sh.params)
+			place(view, sh.params)
 			sh.params = view
 		}
 	}
 	return nil
+}
+
+// place writes parameters where a layer reads them. What lies there already is
+// not touched, because it may be on its way to others.
+func place(to, params []float32) {
+	if !slices.Equal(to, params) {
+		copy(to, params)
+	}
 }
 
 // refill gets the parameters of layers that are new here, beyond those that
@@ -438,7 +446,7 @@ func (e *Engine) refill(fresh []int) {
 		params := e.c.Layers[l].Params
 		for _, sh := range e.shards {
 			if sh.Layer == l && sh.state != nil {
-				copy(params[sh.Lo:sh.Hi], sh.params)
+				place(params[sh.Lo:sh.Hi], sh.params)
 				sh.params = params[sh.Lo:sh.Hi]
 			}
 		}
