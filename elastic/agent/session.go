@@ -50,7 +50,11 @@ type session struct {
 	leader        string
 	heir          *inherited
 	tookOver      bool
-	later         []event // for the time after the take-over
+	able          bool                     // workers can be started while the run goes on
+	away          map[plan.WorkerID]string // who was lost with a host, and comes back with it
+	begun         int                      // workers that others before this session have had started
+	ahead         []received               // steps that others have to tell of first
+	later         []event                  // for the time after the take-over
 
 	noted     plan.Version         // of the newest line of plans.jsonl
 	starting  []effect             // when the first plan is agreed
@@ -169,6 +173,7 @@ type (
 		who plan.Worker
 		err error // it was not, and has no place in session.workers
 	}
+	hostBack   struct{ host string } // of which no worker is in the run
 	stopAsked  struct{ reason Reason }
 	helloLate  struct{}
 	reapLate   struct{ worker int } // a second after kill or awaitExit
@@ -235,7 +240,7 @@ func newSession(cfg Config, workers int) *session {
 	s := &session{
 		cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1,
 		known: make(map[uint64]plan.Plan), timers: make(map[elastic.Timer]timer),
-		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int),
+		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int), away: make(map[plan.WorkerID]string), able: cfg.Start != nil,
 	}
 	for i := range s.workers {
 		id := plan.WorkerID(i)
@@ -302,6 +307,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.add(now, e)
 	case workerStarted:
 		return s.started(now, e)
+	case hostBack:
+		return s.comeBack(now, e.host)
 	case harmed:
 		if e.worker < 0 {
 			e.worker = s.newest(plan.WorkerID(e.id))
@@ -756,6 +763,10 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		m.Plan = uint64(s.plan.Version.N)
 	}
 	under, ok := s.known[m.Plan]
+	if w.fresh && w.inherited && ok && m.Step > s.last.Step+1 && len(s.ahead) < maxLead {
+		s.ahead = append(s.ahead, received{id, m})
+		return nil
+	}
 	if ok && w.inherited && under.Version.Compare(s.restart.version) >= 0 {
 		// What it told before, the leader before has in the books.
 		w.inherited = false
@@ -815,7 +826,14 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	}
 	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.traceStep(m)...)
 	effects = append(effects, s.traceWorkerStep(id, m)...)
-	return append(effects, s.gather(now)...)
+	effects = append(effects, s.gather(now)...)
+	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
+		if s.ahead = nil; !s.judged {
+			e := ahead[0]
+			effects = append(effects, s.message(now, e.worker, e.m)...)
+		}
+	}
+	return effects
 }
 
 // forget drops the steps that all have reported who are to.
@@ -844,7 +862,7 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	if s.stop == "" && s.tookOver {
 		s.stop = Reason(m.StoppedBy) // the leader before was asked
 	}
-	if m.Steps != w.last.Step && !w.fresh || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
+	if m.Steps != w.last.Step && !w.fresh && !w.inherited || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
 		return s.judge(now, &ProtocolError{s.id(id), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
 	}
 	if !finite(m.Loss) || m.ValLoss != nil && !finite(*m.ValLoss) {
@@ -1014,7 +1032,9 @@ func (s *session) judge(now time.Time, err error) []effect {
 			e := s.event(now, "failed", err.Error())
 			if id, cause := culprit(err); id >= 0 {
 				e.e.Worker = id
-				effects = append(effects, s.row(s.newest(plan.WorkerID(id)), cause))
+				if place := s.newest(plan.WorkerID(id)); place >= 0 {
+					effects = append(effects, s.row(place, cause))
+				}
 			}
 			effects = append(effects, e, writeSummary{sum}, show{view.End{Summary: sum}})
 		}
@@ -1037,7 +1057,7 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: s.last.Step, Loss: s.last.Loss, ValLoss: s.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(now.Sub(s.start).Milliseconds()) / 1000,
-		WorkersStarted: len(s.workers), WorkersLost: s.losses, WorkersJoined: s.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
+		WorkersStarted: len(s.workers) + s.begun, WorkersLost: s.losses, WorkersJoined: s.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
 		Recoveries: append([]rundir.Recovery{}, s.recovered...), Rollbacks: s.rollbacks,
 	}
 	for id := range s.workers {

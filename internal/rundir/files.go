@@ -77,7 +77,8 @@ type Event struct {
 	Kind   string `json:"kind"`   // see package agent
 	Worker int    `json:"worker"` // WorkerID, or -1 where the event is of the whole run
 	Plan   uint64 `json:"plan"`
-	Reason string `json:"reason"` // one sentence
+	Reason string `json:"reason"`         // one sentence
+	Host   string `json:"host,omitempty"` // of kind lost: the host that was lost with the worker
 
 	*Recovery // of kind recovered; its fields stand beside the others
 	*Repair   // of kind repaired; the same
