@@ -411,11 +411,11 @@ func (s *session) ended(now time.Time, id int) []effect {
 	return s.judge(now, s.death(id))
 }
 
-// watch looks for workers that are silent. due is when it was to look: who comes late was
-// itself kept from listening, and begins anew.
 // startPatience multiplies the silence that is borne before training.
 const startPatience = 10
 
+// watch looks for workers that are silent. due is when it was to look: who comes late was
+// itself kept from listening, and begins anew.
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
 	limit := s.cfg.silence()
@@ -644,6 +644,7 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
+	s.job.MinWorkers, s.job.Detect, s.job.Respawn, s.job.NoDigests = s.cfg.MinWorkers, s.cfg.Detect.String(), s.cfg.Respawn, s.cfg.NoDigests
 	if s.cfg.Args != nil {
 		s.job.Args = s.cfg.Args
 	}
