@@ -37,9 +37,6 @@ type Config struct {
 	// TokenFile is where the token is written, for its owner only, until Close; "" writes none,
 	// and Link is the only way to it.
 	TokenFile string
-
-	// Metrics, if it is not nil, is served at /metrics.
-	Metrics http.Handler
 }
 
 // Run is a run that pages act on. Its methods may be called from any goroutine.
@@ -110,6 +107,7 @@ type Server struct {
 	changed chan struct{} // closed with the next change
 	pages   int
 	run     Run
+	metrics http.Handler
 	closed  bool
 	end     chan struct{} // closed by Close
 
@@ -198,6 +196,13 @@ func (s *Server) Attach(r Run) {
 	s.tellWatch()
 }
 
+// Metrics says what is served at /metrics; before, there is nothing.
+func (s *Server) Metrics(h http.Handler) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metrics = h
+}
+
 // wake tells all pages that there is news. s.mu is held.
 func (s *Server) wake() {
 	close(s.changed)
@@ -269,9 +274,16 @@ func (s *Server) handler() http.Handler {
 	}
 	mux.HandleFunc("GET /api/events", s.events)
 	mux.HandleFunc("POST /api/act", s.act)
-	if s.cfg.Metrics != nil {
-		mux.Handle("GET /metrics", s.cfg.Metrics)
-	}
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		s.mu.Lock()
+		metrics := s.metrics
+		s.mu.Unlock()
+		if metrics == nil {
+			http.NotFound(w, r)
+			return
+		}
+		metrics.ServeHTTP(w, r)
+	})
 	return s.named(secured(http.NewCrossOriginProtection().Handler(mux)))
 }
 

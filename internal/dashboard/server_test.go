@@ -53,8 +53,7 @@ func (r *fakeRun) done() []Action {
 
 func serve(t *testing.T) (*Server, *fakeRun) {
 	t.Helper()
-	s, err := Listen(Config{Addr: "127.0.0.1:0", TokenFile: filepath.Join(t.TempDir(), TokenName), Metrics: http.HandlerFunc(
-		func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "soliton_steps 3") })})
+	s, err := Listen(Config{Addr: "127.0.0.1:0", TokenFile: filepath.Join(t.TempDir(), TokenName)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,6 +107,10 @@ func TestFiles(t *testing.T) {
 			}
 		}
 	}
+	if answer, _ := ask(t, "GET", s.URL()+"metrics", ""); answer.StatusCode != http.StatusNotFound {
+		t.Errorf("without measures: status %d", answer.StatusCode)
+	}
+	s.Metrics(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "soliton_steps 3") }))
 	if _, body := ask(t, "GET", s.URL()+"metrics", ""); body != "soliton_steps 3\n" {
 		t.Errorf("metrics: %q", body)
 	}

@@ -148,7 +148,7 @@ function showRun() {
   const percent = r.steps ? (100 * r.step) / r.steps : 0;
   $('fill').style.width = `${percent}%`;
   $('track').setAttribute('aria-valuenow', Math.round(percent));
-  set('note', r.steps ? r.note || r.reason : '');
+  set('note', r.steps ? r.note || (over ? '' : r.reason) : '');
   set('loss', r.loss === null ? '–' : r.loss.toFixed(4));
   set('val', r.val_loss === null ? '' : `held-out ${r.val_loss.toFixed(4)}`);
   set('speed', r.loss === null ? '–' : amount(r.speed));
@@ -217,7 +217,7 @@ function card(id) {
     return b;
   };
   const slow = html('select', { title: 'How fast it may compute' },
-    html('option', { value: '', textContent: 'Slow …' }), html('option', { value: '0.5', textContent: 'to 50 %' }),
+    html('option', { value: '', textContent: 'Slow' }), html('option', { value: '0.5', textContent: 'to 50 %' }),
     html('option', { value: '0.25', textContent: 'to 25 %' }), html('option', { value: '0.1', textContent: 'to 10 %' }),
     html('option', { value: '1', textContent: 'full speed' }));
   slow.setAttribute('aria-label', `Slow worker ${id}`);

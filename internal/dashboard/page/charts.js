@@ -72,7 +72,7 @@ export function line(box, { label, value, describe, fromZero, smooth }) {
     high += pad;
     const top = 8;
     const bottom = height - 22;
-    const marksY = ticks(low, high, Math.max(2, Math.round(height / 60)));
+    const marksY = ticks(low, high, Math.max(3, Math.round(height / 45)));
     const left = 10 + 6.4 * Math.max(...marksY.map((y) => value(y).length));
     const right = width - 8;
     const x0 = points[0].x;
@@ -83,7 +83,7 @@ export function line(box, { label, value, describe, fromZero, smooth }) {
       svg.append(el('line', { class: 'grid', x1: left, x2: right, y1: yOf(y), y2: yOf(y) }));
       svg.append(el('text', { x: left - 7, y: yOf(y) + 4, 'text-anchor': 'end' }, value(y)));
     }
-    for (const x of ticks(x0, x1, Math.max(2, Math.round(width / 110))).filter(Number.isInteger)) {
+    for (const x of ticks(x0, x1, Math.max(3, Math.round(width / 100))).filter(Number.isInteger)) {
       svg.append(el('text', { x: xOf(x), y: height - 4, 'text-anchor': xOf(x) > right - 14 ? 'end' : 'middle' }, String(x)));
     }
     for (const m of marks) {
