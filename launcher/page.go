@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/rundir"
 )
@@ -58,6 +60,15 @@ func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
 			return "", err
 		}
 		return fmt.Sprintf("worker %d is started", ids[0]), nil
+	}
+	if a.Do == "slow" {
+		if _, err := chaos.ParseFactor(strconv.FormatFloat(a.Factor, 'g', -1, 64)); err != nil {
+			return "", err
+		}
+		if err := slow(p.runDir, a.Worker, a.Factor); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("slow: worker %d computes at %g of its speed", a.Worker, a.Factor), nil
 	}
 	i := slices.IndexFunc(harms, func(h harm) bool { return h.name == a.Do })
 	if i < 0 {

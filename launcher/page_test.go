@@ -143,6 +143,8 @@ func TestPage(t *testing.T) {
 		t.Errorf("lost: %v", lost)
 	}
 
+	do(ctx, t, chromedp.Evaluate[chromedp.Void](`(() => { const s = document.querySelector('.worker[data-worker="0"] select'); s.value = '0.5'; s.dispatchEvent(new Event('change')); })()`),
+		holds(`document.querySelector('#toasts').textContent.includes('worker 0 computes at 0.5')`))
 	do(ctx, t, chromedp.Click(`#add`), holds(`document.querySelector('.worker[data-worker="4"]') != null`))
 	r.until("begin", 1)
 	r.until("joined", 1)
