@@ -73,6 +73,7 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+	gossip   gossip
 
 	saver     *saver      // nil before Start, and for a run without checkpoints
 	saveAsked atomic.Bool // the agent wants one
@@ -357,6 +358,8 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	if err != nil {
 		return err
 	}
+	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
+	w.gossip.applied(order.Plan.Version)
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, p, start)
