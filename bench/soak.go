@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// soak runs random schedules of faults on small jobs, done from outside with kill(2),
-// and compares what each run ends with with the undisturbed run of its job. A schedule is
+// soak runs random schedules of faults on small jobs, done from outside with kill(2) but for bits
+// that workers flip in themselves, with workers that join and leave meanwhile, and compares what each run ends with with the undisturbed run of its job. A schedule is
 // a function of -seed, its number and how fast the machine is: its moments are shares of an
 // undisturbed run. So a failure is printed with all that was done and when.
 func soak(args []string) error {
@@ -20,10 +20,14 @@ func soak(args []string) error {
 	first := f.Int("first", 0, "number of the first schedule, to go on or to repeat one")
 	seed := f.Uint64("seed", 1, "of the schedules")
 	limit := f.Duration("limit", time.Minute, "how long a run may take before it counts as hung")
-	freeze := f.Bool("freeze", true, "freeze workers, too")
+	kindList := f.String("kinds", "freeze,leave,add,respawn,flip", "what is drawn besides kill, from these `words`")
 	again := f.String("faults", "", "repeat the schedule -first with these `faults` instead of its own, as a failure prints them, -schedules times")
 	if err := f.Parse(args); err != nil {
 		return err
+	}
+	kinds := make(map[string]bool)
+	for k := range strings.SplitSeq(*kindList, ",") {
+		kinds[k] = true
 	}
 	l, err := newLab()
 	if err != nil {
@@ -34,13 +38,13 @@ func soak(args []string) error {
 		return err
 	}
 	fmt.Printf("%d schedules from %d on, seed %d, in %s\n", *schedules, *first, *seed, l.dir)
-	failed, struck, recoveries, rollbacks := 0, 0, 0, 0
+	failed, struck, recoveries, rollbacks, joined, repaired := 0, 0, 0, 0, 0, 0
 	for i := *first; i < *first+*schedules; i++ {
 		n := i
 		if *again != "" {
 			n = *first
 		}
-		s := draw(*seed, n, jobs, *freeze)
+		s := draw(*seed, n, jobs, kinds)
 		if *again != "" {
 			s.faults = *again
 		}
@@ -50,27 +54,33 @@ func soak(args []string) error {
 		}
 		hit := 0
 		for _, h := range o.harm {
-			if h.Error == "" {
+			if h.Error == "" && !strings.HasPrefix(h.Fault, "add:") {
 				hit++
 			}
 		}
 		struck += hit
 		recoveries += len(o.sum.Recoveries)
 		rollbacks += o.sum.Rollbacks
+		joined += o.sum.WorkersJoined
+		for _, e := range o.events {
+			if e.Kind == "repaired" {
+				repaired++
+			}
+		}
 		wrong := o.differs(&s.job.want)
-		if wrong == "" && o.sum.WorkersLost > hit {
-			wrong = fmt.Sprintf("%d workers lost, and %d were harmed", o.sum.WorkersLost, hit)
+		if wrong == "" && o.sum.WorkersLost > hit+s.flips {
+			wrong = fmt.Sprintf("%d workers lost, and %d were harmed", o.sum.WorkersLost, hit+s.flips)
 		}
 		if wrong == "" {
-			fmt.Printf("ok   %4d  %s  %s: %d struck, %d recoveries, %d rollbacks, %.1f s\n", i, strings.Join(s.flags, " "), s.faults,
-				hit, len(o.sum.Recoveries), o.sum.Rollbacks, o.sum.Seconds)
+			fmt.Printf("ok   %4d  %s  %s: %d struck, %d joined, %d recoveries, %d rollbacks, %.1f s\n", i, strings.Join(s.flags, " "), s.faults,
+				hit, o.sum.WorkersJoined, len(o.sum.Recoveries), o.sum.Rollbacks, o.sum.Seconds)
 			if err := os.RemoveAll(o.dir); err != nil {
 				return err
 			}
 			continue
 		}
 		failed++
-		fmt.Printf("FAIL %4d  %s\n  again: go run ./bench soak -seed %d -first %d -schedules 20 -faults %s\n  launcher run %s gpt %s\n", i, wrong, *seed, n, s.faults,
+		fmt.Printf("FAIL %4d  %s\n  again: go run ./bench soak -seed %d -kinds %s -first %d -schedules 20 -faults %s\n  launcher run %s gpt %s\n", i, wrong, *seed, *kindList, n, s.faults,
 			strings.Join(s.flags, " "), strings.Join(s.job.flags, " "))
 		for _, h := range o.harm {
 			fmt.Printf("  %s: process %d at %s %s\n", h.Fault, h.PID, time.Unix(0, h.WallNS).UTC().Format("15:04:05.000000"), h.Error)
@@ -87,7 +97,8 @@ func soak(args []string) error {
 			fmt.Printf("  launcher: %s\n", strings.Join(last[max(0, len(last)-5):], "\n            "))
 		}
 	}
-	fmt.Printf("%d schedules, %d faults struck, %d recoveries, %d rollbacks, %d failed\n", *schedules, struck, recoveries, rollbacks, failed)
+	fmt.Printf("%d schedules, %d faults struck, %d repairs, %d joined, %d recoveries, %d rollbacks, %d failed\n",
+		*schedules, struck, repaired, joined, recoveries, rollbacks, failed)
 	if failed > 0 {
 		return fmt.Errorf("soak: %d of %d schedules failed", failed, *schedules)
 	}
@@ -135,11 +146,13 @@ func (l *lab) soakJobs(limit time.Duration) ([]*soakJob, error) {
 type schedule struct {
 	job    *soakJob
 	flags  []string
-	faults string
+	faults string // from outside
+	flips  int    // that workers do to themselves
 }
 
-// draw makes a schedule: no fault strikes a worker twice, and one worker is spared.
-func draw(seed uint64, i int, jobs []*soakJob, freeze bool) schedule {
+// draw makes a schedule. One of the first workers is spared by all that is fatal; the others
+// may be struck more than once where each is replaced.
+func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 	r := rand.New(rand.NewPCG(seed, uint64(i)))
 	s := schedule{job: jobs[r.IntN(len(jobs))]}
 	workers := 2 + r.IntN(7)
@@ -150,24 +163,60 @@ func draw(seed uint64, i int, jobs []*soakJob, freeze bool) schedule {
 		s.flags = append(s.flags, "--zero", "1")
 	}
 	seconds := s.job.one + (s.job.eight-s.job.one)*float64(workers-1)/7
-	victims := r.Perm(workers)[:min(1+r.IntN(4), workers-1)]
+	order := r.Perm(workers)
+	spared, victims := order[0], order[1:]
+	n := 1 + r.IntN(4)
+	respawn := kinds["respawn"] && r.IntN(3) == 0
+	if respawn {
+		s.flags = append(s.flags, "--respawn")
+		victims = append(victims, victims[r.IntN(len(victims))])
+	}
 	span := int64(1e6 * seconds)
 	at := r.Int64N(span)
 	var faults []string
-	for n, w := range victims {
-		kind := "kill"
-		if freeze && r.IntN(6) == 0 {
-			kind = "freeze"
+	later := func() string {
+		if len(faults) == 0 {
+			return fmt.Sprint(at)
 		}
+		if r.IntN(2) == 0 { // while the one before is recovered from
+			return fmt.Sprintf("+%d", r.Int64N(3000))
+		}
+		return fmt.Sprintf("+%d", r.Int64N(span/2))
+	}
+	if kinds["add"] && r.IntN(3) == 0 {
+		more := 1 + r.IntN(2)
+		at /= 2
+		faults = append(faults, fmt.Sprintf("add:%d@%s", more, later()))
+		for w := workers; w < workers+more; w++ {
+			victims = append(victims, w)
+		}
+		r.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
+	}
+	var flips []string
+	for _, w := range victims[:min(n, len(victims))] {
 		switch {
-		case n == 0:
-			faults = append(faults, fmt.Sprintf("%s:%d@%d", kind, w, at))
-		case r.IntN(2) == 0: // while the one before is recovered from
-			faults = append(faults, fmt.Sprintf("%s:%d@+%d", kind, w, r.Int64N(3000)))
+		case kinds["flip"] && w < workers && r.IntN(6) == 0:
+			phase := []string{"", "/forward", "/backward", "/commit", "/gather"}[r.IntN(5)]
+			target := []string{"own", "mirror", "copy", "moment"}[r.IntN(4)]
+			flips = append(flips, fmt.Sprintf("flip:%d@%d%s:%s", w, 1+r.IntN(s.job.want.sum.Steps-1), phase, target))
+		case kinds["freeze"] && r.IntN(6) == 0:
+			faults = append(faults, fmt.Sprintf("freeze:%d@%s", w, later()))
+		case kinds["leave"] && r.IntN(4) == 0:
+			faults = append(faults, fmt.Sprintf("leave:%d@%s", w, later()))
+			if r.IntN(4) == 0 { // it dies on the way out
+				faults = append(faults, fmt.Sprintf("kill:%d@%s", w, later()))
+			}
 		default:
-			faults = append(faults, fmt.Sprintf("%s:%d@+%d", kind, w, r.Int64N(span/2)))
+			faults = append(faults, fmt.Sprintf("kill:%d@%s", w, later()))
 		}
 	}
+	if kinds["flip"] && r.IntN(12) == 0 { // who is spared bears that, too
+		flips = append(flips, fmt.Sprintf("flip:%d@%d:%s", spared, 1+r.IntN(s.job.want.sum.Steps-1), []string{"own", "copy"}[r.IntN(2)]))
+	}
+	if len(flips) > 0 {
+		s.flags = append(s.flags, "--chaos", strings.Join(flips, ","))
+	}
+	s.flips = len(flips)
 	s.faults = strings.Join(faults, ",")
 	return s
 }

@@ -18,7 +18,17 @@ type Config struct {
 	Peers   []Peer    // its workers
 	Profile plan.Profile
 
-	Term uint64 // of the agents' agreement
+	Term    uint64 // of the agents' agreement
+	Attempt uint64 // of the newest ballot in it
+
+	// Of a run that goes on under another leader: what is agreed of it. Live is the order
+	// of the newest recovery, whose plan is Plan or comes before it. Coming is a
+	// boundary plan that may be live already. Issued is the newest version that was given.
+	Live   *Order
+	Coming *Order
+	Issued plan.Version
+	Saved  Saved
+	Fills  int // IDs of fills that may have been given
 
 	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
 	Stages, Mirrors int
@@ -119,7 +129,7 @@ type recovery struct {
 // New returns the controller of a run whose first plan is live.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		cfg: cfg, ballot: Ballot{Term: cfg.Term}, plan: cfg.Plan, issued: cfg.Plan.Version,
+		cfg: cfg, ballot: Ballot{Term: cfg.Term, Attempt: cfg.Attempt}, plan: cfg.Plan, issued: cfg.Plan.Version,
 		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
 		times: make(map[plan.WorkerID]plan.Times),
 	}
@@ -129,6 +139,17 @@ func New(cfg Config) *Controller {
 	}
 	for _, p := range cfg.Peers {
 		c.members[p.ID] = &member{Peer: p}
+	}
+	c.saved, c.fills = cfg.Saved, cfg.Fills
+	if cfg.Live != nil {
+		c.live, c.epoch = cfg.Live, cfg.Live.Epoch
+	}
+	if cfg.Coming != nil {
+		c.coming = &change{order: *cfg.Coming, cause: "agreed", agreed: true, reason: "it was agreed before this agent led"}
+		c.pending[cfg.Coming.Plan.Version] = c.coming
+	}
+	if cfg.Issued.Compare(c.issued) > 0 {
+		c.issued = cfg.Issued
 	}
 	return c
 }
@@ -186,7 +207,9 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 	case Saved:
 		return c.save(e)
 	case Led:
-		c.ballot = Ballot{Term: e.Term}
+		if e.Term > c.ballot.Term {
+			c.ballot = Ballot{Term: e.Term}
+		}
 		c.recover(now)
 		return c.ask(fmt.Sprintf("this agent leads in term %d", e.Term))
 	}

@@ -20,6 +20,7 @@ const (
 	Silent  Evidence = "silence" // it was silent too long, and was killed
 	Stamped Evidence = "kill"    // who did it left the time
 	Broken  Evidence = "link"    // nobody died; a link was made anew
+	HostOut Evidence = "host"    // the agent of its host has ended, or is silent
 )
 
 type (

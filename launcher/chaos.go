@@ -10,11 +10,18 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 )
 
-// possible are the kinds of harm that a run can do to itself today.
-var possible = []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow}
+// possibleFor are the kinds of harm that a run can do to itself today.
+func possibleFor(hosts int) []chaos.Kind {
+	kinds := []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow}
+	if hosts > 1 {
+		kinds = append(kinds, chaos.KindKillHost, chaos.KindFreezeHost)
+	}
+	return kinds
+}
 
-// parseChaos reads the flag --chaos for a run that begins with so many workers.
-func parseChaos(spec string, workers int) (chaos.Schedule, error) {
+// parseChaos reads the flag --chaos for a run that begins with so many workers on so many hosts.
+func parseChaos(spec string, workers, hosts int) (chaos.Schedule, error) {
+	possible := possibleFor(hosts)
 	s, err := chaos.Parse(spec)
 	if err != nil {
 		return s, eachLine(err)
@@ -22,7 +29,7 @@ func parseChaos(spec string, workers int) (chaos.Schedule, error) {
 	var faults []error
 	absent := func(part fmt.Stringer, kind chaos.Kind) {
 		if !slices.Contains(possible, kind) {
-			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not there yet; give %s", part, kind, kindsText()))
+			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not there yet; give %s", part, kind, kindsText(possible)))
 		}
 	}
 	for _, h := range s.Harms {
@@ -40,13 +47,13 @@ func parseChaos(spec string, workers int) (chaos.Schedule, error) {
 		return s, errors.Join(faults...)
 	}
 	// How many steps there are is known later; whether there are such workers is not.
-	if _, err := (chaos.Schedule{Harms: s.Harms}).Expand(chaos.Run{Steps: math.MaxInt32, Workers: max(1, workers)}); err != nil {
+	if _, err := (chaos.Schedule{Harms: s.Harms}).Expand(chaos.Run{Steps: math.MaxInt32, Workers: max(1, workers), Hosts: max(1, hosts)}); err != nil {
 		return s, eachLine(err)
 	}
 	return s, nil
 }
 
-func kindsText() string {
+func kindsText(possible []chaos.Kind) string {
 	var words []string
 	for _, k := range possible {
 		words = append(words, string(k))
@@ -61,12 +68,12 @@ func eachLine(err error) error {
 }
 
 // harmsFor returns what the agent asks for once it knows the job, nil for a run in peace.
-func harmsFor(s chaos.Schedule, workers int) func(steps int) ([]string, error) {
+func harmsFor(s chaos.Schedule, workers, hosts int) func(steps int) ([]string, error) {
 	if len(s.Harms)+len(s.Random) == 0 {
 		return nil
 	}
 	return func(steps int) ([]string, error) {
-		expanded, err := s.Expand(chaos.Run{Steps: steps, Workers: workers})
+		expanded, err := s.Expand(chaos.Run{Steps: steps, Workers: workers, Hosts: hosts})
 		if err != nil {
 			return nil, eachLine(err)
 		}

@@ -93,7 +93,7 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newAdd(), newStop(), newResume())
+	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newAdd(), newStop(), newResume(), newAgent())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}

@@ -72,7 +72,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if job.Command == "" {
 		return failure{fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot go on", path)}
 	}
-	f.reduction, f.zero = job.Reduction, job.Zero
+	f.reduction, f.zero, f.hosts, f.digests = job.Reduction, job.Zero, 1, true
 	if !cmd.Flags().Changed("workers") {
 		f.workers = job.Workers
 	}
@@ -89,9 +89,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if err != nil {
 		return failure{fmt.Errorf("%s: %w", path, err)}
 	}
-	if was.Last != nil {
-		again.Plan = was.Last.Plan
-	}
+	again.Plan = was.Plan
 	if again.Data, err = dir.ReadData(); err != nil {
 		return failure{err}
 	}

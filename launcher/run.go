@@ -24,6 +24,7 @@ import (
 // runFlags are the flags of launcher run.
 type runFlags struct {
 	workers   int
+	hosts     int
 	stages    int
 	threads   int
 	mirrors   int
@@ -108,6 +109,7 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.SetInterspersed(false) // what follows PROGRAM is the program's
 	flags.SortFlags = false
 	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
+	flags.IntVar(&f.hosts, "emulate-hosts", 1, "agents as separate processes, as if on so many hosts, with the workers split over them")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0 a run goes back to its beginning when a worker dies")
@@ -123,10 +125,19 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	return cmd
 }
 
+// maxHosts is the most --emulate-hosts.
+const maxHosts = 64
+
 func (f *runFlags) validate(cmd *cobra.Command) error {
 	var errs []error
 	if f.workers < 1 {
 		errs = append(errs, fmt.Errorf("--workers %d: give at least 1", f.workers))
+	}
+	switch {
+	case f.hosts < 1:
+		errs = append(errs, fmt.Errorf("--emulate-hosts %d: give at least 1", f.hosts))
+	case f.hosts > maxHosts:
+		errs = append(errs, fmt.Errorf("--emulate-hosts %d: give at most %d", f.hosts, maxHosts))
 	}
 	switch {
 	case f.stages < 1:
@@ -161,7 +172,10 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	var err error
-	if f.harms, err = parseChaos(f.chaos, f.workers); err != nil {
+	if f.respawn && f.hosts > 1 {
+		errs = append(errs, errors.New("--respawn: with --emulate-hosts it is not there yet; leave one of them out"))
+	}
+	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
 		errs = append(errs, err)
 	}
 	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
@@ -321,6 +335,9 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		}
 	}
 
+	if f.hosts > 1 {
+		return emulate(f, p, file, args, dir, cwd, v, stdout, stderr)
+	}
 	start := func(id, incarnation int) (agent.Worker, error) {
 		log, err := dir.LogFile(id, incarnation)
 		if err != nil {
@@ -336,7 +353,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 		Command: p.given, Dir: cwd, Resume: again,
-		Chaos: harmsFor(f.harms, f.workers), Start: start, Respawn: f.respawn,
+		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn,
 	})
 	if err != nil {
 		return failure{err}

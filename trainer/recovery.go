@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic"
@@ -21,6 +23,8 @@ var errRestart = errors.New("the run goes back to a checkpoint")
 type recovery struct {
 	w *worker
 
+	agent atomic.Pointer[time.Time] // when it was heard of last
+
 	broken chan comm.Session // the other ends of links that broke
 
 	mu     sync.Mutex
@@ -28,6 +32,29 @@ type recovery struct {
 	early  []control.Message // for the next engine
 	again  *elastic.Order    // that restarts the run
 	signal chan struct{}     // closed when again is set
+}
+
+// held returns what keeps this worker from commits: that it has not heard its agent for longer
+// than the budget, within which others may have given it up. A worker that was frozen and wakes
+// finds itself held.
+func (r *recovery) held(budget time.Duration) func() bool {
+	if budget == 0 {
+		return nil
+	}
+	r.beaten()
+	return func() bool { return time.Since(*r.agent.Load()) > budget }
+}
+
+// beaten takes note that the agent is there, and has a majority with it.
+func (r *recovery) beaten() {
+	now := time.Now()
+	r.agent.Store(&now)
+	r.mu.Lock()
+	e := r.engine
+	r.mu.Unlock()
+	if e != nil {
+		e.Wake()
+	}
 }
 
 // hear takes in a Query or an Order.

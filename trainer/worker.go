@@ -193,6 +193,8 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Beat:
+			w.recovery.beaten()
 		case control.Save:
 			w.saveAsked.Store(true)
 		case control.Release:
@@ -450,6 +452,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		NoDigests:   start.NoDigests,
 		Repaired:    func(r engine.Repair) { w.recovery.repaired(p.params.layers[r.Layer].Name, r) },
 		Stop:        w.stopped,
+		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
 		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },

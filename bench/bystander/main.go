@@ -6,9 +6,10 @@
 //	bystander -run DIR -launcher PID -faults SPEC [-protected] [-tell]
 //
 // SPEC is a list of KIND:W@TIME, separated by commas and in the order of time:
-// KIND is kill (SIGKILL), freeze (SIGSTOP) or thaw (SIGCONT), W the ID of a worker,
-// and TIME microseconds since the start of training, or with + before it since the
-// fault before. With -protected, each fault waits until every shard has its mirrors
+// KIND is kill (SIGKILL), freeze (SIGSTOP), thaw (SIGCONT) or leave (SIGTERM), W the ID of a
+// worker, of which the newest incarnation is meant, and TIME microseconds since the start of
+// training, or with + before it since the fault before. With add, which asks the run for more
+// workers as launcher add does, W is their number. With -protected, each fault waits until every shard has its mirrors
 // again after the one before. With -tell, the run is told the time of each kill, for
 // its records, in the way of launcher kill.
 //
@@ -29,6 +30,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -88,7 +90,10 @@ type fault struct {
 	after  bool          // the latter
 }
 
-var signals = map[string]syscall.Signal{"kill": syscall.SIGKILL, "freeze": syscall.SIGSTOP, "thaw": syscall.SIGCONT}
+var signals = map[string]syscall.Signal{"kill": syscall.SIGKILL, "freeze": syscall.SIGSTOP, "thaw": syscall.SIGCONT, "leave": syscall.SIGTERM}
+
+// add is the KIND that is no signal.
+const add = "add"
 
 func parse(spec string) (faults []fault, err error) {
 	if spec == "" {
@@ -101,7 +106,7 @@ func parse(spec string) (faults []fault, err error) {
 		at, f.after = strings.CutPrefix(at, "+")
 		us, err1 := strconv.ParseUint(at, 10, 40)
 		f.worker, err = strconv.Atoi(worker)
-		if !ok1 || !ok2 || f.signal == 0 || err1 != nil || err != nil || f.worker < 0 {
+		if !ok1 || !ok2 || f.signal == 0 && kind != add || err1 != nil || err != nil || f.worker < 0 {
 			return nil, fmt.Errorf("-faults: %q is no KIND:W@MICROSECONDS", text)
 		}
 		f.at = time.Duration(us) * time.Microsecond
@@ -138,7 +143,15 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 			if timeout = time.Duration(due - now(unix.CLOCK_MONOTONIC)); timeout <= 0 {
 				faults = faults[1:]
 				done := Fault{Fault: f.text}
-				if w := workers[f.worker]; w != nil {
+				if w := workers[f.worker]; f.signal != 0 && (w == nil || w.ended) {
+					if err := more(launcher, workers); err != nil {
+						return err
+					}
+				}
+				if f.signal == 0 {
+					done.WallNS, done.AtNS = now(unix.CLOCK_REALTIME), now(unix.CLOCK_MONOTONIC)
+					err = agent.Send(control.Add{N: f.worker})
+				} else if w := workers[f.worker]; w != nil {
 					done.PID = w.pid
 					done.WallNS, done.AtNS = now(unix.CLOCK_REALTIME), now(unix.CLOCK_MONOTONIC)
 					err = unix.PidfdSendSignal(w.fd, f.signal, nil, 0)
@@ -149,7 +162,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 					done.Error = err.Error()
 				}
 				last, struck = done.AtNS, true
-				if agent != nil && f.signal == syscall.SIGKILL && err == nil {
+				if tell && f.signal == syscall.SIGKILL && err == nil {
 					if err := agent.Send(control.Harm{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
 						done.Error = "told nobody: " + err.Error()
 					}
@@ -185,7 +198,8 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 						return err
 					}
 				}
-				if tell && agent == nil {
+				adds := slices.ContainsFunc(faults, func(f fault) bool { return f.signal == 0 })
+				if (tell || adds) && agent == nil {
 					if agent, err = dial(run); err != nil {
 						return err
 					}
@@ -270,6 +284,21 @@ func children(parent int) (map[int]*worker, error) {
 		}
 	}
 	return found, nil
+}
+
+// more takes in workers that were started since.
+func more(parent int, workers map[int]*worker) error {
+	found, err := children(parent)
+	for id, w := range found {
+		if was := workers[id]; was != nil && was.pid == w.pid {
+			_ = unix.Close(w.fd)
+			continue
+		} else if was != nil {
+			_ = unix.Close(was.fd)
+		}
+		workers[id] = w
+	}
+	return err
 }
 
 // tail follows a file of lines that grows, until standard input ends.

@@ -246,6 +246,10 @@ const reapTime = time.Second
 // the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
 func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
 	cfg := a.cfg.withDefaults(len(workers))
+	return newRun(cfg, workers, newSession(cfg, len(workers))).loop(ctx, a.stops)
+}
+
+func newRun(cfg Config, workers []Worker, s *session) *run {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
@@ -253,13 +257,13 @@ func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
 		events:  make(chan event),
 		started: make(chan begun),
 		quit:    make(chan struct{}),
-		s:       newSession(cfg, len(workers)),
+		s:       s,
 		reapAt:  make([]time.Time, len(workers)),
 	}
 	for range workers {
 		r.send = append(r.send, newSender())
 	}
-	return r.loop(ctx, a.stops)
+	return r
 }
 
 // run is the loop around one session and its goroutines.
@@ -278,8 +282,9 @@ type run struct {
 
 	commands   *commands // nil for a run without files
 	agreement  *agreement
-	opened     chan opened // while it is being opened; nil afterwards
-	lone       bool        // there was one worker at the start
+	opened     chan opened     // while it is being opened; nil afterwards
+	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
+	lone       bool            // there was one worker at the start
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -300,11 +305,14 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	for id := range r.workers {
 		r.attend(id)
 	}
-	if r.cfg.RunDir != nil {
+	if r.agreement != nil {
+		others.Go(func() { r.agreement.run(talk, r.post) })
+	}
+	if r.cfg.RunDir != nil && r.agreement == nil {
 		ch := make(chan opened, 1)
 		r.opened = ch
 		others.Go(func() {
-			a, err := openAgreement(r.cfg.RunDir)
+			a, err := openAgreement(r.cfg.RunDir, r.cfg.Resume.newest().Generation)
 			ch <- opened{a, err}
 			if err == nil {
 				a.run(talk, r.post)
@@ -319,9 +327,11 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 			} else {
 				r.agreement = o.agreement
 				was := o.agreement.node.State()
-				r.s.version = plan.Version{Generation: was.Generation, N: max(was.Newest.N, int(again.Plan)) + 1}
+				r.s.version = plan.Version{Generation: was.Generation, N: max(was.Newest.N, again.newest().N) + 1}
 			}
 		}
+	}
+	if r.cfg.RunDir != nil {
 		if c, err := listenForCommands(); err != nil {
 			r.apply(r.s.step(time.Now(), fileFailed{err}))
 		} else {
@@ -350,6 +360,8 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	rewatch()
 	cancelled := ctx.Done()
 
+	r.apply(r.s.began(time.Now()))
+loop:
 	for !r.s.over() {
 		var e event
 		if at := r.s.alarm(); at.IsZero() {
@@ -368,6 +380,8 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 			e = stopAsked{Cancelled}
 		case <-hello.C:
 			e = helloLate{}
+		case <-r.deposed:
+			break loop
 		case <-r.cause:
 			e = causeLate{}
 		case <-watch.C:
@@ -411,7 +425,9 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		_ = r.commands.close() // a socket that is left behind harms nobody
 	}
 	others.Wait()
-	r.closeView()
+	if r.s.over() { // else another agent goes on with it
+		r.closeView()
+	}
 
 	out := r.s.outcome()
 	if r.s.lost >= 0 {
@@ -515,12 +531,15 @@ func (r *run) awaitExit(id int, w Worker) {
 
 // talk connects and receives until the connection ends. It owns the sender.
 func (r *run) talk(ctx context.Context, id int, w Worker, send <-chan control.Message) {
-	nc, err := w.Connect(ctx)
-	if err != nil {
-		r.post(connClosed{id, err})
-		return
+	conn, far := w.(conversation)
+	if !far {
+		nc, err := w.Connect(ctx)
+		if err != nil {
+			r.post(connClosed{id, err})
+			return
+		}
+		conn = control.New(nc)
 	}
-	conn := control.New(nc)
 	sent := make(chan struct{})
 	go func() {
 		defer close(sent)
@@ -549,7 +568,9 @@ func (r *run) talk(ctx context.Context, id int, w Worker, send <-chan control.Me
 		var e event = received{id, m}
 		switch m := m.(type) {
 		case control.Ready:
-			m.Job.ProgramSHA256 = r.programSum(w)
+			if !far {
+				m.Job.ProgramSHA256 = r.programSum(w)
+			}
 			e = received{id, m}
 		case control.Harm:
 			if m.Text != "" && !r.post(struck{m.Text}) {
@@ -680,13 +701,17 @@ func (r *run) do(e effect) error {
 			r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, began}))
 			return nil
 		}
-		entry, err := planEntry(e.order, e.reason)
+		entry, err := r.agreement.plan(e.order, e.reason)
 		if err != nil {
 			return err
 		}
 		r.agreement.propose(entry)
 	case awaitExit:
 		r.patience(e.worker)
+	case fence:
+		if w, ok := r.workers[e.worker].(*remote); ok {
+			w.fence()
+		}
 	case awaitCause:
 		// What a frozen worker does to others shows before it counts as silent.
 		r.cause = time.After(reapTime + r.cfg.Detect)

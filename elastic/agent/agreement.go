@@ -16,6 +16,7 @@ import (
 // has seen is never given again.
 type agreement struct {
 	node    *agree.Node
+	term    uint64        // in which the entries are made; 0 where there is one agent
 	entries chan proposal // in the order of their versions
 }
 
@@ -27,8 +28,9 @@ type proposal struct {
 // agreementTime bounds how long the first entries may take.
 const agreementTime = 10 * time.Second
 
-// openAgreement opens the log of a run that begins.
-func openAgreement(dir *rundir.Dir) (*agreement, error) {
+// openAgreement opens the log of a run that begins, in a generation after one that may be in
+// no log of this host.
+func openAgreement(dir *rundir.Dir, after int) (*agreement, error) {
 	path, err := dir.MakeStore()
 	if err != nil {
 		return nil, err
@@ -53,7 +55,7 @@ func openAgreement(dir *rundir.Dir) (*agreement, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), agreementTime)
 	defer cancel()
-	if _, err := node.Propose(ctx, agree.Generation{N: node.State().Generation + 1}); err != nil {
+	if _, err := node.Propose(ctx, agree.Generation{N: max(node.State().Generation, after) + 1}); err != nil {
 		return nil, errors.Join(err, node.Close())
 	}
 	return a, nil
@@ -65,10 +67,17 @@ func (a *agreement) run(ctx context.Context, post func(event) bool) {
 		select {
 		case p := <-a.entries:
 			if _, err := a.node.Propose(ctx, p.entry); err != nil {
-				if ctx.Err() == nil {
+				switch l := a.node.Leadership(); {
+				case ctx.Err() != nil:
+					return
+				case a.term == 0 || l.Ready && l.Term == a.term && errors.Is(err, agree.ErrInvalid):
 					post(fileFailed{err})
+					return
 				}
-				return
+				if _, again := p.entry.(agree.Job); again {
+					continue // the leader before this one had it agreed
+				}
+				return // another one leads, which ends this
 			}
 			if e, ok := p.entry.(agree.Plan); ok && !post(agreedOn{e.Version, p.began}) {
 				return
@@ -88,8 +97,8 @@ func (a *agreement) job(j rundir.Job) (agree.Entry, error) {
 	return agree.Job{Generation: a.node.State().Generation, Data: text}, err
 }
 
-// planEntry is the entry of an order.
-func planEntry(o elastic.Order, reason string) (agree.Entry, error) {
+// plan is the entry of an order.
+func (a *agreement) plan(o elastic.Order, reason string) (agree.Entry, error) {
 	text, err := o.Encode()
-	return agree.Plan{Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}, err
+	return agree.Plan{Term: a.term, Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}, err
 }

@@ -22,7 +22,7 @@ type Resume struct {
 	Job  rundir.Job        // as job.json has it: the program must still make the same
 	Data []rundir.DataFile // as data.json has it
 	Step int               // of the checkpoint in the run directory
-	Plan uint64            // newest of the steps in metrics.jsonl
+	Plan *rundir.Plan      // the newest, nil for none
 	Note []string          // what is to be known of it, in a sentence each
 }
 
@@ -38,6 +38,14 @@ func (e *ResumeError) Error() string {
 		text += " (" + e.Values + ")"
 	}
 	return text + "; go on with the same PROGRAM on the same data"
+}
+
+// newest is the newest version that the run has given, as far as its files tell.
+func (r *Resume) newest() plan.Version {
+	if r == nil || r.Plan == nil {
+		return plan.Version{}
+	}
+	return written(r.Plan)
 }
 
 // saving is what a session knows of checkpoints. The workers are asked for one when it is
@@ -133,23 +141,30 @@ func (s *session) askForSave(now time.Time) []effect {
 }
 
 // saved takes in a part of a checkpoint.
-func (s *session) saved(now time.Time, id int, m control.Saved) []effect {
+func (s *session) saved(now time.Time, place int, m control.Saved) []effect {
+	id := s.workers[place].who.ID
 	bad := func(format string, args ...any) []effect {
-		return s.judge(now, &ProtocolError{id, fmt.Sprintf(format, args...) + s.place()})
+		return s.judge(now, &ProtocolError{int(id), fmt.Sprintf(format, args...) + s.place()})
 	}
 	v := plan.Version{Generation: m.Generation, N: m.N}
 	p, ok := s.known[uint64(m.N)]
 	if !ok || p.Version != v {
 		return bad("saved a part of a checkpoint under plan %v, which is not known,", v)
 	}
+	if in, _ := p.Worker(id); in.Incarnation != s.workers[place].who.Incarnation {
+		return bad("saved a part of a checkpoint under plan %v, which another one of its lives was in,", v)
+	}
 	owners := ownersOf(&p)
 	key := saveID{m.Step, v}
+	if s.tookOver && m.Step <= s.saves.newest {
+		return nil // told to the leader before, which made it whole
+	}
 	switch {
 	case len(s.saves.parts) > maxSaves:
 		return bad("saved parts of %d checkpoints", len(s.saves.parts))
-	case m.Step < 1 || m.Step > s.job.Steps || s.saves.parts[key][plan.WorkerID(id)].rule != "":
+	case m.Step < 1 || m.Step > s.job.Steps || s.saves.parts[key][id].rule != "":
 		return bad("saved a part of a checkpoint of step %d", m.Step)
-	case !slices.Contains(owners, plan.WorkerID(id)):
+	case !slices.Contains(owners, id):
 		return bad("saved a part of a checkpoint and owns nothing under plan %v,", v)
 	}
 	s.saves.asked = false
@@ -169,7 +184,7 @@ func (s *session) saved(now time.Time, id int, m control.Saved) []effect {
 		parts = make(map[plan.WorkerID]part)
 		s.saves.parts[key] = parts
 	}
-	parts[plan.WorkerID(id)] = part{file, m.Rule}
+	parts[id] = part{file, m.Rule}
 	return s.gather(now)
 }
 
@@ -196,8 +211,10 @@ func (s *session) gather(now time.Time) []effect {
 		p := s.known[uint64(key.version.N)]
 		owners := ownersOf(&p)
 		lost := slices.IndexFunc(owners, func(w plan.WorkerID) bool {
+			in, _ := p.Worker(w)
+			place := s.find(in)
 			_, ok := parts[w]
-			return !ok && (s.workers[w].gone || s.workers[w].state == finished)
+			return !ok && (place < 0 || s.workers[place].gone || s.workers[place].state == finished)
 		})
 		switch {
 		case lost >= 0:
@@ -206,7 +223,7 @@ func (s *session) gather(now time.Time) []effect {
 		case len(parts) == len(owners) && key.step <= s.last.Step:
 			delete(s.saves.parts, key)
 			m := checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: checkpoint.PlanVersion(key.version), Rule: parts[owners[0]].rule}
-			for _, l := range profile(s.workers[0].ready).Layers {
+			for _, l := range profile(s.first).Layers {
 				size := 0
 				for _, n := range l.Tensors {
 					size += n

@@ -87,8 +87,7 @@ func (s *session) started(now time.Time, e workerStarted) []effect {
 // enter lets a worker join that is ready and has the run's job.
 func (s *session) enter(now time.Time, id int) []effect {
 	w := &s.workers[id]
-	first := s.workers[0].ready
-	if field, values := difference(first, w.ready); field != "" {
+	if field, values := difference(s.first, w.ready); field != "" {
 		return s.refuse(now, id, &DifferError{Worker: s.id(id), Than: 0, Field: field, Values: values})
 	}
 	if s.state > training {

@@ -30,6 +30,9 @@ type Outcome struct {
 	// cannot.
 	Resume string
 
+	// Warning says what may be missing although the run ended as Err says; "" if nothing.
+	Warning string
+
 	// Help is the program's answer to --help, where that was asked for.
 	Help string
 }
@@ -65,11 +68,14 @@ func (o Outcome) ExitStatus() int {
 	return ExitFailed
 }
 
-// Report writes what a person should read: help to stdout; an error to stderr, as one
-// line that begins with the command's name, and its detail indented below.
+// Report writes what a person should read: help to stdout; a warning and an error to stderr,
+// each as one line that begins with the command's name, and the error's detail indented below.
 func (o Outcome) Report(stdout, stderr io.Writer, command string) {
 	if o.Help != "" {
 		fmt.Fprintln(stdout, strings.TrimRight(o.Help, "\n"))
+	}
+	if o.Warning != "" {
+		fmt.Fprintf(stderr, "%s: %s\n", command, o.Warning)
 	}
 	if o.Err != nil {
 		text := o.Err.Error()

@@ -157,6 +157,8 @@ func (s *session) die(now time.Time, id int) []effect {
 	switch {
 	case !w.harmed.IsZero():
 		dead.How, dead.Died = elastic.Stamped, w.harmed
+	case !w.status.lost.IsZero():
+		dead.How, dead.Died = elastic.HostOut, w.status.lost
 	case !w.silent.IsZero():
 		dead.How, dead.Died = elastic.Silent, w.silent
 	}
@@ -330,11 +332,12 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 			joined = append(joined, s.about(now, id, "joined", fmt.Sprintf("worker %d has joined", pw.ID)), s.row(id, ""))
 		}
 	}
-	effects := []effect{
-		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}},
-		s.event(now, "plan", string(e.Reason)),
-		show{news},
+	var effects []effect
+	if p.Version.Compare(s.noted) > 0 { // another leader may have done so
+		s.noted = p.Version
+		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
 	}
+	effects = append(effects, s.event(now, "plan", string(e.Reason)), show{news})
 	effects = append(effects, joined...)
 	if e.Order.Restart {
 		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {
@@ -345,8 +348,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		clear(s.told)
 		effects = append(effects, s.event(now, "rollback", fmt.Sprintf("the run goes back to step %d", s.restart.step)))
 	}
-	thin := slices.ContainsFunc(p.Shards, func(sh plan.Shard) bool { return len(sh.Mirrors) < p.Mirrors })
-	if thin != s.thin {
+	if thin := thin(&p); thin != s.thin {
 		s.thin = thin
 		kind, reason := "protected", fmt.Sprintf("every shard has its %s", plural(p.Mirrors, "mirror"))
 		if thin {

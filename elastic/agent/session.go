@@ -40,9 +40,20 @@ type session struct {
 
 	state state // of the run: starting is connecting, then training and finished
 	job   rundir.Job
+	first control.Ready // what all workers have said of the job
 	plan  plan.Plan
 	start time.Time // of training
 
+	// Where several agents keep the run: the term in which this one leads, ballots of that
+	// term before this session, the host's name, and what the leader before has left.
+	term, attempt uint64
+	leader        string
+	heir          *inherited
+	tookOver      bool
+	later         []event // for the time after the take-over
+
+	noted     plan.Version         // of the newest line of plans.jsonl
+	starting  []effect             // when the first plan is agreed
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -75,6 +86,8 @@ type session struct {
 	lost    int // the worker whose end is the verdict, so that its last words matter; -1 if none
 	detail  string
 	help    string
+	// cutShort says that a worker was killed when the run was over; "" if none was.
+	cutShort string
 }
 
 // worker is what a session knows of one worker.
@@ -94,6 +107,8 @@ type worker struct {
 	closed, exited bool
 	status         Status
 	gaveUp         bool // it was killed and did not end
+
+	inherited bool // from another leader: the first step that it tells of may be any
 
 	killed   bool         // in training, to go on without it
 	gone     bool         // dead, or out of the plan: the run goes on without it
@@ -195,6 +210,7 @@ type (
 	kill        struct{ worker int }
 	beginWorker struct{ who plan.Worker } // workerStarted comes
 	awaitExit   struct{ worker int }      // reapLate comes if the worker has not ended in a second
+	fence       struct{ worker int }      // it has to end, if it lives
 	awaitCause  struct{}                  // causeLate comes unless the session is over before
 	propose     struct {                  // agreedOn comes
 		order  elastic.Order
@@ -233,16 +249,23 @@ func (s *session) over() bool {
 }
 
 func (s *session) outcome() Outcome {
-	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable()}
+	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable(), Warning: s.cutShort}
 }
 
 func (s *session) step(now time.Time, e event) []effect {
+	if s.heir != nil && !s.judged {
+		return s.assemble(now, e)
+	}
 	switch e := e.(type) {
 	case received:
 		if s.judged {
 			return nil
 		}
-		if w := &s.workers[e.worker]; !w.heard.IsZero() {
+		w := &s.workers[e.worker]
+		if w.gone && s.term > 0 {
+			return nil // of a session that is fenced
+		}
+		if !w.heard.IsZero() {
 			w.heard = now
 		}
 		return s.message(now, e.worker, e.m)
@@ -267,6 +290,10 @@ func (s *session) step(now time.Time, e event) []effect {
 	case verified:
 		return s.verifiedSave(now, e)
 	case agreedOn:
+		if first := s.starting; first != nil {
+			s.starting = nil
+			return first
+		}
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
 		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
@@ -363,6 +390,11 @@ func (s *session) ended(now time.Time, id int) []effect {
 			return nil
 		}
 		return s.believe(now) // nobody is left to say more
+	case s.state == finished && w.doom == nil && w.status.killed(), s.state == finished && !w.silent.IsZero():
+		// From outside, after the run: nothing of it is missing.
+		_, how := culprit(s.death(id))
+		s.cutShort = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(id), how)
+		return []effect{s.about(now, id, "note", s.cutShort)}
 	case w.state == connecting:
 		s.lost = id
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Status: w.status})
@@ -416,6 +448,12 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 	if _, first := m.(control.Hello); w.state == connecting && !first {
 		if _, failed := m.(control.Failed); !failed {
 			return bad("sent %T before its hello", m)
+		}
+	}
+	if s.state == finished && w.inherited {
+		switch m.(type) {
+		case control.Step, control.Done, control.Answer, control.Applied:
+			return nil // the leader before has written all down
 		}
 	}
 	switch m := m.(type) {
@@ -580,9 +618,9 @@ func (s *session) begin(now time.Time) []effect {
 			return s.judge(now, &ChaosError{err})
 		}
 	}
-	s.plan, s.known[uint64(p.Version.N)] = p, p
+	s.plan, s.known[uint64(p.Version.N)], s.noted = p, p, p.Version
 
-	s.state, s.start = training, now
+	s.state, s.start, s.first = training, now, first
 	s.job = first.Job
 	s.job.Program = path.Base(s.job.Program)
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
@@ -609,7 +647,7 @@ func (s *session) begin(now time.Time) []effect {
 		begin.Workers = append(begin.Workers, w.own)
 	}
 	s.ctl = elastic.New(elastic.Config{
-		Plan: p, Peers: s.peers(), Profile: profile(first), Term: 1, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
 	})
 	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
@@ -638,10 +676,13 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	for id := range s.workers {
 		s.workers[id].state = training
-		effects = append(effects, sendMessage{id, start})
+		s.starting = append(s.starting, sendMessage{id, start})
 	}
 	return append(effects, show{begin})
 }
+
+// fills is the ID of fills that come before those of this session.
+func (s *session) fills() int { return int(s.term)<<20 + int(s.attempt>>32)<<10 }
 
 // view is who lives, as plans see it.
 func (s *session) view() plan.View {
@@ -665,6 +706,9 @@ func profile(r control.Ready) plan.Profile {
 // startMessage is what lets a worker train, without a plan.
 func (s *session) startMessage() control.Start {
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.chaos}
+	if s.term > 0 {
+		start.Detect = s.cfg.Detect
+	}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 		start.Checkpoints = s.cfg.Command != ""
@@ -692,6 +736,11 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		m.Plan = uint64(s.plan.Version.N)
 	}
 	under, ok := s.known[m.Plan]
+	if ok && w.inherited && under.Version.Compare(s.restart.version) >= 0 {
+		// What it told before, the leader before has in the books.
+		w.inherited = false
+		w.begun, w.last.Step = s.restart.version, m.Step-1
+	}
 	switch {
 	case !ok || m.Plan < w.last.Plan:
 		return bad("committed step %d under plan %d, and plan %d is live", m.Step, m.Plan, s.plan.Version.N)
@@ -770,6 +819,9 @@ func (s *session) forget() {
 func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	w := &s.workers[id]
 	stopped := m.StoppedBy != ""
+	if s.stop == "" && s.tookOver {
+		s.stop = Reason(m.StoppedBy) // the leader before was asked
+	}
 	if m.Steps != w.last.Step && !w.fresh || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
 		return s.judge(now, &ProtocolError{s.id(id), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
 	}

@@ -27,6 +27,15 @@ func doneAfter(n int, by Reason) control.Done {
 	return control.Done{Steps: n, Loss: 4 - float64(n), ParamsSHA256: "aa", StateSHA256: "bb", StoppedBy: string(by)}
 }
 
+// agreeing is a step of a session whose proposals are agreed at once.
+func agreeing(s *session, now time.Time, e event) []effect {
+	effects := s.step(now, e)
+	for _, p := range pick[propose](effects) {
+		effects = append(effects, agreeing(s, now, agreedOn{p.order.Plan.Version, now})...)
+	}
+	return effects
+}
+
 // play feeds events to a session, a second apart, and returns it and the names of the effects.
 func play(t *testing.T, events ...event) (*session, string) {
 	t.Helper()
@@ -39,7 +48,7 @@ func play(t *testing.T, events ...event) (*session, string) {
 		if m, ok := e.(control.Message); ok {
 			e = received{0, m}
 		}
-		for _, effect := range s.step(time.Unix(int64(i), 0), e) {
+		for _, effect := range agreeing(s, time.Unix(int64(i), 0), e) {
 			name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "agent.")
 			switch e := effect.(type) {
 			case sendMessage:
@@ -64,7 +73,7 @@ func TestSession(t *testing.T) {
 	good := workerExited{0, Status{Code: 0, Text: "exit status 0"}}
 	killed := workerExited{0, Status{Code: -1, Text: "signal: killed"}}
 	closed := connClosed{0, errors.New("EOF")}
-	begun := "writeJob writePlan start plan Start Begin"
+	begun := "writeJob writePlan start plan Begin Start"
 	stepped := " writeMetrics Step"
 	failed := " failed writeSummary End"
 
@@ -117,9 +126,18 @@ func TestSession(t *testing.T) {
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
-			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
+			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, workerExited{0, Status{Code: 3, Text: "exit status 3"}}},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
-			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			&LostError{Worker: 0, Workers: 1, Status: Status{Code: 3, Text: "exit status 3"}, Step: 3, Steps: 3}, 1, "worker 0 exited: exit status 3",
+		},
+		{
+			"killed after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
+			begun + stepped + stepped + stepped + " end writeSummary End closeView Release note", nil, 0, "",
+		},
+		{
+			"fault after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, workerExited{0, Status{Code: -1, Text: "signal: segmentation fault", Fault: true}}},
+			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
+			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: segmentation fault", Fault: true}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: segmentation fault",
 		},
 		{
 			"panic after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},

@@ -60,10 +60,15 @@ type Status struct {
 
 	// Progress is what the worker had begun, as far as that is known.
 	Progress progress.State
+
+	lost time.Time // since when nothing is heard of its host, where that is why it counts as ended
 }
 
 // OK reports whether the worker ended by itself and well.
 func (s Status) OK() bool { return s.Code == 0 }
+
+// killed reports whether a signal from outside ended the worker.
+func (s Status) killed() bool { return s.Code < 0 && !s.Fault && !s.Panicked }
 
 func (s Status) String() string { return s.Text }
 

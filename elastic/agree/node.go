@@ -167,9 +167,16 @@ func (n *Node) hasten() {
 			others++
 		}
 	}
-	if !self || others > 0 {
-		return
+	if self && others == 0 {
+		n.Stand()
 	}
+}
+
+// Stand makes this node, if it votes, a candidate now, without waiting until it has missed the
+// leader. It is for who knows that the leader is gone: a leader that lives is deposed. Who stands
+// without all that was committed is not elected, and two who stand together may both fail; raft's own
+// timers go on in any case.
+func (n *Node) Stand() {
 	request := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
 		ProtocolVersion: raft.ProtocolVersionMax,
 		ID:              []byte(n.config.ID),

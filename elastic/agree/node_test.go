@@ -407,6 +407,27 @@ func TestLeadersDie(t *testing.T) {
 	}
 }
 
+// Who knows that the leader is gone need not wait until it has missed it.
+func TestStand(t *testing.T) {
+	c := newCluster(t)
+	c.start(3)
+	c.commit(Generation{1})
+	led := c.leader()
+	for id, n := range c.nodes {
+		if n == led {
+			continue
+		}
+		term := led.Term()
+		c.close(led.config.ID)
+		n.Stand()
+		if next := c.leader(); next.Term() <= term {
+			t.Errorf("%s stood, and the term is still %d", id, term)
+		}
+		c.plans(1, 3)
+		return
+	}
+}
+
 func TestMinorityCommitsNothing(t *testing.T) {
 	c := newCluster(t)
 	ids := c.start(3)

@@ -25,6 +25,18 @@ var (
 	ErrFormat = errors.New("control: not a message of this protocol")
 )
 
+// Marshal returns a message as it travels in another one.
+func Marshal(m Message) ([]byte, error) {
+	frame, err := encode(m)
+	if err != nil {
+		return nil, err
+	}
+	return frame[4:], nil
+}
+
+// Unmarshal reads what Marshal has made. Its errors are of the class [ErrFormat].
+func Unmarshal(body []byte) (Message, error) { return decode(body) }
+
 // encode returns the whole frame of m.
 func encode(m Message) ([]byte, error) {
 	var b bytes.Buffer
@@ -107,6 +119,20 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Leave](dec)
 	case Harm{}.kind():
 		m, err = decodeAs[Harm](dec)
+	case Host{}.kind():
+		m, err = decodeAs[Host](dec)
+	case Lead{}.kind():
+		m, err = decodeAs[Lead](dec)
+	case Told{}.kind():
+		m, err = decodeAs[Told](dec)
+	case Relayed{}.kind():
+		m, err = decodeAs[Relayed](dec)
+	case Closed{}.kind():
+		m, err = decodeAs[Closed](dec)
+	case Exited{}.kind():
+		m, err = decodeAs[Exited](dec)
+	case Kill{}.kind():
+		m, err = decodeAs[Kill](dec)
 	case Add{}.kind():
 		m, err = decodeAs[Add](dec)
 	case Added{}.kind():

@@ -45,6 +45,13 @@ var samples = []Message{
 	Done{Steps: 60, Loss: 3.1, ParamsSHA256: "ab", StoppedBy: "interrupt",
 		Worker: rundir.Worker{Stages: []int{0}, Layers: []int{0, 1}, Forwards: 480, ParamBytes: 1 << 33}},
 	Failed{Kind: UserPanic, Text: "index out of range", Stack: "goroutine 1", Step: 3},
+	Host{Protocol: 1, Host: 2},
+	Lead{Term: 3, Plan: 2, Step: 7},
+	Told{},
+	Relayed{Worker: 3, Incarnation: 1, Message: []byte{0x92, 0xa4}},
+	Closed{Worker: 3, Incarnation: 1},
+	Exited{Worker: 3, Code: -1, Text: "signal: killed", Panicked: true, Last: "panic: x"},
+	Kill{Worker: 3, Incarnation: 1},
 }
 
 // pipe returns both ends of a connection that ends with the test.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
@@ -14,7 +15,8 @@ const Protocol = 1
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
 // Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
-// Release from the agent.
+// Release from the agent. Between the agents of several hosts there are Host, Lead,
+// Told, Relayed, Closed, Exited, Kill and Beat.
 type Message interface {
 	kind() string
 }
@@ -90,6 +92,9 @@ type Start struct {
 
 	// NoDigests says that memory is trusted; all workers have the same.
 	NoDigests bool
+	// Detect is how long the worker may go on committing without a Beat of its agent; 0
+	// means for ever, as the agent sends none.
+	Detect time.Duration
 
 	// Plan is the first plan, a plan.Plan as JSON; empty for a worker that joins, whose
 	// plan comes with an Order.
@@ -285,6 +290,52 @@ type Added struct {
 // worker needs it any more.
 type Release struct{}
 
+// Host is what an agent says first to the one that leads: which of the run's hosts
+// it is.
+type Host struct {
+	Protocol int
+	Host     int
+}
+
+// Lead is the answer to Host: who leads tells in which term, and with it the
+// newest step that it has in its books, and the plan under which that was. The
+// host sends all that it has of its workers since then, and then Told.
+type Lead struct {
+	Term uint64
+	Plan uint64
+	Step int
+}
+
+// Told says that the host has sent all that was before, and that what follows
+// happens now.
+type Told struct{}
+
+// Relayed is a message of a worker or to it, on its way between agents.
+type Relayed struct {
+	Worker, Incarnation int
+	Message             []byte // by Marshal
+}
+
+// Closed says that a worker's connection with its agent has ended.
+type Closed struct {
+	Worker, Incarnation int
+}
+
+// Exited says that a worker's agent has reaped it.
+type Exited struct {
+	Worker, Incarnation int
+	Code                int
+	Text                string
+	Panicked, Fault     bool
+	Progress            progress.State
+	Last                string // lines that it printed
+}
+
+// Kill asks a worker's agent to kill it.
+type Kill struct {
+	Worker, Incarnation int
+}
+
 // FailKind says whose fault a failure is; the exit status follows from it.
 type FailKind string
 
@@ -307,6 +358,13 @@ type Failed struct {
 }
 
 func (Release) kind() string  { return "release" }
+func (Host) kind() string     { return "host" }
+func (Lead) kind() string     { return "lead" }
+func (Told) kind() string     { return "told" }
+func (Relayed) kind() string  { return "relayed" }
+func (Closed) kind() string   { return "closed" }
+func (Exited) kind() string   { return "exited" }
+func (Kill) kind() string     { return "kill" }
 func (Save) kind() string     { return "save" }
 func (Saved) kind() string    { return "saved" }
 func (Query) kind() string    { return "query" }

@@ -90,6 +90,9 @@ type Config struct {
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
+	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because
+	// it may have been given up. When that ends, Wake makes the engine look again.
+	Held func() bool
 	// Saving, if it is not nil, says at every commit whether a checkpoint was asked
 	// for here, and whether one is still being written here, which puts the next
 	// one off. Save gets this worker's part of each that is made, after the update
@@ -286,6 +289,12 @@ func (e *Engine) Close() {
 
 // Abandon ends the operation of the moment, and every one after it, with err.
 func (e *Engine) Abandon(err error) { e.mail.put(func() { e.fail(err) }) }
+
+// Wake makes the engine look at what it waits for.
+func (e *Engine) Wake() { e.mail.put(func() {}) }
+
+// held reports whether this worker must not enter an exchange.
+func (e *Engine) held() bool { return e.c.Held != nil && e.c.Held() }
 
 // loop owns the engine's state.
 func (e *Engine) loop() {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -656,6 +657,37 @@ func TestPanicArrives(t *testing.T) {
 func panicker() error { panic("ouch") }
 
 // Whatever an engine is about, nothing of it is left after Close.
+// A worker that is held does all its work and enters no commit.
+func TestHeld(t *testing.T) {
+	var held atomic.Bool
+	held.Store(true)
+	engines, _ := lines{workers: 2, global: 4, micro: 1, change: func(worker int, c *Config) {
+		if worker == 0 {
+			c.Held = held.Load
+		}
+	}}.start(t)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		all(engines, func(_ int, e *Engine) {
+			if _, err := e.Step(t.Context(), 1); err != nil {
+				t.Error(err)
+			}
+		})
+	}()
+	for ready := false; !ready; {
+		engines[0].inspect(func() {
+			ready = engines[0].req != nil && engines[0].req.said != nil
+			if ready && engines[0].req.exchanging {
+				t.Error("it has entered the commit")
+			}
+		})
+	}
+	held.Store(false)
+	engines[0].Wake()
+	<-done
+}
+
 func TestCloseJoins(t *testing.T) {
 	for name, meet := range map[string]func(t *testing.T, engines []*Engine){
 		"at once": func(*testing.T, []*Engine) {},

@@ -49,7 +49,7 @@ func (e *Engine) advanceJob() {
 				r.said = append([]byte{}, said...) // not nil
 			}
 		})
-	default:
+	case !e.held():
 		e.startExchange(r)
 	}
 }

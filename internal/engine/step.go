@@ -110,7 +110,9 @@ func (e *Engine) advanceStep() {
 		}
 		return
 	}
-	e.startExchange(r)
+	if !e.held() {
+		e.startExchange(r)
+	}
 }
 
 // ready reports whether this worker may enter the commit: the gradients of the

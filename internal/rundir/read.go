@@ -2,6 +2,7 @@ package rundir
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -200,3 +201,60 @@ func Logs(path string) ([]Log, error) {
 	})
 	return logs, nil
 }
+
+// History is what has happened in a run so far, for who goes on with it.
+type History struct {
+	Job     Job
+	Last    *Metrics // the newest step
+	ValLoss *float64 // of the newest evaluation
+	Plan    *Plan    // the newest
+	Summary *Summary // of a run that has ended
+
+	Lost, Rollbacks int
+	Recoveries      []Recovery // in their order
+
+	// Of the newest steps, so many that their speed is that of the run.
+	Tokens int64
+	MS     float64
+}
+
+// ReadHistory reads what a run directory says of its run.
+func ReadHistory(path string) (h History, err error) {
+	if found, err := readJSON(filepath.Join(path, "job.json"), &h.Job); err != nil || !found {
+		return h, cmp.Or(err, fmt.Errorf("%s %w", path, ErrNoRun))
+	}
+	if h.Summary, err = readOptional[Summary](filepath.Join(path, "summary.json")); err != nil {
+		return h, err
+	}
+	if h.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
+		return h, err
+	}
+	if _, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
+		switch {
+		case e.Kind == "lost":
+			h.Lost++
+		case e.Kind == "rollback":
+			h.Rollbacks++
+		case e.Recovery != nil:
+			h.Recoveries = append(h.Recoveries, *e.Recovery)
+		}
+		return false
+	}); err != nil {
+		return h, err
+	}
+	slices.Reverse(h.Recoveries)
+	steps := 0
+	h.Last, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
+		if h.ValLoss == nil {
+			h.ValLoss = m.ValLoss
+		}
+		h.Tokens += m.Tokens
+		h.MS += m.MS
+		steps++
+		return steps == historySteps
+	})
+	return h, err
+}
+
+// historySteps is how many steps a history is long.
+const historySteps = 1000

@@ -51,6 +51,8 @@ type Dir struct {
 	again   bool     // of Resume
 	workers bool     // workers.json is
 	closed  bool
+
+	attached bool // somebody else has made it, and others may have begun to write
 }
 
 // Create makes and locks the run directory path. An empty path means
@@ -90,15 +92,76 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 	}
 }
 
+// Attach returns the directory of a run for a process that writes its files, while another
+// one has made and locked it, and will close it last. Close then removes nothing.
+// shown is what people call it.
+func Attach(path, shown string) *Dir {
+	d := &Dir{path: path, shown: shown, isRun: true, attached: true}
+	d.setParent()
+	return d
+}
+
+// Resume goes on with the line files of a run that another process has begun to
+// write. That one may still be there, frozen: what it writes from now on is
+// lost, because the files get copied and the copies take their names.
+func (d *Dir) Resume() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name, f := range map[string]**os.File{"metrics.jsonl": &d.metrics, "events.jsonl": &d.events, "plans.jsonl": &d.plans} {
+		var err error
+		if *f, err = d.takeOver(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeOver copies the whole lines of a file.
+func (d *Dir) takeOver(name string) (*os.File, error) {
+	text, err := os.ReadFile(d.File(name))
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	_, err = f.Write(text[:bytes.LastIndexByte(text, '\n')+1])
+	if err == nil {
+		err = os.Rename(d.File("."+name), d.File(name))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(d.File("."+name)))
+	}
+	return f, nil
+}
+
+// Adopt is for the owner of a directory whose files others have written: it
+// becomes a run, if they have got that far.
+func (d *Dir) Adopt() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := os.Lstat(d.File("job.json")); err == nil {
+		d.isRun = true
+	}
+	if _, err := os.Lstat(d.File("workers.json")); err == nil {
+		d.workers = true
+	}
+}
+
+func (d *Dir) setParent() {
+	if dir, name := filepath.Split(d.path); filepath.Base(dir) == Parent && name != Latest {
+		d.parent = filepath.Clean(dir)
+	}
+}
+
 func create(path string) (*Dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCreate, err)
 	}
 	d := &Dir{path: abs, shown: filepath.Clean(path), made: firstMissing(abs)}
-	if dir, name := filepath.Split(abs); filepath.Base(dir) == Parent && name != Latest {
-		d.parent = filepath.Clean(dir)
-	}
+	d.setParent()
 	if err := d.take(); err != nil {
 		if d.lock != nil {
 			_ = d.discard()
@@ -271,7 +334,11 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 }
 
 func (d *Dir) openLines(name string) (*os.File, error) {
-	f, err := os.OpenFile(d.File(name), os.O_CREATE|os.O_EXCL|os.O_WRONLY|os.O_APPEND, 0o666)
+	once := os.O_EXCL
+	if d.attached {
+		once = os.O_TRUNC
+	}
+	f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err == nil {
 		d.own = append(d.own, name)
 	}
@@ -432,11 +499,14 @@ func (d *Dir) Close() error {
 	if d.bin {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}
-	if d.workers {
+	if d.workers && !d.attached {
 		err = errors.Join(err, os.Remove(d.File("workers.json")))
 	}
 	if !d.isRun && !d.again {
 		err = errors.Join(err, d.discard())
+	}
+	if d.lock == nil {
+		return err
 	}
 	return errors.Join(err, d.lock.Close())
 }
@@ -452,6 +522,8 @@ func (d *Dir) discard() error {
 		var logs []string
 		if name == "log" {
 			logs, _ = filepath.Glob(d.File("log/worker-*.log"))
+			hosts, _ := filepath.Glob(d.File("log/host-*.log"))
+			logs = append(logs, hosts...)
 		}
 		for _, path := range append(logs, d.File(name)) {
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {

@@ -142,5 +142,11 @@ func main() {
 	if !first {
 		return
 	}
+	switch *fail {
+	case "end":
+		raise(syscall.SIGKILL)
+	case "end frozen":
+		raise(syscall.SIGSTOP)
+	}
 	conn.Send(control.Output{Text: "sampled text\n"})
 }

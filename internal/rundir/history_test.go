@@ -1,0 +1,69 @@
+package rundir
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+// Who goes on with a run finds its history, and what the one before still writes does not count.
+func TestHistory(t *testing.T) {
+	owner := mustCreate(t, filepath.Join(t.TempDir(), "run"))
+	first := Attach(owner.Path(), "run")
+	val := 2.5
+	if err := errors.Join(
+		first.WriteJob(Job{Program: "gpt", Steps: 9}, nil),
+		first.AddPlan(Plan{Time: Time{noon}, Event: "start", Plan: []byte(`{}`)}),
+		first.AddMetrics(Metrics{Step: 1, Tokens: 10, MS: 2, ValLoss: &val}),
+		first.AddMetrics(Metrics{Step: 2, Tokens: 10, MS: 3}),
+		first.AddEvent(Event{Kind: "lost", Worker: 1}),
+		first.AddEvent(Event{Kind: "recovered", Worker: -1, Recovery: &Recovery{Step: 2}}),
+		first.AddEvent(Event{Kind: "recovered", Worker: -1, Recovery: &Recovery{Step: 3}}),
+		first.AddEvent(Event{Kind: "rollback", Worker: -1}),
+		first.WriteWorkers(Workers{}),
+	); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(first.File("metrics.jsonl"), os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.WriteString(`{"step":3,`) // it died here
+	f.Close()
+
+	second := Attach(owner.Path(), "run")
+	if err := errors.Join(second.Resume(), first.AddMetrics(Metrics{Step: 77}), second.AddMetrics(Metrics{Step: 3})); err != nil {
+		t.Fatal(err)
+	}
+	h, err := ReadHistory(owner.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h.Job.Steps != 9 || h.Last == nil || h.Last.Step != 3 || h.ValLoss == nil || *h.ValLoss != val || h.Plan == nil || h.Summary != nil ||
+		h.Lost != 1 || h.Rollbacks != 1 || len(h.Recoveries) != 2 || h.Recoveries[0].Step != 2 || h.Tokens != 20 || h.MS != 5 {
+		t.Errorf("history %+v", h)
+	}
+	if err := errors.Join(first.Close(), second.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(owner.File("workers.json")); err != nil {
+		t.Errorf("who is attached has removed a file of the run: %v", err)
+	}
+	owner.Adopt()
+	if err := owner.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(owner.File("job.json")); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(owner.File("workers.json")); err == nil {
+		t.Error("workers.json is left")
+	}
+}
+
+func TestReadHistoryOfNothing(t *testing.T) {
+	if _, err := ReadHistory(t.TempDir()); !errors.Is(err, ErrNoRun) {
+		t.Errorf("%v", err)
+	}
+}

@@ -1,0 +1,629 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/view"
+)
+
+// With --emulate-hosts the command is no agent itself: it starts one for each host, shows
+// what the one that leads tells it, and sees that none of them is left behind.
+
+// agentName is the hidden command of an agent's process, and in its argv what people see.
+const agentName = "agent"
+
+// assignment is the first line on an agent's standard input.
+type assignment struct {
+	Hosts   []agent.HostAddr `json:"hosts"`
+	Self    int              `json:"self"`
+	Secret  []byte           `json:"secret"`
+	RunDir  string           `json:"run_dir"`
+	Shown   string           `json:"shown"`
+	Store   string           `json:"store"`
+	Program string           `json:"program"` // as people gave it
+	File    string           `json:"file"`
+	Args    []string         `json:"args"`
+	Dir     string           `json:"dir"` // where the command was given
+
+	Threads    int           `json:"threads"`
+	Stages     int           `json:"stages"`
+	Mirrors    int           `json:"mirrors"`
+	MinWorkers int           `json:"min_workers"`
+	Detect     time.Duration `json:"detect"`
+	Reduction  string        `json:"reduction"`
+	Zero       int           `json:"zero"`
+	NoDigests  bool          `json:"no_digests"`
+	Workers    int           `json:"workers"`
+	Chaos      string        `json:"chaos"`
+}
+
+// request is every other line: what the supervisor wants. Its end means that the run is over,
+// or the supervisor is.
+type request struct {
+	Stop agent.Reason `json:"stop"`
+}
+
+// report is a line on an agent's standard output.
+type report struct {
+	Term   uint64          `json:"term"` // in which the agent led
+	Kind   string          `json:"kind"`
+	Event  json.RawMessage `json:"event,omitempty"`  // of the view, whose type Kind is
+	Text   string          `json:"text,omitempty"`   // output, or what went wrong
+	Status int             `json:"status,omitempty"` // the end: exit status,
+	Errs   string          `json:"errs,omitempty"`   // and what goes to standard error; Text to standard output
+}
+
+// Kinds of reports that are no events of the view.
+const (
+	reportOutput = "output"
+	reportClose  = "close" // the view
+	reportEnd    = "end"
+	reportFailed = "failed" // the agent cannot work
+)
+
+// voters is the number of hosts that vote: an odd one, at most five. Two hosts both do, and then
+// neither may fail.
+func voters(hosts int) int {
+	switch {
+	case hosts >= 5:
+		return 5
+	case hosts == 4:
+		return 3
+	}
+	return hosts
+}
+
+// emulate trains the program with an agent for each of several hosts on this machine.
+func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, stdout, stderr io.Writer) error {
+	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
+	if f.hosts == 2 {
+		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
+	}
+	if err := s.start(f, p, file, args, dir, cwd); err != nil {
+		s.stopAll()
+		dir.Adopt()
+		v.Close()
+		return failure{err}
+	}
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	living := f.hosts
+	var last report
+wait:
+	for {
+		select {
+		case sig := <-signals:
+			reason := agent.Terminated
+			if sig == os.Interrupt {
+				reason = agent.Interrupt
+			}
+			s.ask(request{reason})
+		case last = <-s.end:
+			break wait
+		case host := <-s.gone:
+			if living--; host < voters(f.hosts) {
+				s.voting--
+			}
+			if need := voters(f.hosts)/2 + 1; s.voting < need {
+				// An end that was reported before counts.
+				select {
+				case last = <-s.end:
+				default:
+					last = report{Kind: reportEnd, Status: agent.ExitFailed, Errs: fmt.Sprintf(
+						"launcher: %d of %d hosts are gone, and without %d that vote nobody can decide how to go on\n", f.hosts-living, f.hosts, need)}
+				}
+				break wait
+			}
+		}
+	}
+	s.stopAll()
+	v.Close()
+	dir.Adopt()
+	_, _ = io.WriteString(stdout, last.Text)
+	_, _ = io.WriteString(stderr, last.Errs)
+	if last.Status != agent.ExitDone {
+		return exitError(last.Status)
+	}
+	return nil
+}
+
+// supervisor keeps the agents' processes.
+type supervisor struct {
+	f      runFlags
+	v      view.View
+	stdout io.Writer
+	agents []*agentProcess
+	voting int
+	gone   chan int // hosts whose process has ended
+	end    chan report
+	ended  chan struct{} // closed when the supervisor listens no more
+	tasks  sync.WaitGroup
+
+	mu     sync.Mutex
+	term   uint64 // newest
+	closed bool   // the view
+	early  []string
+	due    *chaos.Due // harms to hosts
+}
+
+// harm does to hosts what --chaos says; s.mu is held. Nobody tells the run.
+func (s *supervisor) harm(e view.Event) {
+	step := 0
+	switch e := e.(type) {
+	case view.Begin:
+		if s.due != nil {
+			return
+		}
+		// The agents do the same, and refuse what cannot be.
+		all, err := s.f.harms.Expand(chaos.Run{Steps: e.Job.Steps, Workers: s.f.workers, Hosts: s.f.hosts})
+		if err != nil {
+			return
+		}
+		var harms []chaos.Harm
+		for h := range s.f.hosts {
+			harms = append(harms, all.Host(h)...)
+		}
+		s.due, step = chaos.NewDue(harms), 1
+	case view.Step:
+		step = e.Step + 1
+	}
+	if s.due == nil || step == 0 {
+		return
+	}
+	for _, h := range s.due.Begin(step) {
+		p := s.agents[h.Host]
+		switch h.Kind {
+		case chaos.KindKillHost:
+			p.signal(syscall.SIGKILL)
+		case chaos.KindFreezeHost:
+			p.signal(syscall.SIGSTOP)
+			p.frozen.Store(true)
+		}
+	}
+}
+
+// signal sends a signal to an agent and its workers, as nearly at once as can be.
+func (p *agentProcess) signal(sig syscall.Signal) {
+	pid := p.cmd.Process.Pid
+	var workers []int
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		for word := range strings.FieldsSeq(string(text)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				workers = append(workers, child)
+			}
+		}
+	}
+	_ = p.cmd.Process.Signal(sig)
+	for _, w := range workers {
+		_ = syscall.Kill(w, sig)
+	}
+}
+
+type agentProcess struct {
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	done  chan struct{}
+
+	frozen atomic.Bool // by --chaos: it does not hear that the run is over
+}
+
+func (s *supervisor) start(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string) error {
+	store, err := dir.MakeStore()
+	if err != nil {
+		return err
+	}
+	own, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	secret := make([]byte, 32)
+	_, _ = rand.Read(secret) // it never fails
+	a := assignment{
+		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
+		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
+		NoDigests: !f.digests, Workers: f.workers, Chaos: f.chaos,
+	}
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			_ = f.Close()
+		}
+	}()
+	for h := range f.hosts {
+		host := agent.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
+		for _, addr := range []*string{&host.Agree, &host.Link} {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return err
+			}
+			*addr = l.Addr().String()
+			file, err := l.(*net.TCPListener).File()
+			_ = l.Close() // the file is another handle
+			if err != nil {
+				return err
+			}
+			files = append(files, file)
+		}
+		a.Hosts = append(a.Hosts, host)
+	}
+	for w := range f.workers {
+		h := &a.Hosts[w*f.hosts/f.workers]
+		h.Workers = append(h.Workers, w)
+	}
+	s.voting = voters(f.hosts)
+	for h := range f.hosts {
+		a.Self, a.Store = h, filepath.Join(store, a.Hosts[h].Name)
+		if err := s.startAgent(own, a, files[2*h:2*h+2]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) error {
+	log, err := os.OpenFile(filepath.Join(a.RunDir, "log", a.Hosts[a.Self].Name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(own, agentName, a.Hosts[a.Self].Name)
+	cmd.Stderr = log
+	cmd.ExtraFiles = listeners
+	// A terminal's Ctrl-C is for the supervisor.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	p := &agentProcess{cmd: cmd, stdin: stdin, done: make(chan struct{})}
+	s.mu.Lock()
+	s.agents = append(s.agents, p)
+	s.mu.Unlock()
+	s.tasks.Go(func() {
+		defer close(p.done)
+		s.listen(stdout)
+		_ = cmd.Wait() // how it ended matters to nobody
+		select {
+		case s.gone <- a.Self:
+		case <-s.ended:
+		}
+	})
+	return json.NewEncoder(stdin).Encode(a)
+}
+
+// maxReport bounds a line of an agent.
+const maxReport = 16 << 20
+
+// listen takes in the reports of an agent.
+func (s *supervisor) listen(r io.Reader) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, maxReport)
+	for lines.Scan() {
+		var x report
+		if json.Unmarshal(lines.Bytes(), &x) == nil {
+			s.take(x)
+		}
+	}
+	_, _ = io.Copy(io.Discard, r) // after a line that was too long
+}
+
+func (s *supervisor) take(x report) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x.Kind == reportFailed {
+		s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + x.Text + "\n"})
+		return
+	}
+	if x.Term < s.term {
+		return // another one leads since
+	}
+	s.term = x.Term
+	switch x.Kind {
+	case reportOutput:
+		if s.closed {
+			_, _ = io.WriteString(s.stdout, x.Text)
+		} else {
+			s.early = append(s.early, x.Text)
+		}
+	case reportClose:
+		s.closed = true
+		s.v.Close()
+		for _, text := range s.early {
+			_, _ = io.WriteString(s.stdout, text)
+		}
+		s.early = nil
+	case reportEnd:
+		s.finish(x)
+	default:
+		if e := parseShown(x.Kind, x.Event); e != nil {
+			s.v.Show(e)
+			s.harm(e)
+		}
+	}
+}
+
+func (s *supervisor) finish(x report) {
+	select {
+	case s.end <- x:
+	default: // the first one counts
+	}
+}
+
+// ask sends a request to all agents.
+func (s *supervisor) ask(r request) {
+	for _, p := range s.agents {
+		_ = json.NewEncoder(p.stdin).Encode(r) // one that is gone does not hear it
+	}
+}
+
+// agentGrace is how long agents may take to end their workers and themselves.
+const agentGrace = 3 * time.Second
+
+// stopAll ends the agents, which takes their workers along.
+func (s *supervisor) stopAll() {
+	for _, p := range s.agents {
+		_ = p.stdin.Close()
+		if p.frozen.Load() {
+			_ = p.cmd.Process.Kill() // the kernel ends its workers
+		}
+	}
+	timer := time.NewTimer(agentGrace)
+	defer timer.Stop()
+	late := false
+	for _, p := range s.agents {
+		for !late {
+			select {
+			case <-p.done:
+			case <-timer.C:
+				late = true
+				continue
+			}
+			break
+		}
+		if late {
+			_ = p.cmd.Process.Kill() // frozen, perhaps; the kernel ends its workers
+		}
+	}
+	close(s.ended)
+	s.tasks.Wait()
+}
+
+// newAgent is the command of an agent's process.
+func newAgent() *cobra.Command {
+	return &cobra.Command{
+		Use:    agentName + " HOST",
+		Short:  "Be the agent of a host; started by run",
+		Hidden: true,
+		Args:   func(*cobra.Command, []string) error { return nil },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return serveHost(cmd.Context(), os.Stdin, cmd.OutOrStdout())
+		},
+	}
+}
+
+func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	lines := bufio.NewReader(stdin)
+	first, err := lines.ReadBytes('\n')
+	var a assignment
+	if err == nil {
+		err = json.Unmarshal(first, &a)
+	}
+	if err != nil || a.Self < 0 || a.Self >= len(a.Hosts) {
+		return errors.New("an agent is started by launcher run, not by people")
+	}
+	harms, err := parseChaos(a.Chaos, a.Workers, len(a.Hosts))
+	if err != nil {
+		return err
+	}
+	signal.Ignore(os.Interrupt, syscall.SIGHUP)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	out := newReporter(stdout)
+	defer out.close()
+	var listeners [2]net.Listener
+	for i := range listeners {
+		f := os.NewFile(uintptr(3+i), "listener")
+		l, err := net.FileListener(f)
+		_ = f.Close() // workers must not inherit it
+		if err != nil {
+			return failure{err}
+		}
+		listeners[i] = l
+	}
+	h, err := agent.NewHost(agent.HostConfig{
+		Run: agent.Config{
+			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
+			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
+		},
+		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
+		Agree: listeners[0], Link: listeners[1],
+		Command: agent.Command{Path: a.File, Args: a.Args},
+		Log: func(id int) (*os.File, error) {
+			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, 0)
+		},
+		Show: func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
+		Done: func(term uint64, o agent.Outcome) {
+			var text, errs strings.Builder
+			o.Report(&text, &errs, "launcher")
+			out.send(report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()})
+		},
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
+	})
+	if err != nil {
+		return failure{err}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // it ends with the process, as reading a pipe may not end before
+		defer cancel()
+		requests := json.NewDecoder(lines)
+		for {
+			var r request
+			if requests.Decode(&r) != nil {
+				return
+			}
+			if r.Stop != "" {
+				h.Stop(r.Stop)
+			}
+		}
+	}()
+	err = h.Serve(ctx)
+	var wrong *agent.StartError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrong):
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("PROGRAM %s %v", a.Program, err)})
+	default:
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
+	}
+	return failure{err}
+}
+
+// reporter writes reports, in a goroutine of its own: a supervisor that does not read must not
+// keep an agent from its work.
+type reporter struct {
+	ch   chan report
+	done chan struct{}
+}
+
+func newReporter(w io.Writer) *reporter {
+	r := &reporter{ch: make(chan report, 1<<12), done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		enc := json.NewEncoder(w)
+		for x := range r.ch {
+			_ = enc.Encode(x) // without a supervisor, the agent's standard input has ended as well
+		}
+	}()
+	return r
+}
+
+// send queues a report that has to come.
+func (r *reporter) send(x report) { r.ch <- x }
+
+// show queues one that may be left out.
+func (r *reporter) show(x report) {
+	select {
+	case r.ch <- x:
+	default:
+	}
+}
+
+func (r *reporter) close() {
+	close(r.ch)
+	<-r.done
+}
+
+// shown is the view of a run whose supervisor shows it.
+type shown struct {
+	out  *reporter
+	term uint64
+}
+
+func (s shown) Close() { s.out.send(report{Term: s.term, Kind: reportClose}) }
+
+func (s shown) Show(e view.Event) {
+	kind := kindOf(e)
+	text, err := json.Marshal(e)
+	if err != nil || kind == "" {
+		return // it is only shown
+	}
+	s.out.show(report{Term: s.term, Kind: kind, Event: text})
+}
+
+type outputOf struct {
+	out  *reporter
+	term uint64
+}
+
+func (o outputOf) Write(b []byte) (int, error) {
+	if len(b) > 0 {
+		o.out.send(report{Term: o.term, Kind: reportOutput, Text: string(b)})
+	}
+	return len(b), nil
+}
+
+func kindOf(e view.Event) string {
+	switch e.(type) {
+	case view.Note:
+		return "note"
+	case view.Begin:
+		return "begin"
+	case view.Plan:
+		return "plan"
+	case view.Recovered:
+		return "recovered"
+	case view.Worker:
+		return "worker"
+	case view.Step:
+		return "step"
+	case view.Stopping:
+		return "stopping"
+	case view.End:
+		return "summary"
+	}
+	return ""
+}
+
+func parseShown(kind string, text []byte) view.Event {
+	switch kind {
+	case "note":
+		return parseAs[view.Note](text)
+	case "begin":
+		return parseAs[view.Begin](text)
+	case "plan":
+		return parseAs[view.Plan](text)
+	case "recovered":
+		return parseAs[view.Recovered](text)
+	case "worker":
+		return parseAs[view.Worker](text)
+	case "step":
+		return parseAs[view.Step](text)
+	case "stopping":
+		return parseAs[view.Stopping](text)
+	case "summary":
+		return parseAs[view.End](text)
+	}
+	return nil
+}
+
+func parseAs[E view.Event](text []byte) view.Event {
+	var e E
+	if json.Unmarshal(text, &e) != nil {
+		return nil
+	}
+	return e
+}
