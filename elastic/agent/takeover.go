@@ -197,6 +197,7 @@ func (s *session) takeOver(now time.Time) []effect {
 	}
 	start := s.startMessage()
 	start.Plan = text
+	s.ringDue = s.formBy(now)
 	for _, p := range in.orders[0].Peers {
 		start.Peers = append(start.Peers, control.Peer{ID: int(p.ID), Incarnation: p.Incarnation, Addr: p.Addr})
 	}
@@ -208,6 +209,7 @@ func (s *session) takeOver(now time.Time) []effect {
 		w.own = share(&s.plan, w.who)
 		if w.state == prepared {
 			w.state, w.heard = training, now
+			start.Ring = s.ringOf(w)
 			effects = append(effects, sendMessage{id, start}) // who has begun does not hear it
 		}
 	}
