@@ -41,8 +41,20 @@ var importRules = []importRule{
 		why: "rng is a leaf: whoever wants our random numbers takes nothing else along",
 	},
 	{
-		from: []string{"dvfs", "elastic/graph"}, ban: []string{module + "/..."},
+		from: []string{"dvfs/...", "elastic/graph"}, except: []string{"dvfs/nvml"}, ban: []string{module + "/..."},
 		why: "dvfs and elastic/graph are leaves, so that they are tested and understood by themselves",
+	},
+	{
+		from: []string{"dvfs/nvml"}, ban: []string{module + "/..."}, allow: []string{"dvfs"},
+		why: "cards are clocks, and need to know no more",
+	},
+	{
+		from: []string{"..."}, except: []string{"dvfs/nvml"}, tests: true, ban: []string{"github.com/NVIDIA/..."},
+		why: "NVIDIA's library and cgo are in dvfs/nvml alone",
+	},
+	{
+		from: []string{"..."}, except: []string{"launcher"}, tests: true, ban: []string{"dvfs/nvml"},
+		why: "with dvfs/nvml comes cgo, which users' programs are to do without; the launcher hands clocks on",
 	},
 	{
 		from: []string{"..."}, ban: []string{"launcher/...", "examples/...", "bench/..."}, tests: true,

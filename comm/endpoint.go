@@ -28,6 +28,7 @@ type Endpoint struct {
 	in      inbox
 	order   uint64                // of sendings
 	callers map[net.Conn]struct{} // accepted, hello not read
+	shaped  map[WorkerID]float64  // bytes per second
 }
 
 // Listen opens an endpoint that admits nobody yet.
@@ -318,6 +319,9 @@ type PeerStats struct {
 	MessagesSent, MessagesReceived int64
 	BytesSent, BytesReceived       int64
 	WireSent, WireReceived         int64
+	// Busy is how long the link was taken by what was sent: by the system's calls, which wait
+	// while the network takes no more, and by what [Endpoint.Shape] adds.
+	Busy time.Duration
 }
 
 // Stats returns the counts of all present members, in no order.

@@ -140,7 +140,7 @@ func (b *batch) fill() bool {
 
 // write writes the batch. When it is told to hurry, it copies what is left and
 // lets go of all messages in it before it goes on.
-func (b *batch) write() error {
+func (b *batch) write() (n int, err error) {
 	l := b.l
 	e := l.p.e
 	total := 0
@@ -187,7 +187,7 @@ func (b *batch) write() error {
 	if err == nil && rest != nil {
 		_, err = l.conn.Write(rest)
 	}
-	return err
+	return total, err
 }
 
 // read reads frames until the connection ends or breaks the protocol.

@@ -32,6 +32,7 @@ type peer struct {
 	queue   outHeap            // not announced yet
 	lastErr error              // of the last attempt to dial
 	stats   PeerStats
+	free    time.Time // when a shaped link has sent all
 }
 
 // handover is a connection whose handshake is over but for the welcome.
@@ -352,10 +353,27 @@ func (p *peer) write(l *link, readEnd <-chan error) (err error, reading bool) {
 		more := b.fill()
 		e.unlock()
 		if more {
-			if err := b.write(); err != nil {
+			began := time.Now()
+			n, err := b.write()
+			if err != nil {
 				return err, true
 			}
-			continue
+			rest := p.pace(began, n)
+			if rest <= 0 {
+				continue
+			}
+			t := time.NewTimer(rest)
+			select {
+			case <-t.C:
+				continue
+			case <-p.gone:
+				err = net.ErrClosed
+			case err = <-readEnd:
+				t.Stop()
+				return err, false
+			}
+			t.Stop()
+			return err, true
 		}
 		select {
 		case <-p.wake:

@@ -12,7 +12,7 @@ import (
 
 // possibleFor are the kinds of harm that a run can do to itself today.
 func possibleFor(hosts int) []chaos.Kind {
-	kinds := []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow}
+	kinds := []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow, chaos.KindSlowLink}
 	if hosts > 1 {
 		kinds = append(kinds, chaos.KindKillHost, chaos.KindFreezeHost)
 	}

@@ -102,8 +102,8 @@ func TestChaosFreeze(t *testing.T) {
 	t.Errorf("worker 2 was not missed: %+v", sum.Recoveries)
 }
 
-func TestChaosSlowAndLeave(t *testing.T) {
-	for _, spec := range []string{"slow:1@2:0.1,slow:1@6:1", "leave:1@3", "leave:3@2/commit,slow:0@4:0.25"} {
+func TestChaosSlowsAndLeave(t *testing.T) {
+	for _, spec := range []string{"slow:1@2:0.1,slow:1@6:1", "leave:1@3", "leave:3@2/commit,slow:0@4:0.25", "slowlink:0-2@2:0.01,slowlink:0-2@8:1"} {
 		t.Run(spec, func(t *testing.T) {
 			t.Parallel()
 			sum, _, _ := train(t, "--workers", "4", "--stages", "2", "--chaos", spec)
@@ -168,6 +168,31 @@ func TestChaosFlip(t *testing.T) {
 					}
 				}
 			})
+		}
+	}
+}
+
+// Emulated devices give the bits of the job too, whatever is done to them.
+func TestEmulated(t *testing.T) {
+	t.Parallel()
+	var want string
+	for _, flags := range [][]string{
+		{"--workers", "1"},
+		{"--workers", "6", "--stages", "3", "--chaos", "kill:4@3/backward,slow:1@2:0.2,slowlink:0-2@2:0.0001"},
+	} {
+		cmd := launch(t, append(append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...),
+			emulated, "--layers", "6", "--layer-ms", "0.2", "--global-batch", "12", "--steps", "6")...)
+		status, stdout, stderr := result(t, cmd)
+		var sum rundir.Summary
+		if status != 0 || !strings.Contains(stdout, "emulated devices") {
+			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+		}
+		readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
+		if want == "" {
+			want = sum.StateSHA256
+		}
+		if sum.StateSHA256 != want {
+			t.Errorf("%s: state %s, want %s", flags, sum.StateSHA256, want)
 		}
 	}
 }

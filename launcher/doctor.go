@@ -17,6 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/dvfs/nvml"
 	"github.com/soliton-train/soliton/internal/kernel"
 )
 
@@ -82,7 +84,7 @@ warn or fail, and says what would be right. The exit status is 1 if a line faile
 
 // examine makes all checks. root is the file system that holds proc and sys.
 func examine(root fs.ReadFileFS) []finding {
-	return []finding{
+	findings := []finding{
 		checkSystem(),
 		checkCPU(root),
 		checkCores(root, runtime.NumCPU(), runtime.GOMAXPROCS(0)),
@@ -95,7 +97,9 @@ func examine(root fs.ReadFileFS) []finding {
 		checkClock(root),
 		measureProduct(),
 		measureMemory(),
+		checkCPUClock(dvfs.SysFS),
 	}
+	return append(findings, checkCards(nvml.Open())...)
 }
 
 func read(root fs.ReadFileFS, name string) string {

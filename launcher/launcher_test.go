@@ -24,7 +24,7 @@ import (
 )
 
 // Built once: the binary under test, a program for it, and one that trains.
-var binary, fake, mlp string
+var binary, fake, mlp, emulated string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -34,12 +34,13 @@ func testMain(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "../examples/mlp").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "../examples/mlp", "../examples/emulated").CombinedOutput()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
 		return 1
 	}
 	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
+	emulated = filepath.Join(dir, "emulated")
 	return m.Run()
 }
 
@@ -511,13 +512,16 @@ func TestCommands(t *testing.T) {
 		{"kill", "RUN_DIR is missing"},
 		{"kill run x 7", "launcher: W is \"x\": give the number of a worker\nlauncher: there is no worker 7: "},
 		{"stop", "RUN_DIR is missing"},
+		{"slow run 1", "FACTOR is missing"},
+		{"slow run x 2", "launcher: W is \"x\": give the number of a worker\nlauncher: FACTOR: the factor \"2\" is wrong: want a share"},
+		{"slow run 7 0.5", "launcher: there is no worker 7: "},
 	} {
 		if status, text := say(strings.Fields(c.args)...); status != 2 || !strings.Contains(text, c.want) {
 			t.Errorf("%s: status %d, %s", c.args, status, text)
 		}
 	}
 	// Frozen, and thawed again, a worker is not missed.
-	for _, args := range []string{"freeze run 1", "thaw run 1", "kill run 0"} {
+	for _, args := range []string{"freeze run 1", "thaw run 1", "slow run 1 0.5", "slow run 2 0.25", "slow run 2 1", "kill run 0"} {
 		if status, text := say(strings.Fields(args)...); status != 0 || text != "" {
 			t.Fatalf("%s: status %d, %s", args, status, text)
 		}

@@ -74,6 +74,8 @@ with commas, of
                                     mirrors (mirror) or was sent (copy), or of what the optimizer keeps
                                     for them (moment); also with +MS or /PHASE
   slow:W@S:FACTOR                   its passes run at this share of their speed; 1 restores it
+  slowlink:A-B@S:FACTOR             the link between workers A and B carries this share of 1 GB/s; 1
+                                    lifts the limit
   random:SEED:RATE[:KINDS]          in each step, with probability RATE, one of these is drawn, or one
                                     of KINDS, such as kill+slow
 
@@ -172,9 +174,6 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	var err error
-	if f.respawn && f.hosts > 1 {
-		errs = append(errs, errors.New("--respawn: with --emulate-hosts it is not there yet; leave one of them out"))
-	}
 	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
 		errs = append(errs, err)
 	}

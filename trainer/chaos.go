@@ -11,27 +11,30 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/tensor"
 )
 
-// arm makes the trigger of the harms that this worker is to do to itself, nil
-// if there are none.
+// arm makes the trigger of the harms that this worker is to do to itself. It is
+// nil if there are none and nobody outside can ask for any.
 func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
 	all, err := chaos.Parse(strings.Join(harms, ","))
 	if err != nil {
 		return nil, err
 	}
 	mine := all.Worker(int(w.self.id()), 0)
-	if len(mine) == 0 {
+	if len(mine) == 0 && !w.self.process {
 		return nil, nil
 	}
-	if !w.self.process && slices.ContainsFunc(mine, func(h chaos.Harm) bool { return h.Kind != chaos.KindFlip && h.Kind != chaos.KindSlow }) {
+	if !w.self.process && slices.ContainsFunc(mine, func(h chaos.Harm) bool {
+		return h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze || h.Kind == chaos.KindLeave
+	}) {
 		return nil, errors.New("chaos would strike the whole program: a worker that shares its process with others cannot be harmed")
 	}
-	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp, Flip: w.flip})
+	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp, Flip: w.flip, SlowLink: w.slowLink})
 }
 
 // stamp tells the agent what is about to strike. It is written to the socket
@@ -42,6 +45,44 @@ func (w *worker) stamp(h chaos.Harm, moment int64) {
 		m.At = moment
 	}
 	_ = w.send(m) // without an agent, this worker ends
+}
+
+// slowLink limits what this worker sends on its link to another one.
+func (w *worker) slowLink(a, b int, factor float64) {
+	if a == int(w.self.id()) {
+		a = b
+	}
+	rate := comm.FullSpeed * factor
+	if factor == 1 {
+		rate = 0
+	}
+	w.net.Shape(comm.WorkerID(a), rate)
+}
+
+// heedSlow makes the worker as slow as launcher slow says, until the returned
+// function is called.
+func (w *worker) heedSlow(runDir string) (stop func()) {
+	file := chaos.SlowFile(runDir, int(w.self.id()), int(w.self.session.Incarnation))
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-w.self.slow:
+				if factor, err := chaos.ReadSlow(file); err != nil {
+					fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err) // for the worker's log
+				} else {
+					w.harm.Slow(factor)
+				}
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-done
+	}
 }
 
 // flip flips a bit of the state that this worker holds.
@@ -91,7 +132,7 @@ func (w *worker) heedTerm() (stop func()) {
 
 // armed arms the worker for the time of f, which gets a context that ends with
 // ctx, and then with all pauses of the trigger.
-func (w *worker) armed(ctx context.Context, harms []string, f func() error) error {
+func (w *worker) armed(ctx context.Context, harms []string, runDir string, f func() error) error {
 	var err error
 	if w.harm, err = w.arm(harms); err != nil {
 		return err
@@ -103,6 +144,9 @@ func (w *worker) armed(ctx context.Context, harms []string, f func() error) erro
 	stop := context.AfterFunc(ctx, w.harm.Close)
 	defer stop()
 	defer w.harm.Close()
+	if w.self.process {
+		defer w.heedSlow(runDir)()
+	}
 	return f()
 }
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -58,6 +59,8 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 // launchedMain is Main in a process that an agent has started.
 func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
+	slow := make(chan os.Signal, 1)
+	signal.Notify(slow, chaos.SlowSignal)
 	ctx := context.Background()
 	conn, err := id.Dial(ctx) // says Hello
 	if err != nil {
@@ -69,6 +72,7 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 		session:   comm.Session{Worker: comm.WorkerID(id.WorkerID), Incarnation: uint32(id.Incarnation)},
 		transport: comm.TCP{},
 		process:   true,
+		slow:      slow,
 	}
 	if id.Progress > 0 {
 		f := os.NewFile(uintptr(id.Progress), "progress")

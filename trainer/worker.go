@@ -98,6 +98,9 @@ type self struct {
 	process bool
 	// progress is a record that the agent reads after this worker's end, or nil.
 	progress *progress.Record
+	// slow gets the signal that says that this process is to read how slow it is
+	// to be; nil if it is not a worker's own.
+	slow <-chan os.Signal
 }
 
 func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
@@ -370,7 +373,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	if w.self.process {
 		defer w.heedTerm()()
 	}
-	return w.armed(ctx, start.Chaos, func() error {
+	return w.armed(ctx, start.Chaos, start.RunDir, func() error {
 		for {
 			err := w.trainFrom(ctx, p, start, pool, order)
 			if !errors.Is(err, errRestart) {

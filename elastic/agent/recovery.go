@@ -166,7 +166,11 @@ func (s *session) die(now time.Time, id int) []effect {
 	if how == "" {
 		how = "lost"
 	}
-	effects := []effect{s.about(now, id, "lost", cause)}
+	lost := s.about(now, id, "lost", cause)
+	if !w.status.lost.IsZero() {
+		lost.e.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
+	}
+	effects := []effect{lost}
 	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
 	if s.judged {

@@ -30,7 +30,8 @@
 // harms of one worker. What strikes a host, and joins, belong to the process
 // that started the workers; [Due] tells it when.
 //
-// [Kill], [Freeze], [Thaw], [Terminate] and [Slow] do it to another process.
+// [Kill], [Freeze], [Thaw] and [Terminate] do it to another process. [Slow]
+// leaves the speed in a file, and tells the worker to read it.
 //
 // # When
 //

@@ -1,13 +1,10 @@
 package chaos
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,52 +48,6 @@ func send(p Process, what string, sig syscall.Signal) error {
 		return fmt.Errorf("chaos: %s: %w", what, err)
 	}
 	return nil
-}
-
-// The duty cycle of Slow: short against every timeout, long against the accuracy of timers.
-const (
-	slowPeriod = 20 * time.Millisecond
-	leastRun   = 100 * time.Microsecond // of a period; very small factors have longer periods instead
-)
-
-// Slow lets a process run for the share factor of the time, 0 < factor <= 1, by freezing and thawing it fifty times a second. It
-// returns nil when the context or the process ends, at once with factor 1, or else the error that kept it from its work; the
-// process is left running in any case, unless the caller's own process is killed. A process that somebody else freezes meanwhile
-// is thawed.
-func Slow(ctx context.Context, p Process, factor float64) (err error) {
-	if !(factor >= MinFactor && factor <= 1) {
-		return fmt.Errorf("chaos: slow: the factor %v is wrong: want a share of the full speed, from %v to 1", factor, MinFactor)
-	}
-	defer func() {
-		// Also after a failure: thawing what runs does no harm.
-		if err = errors.Join(err, Thaw(p)); errors.Is(err, os.ErrProcessDone) {
-			err = nil
-		}
-	}()
-	if factor == 1 {
-		return nil
-	}
-	run := max(leastRun, time.Duration(factor*float64(slowPeriod)))
-	rest := time.Duration(float64(run) * (1/factor - 1))
-	timer := time.NewTimer(run)
-	defer timer.Stop()
-	for frozen := false; ; frozen = !frozen {
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			return nil
-		}
-		if frozen {
-			timer.Reset(run)
-			err = Thaw(p)
-		} else {
-			timer.Reset(rest)
-			err = Freeze(p)
-		}
-		if err != nil {
-			return err
-		}
-	}
 }
 
 // Now returns the time of CLOCK_MONOTONIC in nanoseconds. All processes of one machine read the same clock.

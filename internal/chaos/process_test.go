@@ -2,19 +2,15 @@ package chaos
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
@@ -123,7 +119,7 @@ func TestSelf(t *testing.T) {
 	}
 }
 
-// A real process of others is frozen, thawed, slowed and ended.
+// A real process of others is frozen, thawed and ended.
 func TestProcess(t *testing.T) {
 	cmd := exec.Command("sleep", "600")
 	if err := cmd.Start(); err != nil {
@@ -158,20 +154,6 @@ func TestProcess(t *testing.T) {
 		t.Errorf("status %#x after Thaw, want running", s)
 	}
 
-	ctx, cancel := context.WithCancel(t.Context())
-	slow := make(chan error, 1)
-	go func() { slow <- Slow(ctx, p, 0.5) }()
-	for stops := 0; stops < 3; {
-		if wait(t, pid, changes).Stopped() {
-			stops++
-		}
-	}
-	cancel()
-	do("slow", <-slow)
-	if state := procState(t, pid); state == "T" {
-		t.Error("the process is stopped after Slow")
-	}
-
 	do("terminate", Terminate(p))
 	for {
 		s := wait(t, pid, changes)
@@ -186,21 +168,10 @@ func TestProcess(t *testing.T) {
 	if err := Kill(p); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("Kill of an ended process: %v, want ErrProcessDone", err)
 	}
-	do("slow after the end", Slow(t.Context(), p, 0.5))
 	if p, err := Open(pid); err == nil {
 		t.Errorf("Open found process %d, which has ended: %v", pid, p)
 	}
 	cmd.Process.Release()
-}
-
-func procState(t *testing.T, pid int) string {
-	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	return rest[:1]
 }
 
 func TestOpenRefusesGroups(t *testing.T) {
@@ -208,95 +179,6 @@ func TestOpenRefusesGroups(t *testing.T) {
 		if _, err := Open(pid); err == nil || !strings.Contains(err.Error(), "want an id above 1") {
 			t.Errorf("Open(%d): %v, want it to be refused", pid, err)
 		}
-	}
-}
-
-// duty counts for how long a process ran and was frozen.
-type duty struct {
-	frozen      bool
-	since       time.Time
-	ran, rested time.Duration
-	switches    int
-	fail        int   // signals before err
-	err         error // instead of all others
-}
-
-func (d *duty) Signal(sig os.Signal) error {
-	if d.fail--; d.fail == -1 {
-		return d.err
-	}
-	d.tally()
-	d.switches++
-	d.frozen = sig == syscall.SIGSTOP
-	return nil
-}
-
-func (d *duty) tally() {
-	passed := time.Since(d.since)
-	d.since = d.since.Add(passed)
-	if d.frozen {
-		d.rested += passed
-	} else {
-		d.ran += passed
-	}
-}
-
-func TestSlow(t *testing.T) {
-	for _, c := range []struct {
-		factor   float64
-		switches int // in ten seconds
-	}{
-		{0.5, 1000}, {0.25, 1000}, {0.95, 1000}, {0.01, 1000}, {0.001, 200},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-			defer cancel()
-			d := &duty{since: time.Now(), fail: -1}
-			if err := Slow(ctx, d, c.factor); err != nil {
-				t.Errorf("factor %v: %v", c.factor, err)
-			}
-			d.tally()
-			if d.frozen {
-				t.Errorf("factor %v: left frozen", c.factor)
-			}
-			if share := d.ran.Seconds() / (d.ran + d.rested).Seconds(); math.Abs(share-c.factor) > 0.01*c.factor {
-				t.Errorf("factor %v: ran for %v and rested for %v, a share of %v", c.factor, d.ran, d.rested, share)
-			}
-			if d.switches < c.switches-2 || d.switches > c.switches+2 {
-				t.Errorf("factor %v: %d signals in ten seconds, want about %d", c.factor, d.switches, c.switches)
-			}
-		})
-	}
-}
-
-func TestSlowEnds(t *testing.T) {
-	broken := errors.New("no permission")
-	for _, c := range []struct {
-		name   string
-		factor float64
-		err    error // of the signal after fail others
-		fail   int
-		want   string
-	}{
-		{"full speed", 1, nil, -1, ""},
-		{"the process ends while it runs", 0.5, os.ErrProcessDone, 4, ""},
-		{"the process is killed while it is frozen", 0.5, os.ErrProcessDone, 5, ""},
-		{"freezing is refused", 0.5, broken, 4, "chaos: freeze: no permission"},
-		{"thawing fails once", 0.5, broken, 5, "chaos: thaw: no permission"},
-		{"no speed", 0, nil, -1, "chaos: slow: the factor 0 is wrong"},
-		{"too much speed", 1.5, nil, -1, "chaos: slow: the factor 1.5 is wrong"},
-		{"no number", math.NaN(), nil, -1, "chaos: slow: the factor NaN is wrong"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			d := &duty{since: time.Now(), err: c.err, fail: c.fail}
-			err := Slow(t.Context(), d, c.factor)
-			if c.want == "" && err != nil || c.want != "" && (err == nil || !strings.HasPrefix(err.Error(), c.want)) {
-				t.Errorf("%s: got %v, want %q", c.name, err, c.want)
-			}
-			if d.frozen {
-				t.Errorf("%s: left frozen", c.name)
-			}
-		})
 	}
 }
 

@@ -221,6 +221,8 @@ var forms = []form{
 	{KindSlowLink, oneLink, false, takesFactor, "slowlink:A-B@S:FACTOR"},
 }
 
+const wantFactor = "a share of the full speed, above 0 and at most 1, such as 0.5"
+
 const randomUsage = "random:SEED:RATE or random:SEED:RATE:KINDS"
 
 func formOf(k Kind) (form, bool) {
@@ -346,7 +348,7 @@ func (p *part) harm(f form, text string) Harm {
 	case hasArg != (f.takes != takesNothing):
 		p.fault("want %s", f.usage)
 	case f.takes == takesFactor:
-		h.Factor = p.decimal("factor", arg, MinFactor, 1, "a share of the full speed, above 0 and at most 1, such as 0.5")
+		h.Factor = p.decimal("factor", arg, MinFactor, 1, wantFactor)
 	case f.takes == takesSeconds:
 		h.Seconds = p.decimal("duration", arg, MinSeconds, MaxSeconds, "seconds, from 0.001 to 86400, such as 5")
 	}

@@ -176,7 +176,7 @@ func (t *Trigger) do(h Harm) {
 	case KindLeave:
 		err = t.self.Signal(syscall.SIGTERM)
 	case KindSlow:
-		t.speed.Store(math.Float64bits(h.Factor))
+		t.Slow(h.Factor)
 	case KindFlip:
 		t.hooks.Flip(h.Target)
 	case KindSlowLink:
@@ -188,6 +188,9 @@ func (t *Trigger) do(h Harm) {
 		panic(fmt.Sprintf("chaos: %s was not done: %v", h, err))
 	}
 }
+
+// Slow sets the speed of Throttle: a share of the full speed, 0 < factor <= 1.
+func (t *Trigger) Slow(factor float64) { t.speed.Store(math.Float64bits(factor)) }
 
 // leastPause is the shortest pause of Throttle. Timers are not good at less.
 const leastPause = time.Millisecond

@@ -1,0 +1,225 @@
+package dvfs
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Config says when a [Governor] acts. Its zero value is documented with each field.
+type Config struct {
+	// Tolerance is how much longer than with all clocks at their highest a step may be predicted to take, as a share.
+	// 0 means 0.005.
+	Tolerance float64
+
+	// Gain is the share of the energy of a step that a change has to save, if it does nothing else. 0 means 0.02.
+	Gain float64
+
+	// Slow is by which share steps must be longer than they could be for clocks to be raised at once. 0 means 0.02.
+	Slow float64
+
+	// Worse is by which share steps must have become longer after a change for it to be taken back. 0 means 0.02.
+	// It should be more than steps differ from each other by chance.
+	Worse float64
+
+	// Settle is how many steps the median of their times is taken of, and how many pass after a change
+	// before anything is concluded. 0 means 8.
+	Settle int
+
+	// Hold is how many steps pass at least from one change to the next that only saves energy. It doubles
+	// with each one that is taken back, up to 64 times. 0 means 32.
+	Hold int
+}
+
+// Validate reports every fault of the configuration.
+func (c Config) Validate() error {
+	var errs []error
+	for _, f := range []struct {
+		name string
+		v    float64
+	}{{"Tolerance", c.Tolerance}, {"Gain", c.Gain}, {"Slow", c.Slow}, {"Worse", c.Worse}} {
+		if !(f.v >= 0 && f.v <= 1) {
+			errs = append(errs, fmt.Errorf("%s is %v: give a share up to 1, or 0 for the default", f.name, f.v))
+		}
+	}
+	if c.Settle < 0 {
+		errs = append(errs, fmt.Errorf("Settle is %d: give at least 1, or 0 for 8", c.Settle))
+	}
+	if c.Hold < 0 {
+		errs = append(errs, fmt.Errorf("Hold is %d: give at least 1, or 0 for 32", c.Hold))
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) withDefaults() Config {
+	def := func(v *float64, d float64) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	def(&c.Tolerance, 0.005)
+	def(&c.Gain, 0.02)
+	def(&c.Slow, 0.02)
+	def(&c.Worse, 0.02)
+	if c.Settle == 0 {
+		c.Settle = 8
+	}
+	if c.Hold == 0 {
+		c.Hold = 32
+	}
+	return c
+}
+
+// Observation is what a governor sees after a step.
+type Observation struct {
+	// Plan is the version of the plan under which the step ran, in any numbering.
+	Plan uint64
+
+	// Seconds is how long the step took.
+	Seconds float64
+
+	// Devices are the clocks, in the order of their indices in settings. Now is what is set.
+	Devices []Device
+
+	// Model is asked only where a decision is due; nil says that nothing is known.
+	Model func() Model
+}
+
+// Decision is what is to be done.
+type Decision struct {
+	Settings []Setting // nil: nothing
+	Reason   string    // one sentence; "" if there is nothing to do
+}
+
+// Governor decides when which clock is set. It is a state machine that sees nothing but what it is given,
+// and is used by one goroutine at a time.
+//
+// After a plan, and after each change, it lets Settle steps pass. Clocks are raised as soon as steps are longer than need be, at
+// a new plan at once. They are lowered where that saves enough, and not again before Hold steps. When
+// the steps after a change are longer than those before, it is taken back.
+type Governor struct {
+	cfg Config
+
+	begun   bool
+	plan    uint64
+	devices int
+	steps   int       // since the plan or the last change
+	seconds []float64 // of the last Settle steps
+	hold    int       // steps until the next one that only saves
+	failed  int       // changes in a row that were taken back
+
+	trial  bool // a change is not confirmed
+	before float64
+	undo   []Setting
+}
+
+// NewGovernor returns a governor; the error is of [Config.Validate].
+func NewGovernor(cfg Config) (*Governor, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	return &Governor{cfg: cfg.withDefaults()}, nil
+}
+
+// Step takes in a step and returns what is to be done before the next one. The error is that of [Allocate].
+func (g *Governor) Step(o Observation) (Decision, error) {
+	if !g.begun || o.Plan != g.plan || len(o.Devices) != g.devices {
+		g.begun, g.plan, g.devices = true, o.Plan, len(o.Devices)
+		g.trial, g.failed, g.hold = false, 0, 0
+		g.settle()
+		return g.raise(o)
+	}
+	if g.steps++; len(g.seconds) == g.cfg.Settle {
+		g.seconds = g.seconds[1:]
+	}
+	g.seconds = append(g.seconds, o.Seconds)
+	g.hold--
+	if g.steps < g.cfg.Settle || g.steps%g.cfg.Settle != 0 {
+		return Decision{}, nil
+	}
+	now := median(g.seconds)
+	if g.trial {
+		g.trial = false
+		if now > g.before*(1+g.cfg.Worse) {
+			g.failed++
+			g.hold = g.cfg.Hold << min(g.failed, 6)
+			d := Decision{g.undo, fmt.Sprintf("clocks put back: steps became %.1f %% longer", 100*(now/g.before-1))}
+			g.settle()
+			return d, nil
+		}
+		g.failed = 0
+	}
+	if o.Model == nil || len(o.Devices) == 0 {
+		return Decision{}, nil
+	}
+	a, err := Allocate(o.Devices, o.Model(), g.cfg.Tolerance)
+	if err != nil {
+		return Decision{}, err
+	}
+	slow := a.Now > a.Fastest*(1+g.cfg.Slow)
+	if !slow && (g.hold > 0 || a.NowEnergy-a.Energy < g.cfg.Gain*a.NowEnergy) {
+		return Decision{}, nil
+	}
+	if slow && g.failed > 0 && g.hold > 0 {
+		return Decision{}, nil // raised in vain: the hardware does not do what the model says
+	}
+	return g.change(o.Devices, a, now, func(int, int) bool { return true }), nil
+}
+
+// raise raises clocks at once where a new plan's steps would be longer than need be: what was low by right may have
+// become what all wait for.
+func (g *Governor) raise(o Observation) (Decision, error) {
+	if o.Model == nil || len(o.Devices) == 0 {
+		return Decision{}, nil
+	}
+	a, err := Allocate(o.Devices, o.Model(), g.cfg.Tolerance)
+	if err != nil || a.Now <= a.Fastest*(1+g.cfg.Slow) {
+		return Decision{}, err
+	}
+	d := g.change(o.Devices, a, 0, func(now, to int) bool { return to > now })
+	g.trial = false // there is nothing to compare with
+	return d, nil
+}
+
+// change sets the clocks of an allocation that pass the filter.
+func (g *Governor) change(devices []Device, a Allocation, before float64, want func(now, to int) bool) Decision {
+	var d Decision
+	g.undo = nil
+	up, down := 0, 0
+	for i, to := range a.MHz {
+		now := devices[i].Now
+		if to == now || !want(now, to) {
+			continue
+		}
+		if to > now {
+			up++
+		} else {
+			down++
+		}
+		d.Settings = append(d.Settings, Setting{i, to})
+		g.undo = append(g.undo, Setting{i, now})
+	}
+	if d.Settings == nil {
+		return d
+	}
+	var parts []string
+	if up > 0 {
+		parts = append(parts, fmt.Sprintf("%d raised", up))
+	}
+	if down > 0 {
+		parts = append(parts, fmt.Sprintf("%d lowered", down))
+	}
+	d.Reason = fmt.Sprintf("clocks: %s; predicted %+.1f %% step time and %+.1f %% energy",
+		strings.Join(parts, ", "), 100*(a.Seconds/a.Now-1), 100*(a.Energy/a.NowEnergy-1))
+	g.trial, g.before, g.hold = true, before, g.cfg.Hold
+	g.settle()
+	return d
+}
+
+func (g *Governor) settle() { g.steps, g.seconds = 0, nil }
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}

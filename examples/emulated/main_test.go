@@ -1,0 +1,55 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/soliton-train/soliton/trainer"
+	"github.com/soliton-train/soliton/trainer/trainertest"
+)
+
+func TestLayer(t *testing.T) {
+	trainertest.Layer(t, newLayer(&device{wait: wait}, 0), trainer.Spec{Shape: []int{width}}, trainertest.Options{})
+}
+
+// A device is as fast as it is told in the mean, whatever else its tasks wait for.
+func TestDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := device{wait: time.Sleep}
+		began := time.Now()
+		for range 100 {
+			from := time.Now()
+			time.Sleep(300 * time.Microsecond) // of the bubble: what is computed
+			d.take(from, time.Millisecond)
+		}
+		if took := time.Since(began); took != 100*time.Millisecond {
+			t.Errorf("100 tasks of 1ms took %v", took)
+		}
+		began = time.Now()
+		time.Sleep(3 * time.Millisecond)
+		d.take(began, time.Millisecond) // computes for longer than the device would
+		d.take(time.Now(), time.Millisecond)
+		d.take(time.Now(), time.Millisecond)
+		if took := time.Since(began); took != 4*time.Millisecond {
+			t.Errorf("a late task and two more took %v", took)
+		}
+	})
+}
+
+func TestJob(t *testing.T) {
+	j, err := job(3, 1)
+	if err != nil || len(j.Model.Layers) != 3 || !strings.Contains(j.Model.Name, "emulated") {
+		t.Errorf("%+v, %v", j.Model, err)
+	}
+	for _, c := range []struct {
+		layers int
+		ms     float64
+		want   string
+	}{{0, 1, "--layers"}, {1, -1, "--layer-ms"}, {1, 1e9, "--layer-ms"}} {
+		if _, err := job(c.layers, c.ms); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}

@@ -1,0 +1,62 @@
+package chaos
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+// SlowSignal makes a worker read its [SlowFile].
+const SlowSignal = syscall.SIGUSR2
+
+// SlowFile returns the file that says how slow a worker of a run is to be, in one of its lives.
+func SlowFile(runDir string, worker, incarnation int) string {
+	return filepath.Join(runDir, "slow", fmt.Sprintf("%d.%d", worker, incarnation))
+}
+
+// ParseFactor reads a share of the full speed.
+func ParseFactor(text string) (float64, error) {
+	p := part{}
+	v := p.decimal("factor", text, MinFactor, 1, wantFactor)
+	if len(p.faults) > 0 {
+		return 0, errors.New(p.faults[0])
+	}
+	return v, nil
+}
+
+// Slow makes a worker compute at a share of its speed, 0 < factor <= 1; 1 restores it.
+func Slow(p Process, file string, factor float64) error {
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		return fmt.Errorf("chaos: slow: %w", err)
+	}
+	fresh := file + ".new"
+	if err := os.WriteFile(fresh, []byte(decimal(factor)+"\n"), 0o644); err != nil {
+		return fmt.Errorf("chaos: slow: %w", err)
+	}
+	if err := os.Rename(fresh, file); err != nil {
+		return fmt.Errorf("chaos: slow: %w", err)
+	}
+	return send(p, "slow", SlowSignal)
+}
+
+// ReadSlow reads a file that [Slow] has written.
+func ReadSlow(file string) (factor float64, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return 0, fmt.Errorf("chaos: slow: %w", err)
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, 64))
+	if err != nil {
+		return 0, fmt.Errorf("chaos: slow: %w", err)
+	}
+	if factor, err = ParseFactor(strings.TrimSpace(string(text))); err != nil {
+		return 0, fmt.Errorf("chaos: %s: %w", strconv.Quote(file), err)
+	}
+	return factor, nil
+}

@@ -1,0 +1,63 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/dvfs/nvml"
+)
+
+// checkCPUClock looks for cpufreq. Nothing is set.
+func checkCPUClock(root string) finding {
+	const check = "processor clock"
+	c, err := dvfs.OpenCPU(root)
+	if err != nil {
+		return finding{check, ok, err.Error(), ""} // nothing is wrong with a machine that has none
+	}
+	return finding{check, ok, describe(c), ""}
+}
+
+// checkCards names the graphics cards. Nothing is set.
+func checkCards(lib *nvml.Library, err error) []finding {
+	const check = "graphics card"
+	if errors.Is(err, dvfs.ErrUnsupported) {
+		return []finding{{check, ok, err.Error(), ""}}
+	}
+	if err != nil {
+		return []finding{{check, warn, err.Error(), "the driver is there, but does not answer: nvidia-smi may say more"}}
+	}
+	defer lib.Close()
+	var all []finding
+	for _, c := range lib.Cards() {
+		f := finding{check, ok, describe(c), ""}
+		if now, limit, err := c.Watts(); err == nil {
+			f.Found += fmt.Sprintf(", draws %.0f W of at most %.0f W", now, limit)
+		}
+		if v := lib.Driver(); v != "" {
+			f.Found += ", driver " + v
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// describe says in a line what a clock is and does.
+func describe(c dvfs.Clock) string {
+	lo, hi := c.Limits()
+	text := c.Name()
+	if mhz, err := c.Current(); err == nil {
+		text += fmt.Sprintf(" at %d MHz", mhz)
+	}
+	text += fmt.Sprintf(", %d to %d MHz in %d steps", lo, hi, len(c.Steps()))
+	joules, err := c.Energy()
+	switch {
+	case err == nil:
+		text += fmt.Sprintf(", counter of energy at %.0f J", joules)
+	case errors.Is(err, dvfs.ErrPermission):
+		text += ", counter of energy for root only"
+	default:
+		text += ", no counter of energy"
+	}
+	return text
+}
