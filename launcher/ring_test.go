@@ -51,6 +51,12 @@ func TestFrozenWorkerIsSuspected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	var told status
+	if record, err := readRun(r.dir); err != nil {
+		t.Error(err)
+	} else if told, err = statusOf(record); err != nil || len(told.Workers) != 4 || told.Workers[3].Ring != "alive" {
+		t.Errorf("status: %+v, %v", told.Workers, err)
+	}
 	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == 2 })
 	syscall.Kill(run.Workers[i].PID, syscall.SIGSTOP)
 	r.until("lost", 1)
