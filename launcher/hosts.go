@@ -25,6 +25,7 @@ import (
 
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -56,6 +57,7 @@ type assignment struct {
 	Reduction  string        `json:"reduction"`
 	Zero       int           `json:"zero"`
 	NoDigests  bool          `json:"no_digests"`
+	Respawn    bool          `json:"respawn"`
 	Workers    int           `json:"workers"`
 	Chaos      string        `json:"chaos"`
 }
@@ -63,7 +65,8 @@ type assignment struct {
 // request is every other line: what the supervisor wants. Its end means that the run is over,
 // or the supervisor is.
 type request struct {
-	Stop agent.Reason `json:"stop"`
+	Stop  agent.Reason `json:"stop,omitempty"`
+	Watch *bool        `json:"watch,omitempty"` // a page is open, or none
 }
 
 // report is a line on an agent's standard output.
@@ -97,7 +100,7 @@ func voters(hosts int) int {
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
-func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, stdout, stderr io.Writer) error {
+func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
 	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
@@ -107,6 +110,9 @@ func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir,
 		dir.Adopt()
 		v.Close()
 		return failure{err}
+	}
+	if page != nil {
+		page.Attach(paged{s, dir.Path()})
 	}
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -121,7 +127,7 @@ wait:
 			if sig == os.Interrupt {
 				reason = agent.Interrupt
 			}
-			s.ask(request{reason})
+			s.ask(request{Stop: reason})
 		case last = <-s.end:
 			break wait
 		case host := <-s.gone:
@@ -247,7 +253,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	a := assignment{
 		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
-		NoDigests: !f.digests, Workers: f.workers, Chaos: f.chaos,
+		NoDigests: !f.digests, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos,
 	}
 	var files []*os.File
 	defer func() {
@@ -382,6 +388,9 @@ func (s *supervisor) finish(x report) {
 	}
 }
 
+// Watch tells the agents whether a page is open.
+func (s *supervisor) Watch(on bool) { s.ask(request{Watch: &on}) }
+
 // ask sends a request to all agents.
 func (s *supervisor) ask(r request) {
 	for _, p := range s.agents {
@@ -465,15 +474,16 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	h, err := agent.NewHost(agent.HostConfig{
 		Run: agent.Config{
 			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
-			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
+			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Respawn: a.Respawn, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],
 		Command: agent.Command{Path: a.File, Args: a.Args},
-		Log: func(id int) (*os.File, error) {
-			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, 0)
+		Log: func(id, incarnation int) (*os.File, error) {
+			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},
-		Show: func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
+		Telemetry: func() (agent.Telemetry, error) { return openTelemetry(ctx) },
+		Show:      func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
 		Done: func(term uint64, o agent.Outcome) {
 			var text, errs strings.Builder
 			o.Report(&text, &errs, "launcher")
@@ -496,6 +506,9 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			}
 			if r.Stop != "" {
 				h.Stop(r.Stop)
+			}
+			if r.Watch != nil {
+				h.Watch(*r.Watch)
 			}
 		}
 	}()
@@ -586,6 +599,10 @@ func kindOf(e view.Event) string {
 		return "plan"
 	case view.Recovered:
 		return "recovered"
+	case view.Change:
+		return "change"
+	case view.Timeline:
+		return "timeline"
 	case view.Worker:
 		return "worker"
 	case view.Step:
@@ -608,6 +625,10 @@ func parseShown(kind string, text []byte) view.Event {
 		return parseAs[view.Plan](text)
 	case "recovered":
 		return parseAs[view.Recovered](text)
+	case "change":
+		return parseAs[view.Change](text)
+	case "timeline":
+		return parseAs[view.Timeline](text)
 	case "worker":
 		return parseAs[view.Worker](text)
 	case "step":

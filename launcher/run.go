@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -18,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/telemetry"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
@@ -36,6 +38,7 @@ type runFlags struct {
 	digests   bool
 	runDir    string
 	plain     bool
+	ui        string // where the page is; "" for none
 	chaos     string
 	harms     chaos.Schedule // what chaos says
 }
@@ -123,6 +126,7 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
 	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
+	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
 }
@@ -174,9 +178,6 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	var err error
-	if f.respawn && f.hosts > 1 {
-		errs = append(errs, errors.New("--respawn: with --emulate-hosts it is not there yet; leave one of them out"))
-	}
 	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
 		errs = append(errs, err)
 	}
@@ -313,7 +314,15 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return failure{err}
 	}
 
-	v := view.Open(view.Options{Plain: f.plain})
+	page, err := openPage(f, dir, stdout)
+	if err != nil {
+		return failure{err}
+	}
+	views := []view.View{view.Open(view.Options{Plain: f.plain})}
+	if page != nil {
+		views = append(views, page)
+	}
+	v := view.Tee(views...)
 	defer v.Close()
 
 	file := p.file
@@ -338,7 +347,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 
 	if f.hosts > 1 {
-		return emulate(f, p, file, args, dir, cwd, v, stdout, stderr)
+		return emulate(f, p, file, args, dir, cwd, v, page, stdout, stderr)
 	}
 	start := func(id, incarnation int) (agent.Worker, error) {
 		log, err := dir.LogFile(id, incarnation)
@@ -351,16 +360,27 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		}
 		return w, err
 	}
+	told, err := openTelemetry(ctx)
+	if err != nil {
+		v.Close()
+		return err
+	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 		Command: p.given, Dir: cwd, Resume: again,
-		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn,
+		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn, Telemetry: told,
 	})
 	if err != nil {
 		return failure{err}
 	}
 	defer a.CatchSignals()()
+	if page != nil {
+		page.Attach(paged{a, dir.Path()})
+		if m, ok := told.(interface{ Handler() http.Handler }); ok {
+			page.Metrics(m.Handler())
+		}
+	}
 
 	ws, err := agent.StartProcesses(agent.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
 	if err != nil {
@@ -373,6 +393,14 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return exitError(status)
 	}
 	return nil
+}
+
+// openTelemetry begins what the environment wants to know of the run; nil where it wants nothing.
+func openTelemetry(ctx context.Context) (agent.Telemetry, error) {
+	if telemetry.Disabled() {
+		return nil, nil
+	}
+	return telemetry.New(ctx)
 }
 
 // mirrors is the flag as the agent takes it, where 0 means the default.

@@ -73,9 +73,13 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+	gossip   gossip
 
+	spans     *spans      // nil before Start, and where nobody wants to know
 	saver     *saver      // nil before Start, and for a run without checkpoints
 	saveAsked atomic.Bool // the agent wants one
+
+	times timeline // of the steps that the agent asks for
 
 	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
@@ -192,9 +196,12 @@ func (w *worker) receive(ctx context.Context) error {
 		}
 		switch m := m.(type) {
 		case control.Start:
+			w.spans = newSpans(w, m.TraceEvery)
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Watch:
+			w.times.every.Store(int64(max(m.Every, 0)))
 		case control.Beat:
 			w.recovery.beaten()
 		case control.Save:
@@ -362,6 +369,8 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	if err != nil {
 		return err
 	}
+	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
+	w.gossip.applied(order.Plan.Version)
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, p, start)
@@ -431,9 +440,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
 			w.addStage(s)
 			if w.harm != nil {
-				return slowed{s, w.harm}
+				return timed{slowed{s, w.harm}, lo, &w.times}
 			}
-			return s
+			return timed{s, lo, &w.times}
 		},
 		Layers:      p.params.layers,
 		Begin:       begin,
@@ -455,9 +464,13 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
-		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
+		Phase: func(step int, phase string) {
+			w.times.phase(step, phase)
+			w.harm.Phase(step, chaos.Phase(phase))
+		},
 	}
 	w.saver.install(&config)
+	w.spans.install(&config)
 	e, err := engine.New(config)
 	if err != nil {
 		return err
@@ -577,6 +590,7 @@ func (w *worker) addStage(s *stage) {
 func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
+	w.times.begin(w.step, began)
 	w.harm.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if err != nil {
@@ -587,6 +601,11 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 	info := StepInfo{
 		Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
 		Targets: r.Targets, Duration: took,
+	}
+	if t, ok := w.times.end(r.Step, began.Add(took)); ok {
+		if err := w.send(t); err != nil {
+			return err
+		}
 	}
 	left := false
 	if p.evalDue(r.Step) {
@@ -599,9 +618,12 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 	if err := w.send(control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
 		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss, Left: left,
-		Forwards: r.Forwards, Backwards: r.Backwards,
+		Forwards: r.Forwards, Backwards: r.Backwards, Compute: int64(w.spans.computed()),
 	}); err != nil || left {
 		return cmp.Or(err, engine.ErrLeft)
+	}
+	if err := w.spans.tell(r.Step, uint64(r.Plan.N), began, took); err != nil {
+		return err
 	}
 	if p.OnStep != nil && r.Step > w.told && e.First() {
 		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
@@ -713,6 +735,7 @@ func (w *worker) evaluate(ctx context.Context, p *prepared, e *engine.Engine) (*
 	if p.EvalSamples > 0 {
 		k = min(n, p.EvalSamples)
 	}
+	defer w.spans.evaluated(time.Now())
 	loss, err := e.Evaluate(ctx, w.step, k, func(j int, in, target Tensor) error {
 		return w.sample(p.eval, spread(j, k, n), in, target)
 	})

@@ -93,6 +93,10 @@ type Config struct {
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool
 
+	// Telemetry gets spans and measures of the run; nil has nothing measured. Serve closes
+	// it.
+	Telemetry Telemetry
+
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
 	// for a person to wait.
@@ -191,6 +195,7 @@ const (
 type Agent struct {
 	cfg   Config
 	stops chan Reason
+	watch *watching
 }
 
 // New returns the agent for a valid configuration.
@@ -198,7 +203,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Agent{cfg: cfg, stops: make(chan Reason, 2)}, nil
+	return &Agent{cfg: cfg, stops: make(chan Reason, 2), watch: newWatching()}, nil
 }
 
 // Stop asks the run to stop: at the next commit the first time, at once the second
@@ -246,13 +251,14 @@ const reapTime = time.Second
 // the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
 func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
 	cfg := a.cfg.withDefaults(len(workers))
-	return newRun(cfg, workers, newSession(cfg, len(workers))).loop(ctx, a.stops)
+	return newRun(cfg, workers, newSession(cfg, len(workers)), a.watch).loop(ctx, a.stops)
 }
 
-func newRun(cfg Config, workers []Worker, s *session) *run {
+func newRun(cfg Config, workers []Worker, s *session, watch *watching) *run {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
+		watch:   watch,
 		lone:    len(workers) == 1,
 		events:  make(chan event),
 		started: make(chan begun),
@@ -263,6 +269,10 @@ func newRun(cfg Config, workers []Worker, s *session) *run {
 	for range workers {
 		r.send = append(r.send, newSender())
 	}
+	r.start = func(who plan.Worker) (Worker, plan.Worker, error) {
+		w, err := cfg.Start(int(who.ID), who.Incarnation)
+		return w, who, err
+	}
 	return r
 }
 
@@ -271,6 +281,7 @@ type run struct {
 	cfg     Config
 	workers []Worker
 	s       *session
+	watch   *watching
 
 	events  chan event             // from the goroutines to the loop
 	started chan begun             // the same, of workers
@@ -281,10 +292,12 @@ type run struct {
 	talking context.Context // theirs
 
 	commands   *commands // nil for a run without files
+	gossip     *gossip   // nil where there is no ring
 	agreement  *agreement
 	opened     chan opened     // while it is being opened; nil afterwards
 	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
 	lone       bool            // there was one worker at the start
+	start      func(plan.Worker) (Worker, plan.Worker, error)
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -305,6 +318,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	for id := range r.workers {
 		r.attend(id)
 	}
+	defer r.enterRing()()
 	if r.agreement != nil {
 		others.Go(func() { r.agreement.run(talk, r.post) })
 	}
@@ -358,6 +372,10 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		}
 	}
 	rewatch()
+	on, watched := r.watch.now()
+	if on {
+		r.apply(r.s.step(time.Now(), watchAsked{on}))
+	}
 	cancelled := ctx.Done()
 
 	r.apply(r.s.began(time.Now()))
@@ -375,6 +393,10 @@ loop:
 		case e = <-r.events:
 		case reason := <-stops:
 			e = stopAsked{reason}
+		case <-watched:
+			var on bool
+			on, watched = r.watch.now()
+			e = watchAsked{on}
 		case <-cancelled:
 			cancelled = nil
 			e = stopAsked{Cancelled}
@@ -430,6 +452,11 @@ loop:
 	}
 
 	out := r.s.outcome()
+	if r.cfg.Telemetry != nil {
+		if err := r.cfg.Telemetry.Close(); err != nil && out.Warning == "" {
+			out.Warning = oneLine(err.Error())
+		}
+	}
 	if r.s.lost >= 0 {
 		out.Detail = r.workers[r.s.lost].LastOutput()
 	}
@@ -503,7 +530,7 @@ type begun struct {
 // begin starts a worker, which may take longer than the loop can wait.
 func (r *run) begin(who plan.Worker) {
 	r.others.Go(func() {
-		w, err := r.cfg.Start(int(who.ID), who.Incarnation)
+		w, who, err := r.start(who)
 		select {
 		case r.started <- begun{who, w, err}:
 		case <-r.quit:
@@ -661,6 +688,9 @@ func (r *run) do(e effect) error {
 		}
 		return dir.AddMetrics(e.m)
 	case writeEvent:
+		if r.cfg.View != nil {
+			r.cfg.View.Show(view.Change(e.e))
+		}
 		if dir == nil {
 			return nil
 		}
@@ -670,6 +700,16 @@ func (r *run) do(e effect) error {
 			return nil
 		}
 		return dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.alive})
+	case beginTrace:
+		var file func([]byte) error
+		if dir != nil {
+			file = dir.AddTrace
+		}
+		r.cfg.Telemetry.Begin(e.run, e.program, file)
+	case writeSpans:
+		r.cfg.Telemetry.Spans(e.spans)
+	case measure:
+		r.cfg.Telemetry.Measure(e.m)
 	case writeSummary:
 		if dir == nil {
 			return nil

@@ -50,10 +50,21 @@ type session struct {
 	leader        string
 	heir          *inherited
 	tookOver      bool
-	later         []event // for the time after the take-over
+	able          bool                     // workers can be started while the run goes on
+	away          map[plan.WorkerID]string // who was lost with a host, and comes back with it
+	begun         int                      // workers that others before this session have had started
+	ahead         []received               // steps that others have to tell of first
+	later         []event                  // for the time after the take-over
+
+	// The gossip ring: what workers are told of it, whether it has formed, and when it is told who is missing.
+	gossip     control.Ring
+	ringFormed bool
+	ringDue    time.Time
+	noRing     string // why there is none, where there should be
 
 	noted     plan.Version         // of the newest line of plans.jsonl
 	starting  []effect             // when the first plan is agreed
+	tr        *tracer              // nil if nobody wants it
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -66,6 +77,8 @@ type session struct {
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
 	times     []float64 // of the newest steps
+	watched   bool      // somebody wants timelines
+	every     int       // of which steps; 0: of none
 
 	last  rundir.Metrics // the newest committed step, of whichever worker told first
 	told  map[int]said   // steps that some worker has still to report
@@ -102,6 +115,7 @@ type worker struct {
 	own   rundir.Worker
 	pid   int
 	heard time.Time // when it last said something; zero before its Hello
+	ring  standing
 
 	failed         bool // it has said Failed, and its exit says nothing new
 	closed, exited bool
@@ -118,6 +132,8 @@ type worker struct {
 	ended    time.Time    // when its exit was known
 	harmed   time.Time    // when somebody harmed it on purpose
 	offences offences
+	every    int       // the steps that it is to tell of, as it was told last
+	paced    time.Time // when
 }
 
 func (w *worker) over() bool { return w.gaveUp || w.exited && w.closed }
@@ -168,6 +184,7 @@ type (
 		who plan.Worker
 		err error // it was not, and has no place in session.workers
 	}
+	hostBack   struct{ host string } // of which no worker is in the run
 	stopAsked  struct{ reason Reason }
 	helloLate  struct{}
 	reapLate   struct{ worker int } // a second after kill or awaitExit
@@ -234,7 +251,7 @@ func newSession(cfg Config, workers int) *session {
 	s := &session{
 		cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1,
 		known: make(map[uint64]plan.Plan), timers: make(map[elastic.Timer]timer),
-		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int),
+		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int), away: make(map[plan.WorkerID]string), able: cfg.Start != nil,
 	}
 	for i := range s.workers {
 		id := plan.WorkerID(i)
@@ -279,6 +296,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
 	case watchTick:
 		return s.watch(now, e.due)
+	case gossiped:
+		return s.gossiped(now, e)
 	case causeLate:
 		return s.believe(now)
 	case alarm:
@@ -297,10 +316,14 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
 		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
+	case watchAsked:
+		return s.watchAsked(now, e.on)
 	case addAsked:
 		return s.add(now, e)
 	case workerStarted:
 		return s.started(now, e)
+	case hostBack:
+		return s.comeBack(now, e.host)
 	case harmed:
 		if e.worker < 0 {
 			e.worker = s.newest(plan.WorkerID(e.id))
@@ -403,29 +426,27 @@ func (s *session) ended(now time.Time, id int) []effect {
 	return s.judge(now, s.death(id))
 }
 
-// watch looks for workers that are silent. due is when it was to look: who comes late was
-// itself kept from listening, and begins anew.
 // startPatience multiplies the silence that is borne before training.
 const startPatience = 10
 
+// watch looks for workers that are silent. due is when it was to look: who comes late was
+// itself kept from listening, and begins anew.
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
-	limit := s.cfg.silence()
-	if s.state < training {
-		// Reading data and starting processes may take a machine's whole attention,
-		// and nothing is lost yet by patience.
-		limit *= startPatience
+	effects := s.missing(now)
+	if late {
+		effects = append(effects, s.deaf(now)...)
 	}
-	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
+		limit := s.bears(w, now)
 		switch {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
 		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > limit:
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, By: w.ring.by, Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -525,6 +546,22 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return nil // it joined as the run ended, which did not need it
 		}
 		return s.finish(now, id, m)
+
+	case control.Timeline:
+		if w.state != training || w.gone {
+			return nil
+		}
+		return s.timeline(id, m)
+
+	case control.Spans:
+		if w.state != training || w.gone || s.state != training {
+			return nil
+		}
+		effects, fault := s.spans(now, id, m)
+		if fault != "" {
+			return bad("%s", fault)
+		}
+		return effects
 
 	case control.Repaired:
 		if w.state != training || w.gone {
@@ -626,13 +663,18 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
+	s.job.MinWorkers, s.job.Detect, s.job.Respawn, s.job.NoDigests = s.cfg.MinWorkers, s.cfg.Detect.String(), s.cfg.Respawn, s.cfg.NoDigests
 	if s.cfg.Args != nil {
 		s.job.Args = s.cfg.Args
 	}
 
-	begin := view.Begin{Job: s.job, Reason: string(reason)}
+	if s.cfg.Telemetry != nil {
+		s.tr = newTracer(&s.job)
+	}
+	begin := view.Begin{Job: s.job, Reason: string(reason), Stages: stages(&p)}
 	start := s.startMessage()
 	start.Plan = text
+	s.ringDue = s.formBy(now)
 	if s.cfg.RunDir != nil {
 		if start.Checkpoints {
 			s.saves.every = first.CheckpointEvery
@@ -674,8 +716,15 @@ func (s *session) begin(now time.Time) []effect {
 		text := strings.Join(s.chaos, ",")
 		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
+	if s.noRing != "" {
+		effects = append(effects, s.event(now, "note", s.noRing))
+	}
+	if s.tr != nil {
+		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+	}
 	for id := range s.workers {
 		s.workers[id].state = training
+		start.Ring = s.ringOf(&s.workers[id])
 		s.starting = append(s.starting, sendMessage{id, start})
 	}
 	return append(effects, show{begin})
@@ -709,6 +758,9 @@ func (s *session) startMessage() control.Start {
 	if s.term > 0 {
 		start.Detect = s.cfg.Detect
 	}
+	if s.tr != nil {
+		start.TraceEvery = s.tr.every
+	}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
 		start.Checkpoints = s.cfg.Command != ""
@@ -736,6 +788,10 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		m.Plan = uint64(s.plan.Version.N)
 	}
 	under, ok := s.known[m.Plan]
+	if w.fresh && w.inherited && ok && m.Step > s.last.Step+1 && len(s.ahead) < maxLead {
+		s.ahead = append(s.ahead, received{id, m})
+		return nil
+	}
 	if ok && w.inherited && under.Version.Compare(s.restart.version) >= 0 {
 		// What it told before, the leader before has in the books.
 		w.inherited = false
@@ -776,7 +832,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 			}
 		}
 		s.forget()
-		return []effect{row}
+		return append([]effect{row}, s.traceWorkerStep(id, m)...)
 	}
 	s.told[m.Step] = said{id, m}
 	s.forget()
@@ -793,7 +849,17 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.pace(now)...)
+	effects = append(effects, s.traceStep(m)...)
+	effects = append(effects, s.traceWorkerStep(id, m)...)
+	effects = append(effects, s.gather(now)...)
+	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
+		if s.ahead = nil; !s.judged {
+			e := ahead[0]
+			effects = append(effects, s.message(now, e.worker, e.m)...)
+		}
+	}
+	return effects
 }
 
 // forget drops the steps that all have reported who are to.
@@ -822,7 +888,7 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	if s.stop == "" && s.tookOver {
 		s.stop = Reason(m.StoppedBy) // the leader before was asked
 	}
-	if m.Steps != w.last.Step && !w.fresh || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
+	if m.Steps != w.last.Step && !w.fresh && !w.inherited || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
 		return s.judge(now, &ProtocolError{s.id(id), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
 	}
 	if !finite(m.Loss) || m.ValLoss != nil && !finite(*m.ValLoss) {
@@ -992,7 +1058,9 @@ func (s *session) judge(now time.Time, err error) []effect {
 			e := s.event(now, "failed", err.Error())
 			if id, cause := culprit(err); id >= 0 {
 				e.e.Worker = id
-				effects = append(effects, s.row(s.newest(plan.WorkerID(id)), cause))
+				if place := s.newest(plan.WorkerID(id)); place >= 0 {
+					effects = append(effects, s.row(place, cause))
+				}
 			}
 			effects = append(effects, e, writeSummary{sum}, show{view.End{Summary: sum}})
 		}
@@ -1015,7 +1083,7 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: s.last.Step, Loss: s.last.Loss, ValLoss: s.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(now.Sub(s.start).Milliseconds()) / 1000,
-		WorkersStarted: len(s.workers), WorkersLost: s.losses, WorkersJoined: s.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
+		WorkersStarted: len(s.workers) + s.begun, WorkersLost: s.losses, WorkersJoined: s.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
 		Recoveries: append([]rundir.Recovery{}, s.recovered...), Rollbacks: s.rollbacks,
 	}
 	for id := range s.workers {

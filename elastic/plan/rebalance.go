@@ -48,8 +48,12 @@ func rebalance(current Plan, v View, prof Profile, e Event) (Plan, Reason, error
 	horizon := time.Duration(cmp.Or(prof.Horizon, defaultHorizon))
 
 	s := newShaper(&now, &prof)
-	// What is far from the best in closed form need not be routed, see shapes.
+	// What is far from the best in closed form need not be routed, see shapes; but the stages as
+	// they are always, because the closed form is not exact.
 	choices := s.shapes(&now, shapeTrials)
+	if !slices.ContainsFunc(choices, func(c shape) bool { return slices.EqualFunc(c.stages, current.Stages, sameStage) }) {
+		choices = append(choices, shape{stages: slices.Clone(current.Stages)})
+	}
 	var best Plan
 	var bestTime, bestWorth time.Duration
 	for _, c := range choices {

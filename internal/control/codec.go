@@ -85,6 +85,8 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Start](dec)
 	case Step{}.kind():
 		m, err = decodeAs[Step](dec)
+	case Spans{}.kind():
+		m, err = decodeAs[Spans](dec)
 	case Output{}.kind():
 		m, err = decodeAs[Output](dec)
 	case Stop{}.kind():
@@ -131,12 +133,18 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Closed](dec)
 	case Exited{}.kind():
 		m, err = decodeAs[Exited](dec)
+	case Begin{}.kind():
+		m, err = decodeAs[Begin](dec)
 	case Kill{}.kind():
 		m, err = decodeAs[Kill](dec)
 	case Add{}.kind():
 		m, err = decodeAs[Add](dec)
 	case Added{}.kind():
 		m, err = decodeAs[Added](dec)
+	case Watch{}.kind():
+		m, err = decodeAs[Watch](dec)
+	case Timeline{}.kind():
+		m, err = decodeAs[Timeline](dec)
 	default:
 		return nil, fmt.Errorf("%w: unknown kind %.40q", ErrFormat, kind)
 	}

@@ -46,6 +46,7 @@ func (e *Engine) Order(o elastic.Order) {
 			e.pending = append(e.pending, o)
 			if len(e.plan.Workers) == 0 && e.live == (plan.Version{}) {
 				e.c.First.Epoch = o.Epoch
+				e.admit(&o) // who tells that it is live may be a stranger, if nothing was copied before
 				e.awaitLive(o)
 			}
 		case o.Ballot.Compare(e.ballot) >= 0:
@@ -108,6 +109,7 @@ func (e *Engine) goLive(v plan.Version) {
 			o := e.pending[i]
 			o.Passed = e.passed
 			e.setOrder(o)
+			e.admit(&o) // those who join may be strangers
 			e.tellLive(&o)
 		}
 	}
