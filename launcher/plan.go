@@ -108,7 +108,7 @@ type leg struct {
 	EndMS   float64       `json:"end_ms"`
 }
 
-func ms(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e3 }
+func inMS(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e3 }
 
 // limits of what is planned at once.
 const (
@@ -252,12 +252,12 @@ func (c *cluster) ask() (*whatIf, error) {
 	}
 	for _, w := range r.prediction.Workers {
 		speed += of(w.Worker)
-		r.Workers = append(r.Workers, workerTime{w.Worker, w.Stages, of(w.Worker), ms(w.Busy), ms(w.Bubble), math.Round(1e3*float64(w.Bubble)/float64(r.prediction.Step)) / 1e3})
+		r.Workers = append(r.Workers, workerTime{w.Worker, w.Stages, of(w.Worker), inMS(w.Busy), inMS(w.Bubble), math.Round(1e3*float64(w.Bubble)/float64(r.prediction.Step)) / 1e3})
 	}
-	r.StepMS, r.FirstMS = ms(r.prediction.Step), ms(first.Step)
-	r.IdealMS = ms(time.Duration(float64(first.Step) * float64(c.Workers) / speed))
+	r.StepMS, r.FirstMS = inMS(r.prediction.Step), inMS(first.Step)
+	r.IdealMS = inMS(time.Duration(float64(first.Step) * float64(c.Workers) / speed))
 	for _, s := range r.prediction.Critical {
-		r.Critical = append(r.Critical, leg{s.Task.String(), s.Worker, ms(s.Begin), ms(s.End)})
+		r.Critical = append(r.Critical, leg{s.Task.String(), s.Worker, inMS(s.Begin), inMS(s.End)})
 	}
 	return r, nil
 }
