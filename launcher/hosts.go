@@ -143,6 +143,7 @@ wait:
 	}
 	s.stopAll()
 	v.Close()
+	agent.ForgetSocket(dir.Path()) // of an agent that was killed
 	dir.Adopt()
 	_, _ = io.WriteString(stdout, last.Text)
 	_, _ = io.WriteString(stderr, last.Errs)

@@ -6,9 +6,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
 )
 
 // commands takes in what other processes of this user have to say about a run: a
@@ -73,6 +75,18 @@ func (c *commands) serve(ctx context.Context, post func(event) bool) {
 				}
 			}
 		})
+	}
+}
+
+// ForgetSocket removes the socket that workers.json of a run directory names, whose agent was
+// killed or leads no more.
+func ForgetSocket(runDir string) {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return
+	}
+	if dir, name := filepath.Split(run.Agent); name == socketName && strings.HasPrefix(filepath.Base(dir), socketDirName) {
+		_ = os.RemoveAll(dir) // what is left behind harms nobody
 	}
 }
 

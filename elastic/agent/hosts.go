@@ -436,6 +436,7 @@ func inherit(state agree.State, dir *rundir.Dir) (*inherited, error) {
 	if err != nil {
 		return nil, err
 	}
+	ForgetSocket(dir.Path())
 	if err := dir.Resume(); err != nil {
 		return nil, &FileError{err}
 	}

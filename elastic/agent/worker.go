@@ -209,7 +209,10 @@ func StartProcess(c Command) (Worker, error) {
 	return p, nil
 }
 
-const socketName = "agent"
+const (
+	socketName    = "agent"
+	socketDirName = "soliton-" // and a number
+)
 
 // socketDir makes the folder of a socket, which only this user may enter.
 func socketDir() (string, error) {
@@ -219,7 +222,7 @@ func socketDir() (string, error) {
 	if len(parent) > longest {
 		parent = "/tmp"
 	}
-	dir, err := os.MkdirTemp(parent, "soliton-")
+	dir, err := os.MkdirTemp(parent, socketDirName)
 	if err == nil {
 		return dir, nil
 	}
