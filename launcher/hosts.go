@@ -83,6 +83,7 @@ const (
 	reportClose  = "close" // the view
 	reportEnd    = "end"
 	reportFailed = "failed" // the agent cannot work
+	reportWaits  = "waits"  // the agent hears of no leader
 )
 
 // voters is the number of hosts that vote: an odd one, at most five. Two hosts both do, and then
@@ -349,6 +350,10 @@ func (s *supervisor) take(x report) {
 		s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + x.Text + "\n"})
 		return
 	}
+	if x.Kind == reportWaits {
+		s.v.Show(view.Note(x.Text))
+		return
+	}
 	if x.Term < s.term {
 		return // another one leads since
 	}
@@ -480,6 +485,10 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			var text, errs strings.Builder
 			o.Report(&text, &errs, "launcher")
 			out.send(report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()})
+		},
+		Waits: func(text string) {
+			fmt.Fprintln(os.Stderr, text) // its log
+			out.show(report{Kind: reportWaits, Text: text})
 		},
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
