@@ -73,6 +73,7 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+	gossip   gossip
 
 	spans     *spans      // nil before Start, and where nobody wants to know
 	saver     *saver      // nil before Start, and for a run without checkpoints
@@ -364,6 +365,8 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	if err != nil {
 		return err
 	}
+	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
+	w.gossip.applied(order.Plan.Version)
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, p, start)

@@ -289,6 +289,7 @@ type run struct {
 	talking context.Context // theirs
 
 	commands   *commands // nil for a run without files
+	gossip     *gossip   // nil where there is no ring
 	agreement  *agreement
 	opened     chan opened     // while it is being opened; nil afterwards
 	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
@@ -314,6 +315,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	for id := range r.workers {
 		r.attend(id)
 	}
+	defer r.enterRing()()
 	if r.agreement != nil {
 		others.Go(func() { r.agreement.run(talk, r.post) })
 	}

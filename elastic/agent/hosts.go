@@ -173,11 +173,14 @@ func (h *Host) Serve(ctx context.Context) error {
 		return err
 	}
 
+	r.elections = node
+	if r.gossip, r.noRing = openHostRing(c); r.gossip != nil {
+		defer r.gossip.close()
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
-	r.elections = node
 	tasks.Go(func() { r.run(ctx) })
 	s := &seat{h: h, node: node, relay: r, again: make(chan *lead, 1)}
 	tasks.Go(func() { s.accept(ctx, secure) })
@@ -427,6 +430,9 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 		sess.workers[i].who.Host = c.Hosts[w.host].Name
 	}
 	r := newRun(cfg, workers, sess)
+	if r.gossip = s.relay.gossip; s.relay.noRing != nil {
+		sess.noRing = noRing(s.relay.noRing)
+	}
 	r.start = l.start
 	l.back = func(host string) { r.post(hostBack{host}) }
 	r.agreement = &agreement{node: l.node, term: l.term, entries: make(chan proposal, 64)}

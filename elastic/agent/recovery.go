@@ -192,7 +192,7 @@ func (s *session) die(now time.Time, id int) []effect {
 func (s *session) processes() (e writeWorkers) {
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.gone && !w.exited && w.pid > 0 {
-			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid})
+			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.ring.String()})
 		}
 	}
 	return e

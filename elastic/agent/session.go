@@ -56,6 +56,12 @@ type session struct {
 	ahead         []received               // steps that others have to tell of first
 	later         []event                  // for the time after the take-over
 
+	// The gossip ring: what workers are told of it, whether it has formed, and when it is told who is missing.
+	gossip     control.Ring
+	ringFormed bool
+	ringDue    time.Time
+	noRing     string // why there is none, where there should be
+
 	noted     plan.Version         // of the newest line of plans.jsonl
 	starting  []effect             // when the first plan is agreed
 	tr        *tracer              // nil if nobody wants it
@@ -107,6 +113,7 @@ type worker struct {
 	own   rundir.Worker
 	pid   int
 	heard time.Time // when it last said something; zero before its Hello
+	ring  standing
 
 	failed         bool // it has said Failed, and its exit says nothing new
 	closed, exited bool
@@ -285,6 +292,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
 	case watchTick:
 		return s.watch(now, e.due)
+	case gossiped:
+		return s.gossiped(now, e)
 	case causeLate:
 		return s.believe(now)
 	case alarm:
@@ -418,22 +427,20 @@ const startPatience = 10
 // itself kept from listening, and begins anew.
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
-	limit := s.cfg.silence()
-	if s.state < training {
-		// Reading data and starting processes may take a machine's whole attention,
-		// and nothing is lost yet by patience.
-		limit *= startPatience
+	effects := s.missing(now)
+	if late {
+		effects = append(effects, s.deaf(now)...)
 	}
-	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
+		limit := s.bears(w, now)
 		switch {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
 		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > limit:
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, By: w.ring.by, Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -655,6 +662,7 @@ func (s *session) begin(now time.Time) []effect {
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := s.startMessage()
 	start.Plan = text
+	s.ringDue = s.formBy(now)
 	if s.cfg.RunDir != nil {
 		if start.Checkpoints {
 			s.saves.every = first.CheckpointEvery
@@ -696,11 +704,15 @@ func (s *session) begin(now time.Time) []effect {
 		text := strings.Join(s.chaos, ",")
 		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
+	if s.noRing != "" {
+		effects = append(effects, s.event(now, "note", s.noRing))
+	}
 	if s.tr != nil {
 		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
 	}
 	for id := range s.workers {
 		s.workers[id].state = training
+		start.Ring = s.ringOf(&s.workers[id])
 		s.starting = append(s.starting, sendMessage{id, start})
 	}
 	return append(effects, show{begin})
