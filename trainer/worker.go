@@ -74,6 +74,7 @@ type worker struct {
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
 
+	spans     *spans      // nil before Start, and where nobody wants to know
 	saver     *saver      // nil before Start, and for a run without checkpoints
 	saveAsked atomic.Bool // the agent wants one
 
@@ -194,6 +195,7 @@ func (w *worker) receive(ctx context.Context) error {
 		}
 		switch m := m.(type) {
 		case control.Start:
+			w.spans = newSpans(w, m.TraceEvery)
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
@@ -460,6 +462,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
 	}
 	w.saver.install(&config)
+	w.spans.install(&config)
 	e, err := engine.New(config)
 	if err != nil {
 		return err
@@ -601,9 +604,12 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 	if err := w.send(control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
 		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss, Left: left,
-		Forwards: r.Forwards, Backwards: r.Backwards,
+		Forwards: r.Forwards, Backwards: r.Backwards, Compute: int64(w.spans.computed()),
 	}); err != nil || left {
 		return cmp.Or(err, engine.ErrLeft)
+	}
+	if err := w.spans.tell(r.Step, uint64(r.Plan.N), began, took); err != nil {
+		return err
 	}
 	if p.OnStep != nil && r.Step > w.told && e.First() {
 		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
@@ -715,6 +721,7 @@ func (w *worker) evaluate(ctx context.Context, p *prepared, e *engine.Engine) (*
 	if p.EvalSamples > 0 {
 		k = min(n, p.EvalSamples)
 	}
+	defer w.spans.evaluated(time.Now())
 	loss, err := e.Evaluate(ctx, w.step, k, func(j int, in, target Tensor) error {
 		return w.sample(p.eval, spread(j, k, n), in, target)
 	})

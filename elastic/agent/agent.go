@@ -93,6 +93,10 @@ type Config struct {
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool
 
+	// Telemetry gets spans and measures of the run; nil has nothing measured. Serve closes
+	// it.
+	Telemetry Telemetry
+
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
 	// for a person to wait.
@@ -435,6 +439,11 @@ loop:
 	}
 
 	out := r.s.outcome()
+	if r.cfg.Telemetry != nil {
+		if err := r.cfg.Telemetry.Close(); err != nil && out.Warning == "" {
+			out.Warning = oneLine(err.Error())
+		}
+	}
 	if r.s.lost >= 0 {
 		out.Detail = r.workers[r.s.lost].LastOutput()
 	}
@@ -675,6 +684,16 @@ func (r *run) do(e effect) error {
 			return nil
 		}
 		return dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.alive})
+	case beginTrace:
+		var file func([]byte) error
+		if dir != nil {
+			file = dir.AddTrace
+		}
+		r.cfg.Telemetry.Begin(e.run, e.program, file)
+	case writeSpans:
+		r.cfg.Telemetry.Spans(e.spans)
+	case measure:
+		r.cfg.Telemetry.Measure(e.m)
 	case writeSummary:
 		if dir == nil {
 			return nil

@@ -58,6 +58,8 @@ type HostConfig struct {
 	// Show returns what shows the run, and takes its output, while this host leads in a
 	// term. Several terms may overlap for a moment; the greatest counts.
 	Show func(term uint64) (view.View, io.Writer)
+	// Telemetry begins what gets spans and measures while this host leads; it may be nil, and return nil.
+	Telemetry func() (Telemetry, error)
 	// Done is told how the run has ended, by the host that leads.
 	Done func(term uint64, o Outcome)
 
@@ -373,6 +375,11 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	cfg := c.Run
 	cfg.RunDir = dir
 	cfg.View, cfg.Output = c.Show(l.term)
+	if c.Telemetry != nil {
+		if cfg.Telemetry, err = c.Telemetry(); err != nil {
+			return Outcome{}, err
+		}
+	}
 	cfg = cfg.withDefaults(c.workers())
 	first := len(l.workers)
 	if in != nil {

@@ -58,6 +58,7 @@ type session struct {
 
 	noted     plan.Version         // of the newest line of plans.jsonl
 	starting  []effect             // when the first plan is agreed
+	tr        *tracer              // nil if nobody wants it
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -533,6 +534,16 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
+	case control.Spans:
+		if w.state != training || w.gone || s.state != training {
+			return nil
+		}
+		effects, fault := s.spans(now, id, m)
+		if fault != "" {
+			return bad("%s", fault)
+		}
+		return effects
+
 	case control.Repaired:
 		if w.state != training || w.gone {
 			return nil
@@ -638,6 +649,9 @@ func (s *session) begin(now time.Time) []effect {
 		s.job.Args = s.cfg.Args
 	}
 
+	if s.cfg.Telemetry != nil {
+		s.tr = newTracer(&s.job)
+	}
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := s.startMessage()
 	start.Plan = text
@@ -682,6 +696,9 @@ func (s *session) begin(now time.Time) []effect {
 		text := strings.Join(s.chaos, ",")
 		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
+	if s.tr != nil {
+		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+	}
 	for id := range s.workers {
 		s.workers[id].state = training
 		s.starting = append(s.starting, sendMessage{id, start})
@@ -716,6 +733,9 @@ func (s *session) startMessage() control.Start {
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.chaos}
 	if s.term > 0 {
 		start.Detect = s.cfg.Detect
+	}
+	if s.tr != nil {
+		start.TraceEvery = s.tr.every
 	}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
@@ -788,7 +808,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 			}
 		}
 		s.forget()
-		return []effect{row}
+		return append([]effect{row}, s.traceWorkerStep(id, m)...)
 	}
 	s.told[m.Step] = said{id, m}
 	s.forget()
@@ -805,7 +825,9 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.traceStep(m)...)
+	effects = append(effects, s.traceWorkerStep(id, m)...)
+	effects = append(effects, s.gather(now)...)
 	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
 		if s.ahead = nil; !s.judged {
 			e := ahead[0]

@@ -168,7 +168,13 @@ func (s *session) takeOver(now time.Time) []effect {
 		s.last = *h.Last
 	}
 	s.thin = thin(&s.plan)
+	if s.cfg.Telemetry != nil {
+		s.tr = newTracer(&s.job)
+	}
 	effects := []effect{s.event(now, "lead", fmt.Sprintf("%s leads in term %d", s.leader, s.term)), s.processes()}
+	if s.tr != nil {
+		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+	}
 	if h.Summary != nil {
 		return append(effects, s.conclusion(now, *h.Summary)...)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/graph"
@@ -11,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/trace"
 	"github.com/soliton-train/soliton/internal/tree"
 )
 
@@ -41,7 +43,14 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	stage, first, last := e.stages[s], s == 0, s == len(e.plan.Stages)-1
 	micro := Micro{
 		Step: st.number, Index: m, First: m * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true,
-		Ready: func(layer int) error { return e.arrivals[layer].wait(e.ctx) },
+		Ready: func(layer int) error {
+			if e.arrivals[layer].there() {
+				return nil
+			}
+			began := time.Now()
+			defer func() { e.span(trace.Gather, began, spanOf(layer, 0)) }()
+			return e.arrivals[layer].wait(e.ctx)
+		},
 	}
 	var in, out tensor.Tensor
 	if !first {
@@ -49,6 +58,8 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	}
 	var loss Loss
 	var suspect int
+	var within [][]int
+	learns := !e.knowsWithin(s)
 	e.do(onPass, func() (err error) {
 		if first || last {
 			w.batch = e.batch()
@@ -63,6 +74,9 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			in = w.batch.in
 		}
 		w.pass, out, err = stage.Forward(micro, in)
+		if err == nil && learns {
+			within = stage.Shapes(w.pass)
+		}
 		if err != nil || !last {
 			out = e.keep(out)
 			return err
@@ -83,7 +97,11 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			return
 		}
 		e.forwards++
+		e.computed(trace.Forward, Span{Stage: s, Micro: m, Layer: -1, Peer: -1})
 		st.queue.Done(t)
+		for i, dims := range within {
+			e.knowShape(e.plan.Stages[s].Lo+1+i, dims)
+		}
 		if last {
 			e.losses.Put(tree.Leaf(m), loss)
 			if st.suspect < 0 {
@@ -92,7 +110,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			st.queue.Arrive(graph.BackwardOf(t.Pair))
 			return
 		}
-		e.knowShape(s+1, slices.Clone(out.Shape))
+		e.knowShape(e.plan.Stages[s].Hi, slices.Clone(out.Shape))
 		e.made(tensorID{s + 1, m, comm.Forward}, out)
 		e.want(tensorID{s + 1, m, comm.Backward})
 	})
@@ -131,6 +149,7 @@ func (e *Engine) backward(t graph.Task, w *task) {
 	}, func(err error) {
 		e.c.Progress.End()
 		e.backwards++
+		e.computed(trace.Backward, Span{Stage: s, Micro: m, Layer: -1, Peer: -1})
 		st.queue.Done(t)
 		if s > 0 {
 			e.made(tensorID{s, m, comm.Backward}, din)
@@ -266,12 +285,14 @@ func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[e.reducer(p)]})
 	}
 	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(layer)
+	began := time.Now()
 	e.operate(func() error {
 		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
 			return v[t.Shards[shard].Lo:t.Shards[shard].Hi]
 		}, func(shard int) []float32 { return mine[shard].memory() }, nil)
 	}, func() {
+		e.span(trace.Reduce, began, spanOf(layer, 4*int64(e.c.Layers[layer].Size())))
 		for _, sh := range mine {
 			if sh != nil {
 				sh.completed(e, sh.own)
@@ -298,7 +319,9 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
 	}
 	ctx, call := e.opsCtx, e.call(layer)
+	began := time.Now()
 	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
+		e.span(trace.Reduce, began, spanOf(layer, 4*int64(len(sum))))
 		for i, sh := range mine {
 			if sh != nil {
 				sh.completed(e, sum[places[i]:places[i]+sh.Hi-sh.Lo])

@@ -106,9 +106,35 @@ type Config struct {
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
+	// Span, if it is not nil, is told what this worker has done, by any goroutine: it must
+	// not wait. Otherwise nothing is measured.
+	Span func(Span)
 	// Phase, if it is not nil, is told when the worker begins with a phase of a
 	// step, and may be told so again. The loop calls it.
 	Phase func(step int, phase string)
+}
+
+// Span is a stretch of time in which this worker did something. What it is not about is -1.
+type Span struct {
+	Name                string // see package trace
+	Start, End          time.Time
+	Stage, Micro, Layer int
+	Peer                plan.WorkerID
+	Back                bool  // a boundary tensor on its way back
+	Bytes               int64 // 0: not known
+}
+
+// span tells of something that has ended now.
+func (e *Engine) span(name string, began time.Time, of Span) {
+	if e.c.Span != nil {
+		of.Name, of.Start, of.End = name, began, time.Now()
+		e.c.Span(of)
+	}
+}
+
+// spanOf is a span about a layer, or about nothing if that is -1.
+func spanOf(layer int, bytes int64) Span {
+	return Span{Stage: -1, Micro: -1, Layer: layer, Peer: -1, Bytes: bytes}
 }
 
 // The phases of a step on one worker, which overlap.
@@ -196,6 +222,8 @@ type Engine struct {
 
 	busy    work
 	jobStop context.CancelFunc // ends a job that goes on
+	// When the newest of what was computed began and ended; the loop reads it once that is over.
+	jobBegan, jobEnded time.Time
 
 	normScale int
 	grads     []*tree.Sums[[]float32] // of each layer that this worker holds
@@ -205,7 +233,7 @@ type Engine struct {
 	late      []lateBuffer
 	batches   []*batch // not in use; of the computing goroutine
 
-	shapes []shape // of the input of each stage
+	shapes []shape // of the input of each layer
 	step   *stepState
 
 	forwards, backwards int64
@@ -261,6 +289,7 @@ func New(c Config) (*Engine, error) {
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
 		initial:   beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)},
 		plain:     make([][]float32, len(c.Layers)),
+		shapes:    make([]shape, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
 	}
 	if !c.NoDigests {
@@ -409,7 +438,9 @@ func (e *Engine) do(kind work, f func() error, after func(error)) {
 				after(err)
 			})
 		}()
+		e.jobBegan = time.Now()
 		err = f()
+		e.jobEnded = time.Now()
 	}
 	e.compute <- job // there is room: it was idle
 }
@@ -596,6 +627,14 @@ func (e *Engine) First() (first bool) {
 func (e *Engine) Version() (v plan.Version) {
 	e.inspect(func() { v = e.plan.Version })
 	return v
+}
+
+// computed tells of what the computing goroutine has just ended.
+func (e *Engine) computed(name string, of Span) {
+	if e.c.Span != nil {
+		of.Name, of.Start, of.End = name, e.jobBegan, e.jobEnded
+		e.c.Span(of)
+	}
 }
 
 // inspect calls f in the loop, or here when that has ended.
