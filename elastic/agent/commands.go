@@ -2,11 +2,9 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/control"
@@ -29,7 +27,7 @@ func listenForCommands() (*commands, error) {
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, socketName), Net: "unix"})
 	if err != nil {
-		_ = os.RemoveAll(dir)
+		removeSocketDir(dir)
 		return nil, err
 	}
 	return &commands{dir: dir, listener: l}, nil
@@ -78,15 +76,20 @@ func (c *commands) serve(ctx context.Context, post func(event) bool) {
 	}
 }
 
-// ForgetSocket removes the socket that workers.json of a run directory names, whose agent was
-// killed or leads no more.
+// ForgetSocket removes the socket that workers.json of a run directory names, if the process
+// that it belongs to is no more.
 func ForgetSocket(runDir string) {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
 		return
 	}
-	if dir, name := filepath.Split(run.Agent); name == socketName && strings.HasPrefix(filepath.Base(dir), socketDirName) {
-		_ = os.RemoveAll(dir) // what is left behind harms nobody
+	dir := filepath.Dir(run.Agent)
+	if filepath.Base(run.Agent) != socketName || !socketDirs.MatchString(filepath.Base(dir)) {
+		return
+	}
+	if lock := lockDir(dir); lock != nil {
+		_ = os.RemoveAll(dir) // what is left harms nobody
+		_ = lock.Close()
 	}
 }
 
@@ -99,5 +102,6 @@ func harmOf(h harmed, m control.Harm) event {
 }
 
 func (c *commands) close() error {
-	return errors.Join(c.listener.Close(), os.RemoveAll(c.dir))
+	defer removeSocketDir(c.dir)
+	return c.listener.Close()
 }

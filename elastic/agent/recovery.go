@@ -327,7 +327,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	news := view.Plan{Reason: string(e.Reason)}
+	news := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
 	var joined []effect
 	for _, pw := range p.Workers {
 		id := s.find(pw)
