@@ -176,6 +176,7 @@ func (r *recovery) applied(a engine.Applied) {
 		Term: a.Ballot.Term, Attempt: a.Ballot.Attempt, Generation: a.Version.Generation, N: a.Version.N,
 		Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
 	})
+	r.w.gossip.applied(a.Version)
 	r.w.spans.applied(a, now)
 }
 

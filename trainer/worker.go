@@ -73,10 +73,13 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+	gossip   gossip
 
 	spans     *spans      // nil before Start, and where nobody wants to know
 	saver     *saver      // nil before Start, and for a run without checkpoints
 	saveAsked atomic.Bool // the agent wants one
+
+	times timeline // of the steps that the agent asks for
 
 	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
@@ -101,6 +104,8 @@ type self struct {
 	// slow gets the signal that says that this process is to read how slow it is
 	// to be; nil if it is not a worker's own.
 	slow <-chan os.Signal
+	// leave gets the one that asks this process to leave; the same.
+	leave chan os.Signal
 }
 
 func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
@@ -197,6 +202,8 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Watch:
+			w.times.every.Store(int64(max(m.Every, 0)))
 		case control.Beat:
 			w.recovery.beaten()
 		case control.Save:
@@ -364,6 +371,8 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	if err != nil {
 		return err
 	}
+	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
+	w.gossip.applied(order.Plan.Version)
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, p, start)
@@ -433,9 +442,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
 			w.addStage(s)
 			if w.harm != nil {
-				return slowed{s, w.harm}
+				return timed{slowed{s, w.harm}, lo, &w.times}
 			}
-			return s
+			return timed{s, lo, &w.times}
 		},
 		Layers:      p.params.layers,
 		Begin:       begin,
@@ -457,7 +466,10 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
-		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
+		Phase: func(step int, phase string) {
+			w.times.phase(step, phase)
+			w.harm.Phase(step, chaos.Phase(phase))
+		},
 	}
 	w.saver.install(&config)
 	w.spans.install(&config)
@@ -580,6 +592,7 @@ func (w *worker) addStage(s *stage) {
 func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
+	w.times.begin(w.step, began)
 	w.harm.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if err != nil {
@@ -590,6 +603,11 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 	info := StepInfo{
 		Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
 		Targets: r.Targets, Duration: took,
+	}
+	if t, ok := w.times.end(r.Step, began.Add(took)); ok {
+		if err := w.send(t); err != nil {
+			return err
+		}
 	}
 	left := false
 	if p.evalDue(r.Step) {

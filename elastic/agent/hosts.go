@@ -98,6 +98,7 @@ const patience = 3
 type Host struct {
 	c     HostConfig
 	stops chan Reason
+	watch *watching
 }
 
 // NewHost returns the agent for a valid configuration.
@@ -107,7 +108,7 @@ func NewHost(c HostConfig) (*Host, error) {
 	if err := run.Validate(); err != nil {
 		return nil, err
 	}
-	return &Host{c: c, stops: make(chan Reason, 2)}, nil
+	return &Host{c: c, stops: make(chan Reason, 2), watch: newWatching()}, nil
 }
 
 // Stop asks the run to stop, as [Agent.Stop] does. Every host has to be asked: the one that leads
@@ -152,11 +153,14 @@ func (h *Host) Serve(ctx context.Context) error {
 		return err
 	}
 
+	r.elections = node
+	if r.gossip, r.noRing = openHostRing(c); r.gossip != nil {
+		defer r.gossip.close()
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
-	r.elections = node
 	tasks.Go(func() { r.run(ctx) })
 	s := &seat{h: h, node: node, relay: r, again: make(chan *lead, 1)}
 	tasks.Go(func() { s.accept(ctx, secure) })
@@ -405,7 +409,10 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 		}
 		sess.workers[i].who.Host = c.Hosts[w.host].Name
 	}
-	r := newRun(cfg, workers, sess)
+	r := newRun(cfg, workers, sess, s.h.watch)
+	if r.gossip = s.relay.gossip; s.relay.noRing != nil {
+		sess.noRing = noRing(s.relay.noRing)
+	}
 	r.start = l.start
 	l.back = func(host string) { r.post(hostBack{host}) }
 	r.agreement = &agreement{node: l.node, term: l.term, entries: make(chan proposal, 64)}

@@ -211,7 +211,7 @@ func (s *session) fate(id int, err error) string {
 func (s *session) processes() (e writeWorkers) {
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.gone && !w.exited && w.pid > 0 {
-			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid})
+			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.ring.String()})
 		}
 	}
 	return e
@@ -346,7 +346,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	news := view.Plan{Reason: string(e.Reason)}
+	news := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
 	var joined []effect
 	for _, pw := range p.Workers {
 		id := s.find(pw)

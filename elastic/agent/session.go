@@ -56,6 +56,12 @@ type session struct {
 	ahead         []received               // steps that others have to tell of first
 	later         []event                  // for the time after the take-over
 
+	// The gossip ring: what workers are told of it, whether it has formed, and when it is told who is missing.
+	gossip     control.Ring
+	ringFormed bool
+	ringDue    time.Time
+	noRing     string // why there is none, where there should be
+
 	noted     plan.Version         // of the newest line of plans.jsonl
 	starting  []effect             // when the first plan is agreed
 	tr        *tracer              // nil if nobody wants it
@@ -72,6 +78,8 @@ type session struct {
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
 	times     []float64 // of the newest steps
+	watched   bool      // somebody wants timelines
+	every     int       // of which steps; 0: of none
 
 	last  rundir.Metrics // the newest committed step, of whichever worker told first
 	told  map[int]said   // steps that some worker has still to report
@@ -108,6 +116,7 @@ type worker struct {
 	own   rundir.Worker
 	pid   int
 	heard time.Time // when it last said something; zero before its Hello
+	ring  standing
 
 	failed         bool // it has said Failed, and its exit says nothing new
 	closed, exited bool
@@ -124,6 +133,8 @@ type worker struct {
 	ended    time.Time    // when its exit was known
 	harmed   time.Time    // when somebody harmed it on purpose
 	offences offences
+	every    int       // the steps that it is to tell of, as it was told last
+	paced    time.Time // when
 }
 
 func (w *worker) over() bool { return w.gaveUp || w.exited && w.closed }
@@ -286,6 +297,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
 	case watchTick:
 		return s.watch(now, e.due)
+	case gossiped:
+		return s.gossiped(now, e)
 	case causeLate:
 		return s.believe(now)
 	case alarm:
@@ -304,6 +317,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
 		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
+	case watchAsked:
+		return s.watchAsked(now, e.on)
 	case addAsked:
 		return s.add(now, e)
 	case workerStarted:
@@ -419,22 +434,20 @@ const startPatience = 10
 // itself kept from listening, and begins anew.
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
-	limit := s.cfg.silence()
-	if s.state < training {
-		// Reading data and starting processes may take a machine's whole attention,
-		// and nothing is lost yet by patience.
-		limit *= startPatience
+	effects := s.missing(now)
+	if late {
+		effects = append(effects, s.deaf(now)...)
 	}
-	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
+		limit := s.bears(w, now)
 		switch {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
 		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > limit:
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, By: w.ring.by, Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -534,6 +547,12 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return nil // it joined as the run ended, which did not need it
 		}
 		return s.finish(now, id, m)
+
+	case control.Timeline:
+		if w.state != training || w.gone {
+			return nil
+		}
+		return s.timeline(id, m)
 
 	case control.Spans:
 		if w.state != training || w.gone || s.state != training {
@@ -653,9 +672,10 @@ func (s *session) begin(now time.Time) []effect {
 	if s.cfg.Telemetry != nil {
 		s.tr = newTracer(&s.job)
 	}
-	begin := view.Begin{Job: s.job, Reason: string(reason)}
+	begin := view.Begin{Job: s.job, Reason: string(reason), Stages: stages(&p)}
 	start := s.startMessage()
 	start.Plan = text
+	s.ringDue = s.formBy(now)
 	if s.cfg.RunDir != nil {
 		if start.Checkpoints {
 			s.saves.every = first.CheckpointEvery
@@ -697,11 +717,15 @@ func (s *session) begin(now time.Time) []effect {
 		text := strings.Join(s.chaos, ",")
 		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
+	if s.noRing != "" {
+		effects = append(effects, s.event(now, "note", s.noRing))
+	}
 	if s.tr != nil {
 		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
 	}
 	for id := range s.workers {
 		s.workers[id].state = training
+		start.Ring = s.ringOf(&s.workers[id])
 		s.starting = append(s.starting, sendMessage{id, start})
 	}
 	return append(effects, show{begin})
@@ -826,7 +850,8 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.traceStep(m)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.pace(now)...)
+	effects = append(effects, s.traceStep(m)...)
 	effects = append(effects, s.traceWorkerStep(id, m)...)
 	effects = append(effects, s.gather(now)...)
 	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {

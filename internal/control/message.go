@@ -1,6 +1,8 @@
 package control
 
 import (
+	"fmt"
+	"io"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/progress"
@@ -12,8 +14,8 @@ const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,
-// Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
-// Release from the agent. Between the agents of several hosts there are Host, Lead,
+// Leave, Saved, Timeline, Done and Failed from the worker, Start, Query, Order, Save, Watch,
+// Stop and Release from the agent. Between the agents of several hosts there are Host, Lead,
 // Told, Relayed, Closed, Exited, Begin, Kill and Beat.
 type Message interface {
 	kind() string
@@ -115,7 +117,26 @@ type Start struct {
 	// Chaos lists harms in the grammar of package chaos, of which each worker
 	// does its own to itself.
 	Chaos []string
+
+	// Ring says how the worker becomes a member of the gossip ring.
+	Ring Ring
 }
+
+// Ring is what a member of the gossip ring has to know.
+type Ring struct {
+	Job    string        // name of the ring, which keeps those of different runs apart
+	Key    Key           // of all members
+	Seeds  []string      // addresses of members; none means that there is no ring
+	Host   string        // the worker's, "" for the only one
+	Detect time.Duration // budget
+	Size   int           // how many members the ring is to have
+}
+
+// Key is a secret. It has no textual form, so that no log or message shows it.
+type Key []byte
+
+// Format implements [fmt.Formatter].
+func (Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "(secret)") }
 
 // Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
 // Forwards and Backwards have the same bits in every worker's message for a step.
