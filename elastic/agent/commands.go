@@ -2,13 +2,13 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
 )
 
 // commands takes in what other processes of this user have to say about a run: a
@@ -27,7 +27,7 @@ func listenForCommands() (*commands, error) {
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, socketName), Net: "unix"})
 	if err != nil {
-		_ = os.RemoveAll(dir)
+		removeSocketDir(dir)
 		return nil, err
 	}
 	return &commands{dir: dir, listener: l}, nil
@@ -76,6 +76,23 @@ func (c *commands) serve(ctx context.Context, post func(event) bool) {
 	}
 }
 
+// ForgetSocket removes the socket that workers.json of a run directory names, if the process
+// that it belongs to is no more.
+func ForgetSocket(runDir string) {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return
+	}
+	dir := filepath.Dir(run.Agent)
+	if filepath.Base(run.Agent) != socketName || !socketDirs.MatchString(filepath.Base(dir)) {
+		return
+	}
+	if lock := lockDir(dir); lock != nil {
+		_ = os.RemoveAll(dir) // what is left harms nobody
+		_ = lock.Close()
+	}
+}
+
 // harmOf is what a session is told of harm to h.worker.
 func harmOf(h harmed, m control.Harm) event {
 	if m.Kind != control.Thaw {
@@ -85,5 +102,6 @@ func harmOf(h harmed, m control.Harm) event {
 }
 
 func (c *commands) close() error {
-	return errors.Join(c.listener.Close(), os.RemoveAll(c.dir))
+	defer removeSocketDir(c.dir)
+	return c.listener.Close()
 }
