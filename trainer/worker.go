@@ -104,6 +104,8 @@ type self struct {
 	// slow gets the signal that says that this process is to read how slow it is
 	// to be; nil if it is not a worker's own.
 	slow <-chan os.Signal
+	// leave gets the one that asks this process to leave; the same.
+	leave chan os.Signal
 }
 
 func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
