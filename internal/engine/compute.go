@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/meter"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
@@ -41,7 +42,13 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	stage, first, last := e.stages[s], s == 0, s == len(e.plan.Stages)-1
 	micro := Micro{
 		Step: st.number, Index: m, First: m * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true,
-		Ready: func(layer int) error { return e.arrivals[layer].wait(e.ctx) },
+		Ready: func(layer int) error {
+			resume := e.c.Meter.Hold()
+			err := e.arrivals[layer].wait(e.ctx)
+			resume()
+			e.c.Meter.Lap(layer)
+			return err
+		},
 	}
 	var in, out tensor.Tensor
 	if !first {
@@ -49,7 +56,10 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	}
 	var loss Loss
 	var suspect int
+	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	e.do(onPass, func() (err error) {
+		e.c.Meter.Begin()
+		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
 		if first || last {
 			w.batch = e.batch()
 			base := uint64(st.number-1)*uint64(e.c.GlobalBatch) + uint64(micro.First)
@@ -116,7 +126,10 @@ func (e *Engine) backward(t graph.Task, w *task) {
 		dout = st.tensors[tensorID{s + 1, m, comm.Backward}].t
 	}
 	var din tensor.Tensor
+	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	e.do(onPass, func() error {
+		e.c.Meter.Begin()
+		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
 		pass := w.pass
 		w.pass = nil
 		din = stage.Backward(pass, dout, leaf{e, st, m})
@@ -156,7 +169,10 @@ type leaf struct {
 	index int
 }
 
-func (l leaf) Buffer(layer int) []float32 { return l.e.free.get(len(l.e.c.Layers[layer].Params)) }
+func (l leaf) Buffer(layer int) []float32 {
+	l.e.c.Meter.Lap(layer)
+	return l.e.free.get(len(l.e.c.Layers[layer].Params))
+}
 
 func (l leaf) Done(layer int, grad []float32) {
 	switch {

@@ -354,7 +354,9 @@ func (e *Engine) serve() (fresh []int) {
 			delete(e.stages, s)
 		}
 	}
+	var firsts []int
 	for _, s := range e.plan.StagesOf(e.c.Self.ID) {
+		firsts = append(firsts, e.plan.Stages[s].Lo)
 		if e.stages[s] != nil {
 			continue
 		}
@@ -367,6 +369,7 @@ func (e *Engine) serve() (fresh []int) {
 			e.grads[l] = tree.NewSums(e.micros, e.mergeGrads)
 		}
 	}
+	e.c.Meter.Keep(firsts...)
 	return fresh
 }
 
