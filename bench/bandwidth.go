@@ -257,8 +257,9 @@ func (s *noLayers) Backward(_ engine.Pass, _ tensor.Tensor, grads engine.Gradien
 	return tensor.Tensor{}
 }
 
-func (s *noLayers) Drop(engine.Pass)        {}
-func (s *noLayers) Suspect(engine.Pass) int { return -1 }
+func (s *noLayers) Drop(engine.Pass)           {}
+func (s *noLayers) Suspect(engine.Pass) int    { return -1 }
+func (s *noLayers) Shapes(engine.Pass) [][]int { return nil }
 
 // each calls f for 0 to n-1 side by side and returns an error of theirs.
 func each(n int, f func(i int) error) error {

@@ -4,6 +4,7 @@
 //	go run ./bench matmul     the matrix product with OpenBLAS
 //	go run ./bench step       the training step of a GPT with PyTorch
 //	go run ./bench reduce     exact with fast reduction between workers, and that with a bare ring
+//	go run ./bench protect    steps with mirrors and digests and without
 //	go run ./bench control    how long control takes while all else is busy
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench soak       random faults, and whether the bits are still the same
@@ -20,9 +21,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "control": controlLatency, "survive": survive, "soak": soak}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "control": controlLatency, "survive": survive, "soak": soak}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|control|survive|soak [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|control|survive|soak [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

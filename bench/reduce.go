@@ -38,7 +38,7 @@ func reduce(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	b := trainingBench{dir: dir, model: strings.Fields(*model), steps: *steps}
+	b := trainingBench{dir: dir, steps: *steps}
 	if err := b.build(); err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func reduce(args []string) error {
 	//
 	// Eight micro-batches a worker, aligned to the tree, and sixteen, unaligned.
 	for _, c := range []struct{ workers, global int }{{4, 32}, {3, 48}} {
-		if err := b.compare(c.workers, c.global, *pairs); err != nil {
+		if err := b.compare(c.workers, c.global, *pairs, *model); err != nil {
 			return err
 		}
 	}
@@ -62,7 +62,6 @@ func reduce(args []string) error {
 // trainingBench runs the launcher.
 type trainingBench struct {
 	dir, root string
-	model     []string
 	steps     int
 	runs      int
 }
@@ -86,21 +85,23 @@ type training struct {
 	ms    []float64 // of the steps that count
 	bytes int64     // sent by all workers in the run, evaluation and collecting the model included
 	peak  int64     // resident bytes of the largest worker
+	cpu   float64   // seconds of processor time of the launcher and its workers
 	hash  string
 }
 
-func (b *trainingBench) run(workers, global int, mode string) (training, error) {
+func (b *trainingBench) run(workers int, flags, program []string) (training, error) {
 	b.runs++
 	dir := filepath.Join(b.dir, fmt.Sprintf("run-%d", b.runs))
-	args := append([]string{"run", "--plain", "--workers", fmt.Sprint(workers), "--threads", "1", "--reduction", mode, "--run-dir", dir,
-		filepath.Join(b.dir, "gpt"), "--data", filepath.Join(b.root, "internal/exact/testdata/corpus"),
-		"--global-batch", fmt.Sprint(global), "--micro-batch", "1", "--steps", fmt.Sprint(b.steps)}, b.model...)
+	args := append([]string{"run", "--plain", "--workers", fmt.Sprint(workers), "--threads", "1", "--run-dir", dir}, flags...)
+	args = append(args, filepath.Join(b.dir, "gpt"), "--data", filepath.Join(b.root, "internal/exact/testdata/corpus"), "--steps", fmt.Sprint(b.steps))
+	args = append(args, program...)
 	cmd := exec.Command(filepath.Join(b.dir, "launcher"), args...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return training{}, fmt.Errorf("launcher %v: %w\n%s", args, err, out)
 	}
 	// What wait tells of the launcher covers the workers that it waited for.
-	t := training{peak: cmd.ProcessState.SysUsage().(*syscall.Rusage).Maxrss << 10}
+	used := cmd.ProcessState.SysUsage().(*syscall.Rusage)
+	t := training{peak: used.Maxrss << 10, cpu: (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()}
 	raw, err := os.ReadFile(filepath.Join(dir, "summary.json"))
 	if err != nil {
 		return t, err
@@ -132,8 +133,9 @@ func (b *trainingBench) run(workers, global int, mode string) (training, error) 
 
 // compare runs exact and fast in turns; which of them is first changes with
 // every pair.
-func (b *trainingBench) compare(workers, global, pairs int) error {
-	fmt.Printf("\n%d workers x %d micro-batches of 1, GPT %s: ms of each step\n", workers, global/workers, strings.Join(b.model, " "))
+func (b *trainingBench) compare(workers, global, pairs int, model string) error {
+	fmt.Printf("\n%d workers x %d micro-batches of 1, GPT %s: ms of each step\n", workers, global/workers, model)
+	program := append([]string{"--global-batch", fmt.Sprint(global), "--micro-batch", "1"}, strings.Fields(model)...)
 	var ratios []float64
 	var exact, fast training
 	hash := ""
@@ -141,9 +143,9 @@ func (b *trainingBench) compare(workers, global, pairs int) error {
 		for turn := range 2 {
 			var err error
 			if (turn == 0) == (i%2 == 0) {
-				exact, err = b.run(workers, global, "exact")
+				exact, err = b.run(workers, []string{"--reduction", "exact"}, program)
 			} else {
-				fast, err = b.run(workers, global, "fast")
+				fast, err = b.run(workers, []string{"--reduction", "fast"}, program)
 			}
 			if err != nil {
 				return err

@@ -131,6 +131,7 @@ func (c *CPU) available(policy string, hw Policy) ([]int, error) {
 	return steps, nil
 }
 
+// Name implements [Clock].
 func (c *CPU) Name() string {
 	name := fmt.Sprintf("processors (%d cpufreq policies", len(c.found))
 	if len(c.found) == 1 {
@@ -154,8 +155,10 @@ func (c *CPU) Limits() (lo, hi int) {
 	return min(lo, hi), hi
 }
 
+// Steps implements [Clock].
 func (c *CPU) Steps() []int { return c.steps }
 
+// Current implements [Clock].
 func (c *CPU) Current() (int, error) {
 	fastest := 0
 	for _, p := range c.found {
@@ -168,6 +171,7 @@ func (c *CPU) Current() (int, error) {
 	return fastest / 1000, nil
 }
 
+// Set implements [Clock].
 func (c *CPU) Set(mhz int) error {
 	if err := CheckLimits(c, mhz); err != nil {
 		return err
@@ -206,6 +210,7 @@ func (c *CPU) limit(p Policy) error {
 	return nil
 }
 
+// Restore implements [Clock].
 func (c *CPU) Restore() error {
 	var errs []error
 	for _, p := range c.found {

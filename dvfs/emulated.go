@@ -47,16 +47,23 @@ func NewEmulated(cfg EmulatedConfig) (*Emulated, error) {
 	return &Emulated{cfg: cfg, mhz: cfg.Start}, nil
 }
 
-func (e *Emulated) Name() string         { return e.cfg.Name }
-func (e *Emulated) Limits() (lo, hi int) { return e.cfg.Steps[0], e.cfg.Steps[len(e.cfg.Steps)-1] }
-func (e *Emulated) Steps() []int         { return e.cfg.Steps }
+// Name implements [Clock].
+func (e *Emulated) Name() string { return e.cfg.Name }
 
+// Limits implements [Clock].
+func (e *Emulated) Limits() (lo, hi int) { return e.cfg.Steps[0], e.cfg.Steps[len(e.cfg.Steps)-1] }
+
+// Steps implements [Clock].
+func (e *Emulated) Steps() []int { return e.cfg.Steps }
+
+// Current implements [Clock].
 func (e *Emulated) Current() (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.mhz, nil
 }
 
+// Set implements [Clock].
 func (e *Emulated) Set(mhz int) error {
 	if err := CheckLimits(e, mhz); err != nil {
 		return err
@@ -67,6 +74,7 @@ func (e *Emulated) Set(mhz int) error {
 	return nil
 }
 
+// Restore implements [Clock].
 func (e *Emulated) Restore() error { return e.Set(e.cfg.Start) }
 
 // Saved implements [Clock]: nothing of an emulated clock outlives its process.
@@ -81,6 +89,7 @@ func (e *Emulated) Run(busy, idle float64) {
 	}
 }
 
+// Energy implements [Clock].
 func (e *Emulated) Energy() (float64, error) {
 	if e.cfg.Power == nil {
 		return 0, fmt.Errorf("%s: counter of energy: %w", e.cfg.Name, ErrUnsupported)

@@ -23,11 +23,13 @@ type Cubic struct {
 // DefaultPower is taken for a device whose power is not known: 0.4 static, 0.6 at the highest frequency.
 func DefaultPower(highest int) Cubic { return Cubic{0.4, 0.6, highest} }
 
+// Busy implements [Power].
 func (c Cubic) Busy(mhz int) float64 {
 	x := float64(mhz) / float64(c.Max)
 	return c.Static + c.Dynamic*x*x*x
 }
 
+// Idle implements [Power].
 func (c Cubic) Idle() float64 { return c.Static }
 
 // Point is a measurement of a device under load.
@@ -60,8 +62,11 @@ func NewTable(points []Point, idle float64) (*Table, error) {
 	return &Table{slices.Clone(points), idle}, nil
 }
 
+// Busy implements [Power].
 func (t *Table) Busy(mhz int) float64 { return t.at(mhz, func(p Point) float64 { return p.Watts }) }
-func (t *Table) Idle() float64        { return t.idle }
+
+// Idle implements [Power].
+func (t *Table) Idle() float64 { return t.idle }
 
 // Speed returns the speed of the work at a frequency.
 func (t *Table) Speed(mhz int) float64 { return t.at(mhz, func(p Point) float64 { return p.Speed }) }

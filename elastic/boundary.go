@@ -1,6 +1,7 @@
 package elastic
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -16,8 +17,8 @@ type filling struct {
 }
 
 // wishes begins a boundary plan where one is called for and nothing else is
-// under way: workers leave, workers join, and shards get mirrors again, in this
-// order.
+// under way: workers leave, workers join, shards get mirrors again, and work is
+// balanced anew, in this order.
 func (c *Controller) wishes() []Effect {
 	if c.phase != steady || c.coming != nil || c.kept != nil || c.filling != nil {
 		return nil
@@ -49,14 +50,30 @@ func (c *Controller) wishes() []Effect {
 	case !c.plan.Protected():
 		event.Kind, what = plan.Protect, "protect"
 	default:
-		return nil
+		event.Kind, what = plan.Rebalance, "rebalance"
 	}
-	p, reason, err := plan.Next(c.plan, view, c.profile(), event)
+	prof := c.profile()
+	var p plan.Plan
+	var reason plan.Reason
+	var err error
+	if event.Kind != plan.Rebalance {
+		p, reason, err = plan.Next(c.plan, view, prof, event)
+		if event.Kind == plan.Protect && err == nil && len(plan.Diff(&c.plan, &p).Mirror) == 0 && !p.Protected() {
+			event.Kind, what = plan.Rebalance, "rebalance" // as many mirrors as there can be are there
+		}
+	}
+	if event.Kind == plan.Rebalance {
+		if len(c.times) == 0 || !c.seen.news(c.plan.Version, &prof) {
+			return nil
+		}
+		p, reason, err = plan.Next(c.plan, view, prof, event)
+		if errors.Is(err, plan.ErrNoGain) {
+			c.seen = &look{c.plan.Version, prof}
+			return nil
+		}
+	}
 	if err != nil {
 		return []Effect{note("no plan to %s: %v", what, err)}
-	}
-	if event.Kind == plan.Protect && len(plan.Diff(&c.plan, &p).Mirror) == 0 && !p.Protected() {
-		return nil // as many mirrors as there can be are there
 	}
 	state, _ := plan.Needs(&c.plan, &p, view)
 	for _, t := range state {
@@ -127,7 +144,7 @@ func (c *Controller) joined(now time.Time, e Joined) []Effect {
 	if c.phase == holding {
 		return append(effects, c.decide(now)...)
 	}
-	return append(append(effects, c.refill("join", "protect")...), c.wishes()...)
+	return append(append(effects, c.refill("join", "protect", "rebalance")...), c.wishes()...)
 }
 
 // refill withdraws the boundary plan that is being filled, if it is of a kind,

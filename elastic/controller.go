@@ -957,7 +957,7 @@ func (c *Controller) leaving(e Leaving) []Effect {
 	if !slices.ContainsFunc(c.all(), func(m *member) bool { return !m.leaving }) {
 		return []Effect{note("all workers want to leave"), StopAll{}}
 	}
-	return append(append([]Effect{note("worker %d wants to leave", m.ID)}, c.refill("join", "protect", "leave")...), c.wishes()...)
+	return append(append([]Effect{note("worker %d wants to leave", m.ID)}, c.refill("join", "protect", "leave", "rebalance")...), c.wishes()...)
 }
 
 // save takes note of the checkpoint to go back to. One that is older than that which a proposed

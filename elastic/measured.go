@@ -9,10 +9,15 @@ import (
 // lookAfter is the time from a measurement to the next look at all of them.
 const lookAfter = 200 * time.Millisecond
 
-// look is a plan and a profile.
+// look is a plan and the profile for which no better one was found.
 type look struct {
 	version plan.Version
 	profile plan.Profile
+}
+
+// news reports whether a plan and a profile are not those of the last look.
+func (l *look) news(v plan.Version, prof *plan.Profile) bool {
+	return l == nil || l.version != v || l.profile.Differs(prof)
 }
 
 // measured takes note of what a worker has measured.

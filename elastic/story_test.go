@@ -31,10 +31,11 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 //	finish W step=N          it has passed the last point
 //	end W                    it has ended well
 //	link A B                 A has lost the link to B
-//	late query|link|hold [ms=1000]
+//	late query|link|hold|wish|look [ms=1000]
 //	leave W
 //	join W                   it is ready, and in no plan yet
 //	level W|rest             it has what the newest fill is to bring it
+//	measure W|all ms=N       a layer takes it N ms forward, and twice that backward
 //	saved STEP DIR
 //	lead TERM
 //
@@ -230,6 +231,22 @@ func (s *story) run(line string) []Effect {
 		var all []Effect
 		for _, w := range s.filled() {
 			all = append(all, s.step(Level{Worker: w, ID: s.fill.ID})...)
+		}
+		return all
+	case "measure":
+		var all []Effect
+		for _, m := range s.c.all() {
+			if s.words[1] != "all" && m.Worker != s.worker(s.words[1]) {
+				continue
+			}
+			var times plan.Times
+			for _, stage := range s.c.plan.StagesOf(m.ID) {
+				for l := s.c.plan.Stages[stage].Lo; l < s.c.plan.Stages[stage].Hi; l++ {
+					ms := time.Duration(s.int("ms", 1)) * time.Millisecond
+					times.Layers = append(times.Layers, plan.LayerTime{Layer: l, Forward: ms, Backward: 2 * ms})
+				}
+			}
+			all = append(all, s.step(Measured{m.Worker, times})...)
 		}
 		return all
 	case "saved":

@@ -56,6 +56,7 @@ type assignment struct {
 	Reduction  string        `json:"reduction"`
 	Zero       int           `json:"zero"`
 	NoDigests  bool          `json:"no_digests"`
+	Respawn    bool          `json:"respawn"`
 	Workers    int           `json:"workers"`
 	Chaos      string        `json:"chaos"`
 }
@@ -247,7 +248,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	a := assignment{
 		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
-		NoDigests: !f.digests, Workers: f.workers, Chaos: f.chaos,
+		NoDigests: !f.digests, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos,
 	}
 	var files []*os.File
 	defer func() {
@@ -465,13 +466,13 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	h, err := agent.NewHost(agent.HostConfig{
 		Run: agent.Config{
 			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
-			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
+			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Respawn: a.Respawn, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],
 		Command: agent.Command{Path: a.File, Args: a.Args},
-		Log: func(id int) (*os.File, error) {
-			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, 0)
+		Log: func(id, incarnation int) (*os.File, error) {
+			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},
 		Show: func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
 		Done: func(term uint64, o agent.Outcome) {

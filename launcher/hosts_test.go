@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -239,7 +241,8 @@ func await(t *testing.T, what string, condition func() bool) {
 }
 
 // A host that was frozen, and wakes when the others have gone on without it, finds that its
-// workers are fenced: they end, and the run ends with the bits of one in peace.
+// workers are fenced: they end, others join in their place, and the run ends with the bits of one
+// in peace.
 func TestFrozenHostWakes(t *testing.T) {
 	for _, host := range []string{"host-0", "host-1"} { // one of them may lead
 		t.Run(host, func(t *testing.T) {
@@ -272,14 +275,17 @@ func TestFrozenHostWakes(t *testing.T) {
 			for _, pid := range frozen {
 				syscall.Kill(pid, syscall.SIGCONT)
 			}
-			await(t, "end of the fenced workers", func() bool { return len(hostProcesses(t, mark, host)) <= 1 })
+			await(t, "end of the fenced workers", func() bool {
+				return !slices.ContainsFunc(frozen[1:], func(pid int) bool { return slices.Contains(hostProcesses(t, mark, host), pid) })
+			})
+			await(t, "workers that join", has("events.jsonl", `"joined"`))
 			if err := cmd.Wait(); err != nil {
 				t.Fatalf("%v\n%s", err, &out)
 			}
 			var sum rundir.Summary
 			readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
-			if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.WorkersLost != 2 {
-				t.Errorf("steps %d, parameters %s, lost %d", sum.Steps, sum.ParamsSHA256, sum.WorkersLost)
+			if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.WorkersLost != 2 || sum.WorkersStarted != 8 || sum.WorkersJoined == 0 {
+				t.Errorf("steps %d, parameters %s, lost %d of %d, joined %d", sum.Steps, sum.ParamsSHA256, sum.WorkersLost, sum.WorkersStarted, sum.WorkersJoined)
 			}
 			if left := marked(t, mark); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
@@ -323,5 +329,33 @@ func TestTwoOfThreeHosts(t *testing.T) {
 	}
 	if left := marked(t, mark); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
+	}
+}
+
+// Workers are replaced on their host, or on another one when that is gone with the leader, and
+// more are added.
+func TestHostsRespawn(t *testing.T) {
+	r := begin(t, "--workers", "3", "--emulate-hosts", "3", "--respawn")
+	r.kill(1)
+	r.until("joined", 1)
+	for _, pid := range hostProcesses(t, "LAUNCHER_TEST="+r.cmd.Dir, "host-0") {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	r.until("joined", 2)
+	var ids string
+	await(t, "an agent that answers", func() bool {
+		cmd := exec.Command(binary, "add", "run")
+		cmd.Dir = r.cmd.Dir
+		text, err := cmd.Output()
+		ids = string(text)
+		return err == nil
+	})
+	if ids != "started: worker 3\n" {
+		t.Errorf("added: %s", ids)
+	}
+	r.until("joined", 3)
+	sum := r.end()
+	if sum.WorkersLost != 2 || sum.WorkersJoined != 3 || sum.WorkersStarted != 6 {
+		t.Errorf("summary: %+v", sum)
 	}
 }

@@ -49,8 +49,10 @@ higher plan, and the last line of a step counts.`,
 	flags.IntVar(&f.stages, "stages", 0, "pipeline stages of the first plan (default as before, but not more than workers)")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 0, "replicas of each shard besides the owner's (default as before)")
-	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
-	flags.DurationVar(&f.detect, "detect", time.Second, "how long a worker may be silent before it counts as dead")
+	flags.IntVar(&f.least, "min-workers", 0, "fewest workers training goes on with; below it the run waits for more (default as before, but not more than workers)")
+	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies (default as before)")
+	flags.DurationVar(&f.detect, "detect", 0, "in how long a worker that gives no sign of life is found and left behind (default as before)")
+	flags.BoolVar(&f.digests, "digests", false, "digests of the state of the job (default as before)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
 }
@@ -72,15 +74,8 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if job.Command == "" {
 		return failure{fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot go on", path)}
 	}
-	f.reduction, f.zero, f.hosts, f.digests = job.Reduction, job.Zero, 1, true
-	if !cmd.Flags().Changed("workers") {
-		f.workers = job.Workers
-	}
-	if !cmd.Flags().Changed("stages") {
-		f.stages = min(job.Stages, max(f.workers, 1))
-	}
-	if !cmd.Flags().Changed("mirrors") {
-		f.mirrors = job.Mirrors
+	if err := f.inherit(job, cmd.Flags().Changed); err != nil {
+		return failure{fmt.Errorf("%s: job.json: %w", path, err)}
 	}
 	if err := f.validate(cmd); err != nil {
 		return err
@@ -101,6 +96,35 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 		return err
 	}
 	return trainIn(cmd.Context(), f, p, job.Args, dir, again, cmd.OutOrStdout(), cmd.ErrOrStderr())
+}
+
+// inherit takes over from the run before what was not changed.
+func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) (err error) {
+	f.reduction, f.zero, f.hosts = job.Reduction, job.Zero, 1
+	if !changed("workers") {
+		f.workers = job.Workers
+	}
+	if !changed("stages") {
+		f.stages = min(job.Stages, max(f.workers, 1))
+	}
+	if !changed("mirrors") {
+		f.mirrors = job.Mirrors
+	}
+	if !changed("min-workers") {
+		f.least = min(job.MinWorkers, max(f.workers, 1))
+	}
+	if !changed("respawn") {
+		f.respawn = job.Respawn
+	}
+	if !changed("digests") {
+		f.digests = !job.NoDigests
+	}
+	if !changed("detect") {
+		if f.detect, err = time.ParseDuration(job.Detect); err != nil {
+			return fmt.Errorf("detect is %q: give a time such as 1s", job.Detect)
+		}
+	}
+	return nil
 }
 
 // newest finds the checkpoint to go on from, and tells of those that cannot be used.

@@ -174,9 +174,6 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	var err error
-	if f.respawn && f.hosts > 1 {
-		errs = append(errs, errors.New("--respawn: with --emulate-hosts it is not there yet; leave one of them out"))
-	}
 	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
 		errs = append(errs, err)
 	}

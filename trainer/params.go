@@ -58,6 +58,9 @@ func newParameters(m *Model) *parameters {
 // hold allocates layers [lo, hi), as zeros.
 func (p *parameters) hold(lo, hi int) {
 	for i := lo; i < hi; i++ {
+		if p.layers[i].Params != nil {
+			continue // of a stage that had other layers, too
+		}
 		p.layers[i].Params = make([]float32, p.layers[i].Size())
 		p.views[i] = p.split(i, p.layers[i].Params)
 	}

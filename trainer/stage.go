@@ -3,6 +3,7 @@ package trainer
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
@@ -147,6 +148,15 @@ func (s *stage) Drop(p engine.Pass) {
 	clear(f.stash)
 	f.outs, f.stash = f.outs[:0], f.stash[:0]
 	s.free = append(s.free, f)
+}
+
+// Shapes implements [engine.Stage].
+func (s *stage) Shapes(p engine.Pass) (shapes [][]int) {
+	outs := p.(*flight).outs
+	for _, out := range outs[:len(outs)-1] {
+		shapes = append(shapes, slices.Clone(out.Shape))
+	}
+	return shapes
 }
 
 // Suspect implements [engine.Stage].

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,6 +35,8 @@ type survival struct {
 	failed  error
 	over    bool
 
+	live       plan.Plan // the newest that was adopted
+	result     Survived  // what counts plans
 	recoveries []elastic.Recovery
 	notes      []string
 	repaired   []Repaired
@@ -64,6 +67,9 @@ type SurviveConfig struct {
 	// Act, if it is not nil, is called at the same times, and may say who begins then, and
 	// who is asked to leave; -1 for none. One that begins gets the next incarnation of its ID.
 	Act func(from int, m control.Message) (joins, leaves int)
+	// Speeds, if it is not nil, is called likewise, and where it returns speeds of workers,
+	// they are told as measured; who is not in it has speed 1.
+	Speeds func(from int, m control.Message) map[int]float64
 	// Flip is called likewise, and returns the worker of whose memory a bit is
 	// to flip.
 	Flip func(from int, m control.Message) (victim int, target engine.Target, after time.Duration)
@@ -74,6 +80,9 @@ type Survived struct {
 	Left       map[int]History // what the workers that are left said
 	Recoveries []elastic.Recovery
 	Joined     int   // workers that joined
+	Rebalanced int   // plans that went live because of times
+	Borders    int   // of stages that these moved
+	Places     int   // workers that they gave another stage
 	Forwards   int64 // passes of training, of all workers, as far as they told
 	Notes      []string
 	Repaired   []Repaired
@@ -156,6 +165,9 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 							}
 						}
 					}
+					if cfg.Speeds != nil {
+						s.measure(cfg.Speeds(int(w.ID), m))
+					}
 					if cfg.Act != nil {
 						joins, leaves := cfg.Act(int(w.ID), m)
 						if joins >= 0 {
@@ -202,7 +214,8 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	if s.failed != nil {
 		t.Fatal(s.failed)
 	}
-	r := Survived{Left: make(map[int]History), Recoveries: s.recoveries, Notes: s.notes, Repaired: s.repaired}
+	r := s.result
+	r.Left, r.Recoveries, r.Notes, r.Repaired = make(map[int]History), s.recoveries, s.notes, s.repaired
 	for _, v := range s.workers {
 		if v.done != nil {
 			r.Left[int(v.w.ID)] = v.History
@@ -357,7 +370,7 @@ func (s *survival) begin(cfg SurviveConfig) {
 		return
 	}
 	start.Threads = 1
-	s.plans[uint64(p.Version.N)] = p
+	s.plans[uint64(p.Version.N)], s.live = p, p
 	s.c = elastic.New(elastic.Config{Plan: p, Peers: peers, Profile: prof, Term: 1, Stages: cfg.Stages, Mirrors: cfg.Mirrors, Detect: 30 * time.Second})
 	for _, w := range s.workers {
 		if err := w.conn.Send(start); err != nil {
@@ -391,9 +404,15 @@ func (s *survival) step(e elastic.Event) {
 		case elastic.Propose:
 			s.step(elastic.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
 		case elastic.SetTimer:
-			if f.Timer == elastic.WishTimer {
+			if f.Timer == elastic.WishTimer || f.Timer == elastic.LookTimer {
+				f.After = min(f.After, 2*time.Millisecond)
 				time.AfterFunc(f.After, func() { s.post(func() { s.step(elastic.Late{Timer: f.Timer}) }) })
 			}
+		case elastic.Adopt:
+			if f.Cause == "rebalance" {
+				s.reshaped(f.Order.Plan)
+			}
+			s.live = f.Order.Plan
 		case elastic.Note:
 			s.notes = append(s.notes, "  "+f.Reason)
 		case elastic.Recovered:
@@ -421,6 +440,47 @@ func (s *survival) step(e elastic.Event) {
 			}
 			s.send(f.Worker, control.Release{})
 		}
+	}
+}
+
+// reshaped counts what a plan has changed.
+func (s *survival) reshaped(p plan.Plan) {
+	s.result.Rebalanced++
+	for i, st := range p.Stages {
+		if i > 0 && st.Lo != s.live.Stages[i].Lo {
+			s.result.Borders++
+		}
+		for _, w := range st.Workers {
+			if !slices.Contains(s.live.Stages[i].Workers, w) {
+				s.result.Places++
+			}
+		}
+	}
+}
+
+// measure tells the controller what workers of these speeds measure.
+func (s *survival) measure(speeds map[int]float64) {
+	if speeds == nil {
+		return
+	}
+	p := s.c.Plan()
+	for _, w := range p.Workers {
+		v := s.newest(int(w.ID))
+		if v == nil || v.gone || v.w != w {
+			continue
+		}
+		speed := speeds[int(w.ID)]
+		if speed == 0 {
+			speed = 1
+		}
+		var times plan.Times
+		for _, stage := range p.StagesOf(w.ID) {
+			for l := p.Stages[stage].Lo; l < p.Stages[stage].Hi; l++ {
+				t := time.Duration(float64(time.Millisecond) / speed)
+				times.Layers = append(times.Layers, plan.LayerTime{Layer: l, Forward: t, Backward: 2 * t})
+			}
+		}
+		s.step(elastic.Measured{Worker: w, Times: times})
 	}
 }
 

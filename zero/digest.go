@@ -2,7 +2,7 @@ package zero
 
 import "github.com/soliton-train/soliton/internal/kernel"
 
-// Digest is what a holder remembers of a block: the CRC-32C of what was
+// Digest is what a holder remembers of a block: [kernel.Digest] of what was
 // written, in the lower 32 bits. The zero Digest says that nothing is known.
 type Digest uint64
 

@@ -118,10 +118,15 @@ func openCard(lib nvml.Interface, index int) (*Card, error) {
 }
 
 // Name is the card's index, model and UUID.
-func (c *Card) Name() string         { return fmt.Sprintf("GPU %d %s (%s)", c.index, c.model, c.uuid) }
-func (c *Card) Limits() (lo, hi int) { return c.lo, c.hi }
-func (c *Card) Steps() []int         { return c.steps }
+func (c *Card) Name() string { return fmt.Sprintf("GPU %d %s (%s)", c.index, c.model, c.uuid) }
 
+// Limits implements [dvfs.Clock].
+func (c *Card) Limits() (lo, hi int) { return c.lo, c.hi }
+
+// Steps implements [dvfs.Clock].
+func (c *Card) Steps() []int { return c.steps }
+
+// Current implements [dvfs.Clock].
 func (c *Card) Current() (int, error) {
 	mhz, ret := c.dev.GetClockInfo(nvml.CLOCK_GRAPHICS)
 	if ret != nvml.SUCCESS || mhz > maxMHz {
@@ -130,6 +135,7 @@ func (c *Card) Current() (int, error) {
 	return int(mhz), nil
 }
 
+// Set implements [dvfs.Clock].
 func (c *Card) Set(mhz int) error {
 	if err := dvfs.CheckLimits(c, mhz); err != nil {
 		return err
@@ -140,6 +146,7 @@ func (c *Card) Set(mhz int) error {
 	return nil
 }
 
+// Restore implements [dvfs.Clock].
 func (c *Card) Restore() error {
 	if ret := c.dev.ResetGpuLockedClocks(); ret != nvml.SUCCESS {
 		return c.failed("put the clock back", ret)

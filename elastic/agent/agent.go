@@ -263,6 +263,10 @@ func newRun(cfg Config, workers []Worker, s *session) *run {
 	for range workers {
 		r.send = append(r.send, newSender())
 	}
+	r.start = func(who plan.Worker) (Worker, plan.Worker, error) {
+		w, err := cfg.Start(int(who.ID), who.Incarnation)
+		return w, who, err
+	}
 	return r
 }
 
@@ -285,6 +289,7 @@ type run struct {
 	opened     chan opened     // while it is being opened; nil afterwards
 	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
 	lone       bool            // there was one worker at the start
+	start      func(plan.Worker) (Worker, plan.Worker, error)
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -503,7 +508,7 @@ type begun struct {
 // begin starts a worker, which may take longer than the loop can wait.
 func (r *run) begin(who plan.Worker) {
 	r.others.Go(func() {
-		w, err := r.cfg.Start(int(who.ID), who.Incarnation)
+		w, who, err := r.start(who)
 		select {
 		case r.started <- begun{who, w, err}:
 		case <-r.quit:

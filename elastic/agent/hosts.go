@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/agree"
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
@@ -52,7 +53,7 @@ type HostConfig struct {
 
 	// Command starts a worker, once its WorkerID is set, and Log opens the file for what it prints.
 	Command Command
-	Log     func(id int) (*os.File, error)
+	Log     func(id, incarnation int) (*os.File, error)
 
 	// Show returns what shows the run, and takes its output, while this host leads in a
 	// term. Several terms may overlap for a moment; the greatest counts.
@@ -99,7 +100,9 @@ type Host struct {
 
 // NewHost returns the agent for a valid configuration.
 func NewHost(c HostConfig) (*Host, error) {
-	if err := c.Run.Validate(); err != nil {
+	run := c.Run
+	run.Respawn = false // every host can start workers
+	if err := run.Validate(); err != nil {
 		return nil, err
 	}
 	return &Host{c: c, stops: make(chan Reason, 2)}, nil
@@ -141,27 +144,16 @@ func (h *Host) Serve(ctx context.Context) error {
 		return err
 	}
 	defer node.Close() // what is agreed is synced
-	workers := make(map[int]Worker)
-	defer func() {
-		for _, w := range workers {
-			w.Kill()
-		}
-		for _, w := range workers {
-			<-w.Exited()
-		}
-	}()
-	for _, id := range c.Hosts[c.Self].Workers {
-		if workers[id], err = startOne(c.Command, id, c.Log); err != nil {
-			delete(workers, id)
-			return &StartError{err}
-		}
+	r := newRelay(c, secure)
+	defer r.killAll()
+	if err := r.begin(); err != nil {
+		return err
 	}
 
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
-	r := newRelay(c, secure, workers)
 	r.elections = node
 	tasks.Go(func() { r.run(ctx) })
 	s := &seat{h: h, node: node, relay: r, again: make(chan *lead, 1)}
@@ -382,15 +374,33 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	cfg.RunDir = dir
 	cfg.View, cfg.Output = c.Show(l.term)
 	cfg = cfg.withDefaults(c.workers())
-	workers := make([]Worker, len(l.workers))
-	sess := newSession(cfg, len(workers))
+	first := len(l.workers)
+	if in != nil {
+		members := in.members()
+		for _, w := range l.workers {
+			w.fenced = !hasPart(members, plan.Worker{ID: plan.WorkerID(w.id)})
+		}
+		for _, w := range members {
+			if l.find(int(w.ID), w.Incarnation) == nil {
+				l.workers = append(l.workers, l.session(int(w.ID), w.Incarnation, max(c.host(w.Host), 0)))
+			}
+		}
+	}
+	sess := newSession(cfg, first)
+	sess.able = true
 	sess.term, sess.attempt, sess.leader = l.term, l.attempt, c.Hosts[c.Self].Name
 	sess.heir = in
+	var workers []Worker
 	for i, w := range l.workers {
-		workers[i] = w
+		workers = append(workers, w)
+		if i >= first {
+			sess.workers = append(sess.workers, worker{who: plan.Worker{ID: plan.WorkerID(w.id), Incarnation: w.life}, fresh: true})
+		}
 		sess.workers[i].who.Host = c.Hosts[w.host].Name
 	}
 	r := newRun(cfg, workers, sess)
+	r.start = l.start
+	l.back = func(host string) { r.post(hostBack{host}) }
 	r.agreement = &agreement{node: l.node, term: l.term, entries: make(chan proposal, 64)}
 	r.deposed = deposed
 	s.admit(ctx, l)
@@ -408,6 +418,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 // inherited is what a leader finds that comes after another one.
 type inherited struct {
 	orders  []elastic.Order // agreed, in their order
+	plan    plan.Plan       // live, as far as known
 	reasons []string
 	newest  agree.Plan
 	live    *elastic.Order // of the newest recovery
@@ -453,5 +464,6 @@ func parseAgreed(state agree.State) (*inherited, error) {
 		in.orders, in.reasons = append(in.orders, o), append(in.reasons, p.Reason)
 		in.newest = p
 	}
+	in.settle()
 	return in, nil
 }

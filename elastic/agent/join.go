@@ -2,6 +2,8 @@ package agent
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
@@ -24,7 +26,7 @@ const (
 func (s *session) add(now time.Time, e addAsked) []effect {
 	refusal := ""
 	switch {
-	case s.cfg.Start == nil:
+	case !s.able:
 		refusal = "this run has no worker processes"
 	case s.judged || s.state > training:
 		refusal = "the run is at its end"
@@ -44,7 +46,7 @@ func (s *session) add(now time.Time, e addAsked) []effect {
 	var effects []effect
 	var ids []int
 	for id := next; id < next+plan.WorkerID(e.n); id++ {
-		effects = append(effects, s.launch(now, id, fmt.Sprintf("worker %d is started", id))...)
+		effects = append(effects, s.launch(now, id, "", fmt.Sprintf("worker %d is started", id))...)
 		ids = append(ids, int(id))
 	}
 	e.answer(ids, "")
@@ -53,22 +55,37 @@ func (s *session) add(now time.Time, e addAsked) []effect {
 
 // replace starts a worker in the place of one that was lost, if that is wished for.
 func (s *session) replace(now time.Time, dead plan.Worker) []effect {
-	if !s.cfg.Respawn || s.cfg.Start == nil || s.judged || s.state != training || s.stop != "" || len(s.workers) >= maxWorkers {
+	if !s.cfg.Respawn || !s.able || s.judged || s.state != training || s.stop != "" || len(s.workers) >= maxWorkers {
 		return nil
 	}
 	if s.tries[dead.ID] >= maxTries {
 		return []effect{s.event(now, "note", fmt.Sprintf("worker %d is not started again: %d replacements have died before they had a part", dead.ID, maxTries))}
 	}
-	return s.launch(now, dead.ID, fmt.Sprintf("worker %d is started anew", dead.ID))
+	return s.launch(now, dead.ID, dead.Host, fmt.Sprintf("worker %d is started anew", dead.ID))
 }
 
-func (s *session) launch(now time.Time, id plan.WorkerID, reason string) []effect {
-	who := plan.Worker{ID: id, Incarnation: s.lives[id]}
+func (s *session) launch(now time.Time, id plan.WorkerID, host, reason string) []effect {
+	who := plan.Worker{ID: id, Incarnation: s.lives[id], Host: host}
+	delete(s.away, id)
 	s.lives[id]++
 	s.tries[id]++
 	e := s.event(now, "begin", reason)
 	e.e.Worker = int(id)
 	return []effect{e, beginWorker{who}}
+}
+
+// comeBack starts the workers anew that were lost with a host, now that it is back.
+func (s *session) comeBack(now time.Time, host string) []effect {
+	if s.judged || s.state != training || s.stop != "" || s.heir != nil {
+		return nil
+	}
+	var effects []effect
+	for _, id := range slices.Sorted(maps.Keys(s.away)) {
+		if s.away[id] == host && len(s.workers) < maxWorkers {
+			effects = append(effects, s.launch(now, id, host, fmt.Sprintf("%s is back: worker %d is started anew", host, id))...)
+		}
+	}
+	return effects
 }
 
 // started takes in a worker that was started.
@@ -122,7 +139,11 @@ func (s *session) fall(now time.Time, id int) []effect {
 		if w.status.OK() {
 			kind = "left"
 		}
-		effects = append(effects, s.about(now, id, kind, cause+", before it had a part"))
+		e := s.about(now, id, kind, cause+", before it had a part")
+		if !w.status.lost.IsZero() {
+			e.e.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
+		}
+		effects = append(effects, e)
 	}
 	effects = append(effects, s.row(id, "gone"), s.processes())
 	effects = append(effects, s.tell(now, elastic.Dead{Worker: w.who, Cause: cause, How: elastic.Reaped, Died: w.ended})...)

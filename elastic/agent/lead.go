@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/elastic/agree"
+	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 )
 
@@ -25,19 +26,22 @@ type lead struct {
 	fresh   bool         // nobody has led before
 	attempt uint64       // of ballots of this term that were given before
 	since   control.Lead // what hosts are told
-	workers []*remote    // by WorkerID
 	again   func()       // called when the leadership has to begin anew
 
-	mu    sync.Mutex
-	hosts []leadHost
+	back  func(host string) // called when a host is linked of which no worker is heard
 	tasks sync.WaitGroup
+
+	mu      sync.Mutex
+	hosts   []leadHost
+	workers []*remote // every session; of the first ones, by WorkerID
 }
 
 // leadHost is what a leader knows of a host.
 type leadHost struct {
-	conn    *control.Conn // nil while there is no link
-	heard   time.Time     // or since when there is no link
-	since   time.Time     // the same, as far as that was before this leadership
+	conn    *control.Conn           // nil while there is no link
+	out     *queue[control.Message] // of the link
+	heard   time.Time               // or since when there is no link
+	since   time.Time               // the same, as far as that was before this leadership
 	probing bool
 	told    bool // it has been linked once
 	lost    bool
@@ -47,6 +51,7 @@ type leadHost struct {
 type remote struct {
 	lead *lead
 	id   int
+	life int // incarnation
 	host int
 	in   *queue[control.Message]
 
@@ -73,10 +78,58 @@ func newLead(c *HostConfig, node *agree.Node, term uint64, r *relay) *lead {
 			for len(l.workers) <= id {
 				l.workers = append(l.workers, nil)
 			}
-			l.workers[id] = &remote{lead: l, id: id, host: i, in: newQueue[control.Message](), exited: make(chan struct{})}
+			l.workers[id] = l.session(id, 0, i)
 		}
 	}
 	return l
+}
+
+func (l *lead) session(id, life, host int) *remote {
+	return &remote{lead: l, id: id, life: life, host: host, in: newQueue[control.Message](), exited: make(chan struct{})}
+}
+
+// find returns a session, nil for none. l.mu is held.
+func (l *lead) find(id, life int) *remote {
+	for _, w := range l.workers {
+		if w.id == id && w.life == life {
+			return w
+		}
+	}
+	return nil
+}
+
+// start has a worker started on its host, or on the host with the fewest workers where that one is
+// away or none is named.
+func (l *lead) start(who plan.Worker) (Worker, plan.Worker, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	load := make([]int, len(l.hosts))
+	for _, w := range l.workers {
+		select {
+		case <-w.exited:
+		default:
+			load[w.host]++
+		}
+	}
+	best := -1
+	for i := range l.hosts {
+		switch {
+		case l.hosts[i].out == nil || l.hosts[i].lost:
+		case l.c.Hosts[i].Name == who.Host:
+			load[i], best = -1, i
+		case best < 0 || load[i] < load[best]:
+			best = i
+		}
+	}
+	if best < 0 {
+		return nil, who, errors.New("no host is there")
+	}
+	who.Host = l.c.Hosts[best].Name
+	w := l.session(int(who.ID), who.Incarnation, best)
+	w.out = l.hosts[best].out
+	l.workers = append(l.workers, w)
+	w.out.put(control.Begin{Worker: w.id, Incarnation: w.life})
+	return w, who, nil
 }
 
 // Connect implements [Worker]; there are no bytes to read here.
@@ -88,7 +141,9 @@ func (w *remote) Status() Status          { return w.status }
 func (w *remote) Program() string         { return "" }
 func (w *remote) LastOutput() string      { return w.last }
 
-func (w *remote) Kill() { w.put(control.Kill{Worker: w.id}) }
+func (w *remote) Kill() { w.put(w.kill()) }
+
+func (w *remote) kill() control.Kill { return control.Kill{Worker: w.id, Incarnation: w.life} }
 
 // put sends to the worker's agent. Without a link there is nobody to hear it; another link
 // begins with what is to be known.
@@ -110,7 +165,7 @@ type conversation interface {
 func (w *remote) Send(m control.Message) error {
 	body, err := control.Marshal(m)
 	if err == nil {
-		w.put(control.Relayed{Worker: w.id, Message: body})
+		w.put(control.Relayed{Worker: w.id, Incarnation: w.life, Message: body})
 	}
 	return err
 }
@@ -141,7 +196,7 @@ func (w *remote) fence() {
 	defer w.lead.mu.Unlock()
 	w.fenced = true
 	if w.out != nil {
-		w.out.put(control.Kill{Worker: w.id})
+		w.out.put(w.kill())
 	}
 }
 
@@ -159,17 +214,24 @@ func (l *lead) link(ctx context.Context, conn *control.Conn, host int) {
 		l.again()
 		return
 	}
-	h.conn, h.heard, h.told = conn, time.Now(), true
+	was := h.lost
+	h.conn, h.out, h.heard, h.told, h.lost = conn, q, time.Now(), true, false
 	h.since = time.Time{}
+	absent := true
 	for _, w := range l.workers {
 		if w.host == host {
 			w.out = q
-			if w.fenced || h.lost {
-				q.put(control.Kill{Worker: w.id})
+			if w.fenced || was {
+				q.put(w.kill())
+			} else {
+				absent = false
 			}
 		}
 	}
 	l.mu.Unlock()
+	if absent {
+		l.tasks.Go(func() { l.back(l.c.Hosts[host].Name) })
+	}
 
 	ctx, cancel := context.WithCancel(ctx)
 	var others sync.WaitGroup
@@ -205,7 +267,7 @@ func (l *lead) link(ctx context.Context, conn *control.Conn, host int) {
 	_ = conn.Close()
 	l.mu.Lock()
 	if h.conn == conn {
-		h.conn, h.heard = nil, time.Now()
+		h.conn, h.out, h.heard = nil, nil, time.Now()
 	}
 	for _, w := range l.workers {
 		if w.out == q {
@@ -222,24 +284,34 @@ func (l *lead) hear(host int, m control.Message) error {
 	l.hosts[host].heard = time.Now()
 	lost := l.hosts[host].lost
 	l.mu.Unlock()
-	id := -1
+	id, life := -1, 0
 	switch m := m.(type) {
 	case control.Beat, control.Told:
 		return nil
 	case control.Relayed:
-		id = m.Worker
+		id, life = m.Worker, m.Incarnation
 	case control.Closed:
-		id = m.Worker
+		id, life = m.Worker, m.Incarnation
 	case control.Exited:
-		id = m.Worker
+		id, life = m.Worker, m.Incarnation
 	}
-	if id < 0 || id >= len(l.workers) || l.workers[id] == nil || l.workers[id].host != host {
+	if id < 0 {
 		return fmt.Errorf("agent: host %d sent %T", host, m)
 	}
 	if lost {
 		return nil // the run goes on without
 	}
-	w := l.workers[id]
+	l.mu.Lock()
+	w := l.find(id, life)
+	if w == nil || w.host != host {
+		// It was to join under another leader, and has no part.
+		if _, over := m.(control.Exited); !over && l.hosts[host].out != nil {
+			l.hosts[host].out.put(control.Kill{Worker: id, Incarnation: life})
+		}
+		l.mu.Unlock()
+		return nil
+	}
+	l.mu.Unlock()
 	switch m := m.(type) {
 	case control.Relayed:
 		said, err := control.Unmarshal(m.Message)

@@ -131,6 +131,7 @@ func (s *session) death(id int) error {
 func (s *session) die(now time.Time, id int) []effect {
 	w := &s.workers[id]
 	w.gone = true
+	s.pace.forget(w.who.ID)
 	s.forget()
 	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
 		left := fmt.Sprintf("worker %d has left", w.who.ID)
@@ -166,7 +167,11 @@ func (s *session) die(now time.Time, id int) []effect {
 	if how == "" {
 		how = "lost"
 	}
-	effects := []effect{s.about(now, id, "lost", cause)}
+	lost := s.about(now, id, "lost", cause)
+	if !w.status.lost.IsZero() {
+		lost.e.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
+	}
+	effects := []effect{lost}
 	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
 	if s.judged {

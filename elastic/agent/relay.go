@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -28,6 +29,7 @@ type relay struct {
 	stood time.Time // when this node stood for election last; of run
 
 	mu      sync.Mutex
+	ctx     context.Context // of run
 	locals  []*local
 	leader  agree.Leadership
 	end     context.CancelFunc      // of the link to the leader of the moment
@@ -41,6 +43,7 @@ type relay struct {
 // local is a worker of this host.
 type local struct {
 	id     int
+	life   int // incarnation
 	worker Worker
 	to     *queue[control.Message]
 
@@ -52,6 +55,8 @@ type local struct {
 
 	// What a worker hears once.
 	started, stopped, released bool
+
+	unwanted bool // it is to be killed as soon as it is started
 }
 
 // reported is a step that a worker has reported. Plan and step grow together, as pairs.
@@ -65,12 +70,83 @@ type reported struct {
 // do not commit for longer than the budget of detection.
 const maxReported = 1 << 14
 
-func newRelay(c *HostConfig, t *tls.Config, workers map[int]Worker) *relay {
-	r := &relay{c: c, tls: t, news: make(chan struct{}, 1), broke: make(map[int]time.Time)}
-	for _, id := range c.Hosts[c.Self].Workers {
-		r.locals = append(r.locals, &local{id: id, worker: workers[id], to: newQueue[control.Message]()})
+func newRelay(c *HostConfig, t *tls.Config) *relay {
+	return &relay{c: c, tls: t, news: make(chan struct{}, 1), broke: make(map[int]time.Time)}
+}
+
+// start starts a worker of this host.
+func (r *relay) start(id, life int) (*local, error) {
+	command := r.c.Command
+	command.Incarnation = life
+	w, err := startOne(command, id, func(id int) (*os.File, error) { return r.c.Log(id, life) })
+	if err != nil {
+		return nil, err
 	}
-	return r
+	return &local{id: id, life: life, worker: w, to: newQueue[control.Message]()}, nil
+}
+
+// begin starts the first workers.
+func (r *relay) begin() error {
+	for _, id := range r.c.Hosts[r.c.Self].Workers {
+		l, err := r.start(id, 0)
+		if err != nil {
+			return &StartError{err}
+		}
+		r.locals = append(r.locals, l)
+	}
+	return nil
+}
+
+// killAll ends all workers, after run.
+func (r *relay) killAll() {
+	for _, l := range r.locals {
+		if l.worker != nil {
+			l.worker.Kill()
+		}
+	}
+	for _, l := range r.locals {
+		if l.worker != nil {
+			end(l.worker)
+		}
+	}
+}
+
+// join starts a worker that joins; r.mu is held. It runs in a goroutine of its own, as starting
+// takes time; of one that cannot be started there is only its end.
+func (r *relay) join(ctx context.Context, id, life int) {
+	if r.find(id, life) != nil || len(r.locals) >= maxWorkers {
+		return // another leader wanted it, too
+	}
+	l := &local{id: id, life: life, to: newQueue[control.Message]()}
+	r.locals = append(r.locals, l)
+	r.working.Go(func() {
+		begun, err := r.start(id, life)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if err != nil {
+			l.closed, l.exit = true, &control.Exited{Worker: id, Incarnation: life, Code: 1, Text: "cannot be started: " + oneLine(err.Error())}
+			r.tell(control.Closed{Worker: id, Incarnation: life})
+			r.tell(*l.exit)
+			return
+		}
+		if l.worker = begun.worker; l.unwanted {
+			l.worker.Kill()
+		}
+		r.attend(ctx, l)
+	})
+}
+
+func (r *relay) attend(ctx context.Context, l *local) {
+	r.working.Go(func() { r.listen(ctx, l) })
+	r.working.Go(func() { r.awaitExit(ctx, l) })
+}
+
+func (r *relay) find(id, life int) *local {
+	i := slices.IndexFunc(r.locals, func(l *local) bool { return l.id == id && l.life == life })
+	if i < 0 {
+		return nil
+	}
+	return r.locals[i]
 }
 
 // follow takes in who leads.
@@ -89,10 +165,12 @@ func (r *relay) follow(l agree.Leadership) {
 
 // run serves workers and leaders until ctx ends.
 func (r *relay) run(ctx context.Context) {
+	r.mu.Lock()
+	r.ctx = ctx
 	for _, l := range r.locals {
-		r.working.Go(func() { r.listen(ctx, l) })
-		r.working.Go(func() { r.awaitExit(ctx, l) })
+		r.attend(ctx, l)
 	}
+	r.mu.Unlock()
 	r.working.Go(func() { r.beat(ctx) })
 	defer r.working.Wait()
 	retry := time.NewTimer(0)
@@ -189,7 +267,7 @@ func (r *relay) listen(ctx context.Context, l *local) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l.closed = true
-	r.tell(control.Closed{Worker: l.id})
+	r.tell(control.Closed{Worker: l.id, Incarnation: l.life})
 }
 
 func (r *relay) awaitExit(ctx context.Context, l *local) {
@@ -201,7 +279,7 @@ func (r *relay) awaitExit(ctx context.Context, l *local) {
 	s := l.worker.Status()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.exit = &control.Exited{Worker: l.id, Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: l.worker.LastOutput()}
+	l.exit = &control.Exited{Worker: l.id, Incarnation: l.life, Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: l.worker.LastOutput()}
 	r.tell(*l.exit)
 }
 
@@ -247,7 +325,7 @@ func (r *relay) pass(l *local, m control.Message) {
 	case control.Leave:
 		l.leave = body
 	}
-	r.tell(control.Relayed{Worker: l.id, Message: body})
+	r.tell(control.Relayed{Worker: l.id, Incarnation: l.life, Message: body})
 }
 
 // tell sends to the leader, if there is one; r.mu is held.
@@ -262,7 +340,7 @@ func (r *relay) account(q *queue[control.Message], since control.Lead) {
 	for _, l := range r.locals {
 		say := func(body []byte) {
 			if body != nil {
-				q.put(control.Relayed{Worker: l.id, Message: body})
+				q.put(control.Relayed{Worker: l.id, Incarnation: l.life, Message: body})
 			}
 		}
 		say(l.hello)
@@ -282,7 +360,7 @@ func (r *relay) account(q *queue[control.Message], since control.Lead) {
 		say(l.leave)
 		say(l.failed)
 		if l.closed {
-			q.put(control.Closed{Worker: l.id})
+			q.put(control.Closed{Worker: l.id, Incarnation: l.life})
 		}
 		if l.exit != nil {
 			q.put(*l.exit)
@@ -372,21 +450,20 @@ func (r *relay) hear(m control.Message) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.heard = time.Now()
-	find := func(id int) *local {
-		i := slices.IndexFunc(r.locals, func(l *local) bool { return l.id == id })
-		if i < 0 {
-			return nil
-		}
-		return r.locals[i]
-	}
 	switch m := m.(type) {
 	case control.Beat:
 	case control.Kill:
-		if l := find(m.Worker); l != nil {
+		switch l := r.find(m.Worker, m.Incarnation); {
+		case l == nil:
+		case l.worker == nil:
+			l.unwanted = true
+		default:
 			l.worker.Kill()
 		}
+	case control.Begin:
+		r.join(r.ctx, m.Worker, m.Incarnation)
 	case control.Relayed:
-		l := find(m.Worker)
+		l := r.find(m.Worker, m.Incarnation)
 		if l == nil {
 			return fmt.Errorf("agent: the leader speaks to worker %d, which is elsewhere", m.Worker)
 		}

@@ -50,10 +50,15 @@ type session struct {
 	leader        string
 	heir          *inherited
 	tookOver      bool
-	later         []event // for the time after the take-over
+	able          bool                     // workers can be started while the run goes on
+	away          map[plan.WorkerID]string // who was lost with a host, and comes back with it
+	begun         int                      // workers that others before this session have had started
+	ahead         []received               // steps that others have to tell of first
+	later         []event                  // for the time after the take-over
 
-	noted     plan.Version         // of the newest line of plans.jsonl
-	starting  []effect             // when the first plan is agreed
+	noted     plan.Version // of the newest line of plans.jsonl
+	starting  []effect     // when the first plan is agreed
+	pace      pacing
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -168,6 +173,7 @@ type (
 		who plan.Worker
 		err error // it was not, and has no place in session.workers
 	}
+	hostBack   struct{ host string } // of which no worker is in the run
 	stopAsked  struct{ reason Reason }
 	helloLate  struct{}
 	reapLate   struct{ worker int } // a second after kill or awaitExit
@@ -234,7 +240,7 @@ func newSession(cfg Config, workers int) *session {
 	s := &session{
 		cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1,
 		known: make(map[uint64]plan.Plan), timers: make(map[elastic.Timer]timer),
-		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int),
+		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int), away: make(map[plan.WorkerID]string), able: cfg.Start != nil,
 	}
 	for i := range s.workers {
 		id := plan.WorkerID(i)
@@ -301,6 +307,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.add(now, e)
 	case workerStarted:
 		return s.started(now, e)
+	case hostBack:
+		return s.comeBack(now, e.host)
 	case harmed:
 		if e.worker < 0 {
 			e.worker = s.newest(plan.WorkerID(e.id))
@@ -403,11 +411,11 @@ func (s *session) ended(now time.Time, id int) []effect {
 	return s.judge(now, s.death(id))
 }
 
-// watch looks for workers that are silent. due is when it was to look: who comes late was
-// itself kept from listening, and begins anew.
 // startPatience multiplies the silence that is borne before training.
 const startPatience = 10
 
+// watch looks for workers that are silent. due is when it was to look: who comes late was
+// itself kept from listening, and begins anew.
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
 	limit := s.cfg.silence()
@@ -473,7 +481,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		return nil
 
 	case control.Beat:
-		return nil
+		return s.paced(now, id, m)
 
 	case control.Failed:
 		return s.failed(now, id, m)
@@ -626,6 +634,7 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
+	s.job.MinWorkers, s.job.Detect, s.job.Respawn, s.job.NoDigests = s.cfg.MinWorkers, s.cfg.Detect.String(), s.cfg.Respawn, s.cfg.NoDigests
 	if s.cfg.Args != nil {
 		s.job.Args = s.cfg.Args
 	}
@@ -736,6 +745,10 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		m.Plan = uint64(s.plan.Version.N)
 	}
 	under, ok := s.known[m.Plan]
+	if w.fresh && w.inherited && ok && m.Step > s.last.Step+1 && len(s.ahead) < maxLead {
+		s.ahead = append(s.ahead, received{id, m})
+		return nil
+	}
 	if ok && w.inherited && under.Version.Compare(s.restart.version) >= 0 {
 		// What it told before, the leader before has in the books.
 		w.inherited = false
@@ -793,7 +806,14 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	return append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
+	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
+		if s.ahead = nil; !s.judged {
+			e := ahead[0]
+			effects = append(effects, s.message(now, e.worker, e.m)...)
+		}
+	}
+	return effects
 }
 
 // forget drops the steps that all have reported who are to.
@@ -822,7 +842,7 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	if s.stop == "" && s.tookOver {
 		s.stop = Reason(m.StoppedBy) // the leader before was asked
 	}
-	if m.Steps != w.last.Step && !w.fresh || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
+	if m.Steps != w.last.Step && !w.fresh && !w.inherited || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != s.stop {
 		return s.judge(now, &ProtocolError{s.id(id), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.place())})
 	}
 	if !finite(m.Loss) || m.ValLoss != nil && !finite(*m.ValLoss) {
@@ -992,7 +1012,9 @@ func (s *session) judge(now time.Time, err error) []effect {
 			e := s.event(now, "failed", err.Error())
 			if id, cause := culprit(err); id >= 0 {
 				e.e.Worker = id
-				effects = append(effects, s.row(s.newest(plan.WorkerID(id)), cause))
+				if place := s.newest(plan.WorkerID(id)); place >= 0 {
+					effects = append(effects, s.row(place, cause))
+				}
 			}
 			effects = append(effects, e, writeSummary{sum}, show{view.End{Summary: sum}})
 		}
@@ -1015,7 +1037,7 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: s.last.Step, Loss: s.last.Loss, ValLoss: s.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(now.Sub(s.start).Milliseconds()) / 1000,
-		WorkersStarted: len(s.workers), WorkersLost: s.losses, WorkersJoined: s.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
+		WorkersStarted: len(s.workers) + s.begun, WorkersLost: s.losses, WorkersJoined: s.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
 		Recoveries: append([]rundir.Recovery{}, s.recovered...), Rollbacks: s.rollbacks,
 	}
 	for id := range s.workers {

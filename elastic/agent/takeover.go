@@ -26,11 +26,12 @@ func (s *session) began(now time.Time) []effect {
 	var effects []effect
 	s.inheritPlans()
 	for id := range s.workers {
-		if w := &s.workers[id]; !s.takesPart(id) {
+		w := &s.workers[id]
+		if !hasPart(s.heir.members(), w.who) {
 			w.gone, w.exited, w.closed = true, true, true
 			effects = append(effects, fence{id})
 		} else {
-			w.inherited = true
+			w.inherited, w.joins = true, !hasPart(s.plan.Workers, w.who)
 		}
 	}
 	return append(effects, s.complete(now)...)
@@ -40,36 +41,45 @@ func (s *session) began(now time.Time) []effect {
 // a boundary plan that another one followed. The last boundary plan may be live.
 func (s *session) inheritPlans() {
 	in := s.heir
-	s.plan = in.orders[0].Plan
-	for i := range in.orders {
-		o := &in.orders[i]
+	in.settle()
+	s.plan = in.plan
+	for _, o := range in.orders {
 		s.known[uint64(o.Plan.Version.N)] = o.Plan
-		switch {
-		case i == 0 && o.Ballot == elastic.Ballot{}:
-		case o.Ballot == elastic.Ballot{}:
-			if in.coming != nil {
-				s.plan = in.coming.Plan
-			}
-			in.coming = o
-		default:
-			s.plan, in.live, in.coming = o.Plan, o, nil
-		}
 		if o.Restart {
 			s.restart = restart{o.Plan.Version, o.Passed.Step}
 		}
 	}
 }
 
-// takesPart reports whether a worker is in the run's plan, or in one that may be.
-func (s *session) takesPart(id int) bool {
-	if _, ok := s.plan.Worker(plan.WorkerID(id)); ok {
-		return true
+// settle finds out which plan is live, and which one may be.
+func (in *inherited) settle() {
+	in.plan, in.live, in.coming = in.orders[0].Plan, nil, nil
+	for i := range in.orders {
+		switch o := &in.orders[i]; {
+		case i == 0 && o.Ballot == elastic.Ballot{}:
+		case o.Ballot == elastic.Ballot{}:
+			if in.coming != nil {
+				in.plan = in.coming.Plan
+			}
+			in.coming = o
+		default:
+			in.plan, in.live, in.coming = o.Plan, o, nil
+		}
 	}
-	if s.heir.coming == nil {
-		return false
+}
+
+// members are the workers that have a part in the run, or may have.
+func (in *inherited) members() []plan.Worker {
+	all := slices.Clone(in.plan.Workers)
+	if in.coming != nil {
+		all = append(all, in.coming.Plan.Workers...)
 	}
-	_, ok := s.heir.coming.Plan.Worker(plan.WorkerID(id))
-	return ok
+	return all
+}
+
+// hasPart reports whether a session is in a plan.
+func hasPart(all []plan.Worker, w plan.Worker) bool {
+	return slices.ContainsFunc(all, func(x plan.Worker) bool { return x.ID == w.ID && x.Incarnation == w.Incarnation })
 }
 
 // assemble takes in what happens before the run is taken over.
@@ -142,7 +152,16 @@ func (s *session) takeOver(now time.Time) []effect {
 	s.heir, s.tookOver = nil, true
 	h := &in.history
 	s.job, s.start = h.Job, h.Job.Started
-	s.recovered, s.losses, s.rollbacks, s.val = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss
+	s.recovered, s.losses, s.rollbacks, s.val, s.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
+	begun := 0
+	for id, n := range h.Begun {
+		s.lives[plan.WorkerID(id)] += n
+		begun += n
+	}
+	s.begun = len(in.orders[0].Plan.Workers) + begun - len(s.workers)
+	for id, host := range h.Away {
+		s.away[plan.WorkerID(id)] = host
+	}
 	s.total.tokens, s.total.ms = h.Tokens, h.MS
 	s.last = rundir.Metrics{Step: s.restart.step}
 	if h.Last != nil && h.Last.Plan >= uint64(s.restart.version.N) {
@@ -208,7 +227,11 @@ func (s *session) takeOver(now time.Time) []effect {
 		w.own = share(&s.plan, w.who)
 		if w.state == prepared {
 			w.state, w.heard = training, now
-			effects = append(effects, sendMessage{id, start}) // who has begun does not hear it
+			if hasPart(in.orders[0].Plan.Workers, w.who) {
+				effects = append(effects, sendMessage{id, start}) // who has begun does not hear it
+			} else {
+				effects = append(effects, sendMessage{id, s.startMessage()})
+			}
 		}
 	}
 	for _, e := range s.later {
@@ -222,6 +245,12 @@ func (s *session) takeOver(now time.Time) []effect {
 	}
 	if !s.judged && !s.ctl.Busy() {
 		effects = append(effects, s.tell(now, elastic.Led{Term: s.term})...)
+	}
+	for _, id := range h.Joining {
+		// It was to join, and the leader that knew how far it was is gone.
+		if !s.judged && s.stop == "" && !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && int(w.who.ID) == id }) {
+			effects = append(effects, s.launch(now, plan.WorkerID(id), "", fmt.Sprintf("worker %d is started anew, as another agent leads", id))...)
+		}
 	}
 	return effects
 }

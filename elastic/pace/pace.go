@@ -32,8 +32,6 @@ const (
 	history = 40
 	// drift is how much of each small deviation becomes the past.
 	drift = 0.02
-	// catchUp multiplies drift where a worker is faster than before.
-	catchUp = 5
 
 	// linkBusy is the part of the time in which a slow link is busy at least.
 	linkBusy = 0.2
@@ -45,7 +43,7 @@ const (
 type Sample struct {
 	Worker plan.WorkerID
 	Step   int
-	Layers []LayerTime
+	Layers []plan.LayerTime
 	Links  []Sent
 }
 
@@ -55,24 +53,6 @@ type Sent struct {
 	Bytes int64
 	Busy  float64       // part of the time in which the link was busy
 	Took  time.Duration // how long that was
-}
-
-// LayerTime is how long the passes of one micro-batch through a layer take a worker.
-type LayerTime struct {
-	Layer             int
-	Forward, Backward time.Duration
-}
-
-// LinkTime is what a slow link carries.
-type LinkTime struct {
-	To        plan.WorkerID
-	Bandwidth float64 // bytes per second
-}
-
-// Times are what plans are to be made with.
-type Times struct {
-	Layers []LayerTime // by their numbers
-	Links  []LinkTime  // slow ones, by the other end
 }
 
 // Kind says what a verdict is about.
@@ -112,9 +92,9 @@ type worker struct {
 }
 
 type layer struct {
-	first []LayerTime // before there is a past
-	past  LayerTime   // at the worker's own full speed; 0 before
-	now   LayerTime
+	first []plan.LayerTime // before there is a past
+	past  plan.LayerTime   // at the worker's own full speed; 0 before
+	now   plan.LayerTime
 }
 
 type link struct {
@@ -125,7 +105,7 @@ type link struct {
 	sum       float64
 }
 
-func whole(t LayerTime) float64 { return float64(t.Forward + t.Backward) }
+func whole(t plan.LayerTime) float64 { return float64(t.Forward + t.Backward) }
 
 // Forget drops a worker, whose next sample is the first of another life.
 func (d *Detector) Forget(w plan.WorkerID) {
@@ -163,7 +143,7 @@ func (d *Detector) Observe(s Sample) []Verdict {
 	return verdicts
 }
 
-func (d *Detector) judge(id plan.WorkerID, w *worker, times []LayerTime) (Verdict, bool) {
+func (d *Detector) judge(id plan.WorkerID, w *worker, times []plan.LayerTime) (Verdict, bool) {
 	if w.layers == nil {
 		w.layers = make(map[int]*layer)
 	}
@@ -219,9 +199,6 @@ func (d *Detector) judge(id plan.WorkerID, w *worker, times []LayerTime) (Verdic
 			for _, l := range w.layers {
 				if whole(l.past) > 0 {
 					off := max(-limit, min(limit, whole(l.now)/whole(l.past)-1))
-					if off < 0 {
-						off *= catchUp // what was measured first may have been disturbed
-					}
 					l.past = scaled(l.past, 1+drift*off)
 				}
 			}
@@ -315,7 +292,7 @@ func (d *Detector) judgeLink(from plan.WorkerID, s Sent) (Verdict, bool) {
 // Times returns what plans are to be made with: times that change only where a
 // verdict changes, and that are the same for workers that are about equally fast.
 // settled says that a worker's are known.
-func (d *Detector) Times(id plan.WorkerID) (t Times, settled bool) {
+func (d *Detector) Times(id plan.WorkerID) (t plan.Times, settled bool) {
 	w := d.workers[id]
 	if w == nil || len(w.layers) == 0 {
 		return t, false
@@ -330,7 +307,7 @@ func (d *Detector) Times(id plan.WorkerID) (t Times, settled bool) {
 	slices.Sort(numbers)
 	for _, l := range numbers {
 		own := w.layers[l].past
-		var peers []LayerTime
+		var peers []plan.LayerTime
 		for _, o := range d.workers {
 			if ol := o.layers[l]; ol != nil && whole(ol.past) > 0 {
 				peers = append(peers, ol.past)
@@ -345,22 +322,22 @@ func (d *Detector) Times(id plan.WorkerID) (t Times, settled bool) {
 	}
 	for k, l := range d.links {
 		if k[0] == id && l.slow {
-			t.Links = append(t.Links, LinkTime{To: k[1], Bandwidth: l.bandwidth})
+			t.Links = append(t.Links, plan.LinkTime{To: k[1], Bandwidth: l.bandwidth})
 		}
 	}
-	slices.SortFunc(t.Links, func(a, b LinkTime) int { return int(a.To - b.To) })
+	slices.SortFunc(t.Links, func(a, b plan.LinkTime) int { return int(a.To - b.To) })
 	return t, true
 }
 
-func scaled(t LayerTime, k float64) LayerTime {
+func scaled(t plan.LayerTime, k float64) plan.LayerTime {
 	t.Forward, t.Backward = time.Duration(float64(t.Forward)*k), time.Duration(float64(t.Backward)*k)
 	return t
 }
 
 // medianTime returns the time of the median whole.
-func medianTime(all []LayerTime) LayerTime {
+func medianTime(all []plan.LayerTime) plan.LayerTime {
 	sorted := slices.Clone(all)
-	slices.SortFunc(sorted, func(a, b LayerTime) int { return int(a.Forward + a.Backward - b.Forward - b.Backward) })
+	slices.SortFunc(sorted, func(a, b plan.LayerTime) int { return int(a.Forward + a.Backward - b.Forward - b.Backward) })
 	return sorted[(len(sorted)-1)/2]
 }
 

@@ -40,7 +40,7 @@ func (s *series) run(steps int) {
 			all := math.Exp(s.noise*s.rand.NormFloat64()) * s.load / s.speed[w]
 			for l := range 2 {
 				took := time.Duration(all * float64(l+1) * float64(ms))
-				sample.Layers = append(sample.Layers, LayerTime{w/2*2 + l, took, 2 * took})
+				sample.Layers = append(sample.Layers, plan.LayerTime{Layer: w/2*2 + l, Forward: took, Backward: 2 * took})
 			}
 			for _, v := range s.d.Observe(sample) {
 				s.got, s.at = append(s.got, v), append(s.at, s.step)
@@ -143,7 +143,7 @@ func TestNewLayers(t *testing.T) {
 		s.step++
 		for w := range s.speed {
 			took := time.Duration(float64(ms) / s.speed[w])
-			s.got = append(s.got, s.d.Observe(Sample{Worker: plan.WorkerID(w), Step: s.step, Layers: []LayerTime{{7, took, took}}})...)
+			s.got = append(s.got, s.d.Observe(Sample{Worker: plan.WorkerID(w), Step: s.step, Layers: []plan.LayerTime{{Layer: 7, Forward: took, Backward: took}}})...)
 		}
 	}
 	for range 20 {
@@ -156,7 +156,7 @@ func TestNewLayers(t *testing.T) {
 	if len(s.got) != 2 || s.got[1].Slow() {
 		t.Errorf("verdicts %+v", s.got)
 	}
-	if times, ok := s.d.Times(0); !ok || len(times.Layers) != 1 || times.Layers[0] != (LayerTime{7, ms, ms}) {
+	if times, ok := s.d.Times(0); !ok || len(times.Layers) != 1 || times.Layers[0] != (plan.LayerTime{Layer: 7, Forward: ms, Backward: ms}) {
 		t.Errorf("times %+v", times)
 	}
 }

@@ -6,39 +6,31 @@ import (
 	"slices"
 )
 
-// boundary makes the plan for [Leave], [Protect] and [Join]. It is made twice
+// boundary makes a plan between two steps: arrange fills it in. It is made twice
 // if some of its transfers may be done already: as if nothing were done, so
 // that the plan stays what it was, and once more to use what is there. The
 // second one counts only if it needs less.
-func boundary(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
+func boundary(current Plan, v View, prof Profile, e Event, arrange func(*draft) (string, error)) (Plan, Reason, error) {
 	if len(prof.Layers) != current.Layers() {
 		return Plan{}, "", fmt.Errorf("plan: a profile of %s for a plan of %d", count(len(prof.Layers), "layer"), current.Layers())
 	}
-	p, reason, err := change(&current, &v, prof, e, nil)
+	p, reason, err := change(&current, &v, prof, e, nil, arrange)
 	if len(v.Held) == 0 {
 		return p, reason, err
 	}
-	q, other, heldErr := change(&current, &v, prof, e, v.Held)
+	q, other, heldErr := change(&current, &v, prof, e, v.Held, arrange)
 	if heldErr == nil && (err != nil || cost(Needs(&current, &q, v)) < cost(Needs(&current, &p, v))) {
 		return q, other, nil
 	}
 	return p, reason, err
 }
 
-func change(current *Plan, v *View, prof Profile, e Event, held []Holding) (Plan, Reason, error) {
+func change(current *Plan, v *View, prof Profile, e Event, held []Holding, arrange func(*draft) (string, error)) (Plan, Reason, error) {
 	d, err := newDraft(current, v, prof, e, held)
 	if err != nil {
 		return Plan{}, "", err
 	}
-	var reason string
-	switch e.Kind {
-	case Leave:
-		reason, err = d.leave(e)
-	case Protect:
-		reason, err = d.protect(e)
-	default:
-		reason, err = d.join(e)
-	}
+	reason, err := arrange(d)
 	if err != nil {
 		return Plan{}, "", err
 	}
@@ -234,11 +226,15 @@ func (d *draft) dropMirror(s *Shard, w WorkerID) {
 	}
 }
 
-// flow routes the micro-batches over the stages' workers. Who serves several
-// stages and has nothing to do in one of them leaves it.
+// flow routes the micro-batches over the stages' workers.
 func (d *draft) flow() {
-	micros := d.current.Micros()
-	d.route(&d.prof, micros)
+	d.route(&d.prof, d.current.Micros())
+	d.prune()
+}
+
+// prune lets those who serve several stages leave the ones in which they have nothing to
+// do.
+func (d *draft) prune() {
 	serves := make([]int, len(d.Workers))
 	for _, st := range d.Stages {
 		for _, w := range st.Workers {

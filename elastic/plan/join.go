@@ -116,14 +116,10 @@ type estate struct {
 // excess returns what a worker owns above its fair share.
 func (e *estate) excess(w int) int { return e.owned[w] - e.fair[w] }
 
-// handOver makes the new workers of a stage owners of their fair share of its
-// parameters, and returns how many these are.
-func (d *draft) handOver(stage int, fresh []WorkerID) (moved int) {
+// estate returns who owns what of a stage, and what would be fair: the same for all its
+// workers, less for those that serve others, too, and nothing for those of other stages.
+func (d *draft) estate(stage int) *estate {
 	st := &d.Stages[stage]
-	taking := keep(st.Workers, func(w WorkerID) bool { return slices.Contains(fresh, w) })
-	if len(taking) == 0 {
-		return 0
-	}
 	n := len(d.Workers)
 	e := &estate{d, make([][]int, n), make([]int, n), make([]int, n), nil}
 	sum := 0
@@ -144,8 +140,23 @@ func (d *draft) handOver(stage int, fresh []WorkerID) (moved int) {
 	for r, w := range st.Workers {
 		e.fair[d.index[w]] = int(float64(sum) * weights[r] / all)
 	}
+	return e
+}
+
+// wholeShard lets takePart move any shard that is not split.
+const wholeShard = kernel.Block
+
+// handOver makes the new workers of a stage owners of their fair share of its
+// parameters, and returns how many these are.
+func (d *draft) handOver(stage int, fresh []WorkerID) (moved int) {
+	st := &d.Stages[stage]
+	taking := keep(st.Workers, func(w WorkerID) bool { return slices.Contains(fresh, w) })
+	if len(taking) == 0 {
+		return 0
+	}
+	e := d.estate(stage)
 	for v, w := range d.Workers {
-		if d.stays[w.ID] && len(e.shards[v]) > 0 {
+		if d.stays[w.ID] && len(e.shards[v]) > 0 && !slices.Contains(taking, w.ID) {
 			e.givers = append(e.givers, v)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 )
 
@@ -11,8 +12,8 @@ import (
 // zero Plan for [Start]. The same arguments give the same plan, which is valid.
 //
 // [Lost] gives an in-step plan. [Leave], [Protect] and [Join] give boundary
-// plans that keep the borders of layers; before one goes live all that [Needs]
-// lists has to be done. They may be made again for a newer current plan while
+// plans that keep the borders of layers, and [Rebalance] one that may change them and
+// the stages of workers; before one goes live all that [Needs] lists has to be done. They may be made again for a newer current plan while
 // transfers are under way: with View.Held the plan is the same as without, or
 // one that needs less.
 //
@@ -27,8 +28,14 @@ func Next(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 		return start(v, prof, e)
 	case Lost:
 		return lost(current, v, prof, e)
-	case Leave, Protect, Join:
-		return boundary(current, v, prof, e)
+	case Leave:
+		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.leave(e) })
+	case Protect:
+		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.protect(e) })
+	case Join:
+		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.join(e) })
+	case Rebalance:
+		return rebalance(current, v, prof, e)
 	default:
 		return Plan{}, "", fmt.Errorf("plan: event kind %d is not known", e.Kind)
 	}
@@ -59,7 +66,7 @@ func start(v View, prof Profile, e Event) (Plan, Reason, error) {
 // stages let every rank talk to one rank of the next stage and need fewer sums
 // of gradients, which is worth a little time, and more than a guess.
 func (p *Plan) arrange(prof *Profile, stages, micros int, guess bool) {
-	p.Stages = staffed(prof, p.Workers, deal(prof.Layers, stages, len(p.Workers), micros), micros)
+	p.Stages = staffed(prof, p.Workers, deal(prof.Layers, stages, len(p.Workers), micros, math.MaxInt), micros)
 	p.route(prof, micros)
 	if len(p.Workers)%stages != 0 {
 		return

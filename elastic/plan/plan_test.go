@@ -171,8 +171,8 @@ func TestDealAgainstOracle(t *testing.T) {
 			return best
 		}
 		want := oracle(0, ws, stages)
-		parts := deal(layers, stages, ws, micros)
-		d := newDealer(layers, stages, ws, micros)
+		parts := deal(layers, stages, ws, micros, math.MaxInt)
+		d := newDealer(layers, stages, ws, micros, math.MaxInt)
 		at, used := 0, 0
 		for _, p := range parts {
 			if p.lo != at || p.hi <= p.lo || p.workers < 1 {

@@ -39,8 +39,11 @@ func sums(layers []Layer) []time.Duration {
 // For a given time it is known how many workers a range of layers needs, and
 // dynamic programming finds the stages that need the fewest in all. The least
 // time is found by bisection.
-func deal(layers []Layer, stages, workers, micros int) []part {
-	d := newDealer(layers, stages, workers, micros)
+//
+// No stage gets more than most parameters, which are at least twice the mean of all stages
+// and at least any one layer's, so that there always is an answer.
+func deal(layers []Layer, stages, workers, micros, most int) []part {
+	d := newDealer(layers, stages, workers, micros, most)
 	// Less than lo cannot be: no layer is faster with all workers.
 	var lo time.Duration
 	for l := range layers {
@@ -80,7 +83,9 @@ func deal(layers []Layer, stages, workers, micros int) []part {
 
 type dealer struct {
 	work                    []time.Duration // running sums
+	params                  []int           // running sums
 	stages, workers, micros int
+	most                    int
 
 	need  [][]int32 // need[lo][hi]: workers for these layers within the time
 	least [][]int32 // least[s][hi]: workers for layers [0,hi) in s stages
@@ -89,7 +94,7 @@ type dealer struct {
 
 const tooMany = math.MaxInt32 / 2
 
-func newDealer(layers []Layer, stages, workers, micros int) *dealer {
+func newDealer(layers []Layer, stages, workers, micros, most int) *dealer {
 	table := func(rows int) [][]int32 {
 		cells := make([]int32, rows*(len(layers)+1))
 		t := make([][]int32, rows)
@@ -98,8 +103,12 @@ func newDealer(layers []Layer, stages, workers, micros int) *dealer {
 		}
 		return t
 	}
+	params := make([]int, len(layers)+1)
+	for i, l := range layers {
+		params[i+1] = params[i] + l.Size()
+	}
 	return &dealer{
-		work: sums(layers), stages: stages, workers: workers, micros: micros,
+		work: sums(layers), params: params, stages: stages, workers: workers, micros: micros, most: most,
 		need: table(len(layers)), least: table(stages + 1), from: table(stages + 1),
 	}
 }
@@ -128,7 +137,7 @@ func (d *dealer) within(limit time.Duration) []part {
 			} else if each := (limit/work + 1) / 2; each > 0 {
 				n = ceil(d.micros, int(min(each, time.Duration(d.micros))))
 			}
-			if n > d.workers {
+			if n > d.workers || d.params[hi]-d.params[lo] > d.most {
 				for ; hi <= layers; hi++ {
 					d.need[lo][hi] = tooMany
 				}

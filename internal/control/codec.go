@@ -131,6 +131,8 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Closed](dec)
 	case Exited{}.kind():
 		m, err = decodeAs[Exited](dec)
+	case Begin{}.kind():
+		m, err = decodeAs[Begin](dec)
 	case Kill{}.kind():
 		m, err = decodeAs[Kill](dec)
 	case Add{}.kind():

@@ -14,7 +14,7 @@ const Protocol = 1
 // by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
 // Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
 // Release from the agent. Between the agents of several hosts there are Host, Lead,
-// Told, Relayed, Closed, Exited, Kill and Beat.
+// Told, Relayed, Closed, Exited, Begin, Kill and Beat.
 type Message interface {
 	kind() string
 }
@@ -335,6 +335,12 @@ type Exited struct {
 	Last                string // lines that it printed
 }
 
+// Begin asks the agent of a host to start a worker. What comes of it is told as of any
+// worker; where none came to be, that is an Exited.
+type Begin struct {
+	Worker, Incarnation int
+}
+
 // Kill asks a worker's agent to kill it.
 type Kill struct {
 	Worker, Incarnation int
@@ -368,6 +374,7 @@ func (Told) kind() string     { return "told" }
 func (Relayed) kind() string  { return "relayed" }
 func (Closed) kind() string   { return "closed" }
 func (Exited) kind() string   { return "exited" }
+func (Begin) kind() string    { return "begin" }
 func (Kill) kind() string     { return "kill" }
 func (Save) kind() string     { return "save" }
 func (Saved) kind() string    { return "saved" }

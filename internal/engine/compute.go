@@ -57,6 +57,8 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	var loss Loss
 	var suspect int
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
+	var within [][]int
+	learns := !e.knowsWithin(s)
 	e.do(onPass, func() (err error) {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
@@ -73,6 +75,9 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			in = w.batch.in
 		}
 		w.pass, out, err = stage.Forward(micro, in)
+		if err == nil && learns {
+			within = stage.Shapes(w.pass)
+		}
 		if err != nil || !last {
 			out = e.keep(out)
 			return err
@@ -94,6 +99,9 @@ func (e *Engine) forward(t graph.Task, w *task) {
 		}
 		e.forwards++
 		st.queue.Done(t)
+		for i, dims := range within {
+			e.knowShape(e.plan.Stages[s].Lo+1+i, dims)
+		}
 		if last {
 			e.losses.Put(tree.Leaf(m), loss)
 			if st.suspect < 0 {
@@ -102,7 +110,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			st.queue.Arrive(graph.BackwardOf(t.Pair))
 			return
 		}
-		e.knowShape(s+1, slices.Clone(out.Shape))
+		e.knowShape(e.plan.Stages[s].Hi, slices.Clone(out.Shape))
 		e.made(tensorID{s + 1, m, comm.Forward}, out)
 		e.want(tensorID{s + 1, m, comm.Backward})
 	})

@@ -208,7 +208,7 @@ type Engine struct {
 	late      []lateBuffer
 	batches   []*batch // not in use; of the computing goroutine
 
-	shapes []shape // of the input of each stage
+	shapes []shape // of the input of each layer
 	step   *stepState
 
 	forwards, backwards int64
@@ -264,6 +264,7 @@ func New(c Config) (*Engine, error) {
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
 		initial:   beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)},
 		plain:     make([][]float32, len(c.Layers)),
+		shapes:    make([]shape, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
 	}
 	if c.Meter == nil {

@@ -81,8 +81,9 @@ func (l *line) Backward(p Pass, dout tensor.Tensor, grads Gradients) tensor.Tens
 	return tensor.Tensor{}
 }
 
-func (l *line) Drop(Pass)        { l.live-- }
-func (l *line) Suspect(Pass) int { return 1 }
+func (l *line) Drop(Pass)           { l.live-- }
+func (l *line) Suspect(Pass) int    { return 1 }
+func (l *line) Shapes(Pass) [][]int { return nil }
 
 // ranges are the shards of a line's layers.
 var ranges = []plan.Range{{Layer: 0, Lo: 0, Hi: 1}, {Layer: 1, Lo: 0, Hi: 1}}

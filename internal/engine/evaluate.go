@@ -206,7 +206,7 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	if s > 0 {
 		// The sender leaves out the samples that are not there, and its first
 		// message tells how large the rest is; a training step has told the shape.
-		dims := append([]int{micro.Samples}, e.shapes[s].dims[1:]...)
+		dims := append([]int{micro.Samples}, e.shapeOf(s).dims[1:]...)
 		size := tensor.Size(dims)
 		buf := e.free.get(size)
 		defer e.free.put(buf)

@@ -46,6 +46,7 @@ func (e *Engine) Order(o elastic.Order) {
 			e.pending = append(e.pending, o)
 			if len(e.plan.Workers) == 0 && e.live == (plan.Version{}) {
 				e.c.First.Epoch = o.Epoch
+				e.admit(&o) // who tells that it is live may be a stranger, if nothing was copied before
 				e.awaitLive(o)
 			}
 		case o.Ballot.Compare(e.ballot) >= 0:
@@ -108,6 +109,7 @@ func (e *Engine) goLive(v plan.Version) {
 			o := e.pending[i]
 			o.Passed = e.passed
 			e.setOrder(o)
+			e.admit(&o) // those who join may be strangers
 			e.tellLive(&o)
 		}
 	}
@@ -294,9 +296,6 @@ func (e *Engine) apply(o *elastic.Order) {
 	for i, sh := range e.plan.Shards {
 		e.index[rangeOf(sh)] = i
 	}
-	for len(e.shapes) < len(e.plan.Stages) {
-		e.shapes = append(e.shapes, shape{})
-	}
 	e.pending = slices.DeleteFunc(e.pending, func(x elastic.Order) bool {
 		return o.Ballot != elastic.Ballot{} || x.Plan.Version.Compare(o.Plan.Version) <= 0
 	})
@@ -309,7 +308,7 @@ func (e *Engine) apply(o *elastic.Order) {
 			e.arrivals[l].stop(e.holds) // it is made of what is here
 		}
 	}
-	fresh := e.serve()
+	fresh := e.serve(old)
 	if err := e.hold(); err != nil {
 		e.fail(err)
 		return
@@ -346,30 +345,42 @@ func (e *Engine) apply(o *elastic.Order) {
 	}
 }
 
-// serve makes the stages that this worker has not served before, and returns
-// their layers.
-func (e *Engine) serve() (fresh []int) {
+// serve makes the stages that this worker has not served before, also where one has other
+// layers now, and returns the layers that are new here.
+func (e *Engine) serve(old *plan.Plan) (fresh []int) {
+	had := make(map[int]bool)
 	for s := range e.stages {
-		if s >= len(e.plan.Stages) || !slices.Contains(e.plan.Stages[s].Workers, e.c.Self.ID) {
+		was := old.Stages[s]
+		for l := was.Lo; l < was.Hi; l++ {
+			had[l] = true
+		}
+		if s >= len(e.plan.Stages) || !slices.Contains(e.plan.Stages[s].Workers, e.c.Self.ID) ||
+			e.plan.Stages[s].Lo != was.Lo || e.plan.Stages[s].Hi != was.Hi {
 			delete(e.stages, s)
 		}
 	}
 	var firsts []int
 	for _, s := range e.plan.StagesOf(e.c.Self.ID) {
 		firsts = append(firsts, e.plan.Stages[s].Lo)
-		if e.stages[s] != nil {
-			continue
-		}
 		st := e.plan.Stages[s]
-		if e.stages[s] = e.initial.stages[[2]int{st.Lo, st.Hi}]; e.stages[s] == nil {
-			e.stages[s] = e.c.Stage(st.Lo, st.Hi)
+		if e.stages[s] == nil {
+			if e.stages[s] = e.initial.stages[[2]int{st.Lo, st.Hi}]; e.stages[s] == nil {
+				e.stages[s] = e.c.Stage(st.Lo, st.Hi)
+			}
 		}
 		for l := st.Lo; l < st.Hi; l++ {
-			fresh = append(fresh, l)
-			e.grads[l] = tree.NewSums(e.micros, e.mergeGrads)
+			if !had[l] {
+				fresh = append(fresh, l)
+				e.grads[l] = tree.NewSums(e.micros, e.mergeGrads)
+			}
+			delete(had, l)
 		}
 	}
 	e.c.Meter.Keep(firsts...)
+	for l := range had {
+		// All has come that was to. What is held of the layer keeps its memory.
+		e.grads[l], e.c.Layers[l].Params = nil, nil
+	}
 	return fresh
 }
 
@@ -545,11 +556,11 @@ func (e *Engine) share(old *plan.Plan, recovery bool) {
 		if !sh.owner {
 			continue
 		}
-		s := e.plan.StageOf(sh.Layer)
+		was := old.StageOf(sh.Layer)
 		e.spread(sh, e.passed.Step, func(w plan.WorkerID) bool {
 			before, _ := old.Worker(w)
 			now, _ := e.plan.Worker(w)
-			return recovery || before != now || s >= len(old.Stages) || !slices.Contains(old.Stages[s].Workers, w)
+			return recovery || before != now || was < 0 || !slices.Contains(old.Stages[was].Workers, w)
 		})
 	}
 }

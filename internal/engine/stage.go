@@ -46,6 +46,10 @@ type Stage interface {
 	// Drop ends the pass without Backward.
 	Drop(p Pass)
 
+	// Shapes returns the shapes of the outputs of the stage's layers in the pass, but the
+	// last one's: a plan may let a stage end there one day.
+	Shapes(p Pass) [][]int
+
 	// Suspect returns the first layer of the stage, numbered in the model, whose
 	// output in the pass holds NaN or infinities, or -1.
 	Suspect(p Pass) (layer int)

@@ -214,7 +214,7 @@ func (e *Engine) want(id tensorID) {
 		}
 		return
 	}
-	dims := e.shapes[id.b].dims
+	dims := e.shapeOf(id.b).dims
 	if dims == nil || e.runner(id.producer()) == e.c.Self.ID {
 		return // when it is, e.assign wants it again; or it is made here
 	}
@@ -286,8 +286,8 @@ func (e *Engine) hand(id tensorID, b *boundary) {
 	b.sends = append(b.sends, e.c.Network.Post(e.session(to), id.key(st.wire), comm.Bytes(b.t.F), comm.Bulk))
 }
 
-// shape is the shape of the input of a stage for one micro-batch, which is
-// told by who computes it first.
+// shape is the shape of the input of a layer for one micro-batch. Who has run the layer before
+// it knows it, and tells all others if a stage begins with the layer.
 type shape struct {
 	dims []int
 	told map[comm.Session]bool
@@ -297,21 +297,25 @@ type shape struct {
 // maxDims bounds the dimensions of a boundary tensor.
 const maxDims = 8
 
-// shapeKey names the message with the shape of a stage's input. Its step is
+// shapeOf returns the shape of the input of stage s.
+func (e *Engine) shapeOf(s int) *shape { return &e.shapes[e.plan.Stages[s].Lo] }
+
+// shapeKey names the message with the shape of a layer's input. Its step is
 // one that never ends.
-func (e *Engine) shapeKey(stage int) comm.Key {
-	return comm.Key{Kind: comm.KindUser, Step: 1<<64 - 1, Layer: int32(stage), Micro: int32(e.c.First.Epoch)}
+func (e *Engine) shapeKey(layer int) comm.Key {
+	return comm.Key{Kind: comm.KindUser, Step: 1<<64 - 1, Layer: int32(layer), Micro: int32(e.c.First.Epoch)}
 }
 
-// askShapes expects the shapes that are not known.
+// askShapes expects the shapes between stages that are not known.
 func (e *Engine) askShapes() {
-	for s := 1; s < len(e.plan.Stages); s++ {
-		sh := &e.shapes[s]
+	for _, st := range e.plan.Stages[1:] {
+		layer := st.Lo
+		sh := &e.shapes[layer]
 		if sh.dims != nil || sh.recv != nil {
 			continue
 		}
 		words := make([]int64, maxDims)
-		r := e.c.Network.Expect(e.shapeKey(s), int64Bytes(words))
+		r := e.c.Network.Expect(e.shapeKey(layer), int64Bytes(words))
 		sh.recv = r
 		r.OnDone(func() {
 			e.mail.put(func() {
@@ -319,46 +323,46 @@ func (e *Engine) askShapes() {
 				if err != nil || sh.dims != nil {
 					return
 				}
-				e.learnShape(s, words[:n/8])
+				e.learnShape(layer, words[:n/8])
 			})
 		})
 	}
 }
 
-func (e *Engine) learnShape(s int, words []int64) {
+func (e *Engine) learnShape(layer int, words []int64) {
 	size := 1
 	var dims []int
 	for _, d := range words {
 		if d < 1 || d > 1<<31 || size > 1<<34/int(d) {
-			e.fail(fmt.Errorf("stage %d was told the shape %v for its input", s, words))
+			e.fail(fmt.Errorf("layer %q was told the shape %v for its input", e.c.Layers[layer].Name, words))
 			return
 		}
 		dims = append(dims, int(d))
 		size *= int(d)
 	}
-	e.knowShape(s, dims)
+	e.knowShape(layer, dims)
 }
 
-// knowShape takes the shape of the input of stage s.
-func (e *Engine) knowShape(s int, dims []int) {
-	if e.shapes[s].dims != nil {
+// knowShape takes the shape of the input of a layer.
+func (e *Engine) knowShape(layer int, dims []int) {
+	if e.shapes[layer].dims != nil {
 		return
 	}
 	if len(dims) > maxDims {
-		e.fail(fmt.Errorf("the input of stage %d has %d dimensions; at most %d are supported", s, len(dims), maxDims))
+		e.fail(fmt.Errorf("the input of layer %q has %d dimensions; at most %d are supported", e.c.Layers[layer].Name, len(dims), maxDims))
 		return
 	}
-	e.shapes[s].dims = dims
+	e.shapes[layer].dims = dims
 	e.tellShapes(nil)
 	if e.step == nil {
 		return
 	}
 	for p := range e.step.works {
-		if p.Stage == s {
-			e.want(tensorID{s, p.Micro, comm.Forward})
+		if e.plan.Stages[p.Stage].Lo == layer {
+			e.want(tensorID{p.Stage, p.Micro, comm.Forward})
 		}
-		if p.Stage == s-1 {
-			e.want(tensorID{s, p.Micro, comm.Backward})
+		if e.plan.Stages[p.Stage].Hi == layer {
+			e.want(tensorID{p.Stage, p.Micro, comm.Backward})
 		}
 	}
 }
@@ -366,34 +370,48 @@ func (e *Engine) knowShape(s int, dims []int) {
 // knowsShapes reports whether the shapes of all inputs here are known.
 func (e *Engine) knowsShapes() bool {
 	for s := range e.stages {
-		if s > 0 && e.shapes[s].dims == nil {
+		if s > 0 && e.shapeOf(s).dims == nil {
 			return false
 		}
 	}
 	return true
 }
 
-// tellShapes tells the shapes that are known here: who computes one, to all
-// workers, who may have to take the stage over; and everybody, to those who are
-// new, because who computed it may be gone. old is the plan before, nil if there
-// is no new one.
+// knowsWithin reports whether the shapes between the layers of a stage are known.
+func (e *Engine) knowsWithin(s int) bool {
+	for l := e.plan.Stages[s].Lo + 1; l < e.plan.Stages[s].Hi; l++ {
+		if e.shapes[l].dims == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// tellShapes tells the shapes between stages that are known here: who runs or has run the
+// layer before, to all workers, who may have to take the stage over; and everybody, to those who
+// are new, because who computed it may be gone. old is the plan before, nil if there is no new one.
 func (e *Engine) tellShapes(old *plan.Plan) {
-	for s := range e.shapes {
-		if e.shapes[s].dims == nil {
+	for s := 1; s < len(e.plan.Stages); s++ {
+		layer := e.plan.Stages[s].Lo
+		if e.shapes[layer].dims == nil {
 			continue
 		}
+		ran := e.stages[s-1] != nil
+		if old != nil {
+			was := old.StageOf(layer - 1)
+			ran = ran || was >= 0 && slices.Contains(old.Stages[was].Workers, e.c.Self.ID)
+		}
 		for _, w := range e.plan.Workers {
-			isNew := old != nil && !slices.Contains(old.Workers, w)
-			if e.stages[s-1] != nil || isNew {
-				e.tellShape(s, w.ID)
+			if ran || old != nil && !slices.Contains(old.Workers, w) {
+				e.tellShape(layer, w.ID)
 			}
 		}
 	}
 }
 
-// tellShape tells a worker the shape of the input of stage s, once.
-func (e *Engine) tellShape(s int, w plan.WorkerID) {
-	sh, to := &e.shapes[s], e.session(w)
+// tellShape tells a worker the shape of the input of a layer, once.
+func (e *Engine) tellShape(layer int, w plan.WorkerID) {
+	sh, to := &e.shapes[layer], e.session(w)
 	if w == e.c.Self.ID || sh.told[to] {
 		return
 	}
@@ -405,7 +423,7 @@ func (e *Engine) tellShape(s int, w plan.WorkerID) {
 	for i, d := range sh.dims {
 		words[i] = int64(d)
 	}
-	e.c.Network.Post(to, e.shapeKey(s), int64Bytes(words), comm.Control)
+	e.c.Network.Post(to, e.shapeKey(layer), int64Bytes(words), comm.Control)
 }
 
 // lateBuffer is memory of the pool that the network may still use.

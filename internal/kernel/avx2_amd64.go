@@ -50,6 +50,9 @@ func normGradAVX2(dgain []float32, dbias []float32, dout []float32, x []float32,
 func sumSquaresAVX2(acc *[16]float64, x []float32)
 
 //go:noescape
+func digestAVX2(acc *[64]uint32, x []float32)
+
+//go:noescape
 func dropoutAVX2(dst []float32, x []float32, threshold uint32, scale float32, ctr *uint32, key *uint32)
 
 //go:noescape

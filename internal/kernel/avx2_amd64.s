@@ -1003,6 +1003,99 @@ done:
 	VZEROUPPER
 	RET
 
+// func digestAVX2(acc *[64]uint32, x []float32)
+// Requires: AVX, AVX2
+TEXT ·digestAVX2(SB), NOSPLIT, $0-32
+	MOVQ    x_len+16(FP), AX
+	MOVQ    x_base+8(FP), CX
+	MOVQ    acc+0(FP), DX
+	VMOVUPS k9e3779b1_avx2<>+0(SB), Y0
+	VMOVUPS (DX), Y1
+	VMOVUPS 32(DX), Y2
+	VMOVUPS 64(DX), Y3
+	VMOVUPS 96(DX), Y4
+	VMOVUPS 128(DX), Y5
+	VMOVUPS 160(DX), Y6
+	VMOVUPS 192(DX), Y7
+	VMOVUPS 224(DX), Y8
+	SHRQ    $0x06, AX
+	JZ      done
+
+loop:
+	VPXOR   (CX), Y1, Y1
+	VPSLLD  $0x0d, Y1, Y9
+	VPSRLD  $0x13, Y1, Y1
+	VPOR    Y9, Y1, Y1
+	VPMULLD Y0, Y1, Y1
+	VPXOR   32(CX), Y2, Y2
+	VPSLLD  $0x0d, Y2, Y9
+	VPSRLD  $0x13, Y2, Y2
+	VPOR    Y9, Y2, Y2
+	VPMULLD Y0, Y2, Y2
+	VPXOR   64(CX), Y3, Y3
+	VPSLLD  $0x0d, Y3, Y9
+	VPSRLD  $0x13, Y3, Y3
+	VPOR    Y9, Y3, Y3
+	VPMULLD Y0, Y3, Y3
+	VPXOR   96(CX), Y4, Y4
+	VPSLLD  $0x0d, Y4, Y9
+	VPSRLD  $0x13, Y4, Y4
+	VPOR    Y9, Y4, Y4
+	VPMULLD Y0, Y4, Y4
+	VPXOR   128(CX), Y5, Y5
+	VPSLLD  $0x0d, Y5, Y9
+	VPSRLD  $0x13, Y5, Y5
+	VPOR    Y9, Y5, Y5
+	VPMULLD Y0, Y5, Y5
+	VPXOR   160(CX), Y6, Y6
+	VPSLLD  $0x0d, Y6, Y9
+	VPSRLD  $0x13, Y6, Y6
+	VPOR    Y9, Y6, Y6
+	VPMULLD Y0, Y6, Y6
+	VPXOR   192(CX), Y7, Y7
+	VPSLLD  $0x0d, Y7, Y9
+	VPSRLD  $0x13, Y7, Y7
+	VPOR    Y9, Y7, Y7
+	VPMULLD Y0, Y7, Y7
+	VPXOR   224(CX), Y8, Y8
+	VPSLLD  $0x0d, Y8, Y9
+	VPSRLD  $0x13, Y8, Y8
+	VPOR    Y9, Y8, Y8
+	VPMULLD Y0, Y8, Y8
+	ADDQ    $0x00000100, CX
+	DECQ    AX
+	JNZ     loop
+
+done:
+	VMOVUPS Y1, (DX)
+	VMOVUPS Y2, 32(DX)
+	VMOVUPS Y3, 64(DX)
+	VMOVUPS Y4, 96(DX)
+	VMOVUPS Y5, 128(DX)
+	VMOVUPS Y6, 160(DX)
+	VMOVUPS Y7, 192(DX)
+	VMOVUPS Y8, 224(DX)
+	VZEROUPPER
+	RET
+
+DATA k9e3779b1_avx2<>+0(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+4(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+8(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+12(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+16(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+20(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+24(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+28(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+32(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+36(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+40(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+44(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+48(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+52(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+56(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx2<>+60(SB)/4, $0x9e3779b1
+GLOBL k9e3779b1_avx2<>(SB), RODATA|NOPTR, $64
+
 // func dropoutAVX2(dst []float32, x []float32, threshold uint32, scale float32, ctr *uint32, key *uint32)
 // Requires: AVX, AVX2
 TEXT ·dropoutAVX2(SB), NOSPLIT, $88-72

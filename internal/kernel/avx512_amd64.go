@@ -50,6 +50,9 @@ func normGradAVX512(dgain []float32, dbias []float32, dout []float32, x []float3
 func sumSquaresAVX512(acc *[16]float64, x []float32)
 
 //go:noescape
+func digestAVX512(acc *[64]uint32, x []float32)
+
+//go:noescape
 func dropoutAVX512(dst []float32, x []float32, threshold uint32, scale float32, ctr *uint32, key *uint32)
 
 //go:noescape

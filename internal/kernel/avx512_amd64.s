@@ -826,6 +826,63 @@ done:
 	VZEROUPPER
 	RET
 
+// func digestAVX512(acc *[64]uint32, x []float32)
+// Requires: AVX, AVX512F
+TEXT ·digestAVX512(SB), NOSPLIT, $0-32
+	MOVQ    x_len+16(FP), AX
+	MOVQ    x_base+8(FP), CX
+	MOVQ    acc+0(FP), DX
+	VMOVUPS k9e3779b1_avx512<>+0(SB), Z0
+	VMOVUPS (DX), Z1
+	VMOVUPS 64(DX), Z2
+	VMOVUPS 128(DX), Z3
+	VMOVUPS 192(DX), Z4
+	SHRQ    $0x06, AX
+	JZ      done
+
+loop:
+	VPXORD  (CX), Z1, Z1
+	VPROLD  $0x0d, Z1, Z1
+	VPMULLD Z0, Z1, Z1
+	VPXORD  64(CX), Z2, Z2
+	VPROLD  $0x0d, Z2, Z2
+	VPMULLD Z0, Z2, Z2
+	VPXORD  128(CX), Z3, Z3
+	VPROLD  $0x0d, Z3, Z3
+	VPMULLD Z0, Z3, Z3
+	VPXORD  192(CX), Z4, Z4
+	VPROLD  $0x0d, Z4, Z4
+	VPMULLD Z0, Z4, Z4
+	ADDQ    $0x00000100, CX
+	DECQ    AX
+	JNZ     loop
+
+done:
+	VMOVUPS Z1, (DX)
+	VMOVUPS Z2, 64(DX)
+	VMOVUPS Z3, 128(DX)
+	VMOVUPS Z4, 192(DX)
+	VZEROUPPER
+	RET
+
+DATA k9e3779b1_avx512<>+0(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+4(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+8(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+12(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+16(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+20(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+24(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+28(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+32(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+36(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+40(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+44(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+48(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+52(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+56(SB)/4, $0x9e3779b1
+DATA k9e3779b1_avx512<>+60(SB)/4, $0x9e3779b1
+GLOBL k9e3779b1_avx512<>(SB), RODATA|NOPTR, $64
+
 // func dropoutAVX512(dst []float32, x []float32, threshold uint32, scale float32, ctr *uint32, key *uint32)
 // Requires: AVX, AVX512F
 TEXT ·dropoutAVX512(SB), NOSPLIT, $88-72

@@ -215,6 +215,17 @@ func sumSquares(acc *[lanes]float64, x []float32) {
 	}
 }
 
+func digest(acc *[digestLanes]uint32, x []float32) {
+	switch active {
+	case AVX512:
+		digestAVX512(acc, x)
+	case AVX2:
+		digestAVX2(acc, x)
+	default:
+		digestGeneric(acc, x)
+	}
+}
+
 func tileShape() (rows, cols int) {
 	switch active {
 	case AVX512:

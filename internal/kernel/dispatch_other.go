@@ -68,6 +68,8 @@ func sgd(params, m, grad []float32, h *sgdCoef) { sgdGeneric(params, m, grad, h)
 
 func sumSquares(acc *[lanes]float64, x []float32) { sumSquaresGeneric(acc, x) }
 
+func digest(acc *[digestLanes]uint32, x []float32) { digestGeneric(acc, x) }
+
 func hasTileDirect() bool { return false }
 
 func tileDirect(int, int, []float32, int, int, []float32, []float32, int, bool) {

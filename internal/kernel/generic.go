@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"math"
+	"math/bits"
 
 	"github.com/soliton-train/soliton/rng"
 )
@@ -189,6 +190,17 @@ func sumSquaresGeneric(acc *[lanes]float64, x []float32) {
 	for i := range x {
 		d := float64(x[i])
 		acc[i%lanes] += float64(d * d)
+	}
+}
+
+// digestPrime is odd, so that multiplying with it loses nothing, and mixes well.
+const digestPrime = 0x9E3779B1
+
+func digestGeneric(acc *[digestLanes]uint32, x []float32) {
+	for ; len(x) > 0; x = x[digestLanes:] {
+		for i, f := range x[:digestLanes] {
+			acc[i] = bits.RotateLeft32(acc[i]^math.Float32bits(f), 13) * digestPrime
+		}
 	}
 }
 

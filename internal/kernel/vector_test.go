@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"hash/crc32"
 	"math"
 	"math/big"
 	"testing"
@@ -105,6 +104,10 @@ func TestPathsAgree(t *testing.T) {
 			dst := make([]float32, n)
 			SumRows(p, dst, append(in(1), in(2)...), 2, n)
 			return [][]float32{dst}
+		},
+		"Digest": func(_ *Pool, n int, in func(uint64) []float32) [][]float32 {
+			d := Digest(in(1))
+			return [][]float32{{float32(d >> 16), float32(d & 0xFFFF)}}
 		},
 		"SumSquares": func(_ *Pool, n int, in func(uint64) []float32) [][]float32 {
 			b := math.Float64bits(SumSquares(in(1)))
@@ -331,15 +334,41 @@ func TestDropoutAt(t *testing.T) {
 }
 
 func TestDigest(t *testing.T) {
-	x := []float32{1, -2.5, 3e-40}
-	var b []byte
-	for _, v := range x {
-		u := math.Float32bits(v)
-		b = append(b, byte(u), byte(u>>8), byte(u>>16), byte(u>>24))
-	}
-	if got, want := Digest(x), crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)); got != want {
-		t.Errorf("digest %08x, want %08x", got, want)
-	}
+	withPaths(t, func(t *testing.T) {
+		for _, n := range []int{1, 63, 64, 65, 700, Block} {
+			x := random(n, uint64(n))
+			was := Digest(x)
+			for i := range x {
+				old := x[i]
+				for _, change := range []uint32{1 << (i % 32), 1 << 31, ^uint32(0), math.Float32bits(old)} {
+					x[i] = math.Float32frombits(math.Float32bits(old) ^ change)
+					if Digest(x) == was {
+						t.Fatalf("of %d elements, element %d may change by %08x unnoticed", n, i, change)
+					}
+				}
+				x[i] = old
+			}
+			for _, far := range []int{1, digestLanes, n / 2} { // two signs, and two elements in each other's place
+				i, j := n/3, (n/3+far)%n
+				if i == j {
+					continue
+				}
+				x[i], x[j] = -x[i], -x[j]
+				signs := Digest(x)
+				x[i], x[j] = -x[j], -x[i]
+				if swapped := Digest(x); signs == was || swapped == was {
+					t.Errorf("of %d elements, %d and %d may change together unnoticed", n, i, j)
+				}
+				x[i], x[j] = x[j], x[i]
+			}
+			if Digest(x) != was {
+				t.Errorf("%d elements have two digests", n)
+			}
+		}
+		if got := Digest([]float32{1, -2.5, 3e-40}); got != 0x1edce17c {
+			t.Errorf("digest %08x", got)
+		}
+	})
 }
 
 func BenchmarkVector(b *testing.B) {

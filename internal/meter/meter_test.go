@@ -13,14 +13,14 @@ func pass(m *Meter, d Direction, lo int, wait time.Duration, took ...time.Durati
 	m.Begin()
 	for i := range took {
 		resume := m.Hold()
-		time.Sleep(wait) // of the bubble
+		<-time.After(wait) // of the bubble
 		resume()
 		l := lo + i
 		if d == Backward {
 			l = lo + len(took) - 1 - i
 		}
 		m.Lap(l)
-		time.Sleep(took[l-lo])
+		<-time.After(took[l-lo])
 	}
 	m.End(d, lo, lo+len(took))
 }

@@ -44,6 +44,10 @@ type Job struct {
 	Stages        int       `json:"stages"`         // pipeline stages of the first plan
 	Threads       int       `json:"threads"`        // compute threads of each worker
 	Mirrors       int       `json:"mirrors"`        // replicas of each shard
+	MinWorkers    int       `json:"min_workers"`    // fewest workers that training goes on with
+	Detect        string    `json:"detect"`         // budget for finding a worker that is silent, as of time.Duration; "0s" for none
+	Respawn       bool      `json:"respawn"`        // workers that die are replaced
+	NoDigests     bool      `json:"no_digests"`     // state is kept without digests
 	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
@@ -77,7 +81,8 @@ type Event struct {
 	Kind   string `json:"kind"`   // see package agent
 	Worker int    `json:"worker"` // WorkerID, or -1 where the event is of the whole run
 	Plan   uint64 `json:"plan"`
-	Reason string `json:"reason"` // one sentence
+	Reason string `json:"reason"`         // one sentence
+	Host   string `json:"host,omitempty"` // of kind lost: the host that was lost with the worker
 
 	*Recovery // of kind recovered; its fields stand beside the others
 	*Repair   // of kind repaired; the same

@@ -213,6 +213,14 @@ type History struct {
 	Lost, Rollbacks int
 	Recoveries      []Recovery // in their order
 
+	// Workers that were started while the run went on: how many of each, how many have got a
+	// part, and which are still to get one. Away are those that were lost with a host, and
+	// nothing was started in their place.
+	Begun   map[int]int
+	Joined  int
+	Joining []int
+	Away    map[int]string
+
 	// Of the newest steps, so many that their speed is that of the run.
 	Tokens int64
 	MS     float64
@@ -229,8 +237,24 @@ func ReadHistory(path string) (h History, err error) {
 	if h.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
 		return h, err
 	}
+	h.Begun, h.Away = make(map[int]int), make(map[int]string)
+	seen := make(map[int]bool)
 	if _, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
+		switch e.Kind {
+		case "begin", "joined", "lost", "left", "refused":
+			if !seen[e.Worker] && e.Kind == "begin" {
+				h.Joining = append(h.Joining, e.Worker)
+			}
+			if !seen[e.Worker] && e.Host != "" {
+				h.Away[e.Worker] = e.Host
+			}
+			seen[e.Worker] = true
+		}
 		switch {
+		case e.Kind == "begin":
+			h.Begun[e.Worker]++
+		case e.Kind == "joined":
+			h.Joined++
 		case e.Kind == "lost":
 			h.Lost++
 		case e.Kind == "rollback":
@@ -243,6 +267,7 @@ func ReadHistory(path string) (h History, err error) {
 		return h, err
 	}
 	slices.Reverse(h.Recoveries)
+	slices.Sort(h.Joining)
 	steps := 0
 	h.Last, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
 		if h.ValLoss == nil {

@@ -251,6 +251,43 @@ func vectorKernels() {
 	}
 }
 
+// digestKernel emits the chains of Digest: four registers of lanes, or eight, so that each
+// waits for its product while the others go on.
+func digestKernel() {
+	text("digest", "func(acc *[64]uint32, x []float32)")
+	n := length("x")
+	x, base := slice("x"), Load(Param("acc"), GP64())
+	prime := move(constant(0x9E3779B1))
+	acc := make([]VecVirtual, 4*parts())
+	for i := range acc {
+		acc[i] = move(at(base, i))
+	}
+	SHRQ(Imm(6), n)
+	JZ(LabelRef("done"))
+	Label("loop")
+	for i, a := range acc {
+		if wide() {
+			VPXORD(at(x, i), a, a)
+			VPROLD(Imm(13), a, a)
+		} else {
+			VPXOR(at(x, i), a, a)
+			t := vec()
+			VPSLLD(Imm(13), a, t)
+			VPSRLD(Imm(19), a, a)
+			VPOR(t, a, a)
+		}
+		VPMULLD(prime, a, a)
+	}
+	ADDQ(U32(256), x)
+	DECQ(n)
+	JNZ(LabelRef("loop"))
+	Label("done")
+	for i := range acc {
+		VMOVUPS(acc[i], at(base, i))
+	}
+	ret()
+}
+
 // reduction emits a loop that adds to the lanes at acc.
 func reduction(slices []string, prepare func(), body func(acc VecVirtual, p int, in []Register)) {
 	base := make([]Register, len(slices))

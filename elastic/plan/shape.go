@@ -1,0 +1,352 @@
+package plan
+
+import (
+	"cmp"
+	"math"
+	"slices"
+)
+
+// shape is the stages of a plan before micro-batches are routed.
+type shape struct {
+	stages []Stage
+	time   float64 // of a step, in closed form, in nanoseconds
+	moves  float64 // bytes of state that the busiest worker gets
+}
+
+// shaper looks for better stages than those of a plan. Layers stay in their order and the
+// number of stages stays.
+type shaper struct {
+	prof   *Profile // measured
+	work   []float64
+	params []float64
+	sizes  []int // parameters, by layer
+	micros int
+	copies int // owner and mirrors
+	old    []Stage
+	home   map[WorkerID]int // the first stage it serves
+	most   float64          // parameters of a stage
+	budget int              // shapes to try
+}
+
+func newShaper(p *Plan, prof *Profile) *shaper {
+	s := &shaper{prof: prof, micros: p.Micros(), copies: 1 + p.Mirrors, old: p.Stages, home: make(map[WorkerID]int)}
+	s.work, s.params = make([]float64, len(prof.Layers)+1), make([]float64, len(prof.Layers)+1)
+	for i, l := range prof.Layers {
+		s.sizes = append(s.sizes, l.Size())
+		s.work[i+1] = s.work[i] + float64(l.Forward+l.Backward)
+		s.params[i+1] = s.params[i] + float64(s.sizes[i])
+	}
+	// Where nothing is known of memory, no stage gets more than twice the mean, or what
+	// there is already. That is never less than any one layer.
+	s.most = 2 * s.params[len(s.sizes)] / float64(len(p.Stages))
+	for _, n := range s.sizes {
+		s.most = max(s.most, float64(n))
+	}
+	for _, st := range p.Stages {
+		s.most = max(s.most, s.params[st.Hi]-s.params[st.Lo])
+	}
+	for i := len(p.Stages) - 1; i >= 0; i-- {
+		for _, w := range p.Stages[i].Workers {
+			s.home[w] = i
+		}
+	}
+	// A shape takes time in proportion to the workers that its stages have.
+	s.budget = max(200, min(5000, 200_000/max(1, len(p.Workers))))
+	return s
+}
+
+// groupCost is what matters of the workers of a stage, by unit of work on a micro-batch.
+type groupCost struct {
+	slowest float64 // the time of who needs most, without its last micro-batch
+	factor  float64 // the same without half of one, so that it is never 0
+	fastest float64 // the time of one micro-batch at the fastest
+}
+
+func (s *shaper) group(speeds []float64) groupCost {
+	n, _ := shares(s.micros, speeds)
+	g := groupCost{fastest: 1 / slices.Max(speeds)}
+	for i, v := range speeds {
+		if n[i] > 0 {
+			g.slowest = max(g.slowest, float64(n[i]-1)/v)
+			g.factor = max(g.factor, (float64(n[i])-0.5)/v)
+		}
+	}
+	return g
+}
+
+// groups returns the costs of all stages; workers of several have a part of their speed in
+// each.
+func (s *shaper) groups(stages []Stage) []groupCost {
+	costs := stageCosts(s.prof, stages)
+	share(costs)
+	groups := make([]groupCost, len(stages))
+	for i := range costs {
+		groups[i] = s.group(costs[i].speeds)
+	}
+	return groups
+}
+
+// measure fills in what a shape costs.
+func (s *shaper) measure(stages []Stage, groups []groupCost) shape {
+	var way, slowest float64
+	for i, st := range stages {
+		work := s.work[st.Hi] - s.work[st.Lo]
+		way += work * groups[i].fastest
+		slowest = max(slowest, work*groups[i].slowest)
+		if i > 0 {
+			way += 2 * float64(s.prof.transfer(s.prof.Layers[st.Lo-1].Output))
+		}
+	}
+	return shape{stages, way + slowest, s.moved(stages)}
+}
+
+// moved estimates the bytes that the busiest worker gets: its part of the state of the
+// layers that are new to it.
+func (s *shaper) moved(stages []Stage) (most float64) {
+	for i, st := range stages {
+		for _, w := range st.Workers {
+			lo, hi := st.Lo, st.Hi // without what it has
+			for j, was := range s.old {
+				if (j == i || s.home[w] == j) && slices.Contains(was.Workers, w) && was.Lo < hi && lo < was.Hi {
+					if was.Lo <= lo {
+						lo = min(hi, was.Hi)
+					} else if hi <= was.Hi {
+						hi = max(lo, was.Lo)
+					}
+				}
+			}
+			most = max(most, stateParts*bytesPerParameter*(s.params[hi]-s.params[lo])*float64(s.copies)/float64(len(st.Workers)))
+		}
+	}
+	return most
+}
+
+// fits reports whether the workers have memory enough, as far as is known: for the
+// parameters of their stages and their part of the state. Activations are not counted.
+func (s *shaper) fits(stages []Stage) bool {
+	if len(s.prof.Memory) == 0 {
+		return true
+	}
+	needs := make(map[WorkerID]float64)
+	for _, st := range stages {
+		params := s.params[st.Hi] - s.params[st.Lo]
+		for _, w := range st.Workers {
+			needs[w] += bytesPerParameter * params * (1 + stateParts*float64(s.copies)/float64(len(st.Workers)))
+		}
+	}
+	for w, n := range needs {
+		if limit := s.prof.Memory[w]; limit > 0 && n > float64(limit) {
+			return false
+		}
+	}
+	return true
+}
+
+// cut gives stages the layers with which the slowest is as fast as possible; of all such
+// cuts, borders are where they are nearest to those of the plan.
+//
+// Whether stages can do all layers within a time is found by giving each as many as it
+// can do, from the first on; the least time is found by bisection. The same from the last
+// stage on says where borders have to be at least.
+func (s *shaper) cut(stages []Stage, groups []groupCost) []Stage {
+	layers, n := len(s.work)-1, len(stages)
+	// first returns how far the stages can come, last where they can begin.
+	first := make([]int, n+1)
+	reach := func(i, lo int, limit float64) int {
+		hi := lo
+		for hi < layers-(n-1-i) && s.params[hi+1]-s.params[lo] <= s.most && groups[i].factor*(s.work[hi+1]-s.work[lo]) <= limit {
+			hi++
+		}
+		return hi
+	}
+	can := func(limit float64) bool {
+		for i := range n {
+			first[i+1] = reach(i, first[i], limit)
+			if first[i+1] == first[i] {
+				return false
+			}
+		}
+		return first[n] == layers
+	}
+	lo, hi := 0.0, 0.0
+	for _, g := range groups {
+		hi = max(hi, g.factor*s.work[layers])
+	}
+	if !can(hi) {
+		return stages
+	}
+	for range 40 {
+		if mid := (lo + hi) / 2; can(mid) {
+			hi = mid
+		} else {
+			lo = mid
+		}
+	}
+	last := make([]int, n+1)
+	last[n] = layers
+	for i := n - 1; i > 0; i-- {
+		lo := last[i+1] - 1
+		for lo > i && s.params[last[i+1]]-s.params[lo-1] <= s.most && groups[i].factor*(s.work[last[i+1]]-s.work[lo-1]) <= hi {
+			lo--
+		}
+		last[i] = lo
+	}
+	result := slices.Clone(stages)
+	at := 0
+	for i := range result {
+		end := reach(i, at, hi)
+		if i < n-1 {
+			end = max(at+1, last[i+1], min(end, s.old[i].Hi))
+		}
+		result[i].Lo, result[i].Hi = at, end
+		at = end
+	}
+	return result
+}
+
+// try measures groups of workers with the best cut.
+func (s *shaper) try(stages []Stage) shape {
+	s.budget--
+	groups := s.groups(stages)
+	return s.measure(s.cut(stages, groups), groups)
+}
+
+// better compares shapes: by time, and by bytes where that differs by less than a
+// thousandth.
+func better(a, b shape) bool {
+	if math.Abs(a.time-b.time) > b.time/1000 {
+		return a.time < b.time
+	}
+	return a.moves < b.moves
+}
+
+// climb moves a worker to another stage, or lets two change places, as long as that helps.
+func (s *shaper) climb(from shape) shape {
+	best := from
+	for s.budget > 0 {
+		next := best
+		consider := func(stages []Stage) {
+			if s.budget > 0 {
+				if c := s.try(stages); better(c, next) && s.fits(c.stages) {
+					next = c
+				}
+			}
+		}
+		// Of workers with the same speed, one of each stage is enough.
+		kinds := make([][]WorkerID, len(best.stages))
+		serves := make(map[WorkerID]int)
+		for _, st := range best.stages {
+			for _, w := range st.Workers {
+				serves[w]++
+			}
+		}
+		for i, st := range best.stages {
+			for _, w := range slices.Backward(st.Workers) {
+				if serves[w] == 1 && !slices.ContainsFunc(kinds[i], func(k WorkerID) bool { return s.prof.speed(k) == s.prof.speed(w) }) {
+					kinds[i] = append(kinds[i], w)
+				}
+			}
+		}
+		for i, st := range best.stages {
+			for _, w := range kinds[i] {
+				for j := range best.stages {
+					if i == j {
+						continue
+					}
+					if len(st.Workers) > 1 {
+						stages := slices.Clone(best.stages)
+						stages[i].Workers = keep(st.Workers, func(x WorkerID) bool { return x != w })
+						stages[j].Workers = append(slices.Clone(stages[j].Workers), w)
+						consider(stages)
+					}
+					for _, x := range kinds[j] {
+						if i < j && s.prof.speed(x) != s.prof.speed(w) {
+							stages := slices.Clone(best.stages)
+							stages[i].Workers = append(keep(st.Workers, func(y WorkerID) bool { return y != w }), x)
+							stages[j].Workers = append(keep(stages[j].Workers, func(y WorkerID) bool { return y != x }), w)
+							consider(stages)
+						}
+					}
+				}
+			}
+		}
+		if !better(next, best) {
+			break
+		}
+		best = next
+	}
+	return best
+}
+
+// staff gives each stage a number of workers; as many as possible stay where they are.
+func (s *shaper) staff(workers []Worker, parts []part) []Stage {
+	stages := make([]Stage, len(parts))
+	var spare []WorkerID
+	for _, w := range workers {
+		best := -1
+		for i, st := range s.old {
+			if len(stages[i].Workers) < parts[i].workers && slices.Contains(st.Workers, w.ID) && (best < 0 || len(st.Workers) < len(s.old[best].Workers)) {
+				best = i
+			}
+		}
+		if best < 0 {
+			spare = append(spare, w.ID)
+		} else {
+			stages[best].Workers = append(stages[best].Workers, w.ID)
+		}
+	}
+	for i := range stages {
+		stages[i].Lo, stages[i].Hi = parts[i].lo, parts[i].hi
+		n := parts[i].workers - len(stages[i].Workers)
+		stages[i].Workers = append(stages[i].Workers, spare[:n]...)
+		spare = spare[n:]
+	}
+	return stages
+}
+
+// shapes returns stages that may be better than those of the plan, the most promising
+// first: the plan's own workers with other borders, with workers that move between
+// stages, and what is best if nothing stays, see deal.
+func (s *shaper) shapes(p *Plan, most int) []shape {
+	old := s.measure(s.old, s.groups(s.old))
+	var list []shape
+	add := func(c shape) {
+		if s.fits(c.stages) && !slices.ContainsFunc(list, func(o shape) bool { return slices.EqualFunc(o.stages, c.stages, sameStage) }) {
+			list = append(list, c)
+		}
+	}
+	recut := s.try(s.old)
+	add(recut)
+	begin := recut
+	if better(old, recut) {
+		begin = old
+	}
+	add(s.climb(begin))
+	if len(p.Workers) >= len(p.Stages) {
+		dealt := s.staff(p.Workers, deal(s.prof.Layers, len(p.Stages), len(p.Workers), s.micros, int(s.most)))
+		add(s.measure(dealt, s.groups(dealt)))
+		again := s.try(dealt)
+		add(again)
+		if len(s.prof.Speed) > 0 {
+			add(s.climb(again))
+		}
+	}
+	horizon := float64(cmp.Or(s.prof.Horizon, defaultHorizon))
+	slices.SortStableFunc(list, func(a, b shape) int {
+		worth := func(c shape) float64 { return c.time + float64(s.prof.stream(int64(c.moves)))/horizon }
+		return cmp.Or(cmp.Compare(worth(a), worth(b)), cmp.Compare(a.moves, b.moves))
+	})
+	return list[:min(most, len(list))]
+}
+
+func sameStage(a, b Stage) bool {
+	if a.Lo != b.Lo || a.Hi != b.Hi || len(a.Workers) != len(b.Workers) {
+		return false
+	}
+	for _, w := range a.Workers {
+		if !slices.Contains(b.Workers, w) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// What a resumed run is not told otherwise is as it was before.
+func TestInherit(t *testing.T) {
+	job := rundir.Job{
+		Workers: 6, Stages: 3, Mirrors: 2, MinWorkers: 4, Detect: "3s", Respawn: true, NoDigests: true, Reduction: "fast", Zero: 1,
+	}
+	said := runFlags{workers: 2, stages: 1, mirrors: 0, least: 1, detect: time.Second, digests: true}
+	for _, c := range []struct {
+		changed []string
+		want    runFlags
+	}{
+		{nil, runFlags{workers: 6, stages: 3, mirrors: 2, least: 4, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1}},
+		{[]string{"workers"}, runFlags{workers: 2, stages: 2, mirrors: 2, least: 2, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1}},
+		{[]string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "digests"},
+			runFlags{workers: 2, stages: 1, least: 1, detect: time.Second, digests: true, reduction: "fast", zero: 1}},
+	} {
+		got := said
+		if err := got.inherit(job, func(f string) bool { return slices.Contains(c.changed, f) }); err != nil || !got.same(c.want) {
+			t.Errorf("%v changed: %+v, %v, want %+v", c.changed, got, err, c.want)
+		}
+	}
+	job.Detect = "soon"
+	if err := new(runFlags).inherit(job, func(string) bool { return false }); err == nil {
+		t.Error("a job.json without a time was taken")
+	}
+}
+
+func (f runFlags) same(g runFlags) bool {
+	return f.workers == g.workers && f.stages == g.stages && f.mirrors == g.mirrors && f.least == g.least && f.respawn == g.respawn &&
+		f.detect == g.detect && f.digests == g.digests && f.hosts == 1 && f.reduction == g.reduction && f.zero == g.zero
+}
