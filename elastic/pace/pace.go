@@ -26,7 +26,8 @@ const (
 	leastSlow = 0.2
 	// noises is how many times a worker's usual deviation it must take longer, too.
 	noises = 6
-	// same is the part by which workers may differ that are taken to be equally fast.
+	// same is the part by which workers may differ that are taken to be equally fast; where a
+	// worker's usual deviation is greater than that allows, it may differ by more.
 	same = 0.15
 	// history is how many steps make the usual deviation.
 	history = 40
@@ -313,7 +314,8 @@ func (d *Detector) Times(id plan.WorkerID) (t plan.Times, settled bool) {
 				peers = append(peers, ol.past)
 			}
 		}
-		if mid := medianTime(peers); math.Abs(whole(own)/whole(mid)-1) < same {
+		band := max(same, noises/2*spread(w.usual))
+		if mid := medianTime(peers); math.Abs(whole(own)/whole(mid)-1) < band {
 			own = mid
 		}
 		own = scaled(own, 1/w.speed)
