@@ -91,6 +91,7 @@ type member struct {
 	report  *Report // answer to c.ballot
 	applied bool    // the order of c.ballot, or the coming plan
 	leaving bool
+	suspect string // who of the ring cannot reach it; "" for nobody
 }
 
 // change is a plan with what it is for.
@@ -185,6 +186,11 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.late(now, e.Timer)
 	case LinkLost:
 		return c.linkLost(now, e)
+	case Suspected:
+		if m := c.member(e.Worker); m != nil {
+			m.suspect = e.By
+		}
+		return nil
 	case Leaving:
 		return c.leaving(e)
 	case Joined:
@@ -880,8 +886,8 @@ func (c *Controller) repair(now time.Time) []Effect {
 }
 
 // evict ends workers until no broken link is left between two that live: first those
-// with most of them, then those whose loss the plan can bear, then those that own
-// least.
+// with most of them, then those that the ring suspects, then those whose loss the plan can
+// bear, then those that own least.
 func (c *Controller) evict(now time.Time) []Effect {
 	var effects []Effect
 	var links, younger []link
@@ -900,14 +906,18 @@ func (c *Controller) evict(now time.Time) []Effect {
 			count[l.b.ID]++
 		}
 		type candidate struct {
-			w     plan.Worker
-			fatal int // shards that would have no holder left
-			owns  int
+			w       plan.Worker
+			suspect string // who suspects it
+			fatal   int    // shards that would have no holder left
+			owns    int
 		}
 		var best *candidate
 		for _, l := range links {
 			for _, w := range []plan.Worker{l.a, l.b} {
 				k := candidate{w: w}
+				if m := c.member(w); m != nil {
+					k.suspect = m.suspect
+				}
 				for _, s := range c.plan.Shards {
 					if s.Owner == w.ID {
 						k.owns += s.Hi - s.Lo
@@ -918,7 +928,10 @@ func (c *Controller) evict(now time.Time) []Effect {
 				}
 				switch {
 				case best == nil, count[w.ID] > count[best.w.ID]:
-				case count[w.ID] < count[best.w.ID], k.fatal > best.fatal:
+				case count[w.ID] < count[best.w.ID], k.suspect == "" && best.suspect != "":
+					continue
+				case k.suspect != "" && best.suspect == "":
+				case k.fatal > best.fatal:
 					continue
 				case k.fatal == best.fatal && (k.owns > best.owns || k.owns == best.owns && w.ID <= best.w.ID):
 					continue
@@ -938,8 +951,11 @@ func (c *Controller) evict(now time.Time) []Effect {
 			}
 			return true
 		})
-		effects = append(effects, Kill{best.w, fmt.Sprintf("worker %d is evicted: its link to worker %s has been down for %v",
-			best.w.ID, strings.Join(others, ", "), c.cfg.Detect)})
+		reason := fmt.Sprintf("worker %d is evicted: its link to worker %s has been down for %v", best.w.ID, strings.Join(others, ", "), c.cfg.Detect)
+		if best.suspect != "" {
+			reason += fmt.Sprintf(", and %s cannot reach it", best.suspect)
+		}
+		effects = append(effects, Kill{best.w, reason})
 	}
 	return effects
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
-// Applied, Late, LinkLost, Leaving, Joined, Level, Measured, Finished, Saved and Led.
+// Applied, Late, LinkLost, Suspected, Leaving, Joined, Level, Measured, Finished, Saved and Led.
 type Event interface{ event() }
 
 // Evidence says how a death is known, and with it from when its time counts.
@@ -76,6 +76,13 @@ type (
 
 	// LinkLost says that a worker lost the link to another.
 	LinkLost struct{ From, To plan.Worker }
+
+	// Suspected says that By, a member of the gossip ring, cannot reach a worker; "" that
+	// nobody says so any more. It kills nobody: it tells which end of a broken link is to blame.
+	Suspected struct {
+		Worker plan.Worker
+		By     string
+	}
 
 	// Leaving says that a worker was asked to end, and wants to hand over.
 	Leaving struct{ Worker plan.Worker }
@@ -239,21 +246,22 @@ type Recovery struct {
 	Opened int // links
 }
 
-func (Dead) event()     {}
-func (Ended) event()    {}
-func (Harmed) event()   {}
-func (Answered) event() {}
-func (Agreed) event()   {}
-func (Applied) event()  {}
-func (Late) event()     {}
-func (LinkLost) event() {}
-func (Leaving) event()  {}
-func (Finished) event() {}
-func (Saved) event()    {}
-func (Joined) event()   {}
-func (Level) event()    {}
-func (Measured) event() {}
-func (Led) event()      {}
+func (Dead) event()      {}
+func (Ended) event()     {}
+func (Harmed) event()    {}
+func (Answered) event()  {}
+func (Agreed) event()    {}
+func (Applied) event()   {}
+func (Late) event()      {}
+func (LinkLost) event()  {}
+func (Suspected) event() {}
+func (Leaving) event()   {}
+func (Finished) event()  {}
+func (Saved) event()     {}
+func (Joined) event()    {}
+func (Level) event()     {}
+func (Measured) event()  {}
+func (Led) event()       {}
 
 func (Ask) effect()         {}
 func (Command) effect()     {}

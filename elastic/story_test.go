@@ -31,6 +31,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 //	finish W step=N          it has passed the last point
 //	end W                    it has ended well
 //	link A B                 A has lost the link to B
+//	suspect A [BY]           worker BY of the gossip ring cannot reach A; without BY, nobody says so any more
 //	late query|link|hold|wish|look [ms=1000]
 //	leave W
 //	join W                   it is ready, and in no plan yet
@@ -218,6 +219,12 @@ func (s *story) run(line string) []Effect {
 		return s.step(Ended{s.worker(s.words[1])})
 	case "link":
 		return s.step(LinkLost{s.worker(s.words[1]), s.worker(s.words[2])})
+	case "suspect":
+		by := ""
+		if len(s.words) > 2 {
+			by = "worker " + s.words[2]
+		}
+		return s.step(Suspected{s.worker(s.words[1]), by})
 	case "late":
 		s.now = s.now.Add(time.Duration(s.int("ms", 1000)) * time.Millisecond)
 		return s.step(Late{Timer(s.words[1])})

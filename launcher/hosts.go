@@ -474,7 +474,8 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		Log: func(id, incarnation int) (*os.File, error) {
 			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},
-		Show: func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
+		Telemetry: func() (agent.Telemetry, error) { return openTelemetry(ctx) },
+		Show:      func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
 		Done: func(term uint64, o agent.Outcome) {
 			var text, errs strings.Builder
 			o.Report(&text, &errs, "launcher")

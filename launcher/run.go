@@ -18,6 +18,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/telemetry"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
@@ -348,11 +349,16 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		}
 		return w, err
 	}
+	told, err := openTelemetry(ctx)
+	if err != nil {
+		v.Close()
+		return err
+	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 		Command: p.given, Dir: cwd, Resume: again,
-		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn,
+		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn, Telemetry: told,
 	})
 	if err != nil {
 		return failure{err}
@@ -370,6 +376,14 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return exitError(status)
 	}
 	return nil
+}
+
+// openTelemetry begins what the environment wants to know of the run; nil where it wants nothing.
+func openTelemetry(ctx context.Context) (agent.Telemetry, error) {
+	if telemetry.Disabled() {
+		return nil, nil
+	}
+	return telemetry.New(ctx)
 }
 
 // mirrors is the flag as the agent takes it, where 0 means the default.

@@ -46,6 +46,7 @@ type workerStatus struct {
 	Gone      string `json:"gone"` // why; "" for one of the plan
 	Stages    []int  `json:"stages"`
 	Layers    []int  `json:"layers"`
+	Ring      string `json:"ring"`     // what the gossip ring believes of it: alive, suspect, dead or left; "" where that is not known
 	Forwards  *int64 `json:"forwards"` // null while the run is under way
 	Backwards *int64 `json:"backwards"`
 }
@@ -147,6 +148,17 @@ func statusOf(r rundir.Record) (status, error) {
 		}
 	case r.Running:
 		s.State = "running"
+		now, err := rundir.ReadWorkers(r.Path)
+		if err != nil && !errors.Is(err, rundir.ErrNotRunning) { // it may end meanwhile
+			return s, err
+		}
+		for _, p := range now.Workers {
+			for i := range s.Workers {
+				if w := &s.Workers[i]; w.ID == p.ID && w.Life == p.Incarnation {
+					w.Ring = p.Ring
+				}
+			}
+		}
 	}
 	s.Recoveries = len(r.Recoveries)
 	if s.Recoveries > 0 {
@@ -204,6 +216,9 @@ func (s status) print(out io.Writer) error {
 		}
 		if ws.Gone != "" {
 			fmt.Fprintf(w, "\t%s", ws.Gone)
+		}
+		if ws.Ring != "" && ws.Ring != "alive" {
+			fmt.Fprintf(w, "\tthe ring says: %s", ws.Ring)
 		}
 		fmt.Fprintln(w)
 	}

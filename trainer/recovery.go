@@ -66,6 +66,7 @@ func (r *recovery) hear(m control.Message) error {
 		if err != nil {
 			return err
 		}
+		r.w.spans.ordered(order, o.Trace)
 		if order.Restart {
 			r.again, r.early = &order, nil
 			close(r.restarting())
@@ -86,13 +87,14 @@ func (r *recovery) hear(m control.Message) error {
 func (r *recovery) pass(m control.Message) error {
 	switch m := m.(type) {
 	case control.Query:
-		b := elastic.Ballot{Term: m.Term, Attempt: m.Attempt}
+		b, came := elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
 		r.engine.Query(b, func(report elastic.Report) {
 			body, err := report.Encode()
 			if err != nil {
 				panic(fmt.Sprintf("trainer: %v", err)) // plain numbers
 			}
 			_ = r.w.send(control.Answer{Term: b.Term, Attempt: b.Attempt, Report: body}) // without an agent, this worker ends
+			r.w.spans.answered(m.Trace, came)
 		})
 	case control.Order:
 		order, err := elastic.ParseOrder(m.Order)
@@ -169,10 +171,13 @@ func (r *recovery) cause(err error) error {
 
 // applied tells the agent of a plan that is live here.
 func (r *recovery) applied(a engine.Applied) {
+	now := time.Now()
 	_ = r.w.send(control.Applied{
 		Term: a.Ballot.Term, Attempt: a.Ballot.Attempt, Generation: a.Version.Generation, N: a.Version.N,
 		Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
 	})
+	r.w.gossip.applied(a.Version)
+	r.w.spans.applied(a, now)
 }
 
 // repaired tells the agent of a block that was altered here, and is as it was

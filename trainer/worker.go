@@ -74,7 +74,9 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
+	gossip   gossip
 
+	spans     *spans      // nil before Start, and where nobody wants to know
 	saver     *saver      // nil before Start, and for a run without checkpoints
 	saveAsked atomic.Bool // the agent wants one
 
@@ -198,6 +200,7 @@ func (w *worker) receive(ctx context.Context) error {
 		}
 		switch m := m.(type) {
 		case control.Start:
+			w.spans = newSpans(w, m.TraceEvery)
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
@@ -369,6 +372,8 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	if err != nil {
 		return err
 	}
+	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
+	w.gossip.applied(order.Plan.Version)
 	pool := kernel.NewPool(start.Threads)
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, p, start)
@@ -466,6 +471,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
 	}
 	w.saver.install(&config)
+	w.spans.install(&config)
 	e, err := engine.New(config)
 	if err != nil {
 		return err
@@ -608,9 +614,12 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 	if err := w.send(control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
 		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss, Left: left,
-		Forwards: r.Forwards, Backwards: r.Backwards,
+		Forwards: r.Forwards, Backwards: r.Backwards, Compute: int64(w.spans.computed()),
 	}); err != nil || left {
 		return cmp.Or(err, engine.ErrLeft)
+	}
+	if err := w.spans.tell(r.Step, uint64(r.Plan.N), began, took); err != nil {
+		return err
 	}
 	if p.OnStep != nil && r.Step > w.told && e.First() {
 		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
@@ -722,6 +731,7 @@ func (w *worker) evaluate(ctx context.Context, p *prepared, e *engine.Engine) (*
 	if p.EvalSamples > 0 {
 		k = min(n, p.EvalSamples)
 	}
+	defer w.spans.evaluated(time.Now())
 	loss, err := e.Evaluate(ctx, w.step, k, func(j int, in, target Tensor) error {
 		return w.sample(p.eval, spread(j, k, n), in, target)
 	})

@@ -93,6 +93,10 @@ type Config struct {
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool
 
+	// Telemetry gets spans and measures of the run; nil has nothing measured. Serve closes
+	// it.
+	Telemetry Telemetry
+
 	// HelloTimeout is how long a worker may take until it calls
 	// trainer.Main. 0 means 30 s, which is long for a process to start and short
 	// for a person to wait.
@@ -285,6 +289,7 @@ type run struct {
 	talking context.Context // theirs
 
 	commands   *commands // nil for a run without files
+	gossip     *gossip   // nil where there is no ring
 	agreement  *agreement
 	opened     chan opened     // while it is being opened; nil afterwards
 	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
@@ -310,6 +315,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	for id := range r.workers {
 		r.attend(id)
 	}
+	defer r.enterRing()()
 	if r.agreement != nil {
 		others.Go(func() { r.agreement.run(talk, r.post) })
 	}
@@ -435,6 +441,11 @@ loop:
 	}
 
 	out := r.s.outcome()
+	if r.cfg.Telemetry != nil {
+		if err := r.cfg.Telemetry.Close(); err != nil && out.Warning == "" {
+			out.Warning = oneLine(err.Error())
+		}
+	}
 	if r.s.lost >= 0 {
 		out.Detail = r.workers[r.s.lost].LastOutput()
 	}
@@ -675,6 +686,16 @@ func (r *run) do(e effect) error {
 			return nil
 		}
 		return dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.alive})
+	case beginTrace:
+		var file func([]byte) error
+		if dir != nil {
+			file = dir.AddTrace
+		}
+		r.cfg.Telemetry.Begin(e.run, e.program, file)
+	case writeSpans:
+		r.cfg.Telemetry.Spans(e.spans)
+	case measure:
+		r.cfg.Telemetry.Measure(e.m)
 	case writeSummary:
 		if dir == nil {
 			return nil

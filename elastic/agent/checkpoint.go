@@ -54,6 +54,7 @@ type saving struct {
 	every  time.Duration // 0 for none but that of a stopped run
 	due    time.Time
 	asked  bool
+	since  time.Time // it was
 	parts  map[saveID]map[plan.WorkerID]part
 	ready  []checkpoint.Manifest // to be committed, one after the other
 	under  bool                  // the first of them is being
@@ -130,7 +131,7 @@ func (s *session) askForSave(now time.Time) []effect {
 	if s.state != training || s.judged || s.stop != "" || s.saves.asked || s.saves.under || len(s.saves.parts)+len(s.saves.ready) > 0 {
 		return nil
 	}
-	s.saves.asked = true
+	s.saves.asked, s.saves.since = true, now
 	var effects []effect
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.gone && w.state == training {
@@ -260,6 +261,8 @@ func (s *session) committedSave(now time.Time, e committed) []effect {
 	}
 	s.saves.newest = max(s.saves.newest, e.step)
 	effects := []effect{s.event(now, "checkpoint", fmt.Sprintf("the state after step %d is saved", e.step))}
+	effects = append(effects, s.traceCheckpoint(now, e.step, s.saves.since)...)
+	s.saves.since = time.Time{}
 	return append(effects, s.tell(now, elastic.Saved{Step: e.step, Dir: s.cfg.RunDir.Path()})...)
 }
 

@@ -58,6 +58,8 @@ type HostConfig struct {
 	// Show returns what shows the run, and takes its output, while this host leads in a
 	// term. Several terms may overlap for a moment; the greatest counts.
 	Show func(term uint64) (view.View, io.Writer)
+	// Telemetry begins what gets spans and measures while this host leads; it may be nil, and return nil.
+	Telemetry func() (Telemetry, error)
 	// Done is told how the run has ended, by the host that leads.
 	Done func(term uint64, o Outcome)
 
@@ -150,11 +152,14 @@ func (h *Host) Serve(ctx context.Context) error {
 		return err
 	}
 
+	r.elections = node
+	if r.gossip, r.noRing = openHostRing(c); r.gossip != nil {
+		defer r.gossip.close()
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
-	r.elections = node
 	tasks.Go(func() { r.run(ctx) })
 	s := &seat{h: h, node: node, relay: r, again: make(chan *lead, 1)}
 	tasks.Go(func() { s.accept(ctx, secure) })
@@ -373,6 +378,11 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	cfg := c.Run
 	cfg.RunDir = dir
 	cfg.View, cfg.Output = c.Show(l.term)
+	if c.Telemetry != nil {
+		if cfg.Telemetry, err = c.Telemetry(); err != nil {
+			return Outcome{}, err
+		}
+	}
 	cfg = cfg.withDefaults(c.workers())
 	first := len(l.workers)
 	if in != nil {
@@ -399,6 +409,9 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 		sess.workers[i].who.Host = c.Hosts[w.host].Name
 	}
 	r := newRun(cfg, workers, sess)
+	if r.gossip = s.relay.gossip; s.relay.noRing != nil {
+		sess.noRing = noRing(s.relay.noRing)
+	}
 	r.start = l.start
 	l.back = func(host string) { r.post(hostBack{host}) }
 	r.agreement = &agreement{node: l.node, term: l.term, entries: make(chan proposal, 64)}

@@ -111,7 +111,9 @@ func (s *session) enter(now time.Time, id int) []effect {
 		return []effect{kill{id}}
 	}
 	w.state = training
-	effects := []effect{s.row(id, "joins"), sendMessage{id, s.startMessage()}}
+	start := s.startMessage()
+	start.Ring = s.ringOf(w)
+	effects := []effect{s.row(id, "joins"), sendMessage{id, start}}
 	return append(effects, s.tell(now, elastic.Joined{Worker: w.who, Addr: w.ready.Addr})...)
 }
 

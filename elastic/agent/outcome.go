@@ -169,13 +169,18 @@ type SilentError struct {
 	Worker      int
 	Workers     int // of the run
 	For         time.Duration
-	Step, Steps int // committed, and of the whole job; 0 of 0 before training
+	By          string // who else cannot reach it, of the gossip ring; "" for nobody
+	Step, Steps int    // committed, and of the whole job; 0 of 0 before training
 }
 
 func (e *SilentError) Error() string { return e.cause() + loss(e.Workers, e.Step, e.Steps) }
 
 func (e *SilentError) cause() string {
-	return fmt.Sprintf("worker %d has been silent for %v", e.Worker, e.For)
+	text := fmt.Sprintf("worker %d has been silent for %v", e.Worker, e.For)
+	if e.By != "" {
+		text += fmt.Sprintf(", and %s cannot reach it", e.By)
+	}
+	return text
 }
 
 // loss ends the message that a worker is gone.

@@ -193,7 +193,7 @@ func (s *session) die(now time.Time, id int) []effect {
 func (s *session) processes() (e writeWorkers) {
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.gone && !w.exited && w.pid > 0 {
-			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid})
+			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.ring.String()})
 		}
 	}
 	return e
@@ -230,7 +230,8 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 	case control.LinkLost:
 		return s.tell(now, elastic.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
 	case control.Level:
-		return s.tell(now, elastic.Level{Worker: from, ID: m.ID, Step: m.Step})
+		level := elastic.Level{Worker: from, ID: m.ID, Step: m.Step}
+		return append(s.traceLevel(now, level), s.tell(now, level)...)
 	case control.Leave:
 		return s.tell(now, elastic.Leaving{Worker: from})
 	}
@@ -244,10 +245,14 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 	}
 	var effects []effect
 	add := func(e ...effect) { effects = append(effects, e...) }
+	cause := e
 	for _, e := range s.ctl.Step(now, e) {
+		add(s.traceEffect(now, cause, e)...)
 		switch e := e.(type) {
 		case elastic.Ask:
-			add(sendMessage{s.find(e.Worker), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt}})
+			add(sendMessage{s.find(e.Worker), control.Query{
+				Term: e.Ballot.Term, Attempt: e.Ballot.Attempt, Trace: s.tr.ballot(e.Ballot).String(),
+			}})
 		case elastic.Command:
 			text, err := e.Order.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {
@@ -257,7 +262,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 				return append(effects, s.judge(now, &PlanError{err})...)
 			}
 			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
-			add(sendMessage{s.find(e.Worker), control.Order{Order: text}})
+			add(sendMessage{s.find(e.Worker), control.Order{Order: text, Trace: s.tr.order(e.Order).String()}})
 		case elastic.Copy:
 			text, err := e.Fill.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {

@@ -25,6 +25,8 @@ type relay struct {
 	news chan struct{} // the leadership has changed
 
 	elections elections
+	gossip    *gossip // nil where there is no ring
+	noRing    error   // why there is none, where there should be
 
 	stood time.Time // when this node stood for election last; of run
 
@@ -475,6 +477,7 @@ func (r *relay) hear(m control.Message) error {
 		var told *bool
 		switch said := said.(type) {
 		case control.Start:
+			r.gossip.join(said.Ring.Seeds)
 			told = &l.started
 		case control.Stop:
 			told = &l.stopped

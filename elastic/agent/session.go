@@ -56,8 +56,15 @@ type session struct {
 	ahead         []received               // steps that others have to tell of first
 	later         []event                  // for the time after the take-over
 
+	// The gossip ring: what workers are told of it, whether it has formed, and when it is told who is missing.
+	gossip     control.Ring
+	ringFormed bool
+	ringDue    time.Time
+	noRing     string // why there is none, where there should be
+
 	noted     plan.Version // of the newest line of plans.jsonl
 	starting  []effect     // when the first plan is agreed
+	tr        *tracer      // nil if nobody wants it
 	pace      pacing
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
@@ -107,6 +114,7 @@ type worker struct {
 	own   rundir.Worker
 	pid   int
 	heard time.Time // when it last said something; zero before its Hello
+	ring  standing
 
 	failed         bool // it has said Failed, and its exit says nothing new
 	closed, exited bool
@@ -285,6 +293,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
 	case watchTick:
 		return s.watch(now, e.due)
+	case gossiped:
+		return s.gossiped(now, e)
 	case causeLate:
 		return s.believe(now)
 	case alarm:
@@ -418,22 +428,20 @@ const startPatience = 10
 // itself kept from listening, and begins anew.
 func (s *session) watch(now, due time.Time) []effect {
 	late := now.Sub(due) > s.cfg.Detect/4
-	limit := s.cfg.silence()
-	if s.state < training {
-		// Reading data and starting processes may take a machine's whole attention,
-		// and nothing is lost yet by patience.
-		limit *= startPatience
+	effects := s.missing(now)
+	if late {
+		effects = append(effects, s.deaf(now)...)
 	}
-	var effects []effect
 	for id := range s.workers {
 		w := &s.workers[id]
+		limit := s.bears(w, now)
 		switch {
 		case w.heard.IsZero():
 		case late:
 			w.heard = now
 		case !s.judged && !w.closed && !w.exited && w.doom == nil && now.Sub(w.heard) > limit:
 			w.silent = w.heard
-			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, Step: s.last.Step, Steps: s.job.Steps}
+			w.doom = &SilentError{Worker: s.id(id), Workers: len(s.workers), For: limit, By: w.ring.by, Step: s.last.Step, Steps: s.job.Steps}
 			if s.state < training {
 				return s.judge(now, w.doom)
 			}
@@ -533,6 +541,16 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return nil // it joined as the run ended, which did not need it
 		}
 		return s.finish(now, id, m)
+
+	case control.Spans:
+		if w.state != training || w.gone || s.state != training {
+			return nil
+		}
+		effects, fault := s.spans(now, id, m)
+		if fault != "" {
+			return bad("%s", fault)
+		}
+		return effects
 
 	case control.Repaired:
 		if w.state != training || w.gone {
@@ -639,9 +657,13 @@ func (s *session) begin(now time.Time) []effect {
 		s.job.Args = s.cfg.Args
 	}
 
+	if s.cfg.Telemetry != nil {
+		s.tr = newTracer(&s.job)
+	}
 	begin := view.Begin{Job: s.job, Reason: string(reason)}
 	start := s.startMessage()
 	start.Plan = text
+	s.ringDue = s.formBy(now)
 	if s.cfg.RunDir != nil {
 		if start.Checkpoints {
 			s.saves.every = first.CheckpointEvery
@@ -683,8 +705,15 @@ func (s *session) begin(now time.Time) []effect {
 		text := strings.Join(s.chaos, ",")
 		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
 	}
+	if s.noRing != "" {
+		effects = append(effects, s.event(now, "note", s.noRing))
+	}
+	if s.tr != nil {
+		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+	}
 	for id := range s.workers {
 		s.workers[id].state = training
+		start.Ring = s.ringOf(&s.workers[id])
 		s.starting = append(s.starting, sendMessage{id, start})
 	}
 	return append(effects, show{begin})
@@ -717,6 +746,9 @@ func (s *session) startMessage() control.Start {
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.chaos}
 	if s.term > 0 {
 		start.Detect = s.cfg.Detect
+	}
+	if s.tr != nil {
+		start.TraceEvery = s.tr.every
 	}
 	if s.cfg.RunDir != nil {
 		start.RunDir = s.cfg.RunDir.Path()
@@ -789,7 +821,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 			}
 		}
 		s.forget()
-		return []effect{row}
+		return append([]effect{row}, s.traceWorkerStep(id, m)...)
 	}
 	s.told[m.Step] = said{id, m}
 	s.forget()
@@ -806,7 +838,9 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.gather(now)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.traceStep(m)...)
+	effects = append(effects, s.traceWorkerStep(id, m)...)
+	effects = append(effects, s.gather(now)...)
 	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
 		if s.ahead = nil; !s.judged {
 			e := ahead[0]

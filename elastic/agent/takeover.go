@@ -168,7 +168,13 @@ func (s *session) takeOver(now time.Time) []effect {
 		s.last = *h.Last
 	}
 	s.thin = thin(&s.plan)
+	if s.cfg.Telemetry != nil {
+		s.tr = newTracer(&s.job)
+	}
 	effects := []effect{s.event(now, "lead", fmt.Sprintf("%s leads in term %d", s.leader, s.term)), s.processes()}
+	if s.tr != nil {
+		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+	}
 	if h.Summary != nil {
 		return append(effects, s.conclusion(now, *h.Summary)...)
 	}
@@ -216,6 +222,7 @@ func (s *session) takeOver(now time.Time) []effect {
 	}
 	start := s.startMessage()
 	start.Plan = text
+	s.ringDue = s.formBy(now)
 	for _, p := range in.orders[0].Peers {
 		start.Peers = append(start.Peers, control.Peer{ID: int(p.ID), Incarnation: p.Incarnation, Addr: p.Addr})
 	}
@@ -227,11 +234,12 @@ func (s *session) takeOver(now time.Time) []effect {
 		w.own = share(&s.plan, w.who)
 		if w.state == prepared {
 			w.state, w.heard = training, now
+			begin := s.startMessage()
 			if hasPart(in.orders[0].Plan.Workers, w.who) {
-				effects = append(effects, sendMessage{id, start}) // who has begun does not hear it
-			} else {
-				effects = append(effects, sendMessage{id, s.startMessage()})
+				begin = start // who has begun does not hear it
 			}
+			begin.Ring = s.ringOf(w)
+			effects = append(effects, sendMessage{id, begin})
 		}
 	}
 	for _, e := range s.later {

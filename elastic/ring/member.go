@@ -40,6 +40,9 @@ const (
 	MaxAddr = 255 // bytes
 )
 
+// LocalHost is the name of the host where there is only one.
+const LocalHost = "localhost"
+
 // MaxMembers bounds the members a ring remembers, the dead included.
 const MaxMembers = 4096
 

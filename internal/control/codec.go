@@ -85,6 +85,8 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Start](dec)
 	case Step{}.kind():
 		m, err = decodeAs[Step](dec)
+	case Spans{}.kind():
+		m, err = decodeAs[Spans](dec)
 	case Output{}.kind():
 		m, err = decodeAs[Output](dec)
 	case Stop{}.kind():

@@ -1,6 +1,8 @@
 package control
 
 import (
+	"fmt"
+	"io"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/progress"
@@ -11,7 +13,7 @@ import (
 const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
-// by value: Hello, Beat, Note, Ready, Step, Output, Answer, Applied, Repaired, LinkLost,
+// by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,
 // Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
 // Release from the agent. Between the agents of several hosts there are Host, Lead,
 // Told, Relayed, Closed, Exited, Begin, Kill and Beat.
@@ -133,10 +135,33 @@ type Start struct {
 	// before the plan's first; "" for a run that begins.
 	From string
 
+	// TraceEvery has one of so many steps told of in Spans, and the first one, and those that a
+	// recovery interrupts; 0 has nothing measured.
+	TraceEvery int
+
 	// Chaos lists harms in the grammar of package chaos, of which each worker
 	// does its own to itself.
 	Chaos []string
+
+	// Ring says how the worker becomes a member of the gossip ring.
+	Ring Ring
 }
+
+// Ring is what a member of the gossip ring has to know.
+type Ring struct {
+	Job    string        // name of the ring, which keeps those of different runs apart
+	Key    Key           // of all members
+	Seeds  []string      // addresses of members; none means that there is no ring
+	Host   string        // the worker's, "" for the only one
+	Detect time.Duration // budget
+	Size   int           // how many members the ring is to have
+}
+
+// Key is a secret. It has no textual form, so that no log or message shows it.
+type Key []byte
+
+// Format implements [fmt.Formatter].
+func (Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "(secret)") }
 
 // Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
 // Forwards and Backwards have the same bits in every worker's message for a step.
@@ -155,6 +180,37 @@ type Step struct {
 	// Forwards and Backwards count what this worker has run in training so
 	// far: (stage, micro-batch) pairs.
 	Forwards, Backwards int64
+
+	Compute int64 // nanoseconds of the step in which this worker computed; 0: not measured
+}
+
+// MaxSpans bounds the spans and the links of one message.
+const MaxSpans = 1 << 12
+
+// Spans tells what a worker did, where the agent wants to know: in a step after its Step, or
+// for an order after its Applied.
+type Spans struct {
+	Trace   string // of the Query or the Order; "" for a step
+	Step    int
+	Plan    uint64 // Version.N of the plan of the step
+	Spans   []Span // at most MaxSpans
+	Links   []Traffic
+	Dropped int // spans beyond MaxSpans
+}
+
+// Span is a stretch of time. What it is not about is -1.
+type Span struct {
+	Name                      string // see package trace
+	Start, Took               int64  // nanoseconds since 1970, and nanoseconds
+	Stage, Micro, Layer, Peer int
+	Back                      bool  // a boundary tensor on its way back
+	Bytes                     int64 // of the operand; 0: not known
+}
+
+// Traffic is what a worker has sent to another one so far, in bytes of messages.
+type Traffic struct {
+	Worker int
+	Sent   int64
 }
 
 // Output is text the program wants on its standard output. Only the first
@@ -210,6 +266,7 @@ const Thaw = "thaw"
 // higher ballot does not answer.
 type Query struct {
 	Term, Attempt uint64 // the ballot
+	Trace         string // the recovery's place in its trace, as traceparent; "" for none
 }
 
 // Answer is the answer to a Query.
@@ -221,6 +278,7 @@ type Answer struct {
 // Order makes the worker apply a plan.
 type Order struct {
 	Order []byte // an elastic.Order, encoded
+	Trace string // what the plan is for, as traceparent; "" for none
 }
 
 // Applied says that the worker has applied the plan of an Order, and has a task of it
@@ -388,6 +446,7 @@ func (Level) kind() string    { return "level" }
 func (LinkLost) kind() string { return "link-lost" }
 func (Leave) kind() string    { return "leave" }
 func (Harm) kind() string     { return "harm" }
+func (Spans) kind() string    { return "spans" }
 func (Add) kind() string      { return "add" }
 func (Added) kind() string    { return "added" }
 

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 	"unsafe"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/trace"
 	"github.com/soliton-train/soliton/internal/tree"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -163,6 +165,7 @@ func (e *Engine) sayCommit(r *request) {
 			e.fail(err)
 			return
 		}
+		e.computed(trace.Check, spanOf(-1, 0))
 		mine.newest = e.newest()
 		r.said = mine.append(checked)
 		r.size = func(w plan.WorkerID) int { return recordSize + lossSumSize*len(e.plan.Nodes(last, w, step)) }
@@ -198,8 +201,12 @@ func (e *Engine) startExchange(r *request) {
 	call.Priority = comm.Control
 	r.exchanging = true
 	g, ctx := e.everyone, e.opsCtx
-	ballot := e.ballot
+	ballot, began, name := e.ballot, time.Now(), trace.Exchange
+	if r.point.Gate == elastic.Committed {
+		name = trace.Commit
+	}
 	e.operate(func() error { return g.AllGather(ctx, call, all, parts) }, func() {
+		e.span(name, began, spanOf(-1, int64(len(all))))
 		if e.sealed || e.ballot != ballot || e.req != r {
 			return // it has said that it did not pass
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/graph"
@@ -12,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/meter"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/trace"
 	"github.com/soliton-train/soliton/internal/tree"
 )
 
@@ -43,11 +45,16 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	micro := Micro{
 		Step: st.number, Index: m, First: m * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true,
 		Ready: func(layer int) error {
-			resume := e.c.Meter.Hold()
-			err := e.arrivals[layer].wait(e.ctx)
-			resume()
-			e.c.Meter.Lap(layer)
-			return err
+			defer e.c.Meter.Lap(layer)
+			if e.arrivals[layer].there() {
+				return nil
+			}
+			began, resume := time.Now(), e.c.Meter.Hold()
+			defer func() {
+				resume()
+				e.span(trace.Gather, began, spanOf(layer, 0))
+			}()
+			return e.arrivals[layer].wait(e.ctx)
 		},
 	}
 	var in, out tensor.Tensor
@@ -98,6 +105,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			return
 		}
 		e.forwards++
+		e.computed(trace.Forward, Span{Stage: s, Micro: m, Layer: -1, Peer: -1})
 		st.queue.Done(t)
 		for i, dims := range within {
 			e.knowShape(e.plan.Stages[s].Lo+1+i, dims)
@@ -152,6 +160,7 @@ func (e *Engine) backward(t graph.Task, w *task) {
 	}, func(err error) {
 		e.c.Progress.End()
 		e.backwards++
+		e.computed(trace.Backward, Span{Stage: s, Micro: m, Layer: -1, Peer: -1})
 		st.queue.Done(t)
 		if s > 0 {
 			e.made(tensorID{s, m, comm.Backward}, din)
@@ -290,12 +299,14 @@ func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[e.reducer(p)]})
 	}
 	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(layer)
+	began := time.Now()
 	e.operate(func() error {
 		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
 			return v[t.Shards[shard].Lo:t.Shards[shard].Hi]
 		}, func(shard int) []float32 { return mine[shard].memory() }, nil)
 	}, func() {
+		e.span(trace.Reduce, began, spanOf(layer, 4*int64(e.c.Layers[layer].Size())))
 		for _, sh := range mine {
 			if sh != nil {
 				sh.completed(e, sh.own)
@@ -322,7 +333,9 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
 	}
 	ctx, call := e.opsCtx, e.call(layer)
+	began := time.Now()
 	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
+		e.span(trace.Reduce, began, spanOf(layer, 4*int64(len(sum))))
 		for i, sh := range mine {
 			if sh != nil {
 				sh.completed(e, sum[places[i]:places[i]+sh.Hi-sh.Lo])

@@ -109,9 +109,35 @@ type Config struct {
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
+	// Span, if it is not nil, is told what this worker has done, by any goroutine: it must
+	// not wait. Otherwise nothing is measured.
+	Span func(Span)
 	// Phase, if it is not nil, is told when the worker begins with a phase of a
 	// step, and may be told so again. The loop calls it.
 	Phase func(step int, phase string)
+}
+
+// Span is a stretch of time in which this worker did something. What it is not about is -1.
+type Span struct {
+	Name                string // see package trace
+	Start, End          time.Time
+	Stage, Micro, Layer int
+	Peer                plan.WorkerID
+	Back                bool  // a boundary tensor on its way back
+	Bytes               int64 // 0: not known
+}
+
+// span tells of something that has ended now.
+func (e *Engine) span(name string, began time.Time, of Span) {
+	if e.c.Span != nil {
+		of.Name, of.Start, of.End = name, began, time.Now()
+		e.c.Span(of)
+	}
+}
+
+// spanOf is a span about a layer, or about nothing if that is -1.
+func spanOf(layer int, bytes int64) Span {
+	return Span{Stage: -1, Micro: -1, Layer: layer, Peer: -1, Bytes: bytes}
 }
 
 // The phases of a step on one worker, which overlap.
@@ -199,6 +225,8 @@ type Engine struct {
 
 	busy    work
 	jobStop context.CancelFunc // ends a job that goes on
+	// When the newest of what was computed began and ended; the loop reads it once that is over.
+	jobBegan, jobEnded time.Time
 
 	normScale int
 	grads     []*tree.Sums[[]float32] // of each layer that this worker holds
@@ -417,7 +445,9 @@ func (e *Engine) do(kind work, f func() error, after func(error)) {
 				after(err)
 			})
 		}()
+		e.jobBegan = time.Now()
 		err = f()
+		e.jobEnded = time.Now()
 	}
 	e.compute <- job // there is room: it was idle
 }
@@ -604,6 +634,14 @@ func (e *Engine) First() (first bool) {
 func (e *Engine) Version() (v plan.Version) {
 	e.inspect(func() { v = e.plan.Version })
 	return v
+}
+
+// computed tells of what the computing goroutine has just ended.
+func (e *Engine) computed(name string, of Span) {
+	if e.c.Span != nil {
+		of.Name, of.Start, of.End = name, e.jobBegan, e.jobEnded
+		e.c.Span(of)
+	}
 }
 
 // inspect calls f in the loop, or here when that has ended.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/trace"
 	"github.com/soliton-train/soliton/internal/tree"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -204,6 +205,7 @@ func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 			e.fail(err)
 			return
 		}
+		e.computed(trace.Update, spanOf(-1, 0))
 		e.phase(step, PhaseGather) // of who spreads nothing
 		after()
 	})

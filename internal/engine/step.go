@@ -3,11 +3,13 @@ package engine
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/trace"
 )
 
 // stepState is a step until its commit.
@@ -79,6 +81,11 @@ func (id tensorID) producer() graph.Pair {
 		return graph.Pair{Stage: id.b - 1, Micro: id.m}
 	}
 	return graph.Pair{Stage: id.b, Micro: id.m}
+}
+
+// span is about the tensor and the other end of its way.
+func (id tensorID) span(peer plan.WorkerID, bytes int) Span {
+	return Span{Stage: id.b, Micro: id.m, Layer: -1, Peer: peer, Back: id.dir != comm.Forward, Bytes: int64(bytes)}
 }
 
 func (id tensorID) key(step uint64) comm.Key {
@@ -223,17 +230,26 @@ func (e *Engine) want(id tensorID) {
 	r := e.c.Network.Expect(id.key(st.wire), comm.Bytes(b.t.F))
 	b.recv = r
 	r.OnDone(func() {
+		var arrived Span
+		if e.c.Span != nil {
+			arrived = id.span(-1, 4*len(b.t.F))
+			arrived.Name, arrived.Start = trace.Arrive, time.Now()
+			arrived.End = arrived.Start
+		}
 		e.mail.put(func() {
 			n, from, err := r.Wait(e.ctx) // it has ended
 			if e.step != st || b.recv != r || err != nil {
 				return // it was made here, or is not wanted any more
 			}
-			b.recv = nil
+			b.recv, arrived.Peer = nil, plan.WorkerID(from.Worker)
 			if n != 4*len(b.t.F) {
 				e.fail(fmt.Errorf("step %d: worker %v sent %d bytes of a boundary tensor of %v", st.number, from, n, dims))
 				return
 			}
 			b.here = true
+			if e.c.Span != nil {
+				e.c.Span(arrived)
+			}
 			e.arrive(id)
 		})
 	})
@@ -283,7 +299,12 @@ func (e *Engine) hand(id tensorID, b *boundary) {
 		return
 	}
 	b.sentTo[to] = true
-	b.sends = append(b.sends, e.c.Network.Post(e.session(to), id.key(st.wire), comm.Bytes(b.t.F), comm.Bulk))
+	sending := e.c.Network.Post(e.session(to), id.key(st.wire), comm.Bytes(b.t.F), comm.Bulk)
+	b.sends = append(b.sends, sending)
+	if e.c.Span != nil {
+		began, of := time.Now(), id.span(to, 4*len(b.t.F))
+		sending.OnDone(func() { e.span(trace.Transfer, began, of) })
+	}
 }
 
 // shape is the shape of the input of a layer for one micro-batch. Who has run the layer before

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,7 @@ type Pair struct{ Stage, Micro int }
 const (
 	wordStep    = iota // 0 while another step is set up
 	wordRunning        // packed pair + 1, or 0
+	wordSince          // when that began or, with nothing running, the one before ended: nanoseconds since 1970
 	wordCount          // of what follows
 	firstPair
 )
@@ -101,12 +103,14 @@ func (r *Record) Begin(step int, p Pair, forward bool) {
 		atomic.StoreUint64(&r.words[firstPair+n], p.pack())
 		atomic.StoreUint64(&r.words[wordCount], n+1)
 	}
+	atomic.StoreUint64(&r.words[wordSince], uint64(time.Now().UnixNano()))
 	atomic.StoreUint64(&r.words[wordRunning], p.pack()+1)
 }
 
 // End says that the pass has ended.
 func (r *Record) End() {
 	if r != nil {
+		atomic.StoreUint64(&r.words[wordSince], uint64(time.Now().UnixNano()))
 		atomic.StoreUint64(&r.words[wordRunning], 0)
 	}
 }
@@ -116,6 +120,7 @@ type State struct {
 	Step    int // 0: it had begun nothing
 	Begun   []Pair
 	Running *Pair // as the worker died
+	Since   int64 // when it began, or when the one before ended: nanoseconds since 1970; 0: not known
 }
 
 // State reads the record. Its words may be anything: the worker's memory is
@@ -128,6 +133,7 @@ func (r *Record) State() State {
 	if s.Step <= 0 {
 		return State{}
 	}
+	s.Since = int64(atomic.LoadUint64(&r.words[wordSince]))
 	for i := range min(atomic.LoadUint64(&r.words[wordCount]), maxPairs) {
 		s.Begun = append(s.Begun, unpack(atomic.LoadUint64(&r.words[firstPair+i])))
 	}

@@ -4,9 +4,11 @@ import (
 	"os"
 	"reflect"
 	"testing"
+	"time"
 )
 
 func TestRecord(t *testing.T) {
+	began := time.Now()
 	agent, f, err := Create()
 	if err != nil {
 		t.Fatal(err)
@@ -30,9 +32,14 @@ func TestRecord(t *testing.T) {
 	if err := worker.Close(); err != nil { // as death does
 		t.Fatal(err)
 	}
+	got := agent.State()
+	if since := time.Unix(0, got.Since); since.Before(began) || since.After(time.Now()) {
+		t.Errorf("it began at %v, the test at %v", since, began)
+	}
+	got.Since = 0
 	want := State{Step: 2, Begun: []Pair{{1, 3}, {1, 4}}, Running: &Pair{1, 3}}
-	if s := agent.State(); !reflect.DeepEqual(s, want) {
-		t.Errorf("%+v, want %+v", s, want)
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 

@@ -111,9 +111,10 @@ type Workers struct {
 
 // Process is a worker that lives.
 type Process struct {
-	ID          int `json:"id"`
-	Incarnation int `json:"incarnation"`
-	PID         int `json:"pid"`
+	ID          int    `json:"id"`
+	Incarnation int    `json:"incarnation"`
+	PID         int    `json:"pid"`
+	Ring        string `json:"ring"` // what the gossip ring believes of it: alive, suspect, dead or left; "" as long as that is not known
 }
 
 // Time is a point in time as the line files hold it: RFC 3339 with

@@ -61,7 +61,7 @@ func (d *Dir) continueRun() error {
 	for _, l := range []struct {
 		name string
 		f    **os.File
-	}{{"metrics.jsonl", &d.metrics}, {"events.jsonl", &d.events}, {"plans.jsonl", &d.plans}} {
+	}{{"metrics.jsonl", &d.metrics}, {"events.jsonl", &d.events}, {"plans.jsonl", &d.plans}, {"traces.jsonl", &d.traces}} {
 		f, err := os.OpenFile(d.File(l.name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
 		if err != nil {
 			return err

@@ -45,6 +45,7 @@ type Dir struct {
 	metrics *os.File
 	events  *os.File
 	plans   *os.File
+	traces  *os.File
 	own     []string // what this Dir made in the directory before it became a run, in the order of removal
 	bin     bool     // MakeBin made the folder
 	isRun   bool     // job.json is written
@@ -113,7 +114,27 @@ func (d *Dir) Resume() error {
 			return err
 		}
 	}
-	return nil
+	// Traces may be long, and a line more among them does no harm.
+	var err error
+	d.traces, err = os.OpenFile(d.File("traces.jsonl"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
+	if err != nil {
+		return err
+	}
+	return endLine(d.traces)
+}
+
+// endLine ends a line that was not written to its end.
+func endLine(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 {
+		return err
+	}
+	last := []byte{0}
+	if _, err := f.ReadAt(last, info.Size()-1); err != nil || last[0] == '\n' {
+		return err
+	}
+	_, err = f.Write([]byte{'\n'})
+	return err
 }
 
 // takeOver copies the whole lines of a file.
@@ -174,7 +195,7 @@ func create(path string) (*Dir, error) {
 
 // files are the names that a run writes besides lock.
 var files = []string{
-	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "summary.json",
+	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "traces.jsonl", "summary.json",
 	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints",
 }
 
@@ -322,6 +343,9 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	if d.plans, err = d.openLines("plans.jsonl"); err != nil {
 		return err
 	}
+	if d.traces, err = d.openLines("traces.jsonl"); err != nil {
+		return err
+	}
 	if err := d.writeJSON("data.json", data); err != nil {
 		return err
 	}
@@ -373,6 +397,9 @@ func (d *Dir) AddEvent(e Event) error { return d.addLine(&d.events, e) }
 
 // AddPlan appends a line to plans.jsonl. WriteJob comes first.
 func (d *Dir) AddPlan(p Plan) error { return d.addLine(&d.plans, p) }
+
+// AddTrace appends a line of OTLP JSON to traces.jsonl. WriteJob comes first.
+func (d *Dir) AddTrace(line []byte) error { return d.addLine(&d.traces, json.RawMessage(line)) }
 
 func (d *Dir) addLine(f **os.File, v any) error {
 	line, err := json.Marshal(v)
@@ -432,7 +459,7 @@ func (d *Dir) WriteSummary(s Summary) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, f := range []*os.File{d.metrics, d.events, d.plans} {
+	for _, f := range []*os.File{d.metrics, d.events, d.plans, d.traces} {
 		if f != nil {
 			if err := f.Sync(); err != nil {
 				return err
@@ -490,12 +517,12 @@ func (d *Dir) Close() error {
 	}
 	d.closed = true
 	var err error
-	for _, f := range []*os.File{d.metrics, d.events, d.plans} {
+	for _, f := range []*os.File{d.metrics, d.events, d.plans, d.traces} {
 		if f != nil {
 			err = errors.Join(err, f.Close())
 		}
 	}
-	d.metrics, d.events, d.plans = nil, nil, nil
+	d.metrics, d.events, d.plans, d.traces = nil, nil, nil, nil
 	if d.bin {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}

@@ -1,0 +1,272 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coltrace "go.opentelemetry.io/proto/otlp/collector/trace/v1"
+	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/trace"
+)
+
+// collector is a receiver of OTLP over HTTP, on the official definitions of the protocol.
+type collector struct {
+	t   *testing.T
+	url string
+
+	mu    sync.Mutex
+	spans []trace.Span
+	other map[string]int // requests for other paths
+	seen  bytes.Buffer   // all that came
+}
+
+func collect(t *testing.T) *collector {
+	c := &collector{t: t, other: make(map[string]int)}
+	s := httptest.NewServer(c)
+	t.Cleanup(s.Close)
+	c.url = s.URL
+	return c
+}
+
+func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r.URL.Path != "/v1/traces" {
+		c.other[r.URL.Path]++
+		return
+	}
+	body := io.Reader(r.Body)
+	if r.Header.Get("Content-Encoding") == "gzip" {
+		z, err := gzip.NewReader(r.Body)
+		if err != nil {
+			c.t.Error(err)
+			return
+		}
+		body = z
+	}
+	text, err := io.ReadAll(body)
+	var m coltrace.ExportTraceServiceRequest
+	if err == nil {
+		err = proto.Unmarshal(text, &m)
+	}
+	if err != nil {
+		c.t.Error(err)
+		return
+	}
+	c.seen.Write(text)
+	for _, rs := range m.ResourceSpans {
+		worker := trace.Agent
+		for _, a := range rs.Resource.Attributes {
+			if a.Key == trace.KeyWorker {
+				worker = int(a.Value.GetIntValue())
+			}
+		}
+		for _, ss := range rs.ScopeSpans {
+			for _, s := range ss.Spans {
+				x := trace.Span{
+					Context: trace.Context{Trace: trace.ID(s.TraceId), Span: trace.SpanID(s.SpanId)}, Name: s.Name, Worker: worker,
+					Start: time.Unix(0, int64(s.StartTimeUnixNano)), End: time.Unix(0, int64(s.EndTimeUnixNano)),
+				}
+				if len(s.ParentSpanId) > 0 {
+					x.Parent = trace.SpanID(s.ParentSpanId)
+				}
+				if s.Status != nil {
+					x.Error = s.Status.Message
+				}
+				for _, a := range s.Attributes {
+					switch v := a.Value.GetValue().(type) {
+					case *commonpb.AnyValue_IntValue:
+						x.Attrs = append(x.Attrs, trace.Attr{Key: a.Key, Value: int(v.IntValue)})
+					case *commonpb.AnyValue_StringValue:
+						x.Attrs = append(x.Attrs, trace.Attr{Key: a.Key, Value: v.StringValue})
+					}
+				}
+				for _, l := range s.Links {
+					x.Links = append(x.Links, trace.Link{Context: trace.Context{Trace: trace.ID(l.TraceId), Span: trace.SpanID(l.SpanId)}})
+				}
+				c.spans = append(c.spans, x)
+			}
+		}
+	}
+}
+
+// named returns the spans of a name, in a trace where that is not zero.
+func named(spans []trace.Span, in trace.ID, name string) (all []trace.Span) {
+	for _, s := range spans {
+		if s.Name == name && (in == trace.ID{} || s.Trace == in) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// traced runs a job that a collector hears of, and returns what it heard, what the file says, and the lines
+// of the other files.
+func traced(t *testing.T, flags ...string) (c *collector, file []trace.Span, events []rundir.Event, steps []rundir.Metrics) {
+	t.Helper()
+	c = collect(t)
+	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
+	cmd := launch(t, append(args, mlp, "--steps", "40", "--micro-batch", "4")...)
+	cmd.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT="+c.url, "OTEL_EXPORTER_OTLP_HEADERS=authorization=top-secret", "SECRET=top-secret")
+	if status, stdout, stderr := result(t, cmd); status != 0 {
+		t.Fatalf("%d\n%s%s", status, stdout, stderr)
+	}
+	dir := filepath.Join(cmd.Dir, "run")
+	text, err := os.ReadFile(filepath.Join(dir, "traces.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := trace.Read(bytes.NewReader(text), func(s trace.Span) { file = append(file, s) }); err != nil {
+		t.Fatal(err)
+	}
+	if bytes.Contains(text, []byte("top-secret")) || bytes.Contains(c.seen.Bytes(), []byte("top-secret")) {
+		t.Error("a secret is in the traces")
+	}
+	return c, file, linesOf[rundir.Event](t, filepath.Join(dir, "events.jsonl")), linesOf[rundir.Metrics](t, filepath.Join(dir, "metrics.jsonl"))
+}
+
+func linesOf[T any](t *testing.T, path string) (all []T) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		var v T
+		if err := json.Unmarshal([]byte(line), &v); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+func near(a, b float64) bool { return math.Abs(a-b) <= 1 }
+
+func TestRecoveryIsOneTrace(t *testing.T) {
+	t.Parallel()
+	c, file, events, steps := traced(t, "--workers", "4", "--stages", "2", "--chaos", "kill:2@7")
+	for name, spans := range map[string][]trace.Span{"collector": c.spans, "file": file} {
+		roots := named(spans, trace.ID{}, trace.Recovery)
+		if len(roots) != 1 {
+			t.Fatalf("%s: %d recoveries", name, len(roots))
+		}
+		root := roots[0]
+		i := slices.IndexFunc(events, func(e rundir.Event) bool { return e.Recovery != nil })
+		e := events[i]
+		if !near(ms(root.End.Sub(root.Start)), e.TotalMS) || !near(ms(root.End.Sub(e.Time.Time)), 0) {
+			t.Errorf("%s: the root takes %v until %v, and the event says %v ms until %v", name, root.End.Sub(root.Start), root.End, e.TotalMS, e.Time)
+		}
+		if root.Int(trace.KeyStep, 0) != e.Step || root.Text(trace.KeyCause) != e.Cause || !strings.HasSuffix(root.Text(trace.KeyPlan), ".2") || e.Plan != 2 {
+			t.Errorf("%s: root %+v, event %+v", name, root, e)
+		}
+		for i, want := range []float64{e.DetectMS, e.QueryMS, e.PlanMS, e.AgreeMS, e.EditMS, e.ResumeMS} {
+			phase := slices.DeleteFunc(named(spans, root.Trace, trace.Phases[i]), func(s trace.Span) bool { return s.Worker != trace.Agent })
+			if len(phase) != 1 || phase[0].Parent != root.Span || !near(ms(phase[0].End.Sub(phase[0].Start)), want) {
+				t.Errorf("%s: phase %s: %+v, want %v ms", name, trace.Phases[i], phase, want)
+			}
+		}
+		if last := named(spans, root.Trace, trace.Last); len(last) != 1 || last[0].Worker != 2 || last[0].Parent != root.Span || last[0].Error == "" {
+			t.Errorf("%s: of the dead worker: %+v", name, last)
+		}
+		for _, what := range []string{trace.Answer, "edit", "resume"} {
+			var who []int
+			for _, s := range named(spans, root.Trace, what) {
+				if s.Worker != trace.Agent && s.Parent == root.Span {
+					who = append(who, s.Worker)
+				}
+			}
+			if slices.Sort(who); !slices.Equal(who, []int{0, 1, 3}) {
+				t.Errorf("%s: %s of workers %v", name, what, who)
+			}
+		}
+		// It is linked to the step that it interrupted, of which all there is was told.
+		struck := slices.IndexFunc(spans, func(s trace.Span) bool { return s.Name == trace.Step && s.Context == root.Links[0].Context })
+		if struck < 0 || spans[struck].Int(trace.KeyStep, 0) != e.Step {
+			t.Errorf("%s: links to %+v", name, root.Links)
+		}
+		// Steps agree with metrics.jsonl.
+		for _, s := range named(spans, trace.ID{}, trace.Step) {
+			if s.Parent != (trace.SpanID{}) {
+				continue
+			}
+			m := steps[s.Int(trace.KeyStep, 0)-1]
+			if !near(ms(s.End.Sub(s.Start)), m.MS) || !near(ms(s.End.Sub(m.Time.Time)), 0) || s.Int(trace.KeyTokens, 0) != int(m.Tokens) {
+				t.Errorf("%s: step %+v, metrics %+v", name, s, m)
+			}
+		}
+		if len(named(spans, trace.ID{}, trace.Forward)) == 0 || len(named(spans, trace.ID{}, trace.Reduce)) == 0 || len(named(spans, trace.ID{}, trace.Commit)) == 0 {
+			t.Errorf("%s: no passes, reductions or commits among %d spans", name, len(spans))
+		}
+	}
+	if len(file) != len(c.spans) {
+		t.Errorf("%d spans in the file, %d at the collector", len(file), len(c.spans))
+	}
+	if c.other["/v1/metrics"] == 0 {
+		t.Errorf("no measures came: %v", c.other)
+	}
+}
+
+func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
+	t.Parallel()
+	// Who is frozen does not answer the query that the other one's death brings.
+	_, file, events, _ := traced(t, "--workers", "4", "--mirrors", "2", "--chaos", "freeze:1@7,kill:2@7")
+	roots := named(file, trace.ID{}, trace.Recovery)
+	if len(roots) != 2 {
+		t.Fatalf("%d recoveries", len(roots))
+	}
+	if roots[0].Start.After(roots[1].Start) {
+		roots[0], roots[1] = roots[1], roots[0]
+	}
+	if roots[0].Trace == roots[1].Trace || !slices.ContainsFunc(roots[1].Links, func(l trace.Link) bool { return l.Context == roots[0].Context }) &&
+		!slices.ContainsFunc(roots[0].Links, func(l trace.Link) bool { return l.Context == roots[1].Context }) {
+		t.Errorf("not linked: %+v", roots)
+	}
+	e := events[slices.IndexFunc(events, func(e rundir.Event) bool { return e.Recovery != nil })]
+	if !near(ms(roots[0].End.Sub(roots[0].Start)), e.TotalMS) && !near(ms(roots[1].End.Sub(roots[1].Start)), e.TotalMS) {
+		t.Errorf("%v and %v, event %v", roots[0], roots[1], e.TotalMS)
+	}
+	edits := 0
+	for _, s := range named(file, trace.ID{}, "edit") {
+		if s.Worker != trace.Agent && (s.Trace == roots[0].Trace || s.Trace == roots[1].Trace) {
+			edits++
+		}
+	}
+	if edits != 2 {
+		t.Errorf("%d edits of 2 survivors", edits)
+	}
+}
+
+func TestTelemetryCanBeTurnedOff(t *testing.T) {
+	t.Parallel()
+	cmd := launch(t, "run", "--plain", "--workers", "2", "--run-dir", "run", mlp, "--steps", "3")
+	cmd.Env = append(os.Environ(), "OTEL_SDK_DISABLED=true")
+	if status, stdout, stderr := result(t, cmd); status != 0 {
+		t.Fatalf("%d\n%s%s", status, stdout, stderr)
+	}
+	if info, err := os.Stat(filepath.Join(cmd.Dir, "run", "traces.jsonl")); err != nil || info.Size() > 0 {
+		t.Errorf("%v, %v", info, err)
+	}
+	cmd = launch(t, "run", "--plain", "--workers", "2", "--run-dir", "run", mlp, "--steps", "3")
+	cmd.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL=http/json")
+	if status, _, stderr := result(t, cmd); status == 0 || !strings.Contains(stderr, `OTEL_EXPORTER_OTLP_PROTOCOL is "http/json": give http/protobuf or grpc`) {
+		t.Errorf("%d: %s", status, stderr)
+	}
+}

@@ -1,0 +1,164 @@
+package trainer
+
+import (
+	"sync"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/trace"
+)
+
+// spans keeps what this worker does in a step until the step has ended, and tells the agent of
+// the steps it wants to know about. Nobody wants to know of a nil spans.
+type spans struct {
+	w     *worker
+	every int
+
+	mu      sync.Mutex
+	list    []control.Span
+	dropped int
+	compute time.Duration
+	struck  bool                      // a recovery interrupts the step
+	orders  map[elastic.Ballot]string // the place in a trace of each that may still be applied
+	plan    string                    // the same of the newest boundary plan
+}
+
+func newSpans(w *worker, every int) *spans {
+	if every <= 0 {
+		return nil
+	}
+	return &spans{w: w, every: every, orders: make(map[elastic.Ballot]string)}
+}
+
+// install has the engine tell of what it does.
+func (s *spans) install(c *engine.Config) {
+	if s != nil {
+		c.Span = s.add
+	}
+}
+
+func (s *spans) add(x engine.Span) {
+	took := x.End.Sub(x.Start)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch x.Name {
+	case trace.Forward, trace.Backward, trace.Check, trace.Update:
+		s.compute += took
+	case trace.Gather:
+		s.compute -= took // it is part of a forward pass
+	}
+	s.put(control.Span{
+		Name: x.Name, Start: x.Start.UnixNano(), Took: int64(took), Stage: x.Stage, Micro: x.Micro, Layer: x.Layer, Peer: int(x.Peer),
+		Back: x.Back, Bytes: x.Bytes,
+	})
+}
+
+// put keeps a span, or counts it where there are too many; s.mu is held.
+func (s *spans) put(x control.Span) {
+	if len(s.list) >= control.MaxSpans-2 { // the step itself and an evaluation come
+		s.dropped++
+		return
+	}
+	s.list = append(s.list, x)
+}
+
+func spanAt(name string, began time.Time, took time.Duration) control.Span {
+	return control.Span{Name: name, Start: began.UnixNano(), Took: int64(took), Stage: -1, Micro: -1, Layer: -1, Peer: -1}
+}
+
+// evaluated tells of an evaluation.
+func (s *spans) evaluated(began time.Time) {
+	if s != nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.list = append(s.list, spanAt(trace.Evaluate, began, time.Since(began)))
+	}
+}
+
+// computed returns for how long this worker has computed since it was asked last.
+func (s *spans) computed() time.Duration {
+	if s == nil {
+		return 0
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c := s.compute
+	s.compute = 0
+	return max(c, 0)
+}
+
+// tell tells of a step that was committed, where somebody wants to know, and forgets it.
+func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration) error {
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	wanted := s.struck || step%s.every == 0 || step == 1
+	m := control.Spans{Step: step, Plan: plan, Dropped: s.dropped}
+	if wanted {
+		m.Spans = append(s.list, spanAt(trace.Step, began, took))
+		s.list = nil
+	} else {
+		s.list = s.list[:0]
+	}
+	s.dropped, s.struck = 0, false
+	s.mu.Unlock()
+	if !wanted {
+		return nil
+	}
+	for _, l := range s.w.net.Stats() {
+		if len(m.Links) < control.MaxSpans {
+			m.Links = append(m.Links, control.Traffic{Worker: int(l.Peer.Worker), Sent: l.BytesSent})
+		}
+	}
+	return s.w.send(m)
+}
+
+// answered tells of the answer to a query.
+func (s *spans) answered(context string, came time.Time) {
+	if s == nil || context == "" {
+		return
+	}
+	s.mu.Lock()
+	s.struck = true
+	s.mu.Unlock()
+	_ = s.w.send(control.Spans{Trace: context, Spans: []control.Span{spanAt(trace.Answer, came, time.Since(came))}}) // without an agent, this worker ends
+}
+
+// ordered takes note of what an order is for.
+func (s *spans) ordered(o elastic.Order, context string) {
+	if s == nil || context == "" {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if (o.Ballot == elastic.Ballot{}) {
+		s.plan = context
+		return
+	}
+	s.struck = true
+	clear(s.orders) // what came before is withdrawn
+	s.orders[o.Ballot] = context
+}
+
+// applied tells of a plan that is live here, with work since resumed.
+func (s *spans) applied(a engine.Applied, resumed time.Time) {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	context := s.orders[a.Ballot]
+	if (a.Ballot == elastic.Ballot{}) {
+		context, s.plan = s.plan, ""
+	}
+	s.mu.Unlock()
+	if context == "" {
+		return
+	}
+	edited := resumed.Add(-a.Resume)
+	_ = s.w.send(control.Spans{Trace: context, Spans: []control.Span{
+		spanAt("edit", edited.Add(-a.Edit), a.Edit), spanAt("resume", edited, a.Resume),
+	}})
+}
