@@ -33,15 +33,11 @@ step on. launcher status lists them then.`,
 			return atMost(2, "RUN_DIR and N")(nil, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			run, err := rundir.ReadWorkers(args[0])
-			if err != nil {
-				return failure{err}
-			}
 			n := 1
 			if len(args) > 1 {
 				n, _ = strconv.Atoi(args[1]) // checked above
 			}
-			ids, err := add(cmd.Context(), run.Agent, n)
+			ids, err := add(cmd.Context(), args[0], n)
 			if err != nil {
 				return failure{err}
 			}
@@ -55,11 +51,15 @@ step on. launcher status lists them then.`,
 	}
 }
 
-// add asks the agent of a run for n more workers, and returns their numbers.
-func add(ctx context.Context, agent string, n int) ([]int, error) {
+// add asks the agent of a run for n more workers, and returns their numbers, for the command as for the page.
+func add(ctx context.Context, runDir string, n int) ([]int, error) {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, agentTime)
 	defer cancel()
-	conn, err := dial(ctx, agent)
+	conn, err := dial(ctx, run.Agent)
 	if err != nil {
 		return nil, err
 	}

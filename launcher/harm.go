@@ -52,33 +52,53 @@ func newHarm(h harm) *cobra.Command {
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			run, err := rundir.ReadWorkers(args[0])
+			ids, err := workerNumbers(args[1:])
 			if err != nil {
-				return failure{err}
-			}
-			var targets []rundir.Process
-			var faults []error
-			for _, arg := range args[1:] {
-				w, err := strconv.Atoi(arg)
-				i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
-				switch {
-				case err != nil || w < 0:
-					faults = append(faults, fmt.Errorf("W is %q: give the number of a worker", arg))
-				case i < 0:
-					faults = append(faults, fmt.Errorf("there is no worker %d: %s lists those of the run", w, "launcher status "+args[0]))
-				default:
-					targets = append(targets, run.Workers[i])
-				}
-			}
-			if err := errors.Join(faults...); err != nil {
 				return err
 			}
-			if err := strike(cmd.Context(), h, run.Agent, targets); err != nil {
-				return failure{err}
-			}
-			return nil
+			return h.strike(cmd.Context(), args[0], ids)
 		},
 	}
+}
+
+// workerNumbers reads arguments that are numbers of workers.
+func workerNumbers(args []string) ([]int, error) {
+	var ids []int
+	var faults []error
+	for _, arg := range args {
+		w, err := strconv.Atoi(arg)
+		if err != nil || w < 0 {
+			faults = append(faults, fmt.Errorf("W is %q: give the number of a worker", arg))
+		}
+		ids = append(ids, w)
+	}
+	return ids, errors.Join(faults...)
+}
+
+// strike does it to workers of a run, for the command as for the page. That there is no such worker is
+// wrong usage.
+func (h harm) strike(ctx context.Context, runDir string, ids []int) error {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return failure{err}
+	}
+	var targets []rundir.Process
+	var faults []error
+	for _, w := range ids {
+		i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
+		if i < 0 {
+			faults = append(faults, fmt.Errorf("there is no worker %d: launcher status %s lists those of the run", w, runDir))
+			continue
+		}
+		targets = append(targets, run.Workers[i])
+	}
+	if err := errors.Join(faults...); err != nil {
+		return err
+	}
+	if err := strike(ctx, h, run.Agent, targets); err != nil {
+		return failure{err}
+	}
+	return nil
 }
 
 // agentTime bounds how long a command talks to an agent.

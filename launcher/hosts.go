@@ -25,6 +25,7 @@ import (
 
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -64,7 +65,8 @@ type assignment struct {
 // request is every other line: what the supervisor wants. Its end means that the run is over,
 // or the supervisor is.
 type request struct {
-	Stop agent.Reason `json:"stop"`
+	Stop  agent.Reason `json:"stop,omitempty"`
+	Watch *bool        `json:"watch,omitempty"` // a page is open, or none
 }
 
 // report is a line on an agent's standard output.
@@ -98,7 +100,7 @@ func voters(hosts int) int {
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
-func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, stdout, stderr io.Writer) error {
+func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
 	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
@@ -108,6 +110,9 @@ func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir,
 		dir.Adopt()
 		v.Close()
 		return failure{err}
+	}
+	if page != nil {
+		page.Attach(paged{s, dir.Path()})
 	}
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -122,7 +127,7 @@ wait:
 			if sig == os.Interrupt {
 				reason = agent.Interrupt
 			}
-			s.ask(request{reason})
+			s.ask(request{Stop: reason})
 		case last = <-s.end:
 			break wait
 		case host := <-s.gone:
@@ -383,6 +388,9 @@ func (s *supervisor) finish(x report) {
 	}
 }
 
+// Watch tells the agents whether a page is open.
+func (s *supervisor) Watch(on bool) { s.ask(request{Watch: &on}) }
+
 // ask sends a request to all agents.
 func (s *supervisor) ask(r request) {
 	for _, p := range s.agents {
@@ -499,6 +507,9 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			if r.Stop != "" {
 				h.Stop(r.Stop)
 			}
+			if r.Watch != nil {
+				h.Watch(*r.Watch)
+			}
 		}
 	}()
 	err = h.Serve(ctx)
@@ -588,6 +599,10 @@ func kindOf(e view.Event) string {
 		return "plan"
 	case view.Recovered:
 		return "recovered"
+	case view.Change:
+		return "change"
+	case view.Timeline:
+		return "timeline"
 	case view.Worker:
 		return "worker"
 	case view.Step:
@@ -610,6 +625,10 @@ func parseShown(kind string, text []byte) view.Event {
 		return parseAs[view.Plan](text)
 	case "recovered":
 		return parseAs[view.Recovered](text)
+	case "change":
+		return parseAs[view.Change](text)
+	case "timeline":
+		return parseAs[view.Timeline](text)
 	case "worker":
 		return parseAs[view.Worker](text)
 	case "step":

@@ -30,9 +30,18 @@ type underWay struct {
 
 func begin(t *testing.T, flags ...string) *underWay {
 	t.Helper()
-	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--detect", "10s"}, flags...)
+	return beginIn(t, "", append([]string{"--detect", "10s"}, flags...)...)
+}
+
+// beginIn is begin with a folder for temporary files, "" for the usual one.
+func beginIn(t *testing.T, temp string, flags ...string) *underWay {
+	t.Helper()
+	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
 	r := &underWay{t: t, cmd: launch(t, append(append(args, mlp), joinArgs[1:]...)...)}
 	r.cmd.Env = append(os.Environ(), "LAUNCHER_TEST="+r.cmd.Dir)
+	if temp != "" {
+		r.cmd.Env = append(r.cmd.Env, "TMPDIR="+temp)
+	}
 	r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.out
 	r.dir = filepath.Join(r.cmd.Dir, "run")
 	if err := r.cmd.Start(); err != nil {

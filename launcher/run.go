@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -37,6 +38,7 @@ type runFlags struct {
 	digests   bool
 	runDir    string
 	plain     bool
+	ui        string // where the page is; "" for none
 	chaos     string
 	harms     chaos.Schedule // what chaos says
 }
@@ -124,6 +126,7 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
 	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
+	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
 }
@@ -311,7 +314,15 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return failure{err}
 	}
 
-	v := view.Open(view.Options{Plain: f.plain})
+	page, err := openPage(f, dir, stdout)
+	if err != nil {
+		return failure{err}
+	}
+	views := []view.View{view.Open(view.Options{Plain: f.plain})}
+	if page != nil {
+		views = append(views, page)
+	}
+	v := view.Tee(views...)
 	defer v.Close()
 
 	file := p.file
@@ -336,7 +347,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 
 	if f.hosts > 1 {
-		return emulate(f, p, file, args, dir, cwd, v, stdout, stderr)
+		return emulate(f, p, file, args, dir, cwd, v, page, stdout, stderr)
 	}
 	start := func(id, incarnation int) (agent.Worker, error) {
 		log, err := dir.LogFile(id, incarnation)
@@ -364,6 +375,12 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return failure{err}
 	}
 	defer a.CatchSignals()()
+	if page != nil {
+		page.Attach(paged{a, dir.Path()})
+		if m, ok := told.(interface{ Handler() http.Handler }); ok {
+			page.Metrics(m.Handler())
+		}
+	}
 
 	ws, err := agent.StartProcesses(agent.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
 	if err != nil {

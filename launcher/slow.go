@@ -39,25 +39,31 @@ W is the number of a worker; launcher status lists them.`,
 			return errors.Join(append(faults, atMost(3, "RUN_DIR, W and FACTOR")(nil, args))...)
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
-			run, err := rundir.ReadWorkers(args[0])
-			if err != nil {
-				return failure{err}
-			}
 			w, _ := strconv.Atoi(args[1])           // checked above
 			factor, _ := chaos.ParseFactor(args[2]) // the same
-			i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
-			if i < 0 {
-				return fmt.Errorf("there is no worker %d: %s lists those of the run", w, "launcher status "+args[0])
-			}
-			p, err := chaos.Open(run.Workers[i].PID)
-			if err != nil {
-				return failure{fmt.Errorf("worker %d: %w", w, err)}
-			}
-			defer p.Release() //nolint:errcheck // it only frees what the process ends with
-			if err := chaos.Slow(p, chaos.SlowFile(args[0], w, run.Workers[i].Incarnation), factor); err != nil {
-				return failure{fmt.Errorf("worker %d: %w", w, err)}
-			}
-			return nil
+			return slow(args[0], w, factor)
 		},
 	}
+}
+
+// slow makes a worker of a run slow, for the command as for the page. That there is no such worker is
+// wrong usage.
+func slow(runDir string, w int, factor float64) error {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return failure{err}
+	}
+	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
+	if i < 0 {
+		return fmt.Errorf("there is no worker %d: launcher status %s lists those of the run", w, runDir)
+	}
+	p, err := chaos.Open(run.Workers[i].PID)
+	if err != nil {
+		return failure{fmt.Errorf("worker %d: %w", w, err)}
+	}
+	defer p.Release() //nolint:errcheck // it only frees what the process ends with
+	if err := chaos.Slow(p, chaos.SlowFile(runDir, w, run.Workers[i].Incarnation), factor); err != nil {
+		return failure{fmt.Errorf("worker %d: %w", w, err)}
+	}
+	return nil
 }

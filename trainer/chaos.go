@@ -109,8 +109,7 @@ func (v victimProcess) Signal(sig os.Signal) error {
 // heedTerm makes SIGTERM a wish to leave the run, until the returned function
 // is called.
 func (w *worker) heedTerm() (stop func()) {
-	asked := make(chan os.Signal, 1)
-	signal.Notify(asked, syscall.SIGTERM)
+	asked := w.self.leave // caught since the process began, so that one which comes early counts
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)

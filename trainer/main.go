@@ -59,8 +59,9 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 // launchedMain is Main in a process that an agent has started.
 func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
-	slow := make(chan os.Signal, 1)
+	slow, leave := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(slow, chaos.SlowSignal)
+	signal.Notify(leave, syscall.SIGTERM)
 	ctx := context.Background()
 	conn, err := id.Dial(ctx) // says Hello
 	if err != nil {
@@ -73,6 +74,7 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 		transport: comm.TCP{},
 		process:   true,
 		slow:      slow,
+		leave:     leave,
 	}
 	if id.Progress > 0 {
 		f := os.NewFile(uintptr(id.Progress), "progress")

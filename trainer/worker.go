@@ -84,6 +84,8 @@ type worker struct {
 	committed atomic.Int64                  // steps
 	links     atomic.Pointer[comm.Endpoint] // net, once there is one
 
+	times timeline // of the steps that the agent asks for
+
 	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
 
 	// For the message if user code panics: the step, and what runs.
@@ -107,6 +109,8 @@ type self struct {
 	// slow gets the signal that says that this process is to read how slow it is
 	// to be; nil if it is not a worker's own.
 	slow <-chan os.Signal
+	// leave gets the one that asks this process to leave; the same.
+	leave chan os.Signal
 }
 
 func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
@@ -204,6 +208,8 @@ func (w *worker) receive(ctx context.Context) error {
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
+		case control.Watch:
+			w.times.every.Store(int64(max(m.Every, 0)))
 		case control.Beat:
 			w.recovery.beaten()
 		case control.Save:
@@ -443,9 +449,9 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
 			w.addStage(s)
 			if w.harm != nil {
-				return slowed{s, w.harm}
+				return timed{slowed{s, w.harm}, lo, &w.times}
 			}
-			return s
+			return timed{s, lo, &w.times}
 		},
 		Layers:      p.params.layers,
 		Begin:       begin,
@@ -468,7 +474,10 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
 		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
-		Phase:       func(step int, phase string) { w.harm.Phase(step, chaos.Phase(phase)) },
+		Phase: func(step int, phase string) {
+			w.times.phase(step, phase)
+			w.harm.Phase(step, chaos.Phase(phase))
+		},
 	}
 	w.saver.install(&config)
 	w.spans.install(&config)
@@ -591,6 +600,7 @@ func (w *worker) addStage(s *stage) {
 func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
+	w.times.begin(w.step, began)
 	w.harm.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if err != nil {
@@ -602,6 +612,11 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 	info := StepInfo{
 		Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
 		Targets: r.Targets, Duration: took,
+	}
+	if t, ok := w.times.end(r.Step, began.Add(took)); ok {
+		if err := w.send(t); err != nil {
+			return err
+		}
 	}
 	left := false
 	if p.evalDue(r.Step) {

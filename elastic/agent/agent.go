@@ -195,6 +195,7 @@ const (
 type Agent struct {
 	cfg   Config
 	stops chan Reason
+	watch *watching
 }
 
 // New returns the agent for a valid configuration.
@@ -202,7 +203,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Agent{cfg: cfg, stops: make(chan Reason, 2)}, nil
+	return &Agent{cfg: cfg, stops: make(chan Reason, 2), watch: newWatching()}, nil
 }
 
 // Stop asks the run to stop: at the next commit the first time, at once the second
@@ -250,13 +251,14 @@ const reapTime = time.Second
 // the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
 func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
 	cfg := a.cfg.withDefaults(len(workers))
-	return newRun(cfg, workers, newSession(cfg, len(workers))).loop(ctx, a.stops)
+	return newRun(cfg, workers, newSession(cfg, len(workers)), a.watch).loop(ctx, a.stops)
 }
 
-func newRun(cfg Config, workers []Worker, s *session) *run {
+func newRun(cfg Config, workers []Worker, s *session, watch *watching) *run {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
+		watch:   watch,
 		lone:    len(workers) == 1,
 		events:  make(chan event),
 		started: make(chan begun),
@@ -279,6 +281,7 @@ type run struct {
 	cfg     Config
 	workers []Worker
 	s       *session
+	watch   *watching
 
 	events  chan event             // from the goroutines to the loop
 	started chan begun             // the same, of workers
@@ -369,6 +372,10 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		}
 	}
 	rewatch()
+	on, watched := r.watch.now()
+	if on {
+		r.apply(r.s.step(time.Now(), watchAsked{on}))
+	}
 	cancelled := ctx.Done()
 
 	r.apply(r.s.began(time.Now()))
@@ -386,6 +393,10 @@ loop:
 		case e = <-r.events:
 		case reason := <-stops:
 			e = stopAsked{reason}
+		case <-watched:
+			var on bool
+			on, watched = r.watch.now()
+			e = watchAsked{on}
 		case <-cancelled:
 			cancelled = nil
 			e = stopAsked{Cancelled}
@@ -677,6 +688,9 @@ func (r *run) do(e effect) error {
 		}
 		return dir.AddMetrics(e.m)
 	case writeEvent:
+		if r.cfg.View != nil {
+			r.cfg.View.Show(view.Change(e.e))
+		}
 		if dir == nil {
 			return nil
 		}

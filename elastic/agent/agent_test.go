@@ -256,7 +256,7 @@ func TestInProcessWithFiles(t *testing.T) {
 	if out.String() != "early,late" {
 		t.Errorf("output is %q", out.String())
 	}
-	if want := []string{"Note", "Begin", "Step", "Step", "Step", "End"}; !reflect.DeepEqual(v.shown, want) || v.closed != 1 {
+	if want := []string{"Note", "Change", "Change", "Begin", "Step", "Step", "Step", "Change", "End"}; !reflect.DeepEqual(v.shown, want) || v.closed != 1 {
 		t.Errorf("view was shown %v and closed %d times", v.shown, v.closed)
 	}
 	var sum rundir.Summary

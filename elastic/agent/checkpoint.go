@@ -287,7 +287,7 @@ func (s *session) resumable() string {
 	}
 	var failed *FailedError
 	for _, is := range []bool{
-		errors.As(s.err, new(*StoppedError)), errors.As(s.err, &failed) && failed.Kind == control.Faulty, errors.As(s.err, new(*LostError)), errors.As(s.err, new(*SilentError)), errors.As(s.err, new(*RecoveryError)),
+		errors.As(s.err, new(*StoppedError)), errors.As(s.err, &failed) && (failed.Kind == control.Faulty || failed.Kind == control.Corrupt), errors.As(s.err, new(*LostError)), errors.As(s.err, new(*SilentError)), errors.As(s.err, new(*RecoveryError)),
 	} {
 		if is {
 			return s.cfg.RunDir.String()

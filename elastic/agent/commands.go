@@ -2,9 +2,7 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"net"
-	"os"
 	"path/filepath"
 	"sync"
 
@@ -27,7 +25,7 @@ func listenForCommands() (*commands, error) {
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, socketName), Net: "unix"})
 	if err != nil {
-		_ = os.RemoveAll(dir)
+		removeSocketDir(dir)
 		return nil, err
 	}
 	return &commands{dir: dir, listener: l}, nil
@@ -85,5 +83,6 @@ func harmOf(h harmed, m control.Harm) event {
 }
 
 func (c *commands) close() error {
-	return errors.Join(c.listener.Close(), os.RemoveAll(c.dir))
+	defer removeSocketDir(c.dir)
+	return c.listener.Close()
 }

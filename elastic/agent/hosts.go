@@ -98,6 +98,7 @@ const patience = 3
 type Host struct {
 	c     HostConfig
 	stops chan Reason
+	watch *watching
 }
 
 // NewHost returns the agent for a valid configuration.
@@ -107,7 +108,7 @@ func NewHost(c HostConfig) (*Host, error) {
 	if err := run.Validate(); err != nil {
 		return nil, err
 	}
-	return &Host{c: c, stops: make(chan Reason, 2)}, nil
+	return &Host{c: c, stops: make(chan Reason, 2), watch: newWatching()}, nil
 }
 
 // Stop asks the run to stop, as [Agent.Stop] does. Every host has to be asked: the one that leads
@@ -408,7 +409,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 		}
 		sess.workers[i].who.Host = c.Hosts[w.host].Name
 	}
-	r := newRun(cfg, workers, sess)
+	r := newRun(cfg, workers, sess, s.h.watch)
 	if r.gossip = s.relay.gossip; s.relay.noRing != nil {
 		sess.noRing = noRing(s.relay.noRing)
 	}

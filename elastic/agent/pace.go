@@ -45,7 +45,7 @@ func (s *session) paced(now time.Time, id int, m control.Beat) []effect {
 		}
 	}
 	var effects []effect
-	for _, v := range s.pace.detector.Observe(sample) {
+	for _, v := range s.paces.detector.Observe(sample) {
 		kind := "recovered speed"
 		if v.Slow() {
 			kind = "slow"
@@ -60,22 +60,22 @@ func (s *session) paced(now time.Time, id int, m control.Beat) []effect {
 func (s *session) feed(now time.Time) []effect {
 	all, news := make([]plan.Times, len(s.plan.Workers)), false
 	for i, w := range s.plan.Workers {
-		times, ok := s.pace.detector.Times(w.ID)
+		times, ok := s.paces.detector.Times(w.ID)
 		if !ok {
 			return nil
 		}
 		all[i] = times
-		was, told := s.pace.told[w.ID]
+		was, told := s.paces.told[w.ID]
 		news = news || !told || changed(was, times)
 	}
 	if !news {
 		return nil
 	}
 	// All of one moment: times of several would differ by what the machine did meanwhile.
-	s.pace.told = make(map[plan.WorkerID]plan.Times)
+	s.paces.told = make(map[plan.WorkerID]plan.Times)
 	var effects []effect
 	for i, w := range s.plan.Workers {
-		s.pace.told[w.ID] = all[i]
+		s.paces.told[w.ID] = all[i]
 		effects = append(effects, s.tell(now, elastic.Measured{Worker: w, Times: all[i]})...)
 	}
 	return effects

@@ -48,7 +48,7 @@ func TestPacedBounds(t *testing.T) {
 			t.Errorf("effects %v", e)
 		}
 	}
-	if _, ok := s.pace.detector.Times(0); ok {
+	if _, ok := s.paces.detector.Times(0); ok {
 		t.Error("layers that there are not have times")
 	}
 }

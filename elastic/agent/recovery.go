@@ -131,7 +131,7 @@ func (s *session) death(id int) error {
 func (s *session) die(now time.Time, id int) []effect {
 	w := &s.workers[id]
 	w.gone = true
-	s.pace.forget(w.who.ID)
+	s.paces.forget(w.who.ID)
 	s.forget()
 	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
 		left := fmt.Sprintf("worker %d has left", w.who.ID)
@@ -328,7 +328,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	news := view.Plan{Reason: string(e.Reason)}
+	news := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
 	var joined []effect
 	for _, pw := range p.Workers {
 		id := s.find(pw)

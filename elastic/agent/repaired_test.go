@@ -71,4 +71,13 @@ func TestCorruptIsALoss(t *testing.T) {
 	if r.s.err == nil || !strings.Contains(r.s.err.Error(), "altered") {
 		t.Errorf("error %v", r.s.err)
 	}
+	// A lone worker has nobody to go on without it, but a checkpoint.
+	r = savingOf(t, Config{}, 1)
+	r.now = r.s.alarm()
+	r.feed(alarm{}, partOf(0, 2, 1))
+	r.feed(commit(1, 2)...)
+	r.feed(committed{2, nil}, received{0, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 3}})
+	if out := r.s.outcome(); out.Err == nil || out.Resume != r.s.cfg.RunDir.String() {
+		t.Errorf("%v, to go on: %q", out.Err, out.Resume)
+	}
 }

@@ -65,7 +65,7 @@ type session struct {
 	noted     plan.Version // of the newest line of plans.jsonl
 	starting  []effect     // when the first plan is agreed
 	tr        *tracer      // nil if nobody wants it
-	pace      pacing
+	paces     pacing
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -78,6 +78,8 @@ type session struct {
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
 	times     []float64 // of the newest steps
+	watched   bool      // somebody wants timelines
+	every     int       // of which steps; 0: of none
 
 	last  rundir.Metrics // the newest committed step, of whichever worker told first
 	told  map[int]said   // steps that some worker has still to report
@@ -131,6 +133,8 @@ type worker struct {
 	ended    time.Time    // when its exit was known
 	harmed   time.Time    // when somebody harmed it on purpose
 	offences offences
+	every    int       // the steps that it is to tell of, as it was told last
+	paced    time.Time // when
 }
 
 func (w *worker) over() bool { return w.gaveUp || w.exited && w.closed }
@@ -313,6 +317,8 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
 	case struck:
 		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
+	case watchAsked:
+		return s.watchAsked(now, e.on)
 	case addAsked:
 		return s.add(now, e)
 	case workerStarted:
@@ -542,6 +548,12 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.finish(now, id, m)
 
+	case control.Timeline:
+		if w.state != training || w.gone {
+			return nil
+		}
+		return s.timeline(id, m)
+
 	case control.Spans:
 		if w.state != training || w.gone || s.state != training {
 			return nil
@@ -660,7 +672,7 @@ func (s *session) begin(now time.Time) []effect {
 	if s.cfg.Telemetry != nil {
 		s.tr = newTracer(&s.job)
 	}
-	begin := view.Begin{Job: s.job, Reason: string(reason)}
+	begin := view.Begin{Job: s.job, Reason: string(reason), Stages: stages(&p)}
 	start := s.startMessage()
 	start.Plan = text
 	s.ringDue = s.formBy(now)
@@ -838,7 +850,8 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.traceStep(m)...)
+	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.pace(now)...)
+	effects = append(effects, s.traceStep(m)...)
 	effects = append(effects, s.traceWorkerStep(id, m)...)
 	effects = append(effects, s.gather(now)...)
 	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {

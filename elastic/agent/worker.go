@@ -168,7 +168,7 @@ func StartProcess(c Command) (Worker, error) {
 	id := control.Identity{Socket: filepath.Join(dir, socketName), WorkerID: c.WorkerID, Incarnation: c.Incarnation}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: id.Socket, Net: "unix"})
 	if err != nil {
-		_ = os.RemoveAll(dir)
+		removeSocketDir(dir)
 		return nil, fmt.Errorf("agent: the worker's socket: %w", err)
 	}
 	cmd := &exec.Cmd{
@@ -201,33 +201,12 @@ func StartProcess(c Command) (Worker, error) {
 	if err != nil {
 		_ = record.Close()
 		_ = l.Close()
-		_ = os.RemoveAll(dir)
+		removeSocketDir(dir)
 		return nil, err
 	}
 	p := &process{cmd: cmd, dir: dir, log: c.Log, logFrom: logFrom, listener: l, progress: record, exited: make(chan struct{})}
 	go p.reap()
 	return p, nil
-}
-
-const socketName = "agent"
-
-// socketDir makes the folder of a socket, which only this user may enter.
-func socketDir() (string, error) {
-	// The kernel takes 107 bytes of path; MkdirTemp appends a number of 32 bits.
-	const longest = 107 - len("/soliton-4294967295/"+socketName)
-	parent := os.TempDir()
-	if len(parent) > longest {
-		parent = "/tmp"
-	}
-	dir, err := os.MkdirTemp(parent, "soliton-")
-	if err == nil {
-		return dir, nil
-	}
-	if parent != os.TempDir() {
-		return "", fmt.Errorf("TMPDIR %s is too long for a socket's path, and /tmp cannot take its place: %w; set TMPDIR to a directory of at most %d bytes",
-			os.TempDir(), err, longest)
-	}
-	return "", fmt.Errorf("a folder for the worker's socket: %w; set TMPDIR to a directory you may write to", err)
 }
 
 // starts takes functions to the one thread that starts processes. The goroutine behind
@@ -299,7 +278,7 @@ func (p *process) reap() {
 	if conn, err := net.Dial("unix", filepath.Join(p.dir, socketName)); err == nil {
 		_ = conn.Close()
 	}
-	_ = os.RemoveAll(p.dir)
+	removeSocketDir(p.dir)
 	if p.log != nil {
 		p.last = lastLines(p.log, p.logFrom, 20)
 		p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
@@ -314,7 +293,7 @@ func (p *process) Connect(ctx context.Context) (net.Conn, error) {
 	// One worker, one connection: nobody else finds a socket. And nothing is left
 	// behind by an agent that is killed from here on.
 	_ = p.listener.Close()
-	_ = os.RemoveAll(p.dir)
+	removeSocketDir(p.dir)
 	return conn, err
 }
 

@@ -141,6 +141,10 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Add](dec)
 	case Added{}.kind():
 		m, err = decodeAs[Added](dec)
+	case Watch{}.kind():
+		m, err = decodeAs[Watch](dec)
+	case Timeline{}.kind():
+		m, err = decodeAs[Timeline](dec)
 	default:
 		return nil, fmt.Errorf("%w: unknown kind %.40q", ErrFormat, kind)
 	}

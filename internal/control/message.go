@@ -14,8 +14,8 @@ const Protocol = 1
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,
-// Leave, Saved, Done and Failed from the worker, Start, Query, Order, Save, Stop and
-// Release from the agent. Between the agents of several hosts there are Host, Lead,
+// Leave, Saved, Timeline, Done and Failed from the worker, Start, Query, Order, Save, Watch,
+// Stop and Release from the agent. Between the agents of several hosts there are Host, Lead,
 // Told, Relayed, Closed, Exited, Begin, Kill and Beat.
 type Message interface {
 	kind() string

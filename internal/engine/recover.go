@@ -411,6 +411,9 @@ func (e *Engine) hold() error {
 		mine[r] = true
 		if (sh == nil || sh.state == nil) && e.passed != e.start {
 			made, err := e.assemble(r)
+			if err == nil && made == nil && e.passed.Gate == elastic.Kept {
+				continue // all is written: nobody needs it any more
+			}
 			if err == nil && made == nil {
 				err = fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", e.plan.Version, r.Lo, r.Hi, r.Layer)
 			}

@@ -196,7 +196,7 @@ func create(path string) (*Dir, error) {
 // files are the names that a run writes besides lock.
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "traces.jsonl", "summary.json",
-	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints",
+	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints", "ui-token",
 }
 
 // take makes the directory this process's own.

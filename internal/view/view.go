@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/term"
 
+	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
@@ -32,7 +33,7 @@ type View interface {
 	Close()
 }
 
-// Event is one of Note, Begin, Plan, Worker, Step, Recovered, Stopping and End.
+// Event is one of Note, Begin, Plan, Worker, Step, Recovered, Change, Timeline, Stopping and End.
 type Event interface{ event() }
 
 // Note says what is going on, such as "reading data".
@@ -45,12 +46,20 @@ type Begin struct {
 
 	Reason  string          // of the first plan
 	Workers []rundir.Worker // their IDs, stages and layers, in the order of their rows
+	Stages  []Stage         // of the first plan
+}
+
+// Stage is a stage of a plan.
+type Stage struct {
+	Lo, Hi  int   // layers [Lo, Hi)
+	Workers []int // by their ranks
 }
 
 // Plan is another plan than before.
 type Plan struct {
 	Reason  string
 	Workers []rundir.Worker // their IDs, stages and layers
+	Stages  []Stage
 }
 
 // Recovered is the end of a recovery.
@@ -67,6 +76,15 @@ type Worker struct {
 // Step is a committed step.
 type Step rundir.Metrics
 
+// Change is a line of events.jsonl. The terminal has no room for them.
+type Change rundir.Event
+
+// Timeline is what a worker did in a step, for views that have asked for it.
+type Timeline struct {
+	ID int
+	control.Timeline
+}
+
 // Stopping says that the run is to end early, by its reason, such as
 // "interrupt".
 type Stopping struct {
@@ -80,6 +98,8 @@ type End struct {
 
 func (Note) event()      {}
 func (Plan) event()      {}
+func (Change) event()    {}
+func (Timeline) event()  {}
 func (Recovered) event() {}
 func (Begin) event()     {}
 func (Worker) event()    {}

@@ -1,0 +1,81 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/dashboard"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// pageFlag is the flag --ui, whose address may be left out.
+func pageFlag(flags *pflag.FlagSet, f *runFlags) {
+	flags.StringVar(&f.ui, "ui", "", "serve the dashboard, a page that shows the run and acts on it, at `ADDR`")
+	flags.Lookup("ui").NoOptDefVal = dashboard.DefaultAddr
+}
+
+// openPage begins to serve the dashboard and says where it is; nil if nobody asked for it. The link with
+// the run's token is for the eyes of whoever sits at a terminal.
+func openPage(f runFlags, dir *rundir.Dir, stdout io.Writer) (*dashboard.Server, error) {
+	if f.ui == "" {
+		return nil, nil
+	}
+	page, err := dashboard.Listen(dashboard.Config{Addr: f.ui, TokenFile: dir.File(dashboard.TokenName)})
+	if err != nil {
+		return nil, err
+	}
+	out, ok := stdout.(*os.File)
+	if ok && !f.plain && term.IsTerminal(int(out.Fd())) {
+		fmt.Fprintf(stdout, "dashboard %s\n", page.Link())
+	} else {
+		fmt.Fprintf(stdout, "dashboard %s (the token to act on the run is in %s)\n", page.URL(), filepath.Join(dir.String(), dashboard.TokenName))
+	}
+	if page.Beyond() {
+		fmt.Fprintln(stdout, "the dashboard can be reached from other machines, and what it sends is not encrypted")
+	}
+	return page, nil
+}
+
+// paged is a run as the page acts on it: through what the commands use.
+type paged struct {
+	agents interface{ Watch(on bool) }
+	runDir string
+}
+
+func (p paged) Watch(on bool) { p.agents.Watch(on) }
+
+func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
+	if a.Do == "add" {
+		ids, err := add(ctx, p.runDir, 1)
+		if err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("worker %d is started", ids[0]), nil
+	}
+	if a.Do == "slow" {
+		if _, err := chaos.ParseFactor(strconv.FormatFloat(a.Factor, 'g', -1, 64)); err != nil {
+			return "", err
+		}
+		if err := slow(p.runDir, a.Worker, a.Factor); err != nil {
+			return "", err
+		}
+		return fmt.Sprintf("slow: worker %d computes at %g of its speed", a.Worker, a.Factor), nil
+	}
+	i := slices.IndexFunc(harms, func(h harm) bool { return h.name == a.Do })
+	if i < 0 {
+		return "", fmt.Errorf("this run cannot %s a worker", a.Do)
+	}
+	if err := harms[i].strike(ctx, p.runDir, []int{a.Worker}); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s: worker %d", a.Do, a.Worker), nil
+}

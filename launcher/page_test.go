@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+
+	"github.com/soliton-train/soliton/internal/dashboard"
+	"github.com/soliton-train/soliton/internal/require"
+)
+
+var screenshots = flag.String("screenshots", "", "run the GPT example, and write pictures of its page to this `folder`")
+
+// pageRun is a run with a page.
+type pageRun struct {
+	*underWay
+	url, token string
+}
+
+// beginPage starts a run with a page, and returns when it trains.
+func beginPage(t *testing.T, program string, args, flags []string) *pageRun {
+	t.Helper()
+	flags = append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--ui=127.0.0.1:0"}, flags...)
+	r := &pageRun{underWay: &underWay{t: t, cmd: launch(t, append(append(flags, program), args...)...)}}
+	r.dir = filepath.Join(r.cmd.Dir, "run")
+	out, err := r.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.cmd.Stderr = os.Stderr
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var read sync.WaitGroup
+	t.Cleanup(func() { r.cmd.Process.Kill(); read.Wait(); r.cmd.Wait() })
+	lines := bufio.NewReader(out)
+	line, err := lines.ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	read.Go(func() { io.Copy(io.Discard, lines) })
+	r.until("start", 1)
+	secret, err := os.ReadFile(filepath.Join(r.dir, dashboard.TokenName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.token = strings.TrimSpace(string(secret))
+	if strings.Contains(line, r.token) {
+		t.Error("the token is in what --plain prints")
+	}
+	r.url = strings.Fields(line)[1]
+	return r
+}
+
+// browse opens a browser; what it complains about is an error of the test.
+func browse(t *testing.T) context.Context {
+	t.Helper()
+	path, err := exec.LookPath("chromium")
+	require.Tool(t, "browser", err == nil, "no chromium")
+	ctx, cancel := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox)...)
+	t.Cleanup(cancel)
+	ctx, cancel = chromedp.NewContext(ctx)
+	t.Cleanup(cancel)
+	listening, stop := context.WithCancel(ctx)
+	messages := chromedp.Console(listening)
+	var read sync.WaitGroup
+	read.Go(func() {
+		for m, err := range messages {
+			if err != nil {
+				return
+			}
+			t.Errorf("the page's console: %v", m)
+		}
+	})
+	t.Cleanup(func() { stop(); read.Wait() })
+	return ctx
+}
+
+// do runs actions in the browser.
+func do(ctx context.Context, t *testing.T, actions ...chromedp.Action[chromedp.Void]) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 90*time.Second)
+	defer cancel()
+	if err := chromedp.Do(ctx, actions...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// text returns the value of an expression of the page.
+func text(ctx context.Context, t *testing.T, expression string) string {
+	t.Helper()
+	s, err := chromedp.Run(ctx, chromedp.Evaluate[string](expression))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// holds waits until an expression of the page is true.
+func holds(expression string) chromedp.Action[chromedp.Void] {
+	return chromedp.Poll[chromedp.Void](expression, chromedp.WithPollingTimeout(60*time.Second))
+}
+
+func TestPage(t *testing.T) {
+	ctx := browse(t)
+	r := beginPage(t, mlp, joinArgs[1:], []string{"--workers", "4", "--stages", "2", "--detect", "10s"})
+	do(ctx, t,
+		chromedp.EmulateViewport(1280, 900),
+		chromedp.Navigate(r.url+"#"+r.token),
+		holds(`document.querySelectorAll('.worker[data-worker]').length == 4`),
+		holds(`document.querySelector('#state').dataset.state == 'training'`),
+		holds(`document.querySelector('#loss-chart .curve') != null`),
+		holds(`document.querySelectorAll('#gantt .f').length > 0`),
+	)
+	if address := text(ctx, t, `location.href`); strings.Contains(address, r.token) {
+		t.Errorf("the token stays in the address: %q", address)
+	}
+	const curve = `document.querySelector('#loss-chart .curve').getAttribute('d')`
+	do(ctx, t, holds(fmt.Sprintf(`%s != %q`, curve, text(ctx, t, curve)))) // it moves
+
+	do(ctx, t, chromedp.Click(`.worker[data-worker="2"] .kill`),
+		holds(`[...document.querySelectorAll('#events .badge')].some((b) => b.textContent == 'lost')`),
+		holds(`[...document.querySelectorAll('#events .badge')].some((b) => b.textContent == 'recovered')`),
+		holds(`document.querySelector('#gone-list').textContent.includes('worker 2')`),
+		holds(`document.querySelectorAll('#recoveries li').length == 1`),
+		holds(`document.querySelectorAll('.worker[data-worker]').length == 3`))
+	r.until("recovered", 1)
+	if lost := r.events("lost"); len(lost) != 1 || lost[0].Worker != 2 {
+		t.Errorf("lost: %v", lost)
+	}
+
+	do(ctx, t, chromedp.Evaluate[chromedp.Void](`(() => { const s = document.querySelector('.worker[data-worker="0"] select'); s.value = '0.5'; s.dispatchEvent(new Event('change')); })()`),
+		holds(`document.querySelector('#toasts').textContent.includes('worker 0 computes at 0.5')`))
+	do(ctx, t, chromedp.Click(`#add`), holds(`document.querySelector('.worker[data-worker="4"]') != null`))
+	r.until("begin", 1)
+	r.until("joined", 1)
+	do(ctx, t, chromedp.Click(`.worker[data-worker="1"] .leave`),
+		holds(`document.querySelector('#gone-list').textContent.includes('worker 1')`))
+	r.until("left", 1)
+}
+
+// TestPageProtects shows that what has no token or comes from elsewhere changes nothing.
+func TestPageProtects(t *testing.T) {
+	r := beginPage(t, mlp, joinArgs[1:], []string{"--workers", "2", "--detect", "10s"})
+	post := func(token string, header ...string) int {
+		t.Helper()
+		req, err := http.NewRequest("POST", r.url+"api/act", bytes.NewReader([]byte(`{"do":"kill","worker":1}`)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+token)
+		for i := 0; i < len(header); i += 2 {
+			if req.Header.Set(header[i], header[i+1]); header[i] == "Host" {
+				req.Host = header[i+1]
+			}
+		}
+		answer, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		return answer.StatusCode
+	}
+	for _, c := range []struct {
+		token  string
+		header []string
+		status int
+	}{
+		{"", nil, http.StatusUnauthorized},
+		{"wrong", nil, http.StatusUnauthorized},
+		{r.token, []string{"Origin", "http://elsewhere.example"}, http.StatusForbidden},
+		{r.token, []string{"Sec-Fetch-Site", "cross-site"}, http.StatusForbidden},
+		{r.token, []string{"Host", "elsewhere.example"}, http.StatusMisdirectedRequest},
+	} {
+		if status := post(c.token, c.header...); status != c.status {
+			t.Errorf("with token %q and %v: status %d, want %d", c.token, c.header, status, c.status)
+		}
+	}
+	if lost := r.events("lost"); len(lost) != 0 {
+		t.Fatalf("a request that is refused has killed: %v", lost)
+	}
+	if status := post(r.token); status != http.StatusOK {
+		t.Errorf("with the token: status %d", status)
+	}
+	r.until("lost", 1)
+	info, err := os.Stat(filepath.Join(r.dir, dashboard.TokenName))
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the token's file: %v, %v", info, err)
+	}
+}
+
+// TestPageAddress: a port in use is said in one line, before anything has begun.
+func TestPageAddress(t *testing.T) {
+	r := beginPage(t, mlp, joinArgs[1:], []string{"--workers", "1"})
+	addr := strings.TrimSuffix(strings.TrimPrefix(r.url, "http://"), "/")
+	status, _, stderr := result(t, launch(t, "run", "--ui="+addr, mlp))
+	if want := "launcher: --ui=" + addr + ": "; status != 1 || !strings.HasPrefix(stderr, want) || strings.Count(stderr, "\n") != 1 {
+		t.Errorf("status %d, stderr %q; want one line that begins with %q", status, stderr, want)
+	}
+}
+
+// TestScreenshots makes the pictures of the documentation.
+func TestScreenshots(t *testing.T) {
+	if *screenshots == "" {
+		t.Skip("-screenshots names no folder")
+	}
+	ctx := browse(t)
+	gpt := filepath.Join(t.TempDir(), "gpt")
+	if out, err := exec.Command("go", "build", "-o", gpt, "../examples/gpt").CombinedOutput(); err != nil {
+		t.Fatalf("%s%v", out, err)
+	}
+	args := strings.Fields("--layers 6 --width 64 --heads 4 --context 64 --global-batch 32 --micro-batch 4 --steps 260 --eval-every 40")
+	r := beginPage(t, gpt, args, []string{"--workers", "4", "--stages", "2", "--respawn"})
+	shot := func(name string, width, height int64, scheme string) chromedp.Action[chromedp.Void] {
+		return chromedp.Steps(
+			chromedp.EmulateViewport(width, height, chromedp.EmulateScale(1.5)),
+			chromedp.Func(func(ctx context.Context, _ *chromedp.Target) error {
+				_, err := chromedp.Call(ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{
+					Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}},
+				})
+				return err
+			}),
+			chromedp.Evaluate[chromedp.Void](`(scrollTo(0, 0), new Promise((r) => setTimeout(r, 700)))`, chromedp.EvalAwaitPromise),
+			chromedp.Func(func(ctx context.Context, _ *chromedp.Target) error {
+				picture, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+				if err != nil {
+					return err
+				}
+				return os.WriteFile(filepath.Join(*screenshots, name), picture, 0o644)
+			}),
+		)
+	}
+	at := func(step int) chromedp.Action[chromedp.Void] {
+		return holds(fmt.Sprintf(`Number(document.querySelector('#step').textContent.slice(5)) >= %d`, step))
+	}
+	do(ctx, t, chromedp.EmulateViewport(1280, 900), chromedp.Navigate(r.url+"#"+r.token), at(60),
+		chromedp.Click(`.worker[data-worker="2"] .kill`), at(100),
+		chromedp.Click(`.worker[data-worker="1"] .leave`), at(130),
+		chromedp.Click(`#add`), at(160),
+		chromedp.Click(`.worker[data-worker="0"] .kill`), at(190),
+		shot("dashboard-light.png", 1280, 1560, "light"), shot("dashboard-dark.png", 1280, 1560, "dark"), shot("dashboard-phone.png", 390, 844, "light"),
+		chromedp.EmulateViewport(1280, 900), holds(`document.querySelector('#state').dataset.state == 'done'`), shot("finished.png", 1280, 700, "light"))
+}
