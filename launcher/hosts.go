@@ -85,6 +85,7 @@ const (
 	reportClose  = "close" // the view
 	reportEnd    = "end"
 	reportFailed = "failed" // the agent cannot work
+	reportWaits  = "waits"  // the agent hears of no leader
 )
 
 // voters is the number of hosts that vote: an odd one, at most five. Two hosts both do, and then
@@ -148,6 +149,7 @@ wait:
 	}
 	s.stopAll()
 	v.Close()
+	agent.ForgetSocket(dir.Path()) // of an agent that was killed
 	dir.Adopt()
 	_, _ = io.WriteString(stdout, last.Text)
 	_, _ = io.WriteString(stderr, last.Errs)
@@ -353,6 +355,10 @@ func (s *supervisor) take(x report) {
 		s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + x.Text + "\n"})
 		return
 	}
+	if x.Kind == reportWaits {
+		s.v.Show(view.Note(x.Text))
+		return
+	}
 	if x.Term < s.term {
 		return // another one leads since
 	}
@@ -488,6 +494,10 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			var text, errs strings.Builder
 			o.Report(&text, &errs, "launcher")
 			out.send(report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()})
+		},
+		Waits: func(text string) {
+			fmt.Fprintln(os.Stderr, text) // its log
+			out.show(report{Kind: reportWaits, Text: text})
 		},
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})

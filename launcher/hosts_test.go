@@ -359,3 +359,28 @@ func TestHostsRespawn(t *testing.T) {
 		t.Errorf("summary: %+v", sum)
 	}
 }
+
+// Two of three hosts are frozen: the third one holds, and says what it waits for; when they wake,
+// the run goes on.
+func TestHostWithoutMajority(t *testing.T) {
+	r := begin(t, "--workers", "3", "--emulate-hosts", "3", "--detect", "1s")
+	mark := "LAUNCHER_TEST=" + r.cmd.Dir
+	frozen := append(hostProcesses(t, mark, "host-0"), hostProcesses(t, mark, "host-1")...)
+	for _, pid := range frozen {
+		syscall.Kill(pid, syscall.SIGSTOP)
+	}
+	log := filepath.Join(r.dir, "log", "host-2.log")
+	await(t, "a host that says what it waits for", func() bool {
+		text, _ := os.ReadFile(log)
+		return bytes.Contains(text, []byte("2 of 3 hosts that vote have to be there; it waits for host-0, host-1"))
+	})
+	before, _ := os.ReadFile(filepath.Join(r.dir, "metrics.jsonl"))
+	for _, pid := range frozen {
+		syscall.Kill(pid, syscall.SIGCONT)
+	}
+	await(t, "steps", func() bool {
+		after, _ := os.ReadFile(filepath.Join(r.dir, "metrics.jsonl"))
+		return bytes.Count(after, []byte("\n")) > bytes.Count(before, []byte("\n"))+10
+	})
+	r.end()
+}

@@ -3,6 +3,7 @@
 //
 //	launcher run [flags] PROGRAM [program flags]
 //	launcher status [RUN_DIR] [--json]
+//	launcher trace [RUN_DIR] [--perfetto FILE] [--json]
 //	launcher logs [RUN_DIR] [W] [-f]
 //	launcher doctor [--json]
 //	launcher kill|freeze|thaw|leave RUN_DIR W ...
@@ -83,18 +84,18 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
   launcher doctor`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q: the commands are run, status, logs, doctor, kill, freeze, thaw, slow, leave, add, stop and resume", args[0])
+				return fmt.Errorf("there is no command %q: the commands are run, status, trace, logs, doctor, kill, freeze, thaw, slow, leave, add, stop and resume", args[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("no command given: the commands are run, status, logs, doctor, kill, freeze, thaw, slow, leave, add, stop and resume")
+			return errors.New("no command given: the commands are run, status, trace, logs, doctor, kill, freeze, thaw, slow, leave, add, stop and resume")
 		},
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newLogs(), newDoctor(), newSlow(), newAdd(), newStop(), newResume(), newAgent())
+	root.AddCommand(newRun(), newStatus(), newTrace(), newLogs(), newDoctor(), newSlow(), newAdd(), newStop(), newResume(), newAgent())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}

@@ -270,3 +270,44 @@ func TestTelemetryCanBeTurnedOff(t *testing.T) {
 		t.Errorf("%d: %s", status, stderr)
 	}
 }
+
+func TestTraceCommand(t *testing.T) {
+	t.Parallel()
+	cmd := launch(t, "run", "--plain", "--threads", "1", "--workers", "3", "--run-dir", "run", "--chaos", "kill:2@4", mlp, "--steps", "8", "--micro-batch", "4")
+	status, stdout, stderr := result(t, cmd)
+	if status != 0 || !strings.Contains(stdout, "worker 2 killed · went on after ") {
+		t.Fatalf("%d\n%s%s", status, stdout, stderr)
+	}
+	run := func(args ...string) string {
+		next := launch(t, append([]string{"trace", "run"}, args...)...)
+		next.Dir = cmd.Dir
+		status, stdout, stderr := result(t, next)
+		if status != 0 {
+			t.Fatalf("%d\n%s%s", status, stdout, stderr)
+		}
+		return stdout
+	}
+	text := run("--perfetto", "out.json")
+	for _, want := range []string{"recovery in step 4: ", "  worker 2 exited: signal: killed\n", "  detect ", "  resume ", "█", "slowest worker: "} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+	var report trace.Report
+	if err := json.Unmarshal([]byte(run("--json")), &report); err != nil || len(report.Recoveries) != 1 || len(report.Recoveries[0].Phases) != 6 || report.Steps != 3 { // the first, the fourth, which was struck, and the eighth
+		t.Errorf("%v: %+v", err, report)
+	}
+	file, err := os.ReadFile(filepath.Join(cmd.Dir, "out.json"))
+	if err != nil || !json.Valid(file) {
+		t.Errorf("%v: %.200s", err, file)
+	}
+	var narrow strings.Builder
+	if err := printTrace(&narrow, report, 30); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(narrow.String()) {
+		if n := len([]rune(strings.TrimSuffix(line, "\n"))); n > 30 {
+			t.Errorf("%d cells: %s", n, line)
+		}
+	}
+}

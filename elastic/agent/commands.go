@@ -3,10 +3,12 @@ package agent
 import (
 	"context"
 	"net"
+	"os"
 	"path/filepath"
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
 )
 
 // commands takes in what other processes of this user have to say about a run: a
@@ -71,6 +73,23 @@ func (c *commands) serve(ctx context.Context, post func(event) bool) {
 				}
 			}
 		})
+	}
+}
+
+// ForgetSocket removes the socket that workers.json of a run directory names, if the process
+// that it belongs to is no more.
+func ForgetSocket(runDir string) {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return
+	}
+	dir := filepath.Dir(run.Agent)
+	if filepath.Base(run.Agent) != socketName || !socketDirs.MatchString(filepath.Base(dir)) {
+		return
+	}
+	if lock := lockDir(dir); lock != nil {
+		_ = os.RemoveAll(dir) // what is left harms nobody
+		_ = lock.Close()
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,6 +64,10 @@ type HostConfig struct {
 	// Done is told how the run has ended, by the host that leads.
 	Done func(term uint64, o Outcome)
 
+	// Waits is told, in a sentence, what this host waits for when its workers hold since it
+	// hears of no leader; nil is nobody.
+	Waits func(text string)
+
 	Logger *slog.Logger // nil is nowhere
 }
 
@@ -80,6 +85,22 @@ func (c *HostConfig) detect() time.Duration {
 
 // silence is how long an agent may be silent, so that its host is out of the plan within the budget.
 func (c *HostConfig) silence() time.Duration { return c.detect() * 3 / 4 }
+
+// waits says what a host without a leader waits for.
+func (c *HostConfig) waits() string {
+	var others []string
+	voters := 0
+	for i, h := range c.Hosts {
+		if h.Voter {
+			voters++
+			if i != c.Self {
+				others = append(others, h.Name)
+			}
+		}
+	}
+	return fmt.Sprintf("%s hears of no leader, and its workers hold: %d of %d hosts that vote have to be there; it waits for %s",
+		c.Hosts[c.Self].Name, voters/2+1, voters, strings.Join(others, ", "))
+}
 
 // workers is the number of workers of the run.
 func (c *HostConfig) workers() (n int) {
@@ -450,6 +471,7 @@ func inherit(state agree.State, dir *rundir.Dir) (*inherited, error) {
 	if err != nil {
 		return nil, err
 	}
+	ForgetSocket(dir.Path())
 	if err := dir.Resume(); err != nil {
 		return nil, &FileError{err}
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/elastic"
@@ -171,6 +172,7 @@ func (s *session) die(now time.Time, id int) []effect {
 	if !w.status.lost.IsZero() {
 		lost.e.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
 	}
+	s.fates = append(s.fates, s.fate(id, err))
 	effects := []effect{lost}
 	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
@@ -187,6 +189,23 @@ func (s *session) die(now time.Time, id int) []effect {
 		}
 	}
 	return append(effects, s.conclude(now)...)
+}
+
+// fate says in few words how a worker has ended.
+func (s *session) fate(id int, err error) string {
+	how := "failed"
+	switch lost, evicted := new(LostError), new(evictedError); {
+	case errors.As(err, &lost):
+		how = "exited"
+		if signal, ok := strings.CutPrefix(lost.Status.Text, "signal: "); ok {
+			how = signal
+		}
+	case errors.As(err, new(*SilentError)):
+		how = "silent"
+	case errors.As(err, &evicted):
+		how = "evicted"
+	}
+	return fmt.Sprintf("worker %d %s", s.id(id), how)
 }
 
 // processes are those that can be reached.
@@ -384,7 +403,9 @@ func (s *session) recovery(now time.Time, r elastic.Recovery) []effect {
 	}
 	e := s.event(now, "recovered", reason)
 	e.e.Recovery = &account
-	return []effect{e, show{view.Recovered(account)}}
+	what := strings.Join(s.fates, ", ")
+	s.fates = nil
+	return []effect{e, show{view.Recovered{Recovery: account, What: what}}}
 }
 
 // stallWindow is how many steps before a struck one say how long it should have been.

@@ -506,6 +506,7 @@ func (r *relay) hear(m control.Message) error {
 func (r *relay) beat(ctx context.Context) {
 	tick := time.NewTicker(control.BeatEvery)
 	defer tick.Stop()
+	alone, told := time.Now(), false
 	for {
 		select {
 		case <-tick.C:
@@ -513,6 +514,12 @@ func (r *relay) beat(ctx context.Context) {
 			return
 		}
 		r.mu.Lock()
+		if led := r.out != nil; led {
+			alone, told = time.Now(), false
+		} else if !told && r.c.Waits != nil && time.Since(alone) > r.c.detect() && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
+			told = true
+			r.c.Waits(r.c.waits())
+		}
 		if r.out != nil && time.Since(r.heard) < r.c.detect() {
 			if r.out.empty() {
 				r.out.put(control.Beat{})

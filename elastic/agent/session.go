@@ -71,6 +71,7 @@ type session struct {
 	restart   restart              // the newest
 	timers    map[elastic.Timer]timer
 	recovered []rundir.Recovery
+	fates     []string // of who has died since the newest
 	saves     saving
 	version   plan.Version // of the first plan; zero for that of a job that begins
 	thin      bool         // a shard has fewer mirrors than it should

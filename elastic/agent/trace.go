@@ -39,6 +39,10 @@ const (
 	// tracedSteps is about how many steps of a run are traced in full, spread over all of it.
 	tracedSteps = 100
 
+	// leastEvery is the least distance between two of them. To write a span down takes the launcher some
+	// microseconds, and a step of four workers has hundreds.
+	leastEvery = 4
+
 	// maxSpans bounds what a worker may tell of one step.
 	maxSpans = control.MaxSpans
 
@@ -86,7 +90,7 @@ type lastTask struct {
 // newTracer makes the tracer of a run. One that takes the run over knows the same traces.
 func newTracer(job *rundir.Job) *tracer {
 	return &tracer{
-		run: trace.RunOf(job.ID(), job.Started), every: max(1, (job.Steps+tracedSteps-1)/tracedSteps),
+		run: trace.RunOf(job.ID(), job.Started), every: max(leastEvery, (job.Steps+tracedSteps-1)/tracedSteps),
 		changes: make(map[plan.Version]time.Time), fills: make(map[fillID]time.Time), struck: make(map[int]trace.Context),
 	}
 }

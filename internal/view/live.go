@@ -213,11 +213,14 @@ func render(s *state, now time.Time, width, height int) string {
 			fmt.Sprintf("lr %.3g", s.last.LR), fmt.Sprintf("grad norm %.3g", s.last.GradNorm)))
 	}
 	if len(s.rows) > 1 && s.end == nil {
-		reason := s.run.Reason
-		if s.recoveries > 0 {
-			reason = recovered(s.recoveries, s.total) + " · " + reason
-		}
-		line(s.paint(faint, reason))
+		line(s.paint(faint, s.run.Reason))
+	}
+	recovered := s.recovered
+	if height < 24 {
+		recovered = recovered[max(0, len(recovered)-1):]
+	}
+	for _, text := range recovered {
+		line(s.paint(warn, text))
 	}
 	for _, text := range s.workerLines(width, height) {
 		line(s.paint(faint, text))

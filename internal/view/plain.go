@@ -64,7 +64,7 @@ func (s *state) lines(now time.Time, e Event) []string {
 	case Plan:
 		return []string{e.Reason}
 	case Recovered:
-		return []string{recovered(1, e.TotalMS)}
+		return []string{e.line()}
 	case Step:
 		if s.run == nil {
 			return nil
@@ -106,10 +106,33 @@ func (s *state) lines(now time.Time, e Event) []string {
 	return nil
 }
 
-// recovered says how many recoveries there were and how long the newest took.
-func recovered(n int, ms float64) string {
-	if n == 1 {
-		return fmt.Sprintf("recovered in %.1f ms", ms)
+// line says in one line what happened, and what it cost.
+func (r Recovered) line() string {
+	what := r.What
+	if what == "" {
+		what = r.Cause
 	}
-	return fmt.Sprintf("recovered %d times, last in %.1f ms", n, ms)
+	text := fmt.Sprintf("%s · went on after %s", what, milliseconds(r.TotalMS))
+	if n := r.RecomputedMicrobatches; n > 0 {
+		text += " · " + microBatches(n) + " again"
+	}
+	return text
+}
+
+// milliseconds prints a short time.
+func milliseconds(ms float64) string {
+	switch {
+	case ms < 1:
+		return fmt.Sprintf("%.1f ms", ms)
+	case ms < 10_000:
+		return fmt.Sprintf("%.0f ms", ms)
+	}
+	return fmt.Sprintf("%.1f s", ms/1000)
+}
+
+func microBatches(n int) string {
+	if n == 1 {
+		return "1 micro-batch"
+	}
+	return fmt.Sprintf("%d micro-batches", n)
 }

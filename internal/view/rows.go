@@ -11,8 +11,10 @@ import (
 )
 
 const (
-	mostRows  = 8 // workers that get a row each; more are counted by what they do
-	otherRows = 9 // lines that the rest of the view takes
+	mostRows  = 8  // workers that get a row each; more are counted by what they do
+	otherRows = 10 // lines that the rest of the view takes
+
+	mostRecoveries = 3 // that are shown, where the view is high enough for them
 )
 
 // row is what is known of one worker.

@@ -22,10 +22,9 @@ type state struct {
 	speed    speed
 	stopping string
 
-	recoveries int
-	total      float64 // milliseconds of the newest
-	end        *End
-	spoke      time.Time // when the plain view printed its newest step
+	recovered []string // lines of the newest
+	end       *End
+	spoke     time.Time // when the plain view printed its newest step
 }
 
 func (s *state) add(now time.Time, e Event) {
@@ -44,8 +43,8 @@ func (s *state) add(now time.Time, e Event) {
 	case Plan:
 		s.addPlan(e)
 	case Recovered:
-		s.recoveries++
-		s.total = e.TotalMS
+		s.recovered = append(s.recovered, e.line())
+		s.recovered = s.recovered[max(0, len(s.recovered)-mostRecoveries):]
 	case Worker:
 		s.addRow(e)
 	case Step:

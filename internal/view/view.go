@@ -63,7 +63,10 @@ type Plan struct {
 }
 
 // Recovered is the end of a recovery.
-type Recovered rundir.Recovery
+type Recovered struct {
+	rundir.Recovery
+	What string // what happened, such as "worker 2 killed"; "" for Cause
+}
 
 // Worker is news of one worker.
 type Worker struct {

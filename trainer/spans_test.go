@@ -1,0 +1,45 @@
+package trainer
+
+import (
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/trace"
+)
+
+func TestSpansAreBounded(t *testing.T) {
+	s := newSpans(nil, 10)
+	now := time.Now()
+	for range control.MaxSpans + 5 {
+		s.add(engine.Span{Name: trace.Forward, Start: now, End: now.Add(time.Microsecond)})
+	}
+	s.evaluated(now)
+	if len(s.list) >= control.MaxSpans || s.dropped == 0 {
+		t.Errorf("%d spans, %d dropped", len(s.list), s.dropped)
+	}
+	if c := s.computed(); c != (control.MaxSpans+5)*time.Microsecond {
+		t.Errorf("computed for %v", c)
+	}
+	if err := s.tell(3, 1, now, 0); err != nil || len(s.list) != 0 || s.dropped != 0 { // nobody wants to know of it
+		t.Errorf("%v, %d spans are left", err, len(s.list))
+	}
+	var none *spans
+	none.evaluated(now)
+	if newSpans(nil, 0) != nil || none.computed() != 0 || none.tell(1, 1, now, 0) != nil {
+		t.Error("somebody wants to know of no spans")
+	}
+}
+
+// BenchmarkSpan is what a span costs a worker.
+func BenchmarkSpan(b *testing.B) {
+	s := newSpans(nil, 1<<30)
+	for i := 0; b.Loop(); i++ {
+		began := time.Now()
+		s.add(engine.Span{Name: trace.Forward, Start: began, End: time.Now()})
+		if i%64 == 63 {
+			_ = s.tell(2, 1, began, 0)
+		}
+	}
+}
