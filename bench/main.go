@@ -9,6 +9,7 @@
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench hosts      recovery when one of several hosts dies
 //	go run ./bench soak       random faults, and whether the bits are still the same
+//	go run ./bench failslow   slow workers, in how many steps they are found, and false alarms in peace
 //
 // Both sides take turns, so that a machine whose speed drifts does not favour
 // one. Results are ratios; the raw figures stand beside them. Kept outputs lie
@@ -22,9 +23,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|control|survive|hosts|soak [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|control|survive|hosts|soak|failslow [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

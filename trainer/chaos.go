@@ -149,25 +149,24 @@ func (w *worker) armed(ctx context.Context, harms []string, runDir string, f fun
 	return f()
 }
 
-// slowed is a stage whose passes take longer while its worker is slowed.
+// slowed is a stage whose layers take longer while its worker is slowed.
 type slowed struct {
 	*stage
 	harm *chaos.Trigger
 }
 
 func (s slowed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
-	var waited time.Duration
+	began := time.Now()
 	if ready := m.Ready; ready != nil {
 		m.Ready = func(layer int) error {
-			began := time.Now()
+			s.harm.Throttle(time.Since(began))
 			err := ready(layer)
-			waited += time.Since(began)
+			began = time.Now() // a wait is no work
 			return err
 		}
 	}
-	began := time.Now()
 	p, out, err := s.stage.Forward(m, in)
-	s.harm.Throttle(time.Since(began) - waited)
+	s.harm.Throttle(time.Since(began))
 	return p, out, err
 }
 
@@ -179,8 +178,25 @@ func (s slowed) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count in
 }
 
 func (s slowed) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
-	began := time.Now()
-	din := s.stage.Backward(p, dout, grads)
-	s.harm.Throttle(time.Since(began))
+	t := &throttled{grads, s.harm, time.Now()}
+	din := s.stage.Backward(p, dout, t)
+	t.pause()
 	return din
+}
+
+// throttled pauses between two layers of a backward pass.
+type throttled struct {
+	engine.Gradients
+	harm  *chaos.Trigger
+	began time.Time
+}
+
+func (t *throttled) pause() {
+	t.harm.Throttle(time.Since(t.began))
+	t.began = time.Now()
+}
+
+func (t *throttled) Buffer(layer int) []float32 {
+	t.pause()
+	return t.Gradients.Buffer(layer)
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/engine"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/meter"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/zero"
@@ -79,6 +80,10 @@ type worker struct {
 	saver     *saver      // nil before Start, and for a run without checkpoints
 	saveAsked atomic.Bool // the agent wants one
 
+	meter     *meter.Meter
+	committed atomic.Int64                  // steps
+	links     atomic.Pointer[comm.Endpoint] // net, once there is one
+
 	times timeline // of the steps that the agent asks for
 
 	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
@@ -119,7 +124,7 @@ func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job
 }
 
 func newWorker(conn *control.Conn, me self) *worker {
-	w := &worker{conn: conn, self: me, start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}), groups: make(map[uint16]*comm.Group)}
+	w := &worker{conn: conn, self: me, meter: meter.New(), start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}), groups: make(map[uint16]*comm.Group)}
 	w.recovery.w, w.recovery.broken = w, make(chan comm.Session, 64)
 	return w
 }
@@ -173,8 +178,9 @@ func (w *worker) send(m control.Message) error {
 func (w *worker) beat(ctx context.Context) {
 	tick := time.NewTicker(control.BeatEvery)
 	defer tick.Stop()
+	var last measured
 	for {
-		if w.conn.Send(control.Beat{}) != nil {
+		if w.conn.Send(w.measure(&last)) != nil {
 			return // the agent is gone, which receive notices too
 		}
 		select {
@@ -312,6 +318,7 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 		return err
 	}
 	defer w.net.Close()
+	w.links.Store(w.net)
 	if err := w.send(control.Ready{
 		Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers(), CheckpointEvery: max(p.CheckpointEvery, 0),
 	}); err != nil {
@@ -458,6 +465,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Load:        func(i uint64, in, target Tensor) error { return w.sample(p.data, shuffle.at(i), in, target) },
 		Pool:        pool,
 		Progress:    w.self.progress,
+		Meter:       w.meter,
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
 		NoDigests:   start.NoDigests,
@@ -600,6 +608,7 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 	}
 	took := time.Since(began)
 	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
+	w.committed.Store(int64(r.Step))
 	info := StepInfo{
 		Step: r.Step, Steps: p.Steps, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm,
 		Targets: r.Targets, Duration: took,

@@ -132,6 +132,7 @@ func (s *session) death(id int) error {
 func (s *session) die(now time.Time, id int) []effect {
 	w := &s.workers[id]
 	w.gone = true
+	s.paces.forget(w.who.ID)
 	s.forget()
 	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
 		left := fmt.Sprintf("worker %d has left", w.who.ID)

@@ -62,9 +62,10 @@ type session struct {
 	ringDue    time.Time
 	noRing     string // why there is none, where there should be
 
-	noted     plan.Version         // of the newest line of plans.jsonl
-	starting  []effect             // when the first plan is agreed
-	tr        *tracer              // nil if nobody wants it
+	noted     plan.Version // of the newest line of plans.jsonl
+	starting  []effect     // when the first plan is agreed
+	tr        *tracer      // nil if nobody wants it
+	paces     pacing
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -495,7 +496,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		return nil
 
 	case control.Beat:
-		return nil
+		return s.paced(now, id, m)
 
 	case control.Failed:
 		return s.failed(now, id, m)

@@ -32,7 +32,32 @@ type Hello struct {
 // Beat says that the worker lives. A worker sends one right after Hello and then one
 // every [BeatEvery], from a goroutine that waits for nothing else, until it
 // closes the connection. An agent that watches holds silence against who has said Hello.
-type Beat struct{}
+type Beat struct {
+	// Step is the newest that the worker has committed, and Layers how long passes take
+	// it; both are left out where nothing is new. At most [MaxMeasured] are told.
+	Step   int
+	Layers []LayerTime
+	// Links are how long its links were busy with what it sent since it told last, which
+	// was Over nanoseconds before.
+	Links []LinkTime
+	Over  int64
+}
+
+// MaxMeasured bounds the layers and the links of a [Beat].
+const MaxMeasured = 4096
+
+// LayerTime is how long the passes of one micro-batch through a layer take, in nanoseconds.
+type LayerTime struct {
+	Layer             int
+	Forward, Backward int64
+}
+
+// LinkTime is how long a link was busy with what was sent to a worker, in nanoseconds.
+type LinkTime struct {
+	To    int
+	Bytes int64
+	Busy  int64
+}
 
 // BeatEvery is the time between two Beats.
 const BeatEvery = 100 * time.Millisecond

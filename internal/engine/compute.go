@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/meter"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/trace"
@@ -44,11 +45,15 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	micro := Micro{
 		Step: st.number, Index: m, First: m * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true,
 		Ready: func(layer int) error {
+			defer e.c.Meter.Lap(layer)
 			if e.arrivals[layer].there() {
 				return nil
 			}
-			began := time.Now()
-			defer func() { e.span(trace.Gather, began, spanOf(layer, 0)) }()
+			began, resume := time.Now(), e.c.Meter.Hold()
+			defer func() {
+				resume()
+				e.span(trace.Gather, began, spanOf(layer, 0))
+			}()
 			return e.arrivals[layer].wait(e.ctx)
 		},
 	}
@@ -58,9 +63,12 @@ func (e *Engine) forward(t graph.Task, w *task) {
 	}
 	var loss Loss
 	var suspect int
+	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	var within [][]int
 	learns := !e.knowsWithin(s)
 	e.do(onPass, func() (err error) {
+		e.c.Meter.Begin()
+		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
 		if first || last {
 			w.batch = e.batch()
 			base := uint64(st.number-1)*uint64(e.c.GlobalBatch) + uint64(micro.First)
@@ -134,7 +142,10 @@ func (e *Engine) backward(t graph.Task, w *task) {
 		dout = st.tensors[tensorID{s + 1, m, comm.Backward}].t
 	}
 	var din tensor.Tensor
+	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	e.do(onPass, func() error {
+		e.c.Meter.Begin()
+		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
 		pass := w.pass
 		w.pass = nil
 		din = stage.Backward(pass, dout, leaf{e, st, m})
@@ -175,7 +186,10 @@ type leaf struct {
 	index int
 }
 
-func (l leaf) Buffer(layer int) []float32 { return l.e.free.get(len(l.e.c.Layers[layer].Params)) }
+func (l leaf) Buffer(layer int) []float32 {
+	l.e.c.Meter.Lap(layer)
+	return l.e.free.get(len(l.e.c.Layers[layer].Params))
+}
 
 func (l leaf) Done(layer int, grad []float32) {
 	switch {

@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/meter"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
@@ -71,6 +72,8 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
+	// Meter measures passes; nil is one that nobody reads.
+	Meter *meter.Meter
 	// Progress gets what is begun, where it is not nil.
 	Progress *progress.Record
 	// Fast adds gradients up in the order in which they come, with a plain
@@ -292,6 +295,9 @@ func New(c Config) (*Engine, error) {
 		shapes:    make([]shape, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
 	}
+	if c.Meter == nil {
+		e.c.Meter = meter.New()
+	}
 	if !c.NoDigests {
 		e.guard = newGuard(&c)
 	}
@@ -414,6 +420,7 @@ func (e *Engine) discard() {
 func (e *Engine) runCompute() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	defer e.c.Meter.Attach()()
 	for f := range e.compute {
 		f()
 	}

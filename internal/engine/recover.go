@@ -359,7 +359,9 @@ func (e *Engine) serve(old *plan.Plan) (fresh []int) {
 			delete(e.stages, s)
 		}
 	}
+	var firsts []int
 	for _, s := range e.plan.StagesOf(e.c.Self.ID) {
+		firsts = append(firsts, e.plan.Stages[s].Lo)
 		st := e.plan.Stages[s]
 		if e.stages[s] == nil {
 			if e.stages[s] = e.initial.stages[[2]int{st.Lo, st.Hi}]; e.stages[s] == nil {
@@ -374,6 +376,7 @@ func (e *Engine) serve(old *plan.Plan) (fresh []int) {
 			delete(had, l)
 		}
 	}
+	e.c.Meter.Keep(firsts...)
 	for l := range had {
 		// All has come that was to. What is held of the layer keeps its memory.
 		e.grads[l], e.c.Layers[l].Params = nil, nil

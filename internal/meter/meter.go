@@ -1,0 +1,222 @@
+// Package meter measures how long a worker's passes take, layer by layer.
+//
+// Time counts while the computing thread runs or sleeps, whatever it sleeps for.
+// It does not count while the thread would run and the machine runs others, nor
+// while a pass waits for parameters: a busy machine or a late peer does not make
+// a worker look slow. What a pass takes is the median of the newest ones, and
+// each layer has the share that it had of them, so single outliers do not count.
+package meter
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// Direction is that of a pass.
+type Direction uint8
+
+// The directions.
+const (
+	Forward Direction = iota
+	Backward
+)
+
+// Layer is how long the passes of one micro-batch through a layer take.
+type Layer struct {
+	Layer             int
+	Forward, Backward time.Duration
+}
+
+// window is how many passes count: so few that a change shows after half as
+// many, and enough that outliers do not.
+const window = 8
+
+// shareWindow is how many laps of a layer make its share.
+const shareWindow = 24
+
+// A Meter measures one pass at a time. Its methods but Layers are for the
+// computing goroutine, which keeps its thread.
+type Meter struct {
+	delay func() time.Duration // that the thread has waited for a processor so far
+
+	// The pass.
+	laps  []lap
+	at    time.Time // when the lap began
+	spent time.Duration
+	late  time.Duration // delay at the beginning
+
+	mu     sync.Mutex
+	stages map[int]*stage // by first layer
+	count  uint64         // passes that counted
+}
+
+type lap struct {
+	layer int
+	took  time.Duration
+}
+
+type stage struct {
+	hi    int // behind the last layer
+	total [2]ring
+	laps  [2]map[int]*ring
+}
+
+// ring holds the newest values.
+type ring struct {
+	size   int
+	values []time.Duration
+	next   int
+}
+
+func (r *ring) put(d time.Duration) {
+	if len(r.values) < r.size {
+		r.values = append(r.values, d)
+		return
+	}
+	r.values[r.next] = d
+	r.next = (r.next + 1) % r.size
+}
+
+// median returns the median, of two the lesser; 0 of none.
+func (r *ring) median() time.Duration {
+	if len(r.values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(r.values))
+	return sorted[(len(sorted)-1)/2]
+}
+
+// trimmed returns the mean without the greatest twelfth, which is at least one.
+func (r *ring) trimmed() time.Duration {
+	sorted := slices.Sorted(slices.Values(r.values))
+	if n := len(sorted); n > 1 {
+		sorted = sorted[:n-(n+11)/12]
+	}
+	var sum time.Duration
+	for _, d := range sorted {
+		sum += d
+	}
+	return sum / time.Duration(max(1, len(sorted)))
+}
+
+// New returns a meter.
+func New() *Meter {
+	return &Meter{delay: func() time.Duration { return 0 }, stages: make(map[int]*stage)}
+}
+
+// Attach says that the calling goroutine, which keeps its thread, is the computing
+// one until the returned function is called.
+func (m *Meter) Attach() (detach func()) {
+	var stop func()
+	m.delay, stop = threadDelay()
+	return stop
+}
+
+// Begin begins a pass.
+func (m *Meter) Begin() {
+	m.laps, m.spent, m.late = m.laps[:0], 0, m.delay()
+	m.at = time.Now()
+}
+
+// Lap says that the pass comes to a layer. What was before the first is the first's.
+func (m *Meter) Lap(layer int) {
+	if len(m.laps) > 0 {
+		m.close()
+	}
+	m.laps = append(m.laps, lap{layer: layer})
+}
+
+// close ends the lap.
+func (m *Meter) close() {
+	now := time.Now()
+	m.laps[len(m.laps)-1].took += m.spent + now.Sub(m.at)
+	m.at, m.spent = now, 0
+}
+
+// Hold stops the time until the returned function is called, for a wait that is
+// none of the worker's doing.
+func (m *Meter) Hold() (resume func()) {
+	began := m.delay()
+	m.spent += time.Since(m.at)
+	return func() {
+		m.late += m.delay() - began
+		m.at = time.Now()
+	}
+}
+
+// End ends a pass through layers lo to hi-1.
+func (m *Meter) End(d Direction, lo, hi int) {
+	if len(m.laps) == 0 {
+		return
+	}
+	m.close()
+	var total time.Duration
+	for _, l := range m.laps {
+		total += l.took
+	}
+	total -= min(m.delay()-m.late, total)
+	if total <= 0 {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := m.stages[lo]
+	if s == nil || s.hi != hi {
+		s = &stage{hi: hi}
+		for i := range s.total {
+			s.total[i].size, s.laps[i] = window, make(map[int]*ring)
+		}
+		m.stages[lo] = s
+	}
+	s.total[d].put(total)
+	for _, l := range m.laps {
+		r := s.laps[d][l.layer]
+		if r == nil {
+			r = &ring{size: shareWindow}
+			s.laps[d][l.layer] = r
+		}
+		r.put(l.took)
+	}
+	m.count++
+}
+
+// Layers returns what is known of the layers of stages this worker runs, in
+// their order, and the number of passes so far.
+func (m *Meter) Layers() (all []Layer, passes uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for lo, s := range m.stages {
+		if len(s.total[Backward].values) < window {
+			continue
+		}
+		var sum [2]time.Duration
+		for d := range sum {
+			for _, r := range s.laps[d] {
+				sum[d] += r.trimmed()
+			}
+		}
+		for l := lo; l < s.hi; l++ {
+			var took [2]time.Duration
+			for d := range took {
+				if r := s.laps[d][l]; r != nil && sum[d] > 0 {
+					took[d] = time.Duration(float64(s.total[d].median()) * (float64(r.trimmed()) / float64(sum[d])))
+				}
+			}
+			all = append(all, Layer{l, took[Forward], took[Backward]})
+		}
+	}
+	slices.SortFunc(all, func(a, b Layer) int { return a.Layer - b.Layer })
+	return all, m.count
+}
+
+// Keep forgets all stages but those that begin with the given layers.
+func (m *Meter) Keep(firsts ...int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for lo := range m.stages {
+		if !slices.Contains(firsts, lo) {
+			delete(m.stages, lo)
+		}
+	}
+}

@@ -1,0 +1,101 @@
+package meter
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+const ms = time.Millisecond
+
+// pass runs a pass whose layers take a time each, and waits before each.
+func pass(m *Meter, d Direction, lo int, wait time.Duration, took ...time.Duration) {
+	m.Begin()
+	for i := range took {
+		resume := m.Hold()
+		<-time.After(wait) // of the bubble
+		resume()
+		l := lo + i
+		if d == Backward {
+			l = lo + len(took) - 1 - i
+		}
+		m.Lap(l)
+		<-time.After(took[l-lo])
+	}
+	m.End(d, lo, lo+len(took))
+}
+
+func check(t *testing.T, m *Meter, want ...Layer) {
+	t.Helper()
+	got, _ := m.Layers()
+	if len(got) != len(want) {
+		t.Fatalf("%d layers: %v", len(got), got)
+	}
+	for i := range got {
+		near := func(a, b time.Duration) bool { return a > b-b/20 && a < b+b/20 }
+		if got[i].Layer != want[i].Layer || !near(got[i].Forward, want[i].Forward) || !near(got[i].Backward, want[i].Backward) {
+			t.Errorf("got %v, want %v", got[i], want[i])
+		}
+	}
+}
+
+func TestMeter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var preempted time.Duration
+		m := New()
+		m.delay = func() time.Duration { return preempted }
+		for i := range 10 {
+			pass(m, Forward, 4, 5*ms, ms, 3*ms)
+			pass(m, Backward, 4, 0, 2*ms, 6*ms)
+			if _, n := m.Layers(); n != uint64(2*i+2) {
+				t.Errorf("%d passes", n)
+			}
+		}
+		check(t, m, Layer{4, ms, 2 * ms}, Layer{5, 3 * ms, 6 * ms})
+
+		// An outlier does not count, nor what the machine did for others.
+		pass(m, Forward, 4, 0, 500*ms, 3*ms)
+		for range 8 {
+			m.Begin()
+			m.Lap(5)
+			time.Sleep(8 * ms)
+			preempted += 2 * ms
+			m.Lap(4)
+			time.Sleep(9 * ms)
+			preempted += 7 * ms
+			m.End(Backward, 4, 6)
+		}
+		for range 24 {
+			pass(m, Backward, 4, 0, 2*ms, 6*ms)
+		}
+		check(t, m, Layer{4, ms, 2 * ms}, Layer{5, 3 * ms, 6 * ms})
+
+		// Half the speed shows after half a window.
+		for range 5 {
+			pass(m, Forward, 4, 0, 2*ms, 6*ms)
+			pass(m, Backward, 4, 0, 4*ms, 12*ms)
+		}
+		check(t, m, Layer{4, 2 * ms, 4 * ms}, Layer{5, 6 * ms, 12 * ms})
+
+		// Another range of layers begins anew.
+		pass(m, Forward, 4, 0, ms)
+		check(t, m)
+		m.Keep(7)
+		if len(m.stages) != 0 {
+			t.Error("stages are kept")
+		}
+	})
+}
+
+func TestWaited(t *testing.T) {
+	for line, want := range map[string]time.Duration{"12 345 6\n": 345, "": 0, "1": 0, "1 x 2": 0, "1 -5 2": 0} {
+		if got := waited([]byte(line)); got != want {
+			t.Errorf("%q: %v, want %v", line, got, want)
+		}
+	}
+	delay, stop := threadDelay()
+	defer stop()
+	if delay() < 0 {
+		t.Error("a negative time")
+	}
+}

@@ -1,0 +1,49 @@
+package trainer
+
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/internal/control"
+)
+
+// measured is what the agent was told last.
+type measured struct {
+	step   int64
+	passes uint64
+	at     time.Time
+	links  map[comm.WorkerID]comm.PeerStats
+}
+
+// measure returns the next heartbeat, with what was measured since a step ended.
+func (w *worker) measure(last *measured) control.Beat {
+	step := w.committed.Load()
+	if step <= last.step {
+		last.step = step // it may have gone back
+		return control.Beat{}
+	}
+	layers, passes := w.meter.Layers()
+	if passes == last.passes || len(layers) == 0 {
+		return control.Beat{}
+	}
+	b := control.Beat{Step: int(step)}
+	for _, l := range layers[:min(len(layers), control.MaxMeasured)] {
+		b.Layers = append(b.Layers, control.LayerTime{Layer: l.Layer, Forward: int64(l.Forward), Backward: int64(l.Backward)})
+	}
+	now, links := time.Now(), make(map[comm.WorkerID]comm.PeerStats)
+	if net := w.links.Load(); net != nil {
+		for _, s := range net.Stats() {
+			links[s.Peer.Worker] = s
+			was := last.links[s.Peer.Worker]
+			if was.Peer != s.Peer || s.WireSent <= was.WireSent || len(b.Links) == control.MaxMeasured {
+				continue
+			}
+			b.Links = append(b.Links, control.LinkTime{To: int(s.Peer.Worker), Bytes: s.WireSent - was.WireSent, Busy: int64(s.Busy - was.Busy)})
+		}
+	}
+	if !last.at.IsZero() {
+		b.Over = int64(now.Sub(last.at))
+	}
+	*last = measured{step, passes, now, links}
+	return b
+}
