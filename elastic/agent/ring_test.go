@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -118,8 +119,9 @@ func TestSuspicionIsWeighed(t *testing.T) {
 				t.Fatalf("killed at moment %d, want %d", killed, c.killed)
 			}
 			if killed >= 0 {
-				if text := s.death(1).(*SilentError).cause(); text != c.text {
-					t.Errorf("%q, want %q", text, c.text)
+				var silent *SilentError
+				if err := s.death(1); !errors.As(err, &silent) || silent.cause() != c.text {
+					t.Errorf("%v, want %q", err, c.text)
 				}
 			}
 		})

@@ -172,7 +172,7 @@ func newBoard() board {
 }
 
 // since returns what has changed, and brings c up to date.
-func (b *board) since(now time.Time, c *seen) (f frame, any bool) {
+func (b *board) since(now time.Time, c *seen) (f frame, news bool) {
 	f.Now = now
 	if c.run != b.at.run {
 		run := b.run

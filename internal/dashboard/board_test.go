@@ -172,7 +172,7 @@ func TestSince(t *testing.T) {
 				t.Fatalf("%s: the page has %s, and there is %s", name, a, b)
 			}
 		}
-		if _, any := b.since(epoch, &c); any {
+		if _, news := b.since(epoch, &c); news {
 			t.Fatal("there is news after all was told")
 		}
 	})

@@ -359,10 +359,10 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	var told seen
 	for first := true; ; first = false {
 		s.mu.Lock()
-		f, any := s.board.since(time.Now(), &told)
+		f, news := s.board.since(time.Now(), &told)
 		changed, closed := s.changed, s.closed
 		s.mu.Unlock()
-		if any || first {
+		if news || first {
 			if send(w, out, f) != nil {
 				return
 			}

@@ -65,7 +65,7 @@ func serve(t *testing.T) (*Server, *fakeRun) {
 }
 
 // ask sends a request and returns the answer and its body.
-func ask(t *testing.T, method, url, body string, header ...string) (*http.Response, string) {
+func ask(t *testing.T, method, url, body string, header ...string) (a answer, text string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, url, strings.NewReader(body))
 	if err != nil {
@@ -78,16 +78,22 @@ func ask(t *testing.T, method, url, body string, header ...string) (*http.Respon
 			req.Header.Set(header[i], header[i+1])
 		}
 	}
-	answer, err := http.DefaultClient.Do(req)
+	got, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
+	defer got.Body.Close()
+	all, err := io.ReadAll(got.Body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return answer, string(text)
+	return answer{got.StatusCode, got.Header}, string(all)
+}
+
+// answer is what came before the body.
+type answer struct {
+	StatusCode int
+	Header     http.Header
 }
 
 func TestFiles(t *testing.T) {

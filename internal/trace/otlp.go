@@ -9,30 +9,34 @@ import (
 	"time"
 )
 
-// The types below are OTLP's JSON encoding of spans, as far as a run uses it:
-// identities are hexadecimal, numbers of 64 bits are strings. A line of traces.jsonl
-// is a Data.
 type (
+	// Data is a line of traces.jsonl, in OTLP's JSON encoding of spans as far as a run uses
+	// it: identities are hexadecimal, numbers of 64 bits are strings.
 	Data struct {
 		ResourceSpans []ResourceSpans `json:"resourceSpans"`
 	}
+	// ResourceSpans are spans of one process.
 	ResourceSpans struct {
 		Resource   Resource     `json:"resource"`
 		ScopeSpans []ScopeSpans `json:"scopeSpans"`
 		SchemaURL  string       `json:"schemaUrl,omitempty"`
 	}
+	// Resource is a process.
 	Resource struct {
 		Attributes []KeyValue `json:"attributes,omitempty"`
 	}
+	// ScopeSpans are spans of one library.
 	ScopeSpans struct {
 		Scope     Scope      `json:"scope"`
 		Spans     []SpanJSON `json:"spans"`
 		SchemaURL string     `json:"schemaUrl,omitempty"`
 	}
+	// Scope is a library.
 	Scope struct {
 		Name    string `json:"name,omitempty"`
 		Version string `json:"version,omitempty"`
 	}
+	// SpanJSON is a span.
 	SpanJSON struct {
 		TraceID      string     `json:"traceId"`
 		SpanID       string     `json:"spanId"`
@@ -46,20 +50,24 @@ type (
 		Links        []LinkJSON `json:"links,omitempty"`
 		Status       Status     `json:"status"`
 	}
+	// LinkJSON points to another span.
 	LinkJSON struct {
 		TraceID    string     `json:"traceId"`
 		SpanID     string     `json:"spanId"`
 		Attributes []KeyValue `json:"attributes,omitempty"`
 		Flags      uint32     `json:"flags,omitempty"`
 	}
+	// Status says how it ended.
 	Status struct {
 		Message string `json:"message,omitempty"`
 		Code    int32  `json:"code,omitempty"` // 2: error
 	}
+	// KeyValue is an attribute.
 	KeyValue struct {
 		Key   string `json:"key"`
 		Value Value  `json:"value"`
 	}
+	// Value is one of an attribute; one field is set.
 	Value struct {
 		String *string  `json:"stringValue,omitempty"`
 		Bool   *bool    `json:"boolValue,omitempty"`
@@ -72,7 +80,10 @@ type (
 	Nanos uint64
 )
 
-func (n Int) MarshalJSON() ([]byte, error)   { return fmt.Appendf(nil, `"%d"`, int64(n)), nil }
+// MarshalJSON implements [json.Marshaler].
+func (n Int) MarshalJSON() ([]byte, error) { return fmt.Appendf(nil, `"%d"`, int64(n)), nil }
+
+// MarshalJSON implements [json.Marshaler].
 func (n Nanos) MarshalJSON() ([]byte, error) { return fmt.Appendf(nil, `"%d"`, uint64(n)), nil }
 
 // UnmarshalJSON implements [json.Unmarshaler]; a bare number is taken, too.

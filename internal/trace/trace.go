@@ -16,9 +16,10 @@ import (
 	"time"
 )
 
-// ID names a trace, SpanID a span of one. Zero is none.
 type (
-	ID     [16]byte
+	// ID names a trace; zero is none.
+	ID [16]byte
+	// SpanID names a span of a trace; zero is none.
 	SpanID [8]byte
 )
 
