@@ -100,7 +100,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 }
 
 // inherit takes over from the run before what was not changed.
-func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) (err error) {
+func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error {
 	f.reduction, f.zero, f.hosts = job.Reduction, job.Zero, 1
 	if !changed("workers") {
 		f.workers = job.Workers
@@ -121,8 +121,12 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) (err 
 		f.digests = !job.NoDigests
 	}
 	if !changed("detect") {
-		if f.detect, err = time.ParseDuration(job.Detect); err != nil {
+		detect, err := time.ParseDuration(job.Detect)
+		if err != nil {
 			return fmt.Errorf("detect is %q: give a time such as 1s", job.Detect)
+		}
+		if detect > 0 { // a run without the launcher has none
+			f.detect = detect
 		}
 	}
 	return nil
