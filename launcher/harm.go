@@ -54,6 +54,9 @@ func newHarm(h harm) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := workerNumbers(args[1:])
 			if err != nil {
+				if _, _, more := find(args[0], ids); !errors.As(more, new(failure)) {
+					err = errors.Join(err, more)
+				}
 				return err
 			}
 			return h.strike(cmd.Context(), args[0], ids)
@@ -61,7 +64,7 @@ func newHarm(h harm) *cobra.Command {
 	}
 }
 
-// workerNumbers reads arguments that are numbers of workers.
+// workerNumbers reads arguments that are numbers of workers, and returns those that are.
 func workerNumbers(args []string) ([]int, error) {
 	var ids []int
 	var faults []error
@@ -69,20 +72,32 @@ func workerNumbers(args []string) ([]int, error) {
 		w, err := strconv.Atoi(arg)
 		if err != nil || w < 0 {
 			faults = append(faults, fmt.Errorf("W is %q: give the number of a worker", arg))
+			continue
 		}
 		ids = append(ids, w)
 	}
 	return ids, errors.Join(faults...)
 }
 
-// strike does it to workers of a run, for the command as for the page. That there is no such worker is
-// wrong usage.
+// strike does it to workers of a run, for the command as for the page.
 func (h harm) strike(ctx context.Context, runDir string, ids []int) error {
-	run, err := rundir.ReadWorkers(runDir)
+	agent, targets, err := find(runDir, ids)
 	if err != nil {
+		return err
+	}
+	if err := strike(ctx, h, agent, targets); err != nil {
 		return failure{err}
 	}
-	var targets []rundir.Process
+	return nil
+}
+
+// find returns the agent's socket and the processes of workers of a run. That there is no such
+// worker is wrong usage.
+func find(runDir string, ids []int) (agent string, targets []rundir.Process, err error) {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return "", nil, failure{err}
+	}
 	var faults []error
 	for _, w := range ids {
 		i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
@@ -92,13 +107,7 @@ func (h harm) strike(ctx context.Context, runDir string, ids []int) error {
 		}
 		targets = append(targets, run.Workers[i])
 	}
-	if err := errors.Join(faults...); err != nil {
-		return err
-	}
-	if err := strike(ctx, h, run.Agent, targets); err != nil {
-		return failure{err}
-	}
-	return nil
+	return run.Agent, targets, errors.Join(faults...)
 }
 
 // agentTime bounds how long a command talks to an agent.

@@ -125,8 +125,8 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 		if err != nil {
 			return fmt.Errorf("detect is %q: give a time such as 1s", job.Detect)
 		}
-		if detect > 0 { // a run without the launcher has none
-			f.detect = detect
+		if f.detect = detect; detect == 0 { // a run without the launcher has none
+			f.detect = time.Second
 		}
 	}
 	return nil
