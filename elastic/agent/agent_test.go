@@ -210,14 +210,13 @@ func workerProcess(id control.Identity, args []string) int {
 	return 0
 }
 
-// spin begins a pass and computes without end, with more threads than there are processors; worker 0
-// starts a child before.
+// spin computes without end, with more threads than there are processors, and begins a pass when all is
+// said; worker 0 starts a child before.
 func spin(id control.Identity, conn *control.Conn) {
 	r, err := progress.Open(os.NewFile(uintptr(id.Progress), "progress"))
 	if err != nil {
 		panic(err)
 	}
-	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
 	child := 0
 	if id.WorkerID == 0 {
 		p, err := os.StartProcess("/bin/sleep", []string{"sleep", "3600"}, &os.ProcAttr{})
@@ -234,6 +233,7 @@ func spin(id control.Identity, conn *control.Conn) {
 	}
 	conn.Send(control.Output{Text: strconv.Itoa(child)})
 	conn.Send(control.Note{Text: "the last word"})
+	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
 	select {}
 }
 

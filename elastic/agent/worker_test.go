@@ -8,13 +8,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/control"
 )
 
-// spinning launches a worker that computes without end, and returns it when it does so.
+// spinning launches a worker that computes without end, and returns it when it does so and has said all.
 func spinning(t *testing.T, id int) (p *process, conn *control.Conn, child string) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -40,6 +41,9 @@ func spinning(t *testing.T, id int) (p *process, conn *control.Conn, child strin
 	m, err := conn.Receive(t.Context())
 	if err != nil {
 		t.Fatal(err)
+	}
+	for p.progress.State().Step == 0 {
+		time.Sleep(time.Millisecond)
 	}
 	return p, conn, m.(control.Output).Text
 }

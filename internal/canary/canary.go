@@ -15,6 +15,7 @@ package canary
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -47,12 +48,12 @@ func Keep(fd int) error {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	var ready [2]int // a byte comes when the thread has files of its own, and the end when no others are left to it
 	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
-	defer unix.Close(ready[0])
+	defer func() { _ = unix.Close(ready[0]) }()
 	kept := make(chan struct{})
 	defer close(kept)
 	go watch(fd, ready[1], kept)
@@ -69,11 +70,12 @@ func Keep(fd int) error {
 	return nil
 }
 
-func read(fd int, b []byte) (n int, err error) {
-	for err = error(unix.EINTR); err == unix.EINTR; {
-		n, err = unix.Read(fd, b)
+func read(fd int, b []byte) (int, error) {
+	for {
+		if n, err := unix.Read(fd, b); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
 	}
-	return n, err
 }
 
 // watch is the thread. It ends with the process.
