@@ -1,10 +1,12 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -18,7 +20,7 @@ func losses(args []string) error {
 	f := flag.NewFlagSet("losses", flag.ExitOnError)
 	big := f.Float64("layer-ms", 5, "milliseconds of a layer's forward pass, with 32 workers")
 	small := f.Float64("small-layer-ms", 3, "the same with 8 workers")
-	steps := f.Int("steps", 7, "steps between two losses")
+	steps := f.Int("steps", 6, "steps between two losses")
 	only := f.String("only", "", "8 or 32: only the runs with so many workers")
 	_ = f.Parse(args)
 
@@ -27,7 +29,7 @@ func losses(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(t.dir)
-	const quiet = 6 // steps before the first change
+	const quiet = 5 // steps before the first change
 	eight := struck{workers: 8, stages: 2, layers: 16, micros: 32, layerMS: *small, quiet: quiet, every: 20}
 	many := struck{workers: 32, stages: 4, layers: 32, micros: 128, layerMS: *big, quiet: quiet, every: *steps}
 	for i := range 8 { // two of each stage, none next to another
@@ -52,8 +54,12 @@ func losses(args []string) error {
 	for _, r := range runs {
 		clock.left += r.takes()
 	}
-	fmt.Printf("%s, %d cores. Emulated devices. A worker's share of time is that of the best integer plan's\n"+
-		"bound, with the layers' times as measured in the run.\n", runtime.Version(), runtime.NumCPU())
+	fmt.Printf(`%s, %d cores. Emulated devices.
+of first: throughput, over that before the first change
+of ideal: the same, over the share of workers or speed that is left
+of best:  throughput, over that of the best plan that the simulator finds for what is left
+of bound: throughput, over a bound of all plans and all orders of tasks for what is left
+`, runtime.Version(), runtime.NumCPU())
 	for _, r := range runs {
 		clock.begin(r.String(), r.takes())
 		if err := r.run(t); err != nil {
@@ -120,10 +126,13 @@ func (r *struck) run(t *timing) error {
 	if err != nil {
 		return err
 	}
-	unit := layerTime(&got)
+	layer := layerTime(&got)
+	if layer.Forward == 0 {
+		return errors.New("the run was too short to measure layers: give more --steps")
+	}
 	fmt.Printf("\n%v, --layer-ms %v; %s\n", r, r.layerMS, busy(got.cores))
-	fmt.Printf("a layer's passes took %.2f ms\n", unit)
-	fmt.Printf("%7s %6s %9s %8s %9s %9s  %s\n", "workers", "steps", "ms", "of first", "of ideal", "of best", "stages: layers x workers")
+	fmt.Printf("a layer took %v forward and %v backward; the bits are %.16s\n", layer.Forward, layer.Backward, got.sum.ParamsSHA256)
+	fmt.Printf("%7s %6s %9s %8s %9s %9s %9s  %s\n", "workers", "steps", "ms", "of first", "of ideal", "of best", "of bound", "stages: layers x workers")
 	var baseline float64
 	for i := range r.changes() + 1 {
 		first, last := 1, r.quiet
@@ -144,21 +153,40 @@ func (r *struck) run(t *timing) error {
 		if r.slow > 0 && i > 0 {
 			left, name = float64(r.workers)-0.5, "1 slow"
 		}
-		fmt.Printf("%7s %6d %9.1f %8.3f %9.3f %9s  %s\n", name, len(ms), took, baseline/took, baseline/took*float64(r.workers)/left,
-			r.ofBest(p, unit, took, i), shapeOf(p))
+		fmt.Printf("%7s %6d %9.1f %8.3f %9.3f", name, len(ms), took, baseline/took, baseline/took*float64(r.workers)/left)
+		if r.slow > 0 && i > 0 { // the others are for equal workers
+			fmt.Printf(" %9s %9s  %s\n", "", "", shapeOf(p))
+			continue
+		}
+		step, bound, err := r.best(p, layer)
+		if err != nil {
+			return err
+		}
+		fmt.Printf(" %9.3f %9.3f  %s\n", step.Seconds()*1e3/took, bound.Seconds()*1e3/took, shapeOf(p))
 	}
 	return nil
 }
 
-// ofBest is the time of the best plan that there can be, over that of a step. With the dataflow
-// alone it has the stages of the run.
-func (r *struck) ofBest(p *plan.Plan, unit, took float64, change int) string {
-	if r.slow > 0 && change > 0 {
-		return "" // the bound is for equal workers
+// best returns the shortest step with the workers that are left: that of the plan by the simulator, or,
+// where the run may change the stages, of a better plan; and the bound of all plans and of all
+// orders of tasks. With the dataflow alone, both are of the stages of the run. The times of layers
+// are those measured in the run. No stage gets more than twice the mean of the layers,
+// which is what the planner does where nothing is known of memory.
+func (r *struck) best(p *plan.Plan, layer plan.Layer) (step, bound time.Duration, err error) {
+	prediction, err := p.Predict(plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, r.layers)})
+	if err != nil {
+		return 0, 0, err
 	}
+	step = prediction.Step
 	n := 0
 	if r.reshape == "full" {
-		n = leastOfAll(r.layers, len(p.Workers), r.stages, r.micros)
+		most := 2 * r.layers / r.stages
+		n = leastOfAll(r.layers, len(p.Workers), r.stages, r.micros, most)
+		other, err := bestOf(r.layers, len(p.Workers), r.stages, r.micros, most, layer)
+		if err != nil {
+			return 0, 0, err
+		}
+		step = min(step, other)
 	} else {
 		var layers, workers []int
 		for _, s := range p.Stages {
@@ -166,18 +194,21 @@ func (r *struck) ofBest(p *plan.Plan, unit, took float64, change int) string {
 		}
 		n = least(layers, workers, r.micros)
 	}
-	return fmt.Sprintf("%.3f", float64(n)*unit/took)
+	return step, time.Duration(n) * (layer.Forward + layer.Backward), nil
 }
 
-// layerTime is the median of what the workers measured of a layer, in milliseconds.
-func layerTime(r *timed) float64 {
-	var all []float64
+// layerTime returns the medians of what the workers measured of a layer.
+func layerTime(r *timed) plan.Layer {
+	var forward, backward []float64
 	for _, w := range r.sum.Workers {
 		for _, l := range w.Times {
-			all = append(all, l.ForwardMS+l.BackwardMS)
+			forward, backward = append(forward, l.ForwardMS), append(backward, l.BackwardMS)
 		}
 	}
-	return median(all)
+	if len(forward) == 0 {
+		return plan.Layer{}
+	}
+	return plan.Layer{Tensors: []int{1}, Forward: milliseconds(median(forward)), Backward: milliseconds(median(backward))}
 }
 
 // shapeOf tells layers and workers of the stages.
