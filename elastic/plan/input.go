@@ -174,6 +174,11 @@ type Event struct {
 	Stages     int // 0 means 1
 	Mirrors    int // of each shard; 0 is none
 	FromStep   int // 0 means 1
+
+	// Contiguous, for Start and Rebalance, gives every worker one range of all parameters of its
+	// stage instead of a range of each layer. It is there for go run ./bench migrate to compare
+	// with: a layer is with few owners then, and when one moves, what is behind it moves along.
+	Contiguous bool
 }
 
 // FlagError says that a job as it was asked for is impossible.
