@@ -234,6 +234,7 @@ func (e *Engine) pass(said [][]byte) {
 		e.repair(said, mends)
 		return
 	}
+	try := e.passed.Repair
 	e.passed, e.result = r.point, encodeSaid(said)
 	said = words
 	if e.guard != nil {
@@ -258,7 +259,7 @@ func (e *Engine) pass(said [][]byte) {
 	if next != e.plan.Version {
 		e.goLive(next)
 	}
-	e.update(r.point.Step, u, e.capture(r), func() {
+	e.update(r.point.Step, try, u, e.capture(r), func() {
 		e.clearStep()
 		e.req = nil
 		r.end(nil)

@@ -252,7 +252,7 @@ type Engine struct {
 	incoming  []*incoming
 	fillRecvs []*comm.Receiving
 	fillSends []*comm.Sending
-	chores    []chore
+	chores    []*incoming // with an update to be replayed
 	levelSaid bool
 }
 
