@@ -35,12 +35,12 @@ func migrate(args []string) error {
 	f.IntVar(&m.layers, "layers", 5, "layers, an odd number")
 	f.IntVar(&m.params, "params", 2<<20, "parameters of a layer")
 	f.IntVar(&m.micros, "micro-batches", 4, "micro-batches of a step")
-	f.DurationVar(&m.forward, "forward", 4*time.Millisecond, "time of a layer and micro-batch; backward takes twice that")
+	f.DurationVar(&m.forward, "forward", 6*time.Millisecond, "time of a layer and micro-batch; backward takes twice that")
 	f.Float64Var(&m.rate, "rate", 100, "MB/s from one worker to another of the other stage; 0: no limit")
-	f.IntVar(&m.quiet, "quiet", 6, "undisturbed steps before each migration")
+	f.IntVar(&m.quiet, "quiet", 7, "undisturbed steps before each migration")
 	f.IntVar(&m.steps, "steps", 18, "steps for each migration, of which some are left when it is done")
 	f.IntVar(&m.mirrors, "mirrors", 0, "mirrors of each shard")
-	rounds := f.Int("rounds", 5, "rounds, in each of which all three ways move a layer there and back")
+	rounds := f.Int("rounds", 4, "rounds, in each of which all three ways move a layer there and back")
 	_ = f.Parse(args)
 	if m.ranks < 1 || m.layers < 3 || m.layers%2 == 0 || m.micros < m.ranks || m.quiet < 3 || m.params < 1 || *rounds < 1 {
 		return errors.New("give --ranks and --rounds of at least 1, an odd number of --layers from 3 on, --micro-batches for all ranks and --quiet of at least 3")
@@ -67,8 +67,8 @@ func migrate(args []string) error {
 			}
 			digest = d
 			for _, x := range got {
-				fmt.Printf("  round %d  %-13s %s  copied in %4.0f ms, live after %4.0f ms = %.1f steps; median step %.0f ms, longest %.0f, during %s\n",
-					round, w.name, x.what, x.copied, x.took, x.took/x.median, x.median, x.longest, list(x.during))
+				fmt.Printf("  round %d  %-13s %s  copied in %4.0f ms, live after %4.0f ms = %.1f steps, of which the change took %.0f ms; median step %.0f ms, longest %.0f, during %s\n",
+					round, w.name, x.what, x.copied, x.took, x.took/x.median, x.edit, x.median, x.longest, list(x.during))
 			}
 			all[w.name] = append(all[w.name], got...)
 		}
@@ -85,7 +85,8 @@ type moved struct {
 	during  []float64 // steps from the copy on, the first under the new plan included
 	longest float64   // of these
 	copied  float64   // from the commit at which state begins to be copied until all of it has come
-	took    float64   // from there until the plan is live everywhere
+	edit    float64   // from the commit that makes the plan live until it is applied everywhere
+	took    float64   // from when state begins to be copied until the plan is live everywhere
 }
 
 func (m moved) pause() float64 { return max(0, m.longest-m.median) }
@@ -135,7 +136,7 @@ type crew struct {
 	engines  []*engine.Engine
 	pools    []*kernel.Pool
 	level    chan plan.WorkerID
-	applied  chan plan.Version
+	applied  chan engine.Applied
 }
 
 func (m migration) profile(slow, fast time.Duration) (p plan.Profile) {
@@ -154,7 +155,7 @@ func (m migration) run(w way) (all []moved, digest string, err error) {
 	defer runtime.GC()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	c := &crew{m: m, way: w, level: make(chan plan.WorkerID, 2*m.ranks), applied: make(chan plan.Version, 8*m.ranks)}
+	c := &crew{m: m, way: w, level: make(chan plan.WorkerID, 2*m.ranks), applied: make(chan engine.Applied, 8*m.ranks)}
 	defer c.close()
 	if err := c.start(); err != nil {
 		return nil, "", err
@@ -238,14 +239,15 @@ func (c *crew) start() error {
 			Level: func(int, int) { c.level <- plan.WorkerID(i) },
 			Applied: func(a engine.Applied) {
 				if a.Version != (plan.Version{}) {
-					c.applied <- a.Version
+					c.applied <- a
 				}
 			},
 		}); err != nil {
 			return err
 		}
 	}
-	return c.await(c.plan.Version)
+	_, err = c.await(c.plan.Version)
+	return err
 }
 
 func (c *crew) close() {
@@ -265,19 +267,21 @@ func (c *crew) close() {
 // patience is after how long without what is waited for something is wrong.
 const patience = time.Minute
 
-// await waits until a plan is live on all workers.
-func (c *crew) await(v plan.Version) error {
+// await waits until a plan is live on all workers, and returns the longest time from the commit
+// on until it was.
+func (c *crew) await(v plan.Version) (edit time.Duration, err error) {
 	for range c.engines {
 		select {
-		case got := <-c.applied:
-			if got != v {
-				return fmt.Errorf("plan %v is live and not %v", got, v)
+		case a := <-c.applied:
+			if a.Version != v {
+				return 0, fmt.Errorf("plan %v is live and not %v", a.Version, v)
 			}
+			edit = max(edit, a.Edit)
 		case <-time.After(patience):
-			return fmt.Errorf("plan %v does not go live", v)
+			return 0, fmt.Errorf("plan %v does not go live", v)
 		}
 	}
-	return nil
+	return edit, nil
 }
 
 // move trains on from a step, moving a layer after some undisturbed ones.
@@ -323,6 +327,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		})
 	}()
 	var levelAt, liveAt time.Time
+	var edit time.Duration
 	err = func() error {
 		defer release()
 		select {
@@ -347,11 +352,9 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 			e.Order(elastic.Order{Plan: next, Peers: c.peers})
 		}
 		release()
-		if err := c.await(next.Version); err != nil {
-			return err
-		}
+		edit, err = c.await(next.Version)
 		liveAt = time.Now()
-		return nil
+		return err
 	}()
 	if err = errors.Join(err, <-trained); err != nil {
 		return moved{}, err
@@ -364,11 +367,13 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 	*step = base + c.m.steps
 
 	// A step has ended when it has on all workers.
-	at := make([]time.Time, len(ended[0]))
-	for i := range at {
-		for _, w := range ended {
+	at := slices.Clone(ended[0])
+	began := ended[0][copies-base-1]
+	for _, w := range ended[1:] {
+		for i := range at {
 			at[i] = slices.MaxFunc([]time.Time{at[i], w[i]}, time.Time.Compare)
 		}
+		began = slices.MinFunc([]time.Time{began, w[copies-base-1]}, time.Time.Compare)
 	}
 	took := func(s int) float64 { return ms(at[s-base-1].Sub(at[s-base-2])) }
 	x := moved{what: fmt.Sprintf("layers [%d,%d) to [%d,%d)", from.Stages[0].Lo, from.Stages[0].Hi, next.Stages[0].Lo, next.Stages[0].Hi)}
@@ -381,8 +386,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		x.during = append(x.during, took(s))
 	}
 	x.longest = slices.Max(x.during)
-	began := at[copies-base-1]
-	x.copied, x.took = ms(levelAt.Sub(began)), ms(liveAt.Sub(began))
+	x.edit, x.copied, x.took = ms(edit), ms(levelAt.Sub(began)), ms(liveAt.Sub(began))
 	return x, nil
 }
 

@@ -254,6 +254,7 @@ type Engine struct {
 	fillSends []*comm.Sending
 	chores    []*incoming // with an update to be replayed
 	levelSaid bool
+	putOff    int // commits for which a plan was put off that this worker is behind for
 }
 
 // work is what the computing goroutine does.

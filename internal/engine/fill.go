@@ -315,20 +315,24 @@ func (e *Engine) sayLevel() {
 // counts, as the report says: who is to send the rest may be gone.
 func (e *Engine) lacks(o *elastic.Order) bool {
 	recovery := o.Ballot != elastic.Ballot{}
-	if !recovery && len(e.incoming) > 0 && !e.arrived() {
-		return true // into the same memory
-	}
-	for _, in := range e.incoming {
-		if in.state != nil && in.step >= e.passed.Step || recovery && !in.next {
-			continue
-		}
-		for _, sh := range o.Plan.Shards {
-			if sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && (sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID)) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.incoming, func(in *incoming) bool {
+		return (in.state == nil || in.step < e.passed.Step) && (!recovery || in.next) && e.isFor(in, o)
+	})
+}
+
+// behind reports whether a range that the order's plan gives this worker is not here as of
+// the step passed.
+func (e *Engine) behind(o *elastic.Order) bool {
+	return slices.ContainsFunc(e.incoming, func(in *incoming) bool {
+		return (in.state == nil || in.step < e.passed.Step) && e.isFor(in, o)
+	})
+}
+
+// isFor reports whether the order's plan makes this worker a holder of a range that comes.
+func (e *Engine) isFor(in *incoming, o *elastic.Order) bool {
+	return slices.ContainsFunc(o.Plan.Shards, func(sh plan.Shard) bool {
+		return sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && (sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID))
+	})
 }
 
 // filled says what has come.
@@ -349,6 +353,11 @@ func (e *Engine) filled() (all []elastic.Filled) {
 // assemble makes the state of a range out of what is here of it, nil if that
 // is not all.
 func (e *Engine) assemble(r plan.Range) (*shard, error) {
+	for _, in := range e.incoming {
+		if in.r == r && in.state != nil && in.step == e.passed.Step {
+			return &shard{Range: r, state: in.state, params: in.params}, nil
+		}
+	}
 	state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
 	if err != nil {
 		return nil, err
