@@ -36,6 +36,10 @@ type Config struct {
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
+	// Reshape says what may change when the workers or their speeds have. The zero value is
+	// [Full].
+	Reshape Reshape
+
 	// Detect is the budget of all waits: a worker may take half of it for its answer to a
 	// query, and a link may be down for all of it. 0 means for ever.
 	Detect time.Duration

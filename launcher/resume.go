@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -101,7 +102,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 
 // inherit takes over from the run before what was not changed.
 func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error {
-	f.reduction, f.zero, f.hosts = job.Reduction, job.Zero, 1
+	f.reduction, f.zero, f.hosts, f.reshape = job.Reduction, job.Zero, 1, cmp.Or(job.Reshape, "full")
 	if !changed("workers") {
 		f.workers = job.Workers
 	}

@@ -36,6 +36,7 @@ type runFlags struct {
 	reduction string
 	zero      int
 	digests   bool
+	reshape   string
 	runDir    string
 	plain     bool
 	ui        string // where the page is; "" for none
@@ -124,6 +125,7 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
 	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
+	flags.StringVar(&f.reshape, "reshape", "full", "what is balanced anew after a change: dataflow (who runs which micro-batch), full (also who holds which layers), or off")
 	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
 	pageFlag(flags, &f)
@@ -176,6 +178,9 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	}
 	if f.zero != 1 && f.zero != 2 {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
+	}
+	if f.reshape != "full" && f.reshape != "dataflow" && f.reshape != "off" {
+		errs = append(errs, fmt.Errorf("--reshape %s: give full, dataflow or off", f.reshape))
 	}
 	var err error
 	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
@@ -367,7 +372,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
-		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
+		Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 		Command: p.given, Dir: cwd, Resume: again,
 		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn, Telemetry: told,
 	})

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -78,6 +79,10 @@ type Config struct {
 	// them in stage 1. 0 means 2.
 	Zero int
 
+	// Reshape says what may be balanced anew between steps: "full" means micro-batches, layers
+	// and workers, "dataflow" micro-batches only, "off" nothing. "" means full.
+	Reshape string
+
 	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
 	// the job, and repair what has altered before it counts.
 	NoDigests bool
@@ -126,6 +131,9 @@ func (c Config) Validate() error {
 	if c.Reduction != "" && c.Reduction != "exact" && c.Reduction != "fast" {
 		errs = append(errs, fmt.Errorf("Reduction is %q: give exact or fast, or \"\" for exact", c.Reduction))
 	}
+	if _, ok := reshapes[c.Reshape]; !ok && c.Reshape != "" {
+		errs = append(errs, fmt.Errorf("Reshape is %q: give full, dataflow or off, or \"\" for full", c.Reshape))
+	}
 	if c.Zero < 0 || c.Zero > 2 {
 		errs = append(errs, fmt.Errorf("Zero is %d: give 1 or 2, or 0 for 2", c.Zero))
 	}
@@ -146,6 +154,9 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// reshapes are the values of Config.Reshape.
+var reshapes = map[string]elastic.Reshape{"full": elastic.Full, "dataflow": elastic.Dataflow, "off": elastic.Off}
 
 func (c Config) withDefaults(workers int) Config {
 	if c.Program == "" {
@@ -168,6 +179,9 @@ func (c Config) withDefaults(workers int) Config {
 	}
 	if c.Reduction == "" {
 		c.Reduction = "exact"
+	}
+	if c.Reshape == "" {
+		c.Reshape = "full"
 	}
 	if c.Zero == 0 {
 		c.Zero = 2

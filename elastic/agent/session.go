@@ -665,7 +665,7 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
-	s.job.MinWorkers, s.job.Detect, s.job.Respawn, s.job.NoDigests = s.cfg.MinWorkers, s.cfg.Detect.String(), s.cfg.Respawn, s.cfg.NoDigests
+	s.job.MinWorkers, s.job.Detect, s.job.Respawn, s.job.NoDigests, s.job.Reshape = s.cfg.MinWorkers, s.cfg.Detect.String(), s.cfg.Respawn, s.cfg.NoDigests, s.cfg.Reshape
 	if s.cfg.Args != nil {
 		s.job.Args = s.cfg.Args
 	}
@@ -692,7 +692,7 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	s.ctl = elastic.New(elastic.Config{
 		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
-		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
+		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape],
 	})
 	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
 	if from > 0 {
@@ -1090,7 +1090,9 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	}
 	for id := range s.workers {
 		if !s.workers[id].joins {
-			sum.Workers = append(sum.Workers, s.workers[id].own)
+			w := s.workers[id].own
+			w.Times = s.paces.times(s.workers[id].who.ID)
+			sum.Workers = append(sum.Workers, w)
 		}
 	}
 	if s.total.ms > 0 {

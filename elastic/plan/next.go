@@ -35,6 +35,9 @@ func Next(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	case Join:
 		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.join(e) })
 	case Rebalance:
+		if e.Fixed {
+			return reroute(current, v, prof, e)
+		}
 		return rebalance(current, v, prof, e)
 	default:
 		return Plan{}, "", fmt.Errorf("plan: event kind %d is not known", e.Kind)

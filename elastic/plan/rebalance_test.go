@@ -285,6 +285,51 @@ func exhaustive(p Plan, prof Profile) time.Duration {
 	return best
 }
 
+// TestRebalanceFixed: the dataflow dimension alone moves no layer and no worker, and takes
+// micro-batches from who is slow.
+func TestRebalanceFixed(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		layers := rapid.IntRange(2, 8).Draw(t, "layers")
+		workers := rapid.IntRange(2, 8).Draw(t, "workers")
+		prof := Profile{Speed: map[WorkerID]float64{}}
+		for range layers {
+			prof.Layers = append(prof.Layers, Layer{Tensors: []int{100}, Forward: time.Millisecond, Backward: 2 * time.Millisecond})
+		}
+		v := View{Step: 1}
+		for i := range workers {
+			v.Workers = append(v.Workers, Worker{ID: WorkerID(i)})
+		}
+		current, _, err := Next(Plan{}, v, prof, Event{
+			Kind: Start, Stages: rapid.IntRange(1, min(layers, workers)).Draw(t, "stages"),
+			Micros: rapid.IntRange(1, 24).Draw(t, "micros"), Mirrors: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range workers {
+			prof.Speed[WorkerID(i)] = rapid.SampledFrom([]float64{0.25, 0.5, 1}).Draw(t, "speed")
+		}
+		p, _, err := Next(current, v, prof, Event{Kind: Rebalance, Fixed: true})
+		if errors.Is(err, ErrNoGain) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range []error{p.Validate(prof.Layers), p.ValidateAfter(&current)} {
+			if err != nil {
+				t.Fatalf("%v\n%v\n%v", err, &current, &p)
+			}
+		}
+		if !slices.EqualFunc(p.Stages, current.Stages, sameStage) {
+			t.Fatalf("stages went from %v to %v", current.Stages, p.Stages)
+		}
+		if was, is := current.time(&prof), p.time(&prof); float64(is) > (1-gain)*float64(was) {
+			t.Fatalf("a step of %v takes %v", was, is)
+		}
+	})
+}
+
 // TestContiguous: every worker has one range of its stage, before and after layers move, and as
 // much as the others to a block.
 func TestContiguous(t *testing.T) {

@@ -48,6 +48,7 @@ type Job struct {
 	Detect        string    `json:"detect"`         // budget for finding a worker that is silent, as of time.Duration; "0s" for none
 	Respawn       bool      `json:"respawn"`        // workers that die are replaced
 	NoDigests     bool      `json:"no_digests"`     // state is kept without digests
+	Reshape       string    `json:"reshape"`        // what is balanced anew between steps: full, dataflow or off
 	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
@@ -159,6 +160,17 @@ type Worker struct {
 	BytesSent   int64 `json:"bytes_sent"`  // to other workers
 	ParamBytes  int64 `json:"param_bytes"` // bytes of parameters held
 	StateBytes  int64 `json:"state_bytes"` // bytes of optimizer moments held
+
+	// Times are how long the passes of a micro-batch took it, as plans were made with at the
+	// end; left out of a worker that was lost, and where the run was too short to tell.
+	Times []LayerTime `json:"times,omitempty"`
+}
+
+// LayerTime is how long the passes of one micro-batch through a layer take.
+type LayerTime struct {
+	Layer      int     `json:"layer"`
+	ForwardMS  float64 `json:"forward_ms"`
+	BackwardMS float64 `json:"backward_ms"`
 }
 
 // Recovery is the account of one recovery, in milliseconds. The phases follow
