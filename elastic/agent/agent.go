@@ -566,6 +566,7 @@ func (r *run) awaitExit(id int, w Worker) {
 	select {
 	case <-w.Exited():
 		r.post(workerExited{id, w.Status()})
+		waitReaped(w)
 	case <-r.quit:
 	}
 }
