@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
@@ -299,6 +300,8 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 
 	base, copies := *step, *step+1+c.m.quiet // at whose commit state is copied
 	quiet, held := make(chan struct{}), make(chan struct{})
+	var left atomic.Int32 // workers that are still in the steps before
+	left.Store(int32(len(c.engines)))
 	release := sync.OnceFunc(func() { close(held) })
 	if !c.way.holds {
 		release()
@@ -308,7 +311,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 	go func() {
 		trained <- each(len(c.engines), func(i int) error {
 			for s := base + 1; s <= base+c.m.steps; s++ {
-				if s == copies && i == 0 {
+				if s == copies && left.Add(-1) == 0 {
 					close(quiet)
 				}
 				if s == copies+1 {
