@@ -367,6 +367,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
 	}
 	effects = append(effects, s.event(now, "plan", string(e.Reason)), show{news})
+	effects = append(effects, s.clockPlan()...)
 	effects = append(effects, joined...)
 	if e.Order.Restart {
 		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {
