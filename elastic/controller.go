@@ -161,6 +161,9 @@ func New(cfg Config) *Controller {
 // Plan returns the run's newest plan.
 func (c *Controller) Plan() *plan.Plan { return &c.plan }
 
+// Profile returns what is known of the model and the workers, by what they measured.
+func (c *Controller) Profile() plan.Profile { return c.profile() }
+
 // Busy reports whether a recovery is under way.
 func (c *Controller) Busy() bool { return c.phase != steady }
 

@@ -54,6 +54,7 @@ higher plan, and the last line of a step counts.`,
 	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies (default as before)")
 	flags.DurationVar(&f.detect, "detect", 0, "in how long a worker that gives no sign of life is found and left behind (default as before)")
 	flags.BoolVar(&f.digests, "digests", false, "digests of the state of the job (default as before)")
+	clockFlags(flags, &f)
 	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd

@@ -74,6 +74,7 @@ func (s *session) feed(now time.Time) []effect {
 	}
 	// All of one moment: times of several would differ by what the machine did meanwhile.
 	s.paces.told = make(map[plan.WorkerID]plan.Times)
+	s.clocks.made = false
 	var effects []effect
 	for i, w := range s.plan.Workers {
 		s.paces.told[w.ID] = all[i]

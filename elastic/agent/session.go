@@ -66,6 +66,7 @@ type session struct {
 	starting  []effect     // when the first plan is agreed
 	tr        *tracer      // nil if nobody wants it
 	paces     pacing
+	clocks    clocking
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -300,6 +301,10 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.watch(now, e.due)
 	case gossiped:
 		return s.gossiped(now, e)
+	case clocked:
+		return s.clocked(now, e)
+	case metered:
+		return s.metered(e)
 	case causeLate:
 		return s.believe(now)
 	case alarm:
@@ -827,6 +832,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		return []effect{row} // the others tell of the step, and of the evaluation after it
 	}
 
+	effects := s.clockDraw(id, m)
 	if m.Step <= s.last.Step {
 		if was, ok := s.told[m.Step]; ok {
 			if what := otherStep(was.step, m); what != "" {
@@ -834,7 +840,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 			}
 		}
 		s.forget()
-		return append([]effect{row}, s.traceWorkerStep(id, m)...)
+		return append(append(effects, row), s.traceWorkerStep(id, m)...)
 	}
 	s.told[m.Step] = said{id, m}
 	s.forget()
@@ -851,10 +857,12 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.pace(now)...)
+	effects = append(effects, writeMetrics{s.last}, row, show{view.Step(s.last)})
+	effects = append(effects, s.pace(now)...)
 	effects = append(effects, s.traceStep(m)...)
 	effects = append(effects, s.traceWorkerStep(id, m)...)
 	effects = append(effects, s.gather(now)...)
+	effects = append(effects, s.clockStep(m)...)
 	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
 		if s.ahead = nil; !s.judged {
 			e := ahead[0]

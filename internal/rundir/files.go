@@ -87,6 +87,24 @@ type Event struct {
 
 	*Recovery // of kind recovered; its fields stand beside the others
 	*Repair   // of kind repaired; the same
+	*Clocking // of kind clocks; the same
+}
+
+// Clocking says which clocks were set.
+type Clocking struct {
+	Clocks   []Clock `json:"clocks"`             // none: they are left alone from now on
+	Emulated bool    `json:"emulated,omitempty"` // the devices do not exist
+	Joules   float64 `json:"joules"`             // drawn by the devices so far, as far as they tell
+
+	AfterStep int `json:"after_step"` // committed before
+	SinceStep int `json:"since_step"` // after which Joules began to count
+}
+
+// Clock is the clock of a device, and its highest frequency from now on.
+type Clock struct {
+	Device  string `json:"device"`
+	MHz     int    `json:"mhz"`
+	Workers []int  `json:"workers"` // that compute on it
 }
 
 // Repair says which block of a worker's state was altered and restored.
