@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -102,7 +103,7 @@ func voters(hosts int) int {
 
 // emulate trains the program with an agent for each of several hosts on this machine.
 func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
-	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
+	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Harm)}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
 	}
@@ -170,6 +171,7 @@ type supervisor struct {
 	end    chan report
 	ended  chan struct{} // closed when the supervisor listens no more
 	tasks  sync.WaitGroup
+	cuts   chan chaos.Harm // to the one that cuts hosts off
 
 	mu     sync.Mutex
 	term   uint64 // newest
@@ -210,14 +212,26 @@ func (s *supervisor) harm(e view.Event) {
 		case chaos.KindFreezeHost:
 			p.signal(syscall.SIGSTOP)
 			p.frozen.Store(true)
+		case chaos.KindCut:
+			select {
+			case s.cuts <- h:
+			case <-s.ended:
+			}
 		}
 	}
 }
 
 // signal sends a signal to an agent and its workers, as nearly at once as can be.
 func (p *agentProcess) signal(sig syscall.Signal) {
+	_ = p.cmd.Process.Signal(sig)
+	for _, w := range p.workers() {
+		_ = syscall.Kill(w, sig)
+	}
+}
+
+// workers returns the processes that an agent has started.
+func (p *agentProcess) workers() (workers []int) {
 	pid := p.cmd.Process.Pid
-	var workers []int
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, list := range lists {
 		text, _ := os.ReadFile(list)
@@ -227,10 +241,7 @@ func (p *agentProcess) signal(sig syscall.Signal) {
 			}
 		}
 	}
-	_ = p.cmd.Process.Signal(sig)
-	for _, w := range workers {
-		_ = syscall.Kill(w, sig)
-	}
+	return workers
 }
 
 type agentProcess struct {
@@ -266,7 +277,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	for h := range f.hosts {
 		host := agent.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
 		for _, addr := range []*string{&host.Agree, &host.Link} {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
+			l, err := net.Listen("tcp", netip.AddrPortFrom(addrOf(h), 0).String())
 			if err != nil {
 				return err
 			}
@@ -291,7 +302,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 			return err
 		}
 	}
-	return nil
+	return s.startCutting()
 }
 
 func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) error {
@@ -484,7 +495,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],
-		Command: agent.Command{Path: a.File, Args: a.Args},
+		Command: agent.Command{Path: a.File, Args: a.Args, Addr: addrOf(a.Self).String()},
 		Log: func(id, incarnation int) (*os.File, error) {
 			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -107,6 +108,7 @@ const (
 	EnvWorker      = "SOLITON_WORKER"      // WorkerID
 	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
 	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
+	EnvAddr        = "SOLITON_ADDR"        // IP address at which other workers reach this one; may be missing
 )
 
 // Identity is what a worker process was started as.
@@ -114,7 +116,8 @@ type Identity struct {
 	Socket      string // path of the agent's unix socket
 	WorkerID    int
 	Incarnation int
-	Progress    int // number of the file of a progress.Record; 0: there is none
+	Progress    int    // number of the file of a progress.Record; 0: there is none
+	Addr        string // IP address at which other workers reach this one; "": one of the loopback interface
 }
 
 // Launched returns the identity an agent gave this process. ok is false
@@ -138,6 +141,12 @@ func Launched() (id Identity, ok bool, err error) {
 			err1 = errors.Join(err1, fmt.Errorf("control: %s=%q in the environment is no file number; it is set by the launcher only", EnvProgress, v))
 		}
 	}
+	if v, there := os.LookupEnv(EnvAddr); there {
+		if _, err := netip.ParseAddr(v); err != nil {
+			err1 = errors.Join(err1, fmt.Errorf("control: %s=%q in the environment is no IP address; it is set by the launcher only", EnvAddr, v))
+		}
+		id.Addr = v
+	}
 	return id, true, errors.Join(err1, err2)
 }
 
@@ -150,6 +159,9 @@ func (id Identity) Environ() []string {
 	}
 	if id.Progress > 0 {
 		env = append(env, EnvProgress+"="+strconv.Itoa(id.Progress))
+	}
+	if id.Addr != "" {
+		env = append(env, EnvAddr+"="+id.Addr)
 	}
 	return env
 }
