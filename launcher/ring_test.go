@@ -114,7 +114,14 @@ func TestStoppedJobWakes(t *testing.T) {
 			<-time.After(5 * time.Second) // that is how long it stands still, not something to wait for
 		}
 	}
-	if sum := r.end(); sum.WorkersLost != 0 || len(sum.Recoveries) > 0 {
-		t.Errorf("%d workers were lost: %+v", sum.WorkersLost, sum.Recoveries)
+	sum := r.end()
+	for _, x := range sum.Recoveries {
+		// A link that was being made as all stopped is made again.
+		if !strings.HasPrefix(x.Cause, "the link between") {
+			t.Errorf("%+v", x)
+		}
+	}
+	if sum.WorkersLost != 0 {
+		t.Errorf("%d workers were lost", sum.WorkersLost)
 	}
 }

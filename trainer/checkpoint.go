@@ -108,7 +108,7 @@ func (p *prepared) ruleName() string {
 // beginning returns what fills in the state with which an order begins, and how to close it.
 func (p *prepared) beginning(ctx context.Context, o elastic.Order) (begin func(zero.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
-		return p.begin, func() {}, nil
+		return p.firstValues(), func() {}, nil
 	}
 	r, err := checkpoint.At(o.From, p.id(), o.Passed.Step)
 	if err != nil {

@@ -573,20 +573,22 @@ func (w *worker) left(ctx context.Context, err error) error {
 	}
 }
 
-// begin fills in the first values of a range of the parameters. Moments begin
-// with zeros, as they are.
-func (p *prepared) begin(r zero.Range, params []float32, _ [][]float32) error {
-	whole := params
-	if size := p.params.layers[r.Layer].Size(); len(params) != size {
-		whole = make([]float32, size)
+// firstValues returns what fills in the first values of a range of the
+// parameters. Moments begin with zeros, as they are. Values are made by layers,
+// so those of the last one are kept for its other ranges.
+func (p *prepared) firstValues() func(r zero.Range, params []float32, moments [][]float32) error {
+	layer, values := -1, []float32(nil)
+	return func(r zero.Range, params []float32, _ [][]float32) error {
+		if r.Layer != layer {
+			layer, values = -1, make([]float32, p.params.layers[r.Layer].Size())
+			if err := p.params.first(r.Layer, values, p.Seed, p.InitFrom, p.initSum); err != nil {
+				return err
+			}
+			layer = r.Layer
+		}
+		copy(params, values[r.Lo:r.Hi])
+		return nil
 	}
-	if err := p.params.first(r.Layer, whole, p.Seed, p.InitFrom, p.initSum); err != nil {
-		return err
-	}
-	if len(whole) != len(params) {
-		copy(params, whole[r.Lo:r.Hi])
-	}
-	return nil
 }
 
 // addStage takes note of a stage for the message if user code panics.

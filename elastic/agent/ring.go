@@ -38,6 +38,10 @@ type gossip struct {
 	by map[plan.WorkerID]string // name of the member that spoke ill of a worker last
 }
 
+// ringShare is by how much the ring takes longer than the run to be sure of a loss. Its members share
+// the processor with training, and only the first sign is waited for, which comes much sooner.
+const ringShare = 2
+
 // openGossip makes the ring of a run, or a member that joins it by what a worker of this host is
 // told. host and addr are those of this agent, size how many members are expected. Where there
 // are several hosts the key follows from their secret, else it is drawn.
@@ -51,6 +55,7 @@ func openGossip(job, host, addr string, secret []byte, detect time.Duration, siz
 			return nil, err
 		}
 	}
+	detect *= ringShare
 	size = min(max(size, 2), ring.MaxMembers)
 	r, err := ring.Open(ring.Config{
 		Self:   ring.Identity{Kind: ring.Agent, Host: cmp.Or(host, ring.LocalHost), Addr: addr},

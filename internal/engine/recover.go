@@ -505,25 +505,36 @@ func (e *Engine) prepare(p *plan.Plan) bool {
 	}
 	made := beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)}
 	e.do(onJob, func() error {
+		serves := make(map[int]bool)
 		for _, k := range stages {
 			made.stages[k] = e.c.Stage(k[0], k[1])
 			for l := k[0]; l < k[1]; l++ {
+				serves[l] = true
+			}
+		}
+		// All of a layer follows from the same values: layer by layer, they are
+		// made once.
+		for l := range e.c.Layers {
+			if serves[l] {
 				params := e.c.Layers[l].Params
 				if err := e.c.Begin(zero.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
 					return err
 				}
 			}
-		}
-		for _, r := range ranges {
-			state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
-			if err != nil {
-				return err
+			for _, r := range ranges {
+				if r.Layer != l {
+					continue
+				}
+				state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[l].Tensors)
+				if err != nil {
+					return err
+				}
+				sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
+				if err := e.c.Begin(zero.Range(r), sh.params, state.Moments); err != nil {
+					return err
+				}
+				made.shards[r] = sh
 			}
-			sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
-			if err := e.c.Begin(zero.Range(r), sh.params, state.Moments); err != nil {
-				return err
-			}
-			made.shards[r] = sh
 		}
 		return nil
 	}, func(err error) {

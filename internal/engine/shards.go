@@ -154,7 +154,7 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 // new parameters to all workers of their stages, first layers first. capture, if
 // it is not nil, is called when all is updated.
 func (e *Engine) update(step int, u zero.Update, capture, after func()) {
-	e.former = nil
+	e.former, e.c.Begin = nil, nil // nothing begins any more, and what it keeps is free
 	for l := range e.arrivals {
 		e.expectParams(l, step)
 	}
