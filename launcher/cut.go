@@ -20,11 +20,16 @@ func addrOf(host int) netip.Addr {
 // for it, since the other end does not answer.
 const cutPeriod = 20 * time.Millisecond
 
-// startCutting makes sure that hosts can be cut off, where --chaos may want it, and begins to.
+// mayCut reports whether --chaos may want hosts to be cut off. Their processes are to use plain TCP
+// then: the kernel filters no listeners of Multipath TCP.
+func (s *supervisor) mayCut() bool {
+	return slices.ContainsFunc(s.f.harms.Harms, func(h chaos.Harm) bool { return h.Kind == chaos.KindCut }) ||
+		slices.ContainsFunc(s.f.harms.Random, func(r chaos.Random) bool { return slices.Contains(r.Kinds, chaos.KindCut) })
+}
+
+// startCutting makes sure that hosts can be cut off, where that may be wanted, and begins to.
 func (s *supervisor) startCutting() error {
-	wanted := func(k chaos.Kind) bool { return k == chaos.KindCut }
-	if !slices.ContainsFunc(s.f.harms.Harms, func(h chaos.Harm) bool { return wanted(h.Kind) }) &&
-		!slices.ContainsFunc(s.f.harms.Random, func(r chaos.Random) bool { return slices.ContainsFunc(r.Kinds, wanted) }) {
+	if !s.mayCut() {
 		return nil
 	}
 	agents := s.agents // they are all there

@@ -274,10 +274,12 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 			_ = f.Close()
 		}
 	}()
+	var listen net.ListenConfig
+	listen.SetMultipathTCP(false) // see mayCut
 	for h := range f.hosts {
 		host := agent.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
 		for _, addr := range []*string{&host.Agree, &host.Link} {
-			l, err := net.Listen("tcp", netip.AddrPortFrom(addrOf(h), 0).String())
+			l, err := listen.Listen(context.Background(), "tcp", netip.AddrPortFrom(addrOf(h), 0).String())
 			if err != nil {
 				return err
 			}
@@ -314,6 +316,10 @@ func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) 
 	cmd := exec.Command(own, agentName, a.Hosts[a.Self].Name)
 	cmd.Stderr = log
 	cmd.ExtraFiles = listeners
+	cmd.Env = os.Environ()
+	if s.mayCut() {
+		cmd.Env = append(cmd.Env, "GODEBUG="+strings.TrimPrefix(os.Getenv("GODEBUG")+",multipathtcp=0", ","))
+	}
 	// A terminal's Ctrl-C is for the supervisor.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, err := cmd.StdinPipe()

@@ -21,21 +21,26 @@ type Cuts struct {
 	known map[string]string // by the name of a socket, the addresses that it hears nothing from
 }
 
-// CutError says that a process may not be cut off.
+// CutError says that a process cannot be cut off.
 type CutError struct {
 	PID int
 	Err error
 }
 
 func (e *CutError) Error() string {
-	return fmt.Sprintf("chaos: cut: the sockets of process %d are out of reach: %v; it needs the right to trace processes (ptrace)", e.PID, e.Err)
+	text := fmt.Sprintf("chaos: cut: the sockets of process %d: %v", e.PID, e.Err)
+	if errors.Is(e.Err, fs.ErrPermission) || errors.Is(e.Err, unix.ENOSYS) {
+		text += "; it takes the right to trace processes (ptrace), and pidfd_getfd"
+	}
+	return text
 }
 
 func (e *CutError) Unwrap() error { return e.Err }
 
 // Apply lets the sockets of a process that are bound to its IPv4 address own drop all that comes from some addresses, and
 // nothing else. Sockets that are opened later need another Apply; those that a listener accepts have its filter. A process that
-// has ended has no sockets. The error is a [CutError].
+// has ended has no sockets. The kernel does not filter listeners of Multipath TCP, which Go makes unless GODEBUG has
+// multipathtcp=0. The error is a [CutError].
 func (c *Cuts) Apply(pid int, own netip.Addr, from []netip.Addr) error {
 	dir := filepath.Join("/proc", strconv.Itoa(pid), "fd")
 	files, err := os.ReadDir(dir)
