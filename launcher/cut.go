@@ -1,12 +1,14 @@
 package main
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/view"
 )
 
 // addrOf returns the address of an emulated host. All of 127.0.0.0/8 is this machine; with an
@@ -35,8 +37,11 @@ func (s *supervisor) startCutting() error {
 	agents := s.agents // they are all there
 	var c chaos.Cuts
 	for h, p := range agents {
-		if err := c.Apply(p.cmd.Process.Pid, addrOf(h), nil); err != nil {
-			return err
+		nobody := []netip.Addr{addrOf(len(agents))}
+		for _, from := range [][]netip.Addr{nobody, nil} {
+			if err := c.Apply(p.cmd.Process.Pid, addrOf(h), from); err != nil {
+				return err
+			}
 		}
 	}
 	s.tasks.Go(func() { s.cut(agents) })
@@ -46,41 +51,91 @@ func (s *supervisor) startCutting() error {
 // cut keeps hosts from hearing each other while they are cut off. No agent and no worker is told.
 func (s *supervisor) cut(agents []*agentProcess) {
 	var c chaos.Cuts
-	until := make([]time.Time, len(agents)) // zero for those that are not cut off
+	cuts := hostCuts{until: make([]time.Time, len(agents))}
 	tick := time.NewTicker(cutPeriod)
 	defer tick.Stop()
 	for {
 		select {
 		case h := <-s.cuts:
-			if end := time.Now().Add(time.Duration(h.Seconds * float64(time.Second))); end.After(until[h.Host]) {
-				until[h.Host] = end
-			}
+			cuts.begin(h.Host, time.Now().Add(time.Duration(h.Seconds*float64(time.Second))))
+			s.note(fmt.Sprintf("chaos: host-%d is cut off for %v s", h.Host, h.Seconds))
 		case now := <-tick.C:
-			if !slices.ContainsFunc(until, func(t time.Time) bool { return !t.IsZero() }) {
+			for _, h := range cuts.end(now) {
+				s.note(fmt.Sprintf("chaos: host-%d is not cut off any more", h))
+			}
+			if !cuts.pass() {
 				c = chaos.Cuts{}
 				continue
-			}
-			for h, t := range until {
-				if !now.Before(t) {
-					until[h] = time.Time{}
-				}
 			}
 		case <-s.ended:
 			return
 		}
 		for h, p := range agents {
-			var from []netip.Addr
-			for other := range agents {
-				if other != h && (!until[h].IsZero() || !until[other].IsZero()) {
-					from = append(from, addrOf(other))
-				}
-			}
 			for _, pid := range append(p.workers(), p.cmd.Process.Pid) {
-				if err := c.Apply(pid, addrOf(h), from); err != nil {
+				if err := c.Apply(pid, addrOf(h), cuts.unheard(h)); err != nil {
 					// A run that went on would prove what it has not shown.
 					s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + err.Error() + "\n"})
 				}
 			}
 		}
+	}
+}
+
+// hostCuts says which hosts are cut off from which.
+type hostCuts struct {
+	until []time.Time // by host; zero for those that are not cut off
+	left  int         // passes over all sockets that are to come after the last cut
+}
+
+// healing is the number of passes that end cuts: a connection that a listener took in during the
+// first one may still have its filter.
+const healing = 2
+
+func (c *hostCuts) begin(host int, until time.Time) {
+	if until.After(c.until[host]) {
+		c.until[host] = until
+	}
+	c.left = healing
+}
+
+// end returns the hosts that are not cut off any more.
+func (c *hostCuts) end(now time.Time) (healed []int) {
+	for h, t := range c.until {
+		if !t.IsZero() && !now.Before(t) {
+			c.until[h] = time.Time{}
+			healed = append(healed, h)
+		}
+	}
+	return healed
+}
+
+// pass reports whether the sockets have to be gone over.
+func (c *hostCuts) pass() bool {
+	if slices.ContainsFunc(c.until, func(t time.Time) bool { return !t.IsZero() }) {
+		return true
+	}
+	if c.left == 0 {
+		return false
+	}
+	c.left--
+	return true
+}
+
+// unheard returns the addresses that a host hears nothing from.
+func (c *hostCuts) unheard(host int) (from []netip.Addr) {
+	for other := range c.until {
+		if other != host && (!c.until[host].IsZero() || !c.until[other].IsZero()) {
+			from = append(from, addrOf(other))
+		}
+	}
+	return from
+}
+
+// note shows a line, and tells no agent.
+func (s *supervisor) note(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.v.Show(view.Note(text))
 	}
 }

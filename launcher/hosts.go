@@ -103,7 +103,7 @@ func voters(hosts int) int {
 
 // emulate trains the program with an agent for each of several hosts on this machine.
 func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
-	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Harm)}
+	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Harm, chaos.MaxHarms)}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
 	}
@@ -213,10 +213,7 @@ func (s *supervisor) harm(e view.Event) {
 			p.signal(syscall.SIGSTOP)
 			p.frozen.Store(true)
 		case chaos.KindCut:
-			select {
-			case s.cuts <- h:
-			case <-s.ended:
-			}
+			s.cuts <- h // there is room
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,8 +16,8 @@ import (
 
 // Cuts keeps packets from processes as a broken network does: what is under way is lost, nobody is told, and what TCP has in
 // its hands comes after all once the harm is over. It does so with a filter on the processes' own sockets, for which the kernel
-// asks the right to trace them (ptrace): those that the caller started, or those of its user, as the machine is set. The zero
-// value is ready for use, by one goroutine at a time.
+// asks the right to trace them (ptrace): those that the caller started, or those of its user, as the machine is set. Some kernels
+// ask CAP_NET_ADMIN, too. The zero value is ready for use, by one goroutine at a time.
 type Cuts struct {
 	known map[string]string // by the name of a socket, the addresses that it hears nothing from
 }
@@ -30,7 +31,7 @@ type CutError struct {
 func (e *CutError) Error() string {
 	text := fmt.Sprintf("chaos: cut: the sockets of process %d: %v", e.PID, e.Err)
 	if errors.Is(e.Err, fs.ErrPermission) || errors.Is(e.Err, unix.ENOSYS) {
-		text += "; it takes the right to trace processes (ptrace), and pidfd_getfd"
+		text += "; it takes the right to trace processes (ptrace), and with some kernels CAP_NET_ADMIN"
 	}
 	return text
 }
@@ -85,10 +86,20 @@ func (c *Cuts) Apply(pid int, own netip.Addr, from []netip.Addr) error {
 }
 
 func cutError(pid int, err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return nil // it has ended
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || ended(pid) {
+		return nil
 	}
 	return &CutError{PID: pid, Err: err}
+}
+
+// ended reports whether a process waits to be reaped. The kernel takes its files for out of reach then.
+func ended(pid int) bool {
+	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+	}
+	_, after, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" ")) // its name may hold anything
+	return bytes.HasPrefix(after, []byte("Z")) || bytes.HasPrefix(after, []byte("X"))
 }
 
 // filter lets a socket drop what comes from some addresses. It is not done with one that has no address yet.
