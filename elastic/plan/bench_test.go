@@ -2,6 +2,7 @@ package plan
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 )
@@ -103,5 +104,36 @@ func BenchmarkLoss(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// BenchmarkRebalance makes the plans that move layers and workers after a loss and with a slow
+// worker, where the step is simulated.
+func BenchmarkRebalance(b *testing.B) {
+	for _, c := range []struct{ workers, stages, layers, micros int }{{8, 2, 16, 32}, {32, 4, 32, 128}} {
+		prof := uniform(c.layers)
+		whole := first(b, workers(c.workers, 4), prof, c.stages, c.micros, 1)
+		slow := prof
+		slow.Speed = map[WorkerID]float64{3: 0.5}
+		mixed := prof
+		mixed.Speed = map[WorkerID]float64{}
+		for w := range c.workers {
+			mixed.Speed[WorkerID(w)] = []float64{1, 0.9, 0.8, 0.5}[w*7/3%4]
+		}
+		lost := losing(b, whole, prof, 3)
+		for _, k := range []struct {
+			name    string
+			current Plan
+			prof    Profile
+		}{{"lost", lost, prof}, {"slow", whole, slow}, {"lost and mixed", lost, mixed}} {
+			b.Run(fmt.Sprintf("%d workers, %s", c.workers, k.name), func(b *testing.B) {
+				v := View{Workers: k.current.Workers, Step: k.current.FromStep}
+				for b.Loop() {
+					if _, _, err := Next(k.current, v, k.prof, Event{Kind: Rebalance}); err != nil && !errors.Is(err, ErrNoGain) {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
 	}
 }

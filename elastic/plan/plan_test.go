@@ -271,9 +271,7 @@ func TestContiguousAgainstOracle(t *testing.T) {
 			}
 			got.slowest = max(got.slowest, float64(n)/v)
 		}
-		for _, n := range nodeCounts(r) {
-			got.nodes += n
-		}
+		r.count(func(_, n int) { got.nodes += n })
 		if got.slowest > want.slowest+1e-9 || got.nodes != fewest {
 			t.Fatalf("%v has %+v, the best is %v with %d nodes", r, got, want.slowest, fewest)
 		}
@@ -305,7 +303,7 @@ func TestAlignedRuns(t *testing.T) {
 		most          int // nodes of one rank
 	}{{8, 2, 1}, {16, 4, 1}, {12, 3, 1}, {48, 3, 1}, {24, 2, 2}, {64, 8, 1}} {
 		speeds := slices.Repeat([]float64{1}, c.ranks)
-		if got := mostNodes(contiguous(c.micros, speeds)); got > c.most {
+		if got := (&candidate{rankings: []ranking{contiguous(c.micros, speeds)}}).buffers(); got > c.most {
 			t.Errorf("%d micro-batches on %d ranks: %d nodes", c.micros, c.ranks, got)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -55,13 +56,23 @@ func rebalance(current Plan, v View, prof Profile, e Event) (Plan, Reason, error
 		choices = append(choices, shape{stages: slices.Clone(current.Stages)})
 	}
 	var best Plan
-	var bestTime, bestWorth time.Duration
+	var bestTime time.Duration
+	bestWorth := time.Duration(math.MaxInt64)
+	x := newPasses(&prof, current.Workers)
 	for _, c := range choices {
 		p := Plan{Workers: current.Workers, Stages: c.stages}
-		p.route(&prof, micros)
-		t := p.time(&prof)
-		worth := t + prof.stream(int64(c.moves))/horizon
-		if best.Workers == nil || worth < bestWorth {
+		moving := prof.stream(int64(c.moves)) / horizon
+		var t time.Duration
+		if p.small(micros) {
+			var ok bool
+			if t, ok = p.search(x, micros, bestWorth-moving-1); !ok {
+				continue
+			}
+		} else {
+			p.deal(&prof, micros)
+			t = p.Estimate(prof)
+		}
+		if worth := t + moving; worth < bestWorth {
 			best, bestTime, bestWorth = p, t, worth
 		}
 	}

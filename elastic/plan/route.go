@@ -96,9 +96,9 @@ func (p *Plan) mostSums(stage int) int {
 	return max(mostNodes(p.Route[stage]), mostNodes(p.runs(stage, p.FromStep)))
 }
 
-// nodeCounts returns how many nodes each worker or rank has.
-func nodeCounts[T comparable](route []T) map[T]int {
-	counts := make(map[T]int)
+// nodeCounts returns how many nodes each worker has.
+func nodeCounts(route []WorkerID) map[WorkerID]int {
+	counts := make(map[WorkerID]int)
 	for lo := 0; lo < len(route); {
 		hi := lo + 1
 		for hi < len(route) && route[hi] == route[lo] {
@@ -110,8 +110,8 @@ func nodeCounts[T comparable](route []T) map[T]int {
 	return counts
 }
 
-// mostNodes returns the most nodes a worker or rank has.
-func mostNodes[T WorkerID | int](route []T) (most int) {
+// mostNodes returns the most nodes a worker has.
+func mostNodes(route []WorkerID) (most int) {
 	for w, n := range nodeCounts(route) {
 		if w >= 0 {
 			most = max(most, n)
@@ -340,14 +340,67 @@ func runsOnly(micros int, costs []stageCost) candidate {
 	return c
 }
 
+// sortedRuns is runsOnly with the runs of a stage in the order of its workers' speeds.
+func sortedRuns(micros int, costs []stageCost, slowFirst bool) candidate {
+	var c candidate
+	for s, cost := range costs {
+		if s > 0 && cost.alike(&costs[s-1]) {
+			c.rankings = append(c.rankings, c.rankings[s-1])
+			continue
+		}
+		order := make([]int, len(cost.speeds))
+		for i := range order {
+			order[i] = i
+		}
+		slices.SortStableFunc(order, func(a, b int) int {
+			if !slowFirst {
+				a, b = b, a
+			}
+			return cmp.Compare(cost.speeds[a], cost.speeds[b])
+		})
+		speeds := make([]float64, len(order))
+		for i, rank := range order {
+			speeds[i] = cost.speeds[rank]
+		}
+		r := contiguous(micros, speeds)
+		for m, i := range r {
+			r[m] = order[i]
+		}
+		c.rankings = append(c.rankings, r)
+	}
+	return c
+}
+
 // buffers returns the most nodes of the gradient tree that a worker has.
 func (c *candidate) buffers() (most int) {
 	for s, r := range c.rankings {
 		if s == 0 || !same(r, c.rankings[s-1]) {
-			most = max(most, mostNodes(r))
+			counts := make([]int, slices.Max(r)+1)
+			r.count(func(rank, n int) { counts[rank] += n })
+			most = max(most, slices.Max(counts))
 		}
 	}
 	return most
+}
+
+// nodes returns how many nodes all workers have.
+func (c *candidate) nodes() (total int) {
+	for _, r := range c.rankings {
+		r.count(func(_, n int) { total += n })
+	}
+	return total
+}
+
+// count calls f with the nodes of each run of micro-batches of a rank.
+func (r ranking) count(f func(rank, nodes int)) {
+	for lo := 0; lo < len(r); {
+		hi := lo + 1
+		for hi < len(r) && r[hi] == r[lo] {
+			hi++
+		}
+		f(r[lo], nodes(len(r), lo, hi))
+		lo = hi
+	}
 }
 
 // same reports whether two rankings are one in memory.
@@ -362,7 +415,7 @@ func (p *Plan) small(micros int) bool { return 2*micros*len(p.Stages) <= searchT
 // time returns how long a step takes, as exactly as there is time to say.
 func (p *Plan) time(prof *Profile) time.Duration {
 	if p.small(p.Micros()) {
-		return p.passTime(prof) + p.reduceTime(prof)
+		return p.passTime(prof) + p.reduceTime(prof, p.nodes)
 	}
 	return p.Estimate(*prof)
 }
@@ -373,71 +426,119 @@ const slack = 0.03
 
 // route fills in Route, Limits and Buffers of a plan that has stages.
 func (p *Plan) route(prof *Profile, micros int) {
+	if !p.small(micros) {
+		p.deal(prof, micros)
+		return
+	}
+	p.search(newPasses(prof, p.Workers), micros, math.MaxInt64)
+}
+
+// deal is route where there is no time for a search.
+func (p *Plan) deal(prof *Profile, micros int) {
 	costs := stageCosts(prof, p.Stages)
 	share(costs)
 	runs := runsOnly(micros, costs)
-	even := true
-	for s := range costs {
-		even = even && costs[s].alike(&costs[0])
-	}
-	if even {
+	if allAlike(costs) {
 		p.take(runs, costs, 0)
 		return
 	}
+	// The largest blocks that are still small against what a worker has in all.
 	buffers := prof.buffers()
-	candidates := []candidate{runs}
-	add := func(c candidate) {
-		if c.buffers() <= buffers {
-			candidates = append(candidates, c)
+	block := 1
+	most, fewest := len(costs[0].workers), len(costs[0].workers)
+	for _, c := range costs {
+		most, fewest = max(most, len(c.workers)), min(fewest, len(c.workers))
+	}
+	for block*16 <= micros/most || block*buffers < ceil(micros, fewest) {
+		block *= 2
+	}
+	for ; block < micros; block *= 2 {
+		if c := follow(inOrder(block, costs[0].speeds, together(micros)), costs, block); c.buffers() <= buffers {
+			p.take(c, costs, 1)
+			return
 		}
 	}
-	if !p.small(micros) {
-		// No time for a search: the largest blocks that are still small against
-		// what a worker has in all.
-		block := 1
-		most, fewest := len(costs[0].workers), len(costs[0].workers)
-		for _, c := range costs {
-			most, fewest = max(most, len(c.workers)), min(fewest, len(c.workers))
-		}
-		for block*16 <= micros/most || block*buffers < ceil(micros, fewest) {
-			block *= 2
-		}
-		for ; block < micros && len(candidates) == 1; block *= 2 {
-			add(follow(inOrder(block, costs[0].speeds, together(micros)), costs, block))
-		}
-		p.take(candidates[len(candidates)-1], costs, 1)
-		return
+	p.take(runs, costs, 1)
+}
+
+// allAlike reports whether all stages have workers of the same speeds.
+func allAlike(costs []stageCost) bool {
+	return !slices.ContainsFunc(costs, func(c stageCost) bool { return !c.alike(&costs[0]) })
+}
+
+// search is route with the simulator: of several candidates it takes one that is about the
+// fastest, and returns how long its step takes. ok is false, and nothing is taken, if none
+// takes at most a time. Candidates that cannot be taken are not simulated to their end.
+func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duration, ok bool) {
+	prof := x.prof
+	x.set(p.Stages, micros)
+	if x.bound() > most {
+		return 0, false
 	}
-	for block := 1; block <= 8 && block < micros; block *= 2 {
-		add(follow(runs.rankings[0], costs, block))
-		for first := 1; first <= block; first *= 2 {
-			add(follow(inOrder(first, costs[0].speeds, together(micros)), costs, block))
-		}
-	}
+	costs := stageCosts(prof, p.Stages)
+	share(costs)
 	type trial struct {
-		candidate, extra, nodes int
-		time                    time.Duration
+		candidate
+		limits []Limit
+		extra  int
+		nodes  int
+		time   time.Duration
 	}
 	var trials []trial
-	for i, c := range candidates {
-		for _, extra := range []int{0, 1, 2, 4} {
-			p.take(c, costs, extra)
-			total := 0
-			for _, r := range p.Route {
-				for _, n := range nodeCounts(r) {
-					total += n
-				}
+	enough := most // for what can be taken
+	try := func(c candidate, extras ...int) {
+		reduce := p.reduceTime(prof, func(s int) (n int) {
+			c.rankings[s].count(func(_, k int) { n += k })
+			return n
+		})
+		needs := needs(c, costs)
+		var last []Limit
+		for _, extra := range extras {
+			l := limits(costs, c, needs, extra)
+			if slices.Equal(l, last) {
+				continue
 			}
-			trials = append(trials, trial{i, extra, total, p.time(prof)})
+			last = l
+			t, ok := x.run(c.rankings, l, enough-reduce)
+			if !ok {
+				continue
+			}
+			t += reduce
+			trials = append(trials, trial{c, l, extra, c.nodes(), t})
+			enough = min(enough, t+time.Duration(slack*float64(t)))
 		}
 	}
-	fastest := slices.MinFunc(trials, func(a, b trial) int { return cmp.Compare(a.time, b.time) }).time
-	enough := fastest + time.Duration(slack*float64(fastest))
+	runs := runsOnly(micros, costs)
+	extras := []int{0, 1, 2, 4}
+	if allAlike(costs) && equal(costs[0].speeds, func(v float64) float64 { return v }) {
+		try(runs, 0)
+	} else {
+		try(runs, extras...)
+		for _, slowFirst := range []bool{true, false} {
+			try(sortedRuns(micros, costs, slowFirst), extras...)
+		}
+		buffers := prof.buffers()
+		add := func(c candidate) {
+			if c.buffers() <= buffers {
+				try(c, extras...)
+			}
+		}
+		for block := 1; block <= 8 && block < micros; block *= 2 {
+			add(follow(runs.rankings[0], costs, block))
+			for first := 1; first <= block; first *= 2 {
+				add(follow(inOrder(first, costs[0].speeds, together(micros)), costs, block))
+			}
+		}
+	}
 	trials = slices.DeleteFunc(trials, func(t trial) bool { return t.time > enough })
+	if len(trials) == 0 {
+		return 0, false
+	}
 	best := slices.MinFunc(trials, func(a, b trial) int {
 		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.time, b.time))
 	})
-	p.take(candidates[best.candidate], costs, best.extra)
+	p.take(best.candidate, costs, best.extra)
+	return best.time, true
 }
 
 // take writes a candidate into the plan, with limits greater by extra than
@@ -449,28 +550,23 @@ func (p *Plan) take(c candidate, costs []stageCost, extra int) {
 		p.Route[s] = r.route(costs[s].workers)
 	}
 	p.Buffers = c.buffers()
-	p.setLimits(c, costs, extra)
+	p.Limits = limits(costs, c, needs(c, costs), extra)
 }
 
-// setLimits sets the limits. A worker has as many micro-batches in flight as it
-// begins in the time that one takes from its forward to its backward pass,
-// through all later stages: at the pace of the slowest stage these are the
-// path times what the worker runs in a step, over the time of the slowest
-// stage. For equal stages this is the number of stages from its own on.
-func (p *Plan) setLimits(c candidate, costs []stageCost, extra int) {
-	p.Limits = nil
+// needs returns the limits that keep a pipeline busy, by stage and rank. A worker has as
+// many micro-batches in flight as it begins in the time that one takes from its forward to
+// its backward pass, through all later stages: at the pace of the slowest stage these are
+// the path times what the worker runs in a step, over the time of the slowest stage. For
+// equal stages this is the number of stages from its own on.
+func needs(c candidate, costs []stageCost) [][]int {
 	step := 0.0
-	counts := make([][]int, len(costs))
-	for s, r := range c.rankings {
-		counts[s] = make([]int, len(costs[s].workers))
-		for _, rank := range r {
-			counts[s][rank]++
-		}
+	counts := c.counts(costs)
+	for s := range counts {
 		for rank, n := range counts[s] {
 			step = max(step, float64(n)*costs[s].work()/costs[s].speeds[rank])
 		}
 	}
-	path := make([]float64, len(costs)+1)
+	path := 0.0
 	for s := len(costs) - 1; s >= 0; s-- {
 		slowest := math.Inf(1)
 		for rank, n := range counts[s] {
@@ -478,20 +574,43 @@ func (p *Plan) setLimits(c candidate, costs []stageCost, extra int) {
 				slowest = min(slowest, costs[s].speeds[rank])
 			}
 		}
-		path[s] = path[s+1] + costs[s].work()/slowest
-	}
-	for s := range costs {
-		for rank, w := range costs[s].workers {
-			n := 0
+		path += costs[s].work() / slowest
+		for rank, n := range counts[s] {
+			counts[s][rank] = 0
 			if step > 0 {
 				const rounding = 1e-9
-				n = int(math.Ceil(path[s]*float64(counts[s][rank])/step - rounding))
+				counts[s][rank] = int(math.Ceil(path*float64(n)/step - rounding))
 			}
+		}
+	}
+	return counts
+}
+
+// counts returns how many micro-batches each rank has.
+func (c *candidate) counts(costs []stageCost) [][]int {
+	counts := make([][]int, len(costs))
+	for s, r := range c.rankings {
+		counts[s] = make([]int, len(costs[s].workers))
+		for _, rank := range r {
+			counts[s][rank]++
+		}
+	}
+	return counts
+}
+
+// limits returns needs, greater by extra in all stages but the last, as far as there are
+// micro-batches.
+func limits(costs []stageCost, c candidate, needs [][]int, extra int) []Limit {
+	var list []Limit
+	counts := c.counts(costs)
+	for s := range costs {
+		for rank, w := range costs[s].workers {
+			n := needs[s][rank]
 			if s < len(costs)-1 {
 				n += extra
 			}
-			n = max(min(n, counts[s][rank]), len(costs)-s)
-			p.Limits = append(p.Limits, Limit{s, w, n})
+			list = append(list, Limit{s, w, max(min(n, counts[s][rank]), len(costs)-s)})
 		}
 	}
+	return list
 }

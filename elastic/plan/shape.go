@@ -2,7 +2,6 @@ package plan
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 )
@@ -394,76 +393,132 @@ const (
 )
 
 // every returns the best of all shapes with one stage for each worker, if these are few:
-// where stages have one worker or two, the closed form does not tell which one is best.
+// where stages have one worker or two, the closed form does not tell which one is best. Of
+// shapes that only differ in who of equals is where, it is the one nearest to the plan.
 func (s *shaper) every(workers []Worker) []shape {
 	stages, layers := len(s.old), len(s.sizes)
 	if s.shared || 2*s.micros*stages > tinyPasses {
 		return nil
 	}
-	n := 1.0
-	for range workers {
-		n *= float64(stages)
+	var speeds []float64
+	kinds := make(map[float64][]Worker)
+	for _, w := range workers {
+		v := s.prof.speed(w.ID)
+		if kinds[v] == nil {
+			speeds = append(speeds, v)
+		}
+		kinds[v] = append(kinds[v], w)
 	}
-	for i := range stages - 1 {
-		n *= float64(layers-1-i) / float64(i+1)
+	slices.Sort(speeds)
+	n := choose(layers-1, stages-1)
+	for _, k := range kinds {
+		n *= choose(len(k)+stages-1, stages-1)
 	}
 	if n > tinyShapes {
 		return nil
 	}
-	var list []shape
-	now := make([]Stage, stages)
-	var cut func(i, lo int, groups []groupCost)
-	cut = func(i, lo int, groups []groupCost) {
-		if i == stages-1 {
-			now[i].Lo, now[i].Hi = lo, layers
-			list = append(list, s.measure(slices.Clone(now), groups))
-			return
+	// A staffing says how many of each kind a stage has, by kind, then stage.
+	type sketch struct {
+		staffing []int
+		borders  []int
+		groups   []groupCost
+		time     float64
+	}
+	var list []sketch
+	now := make([]int, len(speeds)*stages)
+	stage := make([]Stage, stages)
+	cuts := everyCut(stages, layers)
+	measure := func() {
+		groups := make([]groupCost, stages)
+		for i := range groups {
+			var has []float64
+			for k, v := range speeds {
+				for range now[k*stages+i] {
+					has = append(has, v)
+				}
+			}
+			if len(has) == 0 {
+				return
+			}
+			groups[i] = s.group(has)
 		}
-		for hi := lo + 1; hi <= layers-(stages-1-i); hi++ {
-			now[i].Lo, now[i].Hi = lo, hi
-			cut(i+1, hi, groups)
+		staffing := slices.Clone(now)
+		for _, c := range cuts {
+			for i := range stage {
+				stage[i].Lo, stage[i].Hi = c[i], c[i+1]
+			}
+			list = append(list, sketch{staffing, c, groups, s.measure(stage, groups).time})
 		}
 	}
-	var staff func(k int)
-	staff = func(k int) {
-		if k < len(workers) {
-			for i := range now {
-				was := now[i].Workers
-				now[i].Workers = append(slices.Clip(was), workers[k].ID)
-				staff(k + 1)
-				now[i].Workers = was
-			}
-			return
-		}
-		if !slices.ContainsFunc(now, func(st Stage) bool { return len(st.Workers) == 0 }) {
-			cut(0, 0, s.groups(now))
-		}
-	}
-	staff(0)
-	// Of shapes that only differ in who of equals is where, the nearest is enough.
-	slices.SortStableFunc(list, func(a, b shape) int { return cmp.Compare(a.time, b.time) })
-	var best []shape
-	seen := make(map[string]int)
-	for _, c := range list {
-		key := ""
-		for _, st := range c.stages {
-			var speeds []float64
-			for _, w := range st.Workers {
-				speeds = append(speeds, s.prof.speed(w))
-			}
-			slices.Sort(speeds)
-			key += fmt.Sprint(st.Hi, speeds)
-		}
-		k, ok := seen[key]
+	var staff func(k, i, left int)
+	staff = func(k, i, left int) {
 		switch {
-		case !ok && len(best) < tinyTrials:
-			seen[key] = len(best)
-			best = append(best, c)
-		case ok && s.bytes(&c) < s.bytes(&best[k]):
-			best[k] = c
+		case k == len(speeds):
+			measure()
+		case i == stages-1:
+			now[k*stages+i] = left
+			next := 0
+			if k+1 < len(speeds) {
+				next = len(kinds[speeds[k+1]])
+			}
+			staff(k+1, 0, next)
+		default:
+			for n := range left + 1 {
+				now[k*stages+i] = n
+				staff(k, i+1, left-n)
+			}
 		}
+	}
+	staff(0, 0, len(kinds[speeds[0]]))
+	slices.SortStableFunc(list, func(a, b sketch) int { return cmp.Compare(a.time, b.time) })
+	list = list[:min(len(list), tinyTrials)]
+	best := make([]shape, 0, len(list))
+	for _, c := range list {
+		stages := make([]Stage, stages)
+		for k, v := range speeds {
+			parts := make([]part, len(stages))
+			for i := range parts {
+				parts[i].workers = c.staffing[k*len(stages)+i]
+			}
+			for i, st := range s.staff(kinds[v], parts) {
+				stages[i].Workers = append(stages[i].Workers, st.Workers...)
+			}
+		}
+		for i := range stages {
+			stages[i].Lo, stages[i].Hi = c.borders[i], c.borders[i+1]
+			slices.Sort(stages[i].Workers)
+		}
+		best = append(best, s.measure(stages, c.groups))
 	}
 	return best
+}
+
+// everyCut returns all borders of stages, with the begin and the end.
+func everyCut(stages, layers int) [][]int {
+	var list [][]int
+	now := make([]int, stages+1)
+	now[stages] = layers
+	var cut func(i int)
+	cut = func(i int) {
+		if i == stages {
+			list = append(list, slices.Clone(now))
+			return
+		}
+		for now[i] = now[i-1] + 1; now[i] <= layers-(stages-i); now[i]++ {
+			cut(i + 1)
+		}
+	}
+	cut(1)
+	return list
+}
+
+// choose returns in how many ways k of n things can be chosen.
+func choose(n, k int) float64 {
+	ways := 1.0
+	for i := range k {
+		ways *= float64(n-i) / float64(i+1)
+	}
+	return ways
 }
 
 func sameStage(a, b Stage) bool {

@@ -107,7 +107,7 @@ func (p *Plan) Estimate(prof Profile) time.Duration {
 			way += 2 * float64(prof.transfer(prof.Layers[p.Stages[s].Lo-1].Output))
 		}
 	}
-	return time.Duration(way+slowest) + p.reduceTime(&prof)
+	return time.Duration(way+slowest) + p.reduceTime(&prof, p.nodes)
 }
 
 // transfer returns how long it takes to send bytes to another worker.
@@ -123,7 +123,7 @@ const bytesPerParameter = 4
 
 // reduceTime returns how long the owners' links are busy with gradients,
 // those of the slowest stage.
-func (p *Plan) reduceTime(prof *Profile) (slowest time.Duration) {
+func (p *Plan) reduceTime(prof *Profile, nodes func(stage int) int) (slowest time.Duration) {
 	if prof.Bandwidth <= 0 {
 		return 0
 	}
@@ -132,29 +132,20 @@ func (p *Plan) reduceTime(prof *Profile) (slowest time.Duration) {
 		for _, l := range prof.Layers[st.Lo:st.Hi] {
 			params += int64(l.Size())
 		}
-		total := 0
-		for _, n := range nodeCounts(p.Route[s]) {
-			total += n
-		}
 		ranks := int64(len(st.Workers))
 		// Of every node an owner gets its share, unless it made it itself.
-		remote := int64(total) * (ranks - 1) / ranks
+		remote := int64(nodes(s)) * (ranks - 1) / ranks
 		slowest = max(slowest, prof.stream(bytesPerParameter*params/ranks*remote))
 	}
 	return slowest
 }
 
-// passTime returns how long the forward and backward passes take.
-func (p *Plan) passTime(prof *Profile) time.Duration {
-	g, err := graph.New(p.step(prof, false))
-	if err != nil {
-		panic(err) // the planner made the plan
+// nodes returns how many nodes of the gradient tree the workers of a stage have.
+func (p *Plan) nodes(stage int) (total int) {
+	for _, n := range nodeCounts(p.Route[stage]) {
+		total += n
 	}
-	s, err := g.Simulate()
-	if err != nil {
-		panic(err)
-	}
-	return s.Makespan
+	return total
 }
 
 // step describes the plan to the graph. prof is measured.

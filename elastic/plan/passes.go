@@ -1,0 +1,413 @@
+package plan
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"time"
+)
+
+// passes simulates the forward and backward passes of a step, and gives the same time as
+// package graph does: workers take the next pass by the rules of a graph.Queue. It is for
+// the many simulations of a search: only passes, which nobody runs again, in numbers
+// instead of names, with buffers that are kept from one run to the next, and with an end as
+// soon as it is known that a step takes too long.
+//
+// A place is a stage's rank. Places are numbered by stage, then rank.
+type passes struct {
+	prof    *Profile
+	workers []Worker
+	index   map[WorkerID]int
+	paces   []Pace // from worker * workers + to worker; nil: all are the same
+
+	// Of the stages.
+	stages, micros    int
+	base              []int // first place of a stage
+	worker            []int // of a place
+	stage             []int // of a place
+	forward, backward []time.Duration
+	output            []int64         // bytes of a micro-batch that a stage gets
+	lag               []time.Duration // of these, if all paces are the same
+	tail              []time.Duration // of a stage: the backward passes before it at the fastest
+	places            [][]int         // of a worker, the deepest stage first
+
+	// Of a run.
+	words    int      // of the set of a place
+	ready    []uint64 // sets of micro-batches by place: forward passes
+	answered []uint64 // sets of micro-batches by place: backward passes
+	limits   []int    // by place
+	flight   []int    // by place
+	left     []time.Duration
+	running  []int32 // by worker: a pass; none: -1
+	touched  []bool
+	woken    []int
+	events   []passEvent
+}
+
+// passEvent is the end of what a worker runs, or a pass that has what it needs. Passes are
+// numbered by kind, then stage, then micro-batch; what is less than 0 is a worker.
+type passEvent struct {
+	at   time.Duration
+	what int32
+}
+
+func newPasses(prof *Profile, workers []Worker) *passes {
+	n := len(workers)
+	x := &passes{
+		prof: prof, workers: workers, index: make(map[WorkerID]int, n),
+		places: make([][]int, n), left: make([]time.Duration, n), running: make([]int32, n), touched: make([]bool, n),
+	}
+	for i, w := range workers {
+		x.index[w.ID] = i
+	}
+	if len(prof.Links) > 0 {
+		x.paces = make([]Pace, n*n)
+		for i, a := range workers {
+			for j, b := range workers {
+				x.paces[i*n+j] = prof.pace(a.ID, b.ID)
+			}
+		}
+	}
+	return x
+}
+
+// resize returns a slice of n zeros, in the memory of the old one if there is room.
+func resize[T any](s []T, n int) []T {
+	if cap(s) < n {
+		return make([]T, n)
+	}
+	s = s[:n]
+	clear(s)
+	return s
+}
+
+// set takes stages, whose costs are without share.
+func (x *passes) set(stages []Stage, micros int) {
+	x.stages, x.micros = len(stages), micros
+	x.base, x.worker, x.stage = x.base[:0], x.worker[:0], x.stage[:0]
+	x.forward, x.backward = x.forward[:0], x.backward[:0]
+	x.output, x.lag, x.tail = x.output[:0], x.lag[:0], x.tail[:0]
+	for w := range x.places {
+		x.places[w] = x.places[w][:0]
+	}
+	var tail time.Duration
+	for s, st := range stages {
+		var forward, backward time.Duration
+		for _, l := range x.prof.Layers[st.Lo:st.Hi] {
+			forward += l.Forward
+			backward += l.Backward
+		}
+		x.base = append(x.base, len(x.worker))
+		x.tail = append(x.tail, tail)
+		fastest := time.Duration(math.MaxInt64)
+		for _, w := range st.Workers {
+			v := x.prof.speed(w)
+			x.worker = append(x.worker, x.index[w])
+			x.stage = append(x.stage, s)
+			x.forward = append(x.forward, time.Duration(float64(forward)/v))
+			x.backward = append(x.backward, time.Duration(float64(backward)/v))
+			fastest = min(fastest, x.backward[len(x.backward)-1])
+		}
+		tail += fastest
+		var bytes int64
+		if s > 0 {
+			bytes = x.prof.Layers[st.Lo-1].Output
+		}
+		x.output = append(x.output, bytes)
+		x.lag = append(x.lag, x.prof.transfer(bytes))
+	}
+	for place := len(x.worker) - 1; place >= 0; place-- {
+		w := x.worker[place]
+		x.places[w] = append(x.places[w], place)
+	}
+}
+
+// bound returns a time that no routes are faster than: the way through the stages before
+// one at the fastest, there and back, and what the slowest of its workers has to do.
+func (x *passes) bound() (t time.Duration) {
+	var head time.Duration
+	for s, lo := range x.base {
+		hi := len(x.worker)
+		if s+1 < x.stages {
+			hi = x.base[s+1]
+		}
+		// The slowest has as little as possible: within a time, all workers have room for all.
+		fastest := time.Duration(math.MaxInt64)
+		rate := 0.0
+		for p := lo; p < hi; p++ {
+			each := x.forward[p] + x.backward[p]
+			if each <= 0 {
+				rate = math.Inf(1)
+			} else {
+				rate += 1 / float64(each)
+			}
+			fastest = min(fastest, x.forward[p])
+		}
+		enough := max(0, time.Duration(float64(x.micros)/rate)-1) // rounding
+		for {
+			room := 0
+			next := time.Duration(math.MaxInt64) // when somebody has done one more
+			for p := lo; p < hi; p++ {
+				each := x.forward[p] + x.backward[p]
+				if each <= 0 {
+					room = x.micros
+					break
+				}
+				n := enough / each
+				room += int(n)
+				next = min(next, (n+1)*each)
+			}
+			if room >= x.micros {
+				break
+			}
+			enough = next
+		}
+		t = max(t, head+enough+x.tail[s])
+		head += fastest
+	}
+	return t
+}
+
+// delay returns how long what a stage gets is on its way between places.
+func (x *passes) delay(stage, from, to int) time.Duration {
+	a, b := x.worker[from], x.worker[to]
+	switch {
+	case a == b:
+		return 0
+	case x.paces == nil:
+		return x.lag[stage]
+	}
+	return x.paces[a*len(x.workers)+b].transfer(x.output[stage])
+}
+
+// report returns how long it takes until the first worker knows that another one is done.
+func (x *passes) report(from int) time.Duration {
+	switch w := x.worker[from]; {
+	case w == 0:
+		return 0
+	case x.paces == nil:
+		return x.prof.Latency
+	default:
+		return x.paces[w*len(x.workers)].Latency
+	}
+}
+
+// run returns how long the passes take, with a ranking for each stage and a limit for each
+// place. ok is false if that is more than most.
+func (x *passes) run(rankings []ranking, limits []Limit, most time.Duration) (makespan time.Duration, ok bool) {
+	places := len(x.worker)
+	x.words = (x.micros + 63) / 64
+	x.ready, x.answered = resize(x.ready, places*x.words), resize(x.answered, places*x.words)
+	x.limits, x.flight = resize(x.limits, places), resize(x.flight, places)
+	for i := range x.limits {
+		x.limits[i] = max(limits[i].Forwards, x.stages-x.stage[i])
+	}
+	clear(x.left)
+	for s, r := range rankings {
+		for m, rank := range r {
+			place := x.base[s] + rank
+			x.left[x.worker[place]] += x.forward[place] + x.backward[place]
+			if s == 0 {
+				x.ready[place*x.words+m/64] |= 1 << (m % 64)
+			}
+		}
+	}
+	x.events, x.woken = x.events[:0], x.woken[:0]
+	for w := range x.running {
+		x.running[w], x.touched[w] = -1, true
+		x.woken = append(x.woken, w)
+	}
+	backwards := x.stages * x.micros // the first backward pass
+	done := 0
+	var now time.Duration
+	for {
+		for _, w := range x.woken {
+			x.touched[w] = false
+			if x.running[w] < 0 && !x.begin(w, now, most) {
+				return 0, false
+			}
+		}
+		x.woken = x.woken[:0]
+		if len(x.events) == 0 {
+			break
+		}
+		now = x.events[0].at
+		for len(x.events) > 0 && x.events[0].at == now {
+			what := int(x.pop())
+			worker := -1 - what
+			if worker >= 0 {
+				what = int(x.running[worker])
+				x.running[worker] = -1
+				x.wake(worker)
+			}
+			back := what >= backwards
+			s, m := what/x.micros, what%x.micros
+			if back {
+				s -= x.stages
+			}
+			place := x.base[s] + rankings[s][m]
+			if worker < 0 {
+				x.arrive(back, place, m)
+				continue
+			}
+			done++
+			to, next := s+1, what+x.micros
+			if back {
+				x.flight[place]--
+				to, next = s-1, what-x.micros
+			}
+			switch {
+			case to < 0:
+				makespan = max(makespan, now+x.report(place))
+			case to == x.stages:
+				x.arrive(true, place, m)
+			default:
+				target := x.base[to] + rankings[to][m]
+				if lag := x.delay(max(s, to), place, target); lag > 0 {
+					x.push(passEvent{now + lag, int32(next)})
+				} else {
+					x.arrive(back, target, m)
+				}
+			}
+		}
+	}
+	if done < 2*backwards {
+		panic(fmt.Sprintf("plan: %d of %d passes have run", done, 2*backwards)) // limits are at least what is needed
+	}
+	return makespan, makespan <= most
+}
+
+func (x *passes) wake(worker int) {
+	if !x.touched[worker] {
+		x.touched[worker] = true
+		x.woken = append(x.woken, worker)
+	}
+}
+
+func (x *passes) arrive(back bool, place, m int) {
+	set := x.ready
+	if back {
+		set = x.answered
+	}
+	set[place*x.words+m/64] |= 1 << (m % 64)
+	x.wake(x.worker[place])
+}
+
+// begin lets a worker begin its next pass, and reports whether the step may still take no
+// longer than most: the worker has all of the rest to do, and the stages before it the last
+// backward pass.
+func (x *passes) begin(worker int, now, most time.Duration) bool {
+	places := x.places[worker]
+	if len(places) == 0 {
+		return true
+	}
+	if now+x.left[worker]+x.tail[x.stage[places[len(places)-1]]] > most && x.left[worker] > 0 {
+		return false
+	}
+	best, micro := -1, x.micros
+	for _, p := range places {
+		if m := x.least(x.answered, p); m < micro {
+			best, micro = p, m
+		}
+	}
+	var takes time.Duration
+	var pass int
+	if best >= 0 {
+		x.answered[best*x.words+micro/64] &^= 1 << (micro % 64)
+		takes, pass = x.backward[best], (x.stages+x.stage[best])*x.micros+micro
+	} else {
+		for _, p := range places {
+			if x.flight[p] < x.limits[p] {
+				if m := x.least(x.ready, p); m < micro {
+					best, micro = p, m
+				}
+			}
+		}
+		if best < 0 {
+			return true
+		}
+		x.ready[best*x.words+micro/64] &^= 1 << (micro % 64)
+		x.flight[best]++
+		takes, pass = x.forward[best], x.stage[best]*x.micros+micro
+	}
+	x.left[worker] -= takes
+	x.running[worker] = int32(pass)
+	x.push(passEvent{now + takes, int32(-1 - worker)})
+	return true
+}
+
+// least returns the least micro-batch of a set; without any, one after the last.
+func (x *passes) least(set []uint64, place int) int {
+	for i, word := range set[place*x.words : (place+1)*x.words] {
+		if word != 0 {
+			return 64*i + bits.TrailingZeros64(word)
+		}
+	}
+	return x.micros
+}
+
+func (x *passes) push(e passEvent) {
+	i := len(x.events)
+	x.events = append(x.events, e)
+	for i > 0 {
+		up := (i - 1) / 2
+		if x.events[up].at <= e.at {
+			break
+		}
+		x.events[i] = x.events[up]
+		i = up
+	}
+	x.events[i] = e
+}
+
+func (x *passes) pop() int32 {
+	first, n := x.events[0].what, len(x.events)-1
+	e := x.events[n]
+	x.events = x.events[:n]
+	i := 0
+	for {
+		down := 2*i + 1
+		if down >= n {
+			break
+		}
+		if down+1 < n && x.events[down+1].at < x.events[down].at {
+			down++
+		}
+		if e.at <= x.events[down].at {
+			break
+		}
+		x.events[i] = x.events[down]
+		i = down
+	}
+	if n > 0 {
+		x.events[i] = e
+	}
+	return first
+}
+
+// passTime returns how long the forward and backward passes take.
+func (p *Plan) passTime(prof *Profile) time.Duration {
+	t, _ := p.passTimeWithin(prof, math.MaxInt64)
+	return t
+}
+
+// passTimeWithin is passTime if that is not more than most; else ok is false.
+func (p *Plan) passTimeWithin(prof *Profile, most time.Duration) (t time.Duration, ok bool) {
+	x := newPasses(prof, p.Workers)
+	x.set(p.Stages, p.Micros())
+	var rankings []ranking
+	var limits []Limit
+	for s, st := range p.Stages {
+		ranks := make(map[WorkerID]int, len(st.Workers))
+		for rank, w := range st.Workers {
+			ranks[w] = rank
+			limits = append(limits, Limit{s, w, p.Limit(s, w)})
+		}
+		r := make(ranking, len(p.Route[s]))
+		for m, w := range p.Route[s] {
+			r[m] = ranks[w]
+		}
+		rankings = append(rankings, r)
+	}
+	return x.run(rankings, limits, most)
+}
