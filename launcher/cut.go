@@ -11,13 +11,6 @@ import (
 	"github.com/soliton-train/soliton/internal/view"
 )
 
-// addrOf returns the address of an emulated host. All of 127.0.0.0/8 is this machine; with an
-// address for each host, a packet says which one it comes from.
-func addrOf(host int) netip.Addr {
-	n := host + 1
-	return netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)})
-}
-
 // cutPeriod is how often sockets that are new get to know of a cut. Those that dial need not wait
 // for it, since the other end does not answer.
 const cutPeriod = 20 * time.Millisecond
@@ -37,9 +30,9 @@ func (s *supervisor) startCutting() error {
 	agents := s.agents // they are all there
 	var c chaos.Cuts
 	for h, p := range agents {
-		nobody := []netip.Addr{addrOf(len(agents))}
+		nobody := []netip.Addr{netip.AddrFrom4([4]byte{127, 255, 255, 254})}
 		for _, from := range [][]netip.Addr{nobody, nil} {
-			if err := c.Apply(p.cmd.Process.Pid, addrOf(h), from); err != nil {
+			if err := c.Apply(p.cmd.Process.Pid, s.places[h].addr, from); err != nil {
 				return err
 			}
 		}
@@ -72,7 +65,11 @@ func (s *supervisor) cut(agents []*agentProcess) {
 		}
 		for h, p := range agents {
 			for _, pid := range append(p.workers(), p.cmd.Process.Pid) {
-				if err := c.Apply(pid, addrOf(h), cuts.unheard(h)); err != nil {
+				var from []netip.Addr
+				for _, other := range cuts.unheard(h) {
+					from = append(from, s.places[other].addr)
+				}
+				if err := c.Apply(pid, s.places[h].addr, from); err != nil {
 					// A run that went on would prove what it has not shown.
 					s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + err.Error() + "\n"})
 				}
@@ -121,11 +118,11 @@ func (c *hostCuts) pass() bool {
 	return true
 }
 
-// unheard returns the addresses that a host hears nothing from.
-func (c *hostCuts) unheard(host int) (from []netip.Addr) {
+// unheard returns the hosts that a host hears nothing from.
+func (c *hostCuts) unheard(host int) (from []int) {
 	for other := range c.until {
 		if other != host && (!c.until[host].IsZero() || !c.until[other].IsZero()) {
-			from = append(from, addrOf(other))
+			from = append(from, other)
 		}
 	}
 	return from

@@ -103,11 +103,43 @@ func voters(hosts int) int {
 
 // emulate trains the program with an agent for each of several hosts on this machine.
 func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
-	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Harm, chaos.MaxHarms)}
+	own, err := os.Executable()
+	if err != nil {
+		return failure{err}
+	}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
 	}
-	if err := s.start(f, p, file, args, dir, cwd); err != nil {
+	return newSupervisor(f, own, emulatedPlaces(f.hosts), v, stdout).train(p, file, args, dir, cwd, page, stderr)
+}
+
+func newSupervisor(f runFlags, own string, places []place, v view.View, stdout io.Writer) *supervisor {
+	return &supervisor{
+		f: f, own: own, places: places, v: v, stdout: stdout,
+		ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Harm, chaos.MaxHarms),
+	}
+}
+
+// place is where a host is.
+type place struct {
+	addr netip.Addr               // of its agent and its workers
+	at   func(func() error) error // calls a function there: sockets that it opens and processes that it starts are the host's
+}
+
+// emulatedPlaces are all this machine. All of 127.0.0.0/8 is, and with an address for each host, a
+// packet says which one it comes from.
+func emulatedPlaces(hosts int) (places []place) {
+	for h := range hosts {
+		n := h + 1
+		places = append(places, place{netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)}), func(f func() error) error { return f() }})
+	}
+	return places
+}
+
+// train runs the program with an agent at each place, and returns how that ended.
+func (s *supervisor) train(p program, file string, args []string, dir *rundir.Dir, cwd string, page *dashboard.Server, stderr io.Writer) error {
+	f, v, stdout := s.f, s.v, s.stdout
+	if err := s.start(p, file, args, dir, cwd); err != nil {
 		s.stopAll()
 		dir.Adopt()
 		v.Close()
@@ -163,6 +195,8 @@ wait:
 // supervisor keeps the agents' processes.
 type supervisor struct {
 	f      runFlags
+	own    string // path of this command
+	places []place
 	v      view.View
 	stdout io.Writer
 	agents []*agentProcess
@@ -249,12 +283,9 @@ type agentProcess struct {
 	frozen atomic.Bool // by --chaos: it does not hear that the run is over
 }
 
-func (s *supervisor) start(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string) error {
+func (s *supervisor) start(p program, file string, args []string, dir *rundir.Dir, cwd string) error {
+	f := s.f
 	store, err := dir.MakeStore()
-	if err != nil {
-		return err
-	}
-	own, err := os.Executable()
 	if err != nil {
 		return err
 	}
@@ -276,7 +307,11 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	for h := range f.hosts {
 		host := agent.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
 		for _, addr := range []*string{&host.Agree, &host.Link} {
-			l, err := listen.Listen(context.Background(), "tcp", netip.AddrPortFrom(addrOf(h), 0).String())
+			var l net.Listener
+			err := s.places[h].at(func() (err error) {
+				l, err = listen.Listen(context.Background(), "tcp", netip.AddrPortFrom(s.places[h].addr, 0).String())
+				return err
+			})
 			if err != nil {
 				return err
 			}
@@ -297,20 +332,20 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	s.voting = voters(f.hosts)
 	for h := range f.hosts {
 		a.Self, a.Store = h, filepath.Join(store, a.Hosts[h].Name)
-		if err := s.startAgent(own, a, files[2*h:2*h+2]); err != nil {
+		if err := s.startAgent(a, files[2*h:2*h+2]); err != nil {
 			return err
 		}
 	}
 	return s.startCutting()
 }
 
-func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) error {
+func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 	log, err := os.OpenFile(filepath.Join(a.RunDir, "log", a.Hosts[a.Self].Name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(own, agentName, a.Hosts[a.Self].Name)
+	cmd := exec.Command(s.own, agentName, a.Hosts[a.Self].Name)
 	cmd.Stderr = log
 	cmd.ExtraFiles = listeners
 	cmd.Env = os.Environ()
@@ -327,7 +362,7 @@ func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) 
 	if err != nil {
 		return err
 	}
-	if err := cmd.Start(); err != nil {
+	if err := s.places[a.Self].at(cmd.Start); err != nil {
 		return err
 	}
 	p := &agentProcess{cmd: cmd, stdin: stdin, done: make(chan struct{})}
@@ -498,7 +533,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],
-		Command: agent.Command{Path: a.File, Args: a.Args, Addr: addrOf(a.Self).String()},
+		Command: agent.Command{Path: a.File, Args: a.Args, Addr: listeners[1].Addr().(*net.TCPAddr).IP.String()},
 		Log: func(id, incarnation int) (*os.File, error) {
 			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},

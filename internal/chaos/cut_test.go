@@ -92,10 +92,12 @@ func TestCuts(t *testing.T) {
 	if _, err := there.Write([]byte("a")); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(30 * time.Second); retransmitted(t, there) < 2; time.Sleep(time.Millisecond) {
+	deadline := time.Now().Add(30 * time.Second)
+	for retransmitted(t, there) < 2 {
 		if time.Now().After(deadline) {
 			t.Fatal("what is lost is not sent again")
 		}
+		time.Sleep(time.Millisecond)
 	}
 	here.SetReadDeadline(time.Now().Add(time.Millisecond))
 	if n, err := here.Read(make([]byte, 1)); n != 0 || !errors.Is(err, os.ErrDeadlineExceeded) {
