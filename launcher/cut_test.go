@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -26,13 +28,20 @@ var cutPeace struct {
 	sum rundir.Summary
 }
 
-// cutTrain runs the job; each layer takes so many milliseconds.
-func cutTrain(t *testing.T, ms string, flags ...string) (sum rundir.Summary, dir string) {
+// cutCommand is a run of the job; each layer takes so many milliseconds.
+func cutCommand(t *testing.T, ms string, flags ...string) (cmd *exec.Cmd, mark string) {
 	t.Helper()
 	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
-	cmd := launch(t, append(append(args, emulated, "--layer-ms", ms), cutJob...)...)
-	mark := "LAUNCHER_TEST=" + cmd.Dir
+	cmd = launch(t, append(append(args, emulated, "--layer-ms", ms), cutJob...)...)
+	mark = "LAUNCHER_TEST=" + cmd.Dir
 	cmd.Env = append(os.Environ(), mark)
+	return cmd, mark
+}
+
+// cutTrain runs the job to its end.
+func cutTrain(t *testing.T, ms string, flags ...string) (sum rundir.Summary, dir string) {
+	t.Helper()
+	cmd, mark := cutCommand(t, ms, flags...)
 	status, stdout, stderr := result(t, cmd)
 	require.Tool(t, "cut", !strings.Contains(stderr, "chaos: cut: "), stderr)
 	if status != 0 {
@@ -142,6 +151,68 @@ func TestCut(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A host is frozen for ten seconds. Then its workers wake, and some steps later its agent: nobody
+// takes what the workers have to say, so they do no harm as long as nobody ends them.
+func TestFrozenForTenSeconds(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it takes ten seconds")
+	}
+	t.Parallel()
+	want := cutWant(t)
+	cmd, mark := cutCommand(t, "12", "--workers", "6", "--emulate-hosts", "3", "--detect", "500ms")
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	dir := filepath.Join(cmd.Dir, "run")
+	steps := func() int {
+		text, _ := os.ReadFile(filepath.Join(dir, "metrics.jsonl"))
+		return bytes.Count(text, []byte("\n"))
+	}
+	await(t, "step 3", func() bool { return steps() >= 3 })
+	processes := hostProcesses(t, mark, "host-1")
+	if len(processes) != 3 {
+		t.Fatalf("processes %v of host-1", processes)
+	}
+	send := func(sig syscall.Signal, processes ...int) {
+		for _, pid := range processes {
+			syscall.Kill(pid, sig)
+		}
+	}
+	send(syscall.SIGSTOP, processes...)
+	frozen := time.Now()
+	await(t, "ten seconds", func() bool { return time.Since(frozen) > 10*time.Second })
+	before := steps()
+	if before < 10 {
+		t.Errorf("%d steps by then: the others did not go on", before)
+	}
+	send(syscall.SIGCONT, processes[1:]...)
+	await(t, "steps while they are awake", func() bool { return steps() >= before+5 })
+	for _, pid := range processes[1:] {
+		if err := syscall.Kill(pid, 0); err != nil {
+			t.Errorf("process %d has ended before its agent woke: %v", pid, err)
+		}
+	}
+	send(syscall.SIGCONT, processes[0])
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	if left := marked(t, mark); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	var sum rundir.Summary
+	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
+	if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
+		t.Errorf("loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+	}
+	if sum.WorkersLost < 2 || sum.WorkersJoined < 2 {
+		t.Errorf("%d workers were lost, and %d joined; want 2", sum.WorkersLost, sum.WorkersJoined)
+	}
+	oneHistory(t, dir)
 }
 
 func TestHostCuts(t *testing.T) {
