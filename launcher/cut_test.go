@@ -21,7 +21,7 @@ import (
 
 // cutJob is a job whose steps wait more than they compute, so that several runs have room on a
 // small machine, and a cut is over long before the end.
-var cutJob = []string{"--layers", "2", "--global-batch", "12", "--steps", "70"}
+var cutJob = []string{"--layers", "2", "--global-batch", "12", "--steps", "80"}
 
 var cutPeace struct {
 	sync.Once
@@ -124,7 +124,7 @@ func TestCut(t *testing.T) {
 		t.Run(fmt.Sprintf("host-%d", host), func(t *testing.T) {
 			t.Parallel()
 			want := cutWant(t)
-			sum, dir := cutTrain(t, "5", "--workers", "6", "--emulate-hosts", "3", "--detect", "500ms", "--chaos", fmt.Sprintf("cut:%d@5:2", host))
+			sum, dir := cutTrain(t, "5", "--workers", "6", "--emulate-hosts", "3", "--detect", "1s", "--chaos", fmt.Sprintf("cut:%d@5:3", host))
 			if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
 				t.Errorf("loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
 			}
@@ -161,7 +161,7 @@ func TestFrozenForTenSeconds(t *testing.T) {
 	}
 	t.Parallel()
 	want := cutWant(t)
-	cmd, mark := cutCommand(t, "12", "--workers", "6", "--emulate-hosts", "3", "--detect", "500ms")
+	cmd, mark := cutCommand(t, "11", "--workers", "6", "--emulate-hosts", "3", "--detect", "1s")
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {

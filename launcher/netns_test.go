@@ -155,7 +155,7 @@ func TestNetworkNamespaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dir.Close()
-	f := runFlags{workers: 6, hosts: 3, stages: 1, threads: 1, mirrors: 1, least: 1, detect: 500 * time.Millisecond, reduction: "exact", zero: 2, digests: true, plain: true}
+	f := runFlags{workers: 6, hosts: 3, stages: 1, threads: 1, mirrors: 1, least: 1, detect: time.Second, reduction: "exact", zero: 2, digests: true, plain: true}
 	s := newSupervisor(f, binary, n.places(), view.Tee(), io.Discard)
 	var stderr bytes.Buffer
 	ended := make(chan error, 1)
