@@ -241,6 +241,7 @@ func TestIdentity(t *testing.T) {
 	t.Setenv(EnvIncarnation, "-1")
 	t.Setenv(EnvProgress, "2")
 	t.Setenv(EnvCanary, "")
+	t.Setenv(EnvAddr, "host")
 	_, ok, err = Launched()
 	if !ok || err == nil {
 		t.Fatalf("bad environment: %v, %v", ok, err)
