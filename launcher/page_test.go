@@ -17,13 +17,19 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 
 	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/require"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/view"
 )
 
 var screenshots = flag.String("screenshots", "", "run the GPT example, and write pictures of its page to this `folder`")
+
+// pageArgs make a run that is under way for as long as a browser may need.
+var pageArgs = []string{"--steps", "1000000", "--micro-batch", "4", "--eval-every", "0"}
 
 // pageRun is a run with a page.
 type pageRun struct {
@@ -115,9 +121,96 @@ func holds(expression string) chromedp.Action[chromedp.Void] {
 	return chromedp.Poll[chromedp.Void](expression, chromedp.WithPollingTimeout(60*time.Second))
 }
 
+// click clicks an element as a hand does: where it is to be seen, with the time between down and up in which the page may
+// change. What moves away under the pointer before the button is down is tried again.
+func click(selector string) chromedp.Action[chromedp.Void] {
+	at := chromedp.Poll[[]float64](fmt.Sprintf(`(() => {
+		const e = document.querySelector(%q);
+		if (!e || e.disabled) return null;
+		e.scrollIntoView({ block: 'center' });
+		const r = e.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2;
+		return document.elementFromPoint(x, y) === e && [x, y];
+	})()`, selector), chromedp.WithPollingTimeout(60*time.Second))
+	hit := chromedp.Evaluate[bool](fmt.Sprintf(`Boolean(document.querySelector(%q)?.matches(':active'))`, selector))
+	left := func(p *input.DispatchMouseEventParams) { p.Button, p.ClickCount = input.MouseButtonLeft, 1 }
+	return chromedp.Func(func(ctx context.Context, target *chromedp.Target) error {
+		for {
+			p, err := at(ctx, target)
+			if err != nil {
+				return err
+			}
+			if _, err := chromedp.MouseEvent(chromedp.MousePressed, p[0], p[1], left)(ctx, target); err != nil {
+				return err
+			}
+			ours, err := hit(ctx, target)
+			if err != nil {
+				return err
+			}
+			if !ours {
+				p = []float64{0, 0} // a release elsewhere is no click
+			}
+			if _, err := chromedp.MouseEvent(chromedp.MouseReleased, p[0], p[1], left)(ctx, target); err != nil || ours {
+				return err
+			}
+		}
+	})
+}
+
+// acts is a run that takes note of what pages ask for.
+type acts chan dashboard.Action
+
+func (acts) Watch(bool) {}
+func (a acts) Act(_ context.Context, x dashboard.Action) (string, error) {
+	a <- x
+	return "done", nil
+}
+
+// TestPageKeepsClicks changes the plan while the pointer is down on a button whose card has another place in the new
+// one: the click counts, the card moves afterwards, and the button keeps the focus.
+func TestPageKeepsClicks(t *testing.T) {
+	ctx := browse(t)
+	s, err := dashboard.Listen(dashboard.Config{Addr: "127.0.0.1:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	asked := make(acts, 1)
+	s.Attach(asked)
+	workers := []rundir.Worker{{ID: 0, Stages: []int{0}}, {ID: 1, Stages: []int{0}}, {ID: 2, Stages: []int{1}}}
+	s.Show(view.Begin{Job: rundir.Job{Program: "p", Steps: 9}, Workers: workers, Stages: []view.Stage{{Lo: 0, Hi: 1, Workers: []int{0, 1}}, {Lo: 1, Hi: 2, Workers: []int{2}}}})
+	const kill = `.worker[data-worker="2"] .kill`
+	var at []float64
+	do(ctx, t, chromedp.EmulateViewport(1280, 900), chromedp.Navigate(s.Link()), chromedp.Func(func(ctx context.Context, _ *chromedp.Target) (err error) {
+		at, err = chromedp.Run(ctx, chromedp.Poll[[]float64](fmt.Sprintf(`(() => {
+			const e = document.querySelector('%s');
+			if (!e || e.disabled) return null;
+			e.scrollIntoView({ block: 'center' });
+			const r = e.getBoundingClientRect();
+			return [r.x + 5, r.y + 5];
+		})()`, kill)))
+		return err
+	}))
+	left := func(p *input.DispatchMouseEventParams) { p.Button, p.ClickCount = input.MouseButtonLeft, 1 }
+	do(ctx, t, chromedp.MouseEvent(chromedp.MousePressed, at[0], at[1], left))
+	workers[2].Stages = []int{0}
+	s.Show(view.Plan{Reason: "another", Workers: workers, Stages: []view.Stage{{Lo: 0, Hi: 2, Workers: []int{2, 0, 1}}}})
+	do(ctx, t, holds(`document.querySelector('#note').textContent == 'another'`),
+		chromedp.MouseEvent(chromedp.MouseReleased, at[0], at[1], left))
+	select {
+	case got := <-asked:
+		if got != (dashboard.Action{Do: "kill", Worker: 2}) {
+			t.Errorf("asked for %+v", got)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the click is lost")
+	}
+	do(ctx, t, holds(`document.querySelectorAll('.stage').length == 1`), holds(`document.querySelector('.stage .worker').dataset.worker == '2'`),
+		holds(fmt.Sprintf(`document.activeElement == document.querySelector('%s')`, kill)))
+}
+
 func TestPage(t *testing.T) {
 	ctx := browse(t)
-	r := beginPage(t, mlp, joinArgs[1:], []string{"--workers", "4", "--stages", "2", "--detect", "10s"})
+	r := beginPage(t, mlp, pageArgs, []string{"--workers", "4", "--stages", "2", "--detect", "10s"})
 	do(ctx, t,
 		chromedp.EmulateViewport(1280, 900),
 		chromedp.Navigate(r.url+"#"+r.token),
@@ -132,7 +225,7 @@ func TestPage(t *testing.T) {
 	const curve = `document.querySelector('#loss-chart .curve').getAttribute('d')`
 	do(ctx, t, holds(fmt.Sprintf(`%s != %q`, curve, text(ctx, t, curve)))) // it moves
 
-	do(ctx, t, chromedp.Click(`.worker[data-worker="2"] .kill`),
+	do(ctx, t, click(`.worker[data-worker="2"] .kill`),
 		holds(`[...document.querySelectorAll('#events .badge')].some((b) => b.textContent == 'lost')`),
 		holds(`[...document.querySelectorAll('#events .badge')].some((b) => b.textContent == 'recovered')`),
 		holds(`document.querySelector('#gone-list').textContent.includes('worker 2')`),
@@ -145,17 +238,17 @@ func TestPage(t *testing.T) {
 
 	do(ctx, t, chromedp.Evaluate[chromedp.Void](`(() => { const s = document.querySelector('.worker[data-worker="0"] select'); s.value = '0.5'; s.dispatchEvent(new Event('change')); })()`),
 		holds(`document.querySelector('#toasts').textContent.includes('worker 0 computes at 0.5')`))
-	do(ctx, t, chromedp.Click(`#add`), holds(`document.querySelector('.worker[data-worker="4"]') != null`))
+	do(ctx, t, click(`#add`), holds(`document.querySelector('.worker[data-worker="4"]') != null`))
 	r.until("begin", 1)
 	r.until("joined", 1)
-	do(ctx, t, chromedp.Click(`.worker[data-worker="1"] .leave`),
+	do(ctx, t, click(`.worker[data-worker="1"] .leave`),
 		holds(`document.querySelector('#gone-list').textContent.includes('worker 1')`))
 	r.until("left", 1)
 }
 
 // TestPageProtects shows that what has no token or comes from elsewhere changes nothing.
 func TestPageProtects(t *testing.T) {
-	r := beginPage(t, mlp, joinArgs[1:], []string{"--workers", "2", "--detect", "10s"})
+	r := beginPage(t, mlp, pageArgs, []string{"--workers", "2", "--detect", "10s"})
 	post := func(token string, header ...string) int {
 		t.Helper()
 		req, err := http.NewRequest("POST", r.url+"api/act", bytes.NewReader([]byte(`{"do":"kill","worker":1}`)))
@@ -205,7 +298,7 @@ func TestPageProtects(t *testing.T) {
 
 // TestPageAddress: a port in use is said in one line, before anything has begun.
 func TestPageAddress(t *testing.T) {
-	r := beginPage(t, mlp, joinArgs[1:], []string{"--workers", "1"})
+	r := beginPage(t, mlp, pageArgs, []string{"--workers", "1"})
 	addr := strings.TrimSuffix(strings.TrimPrefix(r.url, "http://"), "/")
 	status, _, stderr := result(t, launch(t, "run", "--ui="+addr, mlp))
 	if want := "launcher: --ui=" + addr + ": "; status != 1 || !strings.HasPrefix(stderr, want) || strings.Count(stderr, "\n") != 1 {
@@ -248,10 +341,10 @@ func TestScreenshots(t *testing.T) {
 		return holds(fmt.Sprintf(`Number(document.querySelector('#step').textContent.slice(5)) >= %d`, step))
 	}
 	do(ctx, t, chromedp.EmulateViewport(1280, 900), chromedp.Navigate(r.url+"#"+r.token), at(60),
-		chromedp.Click(`.worker[data-worker="2"] .kill`), at(100),
-		chromedp.Click(`.worker[data-worker="1"] .leave`), at(130),
-		chromedp.Click(`#add`), at(160),
-		chromedp.Click(`.worker[data-worker="0"] .kill`), at(190),
+		click(`.worker[data-worker="2"] .kill`), at(100),
+		click(`.worker[data-worker="1"] .leave`), at(130),
+		click(`#add`), at(160),
+		click(`.worker[data-worker="0"] .kill`), at(190),
 		shot("dashboard-light.png", 1280, 1560, "light"), shot("dashboard-dark.png", 1280, 1560, "dark"), shot("dashboard-phone.png", 390, 844, "light"),
 		chromedp.EmulateViewport(1280, 900), holds(`document.querySelector('#state').dataset.state == 'done'`), shot("finished.png", 1280, 700, "light"))
 }

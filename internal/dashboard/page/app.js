@@ -69,8 +69,10 @@ paint();
 
 // ---- acting on the run
 
+// A button that is busy stays enabled: it would lose the focus.
 async function act(what, button) {
-  if (button) button.disabled = true;
+  if (button?.ariaBusy === 'true') return;
+  if (button) button.ariaBusy = 'true';
   try {
     const r = await fetch('api/act', {
       method: 'POST',
@@ -86,7 +88,7 @@ async function act(what, button) {
   } catch {
     toast('The launcher does not answer.', true);
   } finally {
-    if (button) button.disabled = !mayAct();
+    if (button) button.ariaBusy = null;
   }
 }
 
@@ -239,6 +241,15 @@ function card(id) {
   return c;
 }
 
+// also stands for a worker in its second stage and all further ones.
+function also(w, stage, rank) {
+  const c = card(w.id);
+  c.also ||= [];
+  c.also[stage] ||= html('div', { className: 'worker also' });
+  c.also[stage].textContent = `Worker ${w.id} · rank ${rank} · see stage ${w.stages[0]}`;
+  return c.also[stage];
+}
+
 function doing(w) {
   if (run.state in ended) return ['ended', 'rest'];
   if (w.state) return [w.state, 'wait'];
@@ -247,16 +258,33 @@ function doing(w) {
   return [w.busy >= 0 ? `computes ${Math.round(100 * w.busy)} %` : 'training', ''];
 }
 
+// A click counts for the element on which the pointer went down, unless that moves before it goes up. So nothing
+// moves meanwhile.
+let pressed = false;
+$('grid').addEventListener('pointerdown', () => { pressed = true; });
+for (const up of ['pointerup', 'pointercancel', 'blur']) {
+  window.addEventListener(up, () => {
+    if (pressed) setTimeout(() => { pressed = false; showWorkers(); }); // the click comes first
+  });
+}
+
+// place makes the elements of a box these, in this order. Those that are there already stay where they are.
+function place(box, list) {
+  const wanted = new Set(list);
+  let at = box.firstElementChild;
+  for (const e of list) {
+    while (at && !wanted.has(at)) at = at.nextElementSibling; // it has another place, or none
+    if (at === e) at = at.nextElementSibling;
+    else box.insertBefore(e, at);
+  }
+}
+
 function showWorkers() {
+  if (pressed) return;
   const there = new Map(workers.filter((w) => !w.gone).map((w) => [w.id, w]));
   const fastest = Math.min(...workers.filter((w) => !w.gone && w.pass_ms > 0).map((w) => w.pass_ms));
   const placed = new Set();
   const sections = [];
-  const section = (name, about) => {
-    const ranks = html('div', { className: 'ranks' });
-    sections.push([name, about, ranks]);
-    return ranks;
-  };
   const fill = (w, where, rank) => {
     const c = card(w.id);
     placed.add(w.id);
@@ -274,36 +302,35 @@ function showWorkers() {
     st.workers.forEach((id, rank) => {
       const w = there.get(id);
       if (!w) return;
-      if (placed.has(id)) list.push(html('div', { className: 'worker also', textContent: `Worker ${id} · rank ${rank} · see stage ${w.stages[0]}` }));
+      if (placed.has(id)) list.push(also(w, i, rank));
       else fill(w, list, rank);
     });
-    section(`Stage ${i}`, st.hi - st.lo === 1 ? `layer ${st.lo}` : `layers ${st.lo} to ${st.hi - 1}`).list = list;
+    sections.push([`Stage ${i}`, st.hi - st.lo === 1 ? `layer ${st.lo}` : `layers ${st.lo} to ${st.hi - 1}`, list]);
   });
   const rest = [...there.values()].filter((w) => !placed.has(w.id));
   if (rest.length) {
     const list = [];
     rest.forEach((w) => fill(w, list, -1));
-    section(run.stages.length ? 'On their way' : 'Beginning', '').list = list;
+    sections.push([run.stages.length ? 'On their way' : 'Beginning', '', list]);
   }
-  // Elements stay where they are if they can, and keep the focus.
+  // Elements stay where they are if they can.
   const grid = $('grid');
-  sections.forEach(([name, about, fresh], i) => {
+  const focused = document.activeElement;
+  const all = new Set(sections.flatMap((s) => s[2]));
+  for (const e of grid.querySelectorAll('.worker')) if (!all.has(e)) e.remove();
+  sections.forEach(([name, about, list], i) => {
     let s = grid.children[i];
     if (!s) {
-      s = html('div', { className: 'stage' }, html('div', { className: 'stage-name' }, html('h3'), html('span', { className: 'faint' })), fresh);
+      s = html('div', { className: 'stage' }, html('div', { className: 'stage-name' }, html('h3'), html('span', { className: 'faint' })), html('div', { className: 'ranks' }));
       grid.append(s);
     }
     const [h, a] = s.firstElementChild.children;
     if (h.textContent !== name) h.textContent = name;
     if (a.textContent !== about) a.textContent = about;
-    const ranks = s.lastElementChild;
-    fresh.list.forEach((box, j) => {
-      const now = ranks.children[j];
-      if (now !== box && !(now && box.classList.contains('also') && now.isEqualNode(box))) ranks.insertBefore(box, now || null);
-    });
-    while (ranks.children.length > fresh.list.length) ranks.lastElementChild.remove();
+    place(s.lastElementChild, list);
   });
   while (grid.children.length > sections.length) grid.lastElementChild.remove();
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
   for (const id of cards.keys()) if (!there.has(id)) cards.delete(id);
 
   $('no-workers').hidden = sections.length > 0;
