@@ -149,13 +149,13 @@ func TestEightLosses(t *testing.T) {
 		took, flow := p.passTime(&prof), flowOnly.passTime(&prof)
 		both := float64(took)
 		bound := float64(integerBound(layers, 4, 32-k, micros, layers/2, took))
-		any := float64(integerBound(layers, 4, 32-k, micros, layers, took))
+		free := float64(integerBound(layers, 4, 32-k, micros, layers, took))
 		var shape []string
 		for _, st := range p.Stages {
 			shape = append(shape, fmt.Sprintf("%d/%d", st.Hi-st.Lo, len(st.Workers)))
 		}
 		t.Logf("%d lost: dataflow %.3f of ideal and %.3f of the best integer plan; with graph %.3f of ideal and %.3f of the best integer plan, %.3f with any number of layers in a stage: %v",
-			k, ideal/float64(flow), bound/float64(flow), ideal/both, bound/both, any/both, shape)
+			k, ideal/float64(flow), bound/float64(flow), ideal/both, bound/both, free/both, shape)
 		if ideal/both < 0.95 || bound/both < 0.93 {
 			t.Errorf("that is too little")
 		}
