@@ -35,6 +35,10 @@ type passes struct {
 	words    int      // of the set of a place
 	ready    []uint64 // sets of micro-batches by place: forward passes
 	answered []uint64 // sets of micro-batches by place: backward passes
+	open     []uint64 // sets of micro-batches by stage: forward passes that are to be dealt
+	at       []int    // place by pass; -1: to be dealt
+	quota    []int    // by place: micro-batches that it may still be dealt
+	blocks   []int    // by stage: micro-batches that are dealt together
 	limits   []int    // by place
 	flight   []int    // by place
 	left     []time.Duration
@@ -153,9 +157,8 @@ func (x *passes) bound() (t time.Duration) {
 					room = x.micros
 					break
 				}
-				n := enough / each
-				room += int(n)
-				next = min(next, (n+1)*each)
+				room += int(enough / each)
+				next = min(next, enough-enough%each+each)
 			}
 			if room >= x.micros {
 				break
@@ -195,28 +198,66 @@ func (x *passes) report(from int) time.Duration {
 // run returns how long the passes take, with a ranking for each stage and a limit for each
 // place. ok is false if that is more than most.
 func (x *passes) run(rankings []ranking, limits []Limit, most time.Duration) (makespan time.Duration, ok bool) {
-	places := len(x.worker)
-	x.words = (x.micros + 63) / 64
-	x.ready, x.answered = resize(x.ready, places*x.words), resize(x.answered, places*x.words)
-	x.limits, x.flight = resize(x.limits, places), resize(x.flight, places)
-	for i := range x.limits {
-		x.limits[i] = max(limits[i].Forwards, x.stages-x.stage[i])
-	}
-	clear(x.left)
+	x.reset(limits)
 	for s, r := range rankings {
 		for m, rank := range r {
 			place := x.base[s] + rank
+			x.at[s*x.micros+m] = place
 			x.left[x.worker[place]] += x.forward[place] + x.backward[place]
 			if s == 0 {
 				x.ready[place*x.words+m/64] |= 1 << (m % 64)
 			}
 		}
 	}
+	return x.loop(most)
+}
+
+// deal is run where a worker that could begin a forward pass takes the least micro-batch that
+// nobody has, and those of its block with it, up to its quota. It returns what they took.
+func (x *passes) deal(quotas, blocks []int, limits []Limit, most time.Duration) (rankings []ranking, makespan time.Duration, ok bool) {
+	x.reset(limits)
+	x.open = resize(x.open, x.stages*x.words)
+	for i := range x.at {
+		x.at[i] = -1
+	}
+	copy(x.quota, quotas)
+	x.blocks = blocks
+	for m := range x.micros {
+		x.open[m/64] |= 1 << (m % 64)
+	}
+	if makespan, ok = x.loop(most); !ok {
+		return nil, 0, false
+	}
+	for s := range x.stages {
+		r := make(ranking, x.micros)
+		for m := range r {
+			r[m] = x.at[s*x.micros+m] - x.base[s]
+		}
+		rankings = append(rankings, r)
+	}
+	return rankings, makespan, true
+}
+
+func (x *passes) reset(limits []Limit) {
+	places := len(x.worker)
+	x.words = (x.micros + 63) / 64
+	x.ready, x.answered = resize(x.ready, places*x.words), resize(x.answered, places*x.words)
+	x.open = x.open[:0]
+	x.at = resize(x.at, x.stages*x.micros)
+	x.quota = resize(x.quota, places)
+	x.limits, x.flight = resize(x.limits, places), resize(x.flight, places)
+	for i := range x.limits {
+		x.limits[i] = max(limits[i].Forwards, x.stages-x.stage[i])
+	}
+	clear(x.left)
 	x.events, x.woken = x.events[:0], x.woken[:0]
 	for w := range x.running {
 		x.running[w], x.touched[w] = -1, true
 		x.woken = append(x.woken, w)
 	}
+}
+
+func (x *passes) loop(most time.Duration) (makespan time.Duration, ok bool) {
 	backwards := x.stages * x.micros // the first backward pass
 	done := 0
 	var now time.Duration
@@ -245,11 +286,11 @@ func (x *passes) run(rankings []ranking, limits []Limit, most time.Duration) (ma
 			if back {
 				s -= x.stages
 			}
-			place := x.base[s] + rankings[s][m]
 			if worker < 0 {
-				x.arrive(back, place, m)
+				x.arrive(back, s, m)
 				continue
 			}
+			place := x.at[s*x.micros+m]
 			done++
 			to, next := s+1, what+x.micros
 			if back {
@@ -260,13 +301,18 @@ func (x *passes) run(rankings []ranking, limits []Limit, most time.Duration) (ma
 			case to < 0:
 				makespan = max(makespan, now+x.report(place))
 			case to == x.stages:
-				x.arrive(true, place, m)
+				x.arrive(true, s, m)
 			default:
-				target := x.base[to] + rankings[to][m]
-				if lag := x.delay(max(s, to), place, target); lag > 0 {
+				var lag time.Duration
+				if target := x.at[to*x.micros+m]; target >= 0 {
+					lag = x.delay(max(s, to), place, target)
+				} else {
+					lag = x.lag[to]
+				}
+				if lag > 0 {
 					x.push(passEvent{now + lag, int32(next)})
 				} else {
-					x.arrive(back, target, m)
+					x.arrive(back, to, m)
 				}
 			}
 		}
@@ -284,13 +330,33 @@ func (x *passes) wake(worker int) {
 	}
 }
 
-func (x *passes) arrive(back bool, place, m int) {
+// arrive notes that a pass has what it needs.
+func (x *passes) arrive(back bool, stage, m int) {
+	place := x.at[stage*x.micros+m]
+	if place < 0 {
+		x.open[stage*x.words+m/64] |= 1 << (m % 64)
+		x.rouse(stage)
+		return
+	}
 	set := x.ready
 	if back {
 		set = x.answered
 	}
 	set[place*x.words+m/64] |= 1 << (m % 64)
 	x.wake(x.worker[place])
+}
+
+// rouse wakes those of a stage that have nothing to do.
+func (x *passes) rouse(stage int) {
+	hi := len(x.worker)
+	if stage+1 < x.stages {
+		hi = x.base[stage+1]
+	}
+	for p := x.base[stage]; p < hi; p++ {
+		if w := x.worker[p]; x.running[w] < 0 {
+			x.wake(w)
+		}
+	}
 }
 
 // begin lets a worker begin its next pass, and reports whether the step may still take no
@@ -321,10 +387,18 @@ func (x *passes) begin(worker int, now, most time.Duration) bool {
 				if m := x.least(x.ready, p); m < micro {
 					best, micro = p, m
 				}
+				if x.quota[p] > 0 {
+					if m := x.least(x.open, x.stage[p]); m < micro {
+						best, micro = p, m
+					}
+				}
 			}
 		}
 		if best < 0 {
 			return true
+		}
+		if x.at[x.stage[best]*x.micros+micro] < 0 {
+			x.take(best, micro)
 		}
 		x.ready[best*x.words+micro/64] &^= 1 << (micro % 64)
 		x.flight[best]++
@@ -334,6 +408,23 @@ func (x *passes) begin(worker int, now, most time.Duration) bool {
 	x.running[worker] = int32(pass)
 	x.push(passEvent{now + takes, int32(-1 - worker)})
 	return true
+}
+
+// take deals a micro-batch and those of its block to a place.
+func (x *passes) take(place, micro int) {
+	s := x.stage[place]
+	lo := micro / x.blocks[s] * x.blocks[s]
+	for m := lo; m < min(lo+x.blocks[s], x.micros); m++ {
+		if i := s*x.micros + m; x.at[i] < 0 {
+			x.at[i] = place
+			x.quota[place]--
+			x.left[x.worker[place]] += x.forward[place] + x.backward[place]
+			if bit := uint64(1) << (m % 64); x.open[s*x.words+m/64]&bit != 0 {
+				x.open[s*x.words+m/64] &^= bit
+				x.ready[place*x.words+m/64] |= bit
+			}
+		}
+	}
 }
 
 // least returns the least micro-batch of a set; without any, one after the last.

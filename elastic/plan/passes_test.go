@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -58,6 +59,37 @@ func TestPassesAgree(t *testing.T) {
 		}
 		if _, ok := p.passTimeWithin(&prof, whole.Makespan-1); ok {
 			t.Fatalf("%v is not more than %v", whole.Makespan, whole.Makespan-1)
+		}
+	})
+}
+
+// TestDealtPasses: what workers took in turn gives the same step as a route.
+func TestDealtPasses(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		stages, micros := rapid.IntRange(1, 4).Draw(t, "stages"), rapid.IntRange(1, 80).Draw(t, "micro-batches")
+		var ranks []int
+		var work []time.Duration
+		for range stages {
+			ranks = append(ranks, rapid.IntRange(1, 5).Draw(t, "workers"))
+			work = append(work, time.Duration(rapid.IntRange(1, 6).Draw(t, "forward"))*time.Millisecond)
+		}
+		p, prof := shaped(ranks, work)
+		prof.Speed = map[WorkerID]float64{}
+		for w := range p.Workers {
+			prof.Speed[WorkerID(w)] = rapid.SampledFrom([]float64{1, 1, 0.5}).Draw(t, "speed")
+		}
+		costs := stageCosts(&prof, p.Stages)
+		x := newPasses(&prof, p.Workers)
+		x.set(p.Stages, micros)
+		runs := runsOnly(micros, costs)
+		extra := rapid.IntRange(0, 8).Draw(t, "more in flight")
+		c, took, ok := x.inTurn(costs, runs, rapid.SampledFrom([]int{1, 2, 4}).Draw(t, "block"), extra, 16, math.MaxInt64)
+		if !ok {
+			t.Fatal("no step is that long")
+		}
+		again, ok := x.run(c.rankings, limits(costs, runs, needs(runs, costs), extra), math.MaxInt64)
+		if !ok || again != took {
+			t.Fatalf("%v, and with these routes %v", took, again)
 		}
 	})
 }

@@ -59,6 +59,9 @@ func rebalance(current Plan, v View, prof Profile, e Event) (Plan, Reason, error
 	var bestTime time.Duration
 	bestWorth := time.Duration(math.MaxInt64)
 	x := newPasses(&prof, current.Workers)
+	if now.small(micros) && equal(current.Workers, func(w Worker) float64 { return prof.speed(w.ID) }) {
+		choices = append(s.sketch(x, s.spread(current.Workers), micros, horizon), choices...)
+	}
 	for _, c := range choices {
 		p := Plan{Workers: current.Workers, Stages: c.stages}
 		moving := prof.stream(int64(c.moves)) / horizon

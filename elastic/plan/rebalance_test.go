@@ -127,11 +127,12 @@ func uniform(layers int) Profile { return Profile{Layers: model(layers)} }
 
 // TestEightLosses loses eight of 32 workers one after the other, with and without layers that
 // move. The ideal is the undisturbed step over the share of workers that is left. The best
-// integer plan is a bound: its closed form has no bubbles but those at the begin and the end, and
-// it may put nearly all layers into one stage, which the planner does not.
+// integer plan is a bound that no plan with one stage for each worker is better than, see
+// integerBound: of those with at most twice the mean of layers in a stage, as the planner has
+// to, and of all.
 func TestEightLosses(t *testing.T) {
-	const micros = 128
-	prof := uniform(32)
+	const micros, layers = 128, 32
+	prof := uniform(layers)
 	ws := workers(32, 4)
 	p := first(t, ws, prof, 4, micros, 1)
 	whole := p.passTime(&prof)
@@ -139,23 +140,23 @@ func TestEightLosses(t *testing.T) {
 	for k := 1; k <= 8; k++ {
 		lost := WorkerID(k * 11 % 32)
 		p, flowOnly = losing(t, p, prof, lost), losing(t, flowOnly, prof, lost)
-		began := time.Now()
 		next, ok := rebalanced(t, p, prof)
-		took := time.Since(began)
 		if ok {
 			sane(t, &next, prof)
 		}
 		p = next
-		bound := integerBound(prof, 4, 32-k, micros)
 		ideal := float64(whole) * 32 / float64(32-k)
-		both, one := float64(p.passTime(&prof)), float64(flowOnly.passTime(&prof))
+		took, flow := p.passTime(&prof), flowOnly.passTime(&prof)
+		both := float64(took)
+		bound := float64(integerBound(layers, 4, 32-k, micros, layers/2, took))
+		free := float64(integerBound(layers, 4, 32-k, micros, layers, took))
 		var shape []string
 		for _, st := range p.Stages {
 			shape = append(shape, fmt.Sprintf("%d/%d", st.Hi-st.Lo, len(st.Workers)))
 		}
-		t.Logf("%d lost: dataflow %.3f of ideal, dataflow and graph %.3f of ideal and %.3f of the best integer plan, %v, %v",
-			k, ideal/one, ideal/both, float64(bound)/both, shape, took)
-		if ideal/both < 0.93 || float64(bound)/both < 0.9 {
+		t.Logf("%d lost: dataflow %.3f of ideal and %.3f of the best integer plan; with graph %.3f of ideal and %.3f of the best integer plan, %.3f with any number of layers in a stage: %v",
+			k, ideal/float64(flow), bound/float64(flow), ideal/both, bound/both, free/both, shape)
+		if ideal/both < 0.95 || bound/both < 0.93 {
 			t.Errorf("that is too little")
 		}
 	}
@@ -173,46 +174,141 @@ func TestEightWorkers(t *testing.T) {
 	slowed, _ := rebalanced(t, whole, slow)
 	one, half := was*8/7/float64(lost.passTime(&prof)), was*8/7.5/float64(slowed.passTime(&slow))
 	t.Logf("one lost: %.3f of 7/8; one at half speed: %.3f of 7.5/8", one, half)
-	if one < 0.94 || half < 0.9 {
+	if one < 0.94 || half < 0.94 {
 		t.Errorf("that is too little")
 	}
 }
 
-// integerBound returns the least closed-form time over all numbers of layers and workers
-// of stages, equal layers and workers given: no schedule of whole micro-batches is shorter
-// in steady state.
-func integerBound(prof Profile, stages, workers, micros int) time.Duration {
-	layers := len(prof.Layers)
-	each := prof.Layers[0].Forward + prof.Layers[0].Backward
-	type key struct{ s, l, w int }
-	known := map[key]int{}
-	var best func(k key) int
-	best = func(k key) int {
-		if k.s == 0 {
-			if k.l == 0 && k.w == 0 {
-				return 0
-			}
-			return math.MaxInt
+// integerBound returns a time that no plan is faster than which has one stage for every one of
+// equally fast workers and at most a number of the equal layers in a stage, whose forward passes
+// take 1 ms and backward passes 2 ms: the least of stagesBound over all numbers of layers and
+// workers of stages, but no more than upTo.
+func integerBound(layers, stages, workers, micros, most int, upTo time.Duration) time.Duration {
+	best := int(upTo / time.Millisecond)
+	l, w := make([]int, stages), make([]int, stages)
+	var deal func(i, layersLeft, workersLeft, before int)
+	deal = func(i, layersLeft, workersLeft, before int) {
+		if i == stages {
+			best = min(best, stagesBound(l, w, micros))
+			return
 		}
-		if v, ok := known[k]; ok {
-			return v
-		}
-		least := math.MaxInt
-		for l := 1; l <= k.l; l++ {
-			for w := 1; w <= k.w; w++ {
-				if v := best(key{k.s - 1, k.l - l, k.w - w}); v < math.MaxInt {
-					least = min(least, max(v, l*(ceil(micros, w)-1)))
+		later := stages - 1 - i
+		for l[i] = 1; l[i] <= min(most, layersLeft-later); l[i]++ {
+			for w[i] = 1; w[i] <= workersLeft-later; w[i]++ {
+				if later == 0 && (l[i] < layersLeft || w[i] < workersLeft) {
+					continue
+				}
+				if 3*(before+l[i]*ceil(micros, w[i])) < best { // see stagesBound; else it is no better
+					deal(i+1, layersLeft-l[i], workersLeft-w[i], before+l[i])
 				}
 			}
 		}
-		known[k] = least
-		return least
 	}
-	return time.Duration(layers+best(key{stages, layers, workers})) * each
+	deal(0, layers, workers, 0)
+	return time.Duration(best) * time.Millisecond
+}
+
+// stagesBound returns, in milliseconds, the least time in which every stage by itself could be
+// done, whatever the routes and limits. Its k-th micro-batch comes no earlier than the
+// stages before can have run k forward passes, and after its k-th last backward pass there
+// are k more to be run in each of those. In between its workers run whole micro-batches:
+// the number of workers that can run n or more is at most that of the pairs of a begin and
+// an end that leave the time for n.
+func stagesBound(layers, workers []int, micros int) (t int) {
+	most := slices.Max(workers)
+	begin, end := make([]int, most), make([]int, most)
+	for i, l := range layers {
+		room := func() bool {
+			total := 0
+			for n := 1; total < micros; n++ {
+				pairs, k := 0, workers[i]-1
+				for _, b := range begin[:workers[i]] {
+					for k >= 0 && b+end[k]+3*l*n > t {
+						k--
+					}
+					if k < 0 {
+						break
+					}
+					k--
+					pairs++
+				}
+				if pairs == 0 {
+					return false
+				}
+				total += pairs
+			}
+			return true
+		}
+		t = max(t, begin[0]+end[0]+3*l*ceil(micros, workers[i])) // somebody runs as many
+		for !room() {
+			t++
+		}
+		nextBegin, nextEnd := make([]int, most), make([]int, most)
+		for k := range most {
+			b, e := begin[k], end[k]
+			if k >= workers[i] {
+				b, e = max(b, nextBegin[k-workers[i]]), max(e, nextEnd[k-workers[i]])
+			}
+			nextBegin[k], nextEnd[k] = b+l, e+2*l
+		}
+		begin, end = nextBegin, nextEnd
+	}
+	return t
+}
+
+// TestStagesBound: no routes and limits are faster than the bound, and the floor of the planner
+// is the same.
+func TestStagesBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		stages, micros := rapid.IntRange(1, 4).Draw(t, "stages"), rapid.IntRange(1, 40).Draw(t, "micro-batches")
+		var layers, ranks []int
+		p := Plan{}
+		lo := 0
+		var parts []part
+		for range stages {
+			l, w := rapid.IntRange(1, 6).Draw(t, "layers"), rapid.IntRange(1, 6).Draw(t, "workers")
+			layers, ranks = append(layers, l), append(ranks, w)
+			parts = append(parts, part{lo, lo + l, w})
+			st := Stage{Lo: lo, Hi: lo + l}
+			for range w {
+				id := WorkerID(len(p.Workers))
+				p.Workers = append(p.Workers, Worker{ID: id})
+				st.Workers = append(st.Workers, id)
+			}
+			p.Stages = append(p.Stages, st)
+			lo += l
+		}
+		prof := uniform(lo)
+		bound := time.Duration(stagesBound(layers, ranks, micros)) * time.Millisecond
+		for _, st := range p.Stages {
+			var route []WorkerID
+			for m := range micros {
+				route = append(route, rapid.SampledFrom([]WorkerID{
+					st.Workers[m%len(st.Workers)], st.Workers[m*len(st.Workers)/micros],
+				}).Draw(t, "route"))
+			}
+			p.Route = append(p.Route, route)
+			more := rapid.IntRange(0, 10).Draw(t, "more in flight")
+			for _, w := range st.Workers {
+				p.Limits = append(p.Limits, Limit{len(p.Route) - 1, w, stages + more})
+			}
+		}
+		if got := p.passTime(&prof); got < bound {
+			t.Fatalf("%v is less than %v:\n%v", got, bound, &p)
+		}
+		p.route(&prof, micros)
+		if got := p.passTime(&prof); got < bound {
+			t.Fatalf("the planner's %v is less than %v:\n%v", got, bound, &p)
+		}
+		d := newSpreader(newShaper(&p, &prof), len(p.Workers))
+		if got := d.floor(parts).Round(100 * time.Microsecond); got != bound {
+			t.Fatalf("a floor of %v, and the bound is %v:\n%v", got, bound, &p)
+		}
+	})
 }
 
 // TestNearExhaustive: on small clusters whose transfers are free, the plan for Rebalance is
-// at most an eighth over, and mostly equal to, the best that trying all borders and all stages of all workers finds, with
+// at most 2 % over, and mostly equal to, the best that trying all borders and all stages of all workers finds, with
 // routes by the same means.
 func TestNearExhaustive(t *testing.T) {
 	if testing.Short() {
@@ -241,7 +337,7 @@ func TestNearExhaustive(t *testing.T) {
 		best := exhaustive(p, prof)
 		ratio := float64(got.time(&prof)) / float64(best)
 		worst = max(worst, ratio)
-		if ratio > 1.12 {
+		if ratio > 1.02 {
 			t.Fatalf("%v is %.3f times the best, %v:\n%v", got.time(&prof), ratio, best, &got)
 		}
 	})

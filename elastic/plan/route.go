@@ -340,37 +340,6 @@ func runsOnly(micros int, costs []stageCost) candidate {
 	return c
 }
 
-// sortedRuns is runsOnly with the runs of a stage in the order of its workers' speeds.
-func sortedRuns(micros int, costs []stageCost, slowFirst bool) candidate {
-	var c candidate
-	for s, cost := range costs {
-		if s > 0 && cost.alike(&costs[s-1]) {
-			c.rankings = append(c.rankings, c.rankings[s-1])
-			continue
-		}
-		order := make([]int, len(cost.speeds))
-		for i := range order {
-			order[i] = i
-		}
-		slices.SortStableFunc(order, func(a, b int) int {
-			if !slowFirst {
-				a, b = b, a
-			}
-			return cmp.Compare(cost.speeds[a], cost.speeds[b])
-		})
-		speeds := make([]float64, len(order))
-		for i, rank := range order {
-			speeds[i] = cost.speeds[rank]
-		}
-		r := contiguous(micros, speeds)
-		for m, i := range r {
-			r[m] = order[i]
-		}
-		c.rankings = append(c.rankings, r)
-	}
-	return c
-}
-
 // buffers returns the most nodes of the gradient tree that a worker has.
 func (c *candidate) buffers() (most int) {
 	for s, r := range c.rankings {
@@ -420,9 +389,13 @@ func (p *Plan) time(prof *Profile) time.Duration {
 	return p.Estimate(*prof)
 }
 
-// slack is by how much a step may be longer for fewer nodes in the gradient
-// tree, or for fewer forward passes in flight.
-const slack = 0.03
+const (
+	// slack is by how much a step may be longer for equal numbers of workers in all stages.
+	slack = 0.03
+	// fewer is by how much for fewer nodes in the gradient tree, or fewer forward passes in
+	// flight.
+	fewer = 0.005
+)
 
 // route fills in Route, Limits and Buffers of a plan that has stages.
 func (p *Plan) route(prof *Profile, micros int) {
@@ -475,58 +448,70 @@ func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duratio
 	if x.bound() > most {
 		return 0, false
 	}
-	costs := stageCosts(prof, p.Stages)
-	share(costs)
 	type trial struct {
 		candidate
-		limits []Limit
-		extra  int
-		nodes  int
-		time   time.Duration
+		costs []stageCost
+		extra int
+		nodes int
+		time  time.Duration
 	}
 	var trials []trial
 	enough := most // for what can be taken
-	try := func(c candidate, extras ...int) {
+	tiny := 2*micros*len(p.Stages) <= tinyPasses/2
+	try := func(c candidate, costs []stageCost, extras ...int) {
 		reduce := p.reduceTime(prof, func(s int) (n int) {
 			c.rankings[s].count(func(_, k int) { n += k })
 			return n
 		})
 		needs := needs(c, costs)
 		var last []Limit
-		for _, extra := range extras {
+		for i, extra := range extras {
 			l := limits(costs, c, needs, extra)
 			if slices.Equal(l, last) {
 				continue
 			}
 			last = l
 			t, ok := x.run(c.rankings, l, enough-reduce)
+			if !ok && i == 0 && !tiny {
+				return // smaller limits hardly ever help
+			}
 			if !ok {
 				continue
 			}
 			t += reduce
-			trials = append(trials, trial{c, l, extra, c.nodes(), t})
-			enough = min(enough, t+time.Duration(slack*float64(t)))
+			trials = append(trials, trial{c, costs, extra, c.nodes(), t})
+			enough = min(enough, t+time.Duration(fewer*float64(t)))
 		}
 	}
-	runs := runsOnly(micros, costs)
-	extras := []int{0, 1, 2, 4}
-	if allAlike(costs) && equal(costs[0].speeds, func(v float64) float64 { return v }) {
-		try(runs, 0)
-	} else {
-		try(runs, extras...)
-		for _, slowFirst := range []bool{true, false} {
-			try(sortedRuns(micros, costs, slowFirst), extras...)
+	extras := []int{16, 8, 4, 2, 1, 0}
+	buffers := prof.buffers()
+	for i, stages := range p.orders(prof) {
+		costs := stageCosts(prof, stages)
+		share(costs)
+		runs := runsOnly(micros, costs)
+		if allAlike(costs) && equal(costs[0].speeds, func(v float64) float64 { return v }) {
+			try(runs, costs, 0)
+			break
 		}
-		buffers := prof.buffers()
+		x.set(stages, micros)
+		try(runs, costs, extras...)
+		if i > 0 && !tiny {
+			continue
+		}
 		add := func(c candidate) {
 			if c.buffers() <= buffers {
-				try(c, extras...)
+				try(c, costs, extras...)
 			}
 		}
 		for block := 1; block <= 8 && block < micros; block *= 2 {
 			add(follow(runs.rankings[0], costs, block))
 			for first := 1; first <= block; first *= 2 {
 				add(follow(inOrder(first, costs[0].speeds, together(micros)), costs, block))
+			}
+		}
+		for block := 1; block <= 2; block *= 2 {
+			if c, _, ok := x.inTurn(costs, runs, block, extras[0], buffers, enough); ok {
+				add(c)
 			}
 		}
 	}
@@ -537,8 +522,50 @@ func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duratio
 	best := slices.MinFunc(trials, func(a, b trial) int {
 		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.time, b.time))
 	})
-	p.take(best.candidate, costs, best.extra)
+	p.take(best.candidate, best.costs, best.extra)
+	unsorted := p.Limits
+	p.Limits = nil
+	for s, st := range p.Stages {
+		for _, w := range st.Workers {
+			p.Limits = append(p.Limits, unsorted[slices.IndexFunc(unsorted, func(l Limit) bool { return l.Stage == s && l.Worker == w })])
+		}
+	}
 	return best.time, true
+}
+
+// orders returns the stages with their workers in the orders that routes are tried with: the
+// fastest first, and the slowest first.
+func (p *Plan) orders(prof *Profile) [][]Stage {
+	fast, slow := slices.Clone(p.Stages), slices.Clone(p.Stages)
+	differ := false
+	for s, st := range p.Stages {
+		bySpeed := func(a, b WorkerID) int { return cmp.Compare(prof.speed(a), prof.speed(b)) }
+		differ = differ || !equal(st.Workers, prof.speed)
+		fast[s].Workers, slow[s].Workers = slices.Clone(st.Workers), slices.Clone(st.Workers)
+		slices.SortStableFunc(fast[s].Workers, func(a, b WorkerID) int { return bySpeed(b, a) })
+		slices.SortStableFunc(slow[s].Workers, bySpeed)
+	}
+	if !differ {
+		return [][]Stage{p.Stages}
+	}
+	return [][]Stage{fast, slow}
+}
+
+// inTurn routes by a simulation in which workers take micro-batches in turn, as many as with
+// other routes, with limits greater by extra than need be. Blocks are greater where a worker
+// would else have too many nodes. ok is false if the step takes longer than most.
+func (x *passes) inTurn(costs []stageCost, like candidate, block, extra, buffers int, most time.Duration) (c candidate, t time.Duration, ok bool) {
+	var quota, blocks []int
+	for _, counts := range like.counts(costs) {
+		quota = append(quota, counts...)
+		b := block
+		for ceil(slices.Max(counts), b) > buffers {
+			b *= 2
+		}
+		blocks = append(blocks, b)
+	}
+	c.rankings, t, ok = x.deal(quota, blocks, limits(costs, like, needs(like, costs), extra), most)
+	return c, t, ok
 }
 
 // take writes a candidate into the plan, with limits greater by extra than

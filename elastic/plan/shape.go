@@ -386,7 +386,8 @@ func (s *shaper) shapes(p *Plan, most int) []shape {
 const (
 	// tinyShapes is up to how many shapes all are measured.
 	tinyShapes = 3000
-	// tinyPasses is up to how many passes of a step tinyTrials of these are routed.
+	// tinyPasses is up to how many passes of a step tinyTrials of these are routed. Up to half as
+	// many, all routes are tried to their end.
 	tinyPasses = 128
 	tinyTrials = 32
 	tinyRange  = 0.5

@@ -224,10 +224,11 @@ func (c *combs) copy(current plan.Plan, half int) (coming, error) {
 	if err != nil {
 		return coming{}, err
 	}
-	if half == 0 && next.Stages[0].Hi == current.Stages[0].Hi {
+	// A border of stages moves, or a worker goes to the other stage: it gets layers in both cases.
+	state, _ := plan.Needs(&current, &next, v)
+	if half == 0 && len(state) == 0 {
 		return coming{}, errors.New("no layer moves")
 	}
-	state, _ := plan.Needs(&current, &next, v)
 	x := coming{plan: next, waits: make(map[plan.WorkerID]bool)}
 	for _, t := range state {
 		x.waits[t.To] = true
