@@ -101,11 +101,11 @@ func TestHandler(t *testing.T) {
 	tl := open(t)
 	defer tl.Close()
 	tl.metrics.take(trace.StepDone{Step: 1, Seconds: .2, Tokens: 100, Loss: 2.5, Workers: 4})
-	tl.metrics.take(trace.WorkerStep{Worker: 3, Seconds: .2, Compute: .15})
+	tl.metrics.take(trace.WorkerStep{Worker: 3, Seconds: .2, Compute: .15, Reduced: 400})
 	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 10})
 	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 30})
 	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 5}) // of another incarnation
-	tl.metrics.take(trace.Collective{Name: "reduce", Seconds: .01, Bytes: 400})
+	tl.metrics.take(trace.Collective{Name: "reduce", Seconds: .01})
 	tl.metrics.take(trace.RecoveryDone{Seconds: .009, Phases: [6]float64{.001, .002}, Recomputed: 3})
 	tl.metrics.take(trace.MirrorLag{Steps: 2})
 	w := httptest.NewRecorder()
@@ -113,7 +113,7 @@ func TestHandler(t *testing.T) {
 	body := w.Body.String()
 	for _, want := range []string{
 		"soliton_step_duration_seconds_count{", "soliton_step_tokens_total{", "soliton_worker_bubble_ratio{", `soliton_worker_id="3"`,
-		"soliton_link_io_bytes_total{", "soliton_recovery_phase_duration_seconds_bucket{", `soliton_recovery_phase="query"`, "soliton_mirror_lag{",
+		"soliton_link_io_bytes_total{", "soliton_recovery_phase_duration_seconds_bucket{", `soliton_recovery_phase_name="query"`, "soliton_mirror_lag{",
 		"soliton_collective_duration_seconds_sum{",
 	} {
 		if !strings.Contains(body, want) {
