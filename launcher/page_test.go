@@ -20,6 +20,7 @@ import (
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 
+	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/require"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -244,6 +245,13 @@ func TestPage(t *testing.T) {
 	do(ctx, t, click(`.worker[data-worker="1"] .leave`),
 		holds(`document.querySelector('#gone-list').textContent.includes('worker 1')`))
 	r.until("left", 1)
+	do(ctx, t, click(`.worker[data-worker="0"] .freeze`), holds(`document.querySelector('#toasts').textContent.includes('freeze: worker 0')`),
+		click(`.worker[data-worker="0"] .thaw`), holds(`document.querySelector('#toasts').textContent.includes('thaw: worker 0')`))
+	do(ctx, t, click(`#stop`), click(`#stop-do`), holds(`document.querySelector('#state').dataset.state == 'stopped'`),
+		holds(`document.querySelector('#stop').disabled`))
+	if r.cmd.Wait(); r.cmd.ProcessState.ExitCode() != agent.ExitFailed {
+		t.Errorf("exit status %d", r.cmd.ProcessState.ExitCode())
+	}
 }
 
 // TestPageProtects shows that what has no token or comes from elsewhere changes nothing.
