@@ -27,6 +27,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/telemetry"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
@@ -60,6 +61,7 @@ type assignment struct {
 	Respawn    bool          `json:"respawn"`
 	Workers    int           `json:"workers"`
 	Chaos      string        `json:"chaos"`
+	Measures   bool          `json:"measures"` // are told to the supervisor
 }
 
 // request is every other line: what the supervisor wants. Its end means that the run is over,
@@ -86,6 +88,8 @@ const (
 	reportEnd    = "end"
 	reportFailed = "failed" // the agent cannot work
 	reportWaits  = "waits"  // the agent hears of no leader
+
+	reportMeasure = "measure"
 )
 
 // voters is the number of hosts that vote: an odd one, at most five. Two hosts both do, and then
@@ -101,10 +105,18 @@ func voters(hosts int) int {
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
-func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
+func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
 	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
+	}
+	var err error
+	if page != nil && !telemetry.Disabled() {
+		// One agent after the other leads, and the page's address stays.
+		if s.board, err = telemetry.NewBoard(ctx); err != nil {
+			return failure{err}
+		}
+		page.Metrics(s.board.Handler())
 	}
 	if err := s.start(f, p, file, args, dir, cwd); err != nil {
 		s.stopAll()
@@ -164,6 +176,7 @@ type supervisor struct {
 	f      runFlags
 	v      view.View
 	stdout io.Writer
+	board  *telemetry.Board // nil if nobody asks for measures
 	agents []*agentProcess
 	voting int
 	gone   chan int // hosts whose process has ended
@@ -255,7 +268,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	a := assignment{
 		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
-		NoDigests: !f.digests, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos,
+		NoDigests: !f.digests, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
 	}
 	var files []*os.File
 	defer func() {
@@ -379,6 +392,11 @@ func (s *supervisor) take(x report) {
 		s.early = nil
 	case reportEnd:
 		s.finish(x)
+	case reportMeasure:
+		var l measureLine
+		if json.Unmarshal(x.Event, &l) == nil && s.board != nil {
+			s.board.Measure(l.measure())
+		}
 	default:
 		if e := parseShown(x.Kind, x.Event); e != nil {
 			s.v.Show(e)
@@ -488,7 +506,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		Log: func(id, incarnation int) (*os.File, error) {
 			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},
-		Telemetry: func() (agent.Telemetry, error) { return openTelemetry(ctx) },
+		Telemetry: func(term uint64) (agent.Telemetry, error) { return hostTelemetry(ctx, &a, out, term) },
 		Show:      func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
 		Done: func(term uint64, o agent.Outcome) {
 			var text, errs strings.Builder

@@ -108,7 +108,19 @@ func TestHandler(t *testing.T) {
 	tl.metrics.take(trace.Collective{Name: "reduce", Seconds: .01})
 	tl.metrics.take(trace.RecoveryDone{Seconds: .009, Phases: [6]float64{.001, .002}, Recomputed: 3})
 	tl.metrics.take(trace.MirrorLag{Steps: 2})
+	// A board serves what it is told, and nil is nothing.
+	board, err := NewBoard(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	board.Measure(nil)
+	board.Measure(trace.MirrorLag{Steps: 7})
 	w := httptest.NewRecorder()
+	board.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if !strings.Contains(w.Body.String(), "soliton_mirror_lag{") {
+		t.Errorf("of the board:\n%s", w.Body)
+	}
+	w = httptest.NewRecorder()
 	tl.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	body := w.Body.String()
 	for _, want := range []string{
