@@ -49,6 +49,10 @@ var importRules = []importRule{
 		why: "cards are clocks, and need to know no more",
 	},
 	{
+		from: []string{"elastic", "elastic/plan", "elastic/graph", "elastic/pace", "elastic/agree", "internal/engine/..."}, ban: []string{"dvfs/..."},
+		why: "plans are made of measured times, never of clocks; the agent alone knows both",
+	},
+	{
 		from: []string{"..."}, except: []string{"dvfs/nvml"}, tests: true, ban: []string{"github.com/NVIDIA/..."},
 		why: "NVIDIA's library and cgo are in dvfs/nvml alone",
 	},

@@ -30,6 +30,10 @@ type Clock interface {
 	// Current returns the frequency at which it runs at the moment, in MHz.
 	Current() (mhz int, err error)
 
+	// Found returns the frequency at which it might run at most when it was opened, in MHz, as far as the hardware
+	// tells how that was: otherwise the highest.
+	Found() int
+
 	// Set lets the clock run at mhz at most. Beyond Limits it is an error.
 	Set(mhz int) error
 

@@ -171,6 +171,16 @@ func (c *CPU) Current() (int, error) {
 	return fastest / 1000, nil
 }
 
+// Found implements [Clock]: it is the fastest policy's.
+func (c *CPU) Found() int {
+	lo, hi := c.Limits()
+	fastest := 0
+	for _, p := range c.found {
+		fastest = max(fastest, p.Max/1000)
+	}
+	return min(max(fastest, lo), hi)
+}
+
 // Set implements [Clock].
 func (c *CPU) Set(mhz int) error {
 	if err := CheckLimits(c, mhz); err != nil {

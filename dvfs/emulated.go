@@ -63,6 +63,9 @@ func (e *Emulated) Current() (int, error) {
 	return e.mhz, nil
 }
 
+// Found implements [Clock].
+func (e *Emulated) Found() int { return e.cfg.Start }
+
 // Set implements [Clock].
 func (e *Emulated) Set(mhz int) error {
 	if err := CheckLimits(e, mhz); err != nil {

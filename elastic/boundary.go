@@ -63,6 +63,10 @@ func (c *Controller) wishes() []Effect {
 		}
 	}
 	if event.Kind == plan.Rebalance {
+		if c.cfg.Reshape == Off {
+			return nil
+		}
+		event.Fixed = c.cfg.Reshape == Dataflow
 		if len(c.times) == 0 || !c.seen.news(c.plan.Version, &prof) {
 			return nil
 		}

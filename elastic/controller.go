@@ -36,6 +36,10 @@ type Config struct {
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
+	// Reshape says what may change when the workers or their speeds have. The zero value is
+	// [Full].
+	Reshape Reshape
+
 	// Detect is the budget of all waits: a worker may take half of it for its answer to a
 	// query, and a link may be down for all of it. 0 means for ever.
 	Detect time.Duration
@@ -156,6 +160,9 @@ func New(cfg Config) *Controller {
 
 // Plan returns the run's newest plan.
 func (c *Controller) Plan() *plan.Plan { return &c.plan }
+
+// Profile returns what is known of the model and the workers, by what they measured.
+func (c *Controller) Profile() plan.Profile { return c.profile() }
 
 // Busy reports whether a recovery is under way.
 func (c *Controller) Busy() bool { return c.phase != steady }

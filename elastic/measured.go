@@ -6,6 +6,16 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 )
 
+// Reshape says in which dimensions work is balanced anew between two steps.
+type Reshape uint8
+
+// The values of Reshape.
+const (
+	Full     Reshape = iota // micro-batches, layers and workers
+	Dataflow                // micro-batches only: layers and workers stay in their stages
+	Off                     // nothing: what the dead had is with the living, and stays there
+)
+
 // lookAfter is the time from a measurement to the next look at all of them.
 const lookAfter = 200 * time.Millisecond
 

@@ -3,10 +3,26 @@ package main
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/dvfs/nvml"
 )
+
+// checkLeftClocks puts back what a launcher that was killed has left.
+func checkLeftClocks(sysfs string) finding {
+	f := finding{"clocks", ok, "none is left as a run had set it", ""}
+	switch said, err := restoreLeft(sysfs, false); {
+	case err != nil:
+		f.Mark, f.Found, f.Advice = warn, oneLine(err.Error()), "root may put clocks back: run launcher doctor as root, or start the machine anew"
+	case said != "":
+		f.Found = said
+	}
+	return f
+}
+
+// oneLine makes one line of an error of several.
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // checkCPUClock looks for cpufreq. Nothing is set.
 func checkCPUClock(root string) finding {

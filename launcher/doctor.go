@@ -46,7 +46,8 @@ func newDoctor() *cobra.Command {
 		Short: "Check whether this machine can train, and how fast",
 		Long: `doctor looks at what training needs of this machine and measures one thread's speed in
 matrix products and of memory, which takes about a second. Each line is marked ok,
-warn or fail, and says what would be right. The exit status is 1 if a line failed.`,
+warn or fail, and says what would be right. The exit status is 1 if a line failed.
+Clocks that a run has left low which was killed are put back.`,
 		Example: `  launcher doctor
   launcher doctor --json | jq '.[] | select(.mark != "ok")'`,
 		Args: cobra.NoArgs,
@@ -97,6 +98,7 @@ func examine(root fs.ReadFileFS) []finding {
 		checkClock(root),
 		measureProduct(),
 		measureMemory(),
+		checkLeftClocks(dvfs.SysFS),
 		checkCPUClock(dvfs.SysFS),
 	}
 	return append(findings, checkCards(nvml.Open())...)

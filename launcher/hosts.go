@@ -58,6 +58,7 @@ type assignment struct {
 	Reduction  string        `json:"reduction"`
 	Zero       int           `json:"zero"`
 	NoDigests  bool          `json:"no_digests"`
+	Reshape    string        `json:"reshape"`
 	Respawn    bool          `json:"respawn"`
 	Workers    int           `json:"workers"`
 	Chaos      string        `json:"chaos"`
@@ -268,7 +269,7 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	a := assignment{
 		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
-		NoDigests: !f.digests, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
+		NoDigests: !f.digests, Reshape: f.reshape, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
 	}
 	var files []*os.File
 	defer func() {
@@ -498,7 +499,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	h, err := agent.NewHost(agent.HostConfig{
 		Run: agent.Config{
 			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
-			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Respawn: a.Respawn, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
+			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],

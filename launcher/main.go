@@ -96,7 +96,7 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newTrace(), newLogs(), newDoctor(), newSlow(), newAdd(), newPlan(), newStop(), newResume(), newAgent())
+	root.AddCommand(newRun(), newStatus(), newTrace(), newLogs(), newDoctor(), newSlow(), newAdd(), newPlan(), newStop(), newResume(), newAgent(), newGuard())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}

@@ -16,6 +16,7 @@ type measureLine struct {
 	Collective   *trace.Collective   `json:"collective,omitempty"`
 	RecoveryDone *trace.RecoveryDone `json:"recovery,omitempty"`
 	MirrorLag    *trace.MirrorLag    `json:"mirror_lag,omitempty"`
+	Device       *trace.Device       `json:"device,omitempty"`
 }
 
 func lineOf(m trace.Measure) (l measureLine) {
@@ -32,6 +33,8 @@ func lineOf(m trace.Measure) (l measureLine) {
 		l.RecoveryDone = &m
 	case trace.MirrorLag:
 		l.MirrorLag = &m
+	case trace.Device:
+		l.Device = &m
 	}
 	return l
 }
@@ -51,6 +54,8 @@ func (l measureLine) measure() trace.Measure {
 		return *l.RecoveryDone
 	case l.MirrorLag != nil:
 		return *l.MirrorLag
+	case l.Device != nil:
+		return *l.Device
 	}
 	return nil
 }

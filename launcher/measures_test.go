@@ -10,7 +10,7 @@ import (
 func TestMeasureLines(t *testing.T) {
 	for _, m := range []trace.Measure{
 		trace.StepDone{Step: 1, Loss: 2}, trace.WorkerStep{Worker: 1, Reduced: 3}, trace.Traffic{To: 1, Bytes: 2}, trace.Collective{Name: "reduce"},
-		trace.RecoveryDone{Seconds: 1, Phases: [6]float64{5: 1}}, trace.MirrorLag{},
+		trace.RecoveryDone{Seconds: 1, Phases: [6]float64{5: 1}}, trace.MirrorLag{}, trace.Device{Name: "GPU 0", Joules: 1},
 	} {
 		text, err := json.Marshal(lineOf(m))
 		if err != nil {

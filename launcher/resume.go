@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,6 +54,7 @@ higher plan, and the last line of a step counts.`,
 	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies (default as before)")
 	flags.DurationVar(&f.detect, "detect", 0, "in how long a worker that gives no sign of life is found and left behind (default as before)")
 	flags.BoolVar(&f.digests, "digests", false, "digests of the state of the job (default as before)")
+	clockFlags(flags, &f)
 	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
@@ -101,7 +103,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 
 // inherit takes over from the run before what was not changed.
 func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error {
-	f.reduction, f.zero, f.hosts = job.Reduction, job.Zero, 1
+	f.reduction, f.zero, f.hosts, f.reshape = job.Reduction, job.Zero, 1, cmp.Or(job.Reshape, "full")
 	if !changed("workers") {
 		f.workers = job.Workers
 	}

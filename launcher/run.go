@@ -15,7 +15,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
+	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -36,7 +38,10 @@ type runFlags struct {
 	reduction string
 	zero      int
 	digests   bool
+	reshape   string
 	runDir    string
+	clocks    string
+	sysfs     string
 	plain     bool
 	ui        string // where the page is; "" for none
 	chaos     string
@@ -124,11 +129,35 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
 	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
+	flags.StringVar(&f.reshape, "reshape", "full", "what is balanced anew after a change: dataflow (who runs which micro-batch), full (also who holds which layers), or off")
 	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
+	clockFlags(flags, &f)
 	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	return cmd
+}
+
+// clockFlags are --clocks and what goes with it.
+func clockFlags(flags *pflag.FlagSet, f *runFlags) {
+	flags.StringVar(&f.clocks, "clocks", clocksOff, "set the `MODE` of clocks: off leaves the hardware as it is; auto lowers clocks of those who wait for others, "+
+		"and puts them back at the end; emulated does so with devices that do not exist")
+	flags.StringVar(&f.sysfs, "clocks-sysfs", dvfs.SysFS, "`directory` where sysfs is mounted, for the clocks of processors")
+	_ = flags.MarkHidden("clocks-sysfs") // it is there
+}
+
+// clockFaults are what is wrong with them.
+func (f *runFlags) clockFaults() (errs []error) {
+	switch f.clocks {
+	case clocksOff:
+	case clocksAuto, clocksEmulated:
+		if f.hosts > 1 {
+			errs = append(errs, fmt.Errorf("--clocks %s: with --emulate-hosts nobody sets clocks yet; leave one of them out", f.clocks))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("--clocks %s: give off, auto or emulated", f.clocks))
+	}
+	return errs
 }
 
 // maxHosts is the most --emulate-hosts.
@@ -176,6 +205,10 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	}
 	if f.zero != 1 && f.zero != 2 {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
+	}
+	errs = append(errs, f.clockFaults()...)
+	if f.reshape != "full" && f.reshape != "dataflow" && f.reshape != "off" {
+		errs = append(errs, fmt.Errorf("--reshape %s: give full, dataflow or off", f.reshape))
 	}
 	var err error
 	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
@@ -325,6 +358,11 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	v := view.Tee(views...)
 	defer v.Close()
 
+	if said, err := restoreLeft(f.sysfs, false); err != nil {
+		v.Show(view.Note(err.Error()))
+	} else if said != "" {
+		v.Show(view.Note(said))
+	}
 	file := p.file
 	if file == "" {
 		v.Show(view.Note("building " + p.given))
@@ -367,9 +405,10 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 	a, err := agent.New(agent.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
-		Zero: f.zero, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
+		Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 		Command: p.given, Dir: cwd, Resume: again,
 		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn, Telemetry: told,
+		Clocks: openClocks(f.clocks, f.sysfs),
 	})
 	if err != nil {
 		return failure{err}

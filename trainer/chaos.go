@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -149,36 +151,47 @@ func (w *worker) armed(ctx context.Context, harms []string, runDir string, f fun
 	return f()
 }
 
-// slowed is a stage whose layers take longer while its worker is slowed.
+// slowed is a stage whose layers take longer while its worker is slowed, or its emulated device runs at a
+// lower clock.
 type slowed struct {
 	*stage
-	harm *chaos.Trigger
+	harm  *chaos.Trigger
+	clock *emulatedClock
 }
+
+func (s slowed) pause(took time.Duration) { s.harm.Throttle(took, s.clock.share()) }
+
+// emulatedClock is how fast the clock of an emulated device lets the worker compute. The zero value is full speed.
+type emulatedClock struct{ less atomic.Uint64 } // bits of 1 - share
+
+func (c *emulatedClock) set(share float64) { c.less.Store(math.Float64bits(1 - share)) }
+
+func (c *emulatedClock) share() float64 { return 1 - math.Float64frombits(c.less.Load()) }
 
 func (s slowed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
 	began := time.Now()
 	if ready := m.Ready; ready != nil {
 		m.Ready = func(layer int) error {
-			s.harm.Throttle(time.Since(began))
+			s.pause(time.Since(began))
 			err := ready(layer)
 			began = time.Now() // a wait is no work
 			return err
 		}
 	}
 	p, out, err := s.stage.Forward(m, in)
-	s.harm.Throttle(time.Since(began))
+	s.pause(time.Since(began))
 	return p, out, err
 }
 
 func (s slowed) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
 	began := time.Now()
 	sum, count, dout = s.stage.Loss(p, target)
-	s.harm.Throttle(time.Since(began))
+	s.pause(time.Since(began))
 	return sum, count, dout
 }
 
 func (s slowed) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
-	t := &throttled{grads, s.harm, time.Now()}
+	t := &throttled{grads, s, time.Now()}
 	din := s.stage.Backward(p, dout, t)
 	t.pause()
 	return din
@@ -187,12 +200,12 @@ func (s slowed) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 // throttled pauses between two layers of a backward pass.
 type throttled struct {
 	engine.Gradients
-	harm  *chaos.Trigger
+	stage slowed
 	began time.Time
 }
 
 func (t *throttled) pause() {
-	t.harm.Throttle(time.Since(t.began))
+	t.stage.pause(time.Since(t.began))
 	t.began = time.Now()
 }
 

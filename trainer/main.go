@@ -17,6 +17,7 @@ import (
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/canary"
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/progress"
@@ -48,7 +49,7 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 	}
 	if launched {
 		// What the program starts is no worker, even if it calls Main.
-		for _, name := range []string{control.EnvAgent, control.EnvWorker, control.EnvIncarnation, control.EnvProgress} {
+		for _, name := range control.Environment() {
 			_ = os.Unsetenv(name) // it fails for impossible names only
 		}
 		os.Exit(launchedMain(id, define))
@@ -59,6 +60,9 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 // launchedMain is Main in a process that an agent has started.
 func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
+	if id.Canary > 0 {
+		_ = canary.Keep(id.Canary) // without one the end of the process is known a little later
+	}
 	slow, leave := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(slow, chaos.SlowSignal)
 	signal.Notify(leave, syscall.SIGTERM)

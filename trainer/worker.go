@@ -86,7 +86,8 @@ type worker struct {
 
 	times timeline // of the steps that the agent asks for
 
-	harm *chaos.Trigger // what this worker is to do to itself; nil for nothing
+	harm  *chaos.Trigger // what this worker is to do to itself; nil for nothing
+	clock emulatedClock
 
 	// For the message if user code panics: the step, and what runs.
 	step   int
@@ -214,6 +215,11 @@ func (w *worker) receive(ctx context.Context) error {
 			w.times.every.Store(int64(max(m.Every, 0)))
 		case control.Beat:
 			w.recovery.beaten()
+		case control.Clock:
+			if !(m.Share >= control.MinShare && m.Share <= 1) {
+				return fmt.Errorf("the agent sent a clock of %v", m.Share)
+			}
+			w.clock.set(m.Share)
 		case control.Save:
 			w.saveAsked.Store(true)
 		case control.Release:
@@ -451,7 +457,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 			s := newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
 			w.addStage(s)
 			if w.harm != nil {
-				return timed{slowed{s, w.harm}, lo, &w.times}
+				return timed{slowed{s, w.harm, &w.clock}, lo, &w.times}
 			}
 			return timed{s, lo, &w.times}
 		},

@@ -28,6 +28,9 @@ func (l *Library) Cards() []*Card { return nil }
 // Close ends the use of the library.
 func (l *Library) Close() {}
 
+// Processes returns the processes that compute on a card.
+func (c *Card) Processes() ([]int, error) { return nil, dvfs.ErrUnsupported }
+
 // Watts returns what a card draws at the moment, and the limit that is set for it.
 func (c *Card) Watts() (now, limit float64, err error) { return 0, 0, dvfs.ErrUnsupported }
 

@@ -135,6 +135,26 @@ func (c *Card) Current() (int, error) {
 	return int(mhz), nil
 }
 
+// Found implements [dvfs.Clock]. The library does not tell whether the clock was locked: it is the highest.
+func (c *Card) Found() int { return c.hi }
+
+// Processes returns the processes that compute on the card, by their numbers as this process sees them where both are
+// in one namespace.
+func (c *Card) Processes() ([]int, error) {
+	all, ret := c.dev.GetComputeRunningProcesses()
+	if ret != nvml.SUCCESS {
+		return nil, c.failed("processes", ret)
+	}
+	var pids []int
+	for _, p := range all[:min(len(all), maxProcesses)] {
+		pids = append(pids, int(p.Pid))
+	}
+	return pids, nil
+}
+
+// maxProcesses bounds those of a card.
+const maxProcesses = 1 << 16
+
 // Set implements [dvfs.Clock].
 func (c *Card) Set(mhz int) error {
 	if err := dvfs.CheckLimits(c, mhz); err != nil {

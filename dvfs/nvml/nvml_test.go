@@ -34,8 +34,11 @@ func server(cards ...*state) *mock.Interface {
 			},
 			GetClockInfoFunc:              func(nvml.ClockType) (uint32, nvml.Return) { return min(1410, s.hi), nvml.SUCCESS },
 			GetTotalEnergyConsumptionFunc: func() (uint64, nvml.Return) { return 1500, nvml.SUCCESS },
-			GetPowerUsageFunc:             func() (uint32, nvml.Return) { return 61_000, nvml.SUCCESS },
-			GetPowerManagementLimitFunc:   func() (uint32, nvml.Return) { return 400_000, nvml.SUCCESS },
+			GetComputeRunningProcessesFunc: func() ([]nvml.ProcessInfo, nvml.Return) {
+				return []nvml.ProcessInfo{{Pid: 41}, {Pid: 42}}, s.refuses
+			},
+			GetPowerUsageFunc:           func() (uint32, nvml.Return) { return 61_000, nvml.SUCCESS },
+			GetPowerManagementLimitFunc: func() (uint32, nvml.Return) { return 400_000, nvml.SUCCESS },
 			SetGpuLockedClocksFunc: func(lo, hi uint32) nvml.Return {
 				if s.refuses == nvml.SUCCESS {
 					s.locked, s.lo, s.hi = true, lo, hi
@@ -85,6 +88,9 @@ func TestCards(t *testing.T) {
 	}
 	if now, limit, err := c.Watts(); now != 61 || limit != 400 || err != nil {
 		t.Errorf("%v of %v W, %v", now, limit, err)
+	}
+	if pids, err := c.Processes(); err != nil || len(pids) != 2 || pids[1] != 42 || c.Found() != 1410 {
+		t.Errorf("%v, %v", pids, err)
 	}
 	if err := c.Set(1411); !errors.Is(err, dvfs.ErrUnsupported) {
 		t.Error(err)

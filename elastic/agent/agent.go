@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/rundir"
@@ -78,6 +79,10 @@ type Config struct {
 	// them in stage 1. 0 means 2.
 	Zero int
 
+	// Reshape says what may be balanced anew between steps: "full" means micro-batches, layers
+	// and workers, "dataflow" micro-batches only, "off" nothing. "" means full.
+	Reshape string
+
 	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
 	// the job, and repair what has altered before it counts.
 	NoDigests bool
@@ -92,6 +97,10 @@ type Config struct {
 
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool
+
+	// Clocks are the clocks of the devices that workers compute on, which are to be set; nil leaves
+	// all as it is. Serve closes them. Only the agent of a single host sets clocks.
+	Clocks Clocks
 
 	// Telemetry gets spans and measures of the run; nil has nothing measured. Serve closes
 	// it.
@@ -126,6 +135,9 @@ func (c Config) Validate() error {
 	if c.Reduction != "" && c.Reduction != "exact" && c.Reduction != "fast" {
 		errs = append(errs, fmt.Errorf("Reduction is %q: give exact or fast, or \"\" for exact", c.Reduction))
 	}
+	if _, ok := reshapes[c.Reshape]; !ok && c.Reshape != "" {
+		errs = append(errs, fmt.Errorf("Reshape is %q: give full, dataflow or off, or \"\" for full", c.Reshape))
+	}
 	if c.Zero < 0 || c.Zero > 2 {
 		errs = append(errs, fmt.Errorf("Zero is %d: give 1 or 2, or 0 for 2", c.Zero))
 	}
@@ -146,6 +158,9 @@ func (c Config) Validate() error {
 	}
 	return errors.Join(errs...)
 }
+
+// reshapes are the values of Config.Reshape.
+var reshapes = map[string]elastic.Reshape{"full": elastic.Full, "dataflow": elastic.Dataflow, "off": elastic.Off}
 
 func (c Config) withDefaults(workers int) Config {
 	if c.Program == "" {
@@ -168,6 +183,9 @@ func (c Config) withDefaults(workers int) Config {
 	}
 	if c.Reduction == "" {
 		c.Reduction = "exact"
+	}
+	if c.Reshape == "" {
+		c.Reshape = "full"
 	}
 	if c.Zero == 0 {
 		c.Zero = 2
@@ -291,8 +309,9 @@ type run struct {
 	others  sync.WaitGroup  // goroutines beside the loop
 	talking context.Context // theirs
 
-	commands   *commands // nil for a run without files
-	gossip     *gossip   // nil where there is no ring
+	commands   *commands  // nil for a run without files
+	governing  *governing // nil where no clocks are to be set
+	gossip     *gossip    // nil where there is no ring
 	agreement  *agreement
 	opened     chan opened     // while it is being opened; nil afterwards
 	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
@@ -321,6 +340,14 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	defer r.enterRing()()
 	if r.agreement != nil {
 		others.Go(func() { r.agreement.run(talk, r.post) })
+	}
+	if r.cfg.Clocks != nil {
+		g, err := newGoverning(r.cfg.Clocks, governorConfig, r.post)
+		if err != nil {
+			panic(err) // it has the defaults
+		}
+		r.governing = g
+		others.Go(func() { g.run(talk) })
 	}
 	if r.cfg.RunDir != nil && r.agreement == nil {
 		ch := make(chan opened, 1)
@@ -452,6 +479,14 @@ loop:
 	}
 
 	out := r.s.outcome()
+	if g := r.governing; g != nil {
+		if g.last.reason != "" && r.cfg.RunDir != nil && r.s.plan.Version.N > 0 {
+			_ = r.cfg.RunDir.AddEvent(r.s.clockEvent(time.Now(), g.last).e) // the clocks are what matters
+		}
+		if g.err != nil && out.Warning == "" {
+			out.Warning = "clocks may not be as they were found: " + oneLine(g.err.Error())
+		}
+	}
 	if r.cfg.Telemetry != nil {
 		if err := r.cfg.Telemetry.Close(); err != nil && out.Warning == "" {
 			out.Warning = oneLine(err.Error())
@@ -552,6 +587,7 @@ func (r *run) awaitExit(id int, w Worker) {
 	select {
 	case <-w.Exited():
 		r.post(workerExited{id, w.Status()})
+		waitReaped(w)
 	case <-r.quit:
 	}
 }
@@ -708,6 +744,8 @@ func (r *run) do(e effect) error {
 		r.cfg.Telemetry.Begin(e.run, e.program, file)
 	case writeSpans:
 		r.cfg.Telemetry.Spans(e.spans)
+	case observe, release, drawn:
+		r.governing.take(e)
 	case measure:
 		r.cfg.Telemetry.Measure(e.m)
 	case writeSummary:

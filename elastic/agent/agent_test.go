@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,7 +25,9 @@ import (
 
 	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/canary"
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
@@ -138,6 +141,11 @@ func (f trainer) inProcess() Worker {
 // workerProcess is main of the process; args begin with what it is to do.
 func workerProcess(id control.Identity, args []string) int {
 	fmt.Println("hello from the worker")
+	if id.Canary > 0 {
+		if err := canary.Keep(id.Canary); err != nil {
+			panic(err)
+		}
+	}
 	switch args[0] {
 	case "exit":
 		fmt.Fprintln(os.Stderr, "cannot find my socks")
@@ -155,6 +163,9 @@ func workerProcess(id control.Identity, args []string) int {
 	if args[0] == "usage" {
 		conn.Send(control.Failed{Kind: control.Usage, Text: "--steps 0: give at least 1"})
 		return 2
+	}
+	if args[0] == "spin" {
+		spin(id, conn)
 	}
 	n, _ := strconv.Atoi(args[1])
 	f := trainer{steps: n}
@@ -197,6 +208,33 @@ func workerProcess(id control.Identity, args []string) int {
 	}
 	f.run(context.Background(), conn)
 	return 0
+}
+
+// spin computes without end, with more threads than there are processors, and begins a pass when all is
+// said; worker 0 starts a child before.
+func spin(id control.Identity, conn *control.Conn) {
+	r, err := progress.Open(os.NewFile(uintptr(id.Progress), "progress"))
+	if err != nil {
+		panic(err)
+	}
+	child := 0
+	if id.WorkerID == 0 {
+		p, err := os.StartProcess("/bin/sleep", []string{"sleep", "3600"}, &os.ProcAttr{})
+		if err != nil {
+			panic(err)
+		}
+		child = p.Pid
+	}
+	for range runtime.NumCPU() {
+		go func() {
+			for { //nolint:staticcheck // that is what it is for
+			}
+		}()
+	}
+	conn.Send(control.Output{Text: strconv.Itoa(child)})
+	conn.Send(control.Note{Text: "the last word"})
+	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
+	select {}
 }
 
 // raise sends this process a signal that it does not survive. It may take effect a little

@@ -14,7 +14,7 @@ import (
 // mayDiffer are the fields of a job that a worker may have for itself: the kernel
 // path and the platform give the same bits, and the others are the agent's.
 var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "mirrors",
-	"min_workers", "detect", "respawn", "no_digests"}
+	"min_workers", "detect", "respawn", "no_digests", "reshape"}
 
 // difference returns the first field, by its name in job.json, in which a worker's job
 // is not that of another, and both values where they say something to people. The program

@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/pace"
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/rundir"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
@@ -73,12 +74,23 @@ func (s *session) feed(now time.Time) []effect {
 	}
 	// All of one moment: times of several would differ by what the machine did meanwhile.
 	s.paces.told = make(map[plan.WorkerID]plan.Times)
+	s.clocks.made = false
 	var effects []effect
 	for i, w := range s.plan.Workers {
 		s.paces.told[w.ID] = all[i]
 		effects = append(effects, s.tell(now, elastic.Measured{Worker: w, Times: all[i]})...)
 	}
 	return effects
+}
+
+// times is what is known of a worker, for the records; nil if that is not enough.
+func (p *pacing) times(w plan.WorkerID) (all []rundir.LayerTime) {
+	if t, ok := p.detector.Times(w); ok {
+		for _, l := range t.Layers {
+			all = append(all, rundir.LayerTime{Layer: l.Layer, ForwardMS: 1e3 * l.Forward.Seconds(), BackwardMS: 1e3 * l.Backward.Seconds()})
+		}
+	}
+	return all
 }
 
 // changed reports whether times differ by so much that a plan may.

@@ -241,11 +241,12 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 		}
 		return s.tell(now, elastic.Answered{Worker: from, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: report})
 	case control.Applied:
-		return s.tell(now, elastic.Applied{
+		effects := s.tell(now, elastic.Applied{
 			Worker: from, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt},
 			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: max(m.Opened, 0),
 			Edit: time.Duration(max(m.Edit, 0)), Resume: time.Duration(max(m.Resume, 0)),
 		})
+		return append(effects, s.conclude(now)...) // all may have come to their end while the order was on its way
 	case control.LinkLost:
 		return s.tell(now, elastic.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
 	case control.Level:
@@ -315,7 +316,6 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			add(s.event(now, "hold", reason), show{view.Note(reason)})
 		case elastic.Recovered:
 			add(s.recovery(now, e.Recovery)...)
-			add(s.conclude(now)...)
 		case elastic.StopAll:
 			add(s.stopAsked(now, Terminated)...)
 		case elastic.End:
@@ -367,6 +367,7 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
 	}
 	effects = append(effects, s.event(now, "plan", string(e.Reason)), show{news})
+	effects = append(effects, s.clockPlan()...)
 	effects = append(effects, joined...)
 	if e.Order.Restart {
 		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {

@@ -278,6 +278,7 @@ func (r *relay) awaitExit(ctx context.Context, l *local) {
 	case <-ctx.Done():
 		return
 	}
+	defer waitReaped(l.worker) // and without the lock
 	s := l.worker.Status()
 	r.mu.Lock()
 	defer r.mu.Unlock()

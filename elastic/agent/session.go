@@ -66,6 +66,7 @@ type session struct {
 	starting  []effect     // when the first plan is agreed
 	tr        *tracer      // nil if nobody wants it
 	paces     pacing
+	clocks    clocking
 	ctl       *elastic.Controller  // from the start of training
 	known     map[uint64]plan.Plan // that a step may have run under, by Version.N
 	restart   restart              // the newest
@@ -300,6 +301,10 @@ func (s *session) step(now time.Time, e event) []effect {
 		return s.watch(now, e.due)
 	case gossiped:
 		return s.gossiped(now, e)
+	case clocked:
+		return s.clocked(now, e)
+	case metered:
+		return s.metered(e)
 	case causeLate:
 		return s.believe(now)
 	case alarm:
@@ -665,7 +670,7 @@ func (s *session) begin(now time.Time) []effect {
 	s.job.Threads, s.job.Reduction, s.job.Zero, s.job.Started = s.cfg.Threads, s.cfg.Reduction, s.cfg.Zero, now.UTC()
 	s.job.Workers, s.job.Stages = len(s.workers), len(p.Stages)
 	s.job.Command, s.job.Dir, s.job.Mirrors = s.cfg.Command, s.cfg.Dir, s.cfg.Mirrors
-	s.job.MinWorkers, s.job.Detect, s.job.Respawn, s.job.NoDigests = s.cfg.MinWorkers, s.cfg.Detect.String(), s.cfg.Respawn, s.cfg.NoDigests
+	s.job.MinWorkers, s.job.Detect, s.job.Respawn, s.job.NoDigests, s.job.Reshape = s.cfg.MinWorkers, s.cfg.Detect.String(), s.cfg.Respawn, s.cfg.NoDigests, s.cfg.Reshape
 	if s.cfg.Args != nil {
 		s.job.Args = s.cfg.Args
 	}
@@ -692,7 +697,7 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	s.ctl = elastic.New(elastic.Config{
 		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
-		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect,
+		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape],
 	})
 	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
 	if from > 0 {
@@ -827,6 +832,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 		return []effect{row} // the others tell of the step, and of the evaluation after it
 	}
 
+	effects := s.clockDraw(id, m)
 	if m.Step <= s.last.Step {
 		if was, ok := s.told[m.Step]; ok {
 			if what := otherStep(was.step, m); what != "" {
@@ -834,7 +840,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 			}
 		}
 		s.forget()
-		return append([]effect{row}, s.traceWorkerStep(id, m)...)
+		return append(append(effects, row), s.traceWorkerStep(id, m)...)
 	}
 	s.told[m.Step] = said{id, m}
 	s.forget()
@@ -851,10 +857,12 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	effects := append([]effect{writeMetrics{s.last}, row, show{view.Step(s.last)}}, s.pace(now)...)
+	effects = append(effects, writeMetrics{s.last}, row, show{view.Step(s.last)})
+	effects = append(effects, s.pace(now)...)
 	effects = append(effects, s.traceStep(m)...)
 	effects = append(effects, s.traceWorkerStep(id, m)...)
 	effects = append(effects, s.gather(now)...)
+	effects = append(effects, s.clockStep(m)...)
 	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
 		if s.ahead = nil; !s.judged {
 			e := ahead[0]
@@ -1090,7 +1098,9 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	}
 	for id := range s.workers {
 		if !s.workers[id].joins {
-			sum.Workers = append(sum.Workers, s.workers[id].own)
+			w := s.workers[id].own
+			w.Times = s.paces.times(s.workers[id].who.ID)
+			sum.Workers = append(sum.Workers, w)
 		}
 	}
 	if s.total.ms > 0 {

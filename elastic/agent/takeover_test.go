@@ -174,6 +174,31 @@ func TestTakeOverAtTheEnd(t *testing.T) {
 	}
 }
 
+// Nobody is lost, and all come to their end before the order of the next leader is applied.
+func TestTakeOverNearTheEnd(t *testing.T) {
+	const n = 2
+	r := trainingOf(t, Config{}, n)
+	r.feed(commit(n, 2)...)
+	r.feed(commit(n, 3)...)
+	next := r.succeed(Config{}, n, 5)
+	next.feed(told(0, stepOf(0, 3, 1), received{0, doneAfter(3, "")})...)
+	next.feed(told(1, stepOf(1, 3, 1), received{1, doneAfter(3, "")})...)
+	if asked := next.answer(3, 1); !slices.Equal(asked, []int{0, 1}) {
+		t.Fatalf("asked %v", asked)
+	}
+	if len(sent[control.Release](next)) > 0 {
+		t.Error("a worker is released that has an order to apply")
+	}
+	next.obey()
+	if len(sent[control.Release](next)) != n {
+		t.Error("not all are released")
+	}
+	next.feed(leave(0, 1)...)
+	if out := next.s.outcome(); out.Err != nil || !next.s.over() || len(out.Summary.Recoveries) != 0 {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
+}
+
 // A boundary plan that was agreed may be live: what workers answer decides.
 func TestInheritPlans(t *testing.T) {
 	v := func(n int) plan.Version { return plan.Version{Generation: 1, N: n} }

@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"sync"
@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/canary"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/progress"
 )
@@ -28,7 +29,9 @@ type Worker interface {
 	// ctx ends, and when the worker does. Serve calls it once.
 	Connect(ctx context.Context) (net.Conn, error)
 
-	// Exited is closed when the worker has ended; from then on Status says how.
+	// Exited is closed when the worker runs no more; from then on Status says how, and what it
+	// has sent is all there is to read. Of a process that was killed, the kernel may still have to free what
+	// it had.
 	Exited() <-chan struct{}
 	Status() Status
 
@@ -137,8 +140,24 @@ func StartProcesses(c Command, n int, log func(id int) (*os.File, error)) ([]Wor
 func end(w Worker) {
 	w.Kill()
 	<-w.Exited()
+	waitReaped(w)
 	if p, ok := w.(*process); ok {
 		p.disconnect()
+	}
+}
+
+// waitReaped waits until nothing is left of a worker that has ended. One that cannot
+// be reaped in time is left to itself.
+func waitReaped(w Worker) {
+	p, ok := w.(*process)
+	if !ok {
+		return
+	}
+	patience := time.NewTimer(reapTime)
+	defer patience.Stop()
+	select {
+	case <-p.reaped:
+	case <-patience.C:
 	}
 }
 
@@ -161,6 +180,17 @@ func startOne(c Command, id int, log func(id int) (*os.File, error)) (Worker, er
 // a terminal's Ctrl-C does not reach it, to be killed by the kernel when this process dies, and
 // with a socket to connect to in its environment.
 func StartProcess(c Command) (Worker, error) {
+	p, err := launch(c)
+	if err != nil {
+		return nil, err
+	}
+	p.attend()
+	go p.reap()
+	return p, nil
+}
+
+// launch starts the process, which is still to be attended and reaped.
+func launch(c Command) (*process, error) {
 	dir, err := socketDir()
 	if err != nil {
 		return nil, err
@@ -174,7 +204,6 @@ func StartProcess(c Command) (Worker, error) {
 	cmd := &exec.Cmd{
 		Path: c.Path,
 		Args: append([]string{c.Path}, c.Args...),
-		Env:  append(os.Environ(), id.Environ()...),
 		SysProcAttr: &syscall.SysProcAttr{
 			Setpgid:   true,
 			Pdeathsig: syscall.SIGKILL,
@@ -187,26 +216,35 @@ func StartProcess(c Command) (Worker, error) {
 			logFrom = info.Size()
 		}
 	}
-	// Without a record, the worker does its work all the same.
+	// Without a record, the worker does its work all the same, and without a canary.
 	record, file, err := progress.Create()
 	if err == nil {
 		id.Progress = 3 + len(cmd.ExtraFiles)
 		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
-		cmd.Env = append(os.Environ(), id.Environ()...)
 	}
+	bird, nest, err := canary.Create()
+	if err == nil {
+		id.Canary = 3 + len(cmd.ExtraFiles)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, nest)
+	}
+	cmd.Env = append(os.Environ(), id.Environ()...)
 	err = startOnKeptThread(cmd)
-	if file != nil {
-		_ = file.Close()
+	for _, f := range cmd.ExtraFiles {
+		_ = f.Close()
 	}
 	if err != nil {
+		if bird != nil {
+			_ = bird.Close()
+		}
 		_ = record.Close()
 		_ = l.Close()
 		removeSocketDir(dir)
 		return nil, err
 	}
-	p := &process{cmd: cmd, dir: dir, log: c.Log, logFrom: logFrom, listener: l, progress: record, exited: make(chan struct{})}
-	go p.reap()
-	return p, nil
+	return &process{
+		cmd: cmd, dir: dir, log: c.Log, logFrom: logFrom, listener: l, progress: record, canary: bird,
+		exited: make(chan struct{}), reaped: make(chan struct{}),
+	}, nil
 }
 
 // starts takes functions to the one thread that starts processes. The goroutine behind
@@ -238,17 +276,22 @@ type process struct {
 	logFrom  int64 // where its part of the log begins
 	listener *net.UnixListener
 	progress *progress.Record
+	canary   *os.File // its end tells of the process's; nil: nothing does
+	watch    sync.WaitGroup
 	exited   chan struct{}
-	status   Status // set before exited is closed
-	last     string // the same
+	reaped   chan struct{}
 
-	mu   sync.Mutex
-	dead bool // the process is reaped and its number may be someone else's
+	mu     sync.Mutex
+	conn   net.Conn // of the worker, once it is connected
+	ended  bool     // exited is closed, or about to be
+	dead   bool     // the process is reaped and its number may be someone else's
+	status Status   // does not change once exited is closed
+	last   string   // the same
 }
 
 // reap waits for the end of the process, ends what is left of its group, and cleans up.
 func (p *process) reap() {
-	defer close(p.exited)
+	defer close(p.reaped)
 	pid := p.cmd.Process.Pid
 	for {
 		// Leave it a zombie, so that its number, and its group's, stay its own.
@@ -261,14 +304,23 @@ func (p *process) reap() {
 	_ = unix.Kill(-pid, unix.SIGKILL)
 	_ = p.cmd.Wait()
 	p.dead = true
+	known := p.ended
+	p.ended = true
 	p.mu.Unlock()
+	if p.canary != nil {
+		_ = p.canary.Close() // ends the watch, if a child of the process has the other end
+	}
+	p.watch.Wait()
 
-	state := p.cmd.ProcessState
-	p.status = Status{Code: state.ExitCode(), Text: state.String(), Progress: p.progress.State()}
-	if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
-		switch ws.Signal() {
-		case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE, syscall.SIGABRT, syscall.SIGTRAP, syscall.SIGSYS:
-			p.status.Fault = true
+	if !known {
+		defer close(p.exited)
+		state := p.cmd.ProcessState
+		p.status = Status{Code: state.ExitCode(), Text: state.String(), Progress: p.progress.State()}
+		if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+			switch ws.Signal() {
+			case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE, syscall.SIGABRT, syscall.SIGTRAP, syscall.SIGSYS:
+				p.status.Fault = true
+			}
 		}
 	}
 	_ = p.progress.Close()
@@ -280,10 +332,43 @@ func (p *process) reap() {
 	}
 	removeSocketDir(p.dir)
 	if p.log != nil {
-		p.last = lastLines(p.log, p.logFrom, 20)
-		p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
+		if !known {
+			p.last = lastLines(p.log, p.logFrom, 20)
+			p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
+		}
 		_ = p.log.Close()
 	}
+}
+
+// attend begins to watch the canary, if there is one.
+func (p *process) attend() {
+	if p.canary != nil {
+		p.watch.Go(p.watchCanary)
+	}
+}
+
+// watchCanary waits for the canary's end. If that is because the process was killed, the worker has ended,
+// although the process may need the processor for a long time yet. All other ends, of which
+// more is to be known, are left to reap.
+func (p *process) watchCanary() {
+	if _, err := p.canary.Read(make([]byte, 1)); err != io.EOF {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	conn, ok := p.conn.(*net.UnixConn)
+	if p.ended || !ok || !canary.Killed(p.cmd.Process.Pid) {
+		return
+	}
+	p.ended = true
+	p.status = Status{Code: -1, Text: "signal: " + syscall.SIGKILL.String(), Progress: p.progress.State()}
+	if p.log != nil {
+		p.last = lastLines(p.log, p.logFrom, 20)
+	}
+	// The connection is closed only when the last thread has ended. What has come is still
+	// read, and nothing more comes.
+	_ = conn.CloseRead()
+	close(p.exited)
 }
 
 func (p *process) Connect(ctx context.Context) (net.Conn, error) {
@@ -294,6 +379,9 @@ func (p *process) Connect(ctx context.Context) (net.Conn, error) {
 	// behind by an agent that is killed from here on.
 	_ = p.listener.Close()
 	removeSocketDir(p.dir)
+	p.mu.Lock()
+	p.conn = conn
+	p.mu.Unlock()
 	return conn, err
 }
 
@@ -321,9 +409,20 @@ const (
 	lastBytes  = 8 << 10   // most that is shown of it
 )
 
-// crash matches the line that begins what Go says of a crash. The stacks below it
-// may be long.
-var crash = regexp.MustCompile(`(?m)^(panic:|fatal error:|runtime: )`)
+// crash returns where the last line begins that begins what Go says of a crash, -1 for none. The stacks
+// below it may be long.
+func crash(log []byte) int {
+	at := -1
+	for _, begins := range []string{"panic:", "fatal error:", "runtime: "} {
+		if bytes.HasPrefix(log, []byte(begins)) {
+			at = max(at, 0)
+		}
+		if i := bytes.LastIndex(log, []byte("\n"+begins)); i >= 0 {
+			at = max(at, i+1)
+		}
+	}
+	return at
+}
 
 // lastLines returns the last n lines of a file after the first from bytes, at most 8 KiB of them; of a program that crashed,
 // the n lines that begin with the cause.
@@ -335,8 +434,8 @@ func lastLines(f *os.File, from int64, n int) string {
 	buf := make([]byte, min(max(0, info.Size()-from), lastSearch))
 	got, _ := f.ReadAt(buf, info.Size()-int64(len(buf)))
 	buf = bytes.TrimRight(buf[:got], "\n")
-	if at := crash.FindAllIndex(buf, -1); at != nil {
-		buf = buf[at[len(at)-1][0]:]
+	if at := crash(buf); at >= 0 {
+		buf = buf[at:]
 		lines := bytes.Split(buf[:min(len(buf), lastBytes)], []byte("\n"))
 		return string(bytes.Join(lines[:min(len(lines), n)], []byte("\n")))
 	}

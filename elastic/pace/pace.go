@@ -6,6 +6,10 @@
 // less than others do. Those are the two kinds of tasks of a step's graph,
 // computing and sending, so the verdict names the cause. Nothing here has a clock;
 // it counts steps.
+//
+// A worker whose device was told to run at a lower clock is not slow for as long as that
+// explains what it takes, see [Detector.Lowered], and the times that plans are made with stay those
+// measured before: it could compute as fast again at any time.
 package pace
 
 import (
@@ -33,6 +37,9 @@ const (
 	history = 40
 	// drift is how much of each small deviation becomes the past.
 	drift = 0.02
+	// easing is how many samples may still have passes at the clock before. It is the number of passes
+	// that workers take medians of.
+	easing = 8
 
 	// linkBusy is the part of the time in which a slow link is busy at least.
 	linkBusy = 0.2
@@ -90,6 +97,11 @@ type worker struct {
 	usual  []float64 // ratios in which nothing was wrong, over the others'
 	speed  float64   // by the newest verdict
 	other  []float64 // ratios of samples in a row that contradict it
+
+	lowered float64 // how many times as long its clock lets it take at most; 0: it is its own
+	before  float64 // the same of the clock before, which passes of easing samples may still be of
+	easing  int
+	under   float64 // of the newest sample: how many times as long it took for that reason; 0: before there is one
 }
 
 type layer struct {
@@ -116,6 +128,38 @@ func (d *Detector) Forget(w plan.WorkerID) {
 			delete(d.links, l)
 		}
 	}
+}
+
+// Lowered says that a worker's device was set to a lower clock, or to another one: by how many times as long
+// passes take there at most, as times grow no faster than the frequency falls. 1 says that the clock
+// is the worker's own again.
+func (d *Detector) Lowered(id plan.WorkerID, by float64) {
+	w := d.workers[id]
+	if w == nil || !(by >= 1) {
+		return
+	}
+	w.before, w.lowered, w.easing = w.allowed(), by, easing
+}
+
+// allowed is how many times as long its clock may let it take in the next sample.
+func (w *worker) allowed() float64 {
+	if w.easing > 0 {
+		return max(1, w.lowered, w.before)
+	}
+	return max(1, w.lowered)
+}
+
+// Under returns how many times as long a worker's passes take as they would at its own clock, by the newest
+// sample: 1 where that was not lowered. As long as samples may be of the clock before, it is what is possible at most.
+func (d *Detector) Under(id plan.WorkerID) float64 {
+	w := d.workers[id]
+	switch {
+	case w == nil:
+		return 1
+	case w.easing > 0:
+		return max(1, w.lowered)
+	}
+	return max(1, w.under)
 }
 
 // Observe takes a sample in, and returns what follows from it.
@@ -187,6 +231,10 @@ func (d *Detector) judge(id plan.WorkerID, w *worker, times []plan.LayerTime) (V
 
 	others := d.others(id)
 	r := w.ratio / max(1, others) * w.speed // to what the verdict says
+	own := w.allowed() == 1
+	w.under = min(max(1, r), w.allowed())
+	r /= w.under
+	w.easing = max(0, w.easing-1)
 	limit := leastSlow
 	if n := len(w.usual); n > 0 { // of few, the deviation is not well known
 		limit = max(limit, noises*spread(w.usual)*(1+settle/float64(n)))
@@ -194,7 +242,7 @@ func (d *Detector) judge(id plan.WorkerID, w *worker, times []plan.LayerTime) (V
 	far := w.speed == 1 && r > 1+limit && len(w.usual) >= settle || w.speed < 1 && r > 1+limit || w.speed < 1 && r < 1/(1+limit)
 	if !far {
 		w.other = nil
-		if w.speed == 1 {
+		if w.speed == 1 && own {
 			w.usual = append(w.usual, r)
 			w.usual = w.usual[max(0, len(w.usual)-history):]
 			for _, l := range w.layers {
@@ -236,7 +284,7 @@ func (d *Detector) others(id plan.WorkerID) float64 {
 	var ratios []float64
 	for o, w := range d.workers {
 		if o != id && w.ratio > 0 {
-			ratios = append(ratios, w.ratio*w.speed)
+			ratios = append(ratios, w.ratio*w.speed/max(1, w.under))
 		}
 	}
 	if len(ratios) == 0 {

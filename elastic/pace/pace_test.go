@@ -195,3 +195,49 @@ func TestSlowLink(t *testing.T) {
 		t.Errorf("verdicts %+v", got)
 	}
 }
+
+// A worker whose clock was lowered is not slow by that, neither then nor when it is put back, and plans see the times
+// of before; what is more than the clock explains is found.
+func TestLoweredClock(t *testing.T) {
+	for _, noise := range []float64{0, 0.03} {
+		s := newSeries(8, noise)
+		s.run(20)
+		before, _ := s.d.Times(3)
+		s.d.Lowered(3, 1.5)
+		s.speed[3] = 1 / 1.4 // times grow less than the frequency falls
+		s.run(40)
+		if under := s.d.Under(3); len(s.got) > 0 || math.Abs(under/1.4-1) > 0.15 {
+			t.Errorf("lowered: verdicts %+v, under %v", s.got, under)
+		}
+		if now, ok := s.d.Times(3); !ok || math.Abs(float64(now.Layers[0].Forward)/float64(before.Layers[0].Forward)-1) > 0.03 {
+			t.Errorf("plans see %+v, before %+v", now, before)
+		}
+		s.d.Lowered(3, 1)
+		s.run(4) // the worker's medians still have passes at the lower clock
+		s.speed[3] = 1
+		s.run(40)
+		if under := s.d.Under(3); len(s.got) > 0 || under != 1 {
+			t.Errorf("put back: verdicts %+v, under %v", s.got, under)
+		}
+
+		s.d.Lowered(3, 1.5)
+		s.speed[3] = 1 / 1.5
+		s.run(20)
+		s.speed[3] = 0.5 / 1.5
+		s.run(10)
+		if len(s.got) != 1 || s.got[0].Worker != 3 || math.Abs(s.got[0].Speed/0.5-1) > 0.1 {
+			t.Errorf("slow at a lower clock: verdicts %+v", s.got)
+		}
+		s.d.Lowered(3, 1)
+		s.speed[3] = 1
+		s.run(30)
+		if n := len(s.got); n < 2 || s.got[n-1].Slow() {
+			t.Errorf("recovered: verdicts %+v", s.got)
+		}
+	}
+	var none Detector
+	none.Lowered(1, 2)
+	if none.Under(1) != 1 {
+		t.Error("a worker that is not known")
+	}
+}

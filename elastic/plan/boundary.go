@@ -241,10 +241,6 @@ func (d *draft) prune() {
 			serves[d.index[w]]++
 		}
 	}
-	type place struct {
-		stage  int
-		worker WorkerID
-	}
 	idle := make(map[place]bool)
 	for s := range d.Stages {
 		runs := make([]bool, len(d.Workers))

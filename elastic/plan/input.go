@@ -41,6 +41,7 @@ type Profile struct {
 
 	Latency   time.Duration // of a message between two workers
 	Bandwidth float64       // of a worker's link, bytes per second; 0: not measured, taken as unlimited
+	Commit    time.Duration // of the exchange of a commit, once the last worker is there
 	Updates   float64       // parameters a worker of speed 1 updates per second; 0: not measured, taken as unlimited
 
 	// Links has what is known of single links; the others are as Latency and Bandwidth say.
@@ -174,6 +175,15 @@ type Event struct {
 	Stages     int // 0 means 1
 	Mirrors    int // of each shard; 0 is none
 	FromStep   int // 0 means 1
+
+	// Contiguous, for Start and Rebalance, gives every worker one range of all parameters of its
+	// stage instead of a range of each layer. It is there for go run ./bench migrate to compare
+	// with: a layer is with few owners then, and when one moves, what is behind it moves along.
+	Contiguous bool
+
+	// Fixed has [Rebalance] route micro-batches anew only: layers and workers stay in their
+	// stages.
+	Fixed bool
 }
 
 // FlagError says that a job as it was asked for is impossible.

@@ -19,6 +19,7 @@ import (
 //     shards.
 //   - Pairs of lost workers are routed to the workers of their stage, in
 //     runs, so that what is left to do is balanced.
+//   - Who would wait for these has other work first: see occupy.
 //
 // A pair of a lost worker has to run again unless it is settled: the view says
 // so, or all shards of its stage have owners with the whole gradient. (In the
@@ -71,7 +72,7 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	p.staff(&current, alive)
 	again := rerun(&current, &v, alive, p.settled(&v, current.Micros()))
 	moved := p.reroute(&current, &v, &prof, alive, again)
-	p.capacity(&current, &v, again)
+	p.capacity(&current, &v, again, p.occupy(&current, &v, alive, again))
 
 	cause := e.Cause
 	if cause == "" {
@@ -306,12 +307,9 @@ func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID
 
 // capacity sets limits and buffers to what the routes need at least; places
 // that are not new keep their limits. A micro-batch in flight whose next stage has
-// to run again takes up no room: its worker would have nothing to do else.
-func (p *Plan) capacity(current *Plan, v *View, again map[graph.Pair]bool) {
-	type place struct {
-		stage  int
-		worker WorkerID
-	}
+// to run again takes up no room: its worker would have nothing to do else. spare are
+// forward passes beyond that.
+func (p *Plan) capacity(current *Plan, v *View, again map[graph.Pair]bool, spare map[place]int) {
 	stuck := make(map[place]int)
 	for _, w := range v.Works {
 		if w.Phase == graph.Forwarded && !w.Gradient && again[graph.Pair{Stage: w.Stage + 1, Micro: w.Micro}] {
@@ -320,7 +318,7 @@ func (p *Plan) capacity(current *Plan, v *View, again map[graph.Pair]bool) {
 	}
 	for s, st := range p.Stages {
 		for _, w := range st.Workers {
-			p.Limits = append(p.Limits, Limit{s, w, max(current.Limit(s, w), len(p.Stages)-s) + stuck[place{s, w}]})
+			p.Limits = append(p.Limits, Limit{s, w, max(current.Limit(s, w), len(p.Stages)-s) + stuck[place{s, w}] + spare[place{s, w}]})
 		}
 		p.Buffers = max(p.Buffers, p.mostSums(s))
 	}

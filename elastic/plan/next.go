@@ -35,6 +35,9 @@ func Next(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	case Join:
 		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.join(e) })
 	case Rebalance:
+		if e.Fixed {
+			return reroute(current, v, prof, e)
+		}
 		return rebalance(current, v, prof, e)
 	default:
 		return Plan{}, "", fmt.Errorf("plan: event kind %d is not known", e.Kind)
@@ -56,7 +59,11 @@ func start(v View, prof Profile, e Event) (Plan, Reason, error) {
 		Mirrors:  e.Mirrors,
 	}
 	p.arrange(&prof, stages, e.Micros, guess)
-	p.Shards = shards(p.Stages, prof.Layers, mirrorsOf(p.Stages, p.Workers, e.Mirrors))
+	mirrors := mirrorsOf(p.Stages, p.Workers, e.Mirrors)
+	p.Shards = shards(p.Stages, prof.Layers, mirrors)
+	if e.Contiguous {
+		p.Shards = inLine(p.Stages, prof.Layers, mirrors)
+	}
 	reason := fmt.Sprintf("first plan: %s in %s, %s per step",
 		count(len(p.Workers), "worker"), count(stages, "stage"), count(e.Micros, "micro-batch"))
 	return p, Reason(reason), nil

@@ -97,15 +97,12 @@ func (d *draft) reshape(to *Plan, e Event) (string, error) {
 	d.Route, d.Limits, d.Buffers = to.Route, to.Limits, to.Buffers
 	d.prune()
 	moved := 0
-	for s := range d.Stages {
-		moved += d.settle(s)
-		var fresh []WorkerID
-		for _, w := range d.Stages[s].Workers {
-			if s >= len(d.current.Stages) || !slices.Contains(d.current.Stages[s].Workers, w) {
-				fresh = append(fresh, w)
-			}
+	if e.Contiguous {
+		moved = d.line()
+	} else {
+		for s := range d.Stages {
+			moved += d.own(s)
 		}
-		moved += d.handOver(s, fresh)
 	}
 	d.mirror()
 	d.merge()
@@ -138,6 +135,19 @@ func (d *draft) reshape(to *Plan, e Event) (string, error) {
 		changed = append(changed, "micro-batches routed anew")
 	}
 	return cause + ": " + strings.Join(changed, ", "), nil
+}
+
+// own gives a stage that was reshaped to its own workers, with their fair shares for those that
+// are new in it, and returns how many parameters that hands over.
+func (d *draft) own(stage int) (moved int) {
+	moved = d.settle(stage)
+	var fresh []WorkerID
+	for _, w := range d.Stages[stage].Workers {
+		if stage >= len(d.current.Stages) || !slices.Contains(d.current.Stages[stage].Workers, w) {
+			fresh = append(fresh, w)
+		}
+	}
+	return moved + d.handOver(stage, fresh)
 }
 
 // settle gives what workers of other stages own of a stage to its own workers, and returns

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/kernel"
 	"pgregory.net/rapid"
 )
 
@@ -282,4 +283,111 @@ func exhaustive(p Plan, prof Profile) time.Duration {
 	}
 	cut(0, 0)
 	return best
+}
+
+// TestRebalanceFixed: the dataflow dimension alone moves no layer and no worker, and takes
+// micro-batches from who is slow.
+func TestRebalanceFixed(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		layers := rapid.IntRange(2, 8).Draw(t, "layers")
+		workers := rapid.IntRange(2, 8).Draw(t, "workers")
+		prof := Profile{Speed: map[WorkerID]float64{}}
+		for range layers {
+			prof.Layers = append(prof.Layers, Layer{Tensors: []int{100}, Forward: time.Millisecond, Backward: 2 * time.Millisecond})
+		}
+		v := View{Step: 1}
+		for i := range workers {
+			v.Workers = append(v.Workers, Worker{ID: WorkerID(i)})
+		}
+		current, _, err := Next(Plan{}, v, prof, Event{
+			Kind: Start, Stages: rapid.IntRange(1, min(layers, workers)).Draw(t, "stages"),
+			Micros: rapid.IntRange(1, 24).Draw(t, "micros"), Mirrors: 1,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range workers {
+			prof.Speed[WorkerID(i)] = rapid.SampledFrom([]float64{0.25, 0.5, 1}).Draw(t, "speed")
+		}
+		p, _, err := Next(current, v, prof, Event{Kind: Rebalance, Fixed: true})
+		if errors.Is(err, ErrNoGain) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, err := range []error{p.Validate(prof.Layers), p.ValidateAfter(&current)} {
+			if err != nil {
+				t.Fatalf("%v\n%v\n%v", err, &current, &p)
+			}
+		}
+		if !slices.EqualFunc(p.Stages, current.Stages, sameStage) {
+			t.Fatalf("stages went from %v to %v", current.Stages, p.Stages)
+		}
+		if was, is := current.time(&prof), p.time(&prof); float64(is) > (1-gain)*float64(was) {
+			t.Fatalf("a step of %v takes %v", was, is)
+		}
+	})
+}
+
+// TestContiguous: every worker has one range of its stage, before and after layers move, and as
+// much as the others to a block.
+func TestContiguous(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		stages := rapid.IntRange(1, 3).Draw(t, "stages")
+		n := stages * rapid.IntRange(1, 4).Draw(t, "workers in a stage")
+		mirrors := rapid.IntRange(0, 2).Draw(t, "mirrors")
+		prof := Profile{Speed: map[WorkerID]float64{}}
+		for range rapid.IntRange(stages, 8).Draw(t, "layers") {
+			f := time.Duration(rapid.IntRange(1, 9).Draw(t, "forward")) * time.Millisecond
+			size := rapid.IntRange(1, 9).Draw(t, "blocks") * kernel.Block
+			prof.Layers = append(prof.Layers, Layer{Tensors: []int{size, 100}, Forward: f, Backward: 2 * f})
+		}
+		v := View{Workers: workers(n, n)}
+		p, _, err := Next(Plan{}, v, prof, Event{Kind: Start, Stages: stages, Micros: 2 * n, Mirrors: mirrors, Contiguous: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		check := func(p *Plan) {
+			if err := p.Validate(prof.Layers); err != nil {
+				t.Fatalf("%v\n%v", err, p)
+			}
+			for _, st := range p.Stages {
+				rank, owned, total := 0, make([]int, len(st.Workers)), 0
+				for _, sh := range p.Shards {
+					if sh.Layer < st.Lo || st.Hi <= sh.Layer {
+						continue
+					}
+					at := slices.Index(st.Workers, sh.Owner)
+					if at < rank {
+						t.Fatalf("the range of rank %d goes on after that of rank %d:\n%v", at, rank, p)
+					}
+					rank = at
+					owned[rank] += sh.Hi - sh.Lo
+					total += sh.Hi - sh.Lo
+				}
+				for r, n := range owned {
+					if off := n - total/len(owned); off > kernel.Block || off < -kernel.Block {
+						t.Fatalf("rank %d owns %d of %d:\n%v", r, n, total, p)
+					}
+				}
+			}
+		}
+		check(&p)
+		for i := range prof.Layers {
+			prof.Layers[i].Forward = time.Duration(rapid.IntRange(1, 9).Draw(t, "measured")) * time.Millisecond
+			prof.Layers[i].Backward = 2 * prof.Layers[i].Forward
+		}
+		q, _, err := Next(p, View{Workers: p.Workers, Step: 1}, prof, Event{Kind: Rebalance, Contiguous: true})
+		if errors.Is(err, ErrNoGain) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := q.ValidateAfter(&p); err != nil {
+			t.Fatal(err)
+		}
+		check(&q)
+	})
 }

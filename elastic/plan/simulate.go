@@ -218,6 +218,8 @@ func (p *Plan) step(prof *Profile, shards bool) graph.Step {
 			s := p.Shards[t.Shard]
 			remote := totals[stageOf[s.Layer]] - counts[stageOf[s.Layer]][s.Owner]
 			return prof.stream(int64(s.Hi-s.Lo) * bytesPerParameter * int64(remote))
+		case graph.Commit:
+			return prof.Commit
 		case graph.Update:
 			if s := p.Shards[t.Shard]; prof.Updates > 0 {
 				return at(time.Duration(float64(s.Hi-s.Lo)/prof.Updates*float64(time.Second)), worker)

@@ -109,10 +109,6 @@ func (p *Plan) validateStages(e *InvalidError, layers int, known func(WorkerID) 
 	if at != layers || layers == 0 {
 		e.add(3, "stages end at layer %d of %d", at, layers)
 	}
-	type place struct {
-		stage  int
-		worker WorkerID
-	}
 	limits := make(map[place]int, len(p.Limits))
 	for _, l := range p.Limits {
 		at := place{l.Stage, l.Worker}

@@ -2,7 +2,6 @@ package ring
 
 import (
 	"bytes"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -142,110 +141,5 @@ func TestClaimsInPackets(t *testing.T) {
 		if !slices.Equal(got, []claim{want, want}) {
 			t.Errorf("%+v, want %+v twice", got, want)
 		}
-	}
-}
-
-// workers draws workers on hosts, in any order, with agents and the gone among
-// them.
-func workers(t *rapid.T) []Member {
-	n := rapid.IntRange(0, 24).Draw(t, "n")
-	var ms []Member
-	for i := range n {
-		ms = append(ms, Member{
-			Identity: Identity{Kind: Worker, Worker: plan.WorkerID(i), Host: fmt.Sprint(rapid.IntRange(0, 5).Draw(t, "host"))},
-			State:    rapid.SampledFrom([]State{StateAlive, StateAlive, StateAlive, StateSuspect, StateDead, StateLeft}).Draw(t, "state"),
-		})
-	}
-	ms = append(ms, Member{Identity: Identity{Kind: Agent, Host: "0"}})
-	return rapid.Permutation(ms).Draw(t, "order")
-}
-
-func TestNeighbours(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		members := workers(t)
-		k := rapid.IntRange(-1, 30).Draw(t, "k")
-		got := Neighbours(members, k)
-		host := make(map[plan.WorkerID]string)
-		perHost := make(map[string]int)
-		for _, m := range members {
-			if m.Kind == Worker && !m.State.Gone() {
-				host[m.Worker] = m.Host
-				perHost[m.Host]++
-			}
-		}
-		if len(got) != len(host) {
-			t.Fatalf("%d workers have neighbours, want %d", len(got), len(host))
-		}
-		for w, ns := range got {
-			if want := max(0, min(k, len(host)-1)); len(ns) != want {
-				t.Fatalf("worker %d has %d neighbours, want %d", w, len(ns), want)
-			}
-			seen := map[plan.WorkerID]bool{w: true}
-			hosts := make(map[string]int)
-			for _, n := range ns {
-				if _, there := host[n]; !there || seen[n] {
-					t.Fatalf("worker %d: neighbours %v: %d is gone, itself or there twice", w, ns, n)
-				}
-				seen[n] = true
-				hosts[host[n]]++
-			}
-			others := len(host) - perHost[host[w]]
-			if hosts[host[w]] > max(0, len(ns)-others) {
-				t.Fatalf("worker %d: neighbours %v are on its own host although others have room", w, ns)
-			}
-			for a, na := range hosts { // one of each host before a second one of another
-				for b, size := range perHost {
-					if a != host[w] && b != host[w] && na > hosts[b]+1 && hosts[b] < size {
-						t.Fatalf("worker %d: %d neighbours on host %s, %d on %s of %d", w, na, a, hosts[b], b, size)
-					}
-				}
-			}
-		}
-		slices.Reverse(members)
-		if again := Neighbours(members, k); fmt.Sprint(again) != fmt.Sprint(got) {
-			t.Fatalf("in another order %v, want %v", again, got)
-		}
-	})
-}
-
-// On equal hosts the load is even, and a loss is spread.
-func TestNeighboursAreEven(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		hosts, size := rapid.IntRange(1, 6).Draw(t, "hosts"), rapid.IntRange(1, 8).Draw(t, "size")
-		var ms []Member
-		for h := range hosts {
-			for i := range size {
-				ms = append(ms, Member{Identity: Identity{Kind: Worker, Worker: plan.WorkerID(i*hosts + h), Host: fmt.Sprint(h)}})
-			}
-		}
-		most := (hosts - 1) * size
-		if hosts == 1 {
-			most = size - 1
-		}
-		k := rapid.IntRange(0, most).Draw(t, "k")
-		load := make(map[plan.WorkerID]int)
-		for _, ns := range Neighbours(ms, k) {
-			for _, n := range ns {
-				load[n]++
-			}
-		}
-		for _, m := range ms {
-			if load[m.Worker] != k {
-				t.Fatalf("worker %d is a neighbour of %d, want %d: %v", m.Worker, load[m.Worker], k, Neighbours(ms, k))
-			}
-		}
-	})
-}
-
-func TestNeighboursByHand(t *testing.T) {
-	var ms []Member
-	for id, host := range []string{"a", "a", "a", "b", "c"} {
-		ms = append(ms, Member{Identity: Identity{Kind: Worker, Worker: plan.WorkerID(id), Incarnation: 1, Host: host}})
-	}
-	dead := ms[3]
-	dead.Incarnation, dead.State = 0, StateDead // an earlier life
-	got := fmt.Sprint(Neighbours(append(ms, dead), 2))
-	if want := "map[0:[3 4] 1:[4 3] 2:[3 4] 3:[4 0] 4:[0 3]]"; got != want {
-		t.Errorf("neighbours are %s, want %s", got, want)
 	}
 }

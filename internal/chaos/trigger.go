@@ -195,14 +195,15 @@ func (t *Trigger) Slow(factor float64) { t.speed.Store(math.Float64bits(factor))
 // leastPause is the shortest pause of Throttle. Timers are not good at less.
 const leastPause = time.Millisecond
 
-// Throttle is called after each compute task with the time that the task took. While the worker is slowed it pauses, so that
-// task and pause together take 1/FACTOR of that time; pauses that are too short for a timer are saved up. It returns early when
+// Throttle is called after each compute task with the time that the task took, and the share of its speed that the clock of an
+// emulated device leaves the worker: 1 where there is none, and that is no harm. While the worker is slowed it pauses, so that
+// task and pause together take 1/FACTOR/clock of that time; pauses that are too short for a timer are saved up. It returns early when
 // the Trigger is closed.
-func (t *Trigger) Throttle(took time.Duration) {
+func (t *Trigger) Throttle(took time.Duration, clock float64) {
 	if t == nil {
 		return
 	}
-	factor := math.Float64frombits(t.speed.Load())
+	factor := math.Float64frombits(t.speed.Load()) * clock
 	if factor == 1 {
 		return
 	}

@@ -124,7 +124,7 @@ func TestTriggerClose(t *testing.T) {
 		trigger.StepBegan(1)
 		paused := make(chan struct{})
 		go func() {
-			trigger.Throttle(time.Hour)
+			trigger.Throttle(time.Hour, 1)
 			close(paused)
 		}()
 		synctest.Wait()
@@ -132,13 +132,13 @@ func TestTriggerClose(t *testing.T) {
 		<-paused
 		trigger.Close()
 		trigger.StepBegan(2)
-		trigger.Throttle(time.Hour)
+		trigger.Throttle(time.Hour, 1)
 		r.check(t, "0s stamp slow:0@1:0.001")
 
 		trigger = nil
 		trigger.StepBegan(1)
 		trigger.Phase(1, PhaseCommit)
-		trigger.Throttle(time.Hour)
+		trigger.Throttle(time.Hour, 1)
 		trigger.Close()
 	})
 }
@@ -159,7 +159,7 @@ func TestThrottle(t *testing.T) {
 					begin := time.Now()
 					for done := time.Duration(0); done < time.Second; done += task {
 						time.Sleep(task)
-						trigger.Throttle(task)
+						trigger.Throttle(task, 1)
 					}
 					if got := time.Since(begin); (got - want).Abs() > leastPause {
 						t.Errorf("factor %s, tasks of %v, step %d: a second of work took %v, want %v", c.factor, task, i+1, got, want)
@@ -168,6 +168,23 @@ func TestThrottle(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A clock that is lowered adds to what slows the worker.
+func TestThrottleByAClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		trigger, _ := start(t, "slow:0@2:0.5")
+		defer trigger.Close()
+		for i, want := range []time.Duration{1250 * time.Millisecond, 2500 * time.Millisecond} {
+			trigger.StepBegan(i + 1)
+			begin := time.Now()
+			time.Sleep(time.Second)
+			trigger.Throttle(time.Second, 0.8)
+			if got := time.Since(begin); (got - want).Abs() > leastPause {
+				t.Errorf("step %d: a second of work took %v, want %v", i+1, got, want)
+			}
+		}
+	})
 }
 
 func TestNewTriggerFaults(t *testing.T) {
@@ -215,7 +232,7 @@ func TestTriggerConcurrent(t *testing.T) {
 				trigger.StepBegan(step)
 				trigger.Phase(step, PhaseCommit)
 				trigger.Phase(step, PhaseReduce)
-				trigger.Throttle(time.Microsecond)
+				trigger.Throttle(time.Microsecond, 1)
 			}
 		})
 	}

@@ -89,6 +89,8 @@ func decode(body []byte) (Message, error) {
 		m, err = decodeAs[Spans](dec)
 	case Output{}.kind():
 		m, err = decodeAs[Output](dec)
+	case Clock{}.kind():
+		m, err = decodeAs[Clock](dec)
 	case Stop{}.kind():
 		m, err = decodeAs[Stop](dec)
 	case Done{}.kind():

@@ -107,7 +107,13 @@ const (
 	EnvWorker      = "SOLITON_WORKER"      // WorkerID
 	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
 	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
+	EnvCanary      = "SOLITON_CANARY"      // number of the file of a canary; may be missing
 )
+
+// Environment lists the variables that [Launched] reads.
+func Environment() []string {
+	return []string{EnvAgent, EnvWorker, EnvIncarnation, EnvProgress, EnvCanary}
+}
 
 // Identity is what a worker process was started as.
 type Identity struct {
@@ -115,6 +121,7 @@ type Identity struct {
 	WorkerID    int
 	Incarnation int
 	Progress    int // number of the file of a progress.Record; 0: there is none
+	Canary      int // number of the file of a canary, for canary.Keep; 0: there is none
 }
 
 // Launched returns the identity an agent gave this process. ok is false
@@ -132,13 +139,21 @@ func Launched() (id Identity, ok bool, err error) {
 	if id.Incarnation, err2 = strconv.Atoi(os.Getenv(EnvIncarnation)); err2 != nil || id.Incarnation < 0 {
 		err2 = fmt.Errorf("control: %s=%q in the environment is no incarnation; it is set by the launcher only", EnvIncarnation, os.Getenv(EnvIncarnation))
 	}
-	if v, there := os.LookupEnv(EnvProgress); there {
-		var err error
-		if id.Progress, err = strconv.Atoi(v); err != nil || id.Progress < 3 {
-			err1 = errors.Join(err1, fmt.Errorf("control: %s=%q in the environment is no file number; it is set by the launcher only", EnvProgress, v))
-		}
+	err3 := fileNumber(EnvProgress, &id.Progress)
+	err4 := fileNumber(EnvCanary, &id.Canary)
+	return id, true, errors.Join(err1, err2, err3, err4)
+}
+
+// fileNumber reads the number of a file that was handed down, if one was.
+func fileNumber(name string, to *int) (err error) {
+	v, there := os.LookupEnv(name)
+	if !there {
+		return nil
 	}
-	return id, true, errors.Join(err1, err2)
+	if *to, err = strconv.Atoi(v); err != nil || *to < 3 {
+		return fmt.Errorf("control: %s=%q in the environment is no file number; it is set by the launcher only", name, v)
+	}
+	return nil
 }
 
 // Environ returns the environment variables that [Launched] reads.
@@ -150,6 +165,9 @@ func (id Identity) Environ() []string {
 	}
 	if id.Progress > 0 {
 		env = append(env, EnvProgress+"="+strconv.Itoa(id.Progress))
+	}
+	if id.Canary > 0 {
+		env = append(env, EnvCanary+"="+strconv.Itoa(id.Canary))
 	}
 	return env
 }

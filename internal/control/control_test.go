@@ -208,7 +208,7 @@ func TestSendRefusesLargeMessage(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	t.Setenv(EnvAgent, "") // so that the variable comes back as it was
 	path := filepath.Join(t.TempDir(), "s")
-	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5}
+	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5, Progress: 3, Canary: 4}
 	for _, kv := range want.Environ() {
 		k, v, _ := strings.Cut(kv, "=")
 		t.Setenv(k, v)
@@ -239,8 +239,16 @@ func TestIdentity(t *testing.T) {
 
 	t.Setenv(EnvWorker, "x")
 	t.Setenv(EnvIncarnation, "-1")
-	if _, ok, err := Launched(); !ok || err == nil || !strings.Contains(err.Error(), EnvWorker) || !strings.Contains(err.Error(), EnvIncarnation) {
-		t.Errorf("bad environment: %v, %v", ok, err)
+	t.Setenv(EnvProgress, "2")
+	t.Setenv(EnvCanary, "")
+	_, ok, err = Launched()
+	if !ok || err == nil {
+		t.Fatalf("bad environment: %v, %v", ok, err)
+	}
+	for _, name := range Environment()[1:] {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("%v does not name %s", err, name)
+		}
 	}
 }
 

@@ -166,16 +166,24 @@ func (e *Engine) sayCommit(r *request) {
 		}
 		e.computed(trace.Check, spanOf(-1, 0))
 		mine.newest = e.newest()
+		if mine.newest == e.plan.Version && len(e.pending) > 0 {
+			e.putOff++
+		}
 		r.said = mine.append(checked)
 		r.size = func(w plan.WorkerID) int { return recordSize + lossSumSize*len(e.plan.Nodes(last, w, step)) }
 	})
 }
 
-// newest returns the newest plan that has come.
+// maxPutOff is for how many commits a plan is put off for which updates of steps before are
+// still to be replayed here. A link may be too slow for that ever to end.
+const maxPutOff = 4
+
+// newest returns the newest plan that has come, and could go live here without a wait for
+// more than the gradient of this step.
 func (e *Engine) newest() plan.Version {
 	v := e.plan.Version
-	for _, o := range e.pending {
-		if v.Compare(o.Plan.Version) < 0 {
+	for i := range e.pending {
+		if o := &e.pending[i]; v.Compare(o.Plan.Version) < 0 && (e.putOff >= maxPutOff || !e.behind(o)) {
 			v = o.Plan.Version
 		}
 	}
@@ -233,6 +241,7 @@ func (e *Engine) pass(said [][]byte) {
 		e.repair(said, mends)
 		return
 	}
+	try := e.passed.Repair
 	e.passed, e.result = r.point, encodeSaid(said)
 	said = words
 	if e.guard != nil {
@@ -257,7 +266,7 @@ func (e *Engine) pass(said [][]byte) {
 	if next != e.plan.Version {
 		e.goLive(next)
 	}
-	e.update(r.point.Step, u, e.capture(r), func() {
+	e.update(r.point.Step, try, u, e.capture(r), func() {
 		e.clearStep()
 		e.req = nil
 		r.end(nil)

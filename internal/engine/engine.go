@@ -260,8 +260,9 @@ type Engine struct {
 	incoming  []*incoming
 	fillRecvs []*comm.Receiving
 	fillSends []*comm.Sending
-	chores    []chore
+	chores    []*incoming // with an update to be replayed
 	levelSaid bool
+	putOff    int // commits for which a plan was put off that this worker is behind for
 }
 
 // work is what the computing goroutine does.

@@ -14,14 +14,20 @@ import (
 
 // A range comes to a new holder while training goes on: its source copies the
 // range as it is after a commit, and from then on sends the gradient of every
-// step, too, with the numbers of the update. The destination applies the same
-// updates to the same bits, so that it has what the source has. Messages carry
-// names of their own, which do not end with the step, and come from memory of
-// their own, so a destination that is behind holds up nobody.
+// step, too, as soon as it is complete, and the numbers of the update after the
+// commit. The destination applies the same updates to the same bits, so that it has
+// what the source has; when a commit makes it the owner, the gradient, which takes
+// long, is there already. Messages carry names of their own, which do not end with
+// the step, and come from memory of their own, so a destination that is behind
+// holds up nobody.
 
-// fillHead is the numbers before the data of a message: of the base, the step
-// it is of; of a gradient, learning rate and scale. Both have two words.
-const fillHead = 2
+const (
+	// baseHead is the numbers before the data of a base: the step it is of.
+	baseHead = 1
+	// updateWords is the numbers of an update: learning rate, scale, and which try
+	// of the step it was, see [elastic.Point]. Gradients of other tries do not count.
+	updateWords = 3
+)
 
 // fillPriority comes after everything that training waits for.
 const fillPriority comm.Priority = 1<<16 - 1
@@ -41,13 +47,22 @@ type incoming struct {
 	state  *zero.Shard // nil before the base is here
 	params []float32
 	step   int  // of which params and state are
-	next   bool // the gradient of the step after it is here
+	next   bool // the update after it is here
+
+	// Of that update:
+	update   []float32 // its numbers, nil before they are here
+	gradient []float32 // used again for each
+	recv     *comm.Receiving
+	try      int  // of the gradient that is expected
+	came     bool // it has
 }
 
-// fillKey names the base of a range (step 0) or its gradient of a step.
-func (e *Engine) fillKey(id int, r plan.Range, step int) comm.Key {
+// fillKey names the base of a range (step 0) or its gradient of a try of a step; try -1
+// names the numbers of the update.
+func (e *Engine) fillKey(id int, r plan.Range, step, try int) comm.Key {
 	k := rangeKey(r, comm.KindState, 1<<64-1)
 	k.Node = tree.Node{Lo: id, Hi: step}
+	k.Micro = int32(try)
 	return k
 }
 
@@ -114,46 +129,65 @@ func (e *Engine) source(r plan.Range) *shard {
 	return nil
 }
 
-// sendFills is called by the computing goroutine after an update, and returns
-// the messages that the loop is to send. sources are the shards of the ranges.
-func (e *Engine) sendFills(out []*outgoing, sources []*shard, totals [][]float32, u zero.Update) (messages [][]float32) {
+// copyFills is called by the computing goroutine after an update, and returns the
+// bases that the loop is to send. sources are the shards of the ranges.
+func copyFills(out []*outgoing, sources []*shard, step int) (bases [][]float32) {
 	for i, o := range out {
 		sh := sources[i]
 		if sh == nil {
-			messages = append(messages, nil)
+			bases = append(bases, nil)
 			continue
 		}
 		lo, hi := o.r.Lo-sh.Lo, o.r.Hi-sh.Lo
-		var m []float32
-		if o.base {
-			m = append(m, u.LR, u.GradScale)
-			m = append(m, totals[i][lo:hi]...)
-		} else {
-			m = append(m, math.Float32frombits(uint32(u.Step)), 0)
-			m = append(m, sh.params[lo:hi]...)
-			for _, x := range sh.state.Moments {
-				m = append(m, x[lo:hi]...)
-			}
+		m := make([]float32, 0, baseHead+(1+len(sh.state.Moments))*(hi-lo))
+		m = append(m, math.Float32frombits(uint32(step)))
+		m = append(m, sh.params[lo:hi]...)
+		for _, x := range sh.state.Moments {
+			m = append(m, x[lo:hi]...)
 		}
-		messages = append(messages, m)
+		bases = append(bases, m)
 	}
-	return messages
+	return bases
 }
 
-// postFills sends what sendFills has made.
-func (e *Engine) postFills(out []*outgoing, messages [][]float32, step int) {
+// postBases sends what copyFills has made.
+func (e *Engine) postBases(out []*outgoing, bases [][]float32) {
 	for i, o := range out {
-		if messages[i] == nil || o.id != e.fillID {
+		if bases[i] != nil && o.id == e.fillID {
+			o.base = true
+			e.postFill(o, e.fillKey(o.id, o.r, 0, 0), bases[i], fillPriority)
+		}
+	}
+}
+
+// feed sends the complete gradient of a shard to those who will hold parts of it.
+func (e *Engine) feed(sh *shard) {
+	for _, o := range e.outgoing {
+		if !o.base || sh != e.source(o.r) {
 			continue
 		}
-		k := e.fillKey(o.id, o.r, 0)
-		if o.base {
-			k = e.fillKey(o.id, o.r, step)
-		}
-		o.base = true
-		e.fillSends = append(slices.DeleteFunc(e.fillSends, func(s *comm.Sending) bool { return isClosed(s.Done()) }),
-			e.c.Network.Post(o.to, k, comm.Bytes(messages[i]), fillPriority))
+		g := e.free.get(o.r.Hi - o.r.Lo)
+		copy(g, sh.total[o.r.Lo-sh.Lo:o.r.Hi-sh.Lo])
+		s := e.postFill(o, e.fillKey(o.id, o.r, e.step.number, e.passed.Repair), g, fillPriority)
+		e.late = append(e.late, lateBuffer{g, []<-chan struct{}{s.Done()}})
 	}
+}
+
+// tellUpdate sends the numbers of an update to who got the gradients. try is that of the
+// step which was committed.
+func (e *Engine) tellUpdate(u zero.Update, try int) {
+	numbers := []float32{u.LR, u.GradScale, math.Float32frombits(uint32(try))}
+	for _, o := range e.outgoing {
+		if o.base && e.source(o.r) != nil {
+			e.postFill(o, e.fillKey(o.id, o.r, u.Step, -1), numbers, comm.Control)
+		}
+	}
+}
+
+func (e *Engine) postFill(o *outgoing, k comm.Key, data []float32, prio comm.Priority) *comm.Sending {
+	s := e.c.Network.Post(o.to, k, comm.Bytes(data), prio)
+	e.fillSends = append(slices.DeleteFunc(e.fillSends, func(s *comm.Sending) bool { return isClosed(s.Done()) }), s)
+	return s
 }
 
 // receiveBase waits for the copy of a range.
@@ -161,36 +195,63 @@ func (e *Engine) receiveBase(id int, r plan.Range) {
 	in := &incoming{id: id, r: r}
 	e.incoming = append(e.incoming, in)
 	n := r.Hi - r.Lo
-	buf := make([]float32, fillHead+(1+e.c.Rule.Moments())*n)
-	e.receiveFill(in, e.fillKey(id, r, 0), buf, func() {
+	buf := make([]float32, baseHead+(1+e.c.Rule.Moments())*n)
+	e.receiveFill(in, e.fillKey(id, r, 0, 0), buf, func() {
 		state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
 		if err != nil {
 			e.fail(err)
 			return
 		}
 		in.step = int(math.Float32bits(buf[0]))
-		in.params = buf[fillHead : fillHead+n]
+		in.params = buf[baseHead : baseHead+n]
 		for i := range state.Moments {
-			state.Moments[i] = buf[fillHead+(1+i)*n : fillHead+(2+i)*n]
+			state.Moments[i] = buf[baseHead+(1+i)*n : baseHead+(2+i)*n]
 		}
 		in.state = state
-		e.receiveGradient(in)
+		in.gradient = make([]float32, n)
+		e.receiveUpdate(in)
 	})
 }
 
-// receiveGradient waits for the gradient of the step after the range's, and
-// applies it.
-func (e *Engine) receiveGradient(in *incoming) {
+// receiveUpdate waits for the update of the step after the range's: the gradient and the
+// numbers, which come in any order.
+func (e *Engine) receiveUpdate(in *incoming) {
 	e.sayLevel()
-	buf := make([]float32, fillHead+in.r.Hi-in.r.Lo)
-	e.receiveFill(in, e.fillKey(in.id, in.r, in.step+1), buf, func() {
-		in.next = true
-		e.chores = append(e.chores, chore{in, buf})
+	in.update = nil
+	e.receiveGradient(in, 0)
+	numbers := make([]float32, updateWords)
+	e.receiveFill(in, e.fillKey(in.id, in.r, in.step+1, -1), numbers, func() {
+		in.update = numbers
+		if try := int(math.Float32bits(numbers[2])); try != in.try {
+			in.recv.Cancel(errClosed)
+			<-in.recv.Done() // the reader of a link leaves the memory at once
+			e.receiveGradient(in, try)
+		}
+		e.updateCame(in)
 	})
+}
+
+// receiveGradient waits for the gradient of a try of the step after the range's.
+func (e *Engine) receiveGradient(in *incoming, try int) {
+	in.try, in.came = try, false
+	in.recv = e.receiveFill(in, e.fillKey(in.id, in.r, in.step+1, try), in.gradient, func() {
+		if in.try == try {
+			in.came = true
+			e.updateCame(in)
+		}
+	})
+}
+
+// updateCame sees to it that an update is replayed once all of it is here.
+func (e *Engine) updateCame(in *incoming) {
+	if in.came && in.update != nil {
+		in.next = true
+		e.chores = append(e.chores, in)
+	}
 }
 
 // receiveFill calls then when a message of a fill is here.
-func (e *Engine) receiveFill(in *incoming, k comm.Key, buf []float32, then func()) {
+func (e *Engine) receiveFill(in *incoming, k comm.Key, buf []float32, then func()) *comm.Receiving {
 	r := e.c.Network.Expect(k, comm.Bytes(buf))
 	e.fillRecvs = append(slices.DeleteFunc(e.fillRecvs, func(r *comm.Receiving) bool { return isClosed(r.Done()) }), r)
 	r.OnDone(func() {
@@ -201,30 +262,27 @@ func (e *Engine) receiveFill(in *incoming, k comm.Key, buf []float32, then func(
 			}
 		})
 	})
-}
-
-// chore is an update to be replayed.
-type chore struct {
-	in  *incoming
-	buf []float32
+	return r
 }
 
 // doChore replays an update, if one waits, and reports whether it did.
 func (e *Engine) doChore() bool {
 	for len(e.chores) > 0 {
-		c := e.chores[0]
+		in := e.chores[0]
 		e.chores = e.chores[1:]
-		if !slices.Contains(e.incoming, c.in) {
+		if !slices.Contains(e.incoming, in) {
 			continue
 		}
-		u := zero.Update{Step: c.in.step + 1, LR: c.buf[0], GradScale: c.buf[1]}
+		u := zero.Update{Step: in.step + 1, LR: in.update[0], GradScale: in.update[1]}
 		e.do(onJob, func() error {
-			c.in.state.Update(e.c.Pool, c.in.params, c.buf[fillHead:], u)
+			in.state.Update(e.c.Pool, in.params, in.gradient, u)
 			return nil
 		}, func(error) {
-			c.in.step++
-			c.in.next = false
-			e.receiveGradient(c.in)
+			in.step++
+			in.next = false
+			if slices.Contains(e.incoming, in) {
+				e.receiveUpdate(in)
+			}
 		})
 		return true
 	}
@@ -257,20 +315,24 @@ func (e *Engine) sayLevel() {
 // counts, as the report says: who is to send the rest may be gone.
 func (e *Engine) lacks(o *elastic.Order) bool {
 	recovery := o.Ballot != elastic.Ballot{}
-	if !recovery && len(e.incoming) > 0 && !e.arrived() {
-		return true // into the same memory
-	}
-	for _, in := range e.incoming {
-		if in.state != nil && in.step >= e.passed.Step || recovery && !in.next {
-			continue
-		}
-		for _, sh := range o.Plan.Shards {
-			if sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && (sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID)) {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(e.incoming, func(in *incoming) bool {
+		return (in.state == nil || in.step < e.passed.Step) && (!recovery || in.next) && e.isFor(in, o)
+	})
+}
+
+// behind reports whether a range that the order's plan gives this worker is not here as of
+// the step passed.
+func (e *Engine) behind(o *elastic.Order) bool {
+	return slices.ContainsFunc(e.incoming, func(in *incoming) bool {
+		return (in.state == nil || in.step < e.passed.Step) && e.isFor(in, o)
+	})
+}
+
+// isFor reports whether the order's plan makes this worker a holder of a range that comes.
+func (e *Engine) isFor(in *incoming, o *elastic.Order) bool {
+	return slices.ContainsFunc(o.Plan.Shards, func(sh plan.Shard) bool {
+		return sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && (sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID))
+	})
 }
 
 // filled says what has come.
@@ -291,6 +353,11 @@ func (e *Engine) filled() (all []elastic.Filled) {
 // assemble makes the state of a range out of what is here of it, nil if that
 // is not all.
 func (e *Engine) assemble(r plan.Range) (*shard, error) {
+	for _, in := range e.incoming {
+		if in.r == r && in.state != nil && in.step == e.passed.Step {
+			return &shard{Range: r, state: in.state, params: in.params}, nil
+		}
+	}
 	state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
 	if err != nil {
 		return nil, err

@@ -144,8 +144,8 @@ func (e *Engine) obey() bool {
 		e.leave(o)
 		return false
 	}
-	if (o.Ballot == elastic.Ballot{}) && len(e.plan.Workers) > 0 && !e.arrived() {
-		return false // the owners of the plan before are those who send
+	if (o.Ballot == elastic.Ballot{}) && e.awaits(o) {
+		return false
 	}
 	if e.lacks(o) {
 		// The last gradient is on its way here.
@@ -170,6 +170,19 @@ func (e *Engine) obey() bool {
 	}
 	e.apply(o)
 	return e.err == nil && !e.sealed
+}
+
+// awaits reports whether parameters have to come before a boundary plan can be applied. Most
+// may come under the new plan, as under the next forward pass they always do. But who sends
+// may not leave; and where this worker newly holds a part of a layer that it has served, it
+// writes into the same memory.
+func (e *Engine) awaits(o *elastic.Order) bool {
+	if slices.ContainsFunc(e.plan.Workers, func(w plan.Worker) bool { return !slices.Contains(o.Plan.Workers, w) }) {
+		return !e.arrived()
+	}
+	return slices.ContainsFunc(o.Plan.Shards, func(p plan.Shard) bool {
+		return (p.Owner == e.c.Self.ID || slices.Contains(p.Mirrors, e.c.Self.ID)) && !e.computes(rangeOf(p)) && !e.arrivals[p.Layer].there()
+	})
 }
 
 // catchUp passes the point that others have passed.
@@ -333,6 +346,7 @@ func (e *Engine) apply(o *elastic.Order) {
 	e.remend()
 	clear(e.lossy)
 	e.endFills()
+	e.putOff = 0
 	if e.passed != e.start {
 		clear(e.initial.shards)
 		clear(e.initial.stages)
@@ -378,7 +392,8 @@ func (e *Engine) serve(old *plan.Plan) (fresh []int) {
 	}
 	e.c.Meter.Keep(firsts...)
 	for l := range had {
-		// All has come that was to. What is held of the layer keeps its memory.
+		// What is held of the layer keeps its memory.
+		e.arrivals[l].stop(func(plan.Range) bool { return true })
 		e.grads[l], e.c.Layers[l].Params = nil, nil
 	}
 	return fresh

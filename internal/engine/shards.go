@@ -89,6 +89,7 @@ func (sh *shard) expect(e *Engine) {
 func (sh *shard) completed(e *Engine, total []float32) {
 	sh.complete, sh.total = true, total
 	sh.forward(e)
+	e.feed(sh)
 }
 
 // forward sends the complete gradient to who is to have it, and was not sent it.
@@ -151,9 +152,9 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 }
 
 // update applies a committed update to the shards, and begins to bring the
-// new parameters to all workers of their stages, first layers first. capture, if
-// it is not nil, is called when all is updated.
-func (e *Engine) update(step int, u zero.Update, capture, after func()) {
+// new parameters to all workers of their stages, first layers first. try is that of the
+// step which was committed. capture, if it is not nil, is called when all is updated.
+func (e *Engine) update(step, try int, u zero.Update, capture, after func()) {
 	e.former, e.c.Begin = nil, nil // nothing begins any more, and what it keeps is free
 	for l := range e.arrivals {
 		e.expectParams(l, step)
@@ -163,11 +164,12 @@ func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 	for i, sh := range order {
 		totals[i] = sh.total
 	}
-	out := e.outgoing
-	sources, gradients := make([]*shard, len(out)), make([][]float32, len(out))
-	for i, o := range out {
-		if sources[i] = e.source(o.r); sources[i] != nil {
-			gradients[i] = sources[i].total
+	e.tellUpdate(u, try)
+	var out []*outgoing
+	var sources []*shard
+	for _, o := range e.outgoing {
+		if !o.base {
+			out, sources = append(out, o), append(sources, e.source(o.r))
 		}
 	}
 	digests := make([][][]zero.Digest, len(order))
@@ -193,8 +195,8 @@ func (e *Engine) update(step int, u zero.Update, capture, after func()) {
 			}
 		}
 		if len(out) > 0 {
-			messages := e.sendFills(out, sources, gradients, u)
-			e.mail.put(func() { e.postFills(out, messages, step) })
+			bases := copyFills(out, sources, u.Step)
+			e.mail.put(func() { e.postBases(out, bases) })
 		}
 		if capture != nil {
 			capture()

@@ -48,6 +48,7 @@ type Job struct {
 	Detect        string    `json:"detect"`         // budget for finding a worker that is silent, as of time.Duration; "0s" for none
 	Respawn       bool      `json:"respawn"`        // workers that die are replaced
 	NoDigests     bool      `json:"no_digests"`     // state is kept without digests
+	Reshape       string    `json:"reshape"`        // what is balanced anew between steps: full, dataflow or off
 	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
@@ -86,6 +87,23 @@ type Event struct {
 
 	*Recovery // of kind recovered; its fields stand beside the others
 	*Repair   // of kind repaired; the same
+	*Clocking // of kind clocks; the same
+}
+
+// Clocking says which clocks were set.
+type Clocking struct {
+	Clocks   []Clock `json:"clocks"`             // none: they are left alone from now on
+	Emulated bool    `json:"emulated,omitempty"` // the devices do not exist
+	Joules   float64 `json:"joules"`             // drawn by the devices so far, as far as they tell
+
+	AfterStep int `json:"after_step"` // committed before
+}
+
+// Clock is the clock of a device, and its highest frequency from now on.
+type Clock struct {
+	Device  string `json:"device"`
+	MHz     int    `json:"mhz"`
+	Workers []int  `json:"workers"` // that compute on it
 }
 
 // Repair says which block of a worker's state was altered and restored.
@@ -159,6 +177,17 @@ type Worker struct {
 	BytesSent   int64 `json:"bytes_sent"`  // to other workers
 	ParamBytes  int64 `json:"param_bytes"` // bytes of parameters held
 	StateBytes  int64 `json:"state_bytes"` // bytes of optimizer moments held
+
+	// Times are how long the passes of a micro-batch took it, as plans were made with at the
+	// end; left out of a worker that was lost, and where the run was too short to tell.
+	Times []LayerTime `json:"times,omitempty"`
+}
+
+// LayerTime is how long the passes of one micro-batch through a layer take.
+type LayerTime struct {
+	Layer      int     `json:"layer"`
+	ForwardMS  float64 `json:"forward_ms"`
+	BackwardMS float64 `json:"backward_ms"`
 }
 
 // Recovery is the account of one recovery, in milliseconds. The phases follow

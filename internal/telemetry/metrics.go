@@ -34,7 +34,10 @@ type metrics struct {
 	phase        metric.Float64Histogram
 	recomputed   metric.Int64Counter
 	mirrorLag    metric.Int64Gauge
-	links        map[[2]int]int64 // what was counted of each
+	frequency    metric.Float64Gauge
+	energy       metric.Float64Counter
+	joules       map[string]float64 // what was counted of each device
+	links        map[[2]int]int64   // what was counted of each
 }
 
 // keyCollective and keyPhase are attributes of measures alone.
@@ -45,6 +48,9 @@ const (
 
 // maxLinks bounds the links that are counted apart.
 const maxLinks = 1 << 16
+
+// maxDevices bounds the devices that are counted apart.
+const maxDevices = 1 << 12
 
 func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*metrics, error) {
 	registry := prometheus.NewRegistry()
@@ -57,7 +63,7 @@ func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*metrics, erro
 		opts = append(opts, sdkmetric.WithReader(remote))
 	}
 	m := &metrics{
-		provider: sdkmetric.NewMeterProvider(opts...), links: make(map[[2]int]int64),
+		provider: sdkmetric.NewMeterProvider(opts...), links: make(map[[2]int]int64), joules: make(map[string]float64),
 		handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}),
 	}
 	meter := m.provider.Meter(scope)
@@ -96,7 +102,9 @@ func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*metrics, erro
 	m.phase = seconds("soliton.recovery.phase.duration", "The same, by phases.", short...)
 	m.recomputed = counter("soliton.recovery.recomputed", "{micro_batch}", "Micro-batches in stages that ran again.")
 	m.mirrorLag = count("soliton.mirror.lag", "{step}", "Steps for which some shard has had fewer mirrors than it should.")
-	return m, errors.Join(errs...)
+	m.frequency = gauge("soliton.device.frequency", "Hz", "Clock of a device that workers compute on.")
+	m.energy, err = meter.Float64Counter("hw.energy", metric.WithUnit("J"), metric.WithDescription("Energy that a device has drawn, from when the run looks after its clock."))
+	return m, errors.Join(append(errs, err)...)
 }
 
 // take takes in a measure.
@@ -132,6 +140,17 @@ func (m *metrics) take(x trace.Measure) {
 			m.phase.Record(ctx, s, metric.WithAttributes(attribute.String(keyPhase, trace.Phases[i])))
 		}
 		m.recomputed.Add(ctx, int64(max(x.Recomputed, 0)))
+	case trace.Device:
+		was, known := m.joules[x.Name]
+		if !known && len(m.joules) >= maxDevices {
+			return
+		}
+		of := metric.WithAttributes(attribute.String("hw.id", x.Name), attribute.String("hw.type", x.Kind), attribute.Bool("soliton.device.emulated", x.Emulated))
+		m.frequency.Record(ctx, x.Hertz, of)
+		if m.joules[x.Name] = x.Joules; x.Joules < was {
+			was = 0 // it was opened anew
+		}
+		m.energy.Add(ctx, x.Joules-was, of)
 	case trace.MirrorLag:
 		m.mirrorLag.Record(ctx, int64(x.Steps))
 	}

@@ -108,6 +108,9 @@ func TestHandler(t *testing.T) {
 	tl.metrics.take(trace.Collective{Name: "reduce", Seconds: .01})
 	tl.metrics.take(trace.RecoveryDone{Seconds: .009, Phases: [6]float64{.001, .002}, Recomputed: 3})
 	tl.metrics.take(trace.MirrorLag{Steps: 2})
+	for _, j := range []float64{2, 5, 1} { // the last after it was opened anew
+		tl.metrics.take(trace.Device{Name: "GPU 0", Kind: "gpu", Hertz: 1.2e9, Joules: j})
+	}
 	// A board serves what it is told, and nil is nothing.
 	board, err := NewBoard(t.Context())
 	if err != nil {
@@ -126,7 +129,7 @@ func TestHandler(t *testing.T) {
 	for _, want := range []string{
 		"soliton_step_duration_seconds_count{", "soliton_step_tokens_total{", "soliton_worker_bubble_ratio{", `soliton_worker_id="3"`,
 		"soliton_link_io_bytes_total{", "soliton_recovery_phase_duration_seconds_bucket{", `soliton_recovery_phase_name="query"`, "soliton_mirror_lag{",
-		"soliton_collective_duration_seconds_sum{",
+		"soliton_collective_duration_seconds_sum{", "hw_energy_joules_total{", `hw_id="GPU 0"`, "soliton_device_frequency_hertz{",
 	} {
 		if !strings.Contains(body, want) {
 			t.Errorf("%s is not in\n%s", want, body)
@@ -135,6 +138,9 @@ func TestHandler(t *testing.T) {
 	for line := range strings.Lines(body) {
 		if strings.HasPrefix(line, "soliton_link_io_bytes_total{") && !strings.HasSuffix(strings.TrimSpace(line), " 35") {
 			t.Errorf("%s, want 35 bytes", line)
+		}
+		if strings.HasPrefix(line, "hw_energy_joules_total{") && !strings.HasSuffix(strings.TrimSpace(line), " 6") {
+			t.Errorf("%s, want 6 J", line)
 		}
 	}
 }

@@ -111,7 +111,7 @@ type Attr struct {
 	Value any
 }
 
-// Measure is one of StepDone, WorkerStep, Traffic, Collective, RecoveryDone and MirrorLag.
+// Measure is one of StepDone, WorkerStep, Traffic, Collective, RecoveryDone, MirrorLag and Device.
 type Measure interface{ measure() }
 
 type (
@@ -157,6 +157,15 @@ type (
 	// MirrorLag is the number of steps since some shard has fewer mirrors than it should; 0 where
 	// all have theirs.
 	MirrorLag struct{ Steps int }
+
+	// Device is the clock of a device at the moment, and what it has drawn since the run looks after it.
+	Device struct {
+		Name     string
+		Kind     string // cpu or gpu
+		Hertz    float64
+		Joules   float64
+		Emulated bool // it does not exist
+	}
 )
 
 func (StepDone) measure()     {}
@@ -165,6 +174,7 @@ func (Traffic) measure()      {}
 func (Collective) measure()   {}
 func (RecoveryDone) measure() {}
 func (MirrorLag) measure()    {}
+func (Device) measure()       {}
 
 // Phases are the phases of a recovery in their order; a span of each is a child of the recovery's.
 var Phases = [...]string{"detect", "query", "plan", "agree", "edit", "resume"}

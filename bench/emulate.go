@@ -1,0 +1,271 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/trace"
+)
+
+// timing runs programs to see how long their steps take.
+type timing struct {
+	dir  string // of the binaries and the runs
+	runs int
+}
+
+func newTiming() (*timing, error) {
+	dir, err := os.MkdirTemp("", "soliton-bench")
+	if err != nil {
+		return nil, err
+	}
+	if out, err := exec.Command("go", "build", "-o", dir+"/", "./launcher", "./examples/gpt", "./examples/emulated").CombinedOutput(); err != nil {
+		return nil, errors.Join(fmt.Errorf("go build: %w\n%s", err, out), os.RemoveAll(dir))
+	}
+	return &timing{dir: dir}, nil
+}
+
+// timed is what a run took.
+type timed struct {
+	metrics []rundir.Metrics
+	plans   map[uint64]*plan.Plan // by number
+	newest  *plan.Plan
+	events  []rundir.Event
+	sum     rundir.Summary
+	spans   []trace.Span
+	cores   float64 // that all of its processes kept busy, in the mean
+}
+
+// run trains with the program, which is gpt or emulated.
+func (t *timing) run(flags []string, program string, args ...string) (r timed, err error) {
+	t.runs++
+	dir := filepath.Join(t.dir, fmt.Sprintf("run-%d", t.runs))
+	all := append([]string{"run", "--plain", "--run-dir", dir}, flags...)
+	cmd := exec.Command(filepath.Join(t.dir, "launcher"), append(append(all, filepath.Join(t.dir, program)), args...)...)
+	began := time.Now()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return r, fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
+	}
+	r.cores = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds() / time.Since(began).Seconds()
+	if r.metrics, err = lines[rundir.Metrics](dir, "metrics.jsonl"); err != nil {
+		return r, err
+	}
+	if r.events, err = lines[rundir.Event](dir, "events.jsonl"); err != nil {
+		return r, err
+	}
+	plans, err := lines[rundir.Plan](dir, "plans.jsonl")
+	if err != nil {
+		return r, err
+	}
+	r.plans = make(map[uint64]*plan.Plan)
+	for _, line := range plans {
+		p := new(plan.Plan)
+		if err := json.Unmarshal(line.Plan, p); err != nil {
+			return r, fmt.Errorf("plans.jsonl: %w", err)
+		}
+		r.plans[uint64(p.Version.N)], r.newest = p, p
+	}
+	raw, err := os.ReadFile(filepath.Join(dir, "summary.json"))
+	if err == nil {
+		err = json.Unmarshal(raw, &r.sum)
+	}
+	if err != nil {
+		return r, err
+	}
+	f, err := os.Open(filepath.Join(dir, "traces.jsonl"))
+	if err != nil {
+		return r, err
+	}
+	defer f.Close()
+	if err := trace.Read(f, func(s trace.Span) { r.spans = append(r.spans, s) }); err != nil {
+		return r, fmt.Errorf("traces.jsonl: %w", err)
+	}
+	return r, os.RemoveAll(dir)
+}
+
+// settled returns the times of steps first to last that ran under one plan, the newest with
+// more than skip of them, without the first skip; in milliseconds.
+func (r *timed) settled(first, last, skip int) (ms []float64, under uint64) {
+	steps := make(map[uint64][]float64)
+	for _, m := range r.metrics {
+		if m.Step >= first && m.Step <= last {
+			steps[m.Plan] = append(steps[m.Plan], m.MS)
+		}
+	}
+	for number, list := range steps {
+		if len(list) > skip && number >= under {
+			ms, under = list[skip:], number
+		}
+	}
+	return ms, under
+}
+
+// times returns what the workers measured, as a profile takes it.
+func (r *timed) times() map[plan.WorkerID]plan.Times {
+	all := make(map[plan.WorkerID]plan.Times)
+	for _, w := range r.sum.Workers {
+		var t plan.Times
+		for _, l := range w.Times {
+			t.Layers = append(t.Layers, plan.LayerTime{Layer: l.Layer, Forward: milliseconds(l.ForwardMS), Backward: milliseconds(l.BackwardMS)})
+		}
+		all[plan.WorkerID(w.ID)] = t
+	}
+	return all
+}
+
+func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+
+// emulated makes a run on emulated devices.
+func (t *timing) emulated(flags []string, workers, stages, layers, micros, steps int, layerMS float64) (timed, error) {
+	all := append([]string{"--workers", strconv.Itoa(workers), "--stages", strconv.Itoa(stages), "--threads", "1"}, flags...)
+	return t.run(all, "emulated", "--layers", strconv.Itoa(layers), "--layer-ms", fmt.Sprint(layerMS),
+		"--global-batch", strconv.Itoa(micros), "--micro-batch", "1", "--steps", strconv.Itoa(steps))
+}
+
+// busy tells of the machine, and warns where it was busier than emulated devices bear.
+func busy(cores float64) string {
+	if cores > emulatedCores {
+		return fmt.Sprintf("%.2f cores busy, TOO MANY: give more --layer-ms", cores)
+	}
+	return fmt.Sprintf("%.2f cores busy", cores)
+}
+
+// emulatedCores is how many of two cores the processes of emulated devices may keep busy, so
+// that what they wait for comes in time.
+const emulatedCores = 1.0
+
+// deadline tells how much time is left of a bench whose parts take about as long as they say.
+type deadline struct{ left time.Duration }
+
+func (d *deadline) begin(what string, takes time.Duration) {
+	fmt.Fprintf(os.Stderr, "%s: about %v, %v left in all\n", what, takes.Round(time.Second), d.left.Round(time.Second))
+	d.left = max(0, d.left-takes)
+}
+
+// partition calls f with every way to write n as a sum of so many positive numbers, of which
+// none is greater than most. f must not keep the slice.
+func partition(n, parts, most int, f func([]int)) {
+	list := make([]int, parts)
+	var fill func(i, left int)
+	fill = func(i, left int) {
+		if i == parts-1 {
+			if left >= 1 && left <= most {
+				list[i] = left
+				f(list)
+			}
+			return
+		}
+		for k := 1; k <= min(most, left-(parts-1-i)); k++ {
+			list[i] = k
+			fill(i+1, left-k)
+		}
+	}
+	fill(0, n)
+}
+
+// least returns the least time that a step can take with so many layers and workers in each
+// stage, in units of the passes of one micro-batch through one layer: of some worker of a stage
+// with the most micro-batches, the first comes after a forward pass through the stages before, and
+// the backward passes through these follow its last; in between it has all its own work to do,
+// and its micro-batches go through the stages behind. No order of tasks is faster.
+func least(layers, workers []int, micros int) int {
+	before, most, all := 0, 0, 0
+	for _, l := range layers {
+		all += l
+	}
+	for s, l := range layers {
+		n := (micros + workers[s] - 1) / workers[s]
+		most = max(most, before+max(n*l, all-before))
+		before += l
+	}
+	return most
+}
+
+// leastOfAll returns the least of all plans in which every worker serves one stage, and no
+// stage has more than so many layers.
+func leastOfAll(layers, workers, stages, micros, most int) (lowest int) {
+	partition(layers, stages, most, func(l []int) {
+		partition(workers, stages, workers, func(w []int) {
+			if t := least(l, w, micros); lowest == 0 || t < lowest {
+				lowest = t
+			}
+		})
+	})
+	return lowest
+}
+
+// tried is how many shapes bestOf simulates.
+const tried = 40
+
+// bestOf returns the shortest step that the simulator finds for equal workers and equal layers:
+// all shapes in which every worker serves one stage are measured in closed form, and the best
+// of them simulated with routes as the planner makes them.
+func bestOf(layers, workers, stages, micros, most int, layer plan.Layer) (time.Duration, error) {
+	type shape struct {
+		layers, workers []int
+		slowest         int
+	}
+	var list []shape
+	partition(layers, stages, most, func(l []int) {
+		partition(workers, stages, workers, func(w []int) {
+			slowest := 0
+			for s := range l {
+				slowest = max(slowest, ((micros+w[s]-1)/w[s]-1)*l[s])
+			}
+			if len(list) == tried && slowest >= list[tried-1].slowest {
+				return
+			}
+			i, _ := slices.BinarySearchFunc(list, slowest+1, func(x shape, t int) int { return cmp.Compare(x.slowest, t) })
+			list = slices.Insert(list, i, shape{slices.Clone(l), slices.Clone(w), slowest})
+			list = list[:min(len(list), tried)]
+		})
+	})
+	prof := plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, layers)}
+	var v plan.View
+	for i := range workers {
+		v.Workers = append(v.Workers, plan.Worker{ID: plan.WorkerID(i)})
+	}
+	var best time.Duration
+	for _, c := range list {
+		p := plan.Plan{Version: plan.Version{Generation: 1, N: 1}, FromStep: 1, Workers: v.Workers}
+		layer, worker := 0, 0
+		for s := range c.layers {
+			st := plan.Stage{Lo: layer, Hi: layer + c.layers[s]}
+			for range c.workers[s] {
+				st.Workers = append(st.Workers, plan.WorkerID(worker))
+				worker++
+			}
+			layer = st.Hi
+			p.Stages = append(p.Stages, st)
+			// All to one worker is as bad as can be, so any other route is a gain.
+			p.Route = append(p.Route, slices.Repeat(st.Workers[:1], micros))
+			for l := st.Lo; l < st.Hi; l++ {
+				p.Shards = append(p.Shards, plan.Shard{Layer: l, Hi: prof.Layers[l].Size(), Owner: st.Workers[0]})
+			}
+		}
+		routed, _, err := plan.Next(p, v, prof, plan.Event{Kind: plan.Rebalance, Fixed: true})
+		if errors.Is(err, plan.ErrNoGain) {
+			routed, err = p, nil // one worker each
+		}
+		if err != nil {
+			return 0, err
+		}
+		is, err := routed.Predict(prof)
+		if err != nil {
+			return 0, err
+		}
+		if best == 0 || is.Step < best {
+			best = is.Step
+		}
+	}
+	return best, nil
+}

@@ -1,0 +1,96 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/soliton-train/soliton/elastic/graph"
+)
+
+// statuses are what the workers of a plan say in the middle of a step: of each one's pairs
+// in a stage, so many are finished, then in flight, and of the rest so many have input.
+func statuses(p *Plan, of map[WorkerID][3]int) (works []Work) {
+	for s, route := range p.Route {
+		seen := map[WorkerID]int{}
+		for m, w := range route {
+			n, ok := of[w]
+			if !ok {
+				continue
+			}
+			st := graph.Status{Pair: graph.Pair{Stage: s, Micro: m}, Phase: graph.Waiting}
+			switch i := seen[w]; {
+			case i < n[0]:
+				st.Phase, st.Input, st.Gradient = graph.Finished, true, true
+			case i < n[0]+n[1]:
+				st.Phase, st.Input = graph.Forwarded, true
+			case i < n[0]+n[1]+n[2] || s == 0:
+				st.Input = true
+			}
+			seen[w]++
+			works = append(works, Work{w, st})
+		}
+	}
+	return works
+}
+
+// TestNobodyWaits: after a loss in the first stage, the worker that was to go on with what the
+// lost one makes gets a pair of one that has two, and those of the first stage that wait for
+// gradients may begin one more.
+func TestNobodyWaits(t *testing.T) {
+	prof := Profile{Layers: model(8)}
+	old := first(t, workers(8, 1), prof, 2, 32, 1)
+	lost := old.Stages[0].Workers[0]
+	waits := old.Route[1][old.micros(0, lost)[2]]
+	of := map[WorkerID][3]int{}
+	for _, w := range old.Stages[0].Workers[1:] {
+		of[w] = [3]int{2, 2, 0} // at its limit
+	}
+	for _, w := range old.Stages[1].Workers {
+		of[w] = [3]int{2, 0, 2}
+	}
+	of[waits] = [3]int{2, 0, 0}
+	v := View{Step: 9, Works: statuses(&old, of)}
+	for _, w := range old.Workers {
+		if w.ID != lost {
+			v.Workers = append(v.Workers, w)
+		}
+	}
+	p, _ := after(t, &old, v, prof, Event{Kind: Lost})
+	fed := 0
+	for m, w := range p.Route[1] {
+		was := old.Route[1][m]
+		if w == was {
+			continue
+		}
+		st := v.Works[0].Status
+		for _, x := range v.Works {
+			if x.Pair == (graph.Pair{Stage: 1, Micro: m}) {
+				st = x.Status
+			}
+		}
+		switch {
+		case w == waits && st.Input && !st.Begun():
+			fed++
+		case was == waits && !st.Input:
+		default:
+			t.Errorf("%v goes from worker %d to %d", st, was, w)
+		}
+	}
+	if fed != 1 {
+		t.Errorf("worker %d gets %d pairs that it can begin, want 1\n%v", waits, fed, &p)
+	}
+	for _, w := range p.Stages[0].Workers {
+		if was, now := old.Limit(0, w), p.Limit(0, w); now != was+1 {
+			t.Errorf("worker %d may have %d in flight, want one more than %d", w, now, was)
+		}
+	}
+}
+
+// micros are the micro-batches that a stage gives a worker.
+func (p *Plan) micros(stage int, id WorkerID) (list []int) {
+	for m, w := range p.Route[stage] {
+		if w == id {
+			list = append(list, m)
+		}
+	}
+	return list
+}

@@ -1,0 +1,330 @@
+package engine
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/comm"
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/zero"
+)
+
+// comb is a stage of layers with many parameters, y = x + mean of w, whose gradients depend on
+// all that they should: dw[i] = dy·i/n.
+type comb struct {
+	lo, hi int
+	layers []Layer
+}
+
+func (c *comb) Forward(m Micro, in tensor.Tensor) (Pass, tensor.Tensor, error) {
+	out := tensor.New(m.Samples, 1)
+	copy(out.F, in.F)
+	for l := c.lo; l < c.hi; l++ {
+		if err := m.Ready(l); err != nil {
+			return nil, tensor.Tensor{}, err
+		}
+		sum := float32(0)
+		for _, w := range c.layers[l].Params {
+			sum += w
+		}
+		for i := range out.F {
+			out.F[i] += sum / combParams
+		}
+	}
+	return out, out, nil
+}
+
+func (c *comb) Loss(p Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
+	out := p.(tensor.Tensor)
+	dout = tensor.New(out.Shape...)
+	for i, y := range out.F {
+		d := y - target.F[i]
+		dout.F[i] = d
+		sum += float64(float64(d)*float64(d)) / 2
+	}
+	return sum, int64(len(out.F)), dout
+}
+
+func (c *comb) Backward(_ Pass, dout tensor.Tensor, grads Gradients) tensor.Tensor {
+	for l := c.hi - 1; l >= c.lo; l-- {
+		g := grads.Buffer(l)
+		clear(g)
+		for _, d := range dout.F {
+			for i := range g {
+				g[i] += float32(d * (float32(i+l) / float32(len(g))))
+			}
+		}
+		grads.Done(l, g)
+	}
+	return dout
+}
+
+func (*comb) Drop(Pass)        {}
+func (*comb) Suspect(Pass) int { return -1 }
+func (c *comb) Shapes(p Pass) (all [][]int) {
+	for range c.hi - c.lo - 1 {
+		all = append(all, p.(tensor.Tensor).Shape)
+	}
+	return all
+}
+
+// combs is a run of several workers in stages.
+type combs struct {
+	t       *testing.T
+	first   plan.Plan
+	prof    plan.Profile
+	peers   []elastic.Peer
+	engines []*Engine
+	level   chan plan.WorkerID
+	applied chan plan.Version
+	repairs atomic.Int32
+
+	contiguous bool
+	slow       int // the move in which the first half of the layers is slow
+}
+
+const (
+	combLayers = 5
+	combMicros = 12
+	combParams = 3*kernel.Block + 100
+)
+
+func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *combs {
+	t.Helper()
+	c := &combs{t: t, contiguous: contiguous, level: make(chan plan.WorkerID, workers), applied: make(chan plan.Version, 8*workers)}
+	for range combLayers {
+		c.prof.Layers = append(c.prof.Layers, plan.Layer{Tensors: []int{combParams}})
+	}
+	mem := comm.NewMem()
+	var v plan.View
+	var networks []*comm.Endpoint
+	for i := range workers {
+		network, err := comm.Listen(comm.Config{Self: comm.Session{Worker: comm.WorkerID(i)}, Transport: mem})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { network.Close() })
+		networks = append(networks, network)
+		w := plan.Worker{ID: plan.WorkerID(i)}
+		v.Workers = append(v.Workers, w)
+		c.peers = append(c.peers, elastic.Peer{Worker: w, Addr: network.Addr()})
+	}
+	var err error
+	if c.first, _, err = plan.Next(plan.Plan{}, v, c.prof, plan.Event{Stages: stages, Micros: combMicros, Mirrors: mirrors, Contiguous: contiguous}); err != nil {
+		t.Fatal(err)
+	}
+	if c.first.Stages[0].Hi <= combLayers/2 {
+		c.slow = 1
+	}
+	for i := range workers {
+		layers := make([]Layer, combLayers)
+		for l := range layers {
+			layers[l] = Layer{Name: fmt.Sprint(l), Tensors: []zero.Tensor{{Size: combParams}}}
+		}
+		pool := kernel.NewPool(1)
+		t.Cleanup(pool.Close)
+		e, err := New(Config{
+			Self: v.Workers[i], Network: networks[i], Groups: make(map[uint16]*comm.Group), First: elastic.Order{Plan: c.first, Peers: c.peers},
+			Stage: func(lo, hi int) Stage {
+				for l := lo; l < hi; l++ {
+					if layers[l].Params == nil {
+						layers[l].Params = make([]float32, combParams)
+					}
+				}
+				return &comb{lo, hi, layers}
+			},
+			Layers: layers,
+			Begin: func(r zero.Range, params []float32, _ [][]float32) error {
+				for i := range params {
+					params[i] = float32((r.Layer*7+r.Lo+i)%13) / 13
+				}
+				return nil
+			},
+			Input: tensor.Spec{Shape: []int{1}}, Target: tensor.Spec{Shape: []int{1}},
+			GlobalBatch: 2 * combMicros, MicroBatch: 2,
+			Rule: adam, LR: func(step int) float64 { return 0.01 / float64(step) }, ClipNorm: 1,
+			Load: func(i uint64, in, target tensor.Tensor) error {
+				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
+				return nil
+			},
+			Pool:     pool,
+			Stop:     func() string { return "" },
+			Level:    func(int, int) { c.level <- plan.WorkerID(i) },
+			Applied:  func(a Applied) { c.applied <- a.Version },
+			Repaired: func(Repair) { c.repairs.Add(1) },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		c.engines = append(c.engines, e)
+	}
+	return c
+}
+
+type hashCollector struct{ hash.Hash }
+
+func (h hashCollector) Take(_ Part, data []float32) error {
+	_, err := h.Write(comm.Bytes(data))
+	return err
+}
+func (h hashCollector) Finish() ([]byte, error) { return h.Sum(nil), nil }
+func (hashCollector) Discard()                  {}
+
+// train trains up to a step, and returns the hash of the state after it. before, if
+// it is not nil, is called before every step.
+func (c *combs) train(steps int, before func(worker, step int)) string {
+	hashes := make([]string, len(c.engines))
+	all(c.engines, func(i int, e *Engine) {
+		for step := 1; step <= steps; step++ {
+			if before != nil {
+				before(i, step)
+			}
+			if _, err := e.Step(c.t.Context(), step); err != nil {
+				c.t.Errorf("worker %d: %v", i, err)
+				return
+			}
+		}
+		h, err := e.Keep(c.t.Context(), steps, sha256.Size, func() (Collector, error) { return hashCollector{sha256.New()}, nil })
+		if err != nil {
+			c.t.Errorf("worker %d: %v", i, err)
+		}
+		hashes[i] = fmt.Sprintf("%x", h)
+	})
+	return hashes[0]
+}
+
+// coming is a plan for which state is being copied.
+type coming struct {
+	plan  plan.Plan
+	waits map[plan.WorkerID]bool
+}
+
+// copy asks for what a layer's move needs. Half of the layers seems to be slow.
+func (c *combs) copy(current plan.Plan, half int) (coming, error) {
+	prof := plan.Profile{Layers: slices.Clone(c.prof.Layers)}
+	for l := range prof.Layers {
+		prof.Layers[l].Forward, prof.Layers[l].Backward = time.Millisecond, time.Millisecond
+		if (l < combLayers/2) == (half == c.slow) {
+			prof.Layers[l].Forward *= 3
+		}
+	}
+	v := plan.View{Workers: current.Workers, Step: current.FromStep}
+	next, _, err := plan.Next(current, v, prof, plan.Event{Kind: plan.Rebalance, Contiguous: c.contiguous})
+	if err != nil {
+		return coming{}, err
+	}
+	if half == 0 && next.Stages[0].Hi == current.Stages[0].Hi {
+		return coming{}, errors.New("no layer moves")
+	}
+	state, _ := plan.Needs(&current, &next, v)
+	x := coming{plan: next, waits: make(map[plan.WorkerID]bool)}
+	for _, t := range state {
+		x.waits[t.To] = true
+	}
+	for _, e := range c.engines {
+		e.Fill(elastic.Fill{ID: 1 + half, Peers: c.peers, Transfers: state})
+	}
+	return x, nil
+}
+
+// goOver waits until the state is there, orders the plan, opens a gate, and waits until the plan
+// is live.
+func (c *combs) goOver(x coming, gate chan struct{}) error {
+	for len(x.waits) > 0 {
+		select {
+		case w := <-c.level:
+			delete(x.waits, w)
+		case <-c.t.Context().Done():
+			return c.t.Context().Err()
+		}
+	}
+	for _, e := range c.engines {
+		e.Order(elastic.Order{Plan: x.plan, Peers: c.peers})
+	}
+	close(gate)
+	for range c.engines {
+		select {
+		case v := <-c.applied:
+			if v != x.plan.Version {
+				return fmt.Errorf("plan %v is live, want %v", v, x.plan.Version)
+			}
+		case <-c.t.Context().Done():
+			return c.t.Context().Err()
+		}
+	}
+	return nil
+}
+
+// A layer moves to another stage and back under training, and the bits are those of one worker
+// alone: whatever the layout of the shards, and whether blocks are repaired meanwhile, so that
+// gradients which were sent already do not count.
+func TestMigrateSameBits(t *testing.T) {
+	const steps = 24
+	want := startCombs(t, 1, 1, 0, false).train(steps, nil)
+	for _, x := range []struct {
+		workers, mirrors   int
+		contiguous, repair bool
+		flip               Target
+	}{{4, 0, false, false, 0}, {4, 0, true, false, 0}, {4, 1, false, true, Own}, {6, 1, true, true, Moment}, {6, 0, false, true, Copy}} {
+		t.Run(fmt.Sprintf("%d workers, %d mirrors, contiguous %v, repair %v", x.workers, x.mirrors, x.contiguous, x.repair), func(t *testing.T) {
+			c := startCombs(t, x.workers, 2, x.mirrors, x.contiguous)
+			for range c.engines {
+				<-c.applied
+			}
+			// Nobody begins with these steps before a plan has come, a copy was asked for, and
+			// another plan has come.
+			gates := map[int]chan struct{}{6: make(chan struct{}), 8: make(chan struct{}), 14: make(chan struct{})}
+			done := make(chan error, 1)
+			there, err := c.copy(c.first, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() {
+				done <- func() error {
+					defer cancel() // opens all gates
+					if err := c.goOver(there, gates[6]); err != nil {
+						return err
+					}
+					back, err := c.copy(there.plan, 1)
+					if err != nil {
+						return err
+					}
+					close(gates[8])
+					return c.goOver(back, gates[14])
+				}()
+			}()
+			got := c.train(steps, func(worker, step int) {
+				if x.repair && worker <= 1 && step > 1 {
+					c.engines[worker].Flip(x.flip)
+				}
+				if g := gates[step]; g != nil {
+					select {
+					case <-g:
+					case <-ctx.Done():
+					}
+				}
+			})
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if x.repair && c.repairs.Load() == 0 {
+				t.Error("nothing was repaired")
+			}
+			if got != want {
+				t.Errorf("the state has the hash %s, want %s", got, want)
+			}
+		})
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/dvfs/nvml"
+	"github.com/soliton-train/soliton/elastic/agent"
+)
+
+// Values of --clocks.
+const (
+	clocksOff      = "off"
+	clocksAuto     = "auto"
+	clocksEmulated = "emulated"
+)
+
+// openClocks returns the clocks that --clocks asks for; nil leaves all as it is.
+func openClocks(mode, sysfs string) agent.Clocks {
+	switch mode {
+	case clocksAuto:
+		return &machineClocks{sysfs: sysfs}
+	case clocksEmulated:
+		return make(emulatedClocks)
+	}
+	return nil
+}
+
+// emulatedClocks are clocks of devices that do not exist, one for each worker, who pauses as its clock says.
+type emulatedClocks map[int]agent.Device
+
+// The range of an emulated clock is that of a card: half of its frequency is the least that is worth trying.
+const (
+	emulatedLow  = 700 // MHz
+	emulatedHigh = 1400
+	emulatedGrid = 50
+)
+
+// Devices implements [agent.Clocks].
+func (e emulatedClocks) Devices(processes map[int]int) ([]agent.Device, error) {
+	for id := range processes {
+		if _, ok := e[id]; ok {
+			continue
+		}
+		power := dvfs.DefaultPower(emulatedHigh)
+		c, err := dvfs.NewEmulated(dvfs.EmulatedConfig{
+			Name: fmt.Sprintf("emulated device of worker %d", id), Steps: dvfs.Grid(emulatedLow, emulatedHigh, emulatedGrid), Power: power,
+		})
+		if err != nil {
+			return nil, err
+		}
+		e[id] = agent.Device{Clock: c, Kind: "gpu", Workers: []int{id}, Power: power}
+	}
+	var all []agent.Device
+	for _, d := range e {
+		all = append(all, d)
+	}
+	slices.SortFunc(all, func(a, b agent.Device) int { return a.Workers[0] - b.Workers[0] })
+	return all, nil
+}
+
+// Save implements [agent.Clocks].
+func (emulatedClocks) Save(dvfs.Record) error { return nil }
+
+// Close implements [agent.Clocks].
+func (emulatedClocks) Close(bool) error { return nil }
+
+// Emulated implements [agent.Clocks].
+func (emulatedClocks) Emulated() bool { return true }
+
+// machineClocks are the clocks of this machine.
+type machineClocks struct {
+	sysfs string
+	lib   *nvml.Library
+	kept  *keptRecord // nil before the first clock is set
+}
+
+// Devices implements [agent.Clocks]: cards on which workers' processes compute, and the processors for those
+// who compute on no card.
+func (m *machineClocks) Devices(processes map[int]int) ([]agent.Device, error) {
+	if m.lib == nil {
+		lib, err := nvml.Open()
+		if err != nil && !errors.Is(err, dvfs.ErrUnsupported) {
+			return nil, err
+		}
+		m.lib = lib
+	}
+	var cards []card
+	if m.lib != nil {
+		for _, c := range m.lib.Cards() {
+			pids, err := c.Processes()
+			if err != nil {
+				return nil, err
+			}
+			cards = append(cards, card{c, pids})
+		}
+	}
+	devices, rest := whose(processes, cards)
+	if len(rest) == 0 {
+		return devices, nil
+	}
+	c, err := dvfs.OpenCPU(m.sysfs)
+	switch {
+	case err == nil:
+		return append(devices, agent.Device{Clock: c, Kind: "cpu", Workers: rest}), nil
+	case len(devices) == 0:
+		return nil, err
+	}
+	return devices, nil
+}
+
+// card is a card and the processes that compute on it.
+type card struct {
+	dvfs.Clock
+	pids []int
+}
+
+// whose tells the cards on which workers compute, and the workers that do so on none.
+func whose(processes map[int]int, cards []card) (devices []agent.Device, rest []int) {
+	for id := range processes {
+		rest = append(rest, id)
+	}
+	slices.Sort(rest)
+	for _, c := range cards {
+		d := agent.Device{Clock: c.Clock, Kind: "gpu"}
+		rest = slices.DeleteFunc(rest, func(id int) bool {
+			on := slices.Contains(c.pids, processes[id])
+			if on {
+				d.Workers = append(d.Workers, id)
+			}
+			return on
+		})
+		if len(d.Workers) > 0 {
+			devices = append(devices, d)
+		}
+	}
+	return devices, rest
+}
+
+// Save implements [agent.Clocks].
+func (m *machineClocks) Save(r dvfs.Record) (err error) {
+	if m.kept != nil {
+		return m.kept.write(r)
+	}
+	m.kept, err = keepRecord(r, m.sysfs)
+	return err
+}
+
+// Close implements [agent.Clocks].
+func (m *machineClocks) Close(restored bool) (err error) {
+	if m.kept != nil {
+		err = m.kept.close(restored)
+	}
+	if m.lib != nil {
+		m.lib.Close()
+	}
+	return err
+}
+
+// Emulated implements [agent.Clocks].
+func (*machineClocks) Emulated() bool { return false }

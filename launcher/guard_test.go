@@ -1,0 +1,306 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/rundir"
+)
+
+// processors is a tree as Linux shows it, with a clock that was set lower than the hardware's highest.
+func processors(t *testing.T) (sysfs string, limit func() string) {
+	t.Helper()
+	sysfs = t.TempDir()
+	dir := filepath.Join(sysfs, "devices/system/cpu/cpufreq/policy0")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string]string{
+		"scaling_min_freq": "800000", "scaling_max_freq": "2000000", "cpuinfo_min_freq": "800000", "cpuinfo_max_freq": "3000000",
+		"scaling_cur_freq": "2000000", "scaling_driver": "acpi-cpufreq", "scaling_governor": "schedutil",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(text+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return sysfs, func() string {
+		b, err := os.ReadFile(filepath.Join(dir, "scaling_max_freq"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(b))
+	}
+}
+
+// clockRun is a run that sets clocks.
+type clockRun struct {
+	*underWay
+	records, mark string
+}
+
+func beginClocks(t *testing.T, flags []string, program ...string) *clockRun {
+	t.Helper()
+	r := &clockRun{underWay: &underWay{t: t}, records: filepath.Join(t.TempDir(), "records")}
+	args := append([]string{"run", "--plain", "--threads", "1", "--detect", "10s", "--run-dir", "run"}, flags...)
+	r.cmd = launch(t, append(append(args, emulated), program...)...)
+	r.dir, r.mark = filepath.Join(r.cmd.Dir, "run"), "LAUNCHER_TEST="+r.cmd.Dir
+	r.cmd.Env = append(os.Environ(), r.mark, recordEnv+"="+r.records)
+	r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.out
+	if err := r.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.cmd.Process.Kill(); r.cmd.Wait() })
+	r.until("clocks", 1)
+	return r
+}
+
+var shortSteps = []string{"--layers", "2", "--layer-ms", "0.5", "--global-batch", "8", "--steps", "1000000"}
+
+// guards returns the processes of guards.
+func (r *clockRun) guards() (pids []int) {
+	for _, p := range marked(r.t, r.mark) {
+		line, _ := os.ReadFile(filepath.Join("/proc", p, "cmdline"))
+		if pid, _ := strconv.Atoi(p); bytes.Contains(line, []byte("\x00"+guardName+"\x00")) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Clocks are put back however a run ends: by itself, killed, or killed together with the guard that
+// is there for that.
+func TestClocksArePutBack(t *testing.T) {
+	for _, end := range []string{"stopped", "killed", "killed with its guard"} {
+		t.Run(end, func(t *testing.T) {
+			sysfs, limit := processors(t)
+			r := beginClocks(t, []string{"--workers", "2", "--clocks", "auto", "--clocks-sysfs", sysfs}, shortSteps...)
+			if e := r.events("clocks")[0]; limit() != "3000000" || len(e.Clocks) != 1 || e.Clocks[0].MHz != 3000 || e.Emulated || len(e.Clocks[0].Workers) != 2 {
+				t.Errorf("%s kHz, %+v", limit(), e.Clocking)
+			}
+			if n := len(r.guards()); n != 1 {
+				t.Errorf("%d guards", n)
+			}
+			record := filepath.Join(r.records, "clocks.json")
+			if b, err := os.ReadFile(record); err != nil || !bytes.Contains(b, []byte(`"max":2000000`)) {
+				t.Errorf("%s, %v", b, err)
+			}
+			switch end {
+			case "stopped":
+				r.cmd.Process.Signal(os.Interrupt)
+			case "killed with its guard":
+				for _, g := range r.guards() {
+					syscall.Kill(g, syscall.SIGKILL)
+				}
+				fallthrough
+			default:
+				r.cmd.Process.Kill()
+			}
+			r.cmd.Wait()
+			until(t, func() bool { return len(marked(t, r.mark)) == 0 })
+			if end == "killed with its guard" {
+				if limit() != "3000000" {
+					t.Errorf("%s kHz with nobody to put it back", limit())
+				}
+				// Another user's launcher, or one of another place, would not know.
+				cmd := launch(t, "run", "--plain", "--clocks-sysfs", sysfs, mlp, "--steps", "1", "--eval-every", "0")
+				cmd.Env = append(os.Environ(), recordEnv+"="+r.records)
+				if _, out, _ := result(t, cmd); !strings.Contains(out, "clocks are as they were before a launcher that was killed: processors\n") {
+					t.Errorf("the next launcher says\n%s", out)
+				}
+			}
+			if limit() != "2000000" {
+				t.Errorf("%s kHz is left", limit())
+			}
+			if _, err := os.Lstat(record); !errors.Is(err, fs.ErrNotExist) {
+				t.Error("the record is still there")
+			}
+			events := r.events("clocks")
+			if last := events[len(events)-1]; end == "stopped" && (len(events) != 2 || last.Clocks[0].MHz != 2000) {
+				t.Errorf("%+v", last)
+			}
+		})
+	}
+}
+
+// Without hardware there is one line, and training goes on.
+func TestClocksWithoutHardware(t *testing.T) {
+	r := beginClocks(t, []string{"--workers", "2", "--clocks", "auto", "--clocks-sysfs", t.TempDir()}, shortSteps...)
+	steps := func() int { return len(metricsSoFar(r.dir)) }
+	was := steps()
+	until(t, func() bool { return steps() > was+20 })
+	r.cmd.Process.Signal(os.Interrupt)
+	r.cmd.Wait()
+	if e := r.events("clocks"); len(e) != 1 || !strings.HasPrefix(e[0].Reason, "clocks are left alone: ") || len(e[0].Clocks) > 0 {
+		t.Errorf("%+v", e)
+	}
+	if strings.Count(r.out.String(), "clocks are left alone") != 1 {
+		t.Errorf("%s", &r.out)
+	}
+}
+
+// metricsSoFar are the whole lines of a file that is being written.
+func metricsSoFar(dir string) (all []rundir.Metrics) {
+	text, _ := os.ReadFile(filepath.Join(dir, "metrics.jsonl"))
+	for line := range bytes.Lines(text) {
+		var m rundir.Metrics
+		if json.Unmarshal(line, &m) == nil {
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// Emulated clocks make workers slower who wait for others, and no bit another.
+func TestEmulatedClocksSameBits(t *testing.T) {
+	// Of 13 micro-batches, the last of 4 workers has one.
+	program := []string{"--layers", "2", "--layer-ms", "1", "--global-batch", "13", "--steps", "1000000"}
+	r := beginClocks(t, []string{"--workers", "4", "--clocks", "emulated"}, program...)
+	if e := r.events("clocks")[0]; !e.Emulated || len(e.Clocks) == 0 {
+		t.Errorf("%+v", e.Clocking)
+	}
+	steps := func(dir string) (bits []string) {
+		for _, m := range metricsSoFar(dir) {
+			bits = append(bits, fmt.Sprint(m.Step, m.Loss, m.GradNorm))
+		}
+		return bits
+	}
+	set := r.events("clocks")[0].AfterStep
+	until(t, func() bool { return len(steps(r.dir)) > set+10 })
+	r.cmd.Process.Signal(os.Interrupt)
+	r.cmd.Wait()
+	got := steps(r.dir)
+
+	cmd := launch(t, append([]string{"run", "--plain", "--threads", "1", "--workers", "1", "--run-dir", "run", emulated}, append(program, "--layer-ms", "0")...)...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Process.Kill()
+	dir := filepath.Join(cmd.Dir, "run")
+	until(t, func() bool { return len(steps(dir)) >= len(got) })
+	cmd.Process.Signal(os.Interrupt)
+	cmd.Wait()
+	want := steps(dir)
+	for i := range got {
+		if got[i] != want[i] {
+			t.Fatalf("%s, want %s", got[i], want[i])
+		}
+	}
+}
+
+// What lies where records do may be anything.
+func TestHostileRecords(t *testing.T) {
+	sysfs, limit := processors(t)
+	good := `{"clocks":[{"kind":"cpufreq","id":"","policies":[{"name":"policy0","min":800000,"max":2500000}]}]}`
+	for name, c := range map[string]struct {
+		prepare func(dir, record string) error
+		restore bool // the clock
+		stays   bool // the record
+		fails   bool
+	}{
+		"none":     {func(dir, _ string) error { return os.RemoveAll(dir) }, false, false, false},
+		"good":     {func(_, record string) error { return os.WriteFile(record, []byte(good), 0o600) }, true, false, false},
+		"garbage":  {func(_, record string) error { return os.WriteFile(record, []byte("{"), 0o600) }, false, false, true},
+		"too long": {func(_, record string) error { return os.WriteFile(record, make([]byte, dvfs.MaxRecord+1), 0o600) }, false, false, true},
+		"beyond the hardware": {func(_, record string) error {
+			return os.WriteFile(record, []byte(strings.Replace(good, "2500000", "9000000", 1)), 0o600)
+		}, false, true, true},
+		"others may write": {func(dir, record string) error {
+			return errors.Join(os.WriteFile(record, []byte(good), 0o600), os.Chmod(dir, 0o777))
+		}, false, true, true},
+		"a link": {func(dir, record string) error {
+			return errors.Join(os.WriteFile(filepath.Join(dir, "x"), []byte(good), 0o600), os.Symlink("x", record))
+		}, false, true, true},
+		"a pipe": {func(_, record string) error { return syscall.Mkfifo(record, 0o600) }, false, true, true},
+		"of a launcher that lives": {func(dir, record string) error {
+			f, err := os.Create(filepath.Join(dir, "lock"))
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { f.Close() })
+			return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_EX), os.WriteFile(record, []byte(good), 0o600))
+		}, false, true, false},
+	} {
+		dir := filepath.Join(t.TempDir(), "records")
+		t.Setenv(recordEnv, dir)
+		record := filepath.Join(dir, "clocks.json")
+		if err := errors.Join(os.Mkdir(dir, 0o700), c.prepare(dir, record)); err != nil {
+			t.Fatal(err)
+		}
+		was := limit()
+		_, err := restoreLeft(sysfs, false)
+		if (err != nil) != c.fails {
+			t.Errorf("%s: %v", name, err)
+		}
+		if restored := limit() != was; restored != c.restore {
+			t.Errorf("%s: from %s to %s kHz", name, was, limit())
+		}
+		if _, err := os.Lstat(record); (err == nil) != c.stays {
+			t.Errorf("%s: the record: %v", name, err)
+		}
+		f := checkLeftClocks(sysfs)
+		if f.Mark != ok && f.Mark != warn || strings.Contains(f.Found, "\n") {
+			t.Errorf("%s: %+v", name, f)
+		}
+		if err := os.WriteFile(filepath.Join(sysfs, "devices/system/cpu/cpufreq/policy0/scaling_max_freq"), []byte("2000000\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Two runs do not set the same clocks.
+func TestOneRunSetsClocks(t *testing.T) {
+	t.Setenv(recordEnv, filepath.Join(t.TempDir(), "records"))
+	var r dvfs.Record
+	if err := json.Unmarshal([]byte(`{"clocks":[]}`), &r); err != nil {
+		t.Fatal(err)
+	}
+	if err := openRecordDir(recordDir()); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.Create(filepath.Join(recordDir(), "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := keepRecord(r, t.TempDir()); !errors.Is(err, errOtherRun) {
+		t.Error(err)
+	}
+}
+
+// Who computes on which card is told by processes; who is on none computes on the processors.
+func TestWhoseCards(t *testing.T) {
+	cards := []card{{pids: []int{7, 100}}, {pids: []int{101, 102}}, {pids: []int{8}}}
+	devices, rest := whose(map[int]int{0: 100, 1: 101, 2: 102, 3: 103}, cards)
+	if len(devices) != 2 || fmt.Sprint(devices[0].Workers, devices[1].Workers, rest) != "[0] [1 2] [3]" {
+		t.Errorf("%+v, %v", devices, rest)
+	}
+	var clocks agent.Clocks = make(emulatedClocks)
+	if all, err := clocks.Devices(map[int]int{3: 1, 1: 2}); err != nil || len(all) != 2 || all[0].Workers[0] != 1 || !clocks.Emulated() {
+		t.Errorf("%+v, %v", all, err)
+	}
+}
+
+func TestClocksFlag(t *testing.T) {
+	for _, args := range [][]string{{"--clocks", "fast"}, {"--clocks", "auto", "--emulate-hosts", "3"}} {
+		cmd := launch(t, append(append([]string{"run"}, args...), fake)...)
+		if status, _, errs := result(t, cmd); status != 2 || !strings.Contains(errs, "--clocks "+args[1]) {
+			t.Errorf("%v: status %d, %s", args, status, errs)
+		}
+	}
+}
