@@ -126,6 +126,9 @@ func (r *struck) run(t *timing) error {
 	if err != nil {
 		return err
 	}
+	if got.sum.WorkersLost != len(r.lose) || got.sum.Rollbacks > 0 {
+		return fmt.Errorf("%v: %d workers were lost and the run went back %d times: something else disturbs the machine", r, got.sum.WorkersLost, got.sum.Rollbacks)
+	}
 	layer := layerTime(&got)
 	if layer.Forward == 0 {
 		return errors.New("the run was too short to measure layers: give more --steps")

@@ -9,6 +9,7 @@
 //	go run ./bench control    how long control takes while all else is busy
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench hosts      recovery when one of several hosts dies
+//	go run ./bench clocks     what clocks save after a loss, and the most that they could; emulated
 //	go run ./bench soak       random faults, and whether the bits are still the same
 //	go run ./bench migrate    a layer that moves under training, against stop and copy, and contiguous shards
 //	go run ./bench failslow   slow workers, in how many steps they are found, and false alarms in peace
@@ -27,9 +28,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "traces": traces, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow, "losses": losses, "model": model, "migrate": migrate}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "traces": traces, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow, "losses": losses, "model": model, "migrate": migrate, "clocks": clocks}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|losses|model|migrate [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|losses|model|migrate|clocks [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/comm"
@@ -37,7 +38,7 @@ func migrate(args []string) error {
 	f.IntVar(&m.micros, "micro-batches", 4, "micro-batches of a step")
 	f.DurationVar(&m.forward, "forward", 6*time.Millisecond, "time of a layer and micro-batch; backward takes twice that")
 	f.Float64Var(&m.rate, "rate", 100, "MB/s from one worker to another of the other stage; 0: no limit")
-	f.IntVar(&m.quiet, "quiet", 7, "undisturbed steps before each migration")
+	f.IntVar(&m.quiet, "quiet", 8, "undisturbed steps before each migration")
 	f.IntVar(&m.steps, "steps", 18, "steps for each migration, of which some are left when it is done")
 	f.IntVar(&m.mirrors, "mirrors", 0, "mirrors of each shard")
 	rounds := f.Int("rounds", 4, "rounds, in each of which all three ways move a layer there and back")
@@ -67,8 +68,8 @@ func migrate(args []string) error {
 			}
 			digest = d
 			for _, x := range got {
-				fmt.Printf("  round %d  %-13s %s  copied in %4.0f ms, live after %4.0f ms = %.1f steps, of which the change took %.0f ms; median step %.0f ms, longest %.0f, during %s\n",
-					round, w.name, x.what, x.copied, x.took, x.took/x.median, x.edit, x.median, x.longest, list(x.during))
+				fmt.Printf("  round %d  %-13s %s  copied in %4.0f ms, live after %4.0f ms = %.1f steps, of which the change took %.0f ms; median step %.0f ms, longest %.0f undisturbed, %.0f during%s\n",
+					round, w.name, x.what, x.copied, x.took, x.took/x.median, x.edit, x.median, x.usual, x.longest, list(x.during))
 			}
 			all[w.name] = append(all[w.name], got...)
 		}
@@ -84,12 +85,14 @@ type moved struct {
 	median  float64   // step before it
 	during  []float64 // steps from the copy on, the first under the new plan included
 	longest float64   // of these
+	usual   float64   // the longest of as many undisturbed steps: what chance alone makes of it
 	copied  float64   // from the commit at which state begins to be copied until all of it has come
 	edit    float64   // from the commit that makes the plan live until it is applied everywhere
 	took    float64   // from when state begins to be copied until the plan is live everywhere
 }
 
 func (m moved) pause() float64 { return max(0, m.longest-m.median) }
+func (m moved) net() float64   { return max(0, m.longest-m.usual) }
 
 func report(all map[string][]moved) {
 	of := func(way string, f func(moved) float64) float64 {
@@ -103,10 +106,11 @@ func report(all map[string][]moved) {
 	copied := func(m moved) float64 { return m.copied }
 	fmt.Printf("\nmedians over %d migrations of each way\n", len(all["background"]))
 	for _, w := range []string{"background", "stop and copy", "contiguous"} {
-		fmt.Printf("  %-13s longest step by median step %.2f; pause %.0f ms; copied in %.0f ms, live after %.0f ms\n", w,
-			of(w, func(m moved) float64 { return m.longest / m.median }), of(w, moved.pause), of(w, copied), of(w, took))
+		fmt.Printf("  %-13s longest step by median step %.2f (%.2f undisturbed); pause %.0f ms, %.0f above the undisturbed; copied in %.0f ms, live after %.0f ms\n", w,
+			of(w, func(m moved) float64 { return m.longest / m.median }), of(w, func(m moved) float64 { return m.usual / m.median }), of(w, moved.pause), of(w, moved.net), of(w, copied), of(w, took))
 	}
-	fmt.Printf("pause by that of stop and copy: %.3f\n", of("background", moved.pause)/of("stop and copy", moved.pause))
+	fmt.Printf("pause by that of stop and copy: %.3f; above the longest of as many undisturbed steps: %.3f\n",
+		of("background", moved.pause)/of("stop and copy", moved.pause), of("background", moved.net)/of("stop and copy", moved.net))
 	fmt.Printf("time of contiguous shards by that of interleaved ones: %.2f until live, %.2f of the copies\n",
 		of("contiguous", took)/of("background", took), of("contiguous", copied)/of("background", copied))
 }
@@ -299,6 +303,8 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 
 	base, copies := *step, *step+1+c.m.quiet // at whose commit state is copied
 	quiet, held := make(chan struct{}), make(chan struct{})
+	var left atomic.Int32 // workers that are still in the steps before
+	left.Store(int32(len(c.engines)))
 	release := sync.OnceFunc(func() { close(held) })
 	if !c.way.holds {
 		release()
@@ -308,7 +314,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 	go func() {
 		trained <- each(len(c.engines), func(i int) error {
 			for s := base + 1; s <= base+c.m.steps; s++ {
-				if s == copies && i == 0 {
+				if s == copies && left.Add(-1) == 0 {
 					close(quiet)
 				}
 				if s == copies+1 {
@@ -386,6 +392,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		x.during = append(x.during, took(s))
 	}
 	x.longest = slices.Max(x.during)
+	x.usual = slices.Max(before[max(0, len(before)-len(x.during)):])
 	x.edit, x.copied, x.took = ms(edit), ms(levelAt.Sub(began)), ms(liveAt.Sub(began))
 	return x, nil
 }

@@ -92,6 +92,8 @@ type clocking struct {
 	off  bool // none will be set any more
 	prof plan.Profile
 	made bool // prof is that of the newest times
+
+	since int // step after which devices are looked after; 0: they are not
 }
 
 // clockStep follows the step that was committed last.
@@ -111,7 +113,9 @@ func (s *session) clockStep(m control.Step) []effect {
 	if !s.clocks.made {
 		s.clocks.prof, s.clocks.made = s.ctl.Profile(), true
 	}
-	e.profile = s.clocks.prof
+	if e.profile = s.clocks.prof; s.clocks.since == 0 {
+		s.clocks.since = m.Step
+	}
 	return []effect{e}
 }
 
@@ -159,7 +163,7 @@ func (s *session) clocked(now time.Time, e clocked) []effect {
 // clockEvent is the line of events.jsonl.
 func (s *session) clockEvent(now time.Time, e clocked) writeEvent {
 	line := s.event(now, "clocks", e.reason)
-	line.e.Clocking = &rundir.Clocking{Clocks: e.settings, Emulated: s.cfg.Clocks.Emulated(), Joules: e.joules, AfterStep: s.last.Step}
+	line.e.Clocking = &rundir.Clocking{Clocks: e.settings, Emulated: s.cfg.Clocks.Emulated(), Joules: e.joules, AfterStep: s.last.Step, SinceStep: s.clocks.since}
 	return line
 }
 

@@ -363,8 +363,7 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 		return nil, err
 	}
 	sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
-	left := r.Hi - r.Lo
-	have := make([]bool, r.Hi-r.Lo) // by element; ranges may overlap
+	left := []plan.Range{r} // what is not there yet; ranges may overlap
 	take := func(from plan.Range, params []float32, moments [][]float32) {
 		lo, hi := max(from.Lo, r.Lo), min(from.Hi, r.Hi)
 		if from.Layer != r.Layer || lo >= hi {
@@ -374,12 +373,16 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 		for i, m := range moments {
 			copy(state.Moments[i][lo-r.Lo:hi-r.Lo], m[lo-from.Lo:hi-from.Lo])
 		}
-		for i := lo; i < hi; i++ {
-			if !have[i-r.Lo] {
-				have[i-r.Lo] = true
-				left--
+		var rest []plan.Range
+		for _, x := range left {
+			if x.Lo < min(lo, x.Hi) {
+				rest = append(rest, plan.Range{Layer: x.Layer, Lo: x.Lo, Hi: min(lo, x.Hi)})
+			}
+			if max(hi, x.Lo) < x.Hi {
+				rest = append(rest, plan.Range{Layer: x.Layer, Lo: max(hi, x.Lo), Hi: x.Hi})
 			}
 		}
+		left = rest
 	}
 	for _, old := range e.former {
 		take(old.Range, old.params, old.state.Moments)
@@ -394,7 +397,7 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 			take(in.r, in.params, in.state.Moments)
 		}
 	}
-	if left > 0 {
+	if len(left) > 0 {
 		return nil, nil
 	}
 	return sh, nil

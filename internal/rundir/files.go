@@ -97,6 +97,7 @@ type Clocking struct {
 	Joules   float64 `json:"joules"`             // drawn by the devices so far, as far as they tell
 
 	AfterStep int `json:"after_step"` // committed before
+	SinceStep int `json:"since_step"` // after which Joules began to count
 }
 
 // Clock is the clock of a device, and its highest frequency from now on.
