@@ -1,10 +1,13 @@
 package comm
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"syscall"
 	"time"
 )
@@ -27,11 +30,21 @@ type TCP struct {
 	// Whom its ClientAuth and its roots let in is trusted to be whichever worker
 	// it says.
 	TLS *tls.Config
+	// Addr is the IP address of this machine at which links begin and end; ""
+	// leaves it to the system, which listens on the loopback interface.
+	Addr string
 }
 
 // Dial connects to host:port.
 func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	d := net.Dialer{KeepAlive: 15 * time.Second, Control: func(_, _ string, c syscall.RawConn) error { return limitKernel(c) }}
+	if t.Addr != "" {
+		ip, err := netip.ParseAddr(t.Addr)
+		if err != nil {
+			return nil, fmt.Errorf("comm: TCP.Addr: %w", err)
+		}
+		d.LocalAddr = &net.TCPAddr{IP: ip.AsSlice(), Zone: ip.Zone()}
+	}
 	c, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, err
@@ -48,13 +61,13 @@ func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 // Listen opens a listener at host:port; an empty address means any free port
-// of the loopback interface.
+// of Addr.
 func (t TCP) Listen(addr string) (Listener, error) {
 	if t.TLS != nil && len(t.TLS.Certificates) == 0 && t.TLS.GetCertificate == nil && t.TLS.GetConfigForClient == nil {
 		return nil, errors.New("comm: TCP.TLS has no certificate; set Certificates, or use TLSFromSecret")
 	}
 	if addr == "" {
-		addr = "127.0.0.1:0"
+		addr = net.JoinHostPort(cmp.Or(t.Addr, "127.0.0.1"), "0")
 	}
 	// Accepted sockets inherit the limits.
 	lc := net.ListenConfig{KeepAlive: 15 * time.Second, Control: func(_, _ string, c syscall.RawConn) error { return limitKernel(c) }}

@@ -14,7 +14,7 @@ import (
 func possibleFor(hosts int) []chaos.Kind {
 	kinds := []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow, chaos.KindSlowLink}
 	if hosts > 1 {
-		kinds = append(kinds, chaos.KindKillHost, chaos.KindFreezeHost)
+		kinds = append(kinds, chaos.KindKillHost, chaos.KindFreezeHost, chaos.KindCut)
 	}
 	return kinds
 }

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -107,11 +108,14 @@ func voters(hosts int) int {
 
 // emulate trains the program with an agent for each of several hosts on this machine.
 func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
-	s := &supervisor{f: f, v: v, stdout: stdout, ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts)}
+	own, err := os.Executable()
+	if err != nil {
+		return failure{err}
+	}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
 	}
-	var err error
+	s := newSupervisor(f, own, emulatedPlaces(f.hosts), v, stdout)
 	if page != nil && !telemetry.Disabled() {
 		// One agent after the other leads, and the page's address stays.
 		if s.board, err = telemetry.NewBoard(ctx); err != nil {
@@ -119,7 +123,36 @@ func emulate(ctx context.Context, f runFlags, p program, file string, args []str
 		}
 		page.Metrics(s.board.Handler())
 	}
-	if err := s.start(f, p, file, args, dir, cwd); err != nil {
+	return s.train(p, file, args, dir, cwd, page, stderr)
+}
+
+func newSupervisor(f runFlags, own string, places []place, v view.View, stdout io.Writer) *supervisor {
+	return &supervisor{
+		f: f, own: own, places: places, v: v, stdout: stdout,
+		ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Harm, chaos.MaxHarms),
+	}
+}
+
+// place is where a host is.
+type place struct {
+	addr netip.Addr               // of its agent and its workers
+	at   func(func() error) error // calls a function there: sockets that it opens and processes that it starts are the host's
+}
+
+// emulatedPlaces are all this machine. All of 127.0.0.0/8 is, and with an address for each host, a
+// packet says which one it comes from.
+func emulatedPlaces(hosts int) (places []place) {
+	for h := range hosts {
+		n := h + 1
+		places = append(places, place{netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)}), func(f func() error) error { return f() }})
+	}
+	return places
+}
+
+// train runs the program with an agent at each place, and returns how that ended.
+func (s *supervisor) train(p program, file string, args []string, dir *rundir.Dir, cwd string, page *dashboard.Server, stderr io.Writer) error {
+	f, v, stdout := s.f, s.v, s.stdout
+	if err := s.start(p, file, args, dir, cwd); err != nil {
 		s.stopAll()
 		dir.Adopt()
 		v.Close()
@@ -175,6 +208,8 @@ wait:
 // supervisor keeps the agents' processes.
 type supervisor struct {
 	f      runFlags
+	own    string // path of this command
+	places []place
 	v      view.View
 	stdout io.Writer
 	board  *telemetry.Board // nil if nobody asks for measures
@@ -184,6 +219,7 @@ type supervisor struct {
 	end    chan report
 	ended  chan struct{} // closed when the supervisor listens no more
 	tasks  sync.WaitGroup
+	cuts   chan chaos.Harm // to the one that cuts hosts off
 
 	mu     sync.Mutex
 	term   uint64 // newest
@@ -224,14 +260,23 @@ func (s *supervisor) harm(e view.Event) {
 		case chaos.KindFreezeHost:
 			p.signal(syscall.SIGSTOP)
 			p.frozen.Store(true)
+		case chaos.KindCut:
+			s.cuts <- h // there is room
 		}
 	}
 }
 
 // signal sends a signal to an agent and its workers, as nearly at once as can be.
 func (p *agentProcess) signal(sig syscall.Signal) {
+	_ = p.cmd.Process.Signal(sig)
+	for _, w := range p.workers() {
+		_ = syscall.Kill(w, sig)
+	}
+}
+
+// workers returns the processes that an agent has started.
+func (p *agentProcess) workers() (workers []int) {
 	pid := p.cmd.Process.Pid
-	var workers []int
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, list := range lists {
 		text, _ := os.ReadFile(list)
@@ -241,10 +286,7 @@ func (p *agentProcess) signal(sig syscall.Signal) {
 			}
 		}
 	}
-	_ = p.cmd.Process.Signal(sig)
-	for _, w := range workers {
-		_ = syscall.Kill(w, sig)
-	}
+	return workers
 }
 
 type agentProcess struct {
@@ -255,12 +297,9 @@ type agentProcess struct {
 	frozen atomic.Bool // by --chaos: it does not hear that the run is over
 }
 
-func (s *supervisor) start(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string) error {
+func (s *supervisor) start(p program, file string, args []string, dir *rundir.Dir, cwd string) error {
+	f := s.f
 	store, err := dir.MakeStore()
-	if err != nil {
-		return err
-	}
-	own, err := os.Executable()
 	if err != nil {
 		return err
 	}
@@ -277,10 +316,16 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 			_ = f.Close()
 		}
 	}()
+	var listen net.ListenConfig
+	listen.SetMultipathTCP(false) // see mayCut
 	for h := range f.hosts {
 		host := agent.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
 		for _, addr := range []*string{&host.Agree, &host.Link} {
-			l, err := net.Listen("tcp", "127.0.0.1:0")
+			var l net.Listener
+			err := s.places[h].at(func() (err error) {
+				l, err = listen.Listen(context.Background(), "tcp", netip.AddrPortFrom(s.places[h].addr, 0).String())
+				return err
+			})
 			if err != nil {
 				return err
 			}
@@ -301,22 +346,26 @@ func (s *supervisor) start(f runFlags, p program, file string, args []string, di
 	s.voting = voters(f.hosts)
 	for h := range f.hosts {
 		a.Self, a.Store = h, filepath.Join(store, a.Hosts[h].Name)
-		if err := s.startAgent(own, a, files[2*h:2*h+2]); err != nil {
+		if err := s.startAgent(a, files[2*h:2*h+2]); err != nil {
 			return err
 		}
 	}
-	return nil
+	return s.startCutting()
 }
 
-func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) error {
+func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 	log, err := os.OpenFile(filepath.Join(a.RunDir, "log", a.Hosts[a.Self].Name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(own, agentName, a.Hosts[a.Self].Name)
+	cmd := exec.Command(s.own, agentName, a.Hosts[a.Self].Name)
 	cmd.Stderr = log
 	cmd.ExtraFiles = listeners
+	cmd.Env = os.Environ()
+	if s.mayCut() {
+		cmd.Env = append(cmd.Env, "GODEBUG="+strings.TrimPrefix(os.Getenv("GODEBUG")+",multipathtcp=0", ","))
+	}
 	// A terminal's Ctrl-C is for the supervisor.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	stdin, err := cmd.StdinPipe()
@@ -327,7 +376,7 @@ func (s *supervisor) startAgent(own string, a assignment, listeners []*os.File) 
 	if err != nil {
 		return err
 	}
-	if err := cmd.Start(); err != nil {
+	if err := s.places[a.Self].at(cmd.Start); err != nil {
 		return err
 	}
 	p := &agentProcess{cmd: cmd, stdin: stdin, done: make(chan struct{})}
@@ -503,7 +552,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],
-		Command: agent.Command{Path: a.File, Args: a.Args},
+		Command: agent.Command{Path: a.File, Args: a.Args, Addr: listeners[1].Addr().(*net.TCPAddr).IP.String()},
 		Log: func(id, incarnation int) (*os.File, error) {
 			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},

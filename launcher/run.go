@@ -84,6 +84,9 @@ with commas, of
   slow:W@S:FACTOR                   its passes run at this share of their speed; 1 restores it
   slowlink:A-B@S:FACTOR             the link between workers A and B carries this share of 1 GB/s; 1
                                     lifts the limit
+  killhost:H@S  freezehost:H@S      with --emulate-hosts: host H, its agent and workers, is killed or
+                                    frozen when step S begins
+  cut:H@S:SECONDS                   for so long, nothing passes between host H and the others
   random:SEED:RATE[:KINDS]          in each step, with probability RATE, one of these is drawn, or one
                                     of KINDS, such as kill+slow
 

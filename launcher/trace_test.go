@@ -168,8 +168,8 @@ func near(a, b float64) bool { return math.Abs(a-b) <= 1 }
 // same allows for what their durations leave out, which have microseconds.
 func same(a, b float64) bool { return math.Abs(a-b) <= .002 }
 
-// agree fails unless spans, events and metrics say the same of steps, plan versions and times.
-func agree(t *testing.T, name string, spans []trace.Span, events []rundir.Event, steps []rundir.Metrics) {
+// consistent fails unless spans, events and metrics say the same of steps, plan versions and times.
+func consistent(t *testing.T, name string, spans []trace.Span, events []rundir.Event, steps []rundir.Metrics) {
 	t.Helper()
 	plan := func(s *trace.Span) uint64 {
 		_, n, _ := strings.Cut(s.Text(trace.KeyPlan), ".")
@@ -289,7 +289,7 @@ func TestRecoveryIsOneTrace(t *testing.T) {
 		if struck < 0 || spans[struck].Int(trace.KeyStep, 0) != e.Step {
 			t.Errorf("%s: links to %+v", name, root.Links)
 		}
-		agree(t, name, spans, events, steps)
+		consistent(t, name, spans, events, steps)
 		// All that there is to tell of is there, with the passes below their stages.
 		for _, what := range []string{trace.Stage, trace.Forward, trace.Backward, trace.Reduce, trace.Commit, trace.Update, trace.Transfer, trace.Arrive, trace.Checkpoint} {
 			if len(named(spans, trace.ID{}, what)) == 0 {
@@ -333,7 +333,7 @@ func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
 		!slices.ContainsFunc(roots[0].Links, func(l trace.Link) bool { return l.Context == roots[1].Context }) {
 		t.Errorf("not linked: %+v", roots)
 	}
-	agree(t, "file", file, events, steps)
+	consistent(t, "file", file, events, steps)
 	// The first one ends where the controller knows of the second fault, and all that the event tells of
 	// lies in both together.
 	e := events[slices.IndexFunc(events, func(e rundir.Event) bool { return e.Recovery != nil })]

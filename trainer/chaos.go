@@ -27,7 +27,7 @@ func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
 	if err != nil {
 		return nil, err
 	}
-	mine := all.Worker(int(w.self.id()), 0)
+	mine := all.Worker(int(w.self.id()))
 	if len(mine) == 0 && !w.self.process {
 		return nil, nil
 	}

@@ -44,7 +44,7 @@ func (g *gossip) join(ctx context.Context, c control.Ring, me self, addr string)
 // answers they may be busy.
 func (g *gossip) form(ctx context.Context, c control.Ring, me self, addr string) error {
 	r, err := ring.Open(ring.Config{
-		Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
+		Listen: ring.BesideOf(addr), Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
 		Self: ring.Identity{
 			Kind: ring.Worker, Worker: me.id(), Incarnation: int(me.session.Incarnation), Addr: addr, Host: cmp.Or(c.Host, ring.LocalHost),
 		},

@@ -356,7 +356,7 @@ func (l *lead) watch(ctx context.Context) {
 			case h.conn == nil && !h.probing:
 				h.probing = true
 				l.tasks.Go(func() {
-					gone := refuses(ctx, l.c.Hosts[i].Link, l.c.detect())
+					gone := l.c.refuses(ctx, i)
 					l.mu.Lock()
 					defer l.mu.Unlock()
 					if h.probing = false; gone && h.conn == nil && !h.lost {

@@ -198,7 +198,7 @@ func (r *relay) run(ctx context.Context) {
 // succeed has this node stand for election where the process of the agent that led is gone. The
 // nodes do so one after the other, so that the first finds all votes there.
 func (r *relay) succeed(ctx context.Context, led int, term uint64) {
-	if ctx.Err() != nil || led == r.c.Self || !refuses(ctx, r.c.Hosts[led].Link, r.c.detect()) {
+	if ctx.Err() != nil || led == r.c.Self || !r.c.refuses(ctx, led) {
 		return
 	}
 	rank := 0
@@ -378,7 +378,7 @@ var errNotLeading = errors.New("agent: it does not lead")
 func (r *relay) attach(ctx context.Context, host int) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := dialAgent(ctx, r.c.Hosts[host].Link, r.tls, r.c.detect())
+	conn, err := r.c.dialAgent(ctx, host, r.tls)
 	if err != nil {
 		return err
 	}
@@ -545,21 +545,27 @@ func (r *relay) brokeAt(host int) time.Time {
 	return time.Now()
 }
 
+// dialer returns what connects to other agents: from the address at which they reach this one.
+func (c *HostConfig) dialer() *net.Dialer {
+	d := &net.Dialer{Timeout: c.detect()}
+	if a, ok := c.Link.Addr().(*net.TCPAddr); ok && !a.IP.IsUnspecified() {
+		d.LocalAddr = &net.TCPAddr{IP: a.IP, Zone: a.Zone}
+	}
+	return d
+}
+
 // dialAgent connects to another agent.
-func dialAgent(ctx context.Context, addr string, t *tls.Config, timeout time.Duration) (*control.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	nc, err := (&tls.Dialer{Config: t}).DialContext(ctx, "tcp", addr)
+func (c *HostConfig) dialAgent(ctx context.Context, host int, t *tls.Config) (*control.Conn, error) {
+	nc, err := (&tls.Dialer{NetDialer: c.dialer(), Config: t}).DialContext(ctx, "tcp", c.Hosts[host].Link)
 	if err != nil {
 		return nil, err
 	}
 	return control.New(nc), nil
 }
 
-// refuses reports whether nobody listens at an address of a machine that answers: the process
-// that did is gone.
-func refuses(ctx context.Context, addr string, timeout time.Duration) bool {
-	nc, err := (&net.Dialer{Timeout: timeout}).DialContext(ctx, "tcp", addr)
+// refuses reports whether nobody listens for other agents at a host that answers: its agent is gone.
+func (c *HostConfig) refuses(ctx context.Context, host int) bool {
+	nc, err := c.dialer().DialContext(ctx, "tcp", c.Hosts[host].Link)
 	if err == nil {
 		_ = nc.Close()
 	}

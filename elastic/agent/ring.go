@@ -58,8 +58,8 @@ func openGossip(job, host, addr string, secret []byte, detect time.Duration, siz
 	detect *= ringShare
 	size = min(max(size, 2), ring.MaxMembers)
 	r, err := ring.Open(ring.Config{
-		Self: ring.Identity{Kind: ring.Agent, Host: cmp.Or(host, ring.LocalHost), Addr: addr},
-		Job:  job, SecretKey: key, Detect: detect, Members: size,
+		Self:   ring.Identity{Kind: ring.Agent, Host: cmp.Or(host, ring.LocalHost), Addr: addr},
+		Listen: ring.BesideOf(addr), Job: job, SecretKey: key, Detect: detect, Members: size,
 	})
 	if err != nil {
 		return nil, err

@@ -110,6 +110,7 @@ type Command struct {
 	Args        []string // its flags
 	WorkerID    int
 	Incarnation int
+	Addr        string // IP address at which other workers reach it; "": one of the loopback interface
 
 	// Log gets the standard output and error of the process, and is closed
 	// when the process has ended; nil drops them.
@@ -195,7 +196,7 @@ func launch(c Command) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := control.Identity{Socket: filepath.Join(dir, socketName), WorkerID: c.WorkerID, Incarnation: c.Incarnation}
+	id := control.Identity{Socket: filepath.Join(dir, socketName), WorkerID: c.WorkerID, Incarnation: c.Incarnation, Addr: c.Addr}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: id.Socket, Net: "unix"})
 	if err != nil {
 		removeSocketDir(dir)

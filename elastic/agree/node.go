@@ -186,10 +186,16 @@ func (n *Node) Stand() {
 	_ = n.net.TimeoutNow(raft.ServerID(n.config.ID), n.net.LocalAddr(), request, new(raft.TimeoutNowResponse))
 }
 
-// network is a transport with what has to be closed.
+// network is a transport with what has to be closed. With pre-votes, who was cut off and comes
+// back deposes no leader that the others hear.
 type network struct {
-	raft.Transport
+	transport
 	close func() error
+}
+
+type transport interface {
+	raft.Transport
+	raft.WithPreVote
 }
 
 func (c Config) network(settings *raft.Config) (network, error) {

@@ -428,6 +428,29 @@ func TestStand(t *testing.T) {
 	}
 }
 
+// Who is cut off does not go on to terms that would depose the leader of the others afterwards.
+func TestCutNodeKeepsItsTerm(t *testing.T) {
+	c := newCluster(t)
+	c.start(3)
+	c.commit(Generation{1})
+	led := c.leader()
+	for id, n := range c.nodes {
+		if n == led {
+			continue
+		}
+		term := n.Term()
+		c.memory.Cut(id)
+		c.eventually("it knows that it has no leader", func() bool { return n.Leadership().Leader == "" })
+		c.plans(1, 3)
+		if n.Term() != term {
+			t.Errorf("%s went from term %d to %d alone", id, term, n.Term())
+		}
+		c.memory.Heal()
+		c.agreed(3, id)
+		return
+	}
+}
+
 func TestMinorityCommitsNothing(t *testing.T) {
 	c := newCluster(t)
 	ids := c.start(3)

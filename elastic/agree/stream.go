@@ -22,6 +22,7 @@ import (
 type stream struct {
 	listener net.Listener
 	address  net.Addr
+	from     net.Addr    // where connections begin; nil leaves it to the system
 	tls      *tls.Config // nil for plain connections
 	timeout  time.Duration
 
@@ -45,6 +46,8 @@ func newStream(c Config) (*stream, error) {
 	}
 	if c.Advertise != "" {
 		s.address = advertised(c.Advertise)
+	} else if a, ok := c.Listener.Addr().(*net.TCPAddr); ok {
+		s.from = &net.TCPAddr{IP: a.IP, Zone: a.Zone} // where others reach us
 	}
 	if c.Secret != nil {
 		var err error
@@ -185,7 +188,7 @@ func (s *stream) Accept() (net.Conn, error) {
 func (s *stream) Dial(to raft.ServerAddress, timeout time.Duration) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(s.ctx, timeout)
 	defer cancel()
-	raw, err := new(net.Dialer).DialContext(ctx, "tcp", string(to))
+	raw, err := (&net.Dialer{LocalAddr: s.from}).DialContext(ctx, "tcp", string(to))
 	if err != nil {
 		return nil, err
 	}

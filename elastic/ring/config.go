@@ -125,6 +125,16 @@ func (c Config) Validate() error {
 	return errors.Join(faults...)
 }
 
+// BesideOf returns the Listen of a member whose process listens at an address already: any port of
+// the same IP address, and the default for an address without one.
+func BesideOf(addr string) string {
+	a, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return ""
+	}
+	return netip.AddrPortFrom(a.Addr(), 0).String()
+}
+
 // library returns the library's configuration, without delegates, transport
 // and logger.
 func (c Config) library() *memberlist.Config {

@@ -165,6 +165,7 @@ func (w *watch) Shutdown() error {
 // it.
 type network struct {
 	*memberlist.NetTransport
+	from   net.Addr // where connections begin: where others reach us
 	ctx    context.Context
 	cancel context.CancelFunc
 }
@@ -180,7 +181,7 @@ func listen(addr netip.AddrPort, logger *log.Logger) (*network, error) {
 		})
 		if err == nil {
 			ctx, cancel := context.WithCancel(context.Background())
-			return &network{t, ctx, cancel}, nil
+			return &network{t, &net.TCPAddr{IP: addr.Addr().AsSlice()}, ctx, cancel}, nil
 		}
 		if addr.Port() != 0 {
 			break
@@ -191,7 +192,7 @@ func listen(addr netip.AddrPort, logger *log.Logger) (*network, error) {
 
 // DialAddressTimeout implements [memberlist.NodeAwareTransport].
 func (n *network) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
-	d := net.Dialer{Timeout: timeout}
+	d := net.Dialer{Timeout: timeout, LocalAddr: n.from}
 	return d.DialContext(n.ctx, "tcp", a.Addr)
 }
 

@@ -31,7 +31,8 @@
 // that started the workers; [Due] tells it when.
 //
 // [Kill], [Freeze], [Thaw] and [Terminate] do it to another process. [Slow]
-// leaves the speed in a file, and tells the worker to read it.
+// leaves the speed in a file, and tells the worker to read it. [Cuts] keeps
+// packets from processes that use plain TCP and UDP at addresses of IPv4.
 //
 // # When
 //

@@ -147,8 +147,8 @@ func (s Schedule) String() string {
 	return strings.Join(parts, ",")
 }
 
-// Worker returns the harms that a worker on a host does to itself: its own, those of its links, and the cuts of its host.
-func (s Schedule) Worker(worker, host int) []Harm {
+// Worker returns the harms that a worker does to itself: its own, and those of its links.
+func (s Schedule) Worker(worker int) []Harm {
 	return s.pick(func(h Harm) bool {
 		switch f, _ := formOf(h.Kind); f.who {
 		case oneWorker:
@@ -156,7 +156,7 @@ func (s Schedule) Worker(worker, host int) []Harm {
 		case oneLink:
 			return h.A == worker || h.B == worker
 		default:
-			return h.Kind == KindCut && h.Host == host
+			return false
 		}
 	})
 }

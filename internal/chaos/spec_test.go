@@ -212,9 +212,9 @@ func TestPick(t *testing.T) {
 		got  []Harm
 		want string
 	}{
-		{"worker 1 on host 0", s.Worker(1, 0), "kill:1@2,slowlink:1-2@4:0.5,cut:0@5:1"},
-		{"worker 2 on host 1", s.Worker(2, 1), "slowlink:1-2@4:0.5,cut:1@5:1"},
-		{"worker 3 on host 2", s.Worker(3, 2), ""},
+		{"worker 1", s.Worker(1), "kill:1@2,slowlink:1-2@4:0.5"},
+		{"worker 2", s.Worker(2), "slowlink:1-2@4:0.5"},
+		{"worker 3", s.Worker(3), ""},
 		{"host 0", s.Host(0), "cut:0@5:1,freezehost:0@7"},
 		{"host 1", s.Host(1), "cut:1@5:1,killhost:1@6"},
 		{"joins", s.Joins(), "join@8"},

@@ -55,8 +55,6 @@ type Hooks struct {
 	Flip func(t Target)
 	// SlowLink sets the speed of the link between two workers, of which this is one: 1 is full speed.
 	SlowLink func(a, b int, factor float64)
-	// Cut drops all that passes between this worker and those on other hosts, for so long, and returns at once.
-	Cut func(d time.Duration)
 }
 
 // A Trigger does harm to the worker in whose process it is. A nil Trigger does none. Its methods may be called by several
@@ -93,10 +91,6 @@ func NewTrigger(harms []Harm, self Process, hooks Hooks) (*Trigger, error) {
 		case KindSlowLink:
 			if hooks.SlowLink == nil {
 				missing = "SlowLink"
-			}
-		case KindCut:
-			if hooks.Cut == nil {
-				missing = "Cut"
 			}
 		default:
 			faults = append(faults, fmt.Errorf("chaos: %s is nothing that a worker can do to itself", h))
@@ -181,8 +175,6 @@ func (t *Trigger) do(h Harm) {
 		t.hooks.Flip(h.Target)
 	case KindSlowLink:
 		t.hooks.SlowLink(h.A, h.B, h.Factor)
-	case KindCut:
-		t.hooks.Cut(time.Duration(h.Seconds * float64(time.Second)))
 	}
 	if err != nil { // a run that went on would prove what it has not shown
 		panic(fmt.Sprintf("chaos: %s was not done: %v", h, err))

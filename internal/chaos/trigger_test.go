@@ -70,7 +70,6 @@ func (r *record) hooks() Hooks {
 		Stamp:    func(h Harm, moment int64) { r.add("stamp %s", h) },
 		Flip:     func(t Target) { r.add("flip %s", t) },
 		SlowLink: func(a, b int, factor float64) { r.add("link %d-%d %v", a, b, factor) },
-		Cut:      func(d time.Duration) { r.add("cut %v", d) },
 	}
 }
 
@@ -95,7 +94,7 @@ func start(t *testing.T, spec string) (*Trigger, *record) {
 
 func TestTrigger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		trigger, r := start(t, "freeze:0@2,kill:0@3+2.5,flip:0@3/reduce:mirror,flip:0@4+1:moment,leave:0@4/gather,slowlink:0-1@5:0.5,cut:0@5:1.5")
+		trigger, r := start(t, "freeze:0@2,kill:0@3+2.5,flip:0@3/reduce:mirror,flip:0@4+1:moment,leave:0@4/gather,slowlink:0-1@5:0.5")
 		defer trigger.Close()
 		for step := 1; step <= 5; step++ {
 			trigger.StepBegan(step)
@@ -112,7 +111,7 @@ func TestTrigger(t *testing.T) {
 			"6.5ms stamp kill:0@3+2.5", "6.5ms killed", // step 3 is over by then
 			"7ms stamp flip:0@4+1:moment", "7ms flip moment",
 			"7.6ms stamp leave:0@4/gather", "7.6ms terminated",
-			"8ms stamp slowlink:0-1@5:0.5", "8ms link 0-1 0.5", "8ms stamp cut:0@5:1.5", "8ms cut 1.5s",
+			"8ms stamp slowlink:0-1@5:0.5", "8ms link 0-1 0.5",
 		)
 	})
 }
@@ -189,8 +188,8 @@ func TestThrottleByAClock(t *testing.T) {
 
 func TestNewTriggerFaults(t *testing.T) {
 	_, err := NewTrigger(harms(t, "kill:0@1,flip:0@1,slowlink:0-1@1:0.5,cut:0@1:1,join@1,killhost:0@1"), Self(), Hooks{})
-	want := "chaos: flip:0@1:own needs Hooks.Flip\nchaos: slowlink:0-1@1:0.5 needs Hooks.SlowLink\nchaos: cut:0@1:1 needs Hooks.Cut\n" +
-		"chaos: join@1 is nothing that a worker can do to itself\nchaos: killhost:0@1 is nothing that a worker can do to itself"
+	want := "chaos: flip:0@1:own needs Hooks.Flip\nchaos: slowlink:0-1@1:0.5 needs Hooks.SlowLink\n" +
+		"chaos: cut:0@1:1 is nothing that a worker can do to itself\nchaos: join@1 is nothing that a worker can do to itself\nchaos: killhost:0@1 is nothing that a worker can do to itself"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}

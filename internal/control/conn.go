@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -107,12 +108,13 @@ const (
 	EnvWorker      = "SOLITON_WORKER"      // WorkerID
 	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
 	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
+	EnvAddr        = "SOLITON_ADDR"        // IP address at which other workers reach this one; may be missing
 	EnvCanary      = "SOLITON_CANARY"      // number of the file of a canary; may be missing
 )
 
 // Environment lists the variables that [Launched] reads.
 func Environment() []string {
-	return []string{EnvAgent, EnvWorker, EnvIncarnation, EnvProgress, EnvCanary}
+	return []string{EnvAgent, EnvWorker, EnvIncarnation, EnvProgress, EnvCanary, EnvAddr}
 }
 
 // Identity is what a worker process was started as.
@@ -120,8 +122,9 @@ type Identity struct {
 	Socket      string // path of the agent's unix socket
 	WorkerID    int
 	Incarnation int
-	Progress    int // number of the file of a progress.Record; 0: there is none
-	Canary      int // number of the file of a canary, for canary.Keep; 0: there is none
+	Progress    int    // number of the file of a progress.Record; 0: there is none
+	Canary      int    // number of the file of a canary, for canary.Keep; 0: there is none
+	Addr        string // IP address at which other workers reach this one; "": one of the loopback interface
 }
 
 // Launched returns the identity an agent gave this process. ok is false
@@ -141,7 +144,14 @@ func Launched() (id Identity, ok bool, err error) {
 	}
 	err3 := fileNumber(EnvProgress, &id.Progress)
 	err4 := fileNumber(EnvCanary, &id.Canary)
-	return id, true, errors.Join(err1, err2, err3, err4)
+	var err5 error
+	if v, there := os.LookupEnv(EnvAddr); there {
+		if _, err := netip.ParseAddr(v); err != nil {
+			err5 = fmt.Errorf("control: %s=%q in the environment is no IP address; it is set by the launcher only", EnvAddr, v)
+		}
+		id.Addr = v
+	}
+	return id, true, errors.Join(err1, err2, err3, err4, err5)
 }
 
 // fileNumber reads the number of a file that was handed down, if one was.
@@ -168,6 +178,9 @@ func (id Identity) Environ() []string {
 	}
 	if id.Canary > 0 {
 		env = append(env, EnvCanary+"="+strconv.Itoa(id.Canary))
+	}
+	if id.Addr != "" {
+		env = append(env, EnvAddr+"="+id.Addr)
 	}
 	return env
 }

@@ -208,7 +208,7 @@ func TestSendRefusesLargeMessage(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	t.Setenv(EnvAgent, "") // so that the variable comes back as it was
 	path := filepath.Join(t.TempDir(), "s")
-	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5, Progress: 3, Canary: 4}
+	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5, Progress: 3, Canary: 4, Addr: "127.1.0.3"}
 	for _, kv := range want.Environ() {
 		k, v, _ := strings.Cut(kv, "=")
 		t.Setenv(k, v)
@@ -241,6 +241,7 @@ func TestIdentity(t *testing.T) {
 	t.Setenv(EnvIncarnation, "-1")
 	t.Setenv(EnvProgress, "2")
 	t.Setenv(EnvCanary, "")
+	t.Setenv(EnvAddr, "host")
 	_, ok, err = Launched()
 	if !ok || err == nil {
 		t.Fatalf("bad environment: %v, %v", ok, err)

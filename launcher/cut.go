@@ -1,0 +1,138 @@
+package main
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/view"
+)
+
+// cutPeriod is how often sockets that are new get to know of a cut. Those that dial need not wait
+// for it, since the other end does not answer.
+const cutPeriod = 20 * time.Millisecond
+
+// mayCut reports whether --chaos may want hosts to be cut off. Their processes are to use plain TCP
+// then: the kernel filters no listeners of Multipath TCP.
+func (s *supervisor) mayCut() bool {
+	return slices.ContainsFunc(s.f.harms.Harms, func(h chaos.Harm) bool { return h.Kind == chaos.KindCut }) ||
+		slices.ContainsFunc(s.f.harms.Random, func(r chaos.Random) bool { return slices.Contains(r.Kinds, chaos.KindCut) })
+}
+
+// startCutting makes sure that hosts can be cut off, where that may be wanted, and begins to.
+func (s *supervisor) startCutting() error {
+	if !s.mayCut() {
+		return nil
+	}
+	agents := s.agents // they are all there
+	var c chaos.Cuts
+	for h, p := range agents {
+		nobody := []netip.Addr{netip.AddrFrom4([4]byte{127, 255, 255, 254})}
+		for _, from := range [][]netip.Addr{nobody, nil} {
+			if err := c.Apply(p.cmd.Process.Pid, s.places[h].addr, from); err != nil {
+				return err
+			}
+		}
+	}
+	s.tasks.Go(func() { s.cut(agents) })
+	return nil
+}
+
+// cut keeps hosts from hearing each other while they are cut off. No agent and no worker is told.
+func (s *supervisor) cut(agents []*agentProcess) {
+	var c chaos.Cuts
+	cuts := hostCuts{until: make([]time.Time, len(agents))}
+	tick := time.NewTicker(cutPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case h := <-s.cuts:
+			cuts.begin(h.Host, time.Now().Add(time.Duration(h.Seconds*float64(time.Second))))
+			s.note(fmt.Sprintf("chaos: host-%d is cut off for %v s", h.Host, h.Seconds))
+		case now := <-tick.C:
+			for _, h := range cuts.end(now) {
+				s.note(fmt.Sprintf("chaos: host-%d is not cut off any more", h))
+			}
+			if !cuts.pass() {
+				c = chaos.Cuts{}
+				continue
+			}
+		case <-s.ended:
+			return
+		}
+		for h, p := range agents {
+			for _, pid := range append(p.workers(), p.cmd.Process.Pid) {
+				var from []netip.Addr
+				for _, other := range cuts.unheard(h) {
+					from = append(from, s.places[other].addr)
+				}
+				if err := c.Apply(pid, s.places[h].addr, from); err != nil {
+					// A run that went on would prove what it has not shown.
+					s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + err.Error() + "\n"})
+				}
+			}
+		}
+	}
+}
+
+// hostCuts says which hosts are cut off from which.
+type hostCuts struct {
+	until []time.Time // by host; zero for those that are not cut off
+	left  int         // passes over all sockets that are to come after the last cut
+}
+
+// healing is the number of passes that end cuts: a connection that a listener took in during the
+// first one may still have its filter.
+const healing = 2
+
+func (c *hostCuts) begin(host int, until time.Time) {
+	if until.After(c.until[host]) {
+		c.until[host] = until
+	}
+	c.left = healing
+}
+
+// end returns the hosts that are not cut off any more.
+func (c *hostCuts) end(now time.Time) (healed []int) {
+	for h, t := range c.until {
+		if !t.IsZero() && !now.Before(t) {
+			c.until[h] = time.Time{}
+			healed = append(healed, h)
+		}
+	}
+	return healed
+}
+
+// pass reports whether the sockets have to be gone over.
+func (c *hostCuts) pass() bool {
+	if slices.ContainsFunc(c.until, func(t time.Time) bool { return !t.IsZero() }) {
+		return true
+	}
+	if c.left == 0 {
+		return false
+	}
+	c.left--
+	return true
+}
+
+// unheard returns the hosts that a host hears nothing from.
+func (c *hostCuts) unheard(host int) (from []int) {
+	for other := range c.until {
+		if other != host && (!c.until[host].IsZero() || !c.until[other].IsZero()) {
+			from = append(from, other)
+		}
+	}
+	return from
+}
+
+// note shows a line, and tells no agent.
+func (s *supervisor) note(text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed {
+		s.v.Show(view.Note(text))
+	}
+}
