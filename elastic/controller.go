@@ -53,6 +53,8 @@ type Controller struct {
 	cfg    Config
 	ballot Ballot
 	phase  phase
+	// patience is how many query timeouts are borne yet while nobody answers.
+	patience int
 
 	plan    plan.Plan                // the run's newest, as far as known
 	live    *Order                   // of the newest recovery; nil before the first
@@ -329,7 +331,7 @@ func (c *Controller) ask(why string) []Effect {
 	if c.phase == holding {
 		effects = append(effects, CancelTimer{HoldTimer})
 	}
-	c.phase, c.filling = asking, nil
+	c.phase, c.filling, c.patience = asking, nil, queryPatience
 	all := c.all()
 	effects = append(effects, note("%s: ask %s what they have, ballot %v", why, workers(all), c.ballot))
 	for _, m := range all {
@@ -823,15 +825,24 @@ func (c *Controller) check(now time.Time) []Effect {
 	return nil
 }
 
+// queryPatience is how many query timeouts are borne while nobody answers.
+const queryPatience = 4
+
 // wishAfter is the time from a recovery to the next boundary plan.
 const wishAfter = 10 * time.Millisecond
 
 func (c *Controller) late(now time.Time, t Timer) []Effect {
 	switch {
 	case t == QueryTimer && c.phase == asking:
+		all := c.all()
+		answered := func(m *member) bool { return m.report != nil }
+		if c.patience--; c.patience > 0 && !slices.ContainsFunc(all, answered) {
+			// That is the machine, not each of them.
+			return []Effect{note("nobody has answered within %v: wait on", c.cfg.Detect/2), SetTimer{QueryTimer, c.cfg.Detect / 2}}
+		}
 		var effects []Effect
-		for _, m := range c.all() {
-			if m.report == nil {
+		for _, m := range all {
+			if !answered(m) {
 				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, c.cfg.Detect/2)})
 			}
 		}

@@ -193,7 +193,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	for i := range cfg.Workers {
 		start(plan.Worker{ID: plan.WorkerID(i)})
 	}
-	deadline := time.After(8 * time.Second)
+	deadline := time.After(time.Minute)
 	for !s.over && s.failed == nil {
 		select {
 		case f := <-s.events:

@@ -232,7 +232,14 @@ func TestQueryTimer(t *testing.T) {
 	if len(pick[kill](r.effects)) > 0 || r.s.alarm() != r.now.Add(2*time.Second) {
 		t.Fatal("a late agent blames workers")
 	}
-	r.now = r.s.alarm().Add(-time.Second)
+	for range 3 { // nobody answers: that may be the machine
+		r.now = r.s.alarm()
+		r.feed(alarm{})
+		if k := pick[kill](r.effects); len(k) > 0 {
+			t.Fatalf("killed %v", k)
+		}
+	}
+	r.now = r.s.alarm()
 	r.feed(alarm{})
 	if k := pick[kill](r.effects); len(k) != 2 || !r.s.alarm().IsZero() {
 		t.Errorf("killed %v", k)
