@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/trace"
 )
 
 // lab runs the launcher's binary, with a bystander that does harm beside it.
@@ -63,7 +64,8 @@ type outcome struct {
 	sum     rundir.Summary
 	events  []rundir.Event
 	plans   []rundir.Plan
-	metrics []string // what the job decides of each step
+	metrics []string     // what the job decides of each step
+	roots   []trace.Span // of recoveries, as traces.jsonl has them
 	harm    []harm
 	gone    map[int]int64 // when each worker ended, on the bystander's clock
 	seen    []seen
@@ -241,6 +243,18 @@ func (o *outcome) read() error {
 		return err
 	}
 	if o.plans, err = lines[rundir.Plan](o.dir, "plans.jsonl"); err != nil {
+		return err
+	}
+	spans, err := os.Open(filepath.Join(o.dir, "traces.jsonl"))
+	if err == nil {
+		err = trace.Read(spans, func(s trace.Span) {
+			if s.Name == trace.Recovery && s.Parent == (trace.SpanID{}) {
+				o.roots = append(o.roots, s)
+			}
+		})
+		_ = spans.Close()
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	// After a rollback a step is there again, and its last line counts.

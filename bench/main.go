@@ -5,6 +5,7 @@
 //	go run ./bench step       the training step of a GPT with PyTorch
 //	go run ./bench reduce     exact with fast reduction between workers, and that with a bare ring
 //	go run ./bench protect    steps with mirrors and digests and without
+//	go run ./bench traces     steps with traces and metrics and without
 //	go run ./bench control    how long control takes while all else is busy
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench hosts      recovery when one of several hosts dies
@@ -27,9 +28,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow, "losses": losses, "model": model, "migrate": migrate, "clocks": clocks}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "traces": traces, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow, "losses": losses, "model": model, "migrate": migrate, "clocks": clocks}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|control|survive|hosts|soak|failslow|losses|model|migrate|clocks [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|losses|model|migrate|clocks [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

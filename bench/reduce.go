@@ -89,13 +89,15 @@ type training struct {
 	hash  string
 }
 
-func (b *trainingBench) run(workers int, flags, program []string) (training, error) {
+// run makes a run, with more variables in its environment.
+func (b *trainingBench) run(workers int, flags, program []string, env ...string) (training, error) {
 	b.runs++
 	dir := filepath.Join(b.dir, fmt.Sprintf("run-%d", b.runs))
 	args := append([]string{"run", "--plain", "--workers", fmt.Sprint(workers), "--threads", "1", "--run-dir", dir}, flags...)
 	args = append(args, filepath.Join(b.dir, "gpt"), "--data", filepath.Join(b.root, "internal/exact/testdata/corpus"), "--steps", fmt.Sprint(b.steps))
 	args = append(args, program...)
 	cmd := exec.Command(filepath.Join(b.dir, "launcher"), args...)
+	cmd.Env = append(os.Environ(), env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return training{}, fmt.Errorf("launcher %v: %w\n%s", args, err, out)
 	}

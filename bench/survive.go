@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/trace"
 )
 
 // survive kills workers of the GPT with SIGKILL at moments uniform in the run and lists
@@ -110,10 +111,13 @@ type surviveBench struct {
 	runs                                           int
 	idle                                           int // kills that came after the end
 
-	total, group, stall []float64
-	seen, late, gone    []float64 // by the bystander: of the recovery, how much more than total, and until the process had ended
-	again, begun        int
-	faults              []string
+	total, group, stall  []float64
+	seen, late, gone     []float64 // by the bystander: of the recovery, how much more than total, and until the process had ended
+	spanBegan, spanEnded []float64 // the root span less the bystander's clock: at the death, and at the end
+	spanEvent            []float64 // how much longer than total_ms it is
+
+	again, begun int
+	faults       []string
 }
 
 func (b *surviveBench) trial() trial {
@@ -228,6 +232,7 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 		}
 		b.seen, b.late = append(b.seen, seen), append(b.late, mine-r.TotalMS)
 		b.gone = append(b.gone, gone)
+		b.span(o, worker, h, s, o.gone[worker])
 		b.again, b.begun = b.again+r.RecomputedMicrobatches, b.begun+share
 		switch {
 		case r.LinksOpened != 0:
@@ -248,6 +253,34 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 		wrong = fmt.Sprintf("%d forwards and %d backwards of %d: what was finished on a survivor ran again", forwards, backwards, all)
 	}
 	return wrong, nil
+}
+
+// span compares the root span of a recovery with the event and with the bystander's clock.
+func (b *surviveBench) span(o *outcome, worker int, h harm, s *seen, gone int64) {
+	for i := range o.roots {
+		root := &o.roots[i]
+		if !strings.Contains(root.Text(trace.KeyCause), fmt.Sprintf("worker %d exited", worker)) || root.End.UnixNano() < h.WallNS {
+			continue
+		}
+		died := h.WallNS
+		if s.Recovered.Recovery.DiedAt == "reap" {
+			died += gone - h.AtNS
+		}
+		b.spanBegan = append(b.spanBegan, float64(root.Start.UnixNano()-died)/1e6)
+		b.spanEnded = append(b.spanEnded, float64(root.End.UnixNano()-h.WallNS-(s.SeenNS-h.AtNS))/1e6)
+		b.spanEvent = append(b.spanEvent, float64(root.End.Sub(root.Start))/1e6-s.Recovered.Recovery.TotalMS)
+		return
+	}
+}
+
+// within counts the figures that differ by at most 1 ms from zero.
+func within(x []float64) (n int) {
+	for _, d := range x {
+		if math.Abs(d) <= 1 {
+			n++
+		}
+	}
+	return n
 }
 
 // share returns how many (stage, micro-batch) pairs a step gave a worker before the
@@ -279,12 +312,6 @@ func (b *surviveBench) share(o *outcome, worker int, without uint64) (n int, err
 }
 
 func (b *surviveBench) report(gloo, torch []float64) error {
-	within := 0
-	for _, d := range b.late {
-		if math.Abs(d) <= 1 {
-			within++
-		}
-	}
 	fmt.Printf("\n%d recoveries in %d runs; %d kills more came when nobody needed the worker any more\n", len(b.total), b.runs, b.idle)
 	if len(b.total) == 0 {
 		return nil
@@ -294,7 +321,13 @@ func (b *surviveBench) report(gloo, torch []float64) error {
 	fmt.Printf("  stall_ms: %s\n", spread95(b.stall))
 	fmt.Printf("  by the bystander, from before its signal until it saw the end: %s\n", spread95(b.seen))
 	fmt.Printf("  by the bystander, from before its signal until the process had ended: %s\n", spread95(b.gone))
-	fmt.Printf("  the bystander's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within, len(b.late))
+	fmt.Printf("  the bystander's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within(b.late), len(b.late))
+	if len(b.spanBegan) > 0 {
+		fmt.Printf("  the root spans of %d recoveries: their begin less the bystander's kill (its end of process where died at says reap): %s; %d within 1 ms\n",
+			len(b.spanBegan), spread95(b.spanBegan), within(b.spanBegan))
+		fmt.Printf("    their end less the moment at which the bystander saw events.jsonl say so: %s; %d within 1 ms\n", spread95(b.spanEnded), within(b.spanEnded))
+		fmt.Printf("    their length less total_ms: %s; %d within 1 ms\n", spread95(b.spanEvent), within(b.spanEvent))
+	}
 	fmt.Printf("  recomputed (stage, micro-batch) pairs: %d of %d that the dead had in the steps they died in\n", b.again, b.begun)
 	if len(gloo) > 0 {
 		fmt.Printf("  a Gloo group made anew: %s; by the group's part of a recovery, medians: %.1f\n", spread95(gloo), median(gloo)/median(b.group))

@@ -177,24 +177,32 @@ stop ends it at once.`,
 			return atMost(1, "RUN_DIR")(nil, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			run, err := rundir.ReadWorkers(args[0])
-			if err != nil {
+			if err := stop(cmd.Context(), args[0]); err != nil {
 				return failure{err}
-			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), agentTime)
-			defer cancel()
-			conn, err := dial(ctx, run.Agent)
-			if err != nil {
-				return failure{err}
-			}
-			defer conn.Close()
-			if err := conn.Send(control.Stop{}); err != nil {
-				return failure{err}
-			}
-			if _, err := conn.Receive(ctx); err != nil {
-				return failure{fmt.Errorf("the run's launcher does not answer: %w", err)}
 			}
 			return nil
 		},
 	}
+}
+
+// stop ends a run, for the command as for the page.
+func stop(ctx context.Context, runDir string) error {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	conn, err := dial(ctx, run.Agent)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.Send(control.Stop{}); err != nil {
+		return err
+	}
+	if _, err := conn.Receive(ctx); err != nil {
+		return fmt.Errorf("the run's launcher does not answer: %w", err)
+	}
+	return nil
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/telemetry"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
@@ -62,6 +63,7 @@ type assignment struct {
 	Respawn    bool          `json:"respawn"`
 	Workers    int           `json:"workers"`
 	Chaos      string        `json:"chaos"`
+	Measures   bool          `json:"measures"` // are told to the supervisor
 }
 
 // request is every other line: what the supervisor wants. Its end means that the run is over,
@@ -88,6 +90,8 @@ const (
 	reportEnd    = "end"
 	reportFailed = "failed" // the agent cannot work
 	reportWaits  = "waits"  // the agent hears of no leader
+
+	reportMeasure = "measure"
 )
 
 // voters is the number of hosts that vote: an odd one, at most five. Two hosts both do, and then
@@ -103,7 +107,7 @@ func voters(hosts int) int {
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
-func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
+func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
 	own, err := os.Executable()
 	if err != nil {
 		return failure{err}
@@ -111,7 +115,15 @@ func emulate(f runFlags, p program, file string, args []string, dir *rundir.Dir,
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
 	}
-	return newSupervisor(f, own, emulatedPlaces(f.hosts), v, stdout).train(p, file, args, dir, cwd, page, stderr)
+	s := newSupervisor(f, own, emulatedPlaces(f.hosts), v, stdout)
+	if page != nil && !telemetry.Disabled() {
+		// One agent after the other leads, and the page's address stays.
+		if s.board, err = telemetry.NewBoard(ctx); err != nil {
+			return failure{err}
+		}
+		page.Metrics(s.board.Handler())
+	}
+	return s.train(p, file, args, dir, cwd, page, stderr)
 }
 
 func newSupervisor(f runFlags, own string, places []place, v view.View, stdout io.Writer) *supervisor {
@@ -200,6 +212,7 @@ type supervisor struct {
 	places []place
 	v      view.View
 	stdout io.Writer
+	board  *telemetry.Board // nil if nobody asks for measures
 	agents []*agentProcess
 	voting int
 	gone   chan int // hosts whose process has ended
@@ -295,7 +308,7 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	a := assignment{
 		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
 		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
-		NoDigests: !f.digests, Reshape: f.reshape, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos,
+		NoDigests: !f.digests, Reshape: f.reshape, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
 	}
 	var files []*os.File
 	defer func() {
@@ -429,6 +442,11 @@ func (s *supervisor) take(x report) {
 		s.early = nil
 	case reportEnd:
 		s.finish(x)
+	case reportMeasure:
+		var l measureLine
+		if json.Unmarshal(x.Event, &l) == nil && s.board != nil {
+			s.board.Measure(l.measure())
+		}
 	default:
 		if e := parseShown(x.Kind, x.Event); e != nil {
 			s.v.Show(e)
@@ -538,7 +556,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		Log: func(id, incarnation int) (*os.File, error) {
 			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},
-		Telemetry: func() (agent.Telemetry, error) { return openTelemetry(ctx) },
+		Telemetry: func(term uint64) (agent.Telemetry, error) { return hostTelemetry(ctx, &a, out, term) },
 		Show:      func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
 		Done: func(term uint64, o agent.Outcome) {
 			var text, errs strings.Builder

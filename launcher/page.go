@@ -61,6 +61,12 @@ func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
 		}
 		return fmt.Sprintf("worker %d is started", ids[0]), nil
 	}
+	if a.Do == "stop" {
+		if err := stop(ctx, p.runDir); err != nil {
+			return "", err
+		}
+		return "the run ends at its next commit", nil
+	}
 	if a.Do == "slow" {
 		if _, err := chaos.ParseFactor(strconv.FormatFloat(a.Factor, 'g', -1, 64)); err != nil {
 			return "", err

@@ -11,8 +11,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,9 +23,11 @@ import (
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 
+	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/dashboard"
 	"github.com/soliton-train/soliton/internal/require"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/trace"
 	"github.com/soliton-train/soliton/internal/view"
 )
 
@@ -38,11 +43,12 @@ type pageRun struct {
 }
 
 // beginPage starts a run with a page, and returns when it trains.
-func beginPage(t *testing.T, program string, args, flags []string) *pageRun {
+func beginPage(t *testing.T, program string, args, flags []string, env ...string) *pageRun {
 	t.Helper()
 	flags = append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--ui=127.0.0.1:0"}, flags...)
 	r := &pageRun{underWay: &underWay{t: t, cmd: launch(t, append(append(flags, program), args...)...)}}
 	r.dir = filepath.Join(r.cmd.Dir, "run")
+	r.cmd.Env = append(os.Environ(), env...)
 	out, err := r.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -70,6 +76,16 @@ func beginPage(t *testing.T, program string, args, flags []string) *pageRun {
 	}
 	r.url = strings.Fields(line)[1]
 	return r
+}
+
+// newest is the newest step that the run has told of.
+func (r *pageRun) newest() int {
+	r.t.Helper()
+	text, err := os.ReadFile(filepath.Join(r.dir, "metrics.jsonl"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return bytes.Count(text, []byte("\n"))
 }
 
 // browse opens a browser; what it complains about is an error of the test.
@@ -244,6 +260,79 @@ func TestPage(t *testing.T) {
 	do(ctx, t, click(`.worker[data-worker="1"] .leave`),
 		holds(`document.querySelector('#gone-list').textContent.includes('worker 1')`))
 	r.until("left", 1)
+	do(ctx, t, click(`.worker[data-worker="0"] .freeze`), holds(`document.querySelector('#toasts').textContent.includes('freeze: worker 0')`),
+		click(`.worker[data-worker="0"] .thaw`), holds(`document.querySelector('#toasts').textContent.includes('thaw: worker 0')`))
+	do(ctx, t, click(`#stop`), click(`#stop-do`), holds(`document.querySelector('#state').dataset.state == 'stopped'`),
+		holds(`document.querySelector('#stop').disabled`))
+	if r.cmd.Wait(); r.cmd.ProcessState.ExitCode() != agent.ExitFailed {
+		t.Errorf("exit status %d", r.cmd.ProcessState.ExitCode())
+	}
+}
+
+// TestPageOnHosts: the page, the measures and the traces of a run on several hosts go on when the one that leads
+// has died.
+func TestPageOnHosts(t *testing.T) {
+	t.Parallel()
+	ctx := browse(t)
+	r := beginPage(t, mlp, pageArgs, []string{"--workers", "3", "--emulate-hosts", "3", "--detect", "2s"}, "LAUNCHER_TEST="+t.Name())
+	steps := func() (n int) {
+		answer, err := http.Get(r.url + "metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		for lines := bufio.NewScanner(answer.Body); lines.Scan(); {
+			if name, value, _ := strings.Cut(lines.Text(), "} "); strings.HasPrefix(name, "soliton_step_duration_seconds_count{") {
+				n, _ = strconv.Atoi(value)
+			}
+		}
+		return n
+	}
+	more := func(than int) int {
+		await(t, "measures of more steps", func() bool { return steps() > than })
+		return steps()
+	}
+	const shown = `Number(document.querySelector('#step').textContent.slice(5))`
+	do(ctx, t, chromedp.EmulateViewport(1280, 900), chromedp.Navigate(r.url+"#"+r.token), holds(shown+` > 3`),
+		holds(`document.querySelectorAll('#gantt .f').length > 0`))
+	before := more(0)
+	leader := ""
+	for h := range 3 {
+		name := fmt.Sprintf("host-%d", h)
+		log, err := os.ReadFile(filepath.Join(r.dir, "log", name+".log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(log, []byte("entering leader state")) {
+			leader = name
+		}
+	}
+	for _, pid := range hostProcesses(t, "LAUNCHER_TEST="+t.Name(), leader) {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	r.until("lead", 1)
+	r.until("recovered", 1)
+	newest := r.newest()
+	do(ctx, t, holds(`document.querySelectorAll('.worker[data-worker]').length == 2`), holds(fmt.Sprintf(`%s > %d`, shown, newest)),
+		holds(`document.querySelector('#state').dataset.state == 'training'`))
+	more(max(before, newest/2))
+	do(ctx, t, click(`.worker .kill`), holds(`document.querySelectorAll('.worker[data-worker]').length == 1`))
+	r.until("recovered", 2)
+	recovered := r.events("recovered")
+	var roots []trace.Span
+	await(t, "traces of both recoveries", func() bool {
+		spans, err := readTraces(filepath.Join(r.dir, "traces.jsonl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		roots = slices.DeleteFunc(named(spans, trace.ID{}, trace.Recovery), func(s trace.Span) bool { return s.True(trace.KeySuperseded) })
+		return len(roots) == len(recovered)
+	})
+	for i, e := range recovered {
+		if !near(ms(roots[i].End.Sub(e.Time.Time)), 0) || i > 0 && roots[i].Trace == roots[i-1].Trace {
+			t.Errorf("%+v, event %+v", roots[i], e)
+		}
+	}
 }
 
 // TestPageProtects shows that what has no token or comes from elsewhere changes nothing.
@@ -306,16 +395,22 @@ func TestPageAddress(t *testing.T) {
 	}
 }
 
+func buildGPT(t *testing.T) string {
+	t.Helper()
+	gpt := filepath.Join(t.TempDir(), "gpt")
+	if out, err := exec.Command("go", "build", "-o", gpt, "../examples/gpt").CombinedOutput(); err != nil {
+		t.Fatalf("%s%v", out, err)
+	}
+	return gpt
+}
+
 // TestScreenshots makes the pictures of the documentation.
 func TestScreenshots(t *testing.T) {
 	if *screenshots == "" {
 		t.Skip("-screenshots names no folder")
 	}
 	ctx := browse(t)
-	gpt := filepath.Join(t.TempDir(), "gpt")
-	if out, err := exec.Command("go", "build", "-o", gpt, "../examples/gpt").CombinedOutput(); err != nil {
-		t.Fatalf("%s%v", out, err)
-	}
+	gpt := buildGPT(t)
 	args := strings.Fields("--layers 6 --width 64 --heads 4 --context 64 --global-batch 32 --micro-batch 4 --steps 260 --eval-every 40")
 	r := beginPage(t, gpt, args, []string{"--workers", "4", "--stages", "2", "--respawn"})
 	shot := func(name string, width, height int64, scheme string) chromedp.Action[chromedp.Void] {

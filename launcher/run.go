@@ -388,7 +388,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 
 	if f.hosts > 1 {
-		return emulate(f, p, file, args, dir, cwd, v, page, stdout, stderr)
+		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stdout, stderr)
 	}
 	start := func(id, incarnation int) (agent.Worker, error) {
 		log, err := dir.LogFile(id, incarnation)

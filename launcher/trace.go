@@ -114,6 +114,9 @@ func printTrace(out io.Writer, r trace.Report, width int) error {
 		if x.After != "" {
 			line("  it struck during another recovery")
 		}
+		if x.Superseded {
+			line("  another fault struck, whose recovery has the rest")
+		}
 		if x.Failed != "" {
 			line("  the run ended: %s", x.Failed)
 		}

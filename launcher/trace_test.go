@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -92,6 +94,8 @@ func (c *collector) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 					switch v := a.Value.GetValue().(type) {
 					case *commonpb.AnyValue_IntValue:
 						x.Attrs = append(x.Attrs, trace.Attr{Key: a.Key, Value: int(v.IntValue)})
+					case *commonpb.AnyValue_BoolValue:
+						x.Attrs = append(x.Attrs, trace.Attr{Key: a.Key, Value: v.BoolValue})
 					case *commonpb.AnyValue_StringValue:
 						x.Attrs = append(x.Attrs, trace.Attr{Key: a.Key, Value: v.StringValue})
 					}
@@ -121,7 +125,7 @@ func traced(t *testing.T, flags ...string) (c *collector, file []trace.Span, eve
 	t.Helper()
 	c = collect(t)
 	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)
-	cmd := launch(t, append(args, mlp, "--steps", "40", "--micro-batch", "4")...)
+	cmd := launch(t, append(args, mlp, "--steps", "200", "--micro-batch", "4", "--checkpoint-every", "20ms")...)
 	cmd.Env = append(os.Environ(), "OTEL_EXPORTER_OTLP_ENDPOINT="+c.url, "OTEL_EXPORTER_OTLP_HEADERS=authorization=top-secret", "SECRET=top-secret")
 	if status, stdout, stderr := result(t, cmd); status != 0 {
 		t.Fatalf("%d\n%s%s", status, stdout, stderr)
@@ -158,7 +162,90 @@ func linesOf[T any](t *testing.T, path string) (all []T) {
 
 func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
+// near allows for what the times of the line files leave out, which have milliseconds.
 func near(a, b float64) bool { return math.Abs(a-b) <= 1 }
+
+// same allows for what their durations leave out, which have microseconds.
+func same(a, b float64) bool { return math.Abs(a-b) <= .002 }
+
+// consistent fails unless spans, events and metrics say the same of steps, plan versions and times.
+func consistent(t *testing.T, name string, spans []trace.Span, events []rundir.Event, steps []rundir.Metrics) {
+	t.Helper()
+	plan := func(s *trace.Span) uint64 {
+		_, n, _ := strings.Cut(s.Text(trace.KeyPlan), ".")
+		v, _ := strconv.ParseUint(n, 10, 64)
+		return v
+	}
+	told := make(map[int]bool)
+	for _, s := range named(spans, trace.ID{}, trace.Step) {
+		if s.Worker != trace.Agent {
+			continue
+		}
+		m := steps[s.Int(trace.KeyStep, 0)-1]
+		told[m.Step] = true
+		if !same(ms(s.End.Sub(s.Start)), m.MS) || !near(ms(s.End.Sub(m.Time.Time)), 0) || s.Int(trace.KeyTokens, 0) != int(m.Tokens) || plan(&s) != m.Plan || s.Int(trace.KeyWorkers, 0) != m.Workers {
+			t.Errorf("%s: step %+v, metrics %+v", name, s, m)
+		}
+	}
+	for _, m := range steps {
+		if (m.Step%4 == 0 || m.Step == 1) && !told[m.Step] {
+			t.Errorf("%s: nothing of step %d", name, m.Step)
+		}
+	}
+	// A recovery that another fault has superseded is in the event of the one that ended.
+	var recovered []rundir.Event
+	saved := make(map[int]time.Time)
+	for _, e := range events {
+		switch {
+		case e.Recovery != nil:
+			recovered = append(recovered, e)
+		case e.Kind == "checkpoint":
+			var step int
+			if _, err := fmt.Sscanf(e.Reason, "the state after step %d", &step); err != nil {
+				t.Error(err)
+			}
+			saved[step] = e.Time.Time
+		}
+	}
+	roots := named(spans, trace.ID{}, trace.Recovery)
+	slices.SortFunc(roots, func(a, b trace.Span) int { return a.End.Compare(b.End) })
+	for _, root := range roots {
+		if len(recovered) == 0 {
+			t.Fatalf("%s: %d roots of recoveries are too many", name, len(roots))
+		}
+		e := recovered[0]
+		if root.Int(trace.KeyStep, 0) != e.Step {
+			t.Errorf("%s: root %+v, event %+v", name, root, e)
+		}
+		if root.True(trace.KeySuperseded) {
+			if root.End.After(e.Time.Add(time.Millisecond)) {
+				t.Errorf("%s: %+v ends after %v", name, root, e.Time)
+			}
+			continue
+		}
+		recovered = recovered[1:]
+		if plan(&root) != e.Plan || !near(ms(root.End.Sub(e.Time.Time)), 0) {
+			t.Errorf("%s: root %+v, event %+v", name, root, e)
+		}
+	}
+	for _, s := range named(spans, trace.ID{}, trace.Checkpoint) {
+		at, ok := saved[s.Int(trace.KeyStep, 0)]
+		if delete(saved, s.Int(trace.KeyStep, 0)); !ok || !near(ms(s.End.Sub(at)), 0) {
+			t.Errorf("%s: checkpoint %+v, event at %v", name, s, at)
+		}
+	}
+	if len(recovered)+len(saved) > 0 {
+		t.Errorf("%s: no spans of %v and checkpoints %v", name, recovered, saved)
+	}
+	// Each other change of the plan is there.
+	for _, e := range events {
+		if e.Kind == "plan" && e.Plan > 1 && !slices.ContainsFunc(spans, func(s trace.Span) bool {
+			return (s.Name == trace.Change || s.Name == trace.Recovery) && plan(&s) == e.Plan && !s.End.Before(e.Time.Time)
+		}) {
+			t.Errorf("%s: no span of plan %d", name, e.Plan)
+		}
+	}
+}
 
 func TestRecoveryIsOneTrace(t *testing.T) {
 	t.Parallel()
@@ -171,7 +258,7 @@ func TestRecoveryIsOneTrace(t *testing.T) {
 		root := roots[0]
 		i := slices.IndexFunc(events, func(e rundir.Event) bool { return e.Recovery != nil })
 		e := events[i]
-		if !near(ms(root.End.Sub(root.Start)), e.TotalMS) || !near(ms(root.End.Sub(e.Time.Time)), 0) {
+		if !same(ms(root.End.Sub(root.Start)), e.TotalMS) || !near(ms(root.End.Sub(e.Time.Time)), 0) {
 			t.Errorf("%s: the root takes %v until %v, and the event says %v ms until %v", name, root.End.Sub(root.Start), root.End, e.TotalMS, e.Time)
 		}
 		if root.Int(trace.KeyStep, 0) != e.Step || root.Text(trace.KeyCause) != e.Cause || !strings.HasSuffix(root.Text(trace.KeyPlan), ".2") || e.Plan != 2 {
@@ -179,7 +266,7 @@ func TestRecoveryIsOneTrace(t *testing.T) {
 		}
 		for i, want := range []float64{e.DetectMS, e.QueryMS, e.PlanMS, e.AgreeMS, e.EditMS, e.ResumeMS} {
 			phase := slices.DeleteFunc(named(spans, root.Trace, trace.Phases[i]), func(s trace.Span) bool { return s.Worker != trace.Agent })
-			if len(phase) != 1 || phase[0].Parent != root.Span || !near(ms(phase[0].End.Sub(phase[0].Start)), want) {
+			if len(phase) != 1 || phase[0].Parent != root.Span || !same(ms(phase[0].End.Sub(phase[0].Start)), want) {
 				t.Errorf("%s: phase %s: %+v, want %v ms", name, trace.Phases[i], phase, want)
 			}
 		}
@@ -202,18 +289,25 @@ func TestRecoveryIsOneTrace(t *testing.T) {
 		if struck < 0 || spans[struck].Int(trace.KeyStep, 0) != e.Step {
 			t.Errorf("%s: links to %+v", name, root.Links)
 		}
-		// Steps agree with metrics.jsonl.
-		for _, s := range named(spans, trace.ID{}, trace.Step) {
-			if s.Parent != (trace.SpanID{}) {
-				continue
-			}
-			m := steps[s.Int(trace.KeyStep, 0)-1]
-			if !near(ms(s.End.Sub(s.Start)), m.MS) || !near(ms(s.End.Sub(m.Time.Time)), 0) || s.Int(trace.KeyTokens, 0) != int(m.Tokens) {
-				t.Errorf("%s: step %+v, metrics %+v", name, s, m)
+		consistent(t, name, spans, events, steps)
+		// All that there is to tell of is there, with the passes below their stages.
+		for _, what := range []string{trace.Stage, trace.Forward, trace.Backward, trace.Reduce, trace.Commit, trace.Update, trace.Transfer, trace.Arrive, trace.Checkpoint} {
+			if len(named(spans, trace.ID{}, what)) == 0 {
+				t.Errorf("%s: no %s among %d spans", name, what, len(spans))
 			}
 		}
-		if len(named(spans, trace.ID{}, trace.Forward)) == 0 || len(named(spans, trace.ID{}, trace.Reduce)) == 0 || len(named(spans, trace.ID{}, trace.Commit)) == 0 {
-			t.Errorf("%s: no passes, reductions or commits among %d spans", name, len(spans))
+		stages := make(map[trace.Context]trace.Span)
+		for _, s := range named(spans, trace.ID{}, trace.Stage) {
+			stages[s.Context] = s
+		}
+		for _, s := range append(named(spans, trace.ID{}, trace.Forward), named(spans, trace.ID{}, trace.Backward)...) {
+			st, ok := stages[trace.Context{Trace: s.Trace, Span: s.Parent}]
+			if !ok || st.Worker != s.Worker || st.Int(trace.KeyStage, -1) != s.Int(trace.KeyStage, -2) || s.Start.Before(st.Start) || s.End.After(st.End) {
+				t.Errorf("%s: %+v is not within its stage %+v", name, s, st)
+			}
+		}
+		if slices.ContainsFunc(events, func(e rundir.Event) bool { return e.Kind == "protected" }) && len(named(spans, trace.ID{}, trace.Migration)) == 0 {
+			t.Errorf("%s: no migration, and shards have got new mirrors", name)
 		}
 	}
 	if len(file) != len(c.spans) {
@@ -227,7 +321,7 @@ func TestRecoveryIsOneTrace(t *testing.T) {
 func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
 	t.Parallel()
 	// Who is frozen does not answer the query that the other one's death brings.
-	_, file, events, _ := traced(t, "--workers", "4", "--mirrors", "2", "--chaos", "freeze:1@7,kill:2@7")
+	_, file, events, steps := traced(t, "--workers", "4", "--mirrors", "2", "--chaos", "freeze:1@7,kill:2@7")
 	roots := named(file, trace.ID{}, trace.Recovery)
 	if len(roots) != 2 {
 		t.Fatalf("%d recoveries", len(roots))
@@ -239,9 +333,33 @@ func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
 		!slices.ContainsFunc(roots[0].Links, func(l trace.Link) bool { return l.Context == roots[1].Context }) {
 		t.Errorf("not linked: %+v", roots)
 	}
+	consistent(t, "file", file, events, steps)
+	// The first one ends where the controller knows of the second fault, and all that the event tells of
+	// lies in both together.
 	e := events[slices.IndexFunc(events, func(e rundir.Event) bool { return e.Recovery != nil })]
-	if !near(ms(roots[0].End.Sub(roots[0].Start)), e.TotalMS) && !near(ms(roots[1].End.Sub(roots[1].Start)), e.TotalMS) {
-		t.Errorf("%v and %v, event %v", roots[0], roots[1], e.TotalMS)
+	if roots[0].End.After(roots[1].End) {
+		roots[0], roots[1] = roots[1], roots[0]
+	}
+	detect := named(file, roots[1].Trace, "detect")
+	if !roots[0].True(trace.KeySuperseded) || roots[1].True(trace.KeySuperseded) || len(detect) != 1 || !roots[0].End.Equal(detect[0].End) || !roots[0].End.Before(roots[1].End) {
+		t.Errorf("%+v, then %+v with %+v", roots[0], roots[1], detect)
+	}
+	if !same(ms(roots[1].End.Sub(roots[0].Start)), e.TotalMS) {
+		t.Errorf("from %v to %v, event %v ms", roots[0].Start, roots[1].End, e.TotalMS)
+	}
+	for _, r := range roots {
+		at := r.Start
+		for _, s := range file {
+			if s.Parent == r.Span && s.Worker == trace.Agent {
+				if !s.Start.Equal(at) {
+					t.Errorf("%s begins %v after the phase before", s.Name, s.Start.Sub(at))
+				}
+				at = s.End
+			}
+		}
+		if !at.Equal(r.End) {
+			t.Errorf("phases end at %v, their recovery at %v", at, r.End)
+		}
 	}
 	edits := 0
 	for _, s := range named(file, trace.ID{}, "edit") {
@@ -298,9 +416,10 @@ func TestTraceCommand(t *testing.T) {
 		t.Errorf("%v: %+v", err, report)
 	}
 	file, err := os.ReadFile(filepath.Join(cmd.Dir, "out.json"))
-	if err != nil || !json.Valid(file) {
-		t.Errorf("%v: %.200s", err, file)
+	if err != nil {
+		t.Fatal(err)
 	}
+	checkTraceEvents(t, file, 3)
 	var narrow strings.Builder
 	if err := printTrace(&narrow, report, 30); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,8 @@ type spans struct {
 	list    []control.Span
 	dropped int
 	compute time.Duration
+	reduced int64                     // bytes of the operands of reductions
+	told    int64                     // the same of exchanges
 	struck  bool                      // a recovery interrupts the step
 	orders  map[elastic.Ballot]string // the place in a trace of each that may still be applied
 	plan    string                    // the same of the newest boundary plan
@@ -48,6 +50,10 @@ func (s *spans) add(x engine.Span) {
 		s.compute += took
 	case trace.Gather:
 		s.compute -= took // it is part of a forward pass
+	case trace.Reduce:
+		s.reduced += x.Bytes
+	case trace.Commit, trace.Exchange:
+		s.told += x.Bytes
 	}
 	s.put(control.Span{
 		Name: x.Name, Start: x.Start.UnixNano(), Took: int64(took), Stage: x.Stage, Micro: x.Micro, Layer: x.Layer, Peer: int(x.Peer),
@@ -68,6 +74,14 @@ func spanAt(name string, began time.Time, took time.Duration) control.Span {
 	return control.Span{Name: name, Start: began.UnixNano(), Took: int64(took), Stage: -1, Micro: -1, Layer: -1, Peer: -1}
 }
 
+// now is the time where somebody wants to know of spans.
+func (s *spans) now() (t time.Time) {
+	if s != nil {
+		t = time.Now()
+	}
+	return t
+}
+
 // evaluated tells of an evaluation.
 func (s *spans) evaluated(began time.Time) {
 	if s != nil {
@@ -77,16 +91,15 @@ func (s *spans) evaluated(began time.Time) {
 	}
 }
 
-// computed returns for how long this worker has computed since it was asked last.
-func (s *spans) computed() time.Duration {
+// sums adds to the message of a step what this worker has done since the one before.
+func (s *spans) sums(m *control.Step) {
 	if s == nil {
-		return 0
+		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := s.compute
-	s.compute = 0
-	return max(c, 0)
+	m.Compute, m.Reduced, m.Exchanged = int64(max(s.compute, 0)), s.reduced, s.told
+	s.compute, s.reduced, s.told = 0, 0, 0
 }
 
 // tell tells of a step that was committed, where somebody wants to know, and forgets it.

@@ -19,15 +19,22 @@ func TestSpansAreBounded(t *testing.T) {
 	if len(s.list) >= control.MaxSpans || s.dropped == 0 {
 		t.Errorf("%d spans, %d dropped", len(s.list), s.dropped)
 	}
-	if c := s.computed(); c != (control.MaxSpans+5)*time.Microsecond {
-		t.Errorf("computed for %v", c)
+	s.add(engine.Span{Name: trace.Reduce, Start: now, End: now, Bytes: 7})
+	s.add(engine.Span{Name: trace.Commit, Start: now, End: now, Bytes: 5})
+	var said control.Step
+	if s.sums(&said); said.Compute != ((control.MaxSpans+5)*time.Microsecond).Nanoseconds() || said.Reduced != 7 || said.Exchanged != 5 {
+		t.Errorf("%+v", said)
+	}
+	if s.sums(&said); said.Compute+said.Reduced+said.Exchanged != 0 {
+		t.Errorf("counted twice: %+v", said)
 	}
 	if err := s.tell(3, 1, now, 0); err != nil || len(s.list) != 0 || s.dropped != 0 { // nobody wants to know of it
 		t.Errorf("%v, %d spans are left", err, len(s.list))
 	}
 	var none *spans
 	none.evaluated(now)
-	if newSpans(nil, 0) != nil || none.computed() != 0 || none.tell(1, 1, now, 0) != nil {
+	none.sums(&said)
+	if newSpans(nil, 0) != nil || said.Compute != 0 || !none.now().IsZero() || none.tell(1, 1, now, 0) != nil {
 		t.Error("somebody wants to know of no spans")
 	}
 }

@@ -205,7 +205,9 @@ func (w *worker) receive(ctx context.Context) error {
 		}
 		switch m := m.(type) {
 		case control.Start:
-			w.spans = newSpans(w, m.TraceEvery)
+			if w.spans = newSpans(w, m.TraceEvery); w.spans != nil {
+				w.self.progress.Time()
+			}
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
@@ -634,11 +636,13 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 		}
 		done.ValLoss = info.ValLoss
 	}
-	if err := w.send(control.Step{
+	said := control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
 		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: info.ValLoss, Left: left,
-		Forwards: r.Forwards, Backwards: r.Backwards, Compute: int64(w.spans.computed()),
-	}); err != nil || left {
+		Forwards: r.Forwards, Backwards: r.Backwards,
+	}
+	w.spans.sums(&said)
+	if err := w.send(said); err != nil || left {
 		return cmp.Or(err, engine.ErrLeft)
 	}
 	if err := w.spans.tell(r.Step, uint64(r.Plan.N), began, took); err != nil {
@@ -754,7 +758,7 @@ func (w *worker) evaluate(ctx context.Context, p *prepared, e *engine.Engine) (*
 	if p.EvalSamples > 0 {
 		k = min(n, p.EvalSamples)
 	}
-	defer w.spans.evaluated(time.Now())
+	defer w.spans.evaluated(w.spans.now())
 	loss, err := e.Evaluate(ctx, w.step, k, func(j int, in, target Tensor) error {
 		return w.sample(p.eval, spread(j, k, n), in, target)
 	})

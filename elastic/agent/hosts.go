@@ -59,8 +59,9 @@ type HostConfig struct {
 	// Show returns what shows the run, and takes its output, while this host leads in a
 	// term. Several terms may overlap for a moment; the greatest counts.
 	Show func(term uint64) (view.View, io.Writer)
-	// Telemetry begins what gets spans and measures while this host leads; it may be nil, and return nil.
-	Telemetry func() (Telemetry, error)
+	// Telemetry begins what gets spans and measures while this host leads in a term; it may be nil, and
+	// return nil.
+	Telemetry func(term uint64) (Telemetry, error)
 	// Done is told how the run has ended, by the host that leads.
 	Done func(term uint64, o Outcome)
 
@@ -401,7 +402,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	cfg.RunDir = dir
 	cfg.View, cfg.Output = c.Show(l.term)
 	if c.Telemetry != nil {
-		if cfg.Telemetry, err = c.Telemetry(); err != nil {
+		if cfg.Telemetry, err = c.Telemetry(l.term); err != nil {
 			return Outcome{}, err
 		}
 	}

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -58,10 +59,17 @@ type tracer struct {
 
 	attempts []attempt                  // of the recovery under way
 	changes  map[plan.Version]time.Time // boundary plans, and when they were proposed
-	fills    map[fillID]time.Time       // copies under way, and since when
+	fills    map[fillID]copying         // copies under way
 	issued   []trace.Context            // to workers, the newest last
 	thin     int                        // step since which a shard lacks a mirror, 0 if none does
 	struck   map[int]trace.Context      // steps that were struck, and their roots
+}
+
+// copying is state on its way.
+type copying struct {
+	since  time.Time
+	values int // parameters, without their moments
+	from   []plan.WorkerID
 }
 
 type fillID struct {
@@ -74,7 +82,9 @@ type attempt struct {
 	trace.Context
 	cause       string
 	died, known time.Time
-	dead        int // place of the session, -1 if nobody died
+	planned     time.Time // all had answered, and there was a plan; zero: never
+	agreed      time.Time // upon it
+	dead        int       // place of the session, -1 if nobody died
 	last        lastTask
 	step        trace.Context // that was struck
 	before      plan.Version
@@ -91,7 +101,7 @@ type lastTask struct {
 func newTracer(job *rundir.Job) *tracer {
 	return &tracer{
 		run: trace.RunOf(job.ID(), job.Started), every: max(leastEvery, (job.Steps+tracedSteps-1)/tracedSteps),
-		changes: make(map[plan.Version]time.Time), fills: make(map[fillID]time.Time), struck: make(map[int]trace.Context),
+		changes: make(map[plan.Version]time.Time), fills: make(map[fillID]copying), struck: make(map[int]trace.Context),
 	}
 }
 
@@ -156,9 +166,21 @@ func (s *session) traceEffect(now time.Time, cause elastic.Event, e elastic.Effe
 	case elastic.Propose:
 		if (e.Order.Ballot == elastic.Ballot{}) {
 			t.changes[e.Order.Plan.Version] = now
+		} else if a := t.attempt(e.Order.Ballot); a != nil {
+			a.planned = now
+		}
+	case elastic.Command:
+		if a := t.attempt(e.Order.Ballot); a != nil && a.agreed.IsZero() {
+			a.agreed = now
 		}
 	case elastic.Copy:
-		t.fills[fillID{e.Worker, e.Fill.ID}] = now
+		c := copying{since: now}
+		for _, x := range e.Fill.Transfers {
+			if c.values += x.Hi - x.Lo; !slices.Contains(c.from, x.From) {
+				c.from = append(c.from, x.From)
+			}
+		}
+		t.fills[fillID{e.Worker, e.Fill.ID}] = c
 	case elastic.Adopt:
 		return t.adopted(now, e)
 	case elastic.Recovered:
@@ -173,6 +195,17 @@ func (s *session) traceEffect(now time.Time, cause elastic.Event, e elastic.Effe
 	return nil
 }
 
+// attempt returns the attempt with a ballot, nil for none.
+func (t *tracer) attempt(b elastic.Ballot) *attempt {
+	root := t.run.Root(trace.Recovery, b.Term, b.Attempt)
+	for i := range t.attempts {
+		if t.attempts[i].Context == root {
+			return &t.attempts[i]
+		}
+	}
+	return nil
+}
+
 // adopted tells of a boundary plan that is live.
 func (t *tracer) adopted(now time.Time, e elastic.Adopt) []effect {
 	v := e.Order.Plan.Version
@@ -182,7 +215,7 @@ func (t *tracer) adopted(now time.Time, e elastic.Adopt) []effect {
 	}
 	clear(t.changes) // older ones are withdrawn
 	return []effect{writeSpans{[]trace.Span{{
-		Context: t.change(v), Name: "plan change", Worker: trace.Agent, Start: began, End: now,
+		Context: t.change(v), Name: trace.Change, Worker: trace.Agent, Start: began, End: now,
 		Attrs: []trace.Attr{
 			{Key: trace.KeyPlan, Value: v.String()}, {Key: trace.KeyCause, Value: e.Cause}, {Key: "soliton.plan.reason", Value: string(e.Reason)},
 			{Key: trace.KeyStep, Value: e.Order.Passed.Step},
@@ -196,15 +229,15 @@ func (s *session) traceLevel(now time.Time, e elastic.Level) []effect {
 		return nil
 	}
 	id := fillID{e.Worker, e.ID}
-	began, ok := s.tr.fills[id]
+	c, ok := s.tr.fills[id]
 	if !ok {
 		return nil
 	}
 	delete(s.tr.fills, id)
 	return []effect{writeSpans{[]trace.Span{{
 		Context: s.tr.run.Root(trace.Migration, uint64(e.Worker.ID), uint64(e.Worker.Incarnation), uint64(e.ID)),
-		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: began, End: now,
-		Attrs: []trace.Attr{{Key: trace.KeyStep, Value: e.Step}},
+		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: c.since, End: now,
+		Attrs: []trace.Attr{{Key: trace.KeyStep, Value: e.Step}, {Key: trace.KeyParameters, Value: c.values}, {Key: trace.KeySources, Value: len(c.from)}},
 	}}}}
 }
 
@@ -222,7 +255,37 @@ func (s *session) lastTask(now time.Time, id int) (l lastTask) {
 	return l
 }
 
-// traceRecovery tells of a recovery that has ended, well if failure is "".
+// phase is one of a recovery: from the end of the one before.
+type phase struct {
+	name string
+	end  time.Time
+}
+
+// superseded are the phases of an attempt as far as it came until another fault began the next
+// one. That there is a plan is known with the last answer.
+func (a *attempt) superseded(end time.Time) (phases []phase) {
+	for i, at := range [...]time.Time{a.known, a.planned, a.agreed, {}} {
+		name := [...]string{"detect", "query", "agree", "edit"}[i]
+		if at.IsZero() || !at.Before(end) {
+			return append(phases, phase{name, end})
+		}
+		phases = append(phases, phase{name, at})
+	}
+	return phases
+}
+
+// ended are the phases of the attempt with which a recovery has ended, as events.jsonl has them; it
+// began with a death that may be later than the first one.
+func (a *attempt) ended(now time.Time, r elastic.Recovery) []phase {
+	edited := now.Add(-r.Resume)
+	agreed := edited.Add(-r.Edit)
+	proposed := agreed.Add(-r.Agree)
+	answered := proposed.Add(-r.Plan)
+	return []phase{{"detect", a.known}, {"query", answered}, {"plan", proposed}, {"agree", agreed}, {"edit", edited}, {"resume", now}}
+}
+
+// traceRecovery tells of a recovery that has ended, well if failure is "". A fault that struck on the way
+// has a trace of its own, and the one before ends where it begins.
 func (s *session) traceRecovery(now time.Time, r elastic.Recovery, failure string) []effect {
 	t := s.tr
 	attempts := t.attempts
@@ -230,64 +293,70 @@ func (s *session) traceRecovery(now time.Time, r elastic.Recovery, failure strin
 		return nil
 	}
 	var spans []trace.Span
-	phases := [...]time.Duration{r.Detect, r.Query, r.Plan, r.Agree, r.Edit, r.Resume}
-	for i, a := range attempts {
+	for i := range attempts {
+		a := &attempts[i]
 		if a.dead >= 0 {
 			if at := s.workers[a.dead].harmed; !at.IsZero() && at.Before(a.died) {
 				a.died = at
 			}
 		}
-		start, own := a.died, phases
-		switch {
-		case failure != "":
-			clear(own[:])
-			own[0] = a.known.Sub(start)
-		case i == 0:
-			start = now.Add(-r.Total) // as events.jsonl has it
-		default:
-			answered := now.Add(-r.Resume - r.Edit - r.Agree - r.Plan)
-			own[0], own[1] = a.known.Sub(start), answered.Sub(a.known)
+		if i == 0 && failure == "" {
+			a.died = now.Add(-r.Total) // as events.jsonl has it
 		}
 		cause := a.cause
 		if cause == "" {
 			cause = r.Cause
 		}
 		root := trace.Span{
-			Context: a.Context, Name: trace.Recovery, Worker: trace.Agent, Start: start, End: now, Error: failure,
+			Context: a.Context, Name: trace.Recovery, Worker: trace.Agent, Start: a.died, End: now, Error: failure,
 			Attrs: []trace.Attr{
-				{Key: trace.KeyCause, Value: cause}, {Key: trace.KeyStep, Value: min(r.Step, s.job.Steps)},
-				{Key: trace.KeyBefore, Value: a.before.String()}, {Key: trace.KeyPlan, Value: r.Version.String()},
-				{Key: trace.KeyBallots, Value: len(attempts) - i}, {Key: trace.KeyLost, Value: r.Lost}, {Key: trace.KeyAgain, Value: r.Again},
-				{Key: trace.KeyOpened, Value: r.Opened}, {Key: trace.KeyRollback, Value: r.Rollback}, {Key: trace.KeyDiedAt, Value: string(r.How)},
+				{Key: trace.KeyCause, Value: cause}, {Key: trace.KeyStep, Value: min(r.Step, s.job.Steps)}, {Key: trace.KeyBefore, Value: a.before.String()},
 			},
 			Links: []trace.Link{{Context: a.step, Why: "interrupted step"}},
 		}
 		if i > 0 {
-			root.Links = append(root.Links, trace.Link{Context: attempts[i-1].Context, Why: "interrupted recovery"})
+			root.Links = append(root.Links, trace.Link{Context: attempts[i-1].Context, Why: trace.Interrupted})
+		}
+		var phases []phase
+		switch last := i == len(attempts)-1; {
+		case !last:
+			next := &attempts[i+1]
+			root.End, root.Error = next.known, ""
+			root.Attrs = append(root.Attrs, trace.Attr{Key: trace.KeySuperseded, Value: true})
+			root.Links = append(root.Links, trace.Link{Context: next.Context, Why: "superseded by"})
+			phases = a.superseded(next.known)
+		case failure != "":
+			phases = a.superseded(now)
+		default:
+			phases = a.ended(now, r)
+		}
+		if i == len(attempts)-1 {
+			root.Attrs = append(root.Attrs,
+				trace.Attr{Key: trace.KeyPlan, Value: r.Version.String()}, trace.Attr{Key: trace.KeyBallots, Value: len(attempts)},
+				trace.Attr{Key: trace.KeyLost, Value: r.Lost}, trace.Attr{Key: trace.KeyAgain, Value: r.Again}, trace.Attr{Key: trace.KeyOpened, Value: r.Opened},
+				trace.Attr{Key: trace.KeyRollback, Value: r.Rollback}, trace.Attr{Key: trace.KeyDiedAt, Value: string(r.How)},
+			)
 		}
 		spans = append(spans, root)
-		for p, at := 0, start; p < len(own); p++ {
-			if failure != "" && p > 0 {
-				break
-			}
-			end := at.Add(max(own[p], 0))
-			if p == len(own)-1 {
-				end = now
+		at := a.died
+		for _, p := range phases {
+			if p.end.Before(at) {
+				p.end = at
 			}
 			spans = append(spans, trace.Span{
-				Context: trace.Context{Trace: a.Trace}, Parent: a.Span, Name: trace.Phases[p], Worker: trace.Agent, Start: at, End: end,
+				Context: trace.Context{Trace: a.Trace}, Parent: a.Span, Name: p.name, Worker: trace.Agent, Start: at, End: p.end,
 			})
-			at = end
+			at = p.end
 		}
 		if a.dead >= 0 {
-			spans = append(spans, s.lastWords(a))
+			spans = append(spans, s.lastWords(*a))
 		}
 	}
 	t.struck[min(r.Step, s.job.Steps)] = attempts[0].step
 	effects := []effect{writeSpans{spans}}
 	if failure == "" {
 		m := trace.RecoveryDone{Seconds: r.Total.Seconds(), Rollback: r.Rollback, Recomputed: r.Again}
-		for i, d := range phases {
+		for i, d := range [...]time.Duration{r.Detect, r.Query, r.Plan, r.Agree, r.Edit, r.Resume} {
 			m.Phases[i] = d.Seconds()
 		}
 		effects = append(effects, measure{m})
@@ -386,6 +455,7 @@ func (s *session) spans(now time.Time, id int, m control.Spans) (effects []effec
 		parent = trace.Context{Trace: at.Trace, Span: own.Span}
 	}
 	var spans []trace.Span
+	stages := make(map[int]*trace.Span)
 	for _, x := range m.Spans {
 		start := time.Unix(0, x.Start)
 		end := start.Add(time.Duration(x.Took))
@@ -417,13 +487,33 @@ func (s *session) spans(now time.Time, id int, m control.Spans) (effects []effec
 		if x.Back {
 			span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyDirection, Value: trace.Backward})
 		}
+		if m.Trace == "" && x.Stage >= 0 && (x.Name == trace.Forward || x.Name == trace.Backward) {
+			// Passes are below what this worker did of the stage.
+			st := stages[x.Stage]
+			if st == nil {
+				own := t.run.Root(trace.Stage, uint64(s.restart.version.N), uint64(m.Step), uint64(w.who.ID), uint64(w.who.Incarnation), uint64(x.Stage))
+				st = &trace.Span{
+					Context: trace.Context{Trace: parent.Trace, Span: own.Span}, Parent: parent.Span, Name: trace.Stage, Worker: span.Worker, Incarnation: span.Incarnation,
+					Start: start, End: end, Attrs: []trace.Attr{{Key: trace.KeyStage, Value: x.Stage}},
+				}
+				stages[x.Stage] = st
+			}
+			if start.Before(st.Start) {
+				st.Start = start
+			}
+			if end.After(st.End) {
+				st.End = end
+			}
+			span.Parent = st.Span
+		}
 		spans = append(spans, span)
 		switch x.Name {
 		case trace.Reduce, trace.Commit, trace.Exchange:
-			effects = append(effects, measure{trace.Collective{
-				Worker: int(w.who.ID), Name: x.Name, Seconds: time.Duration(x.Took).Seconds(), Bytes: max(x.Bytes, 0),
-			}})
+			effects = append(effects, measure{trace.Collective{Name: x.Name, Seconds: time.Duration(x.Took).Seconds()}})
 		}
+	}
+	for _, st := range slices.Sorted(maps.Keys(stages)) {
+		spans = append(spans, *stages[st])
 	}
 	for _, l := range m.Links {
 		if l.Worker >= 0 && l.Sent >= 0 && s.lives[plan.WorkerID(l.Worker)] > 0 {
@@ -438,7 +528,11 @@ func (s *session) traceWorkerStep(id int, m control.Step) []effect {
 	if s.tr == nil || m.Compute <= 0 || m.MS <= 0 {
 		return nil
 	}
-	return []effect{measure{trace.WorkerStep{Worker: s.id(id), Seconds: m.MS / 1000, Compute: time.Duration(m.Compute).Seconds()}}}
+	return []effect{
+		measure{trace.WorkerStep{
+			Worker: s.id(id), Seconds: m.MS / 1000, Compute: time.Duration(m.Compute).Seconds(), Reduced: max(m.Reduced, 0), Exchanged: max(m.Exchanged, 0),
+		}},
+	}
 }
 
 // traceCheckpoint tells of a checkpoint that is whole.

@@ -182,6 +182,10 @@ type Step struct {
 	Forwards, Backwards int64
 
 	Compute int64 // nanoseconds of the step in which this worker computed; 0: not measured
+
+	// Reduced and Exchanged count the bytes of the operands that this worker has brought into
+	// reductions and exchanges since it told of a step; 0: not measured.
+	Reduced, Exchanged int64
 }
 
 // MaxSpans bounds the spans and the links of one message.

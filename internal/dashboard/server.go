@@ -50,8 +50,8 @@ type Run interface {
 
 // Action is what a page asks for.
 type Action struct {
-	Do     string  `json:"do"`     // kill, freeze, thaw, slow, leave or add
-	Worker int     `json:"worker"` // to which; not for add
+	Do     string  `json:"do"`     // kill, freeze, thaw, slow, leave, add or stop
+	Worker int     `json:"worker"` // to which; not for add and stop
 	Factor float64 `json:"factor"` // of slow: the share of its speed that is left, above 0 to 1
 }
 
@@ -479,8 +479,8 @@ func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 // fault says what is wrong with an action, "" if nothing is.
 func (a Action) fault() string {
 	switch {
-	case !slices.Contains([]string{"kill", "freeze", "thaw", "slow", "leave", "add"}, a.Do):
-		return "do is none of kill, freeze, thaw, slow, leave and add"
+	case !slices.Contains([]string{"kill", "freeze", "thaw", "slow", "leave", "add", "stop"}, a.Do):
+		return "do is none of kill, freeze, thaw, slow, leave, add and stop"
 	case a.Worker < 0:
 		return "worker is below 0"
 	case a.Do == "slow" && !(a.Factor > 0 && a.Factor <= 1):

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"time"
 	"unsafe"
 
 	"github.com/soliton-train/soliton/comm"
@@ -209,7 +208,7 @@ func (e *Engine) startExchange(r *request) {
 	call.Priority = comm.Control
 	r.exchanging = true
 	g, ctx := e.everyone, e.opsCtx
-	ballot, began, name := e.ballot, time.Now(), trace.Exchange
+	ballot, began, name := e.ballot, e.now(), trace.Exchange
 	if r.point.Gate == elastic.Committed {
 		name = trace.Commit
 	}

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
-	"time"
 
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/elastic/graph"
@@ -49,7 +48,7 @@ func (e *Engine) forward(t graph.Task, w *task) {
 			if e.arrivals[layer].there() {
 				return nil
 			}
-			began, resume := time.Now(), e.c.Meter.Hold()
+			began, resume := e.now(), e.c.Meter.Hold()
 			defer func() {
 				resume()
 				e.span(trace.Gather, began, spanOf(layer, 0))
@@ -299,7 +298,7 @@ func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[e.reducer(p)]})
 	}
 	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(layer)
-	began := time.Now()
+	began := e.now()
 	e.operate(func() error {
 		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
 			v, _ := sums.At(n)
@@ -333,7 +332,7 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
 	}
 	ctx, call := e.opsCtx, e.call(layer)
-	began := time.Now()
+	began := e.now()
 	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
 		e.span(trace.Reduce, began, spanOf(layer, 4*int64(len(sum))))
 		for i, sh := range mine {

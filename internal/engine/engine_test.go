@@ -239,6 +239,25 @@ func TestStepIsTheFormula(t *testing.T) {
 	}
 }
 
+// The clock is read for spans only where somebody wants to know of them.
+func TestSpansOff(t *testing.T) {
+	for _, on := range []bool{false, true} {
+		var told atomic.Int64
+		e, _ := newLine(t, 6, 1, func(c *Config) {
+			if on {
+				c.Span = func(Span) { told.Add(1) }
+			}
+		})
+		if _, err := e.Step(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		e.Close()
+		if (told.Load() > 0) != on || e.jobBegan.IsZero() == on || e.jobEnded.IsZero() == on || e.now().IsZero() == on {
+			t.Errorf("on %v: %d spans, the newest job from %v to %v", on, told.Load(), e.jobBegan, e.jobEnded)
+		}
+	}
+}
+
 // Several workers have the bits of one, whatever copies the plan has them hold;
 // so have the mirrors.
 func TestWorkersSameBits(t *testing.T) {

@@ -40,6 +40,7 @@ const size = 8 * (firstPair + maxPairs)
 type Record struct {
 	mem   []byte
 	words []uint64
+	timed bool
 }
 
 // Create makes an empty record, and the file to hand down, which the caller
@@ -71,7 +72,7 @@ func Open(f *os.File) (*Record, error) {
 	if err != nil {
 		return nil, fmt.Errorf("progress: %w", err)
 	}
-	return &Record{mem, unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), size/8)}, nil
+	return &Record{mem: mem, words: unsafe.Slice((*uint64)(unsafe.Pointer(&mem[0])), size/8)}, nil
 }
 
 // Close gives the memory back.
@@ -88,6 +89,20 @@ func (p Pair) pack() uint64 { return uint64(uint32(p.Stage))<<32 | uint64(uint32
 
 func unpack(v uint64) Pair { return Pair{int(int32(v >> 32)), int(int32(v))} }
 
+// Time has the moments of what follows noted, for which the clock is read.
+func (r *Record) Time() {
+	if r != nil {
+		r.timed = true
+	}
+}
+
+// stamp notes the moment.
+func (r *Record) stamp() {
+	if r.timed {
+		atomic.StoreUint64(&r.words[wordSince], uint64(time.Now().UnixNano()))
+	}
+}
+
 // Begin says that a pass of a pair begins, in a step. A nil Record takes no
 // notice.
 func (r *Record) Begin(step int, p Pair, forward bool) {
@@ -103,14 +118,14 @@ func (r *Record) Begin(step int, p Pair, forward bool) {
 		atomic.StoreUint64(&r.words[firstPair+n], p.pack())
 		atomic.StoreUint64(&r.words[wordCount], n+1)
 	}
-	atomic.StoreUint64(&r.words[wordSince], uint64(time.Now().UnixNano()))
+	r.stamp()
 	atomic.StoreUint64(&r.words[wordRunning], p.pack()+1)
 }
 
 // End says that the pass has ended.
 func (r *Record) End() {
 	if r != nil {
-		atomic.StoreUint64(&r.words[wordSince], uint64(time.Now().UnixNano()))
+		r.stamp()
 		atomic.StoreUint64(&r.words[wordRunning], 0)
 	}
 }

@@ -40,6 +40,12 @@ type metrics struct {
 	links        map[[2]int]int64   // what was counted of each
 }
 
+// keyCollective and keyPhase are attributes of measures alone.
+const (
+	keyCollective = "soliton.collective.name"
+	keyPhase      = "soliton.recovery.phase.name"
+)
+
 // maxLinks bounds the links that are counted apart.
 const maxLinks = 1 << 16
 
@@ -87,11 +93,11 @@ func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*metrics, erro
 	m.stepDuration = seconds("soliton.step.duration", "Wall time of a step, without evaluation.", long...)
 	m.tokens = counter("soliton.step.tokens", "{token}", "Targets of committed steps.")
 	m.loss = gauge("soliton.step.loss", "1", "Mean training loss of the newest step.")
-	m.workers = count("soliton.workers", "{worker}", "Workers of the newest step's plan.")
+	m.workers = count("soliton.worker.count", "{worker}", "Workers of the newest step's plan.")
 	m.bubble = gauge("soliton.worker.bubble.ratio", "1", "Share of the newest step in which a worker did not compute.")
 	m.linkIO = counter("soliton.link.io", "By", "Bytes of messages from one worker to another.")
 	m.collective = seconds("soliton.collective.duration", "Time of an operation of a group on a worker, in sampled steps.", short...)
-	m.collectiveIO = counter("soliton.collective.io", "By", "Bytes of the operands of such operations.")
+	m.collectiveIO = counter("soliton.collective.io", "By", "Bytes of the operands of reductions, and of exchanges of which commits are one, that workers brought into them.")
 	m.recovery = seconds("soliton.recovery.duration", "From a worker's death until all others have work again.", short...)
 	m.phase = seconds("soliton.recovery.phase.duration", "The same, by phases.", short...)
 	m.recomputed = counter("soliton.recovery.recomputed", "{micro_batch}", "Micro-batches in stages that ran again.")
@@ -114,6 +120,8 @@ func (m *metrics) take(x trace.Measure) {
 		if x.Seconds > 0 {
 			m.bubble.Record(ctx, min(max(1-x.Compute/x.Seconds, 0), 1), metric.WithAttributes(attribute.Int(trace.KeyWorker, x.Worker)))
 		}
+		m.collectiveIO.Add(ctx, max(x.Reduced, 0), metric.WithAttributes(attribute.String(keyCollective, trace.Reduce)))
+		m.collectiveIO.Add(ctx, max(x.Exchanged, 0), metric.WithAttributes(attribute.String(keyCollective, trace.Exchange)))
 	case trace.Traffic:
 		key := [2]int{x.From, x.To}
 		was, known := m.links[key]
@@ -125,13 +133,11 @@ func (m *metrics) take(x trace.Measure) {
 		}
 		m.linkIO.Add(ctx, max(x.Bytes-was, 0), metric.WithAttributes(attribute.Int(trace.KeyWorker, x.From), attribute.Int(trace.KeyPeer, x.To)))
 	case trace.Collective:
-		by := metric.WithAttributes(attribute.String("soliton.collective", x.Name))
-		m.collective.Record(ctx, x.Seconds, by)
-		m.collectiveIO.Add(ctx, max(x.Bytes, 0), by)
+		m.collective.Record(ctx, x.Seconds, metric.WithAttributes(attribute.String(keyCollective, x.Name)))
 	case trace.RecoveryDone:
 		m.recovery.Record(ctx, x.Seconds, metric.WithAttributes(attribute.Bool(trace.KeyRollback, x.Rollback)))
 		for i, s := range x.Phases {
-			m.phase.Record(ctx, s, metric.WithAttributes(attribute.String("soliton.recovery.phase", trace.Phases[i])))
+			m.phase.Record(ctx, s, metric.WithAttributes(attribute.String(keyPhase, trace.Phases[i])))
 		}
 		m.recomputed.Add(ctx, int64(max(x.Recomputed, 0)))
 	case trace.Device:

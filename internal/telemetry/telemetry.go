@@ -97,10 +97,9 @@ func New(ctx context.Context) (*Telemetry, error) {
 	t := &Telemetry{queue: make(chan any, maxQueue), done: make(chan struct{}), quit: make(chan struct{}), providers: make(map[session]oteltrace.Tracer)}
 	// A collector that cannot be reached must not write over the view of the run.
 	otel.SetErrorHandler(&t.failed)
-	res, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
-		resource.WithAttributes(semconv.ServiceName("soliton")), resource.WithFromEnv())
-	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
-		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+	res, err := hostResource(ctx)
+	if err != nil {
+		return nil, err
 	}
 	t.host = res
 	var wrong []error
@@ -119,6 +118,45 @@ func New(ctx context.Context) (*Telemetry, error) {
 	}
 	go t.loop()
 	return t, nil
+}
+
+// hostResource describes this host, as far as it is not for the environment to say.
+func hostResource(ctx context.Context) (*resource.Resource, error) {
+	res, err := resource.New(ctx, resource.WithTelemetrySDK(), resource.WithHost(),
+		resource.WithAttributes(semconv.ServiceName("soliton")), resource.WithFromEnv())
+	if err != nil && !errors.Is(err, resource.ErrPartialResource) {
+		return nil, fmt.Errorf("OTEL_RESOURCE_ATTRIBUTES: %w", err)
+	}
+	return res, nil
+}
+
+// Board serves measures that others have taken, and brings them nowhere else.
+type Board struct {
+	mu      sync.Mutex
+	metrics *metrics
+}
+
+// NewBoard returns an empty board.
+func NewBoard(ctx context.Context) (*Board, error) {
+	res, err := hostResource(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m, err := newMetrics(res, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &Board{metrics: m}, nil
+}
+
+// Handler serves the measures as Prometheus reads them.
+func (b *Board) Handler() http.Handler { return b.metrics.handler }
+
+// Measure takes in a measure; nil is none.
+func (b *Board) Measure(m trace.Measure) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.metrics.take(m)
 }
 
 // Handler serves the measures as Prometheus reads them.

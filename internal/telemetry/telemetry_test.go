@@ -101,22 +101,34 @@ func TestHandler(t *testing.T) {
 	tl := open(t)
 	defer tl.Close()
 	tl.metrics.take(trace.StepDone{Step: 1, Seconds: .2, Tokens: 100, Loss: 2.5, Workers: 4})
-	tl.metrics.take(trace.WorkerStep{Worker: 3, Seconds: .2, Compute: .15})
+	tl.metrics.take(trace.WorkerStep{Worker: 3, Seconds: .2, Compute: .15, Reduced: 400})
 	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 10})
 	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 30})
 	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 5}) // of another incarnation
-	tl.metrics.take(trace.Collective{Name: "reduce", Seconds: .01, Bytes: 400})
+	tl.metrics.take(trace.Collective{Name: "reduce", Seconds: .01})
 	tl.metrics.take(trace.RecoveryDone{Seconds: .009, Phases: [6]float64{.001, .002}, Recomputed: 3})
 	tl.metrics.take(trace.MirrorLag{Steps: 2})
 	for _, j := range []float64{2, 5, 1} { // the last after it was opened anew
 		tl.metrics.take(trace.Device{Name: "GPU 0", Kind: "gpu", Hertz: 1.2e9, Joules: j})
 	}
+	// A board serves what it is told, and nil is nothing.
+	board, err := NewBoard(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	board.Measure(nil)
+	board.Measure(trace.MirrorLag{Steps: 7})
 	w := httptest.NewRecorder()
+	board.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+	if !strings.Contains(w.Body.String(), "soliton_mirror_lag{") {
+		t.Errorf("of the board:\n%s", w.Body)
+	}
+	w = httptest.NewRecorder()
 	tl.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
 	body := w.Body.String()
 	for _, want := range []string{
 		"soliton_step_duration_seconds_count{", "soliton_step_tokens_total{", "soliton_worker_bubble_ratio{", `soliton_worker_id="3"`,
-		"soliton_link_io_bytes_total{", "soliton_recovery_phase_duration_seconds_bucket{", `soliton_recovery_phase="query"`, "soliton_mirror_lag{",
+		"soliton_link_io_bytes_total{", "soliton_recovery_phase_duration_seconds_bucket{", `soliton_recovery_phase_name="query"`, "soliton_mirror_lag{",
 		"soliton_collective_duration_seconds_sum{", "hw_energy_joules_total{", `hw_id="GPU 0"`, "soliton_device_frequency_hertz{",
 	} {
 		if !strings.Contains(body, want) {

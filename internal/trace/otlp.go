@@ -207,6 +207,16 @@ func (s *Span) Int(key string, other int) int {
 	return other
 }
 
+// True reports whether an attribute is there and true.
+func (s *Span) True(key string) bool {
+	for _, a := range s.Attrs {
+		if b, ok := a.Value.(bool); ok && a.Key == key {
+			return b
+		}
+	}
+	return false
+}
+
 // Text returns an attribute that is text, or "".
 func (s *Span) Text(key string) string {
 	for _, a := range s.Attrs {

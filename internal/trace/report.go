@@ -27,6 +27,8 @@ type RecoveryReport struct {
 	Phases  []PhaseReport `json:"phases"` // the longest first
 	Failed  string        `json:"failed"` // "" for one that went well
 	After   string        `json:"after"`  // trace of the recovery that it interrupted, "" for none
+	// Superseded says that another fault struck before it had ended, whose recovery has the rest.
+	Superseded bool `json:"superseded"`
 
 	start time.Time
 }
@@ -68,6 +70,7 @@ func Summarize(spans []Span) Report {
 	roots := make(map[Context]bool)
 	parts := make(map[Context]*Span) // of workers in steps
 	below := make(map[Context][]Span)
+	stages := make(map[Context]SpanID) // the part that each is of
 	for i := range spans {
 		s := &spans[i]
 		switch {
@@ -77,9 +80,15 @@ func Summarize(spans []Span) Report {
 			phases[Context{s.Trace, s.Parent}] = append(phases[Context{s.Trace, s.Parent}], *s)
 		case s.Name == Step && s.Worker != Agent:
 			parts[s.Context] = s
+		case s.Name == Stage && s.Worker != Agent:
+			stages[s.Context] = s.Parent
 		case s.Worker != Agent:
 			below[Context{s.Trace, s.Parent}] = append(below[Context{s.Trace, s.Parent}], *s)
 		}
+	}
+	for c, part := range stages {
+		of := Context{c.Trace, part}
+		below[of] = append(below[of], below[c]...)
 	}
 	for _, s := range spans {
 		if !roots[s.Context] || s.Name != Recovery {
@@ -94,10 +103,11 @@ func Summarize(spans []Span) Report {
 		}
 		slices.SortStableFunc(x.Phases, func(a, b PhaseReport) int { return cmp.Compare(b.MS, a.MS) })
 		for _, l := range s.Links {
-			if roots[l.Context] {
+			if roots[l.Context] && l.Why == Interrupted {
 				x.After = l.Trace.String()
 			}
 		}
+		x.Superseded = s.True(KeySuperseded)
 		r.Recoveries = append(r.Recoveries, x)
 	}
 	slices.SortStableFunc(r.Recoveries, func(a, b RecoveryReport) int { return cmp.Compare(b.TotalMS, a.TotalMS) })

@@ -19,7 +19,7 @@ func example() []Span {
 	spans := []Span{
 		{Context: step, Name: Step, Worker: Agent, Start: at(0), End: at(100), Attrs: []Attr{{KeyStep, 1}}},
 		{Context: recovery, Name: Recovery, Worker: Agent, Start: at(50), End: at(60), Attrs: []Attr{{KeyCause, "worker 2 exited"}, {KeyStep, 1}, {KeyPlan, "1.2"}}},
-		{Context: second, Name: Recovery, Worker: Agent, Start: at(55), End: at(60), Links: []Link{{recovery, "interrupted recovery"}}},
+		{Context: second, Name: Recovery, Worker: Agent, Start: at(55), End: at(60), Links: []Link{{recovery, Interrupted}}, Attrs: []Attr{{KeySuperseded, true}}},
 		{Context: Context{Trace: recovery.Trace}, Parent: recovery.Span, Name: Last, Worker: 2, Start: at(40), End: at(50)},
 	}
 	for i, ms := range []int{50, 56, 57, 58, 59, 60} {
@@ -32,8 +32,15 @@ func example() []Span {
 	for w := range 2 {
 		spans = append(spans, Span{Context: part(w), Parent: step.Span, Name: Step, Worker: w, Start: at(0), End: at(100)})
 	}
+	// The passes of worker 1 are below its stage.
+	stage := Context{step.Trace, SpanID{2, 1}}
+	spans = append(spans, Span{Context: stage, Parent: part(1).Span, Name: Stage, Worker: 1, Start: at(35), End: at(75), Attrs: []Attr{{KeyStage, 1}}})
 	add := func(w int, name string, from, to int, attrs []Attr) {
-		spans = append(spans, Span{Context: Context{Trace: step.Trace}, Parent: part(w).Span, Name: name, Worker: w, Start: at(from), End: at(to), Attrs: attrs})
+		parent := part(w).Span
+		if w == 1 && (name == Forward || name == Backward) {
+			parent = stage.Span
+		}
+		spans = append(spans, Span{Context: Context{Trace: step.Trace}, Parent: parent, Name: name, Worker: w, Start: at(from), End: at(to), Attrs: attrs})
 	}
 	add(0, Forward, 0, 30, about(0, 0))
 	add(0, Gather, 5, 10, nil) // within it
@@ -52,7 +59,7 @@ func TestSummarize(t *testing.T) {
 	if len(r.Recoveries) != 2 || r.Recoveries[0].TotalMS != 10 || r.Recoveries[0].Cause != "worker 2 exited" || r.Recoveries[0].Phases[0] != (PhaseReport{"detect", 0, 6}) {
 		t.Errorf("%+v", r.Recoveries)
 	}
-	if r.Recoveries[1].After != r.Recoveries[0].Trace {
+	if r.Recoveries[1].After != r.Recoveries[0].Trace || !r.Recoveries[1].Superseded || r.Recoveries[0].Superseded {
 		t.Errorf("%+v is not after the other", r.Recoveries[1])
 	}
 	want := []WorkerReport{

@@ -102,6 +102,9 @@ type Link struct {
 	Why string
 }
 
+// Interrupted is the Why of a link from a recovery to the one in which its fault struck.
+const Interrupted = "interrupted recovery"
+
 // Attr is a property of a span: a string, an int, a float64 or a bool.
 type Attr struct {
 	Key   string
@@ -127,6 +130,8 @@ type (
 		Worker int
 		// Of the step, so much went by computing; the rest is its bubble.
 		Seconds, Compute float64
+		// Bytes of the operands of reductions, and of exchanges.
+		Reduced, Exchanged int64
 	}
 
 	// Traffic is what a worker has sent to another one so far.
@@ -137,10 +142,8 @@ type (
 
 	// Collective is an operation of a group that has ended on a worker.
 	Collective struct {
-		Worker  int
 		Name    string
 		Seconds float64
-		Bytes   int64
 	}
 
 	// RecoveryDone is a recovery, with its phases in seconds in their order.
@@ -195,6 +198,8 @@ const (
 	Checkpoint = "checkpoint"
 	Migration  = "migration"
 	Evaluate   = "evaluate"
+	Stage      = "stage"       // what a worker did of a stage in a step: from its first pass to its last
+	Change     = "plan change" // from the proposal of a boundary plan until it is live
 )
 
 // Keys of attributes.
@@ -213,6 +218,7 @@ const (
 	KeyOpened     = "soliton.recovery.links_opened"
 	KeyRollback   = "soliton.recovery.rollback"
 	KeyDiedAt     = "soliton.recovery.died_at"
+	KeySuperseded = "soliton.recovery.superseded" // by another fault, before it had ended
 	KeyBefore     = "soliton.plan.version_before"
 	KeyWorkers    = "soliton.workers"
 	KeyTokens     = "soliton.tokens"
@@ -221,5 +227,7 @@ const (
 	KeyWorker     = "soliton.worker.id"
 	KeyIncarnated = "soliton.worker.incarnation"
 	KeyDirection  = "soliton.direction"
+	KeyParameters = "soliton.migration.parameters"
+	KeySources    = "soliton.migration.sources"
 	KeyDropped    = "soliton.dropped_spans"
 )

@@ -97,10 +97,18 @@ const mayAct = () => Boolean(token()) && Boolean(run?.acts) && !over;
 function showActs() {
   $('locked').hidden = Boolean(token()) || over;
   $('add').disabled = !mayAct();
+  $('stop').disabled = !mayAct();
   for (const e of document.querySelectorAll('.does button, .does select')) e.disabled = !mayAct();
 }
 
 $('add').addEventListener('click', (e) => act({ do: 'add' }, e.currentTarget));
+$('stop').addEventListener('click', () => {
+  set('stop-about', run.state === 'stopping' ? 'It is about to end with the next commit. This ends it at once, without what the step under way has computed.'
+    : 'It ends with the next commit: all files are written, and launcher resume can go on from there.');
+  $('stopping').showModal();
+});
+$('stop-cancel').addEventListener('click', () => $('stopping').close());
+$('stop-form').addEventListener('submit', () => act({ do: 'stop' }, $('stop')));
 $('unlock').addEventListener('click', () => $('token').showModal());
 $('token-cancel').addEventListener('click', () => $('token').close());
 $('token-form').addEventListener('submit', () => {
