@@ -15,6 +15,9 @@ import (
 // it is not found.
 const maxOffences = 1
 
+// passed is the target of a repair for what a lost worker has passed on.
+const passed = "passed"
+
 // offences are the times when a worker's memory was found altered.
 type offences struct {
 	count     int
@@ -26,13 +29,19 @@ type offences struct {
 func (s *session) repaired(now time.Time, id int, m control.Repaired) []effect {
 	w := &s.workers[id]
 	known := slices.ContainsFunc(w.ready.Layers, func(l control.Layer) bool { return l.Name == m.Layer })
-	if !known || m.Block < 0 || !slices.Contains([]string{"own", "mirror", "copy", "moment"}, m.Target) {
+	if !known || m.Block < 0 || !slices.Contains([]string{"own", "mirror", "copy", "moment", passed}, m.Target) {
 		return s.judge(now, &ProtocolError{id, "tells of a repair that cannot be" + s.place()})
 	}
 	reason := fmt.Sprintf("worker %d: block %d of layer %q (%s) was altered in memory before the commit of step %d, and is repaired", id, m.Block, m.Layer, m.Target, m.Step)
+	if m.Target == passed {
+		reason = fmt.Sprintf("worker %d: what a lost worker had handed over for layer %q and micro-batch %d was wrong, so its memory was altered: step %d is done again", id, m.Layer, m.Block, m.Step)
+	}
 	e := s.about(now, id, "repaired", reason)
 	e.e.Repair = &rundir.Repair{Layer: m.Layer, Block: m.Block, Target: m.Target}
 	effects := []effect{e, show{view.Note(reason)}}
+	if m.Target == passed {
+		return effects // it is not this one's offence
+	}
 	if o := &w.offences; o.count == 0 || o.step != m.Step || o.try != m.Try {
 		*o = offences{o.count + 1, m.Step, m.Try}
 	}

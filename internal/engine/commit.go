@@ -133,14 +133,14 @@ func (e *Engine) sayCommit(r *request) {
 		}
 		mine.lossSums = append(mine.lossSums, lossSum{n, loss})
 	}
-	spans, checked := e.spans(), []byte(nil)
+	spans, tainted, checked := e.spans(), e.step.tainted, []byte(nil)
 	shards := e.inOrder()
 	totals := make([][]float32, len(shards))
 	for i, sh := range shards {
 		totals[i] = sh.total
 	}
 	e.do(onJob, func() error {
-		checked = e.check(spans)
+		checked = e.check(spans, tainted)
 		for i, sh := range slices.Backward(shards) {
 			if !sh.owner {
 				continue
@@ -229,7 +229,7 @@ func (e *Engine) startExchange(r *request) {
 // altered, to their repair. said is what each worker of the plan said.
 func (e *Engine) pass(said [][]byte) {
 	r := e.req
-	words, mends, err := e.judge(said)
+	words, mends, again, err := e.judge(said)
 	switch others := new(othersError); {
 	case errors.As(err, &others):
 		e.broken = true // until the plan goes on without them
@@ -237,7 +237,7 @@ func (e *Engine) pass(said [][]byte) {
 	case err != nil:
 		e.fail(err)
 		return
-	case len(mends) > 0:
+	case again:
 		e.repair(said, mends)
 		return
 	}

@@ -39,9 +39,13 @@ const (
 	Mirror               // parameters or moments of a shard that it mirrors
 	Copy                 // parameters that came from another worker
 	Moment               // moments of a shard that it owns
+
+	// Passed is not memory of the worker that tells of it: a boundary tensor which it got from
+	// a worker that is lost was wrong, so memory of that one was altered.
+	Passed
 )
 
-var targetNames = [...]string{"own", "mirror", "copy", "moment"}
+var targetNames = [...]string{"own", "mirror", "copy", "moment", "passed"}
 
 func (t Target) String() string {
 	if int(t) < len(targetNames) {
@@ -50,9 +54,9 @@ func (t Target) String() string {
 	return fmt.Sprintf("target%d", uint8(t))
 }
 
-// ParseTarget returns the target with a name.
+// ParseTarget returns the target with a name, of those in which a bit can be flipped.
 func ParseTarget(name string) (Target, bool) {
-	i := slices.Index(targetNames[:], name)
+	i := slices.Index(targetNames[:Passed], name)
 	return Target(max(i, 0)), i >= 0
 }
 
@@ -61,7 +65,7 @@ type Repair struct {
 	Step   int // that was done again, or the next one
 	Try    int // repairs since the point that was passed last
 	Layer  int
-	Block  int // of the layer, in the order of zero.Blocks
+	Block  int // of the layer, in the order of zero.Blocks; the micro-batch for Passed
 	Target Target
 }
 
@@ -228,15 +232,16 @@ const (
 	// named in the next.
 	maxOffences = 4
 	offenceSize = 12
+	checkSize   = 4 + maxOffences*offenceSize // and for each shard 4
 )
 
 // checkGrain is the number of blocks whose reading is worth a thread.
 const checkGrain = 16
 
 // check reads all blocks again, in the computing goroutine, and returns what this
-// worker says of them in an exchange: blocks that were altered, and a digest of
-// the digests of each shard that it owns or mirrors.
-func (e *Engine) check(spans []span) []byte {
+// worker says of them in an exchange: whether it has computed with a tensor that is
+// wrong, blocks that were altered, and a digest of the digests of each shard that it owns or mirrors.
+func (e *Engine) check(spans []span, tainted bool) []byte {
 	if e.guard == nil {
 		return nil
 	}
@@ -261,7 +266,10 @@ func (e *Engine) check(spans []span) []byte {
 		})
 	}
 	le := binary.LittleEndian
-	var said []byte
+	said := make([]byte, 4, checkSize+4*len(spans))
+	if tainted {
+		said[0] = 1
+	}
 	for i := range maxOffences {
 		var o offence
 		o.shard = -1
@@ -300,7 +308,7 @@ func (e *Engine) checkSizes() map[plan.WorkerID]int {
 		return sizes
 	}
 	for _, w := range e.plan.Workers {
-		sizes[w.ID] = maxOffences * offenceSize
+		sizes[w.ID] = checkSize
 	}
 	for _, p := range e.plan.Shards {
 		sizes[p.Owner] += 4
@@ -327,10 +335,11 @@ type mend struct {
 }
 
 // judge takes what workers say of their blocks off what they say in an
-// exchange, and returns the blocks to be mended.
-func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, err error) {
+// exchange, and returns the blocks to be mended, and whether the step has to be done
+// again, for their sake or another.
+func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool, err error) {
 	if e.guard == nil {
-		return said, nil, nil
+		return said, nil, false, nil
 	}
 	le := binary.LittleEndian
 	sizes := e.checkSizes()
@@ -341,9 +350,14 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, err error)
 		w := e.plan.Workers[i].ID
 		bad := fmt.Errorf("worker %d said of its blocks what cannot be", w)
 		if len(b) < sizes[w] {
-			return nil, nil, bad
+			return nil, nil, false, bad
 		}
 		words = append(words, b[sizes[w]:])
+		if le.Uint32(b) > 1 {
+			return nil, nil, false, bad
+		}
+		again = again || le.Uint32(b) == 1
+		b = b[4:]
 		offended := make(map[int]bool)
 		for range maxOffences {
 			shard, block, target := int(le.Uint32(b))-1, int(le.Uint32(b[4:])), Target(le.Uint32(b[8:]))
@@ -352,12 +366,12 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, err error)
 				continue
 			}
 			if shard >= len(e.plan.Shards) || block >= len(e.guard.blocks[e.plan.Shards[shard].Layer]) || target > Moment {
-				return nil, nil, bad
+				return nil, nil, false, bad
 			}
 			p := e.plan.Shards[shard]
 			at := e.guard.blocks[p.Layer][block]
 			if at.Lo < p.Lo || at.Hi > p.Hi {
-				return nil, nil, bad
+				return nil, nil, false, bad
 			}
 			offended[shard] = true
 			m := found[key{shard, block}]
@@ -394,9 +408,9 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, err error)
 		p := e.plan.Shards[s]
 		differ := &CorruptError{Step: e.passed.Step, Layer: e.c.Layers[p.Layer].Name, Block: -1}
 		if sh := e.shards[rangeOf(p)]; sh == nil || sh.state == nil {
-			return nil, nil, &othersError{differ}
+			return nil, nil, false, &othersError{differ}
 		}
-		return nil, nil, differ
+		return nil, nil, false, differ
 	}
 	for _, m := range mends {
 		p := e.planned(m.r)
@@ -409,7 +423,7 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, err error)
 		sh := e.shards[m.r]
 		m.have = sh != nil && sh.state != nil && !m.need[e.c.Self.ID]
 	}
-	return words, mends, nil
+	return words, mends, again || len(mends) > 0, nil
 }
 
 // maxRepairs bounds Point.Repair, which has eight bits in keys.

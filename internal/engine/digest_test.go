@@ -202,19 +202,19 @@ func TestJudgeHostile(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.inspect(func() {
-		good := e.check(e.spans())
-		words, mends, err := e.judge([][]byte{append(slices.Clone(good), 7)})
+		good := e.check(e.spans(), false)
+		words, mends, _, err := e.judge([][]byte{append(slices.Clone(good), 7)})
 		if err != nil || len(mends) > 0 || !slices.Equal(words[0], []byte{7}) {
 			t.Errorf("%v, %v, %v", words, mends, err)
 		}
 		change := func(at int, v byte) []byte {
 			b := slices.Clone(good)
-			b[0] = 1 // a shard
+			b[4] = 1 // a shard
 			b[at] = v
 			return b
 		}
-		for _, bad := range [][]byte{nil, good[:len(good)-1], change(0, 3), change(4, 1), change(7, 255), change(8, 4)} {
-			if _, mends, err := e.judge([][]byte{bad}); err == nil {
+		for _, bad := range [][]byte{nil, good[:len(good)-1], change(0, 2), change(4, 3), change(8, 1), change(11, 255), change(12, 4)} {
+			if _, mends, _, err := e.judge([][]byte{bad}); err == nil {
 				t.Errorf("%v says %v", bad, mends)
 			}
 		}
@@ -227,7 +227,9 @@ func TestTargetNames(t *testing.T) {
 			t.Errorf("%v is %v, %v", x, got, ok)
 		}
 	}
-	if _, ok := ParseTarget("own "); ok {
-		t.Error("a target that is none")
+	for _, none := range []string{"own ", Passed.String()} {
+		if _, ok := ParseTarget(none); ok {
+			t.Errorf("%q can be flipped", none)
+		}
 	}
 }

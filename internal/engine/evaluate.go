@@ -32,7 +32,7 @@ func (e *Engine) advanceJob() {
 				err = e.settle(ctx)
 			}
 			if err == nil {
-				said = append(e.check(spans), words...)
+				said = append(e.check(spans, false), words...)
 			}
 			return err
 		}, func(err error) {

@@ -87,6 +87,11 @@ func (e *Engine) report() elastic.Report {
 		return r
 	}
 	r.Works = e.step.queue.Statuses()
+	if e.guard != nil {
+		// Nobody has said yet that its memory is as it was, so what the lost have done is done again, and
+		// held against what they have handed over.
+		return r
+	}
 	for _, sh := range e.inOrder() {
 		// The losses of the last stage are with who computed them, so its work is
 		// done again.
@@ -601,6 +606,7 @@ func (e *Engine) reroute(old *plan.Plan) {
 	for w := range e.lossy {
 		for _, b := range st.tensors {
 			delete(b.sentTo, w)
+			delete(b.vouchedTo, w)
 		}
 		for _, sh := range e.shards {
 			delete(sh.told, w)
@@ -610,10 +616,13 @@ func (e *Engine) reroute(old *plan.Plan) {
 		if now, ok := e.plan.Worker(w.ID); !ok || now != w {
 			for _, b := range st.tensors {
 				delete(b.sentTo, w.ID)
+				delete(b.vouchedTo, w.ID)
 			}
 		}
 	}
+	st.assigned(old, e.plan, e.c.Self.ID)
 	e.assign()
+	e.doubt(old)
 	for s := range e.stages {
 		// Either all gradients of a stage are where the plan wants them, or they
 		// are reduced once more, from the sums that everybody has kept.

@@ -23,6 +23,9 @@ type stepState struct {
 	// should their receiver be lost, another can have them.
 	tensors map[tensorID]*boundary
 
+	anew    map[graph.Pair]bool // pairs here in place of another worker that had them in this step
+	tainted bool                // a tensor was wrong
+
 	suspect int // a layer that may have brought forth a loss that is not finite, -1 if there is none
 
 	layers map[int]*layerState // of those that the plan has this worker run
@@ -65,6 +68,15 @@ type boundary struct {
 	recv   *comm.Receiving // it is expected
 	sends  []*comm.Sending
 	sentTo map[plan.WorkerID]bool
+
+	// See vouch.go. Of a tensor that was made in place of a lost worker:
+	digest    []byte
+	vouchedTo map[plan.WorkerID]bool
+	// Of one that came from a worker which is lost: it is to be compared, the digest is
+	// expected, and it has been.
+	doubted bool
+	vow     *comm.Receiving
+	sure    bool
 }
 
 // consumer returns the pair that waits for the tensor.
@@ -131,7 +143,7 @@ func (e *Engine) ready() bool {
 			return false
 		}
 	}
-	return e.arrived()
+	return e.arrived() && !e.step.doubts()
 }
 
 // arrived reports whether no parameters are on their way here.
@@ -157,6 +169,10 @@ func (e *Engine) begin(step int) {
 		works:   make(map[graph.Pair]*task),
 		tensors: make(map[tensorID]*boundary),
 		layers:  make(map[int]*layerState),
+		anew:    make(map[graph.Pair]bool),
+	}
+	if e.plan.InStep && e.plan.FromStep == step {
+		e.step.assigned(nil, e.plan, e.c.Self.ID)
 	}
 	for _, sh := range e.shards {
 		sh.begin(e)
@@ -275,6 +291,7 @@ func (e *Engine) made(id tensorID, t tensor.Tensor) {
 		b = &boundary{t: t, here: true, sentTo: make(map[plan.WorkerID]bool)}
 		st.tensors[id] = b
 	case b.here: // it had come from another worker that is lost
+		e.compare(id, b, t)
 		e.free.put(t.F)
 	default: // and this one never will
 		r := b.recv
@@ -295,7 +312,11 @@ func (e *Engine) hand(id tensorID, b *boundary) {
 	}
 	// What came from another worker, the plan may have come to want elsewhere,
 	// but then it makes it be computed again.
-	if st.works[id.producer()] == nil || b.sentTo[to] {
+	if st.works[id.producer()] == nil {
+		return
+	}
+	e.vouch(id, b, to)
+	if b.sentTo[to] {
 		return
 	}
 	b.sentTo[to] = true
@@ -499,6 +520,9 @@ func (st *stepState) release(e *Engine) {
 		if b.recv != nil {
 			b.recv.Cancel(errClosed)
 			l.until = append(l.until, b.recv.Done())
+		}
+		if b.vow != nil {
+			b.vow.Cancel(errClosed)
 		}
 		e.late = append(e.late, l)
 	}
