@@ -210,7 +210,7 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 			faults = append(faults, fmt.Sprintf("kill:%d@%s", w, later()))
 		}
 	}
-	if kinds["flip"] && r.IntN(12) == 0 { // who is spared bears that, too
+	if kinds["flip"] && r.IntN(12) == 0 && n < len(victims) { // who is spared bears that, too, if it is not left alone
 		flips = append(flips, fmt.Sprintf("flip:%d@%d:%s", spared, 1+r.IntN(s.job.want.sum.Steps-1), []string{"own", "copy"}[r.IntN(2)]))
 	}
 	if len(flips) > 0 {

@@ -172,6 +172,26 @@ func TestChaosFlip(t *testing.T) {
 	}
 }
 
+// Who computes with altered memory and is killed before it finds out leaves traces in what others have
+// computed: the step is done again.
+func TestChaosFlipAndKill(t *testing.T) {
+	for _, phase := range []string{"backward", "reduce", "commit"} {
+		spec := fmt.Sprintf("flip:0@3/forward:own,kill:0@3/%s", phase)
+		t.Run(spec, func(t *testing.T) {
+			t.Parallel()
+			sum, _, dir := train(t, "--workers", "2", "--stages", "2", "--chaos", spec)
+			sameBits(t, sum)
+			events, err := os.ReadFile(filepath.Join(dir, "events.jsonl"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !regexp.MustCompile(`"kind":"repaired","worker":1,.*step 3 is done again.*"target":"passed"`).Match(events) {
+				t.Errorf("nobody found out:\n%s", events)
+			}
+		})
+	}
+}
+
 // Emulated devices give the bits of the job too, whatever is done to them.
 func TestEmulated(t *testing.T) {
 	t.Parallel()
