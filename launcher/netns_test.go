@@ -170,6 +170,7 @@ func TestNetworkNamespaces(t *testing.T) {
 		ended <- s.train(program{given: emulated, name: "emulated"}, emulated, append([]string{"--layer-ms", "5"}, cutJob...), dir, t.TempDir(), nil, &stderr)
 	})
 
+	t.Cleanup(func() { logFiles(t, dir.Path()) })
 	events := func(kind string, host int) (n int) {
 		text, _ := os.ReadFile(filepath.Join(dir.Path(), "events.jsonl"))
 		for line := range bytes.Lines(text) {

@@ -275,6 +275,11 @@ func TestPageOnHosts(t *testing.T) {
 	t.Parallel()
 	ctx := browse(t)
 	r := beginPage(t, mlp, pageArgs, []string{"--workers", "3", "--emulate-hosts", "3", "--detect", "2s"}, "LAUNCHER_TEST="+t.Name())
+	t.Cleanup(func() {
+		if logFiles(t, r.dir); t.Failed() {
+			t.Log(chromedp.Run(ctx, chromedp.Evaluate[string](`document.body.innerText`)))
+		}
+	})
 	steps := func() (n int) {
 		answer, err := http.Get(r.url + "metrics")
 		if err != nil {
