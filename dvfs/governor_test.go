@@ -205,6 +205,7 @@ func TestSavingAfterLoss(t *testing.T) {
 			coarse.steps = append(coarse.steps, kind.steps[i])
 		}
 		slices.Reverse(coarse.steps)
+		all := 0.0
 		for _, of := range []struct {
 			name     string
 			card     card
@@ -231,10 +232,15 @@ func TestSavingAfterLoss(t *testing.T) {
 				if a.Seconds > 1.01*a.Fastest {
 					t.Errorf("a step takes %.4f s, and %.4f s at full clock", a.Seconds, a.Fastest)
 				}
-				if saving < 0.9*most || most <= 0 {
+				// With few frequencies there may be nothing to save.
+				if saving < 0.9*most {
 					t.Errorf("saves %.4f, the best clocks %.4f", saving, most)
 				}
+				all += most
 			})
+		}
+		if all <= 0 {
+			t.Errorf("%s: there is nothing to save", kind.name)
 		}
 	}
 }

@@ -447,11 +447,13 @@ func (e *Engine) do(kind work, f func() error, after func(error)) {
 			}
 			e.mail.put(func() {
 				e.busy = idle
-				if p := new(panicError); errors.As(err, &p) {
+				switch p := new(panicError); {
+				case e.err != nil: // it has failed meanwhile, and nobody waits any more
+				case errors.As(err, &p):
 					e.fail(p)
-					return
+				default:
+					after(err)
 				}
-				after(err)
 			})
 		}()
 		e.jobBegan = e.now()
