@@ -240,6 +240,20 @@ func await(t *testing.T, what string, condition func() bool) {
 	}
 }
 
+// logFiles logs what the files of a run on hosts say, once the test has failed.
+func logFiles(t *testing.T, dir string) {
+	if !t.Failed() {
+		return
+	}
+	files, _ := filepath.Glob(filepath.Join(dir, "log", "host-*.log"))
+	for _, file := range append(files, filepath.Join(dir, "events.jsonl")) {
+		text, _ := os.ReadFile(file)
+		t.Logf("%s:\n%s", filepath.Base(file), text)
+	}
+	text, _ := os.ReadFile(filepath.Join(dir, "metrics.jsonl"))
+	t.Logf("%d steps", bytes.Count(text, []byte("\n")))
+}
+
 // A host that was frozen, and wakes when the others have gone on without it, finds that its
 // workers are fenced: they end, others join in their place, and the run ends with the bits of one
 // in peace.
@@ -334,7 +348,7 @@ func TestTwoOfThreeHosts(t *testing.T) {
 // Workers are replaced on their host, or on another one when that is gone with the leader, and
 // more are added.
 func TestHostsRespawn(t *testing.T) {
-	r := begin(t, "--workers", "3", "--emulate-hosts", "3", "--respawn")
+	r := begin(t, "--workers", "3", "--emulate-hosts", "3", "--respawn", "--detect", "2s")
 	r.kill(1)
 	r.until("joined", 1)
 	for _, pid := range hostProcesses(t, "LAUNCHER_TEST="+r.cmd.Dir, "host-0") {
@@ -357,6 +371,7 @@ func TestHostsRespawn(t *testing.T) {
 	if sum.WorkersLost != 2 || sum.WorkersJoined != 3 || sum.WorkersStarted != 6 {
 		t.Errorf("summary: %+v", sum)
 	}
+	r.goesOn()
 }
 
 // Two of three hosts are frozen: the third one holds, and says what it waits for; when they wake,

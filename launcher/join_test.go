@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -15,8 +16,8 @@ import (
 	"github.com/soliton-train/soliton/internal/rundir"
 )
 
-// joinSteps lasts several times as long as what happens in these tests.
-const joinSteps = 2500
+// joinSteps lasts many times as long as what happens in these tests.
+const joinSteps = 1000
 
 var joinArgs = []string{mlp, "--steps", strconv.Itoa(joinSteps), "--micro-batch", "4", "--eval-every", "0"}
 
@@ -83,32 +84,79 @@ func (r *underWay) kill(id int) {
 	syscall.Kill(run.Workers[i].PID, syscall.SIGKILL)
 }
 
-// end waits for the end, and compares the bits with those of a run in peace.
+// end stops the run some steps after what has happened to it, and compares all its steps with those of a run in peace.
 func (r *underWay) end() (sum rundir.Summary) {
 	r.t.Helper()
-	if err := r.cmd.Wait(); err != nil {
-		r.t.Fatalf("%v\n%s", err, &r.out)
+	newest := func() int {
+		text, _ := os.ReadFile(filepath.Join(r.dir, "metrics.jsonl"))
+		return bytes.Count(text, []byte("\n"))
+	}
+	was := newest()
+	until(r.t, func() bool { return newest() >= was+20 || len(r.events("end"))+len(r.events("failed")) > 0 })
+	r.cmd.Process.Signal(os.Interrupt)
+	r.cmd.Wait() // the status tells
+	if status := r.cmd.ProcessState.ExitCode(); status != 130 {
+		r.t.Fatalf("status %d\n%s", status, &r.out)
 	}
 	if left := marked(r.t, "LAUNCHER_TEST="+r.cmd.Dir); len(left) > 0 {
 		r.t.Errorf("left behind: %v", left)
 	}
 	readJSON(r.t, filepath.Join(r.dir, "summary.json"), &sum)
-	alone.Do(func() {
-		cmd := launch(r.t, append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", mlp}, joinArgs[1:]...)...)
-		if status, _, stderr := result(r.t, cmd); status != 0 {
-			r.t.Fatal(stderr)
+	want := joinPeace(r.t)
+	steps := metrics(r.t, r.dir)
+	if len(steps) == 0 || steps[len(steps)-1].Step != sum.Steps {
+		r.t.Errorf("%d steps are told of, and the summary has %d", len(steps), sum.Steps)
+	}
+	for _, m := range steps {
+		w := want.steps[m.Step-1]
+		if m.Step != w.Step || m.Loss != w.Loss || m.GradNorm != w.GradNorm || m.LR != w.LR {
+			r.t.Fatalf("step %+v, want %+v", m, w)
 		}
-		readJSON(r.t, filepath.Join(cmd.Dir, "run", "summary.json"), &alone.sum)
-	})
-	if want := alone.sum; len(want.ParamsSHA256) != 64 || sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
-		r.t.Errorf("loss %v, parameters %s, want %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
 	}
 	return sum
 }
 
+// goesOn resumes a run that end has stopped, and compares the bits with those of a run in peace.
+func (r *underWay) goesOn() {
+	r.t.Helper()
+	cmd := exec.Command(binary, "resume", "--plain", "--threads", "1", "--workers", "1", "run")
+	cmd.Dir = r.cmd.Dir
+	if status, stdout, stderr := result(r.t, cmd); status != 0 {
+		r.t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+	}
+	var sum rundir.Summary
+	readJSON(r.t, filepath.Join(r.dir, "summary.json"), &sum)
+	want := joinPeace(r.t).sum
+	if len(want.ParamsSHA256) != 64 || sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
+		r.t.Errorf("loss %v, parameters %s, want %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+	}
+}
+
+// peaceful is what a run in peace has told.
+type peaceful struct {
+	sum   rundir.Summary
+	steps []rundir.Metrics
+}
+
 var alone struct {
 	sync.Once
-	sum rundir.Summary
+	peaceful
+}
+
+func joinPeace(t *testing.T) peaceful {
+	t.Helper()
+	alone.Do(func() {
+		cmd := launch(t, append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", mlp}, joinArgs[1:]...)...)
+		if status, _, stderr := result(t, cmd); status != 0 {
+			t.Fatal(stderr)
+		}
+		readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &alone.sum)
+		alone.steps = metrics(t, filepath.Join(cmd.Dir, "run"))
+	})
+	if len(alone.steps) != joinSteps {
+		t.Fatal("the run in peace has failed")
+	}
+	return alone.peaceful
 }
 
 // Every worker is killed once, each after the one before was replaced.
@@ -127,6 +175,7 @@ func TestRespawn(t *testing.T) {
 	if _, text, _ := result(t, cmd); !strings.Contains(text, "worker 2.1 ") || !strings.Contains(text, "workers lost: 3") {
 		t.Errorf("status:\n%s", text)
 	}
+	r.goesOn()
 }
 
 // Workers are added to a run in two stages, and the first ones killed after that.

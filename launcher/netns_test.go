@@ -117,27 +117,32 @@ func inside(path string, f func() error) error {
 	return err
 }
 
-// leads returns the host whose agent answers for the run, -1 for none.
-func (s *supervisor) leads(dir string) int {
+// leadingProcess returns the process of the agent that answers for a run, 0 for none.
+func leadingProcess(dir string) (pid int) {
 	run, err := rundir.ReadWorkers(dir)
 	if err != nil {
-		return -1
+		return 0
 	}
 	c, err := net.Dial("unix", run.Agent)
 	if err != nil {
-		return -1
+		return 0
 	}
 	defer c.Close()
 	raw, err := c.(*net.UnixConn).SyscallConn()
 	if err != nil {
-		return -1
+		return 0
 	}
-	pid := 0
 	_ = raw.Control(func(fd uintptr) {
 		if peer, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
 			pid = int(peer.Pid)
 		}
 	})
+	return pid
+}
+
+// leads returns the host whose agent answers for the run, -1 for none.
+func (s *supervisor) leads(dir string) int {
+	pid := leadingProcess(dir)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.IndexFunc(s.agents, func(p *agentProcess) bool { return p.cmd.Process.Pid == pid })
@@ -165,6 +170,7 @@ func TestNetworkNamespaces(t *testing.T) {
 		ended <- s.train(program{given: emulated, name: "emulated"}, emulated, append([]string{"--layer-ms", "5"}, cutJob...), dir, t.TempDir(), nil, &stderr)
 	})
 
+	t.Cleanup(func() { logFiles(t, dir.Path()) })
 	events := func(kind string, host int) (n int) {
 		text, _ := os.ReadFile(filepath.Join(dir.Path(), "events.jsonl"))
 		for line := range bytes.Lines(text) {

@@ -275,6 +275,11 @@ func TestPageOnHosts(t *testing.T) {
 	t.Parallel()
 	ctx := browse(t)
 	r := beginPage(t, mlp, pageArgs, []string{"--workers", "3", "--emulate-hosts", "3", "--detect", "2s"}, "LAUNCHER_TEST="+t.Name())
+	t.Cleanup(func() {
+		if logFiles(t, r.dir); t.Failed() {
+			t.Log(chromedp.Run(ctx, chromedp.Evaluate[string](`document.body.innerText`)))
+		}
+	})
 	steps := func() (n int) {
 		answer, err := http.Get(r.url + "metrics")
 		if err != nil {
@@ -296,18 +301,17 @@ func TestPageOnHosts(t *testing.T) {
 	do(ctx, t, chromedp.EmulateViewport(1280, 900), chromedp.Navigate(r.url+"#"+r.token), holds(shown+` > 3`),
 		holds(`document.querySelectorAll('#gantt .f').length > 0`))
 	before := more(0)
-	leader := ""
-	for h := range 3 {
-		name := fmt.Sprintf("host-%d", h)
-		log, err := os.ReadFile(filepath.Join(r.dir, "log", name+".log"))
-		if err != nil {
-			t.Fatal(err)
+	var leader []int
+	await(t, "an agent that leads", func() bool {
+		pid := leadingProcess(r.dir)
+		for h := range 3 {
+			if all := hostProcesses(t, "LAUNCHER_TEST="+t.Name(), fmt.Sprint("host-", h)); len(all) > 0 && all[0] == pid {
+				leader = all
+			}
 		}
-		if bytes.Contains(log, []byte("entering leader state")) {
-			leader = name
-		}
-	}
-	for _, pid := range hostProcesses(t, "LAUNCHER_TEST="+t.Name(), leader) {
+		return leader != nil
+	})
+	for _, pid := range leader {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	r.until("lead", 1)

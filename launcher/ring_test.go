@@ -64,6 +64,7 @@ func TestFrozenWorkerIsSuspected(t *testing.T) {
 	if lost.Worker != 2 || !strings.Contains(lost.Reason, "worker 2 has been silent for") || !strings.Contains(lost.Reason, "cannot reach it") {
 		t.Errorf("lost: %+v", lost)
 	}
+	r.until("recovered", 1)
 	if sum := r.end(); sum.WorkersLost != 1 {
 		t.Errorf("%d workers were lost", sum.WorkersLost)
 	}

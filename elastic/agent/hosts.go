@@ -441,6 +441,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	r.deposed = deposed
 	s.admit(ctx, l)
 	defer s.admit(ctx, nil)
+	l.welcome(time.Now())
 	l.tasks.Go(func() { l.watch(ctx) })
 	out := r.loop(context.Background(), stops)
 	select {

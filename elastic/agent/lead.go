@@ -67,13 +67,9 @@ type remote struct {
 
 func newLead(c *HostConfig, node *agree.Node, term uint64, r *relay) *lead {
 	l := &lead{c: c, node: node, term: term, hosts: make([]leadHost, len(c.Hosts))}
-	now := time.Now()
 	for i, h := range c.Hosts {
 		since := r.brokeAt(i)
 		l.hosts[i].heard, l.hosts[i].since = since, since
-		if least := now.Add(-c.detect() * 3 / 4); since.Before(least) {
-			l.hosts[i].heard = least // it has to find out who leads, and to come here
-		}
 		for _, id := range h.Workers {
 			for len(l.workers) <= id {
 				l.workers = append(l.workers, nil)
@@ -327,11 +323,28 @@ func (l *lead) hear(host int, m control.Message) error {
 	return nil
 }
 
+// leastWelcome is the least time that hosts have to come to another leader: on a machine that is
+// busy, a quarter of a short budget is not enough to hear of it and to prove who they are.
+const leastWelcome = 500 * time.Millisecond
+
+// welcome begins the time in which hosts have to find out who leads, and to come here.
+func (l *lead) welcome(now time.Time) {
+	least := now.Add(max(l.c.detect()/4, leastWelcome) - l.c.detect())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.hosts {
+		if h := &l.hosts[i]; h.heard.Before(least) {
+			h.heard = least
+		}
+	}
+}
+
 // probeEvery is the time between two looks at hosts without a link.
 const probeEvery = 20 * time.Millisecond
 
 // watch finds out which hosts are gone: at once where their machine says that nobody listens any
-// more, else when they were silent, or without a link, for the budget.
+// more, else when they were silent, or without a link, for the budget. This host is there, however
+// long it takes its own link to be made.
 func (l *lead) watch(ctx context.Context) {
 	tick := time.NewTimer(0)
 	defer tick.Stop()
@@ -351,7 +364,7 @@ func (l *lead) watch(ctx context.Context) {
 			case h.lost:
 			case deaf:
 				h.heard = now
-			case h.conn != nil && now.Sub(h.heard) > l.c.silence(), h.conn == nil && now.Sub(h.heard) > l.patience():
+			case h.conn != nil && now.Sub(h.heard) > l.c.silence(), h.conn == nil && i != l.c.Self && now.Sub(h.heard) > l.patience():
 				l.lose(i)
 			case h.conn == nil && !h.probing:
 				h.probing = true
