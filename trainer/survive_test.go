@@ -3,6 +3,7 @@ package trainer_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -117,12 +118,14 @@ func TestSurvivesFlips(t *testing.T) {
 							t.Errorf("worker %d: %+v, want %+v\n%s", id, got, want, strings.Join(s.Notes, "\n"))
 						}
 					}
+					// What is told of tensors that were computed twice is in addition.
+					s.Repaired = slices.DeleteFunc(s.Repaired, func(x trainer.Repaired) bool { return x.Target == engine.Passed.String() })
 					if len(s.Repaired) > 1 { // none if the run ended before
 						t.Errorf("repairs %+v", s.Repaired)
 					}
 					for _, x := range s.Repaired {
 						t.Logf("%+v", x)
-						if x.Worker != culprit || x.Try != 1 || x.Layer == "" {
+						if x.Worker != culprit || x.Layer == "" {
 							t.Errorf("worker %d was repaired, and a bit of worker %d was flipped", x.Worker, culprit)
 						}
 					}

@@ -34,7 +34,7 @@ func (s *session) repaired(now time.Time, id int, m control.Repaired) []effect {
 	}
 	reason := fmt.Sprintf("worker %d: block %d of layer %q (%s) was altered in memory before the commit of step %d, and is repaired", id, m.Block, m.Layer, m.Target, m.Step)
 	if m.Target == passed {
-		reason = fmt.Sprintf("worker %d: what a lost worker had handed over for layer %q and micro-batch %d was wrong, so its memory was altered: step %d is done again", id, m.Layer, m.Block, m.Step)
+		reason = fmt.Sprintf("worker %d: what a lost worker had handed over for layer %q and micro-batch %d is not what was computed again, so memory was altered: step %d is done again", id, m.Layer, m.Block, m.Step)
 	}
 	e := s.about(now, id, "repaired", reason)
 	e.e.Repair = &rundir.Repair{Layer: m.Layer, Block: m.Block, Target: m.Target}

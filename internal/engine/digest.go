@@ -41,7 +41,7 @@ const (
 	Moment               // moments of a shard that it owns
 
 	// Passed is not memory of the worker that tells of it: a boundary tensor which it got from
-	// a worker that is lost was wrong, so memory of that one was altered.
+	// a worker that is lost is not what was computed again, so memory of one of the two was altered.
 	Passed
 )
 
