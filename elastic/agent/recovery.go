@@ -356,9 +356,12 @@ func (s *session) adopt(now time.Time, e elastic.Adopt) []effect {
 		news.Workers = append(news.Workers, place)
 		if w.joins {
 			w.joins = false
-			s.joined++
 			s.tries[pw.ID] = 0
-			joined = append(joined, s.about(now, id, "joined", fmt.Sprintf("worker %d has joined", pw.ID)), s.row(id, ""))
+			if s.joinedBy[int(pw.ID)] != uint64(p.Version.N) { // else another leader has said so
+				s.joined++
+				joined = append(joined, s.about(now, id, "joined", fmt.Sprintf("worker %d has joined", pw.ID)))
+			}
+			joined = append(joined, s.row(id, ""))
 		}
 	}
 	var effects []effect

@@ -37,6 +37,8 @@ type session struct {
 	lives   map[plan.WorkerID]int // how many workers each ID has had
 	tries   map[plan.WorkerID]int // of them, those in a row that died before they had a part in the plan
 	joined  int
+	// joinedBy is by which plan a worker got a part, as leaders before have written down.
+	joinedBy map[int]uint64
 
 	state state // of the run: starting is connecting, then training and finished
 	job   rundir.Job

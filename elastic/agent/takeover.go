@@ -153,6 +153,7 @@ func (s *session) takeOver(now time.Time) []effect {
 	h := &in.history
 	s.job, s.start = h.Job, h.Job.Started
 	s.recovered, s.losses, s.rollbacks, s.val, s.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
+	s.joinedBy = h.JoinedBy
 	begun := 0
 	for id, n := range h.Begun {
 		s.lives[plan.WorkerID(id)] += n

@@ -33,7 +33,7 @@ type spread struct {
 // The sizes of what workers say in exchanges: in the commit, see record in
 // package engine; of a micro-batch of an evaluation; of the hashes at the end; in
 // each, of blocks that were altered, and of each shard that is owned or mirrored.
-const recordSize, lossSumSize, evalSize, hashes, altered, digest = 88, 32, 24, 64, 48, 4
+const recordSize, lossSumSize, evalSize, hashes, altered, digest = 88, 32, 24, 64, 52, 4
 
 // rates, segment and incast are what package comm goes by where nothing is set.
 var rates = comm.Rates{Latency: 30e-6, Message: 5e-6, Byte: 0.5e-9, Add: 0.2e-9, Incast: 0.25}

@@ -214,12 +214,13 @@ type History struct {
 	Recoveries      []Recovery // in their order
 
 	// Workers that were started while the run went on: how many of each, how many have got a
-	// part, and which are still to get one. Away are those that were lost with a host, and
+	// part, by which plan each got its newest one, and which are still to get one. Away are those that were lost with a host, and
 	// nothing was started in their place.
-	Begun   map[int]int
-	Joined  int
-	Joining []int
-	Away    map[int]string
+	Begun    map[int]int
+	Joined   int
+	JoinedBy map[int]uint64
+	Joining  []int
+	Away     map[int]string
 
 	// Of the newest steps, so many that their speed is that of the run.
 	Tokens int64
@@ -237,7 +238,7 @@ func ReadHistory(path string) (h History, err error) {
 	if h.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
 		return h, err
 	}
-	h.Begun, h.Away = make(map[int]int), make(map[int]string)
+	h.Begun, h.JoinedBy, h.Away = make(map[int]int), make(map[int]uint64), make(map[int]string)
 	seen := make(map[int]bool)
 	if _, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
 		switch e.Kind {
@@ -255,6 +256,9 @@ func ReadHistory(path string) (h History, err error) {
 			h.Begun[e.Worker]++
 		case e.Kind == "joined":
 			h.Joined++
+			if _, newer := h.JoinedBy[e.Worker]; !newer {
+				h.JoinedBy[e.Worker] = e.Plan
+			}
 		case e.Kind == "lost":
 			h.Lost++
 		case e.Kind == "rollback":
