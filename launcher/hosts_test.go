@@ -311,9 +311,10 @@ func TestFrozenHostWakes(t *testing.T) {
 // Two of five hosts are lost, one after the other: there still is a majority.
 func TestTwoOfFiveHosts(t *testing.T) {
 	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
-	sum, _ := trainOnHosts(t, "--workers", "5", "--emulate-hosts", "5", "--chaos", "killhost:0@20,killhost:2@80")
+	sum, dir := trainOnHosts(t, "--workers", "5", "--emulate-hosts", "5", "--detect", "3s", "--chaos", "killhost:0@20,killhost:2@80")
 	if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.WorkersLost != 2 {
-		t.Errorf("parameters %s, want %s; %d workers lost", sum.ParamsSHA256, want.ParamsSHA256, sum.WorkersLost)
+		events, _ := os.ReadFile(filepath.Join(dir, "events.jsonl"))
+		t.Errorf("parameters %s, want %s; %d workers lost\n%s", sum.ParamsSHA256, want.ParamsSHA256, sum.WorkersLost, events)
 	}
 }
 
