@@ -233,7 +233,7 @@ func New(path string, f io.ReaderAt, size int64) (*File, error) {
 		return nil, err
 	}
 	n := binary.LittleEndian.Uint64(length[:])
-	if n > MaxHeader {
+	if n < 2 || n > MaxHeader { // the least is {}
 		return fail("not a safetensors file: it declares a header of %d bytes", n)
 	}
 	if int64(n) > size-8 {
