@@ -233,7 +233,10 @@ func New(path string, f io.ReaderAt, size int64) (*File, error) {
 		return nil, err
 	}
 	n := binary.LittleEndian.Uint64(length[:])
-	if n < 2 || n > MaxHeader { // the least is {}
+	if n < 2 {
+		return fail("not a safetensors file: a header of %d bytes is no JSON object", n)
+	}
+	if n > MaxHeader {
 		return fail("not a safetensors file: it declares a header of %d bytes", n)
 	}
 	if int64(n) > size-8 {
