@@ -70,9 +70,10 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 		return Plan{}, "", err
 	}
 	p.staff(&current, alive)
-	again := rerun(&current, &v, alive, p.settled(&v, current.Micros()))
-	moved := p.reroute(&current, &v, &prof, alive, again)
-	p.capacity(&current, &v, again, p.occupy(&current, &v, alive, again))
+	said := statuses(&current, &v, alive)
+	again := rerun(&current, &v, alive, said, p.settled(&v, current.Micros()))
+	moved := p.reroute(&current, &v, &prof, alive, said, again)
+	p.capacity(&current, &v, again, p.occupy(&current, &v, alive, said, again))
 
 	cause := e.Cause
 	if cause == "" {
@@ -197,15 +198,24 @@ func (p *Plan) routed(w Work) bool {
 	return w.Stage >= 0 && w.Stage < len(p.Route) && w.Micro >= 0 && w.Micro < p.Micros() && p.Route[w.Stage][w.Micro] == w.Worker
 }
 
-// rerun returns the pairs that have to run again because nobody alive has
-// what they made and somebody needs it.
-func rerun(current *Plan, v *View, alive map[WorkerID]bool, settled map[graph.Pair]bool) map[graph.Pair]bool {
-	works := make(map[graph.Pair]graph.Status, len(v.Works))
+// statuses returns what the living said of their pairs, by stage and micro-batch. A pair
+// of which nobody speaks has not begun.
+func statuses(current *Plan, v *View, alive map[WorkerID]bool) [][]graph.Status {
+	said := make([][]graph.Status, len(current.Route))
+	for s, route := range current.Route {
+		said[s] = make([]graph.Status, len(route))
+	}
 	for _, w := range v.Works {
 		if alive[w.Worker] && current.routed(w) {
-			works[w.Pair] = w.Status
+			said[w.Stage][w.Micro] = w.Status
 		}
 	}
+	return said
+}
+
+// rerun returns the pairs that have to run again because nobody alive has
+// what they made and somebody needs it.
+func rerun(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Status, settled map[graph.Pair]bool) map[graph.Pair]bool {
 	// lost: what the pair made is on no living worker.
 	lost := func(pair graph.Pair) bool {
 		return !alive[current.Route[pair.Stage][pair.Micro]] || !current.Runs(pair, v.Step)
@@ -230,7 +240,7 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool, settled map[graph.Pa
 				continue
 			}
 			// A pair of the living may wait for what the lost have made.
-			w := works[pair]
+			w := said[s][m]
 			if !w.Begun() && !w.Input {
 				need(graph.Pair{Stage: s - 1, Micro: m})
 			}
@@ -244,13 +254,7 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool, settled map[graph.Pa
 
 // reroute routes the pairs of lost workers, and returns how many of them are
 // to run again. The others are settled.
-func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID]bool, again map[graph.Pair]bool) int {
-	done := make(map[graph.Pair]bool)
-	for _, w := range v.Works {
-		if alive[w.Worker] && current.routed(w) && w.Phase == graph.Finished {
-			done[w.Pair] = true
-		}
-	}
+func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) int {
 	// What is left to do on each worker, in all stages, in units of time.
 	costs := stageCosts(prof, p.Stages)
 	weight := func(s int, w WorkerID) float64 { return max(costs[s].work(), 1) / prof.speed(w) }
@@ -258,7 +262,7 @@ func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID
 	for s, route := range current.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
-			if alive[w] && !done[pair] && current.Runs(pair, v.Step) {
+			if alive[w] && said[s][m].Phase != graph.Finished && current.Runs(pair, v.Step) {
 				left[w] += weight(s, w)
 			}
 		}

@@ -13,14 +13,8 @@ import (
 //
 // Only pairs that have not begun move, and only if the living worker before them still
 // has what they need. spare returns the forward passes beyond the limits.
-func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, again map[graph.Pair]bool) (spare map[place]int) {
+func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) (spare map[place]int) {
 	spare = make(map[place]int)
-	works := make(map[graph.Pair]graph.Status, len(v.Works))
-	for _, w := range v.Works {
-		if alive[w.Worker] && current.routed(w) {
-			works[w.Pair] = w.Status
-		}
-	}
 	last := len(p.Stages) - 1
 	// fed: the forward pass of the pair can begin anywhere.
 	fed := func(pair graph.Pair) bool {
@@ -28,7 +22,7 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, again map
 			return true
 		}
 		before := graph.Pair{Stage: pair.Stage - 1, Micro: pair.Micro}
-		return !again[before] && alive[current.Route[before.Stage][before.Micro]] && works[before].Begun()
+		return !again[before] && alive[current.Route[before.Stage][before.Micro]] && said[before.Stage][before.Micro].Begun()
 	}
 	desks := make(map[place]*desk)
 	busy := make(map[WorkerID]int) // tasks it could do one after the other, without waiting
@@ -41,7 +35,7 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, again map
 			if !p.Runs(pair, v.Step) {
 				continue
 			}
-			d, was := desks[place{s, w}], works[pair]
+			d, was := desks[place{s, w}], said[s][m]
 			if again[pair] {
 				was = graph.Status{}
 			}
@@ -75,9 +69,13 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, again map
 		}
 	}
 	for s, st := range p.Stages {
+		open := 0 // that can be given
+		for _, w := range st.Workers {
+			open += len(desks[place{s, w}].open)
+		}
 		for _, w := range st.Workers {
 			d := desks[place{s, w}]
-			if busy[w] > 0 {
+			if busy[w] > 0 || open == 0 {
 				continue
 			}
 			if len(d.open) == 0 {

@@ -6,9 +6,9 @@ import (
 	"github.com/soliton-train/soliton/elastic/graph"
 )
 
-// statuses are what the workers of a plan say in the middle of a step: of each one's pairs
+// halfway is what the workers of a plan say in the middle of a step: of each one's pairs
 // in a stage, so many are finished, then in flight, and of the rest so many have input.
-func statuses(p *Plan, of map[WorkerID][3]int) (works []Work) {
+func halfway(p *Plan, of map[WorkerID][3]int) (works []Work) {
 	for s, route := range p.Route {
 		seen := map[WorkerID]int{}
 		for m, w := range route {
@@ -48,7 +48,7 @@ func TestNobodyWaits(t *testing.T) {
 		of[w] = [3]int{2, 0, 2}
 	}
 	of[waits] = [3]int{2, 0, 0}
-	v := View{Step: 9, Works: statuses(&old, of)}
+	v := View{Step: 9, Works: halfway(&old, of)}
 	for _, w := range old.Workers {
 		if w.ID != lost {
 			v.Workers = append(v.Workers, w)

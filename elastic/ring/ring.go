@@ -226,7 +226,8 @@ func (r *Ring) Leave(ctx context.Context) error {
 }
 
 // Close ends our membership without a word, as a crash does, and joins all
-// goroutines. If a Leave is under way it waits for that.
+// goroutines but a probe of the library that is under way, which ends at its timeout and
+// tells nobody. If a Leave is under way it waits for that.
 func (r *Ring) Close() {
 	r.mu.Lock()
 	r.closed = true

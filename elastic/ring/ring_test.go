@@ -18,7 +18,10 @@ import (
 	"github.com/soliton-train/soliton/elastic/plan"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// A probe of the library that is under way at Close ends by itself, at its timeout.
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
+}
 
 func worker(id, incarnation int) Identity {
 	return Identity{
