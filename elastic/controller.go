@@ -385,6 +385,11 @@ func (c *Controller) decide(now time.Time) []Effect {
 	if c.plan.Version != was.Version {
 		c.before, c.since, c.went = &was, c.plan.Version, at.point
 	}
+	for _, m := range at.missed {
+		all = slices.DeleteFunc(all, func(x *member) bool { return x == m })
+		delete(c.members, m.ID)
+		effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d left, and the others went on without it before it heard so", m.ID)})
+	}
 	for _, m := range fresh {
 		delete(c.members, m.ID)
 		if c.planned(m.Worker) {
@@ -429,6 +434,7 @@ type standing struct {
 	result []byte
 	plan   plan.Version // under which the run goes on from point
 	behind bool         // a living worker has not begun anew, as it was told to
+	missed []*member    // have left with the plan, and do not know: a link broke on them
 }
 
 // verdict finds out how far the run is: the furthest point that anyone alive has
@@ -455,18 +461,25 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 	if c.kept != nil {
 		further(Point{Step: c.kept.Step, Gate: Kept}, c.kept.Result)
 	}
+	p := &c.plan
 	for _, m := range all {
 		r := m.report
-		if !follows(r.Passed, at.point) {
-			return at, &ReportError{m.ID, fmt.Sprintf("has passed %v, and another one %v", r.Passed, at.point)}
-		}
 		if r.Passed != at.point || r.Plan.Compare(at.plan) <= 0 {
 			continue
 		}
 		if c.coming == nil || r.Plan != c.coming.order.Plan.Version {
 			return at, &ReportError{m.ID, fmt.Sprintf("works under plan %v, which is not known", r.Plan)}
 		}
-		at.plan = r.Plan
+		at.plan, p = r.Plan, &c.coming.order.Plan
+	}
+	for _, m := range all {
+		switch _, stays := p.Worker(m.ID); {
+		case follows(m.report.Passed, at.point):
+		case stays:
+			return at, &ReportError{m.ID, fmt.Sprintf("has passed %v, and another one %v", m.report.Passed, at.point)}
+		default:
+			at.missed = append(at.missed, m)
+		}
 	}
 	return at, nil
 }
