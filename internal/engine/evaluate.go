@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -192,7 +193,10 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	first := m * e.c.MicroBatch
 	micro := Micro{
 		Step: v.step, Index: m, First: first, Samples: min(e.c.MicroBatch, v.n-first),
-		Ready: func(layer int) error { return e.arrivals[layer].wait(ctx) },
+		Ready: func(layer int) error {
+			// No further layer is computed that the next plan has computed again.
+			return cmp.Or(ctx.Err(), e.arrivals[layer].wait(ctx))
+		},
 	}
 	var in, target tensor.Tensor
 	if s == 0 || s == last {

@@ -26,6 +26,9 @@ func (e *Engine) Query(b elastic.Ballot, answer func(elastic.Report)) {
 		// was before, and must stay true.
 		e.order, e.joins = nil, plan.Version{}
 		answer(e.report())
+		if e.jobStop != nil {
+			e.jobStop() // it begins anew under the plan that comes
+		}
 	})
 }
 
