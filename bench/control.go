@@ -24,6 +24,7 @@ import (
 	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/internal/control"
 	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/sched"
 )
 
 // controlLatency measures how long control takes while everything else is
@@ -35,7 +36,7 @@ func controlLatency(args []string) error {
 	role := f.String("role", "", "of a process that this command starts: worker or link")
 	workers := f.Int("workers", 8, "worker processes")
 	threads := f.Int("threads", 1, "compute threads of each")
-	locked := f.Bool("locked", false, "of a worker process: its compute goroutine keeps its OS thread")
+	how := f.String("threading", string(moving), "of a worker process: how its compute goroutine and the rest share its threads")
 	rounds := f.Int("rounds", 500, "questions, each to all workers")
 	messages := f.Int("messages", 2000, "small messages on the link")
 	seed := f.Uint64("seed", 1, "of the pauses between rounds")
@@ -44,21 +45,30 @@ func controlLatency(args []string) error {
 	}
 	switch *role {
 	case "worker":
-		return answering(*threads, *locked)
+		return answering(*threads, threading(*how))
 	case "link":
 		return linkEnd()
 	}
 	fmt.Printf("%d cores, kernel path %v\n", runtime.NumCPU(), kernel.Active())
 	fmt.Printf("\na question to %d workers and all answers, %d rounds, %d compute threads each: ms\n", *workers, *rounds, *threads)
-	for _, locked := range []bool{false, true} {
+	for _, how := range []threading{moving, keeping, yielding} {
 		for _, extra := range []int{1, 2} {
-			if err := roundTrips(*workers, *threads, extra, locked, *rounds, *seed); err != nil {
+			if err := roundTrips(*workers, *threads, extra, how, *rounds, *seed); err != nil {
 				return err
 			}
 		}
 	}
 	return underBulk(*messages, *seed)
 }
+
+// threading is how a worker's compute goroutine and the rest of it share threads.
+type threading string
+
+const (
+	moving   threading = "compute moves between threads"
+	keeping  threading = "compute keeps its thread"
+	yielding threading = "and gives way" // as in a worker
+)
 
 // children are processes of this program, connected as workers are with
 // their agent.
@@ -158,8 +168,8 @@ func dialAgent() (*control.Conn, error) {
 // answering is a worker: compute threads that never rest, beats, and an answer
 // to every question, until the socket closes. Where compute is not locked to a
 // thread, Go moves it about, and the kernel lets a thread that has just computed
-// wait its turn when it wakes for control.
-func answering(threads int, locked bool) error {
+// wait its turn when it wakes for control. See [sched] for giving way.
+func answering(threads int, how threading) error {
 	c, err := dialAgent()
 	if err != nil {
 		return err
@@ -167,8 +177,11 @@ func answering(threads int, locked bool) error {
 	var tasks sync.WaitGroup
 	stop := make(chan struct{})
 	tasks.Go(func() {
-		if locked {
+		switch how {
+		case keeping:
 			runtime.LockOSThread()
+		case yielding:
+			sched.Compute()
 		}
 		pool := kernel.NewPool(threads)
 		defer pool.Close()
@@ -226,8 +239,8 @@ func leftAlone(err error) error {
 }
 
 // roundTrips asks all workers and waits for all answers, many times.
-func roundTrips(workers, threads, extra int, locked bool, rounds int, seed uint64) (err error) {
-	c, err := startChildren(workers, "worker", []string{fmt.Sprintf("GOMAXPROCS=%d", threads+extra)}, fmt.Sprintf("-threads=%d", threads), fmt.Sprintf("-locked=%v", locked))
+func roundTrips(workers, threads, extra int, how threading, rounds int, seed uint64) (err error) {
+	c, err := startChildren(workers, "worker", []string{fmt.Sprintf("GOMAXPROCS=%d", threads+extra)}, fmt.Sprintf("-threads=%d", threads), "-threading="+string(how))
 	if err != nil {
 		return err
 	}
@@ -263,10 +276,6 @@ func roundTrips(workers, threads, extra int, locked bool, rounds int, seed uint6
 		if round >= warm {
 			ms = append(ms, float64(time.Since(began).Nanoseconds())/1e6)
 		}
-	}
-	how := "compute moves between threads"
-	if locked {
-		how = "compute keeps its thread"
 	}
 	fmt.Printf("  GOMAXPROCS = threads + %d, %-30s %s\n", extra, how+":", spread(ms))
 	return nil

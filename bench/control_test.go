@@ -21,8 +21,8 @@ func TestMain(m *testing.M) {
 
 // A few rounds of it run to their end and leave no process behind.
 func TestControl(t *testing.T) {
-	for _, locked := range []bool{false, true} {
-		if err := roundTrips(2, 1, 1, locked, 3, 1); err != nil {
+	for _, how := range []threading{moving, keeping, yielding} {
+		if err := roundTrips(2, 1, 1, how, 3, 1); err != nil {
 			t.Error(err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/sched"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/rng"
 )
@@ -269,6 +270,9 @@ func (j *Job) plainFaults() (f []Fault) {
 	}
 	if err := kernel.Err(); err != nil {
 		add("Model", "", "cannot be computed: %v", err)
+	}
+	if err := sched.Err(); err != nil {
+		add("Threads", "", "cannot give way: %v", err)
 	}
 	if j.Optimizer == nil {
 		add("Optimizer", "", "is nil; give trainer.AdamW{...} or trainer.SGD{...}")

@@ -28,6 +28,7 @@ import (
 	"github.com/soliton-train/soliton/internal/meter"
 	"github.com/soliton-train/soliton/internal/progress"
 	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/sched"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -377,10 +378,12 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	if f := threadsFault(start.Threads); f != nil {
 		return &ValidationError{f}
 	}
+	var compute []func() // what a computing thread begins with
 	if w.self.process {
 		// Two more than compute, so that messages hardly ever wait for a compute
-		// thread.
+		// thread; and hardly for those of other workers.
 		runtime.GOMAXPROCS(start.Threads + 2)
+		compute = append(compute, sched.Compute)
 	}
 	order, err := w.first(p, start)
 	if err != nil {
@@ -388,7 +391,7 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 	}
 	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
 	w.gossip.applied(order.Plan.Version)
-	pool := kernel.NewPool(start.Threads)
+	pool := kernel.NewPool(start.Threads, compute...)
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, p, start)
 	defer closeSaver()
@@ -477,6 +480,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Fast:        start.Reduction == "fast",
 		Zero:        start.Zero,
 		NoDigests:   start.NoDigests,
+		Yield:       w.self.process,
 		Repaired:    func(r engine.Repair) { w.recovery.repaired(p.params.layers[r.Layer].Name, r) },
 		Stop:        w.stopped,
 		Held:        w.recovery.held(start.Detect),

@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/internal/kernel"
 	"github.com/soliton-train/soliton/internal/meter"
 	"github.com/soliton-train/soliton/internal/progress"
+	"github.com/soliton-train/soliton/internal/sched"
 	"github.com/soliton-train/soliton/internal/tensor"
 	"github.com/soliton-train/soliton/internal/tree"
 	"github.com/soliton-train/soliton/zero"
@@ -85,6 +86,8 @@ type Config struct {
 	// gradient of a shard is at its owner and its mirrors only, in stage 1 at all
 	// workers of its stage. The bits are the same.
 	Zero int
+	// Yield lets the computing thread give way to all others, of whatever process.
+	Yield bool
 	// NoDigests lets the engine trust its memory. All workers agree on it.
 	NoDigests bool
 	// Repaired, if it is not nil, is told of every block that was altered here, by
@@ -425,10 +428,15 @@ func (e *Engine) discard() {
 }
 
 // runCompute is the goroutine that computes. It keeps its OS thread: on a busy
-// machine, the other goroutines wait less for one of theirs then (bench control).
+// machine, the other goroutines wait less for one of theirs then (bench control). And where they are to give way,
+// that thread does.
 func (e *Engine) runCompute() {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+	if e.c.Yield {
+		sched.Compute()
+	} else {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
 	defer e.c.Meter.Attach()()
 	for f := range e.compute {
 		f()

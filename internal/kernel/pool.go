@@ -36,13 +36,17 @@ type Panic struct {
 	Stack []byte
 }
 
-// NewPool starts a pool of the given number of threads, at least 1.
-func NewPool(threads int) *Pool {
+// NewPool starts a pool of the given number of threads, at least 1. Each helper calls begin
+// first.
+func NewPool(threads int, begin ...func()) *Pool {
 	p := &Pool{}
 	for range threads - 1 {
 		c := make(chan job)
 		p.jobs = append(p.jobs, c)
 		p.wg.Go(func() {
+			for _, f := range begin {
+				f()
+			}
 			for j := range c {
 				j.run()
 			}
