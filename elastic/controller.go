@@ -637,7 +637,7 @@ func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, non
 		}
 		if !alive && at == c.went {
 			for _, m := range all {
-				if covers(held[m.ID], *s) {
+				if _, stays := p.Worker(m.ID); stays && covers(held[m.ID], *s) {
 					holders, alive = append([]plan.WorkerID{m.ID}, holders...), true
 					break
 				}
