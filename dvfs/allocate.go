@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 )
 
@@ -32,7 +33,7 @@ type Model struct {
 	Workers int
 
 	// Step returns how long a step takes, in seconds, when worker i computes speeds[i] times as fast as was
-	// measured. It must not get shorter when somebody gets slower, and must not keep speeds.
+	// measured. It should not get shorter when somebody gets slower, and must not keep speeds.
 	Step func(speeds []float64) float64
 
 	// Busy is how many seconds of a step each worker computes at speed 1; nil means all of the step.
@@ -47,31 +48,34 @@ type Allocation struct {
 
 	Now       float64 // seconds of a step at the devices' present frequencies
 	NowEnergy float64
-	Fastest   float64 // seconds of a step with all clocks at their highest: no setting is faster
+	Fastest   float64 // seconds of a step with all clocks at their highest, or at the present ones if that is shorter
 }
 
 // callsPerDevice bounds how long Allocate takes: calls of the model.
-const callsPerDevice = 96
+const callsPerDevice = 196
 
 // maxTried is how many frequencies of a device are tried. Finer steps than a thirtieth of the range gain less
 // than the model knows.
 const maxTried = 32
 
 // Allocate returns the frequencies at which a step takes at most tolerance longer than with all clocks at their highest
-// (0.01 is 1 %), and draws little: whoever the step waits for runs fast, whoever waits for others runs slowly.
+// (0.01 is 1 %) or at the present ones, whichever is shorter: who becomes faster takes tasks in another order, which may be the worse one. They draw little: whoever the step waits for runs fast, whoever waits for others runs slowly.
 //
 // It is a descent from the highest frequencies: one clock after the other is lowered by a step, the one first that saves most
 // energy for what it adds to the time of the step and, with less weight, to its own computing time; so those who share the
 // waiting along one path end at similar frequencies, which is best where power grows faster than frequency. Then one clock after the other
-// is raised again, to see whether others can use the time better. The result need not be the best there is.
+// is raised again, to see whether others can use the time better; and all that is repeated with some clocks at their highest, other ones each time.
+// The result need not be the best there is.
 //
-// It calls model.Step at most 100 times for each device. The error names what is wrong with the arguments, each fault on a line.
+// It calls model.Step at most 200 times for each device. The error names what is wrong with the arguments, each fault on a line.
 func Allocate(devices []Device, model Model, tolerance float64) (Allocation, error) {
 	if err := check(devices, model, tolerance); err != nil {
 		return Allocation{}, err
 	}
 	s := newSearch(devices, model)
-	a := Allocation{Fastest: s.seconds()}
+	var a Allocation
+	a.Now, a.Fastest = ends(devices, model)
+	a.Fastest = min(a.Fastest, a.Now)
 	if !(a.Fastest > 0) || math.IsInf(a.Fastest, 0) {
 		return Allocation{}, fmt.Errorf("the model says that a step takes %v s", a.Fastest)
 	}
@@ -79,19 +83,21 @@ func Allocate(devices []Device, model Model, tolerance float64) (Allocation, err
 	s.budget = callsPerDevice * len(devices)
 	s.descend(-1)
 	s.exchange()
+	s.again()
 	for i := range devices {
 		a.MHz = append(a.MHz, s.devices[i].steps[s.at[i]])
 	}
 	a.Seconds = s.seconds()
 	a.Energy = s.energy(a.Seconds)
-	for i := range s.speeds {
-		s.speeds[i] = 1
-	}
-	a.Now = s.seconds()
 	for i := range devices {
 		a.NowEnergy += s.devices[i].drawn(devices[i].Now, a.Now)
 	}
 	return a, nil
+}
+
+// ends returns the seconds of a step at the present frequencies and at the highest ones.
+func ends(devices []Device, model Model) (now, highest float64) {
+	return model.Step(slices.Repeat([]float64{1}, model.Workers)), newSearch(devices, model).seconds()
 }
 
 func check(devices []Device, model Model, tolerance float64) error {
@@ -259,6 +265,33 @@ func (s *search) exchange() {
 					s.set(j, at)
 				}
 			}
+		}
+	}
+}
+
+// again repeats the search from where it ended with some clocks at their highest, other ones each time, as long as calls are
+// left; what saves most stays. Whoever becomes slower takes tasks in another order, so the least is seldom at the end of
+// one descent.
+func (s *search) again() {
+	n := len(s.devices)
+	if n < 2 {
+		return
+	}
+	r := rand.New(rand.NewPCG(uint64(n), 1))
+	kept, best := slices.Clone(s.at), s.energy(s.fastest)
+	for left := s.budget + 1; s.budget > 0 && s.budget < left; { // nothing asked: nothing to be found
+		left = s.budget
+		raise := 1 + r.IntN(n)
+		for _, i := range r.Perm(n)[:raise] {
+			s.set(i, len(s.devices[i].steps)-1)
+		}
+		s.descend(-1)
+		s.exchange()
+		if e := s.energy(s.fastest); e < best*(1-1e-6) {
+			kept, best = slices.Clone(s.at), e
+		}
+		for i, at := range kept {
+			s.set(i, at)
 		}
 	}
 }

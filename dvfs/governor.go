@@ -153,16 +153,22 @@ func (g *Governor) Step(o Observation) (Decision, error) {
 	if o.Model == nil || len(o.Devices) == 0 {
 		return Decision{}, nil
 	}
-	a, err := Allocate(o.Devices, o.Model(), g.cfg.Tolerance)
+	model := o.Model()
+	if err := check(o.Devices, model, g.cfg.Tolerance); err != nil {
+		return Decision{}, err
+	}
+	present, fastest := ends(o.Devices, model)
+	slow := present > fastest*(1+g.cfg.Slow)
+	if g.hold > 0 && (!slow || g.failed > 0) { // raised in vain: the hardware does not do what the model says
+		return Decision{}, nil
+	}
+	a, err := Allocate(o.Devices, model, g.cfg.Tolerance)
 	if err != nil {
 		return Decision{}, err
 	}
-	slow := a.Now > a.Fastest*(1+g.cfg.Slow)
-	if !slow && (g.hold > 0 || a.NowEnergy-a.Energy < g.cfg.Gain*a.NowEnergy) {
+	if !slow && a.NowEnergy-a.Energy < g.cfg.Gain*a.NowEnergy {
+		g.hold = g.cfg.Hold // the search takes a while
 		return Decision{}, nil
-	}
-	if slow && g.failed > 0 && g.hold > 0 {
-		return Decision{}, nil // raised in vain: the hardware does not do what the model says
 	}
 	return g.change(o.Devices, a, now, func(int, int) bool { return true }), nil
 }
