@@ -661,7 +661,7 @@ func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, non
 // same makes the plan once more, for the rest of the step.
 func (c *Controller) same(p plan.Plan, at Point) plan.Plan {
 	if p.FromStep != at.Step+1 {
-		p.FromStep, p.Settled = max(at.Step+1, p.FromStep), nil
+		p.FromStep, p.Settled, p.First = max(at.Step+1, p.FromStep), nil, nil
 	}
 	p.InStep, p.Degraded = true, false
 	c.issued = plan.Version{Generation: c.issued.Generation, N: c.issued.N + 1}

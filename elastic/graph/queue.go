@@ -45,7 +45,8 @@ func (s Status) Begun() bool { return s.Phase >= Forwarded }
 type Queue struct {
 	limits, inFlight []int // by stage
 	pairs            map[Pair]*entry
-	left             int // pairs not finished
+	first            map[Pair]bool // preferred
+	left             int           // pairs not finished
 
 	// Each sorted by priority.
 	urgent   []Task   // backward passes that follow their forward pass at once
@@ -81,6 +82,18 @@ func NewQueue(stages int) *Queue {
 // worker; the least is stages - s. It may change at any time.
 func (q *Queue) SetLimit(stage, forwards int) {
 	q.limits[stage] = max(forwards, len(q.limits)-stage)
+}
+
+// Prefer lets the forward passes of pairs begin before others that could, and no longer those
+// that were preferred before.
+func (q *Queue) Prefer(pairs []Pair) {
+	q.first = nil
+	for _, p := range pairs {
+		if q.first == nil {
+			q.first = make(map[Pair]bool, len(pairs))
+		}
+		q.first[p] = true
+	}
 }
 
 // Assign makes a pair this worker's. A pair it already has stays as it is.
@@ -166,19 +179,22 @@ func (q *Queue) Next() (t Task, ok bool) {
 		q.pairs[t.Pair].phase = Backing
 		return t, true
 	case len(q.again) > 0:
-		t = pop(&q.again)
+		t = take(&q.again, q.pick(q.again))
 		q.pairs[t.Pair].again = true
 		q.begin(t)
 		return t, true
 	}
-	best := -1
+	best, at := -1, 0
 	for s, ready := range q.forward {
-		if len(ready) > 0 && q.inFlight[s] < q.limits[s] && (best < 0 || ready[0].Compare(q.forward[best][0]) < 0) {
-			best = s
+		if len(ready) == 0 || q.inFlight[s] >= q.limits[s] {
+			continue
+		}
+		if i := q.pick(ready); best < 0 || q.before(ready[i], q.forward[best][at]) {
+			best, at = s, i
 		}
 	}
 	if best >= 0 {
-		t = pop(&q.forward[best])
+		t = take(&q.forward[best], at)
 		q.begin(t)
 		return t, true
 	}
@@ -186,6 +202,22 @@ func (q *Queue) Next() (t Task, ok bool) {
 		return pop(&q.other), true
 	}
 	return Task{}, false
+}
+
+// before reports whether the forward pass a begins before b.
+func (q *Queue) before(a, b Task) bool {
+	if x, y := q.first[a.Pair], q.first[b.Pair]; x != y {
+		return x
+	}
+	return a.Compare(b) < 0
+}
+
+// pick returns the index of the forward pass to begin of a sorted list that is not empty.
+func (q *Queue) pick(ready []Task) int {
+	if len(q.first) == 0 {
+		return 0
+	}
+	return max(0, slices.IndexFunc(ready, func(t Task) bool { return q.first[t.Pair] }))
 }
 
 func (q *Queue) begin(t Task) {
@@ -255,8 +287,10 @@ func remove(list *[]Task, t Task) {
 	}
 }
 
-func pop(list *[]Task) Task {
-	t := (*list)[0]
-	*list = slices.Delete(*list, 0, 1)
+func pop(list *[]Task) Task { return take(list, 0) }
+
+func take(list *[]Task, i int) Task {
+	t := (*list)[i]
+	*list = slices.Delete(*list, i, i+1)
 	return t
 }

@@ -54,6 +54,35 @@ func TestLimitAndOrder(t *testing.T) {
 	}
 }
 
+func TestPrefer(t *testing.T) {
+	q := NewQueue(2)
+	for m := range 4 {
+		q.Assign(Pair{0, m})
+		q.Assign(Pair{1, m})
+	}
+	for m := range 3 {
+		q.Arrive(f(0, m))
+		q.Arrive(f(1, m))
+	}
+	q.Prefer([]Pair{{0, 2}, {0, 3}, {1, 1}})
+	want(t, "preferred, of whatever stage, within the limits", begins(q), f(1, 1), f(0, 2), f(0, 0))
+	q.Done(f(1, 1))
+	q.Arrive(b(1, 1))
+	want(t, "backward first", begins(q), b(1, 1))
+	q.Done(b(1, 1))
+	q.Prefer(nil)
+	want(t, "not preferred any more", begins(q), f(1, 0))
+
+	q = NewQueue(1)
+	for m := range 3 {
+		q.Assign(Pair{0, m})
+		q.Arrive(f(0, m))
+		q.Arrive(b(0, m))
+	}
+	q.Prefer([]Pair{{0, 1}})
+	want(t, "preferred among those that run again", begins(q), f(0, 1), f(0, 0), f(0, 2))
+}
+
 func TestRerunPassesTheLimit(t *testing.T) {
 	q := NewQueue(1)
 	for m := range 4 {
@@ -136,6 +165,7 @@ type model struct {
 	stages int
 	limits map[int]int
 	pairs  map[Pair]*entry
+	first  map[Pair]bool
 }
 
 func (m *model) next() (best Task, ok bool) {
@@ -165,7 +195,11 @@ func (m *model) next() (best Task, ok bool) {
 		if r >= 2 {
 			t = ForwardOf(p)
 		}
-		if r < bestRank || r == bestRank && r < 9 && t.Compare(best) < 0 {
+		before := t.Compare(best) < 0
+		if x, y := m.first[p], m.first[best.Pair]; r >= 2 && x != y {
+			before = x
+		}
+		if r < bestRank || r == bestRank && r < 9 && before {
 			best, bestRank = t, r
 		}
 	}
@@ -177,13 +211,13 @@ func TestQueueAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stages := rapid.IntRange(1, 4).Draw(t, "stages")
 		q := NewQueue(stages)
-		m := &model{stages, map[int]int{}, map[Pair]*entry{}}
+		m := &model{stages, map[int]int{}, map[Pair]*entry{}, map[Pair]bool{}}
 		var running []Task
 		pair := rapid.Custom(func(t *rapid.T) Pair {
 			return Pair{rapid.IntRange(0, stages-1).Draw(t, "stage"), rapid.IntRange(0, 7).Draw(t, "micro")}
 		})
 		for range rapid.IntRange(1, 120).Draw(t, "calls") {
-			switch rapid.IntRange(0, 7).Draw(t, "call") {
+			switch rapid.IntRange(0, 8).Draw(t, "call") {
 			case 0, 1:
 				p := pair.Draw(t, "assign")
 				q.Assign(p)
@@ -214,6 +248,13 @@ func TestQueueAgainstModel(t *testing.T) {
 				s, n := rapid.IntRange(0, stages-1).Draw(t, "limit of"), rapid.IntRange(0, 6).Draw(t, "limit")
 				q.SetLimit(s, n)
 				m.limits[s] = n
+			case 8:
+				first := rapid.SliceOfN(pair, 0, 4).Draw(t, "prefer")
+				q.Prefer(first)
+				clear(m.first)
+				for _, p := range first {
+					m.first[p] = true
+				}
 			case 7:
 				if len(running) == 0 {
 					continue

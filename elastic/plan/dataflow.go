@@ -16,7 +16,7 @@ func reroute(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) 
 		return Plan{}, "", fmt.Errorf("plan: a profile of %s for a plan of %d", count(len(prof.Layers), "layer"), current.Layers())
 	}
 	now := current
-	now.InStep, now.Settled = false, nil
+	now.InStep, now.Settled, now.First = false, nil, nil
 	was := now.time(&prof)
 	best := Plan{Workers: current.Workers, Stages: slices.Clone(current.Stages)}
 	best.route(&prof, current.Micros())

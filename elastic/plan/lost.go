@@ -18,7 +18,8 @@ import (
 //   - A stage that has no worker left is taken over by the new owners of its
 //     shards.
 //   - Pairs of lost workers are routed to the workers of their stage, in
-//     runs, so that what is left to do is balanced.
+//     runs, so that what is left to do is balanced. Those that a living one waits for
+//     are dealt out and begin first.
 //   - Who would wait for these has other work first: see occupy.
 //
 // A pair of a lost worker has to run again unless it is settled: the view says
@@ -72,6 +73,7 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	p.staff(&current, alive)
 	said := statuses(&current, &v, alive)
 	again := rerun(&current, &v, alive, said, p.settled(&v, current.Micros()))
+	p.First = waited(&current, &v, alive, said, again)
 	moved := p.reroute(&current, &v, &prof, alive, said, again)
 	p.capacity(&current, &v, again, p.occupy(&current, &v, alive, said, again))
 
@@ -252,6 +254,29 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Statu
 	return again
 }
 
+// waited returns the pairs that run again and without whose gradients pairs of the living, begun before the loss, cannot
+// go on. The others run again for the sum alone.
+func waited(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) (first []graph.Pair) {
+	if len(again) == 0 {
+		return nil
+	}
+	wait := make([]bool, current.Micros()) // for the stage at hand
+	for s := range current.Stages {
+		for m := range wait {
+			pair := graph.Pair{Stage: s, Micro: m}
+			switch was := said[s][m]; {
+			case again[pair]:
+				if wait[m] {
+					first = append(first, pair)
+				}
+			default:
+				wait[m] = alive[current.Route[s][m]] && current.Runs(pair, v.Step) && was.Phase == graph.Forwarded && !was.Gradient
+			}
+		}
+	}
+	return first
+}
+
 // reroute routes the pairs of lost workers, and returns how many of them are
 // to run again. The others are settled.
 func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) int {
@@ -293,6 +318,19 @@ func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID
 			gets[best]++
 			left[best] += weight(s, best)
 		}
+		to := 0
+		run = slices.DeleteFunc(run, func(m int) bool {
+			if _, waits := slices.BinarySearchFunc(p.First, graph.Pair{Stage: s, Micro: m}, graph.Pair.Compare); !waits {
+				return false
+			}
+			for gets[workers[to%len(workers)]] == 0 {
+				to++
+			}
+			next[m] = workers[to%len(workers)]
+			gets[next[m]]--
+			to++
+			return true
+		})
 		at := 0
 		for _, w := range workers {
 			for range gets[w] {

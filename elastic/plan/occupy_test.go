@@ -94,3 +94,46 @@ func (p *Plan) micros(stage int, id WorkerID) (list []int) {
 	}
 	return list
 }
+
+// TestWhatOthersWaitForComesFirst: at the end of a step a worker of the last stage is lost. The workers before it wait
+// for a few of its gradients only; these are computed again first, by as many as there are.
+func TestWhatOthersWaitForComesFirst(t *testing.T) {
+	prof := Profile{Layers: model(8)}
+	old := first(t, workers(8, 1), prof, 2, 32, 1)
+	lost := old.Stages[1].Workers[3]
+	of := map[WorkerID][3]int{}
+	for _, w := range old.Stages[1].Workers[:3] {
+		of[w] = [3]int{8, 0, 0}
+	}
+	waits := map[int]bool{}
+	for _, m := range old.micros(1, lost)[5:] {
+		waits[m] = true
+	}
+	v := View{Step: 9, Works: halfway(&old, of)}
+	for m, w := range old.Route[0] {
+		st := graph.Status{Pair: graph.Pair{Stage: 0, Micro: m}, Phase: graph.Finished, Input: true, Gradient: true}
+		if waits[m] {
+			st.Phase, st.Gradient = graph.Forwarded, false
+		}
+		v.Works = append(v.Works, Work{w, st})
+	}
+	for _, w := range old.Workers {
+		if w.ID != lost {
+			v.Workers = append(v.Workers, w)
+		}
+	}
+	p, _ := after(t, &old, v, prof, Event{Kind: Lost})
+	by := map[WorkerID]int{}
+	for _, pair := range p.First {
+		if pair.Stage != 1 || !waits[pair.Micro] {
+			t.Errorf("%v comes first, and nobody waits for it", pair)
+		}
+		by[p.Route[1][pair.Micro]]++
+	}
+	if len(p.First) != 3 || len(by) != 3 {
+		t.Errorf("first are %v, by workers %v: want three, each by another worker", p.First, by)
+	}
+	if got := p.FirstIn(10); got != nil {
+		t.Errorf("in the next step, %v come first", got)
+	}
+}

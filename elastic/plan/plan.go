@@ -118,6 +118,9 @@ type Plan struct {
 	// Settled pairs need not run in this step: they were done on a worker that
 	// is lost, and the owners of their stage have their gradients.
 	Settled []graph.Pair `json:"settled,omitempty"`
+	// First are pairs that run again in this step and that somebody waits for, who may have nothing else
+	// to do: their workers begin them before others.
+	First   []graph.Pair `json:"first,omitempty"`
 	Limits  []Limit      `json:"limits"` // by stage, then in the order of its workers
 	Buffers int          `json:"buffers"`
 
@@ -208,6 +211,14 @@ func (p *Plan) Runs(pair graph.Pair, step int) bool {
 	}
 	_, settled := slices.BinarySearchFunc(p.Settled, pair, graph.Pair.Compare)
 	return !settled
+}
+
+// FirstIn returns the pairs that begin before others in a step.
+func (p *Plan) FirstIn(step int) []graph.Pair {
+	if !p.InStep || step != p.FromStep {
+		return nil
+	}
+	return p.First
 }
 
 // String renders the plan for people, in several lines.

@@ -44,7 +44,7 @@ func rebalance(current Plan, v View, prof Profile, e Event) (Plan, Reason, error
 	}
 	micros := current.Micros()
 	now := current
-	now.InStep, now.Settled = false, nil
+	now.InStep, now.Settled, now.First = false, nil, nil
 	was := now.time(&prof)
 	horizon := time.Duration(cmp.Or(prof.Horizon, defaultHorizon))
 

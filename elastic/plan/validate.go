@@ -85,6 +85,12 @@ func (p *Plan) Validate(layers []Layer) error {
 			e.add(13, "settled %v", s)
 		}
 	}
+	for i, f := range p.First {
+		if !p.InStep || f.Stage < 0 || f.Stage >= len(p.Stages) || f.Micro < 0 || f.Micro >= p.Micros() || !p.Runs(f, p.FromStep) ||
+			i > 0 && p.First[i-1].Compare(f) >= 0 {
+			e.add(13, "first %v", f)
+		}
+	}
 	clocks := make(map[WorkerID]bool)
 	for _, c := range p.Clocks {
 		if !known(c.Worker) || clocks[c.Worker] || c.MHz < 1 {
