@@ -254,8 +254,9 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Statu
 	return again
 }
 
-// waited returns the pairs that run again and without whose gradients pairs of the living, begun before the loss, cannot
-// go on. The others run again for the sum alone.
+// waited returns the pairs that run again and that keep someone who lives from going on: without their gradients pairs that were
+// begun before the loss cannot go on, or what they make is the first thing that a worker of the next stage, who has nothing,
+// can begin with. The others run again for the sum alone, or in their order.
 func waited(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) (first []graph.Pair) {
 	if len(again) == 0 {
 		return nil
@@ -274,7 +275,39 @@ func waited(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Stat
 			}
 		}
 	}
-	return first
+	// Whose pairs have all been finished or not begun, and have no input: the lowest of those not begun.
+	next := make([]map[WorkerID]int, len(current.Stages)) // of those that wait for something that runs again
+	for pair := range again {
+		if s := pair.Stage + 1; s < len(next) && alive[current.Route[s][pair.Micro]] {
+			if next[s] == nil {
+				next[s] = make(map[WorkerID]int)
+			}
+			next[s][current.Route[s][pair.Micro]] = current.Micros()
+		}
+	}
+	for s, next := range next {
+		if next == nil {
+			continue
+		}
+		for m, w := range current.Route[s] {
+			was := said[s][m]
+			lowest, ok := next[w]
+			switch {
+			case !ok || was.Phase == graph.Finished || !current.Runs(graph.Pair{Stage: s, Micro: m}, v.Step):
+			case was.Begun() || was.Input:
+				delete(next, w) // it has something
+			default:
+				next[w] = min(lowest, m)
+			}
+		}
+		for _, m := range next {
+			if before := (graph.Pair{Stage: s - 1, Micro: m}); again[before] {
+				first = append(first, before)
+			}
+		}
+	}
+	slices.SortFunc(first, graph.Pair.Compare)
+	return slices.Compact(first)
 }
 
 // reroute routes the pairs of lost workers, and returns how many of them are

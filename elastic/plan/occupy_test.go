@@ -137,3 +137,32 @@ func TestWhatOthersWaitForComesFirst(t *testing.T) {
 		t.Errorf("in the next step, %v come first", got)
 	}
 }
+
+// TestWhoHasNothingIsServedFirst: at the begin of a step a worker of the first stage is lost. Who was to go on with what it
+// makes has no other input, and would get it last.
+func TestWhoHasNothingIsServedFirst(t *testing.T) {
+	prof := Profile{Layers: model(8)}
+	old := first(t, workers(8, 1), prof, 2, 32, 1)
+	lost := old.Stages[0].Workers[3]
+	micro := old.micros(0, lost)[0]
+	of := map[WorkerID][3]int{}
+	for _, w := range old.Workers {
+		of[w.ID] = [3]int{0, 0, 0}
+	}
+	for _, w := range old.Stages[1].Workers {
+		if w != old.Route[1][micro] {
+			of[w] = [3]int{0, 0, 1}
+		}
+	}
+	delete(of, lost)
+	v := View{Step: 9, Works: halfway(&old, of)}
+	for _, w := range old.Workers {
+		if w.ID != lost {
+			v.Workers = append(v.Workers, w)
+		}
+	}
+	p, _ := after(t, &old, v, prof, Event{Kind: Lost})
+	if want := (graph.Pair{Stage: 0, Micro: micro}); len(p.First) != 1 || p.First[0] != want {
+		t.Errorf("first are %v, want %v", p.First, want)
+	}
+}
