@@ -83,7 +83,8 @@ func failslow(args []string) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("GPT, 4 workers in 2 stages, undisturbed on all cores for %.0f s, %d steps: %d verdicts\n", sum.Seconds, sum.Steps, len(events))
+	fmt.Printf("GPT, 4 workers in 2 stages, undisturbed on all cores for %.0f s, %d steps: %d verdicts, %d workers lost, %d recoveries\n",
+		sum.Seconds, sum.Steps, len(events), sum.WorkersLost, len(sum.Recoveries))
 	for _, e := range events {
 		fmt.Printf("  %s: %s\n", e.Kind, e.Reason)
 	}
