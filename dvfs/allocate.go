@@ -59,7 +59,8 @@ const callsPerDevice = 196
 const maxTried = 32
 
 // Allocate returns the frequencies at which a step takes at most tolerance longer than with all clocks at their highest
-// (0.01 is 1 %) or at the present ones, whichever is shorter: who becomes faster takes tasks in another order, which may be the worse one. They draw little: whoever the step waits for runs fast, whoever waits for others runs slowly.
+// (0.01 is 1 %) or at the present ones, whichever is shorter: who becomes faster takes tasks in another order, which may be
+// the worse one. They draw little: whoever the step waits for runs fast, whoever waits for others runs slowly.
 //
 // It is a descent from the highest frequencies: one clock after the other is lowered by a step, the one first that saves most
 // energy for what it adds to the time of the step and, with less weight, to its own computing time; so those who share the
@@ -279,8 +280,7 @@ func (s *search) again() {
 	}
 	r := rand.New(rand.NewPCG(uint64(n), 1))
 	kept, best := slices.Clone(s.at), s.energy(s.fastest)
-	for left := s.budget + 1; s.budget > 0 && s.budget < left; { // nothing asked: nothing to be found
-		left = s.budget
+	for s.budget > 0 { // each descent asks at least once
 		raise := 1 + r.IntN(n)
 		for _, i := range r.Perm(n)[:raise] {
 			s.set(i, len(s.devices[i].steps)-1)
@@ -297,7 +297,10 @@ func (s *search) again() {
 }
 
 // seconds asks for the step. The slice is its own, so that no model can alter it.
-func (s *search) seconds() float64 { return s.step(slices.Clone(s.speeds)) }
+func (s *search) seconds() float64 {
+	s.budget--
+	return s.step(slices.Clone(s.speeds))
+}
 
 func (s *search) energy(seconds float64) (sum float64) {
 	for i := range s.devices {
@@ -324,7 +327,6 @@ func (s *search) jump(i int) (to int, after, saved, longer float64) {
 			continue
 		}
 		s.set(i, to)
-		s.budget--
 		if after = s.seconds(); after <= s.limit {
 			return to, after, saved, work - c.work(mhz, s.fastest)
 		}
