@@ -131,7 +131,7 @@ func following(current *Plan, e Event) Version {
 // holds reports whether a worker of the plan has the state of a shard already.
 func (d *draft) holds(w WorkerID, i int) bool {
 	s, was := &d.Shards[i], &d.current.Shards[d.origin[i]]
-	return d.stays[w] && (was.Owner == w || slices.Contains(was.Mirrors, w)) || d.hasFilled(w, s)
+	return d.stays[w] && was.Holds(w) || d.hasFilled(w, s)
 }
 
 // hasFilled reports whether a background transfer has made a worker a holder.

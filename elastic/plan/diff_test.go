@@ -168,7 +168,7 @@ func TestDiffAgainstOracle(t *testing.T) {
 			for x := 0; x < prof.Layers[l].Size(); x += kernel.Block / 4 {
 				was, is := at(old.Shards, l, x), at(p.Shards, l, x)
 				for w := range WorkerID(6) {
-					held := was.Owner == w || slices.Contains(was.Mirrors, w)
+					held := was.Holds(w)
 					owns, mirrors := is.Owner == w, slices.Contains(is.Mirrors, w)
 					count := func(b bool) int {
 						if b {

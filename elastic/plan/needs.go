@@ -71,7 +71,7 @@ func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
 		hi := 0
 		for i := first[g.Layer]; i < len(current.Shards) && current.Shards[i].Layer == g.Layer; i++ {
 			s := &current.Shards[i]
-			if same[g.Worker] && (s.Owner == g.Worker || slices.Contains(s.Mirrors, g.Worker)) {
+			if same[g.Worker] && s.Holds(g.Worker) {
 				have = append(have, Range{s.Layer, s.Lo, s.Hi})
 			}
 			hi = s.Hi

@@ -58,6 +58,9 @@ type Shard struct {
 	Mirrors []WorkerID `json:"mirrors,omitempty"`
 }
 
+// Holds reports whether a worker is the owner or a mirror.
+func (s *Shard) Holds(w WorkerID) bool { return s.Owner == w || slices.Contains(s.Mirrors, w) }
+
 // Clock is a clock frequency to set. A worker without one keeps the
 // hardware's own choice.
 type Clock struct {

@@ -232,7 +232,9 @@ const (
 	// named in the next.
 	maxOffences = 4
 	offenceSize = 12
-	checkSize   = 4 + maxOffences*offenceSize // and for each shard 4
+	checkSize   = 4 + maxOffences*offenceSize // and for each shard heldSize or copySize
+	heldSize    = 8                           // of a shard that it owns or mirrors
+	copySize    = 4                           // of one whose parameters it has
 )
 
 // checkGrain is the number of blocks whose reading is worth a thread.
@@ -240,7 +242,8 @@ const checkGrain = 16
 
 // check reads all blocks again, in the computing goroutine, and returns what this
 // worker says of them in an exchange: whether it has computed with a tensor that is
-// wrong, blocks that were altered, and a digest of the digests of each shard that it owns or mirrors.
+// wrong, blocks that were altered, and for each shard of which it has anything a digest of the
+// digests of the parameters, and of all where it owns or mirrors the shard.
 func (e *Engine) check(spans []span, tainted bool) []byte {
 	if e.guard == nil {
 		return nil
@@ -281,6 +284,7 @@ func (e *Engine) check(spans []span, tainted bool) []byte {
 		said = le.AppendUint32(said, uint32(o.target))
 	}
 	for _, s := range spans {
+		said = le.AppendUint32(said, digestOf(s.sums[:1]))
 		if s.state {
 			said = le.AppendUint32(said, digestOf(s.sums))
 		}
@@ -311,9 +315,14 @@ func (e *Engine) checkSizes() map[plan.WorkerID]int {
 		sizes[w.ID] = checkSize
 	}
 	for _, p := range e.plan.Shards {
-		sizes[p.Owner] += 4
+		sizes[p.Owner] += heldSize
 		for _, m := range p.Mirrors {
-			sizes[m] += 4
+			sizes[m] += heldSize
+		}
+		for _, c := range e.plan.Stages[e.plan.StageOf(p.Layer)].Workers {
+			if !p.Holds(c) {
+				sizes[c] += copySize
+			}
 		}
 	}
 	return sizes
@@ -334,6 +343,14 @@ type mend struct {
 	told    map[plan.WorkerID]bool
 }
 
+// saidOf is what a worker says of a shard in which it names no block.
+type saidOf struct {
+	worker plan.WorkerID
+	params uint32 // digest of the digests
+	state  uint32 // the same of all, of holders
+	holds  bool
+}
+
 // judge takes what workers say of their blocks off what they say in an
 // exchange, and returns the blocks to be mended, and whether the step has to be done
 // again, for their sake or another.
@@ -343,7 +360,7 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 	}
 	le := binary.LittleEndian
 	sizes := e.checkSizes()
-	sums := make([][]uint32, len(e.plan.Shards)) // of the holders without an offence
+	sums := make([][]saidOf, len(e.plan.Shards))
 	type key struct{ shard, block int }
 	found := make(map[key]*mend)
 	for i, b := range said {
@@ -393,24 +410,63 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 			}
 		}
 		for s, p := range e.plan.Shards {
-			if p.Owner == w || slices.Contains(p.Mirrors, w) {
-				if !offended[s] {
-					sums[s] = append(sums[s], le.Uint32(b))
-				}
+			holds := p.Holds(w)
+			if !holds && !slices.Contains(e.plan.Stages[e.plan.StageOf(p.Layer)].Workers, w) {
+				continue
+			}
+			x := saidOf{worker: w, params: le.Uint32(b), holds: holds}
+			b = b[4:]
+			if holds {
+				x.state = le.Uint32(b)
 				b = b[4:]
+			}
+			if !offended[s] {
+				sums[s] = append(sums[s], x)
 			}
 		}
 	}
 	for s, all := range sums {
-		if len(slices.Compact(all)) < 2 {
-			continue
-		}
 		p := e.plan.Shards[s]
-		differ := &CorruptError{Step: e.passed.Step, Layer: e.c.Layers[p.Layer].Name, Block: -1}
-		if sh := e.shards[rangeOf(p)]; sh == nil || sh.state == nil {
-			return nil, nil, false, &othersError{differ}
+		var held, owned *saidOf // what a holder said, and the owner
+		for i := range all {
+			x := &all[i]
+			if !x.holds {
+				continue
+			}
+			if x.worker == p.Owner {
+				owned = x
+			}
+			if held == nil {
+				held = x
+			}
+			if x.state == held.state {
+				continue
+			}
+			differ := &CorruptError{Step: e.passed.Step, Layer: e.c.Layers[p.Layer].Name, Block: -1}
+			if sh := e.shards[rangeOf(p)]; sh == nil || sh.state == nil {
+				return nil, nil, false, &othersError{differ}
+			}
+			return nil, nil, false, differ
 		}
-		return nil, nil, false, differ
+		// A copy which is as it came, and yet not what the owner has now: its owner had another one
+		// when it passed it on, or was another worker that is lost.
+		for _, x := range all {
+			if owned == nil || x.holds || x.params == owned.params {
+				continue
+			}
+			first, _ := e.guard.blocksOf(rangeOf(p))
+			m := found[key{s, -1}]
+			if m == nil {
+				m = &mend{r: rangeOf(p), index: first, block: zero.Block{Lo: p.Lo, Hi: p.Hi}, need: make(map[plan.WorkerID]bool), told: make(map[plan.WorkerID]bool)}
+				found[key{s, -1}] = m
+				mends = append(mends, m)
+			}
+			m.need[x.worker] = true
+			if x.worker == e.c.Self.ID {
+				m.altered = new(Target)
+				*m.altered = Copy
+			}
+		}
 	}
 	for _, m := range mends {
 		p := e.planned(m.r)
@@ -468,7 +524,7 @@ func (e *Engine) mend() {
 	me := e.c.Self.ID
 	for _, m := range e.guard.mends {
 		p := e.planned(m.r)
-		holds := func(w plan.WorkerID) bool { return w == p.Owner || slices.Contains(p.Mirrors, w) }
+		holds := p.Holds
 		serves := func(w plan.WorkerID) bool {
 			return slices.Contains(e.plan.Stages[e.plan.StageOf(m.r.Layer)].Workers, w)
 		}

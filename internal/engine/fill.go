@@ -331,7 +331,7 @@ func (e *Engine) behind(o *elastic.Order) bool {
 // isFor reports whether the order's plan makes this worker a holder of a range that comes.
 func (e *Engine) isFor(in *incoming, o *elastic.Order) bool {
 	return slices.ContainsFunc(o.Plan.Shards, func(sh plan.Shard) bool {
-		return sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && (sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID))
+		return sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && sh.Holds(e.c.Self.ID)
 	})
 }
 

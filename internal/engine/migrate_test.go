@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"hash"
+	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -327,5 +329,150 @@ func TestMigrateSameBits(t *testing.T) {
 				t.Errorf("the state has the hash %s, want %s", got, want)
 			}
 		})
+	}
+}
+
+// A worker that leaves a stage and has to take it over in the next step, because the only worker
+// that stayed is lost, has what came to it of the stage's parameters before, which does not come again.
+func TestBackInAStage(t *testing.T) {
+	const steps, lone, struck = 12, plan.WorkerID(7), 7
+	want := startCombs(t, 1, 1, 0, false).train(steps, nil)
+	c := startCombs(t, 8, 2, 1, false)
+	for range c.engines {
+		<-c.applied
+	}
+	next := c.first
+	next.Version.N++
+	next.Stages = slices.Clone(next.Stages)
+	next.Stages[0].Workers, next.Stages[1].Workers = []plan.WorkerID{0, 1, 2, 3, 4, 5, 6}, []plan.WorkerID{lone}
+	next.Route = [][]plan.WorkerID{next.Route[0], slices.Repeat([]plan.WorkerID{lone}, combMicros)}
+	next.Limits = slices.DeleteFunc(slices.Clone(next.Limits), func(l plan.Limit) bool { return l.Stage == 1 })
+	for w := range lone {
+		if w >= 4 {
+			next.Limits = append(next.Limits, plan.Limit{Stage: 0, Worker: w, Forwards: 2})
+		}
+	}
+	next.Limits = append(next.Limits, plan.Limit{Stage: 1, Worker: lone, Forwards: 1})
+	next.Shards = slices.Clone(next.Shards)
+	for i := range next.Shards {
+		s := &next.Shards[i]
+		switch {
+		case next.StageOf(s.Layer) == 0:
+		case s.Owner == 5:
+			// Its new mirror goes over to the plan when all of the layer has come.
+			s.Owner, s.Mirrors = lone, []plan.WorkerID{4}
+		case s.Owner != lone:
+			s.Owner, s.Mirrors = lone, []plan.WorkerID{s.Owner}
+		}
+	}
+	if err := next.Validate(c.prof.Layers); err != nil {
+		t.Fatal(err)
+	}
+	x := coming{plan: next, waits: make(map[plan.WorkerID]bool)}
+	state, _ := plan.Needs(&c.first, &next, plan.View{Workers: c.first.Workers, Step: 1})
+	for _, s := range state {
+		x.waits[s.To] = true
+	}
+	for _, e := range c.engines {
+		e.Fill(elastic.Fill{ID: 1, Peers: c.peers, Transfers: state})
+	}
+
+	// Everybody waits for the plan before the step at whose commit it goes live. The lone worker
+	// dies before it begins the next one.
+	var there sync.WaitGroup
+	there.Add(len(c.engines))
+	ordered, dead, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- func() error {
+			there.Wait()
+			if err := c.goOver(x, ordered); err != nil {
+				return err
+			}
+			<-dead
+			return c.lose(next, lone, struck)
+		}()
+	}()
+	got := c.train(steps, func(worker, step int) {
+		switch {
+		case step == struck-1:
+			there.Done()
+			<-ordered
+		case step == struck && plan.WorkerID(worker) == lone:
+			close(dead)
+			runtime.Goexit()
+		}
+	})
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got != want {
+		t.Errorf("the state has the hash %s, want %s", got, want)
+	}
+}
+
+// lose closes a worker in a step, and has the others go on without it.
+func (c *combs) lose(current plan.Plan, lost plan.WorkerID, step int) error {
+	c.engines[lost].Close()
+	order := elastic.Order{Ballot: elastic.Ballot{Term: 1, Attempt: 1}, Passed: elastic.Point{Step: step - 1, Gate: elastic.Committed}}
+	v := plan.View{Step: step}
+	answers := make(chan struct{})
+	for _, w := range current.Workers {
+		if w.ID == lost {
+			continue
+		}
+		v.Workers = append(v.Workers, w)
+		order.Peers = append(order.Peers, c.peers[w.ID])
+		c.engines[w.ID].Query(order.Ballot, func(r elastic.Report) {
+			for _, s := range r.Works {
+				v.Works = append(v.Works, plan.Work{Worker: w.ID, Status: s})
+			}
+			if order.Result = r.Result; r.Passed != order.Passed {
+				c.t.Errorf("worker %d is at %v", w.ID, r.Passed)
+			}
+			answers <- struct{}{}
+		})
+		<-answers
+	}
+	var err error
+	if order.Plan, _, err = plan.Next(current, v, c.prof, plan.Event{Kind: plan.Lost}); err != nil {
+		return err
+	}
+	for _, w := range v.Workers {
+		c.engines[w.ID].Order(order)
+	}
+	return nil
+}
+
+// A copy of parameters that is as it came, but not what the owner has, is sent again, and the step
+// is done again: its owner, or one that was lost since, had another one when it sent it.
+func TestCopyDiffers(t *testing.T) {
+	const steps, wrong, struck = 8, 3, 5
+	want := startCombs(t, 1, 1, 0, false).train(steps, nil)
+	for _, mirrors := range []int{0, 1} {
+		c := startCombs(t, 4, 1, mirrors, false)
+		got := c.train(steps, func(worker, step int) {
+			e := c.engines[worker]
+			for altered := false; worker == wrong && step == struck && !altered; { // each look takes a turn of its loop
+				e.inspect(func() {
+					if !e.arrived() {
+						return
+					}
+					for _, s := range e.spans() {
+						if !s.state {
+							s.arrays[0][0]++
+							e.guard.take(s.r, s.arrays[0])
+							altered = true
+							return
+						}
+					}
+				})
+			}
+		})
+		if got != want {
+			t.Errorf("%d mirrors: the state has the hash %s, want %s", mirrors, got, want)
+		}
+		if n := c.repairs.Load(); n != 1 {
+			t.Errorf("%d mirrors: %d repairs, want 1", mirrors, n)
+		}
 	}
 }

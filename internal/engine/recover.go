@@ -189,7 +189,7 @@ func (e *Engine) awaits(o *elastic.Order) bool {
 		return !e.arrived()
 	}
 	return slices.ContainsFunc(o.Plan.Shards, func(p plan.Shard) bool {
-		return (p.Owner == e.c.Self.ID || slices.Contains(p.Mirrors, e.c.Self.ID)) && !e.computes(rangeOf(p)) && !e.arrivals[p.Layer].there()
+		return p.Holds(e.c.Self.ID) && !e.computes(rangeOf(p)) && !e.arrivals[p.Layer].there()
 	})
 }
 
@@ -400,9 +400,10 @@ func (e *Engine) serve(old *plan.Plan) (fresh []int) {
 	}
 	e.c.Meter.Keep(firsts...)
 	for l := range had {
-		// What is held of the layer keeps its memory.
+		// Its parameters stay until the next commit: what has come of them does not come again,
+		// should another plan bring the layer back before that.
 		e.arrivals[l].stop(func(plan.Range) bool { return true })
-		e.grads[l], e.c.Layers[l].Params = nil, nil
+		e.grads[l] = nil
 	}
 	return fresh
 }
@@ -410,7 +411,7 @@ func (e *Engine) serve(old *plan.Plan) (fresh []int) {
 // holds reports whether the plan makes this worker a holder of a part of the range.
 func (e *Engine) holds(r plan.Range) bool {
 	return slices.ContainsFunc(e.plan.Shards, func(s plan.Shard) bool {
-		return s.Layer == r.Layer && s.Lo < r.Hi && r.Lo < s.Hi && (s.Owner == e.c.Self.ID || slices.Contains(s.Mirrors, e.c.Self.ID))
+		return s.Layer == r.Layer && s.Lo < r.Hi && r.Lo < s.Hi && s.Holds(e.c.Self.ID)
 	})
 }
 
@@ -514,7 +515,7 @@ func (e *Engine) prepare(p *plan.Plan) bool {
 	}
 	var ranges []plan.Range
 	for _, sh := range p.Shards {
-		if sh.Owner == e.c.Self.ID || slices.Contains(sh.Mirrors, e.c.Self.ID) {
+		if sh.Holds(e.c.Self.ID) {
 			if r := rangeOf(sh); e.initial.shards[r] == nil {
 				ranges = append(ranges, r)
 			}

@@ -156,6 +156,11 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 // step which was committed. capture, if it is not nil, is called when all is updated.
 func (e *Engine) update(step, try int, u zero.Update, capture, after func()) {
 	e.former, e.c.Begin = nil, nil // nothing begins any more, and what it keeps is free
+	for l := range e.c.Layers {
+		if !e.serves(l) {
+			e.c.Layers[l].Params = nil // what is held of it keeps its memory
+		}
+	}
 	for l := range e.arrivals {
 		e.expectParams(l, step)
 	}

@@ -79,7 +79,9 @@ func (s spread) bytes(t *testing.T) []int64 {
 		for i, w := range p.Workers {
 			said[i] += altered
 			for _, sh := range p.Shards {
-				if sh.Owner == w.ID || slices.Contains(sh.Mirrors, w.ID) {
+				if sh.Holds(w.ID) { // of the parameters, and of all
+					said[i] += 2 * digest
+				} else if slices.Contains(p.Stages[p.StageOf(sh.Layer)].Workers, w.ID) {
 					said[i] += digest
 				}
 			}
