@@ -20,7 +20,7 @@ func soak(args []string) error {
 	first := f.Int("first", 0, "number of the first schedule, to go on or to repeat one")
 	seed := f.Uint64("seed", 1, "of the schedules")
 	limit := f.Duration("limit", time.Minute, "how long a run may take before it counts as hung")
-	kindList := f.String("kinds", "freeze,leave,add,respawn,flip", "what is drawn besides kill, from these `words`")
+	kindList := f.String("kinds", "freeze,leave,add,respawn,flip,plan", "what is drawn besides kill, from these `words`")
 	again := f.String("faults", "", "repeat the schedule -first with these `faults` instead of its own, as a failure prints them, -schedules times")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -120,6 +120,8 @@ func (l *lab) soakJobs(limit time.Duration) ([]*soakJob, error) {
 		"--layers 2 --width 64 --heads 4 --context 32 --global-batch 16 --micro-batch 1 --steps 16 --eval-every 2",
 		"--layers 3 --width 48 --heads 3 --context 20 --global-batch 21 --micro-batch 3 --steps 24 --eval-every 10",
 		"--layers 2 --width 96 --heads 3 --context 50 --global-batch 32 --micro-batch 2 --steps 8 --eval-every 4",
+		// Long enough for plans that follow what was measured.
+		"--layers 2 --width 64 --heads 2 --context 32 --global-batch 32 --micro-batch 2 --steps 60 --eval-every 25",
 	} {
 		j := &soakJob{flags: strings.Fields(flags)}
 		var err error
@@ -154,13 +156,22 @@ type schedule struct {
 // may be struck more than once where each is replaced.
 func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 	r := rand.New(rand.NewPCG(seed, uint64(i)))
-	s := schedule{job: jobs[r.IntN(len(jobs))]}
+	reshaped := kinds["plan"] && r.IntN(4) == 0
+	s := schedule{job: jobs[r.IntN(len(jobs)-1)]}
 	workers := 2 + r.IntN(7)
 	stages := 1 + r.IntN(min(3, workers))
+	if reshaped {
+		workers, stages = 4+r.IntN(5), 2+r.IntN(2)
+	}
 	mirrors := 1 + r.IntN(2)
 	s.flags = strings.Fields(fmt.Sprintf("--workers %d --stages %d --mirrors %d --threads 1", workers, stages, mirrors))
 	if r.IntN(4) == 0 {
 		s.flags = append(s.flags, "--zero", "1")
+	}
+	var chaos []string
+	if reshaped { // a slow worker has layers and workers move
+		s.job = jobs[len(jobs)-1]
+		chaos = append(chaos, fmt.Sprintf("slow:%d@3:%.1f", r.IntN(workers), 0.3+0.4*r.Float64()))
 	}
 	seconds := s.job.one + (s.job.eight-s.job.one)*float64(workers-1)/7
 	order := r.Perm(workers)
@@ -175,6 +186,9 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 	at := r.Int64N(span)
 	var faults []string
 	later := func() string {
+		if reshaped && (len(faults) == 0 || r.IntN(3) == 0) { // as a plan goes live, or in the steps after it
+			return fmt.Sprintf("plan+%d", r.Int64N([]int64{5000, 150000}[r.IntN(2)]))
+		}
 		if len(faults) == 0 {
 			return fmt.Sprint(at)
 		}
@@ -192,13 +206,13 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 		}
 		r.Shuffle(len(victims), func(i, j int) { victims[i], victims[j] = victims[j], victims[i] })
 	}
-	var flips []string
+	slow := len(chaos)
 	for _, w := range victims[:min(n, len(victims))] {
 		switch {
 		case kinds["flip"] && w < workers && r.IntN(6) == 0:
 			phase := []string{"", "/forward", "/backward", "/commit", "/gather"}[r.IntN(5)]
 			target := []string{"own", "mirror", "copy", "moment"}[r.IntN(4)]
-			flips = append(flips, fmt.Sprintf("flip:%d@%d%s:%s", w, 1+r.IntN(s.job.want.sum.Steps-1), phase, target))
+			chaos = append(chaos, fmt.Sprintf("flip:%d@%d%s:%s", w, 1+r.IntN(s.job.want.sum.Steps-1), phase, target))
 		case kinds["freeze"] && r.IntN(6) == 0:
 			faults = append(faults, fmt.Sprintf("freeze:%d@%s", w, later()))
 		case kinds["leave"] && r.IntN(4) == 0:
@@ -211,12 +225,12 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 		}
 	}
 	if kinds["flip"] && r.IntN(12) == 0 && n < len(victims) { // who is spared bears that, too, if it is not left alone
-		flips = append(flips, fmt.Sprintf("flip:%d@%d:%s", spared, 1+r.IntN(s.job.want.sum.Steps-1), []string{"own", "copy"}[r.IntN(2)]))
+		chaos = append(chaos, fmt.Sprintf("flip:%d@%d:%s", spared, 1+r.IntN(s.job.want.sum.Steps-1), []string{"own", "copy"}[r.IntN(2)]))
 	}
-	if len(flips) > 0 {
-		s.flags = append(s.flags, "--chaos", strings.Join(flips, ","))
+	if len(chaos) > 0 {
+		s.flags = append(s.flags, "--chaos", strings.Join(chaos, ","))
 	}
-	s.flips = len(flips)
+	s.flips = len(chaos) - slow
 	s.faults = strings.Join(faults, ",")
 	return s
 }

@@ -8,7 +8,8 @@
 // SPEC is a list of KIND:W@TIME, separated by commas and in the order of time:
 // KIND is kill (SIGKILL), freeze (SIGSTOP), thaw (SIGCONT) or leave (SIGTERM), W the ID of a
 // worker, of which the newest incarnation is meant, and TIME microseconds since the start of
-// training, or with + before it since the fault before. With add, which asks the run for more
+// training, or with + before it since the fault before, or with plan+ before it since a plan went
+// live, other than the first one, that was not live at the fault before. With add, which asks the run for more
 // workers as launcher add does, W is their number. With -protected, each fault waits until every shard has its mirrors
 // again after the one before. With -tell, the run is told the time of each kill, for
 // its records, in the way of launcher kill.
@@ -88,6 +89,7 @@ type fault struct {
 	worker int
 	at     time.Duration // since the start, or since the one before
 	after  bool          // the latter
+	plan   bool          // since a plan
 }
 
 var signals = map[string]syscall.Signal{"kill": syscall.SIGKILL, "freeze": syscall.SIGSTOP, "thaw": syscall.SIGCONT, "leave": syscall.SIGTERM}
@@ -103,7 +105,9 @@ func parse(spec string) (faults []fault, err error) {
 		kind, rest, ok1 := strings.Cut(text, ":")
 		worker, at, ok2 := strings.Cut(rest, "@")
 		f := fault{text: text, signal: signals[kind]}
-		at, f.after = strings.CutPrefix(at, "+")
+		if at, f.plan = strings.CutPrefix(at, "plan+"); !f.plan {
+			at, f.after = strings.CutPrefix(at, "+")
+		}
 		us, err1 := strconv.ParseUint(at, 10, 40)
 		f.worker, err = strconv.Atoi(worker)
 		if !ok1 || !ok2 || f.signal == 0 && kind != add || err1 != nil || err != nil || f.worker < 0 {
@@ -127,18 +131,21 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 	}
 	defer t.close()
 	out := json.NewEncoder(os.Stdout)
-	var began, last int64
+	var began, last, live int64 // of the start, the fault before, and the plan since
 	var workers map[int]*worker
 	var agent *control.Conn
 	bare := false   // some shard has too few mirrors
 	struck := false // and the recovery from it is not over
 	for {
 		timeout := time.Duration(-1)
-		if began != 0 && len(faults) > 0 && !(protected && (struck || bare)) {
+		if began != 0 && len(faults) > 0 && !(protected && (struck || bare)) && !(faults[0].plan && live == 0) {
 			f := faults[0]
 			due := began + f.at.Nanoseconds()
-			if f.after {
+			switch {
+			case f.after:
 				due = last + f.at.Nanoseconds()
+			case f.plan:
+				due = live + f.at.Nanoseconds()
 			}
 			if timeout = time.Duration(due - now(unix.CLOCK_MONOTONIC)); timeout <= 0 {
 				faults = faults[1:]
@@ -161,7 +168,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 				if err != nil {
 					done.Error = err.Error()
 				}
-				last, struck = done.AtNS, true
+				last, live, struck = done.AtNS, 0, true
 				if tell && f.signal == syscall.SIGKILL && err == nil {
 					if err := agent.Send(control.Harm{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
 						done.Error = "told nobody: " + err.Error()
@@ -187,7 +194,10 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 			}
 		}
 		for _, line := range lines {
-			var e struct{ Kind string }
+			var e struct {
+				Kind string
+				Plan int
+			}
 			if err := json.Unmarshal(line, &e); err != nil {
 				return fmt.Errorf("events.jsonl: %w", err)
 			}
@@ -204,6 +214,10 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 						return err
 					}
 					defer agent.Close()
+				}
+			case "plan":
+				if live == 0 && e.Plan > 1 {
+					live = seen
 				}
 			case "protected":
 				bare = false

@@ -28,14 +28,17 @@ func TestMain(m *testing.M) {
 }
 
 func TestParse(t *testing.T) {
-	faults, err := parse("kill:3@1500,freeze:0@+20")
-	if err != nil || len(faults) != 2 {
+	faults, err := parse("kill:3@1500,freeze:0@+20,kill:1@plan+30")
+	if err != nil || len(faults) != 3 {
 		t.Fatal(faults, err)
 	}
 	if f := faults[1]; f.worker != 0 || f.signal != syscall.SIGSTOP || !f.after || f.at != 20*time.Microsecond {
 		t.Errorf("%+v", f)
 	}
-	for _, s := range []string{"kill:3", "kill@3", "slay:3@1", "kill:-1@1", "kill:1@-1", "kill:1@1,", "kill:1@1000000000000000"} {
+	if f := faults[2]; !f.plan || f.after || f.at != 30*time.Microsecond {
+		t.Errorf("%+v", f)
+	}
+	for _, s := range []string{"kill:3", "kill:3@plan", "kill@3", "slay:3@1", "kill:-1@1", "kill:1@-1", "kill:1@1,", "kill:1@1000000000000000"} {
 		if f, err := parse(s); err == nil {
 			t.Errorf("%s: %+v", s, f)
 		}
