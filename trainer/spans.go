@@ -22,7 +22,7 @@ type spans struct {
 	compute time.Duration
 	reduced int64                     // bytes of the operands of reductions
 	told    int64                     // the same of exchanges
-	struck  bool                      // a recovery interrupts the step
+	struck  int                       // the step that the newest recovery interrupts
 	orders  map[elastic.Ballot]string // the place in a trace of each that may still be applied
 	plan    string                    // the same of the newest boundary plan
 }
@@ -108,7 +108,7 @@ func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration)
 		return nil
 	}
 	s.mu.Lock()
-	wanted := s.struck || step%s.every == 0 || step == 1
+	wanted := step == s.struck || step%s.every == 0 || step == 1
 	m := control.Spans{Step: step, Plan: plan, Dropped: s.dropped}
 	if wanted {
 		m.Spans = append(s.list, spanAt(trace.Step, began, took))
@@ -116,7 +116,7 @@ func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration)
 	} else {
 		s.list = s.list[:0]
 	}
-	s.dropped, s.struck = 0, false
+	s.dropped = 0
 	s.mu.Unlock()
 	if !wanted {
 		return nil
@@ -134,9 +134,6 @@ func (s *spans) answered(context string, came time.Time) {
 	if s == nil || context == "" {
 		return
 	}
-	s.mu.Lock()
-	s.struck = true
-	s.mu.Unlock()
 	_ = s.w.send(control.Spans{Trace: context, Spans: []control.Span{spanAt(trace.Answer, came, time.Since(came))}}) // without an agent, this worker ends
 }
 
@@ -151,7 +148,7 @@ func (s *spans) ordered(o elastic.Order, context string) {
 		s.plan = context
 		return
 	}
-	s.struck = true
+	s.struck = o.Passed.Step + 1
 	clear(s.orders) // what came before is withdrawn
 	s.orders[o.Ballot] = context
 }
