@@ -412,8 +412,12 @@ func TestTraceCommand(t *testing.T) {
 		}
 	}
 	var report trace.Report
-	if err := json.Unmarshal([]byte(run("--json")), &report); err != nil || len(report.Recoveries) != 1 || len(report.Recoveries[0].Phases) != 6 || report.Steps != 3 { // the first, the fourth, which was struck, and the eighth
+	if err := json.Unmarshal([]byte(run("--json")), &report); err != nil || report.Steps != 3 { // the first, the fourth, which was struck, and the eighth
 		t.Errorf("%v: %+v", err, report)
+	}
+	ended := slices.DeleteFunc(slices.Clone(report.Recoveries), func(r trace.RecoveryReport) bool { return r.Superseded }) // one of a link that broke first
+	if len(ended) != 1 || len(ended[0].Phases) != 6 {
+		t.Errorf("%+v", report.Recoveries)
 	}
 	file, err := os.ReadFile(filepath.Join(cmd.Dir, "out.json"))
 	if err != nil {
