@@ -60,8 +60,10 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 // launchedMain is Main in a process that an agent has started.
 func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
-	if id.Canary > 0 {
-		_ = canary.Keep(id.Canary) // without one the end of the process is known a little later
+	for _, fd := range id.Canaries {
+		if fd > 0 {
+			_ = canary.Keep(fd) // without one the end of the process is known a little later
+		}
 	}
 	slow, leave := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(slow, chaos.SlowSignal)

@@ -141,8 +141,8 @@ func (f trainer) inProcess() Worker {
 // workerProcess is main of the process; args begin with what it is to do.
 func workerProcess(id control.Identity, args []string) int {
 	fmt.Println("hello from the worker")
-	if id.Canary > 0 {
-		if err := canary.Keep(id.Canary); err != nil {
+	for _, fd := range id.Canaries {
+		if err := canary.Keep(fd); err != nil {
 			panic(err)
 		}
 	}

@@ -223,10 +223,16 @@ func launch(c Command) (*process, error) {
 		id.Progress = 3 + len(cmd.ExtraFiles)
 		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
 	}
-	bird, nest, err := canary.Create()
-	if err == nil {
-		id.Canary = 3 + len(cmd.ExtraFiles)
-		cmd.ExtraFiles = append(cmd.ExtraFiles, nest)
+	var birds []*os.File
+	for i := range id.Canaries {
+		if bird, nest, err := canary.Create(); err == nil {
+			birds = append(birds, bird)
+			id.Canaries[i] = 3 + len(cmd.ExtraFiles)
+			cmd.ExtraFiles = append(cmd.ExtraFiles, nest)
+		}
+	}
+	if len(birds) < len(id.Canaries) {
+		clear(id.Canaries[:])
 	}
 	cmd.Env = append(os.Environ(), id.Environ()...)
 	err = startOnKeptThread(cmd)
@@ -234,16 +240,14 @@ func launch(c Command) (*process, error) {
 		_ = f.Close()
 	}
 	if err != nil {
-		if bird != nil {
-			_ = bird.Close()
-		}
+		closeAll(birds)
 		_ = record.Close()
 		_ = l.Close()
 		removeSocketDir(dir)
 		return nil, err
 	}
 	return &process{
-		cmd: cmd, dir: dir, log: c.Log, logFrom: logFrom, listener: l, progress: record, canary: bird,
+		cmd: cmd, dir: dir, log: c.Log, logFrom: logFrom, listener: l, progress: record, canaries: birds,
 		exited: make(chan struct{}), reaped: make(chan struct{}),
 	}, nil
 }
@@ -277,7 +281,7 @@ type process struct {
 	logFrom  int64 // where its part of the log begins
 	listener *net.UnixListener
 	progress *progress.Record
-	canary   *os.File // its end tells of the process's; nil: nothing does
+	canaries []*os.File // the first end of one tells of the process's; none: nothing does
 	watch    sync.WaitGroup
 	exited   chan struct{}
 	reaped   chan struct{}
@@ -308,9 +312,7 @@ func (p *process) reap() {
 	known := p.ended
 	p.ended = true
 	p.mu.Unlock()
-	if p.canary != nil {
-		_ = p.canary.Close() // ends the watch, if a child of the process has the other end
-	}
+	closeAll(p.canaries) // ends the watch, if a child of the process has the other end
 	p.watch.Wait()
 
 	if !known {
@@ -341,18 +343,24 @@ func (p *process) reap() {
 	}
 }
 
-// attend begins to watch the canary, if there is one.
-func (p *process) attend() {
-	if p.canary != nil {
-		p.watch.Go(p.watchCanary)
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
 	}
 }
 
-// watchCanary waits for the canary's end. If that is because the process was killed, the worker has ended,
+// attend begins to watch the canaries, if there are any.
+func (p *process) attend() {
+	for _, bird := range p.canaries {
+		p.watch.Go(func() { p.watchCanary(bird) })
+	}
+}
+
+// watchCanary waits for a canary's end. If that is because the process was killed, the worker has ended,
 // although the process may need the processor for a long time yet. All other ends, of which
 // more is to be known, are left to reap.
-func (p *process) watchCanary() {
-	if _, err := p.canary.Read(make([]byte, 1)); err != io.EOF {
+func (p *process) watchCanary(bird *os.File) {
+	if _, err := bird.Read(make([]byte, 1)); err != io.EOF {
 		return
 	}
 	p.mu.Lock()

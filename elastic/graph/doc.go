@@ -23,8 +23,8 @@
 //  1. Backward passes come before forward passes.
 //  2. Among forward passes whose input is there, that of the lowest
 //     micro-batch begins; not that of the lowest micro-batch of all, which
-//     may depend on workers that wait for this one after a re-routing. Those
-//     that were preferred begin before others: somebody has nothing to do until they are done.
+//     may depend on workers that wait for this one after a re-routing. Ranks
+//     go before that, where a plan has been made in the middle of a step.
 //  3. At most a limit of micro-batches are in flight for each stage on the
 //     worker. The limit is never below the number of stages from this one on,
 //     with which a pipeline of equal stages is always busy; uneven stages need

@@ -1,6 +1,7 @@
 package graph
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 )
@@ -45,8 +46,8 @@ func (s Status) Begun() bool { return s.Phase >= Forwarded }
 type Queue struct {
 	limits, inFlight []int // by stage
 	pairs            map[Pair]*entry
-	first            map[Pair]bool // preferred
-	left             int           // pairs not finished
+	rank             func(Pair) int // of forward passes, nil: all the same
+	left             int            // pairs not finished
 
 	// Each sorted by priority.
 	urgent   []Task   // backward passes that follow their forward pass at once
@@ -84,16 +85,24 @@ func (q *Queue) SetLimit(stage, forwards int) {
 	q.limits[stage] = max(forwards, len(q.limits)-stage)
 }
 
-// Prefer lets the forward passes of pairs begin before others that could, and no longer those
-// that were preferred before.
-func (q *Queue) Prefer(pairs []Pair) {
-	q.first = nil
-	for _, p := range pairs {
-		if q.first == nil {
-			q.first = make(map[Pair]bool, len(pairs))
-		}
-		q.first[p] = true
+// Rank lets forward passes begin by rank, the least first, and those of one rank by micro-batch;
+// nil gives all one rank. What a pair's rank is must not change before Rank is called again.
+func (q *Queue) Rank(rank func(Pair) int) {
+	q.rank = rank
+	slices.SortFunc(q.again, q.compare)
+	for _, ready := range q.forward {
+		slices.SortFunc(ready, q.compare)
 	}
+}
+
+// compare orders forward passes.
+func (q *Queue) compare(a, b Task) int {
+	if q.rank != nil {
+		if c := cmp.Compare(q.rank(a.Pair), q.rank(b.Pair)); c != 0 {
+			return c
+		}
+	}
+	return a.Compare(b)
 }
 
 // Assign makes a pair this worker's. A pair it already has stays as it is.
@@ -114,8 +123,8 @@ func (q *Queue) Withdraw(p Pair) bool {
 	if e.phase != Waiting {
 		return false
 	}
-	remove(&q.again, ForwardOf(p))
-	remove(&q.forward[p.Stage], ForwardOf(p))
+	remove(&q.again, ForwardOf(p), q.compare)
+	remove(&q.forward[p.Stage], ForwardOf(p), q.compare)
 	delete(q.pairs, p)
 	q.left--
 	return true
@@ -147,12 +156,12 @@ func (q *Queue) Arrive(t Task) bool {
 	}
 	switch {
 	case e.phase == Waiting && e.input && e.gradient:
-		remove(&q.forward[t.Stage], ForwardOf(t.Pair))
-		insert(&q.again, ForwardOf(t.Pair))
+		remove(&q.forward[t.Stage], ForwardOf(t.Pair), q.compare)
+		insert(&q.again, ForwardOf(t.Pair), q.compare)
 	case e.phase == Waiting && e.input:
-		insert(&q.forward[t.Stage], ForwardOf(t.Pair))
+		insert(&q.forward[t.Stage], ForwardOf(t.Pair), q.compare)
 	case e.phase == Forwarded && e.ran && t.Kind == Backward:
-		insert(&q.backward, t)
+		insert(&q.backward, t, Task.Compare)
 	}
 	return true
 }
@@ -163,7 +172,7 @@ func (q *Queue) Add(t Task) {
 	if t.Kind == Forward || t.Kind == Backward {
 		panic(fmt.Sprintf("graph: Add(%v)", t))
 	}
-	insert(&q.other, t)
+	insert(&q.other, t, Task.Compare)
 }
 
 // Next returns the task to begin now, and counts it as begun. ok is false if
@@ -179,22 +188,19 @@ func (q *Queue) Next() (t Task, ok bool) {
 		q.pairs[t.Pair].phase = Backing
 		return t, true
 	case len(q.again) > 0:
-		t = take(&q.again, q.pick(q.again))
+		t = pop(&q.again)
 		q.pairs[t.Pair].again = true
 		q.begin(t)
 		return t, true
 	}
-	best, at := -1, 0
+	best := -1
 	for s, ready := range q.forward {
-		if len(ready) == 0 || q.inFlight[s] >= q.limits[s] {
-			continue
-		}
-		if i := q.pick(ready); best < 0 || q.before(ready[i], q.forward[best][at]) {
-			best, at = s, i
+		if len(ready) > 0 && q.inFlight[s] < q.limits[s] && (best < 0 || q.compare(ready[0], q.forward[best][0]) < 0) {
+			best = s
 		}
 	}
 	if best >= 0 {
-		t = take(&q.forward[best], at)
+		t = pop(&q.forward[best])
 		q.begin(t)
 		return t, true
 	}
@@ -202,22 +208,6 @@ func (q *Queue) Next() (t Task, ok bool) {
 		return pop(&q.other), true
 	}
 	return Task{}, false
-}
-
-// before reports whether the forward pass a begins before b.
-func (q *Queue) before(a, b Task) bool {
-	if x, y := q.first[a.Pair], q.first[b.Pair]; x != y {
-		return x
-	}
-	return a.Compare(b) < 0
-}
-
-// pick returns the index of the forward pass to begin of a sorted list that is not empty.
-func (q *Queue) pick(ready []Task) int {
-	if len(q.first) == 0 {
-		return 0
-	}
-	return max(0, slices.IndexFunc(ready, func(t Task) bool { return q.first[t.Pair] }))
 }
 
 func (q *Queue) begin(t Task) {
@@ -235,9 +225,9 @@ func (q *Queue) Done(t Task) {
 		e.ran = true
 		switch {
 		case e.again:
-			insert(&q.urgent, BackwardOf(t.Pair))
+			insert(&q.urgent, BackwardOf(t.Pair), Task.Compare)
 		case e.gradient:
-			insert(&q.backward, BackwardOf(t.Pair))
+			insert(&q.backward, BackwardOf(t.Pair), Task.Compare)
 		}
 	case Backward:
 		if e == nil || e.phase != Backing {
@@ -276,21 +266,19 @@ func (q *Queue) Statuses() []Status {
 	return all
 }
 
-func insert(list *[]Task, t Task) {
-	i, _ := slices.BinarySearchFunc(*list, t, Task.Compare)
+func insert(list *[]Task, t Task, compare func(a, b Task) int) {
+	i, _ := slices.BinarySearchFunc(*list, t, compare)
 	*list = slices.Insert(*list, i, t)
 }
 
-func remove(list *[]Task, t Task) {
-	if i, found := slices.BinarySearchFunc(*list, t, Task.Compare); found {
+func remove(list *[]Task, t Task, compare func(a, b Task) int) {
+	if i, found := slices.BinarySearchFunc(*list, t, compare); found {
 		*list = slices.Delete(*list, i, i+1)
 	}
 }
 
-func pop(list *[]Task) Task { return take(list, 0) }
-
-func take(list *[]Task, i int) Task {
-	t := (*list)[i]
-	*list = slices.Delete(*list, i, i+1)
+func pop(list *[]Task) Task {
+	t := (*list)[0]
+	*list = slices.Delete(*list, 0, 1)
 	return t
 }

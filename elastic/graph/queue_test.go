@@ -54,7 +54,17 @@ func TestLimitAndOrder(t *testing.T) {
 	}
 }
 
-func TestPrefer(t *testing.T) {
+// before ranks some pairs before all others.
+func before(pairs ...Pair) func(Pair) int {
+	return func(p Pair) int {
+		if slices.Contains(pairs, p) {
+			return -1
+		}
+		return 0
+	}
+}
+
+func TestRank(t *testing.T) {
 	q := NewQueue(2)
 	for m := range 4 {
 		q.Assign(Pair{0, m})
@@ -64,13 +74,13 @@ func TestPrefer(t *testing.T) {
 		q.Arrive(f(0, m))
 		q.Arrive(f(1, m))
 	}
-	q.Prefer([]Pair{{0, 2}, {0, 3}, {1, 1}})
+	q.Rank(before(Pair{0, 2}, Pair{0, 3}, Pair{1, 1}))
 	want(t, "preferred, of whatever stage, within the limits", begins(q), f(1, 1), f(0, 2), f(0, 0))
 	q.Done(f(1, 1))
 	q.Arrive(b(1, 1))
 	want(t, "backward first", begins(q), b(1, 1))
 	q.Done(b(1, 1))
-	q.Prefer(nil)
+	q.Rank(nil)
 	want(t, "not preferred any more", begins(q), f(1, 0))
 
 	q = NewQueue(1)
@@ -79,7 +89,7 @@ func TestPrefer(t *testing.T) {
 		q.Arrive(f(0, m))
 		q.Arrive(b(0, m))
 	}
-	q.Prefer([]Pair{{0, 1}})
+	q.Rank(before(Pair{0, 1}))
 	want(t, "preferred among those that run again", begins(q), f(0, 1), f(0, 0), f(0, 2))
 }
 
@@ -165,7 +175,7 @@ type model struct {
 	stages int
 	limits map[int]int
 	pairs  map[Pair]*entry
-	first  map[Pair]bool
+	ranks  map[Pair]int
 }
 
 func (m *model) next() (best Task, ok bool) {
@@ -196,8 +206,8 @@ func (m *model) next() (best Task, ok bool) {
 			t = ForwardOf(p)
 		}
 		before := t.Compare(best) < 0
-		if x, y := m.first[p], m.first[best.Pair]; r >= 2 && x != y {
-			before = x
+		if x, y := m.ranks[p], m.ranks[best.Pair]; r >= 2 && x != y {
+			before = x < y
 		}
 		if r < bestRank || r == bestRank && r < 9 && before {
 			best, bestRank = t, r
@@ -211,7 +221,7 @@ func TestQueueAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stages := rapid.IntRange(1, 4).Draw(t, "stages")
 		q := NewQueue(stages)
-		m := &model{stages, map[int]int{}, map[Pair]*entry{}, map[Pair]bool{}}
+		m := &model{stages, map[int]int{}, map[Pair]*entry{}, map[Pair]int{}}
 		var running []Task
 		pair := rapid.Custom(func(t *rapid.T) Pair {
 			return Pair{rapid.IntRange(0, stages-1).Draw(t, "stage"), rapid.IntRange(0, 7).Draw(t, "micro")}
@@ -249,12 +259,9 @@ func TestQueueAgainstModel(t *testing.T) {
 				q.SetLimit(s, n)
 				m.limits[s] = n
 			case 8:
-				first := rapid.SliceOfN(pair, 0, 4).Draw(t, "prefer")
-				q.Prefer(first)
-				clear(m.first)
-				for _, p := range first {
-					m.first[p] = true
-				}
+				ranks := rapid.MapOfN(pair, rapid.IntRange(-2, 5), 0, 12).Draw(t, "ranks")
+				q.Rank(func(p Pair) int { return ranks[p] })
+				m.ranks = ranks
 			case 7:
 				if len(running) == 0 {
 					continue

@@ -95,7 +95,7 @@ func (c *cluster) failf(format string, args ...any) {
 // others may miss.
 func (c *cluster) apply(n *node) {
 	p := &c.plan
-	n.q.Prefer(p.FirstIn(c.step))
+	n.q.Rank(p.Ranks(c.step))
 	for _, s := range n.q.Statuses() {
 		if p.Route[s.Stage][s.Micro] != n.id && !n.q.Withdraw(s.Pair) {
 			c.failf("worker %d has begun %v, which goes to another worker", n.id, s.Pair)

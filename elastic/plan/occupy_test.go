@@ -1,6 +1,8 @@
 package plan
 
 import (
+	"cmp"
+	"slices"
 	"testing"
 
 	"github.com/soliton-train/soliton/elastic/graph"
@@ -133,8 +135,8 @@ func TestWhatOthersWaitForComesFirst(t *testing.T) {
 	if len(p.First) != 3 || len(by) != 3 {
 		t.Errorf("first are %v, by workers %v: want three, each by another worker", p.First, by)
 	}
-	if got := p.FirstIn(10); got != nil {
-		t.Errorf("in the next step, %v come first", got)
+	if p.Ranks(10) != nil {
+		t.Error("the next step has ranks")
 	}
 }
 
@@ -164,5 +166,40 @@ func TestWhoHasNothingIsServedFirst(t *testing.T) {
 	p, _ := after(t, &old, v, prof, Event{Kind: Lost})
 	if want := (graph.Pair{Stage: 0, Micro: micro}); len(p.First) != 1 || p.First[0] != want {
 		t.Errorf("first are %v, want %v", p.First, want)
+	}
+}
+
+// After a loss at the begin of a step, a worker may have micro-batches for two workers of the next stage: they get theirs in
+// turns, and so do two workers that one goes on for.
+func TestTurns(t *testing.T) {
+	p := Plan{
+		FromStep: 4, InStep: true,
+		Stages: []Stage{{0, 1, []WorkerID{1, 2}}, {1, 2, []WorkerID{4, 5, 6}}},
+		Route:  [][]WorkerID{{1, 1, 2, 2, 1, 1, 1, 1, 2, 2, 2, 2}, {4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6}},
+		First:  []graph.Pair{{Stage: 0, Micro: 7}},
+	}
+	order := func(s int, w WorkerID) (list []int) {
+		for m, x := range p.Route[s] {
+			if x == w {
+				list = append(list, m)
+			}
+		}
+		rank := p.Ranks(4)
+		slices.SortStableFunc(list, func(a, b int) int {
+			return cmp.Compare(rank(graph.Pair{Stage: s, Micro: a}), rank(graph.Pair{Stage: s, Micro: b}))
+		})
+		return list
+	}
+	if got, want := order(0, 1), []int{7, 0, 4, 1, 5, 6}; !slices.Equal(got, want) {
+		t.Errorf("worker 1 begins %v, want %v", got, want)
+	}
+	if got, want := order(0, 2), []int{8, 9, 2, 10, 3, 11}; !slices.Equal(got, want) {
+		t.Errorf("worker 2 begins %v, want %v", got, want)
+	}
+	if got, want := order(1, 4), []int{0, 2, 1, 3}; !slices.Equal(got, want) {
+		t.Errorf("worker 4 begins %v, want %v", got, want)
+	}
+	if p.Ranks(5) != nil {
+		t.Error("the step after has ranks")
 	}
 }

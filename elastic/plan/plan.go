@@ -216,12 +216,47 @@ func (p *Plan) Runs(pair graph.Pair, step int) bool {
 	return !settled
 }
 
-// FirstIn returns the pairs that begin before others in a step.
-func (p *Plan) FirstIn(step int) []graph.Pair {
+// Ranks returns in which order workers begin forward passes in a step, for [graph.Queue.Rank]; nil is
+// that of micro-batches. A plan made in the middle of a step deals out anew what was in line: a worker may have
+// micro-batches from or for several others then, and by their numbers it would see to one of those after
+// the other. So they come in turns, by how far along they are among all that the other worker has, and
+// those in First come before.
+func (p *Plan) Ranks(step int) func(graph.Pair) int {
 	if !p.InStep || step != p.FromStep {
 		return nil
 	}
-	return p.First
+	micros, last := p.Micros(), len(p.Stages)-1
+	along := make([][]int, len(p.Stages)) // in micros-ths of what its worker has in the stage
+	for s, route := range p.Route {
+		along[s] = make([]int, micros)
+		all, sofar := make(map[WorkerID]int), make(map[WorkerID]int)
+		for _, w := range route {
+			all[w]++
+		}
+		for m, w := range route {
+			along[s][m] = micros * sofar[w] / all[w]
+			sofar[w]++
+		}
+	}
+	ranks := make([][]int, len(p.Stages))
+	for s := range ranks {
+		ranks[s] = make([]int, micros)
+		for m := range micros {
+			switch {
+			case last == 0:
+			case s == 0:
+				ranks[s][m] = 2 * along[s+1][m]
+			case s == last:
+				ranks[s][m] = 2 * along[s-1][m]
+			default:
+				ranks[s][m] = along[s-1][m] + along[s+1][m]
+			}
+		}
+	}
+	for _, f := range p.First {
+		ranks[f.Stage][f.Micro] = -1
+	}
+	return func(pair graph.Pair) int { return ranks[pair.Stage][pair.Micro] }
 }
 
 // String renders the plan for people, in several lines.

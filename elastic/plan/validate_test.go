@@ -84,6 +84,11 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 		{13, "settled twice", func(p *Plan) {
 			p.InStep, p.Settled = true, []graph.Pair{{Stage: 1, Micro: 0}, {Stage: 1, Micro: 0}}
 		}},
+		{13, "first at a border", func(p *Plan) { p.First = []graph.Pair{{Stage: 0, Micro: 0}} }},
+		{13, "first out of range", func(p *Plan) { p.InStep, p.First = true, []graph.Pair{{Stage: 0, Micro: 99}} }},
+		{13, "first and settled", func(p *Plan) {
+			p.InStep, p.Settled, p.First = true, []graph.Pair{{Stage: 1, Micro: 0}}, []graph.Pair{{Stage: 1, Micro: 0}}
+		}},
 		{14, "clock of nobody", func(p *Plan) { p.Clocks = []Clock{{9, 1000}} }},
 		{14, "clock twice", func(p *Plan) { p.Clocks = []Clock{{1, 1000}, {1, 1000}} }},
 		{14, "no frequency", func(p *Plan) { p.Clocks = []Clock{{1, 0}} }},

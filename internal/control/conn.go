@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -109,7 +111,7 @@ const (
 	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
 	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
 	EnvAddr        = "SOLITON_ADDR"        // IP address at which other workers reach this one; may be missing
-	EnvCanary      = "SOLITON_CANARY"      // number of the file of a canary; may be missing
+	EnvCanary      = "SOLITON_CANARY"      // numbers of the files of two canaries, with a comma; may be missing
 )
 
 // Environment lists the variables that [Launched] reads.
@@ -123,7 +125,7 @@ type Identity struct {
 	WorkerID    int
 	Incarnation int
 	Progress    int    // number of the file of a progress.Record; 0: there is none
-	Canary      int    // number of the file of a canary, for canary.Keep; 0: there is none
+	Canaries    [2]int // numbers of the files of canaries, for canary.Keep; 0: there are none
 	Addr        string // IP address at which other workers reach this one; "": one of the loopback interface
 }
 
@@ -142,8 +144,20 @@ func Launched() (id Identity, ok bool, err error) {
 	if id.Incarnation, err2 = strconv.Atoi(os.Getenv(EnvIncarnation)); err2 != nil || id.Incarnation < 0 {
 		err2 = fmt.Errorf("control: %s=%q in the environment is no incarnation; it is set by the launcher only", EnvIncarnation, os.Getenv(EnvIncarnation))
 	}
-	err3 := fileNumber(EnvProgress, &id.Progress)
-	err4 := fileNumber(EnvCanary, &id.Canary)
+	var err3 error
+	if v, there := os.LookupEnv(EnvProgress); there {
+		if err3 = number(v, &id.Progress); err3 != nil {
+			err3 = fmt.Errorf("control: %s=%q in the environment is no file number; it is set by the launcher only", EnvProgress, v)
+		}
+	}
+	var err4 error
+	if v, there := os.LookupEnv(EnvCanary); there {
+		one, two, _ := strings.Cut(v, ",")
+		err4 = cmp.Or(number(one, &id.Canaries[0]), number(two, &id.Canaries[1]))
+		if err4 != nil {
+			err4 = fmt.Errorf("control: %s=%q in the environment is no two file numbers; it is set by the launcher only", EnvCanary, v)
+		}
+	}
 	var err5 error
 	if v, there := os.LookupEnv(EnvAddr); there {
 		if _, err := netip.ParseAddr(v); err != nil {
@@ -154,16 +168,12 @@ func Launched() (id Identity, ok bool, err error) {
 	return id, true, errors.Join(err1, err2, err3, err4, err5)
 }
 
-// fileNumber reads the number of a file that was handed down, if one was.
-func fileNumber(name string, to *int) (err error) {
-	v, there := os.LookupEnv(name)
-	if !there {
-		return nil
+// number reads the number of a file that was handed down.
+func number(text string, to *int) (err error) {
+	if *to, err = strconv.Atoi(text); err == nil && *to < 3 {
+		err = strconv.ErrRange
 	}
-	if *to, err = strconv.Atoi(v); err != nil || *to < 3 {
-		return fmt.Errorf("control: %s=%q in the environment is no file number; it is set by the launcher only", name, v)
-	}
-	return nil
+	return err
 }
 
 // Environ returns the environment variables that [Launched] reads.
@@ -176,8 +186,8 @@ func (id Identity) Environ() []string {
 	if id.Progress > 0 {
 		env = append(env, EnvProgress+"="+strconv.Itoa(id.Progress))
 	}
-	if id.Canary > 0 {
-		env = append(env, EnvCanary+"="+strconv.Itoa(id.Canary))
+	if id.Canaries[0] > 0 {
+		env = append(env, fmt.Sprintf("%s=%d,%d", EnvCanary, id.Canaries[0], id.Canaries[1]))
 	}
 	if id.Addr != "" {
 		env = append(env, EnvAddr+"="+id.Addr)

@@ -208,7 +208,7 @@ func TestSendRefusesLargeMessage(t *testing.T) {
 func TestIdentity(t *testing.T) {
 	t.Setenv(EnvAgent, "") // so that the variable comes back as it was
 	path := filepath.Join(t.TempDir(), "s")
-	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5, Progress: 3, Canary: 4, Addr: "127.1.0.3"}
+	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5, Progress: 3, Canaries: [2]int{4, 5}, Addr: "127.1.0.3"}
 	for _, kv := range want.Environ() {
 		k, v, _ := strings.Cut(kv, "=")
 		t.Setenv(k, v)
@@ -240,7 +240,7 @@ func TestIdentity(t *testing.T) {
 	t.Setenv(EnvWorker, "x")
 	t.Setenv(EnvIncarnation, "-1")
 	t.Setenv(EnvProgress, "2")
-	t.Setenv(EnvCanary, "")
+	t.Setenv(EnvCanary, "4")
 	t.Setenv(EnvAddr, "host")
 	_, ok, err = Launched()
 	if !ok || err == nil {

@@ -184,7 +184,7 @@ func (e *Engine) begin(step int) {
 // expected, and what others still need from here.
 func (e *Engine) assign() {
 	st, p, me := e.step, e.plan, e.c.Self.ID
-	st.queue.Prefer(p.FirstIn(st.number))
+	st.queue.Rank(p.Ranks(st.number))
 	for _, s := range st.queue.Statuses() {
 		if e.runner(s.Pair) != me && !st.queue.Withdraw(s.Pair) {
 			e.fail(fmt.Errorf("step %d: %v was begun here and goes to worker %d", st.number, s.Pair, e.runner(s.Pair)))
