@@ -80,12 +80,9 @@ func TestChaosKill(t *testing.T) {
 				if r.DiedAt != "kill" || r.TotalMS <= 0 || r.DetectMS <= 0 || r.LinksOpened != 0 || r.Cause != cause {
 					t.Errorf("recovery: %+v", r)
 				}
-				at := 3
-				if phase == "/gather" {
-					at = 4 // the step is committed
-				}
-				if phase != "+2.5" && r.Step != at {
-					t.Errorf("step %d was struck, want %d", r.Step, at)
+				// In gather the step is committed, as a rule: the dead one may have been the only one who knew.
+				if phase != "+2.5" && r.Step != 3 && !(phase == "/gather" && r.Step == 4) {
+					t.Errorf("step %d was struck, want 3, or 4 in gather", r.Step)
 				}
 			})
 		}
