@@ -135,6 +135,25 @@ func (g *guard) of(r plan.Range) [][]zero.Digest {
 	return d
 }
 
+// fit reports whether a copy of a range, its arrays one after the other, is as the range was written.
+func (g *guard) fit(r plan.Range, arrays []float32) bool {
+	if g == nil {
+		return true
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	first, end := g.blocksOf(r)
+	for j, sums := range g.sums[r.Layer] {
+		x := arrays[j*(r.Hi-r.Lo):]
+		for i, b := range g.blocks[r.Layer][first:end] {
+			if !sums[first+i].Fits(x[b.Lo-r.Lo : b.Hi-r.Lo]) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // take takes the digests of arrays that were written just now: of the parameters of a
 // range and, if they are given, its moments.
 func (g *guard) take(r plan.Range, params []float32, moments ...[]float32) {

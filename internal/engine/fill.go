@@ -130,8 +130,9 @@ func (e *Engine) source(r plan.Range) *shard {
 }
 
 // copyFills is called by the computing goroutine after an update, and returns the
-// bases that the loop is to send. sources are the shards of the ranges.
-func copyFills(out []*outgoing, sources []*shard, step int) (bases [][]float32) {
+// bases that the loop is to send, nil for those that are to be made after another one: their
+// source is not here, or was altered, which the next exchange puts right. sources are the shards of the ranges.
+func (e *Engine) copyFills(out []*outgoing, sources []*shard, step int) (bases [][]float32) {
 	for i, o := range out {
 		sh := sources[i]
 		if sh == nil {
@@ -144,6 +145,9 @@ func copyFills(out []*outgoing, sources []*shard, step int) (bases [][]float32) 
 		m = append(m, sh.params[lo:hi]...)
 		for _, x := range sh.state.Moments {
 			m = append(m, x[lo:hi]...)
+		}
+		if !e.guard.fit(o.r, m[baseHead:]) {
+			m = nil
 		}
 		bases = append(bases, m)
 	}
@@ -355,14 +359,16 @@ func (e *Engine) filled() (all []elastic.Filled) {
 func (e *Engine) assemble(r plan.Range) (*shard, error) {
 	for _, in := range e.incoming {
 		if in.r == r && in.state != nil && in.step == e.passed.Step {
-			return &shard{Range: r, state: in.state, params: in.params}, nil
+			e.guard.take(r, in.params, in.state.Moments...)
+			return &shard{Range: r, state: in.state, params: in.params, watched: true}, nil
 		}
 	}
 	state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
 	if err != nil {
 		return nil, err
 	}
-	sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
+	// What was held here keeps its digests, which also tell of what alters on the way.
+	sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo), watched: true}
 	left := []plan.Range{r} // what is not there yet; ranges may overlap
 	take := func(from plan.Range, params []float32, moments [][]float32) {
 		lo, hi := max(from.Lo, r.Lo), min(from.Hi, r.Hi)
@@ -395,6 +401,7 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 	for _, in := range e.incoming {
 		if in.state != nil && in.step == e.passed.Step {
 			take(in.r, in.params, in.state.Moments)
+			e.guard.take(in.r, in.params, in.state.Moments...)
 		}
 	}
 	if len(left) > 0 {

@@ -476,3 +476,51 @@ func TestCopyDiffers(t *testing.T) {
 		}
 	}
 }
+
+// A source that was altered since the last check is not copied: the copy would be wrong for good,
+// with digests of its own. What is put together from what is here keeps its digests.
+func TestAlteredIsNotCopied(t *testing.T) {
+	c := startCombs(t, 2, 1, 1, false)
+	all(c.engines, func(i int, e *Engine) {
+		if _, err := e.Step(t.Context(), 1); err != nil {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	})
+	e := c.engines[0]
+	e.inspect(func() {
+		var sh *shard
+		for _, x := range e.inOrder() {
+			if x.owner && x.Hi-x.Lo > kernel.Block {
+				sh = x
+				break
+			}
+		}
+		part := plan.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Lo + kernel.Block}
+		out, sources := []*outgoing{{r: part}, {r: sh.Range}}, []*shard{sh, sh}
+		for _, x := range [][]float32{sh.params, sh.state.Moments[1]} {
+			was := x[kernel.Block]
+			x[kernel.Block] *= 2 // in the block after the part
+			if bases := e.copyFills(out, sources, 1); len(bases[0]) == 0 || bases[1] != nil {
+				t.Errorf("%d and %d numbers are copied, want some of the part and none of the whole", len(bases[0]), len(bases[1]))
+			}
+			x[kernel.Block] = was
+		}
+		if bases := e.copyFills(out, sources, 1); len(bases[1]) == 0 {
+			t.Error("nothing is copied of what is good")
+		}
+
+		sums := slices.Clone(e.guard.of(part)[0])
+		sh.params[0] *= 2
+		made, err := e.assemble(part)
+		if err != nil || made == nil {
+			t.Fatal(made, err)
+		}
+		e.shards[part] = made
+		e.watch(nil)
+		if !slices.Equal(sums, e.guard.of(part)[0]) {
+			t.Error("the digests of what was altered are taken anew")
+		}
+		delete(e.shards, part)
+		sh.params[0] /= 2
+	})
+}

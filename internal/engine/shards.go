@@ -200,7 +200,7 @@ func (e *Engine) update(step, try int, u zero.Update, capture, after func()) {
 			}
 		}
 		if len(out) > 0 {
-			bases := copyFills(out, sources, u.Step)
+			bases := e.copyFills(out, sources, u.Step)
 			e.mail.put(func() { e.postBases(out, bases) })
 		}
 		if capture != nil {
