@@ -48,7 +48,15 @@ func testMain(m *testing.M) int {
 func launch(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(binary, args...)
-	cmd.Dir = t.TempDir()
+	dir, err := os.MkdirTemp("", "launcher-test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Whose launcher was killed writes for a moment yet.
+	t.Cleanup(func() {
+		await(t, "the end of what writes into "+dir, func() bool { return os.RemoveAll(dir) == nil })
+	})
+	cmd.Dir = dir
 	return cmd
 }
 
