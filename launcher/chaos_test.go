@@ -89,6 +89,20 @@ func TestChaosKill(t *testing.T) {
 	}
 }
 
+// Sums that depend on their order are the same on all who hold them, although what was reduced before a loss is reduced
+// once more after it.
+func TestChaosKillFast(t *testing.T) {
+	for _, spec := range []string{"kill:1@3/commit", "kill:2@4/reduce"} {
+		t.Run(spec, func(t *testing.T) {
+			t.Parallel()
+			sum, _, _ := train(t, "--workers", "6", "--stages", "2", "--reduction", "fast", "--chaos", spec)
+			if sum.Steps != chaosSteps || sum.WorkersLost != 1 || sum.Rollbacks != 0 {
+				t.Errorf("steps %d, %d workers lost, %d rollbacks", sum.Steps, sum.WorkersLost, sum.Rollbacks)
+			}
+		})
+	}
+}
+
 func TestChaosFreeze(t *testing.T) {
 	t.Parallel()
 	sum, _, _ := train(t, "--workers", "4", "--stages", "2", "--chaos", "freeze:2@3/backward")

@@ -55,6 +55,8 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, said [][]
 				}
 			case fed(pair):
 				d.open = append(d.open, m)
+			case was.Input: // who made it is gone, and it is not made again: nobody else gets it
+				busy[w]++
 			default:
 				d.closed = append(d.closed, m)
 			}

@@ -241,7 +241,7 @@ func (e *Engine) pass(said [][]byte) {
 		e.repair(said, mends)
 		return
 	}
-	try := e.passed.Repair
+	try := e.try()
 	e.passed, e.result = r.point, encodeSaid(said)
 	said = words
 	if e.guard != nil {

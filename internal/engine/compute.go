@@ -322,15 +322,12 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 	}
 	// In the order of ranks, which promotions may have changed. The reduction
 	// spoils its operand, and may have to begin anew.
-	sum := e.plain[layer]
-	parts, places, inOrder := e.parts(s, shards)
-	if !inOrder || e.plan.Mirrors > 0 {
-		sum = e.free.get(len(sum))
-		for i, p := range shards {
-			copy(sum[places[i]:places[i]+p.Hi-p.Lo], e.plain[layer][p.Lo:p.Hi])
-		}
-		e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
+	parts, places := e.parts(s, shards)
+	sum := e.free.get(len(e.plain[layer]))
+	for i, p := range shards {
+		copy(sum[places[i]:places[i]+p.Hi-p.Lo], e.plain[layer][p.Lo:p.Hi])
 	}
+	e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
 	ctx, call := e.opsCtx, e.call(layer)
 	began := e.now()
 	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
@@ -344,20 +341,18 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 }
 
 // parts returns the borders of what the workers of stage s reduce of a layer,
-// by rank, and where each shard begins if all lie in that order. inOrder says
-// that they do in the layer, too.
-func (e *Engine) parts(s int, shards []plan.Shard) (parts, places []int, inOrder bool) {
-	parts, places, inOrder = []int{0}, make([]int, len(shards)), true
+// by rank, and where each shard begins if all lie in that order.
+func (e *Engine) parts(s int, shards []plan.Shard) (parts, places []int) {
+	parts, places = []int{0}, make([]int, len(shards))
 	at := 0
 	for _, w := range e.plan.Stages[s].Workers {
 		for i, p := range shards {
 			if e.reducer(p) == w {
 				places[i] = at
-				inOrder = inOrder && at == p.Lo
 				at += p.Hi - p.Lo
 			}
 		}
 		parts = append(parts, at)
 	}
-	return parts, places, inOrder
+	return parts, places
 }

@@ -43,9 +43,11 @@ const (
 	// Passed is not memory of the worker that tells of it: a boundary tensor which it got from
 	// a worker that is lost is not what was computed again, so memory of one of the two was altered.
 	Passed
+	// Differ is a copy that is as it came, but not what the owner has.
+	Differ
 )
 
-var targetNames = [...]string{"own", "mirror", "copy", "moment", "passed"}
+var targetNames = [...]string{"own", "mirror", "copy", "moment", "passed", "differ"}
 
 func (t Target) String() string {
 	if int(t) < len(targetNames) {
@@ -65,7 +67,7 @@ type Repair struct {
 	Step   int // that was done again, or the next one
 	Try    int // repairs since the point that was passed last
 	Layer  int
-	Block  int // of the layer, in the order of zero.Blocks; the micro-batch for Passed
+	Block  int // of the layer, in the order of zero.Blocks; the micro-batch for Passed, the first of several for Differ
 	Target Target
 }
 
@@ -483,7 +485,7 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 			m.need[x.worker] = true
 			if x.worker == e.c.Self.ID {
 				m.altered = new(Target)
-				*m.altered = Copy
+				*m.altered = Differ
 			}
 		}
 	}

@@ -21,7 +21,7 @@ func (e *Engine) advanceJob() {
 	switch {
 	case e.busy != idle || e.broken || r.exchanging:
 	case r.said == nil:
-		if !e.knowsShapes() {
+		if r.point.Gate == elastic.Evaluated && !e.knowsShapes() {
 			return
 		}
 		ctx, stop := context.WithCancel(e.ctx)

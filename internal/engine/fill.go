@@ -25,7 +25,7 @@ const (
 	// baseHead is the numbers before the data of a base: the step it is of.
 	baseHead = 1
 	// updateWords is the numbers of an update: learning rate, scale, and which try
-	// of the step it was, see [elastic.Point]. Gradients of other tries do not count.
+	// of the step it was, see [Engine.try]. Gradients of other tries do not count.
 	updateWords = 3
 )
 
@@ -172,7 +172,7 @@ func (e *Engine) feed(sh *shard) {
 		}
 		g := e.free.get(o.r.Hi - o.r.Lo)
 		copy(g, sh.total[o.r.Lo-sh.Lo:o.r.Hi-sh.Lo])
-		s := e.postFill(o, e.fillKey(o.id, o.r, e.step.number, e.passed.Repair), g, fillPriority)
+		s := e.postFill(o, e.fillKey(o.id, o.r, e.step.number, e.try()), g, fillPriority)
 		e.late = append(e.late, lateBuffer{g, []<-chan struct{}{s.Done()}})
 	}
 }
@@ -222,7 +222,7 @@ func (e *Engine) receiveBase(id int, r plan.Range) {
 func (e *Engine) receiveUpdate(in *incoming) {
 	e.sayLevel()
 	in.update = nil
-	e.receiveGradient(in, 0)
+	e.receiveGradient(in, max(in.try, e.try())&^(1<<8-1)) // likely
 	numbers := make([]float32, updateWords)
 	e.receiveFill(in, e.fillKey(in.id, in.r, in.step+1, -1), numbers, func() {
 		in.update = numbers

@@ -524,3 +524,79 @@ func TestAlteredIsNotCopied(t *testing.T) {
 		sh.params[0] /= 2
 	})
 }
+
+// Parameters that are not expected any more are not there, until those that are missing are expected anew.
+func TestStoppedIsNotThere(t *testing.T) {
+	e, _ := newLine(t, 4, 1, nil)
+	var params [2]float32
+	key := func(lo int) comm.Key { return rangeKey(plan.Range{Lo: lo, Hi: lo + 1}, comm.KindParams, 1<<50) }
+	e.inspect(func() {
+		var a arrivals
+		if !a.there() {
+			t.Error("nothing is missing, and not all is there")
+		}
+		a.expect(e, []comm.Key{key(0), key(1)}, [][]float32{params[:1], params[1:]})
+		for lo := range 2 {
+			a.stop(func(r plan.Range) bool { return r.Lo == lo })
+			if a.there() {
+				t.Errorf("all is there with %d of 2 stopped", lo+1)
+			}
+		}
+		a.expect(e, nil, nil)
+		if !a.there() {
+			t.Error("nothing is missing any more, and not all is there")
+		}
+		a.expect(e, []comm.Key{key(0)}, [][]float32{params[:1]})
+		a.drop()
+		if !a.there() || a.wait(t.Context()) != nil {
+			t.Error("somebody waits for a layer that was dropped")
+		}
+	})
+}
+
+// Everybody learns the shapes between all layers: another plan may have another border of stages.
+func TestShapesAreToldToAll(t *testing.T) {
+	c := startCombs(t, 4, 2, 1, false)
+	c.train(1, nil)
+	for i, e := range c.engines {
+		for known := 0; known < combLayers-1; { // each look takes a turn of its loop
+			if t.Context().Err() != nil {
+				t.Fatalf("worker %d knows %d shapes", i, known)
+			}
+			e.inspect(func() {
+				known = 0
+				for _, s := range e.shapes[1:] {
+					if s.dims != nil {
+						known++
+					}
+				}
+			})
+		}
+	}
+}
+
+// Who has left with a plan says what it knows, when the others are asked before it is released, and is
+// done with what they go on with.
+func TestWhoHasLeftAnswers(t *testing.T) {
+	c := startCombs(t, 4, 2, 1, false)
+	for range c.engines {
+		<-c.applied
+	}
+	e, ballot := c.engines[0], elastic.Ballot{Term: 1, Attempt: 1}
+	e.inspect(func() { e.leave(&elastic.Order{Plan: c.first}) })
+	<-c.applied
+	answers := make(chan elastic.Report, 1)
+	e.Query(ballot, func(r elastic.Report) { answers <- r })
+	if r := <-answers; r.Plan != c.first.Version {
+		t.Errorf("%+v", r)
+	}
+	next := c.first
+	next.Version.N++
+	e.Order(elastic.Order{Ballot: ballot, Plan: next})
+	if v := <-c.applied; v != next.Version {
+		t.Errorf("plan %v is applied, want %v", v, next.Version)
+	}
+	if _, err := e.Step(t.Context(), 1); !errors.Is(err, ErrLeft) {
+		t.Errorf("%v", err)
+	}
+}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -18,7 +19,7 @@ import (
 // wait. A worker that has seen a higher ballot does not answer.
 func (e *Engine) Query(b elastic.Ballot, answer func(elastic.Report)) {
 	e.mail.put(func() {
-		if b.Compare(e.ballot) < 0 || e.err != nil {
+		if b.Compare(e.ballot) < 0 || e.err != nil && !errors.Is(e.err, ErrLeft) {
 			return
 		}
 		e.ballot, e.sealed = b, true
@@ -38,6 +39,9 @@ func (e *Engine) Query(b elastic.Ballot, answer func(elastic.Report)) {
 func (e *Engine) Order(o elastic.Order) {
 	e.mail.put(func() {
 		switch {
+		case errors.Is(e.err, ErrLeft) && o.Ballot.Compare(e.ballot) >= 0 && o.Ballot != elastic.Ballot{}:
+			// Who has left knows what was committed, and others may want that. The plan does without it.
+			e.c.Applied(Applied{Ballot: o.Ballot, Version: o.Plan.Version})
 		case e.err != nil || o.Plan.Version.Compare(e.plan.Version) < 0:
 		case o.Plan.Version == e.plan.Version:
 			// Sent again, by an agent that does not know that it is applied.
@@ -402,7 +406,7 @@ func (e *Engine) serve(old *plan.Plan) (fresh []int) {
 	for l := range had {
 		// Its parameters stay until the next commit: what has come of them does not come again,
 		// should another plan bring the layer back before that.
-		e.arrivals[l].stop(func(plan.Range) bool { return true })
+		e.arrivals[l].drop()
 		e.grads[l] = nil
 	}
 	return fresh
@@ -612,9 +616,6 @@ func (e *Engine) reroute(old *plan.Plan) {
 			delete(b.sentTo, w)
 			delete(b.vouchedTo, w)
 		}
-		for _, sh := range e.shards {
-			delete(sh.told, w)
-		}
 	}
 	for _, w := range old.Workers {
 		if now, ok := e.plan.Worker(w.ID); !ok || now != w {
@@ -645,15 +646,7 @@ func (e *Engine) reroute(old *plan.Plan) {
 		}
 	}
 	for _, sh := range e.shards {
-		switch {
-		case e.settled(e.plan.StageOf(sh.Layer)):
-			sh.forward(e)
-			sh.expect(e)
-		case sh.reduces:
-			sh.complete, sh.total = false, nil
-		default:
-			sh.expect(e)
-		}
+		sh.again(e, e.settled(e.plan.StageOf(sh.Layer)))
 	}
 }
 

@@ -45,12 +45,17 @@ func rangeKey(r plan.Range, kind comm.Kind, step uint64) comm.Key {
 	return comm.Key{Kind: kind, Step: step, Layer: int32(r.Layer), Lo: int64(r.Lo), Hi: int64(r.Hi)}
 }
 
-// gradientKey names the complete gradient of the range.
+// gradientKey names the complete gradient of the range under the plan. Under another one it is reduced once
+// more, and may be another: without what a worker did whose memory was altered, or in another order where
+// there is none.
 func (e *Engine) gradientKey(r plan.Range) comm.Key {
 	k := rangeKey(r, comm.KindGradient, e.step.wire)
-	k.Node = tree.Root(e.micros)
+	k.Node, k.Micro = tree.Root(e.micros), int32(e.plan.Version.N)
 	return k
 }
+
+// try names the gradients of the step up to the next repair, or plan.
+func (e *Engine) try() int { return e.plan.Version.N<<8 | e.passed.Repair }
 
 // memory returns memory for the complete gradient.
 func (sh *shard) memory() []float32 {
@@ -117,15 +122,33 @@ func (sh *shard) forward(e *Engine) {
 
 // assign gives the shard its parts under a plan.
 func (sh *shard) assign(owner, reduces bool) {
-	if owner && !sh.owner || reduces && !sh.reduces {
-		sh.told = nil
-	}
 	sh.owner, sh.reduces = owner, reduces
-	if reduces && sh.recv != nil {
+	if reduces {
+		sh.stop()
+	}
+}
+
+// stop ends the wait for the gradient.
+func (sh *shard) stop() {
+	if sh.recv != nil {
 		sh.recv.Cancel(errClosed)
 		<-sh.recv.Done() // the reader of a link leaves the memory at once
 		sh.recv = nil
 	}
+}
+
+// again begins with the gradient anew under a plan made in the step, whose names are others. settled says that
+// the plan counts on those that are complete.
+func (sh *shard) again(e *Engine, settled bool) {
+	sh.stop()
+	if sh.told = nil; !settled {
+		sh.complete, sh.total = false, nil
+	}
+	if sh.complete {
+		sh.forward(e)
+		e.feed(sh)
+	}
+	sh.expect(e)
 }
 
 // post sends memory that the update changes. Everybody has all that is sent
@@ -281,6 +304,7 @@ func (e *Engine) spread(sh *shard, step int, choose func(plan.WorkerID) bool) {
 type arrivals struct {
 	mu      sync.Mutex
 	missing map[*comm.Receiving]arrival
+	stopped bool          // more is missing, which is not expected any more
 	full    chan struct{} // closed when nothing is missing; nil if nothing was
 }
 
@@ -295,7 +319,7 @@ type arrival struct {
 func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 	a.mu.Lock()
 	was := a.missing
-	a.missing = make(map[*comm.Receiving]arrival)
+	a.missing, a.stopped = make(map[*comm.Receiving]arrival), false
 	a.mu.Unlock()
 	kept := make(map[arrival]*comm.Receiving)
 	for i, k := range keys {
@@ -334,8 +358,8 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 	}
 }
 
-// stop keeps what is missing of some ranges from coming; what has not come yet
-// is still to be expected, or to be got in another way.
+// stop keeps what is missing of some ranges from coming. Until all that is still missing is expected
+// anew, nothing counts as there.
 func (a *arrivals) stop(choose func(plan.Range) bool) {
 	a.mu.Lock()
 	var stopped []*comm.Receiving
@@ -345,11 +369,20 @@ func (a *arrivals) stop(choose func(plan.Range) bool) {
 			stopped = append(stopped, r)
 		}
 	}
+	a.stopped = a.stopped || len(stopped) > 0
 	a.mu.Unlock()
 	for _, r := range stopped {
 		r.Cancel(errClosed)
 		<-r.Done() // the reader of a link leaves the memory at once
 	}
+}
+
+// drop stops all, of a layer that nobody here waits for any more.
+func (a *arrivals) drop() {
+	a.stop(func(plan.Range) bool { return true })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.stopped, a.full = false, nil
 }
 
 // came takes note of a message, or of one that had come before.
@@ -360,7 +393,7 @@ func (a *arrivals) came(e *Engine, r *comm.Receiving) {
 	a.mu.Lock()
 	if _, ok := a.missing[r]; ok {
 		delete(a.missing, r)
-		if len(a.missing) == 0 {
+		if len(a.missing) == 0 && !a.stopped {
 			close(a.full)
 		}
 	}
@@ -371,15 +404,15 @@ func (a *arrivals) came(e *Engine, r *comm.Receiving) {
 func (a *arrivals) there() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(a.missing) == 0
+	return a.full == nil || isClosed(a.full)
 }
 
 // wait returns when nothing is missing.
 func (a *arrivals) wait(ctx context.Context) error {
 	a.mu.Lock()
-	missing, full := len(a.missing), a.full
+	full := a.full
 	a.mu.Unlock()
-	if missing == 0 {
+	if full == nil {
 		return nil
 	}
 	select {

@@ -349,10 +349,9 @@ func (e *Engine) shapeKey(layer int) comm.Key {
 	return comm.Key{Kind: comm.KindUser, Step: 1<<64 - 1, Layer: int32(layer), Micro: int32(e.c.First.Epoch)}
 }
 
-// askShapes expects the shapes between stages that are not known.
+// askShapes expects the shapes between layers that are not known.
 func (e *Engine) askShapes() {
-	for _, st := range e.plan.Stages[1:] {
-		layer := st.Lo
+	for layer := 1; layer < len(e.shapes); layer++ {
 		sh := &e.shapes[layer]
 		if sh.dims != nil || sh.recv != nil {
 			continue
@@ -430,16 +429,16 @@ func (e *Engine) knowsWithin(s int) bool {
 	return true
 }
 
-// tellShapes tells the shapes between stages that are known here: who runs or has run the
-// layer before, to all workers, who may have to take the stage over; and everybody, to those who
+// tellShapes tells the shapes between layers that are known here: who runs or has run the
+// layer before, to all workers, who may have to take the stage over, or get another border of stages and lose
+// who knew it at once; and everybody, to those who
 // are new, because who computed it may be gone. old is the plan before, nil if there is no new one.
 func (e *Engine) tellShapes(old *plan.Plan) {
-	for s := 1; s < len(e.plan.Stages); s++ {
-		layer := e.plan.Stages[s].Lo
+	for layer := 1; layer < len(e.shapes); layer++ {
 		if e.shapes[layer].dims == nil {
 			continue
 		}
-		ran := e.stages[s-1] != nil
+		ran := e.serves(layer - 1)
 		if old != nil {
 			was := old.StageOf(layer - 1)
 			ran = ran || was >= 0 && slices.Contains(old.Stages[was].Workers, e.c.Self.ID)

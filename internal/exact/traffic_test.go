@@ -89,9 +89,9 @@ func (s spread) bytes(t *testing.T) []int64 {
 		allGather(sent, said)
 	}
 
-	// The shape of each boundary tensor goes from all who make it to everyone.
-	for stage := range last {
-		for _, from := range p.Stages[stage].Workers {
+	// The shape of what each layer makes goes from all who make it to everyone.
+	for layer := range len(s.sizes) - 1 {
+		for _, from := range p.Stages[p.StageOf(layer)].Workers {
 			for _, to := range p.Workers {
 				send(from, to.ID, 8*s.dims)
 			}
