@@ -25,6 +25,7 @@ type Config struct {
 	// of the newest recovery, whose plan is Plan or comes before it. Coming is a
 	// boundary plan that may be live already. Issued is the newest version that was given.
 	Live   *Order
+	Epoch  int // of the newest order
 	Coming *Order
 	Issued plan.Version
 	Saved  Saved
@@ -148,8 +149,9 @@ func New(cfg Config) *Controller {
 	}
 	c.saved, c.fills = cfg.Saved, cfg.Fills
 	if cfg.Live != nil {
-		c.live, c.epoch = cfg.Live, cfg.Live.Epoch
+		c.live = cfg.Live
 	}
+	c.epoch = cfg.Epoch
 	if cfg.Coming != nil {
 		c.coming = &change{order: *cfg.Coming, cause: "agreed", agreed: true, reason: "it was agreed before this agent led"}
 		c.pending[cfg.Coming.Plan.Version] = c.coming
@@ -284,7 +286,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	delete(c.times, e.Worker.ID)
 	c.broken = slices.DeleteFunc(c.broken, func(l link) bool { return l.a == m.Worker || l.b == m.Worker })
 	if !c.planned(m.Worker) {
-		return []Effect{note("%s; the plan does without it", e.Cause)}
+		return append([]Effect{note("%s; the plan does without it", e.Cause)}, c.fewer(now)...)
 	}
 	if e.Crashed != nil {
 		for _, was := range c.crashes {
@@ -317,6 +319,11 @@ func (c *Controller) ended(now time.Time, e Ended) []Effect {
 		return nil
 	}
 	delete(c.members, m.ID)
+	return c.fewer(now)
+}
+
+// fewer goes on where one less is waited for.
+func (c *Controller) fewer(now time.Time) []Effect {
 	if c.phase == asking {
 		return c.decide(now)
 	}
@@ -901,6 +908,13 @@ func (c *Controller) linkLost(now time.Time, e LinkLost) []Effect {
 // get the plan once more, which makes links anew and sends again what was lost. Where that
 // does not help within the budget, one end has to go.
 func (c *Controller) repair(now time.Time) []Effect {
+	if c.phase == holding || c.phase == proposing {
+		// What ends that makes the links anew, which nobody has tried yet.
+		for i := range c.broken {
+			c.broken[i].since = now
+		}
+		return []Effect{SetTimer{LinkTimer, c.cfg.Detect}}
+	}
 	effects := c.evict(now)
 	if len(c.broken) == 0 {
 		return effects

@@ -77,6 +77,9 @@ func (a *agreement) run(ctx context.Context, post func(event) bool) {
 				if _, again := p.entry.(agree.Job); again {
 					continue // the leader before this one had it agreed
 				}
+				if l := a.node.Leadership(); l.Ready && l.Term == a.term && errors.Is(err, agree.ErrStale) {
+					continue // a newer one has taken its place
+				}
 				return // another one leads, which ends this
 			}
 			if e, ok := p.entry.(agree.Plan); ok && !post(agreedOn{e.Version, p.began}) {

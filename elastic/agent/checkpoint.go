@@ -105,6 +105,9 @@ func (s *session) verifiedSave(now time.Time, e verified) []effect {
 	for _, text := range e.refused {
 		effects = append(effects, s.event(now, "note", text))
 	}
+	if e.p.order.Plan.Version != s.restarting {
+		return nil // another plan has come to take its place
+	}
 	if e.step >= e.p.order.Passed.Step {
 		return append(effects, e.p)
 	}
@@ -149,6 +152,9 @@ func (s *session) saved(now time.Time, place int, m control.Saved) []effect {
 	}
 	v := plan.Version{Generation: m.Generation, N: m.N}
 	p, ok := s.known[uint64(m.N)]
+	if s.tookOver && !ok {
+		return nil // of a plan so long ago that it was not inherited, with what was told to the leader before
+	}
 	if !ok || p.Version != v {
 		return bad("saved a part of a checkpoint under plan %v, which is not known,", v)
 	}

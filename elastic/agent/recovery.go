@@ -294,6 +294,7 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			add(sendMessage{s.find(e.Worker), control.Fill{Fill: text}})
 		case elastic.Propose:
 			p := propose{e.Order, string(e.Reason)}
+			s.restarting = e.Order.Plan.Version
 			if e.Order.Restart && e.Order.From != "" {
 				add(verify{p}) // before all give up what they have
 			} else {

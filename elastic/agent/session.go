@@ -52,6 +52,7 @@ type session struct {
 	leader        string
 	heir          *inherited
 	tookOver      bool
+	restarting    plan.Version             // of the newest plan that was to be agreed
 	able          bool                     // workers can be started while the run goes on
 	away          map[plan.WorkerID]string // who was lost with a host, and comes back with it
 	begun         int                      // workers that others before this session have had started
