@@ -48,14 +48,9 @@ func testMain(m *testing.M) int {
 func launch(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(binary, args...)
-	dir, err := os.MkdirTemp("", "launcher-test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := t.TempDir()
 	// Whose launcher was killed writes for a moment yet.
-	t.Cleanup(func() {
-		await(t, "the end of what writes into "+dir, func() bool { return os.RemoveAll(dir) == nil })
-	})
+	t.Cleanup(func() { await(t, "the end of what writes into "+dir, func() bool { return os.RemoveAll(dir) == nil }) })
 	cmd.Dir = dir
 	return cmd
 }
