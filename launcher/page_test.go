@@ -134,7 +134,15 @@ func text(ctx context.Context, t *testing.T, expression string) string {
 
 // holds waits until an expression of the page is true.
 func holds(expression string) chromedp.Action[chromedp.Void] {
-	return chromedp.Poll[chromedp.Void](expression, chromedp.WithPollingTimeout(60*time.Second))
+	poll := chromedp.Poll[chromedp.Void](expression, chromedp.WithPollingTimeout(60*time.Second))
+	return chromedp.Func(func(ctx context.Context, target *chromedp.Target) error {
+		_, err := poll(ctx, target)
+		if err == nil {
+			return nil
+		}
+		shown, _ := chromedp.Evaluate[string](`document.body.innerText`)(ctx, target)
+		return fmt.Errorf("%s: %w; the page shows\n%s", expression, err, shown)
+	})
 }
 
 // click clicks an element as a hand does: where it is to be seen, with the time between down and up in which the page may

@@ -247,9 +247,11 @@ func (b *board) place(workers []rundir.Worker, stages []view.Stage) {
 	for _, w := range workers {
 		to := b.find(w.ID)
 		if to.Incarnation != w.Incarnation {
-			to.PassMS, to.Busy = -1, -1
+			to.Incarnation, to.Gone, to.PassMS, to.Busy = w.Incarnation, "", -1, -1
 		}
-		to.Incarnation, to.Gone = w.Incarnation, ""
+		if to.Gone != "" {
+			continue // the plan is older than that: another leader tells of it once more
+		}
 		to.Stages, to.Layers = append([]int{}, w.Stages...), append([]int{}, w.Layers...)
 	}
 	b.at.run++

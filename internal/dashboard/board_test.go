@@ -68,7 +68,11 @@ func TestStates(t *testing.T) {
 }
 
 func TestWorkers(t *testing.T) {
-	b := after(begin(), change("lost", 1, "worker 1 exited"), view.Plan{
+	all := view.Plan{
+		Reason: "told once more by another leader", Workers: []rundir.Worker{{ID: 0, Stages: []int{0}}, {ID: 1, Stages: []int{1}}, {ID: 2, Stages: []int{1}}},
+		Stages: []view.Stage{{Lo: 0, Hi: 2, Workers: []int{0}}, {Lo: 2, Hi: 4, Workers: []int{1, 2}}},
+	}
+	b := after(begin(), change("lost", 1, "worker 1 exited"), all, view.Plan{
 		Reason: "without worker 1", Workers: []rundir.Worker{{ID: 0, Stages: []int{0, 1}}, {ID: 2, Stages: []int{1}}},
 		Stages: []view.Stage{{Lo: 0, Hi: 2, Workers: []int{0}}, {Lo: 2, Hi: 4, Workers: []int{0, 2}}},
 	}, view.Worker{ID: 1, State: "lost"})
