@@ -131,21 +131,23 @@ func strike(ctx context.Context, h harm, agent string, targets []rundir.Process)
 		return err
 	}
 	defer conn.Close()
-	stamps := make([]control.Harm, len(targets))
+	told := 0
 	for i, p := range processes {
-		stamps[i] = control.Harm{Kind: h.name, Worker: targets[i].ID, At: chaos.Now()}
+		// The agent is told first: it may have recovered from a death before we run again.
+		m := control.Harm{Kind: h.name, Worker: targets[i].ID, At: chaos.Now()}
+		if h.tell && conn.Send(m) == nil {
+			told++
+		}
 		if err := h.do(p); err != nil {
+			if h.tell && h.name != control.Thaw {
+				m.Kind = control.Thaw
+				_ = conn.Send(m) // it counts only if the worker dies of something else
+			}
 			return fmt.Errorf("worker %d: %w", targets[i].ID, err)
 		}
 	}
-	if !h.tell {
-		return nil
-	}
-	for _, s := range stamps {
+	for range told {
 		// A run that has ended meanwhile has no more use for it.
-		if conn.Send(s) != nil {
-			return nil
-		}
 		if _, err := conn.Receive(ctx); err != nil {
 			return nil
 		}

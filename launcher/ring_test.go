@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -43,10 +42,19 @@ func (r *underWay) formed(n int) {
 }
 
 // A worker that is frozen is suspected by the others before its agent gives it up, and the cause says
-// so. The key of the ring is nowhere to be read.
+// so. Gossip may be late on a busy machine; then there is more time for it.
 func TestFrozenWorkerIsSuspected(t *testing.T) {
 	t.Parallel()
-	r := begin(t, "--workers", "4", "--detect", "6s")
+	for _, detect := range []string{"4s", "12s", "36s"} {
+		if frozenIsSuspected(t, detect) {
+			return
+		}
+	}
+	t.Error("the ring suspected nobody")
+}
+
+func frozenIsSuspected(t *testing.T, detect string) bool {
+	r := begin(t, "--workers", "4", "--detect", detect)
 	r.formed(4)
 	run, err := rundir.ReadWorkers(r.dir)
 	if err != nil {
@@ -58,28 +66,18 @@ func TestFrozenWorkerIsSuspected(t *testing.T) {
 	} else if told, err = statusOf(record); err != nil || len(told.Workers) != 4 || told.Workers[3].Ring != "alive" {
 		t.Errorf("status: %+v, %v", told.Workers, err)
 	}
-	// Gossip may be late on a busy machine; then the next one is frozen.
-	struck, suspected := 0, false
-	for _, victim := range []int{2, 3, 1} {
-		i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == victim })
-		syscall.Kill(run.Workers[i].PID, syscall.SIGSTOP)
-		struck++
-		r.until("lost", struck)
-		lost := r.events("lost")[struck-1]
-		if lost.Worker != victim || !strings.Contains(lost.Reason, fmt.Sprintf("worker %d has been silent for", victim)) {
-			t.Errorf("lost: %+v", lost)
-		}
-		r.until("recovered", struck)
-		if suspected = strings.Contains(lost.Reason, "cannot reach it"); suspected {
-			break
-		}
+	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == 2 })
+	syscall.Kill(run.Workers[i].PID, syscall.SIGSTOP)
+	r.until("lost", 1)
+	lost := r.events("lost")[0]
+	if lost.Worker != 2 || !strings.Contains(lost.Reason, "worker 2 has been silent for") {
+		t.Errorf("lost: %+v", lost)
 	}
-	if !suspected {
-		t.Errorf("the ring suspected nobody: %+v", r.events("lost"))
-	}
-	if sum := r.end(); sum.WorkersLost != struck {
+	if sum := r.end(); sum.WorkersLost != 1 {
 		t.Errorf("%d workers were lost", sum.WorkersLost)
 	}
+	t.Log(lost.Reason)
+	return strings.Contains(lost.Reason, "cannot reach it")
 }
 
 // Who joins later becomes a member, too, and so do the workers of several hosts, by way of the
