@@ -44,7 +44,7 @@ type Config struct {
 	// members. Its zero fields mean their defaults.
 	Rates Rates
 
-	// Redial is the first pause after a failed attempt to link with a peer;
+	// Redial is the pause after the end of a link and after the first failed attempt to make one;
 	// it doubles up to 32 times itself. Default 10 ms.
 	Redial time.Duration
 	// Handshake bounds the time from a connection to its welcome. Default 5 s.

@@ -140,7 +140,9 @@ func (p *peer) run() {
 		began := time.Now()
 		p.serve(h)
 		if time.Since(began) > 32*p.e.cfg.Redial {
-			pause = 0 // it was a good one; a link that breaks at once is made again with patience
+			// It was a good one, and more likely its peer is dead than the network: whose survivors have
+			// better things to do now than to call it. A link that breaks at once is made again with more patience.
+			pause = p.e.cfg.Redial
 		}
 	}
 }

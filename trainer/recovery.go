@@ -29,9 +29,9 @@ type recovery struct {
 
 	mu     sync.Mutex
 	engine *engine.Engine
-	early  []control.Message // for the next engine
-	again  *elastic.Order    // that restarts the run
-	signal chan struct{}     // closed when again is set
+	early  []func(*engine.Engine) // what the next engine is to be told
+	again  *elastic.Order         // that restarts the run
+	signal chan struct{}          // closed when again is set
 }
 
 // held returns what keeps this worker from commits: that it has not heard its agent for longer
@@ -57,16 +57,30 @@ func (r *recovery) beaten() {
 	}
 }
 
-// hear takes in a Query or an Order.
+// hear takes in a Query, an Order or a Fill.
 func (r *recovery) hear(m control.Message) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if o, ok := m.(control.Order); ok {
-		order, err := elastic.ParseOrder(o.Order)
+	var tell func(*engine.Engine)
+	switch m := m.(type) {
+	case control.Query:
+		b, came := elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
+		tell = func(e *engine.Engine) {
+			e.Query(b, func(report elastic.Report) {
+				body, err := report.Encode()
+				if err != nil {
+					panic(fmt.Sprintf("trainer: %v", err)) // plain numbers
+				}
+				_ = r.w.send(control.Answer{Term: b.Term, Attempt: b.Attempt, Report: body}) // without an agent, this worker ends
+				r.w.spans.answered(m.Trace, came)
+			})
+		}
+	case control.Order:
+		order, err := elastic.ParseOrder(m.Order)
 		if err != nil {
 			return err
 		}
-		r.w.spans.ordered(order, o.Trace)
+		r.w.spans.ordered(order, m.Trace)
 		if order.Restart {
 			r.again, r.early = &order, nil
 			close(r.restarting())
@@ -75,39 +89,18 @@ func (r *recovery) hear(m control.Message) error {
 			}
 			return nil
 		}
-	}
-	if r.engine == nil || r.again != nil {
-		r.early = append(r.early, m)
-		return nil
-	}
-	return r.pass(m)
-}
-
-// pass hands a message to the engine.
-func (r *recovery) pass(m control.Message) error {
-	switch m := m.(type) {
-	case control.Query:
-		b, came := elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
-		r.engine.Query(b, func(report elastic.Report) {
-			body, err := report.Encode()
-			if err != nil {
-				panic(fmt.Sprintf("trainer: %v", err)) // plain numbers
-			}
-			_ = r.w.send(control.Answer{Term: b.Term, Attempt: b.Attempt, Report: body}) // without an agent, this worker ends
-			r.w.spans.answered(m.Trace, came)
-		})
-	case control.Order:
-		order, err := elastic.ParseOrder(m.Order)
-		if err != nil {
-			return err
-		}
-		r.engine.Order(order)
+		tell = func(e *engine.Engine) { e.Order(order) }
 	case control.Fill:
 		fill, err := elastic.ParseFill(m.Fill)
 		if err != nil {
 			return err
 		}
-		r.engine.Fill(fill)
+		tell = func(e *engine.Engine) { e.Fill(fill) }
+	}
+	if r.engine == nil || r.again != nil {
+		r.early = append(r.early, tell)
+	} else {
+		tell(r.engine)
 	}
 	return nil
 }
@@ -121,10 +114,8 @@ func (r *recovery) enter(e *engine.Engine) {
 		e.Abandon(errRestart) // another one came meanwhile
 		return
 	}
-	for _, m := range r.early {
-		if r.pass(m) != nil {
-			break // it was parsed before
-		}
+	for _, tell := range r.early {
+		tell(e)
 	}
 	r.early = nil
 }

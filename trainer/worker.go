@@ -328,6 +328,8 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 	}
 	defer w.net.Close()
 	w.links.Store(w.net)
+	elastic.Warm()
+	control.Warm()
 	if err := w.send(control.Ready{
 		Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers(), CheckpointEvery: max(p.CheckpointEvery, 0),
 	}); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -268,6 +269,8 @@ const reapTime = time.Second
 // Serve keeps the run of the workers until all have ended, and closes the view and
 // the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
 func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
+	elastic.Warm()
+	control.Warm()
 	cfg := a.cfg.withDefaults(len(workers))
 	return newRun(cfg, workers, newSession(cfg, len(workers)), a.watch).loop(ctx, a.stops)
 }
@@ -677,15 +680,29 @@ func (r *run) programSum(w Worker) string {
 	return sum
 }
 
-// apply carries out effects in their order. A file that cannot be written is one
-// more event for the session.
+// apply carries out effects: first what others wait for, in its order, then the rest in its own. A file
+// that cannot be written is one more event for the session.
 func (r *run) apply(effects []effect) {
+	slices.SortStableFunc(effects, func(a, b effect) int { return r.urgency(a) - r.urgency(b) })
 	for _, e := range effects {
 		if err := r.do(e); err != nil {
 			r.apply(r.s.step(time.Now(), fileFailed{err}))
 			return
 		}
 	}
+}
+
+// urgency is 0 for an effect that a recovery waits for, and for those that it may rely on.
+func (r *run) urgency(e effect) int {
+	switch e.(type) {
+	case sendMessage, kill, fence, writeJob:
+		return 0
+	case propose:
+		if r.agreement != nil || r.opened != nil {
+			return 0
+		} // else it is agreed at once, with effects of its own
+	}
+	return 1
 }
 
 func (r *run) do(e effect) error {

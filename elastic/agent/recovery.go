@@ -266,6 +266,8 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 	var effects []effect
 	add := func(e ...effect) { effects = append(effects, e...) }
 	cause := e
+	var order control.Order // the last one: an event commands the same to all
+	var ordered plan.Version
 	for _, e := range s.ctl.Step(now, e) {
 		add(s.traceEffect(now, cause, e)...)
 		switch e := e.(type) {
@@ -274,15 +276,18 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 				Term: e.Ballot.Term, Attempt: e.Ballot.Attempt, Trace: s.tr.ballot(e.Ballot).String(),
 			}})
 		case elastic.Command:
-			text, err := e.Order.Encode()
-			if err == nil && len(text) > control.MaxFrame/2 {
-				err = fmt.Errorf("an order of %d bytes: %w", len(text), ErrTooLarge)
+			if order.Order == nil || ordered != e.Order.Plan.Version {
+				text, err := e.Order.Encode()
+				if err == nil && len(text) > control.MaxFrame/2 {
+					err = fmt.Errorf("an order of %d bytes: %w", len(text), ErrTooLarge)
+				}
+				if err != nil {
+					return append(effects, s.judge(now, &PlanError{err})...)
+				}
+				s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
+				order, ordered = control.Order{Order: text, Trace: s.tr.order(e.Order).String()}, e.Order.Plan.Version
 			}
-			if err != nil {
-				return append(effects, s.judge(now, &PlanError{err})...)
-			}
-			s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
-			add(sendMessage{s.find(e.Worker), control.Order{Order: text, Trace: s.tr.order(e.Order).String()}})
+			add(sendMessage{s.find(e.Worker), order})
 		case elastic.Copy:
 			text, err := e.Fill.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {

@@ -294,6 +294,10 @@ type process struct {
 	last   string   // the same
 }
 
+// reapLater is for how long a process that a canary has told of stays a zombie: to take it out of the
+// system's tables costs a millisecond or two of a processor on which a recovery is under way.
+const reapLater = 50 * time.Millisecond
+
 // reap waits for the end of the process, ends what is left of its group, and cleans up.
 func (p *process) reap() {
 	defer close(p.reaped)
@@ -307,9 +311,15 @@ func (p *process) reap() {
 	}
 	p.mu.Lock()
 	_ = unix.Kill(-pid, unix.SIGKILL)
+	known := p.ended
+	p.mu.Unlock()
+	if known {
+		time.Sleep(reapLater)
+	}
+	p.mu.Lock()
 	_ = p.cmd.Wait()
 	p.dead = true
-	known := p.ended
+	known = p.ended
 	p.ended = true
 	p.mu.Unlock()
 	closeAll(p.canaries) // ends the watch, if a child of the process has the other end
