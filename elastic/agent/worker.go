@@ -380,6 +380,8 @@ func (p *process) watchCanary(bird *os.File) {
 		return
 	}
 	p.ended = true
+	// To give its memory back takes milliseconds of a processor, which others have better use for now.
+	_ = unix.Setpriority(unix.PRIO_PGRP, p.cmd.Process.Pid, 19)
 	p.status = Status{Code: -1, Text: "signal: " + syscall.SIGKILL.String(), Progress: p.progress.State()}
 	if p.log != nil {
 		p.last = lastLines(p.log, p.logFrom, 20)
