@@ -34,7 +34,7 @@ type relay struct {
 	ctx     context.Context // of run
 	locals  []*local
 	leader  agree.Leadership
-	end     context.CancelFunc      // of the link to the leader of the moment
+	end     context.CancelFunc      // of the attempt to follow the leader of the moment
 	term    uint64                  // of that leader
 	out     *queue[control.Message] // to it; nil while there is no link
 	heard   time.Time               // when it said something last
@@ -184,14 +184,17 @@ func (r *relay) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
+		round, end := context.WithCancel(ctx)
 		r.mu.Lock()
 		l := r.leader
+		r.end, r.term = end, l.Term
 		r.mu.Unlock()
 		if i := r.c.host(l.Leader); i >= 0 {
-			_ = r.attach(ctx, i) // tried again
-			r.succeed(ctx, i, l.Term)
+			_ = r.attach(round, i) // tried again
+			r.succeed(round, i, l.Term)
 			retry.Reset(retryEvery)
 		}
+		end()
 	}
 }
 
@@ -400,7 +403,7 @@ func (r *relay) attach(ctx context.Context, host int) error {
 	q := newQueue[control.Message]()
 	r.mu.Lock()
 	r.account(q, since)
-	r.out, r.end, r.term, r.heard = q, cancel, since.Term, time.Now()
+	r.out, r.term, r.heard = q, since.Term, time.Now()
 	delete(r.broke, host)
 	r.mu.Unlock()
 	var others sync.WaitGroup
@@ -428,7 +431,7 @@ func (r *relay) attach(ctx context.Context, host int) error {
 		stopped()
 		_ = conn.Close()
 		r.mu.Lock()
-		r.out, r.end, r.broke[host] = nil, nil, time.Now()
+		r.out, r.broke[host] = nil, time.Now()
 		if silent {
 			r.broke[host] = r.heard
 		}
