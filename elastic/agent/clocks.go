@@ -184,7 +184,8 @@ type governing struct {
 	cfg      dvfs.Config
 	queue    *queue[effect]
 	post     func(event) bool
-	newest   atomic.Uint64 // N of the newest plan; what is about another one is dropped
+	newest   atomic.Uint64                          // N of the newest plan; what is about another one is dropped
+	emulated atomic.Pointer[map[int]*dvfs.Emulated] // clocks of workers that are emulated; nil before devices are known
 	governor *dvfs.Governor
 
 	// Of the goroutine alone.
@@ -211,8 +212,14 @@ func newGoverning(c Clocks, cfg dvfs.Config, post func(event) bool) (*governing,
 
 // take hands work to the goroutine; it never waits.
 func (g *governing) take(e effect) {
-	if e, ok := e.(release); ok {
+	switch e := e.(type) {
+	case release:
 		g.newest.Store(uint64(e.version.N))
+	case drawn: // at once, as of a real device: the goroutine may be searching for steps on end
+		if all := g.emulated.Load(); all != nil && (*all)[e.worker] != nil {
+			(*all)[e.worker].Run(e.busy, e.idle)
+		}
+		return
 	}
 	g.queue.put(e)
 }
@@ -253,12 +260,6 @@ func (g *governing) run(ctx context.Context) {
 			}
 		case release:
 			g.release(e)
-		case drawn:
-			for _, d := range g.devices {
-				if em, ok := d.Clock.(*dvfs.Emulated); ok && slices.Contains(d.Workers, e.worker) {
-					em.Run(e.busy, e.idle)
-				}
-			}
 		case metered:
 			g.meter()
 		}
@@ -321,8 +322,14 @@ func (g *governing) open(processes map[int]int) error {
 	g.opened, g.processes, g.devices = true, processes, devices
 	g.now, g.own, g.from = nil, nil, nil
 	var clocks []dvfs.Clock
+	emulated := make(map[int]*dvfs.Emulated)
 	for _, d := range devices {
 		clocks = append(clocks, d.Clock)
+		if em, ok := d.Clock.(*dvfs.Emulated); ok {
+			for _, w := range d.Workers {
+				emulated[w] = em
+			}
+		}
 		g.now, g.own = append(g.now, d.Found()), append(g.own, d.Found())
 		j, err := d.Energy()
 		if err != nil {
@@ -330,6 +337,7 @@ func (g *governing) open(processes map[int]int) error {
 		}
 		g.from = append(g.from, j)
 	}
+	g.emulated.Store(&emulated)
 	g.keeper = dvfs.NewKeeper(clocks, g.clocks.Save)
 	return nil
 }
