@@ -2,11 +2,11 @@ package elastic
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 
 	"github.com/soliton-train/soliton/elastic/graph"
 	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/wire"
 )
 
 // Ballot orders the attempts to make a plan after a failure. Term is that of
@@ -149,25 +149,25 @@ type Fill struct {
 }
 
 // Encode returns the wire form.
-func (f Fill) Encode() ([]byte, error) { return json.Marshal(f) }
+func (f Fill) Encode() ([]byte, error) { return wire.Marshal(f) }
 
 // ParseFill reads the wire form. Its ranges are not checked against a plan.
 func ParseFill(b []byte) (f Fill, err error) {
-	if err := json.Unmarshal(b, &f); err != nil {
+	if err := wire.Unmarshal(b, &f); err != nil {
 		return Fill{}, fmt.Errorf("elastic: fill: %w", err)
 	}
 	return f, nil
 }
 
 // Encode returns the wire form.
-func (r Report) Encode() ([]byte, error) { return json.Marshal(r) }
+func (r Report) Encode() ([]byte, error) { return wire.Marshal(r) }
 
 // Encode returns the wire form.
-func (o Order) Encode() ([]byte, error) { return json.Marshal(o) }
+func (o Order) Encode() ([]byte, error) { return wire.Marshal(o) }
 
 // ParseReport reads the wire form. What it says is not checked against a plan.
 func ParseReport(b []byte) (r Report, err error) {
-	if err := json.Unmarshal(b, &r); err != nil {
+	if err := wire.Unmarshal(b, &r); err != nil {
 		return Report{}, fmt.Errorf("elastic: report: %w", err)
 	}
 	return r, nil
@@ -175,7 +175,7 @@ func ParseReport(b []byte) (r Report, err error) {
 
 // ParseOrder reads the wire form. The plan in it is not validated.
 func ParseOrder(b []byte) (o Order, err error) {
-	if err := json.Unmarshal(b, &o); err != nil {
+	if err := wire.Unmarshal(b, &o); err != nil {
 		return Order{}, fmt.Errorf("elastic: order: %w", err)
 	}
 	return o, nil

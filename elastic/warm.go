@@ -1,17 +1,18 @@
 package elastic
 
 import (
-	"encoding/json"
 	"reflect"
+
+	"github.com/soliton-train/soliton/internal/wire"
 )
 
-// Warm makes the first report, order and fill of a process as quick as later ones: encoding/json
-// compiles a type when it meets it first, for which a recovery would wait.
+// Warm makes the first report, order and fill of a process as quick as later ones: msgpack takes
+// a type apart when it meets it first, for which a recovery would wait.
 func Warm() {
 	for _, v := range []any{&Report{}, &Order{}, &Fill{}} {
 		sample(reflect.ValueOf(v).Elem())
-		if text, err := json.Marshal(v); err == nil {
-			_ = json.Unmarshal(text, v)
+		if text, err := wire.Marshal(v); err == nil {
+			_ = wire.Unmarshal(text, v)
 		}
 	}
 }

@@ -203,10 +203,10 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"other version", []event{control.Hello{Protocol: 99}, closed, killed},
-			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 1 before training"}, 1, "-",
+			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 2 before training"}, 1, "-",
 		},
 		{
-			"other worker", []event{control.Hello{Protocol: 1, WorkerID: 4}, closed, killed},
+			"other worker", []event{control.Hello{Protocol: control.Protocol, WorkerID: 4}, closed, killed},
 			"kill closeView", &ProtocolError{0, "says it is worker 4 in incarnation 0 before training"}, 1, "-",
 		},
 		{

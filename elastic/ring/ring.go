@@ -241,18 +241,24 @@ func (r *Ring) Close() {
 	r.tasks.Wait()
 }
 
-// tell hands our metadata to the library each time they have changed.
+// tell hands our metadata to the library when they have changed: with the next round of gossip, so that what is
+// news while a recovery goes on takes none of its time.
 func (r *Ring) tell() {
 	for {
 		select {
 		case <-r.news:
-			// The library queues the news at once and then waits until they were sent often
-			// enough. The wait, which may fail, is only so that they
-			// come no faster than they can be sent.
-			_ = r.list.UpdateNode(r.config.Interval() / 2)
 		case <-r.ctx.Done():
 			return
 		}
+		select {
+		case <-time.After(r.config.Interval() / 2):
+		case <-r.ctx.Done():
+			return
+		}
+		// The library queues the news at once and then waits until they were sent often
+		// enough. The wait, which may fail, is only so that they
+		// come no faster than they can be sent.
+		_ = r.list.UpdateNode(r.config.Interval() / 2)
 	}
 }
 

@@ -47,8 +47,8 @@
 // A frame is a big-endian uint32 with the length of the body, at most
 // [MaxFrame], and the body in msgpack: an array of two, the kind of message
 // (its type's name in lower case) and the message as a map from field names. Unknown fields
-// are skipped, an unknown kind is an error. Version 1 of the protocol is the
-// first; Hello carries the version and the agent refuses every other.
+// are skipped, an unknown kind is an error. Hello carries the version of the protocol,
+// and the agent refuses every other.
 //
 // # Hostile bytes
 //

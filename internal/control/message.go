@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 1
+const Protocol = 2
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,
@@ -72,7 +72,7 @@ type Note struct {
 // The fields of Job that are set by the agent are left out.
 type Ready struct {
 	Job  rundir.Job
-	Data []rundir.DataFile // training data, then held-out data; at most MaxItems
+	Data []rundir.DataFile // training data, then held-out data; at most wire.MaxItems
 
 	// Addr is where the worker listens for other workers; "" for a worker that
 	// is to be the only one.
