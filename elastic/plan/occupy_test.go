@@ -44,10 +44,10 @@ func TestNobodyWaits(t *testing.T) {
 	waits := old.Route[1][old.micros(0, lost)[2]]
 	of := map[WorkerID][3]int{}
 	for _, w := range old.Stages[0].Workers[1:] {
-		of[w] = [3]int{2, 2, 0} // at its limit
+		of[w] = [3]int{2, old.Limit(0, w), 0}
 	}
 	for _, w := range old.Stages[1].Workers {
-		of[w] = [3]int{2, 0, 2}
+		of[w] = [3]int{2, 0, 3}
 	}
 	of[waits] = [3]int{2, 0, 0}
 	v := View{Step: 9, Works: halfway(&old, of)}

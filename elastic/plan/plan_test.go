@@ -352,7 +352,11 @@ func TestEvenStages(t *testing.T) {
 	p := first(t, workers(8, 8), prof, 4, 16, 1)
 	for s := range p.Stages {
 		for i, w := range p.Stages[s].Workers {
-			if l := p.Limit(s, w); l != 4-s {
+			want := 4 - s
+			if s < 3 {
+				want += ahead
+			}
+			if l := p.Limit(s, w); l != want {
 				t.Errorf("limit of worker %d in stage %d is %d", w, s, l)
 			}
 			for m := range 16 {

@@ -625,7 +625,11 @@ func (c *candidate) counts(costs []stageCost) [][]int {
 	return counts
 }
 
-// limits returns needs, greater by extra in all stages but the last, as far as there are
+// ahead is how many more micro-batches than a busy pipeline needs a worker begins at least, so that a later stage
+// has something at hand when who feeds it is lost.
+const ahead = 1
+
+// limits returns needs, greater by extra, and by at least ahead, in all stages but the last, as far as there are
 // micro-batches.
 func limits(costs []stageCost, c candidate, needs [][]int, extra int) []Limit {
 	var list []Limit
@@ -634,7 +638,7 @@ func limits(costs []stageCost, c candidate, needs [][]int, extra int) []Limit {
 		for rank, w := range costs[s].workers {
 			n := needs[s][rank]
 			if s < len(costs)-1 {
-				n += extra
+				n += max(extra, ahead)
 			}
 			list = append(list, Limit{s, w, max(min(n, counts[s][rank]), len(costs)-s)})
 		}
