@@ -360,7 +360,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 			ch <- opened{a, err}
 			if err == nil {
 				a.run(talk, r.post)
-				_ = a.node.Close() // what was agreed is synced
+				_ = a.node.Close() // no entry is needed any more that a full disk would not take
 			}
 		})
 		if again := r.cfg.Resume; again != nil {

@@ -12,7 +12,7 @@ import (
 )
 
 // agreement is the log of what was decided, in the run directory: one voter, which agrees with
-// itself as soon as an entry is on the disk. So the version of a plan that any worker
+// itself. Its generation is on the disk before any plan of it is made, so the version of a plan that any worker
 // has seen is never given again.
 type agreement struct {
 	node    *agree.Node

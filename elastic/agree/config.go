@@ -73,6 +73,9 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// alone reports whether no other node can ever hear of what is agreed.
+func (c Config) alone() bool { return c.Listener == nil && c.Memory == nil }
+
 // Validate reports all faults together, one a line.
 func (c Config) Validate() error {
 	c = c.withDefaults()
@@ -139,7 +142,7 @@ func (c Config) faultsOfServers(fault func(string, ...any)) {
 	if voters == 0 {
 		fault("Bootstrap has no voter: set Voter for one server, or three or five")
 	}
-	if c.Listener == nil && c.Memory == nil && (len(c.Bootstrap) > 1 || c.Bootstrap[0].ID != c.ID) {
+	if c.alone() && (len(c.Bootstrap) > 1 || c.Bootstrap[0].ID != c.ID) {
 		fault("Bootstrap has other servers, and there is no Listener: give one")
 	}
 }

@@ -20,13 +20,16 @@
 // [State.Apply] is a pure function and the only place where an entry is judged.
 // An entry that it refuses changes nothing on any node. Above all, the version of
 // a plan must be of the newest [Generation] and greater than that of every plan
-// before it. The log survives the death of all processes, so versions never
+// before it. The log survives the death of all processes, and each begins a generation, so versions never
 // repeat in the life of a run directory.
 //
 // # Failure
 //
 // An entry whose Propose has returned nil survives as long as a majority of the
-// voters of the newest committed configuration keep their directories. A minority
+// voters of the newest committed configuration keep their directories. A node without a network is different:
+// whoever acts on what it says ends with its process, so the newest plans are on their way to the disk for some
+// milliseconds, and are lost with a process that is killed then. Generations are synced, and the
+// next one is greater, so the version of a lost plan does not come again. A minority
 // commits nothing: its leader steps down after a fifteenth of [Config.Detect], and from
 // then on [Leadership.Leader] is "" there. [ErrUncertain] means that the entry may be
 // committed, now or later; [Node.Changes] and [Config.Apply] tell.

@@ -90,7 +90,7 @@ func start(c Config) (*Node, error) {
 func (n *Node) open() (err error) {
 	c := n.config
 	settings := c.raft()
-	if n.files, err = openFiles(c.Dir, settings); err != nil {
+	if n.files, err = openFiles(c.Dir, settings, c.alone()); err != nil {
 		return err
 	}
 	if n.net, err = c.network(settings); err != nil {
@@ -238,11 +238,12 @@ func (r resolver) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
 // files are what a node keeps in its directory: log.db and snapshots/.
 type files struct {
 	log       *raftboltdb.BoltStore
-	cache     raft.LogStore // log, with the newest entries in memory
+	behind    *behind       // in front of log, for a node that is alone; else nil
+	cache     raft.LogStore // what is in front, with the newest entries in memory
 	snapshots raft.SnapshotStore
 }
 
-func openFiles(dir string, settings *raft.Config) (files, error) {
+func openFiles(dir string, settings *raft.Config, alone bool) (files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return files{}, fmt.Errorf("agree: %w", err)
 	}
@@ -257,18 +258,36 @@ func openFiles(dir string, settings *raft.Config) (files, error) {
 	if err != nil {
 		return files{}, fmt.Errorf("agree: %s: %w", filepath.Join(dir, "log.db"), err)
 	}
-	cache, err := raft.NewLogCache(settings.MaxAppendEntries, log)
-	if err != nil {
-		return files{}, errors.Join(err, log.Close())
-	}
 	snapshots, err := raft.NewFileSnapshotStoreWithLogger(dir, 2, settings.Logger)
 	if err != nil {
 		return files{}, errors.Join(fmt.Errorf("agree: %w", err), log.Close())
 	}
-	return files{log, cache, snapshots}, nil
+	f := files{log: log, snapshots: snapshots}
+	front := raft.LogStore(log)
+	if alone {
+		f.behind = newBehind(log)
+		front = f.behind
+	}
+	if f.cache, err = raft.NewLogCache(settings.MaxAppendEntries, front); err != nil {
+		return files{}, errors.Join(err, f.close())
+	}
+	return f, nil
 }
 
-func (f files) close() error { return f.log.Close() }
+// sync waits until all entries are on the disk.
+func (f files) sync() error {
+	if f.behind == nil {
+		return nil // they are before anybody hears of them
+	}
+	return f.behind.sync()
+}
+
+func (f files) close() (err error) {
+	if f.behind != nil {
+		err = f.behind.close()
+	}
+	return errors.Join(err, f.log.Close())
+}
 
 // Position is the end of a log.
 type Position struct{ Term, Index uint64 }
@@ -285,7 +304,7 @@ func Last(dir string) (Position, error) {
 	if _, err := os.Stat(filepath.Join(dir, "log.db")); errors.Is(err, os.ErrNotExist) {
 		return Position{}, nil
 	}
-	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft())
+	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft(), false)
 	if err != nil {
 		return Position{}, err
 	}
@@ -407,7 +426,8 @@ func (n *Node) begin(f func()) bool {
 	return true
 }
 
-// Propose commits an entry and returns its index when this node has applied it.
+// Propose commits an entry and returns its index when this node has applied it. A node without a network has
+// synced all entries by then but a [Plan], which it syncs beside what follows.
 // The errors are [NotLeaderError], [RefusedError], [ErrUncertain] and
 // [ErrClosed], or of the disk.
 func (n *Node) Propose(ctx context.Context, e Entry) (uint64, error) {
@@ -425,8 +445,12 @@ func (n *Node) Propose(ctx context.Context, e Entry) (uint64, error) {
 		f := n.raft.Apply(data, 0)
 		return f, func() error { return f.Response().(verdict).err }
 	})
-	if err == nil && e.kind() == kindPlan {
+	switch {
+	case err != nil:
+	case e.kind() == kindPlan:
 		n.nudge()
+	default:
+		err = n.typed(n.files.sync())
 	}
 	return index, err
 }
