@@ -534,7 +534,7 @@ func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duratio
 }
 
 // orders returns the stages with their workers in the orders that routes are tried with: the
-// fastest first, and the slowest first.
+// fastest first, and the slowest first. Who is listed before whom of equals makes no difference to what is found.
 func (p *Plan) orders(prof *Profile) [][]Stage {
 	fast, slow := slices.Clone(p.Stages), slices.Clone(p.Stages)
 	differ := false
@@ -542,8 +542,8 @@ func (p *Plan) orders(prof *Profile) [][]Stage {
 		bySpeed := func(a, b WorkerID) int { return cmp.Compare(prof.speed(a), prof.speed(b)) }
 		differ = differ || !equal(st.Workers, prof.speed)
 		fast[s].Workers, slow[s].Workers = slices.Clone(st.Workers), slices.Clone(st.Workers)
-		slices.SortStableFunc(fast[s].Workers, func(a, b WorkerID) int { return bySpeed(b, a) })
-		slices.SortStableFunc(slow[s].Workers, bySpeed)
+		slices.SortFunc(fast[s].Workers, func(a, b WorkerID) int { return cmp.Or(bySpeed(b, a), cmp.Compare(a, b)) })
+		slices.SortFunc(slow[s].Workers, func(a, b WorkerID) int { return cmp.Or(bySpeed(a, b), cmp.Compare(a, b)) })
 	}
 	if !differ {
 		return [][]Stage{p.Stages}

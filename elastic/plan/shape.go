@@ -390,7 +390,7 @@ const (
 	// many, all routes are tried to their end.
 	tinyPasses = 128
 	tinyTrials = 32
-	tinyRange  = 0.5
+	tinyRange  = 1
 )
 
 // every returns the best of all shapes with one stage for each worker, if these are few:
