@@ -304,17 +304,12 @@ func (d *Detector) judgeLink(from plan.WorkerID, s Sent) (Verdict, bool) {
 		d.links[key] = l
 	}
 	l.bandwidth = float64(s.Bytes) / s.Took.Seconds()
-	var all []float64
-	for k, o := range d.links {
-		if k != key && o.carried > 0 && k != [2]plan.WorkerID{s.To, from} {
-			all = append(all, o.carried)
-		}
+	var usual float64
+	slow := s.Busy > linkBusy
+	if slow || l.slow {
+		usual = max(l.carried, d.carried(key))
+		slow = slow && usual > 0 && l.bandwidth < linkSlow*usual
 	}
-	usual := l.carried
-	if len(all) > 0 {
-		usual = max(usual, median(all))
-	}
-	slow := usual > 0 && s.Busy > linkBusy && l.bandwidth < linkSlow*usual
 	if slow == l.slow {
 		l.runs, l.sum = 0, 0
 		if !slow {
@@ -336,6 +331,20 @@ func (d *Detector) judgeLink(from plan.WorkerID, s Sent) (Verdict, bool) {
 			from, s.To, mean/1e6, 100*s.Busy, confirm)
 	}
 	return v, true
+}
+
+// carried returns the median of what all links carry but one and its way back; 0 where nothing is known.
+func (d *Detector) carried(but [2]plan.WorkerID) float64 {
+	var all []float64
+	for k, o := range d.links {
+		if k != but && o.carried > 0 && k != [2]plan.WorkerID{but[1], but[0]} {
+			all = append(all, o.carried)
+		}
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	return median(all)
 }
 
 // Times returns what plans are to be made with: times that change only where a

@@ -7,14 +7,11 @@
 package main
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"math"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
@@ -48,7 +45,7 @@ func job(layers int, ms float64) (trainer.Job, error) {
 		Target: trainer.Spec{Shape: []int{1}, Kind: trainer.Int32},
 		Loss:   nn.CrossEntropy{},
 	}
-	d := &device{wait: wait}
+	d := &device{wait: time.Sleep}
 	for range layers {
 		m.Layers = append(m.Layers, newLayer(d, time.Duration(ms*float64(time.Millisecond))))
 	}
@@ -103,18 +100,6 @@ func (d *device) take(began time.Time, t time.Duration) {
 	end := began.Add(t - min(d.late, t))
 	d.wait(time.Until(end))
 	d.late = max(0, min(time.Since(end), t))
-}
-
-// wait keeps the thread for so long. With as many workers as this is for, the
-// runtime's own timers, which wake one thread to wake another, would take the
-// better part of the machine.
-func wait(t time.Duration) {
-	for end := time.Now().Add(t); t > 0; t = time.Until(end) {
-		ts := unix.NsecToTimespec(int64(t))
-		if err := unix.Nanosleep(&ts, nil); err != nil && !errors.Is(err, unix.EINTR) {
-			panic(err) // a time that is none
-		}
-	}
 }
 
 // points are random; the class of one is its largest element.

@@ -142,12 +142,16 @@ func (e *Engine) backward(t graph.Task, w *task) {
 	}
 	var din tensor.Tensor
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
+	tell := e.mail.leave // there is nothing to be done before the last
+	if e.isLast(s, m) {
+		tell = e.mail.put
+	}
 	e.do(onPass, func() error {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
 		pass := w.pass
 		w.pass = nil
-		din = stage.Backward(pass, dout, leaf{e, st, m})
+		din = stage.Backward(pass, dout, leaf{e, st, m, tell})
 		if s > 0 {
 			din = e.keep(din)
 		}
@@ -183,6 +187,7 @@ type leaf struct {
 	e     *Engine
 	st    *stepState
 	index int
+	tell  func(func())
 }
 
 func (l leaf) Buffer(layer int) []float32 {
@@ -201,7 +206,7 @@ func (l leaf) Done(layer int, grad []float32) {
 	default:
 		l.e.mergeGrads(l.e.plain[layer], grad)
 	}
-	l.e.mail.put(func() {
+	l.tell(func() {
 		if l.e.step == l.st {
 			l.st.layers[layer].have[l.index] = true
 		}
@@ -234,6 +239,17 @@ func (e *Engine) reduce() {
 			}
 		}
 	}
+}
+
+// isLast reports whether all other micro-batches routed here are through a stage.
+func (e *Engine) isLast(s, micro int) bool {
+	top := e.step.layers[e.plan.Stages[s].Hi-1]
+	for m, w := range e.plan.Route[s] {
+		if w == e.c.Self.ID && m != micro && !top.have[m] && e.plan.Runs(graph.Pair{Stage: s, Micro: m}, e.step.number) {
+			return false
+		}
+	}
+	return true
 }
 
 // through reports whether all micro-batches routed here are through a layer.

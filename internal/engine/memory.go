@@ -91,11 +91,16 @@ type mailState struct {
 
 func newMailbox() mailbox { return mailbox{make(chan struct{}, 1), new(mailState)} }
 
+// leave is put for what can wait until the next that is put: the loop is not woken for it.
+func (m mailbox) leave(f func()) {
+	m.state.mu.Lock()
+	defer m.state.mu.Unlock()
+	m.state.items = append(m.state.items, f)
+}
+
 // put never blocks.
 func (m mailbox) put(f func()) {
-	m.state.mu.Lock()
-	m.state.items = append(m.state.items, f)
-	m.state.mu.Unlock()
+	m.leave(f)
 	select {
 	case m.signal <- struct{}{}:
 	default:
