@@ -129,12 +129,15 @@ func (r *struck) run(t *timing) error {
 	if got.sum.WorkersLost != len(r.lose) || got.sum.Rollbacks > 0 {
 		return fmt.Errorf("%v: %d workers were lost and the run went back %d times: something else disturbs the machine", r, got.sum.WorkersLost, got.sum.Rollbacks)
 	}
-	layer := layerTime(&got)
-	if layer.Forward == 0 {
+	measured := layerTime(&got)
+	if measured.Forward == 0 {
 		return errors.New("the run was too short to measure layers: give more --steps")
 	}
+	// A device takes its time exactly, in the mean: what one task is late, the next is shorter by.
+	forward := milliseconds(r.layerMS)
+	layer := plan.Layer{Tensors: []int{1}, Forward: forward, Backward: 2 * forward}
 	fmt.Printf("\n%v, --layer-ms %v; %s\n", r, r.layerMS, busy(got.cores))
-	fmt.Printf("a layer took %v forward and %v backward; the bits are %.16s\n", layer.Forward, layer.Backward, got.sum.ParamsSHA256)
+	fmt.Printf("by its workers, a layer took %v forward and %v backward; the bits are %.16s\n", measured.Forward, measured.Backward, got.sum.ParamsSHA256)
 	fmt.Printf("%7s %6s %9s %8s %9s %9s %9s  %s\n", "workers", "steps", "ms", "of first", "of ideal", "of best", "of bound", "stages: layers x workers")
 	var baseline float64
 	for i := range r.changes() + 1 {
@@ -172,8 +175,7 @@ func (r *struck) run(t *timing) error {
 
 // best returns the shortest step with the workers that are left: that of the plan by the simulator, or,
 // where the run may change the stages, of a better plan; and the bound of all plans and of all
-// orders of tasks. With the dataflow alone, both are of the stages of the run. The times of layers
-// are those measured in the run. No stage gets more than twice the mean of the layers,
+// orders of tasks. With the dataflow alone, both are of the stages of the run. No stage gets more than twice the mean of the layers,
 // which is what the planner does where nothing is known of memory.
 func (r *struck) best(p *plan.Plan, layer plan.Layer) (step, bound time.Duration, err error) {
 	prediction, err := p.Predict(plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, r.layers)})

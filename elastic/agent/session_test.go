@@ -203,7 +203,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"other version", []event{control.Hello{Protocol: 99}, closed, killed},
-			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 2 before training"}, 1, "-",
+			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 3 before training"}, 1, "-",
 		},
 		{
 			"other worker", []event{control.Hello{Protocol: control.Protocol, WorkerID: 4}, closed, killed},

@@ -20,7 +20,10 @@
 // forward pass to the end of its backward pass. The rules that bound their
 // number without ever stopping the step:
 //
-//  1. Backward passes come before forward passes.
+//  1. Backward passes come before forward passes, unless fewer micro-batches than a lead are in
+//     flight for the stage: a stage that all wait for then has backward passes left for the time
+//     at the end of the step in which the last micro-batches go through the others. The lead is 0
+//     unless it is set.
 //  2. Among forward passes whose input is there, that of the lowest
 //     micro-batch begins; not that of the lowest micro-batch of all, which
 //     may depend on workers that wait for this one after a re-routing. Ranks

@@ -33,6 +33,7 @@ type Stage struct {
 	Lo, Hi  int   // layers [Lo, Hi)
 	Workers []int // that hold the layers
 	Limits  []int // forwards in flight, for each of Workers
+	Leads   []int // in flight up to which forward passes come first, for each of Workers; nil means 0
 	Route   []int // worker of each micro-batch
 }
 
@@ -72,7 +73,7 @@ type Graph struct {
 	first   []int // first[n] is the index of the first edge from node n
 }
 
-type limit struct{ worker, stage, forwards int }
+type limit struct{ worker, stage, forwards, lead int }
 
 // New lays a step out. Gather tasks bring the parameters of the step before,
 // so they are the first.
@@ -82,12 +83,16 @@ func New(s Step) (*Graph, error) {
 	}
 	b := builder{s: s, g: &Graph{stages: len(s.Stages), workers: s.Workers}}
 	for i, st := range s.Stages {
-		if len(st.Route) != s.Micros || len(st.Limits) != len(st.Workers) {
-			return nil, fmt.Errorf("graph: stage %d routes %d of %d micro-batches and has %d limits for %d workers",
-				i, len(st.Route), s.Micros, len(st.Limits), len(st.Workers))
+		if len(st.Route) != s.Micros || len(st.Limits) != len(st.Workers) || st.Leads != nil && len(st.Leads) != len(st.Workers) {
+			return nil, fmt.Errorf("graph: stage %d routes %d of %d micro-batches and has %d limits and %d leads for %d workers",
+				i, len(st.Route), s.Micros, len(st.Limits), len(st.Leads), len(st.Workers))
 		}
 		for j, w := range st.Workers {
-			b.g.limits = append(b.g.limits, limit{w, i, st.Limits[j]})
+			l := limit{worker: w, stage: i, forwards: st.Limits[j]}
+			if st.Leads != nil {
+				l.lead = st.Leads[j]
+			}
+			b.g.limits = append(b.g.limits, l)
 		}
 		for _, w := range append(append([]int(nil), st.Workers...), st.Route...) {
 			if w < 0 || w >= s.Workers {

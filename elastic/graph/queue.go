@@ -45,6 +45,7 @@ func (s Status) Begun() bool { return s.Phase >= Forwarded }
 // tells when they are done. Several tasks may run at a time.
 type Queue struct {
 	limits, inFlight []int // by stage
+	leads            []int // by stage
 	pairs            map[Pair]*entry
 	rank             func(Pair) int // of forward passes, nil: all the same
 	left             int            // pairs not finished
@@ -69,6 +70,7 @@ type entry struct {
 func NewQueue(stages int) *Queue {
 	q := &Queue{
 		limits:   make([]int, stages),
+		leads:    make([]int, stages),
 		inFlight: make([]int, stages),
 		pairs:    make(map[Pair]*entry),
 		forward:  make([][]Task, stages),
@@ -80,9 +82,11 @@ func NewQueue(stages int) *Queue {
 }
 
 // SetLimit sets how many micro-batches may be in flight in a stage on this
-// worker; the least is stages - s. It may change at any time.
-func (q *Queue) SetLimit(stage, forwards int) {
+// worker; the least is stages - s. While fewer than lead are, forward passes come before backward
+// passes. It may change at any time.
+func (q *Queue) SetLimit(stage, forwards, lead int) {
 	q.limits[stage] = max(forwards, len(q.limits)-stage)
+	q.leads[stage] = min(lead, q.limits[stage])
 }
 
 // Rank lets forward passes begin by rank, the least first, and those of one rank by micro-batch;
@@ -183,6 +187,11 @@ func (q *Queue) Next() (t Task, ok bool) {
 		t = pop(&q.urgent)
 		q.pairs[t.Pair].phase = Backing
 		return t, true
+	}
+	if t, ok = q.nextForward(q.leads); ok {
+		return t, true
+	}
+	switch {
 	case len(q.backward) > 0:
 		t = pop(&q.backward)
 		q.pairs[t.Pair].phase = Backing
@@ -193,21 +202,29 @@ func (q *Queue) Next() (t Task, ok bool) {
 		q.begin(t)
 		return t, true
 	}
-	best := -1
-	for s, ready := range q.forward {
-		if len(ready) > 0 && q.inFlight[s] < q.limits[s] && (best < 0 || q.compare(ready[0], q.forward[best][0]) < 0) {
-			best = s
-		}
-	}
-	if best >= 0 {
-		t = pop(&q.forward[best])
-		q.begin(t)
+	if t, ok = q.nextForward(q.limits); ok {
 		return t, true
 	}
 	if len(q.other) > 0 {
 		return pop(&q.other), true
 	}
 	return Task{}, false
+}
+
+// nextForward begins the first forward pass of a stage with fewer in flight than it may have.
+func (q *Queue) nextForward(may []int) (t Task, ok bool) {
+	best := -1
+	for s, ready := range q.forward {
+		if len(ready) > 0 && q.inFlight[s] < may[s] && (best < 0 || q.compare(ready[0], q.forward[best][0]) < 0) {
+			best = s
+		}
+	}
+	if best < 0 {
+		return Task{}, false
+	}
+	t = pop(&q.forward[best])
+	q.begin(t)
+	return t, true
 }
 
 func (q *Queue) begin(t Task) {

@@ -44,10 +44,10 @@ func TestLimitAndOrder(t *testing.T) {
 	q.Arrive(b(0, 3))
 	q.Arrive(b(0, 1))
 	want(t, "backward, lowest first; a place is free when it is done", begins(q), b(0, 1), b(0, 3))
-	q.SetLimit(0, 1) // below stages - s: stays 2
+	q.SetLimit(0, 1, 0) // below stages - s: stays 2
 	q.Done(b(0, 1))
 	want(t, "the one that came later is lower", begins(q), f(0, 0))
-	q.SetLimit(0, 3)
+	q.SetLimit(0, 3, 0)
 	want(t, "a raised limit", begins(q), f(0, 4))
 	if q.Left() != 4 || q.InFlight(0) != 3 {
 		t.Errorf("%d left, %d in flight", q.Left(), q.InFlight(0))
@@ -120,7 +120,7 @@ func TestWithdraw(t *testing.T) {
 		q.Assign(Pair{0, m})
 		q.Arrive(f(0, m))
 	}
-	q.SetLimit(0, 2)
+	q.SetLimit(0, 2, 0)
 	q.Arrive(b(0, 2))
 	want(t, "the rerun, and one", begins(q), f(0, 2), f(0, 0))
 	if q.Withdraw(Pair{0, 0}) || !q.Withdraw(Pair{0, 1}) || !q.Withdraw(Pair{0, 7}) {
@@ -174,6 +174,7 @@ func TestMisuse(t *testing.T) {
 type model struct {
 	stages int
 	limits map[int]int
+	leads  map[int]int
 	pairs  map[Pair]*entry
 	ranks  map[Pair]int
 }
@@ -186,15 +187,19 @@ func (m *model) next() (best Task, ok bool) {
 		}
 	}
 	rank := func(p Pair, e *entry) int {
+		limit := max(m.limits[p.Stage], m.stages-p.Stage)
+		forward := e.phase == Waiting && e.input && !e.gradient
 		switch {
 		case e.phase == Forwarded && e.ran && e.again:
 			return 0
-		case e.phase == Forwarded && e.ran && e.gradient:
+		case forward && inFlight[p.Stage] < min(m.leads[p.Stage], limit):
 			return 1
-		case e.phase == Waiting && e.input && e.gradient:
+		case e.phase == Forwarded && e.ran && e.gradient:
 			return 2
-		case e.phase == Waiting && e.input && inFlight[p.Stage] < max(m.limits[p.Stage], m.stages-p.Stage):
+		case e.phase == Waiting && e.input && e.gradient:
 			return 3
+		case forward && inFlight[p.Stage] < limit:
+			return 4
 		}
 		return 9
 	}
@@ -202,11 +207,12 @@ func (m *model) next() (best Task, ok bool) {
 	for p, e := range m.pairs {
 		r := rank(p, e)
 		t := BackwardOf(p)
-		if r >= 2 {
+		forward := r == 1 || r >= 3
+		if forward {
 			t = ForwardOf(p)
 		}
 		before := t.Compare(best) < 0
-		if x, y := m.ranks[p], m.ranks[best.Pair]; r >= 2 && x != y {
+		if x, y := m.ranks[p], m.ranks[best.Pair]; forward && x != y {
 			before = x < y
 		}
 		if r < bestRank || r == bestRank && r < 9 && before {
@@ -221,7 +227,7 @@ func TestQueueAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		stages := rapid.IntRange(1, 4).Draw(t, "stages")
 		q := NewQueue(stages)
-		m := &model{stages, map[int]int{}, map[Pair]*entry{}, map[Pair]int{}}
+		m := &model{stages, map[int]int{}, map[int]int{}, map[Pair]*entry{}, map[Pair]int{}}
 		var running []Task
 		pair := rapid.Custom(func(t *rapid.T) Pair {
 			return Pair{rapid.IntRange(0, stages-1).Draw(t, "stage"), rapid.IntRange(0, 7).Draw(t, "micro")}
@@ -255,9 +261,9 @@ func TestQueueAgainstModel(t *testing.T) {
 					delete(m.pairs, p)
 				}
 			case 6:
-				s, n := rapid.IntRange(0, stages-1).Draw(t, "limit of"), rapid.IntRange(0, 6).Draw(t, "limit")
-				q.SetLimit(s, n)
-				m.limits[s] = n
+				s, n, lead := rapid.IntRange(0, stages-1).Draw(t, "limit of"), rapid.IntRange(0, 6).Draw(t, "limit"), rapid.IntRange(0, 6).Draw(t, "lead")
+				q.SetLimit(s, n, lead)
+				m.limits[s], m.leads[s] = n, lead
 			case 8:
 				ranks := rapid.MapOfN(pair, rapid.IntRange(-2, 5), 0, 12).Draw(t, "ranks")
 				q.Rank(func(p Pair) int { return ranks[p] })

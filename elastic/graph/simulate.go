@@ -127,7 +127,7 @@ func newSimulation(g *Graph) *simulation {
 		s.lanes[i] = lane{worker: i / 2, q: NewQueue(g.stages), last: -1}
 	}
 	for _, l := range g.limits {
-		s.lanes[2*l.worker].q.SetLimit(l.stage, l.forwards)
+		s.lanes[2*l.worker].q.SetLimit(l.stage, l.forwards, l.lead)
 	}
 	for n, node := range g.Nodes {
 		s.nodes[place{node.Task, s.lane(n).worker}] = n

@@ -54,13 +54,13 @@ type Profile struct {
 	Horizon int
 
 	// Buffers is the most sums of gradients of a layer that a worker should
-	// have to keep; 0 means 16. A plan exceeds it only if contiguous runs of
+	// have to keep; 0 means 20. A plan exceeds it only if contiguous runs of
 	// micro-batches do, too.
 	Buffers int
 }
 
 const (
-	defaultBuffers = 16
+	defaultBuffers = 20
 	defaultHorizon = 100
 )
 

@@ -103,7 +103,7 @@ func (c *cluster) apply(n *node) {
 	}
 	for s, route := range p.Route {
 		if l := p.Limit(s, n.id); l > 0 {
-			n.q.SetLimit(s, l)
+			n.q.SetLimit(s, l, p.Lead(s, n.id))
 		}
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}

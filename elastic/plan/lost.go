@@ -393,7 +393,8 @@ func (p *Plan) capacity(current *Plan, v *View, again map[graph.Pair]bool, spare
 	}
 	for s, st := range p.Stages {
 		for _, w := range st.Workers {
-			p.Limits = append(p.Limits, Limit{s, w, max(current.Limit(s, w), len(p.Stages)-s) + stuck[place{s, w}] + spare[place{s, w}]})
+			// The lead was for other routes.
+			p.Limits = append(p.Limits, Limit{Stage: s, Worker: w, Forwards: max(current.Limit(s, w), len(p.Stages)-s) + stuck[place{s, w}] + spare[place{s, w}]})
 		}
 		p.Buffers = max(p.Buffers, p.mostSums(s))
 	}

@@ -78,9 +78,9 @@ func TestNearTheBest(t *testing.T) {
 					q := p
 					switch {
 					case start == 0:
-						q.take(runsOnly(micros, costs), costs, 3)
+						q.take(runsOnly(micros, costs), costs, 3, noLead)
 					case start == 1:
-						q.take(follow(inOrder(1, costs[0].speeds, together(micros)), costs, 1), costs, 3)
+						q.take(follow(inOrder(1, costs[0].speeds, together(micros)), costs, 1), costs, 3, noLead)
 					default:
 						q.Limits = slices.Clone(p.Limits)
 						q.Route = nil

@@ -40,6 +40,7 @@ type passes struct {
 	quota    []int    // by place: micro-batches that it may still be dealt
 	blocks   []int    // by stage: micro-batches that are dealt together
 	limits   []int    // by place
+	leads    []int    // by place
 	flight   []int    // by place
 	left     []time.Duration
 	running  []int32 // by worker: a pass; none: -1
@@ -245,9 +246,10 @@ func (x *passes) reset(limits []Limit) {
 	x.open = x.open[:0]
 	x.at = resize(x.at, x.stages*x.micros)
 	x.quota = resize(x.quota, places)
-	x.limits, x.flight = resize(x.limits, places), resize(x.flight, places)
+	x.limits, x.leads, x.flight = resize(x.limits, places), resize(x.leads, places), resize(x.flight, places)
 	for i := range x.limits {
 		x.limits[i] = max(limits[i].Forwards, x.stages-x.stage[i])
+		x.leads[i] = min(limits[i].Lead, x.limits[i])
 	}
 	clear(x.left)
 	x.events, x.woken = x.events[:0], x.woken[:0]
@@ -370,33 +372,27 @@ func (x *passes) begin(worker int, now, most time.Duration) bool {
 	if now+x.left[worker]+x.tail[x.stage[places[len(places)-1]]] > most && x.left[worker] > 0 {
 		return false
 	}
-	best, micro := -1, x.micros
-	for _, p := range places {
-		if m := x.least(x.answered, p); m < micro {
-			best, micro = p, m
+	best, micro := x.nextForward(places, x.leads)
+	back := false
+	if best < 0 {
+		for _, p := range places {
+			if m := x.least(x.answered, p); m < micro {
+				best, micro, back = p, m, true
+			}
 		}
+	}
+	if best < 0 {
+		best, micro = x.nextForward(places, x.limits)
+	}
+	if best < 0 {
+		return true
 	}
 	var takes time.Duration
 	var pass int
-	if best >= 0 {
+	if back {
 		x.answered[best*x.words+micro/64] &^= 1 << (micro % 64)
 		takes, pass = x.backward[best], (x.stages+x.stage[best])*x.micros+micro
 	} else {
-		for _, p := range places {
-			if x.flight[p] < x.limits[p] {
-				if m := x.least(x.ready, p); m < micro {
-					best, micro = p, m
-				}
-				if x.quota[p] > 0 {
-					if m := x.least(x.open, x.stage[p]); m < micro {
-						best, micro = p, m
-					}
-				}
-			}
-		}
-		if best < 0 {
-			return true
-		}
 		if x.at[x.stage[best]*x.micros+micro] < 0 {
 			x.take(best, micro)
 		}
@@ -408,6 +404,25 @@ func (x *passes) begin(worker int, now, most time.Duration) bool {
 	x.running[worker] = int32(pass)
 	x.push(passEvent{now + takes, int32(-1 - worker)})
 	return true
+}
+
+// nextForward returns the place and the micro-batch of the forward pass that begins next where fewer are in flight than
+// may be, -1 if there is none.
+func (x *passes) nextForward(places, may []int) (best, micro int) {
+	best, micro = -1, x.micros
+	for _, p := range places {
+		if x.flight[p] < may[p] {
+			if m := x.least(x.ready, p); m < micro {
+				best, micro = p, m
+			}
+			if x.quota[p] > 0 {
+				if m := x.least(x.open, x.stage[p]); m < micro {
+					best, micro = p, m
+				}
+			}
+		}
+	}
+	return best, micro
 }
 
 // take deals a micro-batch and those of its block to a place.
@@ -492,7 +507,7 @@ func (p *Plan) passTimeWithin(prof *Profile, most time.Duration) (t time.Duratio
 		ranks := make(map[WorkerID]int, len(st.Workers))
 		for rank, w := range st.Workers {
 			ranks[w] = rank
-			limits = append(limits, Limit{s, w, p.Limit(s, w)})
+			limits = append(limits, p.limit(s, w))
 		}
 		r := make(ranking, len(p.Route[s]))
 		for m, w := range p.Route[s] {

@@ -35,7 +35,7 @@ func TestPassesAgree(t *testing.T) {
 			for i := range count {
 				w := WorkerID((first + i) % n)
 				st.Workers = append(st.Workers, w)
-				p.Limits = append(p.Limits, Limit{s, w, stages - s + rapid.IntRange(0, 4).Draw(t, "more in flight")})
+				p.Limits = append(p.Limits, Limit{s, w, stages - s + rapid.IntRange(0, 4).Draw(t, "more in flight"), rapid.IntRange(0, stages-s).Draw(t, "lead")})
 			}
 			var route []WorkerID
 			for range micros {
@@ -87,7 +87,7 @@ func TestDealtPasses(t *testing.T) {
 		if !ok {
 			t.Fatal("no step is that long")
 		}
-		again, ok := x.run(c.rankings, limits(costs, runs, needs(runs, costs), extra), math.MaxInt64)
+		again, ok := x.run(c.rankings, limits(costs, runs, needs(runs, costs), extra, noLead), math.MaxInt64)
 		if !ok || again != took {
 			t.Fatalf("%v, and with these routes %v", took, again)
 		}

@@ -41,11 +41,13 @@ type Stage struct {
 	Workers []WorkerID `json:"workers"` // in the order of their ranks
 }
 
-// Limit is how many forward passes of a stage may be in flight on a worker.
+// Limit is how many forward passes of a stage may be in flight on a worker. While fewer than Lead
+// are, forward passes come before backward passes.
 type Limit struct {
 	Stage    int      `json:"stage"`
 	Worker   WorkerID `json:"worker"`
 	Forwards int      `json:"forwards"`
+	Lead     int      `json:"lead,omitempty"`
 }
 
 // Shard is the range [Lo, Hi) of one layer's flattened parameters, with its
@@ -184,14 +186,19 @@ func (p *Plan) StagesOf(id WorkerID) []int {
 	return stages
 }
 
-// Limit returns the limit of a worker in a stage, 0 if there is none.
-func (p *Plan) Limit(stage int, id WorkerID) int {
+// Limit returns how many forward passes may be in flight on a worker of a stage, 0 if that is not said.
+func (p *Plan) Limit(stage int, id WorkerID) int { return p.limit(stage, id).Forwards }
+
+// Lead returns up to how many forward passes in flight these come before backward passes on a worker of a stage.
+func (p *Plan) Lead(stage int, id WorkerID) int { return p.limit(stage, id).Lead }
+
+func (p *Plan) limit(stage int, id WorkerID) Limit {
 	for _, l := range p.Limits {
 		if l.Stage == stage && l.Worker == id {
-			return l.Forwards
+			return l
 		}
 	}
-	return 0
+	return Limit{Stage: stage, Worker: id}
 }
 
 // ShardsOf returns the indices of the shards that a worker owns and those
@@ -296,8 +303,11 @@ func (p *Plan) String() string {
 			if w.Host != "" {
 				fmt.Fprintf(&b, " on %s", w.Host)
 			}
-			fmt.Fprintf(&b, ": micro-batches %s, %d in flight, owns %d parameters, mirrors %d\n",
-				runs(micros), p.Limit(i, id), loads[id].owned, loads[id].mirrored)
+			fmt.Fprintf(&b, ": micro-batches %s, %d in flight, ", runs(micros), p.Limit(i, id))
+			if lead := p.Lead(i, id); lead > 0 {
+				fmt.Fprintf(&b, "forward first up to %d, ", lead)
+			}
+			fmt.Fprintf(&b, "owns %d parameters, mirrors %d\n", loads[id].owned, loads[id].mirrored)
 		}
 	}
 	if len(p.Settled) > 0 {

@@ -60,7 +60,7 @@ func TestSharedCards(t *testing.T) {
 		}
 		p.Limits = nil
 		for w := range WorkerID(4) {
-			p.Limits = append(p.Limits, Limit{int(w) / 2, w, 2})
+			p.Limits = append(p.Limits, Limit{int(w) / 2, w, 2, 0})
 		}
 		r, err := p.Predict(prof)
 		if err != nil {

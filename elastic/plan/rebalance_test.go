@@ -290,7 +290,7 @@ func TestStagesBound(t *testing.T) {
 			p.Route = append(p.Route, route)
 			more := rapid.IntRange(0, 10).Draw(t, "more in flight")
 			for _, w := range st.Workers {
-				p.Limits = append(p.Limits, Limit{len(p.Route) - 1, w, stages + more})
+				p.Limits = append(p.Limits, Limit{len(p.Route) - 1, w, stages + more, rapid.IntRange(0, 3).Draw(t, "lead")})
 			}
 		}
 		if got := p.passTime(&prof); got < bound {

@@ -327,6 +327,58 @@ func follow(first ranking, costs []stageCost, block int) candidate {
 	return c
 }
 
+// alongside routes all stages after the first one: each rank talks to the same rank of the next stage, where
+// there is one, but for what is over its share there. That goes to others, evenly over the step: with a worker less in a stage, the one too
+// many in the next gets every n-th micro-batch.
+func alongside(first ranking, costs []stageCost, block int) candidate {
+	c := candidate{rankings: []ranking{first}}
+	micros := len(first)
+	come := handOn(first, &costs[0], together(micros))
+	for s := 1; s < len(costs); s++ {
+		r := c.rankings[s-1]
+		if !costs[s].alike(&costs[s-1]) {
+			r = steadily(r, block, costs[s].speeds, come)
+		}
+		c.rankings = append(c.rankings, r)
+		if s+1 < len(costs) {
+			come = handOn(r, &costs[s], come)
+		}
+	}
+	return c
+}
+
+// steadily gives each rank its share at all times, as they come, and what the same rank had before as long as no other
+// rank lacks a whole block of micro-batches more than it does.
+func steadily(before ranking, block int, speeds []float64, come schedule) ranking {
+	micros := len(before)
+	share, _ := shares(micros, speeds)
+	has := make([]int, len(share))
+	dealt := 0
+	lack := func(rank int) int { return dealt*share[rank] - has[rank]*micros }
+	r := make(ranking, micros)
+	for _, m := range come.order {
+		if m%block != 0 {
+			continue
+		}
+		end := min(m+block, micros)
+		dealt += end - m
+		to := 0
+		for rank := range share {
+			if lack(rank) > lack(to) {
+				to = rank
+			}
+		}
+		if was := before[m]; was < len(share) && has[was] < share[was] && lack(was) > lack(to)-block*micros {
+			to = was
+		}
+		has[to] += end - m
+		for ; m < end; m++ {
+			r[m] = to
+		}
+	}
+	return r
+}
+
 // runsOnly routes all stages in contiguous runs.
 func runsOnly(micros int, costs []stageCost) candidate {
 	var c candidate
@@ -412,7 +464,7 @@ func (p *Plan) deal(prof *Profile, micros int) {
 	share(costs)
 	runs := runsOnly(micros, costs)
 	if allAlike(costs) {
-		p.take(runs, costs, 0)
+		p.take(runs, costs, 0, noLead)
 		return
 	}
 	// The largest blocks that are still small against what a worker has in all.
@@ -427,11 +479,11 @@ func (p *Plan) deal(prof *Profile, micros int) {
 	}
 	for ; block < micros; block *= 2 {
 		if c := follow(inOrder(block, costs[0].speeds, together(micros)), costs, block); c.buffers() <= buffers {
-			p.take(c, costs, 1)
+			p.take(c, costs, 1, noLead)
 			return
 		}
 	}
-	p.take(runs, costs, 1)
+	p.take(runs, costs, 1, noLead)
 }
 
 // allAlike reports whether all stages have workers of the same speeds.
@@ -451,6 +503,7 @@ func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duratio
 	type trial struct {
 		candidate
 		costs []stageCost
+		lead  lead
 		extra int
 		nodes int
 		time  time.Duration
@@ -458,29 +511,31 @@ func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duratio
 	var trials []trial
 	enough := most // for what can be taken
 	tiny := 2*micros*len(p.Stages) <= tinyPasses/2
-	try := func(c candidate, costs []stageCost, extras ...int) {
+	try := func(c candidate, costs []stageCost, leads []lead, extras ...int) {
 		reduce := p.reduceTime(prof, func(s int) (n int) {
 			c.rankings[s].count(func(_, k int) { n += k })
 			return n
 		})
 		needs := needs(c, costs)
-		var last []Limit
-		for i, extra := range extras {
-			l := limits(costs, c, needs, extra)
-			if slices.Equal(l, last) {
-				continue
+		for _, lead := range leads {
+			var last []Limit
+			for i, extra := range extras {
+				l := limits(costs, c, needs, extra, lead)
+				if slices.Equal(l, last) {
+					continue
+				}
+				last = l
+				t, ok := x.run(c.rankings, l, enough-reduce)
+				if !ok && i == 0 && !tiny {
+					break // smaller limits hardly ever help
+				}
+				if !ok {
+					continue
+				}
+				t += reduce
+				trials = append(trials, trial{c, costs, lead, extra, c.nodes(), t})
+				enough = min(enough, t+time.Duration(fewer*float64(t)))
 			}
-			last = l
-			t, ok := x.run(c.rankings, l, enough-reduce)
-			if !ok && i == 0 && !tiny {
-				return // smaller limits hardly ever help
-			}
-			if !ok {
-				continue
-			}
-			t += reduce
-			trials = append(trials, trial{c, costs, extra, c.nodes(), t})
-			enough = min(enough, t+time.Duration(fewer*float64(t)))
 		}
 	}
 	extras := []int{16, 8, 4, 2, 1, 0}
@@ -490,28 +545,32 @@ func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duratio
 		share(costs)
 		runs := runsOnly(micros, costs)
 		if allAlike(costs) && equal(costs[0].speeds, func(v float64) float64 { return v }) {
-			try(runs, costs, 0)
+			try(runs, costs, leads[:1], 0)
 			break
 		}
 		x.set(stages, micros)
-		try(runs, costs, extras...)
+		try(runs, costs, leads[:1], extras...)
 		if i > 0 && !tiny {
 			continue
 		}
-		add := func(c candidate) {
+		add := func(c candidate, leads []lead) {
 			if c.buffers() <= buffers {
-				try(c, costs, extras...)
+				try(c, costs, leads, extras...)
 			}
 		}
 		for block := 1; block <= 8 && block < micros; block *= 2 {
-			add(follow(runs.rankings[0], costs, block))
+			add(follow(runs.rankings[0], costs, block), leads[:1])
 			for first := 1; first <= block; first *= 2 {
-				add(follow(inOrder(first, costs[0].speeds, together(micros)), costs, block))
+				add(follow(inOrder(first, costs[0].speeds, together(micros)), costs, block), leads[:1])
 			}
 		}
 		for block := 1; block <= 2; block *= 2 {
+			add(alongside(runs.rankings[0], costs, block), leads)
+			add(alongside(inOrder(block, costs[0].speeds, together(micros)), costs, block), leads)
+		}
+		for block := 1; block <= 2; block *= 2 {
 			if c, _, ok := x.inTurn(costs, runs, block, extras[0], buffers, enough); ok {
-				add(c)
+				add(c, leads[:1])
 			}
 		}
 	}
@@ -520,9 +579,9 @@ func (p *Plan) search(x *passes, micros int, most time.Duration) (t time.Duratio
 		return 0, false
 	}
 	best := slices.MinFunc(trials, func(a, b trial) int {
-		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.time, b.time))
+		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.lead.slowest, b.lead.slowest), cmp.Compare(a.time, b.time))
 	})
-	p.take(best.candidate, best.costs, best.extra)
+	p.take(best.candidate, best.costs, best.extra, best.lead)
 	unsorted := p.Limits
 	p.Limits = nil
 	for s, st := range p.Stages {
@@ -564,20 +623,20 @@ func (x *passes) inTurn(costs []stageCost, like candidate, block, extra, buffers
 		}
 		blocks = append(blocks, b)
 	}
-	c.rankings, t, ok = x.deal(quota, blocks, limits(costs, like, needs(like, costs), extra), most)
+	c.rankings, t, ok = x.deal(quota, blocks, limits(costs, like, needs(like, costs), extra, noLead), most)
 	return c, t, ok
 }
 
 // take writes a candidate into the plan, with limits greater by extra than
 // they have to be in all stages but the last, where one micro-batch is in
 // flight at a time anyway.
-func (p *Plan) take(c candidate, costs []stageCost, extra int) {
+func (p *Plan) take(c candidate, costs []stageCost, extra int, l lead) {
 	p.Route = make([][]WorkerID, len(costs))
 	for s, r := range c.rankings {
 		p.Route[s] = r.route(costs[s].workers)
 	}
 	p.Buffers = c.buffers()
-	p.Limits = limits(costs, c, needs(c, costs), extra)
+	p.Limits = limits(costs, c, needs(c, costs), extra, l)
 }
 
 // needs returns the limits that keep a pipeline busy, by stage and rank. A worker has as
@@ -629,18 +688,70 @@ func (c *candidate) counts(costs []stageCost) [][]int {
 // has something at hand when who feeds it is lost.
 const ahead = 1
 
+// A lead is by how much the leads of stages are greater than needs; where it is none they are 0.
+type lead struct{ slowest, others int }
+
+// none is the lead of stages where backward passes always come first.
+const none = -1
+
+var noLead = lead{none, none}
+
+// leads are tried in this order, with routes that go alongside. The slowest stages, which all wait for, gain by one: they get micro-batches under way
+// while others are busy, and have backward passes left for the end of the step, when the last
+// micro-batches go through the other stages.
+var leads = []lead{noLead, {2, none}, {1, none}, {3, none}, {2, 0}, {1, 0}, {3, 0}, {1, 1}, {2, 2}}
+
+// of returns the lead of a stage that needs so many in flight.
+func (l lead) of(slowest bool, needs int) int {
+	more := l.others
+	if slowest {
+		more = l.slowest
+	}
+	if more == none {
+		return 0
+	}
+	return needs + more
+}
+
+// slowest says which stages take longest for all micro-batches, or nearly so.
+func slowest(costs []stageCost) []bool {
+	const nearly = 0.98
+	most, all := 0.0, make([]float64, len(costs))
+	for s := range costs {
+		sum := 0.0
+		for _, v := range costs[s].speeds {
+			sum += v
+		}
+		all[s] = costs[s].work() / sum
+		most = max(most, all[s])
+	}
+	slow := make([]bool, len(costs))
+	for s, t := range all {
+		slow[s] = t >= nearly*most
+	}
+	return slow
+}
+
 // limits returns needs, greater by extra, and by at least ahead, in all stages but the last, as far as there are
 // micro-batches.
-func limits(costs []stageCost, c candidate, needs [][]int, extra int) []Limit {
+func limits(costs []stageCost, c candidate, needs [][]int, extra int, l lead) []Limit {
 	var list []Limit
 	counts := c.counts(costs)
+	var slow []bool
+	if l != noLead {
+		slow = slowest(costs)
+	}
 	for s := range costs {
 		for rank, w := range costs[s].workers {
 			n := needs[s][rank]
 			if s < len(costs)-1 {
 				n += max(extra, ahead)
 			}
-			list = append(list, Limit{s, w, max(min(n, counts[s][rank]), len(costs)-s)})
+			limit := Limit{Stage: s, Worker: w, Forwards: max(min(n, counts[s][rank]), len(costs)-s)}
+			if slow != nil && s < len(costs)-1 {
+				limit.Lead = min(l.of(slow[s], needs[s][rank]), limit.Forwards)
+			}
+			list = append(list, limit)
 		}
 	}
 	return list

@@ -160,7 +160,7 @@ func (p *Plan) step(prof *Profile, shards bool) graph.Step {
 		st := graph.Stage{Lo: s.Lo, Hi: s.Hi}
 		for _, w := range s.Workers {
 			st.Workers = append(st.Workers, index[w])
-			st.Limits = append(st.Limits, p.Limit(i, w))
+			st.Limits, st.Leads = append(st.Limits, p.Limit(i, w)), append(st.Leads, p.Lead(i, w))
 		}
 		for _, w := range p.Route[i] {
 			st.Route = append(st.Route, index[w])

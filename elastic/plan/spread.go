@@ -245,10 +245,17 @@ func (s *shaper) sketch(x *passes, shapes []shape, micros int, horizon time.Dura
 		most := best - moving
 		t, ok := most, false
 		one := follow(inOrder(1, costs[0].speeds, together(micros)), costs, 1)
-		if took, fine := x.run(one.rankings, limits(costs, one, needs(one, costs), extra), t); fine {
+		if took, fine := x.run(one.rankings, limits(costs, one, needs(one, costs), extra, noLead), t); fine {
 			t, ok = took-1, true
 		}
-		if _, took, fine := x.inTurn(costs, runsOnly(micros, costs), 1, extra, s.prof.buffers(), t); fine {
+		runs := runsOnly(micros, costs)
+		beside := alongside(runs.rankings[0], costs, 1)
+		for _, l := range leads[1:3] {
+			if took, fine := x.run(beside.rankings, limits(costs, beside, needs(beside, costs), extra, l), t); fine {
+				t, ok = took-1, true
+			}
+		}
+		if _, took, fine := x.inTurn(costs, runs, 1, extra, s.prof.buffers(), t); fine {
 			t, ok = took, true
 		}
 		if ok {

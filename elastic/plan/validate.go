@@ -122,6 +122,9 @@ func (p *Plan) validateStages(e *InvalidError, layers int, known func(WorkerID) 
 			e.add(6, "stage %d has two limits for worker %d", l.Stage, l.Worker)
 		}
 		limits[at] = l.Forwards
+		if l.Lead < 0 || l.Lead > l.Forwards {
+			e.add(6, "stage %d has a lead of %d for worker %d, not 0 to its limit of %d", l.Stage, l.Lead, l.Worker, l.Forwards)
+		}
 	}
 	members := 0
 	for i, s := range p.Stages {

@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 2
+const Protocol = 3
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,

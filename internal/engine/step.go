@@ -195,7 +195,7 @@ func (e *Engine) assign() {
 		}
 	}
 	for s := range e.stages {
-		st.queue.SetLimit(s, p.Limit(s, me))
+		st.queue.SetLimit(s, p.Limit(s, me), p.Lead(s, me))
 		for l := p.Stages[s].Lo; l < p.Stages[s].Hi; l++ {
 			if st.layers[l] == nil {
 				st.layers[l] = &layerState{have: make(map[int]bool)}
