@@ -52,30 +52,46 @@ func (c *Controller) wishes() []Effect {
 	default:
 		event.Kind, what = plan.Rebalance, "rebalance"
 	}
-	prof := c.profile()
-	var p plan.Plan
-	var reason plan.Reason
-	var err error
 	if event.Kind != plan.Rebalance {
-		p, reason, err = plan.Next(c.plan, view, prof, event)
-		if event.Kind == plan.Protect && err == nil && len(plan.Diff(&c.plan, &p).Mirror) == 0 && !p.Protected() {
-			event.Kind, what = plan.Rebalance, "rebalance" // as many mirrors as there can be are there
+		p, reason, err := plan.Next(c.plan, view, c.profile(), event)
+		if event.Kind != plan.Protect || err != nil || len(plan.Diff(&c.plan, &p).Mirror) > 0 || p.Protected() {
+			return c.fillFor(p, view, what, reason, err)
 		}
+		event.Kind = plan.Rebalance // as many mirrors as there can be are there
 	}
-	if event.Kind == plan.Rebalance {
-		if c.cfg.Reshape == Off {
-			return nil
-		}
-		event.Fixed = c.cfg.Reshape == Dataflow
-		if len(c.times) == 0 || !c.seen.news(c.plan.Version, &prof) {
-			return nil
-		}
-		p, reason, err = plan.Next(c.plan, view, prof, event)
-		if errors.Is(err, plan.ErrNoGain) {
-			c.seen = &look{c.plan.Version, prof}
-			return nil
-		}
+	prof := c.profile()
+	if c.balance != nil || c.cfg.Reshape == Off || len(c.times) == 0 || !c.seen.news(c.plan.Version, &prof) {
+		return nil
 	}
+	event.Fixed = c.cfg.Reshape == Dataflow
+	c.looks++
+	c.balance = &Balance{c.looks, c.plan, view, prof, event}
+	return []Effect{*c.balance}
+}
+
+// balanced takes a plan that divides the work better, if all is still as it was.
+func (c *Controller) balanced(e Balanced) []Effect {
+	b := c.balance
+	if b == nil || e.Look != b.Look {
+		return nil
+	}
+	c.balance = nil
+	prof := c.profile()
+	switch {
+	case c.phase != steady || c.coming != nil || c.kept != nil || c.filling != nil:
+		return nil // it is asked for again afterwards
+	case b.Current.Version != c.plan.Version || b.Event.After != c.issued || b.Profile.Differs(&prof):
+		return c.wishes()
+	case errors.Is(e.Err, plan.ErrNoGain):
+		c.seen = &look{c.plan.Version, prof}
+		return nil
+	}
+	return c.fillFor(e.Plan, b.View, "rebalance", e.Reason, e.Err)
+}
+
+// fillFor brings those who are to hold a range under a plan what they need for it, and proposes the plan then, at once
+// where nobody needs anything.
+func (c *Controller) fillFor(p plan.Plan, view plan.View, what string, reason plan.Reason, err error) []Effect {
 	if err != nil {
 		return []Effect{note("no plan to %s: %v", what, err)}
 	}

@@ -72,7 +72,9 @@ type Controller struct {
 	times   map[plan.WorkerID]plan.Times // measured by sessions that live
 	looking bool                         // LookTimer runs
 	seen    *look                        // what no better plan was found for
-	fills   int                          // begun so far
+	looks   int
+	balance *Balance // under way
+	fills   int      // begun so far
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -210,6 +212,8 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.level(e)
 	case Measured:
 		return c.measured(e)
+	case Balanced:
+		return c.balanced(e)
 	case Finished:
 		if c.kept == nil && c.member(e.Worker) != nil {
 			c.kept = &e

@@ -24,6 +24,7 @@ type cluster struct {
 		version plan.Version
 	}
 	agreeing  []plan.Version
+	balancing []Balance
 	down      map[[2]plan.WorkerID]bool // links
 	timers    map[Timer]time.Time
 	recovered int
@@ -247,6 +248,8 @@ func (x *cluster) step(e Event) {
 				x.t.Fatal(err)
 			}
 			x.agreeing = append(x.agreeing, x.last.version)
+		case Balance:
+			x.balancing = append(x.balancing, effect)
 		case SetTimer:
 			x.timers[effect.Timer] = x.now.Add(effect.After)
 		case CancelTimer:
@@ -286,6 +289,7 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 			x.w[w.ID] = &fake{Worker: w, alive: true, plan: c.cfg.Plan.Version, holds: c.cfg.Plan.Version, members: c.cfg.Plan.Workers}
 		}
 		deaths, cuts := rapid.IntRange(0, n+1).Draw(t, "deaths"), rapid.IntRange(0, 2).Draw(t, "cuts")
+		measures := rapid.IntRange(0, 2).Draw(t, "measures")
 		joins, leaves := rapid.IntRange(0, 2).Draw(t, "joins"), rapid.IntRange(0, 2).Draw(t, "leaves")
 		for quiet := 0; x.end == nil; {
 			type act func()
@@ -335,6 +339,28 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 					v := x.agreeing[0]
 					x.agreeing = x.agreeing[1:]
 					x.step(Agreed{Version: v})
+				})
+				deliver = true
+			}
+			if measures > 0 {
+				acts = append(acts, func() {
+					measures--
+					for _, w := range x.w {
+						if w.alive && !w.waits {
+							var times plan.Times
+							for l := range storyLayers() {
+								times.Layers = append(times.Layers, plan.LayerTime{Layer: l, Forward: time.Duration(1+measures) * time.Millisecond, Backward: time.Duration(2+int(w.ID)) * time.Millisecond})
+							}
+							x.step(Measured{w.Worker, times})
+						}
+					}
+				})
+			}
+			if len(x.balancing) > 0 {
+				acts = append(acts, func() {
+					b := x.balancing[0]
+					x.balancing = x.balancing[1:]
+					x.step(b.Make())
 				})
 				deliver = true
 			}

@@ -124,6 +124,14 @@ type (
 
 	// Led says that this controller leads in a new term.
 	Led struct{ Term uint64 }
+
+	// Balanced answers [Balance].
+	Balanced struct {
+		Look   int
+		Plan   plan.Plan
+		Reason plan.Reason
+		Err    error
+	}
 )
 
 // Crash is the task that ran as a worker crashed.
@@ -174,6 +182,16 @@ type (
 		Reason plan.Reason
 	}
 
+	// Balance asks for a plan that divides the work better, which takes too long to wait for. What
+	// Make returns answers it; meanwhile the controller goes on.
+	Balance struct {
+		Look    int
+		Current plan.Plan
+		View    plan.View
+		Profile plan.Profile
+		Event   plan.Event
+	}
+
 	// Adopt says that a plan is the run's from now on: an agreed one after a
 	// recovery, or a boundary plan that is live at the first worker.
 	Adopt struct {
@@ -219,6 +237,12 @@ type (
 	End struct{ Err error }
 )
 
+// Make makes the plan. It is a pure function and reads nothing that the controller alters.
+func (b Balance) Make() Balanced {
+	p, reason, err := plan.Next(b.Current, b.View, b.Profile, b.Event)
+	return Balanced{b.Look, p, reason, err}
+}
+
 // Recovery is the account of a recovery. The phases follow one another, and their sum
 // is Total.
 type Recovery struct {
@@ -262,11 +286,13 @@ func (Joined) event()    {}
 func (Level) event()     {}
 func (Measured) event()  {}
 func (Led) event()       {}
+func (Balanced) event()  {}
 
 func (Ask) effect()         {}
 func (Command) effect()     {}
 func (Copy) effect()        {}
 func (Propose) effect()     {}
+func (Balance) effect()     {}
 func (Adopt) effect()       {}
 func (Kill) effect()        {}
 func (Dismiss) effect()     {}

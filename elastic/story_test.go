@@ -281,6 +281,8 @@ func (s *story) step(e Event) []Effect {
 					s.t.Error(err)
 				}
 			}
+		case Balance:
+			effects = append(effects, s.step(e.Make())...)
 		}
 	}
 	return effects
@@ -400,6 +402,8 @@ func (s *story) print(e Effect) string {
 		return fmt.Sprintf("copy %d on worker %s: %d ranges", e.Fill.ID, name(e.Worker), len(e.Fill.Transfers))
 	case Propose:
 		return "propose " + s.order(e.Order)
+	case Balance:
+		return "look for a better plan"
 	case Adopt:
 		s.old = e.Order.Plan
 		return fmt.Sprintf("adopt plan %v (%s)", e.Order.Plan.Version, e.Cause)

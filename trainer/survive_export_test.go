@@ -403,6 +403,8 @@ func (s *survival) step(e elastic.Event) {
 			s.send(f.Worker, control.Fill{Fill: body})
 		case elastic.Propose:
 			s.step(elastic.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
+		case elastic.Balance:
+			s.step(f.Make())
 		case elastic.SetTimer:
 			if f.Timer == elastic.WishTimer || f.Timer == elastic.LookTimer {
 				f.After = min(f.After, 2*time.Millisecond)

@@ -728,6 +728,8 @@ func (r *run) do(e effect) error {
 	case verify:
 		job := r.s.job.ID()
 		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), job, e.p)) })
+	case balance:
+		r.others.Go(func() { r.post(balanced{e.Make()}) })
 	case commitCheckpoint:
 		r.others.Go(func() { commitFiles(r.talking, dir.Path(), e.manifest, r.post) })
 	case writePlan:

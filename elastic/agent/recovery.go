@@ -305,6 +305,8 @@ func (s *session) tell(now time.Time, e elastic.Event) []effect {
 			} else {
 				add(p)
 			}
+		case elastic.Balance:
+			add(balance{e})
 		case elastic.Adopt:
 			add(s.adopt(now, e)...)
 		case elastic.Kill:

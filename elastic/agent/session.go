@@ -202,8 +202,9 @@ type (
 		version  plan.Version
 		proposed time.Time
 	}
-	struck struct{ harm string } // it must not strike again
-	harmed struct {              // for measuring only
+	balanced struct{ elastic.Balanced }
+	struck   struct{ harm string } // it must not strike again
+	harmed   struct {              // for measuring only
 		worker int // -1: the newest one of id
 		id     int
 		at     time.Time
@@ -239,6 +240,7 @@ type (
 		order  elastic.Order
 		reason string
 	}
+	balance struct{ elastic.Balance } // balanced comes
 )
 
 const (
@@ -324,6 +326,8 @@ func (s *session) step(now time.Time, e event) []effect {
 			return first
 		}
 		return s.tell(now, elastic.Agreed{Version: e.version, Proposed: e.proposed})
+	case balanced:
+		return s.tell(now, e.Balanced)
 	case struck:
 		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
 	case watchAsked:
