@@ -19,16 +19,17 @@ type Config struct {
 	// Slow is by which share steps must be longer than they could be for clocks to be raised at once. 0 means 0.02.
 	Slow float64
 
-	// Worse is by which share steps must have become longer after a change for it to be taken back. 0 means 0.02.
-	// It should be more than steps differ from each other by chance.
+	// Worse is by which share the median of steps must have become longer after a change for it to be taken back, where
+	// nearly all of them are longer than the median before. 0 means 0.01.
 	Worse float64
 
-	// Settle is how many steps the median of their times is taken of, and how many pass after a change
-	// before anything is concluded. 0 means 8.
+	// Settle is how many steps pass after a change before anything is concluded, and from one conclusion to the
+	// next. 0 means 8.
 	Settle int
 
 	// Hold is how many steps pass at least from one change to the next that only saves energy. It doubles
-	// with each one that is taken back, up to 64 times. 0 means 32.
+	// with each one that is taken back, up to 64 times. So long, too, the steps after a change are held
+	// against those before, as many of these as there were, up to Hold. 0 means 32.
 	Hold int
 }
 
@@ -61,7 +62,7 @@ func (c Config) withDefaults() Config {
 	def(&c.Tolerance, 0.005)
 	def(&c.Gain, 0.02)
 	def(&c.Slow, 0.02)
-	def(&c.Worse, 0.02)
+	def(&c.Worse, 0.01)
 	if c.Settle == 0 {
 		c.Settle = 8
 	}
@@ -97,7 +98,8 @@ type Decision struct {
 //
 // After a plan, and after each change, it lets Settle steps pass. Clocks are raised as soon as steps are longer than need be, at
 // a new plan at once. They are lowered where that saves enough, and not again before Hold steps. When
-// the steps after a change are longer than those before, it is taken back.
+// the steps after a change are longer than those before, it is taken back: that is looked at for Hold steps, since one percent
+// does not show in a few.
 type Governor struct {
 	cfg Config
 
@@ -105,7 +107,7 @@ type Governor struct {
 	plan    uint64
 	devices int
 	steps   int       // since the plan or the last change
-	seconds []float64 // of the last Settle steps
+	seconds []float64 // of these, up to Hold
 	hold    int       // steps until the next one that only saves
 	failed  int       // changes in a row that were taken back
 
@@ -130,7 +132,7 @@ func (g *Governor) Step(o Observation) (Decision, error) {
 		g.settle()
 		return g.raise(o)
 	}
-	if g.steps++; len(g.seconds) == g.cfg.Settle {
+	if g.steps++; len(g.seconds) == g.cfg.Hold {
 		g.seconds = g.seconds[1:]
 	}
 	g.seconds = append(g.seconds, o.Seconds)
@@ -139,26 +141,31 @@ func (g *Governor) Step(o Observation) (Decision, error) {
 		return Decision{}, nil
 	}
 	now := median(g.seconds)
-	if g.trial {
-		g.trial = false
-		if now > g.before*(1+g.cfg.Worse) {
-			g.failed++
-			g.hold = g.cfg.Hold << min(g.failed, 6)
-			d := Decision{g.undo, fmt.Sprintf("clocks put back: steps became %.1f %% longer", 100*(now/g.before-1))}
-			g.settle()
-			return d, nil
+	worse := g.trial && now > g.before*(1+g.cfg.Worse) && few(g.seconds, g.before)
+	var model Model
+	slow := false
+	if o.Model != nil && len(o.Devices) > 0 {
+		model = o.Model()
+		if err := check(o.Devices, model, g.cfg.Tolerance); err != nil {
+			return Decision{}, err
 		}
-		g.failed = 0
+		present, fastest := ends(o.Devices, model)
+		slow = present > fastest*(1+g.cfg.Slow)
 	}
-	if o.Model == nil || len(o.Devices) == 0 {
+	if worse && !slow { // where the model knows why, it says what to do
+		g.failed++
+		g.hold = g.cfg.Hold << min(g.failed, 6)
+		d := Decision{g.undo, fmt.Sprintf("clocks put back: steps became %.1f %% longer", 100*(now/g.before-1))}
+		g.trial = false
+		g.settle()
+		return d, nil
+	}
+	if g.trial && g.steps >= g.cfg.Hold {
+		g.trial, g.failed = false, 0
+	}
+	if model.Step == nil {
 		return Decision{}, nil
 	}
-	model := o.Model()
-	if err := check(o.Devices, model, g.cfg.Tolerance); err != nil {
-		return Decision{}, err
-	}
-	present, fastest := ends(o.Devices, model)
-	slow := present > fastest*(1+g.cfg.Slow)
 	if g.hold > 0 && (!slow || g.failed > 0) { // raised in vain: the hardware does not do what the model says
 		return Decision{}, nil
 	}
@@ -224,6 +231,17 @@ func (g *Governor) change(devices []Device, a Allocation, before float64, want f
 }
 
 func (g *Governor) settle() { g.steps, g.seconds = 0, nil }
+
+// few reports whether at most an eighth of the values are no greater than a limit.
+func few(v []float64, limit float64) bool {
+	n := 0
+	for _, x := range v {
+		if x <= limit {
+			n++
+		}
+	}
+	return 8*n <= len(v)
+}
 
 func median(v []float64) float64 {
 	v = slices.Sorted(slices.Values(v))

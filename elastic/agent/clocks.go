@@ -521,11 +521,11 @@ func clockModel(e observe, stale func() bool) dvfs.Model {
 		if !simulated {
 			return p.Estimate(prof).Seconds()
 		}
-		schedule, err := p.Simulate(prof)
+		t, err := p.Typical(prof)
 		if err != nil {
 			return math.Inf(1) // which is an error of the allocation
 		}
-		return schedule.Makespan.Seconds()
+		return t.Seconds()
 	}
 	return m
 }
