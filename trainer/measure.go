@@ -13,7 +13,11 @@ type measured struct {
 	passes uint64
 	at     time.Time
 	links  map[comm.WorkerID]comm.PeerStats
+	memory time.Time // when it was told of that
 }
+
+// memoryEvery is the time between two looks at the machine's memory.
+const memoryEvery = 10 * time.Second
 
 // measure returns the next heartbeat, with what was measured since a step ended.
 func (w *worker) measure(last *measured) control.Beat {
@@ -44,6 +48,13 @@ func (w *worker) measure(last *measured) control.Beat {
 	if !last.at.IsZero() {
 		b.Over = int64(now.Sub(last.at))
 	}
-	*last = measured{step, passes, now, links}
+	memory := last.memory
+	if now.Sub(memory) >= memoryEvery {
+		if bytes, ok := availableMemory(); ok {
+			b.Available = int64(bytes)
+		}
+		memory = now
+	}
+	*last = measured{step, passes, now, links, memory}
 	return b
 }

@@ -17,11 +17,25 @@ import (
 type pacing struct {
 	detector pace.Detector
 	told     map[plan.WorkerID]plan.Times // to the controller
+	room     map[plan.WorkerID]int64      // bytes for parameters and optimizer state
 }
 
 func (p *pacing) forget(w plan.WorkerID) {
 	p.detector.Forget(w)
 	delete(p.told, w)
+	delete(p.room, w)
+}
+
+// measure takes in how much room a worker has. What machines have to spare changes all the time, and plans are not to follow
+// that, so what is known stays until it is wrong by a third.
+func (p *pacing) measure(w plan.WorkerID, bytes int64) {
+	const off = 4. / 3
+	if was, is := float64(p.room[w]), float64(bytes); was == 0 || is > off*was || is < was/off {
+		if p.room == nil {
+			p.room = make(map[plan.WorkerID]int64)
+		}
+		p.room[w] = bytes
+	}
 }
 
 // paced takes in what a worker has measured: verdicts become events, and the controller
@@ -45,6 +59,10 @@ func (s *session) paced(now time.Time, id int, m control.Beat) []effect {
 			})
 		}
 	}
+	if m.Available > 0 && m.Available < 1<<60 {
+		// All workers share the machine.
+		s.paces.measure(w.who.ID, s.plan.Holds(w.who.ID, s.ctl.Profile().Layers)+m.Available/int64(len(s.plan.Workers)))
+	}
 	var effects []effect
 	for _, v := range s.paces.detector.Observe(sample) {
 		kind := "recovered speed"
@@ -65,6 +83,7 @@ func (s *session) feed(now time.Time) []effect {
 		if !ok {
 			return nil
 		}
+		times.Memory = s.paces.room[w.ID]
 		all[i] = times
 		was, told := s.paces.told[w.ID]
 		news = news || !told || changed(was, times)
@@ -95,7 +114,7 @@ func (p *pacing) times(w plan.WorkerID) (all []rundir.LayerTime) {
 
 // changed reports whether times differ by so much that a plan may.
 func changed(a, b plan.Times) bool {
-	if len(a.Layers) != len(b.Layers) || len(a.Links) != len(b.Links) {
+	if len(a.Layers) != len(b.Layers) || len(a.Links) != len(b.Links) || a.Memory != b.Memory {
 		return true
 	}
 	const part = 0.1

@@ -52,3 +52,19 @@ func TestPacedBounds(t *testing.T) {
 		t.Error("layers that there are not have times")
 	}
 }
+
+// What a machine has to spare changes all the time; a plan hears of it when it is wrong by a third.
+func TestRoom(t *testing.T) {
+	var p pacing
+	for _, c := range []struct{ bytes, want int64 }{{1000, 1000}, {1300, 1000}, {760, 1000}, {1400, 1400}, {1000, 1000}, {700, 700}} {
+		if p.measure(3, c.bytes); p.room[3] != c.want {
+			t.Errorf("%d bytes: %d, want %d", c.bytes, p.room[3], c.want)
+		}
+	}
+	if p.forget(3); p.room[3] != 0 {
+		t.Errorf("a new incarnation has %d", p.room[3])
+	}
+	if !changed(plan.Times{Memory: 1}, plan.Times{Memory: 2}) {
+		t.Error("a change of the memory is none")
+	}
+}

@@ -126,6 +126,23 @@ func without(r Range, others []Range) []Range {
 	return left
 }
 
+// Holds returns the bytes that a worker has for parameters and optimizer state under the plan.
+func (p *Plan) Holds(w WorkerID, layers []Layer) (bytes int64) {
+	for _, s := range p.Stages {
+		if slices.Contains(s.Workers, w) {
+			for _, l := range layers[s.Lo:s.Hi] {
+				bytes += bytesPerParameter * int64(l.Size())
+			}
+		}
+	}
+	for _, s := range p.Shards {
+		if s.Owner == w || slices.Contains(s.Mirrors, w) {
+			bytes += stateParts * bytesPerParameter * int64(s.Hi-s.Lo)
+		}
+	}
+	return bytes
+}
+
 // stateParts is how many times the size of its parameters a range has with its
 // optimizer state: parameters and two moments.
 const stateParts = 3

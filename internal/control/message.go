@@ -41,6 +41,8 @@ type Beat struct {
 	// was Over nanoseconds before.
 	Links []LinkTime
 	Over  int64
+	// Available is how many bytes its machine can give to programs, now and then; else 0.
+	Available int64
 }
 
 // MaxMeasured bounds the layers and the links of a [Beat].
