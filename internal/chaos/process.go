@@ -69,6 +69,9 @@ func (self) Signal(sig os.Signal) error {
 	if !ok {
 		return fmt.Errorf("chaos: %v is no signal of this system", sig)
 	}
+	if s == unix.SIGKILL { // of all threads at once, and seen to be the whole process's by who looks
+		return unix.Kill(unix.Getpid(), s)
+	}
 	// The calling thread gets it: a signal to the process may go to another thread, which has to wake up first while this one runs on.
 	// What it does, it does to the whole process.
 	runtime.LockOSThread()
