@@ -176,7 +176,7 @@ func (r *struck) run(t *timing) error {
 // best returns the shortest step with the workers that are left: that of the plan by the simulator, or,
 // where the run may change the stages, of a better plan; and the bound of all plans and of all
 // orders of tasks. With the dataflow alone, both are of the stages of the run. No stage gets more than twice the mean of the layers,
-// which is what the planner does where nothing is known of memory.
+// which is what the planner does.
 func (r *struck) best(p *plan.Plan, layer plan.Layer) (step, bound time.Duration, err error) {
 	prediction, err := p.Predict(plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, r.layers)})
 	if err != nil {

@@ -152,7 +152,8 @@ func (g *Governor) Step(o Observation) (Decision, error) {
 		present, fastest := ends(o.Devices, model)
 		slow = present > fastest*(1+g.cfg.Slow)
 	}
-	if worse && !slow { // where the model knows why, it says what to do
+	raises := slow && (g.hold <= 0 || g.failed == 0)
+	if worse && !raises { // where the model knows why, it says what to do
 		g.failed++
 		g.hold = g.cfg.Hold << min(g.failed, 6)
 		d := Decision{g.undo, fmt.Sprintf("clocks put back: steps became %.1f %% longer", 100*(now/g.before-1))}
@@ -166,7 +167,10 @@ func (g *Governor) Step(o Observation) (Decision, error) {
 	if model.Step == nil {
 		return Decision{}, nil
 	}
-	if g.hold > 0 && (!slow || g.failed > 0) { // raised in vain: the hardware does not do what the model says
+	if slow { // what became slow under the same clocks is what a change is held against
+		now = max(now, median(g.seconds[len(g.seconds)-max(1, g.cfg.Settle/2):]))
+	}
+	if g.hold > 0 && !raises { // raised in vain: the hardware does not do what the model says
 		return Decision{}, nil
 	}
 	a, err := Allocate(o.Devices, model, g.cfg.Tolerance)

@@ -391,6 +391,14 @@ func TestGovernor(t *testing.T) {
 			t.Errorf("%s; %v", got, b.devs)
 		}
 	})
+	t.Run("keeps what it raised though steps are longer than when there was less work", func(t *testing.T) {
+		b := newBench(t, cfg, 1, 0.6)
+		b.run(20)
+		b.work = []float64{1.1, 1.05}
+		if got := b.run(40); strings.Count(got, "+") > 2 || b.devs[1].Now < 950 {
+			t.Errorf("%s; %v", got, b.devs)
+		}
+	})
 	t.Run("does not follow work that changes to and fro", func(t *testing.T) {
 		b := newBench(t, cfg, 1, 0.62)
 		b.run(40)

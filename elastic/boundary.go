@@ -83,7 +83,7 @@ func (c *Controller) balanced(e Balanced) []Effect {
 	case b.Current.Version != c.plan.Version || b.Event.After != c.issued || b.Profile.Differs(&prof):
 		return c.wishes()
 	case errors.Is(e.Err, plan.ErrNoGain):
-		c.seen = &look{c.plan.Version, prof}
+		c.seen = &look{c.plan.Version, b.Profile}
 		return nil
 	}
 	return c.fillFor(e.Plan, b.View, "rebalance", e.Reason, e.Err)

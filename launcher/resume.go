@@ -87,7 +87,9 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if err != nil {
 		return failure{fmt.Errorf("%s: %w", path, err)}
 	}
-	again.Plan = was.Plan
+	if again.Plan = was.Plan; was.Last != nil {
+		again.Number = was.Last.Plan
+	}
 	if again.Data, err = dir.ReadData(); err != nil {
 		return failure{err}
 	}

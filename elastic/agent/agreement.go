@@ -85,6 +85,9 @@ func (a *agreement) run(ctx context.Context, post func(event) bool) {
 			if e, ok := p.entry.(agree.Plan); ok && !post(agreedOn{e.Version, p.began}) {
 				return
 			}
+		case <-a.node.Broken():
+			post(fileFailed{a.node.Sync()})
+			return
 		case <-ctx.Done():
 			return
 		}

@@ -23,7 +23,9 @@ type Resume struct {
 	Data []rundir.DataFile // as data.json has it
 	Step int               // of the checkpoint in the run directory
 	Plan *rundir.Plan      // the newest, nil for none
-	Note []string          // what is to be known of it, in a sentence each
+	// Number is that of the plan of the newest step. It may be greater than Plan's, which is written down later.
+	Number uint64
+	Note   []string // what is to be known of it, in a sentence each
 }
 
 // ResumeError means that the program, its data or its flags are not what they were.
@@ -45,8 +47,13 @@ func (r *Resume) newest() plan.Version {
 	if r == nil || r.Plan == nil {
 		return plan.Version{}
 	}
-	return written(r.Plan)
+	v := written(r.Plan)
+	v.N = max(v.N, int(min(r.Number, maxNumber)))
+	return v
 }
+
+// maxNumber bounds the number of a plan that a file may claim.
+const maxNumber = 1 << 40
 
 // saving is what a session knows of checkpoints. The workers are asked for one when it is
 // due; from then on nothing is asked until that one is written or given up.

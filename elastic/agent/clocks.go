@@ -63,6 +63,7 @@ type (
 		under     map[plan.WorkerID]float64 // how many times as long each worker takes at the clock of the moment
 		seconds   float64
 		processes map[int]int
+		changes   uint64 // of clocks before it
 	}
 	// release has lowered clocks put back: another plan is live.
 	release struct{ version plan.Version }
@@ -185,6 +186,7 @@ type governing struct {
 	queue    *queue[effect]
 	post     func(event) bool
 	newest   atomic.Uint64                          // N of the newest plan; what is about another one is dropped
+	changes  atomic.Uint64                          // of clocks; steps from before the newest tell nothing of it
 	emulated atomic.Pointer[map[int]*dvfs.Emulated] // clocks of workers that are emulated; nil before devices are known
 	governor *dvfs.Governor
 
@@ -212,12 +214,15 @@ func newGoverning(c Clocks, cfg dvfs.Config, post func(event) bool) (*governing,
 
 // take hands work to the goroutine; it never waits.
 func (g *governing) take(e effect) {
-	switch e := e.(type) {
+	switch o := e.(type) {
+	case observe:
+		o.changes = g.changes.Load()
+		e = o
 	case release:
-		g.newest.Store(uint64(e.version.N))
+		g.newest.Store(uint64(o.version.N))
 	case drawn: // at once, as of a real device: the goroutine may be searching for steps on end
-		if all := g.emulated.Load(); all != nil && (*all)[e.worker] != nil {
-			(*all)[e.worker].Run(e.busy, e.idle)
+		if all := g.emulated.Load(); all != nil && (*all)[o.worker] != nil {
+			(*all)[o.worker].Run(o.busy, o.idle)
 		}
 		return
 	}
@@ -255,7 +260,7 @@ func (g *governing) run(ctx context.Context) {
 		}
 		switch e := e.(type) {
 		case observe:
-			if !g.gaveUp && uint64(e.plan.Version.N) >= g.newest.Load() {
+			if !g.gaveUp && uint64(e.plan.Version.N) >= g.newest.Load() && e.changes == g.changes.Load() {
 				g.observe(ctx, e)
 			}
 		case release:
@@ -439,6 +444,7 @@ func (g *governing) apply(settings []dvfs.Setting, reason string) {
 		g.giveUp(err)
 		return
 	}
+	g.changes.Add(1)
 	for _, s := range settings {
 		d := g.devices[s.Clock]
 		if s.MHz == 0 {
@@ -477,7 +483,7 @@ func anyOf[K comparable, V any](m map[K]V, f func(K, V) bool) bool {
 	return false
 }
 
-// maxSimulated bounds the passes of all simulations of an allocation, by devices and passes of a step; beyond, the
+// maxSimulated bounds the passes of a step times the devices, to which all simulations of an allocation are in proportion; beyond, the
 // closed form predicts, which knows less of waiting.
 const maxSimulated = 1 << 12
 

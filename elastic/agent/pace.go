@@ -23,7 +23,6 @@ type pacing struct {
 func (p *pacing) forget(w plan.WorkerID) {
 	p.detector.Forget(w)
 	delete(p.told, w)
-	delete(p.room, w)
 }
 
 // measure takes in how much room a worker has. What machines have to spare changes all the time, and plans are not to follow

@@ -61,8 +61,8 @@ func TestRoom(t *testing.T) {
 			t.Errorf("%d bytes: %d, want %d", c.bytes, p.room[3], c.want)
 		}
 	}
-	if p.forget(3); p.room[3] != 0 {
-		t.Errorf("a new incarnation has %d", p.room[3])
+	if p.forget(3); p.room[3] != 700 {
+		t.Errorf("a worker that is measured anew has %d: its machine is the same", p.room[3])
 	}
 	if !changed(plan.Times{Memory: 1}, plan.Times{Memory: 2}) {
 		t.Error("a change of the memory is none")

@@ -19,6 +19,7 @@ type behind struct {
 	err     error       // of the store: nothing is taken after it
 
 	more   chan struct{} // there is something pending
+	broken chan struct{} // closed: err is set
 	writer sync.WaitGroup
 }
 
@@ -26,7 +27,7 @@ type behind struct {
 const maxBehind = 64
 
 func newBehind(store raft.LogStore) *behind {
-	b := &behind{store: store, more: make(chan struct{}, 1)}
+	b := &behind{store: store, more: make(chan struct{}, 1), broken: make(chan struct{})}
 	b.written = sync.NewCond(&b.mu)
 	b.writer.Go(b.write)
 	return b
@@ -43,10 +44,12 @@ func (b *behind) write() {
 		}
 		err := b.store.StoreLogs(batch)
 		b.mu.Lock()
-		if err != nil {
-			b.err = err
-		} else {
+		switch {
+		case err == nil:
 			b.pending = slices.Clone(b.pending[len(batch):])
+		case b.err == nil:
+			b.err = err
+			close(b.broken)
 		}
 		b.written.Broadcast()
 		b.mu.Unlock()

@@ -75,6 +75,7 @@ func TestBehindFails(t *testing.T) {
 		if err := b.sync(); !errors.Is(err, full) {
 			t.Errorf("sync: %v", err)
 		}
+		<-b.broken
 		if err := b.StoreLog(&raft.Log{Index: 2}); !errors.Is(err, full) {
 			t.Errorf("store: %v", err)
 		}

@@ -1,6 +1,6 @@
 // Package agree is the agreement between the agents of a job: a log that all
 // of them hold in the same order, and the state that follows from it. It is
-// hashicorp/raft with a synced bbolt file under it, one [Node] in each agent.
+// hashicorp/raft with a bbolt file under it, one [Node] in each agent.
 //
 // The leader proposes entries; each node applies the committed ones in order and
 // hands them to its agent:
@@ -20,8 +20,8 @@
 // [State.Apply] is a pure function and the only place where an entry is judged.
 // An entry that it refuses changes nothing on any node. Above all, the version of
 // a plan must be of the newest [Generation] and greater than that of every plan
-// before it. The log survives the death of all processes, and each begins a generation, so versions never
-// repeat in the life of a run directory.
+// before it. The log survives the death of all processes, but for what is said below of a node without a network, and
+// whoever begins a job or goes on with it begins a generation, so versions never repeat in the life of a run directory.
 //
 // # Failure
 //

@@ -406,6 +406,18 @@ func (n *Node) lead() {
 	}
 }
 
+// Broken returns a channel that is closed when the disk has refused a plan that was agreed already, which is so only without
+// a network; [Node.Sync] says why. It is nil for other nodes.
+func (n *Node) Broken() <-chan struct{} {
+	if n.files.behind == nil {
+		return nil
+	}
+	return n.files.behind.broken
+}
+
+// Sync waits until all that was agreed is on the disk of this node, and returns why it is not.
+func (n *Node) Sync() error { return n.typed(n.files.sync()) }
+
 // nudge has watch add a barrier to the log. Followers learn that an entry is
 // committed with the next one or by raft's own timer, which is late for a plan.
 func (n *Node) nudge() {
@@ -450,7 +462,7 @@ func (n *Node) Propose(ctx context.Context, e Entry) (uint64, error) {
 	case e.kind() == kindPlan:
 		n.nudge()
 	default:
-		err = n.typed(n.files.sync())
+		err = n.Sync()
 	}
 	return index, err
 }

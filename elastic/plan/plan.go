@@ -82,7 +82,7 @@ type Clock struct {
 //     stage. So the forward and the backward pass of a stage and micro-batch
 //     run on one worker.
 //  6. There is one limit for every worker of every stage, and it is at least
-//     the number of stages from that one on.
+//     the number of stages from that one on. Its lead is not negative and not above it.
 //  7. Every parameter is in exactly one shard; shards are in the order of
 //     parameters and none is empty.
 //  8. Borders of shards are borders of blocks: a tensor's blocks have

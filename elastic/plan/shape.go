@@ -38,8 +38,7 @@ func newShaper(p *Plan, prof *Profile) *shaper {
 		s.work[i+1] = s.work[i] + float64(l.Forward+l.Backward)
 		s.params[i+1] = s.params[i] + float64(s.sizes[i])
 	}
-	// Where nothing is known of memory, no stage gets more than twice the mean, or what
-	// there is already. That is never less than any one layer.
+	// No stage gets more than twice the mean, or what there is already: what activations take is not known. That is never less than any one layer.
 	s.most = 2 * s.params[len(s.sizes)] / float64(len(p.Stages))
 	for _, n := range s.sizes {
 		s.most = max(s.most, float64(n))

@@ -45,7 +45,7 @@ func job(layers int, ms float64) (trainer.Job, error) {
 		Target: trainer.Spec{Shape: []int{1}, Kind: trainer.Int32},
 		Loss:   nn.CrossEntropy{},
 	}
-	d := &device{wait: time.Sleep}
+	d := newDevice()
 	for range layers {
 		m.Layers = append(m.Layers, newLayer(d, time.Duration(ms*float64(time.Millisecond))))
 	}
@@ -91,6 +91,8 @@ type device struct {
 	late time.Duration // by which the wait before ended too late
 	wait func(time.Duration)
 }
+
+func newDevice() *device { return &device{wait: time.Sleep} }
 
 // take returns when a task that began then has taken its time. What timers
 // are late, the next task is shorter by, at most by all of its time.

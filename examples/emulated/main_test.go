@@ -11,13 +11,13 @@ import (
 )
 
 func TestLayer(t *testing.T) {
-	trainertest.Layer(t, newLayer(&device{wait: time.Sleep}, 0), trainer.Spec{Shape: []int{width}}, trainertest.Options{})
+	trainertest.Layer(t, newLayer(newDevice(), 0), trainer.Spec{Shape: []int{width}}, trainertest.Options{})
 }
 
 // A device is as fast as it is told in the mean, whatever else its tasks wait for.
 func TestDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := device{wait: time.Sleep}
+		d := newDevice()
 		began := time.Now()
 		for range 100 {
 			from := time.Now()
