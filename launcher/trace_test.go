@@ -320,8 +320,8 @@ func TestRecoveryIsOneTrace(t *testing.T) {
 
 func TestFaultDuringARecoveryIsATraceOfItsOwn(t *testing.T) {
 	t.Parallel()
-	// Who is frozen does not answer the query that the other one's death brings.
-	_, file, events, steps := traced(t, "--workers", "4", "--mirrors", "2", "--chaos", "freeze:1@7,kill:2@7")
+	// Who is frozen does not answer the query that the other one's death brings, and it is frozen by then: the step cannot end without it.
+	_, file, events, steps := traced(t, "--workers", "4", "--mirrors", "2", "--chaos", "freeze:1@7,kill:2@7+150")
 	roots := named(file, trace.ID{}, trace.Recovery)
 	if len(roots) != 2 {
 		t.Fatalf("%d recoveries", len(roots))
