@@ -39,7 +39,7 @@ lint: ## run the linters of .golangci.yml
 
 .PHONY: generate
 generate: ## generate the assembly kernels again
-	go generate ./internal/kernel
+	go generate ./internal/compute/kernel
 
 .PHONY: bench
 bench: ## run the Go benchmarks; bench/ has the comparisons with others

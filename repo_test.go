@@ -32,25 +32,40 @@ type importRule struct {
 	why    string
 }
 
-// importRules are the arrows of docs/architecture.md, turned round:
-//
-//	launcher → trainer → internal/engine → {elastic, zero} → comm → internal;  nn → trainer;  rng imports nothing of ours
+// floors are the layers of docs/architecture.md, top first: a package imports only packages of its own floor's folder and of floors
+// below it, so no arrow runs back up. Each package belongs to the first pattern that matches it.
+var floors = [][]string{
+	{"launcher/...", "examples/...", "bench/..."},
+	{"nn/...", "trainer/trainertest/..."},
+	{"trainer/..."},
+	{"internal/worker/...", "internal/host/..."},
+	{"internal/observe/view/...", "internal/observe/dashboard/...", "internal/observe/telemetry/..."},
+	{"internal/controller/..."},
+	{"internal/net/gossip/..."},
+	{"internal/plan/..."},
+	{"internal/net/control/...", "internal/net/commtest/...", "internal/store/checkpoint/..."},
+	{"internal/net/...", "internal/store/...", "internal/observe/trace/...", "internal/chaos/...", "zero/..."},
+	{"internal/compute/...", "internal/platform/...", "internal/testkit/..."},
+	{"rng/...", "dvfs/..."},
+}
+
+// importRules are what the floors do not say.
 var importRules = []importRule{
 	{
 		from: []string{"rng"}, ban: []string{module + "/..."},
 		why: "rng is a leaf: whoever wants our random numbers takes nothing else along",
 	},
 	{
-		from: []string{"dvfs/...", "elastic/graph"}, except: []string{"dvfs/nvml"}, ban: []string{module + "/..."},
-		why: "dvfs and elastic/graph are leaves, so that they are tested and understood by themselves",
+		from: []string{"dvfs/...", "internal/plan/graph"}, except: []string{"dvfs/nvml"}, ban: []string{module + "/..."},
+		why: "dvfs and internal/plan/graph are leaves, so that they are tested and understood by themselves",
 	},
 	{
 		from: []string{"dvfs/nvml"}, ban: []string{module + "/..."}, allow: []string{"dvfs"},
 		why: "cards are clocks, and need to know no more",
 	},
 	{
-		from: []string{"elastic", "elastic/plan", "elastic/graph", "elastic/pace", "elastic/agree", "internal/engine/..."}, ban: []string{"dvfs/..."},
-		why: "plans are made of measured times, never of clocks; the agent alone knows both",
+		from: []string{"internal/controller/...", "internal/plan/...", "internal/host/agree", "internal/worker/..."}, ban: []string{"dvfs/..."},
+		why: "plans are made of measured times, never of clocks; the host alone knows both",
 	},
 	{
 		from: []string{"..."}, except: []string{"dvfs/nvml"}, tests: true, ban: []string{"github.com/NVIDIA/..."},
@@ -66,36 +81,24 @@ var importRules = []importRule{
 		why:    "launcher, examples and bench are ends: what others need from them belongs into a package",
 	},
 	{
-		from: []string{"trainer/..."}, ban: []string{"nn/..."},
-		why: "nn builds on trainer as users' layers do; were trainer to know nn, ours would be more equal than theirs",
+		from: []string{"internal/worker/..."}, ban: []string{"internal/host/..."},
+		why: "workers and hosts meet in messages, never in calls",
 	},
 	{
-		from: []string{"internal/..."}, ban: []string{"trainer/...", "nn/...", "launcher/..."},
-		why: "internal packages serve the public ones",
+		from: []string{"internal/host/..."}, ban: []string{"internal/worker/..."},
+		why: "workers and hosts meet in messages, never in calls",
 	},
 	{
-		from: []string{"internal/..."}, except: []string{"internal/engine/..."}, ban: []string{"elastic/...", "zero/...", "comm/..."},
-		why: "below the engine, internal packages are the ground that elastic, zero and comm stand on",
-	},
-	{
-		from: []string{"elastic/...", "zero/..."}, ban: []string{"trainer/...", "nn/...", "internal/engine/..."},
-		why: "the control plane and the shards know plans and bytes, not models; the engine calls them",
-	},
-	{
-		from: []string{"comm/..."}, ban: []string{"elastic/...", "zero/...", "trainer/...", "nn/...", "internal/engine/..."},
-		why: "comm moves bytes between named peers and is used by all of these",
-	},
-	{
-		from: []string{"..."}, except: []string{"internal/chaos/...", "trainer/...", "launcher/...", "elastic/agent/chaos.go"},
+		from: []string{"..."}, except: []string{"internal/chaos/...", "trainer/...", "launcher/...", "internal/host/chaos.go"},
 		ban: []string{"internal/chaos/..."},
-		why: "what detects, plans and recovers must know a harm by its effects only; in the agent, chaos.go alone may do harm",
+		why: "what detects, plans and recovers must know a fault by its effects only; in the host, chaos.go alone may inject one",
 	},
 	{
 		from: []string{"internal/chaos/..."}, ban: []string{module + "/..."}, allow: []string{"rng"},
-		why: "harm is done without knowing plans, detectors or the controller",
+		why: "faults are injected without knowing plans, detectors or the controller",
 	},
 	{
-		from: []string{"..."}, except: []string{"internal/view/...", "launcher/..."},
+		from: []string{"..."}, except: []string{"internal/observe/view/...", "launcher/..."},
 		ban: []string{"github.com/charmbracelet/...", "github.com/muesli/..."}, tests: true,
 		why: "only the view may draw on a terminal; everything else hands it values",
 	},
@@ -104,17 +107,17 @@ var importRules = []importRule{
 		why: "flags are read in launcher alone; a library is configured by its caller",
 	},
 	{
-		from: []string{"..."}, except: []string{"elastic/agree"}, tests: true,
+		from: []string{"..."}, except: []string{"internal/host/agree"}, tests: true,
 		ban: []string{"github.com/hashicorp/raft/...", "github.com/hashicorp/raft-boltdb/...", "go.etcd.io/bbolt/..."},
-		why: "what is agreed is read and proposed through elastic/agree, which judges it",
+		why: "what is agreed is read and proposed through internal/host/agree, which judges it",
 	},
 	{
-		from: []string{"elastic/agree"}, ban: []string{module + "/..."}, allow: []string{"elastic/plan"},
+		from: []string{"internal/host/agree"}, ban: []string{module + "/..."}, allow: []string{"internal/plan"},
 		why: "agreement needs to know of a job no more than what orders its plans",
 	},
 	{
 		from: []string{"..."}, ban: []string{"github.com/mmcloughlin/avo/..."}, tests: true,
-		why: "avo generates assembly in the module internal/kernel/asm, so that users do not download it",
+		why: "avo generates assembly in the module internal/compute/kernel/asm, so that users do not download it",
 	},
 	{
 		from: bitFeeders, ban: []string{"math/rand/...", "crypto/rand"},
@@ -124,8 +127,7 @@ var importRules = []importRule{
 
 // bitFeeders are the packages whose arithmetic reaches parameters, losses or norms.
 var bitFeeders = []string{
-	"rng", "nn/...", "zero/...", "trainer/...", "internal/kernel/...", "internal/engine/...", "internal/exact/...", "internal/tree/...",
-	"internal/tensor/...",
+	"rng", "nn/...", "zero/...", "trainer/...", "internal/compute/...", "internal/worker/...", "internal/testkit/exact/...",
 }
 
 // unevenMath are the functions of package math that are not rounded correctly and differ between processors. Sqrt, FMA, Floor
@@ -135,6 +137,7 @@ var unevenMath = regexp.MustCompile(
 		`Cbrt|Hypot|Gamma|Lgamma|Erf|Erfc|Erfinv|Erfcinv|J0|J1|Jn|Y0|Y1|Yn)$`)
 
 func TestImports(t *testing.T)           { report(t, checkImports(source(t), importRules)) }
+func TestFloors(t *testing.T)            { report(t, checkFloors(source(t), floors)) }
 func TestPackageComments(t *testing.T)   { report(t, checkPackageComments(source(t))) }
 func TestNoUnevenMath(t *testing.T)      { report(t, checkUnevenMath(source(t), bitFeeders)) }
 func TestNoSleepInTests(t *testing.T)    { report(t, checkSleeps(source(t))) }
@@ -204,6 +207,35 @@ func parse(root fs.FS) ([]file, error) {
 		return nil
 	})
 	return files, err
+}
+
+// checkFloors finds imports that run up, and packages that have no floor.
+func checkFloors(files []file, floors [][]string) (faults []string) {
+	floor := func(pkg string) int {
+		for i, patterns := range floors {
+			if matches(patterns, pkg) {
+				return i
+			}
+		}
+		return -1
+	}
+	for _, f := range files {
+		from := floor(f.dir())
+		if f.test || f.dir() == "." {
+			continue
+		}
+		if from < 0 {
+			faults = append(faults, fmt.Sprintf("%s: %s has no floor", f.name, f.dir()))
+			continue
+		}
+		for _, spec := range f.ast.Imports {
+			p, _ := strconv.Unquote(spec.Path.Value)
+			if to, ours := strings.CutPrefix(p, module+"/"); ours && floor(to) < from {
+				faults = append(faults, fmt.Sprintf("%s: %s must not import %s, which is above it", f.at(spec.Pos()), f.dir(), to))
+			}
+		}
+	}
+	return faults
 }
 
 // matches reports whether a folder or import path falls under one of the patterns.
@@ -310,7 +342,7 @@ func checkUnevenMath(files []file, dirs []string) (faults []string) {
 		}
 		selections(f, "math", func(name string, n ast.Node) {
 			if unevenMath.MatchString(name) {
-				faults = append(faults, fmt.Sprintf("%s: math.%s gives other bits on other processors; use the functions of internal/kernel",
+				faults = append(faults, fmt.Sprintf("%s: math.%s gives other bits on other processors; use the functions of internal/compute/kernel",
 					f.at(n.Pos()), name))
 			}
 		})
@@ -381,27 +413,27 @@ func checkTestCommand(root fs.FS) (faults []string) {
 func TestRulesCanFail(t *testing.T) {
 	sample := fstest.MapFS{}
 	for name, text := range map[string]string{
-		"go.mod":                 "module " + module + "\n\nrequire x v1.0.0\n\nreplace x => ../x\n",
-		"README.md":              "Run go test ./... now.\n",
-		"rng/rng.go":             "// Package rng is fine.\npackage rng\n\nimport _ \"" + module + "/internal/kernel\"\n",
-		"internal/kernel/a.go":   "// Package kernel is one.\npackage kernel\n\nimport \"math\"\n\nvar _, _ = math.Exp(1), math.Sqrt(2)\n",
-		"internal/kernel/b.go":   "// Package kernel is two.\npackage kernel\n",
-		"internal/kernel/g/g.go": "//go:build ignore\n\n// Package g is fine.\npackage g\n\nimport \"math/rand/v2\"\n\nvar _ = rand.Int\n",
-		"trainer/trainer.go":     "// It trains.\npackage trainer\n\nimport m \"math\"\n\nvar _ = m.Tanh(1)\n",
+		"go.mod":                         "module " + module + "\n\nrequire x v1.0.0\n\nreplace x => ../x\n",
+		"README.md":                      "Run go test ./... now.\n",
+		"rng/rng.go":                     "// Package rng is fine.\npackage rng\n\nimport _ \"" + module + "/internal/compute/kernel\"\n",
+		"internal/compute/kernel/a.go":   "// Package kernel is one.\npackage kernel\n\nimport \"math\"\n\nvar _, _ = math.Exp(1), math.Sqrt(2)\n",
+		"internal/compute/kernel/b.go":   "// Package kernel is two.\npackage kernel\n",
+		"internal/compute/kernel/g/g.go": "//go:build ignore\n\n// Package g is fine.\npackage g\n\nimport \"math/rand/v2\"\n\nvar _ = rand.Int\n",
+		"trainer/trainer.go":             "// It trains.\npackage trainer\n\nimport m \"math\"\n\nvar _ = m.Tanh(1)\n",
 		"trainer/trainer_test.go": "package trainer_test\n\nimport (\n\t\"math\"\n\t\"time\"\n\n\t_ \"" + module + "/nn\"\n)\n\n" +
 			"func f() { time.Sleep(time.Duration(math.Exp(1))) }\n",
 		"trainer/sync_test.go": "package trainer_test\n\nimport (\n\t\"testing/synctest\"\n\t\"time\"\n)\n\nfunc g() {\n" +
 			"\tsynctest.Test(nil, func() { time.Sleep(1) })\n\tfor !done() {\n\t\ttime.Sleep(1)\n\t}\n\ttime.Sleep(1)\n" +
 			"\tfor i := 0; i < 9; i++ {\n\t\ttime.Sleep(1)\n\t}\n}\n",
-		"nn/nn.go":                      "package nn\n\nimport _ \"" + module + "/trainer\"\n",
-		"nn/nn_test.go":                 "package nn\n\nimport _ \"" + module + "/launcher/sub\"\n",
-		"launcher/main.go":              "// Command launcher is fine.\npackage main\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
-		"elastic/agent/agent.go":        "// Package agent is fine.\npackage agent\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
-		"elastic/agent/chaos.go":        "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
-		"elastic/agent/session.go":      "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
-		"internal/kernel/asm/go.mod":    "module asm\n\nreplace (\n\tx => ../x\n)\n",
-		"internal/kernel/asm/main.go":   "package main\n\nimport _ \"github.com/mmcloughlin/avo/build\"\n",
-		"internal/kernel/testdata/x.go": "not Go\n",
+		"nn/nn.go":                              "package nn\n\nimport _ \"" + module + "/trainer\"\n",
+		"nn/nn_test.go":                         "package nn\n\nimport _ \"" + module + "/launcher/sub\"\n",
+		"launcher/main.go":                      "// Command launcher is fine.\npackage main\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
+		"internal/host/agent.go":                "// Package agent is fine.\npackage agent\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
+		"internal/host/chaos.go":                "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
+		"internal/host/session.go":              "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
+		"internal/compute/kernel/asm/go.mod":    "module asm\n\nreplace (\n\tx => ../x\n)\n",
+		"internal/compute/kernel/asm/main.go":   "package main\n\nimport _ \"github.com/mmcloughlin/avo/build\"\n",
+		"internal/compute/kernel/testdata/x.go": "not Go\n",
 	} {
 		sample[name] = &fstest.MapFile{Data: []byte(text)}
 	}
@@ -415,25 +447,31 @@ func TestRulesCanFail(t *testing.T) {
 		want []string // beginnings, in any order
 	}{
 		{"imports", checkImports(files, importRules), []string{
-			"elastic/agent/agent.go:4: elastic/agent must not import github.com/charmbracelet/bubbletea: only the view",
-			"elastic/agent/session.go:3: elastic/agent must not import " + module + "/internal/chaos: what detects, plans",
-			"internal/kernel/g/g.go:6: internal/kernel/g must not import math/rand/v2: every draw",
+			"internal/compute/kernel/g/g.go:6: internal/compute/kernel/g must not import math/rand/v2: every draw",
+			"internal/host/agent.go:4: internal/host must not import github.com/charmbracelet/bubbletea: only the view",
+			"internal/host/session.go:3: internal/host must not import " + module + "/internal/chaos: what detects, plans",
 			"nn/nn_test.go:3: nn must not import " + module + "/launcher/sub: launcher, examples and bench are ends",
-			"rng/rng.go:4: rng must not import " + module + "/internal/kernel: rng is a leaf",
+			"rng/rng.go:4: rng must not import " + module + "/internal/compute/kernel: rng is a leaf",
+		}},
+		{"floors", checkFloors(files, [][]string{{"rng"}, {"..."}}), nil},
+		{"floors upside down", checkFloors(files, [][]string{{"internal/..."}, {"rng"}}), []string{
+			"launcher/main.go: launcher has no floor", "nn/nn.go: nn has no floor",
+			"rng/rng.go:4: rng must not import internal/compute/kernel, which is above it",
+			"trainer/trainer.go: trainer has no floor",
 		}},
 		{"package comments", checkPackageComments(files), []string{
-			"internal/kernel: has 2 package comments [internal/kernel/a.go internal/kernel/b.go], want one",
+			"internal/compute/kernel: has 2 package comments [internal/compute/kernel/a.go internal/compute/kernel/b.go], want one",
 			"nn: has 0 package comments",
 			`trainer/trainer.go:1: the package comment must begin with "Package trainer "`,
 		}},
 		{"uneven math", checkUnevenMath(files, bitFeeders), []string{
-			"internal/kernel/a.go:6: math.Exp gives",
+			"internal/compute/kernel/a.go:6: math.Exp gives",
 			"trainer/trainer.go:6: math.Tanh gives",
 		}},
 		{"sleeps", checkSleeps(files), []string{
 			"trainer/sync_test.go:13: time.Sleep", "trainer/sync_test.go:15: time.Sleep", "trainer/trainer_test.go:10: time.Sleep",
 		}},
-		{"replace", checkReplace(sample), []string{"go.mod:5: replace", "internal/kernel/asm/go.mod:3: replace"}},
+		{"replace", checkReplace(sample), []string{"go.mod:5: replace", "internal/compute/kernel/asm/go.mod:3: replace"}},
 		{"test command", checkTestCommand(sample), []string{"README.md: no line"}},
 	} {
 		slices.Sort(c.got)

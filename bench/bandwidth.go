@@ -7,12 +7,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -113,9 +113,9 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 	if err != nil {
 		return c, err
 	}
-	first := elastic.Order{Plan: p}
+	first := controller.Order{Plan: p}
 	for i, w := range p.Workers {
-		first.Peers = append(first.Peers, elastic.Peer{Worker: w, Addr: peers[i].Addr})
+		first.Peers = append(first.Peers, controller.Peer{Worker: w, Addr: peers[i].Addr})
 	}
 	c.parts = make([][]int, len(c.layers))
 	for l := range c.parts {

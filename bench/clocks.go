@@ -14,8 +14,8 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // clocks lets 8 workers of emulated devices in 2 stages lose one, and holds what the governor makes of the plan

@@ -21,10 +21,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/sched"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform/sched"
 )
 
 // controlLatency measures how long control takes while everything else is

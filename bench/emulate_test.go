@@ -6,7 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // No plan beats the bound, and where stages are equal there is one that meets it.

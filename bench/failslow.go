@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // failslow slows one worker of emulated devices, restores it, and counts the steps until

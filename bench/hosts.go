@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // hosts kills emulated hosts, agent and workers, with SIGKILL from outside: in turn the one whose

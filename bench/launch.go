@@ -17,8 +17,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/trace"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // lab runs the launcher's binary, with a bystander that does harm beside it.
@@ -98,7 +98,7 @@ func (l *lab) run(t trial) (outcome, error) {
 	}
 	defer os.RemoveAll(temp)
 	args := append([]string{"run", "--plain", "--run-dir", o.dir}, t.flags...)
-	args = append(args, filepath.Join(l.dir, "gpt"), "--data", filepath.Join(l.root, "internal/exact/testdata/corpus"))
+	args = append(args, filepath.Join(l.dir, "gpt"), "--data", filepath.Join(l.root, "internal/testkit/exact/testdata/corpus"))
 	cmd := exec.Command(filepath.Join(l.dir, "launcher"), append(args, t.program...)...)
 	cmd.Env = append(os.Environ(), mark+o.dir, "TMPDIR="+temp)
 	var text bytes.Buffer

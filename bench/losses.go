@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // losses lets workers of emulated devices die one after the other, and one become slow, and

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // shape is one matrix product of a training step: m x k times k x n, with

@@ -14,12 +14,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -135,7 +135,7 @@ type crew struct {
 	way      way
 	plan     plan.Plan
 	fills    int
-	peers    []elastic.Peer
+	peers    []controller.Peer
 	networks []*comm.Endpoint
 	engines  []*engine.Engine
 	pools    []*kernel.Pool
@@ -195,7 +195,7 @@ func (c *crew) start() error {
 		c.networks, c.pools = append(c.networks, network), append(c.pools, kernel.NewPool(1))
 		w := plan.Worker{ID: plan.WorkerID(i)}
 		view.Workers = append(view.Workers, w)
-		c.peers = append(c.peers, elastic.Peer{Worker: w, Addr: network.Addr()})
+		c.peers = append(c.peers, controller.Peer{Worker: w, Addr: network.Addr()})
 	}
 	var err error
 	if c.plan, _, err = plan.Next(plan.Plan{}, view, c.m.profile(0, 0),
@@ -217,7 +217,7 @@ func (c *crew) start() error {
 		}
 		one := tensor.Spec{Shape: []int{1}}
 		if c.engines[i], err = engine.New(engine.Config{
-			Self: view.Workers[i], First: elastic.Order{Plan: c.plan, Peers: c.peers}, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
+			Self: view.Workers[i], First: controller.Order{Plan: c.plan, Peers: c.peers}, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
 			Stage: func(lo, hi int) engine.Stage {
 				for l := lo; l < hi; l++ {
 					if memory[l] == nil {
@@ -343,7 +343,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		}
 		c.fills++
 		for _, e := range c.engines {
-			e.Fill(elastic.Fill{ID: c.fills, Peers: c.peers, Transfers: state})
+			e.Fill(controller.Fill{ID: c.fills, Peers: c.peers, Transfers: state})
 		}
 		for len(getters) > 0 {
 			select {
@@ -355,7 +355,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		}
 		levelAt = time.Now()
 		for _, e := range c.engines {
-			e.Order(elastic.Order{Plan: next, Peers: c.peers})
+			e.Order(controller.Order{Plan: next, Peers: c.peers})
 		}
 		release()
 		edit, err = c.await(next.Version)

@@ -12,8 +12,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/trace"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // model holds the cost model of plans against steps as they are: it measures one run, predicts the
@@ -55,7 +55,7 @@ func model(args []string) error {
 			ends:    1,
 			run: func(j job) (timed, error) {
 				return t.run(append([]string{"--workers", strconv.Itoa(j.workers), "--stages", strconv.Itoa(j.stages), "--threads", "1"}, still...), "gpt",
-					"--data", filepath.Join(root, "internal/exact/testdata/corpus"), "--layers", strconv.Itoa(j.layers), "--width", "128", "--context", "64",
+					"--data", filepath.Join(root, "internal/testkit/exact/testdata/corpus"), "--layers", strconv.Itoa(j.layers), "--width", "128", "--context", "64",
 					"--global-batch", strconv.Itoa(2*j.micros), "--micro-batch", "2", "--steps", strconv.Itoa(*gptSteps), "--eval-every", "0")
 			},
 		},

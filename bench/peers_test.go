@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/require"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -21,7 +21,7 @@ func TestPyTorchAgrees(t *testing.T) {
 	out, err := exec.Command(python, "-c", "import torch, numpy").CombinedOutput()
 	require.Tool(t, "torch", err == nil, python+" cannot import torch and numpy (Debian: python3-torch, python3-numpy): "+lastLine(out))
 
-	text, err := trainer.Text("../internal/exact/testdata/corpus")
+	text, err := trainer.Text("../internal/testkit/exact/testdata/corpus")
 	if err != nil {
 		t.Fatal(err)
 	}

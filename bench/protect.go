@@ -7,7 +7,7 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // protect tells what mirrors and digests cost while nothing fails: whole training steps of

@@ -12,8 +12,8 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // reduce tells what the order of the gradient tree costs, in two parts. The
@@ -94,7 +94,7 @@ func (b *trainingBench) run(workers int, flags, program []string, env ...string)
 	b.runs++
 	dir := filepath.Join(b.dir, fmt.Sprintf("run-%d", b.runs))
 	args := append([]string{"run", "--plain", "--workers", fmt.Sprint(workers), "--threads", "1", "--run-dir", dir}, flags...)
-	args = append(args, filepath.Join(b.dir, "gpt"), "--data", filepath.Join(b.root, "internal/exact/testdata/corpus"), "--steps", fmt.Sprint(b.steps))
+	args = append(args, filepath.Join(b.dir, "gpt"), "--data", filepath.Join(b.root, "internal/testkit/exact/testdata/corpus"), "--steps", fmt.Sprint(b.steps))
 	args = append(args, program...)
 	cmd := exec.Command(filepath.Join(b.dir, "launcher"), args...)
 	cmd.Env = append(os.Environ(), env...)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
 	"github.com/soliton-train/soliton/trainer"

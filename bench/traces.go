@@ -10,7 +10,7 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // traces tells what traces and metrics cost: whole training steps of the default GPT with them, and

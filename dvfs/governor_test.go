@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // a100 are means of one pipeline stage of GPT-3 175B in bfloat16 on an NVIDIA A100 SXM at locked clocks: forward and

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // chaosSteps is long enough for what happens to be over before the end.

@@ -6,9 +6,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/view"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/observe/view"
 )
 
 // cutPeriod is how often sockets that are new get to know of a cut. Those that dial need not wait
@@ -71,7 +71,7 @@ func (s *supervisor) cut(agents []*agentProcess) {
 				}
 				if err := c.Apply(pid, s.places[h].addr, from); err != nil {
 					// A run that went on would prove what it has not shown.
-					s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + err.Error() + "\n"})
+					s.finish(report{Kind: reportEnd, Status: host.ExitFailed, Errs: "launcher: " + err.Error() + "\n"})
 				}
 			}
 		}

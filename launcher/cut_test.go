@@ -13,10 +13,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic/agree"
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/require"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 )
 
 // cutJob is a job whose steps wait more than they compute, so that several runs have room on a

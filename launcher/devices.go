@@ -7,7 +7,7 @@ import (
 
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/dvfs/nvml"
-	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/host"
 )
 
 // Values of --clocks.
@@ -18,7 +18,7 @@ const (
 )
 
 // openClocks returns the clocks that --clocks asks for; nil leaves all as it is.
-func openClocks(mode, sysfs string) agent.Clocks {
+func openClocks(mode, sysfs string) host.Clocks {
 	switch mode {
 	case clocksAuto:
 		return &machineClocks{sysfs: sysfs}
@@ -29,7 +29,7 @@ func openClocks(mode, sysfs string) agent.Clocks {
 }
 
 // emulatedClocks are clocks of devices that do not exist, one for each worker, who pauses as its clock says.
-type emulatedClocks map[int]agent.Device
+type emulatedClocks map[int]host.Device
 
 // The range of an emulated clock is that of a card: half of its frequency is the least that is worth trying.
 const (
@@ -38,8 +38,8 @@ const (
 	emulatedGrid = 50
 )
 
-// Devices implements [agent.Clocks].
-func (e emulatedClocks) Devices(processes map[int]int) ([]agent.Device, error) {
+// Devices implements [host.Clocks].
+func (e emulatedClocks) Devices(processes map[int]int) ([]host.Device, error) {
 	for id := range processes {
 		if _, ok := e[id]; ok {
 			continue
@@ -51,23 +51,23 @@ func (e emulatedClocks) Devices(processes map[int]int) ([]agent.Device, error) {
 		if err != nil {
 			return nil, err
 		}
-		e[id] = agent.Device{Clock: c, Kind: "gpu", Workers: []int{id}, Power: power}
+		e[id] = host.Device{Clock: c, Kind: "gpu", Workers: []int{id}, Power: power}
 	}
-	var all []agent.Device
+	var all []host.Device
 	for _, d := range e {
 		all = append(all, d)
 	}
-	slices.SortFunc(all, func(a, b agent.Device) int { return a.Workers[0] - b.Workers[0] })
+	slices.SortFunc(all, func(a, b host.Device) int { return a.Workers[0] - b.Workers[0] })
 	return all, nil
 }
 
-// Save implements [agent.Clocks].
+// Save implements [host.Clocks].
 func (emulatedClocks) Save(dvfs.Record) error { return nil }
 
-// Close implements [agent.Clocks].
+// Close implements [host.Clocks].
 func (emulatedClocks) Close(bool) error { return nil }
 
-// Emulated implements [agent.Clocks].
+// Emulated implements [host.Clocks].
 func (emulatedClocks) Emulated() bool { return true }
 
 // machineClocks are the clocks of this machine.
@@ -77,9 +77,9 @@ type machineClocks struct {
 	kept  *keptRecord // nil before the first clock is set
 }
 
-// Devices implements [agent.Clocks]: cards on which workers' processes compute, and the processors for those
+// Devices implements [host.Clocks]: cards on which workers' processes compute, and the processors for those
 // who compute on no card.
-func (m *machineClocks) Devices(processes map[int]int) ([]agent.Device, error) {
+func (m *machineClocks) Devices(processes map[int]int) ([]host.Device, error) {
 	if m.lib == nil {
 		lib, err := nvml.Open()
 		if err != nil && !errors.Is(err, dvfs.ErrUnsupported) {
@@ -104,7 +104,7 @@ func (m *machineClocks) Devices(processes map[int]int) ([]agent.Device, error) {
 	c, err := dvfs.OpenCPU(m.sysfs)
 	switch {
 	case err == nil:
-		return append(devices, agent.Device{Clock: c, Kind: "cpu", Workers: rest}), nil
+		return append(devices, host.Device{Clock: c, Kind: "cpu", Workers: rest}), nil
 	case len(devices) == 0:
 		return nil, err
 	}
@@ -118,13 +118,13 @@ type card struct {
 }
 
 // whose tells the cards on which workers compute, and the workers that do so on none.
-func whose(processes map[int]int, cards []card) (devices []agent.Device, rest []int) {
+func whose(processes map[int]int, cards []card) (devices []host.Device, rest []int) {
 	for id := range processes {
 		rest = append(rest, id)
 	}
 	slices.Sort(rest)
 	for _, c := range cards {
-		d := agent.Device{Clock: c.Clock, Kind: "gpu"}
+		d := host.Device{Clock: c.Clock, Kind: "gpu"}
 		rest = slices.DeleteFunc(rest, func(id int) bool {
 			on := slices.Contains(c.pids, processes[id])
 			if on {
@@ -139,7 +139,7 @@ func whose(processes map[int]int, cards []card) (devices []agent.Device, rest []
 	return devices, rest
 }
 
-// Save implements [agent.Clocks].
+// Save implements [host.Clocks].
 func (m *machineClocks) Save(r dvfs.Record) (err error) {
 	if m.kept != nil {
 		return m.kept.write(r)
@@ -148,7 +148,7 @@ func (m *machineClocks) Save(r dvfs.Record) (err error) {
 	return err
 }
 
-// Close implements [agent.Clocks].
+// Close implements [host.Clocks].
 func (m *machineClocks) Close(restored bool) (err error) {
 	if m.kept != nil {
 		err = m.kept.close(restored)
@@ -159,5 +159,5 @@ func (m *machineClocks) Close(restored bool) (err error) {
 	return err
 }
 
-// Emulated implements [agent.Clocks].
+// Emulated implements [host.Clocks].
 func (*machineClocks) Emulated() bool { return false }

@@ -19,7 +19,7 @@ import (
 
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/dvfs/nvml"
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // mark is the verdict of a check.

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/elastic/agent"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // processors is a tree as Linux shows it, with a clock that was set lower than the hardware's highest.
@@ -290,7 +290,7 @@ func TestWhoseCards(t *testing.T) {
 	if len(devices) != 2 || fmt.Sprint(devices[0].Workers, devices[1].Workers, rest) != "[0] [1 2] [3]" {
 		t.Errorf("%+v, %v", devices, rest)
 	}
-	var clocks agent.Clocks = make(emulatedClocks)
+	var clocks host.Clocks = make(emulatedClocks)
 	if all, err := clocks.Devices(map[int]int{3: 1, 1: 2}); err != nil || len(all) != 2 || all[0].Workers[0] != 1 || !clocks.Emulated() {
 		t.Errorf("%+v, %v", all, err)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // harm is a command that does something to workers of a run. The run learns of it by

@@ -24,12 +24,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/dashboard"
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/telemetry"
-	"github.com/soliton-train/soliton/internal/view"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/observe/dashboard"
+	"github.com/soliton-train/soliton/internal/observe/telemetry"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // With --emulate-hosts the command is no agent itself: it starts one for each host, shows
@@ -40,16 +40,16 @@ const agentName = "agent"
 
 // assignment is the first line on an agent's standard input.
 type assignment struct {
-	Hosts   []agent.HostAddr `json:"hosts"`
-	Self    int              `json:"self"`
-	Secret  []byte           `json:"secret"`
-	RunDir  string           `json:"run_dir"`
-	Shown   string           `json:"shown"`
-	Store   string           `json:"store"`
-	Program string           `json:"program"` // as people gave it
-	File    string           `json:"file"`
-	Args    []string         `json:"args"`
-	Dir     string           `json:"dir"` // where the command was given
+	Hosts   []host.HostAddr `json:"hosts"`
+	Self    int             `json:"self"`
+	Secret  []byte          `json:"secret"`
+	RunDir  string          `json:"run_dir"`
+	Shown   string          `json:"shown"`
+	Store   string          `json:"store"`
+	Program string          `json:"program"` // as people gave it
+	File    string          `json:"file"`
+	Args    []string        `json:"args"`
+	Dir     string          `json:"dir"` // where the command was given
 
 	Threads    int           `json:"threads"`
 	Stages     int           `json:"stages"`
@@ -69,8 +69,8 @@ type assignment struct {
 // request is every other line: what the supervisor wants. Its end means that the run is over,
 // or the supervisor is.
 type request struct {
-	Stop  agent.Reason `json:"stop,omitempty"`
-	Watch *bool        `json:"watch,omitempty"` // a page is open, or none
+	Stop  host.Reason `json:"stop,omitempty"`
+	Watch *bool       `json:"watch,omitempty"` // a page is open, or none
 }
 
 // report is a line on an agent's standard output.
@@ -170,15 +170,15 @@ wait:
 	for {
 		select {
 		case sig := <-signals:
-			reason := agent.Terminated
+			reason := host.Terminated
 			if sig == os.Interrupt {
-				reason = agent.Interrupt
+				reason = host.Interrupt
 			}
 			s.ask(request{Stop: reason})
 		case last = <-s.end:
 			break wait
-		case host := <-s.gone:
-			if living--; host < voters(f.hosts) {
+		case gone := <-s.gone:
+			if living--; gone < voters(f.hosts) {
 				s.voting--
 			}
 			if need := voters(f.hosts)/2 + 1; s.voting < need {
@@ -186,7 +186,7 @@ wait:
 				select {
 				case last = <-s.end:
 				default:
-					last = report{Kind: reportEnd, Status: agent.ExitFailed, Errs: fmt.Sprintf(
+					last = report{Kind: reportEnd, Status: host.ExitFailed, Errs: fmt.Sprintf(
 						"launcher: %d of %d hosts are gone, and without %d that vote nobody can decide how to go on\n", f.hosts-living, f.hosts, need)}
 				}
 				break wait
@@ -195,11 +195,11 @@ wait:
 	}
 	s.stopAll()
 	v.Close()
-	agent.ForgetSocket(dir.Path()) // of an agent that was killed
+	host.ForgetSocket(dir.Path()) // of an agent that was killed
 	dir.Adopt()
 	_, _ = io.WriteString(stdout, last.Text)
 	_, _ = io.WriteString(stderr, last.Errs)
-	if last.Status != agent.ExitDone {
+	if last.Status != host.ExitDone {
 		return exitError(last.Status)
 	}
 	return nil
@@ -319,7 +319,7 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	var listen net.ListenConfig
 	listen.SetMultipathTCP(false) // see mayCut
 	for h := range f.hosts {
-		host := agent.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
+		host := host.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
 		for _, addr := range []*string{&host.Agree, &host.Link} {
 			var l net.Listener
 			err := s.places[h].at(func() (err error) {
@@ -415,7 +415,7 @@ func (s *supervisor) take(x report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if x.Kind == reportFailed {
-		s.finish(report{Kind: reportEnd, Status: agent.ExitFailed, Errs: "launcher: " + x.Text + "\n"})
+		s.finish(report{Kind: reportEnd, Status: host.ExitFailed, Errs: "launcher: " + x.Text + "\n"})
 		return
 	}
 	if x.Kind == reportWaits {
@@ -545,20 +545,20 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		}
 		listeners[i] = l
 	}
-	h, err := agent.NewHost(agent.HostConfig{
-		Run: agent.Config{
+	h, err := host.NewHost(host.HostConfig{
+		Run: host.Config{
 			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
 			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
 		},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],
-		Command: agent.Command{Path: a.File, Args: a.Args, Addr: listeners[1].Addr().(*net.TCPAddr).IP.String()},
+		Command: host.Command{Path: a.File, Args: a.Args, Addr: listeners[1].Addr().(*net.TCPAddr).IP.String()},
 		Log: func(id, incarnation int) (*os.File, error) {
 			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},
-		Telemetry: func(term uint64) (agent.Telemetry, error) { return hostTelemetry(ctx, &a, out, term) },
+		Telemetry: func(term uint64) (host.Telemetry, error) { return hostTelemetry(ctx, &a, out, term) },
 		Show:      func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
-		Done: func(term uint64, o agent.Outcome) {
+		Done: func(term uint64, o host.Outcome) {
 			var text, errs strings.Builder
 			o.Report(&text, &errs, "launcher")
 			out.send(report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()})
@@ -591,7 +591,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		}
 	}()
 	err = h.Serve(ctx)
-	var wrong *agent.StartError
+	var wrong *host.StartError
 	switch {
 	case err == nil:
 		return nil

@@ -15,8 +15,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // hostSteps leave time for an election.

@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // joinSteps lasts many times as long as what happens in these tests.

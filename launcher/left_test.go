@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/zero/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // However a run ends, it leaves its run directory and nothing else: no process, no socket, no shared

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 func newLogs() *cobra.Command {

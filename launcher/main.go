@@ -25,7 +25,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/elastic/agent"
+	"github.com/soliton-train/soliton/internal/host"
 )
 
 func main() {
@@ -56,7 +56,7 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	var failed failure
 	switch {
 	case err == nil:
-		return agent.ExitDone
+		return host.ExitDone
 	case errors.As(err, &exit):
 		return int(exit)
 	}
@@ -64,10 +64,10 @@ func execute(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "launcher: %s\n", line)
 	}
 	if errors.As(err, &failed) {
-		return agent.ExitFailed
+		return host.ExitFailed
 	}
 	fmt.Fprintf(stderr, "Try '%s --help'.\n", cmd.CommandPath())
-	return agent.ExitUsage
+	return host.ExitUsage
 }
 
 func newRoot() *cobra.Command {

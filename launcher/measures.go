@@ -4,8 +4,8 @@ import (
 	"context"
 	"encoding/json"
 
-	"github.com/soliton-train/soliton/elastic/agent"
-	"github.com/soliton-train/soliton/internal/trace"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/observe/trace"
 )
 
 // measureLine is a measure on an agent's standard output: one field is set.
@@ -63,7 +63,7 @@ func (l measureLine) measure() trace.Measure {
 // relayed is the telemetry of an agent that leads, with the measures told to its supervisor as well,
 // who serves them for the whole of the run.
 type relayed struct {
-	agent.Telemetry
+	host.Telemetry
 	out  *reporter
 	term uint64
 }
@@ -76,7 +76,7 @@ func (r relayed) Measure(m trace.Measure) {
 }
 
 // hostTelemetry begins the telemetry of an agent that leads in a term.
-func hostTelemetry(ctx context.Context, a *assignment, out *reporter, term uint64) (agent.Telemetry, error) {
+func hostTelemetry(ctx context.Context, a *assignment, out *reporter, term uint64) (host.Telemetry, error) {
 	t, err := openTelemetry(ctx)
 	if err != nil || t == nil || !a.Measures {
 		return t, err

@@ -4,7 +4,7 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/trace"
+	"github.com/soliton-train/soliton/internal/observe/trace"
 )
 
 func TestMeasureLines(t *testing.T) {

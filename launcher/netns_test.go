@@ -18,9 +18,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/internal/require"
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/view"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 )
 
 // ip runs the command of that name.

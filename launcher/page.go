@@ -13,8 +13,8 @@ import (
 	"golang.org/x/term"
 
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/dashboard"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/observe/dashboard"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // pageFlag is the flag --ui, whose address may be left out.

@@ -23,12 +23,12 @@ import (
 	"github.com/chromedp/cdproto/input"
 	"github.com/chromedp/chromedp"
 
-	"github.com/soliton-train/soliton/elastic/agent"
-	"github.com/soliton-train/soliton/internal/dashboard"
-	"github.com/soliton-train/soliton/internal/require"
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/trace"
-	"github.com/soliton-train/soliton/internal/view"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/observe/dashboard"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 )
 
 var screenshots = flag.String("screenshots", "", "run the GPT example, and write pictures of its page to this `folder`")
@@ -272,7 +272,7 @@ func TestPage(t *testing.T) {
 		click(`.worker[data-worker="0"] .thaw`), holds(`document.querySelector('#toasts').textContent.includes('thaw: worker 0')`))
 	do(ctx, t, click(`#stop`), click(`#stop-do`), holds(`document.querySelector('#state').dataset.state == 'stopped'`),
 		holds(`document.querySelector('#stop').disabled`))
-	if r.cmd.Wait(); r.cmd.ProcessState.ExitCode() != agent.ExitFailed {
+	if r.cmd.Wait(); r.cmd.ProcessState.ExitCode() != host.ExitFailed {
 		t.Errorf("exit status %d", r.cmd.ProcessState.ExitCode())
 	}
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/elastic/plan"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // cluster is what launcher plan is told of a job and its machines.

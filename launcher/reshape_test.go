@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // TestReshapeMeasured slows a worker down in real processes until the run, which only

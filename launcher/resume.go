@@ -11,9 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/elastic/agent"
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/zero/checkpoint"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 func newResume() *cobra.Command {
@@ -137,9 +137,9 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 }
 
 // newest finds the checkpoint to go on from, and tells of those that cannot be used.
-func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writer) (*agent.Resume, error) {
+func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writer) (*host.Resume, error) {
 	r, refused, err := checkpoint.Newest(ctx, dir.Path(), job.ID())
-	again := &agent.Resume{Job: job}
+	again := &host.Resume{Job: job}
 	for _, fault := range refused {
 		if errors.Is(fault, checkpoint.ErrUnfinished) {
 			continue // the run ended meanwhile

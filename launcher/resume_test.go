@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // What a resumed run is not told otherwise is as it was before.

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // rings returns what the ring believes of each worker of a run under way.

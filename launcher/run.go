@@ -18,11 +18,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/elastic/agent"
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/telemetry"
-	"github.com/soliton-train/soliton/internal/view"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/observe/telemetry"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // runFlags are the flags of launcher run.
@@ -192,15 +192,15 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	case f.least > f.workers && f.workers > 0:
 		errs = append(errs, fmt.Errorf("--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least))
 	}
-	if f.detect < agent.MinDetect {
-		errs = append(errs, fmt.Errorf("--detect %v: give at least %v, three heartbeats", f.detect, agent.MinDetect))
+	if f.detect < host.MinDetect {
+		errs = append(errs, fmt.Errorf("--detect %v: give at least %v, three heartbeats", f.detect, host.MinDetect))
 	}
 	if cmd.Flags().Changed("threads") {
 		if f.threads < 1 {
 			errs = append(errs, fmt.Errorf("--threads %d: give at least 1", f.threads))
 		}
-		if f.threads > agent.MaxThreads {
-			errs = append(errs, fmt.Errorf("--threads %d: give at most %d", f.threads, agent.MaxThreads))
+		if f.threads > host.MaxThreads {
+			errs = append(errs, fmt.Errorf("--threads %d: give at most %d", f.threads, host.MaxThreads))
 		}
 	}
 	if f.reduction != "exact" && f.reduction != "fast" {
@@ -330,7 +330,7 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
-		out := agent.Outcome{Err: err}
+		out := host.Outcome{Err: err}
 		out.Report(stdout, stderr, "launcher")
 		return exitError(out.ExitStatus())
 	}
@@ -339,7 +339,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 }
 
 // trainIn trains the program in worker processes; again says from where.
-func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *agent.Resume, stdout, stderr io.Writer) error {
+func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *host.Resume, stdout, stderr io.Writer) error {
 	// With a handler, writing to a reader that has gone is an error like others instead
 	// of the end, and the run that it showed goes on. Ignoring the signal would do
 	// that to the workers as well.
@@ -369,13 +369,13 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	file := p.file
 	if file == "" {
 		v.Show(view.Note("building " + p.given))
-		var reason agent.Reason
+		var reason host.Reason
 		file, reason, err = buildUntilSignal(ctx, p, dir)
 		var wrong *buildError
 		switch {
 		case reason != "":
 			v.Close()
-			out := agent.Outcome{Err: &agent.StoppedError{Reason: reason}}
+			out := host.Outcome{Err: &host.StoppedError{Reason: reason}}
 			out.Report(stdout, stderr, "launcher")
 			return exitError(out.ExitStatus())
 		case errors.As(err, &wrong):
@@ -390,12 +390,12 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if f.hosts > 1 {
 		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stdout, stderr)
 	}
-	start := func(id, incarnation int) (agent.Worker, error) {
+	start := func(id, incarnation int) (host.Worker, error) {
 		log, err := dir.LogFile(id, incarnation)
 		if err != nil {
 			return nil, err
 		}
-		w, err := agent.StartProcess(agent.Command{Path: file, Args: args, WorkerID: id, Incarnation: incarnation, Log: log})
+		w, err := host.StartProcess(host.Command{Path: file, Args: args, WorkerID: id, Incarnation: incarnation, Log: log})
 		if err != nil {
 			_ = log.Close()
 		}
@@ -406,7 +406,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		v.Close()
 		return err
 	}
-	a, err := agent.New(agent.Config{
+	a, err := host.New(host.Config{
 		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
 		Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 		Command: p.given, Dir: cwd, Resume: again,
@@ -424,21 +424,21 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		}
 	}
 
-	ws, err := agent.StartProcesses(agent.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
+	ws, err := host.StartProcesses(host.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
 	if err != nil {
 		v.Close()
 		return failure{fmt.Errorf("PROGRAM %s cannot be started: %w", p.given, err)}
 	}
 	out := a.Serve(ctx, ws...)
 	out.Report(stdout, stderr, "launcher")
-	if status := out.ExitStatus(); status != agent.ExitDone {
+	if status := out.ExitStatus(); status != host.ExitDone {
 		return exitError(status)
 	}
 	return nil
 }
 
 // openTelemetry begins what the environment wants to know of the run; nil where it wants nothing.
-func openTelemetry(ctx context.Context) (agent.Telemetry, error) {
+func openTelemetry(ctx context.Context) (host.Telemetry, error) {
 	if telemetry.Disabled() {
 		return nil, nil
 	}
@@ -454,7 +454,7 @@ func mirrors(n int) int {
 }
 
 // buildUntilSignal builds, and returns the reason to stop if a signal came first.
-func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file string, reason agent.Reason, err error) {
+func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file string, reason host.Reason, err error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
@@ -469,9 +469,9 @@ func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file str
 	select {
 	case <-built:
 	case s := <-signals:
-		reason = agent.Terminated
+		reason = host.Terminated
 		if s == os.Interrupt {
-			reason = agent.Interrupt
+			reason = host.Interrupt
 		}
 		cancel()
 		<-built

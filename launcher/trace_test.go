@@ -22,8 +22,8 @@ import (
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/trace"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // collector is a receiver of OTLP over HTTP, on the official definitions of the protocol.

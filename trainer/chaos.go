@@ -13,11 +13,11 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // arm makes the trigger of the harms that this worker is to do to itself. It is

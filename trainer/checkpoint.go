@@ -8,11 +8,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/zero"
-	"github.com/soliton-train/soliton/zero/checkpoint"
 )
 
 // saver writes this worker's part of checkpoints beside the training. It outlives
@@ -106,7 +106,7 @@ func (p *prepared) ruleName() string {
 }
 
 // beginning returns what fills in the state with which an order begins, and how to close it.
-func (p *prepared) beginning(ctx context.Context, o elastic.Order) (begin func(zero.Range, []float32, [][]float32) error, closeIt func(), err error) {
+func (p *prepared) beginning(ctx context.Context, o controller.Order) (begin func(zero.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
 		return p.firstValues(), func() {}, nil
 	}

@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/rng"
 )
 

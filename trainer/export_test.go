@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // AvailableMemory is exported for tests.

@@ -1,7 +1,7 @@
 package trainer
 
 import (
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 )
 
 // Tensor is a row-major array of float32 or int32; see its methods.

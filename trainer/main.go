@@ -15,14 +15,14 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic/agent"
-	"github.com/soliton-train/soliton/internal/canary"
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/progress"
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/view"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/platform/canary"
+	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // Main is the main function of a training program. define registers the
@@ -45,7 +45,7 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 	id, launched, err := control.Launched()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
-		os.Exit(agent.ExitFailed)
+		os.Exit(host.ExitFailed)
 	}
 	if launched {
 		// What the program starts is no worker, even if it calls Main.
@@ -72,7 +72,7 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 	conn, err := id.Dial(ctx) // says Hello
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
-		return agent.ExitFailed
+		return host.ExitFailed
 	}
 	defer conn.Close()
 	me := self{
@@ -86,7 +86,7 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 		f := os.NewFile(uintptr(id.Progress), "progress")
 		if me.progress, err = progress.Open(f); err != nil {
 			fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
-			return agent.ExitFailed
+			return host.ExitFailed
 		}
 		_ = f.Close() // it stays mapped
 	}
@@ -96,9 +96,9 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 	var done *Done
 	if err != nil && !errors.As(err, &done) {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err) // for the worker's log
-		return agent.ExitFailed
+		return host.ExitFailed
 	}
-	return agent.ExitDone
+	return host.ExitDone
 }
 
 // standaloneMain is Main without an agent outside.
@@ -107,8 +107,8 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	c, job, err := guardedJob(args, define)
 	var done *Done
 	if errors.As(err, &done) {
-		agent.Outcome{Help: done.Text}.Report(stdout, stderr, program())
-		return agent.ExitDone
+		host.Outcome{Help: done.Text}.Report(stdout, stderr, program())
+		return host.ExitDone
 	}
 	if err != nil {
 		return report(stdout, stderr, err)
@@ -118,15 +118,15 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	}
 	dir, err := rundir.Create(job.RunDir, program(), time.Now())
 	if err != nil {
-		out := agent.Outcome{Err: err}
+		out := host.Outcome{Err: err}
 		out.Report(stdout, stderr, program())
 		return out.ExitStatus()
 	}
 	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
-	out, _ := runInProcess(context.Background(), agent.Config{
+	out, _ := runInProcess(context.Background(), host.Config{
 		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads, Reduction: c.reduction,
 		Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
-	}, job, (*agent.Agent).CatchSignals)
+	}, job, (*host.Agent).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
 }
@@ -134,7 +134,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 // report tells of an error before there is an agent, in the agent's words.
 func report(stdout, stderr io.Writer, err error) int {
 	f := failure(err, 0)
-	out := agent.Outcome{Err: &agent.FailedError{Kind: f.Kind, Text: f.Text}, Detail: f.Stack}
+	out := host.Outcome{Err: &host.FailedError{Kind: f.Kind, Text: f.Text}, Detail: f.Stack}
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
 }

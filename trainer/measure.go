@@ -3,8 +3,8 @@ package trainer
 import (
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 )
 
 // measured is what the agent was told last.

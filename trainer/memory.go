@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 )
 
 // availableMemory returns how many bytes the machine can give to programs, or

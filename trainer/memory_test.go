@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 )
 
 func TestMeminfo(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/zero"
 )
 

@@ -7,10 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // errRestart says that the state of the run is given up, and that it goes on
@@ -30,7 +30,7 @@ type recovery struct {
 	mu     sync.Mutex
 	engine *engine.Engine
 	early  []func(*engine.Engine) // what the next engine is to be told
-	again  *elastic.Order         // that restarts the run
+	again  *controller.Order      // that restarts the run
 	signal chan struct{}          // closed when again is set
 }
 
@@ -64,9 +64,9 @@ func (r *recovery) hear(m control.Message) error {
 	var tell func(*engine.Engine)
 	switch m := m.(type) {
 	case control.Query:
-		b, came := elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
+		b, came := controller.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
 		tell = func(e *engine.Engine) {
-			e.Query(b, func(report elastic.Report) {
+			e.Query(b, func(report controller.Report) {
 				body, err := report.Encode()
 				if err != nil {
 					panic(fmt.Sprintf("trainer: %v", err)) // plain numbers
@@ -76,7 +76,7 @@ func (r *recovery) hear(m control.Message) error {
 			})
 		}
 	case control.Order:
-		order, err := elastic.ParseOrder(m.Order)
+		order, err := controller.ParseOrder(m.Order)
 		if err != nil {
 			return err
 		}
@@ -91,7 +91,7 @@ func (r *recovery) hear(m control.Message) error {
 		}
 		tell = func(e *engine.Engine) { e.Order(order) }
 	case control.Fill:
-		fill, err := elastic.ParseFill(m.Fill)
+		fill, err := controller.ParseFill(m.Fill)
 		if err != nil {
 			return err
 		}
@@ -142,7 +142,7 @@ func (r *recovery) restarted() <-chan struct{} {
 }
 
 // restart returns the order to go on from.
-func (r *recovery) restart() elastic.Order {
+func (r *recovery) restart() controller.Order {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o := *r.again

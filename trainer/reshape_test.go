@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/trainer"
 )
 

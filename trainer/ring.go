@@ -8,22 +8,22 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/elastic/ring"
-	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/gossip"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
-// gossip is this worker's membership of the ring of the run. It forms beside the training,
+// ringMember is this worker's membership of the ring of the run. It forms beside the training,
 // which neither waits for it nor fails with it: what the others suspect is evidence for the
 // agent, which is a member itself.
-type gossip struct {
+type ringMember struct {
 	mu   sync.Mutex
-	ring *ring.Ring   // nil while there is none
+	ring *gossip.Ring // nil while there is none
 	plan plan.Version // newest that was applied
 }
 
 // join makes the worker a member until the returned function is called.
-func (g *gossip) join(ctx context.Context, c control.Ring, me self, addr string) (leave func()) {
+func (g *ringMember) join(ctx context.Context, c control.Ring, me self, addr string) (leave func()) {
 	if len(c.Seeds) == 0 {
 		return func() {}
 	}
@@ -42,11 +42,11 @@ func (g *gossip) join(ctx context.Context, c control.Ring, me self, addr string)
 
 // form joins the ring, and stays in it until ctx ends. The seeds are agents; if none of them
 // answers they may be busy.
-func (g *gossip) form(ctx context.Context, c control.Ring, me self, addr string) error {
-	r, err := ring.Open(ring.Config{
-		Listen: ring.BesideOf(addr), Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
-		Self: ring.Identity{
-			Kind: ring.Worker, Worker: me.id(), Incarnation: int(me.session.Incarnation), Addr: addr, Host: cmp.Or(c.Host, ring.LocalHost),
+func (g *ringMember) form(ctx context.Context, c control.Ring, me self, addr string) error {
+	r, err := gossip.Open(gossip.Config{
+		Listen: gossip.BesideOf(addr), Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
+		Self: gossip.Identity{
+			Kind: gossip.Worker, Worker: me.id(), Incarnation: int(me.session.Incarnation), Addr: addr, Host: cmp.Or(c.Host, gossip.LocalHost),
 		},
 	})
 	if err != nil {
@@ -69,7 +69,7 @@ func (g *gossip) form(ctx context.Context, c control.Ring, me self, addr string)
 }
 
 // applied lets the others know which plan is live here.
-func (g *gossip) applied(v plan.Version) {
+func (g *ringMember) applied(v plan.Version) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.plan = v; g.ring != nil {

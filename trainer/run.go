@@ -10,13 +10,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic/agent"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // StoppedError is the error of a run that was stopped before its last step.
-type StoppedError = agent.StoppedError
+type StoppedError = host.StoppedError
 
 // Run trains a job in this process and returns its summary.
 //
@@ -36,7 +36,7 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 			return Summary{}, err
 		}
 	}
-	out, err := runInProcess(ctx, agent.Config{
+	out, err := runInProcess(ctx, host.Config{
 		RunDir: dir, Output: os.Stdout, Program: program(), Executable: executable(), Threads: job.Threads,
 	}, job, nil)
 	if err == nil {
@@ -55,8 +55,8 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 // runInProcess runs an agent and a worker in this process. prepareAgent, which
 // may be nil, gets the agent before it serves. err is the worker's own error
 // where that is the reason for the outcome's.
-func runInProcess(ctx context.Context, cfg agent.Config, job Job, prepareAgent func(*agent.Agent) (restore func())) (out agent.Outcome, err error) {
-	a, err := agent.New(cfg)
+func runInProcess(ctx context.Context, cfg host.Config, job Job, prepareAgent func(*host.Agent) (restore func())) (out host.Outcome, err error) {
+	a, err := host.New(cfg)
 	if err != nil {
 		return out, err
 	}
@@ -64,7 +64,7 @@ func runInProcess(ctx context.Context, cfg agent.Config, job Job, prepareAgent f
 		defer prepareAgent(a)()
 	}
 	failed := make(chan error, 1)
-	w := agent.InProcess(func(ctx context.Context, nc net.Conn) {
+	w := host.InProcess(func(ctx context.Context, nc net.Conn) {
 		conn := control.New(nc)
 		if conn.Send(control.Identity{}.Hello()) != nil {
 			return
@@ -74,7 +74,7 @@ func runInProcess(ctx context.Context, cfg agent.Config, job Job, prepareAgent f
 		}
 	})
 	out = a.Serve(ctx, w)
-	var told *agent.FailedError
+	var told *host.FailedError
 	if errors.As(out.Err, &told) {
 		select {
 		case err = <-failed:

@@ -16,8 +16,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/safetensors"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/store/safetensors"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
 	"github.com/soliton-train/soliton/trainer"

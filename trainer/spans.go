@@ -4,10 +4,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/trace"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // spans keeps what this worker does in a step until the step has ended, and tells the agent of
@@ -20,18 +20,18 @@ type spans struct {
 	list    []control.Span
 	dropped int
 	compute time.Duration
-	reduced int64                     // bytes of the operands of reductions
-	told    int64                     // the same of exchanges
-	struck  int                       // the step that the newest recovery interrupts
-	orders  map[elastic.Ballot]string // the place in a trace of each that may still be applied
-	plan    string                    // the same of the newest boundary plan
+	reduced int64                        // bytes of the operands of reductions
+	told    int64                        // the same of exchanges
+	struck  int                          // the step that the newest recovery interrupts
+	orders  map[controller.Ballot]string // the place in a trace of each that may still be applied
+	plan    string                       // the same of the newest boundary plan
 }
 
 func newSpans(w *worker, every int) *spans {
 	if every <= 0 {
 		return nil
 	}
-	return &spans{w: w, every: every, orders: make(map[elastic.Ballot]string)}
+	return &spans{w: w, every: every, orders: make(map[controller.Ballot]string)}
 }
 
 // install has the engine tell of what it does.
@@ -138,13 +138,13 @@ func (s *spans) answered(context string, came time.Time) {
 }
 
 // ordered takes note of what an order is for.
-func (s *spans) ordered(o elastic.Order, context string) {
+func (s *spans) ordered(o controller.Order, context string) {
 	if s == nil || context == "" {
 		return
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if (o.Ballot == elastic.Ballot{}) {
+	if (o.Ballot == controller.Ballot{}) {
 		s.plan = context
 		return
 	}
@@ -160,7 +160,7 @@ func (s *spans) applied(a engine.Applied, resumed time.Time) {
 	}
 	s.mu.Lock()
 	context := s.orders[a.Ballot]
-	if (a.Ballot == elastic.Ballot{}) {
+	if (a.Ballot == controller.Ballot{}) {
 		context, s.plan = s.plan, ""
 	}
 	s.mu.Unlock()

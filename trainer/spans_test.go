@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/trace"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 func TestSpansAreBounded(t *testing.T) {

@@ -5,9 +5,9 @@ import (
 	"math"
 	"slices"
 
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // stage runs layers [lo, hi) of a model for the engine.

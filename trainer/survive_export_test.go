@@ -13,11 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/elastic/plan"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // survival is a run on several workers of this process, some of which are
@@ -29,7 +29,7 @@ type survival struct {
 
 	workers []*victim
 	events  chan func()
-	c       *elastic.Controller
+	c       *controller.Controller
 	plans   map[uint64]plan.Plan // by Version.N
 	post    func(func())
 	failed  error
@@ -37,7 +37,7 @@ type survival struct {
 
 	live       plan.Plan // the newest that was adopted
 	result     Survived  // what counts plans
-	recoveries []elastic.Recovery
+	recoveries []controller.Recovery
 	notes      []string
 	repaired   []Repaired
 }
@@ -78,7 +78,7 @@ type SurviveConfig struct {
 // Survived is how such a run went.
 type Survived struct {
 	Left       map[int]History // what the workers that are left said
-	Recoveries []elastic.Recovery
+	Recoveries []controller.Recovery
 	Joined     int   // workers that joined
 	Rebalanced int   // plans that went live because of times
 	Borders    int   // of stages that these moved
@@ -182,7 +182,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 						}
 						if leaves >= 0 {
 							if v := s.newest(leaves); v != nil && !v.gone {
-								s.step(elastic.Leaving{Worker: v.w})
+								s.step(controller.Leaving{Worker: v.w})
 							}
 						}
 					}
@@ -262,9 +262,9 @@ func (s *survival) dead(v *victim) {
 	}
 	switch {
 	case v.done == nil && !v.left:
-		s.step(elastic.Dead{Worker: v.w, Cause: fmt.Sprintf("worker %d killed", v.w.ID), Died: time.Now(), How: elastic.Reaped})
+		s.step(controller.Dead{Worker: v.w, Cause: fmt.Sprintf("worker %d killed", v.w.ID), Died: time.Now(), How: controller.Reaped})
 	case v.left:
-		s.step(elastic.Ended{Worker: v.w})
+		s.step(controller.Ended{Worker: v.w})
 	}
 	s.finish()
 }
@@ -305,7 +305,7 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 			start := cfg.Start
 			start.Threads = 1
 			_ = v.conn.Send(start)
-			s.step(elastic.Joined{Worker: v.w, Addr: v.addr})
+			s.step(controller.Joined{Worker: v.w, Addr: v.addr})
 			return
 		}
 		s.begin(cfg)
@@ -321,7 +321,7 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		v.Steps = append(v.Steps, m)
 	case control.Done:
 		v.Done, v.done = m, &m
-		s.step(elastic.Finished{Worker: v.w, Step: m.Steps, Result: m.Result})
+		s.step(controller.Finished{Worker: v.w, Step: m.Steps, Result: m.Result})
 		s.finish()
 	case control.Repaired:
 		s.repaired = append(s.repaired, Repaired{int(v.w.ID), m})
@@ -333,16 +333,16 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		}
 		s.failed = fmt.Errorf("worker %d: %s\n%s", v.w.ID, m.Text, m.Stack)
 	case control.Answer:
-		r, err := elastic.ParseReport(m.Report)
+		r, err := controller.ParseReport(m.Report)
 		if err != nil {
 			s.failed = err
 			return
 		}
-		s.step(elastic.Answered{Worker: v.w, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
+		s.step(controller.Answered{Worker: v.w, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
 	case control.Level:
-		s.step(elastic.Level{Worker: v.w, ID: m.ID, Step: m.Step})
+		s.step(controller.Level{Worker: v.w, ID: m.ID, Step: m.Step})
 	case control.Applied:
-		s.step(elastic.Applied{Worker: v.w, Ballot: elastic.Ballot{Term: m.Term, Attempt: m.Attempt},
+		s.step(controller.Applied{Worker: v.w, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt},
 			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
 	}
 }
@@ -350,14 +350,14 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 func (s *survival) begin(cfg SurviveConfig) {
 	var v plan.View
 	start := cfg.Start
-	var peers []elastic.Peer
+	var peers []controller.Peer
 	for _, w := range s.workers {
 		if w.addr == "" {
 			return
 		}
 		v.Workers = append(v.Workers, w.w)
 		start.Peers = append(start.Peers, control.Peer{ID: int(w.w.ID), Addr: w.addr})
-		peers = append(peers, elastic.Peer{Worker: w.w, Addr: w.addr})
+		peers = append(peers, controller.Peer{Worker: w.w, Addr: w.addr})
 	}
 	j := s.job().withDefaults()
 	prof := s.workers[0].prof
@@ -371,7 +371,7 @@ func (s *survival) begin(cfg SurviveConfig) {
 	}
 	start.Threads = 1
 	s.plans[uint64(p.Version.N)], s.live = p, p
-	s.c = elastic.New(elastic.Config{Plan: p, Peers: peers, Profile: prof, Term: 1, Stages: cfg.Stages, Mirrors: cfg.Mirrors, Detect: 30 * time.Second})
+	s.c = controller.New(controller.Config{Plan: p, Peers: peers, Profile: prof, Term: 1, Stages: cfg.Stages, Mirrors: cfg.Mirrors, Detect: 30 * time.Second})
 	for _, w := range s.workers {
 		if err := w.conn.Send(start); err != nil {
 			s.failed = err
@@ -380,13 +380,13 @@ func (s *survival) begin(cfg SurviveConfig) {
 }
 
 // step lets the controller decide, and does what it wants.
-func (s *survival) step(e elastic.Event) {
+func (s *survival) step(e controller.Event) {
 	s.notes = append(s.notes, fmt.Sprintf("%T %+v", e, brief(e)))
 	for _, f := range s.c.Step(time.Now(), e) {
 		switch f := f.(type) {
-		case elastic.Ask:
+		case controller.Ask:
 			s.send(f.Worker, control.Query{Term: f.Ballot.Term, Attempt: f.Ballot.Attempt})
-		case elastic.Command:
+		case controller.Command:
 			body, err := f.Order.Encode()
 			if err != nil {
 				s.failed = err
@@ -394,37 +394,37 @@ func (s *survival) step(e elastic.Event) {
 			}
 			s.plans[uint64(f.Order.Plan.Version.N)] = f.Order.Plan
 			s.send(f.Worker, control.Order{Order: body})
-		case elastic.Copy:
+		case controller.Copy:
 			body, err := f.Fill.Encode()
 			if err != nil {
 				s.failed = err
 				return
 			}
 			s.send(f.Worker, control.Fill{Fill: body})
-		case elastic.Propose:
-			s.step(elastic.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
-		case elastic.Balance:
+		case controller.Propose:
+			s.step(controller.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
+		case controller.Balance:
 			s.step(f.Make())
-		case elastic.SetTimer:
-			if f.Timer == elastic.WishTimer || f.Timer == elastic.LookTimer {
+		case controller.SetTimer:
+			if f.Timer == controller.WishTimer || f.Timer == controller.LookTimer {
 				f.After = min(f.After, 2*time.Millisecond)
-				time.AfterFunc(f.After, func() { s.post(func() { s.step(elastic.Late{Timer: f.Timer}) }) })
+				time.AfterFunc(f.After, func() { s.post(func() { s.step(controller.Late{Timer: f.Timer}) }) })
 			}
-		case elastic.Adopt:
+		case controller.Adopt:
 			if f.Cause == "rebalance" {
 				s.reshaped(f.Order.Plan)
 			}
 			s.live = f.Order.Plan
-		case elastic.Note:
+		case controller.Note:
 			s.notes = append(s.notes, "  "+f.Reason)
-		case elastic.Recovered:
+		case controller.Recovered:
 			s.recoveries = append(s.recoveries, f.Recovery)
-		case elastic.End:
+		case controller.End:
 			if f.Err == nil {
 				f.Err = errors.New("ended")
 			}
 			s.failed = f.Err
-		case elastic.Kill:
+		case controller.Kill:
 			if f.Reason != fmt.Sprintf("worker %d had not begun when its plan was struck", f.Worker.ID) {
 				s.failed = errors.New(f.Reason)
 			}
@@ -434,7 +434,7 @@ func (s *survival) step(e elastic.Event) {
 					v.conn.Close()
 				}
 			}
-		case elastic.Dismiss:
+		case controller.Dismiss:
 			for _, v := range s.workers {
 				if v.w == f.Worker {
 					v.left = true
@@ -482,12 +482,12 @@ func (s *survival) measure(speeds map[int]float64) {
 				times.Layers = append(times.Layers, plan.LayerTime{Layer: l, Forward: t, Backward: 2 * t})
 			}
 		}
-		s.step(elastic.Measured{Worker: w, Times: times})
+		s.step(controller.Measured{Worker: w, Times: times})
 	}
 }
 
-func brief(e elastic.Event) any {
-	if a, ok := e.(elastic.Answered); ok {
+func brief(e controller.Event) any {
+	if a, ok := e.(controller.Answered); ok {
 		works := ""
 		for _, w := range a.Report.Works {
 			works += fmt.Sprintf("%d/%d:%v,%v,%v ", w.Stage, w.Micro, w.Phase, w.Input, w.Gradient)

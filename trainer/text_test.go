@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"pgregory.net/rapid"
 )
 

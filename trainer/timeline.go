@@ -5,9 +5,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // timeline keeps what a worker does in a step that the agent wants to know of. In all other steps it costs a

@@ -4,9 +4,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // plainStage is a stage whose passes are their micro-batches.

@@ -17,18 +17,18 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/comm"
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/elastic/agent"
-	"github.com/soliton-train/soliton/elastic/plan"
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/engine"
-	"github.com/soliton-train/soliton/internal/kernel"
-	"github.com/soliton-train/soliton/internal/meter"
-	"github.com/soliton-train/soliton/internal/progress"
-	"github.com/soliton-train/soliton/internal/rundir"
-	"github.com/soliton-train/soliton/internal/sched"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/platform/sched"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/meter"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -75,7 +75,7 @@ type worker struct {
 
 	// recovery goes between the agent and the engine of the moment.
 	recovery recovery
-	gossip   gossip
+	gossip   ringMember
 
 	spans     *spans      // nil before Start, and where nobody wants to know
 	saver     *saver      // nil before Start, and for a run without checkpoints
@@ -143,7 +143,7 @@ func (w *worker) serve(ctx context.Context, makeJob func() (Job, error)) error {
 			if w.self.process {
 				// Whatever runs at the moment, nobody waits for it.
 				fmt.Fprintf(os.Stderr, "%s: %v\n", program(), errAgentLost)
-				os.Exit(agent.ExitFailed)
+				os.Exit(host.ExitFailed)
 			}
 		}
 	}()
@@ -328,7 +328,7 @@ func (w *worker) run(ctx context.Context, makeJob func() (Job, error)) error {
 	}
 	defer w.net.Close()
 	w.links.Store(w.net)
-	elastic.Warm()
+	controller.Warm()
 	control.Warm()
 	if err := w.send(control.Ready{
 		Job: p.describe(), Data: p.files, Addr: w.net.Addr(), Layers: p.params.controlLayers(), CheckpointEvery: max(p.CheckpointEvery, 0),
@@ -414,32 +414,32 @@ func (w *worker) train(ctx context.Context, p *prepared, start control.Start) er
 
 // first returns the order that the agent's Start stands for. That of a worker
 // that joins has no plan.
-func (w *worker) first(p *prepared, start control.Start) (elastic.Order, error) {
+func (w *worker) first(p *prepared, start control.Start) (controller.Order, error) {
 	if len(start.Plan) == 0 {
-		return elastic.Order{}, nil
+		return controller.Order{}, nil
 	}
 	pl, err := plan.Parse(start.Plan)
 	if err != nil {
-		return elastic.Order{}, err
+		return controller.Order{}, err
 	}
 	if err := pl.Validate(p.params.planLayers()); err != nil {
-		return elastic.Order{}, err
+		return controller.Order{}, err
 	}
 	if pl.Micros() != p.GlobalBatch/p.MicroBatch {
-		return elastic.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), p.GlobalBatch/p.MicroBatch)
+		return controller.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), p.GlobalBatch/p.MicroBatch)
 	}
 	if _, ok := pl.Worker(w.self.id()); !ok {
-		return elastic.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
+		return controller.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
 	}
-	o := elastic.Order{Plan: pl, Passed: elastic.Point{Step: pl.FromStep - 1}, From: start.From}
+	o := controller.Order{Plan: pl, Passed: controller.Point{Step: pl.FromStep - 1}, From: start.From}
 	for _, x := range start.Peers {
-		o.Peers = append(o.Peers, elastic.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
+		o.Peers = append(o.Peers, controller.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
 	}
 	return o, nil
 }
 
 // trainFrom runs the worker's part of the steps from the point of an order on.
-func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start, pool *kernel.Pool, order elastic.Order) error {
+func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start, pool *kernel.Pool, order controller.Order) error {
 	schedule := p.Optimizer.schedule()
 	shuffle := newShuffle(p.Seed, p.data.Len())
 	w.stages = nil

@@ -5,7 +5,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/control"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/trainer"
 )
 

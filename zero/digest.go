@@ -1,6 +1,6 @@
 package zero
 
-import "github.com/soliton-train/soliton/internal/kernel"
+import "github.com/soliton-train/soliton/internal/compute/kernel"
 
 // Digest is what a holder remembers of a block: [kernel.Digest] of what was
 // written, in the lower 32 bits. The zero Digest says that nothing is known.

@@ -1,7 +1,7 @@
 package zero
 
 import (
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // Update holds the numbers of one optimizer update.

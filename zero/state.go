@@ -6,7 +6,7 @@ import (
 	"sort"
 	"sync"
 
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // Tensor is one parameter tensor of a layer, as far as the optimizer cares.

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/kernel"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/rng"
 	"pgregory.net/rapid"
 )

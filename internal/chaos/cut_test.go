@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/internal/require"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 )
 
 // Two hosts at addresses of this machine, both in this process.

@@ -11,9 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/soliton-train/soliton/elastic"
-	"github.com/soliton-train/soliton/internal/control"
-	"github.com/soliton-train/soliton/internal/rundir"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // raise sends this process a signal that it does not survive. It may take effect a little
@@ -93,12 +93,12 @@ func main() {
 				reason = m.Reason
 			}
 		case control.Query:
-			var r elastic.Report
+			var r controller.Report
 			r.Plan.Generation, r.Plan.N, r.Passed.Step = 1, int(plan), step
 			report, _ := r.Encode()
 			conn.Send(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
 		case control.Order:
-			o, err := elastic.ParseOrder(m.Order)
+			o, err := controller.ParseOrder(m.Order)
 			if err != nil {
 				os.Exit(1)
 			}

@@ -1,0 +1,48 @@
+package controller
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// NobodyError is the error of [End] when the last worker has died.
+type NobodyError struct {
+	Worker plan.WorkerID
+	Cause  string
+}
+
+func (e *NobodyError) Error() string { return e.Cause + "; no worker is left" }
+
+// FewError is the error of [End] when too few workers are left and no others
+// came.
+type FewError struct {
+	Have, Need int
+	Held       time.Duration
+}
+
+func (e *FewError) Error() string {
+	return fmt.Sprintf("%d of at least %d workers are left, and no other came within %v", e.Have, e.Need, e.Held)
+}
+
+// CrashError is the error of [End] when a task ran on two workers that crashed,
+// one after the other: it would end all others, too.
+type CrashError struct {
+	Crash
+	Workers [2]plan.WorkerID
+	Cause   string // of the second
+}
+
+func (e *CrashError) Error() string {
+	return fmt.Sprintf("%s, as worker %d before it, in stage %d of micro-batch %d in step %d",
+		e.Cause, e.Workers[0], e.Stage, e.Micro, e.Step)
+}
+
+// ReportError is the error of [End] when answers cannot be true together.
+type ReportError struct {
+	Worker plan.WorkerID
+	Why    string
+}
+
+func (e *ReportError) Error() string { return fmt.Sprintf("worker %d %s", e.Worker, e.Why) }

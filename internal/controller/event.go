@@ -1,0 +1,305 @@
+package controller
+
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+)
+
+// Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
+// Applied, Late, LinkLost, Suspected, Leaving, Joined, Level, Measured, Finished, Saved and Led.
+type Event interface{ event() }
+
+// Evidence says how a death is known, and with it from when its time counts.
+type Evidence string
+
+// Kinds of evidence.
+const (
+	Reaped  Evidence = "reap"    // the agent reaped the process
+	Silent  Evidence = "silence" // it was silent too long, and was killed
+	Stamped Evidence = "kill"    // who did it left the time
+	Broken  Evidence = "link"    // nobody died; a link was made anew
+	HostOut Evidence = "host"    // the agent of its host has ended, or is silent
+)
+
+type (
+	// Dead says that a worker's session is over, other than by [Ended].
+	Dead struct {
+		Worker plan.Worker
+		Cause  string // such as "worker 2 exited: signal: killed"
+		Died   time.Time
+		How    Evidence
+
+		// Begun are pairs the worker had begun in the step it was in, as far as that is
+		// known.
+		Begun   []graph.Pair
+		BegunIn int // that step; 0 if it is not known
+		// Crashed, where it is not nil, is what ran as the worker ended by a fault of
+		// its own.
+		Crashed *Crash
+	}
+
+	// Harmed says when a dead worker was killed, if that is known later than its death.
+	Harmed struct {
+		Worker plan.Worker
+		At     time.Time
+	}
+
+	// Ended says that a worker has ended well: after it had finished, or left.
+	Ended struct{ Worker plan.Worker }
+
+	// Answered is a worker's answer to [Ask].
+	Answered struct {
+		Worker plan.Worker
+		Ballot Ballot
+		Report Report
+	}
+
+	// Agreed says that what [Propose] asked for is agreed.
+	Agreed struct {
+		Version  plan.Version
+		Proposed time.Time // when the proposing began
+	}
+
+	// Applied says that a worker has applied a plan. See control.Applied.
+	Applied struct {
+		Worker       plan.Worker
+		Ballot       Ballot
+		Version      plan.Version
+		Opened       int // links
+		Edit, Resume time.Duration
+	}
+
+	// Late says that a timer has run out.
+	Late struct{ Timer Timer }
+
+	// LinkLost says that a worker lost the link to another.
+	LinkLost struct{ From, To plan.Worker }
+
+	// Suspected says that By, a member of the gossip ring, cannot reach a worker; "" that
+	// nobody says so any more. It kills nobody: it tells which end of a broken link is to blame.
+	Suspected struct {
+		Worker plan.Worker
+		By     string
+	}
+
+	// Leaving says that a worker was asked to end, and wants to hand over.
+	Leaving struct{ Worker plan.Worker }
+
+	// Joined says that a worker is ready that is in no plan yet.
+	Joined struct {
+		Worker plan.Worker
+		Addr   string
+	}
+
+	// Level says that a worker has all that a fill was to bring it. See
+	// control.Level.
+	Level struct {
+		Worker   plan.Worker
+		ID, Step int
+	}
+
+	// Measured brings what a worker has measured of itself; the newest counts. Times are
+	// best told with every heartbeat whose times differ from what was told before.
+	Measured struct {
+		Worker plan.Worker
+		Times  plan.Times
+	}
+
+	// Finished says that a worker has passed the last point, with the result
+	// of it. It answers queries on.
+	Finished struct {
+		Worker plan.Worker
+		Step   int
+		Result []byte
+	}
+
+	// Saved says that there is a checkpoint after a step, which is now the newest that can be
+	// used; Dir is "" and Step 0 if there is none any more. It may be older than the one before.
+	Saved struct {
+		Step int
+		Dir  string
+	}
+
+	// Led says that this controller leads in a new term.
+	Led struct{ Term uint64 }
+
+	// Balanced answers [Balance].
+	Balanced struct {
+		Look   int
+		Plan   plan.Plan
+		Reason plan.Reason
+		Err    error
+	}
+)
+
+// Crash is the task that ran as a worker crashed.
+type Crash struct {
+	Step int
+	graph.Pair
+}
+
+// Timer names a timer of the shell.
+type Timer string
+
+// The timers.
+const (
+	QueryTimer Timer = "query" // for answers
+	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link, and then for the link
+	HoldTimer  Timer = "hold"  // for more workers
+	WishTimer  Timer = "wish"  // for the next boundary plan after a recovery
+	LookTimer  Timer = "look"  // for the next look at what was measured
+)
+
+// Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,
+// Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
+type Effect interface{ effect() }
+
+type (
+	// Ask sends a query to a worker.
+	Ask struct {
+		Worker plan.Worker
+		Ballot Ballot
+	}
+
+	// Command sends an order to a worker.
+	Command struct {
+		Worker plan.Worker
+		Order  Order
+	}
+
+	// Copy makes a worker copy state in the background.
+	Copy struct {
+		Worker plan.Worker
+		Fill   Fill
+	}
+
+	// Propose brings an order before the agents. [Agreed] answers it.
+	Propose struct {
+		Order  Order
+		Cause  string // what made it necessary: lost, restart, leave, ...
+		Reason plan.Reason
+	}
+
+	// Balance asks for a plan that divides the work better, which takes too long to wait for. What
+	// Make returns answers it; meanwhile the controller goes on.
+	Balance struct {
+		Look    int
+		Current plan.Plan
+		View    plan.View
+		Profile plan.Profile
+		Event   plan.Event
+	}
+
+	// Adopt says that a plan is the run's from now on: an agreed one after a
+	// recovery, or a boundary plan that is live at the first worker.
+	Adopt struct {
+		Order  Order
+		Cause  string
+		Reason plan.Reason
+	}
+
+	// Kill ends a worker; its Dead follows.
+	Kill struct {
+		Worker plan.Worker
+		Reason string
+	}
+
+	// Dismiss lets a worker end that the plan does without.
+	Dismiss struct {
+		Worker plan.Worker
+		Reason string
+	}
+
+	// SetTimer starts a timer, anew if it runs.
+	SetTimer struct {
+		Timer Timer
+		After time.Duration
+	}
+
+	// CancelTimer stops a timer.
+	CancelTimer struct{ Timer Timer }
+
+	// Note is a decision in one sentence.
+	Note struct{ Reason string }
+
+	// Hold says that there are too few workers to go on with.
+	Hold struct{ Have, Need int }
+
+	// Recovered ends a recovery.
+	Recovered struct{ Recovery Recovery }
+
+	// StopAll says that all workers want to leave, so the run ends at the next commit.
+	StopAll struct{}
+
+	// End ends the run.
+	End struct{ Err error }
+)
+
+// Make makes the plan. It is a pure function and reads nothing that the controller alters.
+func (b Balance) Make() Balanced {
+	p, reason, err := plan.Next(b.Current, b.View, b.Profile, b.Event)
+	return Balanced{b.Look, p, reason, err}
+}
+
+// Recovery is the account of a recovery. The phases follow one another, and their sum
+// is Total.
+type Recovery struct {
+	Step     int    // that was struck
+	Cause    string // of all deaths, in their order
+	How      Evidence
+	Lost     int // workers
+	Ballots  int // attempts
+	Rollback bool
+	From     int // step after which a rollback goes on
+	Version  plan.Version
+
+	Detect time.Duration // death until the controller knew of it
+	Query  time.Duration // until all had answered
+	Plan   time.Duration // until there was a plan
+	Agree  time.Duration // until it was agreed
+	Edit   time.Duration // until the slowest worker had applied it
+	Resume time.Duration // until the last had work of it, or none left
+	Total  time.Duration
+
+	// Again counts (stage, micro-batch) pairs that the dead are known to have begun and
+	// that run again: by Dead.Begun, and because a survivor holds what came out. What a
+	// rollback does again is not counted.
+	Again  int
+	Opened int // links
+}
+
+func (Dead) event()      {}
+func (Ended) event()     {}
+func (Harmed) event()    {}
+func (Answered) event()  {}
+func (Agreed) event()    {}
+func (Applied) event()   {}
+func (Late) event()      {}
+func (LinkLost) event()  {}
+func (Suspected) event() {}
+func (Leaving) event()   {}
+func (Finished) event()  {}
+func (Saved) event()     {}
+func (Joined) event()    {}
+func (Level) event()     {}
+func (Measured) event()  {}
+func (Led) event()       {}
+func (Balanced) event()  {}
+
+func (Ask) effect()         {}
+func (Command) effect()     {}
+func (Copy) effect()        {}
+func (Propose) effect()     {}
+func (Balance) effect()     {}
+func (Adopt) effect()       {}
+func (Kill) effect()        {}
+func (Dismiss) effect()     {}
+func (SetTimer) effect()    {}
+func (CancelTimer) effect() {}
+func (Note) effect()        {}
+func (Hold) effect()        {}
+func (Recovered) effect()   {}
+func (StopAll) effect()     {}
+func (End) effect()         {}

@@ -1,0 +1,593 @@
+package host
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/platform/canary"
+	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// The test binary is also the worker process of these tests.
+func TestMain(m *testing.M) {
+	if id, ok, err := control.Launched(); ok {
+		if err != nil {
+			panic(err)
+		}
+		os.Exit(workerProcess(id, os.Args[1:]))
+	}
+	// Lives as long as the process, as its comment says.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/elastic/agent.keepThread"))
+}
+
+// trainer is a worker that trains nothing.
+type trainer struct {
+	steps  int
+	at     int                      // step before which trouble is made; below 0: rests after step 2, until there is a new plan
+	before func(conn *control.Conn) // the trouble
+	end    func(conn *control.Conn) // after Done
+}
+
+// run trains after the hello.
+func (f trainer) run(ctx context.Context, conn *control.Conn) {
+	defer conn.Close()
+	conn.Send(control.Note{Text: "reading data"})
+	conn.Send(control.Ready{
+		Job:  rundir.Job{Program: "fake", Steps: f.steps, Layers: 2, GlobalBatch: 8, MicroBatch: 1},
+		Addr: "nowhere", Layers: []control.Layer{{Name: "a", Tensors: []int{10}}, {Name: "b", Tensors: []int{10}}},
+	})
+	if m, err := conn.Receive(ctx); err != nil {
+		return
+	} else if _, ok := m.(control.Start); !ok {
+		return
+	}
+	inbox := make(chan control.Message, 16)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		defer close(inbox)
+		for {
+			m, err := conn.Receive(ctx)
+			if err != nil {
+				return
+			}
+			inbox <- m
+		}
+	}()
+	defer func() { conn.Close(); <-ended }()
+	step, stoppedBy, version, rests := 0, "", plan.Version{Generation: 1, N: 1}, f.at < 0
+	handle := func(m control.Message) (ok bool) {
+		switch m := m.(type) {
+		case control.Stop:
+			stoppedBy = m.Reason
+		case control.Query:
+			report, _ := controller.Report{Plan: version, Passed: controller.Point{Step: step}}.Encode()
+			conn.Send(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
+		case control.Order:
+			o, err := controller.ParseOrder(m.Order)
+			if err != nil {
+				panic(err)
+			}
+			version, step, rests = o.Plan.Version, o.Passed.Step, false
+			conn.Send(control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: version.Generation, N: version.N, Edit: 1000, Opened: 1})
+		}
+		return m != nil
+	}
+	for step < f.steps && stoppedBy == "" {
+		if step+1 == f.at {
+			f.before(conn)
+		}
+		step++
+		if conn.Send(control.Step{Step: step, Loss: 1 / float64(step), Tokens: 10, MS: 1, Plan: uint64(version.N)}) != nil {
+			return
+		}
+		for rests && step == 2 && stoppedBy == "" {
+			if !handle(<-inbox) {
+				return
+			}
+		}
+		select {
+		case m, ok := <-inbox:
+			if ok {
+				handle(m)
+			}
+		default:
+		}
+	}
+	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: stoppedBy, Worker: rundir.Worker{Stages: []int{0}}})
+	for m := range inbox {
+		if _, ok := m.(control.Release); ok {
+			break
+		}
+		handle(m)
+	}
+	if f.end != nil {
+		f.end(conn)
+	}
+}
+
+func (f trainer) inProcess() Worker {
+	return InProcess(func(ctx context.Context, nc net.Conn) {
+		conn := control.New(nc)
+		conn.Send(control.Identity{}.Hello())
+		f.run(ctx, conn)
+	})
+}
+
+// workerProcess is main of the process; args begin with what it is to do.
+func workerProcess(id control.Identity, args []string) int {
+	fmt.Println("hello from the worker")
+	for _, fd := range id.Canaries {
+		if err := canary.Keep(fd); err != nil {
+			panic(err)
+		}
+	}
+	switch args[0] {
+	case "exit":
+		fmt.Fprintln(os.Stderr, "cannot find my socks")
+		n, _ := strconv.Atoi(args[1])
+		return n
+	case "sleep":
+		for { // until killed; the runtime's own signals end a single pause
+			_ = unix.Pause()
+		}
+	}
+	conn, err := id.Dial(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	if args[0] == "usage" {
+		conn.Send(control.Failed{Kind: control.Usage, Text: "--steps 0: give at least 1"})
+		return 2
+	}
+	if args[0] == "spin" {
+		spin(id, conn)
+	}
+	n, _ := strconv.Atoi(args[1])
+	f := trainer{steps: n}
+	switch args[0] {
+	case "die":
+		f.at = 3
+		f.before = func(*control.Conn) { raise(syscall.SIGKILL) }
+	case "forever":
+		f.at = -1
+	case "child":
+		// A child that would outlive the worker; it holds the standard output.
+		f.at = 1
+		f.before = func(conn *control.Conn) {
+			p, err := os.StartProcess("/bin/sleep", []string{"sleep", "3600"}, &os.ProcAttr{Files: []*os.File{nil, os.Stdout, os.Stderr}})
+			if err != nil {
+				panic(err)
+			}
+			conn.Send(control.Output{Text: strconv.Itoa(p.Pid)})
+		}
+	case "die-1":
+		if f.at = -1; id.WorkerID == 1 {
+			f.at = 3
+			f.before = func(*control.Conn) { raise(syscall.SIGKILL) }
+		}
+	case "freeze-2":
+		if f.at = -1; id.WorkerID == 2 {
+			f.at = 3
+			f.before = func(*control.Conn) { raise(syscall.SIGSTOP) }
+		}
+		go func() {
+			for conn.Send(control.Beat{}) == nil {
+				time.Sleep(control.BeatEvery)
+			}
+		}()
+	case "print":
+		if id.WorkerID > 0 {
+			break
+		}
+		f.end = func(conn *control.Conn) { conn.Send(control.Output{Text: "func main()"}) }
+	}
+	f.run(context.Background(), conn)
+	return 0
+}
+
+// spin computes without end, with more threads than there are processors, and begins a pass when all is
+// said; worker 0 starts a child before.
+func spin(id control.Identity, conn *control.Conn) {
+	r, err := progress.Open(os.NewFile(uintptr(id.Progress), "progress"))
+	if err != nil {
+		panic(err)
+	}
+	child := 0
+	if id.WorkerID == 0 {
+		p, err := os.StartProcess("/bin/sleep", []string{"sleep", "3600"}, &os.ProcAttr{})
+		if err != nil {
+			panic(err)
+		}
+		child = p.Pid
+	}
+	for range runtime.NumCPU() {
+		go func() {
+			for { //nolint:staticcheck // that is what it is for
+			}
+		}()
+	}
+	conn.Send(control.Output{Text: strconv.Itoa(child)})
+	conn.Send(control.Note{Text: "the last word"})
+	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
+	select {}
+}
+
+// raise sends this process a signal that it does not survive. It may take effect a little
+// later, in which time nothing else must happen.
+func raise(s syscall.Signal) {
+	syscall.Kill(os.Getpid(), s)
+	select {}
+}
+
+func serve(t *testing.T, cfg Config, w Worker) Outcome {
+	t.Helper()
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.Serve(t.Context(), w)
+}
+
+// recorder is a view that remembers.
+type recorder struct {
+	mu     sync.Mutex
+	shown  []string
+	closed int
+	on     func(view.Event)
+}
+
+func (r *recorder) Show(e view.Event) {
+	if _, row := e.(view.Worker); row {
+		return
+	}
+	r.mu.Lock()
+	r.shown = append(r.shown, strings.TrimPrefix(fmt.Sprintf("%T", e), "view."))
+	r.mu.Unlock()
+	if r.on != nil {
+		r.on(e)
+	}
+}
+
+func (r *recorder) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed++
+}
+
+func TestInProcessWithFiles(t *testing.T) {
+	dir, err := rundir.Create(filepath.Join(t.TempDir(), "run"), "fake", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	v := &recorder{}
+	f := trainer{steps: 3, at: 2, before: func(c *control.Conn) { c.Send(control.Output{Text: "early,"}) }, end: func(c *control.Conn) { c.Send(control.Output{Text: "late"}) }}
+	o := serve(t, Config{RunDir: dir, View: v, Output: &out}, f.inProcess())
+	if o.Err != nil || o.ExitStatus() != 0 {
+		t.Fatal(o.Err)
+	}
+	if out.String() != "early,late" {
+		t.Errorf("output is %q", out.String())
+	}
+	if want := []string{"Note", "Change", "Change", "Begin", "Step", "Step", "Step", "Change", "End"}; !reflect.DeepEqual(v.shown, want) || v.closed != 1 {
+		t.Errorf("view was shown %v and closed %d times", v.shown, v.closed)
+	}
+	var sum rundir.Summary
+	readJSON(t, dir.File("summary.json"), &sum)
+	if sum.Steps != 3 || sum.ParamsSHA256 != "aa" || sum.StoppedBy != "" || len(sum.Workers) != 1 {
+		t.Errorf("summary.json: %+v", sum)
+	}
+	if lines := readLines(t, dir.File("metrics.jsonl")); len(lines) != 3 {
+		t.Errorf("metrics.jsonl has %d lines", len(lines))
+	}
+	if lines := readLines(t, dir.File("events.jsonl")); len(lines) != 3 {
+		t.Errorf("events.jsonl has %d lines", len(lines))
+	}
+}
+
+func readJSON(t *testing.T, path string, v any) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(b, v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readLines returns the lines of a file that must hold whole lines of JSON.
+func readLines(t *testing.T, path string) (lines []map[string]any) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, ok := strings.CutSuffix(string(b), "\n")
+	if !ok {
+		t.Fatalf("%s ends in the middle of a line", path)
+	}
+	for l := range strings.SplitSeq(text, "\n") {
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(l), &fields); err != nil {
+			t.Errorf("%s: line %q: %v", path, l, err)
+		}
+		lines = append(lines, fields)
+	}
+	return lines
+}
+
+func TestRunWithoutAnything(t *testing.T) {
+	if o := serve(t, Config{}, trainer{steps: 2}.inProcess()); o.Err != nil || o.Summary.Steps != 2 {
+		t.Errorf("got %+v", o)
+	}
+}
+
+func TestContextStopsAtTheNextCommit(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	a, _ := New(Config{View: &recorder{on: func(e view.Event) {
+		if s, ok := e.(view.Step); ok && s.Step == 2 {
+			cancel()
+		}
+	}}})
+	o := a.Serve(ctx, trainer{steps: 100, at: -1}.inProcess())
+	var stopped *StoppedError
+	if !errors.As(o.Err, &stopped) || stopped.Reason != Cancelled || stopped.AtOnce || o.Summary.StoppedBy != "cancelled" {
+		t.Errorf("got %+v, %v", o.Summary, o.Err)
+	}
+}
+
+// A worker in this process that does not react cannot hold Serve for longer than a second.
+func TestSecondStopLeavesAStuckFunction(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		release := make(chan struct{})
+		a, err := New(Config{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		o := a.Serve(t.Context(), trainer{steps: 9, at: 3, before: func(*control.Conn) {
+			a.Stop(Interrupt)
+			a.Stop(Interrupt)
+			<-release
+		}}.inProcess())
+		if o.ExitStatus() != ExitInterrupted || o.Summary.Steps > 2 {
+			t.Errorf("got %+v, %v", o.Summary, o.Err)
+		}
+		if waited := time.Since(began); waited != reapTime {
+			t.Errorf("waited %v", waited)
+		}
+		close(release)
+		synctest.Wait()
+	})
+}
+
+func TestHelloTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := serve(t, Config{Program: "./x"}, InProcess(func(ctx context.Context, _ net.Conn) { <-ctx.Done() }))
+		var e *NoMainError
+		if !errors.As(o.Err, &e) || !strings.Contains(e.Error(), "./x has not called trainer.Main within 30s") {
+			t.Errorf("got %v", o.Err)
+		}
+	})
+}
+
+func TestGarbageIsAnError(t *testing.T) {
+	o := serve(t, Config{}, InProcess(func(ctx context.Context, nc net.Conn) {
+		io.WriteString(nc, "GET / HTTP/1.1\r\n\r\n")
+		<-ctx.Done()
+	}))
+	var e *ProtocolError
+	if !errors.As(o.Err, &e) {
+		t.Errorf("got %v", o.Err)
+	}
+}
+
+func TestValidateReportsAllFaults(t *testing.T) {
+	_, err := New(Config{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond})
+	if err == nil || len(strings.Split(err.Error(), "\n")) != 6 {
+		t.Errorf("got %v", err)
+	}
+}
+
+// startWorker starts this test binary as a worker with a log.
+func startWorker(t *testing.T, args ...string) (Worker, *rundir.Dir) {
+	t.Helper()
+	dir, err := rundir.Create(filepath.Join(t.TempDir(), "run"), "fake", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := dir.LogFile(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := StartProcess(Command{Path: exe, Args: args, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return w, dir
+}
+
+func TestProcess(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		err    string
+		exit   int
+		output string
+		detail string
+	}{
+		{args: []string{"train", "5"}},
+		{args: []string{"print", "5"}, output: "func main()"},
+		{args: []string{"die", "5"}, err: "worker 0 exited: signal: killed, at step 2 of 5", exit: 1, detail: "hello from the worker"},
+		{args: []string{"exit", "3"}, err: "./fake ended without calling trainer.Main (exit status 3)", exit: 1, detail: "hello from the worker\ncannot find my socks"},
+		{args: []string{"exit", "0"}, err: "./fake ended without calling trainer.Main (exit status 0)", exit: 1, detail: "hello from the worker\ncannot find my socks"},
+		{args: []string{"usage"}, err: "--steps 0: give at least 1", exit: 2},
+	} {
+		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
+			w, dir := startWorker(t, c.args...)
+			var out bytes.Buffer
+			o := serve(t, Config{RunDir: dir, Output: &out, Program: "./fake"}, w)
+			if msg := fmt.Sprint(o.Err); msg != c.err && !(o.Err == nil && c.err == "") {
+				t.Errorf("error is %q, want %q", msg, c.err)
+			}
+			if o.ExitStatus() != c.exit || out.String() != c.output || o.Detail != c.detail {
+				t.Errorf("exit status %d, output %q, detail %q", o.ExitStatus(), out.String(), o.Detail)
+			}
+			_, err := os.Stat(dir.File("summary.json"))
+			if began := o.Summary != nil; began != (err == nil) {
+				t.Errorf("training began: %v, summary.json: %v", began, err)
+			}
+			if o.Summary == nil {
+				if _, err := os.Stat(dir.Path()); err == nil {
+					t.Error("the directory of a run that never began is left")
+				}
+			}
+		})
+	}
+}
+
+// What a worker leaves behind ends with it.
+func TestGroupEndsWithTheWorker(t *testing.T) {
+	w, dir := startWorker(t, "child", "2")
+	var out bytes.Buffer
+	if o := serve(t, Config{RunDir: dir, Output: &out}, w); o.Err != nil {
+		t.Fatal(o.Err)
+	}
+	pid, err := strconv.Atoi(out.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	end, bound := t.Deadline()
+	for alive(pid) {
+		if bound && time.Until(end) < 5*time.Second {
+			t.Fatalf("process %d lives on", pid)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// alive reports whether a process runs; a zombie nobody has reaped yet does not.
+func alive(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !bytes.Contains(b, []byte(") Z "))
+}
+
+func TestSignalsStopAProcess(t *testing.T) {
+	for _, c := range []struct {
+		signal syscall.Signal
+		exit   int
+	}{{syscall.SIGINT, 130}, {syscall.SIGTERM, 75}} {
+		w, dir := startWorker(t, "forever", "100")
+		a, err := New(Config{RunDir: dir, View: &recorder{on: func(e view.Event) {
+			if s, ok := e.(view.Step); ok && s.Step == 2 {
+				syscall.Kill(os.Getpid(), c.signal)
+			}
+		}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		restore := a.CatchSignals()
+		o := a.Serve(t.Context(), w)
+		restore()
+		if o.ExitStatus() != c.exit || o.Summary == nil || o.Summary.Steps != 2 {
+			t.Errorf("%v: exit status %d, %v", c.signal, o.ExitStatus(), o.Err)
+		}
+		readLines(t, dir.File("metrics.jsonl"))
+	}
+}
+
+func TestStopEndsAProcessThatNeverConnects(t *testing.T) {
+	w, dir := startWorker(t, "sleep")
+	a, _ := New(Config{RunDir: dir})
+	a.Stop(Interrupt)
+	if o := a.Serve(t.Context(), w); o.ExitStatus() != 130 {
+		t.Errorf("got %v", o.Err)
+	}
+}
+
+// A worker that was faster than Serve is heard all the same.
+func TestWorkerThatEndedBeforeServe(t *testing.T) {
+	w, dir := startWorker(t, "usage")
+	<-w.Exited()
+	if o := serve(t, Config{RunDir: dir}, w); o.ExitStatus() != 2 {
+		t.Errorf("got %v", o.Err)
+	}
+}
+
+func TestStartProcessThatIsNone(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	if _, err := StartProcess(Command{Path: "/etc/passwd"}); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("got %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// Where TMPDIR is longer than a socket's path may be, a worker starts all the same.
+func TestLongTemporaryDirectory(t *testing.T) {
+	long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
+	if err := os.Mkdir(long, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("TMPDIR", long)
+	w, dir := startWorker(t, "usage")
+	if o := serve(t, Config{RunDir: dir}, w); o.ExitStatus() != 2 {
+		t.Errorf("got %v", o.Err)
+	}
+	t.Setenv("TMPDIR", "/absent")
+	if _, err := StartProcess(Command{Path: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "TMPDIR") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	stack := strings.Repeat("goroutine\n", 2000)
+	for _, c := range []struct{ log, want string }{
+		{"", ""},
+		{"a\nb\nc\nd\n", "b\nc\nd"},
+		{"a\npanic: old\nb\npanic: boom\n" + stack, "panic: boom\ngoroutine\ngoroutine"},
+		{"fatal error: all asleep\n\nx", "fatal error: all asleep\n\nx"},
+		{"no panic: here\nb\n", "no panic: here\nb"},
+		{"a\n" + strings.Repeat("x", 9<<10), strings.Repeat("x", 8<<10)},
+	} {
+		f, err := os.Create(filepath.Join(t.TempDir(), "log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.WriteString(c.log)
+		if got := lastLines(f, 0, 3); got != c.want {
+			t.Errorf("of %.40q: got %.80q, want %.80q", c.log, got, c.want)
+		}
+		f.Close()
+	}
+}

@@ -1,0 +1,347 @@
+package agree
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// Bounds of an entry's fields.
+const (
+	MaxData   = 8 << 20 // bytes of each opaque field
+	MaxReason = 4 << 10 // bytes of a reason
+	MaxName   = 255     // bytes of a name, ID or address
+)
+
+// An Entry is what the nodes agree on. Its types are [Generation], [Job], [Plan],
+// [Eviction] and [Manifest], which are proposed, and [Servers], which follows
+// from [Node.AddVoter], [Node.AddNonvoter] and [Node.Remove].
+type Entry interface {
+	// String names the entry for people, in one line.
+	String() string
+
+	kind() kind
+	code(c *coder) Entry
+}
+
+// Generation begins a start of the job. It must be greater than the one before.
+type Generation struct{ N int }
+
+// Job is the job of the newest generation, which has one: the bytes of job.json.
+type Job struct {
+	Generation int
+	Data       []byte
+}
+
+// Plan is a plan and all that a worker needs to go on under it.
+type Plan struct {
+	// Term binds the plan to the leadership under which it was made: it is
+	// refused if it is committed in another. 0 means any.
+	Term    uint64
+	Version plan.Version
+	Reason  string // why there is a new plan, in a sentence
+
+	Data []byte // the order to the workers
+	// Verdict is what a recovery found about the step's commit; nil for other
+	// plans.
+	Verdict []byte
+}
+
+// Eviction shuts out a worker's sessions up to an incarnation.
+type Eviction struct {
+	Worker      plan.WorkerID
+	Incarnation int
+	Reason      string
+}
+
+// Manifest is a checkpoint whose files are all written and synced. A second one
+// of the same name takes the place of the first.
+type Manifest struct {
+	Name string // of its directory
+	Step int    // the last step that is in it
+	Data []byte
+}
+
+// Servers are the nodes of the newest committed configuration.
+type Servers struct{ Servers []Server }
+
+// Server is a node of the agreement.
+type Server struct {
+	ID    string
+	Addr  string // where others reach it
+	Voter bool
+}
+
+// leader is the first entry of every leadership.
+type leader struct{ id string }
+
+func (e Generation) String() string { return fmt.Sprintf("generation %d", e.N) }
+func (e Job) String() string        { return fmt.Sprintf("job of generation %d", e.Generation) }
+func (e Plan) String() string       { return fmt.Sprintf("plan %v", e.Version) }
+func (e Manifest) String() string   { return fmt.Sprintf("manifest of checkpoint %.64q", e.Name) }
+func (e Servers) String() string    { return fmt.Sprintf("servers %v", e.Servers) }
+func (e leader) String() string     { return fmt.Sprintf("leader %.64q", e.id) }
+func (e Eviction) String() string {
+	return fmt.Sprintf("eviction of worker %d.%d", e.Worker, e.Incarnation)
+}
+
+// String renders the server as "ID at ADDR (voter)".
+func (s Server) String() string {
+	text := s.ID
+	if s.Addr != "" {
+		text += " at " + s.Addr
+	}
+	if s.Voter {
+		text += " (voter)"
+	}
+	return text
+}
+
+type kind byte
+
+// The kinds are part of the format of the log: they never change.
+const (
+	kindGeneration kind = 1
+	kindJob        kind = 2
+	kindPlan       kind = 3
+	kindEviction   kind = 4
+	kindManifest   kind = 5
+	kindLeader     kind = 6
+	kindServers    kind = 7 // in snapshots only
+)
+
+const format = 1 // of entries and of snapshots
+
+func (Generation) kind() kind { return kindGeneration }
+func (Job) kind() kind        { return kindJob }
+func (Plan) kind() kind       { return kindPlan }
+func (Eviction) kind() kind   { return kindEviction }
+func (Manifest) kind() kind   { return kindManifest }
+func (Servers) kind() kind    { return kindServers }
+func (leader) kind() kind     { return kindLeader }
+
+func (e Generation) code(c *coder) Entry { c.int(&e.N); return e }
+func (e Job) code(c *coder) Entry        { c.int(&e.Generation); c.bytes(&e.Data); return e }
+func (e leader) code(c *coder) Entry     { c.text(&e.id, MaxName); return e }
+
+func (e Plan) code(c *coder) Entry {
+	c.uint(&e.Term)
+	c.int(&e.Version.Generation)
+	c.int(&e.Version.N)
+	c.text(&e.Reason, MaxReason)
+	c.bytes(&e.Data)
+	c.bytes(&e.Verdict)
+	return e
+}
+
+func (e Eviction) code(c *coder) Entry {
+	c.int((*int)(&e.Worker))
+	c.int(&e.Incarnation)
+	c.text(&e.Reason, MaxReason)
+	return e
+}
+
+func (e Manifest) code(c *coder) Entry {
+	c.text(&e.Name, MaxName)
+	c.int(&e.Step)
+	c.bytes(&e.Data)
+	return e
+}
+
+func (e Servers) code(c *coder) Entry {
+	c.count(len(e.Servers), maxServers, func(i int) {
+		if i == len(e.Servers) {
+			e.Servers = append(e.Servers, Server{})
+		}
+		s := &e.Servers[i]
+		c.text(&s.ID, MaxName)
+		c.text(&s.Addr, MaxName)
+		c.bool(&s.Voter)
+	})
+	return e
+}
+
+// A coder writes fields, or reads them: the same calls do both, so that the
+// two cannot differ. The first error stays and makes the others idle.
+//
+// It calls the library for single values only, never for whole structures, for
+// which the library recurses.
+type coder struct {
+	enc  *msgpack.Encoder // nil when reading
+	dec  *msgpack.Decoder // nil when writing
+	rest *bytes.Reader    // what dec reads from
+	err  error
+}
+
+func newReader(b []byte) *coder {
+	rest := bytes.NewReader(b)
+	return &coder{dec: msgpack.NewDecoder(rest), rest: rest}
+}
+
+// end is called after the last field has been read.
+func (c *coder) end() error {
+	switch {
+	case errors.Is(c.err, io.EOF), errors.Is(c.err, io.ErrUnexpectedEOF):
+		return errors.New("cut short")
+	case c.err == nil && c.rest.Len() > 0:
+		return fmt.Errorf("%d bytes after the last field", c.rest.Len())
+	}
+	return c.err
+}
+
+func field[T any](c *coder, v *T, write func(*msgpack.Encoder, T) error, read func(*msgpack.Decoder) (T, error)) {
+	switch {
+	case c.err != nil:
+	case c.enc != nil:
+		c.err = write(c.enc, *v)
+	default:
+		*v, c.err = read(c.dec)
+	}
+}
+
+func (c *coder) int(v *int) {
+	field(c, v, func(e *msgpack.Encoder, v int) error { return e.EncodeInt(int64(v)) }, (*msgpack.Decoder).DecodeInt)
+}
+
+func (c *coder) uint(v *uint64) {
+	field(c, v, (*msgpack.Encoder).EncodeUint, (*msgpack.Decoder).DecodeUint64)
+}
+
+func (c *coder) bool(v *bool) {
+	field(c, v, (*msgpack.Encoder).EncodeBool, (*msgpack.Decoder).DecodeBool)
+}
+
+func (c *coder) text(v *string, limit int) {
+	field(c, v, (*msgpack.Encoder).EncodeString, (*msgpack.Decoder).DecodeString)
+	if c.err == nil && len(*v) > limit {
+		c.err = fmt.Errorf("text of %d bytes, more than %d", len(*v), limit)
+	}
+}
+
+func (c *coder) bytes(v *[]byte) {
+	field(c, v, (*msgpack.Encoder).EncodeBytes, func(d *msgpack.Decoder) ([]byte, error) {
+		n, err := d.DecodeBytesLen() // -1 for nil
+		switch {
+		case err != nil || n < 0:
+			return nil, err
+		case n > c.rest.Len(): // DecodeBytes would allocate them
+			return nil, io.ErrUnexpectedEOF
+		}
+		b := make([]byte, n)
+		return b, d.ReadFull(b)
+	})
+	if c.err == nil && len(*v) > MaxData {
+		c.err = fmt.Errorf("field of %d bytes, more than %d", len(*v), MaxData)
+	}
+}
+
+// count codes how many elements follow, and each by its index.
+func (c *coder) count(n, limit int, element func(i int)) {
+	c.int(&n)
+	if c.err == nil && (n < 0 || n > limit) {
+		c.err = fmt.Errorf("%d elements, more than %d", n, limit)
+	}
+	for i := 0; i < n && c.err == nil; i++ {
+		element(i)
+	}
+}
+
+// encode returns an entry as it stands in the log.
+func encode(e Entry) ([]byte, error) {
+	var b bytes.Buffer
+	b.Write([]byte{format, byte(e.kind())})
+	c := coder{enc: msgpack.NewEncoder(&b)}
+	e.code(&c)
+	if c.err != nil {
+		return nil, c.err
+	}
+	return b.Bytes(), nil
+}
+
+// decode reads an entry of the log.
+func decode(b []byte) (Entry, error) {
+	if len(b) < 2 {
+		return nil, errors.New("cut short")
+	}
+	if b[0] != format {
+		return nil, fmt.Errorf("format %d, not %d", b[0], format)
+	}
+	var e Entry
+	switch kind(b[1]) {
+	case kindGeneration:
+		e = Generation{}
+	case kindJob:
+		e = Job{}
+	case kindPlan:
+		e = Plan{}
+	case kindEviction:
+		e = Eviction{}
+	case kindManifest:
+		e = Manifest{}
+	case kindLeader:
+		e = leader{}
+	default:
+		return nil, fmt.Errorf("unknown kind %d", b[1])
+	}
+	c := newReader(b[2:])
+	e = e.code(c)
+	if err := c.end(); err != nil {
+		return nil, err
+	}
+	return e, nil
+}
+
+// RefusedError says that an entry was refused, and so changed nothing.
+type RefusedError struct {
+	Entry string // which
+	Class error  // [ErrStale] or [ErrInvalid]
+	Why   string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("agree: %s refused: %v: %s", e.Entry, e.Class, e.Why)
+}
+
+// Unwrap returns the class.
+func (e *RefusedError) Unwrap() error { return e.Class }
+
+// NotLeaderError says that an entry was not proposed, because another node leads
+// or none.
+type NotLeaderError struct{ Leader Server } // zero if not known
+
+func (e *NotLeaderError) Error() string {
+	if e.Leader.ID == "" {
+		return "agree: this node does not lead, and knows nobody who does"
+	}
+	return fmt.Sprintf("agree: this node does not lead, but %v", e.Leader)
+}
+
+// Errors to be matched with errors.Is.
+var (
+	// ErrStale is the class of entries that come too late: what is agreed is
+	// as new or newer.
+	ErrStale = errors.New("stale")
+	// ErrInvalid is the class of entries that could never be accepted.
+	ErrInvalid = errors.New("invalid")
+	// ErrUncertain means that nobody can say yet whether the entry will be
+	// committed: leadership was lost, or the caller's context ended, meanwhile.
+	ErrUncertain = errors.New("agree: the entry may be committed or not")
+	// ErrClosed means that the node is closed. An entry on its way may be
+	// committed or not.
+	ErrClosed = errors.New("agree: node is closed")
+	// ErrInUse means that another process has the directory open.
+	ErrInUse = errors.New("agree: directory is in use by another process")
+)
+
+func refused(e Entry, class error, format string, args ...any) error {
+	return &RefusedError{Entry: e.String(), Class: class, Why: fmt.Sprintf(format, args...)}
+}
+
+// lockWait is how long Open waits for a directory that is being closed.
+const lockWait = time.Second

@@ -1,0 +1,920 @@
+package agree
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/raft"
+	"go.uber.org/goleak"
+
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+const (
+	childDir   = "SOLITON_AGREE_TEST_DIR"
+	childAlone = "SOLITON_AGREE_TEST_ALONE"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childDir); dir != "" {
+		fmt.Println(commitUntilKilled(dir, os.Getenv(childAlone) != ""))
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// patience is how long a test waits for what must come.
+const patience = 60 * time.Second
+
+// A heard is what a node has told.
+type heard struct {
+	mu      sync.Mutex
+	entries []Entry
+	states  []State
+}
+
+func (h *heard) add(e Entry, s State) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.entries, h.states = append(h.entries, e), append(h.states, s)
+}
+
+// first is the first entry that was heard.
+func (h *heard) first() Entry {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.entries[0]
+}
+
+// plans are the versions heard of, in order, since the last snapshot.
+func (h *heard) plans() (all []int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, e := range h.entries {
+		switch e := e.(type) {
+		case nil:
+			all = nil
+			for _, p := range h.states[i].Plans {
+				all = append(all, p.Version.N)
+			}
+		case Plan:
+			all = append(all, e.Version.N)
+		}
+	}
+	return all
+}
+
+// A cluster is nodes in this process.
+type cluster struct {
+	t      *testing.T
+	memory *Memory
+	dirs   map[string]string
+	nodes  map[string]*Node
+	heard  map[string]*heard
+}
+
+func newCluster(t *testing.T) *cluster {
+	c := &cluster{t, NewMemory(), map[string]string{}, map[string]*Node{}, map[string]*heard{}}
+	t.Cleanup(func() {
+		c.memory.Heal()
+		for id := range c.nodes {
+			c.close(id)
+		}
+	})
+	return c
+}
+
+func (c *cluster) config(id string) Config {
+	if c.dirs[id] == "" {
+		c.dirs[id] = c.t.TempDir()
+	}
+	c.heard[id] = new(heard)
+	return Config{Dir: c.dirs[id], ID: id, Memory: c.memory, Detect: 1500 * time.Millisecond, Apply: c.heard[id].add}
+}
+
+func (c *cluster) open(config Config) *Node {
+	c.t.Helper()
+	n, err := Open(config)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.nodes[config.ID] = n
+	return n
+}
+
+func (c *cluster) close(id string) {
+	c.t.Helper()
+	if err := c.nodes[id].Close(); err != nil {
+		c.t.Errorf("close %s: %v", id, err)
+	}
+	delete(c.nodes, id)
+}
+
+// start opens voters with the names a, b, c and so on.
+func (c *cluster) start(voters int) (ids []string) {
+	c.t.Helper()
+	var all []Server
+	for i := range voters {
+		ids = append(ids, string(rune('a'+i)))
+		all = append(all, Server{ID: ids[i], Voter: true})
+	}
+	for _, id := range ids {
+		config := c.config(id)
+		config.Bootstrap = all
+		c.open(config)
+	}
+	return ids
+}
+
+func (c *cluster) eventually(what string, condition func() bool) {
+	c.t.Helper()
+	end := time.Now().Add(patience)
+	for !condition() {
+		if time.Now().After(end) {
+			c.t.Fatalf("after %v not yet: %s", patience, what)
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// leader waits until one of the nodes, of all if none is named, is ready.
+func (c *cluster) leader(among ...string) *Node {
+	c.t.Helper()
+	var found *Node
+	c.eventually("a leader", func() bool {
+		for id, n := range c.nodes {
+			if (len(among) == 0 || slices.Contains(among, id)) && n.Leadership().Ready {
+				found = n
+			}
+		}
+		return found != nil
+	})
+	return found
+}
+
+// ask asks the leader until it has an answer, through changes of leader.
+func (c *cluster) ask(what string, question func(lead *Node) error, among ...string) {
+	c.t.Helper()
+	c.eventually(what, func() bool {
+		err := question(c.leader(among...))
+		var moved *NotLeaderError
+		switch {
+		case err == nil, errors.Is(err, ErrStale): // an attempt before was committed after all
+			return true
+		case errors.As(err, &moved), errors.Is(err, ErrUncertain):
+			return false
+		}
+		c.t.Fatalf("%s: %v", what, err)
+		return false
+	})
+}
+
+// commit proposes until the entry is in.
+func (c *cluster) commit(e Entry, among ...string) {
+	c.t.Helper()
+	c.ask(e.String(), func(lead *Node) error { _, err := lead.Propose(c.t.Context(), e); return err }, among...)
+}
+
+func (c *cluster) plans(from, to int, among ...string) {
+	c.t.Helper()
+	for n := from; n <= to; n++ {
+		c.commit(Plan{Version: version(1, n), Data: []byte(fmt.Sprint("plan ", n))}, among...)
+	}
+}
+
+// agreed waits until the nodes have heard of plans 1 to n.
+func (c *cluster) agreed(n int, ids ...string) {
+	c.t.Helper()
+	var want []int
+	for i := 1; i <= n; i++ {
+		want = append(want, i)
+	}
+	for _, id := range ids {
+		c.eventually(fmt.Sprintf("%d plans at %s", n, id), func() bool { return len(c.heard[id].plans()) >= n })
+		if got := c.heard[id].plans(); !slices.Equal(got, want) {
+			c.t.Errorf("%s heard of plans %v, want 1 to %d", id, got, n)
+		}
+	}
+}
+
+// The budget is such that a node which waits for its timer never leads.
+func TestSingleVoterLeadsAtOnce(t *testing.T) {
+	for _, where := range []string{"alone", "loopback"} {
+		t.Run(where, func(t *testing.T) {
+			config := Config{
+				Dir: filepath.Join(t.TempDir(), "agree"), ID: "a", Bootstrap: []Server{{ID: "a", Voter: true}},
+				Detect: 10 * time.Hour,
+			}
+			if where == "loopback" {
+				config.Listener = listen(t)
+			}
+			n, err := Open(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := <-n.Changes()
+			for !l.Ready {
+				l = <-n.Changes()
+			}
+			if l.Leader != "a" || l.Term != n.Term() || n.Leadership() != l {
+				t.Errorf("leadership %+v in term %d", l, n.Term())
+			}
+			if _, err := n.Propose(t.Context(), Generation{1}); err != nil {
+				t.Error(err)
+			}
+			index, err := n.Propose(t.Context(), Plan{Term: l.Term, Version: version(1, 1)})
+			if s := n.State(); err != nil || s.Index != index || s.Newest != version(1, 1) || s.Leader != "a" || s.Term != l.Term {
+				t.Errorf("index %d, %v; state %+v", index, err, s)
+			}
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+			if _, open := <-n.Changes(); open {
+				t.Error("after Close there is another leadership")
+			}
+		})
+	}
+}
+
+func listen(t testing.TB) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestVersionsNeverRepeat(t *testing.T) {
+	c := newCluster(t)
+	c.start(1)
+	c.commit(Generation{1})
+	c.plans(1, 5)
+	for generation := 2; generation < 5; generation++ {
+		before := c.nodes["a"].State()
+		c.close("a")
+		config := c.config("a")
+		config.Bootstrap = []Server{{ID: "b", Voter: true}, {ID: "a", Voter: true}} // ignored: there is a log
+		n := c.open(config)
+		c.leader()
+		s := n.State()
+		if s.Newest != before.Newest || s.Generation != generation-1 || !reflect.DeepEqual(s.Plans, before.Plans) {
+			t.Fatalf("after a restart %+v, want %+v", s, before)
+		}
+		for _, e := range []Entry{Generation{generation - 1}, Plan{Version: before.Newest}, Plan{Version: version(1, 5)}} {
+			if _, err := n.Propose(t.Context(), e); !errors.Is(err, ErrStale) {
+				t.Errorf("%v: %v, want %v", e, err, ErrStale)
+			}
+		}
+		c.commit(Generation{generation})
+		if _, err := n.Propose(t.Context(), Plan{Version: version(generation-1, 99)}); !errors.Is(err, ErrStale) {
+			t.Errorf("a plan of the generation before: %v, want %v", err, ErrStale)
+		}
+		c.commit(Plan{Version: version(generation, 1)})
+	}
+}
+
+// commitUntilKilled prints the number of each plan when it is committed.
+func commitUntilKilled(dir string, alone bool) error {
+	c := Config{Dir: dir, ID: "a", Bootstrap: []Server{{ID: "a", Voter: true}}}
+	if !alone {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return err
+		}
+		c.Listener = l
+	}
+	n, err := Open(c)
+	if err != nil {
+		return err
+	}
+	for l := range n.Changes() {
+		if l.Ready {
+			break
+		}
+	}
+	generation := n.State().Generation + 1
+	if _, err := n.Propose(context.Background(), Generation{generation}); err != nil {
+		return err
+	}
+	for i := 1; ; i++ {
+		if _, err := n.Propose(context.Background(), Plan{Version: version(generation, i), Data: make([]byte, 5000)}); err != nil {
+			return err
+		}
+		fmt.Println(i)
+	}
+}
+
+// A process that is killed while it commits has all that it said it had.
+func TestKilledProcess(t *testing.T) {
+	testKilledProcess(t, false, func(last, newest plan.Version) bool { return newest.Compare(last) >= 0 })
+}
+
+// Without a network the newest plans may be lost with the process, but never a generation: no version comes again.
+func TestKilledAlone(t *testing.T) {
+	testKilledProcess(t, true, func(last, newest plan.Version) bool { return last.N-newest.N <= maxBehind })
+}
+
+func testKilledProcess(t *testing.T, alone bool, has func(last, newest plan.Version) bool) {
+	c := newCluster(t)
+	dir := c.config("a").Dir
+	for generation := 1; generation <= 3; generation++ {
+		child := exec.CommandContext(t.Context(), os.Args[0])
+		child.Env = append(os.Environ(), childDir+"="+dir)
+		if alone {
+			child.Env = append(child.Env, childAlone+"=1")
+		}
+		out, err := child.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		last := 0
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			n, err := strconv.Atoi(lines.Text())
+			if err != nil {
+				t.Fatalf("the process says %q", lines.Text())
+			}
+			if last = n; last == 20 {
+				if err := child.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		_ = child.Wait() // it was killed
+		n := c.open(c.config("a"))
+		c.leader()
+		if s := n.State(); last < 20 || s.Generation != generation || !has(version(generation, last), s.Newest) {
+			t.Errorf("the process had plan %d.%d, and the log has %v", generation, last, s.Newest)
+		}
+		c.close("a")
+	}
+}
+
+func TestAllHearTheSame(t *testing.T) {
+	c := newCluster(t)
+	ids := c.start(3)
+	c.commit(Generation{1})
+	c.commit(Job{1, []byte("job")})
+	c.commit(Eviction{Worker: 3, Reason: "it died"})
+	c.commit(Manifest{Name: "step-5", Step: 5})
+	c.plans(1, 10)
+	c.agreed(10, ids...)
+	want := []Server{{ID: "a", Addr: "a", Voter: true}, {ID: "b", Addr: "b", Voter: true}, {ID: "c", Addr: "c", Voter: true}}
+	for _, id := range ids {
+		s := c.nodes[id].State()
+		if string(s.Job.Data) != "job" || !s.IsEvicted(3, 0) || len(s.Manifests) != 1 || !slices.Equal(s.Servers, want) {
+			t.Errorf("%s: %+v", id, s)
+		}
+	}
+	lead := c.leader()
+	for _, id := range ids {
+		if id == lead.config.ID {
+			continue
+		}
+		c.eventually(id+" names the leader", func() bool {
+			var refused *NotLeaderError
+			_, err := c.nodes[id].Propose(t.Context(), Generation{1})
+			if !errors.As(err, &refused) { // it leads meanwhile, and refuses what is there already
+				return errors.Is(err, ErrStale)
+			}
+			return refused.Leader == Server{ID: refused.Leader.ID, Addr: refused.Leader.ID, Voter: true}
+		})
+	}
+}
+
+// Leaders die one after another, until those left are just a majority.
+func TestLeadersDie(t *testing.T) {
+	for _, voters := range []int{3, 5} {
+		t.Run(fmt.Sprint(voters), func(t *testing.T) {
+			c := newCluster(t)
+			c.start(voters)
+			c.commit(Generation{1})
+			plans, term := 0, uint64(0)
+			for {
+				c.plans(plans+1, plans+5)
+				plans += 5
+				if len(c.nodes) == voters/2+1 {
+					break
+				}
+				lead := c.leader()
+				if lead.Term() <= term {
+					t.Errorf("leader in term %d after term %d", lead.Term(), term)
+				}
+				term = lead.Term()
+				c.memory.Cut(lead.config.ID) // the others hear no farewell
+				c.close(lead.config.ID)
+				c.memory.Heal()
+			}
+			for id := range c.nodes {
+				c.agreed(plans, id)
+			}
+		})
+	}
+}
+
+// Who knows that the leader is gone need not wait until it has missed it.
+func TestStand(t *testing.T) {
+	c := newCluster(t)
+	c.start(3)
+	c.commit(Generation{1})
+	led := c.leader()
+	for id, n := range c.nodes {
+		if n == led {
+			continue
+		}
+		term := led.Term()
+		c.close(led.config.ID)
+		n.Stand()
+		if next := c.leader(); next.Term() <= term {
+			t.Errorf("%s stood, and the term is still %d", id, term)
+		}
+		c.plans(1, 3)
+		return
+	}
+}
+
+// Who is cut off does not go on to terms that would depose the leader of the others afterwards.
+func TestCutNodeKeepsItsTerm(t *testing.T) {
+	c := newCluster(t)
+	c.start(3)
+	c.commit(Generation{1})
+	led := c.leader()
+	for id, n := range c.nodes {
+		if n == led {
+			continue
+		}
+		term := n.Term()
+		c.memory.Cut(id)
+		c.eventually("it knows that it has no leader", func() bool { return n.Leadership().Leader == "" })
+		c.plans(1, 3)
+		if n.Term() != term {
+			t.Errorf("%s went from term %d to %d alone", id, term, n.Term())
+		}
+		c.memory.Heal()
+		c.agreed(3, id)
+		return
+	}
+}
+
+func TestMinorityCommitsNothing(t *testing.T) {
+	c := newCluster(t)
+	ids := c.start(3)
+	c.commit(Generation{1})
+	c.plans(1, 3)
+	cut := c.leader()
+	id := cut.config.ID
+	c.memory.Cut(id)
+	others := slices.DeleteFunc(slices.Clone(ids), func(o string) bool { return o == id })
+
+	var moved *NotLeaderError
+	if _, err := cut.Propose(t.Context(), Plan{Version: version(1, 100)}); !errors.Is(err, ErrUncertain) && !errors.As(err, &moved) {
+		t.Fatalf("the minority's leader answers %v", err)
+	}
+	c.eventually("the minority knows that it has no leader", func() bool { return cut.Leadership().Leader == "" })
+	if _, err := cut.Propose(t.Context(), Plan{Version: version(1, 101)}); !errors.As(err, &moved) {
+		t.Errorf("the minority answers %v, want a NotLeaderError", err)
+	}
+	if err := cut.AddVoter(t.Context(), Server{ID: "z", Addr: "z"}); !errors.As(err, &moved) {
+		t.Errorf("the minority answers %v, want a NotLeaderError", err)
+	}
+
+	c.plans(4, 6, others...)
+	c.memory.Heal()
+	c.plans(7, 9)
+	c.agreed(9, ids...) // and nobody has heard of 100
+}
+
+func TestServersJoinAndLeave(t *testing.T) {
+	c := newCluster(t)
+	c.start(1)
+	c.commit(Generation{1})
+	c.plans(1, 3)
+	c.open(c.config("b")) // waits to be added
+	b := Server{ID: "b", Addr: "b"}
+	c.ask("add b", func(lead *Node) error { return lead.AddNonvoter(t.Context(), b) })
+	c.agreed(3, "b")
+	c.plans(4, 4)
+	c.agreed(4, "a", "b")
+	want := []Server{{ID: "a", Addr: "a", Voter: true}, {ID: "b", Addr: "b"}}
+	c.eventually("b knows the servers", func() bool { return slices.Equal(c.nodes["b"].State().Servers, want) })
+
+	c.ask("promote b", func(lead *Node) error { return lead.AddVoter(t.Context(), b) })
+	if s, ok := c.leader().State().Server("b"); !ok || !s.Voter {
+		t.Errorf("b is %+v, want a voter", s)
+	}
+	c.ask("remove a", func(lead *Node) error { return lead.Remove(t.Context(), "a") })
+	c.plans(5, 8, "b")
+	if got := c.nodes["b"].State().Servers; !slices.Equal(got, []Server{{ID: "b", Addr: "b", Voter: true}}) {
+		t.Errorf("servers %v", got)
+	}
+	c.agreed(8, "b")
+
+	for _, bad := range []Server{{}, {ID: strings.Repeat("x", MaxName+1)}, {ID: "x", Addr: strings.Repeat("x", MaxName+1)}} {
+		if err := c.nodes["b"].AddVoter(t.Context(), bad); err == nil || len(err.Error()) > 300 {
+			t.Errorf("%.20q is added: %v", bad.ID, err)
+		}
+	}
+}
+
+// A snapshot takes the place of the log, for its own node and for a new one.
+func TestSnapshots(t *testing.T) {
+	c := newCluster(t)
+	c.start(1)
+	c.commit(Generation{1})
+	c.plans(1, MaxPlans+4)
+	compact := func() {
+		t.Helper()
+		n := c.nodes["a"]
+		settings := n.raft.ReloadableConfig()
+		settings.TrailingLogs = 0
+		if err := n.raft.ReloadConfig(settings); err != nil {
+			t.Fatal(err)
+		}
+		if err := n.raft.Snapshot().Error(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	compact()
+	before := c.nodes["a"].State()
+	c.close("a")
+	c.open(c.config("a"))
+	lead := c.leader()
+	after := lead.State()
+	if after.Newest != before.Newest || after.Earlier != 4 || !reflect.DeepEqual(normal(after).Plans, normal(before).Plans) ||
+		!slices.Equal(after.Servers, before.Servers) {
+		t.Errorf("after a restart\n%+v\nwant\n%+v", after, before)
+	}
+	if e := c.heard["a"].first(); e != nil {
+		t.Errorf("the first that is heard is %v, want a snapshot", e)
+	}
+	if _, err := lead.Propose(t.Context(), Plan{Version: before.Newest}); !errors.Is(err, ErrStale) {
+		t.Errorf("an old version: %v, want %v", err, ErrStale)
+	}
+
+	c.commit(Plan{Version: version(1, 100)})
+	compact()
+	c.open(c.config("b"))
+	if err := lead.AddNonvoter(t.Context(), Server{ID: "b", Addr: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	c.eventually("b has the state", func() bool { return c.nodes["b"].State().Newest == version(1, 100) })
+	if e := c.heard["b"].first(); e != nil {
+		t.Errorf("the first that b hears is %v, want a snapshot", e)
+	}
+}
+
+func TestRecoverWithOtherServers(t *testing.T) {
+	c := newCluster(t)
+	ids := c.start(3)
+	c.commit(Generation{1})
+	c.plans(1, 6)
+	var newest string
+	var end Position
+	for _, id := range ids {
+		c.close(id)
+		last, err := Last(c.dirs[id])
+		if err != nil || last == (Position{}) {
+			t.Fatalf("%s: %v, %v", id, last, err)
+		}
+		if last.Compare(end) > 0 {
+			newest, end = id, last
+		}
+	}
+	if last, err := Last(t.TempDir()); err != nil || last != (Position{}) {
+		t.Errorf("an empty directory ends at %v, %v", last, err)
+	}
+
+	config := c.config("x")
+	config.Dir, config.Recover = c.dirs[newest], true
+	config.Bootstrap = []Server{{ID: "x", Voter: true}, {ID: "y", Voter: true}}
+	c.open(config)
+	c.open(c.config("y"))
+	c.commit(Generation{2})
+	c.commit(Plan{Version: version(2, 1)})
+	for _, id := range []string{"x", "y"} {
+		c.eventually("the newest plan at "+id, func() bool { return c.nodes[id].State().Newest == version(2, 1) })
+		s := c.nodes[id].State()
+		if len(s.Plans) != 7 || len(s.Servers) != 2 || s.Servers[0].ID != "x" {
+			t.Errorf("%s: %+v", id, s)
+		}
+	}
+	c.close("x")
+	if last, err := Last(config.Dir); err != nil || last.Compare(end) <= 0 {
+		t.Errorf("the log ends at %v, %v; want it after %v", last, err, end)
+	}
+
+	empty := c.config("w")
+	empty.Recover, empty.Bootstrap = true, []Server{{ID: "w", Voter: true}}
+	if n, err := Open(empty); err == nil {
+		_ = n.Close()
+		t.Error("an empty directory is recovered")
+	}
+}
+
+// Nodes on TCP with a secret, all killed and opened again at other addresses.
+func TestTCP(t *testing.T) {
+	secret := bytes.Repeat([]byte("s"), MinSecret)
+	c := newCluster(t)
+	ids := []string{"a", "b", "c"}
+	for start := 1; start <= 2; start++ {
+		listeners, addrs := map[string]net.Listener{}, map[string]string{}
+		var all []Server
+		for _, id := range ids {
+			listeners[id] = listen(t)
+			addrs[id] = listeners[id].Addr().String()
+			all = append(all, Server{ID: id, Addr: addrs[id], Voter: true})
+		}
+		for _, id := range ids {
+			config := c.config(id)
+			config.Memory, config.Listener, config.Secret, config.Bootstrap = nil, listeners[id], secret, all
+			config.Resolve = func(id string) string { return addrs[id] }
+			if n := c.open(config); n.Addr() != addrs[id] {
+				t.Errorf("%s is at %s, want %s", id, n.Addr(), addrs[id])
+			}
+		}
+		c.commit(Generation{start})
+		c.commit(Plan{Version: version(start, 1)})
+		for _, id := range ids {
+			c.eventually("the newest plan at "+id, func() bool { return c.nodes[id].State().Newest == version(start, 1) })
+		}
+		if start == 2 {
+			strangers(t, addrs["a"])
+		}
+		for _, id := range ids {
+			c.close(id)
+		}
+	}
+}
+
+// strangers shows that a node ends connections of those who do not know the secret.
+func strangers(t *testing.T, addr string) {
+	t.Helper()
+	ended := func(name string, conn net.Conn) {
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Write([]byte{0, 0x90}) // an RPC of raft begins so
+		_, err := io.Copy(io.Discard, conn)
+		if late := (net.Error)(nil); errors.As(err, &late) && late.Timeout() {
+			t.Errorf("%s: the connection stays", name)
+		}
+	}
+	plain, err := net.Dial("tcp", addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended("plain", plain)
+	other, err := tlsOf(bytes.Repeat([]byte("o"), MinSecret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if conn, err := tls.Dial("tcp", addr, other); err == nil {
+		ended("another secret", conn)
+		t.Error("a dialling node takes another secret for its own")
+	}
+	other.VerifyConnection = nil
+	conn, err := tls.Dial("tcp", addr, other)
+	if err != nil {
+		return // the alert came early
+	}
+	ended("another secret, unchecked", conn)
+}
+
+// Whoever waits for an answer that cannot come is released by Close and by its context.
+func TestCloseWhileWaiting(t *testing.T) {
+	c := newCluster(t)
+	config := c.config("a")
+	config.Bootstrap = []Server{{ID: "a", Voter: true}}
+	held, release := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	config.Apply = func(e Entry, _ State) {
+		if e == (Generation{7}) {
+			once.Do(func() { close(held) })
+			<-release
+		}
+	}
+	n := c.open(config)
+	c.leader()
+
+	answers := make(chan error, 2)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() { _, err := n.Propose(ctx, Generation{7}); answers <- err }()
+	<-held
+	cancel()
+	if err := <-answers; !errors.Is(err, ErrUncertain) || !errors.Is(err, context.Canceled) {
+		t.Errorf("after the context's end: %v", err)
+	}
+	go func() { _, err := n.Propose(t.Context(), Generation{8}); answers <- err }()
+	c.eventually("the proposal is in the log", func() bool { return n.raft.LastIndex() >= 4 })
+	closed := make(chan error)
+	for range 2 {
+		go func() { closed <- n.Close() }()
+	}
+	if err := <-answers; !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	close(release)
+	for range 2 {
+		if err := <-closed; err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := n.Propose(t.Context(), Generation{9}); !errors.Is(err, ErrClosed) {
+		t.Errorf("after Close: %v", err)
+	}
+	if _, err := n.Propose(ctx, Generation{9}); !errors.Is(err, context.Canceled) || errors.Is(err, ErrUncertain) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+}
+
+func TestProposeRefusesBadEntries(t *testing.T) {
+	c := newCluster(t)
+	n := c.open(func() Config { f := c.config("a"); f.Bootstrap = []Server{{ID: "a", Voter: true}}; return f }())
+	c.leader()
+	last := n.raft.LastIndex()
+	for name, e := range map[string]Entry{
+		"nil": nil, "servers": Servers{}, "oversized": Job{1, make([]byte, MaxData+1)},
+		"long reason": Eviction{Reason: strings.Repeat("x", MaxReason+1)}, "long name": Manifest{Name: strings.Repeat("x", MaxName+1)},
+	} {
+		if _, err := n.Propose(t.Context(), e); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v, want %v", name, err, ErrInvalid)
+		}
+	}
+	if got := n.raft.LastIndex(); got != last {
+		t.Errorf("the log has grown from %d to %d", last, got)
+	}
+	// What a foreign node might put into the log.
+	for name, data := range hostile(t) {
+		f := n.raft.Apply(data, 0)
+		if err := f.Error(); err != nil {
+			t.Fatal(err)
+		}
+		if v := f.Response().(verdict); !errors.Is(v.err, ErrInvalid) {
+			t.Errorf("%s: %v, want %v", name, v.err, ErrInvalid)
+		}
+	}
+	c.commit(Generation{1})
+}
+
+func TestOpenRefuses(t *testing.T) {
+	c := newCluster(t)
+	config := c.config("a")
+	config.Bootstrap = []Server{{ID: "a", Voter: true}}
+	c.open(config)
+	config.Memory = nil
+	if n, err := Open(config); !errors.Is(err, ErrInUse) {
+		if err == nil {
+			_ = n.Close()
+		}
+		t.Errorf("a directory that is open: %v, want %v", err, ErrInUse)
+	}
+	config = c.config("b")
+	if err := os.WriteFile(filepath.Join(config.Dir, "log.db"), bytes.Repeat([]byte("x"), 1<<16), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := Open(config); err == nil || !strings.Contains(err.Error(), "log.db") {
+		if err == nil {
+			_ = n.Close()
+		}
+		t.Errorf("a broken log: %v, want an error that names the file", err)
+	}
+	l := listen(t)
+	if _, err := Open(Config{Listener: l}); err == nil {
+		t.Error("no directory, and no error")
+	}
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("the listener is left open: %v", err)
+	}
+}
+
+func TestValidateReportsAll(t *testing.T) {
+	anywhere, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer anywhere.Close()
+	got := Config{
+		Detect: time.Millisecond, Secret: []byte("short"), Listener: anywhere, Memory: NewMemory(), Recover: true,
+		Bootstrap: []Server{{ID: "a", Addr: "x"}, {ID: "a", Addr: "x"}, {}},
+	}.Validate()
+	want := []string{
+		"agree: Dir is empty", "agree: ID has 0 bytes", "agree: Detect is 1ms", "agree: Secret has 5 bytes",
+		"agree: Memory and Listener are both given", "agree: Listener 0.0.0.0:", "agree: Bootstrap[1]: ID \"a\" is there twice",
+		"agree: Bootstrap[2]: ID has 0 bytes", "agree: Bootstrap has no voter",
+	}
+	lines := strings.Split(fmt.Sprint(got), "\n")
+	if len(lines) != len(want) {
+		t.Fatalf("got %d faults, want %d:\n%v", len(lines), len(want), got)
+	}
+	for i, w := range want {
+		if !strings.HasPrefix(lines[i], w) {
+			t.Errorf("got %q, want it to begin with %q", lines[i], w)
+		}
+	}
+	for name, c := range map[string]Config{
+		"not loopback without secret": {Dir: "d", ID: "a", Listener: anywhere, Advertise: "h:1"},
+		"others without network":      {Dir: "d", ID: "a", Bootstrap: []Server{{ID: "b", Addr: "h:1", Voter: true}}},
+		"others without address":      {Dir: "d", ID: "a", Memory: nil, Listener: anywhere, Advertise: "h:1", Secret: make([]byte, MinSecret), Bootstrap: []Server{{ID: "a", Voter: true}, {ID: "b", Addr: "h:1"}}},
+		"nobody to recover for":       {Dir: "d", ID: "a", Recover: true},
+	} {
+		if err := c.Validate(); err == nil || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s: %v, want one fault", name, err)
+		}
+	}
+	if err := (Config{Dir: "d", ID: "a"}).Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestLogsGoDown(t *testing.T) {
+	var out bytes.Buffer
+	l := newLogger(slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelInfo})))
+	l.Info("quiet")
+	l.Warn("election", "node", "a")
+	l.With("peer", "b").Error("lost", "servers", raft.Server{ID: "c"})
+	text := out.String()
+	if strings.Contains(text, "quiet") || !strings.Contains(text, "level=INFO msg=election part=raft node=a") ||
+		!strings.Contains(text, "level=WARN msg=lost part=raft peer=b") {
+		t.Errorf("logged %q", text)
+	}
+}
+
+// BenchmarkCommit measures from Propose to its return, with synced files and,
+// for more than one voter, TCP and TLS on the loopback interface.
+func BenchmarkCommit(b *testing.B) {
+	for _, voters := range []int{1, 3, 5} {
+		b.Run(fmt.Sprintf("voters=%d", voters), func(b *testing.B) { benchmarkCommit(b, voters) })
+	}
+}
+
+func benchmarkCommit(b *testing.B, voters int) {
+	var all []Server
+	var listeners []net.Listener
+	for i := range voters {
+		l := listen(b)
+		listeners = append(listeners, l)
+		all = append(all, Server{ID: fmt.Sprint(i), Addr: l.Addr().String(), Voter: true})
+	}
+	ready := make(chan *Node, 100)
+	var readers sync.WaitGroup
+	var nodes []*Node
+	for i, l := range listeners {
+		n, err := Open(Config{
+			Dir: b.TempDir(), ID: all[i].ID, Bootstrap: all, Listener: l, Secret: make([]byte, MinSecret), Detect: 2 * time.Second,
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+		nodes = append(nodes, n)
+		readers.Go(func() {
+			for l := range n.Changes() {
+				if l.Ready {
+					ready <- n
+				}
+			}
+		})
+	}
+	lead := <-ready
+	if _, err := lead.Propose(b.Context(), Generation{1}); err != nil {
+		b.Fatal(err)
+	}
+	order := make([]byte, 4<<10)
+	var took []time.Duration
+	for n := 1; b.Loop(); n++ {
+		begin := time.Now()
+		if _, err := lead.Propose(b.Context(), Plan{Version: version(1, n), Data: order}); err != nil {
+			b.Fatal(err)
+		}
+		took = append(took, time.Since(begin))
+	}
+	slices.Sort(took)
+	b.ReportMetric(float64(took[len(took)/2].Microseconds())/1e3, "ms-median")
+	b.ReportMetric(float64(took[len(took)*99/100].Microseconds())/1e3, "ms-p99")
+	for _, n := range nodes {
+		if err := n.Close(); err != nil {
+			b.Error(err)
+		}
+	}
+	readers.Wait()
+}

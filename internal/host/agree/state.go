@@ -1,0 +1,250 @@
+package agree
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+
+	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// Bounds of a [State].
+const (
+	MaxPlans     = 32       // plans kept whole
+	MaxPlanBytes = 32 << 20 // of all plans kept but the newest
+	MaxManifests = 8
+
+	maxEvicted = 1 << 16 // workers
+	maxServers = 1 << 10
+)
+
+// State is what is agreed. It is a value: whoever has one may keep it, and must
+// not change what its slices hold. The zero State is that of a new job.
+type State struct {
+	Index  uint64 // of the last entry that is in it
+	Term   uint64 // of the newest leadership
+	Leader string // the node that had it; "" before the first
+
+	Generation int // starts of the job
+	Job        Job // the newest; its Generation is 0 before the first
+
+	Newest plan.Version // of all plans; never falls
+	// Plans are the newest plans, the newest last: at most MaxPlans. Earlier
+	// counts those before them.
+	Plans   []Plan
+	Earlier int
+
+	Evicted   []Eviction // the newest of each worker, by worker
+	Manifests []Manifest // in the order of their entries, the newest last
+	Servers   []Server   // of the newest committed configuration, by ID
+}
+
+// Apply returns the state after an entry with this place and term in the log. If
+// the entry is refused, the error is a [RefusedError], and the state is s but
+// for its index.
+func (s State) Apply(index, term uint64, e Entry) (State, error) {
+	s.Index = index
+	next := s
+	var err error
+	switch e := e.(type) {
+	case Generation:
+		err = next.generation(e)
+	case Job:
+		err = next.job(e)
+	case Plan:
+		err = next.plan(e, term)
+	case Eviction:
+		err = next.evict(e)
+	case Manifest:
+		err = next.manifest(e)
+	case Servers:
+		next.Servers = e.Servers
+	case leader:
+		next.Term, next.Leader = term, e.id
+	default:
+		err = &RefusedError{Entry: fmt.Sprintf("%T", e), Class: ErrInvalid, Why: "unknown kind"}
+	}
+	if err != nil {
+		return s, err
+	}
+	return next, nil
+}
+
+func (s *State) generation(e Generation) error {
+	if e.N <= s.Generation {
+		return refused(e, ErrStale, "the newest is %d", s.Generation)
+	}
+	s.Generation = e.N
+	return nil
+}
+
+func (s *State) job(e Job) error {
+	switch {
+	case e.Generation < s.Generation:
+		return refused(e, ErrStale, "the newest generation is %d", s.Generation)
+	case e.Generation > s.Generation || e.Generation < 1:
+		return refused(e, ErrInvalid, "the newest generation is %d", s.Generation)
+	case s.Job.Generation == e.Generation:
+		return refused(e, ErrStale, "this generation has its job")
+	}
+	s.Job = e
+	return nil
+}
+
+func (s *State) plan(e Plan, term uint64) error {
+	switch {
+	case e.Term != 0 && e.Term != term:
+		return refused(e, ErrStale, "it was made in term %d, and this is %d", e.Term, term)
+	case e.Version.Generation < 1 || e.Version.N < 1:
+		return refused(e, ErrInvalid, "versions count from 1.1")
+	case e.Version.Generation > s.Generation:
+		return refused(e, ErrInvalid, "the newest generation is %d", s.Generation)
+	case e.Version.Generation < s.Generation:
+		return refused(e, ErrStale, "the newest generation is %d", s.Generation)
+	case e.Version.Compare(s.Newest) <= 0:
+		return refused(e, ErrStale, "the newest plan is %v", s.Newest)
+	}
+	s.Newest = e.Version
+	plans := append(slices.Clone(s.Plans), e)
+	kept, size := 1, 0
+	for ; kept < min(len(plans), MaxPlans); kept++ {
+		p := plans[len(plans)-1-kept]
+		if size += len(p.Data) + len(p.Verdict); size > MaxPlanBytes {
+			break
+		}
+	}
+	s.Earlier += len(plans) - kept
+	s.Plans = slices.Clone(plans[len(plans)-kept:])
+	return nil
+}
+
+func (s *State) evict(e Eviction) error {
+	if e.Worker < 0 || e.Incarnation < 0 {
+		return refused(e, ErrInvalid, "workers and incarnations count from 0")
+	}
+	i, known := s.evicted(e.Worker)
+	switch {
+	case known && e.Incarnation <= s.Evicted[i].Incarnation:
+		return refused(e, ErrStale, "incarnation %d is evicted", s.Evicted[i].Incarnation)
+	case known:
+		s.Evicted = slices.Clone(s.Evicted)
+		s.Evicted[i] = e
+	case len(s.Evicted) == maxEvicted:
+		return refused(e, ErrInvalid, "%d workers are evicted, which is all that can be", maxEvicted)
+	default:
+		s.Evicted = slices.Insert(slices.Clone(s.Evicted), i, e)
+	}
+	return nil
+}
+
+func (s *State) evicted(w plan.WorkerID) (int, bool) {
+	return slices.BinarySearchFunc(s.Evicted, w, func(e Eviction, w plan.WorkerID) int { return cmp.Compare(e.Worker, w) })
+}
+
+// IsEvicted reports whether a worker's session is shut out.
+func (s State) IsEvicted(w plan.WorkerID, incarnation int) bool {
+	i, known := s.evicted(w)
+	return known && incarnation <= s.Evicted[i].Incarnation
+}
+
+func (s *State) manifest(e Manifest) error {
+	if e.Step < 0 {
+		return refused(e, ErrInvalid, "step %d", e.Step)
+	}
+	if e.Name == "" || e.Name == "." || !filepath.IsLocal(e.Name) || filepath.Base(e.Name) != e.Name {
+		return refused(e, ErrInvalid, "its name must be that of a directory, without a path")
+	}
+	s.Manifests = slices.DeleteFunc(slices.Clone(s.Manifests), func(m Manifest) bool { return m.Name == e.Name })
+	s.Manifests = append(s.Manifests, e)
+	if extra := len(s.Manifests) - MaxManifests; extra > 0 {
+		s.Manifests = slices.Delete(s.Manifests, 0, extra)
+	}
+	return nil
+}
+
+// Plan returns the newest plan, ok if there is one.
+func (s State) Plan() (p Plan, ok bool) {
+	if len(s.Plans) == 0 {
+		return Plan{}, false
+	}
+	return s.Plans[len(s.Plans)-1], true
+}
+
+// Server returns a server by its ID.
+func (s State) Server(id string) (Server, bool) {
+	i := slices.IndexFunc(s.Servers, func(v Server) bool { return v.ID == id })
+	if i < 0 {
+		return Server{}, false
+	}
+	return s.Servers[i], true
+}
+
+// code writes or reads a snapshot.
+func (s *State) code(c *coder) {
+	c.uint(&s.Index)
+	c.uint(&s.Term)
+	c.text(&s.Leader, MaxName)
+	c.int(&s.Generation)
+	codeAs(c, &s.Job)
+	c.int(&s.Newest.Generation)
+	c.int(&s.Newest.N)
+	c.int(&s.Earlier)
+	codeAll(c, &s.Plans, MaxPlans)
+	codeAll(c, &s.Evicted, maxEvicted)
+	codeAll(c, &s.Manifests, MaxManifests)
+	servers := Servers{s.Servers}
+	codeAs(c, &servers)
+	s.Servers = servers.Servers
+}
+
+func codeAs[E Entry](c *coder, e *E) { *e = (*e).code(c).(E) }
+
+func codeAll[E Entry](c *coder, all *[]E, limit int) {
+	c.count(len(*all), limit, func(i int) {
+		if i == len(*all) { // reading
+			var zero E
+			*all = append(*all, zero)
+		}
+		codeAs(c, &(*all)[i])
+	})
+}
+
+// write writes a snapshot.
+func (s State) write(w io.Writer) error {
+	b := bufio.NewWriter(w)
+	_ = b.WriteByte(format) // Flush returns its error
+	// Writing takes the fields as they are; this copy is changed by nobody else.
+	c := coder{enc: msgpack.NewEncoder(b)}
+	s.Plans, s.Evicted, s.Manifests = slices.Clone(s.Plans), slices.Clone(s.Evicted), slices.Clone(s.Manifests)
+	s.code(&c)
+	if c.err != nil {
+		return fmt.Errorf("agree: snapshot: %w", c.err)
+	}
+	return b.Flush()
+}
+
+// maxSnapshot bounds what is read of a snapshot, in bytes.
+const maxSnapshot = 1 << 30
+
+// read reads a snapshot.
+func read(r io.Reader) (State, error) {
+	text, err := io.ReadAll(io.LimitReader(r, maxSnapshot))
+	if err != nil {
+		return State{}, err
+	}
+	if len(text) == 0 || text[0] != format {
+		return State{}, fmt.Errorf("agree: snapshot is not of format %d", format)
+	}
+	var s State
+	c := newReader(text[1:])
+	s.code(c)
+	if err := c.end(); err != nil {
+		return State{}, fmt.Errorf("agree: snapshot: %w", err)
+	}
+	return s, nil
+}

@@ -1,0 +1,310 @@
+package agree
+
+import (
+	"bytes"
+	"errors"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/hashicorp/raft"
+	"pgregory.net/rapid"
+
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+func version(generation, n int) plan.Version { return plan.Version{Generation: generation, N: n} }
+
+// begun is the state of a job in generation 2 with the plan 2.3.
+func begun(t *testing.T) State {
+	t.Helper()
+	var s State
+	for i, e := range []Entry{
+		leader{"a"}, Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 7)}, Generation{2},
+		Plan{Version: version(2, 3), Data: []byte("order"), Verdict: []byte("not passed")},
+		Eviction{Worker: 4, Incarnation: 1}, Manifest{Name: "step-10", Step: 10},
+		Servers{[]Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}}},
+	} {
+		var err error
+		if s, err = s.Apply(uint64(i+1), 5, e); err != nil {
+			t.Fatalf("%v: %v", e, err)
+		}
+	}
+	return s
+}
+
+func TestStateAccepts(t *testing.T) {
+	s := begun(t)
+	want := State{
+		Index: 9, Term: 5, Leader: "a", Generation: 2, Job: Job{1, []byte("{}")}, Newest: version(2, 3),
+		Plans:     []Plan{{Version: version(1, 7)}, {Version: version(2, 3), Data: []byte("order"), Verdict: []byte("not passed")}},
+		Evicted:   []Eviction{{Worker: 4, Incarnation: 1}},
+		Manifests: []Manifest{{Name: "step-10", Step: 10}},
+		Servers:   []Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}},
+	}
+	if !reflect.DeepEqual(s, want) {
+		t.Errorf("got\n%+v\nwant\n%+v", s, want)
+	}
+	if !s.IsEvicted(4, 0) || !s.IsEvicted(4, 1) || s.IsEvicted(4, 2) || s.IsEvicted(3, 0) {
+		t.Error("IsEvicted must hold for the incarnations of worker 4 up to 1 only")
+	}
+	if p, ok := s.Plan(); !ok || p.Version != version(2, 3) {
+		t.Errorf("Plan() = %v, %v", p, ok)
+	}
+}
+
+func TestStateRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		entry Entry
+		class error
+	}{
+		{"generation again", Generation{2}, ErrStale},
+		{"generation before", Generation{-1}, ErrStale},
+		{"job of the generation before", Job{1, nil}, ErrStale},
+		{"job of the next generation", Job{3, nil}, ErrInvalid},
+		{"plan again", Plan{Version: version(2, 3)}, ErrStale},
+		{"plan before", Plan{Version: version(2, 2)}, ErrStale},
+		{"plan of the generation before", Plan{Version: version(1, 8)}, ErrStale},
+		{"plan of the next generation", Plan{Version: version(3, 1)}, ErrInvalid},
+		{"plan without version", Plan{}, ErrInvalid},
+		{"plan of another term", Plan{Term: 4, Version: version(2, 4)}, ErrStale},
+		{"eviction again", Eviction{Worker: 4, Incarnation: 1}, ErrStale},
+		{"eviction of nobody", Eviction{Worker: -1}, ErrInvalid},
+		{"eviction of no life", Eviction{Incarnation: -1}, ErrInvalid},
+		{"manifest without name", Manifest{Step: 1}, ErrInvalid},
+		{"manifest elsewhere", Manifest{Name: "../x"}, ErrInvalid},
+		{"manifest below", Manifest{Name: "x/y"}, ErrInvalid},
+		{"manifest of no step", Manifest{Name: "x", Step: -1}, ErrInvalid},
+		{"no entry", nil, ErrInvalid},
+	} {
+		s := begun(t)
+		after, err := s.Apply(20, 5, c.entry)
+		var refusal *RefusedError
+		if !errors.As(err, &refusal) || !errors.Is(err, c.class) {
+			t.Errorf("%s: error %v, want a refusal that is %v", c.name, err, c.class)
+		}
+		s.Index = 20
+		if !reflect.DeepEqual(s, after) {
+			t.Errorf("%s: the state is changed", c.name)
+		}
+	}
+}
+
+// A job has one entry in each generation, and versions go on from 1 in the next.
+func TestStateOfNextGeneration(t *testing.T) {
+	s := begun(t)
+	for i, e := range []Entry{Job{2, []byte("j")}, Generation{5}, Plan{Term: 6, Version: version(5, 1)}, Eviction{Worker: 4, Incarnation: 3}} {
+		var err error
+		if s, err = s.Apply(uint64(20+i), 6, e); err != nil {
+			t.Fatalf("%v: %v", e, err)
+		}
+	}
+	if _, err := s.Apply(30, 6, Job{5, nil}); err != nil {
+		t.Error(err)
+	}
+	if s.Newest != version(5, 1) || !s.IsEvicted(4, 3) || len(s.Evicted) != 1 {
+		t.Errorf("got %+v", s)
+	}
+}
+
+func TestStateIsBounded(t *testing.T) {
+	s, err := State{}.Apply(1, 1, Generation{1})
+	for n := 1; n <= 3*MaxPlans && err == nil; n++ {
+		s, err = s.Apply(uint64(n), 1, Plan{Version: version(1, n)})
+	}
+	for n := 0; n < 2*MaxManifests && err == nil; n++ {
+		s, err = s.Apply(uint64(n), 1, Manifest{Name: strings.Repeat("x", n+1), Step: n})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Plans) != MaxPlans || s.Earlier != 2*MaxPlans || s.Newest != version(1, 3*MaxPlans) {
+		t.Errorf("%d plans, %d earlier, newest %v", len(s.Plans), s.Earlier, s.Newest)
+	}
+	if len(s.Manifests) != MaxManifests || s.Manifests[MaxManifests-1].Step != 2*MaxManifests-1 {
+		t.Errorf("manifests %v", s.Manifests)
+	}
+	again := s.Manifests[0]
+	again.Step = 99
+	if s, err = s.Apply(1, 1, again); err != nil || len(s.Manifests) != MaxManifests ||
+		!reflect.DeepEqual(s.Manifests[MaxManifests-1], again) {
+		t.Errorf("a manifest of a known name: %v, %v", s.Manifests, err)
+	}
+
+	// Plans that are too large together: the newest stays whatever its size.
+	big := make([]byte, MaxData)
+	for n := range 8 {
+		if s, err = s.Apply(1, 1, Plan{Version: version(1, 100+n), Data: big}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if size := len(s.Plans) * MaxData; size != MaxPlanBytes+MaxData || s.Earlier+len(s.Plans) != 3*MaxPlans+8 {
+		t.Errorf("%d plans of %d bytes, %d earlier", len(s.Plans), size, s.Earlier)
+	}
+}
+
+// An older state keeps what it had when a newer one is made from it.
+func TestStateIsValue(t *testing.T) {
+	s := begun(t)
+	for _, e := range []Entry{Plan{Version: version(2, 4)}, Eviction{Worker: 4, Incarnation: 2}, Eviction{Worker: 1}, Manifest{Name: "step-10", Step: 11}} {
+		for range 2 {
+			if _, err := s.Apply(10, 5, e); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if !reflect.DeepEqual(s, begun(t)) {
+		t.Errorf("changed to %+v", s)
+	}
+}
+
+func entries() *rapid.Generator[Entry] {
+	data := rapid.SliceOf(rapid.Byte())
+	return rapid.Custom(func(t *rapid.T) Entry {
+		n := func() int { return rapid.Int().Draw(t, "n") }
+		switch rapid.IntRange(0, 5).Draw(t, "kind") {
+		case 0:
+			return Generation{n()}
+		case 1:
+			return Job{n(), data.Draw(t, "data")}
+		case 2:
+			return Plan{
+				rapid.Uint64().Draw(t, "term"), version(n(), n()), rapid.StringN(0, 50, -1).Draw(t, "reason"),
+				data.Draw(t, "data"), data.Draw(t, "verdict"),
+			}
+		case 3:
+			return Eviction{plan.WorkerID(n()), n(), rapid.StringN(0, 50, -1).Draw(t, "reason")}
+		case 4:
+			return Manifest{rapid.StringN(0, 50, -1).Draw(t, "name"), n(), data.Draw(t, "data")}
+		default:
+			return leader{rapid.StringN(0, 50, -1).Draw(t, "id")}
+		}
+	})
+}
+
+func TestEntriesReadBack(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		e := entries().Draw(t, "entry")
+		b, err := encode(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := decode(b)
+		if err != nil || !reflect.DeepEqual(got, e) {
+			t.Fatalf("%#v became %#v, %v", e, got, err)
+		}
+		for i := range b {
+			if _, err := decode(b[:i]); err == nil {
+				t.Fatalf("%d of %d bytes are taken for an entry", i, len(b))
+			}
+		}
+		if _, err := decode(append(slices.Clone(b), 0)); err == nil {
+			t.Fatal("a byte after the end is not noticed")
+		}
+	})
+}
+
+func TestSnapshotsReadBack(t *testing.T) {
+	for name, s := range map[string]State{"new": {}, "begun": begun(t)} {
+		var b bytes.Buffer
+		if err := s.write(&b); err != nil {
+			t.Fatal(err)
+		}
+		got, err := read(bytes.NewReader(b.Bytes()))
+		if err != nil || !reflect.DeepEqual(normal(got), normal(s)) {
+			t.Errorf("%s: became\n%+v, %v, want\n%+v", name, got, err, s)
+		}
+		for i := range b.Bytes() {
+			if _, err := read(bytes.NewReader(b.Bytes()[:i])); err == nil {
+				t.Fatalf("%s: %d of %d bytes are taken for a snapshot", name, i, b.Len())
+			}
+		}
+		if _, err := read(bytes.NewReader(append(b.Bytes(), 0))); err == nil {
+			t.Errorf("%s: a byte after the end is not noticed", name)
+		}
+	}
+}
+
+// normal makes states comparable: no elements are as good as none.
+func normal(s State) State {
+	s.Plans, s.Evicted = append([]Plan(nil), s.Plans...), append([]Eviction(nil), s.Evicted...)
+	s.Manifests, s.Servers = append([]Manifest(nil), s.Manifests...), append([]Server(nil), s.Servers...)
+	return s
+}
+
+// hostile are bytes that are no entry, or none that can be accepted.
+func hostile(t testing.TB) map[string][]byte {
+	plan, err := encode(Plan{Version: version(9, 9), Data: []byte("x")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	with := func(i int, b byte) []byte { c := slices.Clone(plan); c[i] = b; return c }
+	return map[string][]byte{
+		"nothing":           {},
+		"format alone":      {format},
+		"another format":    with(0, 2),
+		"unknown kind":      with(1, 200),
+		"kind of snapshots": with(1, byte(kindServers)),
+		"another kind":      with(1, byte(kindManifest)),
+		"cut short":         plan[:len(plan)-1],
+		"something behind":  append(slices.Clone(plan), 0xc0),
+		"huge bytes":        {format, byte(kindJob), 1, 0xc6, 0xff, 0xff, 0xff, 0xff, 'x'},
+		"huge text":         {format, byte(kindLeader), 0xdb, 0xff, 0xff, 0xff, 0xff, 'x'},
+		"nested arrays":     append([]byte{format, byte(kindGeneration)}, bytes.Repeat([]byte{0xdd, 0, 0, 0, 1}, 1<<16)...),
+		"text for number":   {format, byte(kindGeneration), 0xa1, '7'},
+		"oversized": append([]byte{format, byte(kindJob), 1, 0xc6, 0, 0x80, 0, 1},
+			make([]byte, MaxData+1)...),
+	}
+}
+
+func TestMachineRefusesHostileEntries(t *testing.T) {
+	for name, data := range hostile(t) {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, _ = decode(data)
+		runtime.ReadMemStats(&after)
+		if got := after.TotalAlloc - before.TotalAlloc; got > 4<<20+2*uint64(len(data)) {
+			t.Errorf("%s: reading %d bytes allocates %d", name, len(data), got)
+		}
+		m := newMachine(func(e Entry, _ State) { t.Errorf("%s: heard of %v", name, e) })
+		v := m.Apply(&raft.Log{Index: 3, Term: 2, Data: data}).(verdict)
+		if !errors.Is(v.err, ErrInvalid) {
+			t.Errorf("%s: error %v, want one that is %v", name, v.err, ErrInvalid)
+		}
+		if got := *m.state.Load(); !reflect.DeepEqual(got, State{Index: 3}) {
+			t.Errorf("%s: state %+v", name, got)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, data := range hostile(f) {
+		if len(data) < 1000 {
+			f.Add(data)
+		}
+	}
+	for _, e := range []Entry{Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 1)}, Eviction{}, Manifest{Name: "x"}, leader{"a"}} {
+		data, err := encode(e)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(data)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		e, err := decode(data)
+		if err != nil {
+			return
+		}
+		_, _ = State{}.Apply(1, 1, e) // must not panic
+		b, err := encode(e)
+		if err != nil {
+			t.Fatalf("%#v is read, and not written: %v", e, err)
+		}
+		if again, err := decode(b); err != nil || !reflect.DeepEqual(again, e) {
+			t.Fatalf("%#v became %#v, %v", e, again, err)
+		}
+	})
+}

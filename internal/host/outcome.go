@@ -1,0 +1,304 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// Outcome is how a run ended.
+type Outcome struct {
+	// Summary is what summary.json holds; nil where training never began.
+	Summary *rundir.Summary
+
+	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
+	// *FailedError, *NoMainError, *LostError, *SilentError, *DifferError, *PlanError, *MismatchError,
+	// *ProtocolError, *RecoveryError, *ResumeError or *FileError. For a run that had no directory, it is the error of rundir.Create.
+	Err error
+
+	// Detail is what there is to read about Err besides its line: the stack of
+	// a panic, or the last lines a lost worker printed. It may be empty.
+	Detail string
+
+	// Resume is the run directory from which the run can go on, as people know it; "" if it
+	// cannot.
+	Resume string
+
+	// Warning says what may be missing although the run ended as Err says; "" if nothing.
+	Warning string
+
+	// Help is the program's answer to --help, where that was asked for.
+	Help string
+}
+
+// Exit statuses of a command that ran a job.
+const (
+	ExitDone        = 0   // all steps are done
+	ExitFailed      = 1   // the run failed
+	ExitUsage       = 2   // flags or job are wrong
+	ExitTerminated  = 75  // SIGTERM came before all steps were done
+	ExitInterrupted = 130 // Ctrl-C came before all steps were done
+)
+
+// ExitStatus returns the exit status for the outcome.
+func (o Outcome) ExitStatus() int {
+	var stopped *StoppedError
+	var failed *FailedError
+	var flag *plan.FlagError
+	var harm *ChaosError
+	switch {
+	case o.Err == nil:
+		return ExitDone
+	case errors.As(o.Err, &stopped) && stopped.Reason == Terminated:
+		return ExitTerminated
+	case errors.As(o.Err, &stopped) && stopped.Reason == Stopped:
+		return ExitFailed
+	case errors.As(o.Err, &stopped):
+		return ExitInterrupted
+	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.As(o.Err, &harm), errors.Is(o.Err, ErrTooLarge),
+		errors.Is(o.Err, rundir.ErrHasRun), errors.Is(o.Err, rundir.ErrInUse):
+		return ExitUsage
+	}
+	return ExitFailed
+}
+
+// Report writes what a person should read: help to stdout; a warning and an error to stderr,
+// each as one line that begins with the command's name, and the error's detail indented below.
+func (o Outcome) Report(stdout, stderr io.Writer, command string) {
+	if o.Help != "" {
+		fmt.Fprintln(stdout, strings.TrimRight(o.Help, "\n"))
+	}
+	if o.Warning != "" {
+		fmt.Fprintf(stderr, "%s: %s\n", command, o.Warning)
+	}
+	if o.Err != nil {
+		text := o.Err.Error()
+		if o.Resume != "" {
+			text += "; to go on: launcher resume " + o.Resume
+		}
+		fmt.Fprintf(stderr, "%s: %s\n", command, text)
+		if o.Detail != "" {
+			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(strings.TrimRight(o.Detail, "\n"), "\n", "\n    "))
+		}
+	}
+}
+
+// StoppedError means that the run was asked to stop before all steps were done.
+type StoppedError struct {
+	Reason      Reason
+	Step, Steps int // committed, and of the whole job; 0 of 0 before training
+	AtOnce      bool
+}
+
+func (e *StoppedError) Error() string {
+	by := map[Reason]string{Interrupt: "interrupted", Terminated: "terminated", Cancelled: "cancelled", Stopped: "stopped"}[e.Reason]
+	switch {
+	case e.Steps == 0:
+		return by + " before training began"
+	case e.Step == e.Steps:
+		return by + " after the last step"
+	case e.AtOnce:
+		return fmt.Sprintf("%s at step %d of %d; the step under way is lost", by, e.Step, e.Steps)
+	}
+	return fmt.Sprintf("%s after step %d of %d", by, e.Step, e.Steps)
+}
+
+// FailedError is a failure that the worker itself reported.
+type FailedError struct {
+	Kind    control.FailKind
+	Worker  int
+	Workers int    // of the run
+	Text    string // one line
+	Step    int    // from 1; 0 before training
+}
+
+func (e *FailedError) Error() string {
+	if e.Workers > 1 && (e.Kind == control.UserPanic || e.Kind == control.Faulty || e.Kind == control.PeerLost) {
+		return fmt.Sprintf("worker %d: %s", e.Worker, e.Text)
+	}
+	return e.Text // the same from every worker
+}
+
+// NoMainError means that the program did not behave like one that calls trainer.Main.
+type NoMainError struct {
+	Program string
+	Status  Status // how it ended; zero where it was still running
+	Waited  string // how long it was waited for, where it was still running
+}
+
+func (e *NoMainError) Error() string {
+	if e.Waited != "" {
+		return fmt.Sprintf("%s has not called trainer.Main within %s: PROGRAM must be a program that trains with this package", e.Program, e.Waited)
+	}
+	return fmt.Sprintf("%s ended without calling trainer.Main (%s)", e.Program, e.Status)
+}
+
+// LostError means that a worker ended in the middle and none was left to go on, or that it
+// panicked.
+type LostError struct {
+	Worker      int
+	Workers     int // of the run
+	Status      Status
+	Step, Steps int // committed, and of the whole job; 0 of 0 before training
+}
+
+func (e *LostError) Error() string {
+	if e.Status.Panicked {
+		return e.cause() + loss(1, e.Step, e.Steps)
+	}
+	return e.cause() + loss(e.Workers, e.Step, e.Steps)
+}
+
+// cause is the part of the message that summary.json has as well.
+func (e *LostError) cause() string {
+	text := fmt.Sprintf("worker %d exited: %s", e.Worker, e.Status)
+	if e.Status.Panicked {
+		text += " after a panic"
+	}
+	return text
+}
+
+// SilentError means that a worker did not give a sign of life in time.
+type SilentError struct {
+	Worker      int
+	Workers     int // of the run
+	For         time.Duration
+	By          string // who else cannot reach it, of the gossip ring; "" for nobody
+	Step, Steps int    // committed, and of the whole job; 0 of 0 before training
+}
+
+func (e *SilentError) Error() string { return e.cause() + loss(e.Workers, e.Step, e.Steps) }
+
+func (e *SilentError) cause() string {
+	text := fmt.Sprintf("worker %d has been silent for %v", e.Worker, e.For)
+	if e.By != "" {
+		text += fmt.Sprintf(", and %s cannot reach it", e.By)
+	}
+	return text
+}
+
+// loss ends the message that a worker is gone.
+func loss(workers, step, steps int) string {
+	text := ", before training began"
+	if steps > 0 {
+		text = fmt.Sprintf(", at step %d of %d", step, steps)
+	}
+	if workers > 1 && step < steps {
+		text += "; no worker is left"
+	}
+	return text
+}
+
+// culprit returns the worker whose end an error is and how it came, -1 if it is none.
+func culprit(err error) (worker int, how string) {
+	var lost *LostError
+	var silent *SilentError
+	switch {
+	case errors.As(err, &lost):
+		return lost.Worker, "exited: " + lost.Status.String()
+	case errors.As(err, &silent):
+		return silent.Worker, fmt.Sprintf("silent for %v", silent.For)
+	}
+	return -1, ""
+}
+
+// stoppedBy is what summary.json says of an error.
+func stoppedBy(err error) string {
+	var stopped *StoppedError
+	var gone interface{ cause() string }
+	switch {
+	case errors.As(err, &stopped):
+		return string(stopped.Reason)
+	case errors.As(err, &gone):
+		return gone.cause()
+	}
+	return err.Error()
+}
+
+// DifferError means that a worker runs another program, or has other data,
+// than another one.
+type DifferError struct {
+	Worker, Than int
+	Field        string // of job.json, or "data" or "layers"
+	Values       string // "7, not 1"; "" where they say nothing to people
+}
+
+func (e *DifferError) Error() string {
+	text := fmt.Sprintf("worker %d has another %s than worker %d", e.Worker, e.Field, e.Than)
+	if e.Values != "" {
+		text += " (" + e.Values + ")"
+	}
+	return text + ": all workers must run the same PROGRAM on the same data"
+}
+
+// PlanError means that there is no plan for the job as it was asked for. It wraps
+// what package plan said, a *plan.FlagError for wrong flags.
+type PlanError struct{ Err error }
+
+func (e *PlanError) Error() string { return oneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
+func (e *PlanError) Unwrap() error { return e.Err }
+
+// ChaosError means that the harms of Config.Chaos cannot happen in the run.
+type ChaosError struct{ Err error }
+
+func (e *ChaosError) Error() string { return oneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
+func (e *ChaosError) Unwrap() error { return e.Err }
+
+// ErrTooLarge is wrapped by the [PlanError] of a job whose plan cannot be handled.
+var ErrTooLarge = errors.New("the plan is too large")
+
+// MismatchError means that two workers, which compute the same numbers, have not got them.
+type MismatchError struct {
+	Worker, Than int
+	What         string
+	Step         int // 0 for the end of training
+}
+
+func (e *MismatchError) Error() string {
+	at := "the end"
+	if e.Step > 0 {
+		at = fmt.Sprintf("step %d", e.Step)
+	}
+	return fmt.Sprintf("worker %d reports another %s for %s than worker %d", e.Worker, e.What, at, e.Than)
+}
+
+// ProtocolError means that the worker said something it must not say. Worker and agent
+// are then of different versions, or one is broken.
+type ProtocolError struct {
+	Worker int
+	Text   string
+}
+
+func (e *ProtocolError) Error() string {
+	return fmt.Sprintf("worker %d %s: was PROGRAM built from another version than the launcher?", e.Worker, e.Text)
+}
+
+// RecoveryError means that the controller gave the run up. It wraps its reason.
+type RecoveryError struct {
+	Err         error
+	Step, Steps int // committed, and of the whole job
+}
+
+func (e *RecoveryError) Error() string {
+	return fmt.Sprintf("%s, at step %d of %d", oneLine(e.Err.Error()), e.Step, e.Steps)
+}
+
+func (e *RecoveryError) Unwrap() error { return e.Err }
+
+// FileError means that a file of the run directory could not be written.
+type FileError struct{ Err error }
+
+func (e *FileError) Error() string {
+	return fmt.Sprintf("the run directory cannot be written: %v", e.Err)
+}
+
+func (e *FileError) Unwrap() error { return e.Err }
+
+// oneLine makes a line of a text that should have been one.
+func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,0 +1,367 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// ran is a session with what it did, fed with a second between events.
+type ran struct {
+	t       *testing.T
+	s       *session
+	now     time.Time
+	effects []effect
+}
+
+// trainingOf returns a session of n workers in training, after a step.
+func trainingOf(t *testing.T, cfg Config, n int) *ran {
+	r := &ran{t: t, s: newSession(cfg.withDefaults(n), n), now: time.Unix(0, 0)}
+	r.feed(prepare(n)...)
+	r.feed(commit(n, 1)...)
+	return r
+}
+
+func (r *ran) feed(events ...event) {
+	for _, e := range events {
+		r.now = r.now.Add(time.Second)
+		for todo := r.s.step(r.now, e); len(todo) > 0; todo = todo[1:] {
+			r.effects = append(r.effects, todo[0])
+			if p, ok := todo[0].(propose); ok { // the shell's part
+				todo = append(todo[:1:1], append(r.s.step(r.now, agreedOn{p.order.Plan.Version, r.now}), todo[1:]...)...)
+			}
+		}
+	}
+}
+
+// sent returns the messages of one type with who got them, since it was last asked.
+func sent[M control.Message](r *ran) map[int]M {
+	all := make(map[int]M)
+	r.effects = slices.DeleteFunc(r.effects, func(e effect) bool {
+		m, ok := e.(sendMessage)
+		if !ok {
+			return false
+		}
+		if m, ok := m.m.(M); ok {
+			all[e.(sendMessage).worker] = m
+			return true
+		}
+		return false
+	})
+	return all
+}
+
+func died(id int) []event {
+	return []event{connClosed{id, fmt.Errorf("EOF")}, workerExited{id, Status{Code: -1, Text: "signal: killed"}}}
+}
+
+// answer is what workers say that have passed the commit of a step.
+func (r *ran) answer(step int, version int) (asked []int) {
+	queries := sent[control.Query](r)
+	for _, id := range slices.Sorted(maps.Keys(queries)) {
+		asked = append(asked, id)
+		report, _ := controller.Report{Plan: plan.Version{Generation: 1, N: version}, Passed: controller.Point{Step: step}}.Encode()
+		r.feed(received{id, control.Answer{Term: queries[id].Term, Attempt: queries[id].Attempt, Report: report}})
+	}
+	return asked
+}
+
+// obey lets those that got an order apply it.
+func (r *ran) obey() (o controller.Order) {
+	for id, m := range sent[control.Order](r) {
+		var err error
+		if o, err = controller.ParseOrder(m.Order); err != nil {
+			r.t.Fatal(err)
+		}
+		r.feed(received{id, control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: o.Plan.Version.Generation, N: o.Plan.Version.N}})
+	}
+	return o
+}
+
+func stepOf(id, n int, plan uint64) event {
+	m := committedStep(n)
+	m.Plan = plan
+	return received{id, m}
+}
+
+func TestLoss(t *testing.T) {
+	r := trainingOf(t, Config{}, 3)
+	r.feed(stepOf(0, 2, 1)) // worker 0 was the only one to say so, and dies
+	r.feed(died(0)...)
+	if asked := r.answer(2, 1); !slices.Equal(asked, []int{1, 2}) {
+		t.Fatalf("asked %v", asked)
+	}
+	o := r.obey()
+	if o.Plan.Version.N != 2 || len(o.Plan.Workers) != 2 || len(o.Peers) != 2 || o.Peers[0].Addr != "127.0.0.1:4001" || o.Passed != (controller.Point{Step: 2}) || o.Restart {
+		t.Errorf("order %+v", o)
+	}
+	r.feed(stepOf(2, 2, 1), stepOf(2, 3, 2), stepOf(1, 2, 2), stepOf(1, 3, 2))
+	// The next one takes over what the first does.
+	r.feed(received{1, control.Output{Text: "x"}}, received{1, doneAfter(3, "")}, received{2, doneAfter(3, "")})
+	r.feed(leave(1, 2)...)
+	out := r.s.outcome()
+	if out.Err != nil || !r.s.over() || out.Summary.WorkersLost != 1 || len(out.Summary.Recoveries) != 1 || len(r.s.told) != 0 {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
+	var lines []string
+	for _, m := range pick[writeMetrics](r.effects) {
+		lines = append(lines, fmt.Sprint(m.m.Step, m.m.Workers, m.m.Plan))
+	}
+	if want := []string{"1 3 1", "2 3 1", "3 2 2"}; !slices.Equal(lines, want) {
+		t.Errorf("metrics %v", lines)
+	}
+	var kinds []string
+	for _, e := range pick[writeEvent](r.effects) {
+		if e.e.Kind != "note" {
+			kinds = append(kinds, e.e.Kind)
+		}
+	}
+	if got := strings.Join(kinds, " "); got != "start plan lost plan unprotected recovered end" {
+		t.Errorf("events %s", got)
+	}
+}
+
+func TestRollback(t *testing.T) {
+	r := trainingOf(t, Config{Mirrors: -1}, 2)
+	r.feed(stepOf(0, 2, 1), stepOf(1, 2, 1))
+	r.feed(died(1)...)
+	r.answer(2, 1)
+	if o := r.obey(); !o.Restart || o.Passed != (controller.Point{}) || o.Plan.FromStep != 1 {
+		t.Fatalf("order %+v", o)
+	}
+	if r.s.last.Step != 0 {
+		t.Errorf("at step %d", r.s.last.Step)
+	}
+	r.feed(stepOf(0, 3, 1)) // of before
+	for n := range 3 {
+		r.feed(stepOf(0, n+1, 2))
+	}
+	r.feed(received{0, doneAfter(3, "")})
+	r.feed(leave(0)...)
+	out := r.s.outcome()
+	if out.Err != nil || out.Summary.Rollbacks != 1 || out.Summary.Steps != 3 {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
+	var lines []string
+	for _, m := range pick[writeMetrics](r.effects) {
+		lines = append(lines, fmt.Sprint(m.m.Step, m.m.Plan))
+	}
+	if want := []string{"1 1", "2 1", "1 2", "2 2", "3 2"}; !slices.Equal(lines, want) {
+		t.Errorf("metrics %v", lines)
+	}
+}
+
+func TestTrouble(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		cfg  Config
+		run  func(r *ran)
+		want string // error; "" if it goes on
+	}{
+		{"one ends by a link, and its peer lives", Config{}, func(r *ran) {
+			r.feed(received{0, control.Failed{Kind: control.PeerLost, Text: "link broke"}})
+			r.feed(leave(0)...)
+			r.answer(1, 1)
+			r.obey()
+		}, ""},
+		{"a fault because of a death that is heard of later", Config{}, func(r *ran) {
+			r.feed(received{0, control.Failed{Kind: control.Faulty, Text: "reset"}})
+			r.feed(leave(0)...)
+			r.feed(died(1)...)
+			r.answer(1, 1)
+			r.obey()
+			r.feed(causeLate{})
+		}, ""},
+		{"too few", Config{MinWorkers: 2}, func(r *ran) {
+			r.feed(died(0)...)
+			r.feed(died(1)...)
+			r.answer(1, 1)
+			r.now = r.s.alarm()
+			r.now = r.now.Add(-time.Second)
+			r.feed(alarm{})
+		}, "1 of at least 2 workers are left, and no other came within 2m0s, at step 1 of 3"},
+		{"no report", Config{}, func(r *ran) {
+			r.feed(died(0)...)
+			r.feed(received{1, control.Answer{Term: 1, Attempt: 1, Report: []byte("{")}})
+		}, "worker 1 sent a report that is none at step 1 of 3: was PROGRAM built from another version than the launcher?"},
+		{"an unknown plan", Config{}, func(r *ran) { r.feed(stepOf(1, 2, 7)) }, "worker 1 committed step 2 under plan 7, and plan 1 is live: was PROGRAM built from another version than the launcher?"},
+		{"another loss than that of the dead", Config{}, func(r *ran) {
+			r.feed(stepOf(0, 2, 1))
+			r.feed(died(0)...)
+			m := committedStep(2)
+			m.Loss++
+			r.feed(received{1, m})
+		}, "worker 1 reports another loss for step 2 than worker 0"},
+		{"a panic that nobody caught", Config{}, func(r *ran) {
+			r.feed(connClosed{2, fmt.Errorf("EOF")}, workerExited{2, Status{Code: 2, Text: "exit status 2", Panicked: true}})
+		}, "worker 2 exited: exit status 2 after a panic, at step 1 of 3"},
+		{"a panic", Config{}, func(r *ran) {
+			r.feed(died(0)...)
+			r.feed(received{1, control.Failed{Kind: control.UserPanic, Text: "boom"}})
+		}, "worker 1: boom"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := trainingOf(t, c.cfg, 3)
+			c.run(r)
+			if c.want == "" && (r.s.err != nil || r.s.ctl.Busy()) || c.want != "" && fmt.Sprint(r.s.err) != c.want {
+				t.Errorf("%v, under way %v", r.s.err, r.s.ctl.Busy())
+			}
+		})
+	}
+}
+
+// A worker that does not answer is ended; an agent that was itself held up blames nobody.
+func TestQueryTimer(t *testing.T) {
+	r := trainingOf(t, Config{Detect: 4 * time.Second}, 3)
+	r.feed(died(0)...)
+	at := r.s.alarm()
+	if at != r.now.Add(2*time.Second) {
+		t.Fatalf("alarm at %v", at)
+	}
+	r.now = at.Add(time.Second / 2)
+	r.feed(alarm{})
+	if len(pick[kill](r.effects)) > 0 || r.s.alarm() != r.now.Add(2*time.Second) {
+		t.Fatal("a late agent blames workers")
+	}
+	for range 3 { // nobody answers: that may be the machine
+		r.now = r.s.alarm()
+		r.feed(alarm{})
+		if k := pick[kill](r.effects); len(k) > 0 {
+			t.Fatalf("killed %v", k)
+		}
+	}
+	r.now = r.s.alarm()
+	r.feed(alarm{})
+	if k := pick[kill](r.effects); len(k) != 2 || !r.s.alarm().IsZero() {
+		t.Errorf("killed %v", k)
+	}
+	// Who is not even ended by that is not waited for.
+	r.feed(reapLate{1}, reapLate{2})
+	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
+		t.Errorf("%v", r.s.err)
+	}
+}
+
+func TestStall(t *testing.T) {
+	r := trainingOf(t, Config{}, 2)
+	r.s.times = append(r.s.times, 10, 30, 20)
+	r.feed(died(1)...)
+	r.answer(1, 1)
+	r.obey()
+	r.feed(stepOf(0, 2, 2)) // takes 50 ms, as the one before those three
+	if got := r.s.recovered[0]; got.StallMS != 20 || got.Step != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A worker that leaves hands over and ends, and is not lost.
+func TestLeave(t *testing.T) {
+	r := trainingOf(t, Config{}, 3)
+	r.feed(received{1, control.Leave{}})
+	if o := r.obey(); len(o.Plan.Workers) != 2 || o.Ballot != (controller.Ballot{}) {
+		t.Fatalf("order %+v", o)
+	}
+	if m := sent[control.Release](r); len(m) != 1 {
+		t.Errorf("released %v", m)
+	}
+	r.feed(leave(1)...)
+	for n := 2; n <= 3; n++ {
+		r.feed(stepOf(0, n, 2), stepOf(2, n, 2))
+	}
+	r.feed(received{0, doneAfter(3, "")}, received{2, doneAfter(3, "")})
+	r.feed(leave(0, 2)...)
+	out := r.s.outcome()
+	if out.Err != nil || out.Summary.WorkersLost != 0 || len(out.Summary.Recoveries) != 0 || !r.s.over() {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
+	kinds := ""
+	for _, e := range pick[writeEvent](r.effects) {
+		if e.e.Kind != "note" {
+			kinds += e.e.Kind + " "
+		}
+	}
+	if kinds != "start plan plan unprotected left end " {
+		t.Errorf("events %s", kinds)
+	}
+	// One that is slow to end does not hold up the end of the run.
+	r = trainingOf(t, Config{}, 2)
+	r.feed(received{1, control.Leave{}})
+	r.obey()
+	r.feed(stepOf(0, 2, 2), stepOf(0, 3, 2), received{0, doneAfter(3, "")})
+	r.feed(leave(1, 0)...)
+	if out := r.s.outcome(); out.Err != nil || out.Summary == nil || !r.s.over() {
+		t.Errorf("%v, %+v", out.Err, out.Summary)
+	}
+	// All of them together end the run.
+	r = trainingOf(t, Config{}, 2)
+	r.feed(received{1, control.Leave{}}, received{0, control.Leave{}})
+	if m := sent[control.Stop](r); len(m) != 2 || r.s.stop != Terminated {
+		t.Errorf("stops %v", m)
+	}
+}
+
+// Harms are handed on as they are, and what has struck is not handed on again.
+func TestChaosIsHandedOn(t *testing.T) {
+	cfg := Config{Chaos: func(steps int) ([]string, error) {
+		if steps != 3 {
+			t.Errorf("a job of %d steps", steps)
+		}
+		return []string{"kill:0@1", "slow:1@2:0.5"}, nil
+	}}
+	r := trainingOf(t, cfg, 2)
+	starts := sent[control.Start](r)
+	r.feed(struck{"kill:0@1"})
+	for _, id := range []int{0, 1} {
+		if got := fmt.Sprint(starts[id].Chaos); got != "[kill:0@1 slow:1@2:0.5]" {
+			t.Errorf("worker %d gets %s", id, got)
+		}
+	}
+	if got := fmt.Sprint(r.s.chaos); got != "[slow:1@2:0.5]" {
+		t.Errorf("left: %s", got)
+	}
+	cfg.Chaos = func(int) ([]string, error) { return nil, errors.Join(errors.New("one"), errors.New("two")) }
+	s := newSession(cfg.withDefaults(2), 2)
+	for _, e := range prepare(2) {
+		s.step(time.Unix(0, 0), e)
+	}
+	if out := s.outcome(); out.ExitStatus() != ExitUsage || out.Err.Error() != "one; two" {
+		t.Errorf("%v", out.Err)
+	}
+}
+
+// What was ordered is in the log, which another process can open after the end.
+func TestAgreement(t *testing.T) {
+	ws, dir := startWorkers(t, 3, "die-1", "5")
+	a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := a.Serve(t.Context(), ws...); o.Err != nil {
+		t.Fatal(o.Err)
+	}
+	node, err := agree.Open(agree.Config{Dir: dir.File("agreement"), ID: "host-0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	for !node.Leadership().Ready {
+		<-node.Changes()
+	}
+	s := node.State()
+	if s.Generation != 1 || len(s.Job.Data) == 0 || s.Newest != (plan.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
+		t.Errorf("%+v", s)
+	}
+	o, err := controller.ParseOrder(s.Plans[1].Data)
+	if err != nil || len(o.Plan.Workers) != 2 || o.Passed != (controller.Point{Step: 2}) {
+		t.Errorf("%+v, %v", o, err)
+	}
+}

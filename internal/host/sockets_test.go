@@ -1,0 +1,55 @@
+package host
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// What a process that was killed has left is removed, and nothing that is in use or of somebody else.
+func TestSweep(t *testing.T) {
+	parent := t.TempDir()
+	mine, err := socketDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer removeSocketDir(mine)
+	used := filepath.Join(parent, "soliton-agent-1")
+	left := filepath.Join(parent, "soliton-agent-2")
+	for _, dir := range []string{used, left, filepath.Join(parent, "soliton-agent-3"), filepath.Join(parent, "soliton-agent-x")} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(left, socketName), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	_ = l.Close()
+	if err := os.WriteFile(filepath.Join(parent, "soliton-agent-3", "letter"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	lock := lockDir(used)
+	if lock == nil {
+		t.Fatal("a folder that nobody has cannot be locked")
+	}
+	defer lock.Close()
+	sweep(parent, time.Now().Add(-time.Hour)) // all are younger
+	entries, err := os.ReadDir(parent)
+	if err != nil || len(entries) != 4 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	sweep(parent, time.Now().Add(time.Hour))
+	if entries, err = os.ReadDir(parent); err != nil || len(entries) != 3 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	if _, err := os.Stat(left); err == nil {
+		t.Error("what a dead process has left is still there")
+	}
+	if lockDir(mine) != nil {
+		t.Error("a folder in use has no lock")
+	}
+}

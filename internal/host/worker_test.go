@@ -1,0 +1,132 @@
+package host
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/net/control"
+)
+
+// spinning launches a worker that computes without end, and returns it when it does so and has said all.
+func spinning(t *testing.T, id int) (p *process, conn *control.Conn, child string) {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err = launch(Command{Path: exe, Args: []string{"spin"}, WorkerID: id, Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := p.Connect(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn = control.New(nc)
+	if m, err := conn.Receive(t.Context()); err != nil {
+		t.Fatalf("%v, %v", m, err)
+	}
+	m, err := conn.Receive(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for p.progress.State().Step == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	return p, conn, m.(control.Output).Text
+}
+
+// A worker that is killed has ended, and all is known of it, while its process is not reaped.
+func TestEndsBeforeItIsReaped(t *testing.T) {
+	for id := 1; id <= 4; id++ { // they want the processors, too
+		p, conn, _ := spinning(t, id)
+		p.attend()
+		go p.reap()
+		t.Cleanup(func() { end(p); conn.Close() })
+	}
+	p, conn, child := spinning(t, 0)
+	defer conn.Close()
+	p.attend()
+	if err := unix.Kill(p.cmd.Process.Pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-p.Exited()
+	check := func() {
+		t.Helper()
+		s := p.Status()
+		if !s.killed() || s.Text != "signal: killed" || s.Progress.Step != 3 || len(s.Progress.Begun) != 1 || s.Progress.Running == nil {
+			t.Errorf("status %+v", s)
+		}
+		if p.LastOutput() != "hello from the worker" {
+			t.Errorf("last output %q", p.LastOutput())
+		}
+	}
+	check()
+	// What it has said is there, and then nothing more, although its own end may be open.
+	if m, err := conn.Receive(t.Context()); m != (control.Note{Text: "the last word"}) {
+		t.Errorf("%v, %v", m, err)
+	}
+	if m, err := conn.Receive(t.Context()); !errors.Is(err, io.EOF) {
+		t.Errorf("%v, %v", m, err)
+	}
+	if fds, err := filepath.Glob("/proc/" + child + "/fd/*"); err != nil {
+		t.Error(err)
+	} else {
+		for _, fd := range fds {
+			if to, _ := os.Readlink(fd); strings.HasPrefix(to, "socket:") {
+				t.Errorf("the worker's child has %s", to)
+			}
+		}
+	}
+	go p.reap()
+	<-p.reaped
+	check()
+	if pid, err := strconv.Atoi(child); err != nil || pid == 0 || !p.dead {
+		t.Errorf("child %q, %v; dead: %v", child, err, p.dead)
+	}
+}
+
+// Of a worker that ends by itself more is to be known than that it has ended: reap tells of it, and
+// also of one that was killed, where nothing else does.
+func TestEndsWhenItIsReaped(t *testing.T) {
+	p, conn, _ := spinning(t, 1)
+	defer conn.Close()
+	p.attend()
+	if err := unix.Kill(p.cmd.Process.Pid, unix.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	p.watch.Wait()
+	select {
+	case <-p.Exited():
+		t.Error("it counts as killed")
+	default:
+	}
+	go p.reap()
+	<-p.reaped
+	<-p.Exited()
+	if s := p.Status(); s.Text != "signal: terminated" || s.Progress.Step != 3 {
+		t.Errorf("status %+v", s)
+	}
+
+	p, conn, _ = spinning(t, 1) // its canary is not attended
+	defer conn.Close()
+	p.Kill()
+	go p.reap()
+	<-p.Exited()
+	if s := p.Status(); !s.killed() || s.Progress.Step != 3 {
+		t.Errorf("status %+v", s)
+	}
+	<-p.reaped
+}

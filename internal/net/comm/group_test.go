@@ -1,0 +1,447 @@
+package comm
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"github.com/soliton-train/soliton/internal/compute/tree"
+)
+
+// team is a cluster with one group under version 1/1.
+func team(t *testing.T, n int, cfg Config, transport func(int) Transport) ([]*Endpoint, []*Group, Version) {
+	t.Helper()
+	es := cluster(t, n, cfg, transport)
+	v := Version{1, 1}
+	gs := make([]*Group, n)
+	for i, e := range es {
+		g, err := e.NewGroup(5)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gs[i] = g
+	}
+	for i, err := range editAll(t.Context(), gs, v, sessions(es)) {
+		if err != nil {
+			t.Fatalf("rank %d: %v", i, err)
+		}
+	}
+	return es, gs, v
+}
+
+func sessions(es []*Endpoint) (s []Session) {
+	for _, e := range es {
+		s = append(s, e.Self())
+	}
+	return s
+}
+
+func editAll(ctx context.Context, gs []*Group, v Version, members []Session) []error {
+	return each(gs, func(g *Group) error {
+		_, err := g.Edit(ctx, v, members)
+		return err
+	})
+}
+
+func each(gs []*Group, f func(*Group) error) []error {
+	errs := make([]error, len(gs))
+	var wg sync.WaitGroup
+	for i, g := range gs {
+		wg.Go(func() { errs[i] = f(g) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// blocking are all calls of a group that wait, each made by rank 0 in a group
+// of three where nobody else takes part.
+var blocking = map[string]func(ctx context.Context, g *Group, call Call) error{
+	"send": func(ctx context.Context, g *Group, call Call) error {
+		return g.Send(ctx, call, 1, make([]byte, 1<<20))
+	},
+	"receive": func(ctx context.Context, g *Group, call Call) error {
+		_, err := g.Receive(ctx, call, 1, make([]byte, 1<<20))
+		return err
+	},
+	"barrier": func(ctx context.Context, g *Group, call Call) error { return g.Barrier(ctx, call) },
+	"broadcast": func(ctx context.Context, g *Group, call Call) error {
+		return g.Broadcast(ctx, call, 1, make([]byte, 100))
+	},
+	"broadcast at the root": func(ctx context.Context, g *Group, call Call) error {
+		return g.Broadcast(ctx, call, 0, make([]byte, 1<<20))
+	},
+	"all-gather": func(ctx context.Context, g *Group, call Call) error {
+		return g.AllGather(ctx, call, make([]byte, 99), Parts(99, 3))
+	},
+	"reduce-scatter": func(ctx context.Context, g *Group, call Call) error {
+		return g.ReduceScatter(ctx, call, make([]float32, 99), Parts(99, 3))
+	},
+	"all-reduce": func(ctx context.Context, g *Group, call Call) error {
+		return g.AllReduce(ctx, call, make([]float32, 99))
+	},
+	"tree reduction": func(ctx context.Context, g *Group, call Call) error {
+		t := Tree{Micros: 3, Nodes: [][]tree.Node{{{Lo: 0, Hi: 1}}, {{Lo: 1, Hi: 2}}, {{Lo: 2, Hi: 3}}}, Shards: []TreeShard{{0, 0, 9, 0}, {0, 9, 18, 1}}}
+		sum := func(int, tree.Node) []float32 { return make([]float32, 9) }
+		return g.TreeReduce(ctx, call, t, sum, func(int) []float32 { return make([]float32, 9) }, nil)
+	},
+}
+
+// Every blocking call of a group ends with its context, an edit, the close of
+// the group or endpoint, another member's failure, and the loss of a link,
+// with the error of that class; and the next version works.
+func TestBlockingCallsEnd(t *testing.T) {
+	type ending struct {
+		name   string
+		end    func(t *testing.T, es []*Endpoint, gs []*Group, cancel context.CancelFunc)
+		class  error
+		remote bool
+		closed bool
+	}
+	endings := []ending{
+		{"context", func(_ *testing.T, _ []*Endpoint, _ []*Group, cancel context.CancelFunc) { cancel() }, context.Canceled, false, false},
+		{"edit", func(t *testing.T, es []*Endpoint, gs []*Group, _ context.CancelFunc) {
+			if _, err := gs[0].Edit(t.Context(), Version{1, 2}, sessions(es)); err != nil {
+				t.Error(err)
+			}
+		}, ErrVersion, false, false},
+		{"close of the group", func(_ *testing.T, _ []*Endpoint, gs []*Group, _ context.CancelFunc) { gs[0].Close() }, ErrClosed, false, true},
+		{"close of the endpoint", func(_ *testing.T, es []*Endpoint, _ []*Group, _ context.CancelFunc) { es[0].Close() }, ErrClosed, false, true},
+		{"another member's failure", func(t *testing.T, _ []*Endpoint, gs []*Group, _ context.CancelFunc) {
+			ctx, cancel := context.WithCancel(t.Context())
+			cancel()
+			if err := gs[2].Barrier(ctx, Call{Version: Version{1, 1}, Step: 77}); !errors.Is(err, context.Canceled) {
+				t.Errorf("rank 2: %v", err)
+			}
+		}, ErrAborted, true, false},
+		{"loss of a link", func(_ *testing.T, es []*Endpoint, _ []*Group, _ context.CancelFunc) {
+			es[1].lock()
+			es[1].peers[0].link.conn.Close()
+			es[1].unlock()
+		}, ErrLink, true, false},
+		{"eviction of a member", func(_ *testing.T, es []*Endpoint, _ []*Group, _ context.CancelFunc) {
+			es[0].SetMembers([]Peer{{es[1].Self(), es[1].Addr()}})
+		}, ErrNotMember, true, true},
+	}
+	for name, call := range blocking {
+		for _, a := range []Algorithm{Direct, Ring} {
+			for _, ending := range endings {
+				t.Run(name+"/"+a.String()+"/"+ending.name, func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) {
+						es, gs, v := team(t, 3, Config{}, inMem())
+						ctx, cancel := context.WithCancel(t.Context())
+						defer cancel()
+						result := make(chan error, 1)
+						go func() { result <- call(ctx, gs[0], Call{Version: v, Step: 4, Algorithm: a, Priority: Bulk}) }()
+						synctest.Wait()
+						select {
+						case err := <-result:
+							t.Fatalf("it did not wait: %v", err)
+						default:
+						}
+						ending.end(t, es, gs, cancel)
+						err := <-result
+						var ge *GroupError
+						if !errors.Is(err, ending.class) || !errors.As(err, &ge) || ge.Step != 4 || ge.Version != v || ge.Remote != ending.remote {
+							t.Fatalf("it ended with %v (%+v)", err, ge)
+						}
+						if ending.closed {
+							return
+						}
+						// Until the edit all operations fail at once; afterwards they work.
+						if !errors.Is(ending.class, ErrVersion) {
+							if err := gs[0].Barrier(t.Context(), Call{Version: v, Step: 5}); !errors.Is(err, ending.class) {
+								t.Errorf("the next operation: %v", err)
+							}
+						}
+						synctest.Wait() // both ends have noticed; see Group.Edit
+						next := Version{1, 3}
+						for i, err := range editAll(t.Context(), gs, next, sessions(es)) {
+							if err != nil {
+								t.Errorf("edit of rank %d: %v", i, err)
+							}
+						}
+						if err := gs[0].Barrier(t.Context(), Call{Version: v, Step: 6}); !errors.Is(err, ErrVersion) {
+							t.Errorf("an operation under the old version: %v", err)
+						}
+						for i, err := range each(gs, func(g *Group) error {
+							return g.AllReduce(t.Context(), Call{Version: next, Step: 4}, make([]float32, 1000))
+						}) {
+							if err != nil {
+								t.Errorf("rank %d after the edit: %v", i, err)
+							}
+						}
+						// Nothing of the old version is left anywhere.
+						synctest.Wait()
+						for i, e := range es {
+							e.lock()
+							for k, en := range e.in.keys {
+								if k.ofGroup() && versionOf(k) != next || len(en.early) > 0 {
+									t.Errorf("endpoint %d still has %v", i, k)
+								}
+							}
+							e.unlock()
+						}
+					})
+				})
+			}
+		}
+	}
+}
+
+// Connect and Edit end too.
+func TestConnectEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		es := cluster(t, 3, Config{}, inMem())
+		es[2].Close()
+		g, err := es[0].NewGroup(1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		edit := func(ctx context.Context, n uint64) chan error {
+			end := make(chan error, 1)
+			go func() {
+				_, err := g.Edit(ctx, Version{1, n}, sessions(es))
+				end <- err
+			}()
+			synctest.Wait()
+			return end
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		waiting := edit(ctx, 1)
+		cancel()
+		if err := <-waiting; !errors.Is(err, context.Canceled) {
+			t.Errorf("edit with its context over: %v", err)
+		}
+		waiting = edit(t.Context(), 2)
+		if _, err := g.Edit(t.Context(), Version{1, 3}, sessions(es[:2])); err != nil {
+			t.Errorf("edit to those who live: %v", err)
+		}
+		if err := <-waiting; !errors.Is(err, ErrVersion) {
+			t.Errorf("edit that was overtaken: %v", err)
+		}
+		waiting = edit(t.Context(), 4)
+		es[0].SetMembers([]Peer{{es[1].Self(), es[1].Addr()}})
+		if err := <-waiting; !errors.Is(err, ErrNotMember) {
+			t.Errorf("edit with an evicted member: %v", err)
+		}
+		if _, err := g.Edit(t.Context(), Version{1, 4}, sessions(es[:2])); !errors.Is(err, ErrVersion) {
+			t.Errorf("edit to the present version: %v", err)
+		}
+		if _, err := g.Edit(t.Context(), Version{1, 5}, sessions(es[1:2])); !errors.Is(err, ErrNotMember) {
+			t.Errorf("edit without ourselves: %v", err)
+		}
+		waiting = make(chan error, 1)
+		es[0].SetMembers([]Peer{{es[2].Self(), es[2].Addr()}})
+		go func() {
+			_, err := es[0].Connect(t.Context(), es[2].Self())
+			waiting <- err
+		}()
+		synctest.Wait()
+		es[0].Close()
+		if err := <-waiting; !errors.Is(err, ErrClosed) {
+			t.Errorf("connect on a closed endpoint: %v", err)
+		}
+	})
+}
+
+// A frozen member holds up nobody for longer than the edit that leaves it
+// out, and what it sends after it thaws is refused.
+func TestFrozenMember(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plan, err := ParseFaults("stall 2>*@frame:6")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, m := NewFaults(plan), NewMem()
+		es, gs, v := team(t, 3, Config{}, func(i int) Transport { return f.Transport(string(rune('0'+i)), m) })
+		result := make(chan []error, 1)
+		go func() {
+			result <- each(gs[:2], func(g *Group) error {
+				for step := uint64(0); ; step++ {
+					if err := g.AllReduce(t.Context(), Call{Version: v, Step: step}, make([]float32, 10)); err != nil {
+						return err
+					}
+				}
+			})
+		}()
+		third := make(chan error, 1)
+		go func() {
+			for step := uint64(0); ; step++ {
+				if err := gs[2].AllReduce(t.Context(), Call{Version: v, Step: step}, make([]float32, 10)); err != nil {
+					third <- err
+					return
+				}
+			}
+		}()
+		synctest.Wait()
+		if len(f.Fired()) == 0 {
+			t.Fatal("nobody stalled")
+		}
+		for i, e := range es[:2] {
+			if err := e.SetMembers([]Peer{{es[1-i].Self(), es[1-i].Addr()}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, err := range <-result {
+			if !errors.Is(err, ErrNotMember) && !errors.Is(err, ErrAborted) {
+				t.Error(err)
+			}
+		}
+		if errs := editAll(t.Context(), gs[:2], Version{1, 2}, sessions(es[:2])); errors.Join(errs...) != nil {
+			t.Error(errs)
+		}
+		if errs := each(gs[:2], func(g *Group) error {
+			return g.AllReduce(t.Context(), Call{Version: Version{1, 2}}, make([]float32, 10))
+		}); errors.Join(errs...) != nil {
+			t.Error(errs)
+		}
+		if err := <-third; !errors.Is(err, ErrLink) && !errors.Is(err, ErrAborted) {
+			t.Errorf("the evicted member: %v", err)
+		}
+		for _, e := range es[:2] {
+			for _, s := range e.Stats() {
+				if s.Links != 1 {
+					t.Errorf("survivors have had %d links", s.Links)
+				}
+			}
+		}
+	})
+}
+
+// The plan of a tree reduction sends the fewest messages of all placements,
+// and every rank has what it sends.
+func TestPlanTree(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 400 {
+		m, n := 1+r.IntN(9), 1+r.IntN(3)
+		route := make([]int, m)
+		for i := range route {
+			route[i] = r.IntN(n)
+		}
+		if r.IntN(2) == 0 {
+			slices.Sort(route)
+		}
+		nodes := make([][]tree.Node, n)
+		var maximal func(tree.Node)
+		maximal = func(at tree.Node) {
+			if owner := route[at.Lo]; !slices.ContainsFunc(route[at.Lo:at.Hi], func(o int) bool { return o != owner }) {
+				nodes[owner] = append(nodes[owner], at)
+				return
+			}
+			l, r := at.Split()
+			maximal(l)
+			maximal(r)
+		}
+		root := tree.Root(m)
+		maximal(root)
+		owner := r.IntN(n)
+		p, err := PlanTree(m, nodes, owner, r.IntN(3))
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		// What each rank can make of what it holds, in any order of arrival.
+		have := make([]map[tree.Node]bool, n)
+		for rank := range have {
+			have[rank] = make(map[tree.Node]bool)
+			for _, at := range nodes[rank] {
+				have[rank][at] = true
+			}
+		}
+		merge := func(rank int) {
+			var complete func(tree.Node) bool
+			complete = func(at tree.Node) bool {
+				if have[rank][at] {
+					return true
+				}
+				if at.Size() == 1 {
+					return false
+				}
+				l, r := at.Split()
+				ml, mr := complete(l), complete(r)
+				have[rank][at] = ml && mr
+				return ml && mr
+			}
+			complete(root)
+		}
+		left := slices.Clone(p.Moves)
+		for progress := true; progress; {
+			progress = false
+			for i := 0; i < len(left); i++ {
+				mv := left[i]
+				merge(mv.From)
+				if have[mv.From][mv.Node] {
+					have[mv.To][mv.Node] = true
+					left = slices.Delete(left, i, i+1)
+					i--
+					progress = true
+				}
+			}
+		}
+		merge(owner)
+		if len(left) > 0 || !have[owner][root] {
+			t.Fatalf("route %v to %d: %v never come about in %v", route, owner, left, p.Moves)
+		}
+
+		// The oracle tries every place for every addition.
+		at := make(map[tree.Node]int)
+		for rank, held := range nodes {
+			for _, n := range held {
+				at[n] = rank
+			}
+		}
+		var best func(n tree.Node, rank int) int
+		best = func(node tree.Node, rank int) int {
+			if h, held := at[node]; held {
+				if h == rank {
+					return 0
+				}
+				return 1
+			}
+			l, r := node.Split()
+			least := 1 << 30
+			for place := range n {
+				c := best(l, place) + best(r, place)
+				if place != rank {
+					c++
+				}
+				least = min(least, c)
+			}
+			return least
+		}
+		if want := best(root, owner); len(p.Moves) != want {
+			t.Fatalf("route %v to %d: %d messages %v, the fewest are %d", route, owner, len(p.Moves), p.Moves, want)
+		}
+	}
+	for _, bad := range [][][]tree.Node{
+		{{{Lo: 0, Hi: 2}}, {{Lo: 1, Hi: 2}, {Lo: 2, Hi: 4}}},
+		{{{Lo: 0, Hi: 2}}, {{Lo: 2, Hi: 3}}},
+		{{{Lo: 0, Hi: 1}}, {{Lo: 1, Hi: 3}}},
+		{{{Lo: 0, Hi: 4}}, {{Lo: 0, Hi: 4}}},
+	} {
+		if _, err := PlanTree(4, bad, 0, 0); !errors.Is(err, ErrUsage) {
+			t.Errorf("nodes %v were accepted: %v", bad, err)
+		}
+	}
+}
+
+func TestChoice(t *testing.T) {
+	cfg := Config{}.withDefaults()
+	for _, c := range []struct {
+		op   Op
+		n    int
+		size int64
+		want Algorithm
+	}{
+		{OpAllReduce, 4, 64, Direct}, {OpAllReduce, 4, 64 << 20, Ring}, {OpBarrier, 8, 0, Direct},
+		{OpBroadcast, 2, 1 << 20, Direct}, {OpBroadcast, 8, 64 << 20, Ring}, {OpReduceScatter, 16, 64 << 20, Ring}, {OpReduceScatter, 3, 1 << 20, Direct},
+	} {
+		if got := cfg.Rates.Choose(c.op, c.n, c.size, cfg.Segment, cfg.Incast); got != c.want {
+			t.Errorf("%v of %d bytes in %d members: %v, want %v", c.op, c.size, c.n, got, c.want)
+		}
+	}
+}

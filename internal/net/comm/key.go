@@ -1,0 +1,167 @@
+package comm
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+
+	"github.com/soliton-train/soliton/internal/compute/tree"
+)
+
+// WorkerID names a worker for the life of a job.
+type WorkerID uint32
+
+// Session is one life of a worker: what peers admit and refuse. A worker that
+// comes back is a new session.
+type Session struct {
+	Worker      WorkerID
+	Incarnation uint32
+}
+
+// String renders the session as "3.1", worker 3 in its first life.
+func (s Session) String() string { return fmt.Sprintf("%d.%d", s.Worker, s.Incarnation) }
+
+// Peer is a session and the address at which its endpoint listens.
+type Peer struct {
+	Session
+	Addr string
+}
+
+// Version is the version of a plan. It only grows, generation before number.
+type Version struct{ Generation, N uint64 }
+
+// Less reports whether v is older than w.
+func (v Version) Less(w Version) bool {
+	return v.Generation < w.Generation || v.Generation == w.Generation && v.N < w.N
+}
+
+// String renders the version as "2/17".
+func (v Version) String() string { return fmt.Sprintf("%d/%d", v.Generation, v.N) }
+
+// Priority orders what waits to be sent to one peer: lower goes first, and
+// [Control] overtakes all bulk between two chunks.
+type Priority uint16
+
+// Control is the priority of messages that must not wait behind bulk. Bulk
+// counts from 1, or from 0 added to Bulk.
+const (
+	Control Priority = 0
+	Bulk    Priority = 1
+)
+
+// Kind says what a message holds.
+type Kind uint8
+
+// The kinds of content. What the other fields of a key mean depends on it.
+const (
+	KindBoundary Kind = 1 + iota // tensor between stages: Step, Layer (boundary), Micro, Dir
+	KindGradient                 // gradient sum: Step, Layer, Lo, Hi, Node
+	KindParams                   // parameters of a shard: Step, Layer, Lo, Hi
+	KindMetric                   // loss and metrics: Step, Node
+	KindState                    // parameters and moments that move: Step, Layer, Lo, Hi, Micro (chunk)
+	KindUser                     // free for the caller
+
+	kindGroup // an operation of a group; see opKey
+	kindAbort // the end of a group's version; see abortKey
+	kindEnd
+)
+
+var kindNames = [...]string{
+	KindBoundary: "boundary", KindGradient: "gradient", KindParams: "params", KindMetric: "metric", KindState: "state", KindUser: "user",
+	kindGroup: "group", kindAbort: "abort",
+}
+
+// String returns the kind's name.
+func (k Kind) String() string {
+	if k == 0 || k >= kindEnd {
+		return "kind" + strconv.Itoa(int(k))
+	}
+	return kindNames[k]
+}
+
+// Directions of a boundary tensor.
+const (
+	Forward  uint8 = 0 // an activation
+	Backward uint8 = 1 // a gradient
+)
+
+// Key names the content of a message. Two messages with the same key hold the
+// same bytes, whoever sends them and however often, so an endpoint takes the
+// first and drops the others. Kind is required; the fields a kind does not
+// use stay zero.
+//
+// Step is also the key's lifetime: [Endpoint.Advance] ends all keys of earlier
+// steps.
+type Key struct {
+	Kind   Kind
+	Dir    uint8  // direction
+	Layer  int32  // layer, or boundary
+	Micro  int32  // micro-batch, or chunk
+	Step   uint64 // step
+	Lo, Hi int64  // range of elements
+	Node   tree.Node
+}
+
+const keySize = 44
+
+// String renders the key for logs: kind and step, then the fields that are
+// not zero.
+func (k Key) String() string {
+	s := fmt.Sprintf("%v step %d", k.Kind, k.Step)
+	if k.Layer != 0 {
+		s += fmt.Sprintf(" layer %d", k.Layer)
+	}
+	if k.Lo != 0 || k.Hi != 0 {
+		s += fmt.Sprintf(" [%d,%d)", k.Lo, k.Hi)
+	}
+	if k.Node != (tree.Node{}) {
+		s += fmt.Sprintf(" node %v", k.Node)
+	}
+	if k.Micro != 0 {
+		s += fmt.Sprintf(" micro-batch %d", k.Micro)
+	}
+	if k.Dir != 0 {
+		s += fmt.Sprintf(" dir %d", k.Dir)
+	}
+	return s
+}
+
+// valid reports whether the key has a kind and fits its encoding.
+func (k Key) valid() bool {
+	fits := func(n int) bool { return n >= 0 && n <= math.MaxInt32 }
+	return k.Kind > 0 && k.Kind < kindEnd && fits(k.Node.Lo) && fits(k.Node.Hi)
+}
+
+// ofGroup reports whether the key lives and dies with a group's version, and
+// not with a step.
+func (k Key) ofGroup() bool { return k.Kind >= kindGroup }
+
+func (k Key) append(b []byte) []byte {
+	b = append(b, byte(k.Kind), k.Dir, 0, 0)
+	b = binary.LittleEndian.AppendUint32(b, uint32(k.Layer))
+	b = binary.LittleEndian.AppendUint32(b, uint32(k.Micro))
+	b = binary.LittleEndian.AppendUint32(b, uint32(k.Node.Lo))
+	b = binary.LittleEndian.AppendUint32(b, uint32(k.Node.Hi))
+	b = binary.LittleEndian.AppendUint64(b, k.Step)
+	b = binary.LittleEndian.AppendUint64(b, uint64(k.Lo))
+	return binary.LittleEndian.AppendUint64(b, uint64(k.Hi))
+}
+
+// decodeKey reads a key from the first keySize bytes.
+func decodeKey(b []byte) (Key, bool) {
+	if len(b) < keySize || b[2] != 0 || b[3] != 0 {
+		return Key{}, false
+	}
+	u32, u64 := binary.LittleEndian.Uint32, binary.LittleEndian.Uint64
+	k := Key{
+		Kind: Kind(b[0]), Dir: b[1], Layer: int32(u32(b[4:])), Micro: int32(u32(b[8:])),
+		Step: u64(b[20:]), Lo: int64(u64(b[28:])), Hi: int64(u64(b[36:])),
+	}
+	lo, hi := u32(b[12:]), u32(b[16:])
+	if lo > math.MaxInt32 || hi > math.MaxInt32 {
+		return Key{}, false
+	}
+	k.Node = tree.Node{Lo: int(lo), Hi: int(hi)}
+	return k, k.valid()
+}

@@ -1,0 +1,286 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/vmihailenco/msgpack/v5"
+	"go.uber.org/goleak"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func ptr[T any](v T) *T { return &v }
+
+var samples = []Message{
+	Hello{Protocol: 1, WorkerID: 3, Incarnation: 2, PID: 77},
+	Beat{},
+	Note{Text: "reading data"},
+	Ready{
+		Job: rundir.Job{Program: "gpt", Args: []string{"--layers", "2"}, Model: "gpt", ModelConfig: json.RawMessage(`{"layers":2}`),
+			Seed: 1 << 63, ClipNorm: 0.1, Parameters: 1 << 40},
+		Data:   []rundir.DataFile{{Path: "a.txt", Size: 5, SHA256: "00"}},
+		Addr:   "127.0.0.1:4711",
+		Layers: []Layer{{Name: "embed", Tensors: []int{1 << 20, 512}}, {Name: "gelu"}},
+	},
+	Start{RunDir: "/runs/x", Threads: 2, Reduction: "exact", Zero: 1, Plan: []byte(`{"from_step":1}`), Peers: []Peer{{0, 0, "127.0.0.1:4711"}, {1, 2, "127.0.0.1:4712"}}},
+	Step{Step: 1, Loss: 0.1, LR: 1e-3, GradNorm: 2, Tokens: 4096, MS: 1.5, Plan: 1, ValLoss: ptr(2.5), Forwards: 8, Backwards: 7},
+	Repaired{Step: 3, Try: 1, Layer: "embed", Block: 7, Target: "moment"},
+	Output{Text: "func main() {\n"},
+	Stop{Reason: "interrupt"},
+	Done{Steps: 60, Loss: 3.1, ParamsSHA256: "ab", StoppedBy: "interrupt",
+		Worker: rundir.Worker{Stages: []int{0}, Layers: []int{0, 1}, Forwards: 480, ParamBytes: 1 << 33}},
+	Failed{Kind: UserPanic, Text: "index out of range", Stack: "goroutine 1", Step: 3},
+	Host{Protocol: 1, Host: 2},
+	Lead{Term: 3, Plan: 2, Step: 7},
+	Told{},
+	Relayed{Worker: 3, Incarnation: 1, Message: []byte{0x92, 0xa4}},
+	Closed{Worker: 3, Incarnation: 1},
+	Exited{Worker: 3, Code: -1, Text: "signal: killed", Panicked: true, Last: "panic: x"},
+	Kill{Worker: 3, Incarnation: 1},
+	Watch{Every: 4},
+	Timeline{Step: 8, Began: 1 << 50, Commit: 90, End: 100, Passes: []Pass{{Layer: 2, Micro: 1, From: 5, To: 10, Wait: 1}, {Backward: true, Layer: 2, Micro: 1, From: 20, To: 40}}, Cut: true},
+}
+
+// pipe returns both ends of a connection that ends with the test.
+func pipe(t testing.TB) (a, b *Conn) {
+	x, y := net.Pipe()
+	t.Cleanup(func() { x.Close(); y.Close() })
+	return New(x), New(y)
+}
+
+func TestEveryMessageArrivesAsSent(t *testing.T) {
+	a, b := pipe(t)
+	go func() {
+		for _, m := range samples {
+			a.Send(m)
+		}
+		a.Close()
+	}()
+	for _, want := range samples {
+		got, err := b.Receive(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(got, want) {
+			t.Errorf("got %#v, want %#v", got, want)
+		}
+	}
+	if _, err := b.Receive(t.Context()); !errors.Is(err, io.EOF) {
+		t.Errorf("after close: %v, want EOF", err)
+	}
+}
+
+func TestTimeArrives(t *testing.T) {
+	now := time.Now()
+	frame, err := encode(Step{Time: now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := decode(frame[4:])
+	if err != nil || !m.(Step).Time.Equal(now) {
+		t.Errorf("got %v, %v", m, err)
+	}
+}
+
+// A Receive that its context has ended, even in the middle of a frame, can be
+// repeated and loses nothing.
+func TestReceiveGoesOnAfterItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x, y := net.Pipe()
+		defer x.Close()
+		b := New(y)
+		defer b.Close()
+		frame, _ := encode(Note{Text: "hello"})
+		go x.Write(frame[:7])
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if m, err := b.Receive(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("got %v, %v", m, err)
+		}
+		go x.Write(frame[7:])
+		if m, err := b.Receive(t.Context()); err != nil || m != (Note{Text: "hello"}) {
+			t.Errorf("got %v, %v", m, err)
+		}
+	})
+}
+
+func TestCloseEndsWaits(t *testing.T) {
+	a, _ := pipe(t)
+	errs := make(chan error)
+	go func() { _, err := a.Receive(context.Background()); errs <- err }()
+	go func() { errs <- a.Send(Note{}) }()
+	a.Close()
+	for range 2 {
+		if err := <-errs; err == nil {
+			t.Error("a wait ended without an error")
+		}
+	}
+}
+
+func TestSendsDoNotMix(t *testing.T) {
+	a, b := pipe(t)
+	const senders, each = 4, 20
+	for i := range senders {
+		go func() {
+			for range each {
+				a.Send(Note{Text: strings.Repeat(fmt.Sprint(i), 1000)})
+			}
+		}()
+	}
+	for range senders * each {
+		m, err := b.Receive(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := m.(Note).Text
+		if len(text) != 1000 || strings.Trim(text, text[:1]) != "" {
+			t.Fatalf("messages mixed: %.40q", text)
+		}
+	}
+}
+
+func TestBadFrames(t *testing.T) {
+	body := func(v ...any) []byte {
+		var b bytes.Buffer
+		enc := msgpack.NewEncoder(&b)
+		for _, v := range v {
+			enc.Encode(v)
+		}
+		return b.Bytes()
+	}
+	frame := func(b []byte) []byte { return append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...) }
+	deep := append(bytes.Repeat([]byte{0x91}, 1<<20), 0xc0)
+	for _, c := range []struct {
+		name  string
+		bytes []byte
+		want  error
+	}{
+		{"too long", []byte{0xff, 0xff, 0xff, 0xff}, ErrFrameSize},
+		{"empty", frame(nil), ErrFormat},
+		{"unknown kind", frame(body([]any{"nonsense", map[string]any{}})), ErrFormat},
+		{"three parts", frame(body([]any{"note", map[string]any{}, 1})), ErrFormat},
+		{"bytes after", frame(body([]any{"note", map[string]any{}}, 1)), ErrFormat},
+		{"wrong type", frame(body([]any{"step", map[string]any{"Loss": "high"}})), ErrFormat},
+		{"deep nesting in an unknown field", frame(append([]byte("\x92\xa4note\x81\xa1x"), deep...)), ErrFormat},
+		{"large count", frame([]byte("\x92\xa5ready\x81\xa4Data\xdd\x7f\xff\xff\xff")), ErrFormat},
+		{"many elements", frame(append([]byte("\x92\xa5ready\x81\xa4Data\xdd\x00\x40\x00\x00"), make([]byte, 1<<22)...)), ErrFormat},
+		{"cut in the body", frame(body([]any{"note", map[string]any{}}))[:6], io.EOF},
+	} {
+		x, y := net.Pipe()
+		go func() { x.Write(c.bytes); x.Close() }()
+		conn := New(y)
+		if m, err := conn.Receive(t.Context()); !errors.Is(err, c.want) {
+			t.Errorf("%s: got %v, %v, want %v", c.name, m, err, c.want)
+		}
+		conn.Close()
+	}
+}
+
+func TestUnknownFieldIsSkipped(t *testing.T) {
+	b, _ := msgpack.Marshal([]any{"note", map[string]any{"Text": "a", "New": []any{map[string]any{"x": 1.5}}}})
+	if m, err := decode(b); err != nil || m != (Note{Text: "a"}) {
+		t.Errorf("got %v, %v", m, err)
+	}
+}
+
+func TestSendRefusesLargeMessage(t *testing.T) {
+	a, _ := pipe(t)
+	if err := a.Send(Output{Text: strings.Repeat("x", MaxFrame)}); !errors.Is(err, ErrFrameSize) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestIdentity(t *testing.T) {
+	t.Setenv(EnvAgent, "") // so that the variable comes back as it was
+	path := filepath.Join(t.TempDir(), "s")
+	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5, Progress: 3, Canaries: [2]int{4, 5}, Addr: "127.1.0.3"}
+	for _, kv := range want.Environ() {
+		k, v, _ := strings.Cut(kv, "=")
+		t.Setenv(k, v)
+	}
+	id, ok, err := Launched()
+	if id != want || !ok || err != nil {
+		t.Fatalf("got %v, %v, %v", id, ok, err)
+	}
+
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := id.Dial(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	nc, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	if m, err := New(nc).Receive(t.Context()); m != id.Hello() {
+		t.Errorf("got %v, %v", m, err)
+	}
+
+	t.Setenv(EnvWorker, "x")
+	t.Setenv(EnvIncarnation, "-1")
+	t.Setenv(EnvProgress, "2")
+	t.Setenv(EnvCanary, "4")
+	t.Setenv(EnvAddr, "host")
+	_, ok, err = Launched()
+	if !ok || err == nil {
+		t.Fatalf("bad environment: %v, %v", ok, err)
+	}
+	for _, name := range Environment()[1:] {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("%v does not name %s", err, name)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	for _, m := range samples {
+		frame, err := encode(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(frame[4:])
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		m, err := decode(body)
+		if err != nil {
+			if !errors.Is(err, ErrFormat) || m != nil {
+				t.Fatalf("got %v, %v", m, err)
+			}
+			return
+		}
+		// What was understood is understood again after a round trip.
+		frame, err := encode(m)
+		if err != nil {
+			t.Fatalf("encode %#v: %v", m, err)
+		}
+		again, err := decode(frame[4:])
+		if err != nil {
+			t.Fatalf("decode again: %v", err)
+		}
+		second, err := encode(again)
+		if err != nil || !bytes.Equal(second, frame) {
+			t.Fatalf("round trip changed %#v to %#v (%v)", m, again, err)
+		}
+	})
+}

@@ -1,0 +1,468 @@
+package control
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// Protocol is the version of the conversation.
+const Protocol = 3
+
+// Message is one of the types of this package that travel over a [Conn],
+// by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,
+// Leave, Saved, Timeline, Done and Failed from the worker, Start, Query, Order, Save, Watch,
+// Stop and Release from the agent. Between the agents of several hosts there are Host, Lead,
+// Told, Relayed, Closed, Exited, Begin, Kill and Beat.
+type Message interface {
+	kind() string
+}
+
+// Hello is a worker's first message.
+type Hello struct {
+	Protocol    int
+	WorkerID    int
+	Incarnation int
+	PID         int
+}
+
+// Beat says that the worker lives. A worker sends one right after Hello and then one
+// every [BeatEvery], from a goroutine that waits for nothing else, until it
+// closes the connection. An agent that watches holds silence against who has said Hello.
+type Beat struct {
+	// Step is the newest that the worker has committed, and Layers how long passes take
+	// it; both are left out where nothing is new. At most [MaxMeasured] are told.
+	Step   int
+	Layers []LayerTime
+	// Links are how long its links were busy with what it sent since it told last, which
+	// was Over nanoseconds before.
+	Links []LinkTime
+	Over  int64
+	// Available is how many bytes its machine can give to programs, now and then; else 0.
+	Available int64
+}
+
+// MaxMeasured bounds the layers and the links of a [Beat].
+const MaxMeasured = 4096
+
+// LayerTime is how long the passes of one micro-batch through a layer take, in nanoseconds.
+type LayerTime struct {
+	Layer             int
+	Forward, Backward int64
+}
+
+// LinkTime is how long a link was busy with what was sent to a worker, in nanoseconds.
+type LinkTime struct {
+	To    int
+	Bytes int64
+	Busy  int64
+}
+
+// BeatEvery is the time between two Beats.
+const BeatEvery = 100 * time.Millisecond
+
+// Note tells people what is going on in a few words, such as
+// "reading data" or "evaluating". It has no other effect.
+type Note struct {
+	Text string
+}
+
+// Ready says that the job is valid, its data are read and its numbers known.
+// The fields of Job that are set by the agent are left out.
+type Ready struct {
+	Job  rundir.Job
+	Data []rundir.DataFile // training data, then held-out data; at most wire.MaxItems
+
+	// Addr is where the worker listens for other workers; "" for a worker that
+	// is to be the only one.
+	Addr string
+
+	// Layers are the layers of the model in order. They are what plans are
+	// made of.
+	Layers []Layer
+
+	// CheckpointEvery is how often the run wants a checkpoint, 0 for none but the one of a
+	// stopped run.
+	CheckpointEvery time.Duration
+}
+
+// Layer describes one layer of a model.
+type Layer struct {
+	Name    string
+	Tensors []int // elements of each parameter tensor, in order
+}
+
+// Peer is a worker of the plan, as the others reach it.
+type Peer struct {
+	ID, Incarnation int
+	Addr            string // Ready.Addr of that worker
+}
+
+// Start lets the worker train.
+type Start struct {
+	// RunDir is the absolute path of the run directory, where the worker
+	// writes model.safetensors and config.json; "" for a run without files.
+	RunDir string
+
+	// Threads is the number of compute threads, at least 1.
+	Threads int
+
+	// Reduction is how gradients are summed: "exact", which "" means too, or
+	// "fast".
+	Reduction string
+
+	// Zero is the stage of ZeRO: 1, or 2, which 0 means too.
+	Zero int
+
+	// NoDigests says that memory is trusted; all workers have the same.
+	NoDigests bool
+	// Detect is how long the worker may go on committing without a Beat of its agent; 0
+	// means for ever, as the agent sends none.
+	Detect time.Duration
+
+	// Plan is the first plan, a plan.Plan as JSON; empty for a worker that joins, whose
+	// plan comes with an Order.
+	Plan []byte
+
+	// Peers are all workers of the plan by their IDs, this one included.
+	Peers []Peer
+
+	// Checkpoints says that the run makes them, in RunDir.
+	Checkpoints bool
+
+	// From is the run directory with the checkpoint that the run goes on from, of the step
+	// before the plan's first; "" for a run that begins.
+	From string
+
+	// TraceEvery has one of so many steps told of in Spans, and the first one, and those that a
+	// recovery interrupts; 0 has nothing measured.
+	TraceEvery int
+
+	// Chaos lists harms in the grammar of package chaos, of which each worker
+	// does its own to itself.
+	Chaos []string
+
+	// Ring says how the worker becomes a member of the gossip ring.
+	Ring Ring
+}
+
+// Ring is what a member of the gossip ring has to know.
+type Ring struct {
+	Job    string        // name of the ring, which keeps those of different runs apart
+	Key    Key           // of all members
+	Seeds  []string      // addresses of members; none means that there is no ring
+	Host   string        // the worker's, "" for the only one
+	Detect time.Duration // budget
+	Size   int           // how many members the ring is to have
+}
+
+// Key is a secret. It has no textual form, so that no log or message shows it.
+type Key []byte
+
+// Format implements [fmt.Formatter].
+func (Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "(secret)") }
+
+// Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
+// Forwards and Backwards have the same bits in every worker's message for a step.
+type Step struct {
+	Step     int     // number of the step, from 1
+	Loss     float64 // mean training loss
+	LR       float64
+	GradNorm float64 // before clipping
+	Tokens   int64   // targets the loss was averaged over
+	MS       float64 // wall time of the step, without evaluation
+	Time     time.Time
+	Plan     uint64   // Version.N of the worker's plan as the step ended
+	ValLoss  *float64 // set where an evaluation followed the step
+	Left     bool     // it has left with this step; ValLoss is missing then
+
+	// Forwards and Backwards count what this worker has run in training so
+	// far: (stage, micro-batch) pairs.
+	Forwards, Backwards int64
+
+	Compute int64 // nanoseconds of the step in which this worker computed; 0: not measured
+
+	// Reduced and Exchanged count the bytes of the operands that this worker has brought into
+	// reductions and exchanges since it told of a step; 0: not measured.
+	Reduced, Exchanged int64
+}
+
+// MaxSpans bounds the spans and the links of one message.
+const MaxSpans = 1 << 12
+
+// Spans tells what a worker did, where the agent wants to know: in a step after its Step, or
+// for an order after its Applied.
+type Spans struct {
+	Trace   string // of the Query or the Order; "" for a step
+	Step    int
+	Plan    uint64 // Version.N of the plan of the step
+	Spans   []Span // at most MaxSpans
+	Links   []Traffic
+	Dropped int // spans beyond MaxSpans
+}
+
+// Span is a stretch of time. What it is not about is -1.
+type Span struct {
+	Name                      string // see package trace
+	Start, Took               int64  // nanoseconds since 1970, and nanoseconds
+	Stage, Micro, Layer, Peer int
+	Back                      bool  // a boundary tensor on its way back
+	Bytes                     int64 // of the operand; 0: not known
+}
+
+// Traffic is what a worker has sent to another one so far, in bytes of messages.
+type Traffic struct {
+	Worker int
+	Sent   int64
+}
+
+// Output is text the program wants on its standard output. Only the first
+// worker of the plan may send it. The agent shows what came before the view
+// has closed when it closes, and everything else at once.
+type Output struct {
+	Text string
+}
+
+// Save asks for a checkpoint at the next commit, or at the first one after for which no
+// worker is still writing the one before.
+type Save struct{}
+
+// Saved says that the shards that the worker owned after a step are on disk. It comes before
+// Done.
+type Saved struct {
+	Step          int
+	Generation, N int    // version of the plan under which the step was committed
+	Rule          string // the optimizer's, as package checkpoint names it
+	File          []byte // a checkpoint.File, as JSON
+	Err           string // why there is no file, "" if there is one
+}
+
+// Stop asks the worker to finish the step it is in, then to write its files
+// and send Done with StoppedBy set to Reason. A worker that was in its last
+// step sends Done as if it had not been asked.
+type Stop struct {
+	Reason string // becomes stopped_by in summary.json: "interrupt" or "terminated"
+}
+
+// Done says that training has ended and all files of the worker are
+// written. Every worker sends it; all but Plan and Worker has the same bits in each,
+// and ValLoss where a worker has joined after the newest evaluation.
+// The agent writes summary.json from them. The worker goes on to answer queries
+// until Release. Then the first worker of the plan goes on with the program's own
+// end, and closes its connection after that; the others do at once.
+type Done struct {
+	Steps        int      // committed
+	Loss         float64  // of the last step
+	ValLoss      *float64 // of the newest evaluation, nil before the first
+	ParamsSHA256 string   // lower-case hexadecimal
+	StateSHA256  string
+	StoppedBy    string // "" when all steps are done, else the Reason of Stop
+	Result       []byte // of the last point, with which others can pass it
+	Plan         uint64 // Version.N of the worker's plan
+	Worker       rundir.Worker
+}
+
+// Thaw is the Kind of a [Harm] that undoes the one before.
+const Thaw = "thaw"
+
+// Query seals the worker and asks what it knows. A worker that has answered a
+// higher ballot does not answer.
+type Query struct {
+	Term, Attempt uint64 // the ballot
+	Trace         string // the recovery's place in its trace, as traceparent; "" for none
+}
+
+// Answer is the answer to a Query.
+type Answer struct {
+	Term, Attempt uint64
+	Report        []byte // an elastic.Report, encoded
+}
+
+// Order makes the worker apply a plan.
+type Order struct {
+	Order []byte // an elastic.Order, encoded
+	Trace string // what the plan is for, as traceparent; "" for none
+}
+
+// Applied says that the worker has applied the plan of an Order, and has a task of it
+// running or ready, or none left. Of a boundary plan it says so when the plan is
+// live.
+type Applied struct {
+	Term, Attempt uint64 // of the Order
+	Generation, N int    // version of the plan
+	Opened        int    // links that were made for it
+	// Edit and Resume are the nanoseconds from the order's arrival until the
+	// plan was applied, and from then until there was work or none was left.
+	Edit, Resume int64
+}
+
+// LinkLost says that a link to another worker is down, which is evidence
+// about the link and not yet about either end.
+type LinkLost struct {
+	Worker, Incarnation int
+}
+
+// Repaired says that a block of the worker's state was not as it had been
+// written, and was restored from another worker. What had been computed with it
+// is computed again. Several blocks that were found together have the same Step
+// and Try.
+type Repaired struct {
+	Step   int    // whose commit it was found before
+	Try    int    // of coming to that commit, from 1
+	Layer  string // name
+	Block  int    // of the layer, in the order of zero.Blocks
+	Target string // own, mirror, copy or moment: what the block was to the worker
+}
+
+// Fill asks for state to be copied in the background.
+type Fill struct {
+	Fill []byte // an elastic.Fill, encoded
+}
+
+// Level says that a worker has all that a Fill is to bring it, as of a step.
+type Level struct {
+	ID, Step int
+}
+
+// Leave says that the worker was asked, by its operating system, to end: its
+// state is to be handed over.
+type Leave struct{}
+
+// Harm is told just before a worker is harmed on purpose, with the moment in
+// nanoseconds of CLOCK_MONOTONIC. It is for measuring only.
+type Harm struct {
+	Kind   string // kill, freeze, thaw, ...
+	Worker int    // who; where a worker says so, it is itself
+	At     int64  // 0 from a worker that will not die of it
+	// Text is the element of Start.Chaos that strikes now, "" if it was none of them. It
+	// strikes no later incarnation again.
+	Text string
+}
+
+// Add asks an agent, over the socket for commands, to start N more workers. It
+// answers with Added.
+type Add struct {
+	N int
+}
+
+// Added says which workers begin, or in words why none does.
+type Added struct {
+	Workers []int
+	Refusal string
+}
+
+// Release lets a worker end that is done, or that the plan does without: no other
+// worker needs it any more.
+type Release struct{}
+
+// Host is what an agent says first to the one that leads: which of the run's hosts
+// it is.
+type Host struct {
+	Protocol int
+	Host     int
+}
+
+// Lead is the answer to Host: who leads tells in which term, and with it the
+// newest step that it has in its books, and the plan under which that was. The
+// host sends all that it has of its workers since then, and then Told.
+type Lead struct {
+	Term uint64
+	Plan uint64
+	Step int
+}
+
+// Told says that the host has sent all that was before, and that what follows
+// happens now.
+type Told struct{}
+
+// Relayed is a message of a worker or to it, on its way between agents.
+type Relayed struct {
+	Worker, Incarnation int
+	Message             []byte // by Marshal
+}
+
+// Closed says that a worker's connection with its agent has ended.
+type Closed struct {
+	Worker, Incarnation int
+}
+
+// Exited says that a worker's agent has reaped it.
+type Exited struct {
+	Worker, Incarnation int
+	Code                int
+	Text                string
+	Panicked, Fault     bool
+	Progress            progress.State
+	Last                string // lines that it printed
+}
+
+// Begin asks the agent of a host to start a worker. What comes of it is told as of any
+// worker; where none came to be, that is an Exited.
+type Begin struct {
+	Worker, Incarnation int
+}
+
+// Kill asks a worker's agent to kill it.
+type Kill struct {
+	Worker, Incarnation int
+}
+
+// FailKind says whose fault a failure is; the exit status follows from it.
+type FailKind string
+
+const (
+	Usage     FailKind = "usage"      // flags or job are wrong: exit 2
+	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
+	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
+	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
+	Corrupt   FailKind = "corrupt"    // state was altered that nobody has as it was: exit 1 if no other worker goes on
+	PeerLost  FailKind = "peer-lost"  // another worker cannot be reached: exit 1, unless the agent learns why that one is gone
+	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0
+)
+
+// Failed is the last message of a worker that cannot go on.
+type Failed struct {
+	Kind  FailKind
+	Text  string // one line that names the flag, field or file and what would be right
+	Stack string // of a panic in user code, "" otherwise
+	Step  int    // the step in which it happened, from 1; 0 before the first
+}
+
+func (Release) kind() string  { return "release" }
+func (Host) kind() string     { return "host" }
+func (Lead) kind() string     { return "lead" }
+func (Told) kind() string     { return "told" }
+func (Relayed) kind() string  { return "relayed" }
+func (Closed) kind() string   { return "closed" }
+func (Exited) kind() string   { return "exited" }
+func (Begin) kind() string    { return "begin" }
+func (Kill) kind() string     { return "kill" }
+func (Save) kind() string     { return "save" }
+func (Saved) kind() string    { return "saved" }
+func (Query) kind() string    { return "query" }
+func (Answer) kind() string   { return "answer" }
+func (Order) kind() string    { return "order" }
+func (Applied) kind() string  { return "applied" }
+func (Repaired) kind() string { return "repaired" }
+func (Fill) kind() string     { return "fill" }
+func (Level) kind() string    { return "level" }
+func (LinkLost) kind() string { return "link-lost" }
+func (Leave) kind() string    { return "leave" }
+func (Harm) kind() string     { return "harm" }
+func (Spans) kind() string    { return "spans" }
+func (Add) kind() string      { return "add" }
+func (Added) kind() string    { return "added" }
+
+func (Hello) kind() string  { return "hello" }
+func (Beat) kind() string   { return "beat" }
+func (Note) kind() string   { return "note" }
+func (Ready) kind() string  { return "ready" }
+func (Start) kind() string  { return "start" }
+func (Step) kind() string   { return "step" }
+func (Output) kind() string { return "output" }
+func (Stop) kind() string   { return "stop" }
+func (Done) kind() string   { return "done" }
+func (Failed) kind() string { return "failed" }

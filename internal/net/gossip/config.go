@@ -1,0 +1,165 @@
+package gossip
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// Config configures a [Ring]. Zero means the documented default.
+type Config struct {
+	// Self is what this member says about itself. There is no default.
+	Self Identity
+
+	// Job names the job: members of another one are not heard. At most 255
+	// bytes. Default "", which is a name, too.
+	Job string
+
+	// Listen is the IP address and port to gossip on, TCP and UDP, which the
+	// others must be able to reach. Port 0 is one of the system's choice, which
+	// [Ring.Addr] tells. Default 127.0.0.1:0; an address that is not loopback
+	// needs a SecretKey.
+	Listen string
+
+	// SecretKey encrypts and authenticates everything: 16, 24 or 32 bytes,
+	// for AES-128, 192 or 256, the same for all members. Default: no
+	// encryption.
+	SecretKey []byte
+
+	// Detect is the budget within which a silent member becomes evidence.
+	// Default 1 s.
+	Detect time.Duration
+
+	// Members is how many members the ring is expected to have, 2 to
+	// [MaxMembers]. With more than that it still works, but Detect may not be
+	// kept. Default 64.
+	Members int
+
+	// Logger gets what the library has to say, and refused members. Default:
+	// nobody.
+	Logger *slog.Logger
+}
+
+// minInterval is the least interval: below, the ring would take the pauses of a
+// scheduler for losses.
+const minInterval = 10 * time.Millisecond
+
+// suspicion is how long a member has to refute a suspicion, in
+// intervals; times the decimal logarithm of the members if there are more than ten,
+// since the suspicion must spread to it first.
+const suspicion = 3
+
+// beside is the rest of the budget, in intervals: until somebody's turn comes
+// to probe the lost member (three: 95 of 100 losses; every member probes one
+// other per interval), the probe, one for a prober in doubt about itself, which waits
+// twice as long, and one for the news to spread.
+const beside = 6
+
+// spread is what a ring of that many members takes for the logarithm.
+func spread(members int) float64 { return max(1, math.Log10(float64(members))) }
+
+// Interval is the time between two probes, from which every other time follows:
+// Detect / (6 + 3 max(1, log10 Members)). A probe is without answer after half
+// of it, and in vain after the whole.
+func (c Config) Interval() time.Duration {
+	c = c.withDefaults()
+	return time.Duration(float64(c.Detect) / (beside + suspicion*spread(c.Members)))
+}
+
+func (c Config) withDefaults() Config {
+	if c.Listen == "" {
+		c.Listen = "127.0.0.1:0"
+	}
+	if c.Detect == 0 {
+		c.Detect = time.Second
+	}
+	if c.Members == 0 {
+		c.Members = 64
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}
+
+// Validate reports all faults together.
+func (c Config) Validate() error {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("ring.Config."+format, args...)) }
+	for _, f := range c.Self.validate() {
+		fault("Self.%w", f)
+	}
+	if len(c.Job) > memberlist.LabelMaxSize {
+		fault("Job has %d bytes; it must have at most %d", len(c.Job), memberlist.LabelMaxSize)
+	}
+	key := len(c.SecretKey) != 0
+	if key && memberlist.ValidateKey(c.SecretKey) != nil {
+		fault("SecretKey has %d bytes; it must have 16, 24 or 32", len(c.SecretKey))
+	}
+	d := c.withDefaults()
+	switch listen, err := netip.ParseAddrPort(d.Listen); {
+	case err != nil:
+		fault("Listen is %q; it must be an IP address and a port, like 127.0.0.1:0", c.Listen)
+	case listen.Addr().Zone() != "":
+		fault("Listen is %q; it must be without a zone, which other hosts do not know", c.Listen)
+	case listen.Addr().IsUnspecified():
+		fault("Listen is %q; it must be the one address at which others reach this host", c.Listen)
+	case !listen.Addr().IsLoopback() && !key:
+		fault("Listen is %q; it must be a loopback address, or SecretKey be set", c.Listen)
+	}
+	switch {
+	case d.Members < 2 || d.Members > MaxMembers:
+		fault("Members is %d; it must be 2 to %d, or 0 for 64", c.Members, MaxMembers)
+	case d.Detect < 0:
+		fault("Detect is %v; it must be positive, or 0 for 1s", c.Detect)
+	case d.Interval() < minInterval:
+		least := time.Duration(math.Ceil((beside+suspicion*spread(d.Members))*1e3)) * minInterval / 1e3
+		fault("Detect is %v; with Members %d it must be at least %v, for probes every %v", d.Detect, d.Members, least, minInterval)
+	}
+	return errors.Join(faults...)
+}
+
+// BesideOf returns the Listen of a member whose process listens at an address already: any port of
+// the same IP address, and the default for an address without one.
+func BesideOf(addr string) string {
+	a, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return ""
+	}
+	return netip.AddrPortFrom(a.Addr(), 0).String()
+}
+
+// library returns the library's configuration, without delegates, transport
+// and logger.
+func (c Config) library() *memberlist.Config {
+	interval := c.Interval()
+	m := memberlist.DefaultLANConfig()
+	m.Name = c.Self.Name()
+	m.Label = c.Job
+	m.SecretKey = c.SecretKey
+	m.BindPort = 0
+	m.TCPTimeout = c.Detect
+	m.ProbeInterval = interval
+	m.ProbeTimeout = interval / 2
+	m.AwarenessMaxMultiplier = 2
+	m.SuspicionMult = suspicion
+	m.SuspicionMaxTimeoutMult = 1 // the budget has no room to wait for others to agree
+	m.GossipInterval = interval / 2
+	m.RetransmitMult = 8                  // with 4, one member in fifty does not hear a piece of news (e^-4)
+	m.GossipToTheDeadTime = 30 * c.Detect // who was frozen hears what was said of it
+	m.PushPullInterval = 3 * c.Detect     // repairs what lost packets left out
+	m.EnableCompression = false           // packets are small, and this package reads them
+	if addr := netip.MustParseAddrPort(c.Listen).Addr(); addr.IsLoopback() {
+		m.CIDRsAllowed = []net.IPNet{
+			{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)},
+			{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)},
+		}
+	}
+	return m
+}

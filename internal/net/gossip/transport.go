@@ -1,0 +1,203 @@
+package gossip
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/memberlist"
+)
+
+// maxStreams bounds the streams that others have open to us.
+const maxStreams = 128
+
+// A watch is the library's transport: it shows every packet to the ring, and
+// closes every stream in the end.
+type watch struct {
+	memberlist.NodeAwareTransport // inside
+
+	sent, received func(packet []byte)
+
+	packets chan *memberlist.Packet
+	streams chan net.Conn
+	closing chan struct{} // nobody reads packets and streams any more
+	ended   chan struct{} // nor does anybody write into those of the transport inside
+	done    sync.WaitGroup
+	once    sync.Once // Shutdown
+
+	mu     sync.Mutex
+	open   map[*stream]bool // by whether others opened it; nil once closed
+	others int
+}
+
+// A stream is a connection that its watch knows.
+type stream struct {
+	net.Conn
+	w *watch
+}
+
+// Close implements [net.Conn].
+func (s *stream) Close() error {
+	s.w.forget(s)
+	return s.Conn.Close()
+}
+
+// newWatch starts to watch inside; Shutdown stops it.
+func newWatch(inside memberlist.NodeAwareTransport, sent, received func([]byte)) *watch {
+	w := &watch{
+		NodeAwareTransport: inside, sent: sent, received: received,
+		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn),
+		closing: make(chan struct{}), ended: make(chan struct{}),
+		open: make(map[*stream]bool),
+	}
+	w.done.Go(w.forward)
+	return w
+}
+
+// forward hands over what comes in, until the transport inside has ended.
+func (w *watch) forward() {
+	for {
+		select {
+		case p := <-w.NodeAwareTransport.PacketCh():
+			w.received(p.Buf)
+			select {
+			case w.packets <- p:
+			case <-w.closing:
+			}
+		case c := <-w.NodeAwareTransport.StreamCh():
+			if c = w.track(c, true); c == nil {
+				continue
+			}
+			select {
+			case w.streams <- c:
+			case <-w.closing:
+				c.Close()
+			}
+		case <-w.ended:
+			return
+		}
+	}
+}
+
+// track takes note of a connection. It closes it and returns nil if there are too
+// many, or the watch has ended.
+func (w *watch) track(c net.Conn, others bool) net.Conn {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == nil || others && w.others == maxStreams {
+		c.Close()
+		return nil
+	}
+	s := &stream{c, w}
+	w.open[s] = others
+	if others {
+		w.others++
+	}
+	return s
+}
+
+func (w *watch) forget(s *stream) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open[s] {
+		w.others--
+	}
+	delete(w.open, s)
+}
+
+// PacketCh implements [memberlist.Transport].
+func (w *watch) PacketCh() <-chan *memberlist.Packet { return w.packets }
+
+// StreamCh implements [memberlist.Transport].
+func (w *watch) StreamCh() <-chan net.Conn { return w.streams }
+
+// WriteToAddress implements [memberlist.NodeAwareTransport].
+func (w *watch) WriteToAddress(b []byte, a memberlist.Address) (time.Time, error) {
+	w.sent(b)
+	return w.NodeAwareTransport.WriteToAddress(b, a)
+}
+
+// WriteTo implements [memberlist.Transport].
+func (w *watch) WriteTo(b []byte, addr string) (time.Time, error) {
+	return w.WriteToAddress(b, memberlist.Address{Addr: addr})
+}
+
+// DialAddressTimeout implements [memberlist.NodeAwareTransport].
+func (w *watch) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	c, err := w.NodeAwareTransport.DialAddressTimeout(a, timeout)
+	if err != nil {
+		return nil, err
+	}
+	if c = w.track(c, false); c == nil {
+		return nil, net.ErrClosed
+	}
+	return c, nil
+}
+
+// DialTimeout implements [memberlist.Transport].
+func (w *watch) DialTimeout(addr string, timeout time.Duration) (net.Conn, error) {
+	return w.DialAddressTimeout(memberlist.Address{Addr: addr}, timeout)
+}
+
+// Shutdown implements [memberlist.Transport].
+func (w *watch) Shutdown() error {
+	var err error
+	w.once.Do(func() {
+		close(w.closing)
+		err = w.NodeAwareTransport.Shutdown() // may wait for us to take what it has read
+		close(w.ended)
+		w.done.Wait()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for s := range w.open {
+			s.Conn.Close()
+		}
+		w.open = nil
+	})
+	return err
+}
+
+// network is the library's transport over UDP and TCP, whose dialling ends with
+// it.
+type network struct {
+	*memberlist.NetTransport
+	from   net.Addr // where connections begin: where others reach us
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// listen opens the network at addr. With port 0 the system chooses a port that is
+// free for TCP; it may be taken for UDP, so that needs several attempts.
+func listen(addr netip.AddrPort, logger *log.Logger) (*network, error) {
+	var err error
+	for range 10 {
+		var t *memberlist.NetTransport
+		t, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
+			BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()), Logger: logger,
+		})
+		if err == nil {
+			ctx, cancel := context.WithCancel(context.Background())
+			return &network{t, &net.TCPAddr{IP: addr.Addr().AsSlice()}, ctx, cancel}, nil
+		}
+		if addr.Port() != 0 {
+			break
+		}
+	}
+	return nil, fmt.Errorf("ring: listen on %v: %w", addr, err)
+}
+
+// DialAddressTimeout implements [memberlist.NodeAwareTransport].
+func (n *network) DialAddressTimeout(a memberlist.Address, timeout time.Duration) (net.Conn, error) {
+	d := net.Dialer{Timeout: timeout, LocalAddr: n.from}
+	return d.DialContext(n.ctx, "tcp", a.Addr)
+}
+
+// Shutdown implements [memberlist.Transport].
+func (n *network) Shutdown() error {
+	n.cancel()
+	return n.NetTransport.Shutdown()
+}

@@ -1,0 +1,217 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/plan/graph"
+)
+
+// Link is the connection of two workers; A < B.
+type Link struct{ A, B WorkerID }
+
+func link(a, b WorkerID) Link { return Link{min(a, b), max(a, b)} }
+
+// Range is the range [Lo, Hi) of a layer's parameters.
+type Range struct{ Layer, Lo, Hi int }
+
+// Transfer says that a range gets a new holder.
+type Transfer struct {
+	Range
+	From WorkerID // the old owner, -1 if nobody has it yet
+	To   WorkerID
+}
+
+// Reroute says that a pair goes to another worker.
+type Reroute struct {
+	graph.Pair
+	From, To WorkerID
+}
+
+// Gather says that a worker needs a layer's parameters, and did not hold them
+// under the old plan.
+type Gather struct {
+	Layer  int
+	Worker WorkerID
+}
+
+// Change is all that has to happen between two plans. Every list is sorted.
+type Change struct {
+	Joined, Left []WorkerID // by session: a new incarnation does both
+
+	Open    []Link     // needed now and not before
+	Promote []Transfer // a mirror of the range becomes its owner
+	Move    []Transfer // an owner that was no holder gets parameters and moments
+	Mirror  []Transfer // a mirror that was no holder gets them
+	Reroute []Reroute
+	Gather  []Gather
+	Clocks  []Clock // to set
+	Limits  []Limit // to set
+}
+
+// Diff returns what has to happen so that workers that run under the old plan
+// can run under the new one. With the zero Plan as the old one it is all that
+// has to happen at the start, where From is -1.
+func Diff(old, p *Plan) Change {
+	var c Change
+	same := make(map[WorkerID]bool) // sessions in both plans
+	for _, w := range p.Workers {
+		if was, ok := old.Worker(w.ID); ok && was.Incarnation == w.Incarnation {
+			same[w.ID] = true
+		} else {
+			c.Joined = append(c.Joined, w.ID)
+		}
+	}
+	for _, w := range old.Workers {
+		if !same[w.ID] {
+			c.Left = append(c.Left, w.ID)
+		}
+	}
+	had := make(map[Link]bool)
+	for _, l := range old.Links() {
+		had[l] = same[l.A] && same[l.B]
+	}
+	for _, l := range p.Links() {
+		if !had[l] {
+			c.Open = append(c.Open, l)
+		}
+	}
+	c.diffShards(old, p, same)
+	for s, route := range p.Route {
+		for m, to := range route {
+			from := WorkerID(-1)
+			if s < len(old.Route) && m < len(old.Route[s]) {
+				from = old.Route[s][m]
+			}
+			if from != to || !same[to] {
+				c.Reroute = append(c.Reroute, Reroute{graph.Pair{Stage: s, Micro: m}, from, to})
+			}
+		}
+	}
+	held := make(map[Gather]bool)
+	for _, g := range old.parameters() {
+		held[g] = same[g.Worker]
+	}
+	for _, g := range p.parameters() {
+		if !held[g] {
+			c.Gather = append(c.Gather, g)
+		}
+	}
+	for _, k := range p.Clocks {
+		if !same[k.Worker] || !slices.Contains(old.Clocks, k) {
+			c.Clocks = append(c.Clocks, k)
+		}
+	}
+	for _, l := range p.Limits {
+		if !same[l.Worker] || !slices.Contains(old.Limits, l) {
+			c.Limits = append(c.Limits, l)
+		}
+	}
+	return c
+}
+
+// Links returns all links that the plan needs, sorted: between those who hand
+// a micro-batch on to each other, between all workers of a stage and the
+// owners of its shards, and between owners and their mirrors.
+func (p *Plan) Links() []Link {
+	set := make(map[Link]bool)
+	add := func(a, b WorkerID) {
+		if a != b {
+			set[link(a, b)] = true
+		}
+	}
+	for s := 1; s < len(p.Route); s++ {
+		for m, w := range p.Route[s] {
+			add(p.Route[s-1][m], w)
+		}
+	}
+	owners := make([]map[WorkerID]bool, len(p.Stages))
+	mirrors := make(map[Link]bool)
+	for _, sh := range p.Shards {
+		if s := p.StageOf(sh.Layer); s >= 0 {
+			if owners[s] == nil {
+				owners[s] = make(map[WorkerID]bool)
+			}
+			owners[s][sh.Owner] = true
+		}
+		for _, m := range sh.Mirrors {
+			mirrors[link(sh.Owner, m)] = true
+		}
+	}
+	for l := range mirrors {
+		add(l.A, l.B)
+	}
+	for s, st := range p.Stages {
+		for o := range owners[s] {
+			for _, w := range st.Workers {
+				add(o, w)
+			}
+		}
+	}
+	links := make([]Link, 0, len(set))
+	for l := range set {
+		links = append(links, l)
+	}
+	slices.SortFunc(links, func(a, b Link) int { return cmp.Or(cmp.Compare(a.A, b.A), cmp.Compare(a.B, b.B)) })
+	return links
+}
+
+// parameters returns who holds which layers' parameters, sorted by layer.
+func (p *Plan) parameters() []Gather {
+	var all []Gather
+	for _, s := range p.Stages {
+		for l := s.Lo; l < s.Hi; l++ {
+			for _, w := range s.Workers {
+				all = append(all, Gather{l, w})
+			}
+		}
+	}
+	return all
+}
+
+// diffShards compares the holders of every range. Borders may differ: ranges
+// are cut where either plan has a border.
+func (c *Change) diffShards(old, p *Plan, same map[WorkerID]bool) {
+	i := 0
+	for _, s := range p.Shards {
+		for i < len(old.Shards) && before(old.Shards[i], s) {
+			i++
+		}
+		at := s.Lo
+		for j := i; at < s.Hi; j++ {
+			if j == len(old.Shards) || old.Shards[j].Layer != s.Layer || old.Shards[j].Lo >= s.Hi {
+				c.holders(Range{s.Layer, at, s.Hi}, Shard{Owner: -1}, s, same)
+				break
+			}
+			was := old.Shards[j]
+			if was.Lo > at {
+				c.holders(Range{s.Layer, at, was.Lo}, Shard{Owner: -1}, s, same)
+			}
+			c.holders(Range{s.Layer, max(at, was.Lo), min(s.Hi, was.Hi)}, was, s, same)
+			at = min(s.Hi, was.Hi)
+		}
+	}
+}
+
+// before reports whether shard a ends before shard b begins.
+func before(a, b Shard) bool {
+	return a.Layer < b.Layer || a.Layer == b.Layer && a.Hi <= b.Lo
+}
+
+func (c *Change) holders(r Range, was, is Shard, same map[WorkerID]bool) {
+	mirrored := func(w WorkerID) bool { return same[w] && slices.Contains(was.Mirrors, w) }
+	owned := func(w WorkerID) bool { return same[w] && was.Owner == w }
+	t := Transfer{r, was.Owner, is.Owner}
+	switch {
+	case owned(is.Owner):
+	case mirrored(is.Owner):
+		c.Promote = append(c.Promote, t)
+	default:
+		c.Move = append(c.Move, t)
+	}
+	for _, m := range is.Mirrors {
+		if !owned(m) && !mirrored(m) {
+			c.Mirror = append(c.Mirror, Transfer{r, was.Owner, m})
+		}
+	}
+}

@@ -1,0 +1,337 @@
+package plan
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+	"pgregory.net/rapid"
+)
+
+// after returns the plan that an event calls for, which is valid.
+func after(t fataler, old *Plan, v View, prof Profile, e Event) (Plan, Reason) {
+	t.Helper()
+	p, reason, err := Next(*old, v, prof, e)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	if err := errors.Join(p.Validate(prof.Layers), p.ValidateAfter(old)); err != nil {
+		t.Fatalf("%v\n%v", err, &p)
+	}
+	return p, reason
+}
+
+func owned(p *Plan) (owned, mirrored map[WorkerID]int) {
+	owned, mirrored = map[WorkerID]int{}, map[WorkerID]int{}
+	for _, s := range p.Shards {
+		owned[s.Owner] += s.Hi - s.Lo
+		for _, m := range s.Mirrors {
+			mirrored[m] += s.Hi - s.Lo
+		}
+	}
+	return owned, mirrored
+}
+
+// TestLeaveNeedsNothing: mirrors take over at once.
+func TestLeaveNeedsNothing(t *testing.T) {
+	prof := Profile{Layers: model(8)}
+	old := first(t, workers(8, 2), prof, 2, 16, 1)
+	v := View{Workers: workers(8, 2), Leaving: []WorkerID{5}, Step: 9}
+	p, reason := after(t, &old, v, prof, Event{Kind: Leave, Cause: "worker 5 leaves: terminated"})
+	if want := Reason("worker 5 leaves: terminated: 4 shards promoted, 0 moved, mirrors are missing"); reason != want {
+		t.Errorf("reason %q, want %q", reason, want)
+	}
+	if state, parameters := Needs(&old, &p, v); len(state)+len(parameters) > 0 {
+		t.Errorf("it needs %v %v", state, parameters)
+	}
+	if !p.Degraded || p.InStep || p.FromStep != 10 || p.Protected() || len(p.Workers) != 7 {
+		t.Errorf("not the plan without worker 5:\n%v", &p)
+	}
+	for s := range p.Stages {
+		for w, n := range nodeCounts(p.Route[s]) {
+			if n > 4 {
+				t.Errorf("worker %d has %d sums:\n%v", w, n, &p)
+			}
+		}
+	}
+	// Then the mirrors are made anew; everything else stays.
+	v.Workers, v.Leaving = p.Workers, nil
+	q, reason := after(t, &p, v, prof, Event{Kind: Protect})
+	if want := Reason("mirrors made anew: 8 mirrors filled, every shard has 1 mirror"); reason != want {
+		t.Errorf("reason %q, want %q", reason, want)
+	}
+	state, parameters := Needs(&p, &q, v)
+	if len(state) != 8 || len(parameters) > 0 || !q.Protected() || q.Degraded {
+		t.Errorf("it needs %v %v\n%v", state, parameters, &q)
+	}
+	for i, s := range q.Shards {
+		if was := p.Shards[i]; s.Owner != was.Owner || len(was.Mirrors) > 0 && !slices.Equal(s.Mirrors, was.Mirrors) {
+			t.Errorf("shard %+v becomes %+v", was, s)
+		}
+	}
+}
+
+// TestLeaveWithoutMirrors: what only leaving workers have is moved first.
+func TestLeaveWithoutMirrors(t *testing.T) {
+	prof := Profile{Layers: model(4)}
+	old := first(t, workers(4, 2), prof, 2, 8, 0)
+	v := View{Workers: workers(4, 2), Leaving: []WorkerID{0, 1}, Step: 2} // all of stage 0
+	p, reason := after(t, &old, v, prof, Event{Kind: Leave})
+	if want := Reason("workers 0, 1 leave: 0 shards promoted, 4 moved"); reason != want {
+		t.Errorf("reason %q, want %q", reason, want)
+	}
+	state, parameters := Needs(&old, &p, v)
+	if len(state) != 4 || cost(nil, parameters) != 4*2*100_300 {
+		t.Errorf("it needs %v and %v\n%v", state, parameters, &p)
+	}
+	for _, tr := range state {
+		if tr.From > 1 || tr.To < 2 {
+			t.Errorf("transfer %+v", tr)
+		}
+	}
+	if got := ownedBy(&p); math.Abs(float64(got[2]-got[3])) > 2*kernel.Block {
+		t.Errorf("owners %v", got)
+	}
+	if _, _, err := Next(old, View{Workers: workers(4, 2), Leaving: []WorkerID{0, 1, 2, 3}}, prof, Event{Kind: Leave}); !errors.Is(err, ErrNoWorkers) {
+		t.Errorf("everybody left: %v", err)
+	}
+	if _, _, err := Next(old, View{Workers: workers(4, 2), Leaving: []WorkerID{7}}, prof, Event{Kind: Leave}); err == nil {
+		t.Error("nobody left, and a plan was made")
+	}
+	if _, _, err := Next(old, View{Workers: workers(2, 2), Leaving: []WorkerID{0}}, prof, Event{Kind: Leave}); !errors.As(err, new(*LostError)) {
+		t.Errorf("shards without a holder: %v", err)
+	}
+}
+
+func ownedBy(p *Plan) map[WorkerID]int {
+	o, _ := owned(p)
+	return o
+}
+
+// TestTooFewForMirrors: the reason says that K mirrors cannot be.
+func TestTooFewForMirrors(t *testing.T) {
+	prof := Profile{Layers: model(4)}
+	old := first(t, workers(3, 1), prof, 1, 8, 2)
+	p, _ := after(t, &old, View{Workers: workers(2, 1), Step: 3}, prof, Event{Kind: Lost})
+	q, reason := after(t, &p, View{Workers: workers(2, 1), Step: 4}, prof, Event{Kind: Protect})
+	if q.Protected() || !strings.HasSuffix(string(reason), "only 1 of 2 mirrors per shard possible with 2 workers") {
+		t.Errorf("%q\n%v", reason, &q)
+	}
+}
+
+// TestJoinIsFair: new workers own and mirror their share, nobody owns more than
+// before, and not much more is moved than that share.
+func TestJoinIsFair(t *testing.T) {
+	for _, c := range []struct{ workers, perHost, joins, stages, mirrors int }{
+		{1, 1, 1, 1, 1}, {2, 1, 1, 1, 1}, {3, 2, 1, 1, 1}, {4, 6, 2, 2, 1}, {8, 2, 1, 2, 1}, {8, 4, 4, 2, 2}, {16, 4, 1, 1, 1}, {32, 8, 8, 4, 1},
+	} {
+		prof := Profile{Layers: model(12)}
+		old := first(t, workers(c.workers, c.perHost), prof, c.stages, 64, c.mirrors)
+		v := View{Workers: workers(c.workers+c.joins, c.perHost), Step: 4}
+		p, reason := after(t, &old, v, prof, Event{Kind: Join})
+		if !strings.Contains(string(reason), " joins: into stage 0, ") && !strings.Contains(string(reason), " join: into stage ") {
+			t.Errorf("reason %q", reason)
+		}
+		had, _ := owned(&old)
+		owns, mirrors := owned(&p)
+		params := 0
+		for _, l := range prof.Layers {
+			params += l.Size()
+		}
+		var most, moved int
+		for _, w := range p.Workers {
+			stages := p.StagesOf(w.ID)
+			if len(stages) != 1 {
+				t.Fatalf("worker %d serves %v", w.ID, stages)
+			}
+			if int(w.ID) < c.workers {
+				if owns[w.ID] > had[w.ID] {
+					t.Errorf("%+v: worker %d owned %d and owns %d", c, w.ID, had[w.ID], owns[w.ID])
+				}
+				continue
+			}
+			st := p.Stages[stages[0]]
+			share := (st.Hi - st.Lo) * prof.Layers[0].Size() / len(st.Workers)
+			if off := math.Abs(float64(owns[w.ID] - share)); off > kernel.Block {
+				t.Errorf("%+v: worker %d owns %d, its share is %d", c, w.ID, owns[w.ID], share)
+			}
+			mirrored := min(c.mirrors, len(p.Workers)-1) * params / len(p.Workers)
+			if off := math.Abs(float64(mirrors[w.ID]-mirrored)) / float64(mirrored); off > 0.35 {
+				t.Errorf("%+v: worker %d mirrors %d, its share is %d\n%v", c, w.ID, mirrors[w.ID], mirrored, &p)
+			}
+			most += owns[w.ID] + mirrors[w.ID]
+		}
+		state, _ := Needs(&old, &p, v)
+		for _, tr := range state {
+			moved += tr.Hi - tr.Lo
+		}
+		if moved > most+most/10 {
+			t.Errorf("%+v: %d parameters are moved, and the new workers have %d", c, moved, most)
+		}
+		if len(p.Shards) > len(old.Shards)+2*donors*c.joins+len(prof.Layers) {
+			t.Errorf("%+v: %d shards become %d", c, len(old.Shards), len(p.Shards))
+		}
+	}
+}
+
+// TestRespawn: a worker dies, its stage falls to another one, a new life of it
+// joins; then everything is as it was, but for names.
+func TestRespawn(t *testing.T) {
+	prof := Profile{Layers: model(4)}
+	ws := workers(2, 1)
+	old := first(t, ws, prof, 2, 8, 1)
+	p, _ := after(t, &old, View{Workers: ws[:1], Step: 3}, prof, Event{Kind: Lost})
+	v := View{Workers: []Worker{ws[0], {1, 1, "B"}}, Step: 4}
+	q, reason := after(t, &p, v, prof, Event{Kind: Join})
+	if want := Reason("worker 1 joins: into stage 0, 200600 of 401200 parameters handed over, every shard has 1 mirror"); reason != want {
+		t.Errorf("reason %q, want %q", reason, want)
+	}
+	if got := [][]WorkerID{q.Stages[0].Workers, q.Stages[1].Workers}; !slices.Equal(got[0], []WorkerID{1}) || !slices.Equal(got[1], []WorkerID{0}) {
+		t.Errorf("stages %v", got)
+	}
+	if !q.Protected() {
+		t.Errorf("not protected:\n%v", &q)
+	}
+	if d := Diff(&p, &q); !slices.Equal(d.Joined, []WorkerID{1}) || len(d.Left) > 0 {
+		t.Errorf("diff %+v", d)
+	}
+	if _, _, err := Next(q, v, prof, Event{Kind: Join}); err == nil {
+		t.Error("nobody joined, and a plan was made")
+	}
+}
+
+// TestLossBeforeThePlanIsLive: what is said of an earlier step does not count.
+func TestLossBeforeThePlanIsLive(t *testing.T) {
+	prof := Profile{Layers: model(4)}
+	old := first(t, workers(4, 1), prof, 2, 8, 1)
+	old.FromStep = 9
+	v := View{Workers: workers(3, 1), Step: 8, Settled: []graph.Pair{{Stage: 0, Micro: 0}, {Stage: 1, Micro: 7}}}
+	for i := range old.Shards {
+		v.Complete = append(v.Complete, Complete{i, 0})
+	}
+	p, _ := after(t, &old, v, prof, Event{Kind: Lost, After: Version{1, 6}})
+	if p.FromStep != 9 || len(p.Settled) > 0 || p.Version != (Version{1, 7}) {
+		t.Errorf("settled %v:\n%v", p.Settled, &p)
+	}
+}
+
+// TestTheOneWithTheGradientIsPromoted, not the first mirror.
+func TestTheOneWithTheGradientIsPromoted(t *testing.T) {
+	prof := Profile{Layers: model(4)}
+	old := first(t, workers(4, 1), prof, 1, 8, 3)
+	v := View{Workers: workers(4, 1)[1:], Step: 2}
+	for i := range old.Shards {
+		v.Complete = append(v.Complete, Complete{i, 3})
+	}
+	p, _ := after(t, &old, v, prof, Event{Kind: Lost})
+	for i, s := range old.Shards {
+		if s.Owner == 0 && p.Shards[i].Owner != 3 {
+			t.Errorf("shard %d goes to worker %d", i, p.Shards[i].Owner)
+		}
+	}
+	// Without it the shards are spread, and nobody is chosen who leaves.
+	v.Complete, v.Leaving = nil, []WorkerID{2}
+	p, _ = after(t, &old, v, prof, Event{Kind: Lost})
+	owns, had := ownedBy(&p), ownedBy(&old)
+	if owns[2] != had[2] || owns[1] == had[1] || owns[3] == had[3] {
+		t.Errorf("owners %v, before %v", owns, had)
+	}
+}
+
+// TestTakenOverStage: the dataflow makes up for a worker in two stages.
+func TestTakenOverStage(t *testing.T) {
+	prof := Profile{Layers: model(3)}
+	for i := range prof.Layers {
+		prof.Layers[i].Forward = time.Duration(i+1) * time.Millisecond
+	}
+	ws := workers(3, 1)
+	old := first(t, ws, prof, 2, 12, 1)
+	if len(old.Stages[0].Workers) != 1 {
+		t.Fatalf("stage 0 has more workers than one:\n%v", &old)
+	}
+	p, _ := after(t, &old, View{Workers: ws[1:], Step: 2}, prof, Event{Kind: Lost})
+	q, _ := after(t, &p, View{Workers: ws[1:], Step: 3}, prof, Event{Kind: Protect})
+	load := map[WorkerID]float64{}
+	for s, c := range stageCosts(&prof, q.Stages) {
+		for _, w := range q.Route[s] {
+			load[w] += c.work()
+		}
+	}
+	if a, b := load[1], load[2]; a > 1.15*b || b > 1.15*a {
+		t.Errorf("loads %v:\n%v", load, &q)
+	}
+}
+
+// TestShareAgainstDescent compares with small steps downhill.
+func TestShareAgainstDescent(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		stages := rapid.IntRange(1, 4).Draw(t, "stages")
+		n := rapid.IntRange(1, 5).Draw(t, "workers")
+		speed := rapid.SliceOfN(rapid.Float64Range(0.3, 2), n, n).Draw(t, "speeds")
+		costs := make([]stageCost, stages)
+		for s := range costs {
+			c := &costs[s]
+			c.forward = time.Duration(rapid.IntRange(1, 20).Draw(t, "work")) * time.Millisecond
+			for w := range n {
+				if w == s%n || rapid.Bool().Draw(t, "serves") {
+					c.workers, c.speeds = append(c.workers, WorkerID(w)), append(c.speeds, speed[w])
+				}
+			}
+		}
+		squares := func(parts [][]float64) (sum float64) {
+			load := make([]float64, n)
+			for s, c := range costs {
+				for r, w := range c.workers {
+					load[w] += parts[s][r] / speed[w]
+				}
+			}
+			for w, l := range load {
+				sum += l * l * speed[w]
+			}
+			return sum
+		}
+		// Work by stage and rank, from the shared speeds.
+		shared := make([]stageCost, stages)
+		for s, c := range costs {
+			shared[s] = c
+			shared[s].speeds = slices.Clone(c.speeds)
+		}
+		share(shared)
+		got := make([][]float64, stages)
+		for s, c := range shared {
+			all := 0.0
+			for _, v := range c.speeds {
+				all += v
+			}
+			for _, v := range c.speeds {
+				got[s] = append(got[s], c.work()*v/all)
+			}
+		}
+		best := make([][]float64, stages)
+		for s := range got {
+			best[s] = slices.Clone(got[s])
+		}
+		r := rand.New(rand.NewPCG(1, 2))
+		for range 2000 {
+			s := r.IntN(stages)
+			a, b := r.IntN(len(best[s])), r.IntN(len(best[s]))
+			d := best[s][a] * r.Float64() * r.Float64()
+			was := squares(best)
+			best[s][a] -= d
+			best[s][b] += d
+			if squares(best) > was {
+				best[s][a] += d
+				best[s][b] -= d
+			}
+		}
+		if g, b := squares(got), squares(best); g > 1.05*b {
+			t.Fatalf("squares %v, possible %v: %+v", g, b, shared)
+		}
+	})
+}

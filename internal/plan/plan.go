@@ -1,0 +1,359 @@
+package plan
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/soliton-train/soliton/internal/plan/graph"
+)
+
+// WorkerID names a worker of a job.
+type WorkerID int
+
+// Version orders the plans of a job. Generation counts the starts of the job, N
+// its plans; both count from 1, and N goes on when a job does that had ended.
+type Version struct {
+	Generation int `json:"generation"`
+	N          int `json:"n"`
+}
+
+// Compare orders versions.
+func (v Version) Compare(o Version) int {
+	return cmp.Or(cmp.Compare(v.Generation, o.Generation), cmp.Compare(v.N, o.N))
+}
+
+func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Generation, v.N) }
+
+// Worker is a worker's session: one life of a process.
+type Worker struct {
+	ID          WorkerID `json:"id"`
+	Incarnation int      `json:"incarnation"`
+	Host        string   `json:"host,omitempty"`
+}
+
+// Stage is a contiguous range of layers and the workers that hold them.
+type Stage struct {
+	Lo      int        `json:"lo"` // layers [Lo, Hi)
+	Hi      int        `json:"hi"`
+	Workers []WorkerID `json:"workers"` // in the order of their ranks
+}
+
+// Limit is how many forward passes of a stage may be in flight on a worker. While fewer than Lead
+// are, forward passes come before backward passes.
+type Limit struct {
+	Stage    int      `json:"stage"`
+	Worker   WorkerID `json:"worker"`
+	Forwards int      `json:"forwards"`
+	Lead     int      `json:"lead,omitempty"`
+}
+
+// Shard is the range [Lo, Hi) of one layer's flattened parameters, with its
+// optimizer state.
+type Shard struct {
+	Layer   int        `json:"layer"`
+	Lo      int        `json:"lo"`
+	Hi      int        `json:"hi"`
+	Owner   WorkerID   `json:"owner"`
+	Mirrors []WorkerID `json:"mirrors,omitempty"`
+}
+
+// Holds reports whether a worker is the owner or a mirror.
+func (s *Shard) Holds(w WorkerID) bool { return s.Owner == w || slices.Contains(s.Mirrors, w) }
+
+// Clock is a clock frequency to set. A worker without one keeps the
+// hardware's own choice.
+type Clock struct {
+	Worker WorkerID `json:"worker"`
+	MHz    int      `json:"mhz"`
+}
+
+// Plan says who does what. A valid plan has these properties, which everyone
+// may rely on; [Plan.Validate] names those that are broken by their numbers.
+//
+//  1. Version and FromStep count from 1.
+//  2. Workers are in ascending order of their IDs, each once.
+//  3. Every layer is in exactly one stage; stages are in the order of layers
+//     and none is empty.
+//  4. Every stage has workers, which are workers of the plan, each once.
+//  5. Every micro-batch is routed once in every stage, to a worker of that
+//     stage. So the forward and the backward pass of a stage and micro-batch
+//     run on one worker.
+//  6. There is one limit for every worker of every stage, and it is at least
+//     the number of stages from that one on. Its lead is not negative and not above it.
+//  7. Every parameter is in exactly one shard; shards are in the order of
+//     parameters and none is empty.
+//  8. Borders of shards are borders of blocks: a tensor's blocks have
+//     kernel.Block elements, and the last one what is left.
+//  9. The owner of a shard is a worker of the plan.
+//  10. Its mirrors are workers of the plan, each once, never the owner, and not
+//     more than Mirrors.
+//  11. In a boundary plan that is not Degraded, a mirror is on the owner's host
+//     only if all workers of other hosts are mirrors of the shard already, and
+//     a shard has fewer than Mirrors mirrors only if all other workers are.
+//  12. No worker has to keep more than Buffers sums of gradients of a layer:
+//     what it runs of a stage in a step are the leaves of at most that many
+//     disjoint nodes of the gradient tree.
+//  13. Only an in-step plan has settled pairs; they are in order, each once.
+//  14. Clocks are of workers of the plan, each once, and positive.
+//  19. A plan is Degraded only if it is a boundary plan and a shard has fewer
+//     mirrors than [11] wants, or has them on the wrong hosts.
+//
+// And of a plan and the one before it, checked by [Plan.ValidateAfter]:
+//
+//  15. The version grows, and FromStep does not fall.
+//  16. The number of micro-batches stays.
+//  17. An in-step plan keeps the stages' layers and the shards' borders, and
+//     brings no new worker.
+//  18. In an in-step plan, a living owner stays; a lost one is followed by one
+//     of its mirrors, and nobody becomes a mirror.
+//  20. The number of Mirrors wanted stays.
+type Plan struct {
+	Version Version `json:"version"`
+	// FromStep is the first step that may run under the plan. An in-step plan
+	// is for the rest of this step.
+	FromStep int  `json:"from_step"`
+	InStep   bool `json:"in_step,omitempty"`
+
+	Workers []Worker     `json:"workers"`
+	Stages  []Stage      `json:"stages"`
+	Route   [][]WorkerID `json:"route"` // [stage][micro-batch]
+	// Settled pairs need not run in this step: they were done on a worker that
+	// is lost, and the owners of their stage have their gradients.
+	Settled []graph.Pair `json:"settled,omitempty"`
+	// First are pairs that run again in this step and that somebody waits for, who may have nothing else
+	// to do: their workers begin them before others.
+	First   []graph.Pair `json:"first,omitempty"`
+	Limits  []Limit      `json:"limits"` // by stage, then in the order of its workers
+	Buffers int          `json:"buffers"`
+
+	Shards  []Shard `json:"shards"`
+	Mirrors int     `json:"mirrors"` // wanted for each shard
+	// Degraded says that workers left and mirrors are yet to be made anew.
+	Degraded bool    `json:"degraded,omitempty"`
+	Clocks   []Clock `json:"clocks,omitempty"`
+}
+
+// Parse reads a plan from its JSON. The plan is not validated.
+func Parse(b []byte) (Plan, error) {
+	var p Plan
+	if err := json.Unmarshal(b, &p); err != nil {
+		return Plan{}, fmt.Errorf("plan: %w", err)
+	}
+	return p, nil
+}
+
+// Micros returns the number of micro-batches of a step.
+func (p *Plan) Micros() int {
+	if len(p.Route) == 0 {
+		return 0
+	}
+	return len(p.Route[0])
+}
+
+// Layers returns the number of layers.
+func (p *Plan) Layers() int {
+	if len(p.Stages) == 0 {
+		return 0
+	}
+	return p.Stages[len(p.Stages)-1].Hi
+}
+
+// StageOf returns the stage of a layer, -1 if there is none.
+func (p *Plan) StageOf(layer int) int {
+	return slices.IndexFunc(p.Stages, func(s Stage) bool { return s.Lo <= layer && layer < s.Hi })
+}
+
+// Worker returns the session of a worker of the plan.
+func (p *Plan) Worker(id WorkerID) (w Worker, ok bool) {
+	i, ok := slices.BinarySearchFunc(p.Workers, id, func(w Worker, id WorkerID) int { return cmp.Compare(w.ID, id) })
+	if !ok {
+		return Worker{}, false
+	}
+	return p.Workers[i], true
+}
+
+// StagesOf returns the stages a worker serves.
+func (p *Plan) StagesOf(id WorkerID) []int {
+	var stages []int
+	for s, st := range p.Stages {
+		if slices.Contains(st.Workers, id) {
+			stages = append(stages, s)
+		}
+	}
+	return stages
+}
+
+// Limit returns how many forward passes may be in flight on a worker of a stage, 0 if that is not said.
+func (p *Plan) Limit(stage int, id WorkerID) int { return p.limit(stage, id).Forwards }
+
+// Lead returns up to how many forward passes in flight these come before backward passes on a worker of a stage.
+func (p *Plan) Lead(stage int, id WorkerID) int { return p.limit(stage, id).Lead }
+
+func (p *Plan) limit(stage int, id WorkerID) Limit {
+	for _, l := range p.Limits {
+		if l.Stage == stage && l.Worker == id {
+			return l
+		}
+	}
+	return Limit{Stage: stage, Worker: id}
+}
+
+// ShardsOf returns the indices of the shards that a worker owns and those
+// that it mirrors.
+func (p *Plan) ShardsOf(id WorkerID) (owned, mirrored []int) {
+	for i, s := range p.Shards {
+		if s.Owner == id {
+			owned = append(owned, i)
+		} else if slices.Contains(s.Mirrors, id) {
+			mirrored = append(mirrored, i)
+		}
+	}
+	return owned, mirrored
+}
+
+// Runs reports whether a pair is to run under the plan in a step.
+func (p *Plan) Runs(pair graph.Pair, step int) bool {
+	if !p.InStep || step != p.FromStep {
+		return true
+	}
+	_, settled := slices.BinarySearchFunc(p.Settled, pair, graph.Pair.Compare)
+	return !settled
+}
+
+// Ranks returns in which order workers begin forward passes in a step, for [graph.Queue.Rank]; nil is
+// that of micro-batches. A plan made in the middle of a step deals out anew what was in line: a worker may have
+// micro-batches from or for several others then, and by their numbers it would see to one of those after
+// the other. So they come in turns, by how far along they are among all that the other worker has, and
+// those in First come before.
+func (p *Plan) Ranks(step int) func(graph.Pair) int {
+	if !p.InStep || step != p.FromStep {
+		return nil
+	}
+	micros, last := p.Micros(), len(p.Stages)-1
+	along := make([][]int, len(p.Stages)) // in micros-ths of what its worker has in the stage
+	for s, route := range p.Route {
+		along[s] = make([]int, micros)
+		all, sofar := make(map[WorkerID]int), make(map[WorkerID]int)
+		for _, w := range route {
+			all[w]++
+		}
+		for m, w := range route {
+			along[s][m] = micros * sofar[w] / all[w]
+			sofar[w]++
+		}
+	}
+	ranks := make([][]int, len(p.Stages))
+	for s := range ranks {
+		ranks[s] = make([]int, micros)
+		for m := range micros {
+			switch {
+			case last == 0:
+			case s == 0:
+				ranks[s][m] = 2 * along[s+1][m]
+			case s == last:
+				ranks[s][m] = 2 * along[s-1][m]
+			default:
+				ranks[s][m] = along[s-1][m] + along[s+1][m]
+			}
+		}
+	}
+	for _, f := range p.First {
+		ranks[f.Stage][f.Micro] = -1
+	}
+	return func(pair graph.Pair) int { return ranks[pair.Stage][pair.Micro] }
+}
+
+// String renders the plan for people, in several lines.
+func (p *Plan) String() string {
+	var b strings.Builder
+	kind := "from step"
+	if p.InStep {
+		kind = "in step"
+	}
+	fmt.Fprintf(&b, "plan %v %s %d: %s, %s, %s, %s per shard\n", p.Version, kind, p.FromStep,
+		count(len(p.Workers), "worker"), count(len(p.Stages), "stage"), count(p.Micros(), "micro-batch"), count(p.Mirrors, "mirror"))
+	type load struct{ owned, mirrored int }
+	loads := make(map[WorkerID]load)
+	for _, s := range p.Shards {
+		l := loads[s.Owner]
+		l.owned += s.Hi - s.Lo
+		loads[s.Owner] = l
+		for _, m := range s.Mirrors {
+			l := loads[m]
+			l.mirrored += s.Hi - s.Lo
+			loads[m] = l
+		}
+	}
+	for i, s := range p.Stages {
+		fmt.Fprintf(&b, "stage %d, layers %s\n", i, span(s.Lo, s.Hi))
+		for _, id := range s.Workers {
+			var micros []int
+			if i < len(p.Route) {
+				for m, w := range p.Route[i] {
+					if w == id {
+						micros = append(micros, m)
+					}
+				}
+			}
+			w, _ := p.Worker(id)
+			fmt.Fprintf(&b, "  worker %d", id)
+			if w.Host != "" {
+				fmt.Fprintf(&b, " on %s", w.Host)
+			}
+			fmt.Fprintf(&b, ": micro-batches %s, %d in flight, ", runs(micros), p.Limit(i, id))
+			if lead := p.Lead(i, id); lead > 0 {
+				fmt.Fprintf(&b, "forward first up to %d, ", lead)
+			}
+			fmt.Fprintf(&b, "owns %d parameters, mirrors %d\n", loads[id].owned, loads[id].mirrored)
+		}
+	}
+	if len(p.Settled) > 0 {
+		fmt.Fprintf(&b, "%d of %d passes need not run again\n", len(p.Settled), len(p.Stages)*p.Micros())
+	}
+	for _, c := range p.Clocks {
+		fmt.Fprintf(&b, "worker %d at %d MHz\n", c.Worker, c.MHz)
+	}
+	return b.String()
+}
+
+func count(n int, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "ch"), strings.HasSuffix(what, "ss"):
+		return fmt.Sprintf("%d %ses", n, what)
+	default:
+		return fmt.Sprintf("%d %ss", n, what)
+	}
+}
+
+// span renders [lo, hi) as "3-5" or "3".
+func span(lo, hi int) string {
+	if hi-lo == 1 {
+		return fmt.Sprint(lo)
+	}
+	return fmt.Sprintf("%d-%d", lo, hi-1)
+}
+
+// runs renders ascending numbers as "0-3 8 10-11", none as "none".
+func runs(n []int) string {
+	if len(n) == 0 {
+		return "none"
+	}
+	var parts []string
+	for lo := 0; lo < len(n); {
+		hi := lo + 1
+		for hi < len(n) && n[hi] == n[hi-1]+1 {
+			hi++
+		}
+		parts = append(parts, span(n[lo], n[hi-1]+1))
+		lo = hi
+	}
+	return strings.Join(parts, " ")
+}
+
+// Reason says in one sentence why a plan is as it is.
+type Reason string

@@ -1,0 +1,271 @@
+package checkpoint
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/soliton-train/soliton/internal/store/safetensors"
+)
+
+const (
+	folder       = "checkpoints" // in the run directory
+	manifestName = "manifest.json"
+	stepPrefix   = "step-"
+	tempSuffix   = ".tmp"
+)
+
+// stepDir returns the directory of a step's checkpoint, below the run directory.
+func stepDir(step int) string { return path.Join(folder, fmt.Sprintf("%s%08d", stepPrefix, step)) }
+
+// parseStep is the inverse of the base name of stepDir.
+func parseStep(name string) (step int, ok bool) {
+	digits, ok := strings.CutPrefix(name, stepPrefix)
+	step, err := strconv.Atoi(digits)
+	return step, ok && err == nil && step >= 0 && name == path.Base(stepDir(step))
+}
+
+// Part is what one owner has of a checkpoint.
+type Part struct {
+	Job    string      // identity of the job
+	Step   int         // steps that are in the state
+	Plan   PlanVersion // plan of the step
+	Worker int         // ID of the owner
+	Rule   string      // adamw or sgd
+	Shards []Shard     // those without parameters are left out of the file
+}
+
+// Shard is the state of a range.
+type Shard struct {
+	Range
+	Params  []float32
+	Moments [][]float32 // in the order of package zero
+}
+
+// Validate reports all that is wrong with a part.
+func (p *Part) Validate() error {
+	faults := identity(p.Job, p.Step, p.Plan, p.Rule)
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	if p.Worker < 0 {
+		fault("worker: %d is below 0", p.Worker)
+	}
+	moments := len(rules[p.Rule])
+	for i, s := range p.Shards {
+		switch n := s.Hi - s.Lo; {
+		case s.Layer < 0 || s.Lo < 0 || n < 0:
+			fault("shards[%d]: [%d,%d) of layer %d is no range", i, s.Lo, s.Hi, s.Layer)
+		case len(s.Params) != n:
+			fault("shards[%d]: %d parameters; [%d,%d) has %d", i, len(s.Params), s.Lo, s.Hi, n)
+		case len(s.Moments) != moments && moments > 0:
+			fault("shards[%d]: %d moments; %s has %d", i, len(s.Moments), p.Rule, moments)
+		case slices.ContainsFunc(s.Moments, func(m []float32) bool { return len(m) != n }):
+			fault("shards[%d]: a moment has not the %d numbers of [%d,%d)", i, n, s.Lo, s.Hi)
+		}
+	}
+	ranges := p.ranges()
+	slices.SortFunc(ranges, Range.compare)
+	for i := range ranges {
+		if i > 0 && ranges[i].Layer == ranges[i-1].Layer && ranges[i].Lo < ranges[i-1].Hi {
+			fault("shards: [%d,%d) and [%d,%d) of layer %d overlap", ranges[i-1].Lo, ranges[i-1].Hi, ranges[i].Lo, ranges[i].Hi, ranges[i].Layer)
+		}
+	}
+	return errors.Join(faults...)
+}
+
+// ranges returns the ranges of the shards that are not empty.
+func (p *Part) ranges() []Range {
+	ranges := []Range{}
+	for _, s := range p.Shards {
+		if s.Lo < s.Hi {
+			ranges = append(ranges, s.Range)
+		}
+	}
+	return ranges
+}
+
+// Write writes the file of one owner into the run directory dir, and returns once it is on disk. If it
+// fails, it leaves nothing under the file's name.
+func Write(ctx context.Context, dir string, p Part) (File, error) {
+	if err := p.Validate(); err != nil {
+		return File{}, fmt.Errorf("checkpoint: part of worker %d: %w", p.Worker, err)
+	}
+	step, err := createStep(dir, p.Step)
+	if err != nil {
+		return File{}, fmt.Errorf("checkpoint: %w", err)
+	}
+	defer step.Close()
+	f := File{
+		Name:   fmt.Sprintf("plan-%d.%d-worker-%d.safetensors", p.Plan.Generation, p.Plan.N, p.Worker),
+		Ranges: p.ranges(),
+	}
+	err = replace(step, f.Name, func(w io.Writer) error {
+		sum := sha256.New()
+		counted := &counter{ctx: ctx, w: io.MultiWriter(sum, w)}
+		if err := p.encode(counted); err != nil {
+			return err
+		}
+		f.Size, f.SHA256 = counted.n, hex.EncodeToString(sum.Sum(nil))
+		return nil
+	})
+	if err != nil {
+		return File{}, fmt.Errorf("checkpoint: %w", err)
+	}
+	return f, nil
+}
+
+// encode writes the content of the part's file.
+func (p *Part) encode(w io.Writer) error {
+	names := append([]string{params}, rules[p.Rule]...)
+	var infos []safetensors.Info
+	for _, r := range p.ranges() {
+		for _, name := range names {
+			infos = append(infos, safetensors.Info{Name: r.tensor(name), Shape: []int{r.Hi - r.Lo}})
+		}
+	}
+	out, err := safetensors.NewWriter(w, map[string]string{
+		"job":  p.Job,
+		"step": strconv.Itoa(p.Step),
+		"plan": fmt.Sprintf("%d.%d", p.Plan.Generation, p.Plan.N),
+		"rule": p.Rule,
+	}, infos)
+	if err != nil {
+		return err
+	}
+	for _, s := range p.Shards {
+		for _, x := range append([][]float32{s.Params}, s.Moments...) {
+			if err := out.Write(x); err != nil {
+				return err
+			}
+		}
+	}
+	return out.Close()
+}
+
+// counter counts what is written, and stops when ctx is done.
+type counter struct {
+	ctx context.Context
+	w   io.Writer
+	n   int64
+}
+
+func (c *counter) Write(b []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	n, err := c.w.Write(b)
+	c.n += int64(n)
+	return n, err
+}
+
+// Commit makes the files that the manifest names a checkpoint of the run directory dir, and returns once that is
+// on disk. They must be there with their sizes; if not, the error is an [*Error].
+func Commit(dir string, m Manifest) error {
+	b, err := m.Encode()
+	if err != nil {
+		return err
+	}
+	step, err := openStep(dir, m.Step)
+	if err != nil {
+		return err
+	}
+	defer step.Close()
+	for _, f := range m.Files {
+		if err := checkSize(step, m.Step, f); err != nil {
+			return err
+		}
+	}
+	err = replace(step, manifestName, func(w io.Writer) error {
+		_, err := w.Write(b)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	return nil
+}
+
+// createStep makes the directory of a step's checkpoint, on disk, and opens it.
+func createStep(dir string, step int) (*os.Root, error) {
+	run, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer run.Close()
+	name := stepDir(step)
+	if err := run.MkdirAll(name, 0o755); err != nil {
+		return nil, err
+	}
+	for _, parent := range []string{".", folder} {
+		if err := syncDir(run, parent); err != nil {
+			return nil, err
+		}
+	}
+	return run.OpenRoot(name)
+}
+
+// openStep opens the directory of a step's checkpoint.
+func openStep(dir string, step int) (*os.Root, error) {
+	root, err := os.OpenRoot(filepath.Join(dir, filepath.FromSlash(stepDir(step))))
+	if err != nil {
+		return nil, unreadable(stepDir(step), err)
+	}
+	return root, nil
+}
+
+// replace writes a file of a directory so that it appears under its name, in place of one that may be there, only when it is
+// complete and on disk.
+func replace(dir *os.Root, name string, write func(io.Writer) error) (err error) {
+	f, err := createTemp(dir, name)
+	if err != nil {
+		return err
+	}
+	temp := filepath.Base(f.Name())
+	defer func() {
+		if err != nil {
+			f.Close()
+			dir.Remove(temp) //nolint:errcheck // a leftover is no file of the checkpoint, and pruned
+		}
+	}()
+	if err := write(f); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := dir.Rename(temp, name); err != nil {
+		return err
+	}
+	return syncDir(dir, ".")
+}
+
+// createTemp makes a new file that only its maker writes: two writers of one manifest must not share it.
+func createTemp(dir *os.Root, name string) (*os.File, error) {
+	for i := 0; ; i++ {
+		f, err := dir.OpenFile(fmt.Sprintf(".%s.%d.%d%s", name, os.Getpid(), i, tempSuffix), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		if !errors.Is(err, fs.ErrExist) {
+			return f, err
+		}
+	}
+}
+
+func syncDir(dir *os.Root, name string) error {
+	d, err := dir.Open(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}

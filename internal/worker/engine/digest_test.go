@@ -1,0 +1,235 @@
+package engine
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/zero"
+)
+
+// A bit that flips in any memory of any worker, between passes, between the check
+// and the update, or in an evaluation, is found and named by that worker before
+// the next commit, and the run ends with the bits of an undisturbed one.
+func TestFlips(t *testing.T) {
+	const steps, at = 4, 2
+	moments := []string{"forward", "window", "evaluation"}
+	alone, _ := newLine(t, 12, 1, func(c *Config) { c.Rule = adam })
+	evaluate := func(e *Engine, sample func()) (Loss, error) {
+		return e.Evaluate(t.Context(), at, 6, func(i int, in, target tensor.Tensor) error {
+			sample()
+			in.F[0], target.F[0] = float32(i), 1
+			return nil
+		})
+	}
+	type history struct {
+		results [steps]Result
+		eval    Loss
+	}
+	run := func(t *testing.T, e *Engine, sample func(), h history) (history, error) {
+		var err error
+		for step := 2; step <= steps; step++ {
+			r, err := e.Step(t.Context(), step)
+			if err != nil {
+				return h, err
+			}
+			r.Forwards, r.Backwards, r.Plan = 0, 0, plan.Version{}
+			h.results[step-1] = r
+			if step == at {
+				if h.eval, err = evaluate(e, sample); err != nil {
+					return h, err
+				}
+			}
+		}
+		_, err = e.Keep(t.Context(), steps, 0, func() (Collector, error) { return nothing{}, nil })
+		return h, err
+	}
+	if _, err := alone.Step(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	want, err := run(t, alone, func() {}, history{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ workers, mirrors, zero int }{{2, 1, 2}, {3, 1, 2}, {4, 2, 1}} {
+		for target := Own; target <= Moment; target++ {
+			for _, moment := range moments {
+				t.Run(fmt.Sprintf("%d workers, %d mirrors, ZeRO %d, %v, %s", c.workers, c.mirrors, c.zero, target, moment), func(t *testing.T) {
+					var engines []*Engine
+					var mu sync.Mutex
+					var repairs []Repair
+					culprit := -1
+					var once sync.Once
+					flip := func(i int, now string) {
+						if now == moment && i == culprit {
+							once.Do(func() { engines[i].Flip(target) })
+						}
+					}
+					engines, _ = lines{c.workers, c.mirrors, 12, 1, func(i int, f *Config) {
+						f.Rule, f.Zero = adam, c.zero
+						step := 0
+						load := f.Load
+						f.Load = func(n uint64, in, target tensor.Tensor) error {
+							if n/12+1 == at {
+								flip(i, "forward")
+							}
+							return load(n, in, target)
+						}
+						f.Stop = func() string {
+							if step++; step == at {
+								flip(i, "window")
+							}
+							return ""
+						}
+						f.Repaired = func(r Repair) {
+							mu.Lock()
+							defer mu.Unlock()
+							if i != culprit {
+								t.Errorf("worker %d had to be repaired", i)
+							}
+							repairs = append(repairs, r)
+						}
+					}}.start(t)
+					all(engines, func(_ int, e *Engine) {
+						if _, err := e.Step(t.Context(), 1); err != nil {
+							t.Error(err)
+						}
+					})
+					for i, e := range engines {
+						e.inspect(func() {
+							for _, s := range e.spans() {
+								for j := range s.arrays {
+									if s.target(j) == target {
+										culprit = i
+									}
+								}
+							}
+						})
+					}
+					if culprit < 0 {
+						if target != Copy || c.workers > 2 {
+							t.Error("nobody has such memory")
+						}
+						return
+					}
+					all(engines, func(i int, e *Engine) {
+						got, err := run(t, e, func() { flip(i, "evaluation") }, history{})
+						if err != nil || got != want {
+							t.Errorf("worker %d: %+v, want %+v: %v", i, got, want, err)
+						}
+					})
+					if target == Copy && moment == "window" {
+						if len(repairs) > 1 {
+							t.Errorf("repairs of what was not used any more: %+v", repairs)
+						}
+					} else if len(repairs) != 1 || repairs[0].Target != target || repairs[0].Block != 0 || repairs[0].Try != 1 {
+						if !(moment == "window" && target == Moment && len(repairs) == 1) { // parameters came of it
+							t.Errorf("repairs %+v", repairs)
+						}
+					}
+					for i, e := range engines {
+						for _, r := range ranges {
+							for j, m := range e.Moments(r) {
+								if w := alone.Moments(r)[j]; !slices.Equal(m, w) {
+									t.Errorf("worker %d has moment %d of layer %d %v, want %v", i, j, r.Layer, m, w)
+								}
+							}
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// nothing takes all and keeps nothing.
+type nothing struct{}
+
+func (nothing) Take(Part, []float32) error { return nil }
+func (nothing) Finish() ([]byte, error)    { return nil, nil }
+func (nothing) Discard()                   {}
+
+// Without another holder the worker ends, rather than to go on with what is
+// wrong. Others wait for what is done about it.
+func TestFlipWithoutMirrors(t *testing.T) {
+	for _, target := range []Target{Own, Moment} {
+		e, _ := newLine(t, 4, 1, func(c *Config) { c.Rule = adam })
+		if _, err := e.Step(t.Context(), 1); err != nil {
+			t.Fatal(err)
+		}
+		e.Flip(target)
+		_, err := e.Step(t.Context(), 2)
+		var bad *CorruptError
+		if !errors.As(err, &bad) || bad.Step != 1 || bad.Target != target || bad.Block != 0 {
+			t.Errorf("%v: %v", target, err)
+		}
+	}
+}
+
+// Holders of a shard that differ, each with digests that fit, all end.
+func TestHoldersDiffer(t *testing.T) {
+	engines, _ := lines{workers: 2, mirrors: 1, global: 4, micro: 1}.start(t)
+	all(engines, func(_ int, e *Engine) {
+		if _, err := e.Step(t.Context(), 1); err != nil {
+			t.Error(err)
+		}
+	})
+	engines[1].inspect(func() {
+		for _, s := range engines[1].spans() {
+			if s.owner {
+				s.arrays[0][0]++
+				s.sums[0][0] = zero.DigestOf(s.arrays[0])
+			}
+		}
+	})
+	all(engines, func(i int, e *Engine) {
+		_, err := e.Step(t.Context(), 2)
+		var bad *CorruptError
+		if !errors.As(err, &bad) || bad.Block != -1 {
+			t.Errorf("worker %d: %v", i, err)
+		}
+	})
+}
+
+// What a worker says of its blocks is not to be trusted.
+func TestJudgeHostile(t *testing.T) {
+	e, _ := newLine(t, 4, 1, nil)
+	if _, err := e.Step(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	e.inspect(func() {
+		good := e.check(e.spans(), false)
+		words, mends, _, err := e.judge([][]byte{append(slices.Clone(good), 7)})
+		if err != nil || len(mends) > 0 || !slices.Equal(words[0], []byte{7}) {
+			t.Errorf("%v, %v, %v", words, mends, err)
+		}
+		change := func(at int, v byte) []byte {
+			b := slices.Clone(good)
+			b[4] = 1 // a shard
+			b[at] = v
+			return b
+		}
+		for _, bad := range [][]byte{nil, good[:len(good)-1], change(0, 2), change(4, 3), change(8, 1), change(11, 255), change(12, 4)} {
+			if _, mends, _, err := e.judge([][]byte{bad}); err == nil {
+				t.Errorf("%v says %v", bad, mends)
+			}
+		}
+	})
+}
+
+func TestTargetNames(t *testing.T) {
+	for x := Own; x <= Moment; x++ {
+		if got, ok := ParseTarget(x.String()); !ok || got != x {
+			t.Errorf("%v is %v, %v", x, got, ok)
+		}
+	}
+	for _, none := range []string{"own ", Passed.String()} {
+		if _, ok := ParseTarget(none); ok {
+			t.Errorf("%q can be flipped", none)
+		}
+	}
+}

@@ -1,0 +1,261 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// advanceJob does what can be done in an operation other than a step: its job,
+// which begins anew under every plan, and the exchange.
+func (e *Engine) advanceJob() {
+	r := e.req
+	switch {
+	case e.busy != idle || e.broken || r.exchanging:
+	case r.said == nil:
+		if r.point.Gate == controller.Evaluated && !e.knowsShapes() {
+			return
+		}
+		ctx, stop := context.WithCancel(e.ctx)
+		e.jobStop = stop
+		spans, said := e.spans(), []byte(nil)
+		e.do(onJob, func() error {
+			words, err := r.job(ctx)
+			if err == nil {
+				err = e.settle(ctx)
+			}
+			if err == nil {
+				said = append(e.check(spans, false), words...)
+			}
+			return err
+		}, func(err error) {
+			e.jobStop = nil
+			stopped := ctx.Err() != nil
+			stop()
+			switch {
+			case e.req != r || stopped:
+			case err != nil && passing(err):
+				e.broken = true // until the next plan
+			case err != nil:
+				e.fail(err)
+			default:
+				r.said = append([]byte{}, said...) // not nil
+			}
+		})
+	case !e.held():
+		e.startExchange(r)
+	}
+}
+
+// evaluation is the direction of the boundary tensors of an evaluation.
+const evaluation uint8 = 2
+
+// inFlight is how many boundary tensors of an evaluation a worker has under
+// way to others.
+const inFlight = 4
+
+// evalSize is what a worker says of a micro-batch of an evaluation.
+const evalSize = 24
+
+// Evaluate returns the loss over n samples, without training: what layers
+// such as dropout do differently. The samples form micro-batches in order, the
+// last of which may be short, and their losses are added over the tree. The
+// workers of a stage take micro-batches in turn. All workers call it, with the
+// same arguments and after the same step, and get the same result.
+func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (Loss, error) {
+	micros := (n + e.c.MicroBatch - 1) / e.c.MicroBatch
+	if micros < 1 {
+		return Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
+	}
+	var total Loss
+	suspect := -1 // a layer, as far as is known here
+	if err := e.ask(ctx, &request{
+		point: controller.Point{Step: step, Gate: controller.Evaluated},
+		job: func(ctx context.Context) ([]byte, error) {
+			v := &evaluator{e: e, step: step, n: n, micros: micros, sample: sample, suspect: -1}
+			said, err := v.run(ctx)
+			suspect = v.suspect
+			return said, err
+		},
+		size: func(w plan.WorkerID) (size int) {
+			v := &evaluator{e: e}
+			for m := range micros {
+				if v.worker(len(e.plan.Stages)-1, m) == w {
+					size += evalSize
+				}
+			}
+			return size
+		},
+		conclude: func(said [][]byte) error {
+			losses := tree.NewSums(micros, Loss.add)
+			for _, b := range said {
+				for ; len(b) >= evalSize; b = b[evalSize:] {
+					word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
+					m := word(0)
+					if m >= uint64(micros) {
+						return fmt.Errorf("step %d: the evaluation of %d micro-batches has the loss of number %d", step, micros, m)
+					}
+					losses.Put(tree.Leaf(int(m)), Loss{math.Float64frombits(word(1)), int64(word(2))})
+				}
+			}
+			var ok bool
+			if total, ok = losses.Total(); !ok {
+				return fmt.Errorf("step %d: the losses of the workers do not make up the evaluation", step)
+			}
+			if total.Count < 1 {
+				return fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
+			}
+			if !finite(total.Sum) {
+				return e.nonFinite(step, suspect, "loss of the evaluation")
+			}
+			return nil
+		},
+	}); err != nil {
+		return Loss{}, err
+	}
+	return total, nil
+}
+
+// evaluator runs this worker's part of an evaluation, in the computing
+// goroutine. The plan does not change while it runs.
+type evaluator struct {
+	e         *Engine
+	step      int
+	n, micros int
+	sample    func(i int, in, target tensor.Tensor) error
+	local     tensor.Tensor
+	under     []underWay
+	said      []byte
+	suspect   int // a layer that may have brought forth a loss that is not finite
+}
+
+type underWay struct {
+	sending *comm.Sending
+	buf     []float32
+}
+
+// worker returns who runs micro-batch m in stage s.
+func (v *evaluator) worker(s, m int) plan.WorkerID {
+	w := v.e.plan.Stages[s].Workers
+	return w[m%len(w)]
+}
+
+// key names a boundary tensor. Under another plan, or after a repair, the
+// evaluation begins anew, with names of its own.
+func (v *evaluator) key(s, m int) comm.Key {
+	k := tensorID{s, m, evaluation}.key(v.e.wireStep(v.step))
+	k.Lo, k.Hi = int64(v.e.version.N), int64(v.e.passed.Repair)
+	return k
+}
+
+func (v *evaluator) run(ctx context.Context) ([]byte, error) {
+	// Stage by stage for each micro-batch, in ascending order on all workers: so
+	// there is always one that can go on.
+	for m := range v.micros {
+		for s := range v.e.plan.Stages {
+			if v.worker(s, m) != v.e.c.Self.ID {
+				continue
+			}
+			if err := v.pass(ctx, s, m); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for len(v.under) > 0 {
+		if err := v.wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return v.said, nil
+}
+
+// wait waits for the oldest tensor that is under way.
+func (v *evaluator) wait(ctx context.Context) error {
+	if err := v.under[0].sending.Wait(ctx); err != nil {
+		return err
+	}
+	v.e.free.put(v.under[0].buf)
+	v.under = v.under[1:]
+	return nil
+}
+
+// pass runs a micro-batch through a stage.
+func (v *evaluator) pass(ctx context.Context, s, m int) error {
+	e, last := v.e, len(v.e.plan.Stages)-1
+	first := m * e.c.MicroBatch
+	micro := Micro{
+		Step: v.step, Index: m, First: first, Samples: min(e.c.MicroBatch, v.n-first),
+		Ready: func(layer int) error {
+			// No further layer is computed that the next plan has computed again.
+			return cmp.Or(ctx.Err(), e.arrivals[layer].wait(ctx))
+		},
+	}
+	var in, target tensor.Tensor
+	if s == 0 || s == last {
+		b := e.batch()
+		defer func() { e.batches = append(e.batches, b) }()
+		if err := b.load(micro.Samples, func(i int, in, target tensor.Tensor) error { return v.sample(first+i, in, target) }); err != nil {
+			return err
+		}
+		in, target = head(b.in, micro.Samples), head(b.target, micro.Samples)
+	}
+	if s > 0 {
+		// The sender leaves out the samples that are not there, and its first
+		// message tells how large the rest is; a training step has told the shape.
+		dims := append([]int{micro.Samples}, e.shapeOf(s).dims[1:]...)
+		size := tensor.Size(dims)
+		buf := e.free.get(size)
+		defer e.free.put(buf)
+		in = tensor.Of(buf, dims...)
+		if v.worker(s-1, m) == e.c.Self.ID {
+			copy(buf, v.local.F)
+		} else {
+			n, _, err := e.c.Network.Receive(ctx, v.key(s, m), comm.Bytes(buf))
+			if err != nil {
+				return err
+			}
+			if n != 4*size {
+				return fmt.Errorf("step %d: %d bytes of a boundary tensor of %v", v.step, n, dims)
+			}
+		}
+	}
+	pass, out, err := e.stages[s].Forward(micro, in)
+	if err != nil {
+		return err
+	}
+	defer e.stages[s].Drop(pass)
+	if s == last {
+		sum, count, _ := e.stages[s].Loss(pass, target)
+		if !finite(sum) {
+			v.suspect = e.stages[s].Suspect(pass)
+		}
+		for _, w := range []uint64{uint64(m), math.Float64bits(sum), uint64(count)} {
+			v.said = binary.LittleEndian.AppendUint64(v.said, w)
+		}
+		return nil
+	}
+	out = e.keep(out)
+	to := v.worker(s+1, m)
+	if to == e.c.Self.ID {
+		if v.local.F != nil {
+			e.free.put(v.local.F)
+		}
+		v.local = out
+		return nil
+	}
+	if len(v.under) == inFlight {
+		if err := v.wait(ctx); err != nil {
+			return err
+		}
+	}
+	v.under = append(v.under, underWay{e.c.Network.Post(e.session(to), v.key(s+1, m), comm.Bytes(out.F), comm.Bulk), out.F})
+	return nil
+}

@@ -1,0 +1,111 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// Part is a piece of the state of the job: the parameters (Moment -1) or one
+// of the optimizer's numbers for a shard of the plan.
+type Part struct {
+	Moment        int
+	Layer, Lo, Hi int
+}
+
+// A Collector takes the state of the job on the first worker of the plan: all
+// parameters, then all first moments and so on, shard after shard.
+type Collector interface {
+	// Take gets the next part; data are valid during the call.
+	Take(p Part, data []float32) error
+	// Finish returns the words that all workers are told, as many bytes as
+	// Keep was asked for.
+	Finish() ([]byte, error)
+	// Discard gives up what was taken. It is called in the end in any case.
+	Discard()
+}
+
+// Keep ends a run: it hands the state of the job after a step to a collector
+// on the first worker of the plan, and returns what that says on all of them.
+// Should the first worker be lost, the collection begins anew on another. All
+// workers call it, after the same step.
+func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Collector, error)) ([]byte, error) {
+	var words []byte
+	if err := e.ask(ctx, &request{
+		point: controller.Point{Step: step, Gate: controller.Kept},
+		job:   func(ctx context.Context) ([]byte, error) { return e.collect(ctx, step, collector) },
+		size: func(w plan.WorkerID) int {
+			if w == e.plan.Workers[0].ID {
+				return size
+			}
+			return 0
+		},
+		conclude: func(said [][]byte) error {
+			words = append([]byte{}, said[0]...)
+			return nil
+		},
+	}); err != nil {
+		return nil, err
+	}
+	return words, nil
+}
+
+// collect is the job of Keep, in the computing goroutine.
+func (e *Engine) collect(ctx context.Context, step int, collector func() (Collector, error)) ([]byte, error) {
+	first, me := e.plan.Workers[0].ID, e.c.Self.ID
+	var c Collector
+	if me == first {
+		var err error
+		if c, err = collector(); err != nil {
+			return nil, err
+		}
+		defer c.Discard()
+	}
+	var sends []*comm.Sending
+	for moment := -1; moment < e.c.Rule.Moments(); moment++ {
+		for _, sh := range e.plan.Shards {
+			p := Part{moment, sh.Layer, sh.Lo, sh.Hi}
+			key := rangeKey(rangeOf(sh), comm.KindState, e.wireStep(step))
+			key.Micro = int32(1 + moment)
+			key.Node.Lo, key.Node.Hi = e.passed.Repair, int(e.version.N) // under another plan, or after a repair, it begins anew
+			switch {
+			case sh.Owner == me:
+				mine := e.shards[rangeOf(sh)]
+				data := mine.params
+				if moment >= 0 {
+					data = mine.state.Moments[moment]
+				}
+				if c == nil {
+					sends = append(sends, e.c.Network.Post(e.session(first), key, comm.Bytes(data), comm.Bulk))
+				} else if err := c.Take(p, data); err != nil {
+					return nil, err
+				}
+			case c != nil:
+				if err := e.take(ctx, c, p, key); err != nil {
+					return nil, err
+				}
+			}
+		}
+	}
+	for _, s := range sends {
+		if err := s.Wait(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if c == nil {
+		return []byte{}, nil
+	}
+	return c.Finish()
+}
+
+// take receives a part from its owner.
+func (e *Engine) take(ctx context.Context, c Collector, p Part, key comm.Key) error {
+	buf := e.free.get(p.Hi - p.Lo)
+	defer e.free.put(buf)
+	if _, _, err := e.c.Network.Receive(ctx, key, comm.Bytes(buf)); err != nil {
+		return err
+	}
+	return c.Take(p, buf)
+}

@@ -1,0 +1,56 @@
+package engine
+
+import (
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// When all is written, the others go on to their end under a plan that has nobody's state: all holders
+// of a shard may be dead.
+func TestKeptNeedsNoHolders(t *testing.T) {
+	const workers = 4
+	engines, _ := lines{workers: workers, mirrors: 1, global: 8, micro: 1}.start(t)
+	all(engines, func(_ int, e *Engine) {
+		if _, err := e.Step(t.Context(), 1); err != nil {
+			t.Error(err)
+		}
+		if _, err := e.Keep(t.Context(), 1, 0, func() (Collector, error) { return nothing{}, nil }); err != nil {
+			t.Error(err)
+		}
+	})
+	first := engines[0].plan
+	dead := first.Shards[0]
+	order := controller.Order{
+		Ballot: controller.Ballot{Term: 1, Attempt: 1}, Passed: controller.Point{Step: 1, Gate: controller.Kept}, Result: engines[0].Result(),
+	}
+	var view plan.View
+	for i, w := range first.Workers {
+		if w.ID == dead.Owner || w.ID == dead.Mirrors[0] {
+			engines[i].Close()
+			continue
+		}
+		view.Workers = append(view.Workers, w)
+		order.Peers = append(order.Peers, controller.Peer{Worker: w, Addr: engines[i].c.Network.Addr()})
+	}
+	var err error
+	if order.Plan, _, err = plan.Next(plan.Plan{}, view, plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}},
+		plan.Event{Micros: 8, Mirrors: 1, FromStep: 2}); err != nil {
+		t.Fatal(err)
+	}
+	order.Plan.Version = plan.Version{Generation: first.Version.Generation, N: first.Version.N + 1}
+	for _, w := range view.Workers {
+		engines[w.ID].Query(order.Ballot, func(controller.Report) {})
+		engines[w.ID].Order(order)
+	}
+	for _, w := range view.Workers {
+		var v plan.Version
+		for err == nil && v != order.Plan.Version { // each look takes a turn of its loop
+			engines[w.ID].inspect(func() { v, err = engines[w.ID].plan.Version, engines[w.ID].err })
+		}
+		if err != nil {
+			t.Fatalf("worker %d: %v", w.ID, err)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package engine
+
+import (
+	"fmt"
+
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+)
+
+// Micro names the work of one pass: a micro-batch of a step.
+type Micro struct {
+	Step    int // from 1
+	Index   int // of the micro-batch
+	First   int // index of its first sample in the global batch
+	Samples int
+	Train   bool // false in evaluation, where no Backward follows
+
+	// Ready returns when the parameters of a layer, numbered in the model, are
+	// those of the step. Forward calls it before it runs the layer. nil means
+	// that they are.
+	Ready func(layer int) error
+}
+
+// Pass is a micro-batch in flight through a stage: what Backward needs of
+// Forward. Only its stage knows what it is.
+type Pass any
+
+// Stage is a contiguous range of layers that a worker holds. A micro-batch
+// goes through Forward, Loss (in the last stage) and Backward; several may be
+// in flight. A stage keeps nothing between passes but memory for reuse.
+type Stage interface {
+	// Forward computes the stage's output. in must stay unchanged until the
+	// pass has ended, and out is valid until then. The only errors are those of
+	// m.Ready, after which there is no pass.
+	Forward(m Micro, in tensor.Tensor) (p Pass, out tensor.Tensor, err error)
+
+	// Loss returns the sum of the losses over the targets of the micro-batch,
+	// their number, and the gradient of the sum. In evaluation, the gradient
+	// may be the zero Tensor.
+	Loss(p Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor)
+
+	// Backward computes the gradients from that of the output, and ends the
+	// pass. For every layer, last to first, it asks grads for memory, sets all
+	// of it and says so. din is valid until the next Backward.
+	Backward(p Pass, dout tensor.Tensor, grads Gradients) (din tensor.Tensor)
+
+	// Drop ends the pass without Backward.
+	Drop(p Pass)
+
+	// Shapes returns the shapes of the outputs of the stage's layers in the pass, but the
+	// last one's: a plan may let a stage end there one day.
+	Shapes(p Pass) [][]int
+
+	// Suspect returns the first layer of the stage, numbered in the model, whose
+	// output in the pass holds NaN or infinities, or -1.
+	Suspect(p Pass) (layer int)
+}
+
+// Gradients receives the gradients of one micro-batch. Layers are numbered in
+// the model.
+type Gradients interface {
+	// Buffer returns memory, of unspecified content, for the gradient of all
+	// parameters of a layer.
+	Buffer(layer int) []float32
+	// Done hands over the filled buffer.
+	Done(layer int, grad []float32)
+}
+
+// NonFiniteError says that a step cannot be committed because a number in it
+// is NaN, infinite or too large.
+type NonFiniteError struct {
+	Step  int
+	Layer string // name of the layer where it shows first; "" if it is the loss itself
+	What  string // "loss" or "gradient"
+}
+
+func (e *NonFiniteError) Error() string {
+	where := "in the loss itself"
+	if e.Layer != "" {
+		where = fmt.Sprintf("from layer %q on", e.Layer)
+	}
+	if e.What == "gradient" {
+		where = fmt.Sprintf("in layer %q", e.Layer)
+	}
+	return fmt.Sprintf("step %d: the %s is not finite (%s); a lower learning rate or clipping may help", e.Step, e.What, where)
+}
