@@ -1,6 +1,7 @@
 // Command launcher runs training programs and looks after this machine's part in
 // a run.
 //
+//	launcher demo [--run-dir DIR]
 //	launcher run [flags] PROGRAM [program flags]
 //	launcher status [RUN_DIR] [--json]
 //	launcher trace [RUN_DIR] [--perfetto FILE] [--json]
@@ -29,6 +30,9 @@ import (
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == demoJob {
+		runDemoJob()
+	}
 	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -78,25 +82,26 @@ func newRoot() *cobra.Command {
 
 The exit status is 0 only when all steps are done, 2 for wrong usage, 130 after
 Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
-		Example: `  launcher run ./examples/gpt
+		Example: `  launcher demo
+  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt --steps 50 --width 96
   launcher status
   launcher logs -f
   launcher doctor`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q: the commands are run, status, trace, logs, doctor, plan, kill, freeze, thaw, slow, leave, add, stop and resume", args[0])
+				return fmt.Errorf("there is no command %q: the commands are demo, run, status, trace, logs, doctor, plan, kill, freeze, thaw, slow, leave, add, stop and resume", args[0])
 			}
 			return nil
 		},
 		RunE: func(*cobra.Command, []string) error {
-			return errors.New("no command given: the commands are run, status, trace, logs, doctor, plan, kill, freeze, thaw, slow, leave, add, stop and resume")
+			return errors.New("no command given: the commands are demo, run, status, trace, logs, doctor, plan, kill, freeze, thaw, slow, leave, add, stop and resume")
 		},
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newTrace(), newLogs(), newDoctor(), newSlow(), newAdd(), newPlan(), newStop(), newResume(), newAgent(), newGuard())
+	root.AddCommand(newRun(), newStatus(), newTrace(), newLogs(), newDoctor(), newSlow(), newAdd(), newPlan(), newStop(), newResume(), newDemo(), newAgent(), newGuard())
 	for _, h := range harms {
 		root.AddCommand(newHarm(h))
 	}

@@ -13,20 +13,24 @@ import (
 	"golang.org/x/term"
 )
 
-// live keeps the last lines of a terminal up to date. Show only notes an
-// event; the terminal is written by a goroutine of its own, so that a run
-// never waits for a slow or halted terminal.
+// drawing keeps the last lines of a terminal up to date, from a goroutine of its own, so that a run never waits for a slow or
+// halted terminal.
 //
 // Nothing of the terminal is changed that would have to be put right again: its mode
 // stays, its keys are the shell's affair, and the cursor waits, visible, below the last line. So a
 // process may die at any time.
+type drawing struct {
+	once sync.Once
+	quit chan struct{} // closed by close
+	done chan struct{} // closed when the last frame is drawn
+}
+
+// live draws a run. Show only notes an event.
 type live struct {
+	*drawing
 	mu     sync.Mutex
 	s      state
 	closed bool
-
-	quit chan struct{} // closed by Close
-	done chan struct{} // closed when the last state is drawn
 }
 
 const (
@@ -36,9 +40,13 @@ const (
 
 // newLive shows a run on out, whose size is asked before every frame.
 func newLive(out io.Writer, colour bool, size func() (width, height int)) *live {
-	l := &live{quit: make(chan struct{}), done: make(chan struct{})}
+	l := new(live)
 	l.s.began, l.s.colour = time.Now(), colour
-	go l.draw(&screen{out: out}, size)
+	l.drawing = draw(out, size, func(now time.Time, width, height int) string {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return render(&l.s, now, width, height)
+	})
 	return l
 }
 
@@ -53,25 +61,38 @@ func sizeOf(f *os.File) func() (width, height int) {
 	}
 }
 
-func (l *live) draw(to *screen, size func() (width, height int)) {
-	defer close(l.done)
+// draw begins to draw what frame returns for the time and the size.
+func draw(out io.Writer, size func() (width, height int), frame func(now time.Time, width, height int) string) *drawing {
+	d := &drawing{quit: make(chan struct{}), done: make(chan struct{})}
+	go d.loop(&screen{out: out}, size, frame)
+	return d
+}
+
+func (d *drawing) loop(to *screen, size func() (width, height int), frame func(now time.Time, width, height int) string) {
+	defer close(d.done)
 	next := time.NewTicker(redraw)
 	defer next.Stop()
 	for last := false; ; {
 		width, height := size()
-		l.mu.Lock()
 		// The last column stays free: some terminals wrap when it is written.
-		text := render(&l.s, time.Now(), width-1, height)
-		l.mu.Unlock()
-		to.show(text, width, height)
+		to.show(frame(time.Now(), width-1, height), width, height)
 		if last {
 			return
 		}
 		select {
 		case <-next.C:
-		case <-l.quit:
+		case <-d.quit:
 			last = true
 		}
+	}
+}
+
+// close draws the last frame, unless the terminal takes nothing.
+func (d *drawing) close() {
+	d.once.Do(func() { close(d.quit) })
+	select {
+	case <-d.done:
+	case <-time.After(closeTime):
 	}
 }
 
@@ -85,15 +106,9 @@ func (l *live) Show(e Event) {
 
 func (l *live) Close() {
 	l.mu.Lock()
-	if !l.closed {
-		l.closed = true
-		close(l.quit)
-	}
+	l.closed = true
 	l.mu.Unlock()
-	select {
-	case <-l.done:
-	case <-time.After(closeTime):
-	}
+	l.close()
 }
 
 // screen writes frames, each over the one before.

@@ -122,11 +122,19 @@ type Options struct {
 // Open returns the live view where Out is a terminal that can show it, and the
 // plain view otherwise. Colours are left out where NO_COLOR is set.
 func Open(o Options) View {
-	if o.Out == nil {
-		o.Out = os.Stdout
+	out, live := o.terminal()
+	if !live {
+		return newPlain(out, time.Now)
 	}
-	if o.Plain || !term.IsTerminal(int(o.Out.Fd())) || os.Getenv("TERM") == "dumb" || os.Getenv("TERM") == "" {
-		return newPlain(o.Out, time.Now)
-	}
-	return newLive(o.Out, os.Getenv("NO_COLOR") == "", sizeOf(o.Out))
+	return newLive(out, o.colour(), sizeOf(out))
 }
+
+// terminal returns where to show a run, and whether that is a terminal to draw on.
+func (o Options) terminal() (out *os.File, live bool) {
+	if out = o.Out; out == nil {
+		out = os.Stdout
+	}
+	return out, !o.Plain && term.IsTerminal(int(out.Fd())) && os.Getenv("TERM") != "dumb" && os.Getenv("TERM") != ""
+}
+
+func (o Options) colour() bool { return os.Getenv("NO_COLOR") == "" }

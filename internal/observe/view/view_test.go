@@ -336,3 +336,25 @@ func TestRecoveredInOneLine(t *testing.T) {
 		}
 	}
 }
+
+func TestPair(t *testing.T) {
+	var b strings.Builder
+	for _, size := range [][2]int{{40, 40}, {100, 30}, {100, 12}} {
+		p := &Pair{names: [2]string{"undisturbed", "with faults"}}
+		fmt.Fprintf(&b, "--- before training, %d columns\n%s", size[0], p.render(epoch, size[0], size[1]))
+		for i := range p.sides {
+			p.sides[i].add(epoch, beginWith(4, 2))
+			for step := range 10 + i {
+				p.sides[i].add(epoch.Add(time.Duration(step)*time.Second), Step{Step: step + 1, Loss: 5 - 0.2*float64(step), Tokens: 4096, MS: 1000})
+			}
+		}
+		p.sides[1].add(epoch, Worker{ID: 1, State: "killed by SIGKILL"})
+		p.sides[1].add(epoch, Worker{ID: 4, State: "catching up"})
+		p.said = []saying{{"step 3: launcher kill run 1", "training again after 9 ms"}, {"step 8: launcher add run", ""}}
+		fmt.Fprintf(&b, "--- training, %d columns, %d lines\n%s", size[0], size[1], p.render(epoch.Add(20*time.Second), size[0], size[1]))
+		p.sides[0].add(epoch, end(200, ""))
+		p.sides[1].add(epoch, end(200, ""))
+		fmt.Fprintf(&b, "--- done, %d columns, %d lines\n%s", size[0], size[1], p.render(epoch.Add(30*time.Second), size[0], size[1]))
+	}
+	golden(t, "pair.txt", b.String())
+}
