@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -204,8 +205,7 @@ func (e *Engine) startExchange(r *request) {
 	if r.point.Gate == controller.Committed {
 		e.phase(r.point.Step, PhaseCommit)
 	}
-	call := e.call(int(r.point.Gate))
-	call.Priority = comm.Control
+	call := key.Exchange(e.attempt(), e.plan.Version, r.point.Gate)
 	r.exchanging = true
 	g, ctx := e.everyone, e.opsCtx
 	ballot, began, name := e.ballot, e.now(), trace.Exchange

@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
 
@@ -313,7 +314,7 @@ func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 	for _, p := range shards {
 		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[e.reducer(p)]})
 	}
-	ctx, sums, call := e.opsCtx, e.grads[layer], e.call(layer)
+	ctx, sums, call := e.opsCtx, e.grads[layer], key.Reduction(e.attempt(), e.plan.Version, layer)
 	began := e.now()
 	e.operate(func() error {
 		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
@@ -344,7 +345,7 @@ func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mi
 		copy(sum[places[i]:places[i]+p.Hi-p.Lo], e.plain[layer][p.Lo:p.Hi])
 	}
 	e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
-	ctx, call := e.opsCtx, e.call(layer)
+	ctx, call := e.opsCtx, key.Reduction(e.attempt(), e.plan.Version, layer)
 	began := e.now()
 	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
 		e.span(trace.Reduce, began, spanOf(layer, 4*int64(len(sum))))

@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -382,8 +383,8 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 	le := binary.LittleEndian
 	sizes := e.checkSizes()
 	sums := make([][]saidOf, len(e.plan.Shards))
-	type key struct{ shard, block int }
-	found := make(map[key]*mend)
+	type place struct{ shard, block int }
+	found := make(map[place]*mend)
 	for i, b := range said {
 		w := e.plan.Workers[i].ID
 		bad := fmt.Errorf("worker %d said of its blocks what cannot be", w)
@@ -412,10 +413,10 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 				return nil, nil, false, bad
 			}
 			offended[shard] = true
-			m := found[key{shard, block}]
+			m := found[place{shard, block}]
 			if m == nil {
 				m = &mend{r: rangeOf(p), index: block, block: at, need: make(map[plan.WorkerID]bool), told: make(map[plan.WorkerID]bool)}
-				found[key{shard, block}] = m
+				found[place{shard, block}] = m
 				mends = append(mends, m)
 			}
 			m.need[w] = true
@@ -476,10 +477,10 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 				continue
 			}
 			first, _ := e.guard.blocksOf(rangeOf(p))
-			m := found[key{s, -1}]
+			m := found[place{s, -1}]
 			if m == nil {
 				m = &mend{r: rangeOf(p), index: first, block: zero.Block{Lo: p.Lo, Hi: p.Hi}, need: make(map[plan.WorkerID]bool), told: make(map[plan.WorkerID]bool)}
-				found[key{s, -1}] = m
+				found[place{s, -1}] = m
 				mends = append(mends, m)
 			}
 			m.need[x.worker] = true
@@ -503,13 +504,10 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 	return words, mends, again || len(mends) > 0, nil
 }
 
-// maxRepairs bounds Point.Repair, which has eight bits in keys.
-const maxRepairs = 250
-
 // repair begins to mend blocks, instead of passing the point of an exchange.
 func (e *Engine) repair(said [][]byte, mends []*mend) {
-	if e.passed.Repair == maxRepairs {
-		e.fail(fmt.Errorf("after step %d, the memory of workers was altered %d times", e.passed.Step, maxRepairs))
+	if e.passed.Repair == key.MaxRepair {
+		e.fail(fmt.Errorf("after step %d, the memory of workers was altered %d times", e.passed.Step, key.MaxRepair))
 		return
 	}
 	e.passed.Repair++
@@ -591,9 +589,7 @@ func (e *Engine) mend() {
 
 // mendKey names array j of a block.
 func (e *Engine) mendKey(m *mend, j int) comm.Key {
-	k := rangeKey(plan.Range{Layer: m.r.Layer, Lo: m.block.Lo, Hi: m.block.Hi}, comm.KindState, e.wire())
-	k.Dir, k.Micro = 1+uint8(e.passed.Gate), int32(j)
-	return k
+	return key.Block(e.attempt(), e.passed.Gate, plan.Range{Layer: m.r.Layer, Lo: m.block.Lo, Hi: m.block.Hi}, j)
 }
 
 func (e *Engine) receiveMend(m *mend, j int) {

@@ -18,6 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/platform/sched"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -196,13 +197,12 @@ type Engine struct {
 	err error    // why nothing goes on
 	req *request // the operation, nil between two
 
-	plan    *plan.Plan // applied; no workers before the first
-	version comm.Version
-	rank    int          // of this worker in plan.Workers
-	live    plan.Version // under which to go on after passed
-	start   controller.Point
-	passed  controller.Point
-	result  []byte // of the exchange of passed
+	plan   *plan.Plan   // applied; no workers before the first
+	rank   int          // of this worker in plan.Workers
+	live   plan.Version // under which to go on after passed
+	start  controller.Point
+	passed controller.Point
+	result []byte // of the exchange of passed
 
 	sealed   bool
 	ballot   controller.Ballot
@@ -692,23 +692,13 @@ func (e *Engine) serves(layer int) bool {
 	return e.stages[e.plan.StageOf(layer)] != nil
 }
 
-// wireStep is a step in keys of what comes after its commit. It never goes
-// back: after a restart from a checkpoint, steps that were there before have new
-// names.
-func (e *Engine) wireStep(step int) uint64 { return e.name(step, 1<<8-1) }
-
-// wire is the same for what comes before the next point. After a repair, what
-// is done again has a new name.
-func (e *Engine) wire() uint64 { return e.name(e.passed.Step+1, e.passed.Repair) }
-
-func (e *Engine) name(step, try int) uint64 {
-	return uint64(e.c.First.Epoch)<<40 | uint64(step)<<8 | uint64(try)
+// attempt names the execution of the step that follows the point passed last.
+func (e *Engine) attempt() key.Attempt {
+	return key.Attempt{Epoch: e.c.First.Epoch, Step: e.passed.Step + 1, Repair: e.passed.Repair}
 }
 
-// call names an operation of a group before the next point.
-func (e *Engine) call(tag int) comm.Call {
-	return comm.Call{Version: e.version, Step: e.wire(), Tag: uint16(tag), Priority: comm.Bulk}
-}
+// after names what follows the commit of a step.
+func (e *Engine) after(step int) key.Attempt { return key.After(e.c.First.Epoch, step) }
 
 // nonFinite makes the error of a number that is not finite; layer may be -1.
 func (e *Engine) nonFinite(step, layer int, what string) error {

@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
 // advanceJob does what can be done in an operation other than a step: its job,
@@ -54,9 +55,6 @@ func (e *Engine) advanceJob() {
 		e.startExchange(r)
 	}
 }
-
-// evaluation is the direction of the boundary tensors of an evaluation.
-const evaluation uint8 = 2
 
 // inFlight is how many boundary tensors of an evaluation a worker has under
 // way to others.
@@ -151,9 +149,7 @@ func (v *evaluator) worker(s, m int) plan.WorkerID {
 // key names a boundary tensor. Under another plan, or after a repair, the
 // evaluation begins anew, with names of its own.
 func (v *evaluator) key(s, m int) comm.Key {
-	k := tensorID{s, m, evaluation}.key(v.e.wireStep(v.step))
-	k.Lo, k.Hi = int64(v.e.version.N), int64(v.e.passed.Repair)
-	return k
+	return key.Evaluation(v.e.after(v.step), v.e.plan.Version, v.e.passed.Repair, s, m)
 }
 
 func (v *evaluator) run(ctx context.Context) ([]byte, error) {

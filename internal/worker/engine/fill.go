@@ -5,10 +5,10 @@ import (
 	"math"
 	"slices"
 
-	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -53,17 +53,8 @@ type incoming struct {
 	update   []float32 // its numbers, nil before they are here
 	gradient []float32 // used again for each
 	recv     *comm.Receiving
-	try      int  // of the gradient that is expected
-	came     bool // it has
-}
-
-// fillKey names the base of a range (step 0) or its gradient of a try of a step; try -1
-// names the numbers of the update.
-func (e *Engine) fillKey(id int, r plan.Range, step, try int) comm.Key {
-	k := rangeKey(r, comm.KindState, 1<<64-1)
-	k.Node = tree.Node{Lo: id, Hi: step}
-	k.Micro = int32(try)
-	return k
+	try      key.Try // of the gradient that is expected
+	came     bool    // it has
 }
 
 // Fill copies state in the background; see [controller.Fill].
@@ -159,7 +150,7 @@ func (e *Engine) postBases(out []*outgoing, bases [][]float32) {
 	for i, o := range out {
 		if bases[i] != nil && o.id == e.fillID {
 			o.base = true
-			e.postFill(o, e.fillKey(o.id, o.r, 0, 0), bases[i], fillPriority)
+			e.postFill(o, key.Base(o.id, o.r), bases[i], fillPriority)
 		}
 	}
 }
@@ -172,18 +163,18 @@ func (e *Engine) feed(sh *shard) {
 		}
 		g := e.free.get(o.r.Hi - o.r.Lo)
 		copy(g, sh.total[o.r.Lo-sh.Lo:o.r.Hi-sh.Lo])
-		s := e.postFill(o, e.fillKey(o.id, o.r, e.step.number, e.try()), g, fillPriority)
+		s := e.postFill(o, key.Increment(o.id, o.r, e.step.number, e.try()), g, fillPriority)
 		e.late = append(e.late, lateBuffer{g, []<-chan struct{}{s.Done()}})
 	}
 }
 
 // tellUpdate sends the numbers of an update to who got the gradients. try is that of the
 // step which was committed.
-func (e *Engine) tellUpdate(u zero.Update, try int) {
-	numbers := []float32{u.LR, u.GradScale, math.Float32frombits(uint32(try))}
+func (e *Engine) tellUpdate(u zero.Update, try key.Try) {
+	numbers := []float32{u.LR, u.GradScale, math.Float32frombits(uint32(try.Word()))}
 	for _, o := range e.outgoing {
 		if o.base && e.source(o.r) != nil {
-			e.postFill(o, e.fillKey(o.id, o.r, u.Step, -1), numbers, comm.Control)
+			e.postFill(o, key.Applied(o.id, o.r, u.Step), numbers, comm.Control)
 		}
 	}
 }
@@ -200,7 +191,7 @@ func (e *Engine) receiveBase(id int, r plan.Range) {
 	e.incoming = append(e.incoming, in)
 	n := r.Hi - r.Lo
 	buf := make([]float32, baseHead+(1+e.c.Rule.Moments())*n)
-	e.receiveFill(in, e.fillKey(id, r, 0, 0), buf, func() {
+	e.receiveFill(in, key.Base(id, r), buf, func() {
 		state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
 		if err != nil {
 			e.fail(err)
@@ -222,11 +213,11 @@ func (e *Engine) receiveBase(id int, r plan.Range) {
 func (e *Engine) receiveUpdate(in *incoming) {
 	e.sayLevel()
 	in.update = nil
-	e.receiveGradient(in, max(in.try, e.try())&^(1<<8-1)) // likely
+	e.receiveGradient(in, key.Try{Plan: max(in.try.Plan, e.plan.Version.N)}) // likely
 	numbers := make([]float32, updateWords)
-	e.receiveFill(in, e.fillKey(in.id, in.r, in.step+1, -1), numbers, func() {
+	e.receiveFill(in, key.Applied(in.id, in.r, in.step+1), numbers, func() {
 		in.update = numbers
-		if try := int(math.Float32bits(numbers[2])); try != in.try {
+		if try := key.TryOf(int(math.Float32bits(numbers[2]))); try != in.try {
 			in.recv.Cancel(errClosed)
 			<-in.recv.Done() // the reader of a link leaves the memory at once
 			e.receiveGradient(in, try)
@@ -236,9 +227,9 @@ func (e *Engine) receiveUpdate(in *incoming) {
 }
 
 // receiveGradient waits for the gradient of a try of the step after the range's.
-func (e *Engine) receiveGradient(in *incoming, try int) {
+func (e *Engine) receiveGradient(in *incoming, try key.Try) {
 	in.try, in.came = try, false
-	in.recv = e.receiveFill(in, e.fillKey(in.id, in.r, in.step+1, try), in.gradient, func() {
+	in.recv = e.receiveFill(in, key.Increment(in.id, in.r, in.step+1, try), in.gradient, func() {
 		if in.try == try {
 			in.came = true
 			e.updateCame(in)
@@ -413,11 +404,6 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 // A worker that joins is in no exchange, so those who are tell it when its
 // first plan is live, and where the run is.
 
-// liveKey names that message.
-func (e *Engine) liveKey(v plan.Version) comm.Key {
-	return comm.Key{Kind: comm.KindUser, Step: 1<<64 - 1, Layer: -1, Lo: int64(v.Generation), Hi: int64(v.N)}
-}
-
 // tellLive tells the workers that join with a plan that it is live.
 func (e *Engine) tellLive(o *controller.Order) {
 	for _, p := range o.Peers {
@@ -426,7 +412,7 @@ func (e *Engine) tellLive(o *controller.Order) {
 		}
 		words := binary.LittleEndian.AppendUint64(nil, uint64(e.passed.Step))
 		words = append(words, e.result...)
-		e.c.Network.Post(sessionOf(p.Worker), e.liveKey(o.Plan.Version), words, comm.Control)
+		e.c.Network.Post(sessionOf(p.Worker), key.Live(o.Plan.Version), words, comm.Control)
 	}
 }
 
@@ -439,7 +425,7 @@ const maxResult = 1 << 20
 func (e *Engine) awaitLive(o controller.Order) {
 	e.joins = o.Plan.Version
 	buf := make([]byte, 8+maxResult)
-	r := e.c.Network.Expect(e.liveKey(o.Plan.Version), buf)
+	r := e.c.Network.Expect(key.Live(o.Plan.Version), buf)
 	r.OnDone(func() {
 		e.mail.put(func() {
 			n, _, err := r.Wait(e.ctx)

@@ -6,6 +6,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
 // Part is a piece of the state of the job: the parameters (Moment -1) or one
@@ -67,9 +68,7 @@ func (e *Engine) collect(ctx context.Context, step int, collector func() (Collec
 	for moment := -1; moment < e.c.Rule.Moments(); moment++ {
 		for _, sh := range e.plan.Shards {
 			p := Part{moment, sh.Layer, sh.Lo, sh.Hi}
-			key := rangeKey(rangeOf(sh), comm.KindState, e.wireStep(step))
-			key.Micro = int32(1 + moment)
-			key.Node.Lo, key.Node.Hi = e.passed.Repair, int(e.version.N) // under another plan, or after a repair, it begins anew
+			name := key.Collected(e.after(step), e.plan.Version, e.passed.Repair, rangeOf(sh), moment)
 			switch {
 			case sh.Owner == me:
 				mine := e.shards[rangeOf(sh)]
@@ -78,12 +77,12 @@ func (e *Engine) collect(ctx context.Context, step int, collector func() (Collec
 					data = mine.state.Moments[moment]
 				}
 				if c == nil {
-					sends = append(sends, e.c.Network.Post(e.session(first), key, comm.Bytes(data), comm.Bulk))
+					sends = append(sends, e.c.Network.Post(e.session(first), name, comm.Bytes(data), comm.Bulk))
 				} else if err := c.Take(p, data); err != nil {
 					return nil, err
 				}
 			case c != nil:
-				if err := e.take(ctx, c, p, key); err != nil {
+				if err := e.take(ctx, c, p, name); err != nil {
 					return nil, err
 				}
 			}
@@ -101,10 +100,10 @@ func (e *Engine) collect(ctx context.Context, step int, collector func() (Collec
 }
 
 // take receives a part from its owner.
-func (e *Engine) take(ctx context.Context, c Collector, p Part, key comm.Key) error {
+func (e *Engine) take(ctx context.Context, c Collector, p Part, name comm.Key) error {
 	buf := e.free.get(p.Hi - p.Lo)
 	defer e.free.put(buf)
-	if _, _, err := e.c.Network.Receive(ctx, key, comm.Bytes(buf)); err != nil {
+	if _, _, err := e.c.Network.Receive(ctx, name, comm.Bytes(buf)); err != nil {
 		return err
 	}
 	return c.Take(p, buf)

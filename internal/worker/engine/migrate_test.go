@@ -18,6 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -529,13 +530,13 @@ func TestAlteredIsNotCopied(t *testing.T) {
 func TestStoppedIsNotThere(t *testing.T) {
 	e, _ := newLine(t, 4, 1, nil)
 	var params [2]float32
-	key := func(lo int) comm.Key { return rangeKey(plan.Range{Lo: lo, Hi: lo + 1}, comm.KindParams, 1<<50) }
+	name := func(lo int) comm.Key { return key.Params(key.After(1<<10, 0), plan.Range{Lo: lo, Hi: lo + 1}) }
 	e.inspect(func() {
 		var a arrivals
 		if !a.there() {
 			t.Error("nothing is missing, and not all is there")
 		}
-		a.expect(e, []comm.Key{key(0), key(1)}, [][]float32{params[:1], params[1:]})
+		a.expect(e, []comm.Key{name(0), name(1)}, [][]float32{params[:1], params[1:]})
 		for lo := range 2 {
 			a.stop(func(r plan.Range) bool { return r.Lo == lo })
 			if a.there() {
@@ -546,7 +547,7 @@ func TestStoppedIsNotThere(t *testing.T) {
 		if !a.there() {
 			t.Error("nothing is missing any more, and not all is there")
 		}
-		a.expect(e, []comm.Key{key(0)}, [][]float32{params[:1]})
+		a.expect(e, []comm.Key{name(0)}, [][]float32{params[:1]})
 		a.drop()
 		if !a.there() || a.wait(t.Context()) != nil {
 			t.Error("somebody waits for a layer that was dropped")

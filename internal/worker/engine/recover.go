@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -253,7 +254,6 @@ func (e *Engine) leave(o *controller.Order) {
 func (e *Engine) edit(o *controller.Order) {
 	e.edited, e.broken = true, false // all operations of the plan before have ended
 	p := &o.Plan
-	e.version = comm.Version{Generation: uint64(p.Version.Generation), N: uint64(p.Version.N)}
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	e.admit(o)
 	type edit struct {
@@ -283,20 +283,20 @@ func (e *Engine) edit(o *controller.Order) {
 	for i, w := range p.Workers {
 		all[i] = w.ID
 	}
-	e.everyone = add(0, all)
+	e.everyone = add(key.Everyone, all)
 	clear(e.groups)
 	for s, st := range p.Stages {
 		if len(st.Workers) > 1 && slices.Contains(st.Workers, e.c.Self.ID) {
-			e.groups[s] = add(uint16(1+s), st.Workers)
+			e.groups[s] = add(key.OfStage(s), st.Workers)
 		}
 	}
 	if e.err != nil {
 		return
 	}
-	ctx, opened := e.opsCtx, 0
+	ctx, opened, version := e.opsCtx, 0, key.Version(p.Version)
 	e.operate(func() error {
 		for _, x := range edits {
-			n, err := x.group.Edit(ctx, e.version, x.members)
+			n, err := x.group.Edit(ctx, version, x.members)
 			opened += n
 			if err != nil {
 				return err

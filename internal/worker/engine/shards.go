@@ -6,10 +6,10 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -38,24 +38,13 @@ type shard struct {
 
 func rangeOf(s plan.Shard) plan.Range { return plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi} }
 
-// key names data of the range of a step, whose wire name is given.
-func (sh *shard) key(kind comm.Kind, step uint64) comm.Key { return rangeKey(sh.Range, kind, step) }
-
-func rangeKey(r plan.Range, kind comm.Kind, step uint64) comm.Key {
-	return comm.Key{Kind: kind, Step: step, Layer: int32(r.Layer), Lo: int64(r.Lo), Hi: int64(r.Hi)}
-}
-
-// gradientKey names the complete gradient of the range under the plan. Under another one it is reduced once
-// more, and may be another: without what a worker did whose memory was altered, or in another order where
-// there is none.
+// gradientKey names the complete gradient of the range under the plan.
 func (e *Engine) gradientKey(r plan.Range) comm.Key {
-	k := rangeKey(r, comm.KindGradient, e.step.wire)
-	k.Node, k.Micro = tree.Root(e.micros), int32(e.plan.Version.N)
-	return k
+	return key.Gradient(e.step.attempt, e.plan.Version, r, e.micros)
 }
 
 // try names the gradients of the step up to the next repair, or plan.
-func (e *Engine) try() int { return e.plan.Version.N<<8 | e.passed.Repair }
+func (e *Engine) try() key.Try { return key.Try{Plan: e.plan.Version.N, Repair: e.passed.Repair} }
 
 // memory returns memory for the complete gradient.
 func (sh *shard) memory() []float32 {
@@ -177,7 +166,7 @@ func drain(ctx context.Context, sent []*comm.Sending) error {
 // update applies a committed update to the shards, and begins to bring the
 // new parameters to all workers of their stages, first layers first. try is that of the
 // step which was committed. capture, if it is not nil, is called when all is updated.
-func (e *Engine) update(step, try int, u zero.Update, capture, after func()) {
+func (e *Engine) update(step int, try key.Try, u zero.Update, capture, after func()) {
 	e.former, e.c.Begin = nil, nil // nothing begins any more, and what it keeps is free
 	for l := range e.c.Layers {
 		if !e.serves(l) {
@@ -275,7 +264,7 @@ func (e *Engine) expectParams(layer, step int) {
 	var params [][]float32
 	for _, p := range e.plan.Shards {
 		if p.Layer == layer && !e.computes(rangeOf(p)) {
-			keys = append(keys, rangeKey(rangeOf(p), comm.KindParams, e.wireStep(step)))
+			keys = append(keys, key.Params(e.after(step), rangeOf(p)))
 			params = append(params, e.c.Layers[layer].Params[p.Lo:p.Hi])
 		}
 	}
@@ -294,7 +283,7 @@ func (e *Engine) spread(sh *shard, step int, choose func(plan.WorkerID) bool) {
 	p := e.planned(sh.Range)
 	for _, w := range e.plan.Stages[e.plan.StageOf(sh.Layer)].Workers {
 		if w != p.Owner && !slices.Contains(p.Mirrors, w) && (choose == nil || choose(w)) {
-			e.post(w, sh.key(comm.KindParams, e.wireStep(step)), comm.Bytes(sh.params), comm.Bulk+comm.Priority(sh.Layer))
+			e.post(w, key.Params(e.after(step), sh.Range), comm.Bytes(sh.params), comm.Bulk+comm.Priority(sh.Layer))
 		}
 	}
 }
@@ -348,7 +337,7 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 		a.missing[r] = to
 		r.OnDone(func() {
 			if _, _, err := r.Wait(e.ctx); err == nil || errors.Is(err, comm.ErrDuplicate) {
-				e.guard.take(plan.Range{Layer: int(k.Layer), Lo: int(k.Lo), Hi: int(k.Hi)}, params[i])
+				e.guard.take(key.RangeOf(k), params[i])
 			}
 			e.mail.put(func() { a.came(e, r) })
 		})
@@ -364,7 +353,7 @@ func (a *arrivals) stop(choose func(plan.Range) bool) {
 	a.mu.Lock()
 	var stopped []*comm.Receiving
 	for r, was := range a.missing {
-		if choose(plan.Range{Layer: int(was.key.Layer), Lo: int(was.key.Lo), Hi: int(was.key.Hi)}) {
+		if choose(key.RangeOf(was.key)) {
 			delete(a.missing, r)
 			stopped = append(stopped, r)
 		}

@@ -10,14 +10,15 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
 // stepState is a step until its commit.
 type stepState struct {
-	number int
-	wire   uint64 // its name in keys
-	queue  *graph.Queue
-	works  map[graph.Pair]*task
+	number  int
+	attempt key.Attempt
+	queue   *graph.Queue
+	works   map[graph.Pair]*task
 
 	// Boundary tensors that this worker made or got are kept until the commit:
 	// should their receiver be lost, another can have them.
@@ -100,9 +101,11 @@ func (id tensorID) span(peer plan.WorkerID, bytes int) Span {
 	return Span{Stage: id.b, Micro: id.m, Layer: -1, Peer: peer, Back: id.dir != comm.Forward, Bytes: int64(bytes)}
 }
 
-func (id tensorID) key(step uint64) comm.Key {
-	return comm.Key{Kind: comm.KindBoundary, Step: step, Layer: int32(id.b), Micro: int32(id.m), Dir: id.dir}
+func (id tensorID) named() key.Tensor {
+	return key.Tensor{Boundary: id.b, Micro: id.m, Back: id.dir != comm.Forward}
 }
+
+func (id tensorID) key(a key.Attempt) comm.Key { return key.Boundary(a, id.named()) }
 
 // runner returns who runs a pair under the plan.
 func (e *Engine) runner(p graph.Pair) plan.WorkerID { return e.plan.Route[p.Stage][p.Micro] }
@@ -159,11 +162,11 @@ func (e *Engine) arrived() bool {
 // begin sets up a step: what runs here, and what will come from others.
 func (e *Engine) begin(step int) {
 	// Parameters of the step before are still on their way under its name.
-	e.c.Network.Advance(e.wireStep(max(step-1, 0)))
+	e.c.Network.Advance(e.after(max(step-1, 0)).Word())
 	e.reap()
 	e.step = &stepState{
 		number:  step,
-		wire:    e.wire(),
+		attempt: e.attempt(),
 		suspect: -1,
 		queue:   graph.NewQueue(len(e.plan.Stages)),
 		works:   make(map[graph.Pair]*task),
@@ -244,7 +247,7 @@ func (e *Engine) want(id tensorID) {
 	}
 	b = &boundary{t: tensor.Of(e.free.get(tensor.Size(dims)), dims...), sentTo: make(map[plan.WorkerID]bool)}
 	st.tensors[id] = b
-	r := e.c.Network.Expect(id.key(st.wire), comm.Bytes(b.t.F))
+	r := e.c.Network.Expect(id.key(st.attempt), comm.Bytes(b.t.F))
 	b.recv = r
 	r.OnDone(func() {
 		var arrived Span
@@ -321,7 +324,7 @@ func (e *Engine) hand(id tensorID, b *boundary) {
 		return
 	}
 	b.sentTo[to] = true
-	sending := e.c.Network.Post(e.session(to), id.key(st.wire), comm.Bytes(b.t.F), comm.Bulk)
+	sending := e.c.Network.Post(e.session(to), id.key(st.attempt), comm.Bytes(b.t.F), comm.Bulk)
 	b.sends = append(b.sends, sending)
 	if e.c.Span != nil {
 		began, of := time.Now(), id.span(to, 4*len(b.t.F))
@@ -343,10 +346,9 @@ const maxDims = 8
 // shapeOf returns the shape of the input of stage s.
 func (e *Engine) shapeOf(s int) *shape { return &e.shapes[e.plan.Stages[s].Lo] }
 
-// shapeKey names the message with the shape of a layer's input. Its step is
-// one that never ends.
+// shapeKey names the message with the shape of a layer's input.
 func (e *Engine) shapeKey(layer int) comm.Key {
-	return comm.Key{Kind: comm.KindUser, Step: 1<<64 - 1, Layer: int32(layer), Micro: int32(e.c.First.Epoch)}
+	return key.Shape(e.c.First.Epoch, layer)
 }
 
 // askShapes expects the shapes between layers that are not known.

@@ -7,6 +7,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -28,7 +29,7 @@ func (e *Engine) vouch(id tensorID, b *boundary, to plan.WorkerID) {
 		b.digest = binary.LittleEndian.AppendUint64(nil, uint64(zero.DigestOf(b.t.F)))
 	}
 	b.vouchedTo[to] = true
-	e.c.Network.Post(e.session(to), id.vouchKey(e.step.wire), b.digest, comm.Control)
+	e.c.Network.Post(e.session(to), key.Attestation(e.step.attempt, id.named()), b.digest, comm.Control)
 }
 
 // doubt expects the digests of tensors here whose makers are lost, of those that are made
@@ -57,7 +58,7 @@ func (e *Engine) doubt(old *plan.Plan) {
 
 func (e *Engine) awaitVow(id tensorID, b *boundary) {
 	st, digest := e.step, make([]byte, 8)
-	r := e.c.Network.Expect(id.vouchKey(st.wire), digest)
+	r := e.c.Network.Expect(key.Attestation(st.attempt, id.named()), digest)
 	b.vow = r
 	r.OnDone(func() {
 		e.mail.put(func() {
@@ -111,11 +112,4 @@ func (st *stepState) assigned(old, now *plan.Plan, me plan.WorkerID) {
 			}
 		}
 	}
-}
-
-// vouchKey names the digest of a boundary tensor.
-func (id tensorID) vouchKey(step uint64) comm.Key {
-	k := id.key(step)
-	k.Hi = 1 // that of the tensor is 0
-	return k
 }
