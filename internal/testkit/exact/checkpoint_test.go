@@ -158,7 +158,7 @@ func TestCheckpoints(t *testing.T) {
 		t.Skip("builds and runs processes: not with -short")
 	}
 	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../launcher"), build(t, bin, "../../examples/gpt")
+	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
 	args := strings.Fields("--layers 3 --width 48 --heads 4 --context 32 --global-batch 12 --micro-batch 1 --steps 60 --eval-every 15 --data " + corpus)
 	undisturbed := filepath.Join(t.TempDir(), "run")
 	launchIn(t, undisturbed, launcher, append([]string{"--workers", "2", gpt}, args...)...)
@@ -182,7 +182,7 @@ func TestCheckpoints(t *testing.T) {
 			{{"--workers", "1"}, {"--workers", "3", "--stages", "3", "--mirrors", "2"}},
 		} {
 			// One from a package, which is built again.
-			program := []string{"../../examples/gpt", gpt}[i]
+			program := []string{"../../../examples/gpt", gpt}[i]
 			b := start(t, "0", program, c[0]...)
 			b.until("step 3", steps(b, 3))
 			if err := b.cmd.Process.Signal(os.Interrupt); err != nil {

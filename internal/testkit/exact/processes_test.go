@@ -86,7 +86,7 @@ func TestProcessesSameBits(t *testing.T) {
 		t.Skip("builds and runs processes: not with -short")
 	}
 	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../launcher"), build(t, bin, "../../examples/gpt")
+	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
 	flags := map[string][]string{
 		"small": strings.Fields("--layers 2 --width 64 --heads 4 --context 32 --global-batch 16 --micro-batch 1 --steps 4 --eval-every 2 --data " + corpus),
 		"odd":   strings.Fields("--layers 3 --width 96 --heads 3 --context 50 --global-batch 21 --micro-batch 3 --steps 2 --data " + corpus),

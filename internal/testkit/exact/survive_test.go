@@ -153,7 +153,7 @@ func TestEveryWorkerKilled(t *testing.T) {
 		t.Skip("builds and runs processes: not with -short")
 	}
 	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../launcher"), build(t, bin, "../../examples/gpt")
+	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
 	program := append([]string{gpt}, strings.Fields(struckFlags+" --steps 8")...)
 	want, metrics := launch(t, launcher, append([]string{"--workers", "1"}, program...)...)
 	for _, c := range []struct{ workers, stages, mirrors int }{{3, 1, 1}, {4, 2, 1}, {4, 3, 2}} {
@@ -186,7 +186,7 @@ func TestAllButOneKilled(t *testing.T) {
 		t.Skip("builds and runs processes: not with -short")
 	}
 	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../launcher"), build(t, bin, "../../examples/gpt")
+	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
 	program := append([]string{gpt}, strings.Fields(struckFlags+" --steps 48")...)
 	want, metrics := launch(t, launcher, append([]string{"--workers", "1"}, program...)...)
 	for stages := 1; stages <= 3; stages++ {

@@ -183,7 +183,7 @@ func TestWorkersDoWhatThePlanSays(t *testing.T) {
 	}
 	const width, context = 64, 32
 	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../launcher"), build(t, bin, "../../examples/gpt")
+	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
 	program := append([]string{gpt}, strings.Fields(fmt.Sprintf("--layers 3 --width %d --heads 4 --context %d --global-batch 20 --micro-batch 2 --steps 3 --eval-every 2 --data %s", width, context, corpus))...)
 	text, err := trainer.Text(corpus)
 	if err != nil {
