@@ -45,6 +45,7 @@ var floors = [][]string{
 	{"internal/plan/..."},
 	{"internal/net/control/...", "internal/net/commtest/...", "internal/store/checkpoint/..."},
 	{"internal/net/...", "internal/store/...", "internal/observe/trace/...", "internal/chaos/...", "zero/..."},
+	{"kernel"},
 	{"internal/compute/...", "internal/platform/...", "internal/testkit/..."},
 	{"rng/...", "dvfs/..."},
 }
@@ -54,6 +55,10 @@ var importRules = []importRule{
 	{
 		from: []string{"rng"}, ban: []string{module + "/..."},
 		why: "rng is a leaf: whoever wants our random numbers takes nothing else along",
+	},
+	{
+		from: []string{"nn/...", "examples/..."}, except: []string{"nn/paths_test.go"}, tests: true, ban: []string{module + "/internal/..."},
+		why: "nn and the examples are programs like a user's: what they need is public",
 	},
 	{
 		from: []string{"dvfs/...", "internal/plan/graph"}, except: []string{"dvfs/nvml"}, ban: []string{module + "/..."},
@@ -127,7 +132,7 @@ var importRules = []importRule{
 
 // bitFeeders are the packages whose arithmetic reaches parameters, losses or norms.
 var bitFeeders = []string{
-	"rng", "nn/...", "zero/...", "trainer/...", "internal/compute/...", "internal/worker/...", "internal/testkit/exact/...",
+	"rng", "nn/...", "kernel", "zero/...", "trainer/...", "internal/compute/...", "internal/worker/...", "internal/testkit/exact/...",
 }
 
 // unevenMath are the functions of package math that are not rounded correctly and differ between processors. Sqrt, FMA, Floor
@@ -342,7 +347,7 @@ func checkUnevenMath(files []file, dirs []string) (faults []string) {
 		}
 		selections(f, "math", func(name string, n ast.Node) {
 			if unevenMath.MatchString(name) {
-				faults = append(faults, fmt.Sprintf("%s: math.%s gives other bits on other processors; use the functions of internal/compute/kernel",
+				faults = append(faults, fmt.Sprintf("%s: math.%s gives other bits on other processors; use the functions of package kernel",
 					f.at(n.Pos()), name))
 			}
 		})

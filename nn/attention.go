@@ -5,7 +5,7 @@ import (
 	"math"
 	"sync/atomic"
 
-	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/kernel"
 	"github.com/soliton-train/soliton/rng"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -26,10 +26,6 @@ type CausalAttention struct {
 	// Init and OutInit give the first weights of the projection to q, k and v
 	// and of the output projection; see [Linear].
 	Init, OutInit trainer.Init
-
-	// ZeroOutput replaces the output by zeros. It is a switch for tests that
-	// show what attention is worth.
-	ZeroOutput bool
 }
 
 func (a CausalAttention) parts() (qkv, out Linear) {
@@ -60,11 +56,6 @@ func (a CausalAttention) Forward(c *trainer.Context, p []trainer.Tensor, in trai
 		panic(fmt.Sprintf("nn: CausalAttention of width %d and %d heads was given %v%v: it takes [samples, n, width], and heads divide the width",
 			a.Width, a.Heads, in.Kind(), in.Shape))
 	}
-	if a.ZeroOutput {
-		out := like(c, in)
-		clear(out.F)
-		return out, in
-	}
 	samples, n := in.Shape[0], in.Shape[1]
 	project, join := a.parts()
 	s := &attentionStash{in: in}
@@ -87,14 +78,6 @@ func (a CausalAttention) Forward(c *trainer.Context, p []trainer.Tensor, in trai
 
 // Backward is the derivative of Forward.
 func (a CausalAttention) Backward(c *trainer.Context, p []trainer.Tensor, stash any, dout trainer.Tensor, dp []trainer.Tensor) trainer.Tensor {
-	if a.ZeroOutput {
-		for _, d := range dp {
-			clear(d.F)
-		}
-		din := like(c, dout)
-		clear(din.F)
-		return din
-	}
 	s := stash.(*attentionStash)
 	samples, n := s.in.Shape[0], s.in.Shape[1]
 	project, join := a.parts()
@@ -197,7 +180,7 @@ func (h *attentionHead) forward(out kernel.Mat) {
 			kernel.Softmax(y[:w], y[:w], h.scale)
 			clear(y[w:])
 			if h.drop > 0 {
-				kernel.DropoutAt(h.dropped[at:at+lo+chunk], y, h.first+at, h.drop, h.stream)
+				kernel.Dropout(h.dropped[at:at+lo+chunk], y, h.first+at, h.drop, h.stream)
 			}
 		}
 		kernel.MatMul(nil, rows(out, lo, hi), h.scores(h.dropped, lo, hi, 0, hi), rows(h.v, 0, hi))
@@ -215,7 +198,7 @@ func (h *attentionHead) backward(dout, dq, dk, dv kernel.Mat, dscores []float32)
 			d := dscores[at : at+lo+chunk]
 			clear(d[i+1:])
 			if h.drop > 0 {
-				kernel.DropoutAt(d, d, h.first+at, h.drop, h.stream)
+				kernel.Dropout(d, d, h.first+at, h.drop, h.stream)
 			}
 			w := valid(i)
 			kernel.SoftmaxBackward(d[:w], h.probs[at:][:w], d[:w], h.scale)

@@ -3,7 +3,6 @@ package nn
 import (
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/rng"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -13,7 +12,7 @@ import (
 func benchmarkLayer(b *testing.B, l trainer.Layer, samples int, shape ...int) {
 	draw := rng.New(1, rng.Place{})
 	random := func(shape ...int) trainer.Tensor {
-		x := tensor.New(shape...)
+		x := trainer.NewTensor(trainer.Float32, shape...)
 		for i := range x.F {
 			x.F[i] = float32(draw.Normal())
 		}
@@ -23,9 +22,9 @@ func benchmarkLayer(b *testing.B, l trainer.Layer, samples int, shape ...int) {
 	in, dout := random(shape...), random(shape...)
 	var params, grads []trainer.Tensor
 	for j, p := range l.Params() {
-		x := tensor.New(p.Shape...)
+		x := trainer.NewTensor(trainer.Float32, p.Shape...)
 		p.Init.Fill(x.F, 1, 1, j)
-		params, grads = append(params, x), append(grads, tensor.New(p.Shape...))
+		params, grads = append(params, x), append(grads, trainer.NewTensor(trainer.Float32, p.Shape...))
 	}
 	for b.Loop() {
 		ctx, release := trainer.NewContext(trainer.Call{Samples: samples, Train: true, Step: 1})

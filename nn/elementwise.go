@@ -1,7 +1,7 @@
 package nn
 
 import (
-	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/kernel"
 	"github.com/soliton-train/soliton/trainer"
 )
 
@@ -94,7 +94,7 @@ func (d Dropout) apply(c *trainer.Context, x trainer.Tensor) trainer.Tensor {
 		for i := lo; i < hi; i++ {
 			sample, at := i/parts, i%parts*grain
 			from, to := sample*n+at, sample*n+min(at+grain, n)
-			kernel.DropoutAt(out.F[from:to], x.F[from:to], at, float32(d.Prob), c.Rand(sample, 0))
+			kernel.Dropout(out.F[from:to], x.F[from:to], at, float32(d.Prob), c.Rand(sample, 0))
 		}
 	})
 	return out

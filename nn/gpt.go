@@ -19,9 +19,6 @@ type GPTConfig struct {
 	Vocab   int     `json:"vocab"`   // different tokens; 0 means 256, the bytes
 	Dropout float64 `json:"dropout"` // probability of dropout, in [0, 1)
 
-	// ZeroAttention replaces what attention gives by zeros, so that tests can
-	// show what it is worth.
-	ZeroAttention bool `json:"zero_attention,omitempty"`
 }
 
 // Limits of a configuration, far beyond what one computer trains; they bound
@@ -130,7 +127,7 @@ func GPT(config GPTConfig) trainer.Model {
 				Named("norm1", LayerNorm{Width: g.Width}),
 				Named("attention", CausalAttention{
 					Width: g.Width, Heads: g.Heads, Dropout: g.Dropout,
-					Init: init, OutInit: toResidual, ZeroOutput: g.ZeroAttention,
+					Init: init, OutInit: toResidual,
 				}),
 				Dropout{Prob: g.Dropout},
 			)),

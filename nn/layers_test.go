@@ -15,8 +15,6 @@ func TestLayers(t *testing.T) {
 	attention := CausalAttention{Width: 12, Heads: 3, Init: trainer.Normal(0.3), OutInit: trainer.Normal(0.3)}
 	dropping := attention
 	dropping.Dropout = 0.3
-	zero := dropping
-	zero.ZeroOutput = true
 	for _, c := range []struct {
 		name  string
 		layer trainer.Layer
@@ -36,7 +34,6 @@ func TestLayers(t *testing.T) {
 		{"CausalAttention", attention, floats(5, 12), trainertest.Options{}},
 		{"CausalAttention with dropout", dropping, floats(9, 12), trainertest.Options{}},
 		{"CausalAttention of two chunks", dropping, floats(chunk+5, 12), trainertest.Options{Samples: 2}},
-		{"CausalAttention zeroed", zero, floats(5, 12), trainertest.Options{}},
 		{"Sequence", Sequence(Linear{In: 5, Out: 8}, GELU{}, Dropout{Prob: 0.3}, Linear{In: 8, Out: 2}, Dropout{Prob: 0.3}), floats(5), trainertest.Options{}},
 		{"Residual", Residual(Named("norm", LayerNorm{Width: 9}), Linear{In: 9, Out: 9}, Dropout{Prob: 0.3}), floats(2, 9), trainertest.Options{}},
 		{"Residual of nothing", Residual(Dropout{}), floats(5), trainertest.Options{}},

@@ -3,7 +3,7 @@ package nn
 import (
 	"math"
 
-	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/kernel"
 	"github.com/soliton-train/soliton/trainer"
 )
 

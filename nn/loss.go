@@ -1,7 +1,7 @@
 package nn
 
 import (
-	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/kernel"
 	"github.com/soliton-train/soliton/trainer"
 )
 

@@ -117,5 +117,5 @@ func NewContext(call Call) (c *Context, release func()) {
 	}, pool.Close
 }
 
-// Pool returns the worker's compute threads for the kernels of this module.
+// Pool returns the worker's compute threads, for the functions of package kernel.
 func (c *Context) Pool() *kernel.Pool { return c.pool }

@@ -10,7 +10,18 @@ type Tensor = tensor.Tensor
 // Spec describes one sample of an input or target: shape and element type.
 type Spec = tensor.Spec
 
-// Element types of a [Spec].
+// Kind is the element type of a [Tensor].
+type Kind = tensor.Kind
+
+// NewTensor returns a tensor of zeros in memory of its own. Layers take theirs from [Context.Tensor].
+func NewTensor(kind Kind, shape ...int) Tensor {
+	if kind == Int32 {
+		return tensor.NewInt(shape...)
+	}
+	return tensor.New(shape...)
+}
+
+// The element types.
 const (
 	Float32 = tensor.Float32
 	Int32   = tensor.Int32

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -52,9 +51,6 @@ func (o *options) register(f *flag.FlagSet) {
 	f.UintVar(&o.bytes, "sample-bytes", 400, "length of the sample")
 	f.Float64Var(&o.temperature, "temperature", 0.7, "of the sample; lower is more careful, 0 always takes the likeliest byte")
 	f.Uint64Var(&o.seed, "sample-seed", 1, "random seed of the sample")
-
-	// A switch for tests that show what attention is worth.
-	o.model.ZeroAttention = os.Getenv("GPT_ZERO_ATTENTION") == "1"
 }
 
 func (o *options) job() (trainer.Job, error) {

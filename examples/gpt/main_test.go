@@ -123,15 +123,6 @@ func TestShortTexts(t *testing.T) {
 	}
 }
 
-func TestZeroAttentionIsAnotherModel(t *testing.T) {
-	with, _ := train(t, small(t), filepath.Join(t.TempDir(), "with"), 2)
-	t.Setenv("GPT_ZERO_ATTENTION", "1")
-	without, _ := train(t, small(t), filepath.Join(t.TempDir(), "without"), 2)
-	if with.ParamsSHA256 == without.ParamsSHA256 {
-		t.Error("the switch changes nothing")
-	}
-}
-
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -9,7 +9,6 @@ import (
 	"math"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/rng"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -128,7 +127,7 @@ func newBench(l trainer.Layer, in trainer.Spec, o Options) *bench {
 	b := &bench{o: o, layer: l}
 	draw := rng.New(1, rng.Place{Op: 1})
 	for i, p := range l.Params() {
-		x := tensor.New(p.Shape...)
+		x := trainer.NewTensor(trainer.Float32, p.Shape...)
 		p.Init.Fill(x.F, 1, 0, i)
 		for j := range x.F {
 			x.F[j] += float32(max(o.ParamNoise, 0) * draw.Normal())
@@ -144,13 +143,13 @@ func newBench(l trainer.Layer, in trainer.Spec, o Options) *bench {
 func random(s trainer.Spec, o Options, draw *rng.Stream) trainer.Tensor {
 	shape := append([]int{o.Samples}, s.Shape...)
 	if s.Kind == trainer.Int32 {
-		x := tensor.NewInt(shape...)
+		x := trainer.NewTensor(trainer.Int32, shape...)
 		for i := range x.I {
 			x.I[i] = int32(draw.IntN(o.Classes))
 		}
 		return x
 	}
-	x := tensor.New(shape...)
+	x := trainer.NewTensor(trainer.Float32, shape...)
 	for i := range x.F {
 		x.F[i] = float32(o.Scale * draw.Normal())
 	}
@@ -197,7 +196,7 @@ func (b *bench) forward(call trainer.Call) *pass {
 // weights are the gradient of the pretended loss: the same for all runs.
 func weights(shape []int) trainer.Tensor {
 	draw := rng.New(2, rng.Place{})
-	w := tensor.New(shape...)
+	w := trainer.NewTensor(trainer.Float32, shape...)
 	for i := range w.F {
 		w.F[i] = float32(draw.Normal())
 	}
@@ -210,7 +209,7 @@ func (p *pass) backward(t testing.TB) {
 	dout := weights(p.out.Shape)
 	dp := make([]trainer.Tensor, len(p.b.params))
 	for i, x := range p.b.params {
-		dp[i] = tensor.New(x.Shape...)
+		dp[i] = trainer.NewTensor(trainer.Float32, x.Shape...)
 		for j := range dp[i].F {
 			dp[i].F[j] = float32(math.NaN())
 		}

@@ -354,15 +354,13 @@ func CrossEntropy(p *Pool, dlogits, logits []float32, targets []int32, rows, col
 }
 
 // Dropout sets each element of dst to 0 with probability prob, else to
-// x/(1 − prob). Which elements it drops depends on the stream s and their
-// index only, so the same call with x = dout is the backward pass. dst may be
-// x.
-func Dropout(dst, x []float32, prob float32, s rng.Stream) { DropoutAt(dst, x, 0, prob, s) }
-
-// DropoutAt is Dropout for a part of a longer slice that starts at element
-// offset, which is a multiple of 64: the parts of a slice, in any order or at
-// once, give what Dropout of the whole gives.
-func DropoutAt(dst, x []float32, offset int, prob float32, s rng.Stream) {
+// x/(1 − prob). dst may be x. The elements that it drops follow from the stream
+// s and their index only, so the same call with x = dout is the backward pass.
+//
+// dst and x may be the part of a longer slice that starts at element offset, a
+// multiple of 64: the parts of a slice, in any order or at once, give what one
+// call for the whole slice gives.
+func Dropout(dst, x []float32, offset int, prob float32, s rng.Stream) {
 	sameLen("Dropout", len(dst), len(x))
 	if offset < 0 || offset%dropGroup != 0 {
 		panic(fmt.Sprintf("kernel: Dropout at element %d: parts start at multiples of %d", offset, dropGroup))

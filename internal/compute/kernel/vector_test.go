@@ -84,7 +84,7 @@ func TestPathsAgree(t *testing.T) {
 		},
 		"Dropout": func(_ *Pool, n int, in func(uint64) []float32) [][]float32 {
 			dst := make([]float32, n)
-			Dropout(dst, in(1), 0.3, rng.New(7, rng.Place{Step: 1, Sample: 2, Layer: 3, Op: 4}))
+			Dropout(dst, in(1), 0, 0.3, rng.New(7, rng.Place{Step: 1, Sample: 2, Layer: 3, Op: 4}))
 			return [][]float32{dst}
 		},
 		"AdamW": func(_ *Pool, n int, in func(uint64) []float32) [][]float32 {
@@ -294,7 +294,7 @@ func TestDropoutRate(t *testing.T) {
 		x[i] = 1
 	}
 	s := rng.New(3, rng.Place{})
-	Dropout(x, x, 0.1, s)
+	Dropout(x, x, 0, 0.1, s)
 	zeros := 0
 	for _, v := range x {
 		switch v {
@@ -317,10 +317,10 @@ func TestDropoutAt(t *testing.T) {
 		x := random(n, 1)
 		s := rng.New(3, rng.Place{Layer: 2})
 		whole, parts := make([]float32, n), make([]float32, n)
-		Dropout(whole, x, 0.4, s)
+		Dropout(whole, x, 0, 0.4, s)
 		for lo := 0; lo < n; {
 			hi := min(lo+64*(1+lo/64%3), n)
-			DropoutAt(parts[lo:hi], x[lo:hi], lo, 0.4, s)
+			Dropout(parts[lo:hi], x[lo:hi], lo, 0.4, s)
 			lo = hi
 		}
 		bitsEqual(t, "parts", parts, whole)
@@ -330,7 +330,7 @@ func TestDropoutAt(t *testing.T) {
 			t.Error("a part may start within a group")
 		}
 	}()
-	DropoutAt(nil, nil, 32, 0.4, rng.Stream{})
+	Dropout(nil, nil, 32, 0.4, rng.Stream{})
 }
 
 func TestDigest(t *testing.T) {
@@ -390,7 +390,7 @@ func BenchmarkVector(b *testing.B) {
 		},
 		"LayerNorm256":         func() { LayerNorm(nil, w, y[:16], y[16:32], x, z[:256], z[256:512], 16, 256, 1e-5) },
 		"LayerNormBackward256": func() { LayerNormBackward(nil, w, y[:256], y[256:512], x, z, x[:16], x[16:32], z[:256], 16, 256) },
-		"Dropout":              func() { Dropout(w, x, 0.1, rng.New(1, rng.Place{})) },
+		"Dropout":              func() { Dropout(w, x, 0, 0.1, rng.New(1, rng.Place{})) },
 		"AdamW":                func() { AdamW(y, z, w, x, AdamWStep{LR: 1e-9, Correction1: 1, Correction2: 1, Eps: 1}) },
 		"SumSquares":           func() { _ = SumSquares(x) },
 		"Digest":               func() { _ = Digest(x) },
