@@ -68,10 +68,10 @@ type randomTokens struct{}
 
 func (randomTokens) Len() int { return 1 << 20 }
 
-func (randomTokens) Sample(i int, in, target trainer.Tensor) error {
-	s := rng.New(uint64(i), rng.Place{})
+func (randomTokens) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	draw := rng.New(uint64(s.Index), rng.Place{})
 	for j := range in.I {
-		in.I[j], target.I[j] = int32(s.IntN(256)), int32(s.IntN(256))
+		in.I[j], target.I[j] = int32(draw.IntN(256)), int32(draw.IntN(256))
 	}
 	return nil
 }
@@ -80,28 +80,23 @@ func (randomTokens) Sample(i int, in, target trainer.Tensor) error {
 // each of rounds+1 turns; while turn runs, training waits.
 func oursByTurns(micro int, dropout float64, rounds, length int, turn func(round int, ms []float64) error) error {
 	var ms []float64
-	var fault error
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
 	last := time.Now()
-	_, err := trainer.Run(ctx, trainer.Job{
+	_, err := trainer.Run(context.Background(), trainer.Job{
 		Model:       nn.GPT(nn.GPTConfig{Dropout: dropout}),
 		Data:        randomTokens{},
 		Optimizer:   trainer.AdamW{LR: trainer.Constant(1e-3), WeightDecay: 0.1},
 		GlobalBatch: 8, MicroBatch: micro, Steps: (rounds + 1) * length, Seed: 1, Threads: 1,
-		OnStep: func(s trainer.StepInfo) {
+		OnStep: func(s trainer.StepInfo) error {
 			ms = append(ms, float64(time.Since(last).Nanoseconds())/1e6)
-			if s.Step%length == 0 && fault == nil {
-				if fault = turn(s.Step/length-1, ms); fault != nil {
-					cancel()
+			if s.Step%length == 0 {
+				if err := turn(s.Step/length-1, ms); err != nil {
+					return err
 				}
 				ms = nil
 			}
 			last = time.Now()
+			return nil
 		},
 	})
-	if fault != nil {
-		return fault
-	}
 	return err
 }

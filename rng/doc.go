@@ -18,7 +18,9 @@
 //	0  block: 0, 1, 2, ... along the stream, four draws of 32 bits each
 //	1  layer<<OpBits | op
 //	2  sample
-//	3  step; 1<<32-1 is kept for the keys of permutations
+//	3  step; 1<<32-1 is kept for the keys of permutations and of [ForSample]
+//
+// [ForSample] has a key for each epoch, and the number of the sample in words 2 and 3
 //
 // # The same bits everywhere
 //

@@ -122,3 +122,24 @@ func TestGoldenPerms(t *testing.T) {
 		}
 	}
 }
+
+func TestGoldenSampleStreams(t *testing.T) {
+	for _, c := range []struct {
+		seed, epoch, sample uint64
+		words               []uint32
+	}{
+		{0, 0, 0, []uint32{0xf119ebe8, 0xf41ab6cd, 0x34edcba, 0x5e62ad4d, 0x4eae9762}},
+		{1, 0, 7, []uint32{0x77fb738, 0x9f00ca20, 0xb00039d2, 0xf8f8b6bb, 0x29cbb6f5}},
+		{1, 1, 7, []uint32{0x868bb415, 0xa211fb71, 0xde0aa8ca, 0x726ad881, 0x1b897184}},
+		{0x123456789abcdef, 1 << 40, 1 << 35, []uint32{0x5d8a44a, 0x3237c5d, 0xaf22ddd9, 0xce18ccd8, 0x3ddd615b}},
+	} {
+		s := ForSample(c.seed, c.epoch, c.sample)
+		var got []uint32
+		for range c.words {
+			got = append(got, s.Uint32())
+		}
+		if !slices.Equal(got, c.words) {
+			t.Errorf("sample %d of epoch %d under seed %#x: %#x", c.sample, c.epoch, c.seed, got)
+		}
+	}
+}

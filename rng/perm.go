@@ -24,10 +24,10 @@ type Perm struct {
 // orders of five elements are measurably uneven. Twelve is twice that.
 const permRounds = 12
 
-// permTag and permStep set the counter that a permutation's key is drawn from apart from those of streams.
+// permTag and foldStep set the counter that a permutation's key is drawn from apart from those of streams.
 const (
 	permTag  = 0x7065726D // "perm"
-	permStep = 1<<32 - 1
+	foldStep = 1<<32 - 1
 )
 
 // NewPerm returns the permutation of [0,n) for a data epoch under a seed. It panics when n is 0.
@@ -36,7 +36,7 @@ func NewPerm(seed, epoch uint64, n uint64) Perm {
 		panic("rng: NewPerm: n is 0; a permutation needs at least one element")
 	}
 	// The epoch is folded into a key of its own, so that the rounds have the whole counter.
-	k := Philox([4]uint32{uint32(epoch), uint32(epoch >> 32), permTag, permStep}, seedKey(seed))
+	k := Philox([4]uint32{uint32(epoch), uint32(epoch >> 32), permTag, foldStep}, seedKey(seed))
 	width := bits.Len64(n - 1) // bits that the largest element needs
 	return Perm{n: n, key: [2]uint32{k[0], k[1]}, half: uint8(max(1, (width+1)/2)), coin: uint64(k[2] & 1)}
 }

@@ -46,6 +46,15 @@ func New(seed uint64, p Place) Stream {
 	}
 }
 
+// sampleTag sets the counter that the key of an epoch's samples is drawn from apart from those of permutations.
+const sampleTag = 0x73616D70 // "samp"
+
+// ForSample returns the stream of sample i of the data in an epoch from its beginning, for random changes of the sample.
+func ForSample(seed, epoch, i uint64) Stream {
+	k := Philox([4]uint32{uint32(epoch), uint32(epoch >> 32), sampleTag, foldStep}, seedKey(seed))
+	return Stream{key: [2]uint32{k[0], k[1]}, ctr: [4]uint32{0, 0, uint32(i), uint32(i >> 32)}}
+}
+
 // Key returns the Philox key of the stream, for kernels that draw whole blocks themselves.
 func (s Stream) Key() [2]uint32 { return s.key }
 

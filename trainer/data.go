@@ -7,20 +7,38 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/rng"
 )
 
-// Dataset is a fixed set of samples with random access. Methods are called by
-// one goroutine at a time. Training is as repeatable as the samples are.
+// Dataset is a fixed set of samples with random access. One goroutine at a time
+// calls its methods. A sample must be the same bits whenever and wherever it is
+// read; what it draws at random comes from [Sample.Rand].
 type Dataset interface {
 	// Len returns the number of samples.
 	Len() int
 
-	// Sample writes sample i to in and target, which have the shapes of the
-	// model's Input and Target and unspecified content.
-	Sample(i int, in, target Tensor) error
+	// Sample writes a sample to in and target, which have the shapes of the
+	// model's Input and Target and unspecified content. An error ends the run.
+	Sample(s Sample, in, target Tensor) error
+}
+
+// Sample identifies a sample that a [Dataset] is asked for.
+type Sample struct {
+	Index int // in [0, Len())
+
+	// Epoch is the number of times that training has gone through the data
+	// before. It is 0 outside of training.
+	Epoch int
+
+	// Train reports whether the sample is for training. Evaluation, and the
+	// check of the data before the run, take samples without augmentation.
+	Train bool
+
+	// Rand is the random stream of this sample in this epoch, for augmentation.
+	// It follows from Job.Seed, Epoch and Index, so every worker that reads the
+	// sample draws the same numbers.
+	Rand rng.Stream
 }
 
 // Binder is a data set whose samples depend on the model's inputs, such as
@@ -60,7 +78,7 @@ const (
 )
 
 // fingerprint returns the data_sha256 of a bound data set; see [Summary].
-func fingerprint(d Dataset, in, target Spec) (sum string, files []DataFile, err error) {
+func fingerprint(d Dataset, in, target Spec, seed uint64) (sum string, files []DataFile, err error) {
 	h := sha256.New()
 	if m, ok := d.(Manifest); ok {
 		files = m.Manifest()
@@ -75,11 +93,11 @@ func fingerprint(d Dataset, in, target Spec) (sum string, files []DataFile, err 
 	if size := 4 * (in.Len() + target.Len()); n > maxHashedBytes/size {
 		take = min(n, hashedSamples)
 	}
-	x, y := sampleTensor(in), sampleTensor(target)
+	x, y := NewTensor(in.Kind, in.Shape...), NewTensor(target.Kind, target.Shape...)
 	var buf []byte
 	for j := range take {
 		i := spread(j, take, n)
-		if err := d.Sample(i, x, y); err != nil {
+		if err := d.Sample(plainSample(seed, i), x, y); err != nil {
 			return "", nil, fmt.Errorf("sample %d: %w", i, err)
 		}
 		buf = appendBytes(appendBytes(buf[:0], x), y)
@@ -92,13 +110,6 @@ func fingerprint(d Dataset, in, target Spec) (sum string, files []DataFile, err 
 func spread(j, k, n int) int {
 	// Without the product j·n, which may not fit.
 	return j*(n/k) + j*(n%k)/k
-}
-
-func sampleTensor(s Spec) Tensor {
-	if s.Kind == Int32 {
-		return tensor.NewInt(s.Shape...)
-	}
-	return tensor.New(s.Shape...)
 }
 
 func appendBytes(b []byte, t Tensor) []byte {
@@ -125,9 +136,15 @@ func newShuffle(seed uint64, n int) *shuffle {
 	return &shuffle{seed: seed, n: uint64(n), perm: rng.NewPerm(seed, 0, uint64(n))}
 }
 
-func (s *shuffle) at(i uint64) int {
+func (s *shuffle) at(i uint64) Sample {
 	if epoch := i / s.n; epoch != s.epoch {
 		s.epoch, s.perm = epoch, rng.NewPerm(s.seed, epoch, s.n)
 	}
-	return int(s.perm.At(i % s.n))
+	i = s.perm.At(i % s.n)
+	return Sample{Index: int(i), Epoch: int(s.epoch), Train: true, Rand: rng.ForSample(s.seed, s.epoch, i)}
+}
+
+// plainSample is a sample outside of training.
+func plainSample(seed uint64, i int) Sample {
+	return Sample{Index: i, Rand: rng.ForSample(seed, 0, uint64(i))}
 }

@@ -78,9 +78,12 @@ type Job struct {
 	// result does not depend on it. --threads
 	Threads int
 
-	// OnStep is called once for every committed step, in order, by the
-	// goroutine that trains.
-	OnStep func(StepInfo)
+	// OnStep is called for committed steps in order, by the goroutine that
+	// trains on the first worker of the plan. A step is not delivered where that
+	// worker's process ends between the commit and the call; a run that goes back
+	// to a checkpoint delivers the steps that it repeats once more, from a process
+	// that has not delivered them. An error ends the run.
+	OnStep func(StepInfo) error
 
 	// OnEnd is called once after the last step, or after the one at which the
 	// run was stopped, when all files of the model are written. Its error
@@ -98,6 +101,11 @@ type StepInfo struct {
 	Targets  int64   // targets that counted, such as tokens
 	Duration time.Duration
 	ValLoss  *float64 // mean loss over the evaluation that followed the step; nil if none did
+
+	// Redelivered says that a call for this step has begun before, in a process
+	// that may have died during it. It is false today: what was delivered is not
+	// recorded yet.
+	Redelivered bool
 }
 
 // End is the end of a run.
@@ -126,7 +134,8 @@ const DefaultCheckpointEvery = time.Minute
 // DataSHA256 is, for data that have a [Manifest], the SHA-256 over a line
 // "size sha256" for each file. For others it is that over a line with the
 // number of samples and the little-endian bytes, input before target, of all
-// samples up to 64 MiB, or of 1,024 evenly spaced ones beyond.
+// samples up to 64 MiB, or of 1,024 evenly spaced ones beyond, read as for an
+// evaluation.
 type Summary = rundir.Summary
 
 // Fault is one thing that is wrong with a job.
@@ -247,7 +256,7 @@ func (p *prepared) bind(field string, d Dataset, faults []Fault, model bool) (Da
 	var sum string
 	var files []DataFile
 	if err == nil {
-		sum, files, err = fingerprint(bound, p.Model.Input, p.Model.Target)
+		sum, files, err = fingerprint(bound, p.Model.Input, p.Model.Target, p.Seed)
 	}
 	if err != nil {
 		return nil, "", append(faults, Fault{field, "", "cannot be used: " + err.Error()})

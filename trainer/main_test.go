@@ -52,7 +52,7 @@ func testProgram(f *flag.FlagSet) func() (trainer.Job, error) {
 		case "panic":
 			panic("boom")
 		case "step":
-			job.OnStep = func(trainer.StepInfo) { panic("boom") }
+			job.OnStep = func(trainer.StepInfo) error { panic("boom") }
 		case "endless":
 			job.Steps = 1 << 30
 		case "environment":

@@ -139,7 +139,10 @@ func TestRunDirectory(t *testing.T) {
 	var logits []float32
 	ends := 0
 	probe := trainer.Tensor{Shape: []int{1, 4}, I: []int32{'a', 'b', 'c', 'd'}}
-	job.OnStep = func(s trainer.StepInfo) { steps = append(steps, s) }
+	job.OnStep = func(s trainer.StepInfo) error {
+		steps = append(steps, s)
+		return nil
+	}
 	job.OnEnd = func(e trainer.End) error {
 		ends++
 		if _, err := os.Stat(filepath.Join(e.RunDir, "model.safetensors")); err != nil {
@@ -230,7 +233,8 @@ type counts struct {
 }
 
 func (c counts) Len() int { return c.n }
-func (c counts) Sample(i int, in, target trainer.Tensor) error {
+func (c counts) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	i := s.Index
 	if c.seen != nil {
 		*c.seen = append(*c.seen, i)
 	}
@@ -267,6 +271,65 @@ func TestSampleOrder(t *testing.T) {
 	}
 }
 
+// augmented moves its samples at random, and records what it is asked for.
+type augmented struct {
+	counts
+	asked *[]trainer.Sample
+}
+
+func (a augmented) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	*a.asked = append(*a.asked, s)
+	err := a.counts.Sample(s, in, target)
+	if s.Train {
+		in.F[0] += float32(s.Rand.Normal())
+	}
+	return err
+}
+
+// What a data set draws follows from seed, epoch and sample, so random samples give the same bits.
+func TestRandomSamples(t *testing.T) {
+	const n = 13
+	var asked []trainer.Sample
+	job := smallJob()
+	job.Data, job.Seed, job.Eval, job.EvalSamples = augmented{counts{n: n}, &asked}, 3, augmented{counts{n: n}, &asked}, -1
+	first := run(t, job)
+	for i, s := range asked {
+		epoch, train := (i-2*n)/n, i >= 2*n && i < 2*n+40
+		if !train {
+			epoch = 0
+		}
+		if s.Epoch != epoch || s.Train != train || s.Rand != rng.ForSample(3, uint64(epoch), uint64(s.Index)) {
+			t.Fatalf("the data set was asked for %+v at call %d", s, i)
+		}
+	}
+	if len(asked) != 3*n+40 { // two checks of the data, and one evaluation
+		t.Errorf("the data sets were asked for %d samples", len(asked))
+	}
+	job.Threads = 2
+	if again := run(t, job); again.ParamsSHA256 != first.ParamsSHA256 {
+		t.Error("a second run has other bits")
+	}
+	job.Data = counts{n: n}
+	if plain := run(t, job); plain.ParamsSHA256 == first.ParamsSHA256 {
+		t.Error("augmentation changes nothing")
+	}
+}
+
+func TestOnStepFails(t *testing.T) {
+	full, calls := errors.New("no space left"), 0
+	job := smallJob()
+	job.OnStep = func(s trainer.StepInfo) error {
+		if calls++; s.Step == 2 {
+			return full
+		}
+		return nil
+	}
+	_, err := trainer.Run(context.Background(), job)
+	if !errors.Is(err, full) || !strings.Contains(err.Error(), "OnStep of step 2") || calls != 2 {
+		t.Errorf("error %v after %d calls", err, calls)
+	}
+}
+
 func TestEvaluationSamples(t *testing.T) {
 	for _, c := range []struct {
 		samples int
@@ -290,10 +353,11 @@ func TestStop(t *testing.T) {
 	job := smallJob()
 	job.Steps = 1 << 20
 	job.RunDir = filepath.Join(t.TempDir(), "run")
-	job.OnStep = func(s trainer.StepInfo) {
+	job.OnStep = func(s trainer.StepInfo) error {
 		if s.Step == 3 {
 			cancel(reason)
 		}
+		return nil
 	}
 	ends := 0
 	job.OnEnd = func(trainer.End) error { ends++; return nil }
@@ -362,10 +426,11 @@ func TestPanics(t *testing.T) {
 		})
 	}
 	onStep := smallJob()
-	onStep.OnStep = func(s trainer.StepInfo) {
+	onStep.OnStep = func(s trainer.StepInfo) error {
 		if s.Step == 2 {
 			panic("boom")
 		}
+		return nil
 	}
 	onEnd := smallJob()
 	onEnd.OnEnd = func(trainer.End) error { panic("boom") }
@@ -432,11 +497,11 @@ type brittle struct {
 	after int
 }
 
-func (b *brittle) Sample(i int, in, target trainer.Tensor) error {
+func (b *brittle) Sample(s trainer.Sample, in, target trainer.Tensor) error {
 	if b.after--; b.after < 0 {
 		panic("boom")
 	}
-	return b.counts.Sample(i, in, target)
+	return b.counts.Sample(s, in, target)
 }
 
 // flat returns a wrong shape.
@@ -475,7 +540,10 @@ func TestNonFinite(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			step = 0
-			c.job.OnStep = func(s trainer.StepInfo) { step = s.Step }
+			c.job.OnStep = func(s trainer.StepInfo) error {
+				step = s.Step
+				return nil
+			}
 			s, err := trainer.Run(context.Background(), c.job)
 			var e *trainer.NonFiniteError
 			if !errors.As(err, &e) {
@@ -510,11 +578,11 @@ func TestDataErrorNamesSample(t *testing.T) {
 // elsewhere.
 type failing struct{ counts }
 
-func (f failing) Sample(i int, in, target trainer.Tensor) error {
-	if i%(f.n/1024) != 0 {
+func (f failing) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	if s.Index%(f.n/1024) != 0 {
 		return errors.New("disk on fire")
 	}
-	return f.counts.Sample(i, in, target)
+	return f.counts.Sample(s, in, target)
 }
 
 func TestFaults(t *testing.T) {

@@ -212,7 +212,7 @@ func (t *TextSet) Files() []string {
 func (t *TextSet) Len() int { return 0 }
 
 // Sample fails: see [TextSet.Bind].
-func (t *TextSet) Sample(int, Tensor, Tensor) error {
+func (t *TextSet) Sample(Sample, Tensor, Tensor) error {
 	return errors.New("trainer: text must be bound to a model before it has samples")
 }
 
@@ -263,8 +263,8 @@ type boundText struct {
 
 func (b *boundText) Len() int { return (len(b.text) - 1) / b.context }
 
-func (b *boundText) Sample(i int, in, target Tensor) error {
-	w := b.text[i*b.context:][:b.context+1]
+func (b *boundText) Sample(s Sample, in, target Tensor) error {
+	w := b.text[s.Index*b.context:][:b.context+1]
 	for j := range b.context {
 		in.I[j], target.I[j] = int32(w[j]), int32(w[j+1])
 	}

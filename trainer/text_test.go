@@ -118,7 +118,7 @@ func TestTextSamples(t *testing.T) {
 	var got []string
 	for i := range d.Len() {
 		in, target := tensor.NewInt(3), tensor.NewInt(3)
-		if err := d.Sample(i, in, target); err != nil {
+		if err := d.Sample(Sample{Index: i}, in, target); err != nil {
 			t.Fatal(err)
 		}
 		b := []byte{}

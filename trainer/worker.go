@@ -655,7 +655,9 @@ func (w *worker) trainStep(ctx context.Context, p *prepared, e *engine.Engine, d
 		return err
 	}
 	if p.OnStep != nil && r.Step > w.told && e.First() {
-		_ = w.user("OnStep", func() error { p.OnStep(info); return nil }) // a panic is caught further out
+		if err := w.user("OnStep", func() error { return p.OnStep(info) }); err != nil {
+			return fmt.Errorf("OnStep of step %d: %w", r.Step, err)
+		}
 	}
 	w.told = max(w.told, r.Step)
 	return nil
@@ -749,10 +751,10 @@ func (w *worker) end(p *prepared, runDir string, steps int) error {
 }
 
 // sample reads one sample, and says which one it was if it fails.
-func (w *worker) sample(d Dataset, i int, in, target Tensor) error {
+func (w *worker) sample(d Dataset, s Sample, in, target Tensor) error {
 	return w.user("Sample of the data set", func() error {
-		if err := d.Sample(i, in, target); err != nil {
-			return fmt.Errorf("sample %d of the data: %w", i, err)
+		if err := d.Sample(s, in, target); err != nil {
+			return fmt.Errorf("sample %d of the data: %w", s.Index, err)
 		}
 		return nil
 	})
@@ -766,7 +768,7 @@ func (w *worker) evaluate(ctx context.Context, p *prepared, e *engine.Engine) (*
 	}
 	defer w.spans.evaluated(w.spans.now())
 	loss, err := e.Evaluate(ctx, w.step, k, func(j int, in, target Tensor) error {
-		return w.sample(p.eval, spread(j, k, n), in, target)
+		return w.sample(p.eval, plainSample(p.Seed, spread(j, k, n)), in, target)
 	})
 	if err != nil {
 		return nil, err

@@ -57,8 +57,8 @@ type rings struct {
 
 func (r rings) Len() int { return r.n }
 
-func (r rings) Sample(i int, in, target trainer.Tensor) error {
-	draw := rng.New(r.seed, rng.Place{Sample: uint32(i)}) // sample i is the same whenever it is asked for
+func (r rings) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	draw := rng.New(r.seed, rng.Place{Sample: uint32(s.Index)}) // sample i is the same whenever it is asked for
 	x, y := 2*draw.Float32()-1, 2*draw.Float32()-1
 	in.F[0], in.F[1] = x, y
 	target.I[0] = int32(2*(float32(x*x)+float32(y*y))) % 2
@@ -89,7 +89,10 @@ func main() {
 			}
 			csv := bufio.NewWriter(file)
 			fmt.Fprintln(csv, "step,loss")
-			job.OnStep = func(s trainer.StepInfo) { fmt.Fprintf(csv, "%d,%v\n", s.Step, s.Loss) }
+			job.OnStep = func(s trainer.StepInfo) error {
+				_, err := fmt.Fprintf(csv, "%d,%v\n", s.Step, s.Loss)
+				return err
+			}
 			job.OnEnd = func(trainer.End) error { return errors.Join(csv.Flush(), file.Close()) }
 			return job, nil
 		}

@@ -109,8 +109,8 @@ type points struct{}
 
 func (points) Len() int { return 1 << 14 }
 
-func (points) Sample(i int, in, target trainer.Tensor) error {
-	draw := rng.New(1, rng.Place{Sample: uint32(i)})
+func (points) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	draw := rng.New(1, rng.Place{Sample: uint32(s.Index)})
 	best := float32(math.Inf(-1))
 	for k := range in.F {
 		in.F[k] = float32(draw.Normal())

@@ -24,8 +24,8 @@ type spirals struct {
 
 func (s spirals) Len() int { return s.n }
 
-func (s spirals) Sample(i int, in, target trainer.Tensor) error {
-	draw := rng.New(s.seed, rng.Place{Sample: uint32(i)})
+func (s spirals) Sample(p trainer.Sample, in, target trainer.Tensor) error {
+	draw := rng.New(s.seed, rng.Place{Sample: uint32(p.Index)})
 	arm := draw.IntN(s.arms)
 	r := 0.1 + float64(0.9*draw.Float64())
 	angle := float64(4*r) + float64(2*math.Pi*float64(arm))/float64(s.arms)
@@ -54,9 +54,9 @@ func direction(angle float64) (x, y float64) {
 // accuracy returns the part of the points of d that net puts in their class.
 func accuracy(net *trainer.Net, d spirals) float64 {
 	right := 0
-	in, target := trainer.Tensor{Shape: []int{1, 2}, F: make([]float32, 2)}, trainer.Tensor{I: make([]int32, 1)}
+	in, target := trainer.NewTensor(trainer.Float32, 1, 2), trainer.NewTensor(trainer.Int32, 1)
 	for i := range d.n {
-		if err := d.Sample(i, in, target); err != nil {
+		if err := d.Sample(trainer.Sample{Index: i}, in, target); err != nil {
 			panic(err) // these samples are computed
 		}
 		out := net.Forward(in)

@@ -22,9 +22,9 @@ func TestSpiralsAreFixed(t *testing.T) {
 		var in [2]trainer.Tensor
 		var class [2]int32
 		for k := range in {
-			target := trainer.Tensor{Shape: []int{1}, I: make([]int32, 1)}
-			in[k] = trainer.Tensor{Shape: []int{2}, F: make([]float32, 2)}
-			if err := s.Sample(i, in[k], target); err != nil {
+			target := trainer.NewTensor(trainer.Int32, 1)
+			in[k] = trainer.NewTensor(trainer.Float32, 2)
+			if err := s.Sample(trainer.Sample{Index: i}, in[k], target); err != nil {
 				t.Fatal(err)
 			}
 			class[k] = target.I[0]

@@ -34,7 +34,10 @@ func (o outcome) equal(p outcome) bool {
 func run(t *testing.T, j trainer.Job) outcome {
 	t.Helper()
 	var o outcome
-	j.OnStep = func(s trainer.StepInfo) { o.losses = append(o.losses, s.Loss, s.GradNorm) }
+	j.OnStep = func(s trainer.StepInfo) error {
+		o.losses = append(o.losses, s.Loss, s.GradNorm)
+		return nil
+	}
 	s, err := trainer.Run(context.Background(), j)
 	if err != nil {
 		t.Fatal(err)

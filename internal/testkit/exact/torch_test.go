@@ -47,7 +47,10 @@ func TestPyTorchRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	j.InitFrom, j.RunDir, j.Steps = j.RunDir, "", 20
-	j.OnStep = func(s trainer.StepInfo) { losses = append(losses, s.Loss) }
+	j.OnStep = func(s trainer.StepInfo) error {
+		losses = append(losses, s.Loss)
+		return nil
+	}
 	sum, err := trainer.Run(context.Background(), j)
 	if err != nil {
 		t.Fatal(err)
