@@ -240,7 +240,7 @@ func (c *crew) start() error {
 				return nil
 			},
 			Stop:  func() string { return "" },
-			Level: func(int, int) { c.level <- plan.WorkerID(i) },
+			Level: func(controller.FillID, int) { c.level <- plan.WorkerID(i) },
 			Applied: func(a engine.Applied) {
 				if a.Version != (plan.Version{}) {
 					c.applied <- a
@@ -343,7 +343,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		}
 		c.fills++
 		for _, e := range c.engines {
-			e.Fill(controller.Fill{ID: c.fills, Peers: c.peers, Transfers: state})
+			e.Fill(controller.Fill{ID: controller.FillID{Term: 1, N: c.fills}, Peers: c.peers, Transfers: state})
 		}
 		for len(getters) > 0 {
 			select {

@@ -340,7 +340,7 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		}
 		s.step(controller.Answered{Worker: v.w, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
 	case control.Level:
-		s.step(controller.Level{Worker: v.w, ID: m.ID, Step: m.Step})
+		s.step(controller.Level{Worker: v.w, ID: controller.FillID{Term: m.Term, N: m.N}, Step: m.Step})
 	case control.Applied:
 		s.step(controller.Applied{Worker: v.w, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt},
 			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})

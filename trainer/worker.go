@@ -487,7 +487,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Stop:        w.stopped,
 		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
-		Level:       func(id, step int) { _ = w.send(control.Level{ID: id, Step: step}) },
+		Level:       func(id controller.FillID, step int) { _ = w.send(control.Level{Term: id.Term, N: id.N, Step: step}) },
 		Phase: func(step int, phase string) {
 			w.times.phase(step, phase)
 			w.harm.Phase(step, chaos.Phase(phase))

@@ -105,8 +105,8 @@ func (c *Controller) fillFor(p plan.Plan, view plan.View, what string, reason pl
 	if len(state) == 0 {
 		return c.come(ch)
 	}
-	c.fills++
-	f := &filling{change: ch, wait: make(map[plan.WorkerID]bool), fill: Fill{ID: c.fills, Transfers: state}}
+	c.fill.N++
+	f := &filling{change: ch, wait: make(map[plan.WorkerID]bool), fill: Fill{ID: c.fill, Transfers: state}}
 	for _, m := range c.all() {
 		f.fill.Peers = append(f.fill.Peers, m.Peer)
 	}

@@ -18,8 +18,11 @@ type Config struct {
 	Peers   []Peer    // its workers
 	Profile plan.Profile
 
-	Term    uint64 // of the agents' agreement
-	Attempt uint64 // of the newest ballot in it
+	// Term is that of the agents' agreement. Attempt and Fills are the newest numbers that an earlier
+	// controller of this term has given, see [Controller.Last].
+	Term    uint64
+	Attempt uint64
+	Fills   int
 
 	// Of a run that goes on under another leader: what is agreed of it. Live is the order
 	// of the newest recovery, whose plan is Plan or comes before it. Coming is a
@@ -29,7 +32,6 @@ type Config struct {
 	Coming *Order
 	Issued plan.Version
 	Saved  Saved
-	Fills  int // IDs of fills that may have been given
 
 	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
 	Stages, Mirrors int
@@ -74,7 +76,7 @@ type Controller struct {
 	seen    *look                        // what no better plan was found for
 	looks   int
 	balance *Balance // under way
-	fills   int      // begun so far
+	fill    FillID   // the newest
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -138,7 +140,7 @@ type recovery struct {
 // New returns the controller of a run whose first plan is live.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		cfg: cfg, ballot: Ballot{Term: cfg.Term, Attempt: cfg.Attempt}, plan: cfg.Plan, issued: cfg.Plan.Version,
+		cfg: cfg, ballot: Ballot{cfg.Term, cfg.Attempt}, fill: FillID{cfg.Term, cfg.Fills}, plan: cfg.Plan, issued: cfg.Plan.Version,
 		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
 		times: make(map[plan.WorkerID]plan.Times),
 	}
@@ -149,7 +151,7 @@ func New(cfg Config) *Controller {
 	for _, p := range cfg.Peers {
 		c.members[p.ID] = &member{Peer: p}
 	}
-	c.saved, c.fills = cfg.Saved, cfg.Fills
+	c.saved = cfg.Saved
 	if cfg.Live != nil {
 		c.live = cfg.Live
 	}
@@ -169,6 +171,10 @@ func (c *Controller) Plan() *plan.Plan { return &c.plan }
 
 // Profile returns what is known of the model and the workers, by what they measured.
 func (c *Controller) Profile() plan.Profile { return c.profile() }
+
+// Last returns the newest numbers of ballots and fills. A controller that replaces this one in the
+// same term counts on from them: workers drop older ballots and fills.
+func (c *Controller) Last() (attempt uint64, fills int) { return c.ballot.Attempt, c.fill.N }
 
 // Busy reports whether a recovery is under way.
 func (c *Controller) Busy() bool { return c.phase != steady }
@@ -223,7 +229,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.save(e)
 	case Led:
 		if e.Term > c.ballot.Term {
-			c.ballot = Ballot{Term: e.Term}
+			c.ballot, c.fill = Ballot{Term: e.Term}, FillID{Term: e.Term}
 		}
 		c.recover(now)
 		return c.ask(fmt.Sprintf("this agent leads in term %d", e.Term))

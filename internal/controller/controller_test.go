@@ -464,3 +464,39 @@ func TestPointsFollow(t *testing.T) {
 		}
 	}
 }
+
+// TestFillsAreOrdered holds that every fill is newer than all before it, whoever leads: a worker drops older
+// ones, and a boundary plan that waits for a dropped fill never comes.
+func TestFillsAreOrdered(t *testing.T) {
+	c := storyJob(t, 3, 1, 6, 1, 1)
+	now := time.Unix(0, 0)
+	fills := func(c *Controller, n int) (all []FillID) {
+		for i := range n {
+			w := plan.Worker{ID: 3, Incarnation: i}
+			for _, e := range []Event{Joined{w, "addr"}, Dead{Worker: w, Cause: "killed"}} {
+				for _, e := range c.Step(now, e) {
+					if e, ok := e.(Copy); ok && (len(all) == 0 || all[len(all)-1] != e.Fill.ID) {
+						all = append(all, e.Fill.ID)
+					}
+				}
+			}
+		}
+		return all
+	}
+	all := fills(c, 1500)
+	if len(all) < 1500 {
+		t.Fatalf("%d fills", len(all))
+	}
+	restart := c.cfg // the leader of the term starts over
+	restart.Attempt, restart.Fills = c.Last()
+	c = New(restart)
+	all = append(all, fills(c, 2)...)
+	takeover := c.cfg
+	takeover.Term, takeover.Attempt, takeover.Fills = 2, 0, 0
+	all = append(all, fills(New(takeover), 2)...)
+	for i := range all[1:] {
+		if all[i].Compare(all[i+1]) >= 0 {
+			t.Fatalf("fill %v after %v", all[i+1], all[i])
+		}
+	}
+}

@@ -96,8 +96,9 @@ type (
 	// Level says that a worker has all that a fill was to bring it. See
 	// control.Level.
 	Level struct {
-		Worker   plan.Worker
-		ID, Step int
+		Worker plan.Worker
+		ID     FillID
+		Step   int
 	}
 
 	// Measured brings what a worker has measured of itself; the newest counts. Times are

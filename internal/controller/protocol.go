@@ -135,6 +135,20 @@ type Order struct {
 	From    string `json:"from,omitempty"`
 }
 
+// FillID names a [Fill]. A later fill has a greater FillID, whichever agent leads.
+type FillID struct {
+	Term uint64 `json:"term"` // of the agents' agreement
+	N    int    `json:"n"`    // counts within the term, from 1
+}
+
+// Compare orders fills.
+func (f FillID) Compare(o FillID) int {
+	return cmp.Or(cmp.Compare(f.Term, o.Term), cmp.Compare(f.N, o.N))
+}
+
+// String renders the identity as "2.5".
+func (f FillID) String() string { return fmt.Sprintf("%d.%d", f.Term, f.N) }
+
 // Fill asks for ranges to be copied to workers that will hold them under a
 // plan that is to come. A new one withdraws the one before.
 //
@@ -143,7 +157,7 @@ type Order struct {
 // That goes on until a plan is live, or another Fill comes. When all that a
 // destination is to have has arrived, it says so (control.Level).
 type Fill struct {
-	ID        int             `json:"id"`    // grows
+	ID        FillID          `json:"id"`
 	Peers     []Peer          `json:"peers"` // all to be admitted: the workers of the plan, and joiners
 	Transfers []plan.Transfer `json:"transfers,omitempty"`
 }

@@ -399,7 +399,7 @@ func (s *story) print(e Effect) string {
 		}
 		return text
 	case Copy:
-		return fmt.Sprintf("copy %d on worker %s: %d ranges", e.Fill.ID, name(e.Worker), len(e.Fill.Transfers))
+		return fmt.Sprintf("copy %v on worker %s: %d ranges", e.Fill.ID, name(e.Worker), len(e.Fill.Transfers))
 	case Propose:
 		return "propose " + s.order(e.Order)
 	case Balance:

@@ -199,13 +199,13 @@ func (h *Host) Serve(ctx context.Context) error {
 			}
 			s.leave()
 			if l.Ready {
-				s.take(ctx, l.Term, 0)
+				s.take(ctx, l.Term, 0, 0)
 			}
 			r.follow(l)
 		case old := <-s.again:
 			if s.lead == old {
 				s.leave()
-				s.take(ctx, old.term, old.attempt+1<<32)
+				s.take(ctx, old.term, old.attempt, old.fills)
 			}
 		case reason := <-h.stops:
 			s.stop(reason)
@@ -240,9 +240,9 @@ type seat struct {
 }
 
 // take begins to lead.
-func (s *seat) take(ctx context.Context, term, attempt uint64) {
+func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 	l := newLead(&s.h.c, s.node, term, s.relay)
-	l.attempt = attempt
+	l.attempt, l.fills = attempt, fills
 	l.again = func() {
 		select {
 		case s.again <- l:
@@ -421,7 +421,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	}
 	sess := newSession(cfg, first)
 	sess.able = true
-	sess.term, sess.attempt, sess.leader = l.term, l.attempt, c.Hosts[c.Self].Name
+	sess.term, sess.attempt, sess.fills, sess.leader = l.term, l.attempt, l.fills, c.Hosts[c.Self].Name
 	sess.heir = in
 	var workers []Worker
 	for i, w := range l.workers {
@@ -444,6 +444,9 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	l.welcome(time.Now())
 	l.tasks.Go(func() { l.watch(ctx) })
 	out := r.loop(context.Background(), stops)
+	if sess.ctl != nil {
+		l.attempt, l.fills = sess.ctl.Last()
+	}
 	select {
 	case <-deposed:
 		return Outcome{}, errDeposed

@@ -24,7 +24,8 @@ type lead struct {
 	node    *agree.Node
 	term    uint64
 	fresh   bool         // nobody has led before
-	attempt uint64       // of ballots of this term that were given before
+	attempt uint64       // newest ballot of this term, of an earlier leadership or of this one after serve
+	fills   int          // newest fill, the same
 	since   control.Lead // what hosts are told
 	again   func()       // called when the leadership has to begin anew
 

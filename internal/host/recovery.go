@@ -250,7 +250,7 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 	case control.LinkLost:
 		return s.tell(now, controller.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
 	case control.Level:
-		level := controller.Level{Worker: from, ID: m.ID, Step: m.Step}
+		level := controller.Level{Worker: from, ID: controller.FillID{Term: m.Term, N: m.N}, Step: m.Step}
 		return append(s.traceLevel(now, level), s.tell(now, level)...)
 	case control.Leave:
 		return s.tell(now, controller.Leaving{Worker: from})

@@ -46,9 +46,10 @@ type session struct {
 	plan  plan.Plan
 	start time.Time // of training
 
-	// Where several agents keep the run: the term in which this one leads, ballots of that
-	// term before this session, the host's name, and what the leader before has left.
+	// Where several agents keep the run: the term in which this one leads, ballots and fills of
+	// that term before this session, the host's name, and what the leader before has left.
 	term, attempt uint64
+	fills         int
 	leader        string
 	heir          *inherited
 	tookOver      bool
@@ -703,7 +704,7 @@ func (s *session) begin(now time.Time) []effect {
 		begin.Workers = append(begin.Workers, w.own)
 	}
 	s.ctl = controller.New(controller.Config{
-		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape],
 	})
 	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
@@ -743,9 +744,6 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	return append(effects, show{begin})
 }
-
-// fills is the ID of fills that come before those of this session.
-func (s *session) fills() int { return int(s.term)<<20 + int(s.attempt>>32)<<10 }
 
 // view is who lives, as plans see it.
 func (s *session) view() plan.View {

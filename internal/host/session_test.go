@@ -49,7 +49,7 @@ func play(t *testing.T, events ...event) (*session, string) {
 			e = received{0, m}
 		}
 		for _, effect := range agreeing(s, time.Unix(int64(i), 0), e) {
-			name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "agent.")
+			name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "host.")
 			switch e := effect.(type) {
 			case sendMessage:
 				name = strings.TrimPrefix(fmt.Sprintf("%T", e.m), "control.")
@@ -203,7 +203,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"other version", []event{control.Hello{Protocol: 99}, closed, killed},
-			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 3 before training"}, 1, "-",
+			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 4 before training"}, 1, "-",
 		},
 		{
 			"other worker", []event{control.Hello{Protocol: control.Protocol, WorkerID: 4}, closed, killed},

@@ -206,7 +206,7 @@ func (s *session) takeOver(now time.Time) []effect {
 	}
 	s.first = s.workers[some].ready
 	s.ctl = controller.New(controller.Config{
-		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: profile(s.first), Term: s.term, Attempt: s.attempt, Fills: s.fills(), Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: profile(s.first), Term: s.term, Attempt: s.attempt, Fills: s.fills, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape], Live: in.live, Epoch: in.orders[len(in.orders)-1].Epoch, Coming: in.coming, Issued: in.newest.Version,
 	})
 	s.state = training

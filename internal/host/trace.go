@@ -74,7 +74,7 @@ type copying struct {
 
 type fillID struct {
 	worker plan.Worker
-	id     int
+	id     controller.FillID
 }
 
 // attempt is what one ballot of a recovery is about: each fault has a trace of its own.
@@ -235,7 +235,7 @@ func (s *session) traceLevel(now time.Time, e controller.Level) []effect {
 	}
 	delete(s.tr.fills, id)
 	return []effect{writeSpans{[]trace.Span{{
-		Context: s.tr.run.Root(trace.Migration, uint64(e.Worker.ID), uint64(e.Worker.Incarnation), uint64(e.ID)),
+		Context: s.tr.run.Root(trace.Migration, uint64(e.Worker.ID), uint64(e.Worker.Incarnation), e.ID.Term, uint64(e.ID.N)),
 		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: c.since, End: now,
 		Attrs: []trace.Attr{{Key: trace.KeyStep, Value: e.Step}, {Key: trace.KeyParameters, Value: c.values}, {Key: trace.KeySources, Value: len(c.from)}},
 	}}}}

@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 3
+const Protocol = 4
 
 // Message is one of the types of this package that travel over a [Conn],
 // by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,
@@ -324,7 +324,9 @@ type Fill struct {
 
 // Level says that a worker has all that a Fill is to bring it, as of a step.
 type Level struct {
-	ID, Step int
+	Term uint64 // of the Fill
+	N    int    // of the Fill, within the term
+	Step int
 }
 
 // Leave says that the worker was asked, by its operating system, to end: its

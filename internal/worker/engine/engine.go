@@ -109,7 +109,7 @@ type Config struct {
 	Save   func(Checkpoint)
 	// Level, if it is not nil, is told when all that a Fill is to bring here has
 	// come, and the step that it is of.
-	Level func(id, step int)
+	Level func(id controller.FillID, step int)
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
@@ -258,7 +258,7 @@ type Engine struct {
 	drawn   uint64   // state of their random numbers
 
 	// State on its way to and from holders that are to come.
-	fillID    int // of the newest Fill
+	fillID    controller.FillID // of the newest Fill
 	outgoing  []*outgoing
 	incoming  []*incoming
 	fillRecvs []*comm.Receiving

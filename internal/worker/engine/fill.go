@@ -34,7 +34,7 @@ const fillPriority comm.Priority = 1<<16 - 1
 
 // outgoing is a range on its way to a new holder.
 type outgoing struct {
-	id   int
+	id   controller.FillID
 	r    plan.Range
 	to   comm.Session
 	base bool // the copy is made
@@ -42,7 +42,7 @@ type outgoing struct {
 
 // incoming is a range that this worker will hold.
 type incoming struct {
-	id     int
+	id     controller.FillID
 	r      plan.Range
 	state  *zero.Shard // nil before the base is here
 	params []float32
@@ -60,7 +60,7 @@ type incoming struct {
 // Fill copies state in the background; see [controller.Fill].
 func (e *Engine) Fill(f controller.Fill) {
 	e.mail.put(func() {
-		if e.err != nil || f.ID <= e.fillID {
+		if e.err != nil || f.ID.Compare(e.fillID) <= 0 {
 			return
 		}
 		e.fillID, e.levelSaid = f.ID, false
@@ -186,7 +186,7 @@ func (e *Engine) postFill(o *outgoing, k comm.Key, data []float32, prio comm.Pri
 }
 
 // receiveBase waits for the copy of a range.
-func (e *Engine) receiveBase(id int, r plan.Range) {
+func (e *Engine) receiveBase(id controller.FillID, r plan.Range) {
 	in := &incoming{id: id, r: r}
 	e.incoming = append(e.incoming, in)
 	n := r.Hi - r.Lo

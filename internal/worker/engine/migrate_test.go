@@ -162,7 +162,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 			},
 			Pool:     pool,
 			Stop:     func() string { return "" },
-			Level:    func(int, int) { c.level <- plan.WorkerID(i) },
+			Level:    func(controller.FillID, int) { c.level <- plan.WorkerID(i) },
 			Applied:  func(a Applied) { c.applied <- a.Version },
 			Repaired: func(Repair) { c.repairs.Add(1) },
 		})
@@ -237,7 +237,7 @@ func (c *combs) copy(current plan.Plan, half int) (coming, error) {
 		x.waits[t.To] = true
 	}
 	for _, e := range c.engines {
-		e.Fill(controller.Fill{ID: 1 + half, Peers: c.peers, Transfers: state})
+		e.Fill(controller.Fill{ID: controller.FillID{Term: uint64(1 + half), N: 2000 - 1999*half}, Peers: c.peers, Transfers: state})
 	}
 	return x, nil
 }
@@ -375,7 +375,7 @@ func TestBackInAStage(t *testing.T) {
 		x.waits[s.To] = true
 	}
 	for _, e := range c.engines {
-		e.Fill(controller.Fill{ID: 1, Peers: c.peers, Transfers: state})
+		e.Fill(controller.Fill{ID: controller.FillID{Term: 1, N: 1}, Peers: c.peers, Transfers: state})
 	}
 
 	// Everybody waits for the plan before the step at whose commit it goes live. The lone worker

@@ -35,9 +35,9 @@
 //
 // # Bounds
 //
-// An attempt is one 64-bit word in keys, see [Attempt.Word]: the epoch has 24 bits, the step 32, the repair 8.
+// An attempt is one 64-bit word in keys, see [Attempt.Word]: the epoch has 23 bits, the step 32, the repair 8.
 // [MaxRepair] is the last repair; the value after it names what comes after a commit. Numbers of plans have 23 bits in
-// [Increment]. Layers, micro-batches and boundaries have 31 bits.
+// [Increment]. The term of a fill has 63 bits, its number 31. Layers, micro-batches and boundaries have 31 bits.
 package key
 
 import (
@@ -56,6 +56,9 @@ const afterCommit = 1<<8 - 1
 
 // forever is the step of messages that do not end with one.
 const forever = 1<<64 - 1
+
+// beyond is a step later than all others. Keys of a fill add its term.
+const beyond = 1 << 63
 
 // Attempt names one execution of a step.
 type Attempt struct {
@@ -173,22 +176,24 @@ func (t Try) Word() int { return t.Plan<<8 | t.Repair }
 func TryOf(word int) Try { return Try{word >> 8, word & (1<<8 - 1)} }
 
 // A message of a fill outlives the step: the destination may be behind.
-func filled(fill int, r plan.Range, step, try int) comm.Key {
-	k := ranged(comm.KindState, forever, r)
-	k.Node, k.Micro = tree.Node{Lo: fill, Hi: step}, int32(try)
+func filled(fill controller.FillID, r plan.Range, step, try int) comm.Key {
+	k := ranged(comm.KindState, beyond|fill.Term, r)
+	k.Node, k.Micro = tree.Node{Lo: fill.N, Hi: step}, int32(try)
 	return k
 }
 
 // Base names the state of a range that a fill copies.
-func Base(fill int, r plan.Range) comm.Key { return filled(fill, r, 0, 0) }
+func Base(fill controller.FillID, r plan.Range) comm.Key { return filled(fill, r, 0, 0) }
 
 // Increment names the gradient of a try of a step for a range whose base was sent.
-func Increment(fill int, r plan.Range, step int, t Try) comm.Key {
+func Increment(fill controller.FillID, r plan.Range, step int, t Try) comm.Key {
 	return filled(fill, r, step, t.Word())
 }
 
 // Applied names the numbers of the update of a step, among them the try whose gradient it applied.
-func Applied(fill int, r plan.Range, step int) comm.Key { return filled(fill, r, step, -1) }
+func Applied(fill controller.FillID, r plan.Range, step int) comm.Key {
+	return filled(fill, r, step, -1)
+}
 
 // Shape names the shape of the input of a layer.
 func Shape(epoch, layer int) comm.Key {

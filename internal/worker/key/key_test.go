@@ -41,11 +41,13 @@ func TestKeysDiffer(t *testing.T) {
 	for moment := -1; moment < 2; moment++ {
 		add("a collected array", Collected(after, v, 0, r, moment))
 	}
-	add("a base", Base(1, r))
-	add("an increment", Increment(1, r, 7, Try{3, 0}))
-	add("an increment after a repair", Increment(1, r, 7, Try{3, 1}))
-	add("an update", Applied(1, r, 7))
-	add("a base of another fill", Base(2, r))
+	fill := controller.FillID{Term: 1, N: 1}
+	add("a base", Base(fill, r))
+	add("an increment", Increment(fill, r, 7, Try{3, 0}))
+	add("an increment after a repair", Increment(fill, r, 7, Try{3, 1}))
+	add("an update", Applied(fill, r, 7))
+	add("a base of another fill", Base(controller.FillID{Term: 1, N: 2}, r))
+	add("a base of another term's fill", Base(controller.FillID{Term: 1 << 40, N: 1}, r))
 	add("a shape", Shape(1, 2))
 	add("a shape after a restart", Shape(2, 2))
 	add("a live plan", Live(v))
