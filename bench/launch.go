@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,6 +50,7 @@ func newLab() (*lab, error) {
 type trial struct {
 	flags     []string // of launcher run
 	program   []string // flags of the GPT
+	corpus    string   // what it trains on; "" for the corpus of the module
 	faults    string   // for the bystander; "" for none
 	protected bool     // also for it
 	tell      bool     // the same
@@ -65,6 +67,7 @@ type outcome struct {
 	events  []rundir.Event
 	plans   []rundir.Plan
 	metrics []string     // what the job decides of each step
+	stepMS  []float64    // time of each committed step, in their order
 	roots   []trace.Span // of recoveries, as traces.jsonl has them
 	harm    []harm
 	gone    map[int]int64 // when each worker ended, on the bystander's clock
@@ -98,7 +101,7 @@ func (l *lab) run(t trial) (outcome, error) {
 	}
 	defer os.RemoveAll(temp)
 	args := append([]string{"run", "--plain", "--run-dir", o.dir}, t.flags...)
-	args = append(args, filepath.Join(l.dir, "gpt"), "--data", filepath.Join(l.root, "internal/testkit/exact/testdata/corpus"))
+	args = append(args, filepath.Join(l.dir, "gpt"), "--data", cmp.Or(t.corpus, filepath.Join(l.root, "internal/testkit/exact/testdata/corpus")))
 	cmd := exec.Command(filepath.Join(l.dir, "launcher"), append(args, t.program...)...)
 	cmd.Env = append(os.Environ(), mark+o.dir, "TMPDIR="+temp)
 	var text bytes.Buffer
@@ -264,6 +267,7 @@ func (o *outcome) read() error {
 		return err
 	}
 	for _, m := range all {
+		o.stepMS = append(o.stepMS, m.MS)
 		steps[m.Step] = rundir.Metrics{Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, ValLoss: m.ValLoss}
 	}
 	for _, m := range steps {

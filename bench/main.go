@@ -15,6 +15,7 @@
 //	go run ./bench failslow   slow workers, in how many steps they are found, and false alarms in peace
 //	go run ./bench losses     throughput after losses, against the ideal and the best plan for what is left
 //	go run ./bench model      steps as the cost model predicts them and as they are
+//	go run ./bench versions   steps, recoveries and plans against an older commit
 //
 // Both sides take turns, so that a machine whose speed drifts does not favour
 // one. Results are ratios; the raw figures stand beside them. Kept outputs lie
@@ -28,9 +29,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "traces": traces, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow, "losses": losses, "model": model, "migrate": migrate, "clocks": clocks}
+	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "traces": traces, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow, "losses": losses, "model": model, "migrate": migrate, "clocks": clocks, "versions": versions}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|losses|model|migrate|clocks [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|losses|model|migrate|clocks|versions [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {
