@@ -94,6 +94,10 @@ var importRules = []importRule{
 		why: "workers and hosts meet in messages, never in calls",
 	},
 	{
+		from: []string{"internal/host/session"}, ban: []string{"context", "net", "os", "os/...", "sync", "sync/...", "golang.org/x/sys/...", module + "/internal/host/agree"},
+		why: "the session decides and its host acts: it has no goroutine, socket, file or clock",
+	},
+	{
 		from: []string{"..."}, except: []string{"internal/chaos/...", "trainer/...", "launcher/...", "internal/host/chaos.go"},
 		ban: []string{"internal/chaos/..."},
 		why: "what detects, plans and recovers must know a fault by its effects only; in the host, chaos.go alone may inject one",

@@ -546,10 +546,10 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		listeners[i] = l
 	}
 	h, err := host.NewHost(host.HostConfig{
-		Run: host.Config{
+		Run: host.Config{Settings: host.Settings{
 			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
 			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
-		},
+		}},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],
 		Command: host.Command{Path: a.File, Args: a.Args, Addr: listeners[1].Addr().(*net.TCPAddr).IP.String()},

@@ -407,11 +407,12 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return err
 	}
 	a, err := host.New(host.Config{
-		RunDir: dir, View: v, Output: stdout, Program: p.given, Executable: file, Threads: f.threads, Reduction: f.reduction,
-		Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
-		Command: p.given, Dir: cwd, Resume: again,
-		Chaos: harmsFor(f.harms, f.workers, 1), Start: start, Respawn: f.respawn, Telemetry: told,
-		Clocks: openClocks(f.clocks, f.sysfs),
+		Settings: host.Settings{
+			Program: p.given, Command: p.given, Dir: cwd, Resume: again, Threads: f.threads, Reduction: f.reduction,
+			Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
+			Chaos: harmsFor(f.harms, f.workers, 1), Respawn: f.respawn,
+		},
+		RunDir: dir, View: v, Output: stdout, Executable: file, Start: start, Telemetry: told, Clocks: openClocks(f.clocks, f.sysfs),
 	})
 	if err != nil {
 		return failure{err}

@@ -124,8 +124,11 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	}
 	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
 	out, _ := runInProcess(context.Background(), host.Config{
-		RunDir: dir, View: v, Output: stdout, Program: program(), Executable: executable(), Threads: job.Threads, Reduction: c.reduction,
-		Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
+		Settings: host.Settings{
+			Program: program(), Threads: job.Threads, Reduction: c.reduction,
+			Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
+		},
+		RunDir: dir, View: v, Output: stdout, Executable: executable(),
 	}, job, (*host.Agent).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()

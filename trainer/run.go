@@ -37,7 +37,8 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 		}
 	}
 	out, err := runInProcess(ctx, host.Config{
-		RunDir: dir, Output: os.Stdout, Program: program(), Executable: executable(), Threads: job.Threads,
+		Settings: host.Settings{Program: program(), Threads: job.Threads},
+		RunDir:   dir, Output: os.Stdout, Executable: executable(),
 	}, job, nil)
 	if err == nil {
 		err = out.Err

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -16,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -24,6 +24,8 @@ import (
 
 // Config says how a run is kept. Its zero value is a run without files, view and output.
 type Config struct {
+	session.Settings
+
 	// RunDir is where the run's files go; nil means a run without files.
 	// Serve closes it.
 	RunDir *rundir.Dir
@@ -35,69 +37,13 @@ type Config struct {
 	// view has closed; nil drops it.
 	Output io.Writer
 
-	// Program is the program's name in messages, as people gave it. ""
-	// means "the program".
-	Program string
-
-	// Command and Dir are what the launcher needs to start the program again: PROGRAM as it was
-	// given and the directory it was given in. Without a Command there are no checkpoints. Args,
-	// where it is not nil, are its flags then.
-	Command, Dir string
-	Args         []string
-
-	// Resume says that a run goes on that has ended before; nil for one that begins.
-	Resume *Resume
-
 	// Executable is the file whose SHA-256 goes into job.json where the worker is in
 	// this process; "" leaves it out.
 	Executable string
 
-	// Threads is the number of compute threads of each worker. 0 means the cores this process
-	// may use divided by the workers, at least 1.
-	Threads int
-
-	// Stages is the number of pipeline stages of the first plan. 0 means 1.
-	Stages int
-
-	// Mirrors is the number of replicas of each shard beside its owner's, so that a run bears as
-	// many deaths at a time without going back. 0 means 1, below 0 none.
-	Mirrors int
-
-	// MinWorkers is the fewest workers that training goes on with. 0 means 1.
-	MinWorkers int
-
-	// Detect is the budget in which a worker that gives no sign of life is to be found and
-	// left behind, from its Hello on, before which HelloTimeout counts. It may be silent for three
-	// quarters of it. 0 means for ever.
-	Detect time.Duration
-
-	// Reduction is how gradients are summed: exact, in an order that depends on
-	// the job only, or fast, in the order in which they come. "" means exact.
-	Reduction string
-
-	// Zero is the stage of ZeRO. In both, the optimizer's state is split over the workers of a
-	// stage; the complete gradient is at the owner of a shard only in stage 2, at all of
-	// them in stage 1. 0 means 2.
-	Zero int
-
-	// Reshape says what may be balanced anew between steps: "full" means micro-batches, layers
-	// and workers, "dataflow" micro-batches only, "off" nothing. "" means full.
-	Reshape string
-
-	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
-	// the job, and repair what has altered before it counts.
-	NoDigests bool
-
-	// Chaos, if it is not nil, returns the harms that the workers are to do to themselves, for a
-	// job of so many steps. The agent hands them on unread. Its error is one of usage.
-	Chaos func(steps int) (harms []string, err error)
-
 	// Start starts a worker while the run goes on; nil where that cannot be. It is called by
 	// other goroutines than Serve's.
 	Start func(id, incarnation int) (Worker, error)
-
-	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
-	Respawn bool
 
 	// Clocks are the clocks of the devices that workers compute on, which are to be set; nil leaves
 	// all as it is. Serve closes them. Only the agent of a single host sets clocks.
@@ -106,114 +52,45 @@ type Config struct {
 	// Telemetry gets spans and measures of the run; nil has nothing measured. Serve closes
 	// it.
 	Telemetry Telemetry
-
-	// HelloTimeout is how long a worker may take until it calls
-	// trainer.Main. 0 means 30 s, which is long for a process to start and short
-	// for a person to wait.
-	HelloTimeout time.Duration
 }
 
-// silence is how long a worker may be silent, so that with the time between two looks and the
-// recovery it is out of the plan within the budget.
-func (c Config) silence() time.Duration { return c.Detect * 3 / 4 }
-
-// watches is how often in the budget the agent looks who is silent.
-const watches = 16
-
-// MinDetect is the least Config.Detect: three heartbeats.
-const MinDetect = 3 * control.BeatEvery
-
-// MaxThreads is the most Config.Threads.
-const MaxThreads = 4096
-
-// Validate reports every fault of the configuration, each on a line that names the
-// field and what would be right.
+// Validate reports every fault of the configuration, each on a line that names the field and what would be right.
 func (c Config) Validate() error {
-	var errs []error
-	if c.Threads < 0 || c.Threads > MaxThreads {
-		errs = append(errs, fmt.Errorf("Threads is %d: give 1 to %d, or 0 for all cores", c.Threads, MaxThreads))
-	}
-	if c.Reduction != "" && c.Reduction != "exact" && c.Reduction != "fast" {
-		errs = append(errs, fmt.Errorf("Reduction is %q: give exact or fast, or \"\" for exact", c.Reduction))
-	}
-	if _, ok := reshapes[c.Reshape]; !ok && c.Reshape != "" {
-		errs = append(errs, fmt.Errorf("Reshape is %q: give full, dataflow or off, or \"\" for full", c.Reshape))
-	}
-	if c.Zero < 0 || c.Zero > 2 {
-		errs = append(errs, fmt.Errorf("Zero is %d: give 1 or 2, or 0 for 2", c.Zero))
-	}
-	if c.HelloTimeout < 0 {
-		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
-	}
+	err := c.Settings.Validate()
 	if c.Respawn && c.Start == nil {
-		errs = append(errs, errors.New("Respawn is set without Start: say how a worker is started"))
+		err = errors.Join(err, errors.New("Respawn is set without Start: say how a worker is started"))
 	}
-	if c.MinWorkers < 0 {
-		errs = append(errs, fmt.Errorf("MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers))
-	}
-	if c.Stages < 0 {
-		errs = append(errs, fmt.Errorf("Stages is %d: give at least 1, or 0 for 1", c.Stages))
-	}
-	if c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect {
-		errs = append(errs, fmt.Errorf("Detect is %v: give at least %v, or 0 for no detection", c.Detect, MinDetect))
-	}
-	return errors.Join(errs...)
+	return err
 }
-
-// reshapes are the values of Config.Reshape.
-var reshapes = map[string]controller.Reshape{"full": controller.Full, "dataflow": controller.Dataflow, "off": controller.Off}
 
 func (c Config) withDefaults(workers int) Config {
-	if c.Program == "" {
-		c.Program = "the program"
-	}
-	if c.Threads == 0 {
-		c.Threads = max(1, runtime.GOMAXPROCS(0)/workers)
-	}
-	if c.Stages == 0 {
-		c.Stages = 1
-	}
-	switch {
-	case c.Mirrors == 0:
-		c.Mirrors = 1
-	case c.Mirrors < 0:
-		c.Mirrors = 0
-	}
-	if c.MinWorkers == 0 {
-		c.MinWorkers = 1
-	}
-	if c.Reduction == "" {
-		c.Reduction = "exact"
-	}
-	if c.Reshape == "" {
-		c.Reshape = "full"
-	}
-	if c.Zero == 0 {
-		c.Zero = 2
-	}
-	if c.HelloTimeout == 0 {
-		c.HelloTimeout = 30 * time.Second
-	}
+	c.Settings = c.Settings.WithDefaults(workers)
 	if c.Output == nil {
 		c.Output = io.Discard
 	}
 	return c
 }
 
-// Reason says who asked a run to stop; it becomes stopped_by in summary.json.
-type Reason string
-
-const (
-	Interrupt  Reason = "interrupt"  // Ctrl-C: exit 130
-	Terminated Reason = "terminated" // SIGTERM or SIGHUP: exit 75
-	Cancelled  Reason = "cancelled"  // the end of Serve's context: exit 130
-	Stopped    Reason = "stopped"    // a command of another process: exit 1
-)
+// session returns what a session has to know of the configuration.
+func (c Config) session(workers int) session.Config {
+	sc := session.Config{Settings: c.Settings, Workers: workers, Telemetry: c.Telemetry != nil, CanStart: c.Start != nil}
+	if c.RunDir != nil {
+		sc.RunDir, sc.Shown = c.RunDir.Path(), c.RunDir.String()
+	}
+	switch {
+	case c.Clocks == nil:
+	case c.Clocks.Emulated():
+		sc.Clocks = session.EmulatedClocks
+	default:
+		sc.Clocks = session.RealClocks
+	}
+	return sc
+}
 
 // Agent keeps one run. Its methods may be called from any goroutine; Serve once.
 type Agent struct {
 	cfg   Config
-	stops chan Reason
+	stops chan session.Reason
 	watch *watching
 }
 
@@ -222,12 +99,12 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	return &Agent{cfg: cfg, stops: make(chan Reason, 2), watch: newWatching()}, nil
+	return &Agent{cfg: cfg, stops: make(chan session.Reason, 2), watch: newWatching()}, nil
 }
 
 // Stop asks the run to stop: at the next commit the first time, at once the second
 // time. It never waits.
-func (a *Agent) Stop(r Reason) {
+func (a *Agent) Stop(r session.Reason) {
 	select {
 	case a.stops <- r:
 	default: // two are under way, which is all that counts
@@ -246,9 +123,9 @@ func (a *Agent) CatchSignals() (restore func()) {
 			select {
 			case s := <-ch:
 				if s == os.Interrupt {
-					a.Stop(Interrupt)
+					a.Stop(session.Interrupt)
 				} else {
-					a.Stop(Terminated)
+					a.Stop(session.Terminated)
 				}
 			case <-quit:
 				return
@@ -268,20 +145,24 @@ const reapTime = time.Second
 
 // Serve keeps the run of the workers until all have ended, and closes the view and
 // the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
-func (a *Agent) Serve(ctx context.Context, workers ...Worker) Outcome {
+func (a *Agent) Serve(ctx context.Context, workers ...Worker) session.Outcome {
 	controller.Warm()
 	control.Warm()
 	cfg := a.cfg.withDefaults(len(workers))
-	return newRun(cfg, workers, newSession(cfg, len(workers)), a.watch).loop(ctx, a.stops)
+	var all []plan.Worker
+	for id := range workers {
+		all = append(all, plan.Worker{ID: plan.WorkerID(id)})
+	}
+	return newRun(cfg, workers, session.New(cfg.session(len(workers)), all), a.watch).loop(ctx, a.stops)
 }
 
-func newRun(cfg Config, workers []Worker, s *session, watch *watching) *run {
+func newRun(cfg Config, workers []Worker, s *session.Session, watch *watching) *run {
 	r := &run{
 		cfg:     cfg,
 		workers: workers,
 		watch:   watch,
 		lone:    len(workers) == 1,
-		events:  make(chan event),
+		events:  make(chan session.Event),
 		started: make(chan begun),
 		quit:    make(chan struct{}),
 		s:       s,
@@ -301,10 +182,10 @@ func newRun(cfg Config, workers []Worker, s *session, watch *watching) *run {
 type run struct {
 	cfg     Config
 	workers []Worker
-	s       *session
+	s       *session.Session
 	watch   *watching
 
-	events  chan event             // from the goroutines to the loop
+	events  chan session.Event     // from the goroutines to the loop
 	started chan begun             // the same, of workers
 	send    []chan control.Message // from the loop to each sender; holds more than a session ever sends
 	quit    chan struct{}          // closed when the loop has ended
@@ -315,11 +196,13 @@ type run struct {
 	commands   *commands   // nil for a run without files
 	governing  *governing  // nil where no clocks are to be set
 	gossip     *ringMember // nil where there is no ring
+	noRing     error       // why there is none, where there should be
 	agreement  *agreement
 	opened     chan opened     // while it is being opened; nil afterwards
 	deposed    <-chan struct{} // closed when another agent leads; nil for a lone one
 	lone       bool            // there was one worker at the start
 	start      func(plan.Worker) (Worker, plan.Worker, error)
+	answer     *session.AnswerAdd // of the newest heardOf
 	viewClosed bool
 	early      []byte      // output that came before the view was closed
 	reapAt     []time.Time // when patience with each worker ends; zero: it does not
@@ -333,7 +216,7 @@ type opened struct {
 	err       error
 }
 
-func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
+func (r *run) loop(ctx context.Context, stops <-chan session.Reason) session.Outcome {
 	talk, hangUp := context.WithCancel(context.Background())
 	r.talking = talk
 	others := &r.others
@@ -356,7 +239,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 		ch := make(chan opened, 1)
 		r.opened = ch
 		others.Go(func() {
-			a, err := openAgreement(r.cfg.RunDir, r.cfg.Resume.newest().Generation)
+			a, err := openAgreement(r.cfg.RunDir, r.cfg.Resume.Newest().Generation)
 			ch <- opened{a, err}
 			if err == nil {
 				a.run(talk, r.post)
@@ -367,17 +250,17 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 			// The first plan is greater than any that somebody has seen.
 			o := <-ch
 			if r.opened = nil; o.err != nil {
-				r.apply(r.s.step(time.Now(), fileFailed{o.err}))
+				r.apply(r.s.Step(time.Now(), session.FileFailed{Err: o.err}))
 			} else {
 				r.agreement = o.agreement
 				was := o.agreement.node.State()
-				r.s.version = plan.Version{Generation: was.Generation, N: max(was.Newest.N, again.newest().N) + 1}
+				r.apply(r.s.Step(time.Now(), session.LogOpened{First: plan.Version{Generation: was.Generation, N: max(was.Newest.N, again.Newest().N) + 1}}))
 			}
 		}
 	}
 	if r.cfg.RunDir != nil {
 		if c, err := listenForCommands(); err != nil {
-			r.apply(r.s.step(time.Now(), fileFailed{err}))
+			r.apply(r.s.Step(time.Now(), session.FileFailed{Err: err}))
 		} else {
 			r.commands = c
 			others.Go(func() { c.serve(talk, r.post) })
@@ -396,7 +279,7 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	watch.Stop()
 	defer watch.Stop()
 	rewatch := func() {
-		if period := r.cfg.Detect / watches; period > 0 {
+		if period := r.cfg.Detect / session.Watches; period > 0 {
 			due = time.Now().Add(period)
 			watch.Reset(period)
 		}
@@ -404,47 +287,47 @@ func (r *run) loop(ctx context.Context, stops <-chan Reason) Outcome {
 	rewatch()
 	on, watched := r.watch.now()
 	if on {
-		r.apply(r.s.step(time.Now(), watchAsked{on}))
+		r.apply(r.s.Step(time.Now(), session.WatchAsked{On: on}))
 	}
 	cancelled := ctx.Done()
 
-	r.apply(r.s.began(time.Now()))
+	r.apply(r.s.Begin(time.Now()))
 loop:
-	for !r.s.over() {
-		var e event
-		if at := r.s.alarm(); at.IsZero() {
+	for !r.s.Over() {
+		var e session.Event
+		if at := r.s.Alarm(); at.IsZero() {
 			ring.Stop()
 		} else {
 			ring.Reset(time.Until(at))
 		}
 		select {
 		case <-ring.C:
-			e = alarm{}
+			e = session.AlarmDue{}
 		case e = <-r.events:
 		case reason := <-stops:
-			e = stopAsked{reason}
+			e = session.StopAsked{Reason: reason}
 		case <-watched:
 			var on bool
 			on, watched = r.watch.now()
-			e = watchAsked{on}
+			e = session.WatchAsked{On: on}
 		case <-cancelled:
 			cancelled = nil
-			e = stopAsked{Cancelled}
+			e = session.StopAsked{Reason: session.Cancelled}
 		case <-hello.C:
-			e = helloLate{}
+			e = session.HelloTimeout{}
 		case <-r.deposed:
 			break loop
 		case <-r.cause:
-			e = causeLate{}
+			e = session.CauseTimeout{}
 		case <-watch.C:
-			e = watchTick{due}
+			e = session.WatchTick{Due: due}
 		case begun := <-r.started:
 			if begun.err == nil {
 				r.workers = append(r.workers, begun.w)
 				r.send = append(r.send, newSender())
 				r.reapAt = append(r.reapAt, time.Time{})
 			}
-			r.apply(r.s.step(time.Now(), workerStarted{begun.who, begun.err}))
+			r.apply(r.s.Step(time.Now(), session.WorkerStarted{Worker: begun.who, Err: begun.err}))
 			if begun.err == nil {
 				r.attend(len(r.workers) - 1)
 			}
@@ -452,7 +335,7 @@ loop:
 		case <-r.reap.C:
 			for id, late := range r.late() {
 				if late {
-					r.apply(r.s.step(time.Now(), reapLate{id}))
+					r.apply(r.s.Step(time.Now(), session.ReapTimeout{Worker: id}))
 				}
 			}
 			r.rearm()
@@ -460,13 +343,13 @@ loop:
 		}
 		heard, told := e.(heardOf)
 		if told {
-			e = heard.event
+			e, r.answer = heard.Event, heard.answer
 		}
-		r.apply(r.s.step(time.Now(), e))
+		r.apply(r.s.Step(time.Now(), e))
 		if told {
 			close(heard.done)
 		}
-		if _, ok := e.(watchTick); ok {
+		if _, ok := e.(session.WatchTick); ok {
 			rewatch()
 		}
 	}
@@ -477,30 +360,30 @@ loop:
 		_ = r.commands.close() // a socket that is left behind harms nobody
 	}
 	others.Wait()
-	if r.s.over() { // else another agent goes on with it
+	if r.s.Over() { // else another agent goes on with it
 		r.closeView()
 	}
 
-	out := r.s.outcome()
+	out := r.s.Outcome()
 	if g := r.governing; g != nil {
-		if g.last.reason != "" && r.cfg.RunDir != nil && r.s.plan.Version.N > 0 {
-			_ = r.cfg.RunDir.AddEvent(r.s.clockEvent(time.Now(), g.last).e) // the clocks are what matters
+		if e, ok := r.s.ClocksRestored(time.Now(), g.last); ok && r.cfg.RunDir != nil {
+			_ = r.cfg.RunDir.AddEvent(e) // the clocks are what matters
 		}
 		if g.err != nil && out.Warning == "" {
-			out.Warning = "clocks may not be as they were found: " + oneLine(g.err.Error())
+			out.Warning = "clocks may not be as they were found: " + session.OneLine(g.err.Error())
 		}
 	}
 	if r.cfg.Telemetry != nil {
 		if err := r.cfg.Telemetry.Close(); err != nil && out.Warning == "" {
-			out.Warning = oneLine(err.Error())
+			out.Warning = session.OneLine(err.Error())
 		}
 	}
-	if r.s.lost >= 0 {
-		out.Detail = r.workers[r.s.lost].LastOutput()
+	if out.Lost >= 0 {
+		out.Detail = r.workers[out.Lost].LastOutput()
 	}
 	if r.cfg.RunDir != nil {
 		if err := r.cfg.RunDir.Close(); err != nil && out.Err == nil {
-			out.Err = &FileError{Err: err}
+			out.Err = &session.FileError{Err: err}
 		}
 	}
 	return out
@@ -542,14 +425,15 @@ func (r *run) rearm() {
 // that is found out.
 func newSender() chan control.Message { return make(chan control.Message, 256) }
 
-// heardOf is an event that somebody waits for to be heard of.
+// heardOf is an event whose sender waits until the session has taken it in. The answer, if there is one, is there then.
 type heardOf struct {
-	event
-	done chan struct{}
+	session.Event
+	answer *session.AnswerAdd
+	done   chan struct{}
 }
 
 // post hands an event to the loop, and reports whether there still is one.
-func (r *run) post(e event) bool {
+func (r *run) post(e session.Event) bool {
 	select {
 	case r.events <- e:
 		return true
@@ -589,7 +473,7 @@ func (r *run) attend(id int) {
 func (r *run) awaitExit(id int, w Worker) {
 	select {
 	case <-w.Exited():
-		r.post(workerExited{id, w.Status()})
+		r.post(session.WorkerExited{Worker: id, Status: w.Status()})
 		waitReaped(w)
 	case <-r.quit:
 	}
@@ -601,7 +485,7 @@ func (r *run) talk(ctx context.Context, id int, w Worker, send <-chan control.Me
 	if !far {
 		nc, err := w.Connect(ctx)
 		if err != nil {
-			r.post(connClosed{id, err})
+			r.post(session.ConnClosed{Worker: id, Err: err})
 			return
 		}
 		conn = control.New(nc)
@@ -628,24 +512,24 @@ func (r *run) talk(ctx context.Context, id int, w Worker, send <-chan control.Me
 	for {
 		m, err := conn.Receive(ctx)
 		if err != nil {
-			r.post(connClosed{id, err})
+			r.post(session.ConnClosed{Worker: id, Err: err})
 			return
 		}
-		var e event = received{id, m}
+		var e session.Event = session.Received{Worker: id, Message: m}
 		switch m := m.(type) {
 		case control.Ready:
 			if !far {
 				m.Job.ProgramSHA256 = r.programSum(w)
 			}
-			e = received{id, m}
+			e = session.Received{Worker: id, Message: m}
 		case control.Harm:
-			if m.Text != "" && !r.post(struck{m.Text}) {
+			if m.Text != "" && !r.post(session.FaultInjected{Fault: m.Text}) {
 				return
 			}
 			if m.At == 0 && m.Kind != control.Thaw {
 				continue // nobody dies of it
 			}
-			e = harmOf(harmed{worker: id}, m)
+			e = harmOf(session.FaultStamped{Worker: id}, m)
 		}
 		if !r.post(e) {
 			return
@@ -682,22 +566,22 @@ func (r *run) programSum(w Worker) string {
 
 // apply carries out effects: first what others wait for, in its order, then the rest in its own. A file
 // that cannot be written is one more event for the session.
-func (r *run) apply(effects []effect) {
-	slices.SortStableFunc(effects, func(a, b effect) int { return r.urgency(a) - r.urgency(b) })
+func (r *run) apply(effects []session.Effect) {
+	slices.SortStableFunc(effects, func(a, b session.Effect) int { return r.urgency(a) - r.urgency(b) })
 	for _, e := range effects {
 		if err := r.do(e); err != nil {
-			r.apply(r.s.step(time.Now(), fileFailed{err}))
+			r.apply(r.s.Step(time.Now(), session.FileFailed{Err: err}))
 			return
 		}
 	}
 }
 
 // urgency is 0 for an effect that a recovery waits for, and for those that it may rely on.
-func (r *run) urgency(e effect) int {
+func (r *run) urgency(e session.Effect) int {
 	switch e.(type) {
-	case sendMessage, kill, fence, writeJob:
+	case session.Send, session.Kill, session.Fence, session.WriteJob:
 		return 0
-	case propose:
+	case session.Propose:
 		if r.agreement != nil || r.opened != nil {
 			return 0
 		} // else it is agreed at once, with effects of its own
@@ -705,10 +589,10 @@ func (r *run) urgency(e effect) int {
 	return 1
 }
 
-func (r *run) do(e effect) error {
+func (r *run) do(e session.Effect) error {
 	dir := r.cfg.RunDir
 	switch e := e.(type) {
-	case writeJob:
+	case session.WriteJob:
 		if dir == nil {
 			return nil
 		}
@@ -719,97 +603,98 @@ func (r *run) do(e effect) error {
 			}
 			r.agreement = o.agreement
 		}
-		entry, err := r.agreement.job(e.job)
+		entry, err := r.agreement.job(e.Job)
 		if err != nil {
 			return err
 		}
 		r.agreement.propose(entry)
-		return dir.WriteJob(e.job, e.data)
-	case verify:
-		job := r.s.job.ID()
-		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), job, e.p)) })
-	case balance:
-		r.others.Go(func() { r.post(balanced{e.Make()}) })
-	case commitCheckpoint:
-		r.others.Go(func() { commitFiles(r.talking, dir.Path(), e.manifest, r.post) })
-	case writePlan:
+		return dir.WriteJob(e.Job, e.Data)
+	case session.VerifyCheckpoint:
+		r.others.Go(func() { r.post(verifyFiles(r.talking, dir.Path(), e.Job, e.Propose)) })
+	case session.Balance:
+		r.others.Go(func() { r.post(session.Balanced{Balanced: e.Make()}) })
+	case session.CommitCheckpoint:
+		r.others.Go(func() { commitFiles(r.talking, dir.Path(), e.Manifest, r.post) })
+	case session.WritePlan:
 		if dir == nil {
 			return nil
 		}
-		return dir.AddPlan(e.p)
-	case writeMetrics:
+		return dir.AddPlan(e.Plan)
+	case session.WriteMetrics:
 		if dir == nil {
 			return nil
 		}
-		return dir.AddMetrics(e.m)
-	case writeEvent:
+		return dir.AddMetrics(e.Metrics)
+	case session.WriteEvent:
 		if r.cfg.View != nil {
-			r.cfg.View.Show(view.Change(e.e))
+			r.cfg.View.Show(view.Change(e.Event))
 		}
 		if dir == nil {
 			return nil
 		}
-		return dir.AddEvent(e.e)
-	case writeWorkers:
+		return dir.AddEvent(e.Event)
+	case session.WriteWorkers:
 		if dir == nil || r.commands == nil {
 			return nil
 		}
-		return dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.alive})
-	case beginTrace:
+		return dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.Alive})
+	case session.BeginTrace:
 		var file func([]byte) error
 		if dir != nil {
 			file = dir.AddTrace
 		}
-		r.cfg.Telemetry.Begin(e.run, e.program, file)
-	case writeSpans:
-		r.cfg.Telemetry.Spans(e.spans)
-	case observe, release, drawn:
+		r.cfg.Telemetry.Begin(e.Run, e.Program, file)
+	case session.WriteSpans:
+		r.cfg.Telemetry.Spans(e.Spans)
+	case session.ObserveStep, session.ReleaseClocks, session.DeviceUsed:
 		r.governing.take(e)
-	case measure:
-		r.cfg.Telemetry.Measure(e.m)
-	case writeSummary:
+	case session.Measure:
+		r.cfg.Telemetry.Measure(e.Measure)
+	case session.WriteSummary:
 		if dir == nil {
 			return nil
 		}
-		return dir.WriteSummary(e.s)
-	case sendMessage:
-		r.send[e.worker] <- e.m
-	case show:
+		return dir.WriteSummary(e.Summary)
+	case session.Send:
+		r.send[e.Worker] <- e.Message
+	case session.Show:
 		if r.cfg.View != nil {
-			r.cfg.View.Show(e.e)
+			r.cfg.View.Show(e.Event)
 		}
-	case closeView:
+	case session.CloseView:
 		r.closeView()
-	case output:
+	case session.Output:
 		if r.viewClosed {
-			_, _ = io.WriteString(r.cfg.Output, e.text)
-		} else if len(r.early)+len(e.text) <= maxEarlyOutput {
-			r.early = append(r.early, e.text...)
+			_, _ = io.WriteString(r.cfg.Output, e.Text)
+		} else if len(r.early)+len(e.Text) <= maxEarlyOutput {
+			r.early = append(r.early, e.Text...)
 		}
-	case beginWorker:
-		r.begin(e.who)
-	case kill:
-		r.workers[e.worker].Kill()
-		r.patience(e.worker)
-	case propose:
+	case session.StartWorker:
+		r.begin(e.Worker)
+	case session.Kill:
+		r.workers[e.Worker].Kill()
+		r.patience(e.Worker)
+	case session.Propose:
 		if r.agreement == nil {
 			// Nothing outlives this agent: what it proposes is agreed.
 			began := time.Now()
-			r.apply(r.s.step(time.Now(), agreedOn{e.order.Plan.Version, began}))
+			r.apply(r.s.Step(time.Now(), session.Agreed{Version: e.Order.Plan.Version, Proposed: began}))
 			return nil
 		}
-		entry, err := r.agreement.plan(e.order, e.reason)
+		entry, err := r.agreement.plan(e.Order, e.Reason)
 		if err != nil {
 			return err
 		}
 		r.agreement.propose(entry)
-	case awaitExit:
-		r.patience(e.worker)
-	case fence:
-		if w, ok := r.workers[e.worker].(*remote); ok {
+	case session.AwaitExit:
+		r.patience(e.Worker)
+	case session.AnswerAdd:
+		*r.answer = e
+	case session.Fence:
+		if w, ok := r.workers[e.Worker].(*remote); ok {
 			w.fence()
 		}
-	case awaitCause:
+	case session.AwaitCause:
 		// What a frozen worker does to others shows before it counts as silent.
 		r.cause = time.After(reapTime + r.cfg.Detect)
 	default:

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -41,7 +42,7 @@ func TestMain(m *testing.M) {
 		os.Exit(workerProcess(id, os.Args[1:]))
 	}
 	// Lives as long as the process, as its comment says.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/elastic/agent.keepThread"))
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/host.keepThread"))
 }
 
 // trainer is a worker that trains nothing.
@@ -244,7 +245,7 @@ func raise(s syscall.Signal) {
 	select {}
 }
 
-func serve(t *testing.T, cfg Config, w Worker) Outcome {
+func serve(t *testing.T, cfg Config, w Worker) session.Outcome {
 	t.Helper()
 	a, err := New(cfg)
 	if err != nil {
@@ -356,8 +357,8 @@ func TestContextStopsAtTheNextCommit(t *testing.T) {
 		}
 	}}})
 	o := a.Serve(ctx, trainer{steps: 100, at: -1}.inProcess())
-	var stopped *StoppedError
-	if !errors.As(o.Err, &stopped) || stopped.Reason != Cancelled || stopped.AtOnce || o.Summary.StoppedBy != "cancelled" {
+	var stopped *session.StoppedError
+	if !errors.As(o.Err, &stopped) || stopped.Reason != session.Cancelled || stopped.AtOnce || o.Summary.StoppedBy != "cancelled" {
 		t.Errorf("got %+v, %v", o.Summary, o.Err)
 	}
 }
@@ -372,11 +373,11 @@ func TestSecondStopLeavesAStuckFunction(t *testing.T) {
 		}
 		began := time.Now()
 		o := a.Serve(t.Context(), trainer{steps: 9, at: 3, before: func(*control.Conn) {
-			a.Stop(Interrupt)
-			a.Stop(Interrupt)
+			a.Stop(session.Interrupt)
+			a.Stop(session.Interrupt)
 			<-release
 		}}.inProcess())
-		if o.ExitStatus() != ExitInterrupted || o.Summary.Steps > 2 {
+		if o.ExitStatus() != session.ExitInterrupted || o.Summary.Steps > 2 {
 			t.Errorf("got %+v, %v", o.Summary, o.Err)
 		}
 		if waited := time.Since(began); waited != reapTime {
@@ -389,8 +390,8 @@ func TestSecondStopLeavesAStuckFunction(t *testing.T) {
 
 func TestHelloTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := serve(t, Config{Program: "./x"}, InProcess(func(ctx context.Context, _ net.Conn) { <-ctx.Done() }))
-		var e *NoMainError
+		o := serve(t, Config{Settings: session.Settings{Program: "./x"}}, InProcess(func(ctx context.Context, _ net.Conn) { <-ctx.Done() }))
+		var e *session.NoMainError
 		if !errors.As(o.Err, &e) || !strings.Contains(e.Error(), "./x has not called trainer.Main within 30s") {
 			t.Errorf("got %v", o.Err)
 		}
@@ -402,14 +403,14 @@ func TestGarbageIsAnError(t *testing.T) {
 		io.WriteString(nc, "GET / HTTP/1.1\r\n\r\n")
 		<-ctx.Done()
 	}))
-	var e *ProtocolError
+	var e *session.ProtocolError
 	if !errors.As(o.Err, &e) {
 		t.Errorf("got %v", o.Err)
 	}
 }
 
 func TestValidateReportsAllFaults(t *testing.T) {
-	_, err := New(Config{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond})
+	_, err := New(Config{Settings: session.Settings{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond}})
 	if err == nil || len(strings.Split(err.Error(), "\n")) != 6 {
 		t.Errorf("got %v", err)
 	}
@@ -455,7 +456,7 @@ func TestProcess(t *testing.T) {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			w, dir := startWorker(t, c.args...)
 			var out bytes.Buffer
-			o := serve(t, Config{RunDir: dir, Output: &out, Program: "./fake"}, w)
+			o := serve(t, Config{Settings: session.Settings{Program: "./fake"}, RunDir: dir, Output: &out}, w)
 			if msg := fmt.Sprint(o.Err); msg != c.err && !(o.Err == nil && c.err == "") {
 				t.Errorf("error is %q, want %q", msg, c.err)
 			}
@@ -528,7 +529,7 @@ func TestSignalsStopAProcess(t *testing.T) {
 func TestStopEndsAProcessThatNeverConnects(t *testing.T) {
 	w, dir := startWorker(t, "sleep")
 	a, _ := New(Config{RunDir: dir})
-	a.Stop(Interrupt)
+	a.Stop(session.Interrupt)
 	if o := a.Serve(t.Context(), w); o.ExitStatus() != 130 {
 		t.Errorf("got %v", o.Err)
 	}

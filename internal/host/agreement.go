@@ -8,6 +8,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -62,7 +63,7 @@ func openAgreement(dir *rundir.Dir, after int) (*agreement, error) {
 }
 
 // run commits what is proposed, one after the other, and tells of it, until ctx ends.
-func (a *agreement) run(ctx context.Context, post func(event) bool) {
+func (a *agreement) run(ctx context.Context, post func(session.Event) bool) {
 	for {
 		select {
 		case p := <-a.entries:
@@ -71,7 +72,7 @@ func (a *agreement) run(ctx context.Context, post func(event) bool) {
 				case ctx.Err() != nil:
 					return
 				case a.term == 0 || l.Ready && l.Term == a.term && errors.Is(err, agree.ErrInvalid):
-					post(fileFailed{err})
+					post(session.FileFailed{Err: err})
 					return
 				}
 				if _, again := p.entry.(agree.Job); again {
@@ -82,11 +83,11 @@ func (a *agreement) run(ctx context.Context, post func(event) bool) {
 				}
 				return // another one leads, which ends this
 			}
-			if e, ok := p.entry.(agree.Plan); ok && !post(agreedOn{e.Version, p.began}) {
+			if e, ok := p.entry.(agree.Plan); ok && !post(session.Agreed{Version: e.Version, Proposed: p.began}) {
 				return
 			}
 		case <-a.node.Broken():
-			post(fileFailed{a.node.Sync()})
+			post(session.FileFailed{Err: a.node.Sync()})
 			return
 		case <-ctx.Done():
 			return

@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/trace"
-	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -54,137 +51,12 @@ type Device struct {
 // is often one percent.
 var governorConfig = dvfs.Config{Gain: 0.005}
 
-// What goes to the goroutine.
-type (
-	// observe asks whether clocks are to be set after a step.
-	observe struct {
-		plan      plan.Plan
-		profile   plan.Profile              // as plans are made with
-		under     map[plan.WorkerID]float64 // how many times as long each worker takes at the clock of the moment
-		seconds   float64
-		processes map[int]int
-		changes   uint64 // of clocks before it
-	}
-	// release has lowered clocks put back: another plan is live.
-	release struct{ version plan.Version }
-	// drawn lets an emulated device have computed and waited, in seconds.
-	drawn struct {
-		worker     int
-		busy, idle float64
-	}
-)
-
-// What comes from it.
-type (
-	// clocked says that clocks were set, or, where there are no settings, why none will be.
-	clocked struct {
-		reason   string
-		settings []rundir.Clock
-		lowered  map[plan.WorkerID]float64 // how many times as long workers whose clock was set may take, at least 1
-		raised   []plan.WorkerID           // workers whose clock is higher than it was found
-		shares   map[plan.WorkerID]float64 // of the speed as found
-		joules   float64
-	}
-	metered struct{ devices []trace.Device }
-)
-
-// clocking is what a session knows of clocks.
-type clocking struct {
-	off  bool // none will be set any more
-	prof plan.Profile
-	made bool // prof is that of the newest times
-
-	since int // step after which devices are looked after; 0: they are not
-}
-
-// clockStep follows the step that was committed last.
-func (s *session) clockStep(m control.Step) []effect {
-	if s.cfg.Clocks == nil || s.clocks.off || s.state != training || s.stop != "" || s.ctl.Busy() || s.thin || m.Plan != uint64(s.plan.Version.N) {
-		return nil
-	}
-	e := observe{plan: s.plan, seconds: m.MS / 1000, under: make(map[plan.WorkerID]float64), processes: make(map[int]int)}
-	for _, w := range s.plan.Workers {
-		id := s.find(w)
-		if _, told := s.paces.told[w.ID]; !told || id < 0 || s.workers[id].gone {
-			return nil
-		}
-		e.under[w.ID] = s.paces.detector.Under(w.ID)
-		e.processes[int(w.ID)] = s.workers[id].pid
-	}
-	if !s.clocks.made {
-		s.clocks.prof, s.clocks.made = s.ctl.Profile(), true
-	}
-	if e.profile = s.clocks.prof; s.clocks.since == 0 {
-		s.clocks.since = m.Step
-	}
-	return []effect{e}
-}
-
-// clockPlan follows a new plan.
-func (s *session) clockPlan() []effect {
-	s.clocks.made = false
-	if s.cfg.Clocks == nil || s.clocks.off {
-		return nil
-	}
-	return []effect{release{s.plan.Version}}
-}
-
-// clockDraw follows what a worker says of its step.
-func (s *session) clockDraw(id int, m control.Step) []effect {
-	if s.cfg.Clocks == nil || s.clocks.off || !s.cfg.Clocks.Emulated() {
-		return nil
-	}
-	busy, whole := time.Duration(m.Compute).Seconds(), m.MS/1000
-	return []effect{drawn{s.id(id), min(max(busy, 0), whole), max(whole-busy, 0)}}
-}
-
-// clocked takes in that clocks were set.
-func (s *session) clocked(now time.Time, e clocked) []effect {
-	if s.judged {
-		return nil
-	}
-	for w, by := range e.lowered {
-		s.paces.detector.Lowered(w, by)
-	}
-	for _, w := range e.raised { // it is another device from now on, and is measured anew
-		s.paces.forget(w)
-	}
-	effects := []effect{s.clockEvent(now, e), show{view.Note(e.reason)}}
-	s.clocks.off = s.clocks.off || len(e.settings) == 0
-	if s.cfg.Clocks.Emulated() {
-		for _, w := range slices.Sorted(maps.Keys(e.shares)) {
-			if id := s.newest(w); id >= 0 && !s.workers[id].gone && s.workers[id].state == training {
-				effects = append(effects, sendMessage{id, control.Clock{Share: e.shares[w]}})
-			}
-		}
-	}
-	return effects
-}
-
-// clockEvent is the line of events.jsonl.
-func (s *session) clockEvent(now time.Time, e clocked) writeEvent {
-	line := s.event(now, "clocks", e.reason)
-	line.e.Clocking = &rundir.Clocking{Clocks: e.settings, Emulated: s.cfg.Clocks.Emulated(), Joules: e.joules, AfterStep: s.last.Step, SinceStep: s.clocks.since}
-	return line
-}
-
-// metered passes on what devices do.
-func (s *session) metered(e metered) (effects []effect) {
-	if s.tr == nil {
-		return nil
-	}
-	for _, d := range e.devices {
-		effects = append(effects, measure{d})
-	}
-	return effects
-}
-
 // governing is the goroutine that sets clocks.
 type governing struct {
 	clocks   Clocks
 	cfg      dvfs.Config
-	queue    *queue[effect]
-	post     func(event) bool
+	queue    *queue[session.Effect]
+	post     func(session.Event) bool
 	newest   atomic.Uint64                          // N of the newest plan; what is about another one is dropped
 	changes  atomic.Uint64                          // of clocks; steps from before the newest tell nothing of it
 	emulated atomic.Pointer[map[int]*dvfs.Emulated] // clocks of workers that are emulated; nil before devices are known
@@ -200,29 +72,29 @@ type governing struct {
 	from      []float64 // joules as it was opened
 	before    float64   // joules of devices that are no longer there
 
-	last clocked // after the end: what was put back
-	err  error   // after the end: what could not be
+	last session.ClocksSet // after the end: what was put back
+	err  error             // after the end: what could not be
 }
 
-func newGoverning(c Clocks, cfg dvfs.Config, post func(event) bool) (*governing, error) {
+func newGoverning(c Clocks, cfg dvfs.Config, post func(session.Event) bool) (*governing, error) {
 	g, err := dvfs.NewGovernor(cfg)
 	if err != nil {
 		return nil, err
 	}
-	return &governing{clocks: c, cfg: cfg, queue: newQueue[effect](), post: post, governor: g}, nil
+	return &governing{clocks: c, cfg: cfg, queue: newQueue[session.Effect](), post: post, governor: g}, nil
 }
 
 // take hands work to the goroutine; it never waits.
-func (g *governing) take(e effect) {
+func (g *governing) take(e session.Effect) {
 	switch o := e.(type) {
-	case observe:
-		o.changes = g.changes.Load()
+	case session.ObserveStep:
+		o.Changes = g.changes.Load()
 		e = o
-	case release:
-		g.newest.Store(uint64(o.version.N))
-	case drawn: // at once, as of a real device: the goroutine may be searching for steps on end
-		if all := g.emulated.Load(); all != nil && (*all)[o.worker] != nil {
-			(*all)[o.worker].Run(o.busy, o.idle)
+	case session.ReleaseClocks:
+		g.newest.Store(uint64(o.Version.N))
+	case session.DeviceUsed: // at once, as of a real device: the goroutine may be searching for steps on end
+		if all := g.emulated.Load(); all != nil && (*all)[o.Worker] != nil {
+			(*all)[o.Worker].Run(o.Busy, o.Idle)
 		}
 		return
 	}
@@ -247,7 +119,7 @@ func (g *governing) run(ctx context.Context) {
 		for {
 			select {
 			case <-tick.C:
-				g.queue.put(metered{})
+				g.queue.put(session.Metered{})
 			case <-metering.Done():
 				return
 			}
@@ -259,13 +131,13 @@ func (g *governing) run(ctx context.Context) {
 			return
 		}
 		switch e := e.(type) {
-		case observe:
-			if !g.gaveUp && uint64(e.plan.Version.N) >= g.newest.Load() && e.changes == g.changes.Load() {
+		case session.ObserveStep:
+			if !g.gaveUp && uint64(e.Plan.Version.N) >= g.newest.Load() && e.Changes == g.changes.Load() {
 				g.observe(ctx, e)
 			}
-		case release:
+		case session.ReleaseClocks:
 			g.release(e)
-		case metered:
+		case session.Metered:
 			g.meter()
 		}
 	}
@@ -277,10 +149,10 @@ func (g *governing) close() {
 	if touched {
 		g.err = g.keeper.Close()
 	}
-	g.last.joules = g.joules()
+	g.last.Joules = g.joules()
 	if g.err == nil && touched {
-		g.last.reason = "clocks are as they were found: the run is over"
-		g.last.settings = g.restored()
+		g.last.Reason = "clocks are as they were found: the run is over"
+		g.last.Settings = g.restored()
 	}
 	g.err = errors.Join(g.err, g.clocks.Close(g.err == nil))
 }
@@ -303,10 +175,10 @@ func (g *governing) giveUp(why error) {
 		g.err = g.keeper.Close()
 		g.restored()
 	}
-	e := clocked{reason: "clocks are left alone: " + oneLine(why.Error()), joules: g.joules(), lowered: make(map[plan.WorkerID]float64)}
+	e := session.ClocksSet{Reason: "clocks are left alone: " + session.OneLine(why.Error()), Joules: g.joules(), Lowered: make(map[plan.WorkerID]float64)}
 	for _, d := range g.devices {
 		for _, w := range d.Workers {
-			e.lowered[plan.WorkerID(w)] = 1
+			e.Lowered[plan.WorkerID(w)] = 1
 		}
 	}
 	g.post(e)
@@ -359,7 +231,7 @@ func (g *governing) joules() float64 {
 }
 
 func (g *governing) meter() {
-	var m metered
+	var m session.Metered
 	for i, d := range g.devices {
 		x := trace.Device{Name: d.Name(), Kind: d.Kind, Hertz: float64(g.now[i]) * 1e6, Emulated: g.clocks.Emulated()}
 		if mhz, err := d.Current(); err == nil {
@@ -368,15 +240,15 @@ func (g *governing) meter() {
 		if j, err := d.Energy(); err == nil && !math.IsNaN(g.from[i]) {
 			x.Joules = j - g.from[i]
 		}
-		m.devices = append(m.devices, x)
+		m.Devices = append(m.Devices, x)
 	}
-	if len(m.devices) > 0 {
+	if len(m.Devices) > 0 {
 		g.post(m)
 	}
 }
 
 // release puts lowered clocks back.
-func (g *governing) release(e release) {
+func (g *governing) release(e session.ReleaseClocks) {
 	var back []dvfs.Setting
 	for i := range g.devices {
 		if g.now[i] < g.own[i] {
@@ -384,15 +256,15 @@ func (g *governing) release(e release) {
 		}
 	}
 	if len(back) > 0 && !g.gaveUp {
-		g.apply(back, fmt.Sprintf("clocks are put back: plan %v is live, and its times are to be measured", e.version))
+		g.apply(back, fmt.Sprintf("clocks are put back: plan %v is live, and its times are to be measured", e.Version))
 	}
 }
 
 // observe asks the governor, and does what it says.
-func (g *governing) observe(ctx context.Context, e observe) {
+func (g *governing) observe(ctx context.Context, e session.ObserveStep) {
 	others := func(id, pid int) bool { return g.processes[id] != pid }
-	if !g.opened || anyOf(e.processes, others) {
-		if err := g.open(e.processes); err != nil {
+	if !g.opened || anyOf(e.Processes, others) {
+		if err := g.open(e.Processes); err != nil {
 			g.giveUp(err)
 			return
 		}
@@ -401,10 +273,10 @@ func (g *governing) observe(ctx context.Context, e observe) {
 			return
 		}
 	}
-	version := uint64(e.plan.Version.N)
-	o := dvfs.Observation{Plan: version, Seconds: e.seconds}
+	version := uint64(e.Plan.Version.N)
+	o := dvfs.Observation{Plan: version, Seconds: e.Seconds}
 	place := make(map[int]int) // of a worker in the plan
-	for i, w := range e.plan.Workers {
+	for i, w := range e.Plan.Workers {
 		place[int(w.ID)] = i
 	}
 	for i, d := range g.devices {
@@ -431,9 +303,9 @@ func (g *governing) observe(ctx context.Context, e observe) {
 
 // apply sets clocks and tells of it.
 func (g *governing) apply(settings []dvfs.Setting, reason string) {
-	e := clocked{reason: reason, lowered: make(map[plan.WorkerID]float64), shares: make(map[plan.WorkerID]float64)}
+	e := session.ClocksSet{Reason: reason, Lowered: make(map[plan.WorkerID]float64), Shares: make(map[plan.WorkerID]float64)}
 	if g.clocks.Emulated() {
-		e.reason += " (emulated)"
+		e.Reason += " (emulated)"
 	}
 	for i, s := range settings {
 		if s.MHz == g.devices[s.Clock].Found() {
@@ -461,16 +333,16 @@ func (g *governing) apply(settings []dvfs.Setting, reason string) {
 		}
 		for _, w := range d.Workers {
 			id := plan.WorkerID(w)
-			e.shares[id] = speed(s.MHz) / speed(d.Found())
+			e.Shares[id] = speed(s.MHz) / speed(d.Found())
 			if up {
-				e.raised = append(e.raised, id)
+				e.Raised = append(e.Raised, id)
 			} else {
-				e.lowered[id] = max(1, speed(g.own[s.Clock])/speed(s.MHz))
+				e.Lowered[id] = max(1, speed(g.own[s.Clock])/speed(s.MHz))
 			}
 		}
-		e.settings = append(e.settings, rundir.Clock{Device: d.Name(), MHz: s.MHz, Workers: d.Workers})
+		e.Settings = append(e.Settings, rundir.Clock{Device: d.Name(), MHz: s.MHz, Workers: d.Workers})
 	}
-	e.joules = g.joules()
+	e.Joules = g.joules()
 	g.post(e)
 }
 
@@ -489,24 +361,24 @@ const maxSimulated = 1 << 12
 
 // clockModel predicts a step of the plan from the speeds of workers, beside those that were measured at the clocks of the moment. Nothing
 // takes long any more where it is stale.
-func clockModel(e observe, stale func() bool) dvfs.Model {
-	p := e.plan
+func clockModel(e session.ObserveStep, stale func() bool) dvfs.Model {
+	p := e.Plan
 	now := make([]float64, len(p.Workers)) // speed by the profile, at the clock of the moment
 	m := dvfs.Model{Workers: len(p.Workers), Busy: make([]float64, len(p.Workers))}
 	place := make(map[plan.WorkerID]int)
 	for i, w := range p.Workers {
 		place[w.ID], now[i] = i, 1
-		if v := e.profile.Speed[w.ID]; v > 0 {
+		if v := e.Profile.Speed[w.ID]; v > 0 {
 			now[i] = v
 		}
-		if u := e.under[w.ID]; u > 1 {
+		if u := e.Under[w.ID]; u > 1 {
 			now[i] /= u
 		}
 	}
 	passes := 0
 	for s, st := range p.Stages {
 		var pass time.Duration
-		for _, l := range e.profile.Layers[st.Lo:st.Hi] {
+		for _, l := range e.Profile.Layers[st.Lo:st.Hi] {
 			pass += l.Forward + l.Backward
 		}
 		for _, w := range p.Route[s] {
@@ -519,7 +391,7 @@ func clockModel(e observe, stale func() bool) dvfs.Model {
 		if stale() {
 			return math.Inf(1)
 		}
-		prof := e.profile
+		prof := e.Profile
 		prof.Speed = make(map[plan.WorkerID]float64, len(now))
 		for i, w := range p.Workers {
 			prof.Speed[w.ID] = now[i] * speeds[i]

@@ -2,7 +2,6 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -10,10 +9,8 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/internal/controller"
-	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/plan"
-	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // fakeClock is a clock that would stay as it is set.
@@ -96,7 +93,7 @@ func (c *fakeClocks) Close(restored bool) error {
 func (c *fakeClocks) Emulated() bool { return c.emulated }
 
 // uneven is a plan of which clocks can make something: one of four workers has a quarter of the others' work.
-func uneven(t *testing.T) observe {
+func uneven(t *testing.T) session.ObserveStep {
 	prof := plan.Profile{}
 	for range 2 {
 		prof.Layers = append(prof.Layers, plan.Layer{Tensors: []int{4}, Forward: time.Millisecond, Backward: 2 * time.Millisecond})
@@ -112,13 +109,13 @@ func uneven(t *testing.T) observe {
 	if w := p.Route[0][0]; w != 0 || p.Route[0][11] != 2 || p.Route[0][12] != 3 {
 		t.Fatalf("routes %v", p.Route)
 	}
-	return observe{plan: p, profile: prof, seconds: 0.1, processes: map[int]int{0: 10, 1: 11, 2: 12, 3: 13}}
+	return session.ObserveStep{Plan: p, Profile: prof, Seconds: 0.1, Processes: map[int]int{0: 10, 1: 11, 2: 12, 3: 13}}
 }
 
-func governed(t *testing.T, c *fakeClocks) (g *governing, posted *[]event) {
-	posted = new([]event)
+func governed(t *testing.T, c *fakeClocks) (g *governing, posted *[]session.Event) {
+	posted = new([]session.Event)
 	c.t = t
-	g, err := newGoverning(c, dvfs.Config{Settle: 2, Hold: 4}, func(e event) bool { *posted = append(*posted, e); return true })
+	g, err := newGoverning(c, dvfs.Config{Settle: 2, Hold: 4}, func(e session.Event) bool { *posted = append(*posted, e); return true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,8 +133,8 @@ func TestGoverning(t *testing.T) {
 	if len(*posted) != 1 {
 		t.Fatalf("%+v", *posted)
 	}
-	set := (*posted)[0].(clocked)
-	if len(set.settings) != 1 || set.lowered[3] != 2 || len(set.raised) > 0 || set.reason == "" {
+	set := (*posted)[0].(session.ClocksSet)
+	if len(set.Settings) != 1 || set.Lowered[3] != 2 || len(set.Raised) > 0 || set.Reason == "" {
 		t.Errorf("%+v", set)
 	}
 	if c.log[0] != "save 4" || len(c.log) != 2 {
@@ -153,13 +150,13 @@ func TestGoverning(t *testing.T) {
 	if len(c.log) > 0 || len(*posted) > 0 {
 		t.Errorf("under an old plan: %v, %+v", c.log, *posted)
 	}
-	g.release(release{plan.Version{Generation: 1, N: 2}})
-	if fmt.Sprint(c.log) != "[card-3 back]" || len(*posted) != 1 || (*posted)[0].(clocked).lowered[3] != 1 {
+	g.release(session.ReleaseClocks{Version: plan.Version{Generation: 1, N: 2}})
+	if fmt.Sprint(c.log) != "[card-3 back]" || len(*posted) != 1 || (*posted)[0].(session.ClocksSet).Lowered[3] != 1 {
 		t.Errorf("%v, %+v", c.log, *posted)
 	}
 
 	*posted, c.log = nil, nil
-	e.plan.Version.N = 2
+	e.Plan.Version.N = 2
 	for range 8 {
 		g.observe(t.Context(), e)
 	}
@@ -170,7 +167,7 @@ func TestGoverning(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	g.run(ctx)
-	if fmt.Sprint(c.log) != "[card-3 back close true]" || g.err != nil || len(g.last.settings) != 1 {
+	if fmt.Sprint(c.log) != "[card-3 back close true]" || g.err != nil || len(g.last.Settings) != 1 {
 		t.Errorf("at the end: %v, %v, %+v", c.log, g.err, g.last)
 	}
 }
@@ -180,12 +177,12 @@ func TestGoverningRaises(t *testing.T) {
 	c := &fakeClocks{start: map[int]int{0: 1000}}
 	g, posted := governed(t, c)
 	e := uneven(t)
-	e.profile.Speed = map[plan.WorkerID]float64{0: 1000.0 / 1400}
+	e.Profile.Speed = map[plan.WorkerID]float64{0: 1000.0 / 1400}
 	g.observe(t.Context(), e)
-	if len(*posted) != 1 || (*posted)[0].(clocked).raised[0] != 0 || fmt.Sprint(c.log) != "[save 4 card-0 1400]" {
+	if len(*posted) != 1 || (*posted)[0].(session.ClocksSet).Raised[0] != 0 || fmt.Sprint(c.log) != "[save 4 card-0 1400]" {
 		t.Fatalf("%+v, %v", *posted, c.log)
 	}
-	g.release(release{plan.Version{Generation: 1, N: 2}})
+	g.release(session.ReleaseClocks{Version: plan.Version{Generation: 1, N: 2}})
 	if len(c.log) != 2 {
 		t.Errorf("%v", c.log)
 	}
@@ -209,13 +206,13 @@ func TestGoverningGivesUp(t *testing.T) {
 				break
 			}
 		}
-		if len(*posted) != 1 || len((*posted)[0].(clocked).settings) > 0 || (*posted)[0].(clocked).reason == "" {
+		if len(*posted) != 1 || len((*posted)[0].(session.ClocksSet).Settings) > 0 || (*posted)[0].(session.ClocksSet).Reason == "" {
 			t.Errorf("%+v", *posted)
 		}
 	}
 	g, posted := governed(t, &fakeClocks{})
 	e := uneven(t)
-	e.processes = map[int]int{}
+	e.Processes = map[int]int{}
 	g.observe(t.Context(), e)
 	if len(*posted) != 1 {
 		t.Errorf("nobody on a device: %+v", *posted)
@@ -225,7 +222,7 @@ func TestGoverningGivesUp(t *testing.T) {
 // The model is of the clocks of the moment: who takes longer for its clock computes for longer.
 func TestClockModel(t *testing.T) {
 	e := uneven(t)
-	e.under = map[plan.WorkerID]float64{2: 2}
+	e.Under = map[plan.WorkerID]float64{2: 2}
 	m := clockModel(e, func() bool { return false })
 	if m.Workers != 4 || m.Busy[2] != 2*m.Busy[1] || m.Busy[0] != m.Busy[1] || math.Abs(m.Busy[0]/m.Busy[3]-4) > 1e-9 {
 		t.Errorf("%+v", m.Busy)
@@ -236,95 +233,12 @@ func TestClockModel(t *testing.T) {
 		t.Errorf("%v s, and %v s with the bottleneck at half speed", now, slower)
 	}
 	large := e
-	large.plan.Route = nil
-	for range e.plan.Stages {
-		large.plan.Route = append(large.plan.Route, slices.Repeat([]plan.WorkerID{0, 1}, 300))
+	large.Plan.Route = nil
+	for range e.Plan.Stages {
+		large.Plan.Route = append(large.Plan.Route, slices.Repeat([]plan.WorkerID{0, 1}, 300))
 	}
 	m = clockModel(large, func() bool { return false })
-	if got := m.Step(same); got != large.plan.Estimate(plan.Profile{Layers: e.profile.Layers, Speed: map[plan.WorkerID]float64{0: 1, 1: 1, 2: 0.5, 3: 1}}).Seconds() {
+	if got := m.Step(same); got != large.Plan.Estimate(plan.Profile{Layers: e.Profile.Layers, Speed: map[plan.WorkerID]float64{0: 1, 1: 1, 2: 0.5, 3: 1}}).Seconds() {
 		t.Errorf("%v s by the closed form", got)
-	}
-}
-
-// A session looks at clocks only under a plan that is live, has its mirrors and measured times, and tells the detector
-// and emulated devices what was set.
-func TestSessionClocks(t *testing.T) {
-	now := time.Unix(0, 0)
-	c := &fakeClocks{t: t, emulated: true}
-	s := newSession(Config{Clocks: c}.withDefaults(2), 2)
-	for id := range 2 {
-		agreeing(s, now, received{id, control.Hello{Protocol: control.Protocol, WorkerID: id, PID: 100 + id}})
-	}
-	r := ready
-	r.Job.Layers, r.Layers, r.Job.Steps = 2, []control.Layer{{Name: "0", Tensors: []int{4}}, {Name: "1", Tensors: []int{4}}}, 1000
-	for id := range 2 {
-		r.Addr = fmt.Sprint(id)
-		agreeing(s, now, received{id, r})
-	}
-	if s.state != training {
-		t.Fatalf("state %d", s.state)
-	}
-	asked := 0
-	step := 0
-	run := func(n int) (sent []effect) {
-		for range n {
-			step++
-			m := control.Step{Step: step, Loss: 1, Tokens: 1, MS: 10, Plan: 1, Compute: int64(4 * time.Millisecond)}
-			for id := range 2 {
-				beat := control.Beat{Step: step}
-				for l := range 2 {
-					beat.Layers = append(beat.Layers, control.LayerTime{Layer: l, Forward: int64(time.Millisecond), Backward: int64(2 * time.Millisecond)})
-				}
-				sent = append(sent, agreeing(s, now, received{id, m})...)
-				sent = append(sent, agreeing(s, now, received{id, beat})...)
-			}
-		}
-		asked = len(pick[observe](sent))
-		return sent
-	}
-	run(3)
-	if asked != 0 {
-		t.Errorf("asked %d times before times are measured", asked)
-	}
-	run(10)
-	if asked == 0 {
-		t.Error("did not ask")
-	}
-	s.thin = true
-	run(3)
-	if asked != 0 {
-		t.Errorf("asked %d times without mirrors", asked)
-	}
-	s.thin = false
-	effects := run(2)
-	if asked != 2 || len(pick[drawn](effects)) != 4 {
-		t.Errorf("asked %d times of 2 steps; %+v", asked, effects)
-	}
-	o := pick[observe](effects)[0]
-	if o.processes[1] != 101 || o.seconds != 0.01 || o.under[1] != 1 || o.profile.Layers[0].Forward != time.Millisecond {
-		t.Errorf("%+v", o)
-	}
-
-	effects = s.step(now, clocked{
-		reason: "why", settings: []rundir.Clock{{Device: "x", MHz: 700, Workers: []int{1}}}, joules: 5,
-		lowered: map[plan.WorkerID]float64{1: 2}, shares: map[plan.WorkerID]float64{1: 0.5},
-	})
-	written := pick[writeEvent](effects)
-	if len(written) != 1 || written[0].e.Kind != "clocks" || written[0].e.Joules != 5 || written[0].e.AfterStep != step || written[0].e.Clocks[0].MHz != 700 {
-		t.Errorf("%+v", written)
-	}
-	if sent := pick[sendMessage](effects); len(sent) != 1 || sent[0].worker != 1 || sent[0].m != (control.Clock{Share: 0.5}) {
-		t.Errorf("%+v", sent)
-	}
-	if s.paces.detector.Under(1) != 2 {
-		t.Error("the detector does not know")
-	}
-	if e := s.adopt(now, controller.Adopt{Order: controller.Order{Plan: s.plan}}); len(pick[release](e)) != 1 {
-		t.Errorf("%+v", e)
-	}
-	s.step(now, clocked{reason: "clocks are left alone: " + errors.New("why").Error()})
-	run(2)
-	if asked != 0 {
-		t.Errorf("asked %d times after that", asked)
 	}
 }

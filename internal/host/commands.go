@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -36,7 +37,7 @@ func listenForCommands() (*commands, error) {
 func (c *commands) socket() string { return filepath.Join(c.dir, socketName) }
 
 // serve hands messages to post until close is called.
-func (c *commands) serve(ctx context.Context, post func(event) bool) {
+func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 	defer c.talks.Wait()
 	for {
 		nc, err := c.listener.Accept()
@@ -51,24 +52,27 @@ func (c *commands) serve(ctx context.Context, post func(event) bool) {
 				if err != nil {
 					return
 				}
-				var e event
-				answer := m // it says that it was heard
+				var e session.Event
+				var answer session.AnswerAdd
 				switch m := m.(type) {
 				case control.Stop:
-					e = stopAsked{Stopped}
+					e = session.StopAsked{Reason: session.Stopped}
 				case control.Harm:
-					e = harmOf(harmed{worker: -1, id: m.Worker}, m)
+					e = harmOf(session.FaultStamped{Worker: -1, ID: m.Worker}, m)
 				case control.Add:
-					e = addAsked{m.N, func(ids []int, refusal string) { answer = control.Added{Workers: ids, Refusal: refusal} }}
+					e = session.AddWorkers{N: m.N}
 				default:
 					return
 				}
 				heard := make(chan struct{})
-				if !post(heardOf{e, heard}) {
+				if !post(heardOf{e, &answer, heard}) {
 					return
 				}
 				<-heard
-				if conn.Send(answer) != nil {
+				if _, add := m.(control.Add); add {
+					m = control.Added{Workers: answer.IDs, Refusal: answer.Refusal}
+				} // else the same says that it was heard
+				if conn.Send(m) != nil {
 					return
 				}
 			}
@@ -94,9 +98,9 @@ func ForgetSocket(runDir string) {
 }
 
 // harmOf is what a session is told of harm to h.worker.
-func harmOf(h harmed, m control.Harm) event {
+func harmOf(h session.FaultStamped, m control.Harm) session.Event {
 	if m.Kind != control.Thaw {
-		h.at = stamped(m.At)
+		h.At = stamped(m.At)
 	}
 	return h
 }

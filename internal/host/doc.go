@@ -72,7 +72,7 @@
 //
 // # Structure
 //
-// What to do is decided by session, a state machine without goroutines,
+// What to do is decided by package session, a state machine without goroutines,
 // sockets, files or clocks: an event goes in, a list of effects comes out. Serve is
 // the loop around it and the only goroutine that touches it. Beside the loop run, for each worker, one goroutine that
 // receives, one that sends, one that awaits its end, and its own; Serve joins them before it returns, except a function

@@ -16,6 +16,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -63,7 +64,7 @@ type HostConfig struct {
 	// return nil.
 	Telemetry func(term uint64) (Telemetry, error)
 	// Done is told how the run has ended, by the host that leads.
-	Done func(term uint64, o Outcome)
+	Done func(term uint64, o session.Outcome)
 
 	// Waits is told, in a sentence, what this host waits for when its workers hold since it
 	// hears of no leader; nil is nobody.
@@ -119,7 +120,7 @@ const patience = 3
 // Host is the agent of one of several hosts.
 type Host struct {
 	c     HostConfig
-	stops chan Reason
+	stops chan session.Reason
 	watch *watching
 }
 
@@ -130,12 +131,12 @@ func NewHost(c HostConfig) (*Host, error) {
 	if err := run.Validate(); err != nil {
 		return nil, err
 	}
-	return &Host{c: c, stops: make(chan Reason, 2), watch: newWatching()}, nil
+	return &Host{c: c, stops: make(chan session.Reason, 2), watch: newWatching()}, nil
 }
 
 // Stop asks the run to stop, as [Agent.Stop] does. Every host has to be asked: the one that leads
 // acts on it, and whoever leads next knows of it.
-func (h *Host) Stop(r Reason) {
+func (h *Host) Stop(r session.Reason) {
 	select {
 	case h.stops <- r:
 	default:
@@ -227,10 +228,10 @@ type seat struct {
 	node  *agree.Node
 	relay *relay
 	again chan *lead
-	asked []Reason // to stop, since the host began
+	asked []session.Reason // to stop, since the host began
 
 	lead    *lead // of the host's loop
-	stops   chan Reason
+	stops   chan session.Reason
 	deposed chan struct{}
 	ended   chan struct{}
 
@@ -249,7 +250,7 @@ func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 		default:
 		}
 	}
-	s.lead, s.stops = l, make(chan Reason, 2)
+	s.lead, s.stops = l, make(chan session.Reason, 2)
 	s.deposed, s.ended = make(chan struct{}), make(chan struct{})
 	for _, r := range s.asked {
 		s.stops <- r
@@ -262,7 +263,7 @@ func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 		case errors.Is(err, errDeposed):
 			return
 		case err != nil:
-			out = Outcome{Err: err}
+			out = session.Outcome{Err: err}
 		}
 		s.h.c.Done(term, out)
 	}()
@@ -278,7 +279,7 @@ func (s *seat) leave() {
 	s.lead = nil
 }
 
-func (s *seat) stop(r Reason) {
+func (s *seat) stop(r session.Reason) {
 	if len(s.asked) == 2 {
 		return
 	}
@@ -368,7 +369,7 @@ func greet(ctx context.Context, conn *control.Conn, c *HostConfig) (host int, er
 var errDeposed = errors.New("agent: another one leads")
 
 // serve leads: it makes or goes on with the run until that has ended, or deposed is closed.
-func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed <-chan struct{}) (Outcome, error) {
+func (l *lead) serve(ctx context.Context, s *seat, stops <-chan session.Reason, deposed <-chan struct{}) (session.Outcome, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer l.tasks.Wait()
@@ -385,33 +386,34 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	c := l.c
 	if l.node.State().Generation == 0 {
 		if _, err := l.node.Propose(ctx, agree.Generation{N: 1}); err != nil {
-			return Outcome{}, errDeposed // or nothing works, and another one tries
+			return session.Outcome{}, errDeposed // or nothing works, and another one tries
 		}
 	}
 	dir := rundir.Attach(c.RunDir, c.Shown)
 	in, err := inherit(l.node.State(), dir)
 	if err != nil {
-		return Outcome{}, err
+		return session.Outcome{}, err
 	}
 	l.fresh = in == nil
 	l.since = control.Lead{Term: l.term}
-	if in != nil && in.history.Last != nil {
-		l.since.Plan, l.since.Step = in.history.Last.Plan, in.history.Last.Step
+	if in != nil && in.History.Last != nil {
+		l.since.Plan, l.since.Step = in.History.Last.Plan, in.History.Last.Step
 	}
 	cfg := c.Run
 	cfg.RunDir = dir
 	cfg.View, cfg.Output = c.Show(l.term)
 	if c.Telemetry != nil {
 		if cfg.Telemetry, err = c.Telemetry(l.term); err != nil {
-			return Outcome{}, err
+			return session.Outcome{}, err
 		}
 	}
 	cfg = cfg.withDefaults(c.workers())
-	first := len(l.workers)
+	sc := cfg.session(len(l.workers))
+	sc.CanStart, sc.Term, sc.Attempt, sc.Fills, sc.Leader, sc.Inherited = true, l.term, l.attempt, l.fills, c.Hosts[c.Self].Name, in
 	if in != nil {
-		members := in.members()
+		members := in.Members()
 		for _, w := range l.workers {
-			w.fenced = !hasPart(members, plan.Worker{ID: plan.WorkerID(w.id)})
+			w.fenced = !session.HasPart(members, plan.Worker{ID: plan.WorkerID(w.id)})
 		}
 		for _, w := range members {
 			if l.find(int(w.ID), w.Incarnation) == nil {
@@ -419,24 +421,17 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 			}
 		}
 	}
-	sess := newSession(cfg, first)
-	sess.able = true
-	sess.term, sess.attempt, sess.fills, sess.leader = l.term, l.attempt, l.fills, c.Hosts[c.Self].Name
-	sess.heir = in
 	var workers []Worker
-	for i, w := range l.workers {
+	var all []plan.Worker
+	for _, w := range l.workers {
 		workers = append(workers, w)
-		if i >= first {
-			sess.workers = append(sess.workers, worker{who: plan.Worker{ID: plan.WorkerID(w.id), Incarnation: w.life}, fresh: true})
-		}
-		sess.workers[i].who.Host = c.Hosts[w.host].Name
+		all = append(all, plan.Worker{ID: plan.WorkerID(w.id), Incarnation: w.life, Host: c.Hosts[w.host].Name})
 	}
+	sess := session.New(sc, all)
 	r := newRun(cfg, workers, sess, s.h.watch)
-	if r.gossip = s.relay.gossip; s.relay.noRing != nil {
-		sess.noRing = noRing(s.relay.noRing)
-	}
+	r.gossip, r.noRing = s.relay.gossip, s.relay.noRing
 	r.start = l.start
-	l.back = func(host string) { r.post(hostBack{host}) }
+	l.back = func(host string) { r.post(session.HostBack{Host: host}) }
 	r.agreement = &agreement{node: l.node, term: l.term, entries: make(chan proposal, 64)}
 	r.deposed = deposed
 	s.admit(ctx, l)
@@ -444,31 +439,17 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan Reason, deposed 
 	l.welcome(time.Now())
 	l.tasks.Go(func() { l.watch(ctx) })
 	out := r.loop(context.Background(), stops)
-	if sess.ctl != nil {
-		l.attempt, l.fills = sess.ctl.Last()
-	}
+	l.attempt, l.fills = sess.Last()
 	select {
 	case <-deposed:
-		return Outcome{}, errDeposed
+		return session.Outcome{}, errDeposed
 	default:
 		return out, nil
 	}
 }
 
-// inherited is what a leader finds that comes after another one.
-type inherited struct {
-	orders  []controller.Order // agreed, in their order
-	plan    plan.Plan          // live, as far as known
-	reasons []string
-	newest  agree.Plan
-	live    *controller.Order // of the newest recovery
-	coming  *controller.Order // a boundary plan that may be live
-	history rundir.History
-	saved   int // step of the newest checkpoint, 0 for none
-}
-
 // inherit reads what there is of a run; nil if it has not begun.
-func inherit(state agree.State, dir *rundir.Dir) (*inherited, error) {
+func inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, error) {
 	if len(state.Plans) == 0 {
 		return nil, nil
 	}
@@ -478,33 +459,31 @@ func inherit(state agree.State, dir *rundir.Dir) (*inherited, error) {
 	}
 	ForgetSocket(dir.Path())
 	if err := dir.Resume(); err != nil {
-		return nil, &FileError{err}
+		return nil, &session.FileError{Err: err}
 	}
-	if in.history, err = rundir.ReadHistory(dir.Path()); err != nil {
-		return nil, &FileError{err}
+	if in.History, err = rundir.ReadHistory(dir.Path()); err != nil {
+		return nil, &session.FileError{Err: err}
 	}
 	saved, err := checkpoint.List(dir.Path())
 	if err != nil {
-		return nil, &FileError{err}
+		return nil, &session.FileError{Err: err}
 	}
 	// Whether one can be used is found out before the run goes back to it.
 	if i := slices.IndexFunc(saved, func(e checkpoint.Entry) bool { return e.Err == nil }); i >= 0 {
-		in.saved = saved[i].Step
+		in.Saved = saved[i].Step
 	}
 	return in, nil
 }
 
 // parseAgreed reads the orders that are agreed.
-func parseAgreed(state agree.State) (*inherited, error) {
-	in := &inherited{}
+func parseAgreed(state agree.State) (*session.Inherited, error) {
+	in := &session.Inherited{}
 	for _, p := range state.Plans {
 		o, err := controller.ParseOrder(p.Data)
 		if err != nil {
 			return nil, err
 		}
-		in.orders, in.reasons = append(in.orders, o), append(in.reasons, p.Reason)
-		in.newest = p
+		in.Add(o, p.Reason)
 	}
-	in.settle()
 	return in, nil
 }

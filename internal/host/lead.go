@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 )
@@ -58,7 +59,7 @@ type remote struct {
 
 	exited chan struct{}
 	once   sync.Once
-	status Status
+	status session.Status
 	last   string
 
 	// Of lead.mu:
@@ -134,7 +135,7 @@ func (w *remote) Connect(context.Context) (net.Conn, error) {
 	return nil, errors.New("agent: the worker is on another host")
 }
 func (w *remote) Exited() <-chan struct{} { return w.exited }
-func (w *remote) Status() Status          { return w.status }
+func (w *remote) Status() session.Status  { return w.status }
 func (w *remote) Program() string         { return "" }
 func (w *remote) LastOutput() string      { return w.last }
 
@@ -180,7 +181,7 @@ func (w *remote) Receive(ctx context.Context) (control.Message, error) {
 
 func (w *remote) Close() error { return nil }
 
-func (w *remote) end(s Status, last string) {
+func (w *remote) end(s session.Status, last string) {
 	w.once.Do(func() {
 		w.status, w.last = s, last
 		close(w.exited)
@@ -319,7 +320,7 @@ func (l *lead) hear(host int, m control.Message) error {
 	case control.Closed:
 		w.in.close()
 	case control.Exited:
-		w.end(Status{Code: m.Code, Text: m.Text, Panicked: m.Panicked, Fault: m.Fault, Progress: m.Progress}, m.Last)
+		w.end(session.Status{Code: m.Code, Text: m.Text, Panicked: m.Panicked, Fault: m.Fault, Progress: m.Progress}, m.Last)
 	}
 	return nil
 }
@@ -409,7 +410,7 @@ func (l *lead) lose(host int) {
 		if w.host == host {
 			w.fenced = true
 			w.in.close()
-			w.end(Status{Code: -1, Text: l.c.Hosts[host].Name + " was lost", lost: at}, "")
+			w.end(session.Status{Code: -1, Text: l.c.Hosts[host].Name + " was lost", Lost: at}, "")
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -116,7 +117,7 @@ func (r *relay) killAll() {
 // join starts a worker that joins; r.mu is held. It runs in a goroutine of its own, as starting
 // takes time; of one that cannot be started there is only its end.
 func (r *relay) join(ctx context.Context, id, life int) {
-	if r.find(id, life) != nil || len(r.locals) >= maxWorkers {
+	if r.find(id, life) != nil || len(r.locals) >= session.MaxWorkers {
 		return // another leader wanted it, too
 	}
 	l := &local{id: id, life: life, to: newQueue[control.Message]()}
@@ -126,7 +127,7 @@ func (r *relay) join(ctx context.Context, id, life int) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if err != nil {
-			l.closed, l.exit = true, &control.Exited{Worker: id, Incarnation: life, Code: 1, Text: "cannot be started: " + oneLine(err.Error())}
+			l.closed, l.exit = true, &control.Exited{Worker: id, Incarnation: life, Code: 1, Text: "cannot be started: " + session.OneLine(err.Error())}
 			r.tell(control.Closed{Worker: id, Incarnation: life})
 			r.tell(*l.exit)
 			return
@@ -578,7 +579,7 @@ func (c *HostConfig) refuses(ctx context.Context, host int) bool {
 // watchSilence returns when heard is longer ago than the budget, or ctx ends. Who looks late was
 // deaf itself, and begins anew.
 func watchSilence(ctx context.Context, budget time.Duration, heard func() time.Time) {
-	period := budget / watches
+	period := budget / session.Watches
 	tick := time.NewTimer(period)
 	defer tick.Stop()
 	due, deaf := time.Now().Add(period), time.Time{}

@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -119,7 +119,7 @@ func (g *ringMember) listen() {
 }
 
 // tell hands on what the ring believes of each worker, and then each change, until ctx ends.
-func (g *ringMember) tell(ctx context.Context, post func(event) bool) {
+func (g *ringMember) tell(ctx context.Context, post func(session.Event) bool) {
 	type life struct {
 		incarnation int
 		state       gossip.State
@@ -137,9 +137,9 @@ func (g *ringMember) tell(ctx context.Context, post func(event) bool) {
 			if was, ok := told[m.Worker]; ok && was == is {
 				continue
 			}
-			e := gossiped{who: plan.Worker{ID: m.Worker, Incarnation: m.Incarnation}, state: m.State}
+			e := session.Gossip{Worker: plan.Worker{ID: m.Worker, Incarnation: m.Incarnation}, State: m.State}
 			if m.State == gossip.StateSuspect || m.State == gossip.StateDead {
-				e.by = g.accuser(m.Worker, members)
+				e.By = g.accuser(m.Worker, members)
 			}
 			if !post(e) {
 				return
@@ -173,163 +173,38 @@ func (g *ringMember) accuser(id plan.WorkerID, members []gossip.Member) string {
 	return "the ring"
 }
 
-// gossiped is what the ring believes of a worker.
-type gossiped struct {
-	who   plan.Worker
-	state gossip.State
-	by    string // who cannot reach it, in words, where it is suspected or called dead
-}
-
-// standing is a worker's in the ring.
-type standing struct {
-	known     bool // it was a member once
-	state     gossip.State
-	suspected time.Time // since when; zero: it is not, or that does not count
-	by        string    // who cannot reach it
-	told      bool      // that the ring and its agent differ
-}
-
-// String is what people are told of it.
-func (s standing) String() string {
-	if !s.known {
-		return ""
-	}
-	return s.state.String()
-}
-
-// gossiped takes in what the ring believes of a worker. That decides nothing by itself: watch
-// and the controller weigh it.
-func (s *session) gossiped(now time.Time, e gossiped) []effect {
-	id := s.find(e.who)
-	if id < 0 || s.judged {
-		return nil
-	}
-	w := &s.workers[id]
-	if w.gone || w.exited {
-		return nil
-	}
-	by := w.ring.by
-	w.ring.known, w.ring.state = true, e.state
-	switch {
-	case e.by == "":
-		w.ring.suspected, w.ring.by = time.Time{}, ""
-	case by == "":
-		w.ring.suspected, w.ring.by = now, e.by
-	}
-	var effects []effect
-	if w.ring.by != by {
-		effects = s.tell(now, controller.Suspected{Worker: w.who, By: w.ring.by})
-	}
-	if s.formed() {
-		effects = append(effects, s.processes())
-	}
-	if e.state == gossip.StateDead && w.state == training && w.doom == nil && !w.ring.told && now.Sub(w.heard) < 2*control.BeatEvery {
-		w.ring.told = true
-		effects = append(effects, s.about(now, id, "note", fmt.Sprintf("the ring takes worker %d for dead, since %s cannot reach it; its agent hears it, and it stays", s.id(id), e.by)))
-	}
-	return effects
-}
-
-// formed reports whether all workers of the run have been members at once.
-func (s *session) formed() bool {
-	s.ringFormed = s.ringFormed || len(s.outside()) == 0
-	return s.ringFormed
-}
-
-// outside returns the workers of the run that have never been members.
-func (s *session) outside() (all []int) {
-	for id := range s.workers {
-		if w := &s.workers[id]; !w.ring.known && !w.gone && !w.exited && !w.joins {
-			all = append(all, s.id(id))
-		}
-	}
-	return all
-}
-
-// deaf forgets suspicions: an agent that was held up itself cannot tell them from its own pause.
-func (s *session) deaf(now time.Time) (effects []effect) {
-	for id := range s.workers {
-		if w := &s.workers[id]; w.ring.by != "" {
-			w.ring.suspected, w.ring.by = time.Time{}, ""
-			effects = append(effects, s.tell(now, controller.Suspected{Worker: w.who})...)
-		}
-	}
-	return effects
-}
-
-// bears returns how long a worker may be silent. One that the others of the ring have tried to
-// reach in vain for a quarter of the budget, all of it since it was heard last, has
-// used up the doubt that is in the rest: two ways lead to it, and it answers on neither. Below
-// some beats, nothing is made of that: a process that waits for a processor is slow on both ways.
-func (s *session) bears(w *worker, now time.Time) time.Duration {
-	limit := s.cfg.silence()
-	if s.state < training {
-		// Reading data and starting processes may take a machine's whole attention,
-		// and nothing is lost yet by patience.
-		return limit * startPatience
-	}
-	if at := w.ring.suspected; !at.IsZero() && at.After(w.heard) && now.Sub(at) > s.cfg.Detect/4 {
-		limit = min(limit, max(s.cfg.Detect/2, suspectBeats*control.BeatEvery))
-	}
-	return limit
-}
-
-// suspectBeats is how many beats a suspected worker may leave out at least.
-const suspectBeats = 5
-
-// ringPatience is how long the ring may take to form, in budgets, before that is told.
-const ringPatience = 10
-
-// formBy returns until when the ring is to have formed, zero where there is none.
-func (s *session) formBy(now time.Time) (by time.Time) {
-	if len(s.gossip.Seeds) > 0 {
-		by = now.Add(ringPatience * s.cfg.Detect)
-	}
-	return by
-}
-
-// missing notes, once, who is not in the ring although it had time enough to form.
-func (s *session) missing(now time.Time) []effect {
-	if s.ringDue.IsZero() || now.Before(s.ringDue) || s.judged || s.state != training {
-		return nil
-	}
-	s.ringDue = time.Time{}
-	out := s.outside()
-	if len(out) == 0 {
-		return nil
-	}
-	return []effect{s.event(now, "note", fmt.Sprintf("not in the gossip ring: %v; what becomes of these workers their agents alone say", out))}
-}
-
-// ringOf is what a worker is told of the ring.
-func (s *session) ringOf(w *worker) control.Ring {
-	r := s.gossip
-	r.Host = w.who.Host
-	return r
-}
-
 // enterRing makes the ring of a run on one host, unless there is nobody to be in it, and listens
 // to it, until the returned function is called. Where it cannot be made the run does without.
 func (r *run) enterRing() (leave func()) {
 	leave = func() {}
 	if r.gossip == nil {
-		if r.cfg.Detect == 0 || r.s.noRing != "" || r.lone && r.cfg.Start == nil {
+		if r.cfg.Detect == 0 || r.noRing != nil || r.lone && r.cfg.Start == nil {
+			r.ringOpened()
 			return leave
 		}
 		g, err := openGossip(rand.Text(), "", "", nil, r.cfg.Detect, len(r.workers)+1)
 		if err != nil {
-			r.s.noRing = noRing(err)
+			r.noRing = err
+			r.ringOpened()
 			return leave
 		}
 		r.gossip, leave = g, g.close
 	}
-	r.s.gossip = r.gossip.c
+	r.ringOpened()
 	r.others.Go(func() { r.gossip.tell(r.talking, r.post) })
 	return leave
 }
 
-func noRing(err error) string {
-	return fmt.Sprintf("there is no gossip ring: %s", oneLine(err.Error()))
+// ringOpened tells the session of the ring, or why there is none.
+func (r *run) ringOpened() {
+	var e session.RingOpened
+	if r.gossip != nil {
+		e.Ring = r.gossip.c
+	}
+	if r.noRing != nil {
+		e.Reason = fmt.Sprintf("there is no gossip ring: %s", session.OneLine(r.noRing.Error()))
+	}
+	r.apply(r.s.Step(time.Now(), e))
 }
 
 // openHostRing makes the member of one of several hosts, nil if there is to be no ring. Their

@@ -1,81 +1,8 @@
 package host
 
 import (
-	"slices"
 	"testing"
-	"time"
-
-	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/observe/view"
 )
-
-// watchesOf returns what workers are told to tell of.
-func watchesOf(effects []effect) (every []int) {
-	for _, e := range effects {
-		if m, ok := e.(sendMessage); ok {
-			if w, ok := m.m.(control.Watch); ok {
-				every = append(every, w.Every)
-			}
-		}
-	}
-	return every
-}
-
-func TestWatchers(t *testing.T) {
-	now := time.Unix(100, 0)
-	s := newSession(Config{}.withDefaults(1), 1)
-	step := func(e event) []int {
-		now = now.Add(time.Millisecond)
-		return watchesOf(s.step(now, e))
-	}
-	for _, e := range []event{hello, ready} {
-		if got := step(received{0, e.(control.Message)}); got != nil {
-			t.Fatalf("nobody has asked, and the worker is told %v", got)
-		}
-	}
-	quick := func(n int) control.Step {
-		m := committedStep(n)
-		m.MS = 10
-		return m
-	}
-	if got := step(received{0, quick(1)}); got != nil {
-		t.Fatalf("nobody has asked, and the worker is told %v", got)
-	}
-	// Of steps of 10 ms, one of 16 is enough.
-	if got := step(watchAsked{true}); !slices.Equal(got, []int{16}) {
-		t.Fatalf("the worker is told %v", got)
-	}
-	if got := step(received{0, quick(2)}); got != nil {
-		t.Errorf("the worker is told again: %v", got)
-	}
-	if got := step(watchAsked{false}); !slices.Equal(got, []int{0}) {
-		t.Errorf("at the end the worker is told %v", got)
-	}
-	// It has not said anything since, so nothing more is sent to it until it does.
-	for range 1000 {
-		if got := append(step(watchAsked{true}), step(watchAsked{false})...); got != nil {
-			t.Fatalf("a silent worker is told %v", got)
-		}
-	}
-	step(watchAsked{true})
-	if got := step(received{0, quick(3)}); !slices.Equal(got, []int{16}) {
-		t.Errorf("after its next step the worker is told %v", got)
-	}
-}
-
-func TestTimelineIsShown(t *testing.T) {
-	s := newSession(Config{}.withDefaults(1), 1)
-	for _, e := range []control.Message{hello, ready} {
-		s.step(time.Now(), received{0, e})
-	}
-	effects := s.step(time.Now(), received{0, control.Timeline{Step: 1, Passes: make([]control.Pass, control.MaxPasses+5)}})
-	if len(effects) != 1 {
-		t.Fatalf("%v", effects)
-	}
-	if tl, ok := effects[0].(show).e.(view.Timeline); !ok || tl.ID != 0 || len(tl.Passes) != control.MaxPasses {
-		t.Errorf("%T with %d passes is shown", effects[0].(show).e, len(tl.Passes))
-	}
-}
 
 func TestWatching(t *testing.T) {
 	w := newWatching()

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform/canary"
 	"github.com/soliton-train/soliton/internal/platform/progress"
@@ -33,7 +34,7 @@ type Worker interface {
 	// has sent is all there is to read. Of a process that was killed, the kernel may still have to free what
 	// it had.
 	Exited() <-chan struct{}
-	Status() Status
+	Status() session.Status
 
 	// Program returns the path of the file the worker runs, "" where it is
 	// this process's own.
@@ -46,34 +47,6 @@ type Worker interface {
 	// Kill ends the worker at once, and does not wait.
 	Kill()
 }
-
-// Status is how a worker ended.
-type Status struct {
-	Code int    // exit status; -1 after a signal
-	Text string // such as "exit status 3" or "signal: killed"
-
-	// Panicked says that its program ended by a panic, as far as its log tells.
-	// Others would end the same way.
-	Panicked bool
-
-	// Fault says that the process ended by a fault of its own, such as a
-	// segmentation violation, as far as that can be told: a signal from outside is
-	// none.
-	Fault bool
-
-	// Progress is what the worker had begun, as far as that is known.
-	Progress progress.State
-
-	lost time.Time // since when nothing is heard of its host, where that is why it counts as ended
-}
-
-// OK reports whether the worker ended by itself and well.
-func (s Status) OK() bool { return s.Code == 0 }
-
-// killed reports whether a signal from outside ended the worker.
-func (s Status) killed() bool { return s.Code < 0 && !s.Fault && !s.Panicked }
-
-func (s Status) String() string { return s.Text }
 
 // InProcess starts f as the worker: it gets its end of the connection, and a
 // context that ends when the worker is killed. It has ended when f returns. A
@@ -99,7 +72,7 @@ type inProcess struct {
 
 func (w *inProcess) Connect(context.Context) (net.Conn, error) { return w.conn, nil }
 func (w *inProcess) Exited() <-chan struct{}                   { return w.exited }
-func (w *inProcess) Status() Status                            { return Status{Text: "returned"} }
+func (w *inProcess) Status() session.Status                    { return session.Status{Text: "returned"} }
 func (w *inProcess) Program() string                           { return "" }
 func (w *inProcess) LastOutput() string                        { return "" }
 func (w *inProcess) Kill()                                     { w.cancel(); _ = w.conn.Close() }
@@ -287,11 +260,11 @@ type process struct {
 	reaped   chan struct{}
 
 	mu     sync.Mutex
-	conn   net.Conn // of the worker, once it is connected
-	ended  bool     // exited is closed, or about to be
-	dead   bool     // the process is reaped and its number may be someone else's
-	status Status   // does not change once exited is closed
-	last   string   // the same
+	conn   net.Conn       // of the worker, once it is connected
+	ended  bool           // exited is closed, or about to be
+	dead   bool           // the process is reaped and its number may be someone else's
+	status session.Status // does not change once exited is closed
+	last   string         // the same
 }
 
 // reapLater is for how long a process that a canary has told of stays a zombie: to take it out of the
@@ -328,7 +301,7 @@ func (p *process) reap() {
 	if !known {
 		defer close(p.exited)
 		state := p.cmd.ProcessState
-		p.status = Status{Code: state.ExitCode(), Text: state.String(), Progress: p.progress.State()}
+		p.status = session.Status{Code: state.ExitCode(), Text: state.String(), Progress: p.progress.State()}
 		if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
 			switch ws.Signal() {
 			case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE, syscall.SIGABRT, syscall.SIGTRAP, syscall.SIGSYS:
@@ -382,7 +355,7 @@ func (p *process) watchCanary(bird *os.File) {
 	p.ended = true
 	// To give its memory back takes milliseconds of a processor, which others have better use for now.
 	_ = unix.Setpriority(unix.PRIO_PGRP, p.cmd.Process.Pid, 19)
-	p.status = Status{Code: -1, Text: "signal: " + syscall.SIGKILL.String(), Progress: p.progress.State()}
+	p.status = session.Status{Code: -1, Text: "signal: " + syscall.SIGKILL.String(), Progress: p.progress.State()}
 	if p.log != nil {
 		p.last = lastLines(p.log, p.logFrom, 20)
 	}
@@ -410,7 +383,7 @@ func (p *process) Connect(ctx context.Context) (net.Conn, error) {
 func (p *process) disconnect() { _ = p.listener.Close() }
 
 func (p *process) Exited() <-chan struct{} { return p.exited }
-func (p *process) Status() Status          { return p.status }
+func (p *process) Status() session.Status  { return p.status }
 func (p *process) LastOutput() string      { return p.last }
 
 // Program returns the file that really runs, also where another one has taken

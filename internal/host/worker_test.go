@@ -66,7 +66,7 @@ func TestEndsBeforeItIsReaped(t *testing.T) {
 	check := func() {
 		t.Helper()
 		s := p.Status()
-		if !s.killed() || s.Text != "signal: killed" || s.Progress.Step != 3 || len(s.Progress.Begun) != 1 || s.Progress.Running == nil {
+		if !s.Killed() || s.Text != "signal: killed" || s.Progress.Step != 3 || len(s.Progress.Begun) != 1 || s.Progress.Running == nil {
 			t.Errorf("status %+v", s)
 		}
 		if p.LastOutput() != "hello from the worker" {
@@ -125,7 +125,7 @@ func TestEndsWhenItIsReaped(t *testing.T) {
 	p.Kill()
 	go p.reap()
 	<-p.Exited()
-	if s := p.Status(); !s.killed() || s.Progress.Step != 3 {
+	if s := p.Status(); !s.Killed() || s.Progress.Step != 3 {
 		t.Errorf("status %+v", s)
 	}
 	<-p.reaped

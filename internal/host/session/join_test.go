@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"errors"
@@ -13,10 +13,10 @@ import (
 
 // begun returns the workers that were to be started since it was last asked.
 func (r *ran) begun() (all []plan.Worker) {
-	r.effects = slices.DeleteFunc(r.effects, func(e effect) bool {
-		b, ok := e.(beginWorker)
+	r.effects = slices.DeleteFunc(r.effects, func(e Effect) bool {
+		b, ok := e.(StartWorker)
 		if ok {
-			all = append(all, b.who)
+			all = append(all, b.Worker)
 		}
 		return ok
 	})
@@ -27,27 +27,27 @@ func (r *ran) begun() (all []plan.Worker) {
 func (r *ran) kinds() string {
 	var kinds []string
 	for _, e := range r.effects {
-		if e, ok := e.(writeEvent); ok {
-			kinds = append(kinds, e.e.Kind)
+		if e, ok := e.(WriteEvent); ok {
+			kinds = append(kinds, e.Event.Kind)
 		}
 	}
 	return strings.Join(kinds, " ")
 }
 
 func joining(t *testing.T, n int, respawn bool) *ran {
-	return trainingOf(t, Config{Start: func(int, int) (Worker, error) { return nil, nil }, Respawn: respawn}, n)
+	return trainingOf(t, Config{Settings: Settings{Respawn: respawn}, CanStart: true}, n)
 }
 
 func TestAddedWorkersGetAPart(t *testing.T) {
 	r := joining(t, 2, false)
-	var ids []int
-	r.feed(addAsked{2, func(all []int, refusal string) { ids = all }})
+	r.feed(AddWorkers{2})
+	ids := pick[AnswerAdd](r.effects)[0].IDs
 	if all := r.begun(); !slices.Equal(ids, []int{2, 3}) || len(all) != 2 || all[1] != (plan.Worker{ID: 3}) {
 		t.Fatalf("%v, %v", ids, all)
 	}
-	r.feed(workerStarted{plan.Worker{ID: 2}, nil}, workerStarted{plan.Worker{ID: 3}, errors.New("no room")})
+	r.feed(WorkerStarted{plan.Worker{ID: 2}, nil}, WorkerStarted{plan.Worker{ID: 3}, errors.New("no room")})
 	sent[control.Start](r)
-	r.feed(received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2, PID: 9}}, received{2, readyOf(2)})
+	r.feed(Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2, PID: 9}}, Received{2, readyOf(2)})
 	if start := sent[control.Start](r); len(start) != 1 || len(start[2].Plan) != 0 {
 		t.Fatalf("starts: %v", start)
 	}
@@ -64,18 +64,18 @@ func TestJoinerIsRefused(t *testing.T) {
 	who := control.Hello{Protocol: control.Protocol, WorkerID: 2}
 	other := readyOf(2)
 	other.Job.Seed = 7
-	for name, events := range map[string][]event{
-		"seed":       {received{2, who}, received{2, other}},
-		"failed":     {received{2, who}, received{2, control.Failed{Kind: control.Usage, Text: "no"}}},
-		"other ID":   {received{2, control.Hello{Protocol: control.Protocol, WorkerID: 1}}},
-		"no message": {connClosed{2, control.ErrFormat}},
-		"too early":  {received{2, who}, received{2, control.Step{Step: 1}}},
+	for name, events := range map[string][]Event{
+		"seed":       {Received{2, who}, Received{2, other}},
+		"failed":     {Received{2, who}, Received{2, control.Failed{Kind: control.Usage, Text: "no"}}},
+		"other ID":   {Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 1}}},
+		"no message": {ConnClosed{2, control.ErrFormat}},
+		"too early":  {Received{2, who}, Received{2, control.Step{Step: 1}}},
 	} {
 		r := joining(t, 2, true)
-		r.feed(addAsked{1, func([]int, string) {}}, workerStarted{plan.Worker{ID: 2}, nil})
+		r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2}, nil})
 		r.begun()
 		r.feed(events...)
-		r.feed(connClosed{2, errors.New("EOF")}, workerExited{2, Status{Code: -1, Text: "signal: killed"}})
+		r.feed(ConnClosed{2, errors.New("EOF")}, WorkerExited{2, Status{Code: -1, Text: "signal: killed"}})
 		if r.s.judged || !r.s.workers[2].gone || !strings.Contains(r.kinds(), "refused") || r.s.losses != 0 {
 			t.Errorf("%s: %v, %s", name, r.s.err, r.kinds())
 		}
@@ -88,15 +88,15 @@ func TestJoinerIsRefused(t *testing.T) {
 // A replacement that dies before it has a part is replaced, but not for ever.
 func TestRespawnEnds(t *testing.T) {
 	r := joining(t, 3, true)
-	r.feed(connClosed{1, errors.New("EOF")}, workerExited{1, Status{Code: -1, Text: "signal: killed"}})
+	r.feed(ConnClosed{1, errors.New("EOF")}, WorkerExited{1, Status{Code: -1, Text: "signal: killed"}})
 	n := 0
 	for all := r.begun(); len(all) == 1; all = r.begun() {
 		if n++; all[0] != (plan.Worker{ID: 1, Incarnation: n}) || n > maxTries {
 			t.Fatalf("%v is started", all)
 		}
-		r.feed(workerStarted{all[0], nil})
+		r.feed(WorkerStarted{all[0], nil})
 		id := len(r.s.workers) - 1
-		r.feed(connClosed{id, errors.New("EOF")}, workerExited{id, Status{Code: -1, Text: "signal: killed"}})
+		r.feed(ConnClosed{id, errors.New("EOF")}, WorkerExited{id, Status{Code: -1, Text: "signal: killed"}})
 	}
 	if n != maxTries || r.s.judged {
 		t.Errorf("%d tries, %v", n, r.s.err)
@@ -105,13 +105,13 @@ func TestRespawnEnds(t *testing.T) {
 
 func TestJoinerThatSaysNothing(t *testing.T) {
 	r := joining(t, 2, false)
-	r.feed(addAsked{1, func([]int, string) {}}, workerStarted{plan.Worker{ID: 2}, nil})
-	at := r.s.alarm()
+	r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2}, nil})
+	at := r.s.Alarm()
 	if want := r.now.Add(r.s.cfg.HelloTimeout); at != want {
 		t.Fatalf("the alarm is at %v, want %v", at, want)
 	}
 	r.now = at.Add(-time.Second)
-	r.feed(alarm{})
+	r.feed(AlarmDue{})
 	if !strings.Contains(r.kinds(), "refused") || r.s.judged {
 		t.Error(r.kinds())
 	}
@@ -119,13 +119,12 @@ func TestJoinerThatSaysNothing(t *testing.T) {
 
 func TestAddIsRefused(t *testing.T) {
 	for name, r := range map[string]*ran{"alone": trainingOf(t, Config{}, 2), "many": joining(t, 2, false)} {
-		n := maxWorkers
+		n := MaxWorkers
 		if name == "alone" {
 			n = 1
 		}
-		refusal := ""
-		r.feed(addAsked{n, func(_ []int, why string) { refusal = why }})
-		if refusal == "" || len(r.begun()) > 0 {
+		r.feed(AddWorkers{n})
+		if refusal := pick[AnswerAdd](r.effects)[0].Refusal; refusal == "" || len(r.begun()) > 0 {
 			t.Errorf("%s: %q", name, refusal)
 		}
 	}

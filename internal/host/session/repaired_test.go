@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"errors"
@@ -15,25 +15,25 @@ func TestRepaired(t *testing.T) {
 		r := trainingOf(t, Config{}, workers)
 		layer := r.s.workers[0].ready.Layers[0].Name
 		tell := func(step, try int) {
-			r.feed(received{0, control.Repaired{Step: step, Try: try, Layer: layer, Block: 2, Target: "moment"}})
+			r.feed(Received{0, control.Repaired{Step: step, Try: try, Layer: layer, Block: 2, Target: "moment"}})
 		}
 		tell(2, 1)
 		tell(2, 1) // another block, found together with it
-		if kills := pick[kill](r.effects); len(kills) > 0 {
+		if kills := pick[Kill](r.effects); len(kills) > 0 {
 			t.Errorf("killed for one time: %v", kills)
 		}
 		tell(2, 2)
-		kills := pick[kill](r.effects)
-		if evicted := len(kills) == 1 && kills[0].worker == 0; evicted != (workers > 1) {
+		kills := pick[Kill](r.effects)
+		if evicted := len(kills) == 1 && kills[0].Worker == 0; evicted != (workers > 1) {
 			t.Errorf("%d workers: kills %v", workers, kills)
 		}
 		said := 0
-		for _, e := range pick[writeEvent](r.effects) {
-			if e.e.Kind == "repaired" {
+		for _, e := range pick[WriteEvent](r.effects) {
+			if e.Event.Kind == "repaired" {
 				said++
-				if e.e.Worker != 0 || e.e.Repair == nil || e.e.Repair.Layer != layer || e.e.Repair.Block != 2 || e.e.Repair.Target != "moment" ||
-					!strings.Contains(e.e.Reason, "step 2") {
-					t.Errorf("%+v", e.e)
+				if e.Event.Worker != 0 || e.Event.Repair == nil || e.Event.Repair.Layer != layer || e.Event.Repair.Block != 2 || e.Event.Repair.Target != "moment" ||
+					!strings.Contains(e.Event.Reason, "step 2") {
+					t.Errorf("%+v", e.Event)
 				}
 			}
 		}
@@ -49,7 +49,7 @@ func TestRepairedHostile(t *testing.T) {
 		{Layer: layer, Target: "other"}, {Layer: layer, Block: -1, Target: "own"}, {Layer: "no such layer", Target: "own"},
 	} {
 		r := trainingOf(t, Config{}, 2)
-		r.feed(received{0, m})
+		r.feed(Received{0, m})
 		var wrong *ProtocolError
 		if !errors.As(r.s.err, &wrong) {
 			t.Errorf("%+v: %v", m, r.s.err)
@@ -61,23 +61,23 @@ func TestRepairedHostile(t *testing.T) {
 // is the run that ends.
 func TestCorruptIsALoss(t *testing.T) {
 	r := trainingOf(t, Config{}, 3)
-	r.feed(received{1, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 2}})
+	r.feed(Received{1, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 2}})
 	r.feed(died(1)...)
 	if asked := r.answer(1, 1); len(asked) != 2 || r.s.err != nil {
 		t.Errorf("asked %v after %v", asked, r.s.err)
 	}
 	r = trainingOf(t, Config{}, 1)
-	r.feed(received{0, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 2}})
+	r.feed(Received{0, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 2}})
 	if r.s.err == nil || !strings.Contains(r.s.err.Error(), "altered") {
 		t.Errorf("error %v", r.s.err)
 	}
 	// A lone worker has nobody to go on without it, but a checkpoint.
 	r = savingOf(t, Config{}, 1)
-	r.now = r.s.alarm()
-	r.feed(alarm{}, partOf(0, 2, 1))
+	r.now = r.s.Alarm()
+	r.feed(AlarmDue{}, partOf(0, 2, 1))
 	r.feed(commit(1, 2)...)
-	r.feed(committed{2, nil}, received{0, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 3}})
-	if out := r.s.outcome(); out.Err == nil || out.Resume != r.s.cfg.RunDir.String() {
+	r.feed(CheckpointCommitted{2, nil}, Received{0, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 3}})
+	if out := r.s.Outcome(); out.Err == nil || out.Resume != r.s.cfg.Shown {
 		t.Errorf("%v, to go on: %q", out.Err, out.Resume)
 	}
 }

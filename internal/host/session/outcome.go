@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"errors"
@@ -32,6 +32,9 @@ type Outcome struct {
 
 	// Warning says what may be missing although the run ended as Err says; "" if nothing.
 	Warning string
+
+	// Lost is the place of the worker whose end decided the outcome, so that its last output is the Detail; -1 if there is none.
+	Lost int
 
 	// Help is the program's answer to --help, where that was asked for.
 	Help string
@@ -241,13 +244,13 @@ func (e *DifferError) Error() string {
 // what package plan said, a *plan.FlagError for wrong flags.
 type PlanError struct{ Err error }
 
-func (e *PlanError) Error() string { return oneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
+func (e *PlanError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
 func (e *PlanError) Unwrap() error { return e.Err }
 
 // ChaosError means that the harms of Config.Chaos cannot happen in the run.
 type ChaosError struct{ Err error }
 
-func (e *ChaosError) Error() string { return oneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
+func (e *ChaosError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
 func (e *ChaosError) Unwrap() error { return e.Err }
 
 // ErrTooLarge is wrapped by the [PlanError] of a job whose plan cannot be handled.
@@ -286,7 +289,7 @@ type RecoveryError struct {
 }
 
 func (e *RecoveryError) Error() string {
-	return fmt.Sprintf("%s, at step %d of %d", oneLine(e.Err.Error()), e.Step, e.Steps)
+	return fmt.Sprintf("%s, at step %d of %d", OneLine(e.Err.Error()), e.Step, e.Steps)
 }
 
 func (e *RecoveryError) Unwrap() error { return e.Err }
@@ -301,4 +304,4 @@ func (e *FileError) Error() string {
 func (e *FileError) Unwrap() error { return e.Err }
 
 // oneLine makes a line of a text that should have been one.
-func oneLine(s string) string { return strings.Join(strings.Fields(s), " ") }
+func OneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"errors"
@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
-	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 )
@@ -18,26 +17,26 @@ import (
 // ran is a session with what it did, fed with a second between events.
 type ran struct {
 	t       *testing.T
-	s       *session
+	s       *Session
 	now     time.Time
-	effects []effect
+	effects []Effect
 }
 
 // trainingOf returns a session of n workers in training, after a step.
 func trainingOf(t *testing.T, cfg Config, n int) *ran {
-	r := &ran{t: t, s: newSession(cfg.withDefaults(n), n), now: time.Unix(0, 0)}
+	r := &ran{t: t, s: begin(cfg, n), now: time.Unix(0, 0)}
 	r.feed(prepare(n)...)
 	r.feed(commit(n, 1)...)
 	return r
 }
 
-func (r *ran) feed(events ...event) {
+func (r *ran) feed(events ...Event) {
 	for _, e := range events {
 		r.now = r.now.Add(time.Second)
-		for todo := r.s.step(r.now, e); len(todo) > 0; todo = todo[1:] {
+		for todo := r.s.Step(r.now, e); len(todo) > 0; todo = todo[1:] {
 			r.effects = append(r.effects, todo[0])
-			if p, ok := todo[0].(propose); ok { // the shell's part
-				todo = append(todo[:1:1], append(r.s.step(r.now, agreedOn{p.order.Plan.Version, r.now}), todo[1:]...)...)
+			if p, ok := todo[0].(Propose); ok { // the shell's part
+				todo = append(todo[:1:1], append(r.s.Step(r.now, Agreed{p.Order.Plan.Version, r.now}), todo[1:]...)...)
 			}
 		}
 	}
@@ -46,13 +45,13 @@ func (r *ran) feed(events ...event) {
 // sent returns the messages of one type with who got them, since it was last asked.
 func sent[M control.Message](r *ran) map[int]M {
 	all := make(map[int]M)
-	r.effects = slices.DeleteFunc(r.effects, func(e effect) bool {
-		m, ok := e.(sendMessage)
+	r.effects = slices.DeleteFunc(r.effects, func(e Effect) bool {
+		m, ok := e.(Send)
 		if !ok {
 			return false
 		}
-		if m, ok := m.m.(M); ok {
-			all[e.(sendMessage).worker] = m
+		if m, ok := m.Message.(M); ok {
+			all[e.(Send).Worker] = m
 			return true
 		}
 		return false
@@ -60,8 +59,8 @@ func sent[M control.Message](r *ran) map[int]M {
 	return all
 }
 
-func died(id int) []event {
-	return []event{connClosed{id, fmt.Errorf("EOF")}, workerExited{id, Status{Code: -1, Text: "signal: killed"}}}
+func died(id int) []Event {
+	return []Event{ConnClosed{id, fmt.Errorf("EOF")}, WorkerExited{id, Status{Code: -1, Text: "signal: killed"}}}
 }
 
 // answer is what workers say that have passed the commit of a step.
@@ -70,7 +69,7 @@ func (r *ran) answer(step int, version int) (asked []int) {
 	for _, id := range slices.Sorted(maps.Keys(queries)) {
 		asked = append(asked, id)
 		report, _ := controller.Report{Plan: plan.Version{Generation: 1, N: version}, Passed: controller.Point{Step: step}}.Encode()
-		r.feed(received{id, control.Answer{Term: queries[id].Term, Attempt: queries[id].Attempt, Report: report}})
+		r.feed(Received{id, control.Answer{Term: queries[id].Term, Attempt: queries[id].Attempt, Report: report}})
 	}
 	return asked
 }
@@ -82,15 +81,15 @@ func (r *ran) obey() (o controller.Order) {
 		if o, err = controller.ParseOrder(m.Order); err != nil {
 			r.t.Fatal(err)
 		}
-		r.feed(received{id, control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: o.Plan.Version.Generation, N: o.Plan.Version.N}})
+		r.feed(Received{id, control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: o.Plan.Version.Generation, N: o.Plan.Version.N}})
 	}
 	return o
 }
 
-func stepOf(id, n int, plan uint64) event {
+func stepOf(id, n int, plan uint64) Event {
 	m := committedStep(n)
 	m.Plan = plan
-	return received{id, m}
+	return Received{id, m}
 }
 
 func TestLoss(t *testing.T) {
@@ -106,23 +105,23 @@ func TestLoss(t *testing.T) {
 	}
 	r.feed(stepOf(2, 2, 1), stepOf(2, 3, 2), stepOf(1, 2, 2), stepOf(1, 3, 2))
 	// The next one takes over what the first does.
-	r.feed(received{1, control.Output{Text: "x"}}, received{1, doneAfter(3, "")}, received{2, doneAfter(3, "")})
+	r.feed(Received{1, control.Output{Text: "x"}}, Received{1, doneAfter(3, "")}, Received{2, doneAfter(3, "")})
 	r.feed(leave(1, 2)...)
-	out := r.s.outcome()
-	if out.Err != nil || !r.s.over() || out.Summary.WorkersLost != 1 || len(out.Summary.Recoveries) != 1 || len(r.s.told) != 0 {
+	out := r.s.Outcome()
+	if out.Err != nil || !r.s.Over() || out.Summary.WorkersLost != 1 || len(out.Summary.Recoveries) != 1 || len(r.s.told) != 0 {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 	var lines []string
-	for _, m := range pick[writeMetrics](r.effects) {
-		lines = append(lines, fmt.Sprint(m.m.Step, m.m.Workers, m.m.Plan))
+	for _, m := range pick[WriteMetrics](r.effects) {
+		lines = append(lines, fmt.Sprint(m.Metrics.Step, m.Metrics.Workers, m.Metrics.Plan))
 	}
 	if want := []string{"1 3 1", "2 3 1", "3 2 2"}; !slices.Equal(lines, want) {
 		t.Errorf("metrics %v", lines)
 	}
 	var kinds []string
-	for _, e := range pick[writeEvent](r.effects) {
-		if e.e.Kind != "note" {
-			kinds = append(kinds, e.e.Kind)
+	for _, e := range pick[WriteEvent](r.effects) {
+		if e.Event.Kind != "note" {
+			kinds = append(kinds, e.Event.Kind)
 		}
 	}
 	if got := strings.Join(kinds, " "); got != "start plan lost plan unprotected recovered end" {
@@ -131,7 +130,7 @@ func TestLoss(t *testing.T) {
 }
 
 func TestRollback(t *testing.T) {
-	r := trainingOf(t, Config{Mirrors: -1}, 2)
+	r := trainingOf(t, Config{Settings: Settings{Mirrors: -1}}, 2)
 	r.feed(stepOf(0, 2, 1), stepOf(1, 2, 1))
 	r.feed(died(1)...)
 	r.answer(2, 1)
@@ -145,15 +144,15 @@ func TestRollback(t *testing.T) {
 	for n := range 3 {
 		r.feed(stepOf(0, n+1, 2))
 	}
-	r.feed(received{0, doneAfter(3, "")})
+	r.feed(Received{0, doneAfter(3, "")})
 	r.feed(leave(0)...)
-	out := r.s.outcome()
+	out := r.s.Outcome()
 	if out.Err != nil || out.Summary.Rollbacks != 1 || out.Summary.Steps != 3 {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 	var lines []string
-	for _, m := range pick[writeMetrics](r.effects) {
-		lines = append(lines, fmt.Sprint(m.m.Step, m.m.Plan))
+	for _, m := range pick[WriteMetrics](r.effects) {
+		lines = append(lines, fmt.Sprint(m.Metrics.Step, m.Metrics.Plan))
 	}
 	if want := []string{"1 1", "2 1", "1 2", "2 2", "3 2"}; !slices.Equal(lines, want) {
 		t.Errorf("metrics %v", lines)
@@ -168,30 +167,30 @@ func TestTrouble(t *testing.T) {
 		want string // error; "" if it goes on
 	}{
 		{"one ends by a link, and its peer lives", Config{}, func(r *ran) {
-			r.feed(received{0, control.Failed{Kind: control.PeerLost, Text: "link broke"}})
+			r.feed(Received{0, control.Failed{Kind: control.PeerLost, Text: "link broke"}})
 			r.feed(leave(0)...)
 			r.answer(1, 1)
 			r.obey()
 		}, ""},
 		{"a fault because of a death that is heard of later", Config{}, func(r *ran) {
-			r.feed(received{0, control.Failed{Kind: control.Faulty, Text: "reset"}})
+			r.feed(Received{0, control.Failed{Kind: control.Faulty, Text: "reset"}})
 			r.feed(leave(0)...)
 			r.feed(died(1)...)
 			r.answer(1, 1)
 			r.obey()
-			r.feed(causeLate{})
+			r.feed(CauseTimeout{})
 		}, ""},
-		{"too few", Config{MinWorkers: 2}, func(r *ran) {
+		{"too few", Config{Settings: Settings{MinWorkers: 2}}, func(r *ran) {
 			r.feed(died(0)...)
 			r.feed(died(1)...)
 			r.answer(1, 1)
-			r.now = r.s.alarm()
+			r.now = r.s.Alarm()
 			r.now = r.now.Add(-time.Second)
-			r.feed(alarm{})
+			r.feed(AlarmDue{})
 		}, "1 of at least 2 workers are left, and no other came within 2m0s, at step 1 of 3"},
 		{"no report", Config{}, func(r *ran) {
 			r.feed(died(0)...)
-			r.feed(received{1, control.Answer{Term: 1, Attempt: 1, Report: []byte("{")}})
+			r.feed(Received{1, control.Answer{Term: 1, Attempt: 1, Report: []byte("{")}})
 		}, "worker 1 sent a report that is none at step 1 of 3: was PROGRAM built from another version than the launcher?"},
 		{"an unknown plan", Config{}, func(r *ran) { r.feed(stepOf(1, 2, 7)) }, "worker 1 committed step 2 under plan 7, and plan 1 is live: was PROGRAM built from another version than the launcher?"},
 		{"another loss than that of the dead", Config{}, func(r *ran) {
@@ -199,14 +198,14 @@ func TestTrouble(t *testing.T) {
 			r.feed(died(0)...)
 			m := committedStep(2)
 			m.Loss++
-			r.feed(received{1, m})
+			r.feed(Received{1, m})
 		}, "worker 1 reports another loss for step 2 than worker 0"},
 		{"a panic that nobody caught", Config{}, func(r *ran) {
-			r.feed(connClosed{2, fmt.Errorf("EOF")}, workerExited{2, Status{Code: 2, Text: "exit status 2", Panicked: true}})
+			r.feed(ConnClosed{2, fmt.Errorf("EOF")}, WorkerExited{2, Status{Code: 2, Text: "exit status 2", Panicked: true}})
 		}, "worker 2 exited: exit status 2 after a panic, at step 1 of 3"},
 		{"a panic", Config{}, func(r *ran) {
 			r.feed(died(0)...)
-			r.feed(received{1, control.Failed{Kind: control.UserPanic, Text: "boom"}})
+			r.feed(Received{1, control.Failed{Kind: control.UserPanic, Text: "boom"}})
 		}, "worker 1: boom"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -221,31 +220,31 @@ func TestTrouble(t *testing.T) {
 
 // A worker that does not answer is ended; an agent that was itself held up blames nobody.
 func TestQueryTimer(t *testing.T) {
-	r := trainingOf(t, Config{Detect: 4 * time.Second}, 3)
+	r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 3)
 	r.feed(died(0)...)
-	at := r.s.alarm()
+	at := r.s.Alarm()
 	if at != r.now.Add(2*time.Second) {
 		t.Fatalf("alarm at %v", at)
 	}
 	r.now = at.Add(time.Second / 2)
-	r.feed(alarm{})
-	if len(pick[kill](r.effects)) > 0 || r.s.alarm() != r.now.Add(2*time.Second) {
+	r.feed(AlarmDue{})
+	if len(pick[Kill](r.effects)) > 0 || r.s.Alarm() != r.now.Add(2*time.Second) {
 		t.Fatal("a late agent blames workers")
 	}
 	for range 3 { // nobody answers: that may be the machine
-		r.now = r.s.alarm()
-		r.feed(alarm{})
-		if k := pick[kill](r.effects); len(k) > 0 {
+		r.now = r.s.Alarm()
+		r.feed(AlarmDue{})
+		if k := pick[Kill](r.effects); len(k) > 0 {
 			t.Fatalf("killed %v", k)
 		}
 	}
-	r.now = r.s.alarm()
-	r.feed(alarm{})
-	if k := pick[kill](r.effects); len(k) != 2 || !r.s.alarm().IsZero() {
+	r.now = r.s.Alarm()
+	r.feed(AlarmDue{})
+	if k := pick[Kill](r.effects); len(k) != 2 || !r.s.Alarm().IsZero() {
 		t.Errorf("killed %v", k)
 	}
 	// Who is not even ended by that is not waited for.
-	r.feed(reapLate{1}, reapLate{2})
+	r.feed(ReapTimeout{1}, ReapTimeout{2})
 	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
 		t.Errorf("%v", r.s.err)
 	}
@@ -266,7 +265,7 @@ func TestStall(t *testing.T) {
 // A worker that leaves hands over and ends, and is not lost.
 func TestLeave(t *testing.T) {
 	r := trainingOf(t, Config{}, 3)
-	r.feed(received{1, control.Leave{}})
+	r.feed(Received{1, control.Leave{}})
 	if o := r.obey(); len(o.Plan.Workers) != 2 || o.Ballot != (controller.Ballot{}) {
 		t.Fatalf("order %+v", o)
 	}
@@ -277,16 +276,16 @@ func TestLeave(t *testing.T) {
 	for n := 2; n <= 3; n++ {
 		r.feed(stepOf(0, n, 2), stepOf(2, n, 2))
 	}
-	r.feed(received{0, doneAfter(3, "")}, received{2, doneAfter(3, "")})
+	r.feed(Received{0, doneAfter(3, "")}, Received{2, doneAfter(3, "")})
 	r.feed(leave(0, 2)...)
-	out := r.s.outcome()
-	if out.Err != nil || out.Summary.WorkersLost != 0 || len(out.Summary.Recoveries) != 0 || !r.s.over() {
+	out := r.s.Outcome()
+	if out.Err != nil || out.Summary.WorkersLost != 0 || len(out.Summary.Recoveries) != 0 || !r.s.Over() {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 	kinds := ""
-	for _, e := range pick[writeEvent](r.effects) {
-		if e.e.Kind != "note" {
-			kinds += e.e.Kind + " "
+	for _, e := range pick[WriteEvent](r.effects) {
+		if e.Event.Kind != "note" {
+			kinds += e.Event.Kind + " "
 		}
 	}
 	if kinds != "start plan plan unprotected left end " {
@@ -294,16 +293,16 @@ func TestLeave(t *testing.T) {
 	}
 	// One that is slow to end does not hold up the end of the run.
 	r = trainingOf(t, Config{}, 2)
-	r.feed(received{1, control.Leave{}})
+	r.feed(Received{1, control.Leave{}})
 	r.obey()
-	r.feed(stepOf(0, 2, 2), stepOf(0, 3, 2), received{0, doneAfter(3, "")})
+	r.feed(stepOf(0, 2, 2), stepOf(0, 3, 2), Received{0, doneAfter(3, "")})
 	r.feed(leave(1, 0)...)
-	if out := r.s.outcome(); out.Err != nil || out.Summary == nil || !r.s.over() {
+	if out := r.s.Outcome(); out.Err != nil || out.Summary == nil || !r.s.Over() {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 	// All of them together end the run.
 	r = trainingOf(t, Config{}, 2)
-	r.feed(received{1, control.Leave{}}, received{0, control.Leave{}})
+	r.feed(Received{1, control.Leave{}}, Received{0, control.Leave{}})
 	if m := sent[control.Stop](r); len(m) != 2 || r.s.stop != Terminated {
 		t.Errorf("stops %v", m)
 	}
@@ -311,15 +310,15 @@ func TestLeave(t *testing.T) {
 
 // Harms are handed on as they are, and what has struck is not handed on again.
 func TestChaosIsHandedOn(t *testing.T) {
-	cfg := Config{Chaos: func(steps int) ([]string, error) {
+	cfg := Config{Settings: Settings{Chaos: func(steps int) ([]string, error) {
 		if steps != 3 {
 			t.Errorf("a job of %d steps", steps)
 		}
 		return []string{"kill:0@1", "slow:1@2:0.5"}, nil
-	}}
+	}}}
 	r := trainingOf(t, cfg, 2)
 	starts := sent[control.Start](r)
-	r.feed(struck{"kill:0@1"})
+	r.feed(FaultInjected{"kill:0@1"})
 	for _, id := range []int{0, 1} {
 		if got := fmt.Sprint(starts[id].Chaos); got != "[kill:0@1 slow:1@2:0.5]" {
 			t.Errorf("worker %d gets %s", id, got)
@@ -329,39 +328,11 @@ func TestChaosIsHandedOn(t *testing.T) {
 		t.Errorf("left: %s", got)
 	}
 	cfg.Chaos = func(int) ([]string, error) { return nil, errors.Join(errors.New("one"), errors.New("two")) }
-	s := newSession(cfg.withDefaults(2), 2)
+	s := begin(cfg, 2)
 	for _, e := range prepare(2) {
-		s.step(time.Unix(0, 0), e)
+		s.Step(time.Unix(0, 0), e)
 	}
-	if out := s.outcome(); out.ExitStatus() != ExitUsage || out.Err.Error() != "one; two" {
+	if out := s.Outcome(); out.ExitStatus() != ExitUsage || out.Err.Error() != "one; two" {
 		t.Errorf("%v", out.Err)
-	}
-}
-
-// What was ordered is in the log, which another process can open after the end.
-func TestAgreement(t *testing.T) {
-	ws, dir := startWorkers(t, 3, "die-1", "5")
-	a, err := New(Config{RunDir: dir, Program: "./fake", Detect: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if o := a.Serve(t.Context(), ws...); o.Err != nil {
-		t.Fatal(o.Err)
-	}
-	node, err := agree.Open(agree.Config{Dir: dir.File("agreement"), ID: "host-0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer node.Close()
-	for !node.Leadership().Ready {
-		<-node.Changes()
-	}
-	s := node.State()
-	if s.Generation != 1 || len(s.Job.Data) == 0 || s.Newest != (plan.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
-		t.Errorf("%+v", s)
-	}
-	o, err := controller.ParseOrder(s.Plans[1].Data)
-	if err != nil || len(o.Plan.Workers) != 2 || o.Passed != (controller.Point{Step: 2}) {
-		t.Errorf("%+v, %v", o, err)
 	}
 }

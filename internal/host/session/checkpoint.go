@@ -1,8 +1,7 @@
-package host
+package session
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -43,7 +42,7 @@ func (e *ResumeError) Error() string {
 }
 
 // newest is the newest version that the run has given, as far as its files tell.
-func (r *Resume) newest() plan.Version {
+func (r *Resume) Newest() plan.Version {
 	if r == nil || r.Plan == nil {
 		return plan.Version{}
 	}
@@ -83,57 +82,60 @@ type part struct {
 }
 
 type (
-	commitCheckpoint struct{ manifest checkpoint.Manifest } // committed comes, and then pruned
-	committed        struct {
-		step int
-		err  error // it is none
+	CommitCheckpoint    struct{ Manifest checkpoint.Manifest } // committed comes, and then pruned
+	CheckpointCommitted struct {
+		Step int
+		Err  error // it is none
 	}
-	pruned struct{ err error } // those that are not needed any more are removed, or not all
+	CheckpointsPruned struct{ Err error } // those that are not needed any more are removed, or not all
 )
 
 type (
 	// verify lets a checkpoint be read before the run goes back to it; verified comes.
-	verify   struct{ p propose }
-	verified struct {
-		p       propose
-		step    int // of the newest that is whole; 0 for none
-		refused []string
-		err     error // of the file system
+	VerifyCheckpoint struct {
+		Propose Propose
+		Job     string // whose checkpoint
+	}
+	CheckpointVerified struct {
+		Propose Propose
+		Step    int // of the newest that is whole; 0 for none
+		Refused []string
+		Err     error // of the file system
 	}
 )
 
 // verifiedSave proposes the plan that begins from a checkpoint, or has another one made if that
 // cannot be used.
-func (s *session) verifiedSave(now time.Time, e verified) []effect {
-	if e.err != nil {
-		return s.judge(now, &FileError{Err: e.err})
+func (s *Session) verifiedSave(now time.Time, e CheckpointVerified) []Effect {
+	if e.Err != nil {
+		return s.judge(now, &FileError{Err: e.Err})
 	}
-	var effects []effect
-	for _, text := range e.refused {
+	var effects []Effect
+	for _, text := range e.Refused {
 		effects = append(effects, s.event(now, "note", text))
 	}
-	if e.p.order.Plan.Version != s.restarting {
+	if e.Propose.Order.Plan.Version != s.restarting {
 		return nil // another plan has come to take its place
 	}
-	if e.step >= e.p.order.Passed.Step {
-		return append(effects, e.p)
+	if e.Step >= e.Propose.Order.Passed.Step {
+		return append(effects, e.Propose)
 	}
-	older := controller.Saved{Step: e.step}
-	if s.saves.newest = e.step; e.step > 0 {
-		older.Dir = e.p.order.From
+	older := controller.Saved{Step: e.Step}
+	if s.saves.newest = e.Step; e.Step > 0 {
+		older.Dir = e.Propose.Order.From
 	}
 	return append(effects, s.tell(now, older)...)
 }
 
 // nextSave sets when the next checkpoint is due.
-func (s *session) nextSave(now time.Time) {
+func (s *Session) nextSave(now time.Time) {
 	if s.saves.every > 0 {
 		s.saves.due = now.Add(s.saves.every)
 	}
 }
 
 // askForSave asks for a checkpoint that is due.
-func (s *session) askForSave(now time.Time) []effect {
+func (s *Session) askForSave(now time.Time) []Effect {
 	if s.saves.due.IsZero() || now.Before(s.saves.due) {
 		return nil
 	}
@@ -142,19 +144,19 @@ func (s *session) askForSave(now time.Time) []effect {
 		return nil
 	}
 	s.saves.asked, s.saves.since = true, now
-	var effects []effect
+	var effects []Effect
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.gone && w.state == training {
-			effects = append(effects, sendMessage{id, control.Save{}})
+			effects = append(effects, Send{id, control.Save{}})
 		}
 	}
 	return effects
 }
 
 // saved takes in a part of a checkpoint.
-func (s *session) saved(now time.Time, place int, m control.Saved) []effect {
+func (s *Session) saved(now time.Time, place int, m control.Saved) []Effect {
 	id := s.workers[place].who.ID
-	bad := func(format string, args ...any) []effect {
+	bad := func(format string, args ...any) []Effect {
 		return s.judge(now, &ProtocolError{int(id), fmt.Sprintf(format, args...) + s.place()})
 	}
 	v := plan.Version{Generation: m.Generation, N: m.N}
@@ -184,7 +186,7 @@ func (s *session) saved(now time.Time, place int, m control.Saved) []effect {
 	s.saves.asked = false
 	if m.Err != "" {
 		delete(s.saves.parts, key)
-		return []effect{s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: worker %d: %s", m.Step, id, oneLine(m.Err)))}
+		return []Effect{s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: worker %d: %s", m.Step, id, OneLine(m.Err)))}
 	}
 	var file checkpoint.File
 	if err := json.Unmarshal(m.File, &file); err != nil || m.Rule == "" {
@@ -217,8 +219,8 @@ func ownersOf(p *plan.Plan) []plan.WorkerID {
 // gather commits the checkpoints of which all parts are there, and gives up those of which
 // parts never will be, as their owners have gone. A checkpoint waits for its step's line in
 // metrics.jsonl.
-func (s *session) gather(now time.Time) []effect {
-	var effects []effect
+func (s *Session) gather(now time.Time) []Effect {
+	var effects []Effect
 	keys := slices.SortedFunc(maps.Keys(s.saves.parts), func(a, b saveID) int { return cmp.Or(a.step-b.step, a.version.Compare(b.version)) })
 	for _, key := range keys {
 		parts := s.saves.parts[key]
@@ -254,48 +256,48 @@ func (s *session) gather(now time.Time) []effect {
 }
 
 // lostSave gives up what a lost worker was to bring.
-func (s *session) lostSave(now time.Time) []effect {
+func (s *Session) lostSave(now time.Time) []Effect {
 	s.saves.asked = false // perhaps it was lost, too
 	return s.gather(now)
 }
 
-func (s *session) commitNext() []effect {
+func (s *Session) commitNext() []Effect {
 	if s.saves.under || len(s.saves.ready) == 0 {
 		return nil
 	}
 	s.saves.under = true
-	return []effect{commitCheckpoint{s.saves.ready[0]}}
+	return []Effect{CommitCheckpoint{s.saves.ready[0]}}
 }
 
 // committedSave takes in that a checkpoint is whole, or will not be.
-func (s *session) committedSave(now time.Time, e committed) []effect {
-	if e.err != nil {
-		return []effect{s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: %s", e.step, oneLine(e.err.Error())))}
+func (s *Session) committedSave(now time.Time, e CheckpointCommitted) []Effect {
+	if e.Err != nil {
+		return []Effect{s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: %s", e.Step, OneLine(e.Err.Error())))}
 	}
-	s.saves.newest = max(s.saves.newest, e.step)
-	effects := []effect{s.event(now, "checkpoint", fmt.Sprintf("the state after step %d is saved", e.step))}
-	effects = append(effects, s.traceCheckpoint(now, e.step, s.saves.since)...)
+	s.saves.newest = max(s.saves.newest, e.Step)
+	effects := []Effect{s.event(now, "checkpoint", fmt.Sprintf("the state after step %d is saved", e.Step))}
+	effects = append(effects, s.traceCheckpoint(now, e.Step, s.saves.since)...)
 	s.saves.since = time.Time{}
-	return append(effects, s.tell(now, controller.Saved{Step: e.step, Dir: s.cfg.RunDir.Path()})...)
+	return append(effects, s.tell(now, controller.Saved{Step: e.Step, Dir: s.cfg.RunDir})...)
 }
 
 // prunedSaves goes on after all work on a checkpoint.
-func (s *session) prunedSaves(now time.Time, e pruned) []effect {
+func (s *Session) prunedSaves(now time.Time, e CheckpointsPruned) []Effect {
 	s.saves.under, s.saves.ready = false, s.saves.ready[1:]
-	var effects []effect
-	if e.err != nil {
-		effects = append(effects, s.event(now, "note", "old checkpoints: "+oneLine(e.err.Error())))
+	var effects []Effect
+	if e.Err != nil {
+		effects = append(effects, s.event(now, "note", "old checkpoints: "+OneLine(e.Err.Error())))
 	}
 	effects = append(effects, s.commitNext()...)
 	return append(effects, s.conclude(now)...)
 }
 
 // savesLeft reports whether a checkpoint is being made whole.
-func (s *session) savesLeft() bool { return len(s.saves.ready) > 0 }
+func (s *Session) savesLeft() bool { return len(s.saves.ready) > 0 }
 
 // resumable returns the run directory from which the run can go on, "" if it cannot or need not.
-func (s *session) resumable() string {
-	if s.saves.newest == 0 || s.cfg.RunDir == nil || s.last.Step == s.job.Steps && s.state == finished {
+func (s *Session) resumable() string {
+	if s.saves.newest == 0 || s.cfg.RunDir == "" || s.last.Step == s.job.Steps && s.state == finished {
 		return ""
 	}
 	var failed *FailedError
@@ -303,7 +305,7 @@ func (s *session) resumable() string {
 		errors.As(s.err, new(*StoppedError)), errors.As(s.err, &failed) && (failed.Kind == control.Faulty || failed.Kind == control.Corrupt), errors.As(s.err, new(*LostError)), errors.As(s.err, new(*SilentError)), errors.As(s.err, new(*RecoveryError)),
 	} {
 		if is {
-			return s.cfg.RunDir.String()
+			return s.cfg.Shown
 		}
 	}
 	return ""
@@ -318,36 +320,4 @@ func (r *Resume) changed(now control.Ready) error {
 		return &ResumeError{field, values}
 	}
 	return nil
-}
-
-// commitFiles makes a checkpoint whole, and removes those that are not needed any more.
-func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, post func(event) bool) {
-	err := checkpoint.Commit(dir, m)
-	if !post(committed{m.Step, err}) {
-		return
-	}
-	e := pruned{}
-	if err == nil {
-		e.err = checkpoint.Prune(ctx, dir, 0, m.Step+1)
-	}
-	post(e)
-}
-
-// verifyFiles finds the newest whole checkpoint before a plan that goes on from one is proposed.
-func verifyFiles(ctx context.Context, dir, job string, p propose) verified {
-	v := verified{p: p}
-	r, refused, err := checkpoint.Newest(ctx, dir, job)
-	for _, fault := range refused {
-		if !errors.Is(fault, checkpoint.ErrUnfinished) {
-			v.refused = append(v.refused, oneLine(fault.Error())+"; the checkpoint is not used")
-		}
-	}
-	switch {
-	case err == nil:
-		v.step = r.Manifest().Step
-		_ = r.Close()
-	case !errors.Is(err, checkpoint.ErrNone):
-		v.err = err
-	}
-	return v
 }

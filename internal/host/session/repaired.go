@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"fmt"
@@ -30,7 +30,7 @@ type offences struct {
 
 // repaired writes down that memory of a worker was altered and is as it was again, and evicts
 // a worker to which that happens once more while others can go on without it.
-func (s *session) repaired(now time.Time, id int, m control.Repaired) []effect {
+func (s *Session) repaired(now time.Time, id int, m control.Repaired) []Effect {
 	w := &s.workers[id]
 	known := slices.ContainsFunc(w.ready.Layers, func(l control.Layer) bool { return l.Name == m.Layer })
 	if !known || m.Block < 0 || !slices.Contains([]string{"own", "mirror", "copy", "moment", passed, differ}, m.Target) {
@@ -44,8 +44,8 @@ func (s *session) repaired(now time.Time, id int, m control.Repaired) []effect {
 		reason = fmt.Sprintf("worker %d: what a lost worker had handed over for layer %q and micro-batch %d is not what was computed again, so memory was altered: step %d is done again", id, m.Layer, m.Block, m.Step)
 	}
 	e := s.about(now, id, "repaired", reason)
-	e.e.Repair = &rundir.Repair{Layer: m.Layer, Block: m.Block, Target: m.Target}
-	effects := []effect{e, show{view.Note(reason)}}
+	e.Event.Repair = &rundir.Repair{Layer: m.Layer, Block: m.Block, Target: m.Target}
+	effects := []Effect{e, Show{view.Note(reason)}}
 	if m.Target == passed || m.Target == differ {
 		return effects // it is not this one's offence
 	}
@@ -63,11 +63,11 @@ func (s *session) repaired(now time.Time, id int, m control.Repaired) []effect {
 }
 
 // evict ends a worker, whose end is the event that follows.
-func (s *session) evict(now time.Time, id int, reason string) []effect {
+func (s *Session) evict(now time.Time, id int, reason string) []Effect {
 	w := &s.workers[id]
 	if w.doom != nil || w.exited {
 		return nil
 	}
 	w.doom, w.killed = &evictedError{reason}, true
-	return []effect{s.about(now, id, "evict", reason), kill{id}}
+	return []Effect{s.about(now, id, "evict", reason), Kill{id}}
 }

@@ -1,34 +1,27 @@
-package host
+package session
 
 import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
-	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // savingOf is trainingOf with checkpoints every ten seconds.
 func savingOf(t *testing.T, cfg Config, n int) *ran {
 	t.Helper()
-	dir, err := rundir.Create(filepath.Join(t.TempDir(), "run"), "gpt", time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { dir.Close() })
-	cfg.RunDir, cfg.Command = dir, "./gpt"
-	r := &ran{t: t, s: newSession(cfg.withDefaults(n), n), now: time.Unix(0, 0)}
+	cfg.RunDir, cfg.Shown, cfg.Command = "/runs/a", "runs/a", "./gpt"
+	r := &ran{t: t, s: begin(cfg, n), now: time.Unix(0, 0)}
 	for _, e := range prepare(n) {
-		if m, ok := e.(received); ok {
-			if ready, ok := m.m.(control.Ready); ok {
+		if m, ok := e.(Received); ok {
+			if ready, ok := m.Message.(control.Ready); ok {
 				ready.CheckpointEvery = 10 * time.Second
-				e = received{m.worker, ready}
+				e = Received{m.Worker, ready}
 			}
 		}
 		r.feed(e)
@@ -37,16 +30,16 @@ func savingOf(t *testing.T, cfg Config, n int) *ran {
 	return r
 }
 
-func partOf(id, step, plan int) event {
+func partOf(id, step, plan int) Event {
 	file, _ := json.Marshal(checkpoint.File{Name: fmt.Sprintf("plan-1.%d-worker-%d.safetensors", plan, id), Size: 1})
-	return received{id, control.Saved{Step: step, Generation: 1, N: plan, Rule: "adamw", File: file}}
+	return Received{id, control.Saved{Step: step, Generation: 1, N: plan, Rule: "adamw", File: file}}
 }
 
 // notes returns the reasons of the events of a kind.
 func (r *ran) notes(kind string) (all []string) {
-	for _, e := range pick[writeEvent](r.effects) {
-		if e.e.Kind == kind {
-			all = append(all, e.e.Reason)
+	for _, e := range pick[WriteEvent](r.effects) {
+		if e.Event.Kind == kind {
+			all = append(all, e.Event.Reason)
 		}
 	}
 	return all
@@ -54,51 +47,51 @@ func (r *ran) notes(kind string) (all []string) {
 
 func TestCheckpointIsAskedForAndMadeWhole(t *testing.T) {
 	r := savingOf(t, Config{}, 2)
-	r.now = r.s.alarm()
-	r.feed(alarm{})
+	r.now = r.s.Alarm()
+	r.feed(AlarmDue{})
 	if asked := sent[control.Save](r); len(asked) != 2 {
 		t.Fatalf("asked %v", asked)
 	}
-	r.now = r.s.alarm()
-	if r.feed(alarm{}); len(sent[control.Save](r)) > 0 {
+	r.now = r.s.Alarm()
+	if r.feed(AlarmDue{}); len(sent[control.Save](r)) > 0 {
 		t.Error("asked again before the first one was made")
 	}
 	r.feed(partOf(0, 2, 1), partOf(1, 2, 1))
-	if len(pick[commitCheckpoint](r.effects)) > 0 {
+	if len(pick[CommitCheckpoint](r.effects)) > 0 {
 		t.Error("a checkpoint of a step that is not in metrics.jsonl")
 	}
 	r.feed(commit(2, 2)...)
-	made := pick[commitCheckpoint](r.effects)
-	if len(made) != 1 || made[0].manifest.Step != 2 || len(made[0].manifest.Files) != 2 || made[0].manifest.Job != r.s.job.ID() || fmt.Sprint(made[0].manifest.Layers) != "[10100 9000]" {
+	made := pick[CommitCheckpoint](r.effects)
+	if len(made) != 1 || made[0].Manifest.Step != 2 || len(made[0].Manifest.Files) != 2 || made[0].Manifest.Job != r.s.job.ID() || fmt.Sprint(made[0].Manifest.Layers) != "[10100 9000]" {
 		t.Fatalf("made %+v", made)
 	}
-	r.feed(committed{2, errors.New("disk full")}, pruned{})
+	r.feed(CheckpointCommitted{2, errors.New("disk full")}, CheckpointsPruned{})
 	if got := r.notes("note"); got[len(got)-1] != "no checkpoint of step 2: disk full" {
 		t.Errorf("%v", got)
 	}
-	r.now = r.s.alarm()
-	if r.feed(alarm{}); len(sent[control.Save](r)) != 2 {
+	r.now = r.s.Alarm()
+	if r.feed(AlarmDue{}); len(sent[control.Save](r)) != 2 {
 		t.Error("no other one is asked for")
 	}
 }
 
 func TestStoppedRunWaitsForItsCheckpoint(t *testing.T) {
 	r := savingOf(t, Config{}, 2)
-	r.feed(stopAsked{Interrupt})
+	r.feed(StopAsked{Interrupt})
 	r.feed(commit(2, 2)...)
-	r.feed(partOf(0, 2, 1), partOf(1, 2, 1), received{0, doneAfter(2, Interrupt)}, received{1, doneAfter(2, Interrupt)})
+	r.feed(partOf(0, 2, 1), partOf(1, 2, 1), Received{0, doneAfter(2, Interrupt)}, Received{1, doneAfter(2, Interrupt)})
 	if len(sent[control.Release](r)) > 0 {
 		t.Fatal("the workers may go before the checkpoint is on disk")
 	}
-	r.feed(committed{2, nil}, pruned{})
+	r.feed(CheckpointCommitted{2, nil}, CheckpointsPruned{})
 	if len(sent[control.Release](r)) != 2 {
 		t.Error("the workers may not go")
 	}
 	r.feed(leave(0, 1)...)
-	out := r.s.outcome()
+	out := r.s.Outcome()
 	var text strings.Builder
 	out.Report(&text, &text, "launcher")
-	if want := "launcher: interrupted after step 2 of 3; to go on: launcher resume " + r.s.cfg.RunDir.String() + "\n"; text.String() != want {
+	if want := "launcher: interrupted after step 2 of 3; to go on: launcher resume " + r.s.cfg.Shown + "\n"; text.String() != want {
 		t.Errorf("%s, want %s", text.String(), want)
 	}
 }
@@ -119,50 +112,50 @@ func TestCheckpointOfTheDeadIsGivenUp(t *testing.T) {
 	}
 	r = savingOf(t, Config{}, 2)
 	r.feed(commit(2, 2)...)
-	r.feed(partOf(0, 2, 1), received{1, control.Saved{Step: 2, Generation: 1, N: 1, Rule: "adamw", Err: "disk full"}})
+	r.feed(partOf(0, 2, 1), Received{1, control.Saved{Step: 2, Generation: 1, N: 1, Rule: "adamw", Err: "disk full"}})
 	if notes := r.notes("note"); len(r.s.saves.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1: disk full") {
 		t.Errorf("%v, %v", r.s.saves.parts, notes)
 	}
 }
 
 func TestRollbackToACheckpoint(t *testing.T) {
-	r := savingOf(t, Config{Mirrors: -1}, 2)
+	r := savingOf(t, Config{Settings: Settings{Mirrors: -1}}, 2)
 	r.feed(commit(2, 2)...)
-	r.feed(partOf(0, 1, 1), partOf(1, 1, 1), committed{1, nil}, pruned{}, partOf(0, 2, 1), partOf(1, 2, 1), committed{2, nil}, pruned{})
+	r.feed(partOf(0, 1, 1), partOf(1, 1, 1), CheckpointCommitted{1, nil}, CheckpointsPruned{}, partOf(0, 2, 1), partOf(1, 2, 1), CheckpointCommitted{2, nil}, CheckpointsPruned{})
 	r.feed(died(1)...)
 	r.answer(2, 1)
-	check := pick[verify](r.effects)
-	if len(check) != 1 || check[0].p.order.From != r.s.cfg.RunDir.Path() || check[0].p.order.Passed.Step != 2 {
+	check := pick[VerifyCheckpoint](r.effects)
+	if len(check) != 1 || check[0].Propose.Order.From != r.s.cfg.RunDir || check[0].Propose.Order.Passed.Step != 2 {
 		t.Fatalf("%+v", check)
 	}
 	// The newest is found to be damaged.
-	r.feed(verified{p: check[0].p, step: 1, refused: []string{"x: altered; the checkpoint is not used"}})
+	r.feed(CheckpointVerified{Propose: check[0].Propose, Step: 1, Refused: []string{"x: altered; the checkpoint is not used"}})
 	r.answer(2, 1)
-	check = pick[verify](r.effects)
-	if len(check) != 2 || check[1].p.order.Passed.Step != 1 {
+	check = pick[VerifyCheckpoint](r.effects)
+	if len(check) != 2 || check[1].Propose.Order.Passed.Step != 1 {
 		t.Fatalf("%+v", check)
 	}
-	r.feed(verified{p: check[1].p, step: 1})
+	r.feed(CheckpointVerified{Propose: check[1].Propose, Step: 1})
 	o := r.obey()
-	if !o.Restart || o.From != r.s.cfg.RunDir.Path() || o.Passed.Step != 1 {
+	if !o.Restart || o.From != r.s.cfg.RunDir || o.Passed.Step != 1 {
 		t.Fatalf("%+v", o)
 	}
 	for n := 2; n <= 3; n++ {
 		r.feed(stepOf(0, n, uint64(o.Plan.Version.N)))
 	}
-	r.feed(received{0, doneAfter(3, "")})
+	r.feed(Received{0, doneAfter(3, "")})
 	r.feed(leave(0)...)
-	if out := r.s.outcome(); out.Err != nil || out.Summary.Rollbacks != 1 || out.Resume != "" {
+	if out := r.s.Outcome(); out.Err != nil || out.Summary.Rollbacks != 1 || out.Resume != "" {
 		t.Errorf("%+v", out)
 	}
 }
 
 func TestPartsThatCannotBe(t *testing.T) {
-	for name, e := range map[string]event{
+	for name, e := range map[string]Event{
 		"unknown plan": partOf(0, 1, 7),
 		"twice":        partOf(1, 1, 1),
 		"step":         partOf(0, 9, 1),
-		"no file":      received{0, control.Saved{Step: 1, Generation: 1, N: 1, Rule: "adamw", File: []byte("x")}},
+		"no file":      Received{0, control.Saved{Step: 1, Generation: 1, N: 1, Rule: "adamw", File: []byte("x")}},
 	} {
 		r := savingOf(t, Config{}, 2)
 		r.feed(partOf(1, 1, 1), e)

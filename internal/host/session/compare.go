@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"bytes"
@@ -63,7 +63,7 @@ func describe(name string, x, y any, a, b control.Ready) string {
 		if b, ok := v.([]byte); ok {
 			v = string(bytes.TrimSpace(b))
 		}
-		return oneLine(fmt.Sprintf("%v", v))
+		return OneLine(fmt.Sprintf("%v", v))
 	}
 	if tx, ty := text(x), text(y); len(tx)+len(ty) < 200 {
 		return fmt.Sprintf("%s, not %s", ty, tx)
@@ -76,9 +76,9 @@ func otherFile(a, b control.Ready) string {
 	for i := range max(len(a.Data), len(b.Data)) {
 		switch {
 		case i >= len(a.Data):
-			return "file " + oneLine(b.Data[i].Path)
+			return "file " + OneLine(b.Data[i].Path)
 		case i >= len(b.Data) || a.Data[i] != b.Data[i]:
-			return "file " + oneLine(a.Data[i].Path)
+			return "file " + OneLine(a.Data[i].Path)
 		}
 	}
 	return ""

@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"encoding/json"
@@ -33,23 +33,23 @@ type timer struct {
 }
 
 // session is what plans call a worker.
-func (s *session) session(id int) plan.Worker { return s.workers[id].who }
+func (s *Session) session(id int) plan.Worker { return s.workers[id].who }
 
 // id is what people call a worker.
-func (s *session) id(id int) int { return int(s.workers[id].who.ID) }
+func (s *Session) id(id int) int { return int(s.workers[id].who.ID) }
 
 // find returns the place of a session in session.workers, -1 for none.
-func (s *session) find(w plan.Worker) int {
+func (s *Session) find(w plan.Worker) int {
 	return slices.IndexFunc(s.workers, func(x worker) bool { return x.who.ID == w.ID && x.who.Incarnation == w.Incarnation })
 }
 
 // newest returns the place of the newest session of a worker, -1 for none.
-func (s *session) newest(id plan.WorkerID) int {
+func (s *Session) newest(id plan.WorkerID) int {
 	return s.find(plan.Worker{ID: id, Incarnation: s.lives[id] - 1})
 }
 
 // peers are the workers that there are and where they listen.
-func (s *session) peers() []controller.Peer {
+func (s *Session) peers() []controller.Peer {
 	var all []controller.Peer
 	for id := range s.workers {
 		all = append(all, controller.Peer{Worker: s.session(id), Addr: s.workers[id].ready.Addr})
@@ -59,7 +59,7 @@ func (s *session) peers() []controller.Peer {
 
 // isFirst reports whether a worker is the first of the run's plan, or of another that
 // it may not have left yet.
-func (s *session) isFirst(id int) bool {
+func (s *Session) isFirst(id int) bool {
 	for _, p := range s.known {
 		if p.Workers[0] == s.workers[id].who {
 			return true
@@ -69,7 +69,7 @@ func (s *session) isFirst(id int) bool {
 }
 
 // alarm returns when the next alarm is due, zero for never.
-func (s *session) alarm() (first time.Time) {
+func (s *Session) Alarm() (first time.Time) {
 	if s.judged {
 		return first
 	}
@@ -91,8 +91,8 @@ func (s *session) alarm() (first time.Time) {
 
 // ring tells the controller which timers have run out. Who comes late by more than a quarter of
 // the budget was itself kept from listening, and begins anew.
-func (s *session) ring(now time.Time) []effect {
-	var effects []effect
+func (s *Session) ring(now time.Time) []Effect {
+	var effects []Effect
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.hello.IsZero() && !now.Before(w.hello) {
 			effects = append(effects, s.refuse(now, id, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))...)
@@ -117,7 +117,7 @@ type evictedError struct{ reason string }
 func (e *evictedError) Error() string { return e.reason }
 
 // death is the error of a worker that has ended before its time.
-func (s *session) death(id int) error {
+func (s *Session) death(id int) error {
 	w := &s.workers[id]
 	if silent := new(SilentError); errors.As(w.doom, &silent) {
 		return silent
@@ -129,19 +129,19 @@ func (s *session) death(id int) error {
 }
 
 // die goes on without a worker that has ended in training.
-func (s *session) die(now time.Time, id int) []effect {
+func (s *Session) die(now time.Time, id int) []Effect {
 	w := &s.workers[id]
 	w.gone = true
 	s.paces.forget(w.who.ID)
 	s.forget()
 	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
 		left := fmt.Sprintf("worker %d has left", w.who.ID)
-		effects := []effect{s.about(now, id, "left", left), s.row(id, "left")}
+		effects := []Effect{s.about(now, id, "left", left), s.row(id, "left")}
 		effects = append(effects, s.tell(now, controller.Dead{Worker: w.who, Cause: left})...)
 		return append(effects, s.conclude(now)...) // the others may have come to their end before
 	}
 	err := s.death(id)
-	cause := oneLine(stoppedBy(err))
+	cause := OneLine(stoppedBy(err))
 	s.losses++
 	s.lost = id
 	if w.status.Panicked && w.doom == nil {
@@ -159,8 +159,8 @@ func (s *session) die(now time.Time, id int) []effect {
 	switch {
 	case !w.harmed.IsZero():
 		dead.How, dead.Died = controller.Stamped, w.harmed
-	case !w.status.lost.IsZero():
-		dead.How, dead.Died = controller.HostOut, w.status.lost
+	case !w.status.Lost.IsZero():
+		dead.How, dead.Died = controller.HostOut, w.status.Lost
 	case !w.silent.IsZero():
 		dead.How, dead.Died = controller.Silent, w.silent
 	}
@@ -169,11 +169,11 @@ func (s *session) die(now time.Time, id int) []effect {
 		how = "lost"
 	}
 	lost := s.about(now, id, "lost", cause)
-	if !w.status.lost.IsZero() {
-		lost.e.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
+	if !w.status.Lost.IsZero() {
+		lost.Event.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
 	}
 	s.fates = append(s.fates, s.fate(id, err))
-	effects := []effect{lost}
+	effects := []Effect{lost}
 	effects = append(effects, s.lostSave(now)...)
 	effects = append(effects, s.tell(now, dead)...)
 	if s.judged {
@@ -192,7 +192,7 @@ func (s *session) die(now time.Time, id int) []effect {
 }
 
 // fate says in few words how a worker has ended.
-func (s *session) fate(id int, err error) string {
+func (s *Session) fate(id int, err error) string {
 	how := "failed"
 	switch lost, evicted := new(LostError), new(evictedError); {
 	case errors.As(err, &lost):
@@ -209,29 +209,29 @@ func (s *session) fate(id int, err error) string {
 }
 
 // processes are those that can be reached.
-func (s *session) processes() (e writeWorkers) {
+func (s *Session) processes() (e WriteWorkers) {
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.gone && !w.exited && w.pid > 0 {
-			e.alive = append(e.alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.ring.String()})
+			e.Alive = append(e.Alive, rundir.Process{ID: s.id(id), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.ring.String()})
 		}
 	}
 	return e
 }
 
 // about is an event of one worker.
-func (s *session) about(now time.Time, id int, kind, reason string) writeEvent {
+func (s *Session) about(now time.Time, id int, kind, reason string) WriteEvent {
 	e := s.event(now, kind, reason)
-	e.e.Worker = s.id(id)
+	e.Event.Worker = s.id(id)
 	return e
 }
 
-func (s *session) row(id int, state string) show {
+func (s *Session) row(id int, state string) Show {
 	w := &s.workers[id]
-	return show{view.Worker{ID: s.id(id), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
+	return Show{view.Worker{ID: s.id(id), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
 }
 
 // hear passes on what a worker says to the controller.
-func (s *session) hear(now time.Time, id int, m control.Message) []effect {
+func (s *Session) hear(now time.Time, id int, m control.Message) []Effect {
 	from := s.session(id)
 	switch m := m.(type) {
 	case control.Answer:
@@ -259,12 +259,12 @@ func (s *session) hear(now time.Time, id int, m control.Message) []effect {
 }
 
 // tell gives the controller an event and turns what it wants into effects.
-func (s *session) tell(now time.Time, e controller.Event) []effect {
+func (s *Session) tell(now time.Time, e controller.Event) []Effect {
 	if s.judged || s.state != training {
 		return nil
 	}
-	var effects []effect
-	add := func(e ...effect) { effects = append(effects, e...) }
+	var effects []Effect
+	add := func(e ...Effect) { effects = append(effects, e...) }
 	cause := e
 	var order control.Order // the last one: an event commands the same to all
 	var ordered plan.Version
@@ -272,7 +272,7 @@ func (s *session) tell(now time.Time, e controller.Event) []effect {
 		add(s.traceEffect(now, cause, e)...)
 		switch e := e.(type) {
 		case controller.Ask:
-			add(sendMessage{s.find(e.Worker), control.Query{
+			add(Send{s.find(e.Worker), control.Query{
 				Term: e.Ballot.Term, Attempt: e.Ballot.Attempt, Trace: s.tr.ballot(e.Ballot).String(),
 			}})
 		case controller.Command:
@@ -287,7 +287,7 @@ func (s *session) tell(now time.Time, e controller.Event) []effect {
 				s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
 				order, ordered = control.Order{Order: text, Trace: s.tr.order(e.Order).String()}, e.Order.Plan.Version
 			}
-			add(sendMessage{s.find(e.Worker), order})
+			add(Send{s.find(e.Worker), order})
 		case controller.Copy:
 			text, err := e.Fill.Encode()
 			if err == nil && len(text) > control.MaxFrame/2 {
@@ -296,23 +296,23 @@ func (s *session) tell(now time.Time, e controller.Event) []effect {
 			if err != nil {
 				return append(effects, s.judge(now, &PlanError{err})...)
 			}
-			add(sendMessage{s.find(e.Worker), control.Fill{Fill: text}})
+			add(Send{s.find(e.Worker), control.Fill{Fill: text}})
 		case controller.Propose:
-			p := propose{e.Order, string(e.Reason)}
+			p := Propose{e.Order, string(e.Reason)}
 			s.restarting = e.Order.Plan.Version
 			if e.Order.Restart && e.Order.From != "" {
-				add(verify{p}) // before all give up what they have
+				add(VerifyCheckpoint{p, s.job.ID()}) // before all give up what they have
 			} else {
 				add(p)
 			}
 		case controller.Balance:
-			add(balance{e})
+			add(Balance{e})
 		case controller.Adopt:
 			add(s.adopt(now, e)...)
 		case controller.Kill:
 			add(s.evict(now, s.find(e.Worker), e.Reason)...)
 		case controller.Dismiss:
-			add(s.event(now, "note", e.Reason), sendMessage{s.find(e.Worker), control.Release{}})
+			add(s.event(now, "note", e.Reason), Send{s.find(e.Worker), control.Release{}})
 		case controller.SetTimer:
 			s.timers[e.Timer] = timer{now.Add(e.After), e.After}
 		case controller.CancelTimer:
@@ -321,7 +321,7 @@ func (s *session) tell(now time.Time, e controller.Event) []effect {
 			add(s.event(now, "note", e.Reason))
 		case controller.Hold:
 			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plural(e.Have, "worker"), e.Need)
-			add(s.event(now, "hold", reason), show{view.Note(reason)})
+			add(s.event(now, "hold", reason), Show{view.Note(reason)})
 		case controller.Recovered:
 			add(s.recovery(now, e.Recovery)...)
 		case controller.StopAll:
@@ -348,7 +348,7 @@ func (s *session) tell(now time.Time, e controller.Event) []effect {
 }
 
 // adopt goes over to a plan.
-func (s *session) adopt(now time.Time, e controller.Adopt) []effect {
+func (s *Session) adopt(now time.Time, e controller.Adopt) []Effect {
 	p := e.Order.Plan
 	s.plan, s.known[uint64(p.Version.N)] = p, p
 	text, err := json.Marshal(p)
@@ -356,7 +356,7 @@ func (s *session) adopt(now time.Time, e controller.Adopt) []effect {
 		return s.judge(now, &PlanError{err})
 	}
 	news := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
-	var joined []effect
+	var joined []Effect
 	for _, pw := range p.Workers {
 		id := s.find(pw)
 		w, place := &s.workers[id], share(&p, pw)
@@ -372,12 +372,12 @@ func (s *session) adopt(now time.Time, e controller.Adopt) []effect {
 			joined = append(joined, s.row(id, ""))
 		}
 	}
-	var effects []effect
+	var effects []Effect
 	if p.Version.Compare(s.noted) > 0 { // another leader may have done so
 		s.noted = p.Version
-		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
+		effects = append(effects, WritePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
 	}
-	effects = append(effects, s.event(now, "plan", string(e.Reason)), show{news})
+	effects = append(effects, s.event(now, "plan", string(e.Reason)), Show{news})
 	effects = append(effects, s.clockPlan()...)
 	effects = append(effects, joined...)
 	if e.Order.Restart {
@@ -401,7 +401,7 @@ func (s *session) adopt(now time.Time, e controller.Adopt) []effect {
 }
 
 // recovery writes down that a recovery is over.
-func (s *session) recovery(now time.Time, r controller.Recovery) []effect {
+func (s *Session) recovery(now time.Time, r controller.Recovery) []Effect {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	account := rundir.Recovery{
 		Step: min(r.Step, s.job.Steps), Cause: r.Cause, DiedAt: string(r.How),
@@ -414,17 +414,17 @@ func (s *session) recovery(now time.Time, r controller.Recovery) []effect {
 		reason = fmt.Sprintf("%s: %s on from step %d after %.1f ms", r.Cause, plural(len(s.plan.Workers), "worker"), r.From, account.TotalMS)
 	}
 	e := s.event(now, "recovered", reason)
-	e.e.Recovery = &account
+	e.Event.Recovery = &account
 	what := strings.Join(s.fates, ", ")
 	s.fates = nil
-	return []effect{e, show{view.Recovered{Recovery: account, What: what}}}
+	return []Effect{e, Show{view.Recovered{Recovery: account, What: what}}}
 }
 
 // stallWindow is how many steps before a struck one say how long it should have been.
 const stallWindow = 10
 
 // stall notes how long a step took, and accounts for what that says of a recovery in it.
-func (s *session) stall(m control.Step) {
+func (s *Session) stall(m control.Step) {
 	for i := range s.recovered {
 		if r := &s.recovered[i]; r.Step == m.Step && r.StallMS == 0 && len(s.times) > 0 {
 			sorted := slices.Sorted(slices.Values(s.times))

@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"fmt"
@@ -16,72 +16,70 @@ import (
 
 const (
 	// maxWorkers bounds the sessions of a run, whatever is asked for.
-	maxWorkers = 1 << 12
+	MaxWorkers = 1 << 12
 
 	// maxTries is how many replacements of a worker in a row may die before they have a part.
 	maxTries = 3
 )
 
 // add starts workers with new IDs.
-func (s *session) add(now time.Time, e addAsked) []effect {
+func (s *Session) add(now time.Time, e AddWorkers) []Effect {
 	refusal := ""
 	switch {
-	case !s.able:
+	case !s.cfg.CanStart:
 		refusal = "this run has no worker processes"
 	case s.judged || s.state > training:
 		refusal = "the run is at its end"
 	case s.state < training:
 		refusal = "the run has not begun yet"
-	case e.n < 1 || e.n > maxWorkers-len(s.workers):
-		refusal = fmt.Sprintf("a run has at most %d workers", maxWorkers)
+	case e.N < 1 || e.N > MaxWorkers-len(s.workers):
+		refusal = fmt.Sprintf("a run has at most %d workers", MaxWorkers)
 	}
 	if refusal != "" {
-		e.answer(nil, refusal)
-		return nil
+		return []Effect{AnswerAdd{Refusal: refusal}}
 	}
 	next := plan.WorkerID(0)
 	for id := range s.lives {
 		next = max(next, id+1)
 	}
-	var effects []effect
+	var effects []Effect
 	var ids []int
-	for id := next; id < next+plan.WorkerID(e.n); id++ {
+	for id := next; id < next+plan.WorkerID(e.N); id++ {
 		effects = append(effects, s.launch(now, id, "", fmt.Sprintf("worker %d is started", id))...)
 		ids = append(ids, int(id))
 	}
-	e.answer(ids, "")
-	return effects
+	return append(effects, AnswerAdd{IDs: ids})
 }
 
 // replace starts a worker in the place of one that was lost, if that is wished for.
-func (s *session) replace(now time.Time, dead plan.Worker) []effect {
-	if !s.cfg.Respawn || !s.able || s.judged || s.state != training || s.stop != "" || len(s.workers) >= maxWorkers {
+func (s *Session) replace(now time.Time, dead plan.Worker) []Effect {
+	if !s.cfg.Respawn || !s.cfg.CanStart || s.judged || s.state != training || s.stop != "" || len(s.workers) >= MaxWorkers {
 		return nil
 	}
 	if s.tries[dead.ID] >= maxTries {
-		return []effect{s.event(now, "note", fmt.Sprintf("worker %d is not started again: %d replacements have died before they had a part", dead.ID, maxTries))}
+		return []Effect{s.event(now, "note", fmt.Sprintf("worker %d is not started again: %d replacements have died before they had a part", dead.ID, maxTries))}
 	}
 	return s.launch(now, dead.ID, dead.Host, fmt.Sprintf("worker %d is started anew", dead.ID))
 }
 
-func (s *session) launch(now time.Time, id plan.WorkerID, host, reason string) []effect {
+func (s *Session) launch(now time.Time, id plan.WorkerID, host, reason string) []Effect {
 	who := plan.Worker{ID: id, Incarnation: s.lives[id], Host: host}
 	delete(s.away, id)
 	s.lives[id]++
 	s.tries[id]++
 	e := s.event(now, "begin", reason)
-	e.e.Worker = int(id)
-	return []effect{e, beginWorker{who}}
+	e.Event.Worker = int(id)
+	return []Effect{e, StartWorker{who}}
 }
 
 // comeBack starts the workers anew that were lost with a host, now that it is back.
-func (s *session) comeBack(now time.Time, host string) []effect {
+func (s *Session) comeBack(now time.Time, host string) []Effect {
 	if s.judged || s.state != training || s.stop != "" || s.heir != nil {
 		return nil
 	}
-	var effects []effect
+	var effects []Effect
 	for _, id := range slices.Sorted(maps.Keys(s.away)) {
-		if s.away[id] == host && len(s.workers) < maxWorkers {
+		if s.away[id] == host && len(s.workers) < MaxWorkers {
 			effects = append(effects, s.launch(now, id, host, fmt.Sprintf("%s is back: worker %d is started anew", host, id))...)
 		}
 	}
@@ -89,36 +87,36 @@ func (s *session) comeBack(now time.Time, host string) []effect {
 }
 
 // started takes in a worker that was started.
-func (s *session) started(now time.Time, e workerStarted) []effect {
-	if e.err != nil {
-		return []effect{s.event(now, "refused", fmt.Sprintf("worker %d cannot be started: %v", e.who.ID, oneLine(e.err.Error())))}
+func (s *Session) started(now time.Time, e WorkerStarted) []Effect {
+	if e.Err != nil {
+		return []Effect{s.event(now, "refused", fmt.Sprintf("worker %d cannot be started: %v", e.Worker.ID, OneLine(e.Err.Error())))}
 	}
-	s.workers = append(s.workers, worker{who: e.who, joins: true, fresh: true, hello: now.Add(s.cfg.HelloTimeout)})
+	s.workers = append(s.workers, worker{who: e.Worker, joins: true, fresh: true, hello: now.Add(s.cfg.HelloTimeout)})
 	id := len(s.workers) - 1
 	if s.judged || s.state > training {
-		return []effect{kill{id}}
+		return []Effect{Kill{id}}
 	}
-	return []effect{s.row(id, "begins")}
+	return []Effect{s.row(id, "begins")}
 }
 
 // enter lets a worker join that is ready and has the run's job.
-func (s *session) enter(now time.Time, id int) []effect {
+func (s *Session) enter(now time.Time, id int) []Effect {
 	w := &s.workers[id]
 	if field, values := difference(s.first, w.ready); field != "" {
 		return s.refuse(now, id, &DifferError{Worker: s.id(id), Than: 0, Field: field, Values: values})
 	}
 	if s.state > training {
-		return []effect{kill{id}}
+		return []Effect{Kill{id}}
 	}
 	w.state = training
 	start := s.startMessage()
 	start.Ring = s.ringOf(w)
-	effects := []effect{s.row(id, "joins"), sendMessage{id, start}}
+	effects := []Effect{s.row(id, "joins"), Send{id, start}}
 	return append(effects, s.tell(now, controller.Joined{Worker: w.who, Addr: w.ready.Addr})...)
 }
 
 // refuse ends a worker that has no part in the plan yet; the run goes on.
-func (s *session) refuse(now time.Time, id int, err error) []effect {
+func (s *Session) refuse(now time.Time, id int, err error) []Effect {
 	w := &s.workers[id]
 	w.hello = time.Time{}
 	if s.judged || w.gone || w.doom != nil {
@@ -127,23 +125,23 @@ func (s *session) refuse(now time.Time, id int, err error) []effect {
 	w.doom, w.killed = err, true
 	w.failed = true
 	s.tries[w.who.ID] = maxTries // another one would end the same way
-	return []effect{s.about(now, id, "refused", fmt.Sprintf("worker %d: %s", s.id(id), oneLine(err.Error()))), kill{id}}
+	return []Effect{s.about(now, id, "refused", fmt.Sprintf("worker %d: %s", s.id(id), OneLine(err.Error()))), Kill{id}}
 }
 
 // fall goes on without a worker that has ended before it had a part.
-func (s *session) fall(now time.Time, id int) []effect {
+func (s *Session) fall(now time.Time, id int) []Effect {
 	w := &s.workers[id]
 	w.gone, w.hello = true, time.Time{}
-	cause := oneLine(stoppedBy(s.death(id)))
-	effects := []effect{}
+	cause := OneLine(stoppedBy(s.death(id)))
+	effects := []Effect{}
 	if !w.failed {
 		kind := "lost"
 		if w.status.OK() {
 			kind = "left"
 		}
 		e := s.about(now, id, kind, cause+", before it had a part")
-		if !w.status.lost.IsZero() {
-			e.e.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
+		if !w.status.Lost.IsZero() {
+			e.Event.Host, s.away[w.who.ID] = w.who.Host, w.who.Host
 		}
 		effects = append(effects, e)
 	}

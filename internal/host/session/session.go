@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"encoding/json"
@@ -31,7 +31,7 @@ import (
 // they say counts any more. The session is over when every worker has
 // ended and its connection too; so whatever a dying worker has sent is
 // read before its death is judged.
-type session struct {
+type Session struct {
 	cfg     Config
 	workers []worker              // every session that was ever begun, in that order; of the first, it is the WorkerID
 	lives   map[plan.WorkerID]int // how many workers each ID has had
@@ -46,19 +46,13 @@ type session struct {
 	plan  plan.Plan
 	start time.Time // of training
 
-	// Where several agents keep the run: the term in which this one leads, ballots and fills of
-	// that term before this session, the host's name, and what the leader before has left.
-	term, attempt uint64
-	fills         int
-	leader        string
-	heir          *inherited
-	tookOver      bool
-	restarting    plan.Version             // of the newest plan that was to be agreed
-	able          bool                     // workers can be started while the run goes on
-	away          map[plan.WorkerID]string // who was lost with a host, and comes back with it
-	begun         int                      // workers that others before this session have had started
-	ahead         []received               // steps that others have to tell of first
-	later         []event                  // for the time after the take-over
+	heir       *Inherited // until the run is taken over
+	tookOver   bool
+	restarting plan.Version             // of the newest plan that was to be agreed
+	away       map[plan.WorkerID]string // who was lost with a host, and comes back with it
+	begun      int                      // workers that others before this session have had started
+	ahead      []Received               // steps that others have to tell of first
+	later      []Event                  // for the time after the take-over
 
 	// The gossip ring: what workers are told of it, whether it has formed, and when it is told who is missing.
 	gossip     control.Ring
@@ -67,7 +61,7 @@ type session struct {
 	noRing     string // why there is none, where there should be
 
 	noted     plan.Version // of the newest line of plans.jsonl
-	starting  []effect     // when the first plan is agreed
+	starting  []Effect     // when the first plan is agreed
 	tr        *tracer      // nil if nobody wants it
 	paces     pacing
 	clocks    clocking
@@ -169,79 +163,85 @@ const (
 
 // What happens.
 type (
-	event any
+	Event any
 
-	received struct {
-		worker int
-		m      control.Message
+	Received struct {
+		Worker  int
+		Message control.Message
 	}
-	connClosed struct { // or never made
-		worker int
-		err    error
+	ConnClosed struct { // or never made
+		Worker int
+		Err    error
 	}
-	workerExited struct {
-		worker int
-		status Status
+	WorkerExited struct {
+		Worker int
+		Status Status
 	}
-	addAsked struct {
-		n      int
-		answer func(ids []int, refusal string)
+	AddWorkers    struct{ N int } // answerAdd comes
+	WorkerStarted struct {        // as the session asked for by beginWorker
+		Worker plan.Worker
+		Err    error // it was not, and has no place in session.workers
 	}
-	workerStarted struct { // as the session asked for by beginWorker
-		who plan.Worker
-		err error // it was not, and has no place in session.workers
+	HostBack     struct{ Host string } // of which no worker is in the run
+	StopAsked    struct{ Reason Reason }
+	HelloTimeout struct{}
+	ReapTimeout  struct{ Worker int } // a second after kill or awaitExit
+	CauseTimeout struct{}             // some time after awaitCause
+	WatchTick    struct{ Due time.Time }
+	FileFailed   struct{ Err error }
+	AlarmDue     struct{}                     // the time that session.alarm told of
+	LogOpened    struct{ First plan.Version } // before began: the version of the first plan of a run that is resumed
+	RingOpened   struct {                     // before began
+		Ring   control.Ring
+		Reason string // why there is none, where there should be
 	}
-	hostBack   struct{ host string } // of which no worker is in the run
-	stopAsked  struct{ reason Reason }
-	helloLate  struct{}
-	reapLate   struct{ worker int } // a second after kill or awaitExit
-	causeLate  struct{}             // some time after awaitCause
-	watchTick  struct{ due time.Time }
-	fileFailed struct{ err error }
-	alarm      struct{} // the time that session.alarm told of
-	agreedOn   struct {
-		version  plan.Version
-		proposed time.Time
+	Agreed struct {
+		Version  plan.Version
+		Proposed time.Time
 	}
-	balanced struct{ controller.Balanced }
-	struck   struct{ harm string } // it must not strike again
-	harmed   struct {              // for measuring only
-		worker int // -1: the newest one of id
-		id     int
-		at     time.Time
+	Balanced      struct{ controller.Balanced }
+	FaultInjected struct{ Fault string } // it must not strike again
+	FaultStamped  struct {               // for measuring only
+		Worker int // -1: the newest one of id
+		ID     int
+		At     time.Time
 	}
 )
 
 // What is to be done.
 type (
-	effect any
+	Effect any
 
-	writeJob struct {
-		job  rundir.Job
-		data []rundir.DataFile
+	WriteJob struct {
+		Job  rundir.Job
+		Data []rundir.DataFile
 	}
-	writePlan    struct{ p rundir.Plan }
-	writeMetrics struct{ m rundir.Metrics }
-	writeEvent   struct{ e rundir.Event }
-	writeSummary struct{ s rundir.Summary }
-	writeWorkers struct{ alive []rundir.Process }
-	sendMessage  struct {
-		worker int
-		m      control.Message
+	WritePlan    struct{ Plan rundir.Plan }
+	WriteMetrics struct{ Metrics rundir.Metrics }
+	WriteEvent   struct{ Event rundir.Event }
+	WriteSummary struct{ Summary rundir.Summary }
+	WriteWorkers struct{ Alive []rundir.Process }
+	Send         struct {
+		Worker  int
+		Message control.Message
 	}
-	show        struct{ e view.Event }
-	closeView   struct{}
-	output      struct{ text string }
-	kill        struct{ worker int }
-	beginWorker struct{ who plan.Worker } // workerStarted comes
-	awaitExit   struct{ worker int }      // reapLate comes if the worker has not ended in a second
-	fence       struct{ worker int }      // it has to end, if it lives
-	awaitCause  struct{}                  // causeLate comes unless the session is over before
-	propose     struct {                  // agreedOn comes
-		order  controller.Order
-		reason string
+	Show        struct{ Event view.Event }
+	CloseView   struct{}
+	Output      struct{ Text string }
+	Kill        struct{ Worker int }
+	StartWorker struct{ Worker plan.Worker } // workerStarted comes
+	AwaitExit   struct{ Worker int }         // reapLate comes if the worker has not ended in a second
+	Fence       struct{ Worker int }         // it has to end, if it lives
+	AnswerAdd   struct {                     // to addAsked
+		IDs     []int
+		Refusal string
 	}
-	balance struct{ controller.Balance } // balanced comes
+	AwaitCause struct{} // causeLate comes unless the session is over before
+	Propose    struct { // agreedOn comes
+		Order  controller.Order
+		Reason string
+	}
+	Balance struct{ controller.Balance } // balanced comes
 )
 
 const (
@@ -256,153 +256,161 @@ const (
 	maxParameters = 1 << 44
 )
 
-func newSession(cfg Config, workers int) *session {
-	s := &session{
-		cfg: cfg, workers: make([]worker, workers), told: make(map[int]said), lost: -1,
+// newSession returns the session of a run. workers are those that the run began with, and after them
+// all that an inherited plan counts on.
+func New(cfg Config, workers []plan.Worker) *Session {
+	s := &Session{
+		cfg: cfg, heir: cfg.Inherited, told: make(map[int]said), lost: -1,
 		known: make(map[uint64]plan.Plan), timers: make(map[controller.Timer]timer),
-		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int), away: make(map[plan.WorkerID]string), able: cfg.Start != nil,
+		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int), away: make(map[plan.WorkerID]string),
 	}
-	for i := range s.workers {
-		id := plan.WorkerID(i)
-		s.workers[i].who.ID, s.lives[id] = id, 1
+	for i, w := range workers {
+		s.workers = append(s.workers, worker{who: w, fresh: i >= cfg.Workers})
+		if i < cfg.Workers {
+			s.lives[w.ID] = 1
+		}
 	}
 	return s
 }
 
 // over reports whether nothing can come any more.
-func (s *session) over() bool {
+func (s *Session) Over() bool {
 	return !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.over() })
 }
 
-func (s *session) outcome() Outcome {
-	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable(), Warning: s.cutShort}
+func (s *Session) Outcome() Outcome {
+	return Outcome{Summary: s.summary, Err: s.err, Detail: s.detail, Help: s.help, Resume: s.resumable(), Warning: s.cutShort, Lost: s.lost}
 }
 
-func (s *session) step(now time.Time, e event) []effect {
+func (s *Session) Step(now time.Time, e Event) []Effect {
 	if s.heir != nil && !s.judged {
 		return s.assemble(now, e)
 	}
 	switch e := e.(type) {
-	case received:
+	case Received:
 		if s.judged {
 			return nil
 		}
-		w := &s.workers[e.worker]
-		if w.gone && s.term > 0 {
+		w := &s.workers[e.Worker]
+		if w.gone && s.cfg.Term > 0 {
 			return nil // of a session that is fenced
 		}
 		if !w.heard.IsZero() {
 			w.heard = now
 		}
-		return s.message(now, e.worker, e.m)
-	case stopAsked:
-		return s.stopAsked(now, e.reason)
-	case helloLate:
+		return s.message(now, e.Worker, e.Message)
+	case StopAsked:
+		return s.stopAsked(now, e.Reason)
+	case HelloTimeout:
 		late := slices.IndexFunc(s.workers, func(w worker) bool { return w.state == connecting && !w.exited })
 		if s.judged || late < 0 {
 			return nil
 		}
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
-	case watchTick:
-		return s.watch(now, e.due)
-	case gossiped:
+	case WatchTick:
+		return s.watch(now, e.Due)
+	case Gossip:
 		return s.gossiped(now, e)
-	case clocked:
+	case ClocksSet:
 		return s.clocked(now, e)
-	case metered:
+	case Metered:
 		return s.metered(e)
-	case causeLate:
+	case CauseTimeout:
 		return s.believe(now)
-	case alarm:
+	case AlarmDue:
 		return s.ring(now)
-	case committed:
+	case CheckpointCommitted:
 		return s.committedSave(now, e)
-	case pruned:
+	case CheckpointsPruned:
 		return s.prunedSaves(now, e)
-	case verified:
+	case CheckpointVerified:
 		return s.verifiedSave(now, e)
-	case agreedOn:
+	case Agreed:
 		if first := s.starting; first != nil {
 			s.starting = nil
 			return first
 		}
-		return s.tell(now, controller.Agreed{Version: e.version, Proposed: e.proposed})
-	case balanced:
+		return s.tell(now, controller.Agreed{Version: e.Version, Proposed: e.Proposed})
+	case Balanced:
 		return s.tell(now, e.Balanced)
-	case struck:
-		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.harm })
-	case watchAsked:
-		return s.watchAsked(now, e.on)
-	case addAsked:
+	case FaultInjected:
+		s.chaos = slices.DeleteFunc(slices.Clone(s.chaos), func(h string) bool { return h == e.Fault })
+	case WatchAsked:
+		return s.watchAsked(now, e.On)
+	case AddWorkers:
 		return s.add(now, e)
-	case workerStarted:
+	case WorkerStarted:
 		return s.started(now, e)
-	case hostBack:
-		return s.comeBack(now, e.host)
-	case harmed:
-		if e.worker < 0 {
-			e.worker = s.newest(plan.WorkerID(e.id))
+	case HostBack:
+		return s.comeBack(now, e.Host)
+	case FaultStamped:
+		if e.Worker < 0 {
+			e.Worker = s.newest(plan.WorkerID(e.ID))
 		}
-		if e.worker < 0 {
+		if e.Worker < 0 {
 			return nil
 		}
-		w := &s.workers[e.worker]
-		if w.harmed = e.at; w.gone && !e.at.IsZero() { // news from somebody who was slower than the death
-			return s.tell(now, controller.Harmed{Worker: s.session(e.worker), At: e.at})
+		w := &s.workers[e.Worker]
+		if w.harmed = e.At; w.gone && !e.At.IsZero() { // news from somebody who was slower than the death
+			return s.tell(now, controller.Harmed{Worker: s.session(e.Worker), At: e.At})
 		}
-	case fileFailed:
-		return s.judge(now, &FileError{Err: e.err})
-	case connClosed:
-		w := &s.workers[e.worker]
+	case LogOpened:
+		s.version = e.First
+	case RingOpened:
+		s.gossip, s.noRing = e.Ring, e.Reason
+	case FileFailed:
+		return s.judge(now, &FileError{Err: e.Err})
+	case ConnClosed:
+		w := &s.workers[e.Worker]
 		w.closed = true
 		if w.exited {
-			return s.ended(now, e.worker)
+			return s.ended(now, e.Worker)
 		}
-		if !s.judged && (errors.Is(e.err, control.ErrFormat) || errors.Is(e.err, control.ErrFrameSize)) {
+		if !s.judged && (errors.Is(e.Err, control.ErrFormat) || errors.Is(e.Err, control.ErrFrameSize)) {
 			if w.joins {
-				return s.refuse(now, e.worker, errors.New("sent bytes that are no message"))
+				return s.refuse(now, e.Worker, errors.New("sent bytes that are no message"))
 			}
-			return s.judge(now, &ProtocolError{s.id(e.worker), "sent bytes that are no message" + s.place()})
+			return s.judge(now, &ProtocolError{s.id(e.Worker), "sent bytes that are no message" + s.place()})
 		}
 		if !s.judged && w.state != finished {
 			// A process that dies closes its connection first; its exit
 			// says more.
-			return []effect{awaitExit{e.worker}}
+			return []Effect{AwaitExit{e.Worker}}
 		}
-	case workerExited:
-		w := &s.workers[e.worker]
-		w.exited, w.status, w.ended = true, e.status, now
+	case WorkerExited:
+		w := &s.workers[e.Worker]
+		w.exited, w.status, w.ended = true, e.Status, now
 		if w.closed {
-			return s.ended(now, e.worker)
+			return s.ended(now, e.Worker)
 		}
-		return []effect{awaitExit{e.worker}}
-	case reapLate:
-		switch w := &s.workers[e.worker]; {
+		return []Effect{AwaitExit{e.Worker}}
+	case ReapTimeout:
+		switch w := &s.workers[e.Worker]; {
 		case w.exited:
 			// Ended, but something holds its connection open.
 			w.closed = true
-			return s.ended(now, e.worker)
+			return s.ended(now, e.Worker)
 		case s.judged:
 			w.gaveUp = true
 		case w.killed:
 			w.gaveUp = true // the others do not wait for it
-			return s.ended(now, e.worker)
+			return s.ended(now, e.Worker)
 		default:
 			if w.doom == nil {
-				w.doom = &ProtocolError{s.id(e.worker), "closed its connection and went on" + s.place()}
+				w.doom = &ProtocolError{s.id(e.Worker), "closed its connection and went on" + s.place()}
 			}
 			if s.state != training {
 				return s.judge(now, w.doom)
 			}
 			w.killed = true
-			return []effect{kill(e)}
+			return []Effect{Kill(e)}
 		}
 	}
 	return nil
 }
 
 // ended judges a worker that has ended and has nothing more to say.
-func (s *session) ended(now time.Time, id int) []effect {
+func (s *Session) ended(now time.Time, id int) []Effect {
 	w := &s.workers[id]
 	switch {
 	case s.judged, w.gone:
@@ -428,11 +436,11 @@ func (s *session) ended(now time.Time, id int) []effect {
 			return nil
 		}
 		return s.believe(now) // nobody is left to say more
-	case s.state == finished && w.doom == nil && w.status.killed(), s.state == finished && !w.silent.IsZero():
+	case s.state == finished && w.doom == nil && w.status.Killed(), s.state == finished && !w.silent.IsZero():
 		// From outside, after the run: nothing of it is missing.
 		_, how := culprit(s.death(id))
 		s.cutShort = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(id), how)
-		return []effect{s.about(now, id, "note", s.cutShort)}
+		return []Effect{s.about(now, id, "note", s.cutShort)}
 	case w.state == connecting:
 		s.lost = id
 		return s.judge(now, &NoMainError{Program: s.cfg.Program, Status: w.status})
@@ -446,7 +454,7 @@ const startPatience = 10
 
 // watch looks for workers that are silent. due is when it was to look: who comes late was
 // itself kept from listening, and begins anew.
-func (s *session) watch(now, due time.Time) []effect {
+func (s *Session) watch(now, due time.Time) []Effect {
 	late := now.Sub(due) > s.cfg.Detect/4
 	effects := s.missing(now)
 	if late {
@@ -466,15 +474,15 @@ func (s *session) watch(now, due time.Time) []effect {
 				return s.judge(now, w.doom)
 			}
 			w.killed = true
-			effects = append(effects, kill{id}) // its end is the event
+			effects = append(effects, Kill{id}) // its end is the event
 		}
 	}
 	return effects
 }
 
-func (s *session) message(now time.Time, id int, m control.Message) []effect {
+func (s *Session) message(now time.Time, id int, m control.Message) []Effect {
 	w := &s.workers[id]
-	bad := func(format string, args ...any) []effect {
+	bad := func(format string, args ...any) []Effect {
 		err := fmt.Errorf(format, args...)
 		if w.joins {
 			return s.refuse(now, id, err)
@@ -504,7 +512,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		}
 		w.state, w.heard, w.pid, w.hello = greeted, now, m.PID, time.Time{}
 		if w.joins {
-			return []effect{s.processes()}
+			return []Effect{s.processes()}
 		}
 		return nil
 
@@ -515,10 +523,10 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		return s.failed(now, id, m)
 
 	case control.Note:
-		note := oneLine(m.Text)
-		effects := []effect{show{view.Worker{ID: s.id(id), State: note}}}
+		note := OneLine(m.Text)
+		effects := []Effect{Show{view.Worker{ID: s.id(id), State: note}}}
 		if id == 0 { // the others do the same
-			effects = append(effects, show{view.Note(note)})
+			effects = append(effects, Show{view.Note(note)})
 		}
 		return effects
 
@@ -534,7 +542,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 			return s.enter(now, id)
 		}
 		if slices.ContainsFunc(s.workers, func(w worker) bool { return w.state < prepared }) {
-			return []effect{show{view.Worker{ID: s.id(id), State: "ready"}}}
+			return []Effect{Show{view.Worker{ID: s.id(id), State: "ready"}}}
 		}
 		return s.begin(now)
 
@@ -551,7 +559,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		case !s.isFirst(id):
 			return bad("sent output, which is for worker %d to do", s.plan.Workers[0].ID)
 		}
-		return []effect{output{m.Text}}
+		return []Effect{Output{m.Text}}
 
 	case control.Done:
 		if w.state != training {
@@ -585,7 +593,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 		return s.repaired(now, id, m)
 
 	case control.Saved:
-		if w.state != training || s.cfg.RunDir == nil {
+		if w.state != training || s.cfg.RunDir == "" {
 			return bad("saved a part of a checkpoint outside of training")
 		}
 		if s.state != training || w.gone {
@@ -603,7 +611,7 @@ func (s *session) message(now time.Time, id int, m control.Message) []effect {
 }
 
 // fault returns what no worker may say when it is ready, "" if it is fine.
-func (s *session) fault(m control.Ready) string {
+func (s *Session) fault(m control.Ready) string {
 	job := m.Job
 	switch {
 	case job.Steps < 1:
@@ -630,7 +638,7 @@ func (s *session) fault(m control.Ready) string {
 }
 
 // begin makes the first plan when all workers are ready.
-func (s *session) begin(now time.Time) []effect {
+func (s *Session) begin(now time.Time) []Effect {
 	first := s.workers[0].ready
 	for id := 1; id < len(s.workers); id++ {
 		if field, values := difference(first, s.workers[id].ready); field != "" {
@@ -683,19 +691,19 @@ func (s *session) begin(now time.Time) []effect {
 		s.job.Args = s.cfg.Args
 	}
 
-	if s.cfg.Telemetry != nil {
+	if s.cfg.Telemetry {
 		s.tr = newTracer(&s.job)
 	}
 	begin := view.Begin{Job: s.job, Reason: string(reason), Stages: stages(&p)}
 	start := s.startMessage()
 	start.Plan = text
 	s.ringDue = s.formBy(now)
-	if s.cfg.RunDir != nil {
+	if s.cfg.RunDir != "" {
 		if start.Checkpoints {
 			s.saves.every = first.CheckpointEvery
 			s.nextSave(now)
 		}
-		begin.RunDir = s.cfg.RunDir.String()
+		begin.RunDir = s.cfg.Shown
 	}
 	for id := range s.workers {
 		w := &s.workers[id]
@@ -704,7 +712,7 @@ func (s *session) begin(now time.Time) []effect {
 		begin.Workers = append(begin.Workers, w.own)
 	}
 	s.ctl = controller.New(controller.Config{
-		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.term, 1), Attempt: s.attempt, Fills: s.fills, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		Plan: p, Peers: s.peers(), Profile: profile(first), Term: max(s.cfg.Term, 1), Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
 		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape],
 	})
 	kind, what := "start", fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
@@ -714,10 +722,10 @@ func (s *session) begin(now time.Time) []effect {
 		s.restart, s.last, s.saves.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
 		s.ctl.Step(now, controller.Saved{Step: from, Dir: start.From})
 	}
-	effects := []effect{
-		writeJob{s.job, first.Data},
-		propose{controller.Order{Plan: p, Peers: s.peers(), Passed: controller.Point{Step: p.FromStep - 1}, From: start.From}, string(reason)},
-		writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: kind, Reason: string(reason), Plan: text}},
+	effects := []Effect{
+		WriteJob{s.job, first.Data},
+		Propose{controller.Order{Plan: p, Peers: s.peers(), Passed: controller.Point{Step: p.FromStep - 1}, From: start.From}, string(reason)},
+		WritePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: kind, Reason: string(reason), Plan: text}},
 		s.processes(),
 		s.event(now, kind, what),
 		s.event(now, "plan", string(reason)),
@@ -729,24 +737,32 @@ func (s *session) begin(now time.Time) []effect {
 	}
 	if len(s.chaos) > 0 {
 		text := strings.Join(s.chaos, ",")
-		effects = append(effects, s.event(now, "chaos", text), show{view.Note("chaos: " + text)})
+		effects = append(effects, s.event(now, "chaos", text), Show{view.Note("chaos: " + text)})
 	}
 	if s.noRing != "" {
 		effects = append(effects, s.event(now, "note", s.noRing))
 	}
 	if s.tr != nil {
-		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+		effects = append(effects, BeginTrace{s.tr.run, s.job.Program})
 	}
 	for id := range s.workers {
 		s.workers[id].state = training
 		start.Ring = s.ringOf(&s.workers[id])
-		s.starting = append(s.starting, sendMessage{id, start})
+		s.starting = append(s.starting, Send{id, start})
 	}
-	return append(effects, show{begin})
+	return append(effects, Show{begin})
+}
+
+// Last returns the newest numbers of ballots and fills in the session's term, which a later session of that term goes on from.
+func (s *Session) Last() (attempt uint64, fills int) {
+	if s.ctl == nil {
+		return s.cfg.Attempt, s.cfg.Fills
+	}
+	return s.ctl.Last()
 }
 
 // view is who lives, as plans see it.
-func (s *session) view() plan.View {
+func (s *Session) view() plan.View {
 	var v plan.View
 	for id := range s.workers {
 		v.Workers = append(v.Workers, s.workers[id].who)
@@ -765,16 +781,16 @@ func profile(r control.Ready) plan.Profile {
 }
 
 // startMessage is what lets a worker train, without a plan.
-func (s *session) startMessage() control.Start {
+func (s *Session) startMessage() control.Start {
 	start := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.chaos}
-	if s.term > 0 {
+	if s.cfg.Term > 0 {
 		start.Detect = s.cfg.Detect
 	}
 	if s.tr != nil {
 		start.TraceEvery = s.tr.every
 	}
-	if s.cfg.RunDir != nil {
-		start.RunDir = s.cfg.RunDir.Path()
+	if s.cfg.RunDir != "" {
+		start.RunDir = s.cfg.RunDir
 		start.Checkpoints = s.cfg.Command != ""
 	}
 	return start
@@ -791,8 +807,8 @@ func share(p *plan.Plan, who plan.Worker) rundir.Worker {
 	return w
 }
 
-func (s *session) committed(now time.Time, id int, m control.Step) []effect {
-	bad := func(format string, args ...any) []effect {
+func (s *Session) committed(now time.Time, id int, m control.Step) []Effect {
+	bad := func(format string, args ...any) []Effect {
 		return s.judge(now, &ProtocolError{s.id(id), fmt.Sprintf(format, args...)})
 	}
 	w := &s.workers[id]
@@ -801,7 +817,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	}
 	under, ok := s.known[m.Plan]
 	if w.fresh && w.inherited && ok && m.Step > s.last.Step+1 && len(s.ahead) < maxLead {
-		s.ahead = append(s.ahead, received{id, m})
+		s.ahead = append(s.ahead, Received{id, m})
 		return nil
 	}
 	if ok && w.inherited && under.Version.Compare(s.restart.version) >= 0 {
@@ -832,9 +848,9 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	}
 	w.last = m
 	w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
-	row := show{view.Worker{ID: s.id(id), Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
+	row := Show{view.Worker{ID: s.id(id), Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
 	if m.Left {
-		return []effect{row} // the others tell of the step, and of the evaluation after it
+		return []Effect{row} // the others tell of the step, and of the evaluation after it
 	}
 
 	effects := s.clockDraw(id, m)
@@ -862,7 +878,7 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	if m.ValLoss != nil {
 		s.val = m.ValLoss
 	}
-	effects = append(effects, writeMetrics{s.last}, row, show{view.Step(s.last)})
+	effects = append(effects, WriteMetrics{s.last}, row, Show{view.Step(s.last)})
 	effects = append(effects, s.pace(now)...)
 	effects = append(effects, s.traceStep(m)...)
 	effects = append(effects, s.traceWorkerStep(id, m)...)
@@ -871,14 +887,14 @@ func (s *session) committed(now time.Time, id int, m control.Step) []effect {
 	for ahead := s.ahead; len(ahead) > 0; ahead = ahead[1:] {
 		if s.ahead = nil; !s.judged {
 			e := ahead[0]
-			effects = append(effects, s.message(now, e.worker, e.m)...)
+			effects = append(effects, s.message(now, e.Worker, e.Message)...)
 		}
 	}
 	return effects
 }
 
 // forget drops the steps that all have reported who are to.
-func (s *session) forget() {
+func (s *Session) forget() {
 	least := math.MaxInt
 	for id := range s.workers {
 		switch w := &s.workers[id]; {
@@ -897,7 +913,7 @@ func (s *session) forget() {
 }
 
 // finish takes in that a worker has come to its end.
-func (s *session) finish(now time.Time, id int, m control.Done) []effect {
+func (s *Session) finish(now time.Time, id int, m control.Done) []Effect {
 	w := &s.workers[id]
 	stopped := m.StoppedBy != ""
 	if s.stop == "" && s.tookOver {
@@ -924,13 +940,13 @@ func (s *session) finish(now time.Time, id int, m control.Done) []effect {
 	w.state = finished
 	w.own = m.Worker
 	w.own.ID, w.own.Incarnation = s.id(id), w.who.Incarnation
-	row := show{view.Worker{ID: s.id(id), Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}}
-	effects := append([]effect{row}, s.tell(now, controller.Finished{Worker: s.session(id), Step: m.Steps, Result: m.Result})...)
+	row := Show{view.Worker{ID: s.id(id), Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}}
+	effects := append([]Effect{row}, s.tell(now, controller.Finished{Worker: s.session(id), Step: m.Steps, Result: m.Result})...)
 	return append(effects, s.conclude(now)...)
 }
 
 // conclude ends training when all that are left have come to its end.
-func (s *session) conclude(now time.Time) []effect {
+func (s *Session) conclude(now time.Time) []Effect {
 	if s.judged || s.state != training || s.done == nil ||
 		slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && w.state != finished && !s.idle(&w) }) {
 		return nil
@@ -955,14 +971,14 @@ func (s *session) conclude(now time.Time) []effect {
 		reason = fmt.Sprintf("stopped after step %d of %d: %s", m.Steps, s.job.Steps, m.StoppedBy)
 		s.err = &StoppedError{Reason: s.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
-	effects := []effect{s.event(now, "end", reason), writeSummary{sum}, show{view.End{Summary: sum}}, closeView{}}
+	effects := []Effect{s.event(now, "end", reason), WriteSummary{sum}, Show{view.End{Summary: sum}}, CloseView{}}
 	for id := range s.workers {
 		switch w := &s.workers[id]; {
 		case w.gone || w.closed:
 		case w.joins && w.state < training:
-			effects = append(effects, kill{id}) // it reads data for a run that is over
+			effects = append(effects, Kill{id}) // it reads data for a run that is over
 		default:
-			effects = append(effects, sendMessage{id, control.Release{}})
+			effects = append(effects, Send{id, control.Release{}})
 		}
 	}
 	return effects
@@ -970,7 +986,7 @@ func (s *session) conclude(now time.Time) []effect {
 
 // idle reports whether a worker has no part in the end of the run: it is in no plan yet, and
 // not in the one that the run ends under.
-func (s *session) idle(w *worker) bool {
+func (s *Session) idle(w *worker) bool {
 	p, ok := s.known[s.ends]
 	if !w.joins || !ok {
 		return w.joins
@@ -979,16 +995,16 @@ func (s *session) idle(w *worker) bool {
 	return !ok || in != w.who
 }
 
-func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
+func (s *Session) failed(now time.Time, id int, m control.Failed) []Effect {
 	if w := &s.workers[id]; w.joins {
-		return s.refuse(now, id, errors.New(oneLine(m.Text)))
+		return s.refuse(now, id, errors.New(OneLine(m.Text)))
 	}
 	if m.Kind == control.Help {
 		s.help, s.judged = m.Text, true
-		return append([]effect{closeView{}}, s.killAll()...)
+		return append([]Effect{CloseView{}}, s.killAll()...)
 	}
 	s.workers[id].failed = true
-	err := &FailedError{Kind: m.Kind, Worker: s.id(id), Workers: len(s.workers), Text: oneLine(m.Text), Step: m.Step}
+	err := &FailedError{Kind: m.Kind, Worker: s.id(id), Workers: len(s.workers), Text: OneLine(m.Text), Step: m.Step}
 	if len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost && m.Kind != control.Corrupt {
 		s.detail = m.Stack
 		return s.judge(now, err)
@@ -1001,7 +1017,7 @@ func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
 	// heard of later.
 	if s.hearsay == nil {
 		s.hearsay = &hearsay{err, m.Stack}
-		return []effect{awaitCause{}}
+		return []Effect{AwaitCause{}}
 	}
 	if s.hearsay.err.Kind == control.PeerLost && m.Kind != control.PeerLost {
 		s.hearsay = &hearsay{err, m.Stack}
@@ -1010,7 +1026,7 @@ func (s *session) failed(now time.Time, id int, m control.Failed) []effect {
 }
 
 // believe judges by what workers said of a failure, as nothing better came.
-func (s *session) believe(now time.Time) []effect {
+func (s *Session) believe(now time.Time) []Effect {
 	if s.judged || s.hearsay == nil {
 		return nil
 	}
@@ -1018,7 +1034,7 @@ func (s *session) believe(now time.Time) []effect {
 	return s.judge(now, s.hearsay.err)
 }
 
-func (s *session) stopAsked(now time.Time, reason Reason) []effect {
+func (s *Session) stopAsked(now time.Time, reason Reason) []Effect {
 	if s.judged {
 		return nil
 	}
@@ -1031,22 +1047,22 @@ func (s *session) stopAsked(now time.Time, reason Reason) []effect {
 		if len(s.workers) > 1 {
 			who = "the workers are"
 		}
-		var effects []effect
+		var effects []Effect
 		for id := range s.workers {
 			if !s.workers[id].gone {
-				effects = append(effects, sendMessage{id, control.Stop{Reason: string(reason)}})
+				effects = append(effects, Send{id, control.Stop{Reason: string(reason)}})
 			}
 		}
 		return append(effects,
 			s.event(now, "stop", fmt.Sprintf("%s: %s asked to end at the next commit", reason, who)),
-			show{view.Stopping{Reason: string(reason)}})
+			Show{view.Stopping{Reason: string(reason)}})
 	}
 	return s.judge(now, &StoppedError{Reason: s.stop, Step: s.last.Step, Steps: s.job.Steps, AtOnce: true})
 }
 
 // judge sets the verdict, ends the workers and accounts for what was done.
-func (s *session) judge(now time.Time, err error) []effect {
-	var effects []effect
+func (s *Session) judge(now time.Time, err error) []Effect {
+	var effects []Effect
 	if !s.judged {
 		s.judged = true
 		if s.err == nil {
@@ -1062,39 +1078,39 @@ func (s *session) judge(now time.Time, err error) []effect {
 			}
 			e := s.event(now, kind, err.Error())
 			if id, _ := culprit(err); id >= 0 {
-				e.e.Worker, sum.WorkersLost = id, s.losses+1
+				e.Event.Worker, sum.WorkersLost = id, s.losses+1
 			}
 			s.summary = &sum
-			effects = append(effects, e, writeSummary{sum})
+			effects = append(effects, e, WriteSummary{sum})
 		}
 		if s.state == training {
 			sum := s.summarise(now, stoppedBy(err))
 			s.summary = &sum
 			e := s.event(now, "failed", err.Error())
 			if id, cause := culprit(err); id >= 0 {
-				e.e.Worker = id
+				e.Event.Worker = id
 				if place := s.newest(plan.WorkerID(id)); place >= 0 {
 					effects = append(effects, s.row(place, cause))
 				}
 			}
-			effects = append(effects, e, writeSummary{sum}, show{view.End{Summary: sum}})
+			effects = append(effects, e, WriteSummary{sum}, Show{view.End{Summary: sum}})
 		}
 	}
-	return append(append(effects, s.killAll()...), closeView{})
+	return append(append(effects, s.killAll()...), CloseView{})
 }
 
-func (s *session) killAll() []effect {
-	var effects []effect
+func (s *Session) killAll() []Effect {
+	var effects []Effect
 	for id := range s.workers {
 		if !s.workers[id].exited {
-			effects = append(effects, kill{id})
+			effects = append(effects, Kill{id})
 		}
 	}
 	return effects
 }
 
 // summarise accounts for the committed steps.
-func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
+func (s *Session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: s.last.Step, Loss: s.last.Loss, ValLoss: s.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(now.Sub(s.start).Milliseconds()) / 1000,
@@ -1115,11 +1131,11 @@ func (s *session) summarise(now time.Time, stoppedBy string) rundir.Summary {
 }
 
 // event is one of the whole run.
-func (s *session) event(now time.Time, kind, reason string) writeEvent {
-	return writeEvent{rundir.Event{Time: rundir.Time{Time: now}, Kind: kind, Worker: -1, Plan: uint64(s.plan.Version.N), Reason: reason}}
+func (s *Session) event(now time.Time, kind, reason string) WriteEvent {
+	return WriteEvent{rundir.Event{Time: rundir.Time{Time: now}, Kind: kind, Worker: -1, Plan: uint64(s.plan.Version.N), Reason: reason}}
 }
 
-func (s *session) place() string {
+func (s *Session) place() string {
 	if s.job.Steps == 0 {
 		return " before training"
 	}

@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"fmt"
@@ -14,26 +14,14 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// Telemetry takes in what is told of a run. No method but Close waits.
-type Telemetry interface {
-	// Begin says which run it is, before anything else. file appends a line to its traces.jsonl; it
-	// is nil for a run without files.
-	Begin(run trace.Run, program string, file func(line []byte) error)
-	Spans([]trace.Span)
-	Measure(trace.Measure)
-	// Close returns when all is where it belongs, or why it is not. No file is written
-	// after that.
-	Close() error
-}
-
 // More effects.
 type (
-	beginTrace struct {
-		run     trace.Run
-		program string
+	BeginTrace struct {
+		Run     trace.Run
+		Program string
 	}
-	writeSpans struct{ spans []trace.Span }
-	measure    struct{ m trace.Measure }
+	WriteSpans struct{ Spans []trace.Span }
+	Measure    struct{ Measure trace.Measure }
 )
 
 const (
@@ -138,12 +126,12 @@ func (t *tracer) issue(c trace.Context) trace.Context {
 }
 
 // stepRoot is the root of a step's trace. After a rollback, a step has another one.
-func (s *session) stepRoot(step int) trace.Context {
+func (s *Session) stepRoot(step int) trace.Context {
 	return s.tr.run.Root(trace.Step, uint64(s.restart.version.N), uint64(step))
 }
 
 // traceEffect takes note of what the controller wants after an event.
-func (s *session) traceEffect(now time.Time, cause controller.Event, e controller.Effect) []effect {
+func (s *Session) traceEffect(now time.Time, cause controller.Event, e controller.Effect) []Effect {
 	t := s.tr
 	if t == nil {
 		return nil
@@ -207,14 +195,14 @@ func (t *tracer) attempt(b controller.Ballot) *attempt {
 }
 
 // adopted tells of a boundary plan that is live.
-func (t *tracer) adopted(now time.Time, e controller.Adopt) []effect {
+func (t *tracer) adopted(now time.Time, e controller.Adopt) []Effect {
 	v := e.Order.Plan.Version
 	began, ok := t.changes[v]
 	if !ok {
 		return nil
 	}
 	clear(t.changes) // older ones are withdrawn
-	return []effect{writeSpans{[]trace.Span{{
+	return []Effect{WriteSpans{[]trace.Span{{
 		Context: t.change(v), Name: trace.Change, Worker: trace.Agent, Start: began, End: now,
 		Attrs: []trace.Attr{
 			{Key: trace.KeyPlan, Value: v.String()}, {Key: trace.KeyCause, Value: e.Cause}, {Key: "soliton.plan.reason", Value: string(e.Reason)},
@@ -224,7 +212,7 @@ func (t *tracer) adopted(now time.Time, e controller.Adopt) []effect {
 }
 
 // traceLevel tells of state that has been copied in the background.
-func (s *session) traceLevel(now time.Time, e controller.Level) []effect {
+func (s *Session) traceLevel(now time.Time, e controller.Level) []Effect {
 	if s.tr == nil {
 		return nil
 	}
@@ -234,7 +222,7 @@ func (s *session) traceLevel(now time.Time, e controller.Level) []effect {
 		return nil
 	}
 	delete(s.tr.fills, id)
-	return []effect{writeSpans{[]trace.Span{{
+	return []Effect{WriteSpans{[]trace.Span{{
 		Context: s.tr.run.Root(trace.Migration, uint64(e.Worker.ID), uint64(e.Worker.Incarnation), e.ID.Term, uint64(e.ID.N)),
 		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: c.since, End: now,
 		Attrs: []trace.Attr{{Key: trace.KeyStep, Value: e.Step}, {Key: trace.KeyParameters, Value: c.values}, {Key: trace.KeySources, Value: len(c.from)}},
@@ -242,7 +230,7 @@ func (s *session) traceLevel(now time.Time, e controller.Level) []effect {
 }
 
 // lastTask is what a dead worker was doing.
-func (s *session) lastTask(now time.Time, id int) (l lastTask) {
+func (s *Session) lastTask(now time.Time, id int) (l lastTask) {
 	if id < 0 {
 		return l
 	}
@@ -286,7 +274,7 @@ func (a *attempt) ended(now time.Time, r controller.Recovery) []phase {
 
 // traceRecovery tells of a recovery that has ended, well if failure is "". A fault that struck on the way
 // has a trace of its own, and the one before ends where it begins.
-func (s *session) traceRecovery(now time.Time, r controller.Recovery, failure string) []effect {
+func (s *Session) traceRecovery(now time.Time, r controller.Recovery, failure string) []Effect {
 	t := s.tr
 	attempts := t.attempts
 	if t.attempts = nil; len(attempts) == 0 {
@@ -353,19 +341,19 @@ func (s *session) traceRecovery(now time.Time, r controller.Recovery, failure st
 		}
 	}
 	t.struck[min(r.Step, s.job.Steps)] = attempts[0].step
-	effects := []effect{writeSpans{spans}}
+	effects := []Effect{WriteSpans{spans}}
 	if failure == "" {
 		m := trace.RecoveryDone{Seconds: r.Total.Seconds(), Rollback: r.Rollback, Recomputed: r.Again}
 		for i, d := range [...]time.Duration{r.Detect, r.Query, r.Plan, r.Agree, r.Edit, r.Resume} {
 			m.Phases[i] = d.Seconds()
 		}
-		effects = append(effects, measure{m})
+		effects = append(effects, Measure{m})
 	}
 	return effects
 }
 
 // lastWords is the span of what a dead worker did last.
-func (s *session) lastWords(a attempt) trace.Span {
+func (s *Session) lastWords(a attempt) trace.Span {
 	w := &s.workers[a.dead]
 	since, doing := a.last.since, "waiting"
 	if since.IsZero() || since.After(a.died) {
@@ -385,7 +373,7 @@ func (s *session) lastWords(a attempt) trace.Span {
 
 // traceStep tells of a committed step, when the first worker does. Of steps that are neither sampled nor
 // struck, there are measures only.
-func (s *session) traceStep(m control.Step) []effect {
+func (s *Session) traceStep(m control.Step) []Effect {
 	t := s.tr
 	if t == nil {
 		return nil
@@ -400,9 +388,9 @@ func (s *session) traceStep(m control.Step) []effect {
 	default:
 		lag = m.Step - t.thin + 1
 	}
-	effects := []effect{
-		measure{trace.StepDone{Step: m.Step, Seconds: m.MS / 1000, Tokens: m.Tokens, Loss: m.Loss, Workers: s.last.Workers, Plan: m.Plan}},
-		measure{trace.MirrorLag{Steps: lag}},
+	effects := []Effect{
+		Measure{trace.StepDone{Step: m.Step, Seconds: m.MS / 1000, Tokens: m.Tokens, Loss: m.Loss, Workers: s.last.Workers, Plan: m.Plan}},
+		Measure{trace.MirrorLag{Steps: lag}},
 	}
 	root, struck := t.struck[m.Step]
 	delete(t.struck, m.Step)
@@ -420,7 +408,7 @@ func (s *session) traceStep(m control.Step) []effect {
 			{Key: trace.KeyTokens, Value: m.Tokens}, {Key: trace.KeyWorkers, Value: s.last.Workers},
 		},
 	}
-	return append(effects, writeSpans{[]trace.Span{span}})
+	return append(effects, WriteSpans{[]trace.Span{span}})
 }
 
 // spanNames are those that workers may use.
@@ -430,7 +418,7 @@ var spanNames = []string{
 }
 
 // spans takes in what a worker tells. It may be late, or of a run that has gone back, and then it is dropped.
-func (s *session) spans(now time.Time, id int, m control.Spans) (effects []effect, fault string) {
+func (s *Session) spans(now time.Time, id int, m control.Spans) (effects []Effect, fault string) {
 	t, w := s.tr, &s.workers[id]
 	if t == nil {
 		return nil, ""
@@ -509,7 +497,7 @@ func (s *session) spans(now time.Time, id int, m control.Spans) (effects []effec
 		spans = append(spans, span)
 		switch x.Name {
 		case trace.Reduce, trace.Commit, trace.Exchange:
-			effects = append(effects, measure{trace.Collective{Name: x.Name, Seconds: time.Duration(x.Took).Seconds()}})
+			effects = append(effects, Measure{trace.Collective{Name: x.Name, Seconds: time.Duration(x.Took).Seconds()}})
 		}
 	}
 	for _, st := range slices.Sorted(maps.Keys(stages)) {
@@ -517,33 +505,33 @@ func (s *session) spans(now time.Time, id int, m control.Spans) (effects []effec
 	}
 	for _, l := range m.Links {
 		if l.Worker >= 0 && l.Sent >= 0 && s.lives[plan.WorkerID(l.Worker)] > 0 {
-			effects = append(effects, measure{trace.Traffic{From: int(w.who.ID), To: l.Worker, Bytes: l.Sent}})
+			effects = append(effects, Measure{trace.Traffic{From: int(w.who.ID), To: l.Worker, Bytes: l.Sent}})
 		}
 	}
-	return append([]effect{writeSpans{spans}}, effects...), ""
+	return append([]Effect{WriteSpans{spans}}, effects...), ""
 }
 
 // traceWorkerStep tells what a worker's step was made of.
-func (s *session) traceWorkerStep(id int, m control.Step) []effect {
+func (s *Session) traceWorkerStep(id int, m control.Step) []Effect {
 	if s.tr == nil || m.Compute <= 0 || m.MS <= 0 {
 		return nil
 	}
-	return []effect{
-		measure{trace.WorkerStep{
+	return []Effect{
+		Measure{trace.WorkerStep{
 			Worker: s.id(id), Seconds: m.MS / 1000, Compute: time.Duration(m.Compute).Seconds(), Reduced: max(m.Reduced, 0), Exchanged: max(m.Exchanged, 0),
 		}},
 	}
 }
 
 // traceCheckpoint tells of a checkpoint that is whole.
-func (s *session) traceCheckpoint(now time.Time, step int, since time.Time) []effect {
+func (s *Session) traceCheckpoint(now time.Time, step int, since time.Time) []Effect {
 	if s.tr == nil {
 		return nil
 	}
 	if since.IsZero() {
 		since = now
 	}
-	return []effect{writeSpans{[]trace.Span{{
+	return []Effect{WriteSpans{[]trace.Span{{
 		Context: s.tr.run.Root(trace.Checkpoint, uint64(s.restart.version.N), uint64(step)), Name: trace.Checkpoint, Worker: trace.Agent,
 		Start: since, End: now, Attrs: []trace.Attr{{Key: trace.KeyStep, Value: step}},
 		Links: []trace.Link{{Context: s.stepRoot(step), Why: "step"}},

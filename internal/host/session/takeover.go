@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"encoding/json"
@@ -18,20 +18,32 @@ import (
 // run over: it makes the controller of what is agreed, takes in what was told meanwhile, and has
 // the controller ask the workers what they have, which seals them.
 
+// inherited is what a leader finds that comes after another one.
+type Inherited struct {
+	Orders  []controller.Order // agreed, in their order
+	plan    plan.Plan          // live, as far as known
+	Reasons []string
+	Issued  plan.Version      // newest that was agreed
+	live    *controller.Order // of the newest recovery
+	coming  *controller.Order // a boundary plan that may be live
+	History rundir.History
+	Saved   int // step of the newest checkpoint, 0 for none
+}
+
 // began is called before the first event.
-func (s *session) began(now time.Time) []effect {
+func (s *Session) Begin(now time.Time) []Effect {
 	if s.heir == nil {
 		return nil
 	}
-	var effects []effect
+	var effects []Effect
 	s.inheritPlans()
 	for id := range s.workers {
 		w := &s.workers[id]
-		if !hasPart(s.heir.members(), w.who) {
+		if !HasPart(s.heir.Members(), w.who) {
 			w.gone, w.exited, w.closed = true, true, true
-			effects = append(effects, fence{id})
+			effects = append(effects, Fence{id})
 		} else {
-			w.inherited, w.joins = true, !hasPart(s.plan.Workers, w.who)
+			w.inherited, w.joins = true, !HasPart(s.plan.Workers, w.who)
 		}
 	}
 	return append(effects, s.complete(now)...)
@@ -39,11 +51,11 @@ func (s *session) began(now time.Time) []effect {
 
 // inheritPlans reads off the agreed orders which plan is live: that of the newest recovery, or of
 // a boundary plan that another one followed. The last boundary plan may be live.
-func (s *session) inheritPlans() {
+func (s *Session) inheritPlans() {
 	in := s.heir
 	in.settle()
 	s.plan = in.plan
-	for _, o := range in.orders {
+	for _, o := range in.Orders {
 		s.known[uint64(o.Plan.Version.N)] = o.Plan
 		if o.Restart {
 			s.restart = restart{o.Plan.Version, o.Passed.Step}
@@ -51,11 +63,17 @@ func (s *session) inheritPlans() {
 	}
 }
 
+// add takes in an order that was agreed after those before.
+func (in *Inherited) Add(o controller.Order, reason string) {
+	in.Orders, in.Reasons, in.Issued = append(in.Orders, o), append(in.Reasons, reason), o.Plan.Version
+	in.settle()
+}
+
 // settle finds out which plan is live, and which one may be.
-func (in *inherited) settle() {
-	in.plan, in.live, in.coming = in.orders[0].Plan, nil, nil
-	for i := range in.orders {
-		switch o := &in.orders[i]; {
+func (in *Inherited) settle() {
+	in.plan, in.live, in.coming = in.Orders[0].Plan, nil, nil
+	for i := range in.Orders {
+		switch o := &in.Orders[i]; {
 		case i == 0 && o.Ballot == controller.Ballot{}:
 		case o.Ballot == controller.Ballot{}:
 			if in.coming != nil {
@@ -69,7 +87,7 @@ func (in *inherited) settle() {
 }
 
 // members are the workers that have a part in the run, or may have.
-func (in *inherited) members() []plan.Worker {
+func (in *Inherited) Members() []plan.Worker {
 	all := slices.Clone(in.plan.Workers)
 	if in.coming != nil {
 		all = append(all, in.coming.Plan.Workers...)
@@ -78,61 +96,64 @@ func (in *inherited) members() []plan.Worker {
 }
 
 // hasPart reports whether a session is in a plan.
-func hasPart(all []plan.Worker, w plan.Worker) bool {
+func HasPart(all []plan.Worker, w plan.Worker) bool {
 	return slices.ContainsFunc(all, func(x plan.Worker) bool { return x.ID == w.ID && x.Incarnation == w.Incarnation })
 }
 
 // assemble takes in what happens before the run is taken over.
-func (s *session) assemble(now time.Time, e event) []effect {
-	var effects []effect
+func (s *Session) assemble(now time.Time, e Event) []Effect {
+	var effects []Effect
 	switch e := e.(type) {
-	case received:
-		w := &s.workers[e.worker]
+	case Received:
+		w := &s.workers[e.Worker]
 		if w.gone {
 			return nil
 		}
-		switch m := e.m.(type) {
+		switch m := e.Message.(type) {
 		case control.Hello:
 			w.pid = m.PID
 		case control.Ready:
 			if fault := s.fault(m); fault != "" {
 				s.heir = nil
-				return s.judge(now, &ProtocolError{e.worker, fault})
+				return s.judge(now, &ProtocolError{e.Worker, fault})
 			}
 			w.state, w.ready = prepared, m
 		case control.Beat:
 		default:
 			s.later = append(s.later, e)
 		}
-	case connClosed:
-		s.workers[e.worker].closed = true
-		if !s.workers[e.worker].exited {
-			effects = []effect{awaitExit{e.worker}}
+	case ConnClosed:
+		s.workers[e.Worker].closed = true
+		if !s.workers[e.Worker].exited {
+			effects = []Effect{AwaitExit{e.Worker}}
 		}
-	case workerExited:
-		w := &s.workers[e.worker]
+	case WorkerExited:
+		w := &s.workers[e.Worker]
 		if w.gone {
 			return nil
 		}
-		w.exited, w.status, w.ended = true, e.status, now
+		w.exited, w.status, w.ended = true, e.Status, now
 		if !w.closed {
-			effects = []effect{awaitExit{e.worker}}
+			effects = []Effect{AwaitExit{e.Worker}}
 		}
-	case reapLate:
-		switch w := &s.workers[e.worker]; {
+	case ReapTimeout:
+		switch w := &s.workers[e.Worker]; {
 		case w.exited:
 			w.closed = true
 		case w.killed:
 			w.gaveUp = true
 		default:
 			w.killed = true
-			effects = []effect{kill(e)}
+			effects = []Effect{Kill(e)}
 		}
-	case watchTick, alarm, agreedOn, causeLate:
+	case RingOpened:
+		s.gossip, s.noRing = e.Ring, e.Reason
 		return nil
-	case helloLate, fileFailed:
+	case WatchTick, AlarmDue, Agreed, CauseTimeout:
+		return nil
+	case HelloTimeout, FileFailed:
 		s.heir = nil
-		return s.step(now, e)
+		return s.Step(now, e)
 	default:
 		s.later = append(s.later, e)
 	}
@@ -140,17 +161,17 @@ func (s *session) assemble(now time.Time, e event) []effect {
 }
 
 // complete takes the run over as soon as all is known.
-func (s *session) complete(now time.Time) []effect {
+func (s *Session) complete(now time.Time) []Effect {
 	if slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && w.state < prepared && !w.over() }) {
 		return nil
 	}
 	return s.takeOver(now)
 }
 
-func (s *session) takeOver(now time.Time) []effect {
+func (s *Session) takeOver(now time.Time) []Effect {
 	in := s.heir
 	s.heir, s.tookOver = nil, true
-	h := &in.history
+	h := &in.History
 	s.job, s.start = h.Job, h.Job.Started
 	s.recovered, s.losses, s.rollbacks, s.val, s.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
 	s.joinedBy = h.JoinedBy
@@ -159,7 +180,7 @@ func (s *session) takeOver(now time.Time) []effect {
 		s.lives[plan.WorkerID(id)] += n
 		begun += n
 	}
-	s.begun = len(in.orders[0].Plan.Workers) + begun - len(s.workers)
+	s.begun = len(in.Orders[0].Plan.Workers) + begun - len(s.workers)
 	for id, host := range h.Away {
 		s.away[plan.WorkerID(id)] = host
 	}
@@ -169,12 +190,12 @@ func (s *session) takeOver(now time.Time) []effect {
 		s.last = *h.Last
 	}
 	s.thin = thin(&s.plan)
-	if s.cfg.Telemetry != nil {
+	if s.cfg.Telemetry {
 		s.tr = newTracer(&s.job)
 	}
-	effects := []effect{s.event(now, "lead", fmt.Sprintf("%s leads in term %d", s.leader, s.term)), s.processes()}
+	effects := []Effect{s.event(now, "lead", fmt.Sprintf("%s leads in term %d", s.cfg.Leader, s.cfg.Term)), s.processes()}
 	if s.tr != nil {
-		effects = append(effects, beginTrace{s.tr.run, s.job.Program})
+		effects = append(effects, BeginTrace{s.tr.run, s.job.Program})
 	}
 	if h.Summary != nil {
 		return append(effects, s.conclusion(now, *h.Summary)...)
@@ -188,9 +209,9 @@ func (s *session) takeOver(now time.Time) []effect {
 		if err != nil {
 			return s.judge(now, &PlanError{err})
 		}
-		i := slices.IndexFunc(in.orders, func(o controller.Order) bool { return o.Plan.Version == s.plan.Version })
+		i := slices.IndexFunc(in.Orders, func(o controller.Order) bool { return o.Plan.Version == s.plan.Version })
 		s.noted = s.plan.Version
-		effects = append(effects, writePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "agreed", Reason: in.reasons[i], Plan: text}})
+		effects = append(effects, WritePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "agreed", Reason: in.Reasons[i], Plan: text}})
 	}
 
 	some := slices.IndexFunc(s.workers, func(w worker) bool { return w.state == prepared })
@@ -206,25 +227,25 @@ func (s *session) takeOver(now time.Time) []effect {
 	}
 	s.first = s.workers[some].ready
 	s.ctl = controller.New(controller.Config{
-		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: profile(s.first), Term: s.term, Attempt: s.attempt, Fills: s.fills, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
-		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape], Live: in.live, Epoch: in.orders[len(in.orders)-1].Epoch, Coming: in.coming, Issued: in.newest.Version,
+		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: profile(s.first), Term: s.cfg.Term, Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
+		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape], Live: in.live, Epoch: in.Orders[len(in.Orders)-1].Epoch, Coming: in.coming, Issued: in.Issued,
 	})
 	s.state = training
-	if s.cfg.RunDir != nil && s.startMessage().Checkpoints {
+	if s.cfg.RunDir != "" && s.startMessage().Checkpoints {
 		s.saves.every = s.first.CheckpointEvery
 		s.nextSave(now)
 	}
-	if s.saves.newest = in.saved; in.saved > 0 {
-		s.ctl.Step(now, controller.Saved{Step: in.saved, Dir: s.cfg.RunDir.Path()})
+	if s.saves.newest = in.Saved; in.Saved > 0 {
+		s.ctl.Step(now, controller.Saved{Step: in.Saved, Dir: s.cfg.RunDir})
 	}
-	text, err := json.Marshal(in.orders[0].Plan)
+	text, err := json.Marshal(in.Orders[0].Plan)
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
 	start := s.startMessage()
 	start.Plan = text
 	s.ringDue = s.formBy(now)
-	for _, p := range in.orders[0].Peers {
+	for _, p := range in.Orders[0].Peers {
 		start.Peers = append(start.Peers, control.Peer{ID: int(p.ID), Incarnation: p.Incarnation, Addr: p.Addr})
 	}
 	for id := range s.workers {
@@ -236,15 +257,15 @@ func (s *session) takeOver(now time.Time) []effect {
 		if w.state == prepared {
 			w.state, w.heard = training, now
 			begin := s.startMessage()
-			if hasPart(in.orders[0].Plan.Workers, w.who) {
+			if HasPart(in.Orders[0].Plan.Workers, w.who) {
 				begin = start // who has begun does not hear it
 			}
 			begin.Ring = s.ringOf(w)
-			effects = append(effects, sendMessage{id, begin})
+			effects = append(effects, Send{id, begin})
 		}
 	}
 	for _, e := range s.later {
-		effects = append(effects, s.step(now, e)...)
+		effects = append(effects, s.Step(now, e)...)
 	}
 	s.later = nil
 	for id := range s.workers {
@@ -253,7 +274,7 @@ func (s *session) takeOver(now time.Time) []effect {
 		}
 	}
 	if !s.judged && !s.ctl.Busy() {
-		effects = append(effects, s.tell(now, controller.Led{Term: s.term})...)
+		effects = append(effects, s.tell(now, controller.Led{Term: s.cfg.Term})...)
 	}
 	for _, id := range h.Joining {
 		// It was to join, and the leader that knew how far it was is gone.
@@ -274,9 +295,9 @@ func written(p *rundir.Plan) plan.Version {
 }
 
 // inheritedPeers are the sessions that the plan counts on, alive or not.
-func (s *session) inheritedPeers(in *inherited) []controller.Peer {
+func (s *Session) inheritedPeers(in *Inherited) []controller.Peer {
 	addr := make(map[plan.Worker]string)
-	for _, o := range in.orders {
+	for _, o := range in.Orders {
 		for _, p := range o.Peers {
 			addr[p.Worker] = p.Addr
 		}
@@ -295,7 +316,7 @@ func (s *session) inheritedPeers(in *inherited) []controller.Peer {
 }
 
 // conclusion is what is left to do for a run whose summary is written.
-func (s *session) conclusion(now time.Time, sum rundir.Summary) []effect {
+func (s *Session) conclusion(now time.Time, sum rundir.Summary) []Effect {
 	s.state, s.summary = finished, &sum
 	switch r := Reason(sum.StoppedBy); r {
 	case "":
@@ -303,22 +324,22 @@ func (s *session) conclusion(now time.Time, sum rundir.Summary) []effect {
 		s.err = &StoppedError{Reason: r, Step: sum.Steps, Steps: s.job.Steps}
 	default:
 		s.err = &RecoveryError{errors.New(sum.StoppedBy), sum.Steps, s.job.Steps}
-		return append([]effect{closeView{}}, s.killAll()...)
+		return append([]Effect{CloseView{}}, s.killAll()...)
 	}
-	effects := []effect{closeView{}}
+	effects := []Effect{CloseView{}}
 	for id := range s.workers {
 		if w := &s.workers[id]; !w.gone {
 			w.state = finished
-			effects = append(effects, sendMessage{id, control.Release{}})
+			effects = append(effects, Send{id, control.Release{}})
 		}
 	}
 	for _, e := range s.later {
-		if r, ok := e.(received); ok {
-			if _, done := r.m.(control.Output); !done {
+		if r, ok := e.(Received); ok {
+			if _, done := r.Message.(control.Output); !done {
 				continue
 			}
 		}
-		effects = append(effects, s.step(now, e)...)
+		effects = append(effects, s.Step(now, e)...)
 	}
 	return effects
 }

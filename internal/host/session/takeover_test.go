@@ -1,53 +1,48 @@
-package host
+package session
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
-	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // agreedBy returns what a session had agreed, as the next leader finds it.
-func agreedBy(t *testing.T, effects []effect) *inherited {
+func agreedBy(t *testing.T, effects []Effect) *Inherited {
 	t.Helper()
-	var state agree.State
-	state.Generation = 1
-	for i, p := range pick[propose](effects) {
-		text, err := p.order.Encode()
+	in := &Inherited{}
+	for _, p := range pick[Propose](effects) {
+		text, err := p.Order.Encode()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if state, err = state.Apply(uint64(i+1), 1, agree.Plan{Version: p.order.Plan.Version, Reason: p.reason, Data: text}); err != nil {
+		o, err := controller.ParseOrder(text)
+		if err != nil {
 			t.Fatal(err)
 		}
-	}
-	in, err := parseAgreed(state)
-	if err != nil {
-		t.Fatal(err)
+		in.Add(o, p.Reason)
 	}
 	for _, e := range effects {
 		switch e := e.(type) {
-		case writeJob:
-			in.history.Job = e.job
-		case writePlan:
-			in.history.Plan = &e.p
-		case writeMetrics:
-			in.history.Last = &e.m
-		case writeEvent:
+		case WriteJob:
+			in.History.Job = e.Job
+		case WritePlan:
+			in.History.Plan = &e.Plan
+		case WriteMetrics:
+			in.History.Last = &e.Metrics
+		case WriteEvent:
 			switch {
-			case e.e.Kind == "lost":
-				in.history.Lost++
-			case e.e.Recovery != nil:
-				in.history.Recoveries = append(in.history.Recoveries, *e.e.Recovery)
+			case e.Event.Kind == "lost":
+				in.History.Lost++
+			case e.Event.Recovery != nil:
+				in.History.Recoveries = append(in.History.Recoveries, *e.Event.Recovery)
 			}
-		case writeSummary:
-			in.history.Summary = &e.s
+		case WriteSummary:
+			in.History.Summary = &e.Summary
 		}
 	}
 	return in
@@ -55,30 +50,30 @@ func agreedBy(t *testing.T, effects []effect) *inherited {
 
 // succeed returns the session of the next leader.
 func (r *ran) succeed(cfg Config, n int, term uint64) *ran {
-	next := &ran{t: r.t, s: newSession(cfg.withDefaults(n), n), now: r.now}
+	cfg.Inherited, cfg.Term, cfg.Leader = agreedBy(r.t, r.effects), term, "host-1"
+	next := &ran{t: r.t, s: begin(cfg, n), now: r.now}
 	for id := range n {
 		next.s.workers[id].who.Host = r.s.workers[id].who.Host
 	}
-	next.s.heir, next.s.term, next.s.leader = agreedBy(r.t, r.effects), term, "host-1"
-	next.effects = next.s.began(next.now)
+	next.effects = next.s.Begin(next.now)
 	return next
 }
 
 // told is what the agent of a worker tells a new leader: who it is, and steps.
-func told(id int, steps ...event) []event {
-	return append([]event{helloOf(id), received{id, readyOf(id)}}, steps...)
+func told(id int, steps ...Event) []Event {
+	return append([]Event{helloOf(id), Received{id, readyOf(id)}}, steps...)
 }
 
 // lost is a worker whose host is gone.
-func lost(id int, at time.Time) []event {
-	return []event{connClosed{id, fmt.Errorf("EOF")}, workerExited{id, Status{Code: -1, Text: "host-0 was lost", lost: at}}}
+func lost(id int, at time.Time) []Event {
+	return []Event{ConnClosed{id, fmt.Errorf("EOF")}, WorkerExited{id, Status{Code: -1, Text: "host-0 was lost", Lost: at}}}
 }
 
 // The host of the leader dies with two of four workers: the next one asks the others, and goes on
 // with plan, steps and numbers where the first had come to.
 func TestTakeOver(t *testing.T) {
 	const n = 4
-	r := &ran{t: t, s: newSession(Config{}.withDefaults(n), n), now: time.Unix(0, 0)}
+	r := &ran{t: t, s: begin(Config{}, n), now: time.Unix(0, 0)}
 	for id := range n {
 		r.s.workers[id].who.Host = fmt.Sprintf("host-%d", id/2)
 	}
@@ -101,22 +96,22 @@ func TestTakeOver(t *testing.T) {
 		t.Errorf("order %+v", o)
 	}
 	next.feed(stepOf(2, 2, 1), stepOf(2, 3, 2), stepOf(3, 3, 2))
-	next.feed(received{2, doneAfter(3, "")}, received{3, doneAfter(3, "")})
+	next.feed(Received{2, doneAfter(3, "")}, Received{3, doneAfter(3, "")})
 	next.feed(leave(2, 3)...)
-	out := next.s.outcome()
-	if out.Err != nil || !next.s.over() || out.Summary.WorkersLost != 2 || len(out.Summary.Recoveries) != 1 || out.Summary.Recoveries[0].DiedAt != "host" {
+	out := next.s.Outcome()
+	if out.Err != nil || !next.s.Over() || out.Summary.WorkersLost != 2 || len(out.Summary.Recoveries) != 1 || out.Summary.Recoveries[0].DiedAt != "host" {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 	var steps []int
-	for _, m := range append(pick[writeMetrics](r.effects), pick[writeMetrics](next.effects)...) {
-		steps = append(steps, m.m.Step)
+	for _, m := range append(pick[WriteMetrics](r.effects), pick[WriteMetrics](next.effects)...) {
+		steps = append(steps, m.Metrics.Step)
 	}
 	if !slices.Equal(steps, []int{1, 2, 3}) {
 		t.Errorf("metrics of steps %v", steps)
 	}
 	var plans []int
-	for _, p := range append(pick[writePlan](r.effects), pick[writePlan](next.effects)...) {
-		plans = append(plans, written(&p.p).N)
+	for _, p := range append(pick[WritePlan](r.effects), pick[WritePlan](next.effects)...) {
+		plans = append(plans, written(&p.Plan).N)
 	}
 	if !slices.Equal(plans, []int{1, 2}) {
 		t.Errorf("plans %v", plans)
@@ -130,21 +125,21 @@ func TestTakeOverAfterAgreement(t *testing.T) {
 	r.feed(died(1)...)
 	r.answer(1, 1)
 	// The leader dies with the plan agreed, but not written down.
-	var before []effect
+	var before []Effect
 	for _, e := range r.effects {
 		before = append(before, e)
-		if p, ok := e.(propose); ok && p.order.Plan.Version.N == 2 {
+		if p, ok := e.(Propose); ok && p.Order.Plan.Version.N == 2 {
 			break
 		}
 	}
 	r.effects = before
 	next := r.succeed(Config{}, n, 5)
-	if fenced := pick[fence](next.effects); len(fenced) != 1 || fenced[0].worker != 1 {
+	if fenced := pick[Fence](next.effects); len(fenced) != 1 || fenced[0].Worker != 1 {
 		t.Errorf("fenced %v", fenced)
 	}
 	next.feed(told(0, stepOf(0, 1, 1))...)
 	next.feed(told(2, stepOf(2, 1, 1))...)
-	if p := pick[writePlan](next.effects); len(p) != 1 || written(&p[0].p).N != 2 || p[0].p.Event != "agreed" {
+	if p := pick[WritePlan](next.effects); len(p) != 1 || written(&p[0].Plan).N != 2 || p[0].Plan.Event != "agreed" {
 		t.Errorf("plans %+v", p)
 	}
 	if asked := next.answer(1, 1); !slices.Equal(asked, []int{0, 2}) {
@@ -161,15 +156,15 @@ func TestTakeOverAtTheEnd(t *testing.T) {
 	r := trainingOf(t, Config{}, n)
 	r.feed(commit(n, 2)...)
 	r.feed(commit(n, 3)...)
-	r.feed(received{0, doneAfter(3, "")}, received{1, doneAfter(3, "")})
+	r.feed(Received{0, doneAfter(3, "")}, Received{1, doneAfter(3, "")})
 	next := r.succeed(Config{}, n, 5)
 	next.feed(told(0, stepOf(0, 3, 1))...)
-	next.feed(told(1, stepOf(1, 3, 1), received{1, doneAfter(3, "")})...)
+	next.feed(told(1, stepOf(1, 3, 1), Received{1, doneAfter(3, "")})...)
 	if len(sent[control.Release](next)) != n {
 		t.Error("not all are released")
 	}
 	next.feed(leave(0, 1)...)
-	if out := next.s.outcome(); out.Err != nil || !next.s.over() || out.Summary.ParamsSHA256 != "aa" {
+	if out := next.s.Outcome(); out.Err != nil || !next.s.Over() || out.Summary.ParamsSHA256 != "aa" {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 }
@@ -181,8 +176,8 @@ func TestTakeOverNearTheEnd(t *testing.T) {
 	r.feed(commit(n, 2)...)
 	r.feed(commit(n, 3)...)
 	next := r.succeed(Config{}, n, 5)
-	next.feed(told(0, stepOf(0, 3, 1), received{0, doneAfter(3, "")})...)
-	next.feed(told(1, stepOf(1, 3, 1), received{1, doneAfter(3, "")})...)
+	next.feed(told(0, stepOf(0, 3, 1), Received{0, doneAfter(3, "")})...)
+	next.feed(told(1, stepOf(1, 3, 1), Received{1, doneAfter(3, "")})...)
 	if asked := next.answer(3, 1); !slices.Equal(asked, []int{0, 1}) {
 		t.Fatalf("asked %v", asked)
 	}
@@ -194,7 +189,7 @@ func TestTakeOverNearTheEnd(t *testing.T) {
 		t.Error("not all are released")
 	}
 	next.feed(leave(0, 1)...)
-	if out := next.s.outcome(); out.Err != nil || !next.s.over() || len(out.Summary.Recoveries) != 0 {
+	if out := next.s.Outcome(); out.Err != nil || !next.s.Over() || len(out.Summary.Recoveries) != 0 {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 }
@@ -217,8 +212,8 @@ func TestInheritPlans(t *testing.T) {
 		{[]controller.Order{order(1, 0, false), order(2, 1, true), order(3, 0, false)}, 2, 2, 3, 2},
 		{[]controller.Order{order(7, 1, false), order(8, 0, false), order(9, 0, false)}, 8, 7, 9, 0},
 	} {
-		s := newSession(Config{}, 1)
-		s.heir = &inherited{orders: c.orders}
+		s := New(Config{Workers: 1}, make([]plan.Worker, 1))
+		s.heir = &Inherited{Orders: c.orders}
 		s.inheritPlans()
 		version := func(o *controller.Order) int {
 			if o == nil {
@@ -229,68 +224,5 @@ func TestInheritPlans(t *testing.T) {
 		if s.plan.Version.N != c.plan || version(s.heir.live) != c.live || version(s.heir.coming) != c.coming || s.restart.version.N != c.restart {
 			t.Errorf("%d orders: plan %v, live %d, coming %d, restart %v; want %+v", len(c.orders), s.plan.Version, version(s.heir.live), version(s.heir.coming), s.restart.version, c)
 		}
-	}
-}
-
-// What an agent tells a new leader of its worker.
-func TestAccount(t *testing.T) {
-	r := &relay{locals: []*local{{id: 3, hello: []byte("h"), ready: []byte("r"), done: []byte("d"), closed: true, exit: &control.Exited{Worker: 3, Text: "x"}}}}
-	for _, s := range []reported{{1, 1, nil}, {1, 2, nil}, {2, 3, nil}, {4, 1, nil}, {4, 2, nil}} {
-		s.body = []byte(fmt.Sprintf("%d.%d", s.plan, s.step))
-		r.locals[0].steps = append(r.locals[0].steps, s)
-	}
-	for _, c := range []struct {
-		since control.Lead
-		want  string
-	}{
-		{control.Lead{}, "h r 1.1 1.2 2.3 4.1 4.2 d closed exited told"},
-		{control.Lead{Plan: 2, Step: 3}, "h r 4.1 4.2 d closed exited told"},
-		{control.Lead{Plan: 3, Step: 9}, "h r 4.1 4.2 d closed exited told"},
-		{control.Lead{Plan: 4, Step: 2}, "h r 4.2 d closed exited told"},
-	} {
-		q := newQueue[control.Message]()
-		r.account(q, c.since)
-		q.close()
-		got := ""
-		for m, ok := q.take(context.Background()); ok; m, ok = q.take(context.Background()) {
-			switch m := m.(type) {
-			case control.Relayed:
-				got += string(m.Message) + " "
-			case control.Closed:
-				got += "closed "
-			case control.Exited:
-				got += "exited "
-			case control.Told:
-				got += "told"
-			}
-		}
-		if got != c.want {
-			t.Errorf("since %+v: %s, want %s", c.since, got, c.want)
-		}
-	}
-}
-
-func TestQueue(t *testing.T) {
-	q := newQueue[int]()
-	ctx, cancel := context.WithCancel(t.Context())
-	sum := make(chan int)
-	go func() {
-		n := 0
-		for v, ok := q.take(ctx); ok; v, ok = q.take(ctx) {
-			n += v
-		}
-		sum <- n
-	}()
-	for i := range 100 {
-		q.put(i)
-	}
-	q.close()
-	q.put(1000)
-	if n := <-sum; n != 4950 {
-		t.Errorf("sum %d", n)
-	}
-	cancel()
-	if _, ok := newQueue[int]().take(ctx); ok {
-		t.Error("a value of an empty queue")
 	}
 }

@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"fmt"
@@ -39,7 +39,7 @@ func (p *pacing) measure(w plan.WorkerID, bytes int64) {
 
 // paced takes in what a worker has measured: verdicts become events, and the controller
 // gets times that differ from what it knows.
-func (s *session) paced(now time.Time, id int, m control.Beat) []effect {
+func (s *Session) paced(now time.Time, id int, m control.Beat) []Effect {
 	w := &s.workers[id]
 	if m.Step < 1 || len(m.Layers) == 0 || s.state != training || w.state != training || w.gone || w.joins || s.judged {
 		return nil
@@ -62,20 +62,20 @@ func (s *session) paced(now time.Time, id int, m control.Beat) []effect {
 		// All workers share the machine.
 		s.paces.measure(w.who.ID, s.plan.Holds(w.who.ID, s.ctl.Profile().Layers)+m.Available/int64(len(s.plan.Workers)))
 	}
-	var effects []effect
+	var effects []Effect
 	for _, v := range s.paces.detector.Observe(sample) {
 		kind := "recovered speed"
 		if v.Slow() {
 			kind = "slow"
 		}
-		effects = append(effects, s.about(now, id, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), show{view.Note(v.Reason)})
+		effects = append(effects, s.about(now, id, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
 	}
 	return append(effects, s.feed(now)...)
 }
 
 // feed tells the controller of times that have changed, once those of all workers of the
 // plan are known.
-func (s *session) feed(now time.Time) []effect {
+func (s *Session) feed(now time.Time) []Effect {
 	all, news := make([]plan.Times, len(s.plan.Workers)), false
 	for i, w := range s.plan.Workers {
 		times, ok := s.paces.detector.Times(w.ID)
@@ -93,7 +93,7 @@ func (s *session) feed(now time.Time) []effect {
 	// All of one moment: times of several would differ by what the machine did meanwhile.
 	s.paces.told = make(map[plan.WorkerID]plan.Times)
 	s.clocks.made = false
-	var effects []effect
+	var effects []Effect
 	for i, w := range s.plan.Workers {
 		s.paces.told[w.ID] = all[i]
 		effects = append(effects, s.tell(now, controller.Measured{Worker: w, Times: all[i]})...)

@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"testing"
@@ -32,7 +32,7 @@ func TestChangedTimes(t *testing.T) {
 // What a worker says of layers and links that there are not is dropped, and a session that
 // does not train yet hears nothing.
 func TestPacedBounds(t *testing.T) {
-	s := newSession(Config{}.withDefaults(1), 1)
+	s := begin(Config{}, 1)
 	beat := control.Beat{
 		Step: 1, Over: 1,
 		Layers: []control.LayerTime{{Layer: -1, Forward: 1}, {Layer: 1 << 40, Forward: 1}, {Forward: -5}, {Backward: 1 << 62}},

@@ -1,4 +1,4 @@
-package host
+package session
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -27,41 +28,52 @@ func doneAfter(n int, by Reason) control.Done {
 	return control.Done{Steps: n, Loss: 4 - float64(n), ParamsSHA256: "aa", StateSHA256: "bb", StoppedBy: string(by)}
 }
 
+// begin returns a new session of a run that begins with n workers.
+func begin(cfg Config, n int) *Session {
+	cfg.Settings, cfg.Workers = cfg.Settings.WithDefaults(n), n
+	var workers []plan.Worker
+	for id := range n {
+		workers = append(workers, plan.Worker{ID: plan.WorkerID(id)})
+	}
+	return New(cfg, workers)
+}
+
 // agreeing is a step of a session whose proposals are agreed at once.
-func agreeing(s *session, now time.Time, e event) []effect {
-	effects := s.step(now, e)
-	for _, p := range pick[propose](effects) {
-		effects = append(effects, agreeing(s, now, agreedOn{p.order.Plan.Version, now})...)
+func agreeing(s *Session, now time.Time, e Event) []Effect {
+	effects := s.Step(now, e)
+	for _, p := range pick[Propose](effects) {
+		effects = append(effects, agreeing(s, now, Agreed{p.Order.Plan.Version, now})...)
 	}
 	return effects
 }
 
 // play feeds events to a session, a second apart, and returns it and the names of the effects.
-func play(t *testing.T, events ...event) (*session, string) {
+func play(t *testing.T, events ...Event) (*Session, string) {
 	t.Helper()
-	s := newSession(Config{Program: "./gpt", Threads: 2}.withDefaults(1), 1)
+	s := begin(Config{Settings: Settings{Program: "./gpt", Threads: 2}}, 1)
 	var names []string
 	for i, e := range events {
-		if s.over() {
+		if s.Over() {
 			t.Fatalf("over before event %d, %T", i, e)
 		}
 		if m, ok := e.(control.Message); ok {
-			e = received{0, m}
+			e = Received{0, m}
 		}
 		for _, effect := range agreeing(s, time.Unix(int64(i), 0), e) {
-			name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "host.")
+			name := strings.TrimPrefix(fmt.Sprintf("%T", effect), "session.")
+			name = strings.ToLower(name[:1]) + name[1:]
 			switch e := effect.(type) {
-			case sendMessage:
-				name = strings.TrimPrefix(fmt.Sprintf("%T", e.m), "control.")
-			case show:
-				if _, row := e.e.(view.Worker); row {
+			case Send:
+				name = strings.TrimPrefix(fmt.Sprintf("%T", e.Message), "control.")
+			case Show:
+				if _, row := e.Event.(view.Worker); row {
 					continue // beside what else there is to tell
 				}
-				name = strings.TrimPrefix(fmt.Sprintf("%T", e.e), "view.")
-			case writeWorkers, propose:
+				name = strings.TrimPrefix(fmt.Sprintf("%T", e.Event), "view.")
+			case WriteWorkers, Propose:
 				continue
-			case writeEvent:
-				name = e.e.Kind
+			case WriteEvent:
+				name = e.Event.Kind
 			}
 			names = append(names, name)
 		}
@@ -70,147 +82,147 @@ func play(t *testing.T, events ...event) (*session, string) {
 }
 
 func TestSession(t *testing.T) {
-	good := workerExited{0, Status{Code: 0, Text: "exit status 0"}}
-	killed := workerExited{0, Status{Code: -1, Text: "signal: killed"}}
-	closed := connClosed{0, errors.New("EOF")}
+	good := WorkerExited{0, Status{Code: 0, Text: "exit status 0"}}
+	killed := WorkerExited{0, Status{Code: -1, Text: "signal: killed"}}
+	closed := ConnClosed{0, errors.New("EOF")}
 	begun := "writeJob writePlan start plan Begin Start"
 	stepped := " writeMetrics Step"
 	failed := " failed writeSummary End"
 
 	for _, c := range []struct {
 		name    string
-		events  []event
+		events  []Event
 		effects string
 		err     error // type and text are compared
 		exit    int
 		stopped string // summary's stopped_by; "-" for no summary
 	}{
 		{
-			"all steps", []event{hello, control.Note{Text: "reading"}, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Output{Text: "x"}, closed, good},
+			"all steps", []Event{hello, control.Note{Text: "reading"}, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Output{Text: "x"}, closed, good},
 			"Note " + begun + stepped + stepped + stepped + " end writeSummary End closeView Release output", nil, 0, "",
 		},
 		{
-			"exit seen before the last messages", []event{hello, ready, committedStep(1), committedStep(2), good, committedStep(3), doneAfter(3, ""), closed},
+			"exit seen before the last messages", []Event{hello, ready, committedStep(1), committedStep(2), good, committedStep(3), doneAfter(3, ""), closed},
 			begun + stepped + stepped + " awaitExit" + stepped + " end writeSummary End closeView Release", nil, 0, "",
 		},
 		{
-			"interrupt", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, committedStep(2), doneAfter(2, Interrupt), closed, good},
+			"interrupt", []Event{hello, ready, committedStep(1), StopAsked{Interrupt}, committedStep(2), doneAfter(2, Interrupt), closed, good},
 			begun + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView Release",
 			&StoppedError{Reason: Interrupt, Step: 2, Steps: 3}, 130, "interrupt",
 		},
 		{
-			"interrupt twice", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, stopAsked{Interrupt}, committedStep(2), closed, killed},
+			"interrupt twice", []Event{hello, ready, committedStep(1), StopAsked{Interrupt}, StopAsked{Interrupt}, committedStep(2), closed, killed},
 			begun + stepped + " Stop stop Stopping" + failed + " kill closeView",
 			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3, AtOnce: true}, 130, "interrupt",
 		},
 		{
-			"interrupt in the last step", []event{hello, ready, committedStep(1), committedStep(2), stopAsked{Interrupt}, committedStep(3), doneAfter(3, ""), closed, good},
+			"interrupt in the last step", []Event{hello, ready, committedStep(1), committedStep(2), StopAsked{Interrupt}, committedStep(3), doneAfter(3, ""), closed, good},
 			begun + stepped + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView Release", nil, 0, "",
 		},
 		{
-			"terminated", []event{hello, ready, stopAsked{Terminated}, doneAfter(0, Terminated), closed, good},
+			"terminated", []Event{hello, ready, StopAsked{Terminated}, doneAfter(0, Terminated), closed, good},
 			begun + " Stop stop Stopping end writeSummary End closeView Release", &StoppedError{Reason: Terminated, Step: 0, Steps: 3}, 75, "terminated",
 		},
 		{
-			"interrupt before training", []event{hello, stopAsked{Interrupt}, ready, closed, killed},
+			"interrupt before training", []Event{hello, StopAsked{Interrupt}, ready, closed, killed},
 			"kill closeView", &StoppedError{Reason: Interrupt, AtOnce: true}, 130, "-",
 		},
 		{
-			"interrupt after training", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), stopAsked{Interrupt}, closed, killed},
+			"interrupt after training", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), StopAsked{Interrupt}, closed, killed},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView Release stop writeSummary kill closeView",
 			&StoppedError{Reason: Interrupt, Step: 3, Steps: 3, AtOnce: true}, 130, "interrupt",
 		},
 		{
-			"killed in the middle", []event{hello, ready, committedStep(1), closed, killed},
+			"killed in the middle", []Event{hello, ready, committedStep(1), closed, killed},
 			begun + stepped + " awaitExit lost" + failed + " closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
-			"bad exit after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, workerExited{0, Status{Code: 3, Text: "exit status 3"}}},
+			"bad exit after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, WorkerExited{0, Status{Code: 3, Text: "exit status 3"}}},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: 3, Text: "exit status 3"}, Step: 3, Steps: 3}, 1, "worker 0 exited: exit status 3",
 		},
 		{
-			"killed after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
+			"killed after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView Release note", nil, 0, "",
 		},
 		{
-			"fault after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, workerExited{0, Status{Code: -1, Text: "signal: segmentation fault", Fault: true}}},
+			"fault after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, WorkerExited{0, Status{Code: -1, Text: "signal: segmentation fault", Fault: true}}},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: segmentation fault", Fault: true}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: segmentation fault",
 		},
 		{
-			"panic after all steps", []event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
+			"panic after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
 			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary kill closeView",
 			&FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom"}, 1, "boom",
 		},
 		{
-			"panic after an interrupt", []event{hello, ready, committedStep(1), stopAsked{Interrupt}, doneAfter(1, Interrupt), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
+			"panic after an interrupt", []Event{hello, ready, committedStep(1), StopAsked{Interrupt}, doneAfter(1, Interrupt), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
 			begun + stepped + " Stop stop Stopping end writeSummary End closeView Release failed writeSummary kill closeView",
 			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3}, 130, "interrupt",
 		},
 		{
-			"no hello", []event{workerExited{0, Status{Code: 3, Text: "exit status 3"}}, closed},
+			"no hello", []Event{WorkerExited{0, Status{Code: 3, Text: "exit status 3"}}, closed},
 			"awaitExit closeView", &NoMainError{Program: "./gpt", Status: Status{Code: 3, Text: "exit status 3"}}, 1, "-",
 		},
 		{
-			"hello late", []event{helloLate{}, closed, killed},
+			"hello late", []Event{HelloTimeout{}, closed, killed},
 			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
 		},
 		{
-			"hello in time", []event{hello, helloLate{}, ready, closed, killed},
+			"hello in time", []Event{hello, HelloTimeout{}, ready, closed, killed},
 			begun + " awaitExit lost" + failed + " closeView", &LostError{Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
-			"wrong usage", []event{hello, control.Failed{Kind: control.Usage, Text: "--steps 0:\ngive at least 1"}, closed, killed},
+			"wrong usage", []Event{hello, control.Failed{Kind: control.Usage, Text: "--steps 0:\ngive at least 1"}, closed, killed},
 			"kill closeView", &FailedError{Kind: control.Usage, Workers: 1, Text: "--steps 0: give at least 1"}, 2, "-",
 		},
 		{
-			"panic", []event{hello, ready, committedStep(1), control.Failed{Kind: control.UserPanic, Text: "boom", Stack: "s", Step: 2}, closed, killed},
+			"panic", []Event{hello, ready, committedStep(1), control.Failed{Kind: control.UserPanic, Text: "boom", Stack: "s", Step: 2}, closed, killed},
 			begun + stepped + failed + " kill closeView", &FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom", Step: 2}, 1, "boom",
 		},
 		{
-			"help", []event{hello, control.Failed{Kind: control.Help, Text: "flags:\n  -a"}, closed, killed},
+			"help", []Event{hello, control.Failed{Kind: control.Help, Text: "flags:\n  -a"}, closed, killed},
 			"closeView kill", nil, 0, "-",
 		},
 		{
-			"closes and stays", []event{hello, ready, closed, reapLate{0}, killed},
+			"closes and stays", []Event{hello, ready, closed, ReapTimeout{0}, killed},
 			begun + " awaitExit kill lost" + failed + " closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
 		},
 		{
-			"sends garbage", []event{connClosed{0, fmt.Errorf("x: %w", control.ErrFormat)}, killed},
+			"sends garbage", []Event{ConnClosed{0, fmt.Errorf("x: %w", control.ErrFormat)}, killed},
 			"kill closeView", &ProtocolError{0, "sent bytes that are no message before training"}, 1, "-",
 		},
 		{
-			"cannot be killed", []event{helloLate{}, reapLate{0}},
+			"cannot be killed", []Event{HelloTimeout{}, ReapTimeout{0}},
 			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
 		},
 		{
-			"disk full", []event{hello, ready, committedStep(1), fileFailed{errors.New("no space")}, closed, killed},
+			"disk full", []Event{hello, ready, committedStep(1), FileFailed{errors.New("no space")}, closed, killed},
 			begun + stepped + failed + " kill closeView", &FileError{errors.New("no space")}, 1, "*",
 		},
 		{
-			"step left out", []event{hello, ready, committedStep(2), closed, killed},
+			"step left out", []Event{hello, ready, committedStep(2), closed, killed},
 			begun + failed + " kill closeView", &ProtocolError{0, "committed step 2 after step 0 of 3"}, 1, "*",
 		},
 		{
-			"stops by itself", []event{hello, ready, committedStep(1), doneAfter(1, Interrupt), closed, killed},
+			"stops by itself", []Event{hello, ready, committedStep(1), doneAfter(1, Interrupt), closed, killed},
 			begun + stepped + failed + " kill closeView", &ProtocolError{0, `ended with 1 steps, stopped by "interrupt", at step 1 of 3`}, 1, "*",
 		},
 		{
-			"not a number", []event{hello, ready, control.Step{Step: 1, Loss: math.NaN()}, closed, killed},
+			"not a number", []Event{hello, ready, control.Step{Step: 1, Loss: math.NaN()}, closed, killed},
 			begun + failed + " kill closeView", &ProtocolError{0, "committed step 1 with numbers that are not finite"}, 1, "*",
 		},
 		{
-			"other version", []event{control.Hello{Protocol: 99}, closed, killed},
+			"other version", []Event{control.Hello{Protocol: 99}, closed, killed},
 			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 4 before training"}, 1, "-",
 		},
 		{
-			"other worker", []event{control.Hello{Protocol: control.Protocol, WorkerID: 4}, closed, killed},
+			"other worker", []Event{control.Hello{Protocol: control.Protocol, WorkerID: 4}, closed, killed},
 			"kill closeView", &ProtocolError{0, "says it is worker 4 in incarnation 0 before training"}, 1, "-",
 		},
 		{
-			"agent's message", []event{hello, control.Start{}, closed, killed},
+			"agent's message", []Event{hello, control.Start{}, closed, killed},
 			"kill closeView", &ProtocolError{0, "sent a message that only an agent sends (control.Start) before training"}, 1, "-",
 		},
 	} {
@@ -219,10 +231,10 @@ func TestSession(t *testing.T) {
 			if effects != c.effects {
 				t.Errorf("effects are\n%s, want\n%s", effects, c.effects)
 			}
-			if !s.over() {
+			if !s.Over() {
 				t.Error("not over")
 			}
-			out := s.outcome()
+			out := s.Outcome()
 			if !reflect.DeepEqual(out.Err, c.err) {
 				t.Errorf("error is %#v, want %#v", out.Err, c.err)
 			}
@@ -252,13 +264,13 @@ func TestSessionAccounts(t *testing.T) {
 	val := 2.0
 	last := committedStep(2)
 	last.ValLoss = &val
-	s, _ := play(t, hello, ready, committedStep(1), last, connClosed{}, workerExited{0, Status{Code: -1, Text: "signal: killed"}})
+	s, _ := play(t, hello, ready, committedStep(1), last, ConnClosed{}, WorkerExited{0, Status{Code: -1, Text: "signal: killed"}})
 	want := rundir.Summary{
 		Steps: 2, Loss: 2, ValLoss: &val, DataSHA256: "dd", Seconds: 4, TokensPerSecond: 2000,
 		WorkersStarted: 1, WorkersLost: 1, Reduction: "exact", StoppedBy: "worker 0 exited: signal: killed",
 		Workers: []rundir.Worker{{Stages: []int{0}, Layers: []int{0, 1}}}, Recoveries: []rundir.Recovery{},
 	}
-	if got := *s.outcome().Summary; !reflect.DeepEqual(got, want) {
+	if got := *s.Outcome().Summary; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)
 	}
 	if s.job.Program != "gpt" || s.job.Threads != 2 || s.job.Workers != 1 || s.job.DataFiles != 1 {
@@ -274,16 +286,16 @@ func FuzzSession(f *testing.F) {
 	f.Add([]byte("$@8B9C9C9Cb)E"))
 	f.Fuzz(func(t *testing.T, script []byte) {
 		const workers = 2
-		s := newSession(Config{Detect: time.Second}.withDefaults(workers), workers)
+		s := begin(Config{Settings: Settings{Detect: time.Second}}, workers)
 		var n [workers]int
 		for i, b := range script {
-			if s.over() {
+			if s.Over() {
 				return
 			}
 			id := int(b >> 6 & 1)
-			from := func(m control.Message) event { return received{id, m} }
+			from := func(m control.Message) Event { return Received{id, m} }
 			now := time.Unix(int64(i), 0)
-			var e event
+			var e Event
 			switch b % 64 % 18 {
 			case 0:
 				e = helloOf(id)
@@ -301,45 +313,45 @@ func FuzzSession(f *testing.F) {
 			case 7:
 				e = from(control.Output{})
 			case 8:
-				e = stopAsked{Interrupt}
+				e = StopAsked{Interrupt}
 			case 9:
-				e = helloLate{}
+				e = HelloTimeout{}
 			case 10:
 				e = from(control.Failed{Kind: control.Faulty})
 			case 11:
-				e = fileFailed{errors.New("full")}
+				e = FileFailed{errors.New("full")}
 			case 12:
 				if s.workers[id].closed {
 					continue
 				}
-				e = connClosed{id, nil}
+				e = ConnClosed{id, nil}
 			case 13:
 				if s.workers[id].exited {
 					continue
 				}
-				e = workerExited{id, Status{Code: 1, Text: "exit status 1"}}
+				e = WorkerExited{id, Status{Code: 1, Text: "exit status 1"}}
 			case 14:
 				e = from(control.Beat{})
 			case 15:
 				e = from(control.Failed{Kind: control.PeerLost})
 			case 16:
-				e = watchTick{now}
+				e = WatchTick{now}
 			case 17:
-				e = causeLate{}
+				e = CauseTimeout{}
 			}
-			for _, effect := range s.step(now, e) {
-				if _, ok := effect.(writeSummary); ok && s.summary == nil {
+			for _, effect := range s.Step(now, e) {
+				if _, ok := effect.(WriteSummary); ok && s.summary == nil {
 					t.Fatal("a summary was written that the outcome lacks")
 				}
 			}
 		}
 		for id := range workers {
-			s.step(time.Time{}, connClosed{id, nil})
-			s.step(time.Time{}, workerExited{id, Status{Code: 1, Text: "exit status 1"}})
+			s.Step(time.Time{}, ConnClosed{id, nil})
+			s.Step(time.Time{}, WorkerExited{id, Status{Code: 1, Text: "exit status 1"}})
 		}
 		// Who falls silent after all was written takes nothing along; a warning says so.
-		if !s.over() || s.outcome().ExitStatus() == 0 && s.outcome().Warning == "" {
-			t.Fatalf("over is %v, outcome %+v", s.over(), s.outcome())
+		if !s.Over() || s.Outcome().ExitStatus() == 0 && s.Outcome().Warning == "" {
+			t.Fatalf("over is %v, outcome %+v", s.Over(), s.Outcome())
 		}
 	})
 }

@@ -1,0 +1,40 @@
+package host
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// What was ordered is in the log, which another process can open after the end.
+func TestAgreement(t *testing.T) {
+	ws, dir := startWorkers(t, 3, "die-1", "5")
+	a, err := New(Config{Settings: session.Settings{Program: "./fake", Detect: time.Second}, RunDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := a.Serve(t.Context(), ws...); o.Err != nil {
+		t.Fatal(o.Err)
+	}
+	node, err := agree.Open(agree.Config{Dir: dir.File("agreement"), ID: "host-0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.Close()
+	for !node.Leadership().Ready {
+		<-node.Changes()
+	}
+	s := node.State()
+	if s.Generation != 1 || len(s.Job.Data) == 0 || s.Newest != (plan.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
+		t.Errorf("%+v", s)
+	}
+	o, err := controller.ParseOrder(s.Plans[1].Data)
+	if err != nil || len(o.Plan.Workers) != 2 || o.Passed != (controller.Point{Step: 2}) {
+		t.Errorf("%+v, %v", o, err)
+	}
+}

@@ -1,0 +1,201 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// The shell's side: the tick comes, and an agent that is held up itself blames nobody.
+func TestSilence(t *testing.T) {
+	for _, frozen := range []bool{false, true} { // the agent, for once
+		synctest.Test(t, func(t *testing.T) {
+			var a *Agent
+			v := &recorder{on: func(e view.Event) {
+				if _, ok := e.(view.Begin); ok && frozen {
+					<-time.After(time.Minute)
+					a.Stop(session.Interrupt)
+				}
+			}}
+			a, err := New(Config{Settings: session.Settings{Detect: time.Second}, View: v})
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := InProcess(func(ctx context.Context, nc net.Conn) {
+				conn := control.New(nc)
+				conn.Send(control.Identity{}.Hello())
+				for range 20 {
+					conn.Send(control.Beat{})
+					<-time.After(control.BeatEvery)
+				}
+				conn.Send(control.Ready{Job: rundir.Job{Steps: 3, GlobalBatch: 1, MicroBatch: 1}})
+				conn.Receive(ctx) // Start
+				if frozen {
+					m, _ := conn.Receive(ctx)
+					conn.Send(control.Done{StoppedBy: m.(control.Stop).Reason})
+					return
+				}
+				<-ctx.Done()
+			})
+			began := time.Now()
+			o := a.Serve(t.Context(), w)
+			var silent *session.SilentError
+			if frozen != !errors.As(o.Err, &silent) || frozen && o.ExitStatus() != session.ExitInterrupted {
+				t.Errorf("agent frozen %v: %v", frozen, o.Err)
+			}
+			if waited := time.Since(began); !frozen && (waited < 2650*time.Millisecond || waited > 3*time.Second) {
+				t.Errorf("noticed after %v", waited)
+			}
+			synctest.Wait()
+		})
+	}
+}
+
+func startWorkers(t *testing.T, n int, args ...string) ([]Worker, *rundir.Dir) {
+	t.Helper()
+	dir, err := rundir.Create(filepath.Join(t.TempDir(), "run"), "fake", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ws, err := StartProcesses(Command{Path: exe, Args: args}, n, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ws, dir
+}
+
+func TestProcesses(t *testing.T) {
+	for _, c := range []struct {
+		arg, cause, how string
+		mirrors, lost   int
+	}{
+		{"print", "", "", 1, 0},
+		{"die-1", "worker 1 exited: signal: killed", "reap", 1, 1},
+		{"freeze-2", "worker 2 has been silent for 750ms", "silence", 1, 1},
+		{"die-1", "worker 1 exited: signal: killed", "reap", -1, 1},
+	} {
+		t.Run(fmt.Sprint(c.arg, c.mirrors), func(t *testing.T) {
+			ws, dir := startWorkers(t, 3, c.arg, "5")
+			v := &recorder{}
+			a, err := New(Config{Settings: session.Settings{Program: "./fake", Detect: time.Second, Mirrors: c.mirrors}, RunDir: dir, View: v})
+			if err != nil {
+				t.Fatal(err)
+			}
+			o := a.Serve(t.Context(), ws...)
+			if o.Err != nil || o.ExitStatus() != 0 {
+				t.Fatalf("exit status %d, %v, detail %q", o.ExitStatus(), o.Err, o.Detail)
+			}
+			for _, w := range ws {
+				<-w.Exited()
+			}
+			var sum rundir.Summary
+			readJSON(t, dir.File("summary.json"), &sum)
+			if sum.Steps != 5 || len(sum.Workers) != 3 || sum.WorkersStarted != 3 || sum.WorkersLost != c.lost || len(sum.Recoveries) != c.lost {
+				t.Errorf("summary: %+v", sum)
+			}
+			plans, metrics := readLines(t, dir.File("plans.jsonl")), readLines(t, dir.File("metrics.jsonl"))
+			if len(plans) != 1+c.lost || metrics[len(metrics)-1]["plan"] != float64(1+c.lost) || metrics[len(metrics)-1]["workers"] != float64(3-c.lost) {
+				t.Errorf("%d plans, last of %v", len(plans), metrics)
+			}
+			back := 0
+			if c.mirrors < 0 {
+				back = 1
+			}
+			if sum.Rollbacks != back || len(metrics) != 5+2*back {
+				t.Errorf("%d rollbacks, %d lines of metrics", sum.Rollbacks, len(metrics))
+			}
+			if c.lost == 0 {
+				return
+			}
+			r := sum.Recoveries[0]
+			if r.Cause != c.cause || r.DiedAt != c.how || r.TotalMS <= 0 || r.EditMS != 0.001 || r.LinksOpened != 2 {
+				t.Errorf("recovery: %+v", r)
+			}
+			if r.TotalMS-r.DetectMS-r.QueryMS-r.PlanMS-r.AgreeMS-r.EditMS-r.ResumeMS > 0.01 {
+				t.Errorf("the phases do not add up: %+v", r)
+			}
+			kinds := make(map[any]map[string]any)
+			for _, e := range readLines(t, dir.File("events.jsonl")) {
+				kinds[e["kind"]] = e
+			}
+			if kinds["lost"]["reason"] != c.cause || kinds["recovered"]["total_ms"] != r.TotalMS || kinds["recovered"]["plan"] != 2.0 || (kinds["rollback"] != nil) != (back > 0) {
+				t.Errorf("events: %v", kinds)
+			}
+			if !slices.Contains(v.shown, "Recovered") || !slices.Contains(v.shown, "Plan") {
+				t.Errorf("shown: %v", v.shown)
+			}
+		})
+	}
+}
+
+// A program that was replaced while the workers were started is found out.
+func TestProgramsDiffer(t *testing.T) {
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(exe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "copy")
+	if err := os.WriteFile(path, append(text, 0), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	var ws []Worker
+	for id, path := range []string{exe, path} {
+		w, err := StartProcess(Command{Path: path, Args: []string{"train", "2"}, WorkerID: id})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ws = append(ws, w)
+	}
+	a, _ := New(Config{})
+	o := a.Serve(t.Context(), ws...)
+	var differ *session.DifferError
+	if !errors.As(o.Err, &differ) || differ.Worker != 1 || differ.Field != "program_sha256" || o.ExitStatus() != 1 {
+		t.Errorf("got %v", o.Err)
+	}
+}
+
+func TestStartProcessesLeavesNothingBehind(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := errors.New("no room")
+	_, err = StartProcesses(Command{Path: exe, Args: []string{"sleep"}}, 3, func(id int) (*os.File, error) {
+		if id == 2 {
+			return nil, full
+		}
+		return os.CreateTemp(t.TempDir(), "")
+	})
+	if !errors.Is(err, full) {
+		t.Errorf("got %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+	var none syscall.WaitStatus
+	if pid, err := syscall.Wait4(-1, &none, syscall.WNOHANG, nil); !errors.Is(err, syscall.ECHILD) {
+		t.Errorf("child %d, %v", pid, err)
+	}
+}

@@ -1,0 +1,145 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/gossip"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// weighing is a session of 3 workers that are heard at time 0, with a budget of 4 s.
+func weighing(t *testing.T) (s *Session, at func(ms int) time.Time) {
+	r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 3)
+	began := r.now
+	at = func(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millisecond) }
+	for id := range 3 {
+		r.s.workers[id].pid = 1000 + id
+		r.s.Step(at(0), Received{id, control.Beat{}})
+		r.s.Step(at(0), Gossip{Worker: plan.Worker{ID: plan.WorkerID(id)}, State: gossip.StateAlive})
+	}
+	return r.s, at
+}
+
+func TestSuspicionIsWeighed(t *testing.T) {
+	suspect := func(state gossip.State) Gossip {
+		return Gossip{Worker: plan.Worker{ID: 1}, State: state, By: "worker 2"}
+	}
+	type moment struct {
+		ms int
+		e  Event
+	}
+	tick := WatchTick{}
+	for _, c := range []struct {
+		name    string
+		moments []moment
+		killed  int // at which of them; -1: not at all
+		text    string
+	}{
+		{"silent, and nobody suspects it", []moment{{2100, tick}, {2900, tick}, {3100, tick}}, 2, "worker 1 has been silent for 3s"},
+		{"silent and suspected", []moment{{500, suspect(gossip.StateSuspect)}, {1900, tick}, {2100, tick}}, 2, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
+		{"silent and called dead", []moment{{900, suspect(gossip.StateSuspect)}, {1400, suspect(gossip.StateDead)}, {2100, tick}}, 2, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
+		{"suspected of late", []moment{{1900, suspect(gossip.StateSuspect)}, {2100, tick}, {2850, tick}, {2950, tick}}, 3, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
+		{"suspected, and beats", []moment{{500, suspect(gossip.StateSuspect)}, {600, Received{1, control.Beat{}}}, {1500, suspect(gossip.StateDead)}, {2700, tick}}, -1, ""},
+		{"refuted", []moment{{500, suspect(gossip.StateSuspect)}, {1000, Gossip{Worker: plan.Worker{ID: 1}, State: gossip.StateAlive}}, {2700, tick}}, -1, ""},
+		{"another life is suspected", []moment{{500, Gossip{Worker: plan.Worker{ID: 1, Incarnation: 1}, State: gossip.StateDead, By: "worker 2"}}, {2700, tick}}, -1, ""},
+		{"the agent was held up", []moment{{500, suspect(gossip.StateSuspect)}, {5000, WatchTick{time.Unix(0, 0)}}, {7900, tick}}, -1, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s, at := weighing(t)
+			killed := -1
+			for i, m := range c.moments {
+				if w, ok := m.e.(WatchTick); ok {
+					if w.Due.IsZero() {
+						w.Due = at(m.ms)
+					}
+					for _, other := range []int{0, 2} {
+						s.Step(at(m.ms), Received{other, control.Beat{}})
+					}
+					m.e = w
+				}
+				if len(pick[Kill](s.Step(at(m.ms), m.e))) > 0 {
+					killed = i
+					break
+				}
+			}
+			if killed != c.killed {
+				t.Fatalf("killed at moment %d, want %d", killed, c.killed)
+			}
+			if killed >= 0 {
+				var silent *SilentError
+				if err := s.death(1); !errors.As(err, &silent) || silent.cause() != c.text {
+					t.Errorf("%v, want %q", err, c.text)
+				}
+			}
+		})
+	}
+}
+
+// The ring and the agent differ: that is told once, and ends nobody. What the ring says goes on
+// to the controller, for links that break.
+func TestRingDiffers(t *testing.T) {
+	s, at := weighing(t)
+	notes := 0
+	for i := range 3 {
+		now := at(1000 * (i + 1))
+		for id := range 3 {
+			s.Step(now, Received{id, control.Beat{}})
+		}
+		for _, state := range []gossip.State{gossip.StateSuspect, gossip.StateDead, gossip.StateAlive} {
+			e := Gossip{Worker: plan.Worker{ID: 1}, State: state}
+			if state != gossip.StateAlive {
+				e.By = "worker 2"
+			}
+			effects := s.Step(now, e)
+			notes += len(pick[WriteEvent](effects))
+			if len(pick[Kill](effects)) > 0 {
+				t.Fatalf("killed for %v", state)
+			}
+			if got := pick[WriteWorkers](effects); len(got) != 1 || got[0].Alive[1].Ring != state.String() {
+				t.Errorf("workers.json says %+v, want %v", got, state)
+			}
+		}
+	}
+	if notes != 1 {
+		t.Errorf("%d notes, want one", notes)
+	}
+}
+
+func TestNotInTheRing(t *testing.T) {
+	s := begin(Config{Settings: Settings{Detect: time.Second}}, 3)
+	s.gossip = control.Ring{Seeds: []string{"127.0.0.1:1"}, Key: []byte("0123456789abcdef"), Detect: time.Second}
+	now := time.Unix(0, 0)
+	for _, e := range prepare(3) {
+		for _, e := range s.Step(now, e) {
+			if p, ok := e.(Propose); ok {
+				for id, m := range pick[Send](s.Step(now, Agreed{p.Order.Plan.Version, now})) {
+					if start, ok := m.Message.(control.Start); !ok || start.Ring.Seeds[0] != "127.0.0.1:1" || strings.Contains(fmt.Sprintf("%v %+v %#v %s %x", start, start, start, start.Ring.Key, start.Ring.Key), "0123456789") {
+						t.Errorf("worker %d is sent %+v", id, m.Message)
+					}
+				}
+			}
+		}
+	}
+	for _, id := range []plan.WorkerID{0, 2} {
+		s.Step(now, Gossip{Worker: plan.Worker{ID: id}, State: gossip.StateAlive})
+	}
+	var notes []string
+	for i := range 20 {
+		now = now.Add(time.Second)
+		for id := range 3 {
+			s.Step(now, Received{id, control.Beat{}})
+		}
+		for _, e := range pick[WriteEvent](s.Step(now, WatchTick{now})) {
+			notes = append(notes, fmt.Sprint(i, " ", e.Event.Reason))
+		}
+	}
+	if want := []string{"9 not in the gossip ring: [1]; what becomes of these workers their agents alone say"}; !slices.Equal(notes, want) {
+		t.Errorf("%q, want %q", notes, want)
+	}
+}

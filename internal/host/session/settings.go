@@ -1,0 +1,224 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform/progress"
+)
+
+// Settings are what the user chose for a run, the same on every host. The zero value is that of a run with one worker.
+type Settings struct {
+	// Program is the program's name in messages, as people gave it. ""
+	// means "the program".
+	Program string
+
+	// Command and Dir are what the launcher needs to start the program again: PROGRAM as it was
+	// given and the directory it was given in. Without a Command there are no checkpoints. Args,
+	// where it is not nil, are its flags then.
+	Command, Dir string
+	Args         []string
+
+	// Resume says that a run goes on that has ended before; nil for one that begins.
+	Resume *Resume
+
+	// Threads is the number of compute threads of each worker. 0 means the cores this process
+	// may use divided by the workers, at least 1.
+	Threads int
+
+	// Stages is the number of pipeline stages of the first plan. 0 means 1.
+	Stages int
+
+	// Mirrors is the number of replicas of each shard beside its owner's, so that a run bears as
+	// many deaths at a time without going back. 0 means 1, below 0 none.
+	Mirrors int
+
+	// MinWorkers is the fewest workers that training goes on with. 0 means 1.
+	MinWorkers int
+
+	// Detect is the budget in which a worker that gives no sign of life is to be found and
+	// left behind, from its Hello on, before which HelloTimeout counts. It may be silent for three
+	// quarters of it. 0 means for ever.
+	Detect time.Duration
+
+	// Reduction is how gradients are summed: exact, in an order that depends on
+	// the job only, or fast, in the order in which they come. "" means exact.
+	Reduction string
+
+	// Zero is the stage of ZeRO. In both, the optimizer's state is split over the workers of a
+	// stage; the complete gradient is at the owner of a shard only in stage 2, at all of
+	// them in stage 1. 0 means 2.
+	Zero int
+
+	// Reshape says what may be balanced anew between steps: "full" means micro-batches, layers
+	// and workers, "dataflow" micro-batches only, "off" nothing. "" means full.
+	Reshape string
+
+	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
+	// the job, and repair what has altered before it counts.
+	NoDigests bool
+
+	// Chaos, if it is not nil, returns the harms that the workers are to do to themselves, for a
+	// job of so many steps. The agent hands them on unread. Its error is one of usage.
+	Chaos func(steps int) (harms []string, err error)
+
+	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
+	Respawn bool
+
+	// HelloTimeout is how long a worker may take until it calls
+	// trainer.Main. 0 means 30 s, which is long for a process to start and short
+	// for a person to wait.
+	HelloTimeout time.Duration
+}
+
+// silence is how long a worker may be silent, so that with the time between two looks and the
+// recovery it is out of the plan within the budget.
+func (c Settings) Silence() time.Duration { return c.Detect * 3 / 4 }
+
+// Watches is how often in the budget the agent looks who is silent.
+const Watches = 16
+
+// MinDetect is the least Config.Detect: three heartbeats.
+const MinDetect = 3 * control.BeatEvery
+
+// MaxThreads is the most Config.Threads.
+const MaxThreads = 4096
+
+// Validate reports every fault of the configuration, each on a line that names the
+// field and what would be right.
+func (c Settings) Validate() error {
+	var errs []error
+	if c.Threads < 0 || c.Threads > MaxThreads {
+		errs = append(errs, fmt.Errorf("Threads is %d: give 1 to %d, or 0 for all cores", c.Threads, MaxThreads))
+	}
+	if c.Reduction != "" && c.Reduction != "exact" && c.Reduction != "fast" {
+		errs = append(errs, fmt.Errorf("Reduction is %q: give exact or fast, or \"\" for exact", c.Reduction))
+	}
+	if _, ok := reshapes[c.Reshape]; !ok && c.Reshape != "" {
+		errs = append(errs, fmt.Errorf("Reshape is %q: give full, dataflow or off, or \"\" for full", c.Reshape))
+	}
+	if c.Zero < 0 || c.Zero > 2 {
+		errs = append(errs, fmt.Errorf("Zero is %d: give 1 or 2, or 0 for 2", c.Zero))
+	}
+	if c.HelloTimeout < 0 {
+		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
+	}
+	if c.MinWorkers < 0 {
+		errs = append(errs, fmt.Errorf("MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers))
+	}
+	if c.Stages < 0 {
+		errs = append(errs, fmt.Errorf("Stages is %d: give at least 1, or 0 for 1", c.Stages))
+	}
+	if c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect {
+		errs = append(errs, fmt.Errorf("Detect is %v: give at least %v, or 0 for no detection", c.Detect, MinDetect))
+	}
+	return errors.Join(errs...)
+}
+
+// reshapes are the values of Config.Reshape.
+var reshapes = map[string]controller.Reshape{"full": controller.Full, "dataflow": controller.Dataflow, "off": controller.Off}
+
+// withDefaults returns the settings of a run that begins with so many workers.
+func (c Settings) WithDefaults(workers int) Settings {
+	if c.Program == "" {
+		c.Program = "the program"
+	}
+	if c.Threads == 0 {
+		c.Threads = max(1, runtime.GOMAXPROCS(0)/workers)
+	}
+	if c.Stages == 0 {
+		c.Stages = 1
+	}
+	switch {
+	case c.Mirrors == 0:
+		c.Mirrors = 1
+	case c.Mirrors < 0:
+		c.Mirrors = 0
+	}
+	if c.MinWorkers == 0 {
+		c.MinWorkers = 1
+	}
+	if c.Reduction == "" {
+		c.Reduction = "exact"
+	}
+	if c.Reshape == "" {
+		c.Reshape = "full"
+	}
+	if c.Zero == 0 {
+		c.Zero = 2
+	}
+	if c.HelloTimeout == 0 {
+		c.HelloTimeout = 30 * time.Second
+	}
+	return c
+}
+
+// Reason says who asked a run to stop; it becomes stopped_by in summary.json.
+type Reason string
+
+const (
+	Interrupt  Reason = "interrupt"  // Ctrl-C: exit 130
+	Terminated Reason = "terminated" // SIGTERM or SIGHUP: exit 75
+	Cancelled  Reason = "cancelled"  // the end of Serve's context: exit 130
+	Stopped    Reason = "stopped"    // a command of another process: exit 1
+)
+
+// sessionConfig is what a session knows of its run and of its host.
+type Config struct {
+	Settings
+
+	Workers   int       // number of workers that the run began with
+	RunDir    string    // path of the run directory; "" for a run without files
+	Shown     string    // the same, as the user knows it
+	Clocks    ClockKind // of the devices that workers compute on
+	Telemetry bool      // spans and measures are wanted
+	CanStart  bool      // workers can be started while the run goes on
+
+	// Where several hosts keep the run: the term in which this one leads, the newest ballot and fill of that term before this
+	// session, the host's name, and what the leader before has left; nil for a run that begins.
+	Term, Attempt uint64
+	Fills         int
+	Leader        string
+	Inherited     *Inherited
+}
+
+// clockKind says which clocks a run sets.
+type ClockKind uint8
+
+const (
+	NoClocks ClockKind = iota
+	RealClocks
+	EmulatedClocks
+)
+
+// Status is how a worker ended.
+type Status struct {
+	Code int    // exit status; -1 after a signal
+	Text string // such as "exit status 3" or "signal: killed"
+
+	// Panicked says that its program ended by a panic, as far as its log tells.
+	// Others would end the same way.
+	Panicked bool
+
+	// Fault says that the process ended by a fault of its own, such as a
+	// segmentation violation, as far as that can be told: a signal from outside is
+	// none.
+	Fault bool
+
+	// Progress is what the worker had begun, as far as that is known.
+	Progress progress.State
+
+	Lost time.Time // since when nothing is heard of its host, where that is why it counts as ended
+}
+
+// OK reports whether the worker ended by itself and well.
+func (s Status) OK() bool { return s.Code == 0 }
+
+// Killed reports whether a signal from outside ended the worker.
+func (s Status) Killed() bool { return s.Code < 0 && !s.Fault && !s.Panicked }
+
+func (s Status) String() string { return s.Text }
