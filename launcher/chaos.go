@@ -32,7 +32,7 @@ func parseChaos(spec string, workers, hosts int) (chaos.Schedule, error) {
 			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not there yet; give %s", part, kind, kindsText(possible)))
 		}
 	}
-	for _, h := range s.Harms {
+	for _, h := range s.Faults {
 		absent(h, h.Kind)
 	}
 	for i, r := range s.Random {
@@ -47,7 +47,7 @@ func parseChaos(spec string, workers, hosts int) (chaos.Schedule, error) {
 		return s, errors.Join(faults...)
 	}
 	// How many steps there are is known later; whether there are such workers is not.
-	if _, err := (chaos.Schedule{Harms: s.Harms}).Expand(chaos.Run{Steps: math.MaxInt32, Workers: max(1, workers), Hosts: max(1, hosts)}); err != nil {
+	if _, err := (chaos.Schedule{Faults: s.Faults}).Expand(chaos.Run{Steps: math.MaxInt32, Workers: max(1, workers), Hosts: max(1, hosts)}); err != nil {
 		return s, eachLine(err)
 	}
 	return s, nil
@@ -69,7 +69,7 @@ func eachLine(err error) error {
 
 // harmsFor returns what the agent asks for once it knows the job, nil for a run in peace.
 func harmsFor(s chaos.Schedule, workers, hosts int) func(steps int) ([]string, error) {
-	if len(s.Harms)+len(s.Random) == 0 {
+	if len(s.Faults)+len(s.Random) == 0 {
 		return nil
 	}
 	return func(steps int) ([]string, error) {
@@ -78,7 +78,7 @@ func harmsFor(s chaos.Schedule, workers, hosts int) func(steps int) ([]string, e
 			return nil, eachLine(err)
 		}
 		var harms []string
-		for _, h := range expanded.Harms {
+		for _, h := range expanded.Faults {
 			harms = append(harms, h.String())
 		}
 		return harms, nil

@@ -18,7 +18,7 @@ const cutPeriod = 20 * time.Millisecond
 // mayCut reports whether --chaos may want hosts to be cut off. Their processes are to use plain TCP
 // then: the kernel filters no listeners of Multipath TCP.
 func (s *supervisor) mayCut() bool {
-	return slices.ContainsFunc(s.f.harms.Harms, func(h chaos.Harm) bool { return h.Kind == chaos.KindCut }) ||
+	return slices.ContainsFunc(s.f.harms.Faults, func(h chaos.Fault) bool { return h.Kind == chaos.KindCut }) ||
 		slices.ContainsFunc(s.f.harms.Random, func(r chaos.Random) bool { return slices.Contains(r.Kinds, chaos.KindCut) })
 }
 

@@ -129,7 +129,7 @@ func emulate(ctx context.Context, f runFlags, p program, file string, args []str
 func newSupervisor(f runFlags, own string, places []place, v view.View, stdout io.Writer) *supervisor {
 	return &supervisor{
 		f: f, own: own, places: places, v: v, stdout: stdout,
-		ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Harm, chaos.MaxHarms),
+		ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Fault, chaos.MaxFaults),
 	}
 }
 
@@ -219,7 +219,7 @@ type supervisor struct {
 	end    chan report
 	ended  chan struct{} // closed when the supervisor listens no more
 	tasks  sync.WaitGroup
-	cuts   chan chaos.Harm // to the one that cuts hosts off
+	cuts   chan chaos.Fault // to the one that cuts hosts off
 
 	mu     sync.Mutex
 	term   uint64 // newest
@@ -241,7 +241,7 @@ func (s *supervisor) harm(e view.Event) {
 		if err != nil {
 			return
 		}
-		var harms []chaos.Harm
+		var harms []chaos.Fault
 		for h := range s.f.hosts {
 			harms = append(harms, all.Host(h)...)
 		}

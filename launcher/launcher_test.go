@@ -119,7 +119,7 @@ func TestExitStatuses(t *testing.T) {
 		{"all faults", []string{"run", "--workers", "0", "--stages", "0", "--threads", "0", "--detect", "1ms", "--reduction", "x", "--zero", "3", "--reshape", "some", "--run-dir", "", fake}, 2, "",
 			"launcher: --workers 0: give at least 1\nlauncher: --stages 0: give at least 1\nlauncher: --detect 1ms: give at least 300ms, three heartbeats\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact or fast\nlauncher: --zero 3: give 1 or 2\nlauncher: --reshape some: give full, dataflow or off\nlauncher: --run-dir: give the name of a directory\nTry", false},
 		{"chaos that is none", []string{"run", "--chaos", "kil:1@3,kill:1@3/lunch", fake}, 2, "",
-			"launcher: --chaos: part 1, \"kil:1@3\": \"kil\" is no kind of harm", false},
+			"launcher: --chaos: part 1, \"kil:1@3\": \"kil\" is not a kind of fault", false},
 		{"chaos that is not there yet", []string{"run", "--chaos", "join@2,kill:1@1,random:1:0.5:kill+cut", fake}, 2, "",
 			"launcher: --chaos: join@2: join is not there yet; give kill, freeze, leave, flip, slow or slowlink\nlauncher: --chaos: random:1:0.5:kill+cut: cut is not there yet; give kill, freeze, leave, flip, slow or slowlink\nTry", false},
 		{"chaos for nobody", []string{"run", "--workers", "2", "--chaos", "slow:2@1:0.5", fake}, 2, "", "launcher: --chaos: slow:2@1:0.5: there is no worker 2: want one from 0 to 1\nTry", false},

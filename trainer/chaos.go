@@ -31,7 +31,7 @@ func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
 	if len(mine) == 0 && !w.self.process {
 		return nil, nil
 	}
-	if !w.self.process && slices.ContainsFunc(mine, func(h chaos.Harm) bool {
+	if !w.self.process && slices.ContainsFunc(mine, func(h chaos.Fault) bool {
 		return h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze || h.Kind == chaos.KindLeave
 	}) {
 		return nil, errors.New("chaos would strike the whole program: a worker that shares its process with others cannot be harmed")
@@ -41,7 +41,7 @@ func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
 
 // stamp tells the agent what is about to strike. It is written to the socket
 // when send returns, so that it outlives this process.
-func (w *worker) stamp(h chaos.Harm, moment int64) {
+func (w *worker) stamp(h chaos.Fault, moment int64) {
 	m := control.Harm{Kind: string(h.Kind), Text: h.String()}
 	if h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze {
 		m.At = moment

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cuts keeps packets from processes as a broken network does: what is under way is lost, nobody is told, and what TCP has in
-// its hands comes after all once the harm is over. It does so with a filter on the processes' own sockets, for which the kernel
-// asks the right to trace them (ptrace): those that the caller started, or those of its user, as the machine is set. Some kernels
-// ask CAP_NET_ADMIN, too. The zero value is ready for use, by one goroutine at a time.
+// Cuts keeps packets from processes as a broken network does: packets in flight are lost without an error, and TCP sends them again
+// once the fault is over. Cuts attaches a filter to the processes' own sockets, which needs the right to trace them (ptrace): those
+// that the caller started, or those of its user, depending on the machine. Some kernels need CAP_NET_ADMIN as well. The zero value
+// is ready for use, by one goroutine at a time.
 type Cuts struct {
-	known map[string]string // by the name of a socket, the addresses that it hears nothing from
+	known map[string]string // by the name of a socket, the addresses whose packets it drops
 }
 
 // CutError says that a process cannot be cut off.
@@ -31,15 +31,15 @@ type CutError struct {
 func (e *CutError) Error() string {
 	text := fmt.Sprintf("chaos: cut: the sockets of process %d: %v", e.PID, e.Err)
 	if errors.Is(e.Err, fs.ErrPermission) || errors.Is(e.Err, unix.ENOSYS) {
-		text += "; it takes the right to trace processes (ptrace), and with some kernels CAP_NET_ADMIN"
+		text += "; this needs the right to trace processes (ptrace), and with some kernels CAP_NET_ADMIN"
 	}
 	return text
 }
 
 func (e *CutError) Unwrap() error { return e.Err }
 
-// Apply lets the sockets of a process that are bound to its IPv4 address own drop all that comes from some addresses, and
-// nothing else. Sockets that are opened later need another Apply; those that a listener accepts have its filter. A process that
+// Apply makes the sockets of a process that are bound to the IPv4 address own drop everything that comes from some addresses, and
+// nothing else. Sockets that are opened later need another Apply; accepted ones inherit the filter of their listener. A process that
 // has ended has no sockets. The kernel does not filter listeners of Multipath TCP, which Go makes unless GODEBUG has
 // multipathtcp=0. The error is a [CutError].
 func (c *Cuts) Apply(pid int, own netip.Addr, from []netip.Addr) error {
@@ -92,22 +92,22 @@ func cutError(pid int, err error) error {
 	return &CutError{PID: pid, Err: err}
 }
 
-// ended reports whether a process waits to be reaped. The kernel takes its files for out of reach then.
+// ended reports whether a process has ended, reaped or not. The kernel refuses access to its files then.
 func ended(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 	}
-	_, after, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" ")) // its name may hold anything
+	_, after, _ := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" ")) // its name may hold any byte
 	return bytes.HasPrefix(after, []byte("Z")) || bytes.HasPrefix(after, []byte("X"))
 }
 
-// filter lets a socket drop what comes from some addresses. It is not done with one that has no address yet.
+// filter makes a socket drop what comes from some addresses. It reports false for a socket without an address, to be tried again.
 func filter(fd int, own netip.Addr, from []netip.Addr) (done bool, err error) {
 	local, _ := unix.Getsockname(fd) // sockets of some families have no name
 	a, ok := local.(*unix.SockaddrInet4)
 	if !ok {
-		return true, nil // none that leads to others
+		return true, nil // not a socket to other hosts
 	}
 	switch addr := netip.AddrFrom4(a.Addr); {
 	case addr.IsUnspecified():
@@ -126,7 +126,7 @@ func filter(fd int, own netip.Addr, from []netip.Addr) (done bool, err error) {
 	return true, unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
 }
 
-// dropping returns a program of the classic packet filter: 0 bytes are kept of what comes from the addresses, all of the rest.
+// dropping returns a program of the classic packet filter that keeps 0 bytes of what comes from the addresses, and all of the rest.
 func dropping(from []netip.Addr) []unix.SockFilter {
 	const (
 		networkHeader = 0xfff00000 // SKF_NET_OFF

@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Process is what can be harmed. An [os.Process] is one, and its Signal returns [os.ErrProcessDone] when the process has ended.
+// A Process takes signals. An [os.Process] is one, and its Signal returns [os.ErrProcessDone] when the process has ended.
 type Process interface {
 	Signal(os.Signal) error
 }
 
-// Open returns the process with an id. The answer goes on to mean that process, also when the id is used for another one later.
-// Release it in the end.
+// Open returns the process with an id. The result keeps denoting that process, even when the id is reused later.
+// The caller releases it.
 func Open(pid int) (*os.Process, error) {
 	if pid <= 1 { // to kill(2), 0 and below are whole groups
-		return nil, fmt.Errorf("chaos: %d is no process that can be harmed: want an id above 1", pid)
+		return nil, fmt.Errorf("chaos: %d is not the id of a worker's process: want an id above 1", pid)
 	}
 	p, err := os.FindProcess(pid)
 	if err != nil {
@@ -37,7 +37,7 @@ func Kill(p Process) error { return send(p, "kill", syscall.SIGKILL) }
 // Freeze stops a process (SIGSTOP) until [Thaw].
 func Freeze(p Process) error { return send(p, "freeze", syscall.SIGSTOP) }
 
-// Thaw lets a process go on that was frozen (SIGCONT).
+// Thaw continues a frozen process (SIGCONT).
 func Thaw(p Process) error { return send(p, "thaw", syscall.SIGCONT) }
 
 // Terminate asks a process to end (SIGTERM); a worker then leaves its run.
@@ -59,7 +59,7 @@ func Now() int64 {
 	return t.Nano()
 }
 
-// Self returns the process that calls it. Killed or frozen by its own hand, it does not go on with the goroutine that did it.
+// Self returns the calling process. When it kills or freezes itself, the calling goroutine runs no further.
 func Self() Process { return self{} }
 
 type self struct{}
@@ -67,13 +67,13 @@ type self struct{}
 func (self) Signal(sig os.Signal) error {
 	s, ok := sig.(syscall.Signal)
 	if !ok {
-		return fmt.Errorf("chaos: %v is no signal of this system", sig)
+		return fmt.Errorf("chaos: %v is not a signal of this system", sig)
 	}
-	if s == unix.SIGKILL { // of all threads at once, and seen to be the whole process's by who looks
+	if s == unix.SIGKILL { // to the process, not the thread: observers look for a signal that is pending for the process
 		return unix.Kill(unix.Getpid(), s)
 	}
-	// The calling thread gets it: a signal to the process may go to another thread, which has to wake up first while this one runs on.
-	// What it does, it does to the whole process.
+	// The signal goes to the calling thread: one to the process may go to another thread, which has to wake up first while this one
+	// runs on. Its effect is on the whole process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	return unix.Tgkill(unix.Getpid(), unix.Gettid(), s)

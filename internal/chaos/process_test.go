@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The test program started with this variable is a worker that harms itself, with the schedule that the variable holds.
+// The test program started with this variable is a worker that faults itself, with the schedule that the variable holds.
 const childVar = "CHAOS_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -26,13 +26,13 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// child begins steps until the harm strikes. It says the moment, and then anything that it does after the harm.
+// child begins steps until the fault. It prints the moment, and then anything that it does after the fault.
 func child(spec string) {
 	s, err := Parse(spec)
 	if err != nil {
 		panic(err)
 	}
-	trigger, err := NewTrigger(s.Harms, Self(), Hooks{Stamp: func(h Harm, moment int64) { fmt.Println(moment) }})
+	trigger, err := NewTrigger(s.Faults, Self(), Hooks{Stamp: func(h Fault, moment int64) { fmt.Println(moment) }})
 	if err != nil {
 		panic(err)
 	}

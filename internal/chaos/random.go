@@ -10,28 +10,28 @@ import (
 	"github.com/soliton-train/soliton/rng"
 )
 
-// DefaultWithin is the longest +MS that is drawn unless [Run.Within] says otherwise.
+// DefaultWithin is the longest +MS to draw unless [Run.Within] says otherwise.
 const DefaultWithin = 50 * time.Millisecond
 
-// A Run is what a schedule has to know of the run that it is for.
+// A Run describes the run that a schedule is for.
 type Run struct {
 	Steps   int           // at least 1
-	Workers int           // it begins with, at least 1
+	Workers int           // at the start, at least 1
 	Hosts   int           // agents; 0 means 1
-	Respawn bool          // a killed or frozen worker comes back
-	Within  time.Duration // the longest +MS that is drawn, best about the time of a step; 0 means DefaultWithin
+	Respawn bool          // a killed or frozen worker is replaced
+	Within  time.Duration // the longest +MS to draw, best about the time of a step; 0 means DefaultWithin
 }
 
-// Expand replaces the random parts by what they draw for a run, in the order of the steps. The error has one line for each harm
+// Expand replaces the random parts by what they draw for a run, in the order of the steps. The error has one line for each fault
 // that cannot happen in the run, and for each random part that has nothing to draw from.
 //
-// What is drawn in a step depends on the seed, the step, the part's place among the random ones, and what has been drawn before:
-// the same text in the same Run gives the same harms on every machine, and a run of more steps only adds some. The numbers are
-// those of package rng, whose streams never change, at places that training does not use.
+// The draw of a step depends on the seed, the step, the position of the part among the random ones, and earlier draws:
+// the same text in the same Run gives the same faults on every machine, and more steps only add faults. The numbers come
+// from package rng, whose streams never change, at places that training does not use.
 //
-// A run must be able to go on, so draws leave enough of it: one of the workers that it begins with is never killed, frozen or
-// asked to leave, and neither is a majority of the hosts cut off or lost. Harms that were written out count as if they had
-// struck before the first step. Workers that join are not struck. Kinds that are not possible in the run, such as killhost with
+// A run must be able to continue, so draws leave enough of it: at least one of the first workers is never killed, frozen or
+// asked to leave, and a majority of the hosts is never cut off or lost. Faults that are written out count as if they came
+// before the first step. Workers that join get no faults. Kinds that are impossible in the run, such as killhost with
 // fewer than three hosts, are not drawn.
 func (s Schedule) Expand(run Run) (Schedule, error) {
 	if run.Hosts == 0 {
@@ -40,20 +40,20 @@ func (s Schedule) Expand(run Run) (Schedule, error) {
 	if run.Within == 0 {
 		run.Within = DefaultWithin
 	}
-	if faults := s.check(run); len(faults) > 0 {
-		return Schedule{}, errors.Join(faults...)
+	if problems := s.check(run); len(problems) > 0 {
+		return Schedule{}, errors.Join(problems...)
 	}
 	d := drawer{run: run, lost: map[int]bool{}, lostHosts: map[int]bool{}, left: run.Workers}
-	expanded := Schedule{Harms: slices.Clone(s.Harms)}
-	seen := map[Harm]bool{}
-	for _, h := range s.Harms {
+	expanded := Schedule{Faults: slices.Clone(s.Faults)}
+	seen := map[Fault]bool{}
+	for _, h := range s.Faults {
 		d.count(h)
 		seen[h] = true
 	}
-	var faults []error
+	var problems []error
 	for _, r := range s.Random {
 		if len(d.possible(r)) == 0 {
-			faults = append(faults, fmt.Errorf("%s has nothing to draw from in a run of %d workers and %d hosts: one worker and a majority of "+
+			problems = append(problems, fmt.Errorf("%s has nothing to draw from in a run of %d workers and %d hosts: one worker and a majority of "+
 				"the hosts must be left; name other kinds, or use more workers or hosts", r, run.Workers, run.Hosts))
 		}
 	}
@@ -70,21 +70,21 @@ func (s Schedule) Expand(run Run) (Schedule, error) {
 			if !ok || seen[h] {
 				continue
 			}
-			if len(expanded.Harms) == MaxHarms {
-				return Schedule{}, errors.Join(append(faults, fmt.Errorf("%s draws more than %d harms in %d steps: want a lower rate",
-					r, MaxHarms-len(s.Harms), run.Steps))...)
+			if len(expanded.Faults) == MaxFaults {
+				return Schedule{}, errors.Join(append(problems, fmt.Errorf("%s draws more than %d faults in %d steps: want a lower rate",
+					r, MaxFaults-len(s.Faults), run.Steps))...)
 			}
 			d.count(h)
 			seen[h] = true
-			expanded.Harms = append(expanded.Harms, h)
+			expanded.Faults = append(expanded.Faults, h)
 		}
 	}
-	slices.SortStableFunc(expanded.Harms, func(a, b Harm) int { return a.Step - b.Step })
-	return expanded, errors.Join(faults...)
+	slices.SortStableFunc(expanded.Faults, func(a, b Fault) int { return a.Step - b.Step })
+	return expanded, errors.Join(problems...)
 }
 
-// check looks for harms that cannot happen.
-func (s Schedule) check(run Run) (faults []error) {
+// check finds faults that cannot happen.
+func (s Schedule) check(run Run) (problems []error) {
 	if run.Steps < 1 || run.Steps > maxNumber || run.Workers < 1 || run.Hosts < 1 || run.Within < 0 || run.Within > MaxAfter {
 		return []error{fmt.Errorf("a schedule for %d steps, %d workers, %d hosts and moments up to %v: want at least one of each, and moments "+
 			"from 0 to %v", run.Steps, run.Workers, run.Hosts, run.Within, MaxAfter)}
@@ -93,21 +93,21 @@ func (s Schedule) check(run Run) (faults []error) {
 	if slices.ContainsFunc(s.Random, func(r Random) bool { return len(r.Kinds) == 0 || slices.Contains(r.Kinds, KindJoin) }) {
 		workers = math.MaxInt
 	}
-	for _, h := range s.Harms {
+	for _, h := range s.Faults {
 		if h.Step > run.Steps {
-			faults = append(faults, fmt.Errorf("%s comes too late: the run has %d steps", h, run.Steps))
+			problems = append(problems, fmt.Errorf("%s comes too late: the run has %d steps", h, run.Steps))
 		}
 		switch f, _ := formOf(h.Kind); {
-		case f.who == oneWorker && h.Worker >= workers, f.who == oneLink && h.B >= workers:
-			faults = append(faults, fmt.Errorf("%s: there is no worker %d: want one from 0 to %d", h, max(h.Worker, h.B), workers-1))
-		case f.who == oneHost && h.Host >= run.Hosts:
-			faults = append(faults, fmt.Errorf("%s: there is no host %d: want one from 0 to %d", h, h.Host, run.Hosts-1))
+		case f.on == oneWorker && h.Worker >= workers, f.on == oneLink && h.B >= workers:
+			problems = append(problems, fmt.Errorf("%s: there is no worker %d: want one from 0 to %d", h, max(h.Worker, h.B), workers-1))
+		case f.on == oneHost && h.Host >= run.Hosts:
+			problems = append(problems, fmt.Errorf("%s: there is no host %d: want one from 0 to %d", h, h.Host, run.Hosts-1))
 		}
 	}
-	return faults
+	return problems
 }
 
-// drawer draws harms and counts what they leave.
+// drawer draws faults and counts what they leave.
 type drawer struct {
 	run       Run
 	lost      map[int]bool // workers that were killed, frozen or asked to leave
@@ -115,11 +115,11 @@ type drawer struct {
 	left      int // workers that are certainly left, of those that the run began with
 }
 
-// count takes note of what a harm costs.
-func (d *drawer) count(h Harm) {
+// count records what a fault costs.
+func (d *drawer) count(h Fault) {
 	switch h.Kind {
 	case KindKill, KindFreeze, KindLeave:
-		if d.comesBack(h.Kind) || h.Worker >= d.run.Workers || d.lost[h.Worker] {
+		if d.replaced(h.Kind) || h.Worker >= d.run.Workers || d.lost[h.Worker] {
 			break
 		}
 		d.lost[h.Worker] = true
@@ -132,10 +132,10 @@ func (d *drawer) count(h Harm) {
 	}
 }
 
-func (d *drawer) comesBack(k Kind) bool { return d.run.Respawn && k != KindLeave }
+func (d *drawer) replaced(k Kind) bool { return d.run.Respawn && k != KindLeave }
 
-// perHost is the most workers of one host. Which worker is on which host is not known here, so a lost host counts as so many that
-// are not lost yet.
+// perHost is the most workers of one host. The host of a worker is not known here, so a lost host counts as that many
+// more lost workers.
 func (d *drawer) perHost() int { return (d.run.Workers + d.run.Hosts - 1) / d.run.Hosts }
 
 // possible returns the kinds that a part may draw now.
@@ -150,7 +150,7 @@ func (d *drawer) possible(r Random) (possible []Kind) {
 		ok := true
 		switch k {
 		case KindKill, KindFreeze, KindLeave:
-			ok = workers > 0 && (d.left > 1 || d.comesBack(k))
+			ok = workers > 0 && (d.left > 1 || d.replaced(k))
 		case KindFlip, KindSlow:
 			ok = workers > 0
 		case KindSlowLink:
@@ -167,15 +167,15 @@ func (d *drawer) possible(r Random) (possible []Kind) {
 	return possible
 }
 
-// draw draws one harm, if any kind is possible.
-func (d *drawer) draw(s *rng.Stream, r Random, step int) (Harm, bool) {
+// draw draws one fault, if any kind is possible.
+func (d *drawer) draw(s *rng.Stream, r Random, step int) (Fault, bool) {
 	from := d.possible(r)
 	if len(from) == 0 {
-		return Harm{}, false
+		return Fault{}, false
 	}
 	f, _ := formOf(from[s.IntN(len(from))])
-	h := Harm{Kind: f.kind, Step: step}
-	switch f.who {
+	h := Fault{Kind: f.kind, Step: step}
+	switch f.on {
 	case oneWorker:
 		h.Worker = pickOther(s, d.run.Workers, d.lost)
 	case oneHost:
@@ -215,5 +215,5 @@ func pickOther(s *rng.Stream, n int, lost map[int]bool) int {
 		}
 		nth--
 	}
-	panic("chaos: everybody is lost")
+	panic("chaos: all are lost")
 }

@@ -23,8 +23,8 @@ func SlowFile(runDir string, worker, incarnation int) string {
 func ParseFactor(text string) (float64, error) {
 	p := part{}
 	v := p.decimal("factor", text, MinFactor, 1, wantFactor)
-	if len(p.faults) > 0 {
-		return 0, errors.New(p.faults[0])
+	if len(p.problems) > 0 {
+		return 0, errors.New(p.problems[0])
 	}
 	return v, nil
 }

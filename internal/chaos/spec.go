@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Kind is what is done.
+// Kind is a kind of fault.
 type Kind string
 
-// The kinds of harm, by the words of the grammar.
+// The kinds of faults, by the words of the grammar.
 const (
 	KindKill       Kind = "kill"
 	KindFreeze     Kind = "freeze"
@@ -58,7 +58,7 @@ var (
 
 // Limits of the grammar.
 const (
-	MaxHarms   = 2048      // harms of a schedule, also after Expand: it has to fit into a variable of a process's environment
+	MaxFaults  = 2048      // faults of a schedule, also after Expand, so that it fits into an environment variable
 	MaxAfter   = time.Hour // of +MS
 	MaxSeconds = 86400     // of cut; the least is MinSeconds
 	MinSeconds = 0.001
@@ -68,8 +68,8 @@ const (
 	maxNumber = math.MaxInt32 // of workers, hosts and steps
 )
 
-// A Harm is one thing that is done. Fields that its Kind does not use are zero, so two harms are the same if they are ==.
-type Harm struct {
+// A Fault is injected once. Fields that its Kind does not use are zero, so two faults are the same if they are ==.
+type Fault struct {
 	Kind    Kind
 	Worker  int           // of kill, freeze, leave, flip, slow
 	Host    int           // of killhost, freezehost, cut
@@ -82,12 +82,12 @@ type Harm struct {
 	Target  Target        // of flip
 }
 
-// String returns the harm in the grammar.
-func (h Harm) String() string {
+// String returns the fault as the grammar writes it.
+func (h Fault) String() string {
 	f, _ := formOf(h.Kind)
 	var s strings.Builder
 	s.WriteString(string(h.Kind))
-	switch f.who {
+	switch f.on {
 	case oneWorker:
 		fmt.Fprintf(&s, ":%d", h.Worker)
 	case oneHost:
@@ -113,7 +113,7 @@ func (h Harm) String() string {
 	return s.String()
 }
 
-// A Random stands for harms that are drawn: in each step one, with probability Rate.
+// A Random stands for faults that are drawn: one in each step, with probability Rate.
 type Random struct {
 	Seed  uint64
 	Rate  float64
@@ -129,16 +129,16 @@ func (r Random) String() string {
 	return s
 }
 
-// A Schedule is all that shall be done to a run. The zero Schedule leaves it in peace.
+// A Schedule lists the faults of a run. The zero Schedule leaves it undisturbed.
 type Schedule struct {
-	Harms  []Harm
+	Faults []Fault
 	Random []Random
 }
 
 // String returns the schedule in the grammar: [Parse] makes the same Schedule of it.
 func (s Schedule) String() string {
 	var parts []string
-	for _, h := range s.Harms {
+	for _, h := range s.Faults {
 		parts = append(parts, h.String())
 	}
 	for _, r := range s.Random {
@@ -147,10 +147,10 @@ func (s Schedule) String() string {
 	return strings.Join(parts, ",")
 }
 
-// Worker returns the harms that a worker does to itself: its own, and those of its links.
-func (s Schedule) Worker(worker int) []Harm {
-	return s.pick(func(h Harm) bool {
-		switch f, _ := formOf(h.Kind); f.who {
+// Worker returns the faults that a worker injects into itself: its own, and those of its links.
+func (s Schedule) Worker(worker int) []Fault {
+	return s.pick(func(h Fault) bool {
+		switch f, _ := formOf(h.Kind); f.on {
 		case oneWorker:
 			return h.Worker == worker
 		case oneLink:
@@ -161,19 +161,19 @@ func (s Schedule) Worker(worker int) []Harm {
 	})
 }
 
-// Host returns the harms that strike a host as a whole: killhost, freezehost and cut.
-func (s Schedule) Host(host int) []Harm {
-	return s.pick(func(h Harm) bool {
+// Host returns the faults of a host as a whole: killhost, freezehost and cut.
+func (s Schedule) Host(host int) []Fault {
+	return s.pick(func(h Fault) bool {
 		f, _ := formOf(h.Kind)
-		return f.who == oneHost && h.Host == host
+		return f.on == oneHost && h.Host == host
 	})
 }
 
-// Joins returns the harms that are none: a worker more.
-func (s Schedule) Joins() []Harm { return s.pick(func(h Harm) bool { return h.Kind == KindJoin }) }
+// Joins returns the parts that add a worker.
+func (s Schedule) Joins() []Fault { return s.pick(func(h Fault) bool { return h.Kind == KindJoin }) }
 
-func (s Schedule) pick(wanted func(Harm) bool) (picked []Harm) {
-	for _, h := range s.Harms {
+func (s Schedule) pick(wanted func(Fault) bool) (picked []Fault) {
+	for _, h := range s.Faults {
 		if wanted(h) {
 			picked = append(picked, h)
 		}
@@ -181,19 +181,20 @@ func (s Schedule) pick(wanted func(Harm) bool) (picked []Harm) {
 	return picked
 }
 
-// A form says how the harms of a kind are written.
+// A form is the syntax of a kind.
 type form struct {
 	kind   Kind
-	who    who
+	on     target
 	moment bool // +MS and /PHASE may follow the step
 	takes  argument
 	usage  string
 }
 
-type who int
+// target is what a kind of fault acts on.
+type target int
 
 const (
-	nobody who = iota
+	noTarget target = iota
 	oneWorker
 	oneHost
 	oneLink
@@ -214,7 +215,7 @@ var forms = []form{
 	{KindLeave, oneWorker, true, takesNothing, "leave:W@S, leave:W@S+MS or leave:W@S/PHASE"},
 	{KindFlip, oneWorker, true, takesTarget, "flip:W@S:TARGET, flip:W@S+MS:TARGET or flip:W@S/PHASE:TARGET"},
 	{KindSlow, oneWorker, false, takesFactor, "slow:W@S:FACTOR"},
-	{KindJoin, nobody, false, takesNothing, "join@S"},
+	{KindJoin, noTarget, false, takesNothing, "join@S"},
 	{KindKillHost, oneHost, false, takesNothing, "killhost:H@S"},
 	{KindFreezeHost, oneHost, false, takesNothing, "freezehost:H@S"},
 	{KindCut, oneHost, false, takesSeconds, "cut:H@S:SECONDS"},
@@ -240,83 +241,83 @@ func kinds() (all []Kind) {
 	return all
 }
 
-// Parse reads a schedule. The error has one line for each fault, which names the part, what is wrong with it and what would be
+// Parse reads a schedule. The error has one line for each problem, which names the part, what is wrong with it and what would be
 // right. An empty text is an empty schedule.
 func Parse(spec string) (Schedule, error) {
 	if strings.TrimSpace(spec) == "" {
 		return Schedule{}, nil
 	}
-	if n := strings.Count(spec, ",") + 1; n > MaxHarms {
-		return Schedule{}, fmt.Errorf("%d parts are too many: want at most %d", n, MaxHarms)
+	if n := strings.Count(spec, ",") + 1; n > MaxFaults {
+		return Schedule{}, fmt.Errorf("%d parts are too many: want at most %d", n, MaxFaults)
 	}
 	var s Schedule
-	var faults []error
+	var problems []error
 	first := map[string]int{}
 	for i, text := range strings.Split(spec, ",") {
 		text = strings.TrimSpace(text)
 		p := part{}
 		written := ""
 		if word := text[:max(0, strings.IndexAny(text+":", ":@"))]; text == "" {
-			p.fault("is empty: leave out the comma, or write a harm such as kill:2@31")
+			p.problem("is empty: leave out the comma, or write a fault such as kill:2@31")
 		} else if word == "random" {
 			r := p.random(text)
 			written = r.String()
 			s.Random = append(s.Random, r)
 		} else if f, ok := formOf(Kind(word)); ok {
-			h := p.harm(f, text)
+			h := p.fault(f, text)
 			written = h.String()
-			s.Harms = append(s.Harms, h)
+			s.Faults = append(s.Faults, h)
 		} else {
-			p.fault("%s is no kind of harm: want one of %s or random", clip(word), join(kinds(), ", "))
+			p.problem("%s is not a kind of fault: want one of %s, or random", clip(word), join(kinds(), ", "))
 		}
-		if before, twice := first[written]; len(p.faults) == 0 && twice {
-			p.fault("is the same as part %d: leave one of them out, or give it another step", before)
+		if before, twice := first[written]; len(p.problems) == 0 && twice {
+			p.problem("is the same as part %d: leave one of them out, or give it another step", before)
 		}
-		if len(p.faults) == 0 {
+		if len(p.problems) == 0 {
 			first[written] = i + 1
 		}
-		for _, f := range p.faults {
-			faults = append(faults, fmt.Errorf("part %d, %s: %s", i+1, clip(text), f))
+		for _, f := range p.problems {
+			problems = append(problems, fmt.Errorf("part %d, %s: %s", i+1, clip(text), f))
 		}
 	}
-	if len(faults) > 0 {
-		return Schedule{}, errors.Join(faults...)
+	if len(problems) > 0 {
+		return Schedule{}, errors.Join(problems...)
 	}
 	return s, nil
 }
 
-// part reads one part and collects its faults.
+// part reads one part and collects its problems.
 type part struct {
-	faults []string
+	problems []string
 }
 
-func (p *part) fault(format string, args ...any) {
-	p.faults = append(p.faults, fmt.Sprintf(format, args...))
+func (p *part) problem(format string, args ...any) {
+	p.problems = append(p.problems, fmt.Sprintf(format, args...))
 }
 
-func (p *part) harm(f form, text string) Harm {
-	h := Harm{Kind: f.kind}
-	target, when, ok := strings.Cut(text[len(f.kind):], "@")
-	if _, colon := strings.CutPrefix(target, ":"); !ok || colon == (f.who == nobody) {
-		p.fault("want %s", f.usage)
+func (p *part) fault(f form, text string) Fault {
+	h := Fault{Kind: f.kind}
+	name, when, ok := strings.Cut(text[len(f.kind):], "@")
+	if _, colon := strings.CutPrefix(name, ":"); !ok || colon == (f.on == noTarget) {
+		p.problem("want %s", f.usage)
 		return h
 	}
-	target = strings.TrimPrefix(target, ":")
-	switch f.who {
+	name = strings.TrimPrefix(name, ":")
+	switch f.on {
 	case oneWorker:
-		h.Worker = p.number("worker", target, 0)
+		h.Worker = p.number("worker", name, 0)
 	case oneHost:
-		h.Host = p.number("host", target, 0)
+		h.Host = p.number("host", name, 0)
 	case oneLink:
-		a, b, ok := strings.Cut(target, "-")
+		a, b, ok := strings.Cut(name, "-")
 		if !ok {
-			p.fault("the link %s does not name two workers: want A-B, such as 0-3", clip(target))
+			p.problem("the link %s does not name two workers: want A-B, such as 0-3", clip(name))
 			break
 		}
-		had := len(p.faults)
+		had := len(p.problems)
 		h.A, h.B = p.number("worker", a, 0), p.number("worker", b, 0)
-		if h.A == h.B && len(p.faults) == had {
-			p.fault("worker %d has no link to itself: name two workers", h.A)
+		if h.A == h.B && len(p.problems) == had {
+			p.problem("worker %d has no link to itself: name two workers", h.A)
 		}
 		h.A, h.B = min(h.A, h.B), max(h.A, h.B)
 	}
@@ -327,11 +328,11 @@ func (p *part) harm(f form, text string) Harm {
 		when = when[:at]
 		switch {
 		case !f.moment:
-			p.fault("%s strikes when its step begins, so nothing can follow the step: want %s", f.kind, f.usage)
+			p.problem("%s happens when its step begins, so nothing can follow the step: want %s", f.kind, f.usage)
 		case sign == '+':
 			h.After = p.millis(moment)
 		case !slices.Contains(phases, Phase(moment)):
-			p.fault("%s is no phase: want one of %s", clip(moment), join(phases, ", "))
+			p.problem("%s is not a phase: want one of %s", clip(moment), join(phases, ", "))
 		default:
 			h.Phase = Phase(moment)
 		}
@@ -342,11 +343,11 @@ func (p *part) harm(f form, text string) Harm {
 	case f.takes == takesTarget && !hasArg:
 		h.Target = TargetOwn
 	case f.takes == takesTarget && !slices.Contains(targets, Target(arg)):
-		p.fault("%s is nothing that can be flipped: want one of %s", clip(arg), join(targets, ", "))
+		p.problem("%s cannot be flipped: want one of %s", clip(arg), join(targets, ", "))
 	case f.takes == takesTarget:
 		h.Target = Target(arg)
 	case hasArg != (f.takes != takesNothing):
-		p.fault("want %s", f.usage)
+		p.problem("want %s", f.usage)
 	case f.takes == takesFactor:
 		h.Factor = p.decimal("factor", arg, MinFactor, 1, wantFactor)
 	case f.takes == takesSeconds:
@@ -358,12 +359,12 @@ func (p *part) harm(f form, text string) Harm {
 func (p *part) random(text string) (r Random) {
 	fields := strings.Split(text, ":")
 	if len(fields) < 3 || len(fields) > 4 {
-		p.fault("want %s, such as random:7:0.05:kill+freeze", randomUsage)
+		p.problem("want %s, such as random:7:0.05:kill+freeze", randomUsage)
 		return r
 	}
 	seed, err := strconv.ParseUint(fields[1], 10, 64)
 	if err != nil {
-		p.fault("the seed %s is no whole number from 0 to %d", clip(fields[1]), uint64(math.MaxUint64))
+		p.problem("the seed %s is not a whole number from 0 to %d", clip(fields[1]), uint64(math.MaxUint64))
 	}
 	r.Seed = seed
 	r.Rate = p.decimal("rate", fields[2], MinRate, 1, "a probability for each step, above 0 and at most 1, such as 0.05")
@@ -372,9 +373,9 @@ func (p *part) random(text string) (r Random) {
 	}
 	for _, k := range strings.Split(fields[3], "+") {
 		if _, ok := formOf(Kind(k)); !ok {
-			p.fault("%s is no kind of harm: want some of %s", clip(k), join(kinds(), "+"))
+			p.problem("%s is not a kind of fault: want some of %s", clip(k), join(kinds(), "+"))
 		} else if slices.Contains(r.Kinds, Kind(k)) {
-			p.fault("the kind %s is named twice: once is enough", k)
+			p.problem("the kind %s is named twice: once is enough", k)
 		} else {
 			r.Kinds = append(r.Kinds, Kind(k))
 		}
@@ -387,7 +388,7 @@ func (p *part) random(text string) (r Random) {
 func (p *part) number(what, text string, least int) int {
 	n, err := strconv.ParseUint(text, 10, 31)
 	if err != nil || int(n) < least {
-		p.fault("the %s %s is no whole number from %d to %d", what, clip(text), least, maxNumber)
+		p.problem("the %s %s is not a whole number from %d to %d", what, clip(text), least, maxNumber)
 		return least
 	}
 	return int(n)
@@ -397,7 +398,7 @@ func (p *part) number(what, text string, least int) int {
 func (p *part) decimal(what, text string, least, most float64, want string) float64 {
 	v, err := strconv.ParseFloat(text, 64)
 	if !plain(text) || err != nil || v < least || v > most {
-		p.fault("the %s %s is wrong: want %s", what, clip(text), want)
+		p.problem("the %s %s is wrong: want %s", what, clip(text), want)
 		return least
 	}
 	return v
@@ -406,7 +407,7 @@ func (p *part) decimal(what, text string, least, most float64, want string) floa
 func (p *part) millis(text string) time.Duration {
 	d, err := time.ParseDuration(text + "ms") // exact to the nanosecond
 	if !plain(text) || err != nil || d > MaxAfter {
-		p.fault("%s is no time after the beginning of the step: want milliseconds up to %d, such as +2.5", clip("+"+text), MaxAfter.Milliseconds())
+		p.problem("%s is not a time after the beginning of the step: want milliseconds up to %d, such as +2.5", clip("+"+text), MaxAfter.Milliseconds())
 		return 0
 	}
 	return d
@@ -424,7 +425,7 @@ func join[T ~string](words []T, between string) string {
 	return strings.Join(s, between)
 }
 
-// clip quotes text for a fault, which shall stay one readable line whatever the text is.
+// clip quotes text for an error, which stays one readable line whatever the text is.
 func clip(text string) string {
 	const most = 60
 	if len(text) > most {

@@ -14,30 +14,30 @@ import (
 func TestParse(t *testing.T) {
 	for _, c := range []struct {
 		text  string
-		harm  Harm
+		fault Fault
 		again string // as String writes it, if other than text
 	}{
-		{"kill:2@31", Harm{Kind: KindKill, Worker: 2, Step: 31}, ""},
-		{"kill:2@31+0", Harm{Kind: KindKill, Worker: 2, Step: 31}, "kill:2@31"},
-		{"freeze:0@1+2.5", Harm{Kind: KindFreeze, Step: 1, After: 2500 * time.Microsecond}, ""},
-		{"kill:0@1+0.000001", Harm{Kind: KindKill, Step: 1, After: 1}, ""},
-		{"kill:0@1+3600000", Harm{Kind: KindKill, Step: 1, After: time.Hour}, ""},
-		{"kill:0@1+12.50", Harm{Kind: KindKill, Step: 1, After: 12500 * time.Microsecond}, "kill:0@1+12.5"},
-		{"leave:3@9/gather", Harm{Kind: KindLeave, Worker: 3, Step: 9, Phase: PhaseGather}, ""},
-		{"flip:1@2", Harm{Kind: KindFlip, Worker: 1, Step: 2, Target: TargetOwn}, "flip:1@2:own"},
-		{"flip:1@2/commit:moment", Harm{Kind: KindFlip, Worker: 1, Step: 2, Phase: PhaseCommit, Target: TargetMoment}, ""},
-		{"flip:1@2+7:copy", Harm{Kind: KindFlip, Worker: 1, Step: 2, After: 7 * time.Millisecond, Target: TargetCopy}, ""},
-		{"slow:4@5:0.25", Harm{Kind: KindSlow, Worker: 4, Step: 5, Factor: 0.25}, ""},
-		{"slow:4@5:1.0", Harm{Kind: KindSlow, Worker: 4, Step: 5, Factor: 1}, "slow:4@5:1"},
-		{"join@12", Harm{Kind: KindJoin, Step: 12}, ""},
-		{" killhost:1@8 ", Harm{Kind: KindKillHost, Host: 1, Step: 8}, "killhost:1@8"},
-		{"freezehost:0@2147483647", Harm{Kind: KindFreezeHost, Step: maxNumber}, ""},
-		{"cut:2@8:0.5", Harm{Kind: KindCut, Host: 2, Step: 8, Seconds: 0.5}, ""},
-		{"slowlink:5-3@8:0.000001", Harm{Kind: KindSlowLink, A: 3, B: 5, Step: 8, Factor: 1e-6}, "slowlink:3-5@8:0.000001"},
+		{"kill:2@31", Fault{Kind: KindKill, Worker: 2, Step: 31}, ""},
+		{"kill:2@31+0", Fault{Kind: KindKill, Worker: 2, Step: 31}, "kill:2@31"},
+		{"freeze:0@1+2.5", Fault{Kind: KindFreeze, Step: 1, After: 2500 * time.Microsecond}, ""},
+		{"kill:0@1+0.000001", Fault{Kind: KindKill, Step: 1, After: 1}, ""},
+		{"kill:0@1+3600000", Fault{Kind: KindKill, Step: 1, After: time.Hour}, ""},
+		{"kill:0@1+12.50", Fault{Kind: KindKill, Step: 1, After: 12500 * time.Microsecond}, "kill:0@1+12.5"},
+		{"leave:3@9/gather", Fault{Kind: KindLeave, Worker: 3, Step: 9, Phase: PhaseGather}, ""},
+		{"flip:1@2", Fault{Kind: KindFlip, Worker: 1, Step: 2, Target: TargetOwn}, "flip:1@2:own"},
+		{"flip:1@2/commit:moment", Fault{Kind: KindFlip, Worker: 1, Step: 2, Phase: PhaseCommit, Target: TargetMoment}, ""},
+		{"flip:1@2+7:copy", Fault{Kind: KindFlip, Worker: 1, Step: 2, After: 7 * time.Millisecond, Target: TargetCopy}, ""},
+		{"slow:4@5:0.25", Fault{Kind: KindSlow, Worker: 4, Step: 5, Factor: 0.25}, ""},
+		{"slow:4@5:1.0", Fault{Kind: KindSlow, Worker: 4, Step: 5, Factor: 1}, "slow:4@5:1"},
+		{"join@12", Fault{Kind: KindJoin, Step: 12}, ""},
+		{" killhost:1@8 ", Fault{Kind: KindKillHost, Host: 1, Step: 8}, "killhost:1@8"},
+		{"freezehost:0@2147483647", Fault{Kind: KindFreezeHost, Step: maxNumber}, ""},
+		{"cut:2@8:0.5", Fault{Kind: KindCut, Host: 2, Step: 8, Seconds: 0.5}, ""},
+		{"slowlink:5-3@8:0.000001", Fault{Kind: KindSlowLink, A: 3, B: 5, Step: 8, Factor: 1e-6}, "slowlink:3-5@8:0.000001"},
 	} {
 		s, err := Parse(c.text)
-		if err != nil || len(s.Harms) != 1 || s.Harms[0] != c.harm || s.Random != nil {
-			t.Errorf("Parse(%q) = %+v, %v, want %+v", c.text, s, err, c.harm)
+		if err != nil || len(s.Faults) != 1 || s.Faults[0] != c.fault || s.Random != nil {
+			t.Errorf("Parse(%q) = %+v, %v, want %+v", c.text, s, err, c.fault)
 			continue
 		}
 		if c.again == "" {
@@ -51,7 +51,7 @@ func TestParse(t *testing.T) {
 	text := "kill:0@1,random:18446744073709551615:1,freeze:1@1,random:7:0.05:freeze+kill"
 	s, err := Parse(text)
 	want := Schedule{
-		Harms:  []Harm{{Kind: KindKill, Step: 1}, {Kind: KindFreeze, Worker: 1, Step: 1}},
+		Faults: []Fault{{Kind: KindKill, Step: 1}, {Kind: KindFreeze, Worker: 1, Step: 1}},
 		Random: []Random{{Seed: 1<<64 - 1, Rate: 1}, {Seed: 7, Rate: 0.05, Kinds: []Kind{KindKill, KindFreeze}}},
 	}
 	if err != nil || !reflect.DeepEqual(s, want) {
@@ -67,8 +67,8 @@ func TestParseFaults(t *testing.T) {
 		text  string
 		fault []string // one for each line: what it must contain
 	}{
-		{"kil:2@31", []string{`part 1, "kil:2@31": "kil" is no kind of harm: want one of kill, freeze, leave, flip, slow, join, killhost, freezehost, cut, slowlink or random`}},
-		{"boom", []string{`"boom" is no kind`}},
+		{"kil:2@31", []string{`part 1, "kil:2@31": "kil" is not a kind of fault: want one of kill, freeze, leave, flip, slow, join, killhost, freezehost, cut, slowlink, or random`}},
+		{"boom", []string{`"boom" is not a kind`}},
 		{"kill:1@1,,join@2,", []string{`part 2, "": is empty: leave out the comma`, `part 4, "": is empty`}},
 		{"kill", []string{"want kill:W@S, kill:W@S+MS or kill:W@S/PHASE"}},
 		{"kill:2", []string{"want kill:W@S"}},
@@ -76,20 +76,20 @@ func TestParseFaults(t *testing.T) {
 		{"join:2@3", []string{"want join@S"}},
 		{"join", []string{"want join@S"}},
 		{"join@3:1", []string{"want join@S"}},
-		{"join@3+4", []string{"join strikes when its step begins, so nothing can follow the step: want join@S"}},
+		{"join@3+4", []string{"join happens when its step begins, so nothing can follow the step: want join@S"}},
 		{"killhost:1@3/commit", []string{"want killhost:H@S"}},
-		{"kill:x@0", []string{`the worker "x" is no whole number from 0`, `the step "0" is no whole number from 1 to 2147483647`}},
+		{"kill:x@0", []string{`the worker "x" is not a whole number from 0`, `the step "0" is not a whole number from 1 to 2147483647`}},
 		{"kill:-1@+5", []string{`the worker "-1"`, `the step "" is no`}},
 		{"kill:1@2147483648", []string{`the step "2147483648"`}},
 		{"kill:1@2:3", []string{"want kill:W@S"}},
-		{"kill:1@2+", []string{"\"+\" is no time after the beginning of the step: want milliseconds up to 3600000, such as +2.5"}},
-		{"kill:1@2+1s2", []string{"\"+1s2\" is no time"}},
-		{"kill:1@2+1.2.3", []string{"no time"}},
-		{"kill:1@2+3600001", []string{"no time"}},
-		{"kill:1@2+5/commit", []string{"\"+5/commit\" is no time"}},
-		{"kill:1@2/comit", []string{`"comit" is no phase: want one of forward, backward, reduce, commit, gather`}},
-		{"flip:1@2:mine", []string{`"mine" is nothing that can be flipped: want one of own, mirror, copy, moment`}},
-		{"flip:1@2:", []string{`"" is nothing that can be flipped`}},
+		{"kill:1@2+", []string{"\"+\" is not a time after the beginning of the step: want milliseconds up to 3600000, such as +2.5"}},
+		{"kill:1@2+1s2", []string{"\"+1s2\" is not a time"}},
+		{"kill:1@2+1.2.3", []string{"not a time"}},
+		{"kill:1@2+3600001", []string{"not a time"}},
+		{"kill:1@2+5/commit", []string{"\"+5/commit\" is not a time"}},
+		{"kill:1@2/comit", []string{`"comit" is not a phase: want one of forward, backward, reduce, commit, gather`}},
+		{"flip:1@2:mine", []string{`"mine" cannot be flipped: want one of own, mirror, copy, moment`}},
+		{"flip:1@2:", []string{`"" cannot be flipped`}},
 		{"slow:1@2", []string{"want slow:W@S:FACTOR"}},
 		{"slow:1@2:0", []string{`the factor "0" is wrong: want a share of the full speed, above 0 and at most 1, such as 0.5`}},
 		{"slow:1@2:1.1", []string{`the factor "1.1"`}},
@@ -100,19 +100,19 @@ func TestParseFaults(t *testing.T) {
 		{"slowlink:3-3@2:0.5", []string{"worker 3 has no link to itself"}},
 		{"slowlink:a-b@2:2", []string{`the worker "a"`, `the worker "b"`, `the factor "2"`}},
 		{"random:7", []string{"want random:SEED:RATE or random:SEED:RATE:KINDS, such as random:7:0.05:kill+freeze"}},
-		{"random:x:2:kill+kill+boom+", []string{`the seed "x"`, `the rate "2" is wrong`, "the kind kill is named twice", `"boom" is no kind`, `"" is no kind`}},
+		{"random:x:2:kill+kill+boom+", []string{`the seed "x"`, `the rate "2" is wrong`, "the kind kill is named twice", `"boom" is not a kind`, `"" is not a kind`}},
 		{"kill:1@2,join@3,kill:1@2+0.0", []string{`part 3, "kill:1@2+0.0": is the same as part 1: leave one of them out, or give it another step`}},
 		{"kill:1@2\n" + strings.Repeat("x", 100), []string{`x"...: the step`}},
-		{strings.Repeat(",", MaxHarms), []string{"2049 parts are too many: want at most 2048"}},
+		{strings.Repeat(",", MaxFaults), []string{"2049 parts are too many: want at most 2048"}},
 	} {
 		s, err := Parse(c.text)
 		if err == nil {
-			t.Errorf("Parse(%q) = %+v, want faults", c.text, s)
+			t.Errorf("Parse(%q) = %+v, want problems", c.text, s)
 			continue
 		}
 		lines := strings.Split(err.Error(), "\n")
 		if len(lines) != len(c.fault) {
-			t.Errorf("Parse(%q): faults %q, want %d", c.text, lines, len(c.fault))
+			t.Errorf("Parse(%q): problems %q, want %d", c.text, lines, len(c.fault))
 			continue
 		}
 		for i, want := range c.fault {
@@ -123,11 +123,11 @@ func TestParseFaults(t *testing.T) {
 	}
 }
 
-func anyHarm(t *rapid.T) Harm {
+func anyFault(t *rapid.T) Fault {
 	number := rapid.OneOf(rapid.IntRange(0, 9), rapid.IntRange(0, maxNumber))
 	f := rapid.SampledFrom(forms).Draw(t, "form")
-	h := Harm{Kind: f.kind, Step: max(1, number.Draw(t, "step"))}
-	switch f.who {
+	h := Fault{Kind: f.kind, Step: max(1, number.Draw(t, "step"))}
+	switch f.on {
 	case oneWorker:
 		h.Worker = number.Draw(t, "worker")
 	case oneHost:
@@ -157,9 +157,9 @@ func anyHarm(t *rapid.T) Harm {
 func TestRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s Schedule
-		s.Harms = rapid.SliceOfNDistinct(rapid.Custom(anyHarm), 0, 6, rapid.ID).Draw(t, "harms")
-		if len(s.Harms) == 0 {
-			s.Harms = nil
+		s.Faults = rapid.SliceOfNDistinct(rapid.Custom(anyFault), 0, 6, rapid.ID).Draw(t, "faults")
+		if len(s.Faults) == 0 {
+			s.Faults = nil
 		}
 		for i := range rapid.IntRange(0, 2).Draw(t, "randoms") {
 			r := Random{Seed: rapid.Uint64().Draw(t, "seed")&^1 | uint64(i), Rate: rapid.Float64Range(MinRate, 1).Draw(t, "rate")}
@@ -209,7 +209,7 @@ func TestPick(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		got  []Harm
+		got  []Fault
 		want string
 	}{
 		{"worker 1", s.Worker(1), "kill:1@2,slowlink:1-2@4:0.5"},
@@ -219,7 +219,7 @@ func TestPick(t *testing.T) {
 		{"host 1", s.Host(1), "cut:1@5:1,killhost:1@6"},
 		{"joins", s.Joins(), "join@8"},
 	} {
-		if got := (Schedule{Harms: c.got}).String(); got != c.want {
+		if got := (Schedule{Faults: c.got}).String(); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}
@@ -290,7 +290,7 @@ func TestExpand(t *testing.T) {
 		hosts := max(1, run.Hosts)
 		for shift := range run.Workers {
 			workers, lostHosts := map[int]bool{}, map[int]bool{}
-			for _, h := range got.Harms {
+			for _, h := range got.Faults {
 				switch h.Kind {
 				case KindKill, KindFreeze:
 					if !run.Respawn {
@@ -321,11 +321,11 @@ func TestExpand(t *testing.T) {
 	})
 }
 
-// Given enough steps, every kind, phase and target is drawn, and about as many harms as the rate says.
+// Given enough steps, every kind, phase and target is drawn, and about as many faults as the rate says.
 func TestExpandDrawsAll(t *testing.T) {
 	got := expand(t, "random:3:0.25", Run{Steps: 4000, Workers: 500, Hosts: 500, Within: 3 * time.Millisecond})
 	var words []string
-	for _, h := range got.Harms {
+	for _, h := range got.Faults {
 		words = append(words, string(h.Kind), string(h.Phase), string(h.Target))
 		if h.After > 3*time.Millisecond || h.After%time.Microsecond != 0 {
 			t.Errorf("%s: want whole microseconds up to 3 ms", h)
@@ -346,8 +346,8 @@ func TestExpandDrawsAll(t *testing.T) {
 	if words = slices.Compact(words); !slices.Equal(words, want) {
 		t.Errorf("drew %q, want %q", words, want)
 	}
-	if n := len(got.Harms); n < 900 || n > 1100 {
-		t.Errorf("drew %d harms in 4000 steps at a rate of 0.25, want about 1000", n)
+	if n := len(got.Faults); n < 900 || n > 1100 {
+		t.Errorf("drew %d faults in 4000 steps at a rate of 0.25, want about 1000", n)
 	}
 }
 
@@ -369,7 +369,7 @@ func TestExpandFaults(t *testing.T) {
 		{"random:1:0.5:kill", Run{Steps: 10, Workers: 1}, []string{"has nothing to draw from"}},
 		{"random:1:0.5:kill", Run{Steps: 10, Workers: 1, Respawn: true}, nil},
 		{"kill:0@9,random:1:0.5:kill", small, []string{"has nothing to draw from"}},
-		{"random:1:1:join", Run{Steps: MaxHarms + 1, Workers: 1}, []string{"random:1:1:join draws more than 2048 harms in 2049 steps: want a lower rate"}},
+		{"random:1:1:join", Run{Steps: MaxFaults + 1, Workers: 1}, []string{"random:1:1:join draws more than 2048 faults in 2049 steps: want a lower rate"}},
 		{"join@1", Run{}, []string{"want at least one of each"}},
 	} {
 		s, err := Parse(c.spec)
@@ -381,7 +381,7 @@ func TestExpandFaults(t *testing.T) {
 			lines = strings.Split(err.Error(), "\n")
 		}
 		if len(lines) != len(c.fault) {
-			t.Errorf("%s in %+v: faults %q, want %q", c.spec, c.run, lines, c.fault)
+			t.Errorf("%s in %+v: problems %q, want %q", c.spec, c.run, lines, c.fault)
 			continue
 		}
 		for i, want := range c.fault {
@@ -396,7 +396,7 @@ func ExampleParse() {
 	_, err := Parse("kill:2@31/comit,slow:1@40:2,freez:0@50")
 	fmt.Println(err)
 	// Output:
-	// part 1, "kill:2@31/comit": "comit" is no phase: want one of forward, backward, reduce, commit, gather
+	// part 1, "kill:2@31/comit": "comit" is not a phase: want one of forward, backward, reduce, commit, gather
 	// part 2, "slow:1@40:2": the factor "2" is wrong: want a share of the full speed, above 0 and at most 1, such as 0.5
-	// part 3, "freez:0@50": "freez" is no kind of harm: want one of kill, freeze, leave, flip, slow, join, killhost, freezehost, cut, slowlink or random
+	// part 3, "freez:0@50": "freez" is not a kind of fault: want one of kill, freeze, leave, flip, slow, join, killhost, freezehost, cut, slowlink, or random
 }

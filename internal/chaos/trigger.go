@@ -10,29 +10,29 @@ import (
 	"time"
 )
 
-// A Due says which of some harms strike at a point of a run. It has no clock: whoever asks waits for what is left of [Harm.After].
-// The zero Due has no harms.
+// A Due says which faults are due at a point of a run. It has no clock: the caller waits for [Fault.After].
+// The zero Due has no faults.
 type Due struct {
-	left []Harm
+	left []Fault
 }
 
-// NewDue returns the Due of some harms.
-func NewDue(harms []Harm) *Due { return &Due{append([]Harm(nil), harms...)} }
+// NewDue returns the Due of faults.
+func NewDue(faults []Fault) *Due { return &Due{append([]Fault(nil), faults...)} }
 
-// Begin returns the harms that strike in a step which begins now, each After so long. It returns each harm once.
-func (d *Due) Begin(step int) []Harm {
-	return d.take(func(h Harm) bool { return h.Step == step && h.Phase == "" })
+// Begin returns the faults of a step that begins now; each is due after its After. It returns each fault once.
+func (d *Due) Begin(step int) []Fault {
+	return d.take(func(h Fault) bool { return h.Step == step && h.Phase == "" })
 }
 
-// Enter returns the harms that strike now, because a phase of a step is entered. It returns each harm once.
-func (d *Due) Enter(step int, phase Phase) []Harm {
-	return d.take(func(h Harm) bool { return h.Step == step && h.Phase == phase })
+// Enter returns the faults that are due because a phase of a step begins. It returns each fault once.
+func (d *Due) Enter(step int, phase Phase) []Fault {
+	return d.take(func(h Fault) bool { return h.Step == step && h.Phase == phase })
 }
 
-// Left returns how many harms have not been returned yet.
+// Left returns the number of faults that have not been returned yet.
 func (d *Due) Left() int { return len(d.left) }
 
-func (d *Due) take(due func(Harm) bool) (taken []Harm) {
+func (d *Due) take(due func(Fault) bool) (taken []Fault) {
 	kept := d.left[:0]
 	for _, h := range d.left {
 		if due(h) {
@@ -45,25 +45,25 @@ func (d *Due) take(due func(Harm) bool) (taken []Harm) {
 	return taken
 }
 
-// Hooks are what a [Trigger] calls, one call at a time, in the goroutine that reported the step or phase, or in one of the
-// Trigger's own for a harm with a time. They must not call the Trigger. One may be nil if no harm needs it.
+// Hooks are called by a [Trigger], one call at a time, from the goroutine that reported the step or phase, or from one of the
+// Trigger's own for a fault with a time. They must not call the Trigger. A hook that no fault needs may be nil.
 type Hooks struct {
-	// Stamp hears of every harm just before it strikes, with the moment as of Now. What Stamp takes comes between that moment and
-	// the harm, so it should be quick.
-	Stamp func(h Harm, moment int64)
+	// Stamp receives every fault just before it is injected, with the moment as of Now. The time that Stamp takes lies between
+	// that moment and the fault, so it should be quick.
+	Stamp func(h Fault, moment int64)
 	// Flip flips one bit.
 	Flip func(t Target)
 	// SlowLink sets the speed of the link between two workers, of which this is one: 1 is full speed.
 	SlowLink func(a, b int, factor float64)
 }
 
-// A Trigger does harm to the worker in whose process it is. A nil Trigger does none. Its methods may be called by several
-// goroutines.
+// A Trigger injects faults into the worker in whose process it is. A nil Trigger injects none. Its methods may be called
+// from several goroutines.
 type Trigger struct {
 	self  Process
 	hooks Hooks
 
-	waiting atomic.Int64  // harms in due; most runs have none, and ask at every task
+	waiting atomic.Int64  // faults in due; most runs have none, and this is read at every task
 	speed   atomic.Uint64 // bits of the factor of slow
 
 	mu     sync.Mutex
@@ -71,16 +71,16 @@ type Trigger struct {
 	owed   time.Duration // of Throttle
 	closed bool
 
-	strike sync.Mutex // held while a harm is done; taken before mu
+	inject sync.Mutex // held while a fault is injected; taken before mu
 	done   chan struct{}
 	wg     sync.WaitGroup
 }
 
-// NewTrigger returns the trigger of a worker's own harms ([Schedule.Worker]), which strike the process self: usually [Self]. The
-// error has one line for each harm that no worker can do or that has no hook.
-func NewTrigger(harms []Harm, self Process, hooks Hooks) (*Trigger, error) {
-	var faults []error
-	for _, h := range harms {
+// NewTrigger returns the trigger of a worker's own faults ([Schedule.Worker]) for the process self, usually [Self]. The
+// error has one line for each fault that a worker cannot inject or that lacks its hook.
+func NewTrigger(faults []Fault, self Process, hooks Hooks) (*Trigger, error) {
+	var problems []error
+	for _, h := range faults {
 		missing := ""
 		switch h.Kind {
 		case KindKill, KindFreeze, KindLeave, KindSlow:
@@ -93,36 +93,36 @@ func NewTrigger(harms []Harm, self Process, hooks Hooks) (*Trigger, error) {
 				missing = "SlowLink"
 			}
 		default:
-			faults = append(faults, fmt.Errorf("chaos: %s is nothing that a worker can do to itself", h))
+			problems = append(problems, fmt.Errorf("chaos: %s: a worker cannot inject it into itself", h))
 		}
 		if missing != "" {
-			faults = append(faults, fmt.Errorf("chaos: %s needs Hooks.%s", h, missing))
+			problems = append(problems, fmt.Errorf("chaos: %s needs Hooks.%s", h, missing))
 		}
 	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
+	if len(problems) > 0 {
+		return nil, errors.Join(problems...)
 	}
-	t := &Trigger{self: self, hooks: hooks, due: NewDue(harms), done: make(chan struct{})}
-	t.waiting.Store(int64(len(harms)))
+	t := &Trigger{self: self, hooks: hooks, due: NewDue(faults), done: make(chan struct{})}
+	t.waiting.Store(int64(len(faults)))
 	t.speed.Store(math.Float64bits(1))
 	return t, nil
 }
 
 // StepBegan says that the worker begins a step.
 func (t *Trigger) StepBegan(step int) {
-	t.ask(func(d *Due) []Harm { return d.Begin(step) })
+	t.ask(func(d *Due) []Fault { return d.Begin(step) })
 }
 
 // Phase says that the worker is in a phase of a step. Only the first time counts, so it may be called at every task.
 func (t *Trigger) Phase(step int, phase Phase) {
-	t.ask(func(d *Due) []Harm { return d.Enter(step, phase) })
+	t.ask(func(d *Due) []Fault { return d.Enter(step, phase) })
 }
 
-func (t *Trigger) ask(due func(*Due) []Harm) {
+func (t *Trigger) ask(due func(*Due) []Fault) {
 	if t == nil || t.waiting.Load() == 0 {
 		return
 	}
-	var now []Harm
+	var now []Fault
 	t.mu.Lock()
 	if !t.closed {
 		for _, h := range due(t.due) {
@@ -141,7 +141,7 @@ func (t *Trigger) ask(due func(*Due) []Harm) {
 	}
 }
 
-func (t *Trigger) later(h Harm, timer *time.Timer) {
+func (t *Trigger) later(h Fault, timer *time.Timer) {
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -150,9 +150,9 @@ func (t *Trigger) later(h Harm, timer *time.Timer) {
 	}
 }
 
-func (t *Trigger) do(h Harm) {
-	t.strike.Lock()
-	defer t.strike.Unlock()
+func (t *Trigger) do(h Fault) {
+	t.inject.Lock()
+	defer t.inject.Unlock()
 	select {
 	case <-t.done:
 		return
@@ -176,21 +176,20 @@ func (t *Trigger) do(h Harm) {
 	case KindSlowLink:
 		t.hooks.SlowLink(h.A, h.B, h.Factor)
 	}
-	if err != nil { // a run that went on would prove what it has not shown
-		panic(fmt.Sprintf("chaos: %s was not done: %v", h, err))
+	if err != nil { // a run without the fault would prove nothing
+		panic(fmt.Sprintf("chaos: %s was not injected: %v", h, err))
 	}
 }
 
 // Slow sets the speed of Throttle: a share of the full speed, 0 < factor <= 1.
 func (t *Trigger) Slow(factor float64) { t.speed.Store(math.Float64bits(factor)) }
 
-// leastPause is the shortest pause of Throttle. Timers are not good at less.
+// leastPause is the shortest pause of Throttle: timers are inaccurate below it.
 const leastPause = time.Millisecond
 
-// Throttle is called after each compute task with the time that the task took, and the share of its speed that the clock of an
-// emulated device leaves the worker: 1 where there is none, and that is no harm. While the worker is slowed it pauses, so that
-// task and pause together take 1/FACTOR/clock of that time; pauses that are too short for a timer are saved up. It returns early when
-// the Trigger is closed.
+// Throttle is called after each compute task with the time that the task took, and the share of full speed that the clock of an
+// emulated device allows, 1 without one. While the worker is slowed, Throttle pauses, so that task and pause together take
+// 1/FACTOR/clock of that time; pauses that are too short for a timer add up. It returns early when the Trigger is closed.
 func (t *Trigger) Throttle(took time.Duration, clock float64) {
 	if t == nil {
 		return
@@ -220,18 +219,18 @@ func (t *Trigger) Throttle(took time.Duration, clock float64) {
 	t.mu.Unlock()
 }
 
-// Close drops the harms that wait, ends pauses, and returns when no goroutine of the Trigger is left. Nothing strikes afterwards.
+// Close drops waiting faults, ends pauses, and returns when no goroutine of the Trigger is left. No fault is injected afterwards.
 func (t *Trigger) Close() {
 	if t == nil {
 		return
 	}
-	t.strike.Lock() // a harm that is being done comes before
+	t.inject.Lock() // after a fault that is being injected
 	t.mu.Lock()
 	if !t.closed {
 		t.closed = true
 		close(t.done)
 	}
 	t.mu.Unlock()
-	t.strike.Unlock()
+	t.inject.Unlock()
 	t.wg.Wait()
 }

@@ -12,19 +12,19 @@ import (
 	"time"
 )
 
-func harms(t *testing.T, spec string) []Harm {
+func faults(t *testing.T, spec string) []Fault {
 	t.Helper()
 	s, err := Parse(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.Harms
+	return s.Faults
 }
 
 func TestDue(t *testing.T) {
-	d := NewDue(harms(t, "kill:0@3,freeze:0@2+5,flip:0@3/commit,slow:0@3:0.5,flip:0@4/commit"))
+	d := NewDue(faults(t, "kill:0@3,freeze:0@2+5,flip:0@3/commit,slow:0@3:0.5,flip:0@4/commit"))
 	for i, c := range []struct {
-		got  []Harm
+		got  []Fault
 		want string
 	}{
 		{d.Begin(1), ""},
@@ -32,17 +32,17 @@ func TestDue(t *testing.T) {
 		{d.Begin(2), "freeze:0@2+5"},
 		{d.Enter(3, PhaseForward), ""},
 		{d.Begin(3), "kill:0@3,slow:0@3:0.5"},
-		{d.Begin(3), ""}, // a step that is run again is not struck again
+		{d.Begin(3), ""}, // a step that runs again gets its fault once
 		{d.Begin(4), ""},
 		{d.Enter(3, PhaseCommit), "flip:0@3/commit:own"}, // phases of two steps overlap
 		{d.Enter(3, PhaseCommit), ""},
 	} {
-		if got := (Schedule{Harms: c.got}).String(); got != c.want {
+		if got := (Schedule{Faults: c.got}).String(); got != c.want {
 			t.Errorf("question %d: got %q, want %q", i, got, c.want)
 		}
 	}
 	if d.Left() != 1 {
-		t.Errorf("%d harms are left, want 1", d.Left())
+		t.Errorf("%d faults are left, want 1", d.Left())
 	}
 }
 
@@ -67,7 +67,7 @@ func (r *record) Signal(sig os.Signal) error {
 
 func (r *record) hooks() Hooks {
 	return Hooks{
-		Stamp:    func(h Harm, moment int64) { r.add("stamp %s", h) },
+		Stamp:    func(h Fault, moment int64) { r.add("stamp %s", h) },
 		Flip:     func(t Target) { r.add("flip %s", t) },
 		SlowLink: func(a, b int, factor float64) { r.add("link %d-%d %v", a, b, factor) },
 	}
@@ -85,7 +85,7 @@ func (r *record) check(t *testing.T, want ...string) {
 func start(t *testing.T, spec string) (*Trigger, *record) {
 	t.Helper()
 	r := &record{begin: time.Now()}
-	trigger, err := NewTrigger(harms(t, spec), r, r.hooks())
+	trigger, err := NewTrigger(faults(t, spec), r, r.hooks())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,34 +187,34 @@ func TestThrottleByAClock(t *testing.T) {
 }
 
 func TestNewTriggerFaults(t *testing.T) {
-	_, err := NewTrigger(harms(t, "kill:0@1,flip:0@1,slowlink:0-1@1:0.5,cut:0@1:1,join@1,killhost:0@1"), Self(), Hooks{})
+	_, err := NewTrigger(faults(t, "kill:0@1,flip:0@1,slowlink:0-1@1:0.5,cut:0@1:1,join@1,killhost:0@1"), Self(), Hooks{})
 	want := "chaos: flip:0@1:own needs Hooks.Flip\nchaos: slowlink:0-1@1:0.5 needs Hooks.SlowLink\n" +
-		"chaos: cut:0@1:1 is nothing that a worker can do to itself\nchaos: join@1 is nothing that a worker can do to itself\nchaos: killhost:0@1 is nothing that a worker can do to itself"
+		"chaos: cut:0@1:1: a worker cannot inject it into itself\nchaos: join@1: a worker cannot inject it into itself\nchaos: killhost:0@1: a worker cannot inject it into itself"
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
 	}
 }
 
-// A harm that cannot be done ends the process: nobody must believe that it was survived.
+// A fault that cannot be done ends the process: nobody must believe that it was survived.
 func TestTriggerPanics(t *testing.T) {
 	trigger, r := start(t, "kill:0@1")
 	defer trigger.Close()
 	r.err = errors.New("no permission")
 	defer func() {
-		if got := recover(); got != "chaos: kill:0@1 was not done: no permission" {
-			t.Errorf("recovered %v, want a panic that says what was not done", got)
+		if got := recover(); got != "chaos: kill:0@1 was not injected: no permission" {
+			t.Errorf("recovered %v, want a panic that says what was not injected", got)
 		}
 	}()
 	trigger.StepBegan(1)
 }
 
-// Many goroutines may report; each harm is done once, one at a time.
+// Many goroutines may report; each fault is done once, one at a time.
 func TestTriggerConcurrent(t *testing.T) {
 	count, inside := map[Target]int{}, false
-	trigger, err := NewTrigger(harms(t, "flip:0@1,flip:0@1/commit:copy,flip:0@2+0.001:moment,flip:0@2/reduce:mirror"), Self(), Hooks{
+	trigger, err := NewTrigger(faults(t, "flip:0@1,flip:0@1/commit:copy,flip:0@2+0.001:moment,flip:0@2/reduce:mirror"), Self(), Hooks{
 		Flip: func(target Target) {
 			if inside {
-				t.Error("two harms at once")
+				t.Error("two faults at once")
 			}
 			inside = true
 			count[target]++
