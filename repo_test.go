@@ -47,14 +47,14 @@ var floors = [][]string{
 	{"internal/net/...", "internal/store/...", "internal/observe/trace/...", "internal/chaos/...", "zero/..."},
 	{"kernel"},
 	{"internal/compute/...", "internal/platform/...", "internal/testkit/..."},
-	{"rng/...", "dvfs/..."},
+	{"internal/id", "rng/...", "dvfs/..."},
 }
 
 // importRules are what the floors do not say.
 var importRules = []importRule{
 	{
-		from: []string{"rng"}, ban: []string{module + "/..."},
-		why: "rng is a leaf: whoever wants our random numbers takes nothing else along",
+		from: []string{"rng", "internal/id"}, ban: []string{module + "/..."},
+		why: "rng and internal/id are leaves: a package that uses them takes nothing else along",
 	},
 	{
 		from: []string{"nn/...", "examples/..."}, except: []string{"nn/paths_test.go"}, tests: true, ban: []string{module + "/internal/..."},

@@ -76,7 +76,7 @@ func (s *saver) save(c engine.Checkpoint) {
 
 func (s *saver) write(c engine.Checkpoint) control.Saved {
 	part := checkpoint.Part{
-		Job: s.p.id(), Step: c.Step, Plan: checkpoint.PlanVersion(c.Plan), Worker: int(s.w.self.id()), Rule: s.p.ruleName(),
+		Job: s.p.id(), Step: c.Step, Plan: c.Plan, Worker: int(s.w.self.id()), Rule: s.p.ruleName(),
 	}
 	for _, sh := range c.Shards {
 		part.Shards = append(part.Shards, checkpoint.Shard{

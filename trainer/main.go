@@ -76,7 +76,7 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 	}
 	defer conn.Close()
 	me := self{
-		session:   comm.Session{Worker: comm.WorkerID(id.WorkerID), Incarnation: uint32(id.Incarnation)},
+		session:   comm.Session{Worker: comm.WorkerID(id.WorkerID), Incarnation: id.Incarnation},
 		transport: comm.TCP{Addr: id.Addr},
 		process:   true,
 		slow:      slow,

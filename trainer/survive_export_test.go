@@ -123,7 +123,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		v := &victim{w: w, conn: control.New(ours), cancel: cancel, joins: s.c != nil}
 		s.workers = append(s.workers, v)
 		tasks.Go(func() {
-			me := self{session: comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: uint32(w.Incarnation)}, transport: s.network}
+			me := self{session: comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: w.Incarnation}, transport: s.network}
 			w := newWorker(control.New(theirs), me)
 			post(func() { v.worker = w })
 			_ = w.serve(ctx, func() (Job, error) { return job(), nil })

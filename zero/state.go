@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Tensor is one parameter tensor of a layer, as far as the optimizer cares.
@@ -35,8 +36,8 @@ func Blocks(tensors []Tensor) []Block {
 	return blocks
 }
 
-// Range is the range [Lo, Hi) of one layer's flattened parameters.
-type Range struct{ Layer, Lo, Hi int }
+// Range is the elements [Lo, Hi) of one layer's flattened parameters.
+type Range = id.Range
 
 // Shard is the optimizer state of a range.
 type Shard struct {

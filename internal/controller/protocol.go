@@ -1,74 +1,28 @@
 package controller
 
 import (
-	"cmp"
 	"fmt"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/wire"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
-// Ballot orders the attempts to make a plan after a failure. Term is that of
-// the agents' agreement, Attempt counts within it.
-type Ballot struct {
-	Term    uint64 `json:"term"`
-	Attempt uint64 `json:"attempt"`
-}
-
-// Compare orders ballots.
-func (b Ballot) Compare(o Ballot) int {
-	return cmp.Or(cmp.Compare(b.Term, o.Term), cmp.Compare(b.Attempt, o.Attempt))
-}
-
-// String renders the ballot as "2.5".
-func (b Ballot) String() string { return fmt.Sprintf("%d.%d", b.Term, b.Attempt) }
-
-// Gate is a kind of [Point].
-type Gate uint8
+// The identities of attempts and of points of the run; see package id.
+type (
+	Ballot = id.Ballot
+	Gate   = id.Gate
+	Point  = id.Point
+	FillID = id.Fill
+)
 
 // The gates of a step, in their order.
 const (
-	Committed Gate = iota // the step's update is decided
-	Evaluated             // the evaluation after it has a result
-	Kept                  // the model of the ended run is written and hashed
+	Committed = id.Committed
+	Evaluated = id.Evaluated
+	Kept      = id.Kept
 )
-
-func (g Gate) String() string {
-	if int(g) < len(gateNames) {
-		return gateNames[g]
-	}
-	return fmt.Sprintf("gate%d", uint8(g))
-}
-
-var gateNames = [...]string{"committed", "evaluated", "kept"}
-
-// Point is a place in the run that the workers pass together, in one exchange
-// of what each has to say: nobody is past it before all have come to it. So
-// two workers are never more than one point apart. The run begins at
-// Point{FromStep-1, Committed} of its first plan.
-type Point struct {
-	Step int  `json:"step"`
-	Gate Gate `json:"gate"`
-	// Repair counts exchanges after the point in which somebody's memory was found
-	// altered: they pass nothing, but it is repaired, and all come to the next
-	// point again.
-	Repair int `json:"repair,omitempty"`
-}
-
-// Compare orders points.
-func (p Point) Compare(o Point) int {
-	return cmp.Or(cmp.Compare(p.Step, o.Step), cmp.Compare(p.Gate, o.Gate), cmp.Compare(p.Repair, o.Repair))
-}
-
-// String renders the point as "step 7 committed", and "step 7 committed, repair 2".
-func (p Point) String() string {
-	s := fmt.Sprintf("step %d %v", p.Step, p.Gate)
-	if p.Repair > 0 {
-		s += fmt.Sprintf(", repair %d", p.Repair)
-	}
-	return s
-}
 
 // Report is a sealed worker's answer to a query. Until it applies a plan of
 // that ballot or a higher one, the worker passes no point, frees nothing, begins
@@ -134,20 +88,6 @@ type Order struct {
 	Restart bool   `json:"restart,omitempty"`
 	From    string `json:"from,omitempty"`
 }
-
-// FillID names a [Fill]. A later fill has a greater FillID, whichever agent leads.
-type FillID struct {
-	Term uint64 `json:"term"` // of the agents' agreement
-	N    int    `json:"n"`    // counts within the term, from 1
-}
-
-// Compare orders fills.
-func (f FillID) Compare(o FillID) int {
-	return cmp.Or(cmp.Compare(f.Term, o.Term), cmp.Compare(f.N, o.N))
-}
-
-// String renders the identity as "2.5".
-func (f FillID) String() string { return fmt.Sprintf("%d.%d", f.Term, f.N) }
 
 // Fill asks for ranges to be copied to workers that will hold them under a
 // plan that is to come. A new one withdraws the one before.

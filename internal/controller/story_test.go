@@ -332,7 +332,7 @@ func (s *story) report(w plan.Worker) Report {
 	}
 	if at := s.args["at"]; at != "" {
 		step, gate, _ := strings.Cut(at, ".")
-		r.Passed = Point{Step: s.number(step), Gate: Gate(slices.Index(gateNames[:], gate))}
+		r.Passed = Point{Step: s.number(step), Gate: Gate(slices.Index([]string{"committed", "evaluated", "kept"}, gate))}
 	}
 	r.Holds = r.Plan
 	if n, ok := s.args["holds"]; ok {

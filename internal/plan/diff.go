@@ -12,9 +12,6 @@ type Link struct{ A, B WorkerID }
 
 func link(a, b WorkerID) Link { return Link{min(a, b), max(a, b)} }
 
-// Range is the range [Lo, Hi) of a layer's parameters.
-type Range struct{ Layer, Lo, Hi int }
-
 // Transfer says that a range gets a new holder.
 type Transfer struct {
 	Range

@@ -7,25 +7,16 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
-// WorkerID names a worker of a job.
-type WorkerID int
-
-// Version orders the plans of a job. Generation counts the starts of the job, N
-// its plans; both count from 1, and N goes on when a job does that had ended.
-type Version struct {
-	Generation int `json:"generation"`
-	N          int `json:"n"`
-}
-
-// Compare orders versions.
-func (v Version) Compare(o Version) int {
-	return cmp.Or(cmp.Compare(v.Generation, o.Generation), cmp.Compare(v.N, o.N))
-}
-
-func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Generation, v.N) }
+// The identities of plans; see package id.
+type (
+	WorkerID = id.WorkerID
+	Version  = id.Version
+	Range    = id.Range
+)
 
 // Worker is a worker's session: one life of a process.
 type Worker struct {

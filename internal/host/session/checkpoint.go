@@ -238,7 +238,7 @@ func (s *Session) gather(now time.Time) []Effect {
 			effects = append(effects, s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: worker %d has gone", key.step, owners[lost])))
 		case len(parts) == len(owners) && key.step <= s.last.Step:
 			delete(s.saves.parts, key)
-			m := checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: checkpoint.PlanVersion(key.version), Rule: parts[owners[0]].rule}
+			m := checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: key.version, Rule: parts[owners[0]].rule}
 			for _, l := range profile(s.first).Layers {
 				size := 0
 				for _, n := range l.Tensors {

@@ -3,6 +3,7 @@ package comm
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -90,6 +91,9 @@ func (ev LinkEvent) String() string {
 func (c Config) Validate() error {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("comm.Config."+format, args...)) }
+	if !fits(c.Self) {
+		fault("Self is %v; worker and incarnation must be 0 to %d", c.Self, uint32(math.MaxUint32))
+	}
 	if c.Transport == nil {
 		fault("Transport is nil; set comm.TCP{} or another transport")
 	}

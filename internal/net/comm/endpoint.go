@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"sync"
 	"time"
@@ -120,6 +121,9 @@ func (e *Endpoint) SetMembers(members []Peer) error {
 	for _, m := range members {
 		if m.Session == e.cfg.Self {
 			continue
+		}
+		if !fits(m.Session) {
+			return &Error{Op: "set members", Peer: m.Session, Err: fmt.Errorf("%w: worker and incarnation must be 0 to %d", ErrUsage, uint32(math.MaxUint32))}
 		}
 		if _, twice := want[m.Worker]; twice || m.Worker == e.cfg.Self.Worker {
 			return &Error{Op: "set members", Peer: m.Session, Err: fmt.Errorf("%w: worker %d is listed in two incarnations", ErrUsage, m.Worker)}

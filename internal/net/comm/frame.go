@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 )
 
 // FrameType is the first byte of a frame.
@@ -144,10 +145,10 @@ func (f Frame) Append(b []byte) []byte {
 		b = le.AppendUint32(b, magic)
 		b = le.AppendUint16(b, wireVersion)
 		b = binary.NativeEndian.AppendUint16(b, orderMark)
-		b = le.AppendUint32(b, uint32(f.From.Worker))
-		b = le.AppendUint32(b, f.From.Incarnation)
-		b = le.AppendUint32(b, uint32(f.To.Worker))
-		b = le.AppendUint32(b, f.To.Incarnation)
+		for _, s := range []Session{f.From, f.To} {
+			b = le.AppendUint32(b, uint32(s.Worker))
+			b = le.AppendUint32(b, uint32(s.Incarnation))
+		}
 		b = le.AppendUint64(b, f.Link)
 		b = le.AppendUint32(b, f.Pool)
 		b = le.AppendUint32(b, 0)
@@ -231,8 +232,8 @@ func (f *Frame) decode(p []byte) error {
 		if le.Uint16(p[4:]) != wireVersion || binary.NativeEndian.Uint16(p[6:]) != orderMark {
 			return errVersion
 		}
-		f.From = Session{WorkerID(le.Uint32(p[8:])), le.Uint32(p[12:])}
-		f.To = Session{WorkerID(le.Uint32(p[16:])), le.Uint32(p[20:])}
+		f.From = Session{Worker: WorkerID(le.Uint32(p[8:])), Incarnation: int(le.Uint32(p[12:]))}
+		f.To = Session{Worker: WorkerID(le.Uint32(p[16:])), Incarnation: int(le.Uint32(p[20:]))}
 		f.Link, f.Pool = le.Uint64(p[24:]), le.Uint32(p[32:])
 	case FrameWelcome:
 		f.Link, f.Pool = le.Uint64(p), le.Uint32(p[8:])
@@ -253,6 +254,11 @@ func (f *Frame) decode(p []byte) error {
 		f.Pool = le.Uint32(p)
 	}
 	return nil
+}
+
+// fits reports whether a session can be named on the wire.
+func fits(s Session) bool {
+	return s.Worker >= 0 && s.Worker <= math.MaxUint32 && s.Incarnation >= 0 && s.Incarnation <= math.MaxUint32
 }
 
 // MaxMessage bounds the size of a message in bytes.

@@ -24,7 +24,7 @@ func anyKey() *rapid.Generator[Key] {
 
 func anyFrame() *rapid.Generator[Frame] {
 	session := rapid.Custom(func(t *rapid.T) Session {
-		return Session{WorkerID(rapid.Uint32().Draw(t, "worker")), rapid.Uint32().Draw(t, "incarnation")}
+		return Session{Worker: WorkerID(rapid.Uint32().Draw(t, "worker")), Incarnation: int(rapid.Uint32().Draw(t, "incarnation"))}
 	})
 	return rapid.Custom(func(t *rapid.T) Frame {
 		f := Frame{Type: FrameType(rapid.IntRange(1, int(frameEnd)-1).Draw(t, "type")), ID: rapid.Uint64().Draw(t, "id")}

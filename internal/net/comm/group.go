@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
@@ -164,7 +165,7 @@ func (g *Group) edit(v Version, members []Session) (*edition, error) {
 	switch {
 	case g.closed || e.closed:
 		return nil, ErrClosed
-	case v == Version{} || g.now != nil && !g.now.version.Less(v):
+	case v == Version{} || g.now != nil && v.Compare(g.now.version) <= 0:
 		return nil, fmt.Errorf("%w: %v does not follow the present one", ErrVersion, v)
 	case rank < 0:
 		return nil, fmt.Errorf("%w: worker %v is not among the members", ErrNotMember, e.cfg.Self)
@@ -198,7 +199,7 @@ func (g *Group) edit(v Version, members []Session) (*edition, error) {
 // forget drops all messages of versions before v.
 func (g *Group) forget(v Version) {
 	g.e.in.groups[g.id] = v
-	over := func(k Key) bool { return k.ofGroup() && groupOf(k) == g.id && versionOf(k).Less(v) }
+	over := func(k Key) bool { return k.ofGroup() && groupOf(k) == g.id && versionOf(k).Compare(v) < 0 }
 	g.e.in.end(over)
 	g.e.withdrawSends(over, ErrVersion)
 }
@@ -210,7 +211,7 @@ func (g *Group) Close() error {
 	g.end(ErrClosed, -1, false)
 	if !g.closed {
 		g.closed = true
-		g.forget(Version{^uint64(0) >> 1, ^uint64(0) >> 1})
+		g.forget(Version{Generation: math.MaxInt, N: math.MaxInt})
 		delete(g.e.groups, g.id)
 	}
 	return nil
@@ -292,7 +293,7 @@ func abortKey(g uint16, v Version) Key {
 	return Key{Kind: kindAbort, Layer: int32(uint32(g) << 16), Lo: int64(v.Generation), Hi: int64(v.N)}
 }
 
-func versionOf(k Key) Version { return Version{uint64(k.Lo), uint64(k.Hi)} }
+func versionOf(k Key) Version { return Version{Generation: int(k.Lo), N: int(k.Hi)} }
 func groupOf(k Key) uint16    { return uint16(uint32(k.Layer) >> 16) }
 
 // operation is one running call on a group.

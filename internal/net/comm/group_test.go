@@ -201,7 +201,7 @@ func TestConnectEnds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		edit := func(ctx context.Context, n uint64) chan error {
+		edit := func(ctx context.Context, n int) chan error {
 			end := make(chan error, 1)
 			go func() {
 				_, err := g.Edit(ctx, Version{1, n}, sessions(es))

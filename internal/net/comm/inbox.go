@@ -72,7 +72,7 @@ type inbox struct {
 // stale reports whether the key's life is over.
 func (b *inbox) stale(k Key) bool {
 	if k.ofGroup() {
-		return versionOf(k).Less(b.groups[groupOf(k)])
+		return versionOf(k).Compare(b.groups[groupOf(k)]) < 0
 	}
 	return k.Step < b.step
 }

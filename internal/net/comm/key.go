@@ -7,37 +7,21 @@ import (
 	"strconv"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
-// WorkerID names a worker for the life of a job.
-type WorkerID uint32
-
-// Session is one life of a worker: what peers admit and refuse. A worker that
-// comes back is a new session.
-type Session struct {
-	Worker      WorkerID
-	Incarnation uint32
-}
-
-// String renders the session as "3.1", worker 3 in its first life.
-func (s Session) String() string { return fmt.Sprintf("%d.%d", s.Worker, s.Incarnation) }
+// The identities of peers and of groups' versions; see package id.
+type (
+	WorkerID = id.WorkerID
+	Session  = id.Session
+	Version  = id.Version
+)
 
 // Peer is a session and the address at which its endpoint listens.
 type Peer struct {
 	Session
 	Addr string
 }
-
-// Version is the version of a plan. It only grows, generation before number.
-type Version struct{ Generation, N uint64 }
-
-// Less reports whether v is older than w.
-func (v Version) Less(w Version) bool {
-	return v.Generation < w.Generation || v.Generation == w.Generation && v.N < w.N
-}
-
-// String renders the version as "2/17".
-func (v Version) String() string { return fmt.Sprintf("%d/%d", v.Generation, v.N) }
 
 // Priority orders what waits to be sent to one peer: lower goes first, and
 // [Control] overtakes all bulk between two chunks.

@@ -324,7 +324,7 @@ func testEdit(t *testing.T, network Network) {
 	barrier := func(k int) {
 		t.Helper()
 		Each(t, gs[:k], func(_ int, g *comm.Group) error {
-			return g.Barrier(context.Background(), comm.Call{Version: v, Step: v.N})
+			return g.Barrier(context.Background(), comm.Call{Version: v, Step: uint64(v.N)})
 		})
 	}
 	// Each of the k members counts its own links; a pair counts twice.

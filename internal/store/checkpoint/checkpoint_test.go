@@ -23,6 +23,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -62,7 +63,7 @@ func deal(n int) [][]Range {
 
 func moments(rule string) int { return len(rules[rule]) }
 
-func part(step, worker int, plan PlanVersion, rule string, ranges []Range) Part {
+func part(step, worker int, plan id.Version, rule string, ranges []Range) Part {
 	p := Part{Job: job, Step: step, Plan: plan, Worker: worker, Rule: rule}
 	for _, r := range ranges {
 		s := Shard{Range: r, Params: bitsOf(step, 0, r)}
@@ -77,7 +78,7 @@ func part(step, worker int, plan PlanVersion, rule string, ranges []Range) Part 
 // writeParts writes the files of n owners side by side and returns the manifest that would commit them.
 func writeParts(t testing.TB, dir string, step, n int, rule string) Manifest {
 	t.Helper()
-	m := Manifest{Job: job, Step: step, Plan: PlanVersion{2, step}, Rule: rule, Layers: layers, Files: make([]File, n), State: []byte{0, 1, 255}}
+	m := Manifest{Job: job, Step: step, Plan: id.Version{2, step}, Rule: rule, Layers: layers, Files: make([]File, n), State: []byte{0, 1, 255}}
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for w, ranges := range deal(n) {
@@ -220,7 +221,7 @@ func TestAnyLayout(t *testing.T) {
 // Anybody's safetensors library finds the tensors by their names.
 func TestNamesOfTensors(t *testing.T) {
 	dir := t.TempDir()
-	p := part(3, 5, PlanVersion{1, 2}, "adamw", []Range{{3, 0, 1}, {1, 0, 0}, {4, 4096, 8192}})
+	p := part(3, 5, id.Version{1, 2}, "adamw", []Range{{3, 0, 1}, {1, 0, 0}, {4, 4096, 8192}})
 	file, err := Write(t.Context(), dir, p)
 	if err != nil {
 		t.Fatal(err)
@@ -442,13 +443,13 @@ func TestFailedWriteLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Write(ctx, dir, part(1, 0, PlanVersion{}, "sgd", deal(1)[0])); !errors.Is(err, context.Canceled) {
+	if _, err := Write(ctx, dir, part(1, 0, id.Version{}, "sgd", deal(1)[0])); !errors.Is(err, context.Canceled) {
 		t.Errorf("Write: %v", err)
 	}
 	if left := files(t, dir); left != nil {
 		t.Errorf("left %q", left)
 	}
-	if _, err := Write(t.Context(), filepath.Join(dir, "none"), part(1, 0, PlanVersion{}, "sgd", nil)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Write(t.Context(), filepath.Join(dir, "none"), part(1, 0, id.Version{}, "sgd", nil)); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without a run directory: %v", err)
 	}
 	wantNewest(t, dir, -1, "step-00000001/manifest.json: unfinished")
@@ -527,7 +528,7 @@ func TestPrune(t *testing.T) {
 func TestSameStepAgain(t *testing.T) {
 	dir := t.TempDir()
 	save(t, dir, 5, 4)
-	m := Manifest{Job: job, Step: 5, Plan: PlanVersion{3, 1}, Rule: "adamw", Layers: layers}
+	m := Manifest{Job: job, Step: 5, Plan: id.Version{3, 1}, Rule: "adamw", Layers: layers}
 	for w, ranges := range deal(2) {
 		f, err := Write(t.Context(), dir, part(5, w, m.Plan, "adamw", ranges))
 		if err != nil {
@@ -558,7 +559,7 @@ func writeForever(dir string) {
 		}
 	}
 	for step := 1; ; step++ {
-		m := Manifest{Job: job, Step: step, Plan: PlanVersion{2, step}, Rule: "sgd", Layers: layers}
+		m := Manifest{Job: job, Step: step, Plan: id.Version{2, step}, Rule: "sgd", Layers: layers}
 		for w, ranges := range deal(3) {
 			f, err := Write(context.Background(), dir, part(step, w, m.Plan, "sgd", ranges))
 			check(err)
@@ -629,7 +630,7 @@ func TestManifestFaultsTogether(t *testing.T) {
 		want   []string
 	}{
 		{"fields", func(m *Manifest) {
-			*m = Manifest{Step: -1, Plan: PlanVersion{-1, 0}, Rule: "lion", State: make([]byte, MaxState+1), ParamsSHA256: "ABC"}
+			*m = Manifest{Step: -1, Plan: id.Version{-1, 0}, Rule: "lion", State: make([]byte, MaxState+1), ParamsSHA256: "ABC"}
 		}, []string{"job:", "step:", "plan:", `"lion" is none of adamw, sgd`, "layers:", "files:", "state:", "params_sha256:"}},
 		{"files", func(m *Manifest) {
 			m.Files[0].Name, m.Files[0].SHA256, m.Files[1].Size = "../x.safetensors", "", 7
@@ -731,7 +732,7 @@ func hash(b []byte) string {
 func FuzzReader(f *testing.F) {
 	dir := f.TempDir()
 	ranges := []Range{{0, 0, 2}, {1, 0, 1}}
-	file, err := Write(context.Background(), dir, part(1, 0, PlanVersion{}, "sgd", ranges))
+	file, err := Write(context.Background(), dir, part(1, 0, id.Version{}, "sgd", ranges))
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -2,7 +2,6 @@ package checkpoint
 
 import (
 	"bytes"
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -13,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Format is the version of the format that this package writes and reads.
@@ -38,22 +39,16 @@ var rules = map[string][]string{
 
 // Manifest says what a checkpoint is and what belongs to it.
 type Manifest struct {
-	Format       int         `json:"format"`                  // set by Encode
-	Job          string      `json:"job"`                     // identity of the job; a checkpoint of another is refused
-	Step         int         `json:"step"`                    // steps that are in the state
-	Plan         PlanVersion `json:"plan"`                    // plan of the step
-	Rule         string      `json:"rule"`                    // adamw or sgd
-	Layers       []int       `json:"layers"`                  // parameters of each layer
-	Files        []File      `json:"files"`                   // their ranges cover every parameter once
-	State        []byte      `json:"state,omitempty"`         // step state, opaque to this package
-	ParamsSHA256 string      `json:"params_sha256,omitempty"` // of all parameters; "" if it was not taken
-	Digest       string      `json:"digest"`                  // SHA-256 of the manifest's encoding with "" here; set by Encode
-}
-
-// PlanVersion is the version of a plan. It converts from and to that of package plan.
-type PlanVersion struct {
-	Generation int `json:"generation"`
-	N          int `json:"n"`
+	Format       int        `json:"format"`                  // set by Encode
+	Job          string     `json:"job"`                     // identity of the job; a checkpoint of another is refused
+	Step         int        `json:"step"`                    // steps that are in the state
+	Plan         id.Version `json:"plan"`                    // plan of the step
+	Rule         string     `json:"rule"`                    // adamw or sgd
+	Layers       []int      `json:"layers"`                  // parameters of each layer
+	Files        []File     `json:"files"`                   // their ranges cover every parameter once
+	State        []byte     `json:"state,omitempty"`         // step state, opaque to this package
+	ParamsSHA256 string     `json:"params_sha256,omitempty"` // of all parameters; "" if it was not taken
+	Digest       string     `json:"digest"`                  // SHA-256 of the manifest's encoding with "" here; set by Encode
 }
 
 // File is one file of a checkpoint.
@@ -64,19 +59,11 @@ type File struct {
 	Ranges []Range `json:"ranges"` // in the order of the file; none is empty
 }
 
-// Range is the range [Lo, Hi) of one layer's flattened parameters.
-type Range struct {
-	Layer int `json:"layer"`
-	Lo    int `json:"lo"`
-	Hi    int `json:"hi"`
-}
+// Range is the elements [Lo, Hi) of one layer's flattened parameters.
+type Range = id.Range
 
-func (r Range) compare(o Range) int {
-	return cmp.Or(cmp.Compare(r.Layer, o.Layer), cmp.Compare(r.Lo, o.Lo), cmp.Compare(r.Hi, o.Hi))
-}
-
-// tensor returns the name of the tensor that holds the given part of the range.
-func (r Range) tensor(part string) string {
+// tensor returns the name of the tensor that holds the given part of a range.
+func tensor(r Range, part string) string {
 	return fmt.Sprintf("layer.%d/%s[%d:%d]", r.Layer, part, r.Lo, r.Hi)
 }
 
@@ -132,7 +119,7 @@ func (m *Manifest) Validate() error {
 }
 
 // identity returns what is wrong with the fields that a part and a manifest share.
-func identity(job string, step int, plan PlanVersion, rule string) (faults []error) {
+func identity(job string, step int, plan id.Version, rule string) (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	if job == "" || len(job) > maxName || !utf8.ValidString(job) {
 		fault("job: want 1 to %d bytes of UTF-8", maxName)
@@ -165,7 +152,7 @@ func cover(layers []int, files []File) (faults []error) {
 			pieces = append(pieces, piece{r, f.Name})
 		}
 	}
-	slices.SortFunc(pieces, func(a, b piece) int { return a.compare(b.Range) })
+	slices.SortFunc(pieces, func(a, b piece) int { return a.Compare(b.Range) })
 	fault := func(format string, args ...any) {
 		if len(faults) < maxHoles {
 			faults = append(faults, fmt.Errorf(format, args...))

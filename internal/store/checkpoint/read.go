@@ -130,7 +130,7 @@ func Open(dir string, m Manifest) (*Reader, error) {
 		}
 	}
 	for _, pieces := range r.layers {
-		slices.SortFunc(pieces, func(a, b piece) int { return a.compare(b.Range) })
+		slices.SortFunc(pieces, func(a, b piece) int { return a.Compare(b.Range) })
 	}
 	return r, nil
 }
@@ -185,7 +185,7 @@ func (r *Reader) Read(ctx context.Context, layer, lo, hi int, values []float32, 
 			if dst == nil {
 				continue
 			}
-			if err := f.ReadAt(p.tensor(parts[i]), from-p.Lo, dst[from-lo:to-lo]); err != nil {
+			if err := f.ReadAt(tensor(p.Range, parts[i]), from-p.Lo, dst[from-lo:to-lo]); err != nil {
 				return p.from.broken(ErrUnreadable, err)
 			}
 		}
@@ -257,8 +257,8 @@ func (s *source) verify(ctx context.Context, f io.ReaderAt) (*safetensors.File, 
 	}
 	for _, r := range s.file.Ranges {
 		for _, part := range append([]string{params}, rules[s.rule]...) {
-			if n, ok := tensors.Len(r.tensor(part)); !ok || n != r.Hi-r.Lo {
-				return fail(ErrMalformed, "it has no tensor %s of %d numbers", r.tensor(part), r.Hi-r.Lo)
+			if n, ok := tensors.Len(tensor(r, part)); !ok || n != r.Hi-r.Lo {
+				return fail(ErrMalformed, "it has no tensor %s of %d numbers", tensor(r, part), r.Hi-r.Lo)
 			}
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -37,12 +38,12 @@ func parseStep(name string) (step int, ok bool) {
 
 // Part is what one owner has of a checkpoint.
 type Part struct {
-	Job    string      // identity of the job
-	Step   int         // steps that are in the state
-	Plan   PlanVersion // plan of the step
-	Worker int         // ID of the owner
-	Rule   string      // adamw or sgd
-	Shards []Shard     // those without parameters are left out of the file
+	Job    string     // identity of the job
+	Step   int        // steps that are in the state
+	Plan   id.Version // plan of the step
+	Worker int        // ID of the owner
+	Rule   string     // adamw or sgd
+	Shards []Shard    // those without parameters are left out of the file
 }
 
 // Shard is the state of a range.
@@ -73,7 +74,7 @@ func (p *Part) Validate() error {
 		}
 	}
 	ranges := p.ranges()
-	slices.SortFunc(ranges, Range.compare)
+	slices.SortFunc(ranges, Range.Compare)
 	for i := range ranges {
 		if i > 0 && ranges[i].Layer == ranges[i-1].Layer && ranges[i].Lo < ranges[i-1].Hi {
 			fault("shards: [%d,%d) and [%d,%d) of layer %d overlap", ranges[i-1].Lo, ranges[i-1].Hi, ranges[i].Lo, ranges[i].Hi, ranges[i].Layer)
@@ -129,7 +130,7 @@ func (p *Part) encode(w io.Writer) error {
 	var infos []safetensors.Info
 	for _, r := range p.ranges() {
 		for _, name := range names {
-			infos = append(infos, safetensors.Info{Name: r.tensor(name), Shape: []int{r.Hi - r.Lo}})
+			infos = append(infos, safetensors.Info{Name: tensor(r, name), Shape: []int{r.Hi - r.Lo}})
 		}
 	}
 	out, err := safetensors.NewWriter(w, map[string]string{

@@ -684,7 +684,7 @@ func (e *Engine) session(id plan.WorkerID) comm.Session {
 }
 
 func sessionOf(w plan.Worker) comm.Session {
-	return comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: uint32(w.Incarnation)}
+	return comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: w.Incarnation}
 }
 
 // serves reports whether the plan has this worker run the layer.

@@ -293,7 +293,7 @@ func (e *Engine) edit(o *controller.Order) {
 	if e.err != nil {
 		return
 	}
-	ctx, opened, version := e.opsCtx, 0, key.Version(p.Version)
+	ctx, opened, version := e.opsCtx, 0, p.Version
 	e.operate(func() error {
 		for _, x := range edits {
 			n, err := x.group.Edit(ctx, version, x.members)

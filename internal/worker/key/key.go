@@ -211,17 +211,12 @@ const Everyone uint16 = 0
 // OfStage returns the group of the workers of a stage.
 func OfStage(stage int) uint16 { return uint16(1 + stage) }
 
-// Version returns a plan's version as groups know it.
-func Version(v plan.Version) comm.Version {
-	return comm.Version{Generation: uint64(v.Generation), N: uint64(v.N)}
-}
-
 // Reduction names the reduction of a layer's gradient in the group of its stage.
 func Reduction(a Attempt, v plan.Version, layer int) comm.Call {
-	return comm.Call{Version: Version(v), Step: a.Word(), Tag: uint16(layer), Priority: comm.Bulk}
+	return comm.Call{Version: v, Step: a.Word(), Tag: uint16(layer), Priority: comm.Bulk}
 }
 
 // Exchange names what all workers say at a point after the attempt's step began, in the group of all.
 func Exchange(a Attempt, v plan.Version, g controller.Gate) comm.Call {
-	return comm.Call{Version: Version(v), Step: a.Word(), Tag: uint16(g), Priority: comm.Control}
+	return comm.Call{Version: v, Step: a.Word(), Tag: uint16(g), Priority: comm.Control}
 }
