@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -66,7 +67,7 @@ func bandwidth(workers, rounds int) error {
 type cluster struct {
 	networks []*comm.Endpoint
 	groups   []*comm.Group // of the rings
-	version  comm.Version
+	version  id.Version
 	engines  []*engine.Engine
 	layers   []engine.Layer
 	size     int     // parameters of all layers
@@ -78,7 +79,7 @@ type cluster struct {
 }
 
 func newCluster(ctx context.Context, n int) (c *cluster, err error) {
-	c = &cluster{gate: newGate(n), ends: make([]time.Time, n), version: comm.Version{Generation: 1, N: 1}}
+	c = &cluster{gate: newGate(n), ends: make([]time.Time, n), version: id.Version{Generation: 1, N: 1}}
 	defer func() {
 		if err != nil {
 			c.close()
@@ -100,14 +101,14 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 	var view plan.View
 	var peers []comm.Peer
 	for i := range n {
-		self := comm.Session{Worker: comm.WorkerID(i)}
+		self := id.Session{Worker: id.WorkerID(i)}
 		network, err := comm.Listen(comm.Config{Self: self, Transport: comm.TCP{}})
 		if err != nil {
 			return c, err
 		}
 		c.networks = append(c.networks, network)
 		peers = append(peers, comm.Peer{Session: self, Addr: network.Addr()})
-		view.Workers = append(view.Workers, plan.Worker{ID: plan.WorkerID(i)})
+		view.Workers = append(view.Workers, plan.Worker{ID: id.WorkerID(i)})
 	}
 	p, _, err := plan.Next(plan.Plan{}, view, prof, plan.Event{Kind: plan.Start, Micros: n, Stages: 1})
 	if err != nil {
@@ -127,7 +128,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 		}
 	}
 	c.groups, c.engines, c.buffers = make([]*comm.Group, n), make([]*engine.Engine, n), make([][][]float32, n)
-	sessions := make([]comm.Session, n)
+	sessions := make([]id.Session, n)
 	for i := range n {
 		sessions[i] = peers[i].Session
 		c.pools = append(c.pools, kernel.NewPool(1))
@@ -146,7 +147,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 		c.engines[i], err = engine.New(engine.Config{
 			Self: p.Workers[i], First: first, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
 			Stage:   func(int, int) engine.Stage { return &noLayers{c: c, worker: i} },
-			Begin:   func(zero.Range, []float32, [][]float32) error { return nil },
+			Begin:   func(id.Range, []float32, [][]float32) error { return nil },
 			Applied: func(engine.Applied) {},
 			Layers:  layers, Input: one, Target: one, GlobalBatch: n, MicroBatch: 1, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
 			Load: func(uint64, tensor.Tensor, tensor.Tensor) error { return nil },

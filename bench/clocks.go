@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -109,7 +110,7 @@ func clocks(args []string) error {
 
 // exhaust holds clocks against all others, in the simulator.
 func exhaust(p *plan.Plan, ms float64, layers int, set map[int]int) error {
-	prof := plan.Profile{Speed: make(map[plan.WorkerID]float64)}
+	prof := plan.Profile{Speed: make(map[id.WorkerID]float64)}
 	forward := time.Duration(ms * float64(time.Millisecond))
 	for range layers {
 		prof.Layers = append(prof.Layers, plan.Layer{Tensors: []int{1}, Forward: forward, Backward: 2 * forward})

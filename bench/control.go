@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform/sched"
@@ -325,7 +326,7 @@ func linkEnd() error {
 	if err != nil {
 		return err
 	}
-	e, err := comm.Listen(comm.Config{Self: comm.Session{Worker: 1, Incarnation: 1}, Transport: comm.TCP{}})
+	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: comm.TCP{}})
 	if err != nil {
 		return err
 	}
@@ -337,7 +338,7 @@ func linkEnd() error {
 	if err != nil {
 		return leftAlone(err)
 	}
-	peer := comm.Peer{Session: comm.Session{Worker: 0, Incarnation: 1}, Addr: start.Peers[0].Addr}
+	peer := comm.Peer{Session: id.Session{Worker: 0, Incarnation: 1}, Addr: start.Peers[0].Addr}
 	if err := e.SetMembers([]comm.Peer{peer}); err != nil {
 		return err
 	}
@@ -389,12 +390,12 @@ func underBulk(messages int, seed uint64) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := comm.Listen(comm.Config{Self: comm.Session{Worker: 0, Incarnation: 1}, Transport: comm.TCP{}})
+	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 0, Incarnation: 1}, Transport: comm.TCP{}})
 	if err != nil {
 		return err
 	}
 	defer e.Close()
-	peer := comm.Peer{Session: comm.Session{Worker: 1, Incarnation: 1}, Addr: ready.Addr}
+	peer := comm.Peer{Session: id.Session{Worker: 1, Incarnation: 1}, Addr: ready.Addr}
 	if err := e.SetMembers([]comm.Peer{peer}); err != nil {
 		return err
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -110,14 +111,14 @@ func (r *timed) settled(first, last, skip int) (ms []float64, under uint64) {
 }
 
 // times returns what the workers measured, as a profile takes it.
-func (r *timed) times() map[plan.WorkerID]plan.Times {
-	all := make(map[plan.WorkerID]plan.Times)
+func (r *timed) times() map[id.WorkerID]plan.Times {
+	all := make(map[id.WorkerID]plan.Times)
 	for _, w := range r.sum.Workers {
 		var t plan.Times
 		for _, l := range w.Times {
 			t.Layers = append(t.Layers, plan.LayerTime{Layer: l.Layer, Forward: milliseconds(l.ForwardMS), Backward: milliseconds(l.BackwardMS)})
 		}
-		all[plan.WorkerID(w.ID)] = t
+		all[id.WorkerID(w.ID)] = t
 	}
 	return all
 }
@@ -233,16 +234,16 @@ func bestOf(layers, workers, stages, micros, most int, layer plan.Layer) (time.D
 	prof := plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, layers)}
 	var v plan.View
 	for i := range workers {
-		v.Workers = append(v.Workers, plan.Worker{ID: plan.WorkerID(i)})
+		v.Workers = append(v.Workers, plan.Worker{ID: id.WorkerID(i)})
 	}
 	var best time.Duration
 	for _, c := range list {
-		p := plan.Plan{Version: plan.Version{Generation: 1, N: 1}, FromStep: 1, Workers: v.Workers}
+		p := plan.Plan{Version: id.Version{Generation: 1, N: 1}, FromStep: 1, Workers: v.Workers}
 		layer, worker := 0, 0
 		for s := range c.layers {
 			st := plan.Stage{Lo: layer, Hi: layer + c.layers[s]}
 			for range c.workers[s] {
-				st.Workers = append(st.Workers, plan.WorkerID(worker))
+				st.Workers = append(st.Workers, id.WorkerID(worker))
 				worker++
 			}
 			layer = st.Hi

@@ -6,6 +6,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -20,7 +21,7 @@ func TestLeast(t *testing.T) {
 		}
 		var v plan.View
 		for i := range workers {
-			v.Workers = append(v.Workers, plan.Worker{ID: plan.WorkerID(i)})
+			v.Workers = append(v.Workers, plan.Worker{ID: id.WorkerID(i)})
 		}
 		p, _, err := plan.Next(plan.Plan{}, v, prof, plan.Event{Stages: stages, Micros: micros})
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -139,7 +140,7 @@ type crew struct {
 	networks []*comm.Endpoint
 	engines  []*engine.Engine
 	pools    []*kernel.Pool
-	level    chan plan.WorkerID
+	level    chan id.WorkerID
 	applied  chan engine.Applied
 }
 
@@ -159,7 +160,7 @@ func (m migration) run(w way) (all []moved, digest string, err error) {
 	defer runtime.GC()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	c := &crew{m: m, way: w, level: make(chan plan.WorkerID, 2*m.ranks), applied: make(chan engine.Applied, 8*m.ranks)}
+	c := &crew{m: m, way: w, level: make(chan id.WorkerID, 2*m.ranks), applied: make(chan engine.Applied, 8*m.ranks)}
 	defer c.close()
 	if err := c.start(); err != nil {
 		return nil, "", err
@@ -188,12 +189,12 @@ func (c *crew) start() error {
 	n := 2 * c.m.ranks
 	view := plan.View{}
 	for i := range n {
-		network, err := comm.Listen(comm.Config{Self: comm.Session{Worker: comm.WorkerID(i)}, Transport: comm.TCP{}})
+		network, err := comm.Listen(comm.Config{Self: id.Session{Worker: id.WorkerID(i)}, Transport: comm.TCP{}})
 		if err != nil {
 			return err
 		}
 		c.networks, c.pools = append(c.networks, network), append(c.pools, kernel.NewPool(1))
-		w := plan.Worker{ID: plan.WorkerID(i)}
+		w := plan.Worker{ID: id.WorkerID(i)}
 		view.Workers = append(view.Workers, w)
 		c.peers = append(c.peers, controller.Peer{Worker: w, Addr: network.Addr()})
 	}
@@ -204,8 +205,8 @@ func (c *crew) start() error {
 	}
 	for _, a := range c.plan.Stages[0].Workers {
 		for _, b := range c.plan.Stages[1].Workers {
-			c.networks[a].Shape(comm.WorkerID(b), c.m.rate*1e6)
-			c.networks[b].Shape(comm.WorkerID(a), c.m.rate*1e6)
+			c.networks[a].Shape(b, c.m.rate*1e6)
+			c.networks[b].Shape(a, c.m.rate*1e6)
 		}
 	}
 	c.engines = make([]*engine.Engine, n)
@@ -227,7 +228,7 @@ func (c *crew) start() error {
 				}
 				return &device{lo: lo, hi: hi, layers: layers, forward: c.m.forward}
 			},
-			Begin: func(r zero.Range, params []float32, _ [][]float32) error {
+			Begin: func(r id.Range, params []float32, _ [][]float32) error {
 				for i := range params {
 					params[i] = float32((r.Lo+i)%97) / 97
 				}
@@ -240,9 +241,9 @@ func (c *crew) start() error {
 				return nil
 			},
 			Stop:  func() string { return "" },
-			Level: func(controller.FillID, int) { c.level <- plan.WorkerID(i) },
+			Level: func(id.Fill, int) { c.level <- id.WorkerID(i) },
 			Applied: func(a engine.Applied) {
-				if a.Version != (plan.Version{}) {
+				if a.Version != (id.Version{}) {
 					c.applied <- a
 				}
 			},
@@ -273,7 +274,7 @@ const patience = time.Minute
 
 // await waits until a plan is live on all workers, and returns the longest time from the commit
 // on until it was.
-func (c *crew) await(v plan.Version) (edit time.Duration, err error) {
+func (c *crew) await(v id.Version) (edit time.Duration, err error) {
 	for range c.engines {
 		select {
 		case a := <-c.applied:
@@ -296,7 +297,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		return moved{}, err
 	}
 	state, _ := plan.Needs(&c.plan, &next, view)
-	getters := make(map[plan.WorkerID]bool)
+	getters := make(map[id.WorkerID]bool)
 	for _, t := range state {
 		getters[t.To] = true
 	}
@@ -343,7 +344,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		}
 		c.fills++
 		for _, e := range c.engines {
-			e.Fill(controller.Fill{ID: controller.FillID{Term: 1, N: c.fills}, Peers: c.peers, Transfers: state})
+			e.Fill(controller.Fill{ID: id.Fill{Term: 1, N: c.fills}, Peers: c.peers, Transfers: state})
 		}
 		for len(getters) > 0 {
 			select {
@@ -403,7 +404,7 @@ func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond)
 func (c *crew) finish(ctx context.Context, step int) (string, error) {
 	for _, n := range c.networks {
 		for i := range c.networks {
-			n.Shape(comm.WorkerID(i), 0)
+			n.Shape(id.WorkerID(i), 0)
 		}
 	}
 	words := make([][]byte, len(c.engines))

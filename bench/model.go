@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
 )
@@ -204,7 +205,7 @@ func (c *costs) measure(r *timed) {
 	var gaps, state, commit []float64
 	holds := make(map[int]int) // parameters with state, by worker
 	for _, s := range r.newest.Shards {
-		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
+		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
 			holds[int(w)] += s.Hi - s.Lo
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -70,7 +71,7 @@ func afterLoss(t testing.TB) cluster {
 	}
 	var workers []plan.Worker
 	for i := range 8 {
-		workers = append(workers, plan.Worker{ID: plan.WorkerID(i), Host: fmt.Sprint(i)})
+		workers = append(workers, plan.Worker{ID: id.WorkerID(i), Host: fmt.Sprint(i)})
 	}
 	p, _, err := plan.Next(plan.Plan{}, plan.View{Workers: workers}, prof, plan.Event{Kind: plan.Start, Micros: 32, Stages: 2, Mirrors: 1})
 	if err != nil {
@@ -87,7 +88,7 @@ func afterLoss(t testing.TB) cluster {
 
 func (c cluster) model(t testing.TB) dvfs.Model {
 	m := dvfs.Model{Workers: len(c.p.Workers), Busy: make([]float64, len(c.p.Workers))}
-	index := map[plan.WorkerID]int{}
+	index := map[id.WorkerID]int{}
 	for i, w := range c.p.Workers {
 		index[w.ID] = i
 	}
@@ -111,7 +112,7 @@ func (c cluster) model(t testing.TB) dvfs.Model {
 // slowed is the profile with workers at shares of their speed.
 func (c cluster) slowed(speeds []float64) plan.Profile {
 	prof := c.prof
-	prof.Speed = map[plan.WorkerID]float64{}
+	prof.Speed = map[id.WorkerID]float64{}
 	for i, w := range c.p.Workers {
 		prof.Speed[w.ID] = speeds[i]
 		if own := c.prof.Speed[w.ID]; own > 0 {
@@ -261,7 +262,7 @@ func TestBottleneck(t *testing.T) {
 				// What is measured at the low clock: the model's speed 1 is what it is now.
 				devs[slow].Now = low
 				prof := c.prof
-				prof.Speed = map[plan.WorkerID]float64{c.p.Workers[slow].ID: now}
+				prof.Speed = map[id.WorkerID]float64{c.p.Workers[slow].ID: now}
 				m.Step = cluster{c.p, prof}.model(t).Step
 				m.Busy[slow] /= now
 				bound := c.model(t).Step(slices.Repeat([]float64{1}, m.Workers))

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/require"
@@ -69,7 +70,7 @@ func cutWant(t *testing.T) rundir.Summary {
 // what the hosts have agreed, each in its own log.
 func oneHistory(t *testing.T, dir string) {
 	t.Helper()
-	var newest plan.Version
+	var newest id.Version
 	for _, l := range lines[rundir.Plan](t, filepath.Join(dir, "plans.jsonl")) {
 		p, err := plan.Parse(l.Plan)
 		if err != nil {
@@ -81,7 +82,7 @@ func oneHistory(t *testing.T, dir string) {
 		newest = p.Version
 	}
 	logs, _ := filepath.Glob(filepath.Join(dir, "agreement", "*"))
-	agreed, at := map[plan.Version][]byte{}, map[plan.Version]string{}
+	agreed, at := map[id.Version][]byte{}, map[id.Version]string{}
 	for _, log := range logs {
 		host := filepath.Base(log)
 		node, err := agree.Open(agree.Config{Dir: log, ID: host, Recover: true, Bootstrap: []agree.Server{{ID: host, Voter: true}}})

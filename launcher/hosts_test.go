@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -86,7 +87,7 @@ func TestHosts(t *testing.T) {
 				}
 				next = m.Step + 1
 			}
-			var newest plan.Version
+			var newest id.Version
 			for i, l := range lines[rundir.Plan](t, filepath.Join(dir, "plans.jsonl")) {
 				p, err := plan.Parse(l.Plan)
 				if err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -93,19 +94,19 @@ type whatIf struct {
 }
 
 type workerTime struct {
-	Worker   plan.WorkerID `json:"worker"`
-	Stages   []int         `json:"stages"`
-	Speed    float64       `json:"speed"`
-	BusyMS   float64       `json:"busy_ms"`
-	BubbleMS float64       `json:"bubble_ms"`
-	Bubble   float64       `json:"bubble"` // part of the step
+	Worker   id.WorkerID `json:"worker"`
+	Stages   []int       `json:"stages"`
+	Speed    float64     `json:"speed"`
+	BusyMS   float64     `json:"busy_ms"`
+	BubbleMS float64     `json:"bubble_ms"`
+	Bubble   float64     `json:"bubble"` // part of the step
 }
 
 type leg struct {
-	Task    string        `json:"task"`
-	Worker  plan.WorkerID `json:"worker"`
-	BeginMS float64       `json:"begin_ms"`
-	EndMS   float64       `json:"end_ms"`
+	Task    string      `json:"task"`
+	Worker  id.WorkerID `json:"worker"`
+	BeginMS float64     `json:"begin_ms"`
+	EndMS   float64     `json:"end_ms"`
 }
 
 func inMS(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e3 }
@@ -146,14 +147,14 @@ func (c *cluster) ask() (*whatIf, error) {
 	if c.Horizon < 0 {
 		fault("--horizon %d: it counts steps from 1; 0 is the default", c.Horizon)
 	}
-	slow, lost := make(map[plan.WorkerID]float64), make(map[plan.WorkerID]bool)
-	worker := func(flag, whole, text string) (plan.WorkerID, bool) {
+	slow, lost := make(map[id.WorkerID]float64), make(map[id.WorkerID]bool)
+	worker := func(flag, whole, text string) (id.WorkerID, bool) {
 		w, err := strconv.Atoi(text)
 		if err != nil || w < 0 || w >= c.Workers {
 			fault("--%s %s: the workers are 0 to %d", flag, whole, c.Workers-1)
 			return 0, false
 		}
-		return plan.WorkerID(w), true
+		return id.WorkerID(w), true
 	}
 	for _, s := range c.Slow {
 		text, speed, _ := strings.Cut(s, ":")
@@ -165,7 +166,7 @@ func (c *cluster) ask() (*whatIf, error) {
 			slow[w] = v
 		}
 	}
-	var order []plan.WorkerID
+	var order []id.WorkerID
 	for _, s := range c.Lose {
 		if w, ok := worker("lose", s, s); ok {
 			if lost[w] {
@@ -188,7 +189,7 @@ func (c *cluster) ask() (*whatIf, error) {
 	}
 	view := plan.View{Step: 1}
 	for i := range c.Workers {
-		w := plan.Worker{ID: plan.WorkerID(i)}
+		w := plan.Worker{ID: id.WorkerID(i)}
 		if c.PerHost > 0 {
 			w.Host = fmt.Sprintf("host%d", i/c.PerHost)
 		}
@@ -244,7 +245,7 @@ func (c *cluster) ask() (*whatIf, error) {
 	}
 	r.Plan = &current
 	speed := 0.0
-	of := func(w plan.WorkerID) float64 {
+	of := func(w id.WorkerID) float64 {
 		if v, ok := slow[w]; ok {
 			return v
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -58,7 +59,7 @@ func (w *worker) slowLink(a, b int, factor float64) {
 	if factor == 1 {
 		rate = 0
 	}
-	w.net.Shape(comm.WorkerID(a), rate)
+	w.net.Shape(id.WorkerID(a), rate)
 }
 
 // heedSlow makes the worker as slow as launcher slow says, until the returned

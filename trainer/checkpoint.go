@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -80,7 +81,7 @@ func (s *saver) write(c engine.Checkpoint) control.Saved {
 	}
 	for _, sh := range c.Shards {
 		part.Shards = append(part.Shards, checkpoint.Shard{
-			Range: checkpoint.Range(sh.Range), Params: sh.Params, Moments: sh.Moments,
+			Range: sh.Range, Params: sh.Params, Moments: sh.Moments,
 		})
 	}
 	m := control.Saved{Step: c.Step, Generation: c.Plan.Generation, N: c.Plan.N, Rule: part.Rule}
@@ -106,7 +107,7 @@ func (p *prepared) ruleName() string {
 }
 
 // beginning returns what fills in the state with which an order begins, and how to close it.
-func (p *prepared) beginning(ctx context.Context, o controller.Order) (begin func(zero.Range, []float32, [][]float32) error, closeIt func(), err error) {
+func (p *prepared) beginning(ctx context.Context, o controller.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
 		return p.firstValues(), func() {}, nil
 	}
@@ -122,7 +123,7 @@ func (p *prepared) beginning(ctx context.Context, o controller.Order) (begin fun
 		r.Close()
 		return nil, nil, fmt.Errorf("the checkpoint of step %d is of layers with %v parameters and %s: the job has %v and %s", m.Step, m.Layers, m.Rule, sizes, p.ruleName())
 	}
-	return func(x zero.Range, params []float32, moments [][]float32) error {
+	return func(x id.Range, params []float32, moments [][]float32) error {
 		if moments == nil {
 			moments = make([][]float32, len(r.Moments()))
 		}

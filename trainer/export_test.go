@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -40,7 +41,7 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 		conns[i] = control.New(ours)
 		defer conns[i].Close()
 		go func() {
-			me := self{session: comm.Session{Worker: comm.WorkerID(i)}, transport: network}
+			me := self{session: id.Session{Worker: id.WorkerID(i)}, transport: network}
 			err := serve(ctx, control.New(theirs), me, func() (Job, error) { return job(), nil })
 			if err != nil {
 				cancel(fmt.Errorf("worker %d: %w", i, err))
@@ -70,7 +71,7 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 				continue
 			}
 			start.Peers = append(start.Peers, control.Peer{ID: i, Addr: r.Addr})
-			view.Workers = append(view.Workers, plan.Worker{ID: plan.WorkerID(i)})
+			view.Workers = append(view.Workers, plan.Worker{ID: id.WorkerID(i)})
 			if i == 0 {
 				for _, l := range r.Layers {
 					prof.Layers = append(prof.Layers, plan.Layer{Tensors: l.Tensors})

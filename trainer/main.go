@@ -17,6 +17,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -58,9 +59,9 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 }
 
 // launchedMain is Main in a process that an agent has started.
-func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
+func launchedMain(launched control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
-	for _, fd := range id.Canaries {
+	for _, fd := range launched.Canaries {
 		if fd > 0 {
 			_ = canary.Keep(fd) // without one the end of the process is known a little later
 		}
@@ -69,21 +70,21 @@ func launchedMain(id control.Identity, define func(*flag.FlagSet) func() (Job, e
 	signal.Notify(slow, chaos.SlowSignal)
 	signal.Notify(leave, syscall.SIGTERM)
 	ctx := context.Background()
-	conn, err := id.Dial(ctx) // says Hello
+	conn, err := launched.Dial(ctx) // says Hello
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
 		return host.ExitFailed
 	}
 	defer conn.Close()
 	me := self{
-		session:   comm.Session{Worker: comm.WorkerID(id.WorkerID), Incarnation: id.Incarnation},
-		transport: comm.TCP{Addr: id.Addr},
+		session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
+		transport: comm.TCP{Addr: launched.Addr},
 		process:   true,
 		slow:      slow,
 		leave:     leave,
 	}
-	if id.Progress > 0 {
-		f := os.NewFile(uintptr(id.Progress), "progress")
+	if launched.Progress > 0 {
+		f := os.NewFile(uintptr(launched.Progress), "progress")
 		if me.progress, err = progress.Open(f); err != nil {
 			fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
 			return host.ExitFailed

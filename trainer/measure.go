@@ -3,6 +3,7 @@ package trainer
 import (
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 )
@@ -12,7 +13,7 @@ type measured struct {
 	step   int64
 	passes uint64
 	at     time.Time
-	links  map[comm.WorkerID]comm.PeerStats
+	links  map[id.WorkerID]comm.PeerStats
 	memory time.Time // when it was told of that
 }
 
@@ -34,7 +35,7 @@ func (w *worker) measure(last *measured) control.Beat {
 	for _, l := range layers[:min(len(layers), control.MaxMeasured)] {
 		b.Layers = append(b.Layers, control.LayerTime{Layer: l.Layer, Forward: int64(l.Forward), Backward: int64(l.Backward)})
 	}
-	now, links := time.Now(), make(map[comm.WorkerID]comm.PeerStats)
+	now, links := time.Now(), make(map[id.WorkerID]comm.PeerStats)
 	if net := w.links.Load(); net != nil {
 		for _, s := range net.Stats() {
 			links[s.Peer.Worker] = s

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -25,7 +26,7 @@ type recovery struct {
 
 	agent atomic.Pointer[time.Time] // when it was heard of last
 
-	broken chan comm.Session // the other ends of links that broke
+	broken chan id.Session // the other ends of links that broke
 
 	mu     sync.Mutex
 	engine *engine.Engine
@@ -64,7 +65,7 @@ func (r *recovery) hear(m control.Message) error {
 	var tell func(*engine.Engine)
 	switch m := m.(type) {
 	case control.Query:
-		b, came := controller.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
+		b, came := id.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
 		tell = func(e *engine.Engine) {
 			e.Query(b, func(report controller.Report) {
 				body, err := report.Encode()

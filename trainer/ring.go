@@ -8,9 +8,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // ringMember is this worker's membership of the ring of the run. It forms beside the training,
@@ -19,7 +19,7 @@ import (
 type ringMember struct {
 	mu   sync.Mutex
 	ring *gossip.Ring // nil while there is none
-	plan plan.Version // newest that was applied
+	plan id.Version   // newest that was applied
 }
 
 // join makes the worker a member until the returned function is called.
@@ -69,7 +69,7 @@ func (g *ringMember) form(ctx context.Context, c control.Ring, me self, addr str
 }
 
 // applied lets the others know which plan is live here.
-func (g *ringMember) applied(v plan.Version) {
+func (g *ringMember) applied(v id.Version) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.plan = v; g.ring != nil {

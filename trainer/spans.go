@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -20,18 +21,18 @@ type spans struct {
 	list    []control.Span
 	dropped int
 	compute time.Duration
-	reduced int64                        // bytes of the operands of reductions
-	told    int64                        // the same of exchanges
-	struck  int                          // the step that the newest recovery interrupts
-	orders  map[controller.Ballot]string // the place in a trace of each that may still be applied
-	plan    string                       // the same of the newest boundary plan
+	reduced int64                // bytes of the operands of reductions
+	told    int64                // the same of exchanges
+	struck  int                  // the step that the newest recovery interrupts
+	orders  map[id.Ballot]string // the place in a trace of each that may still be applied
+	plan    string               // the same of the newest boundary plan
 }
 
 func newSpans(w *worker, every int) *spans {
 	if every <= 0 {
 		return nil
 	}
-	return &spans{w: w, every: every, orders: make(map[controller.Ballot]string)}
+	return &spans{w: w, every: every, orders: make(map[id.Ballot]string)}
 }
 
 // install has the engine tell of what it does.
@@ -144,7 +145,7 @@ func (s *spans) ordered(o controller.Order, context string) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if (o.Ballot == controller.Ballot{}) {
+	if (o.Ballot == id.Ballot{}) {
 		s.plan = context
 		return
 	}
@@ -160,7 +161,7 @@ func (s *spans) applied(a engine.Applied, resumed time.Time) {
 	}
 	s.mu.Lock()
 	context := s.orders[a.Ballot]
-	if (a.Ballot == controller.Ballot{}) {
+	if (a.Ballot == id.Ballot{}) {
 		context, s.plan = s.plan, ""
 	}
 	s.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -123,7 +124,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		v := &victim{w: w, conn: control.New(ours), cancel: cancel, joins: s.c != nil}
 		s.workers = append(s.workers, v)
 		tasks.Go(func() {
-			me := self{session: comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: w.Incarnation}, transport: s.network}
+			me := self{session: id.Session{Worker: w.ID, Incarnation: w.Incarnation}, transport: s.network}
 			w := newWorker(control.New(theirs), me)
 			post(func() { v.worker = w })
 			_ = w.serve(ctx, func() (Job, error) { return job(), nil })
@@ -171,7 +172,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 					if cfg.Act != nil {
 						joins, leaves := cfg.Act(int(w.ID), m)
 						if joins >= 0 {
-							w := plan.Worker{ID: plan.WorkerID(joins)}
+							w := plan.Worker{ID: id.WorkerID(joins)}
 							was := s.newest(joins)
 							if was != nil {
 								w.Incarnation = was.w.Incarnation + 1
@@ -191,7 +192,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		})
 	}
 	for i := range cfg.Workers {
-		start(plan.Worker{ID: plan.WorkerID(i)})
+		start(plan.Worker{ID: id.WorkerID(i)})
 	}
 	deadline := time.After(time.Minute)
 	for !s.over && s.failed == nil {
@@ -338,12 +339,12 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 			s.failed = err
 			return
 		}
-		s.step(controller.Answered{Worker: v.w, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
+		s.step(controller.Answered{Worker: v.w, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
 	case control.Level:
-		s.step(controller.Level{Worker: v.w, ID: controller.FillID{Term: m.Term, N: m.N}, Step: m.Step})
+		s.step(controller.Level{Worker: v.w, ID: id.Fill{Term: m.Term, N: m.N}, Step: m.Step})
 	case control.Applied:
-		s.step(controller.Applied{Worker: v.w, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt},
-			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
+		s.step(controller.Applied{Worker: v.w, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt},
+			Version: id.Version{Generation: m.Generation, N: m.N}, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
 	}
 }
 

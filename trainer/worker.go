@@ -21,6 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -29,7 +30,6 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/meter"
-	"github.com/soliton-train/soliton/zero"
 )
 
 // NonFiniteError says that a step could not be committed because its loss or
@@ -101,7 +101,7 @@ type worker struct {
 
 // self says who a worker is and how it reaches others.
 type self struct {
-	session   comm.Session
+	session   id.Session
 	transport comm.Transport
 	// process says that the worker is all there is in this process, which then
 	// ends at once when the agent is gone.
@@ -115,7 +115,7 @@ type self struct {
 	leave chan os.Signal
 }
 
-func (s self) id() plan.WorkerID { return plan.WorkerID(s.session.Worker) }
+func (s self) id() id.WorkerID { return s.session.Worker }
 
 // alone is the only worker of a run, in the process of its agent.
 func alone() self { return self{transport: comm.NewMem()} }
@@ -127,7 +127,7 @@ func serve(ctx context.Context, conn *control.Conn, me self, makeJob func() (Job
 
 func newWorker(conn *control.Conn, me self) *worker {
 	w := &worker{conn: conn, self: me, meter: meter.New(), start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}), groups: make(map[uint16]*comm.Group)}
-	w.recovery.w, w.recovery.broken = w, make(chan comm.Session, 64)
+	w.recovery.w, w.recovery.broken = w, make(chan id.Session, 64)
 	return w
 }
 
@@ -431,9 +431,9 @@ func (w *worker) first(p *prepared, start control.Start) (controller.Order, erro
 	if _, ok := pl.Worker(w.self.id()); !ok {
 		return controller.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
 	}
-	o := controller.Order{Plan: pl, Passed: controller.Point{Step: pl.FromStep - 1}, From: start.From}
+	o := controller.Order{Plan: pl, Passed: id.Point{Step: pl.FromStep - 1}, From: start.From}
 	for _, x := range start.Peers {
-		o.Peers = append(o.Peers, controller.Peer{Worker: plan.Worker{ID: plan.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
+		o.Peers = append(o.Peers, controller.Peer{Worker: plan.Worker{ID: id.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
 	}
 	return o, nil
 }
@@ -487,7 +487,7 @@ func (w *worker) trainFrom(ctx context.Context, p *prepared, start control.Start
 		Stop:        w.stopped,
 		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
-		Level:       func(id controller.FillID, step int) { _ = w.send(control.Level{Term: id.Term, N: id.N, Step: step}) },
+		Level:       func(id id.Fill, step int) { _ = w.send(control.Level{Term: id.Term, N: id.N, Step: step}) },
 		Phase: func(step int, phase string) {
 			w.times.phase(step, phase)
 			w.harm.Phase(step, chaos.Phase(phase))
@@ -590,9 +590,9 @@ func (w *worker) left(ctx context.Context, err error) error {
 // firstValues returns what fills in the first values of a range of the
 // parameters. Moments begin with zeros, as they are. Values are made by layers,
 // so those of the last one are kept for its other ranges.
-func (p *prepared) firstValues() func(r zero.Range, params []float32, moments [][]float32) error {
+func (p *prepared) firstValues() func(r id.Range, params []float32, moments [][]float32) error {
 	layer, values := -1, []float32(nil)
-	return func(r zero.Range, params []float32, _ [][]float32) error {
+	return func(r id.Range, params []float32, _ [][]float32) error {
 		if r.Layer != layer {
 			layer, values = -1, make([]float32, p.params.layers[r.Layer].Size())
 			if err := p.params.first(r.Layer, values, p.Seed, p.InitFrom, p.initSum); err != nil {

@@ -41,7 +41,7 @@ type Range = id.Range
 
 // Shard is the optimizer state of a range.
 type Shard struct {
-	Range
+	id.Range
 	// Moments are the rule's numbers for each parameter of the range.
 	Moments [][]float32
 
@@ -51,7 +51,7 @@ type Shard struct {
 
 // NewShard returns the state before the first step, of a range that begins
 // and ends at borders of the layer's blocks.
-func NewShard(rule Rule, r Range, tensors []Tensor) (*Shard, error) {
+func NewShard(rule Rule, r id.Range, tensors []Tensor) (*Shard, error) {
 	all := Blocks(tensors)
 	first := sort.Search(len(all), func(i int) bool { return all[i].Lo >= r.Lo })
 	end := sort.Search(len(all), func(i int) bool { return all[i].Hi > r.Hi })

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/rng"
 	"pgregory.net/rapid"
 )
@@ -93,7 +94,7 @@ func TestShardBorders(t *testing.T) {
 		{0, 13295, true}, {0, 4096, true}, {4096, 5003, true}, {5003, 13195, true}, {7, 7, true},
 		{0, 4095, false}, {1, 4096, false}, {5000, 13296, false}, {9099, 9099 + 4095, false}, {5, 4, false},
 	} {
-		if _, err := NewShard(SGD{}, Range{0, c.lo, c.hi}, layer); (err == nil) != c.ok {
+		if _, err := NewShard(SGD{}, id.Range{Layer: 0, Lo: c.lo, Hi: c.hi}, layer); (err == nil) != c.ok {
 			t.Errorf("[%d,%d): error %v", c.lo, c.hi, err)
 		}
 	}
@@ -121,7 +122,7 @@ func TestShardsAgree(t *testing.T) {
 				if i < len(blocks)-1 && cuts>>i&1 == 0 {
 					continue
 				}
-				s, err := NewShard(rule, Range{3, lo, b.Hi}, layer)
+				s, err := NewShard(rule, id.Range{Layer: 3, Lo: lo, Hi: b.Hi}, layer)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -163,7 +164,7 @@ func TestShardsAgree(t *testing.T) {
 }
 
 func TestNonFiniteGradient(t *testing.T) {
-	s, err := NewShard(SGD{}, Range{1, 0, size(layer)}, layer)
+	s, err := NewShard(SGD{}, id.Range{Layer: 1, Lo: 0, Hi: size(layer)}, layer)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +183,7 @@ func TestNonFiniteGradient(t *testing.T) {
 func TestAdamW(t *testing.T) {
 	rule := AdamW{0.9, 0.999, 1e-8, 0.1}
 	tensors := []Tensor{{Size: 50}, {Size: 7, NoDecay: true}}
-	s, err := NewShard(rule, Range{0, 0, 57}, tensors)
+	s, err := NewShard(rule, id.Range{Layer: 0, Lo: 0, Hi: 57}, tensors)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +218,7 @@ func TestAdamW(t *testing.T) {
 func TestUpdateOfAlteredBlock(t *testing.T) {
 	n := size(layer)
 	for j := range 3 {
-		s, err := NewShard(AdamW{0.9, 0.999, 1e-8, 0.1}, Range{3, 0, n}, layer)
+		s, err := NewShard(AdamW{0.9, 0.999, 1e-8, 0.1}, id.Range{Layer: 3, Lo: 0, Hi: n}, layer)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,7 +249,7 @@ func TestUpdateOfAlteredBlock(t *testing.T) {
 // BenchmarkUpdate updates a shard that fits no cache, with digests and without.
 func BenchmarkUpdate(b *testing.B) {
 	const n = 4 << 20
-	s, err := NewShard(AdamW{0.9, 0.999, 1e-8, 0.1}, Range{0, 0, n}, []Tensor{{Size: n}})
+	s, err := NewShard(AdamW{0.9, 0.999, 1e-8, 0.1}, id.Range{Layer: 0, Lo: 0, Hi: n}, []Tensor{{Size: n}})
 	if err != nil {
 		b.Fatal(err)
 	}

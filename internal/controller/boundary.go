@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -13,7 +14,7 @@ import (
 type filling struct {
 	fill   Fill
 	change *change
-	wait   map[plan.WorkerID]bool // who is not level yet
+	wait   map[id.WorkerID]bool // who is not level yet
 }
 
 // wishes begins a boundary plan where one is called for and nothing else is
@@ -106,7 +107,7 @@ func (c *Controller) fillFor(p plan.Plan, view plan.View, what string, reason pl
 		return c.come(ch)
 	}
 	c.fill.N++
-	f := &filling{change: ch, wait: make(map[plan.WorkerID]bool), fill: Fill{ID: c.fill, Transfers: state}}
+	f := &filling{change: ch, wait: make(map[id.WorkerID]bool), fill: Fill{ID: c.fill, Transfers: state}}
 	for _, m := range c.all() {
 		f.fill.Peers = append(f.fill.Peers, m.Peer)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
@@ -30,7 +31,7 @@ type Config struct {
 	Live   *Order
 	Epoch  int // of the newest order
 	Coming *Order
-	Issued plan.Version
+	Issued id.Version
 	Saved  Saved
 
 	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
@@ -54,29 +55,29 @@ type Config struct {
 // Controller decides about the workers of one run.
 type Controller struct {
 	cfg    Config
-	ballot Ballot
+	ballot id.Ballot
 	phase  phase
 	// patience is how many query timeouts are borne yet while nobody answers.
 	patience int
 
-	plan    plan.Plan                // the run's newest, as far as known
-	live    *Order                   // of the newest recovery; nil before the first
-	epoch   int                      // of the newest restart
-	issued  plan.Version             // the newest that any plan has got
-	pending map[plan.Version]*change // proposed and not out of date
-	coming  *change                  // the boundary plan under way, agreed or not
-	members map[plan.WorkerID]*member
-	joining map[plan.WorkerID]*member // ready, and in no plan that is agreed
-	filling *filling                  // what a boundary plan waits for
-	before  *plan.Plan                // what came before plan since, which a recovery found live; nil when all have applied it
-	since   plan.Version
-	went    Point                        // with which it went live
-	times   map[plan.WorkerID]plan.Times // measured by sessions that live
-	looking bool                         // LookTimer runs
-	seen    *look                        // what no better plan was found for
+	plan    plan.Plan              // the run's newest, as far as known
+	live    *Order                 // of the newest recovery; nil before the first
+	epoch   int                    // of the newest restart
+	issued  id.Version             // the newest that any plan has got
+	pending map[id.Version]*change // proposed and not out of date
+	coming  *change                // the boundary plan under way, agreed or not
+	members map[id.WorkerID]*member
+	joining map[id.WorkerID]*member // ready, and in no plan that is agreed
+	filling *filling                // what a boundary plan waits for
+	before  *plan.Plan              // what came before plan since, which a recovery found live; nil when all have applied it
+	since   id.Version
+	went    id.Point                   // with which it went live
+	times   map[id.WorkerID]plan.Times // measured by sessions that live
+	looking bool                       // LookTimer runs
+	seen    *look                      // what no better plan was found for
 	looks   int
 	balance *Balance // under way
-	fill    FillID   // the newest
+	fill    id.Fill  // the newest
 	broken  []link
 	kept    *Finished // the first: all is written
 
@@ -131,7 +132,7 @@ type recovery struct {
 	Recovery
 	first  plan.Worker // that died
 	causes []string
-	dead   map[plan.WorkerID]Dead
+	dead   map[id.WorkerID]Dead
 	again  int // by plans that were agreed, and followed by others
 
 	died, known, answered, proposed, agreed time.Time
@@ -140,9 +141,9 @@ type recovery struct {
 // New returns the controller of a run whose first plan is live.
 func New(cfg Config) *Controller {
 	c := &Controller{
-		cfg: cfg, ballot: Ballot{cfg.Term, cfg.Attempt}, fill: FillID{cfg.Term, cfg.Fills}, plan: cfg.Plan, issued: cfg.Plan.Version,
-		pending: make(map[plan.Version]*change), members: make(map[plan.WorkerID]*member), joining: make(map[plan.WorkerID]*member),
-		times: make(map[plan.WorkerID]plan.Times),
+		cfg: cfg, ballot: id.Ballot{Term: cfg.Term, Attempt: cfg.Attempt}, fill: id.Fill{Term: cfg.Term, N: cfg.Fills}, plan: cfg.Plan, issued: cfg.Plan.Version,
+		pending: make(map[id.Version]*change), members: make(map[id.WorkerID]*member), joining: make(map[id.WorkerID]*member),
+		times: make(map[id.WorkerID]plan.Times),
 	}
 	c.cfg.Stages, c.cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
@@ -229,7 +230,7 @@ func (c *Controller) Step(now time.Time, e Event) []Effect {
 		return c.save(e)
 	case Led:
 		if e.Term > c.ballot.Term {
-			c.ballot, c.fill = Ballot{Term: e.Term}, FillID{Term: e.Term}
+			c.ballot, c.fill = id.Ballot{Term: e.Term}, id.Fill{Term: e.Term}
 		}
 		c.recover(now)
 		return c.ask(fmt.Sprintf("this agent leads in term %d", e.Term))
@@ -273,7 +274,7 @@ func note(format string, args ...any) Note { return Note{fmt.Sprintf(format, arg
 // recover begins the account of a recovery, or goes on with the one that is under way.
 func (c *Controller) recover(now time.Time) *recovery {
 	if c.recovery == nil {
-		c.recovery = &recovery{died: now, known: now, dead: make(map[plan.WorkerID]Dead)}
+		c.recovery = &recovery{died: now, known: now, dead: make(map[id.WorkerID]Dead)}
 	}
 	return c.recovery
 }
@@ -301,7 +302,7 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 	if e.Crashed != nil {
 		for _, was := range c.crashes {
 			if was.Crash == *e.Crashed && was.worker != e.Worker {
-				return c.end(&CrashError{Crash: was.Crash, Workers: [2]plan.WorkerID{was.worker.ID, e.Worker.ID}, Cause: e.Cause})
+				return c.end(&CrashError{Crash: was.Crash, Workers: [2]id.WorkerID{was.worker.ID, e.Worker.ID}, Cause: e.Cause})
 			}
 		}
 		c.crashes = append(slices.DeleteFunc(c.crashes, func(was crashed) bool { return was.Step < e.Crashed.Step }), crashed{*e.Crashed, e.Worker})
@@ -387,7 +388,7 @@ func (c *Controller) decide(now time.Time) []Effect {
 	// Who has never applied a plan has nothing of the run yet.
 	var fresh []*member
 	all = slices.DeleteFunc(all, func(m *member) bool {
-		begun := m.report.Plan != plan.Version{}
+		begun := m.report.Plan != id.Version{}
 		if !begun {
 			fresh = append(fresh, m)
 		}
@@ -424,7 +425,7 @@ func (c *Controller) decide(now time.Time) []Effect {
 		}
 	}
 	slices.SortFunc(alive, func(a, b plan.Worker) int { return int(a.ID - b.ID) })
-	if have+len(c.joining) < c.cfg.MinWorkers && at.point.Gate != Kept {
+	if have+len(c.joining) < c.cfg.MinWorkers && at.point.Gate != id.Kept {
 		c.phase = holding
 		return append(effects, note("%d of at least %d workers are left: hold for more", have, c.cfg.MinWorkers),
 			Hold{have, c.cfg.MinWorkers}, SetTimer{HoldTimer, c.cfg.Hold})
@@ -447,18 +448,18 @@ func (c *Controller) propose(ch *change) []Effect {
 
 // standing is what all answers together say.
 type standing struct {
-	point  Point
+	point  id.Point
 	result []byte
-	plan   plan.Version // under which the run goes on from point
-	behind bool         // a living worker has not begun anew, as it was told to
-	missed []*member    // have left with the plan, and do not know: a link broke on them
+	plan   id.Version // under which the run goes on from point
+	behind bool       // a living worker has not begun anew, as it was told to
+	missed []*member  // have left with the plan, and do not know: a link broke on them
 }
 
 // verdict finds out how far the run is: the furthest point that anyone alive has
 // passed. That is certain to hold: all had come to it. A point that only the dead have
 // passed is come to again, with the same result.
 func (c *Controller) verdict(all []*member) (at standing, err error) {
-	at.plan, at.point = c.plan.Version, Point{Step: c.cfg.Plan.FromStep - 1}
+	at.plan, at.point = c.plan.Version, id.Point{Step: c.cfg.Plan.FromStep - 1}
 	if c.live != nil {
 		at.point, at.result = c.live.Passed, c.live.Result
 		at.behind = c.live.Restart && slices.ContainsFunc(all, func(m *member) bool { return m.report.Plan.Compare(c.live.Plan.Version) < 0 })
@@ -467,7 +468,7 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 		// Nobody commits before all have begun anew, so there is nothing to keep.
 		return at, nil
 	}
-	further := func(p Point, result []byte) {
+	further := func(p id.Point, result []byte) {
 		if n := p.Compare(at.point); n > 0 || n == 0 && at.result == nil {
 			at.point, at.result = p, result
 		}
@@ -476,7 +477,7 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 		further(m.report.Passed, m.report.Result)
 	}
 	if c.kept != nil {
-		further(Point{Step: c.kept.Step, Gate: Kept}, c.kept.Result)
+		further(id.Point{Step: c.kept.Step, Gate: id.Kept}, c.kept.Result)
 	}
 	p := &c.plan
 	for _, m := range all {
@@ -503,13 +504,13 @@ func (c *Controller) verdict(all []*member) (at standing, err error) {
 
 // follows reports whether who has passed one point can be where another is passed: it is
 // the same, or the one before.
-func follows(p, latest Point) bool {
+func follows(p, latest id.Point) bool {
 	switch {
 	case p == latest:
 		return true
 	case latest.Repair > 0:
-		return p == Point{latest.Step, latest.Gate, latest.Repair - 1}
-	case latest.Gate == Committed:
+		return p == id.Point{Step: latest.Step, Gate: latest.Gate, Repair: latest.Repair - 1}
+	case latest.Gate == id.Committed:
 		return p.Step == latest.Step-1
 	}
 	return p.Step == latest.Step && p.Gate < latest.Gate
@@ -517,7 +518,7 @@ func follows(p, latest Point) bool {
 
 // settleComing takes the boundary plan that is under way for the run's, if it is
 // live, and withdraws it if it is not.
-func (c *Controller) settleComing(v plan.Version) []Effect {
+func (c *Controller) settleComing(v id.Version) []Effect {
 	ch := c.coming
 	c.coming = nil
 	switch {
@@ -584,7 +585,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 			return c.address(ch), nil
 		case !errors.As(err, &none):
 			return nil, err
-		case at.point.Gate == Kept:
+		case at.point.Gate == id.Kept:
 			// All is written; the plan only says who is left.
 			p, _, err := c.anew(alive, at.point)
 			ch.order.Plan, ch.reason = p, plan.Reason(strings.Join(r.causes, "; ")+": all is done, the others end")
@@ -596,7 +597,7 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 		ch.reason = plan.Reason(strings.Join(r.causes, "; ") + ": not all had begun anew; ")
 	}
 	ch.cause = "restart"
-	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, Point{Step: c.saved.Step}, nil
+	ch.order.Restart, ch.order.From, ch.order.Passed, ch.order.Result = true, c.saved.Dir, id.Point{Step: c.saved.Step}, nil
 	p, reason, err := c.anew(alive, ch.order.Passed)
 	if err != nil {
 		return nil, err
@@ -616,18 +617,18 @@ func (c *Controller) change(all []*member, alive []plan.Worker, at standing) (*c
 // nothing then. Where no other holder lives, it is one of the plan before, which keeps what it
 // hands over until the next commit. short says that the plan was changed, and none that there is
 // nobody.
-func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, none *plan.LostError) {
+func (c *Controller) held(all []*member, at id.Point) (p plan.Plan, short bool, none *plan.LostError) {
 	p = c.plan
 	if c.before == nil {
 		return p, false, nil
 	}
-	held := make(map[plan.WorkerID][]plan.Range) // by the plan before
+	held := make(map[id.WorkerID][]id.Range) // by the plan before
 	for _, s := range c.before.Shards {
-		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
-			held[w] = append(held[w], plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
+		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
+			held[w] = append(held[w], id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
 		}
 	}
-	lives := make(map[plan.WorkerID]*member)
+	lives := make(map[id.WorkerID]*member)
 	for _, m := range all {
 		lives[m.ID] = m
 		if was, ok := c.before.Worker(m.ID); !ok || was.Incarnation != m.Worker.Incarnation {
@@ -642,9 +643,9 @@ func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, non
 	p.Shards = slices.Clone(p.Shards)
 	for i := range p.Shards {
 		s := &p.Shards[i]
-		var holders []plan.WorkerID
+		var holders []id.WorkerID
 		alive := false
-		for _, w := range append([]plan.WorkerID{s.Owner}, s.Mirrors...) {
+		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
 			m := lives[w]
 			if m != nil && m.report.Holds.Compare(c.since) < 0 && !covers(held[w], *s) {
 				continue
@@ -655,7 +656,7 @@ func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, non
 		if !alive && at == c.went {
 			for _, m := range all {
 				if _, stays := p.Worker(m.ID); stays && covers(held[m.ID], *s) {
-					holders, alive = append([]plan.WorkerID{m.ID}, holders...), true
+					holders, alive = append([]id.WorkerID{m.ID}, holders...), true
 					break
 				}
 			}
@@ -676,23 +677,23 @@ func (c *Controller) held(all []*member, at Point) (p plan.Plan, short bool, non
 }
 
 // same makes the plan once more, for the rest of the step.
-func (c *Controller) same(p plan.Plan, at Point) plan.Plan {
+func (c *Controller) same(p plan.Plan, at id.Point) plan.Plan {
 	if p.FromStep != at.Step+1 {
 		p.FromStep, p.Settled, p.First = max(at.Step+1, p.FromStep), nil, nil
 	}
 	p.InStep, p.Degraded = true, false
-	c.issued = plan.Version{Generation: c.issued.Generation, N: c.issued.N + 1}
+	c.issued = id.Version{Generation: c.issued.Generation, N: c.issued.N + 1}
 	p.Version = c.issued
 	return p
 }
 
 // anew makes a plan that owes nothing to the one before but its version.
-func (c *Controller) anew(alive []plan.Worker, at Point) (plan.Plan, plan.Reason, error) {
+func (c *Controller) anew(alive []plan.Worker, at id.Point) (plan.Plan, plan.Reason, error) {
 	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, c.profile(), plan.Event{
 		Kind: plan.Start, Micros: c.plan.Micros(),
 		Stages: min(c.cfg.Stages, len(alive)), Mirrors: c.cfg.Mirrors, FromStep: at.Step + 1,
 	})
-	p.Version = plan.Version{Generation: c.issued.Generation, N: c.issued.N + 1}
+	p.Version = id.Version{Generation: c.issued.Generation, N: c.issued.N + 1}
 	c.issued = p.Version
 	return p, reason, err
 }
@@ -712,7 +713,7 @@ func (c *Controller) address(ch *change) *change {
 }
 
 // complete returns who has the gradient of which shard.
-func (c *Controller) complete(all []*member, at Point) (list []plan.Complete) {
+func (c *Controller) complete(all []*member, at id.Point) (list []plan.Complete) {
 	for i, s := range c.plan.Shards {
 		for _, m := range all {
 			if m.report.Passed == at && covers(m.report.Complete, s) {
@@ -724,7 +725,7 @@ func (c *Controller) complete(all []*member, at Point) (list []plan.Complete) {
 }
 
 // covers reports whether ranges together hold a shard.
-func covers(ranges []plan.Range, s plan.Shard) bool {
+func covers(ranges []id.Range, s plan.Shard) bool {
 	at := s.Lo
 	for found := true; found && at < s.Hi; {
 		found = false
@@ -807,7 +808,7 @@ func (c *Controller) applied(now time.Time, e Applied) []Effect {
 	if m == nil {
 		return nil
 	}
-	if e.Ballot == (Ballot{}) {
+	if e.Ballot == (id.Ballot{}) {
 		if c.coming == nil || e.Version != c.coming.order.Plan.Version || c.phase != steady {
 			return nil
 		}
@@ -955,7 +956,7 @@ func (c *Controller) evict(now time.Time) []Effect {
 	}
 	c.broken = younger
 	for len(links) > 0 {
-		count := make(map[plan.WorkerID]int)
+		count := make(map[id.WorkerID]int)
 		for _, l := range links {
 			count[l.a.ID]++
 			count[l.b.ID]++

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -18,54 +19,54 @@ type cluster struct {
 	t    *rapid.T
 	c    *Controller
 	now  time.Time
-	w    map[plan.WorkerID]*fake
+	w    map[id.WorkerID]*fake
 	last struct {
-		ballot  Ballot
-		version plan.Version
+		ballot  id.Ballot
+		version id.Version
 	}
-	agreeing  []plan.Version
+	agreeing  []id.Version
 	balancing []Balance
-	down      map[[2]plan.WorkerID]bool // links
+	down      map[[2]id.WorkerID]bool // links
 	timers    map[Timer]time.Time
 	recovered int
 	joined    int
-	live      map[Point]plan.Version // the plan after a point, once somebody has passed it
-	told      map[plan.Version]*fake // who went first under a boundary plan
-	at        map[plan.Version]Point // and from where
+	live      map[id.Point]id.Version // the plan after a point, once somebody has passed it
+	told      map[id.Version]*fake    // who went first under a boundary plan
+	at        map[id.Version]id.Point // and from where
 	end       error
 }
 
 type fake struct {
 	plan.Worker
 	alive, sealed, done bool
-	ballot              Ballot
-	plan                plan.Version
+	ballot              id.Ballot
+	plan                id.Version
 	members             []plan.Worker
-	passed, entered     Point
+	passed, entered     id.Point
 	epoch               int // of the newest restart that it applied
 	in                  []Effect
 	out                 []Event
 
-	holds   plan.Version // the newest plan that it has applied
-	coming  *Order       // a boundary plan that has come
-	says    plan.Version // the newest plan that it knew of as it entered a point
-	waits   bool         // for its first plan to be live
+	holds   id.Version // the newest plan that it has applied
+	coming  *Order     // a boundary plan that has come
+	says    id.Version // the newest plan that it knew of as it entered a point
+	waits   bool       // for its first plan to be live
 	leaving bool
 	left    bool
 }
 
 const lastStep = 6
 
-func pair(a, b plan.WorkerID) [2]plan.WorkerID { return [2]plan.WorkerID{min(a, b), max(a, b)} }
+func pair(a, b id.WorkerID) [2]id.WorkerID { return [2]id.WorkerID{min(a, b), max(a, b)} }
 
-func next(p Point) Point {
+func next(p id.Point) id.Point {
 	switch {
-	case p.Step == lastStep && p.Gate == Committed:
-		return Point{Step: p.Step, Gate: Evaluated}
+	case p.Step == lastStep && p.Gate == id.Committed:
+		return id.Point{Step: p.Step, Gate: id.Evaluated}
 	case p.Step == lastStep:
-		return Point{Step: p.Step, Gate: Kept}
+		return id.Point{Step: p.Step, Gate: id.Kept}
 	}
-	return Point{Step: p.Step + 1}
+	return id.Point{Step: p.Step + 1}
 }
 
 func (x *cluster) alive() (all []*fake) {
@@ -107,15 +108,15 @@ func (x *cluster) progress(w *fake) bool {
 			next = p.says
 		}
 	}
-	if x.live[to] == (plan.Version{}) { // who passes first finds out for all
+	if x.live[to] == (id.Version{}) { // who passes first finds out for all
 		x.live[to] = next
 	}
 	next = x.live[to]
 	w.passed = to
-	if to.Gate == Committed && next != w.plan && w.coming != nil && next == w.coming.Plan.Version {
+	if to.Gate == id.Committed && next != w.plan && w.coming != nil && next == w.coming.Plan.Version {
 		x.goLive(w, *w.coming)
 	}
-	if to.Gate == Kept && !w.left {
+	if to.Gate == id.Kept && !w.left {
 		w.done = true
 		w.out = append(w.out, Finished{w.Worker, to.Step, []byte(fmt.Sprint(to))})
 	}
@@ -176,7 +177,7 @@ func (x *cluster) receive(w *fake) {
 		}
 	case Command:
 		o := m.Order
-		if o.Ballot == (Ballot{}) {
+		if o.Ballot == (id.Ballot{}) {
 			w.coming = &o
 			if w.waits {
 				w.sealed = false
@@ -200,7 +201,7 @@ func (x *cluster) receive(w *fake) {
 		for _, m := range w.members {
 			delete(x.down, pair(w.ID, m.ID))
 		}
-		if o.Passed.Gate == Kept && !w.done {
+		if o.Passed.Gate == id.Kept && !w.done {
 			w.done = true
 			w.out = append(w.out, Finished{w.Worker, o.Passed.Step, o.Result})
 		}
@@ -282,8 +283,8 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "workers")
 		c := storyJob(t, n, rapid.IntRange(1, min(n, 3)).Draw(t, "stages"), 8, rapid.IntRange(0, 2).Draw(t, "mirrors"), 1)
-		x := &cluster{t: t, c: c, w: make(map[plan.WorkerID]*fake), now: time.Unix(0, 0), down: make(map[[2]plan.WorkerID]bool), timers: make(map[Timer]time.Time), live: make(map[Point]plan.Version),
-			told: make(map[plan.Version]*fake), at: make(map[plan.Version]Point)}
+		x := &cluster{t: t, c: c, w: make(map[id.WorkerID]*fake), now: time.Unix(0, 0), down: make(map[[2]id.WorkerID]bool), timers: make(map[Timer]time.Time), live: make(map[id.Point]id.Version),
+			told: make(map[id.Version]*fake), at: make(map[id.Version]id.Point)}
 		x.last.version = c.cfg.Plan.Version
 		for _, w := range c.cfg.Plan.Workers {
 			x.w[w.ID] = &fake{Worker: w, alive: true, plan: c.cfg.Plan.Version, holds: c.cfg.Plan.Version, members: c.cfg.Plan.Workers}
@@ -298,11 +299,11 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 			if joins > 0 {
 				acts = append(acts, func() {
 					joins--
-					w := plan.Worker{ID: plan.WorkerID(len(x.w))}
+					w := plan.Worker{ID: id.WorkerID(len(x.w))}
 					x.w[w.ID] = &fake{Worker: w, alive: true, waits: true, out: []Event{Joined{w, fmt.Sprint("addr-", w.ID)}}}
 				})
 			}
-			for id := range plan.WorkerID(len(x.w)) {
+			for id := range id.WorkerID(len(x.w)) {
 				w := x.w[id]
 				if w.alive && !w.leaving && leaves > 0 && !w.done {
 					acts = append(acts, func() {
@@ -364,7 +365,7 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 				})
 				deliver = true
 			}
-			if a, b := plan.WorkerID(0), plan.WorkerID(n-1); cuts > 0 && a != b && x.w[a].alive && x.w[b].alive {
+			if a, b := id.WorkerID(0), id.WorkerID(n-1); cuts > 0 && a != b && x.w[a].alive && x.w[b].alive {
 				acts = append(acts, func() {
 					cuts--
 					x.down[pair(a, b)] = true
@@ -419,19 +420,19 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 
 func TestCompleteNeedsTheWholeShard(t *testing.T) {
 	c := storyJob(t, 2, 1, 6, 1, 1)
-	at := Point{Step: 3}
+	at := id.Point{Step: 3}
 	m, s := c.members[1], c.plan.Shards[1]
 	mid := s.Lo + 4096
 	for _, x := range []struct {
-		passed Point
-		ranges []plan.Range
+		passed id.Point
+		ranges []id.Range
 		want   int
 	}{
-		{at, []plan.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}, {Layer: s.Layer, Lo: s.Lo, Hi: mid}}, 1},
-		{Point{Step: 2}, []plan.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0},            // of another step
-		{Point{Step: 3, Repair: 1}, []plan.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0}, // done again
-		{at, []plan.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}}, 0},
-		{at, []plan.Range{{Layer: s.Layer + 9, Lo: s.Lo, Hi: s.Hi}}, 0},
+		{at, []id.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}, {Layer: s.Layer, Lo: s.Lo, Hi: mid}}, 1},
+		{id.Point{Step: 2}, []id.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0},            // of another step
+		{id.Point{Step: 3, Repair: 1}, []id.Range{{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}}, 0}, // done again
+		{at, []id.Range{{Layer: s.Layer, Lo: mid, Hi: s.Hi}}, 0},
+		{at, []id.Range{{Layer: s.Layer + 9, Lo: s.Lo, Hi: s.Hi}}, 0},
 		{at, nil, 0},
 	} {
 		m.report = &Report{Passed: x.passed, Complete: x.ranges}
@@ -446,18 +447,18 @@ func TestCompleteNeedsTheWholeShard(t *testing.T) {
 // point and who has not.
 func TestPointsFollow(t *testing.T) {
 	for _, c := range []struct {
-		p, latest Point
+		p, latest id.Point
 		want      bool
 	}{
-		{Point{Step: 3}, Point{Step: 3}, true},
-		{Point{Step: 3}, Point{Step: 3, Repair: 1}, true},
-		{Point{Step: 3}, Point{Step: 3, Repair: 2}, false},
-		{Point{Step: 2}, Point{Step: 3, Repair: 1}, false},
-		{Point{Step: 3, Repair: 2}, Point{Step: 4}, true},
-		{Point{Step: 3, Gate: Evaluated, Repair: 1}, Point{Step: 4}, true},
-		{Point{Step: 3, Repair: 1}, Point{Step: 3, Gate: Evaluated}, true},
-		{Point{Step: 3, Repair: 1}, Point{Step: 3, Gate: Evaluated, Repair: 1}, false},
-		{Point{Step: 4, Repair: 1}, Point{Step: 4}, false},
+		{id.Point{Step: 3}, id.Point{Step: 3}, true},
+		{id.Point{Step: 3}, id.Point{Step: 3, Repair: 1}, true},
+		{id.Point{Step: 3}, id.Point{Step: 3, Repair: 2}, false},
+		{id.Point{Step: 2}, id.Point{Step: 3, Repair: 1}, false},
+		{id.Point{Step: 3, Repair: 2}, id.Point{Step: 4}, true},
+		{id.Point{Step: 3, Gate: id.Evaluated, Repair: 1}, id.Point{Step: 4}, true},
+		{id.Point{Step: 3, Repair: 1}, id.Point{Step: 3, Gate: id.Evaluated}, true},
+		{id.Point{Step: 3, Repair: 1}, id.Point{Step: 3, Gate: id.Evaluated, Repair: 1}, false},
+		{id.Point{Step: 4, Repair: 1}, id.Point{Step: 4}, false},
 	} {
 		if got := follows(c.p, c.latest); got != c.want || c.p != c.latest && got && c.p.Compare(c.latest) >= 0 {
 			t.Errorf("%v before %v: %v, compare %d", c.p, c.latest, got, c.p.Compare(c.latest))
@@ -470,7 +471,7 @@ func TestPointsFollow(t *testing.T) {
 func TestFillsAreOrdered(t *testing.T) {
 	c := storyJob(t, 3, 1, 6, 1, 1)
 	now := time.Unix(0, 0)
-	fills := func(c *Controller, n int) (all []FillID) {
+	fills := func(c *Controller, n int) (all []id.Fill) {
 		for i := range n {
 			w := plan.Worker{ID: 3, Incarnation: i}
 			for _, e := range []Event{Joined{w, "addr"}, Dead{Worker: w, Cause: "killed"}} {

@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // NobodyError is the error of [End] when the last worker has died.
 type NobodyError struct {
-	Worker plan.WorkerID
+	Worker id.WorkerID
 	Cause  string
 }
 
@@ -30,7 +30,7 @@ func (e *FewError) Error() string {
 // one after the other: it would end all others, too.
 type CrashError struct {
 	Crash
-	Workers [2]plan.WorkerID
+	Workers [2]id.WorkerID
 	Cause   string // of the second
 }
 
@@ -41,7 +41,7 @@ func (e *CrashError) Error() string {
 
 // ReportError is the error of [End] when answers cannot be true together.
 type ReportError struct {
-	Worker plan.WorkerID
+	Worker id.WorkerID
 	Why    string
 }
 

@@ -3,6 +3,7 @@ package controller
 import (
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
@@ -52,21 +53,21 @@ type (
 	// Answered is a worker's answer to [Ask].
 	Answered struct {
 		Worker plan.Worker
-		Ballot Ballot
+		Ballot id.Ballot
 		Report Report
 	}
 
 	// Agreed says that what [Propose] asked for is agreed.
 	Agreed struct {
-		Version  plan.Version
+		Version  id.Version
 		Proposed time.Time // when the proposing began
 	}
 
 	// Applied says that a worker has applied a plan. See control.Applied.
 	Applied struct {
 		Worker       plan.Worker
-		Ballot       Ballot
-		Version      plan.Version
+		Ballot       id.Ballot
+		Version      id.Version
 		Opened       int // links
 		Edit, Resume time.Duration
 	}
@@ -97,7 +98,7 @@ type (
 	// control.Level.
 	Level struct {
 		Worker plan.Worker
-		ID     FillID
+		ID     id.Fill
 		Step   int
 	}
 
@@ -161,7 +162,7 @@ type (
 	// Ask sends a query to a worker.
 	Ask struct {
 		Worker plan.Worker
-		Ballot Ballot
+		Ballot id.Ballot
 	}
 
 	// Command sends an order to a worker.
@@ -254,7 +255,7 @@ type Recovery struct {
 	Ballots  int // attempts
 	Rollback bool
 	From     int // step after which a rollback goes on
-	Version  plan.Version
+	Version  id.Version
 
 	Detect time.Duration // death until the controller knew of it
 	Query  time.Duration // until all had answered

@@ -3,6 +3,7 @@ package controller
 import (
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -21,12 +22,12 @@ const lookAfter = 200 * time.Millisecond
 
 // look is a plan and the profile for which no better one was found.
 type look struct {
-	version plan.Version
+	version id.Version
 	profile plan.Profile
 }
 
 // news reports whether a plan and a profile are not those of the last look.
-func (l *look) news(v plan.Version, prof *plan.Profile) bool {
+func (l *look) news(v id.Version, prof *plan.Profile) bool {
 	return l == nil || l.version != v || l.profile.Differs(prof)
 }
 

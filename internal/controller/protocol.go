@@ -29,15 +29,15 @@ const (
 // no task and answers no lower ballot; tasks that were running finish.
 type Report struct {
 	// Plan is the version under which the worker works on what follows Passed.
-	Plan   plan.Version `json:"plan"`
-	Passed Point        `json:"passed"`
+	Plan   id.Version `json:"plan"`
+	Passed id.Point   `json:"passed"`
 	// Result is what was said in the exchange of Passed, with which others can
 	// pass, too; nil at the beginning of the run.
 	Result []byte `json:"result,omitempty"`
 
 	// Holds is the newest plan that the worker has applied: it has the state of all that
 	// this one gives it. None of a worker that is yet to join.
-	Holds plan.Version `json:"holds"`
+	Holds id.Version `json:"holds"`
 	// Filled are ranges that a Fill has brought.
 	Filled []Filled `json:"filled,omitempty"`
 
@@ -46,12 +46,12 @@ type Report struct {
 	Works []graph.Status `json:"works,omitempty"`
 	// Complete are the ranges that the worker owns or mirrors whose gradient
 	// of that step is complete here.
-	Complete []plan.Range `json:"complete,omitempty"`
+	Complete []id.Range `json:"complete,omitempty"`
 }
 
 // Filled is a range whose state has come in the background, and the step it is of.
 type Filled struct {
-	plan.Range
+	id.Range
 	Step int `json:"step"`
 }
 
@@ -70,12 +70,12 @@ type Peer struct {
 // applies it like the others, and then does nothing more than to wait for
 // control.Release.
 type Order struct {
-	Ballot Ballot    `json:"ballot"`
+	Ballot id.Ballot `json:"ballot"`
 	Plan   plan.Plan `json:"plan"`
 	Peers  []Peer    `json:"peers"` // the workers of the plan
 
-	Passed Point  `json:"passed"`
-	Result []byte `json:"result,omitempty"`
+	Passed id.Point `json:"passed"`
+	Result []byte   `json:"result,omitempty"`
 
 	// Epoch is the N of the plan of the newest restart, 0 before one: steps that
 	// run again after a restart are other steps to the network.
@@ -97,7 +97,7 @@ type Order struct {
 // That goes on until a plan is live, or another Fill comes. When all that a
 // destination is to have has arrived, it says so (control.Level).
 type Fill struct {
-	ID        FillID          `json:"id"`
+	ID        id.Fill         `json:"id"`
 	Peers     []Peer          `json:"peers"` // all to be admitted: the workers of the plan, and joiners
 	Transfers []plan.Transfer `json:"transfers,omitempty"`
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
@@ -74,8 +75,8 @@ type story struct {
 	now   time.Time
 	args  map[string]string // of the command
 	words []string          // without =
-	knows map[plan.WorkerID]*plan.Plan
-	sent  map[plan.WorkerID]Order
+	knows map[id.WorkerID]*plan.Plan
+	sent  map[id.WorkerID]Order
 	old   plan.Plan // for what is new in a plan
 	plans map[int]plan.Plan
 	fill  Fill // the newest
@@ -95,7 +96,7 @@ func (s *story) filled() (all []plan.Worker) {
 }
 
 func tell(t *testing.T, text string) string {
-	s := &story{t: t, now: time.Unix(0, 0), knows: map[plan.WorkerID]*plan.Plan{}, sent: map[plan.WorkerID]Order{}, plans: map[int]plan.Plan{}}
+	s := &story{t: t, now: time.Unix(0, 0), knows: map[id.WorkerID]*plan.Plan{}, sent: map[id.WorkerID]Order{}, plans: map[int]plan.Plan{}}
 	var out strings.Builder
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
@@ -141,8 +142,8 @@ func (s *story) pairs(key string) (all []graph.Pair) {
 }
 
 func (s *story) worker(word string) plan.Worker {
-	id, life, ok := strings.Cut(word, ".")
-	w := plan.Worker{ID: plan.WorkerID(s.number(id))}
+	n, life, ok := strings.Cut(word, ".")
+	w := plan.Worker{ID: id.WorkerID(s.number(n))}
 	if ok {
 		w.Incarnation = s.number(life)
 	}
@@ -202,7 +203,7 @@ func (s *story) run(line string) []Effect {
 		if len(s.words) > 1 {
 			n = s.number(s.words[1])
 		}
-		return s.step(Agreed{plan.Version{Generation: 1, N: n}, s.now.Add(-300 * time.Microsecond)})
+		return s.step(Agreed{id.Version{Generation: 1, N: n}, s.now.Add(-300 * time.Microsecond)})
 	case "applied":
 		var all []Effect
 		for _, w := range s.workers(func(m *member) bool { return !m.applied }) {
@@ -311,10 +312,10 @@ func (s *story) begin() {
 func storyJob(t interface{ Fatal(...any) }, workers, stages, micros, mirrors, least int) *Controller {
 	cfg := Config{Profile: plan.Profile{Layers: storyLayers()}, Term: 1, Stages: stages, Mirrors: mirrors, MinWorkers: least, Detect: time.Second}
 	var v plan.View
-	for id := range workers {
-		w := plan.Worker{ID: plan.WorkerID(id)}
+	for worker := range workers {
+		w := plan.Worker{ID: id.WorkerID(worker)}
 		v.Workers = append(v.Workers, w)
-		cfg.Peers = append(cfg.Peers, Peer{w, fmt.Sprintf("addr-%d", id)})
+		cfg.Peers = append(cfg.Peers, Peer{w, fmt.Sprintf("addr-%d", worker)})
 	}
 	var err error
 	cfg.Plan, _, err = plan.Next(plan.Plan{}, v, cfg.Profile, plan.Event{Kind: plan.Start, Micros: micros, Stages: stages, Mirrors: mirrors})
@@ -332,11 +333,11 @@ func (s *story) report(w plan.Worker) Report {
 	}
 	if at := s.args["at"]; at != "" {
 		step, gate, _ := strings.Cut(at, ".")
-		r.Passed = Point{Step: s.number(step), Gate: Gate(slices.Index([]string{"committed", "evaluated", "kept"}, gate))}
+		r.Passed = id.Point{Step: s.number(step), Gate: id.Gate(slices.Index([]string{"committed", "evaluated", "kept"}, gate))}
 	}
 	r.Holds = r.Plan
 	if n, ok := s.args["holds"]; ok {
-		r.Holds = plan.Version{}
+		r.Holds = id.Version{}
 		if n := s.number(n); n > 0 {
 			r.Holds = s.plans[n].Version
 		}
@@ -371,7 +372,7 @@ func (s *story) report(w plan.Worker) Report {
 	for _, sh := range p.Shards {
 		what := s.args["complete"]
 		if sh.Owner == w.ID && what != "" || slices.Contains(sh.Mirrors, w.ID) && what == "held" {
-			r.Complete = append(r.Complete, plan.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi})
+			r.Complete = append(r.Complete, id.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi})
 		}
 	}
 	return r
@@ -394,7 +395,7 @@ func (s *story) print(e Effect) string {
 	case Command:
 		o := e.Order
 		text := fmt.Sprintf("order worker %s: plan %v", name(e.Worker), o.Plan.Version)
-		if o.Ballot != (Ballot{}) {
+		if o.Ballot != (id.Ballot{}) {
 			text += fmt.Sprintf(", ballot %v", o.Ballot)
 		}
 		return text
@@ -445,7 +446,7 @@ func (s *story) order(o Order) string {
 	for _, w := range p.Workers {
 		fmt.Fprintf(&b, " %s", name(w))
 	}
-	if o.Ballot != (Ballot{}) {
+	if o.Ballot != (id.Ballot{}) {
 		fmt.Fprintf(&b, "; passed %v %q", o.Passed, o.Result)
 	}
 	if o.Restart {

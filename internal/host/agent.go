@@ -16,6 +16,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -150,8 +151,8 @@ func (a *Agent) Serve(ctx context.Context, workers ...Worker) session.Outcome {
 	control.Warm()
 	cfg := a.cfg.withDefaults(len(workers))
 	var all []plan.Worker
-	for id := range workers {
-		all = append(all, plan.Worker{ID: plan.WorkerID(id)})
+	for w := range workers {
+		all = append(all, plan.Worker{ID: id.WorkerID(w)})
 	}
 	return newRun(cfg, workers, session.New(cfg.session(len(workers)), all), a.watch).loop(ctx, a.stops)
 }
@@ -254,7 +255,7 @@ func (r *run) loop(ctx context.Context, stops <-chan session.Reason) session.Out
 			} else {
 				r.agreement = o.agreement
 				was := o.agreement.node.State()
-				r.apply(r.s.Step(time.Now(), session.LogOpened{First: plan.Version{Generation: was.Generation, N: max(was.Newest.N, again.Newest().N) + 1}}))
+				r.apply(r.s.Step(time.Now(), session.LogOpened{First: id.Version{Generation: was.Generation, N: max(was.Newest.N, again.Newest().N) + 1}}))
 			}
 		}
 	}

@@ -25,9 +25,9 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform/canary"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -80,13 +80,13 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 		}
 	}()
 	defer func() { conn.Close(); <-ended }()
-	step, stoppedBy, version, rests := 0, "", plan.Version{Generation: 1, N: 1}, f.at < 0
+	step, stoppedBy, version, rests := 0, "", id.Version{Generation: 1, N: 1}, f.at < 0
 	handle := func(m control.Message) (ok bool) {
 		switch m := m.(type) {
 		case control.Stop:
 			stoppedBy = m.Reason
 		case control.Query:
-			report, _ := controller.Report{Plan: version, Passed: controller.Point{Step: step}}.Encode()
+			report, _ := controller.Report{Plan: version, Passed: id.Point{Step: step}}.Encode()
 			conn.Send(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
 		case control.Order:
 			o, err := controller.ParseOrder(m.Order)

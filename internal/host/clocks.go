@@ -10,8 +10,8 @@ import (
 
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/observe/trace"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -175,10 +175,10 @@ func (g *governing) giveUp(why error) {
 		g.err = g.keeper.Close()
 		g.restored()
 	}
-	e := session.ClocksSet{Reason: "clocks are left alone: " + session.OneLine(why.Error()), Joules: g.joules(), Lowered: make(map[plan.WorkerID]float64)}
+	e := session.ClocksSet{Reason: "clocks are left alone: " + session.OneLine(why.Error()), Joules: g.joules(), Lowered: make(map[id.WorkerID]float64)}
 	for _, d := range g.devices {
 		for _, w := range d.Workers {
-			e.Lowered[plan.WorkerID(w)] = 1
+			e.Lowered[id.WorkerID(w)] = 1
 		}
 	}
 	g.post(e)
@@ -303,7 +303,7 @@ func (g *governing) observe(ctx context.Context, e session.ObserveStep) {
 
 // apply sets clocks and tells of it.
 func (g *governing) apply(settings []dvfs.Setting, reason string) {
-	e := session.ClocksSet{Reason: reason, Lowered: make(map[plan.WorkerID]float64), Shares: make(map[plan.WorkerID]float64)}
+	e := session.ClocksSet{Reason: reason, Lowered: make(map[id.WorkerID]float64), Shares: make(map[id.WorkerID]float64)}
 	if g.clocks.Emulated() {
 		e.Reason += " (emulated)"
 	}
@@ -332,7 +332,7 @@ func (g *governing) apply(settings []dvfs.Setting, reason string) {
 			g.own[s.Clock] = s.MHz
 		}
 		for _, w := range d.Workers {
-			id := plan.WorkerID(w)
+			id := id.WorkerID(w)
 			e.Shares[id] = speed(s.MHz) / speed(d.Found())
 			if up {
 				e.Raised = append(e.Raised, id)
@@ -365,7 +365,7 @@ func clockModel(e session.ObserveStep, stale func() bool) dvfs.Model {
 	p := e.Plan
 	now := make([]float64, len(p.Workers)) // speed by the profile, at the clock of the moment
 	m := dvfs.Model{Workers: len(p.Workers), Busy: make([]float64, len(p.Workers))}
-	place := make(map[plan.WorkerID]int)
+	place := make(map[id.WorkerID]int)
 	for i, w := range p.Workers {
 		place[w.ID], now[i] = i, 1
 		if v := e.Profile.Speed[w.ID]; v > 0 {
@@ -392,7 +392,7 @@ func clockModel(e session.ObserveStep, stale func() bool) dvfs.Model {
 			return math.Inf(1)
 		}
 		prof := e.Profile
-		prof.Speed = make(map[plan.WorkerID]float64, len(now))
+		prof.Speed = make(map[id.WorkerID]float64, len(now))
 		for i, w := range p.Workers {
 			prof.Speed[w.ID] = now[i] * speeds[i]
 		}

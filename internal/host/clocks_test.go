@@ -10,6 +10,7 @@ import (
 
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -100,7 +101,7 @@ func uneven(t *testing.T) session.ObserveStep {
 	}
 	var v plan.View
 	for i := range 4 {
-		v.Workers = append(v.Workers, plan.Worker{ID: plan.WorkerID(i)})
+		v.Workers = append(v.Workers, plan.Worker{ID: id.WorkerID(i)})
 	}
 	p, _, err := plan.Next(plan.Plan{}, v, prof, plan.Event{Kind: plan.Start, Micros: 13, Stages: 1, Mirrors: 1})
 	if err != nil {
@@ -150,7 +151,7 @@ func TestGoverning(t *testing.T) {
 	if len(c.log) > 0 || len(*posted) > 0 {
 		t.Errorf("under an old plan: %v, %+v", c.log, *posted)
 	}
-	g.release(session.ReleaseClocks{Version: plan.Version{Generation: 1, N: 2}})
+	g.release(session.ReleaseClocks{Version: id.Version{Generation: 1, N: 2}})
 	if fmt.Sprint(c.log) != "[card-3 back]" || len(*posted) != 1 || (*posted)[0].(session.ClocksSet).Lowered[3] != 1 {
 		t.Errorf("%v, %+v", c.log, *posted)
 	}
@@ -177,12 +178,12 @@ func TestGoverningRaises(t *testing.T) {
 	c := &fakeClocks{start: map[int]int{0: 1000}}
 	g, posted := governed(t, c)
 	e := uneven(t)
-	e.Profile.Speed = map[plan.WorkerID]float64{0: 1000.0 / 1400}
+	e.Profile.Speed = map[id.WorkerID]float64{0: 1000.0 / 1400}
 	g.observe(t.Context(), e)
 	if len(*posted) != 1 || (*posted)[0].(session.ClocksSet).Raised[0] != 0 || fmt.Sprint(c.log) != "[save 4 card-0 1400]" {
 		t.Fatalf("%+v, %v", *posted, c.log)
 	}
-	g.release(session.ReleaseClocks{Version: plan.Version{Generation: 1, N: 2}})
+	g.release(session.ReleaseClocks{Version: id.Version{Generation: 1, N: 2}})
 	if len(c.log) != 2 {
 		t.Errorf("%v", c.log)
 	}
@@ -222,7 +223,7 @@ func TestGoverningGivesUp(t *testing.T) {
 // The model is of the clocks of the moment: who takes longer for its clock computes for longer.
 func TestClockModel(t *testing.T) {
 	e := uneven(t)
-	e.Under = map[plan.WorkerID]float64{2: 2}
+	e.Under = map[id.WorkerID]float64{2: 2}
 	m := clockModel(e, func() bool { return false })
 	if m.Workers != 4 || m.Busy[2] != 2*m.Busy[1] || m.Busy[0] != m.Busy[1] || math.Abs(m.Busy[0]/m.Busy[3]-4) > 1e-9 {
 		t.Errorf("%+v", m.Busy)
@@ -235,10 +236,10 @@ func TestClockModel(t *testing.T) {
 	large := e
 	large.Plan.Route = nil
 	for range e.Plan.Stages {
-		large.Plan.Route = append(large.Plan.Route, slices.Repeat([]plan.WorkerID{0, 1}, 300))
+		large.Plan.Route = append(large.Plan.Route, slices.Repeat([]id.WorkerID{0, 1}, 300))
 	}
 	m = clockModel(large, func() bool { return false })
-	if got := m.Step(same); got != large.Plan.Estimate(plan.Profile{Layers: e.Profile.Layers, Speed: map[plan.WorkerID]float64{0: 1, 1: 1, 2: 0.5, 3: 1}}).Seconds() {
+	if got := m.Step(same); got != large.Plan.Estimate(plan.Profile{Layers: e.Profile.Layers, Speed: map[id.WorkerID]float64{0: 1, 1: 1, 2: 0.5, 3: 1}}).Seconds() {
 		t.Errorf("%v s by the closed form", got)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -413,7 +414,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan session.Reason, 
 	if in != nil {
 		members := in.Members()
 		for _, w := range l.workers {
-			w.fenced = !session.HasPart(members, plan.Worker{ID: plan.WorkerID(w.id)})
+			w.fenced = !session.HasPart(members, plan.Worker{ID: id.WorkerID(w.id)})
 		}
 		for _, w := range members {
 			if l.find(int(w.ID), w.Incarnation) == nil {
@@ -425,7 +426,7 @@ func (l *lead) serve(ctx context.Context, s *seat, stops <-chan session.Reason, 
 	var all []plan.Worker
 	for _, w := range l.workers {
 		workers = append(workers, w)
-		all = append(all, plan.Worker{ID: plan.WorkerID(w.id), Incarnation: w.life, Host: c.Hosts[w.host].Name})
+		all = append(all, plan.Worker{ID: id.WorkerID(w.id), Incarnation: w.life, Host: c.Hosts[w.host].Name})
 	}
 	sess := session.New(sc, all)
 	r := newRun(cfg, workers, sess, s.h.watch)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -35,7 +36,7 @@ type ringMember struct {
 	seed string // whom we joined last; of join, which is called by one at a time
 
 	mu sync.Mutex
-	by map[plan.WorkerID]string // name of the member that spoke ill of a worker last
+	by map[id.WorkerID]string // name of the member that spoke ill of a worker last
 }
 
 // ringShare is by how much the ring takes longer than the run to be sure of a loss. Its members share
@@ -66,7 +67,7 @@ func openGossip(job, host, addr string, secret []byte, detect time.Duration, siz
 	}
 	g := &ringMember{
 		ring: r, c: control.Ring{Job: job, Key: key, Seeds: []string{r.Addr()}, Detect: detect, Size: size},
-		news: make(chan struct{}, 1), by: make(map[plan.WorkerID]string),
+		news: make(chan struct{}, 1), by: make(map[id.WorkerID]string),
 	}
 	g.ctx, g.end = context.WithCancel(context.Background())
 	g.tasks.Go(g.listen)
@@ -124,10 +125,10 @@ func (g *ringMember) tell(ctx context.Context, post func(session.Event) bool) {
 		incarnation int
 		state       gossip.State
 	}
-	var told map[plan.WorkerID]life
+	var told map[id.WorkerID]life
 	for {
 		members := g.ring.Members()
-		all := make(map[plan.WorkerID]life)
+		all := make(map[id.WorkerID]life)
 		for _, m := range members {
 			if m.Kind != gossip.Worker {
 				continue
@@ -155,7 +156,7 @@ func (g *ringMember) tell(ctx context.Context, post func(session.Event) bool) {
 }
 
 // accuser says in words who cannot reach a worker.
-func (g *ringMember) accuser(id plan.WorkerID, members []gossip.Member) string {
+func (g *ringMember) accuser(id id.WorkerID, members []gossip.Member) string {
 	g.mu.Lock()
 	by := g.by[id]
 	g.mu.Unlock()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // BenchmarkBoundary makes boundary plans for 1,024 workers and 100 layers.
@@ -29,8 +31,8 @@ func BenchmarkBoundary(b *testing.B) {
 		view    View
 		kind    EventKind
 	}{
-		{"leave", whole, View{Step: 5, Workers: ws, Leaving: []WorkerID{100}}, Leave},
-		{"leave host", whole, View{Step: 5, Workers: ws, Leaving: []WorkerID{96, 97, 98, 99, 100, 101, 102, 103}}, Leave},
+		{"leave", whole, View{Step: 5, Workers: ws, Leaving: []id.WorkerID{100}}, Leave},
+		{"leave host", whole, View{Step: 5, Workers: ws, Leaving: []id.WorkerID{96, 97, 98, 99, 100, 101, 102, 103}}, Leave},
 		{"protect", lost(missing), missing, Protect},
 		{"protect host", afterHost, host, Protect},
 		{"join", lost(missing), View{Step: 6, Workers: append(slices.Clone(missing.Workers), Worker{1024, 0, "new"})}, Join},
@@ -114,11 +116,11 @@ func BenchmarkRebalance(b *testing.B) {
 		prof := uniform(c.layers)
 		whole := first(b, workers(c.workers, 4), prof, c.stages, c.micros, 1)
 		slow := prof
-		slow.Speed = map[WorkerID]float64{3: 0.5}
+		slow.Speed = map[id.WorkerID]float64{3: 0.5}
 		mixed := prof
-		mixed.Speed = map[WorkerID]float64{}
+		mixed.Speed = map[id.WorkerID]float64{}
 		for w := range c.workers {
-			mixed.Speed[WorkerID(w)] = []float64{1, 0.9, 0.8, 0.5}[w*7/3%4]
+			mixed.Speed[id.WorkerID(w)] = []float64{1, 0.9, 0.8, 0.5}[w*7/3%4]
 		}
 		lost := losing(b, whole, prof, 3)
 		for _, k := range []struct {

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // boundary makes a plan between two steps: arrange fills it in. It is made twice
@@ -43,14 +45,14 @@ type draft struct {
 	Plan
 	current *Plan
 	prof    Profile // measured
-	stays   map[WorkerID]bool
-	leaves  []WorkerID         // live and leave
-	lives   map[WorkerID]bool  // of the current plan
-	origin  []int              // of each shard: the one of the current plan that it is a part of
-	held    map[Gather][]Range // what workers have of a layer beside the current plan
-	filled  []WorkerID         // who has any of these
+	stays   map[id.WorkerID]bool
+	leaves  []id.WorkerID         // live and leave
+	lives   map[id.WorkerID]bool  // of the current plan
+	origin  []int                 // of each shard: the one of the current plan that it is a part of
+	held    map[Gather][]id.Range // what workers have of a layer beside the current plan
+	filled  []id.WorkerID         // who has any of these
 
-	index           map[WorkerID]int
+	index           map[id.WorkerID]int
 	host            []int // by worker
 	perHost         []int // workers
 	owned, mirrored []int // parameters, by worker
@@ -65,8 +67,8 @@ func newDraft(current *Plan, v *View, prof Profile, e Event, held []Holding) (*d
 			Mirrors:  current.Mirrors,
 		},
 		current: current, prof: prof.measured(),
-		stays: make(map[WorkerID]bool), lives: make(map[WorkerID]bool),
-		held: make(map[Gather][]Range), index: make(map[WorkerID]int),
+		stays: make(map[id.WorkerID]bool), lives: make(map[id.WorkerID]bool),
+		held: make(map[Gather][]id.Range), index: make(map[id.WorkerID]int),
 	}
 	if current.InStep {
 		d.FromStep = max(d.FromStep, current.FromStep+1)
@@ -120,23 +122,23 @@ func newDraft(current *Plan, v *View, prof Profile, e Event, held []Holding) (*d
 }
 
 // following returns the version of the plan that an event calls for.
-func following(current *Plan, e Event) Version {
+func following(current *Plan, e Event) id.Version {
 	v := current.Version
 	if e.After.Compare(v) > 0 {
 		v = e.After
 	}
-	return Version{Generation: max(e.Generation, v.Generation), N: v.N + 1}
+	return id.Version{Generation: max(e.Generation, v.Generation), N: v.N + 1}
 }
 
 // holds reports whether a worker of the plan has the state of a shard already.
-func (d *draft) holds(w WorkerID, i int) bool {
+func (d *draft) holds(w id.WorkerID, i int) bool {
 	s, was := &d.Shards[i], &d.current.Shards[d.origin[i]]
 	return d.stays[w] && was.Holds(w) || d.hasFilled(w, s)
 }
 
 // hasFilled reports whether a background transfer has made a worker a holder.
-func (d *draft) hasFilled(w WorkerID, s *Shard) bool {
-	return slices.ContainsFunc(d.held[Gather{s.Layer, w}], func(r Range) bool { return r.Lo <= s.Lo && s.Hi <= r.Hi })
+func (d *draft) hasFilled(w id.WorkerID, s *Shard) bool {
+	return slices.ContainsFunc(d.held[Gather{s.Layer, w}], func(r id.Range) bool { return r.Lo <= s.Lo && s.Hi <= r.Hi })
 }
 
 // inherit takes the shards over from the current plan, without mirrors that do
@@ -151,15 +153,15 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 	for i := range d.Shards {
 		s := &d.Shards[i]
 		d.origin[i] = i
-		lives := d.lives[s.Owner] || slices.ContainsFunc(s.Mirrors, func(m WorkerID) bool { return d.lives[m] })
-		if !lives && !slices.ContainsFunc(d.filled, func(w WorkerID) bool { return d.hasFilled(w, s) }) {
+		lives := d.lives[s.Owner] || slices.ContainsFunc(s.Mirrors, func(m id.WorkerID) bool { return d.lives[m] })
+		if !lives && !slices.ContainsFunc(d.filled, func(w id.WorkerID) bool { return d.hasFilled(w, s) }) {
 			if dead.Count == 0 {
 				dead.Shard = *s
 			}
 			dead.Count++
 			continue
 		}
-		s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return d.stays[m] })
+		s.Mirrors = keep(s.Mirrors, func(m id.WorkerID) bool { return d.stays[m] })
 		for _, m := range s.Mirrors {
 			d.mirrored[d.index[m]] += s.Hi - s.Lo
 		}
@@ -172,13 +174,13 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 	if dead.Count > 0 {
 		return 0, 0, fmt.Errorf("plan: %w", &dead)
 	}
-	members := make([][]WorkerID, len(d.current.Stages))
-	everyone := make([]WorkerID, len(d.Workers))
+	members := make([][]id.WorkerID, len(d.current.Stages))
+	everyone := make([]id.WorkerID, len(d.Workers))
 	for i, w := range d.Workers {
 		everyone[i] = w.ID
 	}
 	for i, st := range d.current.Stages {
-		if members[i] = keep(st.Workers, func(w WorkerID) bool { return d.stays[w] }); len(members[i]) == 0 {
+		if members[i] = keep(st.Workers, func(w id.WorkerID) bool { return d.stays[w] }); len(members[i]) == 0 {
 			members[i] = everyone
 		}
 	}
@@ -186,7 +188,7 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 		s := &d.Shards[i]
 		heirs := s.Mirrors
 		if len(heirs) == 0 {
-			heirs = keep(d.filled, func(w WorkerID) bool { return d.hasFilled(w, s) })
+			heirs = keep(d.filled, func(w id.WorkerID) bool { return d.hasFilled(w, s) })
 		}
 		if len(heirs) > 0 {
 			promoted++
@@ -194,7 +196,7 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 			heirs = members[d.current.StageOf(s.Layer)]
 			moved++
 		}
-		s.Owner = slices.MinFunc(heirs, func(a, b WorkerID) int { return cmp.Compare(d.owned[d.index[a]], d.owned[d.index[b]]) })
+		s.Owner = slices.MinFunc(heirs, func(a, b id.WorkerID) int { return cmp.Compare(d.owned[d.index[a]], d.owned[d.index[b]]) })
 		d.owned[d.index[s.Owner]] += s.Hi - s.Lo
 		d.dropMirror(s, s.Owner)
 	}
@@ -219,9 +221,9 @@ func keep[T any](list []T, holds func(T) bool) []T {
 	return list
 }
 
-func (d *draft) dropMirror(s *Shard, w WorkerID) {
+func (d *draft) dropMirror(s *Shard, w id.WorkerID) {
 	if slices.Contains(s.Mirrors, w) {
-		s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return m != w })
+		s.Mirrors = keep(s.Mirrors, func(m id.WorkerID) bool { return m != w })
 		d.mirrored[d.index[w]] -= s.Hi - s.Lo
 	}
 }
@@ -247,7 +249,7 @@ func (d *draft) prune() {
 		for _, w := range d.Route[s] {
 			runs[d.index[w]] = true
 		}
-		d.Stages[s].Workers = keep(d.Stages[s].Workers, func(w WorkerID) bool {
+		d.Stages[s].Workers = keep(d.Stages[s].Workers, func(w id.WorkerID) bool {
 			i := d.index[w]
 			if runs[i] || serves[i] == 1 {
 				return true

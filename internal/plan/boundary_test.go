@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 	"pgregory.net/rapid"
 )
 
@@ -17,20 +18,20 @@ type history struct {
 	prof  Profile
 	plan  Plan
 	step  int
-	view  View             // Workers and Held are true at any time
-	state map[piece]bool   // parameters and moments
-	param map[piece]bool   // parameters
-	lives map[WorkerID]int // last incarnation
+	view  View                // Workers and Held are true at any time
+	state map[piece]bool      // parameters and moments
+	param map[piece]bool      // parameters
+	lives map[id.WorkerID]int // last incarnation
 }
 
 type piece struct {
-	worker WorkerID
+	worker id.WorkerID
 	layer  int
 	at     int
 }
 
 func newHistory(t fataler, w []Worker, prof Profile, stages, micros, mirrors int) *history {
-	h := &history{prof: prof, plan: first(t, w, prof, stages, micros, mirrors), step: 1, view: View{Workers: w}, lives: map[WorkerID]int{}}
+	h := &history{prof: prof, plan: first(t, w, prof, stages, micros, mirrors), step: 1, view: View{Workers: w}, lives: map[id.WorkerID]int{}}
 	h.settle()
 	return h
 }
@@ -39,28 +40,28 @@ func newHistory(t fataler, w []Worker, prof Profile, stages, micros, mirrors int
 func (h *history) settle() {
 	h.state, h.param, h.view.Held = map[piece]bool{}, map[piece]bool{}, nil
 	for _, s := range h.plan.Shards {
-		for _, w := range append([]WorkerID{s.Owner}, s.Mirrors...) {
-			h.add(h.state, Range{s.Layer, s.Lo, s.Hi}, w)
+		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
+			h.add(h.state, id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}, w)
 		}
 	}
 	for _, g := range h.plan.parameters() {
-		h.add(h.param, Range{g.Layer, 0, h.prof.Layers[g.Layer].Size()}, g.Worker)
+		h.add(h.param, id.Range{Layer: g.Layer, Lo: 0, Hi: h.prof.Layers[g.Layer].Size()}, g.Worker)
 	}
 }
 
 // add calls the blocks of a range a worker's.
-func (h *history) add(m map[piece]bool, r Range, w WorkerID) {
+func (h *history) add(m map[piece]bool, r id.Range, w id.WorkerID) {
 	for _, at := range h.blocks(r) {
 		m[piece{w, r.Layer, at}] = true
 	}
 }
 
-func (h *history) has(m map[piece]bool, r Range, w WorkerID) bool {
+func (h *history) has(m map[piece]bool, r id.Range, w id.WorkerID) bool {
 	return !slices.ContainsFunc(h.blocks(r), func(at int) bool { return !m[piece{w, r.Layer, at}] })
 }
 
 // blocks returns where the blocks of a range begin.
-func (h *history) blocks(r Range) (at []int) {
+func (h *history) blocks(r id.Range) (at []int) {
 	begin := 0
 	for _, n := range h.prof.Layers[r.Layer].Tensors {
 		for x := 0; x < n; x += kernel.Block {
@@ -106,7 +107,7 @@ func (h *history) next(t fataler, e Event) (Plan, error) {
 func (h *history) fill(t fataler, p *Plan, does func() bool) {
 	t.Helper()
 	state, parameters := Needs(&h.plan, p, h.view)
-	lives := func(id WorkerID) bool {
+	lives := func(id id.WorkerID) bool {
 		return slices.ContainsFunc(h.view.Workers, func(w Worker) bool { return w.ID == id })
 	}
 	for i, list := range [][]Transfer{state, parameters} {
@@ -133,15 +134,15 @@ func (h *history) fill(t fataler, p *Plan, does func() bool) {
 func (h *history) live(t fataler, p Plan) {
 	t.Helper()
 	for _, s := range p.Shards {
-		for _, w := range append([]WorkerID{s.Owner}, s.Mirrors...) {
-			if !h.has(h.state, Range{s.Layer, s.Lo, s.Hi}, w) {
+		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
+			if !h.has(h.state, id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}, w) {
 				t.Fatalf("worker %d does not have %+v\n%v%v", w, s, &h.plan, &p)
 			}
 		}
 	}
 	if !p.InStep {
 		for _, g := range p.parameters() {
-			for _, at := range h.blocks(Range{g.Layer, 0, h.prof.Layers[g.Layer].Size()}) {
+			for _, at := range h.blocks(id.Range{Layer: g.Layer, Lo: 0, Hi: h.prof.Layers[g.Layer].Size()}) {
 				if x := (piece{g.Worker, g.Layer, at}); !h.param[x] && !h.state[x] {
 					t.Fatalf("worker %d does not have the parameters of layer %d\n%v%v", g.Worker, g.Layer, &h.plan, &p)
 				}
@@ -153,8 +154,8 @@ func (h *history) live(t fataler, p Plan) {
 }
 
 // lose takes living workers away.
-func (h *history) lose(ids ...WorkerID) {
-	gone := func(id WorkerID) bool { return slices.Contains(ids, id) }
+func (h *history) lose(ids ...id.WorkerID) {
+	gone := func(id id.WorkerID) bool { return slices.Contains(ids, id) }
 	h.view.Workers = slices.DeleteFunc(slices.Clone(h.view.Workers), func(w Worker) bool { return gone(w.ID) })
 	h.view.Leaving = slices.DeleteFunc(slices.Clone(h.view.Leaving), gone)
 	h.view.Held = slices.DeleteFunc(slices.Clone(h.view.Held), func(x Holding) bool { return gone(x.Worker) })
@@ -168,7 +169,7 @@ func (h *history) lose(ids ...WorkerID) {
 }
 
 // enter brings a worker.
-func (h *history) enter(id WorkerID, host string) {
+func (h *history) enter(id id.WorkerID, host string) {
 	if _, ok := h.plan.Worker(id); ok {
 		h.lives[id]++
 	}
@@ -187,7 +188,7 @@ func TestHistories(t *testing.T) {
 		h := newHistory(t, workers(n, perHost), prof, stages, rapid.IntRange(1, 16).Draw(t, "micro-batches"), rapid.IntRange(0, 3).Draw(t, "mirrors"))
 		yes := func() bool { return true }
 		maybe := func() bool { return rapid.Bool().Draw(t, "done") }
-		some := func(what string, least int) (ids []WorkerID) {
+		some := func(what string, least int) (ids []id.WorkerID) {
 			for _, w := range h.view.Workers {
 				if rapid.IntRange(0, 3).Draw(t, what) == 0 {
 					ids = append(ids, w.ID)
@@ -198,7 +199,7 @@ func TestHistories(t *testing.T) {
 			}
 			return ids
 		}
-		lost := func(ids []WorkerID) (goesOn bool) {
+		lost := func(ids []id.WorkerID) (goesOn bool) {
 			h.lose(ids...)
 			if !slices.ContainsFunc(h.plan.Workers, func(w Worker) bool { return slices.Contains(ids, w.ID) }) {
 				return len(h.view.Workers) > 0
@@ -230,7 +231,7 @@ func TestHistories(t *testing.T) {
 				h.view.Leaving = some("leaves", 1)
 			case Join:
 				for range rapid.IntRange(1, 3).Draw(t, "joins") {
-					id := WorkerID(0)
+					id := id.WorkerID(0)
 					for slices.ContainsFunc(h.view.Workers, func(w Worker) bool { return w.ID == id }) {
 						id++
 					}

@@ -4,37 +4,38 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
 // Link is the connection of two workers; A < B.
-type Link struct{ A, B WorkerID }
+type Link struct{ A, B id.WorkerID }
 
-func link(a, b WorkerID) Link { return Link{min(a, b), max(a, b)} }
+func link(a, b id.WorkerID) Link { return Link{min(a, b), max(a, b)} }
 
 // Transfer says that a range gets a new holder.
 type Transfer struct {
-	Range
-	From WorkerID // the old owner, -1 if nobody has it yet
-	To   WorkerID
+	id.Range
+	From id.WorkerID // the old owner, -1 if nobody has it yet
+	To   id.WorkerID
 }
 
 // Reroute says that a pair goes to another worker.
 type Reroute struct {
 	graph.Pair
-	From, To WorkerID
+	From, To id.WorkerID
 }
 
 // Gather says that a worker needs a layer's parameters, and did not hold them
 // under the old plan.
 type Gather struct {
 	Layer  int
-	Worker WorkerID
+	Worker id.WorkerID
 }
 
 // Change is all that has to happen between two plans. Every list is sorted.
 type Change struct {
-	Joined, Left []WorkerID // by session: a new incarnation does both
+	Joined, Left []id.WorkerID // by session: a new incarnation does both
 
 	Open    []Link     // needed now and not before
 	Promote []Transfer // a mirror of the range becomes its owner
@@ -51,7 +52,7 @@ type Change struct {
 // has to happen at the start, where From is -1.
 func Diff(old, p *Plan) Change {
 	var c Change
-	same := make(map[WorkerID]bool) // sessions in both plans
+	same := make(map[id.WorkerID]bool) // sessions in both plans
 	for _, w := range p.Workers {
 		if was, ok := old.Worker(w.ID); ok && was.Incarnation == w.Incarnation {
 			same[w.ID] = true
@@ -76,7 +77,7 @@ func Diff(old, p *Plan) Change {
 	c.diffShards(old, p, same)
 	for s, route := range p.Route {
 		for m, to := range route {
-			from := WorkerID(-1)
+			from := id.WorkerID(-1)
 			if s < len(old.Route) && m < len(old.Route[s]) {
 				from = old.Route[s][m]
 			}
@@ -112,7 +113,7 @@ func Diff(old, p *Plan) Change {
 // owners of its shards, and between owners and their mirrors.
 func (p *Plan) Links() []Link {
 	set := make(map[Link]bool)
-	add := func(a, b WorkerID) {
+	add := func(a, b id.WorkerID) {
 		if a != b {
 			set[link(a, b)] = true
 		}
@@ -122,12 +123,12 @@ func (p *Plan) Links() []Link {
 			add(p.Route[s-1][m], w)
 		}
 	}
-	owners := make([]map[WorkerID]bool, len(p.Stages))
+	owners := make([]map[id.WorkerID]bool, len(p.Stages))
 	mirrors := make(map[Link]bool)
 	for _, sh := range p.Shards {
 		if s := p.StageOf(sh.Layer); s >= 0 {
 			if owners[s] == nil {
-				owners[s] = make(map[WorkerID]bool)
+				owners[s] = make(map[id.WorkerID]bool)
 			}
 			owners[s][sh.Owner] = true
 		}
@@ -168,7 +169,7 @@ func (p *Plan) parameters() []Gather {
 
 // diffShards compares the holders of every range. Borders may differ: ranges
 // are cut where either plan has a border.
-func (c *Change) diffShards(old, p *Plan, same map[WorkerID]bool) {
+func (c *Change) diffShards(old, p *Plan, same map[id.WorkerID]bool) {
 	i := 0
 	for _, s := range p.Shards {
 		for i < len(old.Shards) && before(old.Shards[i], s) {
@@ -177,14 +178,14 @@ func (c *Change) diffShards(old, p *Plan, same map[WorkerID]bool) {
 		at := s.Lo
 		for j := i; at < s.Hi; j++ {
 			if j == len(old.Shards) || old.Shards[j].Layer != s.Layer || old.Shards[j].Lo >= s.Hi {
-				c.holders(Range{s.Layer, at, s.Hi}, Shard{Owner: -1}, s, same)
+				c.holders(id.Range{Layer: s.Layer, Lo: at, Hi: s.Hi}, Shard{Owner: -1}, s, same)
 				break
 			}
 			was := old.Shards[j]
 			if was.Lo > at {
-				c.holders(Range{s.Layer, at, was.Lo}, Shard{Owner: -1}, s, same)
+				c.holders(id.Range{Layer: s.Layer, Lo: at, Hi: was.Lo}, Shard{Owner: -1}, s, same)
 			}
-			c.holders(Range{s.Layer, max(at, was.Lo), min(s.Hi, was.Hi)}, was, s, same)
+			c.holders(id.Range{Layer: s.Layer, Lo: max(at, was.Lo), Hi: min(s.Hi, was.Hi)}, was, s, same)
 			at = min(s.Hi, was.Hi)
 		}
 	}
@@ -195,9 +196,9 @@ func before(a, b Shard) bool {
 	return a.Layer < b.Layer || a.Layer == b.Layer && a.Hi <= b.Lo
 }
 
-func (c *Change) holders(r Range, was, is Shard, same map[WorkerID]bool) {
-	mirrored := func(w WorkerID) bool { return same[w] && slices.Contains(was.Mirrors, w) }
-	owned := func(w WorkerID) bool { return same[w] && was.Owner == w }
+func (c *Change) holders(r id.Range, was, is Shard, same map[id.WorkerID]bool) {
+	mirrored := func(w id.WorkerID) bool { return same[w] && slices.Contains(was.Mirrors, w) }
+	owned := func(w id.WorkerID) bool { return same[w] && was.Owner == w }
 	t := Transfer{r, was.Owner, is.Owner}
 	switch {
 	case owned(is.Owner):

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"pgregory.net/rapid"
 )
@@ -19,7 +20,7 @@ func TestLossOfAWorker(t *testing.T) {
 	layers := model(4)
 	old := first(t, []Worker{{0, 0, "a"}, {1, 0, "b"}, {2, 0, "a"}, {3, 0, "b"}}, Profile{Layers: layers}, 2, 8, 1)
 	// Workers are dealt by host: stage 0 is on a, stage 1 on b.
-	if got := [][]WorkerID{old.Stages[0].Workers, old.Stages[1].Workers}; !reflect.DeepEqual(got, [][]WorkerID{{0, 2}, {1, 3}}) {
+	if got := [][]id.WorkerID{old.Stages[0].Workers, old.Stages[1].Workers}; !reflect.DeepEqual(got, [][]id.WorkerID{{0, 2}, {1, 3}}) {
 		t.Fatalf("stages %v", got)
 	}
 	v := View{Step: 7, Workers: []Worker{{0, 0, "a"}, {2, 0, "a"}, {3, 0, "b"}}, Settled: []graph.Pair{{Stage: 1, Micro: 0}}}
@@ -43,14 +44,14 @@ func TestLossOfAWorker(t *testing.T) {
 	if want := Reason("worker 1 exited: signal: killed: 2 shards promoted, 3 passes routed to others"); reason != want {
 		t.Errorf("reason %q, want %q", reason, want)
 	}
-	if !p.InStep || p.FromStep != 7 || p.Version != (Version{1, 2}) {
+	if !p.InStep || p.FromStep != 7 || p.Version != (id.Version{Generation: 1, N: 2}) {
 		t.Errorf("not the plan for the rest of step 7:\n%v", &p)
 	}
 	if p.Runs(graph.Pair{Stage: 1, Micro: 0}, 7) || !p.Runs(graph.Pair{Stage: 1, Micro: 0}, 8) || !p.Runs(graph.Pair{Stage: 1, Micro: 1}, 7) {
 		t.Errorf("settled %v", p.Settled)
 	}
 	d := Diff(&old, &p)
-	if !slices.Equal(d.Left, []WorkerID{1}) || len(d.Joined) > 0 || len(d.Move) > 0 || len(d.Mirror) > 0 {
+	if !slices.Equal(d.Left, []id.WorkerID{1}) || len(d.Joined) > 0 || len(d.Move) > 0 || len(d.Mirror) > 0 {
 		t.Errorf("diff %+v", d)
 	}
 	for m, r := range d.Reroute {
@@ -131,7 +132,7 @@ func TestDiffOfANewIncarnation(t *testing.T) {
 	p.Workers[2].Incarnation++
 	p.Clocks = []Clock{{0, 900}}
 	d := Diff(&old, &p)
-	if !slices.Equal(d.Joined, []WorkerID{2}) || !slices.Equal(d.Left, []WorkerID{2}) || !slices.Equal(d.Open, []Link{{0, 2}, {1, 2}}) ||
+	if !slices.Equal(d.Joined, []id.WorkerID{2}) || !slices.Equal(d.Left, []id.WorkerID{2}) || !slices.Equal(d.Open, []Link{{0, 2}, {1, 2}}) ||
 		len(d.Reroute) != 1 || len(d.Gather) != 2 || len(d.Limits) != 1 || len(d.Clocks) != 1 || len(d.Promote) != 0 {
 		t.Errorf("%+v", d)
 	}
@@ -156,7 +157,7 @@ func TestDiffAgainstOracle(t *testing.T) {
 			}
 			return Shard{Owner: -1}
 		}
-		listed := func(list []Transfer, layer, x int, to WorkerID) (n int) {
+		listed := func(list []Transfer, layer, x int, to id.WorkerID) (n int) {
 			for _, tr := range list {
 				if tr.Layer == layer && tr.Lo <= x && x < tr.Hi && tr.To == to {
 					n++
@@ -167,7 +168,7 @@ func TestDiffAgainstOracle(t *testing.T) {
 		for l := range prof.Layers {
 			for x := 0; x < prof.Layers[l].Size(); x += kernel.Block / 4 {
 				was, is := at(old.Shards, l, x), at(p.Shards, l, x)
-				for w := range WorkerID(6) {
+				for w := range id.WorkerID(6) {
 					held := was.Holds(w)
 					owns, mirrors := is.Owner == w, slices.Contains(is.Mirrors, w)
 					count := func(b bool) int {

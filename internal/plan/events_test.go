@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"pgregory.net/rapid"
 )
@@ -27,8 +28,8 @@ func after(t fataler, old *Plan, v View, prof Profile, e Event) (Plan, Reason) {
 	return p, reason
 }
 
-func owned(p *Plan) (owned, mirrored map[WorkerID]int) {
-	owned, mirrored = map[WorkerID]int{}, map[WorkerID]int{}
+func owned(p *Plan) (owned, mirrored map[id.WorkerID]int) {
+	owned, mirrored = map[id.WorkerID]int{}, map[id.WorkerID]int{}
 	for _, s := range p.Shards {
 		owned[s.Owner] += s.Hi - s.Lo
 		for _, m := range s.Mirrors {
@@ -42,7 +43,7 @@ func owned(p *Plan) (owned, mirrored map[WorkerID]int) {
 func TestLeaveNeedsNothing(t *testing.T) {
 	prof := Profile{Layers: model(8)}
 	old := first(t, workers(8, 2), prof, 2, 16, 1)
-	v := View{Workers: workers(8, 2), Leaving: []WorkerID{5}, Step: 9}
+	v := View{Workers: workers(8, 2), Leaving: []id.WorkerID{5}, Step: 9}
 	p, reason := after(t, &old, v, prof, Event{Kind: Leave, Cause: "worker 5 leaves: terminated"})
 	if want := Reason("worker 5 leaves: terminated: 4 shards promoted, 0 moved, mirrors are missing"); reason != want {
 		t.Errorf("reason %q, want %q", reason, want)
@@ -81,7 +82,7 @@ func TestLeaveNeedsNothing(t *testing.T) {
 func TestLeaveWithoutMirrors(t *testing.T) {
 	prof := Profile{Layers: model(4)}
 	old := first(t, workers(4, 2), prof, 2, 8, 0)
-	v := View{Workers: workers(4, 2), Leaving: []WorkerID{0, 1}, Step: 2} // all of stage 0
+	v := View{Workers: workers(4, 2), Leaving: []id.WorkerID{0, 1}, Step: 2} // all of stage 0
 	p, reason := after(t, &old, v, prof, Event{Kind: Leave})
 	if want := Reason("workers 0, 1 leave: 0 shards promoted, 4 moved"); reason != want {
 		t.Errorf("reason %q, want %q", reason, want)
@@ -98,18 +99,18 @@ func TestLeaveWithoutMirrors(t *testing.T) {
 	if got := ownedBy(&p); math.Abs(float64(got[2]-got[3])) > 2*kernel.Block {
 		t.Errorf("owners %v", got)
 	}
-	if _, _, err := Next(old, View{Workers: workers(4, 2), Leaving: []WorkerID{0, 1, 2, 3}}, prof, Event{Kind: Leave}); !errors.Is(err, ErrNoWorkers) {
+	if _, _, err := Next(old, View{Workers: workers(4, 2), Leaving: []id.WorkerID{0, 1, 2, 3}}, prof, Event{Kind: Leave}); !errors.Is(err, ErrNoWorkers) {
 		t.Errorf("everybody left: %v", err)
 	}
-	if _, _, err := Next(old, View{Workers: workers(4, 2), Leaving: []WorkerID{7}}, prof, Event{Kind: Leave}); err == nil {
+	if _, _, err := Next(old, View{Workers: workers(4, 2), Leaving: []id.WorkerID{7}}, prof, Event{Kind: Leave}); err == nil {
 		t.Error("nobody left, and a plan was made")
 	}
-	if _, _, err := Next(old, View{Workers: workers(2, 2), Leaving: []WorkerID{0}}, prof, Event{Kind: Leave}); !errors.As(err, new(*LostError)) {
+	if _, _, err := Next(old, View{Workers: workers(2, 2), Leaving: []id.WorkerID{0}}, prof, Event{Kind: Leave}); !errors.As(err, new(*LostError)) {
 		t.Errorf("shards without a holder: %v", err)
 	}
 }
 
-func ownedBy(p *Plan) map[WorkerID]int {
+func ownedBy(p *Plan) map[id.WorkerID]int {
 	o, _ := owned(p)
 	return o
 }
@@ -192,13 +193,13 @@ func TestRespawn(t *testing.T) {
 	if want := Reason("worker 1 joins: into stage 0, 200600 of 401200 parameters handed over, every shard has 1 mirror"); reason != want {
 		t.Errorf("reason %q, want %q", reason, want)
 	}
-	if got := [][]WorkerID{q.Stages[0].Workers, q.Stages[1].Workers}; !slices.Equal(got[0], []WorkerID{1}) || !slices.Equal(got[1], []WorkerID{0}) {
+	if got := [][]id.WorkerID{q.Stages[0].Workers, q.Stages[1].Workers}; !slices.Equal(got[0], []id.WorkerID{1}) || !slices.Equal(got[1], []id.WorkerID{0}) {
 		t.Errorf("stages %v", got)
 	}
 	if !q.Protected() {
 		t.Errorf("not protected:\n%v", &q)
 	}
-	if d := Diff(&p, &q); !slices.Equal(d.Joined, []WorkerID{1}) || len(d.Left) > 0 {
+	if d := Diff(&p, &q); !slices.Equal(d.Joined, []id.WorkerID{1}) || len(d.Left) > 0 {
 		t.Errorf("diff %+v", d)
 	}
 	if _, _, err := Next(q, v, prof, Event{Kind: Join}); err == nil {
@@ -215,8 +216,8 @@ func TestLossBeforeThePlanIsLive(t *testing.T) {
 	for i := range old.Shards {
 		v.Complete = append(v.Complete, Complete{i, 0})
 	}
-	p, _ := after(t, &old, v, prof, Event{Kind: Lost, After: Version{1, 6}})
-	if p.FromStep != 9 || len(p.Settled) > 0 || p.Version != (Version{1, 7}) {
+	p, _ := after(t, &old, v, prof, Event{Kind: Lost, After: id.Version{Generation: 1, N: 6}})
+	if p.FromStep != 9 || len(p.Settled) > 0 || p.Version != (id.Version{Generation: 1, N: 7}) {
 		t.Errorf("settled %v:\n%v", p.Settled, &p)
 	}
 }
@@ -236,7 +237,7 @@ func TestTheOneWithTheGradientIsPromoted(t *testing.T) {
 		}
 	}
 	// Without it the shards are spread, and nobody is chosen who leaves.
-	v.Complete, v.Leaving = nil, []WorkerID{2}
+	v.Complete, v.Leaving = nil, []id.WorkerID{2}
 	p, _ = after(t, &old, v, prof, Event{Kind: Lost})
 	owns, had := ownedBy(&p), ownedBy(&old)
 	if owns[2] != had[2] || owns[1] == had[1] || owns[3] == had[3] {
@@ -257,7 +258,7 @@ func TestTakenOverStage(t *testing.T) {
 	}
 	p, _ := after(t, &old, View{Workers: ws[1:], Step: 2}, prof, Event{Kind: Lost})
 	q, _ := after(t, &p, View{Workers: ws[1:], Step: 3}, prof, Event{Kind: Protect})
-	load := map[WorkerID]float64{}
+	load := map[id.WorkerID]float64{}
 	for s, c := range stageCosts(&prof, q.Stages) {
 		for _, w := range q.Route[s] {
 			load[w] += c.work()
@@ -280,7 +281,7 @@ func TestShareAgainstDescent(t *testing.T) {
 			c.forward = time.Duration(rapid.IntRange(1, 20).Draw(t, "work")) * time.Millisecond
 			for w := range n {
 				if w == s%n || rapid.Bool().Draw(t, "serves") {
-					c.workers, c.speeds = append(c.workers, WorkerID(w)), append(c.speeds, speed[w])
+					c.workers, c.speeds = append(c.workers, id.WorkerID(w)), append(c.speeds, speed[w])
 				}
 			}
 		}

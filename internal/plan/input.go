@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -37,7 +38,7 @@ func (l Layer) Size() int {
 // see [Profile.With]; nothing is taken from what a machine says of itself.
 type Profile struct {
 	Layers []Layer
-	Speed  map[WorkerID]float64 // a worker that is not in it has speed 1
+	Speed  map[id.WorkerID]float64 // a worker that is not in it has speed 1
 
 	Latency   time.Duration // of a message between two workers
 	Bandwidth float64       // of a worker's link, bytes per second; 0: not measured, taken as unlimited
@@ -48,7 +49,7 @@ type Profile struct {
 	Links map[Link]Pace
 	// Memory is the bytes a worker has for parameters and optimizer state. A worker that is not
 	// in it has no limit that is known.
-	Memory map[WorkerID]int64
+	Memory map[id.WorkerID]int64
 	// Horizon is the number of steps within which a plan for [Rebalance] has to win back
 	// the time of its transfers; 0 means 100.
 	Horizon int
@@ -71,7 +72,7 @@ func (p *Profile) buffers() int {
 	return p.Buffers
 }
 
-func (p *Profile) speed(w WorkerID) float64 {
+func (p *Profile) speed(w id.WorkerID) float64 {
 	if v := p.Speed[w]; v > 0 {
 		return v
 	}
@@ -104,7 +105,7 @@ type View struct {
 
 	// Leaving are those of the living that have been asked to leave. No
 	// boundary plan has them; in a step they work on.
-	Leaving []WorkerID
+	Leaving []id.WorkerID
 
 	// Step is the step that is in flight, or the next one between two steps.
 	Step int
@@ -129,19 +130,19 @@ type View struct {
 // current plan.
 type Complete struct {
 	Shard  int // its index in Plan.Shards
-	Worker WorkerID
+	Worker id.WorkerID
 }
 
 // Holding says that a worker has the parameters and the optimizer state of a
 // range.
 type Holding struct {
-	Range
-	Worker WorkerID
+	id.Range
+	Worker id.WorkerID
 }
 
 // Work is what a living worker says of a pair routed to it.
 type Work struct {
-	Worker WorkerID
+	Worker id.WorkerID
 	graph.Status
 }
 
@@ -167,7 +168,7 @@ type Event struct {
 	// After is the newest version that was given so far, if the plan that has
 	// it did not go live; the next one is greater than this and the current
 	// plan's.
-	After Version
+	After id.Version
 
 	// Generation is that of the job; 0 means that of the current plan, or 1.
 	Generation int

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // join makes the plan with the workers of the view that the current one does
@@ -20,7 +21,7 @@ import (
 //
 // Nothing else changes hands.
 func (d *draft) join(e Event) (string, error) {
-	var fresh []WorkerID
+	var fresh []id.WorkerID
 	for _, w := range d.Workers {
 		if !d.stays[w.ID] {
 			fresh = append(fresh, w.ID)
@@ -54,7 +55,7 @@ func (d *draft) join(e Event) (string, error) {
 	}
 	var stages []int
 	for s, st := range d.Stages {
-		if slices.ContainsFunc(st.Workers, func(w WorkerID) bool { return !d.stays[w] }) {
+		if slices.ContainsFunc(st.Workers, func(w id.WorkerID) bool { return !d.stays[w] }) {
 			stages = append(stages, s)
 		}
 	}
@@ -71,7 +72,7 @@ func total(n []int) (sum int) {
 
 // place puts new workers into stages: each where the most work waits for the
 // least speed. A worker that serves several stages counts for a part in each.
-func (d *draft) place(fresh []WorkerID) {
+func (d *draft) place(fresh []id.WorkerID) {
 	serves := make([]int, len(d.Workers))
 	for _, st := range d.Stages {
 		for _, w := range st.Workers {
@@ -148,9 +149,9 @@ const wholeShard = kernel.Block
 
 // handOver makes the new workers of a stage owners of their fair share of its
 // parameters, and returns how many these are.
-func (d *draft) handOver(stage int, fresh []WorkerID) (moved int) {
+func (d *draft) handOver(stage int, fresh []id.WorkerID) (moved int) {
 	st := &d.Stages[stage]
-	taking := keep(st.Workers, func(w WorkerID) bool { return slices.Contains(fresh, w) })
+	taking := keep(st.Workers, func(w id.WorkerID) bool { return slices.Contains(fresh, w) })
 	if len(taking) == 0 {
 		return 0
 	}
@@ -253,7 +254,7 @@ func (e *estate) takePart(i, from, to, lo, hi, most int) int {
 // giveMirrors makes a new worker a mirror in the place of others that mirror
 // more than their fair share: first of what it has, then of its own stages,
 // then of others.
-func (d *draft) giveMirrors(id WorkerID) {
+func (d *draft) giveMirrors(id id.WorkerID) {
 	to := d.index[id]
 	fair := total(d.mirrored) / len(d.Workers)
 	stages := d.StagesOf(id)

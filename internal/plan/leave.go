@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // leave makes the plan without the workers that leave. It goes live at a
@@ -55,7 +57,7 @@ func (d *draft) adopt(s *Shard) {
 	}
 }
 
-func names(ids []WorkerID) string {
+func names(ids []id.WorkerID) string {
 	if len(ids) == 1 {
 		return fmt.Sprintf("worker %d", ids[0])
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"pgregory.net/rapid"
 )
@@ -22,7 +23,7 @@ type cluster struct {
 	plan   Plan
 	layers []Layer
 	step   int
-	nodes  map[WorkerID]*node
+	nodes  map[id.WorkerID]*node
 	wire   []message
 	ran    map[graph.Pair]int // forward passes begun
 	died   map[graph.Pair]int // times a pair's worker died
@@ -31,7 +32,7 @@ type cluster struct {
 
 // node is a worker. What it made it keeps until the commit.
 type node struct {
-	id      WorkerID
+	id      id.WorkerID
 	q       *graph.Queue
 	plan    *Plan // that it has applied
 	sealed  bool
@@ -57,14 +58,14 @@ type holding struct {
 // message is a boundary tensor (task is what it lets begin) or a node of the
 // gradient of a shard.
 type message struct {
-	from, to WorkerID
+	from, to id.WorkerID
 	task     graph.Task
 	shard    int
 	node     tree.Node
 }
 
 func newCluster(r *rand.Rand, p Plan, layers []Layer) *cluster {
-	c := &cluster{rand: r, plan: p, layers: layers, step: p.FromStep, nodes: map[WorkerID]*node{},
+	c := &cluster{rand: r, plan: p, layers: layers, step: p.FromStep, nodes: map[id.WorkerID]*node{},
 		ran: map[graph.Pair]int{}, died: map[graph.Pair]int{}}
 	for _, w := range p.Workers {
 		c.nodes[w.ID] = &node{id: w.ID, q: graph.NewQueue(len(p.Stages)), early: map[graph.Task]bool{},
@@ -241,7 +242,7 @@ func (c *cluster) settled() (pairs []graph.Pair) {
 				if sh.Layer < st.Lo || sh.Layer >= st.Hi {
 					continue
 				}
-				for _, w := range append([]WorkerID{sh.Owner}, sh.Mirrors...) {
+				for _, w := range append([]id.WorkerID{sh.Owner}, sh.Mirrors...) {
 					if n := c.nodes[w]; n != nil && (n.holds[i] == nil || !n.holds[i].leaves[m]) {
 						all = false
 					}
@@ -271,7 +272,7 @@ func (c *cluster) whole() (list []Complete) {
 
 // kill takes workers away and makes the plan after it. ok is false if the
 // step is lost.
-func (c *cluster) kill(dead []WorkerID) (ok bool, err error) {
+func (c *cluster) kill(dead []id.WorkerID) (ok bool, err error) {
 	for _, id := range dead {
 		for s, route := range c.plan.Route {
 			for m, w := range route {
@@ -302,7 +303,7 @@ func (c *cluster) kill(dead []WorkerID) (ok bool, err error) {
 	old := c.plan
 	p, _, err := Next(old, v, Profile{Layers: c.layers}, Event{Kind: Lost})
 	if lost := new(LostError); errors.As(err, &lost) {
-		held := func(w WorkerID) bool { return c.nodes[w] != nil }
+		held := func(w id.WorkerID) bool { return c.nodes[w] != nil }
 		if held(lost.Shard.Owner) || slices.ContainsFunc(lost.Shard.Mirrors, held) {
 			return false, fmt.Errorf("a holder lives: %w", err)
 		}
@@ -434,7 +435,7 @@ func (c *cluster) run(losses int) error {
 		}
 		if idle || canLose && c.rand.IntN(60) == 0 {
 			losses--
-			var dead []WorkerID
+			var dead []id.WorkerID
 			all := c.inOrder()
 			for range 1 + c.rand.IntN(2) {
 				if id := all[c.rand.IntN(len(all))].id; len(all)-len(dead) > 1 && !slices.Contains(dead, id) {
@@ -489,7 +490,7 @@ func (c *cluster) complete() error {
 		}
 	}
 	for i, sh := range c.plan.Shards {
-		for _, w := range append([]WorkerID{sh.Owner}, sh.Mirrors...) {
+		for _, w := range append([]id.WorkerID{sh.Owner}, sh.Mirrors...) {
 			total, ok := c.nodes[w].holds[i].sums.Total()
 			if !ok || len(total) != c.plan.Micros() || !slices.IsSorted(total) {
 				return fmt.Errorf("shard %d on worker %d has %v (%v)", i, w, total, ok)

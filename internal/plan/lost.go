@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -34,7 +35,7 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	if v.Step < current.FromStep {
 		v.Step, v.Works, v.Complete, v.Settled = current.FromStep, nil, nil, nil
 	}
-	alive := make(map[WorkerID]bool)
+	alive := make(map[id.WorkerID]bool)
 	for _, w := range v.Workers {
 		if was, ok := current.Worker(w.ID); ok && was == w {
 			alive[w.ID] = true
@@ -47,7 +48,7 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 		Mirrors:  current.Mirrors,
 		Buffers:  current.Buffers,
 	}
-	var gone []WorkerID
+	var gone []id.WorkerID
 	for _, w := range current.Workers {
 		if alive[w.ID] {
 			p.Workers = append(p.Workers, w)
@@ -85,7 +86,7 @@ func lost(current Plan, v View, prof Profile, e Event) (Plan, Reason, error) {
 	return p, Reason(reason), nil
 }
 
-func join(ids []WorkerID) string {
+func join(ids []id.WorkerID) string {
 	var s []string
 	for _, id := range ids {
 		s = append(s, fmt.Sprint(id))
@@ -94,18 +95,18 @@ func join(ids []WorkerID) string {
 }
 
 // promote gives every shard a living owner.
-func (p *Plan) promote(current *Plan, v *View, alive map[WorkerID]bool) (promoted int, err error) {
+func (p *Plan) promote(current *Plan, v *View, alive map[id.WorkerID]bool) (promoted int, err error) {
 	complete := make(map[Complete]bool, len(v.Complete))
 	for _, c := range v.Complete {
 		complete[c] = true
 	}
-	owned := make(map[WorkerID]int)
+	owned := make(map[id.WorkerID]int)
 	for _, s := range current.Shards {
 		owned[s.Owner] += s.Hi - s.Lo
 	}
 	var dead LostError
 	for i, s := range current.Shards {
-		s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return alive[m] })
+		s.Mirrors = keep(s.Mirrors, func(m id.WorkerID) bool { return alive[m] })
 		if !alive[s.Owner] {
 			if len(s.Mirrors) == 0 {
 				if dead.Count == 0 {
@@ -114,7 +115,7 @@ func (p *Plan) promote(current *Plan, v *View, alive map[WorkerID]bool) (promote
 				dead.Count++
 				continue
 			}
-			flaw := func(m WorkerID) (n int) {
+			flaw := func(m id.WorkerID) (n int) {
 				if !complete[Complete{i, m}] {
 					n += 2
 				}
@@ -123,11 +124,11 @@ func (p *Plan) promote(current *Plan, v *View, alive map[WorkerID]bool) (promote
 				}
 				return n
 			}
-			s.Owner = slices.MinFunc(s.Mirrors, func(a, b WorkerID) int {
+			s.Owner = slices.MinFunc(s.Mirrors, func(a, b id.WorkerID) int {
 				return cmp.Or(cmp.Compare(flaw(a), flaw(b)), cmp.Compare(owned[a], owned[b]))
 			})
 			owned[s.Owner] += s.Hi - s.Lo
-			s.Mirrors = keep(s.Mirrors, func(m WorkerID) bool { return m != s.Owner })
+			s.Mirrors = keep(s.Mirrors, func(m id.WorkerID) bool { return m != s.Owner })
 			promoted++
 		}
 		p.Shards = append(p.Shards, s)
@@ -170,7 +171,7 @@ func (p *Plan) settled(v *View, micros int) map[graph.Pair]bool {
 }
 
 // staff gives every stage living workers.
-func (p *Plan) staff(current *Plan, alive map[WorkerID]bool) {
+func (p *Plan) staff(current *Plan, alive map[id.WorkerID]bool) {
 	for _, s := range current.Stages {
 		st := Stage{Lo: s.Lo, Hi: s.Hi}
 		for _, w := range s.Workers {
@@ -202,7 +203,7 @@ func (p *Plan) routed(w Work) bool {
 
 // statuses returns what the living said of their pairs, by stage and micro-batch. A pair
 // of which nobody speaks has not begun.
-func statuses(current *Plan, v *View, alive map[WorkerID]bool) [][]graph.Status {
+func statuses(current *Plan, v *View, alive map[id.WorkerID]bool) [][]graph.Status {
 	said := make([][]graph.Status, len(current.Route))
 	for s, route := range current.Route {
 		said[s] = make([]graph.Status, len(route))
@@ -217,7 +218,7 @@ func statuses(current *Plan, v *View, alive map[WorkerID]bool) [][]graph.Status 
 
 // rerun returns the pairs that have to run again because nobody alive has
 // what they made and somebody needs it.
-func rerun(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Status, settled map[graph.Pair]bool) map[graph.Pair]bool {
+func rerun(current *Plan, v *View, alive map[id.WorkerID]bool, said [][]graph.Status, settled map[graph.Pair]bool) map[graph.Pair]bool {
 	// lost: what the pair made is on no living worker.
 	lost := func(pair graph.Pair) bool {
 		return !alive[current.Route[pair.Stage][pair.Micro]] || !current.Runs(pair, v.Step)
@@ -257,7 +258,7 @@ func rerun(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Statu
 // waited returns the pairs that run again and that keep someone who lives from going on: without their gradients pairs that were
 // begun before the loss cannot go on, or what they make is the first thing that a worker of the next stage, who has nothing,
 // can begin with. The others run again for the sum alone, or in their order.
-func waited(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) (first []graph.Pair) {
+func waited(current *Plan, v *View, alive map[id.WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) (first []graph.Pair) {
 	if len(again) == 0 {
 		return nil
 	}
@@ -276,11 +277,11 @@ func waited(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Stat
 		}
 	}
 	// Whose pairs have all been finished or not begun, and have no input: the lowest of those not begun.
-	next := make([]map[WorkerID]int, len(current.Stages)) // of those that wait for something that runs again
+	next := make([]map[id.WorkerID]int, len(current.Stages)) // of those that wait for something that runs again
 	for pair := range again {
 		if s := pair.Stage + 1; s < len(next) && alive[current.Route[s][pair.Micro]] {
 			if next[s] == nil {
-				next[s] = make(map[WorkerID]int)
+				next[s] = make(map[id.WorkerID]int)
 			}
 			next[s][current.Route[s][pair.Micro]] = current.Micros()
 		}
@@ -312,11 +313,11 @@ func waited(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Stat
 
 // reroute routes the pairs of lost workers, and returns how many of them are
 // to run again. The others are settled.
-func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) int {
+func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[id.WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) int {
 	// What is left to do on each worker, in all stages, in units of time.
 	costs := stageCosts(prof, p.Stages)
-	weight := func(s int, w WorkerID) float64 { return max(costs[s].work(), 1) / prof.speed(w) }
-	left := make(map[WorkerID]float64)
+	weight := func(s int, w id.WorkerID) float64 { return max(costs[s].work(), 1) / prof.speed(w) }
+	left := make(map[id.WorkerID]float64)
 	for s, route := range current.Route {
 		for m, w := range route {
 			pair := graph.Pair{Stage: s, Micro: m}
@@ -343,9 +344,9 @@ func (p *Plan) reroute(current *Plan, v *View, prof *Profile, alive map[WorkerID
 		// How many each gets, one by one to who has the least; then in runs, in
 		// the order of ranks.
 		workers := p.Stages[s].Workers
-		gets := make(map[WorkerID]int)
+		gets := make(map[id.WorkerID]int)
 		for range run {
-			best := slices.MinFunc(workers, func(a, b WorkerID) int {
+			best := slices.MinFunc(workers, func(a, b id.WorkerID) int {
 				return cmp.Compare(left[a]+weight(s, a), left[b]+weight(s, b))
 			})
 			gets[best]++

@@ -6,18 +6,20 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // shaped returns a plan with stages of given numbers of workers, before its
 // micro-batches are routed. work is the forward time of each stage.
 func shaped(ranks []int, work []time.Duration) (Plan, Profile) {
-	p := Plan{Version: Version{1, 1}, FromStep: 1}
+	p := Plan{Version: id.Version{Generation: 1, N: 1}, FromStep: 1}
 	var prof Profile
 	for s, n := range ranks {
 		prof.Layers = append(prof.Layers, Layer{Tensors: []int{10_000}, Forward: work[s], Backward: 2 * work[s]})
 		st := Stage{Lo: s, Hi: s + 1}
 		for range n {
-			id := WorkerID(len(p.Workers))
+			id := id.WorkerID(len(p.Workers))
 			p.Workers = append(p.Workers, Worker{ID: id})
 			st.Workers = append(st.Workers, id)
 		}

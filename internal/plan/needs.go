@@ -3,6 +3,8 @@ package plan
 import (
 	"cmp"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Needs returns what has to be level before the boundary plan next may go live
@@ -15,7 +17,7 @@ import (
 // lives; -1 if there is none. What View.Held lists is not needed any more. Both
 // lists are in the order of layers.
 func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
-	same, lives := make(map[WorkerID]bool), make(map[WorkerID]bool)
+	same, lives := make(map[id.WorkerID]bool), make(map[id.WorkerID]bool)
 	for _, w := range v.Workers {
 		was, ok := current.Worker(w.ID)
 		lives[w.ID] = ok && was.Incarnation == w.Incarnation
@@ -24,7 +26,7 @@ func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
 		was, ok := current.Worker(w.ID)
 		same[w.ID] = ok && was.Incarnation == w.Incarnation
 	}
-	held := make(map[WorkerID][]Range)
+	held := make(map[id.WorkerID][]id.Range)
 	for _, h := range v.Held {
 		if _, ok := lives[h.Worker]; ok {
 			held[h.Worker] = append(held[h.Worker], h.Range)
@@ -35,7 +37,7 @@ func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
 		first[current.Shards[i].Layer] = i
 	}
 	// need adds what of r the worker lacks, beside what have lists.
-	need := func(list []Transfer, r Range, to WorkerID, have []Range) []Transfer {
+	need := func(list []Transfer, r id.Range, to id.WorkerID, have []id.Range) []Transfer {
 		for _, lack := range without(r, have) {
 			for i := first[r.Layer]; i < len(current.Shards); i++ {
 				s := &current.Shards[i]
@@ -44,7 +46,7 @@ func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
 					break
 				}
 				if lo < hi {
-					list = append(list, Transfer{Range{r.Layer, lo, hi}, source(s, lives, held, Range{r.Layer, lo, hi}), to})
+					list = append(list, Transfer{id.Range{Layer: r.Layer, Lo: lo, Hi: hi}, source(s, lives, held, id.Range{Layer: r.Layer, Lo: lo, Hi: hi}), to})
 				}
 			}
 		}
@@ -52,7 +54,7 @@ func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
 	}
 	var c Change
 	c.diffShards(current, next, same)
-	gets := make(map[WorkerID][]Range)
+	gets := make(map[id.WorkerID][]id.Range)
 	for _, list := range [][]Transfer{c.Move, c.Mirror} {
 		for _, t := range list {
 			state = need(state, t.Range, t.To, held[t.To])
@@ -72,11 +74,11 @@ func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
 		for i := first[g.Layer]; i < len(current.Shards) && current.Shards[i].Layer == g.Layer; i++ {
 			s := &current.Shards[i]
 			if same[g.Worker] && s.Holds(g.Worker) {
-				have = append(have, Range{s.Layer, s.Lo, s.Hi})
+				have = append(have, id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
 			}
 			hi = s.Hi
 		}
-		parameters = need(parameters, Range{g.Layer, 0, hi}, g.Worker, have)
+		parameters = need(parameters, id.Range{Layer: g.Layer, Lo: 0, Hi: hi}, g.Worker, have)
 	}
 	for _, list := range [][]Transfer{state, parameters} {
 		slices.SortFunc(list, func(a, b Transfer) int {
@@ -87,7 +89,7 @@ func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
 }
 
 // source returns a living holder of a range of a shard.
-func source(s *Shard, lives map[WorkerID]bool, held map[WorkerID][]Range, r Range) WorkerID {
+func source(s *Shard, lives map[id.WorkerID]bool, held map[id.WorkerID][]id.Range, r id.Range) id.WorkerID {
 	if lives[s.Owner] {
 		return s.Owner
 	}
@@ -96,9 +98,9 @@ func source(s *Shard, lives map[WorkerID]bool, held map[WorkerID][]Range, r Rang
 			return m
 		}
 	}
-	best := WorkerID(-1)
+	best := id.WorkerID(-1)
 	for w, list := range held {
-		if (best < 0 || w < best) && slices.ContainsFunc(list, func(h Range) bool { return h.Layer == r.Layer && h.Lo <= r.Lo && r.Hi <= h.Hi }) {
+		if (best < 0 || w < best) && slices.ContainsFunc(list, func(h id.Range) bool { return h.Layer == r.Layer && h.Lo <= r.Lo && r.Hi <= h.Hi }) {
 			best = w
 		}
 	}
@@ -106,19 +108,19 @@ func source(s *Shard, lives map[WorkerID]bool, held map[WorkerID][]Range, r Rang
 }
 
 // without returns what is left of a range without others, in order.
-func without(r Range, others []Range) []Range {
-	left := []Range{r}
+func without(r id.Range, others []id.Range) []id.Range {
+	left := []id.Range{r}
 	for _, o := range others {
 		if o.Layer != r.Layer || o.Hi <= r.Lo || r.Hi <= o.Lo {
 			continue
 		}
-		var next []Range
+		var next []id.Range
 		for _, l := range left {
 			if lo, hi := l.Lo, min(l.Hi, o.Lo); lo < hi {
-				next = append(next, Range{r.Layer, lo, hi})
+				next = append(next, id.Range{Layer: r.Layer, Lo: lo, Hi: hi})
 			}
 			if lo, hi := max(l.Lo, o.Hi), l.Hi; lo < hi {
-				next = append(next, Range{r.Layer, lo, hi})
+				next = append(next, id.Range{Layer: r.Layer, Lo: lo, Hi: hi})
 			}
 		}
 		left = next
@@ -127,7 +129,7 @@ func without(r Range, others []Range) []Range {
 }
 
 // Holds returns the bytes that a worker has for parameters and optimizer state under the plan.
-func (p *Plan) Holds(w WorkerID, layers []Layer) (bytes int64) {
+func (p *Plan) Holds(w id.WorkerID, layers []Layer) (bytes int64) {
 	for _, s := range p.Stages {
 		if slices.Contains(s.Workers, w) {
 			for _, l := range layers[s.Lo:s.Hi] {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Next makes the plan that an event calls for. current is the live plan, the
@@ -53,7 +55,7 @@ func start(v View, prof Profile, e Event) (Plan, Reason, error) {
 	guess := !prof.isMeasured()
 	prof = prof.measured()
 	p := Plan{
-		Version:  Version{Generation: max(e.Generation, 1), N: 1},
+		Version:  id.Version{Generation: max(e.Generation, 1), N: 1},
 		FromStep: max(e.FromStep, 1),
 		Workers:  sorted(v.Workers),
 		Mirrors:  e.Mirrors,
@@ -118,7 +120,7 @@ func possible(v View, prof Profile, e Event, stages int) error {
 	if e.Mirrors < 0 {
 		add("--mirrors", e.Mirrors, "the number of mirrors counts from 0")
 	}
-	seen := make(map[WorkerID]bool)
+	seen := make(map[id.WorkerID]bool)
 	for _, w := range v.Workers {
 		if seen[w.ID] || w.ID < 0 || w.Incarnation < 0 {
 			faults = append(faults, fmt.Errorf("plan: worker %d, incarnation %d, is listed twice or negative", w.ID, w.Incarnation))

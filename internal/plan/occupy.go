@@ -3,6 +3,7 @@ package plan
 import (
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -13,7 +14,7 @@ import (
 //
 // Only pairs that have not begun move, and only if the living worker before them still
 // has what they need. spare returns the forward passes beyond the limits.
-func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) (spare map[place]int) {
+func (p *Plan) occupy(current *Plan, v *View, alive map[id.WorkerID]bool, said [][]graph.Status, again map[graph.Pair]bool) (spare map[place]int) {
 	spare = make(map[place]int)
 	last := len(p.Stages) - 1
 	// fed: the forward pass of the pair can begin anywhere.
@@ -25,7 +26,7 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, said [][]
 		return !again[before] && alive[current.Route[before.Stage][before.Micro]] && said[before.Stage][before.Micro].Begun()
 	}
 	desks := make(map[place]*desk)
-	busy := make(map[WorkerID]int) // tasks it could do one after the other, without waiting
+	busy := make(map[id.WorkerID]int) // tasks it could do one after the other, without waiting
 	for s, route := range p.Route {
 		for _, w := range p.Stages[s].Workers {
 			desks[place{s, w}] = &desk{}
@@ -62,7 +63,7 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, said [][]
 			}
 		}
 	}
-	room := func(s int, w WorkerID) int {
+	room := func(s int, w id.WorkerID) int {
 		return max(0, max(current.Limit(s, w), len(p.Stages)-s)-desks[place{s, w}].inFlight)
 	}
 	for s, st := range p.Stages {
@@ -81,7 +82,7 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, said [][]
 				continue
 			}
 			if len(d.open) == 0 {
-				giver := slices.MaxFunc(st.Workers, func(a, b WorkerID) int { return len(desks[place{s, a}].open) - len(desks[place{s, b}].open) })
+				giver := slices.MaxFunc(st.Workers, func(a, b id.WorkerID) int { return len(desks[place{s, a}].open) - len(desks[place{s, b}].open) })
 				g := desks[place{s, giver}]
 				if len(g.open) == 0 || len(d.closed) == 0 && d.inFlight == 0 || busy[giver] < 2 && len(g.open) <= room(s, giver) {
 					continue // nobody can do without, or nothing is left for this one
@@ -110,7 +111,7 @@ func (p *Plan) occupy(current *Plan, v *View, alive map[WorkerID]bool, said [][]
 // place is a worker in a stage.
 type place struct {
 	stage  int
-	worker WorkerID
+	worker id.WorkerID
 }
 
 // desk is what a worker of a stage has before it: micro-batches in flight, those whose

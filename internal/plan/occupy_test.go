@@ -5,14 +5,15 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
 // halfway is what the workers of a plan say in the middle of a step: of each one's pairs
 // in a stage, so many are finished, then in flight, and of the rest so many have input.
-func halfway(p *Plan, of map[WorkerID][3]int) (works []Work) {
+func halfway(p *Plan, of map[id.WorkerID][3]int) (works []Work) {
 	for s, route := range p.Route {
-		seen := map[WorkerID]int{}
+		seen := map[id.WorkerID]int{}
 		for m, w := range route {
 			n, ok := of[w]
 			if !ok {
@@ -42,7 +43,7 @@ func TestNobodyWaits(t *testing.T) {
 	old := first(t, workers(8, 1), prof, 2, 32, 1)
 	lost := old.Stages[0].Workers[0]
 	waits := old.Route[1][old.micros(0, lost)[2]]
-	of := map[WorkerID][3]int{}
+	of := map[id.WorkerID][3]int{}
 	for _, w := range old.Stages[0].Workers[1:] {
 		of[w] = [3]int{2, old.Limit(0, w), 0}
 	}
@@ -88,7 +89,7 @@ func TestNobodyWaits(t *testing.T) {
 }
 
 // micros are the micro-batches that a stage gives a worker.
-func (p *Plan) micros(stage int, id WorkerID) (list []int) {
+func (p *Plan) micros(stage int, id id.WorkerID) (list []int) {
 	for m, w := range p.Route[stage] {
 		if w == id {
 			list = append(list, m)
@@ -103,7 +104,7 @@ func TestWhatOthersWaitForComesFirst(t *testing.T) {
 	prof := Profile{Layers: model(8)}
 	old := first(t, workers(8, 1), prof, 2, 32, 1)
 	lost := old.Stages[1].Workers[3]
-	of := map[WorkerID][3]int{}
+	of := map[id.WorkerID][3]int{}
 	for _, w := range old.Stages[1].Workers[:3] {
 		of[w] = [3]int{8, 0, 0}
 	}
@@ -125,7 +126,7 @@ func TestWhatOthersWaitForComesFirst(t *testing.T) {
 		}
 	}
 	p, _ := after(t, &old, v, prof, Event{Kind: Lost})
-	by := map[WorkerID]int{}
+	by := map[id.WorkerID]int{}
 	for _, pair := range p.First {
 		if pair.Stage != 1 || !waits[pair.Micro] {
 			t.Errorf("%v comes first, and nobody waits for it", pair)
@@ -147,7 +148,7 @@ func TestWhoHasNothingIsServedFirst(t *testing.T) {
 	old := first(t, workers(8, 1), prof, 2, 32, 1)
 	lost := old.Stages[0].Workers[3]
 	micro := old.micros(0, lost)[0]
-	of := map[WorkerID][3]int{}
+	of := map[id.WorkerID][3]int{}
 	for _, w := range old.Workers {
 		of[w.ID] = [3]int{0, 0, 0}
 	}
@@ -174,11 +175,11 @@ func TestWhoHasNothingIsServedFirst(t *testing.T) {
 func TestTurns(t *testing.T) {
 	p := Plan{
 		FromStep: 4, InStep: true,
-		Stages: []Stage{{0, 1, []WorkerID{1, 2}}, {1, 2, []WorkerID{4, 5, 6}}},
-		Route:  [][]WorkerID{{1, 1, 2, 2, 1, 1, 1, 1, 2, 2, 2, 2}, {4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6}},
+		Stages: []Stage{{0, 1, []id.WorkerID{1, 2}}, {1, 2, []id.WorkerID{4, 5, 6}}},
+		Route:  [][]id.WorkerID{{1, 1, 2, 2, 1, 1, 1, 1, 2, 2, 2, 2}, {4, 4, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6}},
 		First:  []graph.Pair{{Stage: 0, Micro: 7}},
 	}
-	order := func(s int, w WorkerID) (list []int) {
+	order := func(s int, w id.WorkerID) (list []int) {
 		for m, x := range p.Route[s] {
 			if x == w {
 				list = append(list, m)

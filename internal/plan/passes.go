@@ -5,6 +5,8 @@ import (
 	"math"
 	"math/bits"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // passes simulates the forward and backward passes of a step, and gives the same time as
@@ -17,7 +19,7 @@ import (
 type passes struct {
 	prof    *Profile
 	workers []Worker
-	index   map[WorkerID]int
+	index   map[id.WorkerID]int
 	paces   []Pace // from worker * workers + to worker; nil: all are the same
 
 	// Of the stages.
@@ -59,7 +61,7 @@ type passEvent struct {
 func newPasses(prof *Profile, workers []Worker) *passes {
 	n := len(workers)
 	x := &passes{
-		prof: prof, workers: workers, index: make(map[WorkerID]int, n),
+		prof: prof, workers: workers, index: make(map[id.WorkerID]int, n),
 		places: make([][]int, n), left: make([]time.Duration, n), running: make([]int32, n), touched: make([]bool, n),
 	}
 	for i, w := range workers {
@@ -504,7 +506,7 @@ func (p *Plan) passTimeWithin(prof *Profile, most time.Duration) (t time.Duratio
 	var rankings []ranking
 	var limits []Limit
 	for s, st := range p.Stages {
-		ranks := make(map[WorkerID]int, len(st.Workers))
+		ranks := make(map[id.WorkerID]int, len(st.Workers))
 		for rank, w := range st.Workers {
 			ranks[w] = rank
 			limits = append(limits, p.limit(s, w))

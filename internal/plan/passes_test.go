@@ -7,6 +7,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -17,14 +18,14 @@ func TestPassesAgree(t *testing.T) {
 		stages, micros := rapid.IntRange(1, 4).Draw(t, "stages"), rapid.IntRange(1, 80).Draw(t, "micro-batches")
 		n := rapid.IntRange(1, 6).Draw(t, "workers")
 		p := Plan{Workers: workers(n, n)}
-		prof := Profile{Speed: map[WorkerID]float64{}, Links: map[Link]Pace{}}
+		prof := Profile{Speed: map[id.WorkerID]float64{}, Links: map[Link]Pace{}}
 		if rapid.Bool().Draw(t, "slow network") {
 			prof.Latency, prof.Bandwidth = 300*time.Microsecond, 1e6
 			if rapid.Bool().Draw(t, "links") && n > 1 {
 				prof.Links[link(0, 1)] = Pace{Latency: time.Millisecond, Bandwidth: 1e5}
 			}
 		}
-		for w := range WorkerID(n) {
+		for w := range id.WorkerID(n) {
 			prof.Speed[w] = rapid.SampledFrom([]float64{1, 1, 0.5, 0.85}).Draw(t, "speed")
 		}
 		for s := range stages {
@@ -33,11 +34,11 @@ func TestPassesAgree(t *testing.T) {
 			st := Stage{Lo: s, Hi: s + 1}
 			first, count := rapid.IntRange(0, n-1).Draw(t, "first"), rapid.IntRange(1, n).Draw(t, "workers of a stage")
 			for i := range count {
-				w := WorkerID((first + i) % n)
+				w := id.WorkerID((first + i) % n)
 				st.Workers = append(st.Workers, w)
 				p.Limits = append(p.Limits, Limit{s, w, stages - s + rapid.IntRange(0, 4).Draw(t, "more in flight"), rapid.IntRange(0, stages-s).Draw(t, "lead")})
 			}
-			var route []WorkerID
+			var route []id.WorkerID
 			for range micros {
 				route = append(route, rapid.SampledFrom(st.Workers).Draw(t, "route"))
 			}
@@ -74,9 +75,9 @@ func TestDealtPasses(t *testing.T) {
 			work = append(work, time.Duration(rapid.IntRange(1, 6).Draw(t, "forward"))*time.Millisecond)
 		}
 		p, prof := shaped(ranks, work)
-		prof.Speed = map[WorkerID]float64{}
+		prof.Speed = map[id.WorkerID]float64{}
 		for w := range p.Workers {
-			prof.Speed[WorkerID(w)] = rapid.SampledFrom([]float64{1, 1, 0.5}).Draw(t, "speed")
+			prof.Speed[id.WorkerID(w)] = rapid.SampledFrom([]float64{1, 1, 0.5}).Draw(t, "speed")
 		}
 		costs := stageCosts(&prof, p.Stages)
 		x := newPasses(&prof, p.Workers)

@@ -20,45 +20,45 @@ type (
 
 // Worker is a worker's session: one life of a process.
 type Worker struct {
-	ID          WorkerID `json:"id"`
-	Incarnation int      `json:"incarnation"`
-	Host        string   `json:"host,omitempty"`
+	ID          id.WorkerID `json:"id"`
+	Incarnation int         `json:"incarnation"`
+	Host        string      `json:"host,omitempty"`
 }
 
 // Stage is a contiguous range of layers and the workers that hold them.
 type Stage struct {
-	Lo      int        `json:"lo"` // layers [Lo, Hi)
-	Hi      int        `json:"hi"`
-	Workers []WorkerID `json:"workers"` // in the order of their ranks
+	Lo      int           `json:"lo"` // layers [Lo, Hi)
+	Hi      int           `json:"hi"`
+	Workers []id.WorkerID `json:"workers"` // in the order of their ranks
 }
 
 // Limit is how many forward passes of a stage may be in flight on a worker. While fewer than Lead
 // are, forward passes come before backward passes.
 type Limit struct {
-	Stage    int      `json:"stage"`
-	Worker   WorkerID `json:"worker"`
-	Forwards int      `json:"forwards"`
-	Lead     int      `json:"lead,omitempty"`
+	Stage    int         `json:"stage"`
+	Worker   id.WorkerID `json:"worker"`
+	Forwards int         `json:"forwards"`
+	Lead     int         `json:"lead,omitempty"`
 }
 
 // Shard is the range [Lo, Hi) of one layer's flattened parameters, with its
 // optimizer state.
 type Shard struct {
-	Layer   int        `json:"layer"`
-	Lo      int        `json:"lo"`
-	Hi      int        `json:"hi"`
-	Owner   WorkerID   `json:"owner"`
-	Mirrors []WorkerID `json:"mirrors,omitempty"`
+	Layer   int           `json:"layer"`
+	Lo      int           `json:"lo"`
+	Hi      int           `json:"hi"`
+	Owner   id.WorkerID   `json:"owner"`
+	Mirrors []id.WorkerID `json:"mirrors,omitempty"`
 }
 
 // Holds reports whether a worker is the owner or a mirror.
-func (s *Shard) Holds(w WorkerID) bool { return s.Owner == w || slices.Contains(s.Mirrors, w) }
+func (s *Shard) Holds(w id.WorkerID) bool { return s.Owner == w || slices.Contains(s.Mirrors, w) }
 
 // Clock is a clock frequency to set. A worker without one keeps the
 // hardware's own choice.
 type Clock struct {
-	Worker WorkerID `json:"worker"`
-	MHz    int      `json:"mhz"`
+	Worker id.WorkerID `json:"worker"`
+	MHz    int         `json:"mhz"`
 }
 
 // Plan says who does what. A valid plan has these properties, which everyone
@@ -102,15 +102,15 @@ type Clock struct {
 //     of its mirrors, and nobody becomes a mirror.
 //  20. The number of Mirrors wanted stays.
 type Plan struct {
-	Version Version `json:"version"`
+	Version id.Version `json:"version"`
 	// FromStep is the first step that may run under the plan. An in-step plan
 	// is for the rest of this step.
 	FromStep int  `json:"from_step"`
 	InStep   bool `json:"in_step,omitempty"`
 
-	Workers []Worker     `json:"workers"`
-	Stages  []Stage      `json:"stages"`
-	Route   [][]WorkerID `json:"route"` // [stage][micro-batch]
+	Workers []Worker        `json:"workers"`
+	Stages  []Stage         `json:"stages"`
+	Route   [][]id.WorkerID `json:"route"` // [stage][micro-batch]
 	// Settled pairs need not run in this step: they were done on a worker that
 	// is lost, and the owners of their stage have their gradients.
 	Settled []graph.Pair `json:"settled,omitempty"`
@@ -158,8 +158,8 @@ func (p *Plan) StageOf(layer int) int {
 }
 
 // Worker returns the session of a worker of the plan.
-func (p *Plan) Worker(id WorkerID) (w Worker, ok bool) {
-	i, ok := slices.BinarySearchFunc(p.Workers, id, func(w Worker, id WorkerID) int { return cmp.Compare(w.ID, id) })
+func (p *Plan) Worker(worker id.WorkerID) (w Worker, ok bool) {
+	i, ok := slices.BinarySearchFunc(p.Workers, worker, func(w Worker, id id.WorkerID) int { return cmp.Compare(w.ID, id) })
 	if !ok {
 		return Worker{}, false
 	}
@@ -167,7 +167,7 @@ func (p *Plan) Worker(id WorkerID) (w Worker, ok bool) {
 }
 
 // StagesOf returns the stages a worker serves.
-func (p *Plan) StagesOf(id WorkerID) []int {
+func (p *Plan) StagesOf(id id.WorkerID) []int {
 	var stages []int
 	for s, st := range p.Stages {
 		if slices.Contains(st.Workers, id) {
@@ -178,12 +178,12 @@ func (p *Plan) StagesOf(id WorkerID) []int {
 }
 
 // Limit returns how many forward passes may be in flight on a worker of a stage, 0 if that is not said.
-func (p *Plan) Limit(stage int, id WorkerID) int { return p.limit(stage, id).Forwards }
+func (p *Plan) Limit(stage int, id id.WorkerID) int { return p.limit(stage, id).Forwards }
 
 // Lead returns up to how many forward passes in flight these come before backward passes on a worker of a stage.
-func (p *Plan) Lead(stage int, id WorkerID) int { return p.limit(stage, id).Lead }
+func (p *Plan) Lead(stage int, id id.WorkerID) int { return p.limit(stage, id).Lead }
 
-func (p *Plan) limit(stage int, id WorkerID) Limit {
+func (p *Plan) limit(stage int, id id.WorkerID) Limit {
 	for _, l := range p.Limits {
 		if l.Stage == stage && l.Worker == id {
 			return l
@@ -194,7 +194,7 @@ func (p *Plan) limit(stage int, id WorkerID) Limit {
 
 // ShardsOf returns the indices of the shards that a worker owns and those
 // that it mirrors.
-func (p *Plan) ShardsOf(id WorkerID) (owned, mirrored []int) {
+func (p *Plan) ShardsOf(id id.WorkerID) (owned, mirrored []int) {
 	for i, s := range p.Shards {
 		if s.Owner == id {
 			owned = append(owned, i)
@@ -227,7 +227,7 @@ func (p *Plan) Ranks(step int) func(graph.Pair) int {
 	along := make([][]int, len(p.Stages)) // in micros-ths of what its worker has in the stage
 	for s, route := range p.Route {
 		along[s] = make([]int, micros)
-		all, sofar := make(map[WorkerID]int), make(map[WorkerID]int)
+		all, sofar := make(map[id.WorkerID]int), make(map[id.WorkerID]int)
 		for _, w := range route {
 			all[w]++
 		}
@@ -267,7 +267,7 @@ func (p *Plan) String() string {
 	fmt.Fprintf(&b, "plan %v %s %d: %s, %s, %s, %s per shard\n", p.Version, kind, p.FromStep,
 		count(len(p.Workers), "worker"), count(len(p.Stages), "stage"), count(p.Micros(), "micro-batch"), count(p.Mirrors, "mirror"))
 	type load struct{ owned, mirrored int }
-	loads := make(map[WorkerID]load)
+	loads := make(map[id.WorkerID]load)
 	for _, s := range p.Shards {
 		l := loads[s.Owner]
 		l.owned += s.Hi - s.Lo

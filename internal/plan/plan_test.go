@@ -13,6 +13,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"pgregory.net/rapid"
 )
@@ -29,7 +30,7 @@ func model(layers int) []Layer {
 func workers(n, perHost int) []Worker {
 	w := make([]Worker, n)
 	for i := range w {
-		w[i] = Worker{ID: WorkerID(i), Host: string(rune('A' + i/perHost))}
+		w[i] = Worker{ID: id.WorkerID(i), Host: string(rune('A' + i/perHost))}
 	}
 	return w
 }
@@ -57,7 +58,7 @@ func first(t fataler, w []Worker, prof Profile, stages, micros, mirrors int) Pla
 
 // anyProfile draws a model and speeds.
 func anyProfile(t *rapid.T, layers, workers int) Profile {
-	prof := Profile{Speed: map[WorkerID]float64{}}
+	prof := Profile{Speed: map[id.WorkerID]float64{}}
 	for range layers {
 		prof.Layers = append(prof.Layers, Layer{
 			Tensors:  rapid.SliceOfN(rapid.IntRange(0, 5*kernel.Block), 0, 4).Draw(t, "tensors"),
@@ -68,7 +69,7 @@ func anyProfile(t *rapid.T, layers, workers int) Profile {
 	}
 	if rapid.Bool().Draw(t, "uneven speeds") {
 		for w := range workers {
-			prof.Speed[WorkerID(w)] = rapid.Float64Range(0.2, 1).Draw(t, "speed")
+			prof.Speed[id.WorkerID(w)] = rapid.Float64Range(0.2, 1).Draw(t, "speed")
 		}
 	}
 	if rapid.Bool().Draw(t, "slow links") {
@@ -110,7 +111,7 @@ func TestFirstPlan(t *testing.T) {
 		}
 		// Every worker owns about the same of its stage.
 		for _, st := range p.Stages {
-			total, owned := 0, map[WorkerID]int{}
+			total, owned := 0, map[id.WorkerID]int{}
 			for _, s := range p.Shards {
 				if st.Lo <= s.Layer && s.Layer < st.Hi {
 					total += s.Hi - s.Lo
@@ -310,9 +311,9 @@ func TestAlignedRuns(t *testing.T) {
 }
 
 func TestNodes(t *testing.T) {
-	p := Plan{InStep: true, FromStep: 3, Route: [][]WorkerID{{1, 1, 1, 1, 0, 1, 1, 1}}, Settled: []graph.Pair{{Stage: 0, Micro: 1}}}
+	p := Plan{InStep: true, FromStep: 3, Route: [][]id.WorkerID{{1, 1, 1, 1, 0, 1, 1, 1}}, Settled: []graph.Pair{{Stage: 0, Micro: 1}}}
 	for _, c := range []struct {
-		w    WorkerID
+		w    id.WorkerID
 		step int
 		want []tree.Node
 	}{
@@ -393,9 +394,9 @@ func TestEstimate(t *testing.T) {
 }
 
 func TestSlowWorkerHasLess(t *testing.T) {
-	prof := Profile{Layers: model(4), Speed: map[WorkerID]float64{1: 0.5}}
+	prof := Profile{Layers: model(4), Speed: map[id.WorkerID]float64{1: 0.5}}
 	p := first(t, workers(3, 3), prof, 1, 20, 1)
-	counts := map[WorkerID]int{}
+	counts := map[id.WorkerID]int{}
 	for _, w := range p.Route[0] {
 		counts[w]++
 	}
@@ -410,7 +411,7 @@ func TestMirrorsAreSpread(t *testing.T) {
 		{4, 4, 1, 1}, {4, 4, 2, 1}, {8, 4, 1, 1}, {8, 4, 2, 1}, {8, 2, 2, 2}, {6, 2, 3, 1}, {9, 3, 1, 2}, {8, 1, 8, 1},
 	} {
 		p := first(t, workers(c.workers, c.perHost), Profile{Layers: model(8 * 9)}, c.stages, 16, c.mirrors)
-		mirrored := map[WorkerID]int{}
+		mirrored := map[id.WorkerID]int{}
 		total := 0
 		for _, s := range p.Shards {
 			for _, m := range s.Mirrors {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -20,7 +21,7 @@ type Prediction struct {
 
 // WorkerTime is what a worker does with a step: it computes, or waits.
 type WorkerTime struct {
-	Worker       WorkerID
+	Worker       id.WorkerID
 	Stages       []int
 	Busy, Bubble time.Duration
 }
@@ -28,7 +29,7 @@ type WorkerTime struct {
 // Span is a task on a worker, from the begin of the step.
 type Span struct {
 	graph.Task
-	Worker     WorkerID
+	Worker     id.WorkerID
 	Begin, End time.Duration
 }
 
@@ -107,7 +108,7 @@ func short(d time.Duration) string {
 // passes, u are updates, and a dot is a bubble. Each of width columns shows what took most of
 // its time.
 func (r *Prediction) Chart(width int) []string {
-	rows := make(map[WorkerID][][4]time.Duration) // by column: dot, f, b, u
+	rows := make(map[id.WorkerID][][4]time.Duration) // by column: dot, f, b, u
 	for _, w := range r.Workers {
 		rows[w.Worker] = make([][4]time.Duration, width)
 	}

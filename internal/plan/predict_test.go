@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -54,12 +55,12 @@ func TestSharedCards(t *testing.T) {
 			ws[i].Host = h
 		}
 		p := first(t, ws, prof, 2, 4, 0)
-		p.Stages[0].Workers, p.Stages[1].Workers = []WorkerID{0, 1}, []WorkerID{2, 3}
+		p.Stages[0].Workers, p.Stages[1].Workers = []id.WorkerID{0, 1}, []id.WorkerID{2, 3}
 		for m := range 4 {
-			p.Route[0][m], p.Route[1][m] = WorkerID(m%2), WorkerID(2+m%2)
+			p.Route[0][m], p.Route[1][m] = id.WorkerID(m%2), id.WorkerID(2+m%2)
 		}
 		p.Limits = nil
-		for w := range WorkerID(4) {
+		for w := range id.WorkerID(4) {
 			p.Limits = append(p.Limits, Limit{int(w) / 2, w, 2, 0})
 		}
 		r, err := p.Predict(prof)

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Times is what one worker has measured of itself, smoothed over some steps. What is not
@@ -25,7 +27,7 @@ type LayerTime struct {
 
 // LinkTime is what a worker has measured of its link to another.
 type LinkTime struct {
-	To        WorkerID
+	To        id.WorkerID
 	Latency   time.Duration // of a small message
 	Bandwidth float64       // bytes per second; 0: not measured
 }
@@ -49,8 +51,8 @@ type Pace struct {
 // layer in common are taken to be equally fast in the median. Speeds that differ from 1 by
 // less than a twentieth are 1, and all others are rounded to twentieths: a plan is not to
 // follow noise.
-func (p Profile) With(times map[WorkerID]Times) Profile {
-	ids := make([]WorkerID, 0, len(times))
+func (p Profile) With(times map[id.WorkerID]Times) Profile {
+	ids := make([]id.WorkerID, 0, len(times))
 	for w, t := range times {
 		if len(t.Layers) > 0 || len(t.Links) > 0 || t.Memory > 0 {
 			ids = append(ids, w)
@@ -64,7 +66,7 @@ func (p Profile) With(times map[WorkerID]Times) Profile {
 	if fit.any() {
 		p.Layers, p.Speed = fit.solve(p.Layers)
 	}
-	links, memory := make(map[Link]Pace, len(p.Links)), make(map[WorkerID]int64, len(p.Memory))
+	links, memory := make(map[Link]Pace, len(p.Links)), make(map[id.WorkerID]int64, len(p.Memory))
 	for l, v := range p.Links {
 		links[l] = v
 	}
@@ -97,7 +99,7 @@ func within(d time.Duration) bool { return d >= 0 && d <= time.Hour }
 
 // fit finds speeds of workers and times of kinds of layers.
 type fit struct {
-	ids    []WorkerID
+	ids    []id.WorkerID
 	kind   []int // of each layer
 	kinds  int
 	seen   []observation
@@ -110,7 +112,7 @@ type observation struct {
 	forward, backward float64 // seconds
 }
 
-func newFit(layers []Layer, ids []WorkerID, times map[WorkerID]Times) *fit {
+func newFit(layers []Layer, ids []id.WorkerID, times map[id.WorkerID]Times) *fit {
 	f := &fit{ids: ids, kind: make([]int, len(layers)), speeds: make([]float64, len(ids))}
 	known := make(map[string]int)
 	for i, l := range layers {
@@ -144,7 +146,7 @@ func (f *fit) any() bool { return len(f.seen) > 0 }
 // enough where all workers have a layer in common.
 const fitRounds = 8
 
-func (f *fit) solve(layers []Layer) ([]Layer, map[WorkerID]float64) {
+func (f *fit) solve(layers []Layer) ([]Layer, map[id.WorkerID]float64) {
 	byKind, byWorker := make([][]float64, f.kinds), make([][]float64, len(f.ids))
 	for range fitRounds {
 		for k := range byKind {
@@ -170,7 +172,7 @@ func (f *fit) solve(layers []Layer) ([]Layer, map[WorkerID]float64) {
 			}
 		}
 	}
-	speeds := make(map[WorkerID]float64, len(f.ids))
+	speeds := make(map[id.WorkerID]float64, len(f.ids))
 	for i, w := range f.ids {
 		const steps = 20
 		v := max(1, math.Round(f.speeds[i]*steps)) / steps

@@ -3,6 +3,8 @@ package plan
 import (
 	"fmt"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // protect makes the plan in which every shard has its mirrors again, as many
@@ -51,7 +53,7 @@ func (d *draft) mirror() (added int) {
 	for i := range d.Shards {
 		s := &d.Shards[i]
 		owner := d.index[s.Owner]
-		isHome := func(w WorkerID) bool { return d.host[d.index[w]] == d.host[owner] }
+		isHome := func(w id.WorkerID) bool { return d.host[d.index[w]] == d.host[owner] }
 		away := min(need, len(d.Workers)-d.perHost[d.host[owner]])
 		home := need - away
 		atHome := 0
@@ -68,7 +70,7 @@ func (d *draft) mirror() (added int) {
 			d.mirrored[d.index[m]] -= s.Hi - s.Lo
 		}
 		// Kept are the first ones of each kind.
-		s.Mirrors = make([]WorkerID, 0, need)
+		s.Mirrors = make([]id.WorkerID, 0, need)
 		for _, m := range was {
 			left := &away
 			if isHome(m) {
@@ -102,7 +104,7 @@ func (d *draft) addMirror(i int, stage, all []int, home bool) int {
 		return w != owner && (d.host[w] == d.host[owner]) == home && !slices.Contains(s.Mirrors, d.Workers[w].ID)
 	}
 	was := &d.current.Shards[d.origin[i]]
-	for _, id := range append([]WorkerID{was.Owner}, was.Mirrors...) {
+	for _, id := range append([]id.WorkerID{was.Owner}, was.Mirrors...) {
 		if w, ok := d.index[id]; ok && d.stays[id] && fits(w) {
 			s.Mirrors = append(s.Mirrors, id)
 			return 0

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // ErrNoGain is the error of [Next] for [Rebalance] when no plan is better than the current
@@ -144,7 +146,7 @@ func (d *draft) reshape(to *Plan, e Event) (string, error) {
 // are new in it, and returns how many parameters that hands over.
 func (d *draft) own(stage int) (moved int) {
 	moved = d.settle(stage)
-	var fresh []WorkerID
+	var fresh []id.WorkerID
 	for _, w := range d.Stages[stage].Workers {
 		if stage >= len(d.current.Stages) || !slices.Contains(d.current.Stages[stage].Workers, w) {
 			fresh = append(fresh, w)
@@ -165,15 +167,15 @@ func (d *draft) settle(stage int) (moved int) {
 		}
 		for _, i := range slices.Clone(e.shards[from]) {
 			s := d.Shards[i]
-			if heirs := keep(s.Mirrors, func(m WorkerID) bool { return slices.Contains(st.Workers, m) }); len(heirs) > 0 {
-				to := d.index[slices.MinFunc(heirs, func(a, b WorkerID) int { return cmp.Compare(e.excess(d.index[a]), e.excess(d.index[b])) })]
+			if heirs := keep(s.Mirrors, func(m id.WorkerID) bool { return slices.Contains(st.Workers, m) }); len(heirs) > 0 {
+				to := d.index[slices.MinFunc(heirs, func(a, b id.WorkerID) int { return cmp.Compare(e.excess(d.index[a]), e.excess(d.index[b])) })]
 				e.give(i, from, to)
 			}
 		}
 		for len(e.shards[from]) > 0 {
 			i := e.shards[from][0]
 			s := d.Shards[i]
-			to := d.index[slices.MinFunc(st.Workers, func(a, b WorkerID) int { return cmp.Compare(e.excess(d.index[a]), e.excess(d.index[b])) })]
+			to := d.index[slices.MinFunc(st.Workers, func(a, b id.WorkerID) int { return cmp.Compare(e.excess(d.index[a]), e.excess(d.index[b])) })]
 			n := e.takePart(i, from, to, s.Lo, s.Hi, -e.excess(to))
 			if n == 0 { // too little to be split
 				n = e.give(i, from, to)

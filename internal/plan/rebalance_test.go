@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 	"pgregory.net/rapid"
 )
 
@@ -35,7 +36,7 @@ func rebalanced(t fataler, current Plan, prof Profile) (Plan, bool) {
 }
 
 // losing returns the plan after a loss, with its mirrors made again.
-func losing(t fataler, p Plan, prof Profile, lost WorkerID) Plan {
+func losing(t fataler, p Plan, prof Profile, lost id.WorkerID) Plan {
 	t.Helper()
 	v := View{Step: p.FromStep}
 	for _, w := range p.Workers {
@@ -61,7 +62,7 @@ func losing(t fataler, p Plan, prof Profile, lost WorkerID) Plan {
 func sane(t fataler, p *Plan, prof Profile) {
 	t.Helper()
 	for s, st := range p.Stages {
-		total, owned := 0, map[WorkerID]int{}
+		total, owned := 0, map[id.WorkerID]int{}
 		for _, sh := range p.Shards {
 			if st.Lo <= sh.Layer && sh.Layer < st.Hi {
 				total += sh.Hi - sh.Lo
@@ -89,9 +90,9 @@ func TestRebalanceAnything(t *testing.T) {
 			lost := p.Workers[rapid.IntRange(0, len(p.Workers)-1).Draw(t, "worker")].ID
 			p = losing(t, p, prof, lost)
 		}
-		prof.Speed = map[WorkerID]float64{}
+		prof.Speed = map[id.WorkerID]float64{}
 		for w := range n {
-			prof.Speed[WorkerID(w)] = rapid.SampledFrom([]float64{1, 1, 1, 0.5, 0.8}).Draw(t, "speed")
+			prof.Speed[id.WorkerID(w)] = rapid.SampledFrom([]float64{1, 1, 1, 0.5, 0.8}).Draw(t, "speed")
 		}
 		next, ok := rebalanced(t, p, prof)
 		if !ok {
@@ -138,7 +139,7 @@ func TestEightLosses(t *testing.T) {
 	whole := p.passTime(&prof)
 	flowOnly := p
 	for k := 1; k <= 8; k++ {
-		lost := WorkerID(k * 11 % 32)
+		lost := id.WorkerID(k * 11 % 32)
 		p, flowOnly = losing(t, p, prof, lost), losing(t, flowOnly, prof, lost)
 		next, ok := rebalanced(t, p, prof)
 		if ok {
@@ -170,7 +171,7 @@ func TestEightWorkers(t *testing.T) {
 	was := float64(whole.passTime(&prof))
 	lost, _ := rebalanced(t, losing(t, whole, prof, 3), prof)
 	slow := prof
-	slow.Speed = map[WorkerID]float64{3: 0.5}
+	slow.Speed = map[id.WorkerID]float64{3: 0.5}
 	slowed, _ := rebalanced(t, whole, slow)
 	one, half := was*8/7/float64(lost.passTime(&prof)), was*8/7.5/float64(slowed.passTime(&slow))
 	t.Logf("one lost: %.3f of 7/8; one at half speed: %.3f of 7.5/8", one, half)
@@ -271,7 +272,7 @@ func TestStagesBound(t *testing.T) {
 			parts = append(parts, part{lo, lo + l, w})
 			st := Stage{Lo: lo, Hi: lo + l}
 			for range w {
-				id := WorkerID(len(p.Workers))
+				id := id.WorkerID(len(p.Workers))
 				p.Workers = append(p.Workers, Worker{ID: id})
 				st.Workers = append(st.Workers, id)
 			}
@@ -281,9 +282,9 @@ func TestStagesBound(t *testing.T) {
 		prof := uniform(lo)
 		bound := time.Duration(stagesBound(layers, ranks, micros)) * time.Millisecond
 		for _, st := range p.Stages {
-			var route []WorkerID
+			var route []id.WorkerID
 			for m := range micros {
-				route = append(route, rapid.SampledFrom([]WorkerID{
+				route = append(route, rapid.SampledFrom([]id.WorkerID{
 					st.Workers[m%len(st.Workers)], st.Workers[m*len(st.Workers)/micros],
 				}).Draw(t, "route"))
 			}
@@ -320,17 +321,17 @@ func TestNearExhaustive(t *testing.T) {
 		n := rapid.IntRange(2, 4).Draw(t, "workers")
 		stages := 2
 		micros := rapid.IntRange(4, 8).Draw(t, "micro-batches")
-		prof := Profile{Speed: map[WorkerID]float64{}}
+		prof := Profile{Speed: map[id.WorkerID]float64{}}
 		for range layers {
 			f := time.Duration(rapid.IntRange(2, 8).Draw(t, "forward")) * time.Millisecond
 			prof.Layers = append(prof.Layers, Layer{Tensors: []int{1000}, Forward: f, Backward: 2 * f})
 		}
-		prof.Memory = map[WorkerID]int64{}
-		for w := range WorkerID(n) {
+		prof.Memory = map[id.WorkerID]int64{}
+		for w := range id.WorkerID(n) {
 			prof.Memory[w] = 1 << 40
 		}
 		p := first(t, workers(n, n), prof, stages, micros, 1)
-		for w := range WorkerID(n) {
+		for w := range id.WorkerID(n) {
 			prof.Speed[w] = rapid.SampledFrom([]float64{1, 1, 0.5}).Draw(t, "speed")
 		}
 		got, _ := rebalanced(t, p, prof)
@@ -387,13 +388,13 @@ func TestRebalanceFixed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layers := rapid.IntRange(2, 8).Draw(t, "layers")
 		workers := rapid.IntRange(2, 8).Draw(t, "workers")
-		prof := Profile{Speed: map[WorkerID]float64{}}
+		prof := Profile{Speed: map[id.WorkerID]float64{}}
 		for range layers {
 			prof.Layers = append(prof.Layers, Layer{Tensors: []int{100}, Forward: time.Millisecond, Backward: 2 * time.Millisecond})
 		}
 		v := View{Step: 1}
 		for i := range workers {
-			v.Workers = append(v.Workers, Worker{ID: WorkerID(i)})
+			v.Workers = append(v.Workers, Worker{ID: id.WorkerID(i)})
 		}
 		current, _, err := Next(Plan{}, v, prof, Event{
 			Kind: Start, Stages: rapid.IntRange(1, min(layers, workers)).Draw(t, "stages"),
@@ -403,7 +404,7 @@ func TestRebalanceFixed(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range workers {
-			prof.Speed[WorkerID(i)] = rapid.SampledFrom([]float64{0.25, 0.5, 1}).Draw(t, "speed")
+			prof.Speed[id.WorkerID(i)] = rapid.SampledFrom([]float64{0.25, 0.5, 1}).Draw(t, "speed")
 		}
 		p, _, err := Next(current, v, prof, Event{Kind: Rebalance, Fixed: true})
 		if errors.Is(err, ErrNoGain) {
@@ -433,7 +434,7 @@ func TestContiguous(t *testing.T) {
 		stages := rapid.IntRange(1, 3).Draw(t, "stages")
 		n := stages * rapid.IntRange(1, 4).Draw(t, "workers in a stage")
 		mirrors := rapid.IntRange(0, 2).Draw(t, "mirrors")
-		prof := Profile{Speed: map[WorkerID]float64{}}
+		prof := Profile{Speed: map[id.WorkerID]float64{}}
 		for range rapid.IntRange(stages, 8).Draw(t, "layers") {
 			f := time.Duration(rapid.IntRange(1, 9).Draw(t, "forward")) * time.Millisecond
 			size := rapid.IntRange(1, 9).Draw(t, "blocks") * kernel.Block

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -56,7 +57,7 @@ func nodes(m, lo, hi int) (n int) {
 // Nodes returns the nodes of the gradient tree that a worker can complete
 // alone in a step: those whose micro-batches it runs in a stage. It sends
 // their sums to the owners of the stage's shards. They are in ascending order.
-func (p *Plan) Nodes(stage int, w WorkerID, step int) []tree.Node {
+func (p *Plan) Nodes(stage int, w id.WorkerID, step int) []tree.Node {
 	var all []tree.Node
 	route := p.runs(stage, step)
 	for lo := 0; lo < len(route); {
@@ -73,10 +74,10 @@ func (p *Plan) Nodes(stage int, w WorkerID, step int) []tree.Node {
 }
 
 // nobody is the worker of settled pairs.
-const nobody WorkerID = -1
+const nobody id.WorkerID = -1
 
 // runs returns which worker runs each micro-batch in a step.
-func (p *Plan) runs(stage, step int) []WorkerID {
+func (p *Plan) runs(stage, step int) []id.WorkerID {
 	if !p.InStep || step != p.FromStep || len(p.Settled) == 0 {
 		return p.Route[stage]
 	}
@@ -97,8 +98,8 @@ func (p *Plan) mostSums(stage int) int {
 }
 
 // nodeCounts returns how many nodes each worker has.
-func nodeCounts(route []WorkerID) map[WorkerID]int {
-	counts := make(map[WorkerID]int)
+func nodeCounts(route []id.WorkerID) map[id.WorkerID]int {
+	counts := make(map[id.WorkerID]int)
 	for lo := 0; lo < len(route); {
 		hi := lo + 1
 		for hi < len(route) && route[hi] == route[lo] {
@@ -111,7 +112,7 @@ func nodeCounts(route []WorkerID) map[WorkerID]int {
 }
 
 // mostNodes returns the most nodes a worker has.
-func mostNodes(route []WorkerID) (most int) {
+func mostNodes(route []id.WorkerID) (most int) {
 	for w, n := range nodeCounts(route) {
 		if w >= 0 {
 			most = max(most, n)
@@ -122,7 +123,7 @@ func mostNodes(route []WorkerID) (most int) {
 
 // stageCost is what routing needs to know of a stage.
 type stageCost struct {
-	workers           []WorkerID
+	workers           []id.WorkerID
 	speeds            []float64
 	forward, backward time.Duration // of a micro-batch at speed 1
 }
@@ -152,8 +153,8 @@ func (c *stageCost) alike(o *stageCost) bool { return slices.Equal(c.speeds, o.s
 // A ranking says which rank of a stage has each micro-batch.
 type ranking []int
 
-func (r ranking) route(workers []WorkerID) []WorkerID {
-	route := make([]WorkerID, len(r))
+func (r ranking) route(workers []id.WorkerID) []id.WorkerID {
+	route := make([]id.WorkerID, len(r))
 	for m, rank := range r {
 		route[m] = workers[rank]
 	}
@@ -598,11 +599,11 @@ func (p *Plan) orders(prof *Profile) [][]Stage {
 	fast, slow := slices.Clone(p.Stages), slices.Clone(p.Stages)
 	differ := false
 	for s, st := range p.Stages {
-		bySpeed := func(a, b WorkerID) int { return cmp.Compare(prof.speed(a), prof.speed(b)) }
+		bySpeed := func(a, b id.WorkerID) int { return cmp.Compare(prof.speed(a), prof.speed(b)) }
 		differ = differ || !equal(st.Workers, prof.speed)
 		fast[s].Workers, slow[s].Workers = slices.Clone(st.Workers), slices.Clone(st.Workers)
-		slices.SortFunc(fast[s].Workers, func(a, b WorkerID) int { return cmp.Or(bySpeed(b, a), cmp.Compare(a, b)) })
-		slices.SortFunc(slow[s].Workers, func(a, b WorkerID) int { return cmp.Or(bySpeed(a, b), cmp.Compare(a, b)) })
+		slices.SortFunc(fast[s].Workers, func(a, b id.WorkerID) int { return cmp.Or(bySpeed(b, a), cmp.Compare(a, b)) })
+		slices.SortFunc(slow[s].Workers, func(a, b id.WorkerID) int { return cmp.Or(bySpeed(a, b), cmp.Compare(a, b)) })
 	}
 	if !differ {
 		return [][]Stage{p.Stages}
@@ -631,7 +632,7 @@ func (x *passes) inTurn(costs []stageCost, like candidate, block, extra, buffers
 // they have to be in all stages but the last, where one micro-batch is in
 // flight at a time anyway.
 func (p *Plan) take(c candidate, costs []stageCost, extra int, l lead) {
-	p.Route = make([][]WorkerID, len(costs))
+	p.Route = make([][]id.WorkerID, len(costs))
 	for s, r := range c.rankings {
 		p.Route[s] = r.route(costs[s].workers)
 	}

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // shape is the stages of a plan before micro-batches are routed.
@@ -24,14 +26,14 @@ type shaper struct {
 	micros int
 	copies int // owner and mirrors
 	old    []Stage
-	home   map[WorkerID]int // the first stage it serves
-	most   float64          // parameters of a stage
-	shared bool             // some serve several stages
-	budget int              // shapes to try
+	home   map[id.WorkerID]int // the first stage it serves
+	most   float64             // parameters of a stage
+	shared bool                // some serve several stages
+	budget int                 // shapes to try
 }
 
 func newShaper(p *Plan, prof *Profile) *shaper {
-	s := &shaper{prof: prof, micros: p.Micros(), copies: 1 + p.Mirrors, old: p.Stages, home: make(map[WorkerID]int)}
+	s := &shaper{prof: prof, micros: p.Micros(), copies: 1 + p.Mirrors, old: p.Stages, home: make(map[id.WorkerID]int)}
 	s.work, s.params = make([]float64, len(prof.Layers)+1), make([]float64, len(prof.Layers)+1)
 	for i, l := range prof.Layers {
 		s.sizes = append(s.sizes, l.Size())
@@ -130,7 +132,7 @@ func (s *shaper) fits(stages []Stage) bool {
 	if len(s.prof.Memory) == 0 {
 		return true
 	}
-	needs := make(map[WorkerID]float64)
+	needs := make(map[id.WorkerID]float64)
 	for _, st := range stages {
 		params := s.params[st.Hi] - s.params[st.Lo]
 		for _, w := range st.Workers {
@@ -263,8 +265,8 @@ func (s *shaper) climb(from shape) shape {
 			}
 		}
 		// Of workers with the same speed, one of each stage is enough.
-		kinds := make([][]WorkerID, len(best.stages))
-		serves := make(map[WorkerID]int)
+		kinds := make([][]id.WorkerID, len(best.stages))
+		serves := make(map[id.WorkerID]int)
 		for _, st := range best.stages {
 			for _, w := range st.Workers {
 				serves[w]++
@@ -272,7 +274,7 @@ func (s *shaper) climb(from shape) shape {
 		}
 		for i, st := range best.stages {
 			for _, w := range slices.Backward(st.Workers) {
-				if serves[w] == 1 && !slices.ContainsFunc(kinds[i], func(k WorkerID) bool { return s.prof.speed(k) == s.prof.speed(w) }) {
+				if serves[w] == 1 && !slices.ContainsFunc(kinds[i], func(k id.WorkerID) bool { return s.prof.speed(k) == s.prof.speed(w) }) {
 					kinds[i] = append(kinds[i], w)
 				}
 			}
@@ -285,15 +287,15 @@ func (s *shaper) climb(from shape) shape {
 					}
 					if len(st.Workers) > 1 {
 						stages := slices.Clone(best.stages)
-						stages[i].Workers = keep(st.Workers, func(x WorkerID) bool { return x != w })
+						stages[i].Workers = keep(st.Workers, func(x id.WorkerID) bool { return x != w })
 						stages[j].Workers = append(slices.Clone(stages[j].Workers), w)
 						consider(stages, i, j)
 					}
 					for _, x := range kinds[j] {
 						if i < j && s.prof.speed(x) != s.prof.speed(w) {
 							stages := slices.Clone(best.stages)
-							stages[i].Workers = append(keep(st.Workers, func(y WorkerID) bool { return y != w }), x)
-							stages[j].Workers = append(keep(stages[j].Workers, func(y WorkerID) bool { return y != x }), w)
+							stages[i].Workers = append(keep(st.Workers, func(y id.WorkerID) bool { return y != w }), x)
+							stages[j].Workers = append(keep(stages[j].Workers, func(y id.WorkerID) bool { return y != x }), w)
 							consider(stages, i, j)
 						}
 					}
@@ -311,7 +313,7 @@ func (s *shaper) climb(from shape) shape {
 // staff gives each stage a number of workers; as many as possible stay where they are.
 func (s *shaper) staff(workers []Worker, parts []part) []Stage {
 	stages := make([]Stage, len(parts))
-	var spare []WorkerID
+	var spare []id.WorkerID
 	for _, w := range workers {
 		best := -1
 		for i, st := range s.old {

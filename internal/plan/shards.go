@@ -5,13 +5,14 @@ import (
 	"sort"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // shards splits every layer over the workers of its stage: contiguous ranges
 // in the order of ranks, each as near to what its worker lacks as blocks
 // allow. What a worker lacks is its equal share of all layers of the stage
 // so far, less what it owns already, so that roundings do not add up.
-func shards(stages []Stage, layers []Layer, mirrors map[WorkerID][]WorkerID) []Shard {
+func shards(stages []Stage, layers []Layer, mirrors map[id.WorkerID][]id.WorkerID) []Shard {
 	n := 0
 	for _, s := range stages {
 		n += (s.Hi - s.Lo) * len(s.Workers)
@@ -51,7 +52,7 @@ func shards(stages []Stage, layers []Layer, mirrors map[WorkerID][]WorkerID) []S
 
 // inLine gives every worker of a stage one range of the stage's parameters, layer after
 // layer, in the order of ranks; see [Event.Contiguous].
-func inLine(stages []Stage, layers []Layer, mirrors map[WorkerID][]WorkerID) (all []Shard) {
+func inLine(stages []Stage, layers []Layer, mirrors map[id.WorkerID][]id.WorkerID) (all []Shard) {
 	for _, s := range stages {
 		total := 0
 		for l := s.Lo; l < s.Hi; l++ {
@@ -90,7 +91,7 @@ func (d *draft) line() (moved int) {
 				continue
 			}
 			part := Shard{Layer: s.Layer, Lo: lo, Hi: hi, Owner: to.Owner,
-				Mirrors: keep(s.Mirrors, func(m WorkerID) bool { return m != to.Owner })}
+				Mirrors: keep(s.Mirrors, func(m id.WorkerID) bool { return m != to.Owner })}
 			if s.Owner != to.Owner {
 				moved += hi - lo
 			}
@@ -142,14 +143,14 @@ func (e ends) nearest(at float64) int {
 // its stage on other hosts, then of other stages on other hosts, then of its
 // stage on its own host, then whoever is left. Every worker begins at another
 // place of these lists, so that the mirrors are spread evenly.
-func mirrorsOf(stages []Stage, workers []Worker, k int) map[WorkerID][]WorkerID {
+func mirrorsOf(stages []Stage, workers []Worker, k int) map[id.WorkerID][]id.WorkerID {
 	k = min(k, len(workers)-1)
-	mirrors := make(map[WorkerID][]WorkerID, len(workers))
+	mirrors := make(map[id.WorkerID][]id.WorkerID, len(workers))
 	if k < 1 {
 		return mirrors
 	}
 	hosts := make(map[string]int)
-	hostOf := make(map[WorkerID]int, len(workers))
+	hostOf := make(map[id.WorkerID]int, len(workers))
 	for _, w := range workers {
 		if _, ok := hosts[w.Host]; !ok {
 			hosts[w.Host] = len(hosts)
@@ -166,13 +167,13 @@ func mirrorsOf(stages []Stage, workers []Worker, k int) map[WorkerID][]WorkerID 
 		all.members = append(all.members, perStage[i].members...)
 	}
 	all.sort(len(hosts))
-	position := make(map[WorkerID]int, len(workers))
+	position := make(map[id.WorkerID]int, len(workers))
 	for i, m := range all.members {
 		position[m.id] = i
 	}
 	for i := range perStage {
 		for at, m := range perStage[i].members {
-			found := make([]WorkerID, 0, k)
+			found := make([]id.WorkerID, 0, k)
 			take := func(c member) bool {
 				found = append(found, c.id)
 				return len(found) == k
@@ -188,7 +189,7 @@ func mirrorsOf(stages []Stage, workers []Worker, k int) map[WorkerID][]WorkerID 
 }
 
 type member struct {
-	id    WorkerID
+	id    id.WorkerID
 	stage int
 	host  int
 }

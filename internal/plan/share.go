@@ -3,6 +3,8 @@ package plan
 import (
 	"cmp"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // shareRounds bounds how often share goes over the stages.
@@ -15,7 +17,7 @@ const shareRounds = 8
 // most to do in other stages get least of it. That is done for one stage after
 // the other, several times, which makes the squares of all loads ever less.
 func share(costs []stageCost) {
-	index := make(map[WorkerID]int)
+	index := make(map[id.WorkerID]int)
 	places := 0
 	for _, c := range costs {
 		places += len(c.workers)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -55,7 +56,7 @@ func (p *Plan) cards(prof *Profile, step *graph.Step) {
 }
 
 // pace returns what is known of the link of two workers.
-func (p *Profile) pace(a, b WorkerID) Pace {
+func (p *Profile) pace(a, b id.WorkerID) Pace {
 	l, ok := p.Links[link(a, b)]
 	if !ok {
 		l.Latency = p.Latency
@@ -101,7 +102,7 @@ func (p *Plan) Typical(prof Profile) (time.Duration, error) {
 	r := rand.New(rand.NewPCG(1, 1))
 	var sum time.Duration
 	for range typicalRuns {
-		prof.Speed = make(map[WorkerID]float64, len(p.Workers))
+		prof.Speed = make(map[id.WorkerID]float64, len(p.Workers))
 		for _, w := range p.Workers {
 			v := speed[w.ID]
 			if v <= 0 {
@@ -127,7 +128,7 @@ func (p *Plan) Estimate(prof Profile) time.Duration {
 	var way, slowest float64
 	for s := range costs {
 		c := &costs[s]
-		counts := make(map[WorkerID]int)
+		counts := make(map[id.WorkerID]int)
 		for _, w := range p.Route[s] {
 			counts[w]++
 		}
@@ -183,7 +184,7 @@ func (p *Plan) nodes(stage int) (total int) {
 // step describes the plan to the graph. prof is measured.
 func (p *Plan) step(prof *Profile, shards bool) graph.Step {
 	costs := stageCosts(prof, p.Stages)
-	index := make(map[WorkerID]int, len(p.Workers))
+	index := make(map[id.WorkerID]int, len(p.Workers))
 	for i, w := range p.Workers {
 		index[w.ID] = i
 	}
@@ -215,7 +216,7 @@ func (p *Plan) step(prof *Profile, shards bool) graph.Step {
 	// a worker of a stage owns of a layer.
 	stageOf := make([]int, len(prof.Layers))
 	into := make([]time.Duration, len(prof.Layers)) // forward time of the layers before, in the stage
-	counts := make([]map[WorkerID]int, len(p.Stages))
+	counts := make([]map[id.WorkerID]int, len(p.Stages))
 	totals := make([]int, len(p.Stages))
 	for i, s := range p.Stages {
 		var sum time.Duration
@@ -232,7 +233,7 @@ func (p *Plan) step(prof *Profile, shards bool) graph.Step {
 	}
 	type part struct {
 		layer  int
-		worker WorkerID
+		worker id.WorkerID
 	}
 	owns := make(map[part]int)
 	if shards {

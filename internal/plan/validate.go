@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Fault is a broken property of a plan; Number is that in the comment of
@@ -19,7 +20,7 @@ func (f Fault) String() string { return fmt.Sprintf("[%d] %s", f.Number, f.What)
 
 // InvalidError lists all broken properties of a plan.
 type InvalidError struct {
-	Version Version
+	Version id.Version
 	Faults  []Fault // the first maxFaults
 	More    int     // that are not listed
 }
@@ -73,7 +74,7 @@ func (p *Plan) Validate(layers []Layer) error {
 		}
 	}
 	hosts, perHost := p.hosts()
-	known := func(w WorkerID) bool { _, ok := hosts[w]; return ok }
+	known := func(w id.WorkerID) bool { _, ok := hosts[w]; return ok }
 	p.validateStages(e, len(layers), known)
 	p.validateShards(e, layers)
 	for _, s := range p.Shards {
@@ -91,7 +92,7 @@ func (p *Plan) Validate(layers []Layer) error {
 			e.add(13, "first %v", f)
 		}
 	}
-	clocks := make(map[WorkerID]bool)
+	clocks := make(map[id.WorkerID]bool)
 	for _, c := range p.Clocks {
 		if !known(c.Worker) || clocks[c.Worker] || c.MHz < 1 {
 			e.add(14, "worker %d at %d MHz", c.Worker, c.MHz)
@@ -104,7 +105,7 @@ func (p *Plan) Validate(layers []Layer) error {
 	return e.result()
 }
 
-func (p *Plan) validateStages(e *InvalidError, layers int, known func(WorkerID) bool) {
+func (p *Plan) validateStages(e *InvalidError, layers int, known func(id.WorkerID) bool) {
 	at := 0
 	for i, s := range p.Stages {
 		if s.Lo != at || s.Hi <= s.Lo || s.Hi > layers {
@@ -131,7 +132,7 @@ func (p *Plan) validateStages(e *InvalidError, layers int, known func(WorkerID) 
 		if len(s.Workers) == 0 {
 			e.add(4, "stage %d has no worker", i)
 		}
-		seen := make(map[WorkerID]bool, len(s.Workers))
+		seen := make(map[id.WorkerID]bool, len(s.Workers))
 		for _, w := range s.Workers {
 			if seen[w] || !known(w) {
 				e.add(4, "stage %d names worker %d, which is there twice or not in the plan", i, w)
@@ -208,7 +209,7 @@ func atBlock(tensors []int, at int) bool {
 	return false
 }
 
-func (p *Plan) validateHolders(e *InvalidError, s Shard, hosts map[WorkerID]string, perHost map[string]int) {
+func (p *Plan) validateHolders(e *InvalidError, s Shard, hosts map[id.WorkerID]string, perHost map[string]int) {
 	home, ok := hosts[s.Owner]
 	if !ok {
 		e.add(9, "worker %d owns [%d,%d) of layer %d and is not in the plan", s.Owner, s.Lo, s.Hi, s.Layer)
@@ -259,8 +260,8 @@ func (p *Plan) Protected() bool {
 }
 
 // hosts returns the host of every worker, and how many workers each has.
-func (p *Plan) hosts() (hosts map[WorkerID]string, perHost map[string]int) {
-	hosts = make(map[WorkerID]string, len(p.Workers))
+func (p *Plan) hosts() (hosts map[id.WorkerID]string, perHost map[string]int) {
+	hosts = make(map[id.WorkerID]string, len(p.Workers))
 	perHost = make(map[string]int)
 	for _, w := range p.Workers {
 		if _, twice := hosts[w.ID]; !twice {
@@ -287,7 +288,7 @@ func (p *Plan) ValidateAfter(old *Plan) error {
 	if !p.InStep {
 		return e.result()
 	}
-	alive := make(map[WorkerID]bool)
+	alive := make(map[id.WorkerID]bool)
 	for _, w := range p.Workers {
 		if before, ok := old.Worker(w.ID); !ok || before != w {
 			e.add(17, "worker %d is new", w.ID)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -93,7 +94,7 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 		{14, "clock twice", func(p *Plan) { p.Clocks = []Clock{{1, 1000}, {1, 1000}} }},
 		{14, "no frequency", func(p *Plan) { p.Clocks = []Clock{{1, 0}} }},
 		{15, "same version", func(p *Plan) { p.Version.N-- }},
-		{15, "older generation", func(p *Plan) { p.Version = Version{0, 9} }},
+		{15, "older generation", func(p *Plan) { p.Version = id.Version{Generation: 0, N: 9} }},
 		{15, "earlier step", func(p *Plan) { p.FromStep = 0 }},
 		{16, "other micro-batches", func(p *Plan) { p.Route[0], p.Route[1] = p.Route[0][:4], p.Route[1][:4] }},
 		{17, "other layers", func(p *Plan) { p.InStep, p.Stages[0].Hi, p.Stages[1].Lo = true, 1, 1 }},

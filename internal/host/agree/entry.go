@@ -7,9 +7,8 @@ import (
 	"io"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/vmihailenco/msgpack/v5"
-
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // Bounds of an entry's fields.
@@ -44,7 +43,7 @@ type Plan struct {
 	// Term binds the plan to the leadership under which it was made: it is
 	// refused if it is committed in another. 0 means any.
 	Term    uint64
-	Version plan.Version
+	Version id.Version
 	Reason  string // why there is a new plan, in a sentence
 
 	Data []byte // the order to the workers
@@ -55,7 +54,7 @@ type Plan struct {
 
 // Eviction shuts out a worker's sessions up to an incarnation.
 type Eviction struct {
-	Worker      plan.WorkerID
+	Worker      id.WorkerID
 	Incarnation int
 	Reason      string
 }

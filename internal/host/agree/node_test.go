@@ -22,9 +22,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+	"github.com/soliton-train/soliton/internal/id"
 	"go.uber.org/goleak"
-
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 const (
@@ -324,15 +323,15 @@ func commitUntilKilled(dir string, alone bool) error {
 
 // A process that is killed while it commits has all that it said it had.
 func TestKilledProcess(t *testing.T) {
-	testKilledProcess(t, false, func(last, newest plan.Version) bool { return newest.Compare(last) >= 0 })
+	testKilledProcess(t, false, func(last, newest id.Version) bool { return newest.Compare(last) >= 0 })
 }
 
 // Without a network the newest plans may be lost with the process, but never a generation: no version comes again.
 func TestKilledAlone(t *testing.T) {
-	testKilledProcess(t, true, func(last, newest plan.Version) bool { return last.N-newest.N <= maxBehind })
+	testKilledProcess(t, true, func(last, newest id.Version) bool { return last.N-newest.N <= maxBehind })
 }
 
-func testKilledProcess(t *testing.T, alone bool, has func(last, newest plan.Version) bool) {
+func testKilledProcess(t *testing.T, alone bool, has func(last, newest id.Version) bool) {
 	c := newCluster(t)
 	dir := c.config("a").Dir
 	for generation := 1; generation <= 3; generation++ {

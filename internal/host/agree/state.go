@@ -8,9 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/vmihailenco/msgpack/v5"
-
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // Bounds of a [State].
@@ -33,7 +32,7 @@ type State struct {
 	Generation int // starts of the job
 	Job        Job // the newest; its Generation is 0 before the first
 
-	Newest plan.Version // of all plans; never falls
+	Newest id.Version // of all plans; never falls
 	// Plans are the newest plans, the newest last: at most MaxPlans. Earlier
 	// counts those before them.
 	Plans   []Plan
@@ -142,12 +141,12 @@ func (s *State) evict(e Eviction) error {
 	return nil
 }
 
-func (s *State) evicted(w plan.WorkerID) (int, bool) {
-	return slices.BinarySearchFunc(s.Evicted, w, func(e Eviction, w plan.WorkerID) int { return cmp.Compare(e.Worker, w) })
+func (s *State) evicted(w id.WorkerID) (int, bool) {
+	return slices.BinarySearchFunc(s.Evicted, w, func(e Eviction, w id.WorkerID) int { return cmp.Compare(e.Worker, w) })
 }
 
 // IsEvicted reports whether a worker's session is shut out.
-func (s State) IsEvicted(w plan.WorkerID, incarnation int) bool {
+func (s State) IsEvicted(w id.WorkerID, incarnation int) bool {
 	i, known := s.evicted(w)
 	return known && incarnation <= s.Evicted[i].Incarnation
 }

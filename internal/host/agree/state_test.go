@@ -10,12 +10,11 @@ import (
 	"testing"
 
 	"github.com/hashicorp/raft"
+	"github.com/soliton-train/soliton/internal/id"
 	"pgregory.net/rapid"
-
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
-func version(generation, n int) plan.Version { return plan.Version{Generation: generation, N: n} }
+func version(generation, n int) id.Version { return id.Version{Generation: generation, N: n} }
 
 // begun is the state of a job in generation 2 with the plan 2.3.
 func begun(t *testing.T) State {
@@ -176,7 +175,7 @@ func entries() *rapid.Generator[Entry] {
 				data.Draw(t, "data"), data.Draw(t, "verdict"),
 			}
 		case 3:
-			return Eviction{plan.WorkerID(n()), n(), rapid.StringN(0, 50, -1).Draw(t, "reason")}
+			return Eviction{id.WorkerID(n()), n(), rapid.StringN(0, 50, -1).Draw(t, "reason")}
 		case 4:
 			return Manifest{rapid.StringN(0, 50, -1).Draw(t, "name"), n(), data.Draw(t, "data")}
 		default:

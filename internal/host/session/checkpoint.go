@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
@@ -42,9 +43,9 @@ func (e *ResumeError) Error() string {
 }
 
 // newest is the newest version that the run has given, as far as its files tell.
-func (r *Resume) Newest() plan.Version {
+func (r *Resume) Newest() id.Version {
 	if r == nil || r.Plan == nil {
-		return plan.Version{}
+		return id.Version{}
 	}
 	v := written(r.Plan)
 	v.N = max(v.N, int(min(r.Number, maxNumber)))
@@ -61,7 +62,7 @@ type saving struct {
 	due    time.Time
 	asked  bool
 	since  time.Time // it was
-	parts  map[saveID]map[plan.WorkerID]part
+	parts  map[saveID]map[id.WorkerID]part
 	ready  []checkpoint.Manifest // to be committed, one after the other
 	under  bool                  // the first of them is being
 	newest int                   // step of the newest, 0 for none
@@ -73,7 +74,7 @@ const maxSaves = 8
 
 type saveID struct {
 	step    int
-	version plan.Version // of a plan whose owners write the parts
+	version id.Version // of a plan whose owners write the parts
 }
 
 type part struct {
@@ -155,11 +156,11 @@ func (s *Session) askForSave(now time.Time) []Effect {
 
 // saved takes in a part of a checkpoint.
 func (s *Session) saved(now time.Time, place int, m control.Saved) []Effect {
-	id := s.workers[place].who.ID
+	w := s.workers[place].who.ID
 	bad := func(format string, args ...any) []Effect {
-		return s.judge(now, &ProtocolError{int(id), fmt.Sprintf(format, args...) + s.place()})
+		return s.judge(now, &ProtocolError{int(w), fmt.Sprintf(format, args...) + s.place()})
 	}
-	v := plan.Version{Generation: m.Generation, N: m.N}
+	v := id.Version{Generation: m.Generation, N: m.N}
 	p, ok := s.known[uint64(m.N)]
 	if s.tookOver && !ok {
 		return nil // of a plan so long ago that it was not inherited, with what was told to the leader before
@@ -167,7 +168,7 @@ func (s *Session) saved(now time.Time, place int, m control.Saved) []Effect {
 	if !ok || p.Version != v {
 		return bad("saved a part of a checkpoint under plan %v, which is not known,", v)
 	}
-	if in, _ := p.Worker(id); in.Incarnation != s.workers[place].who.Incarnation {
+	if in, _ := p.Worker(w); in.Incarnation != s.workers[place].who.Incarnation {
 		return bad("saved a part of a checkpoint under plan %v, which another one of its lives was in,", v)
 	}
 	owners := ownersOf(&p)
@@ -178,15 +179,15 @@ func (s *Session) saved(now time.Time, place int, m control.Saved) []Effect {
 	switch {
 	case len(s.saves.parts) > maxSaves:
 		return bad("saved parts of %d checkpoints", len(s.saves.parts))
-	case m.Step < 1 || m.Step > s.job.Steps || s.saves.parts[key][id].rule != "":
+	case m.Step < 1 || m.Step > s.job.Steps || s.saves.parts[key][w].rule != "":
 		return bad("saved a part of a checkpoint of step %d", m.Step)
-	case !slices.Contains(owners, id):
+	case !slices.Contains(owners, w):
 		return bad("saved a part of a checkpoint and owns nothing under plan %v,", v)
 	}
 	s.saves.asked = false
 	if m.Err != "" {
 		delete(s.saves.parts, key)
-		return []Effect{s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: worker %d: %s", m.Step, id, OneLine(m.Err)))}
+		return []Effect{s.event(now, "note", fmt.Sprintf("no checkpoint of step %d: worker %d: %s", m.Step, w, OneLine(m.Err)))}
 	}
 	var file checkpoint.File
 	if err := json.Unmarshal(m.File, &file); err != nil || m.Rule == "" {
@@ -195,18 +196,18 @@ func (s *Session) saved(now time.Time, place int, m control.Saved) []Effect {
 	parts := s.saves.parts[key]
 	if parts == nil {
 		if s.saves.parts == nil {
-			s.saves.parts = make(map[saveID]map[plan.WorkerID]part)
+			s.saves.parts = make(map[saveID]map[id.WorkerID]part)
 		}
-		parts = make(map[plan.WorkerID]part)
+		parts = make(map[id.WorkerID]part)
 		s.saves.parts[key] = parts
 	}
-	parts[id] = part{file, m.Rule}
+	parts[w] = part{file, m.Rule}
 	return s.gather(now)
 }
 
 // ownersOf returns who owns shards under a plan, by ID.
-func ownersOf(p *plan.Plan) []plan.WorkerID {
-	var owners []plan.WorkerID
+func ownersOf(p *plan.Plan) []id.WorkerID {
+	var owners []id.WorkerID
 	for _, sh := range p.Shards {
 		if !slices.Contains(owners, sh.Owner) {
 			owners = append(owners, sh.Owner)
@@ -226,7 +227,7 @@ func (s *Session) gather(now time.Time) []Effect {
 		parts := s.saves.parts[key]
 		p := s.known[uint64(key.version.N)]
 		owners := ownersOf(&p)
-		lost := slices.IndexFunc(owners, func(w plan.WorkerID) bool {
+		lost := slices.IndexFunc(owners, func(w id.WorkerID) bool {
 			in, _ := p.Worker(w)
 			place := s.find(in)
 			_, ok := parts[w]

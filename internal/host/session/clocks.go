@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -17,14 +18,14 @@ type (
 	// observe asks whether clocks are to be set after a step.
 	ObserveStep struct {
 		Plan      plan.Plan
-		Profile   plan.Profile              // as plans are made with
-		Under     map[plan.WorkerID]float64 // how many times as long each worker takes at the clock of the moment
+		Profile   plan.Profile            // as plans are made with
+		Under     map[id.WorkerID]float64 // how many times as long each worker takes at the clock of the moment
 		Seconds   float64
 		Processes map[int]int
 		Changes   uint64 // of clocks before it
 	}
 	// release has lowered clocks put back: another plan is live.
-	ReleaseClocks struct{ Version plan.Version }
+	ReleaseClocks struct{ Version id.Version }
 	// drawn lets an emulated device have computed and waited, in seconds.
 	DeviceUsed struct {
 		Worker     int
@@ -38,9 +39,9 @@ type (
 	ClocksSet struct {
 		Reason   string
 		Settings []rundir.Clock
-		Lowered  map[plan.WorkerID]float64 // how many times as long workers whose clock was set may take, at least 1
-		Raised   []plan.WorkerID           // workers whose clock is higher than it was found
-		Shares   map[plan.WorkerID]float64 // of the speed as found
+		Lowered  map[id.WorkerID]float64 // how many times as long workers whose clock was set may take, at least 1
+		Raised   []id.WorkerID           // workers whose clock is higher than it was found
+		Shares   map[id.WorkerID]float64 // of the speed as found
 		Joules   float64
 	}
 	Metered struct{ Devices []trace.Device }
@@ -60,7 +61,7 @@ func (s *Session) clockStep(m control.Step) []Effect {
 	if s.cfg.Clocks == NoClocks || s.clocks.off || s.state != training || s.stop != "" || s.ctl.Busy() || s.thin || m.Plan != uint64(s.plan.Version.N) {
 		return nil
 	}
-	e := ObserveStep{Plan: s.plan, Seconds: m.MS / 1000, Under: make(map[plan.WorkerID]float64), Processes: make(map[int]int)}
+	e := ObserveStep{Plan: s.plan, Seconds: m.MS / 1000, Under: make(map[id.WorkerID]float64), Processes: make(map[int]int)}
 	for _, w := range s.plan.Workers {
 		id := s.find(w)
 		if _, told := s.paces.told[w.ID]; !told || id < 0 || s.workers[id].gone {

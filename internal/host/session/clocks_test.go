@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -72,7 +72,7 @@ func TestSessionClocks(t *testing.T) {
 
 	effects = s.Step(now, ClocksSet{
 		Reason: "why", Settings: []rundir.Clock{{Device: "x", MHz: 700, Workers: []int{1}}}, Joules: 5,
-		Lowered: map[plan.WorkerID]float64{1: 2}, Shares: map[plan.WorkerID]float64{1: 0.5},
+		Lowered: map[id.WorkerID]float64{1: 2}, Shares: map[id.WorkerID]float64{1: 0.5},
 	})
 	written := pick[WriteEvent](effects)
 	if len(written) != 1 || written[0].Event.Kind != "clocks" || written[0].Event.Joules != 5 || written[0].Event.AfterStep != step || written[0].Event.Clocks[0].MHz != 700 {

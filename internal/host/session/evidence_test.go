@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -18,10 +19,10 @@ func weighing(t *testing.T) (s *Session, at func(ms int) time.Time) {
 	r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 3)
 	began := r.now
 	at = func(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millisecond) }
-	for id := range 3 {
-		r.s.workers[id].pid = 1000 + id
-		r.s.Step(at(0), Received{id, control.Beat{}})
-		r.s.Step(at(0), Gossip{Worker: plan.Worker{ID: plan.WorkerID(id)}, State: gossip.StateAlive})
+	for w := range 3 {
+		r.s.workers[w].pid = 1000 + w
+		r.s.Step(at(0), Received{w, control.Beat{}})
+		r.s.Step(at(0), Gossip{Worker: plan.Worker{ID: id.WorkerID(w)}, State: gossip.StateAlive})
 	}
 	return r.s, at
 }
@@ -126,7 +127,7 @@ func TestNotInTheRing(t *testing.T) {
 			}
 		}
 	}
-	for _, id := range []plan.WorkerID{0, 2} {
+	for _, id := range []id.WorkerID{0, 2} {
 		s.Step(now, Gossip{Worker: plan.Worker{ID: id}, State: gossip.StateAlive})
 	}
 	var notes []string

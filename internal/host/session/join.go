@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -38,15 +39,15 @@ func (s *Session) add(now time.Time, e AddWorkers) []Effect {
 	if refusal != "" {
 		return []Effect{AnswerAdd{Refusal: refusal}}
 	}
-	next := plan.WorkerID(0)
+	next := id.WorkerID(0)
 	for id := range s.lives {
 		next = max(next, id+1)
 	}
 	var effects []Effect
 	var ids []int
-	for id := next; id < next+plan.WorkerID(e.N); id++ {
-		effects = append(effects, s.launch(now, id, "", fmt.Sprintf("worker %d is started", id))...)
-		ids = append(ids, int(id))
+	for w := next; w < next+id.WorkerID(e.N); w++ {
+		effects = append(effects, s.launch(now, w, "", fmt.Sprintf("worker %d is started", w))...)
+		ids = append(ids, int(w))
 	}
 	return append(effects, AnswerAdd{IDs: ids})
 }
@@ -62,7 +63,7 @@ func (s *Session) replace(now time.Time, dead plan.Worker) []Effect {
 	return s.launch(now, dead.ID, dead.Host, fmt.Sprintf("worker %d is started anew", dead.ID))
 }
 
-func (s *Session) launch(now time.Time, id plan.WorkerID, host, reason string) []Effect {
+func (s *Session) launch(now time.Time, id id.WorkerID, host, reason string) []Effect {
 	who := plan.Worker{ID: id, Incarnation: s.lives[id], Host: host}
 	delete(s.away, id)
 	s.lives[id]++

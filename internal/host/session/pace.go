@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -16,22 +17,22 @@ import (
 // pacing is what a session knows of the speed of its workers.
 type pacing struct {
 	detector pace.Detector
-	told     map[plan.WorkerID]plan.Times // to the controller
-	room     map[plan.WorkerID]int64      // bytes for parameters and optimizer state
+	told     map[id.WorkerID]plan.Times // to the controller
+	room     map[id.WorkerID]int64      // bytes for parameters and optimizer state
 }
 
-func (p *pacing) forget(w plan.WorkerID) {
+func (p *pacing) forget(w id.WorkerID) {
 	p.detector.Forget(w)
 	delete(p.told, w)
 }
 
 // measure takes in how much room a worker has. What machines have to spare changes all the time, and plans are not to follow
 // that, so what is known stays until it is wrong by a third.
-func (p *pacing) measure(w plan.WorkerID, bytes int64) {
+func (p *pacing) measure(w id.WorkerID, bytes int64) {
 	const off = 4. / 3
 	if was, is := float64(p.room[w]), float64(bytes); was == 0 || is > off*was || is < was/off {
 		if p.room == nil {
-			p.room = make(map[plan.WorkerID]int64)
+			p.room = make(map[id.WorkerID]int64)
 		}
 		p.room[w] = bytes
 	}
@@ -39,8 +40,8 @@ func (p *pacing) measure(w plan.WorkerID, bytes int64) {
 
 // paced takes in what a worker has measured: verdicts become events, and the controller
 // gets times that differ from what it knows.
-func (s *Session) paced(now time.Time, id int, m control.Beat) []Effect {
-	w := &s.workers[id]
+func (s *Session) paced(now time.Time, worker int, m control.Beat) []Effect {
+	w := &s.workers[worker]
 	if m.Step < 1 || len(m.Layers) == 0 || s.state != training || w.state != training || w.gone || w.joins || s.judged {
 		return nil
 	}
@@ -52,9 +53,9 @@ func (s *Session) paced(now time.Time, id int, m control.Beat) []Effect {
 		}
 	}
 	for _, l := range m.Links[:min(len(m.Links), control.MaxMeasured)] {
-		if _, known := s.plan.Worker(plan.WorkerID(l.To)); known && l.Busy > 0 && m.Over > 0 {
+		if _, known := s.plan.Worker(id.WorkerID(l.To)); known && l.Busy > 0 && m.Over > 0 {
 			sample.Links = append(sample.Links, pace.Sent{
-				To: plan.WorkerID(l.To), Bytes: l.Bytes, Took: time.Duration(l.Busy), Busy: float64(l.Busy) / float64(m.Over),
+				To: id.WorkerID(l.To), Bytes: l.Bytes, Took: time.Duration(l.Busy), Busy: float64(l.Busy) / float64(m.Over),
 			})
 		}
 	}
@@ -68,7 +69,7 @@ func (s *Session) paced(now time.Time, id int, m control.Beat) []Effect {
 		if v.Slow() {
 			kind = "slow"
 		}
-		effects = append(effects, s.about(now, id, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
+		effects = append(effects, s.about(now, worker, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
 	}
 	return append(effects, s.feed(now)...)
 }
@@ -91,7 +92,7 @@ func (s *Session) feed(now time.Time) []Effect {
 		return nil
 	}
 	// All of one moment: times of several would differ by what the machine did meanwhile.
-	s.paces.told = make(map[plan.WorkerID]plan.Times)
+	s.paces.told = make(map[id.WorkerID]plan.Times)
 	s.clocks.made = false
 	var effects []Effect
 	for i, w := range s.plan.Workers {
@@ -102,7 +103,7 @@ func (s *Session) feed(now time.Time) []Effect {
 }
 
 // times is what is known of a worker, for the records; nil if that is not enough.
-func (p *pacing) times(w plan.WorkerID) (all []rundir.LayerTime) {
+func (p *pacing) times(w id.WorkerID) (all []rundir.LayerTime) {
 	if t, ok := p.detector.Times(w); ok {
 		for _, l := range t.Layers {
 			all = append(all, rundir.LayerTime{Layer: l.Layer, ForwardMS: 1e3 * l.Forward.Seconds(), BackwardMS: 1e3 * l.Backward.Seconds()})

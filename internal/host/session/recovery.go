@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -22,8 +23,8 @@ import (
 
 // restart is what a run goes back to.
 type restart struct {
-	version plan.Version // of the plan that it goes on with
-	step    int          // committed
+	version id.Version // of the plan that it goes on with
+	step    int        // committed
 }
 
 // timer is one of the controller.
@@ -44,7 +45,7 @@ func (s *Session) find(w plan.Worker) int {
 }
 
 // newest returns the place of the newest session of a worker, -1 for none.
-func (s *Session) newest(id plan.WorkerID) int {
+func (s *Session) newest(id id.WorkerID) int {
 	return s.find(plan.Worker{ID: id, Incarnation: s.lives[id] - 1})
 }
 
@@ -231,26 +232,26 @@ func (s *Session) row(id int, state string) Show {
 }
 
 // hear passes on what a worker says to the controller.
-func (s *Session) hear(now time.Time, id int, m control.Message) []Effect {
-	from := s.session(id)
+func (s *Session) hear(now time.Time, w int, m control.Message) []Effect {
+	from := s.session(w)
 	switch m := m.(type) {
 	case control.Answer:
 		report, err := controller.ParseReport(m.Report)
 		if err != nil {
-			return s.judge(now, &ProtocolError{s.id(id), "sent a report that is none" + s.place()})
+			return s.judge(now, &ProtocolError{s.id(w), "sent a report that is none" + s.place()})
 		}
-		return s.tell(now, controller.Answered{Worker: from, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: report})
+		return s.tell(now, controller.Answered{Worker: from, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: report})
 	case control.Applied:
 		effects := s.tell(now, controller.Applied{
-			Worker: from, Ballot: controller.Ballot{Term: m.Term, Attempt: m.Attempt},
-			Version: plan.Version{Generation: m.Generation, N: m.N}, Opened: max(m.Opened, 0),
+			Worker: from, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt},
+			Version: id.Version{Generation: m.Generation, N: m.N}, Opened: max(m.Opened, 0),
 			Edit: time.Duration(max(m.Edit, 0)), Resume: time.Duration(max(m.Resume, 0)),
 		})
 		return append(effects, s.conclude(now)...) // all may have come to their end while the order was on its way
 	case control.LinkLost:
-		return s.tell(now, controller.LinkLost{From: from, To: plan.Worker{ID: plan.WorkerID(m.Worker), Incarnation: m.Incarnation}})
+		return s.tell(now, controller.LinkLost{From: from, To: plan.Worker{ID: id.WorkerID(m.Worker), Incarnation: m.Incarnation}})
 	case control.Level:
-		level := controller.Level{Worker: from, ID: controller.FillID{Term: m.Term, N: m.N}, Step: m.Step}
+		level := controller.Level{Worker: from, ID: id.Fill{Term: m.Term, N: m.N}, Step: m.Step}
 		return append(s.traceLevel(now, level), s.tell(now, level)...)
 	case control.Leave:
 		return s.tell(now, controller.Leaving{Worker: from})
@@ -267,7 +268,7 @@ func (s *Session) tell(now time.Time, e controller.Event) []Effect {
 	add := func(e ...Effect) { effects = append(effects, e...) }
 	cause := e
 	var order control.Order // the last one: an event commands the same to all
-	var ordered plan.Version
+	var ordered id.Version
 	for _, e := range s.ctl.Step(now, e) {
 		add(s.traceEffect(now, cause, e)...)
 		switch e := e.(type) {
@@ -381,7 +382,7 @@ func (s *Session) adopt(now time.Time, e controller.Adopt) []Effect {
 	effects = append(effects, s.clockPlan()...)
 	effects = append(effects, joined...)
 	if e.Order.Restart {
-		if s.restart.version == (plan.Version{}) || s.last.Step != s.restart.step {
+		if s.restart.version == (id.Version{}) || s.last.Step != s.restart.step {
 			s.rollbacks++
 		}
 		s.restart = restart{p.Version, e.Order.Passed.Step}

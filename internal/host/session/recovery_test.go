@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // ran is a session with what it did, fed with a second between events.
@@ -66,10 +66,10 @@ func died(id int) []Event {
 // answer is what workers say that have passed the commit of a step.
 func (r *ran) answer(step int, version int) (asked []int) {
 	queries := sent[control.Query](r)
-	for _, id := range slices.Sorted(maps.Keys(queries)) {
-		asked = append(asked, id)
-		report, _ := controller.Report{Plan: plan.Version{Generation: 1, N: version}, Passed: controller.Point{Step: step}}.Encode()
-		r.feed(Received{id, control.Answer{Term: queries[id].Term, Attempt: queries[id].Attempt, Report: report}})
+	for _, w := range slices.Sorted(maps.Keys(queries)) {
+		asked = append(asked, w)
+		report, _ := controller.Report{Plan: id.Version{Generation: 1, N: version}, Passed: id.Point{Step: step}}.Encode()
+		r.feed(Received{w, control.Answer{Term: queries[w].Term, Attempt: queries[w].Attempt, Report: report}})
 	}
 	return asked
 }
@@ -100,7 +100,7 @@ func TestLoss(t *testing.T) {
 		t.Fatalf("asked %v", asked)
 	}
 	o := r.obey()
-	if o.Plan.Version.N != 2 || len(o.Plan.Workers) != 2 || len(o.Peers) != 2 || o.Peers[0].Addr != "127.0.0.1:4001" || o.Passed != (controller.Point{Step: 2}) || o.Restart {
+	if o.Plan.Version.N != 2 || len(o.Plan.Workers) != 2 || len(o.Peers) != 2 || o.Peers[0].Addr != "127.0.0.1:4001" || o.Passed != (id.Point{Step: 2}) || o.Restart {
 		t.Errorf("order %+v", o)
 	}
 	r.feed(stepOf(2, 2, 1), stepOf(2, 3, 2), stepOf(1, 2, 2), stepOf(1, 3, 2))
@@ -134,7 +134,7 @@ func TestRollback(t *testing.T) {
 	r.feed(stepOf(0, 2, 1), stepOf(1, 2, 1))
 	r.feed(died(1)...)
 	r.answer(2, 1)
-	if o := r.obey(); !o.Restart || o.Passed != (controller.Point{}) || o.Plan.FromStep != 1 {
+	if o := r.obey(); !o.Restart || o.Passed != (id.Point{}) || o.Plan.FromStep != 1 {
 		t.Fatalf("order %+v", o)
 	}
 	if r.s.last.Step != 0 {
@@ -266,7 +266,7 @@ func TestStall(t *testing.T) {
 func TestLeave(t *testing.T) {
 	r := trainingOf(t, Config{}, 3)
 	r.feed(Received{1, control.Leave{}})
-	if o := r.obey(); len(o.Plan.Workers) != 2 || o.Ballot != (controller.Ballot{}) {
+	if o := r.obey(); len(o.Plan.Workers) != 2 || o.Ballot != (id.Ballot{}) {
 		t.Fatalf("order %+v", o)
 	}
 	if m := sent[control.Release](r); len(m) != 1 {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -33,9 +34,9 @@ import (
 // read before its death is judged.
 type Session struct {
 	cfg     Config
-	workers []worker              // every session that was ever begun, in that order; of the first, it is the WorkerID
-	lives   map[plan.WorkerID]int // how many workers each ID has had
-	tries   map[plan.WorkerID]int // of them, those in a row that died before they had a part in the plan
+	workers []worker            // every session that was ever begun, in that order; of the first, it is the WorkerID
+	lives   map[id.WorkerID]int // how many workers each ID has had
+	tries   map[id.WorkerID]int // of them, those in a row that died before they had a part in the plan
 	joined  int
 	// joinedBy is by which plan a worker got a part, as leaders before have written down.
 	joinedBy map[int]uint64
@@ -48,11 +49,11 @@ type Session struct {
 
 	heir       *Inherited // until the run is taken over
 	tookOver   bool
-	restarting plan.Version             // of the newest plan that was to be agreed
-	away       map[plan.WorkerID]string // who was lost with a host, and comes back with it
-	begun      int                      // workers that others before this session have had started
-	ahead      []Received               // steps that others have to tell of first
-	later      []Event                  // for the time after the take-over
+	restarting id.Version             // of the newest plan that was to be agreed
+	away       map[id.WorkerID]string // who was lost with a host, and comes back with it
+	begun      int                    // workers that others before this session have had started
+	ahead      []Received             // steps that others have to tell of first
+	later      []Event                // for the time after the take-over
 
 	// The gossip ring: what workers are told of it, whether it has formed, and when it is told who is missing.
 	gossip     control.Ring
@@ -60,9 +61,9 @@ type Session struct {
 	ringDue    time.Time
 	noRing     string // why there is none, where there should be
 
-	noted     plan.Version // of the newest line of plans.jsonl
-	starting  []Effect     // when the first plan is agreed
-	tr        *tracer      // nil if nobody wants it
+	noted     id.Version // of the newest line of plans.jsonl
+	starting  []Effect   // when the first plan is agreed
+	tr        *tracer    // nil if nobody wants it
 	paces     pacing
 	clocks    clocking
 	ctl       *controller.Controller // from the start of training
@@ -72,8 +73,8 @@ type Session struct {
 	recovered []rundir.Recovery
 	fates     []string // of who has died since the newest
 	saves     saving
-	version   plan.Version // of the first plan; zero for that of a job that begins
-	thin      bool         // a shard has fewer mirrors than it should
+	version   id.Version // of the first plan; zero for that of a job that begins
+	thin      bool       // a shard has fewer mirrors than it should
 	rollbacks int
 	losses    int
 	chaos     []string  // harms that workers have still to do to themselves
@@ -125,13 +126,13 @@ type worker struct {
 
 	inherited bool // from another leader: the first step that it tells of may be any
 
-	killed   bool         // in training, to go on without it
-	gone     bool         // dead, or out of the plan: the run goes on without it
-	begun    plan.Version // of the newest restart that it has applied
-	doom     error        // why it was ended, or said that it ends
-	silent   time.Time    // since when it was, where that is the reason
-	ended    time.Time    // when its exit was known
-	harmed   time.Time    // when somebody harmed it on purpose
+	killed   bool       // in training, to go on without it
+	gone     bool       // dead, or out of the plan: the run goes on without it
+	begun    id.Version // of the newest restart that it has applied
+	doom     error      // why it was ended, or said that it ends
+	silent   time.Time  // since when it was, where that is the reason
+	ended    time.Time  // when its exit was known
+	harmed   time.Time  // when somebody harmed it on purpose
 	offences offences
 	every    int       // the steps that it is to tell of, as it was told last
 	paced    time.Time // when
@@ -189,14 +190,14 @@ type (
 	CauseTimeout struct{}             // some time after awaitCause
 	WatchTick    struct{ Due time.Time }
 	FileFailed   struct{ Err error }
-	AlarmDue     struct{}                     // the time that session.alarm told of
-	LogOpened    struct{ First plan.Version } // before began: the version of the first plan of a run that is resumed
-	RingOpened   struct {                     // before began
+	AlarmDue     struct{}                   // the time that session.alarm told of
+	LogOpened    struct{ First id.Version } // before began: the version of the first plan of a run that is resumed
+	RingOpened   struct {                   // before began
 		Ring   control.Ring
 		Reason string // why there is none, where there should be
 	}
 	Agreed struct {
-		Version  plan.Version
+		Version  id.Version
 		Proposed time.Time
 	}
 	Balanced      struct{ controller.Balanced }
@@ -262,7 +263,7 @@ func New(cfg Config, workers []plan.Worker) *Session {
 	s := &Session{
 		cfg: cfg, heir: cfg.Inherited, told: make(map[int]said), lost: -1,
 		known: make(map[uint64]plan.Plan), timers: make(map[controller.Timer]timer),
-		lives: make(map[plan.WorkerID]int), tries: make(map[plan.WorkerID]int), away: make(map[plan.WorkerID]string),
+		lives: make(map[id.WorkerID]int), tries: make(map[id.WorkerID]int), away: make(map[id.WorkerID]string),
 	}
 	for i, w := range workers {
 		s.workers = append(s.workers, worker{who: w, fresh: i >= cfg.Workers})
@@ -345,7 +346,7 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 		return s.comeBack(now, e.Host)
 	case FaultStamped:
 		if e.Worker < 0 {
-			e.Worker = s.newest(plan.WorkerID(e.ID))
+			e.Worker = s.newest(id.WorkerID(e.ID))
 		}
 		if e.Worker < 0 {
 			return nil
@@ -663,7 +664,7 @@ func (s *Session) begin(now time.Time) []Effect {
 	if err != nil {
 		return s.judge(now, &PlanError{err})
 	}
-	if s.version != (plan.Version{}) {
+	if s.version != (id.Version{}) {
 		p.Version = s.version
 	}
 	text, err := json.Marshal(p)
@@ -724,7 +725,7 @@ func (s *Session) begin(now time.Time) []Effect {
 	}
 	effects := []Effect{
 		WriteJob{s.job, first.Data},
-		Propose{controller.Order{Plan: p, Peers: s.peers(), Passed: controller.Point{Step: p.FromStep - 1}, From: start.From}, string(reason)},
+		Propose{controller.Order{Plan: p, Peers: s.peers(), Passed: id.Point{Step: p.FromStep - 1}, From: start.From}, string(reason)},
 		WritePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: kind, Reason: string(reason), Plan: text}},
 		s.processes(),
 		s.event(now, kind, what),
@@ -1087,9 +1088,9 @@ func (s *Session) judge(now time.Time, err error) []Effect {
 			sum := s.summarise(now, stoppedBy(err))
 			s.summary = &sum
 			e := s.event(now, "failed", err.Error())
-			if id, cause := culprit(err); id >= 0 {
-				e.Event.Worker = id
-				if place := s.newest(plan.WorkerID(id)); place >= 0 {
+			if w, cause := culprit(err); w >= 0 {
+				e.Event.Worker = w
+				if place := s.newest(id.WorkerID(w)); place >= 0 {
 					effects = append(effects, s.row(place, cause))
 				}
 			}

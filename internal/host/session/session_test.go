@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -32,8 +33,8 @@ func doneAfter(n int, by Reason) control.Done {
 func begin(cfg Config, n int) *Session {
 	cfg.Settings, cfg.Workers = cfg.Settings.WithDefaults(n), n
 	var workers []plan.Worker
-	for id := range n {
-		workers = append(workers, plan.Worker{ID: plan.WorkerID(id)})
+	for w := range n {
+		workers = append(workers, plan.Worker{ID: id.WorkerID(w)})
 	}
 	return New(cfg, workers)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -23,7 +24,7 @@ type Inherited struct {
 	Orders  []controller.Order // agreed, in their order
 	plan    plan.Plan          // live, as far as known
 	Reasons []string
-	Issued  plan.Version      // newest that was agreed
+	Issued  id.Version        // newest that was agreed
 	live    *controller.Order // of the newest recovery
 	coming  *controller.Order // a boundary plan that may be live
 	History rundir.History
@@ -74,8 +75,8 @@ func (in *Inherited) settle() {
 	in.plan, in.live, in.coming = in.Orders[0].Plan, nil, nil
 	for i := range in.Orders {
 		switch o := &in.Orders[i]; {
-		case i == 0 && o.Ballot == controller.Ballot{}:
-		case o.Ballot == controller.Ballot{}:
+		case i == 0 && o.Ballot == id.Ballot{}:
+		case o.Ballot == id.Ballot{}:
 			if in.coming != nil {
 				in.plan = in.coming.Plan
 			}
@@ -176,13 +177,13 @@ func (s *Session) takeOver(now time.Time) []Effect {
 	s.recovered, s.losses, s.rollbacks, s.val, s.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
 	s.joinedBy = h.JoinedBy
 	begun := 0
-	for id, n := range h.Begun {
-		s.lives[plan.WorkerID(id)] += n
+	for number, n := range h.Begun {
+		s.lives[id.WorkerID(number)] += n
 		begun += n
 	}
 	s.begun = len(in.Orders[0].Plan.Workers) + begun - len(s.workers)
-	for id, host := range h.Away {
-		s.away[plan.WorkerID(id)] = host
+	for number, host := range h.Away {
+		s.away[id.WorkerID(number)] = host
 	}
 	s.total.tokens, s.total.ms = h.Tokens, h.MS
 	s.last = rundir.Metrics{Step: s.restart.step}
@@ -276,20 +277,20 @@ func (s *Session) takeOver(now time.Time) []Effect {
 	if !s.judged && !s.ctl.Busy() {
 		effects = append(effects, s.tell(now, controller.Led{Term: s.cfg.Term})...)
 	}
-	for _, id := range h.Joining {
+	for _, number := range h.Joining {
 		// It was to join, and the leader that knew how far it was is gone.
-		if !s.judged && s.stop == "" && !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && int(w.who.ID) == id }) {
-			effects = append(effects, s.launch(now, plan.WorkerID(id), "", fmt.Sprintf("worker %d is started anew, as another agent leads", id))...)
+		if !s.judged && s.stop == "" && !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && int(w.who.ID) == number }) {
+			effects = append(effects, s.launch(now, id.WorkerID(number), "", fmt.Sprintf("worker %d is started anew, as another agent leads", number))...)
 		}
 	}
 	return effects
 }
 
 // written is the version of a line of plans.jsonl.
-func written(p *rundir.Plan) plan.Version {
+func written(p *rundir.Plan) id.Version {
 	was, err := plan.Parse(p.Plan)
 	if err != nil {
-		return plan.Version{}
+		return id.Version{}
 	}
 	return was.Version
 }

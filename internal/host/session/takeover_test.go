@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 )
@@ -196,9 +197,9 @@ func TestTakeOverNearTheEnd(t *testing.T) {
 
 // A boundary plan that was agreed may be live: what workers answer decides.
 func TestInheritPlans(t *testing.T) {
-	v := func(n int) plan.Version { return plan.Version{Generation: 1, N: n} }
+	v := func(n int) id.Version { return id.Version{Generation: 1, N: n} }
 	order := func(n int, ballot uint64, restart bool) controller.Order {
-		return controller.Order{Ballot: controller.Ballot{Attempt: ballot}, Plan: plan.Plan{Version: v(n)}, Restart: restart}
+		return controller.Order{Ballot: id.Ballot{Attempt: ballot}, Plan: plan.Plan{Version: v(n)}, Restart: restart}
 	}
 	for _, c := range []struct {
 		orders             []controller.Order

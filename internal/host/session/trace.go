@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -45,24 +46,24 @@ type tracer struct {
 	run   trace.Run
 	every int // each so many steps, one is traced in full
 
-	attempts []attempt                  // of the recovery under way
-	changes  map[plan.Version]time.Time // boundary plans, and when they were proposed
-	fills    map[fillID]copying         // copies under way
-	issued   []trace.Context            // to workers, the newest last
-	thin     int                        // step since which a shard lacks a mirror, 0 if none does
-	struck   map[int]trace.Context      // steps that were struck, and their roots
+	attempts []attempt                // of the recovery under way
+	changes  map[id.Version]time.Time // boundary plans, and when they were proposed
+	fills    map[fillID]copying       // copies under way
+	issued   []trace.Context          // to workers, the newest last
+	thin     int                      // step since which a shard lacks a mirror, 0 if none does
+	struck   map[int]trace.Context    // steps that were struck, and their roots
 }
 
 // copying is state on its way.
 type copying struct {
 	since  time.Time
 	values int // parameters, without their moments
-	from   []plan.WorkerID
+	from   []id.WorkerID
 }
 
 type fillID struct {
 	worker plan.Worker
-	id     controller.FillID
+	id     id.Fill
 }
 
 // attempt is what one ballot of a recovery is about: each fault has a trace of its own.
@@ -75,7 +76,7 @@ type attempt struct {
 	dead        int       // place of the session, -1 if nobody died
 	last        lastTask
 	step        trace.Context // that was struck
-	before      plan.Version
+	before      id.Version
 }
 
 // lastTask is what a worker was doing as it died.
@@ -89,12 +90,12 @@ type lastTask struct {
 func newTracer(job *rundir.Job) *tracer {
 	return &tracer{
 		run: trace.RunOf(job.ID(), job.Started), every: max(leastEvery, (job.Steps+tracedSteps-1)/tracedSteps),
-		changes: make(map[plan.Version]time.Time), fills: make(map[fillID]copying), struck: make(map[int]trace.Context),
+		changes: make(map[id.Version]time.Time), fills: make(map[fillID]copying), struck: make(map[int]trace.Context),
 	}
 }
 
 // ballot is the root of the trace of a recovery's ballot, as workers are told of it.
-func (t *tracer) ballot(b controller.Ballot) trace.Context {
+func (t *tracer) ballot(b id.Ballot) trace.Context {
 	if t == nil {
 		return trace.Context{}
 	}
@@ -102,7 +103,7 @@ func (t *tracer) ballot(b controller.Ballot) trace.Context {
 }
 
 // change is the root of the trace of a boundary plan.
-func (t *tracer) change(v plan.Version) trace.Context {
+func (t *tracer) change(v id.Version) trace.Context {
 	if t == nil {
 		return trace.Context{}
 	}
@@ -111,7 +112,7 @@ func (t *tracer) change(v plan.Version) trace.Context {
 
 // order is the place in a trace that an order belongs to.
 func (t *tracer) order(o controller.Order) trace.Context {
-	if (o.Ballot != controller.Ballot{}) {
+	if (o.Ballot != id.Ballot{}) {
 		return t.ballot(o.Ballot)
 	}
 	return t.change(o.Plan.Version)
@@ -152,7 +153,7 @@ func (s *Session) traceEffect(now time.Time, cause controller.Event, e controlle
 		}
 		t.attempts = append(t.attempts, a)
 	case controller.Propose:
-		if (e.Order.Ballot == controller.Ballot{}) {
+		if (e.Order.Ballot == id.Ballot{}) {
 			t.changes[e.Order.Plan.Version] = now
 		} else if a := t.attempt(e.Order.Ballot); a != nil {
 			a.planned = now
@@ -184,7 +185,7 @@ func (s *Session) traceEffect(now time.Time, cause controller.Event, e controlle
 }
 
 // attempt returns the attempt with a ballot, nil for none.
-func (t *tracer) attempt(b controller.Ballot) *attempt {
+func (t *tracer) attempt(b id.Ballot) *attempt {
 	root := t.run.Root(trace.Recovery, b.Term, b.Attempt)
 	for i := range t.attempts {
 		if t.attempts[i].Context == root {
@@ -418,8 +419,8 @@ var spanNames = []string{
 }
 
 // spans takes in what a worker tells. It may be late, or of a run that has gone back, and then it is dropped.
-func (s *Session) spans(now time.Time, id int, m control.Spans) (effects []Effect, fault string) {
-	t, w := s.tr, &s.workers[id]
+func (s *Session) spans(now time.Time, worker int, m control.Spans) (effects []Effect, fault string) {
+	t, w := s.tr, &s.workers[worker]
 	if t == nil {
 		return nil, ""
 	}
@@ -504,7 +505,7 @@ func (s *Session) spans(now time.Time, id int, m control.Spans) (effects []Effec
 		spans = append(spans, *stages[st])
 	}
 	for _, l := range m.Links {
-		if l.Worker >= 0 && l.Sent >= 0 && s.lives[plan.WorkerID(l.Worker)] > 0 {
+		if l.Worker >= 0 && l.Sent >= 0 && s.lives[id.WorkerID(l.Worker)] > 0 {
 			effects = append(effects, Measure{trace.Traffic{From: int(w.who.ID), To: l.Worker, Bytes: l.Sent}})
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // BenchmarkRaw is the bandwidth of a bare loopback socket.
@@ -171,7 +172,7 @@ func BenchmarkReduce(b *testing.B) {
 	const length = 4 << 20
 	for _, n := range []int{2, 4} {
 		es := cluster(b, n, Config{}, inTCP)
-		v := Version{1, 1}
+		v := id.Version{Generation: 1, N: 1}
 		gs := make([]*Group, n)
 		var wg sync.WaitGroup
 		for i, e := range es {
@@ -236,7 +237,7 @@ func BenchmarkEvict(b *testing.B) {
 		for i, e := range es {
 			gs[i], _ = e.NewGroup(1)
 		}
-		editAll(b.Context(), gs, Version{1, 1}, sessions(es))
+		editAll(b.Context(), gs, id.Version{Generation: 1, N: 1}, sessions(es))
 		var members []Peer
 		for _, e := range es[:n-1] {
 			members = append(members, Peer{e.Self(), e.Addr()})
@@ -247,7 +248,7 @@ func BenchmarkEvict(b *testing.B) {
 			if err := g.e.SetMembers(members); err != nil {
 				return err
 			}
-			opened, err := g.Edit(b.Context(), Version{1, 2}, sessions(es[:n-1]))
+			opened, err := g.Edit(b.Context(), id.Version{Generation: 1, N: 2}, sessions(es[:n-1]))
 			if err == nil && opened != 0 {
 				err = fmt.Errorf("%d links opened", opened)
 			}
@@ -256,7 +257,7 @@ func BenchmarkEvict(b *testing.B) {
 		change = append(change, time.Since(began))
 		began = time.Now()
 		errs = append(errs, each(gs[:n-1], func(g *Group) error {
-			return g.Barrier(b.Context(), Call{Version: Version{1, 2}})
+			return g.Barrier(b.Context(), Call{Version: id.Version{Generation: 1, N: 2}})
 		})...)
 		barrier = append(barrier, time.Since(began))
 		for _, err := range errs {

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"go.uber.org/goleak"
 )
 
@@ -30,7 +31,7 @@ func cluster(t testing.TB, n int, cfg Config, transport func(i int) Transport) [
 	var members []Peer
 	for i := range n {
 		c := cfg
-		c.Self, c.Transport = Session{WorkerID(i), 1}, transport(i)
+		c.Self, c.Transport = id.Session{Worker: id.WorkerID(i), Incarnation: 1}, transport(i)
 		e, err := Listen(c)
 		if err != nil {
 			t.Fatal(err)
@@ -167,7 +168,7 @@ func TestReceiveEnds(t *testing.T) {
 		synctest.Wait()
 		es[0].Close()
 		wg.Wait()
-		if err := es[1].Send(t.Context(), Session{9, 1}, user(1, 1), nil, Bulk); !errors.Is(err, ErrNotMember) {
+		if err := es[1].Send(t.Context(), id.Session{Worker: 9, Incarnation: 1}, user(1, 1), nil, Bulk); !errors.Is(err, ErrNotMember) {
 			t.Errorf("send to a stranger: %v", err)
 		}
 	})
@@ -177,7 +178,7 @@ func TestSendEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		es := cluster(t, 3, Config{}, inMem())
 		var wg sync.WaitGroup
-		wait := func(want error, ctx context.Context, to Session, key Key) {
+		wait := func(want error, ctx context.Context, to id.Session, key Key) {
 			s := es[0].Post(to, key, make([]byte, 1<<20), Bulk)
 			wg.Go(func() {
 				if err := s.Wait(ctx); !errors.Is(err, want) {
@@ -342,7 +343,7 @@ func TestIncarnations(t *testing.T) {
 		if _, err := es[0].Connect(t.Context(), es[1].Self()); err != nil {
 			t.Fatal(err)
 		}
-		again := Peer{Session{1, 2}, es[1].Addr()}
+		again := Peer{id.Session{Worker: 1, Incarnation: 2}, es[1].Addr()}
 		if err := es[0].SetMembers([]Peer{again}); err != nil {
 			t.Fatal(err)
 		}

@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Config configures an [Endpoint]. Zero means the documented default.
 type Config struct {
 	// Self is our own session; what peers admit. There is no default.
-	Self Session
+	Self id.Session
 	// Transport makes the connections. There is no default.
 	Transport Transport
 	// Listen is the address others dial. Default: one of the transport's
@@ -73,7 +75,7 @@ const maxCallers = 256
 
 // LinkEvent is a change of a link.
 type LinkEvent struct {
-	Peer Session
+	Peer id.Session
 	Up   bool
 	Link uint64 // number of the link among those of the pair, from 1; 0 if there never was one
 	Err  error  // why it is down

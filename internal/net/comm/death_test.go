@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // envPeer makes this test binary a worker that others' tests may kill: worker 1
@@ -18,9 +20,9 @@ import (
 const envPeer = "COMM_TEST_PEER"
 
 func peerProcess(addr string) {
-	e, err := Listen(Config{Self: Session{1, 1}, Transport: TCP{}})
+	e, err := Listen(Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: TCP{}})
 	if err == nil {
-		err = e.SetMembers([]Peer{{Session{0, 1}, addr}})
+		err = e.SetMembers([]Peer{{id.Session{Worker: 0, Incarnation: 1}, addr}})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -42,8 +44,8 @@ func TestDeathOfAProcess(t *testing.T) {
 		}
 	}}, inTCP)
 	e := es[0]
-	third := Peer{Session{2, 1}, es[1].Addr()} // an address where another session answers
-	survivor, err := Listen(Config{Self: Session{3, 1}, Transport: TCP{}})
+	third := Peer{id.Session{Worker: 2, Incarnation: 1}, es[1].Addr()} // an address where another session answers
+	survivor, err := Listen(Config{Self: id.Session{Worker: 3, Incarnation: 1}, Transport: TCP{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,11 +72,11 @@ func TestDeathOfAProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peers := []Peer{{Session{1, 1}, strings.TrimSpace(addr)}, third, {survivor.Self(), survivor.Addr()}}
+	peers := []Peer{{id.Session{Worker: 1, Incarnation: 1}, strings.TrimSpace(addr)}, third, {survivor.Self(), survivor.Addr()}}
 	if err := errors.Join(e.SetMembers(peers), survivor.SetMembers([]Peer{{e.Self(), e.Addr()}})); err != nil {
 		t.Fatal(err)
 	}
-	next := func(of Session) LinkEvent {
+	next := func(of id.Session) LinkEvent {
 		for {
 			if ev := <-events; ev.Peer == of {
 				return ev
@@ -88,32 +90,32 @@ func TestDeathOfAProcess(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	members := []Session{e.Self(), survivor.Self()}
-	if errs := editAll(t.Context(), groups, Version{1, 1}, members); errors.Join(errs...) != nil {
+	members := []id.Session{e.Self(), survivor.Self()}
+	if errs := editAll(t.Context(), groups, id.Version{Generation: 1, N: 1}, members); errors.Join(errs...) != nil {
 		t.Fatal(errs)
 	}
-	if _, err := e.Connect(t.Context(), Session{1, 1}); err != nil {
+	if _, err := e.Connect(t.Context(), id.Session{Worker: 1, Incarnation: 1}); err != nil {
 		t.Fatal(err)
 	}
-	if ev := next(Session{1, 1}); !ev.Up || ev.Link != 1 {
+	if ev := next(id.Session{Worker: 1, Incarnation: 1}); !ev.Up || ev.Link != 1 {
 		t.Errorf("first %v", ev)
 	}
-	lost := e.Post(Session{1, 1}, user(1, 1), make([]byte, 1<<20), Bulk)
+	lost := e.Post(id.Session{Worker: 1, Incarnation: 1}, user(1, 1), make([]byte, 1<<20), Bulk)
 
 	killed := time.Now()
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if ev := next(Session{1, 1}); ev.Up || ev.Link != 1 || !errors.Is(ev.Err, ErrLink) {
+	if ev := next(id.Session{Worker: 1, Incarnation: 1}); ev.Up || ev.Link != 1 || !errors.Is(ev.Err, ErrLink) {
 		t.Errorf("after the kill %v", ev)
 	}
 	t.Logf("noticed after %v", time.Since(killed))
 	if err := lost.Wait(t.Context()); !errors.Is(err, ErrLink) {
 		t.Errorf("a message to the dead: %v", err)
 	}
-	e.Post(Session{1, 1}, user(1, 2), nil, Control)
+	e.Post(id.Session{Worker: 1, Incarnation: 1}, user(1, 2), nil, Control)
 	var ce *Error
-	if ev := next(Session{1, 1}); ev.Up || ev.Link != 1 || errors.Is(ev.Err, ErrLink) || !errors.As(ev.Err, &ce) || ce.Op != "dial" {
+	if ev := next(id.Session{Worker: 1, Incarnation: 1}); ev.Up || ev.Link != 1 || errors.Is(ev.Err, ErrLink) || !errors.As(ev.Err, &ce) || ce.Op != "dial" {
 		t.Errorf("then %v", ev)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -132,7 +134,7 @@ func TestDeathOfAProcess(t *testing.T) {
 	if err := e.SetMembers([]Peer{{survivor.Self(), survivor.Addr()}}); err != nil {
 		t.Fatal(err)
 	}
-	opened, err := groups[0].Edit(t.Context(), Version{1, 2}, members)
+	opened, err := groups[0].Edit(t.Context(), id.Version{Generation: 1, N: 2}, members)
 	if err != nil || opened != 0 {
 		t.Errorf("the edit opened %d links: %v", opened, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Endpoint is a worker's side of all its links. All methods may be called
@@ -24,12 +26,12 @@ type Endpoint struct {
 	later   []func() // to be called when mu is free
 	closed  bool
 	changed chan struct{} // closed and made anew when a link or the membership changes
-	peers   map[WorkerID]*peer
+	peers   map[id.WorkerID]*peer
 	groups  map[uint16]*Group
 	in      inbox
-	order   uint64                // of sendings
-	callers map[net.Conn]struct{} // accepted, hello not read
-	shaped  map[WorkerID]float64  // bytes per second
+	order   uint64                  // of sendings
+	callers map[net.Conn]struct{}   // accepted, hello not read
+	shaped  map[id.WorkerID]float64 // bytes per second
 }
 
 // Listen opens an endpoint that admits nobody yet.
@@ -44,9 +46,9 @@ func Listen(cfg Config) (*Endpoint, error) {
 	}
 	e := &Endpoint{
 		cfg: cfg, listener: l, changed: make(chan struct{}),
-		peers: make(map[WorkerID]*peer), groups: make(map[uint16]*Group), callers: make(map[net.Conn]struct{}),
+		peers: make(map[id.WorkerID]*peer), groups: make(map[uint16]*Group), callers: make(map[net.Conn]struct{}),
 	}
-	e.in = inbox{e: e, keys: make(map[Key]*entry), groups: make(map[uint16]Version)}
+	e.in = inbox{e: e, keys: make(map[Key]*entry), groups: make(map[uint16]id.Version)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	e.tasks.Go(e.accept)
 	return e, nil
@@ -56,7 +58,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 func (e *Endpoint) Addr() string { return e.listener.Addr() }
 
 // Self returns our own session.
-func (e *Endpoint) Self() Session { return e.cfg.Self }
+func (e *Endpoint) Self() id.Session { return e.cfg.Self }
 
 func (e *Endpoint) lock() { e.mu.Lock() }
 
@@ -117,7 +119,7 @@ func (e *Endpoint) Close() error {
 // took yet is thrown away. Sessions that stay keep their links. A worker's
 // new incarnation is a new session.
 func (e *Endpoint) SetMembers(members []Peer) error {
-	want := make(map[WorkerID]Peer, len(members))
+	want := make(map[id.WorkerID]Peer, len(members))
 	for _, m := range members {
 		if m.Session == e.cfg.Self {
 			continue
@@ -165,7 +167,7 @@ func (e *Endpoint) SetMembers(members []Peer) error {
 }
 
 // member returns the admitted peer of a session.
-func (e *Endpoint) member(s Session) (*peer, error) {
+func (e *Endpoint) member(s id.Session) (*peer, error) {
 	if e.closed {
 		return nil, ErrClosed
 	}
@@ -180,11 +182,11 @@ func (e *Endpoint) member(s Session) (*peer, error) {
 // them. It returns how many are new: made, by either side, since a Connect or
 // [Group.Edit] last counted. Links that exist are not touched. It ends with
 // ctx, on close, and when one of the sessions is not a member or is evicted.
-func (e *Endpoint) Connect(ctx context.Context, to ...Session) (opened int, err error) {
+func (e *Endpoint) Connect(ctx context.Context, to ...id.Session) (opened int, err error) {
 	return e.connect(ctx, nil, to)
 }
 
-func (e *Endpoint) connect(ctx context.Context, done <-chan struct{}, to []Session) (opened int, err error) {
+func (e *Endpoint) connect(ctx context.Context, done <-chan struct{}, to []id.Session) (opened int, err error) {
 	for {
 		e.lock()
 		up := 0
@@ -231,7 +233,7 @@ func (e *Endpoint) connect(ctx context.Context, done <-chan struct{}, to []Sessi
 // Post hands a message to the peer's link, which is made if there is none. The
 // data must not change until the returned Sending has ended. Data travel from
 // there to the network without a copy.
-func (e *Endpoint) Post(to Session, key Key, data []byte, prio Priority) *Sending {
+func (e *Endpoint) Post(to id.Session, key Key, data []byte, prio Priority) *Sending {
 	s := &Sending{e: e, key: key, data: data, prio: prio, done: make(chan struct{}), queue: -1}
 	e.lock()
 	defer e.unlock()
@@ -255,7 +257,7 @@ func (e *Endpoint) Post(to Session, key Key, data []byte, prio Priority) *Sendin
 }
 
 // Send is Post and Wait.
-func (e *Endpoint) Send(ctx context.Context, to Session, key Key, data []byte, prio Priority) error {
+func (e *Endpoint) Send(ctx context.Context, to id.Session, key Key, data []byte, prio Priority) error {
 	return e.Post(to, key, data, prio).Wait(ctx)
 }
 
@@ -284,7 +286,7 @@ func (e *Endpoint) Expect(key Key, buf []byte) *Receiving {
 }
 
 // Receive is Expect and Wait.
-func (e *Endpoint) Receive(ctx context.Context, key Key, buf []byte) (n int, from Session, err error) {
+func (e *Endpoint) Receive(ctx context.Context, key Key, buf []byte) (n int, from id.Session, err error) {
 	return e.Expect(key, buf).Wait(ctx)
 }
 
@@ -317,7 +319,7 @@ func (e *Endpoint) withdrawSends(over func(Key) bool, err error) {
 // PeerStats counts what passed between us and one session. Payload is the
 // bytes of messages, wire is all bytes.
 type PeerStats struct {
-	Peer                           Session
+	Peer                           id.Session
 	Linked                         bool
 	Links                          uint64 // links of the pair so far
 	MessagesSent, MessagesReceived int64

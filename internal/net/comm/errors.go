@@ -3,6 +3,8 @@ package comm
 import (
 	"errors"
 	"fmt"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Classes of errors, matched with [errors.Is]. What reaches a caller is an
@@ -37,11 +39,11 @@ var (
 
 // Error is the failure of one message, link or call on an endpoint.
 type Error struct {
-	Op     string  // what failed: "send", "receive", "dial", ...
-	Peer   Session // the other side; zero if there is none
-	Key    Key     // the message; zero if it was none
-	Remote bool    // the fault is the other side's or the network's
-	Err    error   // one of the classes, or an error around it
+	Op     string     // what failed: "send", "receive", "dial", ...
+	Peer   id.Session // the other side; zero if there is none
+	Key    Key        // the message; zero if it was none
+	Remote bool       // the fault is the other side's or the network's
+	Err    error      // one of the classes, or an error around it
 }
 
 func (e *Error) Error() string {
@@ -49,7 +51,7 @@ func (e *Error) Error() string {
 	if e.Key != (Key{}) {
 		s += " " + e.Key.String()
 	}
-	if e.Peer != (Session{}) {
+	if e.Peer != (id.Session{}) {
 		s += fmt.Sprintf(" with worker %v", e.Peer)
 	}
 	return s + ": " + e.Err.Error()
@@ -64,7 +66,7 @@ func (e *Error) Unwrap() error { return e.Err }
 // version.
 type GroupError struct {
 	Group   uint32
-	Version Version // of the operation
+	Version id.Version // of the operation
 	Op      Op
 	Step    uint64
 	Rank    int  // where it failed first, as far as known; -1 if it is no member's failure

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // A session that is evicted anywhere in its stream of messages delivers
@@ -33,7 +35,7 @@ func fence(t *testing.T, seed uint64) {
 	if _, err := e.Connect(t.Context(), es[1].Self()); err != nil {
 		t.Fatal(err)
 	}
-	old, next := Session{9, 1}, Session{9, 2}
+	old, next := id.Session{Worker: 9, Incarnation: 1}, id.Session{Worker: 9, Incarnation: 2}
 	if err := e.SetMembers([]Peer{{es[1].Self(), es[1].Addr()}, {old, "nowhere"}}); err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"testing"
 	"testing/synctest"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // What was posted before Flush arrives although the endpoint closes right
@@ -78,7 +80,7 @@ func TestFlushEnds(t *testing.T) {
 		}
 		// Eviction makes it pointless.
 		end = flush(t.Context())
-		members := []Peer{{es[2].Self(), es[2].Addr()}, {es[3].Self(), es[3].Addr()}, {Session{9, 1}, "nowhere"}}
+		members := []Peer{{es[2].Self(), es[2].Addr()}, {es[3].Self(), es[3].Addr()}, {id.Session{Worker: 9, Incarnation: 1}, "nowhere"}}
 		if err := es[0].SetMembers(members); err != nil {
 			t.Fatal(err)
 		}
@@ -102,8 +104,8 @@ func TestFlushEnds(t *testing.T) {
 			t.Error(err)
 		}
 		// A peer that does not read answers no sync.
-		mute := call(t, m, es[0], Session{9, 1})
-		s = es[0].Post(Session{9, 1}, user(1, 4), []byte("x"), Bulk)
+		mute := call(t, m, es[0], id.Session{Worker: 9, Incarnation: 1})
+		s = es[0].Post(id.Session{Worker: 9, Incarnation: 1}, user(1, 4), []byte("x"), Bulk)
 		if err := s.Wait(t.Context()); err != nil {
 			t.Error(err)
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"math"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // FrameType is the first byte of a frame.
@@ -92,10 +94,10 @@ type Frame struct {
 	Priority Priority // FrameOpen
 	Eager    bool     // FrameOpen: data follow without credit
 
-	From, To Session // FrameHello
-	Link     uint64  // FrameHello, FrameRefuse: newest link known; FrameWelcome: number of this one
-	Pool     uint32  // FrameHello, FrameWelcome: bytes of pool for early messages; FrameReturn: bytes free again
-	Reason   Refusal // FrameRefuse
+	From, To id.Session // FrameHello
+	Link     uint64     // FrameHello, FrameRefuse: newest link known; FrameWelcome: number of this one
+	Pool     uint32     // FrameHello, FrameWelcome: bytes of pool for early messages; FrameReturn: bytes free again
+	Reason   Refusal    // FrameRefuse
 }
 
 // String renders the frame for logs and tests.
@@ -145,7 +147,7 @@ func (f Frame) Append(b []byte) []byte {
 		b = le.AppendUint32(b, magic)
 		b = le.AppendUint16(b, wireVersion)
 		b = binary.NativeEndian.AppendUint16(b, orderMark)
-		for _, s := range []Session{f.From, f.To} {
+		for _, s := range []id.Session{f.From, f.To} {
 			b = le.AppendUint32(b, uint32(s.Worker))
 			b = le.AppendUint32(b, uint32(s.Incarnation))
 		}
@@ -232,8 +234,8 @@ func (f *Frame) decode(p []byte) error {
 		if le.Uint16(p[4:]) != wireVersion || binary.NativeEndian.Uint16(p[6:]) != orderMark {
 			return errVersion
 		}
-		f.From = Session{Worker: WorkerID(le.Uint32(p[8:])), Incarnation: int(le.Uint32(p[12:]))}
-		f.To = Session{Worker: WorkerID(le.Uint32(p[16:])), Incarnation: int(le.Uint32(p[20:]))}
+		f.From = id.Session{Worker: id.WorkerID(le.Uint32(p[8:])), Incarnation: int(le.Uint32(p[12:]))}
+		f.To = id.Session{Worker: id.WorkerID(le.Uint32(p[16:])), Incarnation: int(le.Uint32(p[20:]))}
 		f.Link, f.Pool = le.Uint64(p[24:]), le.Uint32(p[32:])
 	case FrameWelcome:
 		f.Link, f.Pool = le.Uint64(p), le.Uint32(p[8:])
@@ -257,7 +259,7 @@ func (f *Frame) decode(p []byte) error {
 }
 
 // fits reports whether a session can be named on the wire.
-func fits(s Session) bool {
+func fits(s id.Session) bool {
 	return s.Worker >= 0 && s.Worker <= math.MaxUint32 && s.Incarnation >= 0 && s.Incarnation <= math.MaxUint32
 }
 

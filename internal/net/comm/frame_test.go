@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 func anyKey() *rapid.Generator[Key] {
@@ -23,8 +24,8 @@ func anyKey() *rapid.Generator[Key] {
 }
 
 func anyFrame() *rapid.Generator[Frame] {
-	session := rapid.Custom(func(t *rapid.T) Session {
-		return Session{Worker: WorkerID(rapid.Uint32().Draw(t, "worker")), Incarnation: int(rapid.Uint32().Draw(t, "incarnation"))}
+	session := rapid.Custom(func(t *rapid.T) id.Session {
+		return id.Session{Worker: id.WorkerID(rapid.Uint32().Draw(t, "worker")), Incarnation: int(rapid.Uint32().Draw(t, "incarnation"))}
 	})
 	return rapid.Custom(func(t *rapid.T) Frame {
 		f := Frame{Type: FrameType(rapid.IntRange(1, int(frameEnd)-1).Draw(t, "type")), ID: rapid.Uint64().Draw(t, "id")}
@@ -74,7 +75,7 @@ func TestFramesRoundTrip(t *testing.T) {
 func FuzzFrames(f *testing.F) {
 	key := Key{Kind: KindGradient, Step: 3, Layer: 1, Lo: 4096, Hi: 8192, Node: tree.Node{Lo: 4, Hi: 8}}
 	for _, seed := range []Frame{
-		{Type: FrameHello, From: Session{1, 1}, To: Session{2, 1}, Pool: 1 << 20}, {Type: FrameWelcome, Link: 1, Pool: 1 << 20},
+		{Type: FrameHello, From: id.Session{Worker: 1, Incarnation: 1}, To: id.Session{Worker: 2, Incarnation: 1}, Pool: 1 << 20}, {Type: FrameWelcome, Link: 1, Pool: 1 << 20},
 		{Type: FrameRefuse, Reason: RefusedCrossed}, {Type: FrameOpen, ID: 1, Key: key, Size: 100, Priority: Bulk, Eager: true},
 		{Type: FrameData, ID: 1, Len: 0}, {Type: FrameCredit, ID: 1}, {Type: FrameDrop, ID: 2}, {Type: FrameCancel, ID: 3}, {Type: FrameReturn, Pool: 9}, {Type: FrameSync, ID: 1}, {Type: FrameSynced, ID: 1},
 	} {

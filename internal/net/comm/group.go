@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Op is an operation of a group.
@@ -41,11 +42,11 @@ func (o Op) String() string {
 // with different names may run side by side and nothing depends on the order
 // in which they begin.
 type Call struct {
-	Version   Version   // must be the group's present one
-	Step      uint64    // step of the run
-	Tag       uint16    // tells operations of one kind and step apart
-	Priority  Priority  // of its messages; Control is 0
-	Algorithm Algorithm // Auto lets the cost model choose; the same on all members
+	Version   id.Version // must be the group's present one
+	Step      uint64     // step of the run
+	Tag       uint16     // tells operations of one kind and step apart
+	Priority  Priority   // of its messages; Control is 0
+	Algorithm Algorithm  // Auto lets the cost model choose; the same on all members
 }
 
 // Group is an ordered list of members and a plan version over an endpoint's
@@ -66,8 +67,8 @@ type Group struct {
 // edition is one version of a group.
 type edition struct {
 	g       *Group
-	version Version
-	members []Session
+	version id.Version
+	members []id.Session
 	rank    int // ours
 	abort   *Receiving
 	notice  []byte // that arrives through abort
@@ -97,18 +98,18 @@ func (e *Endpoint) NewGroup(id uint16) (*Group, error) {
 
 // Version returns the present version, and whether there is one on which
 // operations can run.
-func (g *Group) Version() (v Version, ok bool) {
+func (g *Group) Version() (v id.Version, ok bool) {
 	g.e.lock()
 	defer g.e.unlock()
 	if g.now == nil {
-		return Version{}, false
+		return id.Version{}, false
 	}
 	return g.now.version, !isClosed(g.now.ended)
 }
 
 // Members returns the members in rank order, and our rank; nothing before the
 // first Edit.
-func (g *Group) Members() (members []Session, rank int) {
+func (g *Group) Members() (members []id.Session, rank int) {
 	g.e.lock()
 	defer g.e.unlock()
 	if g.now == nil {
@@ -140,7 +141,7 @@ func (g *Group) Ended() <-chan struct{} {
 // notices only afterwards, ends the new version too, since something of it may
 // have been sent into the void; it takes one more Edit. What happens to links
 // with others is nothing to it.
-func (g *Group) Edit(ctx context.Context, v Version, members []Session) (opened int, err error) {
+func (g *Group) Edit(ctx context.Context, v id.Version, members []id.Session) (opened int, err error) {
 	e := g.e
 	e.lock()
 	ed, err := g.edit(v, members)
@@ -159,13 +160,13 @@ func (g *Group) Edit(ctx context.Context, v Version, members []Session) (opened 
 	return opened, nil
 }
 
-func (g *Group) edit(v Version, members []Session) (*edition, error) {
+func (g *Group) edit(v id.Version, members []id.Session) (*edition, error) {
 	e := g.e
 	rank := slices.Index(members, e.cfg.Self)
 	switch {
 	case g.closed || e.closed:
 		return nil, ErrClosed
-	case v == Version{} || g.now != nil && v.Compare(g.now.version) <= 0:
+	case v == id.Version{} || g.now != nil && v.Compare(g.now.version) <= 0:
 		return nil, fmt.Errorf("%w: %v does not follow the present one", ErrVersion, v)
 	case rank < 0:
 		return nil, fmt.Errorf("%w: worker %v is not among the members", ErrNotMember, e.cfg.Self)
@@ -197,7 +198,7 @@ func (g *Group) edit(v Version, members []Session) (*edition, error) {
 }
 
 // forget drops all messages of versions before v.
-func (g *Group) forget(v Version) {
+func (g *Group) forget(v id.Version) {
 	g.e.in.groups[g.id] = v
 	over := func(k Key) bool { return k.ofGroup() && groupOf(k) == g.id && versionOf(k).Compare(v) < 0 }
 	g.e.in.end(over)
@@ -211,7 +212,7 @@ func (g *Group) Close() error {
 	g.end(ErrClosed, -1, false)
 	if !g.closed {
 		g.closed = true
-		g.forget(Version{Generation: math.MaxInt, N: math.MaxInt})
+		g.forget(id.Version{Generation: math.MaxInt, N: math.MaxInt})
 		delete(g.e.groups, g.id)
 	}
 	return nil
@@ -225,7 +226,7 @@ func (g *Group) end(err error, rank int, remote bool) {
 }
 
 // linkLost ends the present version if the session is a member.
-func (g *Group) linkLost(s Session, err error) {
+func (g *Group) linkLost(s id.Session, err error) {
 	ed := g.now
 	if ed == nil {
 		return
@@ -284,17 +285,17 @@ func (ed *edition) noticed() {
 // the version, Dir is the operation, Micro is the sender's rank (of a tree
 // reduction: the shard), Node is the round and the part (the tree's node).
 
-func opKey(g uint16, v Version, op Op, step uint64, tag uint16, micro int, n tree.Node) Key {
+func opKey(g uint16, v id.Version, op Op, step uint64, tag uint16, micro int, n tree.Node) Key {
 	return Key{Kind: kindGroup, Dir: uint8(op), Layer: int32(uint32(g)<<16 | uint32(tag)), Micro: int32(micro), Step: step,
 		Lo: int64(v.Generation), Hi: int64(v.N), Node: n}
 }
 
-func abortKey(g uint16, v Version) Key {
+func abortKey(g uint16, v id.Version) Key {
 	return Key{Kind: kindAbort, Layer: int32(uint32(g) << 16), Lo: int64(v.Generation), Hi: int64(v.N)}
 }
 
-func versionOf(k Key) Version { return Version{Generation: int(k.Lo), N: int(k.Hi)} }
-func groupOf(k Key) uint16    { return uint16(uint32(k.Layer) >> 16) }
+func versionOf(k Key) id.Version { return id.Version{Generation: int(k.Lo), N: int(k.Hi)} }
+func groupOf(k Key) uint16       { return uint16(uint32(k.Layer) >> 16) }
 
 // operation is one running call on a group.
 type operation struct {

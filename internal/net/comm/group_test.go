@@ -10,13 +10,14 @@ import (
 	"testing/synctest"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // team is a cluster with one group under version 1/1.
-func team(t *testing.T, n int, cfg Config, transport func(int) Transport) ([]*Endpoint, []*Group, Version) {
+func team(t *testing.T, n int, cfg Config, transport func(int) Transport) ([]*Endpoint, []*Group, id.Version) {
 	t.Helper()
 	es := cluster(t, n, cfg, transport)
-	v := Version{1, 1}
+	v := id.Version{Generation: 1, N: 1}
 	gs := make([]*Group, n)
 	for i, e := range es {
 		g, err := e.NewGroup(5)
@@ -33,14 +34,14 @@ func team(t *testing.T, n int, cfg Config, transport func(int) Transport) ([]*En
 	return es, gs, v
 }
 
-func sessions(es []*Endpoint) (s []Session) {
+func sessions(es []*Endpoint) (s []id.Session) {
 	for _, e := range es {
 		s = append(s, e.Self())
 	}
 	return s
 }
 
-func editAll(ctx context.Context, gs []*Group, v Version, members []Session) []error {
+func editAll(ctx context.Context, gs []*Group, v id.Version, members []id.Session) []error {
 	return each(gs, func(g *Group) error {
 		_, err := g.Edit(ctx, v, members)
 		return err
@@ -104,7 +105,7 @@ func TestBlockingCallsEnd(t *testing.T) {
 	endings := []ending{
 		{"context", func(_ *testing.T, _ []*Endpoint, _ []*Group, cancel context.CancelFunc) { cancel() }, context.Canceled, false, false},
 		{"edit", func(t *testing.T, es []*Endpoint, gs []*Group, _ context.CancelFunc) {
-			if _, err := gs[0].Edit(t.Context(), Version{1, 2}, sessions(es)); err != nil {
+			if _, err := gs[0].Edit(t.Context(), id.Version{Generation: 1, N: 2}, sessions(es)); err != nil {
 				t.Error(err)
 			}
 		}, ErrVersion, false, false},
@@ -113,7 +114,7 @@ func TestBlockingCallsEnd(t *testing.T) {
 		{"another member's failure", func(t *testing.T, _ []*Endpoint, gs []*Group, _ context.CancelFunc) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := gs[2].Barrier(ctx, Call{Version: Version{1, 1}, Step: 77}); !errors.Is(err, context.Canceled) {
+			if err := gs[2].Barrier(ctx, Call{Version: id.Version{Generation: 1, N: 1}, Step: 77}); !errors.Is(err, context.Canceled) {
 				t.Errorf("rank 2: %v", err)
 			}
 		}, ErrAborted, true, false},
@@ -158,7 +159,7 @@ func TestBlockingCallsEnd(t *testing.T) {
 							}
 						}
 						synctest.Wait() // both ends have noticed; see Group.Edit
-						next := Version{1, 3}
+						next := id.Version{Generation: 1, N: 3}
 						for i, err := range editAll(t.Context(), gs, next, sessions(es)) {
 							if err != nil {
 								t.Errorf("edit of rank %d: %v", i, err)
@@ -204,7 +205,7 @@ func TestConnectEnds(t *testing.T) {
 		edit := func(ctx context.Context, n int) chan error {
 			end := make(chan error, 1)
 			go func() {
-				_, err := g.Edit(ctx, Version{1, n}, sessions(es))
+				_, err := g.Edit(ctx, id.Version{Generation: 1, N: n}, sessions(es))
 				end <- err
 			}()
 			synctest.Wait()
@@ -217,7 +218,7 @@ func TestConnectEnds(t *testing.T) {
 			t.Errorf("edit with its context over: %v", err)
 		}
 		waiting = edit(t.Context(), 2)
-		if _, err := g.Edit(t.Context(), Version{1, 3}, sessions(es[:2])); err != nil {
+		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 3}, sessions(es[:2])); err != nil {
 			t.Errorf("edit to those who live: %v", err)
 		}
 		if err := <-waiting; !errors.Is(err, ErrVersion) {
@@ -228,10 +229,10 @@ func TestConnectEnds(t *testing.T) {
 		if err := <-waiting; !errors.Is(err, ErrNotMember) {
 			t.Errorf("edit with an evicted member: %v", err)
 		}
-		if _, err := g.Edit(t.Context(), Version{1, 4}, sessions(es[:2])); !errors.Is(err, ErrVersion) {
+		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 4}, sessions(es[:2])); !errors.Is(err, ErrVersion) {
 			t.Errorf("edit to the present version: %v", err)
 		}
-		if _, err := g.Edit(t.Context(), Version{1, 5}, sessions(es[1:2])); !errors.Is(err, ErrNotMember) {
+		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 5}, sessions(es[1:2])); !errors.Is(err, ErrNotMember) {
 			t.Errorf("edit without ourselves: %v", err)
 		}
 		waiting = make(chan error, 1)
@@ -291,11 +292,11 @@ func TestFrozenMember(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		if errs := editAll(t.Context(), gs[:2], Version{1, 2}, sessions(es[:2])); errors.Join(errs...) != nil {
+		if errs := editAll(t.Context(), gs[:2], id.Version{Generation: 1, N: 2}, sessions(es[:2])); errors.Join(errs...) != nil {
 			t.Error(errs)
 		}
 		if errs := each(gs[:2], func(g *Group) error {
-			return g.AllReduce(t.Context(), Call{Version: Version{1, 2}}, make([]float32, 10))
+			return g.AllReduce(t.Context(), Call{Version: id.Version{Generation: 1, N: 2}}, make([]float32, 10))
 		}); errors.Join(errs...) != nil {
 			t.Error(errs)
 		}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // A peer that keeps to no protocol loses its link with ErrProtocol, and
@@ -47,8 +49,8 @@ func TestHostilePeer(t *testing.T) {
 						down = ev.Err
 					}
 				}}, func(int) Transport { return m })
-				es[0].SetMembers([]Peer{{es[1].Self(), es[1].Addr()}, {Session{9, 1}, "nowhere"}})
-				c := call(t, m, es[0], Session{9, 1})
+				es[0].SetMembers([]Peer{{es[1].Self(), es[1].Addr()}, {id.Session{Worker: 9, Incarnation: 1}, "nowhere"}})
+				c := call(t, m, es[0], id.Session{Worker: 9, Incarnation: 1})
 				for _, f := range frames {
 					c.Write(append(f.Append(nil), make([]byte, min(f.Len, 1000))...))
 				}
@@ -67,7 +69,7 @@ func TestHostilePeer(t *testing.T) {
 }
 
 // call shakes hands with an endpoint as a session.
-func call(t *testing.T, m *Mem, e *Endpoint, as Session) net.Conn {
+func call(t *testing.T, m *Mem, e *Endpoint, as id.Session) net.Conn {
 	t.Helper()
 	c, err := m.Dial(t.Context(), e.Addr())
 	if err != nil {
@@ -87,7 +89,7 @@ func TestNoise(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := NewMem()
 		es := cluster(t, 1, Config{Pool: 64 << 10, Eager: 4 << 10}, func(int) Transport { return m })
-		es[0].SetMembers([]Peer{{Session{9, 1}, "nowhere"}})
+		es[0].SetMembers([]Peer{{id.Session{Worker: 9, Incarnation: 1}, "nowhere"}})
 		r := rand.New(rand.NewPCG(7, 7))
 		known := uint64(0)
 		for range 300 {
@@ -95,7 +97,7 @@ func TestNoise(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.Write(Frame{Type: FrameHello, From: Session{9, 1}, To: es[0].Self(), Link: known, Pool: 1}.Append(nil))
+			c.Write(Frame{Type: FrameHello, From: id.Session{Worker: 9, Incarnation: 1}, To: es[0].Self(), Link: known, Pool: 1}.Append(nil))
 			known += 1 << 20
 			var b []byte
 			for id := range uint64(20) {

@@ -4,6 +4,8 @@ import (
 	"container/heap"
 	"context"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Receiving is a receive that waits for its message.
@@ -17,7 +19,7 @@ type Receiving struct {
 	after   func()
 	err     error
 	n       int
-	from    Session
+	from    id.Session
 	filling *incoming // the message that is on its way into buf
 	cancel  error     // set while the reader must leave buf first
 }
@@ -63,8 +65,8 @@ type entry struct {
 type inbox struct {
 	e      *Endpoint
 	keys   map[Key]*entry
-	step   uint64             // keys of earlier steps are over
-	groups map[uint16]Version // and keys of earlier versions of a group
+	step   uint64                // keys of earlier steps are over
+	groups map[uint16]id.Version // and keys of earlier versions of a group
 	order  uint64
 	active int // links that hold credit
 }
@@ -475,7 +477,7 @@ func (r *Receiving) Done() <-chan struct{} { return r.done }
 // or on a message that does not fit. When it returns, the buffer is the
 // caller's again. A receive given up in mid-message loses that message; its
 // sender may not notice.
-func (r *Receiving) Wait(ctx context.Context) (n int, from Session, err error) {
+func (r *Receiving) Wait(ctx context.Context) (n int, from id.Session, err error) {
 	select {
 	case <-r.done:
 		return r.n, r.from, r.err

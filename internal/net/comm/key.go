@@ -19,7 +19,7 @@ type (
 
 // Peer is a session and the address at which its endpoint listens.
 type Peer struct {
-	Session
+	id.Session
 	Addr string
 }
 

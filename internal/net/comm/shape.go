@@ -1,6 +1,10 @@
 package comm
 
-import "time"
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
+)
 
 // FullSpeed is the speed in bytes per second that parts of a link's speed are
 // parts of, where they are asked for: that of a network of 8 Gbit/s.
@@ -14,11 +18,11 @@ const shapeAhead = 5 * time.Millisecond
 // so many bytes per second; 0 lifts the limit. It is there to see what a slow
 // link does. The limit holds from the next chunk on, and chunks still go by
 // priority.
-func (e *Endpoint) Shape(to WorkerID, rate float64) {
+func (e *Endpoint) Shape(to id.WorkerID, rate float64) {
 	e.lock()
 	defer e.unlock()
 	if e.shaped == nil {
-		e.shaped = make(map[WorkerID]float64)
+		e.shaped = make(map[id.WorkerID]float64)
 	}
 	if rate > 0 {
 		e.shaped[to] = rate

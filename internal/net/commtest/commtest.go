@@ -19,6 +19,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 )
 
@@ -34,7 +35,7 @@ func Cluster(tb testing.TB, n int, cfg comm.Config, network Network) ([]*comm.En
 	var members []comm.Peer
 	for i := range n {
 		c := cfg
-		c.Self, c.Transport = comm.Session{Worker: comm.WorkerID(i), Incarnation: 1}, network(tb, i)
+		c.Self, c.Transport = id.Session{Worker: id.WorkerID(i), Incarnation: 1}, network(tb, i)
 		e, err := comm.Listen(c)
 		if err != nil {
 			tb.Fatal(err)
@@ -53,7 +54,7 @@ func Cluster(tb testing.TB, n int, cfg comm.Config, network Network) ([]*comm.En
 
 // Groups makes one group of all endpoints in their order, edited to the given
 // version.
-func Groups(tb testing.TB, es []*comm.Endpoint, id uint16, v comm.Version) []*comm.Group {
+func Groups(tb testing.TB, es []*comm.Endpoint, id uint16, v id.Version) []*comm.Group {
 	tb.Helper()
 	gs := make([]*comm.Group, len(es))
 	for i, e := range es {
@@ -68,9 +69,9 @@ func Groups(tb testing.TB, es []*comm.Endpoint, id uint16, v comm.Version) []*co
 }
 
 // Edit edits all groups to the members es.
-func Edit(tb testing.TB, gs []*comm.Group, v comm.Version, es []*comm.Endpoint) (opened int) {
+func Edit(tb testing.TB, gs []*comm.Group, v id.Version, es []*comm.Endpoint) (opened int) {
 	tb.Helper()
-	var members []comm.Session
+	var members []id.Session
 	for _, e := range es {
 		members = append(members, e.Self())
 	}

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 )
 
@@ -92,7 +93,7 @@ func TestCosts(t *testing.T) {
 					// Room for everything at once, so that no message waits for credit.
 					es, _ := Cluster(t, n, comm.Config{Segment: segment, Pool: 1 << 20, Eager: 64 << 10},
 						counter.Network(func(testing.TB, int) comm.Transport { return m }))
-					v := comm.Version{Generation: 1, N: 1}
+					v := id.Version{Generation: 1, N: 1}
 					gs := Groups(t, es, 1, v)
 					call := comm.Call{Version: v, Step: 1, Algorithm: a, Priority: comm.Bulk}
 					ctx := context.Background()
@@ -138,7 +139,7 @@ func TestTreeCosts(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			counter := NewCounter()
 			es, _ := Cluster(t, n, comm.Config{}, counter.Network(mem()))
-			v := comm.Version{Generation: 1, N: 1}
+			v := id.Version{Generation: 1, N: 1}
 			gs := Groups(t, es, 1, v)
 			tr := comm.Tree{Micros: m}
 			for rank := range n {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 )
 
@@ -95,7 +96,7 @@ func same(a, b []float32) bool {
 func testCollectives(t *testing.T, network Network) {
 	for n := 1; n <= 5; n++ {
 		es, _ := Cluster(t, n, small, network)
-		v := comm.Version{Generation: 1, N: 1}
+		v := id.Version{Generation: 1, N: 1}
 		gs := Groups(t, es, 7, v)
 		for _, a := range []comm.Algorithm{comm.Ring, comm.Direct, comm.Auto} {
 			for step, length := range []int{0, n, 100, 3001} {
@@ -248,7 +249,7 @@ func testTree(t *testing.T, network Network) {
 	const layers, width = 2, 500
 	for n := 1; n <= 4; n++ {
 		es, _ := Cluster(t, n, small, network)
-		v := comm.Version{Generation: 1, N: 1}
+		v := id.Version{Generation: 1, N: 1}
 		gs := Groups(t, es, 1, v)
 		step := uint64(0)
 		for _, m := range []int{1, 3, 8, 13} {
@@ -312,7 +313,7 @@ func testTree(t *testing.T, network Network) {
 func testEdit(t *testing.T, network Network) {
 	counter := NewCounter()
 	es, members := Cluster(t, 4, comm.Config{}, counter.Network(network))
-	v := comm.Version{Generation: 1, N: 1}
+	v := id.Version{Generation: 1, N: 1}
 	gs := make([]*comm.Group, len(es))
 	for i, e := range es {
 		var err error
@@ -320,7 +321,7 @@ func testEdit(t *testing.T, network Network) {
 			t.Fatal(err)
 		}
 	}
-	next := func() comm.Version { v.N++; return v }
+	next := func() id.Version { v.N++; return v }
 	barrier := func(k int) {
 		t.Helper()
 		Each(t, gs[:k], func(_ int, g *comm.Group) error {
@@ -334,7 +335,7 @@ func testEdit(t *testing.T, network Network) {
 		}
 		barrier(c.members)
 	}
-	if err := gs[0].Barrier(context.Background(), comm.Call{Version: comm.Version{Generation: 1, N: 2}, Step: 9}); !errors.Is(err, comm.ErrVersion) {
+	if err := gs[0].Barrier(context.Background(), comm.Call{Version: id.Version{Generation: 1, N: 2}, Step: 9}); !errors.Is(err, comm.ErrVersion) {
 		t.Errorf("an operation under an old version: %v", err)
 	}
 	// Worker 3 is evicted; nothing happens to the others' links.
@@ -369,7 +370,7 @@ func testStranger(t *testing.T, network Network) {
 			}
 		}
 	}}, network)
-	v := comm.Version{Generation: 1, N: 1}
+	v := id.Version{Generation: 1, N: 1}
 	gs := Groups(t, es, 2, v)
 	v.N++
 	if got := Edit(t, gs[:3], v, es[:3]); got != 0 {
@@ -426,7 +427,7 @@ func testFence(t *testing.T, network Network) {
 
 	// Its successor has the same number and another life. What the two send
 	// differs here, as no honest ones do.
-	next := comm.Session{Worker: 2, Incarnation: 2}
+	next := id.Session{Worker: 2, Incarnation: 2}
 	again, err := comm.Listen(comm.Config{Self: next, Transport: network(t, 3)})
 	if err != nil {
 		t.Fatal(err)

@@ -10,9 +10,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/vmihailenco/msgpack/v5"
-
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // Kind tells what a member is.
@@ -49,11 +48,11 @@ const MaxMembers = 4096
 // Identity is what a member says about itself.
 type Identity struct {
 	Kind        Kind
-	Worker      plan.WorkerID // of a worker; 0 for an agent, which is known by its host
-	Incarnation int           // counts the lives of this worker or agent
-	Host        string        // name of the host, 1 to MaxHost printable ASCII bytes without space
-	Addr        string        // where package comm, or the agent, is reached; at most MaxAddr such bytes
-	Plan        plan.Version  // newest plan it has applied
+	Worker      id.WorkerID // of a worker; 0 for an agent, which is known by its host
+	Incarnation int         // counts the lives of this worker or agent
+	Host        string      // name of the host, 1 to MaxHost printable ASCII bytes without space
+	Addr        string      // where package comm, or the agent, is reached; at most MaxAddr such bytes
+	Plan        id.Version  // newest plan it has applied
 }
 
 // Name is the life's name in the ring and in logs: worker-3.1, or agent-HOST.1.
@@ -155,8 +154,8 @@ func decodeIdentity(b []byte) (Identity, error) {
 		return Identity{}, fmt.Errorf("metadata of format %d with %d bytes behind them, want format %d and none", m.Format, r.Len(), format)
 	}
 	i := Identity{
-		Kind: Kind(m.Kind), Worker: plan.WorkerID(m.Worker), Incarnation: m.Incarnation, Host: m.Host, Addr: m.Addr,
-		Plan: plan.Version{Generation: m.Generation, N: m.N},
+		Kind: Kind(m.Kind), Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation, Host: m.Host, Addr: m.Addr,
+		Plan: id.Version{Generation: m.Generation, N: m.N},
 	}
 	return i, errors.Join(i.validate()...)
 }

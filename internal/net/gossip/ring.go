@@ -12,8 +12,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
-
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 var (
@@ -180,7 +179,7 @@ func (r *Ring) await(ctx context.Context, f func() error) error {
 
 // SetPlan tells the others, soon, that we have applied a plan. A version that is not
 // newer than the last one is left out.
-func (r *Ring) SetPlan(v plan.Version) {
+func (r *Ring) SetPlan(v id.Version) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if v.Compare(r.self.Plan) <= 0 {

@@ -13,9 +13,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/soliton-train/soliton/internal/id"
 	"go.uber.org/goleak"
-
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // A probe of the library that is under way at Close ends by itself, at its timeout.
@@ -23,9 +22,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/hashicorp/memberlist.(*Memberlist).probeNode"))
 }
 
-func worker(id, incarnation int) Identity {
+func worker(w, incarnation int) Identity {
 	return Identity{
-		Kind: Worker, Worker: plan.WorkerID(id), Incarnation: incarnation, Host: fmt.Sprintf("h%d", id%2), Addr: fmt.Sprintf("127.0.0.1:%d", 5000+id),
+		Kind: Worker, Worker: id.WorkerID(w), Incarnation: incarnation, Host: fmt.Sprintf("h%d", w%2), Addr: fmt.Sprintf("127.0.0.1:%d", 5000+w),
 	}
 }
 
@@ -125,11 +124,11 @@ func TestEight(t *testing.T) {
 func TestPlanSpreads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rings := cluster(t, newLAN(), eight()...)
-		rings[3].SetPlan(plan.Version{Generation: 1, N: 1})
-		rings[3].SetPlan(plan.Version{Generation: 1, N: 7})
-		rings[3].SetPlan(plan.Version{Generation: 1, N: 6}) // late, so left out
+		rings[3].SetPlan(id.Version{Generation: 1, N: 1})
+		rings[3].SetPlan(id.Version{Generation: 1, N: 7})
+		rings[3].SetPlan(id.Version{Generation: 1, N: 6}) // late, so left out
 		for i, r := range rings {
-			for want := (plan.Version{Generation: 1, N: 7}); i != 3 && r.member("worker-3.1").Plan != want; {
+			for want := (id.Version{Generation: 1, N: 7}); i != 3 && r.member("worker-3.1").Plan != want; {
 				r.await1(t, Changed, "worker-3.1")
 			}
 		}
@@ -266,7 +265,7 @@ func TestFencing(t *testing.T) {
 		}
 		healed := time.Now()
 		l.sever(frozen.Addr(), false)
-		frozen.SetPlan(plan.Version{Generation: 9, N: 9})
+		frozen.SetPlan(id.Version{Generation: 9, N: 9})
 		if err := frozen.Join(t.Context(), rings[0].Addr(), rings[1].Addr()); err != nil {
 			t.Error(err)
 		}
@@ -274,7 +273,7 @@ func TestFencing(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		for _, r := range append(others, second, frozen) {
-			if m := r.member("worker-4.2"); m.State != StateAlive || m.Plan != (plan.Version{}) {
+			if m := r.member("worker-4.2"); m.State != StateAlive || m.Plan != (id.Version{}) {
 				t.Errorf("%s: second life is %v with plan %v", r.name, m, m.Plan)
 			}
 			if n := len(r.Members()); n != 8 {
@@ -384,7 +383,7 @@ func TestLoopback(t *testing.T) {
 					r.await1(t, Joined, id.Name())
 				}
 			}
-			rings[1].SetPlan(plan.Version{Generation: 1, N: 2})
+			rings[1].SetPlan(id.Version{Generation: 1, N: 2})
 			rings[0].await1(t, Changed, "worker-1.1")
 			if err := rings[5].Leave(t.Context()); err != nil {
 				t.Log(err) // a machine that is too slow has told nobody in time

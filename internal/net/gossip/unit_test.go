@@ -9,9 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/soliton-train/soliton/internal/id"
 	"pgregory.net/rapid"
-
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 func TestValidate(t *testing.T) {
@@ -31,7 +30,7 @@ func TestValidate(t *testing.T) {
 			[]string{"ring.Config.Detect is 149ms; with Members 1000 it must be at least 150ms"}},
 		{"all", func(c *Config) {
 			*c = Config{
-				Self: Identity{Worker: -1, Incarnation: -1, Host: "a b", Addr: "\n", Plan: plan.Version{N: -1}}, Job: strings.Repeat("j", 256),
+				Self: Identity{Worker: -1, Incarnation: -1, Host: "a b", Addr: "\n", Plan: id.Version{N: -1}}, Job: strings.Repeat("j", 256),
 				Listen: "x", SecretKey: []byte("short"), Detect: -1, Members: 1,
 			}
 		}, []string{
@@ -68,10 +67,10 @@ func identity() *rapid.Generator[Identity] {
 		i := Identity{
 			Kind: rapid.SampledFrom([]Kind{Worker, Agent}).Draw(t, "kind"), Incarnation: rapid.IntRange(0, math.MaxInt).Draw(t, "incarnation"),
 			Host: text(t, "host", 1, MaxHost), Addr: text(t, "addr", 0, MaxAddr),
-			Plan: plan.Version{Generation: rapid.IntRange(0, math.MaxInt).Draw(t, "generation"), N: rapid.IntRange(0, math.MaxInt).Draw(t, "n")},
+			Plan: id.Version{Generation: rapid.IntRange(0, math.MaxInt).Draw(t, "generation"), N: rapid.IntRange(0, math.MaxInt).Draw(t, "n")},
 		}
 		if i.Kind == Worker {
-			i.Worker = plan.WorkerID(rapid.IntRange(0, math.MaxInt).Draw(t, "worker"))
+			i.Worker = id.WorkerID(rapid.IntRange(0, math.MaxInt).Draw(t, "worker"))
 		}
 		return i
 	})
@@ -80,7 +79,7 @@ func identity() *rapid.Generator[Identity] {
 func TestIdentityRoundTrip(t *testing.T) {
 	most := Identity{
 		Kind: Worker, Worker: math.MaxInt, Incarnation: math.MaxInt, Host: strings.Repeat("h", MaxHost), Addr: strings.Repeat("a", MaxAddr),
-		Plan: plan.Version{Generation: math.MaxInt, N: math.MaxInt},
+		Plan: id.Version{Generation: math.MaxInt, N: math.MaxInt},
 	}
 	if n := len(most.encode()); n > memberlist.MetaMaxSize {
 		t.Errorf("the largest metadata have %d bytes, more than %d", n, memberlist.MetaMaxSize)

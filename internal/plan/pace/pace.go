@@ -18,6 +18,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -49,7 +50,7 @@ const (
 
 // Sample is what a worker has measured by the end of a step.
 type Sample struct {
-	Worker plan.WorkerID
+	Worker id.WorkerID
 	Step   int
 	Layers []plan.LayerTime
 	Links  []Sent
@@ -57,7 +58,7 @@ type Sample struct {
 
 // Sent is what a worker has sent to another since its last sample.
 type Sent struct {
-	To    plan.WorkerID
+	To    id.WorkerID
 	Bytes int64
 	Busy  float64       // part of the time in which the link was busy
 	Took  time.Duration // how long that was
@@ -75,9 +76,9 @@ const (
 // Verdict says that a worker or a link has become slow, or has recovered.
 type Verdict struct {
 	Kind   Kind
-	Worker plan.WorkerID
-	To     plan.WorkerID // of a link: the other end
-	Speed  float64       // the part that is left of its own before; 1: it has recovered
+	Worker id.WorkerID
+	To     id.WorkerID // of a link: the other end
+	Speed  float64     // the part that is left of its own before; 1: it has recovered
 	Reason string
 }
 
@@ -86,8 +87,8 @@ func (v Verdict) Slow() bool { return v.Speed < 1 }
 
 // Detector holds what was measured. The zero Detector is ready.
 type Detector struct {
-	workers map[plan.WorkerID]*worker
-	links   map[[2]plan.WorkerID]*link
+	workers map[id.WorkerID]*worker
+	links   map[[2]id.WorkerID]*link
 }
 
 type worker struct {
@@ -121,7 +122,7 @@ type link struct {
 func whole(t plan.LayerTime) float64 { return float64(t.Forward + t.Backward) }
 
 // Forget drops a worker, whose next sample is the first of another life.
-func (d *Detector) Forget(w plan.WorkerID) {
+func (d *Detector) Forget(w id.WorkerID) {
 	delete(d.workers, w)
 	for l := range d.links {
 		if l[0] == w || l[1] == w {
@@ -133,7 +134,7 @@ func (d *Detector) Forget(w plan.WorkerID) {
 // Lowered says that a worker's device was set to a lower clock, or to another one: by how many times as long
 // passes take there at most, as times grow no faster than the frequency falls. 1 says that the clock
 // is the worker's own again.
-func (d *Detector) Lowered(id plan.WorkerID, by float64) {
+func (d *Detector) Lowered(id id.WorkerID, by float64) {
 	w := d.workers[id]
 	if w == nil || !(by >= 1) {
 		return
@@ -151,7 +152,7 @@ func (w *worker) allowed() float64 {
 
 // Under returns how many times as long a worker's passes take as they would at its own clock, by the newest
 // sample: 1 where that was not lowered. As long as samples may be of the clock before, it is what is possible at most.
-func (d *Detector) Under(id plan.WorkerID) float64 {
+func (d *Detector) Under(id id.WorkerID) float64 {
 	w := d.workers[id]
 	switch {
 	case w == nil:
@@ -165,7 +166,7 @@ func (d *Detector) Under(id plan.WorkerID) float64 {
 // Observe takes a sample in, and returns what follows from it.
 func (d *Detector) Observe(s Sample) []Verdict {
 	if d.workers == nil {
-		d.workers, d.links = make(map[plan.WorkerID]*worker), make(map[[2]plan.WorkerID]*link)
+		d.workers, d.links = make(map[id.WorkerID]*worker), make(map[[2]id.WorkerID]*link)
 	}
 	w := d.workers[s.Worker]
 	if w == nil || s.Step < w.step {
@@ -188,7 +189,7 @@ func (d *Detector) Observe(s Sample) []Verdict {
 	return verdicts
 }
 
-func (d *Detector) judge(id plan.WorkerID, w *worker, times []plan.LayerTime) (Verdict, bool) {
+func (d *Detector) judge(id id.WorkerID, w *worker, times []plan.LayerTime) (Verdict, bool) {
 	if w.layers == nil {
 		w.layers = make(map[int]*layer)
 	}
@@ -280,7 +281,7 @@ func (d *Detector) judge(id plan.WorkerID, w *worker, times []plan.LayerTime) (V
 }
 
 // others returns the median ratio of all other workers, 1 where there are none.
-func (d *Detector) others(id plan.WorkerID) float64 {
+func (d *Detector) others(id id.WorkerID) float64 {
 	var ratios []float64
 	for o, w := range d.workers {
 		if o != id && w.ratio > 0 {
@@ -293,11 +294,11 @@ func (d *Detector) others(id plan.WorkerID) float64 {
 	return median(ratios)
 }
 
-func (d *Detector) judgeLink(from plan.WorkerID, s Sent) (Verdict, bool) {
+func (d *Detector) judgeLink(from id.WorkerID, s Sent) (Verdict, bool) {
 	if s.Bytes <= 0 || s.Took <= 0 || !(s.Busy >= 0) {
 		return Verdict{}, false
 	}
-	key := [2]plan.WorkerID{from, s.To}
+	key := [2]id.WorkerID{from, s.To}
 	l := d.links[key]
 	if l == nil {
 		l = &link{}
@@ -334,10 +335,10 @@ func (d *Detector) judgeLink(from plan.WorkerID, s Sent) (Verdict, bool) {
 }
 
 // carried returns the median of what all links carry but one and its way back; 0 where nothing is known.
-func (d *Detector) carried(but [2]plan.WorkerID) float64 {
+func (d *Detector) carried(but [2]id.WorkerID) float64 {
 	var all []float64
 	for k, o := range d.links {
-		if k != but && o.carried > 0 && k != [2]plan.WorkerID{but[1], but[0]} {
+		if k != but && o.carried > 0 && k != [2]id.WorkerID{but[1], but[0]} {
 			all = append(all, o.carried)
 		}
 	}
@@ -350,7 +351,7 @@ func (d *Detector) carried(but [2]plan.WorkerID) float64 {
 // Times returns what plans are to be made with: times that change only where a
 // verdict changes, and that are the same for workers that are about equally fast.
 // settled says that a worker's are known.
-func (d *Detector) Times(id plan.WorkerID) (t plan.Times, settled bool) {
+func (d *Detector) Times(id id.WorkerID) (t plan.Times, settled bool) {
 	w := d.workers[id]
 	if w == nil || len(w.layers) == 0 {
 		return t, false

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -36,7 +37,7 @@ func (s *series) run(steps int) {
 	for range steps {
 		s.step++
 		for w := range s.speed {
-			sample := Sample{Worker: plan.WorkerID(w), Step: s.step}
+			sample := Sample{Worker: id.WorkerID(w), Step: s.step}
 			all := math.Exp(s.noise*s.rand.NormFloat64()) * s.load / s.speed[w]
 			for l := range 2 {
 				took := time.Duration(all * float64(l+1) * float64(ms))
@@ -58,14 +59,14 @@ func TestSlowHost(t *testing.T) {
 		s.run(20)
 		s.speed[c.workers/2] = c.speed
 		s.run(30)
-		if len(s.got) != 1 || s.got[0].Kind != Host || s.got[0].Worker != plan.WorkerID(c.workers/2) || math.Abs(s.got[0].Speed/c.speed-1) > 0.1 || s.at[0] > 30 {
+		if len(s.got) != 1 || s.got[0].Kind != Host || s.got[0].Worker != id.WorkerID(c.workers/2) || math.Abs(s.got[0].Speed/c.speed-1) > 0.1 || s.at[0] > 30 {
 			t.Errorf("%+v: verdicts %+v at %v", c, s.got, s.at)
 			continue
 		}
 		if v := s.got[0]; v.Reason == "" || !v.Slow() {
 			t.Errorf("%+v", v)
 		}
-		times, ok := s.d.Times(plan.WorkerID(c.workers / 2))
+		times, ok := s.d.Times(id.WorkerID(c.workers / 2))
 		if !ok || len(times.Layers) != 2 || math.Abs(float64(times.Layers[0].Forward)*c.speed/float64(ms)-1) > 0.15 {
 			t.Errorf("%+v: times %+v", c, times)
 		}
@@ -143,7 +144,7 @@ func TestNewLayers(t *testing.T) {
 		s.step++
 		for w := range s.speed {
 			took := time.Duration(float64(ms) / s.speed[w])
-			s.got = append(s.got, s.d.Observe(Sample{Worker: plan.WorkerID(w), Step: s.step, Layers: []plan.LayerTime{{Layer: 7, Forward: took, Backward: took}}})...)
+			s.got = append(s.got, s.d.Observe(Sample{Worker: id.WorkerID(w), Step: s.step, Layers: []plan.LayerTime{{Layer: 7, Forward: took, Backward: took}}})...)
 		}
 	}
 	for range 20 {
@@ -168,9 +169,9 @@ func TestSlowLink(t *testing.T) {
 	feed := func(steps int, slow float64) {
 		for range steps {
 			step++
-			for w := range plan.WorkerID(3) {
+			for w := range id.WorkerID(3) {
 				s := Sample{Worker: w, Step: step}
-				for to := range plan.WorkerID(3) {
+				for to := range id.WorkerID(3) {
 					if to == w {
 						continue
 					}

@@ -41,7 +41,7 @@ const job = "job-1"
 var layers = []int{13295, 0, 4096, 1, 30000}
 
 // bitsOf returns the state of a range: any bits, those of NaNs too.
-func bitsOf(step, part int, r Range) []float32 {
+func bitsOf(step, part int, r id.Range) []float32 {
 	x := make([]float32, r.Hi-r.Lo)
 	for i := range x {
 		h := uint32(step*7919+part*104729+r.Layer*1299709+r.Lo+i) * 2654435761
@@ -51,11 +51,11 @@ func bitsOf(step, part int, r Range) []float32 {
 }
 
 // deal splits each layer over n owners.
-func deal(n int) [][]Range {
-	owned := make([][]Range, n)
+func deal(n int) [][]id.Range {
+	owned := make([][]id.Range, n)
 	for l, size := range layers {
 		for w := range n {
-			owned[w] = append(owned[w], Range{l, size * w / n, size * (w + 1) / n})
+			owned[w] = append(owned[w], id.Range{Layer: l, Lo: size * w / n, Hi: size * (w + 1) / n})
 		}
 	}
 	return owned
@@ -63,7 +63,7 @@ func deal(n int) [][]Range {
 
 func moments(rule string) int { return len(rules[rule]) }
 
-func part(step, worker int, plan id.Version, rule string, ranges []Range) Part {
+func part(step, worker int, plan id.Version, rule string, ranges []id.Range) Part {
 	p := Part{Job: job, Step: step, Plan: plan, Worker: worker, Rule: rule}
 	for _, r := range ranges {
 		s := Shard{Range: r, Params: bitsOf(step, 0, r)}
@@ -78,7 +78,7 @@ func part(step, worker int, plan id.Version, rule string, ranges []Range) Part {
 // writeParts writes the files of n owners side by side and returns the manifest that would commit them.
 func writeParts(t testing.TB, dir string, step, n int, rule string) Manifest {
 	t.Helper()
-	m := Manifest{Job: job, Step: step, Plan: id.Version{2, step}, Rule: rule, Layers: layers, Files: make([]File, n), State: []byte{0, 1, 255}}
+	m := Manifest{Job: job, Step: step, Plan: id.Version{Generation: 2, N: step}, Rule: rule, Layers: layers, Files: make([]File, n), State: []byte{0, 1, 255}}
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for w, ranges := range deal(n) {
@@ -191,7 +191,7 @@ func TestAnyLayout(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, rg := range []Range{{0, 0, 1}, {0, 3322, 3325}, {0, 13294, 13295}, {4, 7499, 22501}, {0, 5, 5}, {1, 0, 0}} {
+		for _, rg := range []id.Range{{Layer: 0, Lo: 0, Hi: 1}, {Layer: 0, Lo: 3322, Hi: 3325}, {Layer: 0, Lo: 13294, Hi: 13295}, {Layer: 4, Lo: 7499, Hi: 22501}, {Layer: 0, Lo: 5, Hi: 5}, {Layer: 1, Lo: 0, Hi: 0}} {
 			got := make([]float32, rg.Hi-rg.Lo)
 			if err := r.Read(t.Context(), rg.Layer, rg.Lo, rg.Hi, nil, [][]float32{got}); err != nil || !sameBits(got, bitsOf(12, 1, rg)) {
 				t.Errorf("reading a moment of %v: %v", rg, err)
@@ -200,7 +200,7 @@ func TestAnyLayout(t *testing.T) {
 				t.Errorf("reading parameters of %v: %v", rg, err)
 			}
 		}
-		for _, rg := range []Range{{0, -1, 0}, {0, 2, 1}, {0, 13295, 13296}, {5, 0, 1}, {-1, 0, 1}, {1, 0, 1}} {
+		for _, rg := range []id.Range{{Layer: 0, Lo: -1, Hi: 0}, {Layer: 0, Lo: 2, Hi: 1}, {Layer: 0, Lo: 13295, Hi: 13296}, {Layer: 5, Lo: 0, Hi: 1}, {Layer: -1, Lo: 0, Hi: 1}, {Layer: 1, Lo: 0, Hi: 1}} {
 			if err := r.Read(t.Context(), rg.Layer, rg.Lo, rg.Hi, nil, nil); err == nil {
 				t.Errorf("%v was read", rg)
 			}
@@ -221,7 +221,7 @@ func TestAnyLayout(t *testing.T) {
 // Anybody's safetensors library finds the tensors by their names.
 func TestNamesOfTensors(t *testing.T) {
 	dir := t.TempDir()
-	p := part(3, 5, id.Version{1, 2}, "adamw", []Range{{3, 0, 1}, {1, 0, 0}, {4, 4096, 8192}})
+	p := part(3, 5, id.Version{Generation: 1, N: 2}, "adamw", []id.Range{{Layer: 3, Lo: 0, Hi: 1}, {Layer: 1, Lo: 0, Hi: 0}, {Layer: 4, Lo: 4096, Hi: 8192}})
 	file, err := Write(t.Context(), dir, p)
 	if err != nil {
 		t.Fatal(err)
@@ -248,7 +248,7 @@ func TestNamesOfTensors(t *testing.T) {
 	}
 	st, err := os.Stat(path)
 	sum, err2 := f.SHA256()
-	if err != nil || err2 != nil || file.Size != st.Size() || file.SHA256 != sum || !slices.Equal(file.Ranges, []Range{{3, 0, 1}, {4, 4096, 8192}}) {
+	if err != nil || err2 != nil || file.Size != st.Size() || file.SHA256 != sum || !slices.Equal(file.Ranges, []id.Range{{Layer: 3, Lo: 0, Hi: 1}, {Layer: 4, Lo: 4096, Hi: 8192}}) {
 		t.Errorf("Write returned %+v; the file has %d bytes and hash %s", file, st.Size(), sum)
 	}
 }
@@ -528,7 +528,7 @@ func TestPrune(t *testing.T) {
 func TestSameStepAgain(t *testing.T) {
 	dir := t.TempDir()
 	save(t, dir, 5, 4)
-	m := Manifest{Job: job, Step: 5, Plan: id.Version{3, 1}, Rule: "adamw", Layers: layers}
+	m := Manifest{Job: job, Step: 5, Plan: id.Version{Generation: 3, N: 1}, Rule: "adamw", Layers: layers}
 	for w, ranges := range deal(2) {
 		f, err := Write(t.Context(), dir, part(5, w, m.Plan, "adamw", ranges))
 		if err != nil {
@@ -559,7 +559,7 @@ func writeForever(dir string) {
 		}
 	}
 	for step := 1; ; step++ {
-		m := Manifest{Job: job, Step: step, Plan: id.Version{2, step}, Rule: "sgd", Layers: layers}
+		m := Manifest{Job: job, Step: step, Plan: id.Version{Generation: 2, N: step}, Rule: "sgd", Layers: layers}
 		for w, ranges := range deal(3) {
 			f, err := Write(context.Background(), dir, part(step, w, m.Plan, "sgd", ranges))
 			check(err)
@@ -630,7 +630,7 @@ func TestManifestFaultsTogether(t *testing.T) {
 		want   []string
 	}{
 		{"fields", func(m *Manifest) {
-			*m = Manifest{Step: -1, Plan: id.Version{-1, 0}, Rule: "lion", State: make([]byte, MaxState+1), ParamsSHA256: "ABC"}
+			*m = Manifest{Step: -1, Plan: id.Version{Generation: -1, N: 0}, Rule: "lion", State: make([]byte, MaxState+1), ParamsSHA256: "ABC"}
 		}, []string{"job:", "step:", "plan:", `"lion" is none of adamw, sgd`, "layers:", "files:", "state:", "params_sha256:"}},
 		{"files", func(m *Manifest) {
 			m.Files[0].Name, m.Files[0].SHA256, m.Files[1].Size = "../x.safetensors", "", 7
@@ -663,7 +663,7 @@ func TestManifestFaultsTogether(t *testing.T) {
 }
 
 func TestPartFaultsTogether(t *testing.T) {
-	r := Range{0, 0, 4}
+	r := id.Range{Layer: 0, Lo: 0, Hi: 4}
 	x := make([]float32, 4)
 	for _, c := range []struct {
 		part Part
@@ -671,7 +671,7 @@ func TestPartFaultsTogether(t *testing.T) {
 	}{
 		{Part{Worker: -1, Step: -1}, []string{"job:", "step:", "rule:", "worker:"}},
 		{Part{Job: job, Rule: "sgd", Shards: []Shard{
-			{Range{-1, 0, 4}, x, [][]float32{x}}, {Range{0, 4, 0}, nil, nil}, {r, x[:3], nil}, {r, x, nil}, {r, x, [][]float32{x[:3]}},
+			{id.Range{Layer: -1, Lo: 0, Hi: 4}, x, [][]float32{x}}, {id.Range{Layer: 0, Lo: 4, Hi: 0}, nil, nil}, {r, x[:3], nil}, {r, x, nil}, {r, x, [][]float32{x[:3]}},
 		}}, []string{"shards[0]: [0,4) of layer -1 is no range", "shards[1]: [4,0)", "shards[2]: 3 parameters", "shards[3]: 0 moments; sgd has 1", "shards[4]: a moment", "overlap"}},
 	} {
 		_, err := Write(t.Context(), t.TempDir(), c.part)
@@ -731,7 +731,7 @@ func hash(b []byte) string {
 // Even a file whose manifest vouches for it may hold anything.
 func FuzzReader(f *testing.F) {
 	dir := f.TempDir()
-	ranges := []Range{{0, 0, 2}, {1, 0, 1}}
+	ranges := []id.Range{{Layer: 0, Lo: 0, Hi: 2}, {Layer: 1, Lo: 0, Hi: 1}}
 	file, err := Write(context.Background(), dir, part(1, 0, id.Version{}, "sgd", ranges))
 	if err != nil {
 		f.Fatal(err)

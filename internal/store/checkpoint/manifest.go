@@ -53,17 +53,17 @@ type Manifest struct {
 
 // File is one file of a checkpoint.
 type File struct {
-	Name   string  `json:"name"`   // within the checkpoint's directory
-	Size   int64   `json:"size"`   // bytes
-	SHA256 string  `json:"sha256"` // lower-case hexadecimal
-	Ranges []Range `json:"ranges"` // in the order of the file; none is empty
+	Name   string     `json:"name"`   // within the checkpoint's directory
+	Size   int64      `json:"size"`   // bytes
+	SHA256 string     `json:"sha256"` // lower-case hexadecimal
+	Ranges []id.Range `json:"ranges"` // in the order of the file; none is empty
 }
 
 // Range is the elements [Lo, Hi) of one layer's flattened parameters.
 type Range = id.Range
 
 // tensor returns the name of the tensor that holds the given part of a range.
-func tensor(r Range, part string) string {
+func tensor(r id.Range, part string) string {
 	return fmt.Sprintf("layer.%d/%s[%d:%d]", r.Layer, part, r.Lo, r.Hi)
 }
 
@@ -143,7 +143,7 @@ const maxHoles = 10
 // cover returns where the ranges of the files do not cover every parameter exactly once.
 func cover(layers []int, files []File) (faults []error) {
 	type piece struct {
-		Range
+		id.Range
 		file string
 	}
 	var pieces []piece
@@ -194,7 +194,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 	c.Format = Format
 	c.Files = slices.Clone(m.Files)
 	for i := range c.Files {
-		c.Files[i].Ranges = append([]Range{}, c.Files[i].Ranges...) // [] for none, never null
+		c.Files[i].Ranges = append([]id.Range{}, c.Files[i].Ranges...) // [] for none, never null
 	}
 	c.Digest = ""
 	bare, err := json.Marshal(&c)

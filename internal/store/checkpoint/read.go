@@ -14,6 +14,7 @@ import (
 	"sort"
 	"sync"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -90,7 +91,7 @@ type Reader struct {
 
 // piece is a range and the file it is in.
 type piece struct {
-	Range
+	id.Range
 	from *source
 }
 

@@ -48,7 +48,7 @@ type Part struct {
 
 // Shard is the state of a range.
 type Shard struct {
-	Range
+	id.Range
 	Params  []float32
 	Moments [][]float32 // in the order of package zero
 }
@@ -74,7 +74,7 @@ func (p *Part) Validate() error {
 		}
 	}
 	ranges := p.ranges()
-	slices.SortFunc(ranges, Range.Compare)
+	slices.SortFunc(ranges, id.Range.Compare)
 	for i := range ranges {
 		if i > 0 && ranges[i].Layer == ranges[i-1].Layer && ranges[i].Lo < ranges[i-1].Hi {
 			fault("shards: [%d,%d) and [%d,%d) of layer %d overlap", ranges[i-1].Lo, ranges[i-1].Hi, ranges[i].Lo, ranges[i].Hi, ranges[i].Layer)
@@ -84,8 +84,8 @@ func (p *Part) Validate() error {
 }
 
 // ranges returns the ranges of the shards that are not empty.
-func (p *Part) ranges() []Range {
-	ranges := []Range{}
+func (p *Part) ranges() []id.Range {
+	ranges := []id.Range{}
 	for _, s := range p.Shards {
 		if s.Lo < s.Hi {
 			ranges = append(ranges, s.Range)

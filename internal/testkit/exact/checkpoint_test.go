@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -137,7 +138,7 @@ func sameRun(t *testing.T, dir, undisturbed string) trainer.Summary {
 	if got, want := last(dir), last(undisturbed); !maps.Equal(got, want) {
 		t.Errorf("metrics\n%v\nwant\n%v", got, want)
 	}
-	var newest plan.Version
+	var newest id.Version
 	for _, line := range lines[rundir.Plan](t, dir, "plans.jsonl") {
 		p, err := plan.Parse(line.Plan)
 		if err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -64,12 +65,12 @@ func allGather(sent []int64, parts []int) {
 func (s spread) bytes(t *testing.T) []int64 {
 	t.Helper()
 	p := &s.plan
-	rank := make(map[plan.WorkerID]int)
+	rank := make(map[id.WorkerID]int)
 	for i, w := range p.Workers {
 		rank[w.ID] = i
 	}
 	sent := make([]int64, len(p.Workers))
-	send := func(from, to plan.WorkerID, bytes int) {
+	send := func(from, to id.WorkerID, bytes int) {
 		if from != to {
 			sent[rank[from]] += int64(bytes)
 		}
@@ -152,7 +153,7 @@ func (s spread) bytes(t *testing.T) []int64 {
 	// Evaluations: the workers of a stage take micro-batches in turn.
 	losses := make([]int, len(p.Workers))
 	for first, m := 0, 0; first < s.evaluated; first, m = first+s.job.MicroBatch, m+1 {
-		worker := func(stage int) plan.WorkerID {
+		worker := func(stage int) id.WorkerID {
 			w := p.Stages[stage].Workers
 			return w[m%len(w)]
 		}

@@ -3,7 +3,7 @@ package engine
 import (
 	"slices"
 
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Checkpoint is what one worker has of the state of the job after a step: the
@@ -11,13 +11,13 @@ import (
 // one of the same step, and all parts together are the state.
 type Checkpoint struct {
 	Step   int
-	Plan   plan.Version // under which the step was committed
-	Shards []Saved      // by layer, then range
+	Plan   id.Version // under which the step was committed
+	Shards []Saved    // by layer, then range
 }
 
 // Saved is the state of one shard.
 type Saved struct {
-	plan.Range
+	id.Range
 	Params  []float32
 	Moments [][]float32
 }

@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // TestCheckpoint: any worker's wish is enough, one that is busy puts it off, a run that is stopped
@@ -46,9 +46,9 @@ func TestCheckpoint(t *testing.T) {
 	}
 	check := func(n int, got []part) {
 		t.Helper()
-		var found []plan.Range
+		var found []id.Range
 		for _, c := range got {
-			if c.Step != n || c.Plan != (plan.Version{Generation: 1, N: 1}) {
+			if c.Step != n || c.Plan != (id.Version{Generation: 1, N: 1}) {
 				t.Errorf("a checkpoint of step %d, plan %v", c.Step, c.Plan)
 			}
 			for _, s := range c.Shards {
@@ -58,7 +58,7 @@ func TestCheckpoint(t *testing.T) {
 				}
 			}
 		}
-		slices.SortFunc(found, func(a, b plan.Range) int { return a.Layer - b.Layer })
+		slices.SortFunc(found, func(a, b id.Range) int { return a.Layer - b.Layer })
 		if len(got) != workers || !slices.Equal(found, ranges) {
 			t.Errorf("step %d: %d parts with %v", n, len(got), found)
 		}

@@ -12,10 +12,9 @@ import (
 	"unsafe"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/observe/trace"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/zero"
 )
@@ -25,9 +24,9 @@ import (
 type record struct {
 	squares  zero.Fixed // of the gradients of the owned shards
 	lr       float64
-	suspect  int          // a layer from which on the output is not finite, -1 if there is none
-	spoiled  int          // a layer whose gradient is not finite, -1 if there is none
-	newest   plan.Version // of the plans that have come
+	suspect  int        // a layer from which on the output is not finite, -1 if there is none
+	spoiled  int        // a layer whose gradient is not finite, -1 if there is none
+	newest   id.Version // of the plans that have come
 	stop     string
 	saving   uint64 // see checkpoint.go
 	lossSums []lossSum
@@ -73,7 +72,7 @@ func parseRecord(b []byte, micros int) (record, error) {
 		lr:      math.Float64frombits(word(2)),
 		spoiled: int(int64(word(3))),
 		suspect: int(int64(word(4))),
-		newest:  plan.Version{Generation: int(word(5)), N: int(word(6))},
+		newest:  id.Version{Generation: int(word(5)), N: int(word(6))},
 		stop:    string(bytes.TrimRight(b[56:56+stopSize], "\x00")),
 		saving:  word((56 + stopSize) / 8),
 	}
@@ -171,7 +170,7 @@ func (e *Engine) sayCommit(r *request) {
 			e.putOff++
 		}
 		r.said = mine.append(checked)
-		r.size = func(w plan.WorkerID) int { return recordSize + lossSumSize*len(e.plan.Nodes(last, w, step)) }
+		r.size = func(w id.WorkerID) int { return recordSize + lossSumSize*len(e.plan.Nodes(last, w, step)) }
 	})
 }
 
@@ -181,7 +180,7 @@ const maxPutOff = 4
 
 // newest returns the newest plan that has come, and could go live here without a wait for
 // more than the gradient of this step.
-func (e *Engine) newest() plan.Version {
+func (e *Engine) newest() id.Version {
 	v := e.plan.Version
 	for i := range e.pending {
 		if o := &e.pending[i]; v.Compare(o.Plan.Version) < 0 && (e.putOff >= maxPutOff || !e.behind(o)) {
@@ -202,14 +201,14 @@ func (e *Engine) startExchange(r *request) {
 	if copy(all[parts[e.rank]:parts[e.rank+1]], r.said) != len(r.said) {
 		panic("engine: a worker says more in an exchange than it may")
 	}
-	if r.point.Gate == controller.Committed {
+	if r.point.Gate == id.Committed {
 		e.phase(r.point.Step, PhaseCommit)
 	}
 	call := key.Exchange(e.attempt(), e.plan.Version, r.point.Gate)
 	r.exchanging = true
 	g, ctx := e.everyone, e.opsCtx
 	ballot, began, name := e.ballot, e.now(), trace.Exchange
-	if r.point.Gate == controller.Committed {
+	if r.point.Gate == id.Committed {
 		name = trace.Commit
 	}
 	e.operate(func() error { return g.AllGather(ctx, call, all, parts) }, func() {
@@ -247,7 +246,7 @@ func (e *Engine) pass(said [][]byte) {
 	if e.guard != nil {
 		e.guard.mends = nil
 	}
-	if r.point.Gate != controller.Committed {
+	if r.point.Gate != id.Committed {
 		if err := r.conclude(said); err != nil {
 			e.fail(err)
 			return
@@ -315,7 +314,7 @@ func decodeSaid(b []byte) (said [][]byte, err error) {
 
 // decide draws the conclusions from what all workers said. next is the plan of
 // the next step.
-func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next plan.Version, err error) {
+func (e *Engine) decide(req *request, said [][]byte) (u zero.Update, next id.Version, err error) {
 	step := req.point.Step
 	lr := e.c.LR(step)
 	r := Result{Step: step, LR: lr}

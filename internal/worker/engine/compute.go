@@ -8,6 +8,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -306,7 +307,7 @@ func (e *Engine) startReduce(s, layer int) {
 // treeReduce reduces a layer of stage s over the tree.
 func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mine []*shard) {
 	t := comm.Tree{Micros: e.micros}
-	ranks := make(map[plan.WorkerID]int)
+	ranks := make(map[id.WorkerID]int)
 	for i, w := range e.plan.Stages[s].Workers {
 		ranks[w] = i
 		t.Nodes = append(t.Nodes, e.plan.Nodes(s, w, e.step.number))

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -117,7 +118,7 @@ func newGuard(c *Config) *guard {
 }
 
 // blocksOf returns the indices of the blocks of a range.
-func (g *guard) blocksOf(r plan.Range) (first, end int) {
+func (g *guard) blocksOf(r id.Range) (first, end int) {
 	at := func(lo int) int {
 		i, _ := slices.BinarySearchFunc(g.blocks[r.Layer], lo, func(b zero.Block, lo int) int { return b.Lo - lo })
 		return i
@@ -126,7 +127,7 @@ func (g *guard) blocksOf(r plan.Range) (first, end int) {
 }
 
 // of returns the digests of a range.
-func (g *guard) of(r plan.Range) [][]zero.Digest {
+func (g *guard) of(r id.Range) [][]zero.Digest {
 	if g == nil {
 		return nil
 	}
@@ -139,7 +140,7 @@ func (g *guard) of(r plan.Range) [][]zero.Digest {
 }
 
 // fit reports whether a copy of a range, its arrays one after the other, is as the range was written.
-func (g *guard) fit(r plan.Range, arrays []float32) bool {
+func (g *guard) fit(r id.Range, arrays []float32) bool {
 	if g == nil {
 		return true
 	}
@@ -159,7 +160,7 @@ func (g *guard) fit(r plan.Range, arrays []float32) bool {
 
 // take takes the digests of arrays that were written just now: of the parameters of a
 // range and, if they are given, its moments.
-func (g *guard) take(r plan.Range, params []float32, moments ...[]float32) {
+func (g *guard) take(r id.Range, params []float32, moments ...[]float32) {
 	if g == nil {
 		return
 	}
@@ -184,7 +185,7 @@ func (e *Engine) watch(fresh []int) {
 	for _, l := range fresh {
 		if e.passed == e.start {
 			params := e.c.Layers[l].Params
-			e.guard.take(plan.Range{Layer: l, Lo: 0, Hi: len(params)}, params)
+			e.guard.take(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params)
 		}
 	}
 	for _, sh := range e.shards {
@@ -198,7 +199,7 @@ func (e *Engine) watch(fresh []int) {
 // span is a range of the plan as far as it is held here.
 type span struct {
 	shard  int // of the plan
-	r      plan.Range
+	r      id.Range
 	first  int // of its blocks
 	blocks []zero.Block
 	arrays [][]float32
@@ -328,8 +329,8 @@ func digestOf(sums [][]zero.Digest) uint32 {
 }
 
 // checkSizes returns how many bytes each worker of the plan says of its blocks.
-func (e *Engine) checkSizes() map[plan.WorkerID]int {
-	sizes := make(map[plan.WorkerID]int)
+func (e *Engine) checkSizes() map[id.WorkerID]int {
+	sizes := make(map[id.WorkerID]int)
 	if e.guard == nil {
 		return sizes
 	}
@@ -352,22 +353,22 @@ func (e *Engine) checkSizes() map[plan.WorkerID]int {
 
 // mend is a block that is sent to who does not have it as it should be.
 type mend struct {
-	r       plan.Range // of the shard
-	index   int        // of the block in the layer
+	r       id.Range // of the shard
+	index   int      // of the block in the layer
 	block   zero.Block
-	need    map[plan.WorkerID]bool // who lacks it
-	good    []plan.Worker          // who had it, with the moments, when it was found
-	altered *Target                // here
-	have    bool                   // with the moments
+	need    map[id.WorkerID]bool // who lacks it
+	good    []plan.Worker        // who had it, with the moments, when it was found
+	altered *Target              // here
+	have    bool                 // with the moments
 	asked   bool
 	left    int // messages on their way here
 	bufs    [][]float32
-	told    map[plan.WorkerID]bool
+	told    map[id.WorkerID]bool
 }
 
 // saidOf is what a worker says of a shard in which it names no block.
 type saidOf struct {
-	worker plan.WorkerID
+	worker id.WorkerID
 	params uint32 // digest of the digests
 	state  uint32 // the same of all, of holders
 	holds  bool
@@ -415,7 +416,7 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 			offended[shard] = true
 			m := found[place{shard, block}]
 			if m == nil {
-				m = &mend{r: rangeOf(p), index: block, block: at, need: make(map[plan.WorkerID]bool), told: make(map[plan.WorkerID]bool)}
+				m = &mend{r: rangeOf(p), index: block, block: at, need: make(map[id.WorkerID]bool), told: make(map[id.WorkerID]bool)}
 				found[place{shard, block}] = m
 				mends = append(mends, m)
 			}
@@ -479,7 +480,7 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 			first, _ := e.guard.blocksOf(rangeOf(p))
 			m := found[place{s, -1}]
 			if m == nil {
-				m = &mend{r: rangeOf(p), index: first, block: zero.Block{Lo: p.Lo, Hi: p.Hi}, need: make(map[plan.WorkerID]bool), told: make(map[plan.WorkerID]bool)}
+				m = &mend{r: rangeOf(p), index: first, block: zero.Block{Lo: p.Lo, Hi: p.Hi}, need: make(map[id.WorkerID]bool), told: make(map[id.WorkerID]bool)}
 				found[place{s, -1}] = m
 				mends = append(mends, m)
 			}
@@ -492,7 +493,7 @@ func (e *Engine) judge(said [][]byte) (words [][]byte, mends []*mend, again bool
 	}
 	for _, m := range mends {
 		p := e.planned(m.r)
-		for _, h := range append([]plan.WorkerID{p.Owner}, p.Mirrors...) {
+		for _, h := range append([]id.WorkerID{p.Owner}, p.Mirrors...) {
 			if !m.need[h] {
 				w, _ := e.plan.Worker(h)
 				m.good = append(m.good, w)
@@ -544,7 +545,7 @@ func (e *Engine) mend() {
 	for _, m := range e.guard.mends {
 		p := e.planned(m.r)
 		holds := p.Holds
-		serves := func(w plan.WorkerID) bool {
+		serves := func(w id.WorkerID) bool {
 			return slices.Contains(e.plan.Stages[e.plan.StageOf(m.r.Layer)].Workers, w)
 		}
 		arrays := 1
@@ -589,7 +590,7 @@ func (e *Engine) mend() {
 
 // mendKey names array j of a block.
 func (e *Engine) mendKey(m *mend, j int) comm.Key {
-	return key.Block(e.attempt(), e.passed.Gate, plan.Range{Layer: m.r.Layer, Lo: m.block.Lo, Hi: m.block.Hi}, j)
+	return key.Block(e.attempt(), e.passed.Gate, id.Range{Layer: m.r.Layer, Lo: m.block.Lo, Hi: m.block.Hi}, j)
 }
 
 func (e *Engine) receiveMend(m *mend, j int) {
@@ -614,7 +615,7 @@ func (e *Engine) receiveMend(m *mend, j int) {
 
 // mended puts a block that has come in its place.
 func (e *Engine) mended(m *mend) {
-	r := plan.Range{Layer: m.r.Layer, Lo: m.block.Lo, Hi: m.block.Hi}
+	r := id.Range{Layer: m.r.Layer, Lo: m.block.Lo, Hi: m.block.Hi}
 	arrays := [][]float32{e.c.Layers[m.r.Layer].Params}
 	base := 0
 	if sh := e.shards[m.r]; sh != nil && sh.state != nil {

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/zero"
 )
 
@@ -37,7 +37,7 @@ func TestFlips(t *testing.T) {
 			if err != nil {
 				return h, err
 			}
-			r.Forwards, r.Backwards, r.Plan = 0, 0, plan.Version{}
+			r.Forwards, r.Backwards, r.Plan = 0, 0, id.Version{}
 			h.results[step-1] = r
 			if step == at {
 				if h.eval, err = evaluate(e, sample); err != nil {

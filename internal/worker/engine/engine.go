@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform/progress"
@@ -64,7 +65,7 @@ type Config struct {
 	Layers []Layer // of the whole model
 	// Begin fills in the state of a range at the point First.Passed. moments
 	// are zero before; nil where they are not wanted.
-	Begin func(r zero.Range, params []float32, moments [][]float32) error
+	Begin func(r id.Range, params []float32, moments [][]float32) error
 
 	Input, Target tensor.Spec
 	GlobalBatch   int // samples of a step
@@ -109,7 +110,7 @@ type Config struct {
 	Save   func(Checkpoint)
 	// Level, if it is not nil, is told when all that a Fill is to bring here has
 	// come, and the step that it is of.
-	Level func(id controller.FillID, step int)
+	Level func(id id.Fill, step int)
 	// Applied is told of every plan that is live here, by the engine's
 	// goroutine: it must not wait.
 	Applied func(Applied)
@@ -126,7 +127,7 @@ type Span struct {
 	Name                string // see package trace
 	Start, End          time.Time
 	Stage, Micro, Layer int
-	Peer                plan.WorkerID
+	Peer                id.WorkerID
 	Back                bool  // a boundary tensor on its way back
 	Bytes               int64 // 0: not known
 }
@@ -170,8 +171,8 @@ func (e *Engine) phase(step int, phase string) {
 // Applied says that a plan is live on this worker, and that there is work
 // under it or none left.
 type Applied struct {
-	Ballot  controller.Ballot // of the order that brought it
-	Version plan.Version
+	Ballot  id.Ballot // of the order that brought it
+	Version id.Version
 	Opened  int // links that were made for it
 	// Edit is the time from the order's arrival, or from the commit that made
 	// a boundary plan live, until the plan was applied; Resume the time from
@@ -197,15 +198,15 @@ type Engine struct {
 	err error    // why nothing goes on
 	req *request // the operation, nil between two
 
-	plan   *plan.Plan   // applied; no workers before the first
-	rank   int          // of this worker in plan.Workers
-	live   plan.Version // under which to go on after passed
-	start  controller.Point
-	passed controller.Point
+	plan   *plan.Plan // applied; no workers before the first
+	rank   int        // of this worker in plan.Workers
+	live   id.Version // under which to go on after passed
+	start  id.Point
+	passed id.Point
 	result []byte // of the exchange of passed
 
 	sealed   bool
-	ballot   controller.Ballot
+	ballot   id.Ballot
 	order    *controller.Order // to be applied now
 	admitted bool              // its workers are, and others evicted
 	edited   bool              // its groups are
@@ -214,10 +215,10 @@ type Engine struct {
 	resuming *Applied          // applied, but no task began yet
 	at       time.Time         // when it was applied
 	pending  []controller.Order
-	joins    plan.Version           // of a worker that joins: the plan whose beginning it waits for
-	begun    chan struct{}          // to be closed when there is a plan
-	lossy    map[plan.WorkerID]bool // links that broke since the plan was applied
-	peers    []comm.Peer            // that are admitted for a plan
+	joins    id.Version           // of a worker that joins: the plan whose beginning it waits for
+	begun    chan struct{}        // to be closed when there is a plan
+	lossy    map[id.WorkerID]bool // links that broke since the plan was applied
+	peers    []comm.Peer          // that are admitted for a plan
 
 	// Operations of groups that go on, and what ends them.
 	ops       int
@@ -228,11 +229,11 @@ type Engine struct {
 	everyone *comm.Group
 	groups   map[int]*comm.Group // of stages this worker serves with others
 	stages   map[int]Stage
-	shards   map[plan.Range]*shard
-	index    map[plan.Range]int // of all shards of the plan
-	former   []*shard           // handed over; kept until the next commit, for a recovery before it
-	arrivals []arrivals         // of each layer: parameters on their way from their owners
-	sent     []*comm.Sending    // of memory that the update changes
+	shards   map[id.Range]*shard
+	index    map[id.Range]int // of all shards of the plan
+	former   []*shard         // handed over; kept until the next commit, for a recovery before it
+	arrivals []arrivals       // of each layer: parameters on their way from their owners
+	sent     []*comm.Sending  // of memory that the update changes
 
 	busy    work
 	jobStop context.CancelFunc // ends a job that goes on
@@ -258,7 +259,7 @@ type Engine struct {
 	drawn   uint64   // state of their random numbers
 
 	// State on its way to and from holders that are to come.
-	fillID    controller.FillID // of the newest Fill
+	fillID    id.Fill // of the newest Fill
 	outgoing  []*outgoing
 	incoming  []*incoming
 	fillRecvs []*comm.Receiving
@@ -295,14 +296,14 @@ func New(c Config) (*Engine, error) {
 		start:     c.First.Passed,
 		passed:    c.First.Passed,
 		live:      p.Version,
-		lossy:     make(map[plan.WorkerID]bool),
+		lossy:     make(map[id.WorkerID]bool),
 		groups:    make(map[int]*comm.Group),
 		stages:    make(map[int]Stage),
-		shards:    make(map[plan.Range]*shard),
+		shards:    make(map[id.Range]*shard),
 		arrivals:  make([]arrivals, len(c.Layers)),
 		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
-		initial:   beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)},
+		initial:   beginnings{make(map[id.Range]*shard), make(map[[2]int]Stage)},
 		plain:     make([][]float32, len(c.Layers)),
 		shapes:    make([]shape, len(c.Layers)),
 		losses:    tree.NewSums(micros, Loss.add),
@@ -317,7 +318,7 @@ func New(c Config) (*Engine, error) {
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	if joins {
 		// No point of the run is its beginning here: nothing is made from nothing.
-		e.start = controller.Point{Step: -1}
+		e.start = id.Point{Step: -1}
 	} else {
 		e.setOrder(c.First)
 	}
@@ -384,7 +385,7 @@ func (e *Engine) advance() {
 	e.flip()
 	if e.req != nil && !e.mending() {
 		switch e.req.point.Gate {
-		case controller.Committed:
+		case id.Committed:
 			e.advanceStep()
 		default:
 			e.advanceJob()
@@ -473,7 +474,7 @@ func (e *Engine) do(kind work, f func() error, after func(error)) {
 
 // request is an operation that was asked for.
 type request struct {
-	point controller.Point // at which it ends
+	point id.Point // at which it ends
 	done  chan struct{}
 	err   error
 
@@ -483,7 +484,7 @@ type request struct {
 	// Of other operations: job computes what this worker says in the exchange
 	// at the end, as many bytes as size says; conclude reads what all said.
 	job      func(ctx context.Context) ([]byte, error)
-	size     func(plan.WorkerID) int
+	size     func(id.WorkerID) int
 	conclude func(said [][]byte) error
 
 	said       []byte // by this worker, nil before it is known
@@ -548,8 +549,8 @@ type Result struct {
 	Stop     string  // why a worker was asked to end the run, "" if none was
 
 	// Of this worker:
-	Plan                plan.Version // under which the step was committed
-	Forwards, Backwards int64        // passes of training that it has run so far
+	Plan                id.Version // under which the step was committed
+	Forwards, Backwards int64      // passes of training that it has run so far
 }
 
 // Step executes the step that follows what was passed, numbered from 1. Like
@@ -557,7 +558,7 @@ type Result struct {
 // orders come. After an error no other operation can be executed. A panic in
 // the stages is one here.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
-	r := &request{point: controller.Point{Step: step, Gate: controller.Committed}}
+	r := &request{point: id.Point{Step: step, Gate: id.Committed}}
 	if err := e.ask(ctx, r); err != nil {
 		return Result{}, err // the loop may still be at it
 	}
@@ -567,7 +568,7 @@ func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 // Begun waits until the first plan is live here, and returns the point from
 // which the run goes on and, of a worker that joined, why the commit before
 // ended the run, or "".
-func (e *Engine) Begun(ctx context.Context) (p controller.Point, stop string, err error) {
+func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error) {
 	begun := make(chan struct{})
 	e.mail.put(func() {
 		if len(e.plan.Workers) > 0 || e.err != nil {
@@ -597,7 +598,7 @@ func (e *Engine) Begun(ctx context.Context) (p controller.Point, stop string, er
 
 // Moments returns the optimizer's numbers for a range that is owned or
 // mirrored here, nil for others. There must be no operation.
-func (e *Engine) Moments(r plan.Range) (moments [][]float32) {
+func (e *Engine) Moments(r id.Range) (moments [][]float32) {
 	e.inspect(func() {
 		if sh := e.shards[r]; sh != nil && sh.state != nil {
 			moments = sh.state.Moments
@@ -650,7 +651,7 @@ func (e *Engine) First() (first bool) {
 }
 
 // Version returns the version of the live plan.
-func (e *Engine) Version() (v plan.Version) {
+func (e *Engine) Version() (v id.Version) {
 	e.inspect(func() { v = e.plan.Version })
 	return v
 }
@@ -678,13 +679,13 @@ func (e *Engine) inspect(f func()) {
 }
 
 // session returns the session of a worker of the plan.
-func (e *Engine) session(id plan.WorkerID) comm.Session {
+func (e *Engine) session(id id.WorkerID) id.Session {
 	w, _ := e.plan.Worker(id)
 	return sessionOf(w)
 }
 
-func sessionOf(w plan.Worker) comm.Session {
-	return comm.Session{Worker: comm.WorkerID(w.ID), Incarnation: w.Incarnation}
+func sessionOf(w plan.Worker) id.Session {
+	return id.Session{Worker: w.ID, Incarnation: w.Incarnation}
 }
 
 // serves reports whether the plan has this worker run the layer.

@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/zero"
@@ -86,7 +87,7 @@ func (l *line) Suspect(Pass) int    { return 1 }
 func (l *line) Shapes(Pass) [][]int { return nil }
 
 // ranges are the shards of a line's layers.
-var ranges = []plan.Range{{Layer: 0, Lo: 0, Hi: 1}, {Layer: 1, Lo: 0, Hi: 1}}
+var ranges = []id.Range{{Layer: 0, Lo: 0, Hi: 1}, {Layer: 1, Lo: 0, Hi: 1}}
 
 // shape of a test: workers that all serve the one stage.
 type lines struct {
@@ -104,11 +105,11 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 	var peers []controller.Peer
 	for i := range networks {
 		var err error
-		if networks[i], err = comm.Listen(comm.Config{Self: comm.Session{Worker: comm.WorkerID(i)}, Transport: mem}); err != nil {
+		if networks[i], err = comm.Listen(comm.Config{Self: id.Session{Worker: id.WorkerID(i)}, Transport: mem}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { networks[i].Close() })
-		w := plan.Worker{ID: plan.WorkerID(i)}
+		w := plan.Worker{ID: id.WorkerID(i)}
 		v.Workers = append(v.Workers, w)
 		peers = append(peers, controller.Peer{Worker: w, Addr: networks[i].Addr()})
 	}
@@ -134,7 +135,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 				return l
 			},
 			Layers: layers,
-			Begin: func(r zero.Range, params []float32, _ [][]float32) error {
+			Begin: func(r id.Range, params []float32, _ [][]float32) error {
 				params[0] = float32(r.Layer) // b = 0, w = 1
 				return nil
 			},
@@ -552,7 +553,7 @@ func TestUnevenMicroBatch(t *testing.T) {
 	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 3}); err == nil {
 		t.Error("micro-batch 3 of 8 was accepted")
 	}
-	other := controller.Order{Plan: plan.Plan{Workers: make([]plan.Worker, 1), Route: [][]plan.WorkerID{{0, 0, 0}}}}
+	other := controller.Order{Plan: plan.Plan{Workers: make([]plan.Worker, 1), Route: [][]id.WorkerID{{0, 0, 0}}}}
 	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 2, First: other}); err == nil {
 		t.Error("a plan of 3 micro-batches was accepted for 4")
 	}
@@ -764,7 +765,7 @@ func TestCloseJoins(t *testing.T) {
 
 // What others say is not to be trusted.
 func TestParseHostile(t *testing.T) {
-	r := record{lr: 0.1, suspect: 3, spoiled: -1, newest: plan.Version{Generation: 2, N: 3}, stop: "signal", saving: savingWanted,
+	r := record{lr: 0.1, suspect: 3, spoiled: -1, newest: id.Version{Generation: 2, N: 3}, stop: "signal", saving: savingWanted,
 		lossSums: []lossSum{{tree.Root(4), Loss{1.5, 8}}}}
 	b := r.append(nil)
 	if len(b) != recordSize+lossSumSize {

@@ -9,9 +9,8 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
@@ -22,7 +21,7 @@ func (e *Engine) advanceJob() {
 	switch {
 	case e.busy != idle || e.broken || r.exchanging:
 	case r.said == nil:
-		if r.point.Gate == controller.Evaluated && !e.knowsShapes() {
+		if r.point.Gate == id.Evaluated && !e.knowsShapes() {
 			return
 		}
 		ctx, stop := context.WithCancel(e.ctx)
@@ -76,14 +75,14 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 	var total Loss
 	suspect := -1 // a layer, as far as is known here
 	if err := e.ask(ctx, &request{
-		point: controller.Point{Step: step, Gate: controller.Evaluated},
+		point: id.Point{Step: step, Gate: id.Evaluated},
 		job: func(ctx context.Context) ([]byte, error) {
 			v := &evaluator{e: e, step: step, n: n, micros: micros, sample: sample, suspect: -1}
 			said, err := v.run(ctx)
 			suspect = v.suspect
 			return said, err
 		},
-		size: func(w plan.WorkerID) (size int) {
+		size: func(w id.WorkerID) (size int) {
 			v := &evaluator{e: e}
 			for m := range micros {
 				if v.worker(len(e.plan.Stages)-1, m) == w {
@@ -141,7 +140,7 @@ type underWay struct {
 }
 
 // worker returns who runs micro-batch m in stage s.
-func (v *evaluator) worker(s, m int) plan.WorkerID {
+func (v *evaluator) worker(s, m int) id.WorkerID {
 	w := v.e.plan.Stages[s].Workers
 	return w[m%len(w)]
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -34,16 +35,16 @@ const fillPriority comm.Priority = 1<<16 - 1
 
 // outgoing is a range on its way to a new holder.
 type outgoing struct {
-	id   controller.FillID
-	r    plan.Range
-	to   comm.Session
+	id   id.Fill
+	r    id.Range
+	to   id.Session
 	base bool // the copy is made
 }
 
 // incoming is a range that this worker will hold.
 type incoming struct {
-	id     controller.FillID
-	r      plan.Range
+	id     id.Fill
+	r      id.Range
 	state  *zero.Shard // nil before the base is here
 	params []float32
 	step   int  // of which params and state are
@@ -66,7 +67,7 @@ func (e *Engine) Fill(f controller.Fill) {
 		e.fillID, e.levelSaid = f.ID, false
 		e.stopFills()
 		peers := make([]comm.Peer, len(f.Peers))
-		sessions := make(map[plan.WorkerID]comm.Session)
+		sessions := make(map[id.WorkerID]id.Session)
 		for i, p := range f.Peers {
 			peers[i] = comm.Peer{Session: sessionOf(p.Worker), Addr: p.Addr}
 			sessions[p.ID] = peers[i].Session
@@ -78,7 +79,7 @@ func (e *Engine) Fill(f controller.Fill) {
 			}
 		}
 		for _, t := range f.Transfers {
-			r := plan.Range(t.Range)
+			r := t.Range
 			switch e.c.Self.ID {
 			case t.From:
 				if to, ok := sessions[t.To]; ok {
@@ -111,7 +112,7 @@ func (e *Engine) endFills() {
 }
 
 // source returns the shard here that a range lies in.
-func (e *Engine) source(r plan.Range) *shard {
+func (e *Engine) source(r id.Range) *shard {
 	for _, sh := range e.shards {
 		if sh.state != nil && sh.Layer == r.Layer && sh.Lo <= r.Lo && r.Hi <= sh.Hi {
 			return sh
@@ -186,13 +187,13 @@ func (e *Engine) postFill(o *outgoing, k comm.Key, data []float32, prio comm.Pri
 }
 
 // receiveBase waits for the copy of a range.
-func (e *Engine) receiveBase(id controller.FillID, r plan.Range) {
-	in := &incoming{id: id, r: r}
+func (e *Engine) receiveBase(fill id.Fill, r id.Range) {
+	in := &incoming{id: fill, r: r}
 	e.incoming = append(e.incoming, in)
 	n := r.Hi - r.Lo
 	buf := make([]float32, baseHead+(1+e.c.Rule.Moments())*n)
-	e.receiveFill(in, key.Base(id, r), buf, func() {
-		state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
+	e.receiveFill(in, key.Base(fill, r), buf, func() {
+		state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
 		if err != nil {
 			e.fail(err)
 			return
@@ -309,7 +310,7 @@ func (e *Engine) sayLevel() {
 // here as of the step passed, but on its way. In a recovery only what has come
 // counts, as the report says: who is to send the rest may be gone.
 func (e *Engine) lacks(o *controller.Order) bool {
-	recovery := o.Ballot != controller.Ballot{}
+	recovery := o.Ballot != id.Ballot{}
 	return slices.ContainsFunc(e.incoming, func(in *incoming) bool {
 		return (in.state == nil || in.step < e.passed.Step) && (!recovery || in.next) && e.isFor(in, o)
 	})
@@ -347,21 +348,21 @@ func (e *Engine) filled() (all []controller.Filled) {
 
 // assemble makes the state of a range out of what is here of it, nil if that
 // is not all.
-func (e *Engine) assemble(r plan.Range) (*shard, error) {
+func (e *Engine) assemble(r id.Range) (*shard, error) {
 	for _, in := range e.incoming {
 		if in.r == r && in.state != nil && in.step == e.passed.Step {
 			e.guard.take(r, in.params, in.state.Moments...)
 			return &shard{Range: r, state: in.state, params: in.params, watched: true}, nil
 		}
 	}
-	state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[r.Layer].Tensors)
+	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
 	if err != nil {
 		return nil, err
 	}
 	// What was held here keeps its digests, which also tell of what alters on the way.
 	sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo), watched: true}
-	left := []plan.Range{r} // what is not there yet; ranges may overlap
-	take := func(from plan.Range, params []float32, moments [][]float32) {
+	left := []id.Range{r} // what is not there yet; ranges may overlap
+	take := func(from id.Range, params []float32, moments [][]float32) {
 		lo, hi := max(from.Lo, r.Lo), min(from.Hi, r.Hi)
 		if from.Layer != r.Layer || lo >= hi {
 			return
@@ -370,13 +371,13 @@ func (e *Engine) assemble(r plan.Range) (*shard, error) {
 		for i, m := range moments {
 			copy(state.Moments[i][lo-r.Lo:hi-r.Lo], m[lo-from.Lo:hi-from.Lo])
 		}
-		var rest []plan.Range
+		var rest []id.Range
 		for _, x := range left {
 			if x.Lo < min(lo, x.Hi) {
-				rest = append(rest, plan.Range{Layer: x.Layer, Lo: x.Lo, Hi: min(lo, x.Hi)})
+				rest = append(rest, id.Range{Layer: x.Layer, Lo: x.Lo, Hi: min(lo, x.Hi)})
 			}
 			if max(hi, x.Lo) < x.Hi {
-				rest = append(rest, plan.Range{Layer: x.Layer, Lo: max(hi, x.Lo), Hi: x.Hi})
+				rest = append(rest, id.Range{Layer: x.Layer, Lo: max(hi, x.Lo), Hi: x.Hi})
 			}
 		}
 		left = rest
@@ -432,8 +433,8 @@ func (e *Engine) awaitLive(o controller.Order) {
 			if err != nil || n < 8 || e.joins != o.Plan.Version {
 				return
 			}
-			e.joins = plan.Version{}
-			e.passed = controller.Point{Step: int(binary.LittleEndian.Uint64(buf))}
+			e.joins = id.Version{}
+			e.passed = id.Point{Step: int(binary.LittleEndian.Uint64(buf))}
 			e.result, e.live = slices.Clone(buf[8:n]), o.Plan.Version
 			o.Passed = e.passed
 			e.setOrder(o)

@@ -3,9 +3,8 @@ package engine
 import (
 	"context"
 
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
@@ -35,9 +34,9 @@ type Collector interface {
 func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Collector, error)) ([]byte, error) {
 	var words []byte
 	if err := e.ask(ctx, &request{
-		point: controller.Point{Step: step, Gate: controller.Kept},
+		point: id.Point{Step: step, Gate: id.Kept},
 		job:   func(ctx context.Context) ([]byte, error) { return e.collect(ctx, step, collector) },
-		size: func(w plan.WorkerID) int {
+		size: func(w id.WorkerID) int {
 			if w == e.plan.Workers[0].ID {
 				return size
 			}

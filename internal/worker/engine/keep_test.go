@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -23,7 +24,7 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 	first := engines[0].plan
 	dead := first.Shards[0]
 	order := controller.Order{
-		Ballot: controller.Ballot{Term: 1, Attempt: 1}, Passed: controller.Point{Step: 1, Gate: controller.Kept}, Result: engines[0].Result(),
+		Ballot: id.Ballot{Term: 1, Attempt: 1}, Passed: id.Point{Step: 1, Gate: id.Kept}, Result: engines[0].Result(),
 	}
 	var view plan.View
 	for i, w := range first.Workers {
@@ -39,13 +40,13 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 		plan.Event{Micros: 8, Mirrors: 1, FromStep: 2}); err != nil {
 		t.Fatal(err)
 	}
-	order.Plan.Version = plan.Version{Generation: first.Version.Generation, N: first.Version.N + 1}
+	order.Plan.Version = id.Version{Generation: first.Version.Generation, N: first.Version.N + 1}
 	for _, w := range view.Workers {
 		engines[w.ID].Query(order.Ballot, func(controller.Report) {})
 		engines[w.ID].Order(order)
 	}
 	for _, w := range view.Workers {
-		var v plan.Version
+		var v id.Version
 		for err == nil && v != order.Plan.Version { // each look takes a turn of its loop
 			engines[w.ID].inspect(func() { v, err = engines[w.ID].plan.Version, engines[w.ID].err })
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -88,8 +89,8 @@ type combs struct {
 	prof    plan.Profile
 	peers   []controller.Peer
 	engines []*Engine
-	level   chan plan.WorkerID
-	applied chan plan.Version
+	level   chan id.WorkerID
+	applied chan id.Version
 	repairs atomic.Int32
 
 	contiguous bool
@@ -104,7 +105,7 @@ const (
 
 func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *combs {
 	t.Helper()
-	c := &combs{t: t, contiguous: contiguous, level: make(chan plan.WorkerID, workers), applied: make(chan plan.Version, 8*workers)}
+	c := &combs{t: t, contiguous: contiguous, level: make(chan id.WorkerID, workers), applied: make(chan id.Version, 8*workers)}
 	for range combLayers {
 		c.prof.Layers = append(c.prof.Layers, plan.Layer{Tensors: []int{combParams}})
 	}
@@ -112,13 +113,13 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 	var v plan.View
 	var networks []*comm.Endpoint
 	for i := range workers {
-		network, err := comm.Listen(comm.Config{Self: comm.Session{Worker: comm.WorkerID(i)}, Transport: mem})
+		network, err := comm.Listen(comm.Config{Self: id.Session{Worker: id.WorkerID(i)}, Transport: mem})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { network.Close() })
 		networks = append(networks, network)
-		w := plan.Worker{ID: plan.WorkerID(i)}
+		w := plan.Worker{ID: id.WorkerID(i)}
 		v.Workers = append(v.Workers, w)
 		c.peers = append(c.peers, controller.Peer{Worker: w, Addr: network.Addr()})
 	}
@@ -147,7 +148,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 				return &comb{lo, hi, layers}
 			},
 			Layers: layers,
-			Begin: func(r zero.Range, params []float32, _ [][]float32) error {
+			Begin: func(r id.Range, params []float32, _ [][]float32) error {
 				for i := range params {
 					params[i] = float32((r.Layer*7+r.Lo+i)%13) / 13
 				}
@@ -162,7 +163,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 			},
 			Pool:     pool,
 			Stop:     func() string { return "" },
-			Level:    func(controller.FillID, int) { c.level <- plan.WorkerID(i) },
+			Level:    func(id.Fill, int) { c.level <- id.WorkerID(i) },
 			Applied:  func(a Applied) { c.applied <- a.Version },
 			Repaired: func(Repair) { c.repairs.Add(1) },
 		})
@@ -210,7 +211,7 @@ func (c *combs) train(steps int, before func(worker, step int)) string {
 // coming is a plan for which state is being copied.
 type coming struct {
 	plan  plan.Plan
-	waits map[plan.WorkerID]bool
+	waits map[id.WorkerID]bool
 }
 
 // copy asks for what a layer's move needs. Half of the layers seems to be slow.
@@ -232,12 +233,12 @@ func (c *combs) copy(current plan.Plan, half int) (coming, error) {
 	if half == 0 && len(state) == 0 {
 		return coming{}, errors.New("no layer moves")
 	}
-	x := coming{plan: next, waits: make(map[plan.WorkerID]bool)}
+	x := coming{plan: next, waits: make(map[id.WorkerID]bool)}
 	for _, t := range state {
 		x.waits[t.To] = true
 	}
 	for _, e := range c.engines {
-		e.Fill(controller.Fill{ID: controller.FillID{Term: uint64(1 + half), N: 2000 - 1999*half}, Peers: c.peers, Transfers: state})
+		e.Fill(controller.Fill{ID: id.Fill{Term: uint64(1 + half), N: 2000 - 1999*half}, Peers: c.peers, Transfers: state})
 	}
 	return x, nil
 }
@@ -336,7 +337,7 @@ func TestMigrateSameBits(t *testing.T) {
 // A worker that leaves a stage and has to take it over in the next step, because the only worker
 // that stayed is lost, has what came to it of the stage's parameters before, which does not come again.
 func TestBackInAStage(t *testing.T) {
-	const steps, lone, struck = 12, plan.WorkerID(7), 7
+	const steps, lone, struck = 12, id.WorkerID(7), 7
 	want := startCombs(t, 1, 1, 0, false).train(steps, nil)
 	c := startCombs(t, 8, 2, 1, false)
 	for range c.engines {
@@ -345,8 +346,8 @@ func TestBackInAStage(t *testing.T) {
 	next := c.first
 	next.Version.N++
 	next.Stages = slices.Clone(next.Stages)
-	next.Stages[0].Workers, next.Stages[1].Workers = []plan.WorkerID{0, 1, 2, 3, 4, 5, 6}, []plan.WorkerID{lone}
-	next.Route = [][]plan.WorkerID{next.Route[0], slices.Repeat([]plan.WorkerID{lone}, combMicros)}
+	next.Stages[0].Workers, next.Stages[1].Workers = []id.WorkerID{0, 1, 2, 3, 4, 5, 6}, []id.WorkerID{lone}
+	next.Route = [][]id.WorkerID{next.Route[0], slices.Repeat([]id.WorkerID{lone}, combMicros)}
 	next.Limits = slices.DeleteFunc(slices.Clone(next.Limits), func(l plan.Limit) bool { return l.Stage == 1 })
 	for w := range lone {
 		if w >= 4 {
@@ -361,21 +362,21 @@ func TestBackInAStage(t *testing.T) {
 		case next.StageOf(s.Layer) == 0:
 		case s.Owner == 5:
 			// Its new mirror goes over to the plan when all of the layer has come.
-			s.Owner, s.Mirrors = lone, []plan.WorkerID{4}
+			s.Owner, s.Mirrors = lone, []id.WorkerID{4}
 		case s.Owner != lone:
-			s.Owner, s.Mirrors = lone, []plan.WorkerID{s.Owner}
+			s.Owner, s.Mirrors = lone, []id.WorkerID{s.Owner}
 		}
 	}
 	if err := next.Validate(c.prof.Layers); err != nil {
 		t.Fatal(err)
 	}
-	x := coming{plan: next, waits: make(map[plan.WorkerID]bool)}
+	x := coming{plan: next, waits: make(map[id.WorkerID]bool)}
 	state, _ := plan.Needs(&c.first, &next, plan.View{Workers: c.first.Workers, Step: 1})
 	for _, s := range state {
 		x.waits[s.To] = true
 	}
 	for _, e := range c.engines {
-		e.Fill(controller.Fill{ID: controller.FillID{Term: 1, N: 1}, Peers: c.peers, Transfers: state})
+		e.Fill(controller.Fill{ID: id.Fill{Term: 1, N: 1}, Peers: c.peers, Transfers: state})
 	}
 
 	// Everybody waits for the plan before the step at whose commit it goes live. The lone worker
@@ -398,7 +399,7 @@ func TestBackInAStage(t *testing.T) {
 		case step == struck-1:
 			there.Done()
 			<-ordered
-		case step == struck && plan.WorkerID(worker) == lone:
+		case step == struck && id.WorkerID(worker) == lone:
 			close(dead)
 			runtime.Goexit()
 		}
@@ -412,9 +413,9 @@ func TestBackInAStage(t *testing.T) {
 }
 
 // lose closes a worker in a step, and has the others go on without it.
-func (c *combs) lose(current plan.Plan, lost plan.WorkerID, step int) error {
+func (c *combs) lose(current plan.Plan, lost id.WorkerID, step int) error {
 	c.engines[lost].Close()
-	order := controller.Order{Ballot: controller.Ballot{Term: 1, Attempt: 1}, Passed: controller.Point{Step: step - 1, Gate: controller.Committed}}
+	order := controller.Order{Ballot: id.Ballot{Term: 1, Attempt: 1}, Passed: id.Point{Step: step - 1, Gate: id.Committed}}
 	v := plan.View{Step: step}
 	answers := make(chan struct{})
 	for _, w := range current.Workers {
@@ -496,7 +497,7 @@ func TestAlteredIsNotCopied(t *testing.T) {
 				break
 			}
 		}
-		part := plan.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Lo + kernel.Block}
+		part := id.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Lo + kernel.Block}
 		out, sources := []*outgoing{{r: part}, {r: sh.Range}}, []*shard{sh, sh}
 		for _, x := range [][]float32{sh.params, sh.state.Moments[1]} {
 			was := x[kernel.Block]
@@ -530,7 +531,7 @@ func TestAlteredIsNotCopied(t *testing.T) {
 func TestStoppedIsNotThere(t *testing.T) {
 	e, _ := newLine(t, 4, 1, nil)
 	var params [2]float32
-	name := func(lo int) comm.Key { return key.Params(key.After(1<<10, 0), plan.Range{Lo: lo, Hi: lo + 1}) }
+	name := func(lo int) comm.Key { return key.Params(key.After(1<<10, 0), id.Range{Lo: lo, Hi: lo + 1}) }
 	e.inspect(func() {
 		var a arrivals
 		if !a.there() {
@@ -538,7 +539,7 @@ func TestStoppedIsNotThere(t *testing.T) {
 		}
 		a.expect(e, []comm.Key{name(0), name(1)}, [][]float32{params[:1], params[1:]})
 		for lo := range 2 {
-			a.stop(func(r plan.Range) bool { return r.Lo == lo })
+			a.stop(func(r id.Range) bool { return r.Lo == lo })
 			if a.there() {
 				t.Errorf("all is there with %d of 2 stopped", lo+1)
 			}
@@ -580,7 +581,7 @@ func TestWhoHasLeftAnswers(t *testing.T) {
 	for range c.engines {
 		<-c.applied
 	}
-	e, ballot := c.engines[0], controller.Ballot{Term: 1, Attempt: 1}
+	e, ballot := c.engines[0], id.Ballot{Term: 1, Attempt: 1}
 	e.inspect(func() { e.leave(&controller.Order{Plan: c.first}) })
 	<-c.applied
 	answers := make(chan controller.Report, 1)

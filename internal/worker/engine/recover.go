@@ -9,6 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
@@ -18,7 +19,7 @@ import (
 
 // Query seals the worker and hands what it knows to answer, which must not
 // wait. A worker that has seen a higher ballot does not answer.
-func (e *Engine) Query(b controller.Ballot, answer func(controller.Report)) {
+func (e *Engine) Query(b id.Ballot, answer func(controller.Report)) {
 	e.mail.put(func() {
 		if b.Compare(e.ballot) < 0 || e.err != nil && !errors.Is(e.err, ErrLeft) {
 			return
@@ -26,7 +27,7 @@ func (e *Engine) Query(b controller.Ballot, answer func(controller.Report)) {
 		e.ballot, e.sealed = b, true
 		// An order that is being applied is withdrawn: the report is about what
 		// was before, and must stay true.
-		e.order, e.joins = nil, plan.Version{}
+		e.order, e.joins = nil, id.Version{}
 		answer(e.report())
 		if e.jobStop != nil {
 			e.jobStop() // it begins anew under the plan that comes
@@ -40,7 +41,7 @@ func (e *Engine) Query(b controller.Ballot, answer func(controller.Report)) {
 func (e *Engine) Order(o controller.Order) {
 	e.mail.put(func() {
 		switch {
-		case errors.Is(e.err, ErrLeft) && o.Ballot.Compare(e.ballot) >= 0 && o.Ballot != controller.Ballot{}:
+		case errors.Is(e.err, ErrLeft) && o.Ballot.Compare(e.ballot) >= 0 && o.Ballot != id.Ballot{}:
 			// Who has left knows what was committed, and others may want that. The plan does without it.
 			e.c.Applied(Applied{Ballot: o.Ballot, Version: o.Plan.Version})
 		case e.err != nil || o.Plan.Version.Compare(e.plan.Version) < 0:
@@ -50,9 +51,9 @@ func (e *Engine) Order(o controller.Order) {
 				e.ballot, e.sealed = o.Ballot, false
 				e.at, e.resuming = time.Now(), &Applied{Ballot: o.Ballot, Version: o.Plan.Version}
 			}
-		case o.Ballot == controller.Ballot{}:
+		case o.Ballot == id.Ballot{}:
 			e.pending = append(e.pending, o)
-			if len(e.plan.Workers) == 0 && e.live == (plan.Version{}) {
+			if len(e.plan.Workers) == 0 && e.live == (id.Version{}) {
 				e.c.First.Epoch = o.Epoch
 				e.admit(&o) // who tells that it is live may be a stranger, if nothing was copied before
 				e.awaitLive(o)
@@ -71,10 +72,10 @@ func (e *Engine) setOrder(o controller.Order) {
 
 // LinkLost says that the link to a session broke, so that what was sent to it
 // may be lost.
-func (e *Engine) LinkLost(s comm.Session) {
+func (e *Engine) LinkLost(s id.Session) {
 	e.mail.put(func() {
-		if e.session(plan.WorkerID(s.Worker)) == s {
-			e.lossy[plan.WorkerID(s.Worker)] = true
+		if e.session(s.Worker) == s {
+			e.lossy[s.Worker] = true
 			return
 		}
 		// One that has left is gone.
@@ -112,7 +113,7 @@ func (e *Engine) report() controller.Report {
 
 // goLive makes a boundary plan that all workers have received the next to be
 // applied.
-func (e *Engine) goLive(v plan.Version) {
+func (e *Engine) goLive(v id.Version) {
 	e.live = v
 	if e.order != nil {
 		return // of a recovery, which comes after it
@@ -135,7 +136,7 @@ func (e *Engine) goLive(v plan.Version) {
 // it is applied.
 func (e *Engine) obey() bool {
 	o := e.order
-	if (o.Ballot != controller.Ballot{}) && !e.admitted {
+	if (o.Ballot != id.Ballot{}) && !e.admitted {
 		// First of all: what goes on may wait for who is not there any more.
 		e.admit(o)
 		e.admitted = true
@@ -157,7 +158,7 @@ func (e *Engine) obey() bool {
 		e.leave(o)
 		return false
 	}
-	if (o.Ballot == controller.Ballot{}) && e.awaits(o) {
+	if (o.Ballot == id.Ballot{}) && e.awaits(o) {
 		return false
 	}
 	if e.lacks(o) {
@@ -229,7 +230,7 @@ func (e *Engine) admit(o *controller.Order) {
 	for _, x := range o.Peers {
 		peers = append(peers, comm.Peer{Session: sessionOf(x.Worker), Addr: x.Addr})
 	}
-	if (o.Ballot == controller.Ballot{}) {
+	if (o.Ballot == id.Ballot{}) {
 		for _, p := range e.peers {
 			if !slices.ContainsFunc(peers, func(x comm.Peer) bool { return x.Worker == p.Worker }) {
 				peers = append(peers, p)
@@ -258,20 +259,20 @@ func (e *Engine) edit(o *controller.Order) {
 	e.admit(o)
 	type edit struct {
 		group   *comm.Group
-		members []comm.Session
+		members []id.Session
 	}
 	var edits []edit
-	add := func(id uint16, members []plan.WorkerID) *comm.Group {
-		g := e.c.Groups[id]
+	add := func(number uint16, members []id.WorkerID) *comm.Group {
+		g := e.c.Groups[number]
 		if g == nil {
 			var err error
-			if g, err = e.c.Network.NewGroup(id); err != nil {
+			if g, err = e.c.Network.NewGroup(number); err != nil {
 				e.fail(err)
 				return nil
 			}
-			e.c.Groups[id] = g
+			e.c.Groups[number] = g
 		}
-		sessions := make([]comm.Session, len(members))
+		sessions := make([]id.Session, len(members))
 		for i, m := range members {
 			w, _ := p.Worker(m)
 			sessions[i] = sessionOf(w)
@@ -279,7 +280,7 @@ func (e *Engine) edit(o *controller.Order) {
 		edits = append(edits, edit{g, sessions})
 		return g
 	}
-	all := make([]plan.WorkerID, len(p.Workers))
+	all := make([]id.WorkerID, len(p.Workers))
 	for i, w := range p.Workers {
 		all[i] = w.ID
 	}
@@ -317,18 +318,18 @@ func (e *Engine) apply(o *controller.Order) {
 	old := e.plan
 	e.plan, e.live = &o.Plan, o.Plan.Version
 	e.rank = slices.IndexFunc(e.plan.Workers, func(w plan.Worker) bool { return w.ID == e.c.Self.ID })
-	e.index = make(map[plan.Range]int, len(e.plan.Shards))
+	e.index = make(map[id.Range]int, len(e.plan.Shards))
 	for i, sh := range e.plan.Shards {
 		e.index[rangeOf(sh)] = i
 	}
 	e.pending = slices.DeleteFunc(e.pending, func(x controller.Order) bool {
-		return o.Ballot != controller.Ballot{} || x.Plan.Version.Compare(o.Plan.Version) <= 0
+		return o.Ballot != id.Ballot{} || x.Plan.Version.Compare(o.Plan.Version) <= 0
 	})
 	if e.begun != nil {
 		close(e.begun)
 		e.begun = nil
 	}
-	if (o.Ballot != controller.Ballot{}) {
+	if (o.Ballot != id.Ballot{}) {
 		for l := range e.arrivals {
 			e.arrivals[l].stop(e.holds) // it is made of what is here
 		}
@@ -340,7 +341,7 @@ func (e *Engine) apply(o *controller.Order) {
 	}
 	e.refill(fresh)
 	e.watch(fresh)
-	e.share(old, o.Ballot != controller.Ballot{})
+	e.share(old, o.Ballot != id.Ballot{})
 	e.askShapes()
 	for w := range e.lossy {
 		for s := range e.shapes {
@@ -413,7 +414,7 @@ func (e *Engine) serve(old *plan.Plan) (fresh []int) {
 }
 
 // holds reports whether the plan makes this worker a holder of a part of the range.
-func (e *Engine) holds(r plan.Range) bool {
+func (e *Engine) holds(r id.Range) bool {
 	return slices.ContainsFunc(e.plan.Shards, func(s plan.Shard) bool {
 		return s.Layer == r.Layer && s.Lo < r.Hi && r.Lo < s.Hi && s.Holds(e.c.Self.ID)
 	})
@@ -421,7 +422,7 @@ func (e *Engine) holds(r plan.Range) bool {
 
 // hold brings the shards in line with the plan.
 func (e *Engine) hold() error {
-	mine, fresh := make(map[plan.Range]bool), make(map[plan.Range]*shard)
+	mine, fresh := make(map[id.Range]bool), make(map[id.Range]*shard)
 	me := e.c.Self.ID
 	for _, p := range e.plan.Shards {
 		owner, reduces, r := p.Owner == me, e.reducer(p) == me, rangeOf(p)
@@ -439,7 +440,7 @@ func (e *Engine) hold() error {
 		mine[r] = true
 		if (sh == nil || sh.state == nil) && e.passed != e.start {
 			made, err := e.assemble(r)
-			if err == nil && made == nil && e.passed.Gate == controller.Kept {
+			if err == nil && made == nil && e.passed.Gate == id.Kept {
 				continue // all is written: nobody needs it any more
 			}
 			if err == nil && made == nil {
@@ -504,7 +505,7 @@ func (e *Engine) refill(fresh []int) {
 // beginnings are stages and shards as they are where the run begins, made
 // before the plan that needs them is applied.
 type beginnings struct {
-	shards map[plan.Range]*shard
+	shards map[id.Range]*shard
 	stages map[[2]int]Stage // by layers
 }
 
@@ -517,7 +518,7 @@ func (e *Engine) prepare(p *plan.Plan) bool {
 			stages = append(stages, k)
 		}
 	}
-	var ranges []plan.Range
+	var ranges []id.Range
 	for _, sh := range p.Shards {
 		if sh.Holds(e.c.Self.ID) {
 			if r := rangeOf(sh); e.initial.shards[r] == nil {
@@ -531,7 +532,7 @@ func (e *Engine) prepare(p *plan.Plan) bool {
 	if e.busy != idle {
 		return false
 	}
-	made := beginnings{make(map[plan.Range]*shard), make(map[[2]int]Stage)}
+	made := beginnings{make(map[id.Range]*shard), make(map[[2]int]Stage)}
 	e.do(onJob, func() error {
 		serves := make(map[int]bool)
 		for _, k := range stages {
@@ -545,7 +546,7 @@ func (e *Engine) prepare(p *plan.Plan) bool {
 		for l := range e.c.Layers {
 			if serves[l] {
 				params := e.c.Layers[l].Params
-				if err := e.c.Begin(zero.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
+				if err := e.c.Begin(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
 					return err
 				}
 			}
@@ -553,12 +554,12 @@ func (e *Engine) prepare(p *plan.Plan) bool {
 				if r.Layer != l {
 					continue
 				}
-				state, err := zero.NewShard(e.c.Rule, zero.Range(r), e.c.Layers[l].Tensors)
+				state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[l].Tensors)
 				if err != nil {
 					return err
 				}
 				sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
-				if err := e.c.Begin(zero.Range(r), sh.params, state.Moments); err != nil {
+				if err := e.c.Begin(r, sh.params, state.Moments); err != nil {
 					return err
 				}
 				made.shards[r] = sh
@@ -599,7 +600,7 @@ func (e *Engine) share(old *plan.Plan, recovery bool) {
 			continue
 		}
 		was := old.StageOf(sh.Layer)
-		e.spread(sh, e.passed.Step, func(w plan.WorkerID) bool {
+		e.spread(sh, e.passed.Step, func(w id.WorkerID) bool {
 			before, _ := old.Worker(w)
 			now, _ := e.plan.Worker(w)
 			return recovery || before != now || was < 0 || !slices.Contains(old.Stages[was].Workers, w)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -18,7 +19,7 @@ import (
 // state, but the gradient: in stage 1 of ZeRO the workers of the range's stage,
 // and who reduces it for an owner that does not serve the stage.
 type shard struct {
-	plan.Range
+	id.Range
 	owner   bool
 	reduces bool // its gradient becomes complete here
 	state   *zero.Shard
@@ -31,15 +32,15 @@ type shard struct {
 	complete bool
 	own      []float32       // memory for it
 	recv     *comm.Receiving // of a mirror: it is expected
-	told     map[plan.WorkerID]bool
+	told     map[id.WorkerID]bool
 
 	watched bool // its digests were taken
 }
 
-func rangeOf(s plan.Shard) plan.Range { return plan.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi} }
+func rangeOf(s plan.Shard) id.Range { return id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi} }
 
 // gradientKey names the complete gradient of the range under the plan.
-func (e *Engine) gradientKey(r plan.Range) comm.Key {
+func (e *Engine) gradientKey(r id.Range) comm.Key {
 	return key.Gradient(e.step.attempt, e.plan.Version, r, e.micros)
 }
 
@@ -93,7 +94,7 @@ func (sh *shard) forward(e *Engine) {
 		return
 	}
 	p := e.planned(sh.Range)
-	readers := append([]plan.WorkerID{p.Owner}, p.Mirrors...)
+	readers := append([]id.WorkerID{p.Owner}, p.Mirrors...)
 	if e.c.Zero == 1 {
 		readers = append(readers, e.plan.Stages[s].Workers...)
 	}
@@ -102,7 +103,7 @@ func (sh *shard) forward(e *Engine) {
 			continue
 		}
 		if sh.told == nil {
-			sh.told = make(map[plan.WorkerID]bool)
+			sh.told = make(map[id.WorkerID]bool)
 		}
 		sh.told[m] = true
 		e.post(m, e.gradientKey(sh.Range), comm.Bytes(sh.total), comm.Bulk)
@@ -142,7 +143,7 @@ func (sh *shard) again(e *Engine, settled bool) {
 
 // post sends memory that the update changes. Everybody has all that is sent
 // so when a commit is passed, since nobody enters it before.
-func (e *Engine) post(to plan.WorkerID, k comm.Key, data []byte, prio comm.Priority) {
+func (e *Engine) post(to id.WorkerID, k comm.Key, data []byte, prio comm.Priority) {
 	e.sent = append(slices.DeleteFunc(e.sent, func(s *comm.Sending) bool { return isClosed(s.Done()) }),
 		e.c.Network.Post(e.session(to), k, data, prio))
 }
@@ -232,7 +233,7 @@ func (e *Engine) update(step int, try key.Try, u zero.Update, capture, after fun
 
 // reducer returns who reduces the gradient of a shard: its owner, if that
 // serves the stage, else another worker of the stage.
-func (e *Engine) reducer(p plan.Shard) plan.WorkerID {
+func (e *Engine) reducer(p plan.Shard) id.WorkerID {
 	workers := e.plan.Stages[e.plan.StageOf(p.Layer)].Workers
 	if slices.Contains(workers, p.Owner) {
 		return p.Owner
@@ -241,7 +242,7 @@ func (e *Engine) reducer(p plan.Shard) plan.WorkerID {
 }
 
 // planned returns what the plan says of a range.
-func (e *Engine) planned(r plan.Range) plan.Shard { return e.plan.Shards[e.index[r]] }
+func (e *Engine) planned(r id.Range) plan.Shard { return e.plan.Shards[e.index[r]] }
 
 // inOrder returns the shards by layer, then range.
 func (e *Engine) inOrder() []*shard {
@@ -272,14 +273,14 @@ func (e *Engine) expectParams(layer, step int) {
 }
 
 // computes reports whether this worker updates a range itself.
-func (e *Engine) computes(r plan.Range) bool {
+func (e *Engine) computes(r id.Range) bool {
 	sh := e.shards[r]
 	return sh != nil && sh.state != nil
 }
 
 // spread sends the parameters of an owned shard to the workers of its stage
 // that do not compute them; only to some, if there is a choice.
-func (e *Engine) spread(sh *shard, step int, choose func(plan.WorkerID) bool) {
+func (e *Engine) spread(sh *shard, step int, choose func(id.WorkerID) bool) {
 	p := e.planned(sh.Range)
 	for _, w := range e.plan.Stages[e.plan.StageOf(sh.Layer)].Workers {
 		if w != p.Owner && !slices.Contains(p.Mirrors, w) && (choose == nil || choose(w)) {
@@ -349,7 +350,7 @@ func (a *arrivals) expect(e *Engine, keys []comm.Key, params [][]float32) {
 
 // stop keeps what is missing of some ranges from coming. Until all that is still missing is expected
 // anew, nothing counts as there.
-func (a *arrivals) stop(choose func(plan.Range) bool) {
+func (a *arrivals) stop(choose func(id.Range) bool) {
 	a.mu.Lock()
 	var stopped []*comm.Receiving
 	for r, was := range a.missing {
@@ -368,7 +369,7 @@ func (a *arrivals) stop(choose func(plan.Range) bool) {
 
 // drop stops all, of a layer that nobody here waits for any more.
 func (a *arrivals) drop() {
-	a.stop(func(plan.Range) bool { return true })
+	a.stop(func(id.Range) bool { return true })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.stopped, a.full = false, nil

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -68,11 +69,11 @@ type boundary struct {
 	here   bool
 	recv   *comm.Receiving // it is expected
 	sends  []*comm.Sending
-	sentTo map[plan.WorkerID]bool
+	sentTo map[id.WorkerID]bool
 
 	// See vouch.go. Of a tensor that was made in place of a lost worker:
 	digest    []byte
-	vouchedTo map[plan.WorkerID]bool
+	vouchedTo map[id.WorkerID]bool
 	// Of one that came from a worker which is lost: it is to be compared, the digest is
 	// expected, and it has been.
 	doubted bool
@@ -97,7 +98,7 @@ func (id tensorID) producer() graph.Pair {
 }
 
 // span is about the tensor and the other end of its way.
-func (id tensorID) span(peer plan.WorkerID, bytes int) Span {
+func (id tensorID) span(peer id.WorkerID, bytes int) Span {
 	return Span{Stage: id.b, Micro: id.m, Layer: -1, Peer: peer, Back: id.dir != comm.Forward, Bytes: int64(bytes)}
 }
 
@@ -108,7 +109,7 @@ func (id tensorID) named() key.Tensor {
 func (id tensorID) key(a key.Attempt) comm.Key { return key.Boundary(a, id.named()) }
 
 // runner returns who runs a pair under the plan.
-func (e *Engine) runner(p graph.Pair) plan.WorkerID { return e.plan.Route[p.Stage][p.Micro] }
+func (e *Engine) runner(p graph.Pair) id.WorkerID { return e.plan.Route[p.Stage][p.Micro] }
 
 // advanceStep does what can be done in a step.
 func (e *Engine) advanceStep() {
@@ -232,27 +233,27 @@ func (e *Engine) assign() {
 
 // want sees to it that a boundary tensor comes here, as soon as its shape is
 // known.
-func (e *Engine) want(id tensorID) {
+func (e *Engine) want(what tensorID) {
 	st := e.step
-	b := st.tensors[id]
+	b := st.tensors[what]
 	if b != nil {
 		if b.here {
-			e.arrive(id)
+			e.arrive(what)
 		}
 		return
 	}
-	dims := e.shapeOf(id.b).dims
-	if dims == nil || e.runner(id.producer()) == e.c.Self.ID {
+	dims := e.shapeOf(what.b).dims
+	if dims == nil || e.runner(what.producer()) == e.c.Self.ID {
 		return // when it is, e.assign wants it again; or it is made here
 	}
-	b = &boundary{t: tensor.Of(e.free.get(tensor.Size(dims)), dims...), sentTo: make(map[plan.WorkerID]bool)}
-	st.tensors[id] = b
-	r := e.c.Network.Expect(id.key(st.attempt), comm.Bytes(b.t.F))
+	b = &boundary{t: tensor.Of(e.free.get(tensor.Size(dims)), dims...), sentTo: make(map[id.WorkerID]bool)}
+	st.tensors[what] = b
+	r := e.c.Network.Expect(what.key(st.attempt), comm.Bytes(b.t.F))
 	b.recv = r
 	r.OnDone(func() {
 		var arrived Span
 		if e.c.Span != nil {
-			arrived = id.span(-1, 4*len(b.t.F))
+			arrived = what.span(-1, 4*len(b.t.F))
 			arrived.Name, arrived.Start = trace.Arrive, time.Now()
 			arrived.End = arrived.Start
 		}
@@ -261,7 +262,7 @@ func (e *Engine) want(id tensorID) {
 			if e.step != st || b.recv != r || err != nil {
 				return // it was made here, or is not wanted any more
 			}
-			b.recv, arrived.Peer = nil, plan.WorkerID(from.Worker)
+			b.recv, arrived.Peer = nil, from.Worker
 			if n != 4*len(b.t.F) {
 				e.fail(fmt.Errorf("step %d: worker %v sent %d bytes of a boundary tensor of %v", st.number, from, n, dims))
 				return
@@ -270,7 +271,7 @@ func (e *Engine) want(id tensorID) {
 			if e.c.Span != nil {
 				e.c.Span(arrived)
 			}
-			e.arrive(id)
+			e.arrive(what)
 		})
 	})
 }
@@ -287,15 +288,15 @@ func (e *Engine) arrive(id tensorID) {
 
 // made takes a boundary tensor that was computed here. buf is a copy, because
 // the memory of passes is used again before the commit.
-func (e *Engine) made(id tensorID, t tensor.Tensor) {
+func (e *Engine) made(what tensorID, t tensor.Tensor) {
 	st := e.step
-	b := st.tensors[id]
+	b := st.tensors[what]
 	switch {
 	case b == nil:
-		b = &boundary{t: t, here: true, sentTo: make(map[plan.WorkerID]bool)}
-		st.tensors[id] = b
+		b = &boundary{t: t, here: true, sentTo: make(map[id.WorkerID]bool)}
+		st.tensors[what] = b
 	case b.here: // it had come from another worker that is lost
-		e.compare(id, b, t)
+		e.compare(what, b, t)
 		e.free.put(t.F)
 	default: // and this one never will
 		r := b.recv
@@ -304,7 +305,7 @@ func (e *Engine) made(id tensorID, t tensor.Tensor) {
 		e.late = append(e.late, lateBuffer{b.t.F, []<-chan struct{}{r.Done()}})
 		b.t, b.here = t, true
 	}
-	e.hand(id, b)
+	e.hand(what, b)
 }
 
 // hand brings a boundary tensor to who goes on with it, if it was made here.
@@ -336,7 +337,7 @@ func (e *Engine) hand(id tensorID, b *boundary) {
 // it knows it, and tells all others if a stage begins with the layer.
 type shape struct {
 	dims []int
-	told map[comm.Session]bool
+	told map[id.Session]bool
 	recv *comm.Receiving
 }
 
@@ -454,13 +455,13 @@ func (e *Engine) tellShapes(old *plan.Plan) {
 }
 
 // tellShape tells a worker the shape of the input of a layer, once.
-func (e *Engine) tellShape(layer int, w plan.WorkerID) {
+func (e *Engine) tellShape(layer int, w id.WorkerID) {
 	sh, to := &e.shapes[layer], e.session(w)
 	if w == e.c.Self.ID || sh.told[to] {
 		return
 	}
 	if sh.told == nil {
-		sh.told = make(map[comm.Session]bool)
+		sh.told = make(map[id.Session]bool)
 	}
 	sh.told[to] = true
 	words := make([]int64, len(sh.dims))

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
@@ -20,16 +21,16 @@ import (
 
 // vouch tells who has a tensor from a worker that was lost what it should be. id was made here, in place of
 // that worker.
-func (e *Engine) vouch(id tensorID, b *boundary, to plan.WorkerID) {
-	if e.guard == nil || !e.step.anew[id.producer()] || b.vouchedTo[to] {
+func (e *Engine) vouch(what tensorID, b *boundary, to id.WorkerID) {
+	if e.guard == nil || !e.step.anew[what.producer()] || b.vouchedTo[to] {
 		return
 	}
 	if b.vouchedTo == nil {
-		b.vouchedTo = make(map[plan.WorkerID]bool)
+		b.vouchedTo = make(map[id.WorkerID]bool)
 		b.digest = binary.LittleEndian.AppendUint64(nil, uint64(zero.DigestOf(b.t.F)))
 	}
 	b.vouchedTo[to] = true
-	e.c.Network.Post(e.session(to), key.Attestation(e.step.attempt, id.named()), b.digest, comm.Control)
+	e.c.Network.Post(e.session(to), key.Attestation(e.step.attempt, what.named()), b.digest, comm.Control)
 }
 
 // doubt expects the digests of tensors here whose makers are lost, of those that are made
@@ -103,7 +104,7 @@ func (st *stepState) doubts() bool {
 }
 
 // assigned marks the pairs that came here by the plan which the struck step goes on with.
-func (st *stepState) assigned(old, now *plan.Plan, me plan.WorkerID) {
+func (st *stepState) assigned(old, now *plan.Plan, me id.WorkerID) {
 	for s, route := range now.Route {
 		for m, w := range route {
 			p := graph.Pair{Stage: s, Micro: m}

@@ -42,9 +42,8 @@ package key
 
 import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -121,35 +120,35 @@ const evaluation uint8 = 2
 
 // Evaluation names a boundary tensor of the evaluation after a step. Under another plan, or after a repair, the
 // evaluation begins again.
-func Evaluation(after Attempt, v plan.Version, repair, boundary, micro int) comm.Key {
+func Evaluation(after Attempt, v id.Version, repair, boundary, micro int) comm.Key {
 	return comm.Key{
 		Kind: comm.KindBoundary, Step: after.Word(), Layer: int32(boundary), Micro: int32(micro), Dir: evaluation,
 		Lo: int64(v.N), Hi: int64(repair),
 	}
 }
 
-func ranged(kind comm.Kind, step uint64, r plan.Range) comm.Key {
+func ranged(kind comm.Kind, step uint64, r id.Range) comm.Key {
 	return comm.Key{Kind: kind, Step: step, Layer: int32(r.Layer), Lo: int64(r.Lo), Hi: int64(r.Hi)}
 }
 
 // Gradient names the complete gradient of a range under a plan. Under another one the gradient is reduced again and may
 // differ: without the passes of a worker whose memory was altered, or, in fast reduction, in another order.
-func Gradient(a Attempt, v plan.Version, r plan.Range, micros int) comm.Key {
+func Gradient(a Attempt, v id.Version, r id.Range, micros int) comm.Key {
 	k := ranged(comm.KindGradient, a.Word(), r)
 	k.Node, k.Micro = tree.Root(micros), int32(v.N)
 	return k
 }
 
 // Params names the parameters of a range after a step.
-func Params(after Attempt, r plan.Range) comm.Key { return ranged(comm.KindParams, after.Word(), r) }
+func Params(after Attempt, r id.Range) comm.Key { return ranged(comm.KindParams, after.Word(), r) }
 
 // RangeOf returns the range that a key of [Params] is about.
-func RangeOf(k comm.Key) plan.Range {
-	return plan.Range{Layer: int(k.Layer), Lo: int(k.Lo), Hi: int(k.Hi)}
+func RangeOf(k comm.Key) id.Range {
+	return id.Range{Layer: int(k.Layer), Lo: int(k.Lo), Hi: int(k.Hi)}
 }
 
 // Block names an array of a block that is repaired: the parameters, then each moment.
-func Block(a Attempt, g controller.Gate, block plan.Range, array int) comm.Key {
+func Block(a Attempt, g id.Gate, block id.Range, array int) comm.Key {
 	k := ranged(comm.KindState, a.Word(), block)
 	k.Dir, k.Micro = 1+uint8(g), int32(array)
 	return k
@@ -157,7 +156,7 @@ func Block(a Attempt, g controller.Gate, block plan.Range, array int) comm.Key {
 
 // Collected names an array of a range at the end of the run: the parameters (moment -1) or a moment. Under another plan, or
 // after a repair, the collection begins again.
-func Collected(after Attempt, v plan.Version, repair int, r plan.Range, moment int) comm.Key {
+func Collected(after Attempt, v id.Version, repair int, r id.Range, moment int) comm.Key {
 	k := ranged(comm.KindState, after.Word(), r)
 	k.Micro, k.Node = int32(1+moment), tree.Node{Lo: repair, Hi: v.N}
 	return k
@@ -176,22 +175,22 @@ func (t Try) Word() int { return t.Plan<<8 | t.Repair }
 func TryOf(word int) Try { return Try{word >> 8, word & (1<<8 - 1)} }
 
 // A message of a fill outlives the step: the destination may be behind.
-func filled(fill controller.FillID, r plan.Range, step, try int) comm.Key {
+func filled(fill id.Fill, r id.Range, step, try int) comm.Key {
 	k := ranged(comm.KindState, beyond|fill.Term, r)
 	k.Node, k.Micro = tree.Node{Lo: fill.N, Hi: step}, int32(try)
 	return k
 }
 
 // Base names the state of a range that a fill copies.
-func Base(fill controller.FillID, r plan.Range) comm.Key { return filled(fill, r, 0, 0) }
+func Base(fill id.Fill, r id.Range) comm.Key { return filled(fill, r, 0, 0) }
 
 // Increment names the gradient of a try of a step for a range whose base was sent.
-func Increment(fill controller.FillID, r plan.Range, step int, t Try) comm.Key {
+func Increment(fill id.Fill, r id.Range, step int, t Try) comm.Key {
 	return filled(fill, r, step, t.Word())
 }
 
 // Applied names the numbers of the update of a step, among them the try whose gradient it applied.
-func Applied(fill controller.FillID, r plan.Range, step int) comm.Key {
+func Applied(fill id.Fill, r id.Range, step int) comm.Key {
 	return filled(fill, r, step, -1)
 }
 
@@ -201,7 +200,7 @@ func Shape(epoch, layer int) comm.Key {
 }
 
 // Live names the message that tells a worker that its first plan is live, and where the run is.
-func Live(v plan.Version) comm.Key {
+func Live(v id.Version) comm.Key {
 	return comm.Key{Kind: comm.KindUser, Step: forever, Layer: -1, Lo: int64(v.Generation), Hi: int64(v.N)}
 }
 
@@ -212,11 +211,11 @@ const Everyone uint16 = 0
 func OfStage(stage int) uint16 { return uint16(1 + stage) }
 
 // Reduction names the reduction of a layer's gradient in the group of its stage.
-func Reduction(a Attempt, v plan.Version, layer int) comm.Call {
+func Reduction(a Attempt, v id.Version, layer int) comm.Call {
 	return comm.Call{Version: v, Step: a.Word(), Tag: uint16(layer), Priority: comm.Bulk}
 }
 
 // Exchange names what all workers say at a point after the attempt's step began, in the group of all.
-func Exchange(a Attempt, v plan.Version, g controller.Gate) comm.Call {
+func Exchange(a Attempt, v id.Version, g id.Gate) comm.Call {
 	return comm.Call{Version: v, Step: a.Word(), Tag: uint16(g), Priority: comm.Control}
 }

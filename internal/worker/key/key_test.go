@@ -3,9 +3,8 @@ package key
 import (
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // No two messages of a run have one key, whatever the fields of each are.
@@ -18,8 +17,8 @@ func TestKeysDiffer(t *testing.T) {
 		}
 		seen[k] = what
 	}
-	a, v, w := Attempt{1, 7, 2}, plan.Version{Generation: 1, N: 3}, plan.Version{Generation: 1, N: 4}
-	r := plan.Range{Layer: 2, Lo: 4096, Hi: 8192}
+	a, v, w := Attempt{1, 7, 2}, id.Version{Generation: 1, N: 3}, id.Version{Generation: 1, N: 4}
+	r := id.Range{Layer: 2, Lo: 4096, Hi: 8192}
 	for _, at := range []Attempt{a, {1, 7, 3}, {1, 8, 2}, {2, 7, 2}} {
 		for _, back := range []bool{false, true} {
 			x := Tensor{Boundary: 1, Micro: 5, Back: back}
@@ -29,8 +28,8 @@ func TestKeysDiffer(t *testing.T) {
 		add("a gradient", Gradient(at, v, r, 8))
 		add("a gradient of another plan", Gradient(at, w, r, 8))
 		for array := range 3 {
-			add("a block", Block(at, controller.Committed, r, array))
-			add("a block of an evaluation", Block(at, controller.Evaluated, r, array))
+			add("a block", Block(at, id.Committed, r, array))
+			add("a block of an evaluation", Block(at, id.Evaluated, r, array))
 		}
 	}
 	after := After(1, 7)
@@ -41,13 +40,13 @@ func TestKeysDiffer(t *testing.T) {
 	for moment := -1; moment < 2; moment++ {
 		add("a collected array", Collected(after, v, 0, r, moment))
 	}
-	fill := controller.FillID{Term: 1, N: 1}
+	fill := id.Fill{Term: 1, N: 1}
 	add("a base", Base(fill, r))
 	add("an increment", Increment(fill, r, 7, Try{3, 0}))
 	add("an increment after a repair", Increment(fill, r, 7, Try{3, 1}))
 	add("an update", Applied(fill, r, 7))
-	add("a base of another fill", Base(controller.FillID{Term: 1, N: 2}, r))
-	add("a base of another term's fill", Base(controller.FillID{Term: 1 << 40, N: 1}, r))
+	add("a base of another fill", Base(id.Fill{Term: 1, N: 2}, r))
+	add("a base of another term's fill", Base(id.Fill{Term: 1 << 40, N: 1}, r))
 	add("a shape", Shape(1, 2))
 	add("a shape after a restart", Shape(2, 2))
 	add("a live plan", Live(v))
