@@ -121,7 +121,7 @@ var importRules = []importRule{
 		why: "what is agreed is read and proposed through internal/host/agree, which judges it",
 	},
 	{
-		from: []string{"internal/host/agree"}, ban: []string{module + "/..."}, allow: []string{"internal/plan"},
+		from: []string{"internal/host/agree"}, ban: []string{module + "/..."}, allow: []string{"internal/id"},
 		why: "agreement needs to know of a job no more than what orders its plans",
 	},
 	{
@@ -460,7 +460,7 @@ func TestRulesCanFail(t *testing.T) {
 			"internal/host/agent.go:4: internal/host must not import github.com/charmbracelet/bubbletea: only the view",
 			"internal/host/session.go:3: internal/host must not import " + module + "/internal/chaos: what detects, plans",
 			"nn/nn_test.go:3: nn must not import " + module + "/launcher/sub: launcher, examples and bench are ends",
-			"rng/rng.go:4: rng must not import " + module + "/internal/compute/kernel: rng is a leaf",
+			"rng/rng.go:4: rng must not import " + module + "/internal/compute/kernel: rng and internal/id are leaves",
 		}},
 		{"floors", checkFloors(files, [][]string{{"rng"}, {"..."}}), nil},
 		{"floors upside down", checkFloors(files, [][]string{{"internal/..."}, {"rng"}}), []string{

@@ -9,21 +9,6 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
-// The identities of attempts and of points of the run; see package id.
-type (
-	Ballot = id.Ballot
-	Gate   = id.Gate
-	Point  = id.Point
-	FillID = id.Fill
-)
-
-// The gates of a step, in their order.
-const (
-	Committed = id.Committed
-	Evaluated = id.Evaluated
-	Kept      = id.Kept
-)
-
 // Report is a sealed worker's answer to a query. Until it applies a plan of
 // that ballot or a higher one, the worker passes no point, frees nothing, begins
 // no task and answers no lower ballot; tasks that were running finish.

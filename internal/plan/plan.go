@@ -11,13 +11,6 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
-// The identities of plans; see package id.
-type (
-	WorkerID = id.WorkerID
-	Version  = id.Version
-	Range    = id.Range
-)
-
 // Worker is a worker's session: one life of a process.
 type Worker struct {
 	ID          id.WorkerID `json:"id"`

@@ -10,13 +10,6 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 )
 
-// The identities of peers and of groups' versions; see package id.
-type (
-	WorkerID = id.WorkerID
-	Session  = id.Session
-	Version  = id.Version
-)
-
 // Peer is a session and the address at which its endpoint listens.
 type Peer struct {
 	id.Session

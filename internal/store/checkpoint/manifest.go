@@ -59,9 +59,6 @@ type File struct {
 	Ranges []id.Range `json:"ranges"` // in the order of the file; none is empty
 }
 
-// Range is the elements [Lo, Hi) of one layer's flattened parameters.
-type Range = id.Range
-
 // tensor returns the name of the tensor that holds the given part of a range.
 func tensor(r id.Range, part string) string {
 	return fmt.Sprintf("layer.%d/%s[%d:%d]", r.Layer, part, r.Lo, r.Hi)
