@@ -95,7 +95,7 @@ func TestDemoKilled(t *testing.T) {
 	}
 	started := func(run string) bool {
 		w, err := rundir.ReadWorkers(filepath.Join(cmd.Dir, "d", run))
-		return err == nil && len(w.Workers) == demoWorkers
+		return err == nil && len(w.Workers) == 4
 	}
 	await(t, "both runs", func() bool { return started("undisturbed") && started("with-faults") })
 	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {

@@ -13,10 +13,6 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -57,7 +53,7 @@ func beginClocks(t *testing.T, flags []string, program ...string) *clockRun {
 	args := append([]string{"run", "--plain", "--threads", "1", "--detect", "10s", "--run-dir", "run"}, flags...)
 	r.cmd = launch(t, append(append(args, emulated), program...)...)
 	r.dir, r.mark = filepath.Join(r.cmd.Dir, "run"), "LAUNCHER_TEST="+r.cmd.Dir
-	r.cmd.Env = append(os.Environ(), r.mark, recordEnv+"="+r.records)
+	r.cmd.Env = append(os.Environ(), r.mark, "SOLITON_CLOCKS_DIR="+r.records)
 	r.cmd.Stdout, r.cmd.Stderr = &r.out, &r.out
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -73,7 +69,7 @@ var shortSteps = []string{"--layers", "2", "--layer-ms", "0.5", "--global-batch"
 func (r *clockRun) guards() (pids []int) {
 	for _, p := range marked(r.t, r.mark) {
 		line, _ := os.ReadFile(filepath.Join("/proc", p, "cmdline"))
-		if pid, _ := strconv.Atoi(p); bytes.Contains(line, []byte("\x00"+guardName+"\x00")) {
+		if pid, _ := strconv.Atoi(p); bytes.Contains(line, []byte("\x00clock-guard\x00")) {
 			pids = append(pids, pid)
 		}
 	}
@@ -116,7 +112,7 @@ func TestClocksArePutBack(t *testing.T) {
 				}
 				// Another user's launcher, or one of another place, would not know.
 				cmd := launch(t, "run", "--plain", "--clocks-sysfs", sysfs, mlp, "--steps", "1", "--eval-every", "0")
-				cmd.Env = append(os.Environ(), recordEnv+"="+r.records)
+				cmd.Env = append(os.Environ(), "SOLITON_CLOCKS_DIR="+r.records)
 				if _, out, _ := result(t, cmd); !strings.Contains(out, "clocks are as they were before a launcher that was killed: processors\n") {
 					t.Errorf("the next launcher says\n%s", out)
 				}
@@ -197,102 +193,6 @@ func TestEmulatedClocksSameBits(t *testing.T) {
 		if got[i] != want[i] {
 			t.Fatalf("%s, want %s", got[i], want[i])
 		}
-	}
-}
-
-// What lies where records do may be anything.
-func TestHostileRecords(t *testing.T) {
-	sysfs, limit := processors(t)
-	good := `{"clocks":[{"kind":"cpufreq","id":"","policies":[{"name":"policy0","min":800000,"max":2500000}]}]}`
-	for name, c := range map[string]struct {
-		prepare func(dir, record string) error
-		restore bool // the clock
-		stays   bool // the record
-		fails   bool
-	}{
-		"none":     {func(dir, _ string) error { return os.RemoveAll(dir) }, false, false, false},
-		"good":     {func(_, record string) error { return os.WriteFile(record, []byte(good), 0o600) }, true, false, false},
-		"garbage":  {func(_, record string) error { return os.WriteFile(record, []byte("{"), 0o600) }, false, false, true},
-		"too long": {func(_, record string) error { return os.WriteFile(record, make([]byte, dvfs.MaxRecord+1), 0o600) }, false, false, true},
-		"beyond the hardware": {func(_, record string) error {
-			return os.WriteFile(record, []byte(strings.Replace(good, "2500000", "9000000", 1)), 0o600)
-		}, false, true, true},
-		"others may write": {func(dir, record string) error {
-			return errors.Join(os.WriteFile(record, []byte(good), 0o600), os.Chmod(dir, 0o777))
-		}, false, true, true},
-		"a link": {func(dir, record string) error {
-			return errors.Join(os.WriteFile(filepath.Join(dir, "x"), []byte(good), 0o600), os.Symlink("x", record))
-		}, false, true, true},
-		"a pipe": {func(_, record string) error { return syscall.Mkfifo(record, 0o600) }, false, true, true},
-		"of a launcher that lives": {func(dir, record string) error {
-			f, err := os.Create(filepath.Join(dir, "lock"))
-			if err != nil {
-				return err
-			}
-			t.Cleanup(func() { f.Close() })
-			return errors.Join(unix.Flock(int(f.Fd()), unix.LOCK_EX), os.WriteFile(record, []byte(good), 0o600))
-		}, false, true, false},
-	} {
-		dir := filepath.Join(t.TempDir(), "records")
-		t.Setenv(recordEnv, dir)
-		record := filepath.Join(dir, "clocks.json")
-		if err := errors.Join(os.Mkdir(dir, 0o700), c.prepare(dir, record)); err != nil {
-			t.Fatal(err)
-		}
-		was := limit()
-		_, err := restoreLeft(sysfs, false)
-		if (err != nil) != c.fails {
-			t.Errorf("%s: %v", name, err)
-		}
-		if restored := limit() != was; restored != c.restore {
-			t.Errorf("%s: from %s to %s kHz", name, was, limit())
-		}
-		if _, err := os.Lstat(record); (err == nil) != c.stays {
-			t.Errorf("%s: the record: %v", name, err)
-		}
-		f := checkLeftClocks(sysfs)
-		if f.Mark != ok && f.Mark != warn || strings.Contains(f.Found, "\n") {
-			t.Errorf("%s: %+v", name, f)
-		}
-		if err := os.WriteFile(filepath.Join(sysfs, "devices/system/cpu/cpufreq/policy0/scaling_max_freq"), []byte("2000000\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// Two runs do not set the same clocks.
-func TestOneRunSetsClocks(t *testing.T) {
-	t.Setenv(recordEnv, filepath.Join(t.TempDir(), "records"))
-	var r dvfs.Record
-	if err := json.Unmarshal([]byte(`{"clocks":[]}`), &r); err != nil {
-		t.Fatal(err)
-	}
-	if err := openRecordDir(recordDir()); err != nil {
-		t.Fatal(err)
-	}
-	f, err := os.Create(filepath.Join(recordDir(), "lock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := keepRecord(r, t.TempDir()); !errors.Is(err, errOtherRun) {
-		t.Error(err)
-	}
-}
-
-// Who computes on which card is told by processes; who is on none computes on the processors.
-func TestWhoseCards(t *testing.T) {
-	cards := []card{{pids: []int{7, 100}}, {pids: []int{101, 102}}, {pids: []int{8}}}
-	devices, rest := whose(map[int]int{0: 100, 1: 101, 2: 102, 3: 103}, cards)
-	if len(devices) != 2 || fmt.Sprint(devices[0].Workers, devices[1].Workers, rest) != "[0] [1 2] [3]" {
-		t.Errorf("%+v, %v", devices, rest)
-	}
-	var clocks host.Clocks = make(emulatedClocks)
-	if all, err := clocks.Devices(map[int]int{3: 1, 1: 2}); err != nil || len(all) != 2 || all[0].Workers[0] != 1 || !clocks.Emulated() {
-		t.Errorf("%+v, %v", all, err)
 	}
 }
 

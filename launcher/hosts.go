@@ -30,6 +30,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
 // With --emulate-hosts the command is no agent itself: it starts one for each host, shows
@@ -110,7 +111,7 @@ func voters(hosts int) int {
 func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
 	own, err := os.Executable()
 	if err != nil {
-		return failure{err}
+		return cli.Fail(err)
 	}
 	if f.hosts == 2 {
 		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
@@ -119,7 +120,7 @@ func emulate(ctx context.Context, f runFlags, p program, file string, args []str
 	if page != nil && !telemetry.Disabled() {
 		// One agent after the other leads, and the page's address stays.
 		if s.board, err = telemetry.NewBoard(ctx); err != nil {
-			return failure{err}
+			return cli.Fail(err)
 		}
 		page.Metrics(s.board.Handler())
 	}
@@ -156,7 +157,7 @@ func (s *supervisor) train(p program, file string, args []string, dir *rundir.Di
 		s.stopAll()
 		dir.Adopt()
 		v.Close()
-		return failure{err}
+		return cli.Fail(err)
 	}
 	if page != nil {
 		page.Attach(paged{s, dir.Path()})
@@ -200,7 +201,7 @@ wait:
 	_, _ = io.WriteString(stdout, last.Text)
 	_, _ = io.WriteString(stderr, last.Errs)
 	if last.Status != host.ExitDone {
-		return exitError(last.Status)
+		return cli.Exit(last.Status)
 	}
 	return nil
 }
@@ -541,7 +542,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		l, err := net.FileListener(f)
 		_ = f.Close() // workers must not inherit it
 		if err != nil {
-			return failure{err}
+			return cli.Fail(err)
 		}
 		listeners[i] = l
 	}
@@ -570,7 +571,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 	if err != nil {
-		return failure{err}
+		return cli.Fail(err)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -600,7 +601,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	default:
 		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
 	}
-	return failure{err}
+	return cli.Fail(err)
 }
 
 // reporter writes reports, in a goroutine of its own: a supervisor that does not read must not

@@ -27,26 +27,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/launcher/act"
+	"github.com/soliton-train/soliton/launcher/cli"
+	"github.com/soliton-train/soliton/launcher/clocks"
+	"github.com/soliton-train/soliton/launcher/demo"
+	"github.com/soliton-train/soliton/launcher/inspect"
 )
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == demoJob {
-		runDemoJob()
+	if len(os.Args) > 1 && os.Args[1] == demo.Job {
+		demo.RunJob()
 	}
 	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
 }
-
-// exitError ends the command with a status after everything was said.
-type exitError int
-
-func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
-
-// failure is an error that is not one of usage: its lines are printed, and the exit
-// status is 1.
-type failure struct{ err error }
-
-func (f failure) Error() string { return f.err.Error() }
-func (f failure) Unwrap() error { return f.err }
 
 // execute runs the command line and returns the exit status.
 func execute(args []string, stdout, stderr io.Writer) int {
@@ -56,8 +49,8 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteC()
 
-	var exit exitError
-	var failed failure
+	var exit cli.Exit
+	var failed cli.Failure
 	switch {
 	case err == nil:
 		return host.ExitDone
@@ -101,9 +94,10 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 		SilenceErrors:     true,
 		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
 	}
-	root.AddCommand(newRun(), newStatus(), newTrace(), newLogs(), newDoctor(), newSlow(), newAdd(), newPlan(), newStop(), newResume(), newDemo(), newAgent(), newGuard())
-	for _, h := range harms {
-		root.AddCommand(newHarm(h))
+	root.AddCommand(newRun(), inspect.NewStatus(), inspect.NewTrace(), inspect.NewLogs(), inspect.NewDoctor(), act.NewSlow(), act.NewAdd(), inspect.NewPlan(),
+		act.NewStop(), newResume(), demo.NewCommand(), newAgent(), clocks.NewGuard())
+	for _, in := range act.Injections {
+		root.AddCommand(in.Command())
 	}
 	return root
 }

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"github.com/spf13/pflag"
@@ -15,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/act"
 )
 
 // pageFlag is the flag --ui, whose address may be left out.
@@ -55,14 +55,14 @@ func (p paged) Watch(on bool) { p.agents.Watch(on) }
 
 func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
 	if a.Do == "add" {
-		ids, err := add(ctx, p.runDir, 1)
+		ids, err := act.Add(ctx, p.runDir, 1)
 		if err != nil {
 			return "", err
 		}
 		return fmt.Sprintf("worker %d is started", ids[0]), nil
 	}
 	if a.Do == "stop" {
-		if err := stop(ctx, p.runDir); err != nil {
+		if err := act.Stop(ctx, p.runDir); err != nil {
 			return "", err
 		}
 		return "the run ends at its next commit", nil
@@ -71,16 +71,16 @@ func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
 		if _, err := chaos.ParseFactor(strconv.FormatFloat(a.Factor, 'g', -1, 64)); err != nil {
 			return "", err
 		}
-		if err := slow(p.runDir, a.Worker, a.Factor); err != nil {
+		if err := act.Slow(p.runDir, a.Worker, a.Factor); err != nil {
 			return "", err
 		}
 		return fmt.Sprintf("slow: worker %d computes at %g of its speed", a.Worker, a.Factor), nil
 	}
-	i := slices.IndexFunc(harms, func(h harm) bool { return h.name == a.Do })
-	if i < 0 {
+	in, ok := act.Find(a.Do)
+	if !ok {
 		return "", fmt.Errorf("this run cannot %s a worker", a.Do)
 	}
-	if err := harms[i].strike(ctx, p.runDir, []int{a.Worker}); err != nil {
+	if err := in.Inject(ctx, p.runDir, []int{a.Worker}); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%s: worker %d", a.Do, a.Worker), nil

@@ -29,6 +29,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/require"
+	"github.com/soliton-train/soliton/launcher/inspect"
 )
 
 var screenshots = flag.String("screenshots", "", "run the GPT example, and write pictures of its page to this `folder`")
@@ -333,7 +334,7 @@ func TestPageOnHosts(t *testing.T) {
 	recovered := r.events("recovered")
 	var roots []trace.Span
 	await(t, "traces of both recoveries", func() bool {
-		spans, err := readTraces(filepath.Join(r.dir, "traces.jsonl"))
+		spans, err := inspect.ReadTraces(filepath.Join(r.dir, "traces.jsonl"))
 		if err != nil {
 			t.Fatal(err)
 		}

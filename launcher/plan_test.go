@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/soliton-train/soliton/launcher/inspect"
 )
 
 func TestPlan(t *testing.T) {
@@ -12,7 +14,7 @@ func TestPlan(t *testing.T) {
 	if code := execute(append(args, "--slow", "3:0.5", "--json"), &out, &errs); code != 0 {
 		t.Fatalf("exit %d: %s", code, errs.String())
 	}
-	var got whatIf
+	var got inspect.WhatIf
 	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
 		t.Fatal(err)
 	}

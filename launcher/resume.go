@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
 func newResume() *cobra.Command {
@@ -67,34 +68,34 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	case errors.Is(err, rundir.ErrNoRun), errors.Is(err, rundir.ErrInUse):
 		return err
 	case err != nil:
-		return failure{err}
+		return cli.Fail(err)
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
 	job := was.Job
 	if s := was.Summary; s != nil && s.Steps == job.Steps && s.ParamsSHA256 != "" {
-		return failure{fmt.Errorf("%s: nothing to go on with: all %d steps are done", path, job.Steps)}
+		return cli.Fail(fmt.Errorf("%s: nothing to go on with: all %d steps are done", path, job.Steps))
 	}
 	if job.Command == "" {
-		return failure{fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot go on", path)}
+		return cli.Fail(fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot go on", path))
 	}
 	if err := f.inherit(job, cmd.Flags().Changed); err != nil {
-		return failure{fmt.Errorf("%s: job.json: %w", path, err)}
+		return cli.Fail(fmt.Errorf("%s: job.json: %w", path, err))
 	}
 	if err := f.validate(cmd); err != nil {
 		return err
 	}
 	again, err := newest(cmd.Context(), dir, job, cmd.ErrOrStderr())
 	if err != nil {
-		return failure{fmt.Errorf("%s: %w", path, err)}
+		return cli.Fail(fmt.Errorf("%s: %w", path, err))
 	}
 	if again.Plan = was.Plan; was.Last != nil {
 		again.Number = was.Last.Plan
 	}
 	if again.Data, err = dir.ReadData(); err != nil {
-		return failure{err}
+		return cli.Fail(err)
 	}
 	if err := os.Chdir(job.Dir); err != nil {
-		return failure{fmt.Errorf("%s: job.json: the dir in which PROGRAM was given: %w", path, err)}
+		return cli.Fail(fmt.Errorf("%s: job.json: the dir in which PROGRAM was given: %w", path, err))
 	}
 	p, err := resolve(job.Command)
 	if err != nil {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
+	"github.com/soliton-train/soliton/launcher/inspect"
 )
 
 // rings returns what the ring believes of each worker of a run under way.
@@ -60,10 +62,10 @@ func frozenIsSuspected(t *testing.T, detect string) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told status
-	if record, err := readRun(r.dir); err != nil {
+	var told inspect.Status
+	if record, err := cli.ReadRun(r.dir); err != nil {
 		t.Error(err)
-	} else if told, err = statusOf(record); err != nil || len(told.Workers) != 4 || told.Workers[3].Ring != "alive" {
+	} else if told, err = inspect.StatusOf(record); err != nil || len(told.Workers) != 4 || told.Workers[3].Ring != "alive" {
 		t.Errorf("status: %+v, %v", told.Workers, err)
 	}
 	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == 2 })

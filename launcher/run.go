@@ -23,6 +23,8 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
+	"github.com/soliton-train/soliton/launcher/clocks"
 )
 
 // runFlags are the flags of launcher run.
@@ -143,7 +145,7 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 
 // clockFlags are --clocks and what goes with it.
 func clockFlags(flags *pflag.FlagSet, f *runFlags) {
-	flags.StringVar(&f.clocks, "clocks", clocksOff, "set the `MODE` of clocks: off leaves the hardware as it is; auto lowers clocks of those who wait for others, "+
+	flags.StringVar(&f.clocks, "clocks", clocks.Off, "set the `MODE` of clocks: off leaves the hardware as it is; auto lowers clocks of those who wait for others, "+
 		"and puts them back at the end; emulated does so with devices that do not exist")
 	flags.StringVar(&f.sysfs, "clocks-sysfs", dvfs.SysFS, "`directory` where sysfs is mounted, for the clocks of processors")
 	_ = flags.MarkHidden("clocks-sysfs") // it is there
@@ -152,8 +154,8 @@ func clockFlags(flags *pflag.FlagSet, f *runFlags) {
 // clockFaults are what is wrong with them.
 func (f *runFlags) clockFaults() (errs []error) {
 	switch f.clocks {
-	case clocksOff:
-	case clocksAuto, clocksEmulated:
+	case clocks.Off:
+	case clocks.Auto, clocks.Emulated:
 		if f.hosts > 1 {
 			errs = append(errs, fmt.Errorf("--clocks %s: with --emulate-hosts nobody sets clocks yet; leave one of them out", f.clocks))
 		}
@@ -241,7 +243,7 @@ func resolve(given string) (program, error) {
 	case err == nil && info.IsDir():
 		abs, err := filepath.Abs(given)
 		if err != nil {
-			return p, failure{err}
+			return p, cli.Fail(err)
 		}
 		// Built inside its folder, a package of another module than the working
 		// directory's works as well.
@@ -332,7 +334,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 	if err != nil {
 		out := host.Outcome{Err: err}
 		out.Report(stdout, stderr, "launcher")
-		return exitError(out.ExitStatus())
+		return cli.Exit(out.ExitStatus())
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
 	return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
@@ -347,12 +349,12 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 
 	cwd, err := os.Getwd()
 	if err != nil {
-		return failure{err}
+		return cli.Fail(err)
 	}
 
 	page, err := openPage(f, dir, stdout)
 	if err != nil {
-		return failure{err}
+		return cli.Fail(err)
 	}
 	views := []view.View{view.Open(view.Options{Plain: f.plain})}
 	if page != nil {
@@ -361,7 +363,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	v := view.Tee(views...)
 	defer v.Close()
 
-	if said, err := restoreLeft(f.sysfs, false); err != nil {
+	if said, err := clocks.Restore(f.sysfs, false); err != nil {
 		v.Show(view.Note(err.Error()))
 	} else if said != "" {
 		v.Show(view.Note(said))
@@ -377,13 +379,13 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 			v.Close()
 			out := host.Outcome{Err: &host.StoppedError{Reason: reason}}
 			out.Report(stdout, stderr, "launcher")
-			return exitError(out.ExitStatus())
+			return cli.Exit(out.ExitStatus())
 		case errors.As(err, &wrong):
 			v.Close()
 			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(wrong.output, "\n", "\n    "))
-			return failure{fmt.Errorf("PROGRAM %s does not build", p.given)}
+			return cli.Fail(fmt.Errorf("PROGRAM %s does not build", p.given))
 		case err != nil:
-			return failure{err}
+			return cli.Fail(err)
 		}
 	}
 
@@ -412,10 +414,10 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 			Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 			Chaos: harmsFor(f.harms, f.workers, 1), Respawn: f.respawn,
 		},
-		RunDir: dir, View: v, Output: stdout, Executable: file, Start: start, Telemetry: told, Clocks: openClocks(f.clocks, f.sysfs),
+		RunDir: dir, View: v, Output: stdout, Executable: file, Start: start, Telemetry: told, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {
-		return failure{err}
+		return cli.Fail(err)
 	}
 	defer a.CatchSignals()()
 	if page != nil {
@@ -428,12 +430,12 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	ws, err := host.StartProcesses(host.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
 	if err != nil {
 		v.Close()
-		return failure{fmt.Errorf("PROGRAM %s cannot be started: %w", p.given, err)}
+		return cli.Fail(fmt.Errorf("PROGRAM %s cannot be started: %w", p.given, err))
 	}
 	out := a.Serve(ctx, ws...)
 	out.Report(stdout, stderr, "launcher")
 	if status := out.ExitStatus(); status != host.ExitDone {
-		return exitError(status)
+		return cli.Exit(status)
 	}
 	return nil
 }

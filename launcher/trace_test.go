@@ -24,6 +24,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/inspect"
 )
 
 // collector is a receiver of OTLP over HTTP, on the official definitions of the protocol.
@@ -425,7 +426,7 @@ func TestTraceCommand(t *testing.T) {
 	}
 	checkTraceEvents(t, file, 3)
 	var narrow strings.Builder
-	if err := printTrace(&narrow, report, 30); err != nil {
+	if err := inspect.PrintTrace(&narrow, report, 30); err != nil {
 		t.Fatal(err)
 	}
 	for line := range strings.Lines(narrow.String()) {

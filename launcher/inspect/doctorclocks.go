@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"errors"
@@ -7,12 +7,13 @@ import (
 
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/dvfs/nvml"
+	"github.com/soliton-train/soliton/launcher/clocks"
 )
 
 // checkLeftClocks puts back what a launcher that was killed has left.
-func checkLeftClocks(sysfs string) finding {
-	f := finding{"clocks", ok, "none is left as a run had set it", ""}
-	switch said, err := restoreLeft(sysfs, false); {
+func checkLeftClocks(sysfs string) Finding {
+	f := Finding{"clocks", ok, "none is left as a run had set it", ""}
+	switch said, err := clocks.Restore(sysfs, false); {
 	case err != nil:
 		f.Mark, f.Found, f.Advice = warn, oneLine(err.Error()), "root may put clocks back: run launcher doctor as root, or start the machine anew"
 	case said != "":
@@ -25,28 +26,28 @@ func checkLeftClocks(sysfs string) finding {
 func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
 
 // checkCPUClock looks for cpufreq. Nothing is set.
-func checkCPUClock(root string) finding {
+func checkCPUClock(root string) Finding {
 	const check = "processor clock"
 	c, err := dvfs.OpenCPU(root)
 	if err != nil {
-		return finding{check, ok, err.Error(), ""} // nothing is wrong with a machine that has none
+		return Finding{check, ok, err.Error(), ""} // nothing is wrong with a machine that has none
 	}
-	return finding{check, ok, describe(c), ""}
+	return Finding{check, ok, describe(c), ""}
 }
 
 // checkCards names the graphics cards. Nothing is set.
-func checkCards(lib *nvml.Library, err error) []finding {
+func checkCards(lib *nvml.Library, err error) []Finding {
 	const check = "graphics card"
 	if errors.Is(err, dvfs.ErrUnsupported) {
-		return []finding{{check, ok, err.Error(), ""}}
+		return []Finding{{check, ok, err.Error(), ""}}
 	}
 	if err != nil {
-		return []finding{{check, warn, err.Error(), "the driver is there, but does not answer: nvidia-smi may say more"}}
+		return []Finding{{check, warn, err.Error(), "the driver is there, but does not answer: nvidia-smi may say more"}}
 	}
 	defer lib.Close()
-	var all []finding
+	var all []Finding
 	for _, c := range lib.Cards() {
-		f := finding{check, ok, describe(c), ""}
+		f := Finding{check, ok, describe(c), ""}
 		if now, limit, err := c.Watts(); err == nil {
 			f.Found += fmt.Sprintf(", draws %.0f W of at most %.0f W", now, limit)
 		}

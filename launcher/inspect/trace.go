@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"encoding/json"
@@ -13,9 +13,11 @@ import (
 	"golang.org/x/term"
 
 	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
-func newTrace() *cobra.Command {
+// NewTrace returns the command.
+func NewTrace() *cobra.Command {
 	var asJSON bool
 	var perfetto string
 	cmd := &cobra.Command{
@@ -29,19 +31,19 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 		Example: `  launcher trace
   launcher trace runs/small --perfetto small.json
   launcher trace --json | jq .recoveries[0].phases`,
-		Args: atMost(1, "[RUN_DIR]"),
+		Args: cli.AtMost(1, "[RUN_DIR]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := readRun(append(args, latest)[0])
+			r, err := cli.ReadRun(append(args, cli.Latest)[0])
 			if err != nil {
 				return err
 			}
-			spans, err := readTraces(filepath.Join(r.Path, "traces.jsonl"))
+			spans, err := ReadTraces(filepath.Join(r.Path, "traces.jsonl"))
 			if err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			if perfetto != "" {
 				if err := writePerfetto(perfetto, spans); err != nil {
-					return failure{err}
+					return cli.Fail(err)
 				}
 			}
 			report, out := trace.Summarize(spans), cmd.OutOrStdout()
@@ -51,10 +53,10 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 				enc.SetEscapeHTML(false)
 				err = enc.Encode(report)
 			} else {
-				err = printTrace(out, report, widthOf(out))
+				err = PrintTrace(out, report, widthOf(out))
 			}
 			if err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			return nil
 		},
@@ -64,7 +66,8 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 	return cmd
 }
 
-func readTraces(path string) (spans []trace.Span, err error) {
+// ReadTraces reads the spans of traces.jsonl.
+func ReadTraces(path string) (spans []trace.Span, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -98,8 +101,8 @@ func widthOf(out io.Writer) int {
 	return 80
 }
 
-// printTrace prints a report in lines of at most width cells.
-func printTrace(out io.Writer, r trace.Report, width int) error {
+// PrintTrace prints a report in lines of at most width cells.
+func PrintTrace(out io.Writer, r trace.Report, width int) error {
 	var b strings.Builder
 	line := func(format string, args ...any) {
 		b.WriteString(ansi.Truncate(fmt.Sprintf(format, args...), max(width, 1), "…"))

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"encoding/json"
@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/dvfs/nvml"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
 // mark is the verdict of a check.
@@ -31,15 +32,16 @@ const (
 	fail mark = "fail"
 )
 
-// finding is one line of the report.
-type finding struct {
+// Finding is one line of the report.
+type Finding struct {
 	Check  string `json:"check"`
 	Mark   mark   `json:"mark"`
 	Found  string `json:"found"`
 	Advice string `json:"advice"` // what would be right; "" where all is well
 }
 
-func newDoctor() *cobra.Command {
+// NewDoctor returns the command.
+func NewDoctor() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor [--json]",
@@ -59,7 +61,7 @@ Clocks that a run has left low which was killed are put back.`,
 				enc.SetIndent("", "  ")
 				enc.SetEscapeHTML(false)
 				if err := enc.Encode(findings); err != nil {
-					return failure{err}
+					return cli.Fail(err)
 				}
 			} else {
 				w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -70,11 +72,11 @@ Clocks that a run has left low which was killed are put back.`,
 					}
 				}
 				if err := w.Flush(); err != nil {
-					return failure{err}
+					return cli.Fail(err)
 				}
 			}
-			if slices.ContainsFunc(findings, func(f finding) bool { return f.Mark == fail }) {
-				return exitError(1)
+			if slices.ContainsFunc(findings, func(f Finding) bool { return f.Mark == fail }) {
+				return cli.Exit(1)
 			}
 			return nil
 		},
@@ -84,8 +86,8 @@ Clocks that a run has left low which was killed are put back.`,
 }
 
 // examine makes all checks. root is the file system that holds proc and sys.
-func examine(root fs.ReadFileFS) []finding {
-	findings := []finding{
+func examine(root fs.ReadFileFS) []Finding {
+	findings := []Finding{
 		checkSystem(),
 		checkCPU(root),
 		checkCores(root, runtime.NumCPU(), runtime.GOMAXPROCS(0)),
@@ -112,8 +114,8 @@ func read(root fs.ReadFileFS, name string) string {
 	return strings.TrimSpace(string(b))
 }
 
-func checkSystem() finding {
-	f := finding{"system", ok, runtime.GOOS + "/" + runtime.GOARCH, ""}
+func checkSystem() Finding {
+	f := Finding{"system", ok, runtime.GOOS + "/" + runtime.GOARCH, ""}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		f.Found += ", " + unix.ByteSliceToString(u.Sysname[:]) + " " + unix.ByteSliceToString(u.Release[:])
@@ -121,18 +123,18 @@ func checkSystem() finding {
 	return f
 }
 
-func checkCPU(root fs.ReadFileFS) finding {
+func checkCPU(root fs.ReadFileFS) Finding {
 	for line := range strings.SplitSeq(read(root, "proc/cpuinfo"), "\n") {
 		if name, model, found := strings.Cut(line, ":"); found && strings.TrimSpace(name) == "model name" {
-			return finding{"processor", ok, strings.TrimSpace(model), ""}
+			return Finding{"processor", ok, strings.TrimSpace(model), ""}
 		}
 	}
-	return finding{"processor", ok, "unknown model", ""}
+	return Finding{"processor", ok, "unknown model", ""}
 }
 
 // checkCores compares the processors with what this process may use of them.
-func checkCores(root fs.ReadFileFS, cpus, procs int) finding {
-	f := finding{"cores", ok, fmt.Sprintf("%d usable, GOMAXPROCS %d", cpus, procs), ""}
+func checkCores(root fs.ReadFileFS, cpus, procs int) Finding {
+	f := Finding{"cores", ok, fmt.Sprintf("%d usable, GOMAXPROCS %d", cpus, procs), ""}
 	if quota, found := cgroupQuota(root); found {
 		f.Found += fmt.Sprintf(", cgroup quota %.3g", quota)
 		if float64(procs) > quota+1 {
@@ -161,7 +163,7 @@ func cgroupQuota(root fs.ReadFileFS) (float64, bool) {
 	return quota / period, true
 }
 
-func checkMemory(root fs.ReadFileFS) finding {
+func checkMemory(root fs.ReadFileFS) Finding {
 	values := map[string]uint64{}
 	for line := range strings.SplitSeq(read(root, "proc/meminfo"), "\n") {
 		name, rest, _ := strings.Cut(line, ":")
@@ -173,9 +175,9 @@ func checkMemory(root fs.ReadFileFS) finding {
 	}
 	free, total := values["MemAvailable"], values["MemTotal"]
 	if total == 0 {
-		return finding{"memory", warn, "unknown", "/proc/meminfo cannot be read: mount /proc"}
+		return Finding{"memory", warn, "unknown", "/proc/meminfo cannot be read: mount /proc"}
 	}
-	f := finding{"memory", ok, fmt.Sprintf("%s available of %s", size(free), size(total)), ""}
+	f := Finding{"memory", ok, fmt.Sprintf("%s available of %s", size(free), size(total)), ""}
 	if limit, err := strconv.ParseUint(read(root, "sys/fs/cgroup/memory.max"), 10, 64); err == nil && limit < total {
 		f.Found += ", cgroup limit " + size(limit)
 		used, _ := strconv.ParseUint(read(root, "sys/fs/cgroup/memory.current"), 10, 64)
@@ -195,12 +197,12 @@ func size(n uint64) string {
 	return fmt.Sprintf("%.0f MiB", float64(n)/(1<<20))
 }
 
-func checkKernel() finding {
+func checkKernel() Finding {
 	var names []string
 	for _, p := range kernel.Available() {
 		names = append(names, p.String())
 	}
-	f := finding{"kernels", ok, fmt.Sprintf("%v (this processor runs %s)", kernel.Active(), strings.Join(names, ", ")), ""}
+	f := Finding{"kernels", ok, fmt.Sprintf("%v (this processor runs %s)", kernel.Active(), strings.Join(names, ", ")), ""}
 	switch {
 	case kernel.Err() != nil:
 		f.Mark, f.Advice = fail, kernel.Err().Error()
@@ -212,25 +214,25 @@ func checkKernel() finding {
 	return f
 }
 
-func checkGo() finding {
+func checkGo() Finding {
 	out, err := exec.Command("go", "version").Output()
 	if err != nil {
-		return finding{"go command", warn, "not found", "PROGRAM as a Go package path needs it in PATH; executable files run without"}
+		return Finding{"go command", warn, "not found", "PROGRAM as a Go package path needs it in PATH; executable files run without"}
 	}
-	return finding{"go command", ok, strings.TrimSpace(strings.TrimPrefix(string(out), "go version ")), ""}
+	return Finding{"go command", ok, strings.TrimSpace(strings.TrimPrefix(string(out), "go version ")), ""}
 }
 
 // checkRunDir checks that default run directories can be made below dir.
-func checkRunDir(dir string) finding {
+func checkRunDir(dir string) Finding {
 	shown := filepath.Join(dir, "runs")
-	f := finding{"run directory", ok, shown + " can be written", ""}
+	f := Finding{"run directory", ok, shown + " can be written", ""}
 	probe := dir
 	if _, err := os.Stat(shown); err == nil {
 		probe = shown
 	}
 	temp, err := os.MkdirTemp(probe, ".doctor-")
 	if err != nil {
-		return finding{"run directory", fail, shown + " cannot be written", "give launcher run a writable place with --run-dir DIR"}
+		return Finding{"run directory", fail, shown + " cannot be written", "give launcher run a writable place with --run-dir DIR"}
 	}
 	_ = os.Remove(temp)
 	var st unix.Statfs_t
@@ -244,39 +246,39 @@ func checkRunDir(dir string) finding {
 	return f
 }
 
-func checkSharedMemory(path string) finding {
+func checkSharedMemory(path string) Finding {
 	var st unix.Statfs_t
 	if err := unix.Statfs(path, &st); err != nil {
-		return finding{"shared memory", warn, path + " is not there", "mount a tmpfs there"}
+		return Finding{"shared memory", warn, path + " is not there", "mount a tmpfs there"}
 	}
-	f := finding{"shared memory", ok, path + " has " + size(st.Blocks*uint64(st.Bsize)), ""}
+	f := Finding{"shared memory", ok, path + " has " + size(st.Blocks*uint64(st.Bsize)), ""}
 	if st.Blocks*uint64(st.Bsize) < 64<<20 {
 		f.Mark, f.Advice = warn, "workers of one machine exchange data there: 64 MiB or more would be right"
 	}
 	return f
 }
 
-func checkFiles() finding {
+func checkFiles() Finding {
 	var l unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return finding{"open files", warn, "limit unknown", ""}
+		return Finding{"open files", warn, "limit unknown", ""}
 	}
-	f := finding{"open files", ok, fmt.Sprintf("at most %d", l.Cur), ""}
+	f := Finding{"open files", ok, fmt.Sprintf("at most %d", l.Cur), ""}
 	if l.Cur < 1024 {
 		f.Mark, f.Advice = warn, "1024 or more would be right: ulimit -n 1024"
 	}
 	return f
 }
 
-func checkClock(root fs.ReadFileFS) finding {
+func checkClock(root fs.ReadFileFS) Finding {
 	source := read(root, "sys/devices/system/clocksource/clocksource0/current_clocksource")
 	switch source {
 	case "":
-		return finding{"clock", ok, "source unknown", ""}
+		return Finding{"clock", ok, "source unknown", ""}
 	case "acpi_pm", "hpet", "jiffies", "refined-jiffies":
-		return finding{"clock", warn, source, "reading it is slow, which blurs measured times: tsc or kvm-clock would be right"}
+		return Finding{"clock", warn, source, "reading it is slow, which blurs measured times: tsc or kvm-clock would be right"}
 	}
-	return finding{"clock", ok, source, ""}
+	return Finding{"clock", ok, source, ""}
 }
 
 // measured is how long each measurement takes.
@@ -295,7 +297,7 @@ func rate(amount float64, f func()) float64 {
 	return amount / best.Seconds()
 }
 
-func measureProduct() finding {
+func measureProduct() Finding {
 	const n = 512
 	data := func() []float32 {
 		x := make([]float32, n*n)
@@ -306,21 +308,21 @@ func measureProduct() finding {
 	}
 	a, b, c := kernel.Matrix(data(), n, n), kernel.Matrix(data(), n, n), kernel.Matrix(data(), n, n)
 	flops := rate(2*n*n*n, func() { kernel.MatMul(nil, c, a, b) })
-	f := finding{"matrix product", ok, fmt.Sprintf("%.1f GFLOP/s on one thread (float32, %d x %d)", flops/1e9, n, n), ""}
+	f := Finding{"matrix product", ok, fmt.Sprintf("%.1f GFLOP/s on one thread (float32, %d x %d)", flops/1e9, n, n), ""}
 	if flops < 10e9 && kernel.Active() != kernel.Generic {
 		f.Mark, f.Advice = warn, "slow for these kernels: is the machine busy, or its clock lowered?"
 	}
 	return f
 }
 
-func measureMemory() finding {
+func measureMemory() Finding {
 	const n = 64 << 20 // bytes, beyond most caches
 	src, dst := make([]byte, n), make([]byte, n)
 	for i := range src {
 		src[i] = 1 // pages that nobody wrote are all one and the same
 	}
 	bandwidth := rate(2*n, func() { copy(dst, src) })
-	f := finding{"memory bandwidth", ok, fmt.Sprintf("%.1f GB/s on one thread (copy, read plus write)", bandwidth/1e9), ""}
+	f := Finding{"memory bandwidth", ok, fmt.Sprintf("%.1f GB/s on one thread (copy, read plus write)", bandwidth/1e9), ""}
 	if bandwidth < 2e9 {
 		f.Mark, f.Advice = warn, "slow: is the machine busy?"
 	}

@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"flag"
@@ -11,11 +11,11 @@ import (
 	"github.com/soliton-train/soliton/trainer"
 )
 
-// demoJob is the argument with which the launcher's own executable is the program that launcher demo trains.
-const demoJob = "demo-job"
+// Job is the argument with which the launcher's own executable is the program that launcher demo trains.
+const Job = "demo-job"
 
-// runDemoJob trains a small GPT on sums. It ends the process.
-func runDemoJob() {
+// RunJob trains a small GPT on sums. It ends the process.
+func RunJob() {
 	os.Args = slices.Delete(os.Args, 1, 2)
 	trainer.Main(func(f *flag.FlagSet) func() (trainer.Job, error) {
 		data := f.String("data", "", "train on this `FILE`")

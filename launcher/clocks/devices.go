@@ -1,4 +1,5 @@
-package main
+// Package clocks opens the clocks that launcher run --clocks sets, and puts them back after a launcher was killed.
+package clocks
 
 import (
 	"errors"
@@ -12,17 +13,17 @@ import (
 
 // Values of --clocks.
 const (
-	clocksOff      = "off"
-	clocksAuto     = "auto"
-	clocksEmulated = "emulated"
+	Off      = "off"
+	Auto     = "auto"
+	Emulated = "emulated"
 )
 
-// openClocks returns the clocks that --clocks asks for; nil leaves all as it is.
-func openClocks(mode, sysfs string) host.Clocks {
+// Open returns the clocks that --clocks asks for; nil leaves all as it is.
+func Open(mode, sysfs string) host.Clocks {
 	switch mode {
-	case clocksAuto:
+	case Auto:
 		return &machineClocks{sysfs: sysfs}
-	case clocksEmulated:
+	case Emulated:
 		return make(emulatedClocks)
 	}
 	return nil

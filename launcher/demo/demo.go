@@ -1,4 +1,5 @@
-package main
+// Package demo is launcher demo: one job twice, side by side, once with faults.
+package demo
 
 import (
 	"context"
@@ -21,6 +22,8 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
+	"github.com/soliton-train/soliton/launcher/inspect"
 )
 
 const (
@@ -31,7 +34,8 @@ const (
 	demoGrace   = 5 * time.Second        // for a run to end by itself after Ctrl-C
 )
 
-func newDemo() *cobra.Command {
+// NewCommand returns the command.
+func NewCommand() *cobra.Command {
 	var plain bool
 	var dir string
 	var steps int
@@ -134,11 +138,11 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 		dir = filepath.Join(rundir.Parent, "demo-"+time.Now().Format("20060102-150405"))
 	}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return failure{fmt.Errorf("--run-dir %s: %w", dir, err)}
+		return cli.Fail(fmt.Errorf("--run-dir %s: %w", dir, err))
 	}
 	data := filepath.Join(dir, "sums.txt")
 	if err := os.WriteFile(data, []byte(sums(4000)), 0o644); err != nil {
-		return failure{fmt.Errorf("--run-dir %s: %w", dir, err)}
+		return cli.Fail(fmt.Errorf("--run-dir %s: %w", dir, err))
 	}
 	signals := make(chan os.Signal, 2)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
@@ -152,7 +156,7 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 		r, err := startDemoRun(filepath.Join(dir, strings.ReplaceAll(names[i], " ", "-")), data, steps, func(e view.Event) { pair.Show(i, e) })
 		if err != nil {
 			endDemoRuns(runs[:i])
-			return failure{err}
+			return cli.Fail(err)
 		}
 		runs[i] = r
 	}
@@ -168,9 +172,9 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 	case reason != "":
 		out := host.Outcome{Err: &host.StoppedError{Reason: reason}}
 		out.Report(stdout, os.Stderr, "launcher")
-		return exitError(out.ExitStatus())
+		return cli.Exit(out.ExitStatus())
 	case err != nil:
-		return failure{fmt.Errorf("%w; %s has the files of both runs", err, dir)}
+		return cli.Fail(fmt.Errorf("%w; %s has the files of both runs", err, dir))
 	}
 	fmt.Fprintf(stdout, "%s has the files of both runs; launcher trace %s shows each recovery\n", dir, runs[1].dir)
 	return nil
@@ -189,7 +193,7 @@ func startDemoRun(dir, data string, steps int, show func(view.Event)) (*demoRun,
 	r := &demoRun{dir: dir, steps: steps, show: show, output: output, ended: make(chan error, 1)}
 	r.metrics.path, r.events.path = filepath.Join(dir, "metrics.jsonl"), filepath.Join(dir, "events.jsonl")
 	r.cmd = exec.Command(self, "run", "--plain", "--run-dir", dir, "--workers", strconv.Itoa(demoWorkers), "--stages", strconv.Itoa(demoStages),
-		"--threads", "1", self, demoJob, "--data", data, "--steps", strconv.Itoa(steps))
+		"--threads", "1", self, Job, "--data", data, "--steps", strconv.Itoa(steps))
 	r.cmd.Stdout, r.cmd.Stderr = output, output
 	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := r.cmd.Start(); err != nil {
@@ -293,13 +297,13 @@ func (r *demoRun) look() error {
 		return err
 	}
 	if rec.Plan != nil {
-		st, err := statusOf(rec)
+		st, err := inspect.StatusOf(rec)
 		if err != nil {
 			return err
 		}
 		if st.Plan != r.plan {
 			r.plan = st.Plan
-			r.show(st.view())
+			r.show(planOf(st))
 		}
 	}
 	if err := r.metrics.news(func(line []byte) error {
@@ -320,8 +324,8 @@ func (r *demoRun) look() error {
 	return nil
 }
 
-// view is the plan as the views take it.
-func (s status) view() view.Plan {
+// planOf returns the plan of a status as the views take it.
+func planOf(s inspect.Status) view.Plan {
 	p := view.Plan{Reason: s.Reason}
 	for _, w := range s.Workers {
 		if w.Gone == "" {

@@ -1,4 +1,4 @@
-package main
+package act
 
 import (
 	"errors"
@@ -10,9 +10,11 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
-func newSlow() *cobra.Command {
+// NewSlow returns the command.
+func NewSlow() *cobra.Command {
 	return &cobra.Command{
 		Use:   "slow RUN_DIR W FACTOR",
 		Short: "Make a worker of a run slow",
@@ -36,22 +38,21 @@ W is the number of a worker; launcher status lists them.`,
 			if _, err := chaos.ParseFactor(args[2]); err != nil {
 				faults = append(faults, fmt.Errorf("FACTOR: %w", err))
 			}
-			return errors.Join(append(faults, atMost(3, "RUN_DIR, W and FACTOR")(nil, args))...)
+			return errors.Join(append(faults, cli.AtMost(3, "RUN_DIR, W and FACTOR")(nil, args))...)
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			w, _ := strconv.Atoi(args[1])           // checked above
 			factor, _ := chaos.ParseFactor(args[2]) // the same
-			return slow(args[0], w, factor)
+			return Slow(args[0], w, factor)
 		},
 	}
 }
 
-// slow makes a worker of a run slow, for the command as for the page. That there is no such worker is
-// wrong usage.
-func slow(runDir string, w int, factor float64) error {
+// Slow makes a worker of a run slow, for the command as for the page. A worker that is not in the run is wrong usage.
+func Slow(runDir string, w int, factor float64) error {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
-		return failure{err}
+		return cli.Fail(err)
 	}
 	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
 	if i < 0 {
@@ -59,11 +60,11 @@ func slow(runDir string, w int, factor float64) error {
 	}
 	p, err := chaos.Open(run.Workers[i].PID)
 	if err != nil {
-		return failure{fmt.Errorf("worker %d: %w", w, err)}
+		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
 	}
 	defer p.Release() //nolint:errcheck // it only frees what the process ends with
 	if err := chaos.Slow(p, chaos.SlowFile(runDir, w, run.Workers[i].Incarnation), factor); err != nil {
-		return failure{fmt.Errorf("worker %d: %w", w, err)}
+		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
 	}
 	return nil
 }

@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"bytes"
@@ -13,9 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
-func newLogs() *cobra.Command {
+// NewLogs returns the command.
+func NewLogs() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "logs [RUN_DIR] [W]",
@@ -26,24 +28,24 @@ begins with its worker's number.`,
 		Example: `  launcher logs
   launcher logs 2 -f
   launcher logs runs/small 0`,
-		Args: atMost(2, "[RUN_DIR] [W]"),
+		Args: cli.AtMost(2, "[RUN_DIR] [W]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, worker, err := logArgs(args)
 			if err != nil {
 				return err
 			}
-			if _, err := readRun(dir); err != nil {
+			if _, err := cli.ReadRun(dir); err != nil {
 				return err
 			}
 			logs, err := logsOf(dir, worker)
 			if err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			if len(logs) == 0 && worker >= 0 {
 				return fmt.Errorf("worker %d has no log in %s", worker, dir)
 			}
 			if err := printLogs(cmd.Context(), cmd.OutOrStdout(), dir, worker, follow); err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			return nil
 		},
@@ -54,7 +56,7 @@ begins with its worker's number.`,
 
 // logArgs tells the arguments apart; worker is -1 for all.
 func logArgs(args []string) (dir string, worker int, err error) {
-	dir, worker = latest, -1
+	dir, worker = cli.Latest, -1
 	if len(args) == 1 {
 		if _, err := os.Stat(args[0]); err != nil {
 			if n, err := strconv.Atoi(args[0]); err == nil && n >= 0 {

@@ -1,4 +1,4 @@
-package main
+package clocks
 
 import (
 	"encoding/json"
@@ -19,6 +19,7 @@ import (
 
 	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/dvfs/nvml"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
 // A clock stays as it was set when the launcher is killed. So before it sets the first one, the launcher writes down what it
@@ -172,7 +173,8 @@ func (k *keptRecord) close(restored bool) error {
 }
 
 // newGuard is the command of the guard.
-func newGuard() *cobra.Command {
+// NewGuard returns the hidden command of the guard.
+func NewGuard() *cobra.Command {
 	return &cobra.Command{
 		Use:    guardName + " SYSFS",
 		Short:  "Put clocks back when the launcher is gone; started by run",
@@ -181,20 +183,20 @@ func newGuard() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			signal.Ignore(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 			if _, err := io.WriteString(cmd.OutOrStdout(), guardReady); err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			_, _ = io.Copy(io.Discard, os.Stdin) // until the launcher closes it, or is gone
-			if _, err := restoreLeft(args[0], true); err != nil {
-				return failure{err}
+			if _, err := Restore(args[0], true); err != nil {
+				return cli.Fail(err)
 			}
 			return nil
 		},
 	}
 }
 
-// restoreLeft puts back the clocks that a launcher has left which was killed, and says which. It leaves those of one that
+// Restore puts back the clocks that a launcher has left which was killed, and says which. It leaves those of one that
 // lives alone, or waits for its end.
-func restoreLeft(sysfs string, wait bool) (said string, err error) {
+func Restore(sysfs string, wait bool) (said string, err error) {
 	dir := recordDir()
 	if err := checkRecordDir(dir); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {

@@ -1,4 +1,5 @@
-package main
+// Package act has the commands that act on a run under way: they inject faults, add workers, and stop it.
+package act
 
 import (
 	"context"
@@ -11,9 +12,11 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
-func newAdd() *cobra.Command {
+// NewAdd returns the command.
+func NewAdd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "add RUN_DIR [N]",
 		Short: "Start more workers for a run",
@@ -30,16 +33,16 @@ step on. launcher status lists them then.`,
 					return fmt.Errorf("N is %q: give the number of workers to start, at least 1", args[1])
 				}
 			}
-			return atMost(2, "RUN_DIR and N")(nil, args)
+			return cli.AtMost(2, "RUN_DIR and N")(nil, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			n := 1
 			if len(args) > 1 {
 				n, _ = strconv.Atoi(args[1]) // checked above
 			}
-			ids, err := add(cmd.Context(), args[0], n)
+			ids, err := Add(cmd.Context(), args[0], n)
 			if err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			words := make([]string, len(ids))
 			for i, id := range ids {
@@ -51,8 +54,8 @@ step on. launcher status lists them then.`,
 	}
 }
 
-// add asks the agent of a run for n more workers, and returns their numbers, for the command as for the page.
-func add(ctx context.Context, runDir string, n int) ([]int, error) {
+// Add asks the agent of a run for n more workers, and returns their numbers, for the command as for the page.
+func Add(ctx context.Context, runDir string, n int) ([]int, error) {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
 		return nil, err

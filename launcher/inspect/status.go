@@ -1,4 +1,5 @@
-package main
+// Package inspect has the commands that look: at a run directory, at this machine, or at a cluster that is only described.
+package inspect
 
 import (
 	"cmp"
@@ -16,10 +17,11 @@ import (
 
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
-// status is what launcher status --json prints.
-type status struct {
+// Status is what launcher status --json prints.
+type Status struct {
 	RunDir    string   `json:"run_dir"`
 	State     string   `json:"state"` // running, done, stopped, or died: killed with its launcher
 	Program   string   `json:"program"`
@@ -36,11 +38,11 @@ type status struct {
 	Recoveries  int     `json:"recoveries"`
 	RecoveryMS  float64 `json:"recovery_ms"` // the newest took so long
 
-	Workers []workerStatus `json:"workers"`
+	Workers []WorkerStatus `json:"workers"`
 }
 
-// workerStatus is a worker of the newest plan, or one that is gone.
-type workerStatus struct {
+// WorkerStatus is a worker of the newest plan, or one that is gone.
+type WorkerStatus struct {
 	ID        int    `json:"id"`
 	Life      int    `json:"incarnation"`
 	Gone      string `json:"gone"` // why; "" for one of the plan
@@ -51,7 +53,8 @@ type workerStatus struct {
 	Backwards *int64 `json:"backwards"`
 }
 
-func newStatus() *cobra.Command {
+// NewStatus returns the command.
+func NewStatus() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status [RUN_DIR]",
@@ -63,15 +66,15 @@ The state is running, done (all steps), stopped (and by what), or died, which me
 that the launcher was killed and could not say anything.`,
 		Example: `  launcher status
   launcher status runs/small --json | jq .loss`,
-		Args: atMost(1, "[RUN_DIR]"),
+		Args: cli.AtMost(1, "[RUN_DIR]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := readRun(append(args, latest)[0])
+			r, err := cli.ReadRun(append(args, cli.Latest)[0])
 			if err != nil {
 				return err
 			}
-			s, err := statusOf(r)
+			s, err := StatusOf(r)
 			if err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			if asJSON {
 				enc := json.NewEncoder(cmd.OutOrStdout())
@@ -82,7 +85,7 @@ that the launcher was killed and could not say anything.`,
 				err = s.print(cmd.OutOrStdout())
 			}
 			if err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			return nil
 		},
@@ -91,31 +94,11 @@ that the launcher was killed and could not say anything.`,
 	return cmd
 }
 
-// latest is the run directory for who gives none.
-var latest = filepath.Join(rundir.Parent, rundir.Latest)
-
-func atMost(n int, what string) cobra.PositionalArgs {
-	return func(_ *cobra.Command, args []string) error {
-		if len(args) > n {
-			return fmt.Errorf("unexpected argument %q: give %s", args[n], what)
-		}
-		return nil
-	}
-}
-
-// readRun reads a run directory. That there is no run is wrong usage.
-func readRun(path string) (rundir.Record, error) {
-	r, err := rundir.Read(path)
-	if err != nil && !errors.Is(err, rundir.ErrNoRun) {
-		err = failure{err}
-	}
-	return r, err
-}
-
-func statusOf(r rundir.Record) (status, error) {
-	s := status{
+// StatusOf returns the status that a record of a run directory tells.
+func StatusOf(r rundir.Record) (Status, error) {
+	s := Status{
 		RunDir: r.Path, State: "died", Program: r.Job.Program, Steps: r.Job.Steps, Stages: r.Job.Stages,
-		ValLoss: r.ValLoss, Workers: []workerStatus{},
+		ValLoss: r.ValLoss, Workers: []WorkerStatus{},
 	}
 	if r.Last != nil {
 		s.Step, s.Loss = r.Last.Step, &r.Last.Loss
@@ -127,7 +110,7 @@ func statusOf(r rundir.Record) (status, error) {
 		}
 		s.Plan, s.Reason, s.Stages = p.Version.String(), r.Plan.Reason, len(p.Stages)
 		for _, w := range p.Workers {
-			ws := workerStatus{ID: int(w.ID), Life: w.Incarnation, Stages: p.StagesOf(w.ID), Layers: []int{}}
+			ws := WorkerStatus{ID: int(w.ID), Life: w.Incarnation, Stages: p.StagesOf(w.ID), Layers: []int{}}
 			for _, st := range ws.Stages {
 				for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
 					ws.Layers = append(ws.Layers, l)
@@ -142,9 +125,9 @@ func statusOf(r rundir.Record) (status, error) {
 		if s.StoppedBy != "" {
 			s.State = "stopped"
 		}
-		s.Workers = []workerStatus{}
+		s.Workers = []WorkerStatus{}
 		for _, w := range r.Summary.Workers {
-			s.Workers = append(s.Workers, workerStatus{ID: w.ID, Life: w.Incarnation, Stages: w.Stages, Layers: w.Layers, Forwards: &w.Forwards, Backwards: &w.Backwards})
+			s.Workers = append(s.Workers, WorkerStatus{ID: w.ID, Life: w.Incarnation, Stages: w.Stages, Layers: w.Layers, Forwards: &w.Forwards, Backwards: &w.Backwards})
 		}
 	case r.Running:
 		s.State = "running"
@@ -168,19 +151,19 @@ func statusOf(r rundir.Record) (status, error) {
 		if e.Kind == "lost" {
 			s.WorkersLost++
 		}
-		i := slices.IndexFunc(s.Workers, func(w workerStatus) bool { return w.ID == e.Worker })
+		i := slices.IndexFunc(s.Workers, func(w WorkerStatus) bool { return w.ID == e.Worker })
 		switch {
 		case i < 0:
-			s.Workers = append(s.Workers, workerStatus{ID: e.Worker, Gone: e.Reason, Stages: []int{}, Layers: []int{}})
+			s.Workers = append(s.Workers, WorkerStatus{ID: e.Worker, Gone: e.Reason, Stages: []int{}, Layers: []int{}})
 		case r.Summary != nil:
 			s.Workers[i].Gone = e.Reason
 		}
 	}
-	slices.SortStableFunc(s.Workers, func(a, b workerStatus) int { return cmp.Or(a.ID-b.ID, a.Life-b.Life) })
+	slices.SortStableFunc(s.Workers, func(a, b WorkerStatus) int { return cmp.Or(a.ID-b.ID, a.Life-b.Life) })
 	return s, nil
 }
 
-func (s status) print(out io.Writer) error {
+func (s Status) print(out io.Writer) error {
 	state := s.State
 	if s.StoppedBy != "" {
 		state += " by: " + s.StoppedBy
@@ -227,7 +210,7 @@ func (s status) print(out io.Writer) error {
 
 // name is the worker's number, with its incarnation behind a point where that is not the first,
 // as in the names of log files.
-func (s workerStatus) name() string {
+func (s WorkerStatus) name() string {
 	if s.Life == 0 {
 		return strconv.Itoa(s.ID)
 	}

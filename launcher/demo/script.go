@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"context"
@@ -7,17 +7,18 @@ import (
 
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/act"
 )
 
-// act is one thing that launcher demo does to a run.
-type act struct {
+// deed is one thing that launcher demo does to a run.
+type deed struct {
 	after  float64 // part of the steps that is committed before
-	name   string  // harm by which it is done; "" adds workers
+	name   string  // command by which it is done; "" adds workers
 	worker int     // that it is done to
 	add    int     // workers to add
 }
 
-var demoActs = []act{
+var demoActs = []deed{
 	{after: 0.1, name: "kill", worker: 1},
 	{after: 0.3, name: "freeze", worker: 2},
 	{after: 0.5, add: 2},
@@ -59,7 +60,7 @@ func (s *script) next(ctx context.Context) error {
 	s.since = len(s.run.seen)
 	var o outcome
 	if a.name == "" {
-		ids, err := add(ctx, s.run.dir, a.add)
+		ids, err := act.Add(ctx, s.run.dir, a.add)
 		if err != nil {
 			return err
 		}
@@ -69,8 +70,11 @@ func (s *script) next(ctx context.Context) error {
 			s.run.show(view.Worker{ID: id, State: "catching up"})
 		}
 	} else {
-		h := harmNamed(a.name)
-		if err := h.strike(ctx, s.run.dir, []int{a.worker}); err != nil {
+		in, ok := act.Find(a.name)
+		if !ok {
+			return fmt.Errorf("there is no command %s", a.name)
+		}
+		if err := in.Inject(ctx, s.run.dir, []int{a.worker}); err != nil {
 			return err
 		}
 		s.ids = []int{a.worker}
@@ -85,7 +89,7 @@ func (s *script) next(ctx context.Context) error {
 }
 
 // effect looks for what followed an act, and reports whether all has.
-func (s *script) effect(a act, o *outcome) bool {
+func (s *script) effect(a deed, o *outcome) bool {
 	events := s.run.seen[s.since:]
 	if a.name == "" {
 		joined := 0
@@ -134,14 +138,4 @@ func numbers(ids []int) string {
 		words[i] = fmt.Sprint(id)
 	}
 	return strings.Join(words, " and ")
-}
-
-// harmNamed returns the harm of a command.
-func harmNamed(name string) harm {
-	for _, h := range harms {
-		if h.name == name {
-			return h
-		}
-	}
-	panic("launcher: no command " + name)
 }

@@ -1,4 +1,4 @@
-package main
+package act
 
 import (
 	"context"
@@ -15,33 +15,45 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
-// harm is a command that does something to workers of a run. The run learns of it by
-// its effects only; what it is told is when, which it needs for its records.
-type harm struct {
-	name  string
+// An Injection is a command that injects a fault into workers of a run. The run learns of the fault by its effects only; the
+// command tells it the time, which the records of the recovery need.
+type Injection struct {
+	Name  string
 	short string
 	long  string
 	do    func(chaos.Process) error
 	tell  bool
 }
 
-var harms = []harm{
-	{"kill", "Kill workers of a run", "kill ends workers at once (SIGKILL); the others go on.", chaos.Kill, true},
-	{"freeze", "Freeze workers of a run", `freeze stops workers (SIGSTOP). One that is silent for the run's --detect counts as dead; thaw
-lets it go on before.`, chaos.Freeze, true},
-	{"thaw", "Let frozen workers go on", "thaw lets workers go on that were frozen (SIGCONT).", chaos.Thaw, true},
-	{"leave", "Ask workers to leave a run", `leave asks workers to hand over what they hold and to end (SIGTERM).
-Nothing is computed again.`, chaos.Terminate, false},
+// Injections are the commands that send a signal to workers.
+var Injections = []Injection{
+	{"kill", "Kill workers of a run", "kill sends SIGKILL to workers; the others continue.", chaos.Kill, true},
+	{"freeze", "Freeze workers of a run", `freeze sends SIGSTOP to workers. A worker that misses heartbeats for the run's --detect is evicted;
+thaw before that continues it.`, chaos.Freeze, true},
+	{"thaw", "Continue frozen workers", "thaw sends SIGCONT to workers that were frozen.", chaos.Thaw, true},
+	{"leave", "Ask workers to leave a run", `leave sends SIGTERM to workers: they hand over what they hold and exit.
+Nothing is recomputed.`, chaos.Terminate, false},
 }
 
-func newHarm(h harm) *cobra.Command {
+// Find returns the injection of a name.
+func Find(name string) (in Injection, ok bool) {
+	i := slices.IndexFunc(Injections, func(in Injection) bool { return in.Name == name })
+	if i < 0 {
+		return in, false
+	}
+	return Injections[i], true
+}
+
+// Command returns the command.
+func (in Injection) Command() *cobra.Command {
 	return &cobra.Command{
-		Use:     h.name + " RUN_DIR W ...",
-		Short:   h.short,
-		Long:    h.long + "\nW is the number of a worker; launcher status lists them.",
-		Example: fmt.Sprintf("  launcher %s runs/latest 2", h.name),
+		Use:     in.Name + " RUN_DIR W ...",
+		Short:   in.short,
+		Long:    in.long + "\nW is the number of a worker; launcher status lists them.",
+		Example: fmt.Sprintf("  launcher %s runs/latest 2", in.Name),
 		Args: func(_ *cobra.Command, args []string) error {
 			switch len(args) {
 			case 0:
@@ -54,12 +66,12 @@ func newHarm(h harm) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := workerNumbers(args[1:])
 			if err != nil {
-				if _, _, more := find(args[0], ids); !errors.As(more, new(failure)) {
+				if _, _, more := find(args[0], ids); !errors.As(more, new(cli.Failure)) {
 					err = errors.Join(err, more)
 				}
 				return err
 			}
-			return h.strike(cmd.Context(), args[0], ids)
+			return in.Inject(cmd.Context(), args[0], ids)
 		},
 	}
 }
@@ -79,24 +91,23 @@ func workerNumbers(args []string) ([]int, error) {
 	return ids, errors.Join(faults...)
 }
 
-// strike does it to workers of a run, for the command as for the page.
-func (h harm) strike(ctx context.Context, runDir string, ids []int) error {
+// Inject does it to workers of a run, for the command as for the page.
+func (in Injection) Inject(ctx context.Context, runDir string, ids []int) error {
 	agent, targets, err := find(runDir, ids)
 	if err != nil {
 		return err
 	}
-	if err := strike(ctx, h, agent, targets); err != nil {
-		return failure{err}
+	if err := in.signal(ctx, agent, targets); err != nil {
+		return cli.Fail(err)
 	}
 	return nil
 }
 
-// find returns the agent's socket and the processes of workers of a run. That there is no such
-// worker is wrong usage.
+// find returns the agent's socket and the processes of workers of a run. A worker that is not in the run is wrong usage.
 func find(runDir string, ids []int) (agent string, targets []rundir.Process, err error) {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
-		return "", nil, failure{err}
+		return "", nil, cli.Fail(err)
 	}
 	var faults []error
 	for _, w := range ids {
@@ -113,8 +124,8 @@ func find(runDir string, ids []int) (agent string, targets []rundir.Process, err
 // agentTime bounds how long a command talks to an agent.
 const agentTime = 5 * time.Second
 
-// strike does it to all of the workers, as nearly at once as can be.
-func strike(ctx context.Context, h harm, agent string, targets []rundir.Process) error {
+// signal does it to all of the workers, as nearly at once as possible.
+func (in Injection) signal(ctx context.Context, agent string, targets []rundir.Process) error {
 	processes := make([]*os.Process, len(targets))
 	for i, t := range targets {
 		p, err := chaos.Open(t.PID)
@@ -134,12 +145,12 @@ func strike(ctx context.Context, h harm, agent string, targets []rundir.Process)
 	told := 0
 	for i, p := range processes {
 		// The agent is told first: it may have recovered from a death before we run again.
-		m := control.Harm{Kind: h.name, Worker: targets[i].ID, At: chaos.Now()}
-		if h.tell && conn.Send(m) == nil {
+		m := control.Harm{Kind: in.Name, Worker: targets[i].ID, At: chaos.Now()}
+		if in.tell && conn.Send(m) == nil {
 			told++
 		}
-		if err := h.do(p); err != nil {
-			if h.tell && h.name != control.Thaw {
+		if err := in.do(p); err != nil {
+			if in.tell && in.Name != control.Thaw {
 				m.Kind = control.Thaw
 				_ = conn.Send(m) // it counts only if the worker dies of something else
 			}
@@ -165,7 +176,8 @@ func dial(ctx context.Context, socket string) (*control.Conn, error) {
 	return control.New(nc), nil
 }
 
-func newStop() *cobra.Command {
+// NewStop returns the command.
+func NewStop() *cobra.Command {
 	return &cobra.Command{
 		Use:   "stop RUN_DIR",
 		Short: "End a run at its next commit",
@@ -176,19 +188,19 @@ stop ends it at once.`,
 			if len(args) == 0 {
 				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
 			}
-			return atMost(1, "RUN_DIR")(nil, args)
+			return cli.AtMost(1, "RUN_DIR")(nil, args)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := stop(cmd.Context(), args[0]); err != nil {
-				return failure{err}
+			if err := Stop(cmd.Context(), args[0]); err != nil {
+				return cli.Fail(err)
 			}
 			return nil
 		},
 	}
 }
 
-// stop ends a run, for the command as for the page.
-func stop(ctx context.Context, runDir string) error {
+// Stop ends a run at its next commit, for the command as for the page.
+func Stop(ctx context.Context, runDir string) error {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
 		return err

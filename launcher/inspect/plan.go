@@ -1,4 +1,4 @@
-package main
+package inspect
 
 import (
 	"encoding/json"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/launcher/cli"
 )
 
 // cluster is what launcher plan is told of a job and its machines.
@@ -26,7 +27,8 @@ type cluster struct {
 	Horizon            int
 }
 
-func newPlan() *cobra.Command {
+// NewPlan returns the command.
+func NewPlan() *cobra.Command {
 	var c cluster
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -53,7 +55,7 @@ updates, and a dot is a bubble.`,
 				enc.SetIndent("", "  ")
 				enc.SetEscapeHTML(false)
 				if err := enc.Encode(w); err != nil {
-					return failure{err}
+					return cli.Fail(err)
 				}
 				return nil
 			}
@@ -80,8 +82,8 @@ updates, and a dot is a bubble.`,
 	return cmd
 }
 
-// whatIf is the answer.
-type whatIf struct {
+// WhatIf is the answer.
+type WhatIf struct {
 	Plan     *plan.Plan   `json:"plan"`
 	Reasons  []string     `json:"reasons"` // of all plans, in their order
 	StepMS   float64      `json:"step_ms"`
@@ -118,7 +120,7 @@ const (
 )
 
 // ask makes the plans. All faults of the flags come together, one a line.
-func (c *cluster) ask() (*whatIf, error) {
+func (c *cluster) ask() (*WhatIf, error) {
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	within := func(flag string, v, lo int) {
@@ -195,7 +197,7 @@ func (c *cluster) ask() (*whatIf, error) {
 		}
 		view.Workers = append(view.Workers, w)
 	}
-	r := &whatIf{}
+	r := &WhatIf{}
 	current, reason, err := plan.Next(plan.Plan{}, view, prof, plan.Event{Micros: c.Micros, Stages: c.Stages, Mirrors: min(c.Mirrors, c.Workers-1)})
 	if err != nil {
 		return nil, err
@@ -203,7 +205,7 @@ func (c *cluster) ask() (*whatIf, error) {
 	r.Reasons = append(r.Reasons, string(reason))
 	first, err := current.Predict(prof)
 	if err != nil {
-		return nil, failure{err}
+		return nil, cli.Fail(err)
 	}
 	next := func(kinds ...plan.EventKind) error {
 		for _, k := range kinds {
@@ -215,7 +217,7 @@ func (c *cluster) ask() (*whatIf, error) {
 				continue
 			}
 			if err != nil {
-				return failure{err}
+				return cli.Fail(err)
 			}
 			current = p
 			r.Reasons = append(r.Reasons, string(reason))
@@ -241,7 +243,7 @@ func (c *cluster) ask() (*whatIf, error) {
 		}
 	}
 	if r.prediction, err = current.Predict(prof); err != nil {
-		return nil, failure{err}
+		return nil, cli.Fail(err)
 	}
 	r.Plan = &current
 	speed := 0.0
@@ -264,7 +266,7 @@ func (c *cluster) ask() (*whatIf, error) {
 }
 
 // print renders the answer for a terminal of 80 columns.
-func (r *whatIf) print(out io.Writer) {
+func (r *WhatIf) print(out io.Writer) {
 	for _, why := range r.Reasons {
 		fmt.Fprintf(out, "- %s\n", why)
 	}

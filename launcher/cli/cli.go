@@ -1,0 +1,50 @@
+// Package cli has what all commands of the launcher share: how they fail, and how they name a run.
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// Exit ends the command with a status after everything was said.
+type Exit int
+
+func (e Exit) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+// Failure is an error other than wrong usage: its lines are printed, and the exit status is 1.
+type Failure struct{ Err error }
+
+func (f Failure) Error() string { return f.Err.Error() }
+
+// Fail returns a [Failure].
+func Fail(err error) error { return Failure{err} }
+
+// Unwrap returns the error.
+func (f Failure) Unwrap() error { return f.Err }
+
+// Latest is the run directory where none is given.
+var Latest = filepath.Join(rundir.Parent, rundir.Latest)
+
+// ReadRun reads a run directory. A directory without a run is wrong usage.
+func ReadRun(path string) (rundir.Record, error) {
+	r, err := rundir.Read(path)
+	if err != nil && !errors.Is(err, rundir.ErrNoRun) {
+		err = Fail(err)
+	}
+	return r, err
+}
+
+// AtMost accepts at most n arguments, which are what.
+func AtMost(n int, what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) > n {
+			return fmt.Errorf("unexpected argument %q: give %s", args[n], what)
+		}
+		return nil
+	}
+}
