@@ -412,7 +412,7 @@ func (s *survival) step(e controller.Event) {
 				time.AfterFunc(f.After, func() { s.post(func() { s.step(controller.Late{Timer: f.Timer}) }) })
 			}
 		case controller.Adopt:
-			if f.Cause == "rebalance" {
+			if f.Cause == controller.CauseRebalance {
 				s.reshaped(f.Order.Plan)
 			}
 			s.live = f.Order.Plan
@@ -426,7 +426,7 @@ func (s *survival) step(e controller.Event) {
 			}
 			s.failed = f.Err
 		case controller.Kill:
-			if f.Reason != fmt.Sprintf("worker %d had not begun when its plan was struck", f.Worker.ID) {
+			if f.Reason != fmt.Sprintf("worker %d had not begun under its first plan when a worker failed", f.Worker.ID) {
 				s.failed = errors.New(f.Reason)
 			}
 			for _, v := range s.workers {

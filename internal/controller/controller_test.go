@@ -222,7 +222,7 @@ func (x *cluster) step(e Event) {
 		a.Proposed = x.now
 		e = a
 	}
-	for _, effect := range x.c.Step(x.now, e) {
+	for _, effect := range step(x.c, x.now, e) {
 		switch effect := effect.(type) {
 		case Ask:
 			if effect.Ballot.Compare(x.last.ballot) < 0 {
@@ -383,11 +383,11 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 				}
 				var first Timer
 				for name, at := range x.timers {
-					if first == "" || at.Before(x.timers[first]) {
+					if first == 0 || at.Before(x.timers[first]) {
 						first = name
 					}
 				}
-				if first == "" {
+				if first == 0 {
 					break
 				}
 				if at := x.timers[first]; at.After(x.now) {
@@ -409,11 +409,11 @@ func TestDeathsAtAnyMoment(t *testing.T) {
 		}
 		for _, w := range x.alive() {
 			if !w.done && !w.waits && !w.left {
-				t.Fatalf("worker %d waits under plan %v, sealed %v, at %v, entered %v; controller in phase %d", w.ID, w.plan, w.sealed, w.passed, w.entered, c.phase)
+				t.Fatalf("worker %d waits under plan %v, sealed %v, at %v, entered %v; controller %v", w.ID, w.plan, w.sealed, w.passed, w.entered, c.recovery.state)
 			}
 		}
-		if len(x.alive()) > 0 && c.phase != steady {
-			t.Fatalf("all are at the end, and the controller is in phase %d", c.phase)
+		if len(x.alive()) > 0 && c.Busy() {
+			t.Fatalf("all are at the end, and the controller is %v", c.recovery.state)
 		}
 	})
 }
@@ -436,7 +436,7 @@ func TestCompleteNeedsTheWholeShard(t *testing.T) {
 		{at, nil, 0},
 	} {
 		m.report = &Report{Passed: x.passed, Complete: x.ranges}
-		got := c.complete([]*member{m}, at)
+		got := complete(&c.plan, []*member{m}, at)
 		if len(got) != x.want || x.want > 0 && got[0] != (plan.Complete{Shard: 1, Worker: 1}) {
 			t.Errorf("%v: %v", x, got)
 		}

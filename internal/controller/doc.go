@@ -1,14 +1,54 @@
-// Package controller decides what happens when workers are lost, leave or join.
+// Package controller decides what happens when workers fail, leave or join.
 //
-// The [Controller] is a state machine. Its shell tells it what happens with
-// [Controller.Step], gives it the time, and carries out the effects that come
-// back, in their order. It has no goroutine, socket, file or clock, so what it
-// does is a function of what it was told; testdata tells the protocol as
-// stories, each an exact record of one conversation. It is not safe for
-// concurrent use.
+// A [Controller] is a state machine without goroutine, socket, file or clock. Its shell passes events and the time to
+// [Controller.Step] and carries out the effects that come back, in their order. So what the controller does is a
+// function of what it was told. It is not safe for concurrent use.
 //
-// A recovery goes through asking, proposing and applying. Whatever else dies
-// on the way, it begins again with a higher [Ballot], and ends when all
-// that live have applied one plan. The types in protocol.go say what workers
-// and controller tell each other, and what a worker may rely on.
+// Two machines make it up. Recovery repairs a step in which a worker failed or a link broke. Reconfiguration changes the
+// plan between two steps. Recovery goes first: it interrupts a reconfiguration, learns from the workers whether the
+// boundary plan under way is live, and adopts or withdraws it.
+//
+// Stories in testdata are exact records of conversations with the controller. A test holds that the tables below are
+// complete and that the stories show every row.
+//
+// # Recovery
+//
+// A recovery seals all members and asks for their reports (query), makes a plan of them (plan), has the agents agree on
+// it (agree), and sends it as an order, which the members apply (edit) and under which they continue (resume). Whatever
+// fails on the way, it starts over with a higher [Ballot]. The order is a rollback to a checkpoint where a shard has no
+// holder left. See recovery.go, position.go (how far the run is), replan.go (the order) and links.go (broken links).
+//
+//	state      events                         next        when
+//	idle       Dead, Led, Late(link)          querying    a worker of the plan fails, a leader takes over, a link stays broken
+//	querying   Answered, Ended, Dead          agreeing    all members have reported
+//	querying   Answered, Ended, Dead          holding     the same, and fewer than MinWorkers are left
+//	holding    Joined                         agreeing    enough workers are there
+//	holding    Dead, Led                      querying    the next ballot
+//	agreeing   Agreed                         applying    the order is agreed
+//	agreeing   Dead, Led, Saved               querying    the next ballot; Saved: the checkpoint of the order is damaged
+//	applying   Applied, Ended, Dead           idle        all members have applied the order
+//	applying   Dead, Led                      querying    the next ballot
+//
+// # Reconfiguration
+//
+// A reconfiguration lets new holders of shards catch up while training continues, has the agents agree on the boundary
+// plan, and sends it to all members. It goes live after the next commit for which all have it. Dead stands for a joining
+// worker, except where the next state is interrupted. See reconfiguration.go and balance.go (which work should move).
+//
+//	state        events                                           next         when
+//	stable       Joined, Leaving, Balanced, Late(wish), Late(look) catchingUp  another plan is needed
+//	stable       Joined, Leaving, Balanced, Late(wish), Late(look) proposed    the same, and its holders lack nothing
+//	catchingUp   Level, Joined, Leaving, Dead, LinkLost           proposed     the holders lack nothing, or another plan is needed
+//	catchingUp   Joined, Leaving, Dead, LinkLost                  stable       the plan is not needed any more
+//	proposed     Agreed                                           switching    the plan is agreed, and sent
+//	switching    Applied, Ended, Dead                             stable       all members have applied the plan
+//	switching    Applied, Ended, Dead                             catchingUp   the same, and yet another plan is needed
+//	switching    Applied, Ended, Dead                             proposed     the same, and its holders lack nothing
+//	stable       Dead, Led, Late(link)                            interrupted  a recovery begins
+//	catchingUp   Dead, Led, Late(link)                            interrupted
+//	proposed     Dead, Led, Late(link)                            interrupted
+//	switching    Dead, Led, Late(link)                            interrupted
+//	interrupted  Applied, Ended, Dead                             stable       the recovery ends
+//
+// The types in protocol.go say what workers and controller tell each other, and what a worker may rely on.
 package controller

@@ -7,13 +7,13 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 )
 
-// NobodyError is the error of [End] when the last worker has died.
-type NobodyError struct {
+// NoWorkersError is the error of [End] when the last worker has died.
+type NoWorkersError struct {
 	Worker id.WorkerID
 	Cause  string
 }
 
-func (e *NobodyError) Error() string { return e.Cause + "; no worker is left" }
+func (e *NoWorkersError) Error() string { return e.Cause + "; no worker is left" }
 
 // FewError is the error of [End] when too few workers are left and no others
 // came.

@@ -12,18 +12,6 @@ import (
 // Applied, Late, LinkLost, Suspected, Leaving, Joined, Level, Measured, Finished, Saved and Led.
 type Event interface{ event() }
 
-// Evidence says how a death is known, and with it from when its time counts.
-type Evidence string
-
-// Kinds of evidence.
-const (
-	Reaped  Evidence = "reap"    // the agent reaped the process
-	Silent  Evidence = "silence" // it was silent too long, and was killed
-	Stamped Evidence = "kill"    // who did it left the time
-	Broken  Evidence = "link"    // nobody died; a link was made anew
-	HostOut Evidence = "host"    // the agent of its host has ended, or is silent
-)
-
 type (
 	// Dead says that a worker's session is over, other than by [Ended].
 	Dead struct {
@@ -142,18 +130,6 @@ type Crash struct {
 	graph.Pair
 }
 
-// Timer names a timer of the shell.
-type Timer string
-
-// The timers.
-const (
-	QueryTimer Timer = "query" // for answers
-	LinkTimer  Timer = "link"  // for the end of a worker behind a broken link, and then for the link
-	HoldTimer  Timer = "hold"  // for more workers
-	WishTimer  Timer = "wish"  // for the next boundary plan after a recovery
-	LookTimer  Timer = "look"  // for the next look at what was measured
-)
-
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,
 // Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
 type Effect interface{ effect() }
@@ -180,7 +156,7 @@ type (
 	// Propose brings an order before the agents. [Agreed] answers it.
 	Propose struct {
 		Order  Order
-		Cause  string // what made it necessary: lost, restart, leave, ...
+		Cause  Cause
 		Reason plan.Reason
 	}
 
@@ -198,7 +174,7 @@ type (
 	// recovery, or a boundary plan that is live at the first worker.
 	Adopt struct {
 		Order  Order
-		Cause  string
+		Cause  Cause
 		Reason plan.Reason
 	}
 

@@ -46,26 +46,35 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 // A worker says of the pairs that the newest plan it knows routes to it that they wait, with
 // their input in stage 0, unless the command says more. A millisecond passes with every command.
 func TestStories(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%v, %v", files, err)
-	}
-	for _, file := range files {
+	for file, text := range stories(t) {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := tell(t, string(text))
+			got := tell(t, text)
 			if *update {
 				if err := os.WriteFile(file, []byte(got), 0o666); err != nil {
 					t.Fatal(err)
 				}
-			} else if got != string(text) {
+			} else if got != text {
 				t.Errorf("it went like this (-update writes it down):\n%s", got)
 			}
 		})
 	}
+}
+
+// stories returns all stories by their files.
+func stories(t *testing.T) map[string]string {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	all := make(map[string]string)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[file] = string(text)
+	}
+	return all
 }
 
 // story runs a controller by commands.
@@ -88,7 +97,7 @@ func (s *story) filled() (all []plan.Worker) {
 		return []plan.Worker{s.worker(s.words[1])}
 	}
 	for _, p := range s.fill.Peers {
-		if s.c.filling != nil && s.c.filling.wait[p.ID] {
+		if s.c.reconf.copies != nil && s.c.reconf.copies.wait[p.ID] {
 			all = append(all, p.Worker)
 		}
 	}
@@ -191,7 +200,7 @@ func (s *story) run(line string) []Effect {
 	case "answer":
 		var all []Effect
 		for _, w := range s.workers(func(m *member) bool { return m.report == nil }) {
-			ballot := s.c.ballot
+			ballot := s.c.recovery.ballot
 			if text := s.args["ballot"]; text != "" {
 				fmt.Sscanf(text, "%d.%d", &ballot.Term, &ballot.Attempt)
 			}
@@ -228,7 +237,7 @@ func (s *story) run(line string) []Effect {
 		return s.step(Suspected{s.worker(s.words[1]), by})
 	case "late":
 		s.now = s.now.Add(time.Duration(s.int("ms", 1000)) * time.Millisecond)
-		return s.step(Late{Timer(s.words[1])})
+		return s.step(Late{Timer(slices.Index(timerNames[:], s.words[1]))})
 	case "leave":
 		return s.step(Leaving{s.worker(s.words[1])})
 	case "join":
@@ -267,7 +276,7 @@ func (s *story) run(line string) []Effect {
 }
 
 func (s *story) step(e Event) []Effect {
-	effects := s.c.Step(s.now, e)
+	effects := step(s.c, s.now, e)
 	for _, e := range effects {
 		switch e := e.(type) {
 		case Command:
@@ -278,7 +287,7 @@ func (s *story) step(e Event) []Effect {
 			p := e.Order.Plan
 			s.plans[p.Version.N] = p
 			for _, err := range []error{p.Validate(storyLayers()), p.ValidateAfter(&s.old)} {
-				if err != nil && !e.Order.Restart && s.c.before == nil && p.Version != s.old.Version {
+				if err != nil && !e.Order.Restart && s.c.handover == nil && p.Version != s.old.Version {
 					s.t.Error(err)
 				}
 			}

@@ -329,7 +329,7 @@ func (s *Session) tell(now time.Time, e controller.Event) []Effect {
 			add(s.stopAsked(now, Terminated)...)
 		case controller.End:
 			err := e.Err
-			var nobody *controller.NobodyError
+			var nobody *controller.NoWorkersError
 			if errors.As(err, &nobody) {
 				err = s.death(s.lost)
 			}
@@ -376,7 +376,7 @@ func (s *Session) adopt(now time.Time, e controller.Adopt) []Effect {
 	var effects []Effect
 	if p.Version.Compare(s.noted) > 0 { // another leader may have done so
 		s.noted = p.Version
-		effects = append(effects, WritePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause, Reason: string(e.Reason), Plan: text}})
+		effects = append(effects, WritePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: e.Cause.String(), Reason: string(e.Reason), Plan: text}})
 	}
 	effects = append(effects, s.event(now, "plan", string(e.Reason)), Show{news})
 	effects = append(effects, s.clockPlan()...)
@@ -405,7 +405,7 @@ func (s *Session) adopt(now time.Time, e controller.Adopt) []Effect {
 func (s *Session) recovery(now time.Time, r controller.Recovery) []Effect {
 	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 	account := rundir.Recovery{
-		Step: min(r.Step, s.job.Steps), Cause: r.Cause, DiedAt: string(r.How),
+		Step: min(r.Step, s.job.Steps), Cause: r.Cause, DiedAt: r.How.String(),
 		DetectMS: ms(r.Detect), QueryMS: ms(r.Query), PlanMS: ms(r.Plan), AgreeMS: ms(r.Agree), EditMS: ms(r.Edit), ResumeMS: ms(r.Resume),
 		TotalMS: ms(r.Total), RecomputedMicrobatches: r.Again, LinksOpened: r.Opened,
 	}

@@ -206,7 +206,7 @@ func (t *tracer) adopted(now time.Time, e controller.Adopt) []Effect {
 	return []Effect{WriteSpans{[]trace.Span{{
 		Context: t.change(v), Name: trace.Change, Worker: trace.Agent, Start: began, End: now,
 		Attrs: []trace.Attr{
-			{Key: trace.KeyPlan, Value: v.String()}, {Key: trace.KeyCause, Value: e.Cause}, {Key: "soliton.plan.reason", Value: string(e.Reason)},
+			{Key: trace.KeyPlan, Value: v.String()}, {Key: trace.KeyCause, Value: e.Cause.String()}, {Key: "soliton.plan.reason", Value: string(e.Reason)},
 			{Key: trace.KeyStep, Value: e.Order.Passed.Step},
 		},
 	}}}}
@@ -323,7 +323,7 @@ func (s *Session) traceRecovery(now time.Time, r controller.Recovery, failure st
 			root.Attrs = append(root.Attrs,
 				trace.Attr{Key: trace.KeyPlan, Value: r.Version.String()}, trace.Attr{Key: trace.KeyBallots, Value: len(attempts)},
 				trace.Attr{Key: trace.KeyLost, Value: r.Lost}, trace.Attr{Key: trace.KeyAgain, Value: r.Again}, trace.Attr{Key: trace.KeyOpened, Value: r.Opened},
-				trace.Attr{Key: trace.KeyRollback, Value: r.Rollback}, trace.Attr{Key: trace.KeyDiedAt, Value: string(r.How)},
+				trace.Attr{Key: trace.KeyRollback, Value: r.Rollback}, trace.Attr{Key: trace.KeyDiedAt, Value: r.How.String()},
 			)
 		}
 		spans = append(spans, root)

@@ -1,0 +1,304 @@
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// recoveryState is a state of the machine [recovery]. The package doc has its transitions.
+type recoveryState uint8
+
+const (
+	idle     recoveryState = iota
+	querying               // the members are sealed or are about to be, and report
+	holding                // all have reported, and are too few
+	agreeing               // the order of the ballot is proposed
+	applying               // it is agreed, and sent to the members
+)
+
+var recoveryNames = [...]string{"idle", "querying", "holding", "agreeing", "applying"}
+
+func (s recoveryState) String() string { return recoveryNames[s] }
+
+// recovery is the machine that brings all members under one plan after a failure within a step.
+type recovery struct {
+	*run
+	state   recoveryState
+	ballot  id.Ballot
+	retries int      // query timeouts left while no member answers
+	account *account // nil while idle
+	links   links
+}
+
+// account is the record of the recovery under way.
+type account struct {
+	Recovery
+	first      plan.Worker // that failed
+	causes     []string
+	dead       map[id.WorkerID]Dead
+	recomputed int // under plans that were agreed and superseded
+
+	died, known, answered, proposed, agreed time.Time
+}
+
+// queryTimeouts is the number of query timeouts in a row without any answer after which the members are killed:
+// a single one may be the fault of the machine.
+const queryTimeouts = 4
+
+// wishAfter is the time from a recovery to the next boundary plan.
+const wishAfter = 10 * time.Millisecond
+
+// open returns the account of the recovery under way, or begins one.
+func (r *recovery) open(now time.Time) *account {
+	if r.account == nil {
+		r.account = &account{died: now, known: now, dead: make(map[id.WorkerID]Dead)}
+	}
+	return r.account
+}
+
+// lost begins a recovery from the failure of a planned worker, or starts over the one under way.
+func (r *recovery) lost(now time.Time, e Dead) []Effect {
+	first := r.account == nil
+	a := r.open(now)
+	if first {
+		a.first, a.How = e.Worker, e.How
+		if !e.Died.IsZero() && e.Died.Before(now) {
+			a.died = e.Died
+		}
+	}
+	a.Lost++
+	a.causes = append(a.causes, e.Cause)
+	a.dead[e.Worker.ID] = e
+	return r.query(e.Cause)
+}
+
+// stamped corrects the time of the first failure.
+func (r *recovery) stamped(e Harmed) []Effect {
+	if a := r.account; a != nil && a.first == e.Worker && a.Lost > 0 && e.At.Before(a.died) {
+		a.died, a.How = e.At, Stamped
+	}
+	return nil
+}
+
+// lead begins a recovery under a new leader.
+func (r *recovery) lead(now time.Time, term uint64) []Effect {
+	if term > r.ballot.Term {
+		r.ballot = id.Ballot{Term: term}
+	}
+	r.open(now)
+	return r.query(fmt.Sprintf("this agent leads in term %d", term))
+}
+
+// query begins a ballot: all members are asked for their reports.
+func (r *recovery) query(why string) []Effect {
+	r.ballot.Attempt++
+	r.account.Ballots++
+	var effects []Effect
+	if r.state == holding {
+		effects = append(effects, CancelTimer{HoldTimer})
+	}
+	r.state, r.retries = querying, queryTimeouts
+	all := r.all()
+	effects = append(effects, note("%s: query %s, ballot %v", why, workers(all), r.ballot))
+	for _, m := range all {
+		m.report, m.applied = nil, false
+		effects = append(effects, Ask{m.Worker, r.ballot})
+	}
+	if r.cfg.Detect > 0 {
+		effects = append(effects, SetTimer{QueryTimer, r.cfg.Detect / 2})
+	}
+	return effects
+}
+
+func (r *recovery) answered(now time.Time, e Answered) []Effect {
+	m := r.member(e.Worker)
+	if m == nil || r.state != querying || e.Ballot != r.ballot {
+		return nil
+	}
+	m.report = &e.Report
+	return r.decide(now)
+}
+
+// fewer continues without a member that had nothing the others need.
+func (r *recovery) fewer(now time.Time) []Effect {
+	switch r.state {
+	case querying:
+		return r.decide(now)
+	case applying:
+		return r.complete(now)
+	}
+	return nil
+}
+
+// decide makes the plan once all members have reported.
+func (r *recovery) decide(now time.Time) []Effect {
+	all := r.all()
+	if len(all) == 0 || slices.ContainsFunc(all, func(m *member) bool { return m.report == nil }) {
+		return nil
+	}
+	var effects []Effect
+	switch {
+	case r.state == holding:
+		effects = append(effects, CancelTimer{HoldTimer})
+	case r.cfg.Detect > 0:
+		effects = append(effects, CancelTimer{QueryTimer})
+	}
+	r.account.answered = now
+	// A worker that has never applied a plan has nothing of the run.
+	var fresh []*member
+	all = slices.DeleteFunc(all, func(m *member) bool {
+		if m.report.Plan != (id.Version{}) {
+			return false
+		}
+		fresh = append(fresh, m)
+		return true
+	})
+	at, err := r.position(all)
+	if err != nil {
+		return append(effects, r.end(err)...)
+	}
+	was := r.plan
+	effects = append(effects, r.settle(at.plan)...)
+	if r.plan.Version != was.Version {
+		r.handover = &handover{from: was, to: r.plan.Version, at: at.point}
+	}
+	for _, m := range at.missed {
+		all = slices.DeleteFunc(all, func(x *member) bool { return x == m })
+		delete(r.members, m.ID)
+		effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d was to leave, and the others have passed the point at which it left", m.ID)})
+	}
+	for _, m := range fresh {
+		delete(r.members, m.ID)
+		if r.planned(m.Worker) {
+			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun under its first plan when a worker failed", m.ID)})
+		} else {
+			r.joining[m.ID] = m
+		}
+	}
+	var alive []plan.Worker
+	for _, m := range r.all() {
+		if lives(&r.plan, m.Worker) {
+			was, _ := r.plan.Worker(m.ID)
+			alive = append(alive, was)
+		}
+	}
+	if len(alive)+len(r.joining) < r.cfg.MinWorkers && at.point.Gate != id.Kept {
+		r.state = holding
+		return append(effects, note("%d of at least %d workers are left: hold for more", len(alive), r.cfg.MinWorkers),
+			Hold{len(alive), r.cfg.MinWorkers}, SetTimer{HoldTimer, r.cfg.Hold})
+	}
+	change, err := r.change(all, alive, at)
+	if err != nil {
+		return append(effects, r.end(err)...)
+	}
+	r.state = agreeing
+	return append(effects, r.propose(change)...)
+}
+
+// settle adopts the boundary plan under way if it is live, and withdraws it if it is not.
+func (r *recovery) settle(v id.Version) []Effect {
+	ch := r.boundary
+	r.boundary = nil
+	switch {
+	case ch == nil:
+		return nil
+	case v == ch.order.Plan.Version:
+		return r.adopt(ch)
+	}
+	return []Effect{note("plan %v is withdrawn", ch.order.Plan.Version)}
+}
+
+// agreed takes note that the order of a ballot is agreed, and sends it if the ballot is still the newest.
+func (r *recovery) agreed(now time.Time, ch *change, proposed time.Time) []Effect {
+	effects := r.adopt(ch)
+	order := &ch.order
+	r.live, r.epoch = order, order.Epoch
+	if order.Restart {
+		r.handover = nil
+	}
+	a := r.account
+	a.recomputed += ch.recomputed
+	if r.state != agreeing || order.Ballot != r.ballot {
+		return append(effects, note("plan %v is agreed, and not sent: ballot %v is under way", order.Plan.Version, r.ballot))
+	}
+	a.proposed, a.agreed = proposed, now
+	if a.proposed.Before(a.answered) || now.Before(a.proposed) {
+		a.proposed = a.answered
+	}
+	r.state = applying
+	return append(effects, r.command(order)...)
+}
+
+func (r *recovery) applied(now time.Time, e Applied) []Effect {
+	m := r.member(e.Worker)
+	if m == nil || r.state != applying || e.Ballot != r.ballot {
+		return nil
+	}
+	m.applied = true
+	r.account.Opened += e.Opened
+	r.account.Edit = max(r.account.Edit, e.Edit)
+	return r.complete(now)
+}
+
+// complete ends the recovery once all members have applied its order.
+func (r *recovery) complete(now time.Time) []Effect {
+	if !r.allApplied() {
+		return nil
+	}
+	a := r.account
+	r.state, r.account, r.handover = idle, nil, nil
+	r.links.reopened(a.agreed)
+	a.Cause, a.Version = strings.Join(a.causes, "; "), r.plan.Version
+	a.Detect, a.Query, a.Plan, a.Agree = a.known.Sub(a.died), a.answered.Sub(a.known), a.proposed.Sub(a.answered), a.agreed.Sub(a.proposed)
+	rest := now.Sub(a.agreed)
+	a.Edit = min(a.Edit, rest)
+	a.Resume, a.Total, a.Again = rest-a.Edit, now.Sub(a.died), a.recomputed
+	effects := []Effect{note("all have applied plan %v", a.Version)}
+	if len(a.causes) > 0 {
+		effects = append(effects, Recovered{a.Recovery})
+	}
+	effects = append(effects, r.dismiss()...)
+	// The interrupted step comes first.
+	return append(effects, SetTimer{WishTimer, wishAfter})
+}
+
+// late kills members that have not answered in time, and ends a run that too few workers are left for.
+func (r *recovery) late(t Timer) []Effect {
+	switch {
+	case t == QueryTimer && r.state == querying:
+		all := r.all()
+		answered := func(m *member) bool { return m.report != nil }
+		if r.retries--; r.retries > 0 && !slices.ContainsFunc(all, answered) {
+			return []Effect{note("no worker has answered within %v: wait on", r.cfg.Detect/2), SetTimer{QueryTimer, r.cfg.Detect / 2}}
+		}
+		var effects []Effect
+		for _, m := range all {
+			if !answered(m) {
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, r.cfg.Detect/2)})
+			}
+		}
+		return effects // the first of their failures begins the next ballot
+	case t == HoldTimer && r.state == holding:
+		return r.end(&FewError{Have: len(r.members), Need: r.cfg.MinWorkers, Held: r.cfg.Hold})
+	}
+	return nil
+}
+
+// checkpoint is called with the newest usable checkpoint. If the order under way goes back to a newer one, that one
+// turned out unusable.
+func (r *recovery) checkpoint(e Saved) []Effect {
+	was := r.saved
+	r.saved = e
+	if r.state != agreeing || e.Step >= was.Step {
+		return nil
+	}
+	if o := &r.proposed.order; o.Restart && o.Ballot == r.ballot && o.Passed.Step > e.Step {
+		return r.query(fmt.Sprintf("the checkpoint of step %d cannot be used", o.Passed.Step))
+	}
+	return nil
+}

@@ -1,0 +1,187 @@
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// run is what both machines know of the run: the plan, the workers, and what can be resumed from.
+type run struct {
+	cfg Config
+
+	plan     plan.Plan  // the newest that is known to be live
+	live     *Order     // of the newest recovery; nil before the first
+	epoch    int        // of the newest restart
+	issued   id.Version // the newest that any plan has got
+	proposed *change    // the newest
+	boundary *change    // the boundary plan that may be live or go live; nil for none
+	handover *handover  // nil when all workers have applied plan
+
+	members  map[id.WorkerID]*member
+	joining  map[id.WorkerID]*member    // ready, and in no plan that was proposed
+	times    map[id.WorkerID]plan.Times // measured by sessions that live
+	finished *Finished                  // the first: the model is written
+	saved    Saved                      // newest checkpoint; zero: none
+	over     bool
+}
+
+// member is a living session.
+type member struct {
+	Peer
+	report  *Report // answer to the ballot under way
+	applied bool    // the order of the ballot under way, or the boundary plan
+	leaving bool
+	suspect string // member of the gossip ring that cannot reach it; "" for none
+}
+
+// change is a plan with its cause.
+type change struct {
+	order      Order
+	cause      Cause
+	reason     plan.Reason
+	recomputed int // passes of failed workers that run again
+	agreed     bool
+}
+
+// handover is the replacement of a plan by a boundary plan that a recovery found live. Until all workers have
+// applied it, a new holder of a shard may lack state that only the old holder has.
+type handover struct {
+	from plan.Plan
+	to   id.Version
+	at   id.Point // with which to went live
+}
+
+// lives reports whether the plan has this session of the worker.
+func lives(p *plan.Plan, w plan.Worker) bool {
+	was, ok := p.Worker(w.ID)
+	return ok && was.Incarnation == w.Incarnation
+}
+
+// member returns a living session, nil if it is over.
+func (r *run) member(w plan.Worker) *member {
+	if m := r.members[w.ID]; m != nil && m.Worker.Incarnation == w.Incarnation {
+		return m
+	}
+	return nil
+}
+
+// joiner returns a living session that is in no plan, nil if there is none.
+func (r *run) joiner(w plan.Worker) *member {
+	if m := r.joining[w.ID]; m != nil && m.Worker.Incarnation == w.Incarnation {
+		return m
+	}
+	return nil
+}
+
+// session returns a living session, in a plan or not.
+func (r *run) session(w plan.Worker) *member { return cmp.Or(r.joiner(w), r.member(w)) }
+
+// all returns the members by their IDs.
+func (r *run) all() []*member {
+	var all []*member
+	for _, m := range r.members {
+		all = append(all, m)
+	}
+	slices.SortFunc(all, func(a, b *member) int { return int(a.ID - b.ID) })
+	return all
+}
+
+// forget removes a member that has failed or exited.
+func (r *run) forget(m *member) {
+	delete(r.members, m.ID)
+	delete(r.times, m.ID)
+}
+
+// planned reports whether the live plan or the boundary plan has a session.
+func (r *run) planned(w plan.Worker) bool {
+	return lives(&r.plan, w) || r.boundary != nil && lives(&r.boundary.order.Plan, w)
+}
+
+// profile is what is known of the model and the workers.
+func (r *run) profile() plan.Profile { return r.cfg.Profile.With(r.times) }
+
+// next returns the version of the next plan.
+func (r *run) next() id.Version {
+	r.issued = id.Version{Generation: r.issued.Generation, N: r.issued.N + 1}
+	return r.issued
+}
+
+// address fills in the epoch of a plan, its workers and their addresses.
+func (r *run) address(ch *change) *change {
+	ch.order.Epoch = r.epoch
+	if ch.order.Restart {
+		ch.order.Epoch = ch.order.Plan.Version.N
+	}
+	for _, w := range ch.order.Plan.Workers {
+		if m := cmp.Or(r.members[w.ID], r.joining[w.ID]); m != nil {
+			ch.order.Peers = append(ch.order.Peers, m.Peer)
+		}
+	}
+	return ch
+}
+
+// propose puts a plan to the agents. Its predecessor has a lower ballot or is withdrawn.
+func (r *run) propose(ch *change) []Effect {
+	r.proposed = ch
+	return []Effect{note("propose plan %v: %s", ch.order.Plan.Version, ch.reason), Propose{ch.order, ch.cause, ch.reason}}
+}
+
+// command sends an order to all members.
+func (r *run) command(order *Order) (effects []Effect) {
+	for _, m := range r.all() {
+		m.applied = false
+		effects = append(effects, Command{m.Worker, *order})
+	}
+	return effects
+}
+
+// allApplied reports whether all members have applied what they were sent.
+func (r *run) allApplied() bool {
+	return !slices.ContainsFunc(r.all(), func(m *member) bool { return !m.applied })
+}
+
+// adopt makes a plan the run's.
+func (r *run) adopt(ch *change) []Effect {
+	if r.plan.Version == ch.order.Plan.Version {
+		return nil
+	}
+	r.plan = ch.order.Plan
+	return []Effect{Adopt{ch.order, ch.cause, ch.reason}}
+}
+
+// dismiss lets members exit that are not in the plan, once all have applied it.
+func (r *run) dismiss() []Effect {
+	var effects []Effect
+	for _, m := range r.all() {
+		if !lives(&r.plan, m.Worker) {
+			delete(r.members, m.ID)
+			effects = append(effects, Dismiss{m.Worker, fmt.Sprintf("worker %d has handed over what it had", m.ID)})
+		}
+	}
+	return effects
+}
+
+// end ends the run.
+func (r *run) end(err error) []Effect {
+	r.over = true
+	return []Effect{End{err}}
+}
+
+func note(format string, args ...any) Note { return Note{fmt.Sprintf(format, args...)} }
+
+// workers prints members.
+func workers(all []*member) string {
+	var ids []string
+	for _, m := range all {
+		ids = append(ids, fmt.Sprint(m.ID))
+	}
+	if len(ids) == 1 {
+		return "worker " + ids[0]
+	}
+	return "workers " + strings.Join(ids, ", ")
+}
