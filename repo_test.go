@@ -98,7 +98,7 @@ var importRules = []importRule{
 		why: "the session decides and its host acts: it has no goroutine, socket, file or clock",
 	},
 	{
-		from: []string{"..."}, except: []string{"internal/chaos/...", "trainer/...", "launcher/...", "internal/host/chaos.go"},
+		from: []string{"..."}, except: []string{"internal/chaos/...", "internal/worker/process", "launcher/...", "internal/host/chaos.go"},
 		ban: []string{"internal/chaos/..."},
 		why: "what detects, plans and recovers must know a fault by its effects only; in the host, chaos.go alone may inject one",
 	},

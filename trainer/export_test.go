@@ -15,10 +15,8 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/process"
 )
-
-// AvailableMemory is exported for tests.
-var AvailableMemory = availableMemory
 
 // History is all that a run gives: it must not depend on who computes it.
 type History struct {
@@ -41,8 +39,8 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 		conns[i] = control.New(ours)
 		defer conns[i].Close()
 		go func() {
-			me := self{session: id.Session{Worker: id.WorkerID(i)}, transport: network}
-			err := serve(ctx, control.New(theirs), me, func() (Job, error) { return job(), nil })
+			me := process.Self{Session: id.Session{Worker: id.WorkerID(i)}, Transport: network}
+			err := process.New(control.New(theirs), me).Serve(ctx, maker(func() (Job, error) { return job(), nil }))
 			if err != nil {
 				cancel(fmt.Errorf("worker %d: %w", i, err))
 			}
@@ -179,7 +177,7 @@ func StartWith(t *testing.T, job Job, start control.Start) control.Failed {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = serve(t.Context(), control.New(theirs), alone(), func() (Job, error) { return job, nil })
+		_ = process.New(control.New(theirs), process.Alone()).Serve(t.Context(), maker(func() (Job, error) { return job, nil }))
 	}()
 	defer func() {
 		conn.Close() // it may be beating

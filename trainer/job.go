@@ -6,16 +6,15 @@ import (
 	"io"
 	"math"
 	"reflect"
-	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/platform/memory"
 	"github.com/soliton-train/soliton/internal/platform/sched"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/rng"
+	"github.com/soliton-train/soliton/internal/worker/model"
+	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
 // Job describes a training run. Its result, to the last bit, depends on
@@ -185,17 +184,14 @@ func (j Job) withDefaults() Job {
 	return j
 }
 
-// evalDue reports whether an evaluation follows the step.
-func (j *Job) evalDue(step int) bool {
-	return j.Eval != nil && (step == j.Steps || j.EvalEvery > 0 && step%j.EvalEvery == 0)
-}
-
 // prepared is a valid job with its data bound.
 type prepared struct {
 	Job
-	config     json.RawMessage
-	params     *parameters // allocated, not set
-	data, eval Dataset     // bound; eval may be nil
+	params *model.Params
+
+	modelConfig, config []byte // Model.Config, and the content of config.json
+
+	data, eval Dataset // bound; eval may be nil
 	dataSum    string
 	evalSum    string
 	initSum    string     // SHA-256 of the file of InitFrom
@@ -210,14 +206,17 @@ func prepare(j Job) (*prepared, error) {
 	modelFaults := p.Model.faults()
 	faults = append(faults, modelFaults...)
 	if len(modelFaults) == 0 {
-		p.params = newParameters(&p.Model)
-		config, err := json.Marshal(p.Model.Config)
+		p.params = describeParams(&p.Model, p.Seed)
+		var err error
+		if p.modelConfig, err = json.Marshal(p.Model.Config); err == nil {
+			p.config, err = json.MarshalIndent(savedConfig{p.Model.Name, p.modelConfig}, "", "  ")
+			p.config = append(p.config, '\n')
+		}
 		if err != nil {
 			faults = append(faults, Fault{"Model.Config", "", fmt.Sprintf("cannot be written as JSON: %v", err)})
 		}
-		p.config = config
 		if j.InitFrom != "" {
-			if f, err := p.params.openModel(j.InitFrom); err != nil {
+			if f, err := p.params.Open(j.InitFrom); err != nil {
 				faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
 			} else {
 				p.initSum, err = f.SHA256()
@@ -227,7 +226,7 @@ func prepare(j Job) (*prepared, error) {
 				}
 			}
 		}
-		if available, ok := availableMemory(); ok && j.Optimizer != nil {
+		if available, ok := memory.Available(); ok && j.Optimizer != nil {
 			// Parameters, their gradient and the optimizer's moments.
 			modelFaults = memoryFault(&p.Model, p.params, 2+j.Optimizer.rule().Moments(), max(p.MicroBatch, 1), available)
 			faults = append(faults, modelFaults...)
@@ -309,13 +308,9 @@ func (j *Job) plainFaults() (f []Fault) {
 	return append(f, threadsFault(j.Threads)...)
 }
 
-// maxThreads is far above what helps, and keeps a slip of the finger from
-// taking the machine's memory.
-const maxThreads = 4096
-
 func threadsFault(threads int) []Fault {
-	if threads < 0 || threads > maxThreads {
-		return []Fault{{"Threads", "threads", fmt.Sprintf("is %d; it must be 0 (one for each core) to %d", threads, maxThreads)}}
+	if threads < 0 || threads > process.MaxThreads {
+		return []Fault{{"Threads", "threads", fmt.Sprintf("is %d; it must be 0 (one for each core) to %d", threads, process.MaxThreads)}}
 	}
 	return nil
 }
@@ -339,123 +334,4 @@ func divisorHint(n, m int) string {
 		return fmt.Sprintf("%d does", below)
 	}
 	return fmt.Sprintf("%d and %d do", below, above)
-}
-
-// layerNames returns the names of the layers.
-func (m *Model) layerNames() []string {
-	if m.LayerNames != nil {
-		return m.LayerNames
-	}
-	names := make([]string, len(m.Layers))
-	for i := range names {
-		names[i] = strconv.Itoa(i)
-	}
-	return names
-}
-
-// maxElements bounds a tensor and a layer's parameters, so that sizes in
-// bytes cannot overflow.
-const maxElements = 1 << 40
-
-// sizeOf returns the number of elements of a shape, or false if it has
-// dimensions below 1 or is too large.
-func sizeOf(shape []int) (n int, ok bool) {
-	n = 1
-	for _, d := range shape {
-		if d < 1 || n > maxElements/d {
-			return 0, false
-		}
-		n *= d
-	}
-	return n, true
-}
-
-func (m *Model) faults() (f []Fault) {
-	add := func(field, format string, args ...any) {
-		f = append(f, Fault{"Model" + field, "", fmt.Sprintf(format, args...)})
-	}
-	if m.Fault != nil {
-		// Whatever else is wrong follows from this.
-		for line := range strings.Lines(m.Fault.Error()) {
-			add("", "is impossible: %s", strings.TrimSpace(line))
-		}
-		return f
-	}
-	for _, s := range []struct {
-		name string
-		spec Spec
-	}{{".Input", m.Input}, {".Target", m.Target}} {
-		if _, ok := sizeOf(s.spec.Shape); !ok || s.spec.Kind > tensor.Int32 {
-			add(s.name, "is %v; every dimension must be at least 1", s.spec)
-		}
-	}
-	if m.Loss == nil {
-		add(".Loss", "is nil; give a loss, such as nn.CrossEntropy{}")
-	}
-	if len(m.Layers) == 0 {
-		add(".Layers", "is empty; give at least one layer")
-	}
-	if len(m.Layers) >= 1<<rng.LayerBits {
-		add(".Layers", "has %d layers; at most %d are supported", len(m.Layers), 1<<rng.LayerBits-1)
-	}
-	if m.LayerNames != nil && len(m.LayerNames) != len(m.Layers) {
-		add(".LayerNames", "has %d names for %d layers", len(m.LayerNames), len(m.Layers))
-		return f
-	}
-	names := m.layerNames()
-	for i, name := range names {
-		if name == "" || slices.Index(names, name) < i {
-			add(".LayerNames", "has %q at %d; names must be unique and not empty", name, i)
-		}
-	}
-	for i, l := range m.Layers {
-		if l == nil {
-			add(".Layers", "has nil at %d (%q)", i, names[i])
-			continue
-		}
-		found, tooLarge := layerFaults(l, names[i])
-		f = append(f, found...)
-		if tooLarge {
-			return f // as the others will be
-		}
-		if v := reflect.ValueOf(l); v.Kind() == reflect.Pointer && len(l.Params()) > 0 {
-			for k, other := range m.Layers[:i] {
-				if o := reflect.ValueOf(other); o.Kind() == reflect.Pointer && o.Pointer() == v.Pointer() && o.Type() == v.Type() {
-					add(".Layers", "has one layer as %q and as %q: layers cannot share parameters; make two layers", names[k], names[i])
-				}
-			}
-		}
-	}
-	return f
-}
-
-func layerFaults(l Layer, name string) (f []Fault, tooLarge bool) {
-	add := func(format string, args ...any) {
-		f = append(f, Fault{"Model.Layers", "", fmt.Sprintf("layer %q ", name) + fmt.Sprintf(format, args...)})
-	}
-	total := 0
-	seen := make(map[string]bool)
-	for i, p := range l.Params() {
-		if p.Name == "" || seen[p.Name] {
-			add("names its parameter %d %q; names must be unique and not empty", i, p.Name)
-		}
-		seen[p.Name] = true
-		n, ok := sizeOf(p.Shape)
-		if positive := len(p.Shape) == 0 || slices.Min(p.Shape) >= 1; positive && (!ok || total > maxElements-n) {
-			add("has more than %d parameters with %q of shape %v; use narrower layers", maxElements, p.Name, p.Shape)
-			return f, true
-		}
-		if !ok {
-			add("gives parameter %q the shape %v; every dimension must be at least 1", p.Name, p.Shape)
-			continue
-		}
-		total += n
-		if p.Init.Kind > InitUniform {
-			add("gives parameter %q an initialiser of unknown kind %d", p.Name, p.Init.Kind)
-		}
-		if s := float64(p.Init.Scale); math.IsNaN(s) || math.IsInf(s, 0) {
-			add("gives parameter %q an initialiser of scale %v", p.Name, s)
-		}
-	}
-	return f, false
 }

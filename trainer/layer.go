@@ -1,7 +1,10 @@
 package trainer
 
 import (
+	"fmt"
+
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/rng"
 )
 
 // Tensor is a row-major array of float32 or int32; see its methods.
@@ -88,6 +91,32 @@ const (
 	InitUniform           // uniform in [-Scale, Scale)
 )
 
+// Fill sets x, the elements of a parameter in order, to its first values: a
+// function of the seed, the layer's position in the model, the parameter's
+// position in the layer, and the element's index.
+func (i Init) Fill(x []float32, seed uint64, layer, param int) {
+	switch i.Kind {
+	case InitZeros:
+		clear(x)
+	case InitConstant:
+		for j := range x {
+			x[j] = i.Scale
+		}
+	case InitNormal:
+		s := rng.New(seed, rng.Place{Sample: uint32(param), Layer: uint16(layer)})
+		for j := range x {
+			x[j] = float32(float64(i.Scale) * s.Normal())
+		}
+	case InitUniform:
+		s := rng.New(seed, rng.Place{Sample: uint32(param), Layer: uint16(layer)})
+		for j := range x {
+			x[j] = (float32(2*s.Float32()) - 1) * i.Scale
+		}
+	default:
+		panic(fmt.Sprintf("trainer: initialiser of unknown kind %d", i.Kind))
+	}
+}
+
 // Zeros initialises every element with 0.
 func Zeros() Init { return Init{} }
 
@@ -108,27 +137,4 @@ type Loss interface {
 	// sum with respect to out. When c.Train() is false the gradient is not
 	// used and may be the zero Tensor.
 	Loss(c *Context, out, target Tensor) (sum float64, count int64, dout Tensor)
-}
-
-// Model is a stack of layers with a loss. Layers are what pipeline stages are
-// cut from, so a model is best given as a list of blocks of similar cost.
-type Model struct {
-	// Name and Config describe the model in config.json, so that a saved run
-	// can be opened again. Config must survive a round trip through JSON.
-	Name   string
-	Config any
-
-	// Input and Target describe one sample.
-	Input, Target Spec
-
-	Layers []Layer
-	Loss   Loss
-
-	// LayerNames are used as prefixes of parameter names, one for each layer;
-	// nil means "0", "1" and so on.
-	LayerNames []string
-
-	// Fault is set by a constructor that was given an impossible
-	// configuration; Job.Validate reports it.
-	Fault error
 }

@@ -9,21 +9,16 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/host"
-	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
-	"github.com/soliton-train/soliton/internal/platform/canary"
-	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
 // Main is the main function of a training program. define registers the
@@ -53,53 +48,11 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 		for _, name := range control.Environment() {
 			_ = os.Unsetenv(name) // it fails for impossible names only
 		}
-		os.Exit(launchedMain(id, define))
+		os.Exit(process.Main(id, maker(func() (Job, error) {
+			return newCommand(program(), false, define).job(os.Args[1:])
+		})))
 	}
 	os.Exit(standaloneMain(os.Args[1:], os.Stdout, os.Stderr, define))
-}
-
-// launchedMain is Main in a process that an agent has started.
-func launchedMain(launched control.Identity, define func(*flag.FlagSet) func() (Job, error)) int {
-	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
-	for _, fd := range launched.Canaries {
-		if fd > 0 {
-			_ = canary.Keep(fd) // without one the end of the process is known a little later
-		}
-	}
-	slow, leave := make(chan os.Signal, 1), make(chan os.Signal, 1)
-	signal.Notify(slow, chaos.SlowSignal)
-	signal.Notify(leave, syscall.SIGTERM)
-	ctx := context.Background()
-	conn, err := launched.Dial(ctx) // says Hello
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
-		return host.ExitFailed
-	}
-	defer conn.Close()
-	me := self{
-		session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
-		transport: comm.TCP{Addr: launched.Addr},
-		process:   true,
-		slow:      slow,
-		leave:     leave,
-	}
-	if launched.Progress > 0 {
-		f := os.NewFile(uintptr(launched.Progress), "progress")
-		if me.progress, err = progress.Open(f); err != nil {
-			fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
-			return host.ExitFailed
-		}
-		_ = f.Close() // it stays mapped
-	}
-	err = serve(ctx, conn, me, func() (Job, error) {
-		return newCommand(program(), false, define).job(os.Args[1:])
-	})
-	var done *Done
-	if err != nil && !errors.As(err, &done) {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err) // for the worker's log
-		return host.ExitFailed
-	}
-	return host.ExitDone
 }
 
 // standaloneMain is Main without an agent outside.
@@ -137,7 +90,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 
 // report tells of an error before there is an agent, in the agent's words.
 func report(stdout, stderr io.Writer, err error) int {
-	f := failure(err, 0)
+	f := process.Failure(jobError(err), 0)
 	out := host.Outcome{Err: &host.FailedError{Kind: f.Kind, Text: f.Text}, Detail: f.Stack}
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
@@ -301,7 +254,7 @@ var standaloneFlags = []string{"run-dir", "threads", "reduction", "plain"}
 func guardedJob(args []string, define func(*flag.FlagSet) func() (Job, error)) (c *command, job Job, err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = (&worker{doing: "the job"}).panicError(v, debug.Stack())
+			err = process.Panicked(0, "the job", v)
 		}
 	}()
 	c = newCommand(program(), true, define)

@@ -9,13 +9,10 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/platform/memory"
 	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/model"
 )
-
-// configFile is the name of the file that describes the model in a run
-// directory.
-const configFile = "config.json"
 
 // maxConfig bounds the size of that file in bytes.
 const maxConfig = 1 << 20
@@ -30,31 +27,31 @@ type Net struct {
 // Open loads the parameters of a model from a model.safetensors file, or from
 // a run directory with one. They must have the names and shapes of the model.
 // Close the net after use.
-func Open(model Model, path string) (*Net, error) {
-	if faults := model.faults(); len(faults) > 0 {
+func Open(m Model, path string) (*Net, error) {
+	if faults := m.faults(); len(faults) > 0 {
 		return nil, &ValidationError{faults}
 	}
 	if err := kernel.Err(); err != nil {
 		return nil, err
 	}
-	params := newParameters(&model)
+	params := describeParams(&m, 0)
 	// The file must bear the model out before there is memory for it.
-	f, err := params.openModel(path)
+	f, err := params.Open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	if available, ok := availableMemory(); ok {
-		if faults := memoryFault(&model, params, 1, 0, available); len(faults) > 0 {
+	if available, ok := memory.Available(); ok {
+		if faults := memoryFault(&m, params, 1, 0, available); len(faults) > 0 {
 			return nil, &ValidationError{faults}
 		}
 	}
-	params.hold(0, len(model.Layers))
-	if err := params.read(f); err != nil {
+	params.Hold(0, len(m.Layers))
+	if err := params.Read(f); err != nil {
 		return nil, err
 	}
 	pool := kernel.NewPool(runtime.GOMAXPROCS(0))
-	return &Net{newStage(&model, 0, len(model.Layers), params, pool, 0), pool.Close}, nil
+	return &Net{newStage(&m, 0, len(m.Layers), params, pool, 0), pool.Close}, nil
 }
 
 // Forward returns the output of the last layer for one or more samples, which
@@ -77,18 +74,18 @@ type savedConfig struct {
 
 // ReadConfig reads which model a run directory holds: the Name of the
 // [Model], and its Config into the value that config points to.
-func ReadConfig(runDir string, config any) (model string, err error) {
-	path := filepath.Join(runDir, configFile)
+func ReadConfig(runDir string, config any) (name string, err error) {
+	path := filepath.Join(runDir, model.ConfigFile)
 	st, err := os.Stat(path)
 	if err != nil {
-		return "", plainPathError(err)
+		return "", model.PathError(err)
 	}
 	if st.Size() > maxConfig {
 		return "", fmt.Errorf("%s: has %d bytes, too many to describe a model", path, st.Size())
 	}
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return "", plainPathError(err)
+		return "", model.PathError(err)
 	}
 	var c savedConfig
 	if err := json.Unmarshal(b, &c); err != nil {
@@ -98,13 +95,4 @@ func ReadConfig(runDir string, config any) (model string, err error) {
 		return "", fmt.Errorf("%s: config: %w", path, err)
 	}
 	return c.Model, nil
-}
-
-// writeConfig writes config.json.
-func (p *prepared) writeConfig(dir string) error {
-	b, err := json.MarshalIndent(savedConfig{p.Model.Name, p.config}, "", "  ")
-	if err != nil {
-		return err
-	}
-	return rundir.WriteFile(filepath.Join(dir, configFile), append(b, '\n'))
 }

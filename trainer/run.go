@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
 // StoppedError is the error of a run that was stopped before its last step.
@@ -70,7 +71,7 @@ func runInProcess(ctx context.Context, cfg host.Config, job Job, prepareAgent fu
 		if conn.Send(control.Identity{}.Hello()) != nil {
 			return
 		}
-		if err := serve(ctx, conn, alone(), func() (Job, error) { return job, nil }); err != nil {
+		if err := process.New(conn, process.Alone()).Serve(ctx, maker(func() (Job, error) { return job, nil })); err != nil {
 			failed <- err
 		}
 	})

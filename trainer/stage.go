@@ -8,6 +8,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/model"
 )
 
 // stage runs layers [lo, hi) of a model for the engine.
@@ -15,7 +16,7 @@ type stage struct {
 	model  *Model
 	lo, hi int
 	names  []string
-	params *parameters
+	params *model.Params
 	pool   *kernel.Pool
 	seed   uint64
 
@@ -38,7 +39,7 @@ type flight struct {
 	stash []any
 }
 
-func newStage(m *Model, lo, hi int, params *parameters, pool *kernel.Pool, seed uint64) *stage {
+func newStage(m *Model, lo, hi int, params *model.Params, pool *kernel.Pool, seed uint64) *stage {
 	s := &stage{model: m, lo: lo, hi: hi, params: params, names: m.layerNames(), pool: pool, seed: seed}
 	s.at.layer = -1
 	return s
@@ -60,8 +61,8 @@ func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context
 func (s *stage) enter(layer int, call string) { s.at.layer, s.at.call = layer, call }
 func (s *stage) leave()                       { s.at.layer = -1 }
 
-// where says which user code runs, "" if none does.
-func (s *stage) where() string {
+// Where implements [process.Stage].
+func (s *stage) Where() string {
 	switch {
 	case s.at.layer < 0:
 		return ""
@@ -88,7 +89,7 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 		}
 		l := s.model.Layers[i]
 		s.enter(i, "Forward")
-		out, stash := l.Forward(s.context(m, i, &f.arena), s.params.views[i], in)
+		out, stash := l.Forward(s.context(m, i, &f.arena), s.params.Views(i), in)
 		if len(out.Shape) == 0 || out.Shape[0] != m.Samples || len(out.F) != out.Len() {
 			panic(fmt.Sprintf("returned %d float32 numbers of shape %v for %d samples; the first dimension counts samples", len(out.F), out.Shape, m.Samples))
 		}
@@ -128,7 +129,7 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 		scratch.Reset()
 		flat := grads.Buffer(i)
 		s.enter(i, "Backward")
-		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.params.views[i], f.stash[i-s.lo], dout, s.params.split(i, flat))
+		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.params.Views(i), f.stash[i-s.lo], dout, s.params.Split(i, flat))
 		if i > s.lo && len(din.F) != f.outs[i-s.lo-1].Len() {
 			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), f.outs[i-s.lo-1].Shape))
 		}

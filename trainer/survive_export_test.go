@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
 // survival is a run on several workers of this process, some of which are
@@ -46,7 +47,7 @@ type survival struct {
 // victim is a worker.
 type victim struct {
 	w      plan.Worker
-	worker *worker
+	worker *process.Worker
 	conn   *control.Conn
 	cancel context.CancelFunc
 	gone   bool
@@ -124,10 +125,10 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 		v := &victim{w: w, conn: control.New(ours), cancel: cancel, joins: s.c != nil}
 		s.workers = append(s.workers, v)
 		tasks.Go(func() {
-			me := self{session: id.Session{Worker: w.ID, Incarnation: w.Incarnation}, transport: s.network}
-			w := newWorker(control.New(theirs), me)
+			me := process.Self{Session: id.Session{Worker: w.ID, Incarnation: w.Incarnation}, Transport: s.network}
+			w := process.New(control.New(theirs), me)
 			post(func() { v.worker = w })
-			_ = w.serve(ctx, func() (Job, error) { return job(), nil })
+			_ = w.Serve(ctx, maker(func() (Job, error) { return job(), nil }))
 			theirs.Close()
 		})
 		tasks.Go(func() {
@@ -147,7 +148,7 @@ func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 					}
 					if cfg.Flip != nil {
 						if x, target, after := cfg.Flip(int(w.ID), m); x >= 0 {
-							time.AfterFunc(after, func() { post(func() { s.newest(x).worker.recovery.flip(target) }) })
+							time.AfterFunc(after, func() { post(func() { s.newest(x).worker.Flip(target) }) })
 						}
 					}
 					if cfg.Moment != nil {

@@ -1,4 +1,4 @@
-package trainer
+package process
 
 import (
 	"time"
@@ -6,6 +6,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform/memory"
 )
 
 // measured is what the agent was told last.
@@ -21,7 +22,7 @@ type measured struct {
 const memoryEvery = 10 * time.Second
 
 // measure returns the next heartbeat, with what was measured since a step ended.
-func (w *worker) measure(last *measured) control.Beat {
+func (w *Worker) measure(last *measured) control.Beat {
 	step := w.committed.Load()
 	if step <= last.step {
 		last.step = step // it may have gone back
@@ -49,13 +50,13 @@ func (w *worker) measure(last *measured) control.Beat {
 	if !last.at.IsZero() {
 		b.Over = int64(now.Sub(last.at))
 	}
-	memory := last.memory
-	if now.Sub(memory) >= memoryEvery {
-		if bytes, ok := availableMemory(); ok {
+	looked := last.memory
+	if now.Sub(looked) >= memoryEvery {
+		if bytes, ok := memory.Available(); ok {
 			b.Available = int64(bytes)
 		}
-		memory = now
+		looked = now
 	}
-	*last = measured{step, passes, now, links, memory}
+	*last = measured{step, passes, now, links, looked}
 	return b
 }

@@ -1,4 +1,4 @@
-package trainer
+package process
 
 import (
 	"context"
@@ -23,16 +23,16 @@ import (
 
 // arm makes the trigger of the harms that this worker is to do to itself. It is
 // nil if there are none and nobody outside can ask for any.
-func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
-	all, err := chaos.Parse(strings.Join(harms, ","))
+func (w *Worker) arm(specs []string) (*chaos.Trigger, error) {
+	all, err := chaos.Parse(strings.Join(specs, ","))
 	if err != nil {
 		return nil, err
 	}
 	mine := all.Worker(int(w.self.id()))
-	if len(mine) == 0 && !w.self.process {
+	if len(mine) == 0 && w.self.own == nil {
 		return nil, nil
 	}
-	if !w.self.process && slices.ContainsFunc(mine, func(h chaos.Fault) bool {
+	if w.self.own == nil && slices.ContainsFunc(mine, func(h chaos.Fault) bool {
 		return h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze || h.Kind == chaos.KindLeave
 	}) {
 		return nil, errors.New("chaos would strike the whole program: a worker that shares its process with others cannot be harmed")
@@ -42,7 +42,7 @@ func (w *worker) arm(harms []string) (*chaos.Trigger, error) {
 
 // stamp tells the agent what is about to strike. It is written to the socket
 // when send returns, so that it outlives this process.
-func (w *worker) stamp(h chaos.Fault, moment int64) {
+func (w *Worker) stamp(h chaos.Fault, moment int64) {
 	m := control.Harm{Kind: string(h.Kind), Text: h.String()}
 	if h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze {
 		m.At = moment
@@ -51,7 +51,7 @@ func (w *worker) stamp(h chaos.Fault, moment int64) {
 }
 
 // slowLink limits what this worker sends on its link to another one.
-func (w *worker) slowLink(a, b int, factor float64) {
+func (w *Worker) slowLink(a, b int, factor float64) {
 	if a == int(w.self.id()) {
 		a = b
 	}
@@ -64,18 +64,18 @@ func (w *worker) slowLink(a, b int, factor float64) {
 
 // heedSlow makes the worker as slow as launcher slow says, until the returned
 // function is called.
-func (w *worker) heedSlow(runDir string) (stop func()) {
-	file := chaos.SlowFile(runDir, int(w.self.id()), int(w.self.session.Incarnation))
+func (w *Worker) heedSlow(runDir string) (stop func()) {
+	file := chaos.SlowFile(runDir, int(w.self.id()), w.self.Session.Incarnation)
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			select {
-			case <-w.self.slow:
+			case <-w.self.own.slow:
 				if factor, err := chaos.ReadSlow(file); err != nil {
-					fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err) // for the worker's log
+					complain(err)
 				} else {
-					w.harm.Slow(factor)
+					w.faults.Slow(factor)
 				}
 			case <-quit:
 				return
@@ -88,17 +88,20 @@ func (w *worker) heedSlow(runDir string) (stop func()) {
 	}
 }
 
-// flip flips a bit of the state that this worker holds.
-func (w *worker) flip(t chaos.Target) {
+// flip is [Worker.Flip] for a fault.
+func (w *Worker) flip(t chaos.Target) {
 	target, ok := engine.ParseTarget(string(t))
 	if !ok {
-		panic(fmt.Sprintf("trainer: flip of %q", t))
+		panic(fmt.Sprintf("process: flip of %q", t))
 	}
-	w.recovery.flip(target)
+	w.Flip(target)
 }
 
+// Flip flips a bit of the state that this worker holds, once there is state of the kind.
+func (w *Worker) Flip(t engine.Target) { w.recovery.flip(t) }
+
 // victimProcess is this process as one that can be harmed.
-type victimProcess struct{ w *worker }
+type victimProcess struct{ w *Worker }
 
 func (v victimProcess) Signal(sig os.Signal) error {
 	err := chaos.Self().Signal(sig)
@@ -111,8 +114,8 @@ func (v victimProcess) Signal(sig os.Signal) error {
 
 // heedTerm makes SIGTERM a wish to leave the run, until the returned function
 // is called.
-func (w *worker) heedTerm() (stop func()) {
-	asked := w.self.leave // caught since the process began, so that one which comes early counts
+func (w *Worker) heedTerm() (stop func()) {
+	asked := w.self.own.leave // caught since the process began, so that one which comes early counts
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -134,19 +137,19 @@ func (w *worker) heedTerm() (stop func()) {
 
 // armed arms the worker for the time of f, which gets a context that ends with
 // ctx, and then with all pauses of the trigger.
-func (w *worker) armed(ctx context.Context, harms []string, runDir string, f func() error) error {
+func (w *Worker) armed(ctx context.Context, specs []string, runDir string, f func() error) error {
 	var err error
-	if w.harm, err = w.arm(harms); err != nil {
+	if w.faults, err = w.arm(specs); err != nil {
 		return err
 	}
-	if w.harm == nil {
+	if w.faults == nil {
 		return f()
 	}
 	// The engine closes after the pass that runs, and its pause.
-	stop := context.AfterFunc(ctx, w.harm.Close)
+	stop := context.AfterFunc(ctx, w.faults.Close)
 	defer stop()
-	defer w.harm.Close()
-	if w.self.process {
+	defer w.faults.Close()
+	if w.self.own != nil {
 		defer w.heedSlow(runDir)()
 	}
 	return f()
@@ -155,12 +158,12 @@ func (w *worker) armed(ctx context.Context, harms []string, runDir string, f fun
 // slowed is a stage whose layers take longer while its worker is slowed, or its emulated device runs at a
 // lower clock.
 type slowed struct {
-	*stage
-	harm  *chaos.Trigger
-	clock *emulatedClock
+	Stage
+	faults *chaos.Trigger
+	clock  *emulatedClock
 }
 
-func (s slowed) pause(took time.Duration) { s.harm.Throttle(took, s.clock.share()) }
+func (s slowed) pause(took time.Duration) { s.faults.Throttle(took, s.clock.share()) }
 
 // emulatedClock is how fast the clock of an emulated device lets the worker compute. The zero value is full speed.
 type emulatedClock struct{ less atomic.Uint64 } // bits of 1 - share
@@ -179,21 +182,21 @@ func (s slowed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 			return err
 		}
 	}
-	p, out, err := s.stage.Forward(m, in)
+	p, out, err := s.Stage.Forward(m, in)
 	s.pause(time.Since(began))
 	return p, out, err
 }
 
 func (s slowed) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
 	began := time.Now()
-	sum, count, dout = s.stage.Loss(p, target)
+	sum, count, dout = s.Stage.Loss(p, target)
 	s.pause(time.Since(began))
 	return sum, count, dout
 }
 
 func (s slowed) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
 	t := &throttled{grads, s, time.Now()}
-	din := s.stage.Backward(p, dout, t)
+	din := s.Stage.Backward(p, dout, t)
 	t.pause()
 	return din
 }

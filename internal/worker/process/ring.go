@@ -1,10 +1,9 @@
-package trainer
+package process
 
 import (
 	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 
@@ -23,7 +22,7 @@ type ringMember struct {
 }
 
 // join makes the worker a member until the returned function is called.
-func (g *ringMember) join(ctx context.Context, c control.Ring, me self, addr string) (leave func()) {
+func (g *ringMember) join(ctx context.Context, c control.Ring, me Self, addr string) (leave func()) {
 	if len(c.Seeds) == 0 {
 		return func() {}
 	}
@@ -31,7 +30,7 @@ func (g *ringMember) join(ctx context.Context, c control.Ring, me self, addr str
 	var beside sync.WaitGroup
 	beside.Go(func() {
 		if err := g.form(ctx, c, me, addr); err != nil {
-			fmt.Fprintf(os.Stderr, "%s: this worker is no member of the gossip ring: %v\n", program(), err)
+			complain(fmt.Errorf("this worker is no member of the gossip ring: %w", err))
 		}
 	})
 	return func() {
@@ -42,11 +41,11 @@ func (g *ringMember) join(ctx context.Context, c control.Ring, me self, addr str
 
 // form joins the ring, and stays in it until ctx ends. The seeds are agents; if none of them
 // answers they may be busy.
-func (g *ringMember) form(ctx context.Context, c control.Ring, me self, addr string) error {
+func (g *ringMember) form(ctx context.Context, c control.Ring, me Self, addr string) error {
 	r, err := gossip.Open(gossip.Config{
 		Listen: gossip.BesideOf(addr), Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
 		Self: gossip.Identity{
-			Kind: gossip.Worker, Worker: me.id(), Incarnation: int(me.session.Incarnation), Addr: addr, Host: cmp.Or(c.Host, gossip.LocalHost),
+			Kind: gossip.Worker, Worker: me.id(), Incarnation: me.Session.Incarnation, Addr: addr, Host: cmp.Or(c.Host, gossip.LocalHost),
 		},
 	})
 	if err != nil {

@@ -1,4 +1,4 @@
-package trainer
+package process
 
 import (
 	"sync"
@@ -14,7 +14,7 @@ import (
 // spans keeps what this worker does in a step until the step has ended, and tells the agent of
 // the steps it wants to know about. Nobody wants to know of a nil spans.
 type spans struct {
-	w     *worker
+	w     *Worker
 	every int
 
 	mu      sync.Mutex
@@ -28,7 +28,7 @@ type spans struct {
 	plan    string               // the same of the newest boundary plan
 }
 
-func newSpans(w *worker, every int) *spans {
+func newSpans(w *Worker, every int) *spans {
 	if every <= 0 {
 		return nil
 	}

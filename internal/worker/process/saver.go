@@ -1,4 +1,4 @@
-package trainer
+package process
 
 import (
 	"context"
@@ -19,8 +19,8 @@ import (
 // saver writes this worker's part of checkpoints beside the training. It outlives
 // engines.
 type saver struct {
-	w   *worker
-	p   *prepared
+	w   *Worker
+	j   *Job
 	dir string
 	ctx context.Context
 
@@ -30,12 +30,12 @@ type saver struct {
 }
 
 // newSaver returns nil for a run without checkpoints.
-func newSaver(ctx context.Context, w *worker, p *prepared, start control.Start) (s *saver, closeIt func()) {
+func newSaver(ctx context.Context, w *Worker, j *Job, start control.Start) (s *saver, closeIt func()) {
 	if !start.Checkpoints {
 		return nil, func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	s = &saver{w: w, p: p, dir: start.RunDir, ctx: ctx}
+	s = &saver{w: w, j: j, dir: start.RunDir, ctx: ctx}
 	return s, func() {
 		cancel()
 		s.wait()
@@ -62,7 +62,7 @@ func (s *saver) install(c *engine.Config) {
 // it is the model.
 func (s *saver) save(c engine.Checkpoint) {
 	s.w.saveAsked.Store(false)
-	if c.Step == s.p.Steps || len(c.Shards) == 0 {
+	if c.Step == s.j.Steps || len(c.Shards) == 0 {
 		return
 	}
 	s.writing.Add(1)
@@ -77,7 +77,7 @@ func (s *saver) save(c engine.Checkpoint) {
 
 func (s *saver) write(c engine.Checkpoint) control.Saved {
 	part := checkpoint.Part{
-		Job: s.p.id(), Step: c.Step, Plan: c.Plan, Worker: int(s.w.self.id()), Rule: s.p.ruleName(),
+		Job: s.j.ID(), Step: c.Step, Plan: c.Plan, Worker: int(s.w.self.id()), Rule: s.j.ruleName(),
 	}
 	for _, sh := range c.Shards {
 		part.Shards = append(part.Shards, checkpoint.Shard{
@@ -95,33 +95,30 @@ func (s *saver) write(c engine.Checkpoint) control.Saved {
 	return m
 }
 
-// id names the job in checkpoints.
-func (p *prepared) id() string { return p.describe().ID() }
-
 // ruleName is what package checkpoint calls the optimizer.
-func (p *prepared) ruleName() string {
-	if _, ok := p.Optimizer.rule().(zero.SGD); ok {
+func (j *Job) ruleName() string {
+	if _, ok := j.Rule.(zero.SGD); ok {
 		return "sgd"
 	}
 	return "adamw"
 }
 
 // beginning returns what fills in the state with which an order begins, and how to close it.
-func (p *prepared) beginning(ctx context.Context, o controller.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
+func (j *Job) beginning(ctx context.Context, o controller.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
-		return p.firstValues(), func() {}, nil
+		return j.firstValues(), func() {}, nil
 	}
-	r, err := checkpoint.At(o.From, p.id(), o.Passed.Step)
+	r, err := checkpoint.At(o.From, j.ID(), o.Passed.Step)
 	if err != nil {
 		return nil, nil, err
 	}
 	var sizes []int
-	for _, l := range p.params.layers {
+	for _, l := range j.Params.Layers {
 		sizes = append(sizes, l.Size())
 	}
-	if m := r.Manifest(); m.Rule != p.ruleName() || !slices.Equal(m.Layers, sizes) {
+	if m := r.Manifest(); m.Rule != j.ruleName() || !slices.Equal(m.Layers, sizes) {
 		r.Close()
-		return nil, nil, fmt.Errorf("the checkpoint of step %d is of layers with %v parameters and %s: the job has %v and %s", m.Step, m.Layers, m.Rule, sizes, p.ruleName())
+		return nil, nil, fmt.Errorf("the checkpoint of step %d is of layers with %v parameters and %s: the job has %v and %s", m.Step, m.Layers, m.Rule, sizes, j.ruleName())
 	}
 	return func(x id.Range, params []float32, moments [][]float32) error {
 		if moments == nil {
@@ -129,4 +126,22 @@ func (p *prepared) beginning(ctx context.Context, o controller.Order) (begin fun
 		}
 		return r.Read(ctx, x.Layer, x.Lo, x.Hi, params, moments)
 	}, func() { r.Close() }, nil
+}
+
+// firstValues returns what fills in the first values of a range of the
+// parameters. Moments begin with zeros, as they are. Values are made by layers,
+// so those of the last one are kept for its other ranges.
+func (j *Job) firstValues() func(r id.Range, params []float32, moments [][]float32) error {
+	layer, values := -1, []float32(nil)
+	return func(r id.Range, params []float32, _ [][]float32) error {
+		if r.Layer != layer {
+			layer, values = -1, make([]float32, j.Params.Layers[r.Layer].Size())
+			if err := j.Params.First(r.Layer, values, j.InitFrom, j.InitSHA256); err != nil {
+				return err
+			}
+			layer = r.Layer
+		}
+		copy(params, values[r.Lo:r.Hi])
+		return nil
+	}
 }

@@ -1,4 +1,4 @@
-package trainer
+package process
 
 import (
 	"errors"
@@ -22,7 +22,7 @@ var errRestart = errors.New("the run goes back to a checkpoint")
 // about plans. The engine of the moment may be missing: before the first, and
 // while a restart makes another.
 type recovery struct {
-	w *worker
+	w *Worker
 
 	agent atomic.Pointer[time.Time] // when it was heard of last
 
@@ -70,7 +70,7 @@ func (r *recovery) hear(m control.Message) error {
 			e.Query(b, func(report controller.Report) {
 				body, err := report.Encode()
 				if err != nil {
-					panic(fmt.Sprintf("trainer: %v", err)) // plain numbers
+					panic(fmt.Sprintf("process: %v", err)) // plain numbers
 				}
 				_ = r.w.send(control.Answer{Term: b.Term, Attempt: b.Attempt, Report: body}) // without an agent, this worker ends
 				r.w.spans.answered(m.Trace, came)

@@ -8,23 +8,6 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 )
 
-func TestMeminfo(t *testing.T) {
-	for _, c := range []struct {
-		text string
-		want float64
-		ok   bool
-	}{
-		{"MemTotal:       24681200 kB\nMemFree:  1 kB\nMemAvailable:   24021016 kB\nBuffers: 2 kB\n", 24021016 * 1024, true},
-		{"MemTotal:       24681200 kB\n", 0, false},
-		{"MemAvailable:   some kB\n", 0, false},
-		{"", 0, false},
-	} {
-		if got, ok := parseMeminfo(strings.NewReader(c.text)); ok != c.ok || ok && got != c.want {
-			t.Errorf("%q: %v, %v", c.text, got, ok)
-		}
-	}
-}
-
 // block is a layer of one parameter, which is never run.
 type block struct {
 	Layer
@@ -39,7 +22,7 @@ func TestMemoryFault(t *testing.T) {
 		Input: Spec{Shape: []int{20}}, Target: Spec{Shape: []int{10}, Kind: tensor.Int32},
 		Layers: []Layer{block{size: 1000}, block{size: 500}},
 	}
-	params := newParameters(&m)
+	params := describeParams(&m, 0)
 	least := 4 * (4*1500 + 1000 + 2*30) // bytes
 	for _, c := range []struct {
 		micro     int
@@ -60,7 +43,7 @@ func TestMemoryFault(t *testing.T) {
 	for range 4000 {
 		huge.Layers = append(huge.Layers, block{size: maxElements})
 	}
-	if f := memoryFault(&huge, newParameters(&huge), 4, 1<<62, 1e18); len(f) != 1 {
+	if f := memoryFault(&huge, describeParams(&huge, 0), 4, 1<<62, 1e18); len(f) != 1 {
 		t.Errorf("faults %v", f)
 	}
 }

@@ -1,0 +1,116 @@
+package model
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/store/safetensors"
+)
+
+// File and ConfigFile are the names of the files in a run directory that hold the parameters and describe the model.
+const (
+	File       = "model.safetensors"
+	ConfigFile = "config.json"
+)
+
+// Open opens the model file at path, which may be a run directory, and checks that it holds exactly the tensors of p.
+func (p *Params) Open(path string) (*safetensors.File, error) {
+	if st, err := os.Stat(path); err == nil && st.IsDir() {
+		path = filepath.Join(path, File)
+	}
+	f, err := safetensors.Open(path)
+	if err != nil {
+		return nil, PathError(err)
+	}
+	have := make(map[string][]int, len(f.Tensors))
+	for _, t := range f.Tensors {
+		have[t.Name] = t.Shape
+	}
+	fail := func(tensor, format string, args ...any) (*safetensors.File, error) {
+		f.Close()
+		return nil, &safetensors.Error{Path: path, Tensor: tensor, Reason: fmt.Sprintf(format, args...)}
+	}
+	for _, want := range p.infos {
+		shape, ok := have[want.Name]
+		switch {
+		case !ok:
+			return fail(want.Name, "is missing; the model has it with shape %v", want.Shape)
+		case !slices.Equal(shape, want.Shape):
+			return fail(want.Name, "has shape %v in the file and %v in the model", shape, want.Shape)
+		}
+		delete(have, want.Name)
+	}
+	for _, t := range f.Tensors {
+		if _, left := have[t.Name]; left {
+			return fail(t.Name, "is not part of the model")
+		}
+	}
+	return f, nil
+}
+
+// PathError strips the system call from errors about files.
+func PathError(err error) error {
+	var pe *os.PathError
+	if errors.As(err, &pe) {
+		return fmt.Errorf("%s: %w", pe.Path, pe.Err)
+	}
+	return err
+}
+
+// Read reads the parameters of the held layers from a file of Open.
+func (p *Params) Read(f *safetensors.File) error {
+	i := 0
+	for _, views := range p.views {
+		for _, v := range views {
+			if v.F != nil {
+				if err := f.Read(p.infos[i].Name, v.F); err != nil {
+					return err
+				}
+			}
+			i++
+		}
+	}
+	return nil
+}
+
+// writer writes parameters to a file that appears under its name complete and synced, with commit.
+type writer struct {
+	path string
+	f    *os.File
+	b    *bufio.Writer
+	w    *safetensors.Writer
+}
+
+func (p *Params) newWriter(path string) (*writer, error) {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	if err != nil {
+		return nil, err
+	}
+	m := &writer{path: path, f: f, b: bufio.NewWriterSize(f, 1<<20)}
+	if m.w, err = safetensors.NewWriter(m.b, map[string]string{"format": "pt"}, p.infos); err != nil {
+		m.discard()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *writer) commit() error {
+	err := errors.Join(m.w.Close(), m.b.Flush(), m.f.Chmod(0o644), m.f.Sync(), m.f.Close())
+	if err == nil {
+		err = os.Rename(m.f.Name(), m.path)
+	}
+	if err != nil {
+		m.discard()
+	}
+	return err
+}
+
+// discard removes the file before it has its name.
+func (m *writer) discard() {
+	m.f.Close()
+	os.Remove(m.f.Name())
+}

@@ -1,0 +1,137 @@
+// Package model holds the parameters of a model in a worker: memory by layers, first values, the model file, and the
+// hashes over the whole state.
+package model
+
+import (
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/store/safetensors"
+	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/zero"
+)
+
+// Params are all parameters of a model: one array for each layer that is held here, and views of its tensors.
+type Params struct {
+	Layers []engine.Layer
+
+	views [][]tensor.Tensor
+	fills [][]func([]float32)
+	infos []safetensors.Info // of all tensors, in model order
+
+	checked bool // the file of the first values has the SHA-256 of the job
+}
+
+// Tensor describes a parameter. Fill sets its first values.
+type Tensor struct {
+	Name    string
+	Shape   []int
+	NoDecay bool
+	Fill    func([]float32)
+}
+
+// Add describes the next layer of the model.
+func (p *Params) Add(name string, tensors []Tensor) {
+	layer := engine.Layer{Name: name}
+	var views []tensor.Tensor
+	var fills []func([]float32)
+	for _, t := range tensors {
+		shape := slices.Clone(t.Shape)
+		layer.Tensors = append(layer.Tensors, zero.Tensor{Size: tensor.Size(shape), NoDecay: t.NoDecay})
+		views = append(views, tensor.Tensor{Shape: shape})
+		fills = append(fills, t.Fill)
+		p.infos = append(p.infos, safetensors.Info{Name: name + "." + t.Name, Shape: shape})
+	}
+	p.Layers = append(p.Layers, layer)
+	p.views = append(p.views, views)
+	p.fills = append(p.fills, fills)
+}
+
+// Hold allocates layers [lo, hi), as zeros, where they are not held.
+func (p *Params) Hold(lo, hi int) {
+	for i := lo; i < hi; i++ {
+		if p.Layers[i].Params == nil {
+			p.Layers[i].Params = make([]float32, p.Layers[i].Size())
+			p.views[i] = p.Split(i, p.Layers[i].Params)
+		}
+	}
+}
+
+// Views returns the tensors of a layer, whose memory is that of Hold.
+func (p *Params) Views(layer int) []tensor.Tensor { return p.views[layer] }
+
+// Split returns views of the tensors of a layer in flat.
+func (p *Params) Split(layer int, flat []float32) []tensor.Tensor {
+	views := make([]tensor.Tensor, len(p.views[layer]))
+	at := 0
+	for i, v := range p.views[layer] {
+		end := at + tensor.Size(v.Shape)
+		views[i] = tensor.Tensor{Shape: v.Shape, F: flat[at:end:end]}
+		at = end
+	}
+	return views
+}
+
+// Count returns the number of parameters of the model.
+func (p *Params) Count() (n int) {
+	for _, l := range p.Layers {
+		n += l.Size()
+	}
+	return n
+}
+
+// Held returns the layers that are held.
+func (p *Params) Held() (layers []int) {
+	for i, l := range p.Layers {
+		if l.Params != nil {
+			layers = append(layers, i)
+		}
+	}
+	return layers
+}
+
+// Release frees the memory of all layers.
+func (p *Params) Release() {
+	for i := range p.Layers {
+		p.Layers[i].Params = nil
+		for k := range p.views[i] {
+			p.views[i][k].F = nil
+		}
+	}
+}
+
+// First sets the first values of a layer: from the model file or run directory at path, which must have the given SHA-256, or
+// by the tensors' Fill if path is "".
+func (p *Params) First(layer int, flat []float32, path, sha256 string) error {
+	if path == "" {
+		for i, v := range p.Split(layer, flat) {
+			p.fills[layer][i](v.F)
+		}
+		return nil
+	}
+	f, err := p.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if !p.checked {
+		now, err := f.SHA256()
+		if err != nil {
+			return err
+		}
+		if now != sha256 {
+			return &safetensors.Error{Path: f.Path(), Reason: "has changed since the run began; --init-from takes a file that stays as it is"}
+		}
+		p.checked = true
+	}
+	at := 0
+	for _, views := range p.views[:layer] {
+		at += len(views)
+	}
+	for i, v := range p.Split(layer, flat) {
+		if err := f.Read(p.infos[at+i].Name, v.F); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,227 @@
+// Package process is a worker process: it talks to the host's agent, builds an engine for each life of the run, and calls the
+// user's program where the engine asks for it.
+//
+// Package trainer fills a [Job] from the user's job, so this package knows neither layers nor data sets. [Worker.Serve] is the
+// whole life of a worker; [Main] is Serve in a process that an agent has started.
+//
+// # Goroutines
+//
+// Serve computes in its caller. One goroutine receives what the agent says and passes it on, another sends heartbeats. Both end
+// before Serve returns, and so do the checkpoint writer, the member of the gossip ring and the handlers of signals, which last
+// as long as training.
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform/canary"
+	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/model"
+	"github.com/soliton-train/soliton/zero"
+)
+
+// Job is a training job as a worker runs it. The functions call user code, one at a time.
+type Job struct {
+	rundir.Job // what job.json says of it
+
+	Files           []rundir.DataFile // of the training data, then of the evaluation data
+	CheckpointEvery time.Duration     // 0: no checkpoints
+	Params          *model.Params
+	Config          []byte // content of config.json
+
+	Input, Target tensor.Spec
+	Rule          zero.Rule
+	LR            func(step int) float64
+
+	// Stage makes layers [lo, hi) run, whose parameters are held.
+	Stage func(lo, hi int, pool *kernel.Pool) Stage
+	// Load reads a sample of the run, and Evaluate the i-th of Evaluations samples of an evaluation. Evaluate is nil where there
+	// is no evaluation.
+	Load        engine.Load
+	Evaluate    func(i int, in, target tensor.Tensor) error
+	Evaluations int
+
+	OnStep func(s control.Step, took time.Duration) error // nil for none
+	OnEnd  func(End) error                                // nil for none
+}
+
+// Stage is an engine's stage that knows which user code it runs.
+type Stage interface {
+	engine.Stage
+	// Where describes the user code that runs, "" if none does.
+	Where() string
+}
+
+// End describes the end of a run to the first worker of the plan.
+type End struct {
+	RunDir string
+	Steps  int
+	Whole  Stage // has all layers; nil if no stage of this worker does
+	Out    io.Writer
+}
+
+// Self identifies a worker and says how it reaches others.
+type Self struct {
+	Session   id.Session
+	Transport comm.Transport
+
+	// own is set where the worker has the process for itself.
+	own *ownProcess
+}
+
+// ownProcess is what a worker has that is alone in its process.
+type ownProcess struct {
+	progress *progress.Record // the agent reads it after the process's end; may be nil
+	slow     chan os.Signal   // asks the process to read how slow it is to be
+	leave    chan os.Signal   // asks it to leave the run
+}
+
+func (s Self) id() id.WorkerID { return s.Session.Worker }
+
+// Alone is the only worker of a run, in the process of its agent.
+func Alone() Self { return Self{Transport: comm.NewMem()} }
+
+// Make makes the job. It may tell the agent what takes long. Errors that are not the program's own fault are of type [*JobError].
+type Make func(note func(text string) error) (*Job, error)
+
+// JobError is why there is no job to run.
+type JobError struct {
+	Kind control.FailKind // control.Usage or control.Help
+	Text string           // for the user
+	Err  error
+}
+
+func (e *JobError) Error() string { return e.Err.Error() }
+func (e *JobError) Unwrap() error { return e.Err }
+
+// PanicError is a panic in code of the user's: a layer, a loss, a data set, a
+// callback, or the function that makes the job.
+type PanicError struct {
+	Step  int    // in which it happened, from 1; 0 before the first
+	Where string // what ran, such as `Forward of layer "0"`
+	Value any
+	Stack string
+}
+
+func (e *PanicError) Error() string {
+	place := "before the first step"
+	if e.Step > 0 {
+		place = fmt.Sprintf("in step %d", e.Step)
+	}
+	if e.Where != "" {
+		place += ", in " + e.Where
+	}
+	return fmt.Sprintf("panic %s: %v", place, e.Value)
+}
+
+// Panicked returns the error for the value v of a panic. It is called by the function that recovered it.
+func Panicked(step int, where string, v any) *PanicError {
+	stack := debug.Stack()
+	if p, ok := v.(*kernel.Panic); ok {
+		v, stack = p.Value, p.Stack
+	}
+	return &PanicError{Step: step, Where: where, Value: v, Stack: trimStack(stack)}
+}
+
+// trimStack drops the frames of the panic machinery, which lie above the one
+// that panicked.
+func trimStack(stack []byte) string {
+	lines := strings.Split(strings.TrimSpace(string(stack)), "\n")
+	for i := len(lines) - 1; i > 0; i-- {
+		if strings.HasPrefix(lines[i], "panic(") && i+2 < len(lines) {
+			lines = append(lines[:1], lines[i+2:]...)
+			break
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Failure returns the message that tells the agent of an error.
+func Failure(err error, step int) control.Failed {
+	f := control.Failed{Kind: control.Faulty, Text: err.Error(), Step: step}
+	var panicked *PanicError
+	var nonFinite *engine.NonFiniteError
+	var corrupt *engine.CorruptError
+	var job *JobError
+	switch {
+	case errors.As(err, &panicked):
+		f.Kind, f.Stack = control.UserPanic, panicked.Stack
+	case errors.As(err, &nonFinite):
+		f.Kind = control.NonFinite
+	case errors.As(err, &corrupt):
+		f.Kind = control.Corrupt
+	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):
+		f.Kind = control.PeerLost
+	case errors.As(err, &job):
+		f.Kind, f.Text = job.Kind, job.Text
+	}
+	return f
+}
+
+// exitFailed is the exit status of a worker process that failed.
+const exitFailed = 1
+
+// Main is the life of a worker process that an agent has started, from its identity on. It returns the exit status.
+func Main(launched control.Identity, make Make) int {
+	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
+	for _, fd := range launched.Canaries {
+		if fd > 0 {
+			_ = canary.Keep(fd) // without one the end of the process is known a little later
+		}
+	}
+	own := newOwnProcess()
+	ctx := context.Background()
+	conn, err := launched.Dial(ctx) // says Hello
+	if err != nil {
+		complain(err)
+		return exitFailed
+	}
+	defer conn.Close()
+	if launched.Progress > 0 {
+		f := os.NewFile(uintptr(launched.Progress), "progress")
+		if own.progress, err = progress.Open(f); err != nil {
+			complain(err)
+			return exitFailed
+		}
+		_ = f.Close() // it stays mapped
+	}
+	err = New(conn, Self{
+		Session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
+		Transport: comm.TCP{Addr: launched.Addr},
+		own:       own,
+	}).Serve(ctx, make)
+	var job *JobError
+	if err != nil && !(errors.As(err, &job) && job.Kind == control.Help) {
+		complain(err)
+		return exitFailed
+	}
+	return 0
+}
+
+func newOwnProcess() *ownProcess {
+	own := &ownProcess{slow: make(chan os.Signal, 1), leave: make(chan os.Signal, 1)}
+	signal.Notify(own.slow, chaos.SlowSignal)
+	signal.Notify(own.leave, syscall.SIGTERM)
+	return own
+}
+
+// complain writes to the worker's log.
+func complain(err error) { fmt.Fprintf(os.Stderr, "%s: %v\n", filepath.Base(os.Args[0]), err) }

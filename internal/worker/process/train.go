@@ -1,0 +1,365 @@
+package process
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/platform/sched"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/model"
+)
+
+// train runs the worker's part of the steps.
+func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
+	// Under the launcher, the number of threads is the launcher's flag.
+	if err := checkThreads(start.Threads); err != nil {
+		return &JobError{Kind: control.Usage, Text: err.Error(), Err: err}
+	}
+	var compute []func() // what a computing thread begins with
+	if w.self.own != nil {
+		// Two more than compute, so that messages hardly ever wait for a compute
+		// thread; and hardly for those of other workers.
+		runtime.GOMAXPROCS(start.Threads + 2)
+		compute = append(compute, sched.Compute)
+	}
+	order, err := w.first(j, start)
+	if err != nil {
+		return err
+	}
+	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
+	w.gossip.applied(order.Plan.Version)
+	pool := kernel.NewPool(start.Threads, compute...)
+	defer pool.Close()
+	saver, closeSaver := newSaver(ctx, w, j, start)
+	defer closeSaver()
+	w.saver = saver
+	if w.self.own != nil {
+		defer w.heedTerm()()
+	}
+	return w.armed(ctx, start.Chaos, start.RunDir, func() error {
+		for {
+			err := w.trainFrom(ctx, j, start, pool, order)
+			if !errors.Is(err, errRestart) {
+				return err
+			}
+			order = w.recovery.restart()
+		}
+	})
+}
+
+// first returns the order that the agent's Start stands for. That of a worker
+// that joins has no plan.
+func (w *Worker) first(j *Job, start control.Start) (controller.Order, error) {
+	if len(start.Plan) == 0 {
+		return controller.Order{}, nil
+	}
+	pl, err := plan.Parse(start.Plan)
+	if err != nil {
+		return controller.Order{}, err
+	}
+	if err := pl.Validate(j.planLayers()); err != nil {
+		return controller.Order{}, err
+	}
+	if pl.Micros() != j.GlobalBatch/j.MicroBatch {
+		return controller.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), j.GlobalBatch/j.MicroBatch)
+	}
+	if _, ok := pl.Worker(w.self.id()); !ok {
+		return controller.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
+	}
+	o := controller.Order{Plan: pl, Passed: id.Point{Step: pl.FromStep - 1}, From: start.From}
+	for _, x := range start.Peers {
+		o.Peers = append(o.Peers, controller.Peer{Worker: plan.Worker{ID: id.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
+	}
+	return o, nil
+}
+
+// trainFrom runs the worker's part of the steps from the point of an order on.
+func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, pool *kernel.Pool, order controller.Order) error {
+	w.stages, w.whole = nil, nil
+	j.Params.Release()
+	begin, closeBegin, err := j.beginning(ctx, order)
+	if err != nil {
+		return err
+	}
+	defer closeBegin()
+	me := plan.Worker{ID: w.self.id(), Incarnation: w.self.Session.Incarnation}
+	config := engine.Config{
+		Self:    me,
+		Network: w.net,
+		Groups:  w.groups,
+		First:   order,
+		Stage: func(lo, hi int) engine.Stage {
+			j.Params.Hold(lo, hi)
+			s := j.Stage(lo, hi, pool)
+			w.addStage(s, hi-lo == j.Layers)
+			if w.faults != nil {
+				return timed{slowed{s, w.faults, &w.clock}, lo, &w.times}
+			}
+			return timed{s, lo, &w.times}
+		},
+		Layers:      j.Params.Layers,
+		Begin:       begin,
+		Input:       j.Input,
+		Target:      j.Target,
+		GlobalBatch: j.GlobalBatch,
+		MicroBatch:  j.MicroBatch,
+		Rule:        j.Rule,
+		LR:          j.LR,
+		ClipNorm:    j.ClipNorm,
+		Load: func(i uint64, in, target tensor.Tensor) error {
+			return w.user(sampling, func() error { return j.Load(i, in, target) })
+		},
+		Pool:      pool,
+		Meter:     w.meter,
+		Fast:      start.Reduction == "fast",
+		Zero:      start.Zero,
+		NoDigests: start.NoDigests,
+		Yield:     w.self.own != nil,
+		Repaired:  func(r engine.Repair) { w.recovery.repaired(j.Params.Layers[r.Layer].Name, r) },
+		Stop:      w.stopped,
+		Held:      w.recovery.held(start.Detect),
+		Applied:   w.recovery.applied,
+		Level:     func(f id.Fill, step int) { _ = w.send(control.Level{Term: f.Term, N: f.N, Step: step}) },
+		Phase: func(step int, phase string) {
+			w.times.phase(step, phase)
+			w.faults.Phase(step, chaos.Phase(phase))
+		},
+	}
+	if w.self.own != nil {
+		config.Progress = w.self.own.progress
+	}
+	w.saver.install(&config)
+	w.spans.install(&config)
+	e, err := engine.New(config)
+	if err != nil {
+		return err
+	}
+	defer e.Close()
+	defer w.recovery.leave(e)
+	w.recovery.enter(e)
+	done := control.Done{Steps: order.Passed.Step}
+	if err := w.begin(ctx, j, e, &done); err != nil {
+		return w.left(ctx, w.recovery.cause(err))
+	}
+	for done.Steps < j.Steps && done.StoppedBy == "" {
+		if err := w.trainStep(ctx, j, e, &done); err != nil {
+			return w.left(ctx, w.recovery.cause(err))
+		}
+	}
+	if done.Steps == j.Steps {
+		done.StoppedBy = ""
+	}
+	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, j, e, done.Steps, start.RunDir); err != nil {
+		return w.left(ctx, w.recovery.cause(err))
+	}
+	done.Result, done.Plan = e.Result(), uint64(e.Version().N)
+	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation}
+	done.Worker.Stages, done.Worker.ParamBytes, done.Worker.StateBytes = e.Holds()
+	done.Worker.Layers = j.Params.Held()
+	done.Worker.Forwards, done.Worker.Backwards = e.Passes()
+	for _, s := range w.net.Stats() {
+		done.Worker.BytesSent += s.BytesSent
+	}
+	w.saver.wait()
+	if err := w.send(done); err != nil {
+		return err
+	}
+	select {
+	case <-w.release:
+	case <-w.recovery.restarted():
+		return errRestart
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if j.OnEnd == nil || !e.First() {
+		return nil
+	}
+	return w.end(j, start.RunDir, done.Steps)
+}
+
+// begin waits until the worker has a part in the run. One that joins takes part
+// in the evaluation after the step that was committed last.
+func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
+	waiting, cancel := context.WithCancelCause(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-w.release:
+			cancel(engine.ErrLeft) // the run ends without it
+		case <-waiting.Done():
+		}
+	})
+	defer watch.Wait()
+	defer cancel(nil)
+	at, stop, err := e.Begun(waiting)
+	if err != nil {
+		return cmp.Or(context.Cause(waiting), err)
+	}
+	joined := at.Step > done.Steps
+	done.Steps = at.Step
+	if !joined {
+		return nil
+	}
+	w.step, w.told = at.Step, at.Step
+	done.StoppedBy = stop
+	if j.evalDue(at.Step) {
+		done.ValLoss, err = w.evaluate(ctx, j, e)
+	}
+	return err
+}
+
+// left waits for the agent's word if the run goes on without this worker.
+func (w *Worker) left(ctx context.Context, err error) error {
+	if !errors.Is(err, engine.ErrLeft) {
+		return err
+	}
+	w.saver.wait() // others count on its part
+	select {
+	case <-w.release:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// addStage takes note of a stage, which may have the whole model.
+func (w *Worker) addStage(s Stage, whole bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stages = append(w.stages, s)
+	if whole {
+		w.whole = s
+	}
+}
+
+// trainStep runs one step and tells of it.
+func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
+	w.step = done.Steps + 1
+	began := time.Now()
+	w.times.begin(w.step, began)
+	w.faults.StepBegan(w.step)
+	r, err := e.Step(ctx, w.step)
+	if err != nil {
+		return err
+	}
+	took := time.Since(began)
+	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
+	w.committed.Store(int64(r.Step))
+	if t, ok := w.times.end(r.Step, began.Add(took)); ok {
+		if err := w.send(t); err != nil {
+			return err
+		}
+	}
+	var valLoss *float64
+	left := false
+	if j.evalDue(r.Step) {
+		done.ValLoss, err = w.evaluate(ctx, j, e)
+		if left = errors.Is(err, engine.ErrLeft); err != nil && !left {
+			return err
+		}
+		valLoss = done.ValLoss
+	}
+	said := control.Step{
+		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
+		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: valLoss, Left: left,
+		Forwards: r.Forwards, Backwards: r.Backwards,
+	}
+	w.spans.sums(&said)
+	if err := w.send(said); err != nil || left {
+		return cmp.Or(err, engine.ErrLeft)
+	}
+	if err := w.spans.tell(r.Step, uint64(r.Plan.N), began, took); err != nil {
+		return err
+	}
+	if j.OnStep != nil && r.Step > w.told && e.First() {
+		if err := w.user("OnStep", func() error { return j.OnStep(said, took) }); err != nil {
+			return fmt.Errorf("OnStep of step %d: %w", r.Step, err)
+		}
+	}
+	w.told = max(w.told, r.Step)
+	return nil
+}
+
+// stopped returns why the agent asked the worker to end, or "".
+func (w *Worker) stopped() string {
+	select {
+	case w.stopReason = <-w.stop:
+	default:
+	}
+	return w.stopReason
+}
+
+// keep brings the state of the job to the first worker of the plan, which
+// hashes it and writes the files of the model. All workers return the hashes.
+func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, step int, runDir string) (params, state string, err error) {
+	said, err := e.Keep(ctx, step, model.HashSize, func() (engine.Collector, error) { return j.Params.Collector(runDir, j.Config) })
+	if err != nil {
+		return "", "", model.PathError(err)
+	}
+	params, state = model.Hashes(said)
+	return params, state, nil
+}
+
+// end calls OnEnd.
+func (w *Worker) end(j *Job, runDir string, steps int) error {
+	return w.user("OnEnd", func() error {
+		return j.OnEnd(End{RunDir: runDir, Steps: steps, Whole: w.whole, Out: output{w}})
+	})
+}
+
+func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (*float64, error) {
+	defer w.spans.evaluated(w.spans.now())
+	loss, err := e.Evaluate(ctx, w.step, j.Evaluations, func(i int, in, target tensor.Tensor) error {
+		return w.user(sampling, func() error { return j.Evaluate(i, in, target) })
+	})
+	if err != nil {
+		return nil, err
+	}
+	mean := loss.Mean()
+	return &mean, nil
+}
+
+// sampling is what a panic in a data set is in.
+const sampling = "Sample of the data set"
+
+// output sends what a program prints at its end.
+type output struct{ w *Worker }
+
+func (o output) Write(b []byte) (int, error) {
+	for part := range slices.Chunk(b, 1<<20) {
+		if err := o.w.send(control.Output{Text: string(part)}); err != nil {
+			return 0, err
+		}
+	}
+	return len(b), nil
+}
+
+// evalDue reports whether an evaluation follows the step.
+func (j *Job) evalDue(step int) bool {
+	return j.Evaluate != nil && (step == j.Steps || j.EvalEvery > 0 && step%j.EvalEvery == 0)
+}
+
+// MaxThreads is far above what helps, and keeps a slip of the finger from
+// taking the machine's memory.
+const MaxThreads = 4096
+
+func checkThreads(n int) error {
+	if n < 0 || n > MaxThreads {
+		return fmt.Errorf("--threads (Job.Threads) is %d; it must be 0 (one for each core) to %d", n, MaxThreads)
+	}
+	return nil
+}

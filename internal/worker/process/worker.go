@@ -1,0 +1,245 @@
+package process
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/meter"
+)
+
+// errAgentLost ends a worker whose agent is gone.
+var errAgentLost = errors.New("the connection to the agent has ended")
+
+// Worker runs one job in conversation with its agent; see package control.
+type Worker struct {
+	conn *control.Conn
+	self Self
+	net  *comm.Endpoint
+	// groups are those of all engines, one after the other.
+	groups map[uint16]*comm.Group
+
+	// start, stop and release are what the agent says, once each.
+	start      chan control.Start
+	stop       chan string
+	release    chan struct{}
+	stopReason string
+
+	// recovery goes between the agent and the current engine.
+	recovery recovery
+	gossip   ringMember
+
+	spans     *spans      // nil before Start, and where no spans are wanted
+	saver     *saver      // nil before Start, and for a run without checkpoints
+	saveAsked atomic.Bool // the agent wants a checkpoint
+
+	meter     *meter.Meter
+	committed atomic.Int64                  // steps
+	links     atomic.Pointer[comm.Endpoint] // net, once there is one
+
+	times timeline // of the steps that the agent asks for
+
+	faults *chaos.Trigger // faults that this worker injects into itself; nil for none
+	clock  emulatedClock
+
+	// For the message if user code panics: the step, and what runs.
+	step   int
+	doing  string
+	mu     sync.Mutex
+	stages []Stage
+	whole  Stage // the one with all layers, if any
+
+	told int // newest step that OnStep was called for
+}
+
+// New returns a worker that talks to its agent over conn, on which Hello was said.
+func New(conn *control.Conn, me Self) *Worker {
+	w := &Worker{
+		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*comm.Group),
+		start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}),
+	}
+	w.recovery.w, w.recovery.broken = w, make(chan id.Session, 64)
+	return w
+}
+
+// Serve runs the job that make returns to its end. It tells the agent of every error, a panic in user code included.
+func (w *Worker) Serve(ctx context.Context, make Make) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var beside sync.WaitGroup
+	beside.Go(func() {
+		if err := w.receive(ctx); err != nil && ctx.Err() == nil {
+			cancel(errAgentLost)
+			if w.self.own != nil {
+				complain(errAgentLost) // no one waits for what runs
+				os.Exit(exitFailed)
+			}
+		}
+	})
+	beside.Go(func() { w.beat(ctx) })
+	defer func() {
+		cancel(nil)
+		beside.Wait()
+	}()
+	err := w.guard(ctx, make)
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, ctx.Err()) {
+		err = cause
+	}
+	if err != nil {
+		_ = w.send(Failure(err, w.step)) // it fails if the agent is gone
+	}
+	return err
+}
+
+// send sends one message to the agent.
+func (w *Worker) send(m control.Message) error {
+	err := w.conn.Send(m)
+	if err != nil && !errors.Is(err, control.ErrFrameSize) {
+		return fmt.Errorf("%w: %w", errAgentLost, err)
+	}
+	return err
+}
+
+// beat sends heartbeats and broken links to the agent.
+func (w *Worker) beat(ctx context.Context) {
+	tick := time.NewTicker(control.BeatEvery)
+	defer tick.Stop()
+	var last measured
+	for {
+		if w.conn.Send(w.measure(&last)) != nil {
+			return // the agent is gone, which receive notices too
+		}
+		select {
+		case s := <-w.recovery.broken:
+			if w.conn.Send(control.LinkLost{Worker: int(s.Worker), Incarnation: s.Incarnation}) != nil {
+				return
+			}
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// receive takes in what the agent says.
+func (w *Worker) receive(ctx context.Context) error {
+	for {
+		m, err := w.conn.Receive(ctx)
+		if err != nil {
+			return err
+		}
+		switch m := m.(type) {
+		case control.Start:
+			if w.spans = newSpans(w, m.TraceEvery); w.spans != nil && w.self.own != nil {
+				w.self.own.progress.Time()
+			}
+			w.start <- m
+		case control.Stop:
+			w.stop <- m.Reason
+		case control.Watch:
+			w.times.every.Store(int64(max(m.Every, 0)))
+		case control.Beat:
+			w.recovery.beaten()
+		case control.Clock:
+			if !(m.Share >= control.MinShare && m.Share <= 1) {
+				return fmt.Errorf("the agent sent a clock of %v", m.Share)
+			}
+			w.clock.set(m.Share)
+		case control.Save:
+			w.saveAsked.Store(true)
+		case control.Release:
+			close(w.release)
+		case control.Query, control.Order, control.Fill:
+			if err := w.recovery.hear(m); err != nil {
+				return err
+			}
+		default:
+			return fmt.Errorf("the agent sent %T", m)
+		}
+	}
+}
+
+// guard turns a panic into an error.
+func (w *Worker) guard(ctx context.Context, make Make) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = Panicked(w.step, w.where(), v)
+		}
+	}()
+	return w.run(ctx, make)
+}
+
+// where describes the user code that runs, "" if none does.
+func (w *Worker) where() string {
+	doing := w.doing
+	for _, s := range w.stages {
+		doing = cmp.Or(doing, s.Where())
+	}
+	return doing
+}
+
+// user marks what runs for the time of f, which calls user code.
+func (w *Worker) user(doing string, f func() error) error {
+	w.doing = doing
+	err := f()
+	w.doing = "" // not deferred: a panic keeps it
+	return err
+}
+
+func (w *Worker) run(ctx context.Context, makeJob Make) error {
+	var j *Job
+	err := w.user("the job", func() (err error) {
+		j, err = makeJob(func(text string) error { return w.send(control.Note{Text: text}) })
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, OnLink: w.recovery.link}); err != nil {
+		return err
+	}
+	defer w.net.Close()
+	w.links.Store(w.net)
+	controller.Warm()
+	control.Warm()
+	if err := w.send(control.Ready{
+		Job: j.Job, Data: j.Files, Addr: w.net.Addr(), Layers: j.controlLayers(), CheckpointEvery: j.CheckpointEvery,
+	}); err != nil {
+		return err
+	}
+	select {
+	case start := <-w.start:
+		return w.train(ctx, j, start)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// controlLayers describes the layers to the agent, planLayers to a plan.
+func (j *Job) controlLayers() (layers []control.Layer) {
+	for _, l := range j.Params.Layers {
+		c := control.Layer{Name: l.Name}
+		for _, t := range l.Tensors {
+			c.Tensors = append(c.Tensors, t.Size)
+		}
+		layers = append(layers, c)
+	}
+	return layers
+}
+
+func (j *Job) planLayers() (layers []plan.Layer) {
+	for _, l := range j.controlLayers() {
+		layers = append(layers, plan.Layer{Tensors: l.Tensors})
+	}
+	return layers
+}

@@ -1,0 +1,204 @@
+package trainer
+
+import (
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/worker/model"
+	"github.com/soliton-train/soliton/rng"
+)
+
+// Model is a stack of layers with a loss. Layers are what pipeline stages are
+// cut from, so a model is best given as a list of blocks of similar cost.
+type Model struct {
+	// Name and Config describe the model in config.json, so that a saved run
+	// can be opened again. Config must survive a round trip through JSON.
+	Name   string
+	Config any
+
+	// Input and Target describe one sample.
+	Input, Target Spec
+
+	Layers []Layer
+	Loss   Loss
+
+	// LayerNames are used as prefixes of parameter names, one for each layer;
+	// nil means "0", "1" and so on.
+	LayerNames []string
+
+	// Fault is set by a constructor that was given an impossible
+	// configuration; Job.Validate reports it.
+	Fault error
+}
+
+// describeParams describes the parameters of a valid model, whose first values
+// follow from the seed.
+func describeParams(m *Model, seed uint64) *model.Params {
+	p := &model.Params{}
+	names := m.layerNames()
+	for i, l := range m.Layers {
+		var tensors []model.Tensor
+		for k, t := range l.Params() {
+			tensors = append(tensors, model.Tensor{
+				Name: t.Name, Shape: t.Shape, NoDecay: t.NoDecay, Fill: func(x []float32) { t.Init.Fill(x, seed, i, k) },
+			})
+		}
+		p.Add(names[i], tensors)
+	}
+	return p
+}
+
+// layerNames returns the names of the layers.
+func (m *Model) layerNames() []string {
+	if m.LayerNames != nil {
+		return m.LayerNames
+	}
+	names := make([]string, len(m.Layers))
+	for i := range names {
+		names[i] = strconv.Itoa(i)
+	}
+	return names
+}
+
+// maxElements bounds a tensor and a layer's parameters, so that sizes in
+// bytes cannot overflow.
+const maxElements = 1 << 40
+
+// sizeOf returns the number of elements of a shape, or false if it has
+// dimensions below 1 or is too large.
+func sizeOf(shape []int) (n int, ok bool) {
+	n = 1
+	for _, d := range shape {
+		if d < 1 || n > maxElements/d {
+			return 0, false
+		}
+		n *= d
+	}
+	return n, true
+}
+
+func (m *Model) faults() (f []Fault) {
+	add := func(field, format string, args ...any) {
+		f = append(f, Fault{"Model" + field, "", fmt.Sprintf(format, args...)})
+	}
+	if m.Fault != nil {
+		// Whatever else is wrong follows from this.
+		for line := range strings.Lines(m.Fault.Error()) {
+			add("", "is impossible: %s", strings.TrimSpace(line))
+		}
+		return f
+	}
+	for _, s := range []struct {
+		name string
+		spec Spec
+	}{{".Input", m.Input}, {".Target", m.Target}} {
+		if _, ok := sizeOf(s.spec.Shape); !ok || s.spec.Kind > tensor.Int32 {
+			add(s.name, "is %v; every dimension must be at least 1", s.spec)
+		}
+	}
+	if m.Loss == nil {
+		add(".Loss", "is nil; give a loss, such as nn.CrossEntropy{}")
+	}
+	if len(m.Layers) == 0 {
+		add(".Layers", "is empty; give at least one layer")
+	}
+	if len(m.Layers) >= 1<<rng.LayerBits {
+		add(".Layers", "has %d layers; at most %d are supported", len(m.Layers), 1<<rng.LayerBits-1)
+	}
+	if m.LayerNames != nil && len(m.LayerNames) != len(m.Layers) {
+		add(".LayerNames", "has %d names for %d layers", len(m.LayerNames), len(m.Layers))
+		return f
+	}
+	names := m.layerNames()
+	for i, name := range names {
+		if name == "" || slices.Index(names, name) < i {
+			add(".LayerNames", "has %q at %d; names must be unique and not empty", name, i)
+		}
+	}
+	for i, l := range m.Layers {
+		if l == nil {
+			add(".Layers", "has nil at %d (%q)", i, names[i])
+			continue
+		}
+		found, tooLarge := layerFaults(l, names[i])
+		f = append(f, found...)
+		if tooLarge {
+			return f // as the others will be
+		}
+		if v := reflect.ValueOf(l); v.Kind() == reflect.Pointer && len(l.Params()) > 0 {
+			for k, other := range m.Layers[:i] {
+				if o := reflect.ValueOf(other); o.Kind() == reflect.Pointer && o.Pointer() == v.Pointer() && o.Type() == v.Type() {
+					add(".Layers", "has one layer as %q and as %q: layers cannot share parameters; make two layers", names[k], names[i])
+				}
+			}
+		}
+	}
+	return f
+}
+
+func layerFaults(l Layer, name string) (f []Fault, tooLarge bool) {
+	add := func(format string, args ...any) {
+		f = append(f, Fault{"Model.Layers", "", fmt.Sprintf("layer %q ", name) + fmt.Sprintf(format, args...)})
+	}
+	total := 0
+	seen := make(map[string]bool)
+	for i, p := range l.Params() {
+		if p.Name == "" || seen[p.Name] {
+			add("names its parameter %d %q; names must be unique and not empty", i, p.Name)
+		}
+		seen[p.Name] = true
+		n, ok := sizeOf(p.Shape)
+		if positive := len(p.Shape) == 0 || slices.Min(p.Shape) >= 1; positive && (!ok || total > maxElements-n) {
+			add("has more than %d parameters with %q of shape %v; use narrower layers", maxElements, p.Name, p.Shape)
+			return f, true
+		}
+		if !ok {
+			add("gives parameter %q the shape %v; every dimension must be at least 1", p.Name, p.Shape)
+			continue
+		}
+		total += n
+		if p.Init.Kind > InitUniform {
+			add("gives parameter %q an initialiser of unknown kind %d", p.Name, p.Init.Kind)
+		}
+		if s := float64(p.Init.Scale); math.IsNaN(s) || math.IsInf(s, 0) {
+			add("gives parameter %q an initialiser of scale %v", p.Name, s)
+		}
+	}
+	return f, false
+}
+
+// needs estimates the bytes that a job takes at least, all workers together:
+// arrays values of every parameter, the gradient of the largest layer on its
+// way into the tree, and a micro-batch of samples. Activations come on top. It
+// is a float64, which does not overflow.
+func needs(m *Model, params *model.Params, arrays, microBatch int) float64 {
+	largest := 0
+	for _, l := range params.Layers {
+		largest = max(largest, l.Size())
+	}
+	sample := float64(tensor.Size(m.Input.Shape)) + float64(tensor.Size(m.Target.Shape))
+	return 4 * (float64(arrays)*float64(params.Count()) + float64(largest) + float64(microBatch)*sample)
+}
+
+// memoryFault says that a valid model does not fit into the available bytes,
+// or nothing. arrays and microBatch are as for needs.
+func memoryFault(m *Model, params *model.Params, arrays, microBatch int, available float64) []Fault {
+	need := needs(m, params, arrays, microBatch)
+	if need <= available {
+		return nil
+	}
+	text := fmt.Sprintf("takes at least %s of memory, and this machine has %s to spare; ", gigabytes(need), gigabytes(available))
+	if batch := needs(m, params, 0, microBatch) - needs(m, params, 0, 0); batch > need/2 {
+		text += fmt.Sprintf("use micro-batches of less than %d samples, or smaller samples", microBatch)
+	} else {
+		text += fmt.Sprintf("use fewer or narrower layers: it has %d parameters, and not much more than %.2g fit", params.Count(), available/float64(4*arrays))
+	}
+	return []Fault{{"Model", "", text}}
+}
+
+func gigabytes(bytes float64) string { return fmt.Sprintf("%.1f GB", bytes/1e9) }
