@@ -20,7 +20,7 @@ import (
 )
 
 // clocks lets 8 workers of emulated devices in 2 stages lose one, and holds what the governor makes of the plan
-// that is left against the best clocks there are. Dataflow alone is balanced anew: with the graph dimension, too, next to
+// that is left against the best clocks there are. Dataflow alone is rebalanced: with the graph dimension, too, next to
 // nothing is left for clocks in this case (--reshape full shows it).
 func clocks(args []string) error {
 	f := flag.NewFlagSet("clocks", flag.ExitOnError)

@@ -17,7 +17,7 @@ import (
 )
 
 // failslow slows one worker of emulated devices, restores it, and counts the steps until
-// each is found; and it lets the real GPT run in peace on loaded cores, where nothing may
+// each is found; and it lets the real GPT run undisturbed on loaded cores, where nothing may
 // be found.
 func failslow(args []string) error {
 	f := flag.NewFlagSet("failslow", flag.ExitOnError)

@@ -61,7 +61,7 @@ func hosts(args []string) error {
 			done, stop := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(done)
-				k.strike(stop)
+				k.kill(stop)
 			}()
 			o, err := l.run(t)
 			close(stop)
@@ -98,8 +98,8 @@ type hostKill struct {
 	err  error
 }
 
-// strike waits for the step and kills the host.
-func (k *hostKill) strike(stop <-chan struct{}) {
+// kill waits for the step and kills the host.
+func (k *hostKill) kill(stop <-chan struct{}) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -207,5 +207,5 @@ func leadingAgent(dir string) (int, error) {
 			}
 		}
 	}
-	return 0, fmt.Errorf("nobody listens at %s", run.Agent)
+	return 0, fmt.Errorf("no agent listens at %s", run.Agent)
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// lab runs the launcher's binary, with a bystander that does harm beside it.
+// lab runs the launcher's binary, and an injector of faults beside it.
 type lab struct {
 	dir  string // of the binaries and the runs
 	root string // of the module
@@ -38,7 +38,7 @@ func newLab() (*lab, error) {
 	if l.dir, err = os.MkdirTemp("", "soliton-bench"); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("go", "build", "-o", l.dir+"/", "./launcher", "./examples/gpt", "./bench/bystander")
+	cmd := exec.Command("go", "build", "-o", l.dir+"/", "./launcher", "./examples/gpt", "./bench/injector")
 	cmd.Dir = l.root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, errors.Join(fmt.Errorf("go build: %w\n%s", err, out), os.RemoveAll(l.dir))
@@ -51,7 +51,7 @@ type trial struct {
 	flags     []string // of launcher run
 	program   []string // flags of the GPT
 	corpus    string   // what it trains on; "" for the corpus of the module
-	faults    string   // for the bystander; "" for none
+	faults    string   // for the injector; "" for none
 	protected bool     // also for it
 	tell      bool     // the same
 	limit     time.Duration
@@ -59,24 +59,24 @@ type trial struct {
 
 // outcome is what was seen of a run.
 type outcome struct {
-	dir     string
-	output  string // of the launcher
-	status  int
-	hung    bool // it took longer than its limit, and was made to tell its goroutines
-	sum     rundir.Summary
-	events  []rundir.Event
-	plans   []rundir.Plan
-	metrics []string     // what the job decides of each step
-	stepMS  []float64    // time of each committed step, in their order
-	roots   []trace.Span // of recoveries, as traces.jsonl has them
-	harm    []harm
-	gone    map[int]int64 // when each worker ended, on the bystander's clock
-	seen    []seen
-	left    []string // processes and files that outlived the launcher
+	dir      string
+	output   string // of the launcher
+	status   int
+	hung     bool // it took longer than its limit, and was made to tell its goroutines
+	sum      rundir.Summary
+	events   []rundir.Event
+	plans    []rundir.Plan
+	metrics  []string     // what the job decides of each step
+	stepMS   []float64    // time of each committed step, in their order
+	roots    []trace.Span // of recoveries, as traces.jsonl has them
+	injected []injected
+	gone     map[int]int64 // when each worker ended, on the injector's clock
+	seen     []seen
+	left     []string // processes and files that outlived the launcher
 }
 
-// harm and seen are what the bystander writes of faults and of recoveries.
-type harm struct {
+// injected and seen are what the injector writes of faults and of recoveries.
+type injected struct {
 	Fault        string
 	PID          int
 	AtNS, WallNS int64
@@ -150,9 +150,9 @@ func (l *lab) run(t trial) (outcome, error) {
 	return o, errors.Join(err, o.read())
 }
 
-// stand starts the bystander; what is returned ends it and reads what it has written.
+// stand starts the injector; what is returned ends it and reads what it has written.
 func (l *lab) stand(t trial, o *outcome, launcher int) (finish func() error, err error) {
-	cmd := exec.Command(filepath.Join(l.dir, "bystander"), "-run", o.dir, "-launcher", fmt.Sprint(launcher), "-faults", t.faults,
+	cmd := exec.Command(filepath.Join(l.dir, "injector"), "-run", o.dir, "-launcher", fmt.Sprint(launcher), "-faults", t.faults,
 		fmt.Sprintf("-protected=%v", t.protected), fmt.Sprintf("-tell=%v", t.tell))
 	var text bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, os.Stderr
@@ -166,7 +166,7 @@ func (l *lab) stand(t trial, o *outcome, launcher int) (finish func() error, err
 	return func() error {
 		_ = in.Close()
 		if err := cmd.Wait(); err != nil {
-			return fmt.Errorf("bystander: %w", err)
+			return fmt.Errorf("injector: %w", err)
 		}
 		for d := json.NewDecoder(&text); ; {
 			var line struct {
@@ -181,11 +181,11 @@ func (l *lab) stand(t trial, o *outcome, launcher int) (finish func() error, err
 			if err := d.Decode(&line); errors.Is(err, io.EOF) {
 				return nil
 			} else if err != nil {
-				return fmt.Errorf("bystander: %w", err)
+				return fmt.Errorf("injector: %w", err)
 			}
 			switch {
 			case line.Fault != "":
-				o.harm = append(o.harm, harm{line.Fault, line.PID, line.AtNS, line.WallNS, line.Error})
+				o.injected = append(o.injected, injected{line.Fault, line.PID, line.AtNS, line.WallNS, line.Error})
 			case line.Gone != nil:
 				o.gone[*line.Gone] = line.AtNS
 			default:
@@ -222,7 +222,7 @@ func tell(launcher *os.Process, dir string, ended <-chan struct{}) {
 			_ = syscall.Kill(pid, syscall.SIGCONT) // it may be frozen
 		}
 	}
-	time.Sleep(2 * time.Second) // nobody says when they have written
+	time.Sleep(2 * time.Second) // nothing tells when they have written
 	_ = launcher.Signal(syscall.SIGQUIT)
 	_ = launcher.Signal(syscall.SIGCONT)
 	select {

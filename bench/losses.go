@@ -30,14 +30,14 @@ func losses(args []string) error {
 	}
 	defer os.RemoveAll(t.dir)
 	const quiet = 5 // steps before the first change
-	eight := struck{workers: 8, stages: 2, layers: 16, micros: 32, layerMS: *small, quiet: quiet, every: 20}
-	many := struck{workers: 32, stages: 4, layers: 32, micros: 128, layerMS: *big, quiet: quiet, every: *steps}
+	eight := disturbed{workers: 8, stages: 2, layers: 16, micros: 32, layerMS: *small, quiet: quiet, every: 20}
+	many := disturbed{workers: 32, stages: 4, layers: 32, micros: 128, layerMS: *big, quiet: quiet, every: *steps}
 	for i := range 8 { // two of each stage, none next to another
 		many.lose = append(many.lose, 8*(i%4)+1+4*(i/4))
 	}
-	var runs []struck
+	var runs []disturbed
 	if *only != "32" {
-		for _, r := range []struck{{reshape: "full", lose: []int{2}}, {reshape: "full", slow: 5, lose: nil}} {
+		for _, r := range []disturbed{{reshape: "full", lose: []int{2}}, {reshape: "full", slow: 5, lose: nil}} {
 			e := eight
 			e.reshape, e.lose, e.slow = r.reshape, r.lose, r.slow
 			runs = append(runs, e)
@@ -69,8 +69,8 @@ of bound: throughput, over a bound of all plans and all orders of tasks for what
 	return nil
 }
 
-// struck is a run to which something happens every few steps.
-type struck struct {
+// disturbed is a run with a fault every few steps.
+type disturbed struct {
 	workers, stages, layers, micros int
 	layerMS                         float64
 	reshape                         string
@@ -79,7 +79,7 @@ type struck struct {
 	slow                            int   // instead: a worker that becomes half as fast
 }
 
-func (r *struck) String() string {
+func (r *disturbed) String() string {
 	what := fmt.Sprintf("%d workers in %d stages, %d layers, %d micro-batches, ", r.workers, r.stages, r.layers, r.micros)
 	if r.slow > 0 {
 		return what + fmt.Sprintf("worker %d at half speed", r.slow)
@@ -92,13 +92,13 @@ func (r *struck) String() string {
 }
 
 // changes is the number of changes.
-func (r *struck) changes() int { return max(len(r.lose), 1) }
+func (r *disturbed) changes() int { return max(len(r.lose), 1) }
 
 // total is the number of steps.
-func (r *struck) total() int { return r.quiet + r.changes()*r.every }
+func (r *disturbed) total() int { return r.quiet + r.changes()*r.every }
 
 // takes is about how long the run takes.
-func (r *struck) takes() time.Duration {
+func (r *disturbed) takes() time.Duration {
 	n := 0
 	for i := range r.changes() + 1 {
 		steps := r.every
@@ -114,15 +114,15 @@ func (r *struck) takes() time.Duration {
 	return milliseconds(3*r.layerMS*float64(n)) + 4*time.Second
 }
 
-func (r *struck) run(t *timing) error {
-	var harm []string
+func (r *disturbed) run(t *timing) error {
+	var chaos []string
 	for i, w := range r.lose {
-		harm = append(harm, fmt.Sprintf("kill:%d@%d/backward", w, r.quiet+1+i*r.every))
+		chaos = append(chaos, fmt.Sprintf("kill:%d@%d/backward", w, r.quiet+1+i*r.every))
 	}
 	if r.slow > 0 {
-		harm = append(harm, fmt.Sprintf("slow:%d@%d:0.5", r.slow, r.quiet+1))
+		chaos = append(chaos, fmt.Sprintf("slow:%d@%d:0.5", r.slow, r.quiet+1))
 	}
-	got, err := t.emulated([]string{"--reshape", r.reshape, "--chaos", strings.Join(harm, ",")}, r.workers, r.stages, r.layers, r.micros, r.total(), r.layerMS)
+	got, err := t.emulated([]string{"--reshape", r.reshape, "--chaos", strings.Join(chaos, ",")}, r.workers, r.stages, r.layers, r.micros, r.total(), r.layerMS)
 	if err != nil {
 		return err
 	}
@@ -177,7 +177,7 @@ func (r *struck) run(t *timing) error {
 // where the run may change the stages, of a better plan; and the bound of all plans and of all
 // orders of tasks. With the dataflow alone, both are of the stages of the run. No stage gets more than twice the mean of the layers,
 // which is what the planner does.
-func (r *struck) best(p *plan.Plan, layer plan.Layer) (step, bound time.Duration, err error) {
+func (r *disturbed) best(p *plan.Plan, layer plan.Layer) (step, bound time.Duration, err error) {
 	prediction, err := p.Predict(plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, r.layers)})
 	if err != nil {
 		return 0, 0, err

@@ -12,7 +12,7 @@
 //	go run ./bench clocks     what clocks save after a loss, and the most that they could; emulated
 //	go run ./bench soak       random faults, and whether the bits are still the same
 //	go run ./bench migrate    a layer that moves under training, against stop and copy, and contiguous shards
-//	go run ./bench failslow   slow workers, in how many steps they are found, and false alarms in peace
+//	go run ./bench failslow   slow workers, in how many steps they are found, and false alarms without a fault
 //	go run ./bench losses     throughput after losses, against the ideal and the best plan for what is left
 //	go run ./bench model      steps as the cost model predicts them and as they are
 //	go run ./bench versions   steps, recoveries and plans against an older commit

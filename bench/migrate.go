@@ -269,8 +269,8 @@ func (c *crew) close() {
 	}
 }
 
-// patience is after how long without what is waited for something is wrong.
-const patience = time.Minute
+// grace is how long a wait may take before something is wrong.
+const grace = time.Minute
 
 // await waits until a plan is live on all workers, and returns the longest time from the commit
 // on until it was.
@@ -282,7 +282,7 @@ func (c *crew) await(v id.Version) (edit time.Duration, err error) {
 				return 0, fmt.Errorf("plan %v is live and not %v", a.Version, v)
 			}
 			edit = max(edit, a.Edit)
-		case <-time.After(patience):
+		case <-time.After(grace):
 			return 0, fmt.Errorf("plan %v does not go live", v)
 		}
 	}
@@ -350,7 +350,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 			select {
 			case w := <-c.level:
 				delete(getters, w)
-			case <-time.After(patience):
+			case <-time.After(grace):
 				return errors.New("state does not come")
 			}
 		}

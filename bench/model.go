@@ -198,7 +198,7 @@ func (c *costs) measure(r *timed) {
 			own[at{s.Trace, s.Worker}] = append(own[at{s.Trace, s.Worker}], s)
 		case trace.Commit:
 			if was, ok := commits[s.Trace]; !ok || took < was {
-				commits[s.Trace] = took // the last one waits for nobody
+				commits[s.Trace] = took // the last one waits for no other
 			}
 		}
 	}

@@ -38,7 +38,7 @@ func soak(args []string) error {
 		return err
 	}
 	fmt.Printf("%d schedules from %d on, seed %d, in %s\n", *schedules, *first, *seed, l.dir)
-	failed, struck, recoveries, rollbacks, joined, repaired := 0, 0, 0, 0, 0, 0
+	failed, injected, recoveries, rollbacks, joined, repaired := 0, 0, 0, 0, 0, 0
 	for i := *first; i < *first+*schedules; i++ {
 		n := i
 		if *again != "" {
@@ -53,12 +53,12 @@ func soak(args []string) error {
 			return err
 		}
 		hit := 0
-		for _, h := range o.harm {
+		for _, h := range o.injected {
 			if h.Error == "" && !strings.HasPrefix(h.Fault, "add:") {
 				hit++
 			}
 		}
-		struck += hit
+		injected += hit
 		recoveries += len(o.sum.Recoveries)
 		rollbacks += o.sum.Rollbacks
 		joined += o.sum.WorkersJoined
@@ -69,10 +69,10 @@ func soak(args []string) error {
 		}
 		wrong := o.differs(&s.job.want)
 		if wrong == "" && o.sum.WorkersLost > hit+s.flips {
-			wrong = fmt.Sprintf("%d workers lost, and %d were harmed", o.sum.WorkersLost, hit+s.flips)
+			wrong = fmt.Sprintf("%d workers lost, and %d had a fault", o.sum.WorkersLost, hit+s.flips)
 		}
 		if wrong == "" {
-			fmt.Printf("ok   %4d  %s  %s: %d struck, %d joined, %d recoveries, %d rollbacks, %.1f s\n", i, strings.Join(s.flags, " "), s.faults,
+			fmt.Printf("ok   %4d  %s  %s: %d faults, %d joined, %d recoveries, %d rollbacks, %.1f s\n", i, strings.Join(s.flags, " "), s.faults,
 				hit, o.sum.WorkersJoined, len(o.sum.Recoveries), o.sum.Rollbacks, o.sum.Seconds)
 			if err := os.RemoveAll(o.dir); err != nil {
 				return err
@@ -82,7 +82,7 @@ func soak(args []string) error {
 		failed++
 		fmt.Printf("FAIL %4d  %s\n  again: go run ./bench soak -seed %d -kinds %s -first %d -schedules 20 -faults %s\n  launcher run %s gpt %s\n", i, wrong, *seed, *kindList, n, s.faults,
 			strings.Join(s.flags, " "), strings.Join(s.job.flags, " "))
-		for _, h := range o.harm {
+		for _, h := range o.injected {
 			fmt.Printf("  %s: process %d at %s %s\n", h.Fault, h.PID, time.Unix(0, h.WallNS).UTC().Format("15:04:05.000000"), h.Error)
 		}
 		if err := os.MkdirAll(o.dir, 0o777); err != nil { // the launcher may not have come to it
@@ -97,8 +97,8 @@ func soak(args []string) error {
 			fmt.Printf("  launcher: %s\n", strings.Join(last[max(0, len(last)-5):], "\n            "))
 		}
 	}
-	fmt.Printf("%d schedules, %d faults struck, %d repairs, %d joined, %d recoveries, %d rollbacks, %d failed\n",
-		*schedules, struck, repaired, joined, recoveries, rollbacks, failed)
+	fmt.Printf("%d schedules, %d faults, %d repairs, %d joined, %d recoveries, %d rollbacks, %d failed\n",
+		*schedules, injected, repaired, joined, recoveries, rollbacks, failed)
 	if failed > 0 {
 		return fmt.Errorf("soak: %d of %d schedules failed", failed, *schedules)
 	}
@@ -153,7 +153,7 @@ type schedule struct {
 }
 
 // draw makes a schedule. One of the first workers is spared by all that is fatal; the others
-// may be struck more than once where each is replaced.
+// may get several faults where each worker is replaced.
 func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 	r := rand.New(rand.NewPCG(seed, uint64(i)))
 	reshaped := kinds["plan"] && r.IntN(4) == 0
@@ -224,7 +224,7 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 			faults = append(faults, fmt.Sprintf("kill:%d@%s", w, later()))
 		}
 	}
-	if kinds["flip"] && r.IntN(12) == 0 && n < len(victims) { // who is spared bears that, too, if it is not left alone
+	if kinds["flip"] && r.IntN(12) == 0 && n < len(victims) { // a spared worker survives that as well, if it is not left alone
 		chaos = append(chaos, fmt.Sprintf("flip:%d@%d:%s", spared, 1+r.IntN(s.job.want.sum.Steps-1), []string{"own", "copy"}[r.IntN(2)]))
 	}
 	if len(chaos) > 0 {

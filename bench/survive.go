@@ -19,9 +19,9 @@ import (
 )
 
 // survive kills workers of the GPT with SIGKILL at moments uniform in the run and lists
-// what each recovery took, by the run's own account and by the clock of the bystander
-// that did it. Between them, turn by turn, torchrun starts anew after the same, and Gloo
-// makes a group anew.
+// what each recovery took, by the run's own account and by the clock of the injector
+// that did it. Between them, turn by turn, torchrun restarts after the same, and Gloo
+// rebuilds a group.
 //
 // Each kill is of a fresh run with all its workers, unless -per-run says otherwise; then
 // each one after the first waits until every shard has its mirrors again.
@@ -75,7 +75,7 @@ func survive(args []string) error {
 		return err
 	}
 	fmt.Printf("\n%d kills, %d in a run of %d steps; ms\n", b.kills, b.perRun, b.steps)
-	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  bystander: end of process  of recovery  begun again (of)  links  died at")
+	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  injector: end of process  of recovery  recomputed (of)  links  died at")
 	var theirs, restarted []float64
 	for turn := range *turns {
 		if err := b.turn((b.kills*(turn+1) + *turns - 1) / *turns); err != nil {
@@ -88,7 +88,7 @@ func survive(args []string) error {
 		if err != nil {
 			return err
 		}
-		fmt.Printf("  turn %d  Gloo group of %d ranks made anew: %s\n", turn, *ranks, list(x))
+		fmt.Printf("  turn %d  Gloo group of %d ranks rebuilt: %s\n", turn, *ranks, list(x))
 		theirs = append(theirs, x...)
 		if x, err = torch.ask("%d %d", *torchWorkers, *restarts); err != nil {
 			return err
@@ -107,13 +107,13 @@ type surviveBench struct {
 	tell                                           bool
 	r                                              *rand.Rand
 	want                                           outcome
-	struck                                         int // kills so far
+	killed                                         int // kills so far
 	runs                                           int
 	idle                                           int // kills that came after the end
 
 	total, group, stall  []float64
-	seen, late, gone     []float64 // by the bystander: of the recovery, how much more than total, and until the process had ended
-	spanBegan, spanEnded []float64 // the root span less the bystander's clock: at the death, and at the end
+	seen, late, gone     []float64 // by the injector: of the recovery, how much more than total, and until the process had ended
+	spanBegan, spanEnded []float64 // the root span less the injector's clock: at the death, and at the end
 	spanEvent            []float64 // how much longer than total_ms it is
 
 	again, begun int
@@ -145,11 +145,11 @@ func (b *surviveBench) undisturbed() error {
 
 // turn makes runs until so many workers were killed.
 func (b *surviveBench) turn(upTo int) error {
-	for b.struck < upTo {
+	for b.killed < upTo {
 		if b.runs++; b.runs > 20*b.kills {
-			return fmt.Errorf("%d runs, and only %d workers were killed before their end", b.runs, b.struck)
+			return fmt.Errorf("%d runs, and only %d workers were killed before their end", b.runs, b.killed)
 		}
-		n := min(b.perRun, upTo-b.struck)
+		n := min(b.perRun, upTo-b.killed)
 		// Uniform in the run, and one after the other.
 		at := make([]int64, n)
 		for i := range at {
@@ -192,7 +192,7 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 			began = e.Time.Time
 		}
 	}
-	for _, h := range o.harm {
+	for _, h := range o.injected {
 		var worker int
 		if _, err := fmt.Sscanf(h.Fault, "kill:%d@", &worker); err != nil {
 			return "", err
@@ -206,10 +206,10 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 			}
 		}
 		if h.Error != "" || s == nil {
-			b.idle++ // nobody needed it any more
+			b.idle++ // it was no longer needed
 			continue
 		}
-		b.struck++
+		b.killed++
 		r := s.Recovered.Recovery
 		share, err := b.share(o, worker, s.Recovered.Plan)
 		if err != nil {
@@ -241,10 +241,10 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 			wrong = fmt.Sprintf("%d (stage, micro-batch) pairs ran again, and worker %d had %d", r.RecomputedMicrobatches, worker, share)
 		}
 	}
-	if struck := len(o.harm); o.sum.WorkersLost > struck {
-		wrong = fmt.Sprintf("%d workers lost, and %d were killed", o.sum.WorkersLost, struck)
+	if killed := len(o.injected); o.sum.WorkersLost > killed {
+		wrong = fmt.Sprintf("%d workers lost, and %d were killed", o.sum.WorkersLost, killed)
 	}
-	// What the dead ran in the step they died in is in nobody's count, and all else once.
+	// What the dead ran in the step they died in is in no count, and all else is counted once.
 	var forwards, backwards int64
 	for _, w := range o.sum.Workers {
 		forwards, backwards = forwards+w.Forwards, backwards+w.Backwards
@@ -255,8 +255,8 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 	return wrong, nil
 }
 
-// span compares the root span of a recovery with the event and with the bystander's clock.
-func (b *surviveBench) span(o *outcome, worker int, h harm, s *seen, gone int64) {
+// span compares the root span of a recovery with the event and with the injector's clock.
+func (b *surviveBench) span(o *outcome, worker int, h injected, s *seen, gone int64) {
 	for i := range o.roots {
 		root := &o.roots[i]
 		if !strings.Contains(root.Text(trace.KeyCause), fmt.Sprintf("worker %d exited", worker)) || root.End.UnixNano() < h.WallNS {
@@ -312,25 +312,25 @@ func (b *surviveBench) share(o *outcome, worker int, without uint64) (n int, err
 }
 
 func (b *surviveBench) report(gloo, torch []float64) error {
-	fmt.Printf("\n%d recoveries in %d runs; %d kills more came when nobody needed the worker any more\n", len(b.total), b.runs, b.idle)
+	fmt.Printf("\n%d recoveries in %d runs; %d kills more came when the worker was no longer needed\n", len(b.total), b.runs, b.idle)
 	if len(b.total) == 0 {
 		return nil
 	}
 	fmt.Printf("  total_ms: %s\n", spread95(b.total))
 	fmt.Printf("  query + plan + agree + edit: %s\n", spread95(b.group))
 	fmt.Printf("  stall_ms: %s\n", spread95(b.stall))
-	fmt.Printf("  by the bystander, from before its signal until it saw the end: %s\n", spread95(b.seen))
-	fmt.Printf("  by the bystander, from before its signal until the process had ended: %s\n", spread95(b.gone))
-	fmt.Printf("  the bystander's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within(b.late), len(b.late))
+	fmt.Printf("  by the injector, from before its signal until it saw the end: %s\n", spread95(b.seen))
+	fmt.Printf("  by the injector, from before its signal until the process had ended: %s\n", spread95(b.gone))
+	fmt.Printf("  the injector's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within(b.late), len(b.late))
 	if len(b.spanBegan) > 0 {
-		fmt.Printf("  the root spans of %d recoveries: their begin less the bystander's kill (its end of process where died at says reap): %s; %d within 1 ms\n",
+		fmt.Printf("  the root spans of %d recoveries: their begin less the injector's kill (its end of process where died at says reap): %s; %d within 1 ms\n",
 			len(b.spanBegan), spread95(b.spanBegan), within(b.spanBegan))
-		fmt.Printf("    their end less the moment at which the bystander saw events.jsonl say so: %s; %d within 1 ms\n", spread95(b.spanEnded), within(b.spanEnded))
+		fmt.Printf("    their end less the moment at which the injector saw events.jsonl say so: %s; %d within 1 ms\n", spread95(b.spanEnded), within(b.spanEnded))
 		fmt.Printf("    their length less total_ms: %s; %d within 1 ms\n", spread95(b.spanEvent), within(b.spanEvent))
 	}
 	fmt.Printf("  recomputed (stage, micro-batch) pairs: %d of %d that the dead had in the steps they died in\n", b.again, b.begun)
 	if len(gloo) > 0 {
-		fmt.Printf("  a Gloo group made anew: %s; by the group's part of a recovery, medians: %.1f\n", spread95(gloo), median(gloo)/median(b.group))
+		fmt.Printf("  a Gloo group rebuilt: %s; by the group's part of a recovery, medians: %.1f\n", spread95(gloo), median(gloo)/median(b.group))
 		fmt.Printf("  torchrun: %s; by total_ms, medians: %.0f\n", spread95(torch), median(torch)/median(b.total))
 	}
 	if len(b.faults) > 0 {

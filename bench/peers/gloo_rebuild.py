@@ -1,4 +1,4 @@
-"""Times how long Gloo takes to make a process group anew, for bench: the peer of
+"""Times how long Gloo takes to rebuild a process group, for bench: the peer of
 editing one in place.
 
 Reads lines "RANKS ROUNDS" and answers each with the milliseconds of every rebuild:

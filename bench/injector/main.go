@@ -1,9 +1,9 @@
-// Command bystander harms the workers of a run from outside, and reads the clock
-// just before it does. It knows no more of the run than anyone who looks on: its
+// Command injector injects faults into the workers of a run from outside, and reads the clock
+// just before it does. It knows no more of the run than any other process: its
 // run directory, and the processes below its launcher. All it does to them is to send
 // them signals.
 //
-//	bystander -run DIR -launcher PID -faults SPEC [-protected] [-tell]
+//	injector -run DIR -launcher PID -faults SPEC [-protected] [-tell]
 //
 // SPEC is a list of KIND:W@TIME, separated by commas and in the order of time:
 // KIND is kill (SIGKILL), freeze (SIGSTOP), thaw (SIGCONT) or leave (SIGTERM), W the ID of a
@@ -77,7 +77,7 @@ func main() {
 		err = watch(*run, *launcher, faults, *protected, *tell)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "bystander:", err)
+		fmt.Fprintln(os.Stderr, "injector:", err)
 		os.Exit(1)
 	}
 }
@@ -134,11 +134,11 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 	var began, last, live int64 // of the start, the fault before, and the plan since
 	var workers map[int]*worker
 	var agent *control.Conn
-	bare := false   // some shard has too few mirrors
-	struck := false // and the recovery from it is not over
+	bare := false     // some shard has too few mirrors
+	injected := false // and the recovery from it is not over
 	for {
 		timeout := time.Duration(-1)
-		if began != 0 && len(faults) > 0 && !(protected && (struck || bare)) && !(faults[0].plan && live == 0) {
+		if began != 0 && len(faults) > 0 && !(protected && (injected || bare)) && !(faults[0].plan && live == 0) {
 			f := faults[0]
 			due := began + f.at.Nanoseconds()
 			switch {
@@ -168,10 +168,10 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 				if err != nil {
 					done.Error = err.Error()
 				}
-				last, live, struck = done.AtNS, 0, true
+				last, live, injected = done.AtNS, 0, true
 				if tell && f.signal == syscall.SIGKILL && err == nil {
 					if err := agent.Send(control.Harm{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
-						done.Error = "told nobody: " + err.Error()
+						done.Error = "the agent was not told: " + err.Error()
 					}
 				}
 				if err := out.Encode(done); err != nil {
@@ -224,7 +224,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 			case "unprotected":
 				bare = true
 			case "recovered":
-				struck = false
+				injected = false
 				if err := out.Encode(Seen{line, seen}); err != nil {
 					return err
 				}
@@ -276,7 +276,7 @@ func children(parent int) (map[int]*worker, error) {
 		stat, err1 := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
 		env, err2 := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
 		if err1 != nil || err2 != nil {
-			continue // it has ended, or is somebody else's
+			continue // it has ended, or belongs to another run
 		}
 		// What follows the name, which may hold anything, is state and parent.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))

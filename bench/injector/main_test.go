@@ -15,7 +15,7 @@ import (
 )
 
 // TestMain lets the test's processes be this binary: one that waits to be killed, and
-// the bystander.
+// the injector.
 func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv("SOLITON_WORKER") != "":
@@ -45,7 +45,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// The bystander kills the child with the worker's number, sees it end, and tells of
+// The injector kills the child with the worker's number, sees it end, and tells of
 // the recovery that the run writes down.
 func TestWatch(t *testing.T) {
 	dir := t.TempDir()
