@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -85,7 +86,7 @@ func oneHistory(t *testing.T, dir string) {
 	agreed, at := map[id.Version][]byte{}, map[id.Version]string{}
 	for _, log := range logs {
 		host := filepath.Base(log)
-		node, err := agree.Open(agree.Config{Dir: log, ID: host, Recover: true, Bootstrap: []agree.Server{{ID: host, Voter: true}}})
+		node, err := raftlog.Open(raftlog.Config{Dir: log, ID: host, Recover: true, Memory: raftlog.NewMemory(), Bootstrap: []agree.Server{{ID: host, Voter: true}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 // itself. Its generation is on the disk before any plan of it is made, so the version of a plan that any worker
 // has seen is never given again.
 type agreement struct {
-	node    *agree.Node
+	node    agree.Log
 	term    uint64        // in which the entries are made; 0 where there is one agent
 	entries chan proposal // in the order of their versions
 }
@@ -26,9 +26,6 @@ type proposal struct {
 	began time.Time
 }
 
-// agreementTime bounds how long the first entries may take.
-const agreementTime = 10 * time.Second
-
 // openAgreement opens the log of a run that begins, in a generation after one that may be in
 // no log of this host.
 func openAgreement(dir *rundir.Dir, after int) (*agreement, error) {
@@ -36,30 +33,11 @@ func openAgreement(dir *rundir.Dir, after int) (*agreement, error) {
 	if err != nil {
 		return nil, err
 	}
-	const id = "host-0"
-	node, err := agree.Open(agree.Config{Dir: path, ID: id, Bootstrap: []agree.Server{{ID: id, Voter: true}}})
+	node, err := agree.OpenLocal(path, "host-0", after)
 	if err != nil {
 		return nil, err
 	}
-	a := &agreement{node: node, entries: make(chan proposal, 64)}
-	timeout := time.NewTimer(agreementTime)
-	defer timeout.Stop()
-	for !node.Leadership().Ready {
-		select {
-		case _, ok := <-node.Changes():
-			if ok {
-				continue
-			}
-		case <-timeout.C:
-		}
-		return nil, errors.Join(errors.New("the agreement has not begun"), node.Close())
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), agreementTime)
-	defer cancel()
-	if _, err := node.Propose(ctx, agree.Generation{N: max(node.State().Generation, after) + 1}); err != nil {
-		return nil, errors.Join(err, node.Close())
-	}
-	return a, nil
+	return &agreement{node: node, entries: make(chan proposal, 64)}, nil
 }
 
 // run commits what is proposed, one after the other, and tells of it, until ctx ends.

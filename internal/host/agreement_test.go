@@ -21,16 +21,13 @@ func TestAgreement(t *testing.T) {
 	if o := a.Serve(t.Context(), ws...); o.Err != nil {
 		t.Fatal(o.Err)
 	}
-	node, err := agree.Open(agree.Config{Dir: dir.File("agreement"), ID: "host-0"})
+	node, err := agree.OpenLocal(dir.File("agreement"), "host-0", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer node.Close()
-	for !node.Leadership().Ready {
-		<-node.Changes()
-	}
 	s := node.State()
-	if s.Generation != 1 || len(s.Job.Data) == 0 || s.Newest != (id.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
+	if s.Generation != 2 || len(s.Job.Data) == 0 || s.Newest != (id.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
 		t.Errorf("%+v", s)
 	}
 	o, err := controller.ParseOrder(s.Plans[1].Data)

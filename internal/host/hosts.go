@@ -16,6 +16,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
@@ -158,7 +159,7 @@ func (h *Host) Serve(ctx context.Context) error {
 	for _, x := range c.Hosts {
 		servers = append(servers, agree.Server{ID: x.Name, Addr: x.Agree, Voter: x.Voter})
 	}
-	node, err := agree.Open(agree.Config{
+	node, err := raftlog.Open(raftlog.Config{
 		Dir: c.Store, ID: c.Hosts[c.Self].Name, Listener: c.Agree, Secret: c.Secret, Bootstrap: servers, Detect: patience * max(c.Run.Detect, time.Second), Logger: c.Logger,
 		Resolve: func(id string) string {
 			if i := c.host(id); i >= 0 {
@@ -226,7 +227,7 @@ func (e *StartError) Unwrap() error { return e.Err }
 // seat is where a host's leadership is, if it has any.
 type seat struct {
 	h     *Host
-	node  *agree.Node
+	node  agree.Log
 	relay *relay
 	again chan *lead
 	asked []session.Reason // to stop, since the host began

@@ -22,7 +22,7 @@ import (
 // what is agreed, what is in the run directory, and what the agents tell.
 type lead struct {
 	c       *HostConfig
-	node    *agree.Node
+	node    agree.Log
 	term    uint64
 	fresh   bool         // nobody has led before
 	attempt uint64       // newest ballot of this term, of an earlier leadership or of this one after serve
@@ -67,7 +67,7 @@ type remote struct {
 	fenced bool                    // the run goes on without it, and it has to end
 }
 
-func newLead(c *HostConfig, node *agree.Node, term uint64, r *relay) *lead {
+func newLead(c *HostConfig, node agree.Log, term uint64, r *relay) *lead {
 	l := &lead{c: c, node: node, term: term, hosts: make([]leadHost, len(c.Hosts))}
 	for i, h := range c.Hosts {
 		since := r.brokeAt(i)

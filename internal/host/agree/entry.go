@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/vmihailenco/msgpack/v5"
@@ -19,8 +18,8 @@ const (
 )
 
 // An Entry is what the nodes agree on. Its types are [Generation], [Job], [Plan],
-// [Eviction] and [Manifest], which are proposed, and [Servers], which follows
-// from [Node.AddVoter], [Node.AddNonvoter] and [Node.Remove].
+// [Eviction] and [Manifest], which are proposed, [Servers], which follows from changes of
+// the configuration, and [Leader].
 type Entry interface {
 	// String names the entry for people, in one line.
 	String() string
@@ -77,15 +76,15 @@ type Server struct {
 	Voter bool
 }
 
-// leader is the first entry of every leadership.
-type leader struct{ id string }
+// Leader is the first entry of every leadership of a node of several.
+type Leader struct{ ID string }
 
 func (e Generation) String() string { return fmt.Sprintf("generation %d", e.N) }
 func (e Job) String() string        { return fmt.Sprintf("job of generation %d", e.Generation) }
 func (e Plan) String() string       { return fmt.Sprintf("plan %v", e.Version) }
 func (e Manifest) String() string   { return fmt.Sprintf("manifest of checkpoint %.64q", e.Name) }
 func (e Servers) String() string    { return fmt.Sprintf("servers %v", e.Servers) }
-func (e leader) String() string     { return fmt.Sprintf("leader %.64q", e.id) }
+func (e Leader) String() string     { return fmt.Sprintf("leader %.64q", e.ID) }
 func (e Eviction) String() string {
 	return fmt.Sprintf("eviction of worker %d.%d", e.Worker, e.Incarnation)
 }
@@ -123,11 +122,11 @@ func (Plan) kind() kind       { return kindPlan }
 func (Eviction) kind() kind   { return kindEviction }
 func (Manifest) kind() kind   { return kindManifest }
 func (Servers) kind() kind    { return kindServers }
-func (leader) kind() kind     { return kindLeader }
+func (Leader) kind() kind     { return kindLeader }
 
 func (e Generation) code(c *coder) Entry { c.int(&e.N); return e }
 func (e Job) code(c *coder) Entry        { c.int(&e.Generation); c.bytes(&e.Data); return e }
-func (e leader) code(c *coder) Entry     { c.text(&e.id, MaxName); return e }
+func (e Leader) code(c *coder) Entry     { c.text(&e.ID, MaxName); return e }
 
 func (e Plan) code(c *coder) Entry {
 	c.uint(&e.Term)
@@ -154,7 +153,7 @@ func (e Manifest) code(c *coder) Entry {
 }
 
 func (e Servers) code(c *coder) Entry {
-	c.count(len(e.Servers), maxServers, func(i int) {
+	c.count(len(e.Servers), MaxServers, func(i int) {
 		if i == len(e.Servers) {
 			e.Servers = append(e.Servers, Server{})
 		}
@@ -251,8 +250,8 @@ func (c *coder) count(n, limit int, element func(i int)) {
 	}
 }
 
-// encode returns an entry as it stands in the log.
-func encode(e Entry) ([]byte, error) {
+// Encode returns an entry as it stands in the log.
+func Encode(e Entry) ([]byte, error) {
 	var b bytes.Buffer
 	b.Write([]byte{format, byte(e.kind())})
 	c := coder{enc: msgpack.NewEncoder(&b)}
@@ -263,8 +262,8 @@ func encode(e Entry) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// decode reads an entry of the log.
-func decode(b []byte) (Entry, error) {
+// Decode reads an entry of the log.
+func Decode(b []byte) (Entry, error) {
 	if len(b) < 2 {
 		return nil, errors.New("cut short")
 	}
@@ -284,7 +283,7 @@ func decode(b []byte) (Entry, error) {
 	case kindManifest:
 		e = Manifest{}
 	case kindLeader:
-		e = leader{}
+		e = Leader{}
 	default:
 		return nil, fmt.Errorf("unknown kind %d", b[1])
 	}
@@ -295,52 +294,3 @@ func decode(b []byte) (Entry, error) {
 	}
 	return e, nil
 }
-
-// RefusedError says that an entry was refused, and so changed nothing.
-type RefusedError struct {
-	Entry string // which
-	Class error  // [ErrStale] or [ErrInvalid]
-	Why   string
-}
-
-func (e *RefusedError) Error() string {
-	return fmt.Sprintf("agree: %s refused: %v: %s", e.Entry, e.Class, e.Why)
-}
-
-// Unwrap returns the class.
-func (e *RefusedError) Unwrap() error { return e.Class }
-
-// NotLeaderError says that an entry was not proposed, because another node leads
-// or none.
-type NotLeaderError struct{ Leader Server } // zero if not known
-
-func (e *NotLeaderError) Error() string {
-	if e.Leader.ID == "" {
-		return "agree: this node does not lead, and knows nobody who does"
-	}
-	return fmt.Sprintf("agree: this node does not lead, but %v", e.Leader)
-}
-
-// Errors to be matched with errors.Is.
-var (
-	// ErrStale is the class of entries that come too late: what is agreed is
-	// as new or newer.
-	ErrStale = errors.New("stale")
-	// ErrInvalid is the class of entries that could never be accepted.
-	ErrInvalid = errors.New("invalid")
-	// ErrUncertain means that nobody can say yet whether the entry will be
-	// committed: leadership was lost, or the caller's context ended, meanwhile.
-	ErrUncertain = errors.New("agree: the entry may be committed or not")
-	// ErrClosed means that the node is closed. An entry on its way may be
-	// committed or not.
-	ErrClosed = errors.New("agree: node is closed")
-	// ErrInUse means that another process has the directory open.
-	ErrInUse = errors.New("agree: directory is in use by another process")
-)
-
-func refused(e Entry, class error, format string, args ...any) error {
-	return &RefusedError{Entry: e.String(), Class: class, Why: fmt.Sprintf(format, args...)}
-}
-
-// lockWait is how long Open waits for a directory that is being closed.
-const lockWait = time.Second

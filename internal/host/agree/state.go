@@ -17,9 +17,9 @@ const (
 	MaxPlans     = 32       // plans kept whole
 	MaxPlanBytes = 32 << 20 // of all plans kept but the newest
 	MaxManifests = 8
+	MaxServers   = 1 << 10
 
 	maxEvicted = 1 << 16 // workers
-	maxServers = 1 << 10
 )
 
 // State is what is agreed. It is a value: whoever has one may keep it, and must
@@ -63,8 +63,8 @@ func (s State) Apply(index, term uint64, e Entry) (State, error) {
 		err = next.manifest(e)
 	case Servers:
 		next.Servers = e.Servers
-	case leader:
-		next.Term, next.Leader = term, e.id
+	case Leader:
+		next.Term, next.Leader = term, e.ID
 	default:
 		err = &RefusedError{Entry: fmt.Sprintf("%T", e), Class: ErrInvalid, Why: "unknown kind"}
 	}
@@ -213,8 +213,8 @@ func codeAll[E Entry](c *coder, all *[]E, limit int) {
 	})
 }
 
-// write writes a snapshot.
-func (s State) write(w io.Writer) error {
+// Write writes a snapshot.
+func (s State) Write(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	_ = b.WriteByte(format) // Flush returns its error
 	// Writing takes the fields as they are; this copy is changed by nobody else.
@@ -230,8 +230,8 @@ func (s State) write(w io.Writer) error {
 // maxSnapshot bounds what is read of a snapshot, in bytes.
 const maxSnapshot = 1 << 30
 
-// read reads a snapshot.
-func read(r io.Reader) (State, error) {
+// ReadState reads a snapshot.
+func ReadState(r io.Reader) (State, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxSnapshot))
 	if err != nil {
 		return State{}, err

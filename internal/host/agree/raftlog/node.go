@@ -1,4 +1,4 @@
-package agree
+package raftlog
 
 import (
 	"cmp"
@@ -14,6 +14,8 @@ import (
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
+
+	"github.com/soliton-train/soliton/internal/host/agree"
 )
 
 // Node is one agent's part in the agreement.
@@ -24,8 +26,8 @@ type Node struct {
 	files   files
 	net     network
 
-	leadership atomic.Pointer[Leadership]
-	changes    chan Leadership
+	leadership atomic.Pointer[agree.Leadership]
+	changes    chan agree.Leadership
 	observed   chan raft.Observation
 	led        chan uint64   // terms in which this node has become ready
 	spread     chan struct{} // see nudge
@@ -40,18 +42,7 @@ type Node struct {
 	done    chan struct{}  // Close has ended
 }
 
-// Leadership says who leads.
-type Leadership struct {
-	// Term is the newest that this node knows. Only one node is ever Ready in a
-	// term.
-	Term uint64
-	// Leader is "" while this node hears of no leader with a majority. What it
-	// knows may then be old.
-	Leader string
-	// Ready means that this node leads, and that its state has all that was
-	// committed in the terms before.
-	Ready bool
-}
+var _ agree.Log = (*Node)(nil)
 
 // Open starts a node. A single voter leads at once, without an election to wait
 // for. Where Open fails it closes the listener as well.
@@ -70,11 +61,11 @@ func start(c Config) (*Node, error) {
 	c = c.withDefaults()
 	n := &Node{
 		config: c, machine: newMachine(c.Apply),
-		changes: make(chan Leadership, 1), observed: make(chan raft.Observation, 1),
+		changes: make(chan agree.Leadership, 1), observed: make(chan raft.Observation, 1),
 		led: make(chan uint64), spread: make(chan struct{}, 1), quit: make(chan struct{}),
 		closing: make(chan struct{}), done: make(chan struct{}),
 	}
-	n.leadership.Store(&Leadership{})
+	n.leadership.Store(&agree.Leadership{})
 	if err := n.open(); err != nil {
 		return nil, err
 	}
@@ -90,7 +81,7 @@ func start(c Config) (*Node, error) {
 func (n *Node) open() (err error) {
 	c := n.config
 	settings := c.raft()
-	if n.files, err = openFiles(c.Dir, settings, c.alone()); err != nil {
+	if n.files, err = openFiles(c.Dir, settings); err != nil {
 		return err
 	}
 	if n.net, err = c.network(settings); err != nil {
@@ -123,8 +114,8 @@ func (n *Node) open() (err error) {
 }
 
 // bootstrap returns the servers of a new job with their addresses.
-func (c Config) bootstrap(own raft.ServerAddress) []Server {
-	all := make([]Server, len(c.Bootstrap))
+func (c Config) bootstrap(own raft.ServerAddress) []agree.Server {
+	all := make([]agree.Server, len(c.Bootstrap))
 	for i, s := range c.Bootstrap {
 		switch {
 		case c.Memory != nil:
@@ -140,7 +131,7 @@ func (c Config) bootstrap(own raft.ServerAddress) []Server {
 // recovery gives the recovered snapshot its new servers.
 type recovery struct {
 	*machine
-	servers []Server
+	servers []agree.Server
 }
 
 func (r *recovery) Snapshot() (raft.FSMSnapshot, error) {
@@ -149,8 +140,8 @@ func (r *recovery) Snapshot() (raft.FSMSnapshot, error) {
 	return snapshot{s}, nil
 }
 
-// hasten makes a single voter a candidate now: there is nobody else whose
-// heartbeat could come.
+// hasten makes a single voter a candidate now: no other node could send it a
+// heartbeat.
 func (n *Node) hasten() {
 	f := n.raft.GetConfiguration()
 	if f.Error() != nil {
@@ -172,10 +163,8 @@ func (n *Node) hasten() {
 	}
 }
 
-// Stand makes this node, if it votes, a candidate now, without waiting until it has missed the
-// leader. It is for who knows that the leader is gone: a leader that lives is deposed. Who stands
-// without all that was committed is not elected, and two who stand together may both fail; raft's own
-// timers go on in any case.
+// Stand implements [agree.Log]. A leader that is alive is deposed. A node that lacks a committed entry
+// is not elected, and of two that stand together both may fail; raft's own timers go on in any case.
 func (n *Node) Stand() {
 	request := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
 		ProtocolVersion: raft.ProtocolVersionMax,
@@ -199,12 +188,8 @@ type transport interface {
 }
 
 func (c Config) network(settings *raft.Config) (network, error) {
-	switch {
-	case c.Memory != nil:
+	if c.Memory != nil {
 		return network{c.Memory.join(c.ID, c.Detect), func() error { c.Memory.leave(c.ID); return nil }}, nil
-	case c.Listener == nil:
-		alone := NewMemory()
-		return network{alone.join(c.ID, c.Detect), func() error { return nil }}, nil
 	}
 	s, err := newStream(c)
 	if err != nil {
@@ -238,12 +223,14 @@ func (r resolver) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
 // files are what a node keeps in its directory: log.db and snapshots/.
 type files struct {
 	log       *raftboltdb.BoltStore
-	behind    *behind       // in front of log, for a node that is alone; else nil
-	cache     raft.LogStore // what is in front, with the newest entries in memory
+	cache     raft.LogStore // in front of log, with the newest entries in memory
 	snapshots raft.SnapshotStore
 }
 
-func openFiles(dir string, settings *raft.Config, alone bool) (files, error) {
+// lockWait is how long Open waits for a directory that is being closed.
+const lockWait = time.Second
+
+func openFiles(dir string, settings *raft.Config) (files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return files{}, fmt.Errorf("agree: %w", err)
 	}
@@ -253,7 +240,7 @@ func openFiles(dir string, settings *raft.Config, alone bool) (files, error) {
 		BoltOptions: &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
 	})
 	if errors.Is(err, bbolt.ErrTimeout) {
-		return files{}, fmt.Errorf("%w: %s", ErrInUse, dir)
+		return files{}, fmt.Errorf("%w: %s", agree.ErrInUse, dir)
 	}
 	if err != nil {
 		return files{}, fmt.Errorf("agree: %s: %w", filepath.Join(dir, "log.db"), err)
@@ -263,31 +250,13 @@ func openFiles(dir string, settings *raft.Config, alone bool) (files, error) {
 		return files{}, errors.Join(fmt.Errorf("agree: %w", err), log.Close())
 	}
 	f := files{log: log, snapshots: snapshots}
-	front := raft.LogStore(log)
-	if alone {
-		f.behind = newBehind(log)
-		front = f.behind
-	}
-	if f.cache, err = raft.NewLogCache(settings.MaxAppendEntries, front); err != nil {
+	if f.cache, err = raft.NewLogCache(settings.MaxAppendEntries, log); err != nil {
 		return files{}, errors.Join(err, f.close())
 	}
 	return f, nil
 }
 
-// sync waits until all entries are on the disk.
-func (f files) sync() error {
-	if f.behind == nil {
-		return nil // they are before anybody hears of them
-	}
-	return f.behind.sync()
-}
-
-func (f files) close() (err error) {
-	if f.behind != nil {
-		err = f.behind.close()
-	}
-	return errors.Join(err, f.log.Close())
-}
+func (f files) close() error { return f.log.Close() }
 
 // Position is the end of a log.
 type Position struct{ Term, Index uint64 }
@@ -304,7 +273,7 @@ func Last(dir string) (Position, error) {
 	if _, err := os.Stat(filepath.Join(dir, "log.db")); errors.Is(err, os.ErrNotExist) {
 		return Position{}, nil
 	}
-	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft(), false)
+	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft())
 	if err != nil {
 		return Position{}, err
 	}
@@ -338,7 +307,7 @@ func (f files) last() (Position, error) {
 }
 
 // State returns what this node knows to be agreed.
-func (n *Node) State() State { return *n.machine.state.Load() }
+func (n *Node) State() agree.State { return *n.machine.state.Load() }
 
 // Term returns the newest term this node knows.
 func (n *Node) Term() uint64 { return n.raft.CurrentTerm() }
@@ -347,11 +316,11 @@ func (n *Node) Term() uint64 { return n.raft.CurrentTerm() }
 func (n *Node) Addr() string { return string(n.net.LocalAddr()) }
 
 // Leadership returns what Changes sent last.
-func (n *Node) Leadership() Leadership { return *n.leadership.Load() }
+func (n *Node) Leadership() agree.Leadership { return *n.leadership.Load() }
 
 // Changes returns a channel with the newest leadership, each at most once: a
 // slow reader misses those between. It is closed by Close, and is for one reader.
-func (n *Node) Changes() <-chan Leadership { return n.changes }
+func (n *Node) Changes() <-chan agree.Leadership { return n.changes }
 
 // watch publishes leadership. It is the only sender of changes.
 func (n *Node) watch() {
@@ -375,7 +344,7 @@ func (n *Node) watch() {
 			continue
 		}
 		_, id := n.raft.LeaderWithID()
-		l := Leadership{Term: n.raft.CurrentTerm(), Leader: string(id)}
+		l := agree.Leadership{Term: n.raft.CurrentTerm(), Leader: string(id)}
 		l.Ready = l.Leader == n.config.ID && l.Term == ready
 		if l == *n.leadership.Load() {
 			continue
@@ -392,7 +361,7 @@ func (n *Node) watch() {
 // lead commits the first entry of a leadership. When it is applied here, so is
 // all before it.
 func (n *Node) lead() {
-	data, err := encode(leader{n.config.ID})
+	data, err := agree.Encode(agree.Leader{ID: n.config.ID})
 	if err != nil {
 		return // not for an ID that is valid
 	}
@@ -406,17 +375,11 @@ func (n *Node) lead() {
 	}
 }
 
-// Broken returns a channel that is closed when the disk has refused a plan that was agreed already, which is so only without
-// a network; [Node.Sync] says why. It is nil for other nodes.
-func (n *Node) Broken() <-chan struct{} {
-	if n.files.behind == nil {
-		return nil
-	}
-	return n.files.behind.broken
-}
+// Broken implements [agree.Log]: an entry is on the disks of a majority before it is committed.
+func (n *Node) Broken() <-chan struct{} { return nil }
 
-// Sync waits until all that was agreed is on the disk of this node, and returns why it is not.
-func (n *Node) Sync() error { return n.typed(n.files.sync()) }
+// Sync implements [agree.Log].
+func (n *Node) Sync() error { return nil }
 
 // nudge has watch add a barrier to the log. Followers learn that an entry is
 // committed with the next one or by raft's own timer, which is late for a plan.
@@ -438,31 +401,24 @@ func (n *Node) begin(f func()) bool {
 	return true
 }
 
-// Propose commits an entry and returns its index when this node has applied it. A node without a network has
-// synced all entries by then but a [Plan], which it syncs beside what follows.
-// The errors are [NotLeaderError], [RefusedError], [ErrUncertain] and
-// [ErrClosed], or of the disk.
-func (n *Node) Propose(ctx context.Context, e Entry) (uint64, error) {
+// Propose implements [agree.Log].
+func (n *Node) Propose(ctx context.Context, e agree.Entry) (uint64, error) {
 	if e == nil {
-		return 0, &RefusedError{Entry: "nil", Class: ErrInvalid, Why: "there is no entry"}
+		return 0, &agree.RefusedError{Entry: "nil", Class: agree.ErrInvalid, Why: "there is no entry"}
 	}
-	if e.kind() == kindServers {
-		return 0, refused(e, ErrInvalid, "it follows from AddVoter, AddNonvoter and Remove")
+	if _, ok := e.(agree.Servers); ok {
+		return 0, &agree.RefusedError{Entry: e.String(), Class: agree.ErrInvalid, Why: "it follows from AddVoter, AddNonvoter and Remove"}
 	}
-	data, err := encode(e)
+	data, err := agree.Encode(e)
 	if err != nil {
-		return 0, refused(e, ErrInvalid, "%v", err)
+		return 0, &agree.RefusedError{Entry: e.String(), Class: agree.ErrInvalid, Why: err.Error()}
 	}
 	index, err := n.await(ctx, func() (raft.IndexFuture, func() error) {
 		f := n.raft.Apply(data, 0)
 		return f, func() error { return f.Response().(verdict).err }
 	})
-	switch {
-	case err != nil:
-	case e.kind() == kindPlan:
+	if _, ok := e.(agree.Plan); ok && err == nil {
 		n.nudge()
-	default:
-		err = n.Sync()
 	}
 	return index, err
 }
@@ -470,7 +426,7 @@ func (n *Node) Propose(ctx context.Context, e Entry) (uint64, error) {
 // AddVoter makes a server a voter, or changes its address. One that has not
 // been a non-voter before has nothing of the log yet, and counts for the majority
 // all the same.
-func (n *Node) AddVoter(ctx context.Context, s Server) error {
+func (n *Node) AddVoter(ctx context.Context, s agree.Server) error {
 	return n.change(ctx, s, func() raft.IndexFuture {
 		return n.raft.AddVoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Detect)
 	})
@@ -478,7 +434,7 @@ func (n *Node) AddVoter(ctx context.Context, s Server) error {
 
 // AddNonvoter adds a server that gets the log and does not vote. A voter stays
 // one.
-func (n *Node) AddNonvoter(ctx context.Context, s Server) error {
+func (n *Node) AddNonvoter(ctx context.Context, s agree.Server) error {
 	return n.change(ctx, s, func() raft.IndexFuture {
 		return n.raft.AddNonvoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Detect)
 	})
@@ -487,13 +443,13 @@ func (n *Node) AddNonvoter(ctx context.Context, s Server) error {
 // Remove takes a server out of the configuration. A majority of the voters
 // with it and of those without it must live.
 func (n *Node) Remove(ctx context.Context, id string) error {
-	return n.change(ctx, Server{ID: id}, func() raft.IndexFuture {
+	return n.change(ctx, agree.Server{ID: id}, func() raft.IndexFuture {
 		return n.raft.RemoveServer(raft.ServerID(id), 0, n.config.Detect)
 	})
 }
 
-func (n *Node) change(ctx context.Context, s Server, ask func() raft.IndexFuture) error {
-	if err := s.validate(); err != nil {
+func (n *Node) change(ctx context.Context, s agree.Server, ask func() raft.IndexFuture) error {
+	if err := validate(s); err != nil {
 		return fmt.Errorf("agree: server %.64q: %w", s.ID, err)
 	}
 	_, err := n.await(ctx, func() (raft.IndexFuture, func() error) {
@@ -518,21 +474,21 @@ func (n *Node) await(ctx context.Context, ask func() (raft.IndexFuture, func() e
 		}
 		answer <- err
 	}) {
-		return 0, ErrClosed
+		return 0, agree.ErrClosed
 	}
 	select {
 	case err := <-answer:
 		return index, n.typed(err)
 	case <-ctx.Done():
-		return 0, fmt.Errorf("%w: %w", ErrUncertain, ctx.Err())
+		return 0, fmt.Errorf("%w: %w", agree.ErrUncertain, ctx.Err())
 	case <-n.closing:
-		return 0, ErrClosed
+		return 0, agree.ErrClosed
 	}
 }
 
 // typed puts raft's errors in our terms.
 func (n *Node) typed(err error) error {
-	var refusal *RefusedError
+	var refusal *agree.RefusedError
 	switch {
 	case err == nil, errors.As(err, &refusal):
 		return err
@@ -542,11 +498,11 @@ func (n *Node) typed(err error) error {
 		if !ok {
 			s.ID = string(id)
 		}
-		return &NotLeaderError{s}
+		return &agree.NotLeaderError{Leader: s}
 	case errors.Is(err, raft.ErrLeadershipLost), errors.Is(err, raft.ErrAbortedByRestore):
-		return fmt.Errorf("%w: %w", ErrUncertain, err)
+		return fmt.Errorf("%w: %w", agree.ErrUncertain, err)
 	case errors.Is(err, raft.ErrRaftShutdown):
-		return ErrClosed
+		return agree.ErrClosed
 	}
 	return fmt.Errorf("agree: %w", err)
 }

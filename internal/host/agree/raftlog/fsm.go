@@ -1,4 +1,4 @@
-package agree
+package raftlog
 
 import (
 	"cmp"
@@ -7,17 +7,19 @@ import (
 	"sync/atomic"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/soliton-train/soliton/internal/host/agree"
 )
 
-// machine gives raft's log to [State.Apply]. Raft calls it from one goroutine.
+// machine gives raft's log to [agree.State.Apply]. Raft calls it from one goroutine.
 type machine struct {
-	state atomic.Pointer[State]
-	told  func(Entry, State) // may be nil
+	state atomic.Pointer[agree.State]
+	told  func(agree.Entry, agree.State) // may be nil
 }
 
-func newMachine(told func(Entry, State)) *machine {
+func newMachine(told func(agree.Entry, agree.State)) *machine {
 	m := &machine{told: told}
-	m.state.Store(new(State))
+	m.state.Store(new(agree.State))
 	return m
 }
 
@@ -31,20 +33,20 @@ type verdict struct {
 
 // Apply returns the verdict on an entry.
 func (m *machine) Apply(l *raft.Log) any {
-	e, err := decode(l.Data)
+	e, err := agree.Decode(l.Data)
 	if err != nil {
 		s := *m.state.Load()
 		s.Index = l.Index
 		m.state.Store(&s)
-		return verdict{l.Term, &RefusedError{Entry: "an entry", Class: ErrInvalid, Why: err.Error()}}
+		return verdict{l.Term, &agree.RefusedError{Entry: "an entry", Class: agree.ErrInvalid, Why: err.Error()}}
 	}
 	return verdict{l.Term, m.apply(l.Index, l.Term, e)}
 }
 
-func (m *machine) apply(index, term uint64, e Entry) error {
+func (m *machine) apply(index, term uint64, e agree.Entry) error {
 	s, err := m.state.Load().Apply(index, term, e)
 	m.state.Store(&s)
-	if _, own := e.(leader); err == nil && !own && m.told != nil {
+	if _, own := e.(agree.Leader); err == nil && !own && m.told != nil {
 		m.told(e, s)
 	}
 	return err
@@ -52,19 +54,19 @@ func (m *machine) apply(index, term uint64, e Entry) error {
 
 // StoreConfiguration takes a committed configuration.
 func (m *machine) StoreConfiguration(index uint64, c raft.Configuration) {
-	_ = m.apply(index, 0, Servers{servers(c)}) // never refused
+	_ = m.apply(index, 0, agree.Servers{Servers: servers(c)}) // never refused
 }
 
-func servers(c raft.Configuration) []Server {
-	var all []Server
+func servers(c raft.Configuration) []agree.Server {
+	var all []agree.Server
 	for _, s := range c.Servers {
-		all = append(all, Server{ID: string(s.ID), Addr: string(s.Address), Voter: s.Suffrage == raft.Voter})
+		all = append(all, agree.Server{ID: string(s.ID), Addr: string(s.Address), Voter: s.Suffrage == raft.Voter})
 	}
-	slices.SortFunc(all, func(a, b Server) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(all, func(a, b agree.Server) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }
 
-func configuration(all []Server) raft.Configuration {
+func configuration(all []agree.Server) raft.Configuration {
 	var c raft.Configuration
 	for _, s := range all {
 		v := raft.Server{ID: raft.ServerID(s.ID), Address: raft.ServerAddress(s.Addr), Suffrage: raft.Nonvoter}
@@ -79,7 +81,7 @@ func configuration(all []Server) raft.Configuration {
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) { return snapshot{*m.state.Load()}, nil }
 
 func (m *machine) Restore(r io.ReadCloser) error {
-	s, err := read(r)
+	s, err := agree.ReadState(r)
 	if err != nil {
 		return err
 	}
@@ -90,10 +92,10 @@ func (m *machine) Restore(r io.ReadCloser) error {
 	return nil
 }
 
-type snapshot struct{ state State }
+type snapshot struct{ state agree.State }
 
 func (s snapshot) Persist(sink raft.SnapshotSink) error {
-	if err := s.state.write(sink); err != nil {
+	if err := s.state.Write(sink); err != nil {
 		_ = sink.Cancel() // the first error counts
 		return err
 	}

@@ -1,4 +1,4 @@
-package agree
+package raftlog
 
 import (
 	"errors"
@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/soliton-train/soliton/internal/host/agree"
 )
 
 // Limits and defaults of a [Config].
@@ -26,8 +28,7 @@ type Config struct {
 	// ID names the node for ever, and uniquely in the job.
 	ID string
 
-	// Listener is where other nodes reach this one; the node closes it. Nil
-	// means no network, which is for a single node.
+	// Listener is where other nodes reach this one; the node closes it.
 	Listener net.Listener
 	// Advertise is the address for others; "" means the listener's.
 	Advertise string
@@ -44,7 +45,7 @@ type Config struct {
 	// Bootstrap are the servers of a new job: the same list at each of them. It
 	// is ignored where the directory holds a log. A node that joins later has
 	// none, and waits to be added.
-	Bootstrap []Server
+	Bootstrap []agree.Server
 	// Recover makes Bootstrap the configuration of the log that is in the
 	// directory. All other nodes must begin empty, and without Bootstrap; all
 	// that is in this log counts as committed.
@@ -63,7 +64,7 @@ type Config struct {
 	// nil is nobody. The entry is nil where the state came from a snapshot and is to
 	// replace all that was heard before, which Open can do before it returns.
 	// All that is in the log above the snapshot is told again at each start.
-	Apply func(Entry, State)
+	Apply func(agree.Entry, agree.State)
 }
 
 func (c Config) withDefaults() Config {
@@ -73,9 +74,6 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// alone reports whether no other node can ever hear of what is agreed.
-func (c Config) alone() bool { return c.Listener == nil && c.Memory == nil }
-
 // Validate reports all faults together, one a line.
 func (c Config) Validate() error {
 	c = c.withDefaults()
@@ -84,8 +82,8 @@ func (c Config) Validate() error {
 	if c.Dir == "" {
 		fault("Dir is empty: name the node's directory")
 	}
-	if c.ID == "" || len(c.ID) > MaxName {
-		fault("ID has %d bytes: give 1 to %d", len(c.ID), MaxName)
+	if c.ID == "" || len(c.ID) > agree.MaxName {
+		fault("ID has %d bytes: give 1 to %d", len(c.ID), agree.MaxName)
 	}
 	if c.Detect < MinDetect {
 		fault("Detect is %v: give at least %v", c.Detect, MinDetect)
@@ -93,8 +91,8 @@ func (c Config) Validate() error {
 	if c.Secret != nil && len(c.Secret) < MinSecret {
 		fault("Secret has %d bytes: give at least %d, at random", len(c.Secret), MinSecret)
 	}
-	if c.Memory != nil && c.Listener != nil {
-		fault("Memory and Listener are both given: give one")
+	if (c.Memory != nil) == (c.Listener != nil) {
+		fault("Listener and Memory are both given, or neither: give one")
 	}
 	if c.Listener != nil {
 		ip := net.IPv6unspecified
@@ -121,18 +119,18 @@ func (c Config) faultsOfServers(fault func(string, ...any)) {
 	if len(c.Bootstrap) == 0 {
 		return
 	}
-	if len(c.Bootstrap) > maxServers {
-		fault("Bootstrap has %d servers: give at most %d", len(c.Bootstrap), maxServers)
+	if len(c.Bootstrap) > agree.MaxServers {
+		fault("Bootstrap has %d servers: give at most %d", len(c.Bootstrap), agree.MaxServers)
 	}
 	voters := 0
 	for i, s := range c.Bootstrap {
 		if s.Voter {
 			voters++
 		}
-		if err := s.validate(); err != nil {
+		if err := validate(s); err != nil {
 			fault("Bootstrap[%d]: %w", i, err)
 		}
-		if slices.ContainsFunc(c.Bootstrap[:i], func(o Server) bool { return o.ID == s.ID }) {
+		if slices.ContainsFunc(c.Bootstrap[:i], func(o agree.Server) bool { return o.ID == s.ID }) {
 			fault("Bootstrap[%d]: ID %q is there twice: give each server its own", i, s.ID)
 		}
 		if s.Addr == "" && len(c.Bootstrap) > 1 && c.Memory == nil {
@@ -142,17 +140,14 @@ func (c Config) faultsOfServers(fault func(string, ...any)) {
 	if voters == 0 {
 		fault("Bootstrap has no voter: set Voter for one server, or three or five")
 	}
-	if c.alone() && (len(c.Bootstrap) > 1 || c.Bootstrap[0].ID != c.ID) {
-		fault("Bootstrap has other servers, and there is no Listener: give one")
-	}
 }
 
-func (s Server) validate() error {
-	if s.ID == "" || len(s.ID) > MaxName {
-		return fmt.Errorf("ID has %d bytes: give 1 to %d", len(s.ID), MaxName)
+func validate(s agree.Server) error {
+	if s.ID == "" || len(s.ID) > agree.MaxName {
+		return fmt.Errorf("ID has %d bytes: give 1 to %d", len(s.ID), agree.MaxName)
 	}
-	if len(s.Addr) > MaxName {
-		return fmt.Errorf("Addr has %d bytes: give at most %d", len(s.Addr), MaxName)
+	if len(s.Addr) > agree.MaxName {
+		return fmt.Errorf("Addr has %d bytes: give at most %d", len(s.Addr), agree.MaxName)
 	}
 	return nil
 }

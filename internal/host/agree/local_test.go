@@ -1,0 +1,214 @@
+package agree
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"sync"
+	"testing"
+	"testing/synctest"
+)
+
+// The host leads at once, and an entry that is refused changes nothing.
+func TestLocal(t *testing.T) {
+	for _, dir := range []string{"", t.TempDir()} {
+		l, err := OpenLocal(dir, "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lead := <-l.Changes(); !lead.Ready || lead.Leader != "a" || lead != l.Leadership() || lead.Term != l.Term() {
+			t.Errorf("leadership %+v", lead)
+		}
+		index, err := l.Propose(t.Context(), Plan{Term: l.Term(), Version: version(1, 1)})
+		if s := l.State(); err != nil || s.Index != index || s.Newest != version(1, 1) || s.Generation != 1 {
+			t.Errorf("index %d, %v; state %+v", index, err, s)
+		}
+		before := l.State()
+		for _, e := range []Entry{Plan{Version: version(1, 1)}, Plan{Version: version(2, 1)}, Plan{Term: 9, Version: version(1, 2)}, Generation{1}} {
+			var refusal *RefusedError
+			if _, err := l.Propose(t.Context(), e); !errors.As(err, &refusal) || !reflect.DeepEqual(l.State(), before) {
+				t.Errorf("%v: %v; state %+v", e, err, l.State())
+			}
+		}
+		if err := errors.Join(l.Sync(), l.Close(), l.Close()); err != nil {
+			t.Error(err)
+		}
+		if _, open := <-l.Changes(); open {
+			t.Error("after Close there is another leadership")
+		}
+		if _, err := l.Propose(t.Context(), Plan{Version: version(1, 2)}); !errors.Is(err, ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+	}
+}
+
+// Wherever a process was killed, the next one has a prefix of the log, and a generation that is in no log.
+func TestLocalIsCutOff(t *testing.T) {
+	dir := t.TempDir()
+	var states []State
+	var ends []int64
+	l, err := OpenLocal(dir, "a", 6)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, localFile)
+	note := func() {
+		t.Helper()
+		if err := l.Sync(); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		states, ends = append(states, l.State()), append(ends, info.Size())
+	}
+	note()
+	for _, e := range []Entry{Job{7, []byte("{}")}, Plan{Version: version(7, 1), Data: []byte("one")}, Plan{Version: version(7, 2), Data: []byte("two")}} {
+		if _, err := l.Propose(t.Context(), e); err != nil {
+			t.Fatal(err)
+		}
+		note()
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size := range len(whole) + 1 {
+		for _, damage := range []bool{false, true} {
+			text := append([]byte{}, whole[:size]...)
+			if damage {
+				text = append(text, 0xff, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+			}
+			again := t.TempDir()
+			if err := os.WriteFile(filepath.Join(again, localFile), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			l, err := OpenLocal(again, "a", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := State{Term: localTerm, Leader: "a"}
+			for i, end := range ends {
+				if end <= int64(size) {
+					want = states[i]
+				}
+			}
+			got := l.State()
+			if got.Generation != want.Generation+1 || got.Newest != want.Newest || !reflect.DeepEqual(got.Plans, want.Plans) || got.Index != want.Index+1 {
+				t.Fatalf("%d bytes of %d, damage %v: %+v, want the state after %+v", size, len(whole), damage, got, want)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// slowDisk writes, and syncs when it is told how that ends.
+type slowDisk struct {
+	io.Writer
+	end chan error
+
+	mu     sync.Mutex
+	synced int
+}
+
+func (d *slowDisk) Sync() error {
+	err := <-d.end
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.synced++
+	return err
+}
+
+func (d *slowDisk) Close() error { return nil }
+
+func (d *slowDisk) syncs() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.synced
+}
+
+func onDisk(t *testing.T, d *slowDisk) *Local {
+	t.Helper()
+	l, err := OpenLocal("", "a", 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.attach(d)
+	return l
+}
+
+// Plans do not wait for the disk, unless very many do; other entries do.
+func TestLocalWritesBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &slowDisk{Writer: io.Discard, end: make(chan error)}
+		l := onDisk(t, d)
+		for i := range maxBehind {
+			if _, err := l.Propose(t.Context(), Plan{Version: version(1, i+1)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if s := l.State(); d.syncs() > 0 || s.Newest != version(1, maxBehind) {
+			t.Fatalf("%d syncs; newest plan %v", d.syncs(), s.Newest)
+		}
+		done := make(chan error, 2)
+		go func() {
+			_, err := l.Propose(context.Background(), Plan{Version: version(1, maxBehind+1)})
+			done <- err
+			_, err = l.Propose(context.Background(), Generation{2})
+			done <- err
+		}()
+		synctest.Wait()
+		select {
+		case <-done:
+			t.Fatal("more is pending than there may be")
+		default:
+		}
+		d.end <- nil
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		select {
+		case <-done:
+			t.Fatal("a generation counts before it is on the disk")
+		default:
+		}
+		close(d.end)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// A disk that fails takes nothing more, and the log says why to all callers.
+func TestLocalOnAFailingDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		full := errors.New("no space left")
+		d := &slowDisk{Writer: io.Discard, end: make(chan error, 1)}
+		l := onDisk(t, d)
+		d.end <- full
+		if _, err := l.Propose(t.Context(), Plan{Version: version(1, 1)}); err != nil {
+			t.Fatal(err)
+		}
+		<-l.Broken()
+		_, plan := l.Propose(t.Context(), Plan{Version: version(1, 2)})
+		_, generation := l.Propose(t.Context(), Generation{2})
+		for _, err := range []error{plan, generation, l.Sync(), l.Close()} {
+			if !errors.Is(err, full) {
+				t.Errorf("%v, want %v", err, full)
+			}
+		}
+	})
+}
