@@ -10,7 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 )
 
-// possibleFor are the kinds of harm that a run can do to itself today.
+// possibleFor returns the kinds of faults that a run can inject.
 func possibleFor(hosts int) []chaos.Kind {
 	kinds := []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow, chaos.KindSlowLink}
 	if hosts > 1 {
@@ -29,7 +29,7 @@ func parseChaos(spec string, workers, hosts int) (chaos.Schedule, error) {
 	var faults []error
 	absent := func(part fmt.Stringer, kind chaos.Kind) {
 		if !slices.Contains(possible, kind) {
-			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not there yet; give %s", part, kind, kindsText(possible)))
+			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not supported yet; give %s", part, kind, kindsText(possible)))
 		}
 	}
 	for _, h := range s.Faults {
@@ -67,8 +67,8 @@ func eachLine(err error) error {
 	return errors.New("--chaos: " + strings.ReplaceAll(err.Error(), "\n", "\n--chaos: "))
 }
 
-// harmsFor returns what the agent asks for once it knows the job, nil for a run in peace.
-func harmsFor(s chaos.Schedule, workers, hosts int) func(steps int) ([]string, error) {
+// faultsFor returns what the agent asks for once it knows the job; nil for a run without faults.
+func faultsFor(s chaos.Schedule, workers, hosts int) func(steps int) ([]string, error) {
 	if len(s.Faults)+len(s.Random) == 0 {
 		return nil
 	}
@@ -77,10 +77,10 @@ func harmsFor(s chaos.Schedule, workers, hosts int) func(steps int) ([]string, e
 		if err != nil {
 			return nil, eachLine(err)
 		}
-		var harms []string
+		var texts []string
 		for _, h := range expanded.Faults {
-			harms = append(harms, h.String())
+			texts = append(texts, h.String())
 		}
-		return harms, nil
+		return texts, nil
 	}
 }

@@ -18,8 +18,8 @@ const cutPeriod = 20 * time.Millisecond
 // mayCut reports whether --chaos may want hosts to be cut off. Their processes are to use plain TCP
 // then: the kernel filters no listeners of Multipath TCP.
 func (s *supervisor) mayCut() bool {
-	return slices.ContainsFunc(s.f.harms.Faults, func(h chaos.Fault) bool { return h.Kind == chaos.KindCut }) ||
-		slices.ContainsFunc(s.f.harms.Random, func(r chaos.Random) bool { return slices.Contains(r.Kinds, chaos.KindCut) })
+	return slices.ContainsFunc(s.f.faults.Faults, func(h chaos.Fault) bool { return h.Kind == chaos.KindCut }) ||
+		slices.ContainsFunc(s.f.faults.Random, func(r chaos.Random) bool { return slices.Contains(r.Kinds, chaos.KindCut) })
 }
 
 // startCutting makes sure that hosts can be cut off, where that may be wanted, and begins to.
@@ -30,8 +30,8 @@ func (s *supervisor) startCutting() error {
 	agents := s.agents // they are all there
 	var c chaos.Cuts
 	for h, p := range agents {
-		nobody := []netip.Addr{netip.AddrFrom4([4]byte{127, 255, 255, 254})}
-		for _, from := range [][]netip.Addr{nobody, nil} {
+		none := []netip.Addr{netip.AddrFrom4([4]byte{127, 255, 255, 254})}
+		for _, from := range [][]netip.Addr{none, nil} {
 			if err := c.Apply(p.cmd.Process.Pid, s.places[h].addr, from); err != nil {
 				return err
 			}

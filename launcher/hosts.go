@@ -188,7 +188,7 @@ wait:
 				case last = <-s.end:
 				default:
 					last = report{Kind: reportEnd, Status: host.ExitFailed, Errs: fmt.Sprintf(
-						"launcher: %d of %d hosts are gone, and without %d that vote nobody can decide how to go on\n", f.hosts-living, f.hosts, need)}
+						"launcher: %d of %d hosts are gone, and the run needs %d voters to continue\n", f.hosts-living, f.hosts, need)}
 				}
 				break wait
 			}
@@ -213,7 +213,7 @@ type supervisor struct {
 	places []place
 	v      view.View
 	stdout io.Writer
-	board  *telemetry.Board // nil if nobody asks for measures
+	board  *telemetry.Board // nil without metrics
 	agents []*agentProcess
 	voting int
 	gone   chan int // hosts whose process has ended
@@ -226,11 +226,11 @@ type supervisor struct {
 	term   uint64 // newest
 	closed bool   // the view
 	early  []string
-	due    *chaos.Due // harms to hosts
+	due    *chaos.Due // faults of hosts
 }
 
-// harm does to hosts what --chaos says; s.mu is held. Nobody tells the run.
-func (s *supervisor) harm(e view.Event) {
+// inject injects the faults of hosts that are due; s.mu is held. The run is not told.
+func (s *supervisor) inject(e view.Event) {
 	step := 0
 	switch e := e.(type) {
 	case view.Begin:
@@ -238,15 +238,15 @@ func (s *supervisor) harm(e view.Event) {
 			return
 		}
 		// The agents do the same, and refuse what cannot be.
-		all, err := s.f.harms.Expand(chaos.Run{Steps: e.Job.Steps, Workers: s.f.workers, Hosts: s.f.hosts})
+		all, err := s.f.faults.Expand(chaos.Run{Steps: e.Job.Steps, Workers: s.f.workers, Hosts: s.f.hosts})
 		if err != nil {
 			return
 		}
-		var harms []chaos.Fault
+		var faults []chaos.Fault
 		for h := range s.f.hosts {
-			harms = append(harms, all.Host(h)...)
+			faults = append(faults, all.Host(h)...)
 		}
-		s.due, step = chaos.NewDue(harms), 1
+		s.due, step = chaos.NewDue(faults), 1
 	case view.Step:
 		step = e.Step + 1
 	}
@@ -387,7 +387,7 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 	s.tasks.Go(func() {
 		defer close(p.done)
 		s.listen(stdout)
-		_ = cmd.Wait() // how it ended matters to nobody
+		_ = cmd.Wait() // its status does not matter
 		select {
 		case s.gone <- a.Self:
 		case <-s.ended:
@@ -451,7 +451,7 @@ func (s *supervisor) take(x report) {
 	default:
 		if e := parseShown(x.Kind, x.Event); e != nil {
 			s.v.Show(e)
-			s.harm(e)
+			s.inject(e)
 		}
 	}
 }
@@ -528,7 +528,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if err != nil || a.Self < 0 || a.Self >= len(a.Hosts) {
 		return errors.New("an agent is started by launcher run, not by people")
 	}
-	harms, err := parseChaos(a.Chaos, a.Workers, len(a.Hosts))
+	faults, err := parseChaos(a.Chaos, a.Workers, len(a.Hosts))
 	if err != nil {
 		return err
 	}
@@ -549,7 +549,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	h, err := host.NewHost(host.HostConfig{
 		Run: host.Config{Settings: host.Settings{
 			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
-			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: harmsFor(harms, a.Workers, len(a.Hosts)),
+			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: faultsFor(faults, a.Workers, len(a.Hosts)),
 		}},
 		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
 		Agree: listeners[0], Link: listeners[1],

@@ -136,7 +136,7 @@ func TestHostsExitStatuses(t *testing.T) {
 		{"panic", []string{fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n"},
 		{"never calls trainer.Main", []string{testdata(t, "nomain")}, 1, "", "ended without calling trainer.Main (exit status 0)\n    nothing to do\n"},
 		{"another seed", []string{fake, "--fail", "seed", "--who", "1"}, 1, "", "launcher: worker 1 has another seed than worker 0 (7, not 0)"},
-		{"host chaos on one host", []string{"--emulate-hosts", "1", "--chaos", "killhost:0@3", fake}, 2, "", "killhost is not there yet"},
+		{"host chaos on one host", []string{"--emulate-hosts", "1", "--chaos", "killhost:0@3", fake}, 2, "", "killhost is not supported yet"},
 		{"no hosts", []string{"--emulate-hosts", "0", fake}, 2, "", "launcher: --emulate-hosts 0: give at least 1\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -339,7 +339,7 @@ func TestTwoOfThreeHosts(t *testing.T) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	cmd.Wait()
-	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(out.String(), "launcher: 2 of 3 hosts are gone, and without 2 that vote nobody can decide how to go on\n") {
+	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(out.String(), "launcher: 2 of 3 hosts are gone, and the run needs 2 voters to continue\n") {
 		t.Errorf("status %d\n%s", status, &out)
 	}
 	if left := marked(t, mark); len(left) > 0 {

@@ -121,7 +121,7 @@ func TestExitStatuses(t *testing.T) {
 		{"chaos that is none", []string{"run", "--chaos", "kil:1@3,kill:1@3/lunch", fake}, 2, "",
 			"launcher: --chaos: part 1, \"kil:1@3\": \"kil\" is not a kind of fault", false},
 		{"chaos that is not there yet", []string{"run", "--chaos", "join@2,kill:1@1,random:1:0.5:kill+cut", fake}, 2, "",
-			"launcher: --chaos: join@2: join is not there yet; give kill, freeze, leave, flip, slow or slowlink\nlauncher: --chaos: random:1:0.5:kill+cut: cut is not there yet; give kill, freeze, leave, flip, slow or slowlink\nTry", false},
+			"launcher: --chaos: join@2: join is not supported yet; give kill, freeze, leave, flip, slow or slowlink\nlauncher: --chaos: random:1:0.5:kill+cut: cut is not supported yet; give kill, freeze, leave, flip, slow or slowlink\nTry", false},
 		{"chaos for nobody", []string{"run", "--workers", "2", "--chaos", "slow:2@1:0.5", fake}, 2, "", "launcher: --chaos: slow:2@1:0.5: there is no worker 2: want one from 0 to 1\nTry", false},
 		{"chaos too late", []string{"run", "--chaos", "kill:1@9,freeze:1@7+1", fake}, 2, "",
 			"launcher: --chaos: kill:1@9 comes too late: the run has 5 steps; --chaos: freeze:1@7+1 comes too late: the run has 5 steps\n", false},

@@ -61,7 +61,7 @@ func (l measureLine) measure() trace.Measure {
 }
 
 // relayed is the telemetry of an agent that leads, with the measures told to its supervisor as well,
-// who serves them for the whole of the run.
+// which serves them for the whole run.
 type relayed struct {
 	host.Telemetry
 	out  *reporter

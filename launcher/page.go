@@ -23,7 +23,7 @@ func pageFlag(flags *pflag.FlagSet, f *runFlags) {
 	flags.Lookup("ui").NoOptDefVal = dashboard.DefaultAddr
 }
 
-// openPage begins to serve the dashboard and says where it is; nil if nobody asked for it. The link with
+// openPage begins to serve the dashboard and says where it is; nil without --ui. The link with
 // the run's token is for the eyes of whoever sits at a terminal.
 func openPage(f runFlags, dir *rundir.Dir, stdout io.Writer) (*dashboard.Server, error) {
 	if f.ui == "" {

@@ -21,8 +21,8 @@ func newResume() *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
 		Use:   "resume [flags] RUN_DIR",
-		Short: "Go on with a run that has ended",
-		Long: `resume goes on with the run of a run directory from its newest whole checkpoint,
+		Short: "Resume a run that has ended",
+		Long: `resume continues the run of a run directory from its newest whole checkpoint,
 with the program and the program's flags of before, which job.json has. It need not
 have as many workers or stages: the result is the same, bit for bit.
 
@@ -51,9 +51,9 @@ higher plan, and the last line of a step counts.`,
 	flags.IntVar(&f.stages, "stages", 0, "pipeline stages of the first plan (default as before, but not more than workers)")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 0, "replicas of each shard besides the owner's (default as before)")
-	flags.IntVar(&f.least, "min-workers", 0, "fewest workers training goes on with; below it the run waits for more (default as before, but not more than workers)")
+	flags.IntVar(&f.least, "min-workers", 0, "fewest workers to train with (default as before, at most --workers)")
 	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies (default as before)")
-	flags.DurationVar(&f.detect, "detect", 0, "in how long a worker that gives no sign of life is found and left behind (default as before)")
+	flags.DurationVar(&f.detect, "detect", 0, "failure-detection timeout (default as before)")
 	flags.BoolVar(&f.digests, "digests", false, "digests of the state of the job (default as before)")
 	clockFlags(flags, &f)
 	pageFlag(flags, &f)
@@ -73,10 +73,10 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	defer dir.Close() // for the returns before Serve, which closes it
 	job := was.Job
 	if s := was.Summary; s != nil && s.Steps == job.Steps && s.ParamsSHA256 != "" {
-		return cli.Fail(fmt.Errorf("%s: nothing to go on with: all %d steps are done", path, job.Steps))
+		return cli.Fail(fmt.Errorf("%s: nothing to resume: all %d steps are done", path, job.Steps))
 	}
 	if job.Command == "" {
-		return cli.Fail(fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot go on", path))
+		return cli.Fail(fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot be resumed", path))
 	}
 	if err := f.inherit(job, cmd.Flags().Changed); err != nil {
 		return cli.Fail(fmt.Errorf("%s: job.json: %w", path, err))
@@ -137,7 +137,7 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	return nil
 }
 
-// newest finds the checkpoint to go on from, and tells of those that cannot be used.
+// newest finds the checkpoint to resume from, and reports those that cannot be used.
 func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writer) (*host.Resume, error) {
 	r, refused, err := checkpoint.Newest(ctx, dir.Path(), job.ID())
 	again := &host.Resume{Job: job}
@@ -150,7 +150,7 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writ
 		again.Note = append(again.Note, text)
 	}
 	if errors.Is(err, checkpoint.ErrNone) {
-		return nil, errors.New("nothing to go on from: there is no whole checkpoint; begin anew with launcher run")
+		return nil, errors.New("nothing to resume from: there is no whole checkpoint; start again with launcher run")
 	}
 	if err != nil {
 		return nil, err

@@ -47,56 +47,64 @@ type runFlags struct {
 	plain     bool
 	ui        string // where the page is; "" for none
 	chaos     string
-	harms     chaos.Schedule // what chaos says
+	faults    chaos.Schedule // that chaos describes
 }
 
 func newRun() *cobra.Command {
 	var f runFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] PROGRAM [program flags]",
-		Short: "Train: start PROGRAM's workers and look after them",
-		Long: `run trains PROGRAM, which is the path of a Go package or of an executable file
-that calls trainer.Main. Flags after PROGRAM belong to the program; it lists them
-with --help.
+		Short: "Start a training run",
+		Long: `run trains PROGRAM, the path of a Go package or of an executable file that calls
+trainer.Main. Flags after PROGRAM belong to the program, which lists them with --help.
 
-The model's layers are dealt to --stages pipeline stages, the workers to the stages,
-and the micro-batches of a step to the workers of each stage. The result is the same,
-bit for bit, for any number of workers and stages, unless --reduction is fast, and
-whoever dies: the others go on within the step. Each shard of parameters and optimizer
-state has --mirrors replicas; when all holders of one die together, the run goes back to
-its newest checkpoint by itself, or to its beginning. The program's --checkpoint-every
-says how often there is one; the newest three are kept. With --respawn a worker that dies
-is replaced; launcher add starts more.
+Layers are split over --stages pipeline stages, workers over the stages, and the
+micro-batches of a step over the ranks of each stage. The result is the same, bit for bit,
+for any number of workers and stages, unless --reduction is fast, and whichever workers
+die: the others continue within the step. Each shard of parameters and optimizer state has
+--mirrors replicas; when all holders of one die together, the run rolls back to its newest
+checkpoint by itself, or to its beginning. The program's --checkpoint-every sets the
+interval of checkpoints; the newest three are kept. With --respawn a worker that dies is
+replaced; launcher add starts more.
 
-A terminal shows the run live; elsewhere, or with --plain, lines are printed. The
-run directory gets job.json, plans.jsonl, metrics.jsonl, the trained model as model.safetensors
-and config.json, and summary.json.
+A terminal shows the run live; elsewhere, or with --plain, run prints lines. The run
+directory gets job.json, plans.jsonl, metrics.jsonl, events.jsonl, the trained model as
+model.safetensors and config.json, and summary.json.
 
---chaos harms the run on purpose, to show that its result stays the same. SPEC is a list,
-with commas, of
+--detect is the failure-detection timeout, from which all other timeouts follow: a worker
+that sends no heartbeats is evicted within it. A killed process is noticed at once.
 
-  kill:W@S  freeze:W@S  leave:W@S   worker W, when it begins step S, is killed (SIGKILL), stopped
-                                    (SIGSTOP), or asked to leave (SIGTERM)
+--reshape says what is rebalanced after a change: dataflow (which rank runs which
+micro-batch), full (also which stage holds which layer), or off. --clocks says which clocks
+to set: off leaves the hardware alone; auto lowers the clocks of devices whose workers wait
+for others, and restores them at the end; emulated does so with devices that do not exist.
+--zero 2 keeps a reduced gradient with the rank that owns its shard, 1 sends it to all
+ranks of the stage as well, to the same bits.
+
+--chaos injects faults, to show that the result stays the same. SPEC is a list, separated
+by commas, of
+
+  kill:W@S  freeze:W@S  leave:W@S   SIGKILL, SIGSTOP or SIGTERM to worker W when it begins step S
     ...@S+MS                        the same, MS milliseconds later
     ...@S/PHASE                     or when it enters this phase of the step: forward, backward,
                                     reduce, commit or gather
-  flip:W@S:TARGET                   one bit of worker W's memory flips: of parameters that it owns (own),
-                                    mirrors (mirror) or was sent (copy), or of what the optimizer keeps
-                                    for them (moment); also with +MS or /PHASE
-  slow:W@S:FACTOR                   its passes run at this share of their speed; 1 restores it
+  flip:W@S:TARGET                   flip one bit in the memory of worker W: of parameters that it owns
+                                    (own), mirrors (mirror) or received (copy), or of optimizer state
+                                    (moment); also with +MS or /PHASE
+  slow:W@S:FACTOR                   worker W computes at this share of its speed; 1 restores it
   slowlink:A-B@S:FACTOR             the link between workers A and B carries this share of 1 GB/s; 1
                                     lifts the limit
-  killhost:H@S  freezehost:H@S      with --emulate-hosts: host H, its agent and workers, is killed or
-                                    frozen when step S begins
+  killhost:H@S  freezehost:H@S      with --emulate-hosts: kill or freeze host H, its agent and workers,
+                                    when step S begins
   cut:H@S:SECONDS                   for so long, nothing passes between host H and the others
-  random:SEED:RATE[:KINDS]          in each step, with probability RATE, one of these is drawn, or one
-                                    of KINDS, such as kill+slow
+  random:SEED:RATE[:KINDS]          in each step, with probability RATE, draw one of these, or one of
+                                    KINDS, such as kill+slow
 
-What random draws is printed, and can be given as SPEC again. The run is told nothing of
-harm but the moment, which its records of the recovery begin with.
+run prints what random draws, in the form of a SPEC. The run learns nothing of a fault but
+its time, for the records of the recovery.
 
-The first Ctrl-C ends the run at the next commit, with all files written and a
-checkpoint to go on from (launcher resume); the second ends it at once.`,
+The first Ctrl-C ends the run at the next commit, with all files written and a checkpoint
+for launcher resume; the second ends it at once.`,
 		Example: `  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
@@ -124,19 +132,19 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 	flags.SetInterspersed(false) // what follows PROGRAM is the program's
 	flags.SortFlags = false
 	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
-	flags.IntVar(&f.hosts, "emulate-hosts", 1, "agents as separate processes, as if on so many hosts, with the workers split over them")
+	flags.IntVar(&f.hosts, "emulate-hosts", 1, "emulated hosts: agents in processes of their own, with the workers split over them")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
-	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0 a run goes back to its beginning when a worker dies")
-	flags.IntVar(&f.least, "min-workers", 1, "fewest workers training goes on with; below it the run waits for more")
-	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies; it joins when it is ready")
-	flags.DurationVar(&f.detect, "detect", time.Second, "in how long a worker that gives no sign of life is found and left behind")
-	flags.StringVar(&f.reduction, "reduction", "exact", "how gradients are summed: exact, or fast, whose last bits depend on workers and timing")
-	flags.IntVar(&f.zero, "zero", 2, "stage of ZeRO: 2 keeps a gradient with the worker that needs it, 1 brings it to all workers of the stage as well; same bits")
-	flags.BoolVar(&f.digests, "digests", true, "digests of the state of the job, with which a bit that flips in memory is found and repaired before it counts")
-	flags.StringVar(&f.reshape, "reshape", "full", "what is balanced anew after a change: dataflow (who runs which micro-batch), full (also who holds which layers), or off")
-	flags.StringVar(&f.chaos, "chaos", "", "harm done on purpose, as `SPEC` says: see above")
-	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest of those in a folder named runs)")
+	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0, a lost worker means a rollback")
+	flags.IntVar(&f.least, "min-workers", 1, "fewest workers to train with; below that the run waits for more")
+	flags.BoolVar(&f.respawn, "respawn", false, "replace every worker that dies")
+	flags.DurationVar(&f.detect, "detect", time.Second, "failure-detection timeout")
+	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
+	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
+	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
+	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
+	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
+	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
 	clockFlags(flags, &f)
 	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
@@ -145,8 +153,7 @@ checkpoint to go on from (launcher resume); the second ends it at once.`,
 
 // clockFlags are --clocks and what goes with it.
 func clockFlags(flags *pflag.FlagSet, f *runFlags) {
-	flags.StringVar(&f.clocks, "clocks", clocks.Off, "set the `MODE` of clocks: off leaves the hardware as it is; auto lowers clocks of those who wait for others, "+
-		"and puts them back at the end; emulated does so with devices that do not exist")
+	flags.StringVar(&f.clocks, "clocks", clocks.Off, "clocks to set, as a `MODE`: off, auto or emulated")
 	flags.StringVar(&f.sysfs, "clocks-sysfs", dvfs.SysFS, "`directory` where sysfs is mounted, for the clocks of processors")
 	_ = flags.MarkHidden("clocks-sysfs") // it is there
 }
@@ -157,7 +164,7 @@ func (f *runFlags) clockFaults() (errs []error) {
 	case clocks.Off:
 	case clocks.Auto, clocks.Emulated:
 		if f.hosts > 1 {
-			errs = append(errs, fmt.Errorf("--clocks %s: with --emulate-hosts nobody sets clocks yet; leave one of them out", f.clocks))
+			errs = append(errs, fmt.Errorf("--clocks %s: clocks cannot be set with --emulate-hosts yet; leave one of them out", f.clocks))
 		}
 	default:
 		errs = append(errs, fmt.Errorf("--clocks %s: give off, auto or emulated", f.clocks))
@@ -216,7 +223,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs = append(errs, fmt.Errorf("--reshape %s: give full, dataflow or off", f.reshape))
 	}
 	var err error
-	if f.harms, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
+	if f.faults, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
 		errs = append(errs, err)
 	}
 	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
@@ -305,7 +312,7 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	cmd.WaitDelay = buildGrace
 	defer func() {
 		if cmd.Process != nil && ctx.Err() != nil {
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // who did not listen
+			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // compilers that ignored the interrupt
 		}
 	}()
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -343,7 +350,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 // trainIn trains the program in worker processes; again says from where.
 func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *host.Resume, stdout, stderr io.Writer) error {
 	// With a handler, writing to a reader that has gone is an error like others instead
-	// of the end, and the run that it showed goes on. Ignoring the signal would do
+	// of the end, and the run continues. Ignoring the signal would do
 	// that to the workers as well.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 
@@ -412,7 +419,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		Settings: host.Settings{
 			Program: p.given, Command: p.given, Dir: cwd, Resume: again, Threads: f.threads, Reduction: f.reduction,
 			Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
-			Chaos: harmsFor(f.harms, f.workers, 1), Respawn: f.respawn,
+			Chaos: faultsFor(f.faults, f.workers, 1), Respawn: f.respawn,
 		},
 		RunDir: dir, View: v, Output: stdout, Executable: file, Start: start, Telemetry: told, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})

@@ -21,7 +21,7 @@ func NewAdd() *cobra.Command {
 		Use:   "add RUN_DIR [N]",
 		Short: "Start more workers for a run",
 		Long: `add starts N more workers for a run, 1 where N is left out, and prints their numbers. They get
-the state that they are to hold while training goes on, and have a part in it from the next
+the state that they will hold while training continues, and take part from the next
 step on. launcher status lists them then.`,
 		Example: "  launcher add runs/latest 2",
 		Args: func(_ *cobra.Command, args []string) error {

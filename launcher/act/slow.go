@@ -17,9 +17,9 @@ import (
 func NewSlow() *cobra.Command {
 	return &cobra.Command{
 		Use:   "slow RUN_DIR W FACTOR",
-		Short: "Make a worker of a run slow",
+		Short: "Slow a worker of a run",
 		Long: `slow makes a worker compute at FACTOR of its speed: it pauses after each task in proportion.
-FACTOR is above 0 and at most 1; 1 restores. The run finds it out by its effects only.
+FACTOR is above 0 and at most 1; 1 restores. The run learns of it by its effects only.
 W is the number of a worker; launcher status lists them.`,
 		Example: "  launcher slow runs/latest 2 0.5\n  launcher slow runs/latest 2 1",
 		Args: func(_ *cobra.Command, args []string) error {

@@ -29,7 +29,7 @@ func Open(mode, sysfs string) host.Clocks {
 	return nil
 }
 
-// emulatedClocks are clocks of devices that do not exist, one for each worker, who pauses as its clock says.
+// emulatedClocks are clocks of devices that do not exist, one for each worker, which pauses as its clock says.
 type emulatedClocks map[int]host.Device
 
 // The range of an emulated clock is that of a card: half of its frequency is the least that is worth trying.
@@ -79,7 +79,7 @@ type machineClocks struct {
 }
 
 // Devices implements [host.Clocks]: cards on which workers' processes compute, and the processors for those
-// who compute on no card.
+// that compute on no card.
 func (m *machineClocks) Devices(processes map[int]int) ([]host.Device, error) {
 	if m.lib == nil {
 		lib, err := nvml.Open()

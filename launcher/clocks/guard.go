@@ -49,7 +49,7 @@ const recordEnv = "SOLITON_CLOCKS_DIR"
 
 var errOtherRun = errors.New("another run sets the clocks of this machine")
 
-// openRecordDir makes the folder, or checks that nobody else can have written to it.
+// openRecordDir makes the folder, or checks that no other user can have written to it.
 func openRecordDir(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err

@@ -45,7 +45,7 @@ func NewDoctor() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "doctor [--json]",
-		Short: "Check whether this machine can train, and how fast",
+		Short: "Check what this machine has and lacks for training",
 		Long: `doctor looks at what training needs of this machine and measures one thread's speed in
 matrix products and of memory, which takes about a second. Each line is marked ok,
 warn or fail, and says what would be right. The exit status is 1 if a line failed.
@@ -319,7 +319,7 @@ func measureMemory() Finding {
 	const n = 64 << 20 // bytes, beyond most caches
 	src, dst := make([]byte, n), make([]byte, n)
 	for i := range src {
-		src[i] = 1 // pages that nobody wrote are all one and the same
+		src[i] = 1 // pages that were never written are all the same page
 	}
 	bandwidth := rate(2*n, func() { copy(dst, src) })
 	f := Finding{"memory bandwidth", ok, fmt.Sprintf("%.1f GB/s on one thread (copy, read plus write)", bandwidth/1e9), ""}

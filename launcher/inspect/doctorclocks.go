@@ -15,7 +15,7 @@ func checkLeftClocks(sysfs string) Finding {
 	f := Finding{"clocks", ok, "none is left as a run had set it", ""}
 	switch said, err := clocks.Restore(sysfs, false); {
 	case err != nil:
-		f.Mark, f.Found, f.Advice = warn, oneLine(err.Error()), "root may put clocks back: run launcher doctor as root, or start the machine anew"
+		f.Mark, f.Found, f.Advice = warn, oneLine(err.Error()), "root may restore clocks: run launcher doctor as root, or restart the machine"
 	case said != "":
 		f.Found = said
 	}

@@ -21,7 +21,7 @@ func NewLogs() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
 		Use:   "logs [RUN_DIR] [W]",
-		Short: "Print what workers printed",
+		Short: "Print the output of workers",
 		Long: `logs prints what the workers of a run, by default of runs/latest, wrote to their
 standard output and error. With W, it is worker W's alone; otherwise each line
 begins with its worker's number.`,
@@ -50,7 +50,7 @@ begins with its worker's number.`,
 			return nil
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the run has ended")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the logs until the run has ended")
 	return cmd
 }
 

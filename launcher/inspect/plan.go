@@ -33,7 +33,7 @@ func NewPlan() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "plan [flags]",
-		Short: "Ask what would happen: plan and predict a described cluster's step",
+		Short: "Predict plans and step time of a described cluster",
 		Long: `plan makes the plans that a run on the described cluster would make: the first one, then
 one for the slow workers, then one after each loss, and predicts a step under the last one
 by simulation. All layers are equal; --layer-time is the forward time of one for a
@@ -87,7 +87,7 @@ type WhatIf struct {
 	Plan     *plan.Plan   `json:"plan"`
 	Reasons  []string     `json:"reasons"` // of all plans, in their order
 	StepMS   float64      `json:"step_ms"`
-	FirstMS  float64      `json:"first_step_ms"` // of the first plan, nobody slow or lost
+	FirstMS  float64      `json:"first_step_ms"` // of the first plan, with no worker slow or lost
 	IdealMS  float64      `json:"ideal_step_ms"` // the first, over the share of speed that is left
 	Workers  []workerTime `json:"workers"`
 	Critical []leg        `json:"critical_path"`

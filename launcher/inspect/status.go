@@ -58,7 +58,7 @@ func NewStatus() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "status [RUN_DIR]",
-		Short: "Say how far a run is, and who does what",
+		Short: "Show the progress of a run and its workers",
 		Long: `status reads a run directory, by default runs/latest, and prints whether the run is
 under way, its newest step and loss, and what each worker holds.
 

@@ -22,7 +22,7 @@ func NewTrace() *cobra.Command {
 	var perfetto string
 	cmd := &cobra.Command{
 		Use:   "trace [RUN_DIR]",
-		Short: "Show where the time of recoveries and steps went",
+		Short: "Show where time went in recoveries and steps",
 		Long: `trace reads traces.jsonl of a run directory, by default runs/latest, and prints each
 recovery with a bar for every phase, the longest first; what the steps of each worker are made of;
 and the slowest worker and link.
