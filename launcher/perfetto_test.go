@@ -287,7 +287,7 @@ func drawTrace(t *testing.T, file []byte) string {
 			x1, y1, x2, y2 := x(*s.TS), rows[traceTrack{*s.PID, 0}]+lane/2, x(*e.TS), rows[traceTrack{*e.PID, 0}]+lane/2
 			fmt.Fprintf(&b, `<path d="M%.1f %.1fC%.1f %.1f %.1f %.1f %.1f %.1f" fill="none" stroke="#868e96" stroke-width=".8" marker-end="url(#a)"/>`+"\n", x1, y1, x1+14, y1, x2-14, y2, x2, y2)
 		case e.Ph == "i" && *e.TS >= from && *e.TS <= to:
-			fmt.Fprintf(&b, `<path d="M%.1f 22V%.1f" stroke="#e03131" stroke-dasharray="4 3"/><text x="%.1f" y="18" fill="#e03131">%s</text>`+"\n", x(*e.TS), y, x(*e.TS)+3, html.EscapeString(cmp.Or(map[bool]string{true: "death"}[e.Name != "went on"], e.Name)))
+			fmt.Fprintf(&b, `<path d="M%.1f 22V%.1f" stroke="#e03131" stroke-dasharray="4 3"/><text x="%.1f" y="18" fill="#e03131">%s</text>`+"\n", x(*e.TS), y, x(*e.TS)+3, html.EscapeString(cmp.Or(map[bool]string{true: "death"}[e.Name != "resumed"], e.Name)))
 		}
 	}
 	tick := 1e3 // of time since the death

@@ -394,7 +394,7 @@ func TestTraceCommand(t *testing.T) {
 	t.Parallel()
 	cmd := launch(t, "run", "--plain", "--threads", "1", "--workers", "3", "--run-dir", "run", "--chaos", "kill:2@4", mlp, "--steps", "8", "--micro-batch", "4")
 	status, stdout, stderr := result(t, cmd)
-	if status != 0 || !strings.Contains(stdout, "worker 2 killed · went on after ") {
+	if status != 0 || !strings.Contains(stdout, "worker 2 killed · training again after ") {
 		t.Fatalf("%d\n%s%s", status, stdout, stderr)
 	}
 	run := func(args ...string) string {

@@ -1,7 +1,7 @@
 // Package rng holds the random numbers of a training run: counter-based streams and keyed permutations.
 //
 // Nothing here has a hidden state that could be lost, handed over or advanced twice. A draw is a pure function of the run's
-// seed and of the place it is made for ([Place]): whoever computes a micro-batch, in whatever order and however often, draws
+// seed and of the place it is made for ([Place]): any worker that computes a micro-batch, in any order and however often, draws
 // the same numbers. The data order is likewise a function: [Perm] maps a position of an epoch to a sample.
 //
 //	s := rng.New(seed, rng.Place{Step: 7, Sample: 3, Layer: 2, Op: 1})

@@ -177,7 +177,7 @@ func (s *Session) takeOver(now time.Time) []Effect {
 	s.recovered, s.losses, s.rollbacks, s.val, s.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
 	s.joinedBy = h.JoinedBy
 	begun := 0
-	for number, n := range h.Begun {
+	for number, n := range h.Started {
 		s.lives[id.WorkerID(number)] += n
 		begun += n
 	}

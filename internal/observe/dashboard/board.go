@@ -86,7 +86,7 @@ type runState struct {
 	Acts        bool     `json:"acts"` // there is a run to act on
 }
 
-// stage is a stage of the plan: layers [Lo, Hi), and who runs it, by rank.
+// stage is a stage of the plan: layers [Lo, Hi) and its workers by rank.
 type stage struct {
 	Lo      int   `json:"lo"`
 	Hi      int   `json:"hi"`
@@ -156,7 +156,7 @@ type span struct {
 	To       int64 `json:"t"`
 }
 
-// frame is what a page is told at a time. Parts that are nil have not changed.
+// frame is one update of a page. Parts that are nil have not changed.
 type frame struct {
 	Now      time.Time     `json:"now"`
 	Run      *runState     `json:"run,omitempty"`
@@ -235,7 +235,7 @@ func (b *board) begin(now time.Time, e view.Begin) {
 	b.place(e.Workers, e.Stages)
 }
 
-// place gives the workers of a plan their places. Who is in none is gone, or has not joined yet.
+// place gives the workers of a plan their stages and ranks. A worker without any is gone, or has not joined yet.
 func (b *board) place(workers []rundir.Worker, stages []view.Stage) {
 	b.run.Stages = make([]stage, len(stages))
 	for i, st := range stages {
@@ -250,7 +250,7 @@ func (b *board) place(workers []rundir.Worker, stages []view.Stage) {
 			to.Incarnation, to.Gone, to.PassMS, to.Busy = w.Incarnation, "", -1, -1
 		}
 		if to.Gone != "" {
-			continue // the plan is older than that: another leader tells of it once more
+			continue // the plan is older than that: a new leader repeats it
 		}
 		to.Stages, to.Layers = append([]int{}, w.Stages...), append([]int{}, w.Layers...)
 	}
@@ -279,7 +279,7 @@ func (b *board) worker(e view.Worker) {
 	b.at.workers++
 }
 
-// lose notes why a worker is gone, and forgets those that went first when there are many.
+// lose notes why a worker is gone, and forgets the oldest when there are many.
 func (b *board) lose(id int, why string) {
 	w := b.find(id)
 	w.Gone, w.Stages = why, []int{}
@@ -408,8 +408,8 @@ func (b *board) end(s rundir.Summary) {
 	b.at.run++
 }
 
-// told takes in what a worker did in a step. The timeline of the step is shown when all have told who have a
-// place in the plan, or when somebody tells of a newer one.
+// told takes in what a worker did in a step. The timeline of the step is shown when all workers of the
+// plan have reported it, or when one reports a newer step.
 func (b *board) told(e view.Timeline) {
 	i := slices.IndexFunc(b.workers, func(w workerState) bool { return w.ID == e.ID && w.Gone == "" })
 	if i < 0 || e.End <= 0 {

@@ -4,7 +4,7 @@
 // hear of them by server-sent events, at most ten frames a second, each with what is new
 // since the one before; a page that comes late or comes back gets everything first. All that is kept is bounded.
 //
-// # Who may do what
+// # Permissions
 //
 // Reading needs nothing but a connection, so the server listens on the loopback interface unless it is told
 // otherwise. Whatever changes the run is a POST of an [Action] that carries the run's token, 32 random bytes which lie in
@@ -18,6 +18,6 @@
 //
 // # Life
 //
-// [Listen] opens the port and serves. [Server.Attach] tells of the run as soon as there is one to act on.
+// [Listen] opens the port and serves. [Server.Attach] names the run as soon as there is one to act on.
 // Close tells every page the last state, ends the connections and joins all goroutines.
 package dashboard

@@ -23,7 +23,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/view"
 )
 
-// DefaultAddr is where the page is when nobody says otherwise.
+// DefaultAddr is the default address of the page.
 const DefaultAddr = "127.0.0.1:7070"
 
 // TokenName is the name of the token's file in a run directory.
@@ -44,7 +44,7 @@ type Run interface {
 	// Act does what a page asks for, and says what it did. Its error is for people to read.
 	Act(ctx context.Context, a Action) (said string, err error)
 
-	// Watch is told whether any page is open.
+	// Watch reports whether any page is open.
 	Watch(on bool)
 }
 
@@ -111,7 +111,7 @@ type Server struct {
 	closed  bool
 	end     chan struct{} // closed by Close
 
-	watching sync.Mutex // held while the run is told of pages
+	watching sync.Mutex // held while Watch is called
 	watched  bool       // as it was told
 }
 
@@ -176,7 +176,7 @@ func writeSecret(path, secret string) error {
 // URL is where the page is, without the token.
 func (s *Server) URL() string { return "http://" + s.addr.String() + "/" }
 
-// Link is where the page is for who may act on the run: it holds the token, and must get into no file or log.
+// Link is the address with the token, which allows acting on the run. It must not reach any file or log.
 func (s *Server) Link() string { return s.URL() + "#" + s.token }
 
 // Beyond reports whether other machines can reach the page.
@@ -185,7 +185,7 @@ func (s *Server) Beyond() bool {
 	return !ok || !a.IP.IsLoopback()
 }
 
-// Attach tells of the run that pages act on.
+// Attach sets the run that pages act on.
 func (s *Server) Attach(r Run) {
 	s.mu.Lock()
 	s.run = r
@@ -304,8 +304,8 @@ func secured(next http.Handler) http.Handler {
 	})
 }
 
-// named lets only those requests pass that name the server as this machine is named: a name of somebody else's
-// that leads here is that of a page of theirs, which browsers would take for ours.
+// named passes only requests that name the server by a name of this machine: another name that resolves to
+// this address belongs to a foreign page, which browsers would take for ours.
 func (s *Server) named(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !s.ours(r.Host) {
@@ -322,7 +322,7 @@ func (s *Server) ours(hostport string) bool {
 		host = strings.Trim(hostport, "[]")
 	}
 	if _, err := netip.ParseAddr(host); err == nil {
-		return true // nobody can make an address lead elsewhere
+		return true // an address cannot be made to resolve elsewhere
 	}
 	return host != "" && slices.Contains(s.hosts, strings.ToLower(host))
 }
@@ -463,7 +463,7 @@ func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 	run := s.run
 	s.mu.Unlock()
 	if run == nil {
-		answer(http.StatusConflict, "error", "the run has not begun yet")
+		answer(http.StatusConflict, "error", "the run has not started yet")
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), actTime)

@@ -148,7 +148,7 @@ func (m *metrics) take(x trace.Measure) {
 		of := metric.WithAttributes(attribute.String("hw.id", x.Name), attribute.String("hw.type", x.Kind), attribute.Bool("soliton.device.emulated", x.Emulated))
 		m.frequency.Record(ctx, x.Hertz, of)
 		if m.joules[x.Name] = x.Joules; x.Joules < was {
-			was = 0 // it was opened anew
+			was = 0 // it was opened again
 		}
 		m.energy.Add(ctx, x.Joules-was, of)
 	case trace.MirrorLag:

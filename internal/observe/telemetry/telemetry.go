@@ -1,13 +1,13 @@
 // Package telemetry brings spans and measures of a run out of its process, through the
 // OpenTelemetry SDK: spans to a file of lines as OTLP JSON, and both to a collector where the
-// standard variables OTEL_EXPORTER_OTLP_* name one, and measures to whoever asks [Telemetry.Handler].
+// standard variables OTEL_EXPORTER_OTLP_* name one, and serves measures through [Telemetry.Handler].
 // OTEL_SDK_DISABLED=true turns all of it off.
 //
-// A goroutine of its own does the work, behind a queue of bounded length: who tells of something never waits. What
+// A goroutine of its own does the work, behind a queue of bounded length: callers never wait. What
 // does not fit any more is dropped and counted. A collector that cannot be reached
 // costs memory up to a bound, and no time.
 //
-// Only the launcher links this package; the workers tell their agent what they do in messages.
+// Only the launcher links this package; workers send their spans to the agent in messages.
 package telemetry
 
 import (
@@ -55,7 +55,7 @@ const (
 	maxFileRecoveries = 80 << 20
 )
 
-// Telemetry takes in what is told of one run. Its methods may be called from any goroutine.
+// Telemetry takes in the spans and measures of one run. Its methods may be called from any goroutine.
 type Telemetry struct {
 	queue   chan any
 	done    chan struct{}
@@ -69,7 +69,7 @@ type Telemetry struct {
 	remote  otlptrace.Client // nil for none
 
 	// All below is the goroutine's.
-	begun      bool
+	named      bool
 	host       *resource.Resource
 	run        string
 	providers  map[session]oteltrace.Tracer
@@ -162,7 +162,7 @@ func (b *Board) Measure(m trace.Measure) {
 // Handler serves the measures as Prometheus reads them.
 func (t *Telemetry) Handler() http.Handler { return t.metrics.handler }
 
-// Begin says which run it is, before anything else of it is told. file appends a line to traces.jsonl;
+// Begin names the run, before its first span or measure. file appends a line to traces.jsonl;
 // it is nil for a run without files.
 func (t *Telemetry) Begin(run trace.Run, program string, file func(line []byte) error) {
 	t.put(begin{run, program, file})
@@ -232,7 +232,7 @@ func (t *Telemetry) end() {
 func (t *Telemetry) work(news any) {
 	switch news := news.(type) {
 	case begin:
-		if !t.begun {
+		if !t.named {
 			t.begin(news)
 		}
 	case []trace.Span:
@@ -245,7 +245,7 @@ func (t *Telemetry) work(news any) {
 }
 
 func (t *Telemetry) begin(b begin) {
-	t.begun, t.run = true, fmt.Sprintf("%x", b.run[:8])
+	t.named, t.run = true, fmt.Sprintf("%x", b.run[:8])
 	if b.program != "" {
 		t.host, _ = resource.Merge(t.host, resource.NewSchemaless(attribute.String("soliton.program", short(b.program))))
 	}

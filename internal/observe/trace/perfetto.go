@@ -79,7 +79,7 @@ func Perfetto(w io.Writer, spans []Span) error {
 			slice.TID = recoveries[s.Trace]
 			put(slice)
 			put(perfettoEvent{Phase: "i", Name: s.title(), Cat: Recovery, TS: at(s.Start), PID: pid, Scope: "g", Args: slice.Args})
-			put(perfettoEvent{Phase: "i", Name: "went on", Cat: Recovery, TS: at(s.End), PID: pid, Scope: "g"})
+			put(perfettoEvent{Phase: "i", Name: "resumed", Cat: Recovery, TS: at(s.End), PID: pid, Scope: "g"})
 		case s.Worker == Agent && slices.Contains(Phases[:], s.Name) && recoveries[s.Trace] > 0:
 			slice.TID = recoveries[s.Trace]
 			put(slice)

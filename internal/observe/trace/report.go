@@ -13,7 +13,7 @@ type Report struct {
 	Workers    []WorkerReport   `json:"workers"`    // by their IDs
 	Links      []LinkReport     `json:"links"`      // the slowest first
 
-	SlowestWorker *int        `json:"slowest_worker"` // who computes longest; null without steps
+	SlowestWorker *int        `json:"slowest_worker"` // the worker that computes longest; null without steps
 	SlowestLink   *LinkReport `json:"slowest_link"`   // null without boundary tensors between workers
 }
 
@@ -27,7 +27,7 @@ type RecoveryReport struct {
 	Phases  []PhaseReport `json:"phases"` // the longest first
 	Failed  string        `json:"failed"` // "" for one that went well
 	After   string        `json:"after"`  // trace of the recovery that it interrupted, "" for none
-	// Superseded says that another fault struck before it had ended, whose recovery has the rest.
+	// Superseded says that another fault came before the end; its recovery has the rest.
 	Superseded bool `json:"superseded"`
 
 	start time.Time

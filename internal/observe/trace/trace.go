@@ -1,9 +1,9 @@
-// Package trace holds what is told of a run: spans, which are stretches of time with a name
-// and a cause, and measures. It knows their form and where they belong; package
+// Package trace defines the spans of a run, which are stretches of time with a name
+// and a cause, and its measures. It knows their form and their attributes; package
 // telemetry brings them out of the process, and the commands read them from traces.jsonl.
 //
-// Identities are made from the run's and from what a span is about, so that whoever knows the one knows
-// the other: the agent that asks, the worker that answers, and whoever goes on after either.
+// The identity of a span is a hash of the run's identity and of what the span is about, so all who know these
+// agree on it: the agent that asks, the worker that answers, and the successor of either.
 package trace
 
 import (
@@ -89,7 +89,7 @@ type Span struct {
 	Parent  SpanID // zero for a root
 
 	Name                string
-	Worker, Incarnation int // whose it is; Agent for the agent's
+	Worker, Incarnation int // of the worker; Agent for the agent
 	Start, End          time.Time
 	Attrs               []Attr
 	Links               []Link
@@ -102,7 +102,7 @@ type Link struct {
 	Why string
 }
 
-// Interrupted is the Why of a link from a recovery to the one in which its fault struck.
+// Interrupted is the Why of a link from a recovery to the one that its fault interrupted.
 const Interrupted = "interrupted recovery"
 
 // Attr is a property of a span: a string, an int, a float64 or a bool.

@@ -17,7 +17,7 @@ import (
 // halted terminal.
 //
 // Nothing of the terminal is changed that would have to be put right again: its mode
-// stays, its keys are the shell's affair, and the cursor waits, visible, below the last line. So a
+// stays, its keys belong to the shell, and the cursor waits, visible, below the last line. So a
 // process may die at any time.
 type drawing struct {
 	once sync.Once
@@ -119,7 +119,7 @@ type screen struct {
 }
 
 // show puts lines, each with its line end, on a terminal of the given size. A terminal that takes
-// nothing shows nothing, and the run goes on: its files and its exit status say the same.
+// nothing shows nothing, and the run continues: its files and its exit status say the same.
 func (sc *screen) show(text string, width, height int) {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if text == "" {

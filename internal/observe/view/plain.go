@@ -112,9 +112,9 @@ func (r Recovered) line() string {
 	if what == "" {
 		what = r.Cause
 	}
-	text := fmt.Sprintf("%s · went on after %s", what, milliseconds(r.TotalMS))
+	text := fmt.Sprintf("%s · training again after %s", what, milliseconds(r.TotalMS))
 	if n := r.RecomputedMicrobatches; n > 0 {
-		text += " · " + microBatches(n) + " again"
+		text += " · " + microBatches(n) + " recomputed"
 	}
 	return text
 }

@@ -43,7 +43,7 @@ func (s *state) addRow(w Worker) {
 	s.rows[i].news = w
 }
 
-// addPlan gives the rows their new places. Who is not in the plan has none.
+// addPlan gives the rows their new stages and layers. A worker that is not in the plan has none.
 func (s *state) addPlan(p Plan) {
 	if s.run != nil {
 		s.run.Reason = p.Reason

@@ -203,13 +203,13 @@ func (s *state) title() []string {
 	if job.Model != "" && job.Model != job.Program {
 		parts = append(parts, job.Model)
 	}
-	who := plural(job.Workers, "worker")
+	workers := plural(job.Workers, "worker")
 	if job.Workers > 1 {
-		who += " in " + plural(max(job.Stages, 1), "stage")
+		workers += " in " + plural(max(job.Stages, 1), "stage")
 	}
 	return append(parts,
 		amount(float64(job.Parameters))+" parameters",
-		who+", "+plural(job.Threads, "thread"),
+		workers+", "+plural(job.Threads, "thread"),
 		job.Kernel)
 }
 

@@ -6,7 +6,7 @@
 // each of several workers. It follows the terminal's width, never wraps, and leaves its last state on the screen.
 //
 // The plain view prints about twenty lines for a run, without any escape code: for
-// files, pipes, dumb terminals, and people who asked for it.
+// files, pipes, dumb terminals, and --plain.
 //
 // What the live view says is a pure function of what it has seen, the time and the
 // width; a thin shell puts it on the screen with a few escape codes that every

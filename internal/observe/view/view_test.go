@@ -316,9 +316,9 @@ func TestRecoveredInOneLine(t *testing.T) {
 		r    Recovered
 		want string
 	}{
-		{Recovered{rundir.Recovery{TotalMS: 9.3, RecomputedMicrobatches: 3}, "worker 2 killed"}, "worker 2 killed · went on after 9 ms · 3 micro-batches again"},
-		{Recovered{rundir.Recovery{TotalMS: .25, RecomputedMicrobatches: 1}, "worker 0 evicted"}, "worker 0 evicted · went on after 0.2 ms · 1 micro-batch again"},
-		{Recovered{rundir.Recovery{TotalMS: 12_345, Cause: "the link broke"}, ""}, "the link broke · went on after 12.3 s"},
+		{Recovered{rundir.Recovery{TotalMS: 9.3, RecomputedMicrobatches: 3}, "worker 2 killed"}, "worker 2 killed · training again after 9 ms · 3 micro-batches recomputed"},
+		{Recovered{rundir.Recovery{TotalMS: .25, RecomputedMicrobatches: 1}, "worker 0 evicted"}, "worker 0 evicted · training again after 0.2 ms · 1 micro-batch recomputed"},
+		{Recovered{rundir.Recovery{TotalMS: 12_345, Cause: "the link broke"}, ""}, "the link broke · training again after 12.3 s"},
 	} {
 		if got := c.r.line(); got != c.want {
 			t.Errorf("%q, want %q", got, c.want)
@@ -331,7 +331,7 @@ func TestRecoveredInOneLine(t *testing.T) {
 		s.add(now, Recovered{rundir.Recovery{TotalMS: 9}, "worker 2 killed"})
 	}
 	for height, want := range map[int]int{10: 1, 40: mostRecoveries} {
-		if n := strings.Count(render(&s, now, 60, height), "worker 2 killed · went on after 9 ms\n"); n != want {
+		if n := strings.Count(render(&s, now, 60, height), "worker 2 killed · training again after 9 ms\n"); n != want {
 			t.Errorf("%d lines of recoveries in a view of height %d, want %d", n, height, want)
 		}
 	}

@@ -32,7 +32,7 @@
 // hold the version of the plan, which is used once, so that no file is ever
 // replaced by another; only a manifest may be, by one of the same step. So at any
 // moment a directory with a manifest is a whole checkpoint, and one without it is
-// none. Pruning takes the manifest away first. Whoever records manifests elsewhere
+// none. Pruning takes the manifest away first. A caller that records manifests elsewhere
 // too does so after Commit: what is recorded is then on disk.
 //
 // # What is refused

@@ -2,7 +2,7 @@
 //
 //	job.json       what decides the result, and what it ran on ([Job])
 //	data.json      the data files with sizes and SHA-256 ([DataFile])
-//	plans.jsonl    one line for each plan: who does what, and why ([Plan])
+//	plans.jsonl    one line for each plan: which worker does what, and why ([Plan])
 //	traces.jsonl   spans of recoveries and of some steps, as OTLP JSON (package trace)
 //	metrics.jsonl  one line for each committed step ([Metrics])
 //	events.jsonl   one line for each change ([Event])

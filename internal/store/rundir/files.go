@@ -44,11 +44,11 @@ type Job struct {
 	Stages        int       `json:"stages"`         // pipeline stages of the first plan
 	Threads       int       `json:"threads"`        // compute threads of each worker
 	Mirrors       int       `json:"mirrors"`        // replicas of each shard
-	MinWorkers    int       `json:"min_workers"`    // fewest workers that training goes on with
+	MinWorkers    int       `json:"min_workers"`    // fewest workers to train with
 	Detect        string    `json:"detect"`         // budget for finding a worker that is silent, as of time.Duration; "0s" for none
 	Respawn       bool      `json:"respawn"`        // workers that die are replaced
 	NoDigests     bool      `json:"no_digests"`     // state is kept without digests
-	Reshape       string    `json:"reshape"`        // what is balanced anew between steps: full, dataflow or off
+	Reshape       string    `json:"reshape"`        // what is rebalanced between steps: full, dataflow or off
 	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
@@ -194,7 +194,7 @@ type LayerTime struct {
 // Recovery is the account of one recovery, in milliseconds. The phases follow
 // one another and together are TotalMS.
 type Recovery struct {
-	Step   int    `json:"step"`    // that was struck
+	Step   int    `json:"step"`    // in which the fault came
 	Cause  string `json:"cause"`   // of the first death, and of others that came before the end of the recovery
 	DiedAt string `json:"died_at"` // whence the time of the death is: kill, reap or silence
 
@@ -205,10 +205,10 @@ type Recovery struct {
 	EditMS   float64 `json:"edit_ms"`   // until the slowest worker had applied it
 	ResumeMS float64 `json:"resume_ms"` // until the last had a task of it, or none left
 	TotalMS  float64 `json:"total_ms"`
-	StallMS  float64 `json:"stall_ms"` // the struck step's time less the median of the ten before it
+	StallMS  float64 `json:"stall_ms"` // that step's time less the median of the ten before it
 
 	// RecomputedMicrobatches counts (stage, micro-batch) pairs that the dead are known to
-	// have begun and that ran again.
+	// have begun and that were recomputed.
 	RecomputedMicrobatches int `json:"recomputed_microbatches"`
 	LinksOpened            int `json:"links_opened"`
 }

@@ -202,7 +202,7 @@ func Logs(path string) ([]Log, error) {
 	return logs, nil
 }
 
-// History is what has happened in a run so far, for who goes on with it.
+// History is what has happened in a run so far, for a successor.
 type History struct {
 	Job     Job
 	Last    *Metrics // the newest step
@@ -213,16 +213,16 @@ type History struct {
 	Lost, Rollbacks int
 	Recoveries      []Recovery // in their order
 
-	// Workers that were started while the run went on: how many of each, how many have got a
-	// part, by which plan each got its newest one, and which are still to get one. Away are those that were lost with a host, and
-	// nothing was started in their place.
-	Begun    map[int]int
+	// Workers that were started during the run: how many incarnations of each, how many have joined,
+	// by which plan each joined last, and which have yet to join. Away are workers that were lost with a host and
+	// not replaced.
+	Started  map[int]int
 	Joined   int
 	JoinedBy map[int]uint64
 	Joining  []int
 	Away     map[int]string
 
-	// Of the newest steps, so many that their speed is that of the run.
+	// Of the newest steps, enough of them to give the throughput of the run.
 	Tokens int64
 	MS     float64
 }
@@ -238,7 +238,7 @@ func ReadHistory(path string) (h History, err error) {
 	if h.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
 		return h, err
 	}
-	h.Begun, h.JoinedBy, h.Away = make(map[int]int), make(map[int]uint64), make(map[int]string)
+	h.Started, h.JoinedBy, h.Away = make(map[int]int), make(map[int]uint64), make(map[int]string)
 	seen := make(map[int]bool)
 	if _, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
 		switch e.Kind {
@@ -253,7 +253,7 @@ func ReadHistory(path string) (h History, err error) {
 		}
 		switch {
 		case e.Kind == "begin":
-			h.Begun[e.Worker]++
+			h.Started[e.Worker]++
 		case e.Kind == "joined":
 			h.Joined++
 			if _, newer := h.JoinedBy[e.Worker]; !newer {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Resume takes a run directory whose run has ended, however it did, for the run to go on, and
+// Resume takes over a run directory whose run has ended, however it did, and
 // returns what it says of it. Whole files are replaced as new ones come, line files grow on. The
 // error is one of [ErrNoRun] and [ErrInUse], wrapped, or about a file.
 func Resume(path string) (*Dir, Record, error) {
@@ -56,7 +56,7 @@ func (d *Dir) ReadData() (files []DataFile, err error) {
 	return files, err
 }
 
-// continueRun is WriteJob of a run that goes on: what job.json says stays.
+// continueRun is WriteJob of a resumed run: job.json stays as it is.
 func (d *Dir) continueRun() error {
 	for _, l := range []struct {
 		name string

@@ -53,7 +53,7 @@ type Dir struct {
 	workers bool     // workers.json is
 	closed  bool
 
-	attached bool // somebody else has made it, and others may have begun to write
+	attached bool // another process made it, and others may be writing
 }
 
 // Create makes and locks the run directory path. An empty path means
@@ -102,7 +102,7 @@ func Attach(path, shown string) *Dir {
 	return d
 }
 
-// Resume goes on with the line files of a run that another process has begun to
+// Resume continues the line files of a run that another process has begun to
 // write. That one may still be there, frozen: what it writes from now on is
 // lost, because the files get copied and the copies take their names.
 func (d *Dir) Resume() error {
@@ -114,7 +114,7 @@ func (d *Dir) Resume() error {
 			return err
 		}
 	}
-	// Traces may be long, and a line more among them does no harm.
+	// Traces may be long, and one more line among them is harmless.
 	var err error
 	d.traces, err = os.OpenFile(d.File("traces.jsonl"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
 	if err != nil {
@@ -316,7 +316,7 @@ func (d *Dir) MakeStore() (path string, err error) {
 }
 
 // WriteJob writes data.json and job.json, opens the line files and points
-// runs/latest to the directory: from here on it holds a run. Where a run goes on, both files
+// runs/latest to the directory: from here on it holds a run. In a resumed run, both files
 // stay as they are.
 func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	if data == nil {

@@ -20,7 +20,7 @@ const variable = "SOLITON_REQUIRE"
 // tools are the names that tests may ask for. The list is closed, so that a mistyped name is an error and no silent skip.
 var tools = []string{"browser", "cut", "mpi", "netns", "torch"}
 
-// Tool goes on when ok is true. Otherwise it skips the test with reason, which says what was looked for and not found, or fails
+// Tool returns when ok is true. Otherwise it skips the test with reason, which says what was looked for and not found, or fails
 // it when SOLITON_REQUIRE names tool.
 func Tool(t testing.TB, tool string, ok bool, reason string) {
 	t.Helper()

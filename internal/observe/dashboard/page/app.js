@@ -180,7 +180,7 @@ function showRun() {
   } else if (!connected) {
     banner.hidden = false;
     banner.dataset.kind = 'lost';
-    set('banner', 'The launcher does not answer. What you see is as of the last connection; this page goes on trying.');
+    set('banner', 'The launcher does not answer. What you see is as of the last connection; this page keeps trying.');
   } else {
     banner.hidden = true;
   }
@@ -196,7 +196,7 @@ function showCurves() {
   $('loss-legend').replaceChildren(...legend);
 }
 
-// rows fills a table that somebody has opened.
+// rows fills a table that is open.
 function rows(table, lines) {
   const body = $(table).tBodies[0];
   if (!$(table).closest('details').open) return;
@@ -319,7 +319,7 @@ function showWorkers() {
   if (rest.length) {
     const list = [];
     rest.forEach((w) => fill(w, list, -1));
-    sections.push([run.stages.length ? 'On their way' : 'Beginning', '', list]);
+    sections.push([run.stages.length ? 'Joining' : 'Starting', '', list]);
   }
   // Elements stay where they are if they can.
   const grid = $('grid');
@@ -426,7 +426,7 @@ for (const d of document.querySelectorAll('details')) {
 // ---- listening
 
 let connected = false;
-let begun = false;
+let started = false;
 
 function take(f) {
   const fresh = f.events || [];
@@ -455,10 +455,10 @@ function take(f) {
 
 function listen() {
   const source = new EventSource('api/events');
-  source.onopen = () => { connected = true; begun = false; };
+  source.onopen = () => { connected = true; started = false; };
   source.onmessage = (m) => {
-    if (!begun) { // the first frame of a connection has everything
-      begun = true;
+    if (!started) { // the first frame of a connection has everything
+      started = true;
       points = [];
       events = [];
       $('events').replaceChildren();

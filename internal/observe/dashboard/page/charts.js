@@ -1,4 +1,4 @@
-// The charts of the page, in SVG. Each is drawn anew from its data; colours come from the style sheet.
+// The charts of the page, in SVG. Each is redrawn from its data; colours come from the style sheet.
 
 const NS = 'http://www.w3.org/2000/svg';
 
