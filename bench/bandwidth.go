@@ -15,7 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/nn"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // bandwidth compares, turn by turn, the fast reduction of a step of the engine

@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/soliton-train/soliton/dvfs"
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"

@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // Schedule is the learning rate over the steps of a job: it rises in equal

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/dvfs/nvml"
+	"github.com/soliton-train/soliton/internal/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs/nvml"
 	"github.com/soliton-train/soliton/internal/host"
 )
 

@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/dvfs/nvml"
+	"github.com/soliton-train/soliton/internal/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs/nvml"
 	"github.com/soliton-train/soliton/launcher/cli"
 )
 

@@ -7,8 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/dvfs/nvml"
+	"github.com/soliton-train/soliton/internal/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs/nvml"
 )
 
 func TestDoctorNamesTheClocks(t *testing.T) {

@@ -17,9 +17,9 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/dvfs/nvml"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs/nvml"
 	"github.com/soliton-train/soliton/launcher/cli"
 )
 

@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/soliton-train/soliton/dvfs"
-	"github.com/soliton-train/soliton/dvfs/nvml"
+	"github.com/soliton-train/soliton/internal/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs/nvml"
 	"github.com/soliton-train/soliton/launcher/clocks"
 )
 

@@ -12,8 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/elastic"
 	"github.com/soliton-train/soliton/launcher/cli"
 )
 
@@ -84,31 +83,31 @@ updates, and a dot is a bubble.`,
 
 // WhatIf is the answer.
 type WhatIf struct {
-	Plan     *plan.Plan   `json:"plan"`
-	Reasons  []string     `json:"reasons"` // of all plans, in their order
-	StepMS   float64      `json:"step_ms"`
-	FirstMS  float64      `json:"first_step_ms"` // of the first plan, with no worker slow or lost
-	IdealMS  float64      `json:"ideal_step_ms"` // the first, over the share of speed that is left
-	Workers  []workerTime `json:"workers"`
-	Critical []leg        `json:"critical_path"`
+	Plan     *elastic.Plan `json:"plan"`
+	Reasons  []string      `json:"reasons"` // of all plans, in their order
+	StepMS   float64       `json:"step_ms"`
+	FirstMS  float64       `json:"first_step_ms"` // of the first plan, with no worker slow or lost
+	IdealMS  float64       `json:"ideal_step_ms"` // the first, over the share of speed that is left
+	Workers  []workerTime  `json:"workers"`
+	Critical []leg         `json:"critical_path"`
 
-	prediction plan.Prediction
+	prediction elastic.Prediction
 }
 
 type workerTime struct {
-	Worker   id.WorkerID `json:"worker"`
-	Stages   []int       `json:"stages"`
-	Speed    float64     `json:"speed"`
-	BusyMS   float64     `json:"busy_ms"`
-	BubbleMS float64     `json:"bubble_ms"`
-	Bubble   float64     `json:"bubble"` // part of the step
+	Worker   elastic.WorkerID `json:"worker"`
+	Stages   []int            `json:"stages"`
+	Speed    float64          `json:"speed"`
+	BusyMS   float64          `json:"busy_ms"`
+	BubbleMS float64          `json:"bubble_ms"`
+	Bubble   float64          `json:"bubble"` // part of the step
 }
 
 type leg struct {
-	Task    string      `json:"task"`
-	Worker  id.WorkerID `json:"worker"`
-	BeginMS float64     `json:"begin_ms"`
-	EndMS   float64     `json:"end_ms"`
+	Task    string           `json:"task"`
+	Worker  elastic.WorkerID `json:"worker"`
+	BeginMS float64          `json:"begin_ms"`
+	EndMS   float64          `json:"end_ms"`
 }
 
 func inMS(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e3 }
@@ -149,14 +148,14 @@ func (c *cluster) ask() (*WhatIf, error) {
 	if c.Horizon < 0 {
 		fault("--horizon %d: it counts steps from 1; 0 is the default", c.Horizon)
 	}
-	slow, lost := make(map[id.WorkerID]float64), make(map[id.WorkerID]bool)
-	worker := func(flag, whole, text string) (id.WorkerID, bool) {
+	slow, lost := make(map[elastic.WorkerID]float64), make(map[elastic.WorkerID]bool)
+	worker := func(flag, whole, text string) (elastic.WorkerID, bool) {
 		w, err := strconv.Atoi(text)
 		if err != nil || w < 0 || w >= c.Workers {
 			fault("--%s %s: the workers are 0 to %d", flag, whole, c.Workers-1)
 			return 0, false
 		}
-		return id.WorkerID(w), true
+		return elastic.WorkerID(w), true
 	}
 	for _, s := range c.Slow {
 		text, speed, _ := strings.Cut(s, ":")
@@ -168,7 +167,7 @@ func (c *cluster) ask() (*WhatIf, error) {
 			slow[w] = v
 		}
 	}
-	var order []id.WorkerID
+	var order []elastic.WorkerID
 	for _, s := range c.Lose {
 		if w, ok := worker("lose", s, s); ok {
 			if lost[w] {
@@ -185,69 +184,34 @@ func (c *cluster) ask() (*WhatIf, error) {
 		return nil, errors.Join(faults...)
 	}
 
-	prof := plan.Profile{Latency: c.Latency, Bandwidth: c.MBs * 1e6, Horizon: c.Horizon}
-	for range c.Layers {
-		prof.Layers = append(prof.Layers, plan.Layer{Tensors: []int{c.Params}, Forward: c.LayerTime, Backward: 2 * c.LayerTime, Output: int64(c.OutputKB * 1e3)})
-	}
-	view := plan.View{Step: 1}
-	for i := range c.Workers {
-		w := plan.Worker{ID: id.WorkerID(i)}
-		if c.PerHost > 0 {
-			w.Host = fmt.Sprintf("host%d", i/c.PerHost)
-		}
-		view.Workers = append(view.Workers, w)
-	}
-	r := &WhatIf{}
-	current, reason, err := plan.Next(plan.Plan{}, view, prof, plan.Event{Micros: c.Micros, Stages: c.Stages, Mirrors: min(c.Mirrors, c.Workers-1)})
+	run, err := elastic.Start(elastic.Cluster{
+		Workers: c.Workers, PerHost: c.PerHost, Stages: c.Stages, Layers: c.Layers, MicroBatches: c.Micros, Mirrors: c.Mirrors,
+		LayerParams: c.Params, LayerTime: c.LayerTime, LayerOutput: int64(c.OutputKB * 1e3),
+		Latency: c.Latency, Bandwidth: c.MBs * 1e6, Horizon: c.Horizon,
+	})
 	if err != nil {
 		return nil, err
 	}
-	r.Reasons = append(r.Reasons, string(reason))
-	first, err := current.Predict(prof)
+	first, err := run.Predict()
 	if err != nil {
 		return nil, cli.Fail(err)
 	}
-	next := func(kinds ...plan.EventKind) error {
-		for _, k := range kinds {
-			if k == plan.Protect && current.Mirrors == 0 {
-				continue
-			}
-			p, reason, err := plan.Next(current, view, prof, plan.Event{Kind: k})
-			if errors.Is(err, plan.ErrNoGain) {
-				continue
-			}
-			if err != nil {
-				return cli.Fail(err)
-			}
-			current = p
-			r.Reasons = append(r.Reasons, string(reason))
-		}
-		return nil
-	}
 	if len(slow) > 0 {
-		prof.Speed = slow
-		if err := next(plan.Rebalance); err != nil {
-			return nil, err
+		if err := run.Slow(slow); err != nil {
+			return nil, cli.Fail(err)
 		}
 	}
 	for _, w := range order {
-		keep := view.Workers[:0:0]
-		for _, x := range view.Workers {
-			if x.ID != w {
-				keep = append(keep, x)
-			}
-		}
-		view.Workers, view.Step = keep, view.Step+1
-		if err := next(plan.Lost, plan.Protect, plan.Rebalance); err != nil {
-			return nil, err
+		if err := run.Lose(w); err != nil {
+			return nil, cli.Fail(err)
 		}
 	}
-	if r.prediction, err = current.Predict(prof); err != nil {
+	r := &WhatIf{Plan: run.Plan(), Reasons: run.Reasons()}
+	if r.prediction, err = run.Predict(); err != nil {
 		return nil, cli.Fail(err)
 	}
-	r.Plan = &current
 	speed := 0.0
-	of := func(w id.WorkerID) float64 {
+	of := func(w elastic.WorkerID) float64 {
 		if v, ok := slow[w]; ok {
 			return v
 		}

@@ -13,7 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // Every holder of a block of parameters or moments keeps a digest of it, taken

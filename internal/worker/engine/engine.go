@@ -21,7 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/platform/sched"
 	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // Layer describes the parameters of one layer.

@@ -20,7 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -14,7 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/key"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // Query seals the worker and hands what it knows to answer, which must not

@@ -35,7 +35,7 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // Job is a training job as a worker runs it. The functions call user code, one at a time.

@@ -13,7 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/worker/engine"
-	"github.com/soliton-train/soliton/zero"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // saver writes this worker's part of checkpoints beside the training. It outlives

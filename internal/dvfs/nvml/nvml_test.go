@@ -10,7 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock"
 
-	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs"
 )
 
 // state is what the clock of a card is at.

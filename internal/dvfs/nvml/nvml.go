@@ -9,7 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs"
 )
 
 // maxCards bounds what the library may say that there is.

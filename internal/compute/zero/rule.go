@@ -20,6 +20,11 @@ type Rule interface {
 	prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool)
 }
 
+// Apply updates params and their moments in place.
+func Apply(rule Rule, u Update, params []float32, moments [][]float32, grad []float32, decay bool) {
+	rule.prepare(u)(params, moments, grad, decay)
+}
+
 // AdamW is the rule of [kernel.AdamW].
 type AdamW struct{ Beta1, Beta2, Eps, WeightDecay float32 }
 

@@ -36,5 +36,5 @@
 // Speed is taken to be proportional to frequency where nothing better is known, which is too much for work that
 // waits for memory; the governor takes back what made steps longer.
 //
-// [nvml]: https://pkg.go.dev/github.com/soliton-train/soliton/dvfs/nvml
+// [nvml]: https://pkg.go.dev/github.com/soliton-train/soliton/internal/dvfs/nvml
 package dvfs

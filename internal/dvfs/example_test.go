@@ -3,7 +3,7 @@ package dvfs_test
 import (
 	"fmt"
 
-	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs"
 )
 
 // Two devices share a step: the first computes for a second, the second for 0.6 s, and then waits.

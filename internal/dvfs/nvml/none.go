@@ -5,7 +5,7 @@ package nvml
 import (
 	"fmt"
 
-	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs"
 )
 
 // Library is the loaded library, which there is none of in this build.

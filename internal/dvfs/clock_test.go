@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/dvfs"
+	"github.com/soliton-train/soliton/internal/dvfs"
 )
 
 // sysfs makes a tree as Linux shows it; files are named below devices/system/cpu/cpufreq, or class/powercap.

@@ -1,0 +1,119 @@
+// Package elastic plans training on a described cluster and predicts its steps, as "launcher plan" does. It makes the plans
+// that a run would make: the first one, one for slow workers, and one after each loss.
+//
+//	r, err := elastic.Start(elastic.Cluster{Workers: 8, Stages: 2, Layers: 16, MicroBatches: 32, Mirrors: 1, LayerTime: 10 * time.Millisecond})
+//	...
+//	err = r.Lose(3)
+//	p, err := r.Predict()
+//	fmt.Println(r.Plan(), p.Step)
+//
+// Planning is a pure function: the same calls give the same plans on every machine.
+package elastic
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// WorkerID names a worker. The workers of a [Cluster] count from 0.
+type WorkerID = id.WorkerID
+
+// Plan says which worker holds, runs, owns and mirrors what. Its JSON is that of plans.jsonl in a run directory.
+type Plan = plan.Plan
+
+// Prediction is what a step under a plan is expected to be like: its time, what each worker computes, and the critical path.
+type Prediction = plan.Prediction
+
+// Cluster describes a job of equal layers and the machines that it runs on.
+type Cluster struct {
+	Workers      int
+	PerHost      int // workers on each host; 0: all on one
+	Stages       int // of the first plan; 0 means 1
+	Layers       int
+	MicroBatches int // of a step
+	Mirrors      int // of each shard, as far as there are workers
+
+	LayerParams int           // parameters of a layer
+	LayerTime   time.Duration // forward time of a layer for a micro-batch; backward takes twice that
+	LayerOutput int64         // bytes that a layer hands to the next for a micro-batch
+
+	Latency   time.Duration // of a small message
+	Bandwidth float64       // of a host's network card, in bytes per second; 0: no limit
+	Horizon   int           // steps within which moving layers has to pay off; 0 means 100
+}
+
+// Run is a run on a cluster: its plan changes with what happens to the workers.
+type Run struct {
+	current plan.Plan
+	view    plan.View
+	profile plan.Profile
+	reasons []string
+}
+
+// Start makes the first plan. The error says what is impossible.
+func Start(c Cluster) (*Run, error) {
+	r := &Run{view: plan.View{Step: 1}, profile: plan.Profile{Latency: c.Latency, Bandwidth: c.Bandwidth, Horizon: c.Horizon}}
+	for range c.Layers {
+		r.profile.Layers = append(r.profile.Layers, plan.Layer{
+			Tensors: []int{c.LayerParams}, Forward: c.LayerTime, Backward: 2 * c.LayerTime, Output: c.LayerOutput,
+		})
+	}
+	for i := range c.Workers {
+		w := plan.Worker{ID: WorkerID(i)}
+		if c.PerHost > 0 {
+			w.Host = fmt.Sprintf("host%d", i/c.PerHost)
+		}
+		r.view.Workers = append(r.view.Workers, w)
+	}
+	return r, r.next(plan.Event{Kind: plan.Start, Micros: c.MicroBatches, Stages: c.Stages, Mirrors: min(c.Mirrors, max(c.Workers-1, 0))})
+}
+
+// next makes the plans that events call for.
+func (r *Run) next(events ...plan.Event) error {
+	for _, e := range events {
+		if e.Kind == plan.Protect && r.current.Mirrors == 0 {
+			continue
+		}
+		p, reason, err := plan.Next(r.current, r.view, r.profile, e)
+		if errors.Is(err, plan.ErrNoGain) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		r.current, r.reasons = p, append(r.reasons, string(reason))
+	}
+	return nil
+}
+
+// Slow sets the speeds of workers, above 0, where 1 is full speed, and balances the work where that pays.
+func (r *Run) Slow(speeds map[WorkerID]float64) error {
+	r.profile.Speed = speeds
+	return r.next(plan.Event{Kind: plan.Rebalance})
+}
+
+// Lose takes a worker away in the middle of a step: its work moves to others, its shards get mirrors again, and the work is
+// balanced where that pays. The error says which shard is lost with it, if one is.
+func (r *Run) Lose(w WorkerID) error {
+	r.view.Workers = slices.DeleteFunc(slices.Clone(r.view.Workers), func(x plan.Worker) bool { return x.ID == w })
+	r.view.Step++
+	return r.next(plan.Event{Kind: plan.Lost}, plan.Event{Kind: plan.Protect}, plan.Event{Kind: plan.Rebalance})
+}
+
+// Plan returns the current plan, which must not be changed.
+func (r *Run) Plan() *Plan { return &r.current }
+
+// Validate checks the current plan: every layer in one stage, every micro-batch routed once in each, every parameter owned once,
+// and so on. The error lists all that is wrong.
+func (r *Run) Validate() error { return r.current.Validate(r.profile.Layers) }
+
+// Reasons returns why each plan so far was made, in one sentence each.
+func (r *Run) Reasons() []string { return r.reasons }
+
+// Predict simulates a step under the current plan.
+func (r *Run) Predict() (Prediction, error) { return r.current.Predict(r.profile) }
