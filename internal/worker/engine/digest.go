@@ -9,11 +9,11 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
-	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // Every holder of a block of parameters or moments keeps a digest of it, taken

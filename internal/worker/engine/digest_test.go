@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
-	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // A bit that flips in any memory of any worker, between passes, between the check

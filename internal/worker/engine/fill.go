@@ -5,12 +5,12 @@ import (
 	"math"
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
-	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // A range comes to a new holder while training goes on: its source copies the

@@ -6,9 +6,9 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 	"github.com/soliton-train/soliton/internal/worker/engine"
-	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // Params are all parameters of a model: one array for each layer that is held here, and views of its tensors.

@@ -8,12 +8,12 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/worker/engine"
-	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
 // saver writes this worker's part of checkpoints beside the training. It outlives
