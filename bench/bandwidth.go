@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/nn"
 )
@@ -110,7 +111,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 		peers = append(peers, comm.Peer{Session: self, Addr: network.Addr()})
 		view.Workers = append(view.Workers, plan.Worker{ID: id.WorkerID(i)})
 	}
-	p, _, err := plan.Next(plan.Plan{}, view, prof, plan.Event{Kind: plan.Start, Micros: n, Stages: 1})
+	p, _, err := planner.Next(plan.Plan{}, view, prof, planner.Event{Kind: planner.Start, Micros: n, Stages: 1})
 	if err != nil {
 		return c, err
 	}

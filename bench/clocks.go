@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -129,7 +131,7 @@ func exhaust(p *plan.Plan, ms float64, layers int, set map[int]int) error {
 		for i, w := range p.Workers {
 			prof.Speed[w.ID] = float64(mhz[i]) / high
 		}
-		t, err := p.Typical(prof)
+		t, err := simulate.Typical(p, prof)
 		failed = errors.Join(failed, err)
 		return t.Seconds()
 	}

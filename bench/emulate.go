@@ -12,9 +12,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -254,14 +257,14 @@ func bestOf(layers, workers, stages, micros, most int, layer plan.Layer) (time.D
 				p.Shards = append(p.Shards, plan.Shard{Layer: l, Hi: prof.Layers[l].Size(), Owner: st.Workers[0]})
 			}
 		}
-		routed, _, err := plan.Next(p, v, prof, plan.Event{Kind: plan.Rebalance, Fixed: true})
-		if errors.Is(err, plan.ErrNoGain) {
+		routed, _, err := planner.Next(p, v, prof, planner.Event{Kind: planner.Rebalance, Fixed: true})
+		if errors.Is(err, planner.ErrNoGain) {
 			routed, err = p, nil // one worker each
 		}
 		if err != nil {
 			return 0, err
 		}
-		is, err := routed.Predict(prof)
+		is, err := simulate.Predict(&routed, prof)
 		if err != nil {
 			return 0, err
 		}

@@ -4,10 +4,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"pgregory.net/rapid"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // No plan beats the bound, and where stages are equal there is one that meets it.
@@ -23,11 +26,11 @@ func TestLeast(t *testing.T) {
 		for i := range workers {
 			v.Workers = append(v.Workers, plan.Worker{ID: id.WorkerID(i)})
 		}
-		p, _, err := plan.Next(plan.Plan{}, v, prof, plan.Event{Stages: stages, Micros: micros})
+		p, _, err := planner.Next(plan.Plan{}, v, prof, planner.Event{Stages: stages, Micros: micros})
 		if err != nil {
 			t.Fatal(err)
 		}
-		is, err := p.Predict(prof)
+		is, err := simulate.Predict(&p, prof)
 		if err != nil {
 			t.Fatal(err)
 		}

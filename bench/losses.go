@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -178,7 +180,7 @@ func (r *disturbed) run(t *timing) error {
 // orders of tasks. With the dataflow alone, both are of the stages of the run. No stage gets more than twice the mean of the layers,
 // which is what the planner does.
 func (r *disturbed) best(p *plan.Plan, layer plan.Layer) (step, bound time.Duration, err error) {
-	prediction, err := p.Predict(plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, r.layers)})
+	prediction, err := simulate.Predict(p, plan.Profile{Layers: slices.Repeat([]plan.Layer{layer}, r.layers)})
 	if err != nil {
 		return 0, 0, err
 	}

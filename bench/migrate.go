@@ -21,6 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -199,8 +200,8 @@ func (c *crew) start() error {
 		c.peers = append(c.peers, controller.Peer{Worker: w, Addr: network.Addr()})
 	}
 	var err error
-	if c.plan, _, err = plan.Next(plan.Plan{}, view, c.m.profile(0, 0),
-		plan.Event{Kind: plan.Start, Stages: 2, Micros: c.m.micros, Mirrors: c.m.mirrors, Contiguous: c.way.contiguous}); err != nil {
+	if c.plan, _, err = planner.Next(plan.Plan{}, view, c.m.profile(0, 0),
+		planner.Event{Kind: planner.Start, Stages: 2, Micros: c.m.micros, Mirrors: c.m.mirrors, Contiguous: c.way.contiguous}); err != nil {
 		return err
 	}
 	for _, a := range c.plan.Stages[0].Workers {
@@ -292,7 +293,7 @@ func (c *crew) await(v id.Version) (edit time.Duration, err error) {
 // move trains on from a step, moving a layer after some undisturbed ones.
 func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, error) {
 	view := plan.View{Workers: c.plan.Workers, Step: *step}
-	next, _, err := plan.Next(c.plan, view, prof, plan.Event{Kind: plan.Rebalance, Cause: "bench", Contiguous: c.way.contiguous})
+	next, _, err := planner.Next(c.plan, view, prof, planner.Event{Kind: planner.Rebalance, Cause: "bench", Contiguous: c.way.contiguous})
 	if err != nil {
 		return moved{}, err
 	}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -250,7 +252,7 @@ func (c *costs) measure(r *timed) {
 
 // predict returns how long a step takes under a plan of a model with so many layers.
 func (c *costs) predict(p *plan.Plan, layers int) (time.Duration, error) {
-	prof := plan.Profile{Latency: c.latency, Updates: c.updates, Commit: c.commit}
+	prof := plan.Profile{LinkSpeed: plan.LinkSpeed{Latency: c.latency}, Updates: c.updates, Commit: c.commit}
 	if c.ends > 0 {
 		prof.Layers = append(prof.Layers, c.first)
 	}
@@ -264,7 +266,7 @@ func (c *costs) predict(p *plan.Plan, layers int) (time.Duration, error) {
 		prof.Layers[s.Lo].Forward += c.pass
 		prof.Layers[s.Lo].Backward += c.pass
 	}
-	r, err := p.Predict(prof)
+	r, err := simulate.Predict(p, prof)
 	return r.Step, err
 }
 

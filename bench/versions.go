@@ -25,7 +25,7 @@ func versions(args []string) error {
 	pairs := f.Int("pairs", 10, "pairs of each kind")
 	steps := f.Int("steps", 12, "steps of an undisturbed run, of which the first two warm up")
 	planBase := f.String("plan-base", "./internal/plan", "package of the planner's benchmark in the base")
-	planNew := f.String("plan", "./internal/plan", "the same in this checkout")
+	planNew := f.String("plan", "./internal/plan/planner", "the same in this checkout")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func versions(args []string) error {
 	for pair := range *pairs {
 		for i := range 2 {
 			side := (i + pair) % 2
-			x, err := planner(sides[side].root, [2]string{*planBase, *planNew}[side])
+			x, err := benchmarkPlanner(sides[side].root, [2]string{*planBase, *planNew}[side])
 			if err != nil {
 				return err
 			}
@@ -156,8 +156,8 @@ func compareSides(all [2][]float64, pairs []float64) {
 
 var benchmarkLine = regexp.MustCompile(`(?m)^(Benchmark\S*Loss\S*)\s+\d+\s+([0-9.]+) ns/op`)
 
-// planner runs the planner's benchmark in a checkout.
-func planner(root, pkg string) (map[string]float64, error) {
+// benchmarkPlanner runs the planner's benchmark in a checkout.
+func benchmarkPlanner(root, pkg string) (map[string]float64, error) {
 	cmd := exec.Command("go", "test", "-run", "^$", "-bench", "Loss", "-benchtime", "20x", pkg)
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()

@@ -18,6 +18,8 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/plan/simulate"
 )
 
 // WorkerID names a worker. The workers of a [Cluster] count from 0.
@@ -27,7 +29,7 @@ type WorkerID = id.WorkerID
 type Plan = plan.Plan
 
 // Prediction is what a step under a plan is expected to be like: its time, what each worker computes, and the critical path.
-type Prediction = plan.Prediction
+type Prediction = simulate.Prediction
 
 // Cluster describes a job of equal layers and the machines that it runs on.
 type Cluster struct {
@@ -57,7 +59,7 @@ type Run struct {
 
 // Start makes the first plan. The error says what is impossible.
 func Start(c Cluster) (*Run, error) {
-	r := &Run{view: plan.View{Step: 1}, profile: plan.Profile{Latency: c.Latency, Bandwidth: c.Bandwidth, Horizon: c.Horizon}}
+	r := &Run{view: plan.View{Step: 1}, profile: plan.Profile{LinkSpeed: plan.LinkSpeed{Latency: c.Latency, Bandwidth: c.Bandwidth}, Horizon: c.Horizon}}
 	for range c.Layers {
 		r.profile.Layers = append(r.profile.Layers, plan.Layer{
 			Tensors: []int{c.LayerParams}, Forward: c.LayerTime, Backward: 2 * c.LayerTime, Output: c.LayerOutput,
@@ -70,17 +72,17 @@ func Start(c Cluster) (*Run, error) {
 		}
 		r.view.Workers = append(r.view.Workers, w)
 	}
-	return r, r.next(plan.Event{Kind: plan.Start, Micros: c.MicroBatches, Stages: c.Stages, Mirrors: min(c.Mirrors, max(c.Workers-1, 0))})
+	return r, r.next(planner.Event{Kind: planner.Start, Micros: c.MicroBatches, Stages: c.Stages, Mirrors: min(c.Mirrors, max(c.Workers-1, 0))})
 }
 
 // next makes the plans that events call for.
-func (r *Run) next(events ...plan.Event) error {
+func (r *Run) next(events ...planner.Event) error {
 	for _, e := range events {
-		if e.Kind == plan.Protect && r.current.Mirrors == 0 {
+		if e.Kind == planner.Protect && r.current.Mirrors == 0 {
 			continue
 		}
-		p, reason, err := plan.Next(r.current, r.view, r.profile, e)
-		if errors.Is(err, plan.ErrNoGain) {
+		p, reason, err := planner.Next(r.current, r.view, r.profile, e)
+		if errors.Is(err, planner.ErrNoGain) {
 			continue
 		}
 		if err != nil {
@@ -94,7 +96,7 @@ func (r *Run) next(events ...plan.Event) error {
 // Slow sets the speeds of workers, above 0, where 1 is full speed, and balances the work where that pays.
 func (r *Run) Slow(speeds map[WorkerID]float64) error {
 	r.profile.Speed = speeds
-	return r.next(plan.Event{Kind: plan.Rebalance})
+	return r.next(planner.Event{Kind: planner.Rebalance})
 }
 
 // Lose takes a worker away in the middle of a step: its work moves to others, its shards get mirrors again, and the work is
@@ -102,7 +104,7 @@ func (r *Run) Slow(speeds map[WorkerID]float64) error {
 func (r *Run) Lose(w WorkerID) error {
 	r.view.Workers = slices.DeleteFunc(slices.Clone(r.view.Workers), func(x plan.Worker) bool { return x.ID == w })
 	r.view.Step++
-	return r.next(plan.Event{Kind: plan.Lost}, plan.Event{Kind: plan.Protect}, plan.Event{Kind: plan.Rebalance})
+	return r.next(planner.Event{Kind: planner.Lost}, planner.Event{Kind: planner.Protect}, planner.Event{Kind: planner.Rebalance})
 }
 
 // Plan returns the current plan, which must not be changed.
@@ -116,4 +118,4 @@ func (r *Run) Validate() error { return r.current.Validate(r.profile.Layers) }
 func (r *Run) Reasons() []string { return r.reasons }
 
 // Predict simulates a step under the current plan.
-func (r *Run) Predict() (Prediction, error) { return r.current.Predict(r.profile) }
+func (r *Run) Predict() (Prediction, error) { return simulate.Predict(&r.current, r.profile) }

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
@@ -78,7 +79,7 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 			break
 		}
 	}
-	p, _, err := plan.Next(plan.Plan{}, view, prof, plan.Event{Kind: plan.Start, Micros: j.GlobalBatch / j.MicroBatch, Stages: stages})
+	p, _, err := planner.Next(plan.Plan{}, view, prof, planner.Event{Kind: planner.Start, Micros: j.GlobalBatch / j.MicroBatch, Stages: stages})
 	if err != nil {
 		t.Fatal(err)
 	}

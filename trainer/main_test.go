@@ -22,6 +22,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/trainer"
 )
 
@@ -198,7 +199,7 @@ func TestWorkerConversation(t *testing.T) {
 	for _, l := range r.Layers {
 		prof.Layers = append(prof.Layers, plan.Layer{Tensors: l.Tensors})
 	}
-	p, _, err := plan.Next(plan.Plan{}, plan.View{Workers: []plan.Worker{{ID: 2, Incarnation: 5}}}, prof, plan.Event{Micros: r.Job.GlobalBatch / r.Job.MicroBatch})
+	p, _, err := planner.Next(plan.Plan{}, plan.View{Workers: []plan.Worker{{ID: 2, Incarnation: 5}}}, prof, planner.Event{Micros: r.Job.GlobalBatch / r.Job.MicroBatch})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
@@ -363,7 +364,7 @@ func (s *survival) begin(cfg SurviveConfig) {
 	}
 	j := s.job().withDefaults()
 	prof := s.workers[0].prof
-	p, _, err := plan.Next(plan.Plan{}, v, prof, plan.Event{Kind: plan.Start, Micros: j.GlobalBatch / j.MicroBatch, Stages: cfg.Stages, Mirrors: cfg.Mirrors})
+	p, _, err := planner.Next(plan.Plan{}, v, prof, planner.Event{Kind: planner.Start, Micros: j.GlobalBatch / j.MicroBatch, Stages: cfg.Stages, Mirrors: cfg.Mirrors})
 	if err == nil {
 		start.Plan, err = json.Marshal(p)
 	}

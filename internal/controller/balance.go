@@ -6,6 +6,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // Reshape says in which dimensions work is balanced between two steps.
@@ -48,7 +49,7 @@ func (r *reconfiguration) balance(view plan.View) []Effect {
 		return nil
 	}
 	r.searches++
-	r.search = &Balance{r.searches, r.plan, view, prof, plan.Event{Kind: plan.Rebalance, After: r.issued, Fixed: r.cfg.Reshape == Dataflow}}
+	r.search = &Balance{r.searches, r.plan, view, prof, planner.Event{Kind: planner.Rebalance, After: r.issued, Fixed: r.cfg.Reshape == Dataflow}}
 	return []Effect{*r.search}
 }
 
@@ -65,7 +66,7 @@ func (r *reconfiguration) balanced(e Balanced) []Effect {
 		return nil // it is asked for again afterwards
 	case b.Current.Version != r.plan.Version || b.Event.After != r.issued || b.Profile.Differs(&prof):
 		return r.next()
-	case errors.Is(e.Err, plan.ErrNoGain):
+	case errors.Is(e.Err, planner.ErrNoGain):
 		r.exhausted = &measurement{r.plan.Version, b.Profile}
 		return nil
 	}

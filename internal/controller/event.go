@@ -6,6 +6,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
@@ -119,7 +120,7 @@ type (
 	Balanced struct {
 		Look   int
 		Plan   plan.Plan
-		Reason plan.Reason
+		Reason planner.Reason
 		Err    error
 	}
 )
@@ -157,7 +158,7 @@ type (
 	Propose struct {
 		Order  Order
 		Cause  Cause
-		Reason plan.Reason
+		Reason planner.Reason
 	}
 
 	// Balance asks for a plan that divides the work better, which takes too long to wait for. What
@@ -167,7 +168,7 @@ type (
 		Current plan.Plan
 		View    plan.View
 		Profile plan.Profile
-		Event   plan.Event
+		Event   planner.Event
 	}
 
 	// Adopt says that a plan is the run's from now on: an agreed one after a
@@ -175,7 +176,7 @@ type (
 	Adopt struct {
 		Order  Order
 		Cause  Cause
-		Reason plan.Reason
+		Reason planner.Reason
 	}
 
 	// Kill ends a worker; its Dead follows.
@@ -217,7 +218,7 @@ type (
 
 // Make makes the plan. It is a pure function and reads nothing that the controller alters.
 func (b Balance) Make() Balanced {
-	p, reason, err := plan.Next(b.Current, b.View, b.Profile, b.Event)
+	p, reason, err := planner.Next(b.Current, b.View, b.Profile, b.Event)
 	return Balanced{b.Look, p, reason, err}
 }
 

@@ -6,6 +6,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // reconfigurationState is a state of the machine [reconfiguration]. The package doc has its transitions.
@@ -88,18 +89,18 @@ func (r *reconfiguration) next() []Effect {
 	}
 	switch stay := len(view.Workers) - len(view.Leaving); {
 	case len(view.Leaving) > 0 && stay > 0 && stay >= r.cfg.MinWorkers:
-		return r.change(plan.Leave, CauseLeave, view)
+		return r.change(planner.Leave, CauseLeave, view)
 	case len(r.joining) > 0:
 		view.Leaving = nil
 		for _, m := range r.joining {
 			view.Workers = append(view.Workers, m.Worker)
 		}
 		slices.SortFunc(view.Workers, func(a, b plan.Worker) int { return int(a.ID - b.ID) })
-		return r.change(plan.Join, CauseJoin, view)
+		return r.change(planner.Join, CauseJoin, view)
 	case len(view.Leaving) > 0:
 		return []Effect{note("no worker leaves: %d of at least %d workers would stay", stay, r.cfg.MinWorkers)}
 	case !r.plan.Protected():
-		p, reason, err := plan.Next(r.plan, view, r.profile(), plan.Event{Kind: plan.Protect, After: r.issued})
+		p, reason, err := planner.Next(r.plan, view, r.profile(), planner.Event{Kind: planner.Protect, After: r.issued})
 		if err != nil || len(plan.Diff(&r.plan, &p).Mirror) > 0 || p.Protected() {
 			return r.begin(p, view, CauseProtect, reason, err)
 		}
@@ -108,13 +109,13 @@ func (r *reconfiguration) next() []Effect {
 	return r.balance(view)
 }
 
-func (r *reconfiguration) change(kind plan.EventKind, cause Cause, view plan.View) []Effect {
-	p, reason, err := plan.Next(r.plan, view, r.profile(), plan.Event{Kind: kind, After: r.issued})
+func (r *reconfiguration) change(kind planner.EventKind, cause Cause, view plan.View) []Effect {
+	p, reason, err := planner.Next(r.plan, view, r.profile(), planner.Event{Kind: kind, After: r.issued})
 	return r.begin(p, view, cause, reason, err)
 }
 
 // begin lets new holders catch up with a boundary plan. Where none needs anything, it proposes the plan at once.
-func (r *reconfiguration) begin(p plan.Plan, view plan.View, cause Cause, reason plan.Reason, err error) []Effect {
+func (r *reconfiguration) begin(p plan.Plan, view plan.View, cause Cause, reason planner.Reason, err error) []Effect {
 	if err != nil {
 		return []Effect{note("no plan to %s: %v", cause, err)}
 	}

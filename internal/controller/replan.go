@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // change makes the order that ends the recovery: the same plan where no worker of it is lost, a plan for the rest of
@@ -20,13 +21,13 @@ func (r *recovery) change(all []*member, alive []plan.Worker, at position) (*cha
 	ch := &change{cause: CauseLost, order: Order{Ballot: r.ballot, Passed: at.point, Result: at.result}}
 	current, short, none := r.held(all, at.point)
 	if at.behind {
-		return r.rollback(ch, alive, plan.Reason(causes+": not all workers had rolled back; "))
+		return r.rollback(ch, alive, planner.Reason(causes+": not all workers had rolled back; "))
 	}
 	if len(alive) == len(r.plan.Workers) && none == nil {
 		// The version is new all the same: what the workers exchanged while they were sealed did not count.
 		ch.cause, ch.reason = CauseUnchanged, "no worker of the plan is lost: the same plan, so that all continue under it"
 		if len(r.links.broken) > 0 || short {
-			ch.cause, ch.reason = CauseLink, plan.Reason(causes+": the same plan, so that what was lost is sent again")
+			ch.cause, ch.reason = CauseLink, planner.Reason(causes+": the same plan, so that what was lost is sent again")
 		}
 		ch.order.Plan = r.same(current, at.point)
 		return r.address(ch), nil
@@ -41,7 +42,7 @@ func (r *recovery) change(all []*member, alive []plan.Worker, at position) (*cha
 	}
 	view.Complete = complete(&r.plan, all, at.point)
 	if none == nil {
-		p, reason, err := plan.Next(current, view, r.profile(), plan.Event{Kind: plan.Lost, Cause: causes, After: r.issued})
+		p, reason, err := planner.Next(current, view, r.profile(), planner.Event{Kind: planner.Lost, Cause: causes, After: r.issued})
 		if err == nil {
 			r.issued = p.Version
 			ch.order.Plan, ch.reason = p, reason
@@ -56,14 +57,14 @@ func (r *recovery) change(all []*member, alive []plan.Worker, at position) (*cha
 	if at.point.Gate == id.Kept {
 		// The model is written; the plan only says who is left.
 		p, _, err := r.scratch(alive, at.point)
-		ch.order.Plan, ch.reason = p, plan.Reason(causes+": the model is written, the others exit")
+		ch.order.Plan, ch.reason = p, planner.Reason(causes+": the model is written, the others exit")
 		return r.address(ch), err
 	}
-	return r.rollback(ch, alive, plan.Reason(fmt.Sprintf("%s: %v; ", causes, none)))
+	return r.rollback(ch, alive, planner.Reason(fmt.Sprintf("%s: %v; ", causes, none)))
 }
 
 // rollback makes an order that resumes from the newest checkpoint, or from the beginning without one.
-func (r *recovery) rollback(ch *change, alive []plan.Worker, why plan.Reason) (*change, error) {
+func (r *recovery) rollback(ch *change, alive []plan.Worker, why planner.Reason) (*change, error) {
 	o := &ch.order
 	ch.cause, o.Restart, o.From, o.Passed, o.Result = CauseRestart, true, r.saved.Dir, id.Point{Step: r.saved.Step}, nil
 	p, reason, err := r.scratch(alive, o.Passed)
@@ -74,7 +75,7 @@ func (r *recovery) rollback(ch *change, alive []plan.Worker, why plan.Reason) (*
 	if r.saved.Dir != "" {
 		from = fmt.Sprintf("the checkpoint of step %d", r.saved.Step)
 	}
-	o.Plan, ch.reason = p, why+plan.Reason("resume from "+from+", ")+reason
+	o.Plan, ch.reason = p, why+planner.Reason("resume from "+from+", ")+reason
 	a := r.account
 	a.Rollback, a.From, a.recomputed = true, r.saved.Step, 0
 	return r.address(ch), nil
@@ -84,7 +85,7 @@ func (r *recovery) rollback(ch *change, alive []plan.Worker, why plan.Reason) (*
 // have not applied the plan may lack what was being sent to them: they hold nothing. Where no holder lives, one of the
 // plan before takes its place, which keeps what it hands over until the next commit. short says that holders are
 // missing, and none that a shard is left without one.
-func (r *recovery) held(all []*member, at id.Point) (p plan.Plan, short bool, none *plan.LostError) {
+func (r *recovery) held(all []*member, at id.Point) (p plan.Plan, short bool, none *planner.LostError) {
 	p = r.plan
 	h := r.handover
 	if h == nil {
@@ -131,7 +132,7 @@ func (r *recovery) held(all []*member, at id.Point) (p plan.Plan, short bool, no
 		}
 		if len(holders) == 0 {
 			if none == nil {
-				none = &plan.LostError{Shard: *s}
+				none = &planner.LostError{Shard: *s}
 			}
 			none.Count++
 			continue
@@ -154,9 +155,9 @@ func (r *recovery) same(p plan.Plan, at id.Point) plan.Plan {
 }
 
 // scratch makes a plan that keeps nothing of the one before but the order of versions.
-func (r *recovery) scratch(alive []plan.Worker, at id.Point) (plan.Plan, plan.Reason, error) {
-	p, reason, err := plan.Next(plan.Plan{}, plan.View{Workers: alive}, r.profile(), plan.Event{
-		Kind: plan.Start, Micros: r.plan.Micros(),
+func (r *recovery) scratch(alive []plan.Worker, at id.Point) (plan.Plan, planner.Reason, error) {
+	p, reason, err := planner.Next(plan.Plan{}, plan.View{Workers: alive}, r.profile(), planner.Event{
+		Kind: planner.Start, Micros: r.plan.Micros(),
 		Stages: min(r.cfg.Stages, len(alive)), Mirrors: r.cfg.Mirrors, FromStep: at.Step + 1,
 	})
 	p.Version = r.next()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // run is what both machines know of the run: the plan, the workers, and what can be resumed from.
@@ -43,7 +44,7 @@ type member struct {
 type change struct {
 	order      Order
 	cause      Cause
-	reason     plan.Reason
+	reason     planner.Reason
 	recomputed int // passes of failed workers that run again
 	agreed     bool
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.txt anew")
@@ -327,7 +328,7 @@ func storyJob(t interface{ Fatal(...any) }, workers, stages, micros, mirrors, le
 		cfg.Peers = append(cfg.Peers, Peer{w, fmt.Sprintf("addr-%d", worker)})
 	}
 	var err error
-	cfg.Plan, _, err = plan.Next(plan.Plan{}, v, cfg.Profile, plan.Event{Kind: plan.Start, Micros: micros, Stages: stages, Mirrors: mirrors})
+	cfg.Plan, _, err = planner.Next(plan.Plan{}, v, cfg.Profile, planner.Event{Kind: planner.Start, Micros: micros, Stages: stages, Mirrors: mirrors})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,9 +9,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // a100 are means of one pipeline stage of GPT-3 175B in bfloat16 on an NVIDIA A100 SXM at locked clocks: forward and
@@ -65,7 +68,7 @@ type cluster struct {
 
 // afterLoss is the plan with which 8 workers in 2 stages go on that have lost one: 16 layers, 32 micro-batches.
 func afterLoss(t testing.TB) cluster {
-	prof := plan.Profile{Latency: 50 * time.Microsecond, Bandwidth: 10e9, Updates: 1e9}
+	prof := plan.Profile{LinkSpeed: plan.LinkSpeed{Latency: 50 * time.Microsecond, Bandwidth: 10e9}, Updates: 1e9}
 	for range 16 {
 		prof.Layers = append(prof.Layers, plan.Layer{Tensors: []int{1 << 20}, Forward: 2 * time.Millisecond, Backward: 4 * time.Millisecond, Output: 1 << 18})
 	}
@@ -73,13 +76,13 @@ func afterLoss(t testing.TB) cluster {
 	for i := range 8 {
 		workers = append(workers, plan.Worker{ID: id.WorkerID(i), Host: fmt.Sprint(i)})
 	}
-	p, _, err := plan.Next(plan.Plan{}, plan.View{Workers: workers}, prof, plan.Event{Kind: plan.Start, Micros: 32, Stages: 2, Mirrors: 1})
+	p, _, err := planner.Next(plan.Plan{}, plan.View{Workers: workers}, prof, planner.Event{Kind: planner.Start, Micros: 32, Stages: 2, Mirrors: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	left := plan.View{Workers: slices.Delete(workers, 2, 3), Step: 5}
-	for _, kind := range []plan.EventKind{plan.Lost, plan.Protect} {
-		if p, _, err = plan.Next(p, left, prof, plan.Event{Kind: kind}); err != nil {
+	for _, kind := range []planner.EventKind{planner.Lost, planner.Protect} {
+		if p, _, err = planner.Next(p, left, prof, planner.Event{Kind: kind}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,7 +103,7 @@ func (c cluster) model(t testing.TB) dvfs.Model {
 		}
 	}
 	m.Step = func(speeds []float64) float64 {
-		s, err := c.p.Simulate(c.slowed(speeds))
+		s, err := simulate.Run(&c.p, c.slowed(speeds))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +201,7 @@ func TestSavingAfterLoss(t *testing.T) {
 	c := afterLoss(t)
 	simulated := c.model(t)
 	closed := simulated
-	closed.Step = func(speeds []float64) float64 { return c.p.Estimate(c.slowed(speeds)).Seconds() }
+	closed.Step = func(speeds []float64) float64 { return simulate.Estimate(&c.p, c.slowed(speeds)).Seconds() }
 	for _, kind := range cards(t) {
 		coarse := kind
 		coarse.steps = nil

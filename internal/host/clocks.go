@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
@@ -397,9 +399,9 @@ func clockModel(e session.ObserveStep, stale func() bool) dvfs.Model {
 			prof.Speed[w.ID] = now[i] * speeds[i]
 		}
 		if !simulated {
-			return p.Estimate(prof).Seconds()
+			return simulate.Estimate(&p, prof).Seconds()
 		}
-		t, err := p.Typical(prof)
+		t, err := simulate.Typical(&p, prof)
 		if err != nil {
 			return math.Inf(1) // which is an error of the allocation
 		}

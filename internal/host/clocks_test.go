@@ -8,10 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/plan/simulate"
+
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // fakeClock is a clock that would stay as it is set.
@@ -103,7 +106,7 @@ func uneven(t *testing.T) session.ObserveStep {
 	for i := range 4 {
 		v.Workers = append(v.Workers, plan.Worker{ID: id.WorkerID(i)})
 	}
-	p, _, err := plan.Next(plan.Plan{}, v, prof, plan.Event{Kind: plan.Start, Micros: 13, Stages: 1, Mirrors: 1})
+	p, _, err := planner.Next(plan.Plan{}, v, prof, planner.Event{Kind: planner.Start, Micros: 13, Stages: 1, Mirrors: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +242,7 @@ func TestClockModel(t *testing.T) {
 		large.Plan.Route = append(large.Plan.Route, slices.Repeat([]id.WorkerID{0, 1}, 300))
 	}
 	m = clockModel(large, func() bool { return false })
-	if got := m.Step(same); got != large.Plan.Estimate(plan.Profile{Layers: e.Profile.Layers, Speed: map[id.WorkerID]float64{0: 1, 1: 1, 2: 0.5, 3: 1}}).Seconds() {
+	if got := m.Step(same); got != simulate.Estimate(&large.Plan, plan.Profile{Layers: e.Profile.Layers, Speed: map[id.WorkerID]float64{0: 1, 1: 1, 2: 0.5, 3: 1}}).Seconds() {
 		t.Errorf("%v s by the closed form", got)
 	}
 }

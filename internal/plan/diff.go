@@ -43,7 +43,6 @@ type Change struct {
 	Mirror  []Transfer // a mirror that was no holder gets them
 	Reroute []Reroute
 	Gather  []Gather
-	Clocks  []Clock // to set
 	Limits  []Limit // to set
 }
 
@@ -93,11 +92,6 @@ func Diff(old, p *Plan) Change {
 	for _, g := range p.parameters() {
 		if !held[g] {
 			c.Gather = append(c.Gather, g)
-		}
-	}
-	for _, k := range p.Clocks {
-		if !same[k.Worker] || !slices.Contains(old.Clocks, k) {
-			c.Clocks = append(c.Clocks, k)
 		}
 	}
 	for _, l := range p.Limits {

@@ -133,29 +133,25 @@ func (p *Plan) Holds(w id.WorkerID, layers []Layer) (bytes int64) {
 	for _, s := range p.Stages {
 		if slices.Contains(s.Workers, w) {
 			for _, l := range layers[s.Lo:s.Hi] {
-				bytes += bytesPerParameter * int64(l.Size())
+				bytes += BytesPerParameter * int64(l.Size())
 			}
 		}
 	}
 	for _, s := range p.Shards {
 		if s.Owner == w || slices.Contains(s.Mirrors, w) {
-			bytes += stateParts * bytesPerParameter * int64(s.Hi-s.Lo)
+			bytes += StateParts * BytesPerParameter * int64(s.Hi-s.Lo)
 		}
 	}
 	return bytes
 }
 
-// stateParts is how many times the size of its parameters a range has with its
-// optimizer state: parameters and two moments.
-const stateParts = 3
-
-// cost returns the bytes of transfers.
-func cost(state, parameters []Transfer) (bytes int64) {
+// TransferBytes returns the bytes of transfers.
+func TransferBytes(state, parameters []Transfer) (bytes int64) {
 	for _, t := range state {
-		bytes += stateParts * bytesPerParameter * int64(t.Hi-t.Lo)
+		bytes += StateParts * BytesPerParameter * int64(t.Hi-t.Lo)
 	}
 	for _, t := range parameters {
-		bytes += bytesPerParameter * int64(t.Hi-t.Lo)
+		bytes += BytesPerParameter * int64(t.Hi-t.Lo)
 	}
 	return bytes
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/graph"
@@ -47,13 +46,6 @@ type Shard struct {
 // Holds reports whether a worker is the owner or a mirror.
 func (s *Shard) Holds(w id.WorkerID) bool { return s.Owner == w || slices.Contains(s.Mirrors, w) }
 
-// Clock is a clock frequency to set. A worker without one keeps the
-// hardware's own choice.
-type Clock struct {
-	Worker id.WorkerID `json:"worker"`
-	MHz    int         `json:"mhz"`
-}
-
 // Plan says who does what. A valid plan has these properties, which everyone
 // may rely on; [Plan.Validate] names those that are broken by their numbers.
 //
@@ -81,8 +73,7 @@ type Clock struct {
 //     what it runs of a stage in a step are the leaves of at most that many
 //     disjoint nodes of the gradient tree.
 //  13. Only an in-step plan has settled pairs; they are in order, each once.
-//  14. Clocks are of workers of the plan, each once, and positive.
-//  19. A plan is Degraded only if it is a boundary plan and a shard has fewer
+//  14. A plan is Degraded only if it is a boundary plan and a shard has fewer
 //     mirrors than [11] wants, or has them on the wrong hosts.
 //
 // And of a plan and the one before it, checked by [Plan.ValidateAfter]:
@@ -93,7 +84,7 @@ type Clock struct {
 //     brings no new worker.
 //  18. In an in-step plan, a living owner stays; a lost one is followed by one
 //     of its mirrors, and nobody becomes a mirror.
-//  20. The number of Mirrors wanted stays.
+//  19. The number of Mirrors wanted stays.
 type Plan struct {
 	Version id.Version `json:"version"`
 	// FromStep is the first step that may run under the plan. An in-step plan
@@ -116,8 +107,7 @@ type Plan struct {
 	Shards  []Shard `json:"shards"`
 	Mirrors int     `json:"mirrors"` // wanted for each shard
 	// Degraded says that workers left and mirrors are yet to be made anew.
-	Degraded bool    `json:"degraded,omitempty"`
-	Clocks   []Clock `json:"clocks,omitempty"`
+	Degraded bool `json:"degraded,omitempty"`
 }
 
 // Parse reads a plan from its JSON. The plan is not validated.
@@ -152,7 +142,7 @@ func (p *Plan) StageOf(layer int) int {
 
 // Worker returns the session of a worker of the plan.
 func (p *Plan) Worker(worker id.WorkerID) (w Worker, ok bool) {
-	i, ok := slices.BinarySearchFunc(p.Workers, worker, func(w Worker, id id.WorkerID) int { return cmp.Compare(w.ID, id) })
+	i, ok := slices.BinarySearchFunc(p.Workers, worker, func(w Worker, worker id.WorkerID) int { return cmp.Compare(w.ID, worker) })
 	if !ok {
 		return Worker{}, false
 	}
@@ -170,13 +160,8 @@ func (p *Plan) StagesOf(id id.WorkerID) []int {
 	return stages
 }
 
-// Limit returns how many forward passes may be in flight on a worker of a stage, 0 if that is not said.
-func (p *Plan) Limit(stage int, id id.WorkerID) int { return p.limit(stage, id).Forwards }
-
-// Lead returns up to how many forward passes in flight these come before backward passes on a worker of a stage.
-func (p *Plan) Lead(stage int, id id.WorkerID) int { return p.limit(stage, id).Lead }
-
-func (p *Plan) limit(stage int, id id.WorkerID) Limit {
+// Limit returns the limit of a worker in a stage, which is zero if the plan has none.
+func (p *Plan) Limit(stage int, id id.WorkerID) Limit {
 	for _, l := range p.Limits {
 		if l.Stage == stage && l.Worker == id {
 			return l
@@ -197,147 +182,3 @@ func (p *Plan) ShardsOf(id id.WorkerID) (owned, mirrored []int) {
 	}
 	return owned, mirrored
 }
-
-// Runs reports whether a pair is to run under the plan in a step.
-func (p *Plan) Runs(pair graph.Pair, step int) bool {
-	if !p.InStep || step != p.FromStep {
-		return true
-	}
-	_, settled := slices.BinarySearchFunc(p.Settled, pair, graph.Pair.Compare)
-	return !settled
-}
-
-// Ranks returns in which order workers begin forward passes in a step, for [graph.Queue.Rank]; nil is
-// that of micro-batches. A plan made in the middle of a step deals out anew what was in line: a worker may have
-// micro-batches from or for several others then, and by their numbers it would see to one of those after
-// the other. So they come in turns, by how far along they are among all that the other worker has, and
-// those in First come before.
-func (p *Plan) Ranks(step int) func(graph.Pair) int {
-	if !p.InStep || step != p.FromStep {
-		return nil
-	}
-	micros, last := p.Micros(), len(p.Stages)-1
-	along := make([][]int, len(p.Stages)) // in micros-ths of what its worker has in the stage
-	for s, route := range p.Route {
-		along[s] = make([]int, micros)
-		all, sofar := make(map[id.WorkerID]int), make(map[id.WorkerID]int)
-		for _, w := range route {
-			all[w]++
-		}
-		for m, w := range route {
-			along[s][m] = micros * sofar[w] / all[w]
-			sofar[w]++
-		}
-	}
-	ranks := make([][]int, len(p.Stages))
-	for s := range ranks {
-		ranks[s] = make([]int, micros)
-		for m := range micros {
-			switch {
-			case last == 0:
-			case s == 0:
-				ranks[s][m] = 2 * along[s+1][m]
-			case s == last:
-				ranks[s][m] = 2 * along[s-1][m]
-			default:
-				ranks[s][m] = along[s-1][m] + along[s+1][m]
-			}
-		}
-	}
-	for _, f := range p.First {
-		ranks[f.Stage][f.Micro] = -1
-	}
-	return func(pair graph.Pair) int { return ranks[pair.Stage][pair.Micro] }
-}
-
-// String renders the plan for people, in several lines.
-func (p *Plan) String() string {
-	var b strings.Builder
-	kind := "from step"
-	if p.InStep {
-		kind = "in step"
-	}
-	fmt.Fprintf(&b, "plan %v %s %d: %s, %s, %s, %s per shard\n", p.Version, kind, p.FromStep,
-		count(len(p.Workers), "worker"), count(len(p.Stages), "stage"), count(p.Micros(), "micro-batch"), count(p.Mirrors, "mirror"))
-	type load struct{ owned, mirrored int }
-	loads := make(map[id.WorkerID]load)
-	for _, s := range p.Shards {
-		l := loads[s.Owner]
-		l.owned += s.Hi - s.Lo
-		loads[s.Owner] = l
-		for _, m := range s.Mirrors {
-			l := loads[m]
-			l.mirrored += s.Hi - s.Lo
-			loads[m] = l
-		}
-	}
-	for i, s := range p.Stages {
-		fmt.Fprintf(&b, "stage %d, layers %s\n", i, span(s.Lo, s.Hi))
-		for _, id := range s.Workers {
-			var micros []int
-			if i < len(p.Route) {
-				for m, w := range p.Route[i] {
-					if w == id {
-						micros = append(micros, m)
-					}
-				}
-			}
-			w, _ := p.Worker(id)
-			fmt.Fprintf(&b, "  worker %d", id)
-			if w.Host != "" {
-				fmt.Fprintf(&b, " on %s", w.Host)
-			}
-			fmt.Fprintf(&b, ": micro-batches %s, %d in flight, ", runs(micros), p.Limit(i, id))
-			if lead := p.Lead(i, id); lead > 0 {
-				fmt.Fprintf(&b, "forward first up to %d, ", lead)
-			}
-			fmt.Fprintf(&b, "owns %d parameters, mirrors %d\n", loads[id].owned, loads[id].mirrored)
-		}
-	}
-	if len(p.Settled) > 0 {
-		fmt.Fprintf(&b, "%d of %d passes need not run again\n", len(p.Settled), len(p.Stages)*p.Micros())
-	}
-	for _, c := range p.Clocks {
-		fmt.Fprintf(&b, "worker %d at %d MHz\n", c.Worker, c.MHz)
-	}
-	return b.String()
-}
-
-func count(n int, what string) string {
-	switch {
-	case n == 1:
-		return "1 " + what
-	case strings.HasSuffix(what, "ch"), strings.HasSuffix(what, "ss"):
-		return fmt.Sprintf("%d %ses", n, what)
-	default:
-		return fmt.Sprintf("%d %ss", n, what)
-	}
-}
-
-// span renders [lo, hi) as "3-5" or "3".
-func span(lo, hi int) string {
-	if hi-lo == 1 {
-		return fmt.Sprint(lo)
-	}
-	return fmt.Sprintf("%d-%d", lo, hi-1)
-}
-
-// runs renders ascending numbers as "0-3 8 10-11", none as "none".
-func runs(n []int) string {
-	if len(n) == 0 {
-		return "none"
-	}
-	var parts []string
-	for lo := 0; lo < len(n); {
-		hi := lo + 1
-		for hi < len(n) && n[hi] == n[hi-1]+1 {
-			hi++
-		}
-		parts = append(parts, span(n[lo], n[hi-1]+1))
-		lo = hi
-	}
-	return strings.Join(parts, " ")
-}
-
-// Reason says in one sentence why a plan is as it is.
-type Reason string

@@ -32,187 +32,10 @@ type LinkTime struct {
 	Bandwidth float64       // bytes per second; 0: not measured
 }
 
-// Pace is what is known of a link.
-type Pace struct {
+// LinkSpeed is what is known of a link.
+type LinkSpeed struct {
 	Latency   time.Duration
 	Bandwidth float64 // bytes per second; 0: that of the profile
-}
-
-// With returns the profile with what workers have measured: times of layers, speeds,
-// links and memory. What nobody has measured stays as it was, once anything is measured
-// with these exceptions: a layer that nobody has run has the time of the layers with the
-// same tensors and output, else one in proportion to its parameters; a worker that has
-// measured nothing has speed 1.
-//
-// A worker's time of a layer is taken to be the layer's over the worker's speed. Both are
-// medians of the other, so that single outliers do not count, and speed 1 is that of the
-// better half of the workers. Layers with the same tensors and output are taken to be the
-// same work, which makes workers of different stages comparable; those that have no such
-// layer in common are taken to be equally fast in the median. Speeds that differ from 1 by
-// less than a twentieth are 1, and all others are rounded to twentieths: a plan is not to
-// follow noise.
-func (p Profile) With(times map[id.WorkerID]Times) Profile {
-	ids := make([]id.WorkerID, 0, len(times))
-	for w, t := range times {
-		if len(t.Layers) > 0 || len(t.Links) > 0 || t.Memory > 0 {
-			ids = append(ids, w)
-		}
-	}
-	if len(ids) == 0 {
-		return p
-	}
-	slices.Sort(ids)
-	fit := newFit(p.Layers, ids, times)
-	if fit.any() {
-		p.Layers, p.Speed = fit.solve(p.Layers)
-	}
-	links, memory := make(map[Link]Pace, len(p.Links)), make(map[id.WorkerID]int64, len(p.Memory))
-	for l, v := range p.Links {
-		links[l] = v
-	}
-	for w, v := range p.Memory {
-		memory[w] = v
-	}
-	for _, w := range ids {
-		for _, l := range times[w].Links {
-			if l.To == w || !within(l.Latency) || !(l.Bandwidth >= 0) {
-				continue
-			}
-			// Both ends have measured it: the slower one is right.
-			pace := links[link(w, l.To)]
-			pace.Latency = max(pace.Latency, l.Latency)
-			if l.Bandwidth > 0 && (pace.Bandwidth == 0 || l.Bandwidth < pace.Bandwidth) {
-				pace.Bandwidth = l.Bandwidth
-			}
-			links[link(w, l.To)] = pace
-		}
-		if m := times[w].Memory; m > 0 {
-			memory[w] = m
-		}
-	}
-	p.Links, p.Memory = links, memory
-	return p
-}
-
-// within reports whether a time can be that of a layer or a message; it comes from outside.
-func within(d time.Duration) bool { return d >= 0 && d <= time.Hour }
-
-// fit finds speeds of workers and times of kinds of layers.
-type fit struct {
-	ids    []id.WorkerID
-	kind   []int // of each layer
-	kinds  int
-	seen   []observation
-	speeds []float64 // by worker
-	base   []float64 // seconds at speed 1, by kind; 0: nobody has measured it
-}
-
-type observation struct {
-	worker, kind      int
-	forward, backward float64 // seconds
-}
-
-func newFit(layers []Layer, ids []id.WorkerID, times map[id.WorkerID]Times) *fit {
-	f := &fit{ids: ids, kind: make([]int, len(layers)), speeds: make([]float64, len(ids))}
-	known := make(map[string]int)
-	for i, l := range layers {
-		name := fmt.Sprint(l.Tensors, l.Output)
-		if len(l.Tensors) == 0 { // such a layer can be anything
-			name = fmt.Sprint("layer ", i)
-		}
-		k, ok := known[name]
-		if !ok {
-			k = len(known)
-			known[name] = k
-		}
-		f.kind[i] = k
-	}
-	f.kinds = len(known)
-	f.base = make([]float64, f.kinds)
-	for i, w := range ids {
-		f.speeds[i] = 1
-		for _, l := range times[w].Layers {
-			if l.Layer >= 0 && l.Layer < len(layers) && within(l.Forward) && within(l.Backward) && l.Forward+l.Backward > 0 {
-				f.seen = append(f.seen, observation{i, f.kind[l.Layer], l.Forward.Seconds(), l.Backward.Seconds()})
-			}
-		}
-	}
-	return f
-}
-
-func (f *fit) any() bool { return len(f.seen) > 0 }
-
-// fitRounds bounds how often speeds and times are found from each other. Two rounds are
-// enough where all workers have a layer in common.
-const fitRounds = 8
-
-func (f *fit) solve(layers []Layer) ([]Layer, map[id.WorkerID]float64) {
-	byKind, byWorker := make([][]float64, f.kinds), make([][]float64, len(f.ids))
-	for range fitRounds {
-		for k := range byKind {
-			byKind[k] = byKind[k][:0]
-		}
-		for _, o := range f.seen {
-			byKind[o.kind] = append(byKind[o.kind], (o.forward+o.backward)*f.speeds[o.worker])
-		}
-		for k, list := range byKind {
-			if len(list) > 0 {
-				f.base[k] = lowerMedian(list)
-			}
-		}
-		for w := range byWorker {
-			byWorker[w] = byWorker[w][:0]
-		}
-		for _, o := range f.seen {
-			byWorker[o.worker] = append(byWorker[o.worker], f.base[o.kind]/(o.forward+o.backward))
-		}
-		for w, list := range byWorker {
-			if len(list) > 0 {
-				f.speeds[w] = lowerMedian(list)
-			}
-		}
-	}
-	speeds := make(map[id.WorkerID]float64, len(f.ids))
-	for i, w := range f.ids {
-		const steps = 20
-		v := max(1, math.Round(f.speeds[i]*steps)) / steps
-		if math.Abs(f.speeds[i]-1) < 1.0/steps {
-			v = 1
-		}
-		if v != 1 {
-			speeds[w] = v
-		}
-	}
-	// The forward pass has the median share of the whole.
-	shares := make([][]float64, f.kinds)
-	for _, o := range f.seen {
-		shares[o.kind] = append(shares[o.kind], o.forward/(o.forward+o.backward))
-	}
-	measured := slices.Clone(layers)
-	var time1, size1 float64 // of what is measured
-	for i := range measured {
-		if base := f.base[f.kind[i]]; base > 0 {
-			share := lowerMedian(shares[f.kind[i]])
-			measured[i].Forward, measured[i].Backward = seconds(base*share), seconds(base*(1-share))
-			time1 += base
-			size1 += float64(measured[i].Size())
-		}
-	}
-	for i := range measured {
-		if f.base[f.kind[i]] == 0 && size1 > 0 {
-			work := time1 / size1 * float64(measured[i].Size())
-			measured[i].Forward, measured[i].Backward = seconds(work/3), seconds(work*2/3)
-		}
-	}
-	return measured, speeds
-}
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-// lowerMedian sorts a list and returns its median, of two the lesser.
-func lowerMedian(list []float64) float64 {
-	slices.Sort(list)
-	return list[(len(list)-1)/2]
 }
 
 // Differs reports whether a plan made with one profile may be another with the other:
@@ -227,7 +50,7 @@ func (p *Profile) Differs(o *Profile) bool {
 	}
 	for _, pair := range [][2]*Profile{{p, o}, {o, p}} {
 		for w := range pair[0].Speed {
-			if pair[0].speed(w) != pair[1].speed(w) {
+			if pair[0].SpeedOf(w) != pair[1].SpeedOf(w) {
 				return true
 			}
 		}
@@ -247,7 +70,7 @@ func (p *Profile) Differs(o *Profile) bool {
 
 // String says in one line what is known of speeds.
 func (p *Profile) String() string {
-	if !p.isMeasured() {
+	if !p.IsMeasured() {
 		return "nothing is measured"
 	}
 	var parts []string
@@ -262,3 +85,112 @@ func (p *Profile) String() string {
 	slices.SortFunc(parts, func(a, b string) int { return cmp.Or(cmp.Compare(len(a), len(b)), cmp.Compare(a, b)) })
 	return strings.Join(parts, ", ")
 }
+
+// Layer describes a layer of the model as far as plans care.
+type Layer struct {
+	Tensors []int // elements of each parameter tensor
+
+	// Forward and Backward are the times of a micro-batch on a worker of
+	// speed 1. If they are 0 in all layers, nothing is measured yet, and
+	// the work is taken to be that of a matrix product: proportional to the
+	// parameters, and twice as much backward as forward.
+	Forward, Backward time.Duration
+
+	// Output is the size of what the layer hands to the next one, and of the
+	// gradient that comes back, in bytes per micro-batch.
+	Output int64
+}
+
+// Size returns the number of parameters.
+func (l Layer) Size() int {
+	n := 0
+	for _, t := range l.Tensors {
+		n += t
+	}
+	return n
+}
+
+// Profile is what is known of the model and the machines. The times in it are measured,
+// see [Profile.With]; nothing is taken from what a machine says of itself.
+type Profile struct {
+	Layers []Layer
+	Speed  map[id.WorkerID]float64 // a worker that is not in it has speed 1
+
+	// LinkSpeed is that of a worker's link; a Bandwidth of 0 is taken as unlimited.
+	LinkSpeed
+	Commit  time.Duration // of the exchange of a commit, once the last worker is there
+	Updates float64       // parameters a worker of speed 1 updates per second; 0: not measured, taken as unlimited
+
+	// Links has what is known of single links; the others are as Latency and Bandwidth say.
+	Links map[Link]LinkSpeed
+	// Memory is the bytes a worker has for parameters and optimizer state. A worker that is not
+	// in it has no limit that is known.
+	Memory map[id.WorkerID]int64
+	// Horizon is the number of steps within which a plan for [Rebalance] has to win back
+	// the time of its transfers; 0 means 100.
+	Horizon int
+
+	// Buffers is the most sums of gradients of a layer that a worker should
+	// have to keep; 0 means 20. A plan exceeds it only if contiguous runs of
+	// micro-batches do, too.
+	Buffers int
+}
+
+// SpeedOf returns the speed of a worker.
+func (p *Profile) SpeedOf(w id.WorkerID) float64 {
+	if v := p.Speed[w]; v > 0 {
+		return v
+	}
+	return 1
+}
+
+// IsMeasured reports whether a layer has a time.
+func (p *Profile) IsMeasured() bool {
+	return slices.ContainsFunc(p.Layers, func(l Layer) bool { return l.Forward > 0 || l.Backward > 0 })
+}
+
+// WithDefaults returns the profile with values for what is zero: times of layers that are not measured, Horizon and Buffers.
+func (p Profile) WithDefaults() Profile {
+	p.Horizon, p.Buffers = cmp.Or(p.Horizon, 100), cmp.Or(p.Buffers, 20)
+	if p.IsMeasured() {
+		return p
+	}
+	layers := make([]Layer, len(p.Layers))
+	for i, l := range p.Layers {
+		l.Forward = time.Duration(l.Size())
+		l.Backward = 2 * l.Forward
+		layers[i] = l
+	}
+	p.Layers = layers
+	return p
+}
+
+// LinkBetween returns what is known of the link of two workers.
+func (p *Profile) LinkBetween(a, b id.WorkerID) LinkSpeed {
+	l, ok := p.Links[link(a, b)]
+	if !ok {
+		l.Latency = p.Latency
+	}
+	if l.Bandwidth == 0 {
+		l.Bandwidth = p.Bandwidth
+	}
+	return l
+}
+
+// Transfer returns how long it takes to send bytes.
+func (p LinkSpeed) Transfer(bytes int64) time.Duration { return p.Latency + p.Stream(bytes) }
+
+// Stream returns how long the link is busy with bytes.
+func (p LinkSpeed) Stream(bytes int64) time.Duration {
+	if p.Bandwidth <= 0 {
+		return 0
+	}
+	return time.Duration(float64(bytes) / p.Bandwidth * float64(time.Second))
+}
+
+// BytesPerParameter is the size of a float32.
+const BytesPerParameter = 4
+
+// StateParts is how many times the size of its parameters a range has with its
+// optimizer state: parameters and two moments.
+const StateParts = 3

@@ -92,15 +92,8 @@ func (p *Plan) Validate(layers []Layer) error {
 			e.add(13, "first %v", f)
 		}
 	}
-	clocks := make(map[id.WorkerID]bool)
-	for _, c := range p.Clocks {
-		if !known(c.Worker) || clocks[c.Worker] || c.MHz < 1 {
-			e.add(14, "worker %d at %d MHz", c.Worker, c.MHz)
-		}
-		clocks[c.Worker] = true
-	}
-	if p.Degraded && (p.InStep || !p.isThin()) {
-		e.add(19, "nothing is missing for it to be degraded")
+	if p.Degraded && (p.InStep || !p.LacksMirrors()) {
+		e.add(14, "nothing is missing for it to be degraded")
 	}
 	return e.result()
 }
@@ -115,6 +108,10 @@ func (p *Plan) validateStages(e *InvalidError, layers int, known func(id.WorkerI
 	}
 	if at != layers || layers == 0 {
 		e.add(3, "stages end at layer %d of %d", at, layers)
+	}
+	type place struct {
+		stage  int
+		worker id.WorkerID
 	}
 	limits := make(map[place]int, len(p.Limits))
 	for _, l := range p.Limits {
@@ -153,17 +150,17 @@ func (p *Plan) validateStages(e *InvalidError, layers int, known func(id.WorkerI
 			}
 		}
 		if lost > 0 {
-			e.add(5, "stage %d routes %s to workers that are not its own", i, count(lost, "micro-batch"))
+			e.add(5, "stage %d routes %s to workers that are not its own", i, Count(lost, "micro-batch"))
 		}
 		if m := len(p.Route[i]); m < 1 || m != len(p.Route[0]) {
-			e.add(5, "stage %d routes %s, and the first one %d", i, count(m, "micro-batch"), len(p.Route[0]))
+			e.add(5, "stage %d routes %s, and the first one %d", i, Count(m, "micro-batch"), len(p.Route[0]))
 		}
-		if n := p.mostSums(i); n > p.Buffers {
+		if n := p.MostSums(i); n > p.Buffers {
 			e.add(12, "stage %d needs %d sums of gradients on one worker, and %d are allowed", i, n, p.Buffers)
 		}
 	}
 	if len(p.Route) != len(p.Stages) {
-		e.add(5, "%d routes for %s", len(p.Route), count(len(p.Stages), "stage"))
+		e.add(5, "%d routes for %s", len(p.Route), Count(len(p.Stages), "stage"))
 	}
 	if len(p.Limits) > members {
 		e.add(6, "%d limits for %d places", len(p.Limits), members)
@@ -235,13 +232,13 @@ func (p *Plan) validateHolders(e *InvalidError, s Shard, hosts map[id.WorkerID]s
 		e.add(11, "[%d,%d) of layer %d has a mirror on its owner's host %q and could have it elsewhere", s.Lo, s.Hi, s.Layer, home)
 	}
 	if want := min(p.Mirrors, len(hosts)-1); len(s.Mirrors) < want {
-		e.add(11, "[%d,%d) of layer %d has %d of %s", s.Lo, s.Hi, s.Layer, len(s.Mirrors), count(want, "mirror"))
+		e.add(11, "[%d,%d) of layer %d has %d of %s", s.Lo, s.Hi, s.Layer, len(s.Mirrors), Count(want, "mirror"))
 	}
 }
 
-// isThin reports whether property 11 would not hold for a boundary plan that
+// LacksMirrors reports whether property 11 would not hold for a boundary plan that
 // is not degraded.
-func (p *Plan) isThin() bool {
+func (p *Plan) LacksMirrors() bool {
 	hosts, perHost := p.hosts()
 	whole := Plan{Mirrors: p.Mirrors}
 	for _, s := range p.Shards {
@@ -256,7 +253,7 @@ func (p *Plan) isThin() bool {
 // Protected reports whether every shard has all the mirrors that are wanted,
 // on other hosts than its owner's as far as there are any.
 func (p *Plan) Protected() bool {
-	return p.Mirrors < max(1, len(p.Workers)) && !p.isThin()
+	return p.Mirrors < max(1, len(p.Workers)) && !p.LacksMirrors()
 }
 
 // hosts returns the host of every worker, and how many workers each has.
@@ -280,10 +277,10 @@ func (p *Plan) ValidateAfter(old *Plan) error {
 		e.add(15, "version %v from step %d follows version %v from step %d", p.Version, p.FromStep, old.Version, old.FromStep)
 	}
 	if p.Micros() != old.Micros() {
-		e.add(16, "%s follow %d", count(p.Micros(), "micro-batch"), old.Micros())
+		e.add(16, "%s follow %d", Count(p.Micros(), "micro-batch"), old.Micros())
 	}
 	if p.Mirrors != old.Mirrors {
-		e.add(20, "%s per shard follow %d", count(p.Mirrors, "mirror"), old.Mirrors)
+		e.add(19, "%s per shard follow %d", Count(p.Mirrors, "mirror"), old.Mirrors)
 	}
 	if !p.InStep {
 		return e.result()

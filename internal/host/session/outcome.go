@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -53,7 +53,7 @@ const (
 func (o Outcome) ExitStatus() int {
 	var stopped *StoppedError
 	var failed *FailedError
-	var flag *plan.FlagError
+	var flag *planner.FlagError
 	var harm *ChaosError
 	switch {
 	case o.Err == nil:
@@ -241,7 +241,7 @@ func (e *DifferError) Error() string {
 }
 
 // PlanError means that there is no plan for the job as it was asked for. It wraps
-// what package plan said, a *plan.FlagError for wrong flags.
+// what package plan said, a *planner.FlagError for wrong flags.
 type PlanError struct{ Err error }
 
 func (e *PlanError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }

@@ -10,13 +10,13 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
-	"github.com/soliton-train/soliton/internal/plan/pace"
+	"github.com/soliton-train/soliton/internal/plan/straggler"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // pacing is what a session knows of the speed of its workers.
 type pacing struct {
-	detector pace.Detector
+	detector straggler.Detector
 	told     map[id.WorkerID]plan.Times // to the controller
 	room     map[id.WorkerID]int64      // bytes for parameters and optimizer state
 }
@@ -45,7 +45,7 @@ func (s *Session) paced(now time.Time, worker int, m control.Beat) []Effect {
 	if m.Step < 1 || len(m.Layers) == 0 || s.state != training || w.state != training || w.gone || w.joins || s.judged {
 		return nil
 	}
-	sample := pace.Sample{Worker: w.who.ID, Step: m.Step}
+	sample := straggler.Sample{Worker: w.who.ID, Step: m.Step}
 	for _, l := range m.Layers[:min(len(m.Layers), control.MaxMeasured)] {
 		t := plan.LayerTime{Layer: l.Layer, Forward: time.Duration(l.Forward), Backward: time.Duration(l.Backward)}
 		if t.Layer >= 0 && t.Layer < s.plan.Layers() && min(t.Forward, t.Backward) >= 0 && max(t.Forward, t.Backward) < time.Hour {
@@ -54,7 +54,7 @@ func (s *Session) paced(now time.Time, worker int, m control.Beat) []Effect {
 	}
 	for _, l := range m.Links[:min(len(m.Links), control.MaxMeasured)] {
 		if _, known := s.plan.Worker(id.WorkerID(l.To)); known && l.Busy > 0 && m.Over > 0 {
-			sample.Links = append(sample.Links, pace.Sent{
+			sample.Links = append(sample.Links, straggler.Sent{
 				To: id.WorkerID(l.To), Bytes: l.Bytes, Took: time.Duration(l.Busy), Busy: float64(l.Busy) / float64(m.Over),
 			})
 		}

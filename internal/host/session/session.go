@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -658,8 +659,8 @@ func (s *Session) begin(now time.Time) []Effect {
 		return s.judge(now, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
 			first.Job.MicroBatch, micros, maxMicros, ErrTooLarge)})
 	}
-	p, reason, err := plan.Next(plan.Plan{}, s.view(), profile(first), plan.Event{
-		Kind: plan.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors, FromStep: from + 1,
+	p, reason, err := planner.Next(plan.Plan{}, s.view(), profile(first), planner.Event{
+		Kind: planner.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors, FromStep: from + 1,
 	})
 	if err != nil {
 		return s.judge(now, &PlanError{err})

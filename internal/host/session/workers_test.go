@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -269,7 +270,7 @@ func TestStagesAboveLayersOrWorkersAreWrongUsage(t *testing.T) {
 	for _, c := range []struct{ workers, stages int }{{2, 3}, {4, 3}} {
 		s, _ := many(t, Config{Settings: Settings{Stages: c.stages}}, c.workers, prepare(c.workers)...)
 		out := s.Outcome()
-		var flag *plan.FlagError
+		var flag *planner.FlagError
 		if !errors.As(out.Err, &flag) || out.ExitStatus() != ExitUsage || out.Summary != nil {
 			t.Fatalf("%v: %v", c, out.Err)
 		}

@@ -21,6 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -113,7 +114,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 		v.Workers = append(v.Workers, w)
 		peers = append(peers, controller.Peer{Worker: w, Addr: networks[i].Addr()})
 	}
-	p, _, err := plan.Next(plan.Plan{}, v, prof, plan.Event{Micros: s.global / s.micro, Mirrors: s.mirrors})
+	p, _, err := planner.Next(plan.Plan{}, v, prof, planner.Event{Micros: s.global / s.micro, Mirrors: s.mirrors})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
 // When all is written, the others go on to their end under a plan that has nobody's state: all holders
@@ -36,8 +37,8 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 		order.Peers = append(order.Peers, controller.Peer{Worker: w, Addr: engines[i].c.Network.Addr()})
 	}
 	var err error
-	if order.Plan, _, err = plan.Next(plan.Plan{}, view, plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}},
-		plan.Event{Micros: 8, Mirrors: 1, FromStep: 2}); err != nil {
+	if order.Plan, _, err = planner.Next(plan.Plan{}, view, plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}},
+		planner.Event{Micros: 8, Mirrors: 1, FromStep: 2}); err != nil {
 		t.Fatal(err)
 	}
 	order.Plan.Version = id.Version{Generation: first.Version.Generation, N: first.Version.N + 1}

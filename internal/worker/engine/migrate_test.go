@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
@@ -124,7 +125,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 		c.peers = append(c.peers, controller.Peer{Worker: w, Addr: network.Addr()})
 	}
 	var err error
-	if c.first, _, err = plan.Next(plan.Plan{}, v, c.prof, plan.Event{Stages: stages, Micros: combMicros, Mirrors: mirrors, Contiguous: contiguous}); err != nil {
+	if c.first, _, err = planner.Next(plan.Plan{}, v, c.prof, planner.Event{Stages: stages, Micros: combMicros, Mirrors: mirrors, Contiguous: contiguous}); err != nil {
 		t.Fatal(err)
 	}
 	if c.first.Stages[0].Hi <= combLayers/2 {
@@ -224,7 +225,7 @@ func (c *combs) copy(current plan.Plan, half int) (coming, error) {
 		}
 	}
 	v := plan.View{Workers: current.Workers, Step: current.FromStep}
-	next, _, err := plan.Next(current, v, prof, plan.Event{Kind: plan.Rebalance, Contiguous: c.contiguous})
+	next, _, err := planner.Next(current, v, prof, planner.Event{Kind: planner.Rebalance, Contiguous: c.contiguous})
 	if err != nil {
 		return coming{}, err
 	}
@@ -436,7 +437,7 @@ func (c *combs) lose(current plan.Plan, lost id.WorkerID, step int) error {
 		<-answers
 	}
 	var err error
-	if order.Plan, _, err = plan.Next(current, v, c.prof, plan.Event{Kind: plan.Lost}); err != nil {
+	if order.Plan, _, err = planner.Next(current, v, c.prof, planner.Event{Kind: planner.Lost}); err != nil {
 		return err
 	}
 	for _, w := range v.Workers {

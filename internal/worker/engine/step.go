@@ -199,7 +199,8 @@ func (e *Engine) assign() {
 		}
 	}
 	for s := range e.stages {
-		st.queue.SetLimit(s, p.Limit(s, me), p.Lead(s, me))
+		limit := p.Limit(s, me)
+		st.queue.SetLimit(s, limit.Forwards, limit.Lead)
 		for l := p.Stages[s].Lo; l < p.Stages[s].Hi; l++ {
 			if st.layers[l] == nil {
 				st.layers[l] = &layerState{have: make(map[int]bool)}

@@ -1,0 +1,97 @@
+package planner
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// Reason says in one sentence why a plan is as it is.
+type Reason string
+
+// Event is what made a new plan necessary.
+type Event struct {
+	Kind  EventKind
+	Cause string // such as "worker 2 exited: signal: killed"; "" says who
+
+	// After is the newest version that was given so far, if the plan that has
+	// it did not go live; the next one is greater than this and the current
+	// plan's.
+	After id.Version
+
+	// Generation is that of the job; 0 means that of the current plan, or 1.
+	Generation int
+	Micros     int // micro-batches of a step
+	Stages     int // 0 means 1
+	Mirrors    int // of each shard; 0 is none
+	FromStep   int // 0 means 1
+
+	// Contiguous, for Start and Rebalance, gives every worker one range of all parameters of its
+	// stage instead of a range of each layer. It is there for go run ./bench migrate to compare
+	// with: a layer is with few owners then, and when one moves, what is behind it moves along.
+	Contiguous bool
+
+	// Fixed has [Rebalance] route micro-batches anew only: layers and workers stay in their
+	// stages.
+	Fixed bool
+}
+
+// EventKind is the kind of an [Event].
+type EventKind uint8
+
+// The kinds of events.
+const (
+	Start   EventKind = iota // the job begins: Micros, Stages and Mirrors count
+	Lost                     // workers of the plan do not live any more
+	Leave                    // those of View.Leaving are to leave
+	Protect                  // after a loss: every shard is to have its mirrors again
+	Join                     // workers of the view are not in the plan
+	// Rebalance: the times have changed, or the plan is not what fits them best.
+	Rebalance
+)
+
+// FlagError says that a job as it was asked for is impossible.
+type FlagError struct {
+	Flag  string // "--stages", "--workers", ...
+	Value int
+	Why   string // what is wrong and what would be right
+}
+
+func (e *FlagError) Error() string { return fmt.Sprintf("%s %d: %s", e.Flag, e.Value, e.Why) }
+
+// LostError says that a shard has no living holder, so that no plan can save
+// the step: the job goes back to a checkpoint.
+type LostError struct {
+	Shard plan.Shard // the first one
+	Count int        // of such shards
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%s without a living owner or mirror, the first is [%d,%d) of layer %d, which worker %d owned",
+		plan.Count(e.Count, "shard"), e.Shard.Lo, e.Shard.Hi, e.Shard.Layer, e.Shard.Owner)
+}
+
+// ErrNoWorkers is the error of [Next] when no worker lives.
+var ErrNoWorkers = errors.New("no worker lives")
+
+// ErrNoGain is the error of [Next] for [Rebalance] when no plan is better than the current
+// one by enough.
+var ErrNoGain = errors.New("no plan is better by enough")
+
+func names(ids []id.WorkerID) string {
+	if len(ids) == 1 {
+		return fmt.Sprintf("worker %d", ids[0])
+	}
+	return "workers " + join(ids)
+}
+
+func join(ids []id.WorkerID) string {
+	var s []string
+	for _, id := range ids {
+		s = append(s, fmt.Sprint(id))
+	}
+	return strings.Join(s, ", ")
+}

@@ -1,0 +1,237 @@
+package planner
+
+import (
+	"slices"
+	"sort"
+
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// shards splits every layer over the workers of its stage: contiguous ranges
+// in the order of ranks, each as near to what its worker lacks as blocks
+// allow. What a worker lacks is its equal share of all layers of the stage
+// so far, less what it owns already, so that roundings do not add up.
+func shards(stages []plan.Stage, layers []plan.Layer, mirrors map[id.WorkerID][]id.WorkerID) []plan.Shard {
+	n := 0
+	for _, s := range stages {
+		n += (s.Hi - s.Lo) * len(s.Workers)
+	}
+	all := make([]plan.Shard, 0, n)
+	for _, s := range stages {
+		ranks := len(s.Workers)
+		owned := make([]int, ranks)
+		lacks := make([]float64, ranks)
+		total := 0
+		for l := s.Lo; l < s.Hi; l++ {
+			size := layers[l].Size()
+			total += size
+			lack := 0.0
+			for r := range lacks {
+				lacks[r] = max(0, float64(total)/float64(ranks)-float64(owned[r]))
+				lack += lacks[r]
+			}
+			at, sum := 0, 0.0
+			ends := blockEnds(layers[l].Tensors)
+			for r, w := range s.Workers {
+				sum += lacks[r]
+				hi := size
+				if r < ranks-1 && lack > 0 {
+					hi = max(at, ends.nearest(sum/lack*float64(size)))
+				}
+				if hi > at {
+					all = append(all, plan.Shard{Layer: l, Lo: at, Hi: hi, Owner: w, Mirrors: mirrors[w]})
+					owned[r] += hi - at
+				}
+				at = hi
+			}
+		}
+	}
+	return all
+}
+
+// inLine gives every worker of a stage one range of the stage's parameters, layer after
+// layer, in the order of ranks; see [Event.Contiguous].
+func inLine(stages []plan.Stage, layers []plan.Layer, mirrors map[id.WorkerID][]id.WorkerID) (all []plan.Shard) {
+	for _, s := range stages {
+		total := 0
+		for l := s.Lo; l < s.Hi; l++ {
+			total += layers[l].Size()
+		}
+		before := 0 // parameters of the layers before
+		for l := s.Lo; l < s.Hi; l++ {
+			size, at := layers[l].Size(), 0
+			ends := blockEnds(layers[l].Tensors)
+			for r, w := range s.Workers {
+				hi := size
+				if r < len(s.Workers)-1 {
+					border := float64(r+1) / float64(len(s.Workers)) * float64(total)
+					hi = max(at, ends.nearest(min(max(0, border-float64(before)), float64(size))))
+				}
+				if hi > at {
+					all = append(all, plan.Shard{Layer: l, Lo: at, Hi: hi, Owner: w, Mirrors: mirrors[w]})
+				}
+				at = hi
+			}
+			before += size
+		}
+	}
+	return all
+}
+
+// line gives every worker the range that [inLine] says, and returns how many parameters get
+// another owner. Mirrors stay where they are.
+func (d *draft) line() (moved int) {
+	var all []plan.Shard
+	var origin []int
+	for _, to := range inLine(d.Stages, d.prof.Layers, nil) {
+		for i, s := range d.Shards {
+			lo, hi := max(s.Lo, to.Lo), min(s.Hi, to.Hi)
+			if s.Layer != to.Layer || lo >= hi {
+				continue
+			}
+			part := plan.Shard{Layer: s.Layer, Lo: lo, Hi: hi, Owner: to.Owner,
+				Mirrors: keep(s.Mirrors, func(m id.WorkerID) bool { return m != to.Owner })}
+			if s.Owner != to.Owner {
+				moved += hi - lo
+			}
+			all, origin = append(all, part), append(origin, d.origin[i])
+		}
+	}
+	d.Shards, d.origin = all, origin
+	clear(d.owned)
+	clear(d.mirrored)
+	for _, s := range all {
+		d.owned[d.index[s.Owner]] += s.Hi - s.Lo
+		for _, m := range s.Mirrors {
+			d.mirrored[d.index[m]] += s.Hi - s.Lo
+		}
+	}
+	return moved
+}
+
+// ends finds borders of blocks; it holds where each tensor begins, and the end.
+type ends []int
+
+func blockEnds(tensors []int) ends {
+	e := make(ends, 1, len(tensors)+1)
+	for _, n := range tensors {
+		e = append(e, e[len(e)-1]+n)
+	}
+	return e
+}
+
+// nearest returns the border next to a position; of two, the greater.
+func (e ends) nearest(at float64) int {
+	i := sort.Search(len(e), func(i int) bool { return float64(e[i]) >= at })
+	if i == 0 {
+		return 0
+	}
+	if i == len(e) {
+		return e[i-1]
+	}
+	begin, end := e[i-1], e[i]
+	lo := begin + int(at-float64(begin))/kernel.Block*kernel.Block
+	hi := min(lo+kernel.Block, end)
+	if at-float64(lo) < float64(hi)-at {
+		return lo
+	}
+	return hi
+}
+
+// mirrorsOf chooses k mirrors for what a worker owns, for every worker: of
+// its stage on other hosts, then of other stages on other hosts, then of its
+// stage on its own host, then whoever is left. Every worker begins at another
+// place of these lists, so that the mirrors are spread evenly.
+func mirrorsOf(stages []plan.Stage, workers []plan.Worker, k int) map[id.WorkerID][]id.WorkerID {
+	k = min(k, len(workers)-1)
+	mirrors := make(map[id.WorkerID][]id.WorkerID, len(workers))
+	if k < 1 {
+		return mirrors
+	}
+	hosts := make(map[string]int)
+	hostOf := make(map[id.WorkerID]int, len(workers))
+	for _, w := range workers {
+		if _, ok := hosts[w.Host]; !ok {
+			hosts[w.Host] = len(hosts)
+		}
+		hostOf[w.ID] = hosts[w.Host]
+	}
+	var all ring
+	perStage := make([]ring, len(stages))
+	for i, s := range stages {
+		for _, w := range s.Workers {
+			perStage[i].members = append(perStage[i].members, member{w, i, hostOf[w]})
+		}
+		perStage[i].sort(len(hosts))
+		all.members = append(all.members, perStage[i].members...)
+	}
+	all.sort(len(hosts))
+	position := make(map[id.WorkerID]int, len(workers))
+	for i, m := range all.members {
+		position[m.id] = i
+	}
+	for i := range perStage {
+		for at, m := range perStage[i].members {
+			found := make([]id.WorkerID, 0, k)
+			take := func(c member) bool {
+				found = append(found, c.id)
+				return len(found) == k
+			}
+			takeOther := func(c member) bool { return c.stage != i && take(c) }
+			if !perStage[i].away(at, take) && !all.away(position[m.id], takeOther) && !perStage[i].home(at, take) {
+				all.home(position[m.id], takeOther)
+			}
+			mirrors[m.id] = found
+		}
+	}
+	return mirrors
+}
+
+type member struct {
+	id    id.WorkerID
+	stage int
+	host  int
+}
+
+// ring holds workers by host.
+type ring struct {
+	members []member
+	first   []int // index of the first member of each host, and the end
+}
+
+func (r *ring) sort(hosts int) {
+	slices.SortStableFunc(r.members, func(a, b member) int { return a.host - b.host })
+	r.first = make([]int, hosts+1)
+	for _, m := range r.members {
+		r.first[m.host+1]++
+	}
+	for h := range hosts {
+		r.first[h+1] += r.first[h]
+	}
+}
+
+// away visits the members on other hosts, from the host after that of member
+// at on, until visit says that it is enough.
+func (r *ring) away(at int, visit func(member) bool) (enough bool) {
+	lo, hi := r.first[r.members[at].host], r.first[r.members[at].host+1]
+	n := len(r.members) - (hi - lo)
+	for i := range n {
+		if visit(r.members[(hi+(at-lo+i)%n)%len(r.members)]) {
+			return true
+		}
+	}
+	return false
+}
+
+// home visits the other members on the host of member at.
+func (r *ring) home(at int, visit func(member) bool) (enough bool) {
+	lo, hi := r.first[r.members[at].host], r.first[r.members[at].host+1]
+	for i := 1; i < hi-lo; i++ {
+		if visit(r.members[lo+(at-lo+i)%(hi-lo)]) {
+			return true
+		}
+	}
+	return false
+}
