@@ -11,6 +11,7 @@
 package elastic
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -26,10 +27,57 @@ import (
 type WorkerID = id.WorkerID
 
 // Plan says which worker holds, runs, owns and mirrors what. Its JSON is that of plans.jsonl in a run directory.
-type Plan = plan.Plan
+type Plan struct {
+	plan   plan.Plan
+	layers []plan.Layer
+}
 
-// Prediction is what a step under a plan is expected to be like: its time, what each worker computes, and the critical path.
-type Prediction = simulate.Prediction
+// String renders the plan in several lines.
+func (p *Plan) String() string { return p.plan.String() }
+
+// MarshalJSON implements [json.Marshaler].
+func (p *Plan) MarshalJSON() ([]byte, error) { return json.Marshal(&p.plan) }
+
+// Stages returns the workers of each stage, in rank order.
+func (p *Plan) Stages() (stages [][]WorkerID) {
+	for _, s := range p.plan.Stages {
+		stages = append(stages, slices.Clone(s.Workers))
+	}
+	return stages
+}
+
+// Validate checks the plan: every layer in one stage, every micro-batch routed once in each, every parameter owned once, and so
+// on. The error lists all that is wrong.
+func (p *Plan) Validate() error { return p.plan.Validate(p.layers) }
+
+// Prediction is what a step under a plan is expected to be like.
+type Prediction struct {
+	Step     time.Duration
+	Workers  []WorkerTime
+	Critical []Task // the critical path, in order of time
+
+	full simulate.Prediction
+}
+
+// WorkerTime is what a worker does in a step: the stages that it serves, and for how long it computes and waits.
+type WorkerTime struct {
+	Worker       WorkerID
+	Stages       []int
+	Busy, Bubble time.Duration
+}
+
+// Task is a task of a step, such as a forward pass of a micro-batch, and when it runs.
+type Task struct {
+	Name       string
+	Worker     WorkerID
+	Begin, End time.Duration
+}
+
+// Legs describes the critical path, a line for each run of tasks on one worker.
+func (p *Prediction) Legs() []string { return p.full.Legs() }
+
+// Chart draws the step, a line for each worker: f and b are forward and backward passes, u are updates, a dot is a bubble.
+func (p *Prediction) Chart(width int) []string { return p.full.Chart(width) }
 
 // Cluster describes a job of equal layers and the machines that it runs on.
 type Cluster struct {
@@ -107,15 +155,23 @@ func (r *Run) Lose(w WorkerID) error {
 	return r.next(planner.Event{Kind: planner.Lost}, planner.Event{Kind: planner.Protect}, planner.Event{Kind: planner.Rebalance})
 }
 
-// Plan returns the current plan, which must not be changed.
-func (r *Run) Plan() *Plan { return &r.current }
-
-// Validate checks the current plan: every layer in one stage, every micro-batch routed once in each, every parameter owned once,
-// and so on. The error lists all that is wrong.
-func (r *Run) Validate() error { return r.current.Validate(r.profile.Layers) }
+// Plan returns the current plan.
+func (r *Run) Plan() *Plan { return &Plan{r.current, r.profile.Layers} }
 
 // Reasons returns why each plan so far was made, in one sentence each.
 func (r *Run) Reasons() []string { return r.reasons }
 
 // Predict simulates a step under the current plan.
-func (r *Run) Predict() (Prediction, error) { return simulate.Predict(&r.current, r.profile) }
+func (r *Run) Predict() (p Prediction, err error) {
+	if p.full, err = simulate.Predict(&r.current, r.profile); err != nil {
+		return p, err
+	}
+	p.Step = p.full.Step
+	for _, w := range p.full.Workers {
+		p.Workers = append(p.Workers, WorkerTime{w.Worker, w.Stages, w.Busy, w.Bubble})
+	}
+	for _, s := range p.full.Critical {
+		p.Critical = append(p.Critical, Task{s.Task.String(), s.Worker, s.Begin, s.End})
+	}
+	return p, nil
+}

@@ -28,10 +28,10 @@ func Example() {
 		panic(err)
 	}
 	fmt.Println(before.Step, "before,", after.Step, "after")
-	fmt.Println(len(r.Reasons()), "plans, the last one for", len(r.Plan().Workers), "workers")
+	fmt.Println(len(r.Reasons()), "plans, the last one for", len(after.Workers), "workers in", len(r.Plan().Stages()), "stages")
 	// Output:
 	// 2.16s before, 2.4s after
-	// 4 plans, the last one for 7 workers
+	// 4 plans, the last one for 7 workers in 2 stages
 }
 
 func TestImpossible(t *testing.T) {
@@ -44,11 +44,11 @@ func TestImpossible(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := r.Validate(); err != nil {
+	if err := r.Plan().Validate(); err != nil {
 		t.Error(err)
 	}
-	if err := r.Slow(map[elastic.WorkerID]float64{0: 0.5}); err != nil || r.Validate() != nil {
-		t.Errorf("a slow worker: %v, %v", err, r.Validate())
+	if err := r.Slow(map[elastic.WorkerID]float64{0: 0.5}); err != nil || r.Plan().Validate() != nil {
+		t.Errorf("a slow worker: %v, %v", err, r.Plan().Validate())
 	}
 	if err := r.Lose(1); err == nil {
 		t.Error("a run without mirrors goes on after a loss")

@@ -14,7 +14,10 @@ func TestPlan(t *testing.T) {
 	if code := execute(append(args, "--slow", "3:0.5", "--json"), &out, &errs); code != 0 {
 		t.Fatalf("exit %d: %s", code, errs.String())
 	}
-	var got inspect.WhatIf
+	var got struct {
+		inspect.WhatIf
+		Plan struct{ Stages []any } `json:"plan"`
+	}
 	if err := json.Unmarshal([]byte(out.String()), &got); err != nil {
 		t.Fatal(err)
 	}

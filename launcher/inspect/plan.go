@@ -224,7 +224,7 @@ func (c *cluster) ask() (*WhatIf, error) {
 	r.StepMS, r.FirstMS = inMS(r.prediction.Step), inMS(first.Step)
 	r.IdealMS = inMS(time.Duration(float64(first.Step) * float64(c.Workers) / speed))
 	for _, s := range r.prediction.Critical {
-		r.Critical = append(r.Critical, leg{s.Task.String(), s.Worker, inMS(s.Begin), inMS(s.End)})
+		r.Critical = append(r.Critical, leg{s.Name, s.Worker, inMS(s.Begin), inMS(s.End)})
 	}
 	return r, nil
 }
