@@ -103,7 +103,7 @@ var importRules = []importRule{
 		why: "what detects, plans and recovers must know a fault by its effects only; in the host, chaos.go alone may inject one",
 	},
 	{
-		from: []string{"internal/chaos/..."}, ban: []string{module + "/..."}, allow: []string{"rng"},
+		from: []string{"internal/chaos/..."}, ban: []string{module + "/..."}, allow: []string{"rng", "internal/platform"},
 		why: "faults are injected without knowing plans, detectors or the controller",
 	},
 	{

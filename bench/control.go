@@ -25,7 +25,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/platform/sched"
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // controlLatency measures how long control takes while everything else is
@@ -182,7 +182,7 @@ func answering(threads int, how threading) error {
 		case keeping:
 			runtime.LockOSThread()
 		case yielding:
-			sched.Compute()
+			platform.ComputeThread()
 		}
 		pool := kernel.NewPool(threads)
 		defer pool.Close()

@@ -14,7 +14,10 @@ import (
 func possibleFor(hosts int) []chaos.Kind {
 	kinds := []chaos.Kind{chaos.KindKill, chaos.KindFreeze, chaos.KindLeave, chaos.KindFlip, chaos.KindSlow, chaos.KindSlowLink}
 	if hosts > 1 {
-		kinds = append(kinds, chaos.KindKillHost, chaos.KindFreezeHost, chaos.KindCut)
+		kinds = append(kinds, chaos.KindKillHost, chaos.KindFreezeHost)
+		if chaos.CanCut() == nil {
+			kinds = append(kinds, chaos.KindCut)
+		}
 	}
 	return kinds
 }
@@ -28,7 +31,9 @@ func parseChaos(spec string, workers, hosts int) (chaos.Schedule, error) {
 	}
 	var faults []error
 	absent := func(part fmt.Stringer, kind chaos.Kind) {
-		if !slices.Contains(possible, kind) {
+		if err := chaos.CanCut(); err != nil && kind == chaos.KindCut {
+			faults = append(faults, fmt.Errorf("--chaos: %v: %w", part, err))
+		} else if !slices.Contains(possible, kind) {
 			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not supported yet; give %s", part, kind, kindsText(possible)))
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // cutPeriod is how often sockets that are new get to know of a cut. Those that dial need not wait
@@ -64,7 +65,7 @@ func (s *supervisor) cut(agents []*agentProcess) {
 			return
 		}
 		for h, p := range agents {
-			for _, pid := range append(p.workers(), p.cmd.Process.Pid) {
+			for _, pid := range append(platform.Children(p.cmd.Process.Pid), p.cmd.Process.Pid) {
 				var from []netip.Addr
 				for _, other := range cuts.unheard(h) {
 					from = append(from, s.places[other].addr)

@@ -15,7 +15,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,6 +28,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/cli"
 )
@@ -145,7 +145,11 @@ type place struct {
 func emulatedPlaces(hosts int) (places []place) {
 	for h := range hosts {
 		n := h + 1
-		places = append(places, place{netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)}), func(f func() error) error { return f() }})
+		addr := netip.AddrFrom4([4]byte{127, 1, byte(n >> 8), byte(n)})
+		if chaos.CanCut() != nil {
+			addr = netip.AddrFrom4([4]byte{127, 0, 0, 1}) // other systems may have this one only
+		}
+		places = append(places, place{addr, func(f func() error) error { return f() }})
 	}
 	return places
 }
@@ -270,24 +274,9 @@ func (s *supervisor) inject(e view.Event) {
 // signal sends a signal to an agent and its workers, as nearly at once as can be.
 func (p *agentProcess) signal(sig syscall.Signal) {
 	_ = p.cmd.Process.Signal(sig)
-	for _, w := range p.workers() {
+	for _, w := range platform.Children(p.cmd.Process.Pid) {
 		_ = syscall.Kill(w, sig)
 	}
-}
-
-// workers returns the processes that an agent has started.
-func (p *agentProcess) workers() (workers []int) {
-	pid := p.cmd.Process.Pid
-	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
-	for _, list := range lists {
-		text, _ := os.ReadFile(list)
-		for word := range strings.FieldsSeq(string(text)) {
-			if child, err := strconv.Atoi(word); err == nil {
-				workers = append(workers, child)
-			}
-		}
-	}
-	return workers
 }
 
 type agentProcess struct {

@@ -10,8 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/platform/memory"
-	"github.com/soliton-train/soliton/internal/platform/sched"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/model"
 	"github.com/soliton-train/soliton/internal/worker/process"
@@ -226,7 +225,7 @@ func prepare(j Job) (*prepared, error) {
 				}
 			}
 		}
-		if available, ok := memory.Available(); ok && j.Optimizer != nil {
+		if available, ok := platform.AvailableMemory(); ok && j.Optimizer != nil {
 			// Parameters, their gradient and the optimizer's moments.
 			modelFaults = memoryFault(&p.Model, p.params, 2+j.Optimizer.rule().Moments(), max(p.MicroBatch, 1), available)
 			faults = append(faults, modelFaults...)
@@ -279,7 +278,7 @@ func (j *Job) plainFaults() (f []Fault) {
 	if err := kernel.Err(); err != nil {
 		add("Model", "", "cannot be computed: %v", err)
 	}
-	if err := sched.Err(); err != nil {
+	if err := platform.NiceErr(); err != nil {
 		add("Threads", "", "cannot give way: %v", err)
 	}
 	if j.Optimizer == nil {

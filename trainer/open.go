@@ -9,7 +9,7 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/platform/memory"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
 )
@@ -41,7 +41,7 @@ func Open(m Model, path string) (*Net, error) {
 		return nil, err
 	}
 	defer f.Close()
-	if available, ok := memory.Available(); ok {
+	if available, ok := platform.AvailableMemory(); ok {
 		if faults := memoryFault(&m, params, 1, 0, available); len(faults) > 0 {
 			return nil, &ValidationError{faults}
 		}

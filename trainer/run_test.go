@@ -17,7 +17,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/platform/memory"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
@@ -735,7 +735,7 @@ func TestOpenErrors(t *testing.T) {
 			t.Errorf("%+v: error %v", hostile, err)
 		}
 	}
-	if _, ok := memory.Available(); ok {
+	if _, ok := platform.AvailableMemory(); ok {
 		big := good
 		big.RunDir, big.Model = "", nn.GPT(nn.GPTConfig{Layers: 1, Width: 1 << 18, Heads: 1, Context: 4})
 		if _, err := trainer.Run(context.Background(), big); err == nil || !strings.HasPrefix(err.Error(), "Job.Model takes at least ") {

@@ -1,3 +1,5 @@
+//go:build linux
+
 // Command injector injects faults into the workers of a run from outside, and reads the clock
 // just before it does. It knows no more of the run than any other process: its
 // run directory, and the processes below its launcher. All it does to them is to send

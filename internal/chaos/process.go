@@ -3,10 +3,11 @@ package chaos
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // A Process takes signals. An [os.Process] is one, and its Signal returns [os.ErrProcessDone] when the process has ended.
@@ -72,9 +73,5 @@ func (self) Signal(sig os.Signal) error {
 	if s == unix.SIGKILL { // to the process, not the thread: observers look for a signal that is pending for the process
 		return unix.Kill(unix.Getpid(), s)
 	}
-	// The signal goes to the calling thread: one to the process may go to another thread, which has to wake up first while this one
-	// runs on. Its effect is on the whole process.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	return unix.Tgkill(unix.Getpid(), unix.Gettid(), s)
+	return platform.SignalThread(s) // its effect is on the whole process
 }

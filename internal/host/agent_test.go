@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -21,14 +22,13 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
-	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
-	"github.com/soliton-train/soliton/internal/platform/canary"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -143,7 +143,7 @@ func (f trainer) inProcess() Worker {
 func workerProcess(id control.Identity, args []string) int {
 	fmt.Println("hello from the worker")
 	for _, fd := range id.Canaries {
-		if err := canary.Keep(fd); err != nil {
+		if err := platform.KeepCanary(fd); err != nil {
 			panic(err)
 		}
 	}
@@ -153,9 +153,7 @@ func workerProcess(id control.Identity, args []string) int {
 		n, _ := strconv.Atoi(args[1])
 		return n
 	case "sleep":
-		for { // until killed; the runtime's own signals end a single pause
-			_ = unix.Pause()
-		}
+		<-time.After(math.MaxInt64) // until killed; with a timer, this is no deadlock to the runtime
 	}
 	conn, err := id.Dial(context.Background())
 	if err != nil {

@@ -3,7 +3,6 @@ package host
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -20,7 +19,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/platform/canary"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 )
 
@@ -176,12 +175,9 @@ func launch(c Command) (*process, error) {
 		return nil, fmt.Errorf("agent: the worker's socket: %w", err)
 	}
 	cmd := &exec.Cmd{
-		Path: c.Path,
-		Args: append([]string{c.Path}, c.Args...),
-		SysProcAttr: &syscall.SysProcAttr{
-			Setpgid:   true,
-			Pdeathsig: syscall.SIGKILL,
-		},
+		Path:        c.Path,
+		Args:        append([]string{c.Path}, c.Args...),
+		SysProcAttr: platform.ChildAttr(syscall.SIGKILL),
 	}
 	logFrom := int64(0)
 	if c.Log != nil { // a nil *os.File would be a non-nil io.Writer
@@ -198,7 +194,7 @@ func launch(c Command) (*process, error) {
 	}
 	var birds []*os.File
 	for i := range id.Canaries {
-		if bird, nest, err := canary.Create(); err == nil {
+		if bird, nest, err := platform.NewCanary(); err == nil {
 			birds = append(birds, bird)
 			id.Canaries[i] = 3 + len(cmd.ExtraFiles)
 			cmd.ExtraFiles = append(cmd.ExtraFiles, nest)
@@ -275,13 +271,7 @@ const reapLater = 50 * time.Millisecond
 func (p *process) reap() {
 	defer close(p.reaped)
 	pid := p.cmd.Process.Pid
-	for {
-		// Leave it a zombie, so that its number, and its group's, stay its own.
-		err := unix.Waitid(unix.P_PID, pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
+	platform.WaitExit(pid)
 	p.mu.Lock()
 	_ = unix.Kill(-pid, unix.SIGKILL)
 	known := p.ended
@@ -349,7 +339,7 @@ func (p *process) watchCanary(bird *os.File) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	conn, ok := p.conn.(*net.UnixConn)
-	if p.ended || !ok || !canary.Killed(p.cmd.Process.Pid) {
+	if p.ended || !ok || !platform.Killed(p.cmd.Process.Pid) {
 		return
 	}
 	p.ended = true
@@ -388,7 +378,7 @@ func (p *process) LastOutput() string      { return p.last }
 
 // Program returns the file that really runs, also where another one has taken
 // its name.
-func (p *process) Program() string { return fmt.Sprintf("/proc/%d/exe", p.cmd.Process.Pid) }
+func (p *process) Program() string { return platform.Executable(p.cmd.Process.Pid) }
 
 func (p *process) Kill() {
 	p.mu.Lock()

@@ -21,6 +21,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/cli"
 	"github.com/soliton-train/soliton/launcher/inspect"
@@ -195,7 +196,7 @@ func startDemoRun(dir, data string, steps int, show func(view.Event)) (*demoRun,
 	r.cmd = exec.Command(self, "run", "--plain", "--run-dir", dir, "--workers", strconv.Itoa(demoWorkers), "--stages", strconv.Itoa(demoStages),
 		"--threads", "1", self, Job, "--data", data, "--steps", strconv.Itoa(steps))
 	r.cmd.Stdout, r.cmd.Stderr = output, output
-	r.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	r.cmd.SysProcAttr = platform.ChildAttr(syscall.SIGTERM)
 	if err := r.cmd.Start(); err != nil {
 		_ = output.Close()
 		return nil, err

@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/dvfs/nvml"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/launcher/cli"
 )
 
@@ -89,6 +90,11 @@ Clocks that a run has left low which was killed are put back.`,
 func examine(root fs.ReadFileFS) []Finding {
 	findings := []Finding{
 		checkSystem(),
+	}
+	for _, g := range platform.Missing() {
+		findings = append(findings, Finding{"platform", warn, "no " + g.Lacks, g.Effect})
+	}
+	findings = append(findings,
 		checkCPU(root),
 		checkCores(root, runtime.NumCPU(), runtime.GOMAXPROCS(0)),
 		checkMemory(root),
@@ -102,7 +108,7 @@ func examine(root fs.ReadFileFS) []Finding {
 		measureMemory(),
 		checkLeftClocks(dvfs.SysFS),
 		checkCPUClock(dvfs.SysFS),
-	}
+	)
 	return append(findings, checkCards(nvml.Open())...)
 }
 
@@ -175,7 +181,7 @@ func checkMemory(root fs.ReadFileFS) Finding {
 	}
 	free, total := values["MemAvailable"], values["MemTotal"]
 	if total == 0 {
-		return Finding{"memory", warn, "unknown", "/proc/meminfo cannot be read: mount /proc"}
+		return Finding{"memory", warn, "unknown", "/proc/meminfo cannot be read: on Linux, mount /proc"}
 	}
 	f := Finding{"memory", ok, fmt.Sprintf("%s available of %s", size(free), size(total)), ""}
 	if limit, err := strconv.ParseUint(read(root, "sys/fs/cgroup/memory.max"), 10, 64); err == nil && limit < total {

@@ -3,6 +3,8 @@ package inspect
 import (
 	"testing"
 	"testing/fstest"
+
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 func TestChecks(t *testing.T) {
@@ -31,5 +33,21 @@ func TestChecks(t *testing.T) {
 		if c.got.Mark != c.mark || c.got.Found != c.text {
 			t.Errorf("got %+v, want %s %q", c.got, c.mark, c.text)
 		}
+	}
+}
+
+// What this system lacks is reported with its effect.
+func TestDoctorPlatform(t *testing.T) {
+	var found []string
+	for _, f := range examine(fstest.MapFS{}) {
+		if f.Check == "platform" {
+			found = append(found, f.Found)
+			if f.Mark != warn || f.Advice == "" {
+				t.Errorf("%+v", f)
+			}
+		}
+	}
+	if len(found) != len(platform.Missing()) {
+		t.Errorf("%q, want what of %+v is missing", found, platform.Missing())
 	}
 }

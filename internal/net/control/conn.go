@@ -125,7 +125,7 @@ type Identity struct {
 	WorkerID    int
 	Incarnation int
 	Progress    int    // number of the file of a progress.Record; 0: there is none
-	Canaries    [2]int // numbers of the files of canaries, for canary.Keep; 0: there are none
+	Canaries    [2]int // numbers of the files of canaries, for platform.KeepCanary; 0: there are none
 	Addr        string // IP address at which other workers reach this one; "": one of the loopback interface
 }
 

@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // Pair is a micro-batch in a stage.
@@ -46,11 +48,10 @@ type Record struct {
 // Create makes an empty record, and the file to hand down, which the caller
 // closes.
 func Create() (*Record, *os.File, error) {
-	fd, err := unix.MemfdCreate("soliton-progress", unix.MFD_CLOEXEC)
+	f, err := platform.SharedFile("soliton-progress")
 	if err != nil {
 		return nil, nil, fmt.Errorf("progress: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "progress")
 	if err := f.Truncate(size); err != nil {
 		f.Close()
 		return nil, nil, fmt.Errorf("progress: %w", err)

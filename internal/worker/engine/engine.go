@@ -18,8 +18,8 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
-	"github.com/soliton-train/soliton/internal/platform/sched"
 	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
@@ -433,7 +433,7 @@ func (e *Engine) discard() {
 // that thread does.
 func (e *Engine) runCompute() {
 	if e.c.Yield {
-		sched.Compute()
+		platform.ComputeThread()
 	} else {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()

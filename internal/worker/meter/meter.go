@@ -11,6 +11,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // Direction is that of a pass.
@@ -109,7 +111,7 @@ func New() *Meter {
 // one until the returned function is called.
 func (m *Meter) Attach() (detach func()) {
 	var stop func()
-	m.delay, stop = threadDelay()
+	m.delay, stop = platform.ThreadDelay()
 	return stop
 }
 

@@ -86,16 +86,3 @@ func TestMeter(t *testing.T) {
 		}
 	})
 }
-
-func TestWaited(t *testing.T) {
-	for line, want := range map[string]time.Duration{"12 345 6\n": 345, "": 0, "1": 0, "1 x 2": 0, "1 -5 2": 0} {
-		if got := waited([]byte(line)); got != want {
-			t.Errorf("%q: %v, want %v", line, got, want)
-		}
-	}
-	delay, stop := threadDelay()
-	defer stop()
-	if delay() < 0 {
-		t.Error("a negative time")
-	}
-}

@@ -6,7 +6,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/platform/memory"
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // measured is what the agent was told last.
@@ -52,7 +52,7 @@ func (w *Worker) measure(last *measured) control.Beat {
 	}
 	looked := last.memory
 	if now.Sub(looked) >= memoryEvery {
-		if bytes, ok := memory.Available(); ok {
+		if bytes, ok := platform.AvailableMemory(); ok {
 			b.Available = int64(bytes)
 		}
 		looked = now

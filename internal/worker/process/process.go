@@ -31,7 +31,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/platform/canary"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -184,7 +184,7 @@ func Main(launched control.Identity, make Make) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
 	for _, fd := range launched.Canaries {
 		if fd > 0 {
-			_ = canary.Keep(fd) // without one the end of the process is known a little later
+			_ = platform.KeepCanary(fd) // without one the end of the process is known a little later
 		}
 	}
 	own := newOwnProcess()

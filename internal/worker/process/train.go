@@ -17,7 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
-	"github.com/soliton-train/soliton/internal/platform/sched"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
@@ -34,7 +34,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 		// Two more than compute, so that messages hardly ever wait for a compute
 		// thread; and hardly for those of other workers.
 		runtime.GOMAXPROCS(start.Threads + 2)
-		compute = append(compute, sched.Compute)
+		compute = append(compute, platform.ComputeThread)
 	}
 	order, err := w.first(j, start)
 	if err != nil {

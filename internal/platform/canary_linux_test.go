@@ -1,4 +1,6 @@
-package canary
+//go:build !portable
+
+package platform
 
 import (
 	"fmt"
@@ -32,7 +34,7 @@ func TestMain(m *testing.M) {
 
 // keeper keeps the file 3, tells how it stands with its files, and comes to an end.
 func keeper(what string) error {
-	if err := Keep(3); err != nil {
+	if err := KeepCanary(3); err != nil {
 		return err
 	}
 	var st unix.Stat_t
@@ -110,7 +112,7 @@ func keeper(what string) error {
 	select {}
 }
 
-func TestKeep(t *testing.T) {
+func TestCanary(t *testing.T) {
 	for _, c := range []struct {
 		what   string
 		signal syscall.Signal
@@ -120,7 +122,7 @@ func TestKeep(t *testing.T) {
 		{"term", syscall.SIGTERM, false}, {"exit", 0, false}, {"panic", 0, false},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			agent, process, err := Create()
+			agent, process, err := NewCanary()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +168,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-func TestKeepNothing(t *testing.T) {
+func TestNoCanary(t *testing.T) {
 	fds := func() int {
 		all, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -174,7 +176,7 @@ func TestKeepNothing(t *testing.T) {
 		}
 		return len(all)
 	}
-	agent, process, err := Create()
+	agent, process, err := NewCanary()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -184,7 +186,7 @@ func TestKeepNothing(t *testing.T) {
 	}
 	agent.Close()
 	before := fds()
-	if err := Keep(1 << 20); err == nil {
+	if err := KeepCanary(1 << 20); err == nil {
 		t.Error("a canary was kept with no file")
 	}
 	if after := fds(); after != before {

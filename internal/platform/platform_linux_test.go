@@ -1,8 +1,11 @@
-package memory
+//go:build !portable
+
+package platform
 
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestMeminfo(t *testing.T) {
@@ -16,8 +19,16 @@ func TestMeminfo(t *testing.T) {
 		{"MemAvailable:   some kB\n", 0, false},
 		{"", 0, false},
 	} {
-		if got, ok := parse(strings.NewReader(c.text)); ok != c.ok || ok && got != c.want {
+		if got, ok := parseMeminfo(strings.NewReader(c.text)); ok != c.ok || ok && got != c.want {
 			t.Errorf("%q: %v, %v", c.text, got, ok)
+		}
+	}
+}
+
+func TestParseDelay(t *testing.T) {
+	for line, want := range map[string]time.Duration{"12 345 6\n": 345, "": 0, "1": 0, "1 x 2": 0, "1 -5 2": 0} {
+		if got := parseDelay([]byte(line)); got != want {
+			t.Errorf("%q: %v, want %v", line, got, want)
 		}
 	}
 }

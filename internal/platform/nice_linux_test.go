@@ -1,4 +1,6 @@
-package sched
+//go:build !portable
+
+package platform
 
 import (
 	"runtime"
@@ -16,9 +18,8 @@ func niceOf(t *testing.T) int {
 	return int(a.Nice)
 }
 
-// The thread that computes is nicer, on top of what the process is, and no other thread gets
-// that from it.
-func TestCompute(t *testing.T) {
+// A computing thread is nicer than its process, and no other thread inherits that.
+func TestComputeThread(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	was := niceOf(t)
@@ -30,7 +31,7 @@ func TestCompute(t *testing.T) {
 			if err := unix.Setpriority(unix.PRIO_PROCESS, 0, min(was+before, 19)); err != nil {
 				t.Error(err)
 			}
-			Compute()
+			ComputeThread()
 			if got, want := niceOf(t), min(was+before+nice, 19); got != want {
 				t.Errorf("a computing thread of a process of niceness %d has %d, not %d", was+before, got, want)
 			}
@@ -48,17 +49,5 @@ func TestCompute(t *testing.T) {
 	}
 	if got := niceOf(t); got != was {
 		t.Errorf("this thread has niceness %d, not %d", got, was)
-	}
-}
-
-func TestParse(t *testing.T) {
-	for _, c := range []struct {
-		value string
-		want  int
-		ok    bool
-	}{{"", standard, true}, {"0", 0, true}, {"19", 19, true}, {"20", standard, false}, {"-1", standard, false}, {"low", standard, false}} {
-		if got, err := parse(c.value); got != c.want || (err == nil) != c.ok {
-			t.Errorf("%q: %d, %v", c.value, got, err)
-		}
 	}
 }

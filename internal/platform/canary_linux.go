@@ -1,16 +1,6 @@
-// Package canary makes the end of a process known before the process is gone.
-//
-// A process that is killed in the middle of computing ends slowly: each of its threads needs
-// a processor once more to end, its memory is freed, and only then are its
-// connections closed and can it be waited for. On a busy machine that takes tens of
-// milliseconds. A canary is a thread of it that always sleeps. The signal wakes it, the kernel gives
-// a processor to a thread that has not had any, and as it ends it closes the only file of a
-// file table of its own, which is the end of a socket whose other end its agent reads.
-//
-// By then no thread of the process runs its program any more: a fatal signal is
-// pending for each of them, which takes effect before they return to it. What they had
-// begun in the kernel may still come to its end.
-package canary
+//go:build !portable
+
+package platform
 
 import (
 	"bufio"
@@ -26,9 +16,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Create makes the socket: one end to read from until [io.EOF], and one to hand down to the process, which
-// the caller closes.
-func Create() (agent, process *os.File, err error) {
+// A process that is killed in the middle of computing exits slowly: each of its threads needs a processor once more to exit, its
+// memory is freed, and only then are its connections closed and can it be reaped. On a busy machine that takes tens of
+// milliseconds. A canary is a thread of the process that always sleeps. The signal wakes it, the kernel gives a processor to a
+// thread that has not had any, and as it exits it closes the only file of a file table of its own: one end of a socket whose other
+// end the agent reads.
+//
+// By then no thread of the process runs its program any more: a fatal signal is pending for each of them, and takes effect before
+// they return to it. System calls that they had begun may still complete.
+
+// NewCanary makes the socket: one end to read from until [io.EOF], and one for the process to inherit, which the caller closes.
+func NewCanary() (agent, process *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, fmt.Errorf("canary: %w", err)
@@ -41,22 +39,21 @@ func Create() (agent, process *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "canary"), os.NewFile(uintptr(fds[1]), "canary"), nil
 }
 
-// Keep starts the canary with the end that was handed down as file number fd, 3 or more. From
-// then on the thread alone has it, for as long as the process lives: neither the rest of it nor what it starts
-// does. Where there can be none, fd is closed, and the error says why.
-func Keep(fd int) error {
+// KeepCanary starts the canary with the end that was inherited as file number fd, 3 or more. From then on that thread alone has
+// it, for as long as the process lives: neither its other threads nor its children do. On an error fd is closed.
+func KeepCanary(fd int) error {
 	if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, unix.FD_CLOEXEC); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
 	defer func() { _ = unix.Close(fd) }()
-	var ready [2]int // a byte comes when the thread has files of its own, and the end when no others are left to it
+	var ready [2]int // a byte arrives when the thread has its own file table, io.EOF when that has only fd left
 	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
 		return fmt.Errorf("canary: %w", err)
 	}
 	defer func() { _ = unix.Close(ready[0]) }()
 	kept := make(chan struct{})
 	defer close(kept)
-	go watch(fd, ready[1], kept)
+	go canary(fd, ready[1], kept)
 	var failed [1]byte
 	n, err := read(ready[0], failed[:])
 	_ = unix.Close(ready[1])
@@ -66,7 +63,7 @@ func Keep(fd int) error {
 	if n == 1 && failed[0] != 0 {
 		return fmt.Errorf("canary: %w", syscall.Errno(failed[0]))
 	}
-	_, _ = read(ready[0], failed[:]) // nothing: the thread has closed its own
+	_, _ = read(ready[0], failed[:]) // the end: the thread has closed its copy
 	return nil
 }
 
@@ -78,17 +75,17 @@ func read(fd int, b []byte) (int, error) {
 	}
 }
 
-// watch is the thread. It ends with the process.
+// canary is the thread. It exits with the process.
 //
-// With files of its own it must not run the scheduler, which would wake its poller
-// through a file that is not there. So signals are held back, as one may be a reason to, the
-// system calls up to the last do not tell the scheduler of themselves, and the last has no end.
-func watch(fd, ready int, kept <-chan struct{}) {
-	runtime.LockOSThread() // for good: other goroutines must not get this thread
+// With files of its own it must not run Go's scheduler, which would wake its poller through a file that the thread does not have.
+// So signals, which may call the scheduler, are blocked, the system calls up to the last do not announce themselves to it,
+// and the last one never returns.
+func canary(fd, ready int, kept <-chan struct{}) {
+	runtime.LockOSThread() // never unlocked: other goroutines must not get this thread
 	if unix.Gettid() == unix.Getpid() {
-		// The first thread's files count as those of the process, for one who looks from outside.
-		go watch(fd, ready, kept)
-		<-kept // with this thread taken, the other has one of its own
+		// Other processes see the first thread's files as those of the process.
+		go canary(fd, ready, kept)
+		<-kept // while this thread is locked, the other goroutine gets another one
 		runtime.UnlockOSThread()
 		return
 	}
@@ -103,13 +100,13 @@ func watch(fd, ready int, kept <-chan struct{}) {
 	}
 	if failed[0] = byte(errno); errno != 0 {
 		_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, uintptr(ready), uintptr(unsafe.Pointer(&failed)), 1)
-		return // and the thread ends
+		return // and the thread exits
 	}
 	_, _, _ = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, lo+1, hi-1, 0) // of no effect where nothing is between
 	_, _, _ = syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, lo-1, 0)
 	_, _, _ = syscall.RawSyscall(unix.SYS_WRITE, uintptr(ready), uintptr(unsafe.Pointer(&failed)), 1)
 	_, _, _ = syscall.RawSyscall(unix.SYS_CLOSE, uintptr(ready), 0, 0)
-	for { // nobody wakes it, and a signal that is not held back does not either
+	for { // no other thread wakes it, nor does a signal that cannot be blocked
 		_, _, _ = syscall.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(&never)), futexWait, 0, 0, 0, 0)
 	}
 }
@@ -117,12 +114,11 @@ func watch(fd, ready int, kept <-chan struct{}) {
 // futexWait is FUTEX_WAIT_PRIVATE.
 const futexWait = 0 | 128
 
-// sigPerThread has a thread do what all do together, such as to change the user, which waits
-// for each of them.
+// sigPerThread makes a thread take part in what all do together, such as changing the user, which waits for each of them.
 const sigPerThread = 33
 
-// Killed reports whether SIGKILL was sent to a process that has not been reaped yet. If the process is
-// ending, it is the reason: one that was ending before takes no more signals.
+// Killed reports whether SIGKILL was sent to a process that has not been reaped yet. If the process is exiting, that is the cause:
+// a process that was exiting before takes no more signals.
 func Killed(pid int) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -130,7 +126,7 @@ func Killed(pid int) bool {
 	}
 	lines := bufio.NewScanner(bytes.NewReader(status))
 	for lines.Scan() {
-		// What is pending for the process as a whole stays so: each of its threads has its own to end by.
+		// The signal stays pending for the process as a whole: each of its threads exits by one of its own.
 		if set, ok := bytes.CutPrefix(lines.Bytes(), []byte("ShdPnd:")); ok {
 			pending, err := strconv.ParseUint(string(bytes.TrimSpace(set)), 16, 64)
 			return err == nil && pending&(1<<(unix.SIGKILL-1)) != 0

@@ -1,0 +1,44 @@
+package platform
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+)
+
+// A machine may have more computing threads than processors. A thread that wakes to answer then shares a processor with them, and a
+// recovery consists of such moments: each costs milliseconds where all threads have the same priority. So computing threads
+// have a lower one, which needs no privilege and changes nothing between them.
+
+// envNice is the environment variable that sets how much nicer a computing thread is than the process: 0 to 19.
+const envNice = "SOLITON_NICE"
+
+// standardNice gives a thread that answers three times the weight of one that computes. A higher value sometimes makes it wait for a
+// computing thread of its own process that holds a lock, or must stop for the garbage collector, and gets no processor. Of 11
+// recoveries of eight workers on two cores, interleaved, the median and the longest were 22.6 and 173 ms with 0, 12.7 and 26 with 5,
+// 11.1 and 537 with 10, 17.9 and 575 with 19.
+const standardNice = 5
+
+var nice, errNice = parseNice(os.Getenv(envNice))
+
+func parseNice(value string) (int, error) {
+	if value == "" {
+		return standardNice, nil
+	}
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || n > 19 {
+		return standardNice, fmt.Errorf("%s is %q: give 0 (computing threads give way to none) to 19", envNice, value)
+	}
+	return n, nil
+}
+
+// NiceErr returns the error of an invalid SOLITON_NICE; the default applies then, and programs should refuse to start.
+func NiceErr() error { return errNice }
+
+// ComputeThread makes the calling goroutine's thread a computing one, where the system has priorities of threads. The goroutine
+// keeps the thread, which exits with it: a lower priority cannot be taken back.
+func ComputeThread() {
+	runtime.LockOSThread()
+	lowerPriority(nice)
+}

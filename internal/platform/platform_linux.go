@@ -1,0 +1,133 @@
+//go:build !portable
+
+package platform
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Missing returns what this system lacks.
+func Missing() []Gap { return nil }
+
+// ChildAttr returns the attributes of a process that must not outlive this one: a process group of its own, so that a terminal's
+// Ctrl-C does not reach it, and where the system can, a signal when the thread that starts it exits.
+func ChildAttr(death syscall.Signal) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: death}
+}
+
+// Executable returns a path of the file that a process runs, which stays valid when the file is replaced. It is "" where the
+// system has no such path.
+func Executable(pid int) string { return fmt.Sprintf("/proc/%d/exe", pid) }
+
+// Children returns the processes that a process has started and not yet reaped.
+func Children(pid int) (children []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		text, _ := os.ReadFile(list)
+		for word := range strings.FieldsSeq(string(text)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				children = append(children, child)
+			}
+		}
+	}
+	return children
+}
+
+// SharedFile returns an empty file without a name, to be mapped by this process and by those that inherit it.
+func SharedFile(name string) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// AvailableMemory returns how many bytes the machine can give to programs, or false where that is unknown.
+func AvailableMemory() (bytes float64, ok bool) {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 0, false
+	}
+	defer f.Close()
+	return parseMeminfo(f)
+}
+
+func parseMeminfo(r io.Reader) (bytes float64, ok bool) {
+	for lines := bufio.NewScanner(r); lines.Scan(); {
+		if fields := strings.Fields(lines.Text()); len(fields) == 3 && fields[0] == "MemAvailable:" && fields[2] == "kB" {
+			n, err := strconv.ParseUint(fields[1], 10, 63)
+			return 1024 * float64(n), err == nil
+		}
+	}
+	return 0, false
+}
+
+// ThreadDelay returns a function that reports how long the calling thread has waited for a processor so far, and one that
+// releases it. Where the system does not tell, the delay is always 0.
+func ThreadDelay() (delay func() time.Duration, stop func()) {
+	f, err := os.Open("/proc/thread-self/schedstat")
+	if err != nil {
+		return func() time.Duration { return 0 }, func() {}
+	}
+	buf := make([]byte, 96)
+	return func() time.Duration {
+		n, _ := f.ReadAt(buf, 0) // it ends with io.EOF
+		return parseDelay(buf[:n])
+	}, func() { _ = f.Close() }
+}
+
+// parseDelay reads the second number of a line of schedstat: nanoseconds.
+func parseDelay(line []byte) time.Duration {
+	fields := bytes.Fields(line)
+	if len(fields) < 2 {
+		return 0
+	}
+	n, err := strconv.ParseInt(string(fields[1]), 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return time.Duration(n)
+}
+
+// lowerPriority makes the calling thread nicer by n. Where the system refuses, the priority stays as it is.
+func lowerPriority(n int) {
+	a, err := unix.SchedGetAttr(0, 0)
+	if err != nil || a.Policy != unix.SCHED_NORMAL && a.Policy != unix.SCHED_BATCH {
+		return
+	}
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, min(int(a.Nice)+n, 19))
+}
+
+// LimitSocket keeps at most about so many bytes unsent and unread in the kernel's buffers of a TCP socket.
+func LimitSocket(c syscall.RawConn, unsent, unread int) error {
+	var err error
+	if e := c.Control(func(fd uintptr) {
+		// A write that is under way may pass the mark by one kernel buffer, hence half; the kernel doubles the second itself.
+		err = errors.Join(unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NOTSENT_LOWAT, unsent/2),
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, unread/2))
+	}); e != nil {
+		return e
+	}
+	return err
+}
+
+// SignalThread sends a signal to the calling thread. A signal to the process may go to another thread, which has to wake up first
+// while the calling one runs on.
+func SignalThread(s syscall.Signal) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return unix.Tgkill(unix.Getpid(), unix.Gettid(), s)
+}
