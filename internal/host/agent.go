@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -565,29 +564,23 @@ func (r *run) programSum(w Worker) string {
 	return sum
 }
 
-// apply carries out effects: first what others wait for, in its order, then the rest in its own. A file
-// that cannot be written is one more event for the session.
+// apply carries out effects in their order. A file that cannot be written is one more event for the session.
 func (r *run) apply(effects []session.Effect) {
-	slices.SortStableFunc(effects, func(a, b session.Effect) int { return r.urgency(a) - r.urgency(b) })
+	var agreed []session.Agreed
 	for _, e := range effects {
+		if p, ok := e.(session.Propose); ok && r.agreement == nil && r.opened == nil {
+			// Nothing outlives this agent: what it proposes is agreed.
+			agreed = append(agreed, session.Agreed{Version: p.Order.Plan.Version, Proposed: time.Now()})
+			continue
+		}
 		if err := r.do(e); err != nil {
 			r.apply(r.s.Step(time.Now(), session.FileFailed{Err: err}))
 			return
 		}
 	}
-}
-
-// urgency is 0 for an effect that a recovery waits for, and for those that it may rely on.
-func (r *run) urgency(e session.Effect) int {
-	switch e.(type) {
-	case session.Send, session.Kill, session.Fence, session.WriteJob:
-		return 0
-	case session.Propose:
-		if r.agreement != nil || r.opened != nil {
-			return 0
-		} // else it is agreed at once, with effects of its own
+	for _, e := range agreed {
+		r.apply(r.s.Step(time.Now(), e))
 	}
-	return 1
 }
 
 func (r *run) do(e session.Effect) error {
@@ -676,12 +669,6 @@ func (r *run) do(e session.Effect) error {
 		r.workers[e.Worker].Kill()
 		r.patience(e.Worker)
 	case session.Propose:
-		if r.agreement == nil {
-			// Nothing outlives this agent: what it proposes is agreed.
-			began := time.Now()
-			r.apply(r.s.Step(time.Now(), session.Agreed{Version: e.Order.Plan.Version, Proposed: began}))
-			return nil
-		}
 		entry, err := r.agreement.plan(e.Order, e.Reason)
 		if err != nil {
 			return err

@@ -101,20 +101,20 @@ func TestCheckpointOfTheDeadIsGivenUp(t *testing.T) {
 	r.feed(commit(2, 2)...)
 	r.feed(partOf(0, 2, 1))
 	r.feed(died(1)...)
-	if notes := r.notes("note"); len(r.s.saves.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1 has gone") {
-		t.Errorf("%v, %v", r.s.saves.parts, notes)
+	if notes := r.notes("note"); len(r.s.checkpoints.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1 has gone") {
+		t.Errorf("%v, %v", r.s.checkpoints.parts, notes)
 	}
 	r = savingOf(t, Config{}, 2)
 	r.feed(commit(2, 2)...)
 	r.feed(died(1)...)
-	if r.feed(partOf(0, 2, 1)); len(r.s.saves.parts) > 0 {
-		t.Errorf("%v", r.s.saves.parts)
+	if r.feed(partOf(0, 2, 1)); len(r.s.checkpoints.parts) > 0 {
+		t.Errorf("%v", r.s.checkpoints.parts)
 	}
 	r = savingOf(t, Config{}, 2)
 	r.feed(commit(2, 2)...)
 	r.feed(partOf(0, 2, 1), Received{1, control.Saved{Step: 2, Generation: 1, N: 1, Rule: "adamw", Err: "disk full"}})
-	if notes := r.notes("note"); len(r.s.saves.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1: disk full") {
-		t.Errorf("%v, %v", r.s.saves.parts, notes)
+	if notes := r.notes("note"); len(r.s.checkpoints.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1: disk full") {
+		t.Errorf("%v, %v", r.s.checkpoints.parts, notes)
 	}
 }
 
@@ -159,8 +159,8 @@ func TestPartsThatCannotBe(t *testing.T) {
 	} {
 		r := savingOf(t, Config{}, 2)
 		r.feed(partOf(1, 1, 1), e)
-		if bad := new(ProtocolError); !errors.As(r.s.err, &bad) {
-			t.Errorf("%s: %v", name, r.s.err)
+		if bad := new(ProtocolError); !errors.As(r.s.end.err, &bad) {
+			t.Errorf("%s: %v", name, r.s.end.err)
 		}
 	}
 }

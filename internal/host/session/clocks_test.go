@@ -26,8 +26,8 @@ func TestSessionClocks(t *testing.T) {
 		r.Addr = fmt.Sprint(id)
 		agreeing(s, now, Received{id, r})
 	}
-	if s.state != training {
-		t.Fatalf("state %d", s.state)
+	if s.phase != training {
+		t.Fatalf("state %d", s.phase)
 	}
 	asked := 0
 	step := 0
@@ -84,7 +84,8 @@ func TestSessionClocks(t *testing.T) {
 	if s.paces.detector.Under(1) != 2 {
 		t.Error("the detector does not know")
 	}
-	if e := s.adopt(now, controller.Adopt{Order: controller.Order{Plan: s.plan}}); len(pick[ReleaseClocks](e)) != 1 {
+	s.adopt(controller.Adopt{Order: controller.Order{Plan: s.plan}})
+	if e := s.out.take(); len(pick[ReleaseClocks](e)) != 1 {
 		t.Errorf("%+v", e)
 	}
 	s.Step(now, ClocksSet{Reason: "clocks are left alone: " + errors.New("why").Error()})

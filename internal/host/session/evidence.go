@@ -5,142 +5,194 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
-	"github.com/soliton-train/soliton/internal/plan"
 )
 
-// gossiped is what the ring believes of a worker.
-type Gossip struct {
-	Worker plan.Worker
-	State  gossip.State
-	By     string // who cannot reach it, in words, where it is suspected or called dead
-}
+// The evidence that a worker has failed: heartbeats that are missed, and what the gossip ring says. Broken links and exits are the
+// controller's evidence. Gossip is read here only. It decides nothing by itself: it shortens the time that a detector allows,
+// and the controller breaks ties by it.
 
-// standing is a worker's in the ring.
-type standing struct {
-	known     bool // it was a member once
-	state     gossip.State
+// signs are the evidence of whether a worker lives.
+type signs struct {
+	heard  time.Time // when it last said something; zero before its Hello
+	silent time.Time // since when it was silent, where that is why it was killed
+
+	member    bool // of the ring, at any time
+	standing  gossip.State
 	suspected time.Time // since when; zero: it is not, or that does not count
-	by        string    // who cannot reach it
-	told      bool      // that the ring and its agent differ
+	by        string    // the member that cannot reach it, in words
+	differs   bool      // it was noted that the ring and its host differ
 }
 
-// String is what people are told of it.
-func (s standing) String() string {
-	if !s.known {
+// membership is what the user sees of a worker's state in the ring.
+func (g *signs) membership() string {
+	if !g.member {
 		return ""
 	}
-	return s.state.String()
+	return g.standing.String()
 }
 
-// gossiped takes in what the ring believes of a worker. That decides nothing by itself: watch
-// and the controller weigh it.
-func (s *Session) gossiped(now time.Time, e Gossip) []Effect {
-	id := s.find(e.Worker)
-	if id < 0 || s.judged {
-		return nil
+// detector says from the evidence which worker has failed.
+type detector struct {
+	timeout time.Duration // for failure detection; 0 for none
+}
+
+const (
+	// startingAllows multiplies the allowed silence before training: reading data and starting processes may take all of a
+	// machine's attention, and nothing is lost yet.
+	startingAllows = 10
+
+	// suspectBeats is how many heartbeats a suspected worker may miss at least. A process that waits for a processor is slow on
+	// both ways.
+	suspectBeats = 5
+
+	// ringAllows is how long the ring may take to form before that is noted, in failure-detection timeouts.
+	ringAllows = 10
+)
+
+// late reports whether a look at the evidence comes so late that the host itself was held up, and missed heartbeats and suspicions
+// count against no worker.
+func (d detector) late(now, due time.Time) bool { return d.timeout > 0 && now.Sub(due) > d.timeout/4 }
+
+// allows returns how long a worker may be silent. Where members of the ring, too, have failed to reach it for a quarter of the
+// timeout, all of it since it was heard last, the time is shorter: two ways lead to it, and it answers on neither.
+func (d detector) allows(g *signs, p phase, now time.Time) time.Duration {
+	limit := d.timeout * 3 / 4
+	if p < training {
+		return limit * startingAllows
 	}
-	w := &s.workers[id]
-	if w.gone || w.exited {
-		return nil
+	if at := g.suspected; !at.IsZero() && at.After(g.heard) && now.Sub(at) > d.timeout/4 {
+		limit = min(limit, max(d.timeout/2, suspectBeats*control.BeatEvery))
 	}
-	by := w.ring.by
-	w.ring.known, w.ring.state = true, e.State
+	return limit
+}
+
+// ring is what the session knows of the gossip ring as a whole.
+type ring struct {
+	control.Ring
+	formed bool      // all workers have been members
+	due    time.Time // when missing members are noted; zero: not any more
+	reason string    // why the ring is missing, where there should be one
+}
+
+// watch looks for workers that are silent. due is when it was meant to look.
+func (s *Session) watch(due time.Time) {
+	d := detector{s.cfg.Detect}
+	if d.timeout == 0 {
+		return
+	}
+	late := d.late(s.now, due)
+	s.noteMissing()
+	if late {
+		s.dropSuspicions()
+	}
+	for place := range s.workers {
+		w := &s.workers[place]
+		limit := d.allows(&w.signs, s.phase, s.now)
+		switch {
+		case w.heard.IsZero():
+		case late:
+			w.heard = s.now
+		case s.phase != ending && w.exit == running && w.fault == nil && s.now.Sub(w.heard) > limit:
+			w.silent = w.heard
+			w.fault = &SilentError{Worker: s.id(place), Workers: len(s.workers), For: limit, By: w.by, Step: s.records.last.Step, Steps: s.job.Steps}
+			if s.phase < training {
+				s.judge(w.fault)
+				return
+			}
+			s.kill(place)
+		}
+	}
+}
+
+// gossip takes in what the ring says of a worker.
+func (s *Session) gossip(e Gossip) {
+	place := s.find(e.Worker)
+	if place < 0 || s.phase == ending {
+		return
+	}
+	w := &s.workers[place]
+	if w.state == gone || w.hasExited() {
+		return
+	}
+	by := w.by
+	w.member, w.standing = true, e.State
 	switch {
 	case e.By == "":
-		w.ring.suspected, w.ring.by = time.Time{}, ""
+		w.suspected, w.by = time.Time{}, ""
 	case by == "":
-		w.ring.suspected, w.ring.by = now, e.By
+		w.suspected, w.by = s.now, e.By
 	}
-	var effects []Effect
-	if w.ring.by != by {
-		effects = s.tell(now, controller.Suspected{Worker: w.who, By: w.ring.by})
+	if w.by != by {
+		s.tell(controller.Suspected{Worker: w.who, By: w.by})
 	}
-	if s.formed() {
-		effects = append(effects, s.processes())
+	if s.ring.formed = s.ring.formed || len(s.outside()) == 0; s.ring.formed {
+		s.then(s.processes())
 	}
-	if e.State == gossip.StateDead && w.state == training && w.doom == nil && !w.ring.told && now.Sub(w.heard) < 2*control.BeatEvery {
-		w.ring.told = true
-		effects = append(effects, s.about(now, id, "note", fmt.Sprintf("the ring takes worker %d for dead, since %s cannot reach it; its agent hears it, and it stays", s.id(id), e.By)))
+	if e.State == gossip.StateDead && w.state == working && w.fault == nil && !w.differs && s.now.Sub(w.heard) < 2*control.BeatEvery {
+		w.differs = true
+		s.then(s.about(place, eventNote, fmt.Sprintf("the ring takes worker %d for dead, since %s cannot reach it; its agent hears it, and it stays", s.id(place), e.By)))
 	}
-	return effects
 }
 
-// formed reports whether all workers of the run have been members at once.
-func (s *Session) formed() bool {
-	s.ringFormed = s.ringFormed || len(s.outside()) == 0
-	return s.ringFormed
-}
-
-// outside returns the workers of the run that have never been members.
+// outside returns the workers of the run that have never been members of the ring.
 func (s *Session) outside() (all []int) {
-	for id := range s.workers {
-		if w := &s.workers[id]; !w.ring.known && !w.gone && !w.exited && !w.joins {
-			all = append(all, s.id(id))
+	for place := range s.workers {
+		if w := &s.workers[place]; !w.member && w.state != gone && !w.hasExited() && !w.joins {
+			all = append(all, s.id(place))
 		}
 	}
 	return all
 }
 
-// deaf forgets suspicions: an agent that was held up itself cannot tell them from its own pause.
-func (s *Session) deaf(now time.Time) (effects []Effect) {
-	for id := range s.workers {
-		if w := &s.workers[id]; w.ring.by != "" {
-			w.ring.suspected, w.ring.by = time.Time{}, ""
-			effects = append(effects, s.tell(now, controller.Suspected{Worker: w.who})...)
+// dropSuspicions forgets suspicions: a host that was held up itself cannot tell them from its own delay.
+func (s *Session) dropSuspicions() {
+	for place := range s.workers {
+		if w := &s.workers[place]; w.by != "" {
+			w.suspected, w.by = time.Time{}, ""
+			s.tell(controller.Suspected{Worker: w.who})
 		}
 	}
-	return effects
 }
 
-// bears returns how long a worker may be silent. One that the others of the ring have tried to
-// reach in vain for a quarter of the budget, all of it since it was heard last, has
-// used up the doubt that is in the rest: two ways lead to it, and it answers on neither. Below
-// some beats, nothing is made of that: a process that waits for a processor is slow on both ways.
-func (s *Session) bears(w *worker, now time.Time) time.Duration {
-	limit := s.cfg.Silence()
-	if s.state < training {
-		// Reading data and starting processes may take a machine's whole attention,
-		// and nothing is lost yet by patience.
-		return limit * startPatience
+// awaitRing sets when members that are missing are noted.
+func (s *Session) awaitRing() {
+	if len(s.ring.Seeds) > 0 {
+		s.ring.due = s.now.Add(ringAllows * s.cfg.Detect)
 	}
-	if at := w.ring.suspected; !at.IsZero() && at.After(w.heard) && now.Sub(at) > s.cfg.Detect/4 {
-		limit = min(limit, max(s.cfg.Detect/2, suspectBeats*control.BeatEvery))
-	}
-	return limit
 }
 
-// suspectBeats is how many beats a suspected worker may leave out at least.
-const suspectBeats = 5
-
-// ringPatience is how long the ring may take to form, in budgets, before that is told.
-const ringPatience = 10
-
-// formBy returns until when the ring is to have formed, zero where there is none.
-func (s *Session) formBy(now time.Time) (by time.Time) {
-	if len(s.gossip.Seeds) > 0 {
-		by = now.Add(ringPatience * s.cfg.Detect)
+// noteMissing notes, once, which workers are not in the ring although it had time enough to form.
+func (s *Session) noteMissing() {
+	if s.ring.due.IsZero() || s.now.Before(s.ring.due) || s.phase != training {
+		return
 	}
-	return by
-}
-
-// missing notes, once, who is not in the ring although it had time enough to form.
-func (s *Session) missing(now time.Time) []Effect {
-	if s.ringDue.IsZero() || now.Before(s.ringDue) || s.judged || s.state != training {
-		return nil
+	s.ring.due = time.Time{}
+	if out := s.outside(); len(out) > 0 {
+		s.note("not in the gossip ring: %v; what becomes of these workers their agents alone say", out)
 	}
-	s.ringDue = time.Time{}
-	out := s.outside()
-	if len(out) == 0 {
-		return nil
-	}
-	return []Effect{s.event(now, "note", fmt.Sprintf("not in the gossip ring: %v; what becomes of these workers their agents alone say", out))}
 }
 
 // ringOf is what a worker is told of the ring.
 func (s *Session) ringOf(w *worker) control.Ring {
-	r := s.gossip
+	r := s.ring.Ring
 	r.Host = w.who.Host
 	return r
+}
+
+// stamp takes in when a fault was injected.
+func (s *Session) stamp(e FaultStamped) {
+	place := e.Worker
+	if place < 0 {
+		if place = s.newest(id.WorkerID(e.ID)); place < 0 {
+			return
+		}
+	}
+	w := &s.workers[place]
+	w.hit = e.At
+	if w.state == gone && !e.At.IsZero() { // the stamp was slower than the exit
+		s.tell(controller.Harmed{Worker: w.who, At: e.At})
+	}
 }

@@ -54,7 +54,7 @@ func TestAddedWorkersGetAPart(t *testing.T) {
 	if fills := sent[control.Fill](r); len(fills) == 0 {
 		t.Fatal("the controller does not know")
 	}
-	if kinds := r.kinds(); !strings.Contains(kinds, "refused") || r.s.judged {
+	if kinds := r.kinds(); !strings.Contains(kinds, "refused") || r.s.phase == ending {
 		t.Error(kinds)
 	}
 }
@@ -76,8 +76,8 @@ func TestJoinerIsRefused(t *testing.T) {
 		r.begun()
 		r.feed(events...)
 		r.feed(ConnClosed{2, errors.New("EOF")}, WorkerExited{2, Status{Code: -1, Text: "signal: killed"}})
-		if r.s.judged || !r.s.workers[2].gone || !strings.Contains(r.kinds(), "refused") || r.s.losses != 0 {
-			t.Errorf("%s: %v, %s", name, r.s.err, r.kinds())
+		if r.s.phase == ending || r.s.workers[2].state != gone || !strings.Contains(r.kinds(), "refused") || r.s.records.lost != 0 {
+			t.Errorf("%s: %v, %s", name, r.s.end.err, r.kinds())
 		}
 		if all := r.begun(); len(all) != 0 {
 			t.Errorf("%s: another one is started: %v", name, all)
@@ -98,8 +98,8 @@ func TestRespawnEnds(t *testing.T) {
 		id := len(r.s.workers) - 1
 		r.feed(ConnClosed{id, errors.New("EOF")}, WorkerExited{id, Status{Code: -1, Text: "signal: killed"}})
 	}
-	if n != maxTries || r.s.judged {
-		t.Errorf("%d tries, %v", n, r.s.err)
+	if n != maxTries || r.s.phase == ending {
+		t.Errorf("%d tries, %v", n, r.s.end.err)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestJoinerThatSaysNothing(t *testing.T) {
 	}
 	r.now = at.Add(-time.Second)
 	r.feed(AlarmDue{})
-	if !strings.Contains(r.kinds(), "refused") || r.s.judged {
+	if !strings.Contains(r.kinds(), "refused") || r.s.phase == ending {
 		t.Error(r.kinds())
 	}
 }

@@ -253,6 +253,20 @@ type ChaosError struct{ Err error }
 func (e *ChaosError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
 func (e *ChaosError) Unwrap() error { return e.Err }
 
+// ResumeError means that the program, its data or its flags are not what they were.
+type ResumeError struct {
+	Field  string // of job.json, or "data"
+	Values string // "7, not 1"; "" where they say nothing to people
+}
+
+func (e *ResumeError) Error() string {
+	text := "the run cannot go on: " + e.Field + " is another one than before"
+	if e.Values != "" {
+		text += " (" + e.Values + ")"
+	}
+	return text + "; go on with the same PROGRAM on the same data"
+}
+
 // ErrTooLarge is wrapped by the [PlanError] of a job whose plan cannot be handled.
 var ErrTooLarge = errors.New("the plan is too large")
 

@@ -38,12 +38,11 @@ func (p *pacing) measure(w id.WorkerID, bytes int64) {
 	}
 }
 
-// paced takes in what a worker has measured: verdicts become events, and the controller
-// gets times that differ from what it knows.
-func (s *Session) paced(now time.Time, worker int, m control.Beat) []Effect {
-	w := &s.workers[worker]
-	if m.Step < 1 || len(m.Layers) == 0 || s.state != training || w.state != training || w.gone || w.joins || s.judged {
-		return nil
+// measured takes in what a worker has measured: verdicts become events, and the controller gets times that differ from what it knows.
+func (s *Session) measured(place int, m control.Beat) {
+	w := &s.workers[place]
+	if m.Step < 1 || len(m.Layers) == 0 || s.phase != training || w.state != working || w.joins {
+		return
 	}
 	sample := straggler.Sample{Worker: w.who.ID, Step: m.Step}
 	for _, l := range m.Layers[:min(len(m.Layers), control.MaxMeasured)] {
@@ -63,25 +62,24 @@ func (s *Session) paced(now time.Time, worker int, m control.Beat) []Effect {
 		// All workers share the machine.
 		s.paces.measure(w.who.ID, s.plan.Holds(w.who.ID, s.ctl.Profile().Layers)+m.Available/int64(len(s.plan.Workers)))
 	}
-	var effects []Effect
 	for _, v := range s.paces.detector.Observe(sample) {
-		kind := "recovered speed"
+		kind := eventNormal
 		if v.Slow() {
-			kind = "slow"
+			kind = eventSlow
 		}
-		effects = append(effects, s.about(now, worker, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
+		s.then(s.about(place, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
 	}
-	return append(effects, s.feed(now)...)
+	s.feed()
 }
 
 // feed tells the controller of times that have changed, once those of all workers of the
 // plan are known.
-func (s *Session) feed(now time.Time) []Effect {
+func (s *Session) feed() {
 	all, news := make([]plan.Times, len(s.plan.Workers)), false
 	for i, w := range s.plan.Workers {
 		times, ok := s.paces.detector.Times(w.ID)
 		if !ok {
-			return nil
+			return
 		}
 		times.Memory = s.paces.room[w.ID]
 		all[i] = times
@@ -89,17 +87,15 @@ func (s *Session) feed(now time.Time) []Effect {
 		news = news || !told || changed(was, times)
 	}
 	if !news {
-		return nil
+		return
 	}
 	// All of one moment: times of several would differ by what the machine did meanwhile.
 	s.paces.told = make(map[id.WorkerID]plan.Times)
 	s.clocks.made = false
-	var effects []Effect
 	for i, w := range s.plan.Workers {
 		s.paces.told[w.ID] = all[i]
-		effects = append(effects, s.tell(now, controller.Measured{Worker: w, Times: all[i]})...)
+		s.tell(controller.Measured{Worker: w, Times: all[i]})
 	}
-	return effects
 }
 
 // times is what is known of a worker, for the records; nil if that is not enough.

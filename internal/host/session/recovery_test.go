@@ -108,7 +108,7 @@ func TestLoss(t *testing.T) {
 	r.feed(Received{1, control.Output{Text: "x"}}, Received{1, doneAfter(3, "")}, Received{2, doneAfter(3, "")})
 	r.feed(leave(1, 2)...)
 	out := r.s.Outcome()
-	if out.Err != nil || !r.s.Over() || out.Summary.WorkersLost != 1 || len(out.Summary.Recoveries) != 1 || len(r.s.told) != 0 {
+	if out.Err != nil || !r.s.Over() || out.Summary.WorkersLost != 1 || len(out.Summary.Recoveries) != 1 || len(r.s.reports.told) != 0 {
 		t.Errorf("%v, %+v", out.Err, out.Summary)
 	}
 	var lines []string
@@ -137,8 +137,8 @@ func TestRollback(t *testing.T) {
 	if o := r.obey(); !o.Restart || o.Passed != (id.Point{}) || o.Plan.FromStep != 1 {
 		t.Fatalf("order %+v", o)
 	}
-	if r.s.last.Step != 0 {
-		t.Errorf("at step %d", r.s.last.Step)
+	if r.s.records.last.Step != 0 {
+		t.Errorf("at step %d", r.s.records.last.Step)
 	}
 	r.feed(stepOf(0, 3, 1)) // of before
 	for n := range 3 {
@@ -211,8 +211,8 @@ func TestTrouble(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := trainingOf(t, c.cfg, 3)
 			c.run(r)
-			if c.want == "" && (r.s.err != nil || r.s.ctl.Busy()) || c.want != "" && fmt.Sprint(r.s.err) != c.want {
-				t.Errorf("%v, under way %v", r.s.err, r.s.ctl.Busy())
+			if c.want == "" && (r.s.end.err != nil || r.s.ctl.Busy()) || c.want != "" && fmt.Sprint(r.s.end.err) != c.want {
+				t.Errorf("%v, under way %v", r.s.end.err, r.s.ctl.Busy())
 			}
 		})
 	}
@@ -245,19 +245,19 @@ func TestQueryTimer(t *testing.T) {
 	}
 	// Who is not even ended by that is not waited for.
 	r.feed(ReapTimeout{1}, ReapTimeout{2})
-	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.err == nil || r.s.err.Error() != want {
-		t.Errorf("%v", r.s.err)
+	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.end.err == nil || r.s.end.err.Error() != want {
+		t.Errorf("%v", r.s.end.err)
 	}
 }
 
 func TestStall(t *testing.T) {
 	r := trainingOf(t, Config{}, 2)
-	r.s.times = append(r.s.times, 10, 30, 20)
+	r.s.records.recent = append(r.s.records.recent, 10, 30, 20)
 	r.feed(died(1)...)
 	r.answer(1, 1)
 	r.obey()
 	r.feed(stepOf(0, 2, 2)) // takes 50 ms, as the one before those three
-	if got := r.s.recovered[0]; got.StallMS != 20 || got.Step != 2 {
+	if got := r.s.records.recoveries[0]; got.StallMS != 20 || got.Step != 2 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -303,7 +303,7 @@ func TestLeave(t *testing.T) {
 	// All of them together end the run.
 	r = trainingOf(t, Config{}, 2)
 	r.feed(Received{1, control.Leave{}}, Received{0, control.Leave{}})
-	if m := sent[control.Stop](r); len(m) != 2 || r.s.stop != Terminated {
+	if m := sent[control.Stop](r); len(m) != 2 || r.s.end.stop != Terminated {
 		t.Errorf("stops %v", m)
 	}
 }
@@ -324,7 +324,7 @@ func TestChaosIsHandedOn(t *testing.T) {
 			t.Errorf("worker %d gets %s", id, got)
 		}
 	}
-	if got := fmt.Sprint(r.s.chaos); got != "[slow:1@2:0.5]" {
+	if got := fmt.Sprint(r.s.faults); got != "[slow:1@2:0.5]" {
 		t.Errorf("left: %s", got)
 	}
 	cfg.Chaos = func(int) ([]string, error) { return nil, errors.Join(errors.New("one"), errors.New("two")) }

@@ -51,8 +51,8 @@ func TestRepairedHostile(t *testing.T) {
 		r := trainingOf(t, Config{}, 2)
 		r.feed(Received{0, m})
 		var wrong *ProtocolError
-		if !errors.As(r.s.err, &wrong) {
-			t.Errorf("%+v: %v", m, r.s.err)
+		if !errors.As(r.s.end.err, &wrong) {
+			t.Errorf("%+v: %v", m, r.s.end.err)
 		}
 	}
 }
@@ -63,13 +63,13 @@ func TestCorruptIsALoss(t *testing.T) {
 	r := trainingOf(t, Config{}, 3)
 	r.feed(Received{1, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 2}})
 	r.feed(died(1)...)
-	if asked := r.answer(1, 1); len(asked) != 2 || r.s.err != nil {
-		t.Errorf("asked %v after %v", asked, r.s.err)
+	if asked := r.answer(1, 1); len(asked) != 2 || r.s.end.err != nil {
+		t.Errorf("asked %v after %v", asked, r.s.end.err)
 	}
 	r = trainingOf(t, Config{}, 1)
 	r.feed(Received{0, control.Failed{Kind: control.Corrupt, Text: "altered", Step: 2}})
-	if r.s.err == nil || !strings.Contains(r.s.err.Error(), "altered") {
-		t.Errorf("error %v", r.s.err)
+	if r.s.end.err == nil || !strings.Contains(r.s.end.err.Error(), "altered") {
+		t.Errorf("error %v", r.s.end.err)
 	}
 	// A lone worker has nobody to go on without it, but a checkpoint.
 	r = savingOf(t, Config{}, 1)

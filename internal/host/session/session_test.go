@@ -100,29 +100,29 @@ func TestSession(t *testing.T) {
 	}{
 		{
 			"all steps", []Event{hello, control.Note{Text: "reading"}, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Output{Text: "x"}, closed, good},
-			"Note " + begun + stepped + stepped + stepped + " end writeSummary End closeView Release output", nil, 0, "",
+			"Note " + begun + stepped + stepped + stepped + " Release end writeSummary End closeView output", nil, 0, "",
 		},
 		{
 			"exit seen before the last messages", []Event{hello, ready, committedStep(1), committedStep(2), good, committedStep(3), doneAfter(3, ""), closed},
-			begun + stepped + stepped + " awaitExit" + stepped + " end writeSummary End closeView Release", nil, 0, "",
+			begun + stepped + stepped + " awaitExit" + stepped + " Release end writeSummary End closeView", nil, 0, "",
 		},
 		{
 			"interrupt", []Event{hello, ready, committedStep(1), StopAsked{Interrupt}, committedStep(2), doneAfter(2, Interrupt), closed, good},
-			begun + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView Release",
+			begun + stepped + " Stop stop Stopping" + stepped + " Release end writeSummary End closeView",
 			&StoppedError{Reason: Interrupt, Step: 2, Steps: 3}, 130, "interrupt",
 		},
 		{
 			"interrupt twice", []Event{hello, ready, committedStep(1), StopAsked{Interrupt}, StopAsked{Interrupt}, committedStep(2), closed, killed},
-			begun + stepped + " Stop stop Stopping" + failed + " kill closeView",
+			begun + stepped + " Stop stop Stopping" + " kill" + failed + " closeView",
 			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3, AtOnce: true}, 130, "interrupt",
 		},
 		{
 			"interrupt in the last step", []Event{hello, ready, committedStep(1), committedStep(2), StopAsked{Interrupt}, committedStep(3), doneAfter(3, ""), closed, good},
-			begun + stepped + stepped + " Stop stop Stopping" + stepped + " end writeSummary End closeView Release", nil, 0, "",
+			begun + stepped + stepped + " Stop stop Stopping" + stepped + " Release end writeSummary End closeView", nil, 0, "",
 		},
 		{
 			"terminated", []Event{hello, ready, StopAsked{Terminated}, doneAfter(0, Terminated), closed, good},
-			begun + " Stop stop Stopping end writeSummary End closeView Release", &StoppedError{Reason: Terminated, Step: 0, Steps: 3}, 75, "terminated",
+			begun + " Stop stop Stopping Release end writeSummary End closeView", &StoppedError{Reason: Terminated, Step: 0, Steps: 3}, 75, "terminated",
 		},
 		{
 			"interrupt before training", []Event{hello, StopAsked{Interrupt}, ready, closed, killed},
@@ -130,7 +130,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"interrupt after training", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), StopAsked{Interrupt}, closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView Release stop writeSummary kill closeView",
+			begun + stepped + stepped + stepped + " Release end writeSummary End closeView kill stop writeSummary closeView",
 			&StoppedError{Reason: Interrupt, Step: 3, Steps: 3, AtOnce: true}, 130, "interrupt",
 		},
 		{
@@ -140,26 +140,26 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"bad exit after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, WorkerExited{0, Status{Code: 3, Text: "exit status 3"}}},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
+			begun + stepped + stepped + stepped + " Release end writeSummary End closeView failed writeSummary closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: 3, Text: "exit status 3"}, Step: 3, Steps: 3}, 1, "worker 0 exited: exit status 3",
 		},
 		{
 			"killed after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView Release note", nil, 0, "",
+			begun + stepped + stepped + stepped + " Release end writeSummary End closeView note", nil, 0, "",
 		},
 		{
 			"fault after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), closed, WorkerExited{0, Status{Code: -1, Text: "signal: segmentation fault", Fault: true}}},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary closeView",
+			begun + stepped + stepped + stepped + " Release end writeSummary End closeView failed writeSummary closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: segmentation fault", Fault: true}, Step: 3, Steps: 3}, 1, "worker 0 exited: signal: segmentation fault",
 		},
 		{
 			"panic after all steps", []Event{hello, ready, committedStep(1), committedStep(2), committedStep(3), doneAfter(3, ""), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
-			begun + stepped + stepped + stepped + " end writeSummary End closeView Release failed writeSummary kill closeView",
+			begun + stepped + stepped + stepped + " Release end writeSummary End closeView kill failed writeSummary closeView",
 			&FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom"}, 1, "boom",
 		},
 		{
 			"panic after an interrupt", []Event{hello, ready, committedStep(1), StopAsked{Interrupt}, doneAfter(1, Interrupt), control.Failed{Kind: control.UserPanic, Text: "boom"}, closed, killed},
-			begun + stepped + " Stop stop Stopping end writeSummary End closeView Release failed writeSummary kill closeView",
+			begun + stepped + " Stop stop Stopping Release end writeSummary End closeView kill failed writeSummary closeView",
 			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3}, 130, "interrupt",
 		},
 		{
@@ -180,11 +180,11 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"panic", []Event{hello, ready, committedStep(1), control.Failed{Kind: control.UserPanic, Text: "boom", Stack: "s", Step: 2}, closed, killed},
-			begun + stepped + failed + " kill closeView", &FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom", Step: 2}, 1, "boom",
+			begun + stepped + " kill" + failed + " closeView", &FailedError{Kind: control.UserPanic, Workers: 1, Text: "boom", Step: 2}, 1, "boom",
 		},
 		{
 			"help", []Event{hello, control.Failed{Kind: control.Help, Text: "flags:\n  -a"}, closed, killed},
-			"closeView kill", nil, 0, "-",
+			"kill closeView", nil, 0, "-",
 		},
 		{
 			"closes and stays", []Event{hello, ready, closed, ReapTimeout{0}, killed},
@@ -200,19 +200,19 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"disk full", []Event{hello, ready, committedStep(1), FileFailed{errors.New("no space")}, closed, killed},
-			begun + stepped + failed + " kill closeView", &FileError{errors.New("no space")}, 1, "*",
+			begun + stepped + " kill" + failed + " closeView", &FileError{errors.New("no space")}, 1, "*",
 		},
 		{
 			"step left out", []Event{hello, ready, committedStep(2), closed, killed},
-			begun + failed + " kill closeView", &ProtocolError{0, "committed step 2 after step 0 of 3"}, 1, "*",
+			begun + " kill" + failed + " closeView", &ProtocolError{0, "committed step 2 after step 0 of 3"}, 1, "*",
 		},
 		{
 			"stops by itself", []Event{hello, ready, committedStep(1), doneAfter(1, Interrupt), closed, killed},
-			begun + stepped + failed + " kill closeView", &ProtocolError{0, `ended with 1 steps, stopped by "interrupt", at step 1 of 3`}, 1, "*",
+			begun + stepped + " kill" + failed + " closeView", &ProtocolError{0, `ended with 1 steps, stopped by "interrupt", at step 1 of 3`}, 1, "*",
 		},
 		{
 			"not a number", []Event{hello, ready, control.Step{Step: 1, Loss: math.NaN()}, closed, killed},
-			begun + failed + " kill closeView", &ProtocolError{0, "committed step 1 with numbers that are not finite"}, 1, "*",
+			begun + " kill" + failed + " closeView", &ProtocolError{0, "committed step 1 with numbers that are not finite"}, 1, "*",
 		},
 		{
 			"other version", []Event{control.Hello{Protocol: 99}, closed, killed},
@@ -252,7 +252,7 @@ func TestSession(t *testing.T) {
 				}
 			case out.Summary == nil:
 				t.Error("no summary")
-			case s.state == finished && (out.Summary.ParamsSHA256 != "aa" || out.Summary.StateSHA256 != "bb"):
+			case s.phase == finished && (out.Summary.ParamsSHA256 != "aa" || out.Summary.StateSHA256 != "bb"):
 				t.Errorf("the hashes are gone: %+v", out.Summary)
 			case c.stopped == "*" && out.Summary.StoppedBy == "", c.stopped != "*" && out.Summary.StoppedBy != c.stopped:
 				t.Errorf("stopped_by is %q, want %q", out.Summary.StoppedBy, c.stopped)
@@ -322,12 +322,12 @@ func FuzzSession(f *testing.F) {
 			case 11:
 				e = FileFailed{errors.New("full")}
 			case 12:
-				if s.workers[id].closed {
+				if s.workers[id].closed() {
 					continue
 				}
 				e = ConnClosed{id, nil}
 			case 13:
-				if s.workers[id].exited {
+				if s.workers[id].hasExited() {
 					continue
 				}
 				e = WorkerExited{id, Status{Code: 1, Text: "exit status 1"}}
@@ -341,7 +341,7 @@ func FuzzSession(f *testing.F) {
 				e = CauseTimeout{}
 			}
 			for _, effect := range s.Step(now, e) {
-				if _, ok := effect.(WriteSummary); ok && s.summary == nil {
+				if _, ok := effect.(WriteSummary); ok && s.records.summary == nil {
 					t.Fatal("a summary was written that the outcome lacks")
 				}
 			}

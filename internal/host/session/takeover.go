@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
@@ -14,63 +13,31 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// This is how a session goes on with a run that another leader has begun. It first gathers what
-// the agents tell of their workers, until it knows of each what became of it. Then it takes the
-// run over: it makes the controller of what is agreed, takes in what was told meanwhile, and has
-// the controller ask the workers what they have, which seals them.
+// A takeover: a session continues a run that another leader has begun. While assembling, it gathers what the hosts tell of their
+// workers, until it knows of each what became of it. Then it makes the controller of what is agreed, takes in what was told
+// meanwhile, and has the controller ask the workers what they have, which seals them.
 
-// inherited is what a leader finds that comes after another one.
+// Inherited is what a leader finds that follows another one.
 type Inherited struct {
 	Orders  []controller.Order // agreed, in their order
-	plan    plan.Plan          // live, as far as known
-	Reasons []string
-	Issued  id.Version        // newest that was agreed
-	live    *controller.Order // of the newest recovery
-	coming  *controller.Order // a boundary plan that may be live
+	Reasons []string           // of their plans
+	Issued  id.Version         // newest that was agreed
 	History rundir.History
 	Saved   int // step of the newest checkpoint, 0 for none
+
+	plan   plan.Plan         // live, as far as known
+	live   *controller.Order // of the newest recovery
+	coming *controller.Order // a boundary plan that may be live
 }
 
-// began is called before the first event.
-func (s *Session) Begin(now time.Time) []Effect {
-	if s.heir == nil {
-		return nil
-	}
-	var effects []Effect
-	s.inheritPlans()
-	for id := range s.workers {
-		w := &s.workers[id]
-		if !HasPart(s.heir.Members(), w.who) {
-			w.gone, w.exited, w.closed = true, true, true
-			effects = append(effects, Fence{id})
-		} else {
-			w.inherited, w.joins = true, !HasPart(s.plan.Workers, w.who)
-		}
-	}
-	return append(effects, s.complete(now)...)
-}
-
-// inheritPlans reads off the agreed orders which plan is live: that of the newest recovery, or of
-// a boundary plan that another one followed. The last boundary plan may be live.
-func (s *Session) inheritPlans() {
-	in := s.heir
-	in.settle()
-	s.plan = in.plan
-	for _, o := range in.Orders {
-		s.known[uint64(o.Plan.Version.N)] = o.Plan
-		if o.Restart {
-			s.restart = restart{o.Plan.Version, o.Passed.Step}
-		}
-	}
-}
-
-// add takes in an order that was agreed after those before.
+// Add takes in an order that was agreed after those before.
 func (in *Inherited) Add(o controller.Order, reason string) {
 	in.Orders, in.Reasons, in.Issued = append(in.Orders, o), append(in.Reasons, reason), o.Plan.Version
 	in.settle()
 }
 
-// settle finds out which plan is live, and which one may be.
+// settle finds out which plan is live, and which one may be: the live plan is that of the newest recovery, or a boundary plan that
+// another one followed. The last boundary plan may be live.
 func (in *Inherited) settle() {
 	in.plan, in.live, in.coming = in.Orders[0].Plan, nil, nil
 	for i := range in.Orders {
@@ -87,7 +54,7 @@ func (in *Inherited) settle() {
 	}
 }
 
-// members are the workers that have a part in the run, or may have.
+// Members are the workers that have a part in the run, or may have.
 func (in *Inherited) Members() []plan.Worker {
 	all := slices.Clone(in.plan.Workers)
 	if in.coming != nil {
@@ -96,217 +63,242 @@ func (in *Inherited) Members() []plan.Worker {
 	return all
 }
 
-// hasPart reports whether a session is in a plan.
+// HasPart reports whether a worker is among those of a plan.
 func HasPart(all []plan.Worker, w plan.Worker) bool {
 	return slices.ContainsFunc(all, func(x plan.Worker) bool { return x.ID == w.ID && x.Incarnation == w.Incarnation })
 }
 
-// assemble takes in what happens before the run is taken over.
-func (s *Session) assemble(now time.Time, e Event) []Effect {
-	var effects []Effect
+// tookOver reports whether another leader has begun the run.
+func (s *Session) tookOver() bool { return s.cfg.Inherited != nil }
+
+// assemble begins to gather.
+func (s *Session) assemble() {
+	s.inheritPlans()
+	members := s.cfg.Inherited.Members()
+	for place := range s.workers {
+		w := &s.workers[place]
+		if HasPart(members, w.who) {
+			w.inherited, w.joins = true, !HasPart(s.plan.Workers, w.who)
+		} else {
+			w.set(gone)
+			w.exitTo(reaped)
+			s.first(Fence{place})
+		}
+	}
+	s.complete()
+}
+
+// inheritPlans reads off the agreed orders which plans there are.
+func (s *Session) inheritPlans() {
+	in := s.cfg.Inherited
+	in.settle()
+	s.plan = in.plan
+	for _, o := range in.Orders {
+		s.known[uint64(o.Plan.Version.N)] = o.Plan
+		if o.Restart {
+			s.restart = restart{o.Plan.Version, o.Passed.Step}
+		}
+	}
+}
+
+// gather takes in what happens before the run is taken over.
+func (s *Session) gather(e Event) {
 	switch e := e.(type) {
+	case RingOpened:
+		s.take(e)
+		return
+	case WatchTick, AlarmDue, Agreed, CauseTimeout:
+		return
+	case HelloTimeout, FileFailed:
+		if s.take(e); s.phase == ending {
+			return
+		}
 	case Received:
 		w := &s.workers[e.Worker]
-		if w.gone {
-			return nil
+		if w.state == gone {
+			return
 		}
 		switch m := e.Message.(type) {
 		case control.Hello:
 			w.pid = m.PID
 		case control.Ready:
 			if fault := s.fault(m); fault != "" {
-				s.heir = nil
-				return s.judge(now, &ProtocolError{e.Worker, fault})
+				s.judge(&ProtocolError{s.id(e.Worker), fault})
+				return
 			}
-			w.state, w.ready = prepared, m
+			if w.ready = m; w.state != prepared {
+				w.set(prepared)
+			}
 		case control.Beat:
 		default:
 			s.later = append(s.later, e)
 		}
 	case ConnClosed:
-		s.workers[e.Worker].closed = true
-		if !s.workers[e.Worker].exited {
-			effects = []Effect{AwaitExit{e.Worker}}
+		switch w := &s.workers[e.Worker]; w.exit {
+		case running:
+			w.exitTo(hungUp)
+			s.then(AwaitExit{e.Worker})
+		case exited:
+			w.exitTo(reaped)
 		}
 	case WorkerExited:
 		w := &s.workers[e.Worker]
-		if w.gone {
-			return nil
+		switch w.exit {
+		case running:
+			w.exitTo(exited)
+			s.then(AwaitExit{e.Worker})
+		case hungUp:
+			w.exitTo(reaped)
+		default:
+			return
 		}
-		w.exited, w.status, w.ended = true, e.Status, now
-		if !w.closed {
-			effects = []Effect{AwaitExit{e.Worker}}
-		}
+		w.status, w.ended = e.Status, s.now
 	case ReapTimeout:
 		switch w := &s.workers[e.Worker]; {
-		case w.exited:
-			w.closed = true
+		case w.over():
+		case w.exit == exited:
+			w.exitTo(reaped)
 		case w.killed:
-			w.gaveUp = true
+			w.exitTo(abandoned)
 		default:
-			w.killed = true
-			effects = []Effect{Kill(e)}
+			s.kill(e.Worker)
 		}
-	case RingOpened:
-		s.gossip, s.noRing = e.Ring, e.Reason
-		return nil
-	case WatchTick, AlarmDue, Agreed, CauseTimeout:
-		return nil
-	case HelloTimeout, FileFailed:
-		s.heir = nil
-		return s.Step(now, e)
 	default:
 		s.later = append(s.later, e)
 	}
-	return append(effects, s.complete(now)...)
+	s.complete()
 }
 
-// complete takes the run over as soon as all is known.
-func (s *Session) complete(now time.Time) []Effect {
-	if slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && w.state < prepared && !w.over() }) {
-		return nil
+// complete takes the run over as soon as the state of every worker is known.
+func (s *Session) complete() {
+	if !s.anyWorker(func(w *worker) bool { return w.state < prepared && !w.over() }) {
+		s.takeOver()
 	}
-	return s.takeOver(now)
 }
 
-func (s *Session) takeOver(now time.Time) []Effect {
-	in := s.heir
-	s.heir, s.tookOver = nil, true
+func (s *Session) takeOver() {
+	in := s.cfg.Inherited
 	h := &in.History
-	s.job, s.start = h.Job, h.Job.Started
-	s.recovered, s.losses, s.rollbacks, s.val, s.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
-	s.joinedBy = h.JoinedBy
+	s.job, s.began = h.Job, h.Job.Started
+	s.records.inherit(h)
+	s.roster.joinedBy = h.JoinedBy
 	begun := 0
-	for number, n := range h.Started {
-		s.lives[id.WorkerID(number)] += n
+	for w, n := range h.Started {
+		s.roster.lives[id.WorkerID(w)] += n
 		begun += n
 	}
-	s.begun = len(in.Orders[0].Plan.Workers) + begun - len(s.workers)
-	for number, host := range h.Away {
-		s.away[id.WorkerID(number)] = host
+	s.records.earlier = len(in.Orders[0].Plan.Workers) + begun - len(s.workers)
+	for w, host := range h.Away {
+		s.roster.away[id.WorkerID(w)] = host
 	}
-	s.total.tokens, s.total.ms = h.Tokens, h.MS
-	s.last = rundir.Metrics{Step: s.restart.step}
+	s.records.last = rundir.Metrics{Step: s.restart.step}
 	if h.Last != nil && h.Last.Plan >= uint64(s.restart.version.N) {
-		s.last = *h.Last
+		s.records.last = *h.Last
 	}
 	s.thin = thin(&s.plan)
-	if s.cfg.Telemetry {
-		s.tr = newTracer(&s.job)
-	}
-	effects := []Effect{s.event(now, "lead", fmt.Sprintf("%s leads in term %d", s.cfg.Leader, s.cfg.Term)), s.processes()}
-	if s.tr != nil {
-		effects = append(effects, BeginTrace{s.tr.run, s.job.Program})
-	}
+	s.then(s.event(eventLead, fmt.Sprintf("%s leads in term %d", s.cfg.Leader, s.cfg.Term)), s.processes())
+	s.beginTrace()
 	if h.Summary != nil {
-		return append(effects, s.conclusion(now, *h.Summary)...)
+		s.release(*h.Summary)
+		return
 	}
-	if h.Plan != nil {
-		s.noted = written(h.Plan)
-	}
-	if s.noted.Compare(s.plan.Version) < 0 {
+	if s.records.noted.Compare(s.plan.Version) < 0 {
 		// It was agreed, and the leader before came no further.
 		text, err := json.Marshal(s.plan)
 		if err != nil {
-			return s.judge(now, &PlanError{err})
+			s.judge(&PlanError{err})
+			return
 		}
 		i := slices.IndexFunc(in.Orders, func(o controller.Order) bool { return o.Plan.Version == s.plan.Version })
-		s.noted = s.plan.Version
-		effects = append(effects, WritePlan{rundir.Plan{Time: rundir.Time{Time: now}, Event: "agreed", Reason: in.Reasons[i], Plan: text}})
+		s.records.noted = s.plan.Version
+		s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: "agreed", Reason: in.Reasons[i], Plan: text}})
 	}
-
 	some := slices.IndexFunc(s.workers, func(w worker) bool { return w.state == prepared })
+	s.enter(training)
 	if some < 0 {
-		s.state = training
-		for id := range s.workers {
-			if !s.workers[id].gone {
-				s.lost = id
-				return append(effects, s.judge(now, s.death(id))...)
+		for place := range s.workers {
+			if s.workers[place].state != gone {
+				s.end.lost = place
+				s.judge(s.death(place))
+				return
 			}
 		}
-		return append(effects, s.judge(now, &RecoveryError{errors.New("no worker is left"), s.last.Step, s.job.Steps})...)
+		s.judge(&RecoveryError{errors.New("no worker is left"), s.records.last.Step, s.job.Steps})
+		return
 	}
-	s.first = s.workers[some].ready
-	s.ctl = controller.New(controller.Config{
-		Plan: s.plan, Peers: s.inheritedPeers(in), Profile: profile(s.first), Term: s.cfg.Term, Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors,
-		MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape], Live: in.live, Epoch: in.Orders[len(in.Orders)-1].Epoch, Coming: in.coming, Issued: in.Issued,
-	})
-	s.state = training
-	if s.cfg.RunDir != "" && s.startMessage().Checkpoints {
-		s.saves.every = s.first.CheckpointEvery
-		s.nextSave(now)
+	s.model = s.workers[some].ready
+	config := s.controllerConfig(s.plan, s.inheritedPeers())
+	config.Term, config.Live, config.Coming, config.Issued = s.cfg.Term, in.live, in.coming, in.Issued
+	config.Epoch = in.Orders[len(in.Orders)-1].Epoch
+	s.ctl = controller.New(config)
+	if s.checkpoints.newest = in.Saved; in.Saved > 0 {
+		s.ctl.Step(s.now, controller.Saved{Step: in.Saved, Dir: s.cfg.RunDir})
 	}
-	if s.saves.newest = in.Saved; in.Saved > 0 {
-		s.ctl.Step(now, controller.Saved{Step: in.Saved, Dir: s.cfg.RunDir})
+	s.startInherited(&in.Orders[0])
+
+	for _, e := range s.later {
+		s.take(e)
 	}
-	text, err := json.Marshal(in.Orders[0].Plan)
+	s.later = nil
+	for place := range s.workers {
+		if w := &s.workers[place]; w.state != gone && w.over() {
+			s.ended(place)
+		}
+	}
+	if s.phase == training && !s.ctl.Busy() {
+		s.tell(controller.Led{Term: s.cfg.Term})
+	}
+	for _, joiner := range h.Joining {
+		// It was to join, and the leader that knew how far it was is gone.
+		if s.phase == training && s.end.stop == "" && !s.anyWorker(func(w *worker) bool { return w.state != gone && int(w.who.ID) == joiner }) {
+			s.launch(id.WorkerID(joiner), "", fmt.Sprintf("worker %d is restarted, as another agent leads", joiner))
+		}
+	}
+}
+
+// startInherited lets the workers train that have not been told yet, with the first order of the run.
+func (s *Session) startInherited(first *controller.Order) {
+	text, err := json.Marshal(first.Plan)
 	if err != nil {
-		return s.judge(now, &PlanError{err})
+		s.judge(&PlanError{err})
+		return
 	}
-	start := s.startMessage()
+	start := s.beginTraining()
 	start.Plan = text
-	s.ringDue = s.formBy(now)
-	for _, p := range in.Orders[0].Peers {
+	for _, p := range first.Peers {
 		start.Peers = append(start.Peers, control.Peer{ID: int(p.ID), Incarnation: p.Incarnation, Addr: p.Addr})
 	}
-	for id := range s.workers {
-		w := &s.workers[id]
-		if w.gone {
+	for place := range s.workers {
+		w := &s.workers[place]
+		if w.state == gone {
 			continue
 		}
 		w.own = share(&s.plan, w.who)
 		if w.state == prepared {
-			w.state, w.heard = training, now
-			begin := s.startMessage()
-			if HasPart(in.Orders[0].Plan.Workers, w.who) {
-				begin = start // who has begun does not hear it
+			w.set(working)
+			w.heard = s.now
+			m := s.startMessage()
+			if HasPart(first.Plan.Workers, w.who) {
+				m = start // a worker that has begun does not hear it
 			}
-			begin.Ring = s.ringOf(w)
-			effects = append(effects, Send{id, begin})
+			m.Ring = s.ringOf(w)
+			s.send(place, m)
 		}
 	}
-	for _, e := range s.later {
-		effects = append(effects, s.Step(now, e)...)
-	}
-	s.later = nil
-	for id := range s.workers {
-		if w := &s.workers[id]; !w.gone && w.over() {
-			effects = append(effects, s.ended(now, id)...)
-		}
-	}
-	if !s.judged && !s.ctl.Busy() {
-		effects = append(effects, s.tell(now, controller.Led{Term: s.cfg.Term})...)
-	}
-	for _, number := range h.Joining {
-		// It was to join, and the leader that knew how far it was is gone.
-		if !s.judged && s.stop == "" && !slices.ContainsFunc(s.workers, func(w worker) bool { return !w.gone && int(w.who.ID) == number }) {
-			effects = append(effects, s.launch(now, id.WorkerID(number), "", fmt.Sprintf("worker %d is started anew, as another agent leads", number))...)
-		}
-	}
-	return effects
 }
 
-// written is the version of a line of plans.jsonl.
-func written(p *rundir.Plan) id.Version {
-	was, err := plan.Parse(p.Plan)
-	if err != nil {
-		return id.Version{}
-	}
-	return was.Version
-}
-
-// inheritedPeers are the sessions that the plan counts on, alive or not.
-func (s *Session) inheritedPeers(in *Inherited) []controller.Peer {
+// inheritedPeers are the workers that the plan counts on, alive or not.
+func (s *Session) inheritedPeers() []controller.Peer {
 	addr := make(map[plan.Worker]string)
-	for _, o := range in.Orders {
+	for _, o := range s.cfg.Inherited.Orders {
 		for _, p := range o.Peers {
 			addr[p.Worker] = p.Addr
 		}
 	}
 	var all []controller.Peer
-	for id := range s.workers {
-		if w := &s.workers[id]; !w.gone {
-			p := controller.Peer{Worker: s.session(id), Addr: w.ready.Addr}
+	for place := range s.workers {
+		if w := &s.workers[place]; w.state != gone {
+			p := controller.Peer{Worker: w.who, Addr: w.ready.Addr}
 			if p.Addr == "" {
 				p.Addr = addr[p.Worker]
 			}
@@ -316,22 +308,25 @@ func (s *Session) inheritedPeers(in *Inherited) []controller.Peer {
 	return all
 }
 
-// conclusion is what is left to do for a run whose summary is written.
-func (s *Session) conclusion(now time.Time, sum rundir.Summary) []Effect {
-	s.state, s.summary = finished, &sum
+// release does what is left to do for a run whose summary is written.
+func (s *Session) release(sum rundir.Summary) {
+	s.enter(finished)
+	s.records.summary, s.end.complete = &sum, true
+	s.then(CloseView{})
 	switch r := Reason(sum.StoppedBy); r {
 	case "":
 	case Interrupt, Terminated, Cancelled, Stopped:
-		s.err = &StoppedError{Reason: r, Step: sum.Steps, Steps: s.job.Steps}
+		s.end.err = &StoppedError{Reason: r, Step: sum.Steps, Steps: s.job.Steps}
 	default:
-		s.err = &RecoveryError{errors.New(sum.StoppedBy), sum.Steps, s.job.Steps}
-		return append([]Effect{CloseView{}}, s.killAll()...)
+		s.end.err = &RecoveryError{errors.New(sum.StoppedBy), sum.Steps, s.job.Steps}
+		s.enter(ending)
+		s.killAll()
+		return
 	}
-	effects := []Effect{CloseView{}}
-	for id := range s.workers {
-		if w := &s.workers[id]; !w.gone {
-			w.state = finished
-			effects = append(effects, Send{id, control.Release{}})
+	for place := range s.workers {
+		if w := &s.workers[place]; w.state != gone {
+			w.set(done)
+			s.send(place, control.Release{})
 		}
 	}
 	for _, e := range s.later {
@@ -340,11 +335,6 @@ func (s *Session) conclusion(now time.Time, sum rundir.Summary) []Effect {
 				continue
 			}
 		}
-		effects = append(effects, s.Step(now, e)...)
+		s.take(e)
 	}
-	return effects
-}
-
-func thin(p *plan.Plan) bool {
-	return slices.ContainsFunc(p.Shards, func(sh plan.Shard) bool { return len(sh.Mirrors) < p.Mirrors })
 }

@@ -213,8 +213,7 @@ func TestInheritPlans(t *testing.T) {
 		{[]controller.Order{order(1, 0, false), order(2, 1, true), order(3, 0, false)}, 2, 2, 3, 2},
 		{[]controller.Order{order(7, 1, false), order(8, 0, false), order(9, 0, false)}, 8, 7, 9, 0},
 	} {
-		s := New(Config{Workers: 1}, make([]plan.Worker, 1))
-		s.heir = &Inherited{Orders: c.orders}
+		s := New(Config{Workers: 1, Inherited: &Inherited{Orders: c.orders}}, make([]plan.Worker, 1))
 		s.inheritPlans()
 		version := func(o *controller.Order) int {
 			if o == nil {
@@ -222,8 +221,8 @@ func TestInheritPlans(t *testing.T) {
 			}
 			return o.Plan.Version.N
 		}
-		if s.plan.Version.N != c.plan || version(s.heir.live) != c.live || version(s.heir.coming) != c.coming || s.restart.version.N != c.restart {
-			t.Errorf("%d orders: plan %v, live %d, coming %d, restart %v; want %+v", len(c.orders), s.plan.Version, version(s.heir.live), version(s.heir.coming), s.restart.version, c)
+		if s.plan.Version.N != c.plan || version(s.cfg.Inherited.live) != c.live || version(s.cfg.Inherited.coming) != c.coming || s.restart.version.N != c.restart {
+			t.Errorf("%d orders: plan %v, live %d, coming %d, restart %v; want %+v", len(c.orders), s.plan.Version, version(s.cfg.Inherited.live), version(s.cfg.Inherited.coming), s.restart.version, c)
 		}
 	}
 }

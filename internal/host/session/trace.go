@@ -15,16 +15,6 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// More effects.
-type (
-	BeginTrace struct {
-		Run     trace.Run
-		Program string
-	}
-	WriteSpans struct{ Spans []trace.Span }
-	Measure    struct{ Measure trace.Measure }
-)
-
 const (
 	// tracedSteps is about how many steps of a run are traced in full, spread over all of it.
 	tracedSteps = 100
@@ -39,6 +29,14 @@ const (
 	// maxContexts bounds the places in traces that workers may add to: the newest ones count.
 	maxContexts = 64
 )
+
+// beginTrace begins the trace of the run, where spans and measures are wanted.
+func (s *Session) beginTrace() {
+	if s.cfg.Telemetry {
+		s.tr = newTracer(&s.job)
+		s.then(BeginTrace{s.tr.run, s.job.Program})
+	}
+}
 
 // tracer makes spans and measures out of what a session sees. Nobody wants them of a nil
 // tracer.
@@ -132,24 +130,24 @@ func (s *Session) stepRoot(step int) trace.Context {
 }
 
 // traceEffect takes note of what the controller wants after an event.
-func (s *Session) traceEffect(now time.Time, cause controller.Event, e controller.Effect) []Effect {
-	t := s.tr
+func (s *Session) traceEffect(cause controller.Event, e controller.Effect) {
+	t, now := s.tr, s.now
 	if t == nil {
-		return nil
+		return
 	}
 	switch e := e.(type) {
 	case controller.Ask:
 		root := t.ballot(e.Ballot)
 		if n := len(t.attempts); n > 0 && t.attempts[n-1].Context == root {
-			return nil
+			return
 		}
-		a := attempt{Context: root, died: now, known: now, dead: -1, step: s.stepRoot(s.last.Step + 1), before: s.plan.Version}
+		a := attempt{Context: root, died: now, known: now, dead: -1, step: s.stepRoot(s.records.last.Step + 1), before: s.plan.Version}
 		if dead, ok := cause.(controller.Dead); ok {
 			a.dead, a.cause = s.find(dead.Worker), dead.Cause
 			if !dead.Died.IsZero() && dead.Died.Before(now) {
 				a.died = dead.Died
 			}
-			a.last = s.lastTask(now, a.dead)
+			a.last = s.lastTask(a.dead)
 		}
 		t.attempts = append(t.attempts, a)
 	case controller.Propose:
@@ -171,17 +169,16 @@ func (s *Session) traceEffect(now time.Time, cause controller.Event, e controlle
 		}
 		t.fills[fillID{e.Worker, e.Fill.ID}] = c
 	case controller.Adopt:
-		return t.adopted(now, e)
+		s.then(t.adopted(now, e)...)
 	case controller.Recovered:
-		return s.traceRecovery(now, e.Recovery, "")
+		s.traceRecovery(e.Recovery, "")
 	case controller.End:
 		text := "the run has ended"
 		if e.Err != nil {
 			text = e.Err.Error()
 		}
-		return s.traceRecovery(now, controller.Recovery{Cause: text, Version: s.plan.Version, Step: s.last.Step + 1}, text)
+		s.traceRecovery(controller.Recovery{Cause: text, Version: s.plan.Version, Step: s.records.last.Step + 1}, text)
 	}
-	return nil
 }
 
 // attempt returns the attempt with a ballot, nil for none.
@@ -213,79 +210,79 @@ func (t *tracer) adopted(now time.Time, e controller.Adopt) []Effect {
 }
 
 // traceLevel tells of state that has been copied in the background.
-func (s *Session) traceLevel(now time.Time, e controller.Level) []Effect {
+func (s *Session) traceLevel(e controller.Level) {
 	if s.tr == nil {
-		return nil
+		return
 	}
 	id := fillID{e.Worker, e.ID}
 	c, ok := s.tr.fills[id]
 	if !ok {
-		return nil
+		return
 	}
 	delete(s.tr.fills, id)
-	return []Effect{WriteSpans{[]trace.Span{{
+	s.then(WriteSpans{[]trace.Span{{
 		Context: s.tr.run.Root(trace.Migration, uint64(e.Worker.ID), uint64(e.Worker.Incarnation), e.ID.Term, uint64(e.ID.N)),
-		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: c.since, End: now,
+		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: c.since, End: s.now,
 		Attrs: []trace.Attr{{Key: trace.KeyStep, Value: e.Step}, {Key: trace.KeyParameters, Value: c.values}, {Key: trace.KeySources, Value: len(c.from)}},
-	}}}}
+	}}})
 }
 
 // lastTask is what a dead worker was doing.
-func (s *Session) lastTask(now time.Time, id int) (l lastTask) {
+func (s *Session) lastTask(id int) (l lastTask) {
 	if id < 0 {
 		return l
 	}
 	p := s.workers[id].status.Progress
 	l.step, l.running = p.Step, p.Running
 	// The worker wrote that, in memory that may hold anything.
-	if at := time.Unix(0, p.Since); at.After(s.start) && at.Before(now) {
+	if at := time.Unix(0, p.Since); at.After(s.began) && at.Before(s.now) {
 		l.since = at
 	}
 	return l
 }
 
-// phase is one of a recovery: from the end of the one before.
-type phase struct {
+// tracePhase is one of a recovery: from the end of the one before.
+type tracePhase struct {
 	name string
 	end  time.Time
 }
 
 // superseded are the phases of an attempt as far as it came until another fault began the next
 // one. That there is a plan is known with the last answer.
-func (a *attempt) superseded(end time.Time) (phases []phase) {
+func (a *attempt) superseded(end time.Time) (phases []tracePhase) {
 	for i, at := range [...]time.Time{a.known, a.planned, a.agreed, {}} {
 		name := [...]string{"detect", "query", "agree", "edit"}[i]
 		if at.IsZero() || !at.Before(end) {
-			return append(phases, phase{name, end})
+			return append(phases, tracePhase{name, end})
 		}
-		phases = append(phases, phase{name, at})
+		phases = append(phases, tracePhase{name, at})
 	}
 	return phases
 }
 
 // ended are the phases of the attempt with which a recovery has ended, as events.jsonl has them; it
 // began with a death that may be later than the first one.
-func (a *attempt) ended(now time.Time, r controller.Recovery) []phase {
+func (a *attempt) ended(now time.Time, r controller.Recovery) []tracePhase {
 	edited := now.Add(-r.Resume)
 	agreed := edited.Add(-r.Edit)
 	proposed := agreed.Add(-r.Agree)
 	answered := proposed.Add(-r.Plan)
-	return []phase{{"detect", a.known}, {"query", answered}, {"plan", proposed}, {"agree", agreed}, {"edit", edited}, {"resume", now}}
+	return []tracePhase{{"detect", a.known}, {"query", answered}, {"plan", proposed}, {"agree", agreed}, {"edit", edited}, {"resume", now}}
 }
 
 // traceRecovery tells of a recovery that has ended, well if failure is "". A fault that struck on the way
 // has a trace of its own, and the one before ends where it begins.
-func (s *Session) traceRecovery(now time.Time, r controller.Recovery, failure string) []Effect {
-	t := s.tr
+func (s *Session) traceRecovery(r controller.Recovery, failure string) {
+	t, now := s.tr, s.now
 	attempts := t.attempts
 	if t.attempts = nil; len(attempts) == 0 {
-		return nil
+		return
 	}
 	var spans []trace.Span
 	for i := range attempts {
 		a := &attempts[i]
 		if a.dead >= 0 {
-			if at := s.workers[a.dead].harmed; !at.IsZero() && at.Before(a.died) {
+			if at := s.workers[a.dead].hit; !at.IsZero() && at.Before(a.died) {
 				a.died = at
 			}
 		}
@@ -306,7 +303,7 @@ func (s *Session) traceRecovery(now time.Time, r controller.Recovery, failure st
 		if i > 0 {
 			root.Links = append(root.Links, trace.Link{Context: attempts[i-1].Context, Why: trace.Interrupted})
 		}
-		var phases []phase
+		var phases []tracePhase
 		switch last := i == len(attempts)-1; {
 		case !last:
 			next := &attempts[i+1]
@@ -342,15 +339,14 @@ func (s *Session) traceRecovery(now time.Time, r controller.Recovery, failure st
 		}
 	}
 	t.struck[min(r.Step, s.job.Steps)] = attempts[0].step
-	effects := []Effect{WriteSpans{spans}}
+	s.then(WriteSpans{spans})
 	if failure == "" {
 		m := trace.RecoveryDone{Seconds: r.Total.Seconds(), Rollback: r.Rollback, Recomputed: r.Again}
 		for i, d := range [...]time.Duration{r.Detect, r.Query, r.Plan, r.Agree, r.Edit, r.Resume} {
 			m.Phases[i] = d.Seconds()
 		}
-		effects = append(effects, Measure{m})
+		s.then(Measure{m})
 	}
-	return effects
 }
 
 // lastWords is the span of what a dead worker did last.
@@ -374,10 +370,10 @@ func (s *Session) lastWords(a attempt) trace.Span {
 
 // traceStep tells of a committed step, when the first worker does. Of steps that are neither sampled nor
 // struck, there are measures only.
-func (s *Session) traceStep(m control.Step) []Effect {
+func (s *Session) traceStep(m control.Step) {
 	t := s.tr
 	if t == nil {
-		return nil
+		return
 	}
 	lag := 0
 	switch {
@@ -389,27 +385,27 @@ func (s *Session) traceStep(m control.Step) []Effect {
 	default:
 		lag = m.Step - t.thin + 1
 	}
-	effects := []Effect{
-		Measure{trace.StepDone{Step: m.Step, Seconds: m.MS / 1000, Tokens: m.Tokens, Loss: m.Loss, Workers: s.last.Workers, Plan: m.Plan}},
+	s.then(
+		Measure{trace.StepDone{Step: m.Step, Seconds: m.MS / 1000, Tokens: m.Tokens, Loss: m.Loss, Workers: s.records.last.Workers, Plan: m.Plan}},
 		Measure{trace.MirrorLag{Steps: lag}},
-	}
+	)
 	root, struck := t.struck[m.Step]
 	delete(t.struck, m.Step)
 	if !struck {
 		root = s.stepRoot(m.Step)
 	}
 	if !struck && m.Step%t.every != 0 && m.Step != 1 {
-		return effects
+		return
 	}
 	span := trace.Span{
 		Context: root, Name: trace.Step, Worker: trace.Agent,
 		Start: m.Time.Add(-time.Duration(m.MS * float64(time.Millisecond))), End: m.Time,
 		Attrs: []trace.Attr{
 			{Key: trace.KeyStep, Value: m.Step}, {Key: trace.KeyPlan, Value: s.known[m.Plan].Version.String()}, {Key: trace.KeyLoss, Value: m.Loss},
-			{Key: trace.KeyTokens, Value: m.Tokens}, {Key: trace.KeyWorkers, Value: s.last.Workers},
+			{Key: trace.KeyTokens, Value: m.Tokens}, {Key: trace.KeyWorkers, Value: s.records.last.Workers},
 		},
 	}
-	return append(effects, WriteSpans{[]trace.Span{span}})
+	s.then(WriteSpans{[]trace.Span{span}})
 }
 
 // spanNames are those that workers may use.
@@ -419,22 +415,22 @@ var spanNames = []string{
 }
 
 // spans takes in what a worker tells. It may be late, or of a run that has gone back, and then it is dropped.
-func (s *Session) spans(now time.Time, worker int, m control.Spans) (effects []Effect, fault string) {
-	t, w := s.tr, &s.workers[worker]
+func (s *Session) spans(place int, m control.Spans) (fault string) {
+	t, w := s.tr, &s.workers[place]
 	if t == nil {
-		return nil, ""
+		return ""
 	}
 	if len(m.Spans) > maxSpans || len(m.Links) > maxSpans {
-		return nil, fmt.Sprintf("told of %d spans and %d links at a time", len(m.Spans), len(m.Links))
+		return fmt.Sprintf("told of %d spans and %d links at a time", len(m.Spans), len(m.Links))
 	}
 	at, err := trace.ParseContext(m.Trace)
 	switch {
 	case err != nil:
-		return nil, "sent a trace context that is none"
+		return "sent a trace context that is none"
 	case m.Trace == "" && (m.Step < 1 || m.Step > s.job.Steps):
-		return nil, fmt.Sprintf("told of step %d of %d", m.Step, s.job.Steps)
+		return fmt.Sprintf("told of step %d of %d", m.Step, s.job.Steps)
 	case m.Trace == "" && m.Plan < uint64(s.restart.version.N), m.Trace != "" && !slices.Contains(t.issued, at):
-		return nil, ""
+		return ""
 	}
 	parent := at
 	if m.Trace == "" {
@@ -444,11 +440,12 @@ func (s *Session) spans(now time.Time, worker int, m control.Spans) (effects []E
 		parent = trace.Context{Trace: at.Trace, Span: own.Span}
 	}
 	var spans []trace.Span
+	var measures []Effect
 	stages := make(map[int]*trace.Span)
 	for _, x := range m.Spans {
 		start := time.Unix(0, x.Start)
 		end := start.Add(time.Duration(x.Took))
-		if !slices.Contains(spanNames, x.Name) || x.Took < 0 || start.Before(s.start.Add(-time.Minute)) || end.After(now.Add(time.Minute)) {
+		if !slices.Contains(spanNames, x.Name) || x.Took < 0 || start.Before(s.began.Add(-time.Minute)) || end.After(s.now.Add(time.Minute)) {
 			continue
 		}
 		span := trace.Span{
@@ -498,43 +495,43 @@ func (s *Session) spans(now time.Time, worker int, m control.Spans) (effects []E
 		spans = append(spans, span)
 		switch x.Name {
 		case trace.Reduce, trace.Commit, trace.Exchange:
-			effects = append(effects, Measure{trace.Collective{Name: x.Name, Seconds: time.Duration(x.Took).Seconds()}})
+			measures = append(measures, Measure{trace.Collective{Name: x.Name, Seconds: time.Duration(x.Took).Seconds()}})
 		}
 	}
 	for _, st := range slices.Sorted(maps.Keys(stages)) {
 		spans = append(spans, *stages[st])
 	}
 	for _, l := range m.Links {
-		if l.Worker >= 0 && l.Sent >= 0 && s.lives[id.WorkerID(l.Worker)] > 0 {
-			effects = append(effects, Measure{trace.Traffic{From: int(w.who.ID), To: l.Worker, Bytes: l.Sent}})
+		if l.Worker >= 0 && l.Sent >= 0 && s.roster.lives[id.WorkerID(l.Worker)] > 0 {
+			measures = append(measures, Measure{trace.Traffic{From: int(w.who.ID), To: l.Worker, Bytes: l.Sent}})
 		}
 	}
-	return append([]Effect{WriteSpans{spans}}, effects...), ""
+	s.then(WriteSpans{spans})
+	s.then(measures...)
+	return ""
 }
 
 // traceWorkerStep tells what a worker's step was made of.
-func (s *Session) traceWorkerStep(id int, m control.Step) []Effect {
+func (s *Session) traceWorkerStep(id int, m control.Step) {
 	if s.tr == nil || m.Compute <= 0 || m.MS <= 0 {
-		return nil
+		return
 	}
-	return []Effect{
-		Measure{trace.WorkerStep{
-			Worker: s.id(id), Seconds: m.MS / 1000, Compute: time.Duration(m.Compute).Seconds(), Reduced: max(m.Reduced, 0), Exchanged: max(m.Exchanged, 0),
-		}},
-	}
+	s.then(Measure{trace.WorkerStep{
+		Worker: s.id(id), Seconds: m.MS / 1000, Compute: time.Duration(m.Compute).Seconds(), Reduced: max(m.Reduced, 0), Exchanged: max(m.Exchanged, 0),
+	}})
 }
 
 // traceCheckpoint tells of a checkpoint that is whole.
-func (s *Session) traceCheckpoint(now time.Time, step int, since time.Time) []Effect {
+func (s *Session) traceCheckpoint(step int, since time.Time) {
 	if s.tr == nil {
-		return nil
+		return
 	}
 	if since.IsZero() {
-		since = now
+		since = s.now
 	}
-	return []Effect{WriteSpans{[]trace.Span{{
+	s.then(WriteSpans{[]trace.Span{{
 		Context: s.tr.run.Root(trace.Checkpoint, uint64(s.restart.version.N), uint64(step)), Name: trace.Checkpoint, Worker: trace.Agent,
-		Start: since, End: now, Attrs: []trace.Attr{{Key: trace.KeyStep, Value: step}},
+		Start: since, End: s.now, Attrs: []trace.Attr{{Key: trace.KeyStep, Value: step}},
 		Links: []trace.Link{{Context: s.stepRoot(step), Why: "step"}},
-	}}}}
+	}}})
 }

@@ -107,8 +107,8 @@ func TestManyWorkersToTheEnd(t *testing.T) {
 	if want := []string{"1 50 3 1", "2 50 3 1", "3 50 3 1"}; !slices.Equal(metrics, want) {
 		t.Errorf("metrics %v, want %v", metrics, want)
 	}
-	if len(s.told) != 0 {
-		t.Errorf("%d steps are kept", len(s.told))
+	if len(s.reports.told) != 0 {
+		t.Errorf("%d steps are kept", len(s.reports.told))
 	}
 	sum := s.Outcome().Summary
 	if sum.WorkersStarted != n || sum.WorkersLost != 0 || len(sum.Workers) != n || sum.Workers[2].ID != 2 || sum.Workers[2].Forwards != 20 || sum.Workers[1].BytesSent != 7 {
@@ -310,8 +310,8 @@ func TestStepsInAnyOrder(t *testing.T) {
 				wrote = append(wrote, m.Metrics.Step)
 			}
 		}
-		if s.err != nil || !slices.Equal(wrote, []int{1, 2, 3}) || len(s.told) != 0 {
-			t.Fatalf("%v, wrote %v, keeps %d", s.err, wrote, len(s.told))
+		if s.end.err != nil || !slices.Equal(wrote, []int{1, 2, 3}) || len(s.reports.told) != 0 {
+			t.Fatalf("%v, wrote %v, keeps %d", s.end.err, wrote, len(s.reports.told))
 		}
 	})
 }
@@ -329,12 +329,12 @@ func TestWatch(t *testing.T) {
 	s := start()
 	s.Step(at(900), Received{0, control.Note{}}) // any message is a sign of life
 	s.Step(at(1000), WatchTick{at(1000)})
-	if s.judged {
-		t.Errorf("silent for exactly the budget: %v", s.err)
+	if s.phase == ending {
+		t.Errorf("silent for exactly the budget: %v", s.end.err)
 	}
 	s.Step(at(1250), WatchTick{at(1250)})
-	if s.workers[0].doom != nil || s.workers[1].doom == nil || s.judged {
-		t.Errorf("worker 0: %v, worker 1: %v", s.workers[0].doom, s.workers[1].doom)
+	if s.workers[0].fault != nil || s.workers[1].fault == nil || s.phase == ending {
+		t.Errorf("worker 0: %v, worker 1: %v", s.workers[0].fault, s.workers[1].fault)
 	}
 	for _, id := range []int{1, 0} {
 		s.Step(at(1300), ConnClosed{id, nil})
@@ -344,19 +344,19 @@ func TestWatch(t *testing.T) {
 		}
 	}
 	want := &SilentError{Worker: 0, Workers: 2, For: 3 * time.Second, Steps: 3}
-	if !reflect.DeepEqual(s.err, want) || s.err.Error() != "worker 0 has been silent for 3s, at step 0 of 3; no worker is left" || s.summary.WorkersLost != 2 {
-		t.Errorf("got %v, %+v", s.err, s.summary)
+	if !reflect.DeepEqual(s.end.err, want) || s.end.err.Error() != "worker 0 has been silent for 3s, at step 0 of 3; no worker is left" || s.records.summary.WorkersLost != 2 {
+		t.Errorf("got %v, %+v", s.end.err, s.records.summary)
 	}
 
 	// Late by more than a quarter of the budget, the agent was not listening.
 	s = start()
 	s.Step(at(5000), WatchTick{at(4600)})
 	s.Step(at(5900), WatchTick{at(5900)})
-	if s.judged {
-		t.Errorf("a frozen agent blames its workers: %v", s.err)
+	if s.phase == ending {
+		t.Errorf("a frozen agent blames its workers: %v", s.end.err)
 	}
 	s.Step(at(6100), WatchTick{at(6100)})
-	if s.workers[0].doom == nil {
+	if s.workers[0].fault == nil {
 		t.Error("silence after the new beginning is not noticed")
 	}
 
@@ -365,22 +365,22 @@ func TestWatch(t *testing.T) {
 	s.Step(at(9000), WatchTick{at(9000)})
 	s.Step(at(9000), Received{0, hello})
 	s.Step(at(10000), WatchTick{at(10000)})
-	if s.judged {
-		t.Errorf("a worker that is new: %v", s.err)
+	if s.phase == ending {
+		t.Errorf("a worker that is new: %v", s.end.err)
 	}
 	s.Step(at(18500), WatchTick{at(18500)}) // with ten times the patience, before training
-	if s.judged {
-		t.Errorf("a worker that begins slowly: %v", s.err)
+	if s.phase == ending {
+		t.Errorf("a worker that begins slowly: %v", s.end.err)
 	}
 	s.Step(at(19500), WatchTick{at(19500)})
-	if !errors.As(s.err, new(*SilentError)) {
-		t.Errorf("a worker that never beat: %v", s.err)
+	if !errors.As(s.end.err, new(*SilentError)) {
+		t.Errorf("a worker that never beat: %v", s.end.err)
 	}
 	s = start()
 	s.Step(at(10), WorkerExited{0, Status{Code: -1, Text: "signal: killed"}})
 	s.Step(at(1100), Received{1, control.Beat{}})
 	s.Step(at(1100), WatchTick{at(1100)})
-	if s.judged || s.workers[0].doom != nil {
-		t.Errorf("a worker that has ended is blamed for silence: %v", s.err)
+	if s.phase == ending || s.workers[0].fault != nil {
+		t.Errorf("a worker that has ended is blamed for silence: %v", s.end.err)
 	}
 }

@@ -1,0 +1,285 @@
+package session
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// Resume says where a run goes on that has ended before.
+type Resume struct {
+	Job  rundir.Job        // as job.json has it: the program must still make the same
+	Data []rundir.DataFile // as data.json has it
+	Step int               // of the checkpoint in the run directory
+	Plan *rundir.Plan      // the newest, nil for none
+	// Number is that of the plan of the newest step. It may be greater than Plan's, which is written down later.
+	Number uint64
+	Note   []string // what the user should know about it, in a sentence each
+}
+
+// Newest returns the newest version that the run has given, as far as its files tell.
+func (r *Resume) Newest() id.Version {
+	if r == nil || r.Plan == nil {
+		return id.Version{}
+	}
+	v := written(r.Plan)
+	v.N = max(v.N, int(min(r.Number, maxNumber)))
+	return v
+}
+
+// changed returns why the run cannot be resumed with what the workers have.
+func (r *Resume) changed(now control.Ready) error {
+	was := control.Ready{Job: r.Job.Plain(), Data: r.Data, Layers: now.Layers}
+	is := now
+	is.Job = is.Job.Plain()
+	if field, values := difference(was, is); field != "" {
+		return &ResumeError{field, values}
+	}
+	return nil
+}
+
+// maxNumber bounds the number of a plan that a file may claim.
+const maxNumber = 1 << 40
+
+// written is the version of a line of plans.jsonl.
+func written(p *rundir.Plan) id.Version {
+	was, err := plan.Parse(p.Plan)
+	if err != nil {
+		return id.Version{}
+	}
+	return was.Version
+}
+
+// checkpoints are made one at a time: the workers are asked for their parts, each owner of shards writes a file and reports it, and
+// when all parts are there, and the step is in metrics.jsonl, the manifest is committed.
+type checkpoints struct {
+	every    time.Duration // 0 for none but that of a stopped run
+	due      time.Time
+	asked    bool
+	since    time.Time // when workers were asked
+	parts    map[partsKey]map[id.WorkerID]part
+	whole    []checkpoint.Manifest // to be committed, one after the other
+	underway bool                  // the first of them is being committed
+	newest   int                   // step of the newest, 0 for none
+	proposed id.Version            // newest plan that was to be agreed
+}
+
+// maxPartial bounds the checkpoints that are not whole: one at a time is asked for, and a run that is stopped makes one more.
+const maxPartial = 8
+
+type partsKey struct {
+	step    int
+	version id.Version // of a plan whose owners write the parts
+}
+
+type part struct {
+	file checkpoint.File
+	rule string
+}
+
+// next sets when the next checkpoint is due.
+func (c *checkpoints) next(now time.Time) {
+	if c.every > 0 {
+		c.due = now.Add(c.every)
+	}
+}
+
+// committing reports whether a checkpoint is being made whole.
+func (c *checkpoints) committing() bool { return len(c.whole) > 0 }
+
+// idle reports whether no checkpoint is being made.
+func (c *checkpoints) idle() bool {
+	return !c.asked && !c.underway && len(c.parts)+len(c.whole) == 0
+}
+
+// put adds a part.
+func (c *checkpoints) put(key partsKey, owner id.WorkerID, p part) {
+	if c.parts == nil {
+		c.parts = make(map[partsKey]map[id.WorkerID]part)
+	}
+	if c.parts[key] == nil {
+		c.parts[key] = make(map[id.WorkerID]part)
+	}
+	c.parts[key][owner] = p
+}
+
+// askForCheckpoint asks for a checkpoint that is due.
+func (s *Session) askForCheckpoint() {
+	c := &s.checkpoints
+	if c.due.IsZero() || s.now.Before(c.due) {
+		return
+	}
+	c.next(s.now)
+	if s.phase != training || s.end.stop != "" || !c.idle() {
+		return
+	}
+	c.asked, c.since = true, s.now
+	for place := range s.workers {
+		if s.workers[place].state == working {
+			s.send(place, control.Save{})
+		}
+	}
+}
+
+// saved takes in a part of a checkpoint.
+func (s *Session) saved(place int, m control.Saved) {
+	c, who := &s.checkpoints, s.workers[place].who
+	bad := func(format string, args ...any) {
+		s.judge(&ProtocolError{int(who.ID), fmt.Sprintf(format, args...) + s.at()})
+	}
+	v := id.Version{Generation: m.Generation, N: m.N}
+	p, ok := s.known[uint64(m.N)]
+	if s.tookOver() && !ok {
+		return // of a plan so long ago that it was not inherited, reported to the leader before
+	}
+	if !ok || p.Version != v {
+		bad("saved a part of a checkpoint under plan %v, which is not known,", v)
+		return
+	}
+	if in, _ := p.Worker(who.ID); in.Incarnation != who.Incarnation {
+		bad("saved a part of a checkpoint under plan %v, which another one of its lives was in,", v)
+		return
+	}
+	key := partsKey{m.Step, v}
+	if s.tookOver() && m.Step <= c.newest {
+		return // reported to the leader before, which made it whole
+	}
+	switch {
+	case len(c.parts) > maxPartial:
+		bad("saved parts of %d checkpoints", len(c.parts))
+		return
+	case m.Step < 1 || m.Step > s.job.Steps || c.parts[key][who.ID].rule != "":
+		bad("saved a part of a checkpoint of step %d", m.Step)
+		return
+	case !slices.Contains(ownersOf(&p), who.ID):
+		bad("saved a part of a checkpoint and owns nothing under plan %v,", v)
+		return
+	}
+	c.asked = false
+	if m.Err != "" {
+		delete(c.parts, key)
+		s.note("no checkpoint of step %d: worker %d: %s", m.Step, who.ID, OneLine(m.Err))
+		return
+	}
+	var file checkpoint.File
+	if err := json.Unmarshal(m.File, &file); err != nil || m.Rule == "" {
+		bad("saved a part of a checkpoint that is none")
+		return
+	}
+	c.put(key, who.ID, part{file, m.Rule})
+	s.commitCheckpoints()
+}
+
+// ownersOf returns the owners of shards under a plan, by WorkerID.
+func ownersOf(p *plan.Plan) []id.WorkerID {
+	var owners []id.WorkerID
+	for _, sh := range p.Shards {
+		if !slices.Contains(owners, sh.Owner) {
+			owners = append(owners, sh.Owner)
+		}
+	}
+	slices.Sort(owners)
+	return owners
+}
+
+// commitCheckpoints commits the checkpoints of which all parts are there, and drops those of which parts never will be, since their
+// owners are gone.
+func (s *Session) commitCheckpoints() {
+	c := &s.checkpoints
+	keys := slices.SortedFunc(maps.Keys(c.parts), func(a, b partsKey) int { return cmp.Or(a.step-b.step, a.version.Compare(b.version)) })
+	for _, key := range keys {
+		parts := c.parts[key]
+		p := s.known[uint64(key.version.N)]
+		owners := ownersOf(&p)
+		lost := slices.IndexFunc(owners, func(w id.WorkerID) bool {
+			in, _ := p.Worker(w)
+			place := s.find(in)
+			_, ok := parts[w]
+			return !ok && (place < 0 || s.workers[place].state >= done)
+		})
+		switch {
+		case lost >= 0:
+			delete(c.parts, key)
+			s.note("no checkpoint of step %d: worker %d has gone", key.step, owners[lost])
+		case len(parts) == len(owners) && key.step <= s.records.last.Step:
+			delete(c.parts, key)
+			m := checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: key.version, Rule: parts[owners[0]].rule}
+			for _, l := range profile(s.model).Layers {
+				size := 0
+				for _, n := range l.Tensors {
+					size += n
+				}
+				m.Layers = append(m.Layers, size)
+			}
+			for _, w := range owners {
+				m.Files = append(m.Files, parts[w].file)
+			}
+			c.whole = append(c.whole, m)
+		}
+	}
+	s.commitNext()
+}
+
+func (s *Session) commitNext() {
+	if c := &s.checkpoints; !c.underway && len(c.whole) > 0 {
+		c.underway = true
+		s.then(CommitCheckpoint{c.whole[0]})
+	}
+}
+
+// checkpointCommitted takes in that a checkpoint is whole, or will not be.
+func (s *Session) checkpointCommitted(e CheckpointCommitted) {
+	if e.Err != nil {
+		s.note("no checkpoint of step %d: %s", e.Step, OneLine(e.Err.Error()))
+		return
+	}
+	c := &s.checkpoints
+	c.newest = max(c.newest, e.Step)
+	s.then(s.event(eventCheckpoint, fmt.Sprintf("the state after step %d is saved", e.Step)))
+	s.traceCheckpoint(e.Step, c.since)
+	c.since = time.Time{}
+	s.tell(controller.Saved{Step: e.Step, Dir: s.cfg.RunDir})
+}
+
+// checkpointsPruned continues after all work on a checkpoint.
+func (s *Session) checkpointsPruned(e CheckpointsPruned) {
+	c := &s.checkpoints
+	c.underway, c.whole = false, c.whole[1:]
+	if e.Err != nil {
+		s.note("old checkpoints: %s", OneLine(e.Err.Error()))
+	}
+	s.commitNext()
+	s.conclude()
+}
+
+// checkpointVerified proposes the plan that begins from a checkpoint, or has another plan made if that cannot be used.
+func (s *Session) checkpointVerified(e CheckpointVerified) {
+	if e.Err != nil {
+		s.judge(&FileError{Err: e.Err})
+		return
+	}
+	for _, text := range e.Refused {
+		s.then(s.event(eventNote, text))
+	}
+	switch order := &e.Propose.Order; {
+	case order.Plan.Version != s.checkpoints.proposed: // another plan has come to take its place
+	case e.Step >= order.Passed.Step:
+		s.first(e.Propose)
+	default:
+		older := controller.Saved{Step: e.Step}
+		if s.checkpoints.newest = e.Step; e.Step > 0 {
+			older.Dir = order.From
+		}
+		s.tell(older)
+	}
+}

@@ -1,0 +1,241 @@
+package session
+
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/gossip"
+	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// An Event is something that has happened. A Worker of type int is a place: the position of the worker's process among all that
+// the session was given by [New] and, after those, by [WorkerStarted].
+type Event any
+
+// Events of workers.
+type (
+	// Received is a message of a worker.
+	Received struct {
+		Worker  int
+		Message control.Message
+	}
+	// ConnClosed says that a connection is over, or was never made. What a worker has sent is received before.
+	ConnClosed struct {
+		Worker int
+		Err    error
+	}
+	// WorkerExited says that a process has exited.
+	WorkerExited struct {
+		Worker int
+		Status Status
+	}
+	// WorkerStarted answers [StartWorker]. With an error, the worker has no place.
+	WorkerStarted struct {
+		Worker plan.Worker
+		Err    error
+	}
+	// Gossip is what the gossip ring says of a worker.
+	Gossip struct {
+		Worker plan.Worker
+		State  gossip.State
+		By     string // the member that cannot reach it, in words, while it is suspected or taken for dead
+	}
+	// FaultStamped is the time at which a fault was injected into a worker, from which its recovery is measured; zero takes it back.
+	FaultStamped struct {
+		Worker int // -1: the newest incarnation of ID
+		ID     int
+		At     time.Time
+	}
+	// FaultInjected says that a fault of the schedule was injected, and must not be injected again.
+	FaultInjected struct{ Fault string }
+)
+
+// Events of the user and of other hosts.
+type (
+	// StopAsked asks the run to stop: at the next commit the first time, at once the second time.
+	StopAsked struct{ Reason Reason }
+	// AddWorkers asks for more workers; [AnswerAdd] comes.
+	AddWorkers struct{ N int }
+	// WatchAsked says whether timelines are wanted.
+	WatchAsked struct{ On bool }
+	// HostBack says that a host is linked of which no worker is in the run.
+	HostBack struct{ Host string }
+)
+
+// Events of time.
+type (
+	// AlarmDue says that the time of [Session.Alarm] has come.
+	AlarmDue struct{}
+	// WatchTick has missed heartbeats looked for, [Watches] times in the failure-detection timeout. Due is when it was meant to come.
+	WatchTick struct{ Due time.Time }
+	// HelloTimeout says that Settings.HelloTimeout is over since the start.
+	HelloTimeout struct{}
+	// ReapTimeout says that a worker has not exited in time after [Kill] or [AwaitExit].
+	ReapTimeout struct{ Worker int }
+	// CauseTimeout comes some time after [AwaitCause].
+	CauseTimeout struct{}
+)
+
+// Events of what the shell has done.
+type (
+	// LogOpened gives the version of the first plan of a run that is resumed. It comes before Begin.
+	LogOpened struct{ First id.Version }
+	// RingOpened gives the gossip ring, or the reason why it is missing. It comes before Begin.
+	RingOpened struct {
+		Ring   control.Ring
+		Reason string
+	}
+	// Agreed says that a proposed plan is in the log.
+	Agreed struct {
+		Version  id.Version
+		Proposed time.Time
+	}
+	// Balanced answers [Balance].
+	Balanced struct{ controller.Balanced }
+	// FileFailed says that a file of the run directory could not be written.
+	FileFailed struct{ Err error }
+	// CheckpointCommitted answers [CommitCheckpoint]; Err says why there is no checkpoint.
+	CheckpointCommitted struct {
+		Step int
+		Err  error
+	}
+	// CheckpointsPruned follows CheckpointCommitted, when old checkpoints are removed.
+	CheckpointsPruned struct{ Err error }
+	// CheckpointVerified answers [VerifyCheckpoint].
+	CheckpointVerified struct {
+		Propose Propose
+		Step    int      // of the newest checkpoint that is whole; 0 if there is none
+		Refused []string // why newer ones are not
+		Err     error    // of the file system
+	}
+	// ClocksSet says that clocks were set or, without Settings, why none will be.
+	ClocksSet struct {
+		Reason   string
+		Settings []rundir.Clock
+		Lowered  map[id.WorkerID]float64 // how many times as long workers on a lowered clock may take, at least 1
+		Raised   []id.WorkerID           // workers on a clock above the one it was found at
+		Shares   map[id.WorkerID]float64 // of the speed as found
+		Joules   float64
+	}
+	// Metered is what devices do.
+	Metered struct{ Devices []trace.Device }
+)
+
+// An Effect is something to do. Effects of one event are in the order in which they are to be done: first what other processes
+// wait for, then files and views.
+type Effect any
+
+// Effects on workers.
+type (
+	// Send sends a message to a worker.
+	Send struct {
+		Worker  int
+		Message control.Message
+	}
+	// Kill kills a worker; ReapTimeout comes if it has not exited in time.
+	Kill struct{ Worker int }
+	// Fence kills a worker of a host that may come back later, as soon as it is there.
+	Fence struct{ Worker int }
+	// AwaitExit has ReapTimeout come if the worker has not exited in time.
+	AwaitExit struct{ Worker int }
+	// AwaitCause has CauseTimeout come, unless the session is over before.
+	AwaitCause struct{}
+	// StartWorker starts a process; WorkerStarted comes.
+	StartWorker struct{ Worker plan.Worker }
+)
+
+// Effects on the log and on the controller.
+type (
+	// Propose puts a plan into the log; Agreed comes.
+	Propose struct {
+		Order  controller.Order
+		Reason string
+	}
+	// Balance has a long search done beside the session; Balanced comes.
+	Balance struct{ controller.Balance }
+)
+
+// Effects on files.
+type (
+	WriteJob struct {
+		Job  rundir.Job
+		Data []rundir.DataFile
+	}
+	WritePlan    struct{ Plan rundir.Plan }
+	WriteMetrics struct{ Metrics rundir.Metrics }
+	WriteEvent   struct{ Event rundir.Event }
+	WriteSummary struct{ Summary rundir.Summary }
+	WriteWorkers struct{ Alive []rundir.Process }
+	// CommitCheckpoint makes a checkpoint whole; CheckpointCommitted comes, and then CheckpointsPruned.
+	CommitCheckpoint struct{ Manifest checkpoint.Manifest }
+	// VerifyCheckpoint reads the checkpoint that a plan begins from; CheckpointVerified comes.
+	VerifyCheckpoint struct {
+		Propose Propose
+		Job     string // whose checkpoint it is
+	}
+)
+
+// Effects on the user's side.
+type (
+	Show      struct{ Event view.Event }
+	CloseView struct{}
+	Output    struct{ Text string }
+	// AnswerAdd answers AddWorkers.
+	AnswerAdd struct {
+		IDs     []int
+		Refusal string // "" where the workers are being started
+	}
+)
+
+// Effects on telemetry.
+type (
+	BeginTrace struct {
+		Run     trace.Run
+		Program string
+	}
+	WriteSpans struct{ Spans []trace.Span }
+	Measure    struct{ Measure trace.Measure }
+)
+
+// Effects on the clocks of devices.
+type (
+	// ObserveStep asks whether clocks are to be set after a step.
+	ObserveStep struct {
+		Plan      plan.Plan
+		Profile   plan.Profile            // from which plans are made
+		Under     map[id.WorkerID]float64 // how many times as long each worker takes at its present clock
+		Seconds   float64
+		Processes map[int]int
+		Changes   uint64 // of clocks before it
+	}
+	// ReleaseClocks restores lowered clocks, since another plan is live.
+	ReleaseClocks struct{ Version id.Version }
+	// DeviceUsed lets an emulated device have computed and waited, in seconds.
+	DeviceUsed struct {
+		Worker     int
+		Busy, Idle float64
+	}
+)
+
+// outbox collects the effects of an event.
+type outbox struct{ urgent, other []Effect }
+
+func (o *outbox) take() []Effect {
+	all := append(o.urgent, o.other...)
+	*o = outbox{}
+	return all
+}
+
+// first does what other processes wait for.
+func (s *Session) first(effects ...Effect) { s.out.urgent = append(s.out.urgent, effects...) }
+
+// then does what only this host needs: files, views, searches.
+func (s *Session) then(effects ...Effect) { s.out.other = append(s.out.other, effects...) }
+
+func (s *Session) send(worker int, m control.Message) { s.first(Send{worker, m}) }

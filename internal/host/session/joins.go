@@ -1,0 +1,181 @@
+package session
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// Workers that start during training say Hello and Ready as all do, get a Start without a plan, and wait for the controller to give
+// them a part. Until then nothing that is wrong with one ends the run: it is refused.
+
+const (
+	// MaxWorkers bounds the workers of a run, including those that were lost.
+	MaxWorkers = 1 << 12
+
+	// maxTries is how many replacements of a worker in a row may exit before they have a part.
+	maxTries = 3
+)
+
+// roster knows which workers were started.
+type roster struct {
+	lives    map[id.WorkerID]int    // incarnations of each worker
+	tries    map[id.WorkerID]int    // the newest of them in a row that exited before they had a part
+	away     map[id.WorkerID]string // hosts with which workers were lost, to be restarted when they are back
+	joinedBy map[int]uint64         // plans by which workers got a part, as earlier leaders have written down
+}
+
+func newRoster() roster {
+	return roster{lives: make(map[id.WorkerID]int), tries: make(map[id.WorkerID]int), away: make(map[id.WorkerID]string)}
+}
+
+// unused returns the least WorkerID above all that were used.
+func (r *roster) unused() (next id.WorkerID) {
+	for used := range r.lives {
+		next = max(next, used+1)
+	}
+	return next
+}
+
+// begin returns the next incarnation of a worker.
+func (r *roster) begin(w id.WorkerID, host string) plan.Worker {
+	who := plan.Worker{ID: w, Incarnation: r.lives[w], Host: host}
+	delete(r.away, w)
+	r.lives[w]++
+	r.tries[w]++
+	return who
+}
+
+// add starts workers with new WorkerIDs.
+func (s *Session) add(n int) {
+	var a AnswerAdd
+	switch {
+	case !s.cfg.CanStart:
+		a.Refusal = "this run has no worker processes"
+	case s.phase < training:
+		a.Refusal = "the run has not begun yet"
+	case s.phase > training:
+		a.Refusal = "the run is at its end"
+	case n < 1 || n > MaxWorkers-len(s.workers):
+		a.Refusal = fmt.Sprintf("a run has at most %d workers", MaxWorkers)
+	default:
+		next := s.roster.unused()
+		for w := next; w < next+id.WorkerID(n); w++ {
+			s.launch(w, "", fmt.Sprintf("worker %d is started", w))
+			a.IDs = append(a.IDs, int(w))
+		}
+	}
+	s.then(a)
+}
+
+// replace restarts a worker that was lost, if the user wants that.
+func (s *Session) replace(dead plan.Worker) {
+	if !s.cfg.Respawn || !s.cfg.CanStart || s.phase != training || s.end.stop != "" || len(s.workers) >= MaxWorkers {
+		return
+	}
+	if s.roster.tries[dead.ID] >= maxTries {
+		s.note("worker %d is not started again: %d replacements have died before they had a part", dead.ID, maxTries)
+		return
+	}
+	s.launch(dead.ID, dead.Host, fmt.Sprintf("worker %d is restarted", dead.ID))
+}
+
+func (s *Session) launch(w id.WorkerID, host, reason string) {
+	e := s.event(eventBegin, reason)
+	e.Event.Worker = int(w)
+	s.then(e, StartWorker{s.roster.begin(w, host)})
+}
+
+// hostBack restarts the workers that were lost with a host.
+func (s *Session) hostBack(host string) {
+	if s.phase != training || s.end.stop != "" {
+		return
+	}
+	for _, id := range slices.Sorted(maps.Keys(s.roster.away)) {
+		if s.roster.away[id] == host && len(s.workers) < MaxWorkers {
+			s.launch(id, host, fmt.Sprintf("%s is back: worker %d is restarted", host, id))
+		}
+	}
+}
+
+// started takes in that a process was started.
+func (s *Session) started(e WorkerStarted) {
+	if e.Err != nil {
+		s.then(s.event(eventRefused, fmt.Sprintf("worker %d cannot be started: %v", e.Worker.ID, OneLine(e.Err.Error()))))
+		return
+	}
+	s.workers = append(s.workers, worker{who: e.Worker, joins: true, fresh: true, hello: s.now.Add(s.cfg.HelloTimeout)})
+	place := len(s.workers) - 1
+	if s.phase > training {
+		s.first(Kill{place})
+		return
+	}
+	s.then(s.row(place, "begins"))
+}
+
+// join lets a worker join that is ready and has the run's job.
+func (s *Session) join(place int) {
+	w := &s.workers[place]
+	if field, values := difference(s.model, w.ready); field != "" {
+		s.refuse(place, &DifferError{Worker: s.id(place), Than: 0, Field: field, Values: values})
+		return
+	}
+	if s.phase > training {
+		s.first(Kill{place})
+		return
+	}
+	w.set(working)
+	start := s.startMessage()
+	start.Ring = s.ringOf(w)
+	s.send(place, start)
+	s.then(s.row(place, "joins"))
+	s.tell(controller.Joined{Worker: w.who, Addr: w.ready.Addr})
+}
+
+// refuse ends a worker that has no part in the plan yet. The run continues.
+func (s *Session) refuse(place int, err error) {
+	w := &s.workers[place]
+	w.hello = time.Time{}
+	if s.phase == ending || w.state == gone || w.fault != nil {
+		return
+	}
+	w.fault, w.failed = err, true
+	s.roster.tries[w.who.ID] = maxTries // another one would end the same way
+	s.kill(place)
+	s.then(s.about(place, eventRefused, fmt.Sprintf("worker %d: %s", s.id(place), OneLine(err.Error()))))
+}
+
+// loseJoiner takes in that a worker has exited before it had a part.
+func (s *Session) loseJoiner(place int) {
+	w := &s.workers[place]
+	w.set(gone)
+	w.hello = time.Time{}
+	cause := OneLine(stoppedBy(s.death(place)))
+	if !w.failed {
+		kind := eventLost
+		if w.status.OK() {
+			kind = eventLeft
+		}
+		e := s.about(place, kind, cause+", before it had a part")
+		s.noteHost(&e, w)
+		s.then(e)
+	}
+	s.then(s.row(place, "gone"), s.processes())
+	s.tell(controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended})
+	if !w.status.OK() {
+		s.replace(w.who)
+	}
+	s.conclude()
+}
+
+// noteHost remembers the host with which a worker was lost.
+func (s *Session) noteHost(e *WriteEvent, w *worker) {
+	if !w.status.Lost.IsZero() {
+		e.Event.Host, s.roster.away[w.who.ID] = w.who.Host, w.who.Host
+	}
+}

@@ -1,0 +1,394 @@
+package session
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+)
+
+// How a run ends: what workers and the user say about that, what the exit of a process means, and the verdict.
+
+// verdict is what is known of the end of a run.
+type verdict struct {
+	stop    Reason // the first reason to stop, "" while there is none
+	err     error  // the first error
+	lost    int    // place of the worker whose exit is the verdict, so that its last output matters; -1 if there is none
+	detail  string
+	help    string
+	warning string
+
+	claim    *claim // a failure that workers reported, until its cause is known
+	complete bool   // every file is written
+
+	result *control.Done // the first one, if possible of a worker that knows the last loss
+	by     int           // place of the worker that sent it
+	under  uint64        // Version.N of the plan that the run ends under, as far as known
+}
+
+// claim is a failure that may follow from the exit of another worker.
+type claim struct {
+	err    *FailedError
+	detail string
+}
+
+// enter changes the phase of the run.
+func (s *Session) enter(p phase) { s.phase = move(phases, s.phase, p) }
+
+// set changes the state of a worker.
+func (w *worker) set(to workerState) { w.state = move(workerStates, w.state, to) }
+
+// exitTo changes the state of a worker's process.
+func (w *worker) exitTo(to exitState) { w.exit = move(exitStates, w.exit, to) }
+
+// hungUp takes in that a connection is over.
+func (s *Session) hungUp(place int, err error) {
+	w := &s.workers[place]
+	switch w.exit {
+	case exited:
+		w.exitTo(reaped)
+		s.ended(place)
+		return
+	case running:
+		w.exitTo(hungUp)
+	default:
+		return
+	}
+	switch {
+	case s.phase == ending:
+	case errors.Is(err, control.ErrFormat), errors.Is(err, control.ErrFrameSize):
+		s.bad(place, "sent bytes that are no message")
+	case w.state != done:
+		s.then(AwaitExit{place}) // a process that dies closes its connection first, and its exit says more
+	}
+}
+
+// exited takes in that a process has exited. It is judged when all that it has sent is received.
+func (s *Session) exited(place int, status Status) {
+	w := &s.workers[place]
+	switch w.exit {
+	case running:
+		w.exitTo(exited)
+		w.status, w.ended = status, s.now
+		s.then(AwaitExit{place})
+	case hungUp:
+		w.exitTo(reaped)
+		w.status, w.ended = status, s.now
+		s.ended(place)
+	}
+}
+
+// unreaped takes in that a worker has not exited in time.
+func (s *Session) unreaped(place int) {
+	w := &s.workers[place]
+	switch {
+	case w.over():
+	case w.exit == exited: // and something holds its connection open
+		w.exitTo(reaped)
+		s.ended(place)
+	case s.phase == ending:
+		w.exitTo(abandoned)
+	case w.killed:
+		w.exitTo(abandoned) // the others do not wait for it
+		s.ended(place)
+	default:
+		if w.fault == nil {
+			w.fault = &ProtocolError{s.id(place), "closed its connection and went on" + s.at()}
+		}
+		if s.phase != training {
+			s.judge(w.fault)
+			return
+		}
+		s.kill(place)
+	}
+}
+
+// kill kills a worker; its exit is the event that follows.
+func (s *Session) kill(place int) {
+	s.workers[place].killed = true
+	s.first(Kill{place})
+}
+
+// ended judges a worker that has exited and has nothing more to say.
+func (s *Session) ended(place int) {
+	w := &s.workers[place]
+	alone := func() bool { // no other worker can say more
+		return !s.anyWorker(func(w *worker) bool { return w.state != gone && !w.failed && !w.over() })
+	}
+	switch {
+	case s.phase == ending, w.state == gone:
+	case w.joins && s.phase == training:
+		s.loseJoiner(place)
+	case w.joins:
+	case w.state == done && w.status.OK():
+		s.tell(controller.Ended{Worker: s.session(place)})
+		s.conclude()
+	case s.phase == training:
+		switch {
+		case !w.failed || s.end.claim == nil:
+			s.lose(place)
+		case alone():
+			s.believe()
+		}
+	case s.phase == finished && w.who != s.plan.Workers[0]: // its part is done
+	case w.failed:
+		if s.phase == finished || alone() {
+			s.believe()
+		}
+	case s.phase == finished && (w.fault == nil && w.status.Killed() || !w.silent.IsZero()):
+		// From outside, after the run: nothing of it is missing.
+		_, how := culprit(s.death(place))
+		s.end.warning = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(place), how)
+		s.then(s.about(place, eventNote, s.end.warning))
+	case w.state == connecting:
+		s.end.lost = place
+		s.judge(&NoMainError{Program: s.cfg.Program, Status: w.status})
+	default:
+		s.end.lost = place
+		s.judge(s.death(place))
+	}
+}
+
+// death is the error of a worker that has exited too early.
+func (s *Session) death(place int) error {
+	w := &s.workers[place]
+	if silent := new(SilentError); errors.As(w.fault, &silent) {
+		return silent
+	}
+	if w.fault != nil {
+		return w.fault
+	}
+	return &LostError{Worker: s.id(place), Workers: len(s.workers), Status: w.status, Step: s.records.last.Step, Steps: s.job.Steps}
+}
+
+// workerFailed takes in that a worker reports a failure.
+func (s *Session) workerFailed(place int, m control.Failed) {
+	w := &s.workers[place]
+	if w.joins {
+		s.refuse(place, errors.New(OneLine(m.Text)))
+		return
+	}
+	if m.Kind == control.Help {
+		s.end.help = m.Text
+		s.enter(ending)
+		s.then(CloseView{})
+		s.killAll()
+		return
+	}
+	w.failed = true
+	err := &FailedError{Kind: m.Kind, Worker: s.id(place), Workers: len(s.workers), Text: OneLine(m.Text), Step: m.Step}
+	switch {
+	case len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost && m.Kind != control.Corrupt:
+		s.end.detail = m.Stack
+		s.judge(err)
+	case s.phase == training && (m.Kind != control.Faulty || s.ctl.Busy()):
+		w.fault = err // its exit is the event
+	case s.end.claim == nil:
+		// The exit of another worker may be behind this and says more, but it may be heard of later.
+		s.end.claim = &claim{err, m.Stack}
+		s.then(AwaitCause{})
+	case s.end.claim.err.Kind == control.PeerLost && m.Kind != control.PeerLost:
+		s.end.claim = &claim{err, m.Stack}
+	}
+}
+
+// believe judges by what workers said of a failure, since nothing better came.
+func (s *Session) believe() {
+	if c := s.end.claim; c != nil && s.phase != ending {
+		s.end.detail = c.detail
+		s.judge(c.err)
+	}
+}
+
+// stop takes in that the run is to stop.
+func (s *Session) stop(reason Reason) {
+	if s.phase == ending {
+		return
+	}
+	first := s.end.stop == ""
+	if first {
+		s.end.stop = reason
+	}
+	if s.phase != training || !first {
+		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true})
+		return
+	}
+	asked := "the worker is"
+	if len(s.workers) > 1 {
+		asked = "the workers are"
+	}
+	for place := range s.workers {
+		if s.workers[place].state != gone {
+			s.send(place, control.Stop{Reason: string(reason)})
+		}
+	}
+	s.then(s.event(eventStop, fmt.Sprintf("%s: %s asked to end at the next commit", reason, asked)), Show{view.Stopping{Reason: string(reason)}})
+}
+
+// finish takes in a worker's result.
+func (s *Session) finish(place int, m control.Done) {
+	w, e := &s.workers[place], &s.end
+	stopped := m.StoppedBy != ""
+	if e.stop == "" && s.tookOver() {
+		e.stop = Reason(m.StoppedBy) // the leader before was asked
+	}
+	if m.Steps != w.last.Step && !w.fresh && !w.inherited || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != e.stop {
+		s.judge(&ProtocolError{s.id(place), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.at())})
+		return
+	}
+	if !finite(m.Loss) || m.ValLoss != nil && !finite(*m.ValLoss) {
+		s.judge(&ProtocolError{s.id(place), "ended with a loss that is not finite"})
+		return
+	}
+	if e.result != nil {
+		if what := otherEnd(*e.result, m, w.fresh || s.workers[e.by].fresh); what != "" {
+			s.judge(&MismatchError{Worker: s.id(place), Than: s.id(e.by), What: what})
+			return
+		}
+	}
+	if e.result == nil || s.workers[e.by].fresh {
+		e.result, e.by = &m, place
+	}
+	e.under = max(e.under, m.Plan)
+	if m.ValLoss != nil { // a worker that joined after the newest evaluation has none
+		s.records.val = m.ValLoss
+	}
+	w.set(done)
+	w.own = m.Worker
+	w.own.ID, w.own.Incarnation = s.id(place), w.who.Incarnation
+	s.then(Show{view.Worker{ID: s.id(place), Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}})
+	s.tell(controller.Finished{Worker: s.session(place), Step: m.Steps, Result: m.Result})
+	s.conclude()
+}
+
+// conclude ends training when every worker that is left has told its result.
+func (s *Session) conclude() {
+	m := s.end.result
+	if s.phase != training || m == nil || s.anyWorker(func(w *worker) bool { return w.state != gone && w.state != done && !s.idle(w) }) {
+		return
+	}
+	if s.ctl.Busy() && s.anyWorker(func(w *worker) bool { return w.state != gone && !w.over() }) {
+		return // the first worker has yet to learn that it is that
+	}
+	if s.checkpoints.committing() {
+		return // the run is concluded when they are on disk
+	}
+	s.enter(finished)
+	s.end.complete = true
+	sum := s.summarise(m.StoppedBy)
+	if !s.workers[s.end.by].fresh {
+		sum.Loss = m.Loss
+	}
+	sum.ParamsSHA256, sum.StateSHA256 = m.ParamsSHA256, m.StateSHA256
+	s.records.summary = &sum
+
+	reason := "all steps are done"
+	if m.StoppedBy != "" {
+		reason = fmt.Sprintf("stopped after step %d of %d: %s", m.Steps, s.job.Steps, m.StoppedBy)
+		s.end.err = &StoppedError{Reason: s.end.stop, Step: m.Steps, Steps: s.job.Steps}
+	}
+	s.then(s.event(eventEnd, reason), WriteSummary{sum}, Show{view.End{Summary: sum}}, CloseView{})
+	for place := range s.workers {
+		switch w := &s.workers[place]; {
+		case w.state == gone || w.closed():
+		case w.joins && w.state < working:
+			s.first(Kill{place}) // it reads data for a run that is over
+		default:
+			s.send(place, control.Release{})
+		}
+	}
+}
+
+// idle reports whether a worker has no part in the end of the run: it is in no plan yet, and not in the one that the run ends under.
+func (s *Session) idle(w *worker) bool {
+	p, ok := s.known[s.end.under]
+	if !w.joins || !ok {
+		return w.joins
+	}
+	in, ok := p.Worker(w.who.ID)
+	return !ok || in != w.who
+}
+
+// judge sets the verdict, unless there is one, kills the workers and accounts for what was done.
+func (s *Session) judge(err error) {
+	was := s.phase
+	if was != ending {
+		s.enter(ending)
+		if s.end.err == nil {
+			s.end.err = err
+		}
+	}
+	s.killAll()
+	switch was {
+	case finished:
+		// The files are written, and say now how the program has exited.
+		sum := *s.records.summary
+		sum.StoppedBy = stoppedBy(s.end.err)
+		kind := eventFailed
+		if errors.As(err, new(*StoppedError)) {
+			kind = eventStop
+		}
+		e := s.event(kind, err.Error())
+		if id, _ := culprit(err); id >= 0 {
+			e.Event.Worker, sum.WorkersLost = id, s.records.lost+1
+		}
+		s.records.summary = &sum
+		s.then(e, WriteSummary{sum})
+	case training:
+		sum := s.summarise(stoppedBy(err))
+		s.records.summary = &sum
+		e := s.event(eventFailed, err.Error())
+		if lost, cause := culprit(err); lost >= 0 {
+			e.Event.Worker = lost
+			if place := s.newest(id.WorkerID(lost)); place >= 0 {
+				s.then(s.row(place, cause))
+			}
+		}
+		s.then(e, WriteSummary{sum}, Show{view.End{Summary: sum}})
+	}
+	s.then(CloseView{})
+}
+
+func (s *Session) killAll() {
+	for place := range s.workers {
+		if w := &s.workers[place]; w.exit == running || w.exit == hungUp {
+			s.first(Kill{place})
+		}
+	}
+}
+
+// bad judges what a worker must not say. A worker that joins is refused, and the run continues.
+func (s *Session) bad(place int, format string, args ...any) {
+	err := fmt.Errorf(format, args...)
+	if s.workers[place].joins {
+		s.refuse(place, err)
+		return
+	}
+	s.judge(&ProtocolError{s.id(place), err.Error() + s.at()})
+}
+
+// at says where the run is, at the end of a sentence.
+func (s *Session) at() string {
+	if s.job.Steps == 0 {
+		return " before training"
+	}
+	return fmt.Sprintf(" at step %d of %d", s.records.last.Step, s.job.Steps)
+}
+
+// resumable returns the run directory from which the run can be resumed, "" if it cannot or need not be.
+func (s *Session) resumable() string {
+	if s.checkpoints.newest == 0 || s.cfg.RunDir == "" || s.end.complete && s.records.last.Step == s.job.Steps {
+		return ""
+	}
+	var failed *FailedError
+	err := s.end.err
+	if errors.As(err, &failed) && (failed.Kind == control.Faulty || failed.Kind == control.Corrupt) ||
+		slices.ContainsFunc([]any{new(*StoppedError), new(*LostError), new(*SilentError), new(*RecoveryError)}, func(as any) bool { return errors.As(err, as) }) {
+		return s.cfg.Shown
+	}
+	return ""
+}

@@ -1,0 +1,322 @@
+package session
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// Between the workers and the controller: what happens becomes the controller's events, and its effects become messages, lines of
+// the files and rows of the view.
+
+// evictedError is why the controller has killed a worker.
+type evictedError struct{ reason string }
+
+func (e *evictedError) Error() string { return e.reason }
+
+// lose has the run continue without a worker that has exited in training.
+func (s *Session) lose(place int) {
+	w := &s.workers[place]
+	w.set(gone)
+	s.paces.forget(w.who.ID)
+	s.forgetSteps()
+	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
+		left := fmt.Sprintf("worker %d has left", w.who.ID)
+		s.then(s.about(place, eventLeft, left), s.row(place, "left"))
+		s.tell(controller.Dead{Worker: w.who, Cause: left})
+		s.conclude() // the others may have told their results before
+		return
+	}
+	err := s.death(place)
+	cause := OneLine(stoppedBy(err))
+	s.records.lost++
+	s.end.lost = place
+	if w.status.Panicked && w.fault == nil {
+		s.judge(err)
+		return
+	}
+	_, how := culprit(err)
+	if how == "" {
+		how = "lost"
+	}
+	e := s.about(place, eventLost, cause)
+	s.noteHost(&e, w)
+	s.records.ends = append(s.records.ends, s.inWords(place, err))
+	s.then(e)
+	s.checkpoints.asked = false // perhaps its part was lost, too
+	s.commitCheckpoints()
+	s.tell(s.autopsy(w, cause))
+	if s.phase == ending {
+		return
+	}
+	s.then(s.row(place, how), s.processes())
+	s.replace(w.who)
+	// Others may have failed because of it, and said so before.
+	s.end.claim = nil
+	for place := range s.workers {
+		if w := &s.workers[place]; w.failed && w.state != gone && w.over() && s.phase != ending {
+			s.lose(place)
+		}
+	}
+	s.conclude()
+}
+
+// autopsy is what the controller is told of a worker that was lost.
+func (s *Session) autopsy(w *worker, cause string) controller.Dead {
+	dead := controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended}
+	progress := w.status.Progress
+	for _, p := range progress.Begun {
+		dead.Begun = append(dead.Begun, graph.Pair(p))
+	}
+	dead.BegunIn = progress.Step
+	if w.status.Fault && progress.Running != nil {
+		dead.Crashed = &controller.Crash{Step: progress.Step, Pair: graph.Pair(*progress.Running)}
+	}
+	switch {
+	case !w.hit.IsZero():
+		dead.How, dead.Died = controller.Stamped, w.hit
+	case !w.status.Lost.IsZero():
+		dead.How, dead.Died = controller.HostOut, w.status.Lost
+	case !w.silent.IsZero():
+		dead.How, dead.Died = controller.Silent, w.silent
+	}
+	return dead
+}
+
+// inWords says in a few words how a worker was lost.
+func (s *Session) inWords(place int, err error) string {
+	how := "failed"
+	switch lost, evicted := new(LostError), new(evictedError); {
+	case errors.As(err, &lost):
+		how = "exited"
+		if signal, ok := strings.CutPrefix(lost.Status.Text, "signal: "); ok {
+			how = signal
+		}
+	case errors.As(err, new(*SilentError)):
+		how = "silent"
+	case errors.As(err, &evicted):
+		how = "evicted"
+	}
+	return fmt.Sprintf("worker %d %s", s.id(place), how)
+}
+
+// evict kills a worker; its exit is the event that follows.
+func (s *Session) evict(place int, reason string) {
+	w := &s.workers[place]
+	if w.fault != nil || w.hasExited() {
+		return
+	}
+	w.fault = &evictedError{reason}
+	s.kill(place)
+	s.then(s.about(place, eventEvict, reason))
+}
+
+// tell gives the controller an event and turns what it wants into effects.
+func (s *Session) tell(cause controller.Event) {
+	if s.phase != training {
+		return
+	}
+	var order control.Order // the last one: an event commands the same to all
+	var ordered id.Version
+	for _, e := range s.ctl.Step(s.now, cause) {
+		s.traceEffect(cause, e)
+		switch e := e.(type) {
+		case controller.Ask:
+			s.send(s.find(e.Worker), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt, Trace: s.tr.ballot(e.Ballot).String()})
+		case controller.Command:
+			if order.Order == nil || ordered != e.Order.Plan.Version {
+				text, err := e.Order.Encode()
+				if !s.fits("an order", text, err) {
+					return
+				}
+				s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
+				order, ordered = control.Order{Order: text, Trace: s.tr.order(e.Order).String()}, e.Order.Plan.Version
+			}
+			s.send(s.find(e.Worker), order)
+		case controller.Copy:
+			text, err := e.Fill.Encode()
+			if !s.fits("a fill", text, err) {
+				return
+			}
+			s.send(s.find(e.Worker), control.Fill{Fill: text})
+		case controller.Propose:
+			p := Propose{e.Order, string(e.Reason)}
+			s.checkpoints.proposed = e.Order.Plan.Version
+			if e.Order.Restart && e.Order.From != "" {
+				s.then(VerifyCheckpoint{p, s.job.ID()}) // before workers drop what they have
+			} else {
+				s.first(p)
+			}
+		case controller.Balance:
+			s.then(Balance{e})
+		case controller.Adopt:
+			s.adopt(e)
+		case controller.Kill:
+			s.evict(s.find(e.Worker), e.Reason)
+		case controller.Dismiss:
+			s.send(s.find(e.Worker), control.Release{})
+			s.then(s.event(eventNote, e.Reason))
+		case controller.SetTimer:
+			s.timers.set(e.Timer, s.now, e.After)
+		case controller.CancelTimer:
+			delete(s.timers, e.Timer)
+		case controller.Note:
+			s.then(s.event(eventNote, e.Reason))
+		case controller.Hold:
+			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plural(e.Have, "worker"), e.Need)
+			s.then(s.event(eventHold, reason), Show{view.Note(reason)})
+		case controller.Recovered:
+			s.recovered(e.Recovery)
+		case controller.StopAll:
+			s.stop(Terminated)
+		case controller.End:
+			s.giveUp(e.Err)
+			return
+		default:
+			panic(fmt.Sprintf("session: the controller wants %T", e))
+		}
+	}
+}
+
+// fits reports whether a message can be sent, and judges where it cannot.
+func (s *Session) fits(what string, text []byte, err error) bool {
+	if err == nil && len(text) > control.MaxFrame/2 {
+		err = fmt.Errorf("%s of %d bytes: %w", what, len(text), ErrTooLarge)
+	}
+	if err != nil {
+		s.judge(&PlanError{err})
+	}
+	return err == nil
+}
+
+// giveUp ends the run, since the controller knows no way to continue.
+func (s *Session) giveUp(err error) {
+	var none *controller.NoWorkersError
+	verdict := err
+	if errors.As(err, &none) {
+		verdict = s.death(s.end.lost)
+	}
+	var evicted *evictedError
+	if none == nil || errors.As(verdict, &evicted) {
+		verdict = &RecoveryError{Err: err, Step: s.records.last.Step, Steps: s.job.Steps}
+	}
+	if none != nil {
+		s.conclude() // all was written before the last one exited
+	}
+	s.judge(verdict)
+}
+
+// adopt makes a plan the live one.
+func (s *Session) adopt(e controller.Adopt) {
+	p := e.Order.Plan
+	s.plan, s.known[uint64(p.Version.N)] = p, p
+	text, err := json.Marshal(p)
+	if err != nil {
+		s.judge(&PlanError{err})
+		return
+	}
+	if p.Version.Compare(s.records.noted) > 0 { // another leader may have written it
+		s.records.noted = p.Version
+		s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: e.Cause.String(), Reason: string(e.Reason), Plan: text}})
+	}
+	live := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
+	var joined []Effect
+	for _, pw := range p.Workers {
+		place := s.find(pw)
+		w, part := &s.workers[place], share(&p, pw)
+		w.own.ID, w.own.Incarnation, w.own.Stages, w.own.Layers = part.ID, part.Incarnation, part.Stages, part.Layers
+		live.Workers = append(live.Workers, part)
+		if w.joins {
+			w.joins = false
+			s.roster.tries[pw.ID] = 0
+			if s.roster.joinedBy[int(pw.ID)] != uint64(p.Version.N) { // else another leader has said so
+				s.records.joined++
+				joined = append(joined, s.about(place, eventJoined, fmt.Sprintf("worker %d has joined", pw.ID)))
+			}
+			joined = append(joined, s.row(place, ""))
+		}
+	}
+	s.then(s.event(eventPlan, string(e.Reason)), Show{live})
+	s.clockPlan()
+	s.then(joined...)
+	if e.Order.Restart {
+		if s.restart.version == (id.Version{}) || s.records.last.Step != s.restart.step {
+			s.records.rollbacks++
+		}
+		s.restart = restart{p.Version, e.Order.Passed.Step}
+		s.records.last = rundir.Metrics{Step: s.restart.step}
+		clear(s.reports.told)
+		s.then(s.event(eventRollback, fmt.Sprintf("the run goes back to step %d", s.restart.step)))
+	}
+	if thin := thin(&p); thin != s.thin {
+		s.thin = thin
+		kind, reason := eventProtected, fmt.Sprintf("every shard has its %s", plural(p.Mirrors, "mirror"))
+		if thin {
+			kind, reason = eventUnprotected, fmt.Sprintf("some shards have fewer than %s", plural(p.Mirrors, "mirror"))
+		}
+		s.then(s.event(kind, reason))
+	}
+}
+
+// timers are those of the controller.
+type timers map[controller.Timer]timer
+
+type timer struct {
+	at    time.Time
+	after time.Duration
+}
+
+func (t timers) set(name controller.Timer, now time.Time, after time.Duration) {
+	t[name] = timer{now.Add(after), after}
+}
+
+// Alarm returns when AlarmDue is to come, zero for never.
+func (s *Session) Alarm() (first time.Time) {
+	if s.phase == ending {
+		return first
+	}
+	sooner := func(at time.Time) {
+		if !at.IsZero() && (first.IsZero() || at.Before(first)) {
+			first = at
+		}
+	}
+	if s.phase == training {
+		sooner(s.checkpoints.due)
+	}
+	for place := range s.workers {
+		sooner(s.workers[place].hello)
+	}
+	for _, t := range s.timers {
+		sooner(t.at)
+	}
+	return first
+}
+
+// alarm takes in that a time has come. A timer of the controller that is noticed late runs again: the host was held up itself.
+func (s *Session) alarm() {
+	for place := range s.workers {
+		if w := &s.workers[place]; !w.hello.IsZero() && !s.now.Before(w.hello) {
+			s.refuse(place, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))
+		}
+	}
+	for _, name := range []controller.Timer{controller.QueryTimer, controller.LinkTimer, controller.HoldTimer, controller.WishTimer, controller.LookTimer} {
+		switch t, ok := s.timers[name]; {
+		case !ok || s.now.Before(t.at):
+		case name != controller.WishTimer && name != controller.LookTimer && detector{s.cfg.Detect}.late(s.now, t.at):
+			s.timers.set(name, s.now, t.after)
+		default:
+			delete(s.timers, name)
+			s.tell(controller.Late{Timer: name})
+		}
+	}
+	s.askForCheckpoint()
+}

@@ -1,0 +1,175 @@
+package session
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// eventKind is the kind of a line of events.jsonl. Scripts depend on the words.
+type eventKind string
+
+const (
+	eventStart       eventKind = "start"
+	eventResume      eventKind = "resume"
+	eventLead        eventKind = "lead"
+	eventPlan        eventKind = "plan"
+	eventCheckpoint  eventKind = "checkpoint"
+	eventChaos       eventKind = "chaos"
+	eventLost        eventKind = "lost"
+	eventEvict       eventKind = "evict"
+	eventLeft        eventKind = "left"
+	eventBegin       eventKind = "begin"
+	eventRefused     eventKind = "refused"
+	eventJoined      eventKind = "joined"
+	eventRollback    eventKind = "rollback"
+	eventRecovered   eventKind = "recovered"
+	eventUnprotected eventKind = "unprotected"
+	eventProtected   eventKind = "protected"
+	eventRepaired    eventKind = "repaired"
+	eventSlow        eventKind = "slow"
+	eventNormal      eventKind = "recovered speed"
+	eventHold        eventKind = "hold"
+	eventClocks      eventKind = "clocks"
+	eventStop        eventKind = "stop"
+	eventEnd         eventKind = "end"
+	eventFailed      eventKind = "failed"
+	eventNote        eventKind = "note"
+)
+
+// records account for a run: what metrics.jsonl and summary.json say of it.
+type records struct {
+	last       rundir.Metrics // the newest committed step, of whichever worker told first
+	val        *float64
+	tokens     int64
+	ms         float64
+	recent     []float64 // milliseconds of the newest steps
+	recoveries []rundir.Recovery
+	ends       []string // in words, of workers that were lost since the newest recovery
+
+	earlier   int // workers started before those of this session
+	lost      int
+	joined    int
+	rollbacks int
+
+	noted   id.Version // of the newest line of plans.jsonl
+	summary *rundir.Summary
+}
+
+// stallWindow is how many steps before a recovery say how long its step should have taken.
+const stallWindow = 10
+
+// step accounts for a committed step, and for how long a recovery in it stalled the run.
+func (r *records) step(m control.Step, workers int) {
+	r.last = rundir.Metrics{
+		Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS,
+		Time: rundir.Time{Time: m.Time}, Workers: workers, Plan: m.Plan, ValLoss: m.ValLoss,
+	}
+	for i := range r.recoveries {
+		if x := &r.recoveries[i]; x.Step == m.Step && x.StallMS == 0 && len(r.recent) > 0 {
+			x.StallMS = max(0, m.MS-r.median())
+		}
+	}
+	r.recent = append(r.recent, m.MS)
+	r.recent = r.recent[max(0, len(r.recent)-stallWindow):]
+	r.tokens += m.Tokens
+	r.ms += m.MS
+	if m.ValLoss != nil {
+		r.val = m.ValLoss
+	}
+}
+
+// median returns the median duration of the newest steps in milliseconds; there is one.
+func (r *records) median() float64 {
+	return slices.Sorted(slices.Values(r.recent))[len(r.recent)/2]
+}
+
+// inherit takes over the account of the leader before.
+func (r *records) inherit(h *rundir.History) {
+	r.recoveries, r.lost, r.rollbacks, r.val, r.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
+	r.tokens, r.ms = h.Tokens, h.MS
+	if h.Plan != nil {
+		r.noted = written(h.Plan)
+	}
+}
+
+// summarise accounts for the committed steps.
+func (s *Session) summarise(stoppedBy string) rundir.Summary {
+	r := &s.records
+	sum := rundir.Summary{
+		Steps: r.last.Step, Loss: r.last.Loss, ValLoss: r.val, DataSHA256: s.job.DataSHA256,
+		Seconds:        float64(s.now.Sub(s.began).Milliseconds()) / 1000,
+		WorkersStarted: len(s.workers) + r.earlier, WorkersLost: r.lost, WorkersJoined: r.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
+		Recoveries: append([]rundir.Recovery{}, r.recoveries...), Rollbacks: r.rollbacks,
+	}
+	for place := range s.workers {
+		if !s.workers[place].joins {
+			w := s.workers[place].own
+			w.Times = s.paces.times(s.workers[place].who.ID)
+			sum.Workers = append(sum.Workers, w)
+		}
+	}
+	if r.ms > 0 {
+		sum.TokensPerSecond = math.Round(float64(r.tokens) / r.ms * 1000)
+	}
+	return sum
+}
+
+// recovered writes down that a recovery is over.
+func (s *Session) recovered(r controller.Recovery) {
+	ms := func(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
+	account := rundir.Recovery{
+		Step: min(r.Step, s.job.Steps), Cause: r.Cause, DiedAt: r.How.String(),
+		DetectMS: ms(r.Detect), QueryMS: ms(r.Query), PlanMS: ms(r.Plan), AgreeMS: ms(r.Agree), EditMS: ms(r.Edit), ResumeMS: ms(r.Resume),
+		TotalMS: ms(r.Total), RecomputedMicrobatches: r.Again, LinksOpened: r.Opened,
+	}
+	s.records.recoveries = append(s.records.recoveries, account)
+	reason := fmt.Sprintf("%s: %s on after %.1f ms", r.Cause, plural(len(s.plan.Workers), "worker"), account.TotalMS)
+	if r.Rollback {
+		reason = fmt.Sprintf("%s: %s on from step %d after %.1f ms", r.Cause, plural(len(s.plan.Workers), "worker"), r.From, account.TotalMS)
+	}
+	e := s.event(eventRecovered, reason)
+	e.Event.Recovery = &account
+	s.then(e, Show{view.Recovered{Recovery: account, What: strings.Join(s.records.ends, ", ")}})
+	s.records.ends = nil
+}
+
+// event is an event of the whole run.
+func (s *Session) event(kind eventKind, reason string) WriteEvent {
+	return WriteEvent{rundir.Event{Time: rundir.Time{Time: s.now}, Kind: string(kind), Worker: -1, Plan: uint64(s.plan.Version.N), Reason: reason}}
+}
+
+// about is an event of one worker.
+func (s *Session) about(place int, kind eventKind, reason string) WriteEvent {
+	e := s.event(kind, reason)
+	e.Event.Worker = s.id(place)
+	return e
+}
+
+func (s *Session) note(format string, args ...any) {
+	s.then(s.event(eventNote, fmt.Sprintf(format, args...)))
+}
+
+// row is a worker's line of the view.
+func (s *Session) row(place int, state string) Show {
+	w := &s.workers[place]
+	return Show{view.Worker{ID: s.id(place), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
+}
+
+// processes are the processes that can be reached.
+func (s *Session) processes() (e WriteWorkers) {
+	for place := range s.workers {
+		if w := &s.workers[place]; w.state != gone && !w.hasExited() && w.pid > 0 {
+			e.Alive = append(e.Alive, rundir.Process{ID: s.id(place), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.membership()})
+		}
+	}
+	return e
+}

@@ -1,0 +1,229 @@
+package session
+
+import (
+	"encoding/json"
+	"fmt"
+	"path"
+	"strings"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// start makes the first plan when all workers are ready.
+func (s *Session) start() {
+	first := s.workers[0].ready
+	for place := 1; place < len(s.workers); place++ {
+		if field, values := difference(first, s.workers[place].ready); field != "" {
+			s.judge(&DifferError{Worker: place, Than: 0, Field: field, Values: values})
+			return
+		}
+	}
+	from := 0
+	if again := s.cfg.Resume; again != nil {
+		if err := again.changed(first); err != nil {
+			s.judge(err)
+			return
+		}
+		from = again.Step
+	}
+	p, reason, text, err := s.firstPlan(first, from)
+	if err != nil {
+		s.judge(err)
+		return
+	}
+	if s.cfg.Chaos != nil {
+		if s.faults, err = s.cfg.Chaos(first.Job.Steps); err != nil {
+			s.judge(&ChaosError{err})
+			return
+		}
+	}
+	s.plan, s.known[uint64(p.Version.N)], s.records.noted = p, p, p.Version
+	s.enter(training)
+	s.began, s.model = s.now, first
+	s.describeJob(len(p.Stages))
+	s.beginTrace()
+
+	begin := view.Begin{Job: s.job, Reason: reason, Stages: stages(&p)}
+	message := s.beginTraining()
+	message.Plan = text
+	if s.cfg.RunDir != "" {
+		begin.RunDir = s.cfg.Shown
+	}
+	for place := range s.workers {
+		w := &s.workers[place]
+		message.Peers = append(message.Peers, control.Peer{ID: place, Addr: w.ready.Addr})
+		w.own = share(&p, w.who)
+		begin.Workers = append(begin.Workers, w.own)
+	}
+	s.ctl = controller.New(s.controllerConfig(p, s.peers()))
+	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
+	if from > 0 {
+		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(s.workers), "worker"))
+		message.From = message.RunDir
+		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
+		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: message.From})
+	}
+	for place := range s.workers {
+		s.workers[place].set(working)
+		message.Ring = s.ringOf(&s.workers[place])
+		s.starts = append(s.starts, Send{place, message})
+	}
+	s.first(
+		WriteJob{s.job, first.Data},
+		Propose{controller.Order{Plan: p, Peers: s.peers(), Passed: id.Point{Step: p.FromStep - 1}, From: message.From}, reason},
+	)
+	s.then(
+		WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: string(kind), Reason: reason, Plan: text}},
+		s.processes(), s.event(kind, what), s.event(eventPlan, reason),
+	)
+	if s.cfg.Resume != nil {
+		for _, text := range s.cfg.Resume.Note {
+			s.then(s.event(eventNote, text))
+		}
+	}
+	if len(s.faults) > 0 {
+		text := strings.Join(s.faults, ",")
+		s.then(s.event(eventChaos, text), Show{view.Note("chaos: " + text)})
+	}
+	if s.ring.reason != "" {
+		s.then(s.event(eventNote, s.ring.reason))
+	}
+	s.then(Show{begin})
+}
+
+// firstPlan makes the plan of a run after step from, with its reason and its text.
+func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason string, text []byte, err error) {
+	micros := r.Job.GlobalBatch / r.Job.MicroBatch
+	if micros > maxMicros {
+		return p, "", nil, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
+			r.Job.MicroBatch, micros, maxMicros, ErrTooLarge)}
+	}
+	var all plan.View
+	for place := range s.workers {
+		all.Workers = append(all.Workers, s.workers[place].who)
+	}
+	p, why, err := planner.Next(plan.Plan{}, all, profile(r), planner.Event{
+		Kind: planner.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors, FromStep: from + 1,
+	})
+	if err != nil {
+		return p, "", nil, &PlanError{err}
+	}
+	if s.initial != (id.Version{}) {
+		p.Version = s.initial
+	}
+	text, err = json.Marshal(p)
+	if err == nil && len(text) > control.MaxFrame/2 {
+		err = fmt.Errorf("a plan of %d bytes: use fewer layers, or larger micro-batches: %w", len(text), ErrTooLarge)
+	}
+	if err != nil {
+		err = &PlanError{err}
+	}
+	return p, string(why), text, err
+}
+
+// describeJob completes what the workers have said of the job, for job.json.
+func (s *Session) describeJob(stages int) {
+	j, c := &s.job, &s.cfg
+	*j = s.model.Job
+	j.Program = path.Base(j.Program)
+	j.Threads, j.Reduction, j.Zero, j.Started = c.Threads, c.Reduction, c.Zero, s.now.UTC()
+	j.Workers, j.Stages = len(s.workers), stages
+	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
+	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape
+	if c.Args != nil {
+		j.Args = c.Args
+	}
+}
+
+// beginTraining sets when the ring and checkpoints are due, and returns the message that lets a worker train.
+func (s *Session) beginTraining() control.Start {
+	message := s.startMessage()
+	s.awaitRing()
+	if message.Checkpoints {
+		s.checkpoints.every = s.model.CheckpointEvery
+		s.checkpoints.next(s.now)
+	}
+	return message
+}
+
+// startMessage lets a worker train, without a plan.
+func (s *Session) startMessage() control.Start {
+	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.faults}
+	if s.cfg.Term > 0 {
+		m.Detect = s.cfg.Detect
+	}
+	if s.tr != nil {
+		m.TraceEvery = s.tr.every
+	}
+	if s.cfg.RunDir != "" {
+		m.RunDir = s.cfg.RunDir
+		m.Checkpoints = s.cfg.Command != ""
+	}
+	return m
+}
+
+// controllerConfig is what the controller has to know of a run.
+func (s *Session) controllerConfig(p plan.Plan, peers []controller.Peer) controller.Config {
+	return controller.Config{
+		Plan: p, Peers: peers, Profile: profile(s.model), Term: max(s.cfg.Term, 1), Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages,
+		Mirrors: s.cfg.Mirrors, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape],
+	}
+}
+
+// peers are the workers and where they listen.
+func (s *Session) peers() []controller.Peer {
+	var all []controller.Peer
+	for place := range s.workers {
+		all = append(all, controller.Peer{Worker: s.session(place), Addr: s.workers[place].ready.Addr})
+	}
+	return all
+}
+
+// profile is what is known of the model. Of a model that a lone worker keeps for itself, that is the number of layers.
+func profile(r control.Ready) plan.Profile {
+	layers := make([]plan.Layer, max(len(r.Layers), r.Job.Layers, 1))
+	for i, l := range r.Layers {
+		layers[i].Tensors = l.Tensors
+	}
+	return plan.Profile{Layers: layers}
+}
+
+// share is a worker's part of a plan.
+func share(p *plan.Plan, who plan.Worker) rundir.Worker {
+	w := rundir.Worker{ID: int(who.ID), Incarnation: who.Incarnation, Stages: p.StagesOf(who.ID)}
+	for _, st := range w.Stages {
+		for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
+			w.Layers = append(w.Layers, l)
+		}
+	}
+	return w
+}
+
+// stages are what the view is told of a plan's stages.
+func stages(p *plan.Plan) []view.Stage {
+	var to []view.Stage
+	for _, st := range p.Stages {
+		s := view.Stage{Lo: st.Lo, Hi: st.Hi}
+		for _, w := range st.Workers {
+			s.Workers = append(s.Workers, int(w))
+		}
+		to = append(to, s)
+	}
+	return to
+}
+
+// thin reports whether a shard has fewer mirrors than the plan wants.
+func thin(p *plan.Plan) bool {
+	for _, sh := range p.Shards {
+		if len(sh.Mirrors) < p.Mirrors {
+			return true
+		}
+	}
+	return false
+}
