@@ -147,6 +147,7 @@ var unevenMath = regexp.MustCompile(
 
 func TestImports(t *testing.T)           { report(t, checkImports(source(t), importRules)) }
 func TestFloors(t *testing.T)            { report(t, checkFloors(source(t), floors)) }
+func TestMap(t *testing.T)               { report(t, checkMap(source(t), os.DirFS("."))) }
 func TestPackageComments(t *testing.T)   { report(t, checkPackageComments(source(t))) }
 func TestNoUnevenMath(t *testing.T)      { report(t, checkUnevenMath(source(t), bitFeeders)) }
 func TestNoSleepInTests(t *testing.T)    { report(t, checkSleeps(source(t))) }
@@ -244,6 +245,36 @@ func checkFloors(files []file, floors [][]string) (faults []string) {
 			}
 		}
 	}
+	return faults
+}
+
+// checkMap wants docs/architecture.md to name every package, so that its map stays whole, and no package that is gone.
+func checkMap(files []file, root fs.FS) (faults []string) {
+	text, err := fs.ReadFile(root, "docs/architecture.md")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	packages := map[string]bool{}
+	for _, f := range files {
+		if !f.test && f.dir() != "." && !strings.HasPrefix(f.dir(), "examples/") {
+			packages[f.dir()] = true
+		}
+	}
+	named := map[string]bool{}
+	for _, m := range regexp.MustCompile("`([a-z]+(?:/[a-z0-9]+)*)`").FindAllStringSubmatch(string(text), -1) {
+		named[m[1]] = true
+		if strings.HasPrefix(m[1], "internal/") && !packages[m[1]] {
+			if _, err := fs.Stat(root, m[1]); err != nil {
+				faults = append(faults, fmt.Sprintf("docs/architecture.md: %s is not there", m[1]))
+			}
+		}
+	}
+	for p := range packages {
+		if !named[p] {
+			faults = append(faults, fmt.Sprintf("docs/architecture.md: the map does not name %s", p))
+		}
+	}
+	slices.Sort(faults)
 	return faults
 }
 
@@ -423,6 +454,7 @@ func TestRulesCanFail(t *testing.T) {
 	sample := fstest.MapFS{}
 	for name, text := range map[string]string{
 		"go.mod":                         "module " + module + "\n\nrequire x v1.0.0\n\nreplace x => ../x\n",
+		"docs/architecture.md":           "`rng` `nn` `trainer` `launcher` `internal/compute/kernel` `internal/gone`",
 		"README.md":                      "Run go test ./... now.\n",
 		"rng/rng.go":                     "// Package rng is fine.\npackage rng\n\nimport _ \"" + module + "/internal/compute/kernel\"\n",
 		"internal/compute/kernel/a.go":   "// Package kernel is one.\npackage kernel\n\nimport \"math\"\n\nvar _, _ = math.Exp(1), math.Sqrt(2)\n",
@@ -467,6 +499,10 @@ func TestRulesCanFail(t *testing.T) {
 			"launcher/main.go: launcher has no floor", "nn/nn.go: nn has no floor",
 			"rng/rng.go:4: rng must not import internal/compute/kernel, which is above it",
 			"trainer/trainer.go: trainer has no floor",
+		}},
+		{"map", checkMap(files, sample), []string{
+			"docs/architecture.md: internal/gone is not there", "docs/architecture.md: the map does not name internal/compute/kernel/g",
+			"docs/architecture.md: the map does not name internal/host",
 		}},
 		{"package comments", checkPackageComments(files), []string{
 			"internal/compute/kernel: has 2 package comments [internal/compute/kernel/a.go internal/compute/kernel/b.go], want one",
