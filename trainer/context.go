@@ -9,9 +9,9 @@ import (
 	"github.com/soliton-train/soliton/rng"
 )
 
-// Context is what a layer may know about the call it is in: the micro-batch,
-// its random streams and scratch memory. It is valid during the call only and
-// belongs to one goroutine.
+// Context gives a layer what it may use in a call: the micro-batch, its random
+// streams, scratch memory and the compute threads. It is valid during the call
+// only and belongs to one goroutine.
 type Context struct {
 	pool    *kernel.Pool
 	arena   *tensor.Arena
@@ -29,8 +29,8 @@ type Context struct {
 // of composite layers uses.
 const opBits = 5
 
-// Train reports whether this is training; in evaluation layers such as
-// dropout let their input through, and no Backward follows.
+// Train reports whether this is training. In evaluation, layers such as dropout
+// pass their input on, and no Backward follows.
 func (c *Context) Train() bool { return c.train }
 
 // Samples returns the number of samples of the micro-batch.
@@ -40,12 +40,12 @@ func (c *Context) Samples() int { return c.samples }
 func (c *Context) Threads() int { return c.pool.Threads() }
 
 // For splits [0, n) into contiguous ranges, calls f for each, on several
-// threads where the worker has them, and returns when all are done. Which
-// ranges it makes depends on the number of threads, so f's result for an
-// index must not depend on the range it came in.
+// threads where the worker has them, and returns when all calls have returned. The
+// ranges depend on the number of threads, so f's result for an index must not
+// depend on its range.
 //
 // Calls nest: a For within f runs in its caller. f may call [Context.Rand] and
-// the other methods that only look, but not [Context.Tensor].
+// the other methods that only read, but not [Context.Tensor].
 func (c *Context) For(n int, f func(lo, hi int)) { c.pool.For(n, 1, f) }
 
 // Tensor returns a float32 tensor of unspecified content. Memory taken in
@@ -72,8 +72,8 @@ func (c *Context) Rand(sample, op int) rng.Stream {
 	return rng.New(c.seed, rng.Place{Step: c.step, Sample: c.first + uint32(sample), Layer: c.layer, Op: c.opNumber(op)})
 }
 
-// Sub returns the context for part i, 0 to 30, of a composite layer, which
-// gets random streams of its own. Parts nest three deep.
+// Sub returns the context for part i, 0 to 30, of a composite layer. Each part
+// has its own random streams. Parts nest three deep.
 func (c *Context) Sub(i int) *Context {
 	s := *c
 	s.op = c.opNumber(i + 1)
@@ -100,8 +100,8 @@ type Call struct {
 
 // NewContext returns a context for calling a layer by hand, as tests of
 // layers do, and a function that releases its threads. The memory that
-// [Context.Tensor] returns is filled with NaN, so that it shows when a layer
-// reads what it has not written.
+// [Context.Tensor] returns is filled with NaN, which shows when a layer reads
+// memory that it has not written.
 func NewContext(call Call) (c *Context, release func()) {
 	pool := kernel.NewPool(max(call.Threads, 1))
 	return &Context{

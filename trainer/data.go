@@ -57,7 +57,7 @@ type Manifest interface {
 // DataFile names a file of the data, with its size in bytes and its SHA-256.
 type DataFile = rundir.DataFile
 
-// bind returns the data set to use, and says what is wrong with it in one line.
+// bind returns the data set to use. Its error is one line.
 func bind(d Dataset, in, target Spec) (Dataset, error) {
 	if b, ok := d.(Binder); ok {
 		var err error
@@ -123,8 +123,7 @@ func appendBytes(b []byte, t Tensor) []byte {
 }
 
 // shuffle maps samples of the run, counted over all steps, to samples of the
-// data: every epoch goes through all of them in an order of its own. It keeps
-// the order of the newest epoch, nothing else.
+// data. Each epoch has its own order; shuffle keeps that of the last one used.
 type shuffle struct {
 	seed  uint64
 	n     uint64

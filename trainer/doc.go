@@ -1,5 +1,5 @@
-// Package trainer is what a training program imports: it describes a job and
-// runs it.
+// Package trainer describes training jobs and runs them. Training programs import
+// it.
 //
 // # A program
 //
@@ -17,29 +17,30 @@
 //		})
 //	}
 //
-// [Main] adds the standard flags, keeps a run directory, shows progress and
-// turns into a worker when the launcher starts the program. [Run] trains a
-// [Job] inside of any other program.
+// [Main] adds the standard flags, keeps a run directory and shows progress.
+// When the launcher starts the program, it becomes a worker. [Run] trains a
+// [Job] inside any other program.
 //
 // # Models
 //
 // A [Model] is a stack of [Layer] values and a [Loss]. Layers are pure
-// functions with explicit derivatives; those of package nn and one's own are
-// equals. [Open] loads a trained model for inference.
+// functions with explicit derivatives. Package kernel has the operations that the
+// layers of package nn are made of, so your own layers can be as fast. [Open]
+// loads a trained model for inference.
 //
 // # Data
 //
 // A [Dataset] gives its samples by index. Sample i of a run is the sample at
-// position i mod n of data epoch i / n, where n is the number of samples and
-// every epoch has an order of its own that follows from the seed. A global
-// batch may lie in two epochs. [Text] makes data for language models from
-// files.
+// position i mod n of data epoch i / n, where n is the number of samples. Each
+// epoch has its own order, which follows from the seed. A global batch may lie in
+// two epochs. [Sample] has a random stream for augmentation. [Text] makes data for
+// language models from files.
 //
 // # The same bits
 //
 // The loss curve and the parameters depend, to the last bit, on the job and on
-// nothing else; see [Job]. This is as true of one's own layers, losses and
-// data as they keep to the rules of [Layer].
+// nothing else; see [Job]. Your own layers, losses and data keep this as long as
+// they follow the rules of [Layer] and [Dataset].
 //
 // # Concurrency
 //
@@ -48,8 +49,8 @@
 //
 // # Stopping and failing
 //
-// A run that is asked to stop, by Ctrl-C or the end of Run's context,
-// finishes its step and writes its files. A panic in user code ends the run with a
+// A run that is stopped, by Ctrl-C or the end of Run's context, finishes its
+// step and writes its files. A panic in user code ends the run with a
 // [*PanicError]. A loss or gradient that is not finite ends it with a
 // [*NonFiniteError] before the step is committed.
 package trainer

@@ -45,9 +45,8 @@ type Job struct {
 	// samples, dropout. 0 is a seed like any other. --seed
 	Seed uint64
 
-	// InitFrom is a model.safetensors file, or a run directory with one, that
-	// the first parameters come from. "" means that they are made from the
-	// seed. --init-from
+	// InitFrom is a model.safetensors file, or a run directory with one, with the
+	// first parameters. "" means that they follow from the seed. --init-from
 	InitFrom string
 
 	// Eval is held-out data; nil means that there is no evaluation.
@@ -61,11 +60,11 @@ type Job struct {
 	// at even distances. 0 means 512, a negative number all.
 	EvalSamples int
 
-	// CheckpointEvery is how often the whole state is written to the run
-	// directory, from which the run goes on where all holders of a part of it are lost,
-	// or after it has ended. 0 means a minute, a negative time never, except that a run that
-	// is stopped leaves one in any case. [Run] makes none, and neither does a program that
-	// go run started. --checkpoint-every
+	// CheckpointEvery is the time between checkpoints of the whole state in the run
+	// directory. A run rolls back to the newest one when all holders of a part of the
+	// state are lost, and resumes from it after it ended. 0 means a minute, a negative
+	// time none but the one of a run that is stopped. [Run], and a program that go run
+	// started, write none. --checkpoint-every
 	CheckpointEvery time.Duration
 
 	// RunDir is the directory for the run's files. "" means none for [Run],
@@ -83,9 +82,9 @@ type Job struct {
 	// that has not delivered them. An error ends the run.
 	OnStep func(StepInfo) error
 
-	// OnEnd is called once after the last step, or after the one at which the
-	// run was stopped, when all files of the model are written. Its error
-	// becomes the run's.
+	// OnEnd is called once after the last step, or the step at which the run was
+	// stopped, when all files of the model are written. Its error becomes the
+	// run's.
 	OnEnd func(End) error
 }
 
@@ -136,7 +135,7 @@ const DefaultCheckpointEvery = time.Minute
 // evaluation.
 type Summary = rundir.Summary
 
-// Fault is one thing that is wrong with a job.
+// Fault is one error in a job.
 type Fault struct {
 	Field string // of Job, such as "MicroBatch" or "Optimizer.LR"
 	Flag  string // standard flag that sets it, without dashes, or ""
@@ -151,7 +150,7 @@ func (f Fault) String() string {
 	return "--" + f.Flag + " (Job." + f.Field + ") " + f.Text
 }
 
-// ValidationError holds all faults of a job.
+// ValidationError lists all faults of a job.
 type ValidationError struct{ Faults []Fault }
 
 func (e *ValidationError) Error() string {
@@ -163,8 +162,8 @@ func (e *ValidationError) Error() string {
 }
 
 // Validate reports all faults of the job together, as a [*ValidationError]. It
-// reads the data to do so. Where the machine says how much memory it can give
-// (Linux), a model that certainly takes more is a fault.
+// reads the data. On Linux, a model that takes more memory than the machine has to
+// spare is a fault.
 func (j Job) Validate() error {
 	_, err := prepare(j)
 	return err
@@ -198,7 +197,7 @@ type prepared struct {
 	trainFiles int        // how many of them are of data
 }
 
-// prepare checks a job and binds its data. It calls code of the user's.
+// prepare checks a job and binds its data. It calls user code.
 func prepare(j Job) (*prepared, error) {
 	p := &prepared{Job: j.withDefaults()}
 	faults := p.Job.plainFaults()
@@ -263,8 +262,8 @@ func (p *prepared) bind(field string, d Dataset, faults []Fault, model bool) (Da
 	return bound, sum, faults
 }
 
-// isNil also recognises a nil pointer, which is what a constructor returns
-// beside an error.
+// isNil also recognises a nil pointer, which a constructor may return with an
+// error.
 func isNil(d Dataset) bool {
 	v := reflect.ValueOf(d)
 	return d == nil || v.Kind() == reflect.Pointer && v.IsNil()

@@ -56,8 +56,8 @@ type Layer interface {
 
 	// Backward receives the gradient of the loss with respect to out, and
 	// returns that with respect to in. It sets every element of the
-	// parameters' gradients dp, which arrive with unspecified content, to
-	// the plain sum over the micro-batch, without any scaling. A layer whose
+	// parameters' gradients dp, whose content is unspecified before, to
+	// the sum over the micro-batch, without scaling. A layer whose
 	// input is int32 returns the zero Tensor.
 	Backward(c *Context, p []Tensor, stash any, dout Tensor, dp []Tensor) (din Tensor)
 }
@@ -72,9 +72,9 @@ type Param struct {
 	NoDecay bool
 }
 
-// Init says how a parameter gets its first values, which depend on the job's
-// seed, the layer's position and the parameter's only. The zero value means
-// all zeros.
+// Init is the distribution of a parameter's first values. They follow from the
+// job's seed and the positions of layer and parameter. The zero value means all
+// zeros.
 type Init struct {
 	Kind  InitKind
 	Scale float32 // Normal: standard deviation; Uniform: bound; Constant: value

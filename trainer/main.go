@@ -29,11 +29,11 @@ import (
 //	0 all steps are done    2 wrong flags or an invalid job    1 any other failure
 //	130 stopped by Ctrl-C   75 stopped by SIGTERM
 //
-// A run that is stopped leaves a checkpoint in its directory, from which launcher
-// resume goes on, unless go run started the program, whose executable is gone then.
+// A run that is stopped leaves a checkpoint in its directory, which launcher
+// resume continues from, unless go run started the program and removed it.
 //
-// An error of the function that makes the job counts as wrong usage, since
-// flags are all that it has to go by, unless it is a [*Done].
+// An error of the function that makes the job counts as wrong usage, since the
+// job follows from the flags, unless it is a [*Done].
 //
 // Started by the launcher, the program becomes a worker of its agent.
 // Otherwise it runs agent and worker in one process.
@@ -44,7 +44,7 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 		os.Exit(host.ExitFailed)
 	}
 	if launched {
-		// What the program starts is no worker, even if it calls Main.
+		// A program that this one starts is no worker, even if it calls Main.
 		for _, name := range control.Environment() {
 			_ = os.Unsetenv(name) // it fails for impossible names only
 		}
@@ -88,7 +88,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	return out.ExitStatus()
 }
 
-// report tells of an error before there is an agent, in the agent's words.
+// report prints an error before there is an agent, in the agent's words.
 func report(stdout, stderr io.Writer, err error) int {
 	f := process.Failure(jobError(err), 0)
 	out := host.Outcome{Err: &host.FailedError{Kind: f.Kind, Text: f.Text}, Detail: f.Stack}
@@ -115,7 +115,7 @@ type command struct {
 	flags   *flag.FlagSet
 	own     map[string]bool // names of the program's flags
 	makeJob func() (Job, error)
-	again   func() *command // makes the command anew
+	again   func() *command // makes a new command
 
 	plain     bool
 	reduction string
@@ -142,19 +142,19 @@ func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() 
 
 	standard := flag.NewFlagSet(name, flag.ContinueOnError)
 	o := &c.over
-	standard.IntVar(&o.steps, "steps", 0, "stop after `N` updates")
-	standard.IntVar(&o.globalBatch, "global-batch", 0, "take `N` samples for a step")
-	standard.IntVar(&o.microBatch, "micro-batch", 0, "put `N` samples through the model at once; N divides the global batch")
-	standard.Uint64Var(&o.seed, "seed", 0, "draw all random numbers from seed `N`")
-	standard.Float64Var(&o.lr, "lr", 0, "let the learning rate rise to `X`")
-	standard.IntVar(&o.evalEvery, "eval-every", 0, "evaluate every `N` steps, and at the end")
-	standard.DurationVar(&o.checkpointEvery, "checkpoint-every", 0, "write a checkpoint every `TIME`, such as 30s or 5m; 0 means none but the one of a run that is stopped")
-	standard.StringVar(&o.initFrom, "init-from", "", "begin with the parameters in `PATH`, a model.safetensors or a run directory")
+	standard.IntVar(&o.steps, "steps", 0, "optimizer updates of the run")
+	standard.IntVar(&o.globalBatch, "global-batch", 0, "samples of a step")
+	standard.IntVar(&o.microBatch, "micro-batch", 0, "samples of a micro-batch; divides the global batch")
+	standard.Uint64Var(&o.seed, "seed", 0, "seed of all random numbers")
+	standard.Float64Var(&o.lr, "lr", 0, "peak learning rate")
+	standard.IntVar(&o.evalEvery, "eval-every", 0, "steps between evaluations; one follows the last step in any case")
+	standard.DurationVar(&o.checkpointEvery, "checkpoint-every", 0, "time between checkpoints, such as 30s or 5m; 0: only when the run is stopped")
+	standard.StringVar(&o.initFrom, "init-from", "", "first parameters: the `PATH` of a model.safetensors or a run directory")
 	if standalone {
-		standard.StringVar(&o.runDir, "run-dir", "", "write the run's files to `DIR`")
-		standard.IntVar(&o.threads, "threads", 0, "compute with `N` threads; 0 means one for each core")
-		standard.StringVar(&c.reduction, "reduction", "exact", "add gradients up in `MODE`: exact, or fast, in the order in which they come")
-		standard.BoolVar(&c.plain, "plain", false, "print plain lines instead of the live view")
+		standard.StringVar(&o.runDir, "run-dir", "", "`DIR` for the run's files")
+		standard.IntVar(&o.threads, "threads", 0, "compute threads; 0: one for each core")
+		standard.StringVar(&c.reduction, "reduction", "exact", "`MODE` of gradient sums: exact, or fast (in order of arrival)")
+		standard.BoolVar(&c.plain, "plain", false, "plain lines instead of the live view")
 	}
 	standard.VisitAll(func(s *flag.Flag) {
 		if c.own[s.Name] {
@@ -230,8 +230,8 @@ func (c *command) override(j Job) Job {
 	return j
 }
 
-// launched returns the arguments without the flags that are the launcher's where there is one,
-// so that it can go on with the run.
+// launched returns the arguments without the flags that only a program without launcher has, so
+// that the launcher can resume the run.
 func (c *command) launched(args []string) []string {
 	left := []string{}
 	for i := 0; i < len(args) && args[i] != "--"; i++ {
@@ -250,7 +250,7 @@ func (c *command) launched(args []string) []string {
 
 var standaloneFlags = []string{"run-dir", "threads", "reduction", "plain"}
 
-// guardedJob makes the job for a caller that has no worker to catch a panic.
+// guardedJob makes the job and turns a panic into an error.
 func guardedJob(args []string, define func(*flag.FlagSet) func() (Job, error)) (c *command, job Job, err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -304,7 +304,7 @@ func (c *command) help() string {
 	return b.String()
 }
 
-// shortTime prints a time as people write it: 1m instead of 1m0s.
+// shortTime prints a time without zero units: 1m instead of 1m0s.
 func shortTime(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -326,7 +326,7 @@ func (c *command) defaultJob() (job Job, err error) {
 	return c.again().makeJob()
 }
 
-// ownDefault leaves out defaults that say nothing.
+// ownDefault leaves out empty defaults.
 func ownDefault(f *flag.Flag) string {
 	if f.DefValue == "" || f.DefValue == "false" {
 		return ""

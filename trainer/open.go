@@ -35,7 +35,7 @@ func Open(m Model, path string) (*Net, error) {
 		return nil, err
 	}
 	params := describeParams(&m, 0)
-	// The file must bear the model out before there is memory for it.
+	// The file is checked before memory is allocated for it.
 	f, err := params.Open(path)
 	if err != nil {
 		return nil, err

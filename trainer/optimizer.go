@@ -8,33 +8,32 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
 )
 
-// Schedule is the learning rate over the steps of a job: it rises in equal
-// parts to Peak over the first Warmup steps, and ends with the last step of
-// the job. Make one with [Constant], [Linear] or [Cosine].
+// Schedule is the learning rate over the steps of a job. It rises linearly to Peak
+// over the first Warmup steps and ends with the last step of the job. [Constant],
+// [Linear] and [Cosine] make one.
 type Schedule struct {
 	Kind   ScheduleKind
 	Peak   float64
 	Warmup int
-	// Final is what a linear or cosine schedule falls to behind the last step,
-	// as a part of Peak; 0 means to 0.
+	// Final is the part of Peak that a linear or cosine schedule falls to after the
+	// last step.
 	Final float64
 }
 
-// ScheduleKind says what the learning rate does behind the warm-up.
+// ScheduleKind is the shape of the learning rate after the warm-up.
 type ScheduleKind uint8
 
 // The kinds of schedules.
 const (
 	ConstantSchedule ScheduleKind = iota // stays at Peak
-	LinearSchedule                       // falls in a straight line
-	CosineSchedule                       // falls along half a wave of the cosine
+	LinearSchedule                       // falls linearly
+	CosineSchedule                       // falls along half a cosine wave
 )
 
 // Constant is lr at every step.
 func Constant(lr float64) Schedule { return Schedule{Kind: ConstantSchedule, Peak: lr} }
 
-// Linear rises to peak over the first warmup steps and falls to 0 in a
-// straight line.
+// Linear rises to peak over the first warmup steps and falls linearly to 0.
 func Linear(peak float64, warmup int) Schedule {
 	return Schedule{Kind: LinearSchedule, Peak: peak, Warmup: warmup}
 }

@@ -23,14 +23,14 @@ type stage struct {
 	free []*flight       // memory of passes that have ended
 	back [2]tensor.Arena // scratch memory of Backward, in turns
 
-	// at is the user code that runs, for the message if it panics.
+	// at is the user code that runs, for the message of a panic.
 	at struct {
 		layer int // len(layers) is the loss, -1 none
 		call  string
 	}
 }
 
-// flight is one micro-batch on its way. outs and stash count from the first
+// flight is one micro-batch in flight. outs and stash count from the first
 // layer of the stage.
 type flight struct {
 	micro engine.Micro

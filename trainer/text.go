@@ -16,7 +16,7 @@ import (
 // TextSet is text for a language model over bytes: the files' contents one
 // after the other in path order. Sample i of a model with context C has the
 // bytes [i·C, i·C+C) as its input and [i·C+1, i·C+C+1) as its target, so the
-// samples do not overlap but for one byte, and there are (bytes-1)/C of them.
+// samples overlap by one byte, and there are (bytes-1)/C of them.
 //
 // It is made by [Text] or [TextFiles], which look at the names and sizes of
 // the files only. They are read when the job is validated.
@@ -37,9 +37,9 @@ func (p piece) String() string {
 	return fmt.Sprintf("%s[%d:%d]", p.path, p.lo, p.hi)
 }
 
-// DataError says what is wrong with data, in one line.
+// DataError describes unusable data in one line.
 type DataError struct {
-	Path   string // file, folder or pattern; "" if it is about all the data
+	Path   string // file, folder or pattern; "" if it is about all data
 	Reason string
 }
 

@@ -20,8 +20,8 @@ import (
 // gradient is NaN, infinite or too large.
 type NonFiniteError = engine.NonFiniteError
 
-// PanicError is a panic in code of the user's: a layer, a loss, a data set, a
-// callback, or the function that makes the job.
+// PanicError is a panic in user code: a layer, a loss, a data set, a callback, or
+// the function that makes the job.
 type PanicError = process.PanicError
 
 // maker returns what makes the job in a worker.
@@ -42,7 +42,7 @@ func maker(makeJob func() (Job, error)) process.Make {
 	}
 }
 
-// jobError marks the errors that are no failures of the program.
+// jobError marks errors that are not failures of the program: wrong usage, and --help.
 func jobError(err error) error {
 	var data *DataError
 	var invalid *ValidationError
@@ -98,7 +98,7 @@ func (p *prepared) worker() *process.Job {
 	return j
 }
 
-// read reads one sample, and says which one it was if it fails.
+// read reads one sample. Its error names the sample.
 func read(d Dataset, s Sample, in, target Tensor) error {
 	if err := d.Sample(s, in, target); err != nil {
 		return fmt.Errorf("sample %d of the data: %w", s.Index, err)
@@ -122,7 +122,7 @@ func (p *prepared) end(e process.End) error {
 	return p.OnEnd(End{RunDir: e.RunDir, Steps: e.Steps, Net: net, Out: e.Out})
 }
 
-// describe returns what job.json says of the job.
+// describe returns the job as job.json has it.
 func (p *prepared) describe() rundir.Job {
 	return rundir.Job{
 		Program:     filepath.Base(os.Args[0]),

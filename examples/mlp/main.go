@@ -15,8 +15,8 @@ import (
 )
 
 // spirals is a data set of points in the plane: arm k of the spiral is class
-// k. Point i is drawn from a random stream of its own, so it is the same for
-// whoever asks for it, and different seeds give different points.
+// k. Point i is drawn from its own random stream, so it is the same on
+// every worker, and different seeds give different points.
 type spirals struct {
 	n, arms int
 	seed    uint64
@@ -77,7 +77,7 @@ func main() {
 	trainer.Main(func(f *flag.FlagSet) func() (trainer.Job, error) {
 		arms := f.Int("arms", 3, "arms of the spiral, which are the classes")
 		hidden := f.Int("hidden", 64, "width of the two hidden layers")
-		dropout := f.Float64("dropout", 0, "dropout behind each hidden layer")
+		dropout := f.Float64("dropout", 0, "probability of dropout after each hidden layer")
 		return func() (trainer.Job, error) {
 			if *arms < 2 {
 				return trainer.Job{}, fmt.Errorf("--arms is %d; give at least 2", *arms)

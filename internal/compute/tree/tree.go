@@ -1,5 +1,5 @@
 // Package tree holds the one order in which the results of micro-batches are
-// added up, so that a sum has the same bits whoever computes which part of it.
+// added up, so that a sum has the same bits whichever worker computes which part.
 //
 // The micro-batches [0, M) of a step are the leaves of a binary tree. A node
 // [lo, hi) of more than one leaf splits at the largest power of two below

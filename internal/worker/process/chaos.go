@@ -21,8 +21,8 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
-// arm makes the trigger of the harms that this worker is to do to itself. It is
-// nil if there are none and nobody outside can ask for any.
+// arm makes the trigger of the faults that this worker injects into itself. It
+// is nil if there are none and no signal can ask for any.
 func (w *Worker) arm(specs []string) (*chaos.Trigger, error) {
 	all, err := chaos.Parse(strings.Join(specs, ","))
 	if err != nil {
@@ -35,13 +35,13 @@ func (w *Worker) arm(specs []string) (*chaos.Trigger, error) {
 	if w.self.own == nil && slices.ContainsFunc(mine, func(h chaos.Fault) bool {
 		return h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze || h.Kind == chaos.KindLeave
 	}) {
-		return nil, errors.New("chaos would strike the whole program: a worker that shares its process with others cannot be harmed")
+		return nil, errors.New("chaos would hit the whole program: this worker shares its process, so it cannot be killed, frozen or asked to leave")
 	}
 	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp, Flip: w.flip, SlowLink: w.slowLink})
 }
 
-// stamp tells the agent what is about to strike. It is written to the socket
-// when send returns, so that it outlives this process.
+// stamp tells the agent which fault comes now. It is written to the socket when
+// send returns, so that it outlives this process.
 func (w *Worker) stamp(h chaos.Fault, moment int64) {
 	m := control.Harm{Kind: string(h.Kind), Text: h.String()}
 	if h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze {
@@ -62,7 +62,7 @@ func (w *Worker) slowLink(a, b int, factor float64) {
 	w.net.Shape(id.WorkerID(a), rate)
 }
 
-// heedSlow makes the worker as slow as launcher slow says, until the returned
+// heedSlow slows the worker down as launcher slow asks, until the returned
 // function is called.
 func (w *Worker) heedSlow(runDir string) (stop func()) {
 	file := chaos.SlowFile(runDir, int(w.self.id()), w.self.Session.Incarnation)
@@ -100,22 +100,22 @@ func (w *Worker) flip(t chaos.Target) {
 // Flip flips a bit of the state that this worker holds, once there is state of the kind.
 func (w *Worker) Flip(t engine.Target) { w.recovery.flip(t) }
 
-// victimProcess is this process as one that can be harmed.
+// victimProcess is this process as the target of faults.
 type victimProcess struct{ w *Worker }
 
 func (v victimProcess) Signal(sig os.Signal) error {
 	err := chaos.Self().Signal(sig)
 	if sig == syscall.SIGSTOP && err == nil {
-		// Somebody has thawed it in time: what ends it later is something else.
+		// It was thawed in time: if it ends later, that has another cause.
 		_ = v.w.send(control.Harm{Kind: control.Thaw})
 	}
 	return err
 }
 
-// heedTerm makes SIGTERM a wish to leave the run, until the returned function
-// is called.
+// heedTerm asks the agent to leave the run on SIGTERM, until the returned
+// function is called.
 func (w *Worker) heedTerm() (stop func()) {
-	asked := w.self.own.leave // caught since the process began, so that one which comes early counts
+	asked := w.self.own.leave // caught since the process began, so that an early signal counts
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -135,8 +135,7 @@ func (w *Worker) heedTerm() (stop func()) {
 	}
 }
 
-// armed arms the worker for the time of f, which gets a context that ends with
-// ctx, and then with all pauses of the trigger.
+// armed runs f with faults armed. When ctx ends, pauses of the trigger end too.
 func (w *Worker) armed(ctx context.Context, specs []string, runDir string, f func() error) error {
 	var err error
 	if w.faults, err = w.arm(specs); err != nil {
@@ -155,7 +154,7 @@ func (w *Worker) armed(ctx context.Context, specs []string, runDir string, f fun
 	return f()
 }
 
-// slowed is a stage whose layers take longer while its worker is slowed, or its emulated device runs at a
+// slowed is a stage that takes longer while its worker is slowed, or its emulated device runs at a
 // lower clock.
 type slowed struct {
 	Stage
@@ -165,7 +164,7 @@ type slowed struct {
 
 func (s slowed) pause(took time.Duration) { s.faults.Throttle(took, s.clock.share()) }
 
-// emulatedClock is how fast the clock of an emulated device lets the worker compute. The zero value is full speed.
+// emulatedClock is the speed of an emulated device at its clock. The zero value is full speed.
 type emulatedClock struct{ less atomic.Uint64 } // bits of 1 - share
 
 func (c *emulatedClock) set(share float64) { c.less.Store(math.Float64bits(1 - share)) }
@@ -178,7 +177,7 @@ func (s slowed) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 		m.Ready = func(layer int) error {
 			s.pause(time.Since(began))
 			err := ready(layer)
-			began = time.Now() // a wait is no work
+			began = time.Now() // waiting is not slowed
 			return err
 		}
 	}

@@ -9,23 +9,23 @@ import (
 	"github.com/soliton-train/soliton/internal/platform"
 )
 
-// measured is what the agent was told last.
+// measured is what the last heartbeat with measurements covered.
 type measured struct {
 	step   int64
 	passes uint64
 	at     time.Time
 	links  map[id.WorkerID]comm.PeerStats
-	memory time.Time // when it was told of that
+	memory time.Time // when free memory was last reported
 }
 
-// memoryEvery is the time between two looks at the machine's memory.
+// memoryEvery is the time between two reports of free memory.
 const memoryEvery = 10 * time.Second
 
-// measure returns the next heartbeat, with what was measured since a step ended.
+// measure returns the next heartbeat, with measurements if a step ended since the last one.
 func (w *Worker) measure(last *measured) control.Beat {
 	step := w.committed.Load()
 	if step <= last.step {
-		last.step = step // it may have gone back
+		last.step = step // lower after a rollback
 		return control.Beat{}
 	}
 	layers, passes := w.meter.Layers()

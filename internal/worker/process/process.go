@@ -112,8 +112,8 @@ type JobError struct {
 func (e *JobError) Error() string { return e.Err.Error() }
 func (e *JobError) Unwrap() error { return e.Err }
 
-// PanicError is a panic in code of the user's: a layer, a loss, a data set, a
-// callback, or the function that makes the job.
+// PanicError is a panic in user code: a layer, a loss, a data set, a callback, or
+// the function that makes the job.
 type PanicError struct {
 	Step  int    // in which it happened, from 1; 0 before the first
 	Where string // what ran, such as `Forward of layer "0"`

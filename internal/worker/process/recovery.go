@@ -14,30 +14,29 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
-// errRestart says that the state of the run is given up, and that it goes on
-// from the order of recovery.restart.
-var errRestart = errors.New("the run goes back to a checkpoint")
+// errRollback reports a rollback: the worker discards its state and continues from
+// the order of recovery.rollback.
+var errRollback = errors.New("the run rolls back to a checkpoint")
 
-// recovery carries what the agent and the engine have to say to each other
-// about plans. The engine of the moment may be missing: before the first, and
-// while a restart makes another.
+// recovery passes messages about plans between the agent and the current engine.
+// There is no engine before the first order and during a rollback.
 type recovery struct {
 	w *Worker
 
-	agent atomic.Pointer[time.Time] // when it was heard of last
+	agent atomic.Pointer[time.Time] // when its last heartbeat came
 
 	broken chan id.Session // the other ends of links that broke
 
 	mu     sync.Mutex
 	engine *engine.Engine
-	early  []func(*engine.Engine) // what the next engine is to be told
-	again  *controller.Order      // that restarts the run
-	signal chan struct{}          // closed when again is set
+	early  []func(*engine.Engine) // messages for the next engine
+	order  *controller.Order      // order that rolls the run back
+	signal chan struct{}          // closed when order is set
 }
 
-// held returns what keeps this worker from commits: that it has not heard its agent for longer
-// than the budget, within which others may have given it up. A worker that was frozen and wakes
-// finds itself held.
+// held returns what reports whether this worker must not enter a commit: its agent has been silent
+// for longer than the budget, so others may have evicted the worker. A worker that was frozen wakes
+// up held.
 func (r *recovery) held(budget time.Duration) func() bool {
 	if budget == 0 {
 		return nil
@@ -46,7 +45,7 @@ func (r *recovery) held(budget time.Duration) func() bool {
 	return func() bool { return time.Since(*r.agent.Load()) > budget }
 }
 
-// beaten takes note that the agent is there, and has a majority with it.
+// beaten records a heartbeat of the agent, which sends them only with a majority.
 func (r *recovery) beaten() {
 	now := time.Now()
 	r.agent.Store(&now)
@@ -58,7 +57,7 @@ func (r *recovery) beaten() {
 	}
 }
 
-// hear takes in a Query, an Order or a Fill.
+// hear passes a Query, an Order or a Fill to the engine.
 func (r *recovery) hear(m control.Message) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -83,10 +82,10 @@ func (r *recovery) hear(m control.Message) error {
 		}
 		r.w.spans.ordered(order, m.Trace)
 		if order.Restart {
-			r.again, r.early = &order, nil
-			close(r.restarting())
+			r.order, r.early = &order, nil
+			close(r.rollbackSignal())
 			if r.engine != nil {
-				r.engine.Abandon(errRestart)
+				r.engine.Abandon(errRollback)
 			}
 			return nil
 		}
@@ -98,7 +97,7 @@ func (r *recovery) hear(m control.Message) error {
 		}
 		tell = func(e *engine.Engine) { e.Fill(fill) }
 	}
-	if r.engine == nil || r.again != nil {
+	if r.engine == nil || r.order != nil {
 		r.early = append(r.early, tell)
 	} else {
 		tell(r.engine)
@@ -106,13 +105,13 @@ func (r *recovery) hear(m control.Message) error {
 	return nil
 }
 
-// enter makes an engine that of the moment.
+// enter makes e the current engine.
 func (r *recovery) enter(e *engine.Engine) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.engine = e
-	if r.again != nil {
-		e.Abandon(errRestart) // another one came meanwhile
+	if r.order != nil {
+		e.Abandon(errRollback) // another rollback came meanwhile
 		return
 	}
 	for _, tell := range r.early {
@@ -127,41 +126,41 @@ func (r *recovery) leave(*engine.Engine) {
 	r.engine = nil
 }
 
-// restarting returns the channel of the next restart; r.mu is held.
-func (r *recovery) restarting() chan struct{} {
+// rollbackSignal returns the channel of the next rollback; r.mu is held.
+func (r *recovery) rollbackSignal() chan struct{} {
 	if r.signal == nil {
 		r.signal = make(chan struct{})
 	}
 	return r.signal
 }
 
-// restarted returns a channel that is closed when the run is to restart.
-func (r *recovery) restarted() <-chan struct{} {
+// rolledBack returns a channel that is closed when the run is to roll back.
+func (r *recovery) rolledBack() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.restarting()
+	return r.rollbackSignal()
 }
 
-// restart returns the order to go on from.
-func (r *recovery) restart() controller.Order {
+// rollback returns the order to continue from.
+func (r *recovery) rollback() controller.Order {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	o := *r.again
-	r.again, r.signal = nil, nil
+	o := *r.order
+	r.order, r.signal = nil, nil
 	return o
 }
 
-// cause returns why an operation of the engine has failed.
+// cause returns why an operation of the engine failed.
 func (r *recovery) cause(err error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.again != nil {
-		return errRestart
+	if r.order != nil {
+		return errRollback
 	}
 	return err
 }
 
-// applied tells the agent of a plan that is live here.
+// applied reports a live plan to the agent.
 func (r *recovery) applied(a engine.Applied) {
 	now := time.Now()
 	_ = r.w.send(control.Applied{
@@ -172,8 +171,7 @@ func (r *recovery) applied(a engine.Applied) {
 	r.w.spans.applied(a, now)
 }
 
-// repaired tells the agent of a block that was altered here, and is as it was
-// again.
+// repaired reports a corrupted block that was repaired to the agent.
 func (r *recovery) repaired(layer string, x engine.Repair) {
 	_ = r.w.send(control.Repaired{Step: x.Step, Try: x.Try, Layer: layer, Block: x.Block, Target: x.Target.String()})
 }
@@ -187,7 +185,7 @@ func (r *recovery) flip(t engine.Target) {
 	}
 }
 
-// link tells of a link that broke. It is called by the goroutine of the link.
+// link reports a broken link to the engine and the agent. The goroutine of the link calls it.
 func (r *recovery) link(ev comm.LinkEvent) {
 	if ev.Up || ev.Link == 0 || errors.Is(ev.Err, comm.ErrNotMember) {
 		return
@@ -201,6 +199,6 @@ func (r *recovery) link(ev comm.LinkEvent) {
 	e.LinkLost(ev.Peer)
 	select {
 	case r.broken <- ev.Peer:
-	default: // the agent has heard of enough
+	default: // the agent has enough reports
 	}
 }

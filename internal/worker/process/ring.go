@@ -12,13 +12,12 @@ import (
 	"github.com/soliton-train/soliton/internal/net/gossip"
 )
 
-// ringMember is this worker's membership of the ring of the run. It forms beside the training,
-// which neither waits for it nor fails with it: what the others suspect is evidence for the
-// agent, which is a member itself.
+// ringMember is this worker's membership in the gossip ring of the run. Training neither waits for the
+// ring nor fails with it: suspicions of other members are evidence for the agent, which is a member itself.
 type ringMember struct {
 	mu   sync.Mutex
-	ring *gossip.Ring // nil while there is none
-	plan id.Version   // newest that was applied
+	ring *gossip.Ring // nil before it has formed
+	plan id.Version   // newest one applied
 }
 
 // join makes the worker a member until the returned function is called.
@@ -39,8 +38,8 @@ func (g *ringMember) join(ctx context.Context, c control.Ring, me Self, addr str
 	}
 }
 
-// form joins the ring, and stays in it until ctx ends. The seeds are agents; if none of them
-// answers they may be busy.
+// form joins the ring and stays a member until ctx ends. The seeds are agents, which may be too busy
+// to answer at first.
 func (g *ringMember) form(ctx context.Context, c control.Ring, me Self, addr string) error {
 	r, err := gossip.Open(gossip.Config{
 		Listen: gossip.BesideOf(addr), Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
@@ -67,7 +66,7 @@ func (g *ringMember) form(ctx context.Context, c control.Ring, me Self, addr str
 	return nil
 }
 
-// applied lets the others know which plan is live here.
+// applied publishes the live plan to the other members.
 func (g *ringMember) applied(v id.Version) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

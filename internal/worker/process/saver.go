@@ -16,7 +16,7 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
-// saver writes this worker's part of checkpoints beside the training. It outlives
+// saver writes this worker's part of checkpoints in the background. It outlives
 // engines.
 type saver struct {
 	w   *Worker
@@ -25,7 +25,7 @@ type saver struct {
 	ctx context.Context
 
 	writing atomic.Int32
-	order   sync.Mutex // one is written at a time
+	order   sync.Mutex // held while a part is written
 	writers sync.WaitGroup
 }
 
@@ -42,14 +42,14 @@ func newSaver(ctx context.Context, w *Worker, j *Job, start control.Start) (s *s
 	}
 }
 
-// wait returns when nothing is being written.
+// wait returns when no write is in progress.
 func (s *saver) wait() {
 	if s != nil {
 		s.writers.Wait()
 	}
 }
 
-// install makes an engine use it.
+// install makes an engine use the saver.
 func (s *saver) install(c *engine.Config) {
 	if s == nil {
 		return
@@ -58,8 +58,8 @@ func (s *saver) install(c *engine.Config) {
 	c.Save = s.save
 }
 
-// save writes a part in the background. The state after the last step needs none:
-// it is the model.
+// save writes a part in the background. The state after the last step needs no
+// checkpoint: it is the model.
 func (s *saver) save(c engine.Checkpoint) {
 	s.w.saveAsked.Store(false)
 	if c.Step == s.j.Steps || len(c.Shards) == 0 {
@@ -71,7 +71,7 @@ func (s *saver) save(c engine.Checkpoint) {
 		m := s.write(c)
 		s.order.Unlock()
 		s.writing.Add(-1)
-		_ = s.w.send(m) // without an agent, this worker ends
+		_ = s.w.send(m) // without an agent, this worker exits
 	})
 }
 
@@ -95,7 +95,7 @@ func (s *saver) write(c engine.Checkpoint) control.Saved {
 	return m
 }
 
-// ruleName is what package checkpoint calls the optimizer.
+// ruleName returns the name of the optimizer in checkpoints.
 func (j *Job) ruleName() string {
 	if _, ok := j.Rule.(zero.SGD); ok {
 		return "sgd"
@@ -103,7 +103,7 @@ func (j *Job) ruleName() string {
 	return "adamw"
 }
 
-// beginning returns what fills in the state with which an order begins, and how to close it.
+// beginning returns what reads the state that an order begins with, and a function that closes it.
 func (j *Job) beginning(ctx context.Context, o controller.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
 		return j.firstValues(), func() {}, nil
@@ -118,7 +118,7 @@ func (j *Job) beginning(ctx context.Context, o controller.Order) (begin func(id.
 	}
 	if m := r.Manifest(); m.Rule != j.ruleName() || !slices.Equal(m.Layers, sizes) {
 		r.Close()
-		return nil, nil, fmt.Errorf("the checkpoint of step %d is of layers with %v parameters and %s: the job has %v and %s", m.Step, m.Layers, m.Rule, sizes, j.ruleName())
+		return nil, nil, fmt.Errorf("the checkpoint of step %d has layers of %v parameters and %s; the job has %v and %s", m.Step, m.Layers, m.Rule, sizes, j.ruleName())
 	}
 	return func(x id.Range, params []float32, moments [][]float32) error {
 		if moments == nil {
@@ -128,9 +128,9 @@ func (j *Job) beginning(ctx context.Context, o controller.Order) (begin func(id.
 	}, func() { r.Close() }, nil
 }
 
-// firstValues returns what fills in the first values of a range of the
-// parameters. Moments begin with zeros, as they are. Values are made by layers,
-// so those of the last one are kept for its other ranges.
+// firstValues returns what sets the first values of a range of the parameters.
+// Moments begin as zeros, which they are. Values are made for whole layers, so the
+// last layer is kept for its other ranges.
 func (j *Job) firstValues() func(r id.Range, params []float32, moments [][]float32) error {
 	layer, values := -1, []float32(nil)
 	return func(r id.Range, params []float32, _ [][]float32) error {

@@ -11,21 +11,21 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
-// spans keeps what this worker does in a step until the step has ended, and tells the agent of
-// the steps it wants to know about. Nobody wants to know of a nil spans.
+// spans records what this worker does in a step until the step ends, and reports the steps that
+// the agent traces. A nil spans records nothing.
 type spans struct {
 	w     *Worker
 	every int
 
-	mu      sync.Mutex
-	list    []control.Span
-	dropped int
-	compute time.Duration
-	reduced int64                // bytes of the operands of reductions
-	told    int64                // the same of exchanges
-	struck  int                  // the step that the newest recovery interrupts
-	orders  map[id.Ballot]string // the place in a trace of each that may still be applied
-	plan    string               // the same of the newest boundary plan
+	mu          sync.Mutex
+	list        []control.Span
+	dropped     int
+	compute     time.Duration
+	reduced     int64                // bytes of the operands of reductions
+	told        int64                // bytes of exchanges
+	interrupted int                  // the step that the newest recovery interrupted
+	orders      map[id.Ballot]string // trace context of each order that may still be applied
+	plan        string               // trace context of the newest boundary plan
 }
 
 func newSpans(w *Worker, every int) *spans {
@@ -35,7 +35,7 @@ func newSpans(w *Worker, every int) *spans {
 	return &spans{w: w, every: every, orders: make(map[id.Ballot]string)}
 }
 
-// install has the engine tell of what it does.
+// install makes an engine report its spans.
 func (s *spans) install(c *engine.Config) {
 	if s != nil {
 		c.Span = s.add
@@ -50,7 +50,7 @@ func (s *spans) add(x engine.Span) {
 	case trace.Forward, trace.Backward, trace.Check, trace.Update:
 		s.compute += took
 	case trace.Gather:
-		s.compute -= took // it is part of a forward pass
+		s.compute -= took // part of a forward pass
 	case trace.Reduce:
 		s.reduced += x.Bytes
 	case trace.Commit, trace.Exchange:
@@ -62,9 +62,9 @@ func (s *spans) add(x engine.Span) {
 	})
 }
 
-// put keeps a span, or counts it where there are too many; s.mu is held.
+// put records a span, or counts it as dropped when there are too many; s.mu is held.
 func (s *spans) put(x control.Span) {
-	if len(s.list) >= control.MaxSpans-2 { // the step itself and an evaluation come
+	if len(s.list) >= control.MaxSpans-2 { // leaves room for the step and an evaluation
 		s.dropped++
 		return
 	}
@@ -75,7 +75,7 @@ func spanAt(name string, began time.Time, took time.Duration) control.Span {
 	return control.Span{Name: name, Start: began.UnixNano(), Took: int64(took), Stage: -1, Micro: -1, Layer: -1, Peer: -1}
 }
 
-// now is the time where somebody wants to know of spans.
+// now returns the time, or zero where no spans are recorded.
 func (s *spans) now() (t time.Time) {
 	if s != nil {
 		t = time.Now()
@@ -83,7 +83,7 @@ func (s *spans) now() (t time.Time) {
 	return t
 }
 
-// evaluated tells of an evaluation.
+// evaluated records an evaluation.
 func (s *spans) evaluated(began time.Time) {
 	if s != nil {
 		s.mu.Lock()
@@ -92,7 +92,7 @@ func (s *spans) evaluated(began time.Time) {
 	}
 }
 
-// sums adds to the message of a step what this worker has done since the one before.
+// sums adds the totals since the last step to the message of a step.
 func (s *spans) sums(m *control.Step) {
 	if s == nil {
 		return
@@ -103,13 +103,13 @@ func (s *spans) sums(m *control.Step) {
 	s.compute, s.reduced, s.told = 0, 0, 0
 }
 
-// tell tells of a step that was committed, where somebody wants to know, and forgets it.
+// tell reports a committed step if the agent traces it, and clears the record.
 func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration) error {
 	if s == nil {
 		return nil
 	}
 	s.mu.Lock()
-	wanted := step == s.struck || step%s.every == 0 || step == 1
+	wanted := step == s.interrupted || step%s.every == 0 || step == 1
 	m := control.Spans{Step: step, Plan: plan, Dropped: s.dropped}
 	if wanted {
 		m.Spans = append(s.list, spanAt(trace.Step, began, took))
@@ -130,7 +130,7 @@ func (s *spans) tell(step int, plan uint64, began time.Time, took time.Duration)
 	return s.w.send(m)
 }
 
-// answered tells of the answer to a query.
+// answered reports the answer to a query.
 func (s *spans) answered(context string, came time.Time) {
 	if s == nil || context == "" {
 		return
@@ -138,7 +138,7 @@ func (s *spans) answered(context string, came time.Time) {
 	_ = s.w.send(control.Spans{Trace: context, Spans: []control.Span{spanAt(trace.Answer, came, time.Since(came))}}) // without an agent, this worker ends
 }
 
-// ordered takes note of what an order is for.
+// ordered records the trace context of an order.
 func (s *spans) ordered(o controller.Order, context string) {
 	if s == nil || context == "" {
 		return
@@ -149,12 +149,12 @@ func (s *spans) ordered(o controller.Order, context string) {
 		s.plan = context
 		return
 	}
-	s.struck = o.Passed.Step + 1
-	clear(s.orders) // what came before is withdrawn
+	s.interrupted = o.Passed.Step + 1
+	clear(s.orders) // earlier orders are withdrawn
 	s.orders[o.Ballot] = context
 }
 
-// applied tells of a plan that is live here, with work since resumed.
+// applied reports the edit and the resumption of work under a new plan.
 func (s *spans) applied(a engine.Applied, resumed time.Time) {
 	if s == nil {
 		return

@@ -10,18 +10,18 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
-// timeline keeps what a worker does in a step that the agent wants to know of. In all other steps it costs a
-// look at a flag for each pass.
+// timeline records the passes of the steps that the agent watches. In other steps it costs one atomic load for
+// each pass.
 type timeline struct {
-	every  atomic.Int64 // it wants the steps that this divides; 0: none
-	active atomic.Int64 // the step that is kept; 0: none
+	every  atomic.Int64 // the agent watches every n-th step; 0: none
+	active atomic.Int64 // the step that is recorded; 0: none
 
 	mu    sync.Mutex
 	began time.Time
 	t     control.Timeline
 }
 
-// begin says that a step begins.
+// begin records the begin of a step.
 func (l *timeline) begin(step int, now time.Time) {
 	every := l.every.Load()
 	if every == 0 || int64(step)%every != 0 {
@@ -34,7 +34,7 @@ func (l *timeline) begin(step int, now time.Time) {
 	l.active.Store(int64(step))
 }
 
-// end says that a step has ended, and returns what there is to tell of it.
+// end returns the record of a step that ended, if there is one.
 func (l *timeline) end(step int, now time.Time) (t control.Timeline, ok bool) {
 	if !l.active.CompareAndSwap(int64(step), 0) {
 		return t, false
@@ -50,7 +50,7 @@ func (l *timeline) keeps(step int) bool { return l.active.Load() == int64(step) 
 
 func (l *timeline) since(at time.Time) int64 { return at.Sub(l.began).Microseconds() }
 
-// phase says that a phase of a step begins, or goes on.
+// phase records the begin of the commit.
 func (l *timeline) phase(step int, phase string) {
 	if phase != engine.PhaseCommit || !l.keeps(step) {
 		return
@@ -62,7 +62,7 @@ func (l *timeline) phase(step int, phase string) {
 	}
 }
 
-// pass says that a pass of a step has ended.
+// pass records a pass that ended.
 func (l *timeline) pass(p timedPass, backward bool, layer int, from time.Time, wait time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -78,21 +78,21 @@ func (l *timeline) pass(p timedPass, backward bool, layer int, from time.Time, w
 	}
 }
 
-// timed is a stage that tells of its passes. The stage is no embedded one: every method that takes a pass has
-// to unwrap it.
+// timed is a stage that records its passes. It does not embed the stage, because every method that takes a pass
+// has to unwrap it.
 type timed struct {
 	stage engine.Stage
 	lo    int // its first layer
 	log   *timeline
 }
 
-// timedPass is a pass whose times are kept.
+// timedPass is a pass whose times are recorded.
 type timedPass struct {
 	engine.Pass
 	step, micro int
 }
 
-// own returns the pass as the stage knows it.
+// own returns the stage's own pass.
 func own(p engine.Pass) engine.Pass {
 	if t, ok := p.(timedPass); ok {
 		return t.Pass

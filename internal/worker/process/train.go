@@ -29,7 +29,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	if err := checkThreads(start.Threads); err != nil {
 		return &JobError{Kind: control.Usage, Text: err.Error(), Err: err}
 	}
-	var compute []func() // what a computing thread begins with
+	var compute []func() // each computing thread calls them first
 	if w.self.own != nil {
 		// Two more than compute, so that messages hardly ever wait for a compute
 		// thread; and hardly for those of other workers.
@@ -53,16 +53,16 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	return w.armed(ctx, start.Chaos, start.RunDir, func() error {
 		for {
 			err := w.trainFrom(ctx, j, start, pool, order)
-			if !errors.Is(err, errRestart) {
+			if !errors.Is(err, errRollback) {
 				return err
 			}
-			order = w.recovery.restart()
+			order = w.recovery.rollback()
 		}
 	})
 }
 
-// first returns the order that the agent's Start stands for. That of a worker
-// that joins has no plan.
+// first returns the order that the agent's Start implies. It has no plan for a
+// worker that joins.
 func (w *Worker) first(j *Job, start control.Start) (controller.Order, error) {
 	if len(start.Plan) == 0 {
 		return controller.Order{}, nil
@@ -78,7 +78,7 @@ func (w *Worker) first(j *Job, start control.Start) (controller.Order, error) {
 		return controller.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), j.GlobalBatch/j.MicroBatch)
 	}
 	if _, ok := pl.Worker(w.self.id()); !ok {
-		return controller.Order{}, fmt.Errorf("the plan has no place for worker %d", w.self.id())
+		return controller.Order{}, fmt.Errorf("the plan does not have worker %d", w.self.id())
 	}
 	o := controller.Order{Plan: pl, Passed: id.Point{Step: pl.FromStep - 1}, From: start.From}
 	for _, x := range start.Peers {
@@ -87,7 +87,7 @@ func (w *Worker) first(j *Job, start control.Start) (controller.Order, error) {
 	return o, nil
 }
 
-// trainFrom runs the worker's part of the steps from the point of an order on.
+// trainFrom runs the worker's part of the steps from the point of an order.
 func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, pool *kernel.Pool, order controller.Order) error {
 	w.stages, w.whole = nil, nil
 	j.Params.Release()
@@ -180,8 +180,8 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	}
 	select {
 	case <-w.release:
-	case <-w.recovery.restarted():
-		return errRestart
+	case <-w.recovery.rolledBack():
+		return errRollback
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -191,8 +191,8 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	return w.end(j, start.RunDir, done.Steps)
 }
 
-// begin waits until the worker has a part in the run. One that joins takes part
-// in the evaluation after the step that was committed last.
+// begin waits until the worker has a part in the run. A worker that joins takes
+// part in the evaluation after the last committed step.
 func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
 	waiting, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
@@ -222,12 +222,12 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 	return err
 }
 
-// left waits for the agent's word if the run goes on without this worker.
+// left waits for the agent's release if the run continues without this worker.
 func (w *Worker) left(ctx context.Context, err error) error {
 	if !errors.Is(err, engine.ErrLeft) {
 		return err
 	}
-	w.saver.wait() // others count on its part
+	w.saver.wait() // the checkpoint needs this worker's part
 	select {
 	case <-w.release:
 		return nil
@@ -236,7 +236,7 @@ func (w *Worker) left(ctx context.Context, err error) error {
 	}
 }
 
-// addStage takes note of a stage, which may have the whole model.
+// addStage records a stage, which may have the whole model.
 func (w *Worker) addStage(s Stage, whole bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -246,7 +246,7 @@ func (w *Worker) addStage(s Stage, whole bool) {
 	}
 }
 
-// trainStep runs one step and tells of it.
+// trainStep runs one step and reports it.
 func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
@@ -303,8 +303,8 @@ func (w *Worker) stopped() string {
 	return w.stopReason
 }
 
-// keep brings the state of the job to the first worker of the plan, which
-// hashes it and writes the files of the model. All workers return the hashes.
+// keep sends the state of the job to the first worker of the plan, which hashes it
+// and writes the files of the model. All workers return the hashes.
 func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, step int, runDir string) (params, state string, err error) {
 	said, err := e.Keep(ctx, step, model.HashSize, func() (engine.Collector, error) { return j.Params.Collector(runDir, j.Config) })
 	if err != nil {
@@ -333,10 +333,10 @@ func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (*float
 	return &mean, nil
 }
 
-// sampling is what a panic in a data set is in.
+// sampling names the call of a data set in the message of a panic.
 const sampling = "Sample of the data set"
 
-// output sends what a program prints at its end.
+// output sends what a program prints in OnEnd.
 type output struct{ w *Worker }
 
 func (o output) Write(b []byte) (int, error) {
@@ -353,8 +353,8 @@ func (j *Job) evalDue(step int) bool {
 	return j.Evaluate != nil && (step == j.Steps || j.EvalEvery > 0 && step%j.EvalEvery == 0)
 }
 
-// MaxThreads is far above what helps, and keeps a slip of the finger from
-// taking the machine's memory.
+// MaxThreads is far above what helps. It bounds the memory that a typing error in a
+// flag takes.
 const MaxThreads = 4096
 
 func checkThreads(n int) error {

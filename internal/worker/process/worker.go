@@ -22,7 +22,7 @@ import (
 // errAgentLost ends a worker whose agent is gone.
 var errAgentLost = errors.New("the connection to the agent has ended")
 
-// Worker runs one job in conversation with its agent; see package control.
+// Worker runs one job and talks to its agent; see package control.
 type Worker struct {
 	conn *control.Conn
 	self Self
@@ -30,13 +30,13 @@ type Worker struct {
 	// groups are those of all engines, one after the other.
 	groups map[uint16]*comm.Group
 
-	// start, stop and release are what the agent says, once each.
+	// The agent sends each of these once.
 	start      chan control.Start
 	stop       chan string
 	release    chan struct{}
 	stopReason string
 
-	// recovery goes between the agent and the current engine.
+	// recovery passes messages between the agent and the current engine.
 	recovery recovery
 	gossip   ringMember
 
@@ -53,7 +53,7 @@ type Worker struct {
 	faults *chaos.Trigger // faults that this worker injects into itself; nil for none
 	clock  emulatedClock
 
-	// For the message if user code panics: the step, and what runs.
+	// The step and the user code that runs, for the message if it panics.
 	step   int
 	doing  string
 	mu     sync.Mutex
@@ -81,7 +81,7 @@ func (w *Worker) Serve(ctx context.Context, make Make) error {
 		if err := w.receive(ctx); err != nil && ctx.Err() == nil {
 			cancel(errAgentLost)
 			if w.self.own != nil {
-				complain(errAgentLost) // no one waits for what runs
+				complain(errAgentLost) // what runs is of no use any more
 				os.Exit(exitFailed)
 			}
 		}
@@ -131,7 +131,7 @@ func (w *Worker) beat(ctx context.Context) {
 	}
 }
 
-// receive takes in what the agent says.
+// receive handles the messages of the agent.
 func (w *Worker) receive(ctx context.Context) error {
 	for {
 		m, err := w.conn.Receive(ctx)
