@@ -47,14 +47,14 @@ var floors = [][]string{
 	{"internal/net/...", "internal/store/...", "internal/observe/trace/...", "internal/chaos/..."},
 	{"kernel"},
 	{"internal/compute/...", "internal/platform/...", "internal/testkit/..."},
-	{"internal/id", "rng/...", "internal/dvfs/..."},
+	{"internal/id", "internal/timing", "rng/...", "internal/dvfs/..."},
 }
 
 // importRules are what the floors do not say.
 var importRules = []importRule{
 	{
-		from: []string{"rng", "internal/id"}, ban: []string{module + "/..."},
-		why: "rng and internal/id are leaves: a package that uses them takes nothing else along",
+		from: []string{"rng", "internal/id", "internal/timing"}, ban: []string{module + "/..."},
+		why: "rng, internal/id and internal/timing are leaves: a package that uses them takes nothing else along",
 	},
 	{
 		from: []string{"nn/...", "examples/..."}, except: []string{"nn/paths_test.go"}, tests: true, ban: []string{module + "/internal/..."},
@@ -492,7 +492,7 @@ func TestRulesCanFail(t *testing.T) {
 			"internal/host/agent.go:4: internal/host must not import github.com/charmbracelet/bubbletea: only the view",
 			"internal/host/session.go:3: internal/host must not import " + module + "/internal/chaos: what detects, plans",
 			"nn/nn_test.go:3: nn must not import " + module + "/launcher/sub: launcher, examples and bench are ends",
-			"rng/rng.go:4: rng must not import " + module + "/internal/compute/kernel: rng and internal/id are leaves",
+			"rng/rng.go:4: rng must not import " + module + "/internal/compute/kernel: rng, internal/id and internal/timing are leaves",
 		}},
 		{"floors", checkFloors(files, [][]string{{"rng"}, {"..."}}), nil},
 		{"floors upside down", checkFloors(files, [][]string{{"internal/..."}, {"rng"}}), []string{

@@ -1,0 +1,188 @@
+// Package timing is the policy of timeouts: [Of] gives every timeout, interval and
+// grace period of a run from one setting, the failure-detection timeout (--detect).
+// [Detector] is the one detector of silence.
+//
+// docs/timing.md lists all values and which must exceed which. A test checks these
+// relations for all legal timeouts and that the page is up to date.
+//
+// The package is a leaf without clock or goroutine: time is a parameter.
+package timing
+
+import (
+	"math"
+	"time"
+)
+
+// What does not depend on the failure-detection timeout.
+const (
+	// Heartbeat is the time between two heartbeats, of a worker to its agent and between hosts.
+	Heartbeat = 100 * time.Millisecond
+	// Default is the default failure-detection timeout.
+	Default = time.Second
+	// Min is the shortest failure-detection timeout: three heartbeats, so that two in a row may be late.
+	Min = 3 * Heartbeat
+
+	// Hello is how long a worker process may take to call trainer.Main.
+	Hello = 30 * time.Second
+	// Reap is how long an agent waits for the exit of a worker that it has killed, or that has closed its connection.
+	Reap = time.Second
+	// Zombie is how long a dead process stays a zombie: reaping it takes milliseconds of a processor that a recovery needs.
+	Zombie = 50 * time.Millisecond
+	// Hold is how long a run with too few workers waits for others to join.
+	Hold = 2 * time.Minute
+
+	// Probe is the time between two looks at hosts without a connection.
+	Probe = 20 * time.Millisecond
+	// Retry is the time between two attempts to reach the leader.
+	Retry = 10 * time.Millisecond
+	// Stagger is the time between the candidacies of two hosts, so that their elections do not collide.
+	Stagger = 60 * time.Millisecond
+	// Lock is how long a host waits for the lock of its log.
+	Lock = time.Second
+	// Snapshot is the time between two checks whether the log needs a snapshot.
+	Snapshot = 30 * time.Second
+
+	// Redial is the pause after a link ends and after the first failed attempt to dial it. It doubles up to
+	// RedialMax with every further failure.
+	Redial = 10 * time.Millisecond
+	// RedialMax is the longest pause between two attempts to dial a link.
+	RedialMax = 32 * Redial
+	// Handshake bounds the time from a new connection to its welcome.
+	Handshake = 5 * time.Second
+	// KeepAlive is the idle time after which TCP probes a connection.
+	KeepAlive = 15 * time.Second
+
+	// Boundary is the time from a recovery to the next boundary plan: losses close together give one plan.
+	Boundary = 10 * time.Millisecond
+	// Balance is the time from a measurement to the next look at all of them.
+	Balance = 200 * time.Millisecond
+)
+
+// Policy holds the times that follow from a failure-detection timeout.
+type Policy struct {
+	// Detect is the failure-detection timeout: a failed worker or host is out of the plan within it. 0 means
+	// that silence is no failure.
+	Detect time.Duration
+
+	// Silence is how long a worker or host may be silent. Silence and Watch together stay below Detect, with
+	// room for the recovery.
+	Silence time.Duration
+	// StartSilence is Silence before training, when reading data may occupy the machine and a wrong
+	// eviction is more expensive than a late one.
+	StartSilence time.Duration
+	// Doubt is how long the gossip ring must have suspected a silent worker before SuspectSilence applies.
+	Doubt time.Duration
+	// SuspectSilence is how long a suspected worker may be silent: two independent paths to it are dead. It is
+	// at least five heartbeats, because a process that waits for a processor is slow on both paths.
+	SuspectSilence time.Duration
+	// Watch is the time between two looks for silent workers.
+	Watch time.Duration
+	// Late is how late a look may come. An observer that is later was stopped itself and forgives all silence.
+	Late time.Duration
+	// LinkWatch and LinkLate are Watch and Late of a host that looks at its connection to the leader.
+	LinkWatch, LinkLate time.Duration
+
+	// Fence is how long a worker may commit without a heartbeat from its agent. Others may evict it after Detect,
+	// so it is not longer.
+	Fence time.Duration
+	// Query is how long workers may take to answer a query.
+	Query time.Duration
+	// LinkGrace is how long the controller waits after a broken link for the failure that explains it.
+	LinkGrace time.Duration
+	// LinkDown is how long a link between two live workers may be down before one of them is evicted.
+	LinkDown time.Duration
+	// Cause is how long the end of a run waits for the failure that explains an error.
+	Cause time.Duration
+
+	// Host is Detect for the hosts of a run, an hour if silence is no failure.
+	Host time.Duration
+	// HostLink is how long a host may have no connection to the leader.
+	HostLink time.Duration
+	// Welcome is how long hosts may take to connect to a new leader.
+	Welcome time.Duration
+	// Greet is how long a connection may take to prove that it knows the secret of the run.
+	Greet time.Duration
+	// Candidacy is the time between two candidacies of a host.
+	Candidacy time.Duration
+
+	// Ring is the failure-detection timeout of the gossip ring, whose members share the processor with training.
+	// Only its first suspicion counts, which comes much sooner.
+	Ring time.Duration
+	// RingForm is how long the ring may take to form before the run notes it.
+	RingForm time.Duration
+	// Log is the timeout of the replicated log, which [LogOf] divides.
+	Log time.Duration
+}
+
+// Of returns the policy of a failure-detection timeout, which is 0 or at least [Min].
+func Of(detect time.Duration) Policy {
+	host := detect
+	if detect == 0 {
+		host = time.Hour
+	}
+	silence, hostSilence := detect*3/4, host*3/4
+	return Policy{
+		Detect: detect,
+
+		Silence: silence, StartSilence: 10 * silence,
+		Doubt: detect / 4, SuspectSilence: min(silence, max(detect/2, 5*Heartbeat)),
+		Watch: detect / 16, Late: detect / 4,
+		LinkWatch: hostSilence / 16, LinkLate: hostSilence / 4,
+
+		Fence: detect, Query: detect / 2, LinkGrace: detect / 10, LinkDown: detect, Cause: Reap + detect,
+
+		Host: host, HostLink: host, Welcome: max(host/4, 500*time.Millisecond), Greet: max(host, time.Second), Candidacy: host / 2,
+
+		Ring: 2 * detect, RingForm: 10 * detect, Log: 3 * max(detect, time.Second),
+	}
+}
+
+// Log holds the times of the replicated log.
+type Log struct {
+	// Election is how long a follower waits for a leader, and a leader for a majority. hashicorp/raft looks every
+	// Election to 2 Election and sends heartbeats every Election/10 to Election/5, so a leader is missed after
+	// Election to 3 Election.
+	Election time.Duration
+	// Commit bounds the time until followers know what is committed.
+	Commit time.Duration
+}
+
+// LogOf returns the times of a replicated log with a timeout, see [Policy].Log.
+func LogOf(timeout time.Duration) Log { return Log{Election: timeout / 15, Commit: timeout / 30} }
+
+// Gossip holds the times of the gossip ring.
+type Gossip struct {
+	Interval  time.Duration // between two probes of a member
+	Probe     time.Duration // after which a direct probe counts as unanswered
+	Refute    int           // intervals that a suspected member has to refute the suspicion
+	Dead      time.Duration // for which the ring still talks to a dead member
+	FullState time.Duration // between two full exchanges of state
+}
+
+// MinInterval is the shortest [Gossip].Interval. With a shorter one the ring would take pauses of a scheduler for failures.
+const MinInterval = 10 * time.Millisecond
+
+const (
+	// refute is how many intervals a member has to refute a suspicion, times the decimal
+	// logarithm of the members above ten, because the suspicion must reach it first.
+	refute = 3
+	// beside is the rest of the timeout in intervals: three until some member probes the failed one (95 of 100
+	// failures, as every member probes one other per interval), one for the probe, one for a prober that doubts
+	// itself and waits twice as long, and one for the news to spread.
+	beside = 6
+)
+
+// GossipOf returns the times with which a ring of a number of members reports a failure within detect.
+func GossipOf(detect time.Duration, members int) Gossip {
+	interval := time.Duration(float64(detect) / gossipIntervals(members))
+	return Gossip{Interval: interval, Probe: interval / 2, Refute: refute, Dead: 30 * detect, FullState: 3 * detect}
+}
+
+// MinGossip returns the shortest failure-detection timeout of a ring.
+func MinGossip(members int) time.Duration {
+	return time.Duration(math.Ceil(gossipIntervals(members)*1e3)) * MinInterval / 1e3
+}
+
+func gossipIntervals(members int) float64 {
+	return beside + refute*max(1, math.Log10(float64(members)))
+}
