@@ -129,6 +129,10 @@ var importRules = []importRule{
 		why: "avo generates assembly in the module internal/compute/kernel/asm, so that users do not download it",
 	},
 	{
+		from: []string{"internal/worker/core"}, ban: []string{"sync/...", "time", "context", "net/...", "os/..."},
+		why: "the core of a worker decides; goroutines, clocks and sockets are in its shell",
+	},
+	{
 		from: bitFeeders, ban: []string{"math/rand/...", "crypto/rand"},
 		why: "every draw that reaches the training bits comes from rng, which can make it again",
 	},

@@ -12,13 +12,13 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
 // NonFiniteError says that a step could not be committed because its loss or
 // gradient is NaN, infinite or too large.
-type NonFiniteError = engine.NonFiniteError
+type NonFiniteError = core.NonFiniteError
 
 // PanicError is a panic in user code: a layer, a loss, a data set, a callback, or
 // the function that makes the job.

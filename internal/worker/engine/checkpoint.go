@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // Checkpoint is what one worker has of the state of the job after a step: the
@@ -22,50 +23,31 @@ type Saved struct {
 	Moments [][]float32
 }
 
-// Bits of record.saving.
-const (
-	savingWanted = 1 << iota // this worker was asked for a checkpoint
-	savingBusy               // and could not make one now
-)
-
 // saving returns what this worker says in the commit about checkpoints.
-func (e *Engine) saving() (bits uint64) {
+func (e *Engine) saving() (bits core.Saving) {
 	if e.c.Saving == nil {
 		return 0
 	}
 	wanted, busy := e.c.Saving()
 	if wanted {
-		bits |= savingWanted
+		bits |= core.SavingWanted
 	}
 	if busy {
-		bits |= savingBusy
+		bits |= core.SavingBusy
 	}
 	return bits
-}
-
-// saves draws the conclusion from what all workers said: one that was asked is
-// enough, and one that is still writing the checkpoint before puts it off. A run
-// that ends before its last step is saved in any case.
-func saves(records []record) bool {
-	var all uint64
-	stopped := false
-	for _, r := range records {
-		all |= r.saving
-		stopped = stopped || r.stop != ""
-	}
-	return stopped || all == savingWanted
 }
 
 // capture returns what makes the checkpoint of a commit, for the computing
 // goroutine to call after the update; nil if there is to be none. Nothing changes the
 // state of a run that has been stopped, so it is not copied.
-func (e *Engine) capture(r *request) func() {
-	if !r.save || e.c.Save == nil {
+func (e *Engine) capture(d core.Update) func() {
+	if !d.Save || e.c.Save == nil {
 		return nil
 	}
-	c := Checkpoint{Step: r.point.Step, Plan: e.plan.Version}
+	c := Checkpoint{Step: d.Update.Step, Plan: e.plan.Version}
 	keep := slices.Clone[[]float32]
-	if r.result.Stop != "" {
+	if d.Stopped {
 		keep = func(x []float32) []float32 { return x }
 	}
 	var owned []*shard

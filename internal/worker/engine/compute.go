@@ -1,22 +1,88 @@
 package engine
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"math"
+	"runtime"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/observe/trace"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
+
+// runCompute is the goroutine that computes. It keeps its OS thread: on a busy
+// machine, the other goroutines wait less for one of theirs then (bench control). And where they are to give way,
+// that thread does.
+func (e *Engine) runCompute() {
+	if e.c.Yield {
+		platform.ComputeThread()
+	} else {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+	}
+	defer e.c.Meter.Attach()()
+	for f := range e.compute {
+		f()
+	}
+}
+
+// taskEnded ends a task of the computing goroutine, and brings what came of it.
+type taskEnded struct {
+	event core.Event // for the core
+	err   error
+	began time.Time
+	ended time.Time
+
+	name string // of the span
+	of   Span
+	pass *passResult
+	made map[id.Range]*shard
+	with map[[2]int]Stage
+}
+
+// passResult is what came of a pass.
+type passResult struct {
+	out     tensor.Tensor
+	within  [][]int
+	last    bool // a forward pass of the last stage, which has a loss
+	loss    Loss
+	suspect int
+}
+
+// start has the computing goroutine run f, whose end the loop is told. A panic in f is an error of the task.
+func (e *Engine) start(end taskEnded, f func(end *taskEnded) error) {
+	e.compute <- func() { // there is room: the core has one task at a time
+		defer func() {
+			if v := recover(); v != nil {
+				end.err = newPanic(v)
+			}
+			e.mail.put(end)
+		}()
+		end.began = e.now()
+		end.err = f(&end)
+		end.ended = e.now()
+	}
+}
+
+// panicError is a panic of the computing goroutine on its way to the caller of
+// the operation, who panics with it.
+type panicError struct{ *kernel.Panic }
+
+func (*panicError) Error() string { return "panic" }
 
 // newPanic keeps the stack of a panic in the computing goroutine.
 func newPanic(v any) error {
@@ -26,28 +92,86 @@ func newPanic(v any) error {
 	return &panicError{&kernel.Panic{Value: v, Stack: debug.Stack()}}
 }
 
-// runPass begins a forward or backward pass.
-func (e *Engine) runPass(t graph.Task) {
-	w := e.step.works[t.Pair]
-	e.c.Progress.Begin(e.step.number, progress.Pair(t.Pair), t.Kind == graph.Forward)
+// endTask takes the end of a task.
+func (e *Engine) endTask(x taskEnded) {
+	if x.pass != nil {
+		e.c.Progress.End()
+	}
+	if x.err != nil {
+		e.core.Step(core.Failed{Err: x.err, Task: true, Panic: errors.As(x.err, new(*panicError))})
+		return
+	}
+	if x.name != "" && e.c.Span != nil && e.core.Err() == nil {
+		x.of.Name, x.of.Start, x.of.End = x.name, x.began, x.ended
+		e.c.Span(x.of)
+	}
+	switch ev := x.event.(type) {
+	case core.PassDone:
+		x.event = e.endPass(ev, x.pass)
+	case core.Prepared:
+		for k, s := range x.with {
+			e.initial.stages[k] = s
+		}
+		for r, sh := range x.made {
+			e.initial.shards[r] = sh
+		}
+	case core.Updated:
+		e.phase(e.updating, PhaseGather) // of a worker that sends nothing
+	}
+	e.core.Step(x.event)
+}
+
+// endPass takes what came of a pass.
+func (e *Engine) endPass(ev core.PassDone, p *passResult) core.Event {
+	t := ev.Task
 	if t.Kind == graph.Backward {
-		e.phase(e.step.number, PhaseBackward)
-		e.backward(t, w)
+		e.backwards++
+		if t.Stage > 0 {
+			e.made[key.Tensor{Boundary: t.Stage, Micro: t.Micro, Back: true}] = p.out
+		}
+		return ev
+	}
+	e.forwards++
+	ev.Within = p.within
+	if !p.last {
+		ev.Made = slices.Clone(p.out.Shape)
+		e.made[key.Tensor{Boundary: t.Stage + 1, Micro: t.Micro}] = p.out
+		return ev
+	}
+	e.losses.Put(tree.Leaf(t.Micro), p.loss)
+	if e.suspect < 0 {
+		e.suspect = p.suspect
+	}
+	return ev
+}
+
+// run begins a forward or backward pass.
+func (e *Engine) run(d core.Run) {
+	e.number = d.Step
+	w := e.works[d.Task.Pair]
+	if w == nil {
+		w = new(task)
+		e.works[d.Task.Pair] = w
+	}
+	e.c.Progress.Begin(d.Step, progress.Pair(d.Task.Pair), d.Task.Kind == graph.Forward)
+	if d.Task.Kind == graph.Backward {
+		e.phase(d.Step, PhaseBackward)
+		e.backward(d, w)
 	} else {
-		e.phase(e.step.number, PhaseForward)
-		e.forward(t, w)
+		e.phase(d.Step, PhaseForward)
+		e.forward(d, w)
 	}
 }
 
 // forward begins a forward pass, with the loss in the last stage.
-func (e *Engine) forward(t graph.Task, w *task) {
-	st, s, m := e.step, t.Stage, t.Micro
+func (e *Engine) forward(d core.Run, w *task) {
+	s, m := d.Task.Stage, d.Task.Micro
 	stage, first, last := e.stages[s], s == 0, s == len(e.plan.Stages)-1
 	micro := Micro{
-		Step: st.number, Index: m, First: m * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true,
+		Step: d.Step, Index: m, First: m * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true,
 		Ready: func(layer int) error {
 			defer e.c.Meter.Lap(layer)
-			if e.arrivals[layer].there() {
+			if e.gates[layer].isOpen() {
 				return nil
 			}
 			began, resume := e.now(), e.c.Meter.Hold()
@@ -55,77 +179,86 @@ func (e *Engine) forward(t graph.Task, w *task) {
 				resume()
 				e.span(trace.Gather, began, spanOf(layer, 0))
 			}()
-			return e.arrivals[layer].wait(e.ctx)
+			return e.gates[layer].wait(e.ctx)
 		},
 	}
-	var in, out tensor.Tensor
+	var in tensor.Tensor
 	if !first {
-		in = st.tensors[tensorID{s, m, comm.Forward}].t
+		in = e.tensors[key.Tensor{Boundary: s, Micro: m}].t
 	}
-	var loss Loss
-	var suspect int
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
-	var within [][]int
-	learns := !e.knowsWithin(s)
-	e.do(onPass, func() (err error) {
+	p := &passResult{last: last, suspect: -1}
+	e.start(taskEnded{
+		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, Peer: -1},
+	}, func(*taskEnded) (err error) {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
 		if first || last {
 			w.batch = e.batch()
-			base := uint64(st.number-1)*uint64(e.c.GlobalBatch) + uint64(micro.First)
+			base := uint64(d.Step-1)*uint64(e.c.GlobalBatch) + uint64(micro.First)
 			if err := w.batch.load(micro.Samples, func(i int, in, target tensor.Tensor) error {
 				return e.c.Load(base+uint64(i), in, target)
 			}); err != nil {
-				return fmt.Errorf("step %d: %w", st.number, err)
+				return fmt.Errorf("step %d: %w", d.Step, err)
 			}
 		}
 		if first {
 			in = w.batch.in
 		}
+		var out tensor.Tensor
 		w.pass, out, err = stage.Forward(micro, in)
-		if err == nil && learns {
-			within = stage.Shapes(w.pass)
+		if err == nil && d.Learn {
+			p.within = stage.Shapes(w.pass)
 		}
 		if err != nil || !last {
-			out = e.keep(out)
+			p.out = e.keep(out)
 			return err
 		}
 		sum, count, dout := stage.Loss(w.pass, w.batch.target)
-		if suspect = -1; !finite(sum) { // the commit finds out why
-			suspect = stage.Suspect(w.pass)
+		if !finite(sum) { // the commit finds out why
+			p.suspect = stage.Suspect(w.pass)
 		}
 		if dout.Len() != out.Len() {
 			panic(fmt.Sprintf("the loss returned a gradient of shape %v for an output of shape %v", dout.Shape, out.Shape))
 		}
-		w.dout, loss = dout, Loss{sum, count}
+		w.dout, p.loss = dout, Loss{Sum: sum, Count: count}
 		return nil
-	}, func(err error) {
-		e.c.Progress.End()
-		if err != nil {
-			e.fail(err)
-			return
-		}
-		e.forwards++
-		e.computed(trace.Forward, Span{Stage: s, Micro: m, Layer: -1, Peer: -1})
-		st.queue.Done(t)
-		for i, dims := range within {
-			e.knowShape(e.plan.Stages[s].Lo+1+i, dims)
-		}
-		if last {
-			e.losses.Put(tree.Leaf(m), loss)
-			if st.suspect < 0 {
-				st.suspect = suspect
-			}
-			st.queue.Arrive(graph.BackwardOf(t.Pair))
-			return
-		}
-		e.knowShape(e.plan.Stages[s].Hi, slices.Clone(out.Shape))
-		e.made(tensorID{s + 1, m, comm.Forward}, out)
-		e.want(tensorID{s + 1, m, comm.Backward})
 	})
 }
 
-// keep returns a copy of a boundary tensor in memory of the pool.
+// backward begins a backward pass.
+func (e *Engine) backward(d core.Run, w *task) {
+	s, m := d.Task.Stage, d.Task.Micro
+	stage, dout := e.stages[s], w.dout
+	if s < len(e.plan.Stages)-1 {
+		dout = e.tensors[key.Tensor{Boundary: s + 1, Micro: m, Back: true}].t
+	}
+	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
+	tell := e.mail.leave // there is nothing to be done before the last
+	if d.Last {
+		tell = e.mail.put
+	}
+	p := new(passResult)
+	e.start(taskEnded{
+		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, Peer: -1},
+	}, func(*taskEnded) error {
+		e.c.Meter.Begin()
+		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
+		pass := w.pass
+		w.pass = nil
+		din := stage.Backward(pass, dout, leaf{e, m, tell})
+		if s > 0 {
+			p.out = e.keep(din)
+		}
+		if w.batch != nil {
+			e.batches = append(e.batches, w.batch)
+			w.batch = nil
+		}
+		return nil
+	})
+}
+
+// keep returns a copy of a boundary tensor in memory of the pool: the memory of passes is used again before the commit.
 func (e *Engine) keep(t tensor.Tensor) tensor.Tensor {
 	if t.F == nil {
 		return t
@@ -135,42 +268,14 @@ func (e *Engine) keep(t tensor.Tensor) tensor.Tensor {
 	return tensor.Of(buf, slices.Clone(t.Shape)...)
 }
 
-// backward begins a backward pass.
-func (e *Engine) backward(t graph.Task, w *task) {
-	st, s, m := e.step, t.Stage, t.Micro
-	stage, dout := e.stages[s], w.dout
-	if s < len(e.plan.Stages)-1 {
-		dout = st.tensors[tensorID{s + 1, m, comm.Backward}].t
+// dropPasses ends all passes without their backward pass.
+func (e *Engine) dropPasses() {
+	for p, w := range e.works {
+		if w.pass != nil {
+			e.stages[p.Stage].Drop(w.pass)
+		}
 	}
-	var din tensor.Tensor
-	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
-	tell := e.mail.leave // there is nothing to be done before the last
-	if e.isLast(s, m) {
-		tell = e.mail.put
-	}
-	e.do(onPass, func() error {
-		e.c.Meter.Begin()
-		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
-		pass := w.pass
-		w.pass = nil
-		din = stage.Backward(pass, dout, leaf{e, st, m, tell})
-		if s > 0 {
-			din = e.keep(din)
-		}
-		if w.batch != nil {
-			e.batches = append(e.batches, w.batch)
-			w.batch = nil
-		}
-		return nil
-	}, func(err error) {
-		e.c.Progress.End()
-		e.backwards++
-		e.computed(trace.Backward, Span{Stage: s, Micro: m, Layer: -1, Peer: -1})
-		st.queue.Done(t)
-		if s > 0 {
-			e.made(tensorID{s, m, comm.Backward}, din)
-		}
-	})
+	clear(e.works)
 }
 
 // batch returns memory for the samples of a micro-batch.
@@ -184,12 +289,11 @@ func (e *Engine) batch() *batch {
 }
 
 // leaf puts the gradients of one micro-batch into the trees, in the computing
-// goroutine. While any is to come for a layer, nobody else looks at its tree.
+// goroutine. While any is to come for a layer, no other goroutine looks at its tree.
 type leaf struct {
 	e     *Engine
-	st    *stepState
 	index int
-	tell  func(func())
+	tell  func(any)
 }
 
 func (l leaf) Buffer(layer int) []float32 {
@@ -208,169 +312,188 @@ func (l leaf) Done(layer int, grad []float32) {
 	default:
 		l.e.mergeGrads(l.e.plain[layer], grad)
 	}
-	l.tell(func() {
-		if l.e.step == l.st {
-			l.st.layers[layer].have[l.index] = true
-		}
-	})
+	l.tell(core.GradientDone{Layer: layer, Micro: l.index})
 }
 
-// grainAdd is the number of elements whose addition is worth a thread.
-const grainAdd = 16 << 10
-
-func (e *Engine) mergeGrads(left, right []float32) []float32 {
-	e.c.Pool.For(len(left), grainAdd, func(lo, hi int) {
-		kernel.Add(left[lo:hi], left[lo:hi], right[lo:hi])
-	})
-	e.free.put(right)
-	return left
-}
-
-// reduce begins the reductions of layers whose backward passes have all been
-// run here, and that of layers that need none.
-func (e *Engine) reduce() {
-	if e.broken {
-		return
-	}
-	for s := range e.stages {
-		for l := e.plan.Stages[s].Hi - 1; l >= e.plan.Stages[s].Lo; l-- {
-			if ls := e.step.layers[l]; !ls.reduced && e.through(s, ls) {
-				ls.reduced = true
-				e.phase(e.step.number, PhaseReduce)
-				e.startReduce(s, l)
-			}
-		}
-	}
-}
-
-// isLast reports whether all other micro-batches routed here are through a stage.
-func (e *Engine) isLast(s, micro int) bool {
-	top := e.step.layers[e.plan.Stages[s].Hi-1]
-	for m, w := range e.plan.Route[s] {
-		if w == e.c.Self.ID && m != micro && !top.have[m] && e.plan.Runs(graph.Pair{Stage: s, Micro: m}, e.step.number) {
-			return false
-		}
-	}
-	return true
-}
-
-// through reports whether all micro-batches routed here are through a layer.
-func (e *Engine) through(s int, ls *layerState) bool {
-	for m, w := range e.plan.Route[s] {
-		if w == e.c.Self.ID && !ls.have[m] && e.plan.Runs(graph.Pair{Stage: s, Micro: m}, e.step.number) {
-			return false
-		}
-	}
-	return true
-}
-
-// startReduce begins to bring the complete gradient of a layer to the owners
-// of its shards.
-func (e *Engine) startReduce(s, layer int) {
-	g := e.groups[s]
-	if g == nil {
-		total, ok := e.plain[layer], e.c.Fast
+// say checks all blocks and computes what this worker says in the commit.
+func (e *Engine) say(d core.Say) {
+	r := core.Record{LR: e.c.LR(d.Step), Stop: e.c.Stop(), Saving: e.saving(), Suspect: e.suspect, Spoiled: -1}
+	for _, n := range d.Nodes {
+		loss, ok := e.losses.At(n)
 		if !ok {
-			total, ok = e.grads[layer].Total()
+			panic("engine: commit of an incomplete step")
 		}
-		for _, sh := range e.shards {
-			if sh.Layer == layer && sh.reduces {
-				if !ok {
-					panic("engine: a gradient is complete and its sum is not")
+		r.Losses = append(r.Losses, core.LossSum{Node: n, Loss: loss})
+	}
+	spans, shards := e.spans(), e.inOrder()
+	scale := zero.NormScale(int64(e.c.GlobalBatch) * int64(e.c.Target.Len()))
+	e.start(taskEnded{name: trace.Check, of: spanOf(-1, 0)}, func(end *taskEnded) error {
+		checked := e.check(spans, d.Tainted)
+		for _, sh := range slices.Backward(shards) {
+			if !sh.owner {
+				continue
+			}
+			s, err := sh.state.Squares(e.c.Pool, sh.total, scale)
+			sum, fits := r.Squares.Add(s)
+			if err != nil && !errors.Is(err, zero.ErrNonFinite) {
+				return err
+			}
+			if err != nil || !fits {
+				// NaN spreads from the layer it comes up in to the layers before, so
+				// the last layer is the one to name.
+				r.Spoiled = max(r.Spoiled, sh.Layer)
+				continue
+			}
+			r.Squares = sum
+		}
+		end.event = core.Said{Record: r, Checked: checked}
+		return nil
+	})
+}
+
+// operate does the work of an operation other than a step.
+func (e *Engine) operate(d core.Operate) {
+	ctx, stop := context.WithCancel(e.ctx)
+	e.jobStop = stop
+	r, v, spans := e.req, view{e.plan, e.core.Epoch(), d.Repair, d.Shapes}, e.spans()
+	e.start(taskEnded{}, func(end *taskEnded) error {
+		defer stop()
+		words, err := r.job(ctx, v)
+		if err == nil && e.guard != nil {
+			err = e.settle(ctx)
+		}
+		switch {
+		case err == nil:
+			end.event = core.Answered{Said: append(e.check(spans, false), words...)}
+		case passing(err):
+			end.event, err = core.Answered{Broken: true}, nil
+		}
+		return err
+	})
+}
+
+// settle waits until all parameters have arrived, in the computing goroutine.
+func (e *Engine) settle(ctx context.Context) error {
+	for l := range e.gates {
+		if err := e.gates[l].wait(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare makes stages and shards as they are where the run begins.
+func (e *Engine) prepare(d core.Prepare) {
+	e.start(taskEnded{
+		event: core.Prepared{Stages: d.Stages, Ranges: d.Ranges}, made: make(map[id.Range]*shard), with: make(map[[2]int]Stage),
+	}, func(end *taskEnded) error {
+		serves := make(map[int]bool)
+		for _, k := range d.Stages {
+			end.with[k] = e.c.Stage(k[0], k[1])
+			for l := k[0]; l < k[1]; l++ {
+				serves[l] = true
+			}
+		}
+		// All of a layer follows from the same values: layer by layer, they are
+		// made once.
+		for l := range e.c.Layers {
+			if serves[l] {
+				params := e.c.Layers[l].Params
+				if err := e.c.Begin(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params, nil); err != nil {
+					return err
 				}
-				sh.completed(e, total[sh.Lo:sh.Hi])
+			}
+			for _, r := range d.Ranges {
+				if r.Layer != l {
+					continue
+				}
+				state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[l].Tensors)
+				if err != nil {
+					return err
+				}
+				sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo)}
+				if err := e.c.Begin(r, sh.params, state.Moments); err != nil {
+					return err
+				}
+				end.made[r] = sh
 			}
 		}
-		return
-	}
-	var shards []plan.Shard
-	var mine []*shard // nil where another worker reduces it
-	for _, p := range e.plan.Shards {
-		if p.Layer == layer {
-			sh := e.shards[rangeOf(p)]
-			if e.reducer(p) != e.c.Self.ID {
-				sh = nil
-			}
-			shards, mine = append(shards, p), append(mine, sh)
-		}
-	}
-	if len(shards) == 0 {
-		return
-	}
-	if e.c.Fast {
-		e.fastReduce(g, s, layer, shards, mine)
-	} else {
-		e.treeReduce(g, s, layer, shards, mine)
-	}
-}
-
-// treeReduce reduces a layer of stage s over the tree.
-func (e *Engine) treeReduce(g *comm.Group, s, layer int, shards []plan.Shard, mine []*shard) {
-	t := comm.Tree{Micros: e.micros}
-	ranks := make(map[id.WorkerID]int)
-	for i, w := range e.plan.Stages[s].Workers {
-		ranks[w] = i
-		t.Nodes = append(t.Nodes, e.plan.Nodes(s, w, e.step.number))
-	}
-	for _, p := range shards {
-		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: ranks[e.reducer(p)]})
-	}
-	ctx, sums, call := e.opsCtx, e.grads[layer], key.Reduction(e.attempt(), e.plan.Version, layer)
-	began := e.now()
-	e.operate(func() error {
-		return g.TreeReduce(ctx, call, t, func(shard int, n tree.Node) []float32 {
-			v, _ := sums.At(n)
-			return v[t.Shards[shard].Lo:t.Shards[shard].Hi]
-		}, func(shard int) []float32 { return mine[shard].memory() }, nil)
-	}, func() {
-		e.span(trace.Reduce, began, spanOf(layer, 4*int64(e.c.Layers[layer].Size())))
-		for _, sh := range mine {
-			if sh != nil {
-				sh.completed(e, sh.own)
-			}
-		}
+		return nil
 	})
 }
 
-// fastReduce reduces a layer of stage s without an order.
-func (e *Engine) fastReduce(g *comm.Group, s, layer int, shards []plan.Shard, mine []*shard) {
-	if e.plain[layer] == nil { // nothing of it ran here
-		e.plain[layer] = e.free.get(e.c.Layers[layer].Size())
-		clear(e.plain[layer])
-	}
-	// In the order of ranks, which promotions may have changed. The reduction
-	// spoils its operand, and may have to begin anew.
-	parts, places := e.parts(s, shards)
-	sum := e.free.get(len(e.plain[layer]))
-	for i, p := range shards {
-		copy(sum[places[i]:places[i]+p.Hi-p.Lo], e.plain[layer][p.Lo:p.Hi])
-	}
-	e.late = append(e.late, lateBuffer{sum, []<-chan struct{}{e.stepEnd()}})
-	ctx, call := e.opsCtx, key.Reduction(e.attempt(), e.plan.Version, layer)
-	began := e.now()
-	e.operate(func() error { return g.ReduceScatter(ctx, call, sum, parts) }, func() {
-		e.span(trace.Reduce, began, spanOf(layer, 4*int64(len(sum))))
-		for i, sh := range mine {
-			if sh != nil {
-				sh.completed(e, sum[places[i]:places[i]+sh.Hi-sh.Lo])
-			}
-		}
+// replay applies an update to the state that a transfer brings.
+func (e *Engine) replay(d core.Replay) {
+	in := e.incoming[d.Range]
+	e.start(taskEnded{event: core.Replayed{}}, func(*taskEnded) error {
+		in.state.Update(e.c.Pool, in.params, in.gradient, d.Update)
+		return nil
 	})
 }
 
-// parts returns the borders of what the workers of stage s reduce of a layer,
-// by rank, and where each shard begins if all lie in that order.
-func (e *Engine) parts(s int, shards []plan.Shard) (parts, places []int) {
-	parts, places = []int{0}, make([]int, len(shards))
-	at := 0
-	for _, w := range e.plan.Stages[s].Workers {
-		for i, p := range shards {
-			if e.reducer(p) == w {
-				places[i] = at
-				at += p.Hi - p.Lo
+// update applies a committed update to the shards. The loop is told of each that is done, so that its parameters are on their way
+// under the updates of the others.
+func (e *Engine) update(d core.Update) {
+	e.former, e.c.Begin = nil, nil // nothing begins any more, and what it keeps is free
+	for l := range e.c.Layers {
+		if !e.serves(l) {
+			e.c.Layers[l].Params = nil // what is held of it keeps its memory
+		}
+	}
+	e.updating = d.Update.Step
+	order, capture := e.inOrder(), e.capture(d)
+	digests := make([][][]zero.Digest, len(order))
+	for i, sh := range order {
+		digests[i] = e.guard.of(sh.Range)
+	}
+	sources := make([]*shard, len(d.Copies))
+	for i, c := range d.Copies {
+		sources[i] = e.shards[c.Source]
+	}
+	sent := e.sent
+	e.sent = nil
+	e.start(taskEnded{event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0)}, func(*taskEnded) error {
+		if err := drain(e.ctx, sent); err != nil {
+			return err
+		}
+		for i, sh := range order {
+			if sh.state == nil {
+				continue
+			}
+			sh.state.Update(e.c.Pool, sh.params, sh.total, d.Update, digests[i]...)
+			if sh.owner {
+				e.mail.put(core.ShardUpdated{Range: sh.Range})
 			}
 		}
-		parts = append(parts, at)
-	}
-	return parts, places
+		if len(d.Copies) > 0 {
+			e.mail.put(copied{e.copyBases(d.Copies, sources, d.Update.Step)})
+		}
+		if capture != nil {
+			capture()
+		}
+		return nil
+	})
 }
+
+// copied brings the bases that an update has copied.
+type copied struct{ bases map[core.Transfer][]float32 }
+
+// copyBases copies the bases of transfers, but for those whose source was altered, which the next exchange repairs.
+func (e *Engine) copyBases(copies []core.Copy, sources []*shard, step int) map[core.Transfer][]float32 {
+	bases := make(map[core.Transfer][]float32)
+	for i, c := range copies {
+		sh := sources[i]
+		lo, hi := c.Range.Lo-sh.Lo, c.Range.Hi-sh.Lo
+		m := make([]float32, 0, core.BaseHead+(1+len(sh.state.Moments))*(hi-lo))
+		m = append(m, math.Float32frombits(uint32(step)))
+		for _, x := range sh.arrays() {
+			m = append(m, x[lo:hi]...)
+		}
+		if e.guard.fit(c.Range, m[core.BaseHead:]) {
+			bases[c.Transfer] = m
+		}
+	}
+	return bases
+}
+
+func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

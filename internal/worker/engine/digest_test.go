@@ -195,32 +195,6 @@ func TestHoldersDiffer(t *testing.T) {
 	})
 }
 
-// What a worker says of its blocks is not to be trusted.
-func TestJudgeHostile(t *testing.T) {
-	e, _ := newLine(t, 4, 1, nil)
-	if _, err := e.Step(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
-	e.inspect(func() {
-		good := e.check(e.spans(), false)
-		words, mends, _, err := e.judge([][]byte{append(slices.Clone(good), 7)})
-		if err != nil || len(mends) > 0 || !slices.Equal(words[0], []byte{7}) {
-			t.Errorf("%v, %v, %v", words, mends, err)
-		}
-		change := func(at int, v byte) []byte {
-			b := slices.Clone(good)
-			b[4] = 1 // a shard
-			b[at] = v
-			return b
-		}
-		for _, bad := range [][]byte{nil, good[:len(good)-1], change(0, 2), change(4, 3), change(8, 1), change(11, 255), change(12, 4)} {
-			if _, mends, _, err := e.judge([][]byte{bad}); err == nil {
-				t.Errorf("%v says %v", bad, mends)
-			}
-		}
-	})
-}
-
 func TestTargetNames(t *testing.T) {
 	for x := Own; x <= Moment; x++ {
 		if got, ok := ParseTarget(x.String()); !ok || got != x {

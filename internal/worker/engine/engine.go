@@ -1,188 +1,26 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"runtime"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/compute/tensor"
-	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
-	"github.com/soliton-train/soliton/internal/platform"
-	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
 
-// Layer describes the parameters of one layer.
-type Layer struct {
-	Name    string
-	Tensors []zero.Tensor
-	// Params holds all tensors, one after the other, once Config.Stage has made
-	// a stage with the layer, else it is nil. The engine updates them.
-	Params []float32
-}
-
-// Size returns the number of parameters.
-func (l Layer) Size() (n int) {
-	for _, t := range l.Tensors {
-		n += t.Size
-	}
-	return n
-}
-
-// Load fills in and target, tensors without the sample dimension, with sample
-// i of the run, which counts on over steps and epochs.
-type Load func(i uint64, in, target tensor.Tensor) error
-
-// Config describes a job, and a worker's part in it, to the engine. Every
-// field is needed but Progress, Fast, Zero and Level.
-type Config struct {
-	Self plan.Worker // our session
-	// Network is the engine's: it says who is admitted, and makes groups. An
-	// engine that follows another one on a network goes on with its groups, which
-	// Groups holds; it begins empty.
-	Network *comm.Endpoint
-	Groups  map[uint16]*comm.Group
-	// First brings the first plan, which is valid. Its Passed is the point
-	// from which the run goes on. One without workers is that of a worker that
-	// joins: it waits for a Fill, and for an Order with its first plan.
-	First controller.Order
-
-	// Stage makes layers [lo, hi) run here, and sets their Params in Layers to
-	// memory of unspecified content.
-	Stage  func(lo, hi int) Stage
-	Layers []Layer // of the whole model
-	// Begin fills in the state of a range at the point First.Passed. moments
-	// are zero before; nil where they are not wanted.
-	Begin func(r id.Range, params []float32, moments [][]float32) error
-
-	Input, Target tensor.Spec
-	GlobalBatch   int // samples of a step
-	MicroBatch    int // samples of a micro-batch; divides GlobalBatch
-	Rule          zero.Rule
-	LR            func(step int) float64 // the same bits on every worker
-	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
-	Load          Load
-	Pool          *kernel.Pool
-	// Meter measures passes; nil is one that nobody reads.
-	Meter *meter.Meter
-	// Progress gets what is begun, where it is not nil.
-	Progress *progress.Record
-	// Fast adds gradients up in the order in which they come, with a plain
-	// reduce-scatter between the workers of a stage, instead of over the tree. The
-	// results of all workers still agree, but their last bits depend on the plan
-	// and on chance.
-	Fast bool
-	// Zero is the stage of ZeRO, 1 or 2; 0 means 2. In stage 2 the complete
-	// gradient of a shard is at its owner and its mirrors only, in stage 1 at all
-	// workers of its stage. The bits are the same.
-	Zero int
-	// Yield lets the computing thread give way to all others, of whatever process.
-	Yield bool
-	// NoDigests lets the engine trust its memory. All workers agree on it.
-	NoDigests bool
-	// Repaired, if it is not nil, is told of every block that was altered here, by
-	// the engine's goroutine: it must not wait.
-	Repaired func(Repair)
-	// Stop returns why this worker was asked to end the run, in at most 24
-	// bytes, or "". The commit brings all workers to end after the same step.
-	Stop func() string
-	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because
-	// it may have been given up. When that ends, Wake makes the engine look again.
-	Held func() bool
-	// Saving, if it is not nil, says at every commit whether a checkpoint was asked
-	// for here, and whether one is still being written here, which puts the next
-	// one off. Save gets this worker's part of each that is made, after the update
-	// of the step, by the computing goroutine: it must not wait. The memory is its
-	// own to keep, but not to change.
-	Saving func() (wanted, busy bool)
-	Save   func(Checkpoint)
-	// Level, if it is not nil, is told when all that a Fill is to bring here has
-	// come, and the step that it is of.
-	Level func(id id.Fill, step int)
-	// Applied is told of every plan that is live here, by the engine's
-	// goroutine: it must not wait.
-	Applied func(Applied)
-	// Span, if it is not nil, is told what this worker has done, by any goroutine: it must
-	// not wait. Otherwise nothing is measured.
-	Span func(Span)
-	// Phase, if it is not nil, is told when the worker begins with a phase of a
-	// step, and may be told so again. The loop calls it.
-	Phase func(step int, phase string)
-}
-
-// Span is a stretch of time in which this worker did something. What it is not about is -1.
-type Span struct {
-	Name                string // see package trace
-	Start, End          time.Time
-	Stage, Micro, Layer int
-	Peer                id.WorkerID
-	Back                bool  // a boundary tensor on its way back
-	Bytes               int64 // 0: not known
-}
-
-// now is the time where somebody wants to know of spans. Otherwise the clock is not read.
-func (e *Engine) now() (t time.Time) {
-	if e.c.Span != nil {
-		t = time.Now()
-	}
-	return t
-}
-
-// span tells of something that has ended now.
-func (e *Engine) span(name string, began time.Time, of Span) {
-	if e.c.Span != nil {
-		of.Name, of.Start, of.End = name, began, time.Now()
-		e.c.Span(of)
-	}
-}
-
-// spanOf is a span about a layer, or about nothing if that is -1.
-func spanOf(layer int, bytes int64) Span {
-	return Span{Stage: -1, Micro: -1, Layer: layer, Peer: -1, Bytes: bytes}
-}
-
-// The phases of a step on one worker, which overlap.
-const (
-	PhaseForward  = "forward"  // its first forward pass
-	PhaseBackward = "backward" // its first backward pass
-	PhaseReduce   = "reduce"   // the gradient of its first layer goes to the owners
-	PhaseCommit   = "commit"   // it enters the commit
-	PhaseGather   = "gather"   // after the commit, parameters come and go
-)
-
-func (e *Engine) phase(step int, phase string) {
-	if e.c.Phase != nil {
-		e.c.Phase(step, phase)
-	}
-}
-
-// Applied says that a plan is live on this worker, and that there is work
-// under it or none left.
-type Applied struct {
-	Ballot  id.Ballot // of the order that brought it
-	Version id.Version
-	Opened  int // links that were made for it
-	// Edit is the time from the order's arrival, or from the commit that made
-	// a boundary plan live, until the plan was applied; Resume the time from
-	// then until a task was running, or ready, or none was left.
-	Edit, Resume time.Duration
-}
-
-// Engine executes a worker's part of the steps. One goroutine, its loop, owns
-// all its state; another one computes. Methods may be called from any
-// goroutine, but there is one operation (Step, Evaluate, Keep) at a time.
+// Engine executes a worker's part of the steps. Methods may be called from any goroutine, but there is one operation (Step,
+// Evaluate, Keep) at a time.
 type Engine struct {
 	c      Config
 	micros int
@@ -195,136 +33,65 @@ type Engine struct {
 	tasks   sync.WaitGroup // goroutines besides the loop
 
 	// All below belongs to the loop.
-	err error    // why nothing goes on
-	req *request // the operation, nil between two
+	core    *core.Worker
+	req     *request // the operation, nil between two
+	begun   []chan struct{}
+	held    bool
+	answers map[uint64]func(controller.Report)
+	token   uint64
 
-	plan   *plan.Plan // applied; no workers before the first
-	rank   int        // of this worker in plan.Workers
-	live   id.Version // under which to go on after passed
-	start  id.Point
-	passed id.Point
-	result []byte // of the exchange of passed
+	came, applied time.Time // an order came, and its plan was applied
 
-	sealed   bool
-	ballot   id.Ballot
-	order    *controller.Order // to be applied now
-	admitted bool              // its workers are, and others evicted
-	edited   bool              // its groups are
-	opened   int               // links for it
-	came     time.Time         // when it did
-	resuming *Applied          // applied, but no task began yet
-	at       time.Time         // when it was applied
-	pending  []controller.Order
-	joins    id.Version           // of a worker that joins: the plan whose beginning it waits for
-	begun    chan struct{}        // to be closed when there is a plan
-	lossy    map[id.WorkerID]bool // links that broke since the plan was applied
-	peers    []comm.Peer          // that are admitted for a plan
-
-	// Operations of groups that go on, and what ends them.
-	ops       int
-	opsCtx    context.Context
+	opsCtx    context.Context // of operations of groups
 	opsCancel context.CancelFunc
-	broken    bool // one has failed: nothing works before the next plan
+	jobStop   context.CancelFunc // of the operation's job
 
-	everyone *comm.Group
-	groups   map[int]*comm.Group // of stages this worker serves with others
-	stages   map[int]Stage
-	shards   map[id.Range]*shard
-	index    map[id.Range]int // of all shards of the plan
-	former   []*shard         // handed over; kept until the next commit, for a recovery before it
-	arrivals []arrivals       // of each layer: parameters on their way from their owners
-	sent     []*comm.Sending  // of memory that the update changes
-
-	busy    work
-	jobStop context.CancelFunc // ends a job that goes on
-	// When the newest of what was computed began and ended; the loop reads it once that is over.
-	jobBegan, jobEnded time.Time
-
-	normScale int
-	grads     []*tree.Sums[[]float32] // of each layer that this worker holds
-	plain     [][]float32             // the same where reduction is fast: one sum, nil before the first gradient
-	losses    *tree.Sums[Loss]
-	free      pool
-	late      []lateBuffer
-	batches   []*batch // not in use; of the computing goroutine
-
-	shapes []shape // of the input of each layer
-	step   *stepState
-
+	network
+	memory
 	forwards, backwards int64
 
-	initial beginnings
-	guard   *guard   // nil without digests
-	flips   []Target // that were asked for
-	drawn   uint64   // state of their random numbers
-
-	// State on its way to and from holders that are to come.
-	fillID    id.Fill // of the newest Fill
-	outgoing  []*outgoing
-	incoming  []*incoming
-	fillRecvs []*comm.Receiving
-	fillSends []*comm.Sending
-	chores    []*incoming // with an update to be replayed
-	levelSaid bool
-	putOff    int // commits for which a plan was put off that this worker is behind for
+	guard *guard // nil without digests
+	flipper
 }
-
-// work is what the computing goroutine does.
-type work uint8
-
-const (
-	idle   work = iota
-	onPass      // a forward or backward pass
-	onJob       // anything else; a plan is applied after it
-)
 
 // New returns an engine, which goes on from c.First.Passed.
 func New(c Config) (*Engine, error) {
 	p := &c.First.Plan
 	micros := c.GlobalBatch / c.MicroBatch
-	joins := len(p.Workers) == 0
-	if c.GlobalBatch%c.MicroBatch != 0 || !joins && p.Micros() != micros {
+	if c.GlobalBatch%c.MicroBatch != 0 || len(p.Workers) > 0 && p.Micros() != micros {
 		return nil, fmt.Errorf("engine: micro-batches of %d of a global batch of %d are not the %d of the plan", c.MicroBatch, c.GlobalBatch, p.Micros())
 	}
-	e := &Engine{
-		c:         c,
-		micros:    micros,
-		mail:      newMailbox(),
-		ended:     make(chan struct{}),
-		compute:   make(chan func(), 1),
-		plan:      new(plan.Plan),
-		start:     c.First.Passed,
-		passed:    c.First.Passed,
-		live:      p.Version,
-		lossy:     make(map[id.WorkerID]bool),
-		groups:    make(map[int]*comm.Group),
-		stages:    make(map[int]Stage),
-		shards:    make(map[id.Range]*shard),
-		arrivals:  make([]arrivals, len(c.Layers)),
-		normScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
-		grads:     make([]*tree.Sums[[]float32], len(c.Layers)),
-		initial:   beginnings{make(map[id.Range]*shard), make(map[[2]int]Stage)},
-		plain:     make([][]float32, len(c.Layers)),
-		shapes:    make([]shape, len(c.Layers)),
-		losses:    tree.NewSums(micros, Loss.add),
-	}
 	if c.Meter == nil {
-		e.c.Meter = meter.New()
+		c.Meter = meter.New()
 	}
-	if !c.NoDigests {
-		e.guard = newGuard(&c)
+	e := &Engine{
+		c:       c,
+		micros:  micros,
+		mail:    newMailbox(),
+		ended:   make(chan struct{}),
+		compute: make(chan func(), 1),
+		answers: make(map[uint64]func(controller.Report)),
+		flipper: flipper{self: c.Self.ID},
+		guard:   newGuard(&c),
 	}
+	e.network.receiving = make(map[core.Ticket]*receiving)
+	e.memory.init(&c, micros, e.mergeGrads)
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
-	if joins {
-		// No point of the run is its beginning here: nothing is made from nothing.
-		e.start = id.Point{Step: -1}
-	} else {
-		e.setOrder(c.First)
+	job := core.Config{
+		Self: c.Self, Micros: micros, First: c.First, NormScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
+		ClipNorm: c.ClipNorm, Zero: c.Zero, Digests: !c.NoDigests,
 	}
+	if c.Rule != nil {
+		job.Moments = c.Rule.Moments()
+	}
+	for _, l := range c.Layers {
+		job.Layers = append(job.Layers, core.Layer{Name: l.Name, Blocks: zero.Blocks(l.Tensors)})
+	}
+	e.core = core.New(job)
 	e.tasks.Go(e.runCompute)
 	go e.loop()
-	e.mail.put(func() {})
+	e.Wake()
 	return e, nil
 }
 
@@ -336,13 +103,42 @@ func (e *Engine) Close() {
 }
 
 // Abandon ends the operation of the moment, and every one after it, with err.
-func (e *Engine) Abandon(err error) { e.mail.put(func() { e.fail(err) }) }
+func (e *Engine) Abandon(err error) { e.mail.put(core.Abandon{Err: err}) }
 
 // Wake makes the engine look at what it waits for.
-func (e *Engine) Wake() { e.mail.put(func() {}) }
+func (e *Engine) Wake() { e.mail.put(wake{}) }
 
-// held reports whether this worker must not enter an exchange.
-func (e *Engine) held() bool { return e.c.Held != nil && e.c.Held() }
+// Query seals the worker and hands what it knows to answer, which must not
+// wait. A worker that has seen a higher ballot does not answer.
+func (e *Engine) Query(b id.Ballot, answer func(controller.Report)) {
+	e.mail.put(query{b, answer})
+}
+
+// Order gives the worker a plan to apply; see [controller.Order]. One with a lower
+// ballot than a query that was answered is dropped, and so is one whose plan is
+// not newer than the live one.
+func (e *Engine) Order(o controller.Order) { e.mail.put(core.Order{Order: o}) }
+
+// Fill copies state in the background; see [controller.Fill].
+func (e *Engine) Fill(f controller.Fill) { e.mail.put(core.Fill{Fill: f}) }
+
+// LinkLost says that the link to a session broke, so that what was sent to it
+// may be lost.
+func (e *Engine) LinkLost(s id.Session) { e.mail.put(core.LinkLost{Session: s}) }
+
+// Messages to the loop that are not for the core, or carry more than it is to know.
+type (
+	wake  struct{}
+	query struct {
+		ballot id.Ballot
+		answer func(controller.Report)
+	}
+	look struct {
+		read func()
+		done chan struct{}
+	}
+	await struct{ begun chan struct{} } // to be closed when there is a plan
+)
 
 // loop owns the engine's state.
 func (e *Engine) loop() {
@@ -351,10 +147,12 @@ func (e *Engine) loop() {
 		e.opsCancel()
 		close(e.compute)
 		e.tasks.Wait()
-		for range e.mail.take() { // what they leave is about an engine that is no more
+		e.mail.take() // what is left is about an engine that is no more
+		e.core.Step(core.Abandon{Err: errClosed})
+		if e.req != nil {
+			e.endOperation(e.core.Err())
 		}
-		e.fail(errClosed)
-		e.discard()
+		e.dropPasses()
 	}()
 	for {
 		select {
@@ -362,50 +160,169 @@ func (e *Engine) loop() {
 		case <-e.ctx.Done():
 			return
 		}
-		for _, f := range e.mail.take() {
-			f()
+		for _, m := range e.mail.take() {
+			e.handle(m)
 		}
-		e.advance()
+		if e.c.Held != nil {
+			if held := e.c.Held(); held != e.held {
+				e.held = held
+				e.core.Step(core.Hold{On: held})
+			}
+		}
+		e.flip()
+		for _, d := range e.core.Ready() {
+			e.perform(d)
+		}
+		if len(e.begun) > 0 && (len(e.plan.Workers) > 0 || e.core.Err() != nil) {
+			for _, c := range e.begun {
+				close(c)
+			}
+			e.begun = nil
+		}
 	}
 }
 
-// advance does all that can be done now.
-func (e *Engine) advance() {
-	if e.err != nil {
-		return
-	}
-	if e.order != nil && !e.obey() {
-		return
-	}
-	// Between what this worker says in a commit and the update nothing else is
-	// computed: the update begins as soon as the commit is passed.
-	if e.busy == idle && (e.req == nil || e.req.said == nil) && e.doChore() || e.sealed || e.order != nil || len(e.plan.Workers) == 0 {
-		return
-	}
-	e.flip()
-	if e.req != nil && !e.mending() {
-		switch e.req.point.Gate {
-		case id.Committed:
-			e.advanceStep()
-		default:
-			e.advanceJob()
+// handle takes a message. What the core is told has its effects in [Engine.perform].
+func (e *Engine) handle(m any) {
+	switch m := m.(type) {
+	case wake:
+	case query:
+		e.token++
+		e.answers[e.token] = m.answer
+		e.core.Step(core.Query{Ballot: m.ballot, Token: e.token})
+	case look:
+		m.read()
+		close(m.done)
+	case await:
+		e.begun = append(e.begun, m.begun)
+	case *request:
+		if e.req != nil {
+			m.end(errors.New("engine: two operations at a time"))
+			return
 		}
+		e.req = m
+		e.core.Step(m.ask)
+	case Target:
+		e.flips = append(e.flips, m)
+	case arrived:
+		e.receive(m)
+	case opEnded:
+		e.endOp(m)
+	case taskEnded:
+		e.endTask(m)
+	case copied:
+		e.bases = m.bases
+		e.core.Step(core.Copied{Transfers: slices.Collect(maps.Keys(m.bases))})
+	case core.Event:
+		if _, ok := m.(core.ShardUpdated); ok {
+			e.phase(e.updating, PhaseGather)
+		}
+		e.core.Step(m)
+	default:
+		panic(fmt.Sprintf("engine: unknown message %T", m))
 	}
-	e.resumed()
 }
 
-// fail ends the operation; no other is begun.
+// perform does a duty, or begins with it.
+func (e *Engine) perform(d core.Duty) {
+	switch d := d.(type) {
+	case core.Admit:
+		e.fail(e.c.Network.SetMembers(d.Peers))
+	case core.Advance:
+		e.c.Network.Advance(d.Word)
+	case core.Expect:
+		e.expect(d)
+	case core.Cancel:
+		e.cancelReceive(d.Ticket, d.Wait)
+	case core.Send:
+		e.send(d)
+	case core.SendFill:
+		e.sendFill(d)
+	case core.StopFills:
+		e.stopFills()
+	case core.Attest:
+		e.c.Network.Post(d.To, d.Key, e.tensors[d.Tensor].digestBytes(), comm.Control)
+	case core.Edit:
+		e.edit(d)
+	case core.Reduce:
+		e.reduce(d)
+	case core.Exchange:
+		e.exchange(d)
+	case core.CancelOps:
+		e.opsCancel()
+	case core.Run:
+		e.run(d)
+	case core.Say:
+		e.say(d)
+	case core.Operate:
+		e.operate(d)
+	case core.StopOperate:
+		e.jobStop()
+	case core.Prepare:
+		e.prepare(d)
+	case core.Replay:
+		e.replay(d)
+	case core.Update:
+		e.update(d)
+	case core.Begin:
+		e.reap()
+		e.suspect = -1
+	case core.Clear:
+		e.clear()
+	case core.Keep:
+		e.keepTensor(d)
+	case core.Compare:
+		e.mail.put(core.Compared{Attempt: d.Attempt, Tensor: d.Tensor, Same: e.compare(d)})
+	case core.Total:
+		e.total(d)
+	case core.Await:
+		e.gates[d.Layer].shut()
+	case core.Arrived:
+		e.gates[d.Layer].open()
+	case core.Found:
+		e.fail(e.found(d.Range))
+	case core.Forget:
+		clear(e.incoming)
+	case core.Restore:
+		e.restore(d)
+	case core.Apply:
+		e.fail(e.apply(d))
+	case core.Answer:
+		e.answers[d.Token](d.Report)
+		clear(e.answers)
+	case core.Mark:
+		if e.applied = time.Now(); !d.Live {
+			e.came = e.applied
+		}
+	case core.Live:
+		e.c.Applied(Applied{Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: e.applied.Sub(e.came), Resume: time.Since(e.applied)})
+	case core.Level:
+		if e.c.Level != nil {
+			e.c.Level(d.Fill, d.Step)
+		}
+	case core.Tell:
+		if e.c.Repaired != nil {
+			e.c.Repaired(d.Repair)
+		}
+	case core.Conclude:
+		err := e.req.conclude(d.Said)
+		e.fail(err)
+		e.endOperation(err)
+	case core.End:
+		if e.req != nil {
+			e.req.result = d.Result
+			e.req.result.Forwards, e.req.result.Backwards = e.forwards, e.backwards
+			e.endOperation(d.Err)
+		}
+	default:
+		panic(fmt.Sprintf("engine: unknown duty %T", d))
+	}
+}
+
+// fail tells the core of a duty that could not be done.
 func (e *Engine) fail(err error) {
-	if e.err == nil {
-		e.err = err
-	}
-	if e.req != nil {
-		e.req.end(e.err)
-		e.req = nil
-	}
-	if e.begun != nil {
-		close(e.begun)
-		e.begun = nil
+	if err != nil {
+		e.mail.put(core.Failed{Err: err})
 	}
 }
 
@@ -413,82 +330,36 @@ var errClosed = errors.New("engine: closed")
 
 // ErrLeft is the error of operations after a plan without this worker is
 // live. Others may still read from it, until they have applied the plan, too.
-var ErrLeft = errors.New("engine: the plan goes on without this worker")
-
-// discard gives up the step in flight.
-func (e *Engine) discard() {
-	if e.step == nil {
-		return
-	}
-	for p, w := range e.step.works {
-		if w.pass != nil {
-			e.stages[p.Stage].Drop(w.pass)
-		}
-	}
-	e.step = nil
-}
-
-// runCompute is the goroutine that computes. It keeps its OS thread: on a busy
-// machine, the other goroutines wait less for one of theirs then (bench control). And where they are to give way,
-// that thread does.
-func (e *Engine) runCompute() {
-	if e.c.Yield {
-		platform.ComputeThread()
-	} else {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-	}
-	defer e.c.Meter.Attach()()
-	for f := range e.compute {
-		f()
-	}
-}
-
-// do computes f, and then calls after in the loop. A panic in f ends the
-// operation, whose caller gets it.
-func (e *Engine) do(kind work, f func() error, after func(error)) {
-	e.busy = kind
-	job := func() {
-		var err error
-		defer func() {
-			if v := recover(); v != nil {
-				err = newPanic(v)
-			}
-			e.mail.put(func() {
-				e.busy = idle
-				switch p := new(panicError); {
-				case e.err != nil: // it has failed meanwhile, and nobody waits any more
-				case errors.As(err, &p):
-					e.fail(p)
-				default:
-					after(err)
-				}
-			})
-		}()
-		e.jobBegan = e.now()
-		err = f()
-		e.jobEnded = e.now()
-	}
-	e.compute <- job // there is room: it was idle
-}
+var ErrLeft = core.ErrLeft
 
 // request is an operation that was asked for.
 type request struct {
-	point id.Point // at which it ends
-	done  chan struct{}
-	err   error
-
+	ask    core.Ask
+	done   chan struct{}
+	err    error
 	result Result // of a step
-	save   bool   // it makes a checkpoint
 
 	// Of other operations: job computes what this worker says in the exchange
-	// at the end, as many bytes as size says; conclude reads what all said.
-	job      func(ctx context.Context) ([]byte, error)
-	size     func(id.WorkerID) int
+	// at the end; conclude reads what all said.
+	job      func(ctx context.Context, v view) ([]byte, error)
 	conclude func(said [][]byte) error
+}
 
-	said       []byte // by this worker, nil before it is known
-	exchanging bool
+// view is what the job of an operation knows of the plan, which does not change while it runs.
+type view struct {
+	plan   *plan.Plan
+	epoch  int
+	repair int
+	shapes map[int][]int // of the inputs of this worker's stages
+}
+
+// after names what follows the commit of a step.
+func (v view) after(step int) key.Attempt { return key.After(v.epoch, step) }
+
+// session returns the session of a worker of the plan.
+func (v view) session(of id.WorkerID) id.Session {
+	w, _ := v.plan.Worker(of)
+	return core.SessionOf(w)
 }
 
 func (r *request) end(err error) {
@@ -496,19 +367,17 @@ func (r *request) end(err error) {
 	close(r.done)
 }
 
-// ask hands an operation to the loop and waits for its end.
-func (e *Engine) ask(ctx context.Context, r *request) error {
+// endOperation ends the operation.
+func (e *Engine) endOperation(err error) {
+	r := e.req
+	e.req = nil
+	r.end(err)
+}
+
+// do hands an operation to the loop and waits for its end.
+func (e *Engine) do(ctx context.Context, r *request) error {
 	r.done = make(chan struct{})
-	e.mail.put(func() {
-		switch {
-		case e.err != nil:
-			r.end(e.err)
-		case e.req != nil:
-			r.end(errors.New("engine: two operations at a time"))
-		default:
-			e.req = r
-		}
-	})
+	e.mail.put(r)
 	select {
 	case <-r.done:
 	case <-ctx.Done():
@@ -522,44 +391,13 @@ func (e *Engine) ask(ctx context.Context, r *request) error {
 	return r.err
 }
 
-// panicError is a panic of the computing goroutine on its way to the caller of
-// the operation, who panics with it.
-type panicError struct{ *kernel.Panic }
-
-func (*panicError) Error() string { return "panic" }
-
-// Loss is a sum of losses over some targets.
-type Loss struct {
-	Sum   float64
-	Count int64
-}
-
-func (l Loss) add(o Loss) Loss { return Loss{l.Sum + o.Sum, l.Count + o.Count} }
-
-// Mean returns the mean loss, NaN over no targets.
-func (l Loss) Mean() float64 { return l.Sum / float64(l.Count) }
-
-// Result is what a committed step gives, the same on every worker.
-type Result struct {
-	Step     int
-	Loss     float64 // mean over the targets
-	Targets  int64
-	LR       float64
-	GradNorm float64 // norm of the gradient of the mean loss, before clipping
-	Stop     string  // why a worker was asked to end the run, "" if none was
-
-	// Of this worker:
-	Plan                id.Version // under which the step was committed
-	Forwards, Backwards int64      // passes of training that it has run so far
-}
-
 // Step executes the step that follows what was passed, numbered from 1. Like
 // every operation it goes on through the loss of other workers, for as long as
 // orders come. After an error no other operation can be executed. A panic in
 // the stages is one here.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
-	r := &request{point: id.Point{Step: step, Gate: id.Committed}}
-	if err := e.ask(ctx, r); err != nil {
+	r := &request{ask: core.Ask{Point: id.Point{Step: step, Gate: id.Committed}}}
+	if err := e.do(ctx, r); err != nil {
 		return Result{}, err // the loop may still be at it
 	}
 	return r.result, nil
@@ -570,13 +408,7 @@ func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 // ended the run, or "".
 func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error) {
 	begun := make(chan struct{})
-	e.mail.put(func() {
-		if len(e.plan.Workers) > 0 || e.err != nil {
-			close(begun)
-		} else {
-			e.begun = begun
-		}
-	})
+	e.mail.put(await{begun})
 	select {
 	case <-begun:
 	case <-ctx.Done():
@@ -585,13 +417,9 @@ func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error)
 		return p, "", errClosed
 	}
 	e.inspect(func() {
-		p, err = e.passed, e.err
-		said, _ := decodeSaid(e.result) // told by a worker that had passed
-		for _, b := range said {
-			if rec, err := parseRecord(b, e.micros); err == nil {
-				stop = cmp.Or(stop, rec.stop)
-			}
-		}
+		var result []byte
+		p, result = e.core.Passed()
+		stop, err = core.Stopped(result, e.micros), e.core.Err()
 	})
 	return p, stop, err
 }
@@ -634,7 +462,7 @@ func (e *Engine) Holds() (stages []int, params, moments int64) {
 
 // Result returns what was said in the exchange of the point passed last.
 func (e *Engine) Result() (result []byte) {
-	e.inspect(func() { result = e.result })
+	e.inspect(func() { _, result = e.core.Passed() })
 	return result
 }
 
@@ -646,7 +474,7 @@ func (e *Engine) Passes() (forwards, backwards int64) {
 
 // First reports whether this worker is the first of the live plan.
 func (e *Engine) First() (first bool) {
-	e.inspect(func() { first = e.rank == 0 })
+	e.inspect(func() { first = len(e.plan.Workers) == 0 || e.plan.Workers[0].ID == e.c.Self.ID })
 	return first
 }
 
@@ -656,36 +484,15 @@ func (e *Engine) Version() (v id.Version) {
 	return v
 }
 
-// computed tells of what the computing goroutine has just ended.
-func (e *Engine) computed(name string, of Span) {
-	if e.c.Span != nil {
-		of.Name, of.Start, of.End = name, e.jobBegan, e.jobEnded
-		e.c.Span(of)
-	}
-}
-
-// inspect calls f in the loop, or here when that has ended.
-func (e *Engine) inspect(f func()) {
+// inspect calls a function that reads the engine's state in the loop, or here when that has ended.
+func (e *Engine) inspect(read func()) {
 	done := make(chan struct{})
-	e.mail.put(func() {
-		f()
-		close(done)
-	})
+	e.mail.put(look{read, done})
 	select {
 	case <-done:
 	case <-e.ended:
-		f()
+		read()
 	}
-}
-
-// session returns the session of a worker of the plan.
-func (e *Engine) session(id id.WorkerID) id.Session {
-	w, _ := e.plan.Worker(id)
-	return sessionOf(w)
-}
-
-func sessionOf(w plan.Worker) id.Session {
-	return id.Session{Worker: w.ID, Incarnation: w.Incarnation}
 }
 
 // serves reports whether the plan has this worker run the layer.
@@ -693,21 +500,40 @@ func (e *Engine) serves(layer int) bool {
 	return e.stages[e.plan.StageOf(layer)] != nil
 }
 
-// attempt names the execution of the step that follows the point passed last.
-func (e *Engine) attempt() key.Attempt {
-	return key.Attempt{Epoch: e.c.First.Epoch, Step: e.passed.Step + 1, Repair: e.passed.Repair}
+// mailbox takes messages from any goroutine, for the loop to handle.
+type mailbox struct {
+	signal chan struct{}
+	state  *mailState
 }
 
-// after names what follows the commit of a step.
-func (e *Engine) after(step int) key.Attempt { return key.After(e.c.First.Epoch, step) }
+type mailState struct {
+	mu    sync.Mutex
+	items []any
+}
 
-// nonFinite makes the error of a number that is not finite; layer may be -1.
-func (e *Engine) nonFinite(step, layer int, what string) error {
-	err := &NonFiniteError{Step: step, What: what}
-	if layer >= 0 {
-		err.Layer = e.c.Layers[layer].Name
+func newMailbox() mailbox { return mailbox{make(chan struct{}, 1), new(mailState)} }
+
+// leave is put for what can wait until the next that is put: the loop is not woken for it.
+func (m mailbox) leave(x any) {
+	m.state.mu.Lock()
+	defer m.state.mu.Unlock()
+	m.state.items = append(m.state.items, x)
+}
+
+// put never blocks.
+func (m mailbox) put(x any) {
+	m.leave(x)
+	select {
+	case m.signal <- struct{}{}:
+	default:
 	}
-	return err
 }
 
-func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
+// take returns what has come since, in order.
+func (m mailbox) take() []any {
+	m.state.mu.Lock()
+	defer m.state.mu.Unlock()
+	items := m.state.items
+	m.state.items = nil
+	return items
+}

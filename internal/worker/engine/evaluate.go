@@ -11,56 +11,13 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
-
-// advanceJob does what can be done in an operation other than a step: its job,
-// which begins anew under every plan, and the exchange.
-func (e *Engine) advanceJob() {
-	r := e.req
-	switch {
-	case e.busy != idle || e.broken || r.exchanging:
-	case r.said == nil:
-		if r.point.Gate == id.Evaluated && !e.knowsShapes() {
-			return
-		}
-		ctx, stop := context.WithCancel(e.ctx)
-		e.jobStop = stop
-		spans, said := e.spans(), []byte(nil)
-		e.do(onJob, func() error {
-			words, err := r.job(ctx)
-			if err == nil {
-				err = e.settle(ctx)
-			}
-			if err == nil {
-				said = append(e.check(spans, false), words...)
-			}
-			return err
-		}, func(err error) {
-			e.jobStop = nil
-			stopped := ctx.Err() != nil
-			stop()
-			switch {
-			case e.req != r || stopped:
-			case err != nil && passing(err):
-				e.broken = true // until the next plan
-			case err != nil:
-				e.fail(err)
-			default:
-				r.said = append([]byte{}, said...) // not nil
-			}
-		})
-	case !e.held():
-		e.startExchange(r)
-	}
-}
 
 // inFlight is how many boundary tensors of an evaluation a worker has under
 // way to others.
 const inFlight = 4
-
-// evalSize is what a worker says of a micro-batch of an evaluation.
-const evalSize = 24
 
 // Evaluate returns the loss over n samples, without training: what layers
 // such as dropout do differently. The samples form micro-batches in order, the
@@ -74,33 +31,24 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 	}
 	var total Loss
 	suspect := -1 // a layer, as far as is known here
-	if err := e.ask(ctx, &request{
-		point: id.Point{Step: step, Gate: id.Evaluated},
-		job: func(ctx context.Context) ([]byte, error) {
-			v := &evaluator{e: e, step: step, n: n, micros: micros, sample: sample, suspect: -1}
+	if err := e.do(ctx, &request{
+		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Evaluated}, Micros: micros},
+		job: func(ctx context.Context, at view) ([]byte, error) {
+			v := &evaluator{e: e, view: at, step: step, n: n, micros: micros, sample: sample, suspect: -1}
 			said, err := v.run(ctx)
 			suspect = v.suspect
 			return said, err
 		},
-		size: func(w id.WorkerID) (size int) {
-			v := &evaluator{e: e}
-			for m := range micros {
-				if v.worker(len(e.plan.Stages)-1, m) == w {
-					size += evalSize
-				}
-			}
-			return size
-		},
 		conclude: func(said [][]byte) error {
-			losses := tree.NewSums(micros, Loss.add)
+			losses := tree.NewSums(micros, Loss.Add)
 			for _, b := range said {
-				for ; len(b) >= evalSize; b = b[evalSize:] {
+				for ; len(b) >= core.EvalSize; b = b[core.EvalSize:] {
 					word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
 					m := word(0)
 					if m >= uint64(micros) {
 						return fmt.Errorf("step %d: the evaluation of %d micro-batches has the loss of number %d", step, micros, m)
 					}
-					losses.Put(tree.Leaf(int(m)), Loss{math.Float64frombits(word(1)), int64(word(2))})
+					losses.Put(tree.Leaf(int(m)), Loss{Sum: math.Float64frombits(word(1)), Count: int64(word(2))})
 				}
 			}
 			var ok bool
@@ -111,7 +59,11 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 				return fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
 			}
 			if !finite(total.Sum) {
-				return e.nonFinite(step, suspect, "loss of the evaluation")
+				err := &NonFiniteError{Step: step, What: "loss of the evaluation"}
+				if suspect >= 0 {
+					err.Layer = e.c.Layers[suspect].Name
+				}
+				return err
 			}
 			return nil
 		},
@@ -124,7 +76,8 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 // evaluator runs this worker's part of an evaluation, in the computing
 // goroutine. The plan does not change while it runs.
 type evaluator struct {
-	e         *Engine
+	e *Engine
+	view
 	step      int
 	n, micros int
 	sample    func(i int, in, target tensor.Tensor) error
@@ -139,23 +92,20 @@ type underWay struct {
 	buf     []float32
 }
 
-// worker returns who runs micro-batch m in stage s.
-func (v *evaluator) worker(s, m int) id.WorkerID {
-	w := v.e.plan.Stages[s].Workers
-	return w[m%len(w)]
-}
+// worker returns the worker that runs micro-batch m in stage s.
+func (v *evaluator) worker(s, m int) id.WorkerID { return core.Evaluator(v.plan, s, m) }
 
 // key names a boundary tensor. Under another plan, or after a repair, the
 // evaluation begins anew, with names of its own.
 func (v *evaluator) key(s, m int) comm.Key {
-	return key.Evaluation(v.e.after(v.step), v.e.plan.Version, v.e.passed.Repair, s, m)
+	return key.Evaluation(v.after(v.step), v.plan.Version, v.repair, s, m)
 }
 
 func (v *evaluator) run(ctx context.Context) ([]byte, error) {
 	// Stage by stage for each micro-batch, in ascending order on all workers: so
 	// there is always one that can go on.
 	for m := range v.micros {
-		for s := range v.e.plan.Stages {
+		for s := range v.plan.Stages {
 			if v.worker(s, m) != v.e.c.Self.ID {
 				continue
 			}
@@ -184,13 +134,13 @@ func (v *evaluator) wait(ctx context.Context) error {
 
 // pass runs a micro-batch through a stage.
 func (v *evaluator) pass(ctx context.Context, s, m int) error {
-	e, last := v.e, len(v.e.plan.Stages)-1
+	e, last := v.e, len(v.plan.Stages)-1
 	first := m * e.c.MicroBatch
 	micro := Micro{
 		Step: v.step, Index: m, First: first, Samples: min(e.c.MicroBatch, v.n-first),
 		Ready: func(layer int) error {
 			// No further layer is computed that the next plan has computed again.
-			return cmp.Or(ctx.Err(), e.arrivals[layer].wait(ctx))
+			return cmp.Or(ctx.Err(), e.gates[layer].wait(ctx))
 		},
 	}
 	var in, target tensor.Tensor
@@ -205,7 +155,7 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	if s > 0 {
 		// The sender leaves out the samples that are not there, and its first
 		// message tells how large the rest is; a training step has told the shape.
-		dims := append([]int{micro.Samples}, e.shapeOf(s).dims[1:]...)
+		dims := append([]int{micro.Samples}, v.shapes[s][1:]...)
 		size := tensor.Size(dims)
 		buf := e.free.get(size)
 		defer e.free.put(buf)
@@ -251,6 +201,6 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 			return err
 		}
 	}
-	v.under = append(v.under, underWay{e.c.Network.Post(e.session(to), v.key(s+1, m), comm.Bytes(out.F), comm.Bulk), out.F})
+	v.under = append(v.under, underWay{e.c.Network.Post(v.session(to), v.key(s+1, m), comm.Bytes(out.F), comm.Bulk), out.F})
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
@@ -29,19 +30,13 @@ type Collector interface {
 
 // Keep ends a run: it hands the state of the job after a step to a collector
 // on the first worker of the plan, and returns what that says on all of them.
-// Should the first worker be lost, the collection begins anew on another. All
+// Should the first worker be lost, the collection begins again on another. All
 // workers call it, after the same step.
 func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Collector, error)) ([]byte, error) {
 	var words []byte
-	if err := e.ask(ctx, &request{
-		point: id.Point{Step: step, Gate: id.Kept},
-		job:   func(ctx context.Context) ([]byte, error) { return e.collect(ctx, step, collector) },
-		size: func(w id.WorkerID) int {
-			if w == e.plan.Workers[0].ID {
-				return size
-			}
-			return 0
-		},
+	if err := e.do(ctx, &request{
+		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Kept}, Words: size},
+		job: func(ctx context.Context, v view) ([]byte, error) { return e.collect(ctx, v, step, collector) },
 		conclude: func(said [][]byte) error {
 			words = append([]byte{}, said[0]...)
 			return nil
@@ -53,8 +48,8 @@ func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Col
 }
 
 // collect is the job of Keep, in the computing goroutine.
-func (e *Engine) collect(ctx context.Context, step int, collector func() (Collector, error)) ([]byte, error) {
-	first, me := e.plan.Workers[0].ID, e.c.Self.ID
+func (e *Engine) collect(ctx context.Context, v view, step int, collector func() (Collector, error)) ([]byte, error) {
+	first, me := v.plan.Workers[0].ID, e.c.Self.ID
 	var c Collector
 	if me == first {
 		var err error
@@ -65,18 +60,18 @@ func (e *Engine) collect(ctx context.Context, step int, collector func() (Collec
 	}
 	var sends []*comm.Sending
 	for moment := -1; moment < e.c.Rule.Moments(); moment++ {
-		for _, sh := range e.plan.Shards {
+		for _, sh := range v.plan.Shards {
 			p := Part{moment, sh.Layer, sh.Lo, sh.Hi}
-			name := key.Collected(e.after(step), e.plan.Version, e.passed.Repair, rangeOf(sh), moment)
+			name := key.Collected(v.after(step), v.plan.Version, v.repair, core.RangeOf(sh), moment)
 			switch {
 			case sh.Owner == me:
-				mine := e.shards[rangeOf(sh)]
+				mine := e.shards[core.RangeOf(sh)]
 				data := mine.params
 				if moment >= 0 {
 					data = mine.state.Moments[moment]
 				}
 				if c == nil {
-					sends = append(sends, e.c.Network.Post(e.session(first), name, comm.Bytes(data), comm.Bulk))
+					sends = append(sends, e.c.Network.Post(v.session(first), name, comm.Bytes(data), comm.Bulk))
 				} else if err := c.Take(p, data); err != nil {
 					return nil, err
 				}

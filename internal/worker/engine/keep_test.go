@@ -49,7 +49,7 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 	for _, w := range view.Workers {
 		var v id.Version
 		for err == nil && v != order.Plan.Version { // each look takes a turn of its loop
-			engines[w.ID].inspect(func() { v, err = engines[w.ID].plan.Version, engines[w.ID].err })
+			engines[w.ID].inspect(func() { v, err = engines[w.ID].plan.Version, engines[w.ID].core.Err() })
 		}
 		if err != nil {
 			t.Fatalf("worker %d: %v", w.ID, err)

@@ -1,10 +1,439 @@
 package engine
 
 import (
+	"bytes"
+	"context"
+	"slices"
 	"sync"
 
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/core"
+	"github.com/soliton-train/soliton/internal/worker/key"
 )
+
+// memory is what the shell holds for the core, which knows it by name.
+type memory struct {
+	plan   *plan.Plan // that memory is for; no workers before the first
+	stages map[int]Stage
+	shards map[id.Range]*shard
+	former []*shard // handed over; kept until the next commit, for a recovery before it
+	gates  []gate   // of each layer
+
+	initial struct { // as it is where the run begins
+		shards map[id.Range]*shard
+		stages map[[2]int]Stage // by layers
+	}
+
+	// Of the step:
+	number   int // of it
+	updating int // step whose update goes on
+	tensors  map[key.Tensor]*boundary
+	made     map[key.Tensor]tensor.Tensor // by the pass that has just ended
+	works    map[graph.Pair]*task
+	grads    []*tree.Sums[[]float32] // of each layer that this worker holds
+	plain    [][]float32             // the same where reduction is fast: one sum, nil before the first gradient
+	losses   *tree.Sums[Loss]
+	scratch  [][]float32
+	suspect  int // a layer that may have caused a loss that is not finite, -1 if there is none
+
+	blocks   map[blockArray][]float32
+	incoming map[id.Range]*incoming
+	bases    map[core.Transfer][]float32
+
+	free    pool
+	late    []lateBuffer
+	batches []*batch // not in use; of the computing goroutine
+}
+
+func (m *memory) init(c *Config, micros int, merge func(left, right []float32) []float32) {
+	m.plan = new(plan.Plan)
+	m.stages = make(map[int]Stage)
+	m.shards = make(map[id.Range]*shard)
+	m.gates = make([]gate, len(c.Layers))
+	m.initial.shards, m.initial.stages = make(map[id.Range]*shard), make(map[[2]int]Stage)
+	m.tensors, m.made = make(map[key.Tensor]*boundary), make(map[key.Tensor]tensor.Tensor)
+	m.works = make(map[graph.Pair]*task)
+	m.grads, m.plain = make([]*tree.Sums[[]float32], len(c.Layers)), make([][]float32, len(c.Layers))
+	m.losses = tree.NewSums(micros, Loss.Add)
+	m.blocks, m.incoming = make(map[blockArray][]float32), make(map[id.Range]*incoming)
+}
+
+// shard is the memory of a range that this worker has a part in.
+type shard struct {
+	id.Range
+	owner bool
+	state *zero.Shard // nil where only the gradient is here
+	// params is part of the layer's Params where this worker serves it, else
+	// memory of its own.
+	params []float32
+
+	total   []float32 // the gradient of the step, once the core says that it is complete
+	own     []float32 // memory for it
+	watched bool      // its digests were taken
+}
+
+// arrays returns the parameters and the moments.
+func (sh *shard) arrays() [][]float32 { return append([][]float32{sh.params}, sh.state.Moments...) }
+
+// memory returns memory for the complete gradient.
+func (sh *shard) memory() []float32 {
+	if sh.own == nil {
+		sh.own = make([]float32, sh.Hi-sh.Lo)
+	}
+	return sh.own
+}
+
+// boundary is the memory of a boundary tensor.
+type boundary struct {
+	t      tensor.Tensor   // t.F is of the engine's pool
+	recv   *comm.Receiving // into it
+	sends  []*comm.Sending
+	digest []byte
+}
+
+// task is one micro-batch in one stage on this worker. It belongs to the computing goroutine while that runs it.
+type task struct {
+	batch *batch // in the first and the last stage
+	pass  Pass
+	dout  tensor.Tensor // in the last stage, from the loss
+}
+
+// blockArray names an array of a block that is repaired.
+type blockArray struct {
+	block id.Range
+	array int
+}
+
+// incoming is the state of a range that a transfer brings.
+type incoming struct {
+	r        id.Range
+	base     []float32
+	state    *zero.Shard // nil before the base is here
+	params   []float32
+	gradient []float32 // used again for each update
+}
+
+// keepTensor keeps the tensor that a pass has made, in place of one that was expected.
+func (e *Engine) keepTensor(d core.Keep) {
+	if b := e.tensors[d.Tensor]; b != nil {
+		e.cancelReceive(d.Cancel, false)
+		e.late = append(e.late, lateBuffer{b.t.F, []<-chan struct{}{b.recv.Done()}})
+	}
+	e.tensors[d.Tensor] = &boundary{t: e.made[d.Tensor]}
+	delete(e.made, d.Tensor)
+}
+
+// compare compares a tensor with a digest, or with the one that a pass has made.
+func (e *Engine) compare(d core.Compare) bool {
+	b := e.tensors[d.Tensor]
+	if d.Digest != nil {
+		return bytes.Equal(b.digestBytes(), d.Digest)
+	}
+	made := e.made[d.Tensor]
+	delete(e.made, d.Tensor)
+	defer e.free.put(made.F)
+	return e.guard == nil || zero.DigestOf(b.t.F) == zero.DigestOf(made.F)
+}
+
+// clear gives up the memory of the step.
+func (e *Engine) clear() {
+	for l, sums := range e.grads {
+		if sums != nil {
+			for _, g := range sums.Clear() {
+				e.free.put(g)
+			}
+		}
+		if e.plain[l] != nil {
+			e.free.put(e.plain[l])
+			e.plain[l] = nil
+		}
+	}
+	e.losses.Clear()
+	for _, x := range e.scratch {
+		e.free.put(x)
+	}
+	e.scratch = nil
+	// A receiver that had a tensor already may not have said so yet.
+	for _, b := range e.tensors {
+		l := lateBuffer{buf: b.t.F}
+		for _, s := range b.sends {
+			l.until = append(l.until, s.Done())
+		}
+		if b.recv != nil {
+			b.recv.Cancel(errClosed)
+			l.until = append(l.until, b.recv.Done())
+		}
+		e.late = append(e.late, l)
+	}
+	clear(e.tensors)
+	clear(e.works)
+	e.reap()
+}
+
+// found makes the state of a range out of the base that has come.
+func (e *Engine) found(r id.Range) error {
+	in := e.incoming[r]
+	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
+	if err != nil {
+		return err
+	}
+	n := r.Hi - r.Lo
+	in.params = in.base[core.BaseHead : core.BaseHead+n]
+	for i := range state.Moments {
+		state.Moments[i] = in.base[core.BaseHead+(1+i)*n : core.BaseHead+(2+i)*n]
+	}
+	in.state, in.gradient = state, make([]float32, n)
+	return nil
+}
+
+// apply goes over to a plan.
+func (e *Engine) apply(d core.Apply) error {
+	e.plan = d.Plan
+	for _, s := range d.Drop {
+		delete(e.stages, s)
+	}
+	for _, s := range d.Serve {
+		st := e.plan.Stages[s]
+		if e.stages[s] = e.initial.stages[[2]int{st.Lo, st.Hi}]; e.stages[s] == nil {
+			e.stages[s] = e.c.Stage(st.Lo, st.Hi)
+		}
+	}
+	var firsts []int
+	for _, s := range e.plan.StagesOf(e.c.Self.ID) {
+		firsts = append(firsts, e.plan.Stages[s].Lo)
+	}
+	e.c.Meter.Keep(firsts...)
+	for _, l := range d.Fresh {
+		e.grads[l] = tree.NewSums(e.micros, e.mergeGrads)
+	}
+	for _, l := range d.Stale {
+		e.grads[l] = nil
+	}
+	if err := e.hold(d); err != nil {
+		return err
+	}
+	for _, l := range d.Fresh {
+		params := e.c.Layers[l].Params
+		for _, sh := range e.shards {
+			if sh.Layer == l && sh.state != nil {
+				place(params[sh.Lo:sh.Hi], sh.params)
+				sh.params = params[sh.Lo:sh.Hi]
+			}
+		}
+		if d.Initial {
+			e.guard.take(id.Range{Layer: l, Lo: 0, Hi: len(params)}, params)
+		}
+	}
+	e.watch()
+	if !d.Initial {
+		clear(e.initial.shards)
+		clear(e.initial.stages)
+	}
+	return nil
+}
+
+// watch takes the digests of shards that a plan has brought here, other than by messages.
+func (e *Engine) watch() {
+	for _, sh := range e.shards {
+		if sh.state != nil && !sh.watched {
+			sh.watched = true
+			e.guard.take(sh.Range, sh.params, sh.state.Moments...)
+		}
+	}
+}
+
+// hold makes the shards of a plan.
+func (e *Engine) hold(d core.Apply) error {
+	made := make(map[id.Range]*shard)
+	for _, n := range d.Shards {
+		sh := &shard{Range: n.Range}
+		switch n.From {
+		case core.Preset:
+			sh = e.initial.shards[n.Range]
+		case core.Assembled:
+			var err error
+			if sh, err = e.assemble(n.Range, n.Transfers); err != nil {
+				return err
+			}
+		}
+		made[n.Range] = sh
+	}
+	for r, sh := range e.shards {
+		if _, replaced := made[r]; (replaced || slices.Contains(d.Gone, r)) && sh.state != nil {
+			e.former = append(e.former, sh)
+		}
+	}
+	for _, r := range d.Gone {
+		delete(e.shards, r)
+	}
+	for r, sh := range made {
+		e.shards[r] = sh
+		if sh.state != nil && e.serves(sh.Layer) && e.c.Layers[sh.Layer].Params != nil {
+			// Of a layer that was served before, the parameters are there.
+			view := e.c.Layers[sh.Layer].Params[r.Lo:r.Hi]
+			place(view, sh.params)
+			sh.params = view
+		}
+	}
+	for _, p := range e.plan.Shards {
+		if sh := e.shards[core.RangeOf(p)]; sh != nil {
+			sh.owner = p.Owner == e.c.Self.ID
+		}
+	}
+	return nil
+}
+
+// assemble makes the state of a range out of what is here of it.
+func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
+	if slices.Contains(transfers, r) {
+		in := e.incoming[r]
+		e.guard.take(r, in.params, in.state.Moments...)
+		return &shard{Range: r, state: in.state, params: in.params, watched: true}, nil
+	}
+	state, err := zero.NewShard(e.c.Rule, r, e.c.Layers[r.Layer].Tensors)
+	if err != nil {
+		return nil, err
+	}
+	// What was held here keeps its digests, which also tell of what alters on the way.
+	sh := &shard{Range: r, state: state, params: make([]float32, r.Hi-r.Lo), watched: true}
+	take := func(from id.Range, params []float32, moments [][]float32) {
+		lo, hi := max(from.Lo, r.Lo), min(from.Hi, r.Hi)
+		if from.Layer != r.Layer || lo >= hi {
+			return
+		}
+		copy(sh.params[lo-r.Lo:hi-r.Lo], params[lo-from.Lo:hi-from.Lo])
+		for i, m := range moments {
+			copy(state.Moments[i][lo-r.Lo:hi-r.Lo], m[lo-from.Lo:hi-from.Lo])
+		}
+	}
+	for _, old := range e.former {
+		take(old.Range, old.params, old.state.Moments)
+	}
+	for _, old := range e.shards {
+		if old.state != nil {
+			take(old.Range, old.params, old.state.Moments)
+		}
+	}
+	for _, x := range transfers {
+		in := e.incoming[x]
+		take(in.r, in.params, in.state.Moments)
+		if x.Layer == r.Layer {
+			e.guard.take(in.r, in.params, in.state.Moments...)
+		}
+	}
+	return sh, nil
+}
+
+// place writes parameters where a layer reads them. What lies there already is
+// not touched, because it may be on its way to others.
+func place(to, params []float32) {
+	if !slices.Equal(to, params) {
+		copy(to, params)
+	}
+}
+
+// inOrder returns the shards by layer, then range.
+func (e *Engine) inOrder() (all []*shard) {
+	for _, p := range e.plan.Shards {
+		if sh := e.shards[core.RangeOf(p)]; sh != nil {
+			all = append(all, sh)
+		}
+	}
+	return all
+}
+
+// restore puts a repaired block in its place.
+func (e *Engine) restore(d core.Restore) {
+	to, base := [][]float32{e.c.Layers[d.Range.Layer].Params}, 0
+	if d.Held {
+		to, base = e.shards[d.Range].arrays(), d.Range.Lo
+	}
+	var arrays [][]float32
+	for j := range d.Arrays {
+		at := blockArray{d.Block, j}
+		arrays = append(arrays, e.blocks[at])
+		copy(to[j][d.Block.Lo-base:], e.blocks[at])
+		delete(e.blocks, at)
+	}
+	e.guard.take(d.Block, arrays[0], arrays[1:]...)
+}
+
+// gate lets passes wait for the parameters of a layer. The loop shuts and opens it.
+type gate struct {
+	mu   sync.Mutex
+	full chan struct{} // closed when nothing is missing; nil if nothing was
+}
+
+func (g *gate) shut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.full = make(chan struct{})
+}
+
+func (g *gate) open() { close(g.channel()) }
+
+func (g *gate) channel() chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.full
+}
+
+// isOpen reports whether nothing is missing.
+func (g *gate) isOpen() bool {
+	full := g.channel()
+	return full == nil || isClosed(full)
+}
+
+// wait returns when nothing is missing.
+func (g *gate) wait(ctx context.Context) error {
+	full := g.channel()
+	if full == nil {
+		return nil
+	}
+	select {
+	case <-full:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// lateBuffer is memory of the pool that the network may still use.
+type lateBuffer struct {
+	buf   []float32
+	until []<-chan struct{}
+}
+
+// reap gives memory back that the network is done with.
+func (e *Engine) reap() {
+	e.late = slices.DeleteFunc(e.late, func(l lateBuffer) bool {
+		for _, c := range l.until {
+			if !isClosed(c) {
+				return false
+			}
+		}
+		e.free.put(l.buf)
+		return true
+	})
+}
+
+// grainAdd is the number of elements whose addition is worth a thread.
+const grainAdd = 16 << 10
+
+func (e *Engine) mergeGrads(left, right []float32) []float32 {
+	e.c.Pool.For(len(left), grainAdd, func(lo, hi int) {
+		kernel.Add(left[lo:hi], left[lo:hi], right[lo:hi])
+	})
+	e.free.put(right)
+	return left
+}
 
 // pool keeps memory of float32 for reuse, by size. The zero value is ready.
 // The loop and the computing goroutine share it.
@@ -76,42 +505,4 @@ func head(t tensor.Tensor, n int) tensor.Tensor {
 		h.F = t.F[:size]
 	}
 	return h
-}
-
-// mailbox takes functions from any goroutine, for the loop to call.
-type mailbox struct {
-	signal chan struct{}
-	state  *mailState
-}
-
-type mailState struct {
-	mu    sync.Mutex
-	items []func()
-}
-
-func newMailbox() mailbox { return mailbox{make(chan struct{}, 1), new(mailState)} }
-
-// leave is put for what can wait until the next that is put: the loop is not woken for it.
-func (m mailbox) leave(f func()) {
-	m.state.mu.Lock()
-	defer m.state.mu.Unlock()
-	m.state.items = append(m.state.items, f)
-}
-
-// put never blocks.
-func (m mailbox) put(f func()) {
-	m.leave(f)
-	select {
-	case m.signal <- struct{}{}:
-	default:
-	}
-}
-
-// take returns what has come since, in order.
-func (m mailbox) take() []func() {
-	m.state.mu.Lock()
-	defer m.state.mu.Unlock()
-	items := m.state.items
-	m.state.items = nil
-	return items
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
-	"github.com/soliton-train/soliton/internal/worker/key"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // comb is a stage of layers with many parameters, y = x + mean of w, whose gradients depend on
@@ -457,7 +457,7 @@ func TestCopyDiffers(t *testing.T) {
 			e := c.engines[worker]
 			for altered := false; worker == wrong && step == struck && !altered; { // each look takes a turn of its loop
 				e.inspect(func() {
-					if !e.arrived() {
+					if !e.core.Arrived() {
 						return
 					}
 					for _, s := range e.spans() {
@@ -499,61 +499,33 @@ func TestAlteredIsNotCopied(t *testing.T) {
 			}
 		}
 		part := id.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Lo + kernel.Block}
-		out, sources := []*outgoing{{r: part}, {r: sh.Range}}, []*shard{sh, sh}
+		half, whole := core.Transfer{Fill: id.Fill{Term: 1, N: 1}, Range: part}, core.Transfer{Fill: id.Fill{Term: 1, N: 1}, Range: sh.Range}
+		copies, sources := []core.Copy{{Transfer: half, Source: sh.Range}, {Transfer: whole, Source: sh.Range}}, []*shard{sh, sh}
 		for _, x := range [][]float32{sh.params, sh.state.Moments[1]} {
 			was := x[kernel.Block]
 			x[kernel.Block] *= 2 // in the block after the part
-			if bases := e.copyFills(out, sources, 1); len(bases[0]) == 0 || bases[1] != nil {
-				t.Errorf("%d and %d numbers are copied, want some of the part and none of the whole", len(bases[0]), len(bases[1]))
+			if bases := e.copyBases(copies, sources, 1); len(bases[half]) == 0 || bases[whole] != nil {
+				t.Errorf("%d and %d numbers are copied, want some of the part and none of the whole", len(bases[half]), len(bases[whole]))
 			}
 			x[kernel.Block] = was
 		}
-		if bases := e.copyFills(out, sources, 1); len(bases[1]) == 0 {
+		if bases := e.copyBases(copies, sources, 1); len(bases[whole]) == 0 {
 			t.Error("nothing is copied of what is good")
 		}
 
 		sums := slices.Clone(e.guard.of(part)[0])
 		sh.params[0] *= 2
-		made, err := e.assemble(part)
+		made, err := e.assemble(part, nil)
 		if err != nil || made == nil {
 			t.Fatal(made, err)
 		}
 		e.shards[part] = made
-		e.watch(nil)
+		e.watch()
 		if !slices.Equal(sums, e.guard.of(part)[0]) {
 			t.Error("the digests of what was altered are taken anew")
 		}
 		delete(e.shards, part)
 		sh.params[0] /= 2
-	})
-}
-
-// Parameters that are not expected any more are not there, until those that are missing are expected anew.
-func TestStoppedIsNotThere(t *testing.T) {
-	e, _ := newLine(t, 4, 1, nil)
-	var params [2]float32
-	name := func(lo int) comm.Key { return key.Params(key.After(1<<10, 0), id.Range{Lo: lo, Hi: lo + 1}) }
-	e.inspect(func() {
-		var a arrivals
-		if !a.there() {
-			t.Error("nothing is missing, and not all is there")
-		}
-		a.expect(e, []comm.Key{name(0), name(1)}, [][]float32{params[:1], params[1:]})
-		for lo := range 2 {
-			a.stop(func(r id.Range) bool { return r.Lo == lo })
-			if a.there() {
-				t.Errorf("all is there with %d of 2 stopped", lo+1)
-			}
-		}
-		a.expect(e, nil, nil)
-		if !a.there() {
-			t.Error("nothing is missing any more, and not all is there")
-		}
-		a.expect(e, []comm.Key{name(0)}, [][]float32{params[:1]})
-		a.drop()
-		if !a.there() || a.wait(t.Context()) != nil {
-			t.Error("somebody waits for a layer that was dropped")
-		}
 	})
 }
 
@@ -565,8 +537,8 @@ func TestShapesAreToldToAll(t *testing.T) {
 		for known := 0; known < combLayers-1; { // each look takes a turn of its loop
 			e.inspect(func() {
 				known = 0
-				for _, s := range e.shapes[1:] {
-					if s.dims != nil {
+				for layer := range combLayers {
+					if layer > 0 && e.core.Shape(layer) != nil {
 						known++
 					}
 				}
@@ -583,7 +555,10 @@ func TestWhoHasLeftAnswers(t *testing.T) {
 		<-c.applied
 	}
 	e, ballot := c.engines[0], id.Ballot{Term: 1, Attempt: 1}
-	e.inspect(func() { e.leave(&controller.Order{Plan: c.first}) })
+	without := c.first
+	without.Version.N++
+	without.Workers = without.Workers[1:]
+	e.Order(controller.Order{Ballot: id.Ballot{Term: 1}, Plan: without})
 	<-c.applied
 	answers := make(chan controller.Report, 1)
 	e.Query(ballot, func(r controller.Report) { answers <- r })

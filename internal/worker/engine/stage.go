@@ -1,10 +1,6 @@
 package engine
 
-import (
-	"fmt"
-
-	"github.com/soliton-train/soliton/internal/compute/tensor"
-)
+import "github.com/soliton-train/soliton/internal/compute/tensor"
 
 // Micro names the work of one pass: a micro-batch of a step.
 type Micro struct {
@@ -63,23 +59,4 @@ type Gradients interface {
 	Buffer(layer int) []float32
 	// Done hands over the filled buffer.
 	Done(layer int, grad []float32)
-}
-
-// NonFiniteError says that a step cannot be committed because a number in it
-// is NaN, infinite or too large.
-type NonFiniteError struct {
-	Step  int
-	Layer string // name of the layer where it shows first; "" if it is the loss itself
-	What  string // "loss" or "gradient"
-}
-
-func (e *NonFiniteError) Error() string {
-	where := "in the loss itself"
-	if e.Layer != "" {
-		where = fmt.Sprintf("from layer %q on", e.Layer)
-	}
-	if e.What == "gradient" {
-		where = fmt.Sprintf("in layer %q", e.Layer)
-	}
-	return fmt.Sprintf("step %d: the %s is not finite (%s); a lower learning rate or clipping may help", e.Step, e.What, where)
 }

@@ -1,0 +1,110 @@
+package core
+
+import (
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// A worker whose memory was altered finds that out before the commit. A worker that is lost before that never does, and what
+// others have computed from its boundary tensors stays. So a worker that recomputes one of these tells the digest of what it
+// made, and a worker that has the lost worker's copy compares. Where they differ, all do the step again, as after an altered
+// block. Therefore all that a lost worker has computed in the step is computed again, even where its gradients had come to
+// their present owners.
+
+// attest tells a worker that has a tensor from a lost worker what it should be. It was made here, in place of the lost worker.
+func (w *Worker) attest(t key.Tensor, b *boundary, to id.WorkerID) {
+	if !w.c.Digests || !w.step.again[t.Producer()] || b.attestedTo[to] {
+		return
+	}
+	if b.attestedTo == nil {
+		b.attestedTo = make(map[id.WorkerID]bool)
+	}
+	b.attestedTo[to] = true
+	w.emit(Attest{w.session(to), key.Attestation(w.step.attempt, t), t})
+}
+
+// digestSize is the size of a digest in a message.
+const digestSize = 8
+
+// doubt expects the digests of tensors here whose makers are lost, of those that others make again.
+func (w *Worker) doubt(old *plan.Plan) {
+	if !w.c.Digests {
+		return
+	}
+	st := w.step
+	for t, b := range st.tensors {
+		maker, made := t.Producer(), old.Route[t.Producer().Stage][t.Producer().Micro]
+		was, _ := old.Worker(made)
+		if now, ok := w.plan.Worker(made); b.here && !b.sure && (!ok || now != was) && !st.mine(maker) {
+			b.doubted = true
+		}
+		again := b.doubted && w.plan.Runs(maker, st.number) && w.runner(maker) != w.me && w.runner(t.Consumer()) == w.me
+		switch {
+		case again && b.attestation == 0:
+			b.attestation = w.expect(key.Attestation(st.attempt, t), Buffer{}, digestSize, expected{content: anAttestation, tensor: t})
+		case !again && b.attestation != 0: // it is made here, or goes to another worker, or is not made again
+			w.cancel(b.attestation, false)
+			b.attestation = 0
+		}
+	}
+}
+
+// attested takes the digest of a tensor here.
+func (w *Worker) attested(t key.Tensor, digest []byte) {
+	b := w.step.tensors[t]
+	b.attestation, b.doubted, b.sure = 0, false, true
+	if len(digest) != digestSize {
+		w.taint(t)
+		return
+	}
+	w.compare(t, digest)
+}
+
+// compare compares a tensor that is here with a digest, or, if that is nil, with the same one, made here.
+func (w *Worker) compare(t key.Tensor, digest []byte) {
+	w.step.comparing++
+	w.emit(Compare{w.step.attempt, t, digest})
+}
+
+func (w *Worker) compared(ev Compared) {
+	if w.step == nil || w.step.attempt != ev.Attempt {
+		return
+	}
+	w.step.comparing--
+	if !ev.Same && w.c.Digests {
+		w.taint(ev.Tensor)
+	}
+}
+
+// taint has the step done again, since it was computed with a tensor that is wrong.
+func (w *Worker) taint(t key.Tensor) {
+	if w.step.tainted {
+		return
+	}
+	w.step.tainted = true
+	w.emit(Tell{Repair{Step: w.step.number, Try: w.passed.Repair, Layer: w.plan.Stages[t.Boundary].Lo, Block: t.Micro, Target: Passed}})
+}
+
+// doubts reports whether digests of tensors that may be wrong are on their way here.
+func (st *step) doubts() bool {
+	for _, b := range st.tensors {
+		if b.attestation != 0 {
+			return true
+		}
+	}
+	return st.comparing > 0
+}
+
+// assigned marks the pairs that came here by the plan which the interrupted step goes on with.
+func (st *step) assigned(old, now *plan.Plan, me id.WorkerID) {
+	for s, route := range now.Route {
+		for m, w := range route {
+			p := graph.Pair{Stage: s, Micro: m}
+			if w == me && now.Runs(p, st.number) && (old == nil || old.Route[s][m] != me || !old.Runs(p, st.number)) {
+				st.again[p] = true
+			}
+		}
+	}
+}

@@ -1,0 +1,343 @@
+package core
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+
+	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// Loss is a sum of losses over some targets.
+type Loss struct {
+	Sum   float64
+	Count int64
+}
+
+// Add returns the sum of two losses.
+func (l Loss) Add(o Loss) Loss { return Loss{l.Sum + o.Sum, l.Count + o.Count} }
+
+// Mean returns the mean loss, NaN over no targets.
+func (l Loss) Mean() float64 { return l.Sum / float64(l.Count) }
+
+// LossSum is the sum of a node of the tree of losses.
+type LossSum struct {
+	Node tree.Node
+	Loss Loss
+}
+
+// Result is what a committed step gives, the same on every worker.
+type Result struct {
+	Step     int
+	Loss     float64 // mean over the targets
+	Targets  int64
+	LR       float64
+	GradNorm float64 // norm of the gradient of the mean loss, before clipping
+	Stop     string  // why a worker was asked to end the run, "" if none was
+
+	// Of this worker:
+	Plan                id.Version // under which the step was committed
+	Forwards, Backwards int64      // passes of training that it has run so far
+}
+
+// NonFiniteError says that a step cannot be committed because a number in it is NaN, infinite or too large.
+type NonFiniteError struct {
+	Step  int
+	Layer string // name of the layer where it shows first; "" if it is the loss itself
+	What  string // "loss" or "gradient"
+}
+
+func (e *NonFiniteError) Error() string {
+	where := "in the loss itself"
+	if e.Layer != "" {
+		where = fmt.Sprintf("from layer %q on", e.Layer)
+	}
+	if e.What == "gradient" {
+		where = fmt.Sprintf("in layer %q", e.Layer)
+	}
+	return fmt.Sprintf("step %d: the %s is not finite (%s); a lower learning rate or clipping may help", e.Step, e.What, where)
+}
+
+// nonFinite makes the error of a number that is not finite; layer may be -1.
+func (w *Worker) nonFinite(step, layer int, what string) error {
+	err := &NonFiniteError{Step: step, What: what}
+	if layer >= 0 {
+		err.Layer = w.c.Layers[layer].Name
+	}
+	return err
+}
+
+// Saving is what a worker says about checkpoints.
+type Saving uint64
+
+// The bits of Saving.
+const (
+	SavingWanted Saving = 1 << iota // this worker was asked for a checkpoint
+	SavingBusy                      // and could not make one now
+)
+
+// saves draws the conclusion from what all workers said: one that was asked is enough, and one that is still writing the checkpoint
+// before puts it off. A run that ends before its last step is saved in any case.
+func saves(records []Record) bool {
+	var all Saving
+	stopped := false
+	for _, r := range records {
+		all |= r.Saving
+		stopped = stopped || r.Stop != ""
+	}
+	return stopped || all == SavingWanted
+}
+
+const (
+	stopSize    = 24
+	recordSize  = 56 + stopSize + 8
+	lossSumSize = 32
+)
+
+func (r Record) append(b []byte) []byte {
+	le := binary.LittleEndian
+	for _, v := range []uint64{r.Squares.Hi, r.Squares.Lo, math.Float64bits(r.LR), uint64(int64(r.Spoiled)), uint64(int64(r.Suspect)),
+		uint64(r.Newest.Generation), uint64(r.Newest.N)} {
+		b = le.AppendUint64(b, v)
+	}
+	var stop [stopSize]byte
+	copy(stop[:], r.Stop)
+	b = append(b, stop[:]...)
+	b = le.AppendUint64(b, uint64(r.Saving))
+	for _, s := range r.Losses {
+		for _, v := range []uint64{uint64(s.Node.Lo), uint64(s.Node.Hi), math.Float64bits(s.Loss.Sum), uint64(s.Loss.Count)} {
+			b = le.AppendUint64(b, v)
+		}
+	}
+	return b
+}
+
+// parseRecord reads a record of a step of so many micro-batches.
+func parseRecord(b []byte, micros int) (Record, error) {
+	if len(b) < recordSize || (len(b)-recordSize)%lossSumSize != 0 {
+		return Record{}, fmt.Errorf("a record of %d bytes", len(b))
+	}
+	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
+	r := Record{
+		Squares: zero.Fixed{Hi: word(0), Lo: word(1)},
+		LR:      math.Float64frombits(word(2)),
+		Spoiled: int(int64(word(3))),
+		Suspect: int(int64(word(4))),
+		Newest:  id.Version{Generation: int(word(5)), N: int(word(6))},
+		Stop:    string(bytes.TrimRight(b[56:56+stopSize], "\x00")),
+		Saving:  Saving(word((56 + stopSize) / 8)),
+	}
+	root := tree.Root(micros)
+	for b = b[recordSize:]; len(b) > 0; b = b[lossSumSize:] {
+		n := tree.Node{Lo: int(word(0)), Hi: int(word(1))}
+		if _, _, ok := n.Parent(root); !ok && n != root {
+			return Record{}, fmt.Errorf("a loss of %v, which is no node of %v", n, root)
+		}
+		r.Losses = append(r.Losses, LossSum{n, Loss{math.Float64frombits(word(2)), int64(word(3))}})
+	}
+	return r, nil
+}
+
+// Stopped returns why the commit with a result ended the run, "" if it did not or is none.
+func Stopped(result []byte, micros int) (stop string) {
+	said, _ := decodeSaid(result) // told by a worker that had passed
+	for _, b := range said {
+		if rec, err := parseRecord(b, micros); err == nil {
+			stop = cmp.Or(stop, rec.Stop)
+		}
+	}
+	return stop
+}
+
+// sayCommit takes what this worker says in the commit.
+func (w *Worker) sayCommit(ev Said) {
+	ev.Record.Newest = w.newest()
+	w.req.said, w.req.lr = ev.Record.append(ev.Checked), ev.Record.LR
+}
+
+// EvalSize is what a worker says of a micro-batch of an evaluation, in bytes.
+const EvalSize = 24
+
+// says returns how many bytes a worker says in the exchange of the operation, beside what it says of blocks.
+func (w *Worker) says(x id.WorkerID) (size int) {
+	last := len(w.plan.Stages) - 1
+	switch w.req.Point.Gate {
+	case id.Committed:
+		return recordSize + lossSumSize*len(w.plan.Nodes(last, x, w.req.Point.Step))
+	case id.Evaluated:
+		for m := range w.req.Micros {
+			if Evaluator(w.plan, last, m) == x {
+				size += EvalSize
+			}
+		}
+	case id.Kept:
+		if x == w.plan.Workers[0].ID {
+			size = w.req.Words
+		}
+	}
+	return size
+}
+
+// Evaluator returns the worker that runs a micro-batch of an evaluation in a stage: the workers of a stage take turns.
+func Evaluator(p *plan.Plan, stage, micro int) id.WorkerID {
+	workers := p.Stages[stage].Workers
+	return workers[micro%len(workers)]
+}
+
+// exchange lets every worker know what all of them say, which takes them past the operation's point together.
+func (w *Worker) exchange() {
+	r := w.req
+	parts, checks, rank := []int{0}, w.checkSizes(), 0
+	for i, x := range w.plan.Workers {
+		if x.ID == w.me {
+			rank = i
+		}
+		parts = append(parts, parts[len(parts)-1]+checks[x.ID]+w.says(x.ID))
+	}
+	if size := parts[rank+1] - parts[rank]; len(r.said) > size {
+		w.fail(fmt.Errorf("this worker says %d bytes in the exchange of %v, and may say %d", len(r.said), r.Point, size))
+		return
+	}
+	r.exchanging = true
+	op := w.begin(operation{kind: opExchange, ballot: w.ballot, req: r})
+	w.emit(Exchange{op, r.Point, key.Exchange(w.attempt(), w.plan.Version, r.Point.Gate), parts, rank, r.said})
+}
+
+// exchanged takes what all workers said.
+func (w *Worker) exchanged(o operation, all []byte) {
+	if w.over() || w.sealed() || w.ballot != o.ballot || w.req != o.req {
+		return // it has said that it did not pass
+	}
+	checks := w.checkSizes()
+	said := make([][]byte, len(w.plan.Workers))
+	for i, x := range w.plan.Workers {
+		n := checks[x.ID] + w.says(x.ID)
+		said[i], all = all[:n], all[n:]
+	}
+	w.pass(said)
+}
+
+// pass takes this worker past the point of its operation, or, if blocks were altered, to their repair. said is what each worker of
+// the plan said.
+func (w *Worker) pass(said [][]byte) {
+	r := w.req
+	words, repairs, again, err := w.judge(said)
+	switch others := new(othersError); {
+	case errors.As(err, &others):
+		w.broken = true // until the plan goes on without them
+		return
+	case err != nil:
+		w.fail(err)
+		return
+	case again:
+		w.beginRepair(said, repairs)
+		return
+	}
+	try := w.try()
+	w.passed, w.result = r.Point, encodeSaid(said)
+	w.repairs = nil
+	if r.Point.Gate != id.Committed {
+		w.req = nil
+		w.emit(Conclude{words})
+		return
+	}
+	u, next, err := w.decide(r, words)
+	if err != nil {
+		w.fail(err)
+		return
+	}
+	r.result.Plan = w.plan.Version
+	if next != w.plan.Version {
+		if w.goLive(next); w.over() {
+			return
+		}
+	}
+	w.update(r, try, u)
+}
+
+// encodeSaid and decodeSaid turn what all workers said into bytes and back.
+func encodeSaid(said [][]byte) []byte {
+	b := []byte{}
+	for _, s := range said {
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(s)))
+		b = append(b, s...)
+	}
+	return b
+}
+
+func decodeSaid(b []byte) (said [][]byte, err error) {
+	for len(b) > 0 {
+		if len(b) < 4 || uint64(binary.LittleEndian.Uint32(b)) > uint64(len(b)-4) {
+			return nil, errors.New("a result that is cut off")
+		}
+		n := int(binary.LittleEndian.Uint32(b))
+		said = append(said, b[4:4+n])
+		b = b[4+n:]
+	}
+	return said, nil
+}
+
+// decide draws the conclusions from what all workers said. next is the plan of the next step.
+func (w *Worker) decide(req *request, said [][]byte) (u zero.Update, next id.Version, err error) {
+	step := req.Point.Step
+	r := Result{Step: step, LR: req.lr}
+	losses := tree.NewSums(w.c.Micros, Loss.Add)
+	var squares zero.Fixed
+	suspect, spoiled := -1, -1
+	var records []Record
+	for i, b := range said {
+		rec, err := parseRecord(b, w.c.Micros)
+		if err != nil {
+			return u, next, fmt.Errorf("step %d: worker %d sent %w", step, w.plan.Workers[i].ID, err)
+		}
+		if math.Float64bits(rec.LR) != math.Float64bits(req.lr) {
+			return u, next, fmt.Errorf("step %d: worker %d has the learning rate %v, and worker %d has %v",
+				step, w.me, req.lr, w.plan.Workers[i].ID, rec.LR)
+		}
+		records = append(records, rec)
+		r.Stop = cmp.Or(r.Stop, rec.Stop)
+		spoiled = max(spoiled, rec.Spoiled)
+		if suspect < 0 {
+			suspect = rec.Suspect
+		}
+		if i == 0 || rec.Newest.Compare(next) < 0 {
+			next = rec.Newest
+		}
+		sum, fits := squares.Add(rec.Squares)
+		if !fits {
+			return u, next, w.nonFinite(step, len(w.c.Layers)-1, "gradient")
+		}
+		squares = sum
+		for _, s := range rec.Losses {
+			losses.Put(s.Node, s.Loss)
+		}
+	}
+	loss, ok := losses.Total()
+	switch {
+	case !ok:
+		return u, next, fmt.Errorf("step %d: the losses of the workers do not make up the step", step)
+	case loss.Count < 1:
+		return u, next, fmt.Errorf("step %d: the loss counted no target, so it has no mean", step)
+	case max(suspect, spoiled) >= len(w.c.Layers):
+		return u, next, fmt.Errorf("step %d: a worker speaks of layer %d of %d", step, max(suspect, spoiled), len(w.c.Layers))
+	case math.IsNaN(loss.Sum) || math.IsInf(loss.Sum, 0):
+		return u, next, w.nonFinite(step, suspect, "loss")
+	case spoiled >= 0:
+		return u, next, w.nonFinite(step, spoiled, "gradient")
+	}
+	r.Loss, r.Targets = loss.Mean(), loss.Count
+	r.GradNorm = zero.Norm(squares, w.c.NormScale) / float64(loss.Count)
+	factor := 1.0
+	if clip := w.c.ClipNorm; clip > 0 {
+		factor = min(1, clip/(r.GradNorm+1e-6))
+	}
+	req.result, req.save = r, saves(records)
+	return zero.Update{Step: step, LR: float32(req.lr), GradScale: float32(factor / float64(loss.Count))}, next, nil
+}

@@ -1,0 +1,172 @@
+package core
+
+import (
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/planner"
+)
+
+// The package comment has the transitions that the code allows, and no others.
+func TestTransitions(t *testing.T) {
+	text, err := os.ReadFile("doc.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := make(map[string]State)
+	for s := Joining; s <= Dead; s++ {
+		names[strings.ReplaceAll(s.String(), " ", "")] = s
+	}
+	row, word := regexp.MustCompile(`^//\t(.{13})(.{46}|.*)(.{39}|.*)(.*)$`), regexp.MustCompile(`[A-Z]\w+`)
+	documented := make(map[State][]State)
+	var from State
+	for line := range strings.Lines(string(text)) {
+		m := row.FindStringSubmatch(strings.TrimRight(line, "\n"))
+		if m == nil {
+			continue
+		}
+		if s, ok := names[strings.ToLower(strings.TrimSpace(m[1]))]; ok {
+			from = s
+		}
+		for _, name := range word.FindAllString(m[4], -1) {
+			to, ok := names[strings.ToLower(name)]
+			if !ok {
+				t.Errorf("the package comment has the state %q", name)
+			}
+			documented[from] = append(documented[from], to)
+		}
+	}
+	for from := Joining; from <= Dead; from++ {
+		for to := Joining; to <= Dead; to++ {
+			want := slices.Contains(documented[from], to)
+			if from != Left && from != Dead {
+				want = want || to == Sealed || to == Dead
+				want = want || from >= Sealed && (to == CatchingUp || to == Draining) && from != CatchingUp
+			}
+			if got := from != to && follows(from, to); got != (want && from != to) {
+				t.Errorf("%v after %v: %v, documented %v", to, from, got, want)
+			}
+		}
+	}
+}
+
+// What others say is not to be trusted.
+func TestParseHostile(t *testing.T) {
+	r := Record{LR: 0.1, Suspect: 3, Spoiled: -1, Newest: id.Version{Generation: 2, N: 3}, Stop: "signal", Saving: SavingWanted,
+		Losses: []LossSum{{tree.Root(4), Loss{1.5, 8}}}}
+	b := r.append(nil)
+	if len(b) != recordSize+lossSumSize {
+		t.Errorf("a record of %d bytes", len(b))
+	}
+	got, err := parseRecord(b, 4)
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(r) {
+		t.Errorf("%+v, want %+v: %v", got, r, err)
+	}
+	for _, bad := range [][]byte{nil, b[:recordSize-1], b[:len(b)-1], slices.Concat(b[:recordSize], make([]byte, lossSumSize))} {
+		if got, err := parseRecord(bad, 4); err == nil {
+			t.Errorf("%d bytes are %+v", len(bad), got)
+		}
+	}
+	said := [][]byte{b, {}, {1}}
+	all := encodeSaid(said)
+	if got, err := decodeSaid(all); err != nil || !slices.EqualFunc(got, said, slices.Equal) {
+		t.Errorf("%v, want %v: %v", got, said, err)
+	}
+	for _, bad := range [][]byte{all[:len(all)-1], {0, 0}, {255, 255, 255, 255, 0}} {
+		if got, err := decodeSaid(bad); err == nil {
+			t.Errorf("%v is %v", bad, got)
+		}
+	}
+}
+
+// lone returns a worker that works alone on a model of two layers of one parameter.
+func lone(t *testing.T) *Worker {
+	t.Helper()
+	prof := plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}}
+	p, _, err := planner.Next(plan.Plan{}, plan.View{Workers: []plan.Worker{{ID: 0}}}, prof, planner.Event{Micros: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := zero.Blocks([]zero.Tensor{{Size: 1}})
+	w := New(Config{Micros: 4, Layers: []Layer{{"a", one}, {"b", one}}, Digests: true})
+	w.plan = &p
+	w.index = make(map[id.Range]int)
+	for i, s := range p.Shards {
+		w.index[RangeOf(s)] = i
+		w.all[RangeOf(s)] = &shard{Range: RangeOf(s), holds: true, owner: true, reduces: true}
+	}
+	w.served = []int{0}
+	return w
+}
+
+// What a worker says of its blocks is not to be trusted.
+func TestJudgeHostile(t *testing.T) {
+	w := lone(t)
+	good := AppendCheck(false, nil, []Attested{{1, 2, true}, {3, 4, true}})
+	words, repairs, _, err := w.judge([][]byte{append(slices.Clone(good), 7)})
+	if err != nil || len(repairs) > 0 || !slices.Equal(words[0], []byte{7}) {
+		t.Errorf("%v, %v, %v", words, repairs, err)
+	}
+	change := func(at int, v byte) []byte {
+		b := slices.Clone(good)
+		b[4] = 1 // a shard
+		b[at] = v
+		return b
+	}
+	for _, bad := range [][]byte{nil, good[:len(good)-1], change(0, 2), change(4, 3), change(8, 1), change(11, 255), change(12, 4)} {
+		if _, repairs, _, err := w.judge([][]byte{bad}); err == nil {
+			t.Errorf("%v says %v", bad, repairs)
+		}
+	}
+}
+
+// Parameters that are not expected any more are not there, until those that are missing are expected again.
+func TestStoppedIsNotThere(t *testing.T) {
+	w := lone(t)
+	w.plan.Shards, w.all = nil, nil
+	for lo := range 2 {
+		w.plan.Shards = append(w.plan.Shards, plan.Shard{Layer: 0, Lo: lo, Hi: lo + 1, Owner: 1})
+	}
+	if !w.arrived() {
+		t.Error("nothing is missing, and not all is there")
+	}
+	w.expectParams(0, 1)
+	for lo := range 2 {
+		w.stopArrivals(0, func(r id.Range) bool { return r.Lo == lo })
+		if w.arrived() {
+			t.Errorf("all is there with %d of 2 stopped", lo+1)
+		}
+	}
+	w.expectParams(0, 1)
+	if w.arrived() || len(w.tickets) != 2 {
+		t.Errorf("%d messages are expected", len(w.tickets))
+	}
+	for ticket := range w.tickets {
+		w.Step(Received{Ticket: ticket, Duplicate: true}) // they came before
+	}
+	if !w.arrived() {
+		t.Error("nothing is missing any more, and not all is there")
+	}
+	w.expectParams(0, 2)
+	w.dropArrivals(0)
+	if !w.arrived() || len(w.tickets) != 0 {
+		t.Error("passes wait for a layer that was dropped")
+	}
+	var opened int
+	for _, d := range w.out {
+		if d == (Arrived{0}) {
+			opened++
+		}
+	}
+	if opened != 2 {
+		t.Errorf("the gate was opened %d times", opened)
+	}
+}

@@ -1,0 +1,318 @@
+package core
+
+import (
+	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// Duty is something that the shell must do. A duty that takes time is begun, and its end is an [Event].
+type Duty interface{ duty() }
+
+// Ticket names an expected message, Op an operation of a group. Neither is used again.
+type (
+	Ticket uint64
+	Op     uint64
+)
+
+// Content says which memory a message is about.
+type Content uint8
+
+// The contents.
+const (
+	Words       Content = iota // none: the event or the duty has the bytes
+	Boundary                   // a boundary tensor
+	Gradient                   // the complete gradient of a range
+	Parameters                 // the parameters of a range, where the layer reads them
+	RepairBlock                // an array of a block
+	BaseState                  // the state of a range, for a transfer
+	Increment                  // the gradient of a range, for a transfer
+)
+
+// Buffer names memory of the shell.
+type Buffer struct {
+	Content Content
+	Tensor  key.Tensor
+	Range   id.Range // of the shard, or of the transfer
+	Block   id.Range // of a RepairBlock
+	Array   int      // of a RepairBlock: the parameters, then each moment
+}
+
+// Transfer is a range on its way to a worker that will hold it.
+type Transfer struct {
+	Fill  id.Fill
+	Range id.Range
+	To    id.Session
+}
+
+// Messages and groups.
+type (
+	// Admit makes these peers the members of the network, and evicts all others.
+	Admit struct{ Peers []comm.Peer }
+	// Advance leaves all keys of steps before this one behind.
+	Advance struct{ Word uint64 }
+	// Expect receives a message: into the buffer, or, of Words, at most Size bytes for the event. Dims is the shape of a
+	// boundary tensor. The end is [Received]; a message that fails has none.
+	Expect struct {
+		Ticket Ticket
+		Key    comm.Key
+		Into   Buffer
+		Size   int
+		Dims   []int
+	}
+	// Cancel gives an expected message up. When Wait is set the memory is the worker's again before the next duty.
+	Cancel struct {
+		Ticket Ticket
+		Wait   bool
+	}
+	// Send posts a message: the buffer, or Data. It is never waited for.
+	Send struct {
+		To       id.Session
+		Key      comm.Key
+		From     Buffer
+		Data     []byte
+		Priority comm.Priority
+	}
+	// SendFill posts a message of a transfer: its base, its gradient (out of the shard Source), or Data.
+	SendFill struct {
+		Transfer Transfer
+		Key      comm.Key
+		Content  Content
+		Source   id.Range
+		Data     []byte
+	}
+	// StopFills cancels what was posted by SendFill.
+	StopFills struct{}
+	// Attest sends the digest of a boundary tensor.
+	Attest struct {
+		To     id.Session
+		Key    comm.Key
+		Tensor key.Tensor
+	}
+	// Edit edits the groups in place, one after the other.
+	Edit struct {
+		Op      Op
+		Version id.Version
+		Groups  []GroupEdit
+	}
+	// Reduce brings the gradient of a layer to the workers that reduce its shards.
+	Reduce struct {
+		Op    Op
+		Group uint16
+		Call  comm.Call
+		Layer int
+		Tree  comm.Tree
+		Mine  []id.Range // by shard of the tree; empty where another worker reduces it
+	}
+	// Exchange lets every worker know what all of them say. Parts are the borders of what each says, Rank is ours.
+	Exchange struct {
+		Op    Op
+		Point id.Point
+		Call  comm.Call
+		Parts []int
+		Rank  int
+		Said  []byte
+	}
+	// CancelOps cancels all operations of groups.
+	CancelOps struct{}
+)
+
+// GroupEdit is a group and its members.
+type GroupEdit struct {
+	ID      uint16
+	Members []id.Session
+}
+
+// Tasks of the computing goroutine: there is one at a time.
+type (
+	// Run runs a pass. Learn asks for the shapes within the stage. Last says that the worker has nothing to do for the stage
+	// before this backward pass is done.
+	Run struct {
+		Task        graph.Task
+		Step        int
+		Learn, Last bool
+	}
+	// Say checks all blocks and makes the record of a commit. Nodes are those of the sums of losses.
+	Say struct {
+		Step    int
+		Tainted bool
+		Nodes   []tree.Node
+	}
+	// Operate does the work of an operation other than a step.
+	Operate struct {
+		Point  id.Point
+		Repair int
+		// Shapes are those of the inputs of the worker's stages.
+		Shapes map[int][]int
+	}
+	// StopOperate cancels it.
+	StopOperate struct{}
+	// Prepare makes stages and shards as they are where the run begins.
+	Prepare struct {
+		Stages [][2]int
+		Ranges []id.Range
+	}
+	// Replay applies an update to the state that a transfer brings.
+	Replay struct {
+		Range  id.Range
+		Update zero.Update
+	}
+	// Update applies a committed update to all shards, copies bases for transfers, and, if Save is set, makes the worker's part
+	// of a checkpoint; Stopped says that nothing changes the state afterwards. Parameters of layers that the worker does not
+	// serve are given up before.
+	Update struct {
+		Update  zero.Update
+		Copies  []Copy
+		Save    bool
+		Stopped bool
+	}
+)
+
+// Copy is a transfer whose base is to be copied out of a shard.
+type Copy struct {
+	Transfer
+	Source id.Range
+}
+
+// What to do with memory.
+type (
+	// Begin begins a step.
+	Begin struct{ Step int }
+	// Clear gives up all memory of the step.
+	Clear struct{}
+	// Keep keeps the boundary tensor that a pass has just made. Cancel is the message that was expected in its place, if any.
+	Keep struct {
+		Tensor key.Tensor
+		Cancel Ticket
+	}
+	// Compare compares a boundary tensor that is here with a digest, or, if that is nil, with the one that a pass has just made,
+	// which is given up. The answer is [Compared].
+	Compare struct {
+		Attempt key.Attempt
+		Tensor  key.Tensor
+		Digest  []byte
+	}
+	// Total takes the gradients of ranges of a layer out of the sums of the worker, which are all of them.
+	Total struct {
+		Layer  int
+		Ranges []id.Range
+	}
+	// Await makes passes wait for the parameters of a layer, until Arrived.
+	Await struct{ Layer int }
+	// Arrived says that all parameters of a layer are there.
+	Arrived struct{ Layer int }
+	// Found makes the state of a range out of the base that has come.
+	Found struct{ Range id.Range }
+	// Forget gives up the state that transfers brought.
+	Forget struct{}
+	// Restore puts a repaired block in its place, in the shard Range or, if Held is false, in the layer alone.
+	Restore struct {
+		Range, Block id.Range
+		Arrays       int
+		Held         bool
+	}
+	// Apply goes over to a plan.
+	Apply struct {
+		Plan *plan.Plan
+		// Initial: the plan begins where the run begins, with what Prepare made.
+		Initial bool
+		Drop    []int // stages that are not served any more
+		Serve   []int // stages that are served from now on
+		Fresh   []int // layers that were not served before
+		Stale   []int // layers that are not served any more
+		Shards  []NewShard
+		Gone    []id.Range // held no more; their state is kept until the next commit
+	}
+)
+
+// NewShard is a range that the worker has a part in from now on.
+type NewShard struct {
+	Range id.Range
+	From  Origin
+	// Transfers are the ranges of transfers that are of the step passed.
+	Transfers []id.Range
+}
+
+// Origin says where the state of a shard comes from.
+type Origin uint8
+
+// The origins.
+const (
+	Stateless Origin = iota // it has a gradient only
+	Preset                  // Prepare made it
+	Assembled               // it is put together from what is here
+)
+
+// What others are told.
+type (
+	// Answer answers a query.
+	Answer struct {
+		Token  uint64
+		Report controller.Report
+	}
+	// Mark takes the time: an order has come, or (Live) its plan is applied.
+	Mark struct{ Live bool }
+	// Live says that work goes on under a plan, or that there is none left.
+	Live struct {
+		Ballot  id.Ballot
+		Version id.Version
+		Opened  int
+	}
+	// Level says that all that a Fill is to bring here has come.
+	Level struct {
+		Fill id.Fill
+		Step int
+	}
+	// Tell says that a block was altered here, and is as it was again.
+	Tell struct{ Repair Repair }
+	// Conclude ends an operation other than a step: it reads what all workers said.
+	Conclude struct{ Said [][]byte }
+	// End ends the operation.
+	End struct {
+		Result Result // of a step
+		Err    error
+	}
+)
+
+func (Admit) duty()       {}
+func (Advance) duty()     {}
+func (Expect) duty()      {}
+func (Cancel) duty()      {}
+func (Send) duty()        {}
+func (SendFill) duty()    {}
+func (StopFills) duty()   {}
+func (Attest) duty()      {}
+func (Edit) duty()        {}
+func (Reduce) duty()      {}
+func (Exchange) duty()    {}
+func (CancelOps) duty()   {}
+func (Run) duty()         {}
+func (Say) duty()         {}
+func (Operate) duty()     {}
+func (StopOperate) duty() {}
+func (Prepare) duty()     {}
+func (Replay) duty()      {}
+func (Update) duty()      {}
+func (Begin) duty()       {}
+func (Clear) duty()       {}
+func (Keep) duty()        {}
+func (Compare) duty()     {}
+func (Total) duty()       {}
+func (Await) duty()       {}
+func (Arrived) duty()     {}
+func (Found) duty()       {}
+func (Forget) duty()      {}
+func (Restore) duty()     {}
+func (Apply) duty()       {}
+func (Answer) duty()      {}
+func (Mark) duty()        {}
+func (Live) duty()        {}
+func (Level) duty()       {}
+func (Tell) duty()        {}
+func (Conclude) duty()    {}
+func (End) duty()         {}

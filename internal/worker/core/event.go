@@ -1,0 +1,141 @@
+package core
+
+import (
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// Event is something that has happened to the worker: a message of its host or of a peer, or the end of a duty.
+type Event interface{ event() }
+
+// What the host and the program ask for.
+type (
+	// Query asks what the worker knows, and seals it. The answer is a [Report] with the same Token.
+	Query struct {
+		Ballot id.Ballot
+		Token  uint64
+	}
+	// Order brings a plan; see [controller.Order].
+	Order struct{ controller.Order }
+	// Fill asks for transfers of state; see [controller.Fill].
+	Fill struct{ controller.Fill }
+	// LinkLost says that the link to a session broke, so what was sent to it may be lost.
+	LinkLost struct{ Session id.Session }
+	// Hold keeps the worker from entering exchanges, or lets it enter them again.
+	Hold struct{ On bool }
+	// Ask begins the operation that ends at a point. There is one at a time.
+	Ask struct {
+		Point id.Point
+		// Micros is the number of micro-batches of an evaluation.
+		Micros int
+		// Words is how many bytes the first worker says in the exchange after the collection of the state.
+		Words int
+	}
+	// Abandon ends the worker's part with an error.
+	Abandon struct{ Err error }
+)
+
+// What comes of duties.
+type (
+	// Received says that a message that was expected is in its buffer.
+	Received struct {
+		Ticket Ticket
+		From   id.Session
+		Bytes  int
+		// Data is the content, of a message into no buffer, or the first number of a base.
+		Data []byte
+		// Duplicate: the message came before; the buffer was not touched.
+		Duplicate bool
+	}
+	// OpDone ends an operation of a group: [Edit], [Reduce] or [Exchange].
+	OpDone struct {
+		Op     Op
+		Opened int    // links that an edit made
+		All    []byte // what all workers said in an exchange
+		Broken bool   // links or members changed: the next plan repairs that
+		Err    error  // anything else that failed
+	}
+	// Compared ends [Compare].
+	Compared struct {
+		Attempt key.Attempt
+		Tensor  key.Tensor
+		Same    bool
+	}
+
+	// PassDone ends [Run].
+	PassDone struct {
+		Task graph.Task
+		// Made is the shape of the boundary tensor that the pass made, nil if none.
+		Made []int
+		// Within are the shapes of the outputs of the stage's layers but the last, if they were asked for.
+		Within [][]int
+	}
+	// GradientDone says that the gradient of a micro-batch is in the sums of a layer.
+	GradientDone struct{ Layer, Micro int }
+	// Said ends [Say]. The record lacks what the core knows.
+	Said struct {
+		Record  Record
+		Checked []byte // of blocks
+	}
+	// Answered ends [Operate].
+	Answered struct {
+		Said   []byte
+		Broken bool
+	}
+	// Prepared ends [Prepare].
+	Prepared struct {
+		Stages [][2]int
+		Ranges []id.Range
+	}
+	// Replayed ends [Replay].
+	Replayed struct{}
+	// ShardUpdated says that the new parameters of a range are there, in an [Update].
+	ShardUpdated struct{ Range id.Range }
+	// Copied says which of the transfers of an [Update] have a base now.
+	Copied struct{ Transfers []Transfer }
+	// Updated ends [Update].
+	Updated struct{}
+	// Failed says that a duty could not be done.
+	Failed struct {
+		Err   error
+		Task  bool // a task of the computing goroutine
+		Panic bool // a panic, which ends the worker's part in any case
+	}
+)
+
+// Record is what a worker says in a commit. All records have one size but for the sums of losses, whose number follows from
+// the plan.
+type Record struct {
+	Squares zero.Fixed // of the gradients of the owned shards
+	LR      float64
+	Suspect int        // a layer from which on the output is not finite, -1 if there is none
+	Spoiled int        // a layer whose gradient is not finite, -1 if there is none
+	Newest  id.Version // of the plans that have come
+	Stop    string
+	Saving  Saving
+	Losses  []LossSum
+}
+
+func (Query) event()        {}
+func (Order) event()        {}
+func (Fill) event()         {}
+func (LinkLost) event()     {}
+func (Hold) event()         {}
+func (Ask) event()          {}
+func (Abandon) event()      {}
+func (Received) event()     {}
+func (OpDone) event()       {}
+func (Compared) event()     {}
+func (PassDone) event()     {}
+func (GradientDone) event() {}
+func (Said) event()         {}
+func (Answered) event()     {}
+func (Prepared) event()     {}
+func (Replayed) event()     {}
+func (ShardUpdated) event() {}
+func (Copied) event()       {}
+func (Updated) event()      {}
+func (Failed) event()       {}

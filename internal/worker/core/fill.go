@@ -1,0 +1,289 @@
+package core
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// A range comes to a new holder while training goes on: its source copies the range as it is after a commit, and from then on
+// sends the gradient of every step, too, as soon as it is complete, and the numbers of the update after the commit. The
+// destination applies the same updates to the same bits, so that it has what the source has; when a commit makes it the owner, the
+// gradient, which takes long, is there already. Messages carry names of their own, which do not end with the step, and come from
+// memory of their own, so a destination that is behind holds up no other worker.
+
+// BaseHead is the numbers before the data of a base: the step it is of.
+const BaseHead = 1
+
+// numbersSize is the size of the numbers of an update: learning rate, scale, and which try of the step it was, as float32.
+// Gradients of other tries do not count.
+const numbersSize = 12
+
+// fills is state on its way to and from holders that are to come.
+type fills struct {
+	fillID    id.Fill // of the newest Fill
+	outgoing  []*outgoing
+	incoming  []*incoming
+	due       []*incoming // with an update to be replayed
+	replaying *incoming
+	levelSaid bool
+}
+
+// outgoing is a range on its way to a new holder.
+type outgoing struct {
+	Transfer
+	based bool // the copy is made
+}
+
+// incoming is a range that this worker will hold.
+type incoming struct {
+	id    id.Fill
+	r     id.Range
+	based bool // the base is here
+	step  int  // of which the state is
+	next  bool // the update after it is here
+
+	// Of that update:
+	numbers   *zero.Update // nil before they are here
+	increment Ticket       // the gradient is expected
+	try       key.Try      // of the gradient that is expected
+	came      bool         // it has
+	tickets   []Ticket
+}
+
+// fill begins transfers of state in the background.
+func (w *Worker) fill(f controller.Fill) {
+	if w.over() || f.ID.Compare(w.fillID) <= 0 {
+		return
+	}
+	w.fillID, w.levelSaid = f.ID, false
+	w.endFills()
+	w.emit(StopFills{})
+	peers := make([]comm.Peer, len(f.Peers))
+	sessions := make(map[id.WorkerID]id.Session)
+	for i, p := range f.Peers {
+		peers[i] = comm.Peer{Session: SessionOf(p.Worker), Addr: p.Addr}
+		sessions[p.ID] = peers[i].Session
+	}
+	if !w.ordered() { // whose own members count otherwise
+		w.emit(Admit{peers})
+	}
+	for _, t := range f.Transfers {
+		r := t.Range
+		switch w.me {
+		case t.From:
+			if to, ok := sessions[t.To]; ok {
+				w.outgoing = append(w.outgoing, &outgoing{Transfer: Transfer{f.ID, r, to}})
+			}
+		case t.To:
+			in := &incoming{id: f.ID, r: r}
+			w.incoming = append(w.incoming, in)
+			size := 4 * (BaseHead + (1+w.c.Moments)*(r.Hi-r.Lo))
+			w.receiveFill(in, key.Base(f.ID, r), Buffer{Content: BaseState, Range: r}, size, aBase)
+		}
+	}
+}
+
+// endFills ends what is under way but for what is being sent: others may wait for it before they apply the plan that this was for.
+func (w *Worker) endFills() {
+	for _, in := range w.incoming {
+		for _, t := range in.tickets {
+			w.cancel(t, false)
+		}
+	}
+	w.outgoing, w.incoming = nil, nil
+	w.emit(Forget{})
+}
+
+// source returns the shard here that a range lies in.
+func (w *Worker) source(r id.Range) *shard {
+	for _, sh := range w.all {
+		if sh.holds && sh.Layer == r.Layer && sh.Lo <= r.Lo && r.Hi <= sh.Hi {
+			return sh
+		}
+	}
+	return nil
+}
+
+// copied sends the bases that were copied. Others are made after another update: their source was altered, which the next exchange
+// repairs.
+func (w *Worker) copied(all []Transfer) {
+	for _, o := range w.outgoing {
+		if slices.Contains(all, o.Transfer) {
+			o.based = true
+			w.emit(SendFill{Transfer: o.Transfer, Key: key.Base(o.Fill, o.Range), Content: BaseState})
+		}
+	}
+}
+
+// feed sends the complete gradient of a shard to the workers that will hold parts of it.
+func (w *Worker) feed(sh *shard) {
+	for _, o := range w.outgoing {
+		if o.based && sh == w.source(o.Range) {
+			k := key.Increment(o.Fill, o.Range, w.step.number, w.try())
+			w.emit(SendFill{Transfer: o.Transfer, Key: k, Content: Increment, Source: sh.Range})
+		}
+	}
+}
+
+// tellUpdate sends the numbers of an update to the workers that got the gradients. try is that of the step which was committed.
+func (w *Worker) tellUpdate(u zero.Update, try key.Try) {
+	var words []byte
+	for _, x := range []uint32{math.Float32bits(u.LR), math.Float32bits(u.GradScale), uint32(try.Word())} {
+		words = binary.NativeEndian.AppendUint32(words, x)
+	}
+	for _, o := range w.outgoing {
+		if o.based && w.source(o.Range) != nil {
+			w.emit(SendFill{Transfer: o.Transfer, Key: key.Applied(o.Fill, o.Range, u.Step), Data: words})
+		}
+	}
+}
+
+// receiveFill expects a message of a transfer.
+func (w *Worker) receiveFill(in *incoming, k comm.Key, into Buffer, size int, what content) Ticket {
+	t := w.expect(k, into, size, expected{content: what, in: in})
+	in.tickets = append(slices.DeleteFunc(in.tickets, func(t Ticket) bool { _, ok := w.tickets[t]; return !ok }), t)
+	return t
+}
+
+// baseCame takes the copy of a range.
+func (w *Worker) baseCame(in *incoming, ev Received) {
+	if len(ev.Data) < 4 || ev.Bytes != 4*(BaseHead+(1+w.c.Moments)*(in.r.Hi-in.r.Lo)) {
+		return
+	}
+	in.based, in.step = true, int(binary.NativeEndian.Uint32(ev.Data))
+	w.emit(Found{in.r})
+	w.receiveUpdate(in)
+}
+
+// receiveUpdate waits for the update of the step after the range's: the gradient and the numbers, which come in any order.
+func (w *Worker) receiveUpdate(in *incoming) {
+	w.sayLevel()
+	in.numbers = nil
+	w.receiveIncrement(in, key.Try{Plan: max(in.try.Plan, w.plan.Version.N)}) // likely
+	w.receiveFill(in, key.Applied(in.id, in.r, in.step+1), Buffer{}, numbersSize, anUpdate)
+}
+
+// numbersCame takes the numbers of the next update.
+func (w *Worker) numbersCame(in *incoming, words []byte) {
+	if len(words) != numbersSize {
+		return
+	}
+	word := func(i int) uint32 { return binary.NativeEndian.Uint32(words[4*i:]) }
+	in.numbers = &zero.Update{Step: in.step + 1, LR: math.Float32frombits(word(0)), GradScale: math.Float32frombits(word(1))}
+	if try := key.TryOf(int(word(2))); try != in.try {
+		w.cancel(in.increment, true)
+		w.receiveIncrement(in, try)
+	}
+	w.updateCame(in)
+}
+
+// receiveIncrement waits for the gradient of a try of the step after the range's.
+func (w *Worker) receiveIncrement(in *incoming, try key.Try) {
+	in.try, in.came = try, false
+	in.increment = w.receiveFill(in, key.Increment(in.id, in.r, in.step+1, try), Buffer{Content: Increment, Range: in.r}, 0, anIncrement)
+}
+
+func (w *Worker) incrementCame(in *incoming, bytes int) {
+	if bytes == 4*(in.r.Hi-in.r.Lo) {
+		in.came = true
+		w.updateCame(in)
+	}
+}
+
+// updateCame has an update replayed once all of it is here.
+func (w *Worker) updateCame(in *incoming) {
+	if in.came && in.numbers != nil {
+		in.next = true
+		w.due = append(w.due, in)
+	}
+}
+
+// replay replays an update, if one waits, and reports whether it did.
+func (w *Worker) replay() bool {
+	for len(w.due) > 0 {
+		in := w.due[0]
+		w.due = w.due[1:]
+		if slices.Contains(w.incoming, in) {
+			w.busy, w.replaying = onJob, in
+			w.emit(Replay{in.r, *in.numbers})
+			return true
+		}
+	}
+	return false
+}
+
+func (w *Worker) replayed() {
+	in := w.replaying
+	in.step++
+	in.next = false
+	if slices.Contains(w.incoming, in) {
+		w.receiveUpdate(in)
+	}
+}
+
+// sayLevel says once that all that is to come has come.
+func (w *Worker) sayLevel() {
+	if w.levelSaid {
+		return
+	}
+	step := 0
+	for i, in := range w.incoming {
+		if !in.based || in.id != w.fillID {
+			return
+		}
+		if i == 0 || in.step < step {
+			step = in.step
+		}
+	}
+	if step+2 < w.passed.Step {
+		return // much is still to be replayed
+	}
+	w.levelSaid = true
+	w.emit(Level{w.fillID, step})
+}
+
+// late reports whether a range is not here as of the step passed.
+func (w *Worker) late(in *incoming) bool { return !in.based || in.step < w.passed.Step }
+
+// lacks reports whether a range that the order's plan gives this worker is not here as of the step passed, but on its way. In a
+// recovery only what has come counts, as the report says: the worker that is to send the rest may be lost.
+func (w *Worker) lacks(o *controller.Order) bool {
+	recovers := o.Ballot != noBallot
+	return slices.ContainsFunc(w.incoming, func(in *incoming) bool {
+		return w.late(in) && (!recovers || in.next) && w.isFor(in, o)
+	})
+}
+
+// behind reports whether a range that the order's plan gives this worker is not here as of the step passed.
+func (w *Worker) behind(o *controller.Order) bool {
+	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return w.late(in) && w.isFor(in, o) })
+}
+
+// isFor reports whether the order's plan makes this worker a holder of a range that comes.
+func (w *Worker) isFor(in *incoming, o *controller.Order) bool {
+	return slices.ContainsFunc(o.Plan.Shards, func(sh plan.Shard) bool {
+		return sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && sh.Holds(w.me)
+	})
+}
+
+// filled says what has come.
+func (w *Worker) filled() (all []controller.Filled) {
+	for _, in := range w.incoming {
+		if in.based {
+			f := controller.Filled{Range: in.r, Step: in.step}
+			if in.next {
+				f.Step++
+			}
+			all = append(all, f)
+		}
+	}
+	return all
+}

@@ -1,0 +1,483 @@
+package core
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// Config describes a job, and the worker's part in it.
+type Config struct {
+	Self   plan.Worker
+	Layers []Layer // of the whole model
+	Micros int     // micro-batches of a step
+	// First brings the first plan; see [controller.Order]. Its Passed is the point from which the run goes on. A plan without
+	// workers is that of a worker that joins.
+	First     controller.Order
+	Moments   int // arrays of the optimizer's state
+	NormScale int // see [zero.NormScale]
+	ClipNorm  float64
+	Zero      int  // stage of ZeRO, 1 or 2
+	Fast      bool // gradients are reduced without an order
+	Digests   bool // memory is checked
+}
+
+// Layer is what the core knows of a layer.
+type Layer struct {
+	Name   string
+	Blocks []zero.Block // of the parameters
+}
+
+// ErrLeft is the error of operations after a plan without this worker is live.
+var ErrLeft = errors.New("engine: the plan goes on without this worker")
+
+// Worker is the state machine. It is not for use by several goroutines.
+type Worker struct {
+	c     Config
+	me    id.WorkerID
+	state State
+	err   error // why nothing goes on
+	out   []Duty
+	spare []Duty
+
+	plan   *plan.Plan // applied; no workers before the first
+	live   id.Version // under which to go on after passed
+	start  id.Point
+	passed id.Point
+	result []byte // of the exchange of passed
+	held   bool   // no exchange may be entered
+
+	req  *request // the operation, nil between two
+	step *step    // nil before its first event, and from its commit on
+
+	recovery
+	groups
+	computing
+	shards
+	fills
+	shapes  []shape // of the input of each layer
+	repairs []*repair
+
+	tickets map[Ticket]expected
+	last    Ticket
+}
+
+// request is the operation that was asked for.
+type request struct {
+	Ask
+	said       []byte  // by this worker, nil before it is known
+	lr         float64 // the same, of a step
+	exchanging bool
+	result     Result
+	save       bool // it makes a checkpoint
+}
+
+// computing is what the computing goroutine does.
+type computing struct {
+	busy      work
+	operating bool // the job of the operation
+	stopping  bool // it was cancelled
+}
+
+// work is a kind of task.
+type work uint8
+
+const (
+	idle   work = iota
+	onPass      // a forward or backward pass
+	onJob       // anything else; a plan is applied after it
+)
+
+// groups is what the core knows of operations of groups.
+type groups struct {
+	ops    map[Op]operation
+	lastOp Op
+	broken bool // one has failed: no other is begun before the next plan
+}
+
+// operation is an operation that goes on.
+type operation struct {
+	kind      opKind
+	layer     int
+	ballot    id.Ballot
+	req       *request
+	cancelled bool
+}
+
+type opKind uint8
+
+const (
+	opEdit opKind = iota
+	opReduce
+	opExchange
+)
+
+// expected is what a message is for.
+type expected struct {
+	content content
+	tensor  key.Tensor
+	layer   int
+	sh      *shard
+	in      *incoming
+	repair  *repair
+	at      id.Point
+	order   controller.Order
+	dims    []int
+}
+
+type content uint8
+
+const (
+	aTensor content = iota
+	anAttestation
+	aGradient
+	params
+	aBlock
+	aBase
+	anUpdate
+	anIncrement
+	aShape
+	aLive
+)
+
+// New returns a worker that goes on from c.First.Passed. It panics if the first plan is not one of c.Micros micro-batches.
+func New(c Config) *Worker {
+	w := &Worker{
+		c: c, me: c.Self.ID,
+		plan:    new(plan.Plan),
+		start:   c.First.Passed,
+		passed:  c.First.Passed,
+		live:    c.First.Plan.Version,
+		tickets: make(map[Ticket]expected),
+		shapes:  make([]shape, len(c.Layers)),
+	}
+	w.recovery.lossy = make(map[id.WorkerID]bool)
+	w.groups.ops = make(map[Op]operation)
+	w.shards.init(len(c.Layers))
+	if len(c.First.Plan.Workers) == 0 {
+		// No point of the run is its beginning here: nothing is made from nothing.
+		w.start = id.Point{Step: -1}
+	} else {
+		w.setOrder(c.First)
+	}
+	return w
+}
+
+// State returns the state.
+func (w *Worker) State() State { return w.state }
+
+// Err returns why nothing goes on, or nil.
+func (w *Worker) Err() error { return w.err }
+
+// Plan returns the plan that is applied. It has no workers before the first one.
+func (w *Worker) Plan() *plan.Plan { return w.plan }
+
+// Passed returns the point passed last, and what was said in its exchange.
+func (w *Worker) Passed() (id.Point, []byte) { return w.passed, w.result }
+
+// Epoch counts restarts from a checkpoint.
+func (w *Worker) Epoch() int { return w.c.First.Epoch }
+
+// Quiet reports whether no parameters change or are on their way here: what chaos may alter memory in.
+func (w *Worker) Quiet() bool {
+	return !w.over() && w.busy == idle && !w.ordered() && w.state == Working && w.arrived() && !w.repairing()
+}
+
+// Arrived reports whether no parameters are on their way here.
+func (w *Worker) Arrived() bool { return w.arrived() }
+
+// Exchanging reports whether the worker has what it says at the next point, and whether it has entered the exchange.
+func (w *Worker) Exchanging() (said, entered bool) {
+	return w.req != nil && w.req.said != nil, w.req != nil && w.req.exchanging
+}
+
+// Shape returns the shape of the input of a layer, nil if it is not known.
+func (w *Worker) Shape(layer int) []int { return w.shapes[layer].dims }
+
+// Ready does what can be done now, and returns the duties since the last call in the order in which they must be done. The
+// list is valid until the next call.
+func (w *Worker) Ready() []Duty {
+	w.advance()
+	out := w.out
+	w.out, w.spare = w.spare[:0], out
+	return out
+}
+
+func (w *Worker) emit(d Duty) { w.out = append(w.out, d) }
+
+// Step takes an event. What follows from it comes with the next Ready.
+func (w *Worker) Step(ev Event) {
+	switch ev := ev.(type) {
+	case Query:
+		w.query(ev)
+	case Order:
+		w.receiveOrder(ev.Order)
+	case Fill:
+		w.fill(ev.Fill)
+	case LinkLost:
+		w.linkLost(ev.Session)
+	case Hold:
+		w.held = ev.On
+	case Ask:
+		w.ask(ev)
+	case Abandon:
+		w.fail(ev.Err)
+	case Received:
+		w.received(ev)
+	case OpDone:
+		w.opDone(ev)
+	case Compared:
+		w.compared(ev)
+	case GradientDone:
+		if w.step != nil {
+			w.step.layers[ev.Layer].have[ev.Micro] = true
+		}
+	case ShardUpdated:
+		if sh := w.all[ev.Range]; sh != nil {
+			w.spread(sh, w.passed.Step, nil)
+		}
+	case Copied:
+		w.copied(ev.Transfers)
+	default:
+		w.taskDone(ev)
+	}
+}
+
+// taskDone takes the end of a task of the computing goroutine.
+func (w *Worker) taskDone(ev Event) {
+	failed, isFailed := ev.(Failed)
+	if isFailed && !failed.Task {
+		w.fail(failed.Err)
+		return
+	}
+	w.busy = idle
+	operated, stopped := w.operating, w.stopping
+	w.operating, w.stopping = false, false
+	if w.over() {
+		return
+	}
+	switch ev := ev.(type) {
+	case Failed:
+		if !operated || !stopped || ev.Panic {
+			w.fail(ev.Err)
+		}
+	case PassDone:
+		w.passDone(ev)
+	case Said:
+		w.sayCommit(ev)
+	case Answered:
+		switch {
+		case stopped:
+		case ev.Broken:
+			w.broken = true // until the next plan
+		case w.req != nil:
+			w.req.said = append([]byte{}, ev.Said...) // not nil
+		}
+	case Prepared:
+		for _, s := range ev.Stages {
+			w.initial.stages[s] = true
+		}
+		for _, r := range ev.Ranges {
+			w.initial.ranges[r] = true
+		}
+	case Replayed:
+		w.replayed()
+	case Updated:
+		r := w.req
+		w.clearStep()
+		w.req = nil
+		w.emit(End{Result: r.result})
+	default:
+		panic(fmt.Sprintf("core: unknown event %T", ev))
+	}
+}
+
+// advance does all that can be done now.
+func (w *Worker) advance() {
+	if w.over() || w.ordered() && !w.obey() {
+		return
+	}
+	// Between what this worker says in a commit and the update nothing else is computed: the update begins as soon as the
+	// commit is passed.
+	if w.busy == idle && (w.req == nil || w.req.said == nil) && w.replay() || w.state != Working {
+		return
+	}
+	if w.req != nil && !w.repairing() {
+		if w.req.Point.Gate == id.Committed {
+			w.advanceStep()
+		} else {
+			w.advanceJob()
+		}
+	}
+	w.resumed()
+}
+
+// ask begins an operation.
+func (w *Worker) ask(a Ask) {
+	if w.over() {
+		w.emit(End{Err: w.err})
+		return
+	}
+	w.req = &request{Ask: a}
+}
+
+// advanceJob does what can be done in an operation other than a step: its job, which begins again under every plan, and the
+// exchange.
+func (w *Worker) advanceJob() {
+	r := w.req
+	switch {
+	case w.busy != idle || w.broken || r.exchanging:
+	case r.said == nil:
+		if r.Point.Gate == id.Evaluated && !w.knowsShapes() {
+			return
+		}
+		w.busy, w.operating = onJob, true
+		shapes := make(map[int][]int)
+		for _, s := range w.served {
+			shapes[s] = w.shapeOf(s).dims
+		}
+		w.emit(Operate{Point: r.Point, Repair: w.passed.Repair, Shapes: shapes})
+	case !w.held:
+		w.exchange()
+	}
+}
+
+// stopJob cancels the job of the operation. It begins again under the plan that comes.
+func (w *Worker) stopJob() {
+	if w.operating && !w.stopping {
+		w.stopping = true
+		w.emit(StopOperate{})
+	}
+}
+
+// fail ends the operation; no other is begun.
+func (w *Worker) fail(err error) {
+	if w.err == nil {
+		w.err = err
+		if errors.Is(err, ErrLeft) {
+			w.to(Left)
+		} else {
+			w.to(Dead)
+		}
+	}
+	if w.req != nil {
+		w.req = nil
+		w.emit(End{Err: w.err})
+	}
+}
+
+// expect posts a receive.
+func (w *Worker) expect(k comm.Key, into Buffer, size int, what expected) Ticket {
+	w.last++
+	w.tickets[w.last] = what
+	w.emit(Expect{Ticket: w.last, Key: k, Into: into, Size: size, Dims: what.dims})
+	return w.last
+}
+
+// cancel gives an expected message up.
+func (w *Worker) cancel(t Ticket, wait bool) {
+	if _, ok := w.tickets[t]; ok {
+		delete(w.tickets, t)
+		w.emit(Cancel{Ticket: t, Wait: wait})
+	}
+}
+
+// received takes a message. One that was cancelled meanwhile counts for nothing.
+func (w *Worker) received(ev Received) {
+	x, ok := w.tickets[ev.Ticket]
+	if !ok {
+		return
+	}
+	delete(w.tickets, ev.Ticket)
+	if w.state == Dead || ev.Duplicate && x.content != params {
+		return
+	}
+	switch x.content {
+	case aTensor:
+		w.tensorCame(x, ev)
+	case anAttestation:
+		w.attested(x.tensor, ev.Data)
+	case aGradient:
+		x.sh.ticket = 0
+		w.completed(x.sh)
+	case params:
+		w.paramsCame(x.layer, ev.Ticket)
+	case aBlock:
+		w.blockCame(x, ev)
+	case aBase:
+		w.baseCame(x.in, ev)
+	case anUpdate:
+		w.numbersCame(x.in, ev.Data)
+	case anIncrement:
+		w.incrementCame(x.in, ev.Bytes)
+	case aShape:
+		w.learnShape(x.layer, ev.Data)
+	case aLive:
+		w.liveCame(x.order, ev.Data)
+	}
+}
+
+// begin counts an operation of a group as begun.
+func (w *Worker) begin(o operation) Op {
+	w.lastOp++
+	w.ops[w.lastOp] = o
+	return w.lastOp
+}
+
+// cancelOps cancels all operations of groups.
+func (w *Worker) cancelOps() {
+	for op, o := range w.ops {
+		if o.cancelled {
+			return // all are
+		}
+		o.cancelled = true
+		w.ops[op] = o
+	}
+	w.emit(CancelOps{})
+}
+
+// opDone takes the end of an operation. One that fails because something about the group has changed waits for the next plan.
+func (w *Worker) opDone(ev OpDone) {
+	o := w.ops[ev.Op]
+	delete(w.ops, ev.Op)
+	switch {
+	case ev.Err != nil:
+		w.fail(ev.Err)
+	case ev.Broken || o.cancelled:
+		w.broken = true
+	case o.kind == opEdit:
+		w.opened = ev.Opened
+	case o.kind == opReduce:
+		w.reduced(o.layer)
+	case o.kind == opExchange:
+		w.exchanged(o, ev.All)
+	}
+}
+
+// attempt names the execution of the step that follows the point passed last.
+func (w *Worker) attempt() key.Attempt {
+	return key.Attempt{Epoch: w.c.First.Epoch, Step: w.passed.Step + 1, Repair: w.passed.Repair}
+}
+
+// after names what follows the commit of a step.
+func (w *Worker) after(step int) key.Attempt { return key.After(w.c.First.Epoch, step) }
+
+// session returns the session of a worker of the plan.
+func (w *Worker) session(of id.WorkerID) id.Session {
+	x, _ := w.plan.Worker(of)
+	return SessionOf(x)
+}
+
+// SessionOf returns a worker's session.
+func SessionOf(w plan.Worker) id.Session {
+	return id.Session{Worker: w.ID, Incarnation: w.Incarnation}
+}
+
+// RangeOf returns the range of a shard.
+func RangeOf(s plan.Shard) id.Range { return id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi} }

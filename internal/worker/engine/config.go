@@ -1,0 +1,201 @@
+package engine
+
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/worker/core"
+	"github.com/soliton-train/soliton/internal/worker/meter"
+)
+
+// Layer describes the parameters of one layer.
+type Layer struct {
+	Name    string
+	Tensors []zero.Tensor
+	// Params holds all tensors, one after the other, once Config.Stage has made
+	// a stage with the layer, else it is nil. The engine updates them.
+	Params []float32
+}
+
+// Size returns the number of parameters.
+func (l Layer) Size() (n int) {
+	for _, t := range l.Tensors {
+		n += t.Size
+	}
+	return n
+}
+
+// Load fills in and target, tensors without the sample dimension, with sample
+// i of the run, which counts on over steps and epochs.
+type Load func(i uint64, in, target tensor.Tensor) error
+
+// Config describes a job, and a worker's part in it, to the engine. Every
+// field is needed but Progress, Fast, Zero and Level.
+type Config struct {
+	Self plan.Worker // our session
+	// Network is the engine's: it says who is admitted, and makes groups. An
+	// engine that follows another one on a network goes on with its groups, which
+	// Groups holds; it begins empty.
+	Network *comm.Endpoint
+	Groups  map[uint16]*comm.Group
+	// First brings the first plan, which is valid. Its Passed is the point
+	// from which the run goes on. One without workers is that of a worker that
+	// joins: it waits for a Fill, and for an Order with its first plan.
+	First controller.Order
+
+	// Stage makes layers [lo, hi) run here, and sets their Params in Layers to
+	// memory of unspecified content.
+	Stage  func(lo, hi int) Stage
+	Layers []Layer // of the whole model
+	// Begin fills in the state of a range at the point First.Passed. moments
+	// are zero before; nil where they are not wanted.
+	Begin func(r id.Range, params []float32, moments [][]float32) error
+
+	Input, Target tensor.Spec
+	GlobalBatch   int // samples of a step
+	MicroBatch    int // samples of a micro-batch; divides GlobalBatch
+	Rule          zero.Rule
+	LR            func(step int) float64 // the same bits on every worker
+	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
+	Load          Load
+	Pool          *kernel.Pool
+	// Meter measures passes; nil is one that nobody reads.
+	Meter *meter.Meter
+	// Progress gets what is begun, where it is not nil.
+	Progress *progress.Record
+	// Fast adds gradients up in the order in which they come, with a plain
+	// reduce-scatter between the workers of a stage, instead of over the tree. The
+	// results of all workers still agree, but their last bits depend on the plan
+	// and on chance.
+	Fast bool
+	// Zero is the stage of ZeRO, 1 or 2; 0 means 2. In stage 2 the complete
+	// gradient of a shard is at its owner and its mirrors only, in stage 1 at all
+	// workers of its stage. The bits are the same.
+	Zero int
+	// Yield lets the computing thread give way to all others, of whatever process.
+	Yield bool
+	// NoDigests lets the engine trust its memory. All workers agree on it.
+	NoDigests bool
+	// Repaired, if it is not nil, is told of every block that was altered here, by
+	// the engine's goroutine: it must not wait.
+	Repaired func(Repair)
+	// Stop returns why this worker was asked to end the run, in at most 24
+	// bytes, or "". The commit brings all workers to end after the same step.
+	Stop func() string
+	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because
+	// it may have been given up. When that ends, Wake makes the engine look again.
+	Held func() bool
+	// Saving, if it is not nil, says at every commit whether a checkpoint was asked
+	// for here, and whether one is still being written here, which puts the next
+	// one off. Save gets this worker's part of each that is made, after the update
+	// of the step, by the computing goroutine: it must not wait. The memory is its
+	// own to keep, but not to change.
+	Saving func() (wanted, busy bool)
+	Save   func(Checkpoint)
+	// Level, if it is not nil, is told when all that a Fill is to bring here has
+	// come, and the step that it is of.
+	Level func(fill id.Fill, step int)
+	// Applied is told of every plan that is live here, by the engine's
+	// goroutine: it must not wait.
+	Applied func(Applied)
+	// Span, if it is not nil, is told what this worker has done, by any goroutine: it must
+	// not wait. Otherwise nothing is measured.
+	Span func(Span)
+	// Phase, if it is not nil, is told when the worker begins with a phase of a
+	// step, and may be told so again. The loop calls it.
+	Phase func(step int, phase string)
+}
+
+// Span is a stretch of time in which this worker did something. What it is not about is -1.
+type Span struct {
+	Name                string // see package trace
+	Start, End          time.Time
+	Stage, Micro, Layer int
+	Peer                id.WorkerID
+	Back                bool  // a boundary tensor on its way back
+	Bytes               int64 // 0: not known
+}
+
+// now is the time where somebody wants to know of spans. Otherwise the clock is not read.
+func (e *Engine) now() (t time.Time) {
+	if e.c.Span != nil {
+		t = time.Now()
+	}
+	return t
+}
+
+// span tells of something that has ended now.
+func (e *Engine) span(name string, began time.Time, of Span) {
+	if e.c.Span != nil {
+		of.Name, of.Start, of.End = name, began, time.Now()
+		e.c.Span(of)
+	}
+}
+
+// spanOf is a span about a layer, or about nothing if that is -1.
+func spanOf(layer int, bytes int64) Span {
+	return Span{Stage: -1, Micro: -1, Layer: layer, Peer: -1, Bytes: bytes}
+}
+
+// The phases of a step on one worker, which overlap.
+const (
+	PhaseForward  = "forward"  // its first forward pass
+	PhaseBackward = "backward" // its first backward pass
+	PhaseReduce   = "reduce"   // the gradient of its first layer goes to the owners
+	PhaseCommit   = "commit"   // it enters the commit
+	PhaseGather   = "gather"   // after the commit, parameters come and go
+)
+
+func (e *Engine) phase(step int, phase string) {
+	if e.c.Phase != nil {
+		e.c.Phase(step, phase)
+	}
+}
+
+// Applied says that a plan is live on this worker, and that there is work
+// under it or none left.
+type Applied struct {
+	Ballot  id.Ballot // of the order that brought it
+	Version id.Version
+	Opened  int // links that were made for it
+	// Edit is the time from the order's arrival, or from the commit that made
+	// a boundary plan live, until the plan was applied; Resume the time from
+	// then until a task was running, or ready, or none was left.
+	Edit, Resume time.Duration
+}
+
+// What the core gives.
+type (
+	// Result is what a committed step gives.
+	Result = core.Result
+	// Loss is a sum of losses over some targets.
+	Loss = core.Loss
+	// Repair says that a block of this worker was altered, and is as it was again.
+	Repair = core.Repair
+	// Target is memory in which a block was altered.
+	Target = core.Target
+	// CorruptError says that state was altered of which no worker has a good copy.
+	CorruptError = core.CorruptError
+	// NonFiniteError says that a step cannot be committed because of a number in it.
+	NonFiniteError = core.NonFiniteError
+)
+
+// The targets.
+const (
+	Own    = core.Own
+	Mirror = core.Mirror
+	Copy   = core.CopiedParams
+	Moment = core.Moment
+	Passed = core.Passed
+	Differ = core.Differ
+)
+
+// ParseTarget returns the target with a name, of those in which a bit can be flipped.
+func ParseTarget(name string) (Target, bool) { return core.ParseTarget(name) }
