@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
@@ -278,19 +279,8 @@ func roundTrips(workers, threads, extra int, how threading, rounds int, seed uin
 			ms = append(ms, float64(time.Since(began).Nanoseconds())/1e6)
 		}
 	}
-	fmt.Printf("  GOMAXPROCS = threads + %d, %-30s %s\n", extra, how+":", spread(ms))
+	fmt.Printf("  GOMAXPROCS = threads + %d, %-30s %s\n", extra, how+":", lab.Spread(ms))
 	return nil
-}
-
-// spread describes latencies.
-func spread(x []float64) string {
-	s := slices.Sorted(slices.Values(x))
-	at := func(q float64) float64 { return s[min(len(s)-1, int(math.Ceil(q*float64(len(s))))-1)] }
-	sum := 0.0
-	for _, v := range s {
-		sum += v
-	}
-	return fmt.Sprintf("median %.3f, mean %.3f, p90 %.3f, p99 %.3f, max %.3f", at(0.5), sum/float64(len(s)), at(0.9), at(0.99), s[len(s)-1])
 }
 
 // Messages on the link: bulk of bulkSize, bulkAhead at a time, each of a step
@@ -474,7 +464,7 @@ func underBulk(messages int, seed uint64) (err error) {
 			within++
 		}
 	}
-	fmt.Printf("\none small message on one link, one way: ms\n  no bulk:   %s\n  full bulk: %s\n", spread(idle), spread(loaded))
+	fmt.Printf("\none small message on one link, one way: ms\n  no bulk:   %s\n  full bulk: %s\n", lab.Spread(idle), lab.Spread(loaded))
 	fmt.Printf("  bulk at %.2f GB/s; what may go before: (Unsent %d + Unread %d + Chunk %d) / rate = %.3f ms, beside the slowest without bulk; %.1f %% within both\n",
 		rate/1e9, comm.Unsent, comm.Unread, chunk, bound, 100*float64(within)/float64(len(loaded)))
 	return nil

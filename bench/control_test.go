@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/soliton-train/soliton/bench/lab"
 )
 
 // TestMain lets the processes that the control benchmark starts be this binary.
@@ -36,7 +38,7 @@ func TestSpread(t *testing.T) {
 	for i := range 200 {
 		x = append(x, float64(200-i))
 	}
-	if s := spread(x); !strings.HasPrefix(s, "median 100.000, mean 100.500, p90 180.000, p99 198.000, max 200.000") {
+	if s := lab.Spread(x); !strings.HasPrefix(s, "median 100.000, mean 100.500, p90 180.000, p99 198.000, max 200.000") {
 		t.Error(s)
 	}
 }

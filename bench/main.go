@@ -26,10 +26,14 @@ package main
 import (
 	"fmt"
 	"os"
+
+	"github.com/soliton-train/soliton/bench/planning"
+	"github.com/soliton-train/soliton/bench/recovery"
+	"github.com/soliton-train/soliton/bench/training"
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": matmul, "step": step, "reduce": reduce, "protect": protect, "traces": traces, "control": controlLatency, "survive": survive, "hosts": hosts, "soak": soak, "failslow": failslow, "losses": losses, "model": model, "migrate": migrate, "clocks": clocks, "versions": versions}
+	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "soak": recovery.Soak, "failslow": recovery.Failslow, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
 		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|losses|model|migrate|clocks|versions [flags]; see go doc ./bench")
 		os.Exit(2)

@@ -1,4 +1,4 @@
-package main
+package recovery
 
 import (
 	"flag"
@@ -12,20 +12,22 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/lab"
+	"github.com/soliton-train/soliton/bench/peers"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// survive kills workers of the GPT with SIGKILL at moments uniform in the run and lists
+// Survive kills workers of the GPT with SIGKILL at moments uniform in the run and lists
 // what each recovery took, by the run's own account and by the clock of the injector
 // that did it. Between them, turn by turn, torchrun restarts after the same, and Gloo
 // rebuilds a group.
 //
 // Each kill is of a fresh run with all its workers, unless -per-run says otherwise; then
 // each one after the first waits until every shard has its mirrors again.
-func survive(args []string) error {
+func Survive(args []string) error {
 	f := flag.NewFlagSet("survive", flag.ExitOnError)
 	b := surviveBench{}
 	f.IntVar(&b.kills, "kills", 50, "workers to kill")
@@ -49,23 +51,23 @@ func survive(args []string) error {
 			b.perRun, b.workers, b.kills, b.stages, b.steps, *turns, *rebuilds, *restarts, *ranks, *torchWorkers)
 	}
 	b.r = rand.New(rand.NewPCG(*seed, 1))
-	l, err := newLab()
+	l, err := lab.NewLab()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(l.dir)
+	defer os.RemoveAll(l.Dir)
 	b.lab = l
-	var gloo, torch *peer
+	var gloo, torch *peers.Peer
 	if exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil {
-		if gloo, err = startPeer("gloo_rebuild.py"); err != nil {
+		if gloo, err = peers.StartPeer("gloo_rebuild.py"); err != nil {
 			return err
 		}
-		defer gloo.close()
-		if torch, err = startPeer("torch_restart.py", "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1"); err != nil {
+		defer gloo.Close()
+		if torch, err = peers.StartPeer("torch_restart.py", "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1"); err != nil {
 			return err
 		}
-		defer torch.close()
-		fmt.Printf("peers: %s; %s\n", gloo.hello, torch.hello)
+		defer torch.Close()
+		fmt.Printf("peers: %s; %s\n", gloo.Hello, torch.Hello)
 	} else {
 		fmt.Println("no peers: /usr/bin/python3 cannot import torch (Debian: python3-torch)")
 	}
@@ -84,16 +86,16 @@ func survive(args []string) error {
 		if gloo == nil {
 			continue
 		}
-		x, err := gloo.ask("%d %d", *ranks, *rebuilds)
+		x, err := gloo.Ask("%d %d", *ranks, *rebuilds)
 		if err != nil {
 			return err
 		}
-		fmt.Printf("  turn %d  Gloo group of %d ranks rebuilt: %s\n", turn, *ranks, list(x))
+		fmt.Printf("  turn %d  Gloo group of %d ranks rebuilt: %s\n", turn, *ranks, lab.List(x))
 		theirs = append(theirs, x...)
-		if x, err = torch.ask("%d %d", *torchWorkers, *restarts); err != nil {
+		if x, err = torch.Ask("%d %d", *torchWorkers, *restarts); err != nil {
 			return err
 		}
-		fmt.Printf("  turn %d  torchrun, SIGKILL of one of %d workers until the first step: %s\n", turn, *torchWorkers, list(x))
+		fmt.Printf("  turn %d  torchrun, SIGKILL of one of %d workers until the first step: %s\n", turn, *torchWorkers, lab.List(x))
 		restarted = append(restarted, x...)
 	}
 	return b.report(theirs, restarted)
@@ -102,11 +104,11 @@ func survive(args []string) error {
 const surviveBatch = 32
 
 type surviveBench struct {
-	lab                                            *lab
+	lab                                            *lab.Lab
 	kills, perRun, workers, stages, mirrors, steps int
 	tell                                           bool
 	r                                              *rand.Rand
-	want                                           outcome
+	want                                           lab.Outcome
 	killed                                         int // kills so far
 	runs                                           int
 	idle                                           int // kills that came after the end
@@ -120,26 +122,26 @@ type surviveBench struct {
 	faults       []string
 }
 
-func (b *surviveBench) trial() trial {
-	return trial{
-		flags: strings.Fields(fmt.Sprintf("--workers %d --stages %d --mirrors %d --threads 1", b.workers, b.stages, b.mirrors)),
-		program: strings.Fields(fmt.Sprintf("--layers 4 --width 256 --heads 8 --context 128 --global-batch %d --micro-batch 1 --steps %d --eval-every %d",
+func (b *surviveBench) trial() lab.Trial {
+	return lab.Trial{
+		Flags: strings.Fields(fmt.Sprintf("--workers %d --stages %d --mirrors %d --threads 1", b.workers, b.stages, b.mirrors)),
+		Program: strings.Fields(fmt.Sprintf("--layers 4 --width 256 --heads 8 --context 128 --global-batch %d --micro-batch 1 --steps %d --eval-every %d",
 			surviveBatch, b.steps, max(1, b.steps/2))),
-		limit: 10 * time.Minute,
+		Limit: 10 * time.Minute,
 	}
 }
 
 // undisturbed makes the run that all others are compared with.
 func (b *surviveBench) undisturbed() error {
-	o, err := b.lab.run(b.trial())
+	o, err := b.lab.Run(b.trial())
 	if err != nil {
 		return err
 	}
-	if wrong := o.differs(&o); wrong != "" {
-		return fmt.Errorf("the undisturbed run: %s\n%s", wrong, o.output)
+	if wrong := o.Differs(&o); wrong != "" {
+		return fmt.Errorf("the undisturbed run: %s\n%s", wrong, o.Output)
 	}
 	b.want = o
-	fmt.Printf("undisturbed: %.2f s, %.0f tokens/s, params_sha256 %s\n", o.sum.Seconds, o.sum.TokensPerSecond, o.sum.ParamsSHA256)
+	fmt.Printf("undisturbed: %.2f s, %.0f tokens/s, params_sha256 %s\n", o.Sum.Seconds, o.Sum.TokensPerSecond, o.Sum.ParamsSHA256)
 	return nil
 }
 
@@ -153,7 +155,7 @@ func (b *surviveBench) turn(upTo int) error {
 		// Uniform in the run, and one after the other.
 		at := make([]int64, n)
 		for i := range at {
-			at[i] = b.r.Int64N(int64(1e6 * b.want.sum.Seconds))
+			at[i] = b.r.Int64N(int64(1e6 * b.want.Sum.Seconds))
 		}
 		slices.Sort(at)
 		var spec []string
@@ -161,12 +163,12 @@ func (b *surviveBench) turn(upTo int) error {
 			spec = append(spec, fmt.Sprintf("kill:%d@%d", w, at[i]))
 		}
 		t := b.trial()
-		t.faults, t.protected, t.tell = strings.Join(spec, ","), true, b.tell
-		o, err := b.lab.run(t)
+		t.Faults, t.Protected, t.Tell = strings.Join(spec, ","), true, b.tell
+		o, err := b.lab.Run(t)
 		if err != nil {
 			return err
 		}
-		wrong := o.differs(&b.want)
+		wrong := o.Differs(&b.want)
 		if wrong == "" {
 			wrong, err = b.count(&o)
 		}
@@ -174,10 +176,10 @@ func (b *surviveBench) turn(upTo int) error {
 			return err
 		}
 		if wrong != "" {
-			b.faults = append(b.faults, fmt.Sprintf("run %d, %s: %s", b.runs, t.faults, wrong))
-			fmt.Printf("  run %d FAILED, %s: %s\n%s\n", b.runs, t.faults, wrong, o.output)
+			b.faults = append(b.faults, fmt.Sprintf("run %d, %s: %s", b.runs, t.Faults, wrong))
+			fmt.Printf("  run %d FAILED, %s: %s\n%s\n", b.runs, t.Faults, wrong, o.Output)
 		}
-		if err := os.RemoveAll(o.dir); err != nil {
+		if err := os.RemoveAll(o.Dir); err != nil {
 			return err
 		}
 	}
@@ -185,23 +187,23 @@ func (b *surviveBench) turn(upTo int) error {
 }
 
 // count takes in what a run says of its kills, and says what it should not say.
-func (b *surviveBench) count(o *outcome) (wrong string, err error) {
+func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 	var began time.Time
-	for _, e := range o.events {
+	for _, e := range o.Events {
 		if e.Kind == "start" {
 			began = e.Time.Time
 		}
 	}
-	for _, h := range o.injected {
+	for _, h := range o.Injected {
 		var worker int
 		if _, err := fmt.Sscanf(h.Fault, "kill:%d@", &worker); err != nil {
 			return "", err
 		}
 		at := time.Unix(0, h.WallNS)
-		var s *seen
-		for i := range o.seen {
-			if o.seen[i].SeenNS > h.AtNS && strings.Contains(o.seen[i].Recovered.Cause, fmt.Sprintf("worker %d exited", worker)) {
-				s = &o.seen[i]
+		var s *lab.Seen
+		for i := range o.Seen {
+			if o.Seen[i].SeenNS > h.AtNS && strings.Contains(o.Seen[i].Recovered.Cause, fmt.Sprintf("worker %d exited", worker)) {
+				s = &o.Seen[i]
 				break
 			}
 		}
@@ -215,9 +217,9 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 		if err != nil {
 			return "", err
 		}
-		seen, gone := float64(s.SeenNS-h.AtNS)/1e6, float64(o.gone[worker]-h.AtNS)/1e6
+		seen, gone := float64(s.SeenNS-h.AtNS)/1e6, float64(o.Gone[worker]-h.AtNS)/1e6
 		stall := 0.0 // the step was not over yet when the event was written
-		for _, again := range o.sum.Recoveries {
+		for _, again := range o.Sum.Recoveries {
 			if again.Step == r.Step && again.TotalMS == r.TotalMS {
 				stall = again.StallMS
 			}
@@ -232,7 +234,7 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 		}
 		b.seen, b.late = append(b.seen, seen), append(b.late, mine-r.TotalMS)
 		b.gone = append(b.gone, gone)
-		b.span(o, worker, h, s, o.gone[worker])
+		b.span(o, worker, h, s, o.Gone[worker])
 		b.again, b.begun = b.again+r.RecomputedMicrobatches, b.begun+share
 		switch {
 		case r.LinksOpened != 0:
@@ -241,24 +243,24 @@ func (b *surviveBench) count(o *outcome) (wrong string, err error) {
 			wrong = fmt.Sprintf("%d (stage, micro-batch) pairs ran again, and worker %d had %d", r.RecomputedMicrobatches, worker, share)
 		}
 	}
-	if killed := len(o.injected); o.sum.WorkersLost > killed {
-		wrong = fmt.Sprintf("%d workers lost, and %d were killed", o.sum.WorkersLost, killed)
+	if killed := len(o.Injected); o.Sum.WorkersLost > killed {
+		wrong = fmt.Sprintf("%d workers lost, and %d were killed", o.Sum.WorkersLost, killed)
 	}
 	// What the dead ran in the step they died in is in no count, and all else is counted once.
 	var forwards, backwards int64
-	for _, w := range o.sum.Workers {
+	for _, w := range o.Sum.Workers {
 		forwards, backwards = forwards+w.Forwards, backwards+w.Backwards
 	}
-	if all := int64(b.steps * surviveBatch * b.stages); o.sum.Rollbacks == 0 && (forwards > all || backwards > all) {
+	if all := int64(b.steps * surviveBatch * b.stages); o.Sum.Rollbacks == 0 && (forwards > all || backwards > all) {
 		wrong = fmt.Sprintf("%d forwards and %d backwards of %d: what was finished on a survivor ran again", forwards, backwards, all)
 	}
 	return wrong, nil
 }
 
 // span compares the root span of a recovery with the event and with the injector's clock.
-func (b *surviveBench) span(o *outcome, worker int, h injected, s *seen, gone int64) {
-	for i := range o.roots {
-		root := &o.roots[i]
+func (b *surviveBench) span(o *lab.Outcome, worker int, h lab.Injected, s *lab.Seen, gone int64) {
+	for i := range o.Roots {
+		root := &o.Roots[i]
 		if !strings.Contains(root.Text(trace.KeyCause), fmt.Sprintf("worker %d exited", worker)) || root.End.UnixNano() < h.WallNS {
 			continue
 		}
@@ -285,11 +287,11 @@ func within(x []float64) (n int) {
 
 // share returns how many (stage, micro-batch) pairs a step gave a worker before the
 // plan that did without it: it cannot have begun more.
-func (b *surviveBench) share(o *outcome, worker int, without uint64) (n int, err error) {
+func (b *surviveBench) share(o *lab.Outcome, worker int, without uint64) (n int, err error) {
 	var before *rundir.Plan
 	var p plan.Plan
-	for i := range o.plans {
-		line := &o.plans[i]
+	for i := range o.Plans {
+		line := &o.Plans[i]
 		q, err := plan.Parse(line.Plan)
 		if err != nil {
 			return 0, err
@@ -316,33 +318,26 @@ func (b *surviveBench) report(gloo, torch []float64) error {
 	if len(b.total) == 0 {
 		return nil
 	}
-	fmt.Printf("  total_ms: %s\n", spread95(b.total))
-	fmt.Printf("  query + plan + agree + edit: %s\n", spread95(b.group))
-	fmt.Printf("  stall_ms: %s\n", spread95(b.stall))
-	fmt.Printf("  by the injector, from before its signal until it saw the end: %s\n", spread95(b.seen))
-	fmt.Printf("  by the injector, from before its signal until the process had ended: %s\n", spread95(b.gone))
-	fmt.Printf("  the injector's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", spread95(b.late), within(b.late), len(b.late))
+	fmt.Printf("  total_ms: %s\n", lab.Spread95(b.total))
+	fmt.Printf("  query + plan + agree + edit: %s\n", lab.Spread95(b.group))
+	fmt.Printf("  stall_ms: %s\n", lab.Spread95(b.stall))
+	fmt.Printf("  by the injector, from before its signal until it saw the end: %s\n", lab.Spread95(b.seen))
+	fmt.Printf("  by the injector, from before its signal until the process had ended: %s\n", lab.Spread95(b.gone))
+	fmt.Printf("  the injector's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", lab.Spread95(b.late), within(b.late), len(b.late))
 	if len(b.spanBegan) > 0 {
 		fmt.Printf("  the root spans of %d recoveries: their begin less the injector's kill (its end of process where died at says reap): %s; %d within 1 ms\n",
-			len(b.spanBegan), spread95(b.spanBegan), within(b.spanBegan))
-		fmt.Printf("    their end less the moment at which the injector saw events.jsonl say so: %s; %d within 1 ms\n", spread95(b.spanEnded), within(b.spanEnded))
-		fmt.Printf("    their length less total_ms: %s; %d within 1 ms\n", spread95(b.spanEvent), within(b.spanEvent))
+			len(b.spanBegan), lab.Spread95(b.spanBegan), within(b.spanBegan))
+		fmt.Printf("    their end less the moment at which the injector saw events.jsonl say so: %s; %d within 1 ms\n", lab.Spread95(b.spanEnded), within(b.spanEnded))
+		fmt.Printf("    their length less total_ms: %s; %d within 1 ms\n", lab.Spread95(b.spanEvent), within(b.spanEvent))
 	}
 	fmt.Printf("  recomputed (stage, micro-batch) pairs: %d of %d that the dead had in the steps they died in\n", b.again, b.begun)
 	if len(gloo) > 0 {
-		fmt.Printf("  a Gloo group rebuilt: %s; by the group's part of a recovery, medians: %.1f\n", spread95(gloo), median(gloo)/median(b.group))
-		fmt.Printf("  torchrun: %s; by total_ms, medians: %.0f\n", spread95(torch), median(torch)/median(b.total))
+		fmt.Printf("  a Gloo group rebuilt: %s; by the group's part of a recovery, medians: %.1f\n", lab.Spread95(gloo), lab.Median(gloo)/lab.Median(b.group))
+		fmt.Printf("  torchrun: %s; by total_ms, medians: %.0f\n", lab.Spread95(torch), lab.Median(torch)/lab.Median(b.total))
 	}
 	if len(b.faults) > 0 {
 		return fmt.Errorf("survive: %d runs failed:\n%s", len(b.faults), strings.Join(b.faults, "\n"))
 	}
 	fmt.Printf("  params_sha256, state_sha256 and all metrics of every run are those of the undisturbed one; no link was opened\n")
 	return nil
-}
-
-// spread95 describes few figures.
-func spread95(x []float64) string {
-	s := slices.Sorted(slices.Values(x))
-	p95 := s[int(math.Ceil(0.95*float64(len(s))))-1]
-	return fmt.Sprintf("median %.2f, p95 %.2f, max %.2f ms", median(s), p95, s[len(s)-1])
 }

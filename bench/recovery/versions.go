@@ -1,4 +1,4 @@
-package main
+package recovery
 
 import (
 	"flag"
@@ -13,13 +13,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
-// versions compares this checkout with an older commit, turn by turn: step times of an undisturbed run (the shape of protect), the
+// Versions compares this checkout with an older commit, turn by turn: step times of an undisturbed run (the shape of protect), the
 // recoveries of a run with kills (the shape of survive), and the planner's benchmark. Both sides run the same job, and must end
 // with the same parameters.
-func versions(args []string) error {
+func Versions(args []string) error {
 	f := flag.NewFlagSet("versions", flag.ExitOnError)
 	base := f.String("base", "", "commit to compare with")
 	pairs := f.Int("pairs", 10, "pairs of each kind")
@@ -32,38 +33,38 @@ func versions(args []string) error {
 	if *base == "" || *pairs < 1 || *steps < 3 {
 		return fmt.Errorf("-base %q, -pairs %d, -steps %d: name a commit, and give at least 1 and 3", *base, *pairs, *steps)
 	}
-	now, err := newLab()
+	now, err := lab.NewLab()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(now.dir)
-	old := &lab{root: filepath.Join(now.dir, "base"), dir: filepath.Join(now.dir, "base-bin")}
-	if err := inFolder(now.root, "git", "worktree", "add", "--detach", old.root, *base); err != nil {
+	defer os.RemoveAll(now.Dir)
+	old := &lab.Lab{Root: filepath.Join(now.Dir, "base"), Dir: filepath.Join(now.Dir, "base-bin")}
+	if err := inFolder(now.Root, "git", "worktree", "add", "--detach", old.Root, *base); err != nil {
 		return err
 	}
-	defer func() { _ = inFolder(now.root, "git", "worktree", "remove", "--force", old.root) }()
-	if err := inFolder(old.root, "go", "build", "-o", old.dir+"/", "./launcher", "./examples/gpt"); err != nil {
+	defer func() { _ = inFolder(now.Root, "git", "worktree", "remove", "--force", old.Root) }()
+	if err := inFolder(old.Root, "go", "build", "-o", old.Dir+"/", "./launcher", "./examples/gpt"); err != nil {
 		return err
 	}
 	fmt.Printf("%s, kernel path %v, %d cores; base %s; GPT of 4 layers, width 256, 8 heads, context 128\n",
 		runtime.Version(), kernel.Active(), runtime.NumCPU(), *base)
-	sides := [2]*lab{old, now}
+	sides := [2]*lab.Lab{old, now}
 	names := [2]string{"base", "now"}
-	corpus := filepath.Join(now.root, "internal/testkit/exact/testdata/corpus")
+	corpus := filepath.Join(now.Root, "internal/testkit/exact/testdata/corpus")
 	for _, c := range []struct {
 		what, flags, program string
-		figure               func(o *outcome) ([]float64, error)
+		figure               func(o *lab.Outcome) ([]float64, error)
 	}{
-		{"ms of a step, 4 workers, undisturbed", "--workers 4 --threads 1", fmt.Sprintf("--steps %d", *steps), func(o *outcome) ([]float64, error) {
-			return o.stepMS[2:], nil
+		{"ms of a step, 4 workers, undisturbed", "--workers 4 --threads 1", fmt.Sprintf("--steps %d", *steps), func(o *lab.Outcome) ([]float64, error) {
+			return o.StepMS[2:], nil
 		}},
 		{"total_ms of a recovery, 8 workers in 2 stages, kills in steps 3, 5 and 7", "--workers 8 --stages 2 --threads 1 --chaos kill:1@3+90,kill:6@5/backward,kill:3@7+200",
-			"--global-batch 32 --micro-batch 1 --steps 9", func(o *outcome) (total []float64, err error) {
-				for _, r := range o.sum.Recoveries {
+			"--global-batch 32 --micro-batch 1 --steps 9", func(o *lab.Outcome) (total []float64, err error) {
+				for _, r := range o.Sum.Recoveries {
 					total = append(total, r.TotalMS)
 				}
 				if len(total) == 0 {
-					err = fmt.Errorf("no recovery in %s", o.dir)
+					err = fmt.Errorf("no recovery in %s", o.Dir)
 				}
 				return total, err
 			}},
@@ -76,24 +77,24 @@ func versions(args []string) error {
 			var turn [2]float64
 			for i := range 2 {
 				side := (i + pair) % 2
-				o, err := sides[side].run(trial{corpus: corpus, flags: strings.Fields(c.flags), program: strings.Fields(c.program), limit: 10 * time.Minute})
+				o, err := sides[side].Run(lab.Trial{Corpus: corpus, Flags: strings.Fields(c.flags), Program: strings.Fields(c.program), Limit: 10 * time.Minute})
 				if err != nil {
 					return err
 				}
 				if hash == "" {
-					hash = o.sum.ParamsSHA256
+					hash = o.Sum.ParamsSHA256
 				}
-				if o.hung || o.status != 0 || o.sum.ParamsSHA256 != hash {
-					return fmt.Errorf("%s: exit status %d, params_sha256 %s, want %s\n%s", names[side], o.status, o.sum.ParamsSHA256, hash, o.output)
+				if o.Hung || o.Status != 0 || o.Sum.ParamsSHA256 != hash {
+					return fmt.Errorf("%s: exit status %d, params_sha256 %s, want %s\n%s", names[side], o.Status, o.Sum.ParamsSHA256, hash, o.Output)
 				}
 				x, err := c.figure(&o)
 				if err != nil {
 					return err
 				}
-				fmt.Printf("  pair %2d  %-4s %s\n", pair, names[side], list(x))
+				fmt.Printf("  pair %2d  %-4s %s\n", pair, names[side], lab.List(x))
 				all[side] = append(all[side], x...)
-				turn[side] = median(x)
-				if err := os.RemoveAll(o.dir); err != nil {
+				turn[side] = lab.Median(x)
+				if err := os.RemoveAll(o.Dir); err != nil {
 					return err
 				}
 			}
@@ -107,7 +108,7 @@ func versions(args []string) error {
 	for pair := range *pairs {
 		for i := range 2 {
 			side := (i + pair) % 2
-			x, err := benchmarkPlanner(sides[side].root, [2]string{*planBase, *planNew}[side])
+			x, err := benchmarkPlanner(sides[side].Root, [2]string{*planBase, *planNew}[side])
 			if err != nil {
 				return err
 			}
@@ -124,7 +125,7 @@ func versions(args []string) error {
 		if len(is) != len(was) {
 			return fmt.Errorf("benchmark %s: %d and %d results", name, len(was), len(is))
 		}
-		fmt.Printf("  %s\n    base %s\n    now  %s\n", name, list(was), list(is))
+		fmt.Printf("  %s\n    base %s\n    now  %s\n", name, lab.List(was), lab.List(is))
 		ratios := make([]float64, len(was))
 		for i := range was {
 			ratios[i] = is[i] / was[i]
@@ -137,21 +138,21 @@ func versions(args []string) error {
 // compareSides prints medians, 95th percentiles and the bootstrap interval of the ratio of the latter.
 func compareSides(all [2][]float64, pairs []float64) {
 	fmt.Printf("  median: base %.2f, now %.2f, ratio of all %.3f, median over pairs %.3f of %s\n",
-		median(all[0]), median(all[1]), median(all[1])/median(all[0]), median(pairs), fractions(pairs))
-	fmt.Printf("  p95: base %.2f, now %.2f, ratio %.3f", quantile(all[0], 0.95), quantile(all[1], 0.95), quantile(all[1], 0.95)/quantile(all[0], 0.95))
+		lab.Median(all[0]), lab.Median(all[1]), lab.Median(all[1])/lab.Median(all[0]), lab.Median(pairs), lab.Fractions(pairs))
+	fmt.Printf("  p95: base %.2f, now %.2f, ratio %.3f", lab.Quantile(all[0], 0.95), lab.Quantile(all[1], 0.95), lab.Quantile(all[1], 0.95)/lab.Quantile(all[0], 0.95))
 	r := rand.New(rand.NewPCG(1, 1))
 	draw := func(x []float64) float64 {
 		y := make([]float64, len(x))
 		for i := range y {
 			y[i] = x[r.IntN(len(x))]
 		}
-		return quantile(y, 0.95)
+		return lab.Quantile(y, 0.95)
 	}
 	ratios := make([]float64, 2000)
 	for i := range ratios {
 		ratios[i] = draw(all[1]) / draw(all[0])
 	}
-	fmt.Printf(", 95%% bootstrap interval of the ratio %.3f to %.3f\n", quantile(ratios, 0.025), quantile(ratios, 0.975))
+	fmt.Printf(", 95%% bootstrap interval of the ratio %.3f to %.3f\n", lab.Quantile(ratios, 0.025), lab.Quantile(ratios, 0.975))
 }
 
 var benchmarkLine = regexp.MustCompile(`(?m)^(Benchmark\S*Loss\S*)\s+\d+\s+([0-9.]+) ns/op`)

@@ -1,4 +1,4 @@
-package main
+package recovery
 
 import (
 	"flag"
@@ -8,13 +8,15 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/soliton-train/soliton/bench/lab"
 )
 
-// soak runs random schedules of faults on small jobs, done from outside with kill(2) but for bits
+// Soak runs random schedules of faults on small jobs, done from outside with kill(2) but for bits
 // that workers flip in themselves, with workers that join and leave meanwhile, and compares what each run ends with with the undisturbed run of its job. A schedule is
 // a function of -seed, its number and how fast the machine is: its moments are shares of an
 // undisturbed run. So a failure is printed with all that was done and when.
-func soak(args []string) error {
+func Soak(args []string) error {
 	f := flag.NewFlagSet("soak", flag.ExitOnError)
 	schedules := f.Int("schedules", 300, "schedules to run")
 	first := f.Int("first", 0, "number of the first schedule, to go on or to repeat one")
@@ -29,15 +31,15 @@ func soak(args []string) error {
 	for k := range strings.SplitSeq(*kindList, ",") {
 		kinds[k] = true
 	}
-	l, err := newLab()
+	l, err := lab.NewLab()
 	if err != nil {
 		return err
 	}
-	jobs, err := l.soakJobs(*limit)
+	jobs, err := soakJobs(l, *limit)
 	if err != nil {
 		return err
 	}
-	fmt.Printf("%d schedules from %d on, seed %d, in %s\n", *schedules, *first, *seed, l.dir)
+	fmt.Printf("%d schedules from %d on, seed %d, in %s\n", *schedules, *first, *seed, l.Dir)
 	failed, injected, recoveries, rollbacks, joined, repaired := 0, 0, 0, 0, 0, 0
 	for i := *first; i < *first+*schedules; i++ {
 		n := i
@@ -48,33 +50,33 @@ func soak(args []string) error {
 		if *again != "" {
 			s.faults = *again
 		}
-		o, err := l.run(trial{flags: s.flags, program: s.job.flags, faults: s.faults, limit: *limit})
+		o, err := l.Run(lab.Trial{Flags: s.flags, Program: s.job.flags, Faults: s.faults, Limit: *limit})
 		if err != nil {
 			return err
 		}
 		hit := 0
-		for _, h := range o.injected {
+		for _, h := range o.Injected {
 			if h.Error == "" && !strings.HasPrefix(h.Fault, "add:") {
 				hit++
 			}
 		}
 		injected += hit
-		recoveries += len(o.sum.Recoveries)
-		rollbacks += o.sum.Rollbacks
-		joined += o.sum.WorkersJoined
-		for _, e := range o.events {
+		recoveries += len(o.Sum.Recoveries)
+		rollbacks += o.Sum.Rollbacks
+		joined += o.Sum.WorkersJoined
+		for _, e := range o.Events {
 			if e.Kind == "repaired" {
 				repaired++
 			}
 		}
-		wrong := o.differs(&s.job.want)
-		if wrong == "" && o.sum.WorkersLost > hit+s.flips {
-			wrong = fmt.Sprintf("%d workers lost, and %d had a fault", o.sum.WorkersLost, hit+s.flips)
+		wrong := o.Differs(&s.job.want)
+		if wrong == "" && o.Sum.WorkersLost > hit+s.flips {
+			wrong = fmt.Sprintf("%d workers lost, and %d had a fault", o.Sum.WorkersLost, hit+s.flips)
 		}
 		if wrong == "" {
 			fmt.Printf("ok   %4d  %s  %s: %d faults, %d joined, %d recoveries, %d rollbacks, %.1f s\n", i, strings.Join(s.flags, " "), s.faults,
-				hit, o.sum.WorkersJoined, len(o.sum.Recoveries), o.sum.Rollbacks, o.sum.Seconds)
-			if err := os.RemoveAll(o.dir); err != nil {
+				hit, o.Sum.WorkersJoined, len(o.Sum.Recoveries), o.Sum.Rollbacks, o.Sum.Seconds)
+			if err := os.RemoveAll(o.Dir); err != nil {
 				return err
 			}
 			continue
@@ -82,18 +84,18 @@ func soak(args []string) error {
 		failed++
 		fmt.Printf("FAIL %4d  %s\n  again: go run ./bench soak -seed %d -kinds %s -first %d -schedules 20 -faults %s\n  launcher run %s gpt %s\n", i, wrong, *seed, *kindList, n, s.faults,
 			strings.Join(s.flags, " "), strings.Join(s.job.flags, " "))
-		for _, h := range o.injected {
+		for _, h := range o.Injected {
 			fmt.Printf("  %s: process %d at %s %s\n", h.Fault, h.PID, time.Unix(0, h.WallNS).UTC().Format("15:04:05.000000"), h.Error)
 		}
-		if err := os.MkdirAll(o.dir, 0o777); err != nil { // the launcher may not have come to it
+		if err := os.MkdirAll(o.Dir, 0o777); err != nil { // the launcher may not have come to it
 			return err
 		}
-		if err := os.WriteFile(filepath.Join(o.dir, "launcher.log"), []byte(o.output), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(o.Dir, "launcher.log"), []byte(o.Output), 0o644); err != nil {
 			return err
 		}
-		fmt.Printf("  kept: %s\n", o.dir)
-		if !o.hung {
-			last := strings.Split(strings.TrimSpace(o.output), "\n")
+		fmt.Printf("  kept: %s\n", o.Dir)
+		if !o.Hung {
+			last := strings.Split(strings.TrimSpace(o.Output), "\n")
 			fmt.Printf("  launcher: %s\n", strings.Join(last[max(0, len(last)-5):], "\n            "))
 		}
 	}
@@ -102,19 +104,19 @@ func soak(args []string) error {
 	if failed > 0 {
 		return fmt.Errorf("soak: %d of %d schedules failed", failed, *schedules)
 	}
-	return os.RemoveAll(l.dir)
+	return os.RemoveAll(l.Dir)
 }
 
 // soakJob is a job with what its undisturbed run ends with.
 type soakJob struct {
 	flags []string
-	want  outcome
+	want  lab.Outcome
 	one   float64 // seconds, with one worker
 	eight float64 // with eight
 }
 
 // soakJobs runs the jobs undisturbed.
-func (l *lab) soakJobs(limit time.Duration) ([]*soakJob, error) {
+func soakJobs(l *lab.Lab, limit time.Duration) ([]*soakJob, error) {
 	var jobs []*soakJob
 	for _, flags := range []string{
 		"--layers 2 --width 64 --heads 4 --context 32 --global-batch 16 --micro-batch 1 --steps 16 --eval-every 2",
@@ -125,18 +127,18 @@ func (l *lab) soakJobs(limit time.Duration) ([]*soakJob, error) {
 	} {
 		j := &soakJob{flags: strings.Fields(flags)}
 		var err error
-		if j.want, err = l.run(trial{flags: strings.Fields("--workers 1 --threads 1"), program: j.flags, limit: limit}); err != nil {
+		if j.want, err = l.Run(lab.Trial{Flags: strings.Fields("--workers 1 --threads 1"), Program: j.flags, Limit: limit}); err != nil {
 			return nil, err
 		}
-		j.one = j.want.sum.Seconds
-		many, err := l.run(trial{flags: strings.Fields("--workers 8 --stages 2 --threads 1"), program: j.flags, limit: limit})
+		j.one = j.want.Sum.Seconds
+		many, err := l.Run(lab.Trial{Flags: strings.Fields("--workers 8 --stages 2 --threads 1"), Program: j.flags, Limit: limit})
 		if err != nil {
 			return nil, err
 		}
-		j.eight = many.sum.Seconds
-		for _, o := range []*outcome{&j.want, &many} {
-			if wrong := o.differs(&j.want); wrong != "" {
-				return nil, fmt.Errorf("the undisturbed run of %s: %s\n%s", flags, wrong, o.output)
+		j.eight = many.Sum.Seconds
+		for _, o := range []*lab.Outcome{&j.want, &many} {
+			if wrong := o.Differs(&j.want); wrong != "" {
+				return nil, fmt.Errorf("the undisturbed run of %s: %s\n%s", flags, wrong, o.Output)
 			}
 		}
 		jobs = append(jobs, j)
@@ -212,7 +214,7 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 		case kinds["flip"] && w < workers && r.IntN(6) == 0:
 			phase := []string{"", "/forward", "/backward", "/commit", "/gather"}[r.IntN(5)]
 			target := []string{"own", "mirror", "copy", "moment"}[r.IntN(4)]
-			chaos = append(chaos, fmt.Sprintf("flip:%d@%d%s:%s", w, 1+r.IntN(s.job.want.sum.Steps-1), phase, target))
+			chaos = append(chaos, fmt.Sprintf("flip:%d@%d%s:%s", w, 1+r.IntN(s.job.want.Sum.Steps-1), phase, target))
 		case kinds["freeze"] && r.IntN(6) == 0:
 			faults = append(faults, fmt.Sprintf("freeze:%d@%s", w, later()))
 		case kinds["leave"] && r.IntN(4) == 0:
@@ -225,7 +227,7 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 		}
 	}
 	if kinds["flip"] && r.IntN(12) == 0 && n < len(victims) { // a spared worker survives that as well, if it is not left alone
-		chaos = append(chaos, fmt.Sprintf("flip:%d@%d:%s", spared, 1+r.IntN(s.job.want.sum.Steps-1), []string{"own", "copy"}[r.IntN(2)]))
+		chaos = append(chaos, fmt.Sprintf("flip:%d@%d:%s", spared, 1+r.IntN(s.job.want.Sum.Steps-1), []string{"own", "copy"}[r.IntN(2)]))
 	}
 	if len(chaos) > 0 {
 		s.flags = append(s.flags, "--chaos", strings.Join(chaos, ","))

@@ -1,4 +1,5 @@
-package main
+// Package peers runs the programs of other projects that Soliton is compared with.
+package peers
 
 import (
 	"bufio"
@@ -8,27 +9,26 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 )
 
-//go:embed peers/*.py
+//go:embed *.py
 var scripts embed.FS
 
-// peer is a Python process that answers a line of a question with a line of
+// Peer is a Python process that answers a line of a question with a line of
 // numbers.
-type peer struct {
-	hello string // what it says of itself
+type Peer struct {
+	Hello string // what it says of itself
 	cmd   *exec.Cmd
 	in    io.WriteCloser
 	out   *bufio.Reader
 	dir   string
 }
 
-// startPeer runs a script of the folder peers with the system's Python, which
+// StartPeer runs a script of the folder peers with the system's Python, which
 // is the one that Debian's python3-torch serves.
-func startPeer(script string, env ...string) (*peer, error) {
+func StartPeer(script string, env ...string) (*Peer, error) {
 	dir, err := os.MkdirTemp("", "soliton-bench")
 	if err != nil {
 		return nil, err
@@ -36,7 +36,7 @@ func startPeer(script string, env ...string) (*peer, error) {
 	if err := os.CopyFS(dir, scripts); err != nil {
 		return nil, err
 	}
-	p := &peer{dir: dir, cmd: exec.Command("/usr/bin/python3", filepath.Join(dir, "peers", script))}
+	p := &Peer{dir: dir, cmd: exec.Command("/usr/bin/python3", filepath.Join(dir, script))}
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stderr = os.Stderr
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -50,20 +50,20 @@ func startPeer(script string, env ...string) (*peer, error) {
 		return nil, fmt.Errorf("peer %s: %w", script, err)
 	}
 	p.out = bufio.NewReader(out)
-	if p.hello, err = p.line(); err != nil {
-		p.close()
+	if p.Hello, err = p.line(); err != nil {
+		p.Close()
 		return nil, fmt.Errorf("peer %s did not start: %w", script, err)
 	}
 	return p, nil
 }
 
-func (p *peer) line() (string, error) {
+func (p *Peer) line() (string, error) {
 	s, err := p.out.ReadString('\n')
 	return strings.TrimSpace(s), err
 }
 
-// ask sends one line and returns the numbers of the answer.
-func (p *peer) ask(format string, args ...any) ([]float64, error) {
+// Ask sends one line and returns the numbers of the answer.
+func (p *Peer) Ask(format string, args ...any) ([]float64, error) {
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
 		return nil, err
 	}
@@ -82,19 +82,9 @@ func (p *peer) ask(format string, args ...any) ([]float64, error) {
 	return x, nil
 }
 
-// close ends the process and waits for it.
-func (p *peer) close() {
+// Close ends the process and waits for it.
+func (p *Peer) Close() {
 	p.in.Close()
 	_ = p.cmd.Wait() // its output has told all there is
 	os.RemoveAll(p.dir)
-}
-
-func best(x []float64) float64 { return slices.Max(x) }
-
-func median(x []float64) float64 {
-	s := slices.Sorted(slices.Values(x))
-	if n := len(s); n%2 == 0 {
-		return (s[n/2-1] + s[n/2]) / 2
-	}
-	return s[len(s)/2]
 }

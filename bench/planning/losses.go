@@ -1,4 +1,4 @@
-package main
+package planning
 
 import (
 	"errors"
@@ -10,15 +10,15 @@ import (
 	"strings"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/plan/simulate"
-
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/simulate"
 )
 
-// losses lets workers of emulated devices die one after the other, and one become slow, and
+// Losses lets workers of emulated devices die one after the other, and one become slow, and
 // holds the throughput after each change against the ideal for what is left and against the best
 // plan there is.
-func losses(args []string) error {
+func Losses(args []string) error {
 	f := flag.NewFlagSet("losses", flag.ExitOnError)
 	big := f.Float64("layer-ms", 5, "milliseconds of a layer's forward pass, with 32 workers")
 	small := f.Float64("small-layer-ms", 3, "the same with 8 workers")
@@ -26,11 +26,11 @@ func losses(args []string) error {
 	only := f.String("only", "", "8 or 32: only the runs with so many workers")
 	_ = f.Parse(args)
 
-	t, err := newTiming()
+	t, err := lab.NewTiming()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(t.dir)
+	defer os.RemoveAll(t.Dir)
 	const quiet = 5 // steps before the first change
 	eight := disturbed{workers: 8, stages: 2, layers: 16, micros: 32, layerMS: *small, quiet: quiet, every: 20}
 	many := disturbed{workers: 32, stages: 4, layers: 32, micros: 128, layerMS: *big, quiet: quiet, every: *steps}
@@ -52,9 +52,9 @@ func losses(args []string) error {
 			runs = append(runs, m)
 		}
 	}
-	var clock deadline
+	var clock lab.Deadline
 	for _, r := range runs {
-		clock.left += r.takes()
+		clock.Left += r.takes()
 	}
 	fmt.Printf(`%s, %d cores. Emulated devices.
 of first: throughput, over that before the first change
@@ -63,7 +63,7 @@ of best:  throughput, over that of the best plan that the simulator finds for wh
 of bound: throughput, over a bound of all plans and all orders of tasks for what is left
 `, runtime.Version(), runtime.NumCPU())
 	for _, r := range runs {
-		clock.begin(r.String(), r.takes())
+		clock.Begin(r.String(), r.takes())
 		if err := r.run(t); err != nil {
 			return err
 		}
@@ -113,10 +113,10 @@ func (r *disturbed) takes() time.Duration {
 		}
 		n += steps * (r.layers*r.micros/(r.workers-lost) + r.layers)
 	}
-	return milliseconds(3*r.layerMS*float64(n)) + 4*time.Second
+	return lab.Milliseconds(3*r.layerMS*float64(n)) + 4*time.Second
 }
 
-func (r *disturbed) run(t *timing) error {
+func (r *disturbed) run(t *lab.Timing) error {
 	var chaos []string
 	for i, w := range r.lose {
 		chaos = append(chaos, fmt.Sprintf("kill:%d@%d/backward", w, r.quiet+1+i*r.every))
@@ -124,22 +124,22 @@ func (r *disturbed) run(t *timing) error {
 	if r.slow > 0 {
 		chaos = append(chaos, fmt.Sprintf("slow:%d@%d:0.5", r.slow, r.quiet+1))
 	}
-	got, err := t.emulated([]string{"--reshape", r.reshape, "--chaos", strings.Join(chaos, ",")}, r.workers, r.stages, r.layers, r.micros, r.total(), r.layerMS)
+	got, err := t.Emulated([]string{"--reshape", r.reshape, "--chaos", strings.Join(chaos, ",")}, r.workers, r.stages, r.layers, r.micros, r.total(), r.layerMS)
 	if err != nil {
 		return err
 	}
-	if got.sum.WorkersLost != len(r.lose) || got.sum.Rollbacks > 0 {
-		return fmt.Errorf("%v: %d workers were lost and the run went back %d times: something else disturbs the machine", r, got.sum.WorkersLost, got.sum.Rollbacks)
+	if got.Sum.WorkersLost != len(r.lose) || got.Sum.Rollbacks > 0 {
+		return fmt.Errorf("%v: %d workers were lost and the run went back %d times: something else disturbs the machine", r, got.Sum.WorkersLost, got.Sum.Rollbacks)
 	}
 	measured := layerTime(&got)
 	if measured.Forward == 0 {
 		return errors.New("the run was too short to measure layers: give more --steps")
 	}
 	// A device takes its time exactly, in the mean: what one task is late, the next is shorter by.
-	forward := milliseconds(r.layerMS)
+	forward := lab.Milliseconds(r.layerMS)
 	layer := plan.Layer{Tensors: []int{1}, Forward: forward, Backward: 2 * forward}
-	fmt.Printf("\n%v, --layer-ms %v; %s\n", r, r.layerMS, busy(got.cores))
-	fmt.Printf("by its workers, a layer took %v forward and %v backward; the bits are %.16s\n", measured.Forward, measured.Backward, got.sum.ParamsSHA256)
+	fmt.Printf("\n%v, --layer-ms %v; %s\n", r, r.layerMS, lab.Busy(got.Cores))
+	fmt.Printf("by its workers, a layer took %v forward and %v backward; the bits are %.16s\n", measured.Forward, measured.Backward, got.Sum.ParamsSHA256)
 	fmt.Printf("%7s %6s %9s %8s %9s %9s %9s  %s\n", "workers", "steps", "ms", "of first", "of ideal", "of best", "of bound", "stages: layers x workers")
 	var baseline float64
 	for i := range r.changes() + 1 {
@@ -147,13 +147,13 @@ func (r *disturbed) run(t *timing) error {
 		if i > 0 {
 			first, last = r.quiet+1+(i-1)*r.every, r.quiet+i*r.every
 		}
-		ms, number := got.settled(first, last, 1)
+		ms, number := got.Settled(first, last, 1)
 		if len(ms) == 0 {
 			fmt.Printf("%7s no step under one plan before the next change\n", "")
 			continue
 		}
-		p := got.plans[number]
-		took := median(ms)
+		p := got.Plans[number]
+		took := lab.Median(ms)
 		if i == 0 {
 			baseline = took
 		}
@@ -188,8 +188,8 @@ func (r *disturbed) best(p *plan.Plan, layer plan.Layer) (step, bound time.Durat
 	n := 0
 	if r.reshape == "full" {
 		most := 2 * r.layers / r.stages
-		n = leastOfAll(r.layers, len(p.Workers), r.stages, r.micros, most)
-		other, err := bestOf(r.layers, len(p.Workers), r.stages, r.micros, most, layer)
+		n = lab.LeastOfAll(r.layers, len(p.Workers), r.stages, r.micros, most)
+		other, err := lab.BestOf(r.layers, len(p.Workers), r.stages, r.micros, most, layer)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -199,15 +199,15 @@ func (r *disturbed) best(p *plan.Plan, layer plan.Layer) (step, bound time.Durat
 		for _, s := range p.Stages {
 			layers, workers = append(layers, s.Hi-s.Lo), append(workers, len(s.Workers))
 		}
-		n = least(layers, workers, r.micros)
+		n = lab.Least(layers, workers, r.micros)
 	}
 	return step, time.Duration(n) * (layer.Forward + layer.Backward), nil
 }
 
 // layerTime returns the medians of what the workers measured of a layer.
-func layerTime(r *timed) plan.Layer {
+func layerTime(r *lab.Timed) plan.Layer {
 	var forward, backward []float64
-	for _, w := range r.sum.Workers {
+	for _, w := range r.Sum.Workers {
 		for _, l := range w.Times {
 			forward, backward = append(forward, l.ForwardMS), append(backward, l.BackwardMS)
 		}
@@ -215,7 +215,7 @@ func layerTime(r *timed) plan.Layer {
 	if len(forward) == 0 {
 		return plan.Layer{}
 	}
-	return plan.Layer{Tensors: []int{1}, Forward: milliseconds(median(forward)), Backward: milliseconds(median(backward))}
+	return plan.Layer{Tensors: []int{1}, Forward: lab.Milliseconds(lab.Median(forward)), Backward: lab.Milliseconds(lab.Median(backward))}
 }
 
 // shapeOf tells layers and workers of the stages.

@@ -1,4 +1,4 @@
-package main
+package recovery
 
 import (
 	"bytes"
@@ -13,14 +13,15 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// hosts kills emulated hosts, agent and workers, with SIGKILL from outside: in turn the one whose
+// Hosts kills emulated hosts, agent and workers, with SIGKILL from outside: in turn the one whose
 // agent leads, and another one. It lists how long it was from just before the signal until
 // the last survivor had applied the plan, by the clock of this process and the time
 // of the event; and the phases by the run's own account.
-func hosts(args []string) error {
+func Hosts(args []string) error {
 	f := flag.NewFlagSet("hosts", flag.ExitOnError)
 	runs := f.Int("runs", 10, "runs of each of the two kinds")
 	n := f.Int("hosts", 3, "emulated hosts")
@@ -35,44 +36,44 @@ func hosts(args []string) error {
 		return fmt.Errorf("-runs %d, -hosts %d, -workers %d, -steps %d: give at least 1 run, 3 hosts, as many workers, and 20 steps", *runs, *n, *workers, *steps)
 	}
 	r := rand.New(rand.NewPCG(*seed, 2))
-	l, err := newLab()
+	l, err := lab.NewLab()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(l.dir)
-	t := trial{
-		flags:   strings.Fields(fmt.Sprintf("--workers %d --emulate-hosts %d --threads 1 --detect %v", *workers, *n, *detect)),
-		program: strings.Fields(fmt.Sprintf("--layers 2 --width 128 --heads 4 --context 64 --global-batch 16 --micro-batch 1 --steps %d --eval-every 0", *steps)),
-		limit:   2 * time.Minute,
+	defer os.RemoveAll(l.Dir)
+	t := lab.Trial{
+		Flags:   strings.Fields(fmt.Sprintf("--workers %d --emulate-hosts %d --threads 1 --detect %v", *workers, *n, *detect)),
+		Program: strings.Fields(fmt.Sprintf("--layers 2 --width 128 --heads 4 --context 64 --global-batch 16 --micro-batch 1 --steps %d --eval-every 0", *steps)),
+		Limit:   2 * time.Minute,
 	}
-	want, err := l.run(t)
+	want, err := l.Run(t)
 	if err != nil {
 		return err
 	}
-	if wrong := want.differs(&want); wrong != "" {
-		return fmt.Errorf("the undisturbed run: %s\n%s", wrong, want.output)
+	if wrong := want.Differs(&want); wrong != "" {
+		return fmt.Errorf("the undisturbed run: %s\n%s", wrong, want.Output)
 	}
-	fmt.Printf("%d workers on %d hosts, detection budget %v; undisturbed: %.2f s, params_sha256 %s; ms\n", *workers, *n, *detect, want.sum.Seconds, want.sum.ParamsSHA256)
+	fmt.Printf("%d workers on %d hosts, detection budget %v; undisturbed: %.2f s, params_sha256 %s; ms\n", *workers, *n, *detect, want.Sum.Seconds, want.Sum.ParamsSHA256)
 	fmt.Println("  host  leads   step  from the kill   total  detect  query   plan  agree   edit resume")
 	var took [2][]float64
 	for range *runs {
 		for kind, leads := range []bool{true, false} {
-			k := hostKill{dir: filepath.Join(l.dir, fmt.Sprintf("run-%d", l.runs+1)), leads: leads, step: *steps/4 + r.IntN(*steps/4), pick: r.IntN(*n - 1), hosts: *n}
+			k := hostKill{dir: filepath.Join(l.Dir, fmt.Sprintf("run-%d", l.Runs+1)), leads: leads, step: *steps/4 + r.IntN(*steps/4), pick: r.IntN(*n - 1), hosts: *n}
 			done, stop := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(done)
 				k.kill(stop)
 			}()
-			o, err := l.run(t)
+			o, err := l.Run(t)
 			close(stop)
 			<-done
 			if err = errors.Join(err, k.err); err != nil {
 				return err
 			}
-			if wrong := o.differs(&want); wrong != "" {
-				return fmt.Errorf("a run whose %s was killed: %s\n%s", k.host, wrong, o.output)
+			if wrong := o.Differs(&want); wrong != "" {
+				return fmt.Errorf("a run whose %s was killed: %s\n%s", k.host, wrong, o.Output)
 			}
-			ms, rec := k.recovered(o.events)
+			ms, rec := k.recovered(o.Events)
 			if rec == nil {
 				return fmt.Errorf("a run whose %s was killed tells of no recovery", k.host)
 			}
@@ -80,9 +81,9 @@ func hosts(args []string) error {
 			fmt.Printf("%6s  %5v %6d %14.1f %7.1f %7.1f %6.1f %6.1f %6.1f %6.1f %6.1f\n", k.host, leads, rec.Step, ms, rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.ResumeMS)
 		}
 	}
-	fmt.Printf("  the leader's host, from the kill until all go on: %s (bound 600)\n", list(took[0]))
-	fmt.Printf("  another host: %s (bound 250)\n", list(took[1]))
-	fmt.Printf("  medians: %.1f and %.1f; all %d runs ended with the bits of the undisturbed one\n", median(took[0]), median(took[1]), 2**runs)
+	fmt.Printf("  the leader's host, from the kill until all go on: %s (bound 600)\n", lab.List(took[0]))
+	fmt.Printf("  another host: %s (bound 250)\n", lab.List(took[1]))
+	fmt.Printf("  medians: %.1f and %.1f; all %d runs ended with the bits of the undisturbed one\n", lab.Median(took[0]), lab.Median(took[1]), 2**runs)
 	return nil
 }
 
@@ -119,7 +120,7 @@ func (k *hostKill) kill(stop <-chan struct{}) {
 		k.err = err
 		return
 	}
-	for _, pid := range marked(k.dir) {
+	for _, pid := range lab.Marked(k.dir) {
 		name, ok := agentName(pid)
 		if !ok || (pid == leader) != k.leads {
 			continue
@@ -133,7 +134,7 @@ func (k *hostKill) kill(stop <-chan struct{}) {
 	if k.host == "" {
 		k.host = "host-" + strconv.Itoa(k.hosts-1)
 	}
-	for _, pid := range marked(k.dir) {
+	for _, pid := range lab.Marked(k.dir) {
 		if name, ok := agentName(pid); !ok || name != k.host {
 			continue
 		}
@@ -196,7 +197,7 @@ func leadingAgent(dir string) (int, error) {
 			inode = f[6]
 		}
 	}
-	for _, pid := range marked(dir) {
+	for _, pid := range lab.Marked(dir) {
 		if _, ok := agentName(pid); !ok {
 			continue
 		}

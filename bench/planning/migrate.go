@@ -1,4 +1,4 @@
-package main
+package planning
 
 import (
 	"context"
@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/lab"
+	"github.com/soliton-train/soliton/bench/training"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -25,13 +27,13 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
-// migrate moves a layer to the next stage and back while a job trains, over links between the
+// Migrate moves a layer to the next stage and back while a job trains, over links between the
 // stages that carry so many bytes per second. Three ways take turns: in the background; with
 // training held while the state is copied; and in the background where shards are contiguous.
 // Engines of this process talk over loopback TCP; passes are emulated, they take the time they are
 // given, so that what else a step takes is that of the runtime. What the agents do, some
 // milliseconds for each plan, is left out: this command asks the engines itself.
-func migrate(args []string) error {
+func Migrate(args []string) error {
 	f := flag.NewFlagSet("migrate", flag.ExitOnError)
 	m := migration{}
 	f.IntVar(&m.ranks, "ranks", 2, "workers in each of the two stages")
@@ -71,7 +73,7 @@ func migrate(args []string) error {
 			digest = d
 			for _, x := range got {
 				fmt.Printf("  round %d  %-13s %s  copied in %4.0f ms, live after %4.0f ms = %.1f steps, of which the change took %.0f ms; median step %.0f ms, longest %.0f undisturbed, %.0f during%s\n",
-					round, w.name, x.what, x.copied, x.took, x.took/x.median, x.edit, x.median, x.usual, x.longest, list(x.during))
+					round, w.name, x.what, x.copied, x.took, x.took/x.median, x.edit, x.median, x.usual, x.longest, lab.List(x.during))
 			}
 			all[w.name] = append(all[w.name], got...)
 		}
@@ -102,7 +104,7 @@ func report(all map[string][]moved) {
 		for _, m := range all[way] {
 			x = append(x, f(m))
 		}
-		return median(x)
+		return lab.Median(x)
 	}
 	took := func(m moved) float64 { return m.took }
 	copied := func(m moved) float64 { return m.copied }
@@ -314,7 +316,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 	ended, lives := make([][]time.Time, len(c.engines)), 0
 	trained := make(chan error, 1)
 	go func() {
-		trained <- each(len(c.engines), func(i int) error {
+		trained <- training.Each(len(c.engines), func(i int) error {
 			for s := base + 1; s <= base+c.m.steps; s++ {
 				if s == copies && left.Add(-1) == 0 {
 					close(quiet)
@@ -389,7 +391,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 	for s := base + 3; s < copies; s++ { // the first two warm up
 		before = append(before, took(s))
 	}
-	x.median = median(before)
+	x.median = lab.Median(before)
 	for s := copies; s <= lives; s++ {
 		x.during = append(x.during, took(s))
 	}
@@ -409,7 +411,7 @@ func (c *crew) finish(ctx context.Context, step int) (string, error) {
 		}
 	}
 	words := make([][]byte, len(c.engines))
-	err := each(len(c.engines), func(i int) (err error) {
+	err := training.Each(len(c.engines), func(i int) (err error) {
 		words[i], err = c.engines[i].Keep(ctx, step, 4, func() (engine.Collector, error) { return collector{sha256.New()}, nil })
 		return err
 	})

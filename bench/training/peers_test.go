@@ -1,4 +1,4 @@
-package main
+package training
 
 import (
 	"os/exec"
@@ -21,7 +21,7 @@ func TestPyTorchAgrees(t *testing.T) {
 	out, err := exec.Command(python, "-c", "import torch, numpy").CombinedOutput()
 	require.Tool(t, "torch", err == nil, python+" cannot import torch and numpy (Debian: python3-torch, python3-numpy): "+lastLine(out))
 
-	text, err := trainer.Text("../internal/testkit/exact/testdata/corpus")
+	text, err := trainer.Text("../../internal/testkit/exact/testdata/corpus")
 	if err != nil {
 		t.Fatal(err)
 	}

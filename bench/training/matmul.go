@@ -1,10 +1,12 @@
-package main
+package training
 
 import (
 	"flag"
 	"fmt"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/lab"
+	"github.com/soliton-train/soliton/bench/peers"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
@@ -46,21 +48,21 @@ func attentionShapes() []shape {
 	}
 }
 
-// matmul compares kernel.MatMul with OpenBLAS, one thread each, shape by
+// Matmul compares kernel.MatMul with OpenBLAS, one thread each, shape by
 // shape and turn by turn.
-func matmul(args []string) error {
+func Matmul(args []string) error {
 	f := flag.NewFlagSet("matmul", flag.ExitOnError)
 	rounds := f.Int("rounds", 5, "turns of each side for a shape")
 	seconds := f.Float64("seconds", 0.1, "length of a turn")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	peer, err := startPeer("openblas.py", "OPENBLAS_NUM_THREADS=1", "OPENBLAS_CORETYPE=SKYLAKEX")
+	peer, err := peers.StartPeer("openblas.py", "OPENBLAS_NUM_THREADS=1", "OPENBLAS_CORETYPE=SKYLAKEX")
 	if err != nil {
 		return err
 	}
-	defer peer.close()
-	fmt.Printf("peer: %s\nours: kernel path %v, one thread\n", peer.hello, kernel.Active())
+	defer peer.Close()
+	fmt.Printf("peer: %s\nours: kernel path %v, one thread\n", peer.Hello, kernel.Active())
 	fmt.Printf("%-32s %18s %10s %10s %7s  (GFLOP/s, best of %d turns of %gs; ratio: median over turns)\n",
 		"product", "m x k x n", "ours", "OpenBLAS", "ratio", *rounds, *seconds)
 	for _, set := range []struct {
@@ -73,17 +75,17 @@ func matmul(args []string) error {
 			var ours, theirs, ratios []float64
 			for range *rounds {
 				o := timeMatMul(s, time.Duration(*seconds*float64(time.Second)))
-				p, err := peer.ask("%d %d %d %s %s %g", s.m, s.k, s.n, letter(s.transA), letter(s.transB), *seconds)
+				p, err := peer.Ask("%d %d %d %s %s %g", s.m, s.k, s.n, letter(s.transA), letter(s.transB), *seconds)
 				if err != nil {
 					return err
 				}
 				ours, theirs, ratios = append(ours, o), append(theirs, p[0]), append(ratios, o/p[0])
 			}
-			o, p := best(ours), best(theirs)
+			o, p := lab.Best(ours), lab.Best(theirs)
 			flops := 2e-9 * float64(s.m*s.k*s.n)
 			oursTime += flops / o
 			peerTime += flops / p
-			fmt.Printf("%-32s %18s %10.1f %10.1f %7.3f\n", s.name, fmt.Sprintf("%d x %d x %d", s.m, s.k, s.n), o, p, median(ratios))
+			fmt.Printf("%-32s %18s %10.1f %10.1f %7.3f\n", s.name, fmt.Sprintf("%d x %d x %d", s.m, s.k, s.n), o, p, lab.Median(ratios))
 		}
 		fmt.Printf("%-32s %18s %10.2f %10.2f %7.3f  (ms for one of each; ratio of speeds)\n", "all", "", oursTime*1e3, peerTime*1e3, peerTime/oursTime)
 	}

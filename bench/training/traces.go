@@ -1,4 +1,4 @@
-package main
+package training
 
 import (
 	"flag"
@@ -10,13 +10,14 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
-// traces tells what traces and metrics cost: whole training steps of the default GPT with them, and
+// Traces tells what traces and metrics cost: whole training steps of the default GPT with them, and
 // the same with OTEL_SDK_DISABLED=true. Runs take turns; the figure is the median over pairs of
 // the ratio of a step's median time. The bound is 1 %.
-func traces(args []string) error {
+func Traces(args []string) error {
 	f := flag.NewFlagSet("traces", flag.ExitOnError)
 	pairs := f.Int("pairs", 7, "pairs of runs")
 	steps := f.Int("steps", 22, "steps of a run, of which the first two warm up")
@@ -36,8 +37,8 @@ func traces(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	b := trainingBench{dir: dir, steps: *steps}
-	if err := b.build(); err != nil {
+	b := lab.TrainingBench{Dir: dir, Steps: *steps}
+	if err := b.Build(); err != nil {
 		return err
 	}
 	on, off, what := []string{"OTEL_SDK_DISABLED=false"}, []string{"OTEL_SDK_DISABLED=true"}, "traces.jsonl"
@@ -53,34 +54,27 @@ func traces(args []string) error {
 	var ratios, sums []float64
 	hash := ""
 	for i := range *pairs {
-		var with, without training
+		var with, without lab.Training
 		for turn := range 2 {
 			into, env := &with, on
 			if (turn == 0) != (i%2 == 0) {
 				into, env = &without, off
 			}
-			if *into, err = b.run(*workers, flags, strings.Fields(*model), env...); err != nil {
+			if *into, err = b.Run(*workers, flags, strings.Fields(*model), env...); err != nil {
 				return err
 			}
-			if hash != "" && into.hash != hash {
-				return fmt.Errorf("runs ended with params_sha256 %s and %s", hash, into.hash)
+			if hash != "" && into.Hash != hash {
+				return fmt.Errorf("runs ended with params_sha256 %s and %s", hash, into.Hash)
 			}
-			hash = into.hash
+			hash = into.Hash
 		}
-		ratios = append(ratios, median(with.ms)/median(without.ms))
-		sums = append(sums, sum(with.ms)/sum(without.ms))
-		fmt.Printf("  pair %d  with %s  without %s\n", i, list(with.ms), list(without.ms))
-		fmt.Printf("          with %.2f s of processor time, without %.2f s\n", with.cpu, without.cpu)
+		ratios = append(ratios, lab.Median(with.Ms)/lab.Median(without.Ms))
+		sums = append(sums, lab.Sum(with.Ms)/lab.Sum(without.Ms))
+		fmt.Printf("  pair %d  with %s  without %s\n", i, lab.List(with.Ms), lab.List(without.Ms))
+		fmt.Printf("          with %.2f s of processor time, without %.2f s\n", with.Cpu, without.Cpu)
 	}
-	fmt.Printf("  time of a step with them by that of one without, medians, median over pairs: %.3f of %s\n", median(ratios), fractions(ratios))
+	fmt.Printf("  time of a step with them by that of one without, medians, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
 	// One step in four is traced in full, which a median may not show.
-	fmt.Printf("  time of all steps with them by that of all without, median over pairs: %.3f of %s\n", median(sums), fractions(sums))
+	fmt.Printf("  time of all steps with them by that of all without, median over pairs: %.3f of %s\n", lab.Median(sums), lab.Fractions(sums))
 	return nil
-}
-
-func sum(x []float64) (s float64) {
-	for _, v := range x {
-		s += v
-	}
-	return s
 }

@@ -1,4 +1,5 @@
-package main
+// Package recovery measures what faults cost: recoveries, random schedules, stragglers, and versions against each other.
+package recovery
 
 import (
 	"bufio"
@@ -16,10 +17,10 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// failslow slows one worker of emulated devices, restores it, and counts the steps until
+// Failslow slows one worker of emulated devices, restores it, and counts the steps until
 // each is found; and it lets the real GPT run undisturbed on loaded cores, where nothing may
 // be found.
-func failslow(args []string) error {
+func Failslow(args []string) error {
 	f := flag.NewFlagSet("failslow", flag.ExitOnError)
 	peace := f.Duration("peace", 10*time.Minute, "how long the undisturbed run lasts")
 	trials := f.Int("trials", 3, "workers that are slowed, one after the other")

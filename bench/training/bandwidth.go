@@ -1,4 +1,5 @@
-package main
+// Package training measures steps and their parts against peers.
+package training
 
 import (
 	"context"
@@ -7,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -58,9 +60,9 @@ func bandwidth(workers, rounds int) error {
 		name string
 		rate []float64
 	}{{"engine, fast reduction", fast}, {"ring, layer after layer", inTurn}, {"ring, layers side by side", together}} {
-		fmt.Printf("  %-26s median %.2f of %s\n", r.name, median(r.rate), fractions(r.rate))
+		fmt.Printf("  %-26s median %.2f of %s\n", r.name, lab.Median(r.rate), lab.Fractions(r.rate))
 	}
-	fmt.Printf("  engine's bandwidth by the ring's, median over turns: %.3f layer after layer, %.3f side by side\n", median(byTurn), median(byTogether))
+	fmt.Printf("  engine's bandwidth by the ring's, median over turns: %.3f layer after layer, %.3f side by side\n", lab.Median(byTurn), lab.Median(byTogether))
 	return nil
 }
 
@@ -137,7 +139,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 			return c, err
 		}
 	}
-	return c, each(n, func(i int) error {
+	return c, Each(n, func(i int) error {
 		layers := slices.Clone(c.layers)
 		for l := range layers {
 			layers[l].Params = make([]float32, layers[l].Size())
@@ -185,7 +187,7 @@ func (c *cluster) close() {
 
 // step runs a step of all engines and returns how long its reductions took.
 func (c *cluster) step(ctx context.Context, step int) (time.Duration, error) {
-	err := each(len(c.engines), func(i int) error {
+	err := Each(len(c.engines), func(i int) error {
 		_, err := c.engines[i].Step(ctx, step)
 		return err
 	})
@@ -195,7 +197,7 @@ func (c *cluster) step(ctx context.Context, step int) (time.Duration, error) {
 // ring reduces all layers with comm's ring, last layer first, and returns how
 // long that took.
 func (c *cluster) ring(ctx context.Context, step int, together bool) (time.Duration, error) {
-	err := each(len(c.groups), func(i int) error {
+	err := Each(len(c.groups), func(i int) error {
 		for _, b := range c.buffers[i] { // written last by us, as gradients are
 			clear(b)
 		}
@@ -209,7 +211,7 @@ func (c *cluster) ring(ctx context.Context, step int, together bool) (time.Durat
 			next <- l
 		}
 		close(next)
-		err := each(width, func(int) error {
+		err := Each(width, func(int) error {
 			for l := range next {
 				call := comm.Call{Version: c.version, Step: uint64(step), Tag: uint16(l), Priority: comm.Bulk, Algorithm: comm.Ring}
 				if err := c.groups[i].ReduceScatter(ctx, call, c.buffers[i][l], c.parts[l]); err != nil {
@@ -263,8 +265,8 @@ func (s *noLayers) Drop(engine.Pass)           {}
 func (s *noLayers) Suspect(engine.Pass) int    { return -1 }
 func (s *noLayers) Shapes(engine.Pass) [][]int { return nil }
 
-// each calls f for 0 to n-1 side by side and returns an error of theirs.
-func each(n int, f func(i int) error) error {
+// Each calls f for 0 to n-1 side by side and returns an error of theirs.
+func Each(n int, f func(i int) error) error {
 	errs := make([]error, n)
 	var all sync.WaitGroup
 	for i := range n {

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"bytes"
@@ -22,68 +22,69 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// lab runs the launcher's binary, and an injector of faults beside it.
-type lab struct {
-	dir  string // of the binaries and the runs
-	root string // of the module
-	runs int
+// Lab runs the launcher's binary, and an injector of faults beside it.
+type Lab struct {
+	Dir  string // of the binaries and the runs
+	Root string // of the module
+	Runs int
 }
 
-func newLab() (*lab, error) {
+// NewLab builds the binaries.
+func NewLab() (*Lab, error) {
 	out, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
 		return nil, fmt.Errorf("go env GOMOD: %w", err)
 	}
-	l := &lab{root: filepath.Dir(strings.TrimSpace(string(out)))}
-	if l.dir, err = os.MkdirTemp("", "soliton-bench"); err != nil {
+	l := &Lab{Root: filepath.Dir(strings.TrimSpace(string(out)))}
+	if l.Dir, err = os.MkdirTemp("", "soliton-bench"); err != nil {
 		return nil, err
 	}
-	cmd := exec.Command("go", "build", "-o", l.dir+"/", "./launcher", "./examples/gpt", "./bench/injector")
-	cmd.Dir = l.root
+	cmd := exec.Command("go", "build", "-o", l.Dir+"/", "./launcher", "./examples/gpt", "./bench/injector")
+	cmd.Dir = l.Root
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, errors.Join(fmt.Errorf("go build: %w\n%s", err, out), os.RemoveAll(l.dir))
+		return nil, errors.Join(fmt.Errorf("go build: %w\n%s", err, out), os.RemoveAll(l.Dir))
 	}
 	return l, nil
 }
 
-// trial is a run to be made.
-type trial struct {
-	flags     []string // of launcher run
-	program   []string // flags of the GPT
-	corpus    string   // what it trains on; "" for the corpus of the module
-	faults    string   // for the injector; "" for none
-	protected bool     // also for it
-	tell      bool     // the same
-	limit     time.Duration
+// Trial is a run to be made.
+type Trial struct {
+	Flags     []string // of launcher run
+	Program   []string // flags of the GPT
+	Corpus    string   // what it trains on; "" for the corpus of the module
+	Faults    string   // for the injector; "" for none
+	Protected bool     // also for it
+	Tell      bool     // the same
+	Limit     time.Duration
 }
 
-// outcome is what was seen of a run.
-type outcome struct {
-	dir      string
-	output   string // of the launcher
-	status   int
-	hung     bool // it took longer than its limit, and was made to tell its goroutines
-	sum      rundir.Summary
-	events   []rundir.Event
-	plans    []rundir.Plan
-	metrics  []string     // what the job decides of each step
-	stepMS   []float64    // time of each committed step, in their order
-	roots    []trace.Span // of recoveries, as traces.jsonl has them
-	injected []injected
-	gone     map[int]int64 // when each worker ended, on the injector's clock
-	seen     []seen
+// Outcome is what was seen of a run.
+type Outcome struct {
+	Dir      string
+	Output   string // of the launcher
+	Status   int
+	Hung     bool // it took longer than its limit, and was made to tell its goroutines
+	Sum      rundir.Summary
+	Events   []rundir.Event
+	Plans    []rundir.Plan
+	Metrics  []string     // what the job decides of each step
+	StepMS   []float64    // time of each committed step, in their order
+	Roots    []trace.Span // of recoveries, as traces.jsonl has them
+	Injected []Injected
+	Gone     map[int]int64 // when each worker ended, on the injector's clock
+	Seen     []Seen
 	left     []string // processes and files that outlived the launcher
 }
 
-// injected and seen are what the injector writes of faults and of recoveries.
-type injected struct {
+// Injected and seen are what the injector writes of faults and of recoveries.
+type Injected struct {
 	Fault        string
 	PID          int
 	AtNS, WallNS int64
 	Error        string
 }
 
-type seen struct {
+type Seen struct {
 	Recovered rundir.Event
 	SeenNS    int64
 }
@@ -91,26 +92,26 @@ type seen struct {
 // mark is in the environment of all processes of a run.
 const mark = "SOLITON_BENCH_RUN="
 
-// run makes a run. Its error is one of the bench; how the run went is in the outcome.
-func (l *lab) run(t trial) (outcome, error) {
-	l.runs++
-	o := outcome{dir: filepath.Join(l.dir, fmt.Sprintf("run-%d", l.runs)), gone: make(map[int]int64)}
-	temp := filepath.Join(l.dir, fmt.Sprintf("tmp-%d", l.runs))
+// Run makes a run. Its error is one of the bench; how the run went is in the outcome.
+func (l *Lab) Run(t Trial) (Outcome, error) {
+	l.Runs++
+	o := Outcome{Dir: filepath.Join(l.Dir, fmt.Sprintf("run-%d", l.Runs)), Gone: make(map[int]int64)}
+	temp := filepath.Join(l.Dir, fmt.Sprintf("tmp-%d", l.Runs))
 	if err := os.Mkdir(temp, 0o700); err != nil {
 		return o, err
 	}
 	defer os.RemoveAll(temp)
-	args := append([]string{"run", "--plain", "--run-dir", o.dir}, t.flags...)
-	args = append(args, filepath.Join(l.dir, "gpt"), "--data", cmp.Or(t.corpus, filepath.Join(l.root, "internal/testkit/exact/testdata/corpus")))
-	cmd := exec.Command(filepath.Join(l.dir, "launcher"), append(args, t.program...)...)
-	cmd.Env = append(os.Environ(), mark+o.dir, "TMPDIR="+temp)
+	args := append([]string{"run", "--plain", "--run-dir", o.Dir}, t.Flags...)
+	args = append(args, filepath.Join(l.Dir, "gpt"), "--data", cmp.Or(t.Corpus, filepath.Join(l.Root, "internal/testkit/exact/testdata/corpus")))
+	cmd := exec.Command(filepath.Join(l.Dir, "launcher"), append(args, t.Program...)...)
+	cmd.Env = append(os.Environ(), mark+o.Dir, "TMPDIR="+temp)
 	var text bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, &text
 	if err := cmd.Start(); err != nil {
 		return o, err
 	}
 	var finish func() error
-	if t.faults != "" {
+	if t.Faults != "" {
 		var err error
 		if finish, err = l.stand(t, &o, cmd.Process.Pid); err != nil {
 			_ = cmd.Process.Kill()
@@ -118,7 +119,7 @@ func (l *lab) run(t trial) (outcome, error) {
 			return o, err
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), t.limit)
+	ctx, cancel := context.WithTimeout(context.Background(), t.Limit)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -127,17 +128,17 @@ func (l *lab) run(t trial) (outcome, error) {
 	select {
 	case <-ended:
 	case <-ctx.Done():
-		o.hung = true
-		tell(cmd.Process, o.dir, ended)
+		o.Hung = true
+		tell(cmd.Process, o.Dir, ended)
 	}
 	cancel()
-	o.status, o.output = cmd.ProcessState.ExitCode(), text.String()
+	o.Status, o.Output = cmd.ProcessState.ExitCode(), text.String()
 	if finish != nil {
 		if err := finish(); err != nil {
 			return o, err
 		}
 	}
-	for _, pid := range marked(o.dir) {
+	for _, pid := range Marked(o.Dir) {
 		line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 		o.left = append(o.left, fmt.Sprintf("process %d %q", pid, line))
 	}
@@ -147,13 +148,13 @@ func (l *lab) run(t trial) (outcome, error) {
 		}
 		return err
 	})
-	return o, errors.Join(err, o.read())
+	return o, errors.Join(err, o.Read())
 }
 
 // stand starts the injector; what is returned ends it and reads what it has written.
-func (l *lab) stand(t trial, o *outcome, launcher int) (finish func() error, err error) {
-	cmd := exec.Command(filepath.Join(l.dir, "injector"), "-run", o.dir, "-launcher", fmt.Sprint(launcher), "-faults", t.faults,
-		fmt.Sprintf("-protected=%v", t.protected), fmt.Sprintf("-tell=%v", t.tell))
+func (l *Lab) stand(t Trial, o *Outcome, launcher int) (finish func() error, err error) {
+	cmd := exec.Command(filepath.Join(l.Dir, "injector"), "-run", o.Dir, "-launcher", fmt.Sprint(launcher), "-faults", t.Faults,
+		fmt.Sprintf("-protected=%v", t.Protected), fmt.Sprintf("-tell=%v", t.Tell))
 	var text bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &text, os.Stderr
 	in, err := cmd.StdinPipe()
@@ -185,18 +186,18 @@ func (l *lab) stand(t trial, o *outcome, launcher int) (finish func() error, err
 			}
 			switch {
 			case line.Fault != "":
-				o.injected = append(o.injected, injected{line.Fault, line.PID, line.AtNS, line.WallNS, line.Error})
+				o.Injected = append(o.Injected, Injected{line.Fault, line.PID, line.AtNS, line.WallNS, line.Error})
 			case line.Gone != nil:
-				o.gone[*line.Gone] = line.AtNS
+				o.Gone[*line.Gone] = line.AtNS
 			default:
-				o.seen = append(o.seen, seen{line.Recovered, line.SeenNS})
+				o.Seen = append(o.Seen, Seen{line.Recovered, line.SeenNS})
 			}
 		}
 	}, nil
 }
 
-// marked returns the processes of a run.
-func marked(dir string) (pids []int) {
+// Marked returns the processes of a run.
+func Marked(dir string) (pids []int) {
 	entries, _ := os.ReadDir("/proc")
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -216,7 +217,7 @@ func marked(dir string) (pids []int) {
 // as it goes, the kernel kills them.
 func tell(launcher *os.Process, dir string, ended <-chan struct{}) {
 	_ = launcher.Signal(syscall.SIGSTOP)
-	for _, pid := range marked(dir) {
+	for _, pid := range Marked(dir) {
 		if pid != launcher.Pid {
 			_ = syscall.Kill(pid, syscall.SIGQUIT)
 			_ = syscall.Kill(pid, syscall.SIGCONT) // it may be frozen
@@ -233,26 +234,26 @@ func tell(launcher *os.Process, dir string, ended <-chan struct{}) {
 	}
 }
 
-// read reads the run directory as far as it is there.
-func (o *outcome) read() error {
-	raw, err := os.ReadFile(filepath.Join(o.dir, "summary.json"))
+// Read reads the run directory as far as it is there.
+func (o *Outcome) Read() error {
+	raw, err := os.ReadFile(filepath.Join(o.Dir, "summary.json"))
 	if err == nil {
-		err = json.Unmarshal(raw, &o.sum)
+		err = json.Unmarshal(raw, &o.Sum)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if o.events, err = lines[rundir.Event](o.dir, "events.jsonl"); err != nil {
+	if o.Events, err = Lines[rundir.Event](o.Dir, "events.jsonl"); err != nil {
 		return err
 	}
-	if o.plans, err = lines[rundir.Plan](o.dir, "plans.jsonl"); err != nil {
+	if o.Plans, err = Lines[rundir.Plan](o.Dir, "plans.jsonl"); err != nil {
 		return err
 	}
-	spans, err := os.Open(filepath.Join(o.dir, "traces.jsonl"))
+	spans, err := os.Open(filepath.Join(o.Dir, "traces.jsonl"))
 	if err == nil {
 		err = trace.Read(spans, func(s trace.Span) {
 			if s.Name == trace.Recovery && s.Parent == (trace.SpanID{}) {
-				o.roots = append(o.roots, s)
+				o.Roots = append(o.Roots, s)
 			}
 		})
 		_ = spans.Close()
@@ -262,12 +263,12 @@ func (o *outcome) read() error {
 	}
 	// After a rollback a step is there again, and its last line counts.
 	steps := make(map[int]rundir.Metrics)
-	all, err := lines[rundir.Metrics](o.dir, "metrics.jsonl")
+	all, err := Lines[rundir.Metrics](o.Dir, "metrics.jsonl")
 	if err != nil {
 		return err
 	}
 	for _, m := range all {
-		o.stepMS = append(o.stepMS, m.MS)
+		o.StepMS = append(o.StepMS, m.MS)
 		steps[m.Step] = rundir.Metrics{Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, ValLoss: m.ValLoss}
 	}
 	for _, m := range steps {
@@ -275,13 +276,14 @@ func (o *outcome) read() error {
 		if err != nil {
 			return err
 		}
-		o.metrics = append(o.metrics, string(line))
+		o.Metrics = append(o.Metrics, string(line))
 	}
-	slices.Sort(o.metrics)
+	slices.Sort(o.Metrics)
 	return nil
 }
 
-func lines[T any](dir, name string) (all []T, err error) {
+// Lines reads a line file of a run.
+func Lines[T any](dir, name string) (all []T, err error) {
 	raw, err := os.ReadFile(filepath.Join(dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -296,30 +298,30 @@ func lines[T any](dir, name string) (all []T, err error) {
 	return all, err
 }
 
-// differs says in what a run differs from an undisturbed one of the same job; "" if in
+// Differs says in what a run differs from an undisturbed one of the same job; "" if in
 // nothing.
-func (o *outcome) differs(want *outcome) string {
+func (o *Outcome) Differs(want *Outcome) string {
 	switch {
-	case o.hung:
+	case o.Hung:
 		return "it hung"
-	case o.status != 0:
-		return fmt.Sprintf("exit status %d", o.status)
-	case o.sum.ParamsSHA256 != want.sum.ParamsSHA256:
-		return fmt.Sprintf("params_sha256 %s, want %s", o.sum.ParamsSHA256, want.sum.ParamsSHA256)
-	case o.sum.StateSHA256 != want.sum.StateSHA256:
-		return fmt.Sprintf("state_sha256 %s, want %s", o.sum.StateSHA256, want.sum.StateSHA256)
-	case !slices.Equal(o.metrics, want.metrics):
-		for i, m := range want.metrics {
-			if i >= len(o.metrics) || o.metrics[i] != m {
+	case o.Status != 0:
+		return fmt.Sprintf("exit status %d", o.Status)
+	case o.Sum.ParamsSHA256 != want.Sum.ParamsSHA256:
+		return fmt.Sprintf("params_sha256 %s, want %s", o.Sum.ParamsSHA256, want.Sum.ParamsSHA256)
+	case o.Sum.StateSHA256 != want.Sum.StateSHA256:
+		return fmt.Sprintf("state_sha256 %s, want %s", o.Sum.StateSHA256, want.Sum.StateSHA256)
+	case !slices.Equal(o.Metrics, want.Metrics):
+		for i, m := range want.Metrics {
+			if i >= len(o.Metrics) || o.Metrics[i] != m {
 				got := "nothing"
-				if i < len(o.metrics) {
-					got = o.metrics[i]
+				if i < len(o.Metrics) {
+					got = o.Metrics[i]
 				}
 				return fmt.Sprintf("metrics: %s, want %s", got, m)
 			}
 		}
-		return fmt.Sprintf("metrics of %d steps, want %d", len(o.metrics), len(want.metrics))
-	case o.sum.Steps != want.sum.Steps || o.sum.Loss != want.sum.Loss:
+		return fmt.Sprintf("metrics of %d steps, want %d", len(o.Metrics), len(want.Metrics))
+	case o.Sum.Steps != want.Sum.Steps || o.Sum.Loss != want.Sum.Loss:
 		return "summary.json tells of other steps than metrics.jsonl"
 	case len(o.left) > 0:
 		return "left behind: " + strings.Join(o.left, ", ")

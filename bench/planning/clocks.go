@@ -1,4 +1,5 @@
-package main
+// Package planning measures plans: throughput after losses, the cost model, layers that move, and clocks.
+package planning
 
 import (
 	"cmp"
@@ -13,18 +14,18 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/plan/simulate"
-
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/simulate"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// clocks lets 8 workers of emulated devices in 2 stages lose one, and holds what the governor makes of the plan
+// Clocks lets 8 workers of emulated devices in 2 stages lose one, and holds what the governor makes of the plan
 // that is left against the best clocks there are. Dataflow alone is rebalanced: with the graph dimension, too, next to
 // nothing is left for clocks in this case (--reshape full shows it).
-func clocks(args []string) error {
+func Clocks(args []string) error {
 	f := flag.NewFlagSet("clocks", flag.ExitOnError)
 	ms := f.Float64("layer-ms", 2, "forward time of a layer")
 	steps := f.Int("steps", 64, "steps of each run")
@@ -39,15 +40,15 @@ func clocks(args []string) error {
 		return fmt.Errorf("go build: %w\n%s", err, out)
 	}
 	const layers = 16
-	train := func(mode string) (o outcome, err error) {
-		o.dir = filepath.Join(dir, "run-"+mode)
+	train := func(mode string) (o lab.Outcome, err error) {
+		o.Dir = filepath.Join(dir, "run-"+mode)
 		out, err := exec.Command(filepath.Join(dir, "launcher"), "run", "--plain", "--workers", "8", "--stages", "2", "--reshape", *reshape,
-			"--clocks", mode, "--chaos", "kill:2@2", "--run-dir", o.dir, filepath.Join(dir, "emulated"),
+			"--clocks", mode, "--chaos", "kill:2@2", "--run-dir", o.Dir, filepath.Join(dir, "emulated"),
 			"--layers", strconv.Itoa(layers), "--layer-ms", fmt.Sprint(*ms), "--global-batch", "32", "--steps", strconv.Itoa(*steps)).CombinedOutput()
 		if err != nil {
 			return o, fmt.Errorf("%w\n%s", err, out)
 		}
-		return o, o.read()
+		return o, o.Read()
 	}
 	off, err := train("off")
 	if err != nil {
@@ -58,25 +59,25 @@ func clocks(args []string) error {
 		return err
 	}
 	fmt.Printf("emulated devices: 8 workers in 2 stages, %d layers of %v ms, 32 micro-batches, worker 2 killed in step 2, reshape %s\n", layers, *ms, *reshape)
-	fmt.Printf("bits with clocks and without are the same: %v\n", on.sum.ParamsSHA256 == off.sum.ParamsSHA256 && slices.Equal(on.metrics, off.metrics))
+	fmt.Printf("bits with clocks and without are the same: %v\n", on.Sum.ParamsSHA256 == off.Sum.ParamsSHA256 && slices.Equal(on.Metrics, off.Metrics))
 
 	// The clocks of the newest plan.
-	newest := on.plans[len(on.plans)-1]
+	newest := on.Plans[len(on.Plans)-1]
 	p, err := plan.Parse(newest.Plan)
 	if err != nil {
 		return err
 	}
 	set := make(map[int]int) // MHz of each worker
 	var first, last, end *rundir.Event
-	for i, e := range on.events {
+	for i, e := range on.Events {
 		if e.Kind != "clocks" || e.Plan != uint64(p.Version.N) {
 			continue
 		}
 		fmt.Printf("  after step %d: %s\n", e.AfterStep, e.Reason)
-		if end = &on.events[i]; e.AfterStep == *steps {
+		if end = &on.Events[i]; e.AfterStep == *steps {
 			continue // put back
 		}
-		if last = &on.events[i]; first == nil {
+		if last = &on.Events[i]; first == nil {
 			first = last
 		}
 		for _, c := range e.Clocks {
@@ -86,7 +87,7 @@ func clocks(args []string) error {
 	if last == nil || end == last {
 		return errors.New("no clock was set under the last plan: give more --steps")
 	}
-	times, err := lines[rundir.Metrics](on.dir, "metrics.jsonl")
+	times, err := lab.Lines[rundir.Metrics](on.Dir, "metrics.jsonl")
 	if err != nil {
 		return err
 	}
@@ -101,8 +102,8 @@ func clocks(args []string) error {
 	}
 	before, same := between(first.SinceStep, first.AfterStep)
 	after, _ := between(last.AfterStep, *steps)
-	fmt.Printf("measured step: %.1f ms (median of %d) -> %.1f ms (of %d), %+.2f %%; the fastest quarter %.1f -> %.1f ms, %+.2f %%\n", quantile(before, 0.5), len(before), quantile(after, 0.5), len(after),
-		100*(quantile(after, 0.5)/quantile(before, 0.5)-1), quantile(before, 0.25), quantile(after, 0.25), 100*(quantile(after, 0.25)/quantile(before, 0.25)-1))
+	fmt.Printf("measured step: %.1f ms (median of %d) -> %.1f ms (of %d), %+.2f %%; the fastest quarter %.1f -> %.1f ms, %+.2f %%\n", lab.Quantile(before, 0.5), len(before), lab.Quantile(after, 0.5), len(after),
+		100*(lab.Quantile(after, 0.5)/lab.Quantile(before, 0.5)-1), lab.Quantile(before, 0.25), lab.Quantile(after, 0.25), 100*(lab.Quantile(after, 0.25)/lab.Quantile(before, 0.25)-1))
 	if same {
 		was, is := first.Joules/float64(first.AfterStep-first.SinceStep), (end.Joules-last.Joules)/float64(*steps-last.AfterStep)
 		fmt.Printf("emulated energy of a step: %.3f -> %.3f, %+.1f %%\n", was, is, 100*(is/was-1))
@@ -195,13 +196,4 @@ func exhaust(p *plan.Plan, ms float64, layers int, set map[int]int) error {
 	fmt.Printf("simulated: step %+.2f %%, energy %+.2f %% of full clocks; the best of all settings%s, %d simulated, %+.2f %%; fraction of its saving %.3f\n",
 		100*(took/fastest-1), 100*(chosen/full-1), bound, tried, 100*(best/full-1), (full-chosen)/(full-best))
 	return nil
-}
-
-// quantile returns a value that so much of all are below.
-func quantile(all []float64, q float64) float64 {
-	if len(all) == 0 {
-		return math.NaN()
-	}
-	sorted := slices.Sorted(slices.Values(all))
-	return sorted[int(q*float64(len(sorted)-1))]
 }

@@ -1,4 +1,4 @@
-package main
+package lab
 
 import (
 	"testing"
@@ -38,12 +38,12 @@ func TestLeast(t *testing.T) {
 		for _, s := range p.Stages {
 			l, w = append(l, s.Hi-s.Lo), append(w, len(s.Workers))
 		}
-		bound, all := least(l, w, micros), leastOfAll(layers, workers, stages, micros, layers)
+		bound, all := Least(l, w, micros), LeastOfAll(layers, workers, stages, micros, layers)
 		if took := int(is.Step / (3 * time.Millisecond)); took < bound || bound < all {
 			t.Fatalf("a step takes %d, the stages bound it to %d, and all plans are bound to %d\n%v", took, bound, all, &p)
 		}
 	})
-	if got := least([]int{8, 8, 8, 8}, []int{8, 8, 8, 8}, 128); got != 152 { // as launcher plan says, too
+	if got := Least([]int{8, 8, 8, 8}, []int{8, 8, 8, 8}, 128); got != 152 { // as launcher plan says, too
 		t.Errorf("the bound is %d", got)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package training
 
 import (
 	"context"
@@ -6,41 +6,43 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/lab"
+	"github.com/soliton-train/soliton/bench/peers"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
 	"github.com/soliton-train/soliton/trainer"
 )
 
-// step compares whole training steps with PyTorch: the GPT of 4 layers, width
+// Step compares whole training steps with PyTorch: the GPT of 4 layers, width
 // 256, 8 heads and context 128, batch 8, AdamW, one thread each, turn by turn.
 // Ours has exact reduction and the gradient's norm in it.
-func step(args []string) error {
+func Step(args []string) error {
 	f := flag.NewFlagSet("step", flag.ExitOnError)
 	rounds := f.Int("rounds", 8, "turns of each side")
 	length := f.Int("steps", 5, "steps of a turn")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
-	peer, err := startPeer("torch_step.py", "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1")
+	peer, err := peers.StartPeer("torch_step.py", "OMP_NUM_THREADS=1", "MKL_NUM_THREADS=1")
 	if err != nil {
 		return err
 	}
-	defer peer.close()
-	fmt.Printf("peer: %s\nours: kernel path %v, one thread, exact reduction\n", peer.hello, kernel.Active())
+	defer peer.Close()
+	fmt.Printf("peer: %s\nours: kernel path %v, one thread, exact reduction\n", peer.Hello, kernel.Active())
 	for _, dropout := range []float64{0, 0.1} {
 		for _, micro := range []int{8, 2} {
 			fmt.Printf("\nbatch 8 x 128, micro-batch %d, dropout %g: ms of each step\n", micro, dropout)
 			var ours, theirs, ratios []float64
 			err := oursByTurns(micro, dropout, *rounds, *length, func(round int, o []float64) error {
-				p, err := peer.ask("8 %d %d %g", micro, *length, dropout)
+				p, err := peer.Ask("8 %d %d %g", micro, *length, dropout)
 				if err != nil {
 					return err
 				}
-				fmt.Printf("  turn %d  ours %s  PyTorch %s\n", round, list(o), list(p))
+				fmt.Printf("  turn %d  ours %s  PyTorch %s\n", round, lab.List(o), lab.List(p))
 				if round > 0 { // the first turn warms up
 					ours, theirs = append(ours, o...), append(theirs, p...)
-					ratios = append(ratios, median(p)/median(o))
+					ratios = append(ratios, lab.Median(p)/lab.Median(o))
 				}
 				return nil
 			})
@@ -49,18 +51,10 @@ func step(args []string) error {
 			}
 			const tokens = 8 * 128
 			fmt.Printf("  median ms: ours %.1f, PyTorch %.1f; tokens/s: ours %.0f, PyTorch %.0f; ratio of tokens/s, median over turns: %.3f\n",
-				median(ours), median(theirs), 1e3*tokens/median(ours), 1e3*tokens/median(theirs), median(ratios))
+				lab.Median(ours), lab.Median(theirs), 1e3*tokens/lab.Median(ours), 1e3*tokens/lab.Median(theirs), lab.Median(ratios))
 		}
 	}
 	return nil
-}
-
-func list(x []float64) string {
-	s := ""
-	for _, v := range x {
-		s += fmt.Sprintf(" %6.1f", v)
-	}
-	return s
 }
 
 // randomTokens is a data set of random bytes.

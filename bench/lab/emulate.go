@@ -1,4 +1,5 @@
-package main
+// Package lab runs the launcher for the benchmarks, and reads what its runs leave.
+package lab
 
 import (
 	"cmp"
@@ -21,13 +22,14 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// timing runs programs to see how long their steps take.
-type timing struct {
-	dir  string // of the binaries and the runs
+// Timing runs programs to see how long their steps take.
+type Timing struct {
+	Dir  string // of the binaries and the runs
 	runs int
 }
 
-func newTiming() (*timing, error) {
+// NewTiming builds the programs.
+func NewTiming() (*Timing, error) {
 	dir, err := os.MkdirTemp("", "soliton-bench")
 	if err != nil {
 		return nil, err
@@ -35,52 +37,52 @@ func newTiming() (*timing, error) {
 	if out, err := exec.Command("go", "build", "-o", dir+"/", "./launcher", "./examples/gpt", "./examples/emulated").CombinedOutput(); err != nil {
 		return nil, errors.Join(fmt.Errorf("go build: %w\n%s", err, out), os.RemoveAll(dir))
 	}
-	return &timing{dir: dir}, nil
+	return &Timing{Dir: dir}, nil
 }
 
-// timed is what a run took.
-type timed struct {
-	metrics []rundir.Metrics
-	plans   map[uint64]*plan.Plan // by number
-	newest  *plan.Plan
+// Timed is what a run took.
+type Timed struct {
+	Metrics []rundir.Metrics
+	Plans   map[uint64]*plan.Plan // by number
+	Newest  *plan.Plan
 	events  []rundir.Event
-	sum     rundir.Summary
-	spans   []trace.Span
-	cores   float64 // that all of its processes kept busy, in the mean
+	Sum     rundir.Summary
+	Spans   []trace.Span
+	Cores   float64 // that all of its processes kept busy, in the mean
 }
 
-// run trains with the program, which is gpt or emulated.
-func (t *timing) run(flags []string, program string, args ...string) (r timed, err error) {
+// Run trains with the program, which is gpt or emulated.
+func (t *Timing) Run(flags []string, program string, args ...string) (r Timed, err error) {
 	t.runs++
-	dir := filepath.Join(t.dir, fmt.Sprintf("run-%d", t.runs))
+	dir := filepath.Join(t.Dir, fmt.Sprintf("run-%d", t.runs))
 	all := append([]string{"run", "--plain", "--run-dir", dir}, flags...)
-	cmd := exec.Command(filepath.Join(t.dir, "launcher"), append(append(all, filepath.Join(t.dir, program)), args...)...)
+	cmd := exec.Command(filepath.Join(t.Dir, "launcher"), append(append(all, filepath.Join(t.Dir, program)), args...)...)
 	began := time.Now()
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return r, fmt.Errorf("%v: %w\n%s", cmd.Args, err, out)
 	}
-	r.cores = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds() / time.Since(began).Seconds()
-	if r.metrics, err = lines[rundir.Metrics](dir, "metrics.jsonl"); err != nil {
+	r.Cores = (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds() / time.Since(began).Seconds()
+	if r.Metrics, err = Lines[rundir.Metrics](dir, "metrics.jsonl"); err != nil {
 		return r, err
 	}
-	if r.events, err = lines[rundir.Event](dir, "events.jsonl"); err != nil {
+	if r.events, err = Lines[rundir.Event](dir, "events.jsonl"); err != nil {
 		return r, err
 	}
-	plans, err := lines[rundir.Plan](dir, "plans.jsonl")
+	plans, err := Lines[rundir.Plan](dir, "plans.jsonl")
 	if err != nil {
 		return r, err
 	}
-	r.plans = make(map[uint64]*plan.Plan)
+	r.Plans = make(map[uint64]*plan.Plan)
 	for _, line := range plans {
 		p := new(plan.Plan)
 		if err := json.Unmarshal(line.Plan, p); err != nil {
 			return r, fmt.Errorf("plans.jsonl: %w", err)
 		}
-		r.plans[uint64(p.Version.N)], r.newest = p, p
+		r.Plans[uint64(p.Version.N)], r.Newest = p, p
 	}
 	raw, err := os.ReadFile(filepath.Join(dir, "summary.json"))
 	if err == nil {
-		err = json.Unmarshal(raw, &r.sum)
+		err = json.Unmarshal(raw, &r.Sum)
 	}
 	if err != nil {
 		return r, err
@@ -90,17 +92,17 @@ func (t *timing) run(flags []string, program string, args ...string) (r timed, e
 		return r, err
 	}
 	defer f.Close()
-	if err := trace.Read(f, func(s trace.Span) { r.spans = append(r.spans, s) }); err != nil {
+	if err := trace.Read(f, func(s trace.Span) { r.Spans = append(r.Spans, s) }); err != nil {
 		return r, fmt.Errorf("traces.jsonl: %w", err)
 	}
 	return r, os.RemoveAll(dir)
 }
 
-// settled returns the times of steps first to last that ran under one plan, the newest with
+// Settled returns the times of steps first to last that ran under one plan, the newest with
 // more than skip of them, without the first skip; in milliseconds.
-func (r *timed) settled(first, last, skip int) (ms []float64, under uint64) {
+func (r *Timed) Settled(first, last, skip int) (ms []float64, under uint64) {
 	steps := make(map[uint64][]float64)
-	for _, m := range r.metrics {
+	for _, m := range r.Metrics {
 		if m.Step >= first && m.Step <= last {
 			steps[m.Plan] = append(steps[m.Plan], m.MS)
 		}
@@ -113,31 +115,32 @@ func (r *timed) settled(first, last, skip int) (ms []float64, under uint64) {
 	return ms, under
 }
 
-// times returns what the workers measured, as a profile takes it.
-func (r *timed) times() map[id.WorkerID]plan.Times {
+// Times returns what the workers measured, as a profile takes it.
+func (r *Timed) Times() map[id.WorkerID]plan.Times {
 	all := make(map[id.WorkerID]plan.Times)
-	for _, w := range r.sum.Workers {
+	for _, w := range r.Sum.Workers {
 		var t plan.Times
 		for _, l := range w.Times {
-			t.Layers = append(t.Layers, plan.LayerTime{Layer: l.Layer, Forward: milliseconds(l.ForwardMS), Backward: milliseconds(l.BackwardMS)})
+			t.Layers = append(t.Layers, plan.LayerTime{Layer: l.Layer, Forward: Milliseconds(l.ForwardMS), Backward: Milliseconds(l.BackwardMS)})
 		}
 		all[id.WorkerID(w.ID)] = t
 	}
 	return all
 }
 
-func milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
+// Milliseconds returns a duration.
+func Milliseconds(ms float64) time.Duration { return time.Duration(ms * float64(time.Millisecond)) }
 
-// emulated makes a run on emulated devices.
-func (t *timing) emulated(flags []string, workers, stages, layers, micros, steps int, layerMS float64) (timed, error) {
+// Emulated makes a run on emulated devices.
+func (t *Timing) Emulated(flags []string, workers, stages, layers, micros, steps int, layerMS float64) (Timed, error) {
 	// A death is found by its end at once; silence on a busy machine is not to be taken for one.
 	all := append([]string{"--workers", strconv.Itoa(workers), "--stages", strconv.Itoa(stages), "--threads", "1", "--detect", "10s"}, flags...)
-	return t.run(all, "emulated", "--layers", strconv.Itoa(layers), "--layer-ms", fmt.Sprint(layerMS),
+	return t.Run(all, "emulated", "--layers", strconv.Itoa(layers), "--layer-ms", fmt.Sprint(layerMS),
 		"--global-batch", strconv.Itoa(micros), "--micro-batch", "1", "--steps", strconv.Itoa(steps))
 }
 
-// busy tells of the machine, and warns where it was busier than emulated devices bear.
-func busy(cores float64) string {
+// Busy tells of the machine, and warns where it was busier than emulated devices bear.
+func Busy(cores float64) string {
 	if cores > emulatedCores {
 		return fmt.Sprintf("%.2f cores busy, TOO MANY: give more --layer-ms", cores)
 	}
@@ -148,12 +151,13 @@ func busy(cores float64) string {
 // that what they wait for comes in time.
 const emulatedCores = 1.0
 
-// deadline tells how much time is left of a bench whose parts take about as long as they say.
-type deadline struct{ left time.Duration }
+// Deadline tells how much time is left of a bench whose parts take about as long as they say.
+type Deadline struct{ Left time.Duration }
 
-func (d *deadline) begin(what string, takes time.Duration) {
-	fmt.Fprintf(os.Stderr, "%s: about %v, %v left in all\n", what, takes.Round(time.Second), d.left.Round(time.Second))
-	d.left = max(0, d.left-takes)
+// Begin reports whether there is time left for something that takes so long.
+func (d *Deadline) Begin(what string, takes time.Duration) {
+	fmt.Fprintf(os.Stderr, "%s: about %v, %v left in all\n", what, takes.Round(time.Second), d.Left.Round(time.Second))
+	d.Left = max(0, d.Left-takes)
 }
 
 // partition calls f with every way to write n as a sum of so many positive numbers, of which
@@ -177,12 +181,12 @@ func partition(n, parts, most int, f func([]int)) {
 	fill(0, n)
 }
 
-// least returns the least time that a step can take with so many layers and workers in each
+// Least returns the least time that a step can take with so many layers and workers in each
 // stage, in units of the passes of one micro-batch through one layer: of some worker of a stage
 // with the most micro-batches, the first comes after a forward pass through the stages before, and
 // the backward passes through these follow its last; in between it has all its own work to do,
 // and its micro-batches go through the stages behind. No order of tasks is faster.
-func least(layers, workers []int, micros int) int {
+func Least(layers, workers []int, micros int) int {
 	before, most, all := 0, 0, 0
 	for _, l := range layers {
 		all += l
@@ -195,12 +199,12 @@ func least(layers, workers []int, micros int) int {
 	return most
 }
 
-// leastOfAll returns the least of all plans in which every worker serves one stage, and no
+// LeastOfAll returns the least of all plans in which every worker serves one stage, and no
 // stage has more than so many layers.
-func leastOfAll(layers, workers, stages, micros, most int) (lowest int) {
+func LeastOfAll(layers, workers, stages, micros, most int) (lowest int) {
 	partition(layers, stages, most, func(l []int) {
 		partition(workers, stages, workers, func(w []int) {
-			if t := least(l, w, micros); lowest == 0 || t < lowest {
+			if t := Least(l, w, micros); lowest == 0 || t < lowest {
 				lowest = t
 			}
 		})
@@ -211,10 +215,10 @@ func leastOfAll(layers, workers, stages, micros, most int) (lowest int) {
 // tried is how many shapes bestOf simulates.
 const tried = 16
 
-// bestOf returns the shortest step that the simulator finds for equal workers and equal layers:
+// BestOf returns the shortest step that the simulator finds for equal workers and equal layers:
 // all shapes in which every worker serves one stage are measured in closed form, and the best
 // of them simulated with routes as the planner makes them.
-func bestOf(layers, workers, stages, micros, most int, layer plan.Layer) (time.Duration, error) {
+func BestOf(layers, workers, stages, micros, most int, layer plan.Layer) (time.Duration, error) {
 	type shape struct {
 		layers, workers []int
 		slowest         int

@@ -1,4 +1,4 @@
-package main
+package planning
 
 import (
 	"cmp"
@@ -12,18 +12,18 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/plan/simulate"
-
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/simulate"
 )
 
-// model holds the cost model of plans against steps as they are: it measures one run, predicts the
+// Model holds the cost model of plans against steps as they are: it measures one run, predicts the
 // steps of others, of other shapes, and compares. What the model takes from the run are the times of
 // layers as plans are made with, and from its spans how long an update, a commit, a message
 // and the way from one pass to the next take.
-func model(args []string) error {
+func Model(args []string) error {
 	f := flag.NewFlagSet("model", flag.ExitOnError)
 	layerMS := f.Float64("layer-ms", 4, "milliseconds of an emulated layer's forward pass")
 	steps := f.Int("steps", 10, "steps of a run on emulated devices, of which the first three do not count")
@@ -31,11 +31,11 @@ func model(args []string) error {
 	only := f.String("only", "", "emulated or gpt")
 	_ = f.Parse(args)
 
-	t, err := newTiming()
+	t, err := lab.NewTiming()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(t.dir)
+	defer os.RemoveAll(t.Dir)
 	root, err := os.Getwd()
 	if err != nil {
 		return err
@@ -47,8 +47,8 @@ func model(args []string) error {
 			predict: []job{
 				{1, 1, 4, 8}, {4, 1, 6, 30}, {5, 2, 12, 20}, {6, 3, 12, 24}, {8, 4, 16, 32}, {12, 4, 16, 36}, {16, 2, 16, 64},
 			},
-			run: func(j job) (timed, error) {
-				return t.emulated(still, j.workers, j.stages, j.layers, j.micros, *steps, *layerMS)
+			run: func(j job) (lab.Timed, error) {
+				return t.Emulated(still, j.workers, j.stages, j.layers, j.micros, *steps, *layerMS)
 			},
 		},
 		{
@@ -56,8 +56,8 @@ func model(args []string) error {
 			fit:     job{workers: 2, stages: 2, layers: 4, micros: 8},
 			predict: []job{{1, 1, 2, 4}, {1, 1, 3, 16}, {1, 1, 6, 8}, {2, 1, 4, 8}, {2, 1, 2, 24}, {2, 2, 2, 16}, {2, 2, 6, 16}},
 			ends:    1,
-			run: func(j job) (timed, error) {
-				return t.run(append([]string{"--workers", strconv.Itoa(j.workers), "--stages", strconv.Itoa(j.stages), "--threads", "1"}, still...), "gpt",
+			run: func(j job) (lab.Timed, error) {
+				return t.Run(append([]string{"--workers", strconv.Itoa(j.workers), "--stages", strconv.Itoa(j.stages), "--threads", "1"}, still...), "gpt",
 					"--data", filepath.Join(root, "internal/testkit/exact/testdata/corpus"), "--layers", strconv.Itoa(j.layers), "--width", "128", "--context", "64",
 					"--global-batch", strconv.Itoa(2*j.micros), "--micro-batch", "2", "--steps", strconv.Itoa(*gptSteps), "--eval-every", "0")
 			},
@@ -92,7 +92,7 @@ type modelled struct {
 	fit     job
 	predict []job
 	ends    int // layers of their own before and behind those that a job counts
-	run     func(job) (timed, error)
+	run     func(job) (lab.Timed, error)
 }
 
 func (k *modelled) compare() error {
@@ -111,10 +111,10 @@ func (k *modelled) compare() error {
 	fmt.Printf("\n%s; measured on this shape, and used for the others:\n%v\n", k.name, c)
 	fmt.Printf("%7s %6s %6s %13s %11s %10s %12s %7s\n", "workers", "stages", "layers", "micro-batches", "measured ms", "fastest ms", "predicted ms", "error")
 	worst := 0.0
-	row := func(j job, r *timed) (float64, error) {
-		ms, _ := r.settled(1, len(r.metrics), 3)
-		is := median(ms)
-		p, err := c.predict(r.newest, j.layers)
+	row := func(j job, r *lab.Timed) (float64, error) {
+		ms, _ := r.Settled(1, len(r.Metrics), 3)
+		is := lab.Median(ms)
+		p, err := c.predict(r.Newest, j.layers)
 		if err != nil {
 			return 0, err
 		}
@@ -157,10 +157,10 @@ type costs struct {
 	updates             float64       // parameters that a worker checks and updates per second
 }
 
-func newCosts(r *timed, j job, ends int) (*costs, error) {
-	prof := plan.Profile{Layers: make([]plan.Layer, j.layers+2*ends)}.With(r.times())
+func newCosts(r *lab.Timed, j job, ends int) (*costs, error) {
+	prof := plan.Profile{Layers: make([]plan.Layer, j.layers+2*ends)}.With(r.Times())
 	sizes := make([]int, len(prof.Layers))
-	for _, s := range r.newest.Shards {
+	for _, s := range r.Newest.Shards {
 		sizes[s.Layer] += s.Hi - s.Lo
 	}
 	for i, n := range sizes {
@@ -175,7 +175,7 @@ func newCosts(r *timed, j job, ends int) (*costs, error) {
 	for _, l := range blocks {
 		forward, backward = append(forward, l.Forward.Seconds()), append(backward, l.Backward.Seconds())
 	}
-	c.middle.Forward, c.middle.Backward = inSeconds(median(forward)), inSeconds(median(backward))
+	c.middle.Forward, c.middle.Backward = inSeconds(lab.Median(forward)), inSeconds(lab.Median(backward))
 	c.measure(r)
 	return c, nil
 }
@@ -183,14 +183,14 @@ func newCosts(r *timed, j job, ends int) (*costs, error) {
 func inSeconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // measure takes what it can from the spans of a run: the medians over its steps.
-func (c *costs) measure(r *timed) {
+func (c *costs) measure(r *lab.Timed) {
 	type at struct {
 		trace  trace.ID
 		worker int
 	}
 	own := make(map[at][]trace.Span) // what a worker computes in a step
 	commits := make(map[trace.ID]float64)
-	for _, s := range r.spans {
+	for _, s := range r.Spans {
 		if s.Worker == trace.Agent {
 			continue
 		}
@@ -206,7 +206,7 @@ func (c *costs) measure(r *timed) {
 	}
 	var gaps, state, commit []float64
 	holds := make(map[int]int) // parameters with state, by worker
-	for _, s := range r.newest.Shards {
+	for _, s := range r.Newest.Shards {
 		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
 			holds[int(w)] += s.Hi - s.Lo
 		}
@@ -237,14 +237,14 @@ func (c *costs) measure(r *timed) {
 		commit = append(commit, took)
 	}
 	var latency []float64
-	for _, l := range trace.Summarize(r.spans).Links {
+	for _, l := range trace.Summarize(r.Spans).Links {
 		latency = append(latency, l.MS/1e3)
 	}
 	or0 := func(all []float64) float64 {
 		if len(all) == 0 {
 			return 0
 		}
-		return median(all)
+		return lab.Median(all)
 	}
 	c.pass, c.commit, c.latency = inSeconds(or0(gaps)), inSeconds(or0(commit)), inSeconds(or0(latency))
 	c.updates = or0(state)

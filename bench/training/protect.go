@@ -1,4 +1,4 @@
-package main
+package training
 
 import (
 	"flag"
@@ -7,13 +7,14 @@ import (
 	"runtime"
 	"strings"
 
+	"github.com/soliton-train/soliton/bench/lab"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
-// protect tells what mirrors and digests cost while nothing fails: whole training steps of
+// Protect tells what mirrors and digests cost while nothing fails: whole training steps of
 // the default GPT with them, and the same without. Runs take turns; the figure is the median
 // over pairs of the ratio of a step's median time.
-func protect(args []string) error {
+func Protect(args []string) error {
 	f := flag.NewFlagSet("protect", flag.ExitOnError)
 	pairs := f.Int("pairs", 7, "pairs of runs of each kind")
 	steps := f.Int("steps", 12, "steps of a run, of which the first two warm up")
@@ -32,8 +33,8 @@ func protect(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	b := trainingBench{dir: dir, steps: *steps}
-	if err := b.build(); err != nil {
+	b := lab.TrainingBench{Dir: dir, Steps: *steps}
+	if err := b.Build(); err != nil {
 		return err
 	}
 	bare := []string{"--mirrors", "0", "--digests=false"}
@@ -47,27 +48,27 @@ func protect(args []string) error {
 		fmt.Printf("\n%s against %s: ms of each step\n", strings.Join(flags, " "), strings.Join(bare, " "))
 		var ratios []float64
 		for i := range *pairs {
-			var with, without training
+			var with, without lab.Training
 			for turn := range 2 {
 				into, flags := &with, flags
 				if (turn == 0) != (i%2 == 0) {
 					into, flags = &without, bare
 				}
 				var err error
-				if *into, err = b.run(*workers, flags, program); err != nil {
+				if *into, err = b.Run(*workers, flags, program); err != nil {
 					return err
 				}
-				if hash != "" && into.hash != hash {
-					return fmt.Errorf("runs ended with params_sha256 %s and %s", hash, into.hash)
+				if hash != "" && into.Hash != hash {
+					return fmt.Errorf("runs ended with params_sha256 %s and %s", hash, into.Hash)
 				}
-				hash = into.hash
+				hash = into.Hash
 			}
-			ratios = append(ratios, median(with.ms)/median(without.ms))
-			fmt.Printf("  pair %d  with %s  without %s\n", i, list(with.ms), list(without.ms))
+			ratios = append(ratios, lab.Median(with.Ms)/lab.Median(without.Ms))
+			fmt.Printf("  pair %d  with %s  without %s\n", i, lab.List(with.Ms), lab.List(without.Ms))
 			fmt.Printf("          with %.1f MB sent in the run, %.2f s of processor time, peak %.1f MB;  without %.1f MB, %.2f s, %.1f MB\n",
-				float64(with.bytes)/1e6, with.cpu, float64(with.peak)/1e6, float64(without.bytes)/1e6, without.cpu, float64(without.peak)/1e6)
+				float64(with.Bytes)/1e6, with.Cpu, float64(with.Peak)/1e6, float64(without.Bytes)/1e6, without.Cpu, float64(without.Peak)/1e6)
 		}
-		fmt.Printf("  time of a step with them by that of one without, median over pairs: %.3f of %s\n", median(ratios), fractions(ratios))
+		fmt.Printf("  time of a step with them by that of one without, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
 	}
 	return nil
 }
