@@ -10,14 +10,13 @@ import (
 	"github.com/soliton-train/soliton/trainer"
 )
 
-// CausalAttention lets every position of a sequence gather from itself and
-// the positions before it (A. Vaswani and others, "Attention is all you
+// CausalAttention lets every position of a sequence attend to itself and the
+// positions before it (A. Vaswani and others, "Attention is all you
 // need", 2017): softmax(q·kᵀ/√d)·v in each of Heads heads of d = Width/Heads
 // elements, between one projection to q, k and v and one of the heads' joint
 // output.
 //
-// The output at a position has the same bits whatever follows it, and however
-// much.
+// The output at a position has the same bits whatever follows it.
 type CausalAttention struct {
 	Width   int
 	Heads   int     // a divisor of Width

@@ -2,11 +2,11 @@
 // them: a decoder-only transformer over tokens, [GPT], and a classifier,
 // [Classifier].
 //
-// A layer is a small value that says what it is, such as
-// Linear{In: 64, Out: 10}; it owns no parameters and keeps no state, as
-// [trainer.Layer] demands. Layers of one's own and those of this package are
-// equals. [Sequence] and [Residual] make one layer of several, and [Named]
-// says how the parameters inside are called:
+// A layer is a small value that describes itself, such as
+// Linear{In: 64, Out: 10}. It owns no parameters and keeps no state, as
+// [trainer.Layer] demands. The layers are made of package kernel, as your own can
+// be. [Sequence] and [Residual] make one layer of several, and [Named] names the
+// parameters inside:
 //
 //	nn.Residual(
 //		nn.Named("norm", nn.LayerNorm{Width: 64}),
@@ -16,8 +16,8 @@
 //
 // Activations are float32 tensors whose first dimension counts samples; most
 // layers work on the last dimension, of the given width, and take any shape
-// before it. A tensor of another width, a token outside of the vocabulary or
-// a sequence longer than the context is a mistake of the program and panics
+// before it. A tensor of another width, a token outside the vocabulary or a
+// sequence longer than the context is an error of the program: the layer panics
 // with a message that says so.
 //
 // Every layer gives the same bits on any number of threads. Layers are safe

@@ -21,8 +21,8 @@ type GPTConfig struct {
 
 }
 
-// Limits of a configuration, far beyond what one computer trains; they bound
-// what a config.json from elsewhere can ask for.
+// Limits of a configuration, far beyond what one computer trains. They bound what
+// a config.json can ask for.
 const (
 	maxLayers = 4000 // random streams tell 4096 layers apart
 	maxSize   = 1 << 20

@@ -1,4 +1,4 @@
-// Command gpt trains a small GPT byte by byte and lets it write text.
+// Command gpt trains a small GPT on bytes of text and lets it write.
 //
 //	gpt --sample 'func '                       train on the Go source tree, then write
 //	gpt --data notes.txt,essays --steps 500    train on files and folders
@@ -40,16 +40,16 @@ type options struct {
 }
 
 func (o *options) register(f *flag.FlagSet) {
-	f.Var(&o.data, "data", "train on these `PATH`s, files or folders, separated by commas; may be repeated (default: the Go source tree)")
+	f.Var(&o.data, "data", "`PATH`s of text, files or folders, comma-separated or repeated (default: the Go source tree)")
 	f.IntVar(&o.model.Layers, "layers", 4, "transformer blocks")
 	f.IntVar(&o.model.Width, "width", 256, "elements of an activation")
 	f.IntVar(&o.model.Heads, "heads", 8, "attention heads, a divisor of the width")
-	f.IntVar(&o.model.Context, "context", 128, "bytes that the model sees at once")
+	f.IntVar(&o.model.Context, "context", 128, "longest sequence, in bytes")
 	f.Float64Var(&o.model.Dropout, "dropout", 0.1, "probability of dropout")
-	f.StringVar(&o.sample, "sample", "", "let the model go on from this `TEXT` at the end")
-	f.StringVar(&o.from, "from", "", "with --sample: use the model of this `RUN_DIR`, without training")
+	f.StringVar(&o.sample, "sample", "", "let the model continue this `TEXT` at the end")
+	f.StringVar(&o.from, "from", "", "with --sample: the `RUN_DIR` of a trained model; no training")
 	f.UintVar(&o.bytes, "sample-bytes", 400, "length of the sample")
-	f.Float64Var(&o.temperature, "temperature", 0.7, "of the sample; lower is more careful, 0 always takes the likeliest byte")
+	f.Float64Var(&o.temperature, "temperature", 0.7, "temperature of the sample; 0 always takes the likeliest byte")
 	f.Uint64Var(&o.seed, "sample-seed", 1, "random seed of the sample")
 }
 
@@ -105,9 +105,9 @@ func (o *options) job() (trainer.Job, error) {
 	return job, nil
 }
 
-// split holds every 20th file out, or the last 20th part of few files. A part
-// without a single sample is of no use, so of a short text one sample is held
-// out, and of a very short one nothing: then held is nil.
+// split holds out every 20th file, or the last 20th part of a few files. Each part
+// needs a sample, so it holds out one sample of a short text, and nothing of a very
+// short one: then held is nil.
 func split(text *trainer.TextSet, context int64) (train, held *trainer.TextSet, err error) {
 	sample := context + 1 // bytes
 	n := text.Bytes()
@@ -178,7 +178,7 @@ func (o *options) writeFrom(out io.Writer) error {
 	return err
 }
 
-// write lets a model go on from o.sample.
+// write lets a model continue o.sample.
 func (o *options) write(net *trainer.Net, context int) string {
 	text := []byte(o.sample)
 	draw := rng.New(o.seed, rng.Place{})

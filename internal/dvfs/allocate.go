@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// Device is a clock, and those who compute under it, as decisions see them.
+// Device is a clock, and the workers that compute under it, as decisions see them.
 type Device struct {
 	// Workers are the indices of the workers in the model whose speed the clock sets.
 	Workers []int
@@ -33,14 +33,14 @@ type Model struct {
 	Workers int
 
 	// Step returns how long a step takes, in seconds, when worker i computes speeds[i] times as fast as was
-	// measured. It should not get shorter when somebody gets slower, and must not keep speeds.
+	// measured. It should not get shorter when a worker gets slower, and must not keep speeds.
 	Step func(speeds []float64) float64
 
 	// Busy is how many seconds of a step each worker computes at speed 1; nil means all of the step.
 	Busy []float64
 }
 
-// Allocation is a frequency for each device, and what is to be expected of it.
+// Allocation is a frequency for each device, and the predicted effect.
 type Allocation struct {
 	MHz     []int
 	Seconds float64 // of a step
@@ -59,16 +59,15 @@ const callsPerDevice = 196
 const maxTried = 32
 
 // Allocate returns the frequencies at which a step takes at most tolerance longer than with all clocks at their highest
-// (0.01 is 1 %) or at the present ones, whichever is shorter: who becomes faster takes tasks in another order, which may be
-// the worse one. They draw little: whoever the step waits for runs fast, whoever waits for others runs slowly.
+// (0.01 is 1 %) or at the present ones, whichever is shorter: a faster worker takes tasks in another order, which may be a
+// worse one. Workers that the step waits for run fast, workers that wait run slowly.
 //
-// It is a descent from the highest frequencies: one clock after the other is lowered by a step, the one first that saves most
-// energy for what it adds to the time of the step and, with less weight, to its own computing time; so those who share the
-// waiting along one path end at similar frequencies, which is best where power grows faster than frequency. Then one clock after the other
-// is raised again, to see whether others can use the time better; and all that is repeated with some clocks at their highest, other ones each time.
-// The result need not be the best there is.
+// It descends from the highest frequencies: each time it lowers the clock that saves most energy for what it adds to the time of
+// the step and, with less weight, to its own computing time. So workers that share the waiting along one path end at similar
+// frequencies, which is best where power grows faster than frequency. Then it raises one clock after the other, to see whether others
+// can use the time better, and repeats all of it with other clocks held at their highest. The result need not be optimal.
 //
-// It calls model.Step at most 200 times for each device. The error names what is wrong with the arguments, each fault on a line.
+// It calls model.Step at most 200 times for each device. The error lists the faults of the arguments, one on a line.
 func Allocate(devices []Device, model Model, tolerance float64) (Allocation, error) {
 	if err := check(devices, model, tolerance); err != nil {
 		return Allocation{}, err
@@ -271,7 +270,7 @@ func (s *search) exchange() {
 }
 
 // again repeats the search from where it ended with some clocks at their highest, other ones each time, as long as calls are
-// left; what saves most stays. Whoever becomes slower takes tasks in another order, so the least is seldom at the end of
+// left; what saves most stays. A slower worker takes tasks in another order, so the least is seldom at the end of
 // one descent.
 func (s *search) again() {
 	n := len(s.devices)
@@ -312,7 +311,7 @@ func (s *search) energy(seconds float64) (sum float64) {
 
 // jump returns the next lower step of a device that draws less and with which a step is within the limit, -1 if there is
 // none; how long the step takes then, what it saves, and how many seconds the device computes longer. The very next one
-// may not be: whoever becomes slower takes tasks in another order, and that may be the worse one.
+// may not be: a slower worker takes tasks in another order, which may be a worse one.
 func (s *search) jump(i int) (to int, after, saved, longer float64) {
 	c, was := &s.devices[i], s.at[i]
 	defer func() { s.set(i, was) }()

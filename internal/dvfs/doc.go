@@ -1,5 +1,5 @@
-// Package dvfs sets the clock frequency of the devices that workers compute on, so that those
-// who wait for others wait less and draw less power. (DVFS: dynamic voltage and frequency scaling.)
+// Package dvfs sets the clock frequency of the devices that workers compute on, so that devices that
+// wait for others draw less power. (DVFS: dynamic voltage and frequency scaling.)
 //
 // A [Clock] is one frequency domain of this machine: a graphics card ([nvml] below this package), all
 // processors together ([OpenCPU]), or one that exists in a program only ([Emulated]). What is set is
@@ -20,8 +20,8 @@
 //
 // A clock stays as it was set when the process that set it dies, and until the machine starts again. So the
 // process that holds the clocks is the one that outlives the workers, and before the first of them is
-// changed, Keeper hands out a [Record] of what was found. Whoever finds one after a death
-// hands it to [RestoreCPU] and nvml.Restore.
+// changed, Keeper hands out a [Record] of what was found. A process that finds a record after a
+// death passes it to [RestoreCPU] and nvml.Restore.
 //
 // # What may fail
 //
@@ -32,7 +32,7 @@
 // # Limits
 //
 // All workers of one machine that compute on its processors share one clock, so among them nothing can be
-// won. The highest frequency that is tried is that of the hardware, also where somebody had set a lower one.
+// won. The highest frequency that is tried is that of the hardware, even where a lower limit was set before.
 // Speed is taken to be proportional to frequency where nothing better is known, which is too much for work that
 // waits for memory; the governor takes back what made steps longer.
 //

@@ -9,27 +9,27 @@ import (
 
 // Config says when a [Governor] acts. Its zero value is documented with each field.
 type Config struct {
-	// Tolerance is how much longer than with all clocks at their highest a step may be predicted to take, as a share.
-	// 0 means 0.005.
+	// Tolerance is the share by which a predicted step may be longer than with all clocks at their highest. 0 means
+	// 0.005.
 	Tolerance float64
 
-	// Gain is the share of the energy of a step that a change has to save, if it does nothing else. 0 means 0.02.
+	// Gain is the least share of the energy of a step that a change saves, if it does nothing else. 0 means 0.02.
 	Gain float64
 
-	// Slow is by which share steps must be longer than they could be for clocks to be raised at once. 0 means 0.02.
+	// Slow is the share by which steps may be longer than necessary before clocks are raised at once. 0 means 0.02.
 	Slow float64
 
-	// Worse is by which share the median of steps must have become longer after a change for it to be taken back, where
-	// nearly all of them are longer than the median before. 0 means 0.01.
+	// Worse is the share by which the median of steps may grow after a change before it is undone, where nearly all steps
+	// are longer than the median before. 0 means 0.01.
 	Worse float64
 
-	// Settle is how many steps pass after a change before anything is concluded, and from one conclusion to the
-	// next. 0 means 8.
+	// Settle is the number of steps from a change to the first conclusion, and from one conclusion to the next. 0 means
+	// 8.
 	Settle int
 
-	// Hold is how many steps pass at least from one change to the next that only saves energy. It doubles
-	// with each one that is taken back, up to 64 times. So long, too, the steps after a change are held
-	// against those before, as many of these as there were, up to Hold. 0 means 32.
+	// Hold is the least number of steps from one change to the next that only saves energy. It doubles with each change
+	// that is undone, up to 64 times. For as long, the steps after a change are compared with up to Hold steps before it.
+	// 0 means 32.
 	Hold int
 }
 
@@ -83,23 +83,21 @@ type Observation struct {
 	// Devices are the clocks, in the order of their indices in settings. Now is what is set.
 	Devices []Device
 
-	// Model is asked only where a decision is due; nil says that nothing is known.
+	// Model is called only where a decision is due; nil means that no prediction is possible.
 	Model func() Model
 }
 
-// Decision is what is to be done.
+// Decision is the clocks to set, and why.
 type Decision struct {
 	Settings []Setting // nil: nothing
 	Reason   string    // one sentence; "" if there is nothing to do
 }
 
-// Governor decides when which clock is set. It is a state machine that sees nothing but what it is given,
-// and is used by one goroutine at a time.
+// Governor decides when to set which clock. It is a state machine that knows only its arguments. One goroutine at a time uses it.
 //
-// After a plan, and after each change, it lets Settle steps pass. Clocks are raised as soon as steps are longer than need be, at
-// a new plan at once. They are lowered where that saves enough, and not again before Hold steps. When
-// the steps after a change are longer than those before, it is taken back: that is looked at for Hold steps, since one percent
-// does not show in a few.
+// After a plan, and after each change, it waits for Settle steps. It raises clocks as soon as steps are longer than necessary, and
+// with a new plan at once. It lowers them where that saves enough, and not again before Hold steps. It undoes a change that made
+// steps longer, and watches for that during Hold steps, since one percent does not show in a few.
 type Governor struct {
 	cfg Config
 
@@ -170,7 +168,7 @@ func (g *Governor) Step(o Observation) (Decision, error) {
 	if slow { // what became slow under the same clocks is what a change is held against
 		now = max(now, median(g.seconds[len(g.seconds)-max(1, g.cfg.Settle/2):]))
 	}
-	if g.hold > 0 && !raises { // raised in vain: the hardware does not do what the model says
+	if g.hold > 0 && !raises { // raising did not help: the hardware does not do what the model says
 		return Decision{}, nil
 	}
 	a, err := Allocate(o.Devices, model, g.cfg.Tolerance)

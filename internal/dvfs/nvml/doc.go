@@ -4,6 +4,6 @@
 // machines without it; where cgo is off, or the system is not Linux, Open always says that there is none.
 //
 // Set lets a card run at a frequency at most (nvmlDeviceSetGpuLockedClocks from the lowest frequency to the given one),
-// which takes root or CAP_SYS_ADMIN. The library does not tell whether somebody else had locked the clocks before, so
+// which takes root or CAP_SYS_ADMIN. The library does not tell whether another process had locked the clocks before, so
 // Restore gives the choice back to the card (nvmlDeviceResetGpuLockedClocks).
 package nvml
