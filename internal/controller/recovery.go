@@ -6,8 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
@@ -41,6 +39,7 @@ type recovery struct {
 type account struct {
 	Recovery
 	first      plan.Worker // that failed
+	last       id.WorkerID // that failed
 	causes     []string
 	dead       map[id.WorkerID]Dead
 	recomputed int // under plans that were agreed and superseded
@@ -51,6 +50,9 @@ type account struct {
 // queryTimeouts is the number of query timeouts in a row without any answer after which the members are killed:
 // a single one may be the fault of the machine.
 const queryTimeouts = 4
+
+// wishAfter is the time from a recovery to the next boundary plan.
+const wishAfter = 10 * time.Millisecond
 
 // open returns the account of the recovery under way, or begins one.
 func (r *recovery) open(now time.Time) *account {
@@ -70,6 +72,7 @@ func (r *recovery) lost(now time.Time, e Dead) []Effect {
 			a.died = e.Died
 		}
 	}
+	a.last = e.Worker.ID
 	a.Lost++
 	a.causes = append(a.causes, e.Cause)
 	a.dead[e.Worker.ID] = e
@@ -109,7 +112,7 @@ func (r *recovery) query(why string) []Effect {
 		effects = append(effects, Ask{m.Worker, r.ballot})
 	}
 	if r.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{QueryTimer, r.timing.Query})
+		effects = append(effects, SetTimer{QueryTimer, r.cfg.Detect / 2})
 	}
 	return effects
 }
@@ -185,6 +188,9 @@ func (r *recovery) decide(now time.Time) []Effect {
 			was, _ := r.plan.Worker(m.ID)
 			alive = append(alive, was)
 		}
+	}
+	if n := len(r.account.causes); len(alive) == 0 && n > 0 {
+		return append(effects, r.end(&NoWorkersError{Worker: r.account.last, Cause: r.account.causes[n-1]})...)
 	}
 	if len(alive)+len(r.joining) < r.cfg.MinWorkers && at.point.Gate != id.Kept {
 		r.state = holding
@@ -263,7 +269,7 @@ func (r *recovery) complete(now time.Time) []Effect {
 	}
 	effects = append(effects, r.dismiss()...)
 	// The interrupted step comes first.
-	return append(effects, SetTimer{WishTimer, timing.Boundary})
+	return append(effects, SetTimer{WishTimer, wishAfter})
 }
 
 // late kills members that have not answered in time, and ends a run that too few workers are left for.
@@ -273,12 +279,12 @@ func (r *recovery) late(t Timer) []Effect {
 		all := r.all()
 		answered := func(m *member) bool { return m.report != nil }
 		if r.retries--; r.retries > 0 && !slices.ContainsFunc(all, answered) {
-			return []Effect{note("no worker has answered within %v: wait on", r.timing.Query), SetTimer{QueryTimer, r.timing.Query}}
+			return []Effect{note("no worker has answered within %v: wait on", r.cfg.Detect/2), SetTimer{QueryTimer, r.cfg.Detect / 2}}
 		}
 		var effects []Effect
 		for _, m := range all {
 			if !answered(m) {
-				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, r.timing.Query)})
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, r.cfg.Detect/2)})
 			}
 		}
 		return effects // the first of their failures begins the next ballot

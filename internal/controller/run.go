@@ -6,8 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -15,8 +13,7 @@ import (
 
 // run is what both machines know of the run: the plan, the workers, and what can be resumed from.
 type run struct {
-	cfg    Config
-	timing timing.Policy
+	cfg Config
 
 	plan     plan.Plan  // the newest that is known to be live
 	live     *Order     // of the newest recovery; nil before the first
