@@ -96,9 +96,6 @@ func (w *Worker) receiveOrder(o controller.Order) {
 	case !recovers:
 		w.pending = append(w.pending, o)
 		if len(w.plan.Workers) == 0 && w.live == (id.Version{}) {
-			if w.state == Sealed {
-				w.to(Joining) // the recovery that asked is over, and went on without this worker
-			}
 			w.c.First.Epoch = o.Epoch
 			w.admit(&o) // the worker that tells that it is live may be a stranger, if nothing was copied before
 			w.awaitLive(o)

@@ -55,9 +55,11 @@ func (w *Worker) gradientKey(r id.Range) comm.Key {
 // try names the gradients of the step up to the next repair, or plan.
 func (w *Worker) try() key.Try { return key.Try{Plan: w.plan.Version.N, Repair: w.passed.Repair} }
 
-// expectGradient waits for the complete gradient, where it is not reduced here.
+// expectGradient waits for the complete gradient, where it is not reduced here. In a settled stage no worker reduces, and the owner
+// sends its gradient to the mirrors.
 func (w *Worker) expectGradient(sh *shard) {
-	if !sh.reduces && !sh.complete && sh.ticket == 0 {
+	reduces := sh.reduces && !(sh.holds && w.settled(w.plan.StageOf(sh.Layer)))
+	if !reduces && !sh.complete && sh.ticket == 0 {
 		sh.ticket = w.expect(w.gradientKey(sh.Range), Buffer{Content: Gradient, Range: sh.Range}, 0, expected{content: aGradient, sh: sh})
 	}
 }

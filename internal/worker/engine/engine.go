@@ -289,7 +289,7 @@ func (e *Engine) perform(d core.Duty) {
 		e.fail(e.apply(d))
 	case core.Answer:
 		e.answers[d.Token](d.Report)
-		maps.DeleteFunc(e.answers, func(t uint64, _ func(controller.Report)) bool { return t <= d.Token }) // others were refused
+		clear(e.answers)
 	case core.Mark:
 		if e.applied = time.Now(); !d.Live {
 			e.came = e.applied

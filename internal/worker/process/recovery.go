@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
@@ -44,11 +42,7 @@ func (r *recovery) held(budget time.Duration) func() bool {
 		return nil
 	}
 	r.beaten()
-	agent := timing.Of(budget).Agent()
-	return func() bool {
-		failed, _ := agent.Suspect(timing.History{Heard: *r.agent.Load()}, time.Now(), 0)
-		return failed
-	}
+	return func() bool { return time.Since(*r.agent.Load()) > budget }
 }
 
 // beaten records a heartbeat of the agent, which sends them only with a majority.

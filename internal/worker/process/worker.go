@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
@@ -114,7 +112,7 @@ func (w *Worker) send(m control.Message) error {
 
 // beat sends heartbeats and broken links to the agent.
 func (w *Worker) beat(ctx context.Context) {
-	tick := time.NewTicker(timing.Heartbeat)
+	tick := time.NewTicker(control.BeatEvery)
 	defer tick.Stop()
 	var last measured
 	for {
