@@ -37,7 +37,7 @@ type importRule struct {
 var floors = [][]string{
 	{"launcher/...", "examples/...", "bench/..."},
 	{"nn/...", "trainer/trainertest/...", "elastic", "zero", "dvfs"},
-	{"trainer/..."},
+	{"trainer/...", "internal/sim/..."},
 	{"internal/worker/...", "internal/host/..."},
 	{"internal/observe/view/...", "internal/observe/dashboard/...", "internal/observe/telemetry/..."},
 	{"internal/controller/..."},
@@ -121,7 +121,7 @@ var importRules = []importRule{
 		why: "raft is one implementation of agree.Log, which is all that the rest needs to know",
 	},
 	{
-		from: []string{"internal/host/agree/..."}, ban: []string{module + "/..."}, allow: []string{"internal/host/agree", "internal/id", "internal/timing"},
+		from: []string{"internal/host/agree/..."}, ban: []string{module + "/..."}, allow: []string{"internal/host/agree", "internal/id"},
 		why: "agreement needs to know of a job no more than what orders its plans",
 	},
 	{

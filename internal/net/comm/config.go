@@ -6,8 +6,6 @@ import (
 	"math"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/id"
 )
 
@@ -132,7 +130,7 @@ func (c Config) Validate() error {
 
 var defaults = Config{
 	Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10,
-	Redial: timing.Redial, Handshake: timing.Handshake,
+	Redial: 10 * time.Millisecond, Handshake: 5 * time.Second,
 }
 
 func (c Config) withDefaults() Config {

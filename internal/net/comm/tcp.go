@@ -9,8 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
-
-	"github.com/soliton-train/soliton/internal/timing"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/platform"
 )
@@ -40,7 +39,7 @@ type TCP struct {
 
 // Dial connects to host:port.
 func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
+	d := net.Dialer{KeepAlive: 15 * time.Second, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
 	if t.Addr != "" {
 		ip, err := netip.ParseAddr(t.Addr)
 		if err != nil {
@@ -73,7 +72,7 @@ func (t TCP) Listen(addr string) (Listener, error) {
 		addr = net.JoinHostPort(cmp.Or(t.Addr, "127.0.0.1"), "0")
 	}
 	// Accepted sockets inherit the limits.
-	lc := net.ListenConfig{KeepAlive: timing.KeepAlive, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
+	lc := net.ListenConfig{KeepAlive: 15 * time.Second, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
 	l, err := lc.Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		return nil, err

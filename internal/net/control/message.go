@@ -5,8 +5,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -64,7 +62,7 @@ type LinkTime struct {
 }
 
 // BeatEvery is the time between two Beats.
-const BeatEvery = timing.Heartbeat
+const BeatEvery = 100 * time.Millisecond
 
 // Note tells people what is going on in a few words, such as
 // "reading data" or "evaluating". It has no other effect.

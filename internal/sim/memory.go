@@ -1,0 +1,470 @@
+package sim
+
+import (
+	"encoding/binary"
+	"fmt"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/graph"
+	"github.com/soliton-train/soliton/internal/worker/core"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// unit is the number of elements whose step is kept together.
+const unit = 4096
+
+// memory is what a worker computes with: of everything, the step it is of.
+type memory struct {
+	plan     *plan.Plan
+	params   [][]int // where the layers read them, by layer and unit; -1: none
+	shards   map[id.Range]*shard
+	former   []*shard
+	initial  map[id.Range]*shard
+	incoming map[id.Range]*incoming
+	bases    map[core.Transfer]int
+
+	// Of a step.
+	tensors, made map[key.Tensor]int
+	passes        map[graph.Pair]bool
+	gradients     []gradient // by layer
+	losses        uint64     // micro-batches
+
+	shut    map[int]bool // layers whose parameters are on their way
+	waiting func()       // a pass that waits for parameters
+	queries map[uint64]id.Ballot
+}
+
+// gradient is a sum of gradients of one step.
+type gradient struct {
+	step   int
+	micros uint64
+}
+
+// shard is a range that the worker has a part in.
+type shard struct {
+	id.Range
+	holds bool
+	step  int // of parameters and moments
+	total gradient
+}
+
+// incoming is the state of a range that a transfer brings.
+type incoming struct {
+	id.Range
+	step     int
+	gradient gradient
+}
+
+func newMemory(w *worker) memory {
+	m := memory{
+		plan: new(plan.Plan), shards: make(map[id.Range]*shard), initial: make(map[id.Range]*shard), incoming: make(map[id.Range]*incoming),
+		bases: make(map[core.Transfer]int), tensors: make(map[key.Tensor]int), made: make(map[key.Tensor]int), passes: make(map[graph.Pair]bool),
+		gradients: make([]gradient, len(w.c.cfg.Layers)), shut: make(map[int]bool), queries: make(map[uint64]id.Ballot),
+	}
+	for _, l := range w.c.cfg.Layers {
+		size := 0
+		for _, n := range l.Tensors {
+			size += n
+		}
+		units := make([]int, (size+unit-1)/unit)
+		for i := range units {
+			units[i] = -1
+		}
+		m.params = append(m.params, units)
+	}
+	return m
+}
+
+// all is the set of all micro-batches.
+func (w *worker) all() uint64 { return 1<<w.c.cfg.Micros - 1 }
+
+func bits(n tree.Node) uint64 { return 1<<n.Hi - 1<<n.Lo }
+
+func (w *worker) setParams(r id.Range, step int) {
+	for u := r.Lo / unit; u < (r.Hi+unit-1)/unit; u++ {
+		w.params[r.Layer][u] = step
+	}
+}
+
+func (w *worker) serves(layer int) bool {
+	for _, s := range w.plan.StagesOf(w.self.ID) {
+		if w.plan.Stages[s].Lo <= layer && layer < w.plan.Stages[s].Hi {
+			return true
+		}
+	}
+	return false
+}
+
+// complete holds that a gradient has all micro-batches of a step.
+func (w *worker) complete(g gradient, step int, what string) {
+	if g != (gradient{step, w.all()}) {
+		w.c.violated("worker %v: %s of step %d has the gradient of step %d and micro-batches %b", w.session, what, step, g.step, g.micros)
+	}
+}
+
+// load returns the content of a buffer.
+func (w *worker) load(b core.Buffer, data []byte) any {
+	switch b.Content {
+	case core.Boundary:
+		step, ok := w.tensors[b.Tensor]
+		if !ok {
+			w.c.violated("worker %v sends %+v, which it does not have", w.session, b.Tensor)
+		}
+		return step
+	case core.Gradient:
+		return w.shards[b.Range].total
+	case core.Parameters:
+		return w.shards[b.Range].step
+	}
+	return data
+}
+
+func (w *worker) loadFill(d core.SendFill) any {
+	switch d.Content {
+	case core.BaseState:
+		step := w.bases[d.Transfer]
+		delete(w.bases, d.Transfer)
+		return step
+	case core.Increment:
+		return w.shards[d.Source].total
+	}
+	return d.Data
+}
+
+// store puts the content of a message into a buffer, and returns its size and what the core is told of it.
+func (w *worker) store(e core.Expect, value any) (n int, data []byte) {
+	r := e.Into.Range
+	switch e.Into.Content {
+	case core.Boundary:
+		w.tensors[e.Into.Tensor] = value.(int)
+		n = 4
+		for _, d := range e.Dims {
+			n *= d
+		}
+	case core.Gradient:
+		w.shards[r].total = value.(gradient)
+	case core.Parameters:
+		w.setParams(r, value.(int))
+	case core.BaseState:
+		w.incoming[r] = &incoming{Range: r, step: value.(int)}
+		n, data = e.Size, binary.NativeEndian.AppendUint32(nil, uint32(value.(int)))
+	case core.Increment:
+		w.incoming[r].gradient = value.(gradient)
+		n = 4 * (r.Hi - r.Lo)
+	default:
+		data = value.([]byte)
+		n = len(data)
+	}
+	return n, data
+}
+
+// remember does a duty that is about memory or the computing goroutine.
+func (w *worker) remember(d core.Duty) {
+	switch d := d.(type) {
+	case core.Run:
+		w.in(w.c.delay(300*time.Microsecond), func() { w.pass(d) })
+	case core.Say:
+		w.in(w.c.delay(50*time.Microsecond), func() { w.say(d) })
+	case core.Prepare:
+		w.in(w.c.delay(300*time.Microsecond), func() { w.prepare(d) })
+	case core.Replay:
+		in := w.incoming[d.Range]
+		w.in(w.c.delay(100*time.Microsecond), func() {
+			if in.step != d.Update.Step-1 {
+				w.c.violated("worker %v replays step %d on state of step %d", w.session, d.Update.Step, in.step)
+			}
+			w.complete(in.gradient, d.Update.Step, "a replay")
+			in.step++
+			w.step(core.Replayed{})
+		})
+	case core.Update:
+		w.former = nil
+		w.in(w.c.delay(200*time.Microsecond), func() { w.update(d) })
+	case core.Begin:
+	case core.Clear:
+		clear(w.tensors)
+		clear(w.made)
+		clear(w.passes)
+		clear(w.gradients)
+		w.losses = 0
+	case core.Keep:
+		w.perform(core.Cancel{Ticket: d.Cancel})
+		w.tensors[d.Tensor] = w.made[d.Tensor]
+		delete(w.made, d.Tensor)
+	case core.Compare:
+		delete(w.made, d.Tensor)
+		w.later(func() { w.step(core.Compared{Attempt: d.Attempt, Tensor: d.Tensor, Same: true}) })
+	case core.Total:
+		for _, r := range d.Ranges {
+			w.shards[r].total = w.gradients[d.Layer]
+		}
+	case core.Await:
+		w.shut[d.Layer] = true
+	case core.Arrived:
+		delete(w.shut, d.Layer)
+		if f := w.waiting; f != nil {
+			w.waiting = nil
+			w.later(f)
+		}
+	case core.Found:
+	case core.Forget:
+		clear(w.incoming)
+	case core.Apply:
+		w.apply(d)
+	default:
+		panic(fmt.Sprintf("sim: unknown duty %T", d))
+	}
+}
+
+// pass ends a forward or backward pass.
+func (w *worker) pass(d core.Run) {
+	s, m := d.Task.Stage, d.Task.Micro
+	st, last := w.plan.Stages[s], s == len(w.plan.Stages)-1
+	ev := core.PassDone{Task: d.Task}
+	tensor := func(t key.Tensor) {
+		if step, ok := w.tensors[t]; !ok || step != d.Step {
+			w.c.violated("worker %v runs %v of step %d without %+v (%d, %v)", w.session, d.Task, d.Step, t, step, ok)
+		}
+	}
+	if d.Task.Kind == graph.Backward {
+		if !w.passes[d.Task.Pair] {
+			w.c.violated("worker %v runs %v without its forward pass", w.session, d.Task)
+		}
+		delete(w.passes, d.Task.Pair)
+		if !last {
+			tensor(key.Tensor{Boundary: s + 1, Micro: m, Back: true})
+		}
+		for l := st.Hi - 1; l >= st.Lo; l-- {
+			g := &w.gradients[l]
+			if g.micros != 0 && g.step != d.Step {
+				w.c.violated("worker %v adds a gradient of step %d to one of step %d", w.session, d.Step, g.step)
+			}
+			g.step = d.Step
+			g.micros |= 1 << m
+			w.core.Step(core.GradientDone{Layer: l, Micro: m})
+		}
+		if s > 0 {
+			w.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = d.Step
+		}
+		w.step(ev)
+		return
+	}
+	for l := st.Lo; l < st.Hi; l++ {
+		if w.shut[l] {
+			w.waiting = func() { w.pass(d) }
+			return
+		}
+	}
+	for l := st.Lo; l < st.Hi; l++ {
+		for u, step := range w.params[l] {
+			if step != d.Step-1 {
+				w.c.violated("worker %v runs %v of step %d with parameters of step %d at unit %d of layer %d", w.session, d.Task, d.Step, step, u, l)
+			}
+		}
+		if d.Learn && l > st.Lo {
+			ev.Within = append(ev.Within, []int{4})
+		}
+	}
+	if s > 0 {
+		tensor(key.Tensor{Boundary: s, Micro: m})
+	}
+	w.passes[d.Task.Pair] = true
+	if last {
+		w.losses |= 1 << m
+	} else {
+		ev.Made = []int{4}
+		w.made[key.Tensor{Boundary: s + 1, Micro: m}] = d.Step
+	}
+	w.step(ev)
+}
+
+// say makes the record of a commit. Its norm counts every owned element once.
+func (w *worker) say(d core.Say) {
+	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1}
+	for _, n := range d.Nodes {
+		if w.losses&bits(n) != bits(n) {
+			w.c.violated("worker %v says the loss of %v and has %b", w.session, n, w.losses)
+		}
+		loss := core.Loss{}
+		for m := n.Lo; m < n.Hi; m++ {
+			loss = loss.Add(core.Loss{Sum: float64(1 + m), Count: 1})
+		}
+		r.Losses = append(r.Losses, core.LossSum{Node: n, Loss: loss})
+	}
+	for _, p := range w.plan.Shards {
+		if p.Owner != w.self.ID {
+			continue
+		}
+		w.complete(w.shards[core.RangeOf(p)].total, d.Step, "a commit")
+		r.Squares, _ = r.Squares.Add(zero.Fixed{Lo: uint64(p.Hi - p.Lo)})
+	}
+	w.step(core.Said{Record: r})
+}
+
+// prepare makes parameters and shards as they are where the run begins.
+func (w *worker) prepare(d core.Prepare) {
+	at, _ := w.core.Passed()
+	for _, st := range d.Stages {
+		for l := st[0]; l < st[1]; l++ {
+			for u := range w.params[l] {
+				w.params[l][u] = at.Step
+			}
+		}
+	}
+	for _, r := range d.Ranges {
+		w.initial[r] = &shard{Range: r, holds: true, step: at.Step}
+	}
+	w.step(core.Prepared{Stages: d.Stages, Ranges: d.Ranges})
+}
+
+// update applies a committed update.
+func (w *worker) update(d core.Update) {
+	step := d.Update.Step
+	for l := range w.params {
+		if !w.serves(l) {
+			for u := range w.params[l] {
+				w.params[l][u] = -1
+			}
+		}
+	}
+	for _, p := range w.plan.Shards {
+		sh := w.shards[core.RangeOf(p)]
+		if sh == nil || !sh.holds {
+			continue
+		}
+		w.complete(sh.total, step, "an update")
+		if sh.step != step-1 {
+			w.c.violated("worker %v updates state of step %d in step %d", w.session, sh.step, step)
+		}
+		if sh.step = step; w.serves(sh.Layer) {
+			w.setParams(sh.Range, step)
+		}
+		if p.Owner == w.self.ID {
+			w.core.Step(core.ShardUpdated{Range: sh.Range})
+		}
+	}
+	var copied []core.Transfer
+	for _, c := range d.Copies {
+		w.bases[c.Transfer] = step
+		copied = append(copied, c.Transfer)
+	}
+	if len(copied) > 0 {
+		w.core.Step(core.Copied{Transfers: copied})
+	}
+	w.step(core.Updated{})
+}
+
+// apply goes over to a plan.
+func (w *worker) apply(d core.Apply) {
+	w.c.known(*d.Plan)
+	w.plan = d.Plan
+	for _, l := range append(d.Fresh, d.Stale...) {
+		w.gradients[l] = gradient{}
+	}
+	made := make(map[id.Range]*shard)
+	for _, n := range d.Shards {
+		switch n.From {
+		case core.Stateless:
+			made[n.Range] = &shard{Range: n.Range}
+		case core.Preset:
+			made[n.Range] = w.initial[n.Range]
+		case core.Assembled:
+			made[n.Range] = w.assemble(n)
+		}
+	}
+	var gone []id.Range
+	gone = append(gone, d.Gone...)
+	for r := range made {
+		gone = append(gone, r)
+	}
+	for _, r := range gone {
+		if sh := w.shards[r]; sh != nil && sh.holds {
+			w.former = append(w.former, sh)
+		}
+		delete(w.shards, r)
+	}
+	for r, sh := range made {
+		w.shards[r] = sh
+	}
+	for r, sh := range w.shards {
+		if sh.holds && w.serves(r.Layer) {
+			w.setParams(r, sh.step)
+		}
+	}
+}
+
+// assemble makes the state of a range out of what is here of it.
+func (w *worker) assemble(n core.NewShard) *shard {
+	at, _ := w.core.Passed()
+	sh := &shard{Range: n.Range, holds: true, step: at.Step}
+	have := make(map[int]int) // steps, by unit
+	take := func(r id.Range, step int) {
+		if r.Layer != n.Range.Layer {
+			return
+		}
+		for u := r.Lo / unit; u < (r.Hi+unit-1)/unit; u++ {
+			have[u] = step
+		}
+	}
+	for _, old := range w.former {
+		take(old.Range, old.step)
+	}
+	for _, old := range w.shards {
+		if old.holds {
+			take(old.Range, old.step)
+		}
+	}
+	for _, r := range n.Transfers {
+		take(r, w.incoming[r].step)
+	}
+	for u := n.Range.Lo / unit; u < (n.Range.Hi+unit-1)/unit; u++ {
+		if step, ok := have[u]; !ok || step != at.Step {
+			w.c.violated("worker %v holds unit %d of layer %d as of step %d from here on, and has it of step %d", w.session, u, n.Range.Layer, at.Step, step)
+		}
+	}
+	return sh
+}
+
+// reduce adds up the gradient of a layer over the members of a stage.
+func (w *worker) reduce(d core.Reduce) {
+	g := w.groups[d.Group]
+	mine := gradient{step: w.gradients[d.Layer].step}
+	for rank, m := range g.members {
+		if m != w.session {
+			continue
+		}
+		for _, n := range d.Tree.Nodes[rank] {
+			if w.gradients[d.Layer].micros&bits(n) != bits(n) || mine.micros&bits(n) != 0 {
+				w.c.violated("worker %v is to add the gradients %v of layer %d and has %b", w.session, n, d.Layer, w.gradients[d.Layer].micros)
+			}
+			mine.micros |= bits(n)
+		}
+	}
+	w.begin(&operation{
+		call: callOf(d.Group, d.Call), members: g.members,
+		done: func(parts map[id.Session]any) {
+			var total gradient
+			for _, m := range g.members {
+				p := parts[m].(gradient)
+				if p.micros == 0 {
+					continue
+				}
+				if total.micros&p.micros != 0 || total.micros != 0 && total.step != p.step {
+					w.c.violated("worker %v: the gradients of layer %d add up %b of step %d and %b of step %d", w.session, d.Layer, total.micros, total.step, p.micros, p.step)
+				}
+				total = gradient{p.step, total.micros | p.micros}
+			}
+			for _, r := range d.Mine {
+				if sh := w.shards[r]; sh != nil && r != (id.Range{}) {
+					sh.total = total
+				}
+			}
+			w.step(core.OpDone{Op: d.Op})
+		},
+		broken: func() { w.step(core.OpDone{Op: d.Op, Broken: true}) },
+	}, mine)
+}

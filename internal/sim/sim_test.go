@@ -1,0 +1,164 @@
+package sim
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+var (
+	schedules = flag.Int("schedules", 300, "random schedules of faults")
+	seed      = flag.Uint64("seed", 1, "first seed")
+)
+
+const ms = time.Millisecond
+
+// layers have blocks enough for a shard for each of several workers.
+func layers() (all []plan.Layer) {
+	for range 4 {
+		all = append(all, plan.Layer{Tensors: []int{8 * unit}})
+	}
+	return all
+}
+
+// schedule makes the run of a seed: its shape, and the faults in it.
+func schedule(seed uint64, trace bool) (*Cluster, string) {
+	r := rand.New(rand.NewPCG(seed, 2))
+	n := 1 + r.IntN(6)
+	cfg := Config{
+		Seed: seed, Workers: n, Stages: 1 + r.IntN(min(n, 3)), Micros: 8, Mirrors: r.IntN(3), Steps: 8, Zero: 1 + r.IntN(2), MinWorkers: 1,
+		Layers: layers(), Detect: 50 * ms, Checkpoint: r.IntN(4), Trace: trace,
+	}
+	c := New(cfg)
+	text := fmt.Sprintf("%d workers, %d stages, %d mirrors, ZeRO %d, checkpoint %d", n, cfg.Stages, cfg.Mirrors, cfg.Zero, cfg.Checkpoint)
+	var last time.Duration
+	at := func() time.Duration { // often shortly after the fault before, in the recovery from it
+		if last == 0 || r.IntN(2) == 0 {
+			last = time.Duration(r.Int64N(int64(60 * ms)))
+		} else {
+			last += time.Duration(r.Int64N(int64(4 * ms)))
+		}
+		return last
+	}
+	worker := func() id.WorkerID { return id.WorkerID(r.IntN(n + 2)) }
+	for range r.IntN(9) {
+		t, w, x, d := at(), worker(), worker(), time.Duration(r.Int64N(int64(100*ms)))
+		kind := r.IntN(8)
+		text += fmt.Sprintf("; %v: %s %d", t, [...]string{"kill", "kill", "freeze", "cut", "join", "leave", "lead", "measure"}[kind], w)
+		c.At(t, func() {
+			switch kind {
+			case 0, 1:
+				c.Kill(w)
+				if d > 50*ms {
+					c.after(d/4, func() { c.Replace(w) })
+				}
+			case 2:
+				c.Freeze(w, d)
+			case 3:
+				c.Cut(w, x, d)
+			case 4:
+				c.Join()
+			case 5:
+				c.Leave(w)
+			case 6:
+				c.Lead()
+			case 7:
+				c.Measure(w, d)
+			}
+		})
+	}
+	return c, text
+}
+
+// try runs the schedule of a seed, and returns what is wrong with it.
+func try(seed uint64, trace bool) (*Cluster, error) {
+	c, text := schedule(seed, trace)
+	if err := run(c); err != nil {
+		return c, fmt.Errorf("seed %d (%s): %w", seed, text, err)
+	}
+	return c, nil
+}
+
+// run runs a cluster to its end, and returns what is wrong with it.
+func run(c *Cluster) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			violation, ok := v.(*Violation)
+			if !ok {
+				buf := make([]byte, 1<<14)
+				violation = &Violation{fmt.Sprintf("%v\n%s", v, buf[:runtime.Stack(buf, false)]), c.Log()}
+			}
+			err = violation
+		}
+	}()
+	ended, fatal := c.Run(10 * time.Second)
+	if none := new(controller.NoWorkersError); fatal != nil && !errors.As(fatal, &none) {
+		return fmt.Errorf("ended by %w", fatal)
+	}
+	if !ended {
+		return fmt.Errorf("no end; the controller is busy: %v\n%s", c.ctl.Busy(), strings.Join(append(c.Log(), c.states()...), "\n"))
+	}
+	return nil
+}
+
+// states says where each worker is.
+func (c *Cluster) states() (all []string) {
+	for _, w := range c.order {
+		at, _ := w.core.Passed()
+		all = append(all, fmt.Sprintf("worker %v: alive %v, %v, at %v, plan %v, asking %v, done %v, waiting %v, shut %v, ops %v, editing %v",
+			w.session, w.alive, w.core.State(), at, w.core.Plan().Version, w.asking, w.done, w.waiting != nil, w.shut, len(w.ops), w.editing != nil))
+	}
+	return all
+}
+
+// TestSchedules holds that random faults at random moments break no invariant, and that the run goes on once they end.
+//
+//	go test ./internal/sim -run Schedules -schedules 10000 -seed 1
+func TestSchedules(t *testing.T) {
+	var next atomic.Uint64
+	var recoveries, failed atomic.Int64
+	var tasks sync.WaitGroup
+	began := time.Now()
+	for range runtime.GOMAXPROCS(0) {
+		tasks.Go(func() {
+			for {
+				i := next.Add(1) - 1
+				if i >= uint64(*schedules) || failed.Load() > 3 {
+					return
+				}
+				c, err := try(*seed+i, false)
+				if err != nil {
+					failed.Add(1)
+					t.Error(err)
+					continue
+				}
+				recoveries.Add(int64(c.Recoveries))
+			}
+		})
+	}
+	tasks.Wait()
+	t.Logf("%d schedules with %d recoveries in %v", *schedules, recoveries.Load(), time.Since(began).Round(ms))
+}
+
+// TestSeed shows one schedule in full.
+func TestSeed(t *testing.T) {
+	if *schedules != 1 {
+		t.Skip("go test ./internal/sim -run Seed -schedules 1 -seed N shows a schedule")
+	}
+	c, err := try(*seed, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log(strings.Join(c.Log(), "\n"))
+}

@@ -1,0 +1,455 @@
+package sim
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/worker/core"
+)
+
+// worker is one process: the shell of a core, its network, its memory, and the program that asks for one step after the
+// other.
+type worker struct {
+	c       *Cluster
+	self    plan.Worker
+	session id.Session
+
+	alive, frozen bool
+	deferred      []func() // what came while it was frozen
+	death         func()   // tells the controller that it has failed
+	gone          bool     // the host knows that it is over
+	told, heard   time.Time
+
+	core                     *core.Worker
+	life                     int // counts cores: a rollback makes a new one
+	working                  bool
+	asking                   bool // an operation of the program is under way
+	ready                    bool // Ready is being carried out
+	done, finishedSaid, left bool
+	opened                   time.Time
+	came                     time.Time
+
+	memory
+
+	// The network.
+	members  map[id.Session]bool
+	since    uint64 // keys of earlier steps are over
+	expected map[comm.Key]core.Expect
+	early    map[comm.Key][]message // by arrival
+	taken    map[comm.Key]bool
+	groups   map[uint16]group
+	aborted  map[uint16]id.Version
+	ops      []*operation
+	parts    map[call]map[id.Session]any
+	editing  *editing
+}
+
+type group struct {
+	version id.Version
+	members []id.Session
+}
+
+// editing is an edit of groups, which waits for links.
+type editing struct {
+	op     core.Op
+	groups map[uint16]group
+}
+
+// start starts a process.
+func (c *Cluster) start(self plan.Worker, first controller.Order) *worker {
+	w := &worker{
+		c: c, self: self, session: core.SessionOf(self), alive: true,
+		members: make(map[id.Session]bool), expected: make(map[comm.Key]core.Expect), early: make(map[comm.Key][]message),
+		taken: make(map[comm.Key]bool), groups: make(map[uint16]group),
+		aborted: make(map[uint16]id.Version), parts: make(map[call]map[id.Session]any),
+	}
+	c.workers[w.session] = w
+	c.order = append(c.order, w)
+	w.begins(first)
+	w.later(w.drive)
+	return w
+}
+
+// begins makes a core that begins with an order.
+func (w *worker) begins(first controller.Order) {
+	w.life++
+	w.asking = false
+	w.editing, w.ops = nil, nil
+	clear(w.expected)
+	w.memory = newMemory(w)
+	var layers []core.Layer
+	for i := range w.c.cfg.Layers {
+		layers = append(layers, core.Layer{Name: fmt.Sprintf("layer%d", i)})
+	}
+	w.core = core.New(core.Config{
+		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Zero: w.c.cfg.Zero,
+	})
+}
+
+// run calls f, or puts it off while the worker is frozen.
+func (w *worker) run(f func()) {
+	switch {
+	case !w.alive:
+	case w.frozen:
+		w.deferred = append(w.deferred, f)
+	default:
+		f()
+	}
+}
+
+// thaw ends a freeze.
+func (w *worker) thaw() {
+	w.frozen = false
+	for len(w.deferred) > 0 && !w.frozen && w.alive {
+		f := w.deferred[0]
+		w.deferred = w.deferred[1:]
+		f()
+	}
+}
+
+// later calls f soon, unless the worker or the core has ended by then.
+func (w *worker) later(f func()) { w.in(w.c.delay(20*time.Microsecond), f) }
+
+func (w *worker) in(d time.Duration, f func()) {
+	life := w.life
+	w.c.after(d, func() {
+		w.run(func() {
+			if life == w.life {
+				f()
+			}
+		})
+	})
+}
+
+// stop ends the process.
+func (w *worker) stop() {
+	w.alive, w.frozen, w.deferred = false, false, nil
+	for _, x := range w.c.order {
+		if x != w {
+			w.c.link(w, x).refresh()
+		}
+	}
+}
+
+// report tells the controller that the worker has failed.
+func (w *worker) report() {
+	if !w.gone {
+		w.gone = true
+		w.death()
+	}
+}
+
+// announce tells the controller that the worker is ready to join.
+func (w *worker) announce() {
+	w.c.toLeader(w, func() { w.c.step(controller.Joined{Worker: w.self, Addr: addr(w.self)}) })
+}
+
+// finished tells the controller that the worker has passed the last point.
+func (w *worker) finished() {
+	_, result := w.core.Passed()
+	w.c.toLeader(w, func() {
+		w.finishedSaid = true
+		w.c.step(controller.Finished{Worker: w.self, Step: w.c.cfg.Steps, Result: result})
+	})
+}
+
+// command takes an order. A rollback ends the core and begins another one.
+func (w *worker) command(o controller.Order) {
+	if o.Restart {
+		w.done, w.finishedSaid = false, false
+		w.begins(o)
+		w.drive()
+		return
+	}
+	w.step(core.Order{Order: o})
+}
+
+// query asks for a report.
+func (w *worker) query(b id.Ballot) {
+	token := uint64(len(w.queries) + 1)
+	w.queries[token] = b
+	w.step(core.Query{Ballot: b, Token: token})
+}
+
+// step lets the core step and does what it wants.
+func (w *worker) step(e core.Event) {
+	w.core.Step(e)
+	w.drive()
+}
+
+func (w *worker) drive() {
+	if w.ready {
+		return
+	}
+	life := w.life
+	w.ready = true
+	for duties := w.core.Ready(); len(duties) > 0 && life == w.life; duties = w.core.Ready() {
+		for _, d := range slices.Clone(duties) {
+			w.perform(d)
+		}
+	}
+	w.ready = false
+	w.program()
+}
+
+// program asks for the next operation.
+func (w *worker) program() {
+	if w.asking || w.done || w.left || len(w.core.Plan().Workers) == 0 || w.core.Err() != nil {
+		return
+	}
+	at, _ := w.core.Passed()
+	if at.Gate == id.Kept {
+		w.done = true
+		w.finished()
+		return
+	}
+	w.asking = true
+	point := id.Point{Step: at.Step + 1}
+	switch {
+	case at.Step == w.c.cfg.Steps && at.Gate == id.Committed:
+		point = id.Point{Step: at.Step, Gate: id.Evaluated}
+	case at.Step == w.c.cfg.Steps:
+		point = id.Point{Step: at.Step, Gate: id.Kept}
+	}
+	w.in(w.c.delay(50*time.Microsecond), func() { w.step(core.Ask{Point: point, Micros: w.c.cfg.Micros}) })
+}
+
+// ended takes the end of an operation.
+func (w *worker) ended(r core.Result, err error) {
+	w.asking = false
+	switch {
+	case errors.Is(err, core.ErrLeft):
+		w.left = true
+	case err != nil:
+		w.c.violated("worker %v fails: %v", w.session, err)
+	case r.Step > 0:
+		w.committed(r)
+	}
+}
+
+// committed holds that all commits of a step are the same.
+func (w *worker) committed(r core.Result) {
+	r.Plan, r.Forwards, r.Backwards = id.Version{}, 0, 0
+	if was, ok := w.c.results[r.Step]; ok && was != r {
+		w.c.violated("worker %v commits %+v, and another one %+v", w.session, r, was)
+	}
+	if w.c.results[r.Step] = r; r.Targets != int64(w.c.cfg.Micros) {
+		w.c.violated("step %d counts %d of %d micro-batches", r.Step, r.Targets, w.c.cfg.Micros)
+	}
+	if r.Step == w.c.cfg.Checkpoint {
+		w.c.toLeader(w, func() { w.c.step(controller.Saved{Step: r.Step, Dir: "checkpoint"}) })
+	}
+}
+
+// perform does a duty, or begins it.
+func (w *worker) perform(d core.Duty) {
+	switch d := d.(type) {
+	case core.Admit:
+		w.admit(d.Peers)
+	case core.Advance:
+		w.advance(d.Word)
+	case core.Expect:
+		w.expect(d)
+	case core.Cancel:
+		for k, e := range w.expected {
+			if e.Ticket == d.Ticket {
+				delete(w.expected, k)
+			}
+		}
+	case core.Send:
+		w.post(d.To, message{key: d.Key, value: w.load(d.From, d.Data)})
+	case core.SendFill:
+		w.post(d.Transfer.To, message{key: d.Key, value: w.loadFill(d)})
+	case core.Edit:
+		w.edit(d)
+	case core.Reduce:
+		w.reduce(d)
+	case core.Exchange:
+		w.exchange(d)
+	case core.CancelOps:
+		if w.editing != nil {
+			op := w.editing.op
+			w.editing = nil
+			w.later(func() { w.step(core.OpDone{Op: op, Broken: true}) })
+		}
+		for _, o := range slices.Clone(w.ops) {
+			w.abort(o.call.group, o.call.version)
+		}
+	case core.Operate:
+		w.in(w.c.delay(time.Millisecond), func() { w.step(core.Answered{Said: []byte{}}) })
+	case core.Answer:
+		e := controller.Answered{Worker: w.self, Ballot: w.queries[d.Token], Report: d.Report}
+		w.c.toLeader(w, func() { w.c.step(e) })
+	case core.Mark:
+		if w.opened = w.c.now; !d.Live {
+			w.came = w.c.now
+		}
+	case core.Live:
+		w.c.note("worker %v applies plan %v", w.session, d.Version)
+		e := controller.Applied{Worker: w.self, Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: w.opened.Sub(w.came), Resume: w.c.now.Sub(w.opened)}
+		w.c.toLeader(w, func() { w.c.step(e) })
+	case core.Level:
+		e := controller.Level{Worker: w.self, ID: d.Fill, Step: d.Step}
+		w.c.toLeader(w, func() { w.c.step(e) })
+	case core.Conclude:
+		w.ended(core.Result{}, nil)
+	case core.End:
+		w.ended(d.Result, d.Err)
+	case core.StopFills, core.StopOperate:
+	default:
+		w.remember(d)
+	}
+}
+
+// admit sets the members of the network.
+func (w *worker) admit(peers []comm.Peer) {
+	was := w.members
+	w.members = make(map[id.Session]bool)
+	for _, p := range peers {
+		if p.Session != w.session {
+			w.members[p.Session] = true
+		}
+	}
+	for _, x := range w.c.order {
+		if x != w && was[x.session] != w.members[x.session] {
+			w.c.link(w, x).refresh()
+		}
+	}
+	for k := range w.early {
+		w.early[k] = slices.DeleteFunc(w.early[k], func(m message) bool { return !w.members[m.from] })
+	}
+}
+
+// advance ends all keys of earlier steps.
+func (w *worker) advance(word uint64) {
+	w.since = word
+	for k := range w.early {
+		if k.Step < word {
+			delete(w.early, k)
+		}
+	}
+	for k := range w.taken {
+		if k.Step < word {
+			delete(w.taken, k)
+		}
+	}
+	for k := range w.expected {
+		if k.Step < word {
+			delete(w.expected, k)
+		}
+	}
+}
+
+// linkUp is called when a link has opened.
+func (w *worker) linkUp() { w.run(w.edited) }
+
+// linkLost is called when a link has broken.
+func (w *worker) linkLost(other *worker) {
+	for _, g := range slices.Sorted(maps.Keys(w.groups)) {
+		if x := w.groups[g]; slices.Contains(x.members, other.session) {
+			w.abort(g, x.version)
+		}
+	}
+	w.c.toLeader(w, func() { w.c.step(controller.LinkLost{From: w.self, To: other.self}) })
+	w.step(core.LinkLost{Session: other.session})
+}
+
+// receive takes a message.
+func (w *worker) receive(m message) {
+	if m.part != nil {
+		if m.part.aborts {
+			w.abort(m.part.call.group, m.part.call.version)
+		} else {
+			w.take(*m.part)
+		}
+		return
+	}
+	if w.taken[m.key] || m.key.Step < w.since {
+		return
+	}
+	if e, ok := w.expected[m.key]; ok {
+		delete(w.expected, m.key)
+		w.deliver(e, m)
+		return
+	}
+	w.early[m.key] = append(w.early[m.key], m)
+}
+
+// expect takes a message that is early, or waits for it.
+func (w *worker) expect(e core.Expect) {
+	if w.taken[e.Key] {
+		w.later(func() { w.step(core.Received{Ticket: e.Ticket, Duplicate: true}) })
+		return
+	}
+	if all := w.early[e.Key]; len(all) > 0 {
+		delete(w.early, e.Key)
+		w.deliver(e, all[0])
+		return
+	}
+	w.expected[e.Key] = e
+}
+
+// deliver puts a message where it is expected.
+func (w *worker) deliver(e core.Expect, m message) {
+	w.taken[m.key] = true
+	n, data := w.store(e, m.value)
+	w.later(func() { w.step(core.Received{Ticket: e.Ticket, From: m.from, Bytes: n, Data: data}) })
+}
+
+// edit edits the groups once links to all members are open.
+func (w *worker) edit(d core.Edit) {
+	w.editing = &editing{op: d.Op, groups: make(map[uint16]group)}
+	for _, g := range d.Groups {
+		w.editing.groups[g.ID] = group{d.Version, g.Members}
+	}
+	w.edited()
+}
+
+func (w *worker) edited() {
+	e := w.editing
+	if e == nil {
+		return
+	}
+	for _, g := range e.groups {
+		for _, m := range g.members {
+			if x := w.c.workers[m]; x != w && !w.c.link(w, x).up {
+				return
+			}
+		}
+	}
+	w.editing = nil
+	for g, x := range e.groups {
+		w.groups[g] = x
+	}
+	for c := range w.parts {
+		if c.version.Compare(w.groups[c.group].version) < 0 {
+			delete(w.parts, c)
+		}
+	}
+	w.later(func() { w.step(core.OpDone{Op: e.op, Opened: 1}) })
+}
+
+func callOf(group uint16, c comm.Call) call { return call{group, c.Version, c.Step, c.Tag} }
+
+// exchange brings what each member says to all.
+func (w *worker) exchange(d core.Exchange) {
+	g := w.groups[0]
+	w.begin(&operation{
+		call: callOf(0, d.Call), members: g.members,
+		done: func(parts map[id.Session]any) {
+			all := make([]byte, d.Parts[len(d.Parts)-1])
+			for i, m := range g.members {
+				copy(all[d.Parts[i]:d.Parts[i+1]], parts[m].([]byte))
+			}
+			w.step(core.OpDone{Op: d.Op, All: all})
+		},
+		broken: func() { w.step(core.OpDone{Op: d.Op, Broken: true}) },
+	}, d.Said)
+}
