@@ -5,7 +5,7 @@
 //
 // A result depends on the operands only: not on the number of threads, not
 // on what else is in the call, and not on the path (AVX-512, AVX2 or plain
-// Go) that computes it. The rules that bring this about are these.
+// Go) that computes it. These rules ensure that:
 //
 //   - Matrix product: an output element is one chain of fused multiply-adds
 //     over k, in ascending order from +0, within a block of [BlockK]; blocks
@@ -35,7 +35,7 @@
 //
 // The fastest path the CPU has is chosen at start. The environment variable
 // SOLITON_KERNEL (avx512, avx2 or generic) overrides the choice; a value that
-// is unknown or that the CPU does not have is reported by [Err].
+// is unknown or that the CPU does not support is reported by [Err].
 //
 // The assembly is generated: see the module in the folder asm, and "make
 // generate".

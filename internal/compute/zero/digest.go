@@ -2,21 +2,20 @@ package zero
 
 import "github.com/soliton-train/soliton/internal/compute/kernel"
 
-// Digest is what a holder remembers of a block: [kernel.Digest] of what was
-// written, in the lower 32 bits. The zero Digest says that nothing is known.
+// Digest is [kernel.Digest] of a block as it was written, in the lower 32 bits. The
+// zero Digest means that nothing is known.
 type Digest uint64
 
 const (
 	known Digest = 1 << 32
-	// altered is the digest of what was computed from a block that was not as it
-	// had been written. No block fits it.
+	// altered is the digest of the result of a corrupted block. No block fits it.
 	altered Digest = 1 << 33
 )
 
 // DigestOf returns the digest of a block.
 func DigestOf(x []float32) Digest { return known | Digest(kernel.Digest(x)) }
 
-// Fits reports whether a block may be what the digest was taken of.
+// Fits reports whether the digest may be that of the block.
 func (d Digest) Fits(x []float32) bool { return d == 0 || d == DigestOf(x) }
 
 // array returns the parameters (0) or moment j-1.

@@ -10,7 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 )
 
-// Tensor is one parameter tensor of a layer, as far as the optimizer cares.
+// Tensor is what the optimizer knows of a parameter tensor.
 type Tensor struct {
 	Size    int  // elements
 	NoDecay bool // exempt from weight decay
@@ -35,9 +35,6 @@ func Blocks(tensors []Tensor) []Block {
 	}
 	return blocks
 }
-
-// Range is the elements [Lo, Hi) of one layer's flattened parameters.
-type Range = id.Range
 
 // Shard is the optimizer state of a range.
 type Shard struct {
@@ -101,11 +98,10 @@ func (s *Shard) Squares(p *kernel.Pool, grad []float32, e int) (Fixed, error) {
 	return total, nil
 }
 
-// Update applies the rule to the parameters of the shard. digests, if there are
-// any, are of the blocks of the parameters, then of each moment: each block is
-// held against them before it is written, and they are those of the new blocks
-// after. A block that was not as it was left stays under suspicion: what came of
-// it matches no digest, see [Digest].
+// Update applies the rule to the parameters of the shard. digests, if given, are
+// those of the blocks of the parameters, then of each moment. Update compares each
+// block with its digest before it writes the block, and replaces the digest. The
+// result of a corrupted block matches no digest, so that it is found later.
 func (s *Shard) Update(p *kernel.Pool, params, grad []float32, u Update, digests ...[]Digest) {
 	apply := s.rule.prepare(u)
 	p.For(len(s.blocks), blocksPerThread, func(lo, hi int) {
