@@ -26,6 +26,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform"
 )
 
@@ -212,11 +213,11 @@ func answering(threads int, how threading) error {
 			}
 		}
 	})
-	report := make([]byte, 1<<10) // of the size a real report has
+	report := control.Report{Result: make([]byte, 1<<10)} // of the size a real report has
 	for err == nil {
 		var q control.Query
 		if q, err = receive[control.Query](c); err == nil {
-			err = c.Send(control.Answer{Term: q.Term, Attempt: q.Attempt, Report: report})
+			err = c.Send(control.Answer{Ballot: q.Ballot, Report: report})
 		}
 	}
 	close(stop)
@@ -266,7 +267,7 @@ func roundTrips(workers, threads, extra int, how threading, rounds int, seed uin
 		time.Sleep(time.Duration(r.Int64N(int64(40 * time.Millisecond))))
 		began := time.Now()
 		for _, conn := range c.conns {
-			if err := conn.Send(control.Query{Term: 1, Attempt: uint64(round)}); err != nil {
+			if err := conn.Send(control.Query{Ballot: id.Ballot{Term: 1, Attempt: uint64(round)}}); err != nil {
 				return err
 			}
 		}
@@ -324,11 +325,11 @@ func linkEnd() error {
 	if err := c.Send(control.Ready{Addr: e.Addr()}); err != nil {
 		return err
 	}
-	start, err := receive[control.Start](c)
+	order, err := receive[control.Order](c)
 	if err != nil {
 		return leftAlone(err)
 	}
-	peer := comm.Peer{Session: id.Session{Worker: 0, Incarnation: 1}, Addr: start.Peers[0].Addr}
+	peer := comm.Peer{Session: id.Session{Worker: 0, Incarnation: 1}, Addr: order.Peers[0].Addr}
 	if err := e.SetMembers([]comm.Peer{peer}); err != nil {
 		return err
 	}
@@ -389,7 +390,7 @@ func underBulk(messages int, seed uint64) (err error) {
 	if err := e.SetMembers([]comm.Peer{peer}); err != nil {
 		return err
 	}
-	if err := c.conns[0].Send(control.Start{Peers: []control.Peer{{ID: 0, Incarnation: 1, Addr: e.Addr()}}}); err != nil {
+	if err := c.conns[0].Send(control.Order{Peers: []control.Peer{{Worker: plan.Worker{Incarnation: 1}, Addr: e.Addr()}}}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)

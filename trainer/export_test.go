@@ -2,7 +2,7 @@ package trainer
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"math"
@@ -60,6 +60,7 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 	}
 
 	start.Threads = 1
+	var peers []control.Peer
 	var view plan.View
 	var prof plan.Profile
 	j := job().withDefaults()
@@ -69,8 +70,8 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 			if !ok {
 				continue
 			}
-			start.Peers = append(start.Peers, control.Peer{ID: i, Addr: r.Addr})
 			view.Workers = append(view.Workers, plan.Worker{ID: id.WorkerID(i)})
+			peers = append(peers, control.Peer{Worker: view.Workers[i], Addr: r.Addr})
 			if i == 0 {
 				for _, l := range r.Layers {
 					prof.Layers = append(prof.Layers, plan.Layer{Tensors: l.Tensors})
@@ -83,11 +84,8 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 	if err != nil {
 		t.Fatal(err)
 	}
-	if start.Plan, err = json.Marshal(p); err != nil {
-		t.Fatal(err)
-	}
 	for _, c := range conns {
-		if err := c.Send(start); err != nil {
+		if err := errors.Join(c.Send(start), c.Send(control.Order{Plan: p, Peers: peers})); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -203,15 +203,11 @@ func TestWorkerConversation(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	planJSON, err := json.Marshal(p)
-	if err != nil {
+	order := control.Order{Plan: p, Peers: []control.Peer{{Worker: p.Workers[0], Addr: r.Addr}}}
+	if err := errors.Join(conn.Send(control.Start{Threads: 1, Reduction: "exact"}), conn.Send(order)); err != nil {
 		t.Fatal(err)
 	}
-	start := control.Start{Threads: 1, Reduction: "exact", Plan: planJSON, Peers: []control.Peer{{ID: 2, Incarnation: 5, Addr: r.Addr}}}
-	if err := conn.Send(start); err != nil {
-		t.Fatal(err)
-	}
-	if a, ok := receive().(control.Applied); !ok || a.N != p.Version.N {
+	if a, ok := receive().(control.Applied); !ok || a.Version != p.Version {
 		t.Fatalf("%+v", a)
 	}
 	for i := 1; i <= 3; i++ {

@@ -2,7 +2,6 @@ package trainer
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -306,7 +305,7 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		}
 		if s.c != nil {
 			start := cfg.Start
-			start.Threads = 1
+			start.Threads, start.Joins = 1, true
 			_ = v.conn.Send(start)
 			s.step(controller.Joined{Worker: v.w, Addr: v.addr})
 			return
@@ -336,17 +335,11 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 		}
 		s.failed = fmt.Errorf("worker %d: %s\n%s", v.w.ID, m.Text, m.Stack)
 	case control.Answer:
-		r, err := controller.ParseReport(m.Report)
-		if err != nil {
-			s.failed = err
-			return
-		}
-		s.step(controller.Answered{Worker: v.w, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: r})
+		s.step(controller.Answered{Worker: v.w, Ballot: m.Ballot, Report: m.Report})
 	case control.Level:
-		s.step(controller.Level{Worker: v.w, ID: id.Fill{Term: m.Term, N: m.N}, Step: m.Step})
+		s.step(controller.Level{Worker: v.w, ID: m.ID, Step: m.Step})
 	case control.Applied:
-		s.step(controller.Applied{Worker: v.w, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt},
-			Version: id.Version{Generation: m.Generation, N: m.N}, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
+		s.step(controller.Applied{Worker: v.w, Ballot: m.Ballot, Version: m.Version, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
 	}
 }
 
@@ -359,15 +352,11 @@ func (s *survival) begin(cfg SurviveConfig) {
 			return
 		}
 		v.Workers = append(v.Workers, w.w)
-		start.Peers = append(start.Peers, control.Peer{ID: int(w.w.ID), Addr: w.addr})
 		peers = append(peers, controller.Peer{Worker: w.w, Addr: w.addr})
 	}
 	j := s.job().withDefaults()
 	prof := s.workers[0].prof
 	p, _, err := planner.Next(plan.Plan{}, v, prof, planner.Event{Kind: planner.Start, Micros: j.GlobalBatch / j.MicroBatch, Stages: cfg.Stages, Mirrors: cfg.Mirrors})
-	if err == nil {
-		start.Plan, err = json.Marshal(p)
-	}
 	if err != nil {
 		s.failed = err
 		return
@@ -376,7 +365,7 @@ func (s *survival) begin(cfg SurviveConfig) {
 	s.plans[uint64(p.Version.N)], s.live = p, p
 	s.c = controller.New(controller.Config{Plan: p, Peers: peers, Profile: prof, Term: 1, Stages: cfg.Stages, Mirrors: cfg.Mirrors, Detect: 30 * time.Second})
 	for _, w := range s.workers {
-		if err := w.conn.Send(start); err != nil {
+		if err := errors.Join(w.conn.Send(start), w.conn.Send(control.Order{Plan: p, Peers: peers})); err != nil {
 			s.failed = err
 		}
 	}
@@ -388,22 +377,12 @@ func (s *survival) step(e controller.Event) {
 	for _, f := range s.c.Step(time.Now(), e) {
 		switch f := f.(type) {
 		case controller.Ask:
-			s.send(f.Worker, control.Query{Term: f.Ballot.Term, Attempt: f.Ballot.Attempt})
+			s.send(f.Worker, control.Query{Ballot: f.Ballot})
 		case controller.Command:
-			body, err := f.Order.Encode()
-			if err != nil {
-				s.failed = err
-				return
-			}
 			s.plans[uint64(f.Order.Plan.Version.N)] = f.Order.Plan
-			s.send(f.Worker, control.Order{Order: body})
+			s.send(f.Worker, f.Order)
 		case controller.Copy:
-			body, err := f.Fill.Encode()
-			if err != nil {
-				s.failed = err
-				return
-			}
-			s.send(f.Worker, control.Fill{Fill: body})
+			s.send(f.Worker, f.Fill)
 		case controller.Propose:
 			s.step(controller.Agreed{Version: f.Order.Plan.Version, Proposed: time.Now()})
 		case controller.Balance:

@@ -325,7 +325,7 @@ func storyJob(t interface{ Fatal(...any) }, workers, stages, micros, mirrors, le
 	for worker := range workers {
 		w := plan.Worker{ID: id.WorkerID(worker)}
 		v.Workers = append(v.Workers, w)
-		cfg.Peers = append(cfg.Peers, Peer{w, fmt.Sprintf("addr-%d", worker)})
+		cfg.Peers = append(cfg.Peers, Peer{Worker: w, Addr: fmt.Sprintf("addr-%d", worker)})
 	}
 	var err error
 	cfg.Plan, _, err = planner.Next(plan.Plan{}, v, cfg.Profile, planner.Event{Kind: planner.Start, Micros: micros, Stages: stages, Mirrors: mirrors})
@@ -355,7 +355,7 @@ func (s *story) report(w plan.Worker) Report {
 	if _, ok := s.args["filled"]; ok {
 		for _, t := range s.fill.Transfers {
 			if t.To == w.ID {
-				r.Filled = append(r.Filled, Filled{t.Range, s.int("filled", 0)})
+				r.Filled = append(r.Filled, Filled{Range: t.Range, Step: s.int("filled", 0)})
 			}
 		}
 	}

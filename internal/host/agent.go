@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -146,7 +145,6 @@ const reapTime = time.Second
 // Serve keeps the run of the workers until all have ended, and closes the view and
 // the run directory. Their WorkerIDs are their positions, in incarnation 0. There is at least one.
 func (a *Agent) Serve(ctx context.Context, workers ...Worker) session.Outcome {
-	controller.Warm()
 	control.Warm()
 	cfg := a.cfg.withDefaults(len(workers))
 	var all []plan.Worker

@@ -23,7 +23,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -66,6 +65,9 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	} else if _, ok := m.(control.Start); !ok {
 		return
 	}
+	if _, err := conn.Receive(ctx); err != nil { // the first order
+		return
+	}
 	inbox := make(chan control.Message, 16)
 	ended := make(chan struct{})
 	go func() {
@@ -86,15 +88,10 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 		case control.Stop:
 			stoppedBy = m.Reason
 		case control.Query:
-			report, _ := controller.Report{Plan: version, Passed: id.Point{Step: step}}.Encode()
-			conn.Send(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
+			conn.Send(control.Answer{Ballot: m.Ballot, Report: control.Report{Plan: version, Passed: id.Point{Step: step}}})
 		case control.Order:
-			o, err := controller.ParseOrder(m.Order)
-			if err != nil {
-				panic(err)
-			}
-			version, step, rests = o.Plan.Version, o.Passed.Step, false
-			conn.Send(control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: version.Generation, N: version.N, Edit: 1000, Opened: 1})
+			version, step, rests = m.Plan.Version, m.Passed.Step, false
+			conn.Send(control.Applied{Ballot: m.Ballot, Version: version, Edit: 1000, Opened: 1})
 		}
 		return m != nil
 	}

@@ -5,10 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 )
 
 // What was ordered is in the log, which another process can open after the end.
@@ -30,7 +30,7 @@ func TestAgreement(t *testing.T) {
 	if s.Generation != 2 || len(s.Job.Data) == 0 || s.Newest != (id.Version{Generation: 1, N: 2}) || len(s.Plans) != 2 || !strings.HasPrefix(s.Plans[1].Reason, "worker 1 exited") {
 		t.Errorf("%+v", s)
 	}
-	o, err := controller.ParseOrder(s.Plans[1].Data)
+	o, err := control.ParseOrder(s.Plans[1].Data)
 	if err != nil || len(o.Plan.Workers) != 2 || o.Passed != (id.Point{Step: 2}) {
 		t.Errorf("%+v, %v", o, err)
 	}

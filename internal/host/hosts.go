@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
 	"github.com/soliton-train/soliton/internal/host/session"
@@ -481,7 +480,7 @@ func inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, error) {
 func parseAgreed(state agree.State) (*session.Inherited, error) {
 	in := &session.Inherited{}
 	for _, p := range state.Plans {
-		o, err := controller.ParseOrder(p.Data)
+		o, err := control.ParseOrder(p.Data)
 		if err != nil {
 			return nil, err
 		}

@@ -43,6 +43,7 @@ func TestSilence(t *testing.T) {
 				}
 				conn.Send(control.Ready{Job: rundir.Job{Steps: 3, GlobalBatch: 1, MicroBatch: 1}})
 				conn.Receive(ctx) // Start
+				conn.Receive(ctx) // the first order
 				if frozen {
 					m, _ := conn.Receive(ctx)
 					conn.Send(control.Done{StoppedBy: m.(control.Stop).Reason})

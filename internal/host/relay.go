@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -489,7 +488,7 @@ func (r *relay) hear(m control.Message) error {
 		case control.Release:
 			told = &l.released
 		case control.Order:
-			if o, err := controller.ParseOrder(said.Order); err == nil && o.Restart {
+			if said.Restart {
 				l.done = nil
 			}
 		}

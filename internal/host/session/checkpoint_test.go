@@ -26,6 +26,7 @@ func savingOf(t *testing.T, cfg Config, n int) *ran {
 		}
 		r.feed(e)
 	}
+	sent[control.Order](r) // the first
 	r.feed(commit(n, 1)...)
 	return r
 }

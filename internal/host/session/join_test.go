@@ -48,7 +48,7 @@ func TestAddedWorkersGetAPart(t *testing.T) {
 	r.feed(WorkerStarted{plan.Worker{ID: 2}, nil}, WorkerStarted{plan.Worker{ID: 3}, errors.New("no room")})
 	sent[control.Start](r)
 	r.feed(Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2, PID: 9}}, Received{2, readyOf(2)})
-	if start := sent[control.Start](r); len(start) != 1 || len(start[2].Plan) != 0 {
+	if start := sent[control.Start](r); len(start) != 1 || !start[2].Joins {
 		t.Fatalf("starts: %v", start)
 	}
 	if fills := sent[control.Fill](r); len(fills) == 0 {

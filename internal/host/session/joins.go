@@ -131,7 +131,7 @@ func (s *Session) join(place int) {
 	}
 	w.set(working)
 	start := s.startMessage()
-	start.Ring = s.ringOf(w)
+	start.Ring, start.Joins = s.ringOf(w), true
 	s.send(place, start)
 	s.then(s.row(place, "joins"))
 	s.tell(controller.Joined{Worker: w.who, Addr: w.ready.Addr})

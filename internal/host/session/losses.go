@@ -126,28 +126,28 @@ func (s *Session) tell(cause controller.Event) {
 		return
 	}
 	var order control.Order // the last one: an event commands the same to all
-	var ordered id.Version
 	for _, e := range s.ctl.Step(s.now, cause) {
 		s.traceEffect(cause, e)
 		switch e := e.(type) {
 		case controller.Ask:
-			s.send(s.find(e.Worker), control.Query{Term: e.Ballot.Term, Attempt: e.Ballot.Attempt, Trace: s.tr.ballot(e.Ballot).String()})
+			s.send(s.find(e.Worker), control.Query{Ballot: e.Ballot, Trace: s.tr.ballot(e.Ballot).String()})
 		case controller.Command:
-			if order.Order == nil || ordered != e.Order.Plan.Version {
-				text, err := e.Order.Encode()
-				if !s.fits("an order", text, err) {
+			if order.Plan.Version != e.Order.Plan.Version {
+				order = e.Order
+				order.Trace = s.tr.order(e.Order).String()
+				var err error
+				if order, err = order.Share(); !s.fits(err) {
 					return
 				}
 				s.known[uint64(e.Order.Plan.Version.N)] = e.Order.Plan
-				order, ordered = control.Order{Order: text, Trace: s.tr.order(e.Order).String()}, e.Order.Plan.Version
 			}
 			s.send(s.find(e.Worker), order)
 		case controller.Copy:
-			text, err := e.Fill.Encode()
-			if !s.fits("a fill", text, err) {
+			fill, err := e.Fill.Share()
+			if !s.fits(err) {
 				return
 			}
-			s.send(s.find(e.Worker), control.Fill{Fill: text})
+			s.send(s.find(e.Worker), fill)
 		case controller.Propose:
 			p := Propose{e.Order, string(e.Reason)}
 			s.checkpoints.proposed = e.Order.Plan.Version
@@ -187,10 +187,10 @@ func (s *Session) tell(cause controller.Event) {
 	}
 }
 
-// fits reports whether a message can be sent, and judges where it cannot.
-func (s *Session) fits(what string, text []byte, err error) bool {
-	if err == nil && len(text) > control.MaxFrame/2 {
-		err = fmt.Errorf("%s of %d bytes: %w", what, len(text), ErrTooLarge)
+// fits ends the run if an order or a fill could not be encoded.
+func (s *Session) fits(err error) bool {
+	if errors.Is(err, control.ErrFrameSize) {
+		err = fmt.Errorf("%w: use fewer layers, or larger micro-batches: %w", err, ErrTooLarge)
 	}
 	if err != nil {
 		s.judge(&PlanError{err})

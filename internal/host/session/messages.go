@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
-	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -144,23 +143,17 @@ func (s *Session) report(place int, m control.Message) {
 	from := s.session(place)
 	switch m := m.(type) {
 	case control.Answer:
-		report, err := controller.ParseReport(m.Report)
-		if err != nil {
-			s.judge(&ProtocolError{s.id(place), "sent a report that is none" + s.at()})
-			return
-		}
-		s.tell(controller.Answered{Worker: from, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt}, Report: report})
+		s.tell(controller.Answered{Worker: from, Ballot: m.Ballot, Report: m.Report})
 	case control.Applied:
 		s.tell(controller.Applied{
-			Worker: from, Ballot: id.Ballot{Term: m.Term, Attempt: m.Attempt},
-			Version: id.Version{Generation: m.Generation, N: m.N}, Opened: max(m.Opened, 0),
+			Worker: from, Ballot: m.Ballot, Version: m.Version, Opened: max(m.Opened, 0),
 			Edit: time.Duration(max(m.Edit, 0)), Resume: time.Duration(max(m.Resume, 0)),
 		})
 		s.conclude() // every worker may have told its result while the order was on its way
 	case control.LinkLost:
-		s.tell(controller.LinkLost{From: from, To: plan.Worker{ID: id.WorkerID(m.Worker), Incarnation: m.Incarnation}})
+		s.tell(controller.LinkLost{From: from, To: plan.Worker{ID: m.Peer.Worker, Incarnation: m.Peer.Incarnation}})
 	case control.Level:
-		level := controller.Level{Worker: from, ID: id.Fill{Term: m.Term, N: m.N}, Step: m.Step}
+		level := controller.Level{Worker: from, ID: m.ID, Step: m.Step}
 		s.traceLevel(level)
 		s.tell(level)
 	case control.Leave:

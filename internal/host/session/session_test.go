@@ -86,7 +86,7 @@ func TestSession(t *testing.T) {
 	good := WorkerExited{0, Status{Code: 0, Text: "exit status 0"}}
 	killed := WorkerExited{0, Status{Code: -1, Text: "signal: killed"}}
 	closed := ConnClosed{0, errors.New("EOF")}
-	begun := "writeJob writePlan start plan Begin Start"
+	begun := "writeJob writePlan start plan Begin Start Order"
 	stepped := " writeMetrics Step"
 	failed := " failed writeSummary End"
 

@@ -37,6 +37,13 @@ func (s *Session) start() {
 		s.judge(err)
 		return
 	}
+	order := controller.Order{Plan: p, Peers: s.peers(), Passed: id.Point{Step: from}}
+	if from > 0 {
+		order.From = s.cfg.RunDir
+	}
+	if order, err = order.Share(); !s.fits(err) {
+		return
+	}
 	if s.cfg.Chaos != nil {
 		if s.faults, err = s.cfg.Chaos(first.Job.Steps); err != nil {
 			s.judge(&ChaosError{err})
@@ -51,13 +58,11 @@ func (s *Session) start() {
 
 	begin := view.Begin{Job: s.job, Reason: reason, Stages: stages(&p)}
 	message := s.beginTraining()
-	message.Plan = text
 	if s.cfg.RunDir != "" {
 		begin.RunDir = s.cfg.Shown
 	}
 	for place := range s.workers {
 		w := &s.workers[place]
-		message.Peers = append(message.Peers, control.Peer{ID: place, Addr: w.ready.Addr})
 		w.own = share(&p, w.who)
 		begin.Workers = append(begin.Workers, w.own)
 	}
@@ -65,18 +70,17 @@ func (s *Session) start() {
 	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
 	if from > 0 {
 		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(s.workers), "worker"))
-		message.From = message.RunDir
 		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
-		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: message.From})
+		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: order.From})
 	}
 	for place := range s.workers {
 		s.workers[place].set(working)
 		message.Ring = s.ringOf(&s.workers[place])
-		s.starts = append(s.starts, Send{place, message})
+		s.starts = append(s.starts, Send{place, message}, Send{place, order})
 	}
 	s.first(
 		WriteJob{s.job, first.Data},
-		Propose{controller.Order{Plan: p, Peers: s.peers(), Passed: id.Point{Step: p.FromStep - 1}, From: message.From}, reason},
+		Propose{order, reason},
 	)
 	s.then(
 		WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: string(kind), Reason: reason, Plan: text}},
@@ -118,9 +122,6 @@ func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason stri
 		p.Version = s.initial
 	}
 	text, err = json.Marshal(p)
-	if err == nil && len(text) > control.MaxFrame/2 {
-		err = fmt.Errorf("a plan of %d bytes: use fewer layers, or larger micro-batches: %w", len(text), ErrTooLarge)
-	}
 	if err != nil {
 		err = &PlanError{err}
 	}
@@ -152,7 +153,7 @@ func (s *Session) beginTraining() control.Start {
 	return message
 }
 
-// startMessage lets a worker train, without a plan.
+// startMessage says how a worker trains.
 func (s *Session) startMessage() control.Start {
 	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.faults}
 	if s.cfg.Term > 0 {

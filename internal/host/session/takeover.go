@@ -258,16 +258,7 @@ func (s *Session) takeOver() {
 
 // startInherited lets the workers train that have not been told yet, with the first order of the run.
 func (s *Session) startInherited(first *controller.Order) {
-	text, err := json.Marshal(first.Plan)
-	if err != nil {
-		s.judge(&PlanError{err})
-		return
-	}
 	start := s.beginTraining()
-	start.Plan = text
-	for _, p := range first.Peers {
-		start.Peers = append(start.Peers, control.Peer{ID: int(p.ID), Incarnation: p.Incarnation, Addr: p.Addr})
-	}
 	for place := range s.workers {
 		w := &s.workers[place]
 		if w.state == gone {
@@ -277,12 +268,11 @@ func (s *Session) startInherited(first *controller.Order) {
 		if w.state == prepared {
 			w.set(working)
 			w.heard = s.now
-			m := s.startMessage()
-			if HasPart(first.Plan.Workers, w.who) {
-				m = start // a worker that has begun does not hear it
+			start.Ring, start.Joins = s.ringOf(w), !HasPart(first.Plan.Workers, w.who)
+			s.send(place, start)
+			if !start.Joins {
+				s.send(place, *first) // a worker that has begun drops it
 			}
-			m.Ring = s.ringOf(w)
-			s.send(place, m)
 		}
 	}
 }

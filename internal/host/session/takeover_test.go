@@ -21,7 +21,7 @@ func agreedBy(t *testing.T, effects []Effect) *Inherited {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := controller.ParseOrder(text)
+		o, err := control.ParseOrder(text)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -79,6 +79,7 @@ func TestTakeOver(t *testing.T) {
 		r.s.workers[id].who.Host = fmt.Sprintf("host-%d", id/2)
 	}
 	r.feed(prepare(n)...)
+	sent[control.Order](r) // the first
 	r.feed(commit(n, 1)...)
 	r.feed(stepOf(0, 2, 1)) // only that worker has told
 	next := r.succeed(Config{}, n, 5)

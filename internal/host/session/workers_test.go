@@ -1,6 +1,7 @@
 package session
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -120,33 +121,41 @@ func TestManyWorkersToTheEnd(t *testing.T) {
 
 	// All were given one valid plan and all addresses, and it was written down with its reason.
 	var starts []control.Start
+	var orders []control.Order
 	for i, e := range pick[Send](effects) {
-		if i >= n {
-			if e.Worker != i-n || e.Message != (control.Release{}) {
+		if i >= 2*n {
+			if e.Worker != i-2*n || e.Message != (control.Release{}) {
 				t.Errorf("message %d went to worker %d: %v", i, e.Worker, e.Message)
 			}
 			continue
 		}
-		if e.Worker != i {
+		if e.Worker != i/2 {
 			t.Errorf("message %d went to worker %d", i, e.Worker)
 		}
-		starts = append(starts, e.Message.(control.Start))
+		if i%2 == 0 {
+			starts = append(starts, e.Message.(control.Start))
+		} else {
+			orders = append(orders, e.Message.(control.Order))
+		}
 	}
-	if len(starts) != n || !reflect.DeepEqual(starts[0], starts[n-1]) {
-		t.Fatalf("starts: %+v", starts)
+	if len(starts) != n || len(orders) != n || !reflect.DeepEqual(starts[0], starts[n-1]) || !reflect.DeepEqual(orders[0], orders[n-1]) || starts[0].Joins {
+		t.Fatalf("starts %+v, orders %+v", starts, orders)
 	}
-	p, err := plan.Parse(starts[0].Plan)
-	if err == nil {
-		err = p.Validate([]plan.Layer{{Tensors: []int{10_000, 100}}, {Tensors: []int{9_000}}})
-	}
+	p := orders[0].Plan
+	err := p.Validate([]plan.Layer{{Tensors: []int{10_000, 100}}, {Tensors: []int{9_000}}})
 	if err != nil || len(p.Stages) != 2 || len(p.Workers) != n || p.Micros() != 8 {
 		t.Errorf("plan %v\n%v", &p, err)
 	}
-	if want := []control.Peer{{ID: 0, Addr: "127.0.0.1:4000"}, {ID: 1, Addr: "127.0.0.1:4001"}, {ID: 2, Addr: "127.0.0.1:4002"}}; !reflect.DeepEqual(starts[0].Peers, want) {
-		t.Errorf("peers %+v", starts[0].Peers)
+	want := []control.Peer{{Worker: plan.Worker{ID: 0}, Addr: "127.0.0.1:4000"}, {Worker: plan.Worker{ID: 1}, Addr: "127.0.0.1:4001"}, {Worker: plan.Worker{ID: 2}, Addr: "127.0.0.1:4002"}}
+	if !reflect.DeepEqual(orders[0].Peers, want) {
+		t.Errorf("peers %+v", orders[0].Peers)
+	}
+	planText, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
 	}
 	plans := pick[WritePlan](effects)
-	if len(plans) != 1 || plans[0].Plan.Event != "start" || plans[0].Plan.Reason != "first plan: 3 workers in 2 stages, 8 micro-batches per step" || string(plans[0].Plan.Plan) != string(starts[0].Plan) {
+	if len(plans) != 1 || plans[0].Plan.Event != "start" || plans[0].Plan.Reason != "first plan: 3 workers in 2 stages, 8 micro-batches per step" || string(plans[0].Plan.Plan) != string(planText) {
 		t.Errorf("plans.jsonl: %+v", plans)
 	}
 	if s.job.Workers != n || s.job.Stages != 2 {

@@ -2,15 +2,14 @@ package control
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"reflect"
 
-	"github.com/soliton-train/soliton/internal/net/wire"
 	"github.com/vmihailenco/msgpack/v5"
 )
 
-// MaxFrame bounds the bytes of a body. What is in one keeps the bounds of [wire.Check].
+// MaxFrame bounds the bytes of a body. What is in one keeps the bounds of check: at most MaxItems elements a container, and 15 levels.
 const MaxFrame = 16 << 20
 
 var (
@@ -23,49 +22,41 @@ var (
 
 // Marshal returns a message as it travels in another one.
 func Marshal(m Message) ([]byte, error) {
-	frame, err := encode(m)
-	if err != nil {
-		return nil, err
-	}
-	return frame[4:], nil
-}
-
-// Unmarshal reads what Marshal has made. Its errors are of the class [ErrFormat].
-func Unmarshal(body []byte) (Message, error) { return decode(body) }
-
-// Warm makes the first messages of a recovery as quick as later ones: msgpack takes a type apart when it
-// meets it first.
-func Warm() {
-	for _, m := range []Message{Query{}, Answer{}, Order{}, Applied{}, LinkLost{}, Spans{Spans: []Span{{}}}} {
-		if body, err := Marshal(m); err == nil {
-			_, _ = Unmarshal(body)
+	switch m := m.(type) {
+	case Order:
+		if m.body != nil {
+			return m.body, nil
+		}
+	case Fill:
+		if m.body != nil {
+			return m.body, nil
 		}
 	}
-}
-
-// encode returns the whole frame of m.
-func encode(m Message) ([]byte, error) {
-	var b bytes.Buffer
-	b.Write(make([]byte, 4))
-	enc := msgpack.NewEncoder(&b)
-	enc.SetCustomStructTag(wire.Tag)
-	if err := errors.Join(enc.EncodeArrayLen(2), enc.EncodeString(m.kind()), enc.Encode(m)); err != nil {
+	b, err := marshal(m.kind(), m)
+	if err != nil {
 		return nil, fmt.Errorf("control: encode %s: %w", m.kind(), err)
 	}
-	if b.Len()-4 > MaxFrame {
-		return nil, fmt.Errorf("%w: %s has %d bytes", ErrFrameSize, m.kind(), b.Len()-4)
+	if len(b) > MaxFrame {
+		return nil, fmt.Errorf("%w: %s has %d bytes", ErrFrameSize, m.kind(), len(b))
 	}
-	binary.BigEndian.PutUint32(b.Bytes(), uint32(b.Len()-4))
-	return b.Bytes(), nil
+	return b, nil
 }
 
-// decode returns the message a body holds.
-func decode(body []byte) (Message, error) {
-	if err := wire.Check(body); err != nil {
+// share returns the encoding of a message that others may have to carry.
+func share(m Message) ([]byte, error) {
+	b, err := Marshal(m)
+	if err == nil && len(b) > MaxFrame/2 {
+		err = fmt.Errorf("%w: %s has %d bytes, and must leave room for a message around it", ErrFrameSize, m.kind(), len(b))
+	}
+	return b, err
+}
+
+// Unmarshal reads what Marshal returns. Its errors are of the class [ErrFormat].
+func Unmarshal(body []byte) (Message, error) {
+	if err := check(body); err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrFormat, err)
 	}
-	dec := msgpack.NewDecoder(bytes.NewReader(body))
-	dec.SetCustomStructTag(wire.Tag)
+	dec := decoder(body)
 	n, err := dec.DecodeArrayLen()
 	if err == nil && n != 2 {
 		err = fmt.Errorf("array of %d instead of kind and message", n)
@@ -77,95 +68,139 @@ func decode(body []byte) (Message, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrFormat, err)
 	}
-	var m Message
-	switch kind {
-	case Hello{}.kind():
-		m, err = decodeAs[Hello](dec)
-	case Beat{}.kind():
-		m, err = decodeAs[Beat](dec)
-	case Note{}.kind():
-		m, err = decodeAs[Note](dec)
-	case Ready{}.kind():
-		m, err = decodeAs[Ready](dec)
-	case Start{}.kind():
-		m, err = decodeAs[Start](dec)
-	case Step{}.kind():
-		m, err = decodeAs[Step](dec)
-	case Spans{}.kind():
-		m, err = decodeAs[Spans](dec)
-	case Output{}.kind():
-		m, err = decodeAs[Output](dec)
-	case Clock{}.kind():
-		m, err = decodeAs[Clock](dec)
-	case Stop{}.kind():
-		m, err = decodeAs[Stop](dec)
-	case Done{}.kind():
-		m, err = decodeAs[Done](dec)
-	case Failed{}.kind():
-		m, err = decodeAs[Failed](dec)
-	case Release{}.kind():
-		m, err = decodeAs[Release](dec)
-	case Query{}.kind():
-		m, err = decodeAs[Query](dec)
-	case Answer{}.kind():
-		m, err = decodeAs[Answer](dec)
-	case Order{}.kind():
-		m, err = decodeAs[Order](dec)
-	case Applied{}.kind():
-		m, err = decodeAs[Applied](dec)
-	case Repaired{}.kind():
-		m, err = decodeAs[Repaired](dec)
-	case Fill{}.kind():
-		m, err = decodeAs[Fill](dec)
-	case Level{}.kind():
-		m, err = decodeAs[Level](dec)
-	case LinkLost{}.kind():
-		m, err = decodeAs[LinkLost](dec)
-	case Save{}.kind():
-		m, err = decodeAs[Save](dec)
-	case Saved{}.kind():
-		m, err = decodeAs[Saved](dec)
-	case Leave{}.kind():
-		m, err = decodeAs[Leave](dec)
-	case Harm{}.kind():
-		m, err = decodeAs[Harm](dec)
-	case Host{}.kind():
-		m, err = decodeAs[Host](dec)
-	case Lead{}.kind():
-		m, err = decodeAs[Lead](dec)
-	case Told{}.kind():
-		m, err = decodeAs[Told](dec)
-	case Relayed{}.kind():
-		m, err = decodeAs[Relayed](dec)
-	case Closed{}.kind():
-		m, err = decodeAs[Closed](dec)
-	case Exited{}.kind():
-		m, err = decodeAs[Exited](dec)
-	case Begin{}.kind():
-		m, err = decodeAs[Begin](dec)
-	case Kill{}.kind():
-		m, err = decodeAs[Kill](dec)
-	case Add{}.kind():
-		m, err = decodeAs[Add](dec)
-	case Added{}.kind():
-		m, err = decodeAs[Added](dec)
-	case Watch{}.kind():
-		m, err = decodeAs[Watch](dec)
-	case Timeline{}.kind():
-		m, err = decodeAs[Timeline](dec)
-	default:
+	decode, ok := kinds[kind]
+	if !ok {
 		return nil, fmt.Errorf("%w: unknown kind %.40q", ErrFormat, kind)
 	}
+	m, err := decode(dec)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %s: %v", ErrFormat, kind, err)
 	}
 	return m, nil
 }
 
-func decodeAs[M Message](dec *msgpack.Decoder) (Message, error) {
+// kinds decode the messages, by their kind.
+var kinds = make(map[string]func(*msgpack.Decoder) (Message, error))
+
+func register[M Message]() {
 	var m M
-	if err := dec.Decode(&m); err != nil {
-		return nil, err
+	kinds[m.kind()] = func(dec *msgpack.Decoder) (Message, error) {
+		var m M
+		if err := dec.Decode(&m); err != nil {
+			return nil, err
+		}
+		return m, nil
 	}
-	return m, nil
 }
+
+func init() {
+	register[Hello]()
+	register[Beat]()
+	register[Note]()
+	register[Ready]()
+	register[Start]()
+	register[Step]()
+	register[Spans]()
+	register[Output]()
+	register[Clock]()
+	register[Stop]()
+	register[Done]()
+	register[Failed]()
+	register[Release]()
+	register[Query]()
+	register[Answer]()
+	register[Order]()
+	register[Applied]()
+	register[Repaired]()
+	register[Fill]()
+	register[Level]()
+	register[LinkLost]()
+	register[Save]()
+	register[Saved]()
+	register[Leave]()
+	register[Harm]()
+	register[Host]()
+	register[Lead]()
+	register[Told]()
+	register[Relayed]()
+	register[Closed]()
+	register[Exited]()
+	register[Begin]()
+	register[Kill]()
+	register[Add]()
+	register[Added]()
+	register[Watch]()
+	register[Timeline]()
+}
+
+// Warm makes the first messages of a recovery as quick as later ones: msgpack takes a type apart when it meets it first.
+func Warm() {
+	for _, v := range []any{&Query{}, &Answer{}, &Order{}, &Fill{}, &Applied{}, &LinkLost{}, &Spans{}} {
+		sample(reflect.ValueOf(v).Elem())
+		if body, err := marshal(v); err == nil {
+			_ = unmarshal(body, v)
+		}
+	}
+}
+
+// sample gives every slice and pointer of a value one element, so that nothing is left out.
+func sample(v reflect.Value) {
+	if !v.CanSet() {
+		return
+	}
+	switch v.Kind() {
+	case reflect.Struct:
+		for i := range v.NumField() {
+			sample(v.Field(i))
+		}
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+		sample(v.Index(0))
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		sample(v.Elem())
+	case reflect.Int, reflect.Int64:
+		v.SetInt(1)
+	case reflect.Uint64:
+		v.SetUint(1)
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.String:
+		v.SetString("1")
+	}
+}
+
+// marshal returns the encoding of one value, or of several as an array: msgpack, with names and omissions as in JSON.
+func marshal(v ...any) ([]byte, error) {
+	var b bytes.Buffer
+	enc := msgpack.NewEncoder(&b)
+	enc.SetCustomStructTag(structTag)
+	enc.UseCompactInts(true)
+	if len(v) > 1 {
+		if err := enc.EncodeArrayLen(len(v)); err != nil {
+			return nil, err
+		}
+	}
+	for _, v := range v {
+		if err := enc.Encode(v); err != nil {
+			return nil, err
+		}
+	}
+	return b.Bytes(), nil
+}
+
+// unmarshal sets v, a pointer, to what b encodes. What is missing in b stays as it is.
+func unmarshal(b []byte, v any) error {
+	if err := check(b); err != nil {
+		return err
+	}
+	return decoder(b).Decode(v)
+}
+
+func decoder(b []byte) *msgpack.Decoder {
+	dec := msgpack.NewDecoder(bytes.NewReader(b))
+	dec.SetCustomStructTag(structTag)
+	return dec
+}
+
+const structTag = "json" // names the fields

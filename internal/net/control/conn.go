@@ -34,10 +34,11 @@ func (c *Conn) Close() error { return c.nc.Close() }
 // Send writes one message. An error other than [ErrFrameSize] means that the
 // connection is of no more use.
 func (c *Conn) Send(m Message) error {
-	frame, err := encode(m)
+	body, err := Marshal(m)
 	if err != nil {
 		return err
 	}
+	frame := append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...)
 	c.sending.Lock()
 	defer c.sending.Unlock()
 	if _, err := c.nc.Write(frame); err != nil {
@@ -76,7 +77,7 @@ func (c *Conn) Receive(ctx context.Context) (Message, error) {
 	if err := c.fill(4 + int(n)); err != nil {
 		return nil, receiveError(ctx, err)
 	}
-	m, err := decode(c.in[4:])
+	m, err := Unmarshal(c.in[4:])
 	c.in = c.in[:0]
 	return m, err
 }

@@ -11,6 +11,7 @@ import (
 	"net"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -37,7 +38,7 @@ var samples = []Message{
 		Addr:   "127.0.0.1:4711",
 		Layers: []Layer{{Name: "embed", Tensors: []int{1 << 20, 512}}, {Name: "gelu"}},
 	},
-	Start{RunDir: "/runs/x", Threads: 2, Reduction: "exact", Zero: 1, Plan: []byte(`{"from_step":1}`), Peers: []Peer{{0, 0, "127.0.0.1:4711"}, {1, 2, "127.0.0.1:4712"}}},
+	Start{RunDir: "/runs/x", Threads: 2, Reduction: "exact", Zero: 1, Joins: true},
 	Step{Step: 1, Loss: 0.1, LR: 1e-3, GradNorm: 2, Tokens: 4096, MS: 1.5, Plan: 1, ValLoss: ptr(2.5), Forwards: 8, Backwards: 7},
 	Repaired{Step: 3, Try: 1, Layer: "embed", Block: 7, Target: "moment"},
 	Output{Text: "func main() {\n"},
@@ -54,6 +55,15 @@ var samples = []Message{
 	Kill{Worker: 3, Incarnation: 1},
 	Watch{Every: 4},
 	Timeline{Step: 8, Began: 1 << 50, Commit: 90, End: 100, Passes: []Pass{{Layer: 2, Micro: 1, From: 5, To: 10, Wait: 1}, {Backward: true, Layer: 2, Micro: 1, From: 20, To: 40}}, Cut: true},
+}
+
+func frameOf(t testing.TB, m Message) []byte {
+	t.Helper()
+	body, err := Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
 // pipe returns both ends of a connection that ends with the test.
@@ -85,13 +95,68 @@ func TestEveryMessageArrivesAsSent(t *testing.T) {
 	}
 }
 
-func TestTimeArrives(t *testing.T) {
-	now := time.Now()
-	frame, err := encode(Step{Time: now})
+// Every field of what recoveries exchange arrives, the default values too, alone and shared.
+func TestPlanMessagesArriveAsSent(t *testing.T) {
+	var a Answer
+	var o Order
+	var f Fill
+	for _, v := range []any{&a, &o, &f} {
+		sample(reflect.ValueOf(v).Elem())
+	}
+	shared, err := o.Share()
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := decode(frame[4:])
+	sharedFill, err := f.Share()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []struct{ sent, want Message }{{a, a}, {o, o}, {f, f}, {shared, o}, {sharedFill, f}, {Answer{}, Answer{}}, {Order{}, Order{}}, {Fill{}, Fill{}}} {
+		if got, err := Unmarshal(frameOf(t, m.sent)[4:]); err != nil || !reflect.DeepEqual(got, m.want) {
+			t.Errorf("%#v arrived as %#v, %v", m.want, got, err)
+		}
+	}
+	for _, o := range []Order{o, {}} {
+		b, err := o.Encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := ParseOrder(b); err != nil || !reflect.DeepEqual(got, o) {
+			t.Errorf("order %+v came out of the log as %+v, %v", o, got, err)
+		}
+	}
+}
+
+// What comes from outside is an error, not a panic or much memory.
+func TestParseOrderRefuses(t *testing.T) {
+	for name, b := range map[string]string{
+		"nothing":       "",
+		"text":          `{"plan":{}}`,
+		"deep":          strings.Repeat("\x91", 100),
+		"long array":    "\x81\xa5peers\xdd\xff\xff\xff\xff",
+		"cut short":     "\x81\xa4plan",
+		"another type":  "\x81\xa5epoch\xa1x",
+		"more than one": "\x80\x80",
+	} {
+		if o, err := ParseOrder([]byte(b)); !errors.Is(err, ErrFormat) {
+			t.Errorf("%s: taken as %+v, %v", name, o, err)
+		}
+	}
+}
+
+// A message of every type can be received.
+func TestEveryTypeIsRegistered(t *testing.T) {
+	for kind := range kinds {
+		m, err := Unmarshal(slices.Concat([]byte{0x92, 0xa0 | byte(len(kind))}, []byte(kind), []byte{0x80}))
+		if err != nil || m.kind() != kind {
+			t.Errorf("%s: %#v, %v", kind, m, err)
+		}
+	}
+}
+
+func TestTimeArrives(t *testing.T) {
+	now := time.Now()
+	m, err := Unmarshal(frameOf(t, Step{Time: now})[4:])
 	if err != nil || !m.(Step).Time.Equal(now) {
 		t.Errorf("got %v, %v", m, err)
 	}
@@ -105,7 +170,7 @@ func TestReceiveGoesOnAfterItsContext(t *testing.T) {
 		defer x.Close()
 		b := New(y)
 		defer b.Close()
-		frame, _ := encode(Note{Text: "hello"})
+		frame := frameOf(t, Note{Text: "hello"})
 		go x.Write(frame[:7])
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
@@ -193,7 +258,7 @@ func TestBadFrames(t *testing.T) {
 
 func TestUnknownFieldIsSkipped(t *testing.T) {
 	b, _ := msgpack.Marshal([]any{"note", map[string]any{"Text": "a", "New": []any{map[string]any{"x": 1.5}}}})
-	if m, err := decode(b); err != nil || m != (Note{Text: "a"}) {
+	if m, err := Unmarshal(b); err != nil || m != (Note{Text: "a"}) {
 		t.Errorf("got %v, %v", m, err)
 	}
 }
@@ -255,14 +320,10 @@ func TestIdentity(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	for _, m := range samples {
-		frame, err := encode(m)
-		if err != nil {
-			f.Fatal(err)
-		}
-		f.Add(frame[4:])
+		f.Add(frameOf(f, m)[4:])
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		m, err := decode(body)
+		m, err := Unmarshal(body)
 		if err != nil {
 			if !errors.Is(err, ErrFormat) || m != nil {
 				t.Fatalf("got %v, %v", m, err)
@@ -270,15 +331,15 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		// What was understood is understood again after a round trip.
-		frame, err := encode(m)
+		frame, err := Marshal(m)
 		if err != nil {
 			t.Fatalf("encode %#v: %v", m, err)
 		}
-		again, err := decode(frame[4:])
+		again, err := Unmarshal(frame)
 		if err != nil {
 			t.Fatalf("decode again: %v", err)
 		}
-		second, err := encode(again)
+		second, err := Marshal(again)
 		if err != nil || !bytes.Equal(second, frame) {
 			t.Fatalf("round trip changed %#v to %#v (%v)", m, again, err)
 		}

@@ -74,7 +74,7 @@ type Note struct {
 // The fields of Job that are set by the agent are left out.
 type Ready struct {
 	Job  rundir.Job
-	Data []rundir.DataFile // training data, then held-out data; at most wire.MaxItems
+	Data []rundir.DataFile // training data, then held-out data; at most MaxItems
 
 	// Addr is where the worker listens for other workers; "" for a worker that
 	// is to be the only one.
@@ -93,12 +93,6 @@ type Ready struct {
 type Layer struct {
 	Name    string
 	Tensors []int // elements of each parameter tensor, in order
-}
-
-// Peer is a worker of the plan, as the others reach it.
-type Peer struct {
-	ID, Incarnation int
-	Addr            string // Ready.Addr of that worker
 }
 
 // Start lets the worker train.
@@ -123,19 +117,11 @@ type Start struct {
 	// means for ever, as the agent sends none.
 	Detect time.Duration
 
-	// Plan is the first plan, a plan.Plan as JSON; empty for a worker that joins, whose
-	// plan comes with an Order.
-	Plan []byte
-
-	// Peers are all workers of the plan by their IDs, this one included.
-	Peers []Peer
+	// Joins says that the worker joins a run under way. Every other worker begins with its first [Order], which follows.
+	Joins bool
 
 	// Checkpoints says that the run makes them, in RunDir.
 	Checkpoints bool
-
-	// From is the run directory with the checkpoint that the run goes on from, of the step
-	// before the plan's first; "" for a run that begins.
-	From string
 
 	// TraceEvery has one of so many steps told of in Spans, and the first one, and those that a
 	// recovery interrupts; 0 has nothing measured.
@@ -268,43 +254,6 @@ type Done struct {
 // Thaw is the Kind of a [Harm] that undoes the one before.
 const Thaw = "thaw"
 
-// Query seals the worker and asks what it knows. A worker that has answered a
-// higher ballot does not answer.
-type Query struct {
-	Term, Attempt uint64 // the ballot
-	Trace         string // the recovery's place in its trace, as traceparent; "" for none
-}
-
-// Answer is the answer to a Query.
-type Answer struct {
-	Term, Attempt uint64
-	Report        []byte // an elastic.Report, encoded
-}
-
-// Order makes the worker apply a plan.
-type Order struct {
-	Order []byte // an elastic.Order, encoded
-	Trace string // what the plan is for, as traceparent; "" for none
-}
-
-// Applied says that the worker has applied the plan of an Order, and has a task of it
-// running or ready, or none left. Of a boundary plan it says so when the plan is
-// live.
-type Applied struct {
-	Term, Attempt uint64 // of the Order
-	Generation, N int    // version of the plan
-	Opened        int    // links that were made for it
-	// Edit and Resume are the nanoseconds from the order's arrival until the
-	// plan was applied, and from then until there was work or none was left.
-	Edit, Resume int64
-}
-
-// LinkLost says that a link to another worker is down, which is evidence
-// about the link and not yet about either end.
-type LinkLost struct {
-	Worker, Incarnation int
-}
-
 // Repaired says that a block of the worker's state was not as it had been
 // written, and was restored from another worker. What had been computed with it
 // is computed again. Several blocks that were found together have the same Step
@@ -315,18 +264,6 @@ type Repaired struct {
 	Layer  string // name
 	Block  int    // of the layer, in the order of zero.Blocks
 	Target string // own, mirror, copy or moment: what the block was to the worker
-}
-
-// Fill asks for state to be copied in the background.
-type Fill struct {
-	Fill []byte // an elastic.Fill, encoded
-}
-
-// Level says that a worker has all that a Fill is to bring it, as of a step.
-type Level struct {
-	Term uint64 // of the Fill
-	N    int    // of the Fill, within the term
-	Step int
 }
 
 // Leave says that the worker was asked, by its operating system, to end: its
@@ -444,14 +381,7 @@ func (Begin) kind() string    { return "begin" }
 func (Kill) kind() string     { return "kill" }
 func (Save) kind() string     { return "save" }
 func (Saved) kind() string    { return "saved" }
-func (Query) kind() string    { return "query" }
-func (Answer) kind() string   { return "answer" }
-func (Order) kind() string    { return "order" }
-func (Applied) kind() string  { return "applied" }
 func (Repaired) kind() string { return "repaired" }
-func (Fill) kind() string     { return "fill" }
-func (Level) kind() string    { return "level" }
-func (LinkLost) kind() string { return "link-lost" }
 func (Leave) kind() string    { return "leave" }
 func (Harm) kind() string     { return "harm" }
 func (Spans) kind() string    { return "spans" }

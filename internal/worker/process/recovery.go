@@ -2,12 +2,10 @@ package process
 
 import (
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -30,7 +28,8 @@ type recovery struct {
 	mu     sync.Mutex
 	engine *engine.Engine
 	early  []func(*engine.Engine) // messages for the next engine
-	order  *controller.Order      // order that rolls the run back
+	first  chan<- control.Order   // takes the first order; nil once it has come, and for a worker that joins
+	order  *control.Order         // order that rolls the run back
 	signal chan struct{}          // closed when order is set
 }
 
@@ -58,51 +57,50 @@ func (r *recovery) beaten() {
 }
 
 // hear passes a Query, an Order or a Fill to the engine.
-func (r *recovery) hear(m control.Message) error {
+func (r *recovery) hear(m control.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var tell func(*engine.Engine)
 	switch m := m.(type) {
 	case control.Query:
-		b, came := id.Ballot{Term: m.Term, Attempt: m.Attempt}, time.Now()
+		came := time.Now()
 		tell = func(e *engine.Engine) {
-			e.Query(b, func(report controller.Report) {
-				body, err := report.Encode()
-				if err != nil {
-					panic(fmt.Sprintf("process: %v", err)) // plain numbers
-				}
-				_ = r.w.send(control.Answer{Term: b.Term, Attempt: b.Attempt, Report: body}) // without an agent, this worker ends
+			e.Query(m.Ballot, func(report control.Report) {
+				_ = r.w.send(control.Answer{Ballot: m.Ballot, Report: report}) // without an agent, this worker ends
 				r.w.spans.answered(m.Trace, came)
 			})
 		}
 	case control.Order:
-		order, err := controller.ParseOrder(m.Order)
-		if err != nil {
-			return err
-		}
-		r.w.spans.ordered(order, m.Trace)
-		if order.Restart {
-			r.order, r.early = &order, nil
+		r.w.spans.ordered(m, m.Trace)
+		if m.Restart {
+			r.order, r.early = &m, nil
 			close(r.rollbackSignal())
 			if r.engine != nil {
 				r.engine.Abandon(errRollback)
 			}
-			return nil
+			return
 		}
-		tell = func(e *engine.Engine) { e.Order(order) }
+		if first := r.first; first != nil && m.Ballot == (id.Ballot{}) {
+			r.first = nil
+			first <- m
+			return
+		}
+		tell = func(e *engine.Engine) { e.Order(m) }
 	case control.Fill:
-		fill, err := controller.ParseFill(m.Fill)
-		if err != nil {
-			return err
-		}
-		tell = func(e *engine.Engine) { e.Fill(fill) }
+		tell = func(e *engine.Engine) { e.Fill(m) }
 	}
 	if r.engine == nil || r.order != nil {
 		r.early = append(r.early, tell)
 	} else {
 		tell(r.engine)
 	}
-	return nil
+}
+
+// joins says that no order is the first: the engine of a worker that joins begins without one.
+func (r *recovery) joins() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.first = nil
 }
 
 // enter makes e the current engine.
@@ -142,7 +140,7 @@ func (r *recovery) rolledBack() <-chan struct{} {
 }
 
 // rollback returns the order to continue from.
-func (r *recovery) rollback() controller.Order {
+func (r *recovery) rollback() control.Order {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o := *r.order
@@ -164,8 +162,7 @@ func (r *recovery) cause(err error) error {
 func (r *recovery) applied(a engine.Applied) {
 	now := time.Now()
 	_ = r.w.send(control.Applied{
-		Term: a.Ballot.Term, Attempt: a.Ballot.Attempt, Generation: a.Version.Generation, N: a.Version.N,
-		Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
+		Ballot: a.Ballot, Version: a.Version, Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
 	})
 	r.w.gossip.applied(a.Version)
 	r.w.spans.applied(a, now)

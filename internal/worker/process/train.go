@@ -36,7 +36,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 		runtime.GOMAXPROCS(start.Threads + 2)
 		compute = append(compute, platform.ComputeThread)
 	}
-	order, err := w.first(j, start)
+	order, err := w.first(ctx, j, start)
 	if err != nil {
 		return err
 	}
@@ -61,28 +61,27 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	})
 }
 
-// first returns the order that the agent's Start implies. It has no plan for a
-// worker that joins.
-func (w *Worker) first(j *Job, start control.Start) (controller.Order, error) {
-	if len(start.Plan) == 0 {
-		return controller.Order{}, nil
+// first returns the order that the worker begins with. A worker that joins has none yet.
+func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (control.Order, error) {
+	if start.Joins {
+		return control.Order{}, nil
 	}
-	pl, err := plan.Parse(start.Plan)
-	if err != nil {
-		return controller.Order{}, err
+	var o control.Order
+	select {
+	case o = <-w.order:
+	case <-w.recovery.rolledBack(): // before its first order came
+		o = w.recovery.rollback()
+	case <-ctx.Done():
+		return control.Order{}, ctx.Err()
 	}
-	if err := pl.Validate(j.planLayers()); err != nil {
-		return controller.Order{}, err
+	if err := o.Plan.Validate(j.planLayers()); err != nil {
+		return control.Order{}, err
 	}
-	if pl.Micros() != j.GlobalBatch/j.MicroBatch {
-		return controller.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", pl.Micros(), j.GlobalBatch/j.MicroBatch)
+	if o.Plan.Micros() != j.GlobalBatch/j.MicroBatch {
+		return control.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", o.Plan.Micros(), j.GlobalBatch/j.MicroBatch)
 	}
-	if _, ok := pl.Worker(w.self.id()); !ok {
-		return controller.Order{}, fmt.Errorf("the plan does not have worker %d", w.self.id())
-	}
-	o := controller.Order{Plan: pl, Passed: id.Point{Step: pl.FromStep - 1}, From: start.From}
-	for _, x := range start.Peers {
-		o.Peers = append(o.Peers, controller.Peer{Worker: plan.Worker{ID: id.WorkerID(x.ID), Incarnation: x.Incarnation}, Addr: x.Addr})
+	if _, ok := o.Plan.Worker(w.self.id()); !ok {
+		return control.Order{}, fmt.Errorf("the plan does not have worker %d", w.self.id())
 	}
 	return o, nil
 }
@@ -133,7 +132,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Stop:      w.stopped,
 		Held:      w.recovery.held(start.Detect),
 		Applied:   w.recovery.applied,
-		Level:     func(f id.Fill, step int) { _ = w.send(control.Level{Term: f.Term, N: f.N, Step: step}) },
+		Level:     func(f id.Fill, step int) { _ = w.send(control.Level{ID: f, Step: step}) },
 		Phase: func(step int, phase string) {
 			w.times.phase(step, phase)
 			w.faults.Phase(step, chaos.Phase(phase))

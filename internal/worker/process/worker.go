@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -30,8 +29,9 @@ type Worker struct {
 	// groups are those of all engines, one after the other.
 	groups map[uint16]*comm.Group
 
-	// The agent sends each of these once.
+	// The agent sends each of these once; order is the first.
 	start      chan control.Start
+	order      chan control.Order
 	stop       chan string
 	release    chan struct{}
 	stopReason string
@@ -67,9 +67,9 @@ type Worker struct {
 func New(conn *control.Conn, me Self) *Worker {
 	w := &Worker{
 		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*comm.Group),
-		start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}),
+		start: make(chan control.Start, 1), order: make(chan control.Order, 1), stop: make(chan string, 1), release: make(chan struct{}),
 	}
-	w.recovery.w, w.recovery.broken = w, make(chan id.Session, 64)
+	w.recovery.w, w.recovery.first, w.recovery.broken = w, w.order, make(chan id.Session, 64)
 	return w
 }
 
@@ -121,7 +121,7 @@ func (w *Worker) beat(ctx context.Context) {
 		}
 		select {
 		case s := <-w.recovery.broken:
-			if w.conn.Send(control.LinkLost{Worker: int(s.Worker), Incarnation: s.Incarnation}) != nil {
+			if w.conn.Send(control.LinkLost{Peer: s}) != nil {
 				return
 			}
 		case <-tick.C:
@@ -143,6 +143,9 @@ func (w *Worker) receive(ctx context.Context) error {
 			if w.spans = newSpans(w, m.TraceEvery); w.spans != nil && w.self.own != nil {
 				w.self.own.progress.Time()
 			}
+			if m.Joins {
+				w.recovery.joins()
+			}
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
@@ -160,9 +163,7 @@ func (w *Worker) receive(ctx context.Context) error {
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order, control.Fill:
-			if err := w.recovery.hear(m); err != nil {
-				return err
-			}
+			w.recovery.hear(m)
 		default:
 			return fmt.Errorf("the agent sent %T", m)
 		}
@@ -210,7 +211,6 @@ func (w *Worker) run(ctx context.Context, makeJob Make) error {
 	}
 	defer w.net.Close()
 	w.links.Store(w.net)
-	controller.Warm()
 	control.Warm()
 	if err := w.send(control.Ready{
 		Job: j.Job, Data: j.Files, Addr: w.net.Addr(), Layers: j.controlLayers(), CheckpointEvery: j.CheckpointEvery,

@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -72,8 +71,10 @@ func main() {
 		ready.Job.Seed = 7
 	}
 	conn.Send(ready)
-	if _, err := conn.Receive(ctx); err != nil {
-		os.Exit(1)
+	for range 2 { // the start and the first order
+		if _, err := conn.Receive(ctx); err != nil {
+			os.Exit(1)
+		}
 	}
 	inbox := make(chan control.Message, 8)
 	go func() {
@@ -93,18 +94,13 @@ func main() {
 				reason = m.Reason
 			}
 		case control.Query:
-			var r controller.Report
+			var r control.Report
 			r.Plan.Generation, r.Plan.N, r.Passed.Step = 1, int(plan), step
-			report, _ := r.Encode()
-			conn.Send(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
+			conn.Send(control.Answer{Ballot: m.Ballot, Report: r})
 		case control.Order:
-			o, err := controller.ParseOrder(m.Order)
-			if err != nil {
-				os.Exit(1)
-			}
-			*hold, step, plan = -1, o.Passed.Step, uint64(o.Plan.Version.N)
-			first = int(o.Plan.Workers[0].ID) == id.WorkerID
-			conn.Send(control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: 1, N: int(plan)})
+			*hold, step, plan = -1, m.Passed.Step, uint64(m.Plan.Version.N)
+			first = int(m.Plan.Workers[0].ID) == id.WorkerID
+			conn.Send(control.Applied{Ballot: m.Ballot, Version: m.Plan.Version})
 		}
 	}
 	for step < *steps && reason == "" {

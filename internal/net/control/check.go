@@ -1,13 +1,9 @@
-// Package wire is the encoding of what processes of a run send each other, but for tensors: msgpack, with names
-// and omissions as in JSON. What comes is bounded before it is decoded.
-package wire
+package control
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 
-	"github.com/vmihailenco/msgpack/v5"
 	"github.com/vmihailenco/msgpack/v5/msgpcode"
 )
 
@@ -16,37 +12,10 @@ const MaxItems = 1 << 18
 
 const maxDepth = 16 // containers in containers
 
-// Tag is the key of the struct tags that name fields.
-const Tag = "json"
-
-// Marshal returns the encoding of v.
-func Marshal(v any) ([]byte, error) {
-	var b bytes.Buffer
-	enc := msgpack.NewEncoder(&b)
-	enc.SetCustomStructTag(Tag)
-	enc.UseCompactInts(true)
-	if err := enc.Encode(v); err != nil {
-		return nil, err
-	}
-	return b.Bytes(), nil
-}
-
-// Unmarshal sets v, a pointer, to what b encodes. What is not there stays as it is. Nothing is decoded if b does not
-// pass [Check].
-func Unmarshal(b []byte, v any) error {
-	if err := Check(b); err != nil {
-		return err
-	}
-	dec := msgpack.NewDecoder(bytes.NewReader(b))
-	dec.SetCustomStructTag(Tag)
-	return dec.Decode(v)
-}
-
-// Check walks over msgpack and reports what a decoder should not be given:
-// containers deeper than 15 or with more than MaxItems elements,
-// lengths beyond the end, and anything but exactly one value. Afterwards the
-// decoder's recursion and its allocations are bounded by the body's size.
-func Check(b []byte) error {
+// check walks over msgpack and reports what a decoder must not be given: containers deeper than 15 or with more than MaxItems
+// elements, lengths beyond the end, and anything but exactly one value. Afterwards the decoder's recursion and its allocations
+// are bounded by the body's size.
+func check(b []byte) error {
 	var open [maxDepth]int // values still to come in each open container
 	open[0] = 1
 	depth := 0
@@ -101,7 +70,7 @@ func Check(b []byte) error {
 			case msgpcode.Str32, msgpcode.Bin32, msgpcode.Ext32, msgpcode.Array32, msgpcode.Map32:
 				head = 4
 			default:
-				return fmt.Errorf("byte %#x begins no value", c)
+				return fmt.Errorf("byte %#x does not begin a value", c)
 			}
 		}
 		if head > 0 {
@@ -137,7 +106,7 @@ func Check(b []byte) error {
 				return fmt.Errorf("container of more than %d elements", MaxItems)
 			}
 			if depth++; depth == maxDepth {
-				return fmt.Errorf("more than %d containers in each other", maxDepth-1)
+				return fmt.Errorf("containers nested more than %d deep", maxDepth-1)
 			}
 			open[depth] = items
 		}
