@@ -41,9 +41,9 @@ var floors = [][]string{
 	{"internal/worker/...", "internal/host/..."},
 	{"internal/observe/view/...", "internal/observe/dashboard/...", "internal/observe/telemetry/..."},
 	{"internal/controller/..."},
-	{"internal/net/gossip/..."},
+	{"internal/net/gossip/...", "internal/net/control/..."},
 	{"internal/plan/..."},
-	{"internal/net/control/...", "internal/net/commtest/...", "internal/store/checkpoint/..."},
+	{"internal/net/commtest/...", "internal/store/checkpoint/..."},
 	{"internal/net/...", "internal/store/...", "internal/observe/trace/...", "internal/chaos/..."},
 	{"kernel"},
 	{"internal/compute/...", "internal/platform/...", "internal/testkit/..."},
@@ -86,7 +86,7 @@ var importRules = []importRule{
 		why:    "launcher, examples and bench are ends: what others need from them belongs into a package",
 	},
 	{
-		from: []string{"internal/worker/..."}, ban: []string{"internal/host/..."},
+		from: []string{"internal/worker/..."}, ban: []string{"internal/host/...", "internal/controller/..."},
 		why: "workers and hosts meet in messages, never in calls",
 	},
 	{

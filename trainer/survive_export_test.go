@@ -346,13 +346,13 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 func (s *survival) begin(cfg SurviveConfig) {
 	var v plan.View
 	start := cfg.Start
-	var peers []controller.Peer
+	var peers []control.Peer
 	for _, w := range s.workers {
 		if w.addr == "" {
 			return
 		}
 		v.Workers = append(v.Workers, w.w)
-		peers = append(peers, controller.Peer{Worker: w.w, Addr: w.addr})
+		peers = append(peers, control.Peer{Worker: w.w, Addr: w.addr})
 	}
 	j := s.job().withDefaults()
 	prof := s.workers[0].prof

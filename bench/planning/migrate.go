@@ -19,9 +19,9 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -139,7 +139,7 @@ type crew struct {
 	way      way
 	plan     plan.Plan
 	fills    int
-	peers    []controller.Peer
+	peers    []control.Peer
 	networks []*comm.Endpoint
 	engines  []*engine.Engine
 	pools    []*kernel.Pool
@@ -199,7 +199,7 @@ func (c *crew) start() error {
 		c.networks, c.pools = append(c.networks, network), append(c.pools, kernel.NewPool(1))
 		w := plan.Worker{ID: id.WorkerID(i)}
 		view.Workers = append(view.Workers, w)
-		c.peers = append(c.peers, controller.Peer{Worker: w, Addr: network.Addr()})
+		c.peers = append(c.peers, control.Peer{Worker: w, Addr: network.Addr()})
 	}
 	var err error
 	if c.plan, _, err = planner.Next(plan.Plan{}, view, c.m.profile(0, 0),
@@ -221,7 +221,7 @@ func (c *crew) start() error {
 		}
 		one := tensor.Spec{Shape: []int{1}}
 		if c.engines[i], err = engine.New(engine.Config{
-			Self: view.Workers[i], First: controller.Order{Plan: c.plan, Peers: c.peers}, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
+			Self: view.Workers[i], First: control.Order{Plan: c.plan, Peers: c.peers}, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
 			Stage: func(lo, hi int) engine.Stage {
 				for l := lo; l < hi; l++ {
 					if memory[l] == nil {
@@ -347,7 +347,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		}
 		c.fills++
 		for _, e := range c.engines {
-			e.Fill(controller.Fill{ID: id.Fill{Term: 1, N: c.fills}, Peers: c.peers, Transfers: state})
+			e.Fill(control.Fill{ID: id.Fill{Term: 1, N: c.fills}, Peers: c.peers, Transfers: state})
 		}
 		for len(getters) > 0 {
 			select {
@@ -359,7 +359,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 		}
 		levelAt = time.Now()
 		for _, e := range c.engines {
-			e.Order(controller.Order{Plan: next, Peers: c.peers})
+			e.Order(control.Order{Plan: next, Peers: c.peers})
 		}
 		release()
 		edit, err = c.await(next.Version)

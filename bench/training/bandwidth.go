@@ -12,9 +12,9 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -117,9 +117,9 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 	if err != nil {
 		return c, err
 	}
-	first := controller.Order{Plan: p}
+	first := control.Order{Plan: p}
 	for i, w := range p.Workers {
-		first.Peers = append(first.Peers, controller.Peer{Worker: w, Addr: peers[i].Addr})
+		first.Peers = append(first.Peers, control.Peer{Worker: w, Addr: peers[i].Addr})
 	}
 	c.parts = make([][]int, len(c.layers))
 	for l := range c.parts {

@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // Config says what a controller begins with.
 type Config struct {
-	Plan    plan.Plan // the first plan, which is live
-	Peers   []Peer    // its workers
+	Plan    plan.Plan      // the first plan, which is live
+	Peers   []control.Peer // its workers
 	Profile plan.Profile
 
 	// Term is that of the agents' agreement. Attempt and Fills are the newest numbers that an earlier
@@ -24,9 +25,9 @@ type Config struct {
 	// Of a run that goes on under another leader: what is agreed of it. Live is the order
 	// of the newest recovery, whose plan is Plan or comes before it. Coming is a
 	// boundary plan that may be live already. Issued is the newest version that was given.
-	Live   *Order
+	Live   *control.Order
 	Epoch  int // of the newest order
-	Coming *Order
+	Coming *control.Order
 	Issued id.Version
 	Saved  Saved
 

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -47,10 +48,10 @@ type fake struct {
 	in                  []Effect
 	out                 []Event
 
-	holds   id.Version // the newest plan that it has applied
-	coming  *Order     // a boundary plan that has come
-	says    id.Version // the newest plan that it knew of as it entered a point
-	waits   bool       // for its first plan to be live
+	holds   id.Version     // the newest plan that it has applied
+	coming  *control.Order // a boundary plan that has come
+	says    id.Version     // the newest plan that it knew of as it entered a point
+	waits   bool           // for its first plan to be live
 	leaving bool
 	left    bool
 }
@@ -124,7 +125,7 @@ func (x *cluster) progress(w *fake) bool {
 }
 
 // goLive lets a worker go on under a boundary plan, and tells those that join with it.
-func (x *cluster) goLive(w *fake, o Order) {
+func (x *cluster) goLive(w *fake, o control.Order) {
 	w.coming = nil
 	w.plan, w.holds, w.members, w.entered = o.Plan.Version, o.Plan.Version, o.Plan.Workers, w.passed
 	w.out = append(w.out, Applied{Worker: w.Worker, Version: w.plan})
@@ -151,8 +152,8 @@ func (x *cluster) enter(j *fake) {
 	x.joined++
 }
 
-func (x *cluster) report(w *fake) Report {
-	r := Report{Plan: w.plan, Passed: w.passed, Holds: w.holds}
+func (x *cluster) report(w *fake) control.Report {
+	r := control.Report{Plan: w.plan, Passed: w.passed, Holds: w.holds}
 	if w.passed.Step > 0 {
 		r.Result = []byte(fmt.Sprint(w.passed))
 	}
@@ -435,7 +436,7 @@ func TestCompleteNeedsTheWholeShard(t *testing.T) {
 		{at, []id.Range{{Layer: s.Layer + 9, Lo: s.Lo, Hi: s.Hi}}, 0},
 		{at, nil, 0},
 	} {
-		m.report = &Report{Passed: x.passed, Complete: x.ranges}
+		m.report = &control.Report{Passed: x.passed, Complete: x.ranges}
 		got := complete(&c.plan, []*member{m}, at)
 		if len(got) != x.want || x.want > 0 && got[0] != (plan.Complete{Shard: 1, Worker: 1}) {
 			t.Errorf("%v: %v", x, got)

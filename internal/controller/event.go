@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -43,7 +44,7 @@ type (
 	Answered struct {
 		Worker plan.Worker
 		Ballot id.Ballot
-		Report Report
+		Report control.Report
 	}
 
 	// Agreed says that what [Propose] asked for is agreed.
@@ -145,18 +146,18 @@ type (
 	// Command sends an order to a worker.
 	Command struct {
 		Worker plan.Worker
-		Order  Order
+		Order  control.Order
 	}
 
 	// Copy makes a worker copy state in the background.
 	Copy struct {
 		Worker plan.Worker
-		Fill   Fill
+		Fill   control.Fill
 	}
 
 	// Propose brings an order before the agents. [Agreed] answers it.
 	Propose struct {
-		Order  Order
+		Order  control.Order
 		Cause  Cause
 		Reason planner.Reason
 	}
@@ -174,7 +175,7 @@ type (
 	// Adopt says that a plan is the run's from now on: an agreed one after a
 	// recovery, or a boundary plan that is live at the first worker.
 	Adopt struct {
-		Order  Order
+		Order  control.Order
 		Cause  Cause
 		Reason planner.Reason
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
@@ -40,7 +41,7 @@ type reconfiguration struct {
 
 // copies are the transfers that a boundary plan waits for.
 type copies struct {
-	fill   Fill
+	fill   control.Fill
 	change *change
 	wait   map[id.WorkerID]bool // workers that lack something
 }
@@ -125,12 +126,12 @@ func (r *reconfiguration) begin(p plan.Plan, view plan.View, cause Cause, reason
 			return []Effect{note("no plan to %s: no worker has [%d,%d) of layer %d", cause, t.Lo, t.Hi, t.Layer)}
 		}
 	}
-	ch := r.address(&change{order: Order{Plan: p}, cause: cause, reason: reason})
+	ch := r.address(&change{order: control.Order{Plan: p}, cause: cause, reason: reason})
 	if len(state) == 0 {
 		return r.commit(ch)
 	}
 	r.fill.N++
-	f := &copies{change: ch, wait: make(map[id.WorkerID]bool), fill: Fill{ID: r.fill, Transfers: state}}
+	f := &copies{change: ch, wait: make(map[id.WorkerID]bool), fill: control.Fill{ID: r.fill, Transfers: state}}
 	for _, m := range r.all() {
 		f.fill.Peers = append(f.fill.Peers, m.Peer)
 	}
@@ -213,7 +214,7 @@ func (r *reconfiguration) complete() []Effect {
 
 // joined takes note of a worker that is ready to join.
 func (r *reconfiguration) joined(e Joined) []Effect {
-	r.joining[e.Worker.ID] = &member{Peer: Peer{Worker: e.Worker, Addr: e.Addr}}
+	r.joining[e.Worker.ID] = &member{Peer: control.Peer{Worker: e.Worker, Addr: e.Addr}}
 	effects := append([]Effect{note("worker %d is ready to join", e.Worker.ID)}, r.again(CauseJoin, CauseProtect, CauseRebalance)...)
 	return append(effects, r.next()...)
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -18,7 +19,7 @@ func (r *recovery) change(all []*member, alive []plan.Worker, at position) (*cha
 	a := r.account
 	a.Step = at.point.Step + 1
 	causes := strings.Join(a.causes, "; ")
-	ch := &change{cause: CauseLost, order: Order{Ballot: r.ballot, Passed: at.point, Result: at.result}}
+	ch := &change{cause: CauseLost, order: control.Order{Ballot: r.ballot, Passed: at.point, Result: at.result}}
 	current, short, none := r.held(all, at.point)
 	if at.behind {
 		return r.rollback(ch, alive, planner.Reason(causes+": not all workers had rolled back; "))

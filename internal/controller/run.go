@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
@@ -15,13 +16,13 @@ import (
 type run struct {
 	cfg Config
 
-	plan     plan.Plan  // the newest that is known to be live
-	live     *Order     // of the newest recovery; nil before the first
-	epoch    int        // of the newest restart
-	issued   id.Version // the newest that any plan has got
-	proposed *change    // the newest
-	boundary *change    // the boundary plan that may be live or go live; nil for none
-	handover *handover  // nil when all workers have applied plan
+	plan     plan.Plan      // the newest that is known to be live
+	live     *control.Order // of the newest recovery; nil before the first
+	epoch    int            // of the newest restart
+	issued   id.Version     // the newest that any plan has got
+	proposed *change        // the newest
+	boundary *change        // the boundary plan that may be live or go live; nil for none
+	handover *handover      // nil when all workers have applied plan
 
 	members  map[id.WorkerID]*member
 	joining  map[id.WorkerID]*member    // ready, and in no plan that was proposed
@@ -33,16 +34,16 @@ type run struct {
 
 // member is a living session.
 type member struct {
-	Peer
-	report  *Report // answer to the ballot under way
-	applied bool    // the order of the ballot under way, or the boundary plan
+	control.Peer
+	report  *control.Report // answer to the ballot under way
+	applied bool            // the order of the ballot under way, or the boundary plan
 	leaving bool
 	suspect string // member of the gossip ring that cannot reach it; "" for none
 }
 
 // change is a plan with its cause.
 type change struct {
-	order      Order
+	order      control.Order
 	cause      Cause
 	reason     planner.Reason
 	recomputed int // passes of failed workers that run again
@@ -133,7 +134,7 @@ func (r *run) propose(ch *change) []Effect {
 }
 
 // command sends an order to all members.
-func (r *run) command(order *Order) (effects []Effect) {
+func (r *run) command(order *control.Order) (effects []Effect) {
 	for _, m := range r.all() {
 		m.applied = false
 		effects = append(effects, Command{m.Worker, *order})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -86,10 +87,10 @@ type story struct {
 	args  map[string]string // of the command
 	words []string          // without =
 	knows map[id.WorkerID]*plan.Plan
-	sent  map[id.WorkerID]Order
+	sent  map[id.WorkerID]control.Order
 	old   plan.Plan // for what is new in a plan
 	plans map[int]plan.Plan
-	fill  Fill // the newest
+	fill  control.Fill // the newest
 }
 
 // filled are the workers that a level command is about.
@@ -106,7 +107,7 @@ func (s *story) filled() (all []plan.Worker) {
 }
 
 func tell(t *testing.T, text string) string {
-	s := &story{t: t, now: time.Unix(0, 0), knows: map[id.WorkerID]*plan.Plan{}, sent: map[id.WorkerID]Order{}, plans: map[int]plan.Plan{}}
+	s := &story{t: t, now: time.Unix(0, 0), knows: map[id.WorkerID]*plan.Plan{}, sent: map[id.WorkerID]control.Order{}, plans: map[int]plan.Plan{}}
 	var out strings.Builder
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\n")
@@ -325,7 +326,7 @@ func storyJob(t interface{ Fatal(...any) }, workers, stages, micros, mirrors, le
 	for worker := range workers {
 		w := plan.Worker{ID: id.WorkerID(worker)}
 		v.Workers = append(v.Workers, w)
-		cfg.Peers = append(cfg.Peers, Peer{Worker: w, Addr: fmt.Sprintf("addr-%d", worker)})
+		cfg.Peers = append(cfg.Peers, control.Peer{Worker: w, Addr: fmt.Sprintf("addr-%d", worker)})
 	}
 	var err error
 	cfg.Plan, _, err = planner.Next(plan.Plan{}, v, cfg.Profile, planner.Event{Kind: planner.Start, Micros: micros, Stages: stages, Mirrors: mirrors})
@@ -336,8 +337,8 @@ func storyJob(t interface{ Fatal(...any) }, workers, stages, micros, mirrors, le
 }
 
 // report is what a worker answers.
-func (s *story) report(w plan.Worker) Report {
-	r := Report{Plan: s.knows[w.ID].Version, Result: []byte(s.args["result"])}
+func (s *story) report(w plan.Worker) control.Report {
+	r := control.Report{Plan: s.knows[w.ID].Version, Result: []byte(s.args["result"])}
 	if n, ok := s.args["plan"]; ok {
 		r.Plan.N = s.number(n)
 	}
@@ -355,7 +356,7 @@ func (s *story) report(w plan.Worker) Report {
 	if _, ok := s.args["filled"]; ok {
 		for _, t := range s.fill.Transfers {
 			if t.To == w.ID {
-				r.Filled = append(r.Filled, Filled{Range: t.Range, Step: s.int("filled", 0)})
+				r.Filled = append(r.Filled, control.Filled{Range: t.Range, Step: s.int("filled", 0)})
 			}
 		}
 	}
@@ -445,7 +446,7 @@ func (s *story) print(e Effect) string {
 	return ""
 }
 
-func (s *story) order(o Order) string {
+func (s *story) order(o control.Order) string {
 	p := o.Plan
 	var b strings.Builder
 	kind := "from"

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -83,7 +83,7 @@ func (a *agreement) job(j rundir.Job) (agree.Entry, error) {
 }
 
 // plan is the entry of an order.
-func (a *agreement) plan(o controller.Order, reason string) (agree.Entry, error) {
+func (a *agreement) plan(o control.Order, reason string) (agree.Entry, error) {
 	text, err := o.Encode()
 	return agree.Plan{Term: a.term, Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}, err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/core"
@@ -48,7 +49,7 @@ type Cluster struct {
 	reign  int  // of the leader; what was on its way to an earlier one is lost
 	vacant bool // there is no leader
 	timers map[controller.Timer]int
-	agreed []controller.Order
+	agreed []control.Order
 
 	workers map[id.Session]*worker
 	order   []*worker // by start
@@ -94,18 +95,18 @@ func New(cfg Config) *Cluster {
 		plans: make(map[id.Version]plan.Plan), results: make(map[int]core.Result),
 	}
 	var v plan.View
-	var peers []controller.Peer
+	var peers []control.Peer
 	for i := range cfg.Workers {
 		w := plan.Worker{ID: id.WorkerID(i)}
 		v.Workers = append(v.Workers, w)
-		peers = append(peers, controller.Peer{Worker: w, Addr: addr(w)})
+		peers = append(peers, control.Peer{Worker: w, Addr: addr(w)})
 	}
 	p, _, err := planner.Next(plan.Plan{}, v, c.profile(), planner.Event{Kind: planner.Start, Micros: cfg.Micros, Stages: cfg.Stages, Mirrors: cfg.Mirrors})
 	if err != nil {
 		panic(err)
 	}
-	started := controller.Order{Plan: p, Peers: peers, Passed: id.Point{Step: p.FromStep - 1}}
-	c.agreed = []controller.Order{started}
+	started := control.Order{Plan: p, Peers: peers, Passed: id.Point{Step: p.FromStep - 1}}
+	c.agreed = []control.Order{started}
 	c.known(p)
 	c.ctl = controller.New(c.config(p, peers))
 	for _, w := range p.Workers {
@@ -118,7 +119,7 @@ func addr(w plan.Worker) string { return fmt.Sprintf("addr-%d.%d", w.ID, w.Incar
 
 func (c *Cluster) profile() plan.Profile { return plan.Profile{Layers: c.cfg.Layers} }
 
-func (c *Cluster) config(p plan.Plan, peers []controller.Peer) controller.Config {
+func (c *Cluster) config(p plan.Plan, peers []control.Peer) controller.Config {
 	return controller.Config{
 		Plan: p, Peers: peers, Profile: c.profile(), Term: c.term, Stages: c.cfg.Stages, Mirrors: c.cfg.Mirrors,
 		MinWorkers: c.cfg.MinWorkers, Detect: c.cfg.Detect,
@@ -264,7 +265,7 @@ func (c *Cluster) Replace(w id.WorkerID) {
 
 func (c *Cluster) launch(w plan.Worker) {
 	c.note("worker %d.%d starts", w.ID, w.Incarnation)
-	x := c.start(w, controller.Order{})
+	x := c.start(w, control.Order{})
 	c.after(c.delay(2*time.Millisecond), func() {
 		if x.alive {
 			x.announce()
@@ -314,8 +315,8 @@ func (c *Cluster) Lead() {
 func (c *Cluster) takeOver() {
 	c.term++
 	c.vacant = false
-	live, coming := c.agreed[0].Plan, (*controller.Order)(nil)
-	var recovered *controller.Order
+	live, coming := c.agreed[0].Plan, (*control.Order)(nil)
+	var recovered *control.Order
 	for i := range c.agreed {
 		switch o := &c.agreed[i]; {
 		case i == 0:
@@ -332,13 +333,13 @@ func (c *Cluster) takeOver() {
 	if coming != nil {
 		members = append(members, coming.Plan.Workers...)
 	}
-	var peers []controller.Peer
+	var peers []control.Peer
 	var others []*worker
 	for _, w := range c.order {
 		switch {
 		case w.gone:
 		case slices.Contains(members, w.self):
-			peers = append(peers, controller.Peer{Worker: w.self, Addr: addr(w.self)})
+			peers = append(peers, control.Peer{Worker: w.self, Addr: addr(w.self)})
 		case w.alive:
 			others = append(others, w)
 		}
@@ -471,7 +472,7 @@ func (c *Cluster) step(e controller.Event) {
 }
 
 // agree brings an order before the agents. If the leader is lost meanwhile, its successor finds it agreed or not at all.
-func (c *Cluster) agree(o controller.Order) {
+func (c *Cluster) agree(o control.Order) {
 	reign, began := c.reign, c.now
 	c.after(c.delay(300*time.Microsecond), func() {
 		if reign != c.reign && (!c.vacant || reign+1 != c.reign || c.rnd.IntN(2) == 0) {

@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
@@ -63,7 +64,7 @@ type editing struct {
 }
 
 // start starts a process.
-func (c *Cluster) start(self plan.Worker, first controller.Order) *worker {
+func (c *Cluster) start(self plan.Worker, first control.Order) *worker {
 	w := &worker{
 		c: c, self: self, session: core.SessionOf(self), alive: true,
 		members: make(map[id.Session]bool), expected: make(map[comm.Key]core.Expect), early: make(map[comm.Key][]message),
@@ -78,7 +79,7 @@ func (c *Cluster) start(self plan.Worker, first controller.Order) *worker {
 }
 
 // begins makes a core that begins with an order.
-func (w *worker) begins(first controller.Order) {
+func (w *worker) begins(first control.Order) {
 	w.life++
 	w.asking = false
 	w.editing, w.ops = nil, nil
@@ -161,7 +162,7 @@ func (w *worker) finished() {
 }
 
 // command takes an order. A rollback ends the core and begins another one.
-func (w *worker) command(o controller.Order) {
+func (w *worker) command(o control.Order) {
 	if o.Restart {
 		w.done, w.finishedSaid = false, false
 		w.begins(o)

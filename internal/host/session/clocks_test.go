@@ -84,7 +84,7 @@ func TestSessionClocks(t *testing.T) {
 	if s.paces.detector.Under(1) != 2 {
 		t.Error("the detector does not know")
 	}
-	s.adopt(controller.Adopt{Order: controller.Order{Plan: s.plan}})
+	s.adopt(controller.Adopt{Order: control.Order{Plan: s.plan}})
 	if e := s.out.take(); len(pick[ReleaseClocks](e)) != 1 {
 		t.Errorf("%+v", e)
 	}

@@ -154,7 +154,7 @@ type (
 type (
 	// Propose puts a plan into the log; Agreed comes.
 	Propose struct {
-		Order  controller.Order
+		Order  control.Order
 		Reason string
 	}
 	// Balance has a long search done beside the session; Balanced comes.

@@ -37,7 +37,7 @@ func (s *Session) start() {
 		s.judge(err)
 		return
 	}
-	order := controller.Order{Plan: p, Peers: s.peers(), Passed: id.Point{Step: from}}
+	order := control.Order{Plan: p, Peers: s.peers(), Passed: id.Point{Step: from}}
 	if from > 0 {
 		order.From = s.cfg.RunDir
 	}
@@ -170,7 +170,7 @@ func (s *Session) startMessage() control.Start {
 }
 
 // controllerConfig is what the controller has to know of a run.
-func (s *Session) controllerConfig(p plan.Plan, peers []controller.Peer) controller.Config {
+func (s *Session) controllerConfig(p plan.Plan, peers []control.Peer) controller.Config {
 	return controller.Config{
 		Plan: p, Peers: peers, Profile: profile(s.model), Term: max(s.cfg.Term, 1), Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages,
 		Mirrors: s.cfg.Mirrors, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape],
@@ -178,10 +178,10 @@ func (s *Session) controllerConfig(p plan.Plan, peers []controller.Peer) control
 }
 
 // peers are the workers and where they listen.
-func (s *Session) peers() []controller.Peer {
-	var all []controller.Peer
+func (s *Session) peers() []control.Peer {
+	var all []control.Peer
 	for place := range s.workers {
-		all = append(all, controller.Peer{Worker: s.session(place), Addr: s.workers[place].ready.Addr})
+		all = append(all, control.Peer{Worker: s.session(place), Addr: s.workers[place].ready.Addr})
 	}
 	return all
 }

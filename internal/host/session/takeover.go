@@ -19,19 +19,19 @@ import (
 
 // Inherited is what a leader finds that follows another one.
 type Inherited struct {
-	Orders  []controller.Order // agreed, in their order
-	Reasons []string           // of their plans
-	Issued  id.Version         // newest that was agreed
+	Orders  []control.Order // agreed, in their order
+	Reasons []string        // of their plans
+	Issued  id.Version      // newest that was agreed
 	History rundir.History
 	Saved   int // step of the newest checkpoint, 0 for none
 
-	plan   plan.Plan         // live, as far as known
-	live   *controller.Order // of the newest recovery
-	coming *controller.Order // a boundary plan that may be live
+	plan   plan.Plan      // live, as far as known
+	live   *control.Order // of the newest recovery
+	coming *control.Order // a boundary plan that may be live
 }
 
 // Add takes in an order that was agreed after those before.
-func (in *Inherited) Add(o controller.Order, reason string) {
+func (in *Inherited) Add(o control.Order, reason string) {
 	in.Orders, in.Reasons, in.Issued = append(in.Orders, o), append(in.Reasons, reason), o.Plan.Version
 	in.settle()
 }
@@ -209,7 +209,7 @@ func (s *Session) takeOver() {
 			s.judge(&PlanError{err})
 			return
 		}
-		i := slices.IndexFunc(in.Orders, func(o controller.Order) bool { return o.Plan.Version == s.plan.Version })
+		i := slices.IndexFunc(in.Orders, func(o control.Order) bool { return o.Plan.Version == s.plan.Version })
 		s.records.noted = s.plan.Version
 		s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: "agreed", Reason: in.Reasons[i], Plan: text}})
 	}
@@ -257,7 +257,7 @@ func (s *Session) takeOver() {
 }
 
 // startInherited lets the workers train that have not been told yet, with the first order of the run.
-func (s *Session) startInherited(first *controller.Order) {
+func (s *Session) startInherited(first *control.Order) {
 	start := s.beginTraining()
 	for place := range s.workers {
 		w := &s.workers[place]
@@ -278,17 +278,17 @@ func (s *Session) startInherited(first *controller.Order) {
 }
 
 // inheritedPeers are the workers that the plan counts on, alive or not.
-func (s *Session) inheritedPeers() []controller.Peer {
+func (s *Session) inheritedPeers() []control.Peer {
 	addr := make(map[plan.Worker]string)
 	for _, o := range s.cfg.Inherited.Orders {
 		for _, p := range o.Peers {
 			addr[p.Worker] = p.Addr
 		}
 	}
-	var all []controller.Peer
+	var all []control.Peer
 	for place := range s.workers {
 		if w := &s.workers[place]; w.state != gone {
-			p := controller.Peer{Worker: w.who, Addr: w.ready.Addr}
+			p := control.Peer{Worker: w.who, Addr: w.ready.Addr}
 			if p.Addr == "" {
 				p.Addr = addr[p.Worker]
 			}

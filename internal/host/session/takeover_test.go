@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -199,24 +198,24 @@ func TestTakeOverNearTheEnd(t *testing.T) {
 // A boundary plan that was agreed may be live: what workers answer decides.
 func TestInheritPlans(t *testing.T) {
 	v := func(n int) id.Version { return id.Version{Generation: 1, N: n} }
-	order := func(n int, ballot uint64, restart bool) controller.Order {
-		return controller.Order{Ballot: id.Ballot{Attempt: ballot}, Plan: plan.Plan{Version: v(n)}, Restart: restart}
+	order := func(n int, ballot uint64, restart bool) control.Order {
+		return control.Order{Ballot: id.Ballot{Attempt: ballot}, Plan: plan.Plan{Version: v(n)}, Restart: restart}
 	}
 	for _, c := range []struct {
-		orders             []controller.Order
+		orders             []control.Order
 		plan, live, coming int
 		restart            int
 	}{
-		{[]controller.Order{order(1, 0, false)}, 1, 0, 0, 0},
-		{[]controller.Order{order(1, 0, false), order(2, 0, false)}, 1, 0, 2, 0},
-		{[]controller.Order{order(1, 0, false), order(2, 0, false), order(3, 0, false)}, 2, 0, 3, 0},
-		{[]controller.Order{order(1, 0, false), order(2, 0, false), order(3, 1, false)}, 3, 3, 0, 0},
-		{[]controller.Order{order(1, 0, false), order(2, 1, true), order(3, 0, false)}, 2, 2, 3, 2},
-		{[]controller.Order{order(7, 1, false), order(8, 0, false), order(9, 0, false)}, 8, 7, 9, 0},
+		{[]control.Order{order(1, 0, false)}, 1, 0, 0, 0},
+		{[]control.Order{order(1, 0, false), order(2, 0, false)}, 1, 0, 2, 0},
+		{[]control.Order{order(1, 0, false), order(2, 0, false), order(3, 0, false)}, 2, 0, 3, 0},
+		{[]control.Order{order(1, 0, false), order(2, 0, false), order(3, 1, false)}, 3, 3, 0, 0},
+		{[]control.Order{order(1, 0, false), order(2, 1, true), order(3, 0, false)}, 2, 2, 3, 2},
+		{[]control.Order{order(7, 1, false), order(8, 0, false), order(9, 0, false)}, 8, 7, 9, 0},
 	} {
 		s := New(Config{Workers: 1, Inherited: &Inherited{Orders: c.orders}}, make([]plan.Worker, 1))
 		s.inheritPlans()
-		version := func(o *controller.Order) int {
+		version := func(o *control.Order) int {
 			if o == nil {
 				return 0
 			}

@@ -109,7 +109,7 @@ func (t *tracer) change(v id.Version) trace.Context {
 }
 
 // order is the place in a trace that an order belongs to.
-func (t *tracer) order(o controller.Order) trace.Context {
+func (t *tracer) order(o control.Order) trace.Context {
 	if (o.Ballot != id.Ballot{}) {
 		return t.ballot(o.Ballot)
 	}

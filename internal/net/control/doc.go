@@ -8,7 +8,8 @@
 //	  | Beat* ---------------------> |   from here on, ten times a second
 //	  | Note* ---------------------> |   "reading data": what is going on, for people
 //	  | Ready ---------------------> |   the job is valid, its data are read, peers can connect
-//	  | <--------------------- Start |   all workers are ready; the plan, and where they are
+//	  | <--------------------- Start |   all workers are ready; how to train
+//	  | <--------------------- Order |   the first plan, and where its workers are
 //	  | (Step | Note | Output)* ---> |   one Step for every committed step, in order
 //	  | <---------------------- Stop |   at most once, any time after Start
 //	  | Done ----------------------> |   every file of the worker is written
@@ -19,9 +20,8 @@
 // of the run must be the same from all. Output, and the
 // program's own end, come from the first worker of the plan alone.
 //
-// A worker that begins while the run goes on has the same conversation. Its Start has no plan:
-// it gets a Fill, an Order with its first plan, and says Applied when that is live. If
-// the run ends without it, Release comes.
+// A worker that joins a run under way has the same conversation. Its Start says Joins: it gets a Fill, then an Order with its
+// first plan, and says Applied when that plan is live. If the run ends without it, Release comes.
 //
 // At any time the worker may send Failed instead of what would come next; it
 // is its last message. A worker whose connection ends has lost its agent and

@@ -12,11 +12,7 @@ import (
 // Protocol is the version of the conversation.
 const Protocol = 4
 
-// Message is one of the types of this package that travel over a [Conn],
-// by value: Hello, Beat, Note, Ready, Step, Spans, Output, Answer, Applied, Repaired, LinkLost,
-// Leave, Saved, Timeline, Done and Failed from the worker, Start, Query, Order, Save, Watch,
-// Stop and Release from the agent. Between the agents of several hosts there are Host, Lead,
-// Told, Relayed, Closed, Exited, Begin, Kill and Beat.
+// Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
 	kind() string
 }

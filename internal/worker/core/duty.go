@@ -3,9 +3,9 @@ package core
 import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -253,7 +253,7 @@ type (
 	// Answer answers a query.
 	Answer struct {
 		Token  uint64
-		Report controller.Report
+		Report control.Report
 	}
 	// Mark takes the time: an order has come, or (Live) its plan is applied.
 	Mark struct{ Live bool }

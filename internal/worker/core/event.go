@@ -2,8 +2,8 @@ package core
 
 import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
@@ -19,9 +19,9 @@ type (
 		Token  uint64
 	}
 	// Order brings a plan; see [controller.Order].
-	Order struct{ controller.Order }
+	Order struct{ control.Order }
 	// Fill asks for transfers of state; see [controller.Fill].
-	Fill struct{ controller.Fill }
+	Fill struct{ control.Fill }
 	// LinkLost says that the link to a session broke, so what was sent to it may be lost.
 	LinkLost struct{ Session id.Session }
 	// Hold keeps the worker from entering exchanges, or lets it enter them again.

@@ -6,9 +6,9 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
@@ -59,7 +59,7 @@ type incoming struct {
 }
 
 // fill begins transfers of state in the background.
-func (w *Worker) fill(f controller.Fill) {
+func (w *Worker) fill(f control.Fill) {
 	if w.over() || f.ID.Compare(w.fillID) <= 0 {
 		return
 	}
@@ -255,7 +255,7 @@ func (w *Worker) late(in *incoming) bool { return !in.based || in.step < w.passe
 
 // lacks reports whether a range that the order's plan gives this worker is not here as of the step passed, but on its way. In a
 // recovery only what has come counts, as the report says: the worker that is to send the rest may be lost.
-func (w *Worker) lacks(o *controller.Order) bool {
+func (w *Worker) lacks(o *control.Order) bool {
 	recovers := o.Ballot != noBallot
 	return slices.ContainsFunc(w.incoming, func(in *incoming) bool {
 		return w.late(in) && (!recovers || in.next) && w.isFor(in, o)
@@ -263,22 +263,22 @@ func (w *Worker) lacks(o *controller.Order) bool {
 }
 
 // behind reports whether a range that the order's plan gives this worker is not here as of the step passed.
-func (w *Worker) behind(o *controller.Order) bool {
+func (w *Worker) behind(o *control.Order) bool {
 	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return w.late(in) && w.isFor(in, o) })
 }
 
 // isFor reports whether the order's plan makes this worker a holder of a range that comes.
-func (w *Worker) isFor(in *incoming, o *controller.Order) bool {
+func (w *Worker) isFor(in *incoming, o *control.Order) bool {
 	return slices.ContainsFunc(o.Plan.Shards, func(sh plan.Shard) bool {
 		return sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && sh.Holds(w.me)
 	})
 }
 
 // filled says what has come.
-func (w *Worker) filled() (all []controller.Filled) {
+func (w *Worker) filled() (all []control.Filled) {
 	for _, in := range w.incoming {
 		if in.based {
-			f := controller.Filled{Range: in.r, Step: in.step}
+			f := control.Filled{Range: in.r, Step: in.step}
 			if in.next {
 				f.Step++
 			}

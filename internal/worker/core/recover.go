@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -16,10 +16,10 @@ import (
 // recovery is what the core knows of queries, orders and plans that are to come.
 type recovery struct {
 	ballot   id.Ballot
-	order    *controller.Order // to be applied now
-	opened   int               // links for it
-	resuming *Live             // applied, but no task began yet
-	pending  []controller.Order
+	order    *control.Order // to be applied now
+	opened   int            // links for it
+	resuming *Live          // applied, but no task began yet
+	pending  []control.Order
 	joining  id.Version           // of a worker that joins: the plan that is to go live
 	lossy    map[id.WorkerID]bool // links that broke since the plan was applied
 	peers    []comm.Peer          // admitted for a plan
@@ -51,8 +51,8 @@ func (w *Worker) query(q Query) {
 }
 
 // report says what a sealed worker knows.
-func (w *Worker) report() controller.Report {
-	r := controller.Report{Plan: w.live, Passed: w.passed, Result: w.result, Holds: w.plan.Version, Filled: w.filled()}
+func (w *Worker) report() control.Report {
+	r := control.Report{Plan: w.live, Passed: w.passed, Result: w.result, Holds: w.plan.Version, Filled: w.filled()}
 	if w.step == nil || w.step.number <= w.passed.Step {
 		return r
 	}
@@ -73,7 +73,7 @@ func (w *Worker) report() controller.Report {
 
 // receiveOrder takes a plan. One with a lower ballot than a query that was answered is dropped, and so is one whose plan is not
 // newer than the live one.
-func (w *Worker) receiveOrder(o controller.Order) {
+func (w *Worker) receiveOrder(o control.Order) {
 	recovers := o.Ballot != noBallot
 	switch {
 	case w.state == Left && recovers && o.Ballot.Compare(w.ballot) >= 0:
@@ -109,7 +109,7 @@ func (w *Worker) receiveOrder(o controller.Order) {
 }
 
 // setOrder makes an order the one to be applied now.
-func (w *Worker) setOrder(o controller.Order) {
+func (w *Worker) setOrder(o control.Order) {
 	w.order = &o
 	if w.passed.Compare(o.Passed) < 0 {
 		w.to(CatchingUp)
@@ -248,7 +248,7 @@ func (w *Worker) giveUp() {
 }
 
 // catchUp passes the point that others have passed.
-func (w *Worker) catchUp(o *controller.Order) bool {
+func (w *Worker) catchUp(o *control.Order) bool {
 	if w.busy != idle && w.req != nil && w.req.said == nil {
 		return false // an evaluation that is being stopped
 	}
@@ -273,7 +273,7 @@ func (w *Worker) catchUp(o *controller.Order) bool {
 // awaits reports whether parameters have to come before a boundary plan can be applied. Most may come under the new plan, as
 // under the next forward pass they always do. But a worker that sends may not leave; and where this worker newly holds a part
 // of a layer that it has served, it writes into the same memory.
-func (w *Worker) awaits(o *controller.Order) bool {
+func (w *Worker) awaits(o *control.Order) bool {
 	if slices.ContainsFunc(w.plan.Workers, func(x plan.Worker) bool { return !slices.Contains(o.Plan.Workers, x) }) {
 		return !w.arrived()
 	}
@@ -284,7 +284,7 @@ func (w *Worker) awaits(o *controller.Order) bool {
 
 // admit admits the workers of the plan and evicts all others, but for those that leave between two steps: they may not have
 // passed the commit yet that this worker has, and end their links themselves.
-func (w *Worker) admit(o *controller.Order) {
+func (w *Worker) admit(o *control.Order) {
 	var peers []comm.Peer
 	for _, x := range o.Peers {
 		peers = append(peers, comm.Peer{Session: SessionOf(x.Worker), Addr: x.Addr})
@@ -301,7 +301,7 @@ func (w *Worker) admit(o *controller.Order) {
 }
 
 // edit admits the workers of the plan, evicts all others, and edits the groups in place. That ends when all links are there.
-func (w *Worker) edit(o *controller.Order) {
+func (w *Worker) edit(o *control.Order) {
 	w.broken, w.opened = false, 0 // all operations of the plan before have ended
 	p := &o.Plan
 	w.admit(o)
@@ -354,7 +354,7 @@ func (w *Worker) prepare(p *plan.Plan) bool {
 }
 
 // apply goes over to the plan of the order, whose groups are edited.
-func (w *Worker) apply(o *controller.Order) {
+func (w *Worker) apply(o *control.Order) {
 	recovers := o.Ballot != noBallot
 	old := w.plan
 	w.plan, w.live = &o.Plan, o.Plan.Version
@@ -362,7 +362,7 @@ func (w *Worker) apply(o *controller.Order) {
 	for i, sh := range w.plan.Shards {
 		w.index[RangeOf(sh)] = i
 	}
-	w.pending = slices.DeleteFunc(w.pending, func(x controller.Order) bool {
+	w.pending = slices.DeleteFunc(w.pending, func(x control.Order) bool {
 		return recovers || x.Plan.Version.Compare(o.Plan.Version) <= 0
 	})
 	if recovers {
@@ -470,7 +470,7 @@ func (w *Worker) resumed() {
 // A worker that joins is in no exchange, so the others tell it when its first plan is live, and where the run is.
 
 // tellLive tells the workers that join with a plan that it is live.
-func (w *Worker) tellLive(o *controller.Order) {
+func (w *Worker) tellLive(o *control.Order) {
 	for _, p := range o.Peers {
 		if was, ok := w.plan.Worker(p.ID); ok && was.Incarnation == p.Incarnation {
 			continue
@@ -485,13 +485,13 @@ const maxResult = 1 << 20
 
 // awaitLive lets a worker that joins wait for its first plan to be live. A query ends that, because the leader goes on without
 // this plan, unless the answer says that it is live.
-func (w *Worker) awaitLive(o controller.Order) {
+func (w *Worker) awaitLive(o control.Order) {
 	w.joining = o.Plan.Version
 	w.expect(key.Live(o.Plan.Version), Buffer{}, 8+maxResult, expected{content: aLive, order: o})
 }
 
 // liveCame takes the message that the first plan is live.
-func (w *Worker) liveCame(o controller.Order, words []byte) {
+func (w *Worker) liveCame(o control.Order, words []byte) {
 	if len(words) < 8 || w.joining != o.Plan.Version {
 		return
 	}

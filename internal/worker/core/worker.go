@@ -5,9 +5,9 @@ import (
 	"fmt"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
@@ -19,7 +19,7 @@ type Config struct {
 	Micros int     // micro-batches of a step
 	// First brings the first plan; see [controller.Order]. Its Passed is the point from which the run goes on. A plan without
 	// workers is that of a worker that joins.
-	First     controller.Order
+	First     control.Order
 	Moments   int // arrays of the optimizer's state
 	NormScale int // see [zero.NormScale]
 	ClipNorm  float64
@@ -127,7 +127,7 @@ type expected struct {
 	in      *incoming
 	repair  *repair
 	at      id.Point
-	order   controller.Order
+	order   control.Order
 	dims    []int
 }
 

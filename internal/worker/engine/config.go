@@ -6,9 +6,9 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/worker/core"
@@ -48,7 +48,7 @@ type Config struct {
 	// First brings the first plan, which is valid. Its Passed is the point
 	// from which the run goes on. One without workers is that of a worker that
 	// joins: it waits for a Fill, and for an Order with its first plan.
-	First controller.Order
+	First control.Order
 
 	// Stage makes layers [lo, hi) run here, and sets their Params in Layers to
 	// memory of unspecified content.

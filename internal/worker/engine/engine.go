@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -37,7 +37,7 @@ type Engine struct {
 	req     *request // the operation, nil between two
 	begun   []chan struct{}
 	held    bool
-	answers map[uint64]func(controller.Report)
+	answers map[uint64]func(control.Report)
 	token   uint64
 
 	came, applied time.Time // an order came, and its plan was applied
@@ -70,7 +70,7 @@ func New(c Config) (*Engine, error) {
 		mail:    newMailbox(),
 		ended:   make(chan struct{}),
 		compute: make(chan func(), 1),
-		answers: make(map[uint64]func(controller.Report)),
+		answers: make(map[uint64]func(control.Report)),
 		flipper: flipper{self: c.Self.ID},
 		guard:   newGuard(&c),
 	}
@@ -110,17 +110,17 @@ func (e *Engine) Wake() { e.mail.put(wake{}) }
 
 // Query seals the worker and hands what it knows to answer, which must not
 // wait. A worker that has seen a higher ballot does not answer.
-func (e *Engine) Query(b id.Ballot, answer func(controller.Report)) {
+func (e *Engine) Query(b id.Ballot, answer func(control.Report)) {
 	e.mail.put(query{b, answer})
 }
 
 // Order gives the worker a plan to apply; see [controller.Order]. One with a lower
 // ballot than a query that was answered is dropped, and so is one whose plan is
 // not newer than the live one.
-func (e *Engine) Order(o controller.Order) { e.mail.put(core.Order{Order: o}) }
+func (e *Engine) Order(o control.Order) { e.mail.put(core.Order{Order: o}) }
 
 // Fill copies state in the background; see [controller.Fill].
-func (e *Engine) Fill(f controller.Fill) { e.mail.put(core.Fill{Fill: f}) }
+func (e *Engine) Fill(f control.Fill) { e.mail.put(core.Fill{Fill: f}) }
 
 // LinkLost says that the link to a session broke, so that what was sent to it
 // may be lost.
@@ -131,7 +131,7 @@ type (
 	wake  struct{}
 	query struct {
 		ballot id.Ballot
-		answer func(controller.Report)
+		answer func(control.Report)
 	}
 	look struct {
 		read func()

@@ -17,9 +17,9 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
@@ -103,7 +103,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 	prof := plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}}
 	networks := make([]*comm.Endpoint, s.workers)
 	mem := comm.NewMem()
-	var peers []controller.Peer
+	var peers []control.Peer
 	for i := range networks {
 		var err error
 		if networks[i], err = comm.Listen(comm.Config{Self: id.Session{Worker: id.WorkerID(i)}, Transport: mem}); err != nil {
@@ -112,7 +112,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 		t.Cleanup(func() { networks[i].Close() })
 		w := plan.Worker{ID: id.WorkerID(i)}
 		v.Workers = append(v.Workers, w)
-		peers = append(peers, controller.Peer{Worker: w, Addr: networks[i].Addr()})
+		peers = append(peers, control.Peer{Worker: w, Addr: networks[i].Addr()})
 	}
 	p, _, err := planner.Next(plan.Plan{}, v, prof, planner.Event{Micros: s.global / s.micro, Mirrors: s.mirrors})
 	if err != nil {
@@ -127,7 +127,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 			Self:    v.Workers[i],
 			Network: networks[i],
 			Groups:  make(map[uint16]*comm.Group),
-			First:   controller.Order{Plan: p, Peers: peers},
+			First:   control.Order{Plan: p, Peers: peers},
 			Stage: func(lo, hi int) Stage {
 				if lo != 0 || hi != 2 {
 					t.Errorf("a stage of layers [%d,%d)", lo, hi)
@@ -554,7 +554,7 @@ func TestUnevenMicroBatch(t *testing.T) {
 	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 3}); err == nil {
 		t.Error("micro-batch 3 of 8 was accepted")
 	}
-	other := controller.Order{Plan: plan.Plan{Workers: make([]plan.Worker, 1), Route: [][]id.WorkerID{{0, 0, 0}}}}
+	other := control.Order{Plan: plan.Plan{Workers: make([]plan.Worker, 1), Route: [][]id.WorkerID{{0, 0, 0}}}}
 	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 2, First: other}); err == nil {
 		t.Error("a plan of 3 micro-batches was accepted for 4")
 	}

@@ -3,8 +3,8 @@ package engine
 import (
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
@@ -24,7 +24,7 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 	})
 	first := engines[0].plan
 	dead := first.Shards[0]
-	order := controller.Order{
+	order := control.Order{
 		Ballot: id.Ballot{Term: 1, Attempt: 1}, Passed: id.Point{Step: 1, Gate: id.Kept}, Result: engines[0].Result(),
 	}
 	var view plan.View
@@ -34,7 +34,7 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 			continue
 		}
 		view.Workers = append(view.Workers, w)
-		order.Peers = append(order.Peers, controller.Peer{Worker: w, Addr: engines[i].c.Network.Addr()})
+		order.Peers = append(order.Peers, control.Peer{Worker: w, Addr: engines[i].c.Network.Addr()})
 	}
 	var err error
 	if order.Plan, _, err = planner.Next(plan.Plan{}, view, plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}},
@@ -43,7 +43,7 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 	}
 	order.Plan.Version = id.Version{Generation: first.Version.Generation, N: first.Version.N + 1}
 	for _, w := range view.Workers {
-		engines[w.ID].Query(order.Ballot, func(controller.Report) {})
+		engines[w.ID].Query(order.Ballot, func(control.Report) {})
 		engines[w.ID].Order(order)
 	}
 	for _, w := range view.Workers {

@@ -16,9 +16,9 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/core"
@@ -88,7 +88,7 @@ type combs struct {
 	t       *testing.T
 	first   plan.Plan
 	prof    plan.Profile
-	peers   []controller.Peer
+	peers   []control.Peer
 	engines []*Engine
 	level   chan id.WorkerID
 	applied chan id.Version
@@ -122,7 +122,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 		networks = append(networks, network)
 		w := plan.Worker{ID: id.WorkerID(i)}
 		v.Workers = append(v.Workers, w)
-		c.peers = append(c.peers, controller.Peer{Worker: w, Addr: network.Addr()})
+		c.peers = append(c.peers, control.Peer{Worker: w, Addr: network.Addr()})
 	}
 	var err error
 	if c.first, _, err = planner.Next(plan.Plan{}, v, c.prof, planner.Event{Stages: stages, Micros: combMicros, Mirrors: mirrors, Contiguous: contiguous}); err != nil {
@@ -139,7 +139,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 		pool := kernel.NewPool(1)
 		t.Cleanup(pool.Close)
 		e, err := New(Config{
-			Self: v.Workers[i], Network: networks[i], Groups: make(map[uint16]*comm.Group), First: controller.Order{Plan: c.first, Peers: c.peers},
+			Self: v.Workers[i], Network: networks[i], Groups: make(map[uint16]*comm.Group), First: control.Order{Plan: c.first, Peers: c.peers},
 			Stage: func(lo, hi int) Stage {
 				for l := lo; l < hi; l++ {
 					if layers[l].Params == nil {
@@ -239,7 +239,7 @@ func (c *combs) copy(current plan.Plan, half int) (coming, error) {
 		x.waits[t.To] = true
 	}
 	for _, e := range c.engines {
-		e.Fill(controller.Fill{ID: id.Fill{Term: uint64(1 + half), N: 2000 - 1999*half}, Peers: c.peers, Transfers: state})
+		e.Fill(control.Fill{ID: id.Fill{Term: uint64(1 + half), N: 2000 - 1999*half}, Peers: c.peers, Transfers: state})
 	}
 	return x, nil
 }
@@ -256,7 +256,7 @@ func (c *combs) goOver(x coming, gate chan struct{}) error {
 		}
 	}
 	for _, e := range c.engines {
-		e.Order(controller.Order{Plan: x.plan, Peers: c.peers})
+		e.Order(control.Order{Plan: x.plan, Peers: c.peers})
 	}
 	close(gate)
 	for range c.engines {
@@ -377,7 +377,7 @@ func TestBackInAStage(t *testing.T) {
 		x.waits[s.To] = true
 	}
 	for _, e := range c.engines {
-		e.Fill(controller.Fill{ID: id.Fill{Term: 1, N: 1}, Peers: c.peers, Transfers: state})
+		e.Fill(control.Fill{ID: id.Fill{Term: 1, N: 1}, Peers: c.peers, Transfers: state})
 	}
 
 	// Everybody waits for the plan before the step at whose commit it goes live. The lone worker
@@ -416,7 +416,7 @@ func TestBackInAStage(t *testing.T) {
 // lose closes a worker in a step, and has the others go on without it.
 func (c *combs) lose(current plan.Plan, lost id.WorkerID, step int) error {
 	c.engines[lost].Close()
-	order := controller.Order{Ballot: id.Ballot{Term: 1, Attempt: 1}, Passed: id.Point{Step: step - 1, Gate: id.Committed}}
+	order := control.Order{Ballot: id.Ballot{Term: 1, Attempt: 1}, Passed: id.Point{Step: step - 1, Gate: id.Committed}}
 	v := plan.View{Step: step}
 	answers := make(chan struct{})
 	for _, w := range current.Workers {
@@ -425,7 +425,7 @@ func (c *combs) lose(current plan.Plan, lost id.WorkerID, step int) error {
 		}
 		v.Workers = append(v.Workers, w)
 		order.Peers = append(order.Peers, c.peers[w.ID])
-		c.engines[w.ID].Query(order.Ballot, func(r controller.Report) {
+		c.engines[w.ID].Query(order.Ballot, func(r control.Report) {
 			for _, s := range r.Works {
 				v.Works = append(v.Works, plan.Work{Worker: w.ID, Status: s})
 			}
@@ -558,16 +558,16 @@ func TestWhoHasLeftAnswers(t *testing.T) {
 	without := c.first
 	without.Version.N++
 	without.Workers = without.Workers[1:]
-	e.Order(controller.Order{Ballot: id.Ballot{Term: 1}, Plan: without})
+	e.Order(control.Order{Ballot: id.Ballot{Term: 1}, Plan: without})
 	<-c.applied
-	answers := make(chan controller.Report, 1)
-	e.Query(ballot, func(r controller.Report) { answers <- r })
+	answers := make(chan control.Report, 1)
+	e.Query(ballot, func(r control.Report) { answers <- r })
 	if r := <-answers; r.Plan != c.first.Version {
 		t.Errorf("%+v", r)
 	}
 	next := c.first
 	next.Version.N++
-	e.Order(controller.Order{Ballot: ballot, Plan: next})
+	e.Order(control.Order{Ballot: ballot, Plan: next})
 	if v := <-c.applied; v != next.Version {
 		t.Errorf("plan %v is applied, want %v", v, next.Version)
 	}

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
@@ -104,7 +103,7 @@ func (j *Job) ruleName() string {
 }
 
 // beginning returns what reads the state that an order begins with, and a function that closes it.
-func (j *Job) beginning(ctx context.Context, o controller.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
+func (j *Job) beginning(ctx context.Context, o control.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
 		return j.firstValues(), func() {}, nil
 	}

@@ -4,7 +4,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/trace"
@@ -139,7 +138,7 @@ func (s *spans) answered(context string, came time.Time) {
 }
 
 // ordered records the trace context of an order.
-func (s *spans) ordered(o controller.Order, context string) {
+func (s *spans) ordered(o control.Order, context string) {
 	if s == nil || context == "" {
 		return
 	}

@@ -13,7 +13,6 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -87,7 +86,7 @@ func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (contro
 }
 
 // trainFrom runs the worker's part of the steps from the point of an order.
-func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, pool *kernel.Pool, order controller.Order) error {
+func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, pool *kernel.Pool, order control.Order) error {
 	w.stages, w.whole = nil, nil
 	j.Params.Release()
 	begin, closeBegin, err := j.beginning(ctx, order)
