@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/fstest"
 )
 
 // promised are the packages for users. Their exported identifiers are in testdata/api.txt, and docs/api.md says what is promised.
@@ -43,6 +44,25 @@ func TestAPIIsWhole(t *testing.T) {
 		if dir := f.dir(); !f.test && f.pkg != "main" && !matches([]string{"internal/...", "launcher/...", "bench/..."}, dir) && !slices.Contains(promised, dir) {
 			t.Errorf("%s: %s can be imported by users: promise it, or move it below internal", f.name, dir)
 		}
+	}
+}
+
+func TestAPILists(t *testing.T) {
+	files, err := parse(fstest.MapFS{
+		"p/p.go": {Data: []byte("package p\n\nimport \"" + module + "/internal/q\"\n\n" +
+			"type T = q.T\n\ntype I interface{ F(a, b int) error }\n\nconst A, b = 1, 2\n\nfunc (I) hidden() {}\n\nfunc G(xs ...T) {}\n")},
+		"internal/q/q.go": {Data: []byte("package q\n\nimport \"" + module + "/internal/r\"\n\ntype T = r.U\n")},
+		"internal/r/r.go": {Data: []byte("package r\n\ntype U struct {\n\tX, y int\n}\n\nfunc (u *U) M() {}\n")},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"pkg p, const A", "pkg p, func G(...T)", "pkg p, method (*T) M()", "pkg p, type I interface", "pkg p, type I, F(int, int) error",
+		"pkg p, type T = q.T", "pkg p, type T, X int",
+	}
+	if got := api(files, []string{"p"}); !slices.Equal(got, want) {
+		t.Errorf("listed %q, want %q", got, want)
 	}
 }
 
@@ -112,24 +132,9 @@ func (p apiPackage) list(dir string) {
 
 func (p apiPackage) typ(dir string, in *ast.File, s *ast.TypeSpec) {
 	name := s.Name.Name
-	if x, ok := s.Type.(*ast.SelectorExpr); ok && s.Assign.IsValid() {
-		from := ""
-		for _, spec := range in.Imports {
-			if full, _ := strconv.Unquote(spec.Path.Value); path.Base(full) == x.X.(*ast.Ident).Name {
-				from = strings.TrimPrefix(full, module+"/")
-			}
-		}
-		p.add("type %s = %s", name, types.ExprString(x))
-		p.decls(from, func(_ *ast.File, d ast.Decl) {
-			if g, ok := d.(*ast.GenDecl); ok {
-				for _, spec := range g.Specs {
-					if o, ok := spec.(*ast.TypeSpec); ok && o.Name.Name == x.Sel.Name {
-						p.members(name, o.Type)
-					}
-				}
-			}
-		})
-		p.methods(from, x.Sel.Name, name)
+	if s.Assign.IsValid() {
+		p.add("type %s = %s", name, types.ExprString(s.Type))
+		p.alias(name, dir, in, s)
 		return
 	}
 	kind := types.ExprString(s.Type)
@@ -142,6 +147,32 @@ func (p apiPackage) typ(dir string, in *ast.File, s *ast.TypeSpec) {
 	p.add("type %s %s", name, kind)
 	p.members(name, s.Type)
 	p.methods(dir, name, name)
+}
+
+// alias lists the members of the type that an alias stands for, which may be an alias, too, under the name that users see.
+func (p apiPackage) alias(name, dir string, in *ast.File, s *ast.TypeSpec) {
+	x, ok := s.Type.(*ast.SelectorExpr)
+	if !s.Assign.IsValid() || !ok {
+		p.members(name, s.Type)
+		p.methods(dir, s.Name.Name, name)
+		return
+	}
+	for _, spec := range in.Imports {
+		full, _ := strconv.Unquote(spec.Path.Value)
+		if path.Base(full) != x.X.(*ast.Ident).Name {
+			continue
+		}
+		dir = strings.TrimPrefix(full, module+"/")
+		p.decls(dir, func(in *ast.File, d ast.Decl) {
+			if g, ok := d.(*ast.GenDecl); ok {
+				for _, spec := range g.Specs {
+					if o, ok := spec.(*ast.TypeSpec); ok && o.Name.Name == x.Sel.Name {
+						p.alias(name, dir, in, o)
+					}
+				}
+			}
+		})
+	}
 }
 
 // members lists the fields of a struct and the methods of an interface.
