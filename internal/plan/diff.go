@@ -16,7 +16,7 @@ func link(a, b id.WorkerID) Link { return Link{min(a, b), max(a, b)} }
 // Transfer says that a range gets a new holder.
 type Transfer struct {
 	id.Range
-	From id.WorkerID // the old owner, -1 if nobody has it yet
+	From id.WorkerID // the old owner, -1 if it has none yet
 	To   id.WorkerID
 }
 
@@ -102,8 +102,8 @@ func Diff(old, p *Plan) Change {
 	return c
 }
 
-// Links returns all links that the plan needs, sorted: between those who hand
-// a micro-batch on to each other, between all workers of a stage and the
+// Links returns all links that the plan needs, sorted: between workers of neighbouring stages
+// with a common micro-batch, between all workers of a stage and the
 // owners of its shards, and between owners and their mirrors.
 func (p *Plan) Links() []Link {
 	set := make(map[Link]bool)
@@ -148,7 +148,7 @@ func (p *Plan) Links() []Link {
 	return links
 }
 
-// parameters returns who holds which layers' parameters, sorted by layer.
+// parameters returns the layers whose parameters each worker holds, sorted by layer.
 func (p *Plan) parameters() []Gather {
 	var all []Gather
 	for _, s := range p.Stages {

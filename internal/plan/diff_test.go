@@ -46,7 +46,7 @@ func TestLossOfAWorker(t *testing.T) {
 	if err := errors.Join(p.Validate(layers), p.ValidateAfter(&old)); err != nil {
 		t.Fatal(err)
 	}
-	if want := planner.Reason("worker 1 exited: signal: killed: 2 shards promoted, 3 passes routed to others"); reason != want {
+	if want := planner.Reason("worker 1 exited: signal: killed: 2 shards promoted, 3 passes rerouted"); reason != want {
 		t.Errorf("reason %q, want %q", reason, want)
 	}
 	if !p.InStep || p.FromStep != 7 || p.Version != (id.Version{Generation: 1, N: 2}) {
@@ -109,7 +109,7 @@ func TestLossOfAllHolders(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	if _, _, err := planner.Next(old, plan.View{Step: 1, Workers: plantest.Workers(3, 1)}, plan.Profile{Layers: layers}, planner.Event{Kind: planner.Lost}); err == nil {
-		t.Error("a loss of nobody was accepted")
+		t.Error("a loss of no worker was accepted")
 	}
 	reborn := []plan.Worker{{ID: 0, Incarnation: 1, Host: "A"}, {ID: 1, Incarnation: 1, Host: "B"}, {ID: 2, Incarnation: 1, Host: "C"}}
 	if _, _, err := planner.Next(old, plan.View{Step: 1, Workers: reborn}, plan.Profile{Layers: layers}, planner.Event{Kind: planner.Lost}); !errors.Is(err, planner.ErrNoWorkers) {

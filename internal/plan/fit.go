@@ -10,8 +10,8 @@ import (
 )
 
 // With returns the profile with what workers have measured: times of layers, speeds,
-// links and memory. What nobody has measured stays as it was, once anything is measured
-// with these exceptions: a layer that nobody has run has the time of the layers with the
+// links and memory. What is not measured stays as it was, once anything is measured
+// with these exceptions: a layer that no worker has run has the time of the layers with the
 // same tensors and output, else one in proportion to its parameters; a worker that has
 // measured nothing has speed 1.
 //
@@ -75,7 +75,7 @@ type fit struct {
 	kinds  int
 	seen   []observation
 	speeds []float64 // by worker
-	base   []float64 // seconds at speed 1, by kind; 0: nobody has measured it
+	base   []float64 // seconds at speed 1, by kind; 0: not measured
 }
 
 type observation struct {

@@ -46,8 +46,8 @@ type Shard struct {
 // Holds reports whether a worker is the owner or a mirror.
 func (s *Shard) Holds(w id.WorkerID) bool { return s.Owner == w || slices.Contains(s.Mirrors, w) }
 
-// Plan says who does what. A valid plan has these properties, which everyone
-// may rely on; [Plan.Validate] names those that are broken by their numbers.
+// Plan assigns the layers, micro-batches and shards of a job to workers. A valid plan has these properties;
+// [Plan.Validate] reports broken ones by their numbers.
 //
 //  1. Version and FromStep count from 1.
 //  2. Workers are in ascending order of their IDs, each once.
@@ -83,7 +83,7 @@ func (s *Shard) Holds(w id.WorkerID) bool { return s.Owner == w || slices.Contai
 //  17. An in-step plan keeps the stages' layers and the shards' borders, and
 //     brings no new worker.
 //  18. In an in-step plan, a living owner stays; a lost one is followed by one
-//     of its mirrors, and nobody becomes a mirror.
+//     of its mirrors, and no worker becomes a mirror.
 //  19. The number of Mirrors wanted stays.
 type Plan struct {
 	Version id.Version `json:"version"`
@@ -95,18 +95,18 @@ type Plan struct {
 	Workers []Worker        `json:"workers"`
 	Stages  []Stage         `json:"stages"`
 	Route   [][]id.WorkerID `json:"route"` // [stage][micro-batch]
-	// Settled pairs need not run in this step: they were done on a worker that
-	// is lost, and the owners of their stage have their gradients.
+	// Settled pairs do not run again in this step: a lost worker completed them, and the owners of their stage
+	// have their gradients.
 	Settled []graph.Pair `json:"settled,omitempty"`
-	// First are pairs that run again in this step and that somebody waits for, who may have nothing else
-	// to do: their workers begin them before others.
+	// First are pairs that run again in this step and on which idle workers wait: their workers begin them before
+	// others.
 	First   []graph.Pair `json:"first,omitempty"`
 	Limits  []Limit      `json:"limits"` // by stage, then in the order of its workers
 	Buffers int          `json:"buffers"`
 
 	Shards  []Shard `json:"shards"`
 	Mirrors int     `json:"mirrors"` // wanted for each shard
-	// Degraded says that workers left and mirrors are yet to be made anew.
+	// Degraded says that workers left and that mirrors are missing.
 	Degraded bool `json:"degraded,omitempty"`
 }
 

@@ -57,7 +57,7 @@ func TestProfileWith(t *testing.T) {
 	if same := plain.With(map[id.WorkerID]plan.Times{3: {}}); same.Differs(&plain) || same.IsMeasured() {
 		t.Error("nothing measured is something")
 	}
-	// Layers that nobody has run are as those like them, or in proportion.
+	// Layers that no worker has run are as those like them, or in proportion.
 	few := plain.With(map[id.WorkerID]plan.Times{0: {Layers: []plan.LayerTime{{Layer: 0, Forward: 5, Backward: 10}}}})
 	if few.Layers[7].Forward != 5 {
 		t.Errorf("a layer like the measured one: %v", few.Layers[7])

@@ -17,11 +17,11 @@ func (p *Plan) Runs(pair graph.Pair, step int) bool {
 	return !settled
 }
 
-// Ranks returns in which order workers begin forward passes in a step, for [graph.Queue.Rank]; nil is
-// that of micro-batches. A plan made in the middle of a step deals out anew what was in line: a worker may have
-// micro-batches from or for several others then, and by their numbers it would see to one of those after
-// the other. So they come in turns, by how far along they are among all that the other worker has, and
-// those in First come before.
+// Ranks returns the order in which workers begin forward passes in a step, for [graph.Queue.Rank]; nil is
+// that of micro-batches. A plan made in the middle of a step reassigns queued micro-batches. A worker may then have
+// micro-batches from or for several other workers, and in numerical order it would serve one of these after the
+// other. With ranks they take turns: a micro-batch goes by its position among all that the other worker has, and
+// those in First come before all.
 func (p *Plan) Ranks(step int) func(graph.Pair) int {
 	if !p.InStep || step != p.FromStep {
 		return nil
@@ -79,8 +79,8 @@ func (p *Plan) Nodes(stage int, w id.WorkerID, step int) []tree.Node {
 	return all
 }
 
-// nobody is the worker of settled pairs.
-const nobody id.WorkerID = -1
+// none is the worker of settled pairs.
+const none id.WorkerID = -1
 
 // Ranges returns which worker runs each micro-batch in a step.
 func (p *Plan) runs(stage, step int) []id.WorkerID {
@@ -91,7 +91,7 @@ func (p *Plan) runs(stage, step int) []id.WorkerID {
 	i, _ := slices.BinarySearchFunc(p.Settled, graph.Pair{Stage: stage}, graph.Pair.Compare)
 	for ; i < len(p.Settled) && p.Settled[i].Stage == stage; i++ {
 		if m := p.Settled[i].Micro; m >= 0 && m < len(route) { // Validate comes here with anything
-			route[m] = nobody
+			route[m] = none
 		}
 	}
 	return route

@@ -48,7 +48,7 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 		{6, "limit too low", func(p *plan.Plan) { p.Limits[0].Forwards = 1 }},
 		{6, "limit missing", func(p *plan.Plan) { p.Limits = p.Limits[1:] }},
 		{6, "limit twice", func(p *plan.Plan) { p.Limits = append(p.Limits, p.Limits[0]) }},
-		{6, "limit of nobody", func(p *plan.Plan) { p.Limits = append(p.Limits, plan.Limit{Stage: 7, Worker: 1, Forwards: 3}) }},
+		{6, "limit of no worker", func(p *plan.Plan) { p.Limits = append(p.Limits, plan.Limit{Stage: 7, Worker: 1, Forwards: 3}) }},
 		{7, "shard missing", func(p *plan.Plan) { p.Shards = slices.Delete(p.Shards, 1, 2) }},
 		{7, "last shard missing", func(p *plan.Plan) { p.Shards = p.Shards[:len(p.Shards)-1] }},
 		{7, "shard twice", func(p *plan.Plan) { p.Shards = slices.Insert(p.Shards, 1, p.Shards[0]) }},

@@ -5,28 +5,28 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
-// View is which workers live, and what is known of them.
+// View is the state of the workers that a plan is made from.
 type View struct {
-	Workers []Worker // that live
+	Workers []Worker // the live ones
 
-	// Leaving are those of the living that have been asked to leave. No
-	// boundary plan has them; in a step they work on.
+	// Leaving are live workers that have been asked to leave. Boundary plans do not
+	// include them; in-step plans do.
 	Leaving []id.WorkerID
 
 	// Step is the step that is in flight, or the next one between two steps.
 	Step int
 
-	// What the living said when they were asked, for events in the middle of
-	// the step. A pair that nobody speaks of has not begun.
+	// Works is the progress that live workers reported, for events in the middle
+	// of the step. A pair without a report has not begun.
 	Works []Work
-	// Complete is who has the whole gradient of which shard.
+	// Complete lists the holders of whole gradients of shards.
 	Complete []Complete
-	// Settled are the pairs whose gradients are held by everyone who will own
-	// or mirror a shard of their stage, and whose losses, in the last stage, are
-	// with a living worker: beside those that follow from Complete.
+	// Settled are pairs that need not run again, in addition to those that follow from
+	// Complete: all future owners and mirrors of their stage's shards hold their gradients and,
+	// for the last stage, a live worker holds their losses.
 	Settled []graph.Pair
 
-	// Held is what background transfers have made level, for boundary plans:
+	// Held is the state that background transfers have copied, for boundary plans:
 	// these workers can be owners or mirrors although the current plan does
 	// not list them.
 	Held []Holding
@@ -46,7 +46,7 @@ type Holding struct {
 	Worker id.WorkerID
 }
 
-// Work is what a living worker says of a pair routed to it.
+// Work is the progress of a pair that is routed to a live worker.
 type Work struct {
 	Worker id.WorkerID
 	graph.Status

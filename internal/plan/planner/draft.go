@@ -42,7 +42,7 @@ func change(current *plan.Plan, v *plan.View, prof plan.Profile, e Event, held [
 }
 
 // draft is a boundary plan in the making. Workers are known by their index in
-// it; who is not in it has none.
+// it; workers outside it have none.
 type draft struct {
 	plan.Plan
 	current *plan.Plan
@@ -52,7 +52,7 @@ type draft struct {
 	lives   map[id.WorkerID]bool       // of the current plan
 	origin  []int                      // of each shard: the one of the current plan that it is a part of
 	held    map[plan.Gather][]id.Range // what workers have of a layer beside the current plan
-	filled  []id.WorkerID              // who has any of these
+	filled  []id.WorkerID              // workers that have any of these
 
 	index           map[id.WorkerID]int
 	host            []int // by worker
@@ -183,17 +183,17 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 	}
 	for _, i := range orphans {
 		s := &d.Shards[i]
-		heirs := s.Mirrors
-		if len(heirs) == 0 {
-			heirs = keep(d.filled, func(w id.WorkerID) bool { return d.hasFilled(w, s) })
+		candidates := s.Mirrors
+		if len(candidates) == 0 {
+			candidates = keep(d.filled, func(w id.WorkerID) bool { return d.hasFilled(w, s) })
 		}
-		if len(heirs) > 0 {
+		if len(candidates) > 0 {
 			promoted++
 		} else {
-			heirs = members[d.current.StageOf(s.Layer)]
+			candidates = members[d.current.StageOf(s.Layer)]
 			moved++
 		}
-		s.Owner = slices.MinFunc(heirs, func(a, b id.WorkerID) int { return cmp.Compare(d.owned[d.index[a]], d.owned[d.index[b]]) })
+		s.Owner = slices.MinFunc(candidates, func(a, b id.WorkerID) int { return cmp.Compare(d.owned[d.index[a]], d.owned[d.index[b]]) })
 		d.owned[d.index[s.Owner]] += s.Hi - s.Lo
 		d.dropMirror(s, s.Owner)
 	}
@@ -231,7 +231,7 @@ func (d *draft) flow() {
 	d.prune()
 }
 
-// prune lets those who serve several stages leave the ones in which they have nothing to
+// prune removes workers that serve several stages from those in which they have nothing to
 // do.
 func (d *draft) prune() {
 	serves := make([]int, len(d.Workers))

@@ -15,7 +15,7 @@ type Reason string
 // Event is what made a new plan necessary.
 type Event struct {
 	Kind  EventKind
-	Cause string // such as "worker 2 exited: signal: killed"; "" says who
+	Cause string // such as "worker 2 exited: signal: killed"; "" names the workers
 
 	// After is the newest version that was given so far, if the plan that has
 	// it did not go live; the next one is greater than this and the current
@@ -34,7 +34,7 @@ type Event struct {
 	// with: a layer is with few owners then, and when one moves, what is behind it moves along.
 	Contiguous bool
 
-	// Fixed has [Rebalance] route micro-batches anew only: layers and workers stay in their
+	// Fixed restricts [Rebalance] to rerouting micro-batches: layers and workers stay in their
 	// stages.
 	Fixed bool
 }

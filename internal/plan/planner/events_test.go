@@ -51,10 +51,10 @@ func TestLeaveNeedsNothing(t *testing.T) {
 			}
 		}
 	}
-	// Then the mirrors are made anew; everything else stays.
+	// Then the mirrors are restored; everything else stays.
 	v.Workers, v.Leaving = p.Workers, nil
 	q, reason := plannertest.After(t, &p, v, prof, planner.Event{Kind: planner.Protect})
-	if want := planner.Reason("mirrors made anew: 8 mirrors filled, every shard has 1 mirror"); reason != want {
+	if want := planner.Reason("mirrors restored: 8 mirrors added, every shard has 1 mirror"); reason != want {
 		t.Errorf("reason %q, want %q", reason, want)
 	}
 	state, parameters := plan.Needs(&p, &q, v)
@@ -93,7 +93,7 @@ func TestLeaveWithoutMirrors(t *testing.T) {
 		t.Errorf("everybody left: %v", err)
 	}
 	if _, _, err := planner.Next(old, plan.View{Workers: plantest.Workers(4, 2), Leaving: []id.WorkerID{7}}, prof, planner.Event{Kind: planner.Leave}); err == nil {
-		t.Error("nobody left, and a plan was made")
+		t.Error("no worker left, and a plan was made")
 	}
 	if _, _, err := planner.Next(old, plan.View{Workers: plantest.Workers(2, 2), Leaving: []id.WorkerID{0}}, prof, planner.Event{Kind: planner.Leave}); !errors.As(err, new(*planner.LostError)) {
 		t.Errorf("shards without a holder: %v", err)
@@ -116,7 +116,7 @@ func TestTooFewForMirrors(t *testing.T) {
 	}
 }
 
-// TestJoinIsFair: new workers own and mirror their share, nobody owns more than
+// TestJoinIsFair: new workers own and mirror their share, no worker owns more than
 // before, and not much more is moved than that share.
 func TestJoinIsFair(t *testing.T) {
 	for _, c := range []struct{ workers, perHost, joins, stages, mirrors int }{
@@ -180,7 +180,7 @@ func TestRespawn(t *testing.T) {
 	p, _ := plannertest.After(t, &old, plan.View{Workers: ws[:1], Step: 3}, prof, planner.Event{Kind: planner.Lost})
 	v := plan.View{Workers: []plan.Worker{ws[0], {ID: 1, Incarnation: 1, Host: "B"}}, Step: 4}
 	q, reason := plannertest.After(t, &p, v, prof, planner.Event{Kind: planner.Join})
-	if want := planner.Reason("worker 1 joins: into stage 0, 200600 of 401200 parameters handed over, every shard has 1 mirror"); reason != want {
+	if want := planner.Reason("worker 1 joins: into stage 0, 200600 of 401200 parameters moved, every shard has 1 mirror"); reason != want {
 		t.Errorf("reason %q, want %q", reason, want)
 	}
 	if got := [][]id.WorkerID{q.Stages[0].Workers, q.Stages[1].Workers}; !slices.Equal(got[0], []id.WorkerID{1}) || !slices.Equal(got[1], []id.WorkerID{0}) {
@@ -193,7 +193,7 @@ func TestRespawn(t *testing.T) {
 		t.Errorf("diff %+v", d)
 	}
 	if _, _, err := planner.Next(q, v, prof, planner.Event{Kind: planner.Join}); err == nil {
-		t.Error("nobody joined, and a plan was made")
+		t.Error("no worker joined, and a plan was made")
 	}
 }
 
@@ -212,8 +212,8 @@ func TestLossBeforeThePlanIsLive(t *testing.T) {
 	}
 }
 
-// TestTheOneWithTheGradientIsPromoted, not the first mirror.
-func TestTheOneWithTheGradientIsPromoted(t *testing.T) {
+// TestHolderOfTheGradientIsPromoted, not the first mirror.
+func TestHolderOfTheGradientIsPromoted(t *testing.T) {
 	prof := plan.Profile{Layers: plantest.Model(4)}
 	old := plannertest.First(t, plantest.Workers(4, 1), prof, 1, 8, 3)
 	v := plan.View{Workers: plantest.Workers(4, 1)[1:], Step: 2}
@@ -226,7 +226,7 @@ func TestTheOneWithTheGradientIsPromoted(t *testing.T) {
 			t.Errorf("shard %d goes to worker %d", i, p.Shards[i].Owner)
 		}
 	}
-	// Without it the shards are spread, and nobody is chosen who leaves.
+	// Without it the shards are spread, and no leaving worker is chosen.
 	v.Complete, v.Leaving = nil, []id.WorkerID{2}
 	p, _ = plannertest.After(t, &old, v, prof, planner.Event{Kind: planner.Lost})
 	owns, had := ownedBy(&p), ownedBy(&old)

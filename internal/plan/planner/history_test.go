@@ -182,7 +182,7 @@ func (h *history) enter(id id.WorkerID, host string) {
 }
 
 // TestHistories plays random histories of losses, leaves, joins and mirrors
-// made anew, with transfers that a loss interrupts.
+// made again, with transfers that a loss interrupts.
 func TestHistories(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layers := rapid.IntRange(1, 6).Draw(t, "layers")
@@ -267,13 +267,13 @@ func TestHistories(t *testing.T) {
 				// What was filled is used.
 				held := h.view.Held
 				h.view.Held = nil
-				anew, anewErr := h.next(t, planner.Event{Kind: kind, After: p.Version})
+				fresh, freshErr := h.next(t, planner.Event{Kind: kind, After: p.Version})
 				h.view.Held = held
 				if p, err = h.next(t, planner.Event{Kind: kind, After: p.Version}); err != nil {
 					t.Fatalf("%v", err)
 				}
-				if left, again := plan.TransferBytes(plan.Needs(&h.plan, &p, h.view)), plan.TransferBytes(plan.Needs(&h.plan, &anew, h.view)); anewErr == nil && left > again {
-					t.Fatalf("%d bytes are left, and without what is held %d\n%v%v", left, again, &p, &anew)
+				if left, again := plan.TransferBytes(plan.Needs(&h.plan, &p, h.view)), plan.TransferBytes(plan.Needs(&h.plan, &fresh, h.view)); freshErr == nil && left > again {
+					t.Fatalf("%d bytes are left, and without what is held %d\n%v%v", left, again, &p, &fresh)
 				}
 				if rapid.IntRange(0, 3).Draw(t, "a loss meanwhile") == 0 {
 					if !lost(some("lost", 1)) {

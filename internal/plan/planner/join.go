@@ -61,7 +61,7 @@ func (d *draft) join(e Event) (string, error) {
 			stages = append(stages, s)
 		}
 	}
-	return fmt.Sprintf("%s: into stage %s, %d of %d parameters handed over, %s",
+	return fmt.Sprintf("%s: into stage %s, %d of %d parameters moved, %s",
 		cause, plan.Ranges(stages), moved, total(d.owned), d.coverage()), nil
 }
 
@@ -90,7 +90,7 @@ func (d *draft) place(fresh []id.WorkerID) {
 	}
 	for _, w := range fresh {
 		if serves[d.index[w]] > 0 {
-			continue // it has taken a stage over that nobody of the current plan could
+			continue // it has taken over a stage that no worker of the current plan could
 		}
 		best := 0
 		for s := range costs {
@@ -104,10 +104,10 @@ func (d *draft) place(fresh []id.WorkerID) {
 }
 
 // donors is about how many owners give a new worker its share: more would cut
-// the layers into many small shards and make nobody's share much smaller.
+// the layers into many small shards without making any share much smaller.
 const donors = 8
 
-// An estate is who owns what of a stage.
+// An estate is the ownership of a stage's parameters.
 type estate struct {
 	*draft
 	shards [][]int // by worker
@@ -119,7 +119,7 @@ type estate struct {
 // excess returns what a worker owns above its fair share.
 func (e *estate) excess(w int) int { return e.owned[w] - e.fair[w] }
 
-// estate returns who owns what of a stage, and what would be fair: the same for all its
+// estate returns the ownership of a stage's parameters and the fair shares: the same for all its
 // workers, less for those that serve others, too, and nothing for those of other stages.
 func (d *draft) estate(stage int) *estate {
 	st := &d.Stages[stage]

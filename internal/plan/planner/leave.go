@@ -15,7 +15,7 @@ import (
 //     a worker of its stage, which has to get it first, see [Needs].
 //   - A stage that has no worker left is taken over by the new owners of its
 //     shards; their parameters of the others have to come first.
-//   - Micro-batches are routed anew over the workers that are left.
+//   - Micro-batches are rerouted over the remaining workers.
 //
 // No mirrors are made, as leaving must not wait for that: the plan may be
 // Degraded, and Protect follows.

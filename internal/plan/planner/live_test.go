@@ -237,7 +237,7 @@ func (c *cluster) done(n *node, i int) {
 }
 
 // settled returns the pairs whose gradients all living holders have. Losses
-// are nowhere but with who ran the last stage.
+// are only with the worker that ran the last stage.
 func (c *cluster) settled() (pairs []graph.Pair) {
 	for s, st := range c.plan.Stages[:len(c.plan.Stages)-1] {
 		for m := range c.plan.Route[s] {
@@ -260,7 +260,7 @@ func (c *cluster) settled() (pairs []graph.Pair) {
 	return pairs
 }
 
-// whole returns who has all of a shard's gradient.
+// whole returns the holders of whole gradients of shards.
 func (c *cluster) whole() (list []plan.Complete) {
 	for _, n := range c.inOrder() {
 		for i := range c.plan.Shards {
@@ -338,8 +338,8 @@ func (c *cluster) kill(dead []id.WorkerID) (ok bool, err error) {
 	return true, nil
 }
 
-// spared checks that whoever has the whole gradient is promoted, and that a
-// pair of a stage whose owners have it runs again only if somebody needs it.
+// spared checks that a holder of the whole gradient is promoted, and that a
+// pair of a stage whose owners have it runs again only if a worker needs it.
 func (c *cluster) spared(old, p *plan.Plan, v *plan.View) error {
 	has := map[plan.Complete]bool{}
 	for _, w := range v.Complete {
@@ -386,7 +386,7 @@ func (c *cluster) spared(old, p *plan.Plan, v *plan.View) error {
 				needed = needed || o > s && !st.Begun() && !st.Input || o < s && st.Phase < graph.Backing && !st.Gradient
 			}
 			if !needed {
-				return fmt.Errorf("%v runs again, and nobody needs it", pair)
+				return fmt.Errorf("%v runs again, and no worker needs it", pair)
 			}
 		}
 	}
@@ -485,7 +485,7 @@ func (c *cluster) complete() error {
 	last := len(c.plan.Stages) - 1
 	for m := range c.plan.Micros() {
 		if pair := (graph.Pair{Stage: last, Micro: m}); !c.plan.Runs(pair, c.step) {
-			return fmt.Errorf("%v did not run again, and nobody has its loss", pair)
+			return fmt.Errorf("%v did not run again, and no worker has its loss", pair)
 		}
 	}
 	for _, n := range c.inOrder() {

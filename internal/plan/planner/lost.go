@@ -22,12 +22,12 @@ import (
 //   - Pairs of lost workers are routed to the workers of their stage, in
 //     runs, so that what is left to do is balanced. Those that a living one waits for
 //     are dealt out and begin first.
-//   - Who would wait for these has other work first: see occupy.
+//   - Workers that would wait for these get other work first: see occupy.
 //
 // A pair of a lost worker has to run again unless it is settled: the view says
 // so, or all shards of its stage have owners with the whole gradient. (In the
 // last stage the lost worker's losses are lacking even so.) A settled
-// one has to run again, too, if someone still needs what it made and does not
+// one has to run again, too, if a live worker still needs its output and does not
 // have it.
 //
 // If the current plan begins with a later step than the view's, nothing of its
@@ -80,7 +80,7 @@ func lost(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.Plan
 	if cause == "" {
 		cause = fmt.Sprintf("%s lost (%s)", plan.Count(len(gone), "worker"), join(gone))
 	}
-	reason := fmt.Sprintf("%s: %s promoted, %s routed to others", cause, plan.Count(promoted, "shard"), plan.Count(len(l.again), "pass"))
+	reason := fmt.Sprintf("%s: %s promoted, %s rerouted", cause, plan.Count(promoted, "shard"), plan.Count(len(l.again), "pass"))
 	return l.Plan, Reason(reason), nil
 }
 
@@ -140,9 +140,9 @@ func (l *loss) promote() (promoted int, err error) {
 	return promoted, nil
 }
 
-// settled returns the pairs of whose gradients and losses nothing is lacking:
-// those that the view names, and all of a stage before the last one whose
-// shards are complete at their owners. An owner hands the sum on to its
+// settled returns the pairs whose gradients and losses are all held:
+// those that the view lists, and all of a stage before the last one whose
+// shards are complete at their owners. An owner forwards the sum to its
 // mirrors.
 func (l *loss) settled() map[graph.Pair]bool {
 	settled := make(map[graph.Pair]bool, len(l.view.Settled))
@@ -177,8 +177,8 @@ func routed(p *plan.Plan, w plan.Work) bool {
 	return w.Stage >= 0 && w.Stage < len(p.Route) && w.Micro >= 0 && w.Micro < p.Micros() && p.Route[w.Stage][w.Micro] == w.Worker
 }
 
-// statuses returns what the living said of their pairs, by stage and micro-batch. A pair
-// of which nobody speaks has not begun.
+// collect sorts the reported progress by stage and micro-batch. A pair without a report has
+// not begun.
 func (l *loss) collect() {
 	l.said = make([][]graph.Status, len(l.current.Route))
 	for s, route := range l.current.Route {
@@ -191,8 +191,7 @@ func (l *loss) collect() {
 	}
 }
 
-// rerun returns the pairs that have to run again because nobody alive has
-// what they made and somebody needs it.
+// rerun finds the pairs that run again: a worker needs their output, and no live worker has it.
 func (l *loss) rerun(settled map[graph.Pair]bool) {
 	// lost: what the pair made is on no living worker.
 	lost := func(pair graph.Pair) bool {
@@ -229,9 +228,9 @@ func (l *loss) rerun(settled map[graph.Pair]bool) {
 	}
 }
 
-// waited returns the pairs that run again and that keep someone who lives from going on: without their gradients pairs that were
-// begun before the loss cannot go on, or what they make is the first thing that a worker of the next stage, who has nothing,
-// can begin with. The others run again for the sum alone, or in their order.
+// prioritize fills in First: pairs that run again and block live workers. Either pairs that began before the loss wait
+// for their gradients, or their output is the first thing that an idle worker of the next stage can begin with. Other pairs
+// that run again only complete sums, or are needed in their order.
 func (l *loss) prioritize() {
 	if len(l.again) == 0 {
 		return
@@ -251,7 +250,7 @@ func (l *loss) prioritize() {
 			}
 		}
 	}
-	// Whose pairs have all been finished or not begun, and have no input: the lowest of those not begun.
+	// Workers whose pairs are all finished or not begun, without input: the lowest pair not begun.
 	next := make([]map[id.WorkerID]int, len(l.current.Stages)) // of those that wait for something that runs again
 	for pair := range l.again {
 		if s := pair.Stage + 1; s < len(next) && l.alive[l.current.Route[s][pair.Micro]] {
@@ -286,8 +285,7 @@ func (l *loss) prioritize() {
 	l.First = slices.Compact(first)
 }
 
-// reroute routes the pairs of lost workers, and returns how many of them are
-// to run again. The others are settled.
+// reroute routes the pairs of lost workers. Those that do not run again are settled.
 func (l *loss) reroute() {
 	// What is left to do on each worker, in all stages, in units of time.
 	costs := simulate.StageCosts(l.prof, l.Stages)
@@ -316,7 +314,7 @@ func (l *loss) reroute() {
 				l.Settled = append(l.Settled, pair)
 			}
 		}
-		// How many each gets, one by one to who has the least; then in runs, in
+		// How many each gets: one by one to the worker with the least left; then in runs, in
 		// the order of ranks.
 		workers := l.Stages[s].Workers
 		gets := make(map[id.WorkerID]int)

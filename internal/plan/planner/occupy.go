@@ -7,10 +7,9 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
-// occupy sees to it that after a loss the living have something to do at once, as far as
-// there is something: who would wait for what the lost made, or for a gradient, gets room
-// for one more forward pass, or, if it has no input for one, a pair whose input is there
-// from another worker of its stage, in exchange for one that waits.
+// occupy gives live workers something to do right after a loss. A worker that would wait for the output of a
+// lost worker, or for a gradient, gets room for one more forward pass. If it has no input for one, it gets a
+// pair whose input is available from another worker of its stage, in exchange for one that waits.
 //
 // Only pairs that have not begun move, and only if the living worker before them still
 // has what they need. spare returns the forward passes beyond the limits.
@@ -56,7 +55,7 @@ func (l *loss) occupy() (spare map[place]int) {
 				}
 			case fed(pair):
 				d.open = append(d.open, m)
-			case was.Input: // who made it is gone, and it is not made again: nobody else gets it
+			case was.Input: // its maker is lost and does not make it again, so no other worker can get it
 				busy[w]++
 			default:
 				d.closed = append(d.closed, m)
@@ -85,7 +84,7 @@ func (l *loss) occupy() (spare map[place]int) {
 				giver := slices.MaxFunc(st.Workers, func(a, b id.WorkerID) int { return len(desks[place{s, a}].open) - len(desks[place{s, b}].open) })
 				g := desks[place{s, giver}]
 				if len(g.open) == 0 || len(d.closed) == 0 && d.inFlight == 0 || busy[giver] < 2 && len(g.open) <= room(s, giver) {
-					continue // nobody can do without, or nothing is left for this one
+					continue // no worker can give one away, or nothing is left for this one
 				}
 				m := pop(&g.open)
 				l.Route[s][m] = w

@@ -39,10 +39,10 @@ func halfway(p *plan.Plan, of map[id.WorkerID][3]int) (works []plan.Work) {
 	return works
 }
 
-// TestNobodyWaits: after a loss in the first stage, the worker that was to go on with what the
+// TestNoWorkerWaits: after a loss in the first stage, the worker that was to go on with what the
 // lost one makes gets a pair of one that has two, and those of the first stage that wait for
 // gradients may begin one more.
-func TestNobodyWaits(t *testing.T) {
+func TestNoWorkerWaits(t *testing.T) {
 	prof := plan.Profile{Layers: plantest.Model(8)}
 	old := plannertest.First(t, plantest.Workers(8, 1), prof, 2, 32, 1)
 	lost := old.Stages[0].Workers[0]
@@ -133,7 +133,7 @@ func TestWhatOthersWaitForComesFirst(t *testing.T) {
 	by := map[id.WorkerID]int{}
 	for _, pair := range p.First {
 		if pair.Stage != 1 || !waits[pair.Micro] {
-			t.Errorf("%v comes first, and nobody waits for it", pair)
+			t.Errorf("%v comes first, and no worker waits for it", pair)
 		}
 		by[p.Route[1][pair.Micro]]++
 	}
@@ -145,9 +145,9 @@ func TestWhatOthersWaitForComesFirst(t *testing.T) {
 	}
 }
 
-// TestWhoHasNothingIsServedFirst: at the begin of a step a worker of the first stage is lost. Who was to go on with what it
+// TestIdleWorkersAreServedFirst: at the begin of a step a worker of the first stage is lost. The worker that was to continue with what it
 // makes has no other input, and would get it last.
-func TestWhoHasNothingIsServedFirst(t *testing.T) {
+func TestIdleWorkersAreServedFirst(t *testing.T) {
 	prof := plan.Profile{Layers: plantest.Model(8)}
 	old := plannertest.First(t, plantest.Workers(8, 1), prof, 2, 32, 1)
 	lost := old.Stages[0].Workers[3]

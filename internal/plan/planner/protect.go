@@ -10,7 +10,7 @@ import (
 
 // protect makes the plan in which every shard has its mirrors again, as many
 // as there are workers for. Owners stay, and so do mirrors, unless they are on
-// the owner's host and could be elsewhere. Micro-batches are routed anew over
+// the owner's host and could be elsewhere. Micro-batches are rerouted over
 // all workers.
 func (d *draft) protect(e Event) (string, error) {
 	if _, _, err := d.inherit(); err != nil {
@@ -21,9 +21,9 @@ func (d *draft) protect(e Event) (string, error) {
 	added := d.mirror()
 	cause := e.Cause
 	if cause == "" {
-		cause = "mirrors made anew"
+		cause = "mirrors restored"
 	}
-	return fmt.Sprintf("%s: %s filled, %s", cause, plan.Count(added, "mirror"), d.coverage()), nil
+	return fmt.Sprintf("%s: %s added, %s", cause, plan.Count(added, "mirror"), d.coverage()), nil
 }
 
 // coverage says how many mirrors each shard has.

@@ -66,16 +66,16 @@ func (d *draft) reshape(to *plan.Plan, e Event) (string, error) {
 		}
 	}
 	if borders > 0 {
-		changed = append(changed, plan.Count(borders, "border")+" of stages moved")
+		changed = append(changed, plan.Count(borders, "stage border")+" moved")
 	}
 	if places > 0 {
-		changed = append(changed, plan.Count(places, "worker")+" to other stages")
+		changed = append(changed, plan.Count(places, "worker")+" moved to another stage")
 	}
 	if moved > 0 {
-		changed = append(changed, fmt.Sprintf("%d parameters handed over", moved))
+		changed = append(changed, fmt.Sprintf("%d parameters moved", moved))
 	}
 	if len(changed) == 0 {
-		changed = append(changed, "micro-batches routed anew")
+		changed = append(changed, "micro-batches rerouted")
 	}
 	return cause + ": " + strings.Join(changed, ", "), nil
 }
@@ -105,8 +105,8 @@ func (d *draft) settle(stage int) (moved int) {
 		}
 		for _, i := range slices.Clone(e.shards[from]) {
 			s := d.Shards[i]
-			if heirs := keep(s.Mirrors, func(m id.WorkerID) bool { return slices.Contains(st.Workers, m) }); len(heirs) > 0 {
-				to := d.index[slices.MinFunc(heirs, func(a, b id.WorkerID) int { return cmp.Compare(e.excess(d.index[a]), e.excess(d.index[b])) })]
+			if candidates := keep(s.Mirrors, func(m id.WorkerID) bool { return slices.Contains(st.Workers, m) }); len(candidates) > 0 {
+				to := d.index[slices.MinFunc(candidates, func(a, b id.WorkerID) int { return cmp.Compare(e.excess(d.index[a]), e.excess(d.index[b])) })]
 				e.give(i, from, to)
 			}
 		}

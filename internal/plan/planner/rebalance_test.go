@@ -86,7 +86,7 @@ func TestRebalanceAnything(t *testing.T) {
 		state, parameters := plan.Needs(&p, &next, v)
 		for _, tr := range append(state, parameters...) {
 			if tr.From < 0 {
-				t.Fatalf("nobody has %+v", tr)
+				t.Fatalf("no worker has %+v", tr)
 			}
 		}
 		sane(t, &next, prof)
@@ -236,7 +236,7 @@ func exhaustive(p plan.Plan, prof plan.Profile) time.Duration {
 }
 
 // TestRebalanceFixed: the dataflow dimension alone moves no layer and no worker, and takes
-// micro-batches from who is slow.
+// micro-batches from slow workers.
 func TestRebalanceFixed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		layers := rapid.IntRange(2, 8).Draw(t, "layers")

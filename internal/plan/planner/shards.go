@@ -142,7 +142,7 @@ func (e ends) nearest(at float64) int {
 
 // mirrorsOf chooses k mirrors for what a worker owns, for every worker: of
 // its stage on other hosts, then of other stages on other hosts, then of its
-// stage on its own host, then whoever is left. Every worker begins at another
+// stage on its own host, then all others. Every worker begins at another
 // place of these lists, so that the mirrors are spread evenly.
 func mirrorsOf(stages []plan.Stage, workers []plan.Worker, k int) map[id.WorkerID][]id.WorkerID {
 	k = min(k, len(workers)-1)

@@ -65,7 +65,7 @@ func StagesBound(layers, workers []int, micros int) (t int) {
 			}
 			return true
 		}
-		t = max(t, begin[0]+end[0]+3*l*((micros+workers[i]-1)/workers[i])) // somebody runs as many
+		t = max(t, begin[0]+end[0]+3*l*((micros+workers[i]-1)/workers[i])) // some worker runs as many
 		for !room() {
 			t++
 		}

@@ -28,7 +28,7 @@ func Arrange(p *plan.Plan, given plan.Profile, stages, micros int) {
 }
 
 // staffed gives the parts their workers. Where speeds differ, layers are cut
-// anew by the speeds that come together.
+// by the sums of these speeds.
 func staffed(p *plan.Profile, workers []plan.Worker, parts []part, micros int) []plan.Stage {
 	near := slices.Clone(workers)
 	byPlace := func(a, b plan.Worker) int { return cmp.Or(cmp.Compare(a.Host, b.Host), cmp.Compare(a.ID, b.ID)) }

@@ -21,13 +21,12 @@ const (
 
 // Improve looks for the stages and routes that fit the times best, in two dimensions:
 //
-//   - dataflow: the micro-batches are routed anew over the workers as they are;
-//   - graph: layers go over to other stages, and workers to other stages. Fixed leaves that out.
+//   - dataflow: micro-batches move between the workers of a stage;
+//   - graph: layers and workers move to other stages. Fixed leaves that out.
 //
-// Of all candidates it is the one whose step, with its share of the time of the
-// transfers that it needs first, is shortest: transfers have to be won back within
-// Profile.Horizon steps. They go on beside training, so their time is that of the link of
-// the worker that gets most; links that are not measured cost nothing.
+// The best candidate has the shortest step plus its share of the time of transfers, which must pay off within
+// Profile.Horizon steps. Transfers run beside training, so their time is that of the link of
+// the worker that receives most; links that are not measured cost nothing.
 //
 // It returns the part by which a step is shorter; ok is false if that is not enough. Where nothing is
 // measured there is nothing to go by, and no plan is better.

@@ -53,7 +53,7 @@ func (c *candidate) counts(costs []simulate.StageCost) [][]int {
 }
 
 // ahead is how many more micro-batches than a busy pipeline needs a worker begins at least, so that a later stage
-// has something at hand when who feeds it is lost.
+// has work when the worker that feeds it is lost.
 const ahead = 1
 
 // A lead is by how much the leads of stages are greater than needs; where it is none they are 0.

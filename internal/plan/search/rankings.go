@@ -165,8 +165,8 @@ func inOrder(block int, speeds []float64, come schedule) simulate.Ranking {
 	return r
 }
 
-// dealt is a heap of ranks: who would be over its share by the least with
-// another block comes first, then who is done first.
+// dealt is a heap of ranks: the rank that would exceed its share by the least with
+// another block comes first, then the one that is done first.
 type dealt struct {
 	ranks      []int
 	has, share []int // by rank

@@ -63,7 +63,7 @@ func TestContiguousAgainstOracle(t *testing.T) {
 	})
 }
 
-// fewestNodes tries all contiguous runs in which nobody is slower than a bound.
+// fewestNodes tries all contiguous runs in which no worker is slower than a bound.
 func fewestNodes(micros int, speeds []float64, slowest float64) int {
 	var try func(lo, rank int) int
 	try = func(lo, rank int) int {

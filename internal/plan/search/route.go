@@ -160,7 +160,7 @@ func search(p *plan.Plan, prof *plan.Profile, x *simulate.Passes, micros int, mo
 }
 
 // orders returns the stages with their workers in the orders that routes are tried with: the
-// fastest first, and the slowest first. Who is listed before whom of equals makes no difference to what is found.
+// fastest first, and the slowest first. The order of equal workers does not matter.
 func orders(p *plan.Plan, prof *plan.Profile) [][]plan.Stage {
 	fast, slow := slices.Clone(p.Stages), slices.Clone(p.Stages)
 	differ := false

@@ -64,7 +64,7 @@ func newShaper(p *plan.Plan, prof *plan.Profile) *shaper {
 
 // groupCost is what matters of the workers of a stage, by unit of work on a micro-batch.
 type groupCost struct {
-	slowest float64 // the time of who needs most, without its last micro-batch
+	slowest float64 // the time of the slowest worker, without its last micro-batch
 	factor  float64 // the same without half of one, so that it is never 0
 	fastest float64 // the time of one micro-batch at the fastest
 }
@@ -398,7 +398,7 @@ const (
 
 // every returns the best of all shapes with one stage for each worker, if these are few:
 // where stages have one worker or two, the closed form does not tell which one is best. Of
-// shapes that only differ in who of equals is where, it is the one nearest to the plan.
+// shapes that only exchange equal workers, it is the one nearest to the plan.
 func (s *shaper) every(workers []plan.Worker) []shape {
 	stages, layers := len(s.old), len(s.sizes)
 	if s.shared || 2*s.micros*stages > tinyPasses {

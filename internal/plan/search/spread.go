@@ -120,8 +120,8 @@ func (d *spreader) within(limit time.Duration) bool {
 }
 
 // enumerate lists up to a number of the shapes within the limit that begin with the stages
-// before i, about as many for each way to go on. More workers than a stage needs save somebody
-// a micro-batch; who is left over is in the first stage, for which the others wait.
+// before i, about as many for each way to go on. More workers than a stage needs save a worker
+// a micro-batch; the rest go to the first stage, for which the others wait.
 func (d *spreader) enumerate(i, lo, left, most int) {
 	stages, layers := len(d.parts), len(d.sizes)
 	if i == stages {
@@ -196,7 +196,7 @@ func (d *spreader) floor(parts []part) (least time.Duration) {
 	return least
 }
 
-// room reports whether workers can run all micro-batches within a time. Those who can run
+// room reports whether workers can run all micro-batches within a time. Workers that can run
 // at least n each are at most as many as can be matched with begins and ends that leave
 // room for n; arrive and back are ascending.
 func (d *spreader) room(workers int, work, within time.Duration, arrive, back []time.Duration) bool {

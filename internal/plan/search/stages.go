@@ -64,7 +64,7 @@ func deal(layers []plan.Layer, stages, workers, micros, most int) []part {
 			lo = mid
 		}
 	}
-	// Workers that nobody needs go where they help most.
+	// Spare workers go where they help most.
 	spare := workers
 	for _, p := range best {
 		spare -= p.workers
@@ -182,7 +182,7 @@ func (d *dealer) within(limit time.Duration) []part {
 	return parts
 }
 
-// recut cuts layers anew for stages that take time factors[s] for each unit
+// recut cuts layers into stages that take time factors[s] for each unit
 // of work, so that the slowest is as fast as possible.
 func recut(layers []plan.Layer, factors []float64) []part {
 	work := sums(layers)

@@ -12,7 +12,7 @@ import (
 
 // Passes simulates the forward and backward passes of a step, and gives the same time as
 // package graph does: workers take the next pass by the rules of a graph.Queue. It is for
-// the many simulations of a search: only passes, which nobody runs again, in numbers
+// the many simulations of a search: only passes, none of which runs again, in numbers
 // instead of names, with buffers that are kept from one run to the next, and with an end as
 // soon as it is known that a step takes too long.
 //
@@ -154,7 +154,7 @@ func (x *Passes) Bound() (t time.Duration) {
 		enough := max(0, time.Duration(float64(x.micros)/rate)-1) // rounding
 		for {
 			room := 0
-			next := time.Duration(math.MaxInt64) // when somebody has done one more
+			next := time.Duration(math.MaxInt64) // when a worker has done one more
 			for p := lo; p < hi; p++ {
 				each := x.forward[p] + x.backward[p]
 				if each <= 0 {
@@ -216,8 +216,8 @@ func (x *Passes) Run(rankings []Ranking, limits []plan.Limit, most time.Duration
 	return x.loop(most)
 }
 
-// Deal is run where a worker that could begin a forward pass takes the least micro-batch that
-// nobody has, and those of its block with it, up to its quota. It returns what they took.
+// Deal is run where a worker that could begin a forward pass takes the lowest unassigned
+// micro-batch, and those of its block with it, up to its quota. It returns what they took.
 func (x *Passes) Deal(quotas, blocks []int, limits []plan.Limit, most time.Duration) (rankings []Ranking, makespan time.Duration, ok bool) {
 	x.reset(limits)
 	x.open = resize(x.open, x.stages*x.words)

@@ -19,8 +19,8 @@ func newGraph(p *plan.Plan, prof plan.Profile) (*graph.Graph, error) {
 }
 
 // cards lets transfers between stages wait for network cards: one for each host, or for each
-// worker whose host is not known. Inside a host none is needed, and what nobody has measured the
-// bandwidth of takes none.
+// worker whose host is not known. Transfers inside a host need none, and neither do
+// those of an unknown bandwidth.
 func shareCards(p *plan.Plan, prof *plan.Profile, step *graph.Step) {
 	hosts := make(map[string]int)
 	card := make([]int, len(p.Workers))

@@ -1,15 +1,12 @@
 // Package straggler finds workers and links that have become slow.
 //
-// A worker is slow when its layers take it longer than before, and the others
-// theirs not: all workers that slow down together are on a busy machine. A link is
-// slow when it holds its sender up for a good part of the time, and carries far
-// less than others do. Those are the two kinds of tasks of a step's graph,
-// computing and sending, so the verdict names the cause. Nothing here has a clock;
-// it counts steps.
+// A worker is slow when its layers take longer than before while those of other workers do not. Workers that slow
+// down together share a busy machine. A link is slow when its sender is busy with it for a good part of the time
+// and it carries far less than others do. These are the two kinds of tasks of a step's graph, computing and
+// sending, so a verdict names the cause. The package has no clock; it counts steps.
 //
-// A worker whose device was told to run at a lower clock is not slow for as long as that
-// explains what it takes, see [Detector.Lowered], and the times that plans are made with stay those
-// measured before: it could compute as fast again at any time.
+// A worker whose device runs at a lowered clock is not slow as long as the clock explains its times, see
+// [Detector.Lowered], and plans keep the times measured before, because the clock can be raised at any time.
 package straggler
 
 import (
@@ -48,7 +45,7 @@ const (
 	linkSlow = 0.25
 )
 
-// Sample is what a worker has measured by the end of a step.
+// Sample holds the measurements of a worker at the end of a step.
 type Sample struct {
 	Worker id.WorkerID
 	Step   int
@@ -56,7 +53,7 @@ type Sample struct {
 	Links  []Sent
 }
 
-// Sent is what a worker has sent to another since its last sample.
+// Sent is the traffic from one worker to another since its last sample.
 type Sent struct {
 	To    id.WorkerID
 	Bytes int64
@@ -64,7 +61,7 @@ type Sent struct {
 	Took  time.Duration // how long that was
 }
 
-// Kind says what a verdict is about.
+// Kind is the subject of a verdict.
 type Kind uint8
 
 // The kinds.
@@ -73,7 +70,7 @@ const (
 	Link
 )
 
-// Verdict says that a worker or a link has become slow, or has recovered.
+// Verdict reports that a worker or a link has become slow, or has recovered.
 type Verdict struct {
 	Kind   Kind
 	Worker id.WorkerID
@@ -85,7 +82,7 @@ type Verdict struct {
 // Slow reports whether it is slow now.
 func (v Verdict) Slow() bool { return v.Speed < 1 }
 
-// Detector holds what was measured. The zero Detector is ready.
+// Detector holds measurements. The zero Detector is ready to use.
 type Detector struct {
 	workers map[id.WorkerID]*worker
 	links   map[[2]id.WorkerID]*link
@@ -121,7 +118,7 @@ type link struct {
 
 func whole(t plan.LayerTime) float64 { return float64(t.Forward + t.Backward) }
 
-// Forget drops a worker, whose next sample is the first of another life.
+// Forget drops a worker; its next sample is the first of a new incarnation.
 func (d *Detector) Forget(w id.WorkerID) {
 	delete(d.workers, w)
 	for l := range d.links {
@@ -163,7 +160,7 @@ func (d *Detector) Under(id id.WorkerID) float64 {
 	return max(1, w.under)
 }
 
-// Observe takes a sample in, and returns what follows from it.
+// Observe adds a sample and returns the verdicts that follow from it.
 func (d *Detector) Observe(s Sample) []Verdict {
 	if d.workers == nil {
 		d.workers, d.links = make(map[id.WorkerID]*worker), make(map[[2]id.WorkerID]*link)
@@ -272,10 +269,10 @@ func (d *Detector) judge(id id.WorkerID, w *worker, times []plan.LayerTime) (Ver
 	w.speed = speed
 	v := Verdict{Kind: Host, Worker: id, Speed: speed}
 	if !v.Slow() {
-		v.Reason = fmt.Sprintf("worker %d computes as fast as before again", id)
+		v.Reason = fmt.Sprintf("worker %d is back at its earlier speed", id)
 		return v, true
 	}
-	v.Reason = fmt.Sprintf("worker %d computes at %.2f of its own speed before, the others at %.2f: its host is slow, by the compute tasks of %d steps",
+	v.Reason = fmt.Sprintf("worker %d computes at %.2f of its earlier speed, the others at %.2f: its host is slow (compute tasks of %d steps)",
 		id, speed, 1/max(1, others), confirm)
 	return v, true
 }
@@ -325,10 +322,10 @@ func (d *Detector) judgeLink(from id.WorkerID, s Sent) (Verdict, bool) {
 	}
 	mean := l.sum / float64(l.runs)
 	l.slow, l.runs, l.sum = slow, 0, 0
-	v := Verdict{Kind: Link, Worker: from, To: s.To, Speed: 1, Reason: fmt.Sprintf("the link from worker %d to worker %d is as fast as before again", from, s.To)}
+	v := Verdict{Kind: Link, Worker: from, To: s.To, Speed: 1, Reason: fmt.Sprintf("the link from worker %d to worker %d is back at its earlier speed", from, s.To)}
 	if slow {
 		v.Speed = mean / usual
-		v.Reason = fmt.Sprintf("the link from worker %d to worker %d carries %.3g MB/s and was busy for %.0f %% of the time: the link is slow, by the send tasks of %d steps",
+		v.Reason = fmt.Sprintf("the link from worker %d to worker %d carries %.3g MB/s and was busy for %.0f %% of the time: the link is slow (send tasks of %d steps)",
 			from, s.To, mean/1e6, 100*s.Busy, confirm)
 	}
 	return v, true
@@ -348,9 +345,9 @@ func (d *Detector) carried(but [2]id.WorkerID) float64 {
 	return median(all)
 }
 
-// Times returns what plans are to be made with: times that change only where a
-// verdict changes, and that are the same for workers that are about equally fast.
-// settled says that a worker's are known.
+// Times returns the times to make plans with. They change only with a verdict and
+// are the same for workers that are about equally fast. settled reports whether the
+// worker's times are known.
 func (d *Detector) Times(id id.WorkerID) (t plan.Times, settled bool) {
 	w := d.workers[id]
 	if w == nil || len(w.layers) == 0 {

@@ -126,7 +126,7 @@ func TestUnsettled(t *testing.T) {
 		t.Error("times are not known")
 	}
 	if _, ok := s.d.Times(9); ok {
-		t.Error("times of nobody are known")
+		t.Error("times of an unknown worker are known")
 	}
 	s.d.Forget(0)
 	if _, ok := s.d.Times(0); ok {
