@@ -154,7 +154,7 @@ const emulatedCores = 1.0
 // Deadline tells how much time is left of a bench whose parts take about as long as they say.
 type Deadline struct{ Left time.Duration }
 
-// Begin reports whether there is time left for something that takes so long.
+// Begin prints how long something takes, and takes that off.
 func (d *Deadline) Begin(what string, takes time.Duration) {
 	fmt.Fprintf(os.Stderr, "%s: about %v, %v left in all\n", what, takes.Round(time.Second), d.Left.Round(time.Second))
 	d.Left = max(0, d.Left-takes)
