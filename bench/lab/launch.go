@@ -84,6 +84,7 @@ type Injected struct {
 	Error        string
 }
 
+// Seen is when the injector saw a recovery in events.jsonl.
 type Seen struct {
 	Recovered rundir.Event
 	SeenNS    int64

@@ -40,7 +40,7 @@ type Training struct {
 	Ms    []float64 // of the steps that count
 	Bytes int64     // sent by all workers in the run, evaluation and collecting the model included
 	Peak  int64     // resident bytes of the largest worker
-	Cpu   float64   // seconds of processor time of the launcher and its workers
+	CPU   float64   // seconds of processor time of the launcher and its workers
 	Hash  string
 }
 
@@ -58,7 +58,7 @@ func (b *TrainingBench) Run(workers int, flags, program []string, env ...string)
 	}
 	// What wait tells of the launcher covers the workers that it waited for.
 	used := cmd.ProcessState.SysUsage().(*syscall.Rusage)
-	t := Training{Peak: used.Maxrss << 10, Cpu: (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()}
+	t := Training{Peak: used.Maxrss << 10, CPU: (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Seconds()}
 	raw, err := os.ReadFile(filepath.Join(dir, "summary.json"))
 	if err != nil {
 		return t, err

@@ -66,7 +66,7 @@ func Protect(args []string) error {
 			ratios = append(ratios, lab.Median(with.Ms)/lab.Median(without.Ms))
 			fmt.Printf("  pair %d  with %s  without %s\n", i, lab.List(with.Ms), lab.List(without.Ms))
 			fmt.Printf("          with %.1f MB sent in the run, %.2f s of processor time, peak %.1f MB;  without %.1f MB, %.2f s, %.1f MB\n",
-				float64(with.Bytes)/1e6, with.Cpu, float64(with.Peak)/1e6, float64(without.Bytes)/1e6, without.Cpu, float64(without.Peak)/1e6)
+				float64(with.Bytes)/1e6, with.CPU, float64(with.Peak)/1e6, float64(without.Bytes)/1e6, without.CPU, float64(without.Peak)/1e6)
 		}
 		fmt.Printf("  time of a step with them by that of one without, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
 	}

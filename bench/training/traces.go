@@ -71,7 +71,7 @@ func Traces(args []string) error {
 		ratios = append(ratios, lab.Median(with.Ms)/lab.Median(without.Ms))
 		sums = append(sums, lab.Sum(with.Ms)/lab.Sum(without.Ms))
 		fmt.Printf("  pair %d  with %s  without %s\n", i, lab.List(with.Ms), lab.List(without.Ms))
-		fmt.Printf("          with %.2f s of processor time, without %.2f s\n", with.Cpu, without.Cpu)
+		fmt.Printf("          with %.2f s of processor time, without %.2f s\n", with.CPU, without.CPU)
 	}
 	fmt.Printf("  time of a step with them by that of one without, medians, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
 	// One step in four is traced in full, which a median may not show.

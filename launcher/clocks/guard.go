@@ -172,7 +172,6 @@ func (k *keptRecord) close(restored bool) error {
 	return err
 }
 
-// newGuard is the command of the guard.
 // NewGuard returns the hidden command of the guard.
 func NewGuard() *cobra.Command {
 	return &cobra.Command{

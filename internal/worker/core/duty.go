@@ -14,11 +14,11 @@ import (
 // Duty is something that the shell must do. A duty that takes time is begun, and its end is an [Event].
 type Duty interface{ duty() }
 
-// Ticket names an expected message, Op an operation of a group. Neither is used again.
-type (
-	Ticket uint64
-	Op     uint64
-)
+// Ticket names an expected message. It is not used again.
+type Ticket uint64
+
+// Op names an operation of a group. It is not used again.
+type Op uint64
 
 // Content says which memory a message is about.
 type Content uint8
