@@ -2,7 +2,8 @@ package controller
 
 import (
 	"errors"
-	"time"
+
+	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -18,9 +19,6 @@ const (
 	Dataflow                // micro-batches only: layers and workers stay in their stages
 	Off                     // nothing: the work of failed workers stays with the workers that took it over
 )
-
-// lookAfter is the time from a measurement to the next look at all of them.
-const lookAfter = 200 * time.Millisecond
 
 // measurement is a plan and the profile under which it runs.
 type measurement struct {
@@ -38,7 +36,7 @@ func (r *reconfiguration) measured(e Measured) []Effect {
 		return nil
 	}
 	r.looking = true
-	return []Effect{SetTimer{LookTimer, lookAfter}}
+	return []Effect{SetTimer{LookTimer, timing.Balance}}
 }
 
 // balance begins the search for a plan that divides the work better, if something has changed since the last one.

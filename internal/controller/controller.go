@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -66,10 +68,10 @@ type crashed struct {
 func New(cfg Config) *Controller {
 	cfg.Stages, cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
 	if cfg.Hold == 0 {
-		cfg.Hold = 2 * time.Minute
+		cfg.Hold = timing.Hold
 	}
 	c := &Controller{run: run{
-		cfg: cfg, plan: cfg.Plan, live: cfg.Live, epoch: cfg.Epoch, issued: cfg.Plan.Version, saved: cfg.Saved,
+		cfg: cfg, timing: timing.Of(cfg.Detect), plan: cfg.Plan, live: cfg.Live, epoch: cfg.Epoch, issued: cfg.Plan.Version, saved: cfg.Saved,
 		members: make(map[id.WorkerID]*member), joining: make(map[id.WorkerID]*member), times: make(map[id.WorkerID]plan.Times),
 	}}
 	if cfg.Issued.Compare(c.issued) > 0 {

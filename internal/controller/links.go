@@ -46,7 +46,7 @@ func (r *recovery) linkLost(now time.Time, from, to plan.Worker) []Effect {
 	r.links.broken = append(broken, l)
 	effects := []Effect{note("the link between workers %d and %d is down, and both live", l.a.ID, l.b.ID)}
 	if len(broken) == 0 && r.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{LinkTimer, r.cfg.Detect / 10})
+		effects = append(effects, SetTimer{LinkTimer, r.timing.LinkGrace})
 	}
 	return effects
 }
@@ -62,14 +62,14 @@ func (r *recovery) reconnect(now time.Time) []Effect {
 		for i := range r.links.broken {
 			r.links.broken[i].since = now
 		}
-		return []Effect{SetTimer{LinkTimer, r.cfg.Detect}}
+		return []Effect{SetTimer{LinkTimer, r.timing.LinkDown}}
 	}
 	effects := r.evict(now)
 	if len(r.links.broken) == 0 {
 		return effects
 	}
 	l := r.links.broken[0]
-	effects = append(effects, SetTimer{LinkTimer, l.since.Add(r.cfg.Detect).Sub(now)})
+	effects = append(effects, SetTimer{LinkTimer, l.since.Add(r.timing.LinkDown).Sub(now)})
 	if r.state == idle {
 		a := r.open(now)
 		a.How, a.died = Broken, l.since
@@ -84,7 +84,7 @@ func (r *recovery) evict(now time.Time) []Effect {
 	var effects []Effect
 	var expired, younger []link
 	for _, l := range r.links.broken {
-		if now.Sub(l.since) >= r.cfg.Detect {
+		if now.Sub(l.since) >= r.timing.LinkDown {
 			expired = append(expired, l)
 		} else {
 			younger = append(younger, l)
@@ -105,7 +105,7 @@ func (r *recovery) evict(now time.Time) []Effect {
 			}
 			return true
 		})
-		reason := fmt.Sprintf("worker %d is evicted: its link to worker %s has been down for %v", victim.worker.ID, strings.Join(others, ", "), r.cfg.Detect)
+		reason := fmt.Sprintf("worker %d is evicted: its link to worker %s has been down for %v", victim.worker.ID, strings.Join(others, ", "), r.timing.LinkDown)
 		if victim.suspect != "" {
 			reason += fmt.Sprintf(", and %s cannot reach it", victim.suspect)
 		}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
@@ -50,9 +52,6 @@ type account struct {
 // queryTimeouts is the number of query timeouts in a row without any answer after which the members are killed:
 // a single one may be the fault of the machine.
 const queryTimeouts = 4
-
-// wishAfter is the time from a recovery to the next boundary plan.
-const wishAfter = 10 * time.Millisecond
 
 // open returns the account of the recovery under way, or begins one.
 func (r *recovery) open(now time.Time) *account {
@@ -112,7 +111,7 @@ func (r *recovery) query(why string) []Effect {
 		effects = append(effects, Ask{m.Worker, r.ballot})
 	}
 	if r.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{QueryTimer, r.cfg.Detect / 2})
+		effects = append(effects, SetTimer{QueryTimer, r.timing.Query})
 	}
 	return effects
 }
@@ -269,7 +268,7 @@ func (r *recovery) complete(now time.Time) []Effect {
 	}
 	effects = append(effects, r.dismiss()...)
 	// The interrupted step comes first.
-	return append(effects, SetTimer{WishTimer, wishAfter})
+	return append(effects, SetTimer{WishTimer, timing.Boundary})
 }
 
 // late kills members that have not answered in time, and ends a run that too few workers are left for.
@@ -279,12 +278,12 @@ func (r *recovery) late(t Timer) []Effect {
 		all := r.all()
 		answered := func(m *member) bool { return m.report != nil }
 		if r.retries--; r.retries > 0 && !slices.ContainsFunc(all, answered) {
-			return []Effect{note("no worker has answered within %v: wait on", r.cfg.Detect/2), SetTimer{QueryTimer, r.cfg.Detect / 2}}
+			return []Effect{note("no worker has answered within %v: wait on", r.timing.Query), SetTimer{QueryTimer, r.timing.Query}}
 		}
 		var effects []Effect
 		for _, m := range all {
 			if !answered(m) {
-				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, r.cfg.Detect/2)})
+				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, r.timing.Query)})
 			}
 		}
 		return effects // the first of their failures begins the next ballot

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -14,7 +16,8 @@ import (
 
 // run is what both machines know of the run: the plan, the workers, and what can be resumed from.
 type run struct {
-	cfg Config
+	cfg    Config
+	timing timing.Policy
 
 	plan     plan.Plan      // the newest that is known to be live
 	live     *control.Order // of the newest recovery; nil before the first

@@ -43,20 +43,24 @@ type card struct {
 	coarser int // every so many steps are few enough for all settings to be simulated
 }
 
-func cards(t testing.TB) []card {
-	var points []dvfs.Point
+// measured is the power of an A100 at the frequencies that were measured.
+type measured map[int]point
+
+type point struct{ watts, speed float64 }
+
+func (m measured) Busy(mhz int) float64 { return m[mhz].watts }
+func (m measured) Idle() float64        { return idleA100 }
+
+func cards() []card {
+	table := measured{}
 	var steps []int
 	for _, p := range a100 {
-		points = append(points, dvfs.Point{MHz: p.mhz, Watts: p.joules / p.seconds, Speed: 1 / p.seconds})
+		table[p.mhz] = point{p.joules / p.seconds, 1 / p.seconds}
 		steps = append(steps, p.mhz)
-	}
-	table, err := dvfs.NewTable(points, idleA100)
-	if err != nil {
-		t.Fatal(err)
 	}
 	return []card{
 		{"cubic", dvfs.Grid(700, 1400, 50), dvfs.DefaultPower(1400), nil, 3},
-		{"a100", steps, table, table.Speed, 4},
+		{"a100", steps, table, func(mhz int) float64 { return table[mhz].speed }, 4},
 	}
 }
 
@@ -202,7 +206,7 @@ func TestSavingAfterLoss(t *testing.T) {
 	simulated := c.model(t)
 	closed := simulated
 	closed.Step = func(speeds []float64) float64 { return simulate.Estimate(&c.p, c.slowed(speeds)).Seconds() }
-	for _, kind := range cards(t) {
+	for _, kind := range cards() {
 		coarse := kind
 		coarse.steps = nil
 		for i := len(kind.steps) - 1; i >= 0; i -= kind.coarser {
@@ -252,7 +256,7 @@ func TestSavingAfterLoss(t *testing.T) {
 // TestBottleneck lets one worker be slow, at a clock that can be raised.
 func TestBottleneck(t *testing.T) {
 	c := afterLoss(t)
-	for _, kind := range cards(t) {
+	for _, kind := range cards() {
 		for _, slow := range []int{0, 5} {
 			t.Run(fmt.Sprint(kind.name, " ", slow), func(t *testing.T) {
 				m := c.model(t)
@@ -484,7 +488,7 @@ func TestAllocateFaults(t *testing.T) {
 // BenchmarkAllocate finds clocks for the plan after a loss.
 func BenchmarkAllocate(b *testing.B) {
 	m := afterLoss(b).model(b)
-	kind := cards(b)[0]
+	kind := cards()[0]
 	devs := devices(m.Workers, kind, slices.Max(kind.steps))
 	for b.Loop() {
 		if _, err := dvfs.Allocate(devs, m, 0.005); err != nil {

@@ -103,9 +103,6 @@ func NewKeeper(clocks []Clock, save func(Record) error) *Keeper {
 	return &Keeper{clocks: clocks, touch: make([]bool, len(clocks)), save: save}
 }
 
-// Clocks returns what the keeper holds.
-func (k *Keeper) Clocks() []Clock { return k.clocks }
-
 // Touched reports whether a clock was set and not put back.
 func (k *Keeper) Touched() bool {
 	for _, t := range k.touch {

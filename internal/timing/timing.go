@@ -42,11 +42,10 @@ const (
 	// Snapshot is the time between two checks whether the log needs a snapshot.
 	Snapshot = 30 * time.Second
 
-	// Redial is the pause after a link ends and after the first failed attempt to dial it. It doubles up to
-	// RedialMax with every further failure.
-	Redial = 10 * time.Millisecond
-	// RedialMax is the longest pause between two attempts to dial a link.
-	RedialMax = 32 * Redial
+	// Redial is the pause after a link ends and after the first failed attempt to dial it. It doubles with every
+	// further failure, up to MaxRedials times itself.
+	Redial     = 10 * time.Millisecond
+	MaxRedials = 32
 	// Handshake bounds the time from a new connection to its welcome.
 	Handshake = 5 * time.Second
 	// KeepAlive is the idle time after which TCP probes a connection.

@@ -112,7 +112,7 @@ var rows = []row{
 	{"Lock", "a host waits for the lock of its log", "fixed", fixed(Lock), nil},
 	{"Snapshot", "between two checks for a snapshot of the log", "fixed", fixed(Snapshot), nil},
 	{"Redial", "pause before a link is dialled again", "fixed", fixed(Redial), nil},
-	{"RedialMax", "longest pause before a link is dialled again", "fixed", fixed(RedialMax), []than{{"Redial", 1, false, "the pause grows"}}},
+	{"RedialMax", "longest pause before a link is dialled again", "fixed", fixed(MaxRedials * Redial), []than{{"Redial", 1, false, "the pause grows"}}},
 	{"Handshake", "from a new link to its welcome", "fixed", fixed(Handshake), []than{{"RedialMax", 1, false, "both ends have dialled"}}},
 	{"KeepAlive", "idle time after which TCP probes a connection", "fixed", fixed(KeepAlive), []than{{"Heartbeat", 10, true, "heartbeats keep a connection busy"}}},
 	{"Boundary", "from a recovery to the next boundary plan", "fixed", fixed(Boundary), nil},

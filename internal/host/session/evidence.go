@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -34,41 +36,6 @@ func (g *signs) membership() string {
 	return g.standing.String()
 }
 
-// detector says from the evidence which worker has failed.
-type detector struct {
-	timeout time.Duration // for failure detection; 0 for none
-}
-
-const (
-	// startingAllows multiplies the allowed silence before training: reading data and starting processes may take all of a
-	// machine's attention, and nothing is lost yet.
-	startingAllows = 10
-
-	// suspectBeats is how many heartbeats a suspected worker may miss at least. A process that waits for a processor is slow on
-	// both ways.
-	suspectBeats = 5
-
-	// ringAllows is how long the ring may take to form before that is noted, in failure-detection timeouts.
-	ringAllows = 10
-)
-
-// late reports whether a look at the evidence comes so late that the host itself was held up, and missed heartbeats and suspicions
-// count against no worker.
-func (d detector) late(now, due time.Time) bool { return d.timeout > 0 && now.Sub(due) > d.timeout/4 }
-
-// allows returns how long a worker may be silent. Where members of the ring, too, have failed to reach it for a quarter of the
-// timeout, all of it since it was heard last, the time is shorter: two ways lead to it, and it answers on neither.
-func (d detector) allows(g *signs, p phase, now time.Time) time.Duration {
-	limit := d.timeout * 3 / 4
-	if p < training {
-		return limit * startingAllows
-	}
-	if at := g.suspected; !at.IsZero() && at.After(g.heard) && now.Sub(at) > d.timeout/4 {
-		limit = min(limit, max(d.timeout/2, suspectBeats*control.BeatEvery))
-	}
-	return limit
-}
-
 // ring is what the session knows of the gossip ring as a whole.
 type ring struct {
 	control.Ring
@@ -79,25 +46,21 @@ type ring struct {
 
 // watch looks for workers that are silent. due is when it was meant to look.
 func (s *Session) watch(due time.Time) {
-	d := detector{s.cfg.Detect}
-	if d.timeout == 0 {
+	if s.cfg.Detect == 0 {
 		return
 	}
-	late := d.late(s.now, due)
+	d, lateness := timing.Of(s.cfg.Detect).Worker(s.phase >= training), s.now.Sub(due)
 	s.noteMissing()
-	if late {
+	if d.Stopped(lateness) {
 		s.dropSuspicions()
 	}
 	for place := range s.workers {
 		w := &s.workers[place]
-		limit := d.allows(&w.signs, s.phase, s.now)
-		switch {
-		case w.heard.IsZero():
-		case late:
-			w.heard = s.now
-		case s.phase != ending && w.exit == running && w.fault == nil && s.now.Sub(w.heard) > limit:
+		failed, history := d.Suspect(timing.History{Heard: w.heard, Suspected: w.suspected}, s.now, lateness)
+		w.heard = history.Heard
+		if failed && s.phase != ending && w.exit == running && w.fault == nil {
 			w.silent = w.heard
-			w.fault = &SilentError{Worker: s.id(place), Workers: len(s.workers), For: limit, By: w.by, Step: s.records.last.Step, Steps: s.job.Steps}
+			w.fault = &SilentError{Worker: s.id(place), Workers: len(s.workers), For: d.Limit(history, s.now), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps}
 			if s.phase < training {
 				s.judge(w.fault)
 				return
@@ -131,7 +94,7 @@ func (s *Session) gossip(e Gossip) {
 	if s.ring.formed = s.ring.formed || len(s.outside()) == 0; s.ring.formed {
 		s.then(s.processes())
 	}
-	if e.State == gossip.StateDead && w.state == working && w.fault == nil && !w.differs && s.now.Sub(w.heard) < 2*control.BeatEvery {
+	if e.State == gossip.StateDead && w.state == working && w.fault == nil && !w.differs && s.now.Sub(w.heard) < 2*timing.Heartbeat {
 		w.differs = true
 		s.then(s.about(place, eventNote, fmt.Sprintf("the ring takes worker %d for dead, since %s cannot reach it; its agent hears it, and it stays", s.id(place), e.By)))
 	}
@@ -160,7 +123,7 @@ func (s *Session) dropSuspicions() {
 // awaitRing sets when members that are missing are noted.
 func (s *Session) awaitRing() {
 	if len(s.ring.Seeds) > 0 {
-		s.ring.due = s.now.Add(ringAllows * s.cfg.Detect)
+		s.ring.due = s.now.Add(timing.Of(s.cfg.Detect).RingForm)
 	}
 }
 

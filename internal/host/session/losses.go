@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -311,7 +313,7 @@ func (s *Session) alarm() {
 	for _, name := range []controller.Timer{controller.QueryTimer, controller.LinkTimer, controller.HoldTimer, controller.WishTimer, controller.LookTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || s.now.Before(t.at):
-		case name != controller.WishTimer && name != controller.LookTimer && detector{s.cfg.Detect}.late(s.now, t.at):
+		case name != controller.WishTimer && name != controller.LookTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)):
 			s.timers.set(name, s.now, t.after)
 		default:
 			delete(s.timers, name)

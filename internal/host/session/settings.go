@@ -6,8 +6,9 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/controller"
-	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 )
 
@@ -75,15 +76,11 @@ type Settings struct {
 	HelloTimeout time.Duration
 }
 
-// silence is how long a worker may be silent, so that with the time between two looks and the
-// recovery it is out of the plan within the budget.
-func (c Settings) Silence() time.Duration { return c.Detect * 3 / 4 }
-
 // Watches is how often in the budget the agent looks who is silent.
 const Watches = 16
 
 // MinDetect is the least Config.Detect: three heartbeats.
-const MinDetect = 3 * control.BeatEvery
+const MinDetect = timing.Min
 
 // MaxThreads is the most Config.Threads.
 const MaxThreads = 4096
@@ -152,7 +149,7 @@ func (c Settings) WithDefaults(workers int) Settings {
 		c.Zero = 2
 	}
 	if c.HelloTimeout == 0 {
-		c.HelloTimeout = 30 * time.Second
+		c.HelloTimeout = timing.Hello
 	}
 	return c
 }

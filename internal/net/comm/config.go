@@ -6,6 +6,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/id"
 )
 
@@ -130,7 +132,7 @@ func (c Config) Validate() error {
 
 var defaults = Config{
 	Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10,
-	Redial: 10 * time.Millisecond, Handshake: 5 * time.Second,
+	Redial: timing.Redial, Handshake: timing.Handshake,
 }
 
 func (c Config) withDefaults() Config {

@@ -8,6 +8,8 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // peer is an admitted session. Its loop, run, is the only goroutine that
@@ -139,7 +141,7 @@ func (p *peer) run() {
 		}
 		began := time.Now()
 		p.serve(h)
-		if time.Since(began) > 32*p.e.cfg.Redial {
+		if time.Since(began) > timing.MaxRedials*p.e.cfg.Redial {
 			// It was a good one, and more likely its peer is dead than the network: whose survivors have
 			// better things to do now than to call it. A link that breaks at once is made again with more patience.
 			pause = p.e.cfg.Redial
@@ -222,7 +224,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 				}
 			case r.h != nil:
 				p.known = max(p.known, r.h.number)
-				*pause = min(max(2**pause, e.cfg.Redial), 32*e.cfg.Redial)
+				*pause = min(max(2**pause, e.cfg.Redial), timing.MaxRedials*e.cfg.Redial)
 				p.taken = true
 				e.unlock()
 				return r.h
@@ -234,7 +236,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 					e.unlock()
 					continue
 				}
-				*pause = min(max(2**pause, e.cfg.Redial), 32*e.cfg.Redial)
+				*pause = min(max(2**pause, e.cfg.Redial), timing.MaxRedials*e.cfg.Redial)
 				failed++
 				timer = time.NewTimer(*pause)
 				retry = timer.C

@@ -9,7 +9,8 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
-	"time"
+
+	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/platform"
 )
@@ -39,7 +40,7 @@ type TCP struct {
 
 // Dial connects to host:port.
 func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
-	d := net.Dialer{KeepAlive: 15 * time.Second, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
+	d := net.Dialer{KeepAlive: timing.KeepAlive, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
 	if t.Addr != "" {
 		ip, err := netip.ParseAddr(t.Addr)
 		if err != nil {
@@ -72,7 +73,7 @@ func (t TCP) Listen(addr string) (Listener, error) {
 		addr = net.JoinHostPort(cmp.Or(t.Addr, "127.0.0.1"), "0")
 	}
 	// Accepted sockets inherit the limits.
-	lc := net.ListenConfig{KeepAlive: 15 * time.Second, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
+	lc := net.ListenConfig{KeepAlive: timing.KeepAlive, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
 	l, err := lc.Listen(context.Background(), "tcp", addr)
 	if err != nil {
 		return nil, err

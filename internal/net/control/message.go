@@ -5,6 +5,8 @@ import (
 	"io"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -58,7 +60,7 @@ type LinkTime struct {
 }
 
 // BeatEvery is the time between two Beats.
-const BeatEvery = 100 * time.Millisecond
+const BeatEvery = timing.Heartbeat
 
 // Note tells people what is going on in a few words, such as
 // "reading data" or "evaluating". It has no other effect.

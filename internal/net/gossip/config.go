@@ -4,10 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"net"
 	"net/netip"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/hashicorp/memberlist"
 )
@@ -46,30 +47,10 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// minInterval is the least interval: below, the ring would take the pauses of a
-// scheduler for losses.
-const minInterval = 10 * time.Millisecond
-
-// suspicion is how long a member has to refute a suspicion, in
-// intervals; times the decimal logarithm of the members if there are more than ten,
-// since the suspicion must spread to it first.
-const suspicion = 3
-
-// beside is the rest of the budget, in intervals: until somebody's turn comes
-// to probe the lost member (three: 95 of 100 losses; every member probes one
-// other per interval), the probe, one for a prober in doubt about itself, which waits
-// twice as long, and one for the news to spread.
-const beside = 6
-
-// spread is what a ring of that many members takes for the logarithm.
-func spread(members int) float64 { return max(1, math.Log10(float64(members))) }
-
-// Interval is the time between two probes, from which every other time follows:
-// Detect / (6 + 3 max(1, log10 Members)). A probe is without answer after half
-// of it, and in vain after the whole.
-func (c Config) Interval() time.Duration {
+// times returns the times that follow from the timeout.
+func (c Config) times() timing.Gossip {
 	c = c.withDefaults()
-	return time.Duration(float64(c.Detect) / (beside + suspicion*spread(c.Members)))
+	return timing.GossipOf(c.Detect, c.Members)
 }
 
 func (c Config) withDefaults() Config {
@@ -118,9 +99,8 @@ func (c Config) Validate() error {
 		fault("Members is %d; it must be 2 to %d, or 0 for 64", c.Members, MaxMembers)
 	case d.Detect < 0:
 		fault("Detect is %v; it must be positive, or 0 for 1s", c.Detect)
-	case d.Interval() < minInterval:
-		least := time.Duration(math.Ceil((beside+suspicion*spread(d.Members))*1e3)) * minInterval / 1e3
-		fault("Detect is %v; with Members %d it must be at least %v, for probes every %v", d.Detect, d.Members, least, minInterval)
+	case d.times().Interval < timing.MinInterval:
+		fault("Detect is %v; with Members %d it must be at least %v, for probes every %v", d.Detect, d.Members, timing.MinGossip(d.Members), timing.MinInterval)
 	}
 	return errors.Join(faults...)
 }
@@ -138,23 +118,23 @@ func BesideOf(addr string) string {
 // library returns the library's configuration, without delegates, transport
 // and logger.
 func (c Config) library() *memberlist.Config {
-	interval := c.Interval()
+	t := c.times()
 	m := memberlist.DefaultLANConfig()
 	m.Name = c.Self.Name()
 	m.Label = c.Job
 	m.SecretKey = c.SecretKey
 	m.BindPort = 0
 	m.TCPTimeout = c.Detect
-	m.ProbeInterval = interval
-	m.ProbeTimeout = interval / 2
+	m.ProbeInterval = t.Interval
+	m.ProbeTimeout = t.Probe
 	m.AwarenessMaxMultiplier = 2
-	m.SuspicionMult = suspicion
+	m.SuspicionMult = t.Refute
 	m.SuspicionMaxTimeoutMult = 1 // the budget has no room to wait for others to agree
-	m.GossipInterval = interval / 2
-	m.RetransmitMult = 8                  // with 4, one member in fifty does not hear a piece of news (e^-4)
-	m.GossipToTheDeadTime = 30 * c.Detect // who was frozen hears what was said of it
-	m.PushPullInterval = 3 * c.Detect     // repairs what lost packets left out
-	m.EnableCompression = false           // packets are small, and this package reads them
+	m.GossipInterval = t.Probe
+	m.RetransmitMult = 8             // with 4, one member in fifty does not hear a piece of news (e^-4)
+	m.GossipToTheDeadTime = t.Dead   // who was frozen hears what was said of it
+	m.PushPullInterval = t.FullState // repairs what lost packets left out
+	m.EnableCompression = false      // packets are small, and this package reads them
 	if addr := netip.MustParseAddrPort(c.Listen).Addr(); addr.IsLoopback() {
 		m.CIDRsAllowed = []net.IPNet{
 			{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)},

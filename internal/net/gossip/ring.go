@@ -250,14 +250,14 @@ func (r *Ring) tell() {
 			return
 		}
 		select {
-		case <-time.After(r.config.Interval() / 2):
+		case <-time.After(r.config.times().Probe):
 		case <-r.ctx.Done():
 			return
 		}
 		// The library queues the news at once and then waits until they were sent often
 		// enough. The wait, which may fail, is only so that they
 		// come no faster than they can be sent.
-		_ = r.list.UpdateNode(r.config.Interval() / 2)
+		_ = r.list.UpdateNode(r.config.times().Probe)
 	}
 }
 

@@ -54,7 +54,7 @@ func TestValidate(t *testing.T) {
 			}
 		}
 	}
-	if got := good.Interval(); got < 87*time.Millisecond || got > 88*time.Millisecond {
+	if got := good.times().Interval; got < 87*time.Millisecond || got > 88*time.Millisecond {
 		t.Errorf("default interval is %v", got)
 	}
 }

@@ -317,7 +317,7 @@ func TestCheckpoints(t *testing.T) {
 		}
 		_ = b.cmd.Process.Kill()
 		b.end(-1)
-		if out := begin(t, b.dir, launcher, "resume", b.dir).end(1); !strings.Contains(out, "nothing to go on from: there is no whole checkpoint") {
+		if out := begin(t, b.dir, launcher, "resume", b.dir).end(1); !strings.Contains(out, "nothing to resume from: there is no whole checkpoint") {
 			t.Error(out)
 		}
 		b = start(t, "20ms", mine, "--workers", "2")

@@ -32,6 +32,7 @@
 //	                                                            an order                               CatchingUp, Draining
 //	Sealed       has answered a query: it passes no point and   an order                               CatchingUp, Draining
 //	             begins no pass; passes that run end            the order of its plan, again           Working
+//	                                                            a boundary plan, its first one         Joining
 //	CatchingUp   passes the point that others have passed,      it has passed                          Draining
 //	             with their result
 //	Draining     waits for its update, evaluation or            nothing is left                        Editing

@@ -96,6 +96,9 @@ func (w *Worker) receiveOrder(o control.Order) {
 	case !recovers:
 		w.pending = append(w.pending, o)
 		if len(w.plan.Workers) == 0 && w.live == (id.Version{}) {
+			if w.state == Sealed {
+				w.to(Joining) // the recovery that asked is over, and went on without this worker
+			}
 			w.c.First.Epoch = o.Epoch
 			w.admit(&o) // the worker that tells that it is live may be a stranger, if nothing was copied before
 			w.awaitLive(o)

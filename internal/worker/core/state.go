@@ -31,7 +31,7 @@ func (s State) String() string {
 var transitions = [...][]State{
 	Joining:    {Sealed, CatchingUp, Draining, Dead},
 	Working:    {Sealed, CatchingUp, Draining, Dead},
-	Sealed:     {Working, CatchingUp, Draining, Dead},
+	Sealed:     {Working, Joining, CatchingUp, Draining, Dead},
 	CatchingUp: {Sealed, Draining, Dead},
 	Draining:   {Sealed, CatchingUp, Editing, Left, Dead},
 	Editing:    {Sealed, CatchingUp, Draining, Preparing, Working, Joining, Dead},

@@ -289,7 +289,7 @@ func (e *Engine) perform(d core.Duty) {
 		e.fail(e.apply(d))
 	case core.Answer:
 		e.answers[d.Token](d.Report)
-		clear(e.answers)
+		maps.DeleteFunc(e.answers, func(t uint64, _ func(control.Report)) bool { return t <= d.Token }) // others were refused
 	case core.Mark:
 		if e.applied = time.Now(); !d.Live {
 			e.came = e.applied

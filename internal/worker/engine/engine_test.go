@@ -787,3 +787,19 @@ func TestMergeUsesThreads(t *testing.T) {
 		t.Errorf("%d buffers are free", len(e.free.free[n]))
 	}
 }
+
+// Queries that come together are all answered.
+func TestQueriesTogether(t *testing.T) {
+	e, _ := newLine(t, 4, 1, nil)
+	answers := make(chan uint64, 3)
+	e.inspect(func() { // the loop finds them all when this ends
+		for _, attempt := range []uint64{1, 2, 1, 3} {
+			e.Query(id.Ballot{Term: 1, Attempt: attempt}, func(control.Report) { answers <- attempt })
+		}
+	})
+	for _, want := range []uint64{1, 2, 3} {
+		if got := <-answers; got != want {
+			t.Errorf("attempt %d is answered, want %d", got, want)
+		}
+	}
+}

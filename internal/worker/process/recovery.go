@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -41,7 +43,11 @@ func (r *recovery) held(budget time.Duration) func() bool {
 		return nil
 	}
 	r.beaten()
-	return func() bool { return time.Since(*r.agent.Load()) > budget }
+	agent := timing.Of(budget).Agent()
+	return func() bool {
+		failed, _ := agent.Suspect(timing.History{Heard: *r.agent.Load()}, time.Now(), 0)
+		return failed
+	}
 }
 
 // beaten records a heartbeat of the agent, which sends them only with a majority.

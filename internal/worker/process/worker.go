@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
@@ -112,7 +114,7 @@ func (w *Worker) send(m control.Message) error {
 
 // beat sends heartbeats and broken links to the agent.
 func (w *Worker) beat(ctx context.Context) {
-	tick := time.NewTicker(control.BeatEvery)
+	tick := time.NewTicker(timing.Heartbeat)
 	defer tick.Stop()
 	var last measured
 	for {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/hashicorp/raft"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
@@ -161,15 +163,16 @@ func validate(s agree.Server) error {
 func (c Config) raft() *raft.Config {
 	r := raft.DefaultConfig()
 	r.LocalID = raft.ServerID(c.ID)
-	r.HeartbeatTimeout = c.Detect / 15
-	r.ElectionTimeout = c.Detect / 15
-	r.LeaderLeaseTimeout = c.Detect / 15
-	r.CommitTimeout = c.Detect / 30
+	t := timing.LogOf(c.Detect)
+	r.HeartbeatTimeout = t.Election
+	r.ElectionTimeout = t.Election
+	r.LeaderLeaseTimeout = t.Election
+	r.CommitTimeout = t.Commit
 	r.MaxAppendEntries = 16 // of up to 16 MiB each
 	r.ShutdownOnRemove = false
 	r.SnapshotThreshold = 512
 	r.TrailingLogs = 128
-	r.SnapshotInterval = 30 * time.Second
+	r.SnapshotInterval = timing.Snapshot
 	r.NoLegacyTelemetry = true
 	r.Logger = newLogger(c.Logger)
 	return r

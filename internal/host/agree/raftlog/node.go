@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
@@ -227,9 +229,6 @@ type files struct {
 	snapshots raft.SnapshotStore
 }
 
-// lockWait is how long Open waits for a directory that is being closed.
-const lockWait = time.Second
-
 func openFiles(dir string, settings *raft.Config) (files, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return files{}, fmt.Errorf("agree: %w", err)
@@ -237,7 +236,7 @@ func openFiles(dir string, settings *raft.Config) (files, error) {
 	log, err := raftboltdb.New(raftboltdb.Options{
 		Path: filepath.Join(dir, "log.db"),
 		// The free list is found again at start, which keeps it out of every commit.
-		BoltOptions: &bbolt.Options{Timeout: lockWait, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
+		BoltOptions: &bbolt.Options{Timeout: timing.Lock, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
 	})
 	if errors.Is(err, bbolt.ErrTimeout) {
 		return files{}, fmt.Errorf("%w: %s", agree.ErrInUse, dir)
