@@ -40,13 +40,11 @@ func (w *Worker) doubt(old *plan.Plan) {
 		if now, ok := w.plan.Worker(made); b.here && !b.sure && (!ok || now != was) && !st.mine(maker) {
 			b.doubted = true
 		}
-		again := b.doubted && w.plan.Runs(maker, st.number) && w.runner(maker) != w.me && w.runner(t.Consumer()) == w.me
-		switch {
-		case again && b.attestation == 0:
+		// Where it is made here, or goes to another worker, or is not made again, the digest is not waited for. But it stays expected: one
+		// that has come does not come again, should another plan bring the tensor back.
+		b.awaited = b.doubted && w.plan.Runs(maker, st.number) && w.runner(maker) != w.me && w.runner(t.Consumer()) == w.me
+		if b.awaited && b.attestation == 0 {
 			b.attestation = w.expect(key.Attestation(st.attempt, t), Buffer{}, digestSize, expected{content: anAttestation, tensor: t})
-		case !again && b.attestation != 0: // it is made here, or goes to another worker, or is not made again
-			w.cancel(b.attestation, false)
-			b.attestation = 0
 		}
 	}
 }
@@ -90,19 +88,20 @@ func (w *Worker) taint(t key.Tensor) {
 // doubts reports whether digests of tensors that may be wrong are on their way here.
 func (st *step) doubts() bool {
 	for _, b := range st.tensors {
-		if b.attestation != 0 {
+		if b.attestation != 0 && b.awaited {
 			return true
 		}
 	}
 	return st.comparing > 0
 }
 
-// assigned marks the pairs that came here by the plan which the interrupted step goes on with.
+// assigned marks the pairs that may have run on a lost worker: those that came here by the plan which the interrupted step goes on
+// with, and those that have not begun here, since a plan that never came to this worker may have had them elsewhere.
 func (st *step) assigned(old, now *plan.Plan, me id.WorkerID) {
 	for s, route := range now.Route {
 		for m, w := range route {
 			p := graph.Pair{Stage: s, Micro: m}
-			if w == me && now.Runs(p, st.number) && (old == nil || old.Route[s][m] != me || !old.Runs(p, st.number)) {
+			if w == me && now.Runs(p, st.number) && (old == nil || old.Route[s][m] != me || !old.Runs(p, st.number) || st.queue.Status(p).Phase <= graph.Waiting) {
 				st.again[p] = true
 			}
 		}

@@ -74,7 +74,7 @@ type node struct {
 	members map[id.Session]bool
 	expects map[comm.Key]Expect
 	tickets map[Ticket]comm.Key
-	early   map[comm.Key]message
+	early   map[comm.Key][]message // all copies, as long as their senders are admitted
 	taken   map[comm.Key]bool
 	gates   map[int]bool         // that are shut
 	sums    map[int]map[int]bool // micro-batches in the sums of a layer
@@ -132,7 +132,7 @@ func newSim(t testing.TB, job form, draw func(n int) int) *sim {
 
 // start begins a worker.
 func (s *sim) start(self plan.Worker, first control.Order) *node {
-	n := &node{s: s, self: self, members: make(map[id.Session]bool), early: make(map[comm.Key]message), taken: make(map[comm.Key]bool)}
+	n := &node{s: s, self: self, members: make(map[id.Session]bool), early: make(map[comm.Key][]message), taken: make(map[comm.Key]bool)}
 	n.host, n.report, n.tasks = s.lane(n), s.lane(n), n.inner()
 	s.nodes = append(s.nodes, n)
 	n.enter(first)
@@ -254,16 +254,19 @@ func (n *node) perform(d Duty) {
 		for _, p := range d.Peers {
 			n.members[p.Session] = true
 		}
-		maps.DeleteFunc(n.early, func(_ comm.Key, m message) bool { return !n.members[m.from.session()] })
+		for k, copies := range n.early {
+			n.early[k] = slices.DeleteFunc(copies, func(m message) bool { return !n.members[m.from.session()] })
+		}
 	case Advance:
-		maps.DeleteFunc(n.early, func(k comm.Key, _ message) bool { return k.Step < d.Word })
+		maps.DeleteFunc(n.early, func(k comm.Key, _ []message) bool { return k.Step < d.Word })
 	case Expect:
 		n.dims[d.Into] = d.Dims
 		n.expects[d.Key], n.tickets[d.Ticket] = d, d.Key
-		m, early := n.early[d.Key]
-		if early || n.taken[d.Key] {
-			delete(n.early, d.Key)
-			n.take(d, m, !early)
+		switch copies := n.early[d.Key]; {
+		case n.taken[d.Key]:
+			n.take(d, message{}, true)
+		case len(copies) > 0:
+			n.take(d, copies[0], false)
 		}
 	case Cancel:
 		if k, ok := n.tickets[d.Ticket]; ok && n.expects[k].Ticket == d.Ticket {
@@ -492,18 +495,19 @@ func (n *node) send(to id.Session, k comm.Key, from Buffer, data []byte) {
 // arrive takes the first message with a key.
 func (n *node) arrive(k comm.Key, m message) {
 	d, ok := n.expects[k]
-	switch _, early := n.early[k]; {
-	case n.taken[k] || early:
+	switch {
+	case n.taken[k]:
 	case ok:
 		n.take(d, m, false)
 	default:
-		n.early[k] = m
+		n.early[k] = append(n.early[k], m)
 	}
 }
 
 // take gives a message to the receive that waits for it. The loop hears of it later.
 func (n *node) take(d Expect, m message, duplicate bool) {
 	delete(n.expects, d.Key)
+	delete(n.early, d.Key)
 	n.taken[d.Key] = true
 	ev := Received{Ticket: d.Ticket, Bytes: m.bytes, Data: m.data, Duplicate: duplicate}
 	if m.from != nil {

@@ -46,6 +46,7 @@ type boundary struct {
 	attestedTo  map[id.WorkerID]bool
 	doubted     bool   // it came from a worker that is lost, and is to be compared
 	attestation Ticket // the digest is expected
+	awaited     bool   // and the commit waits for it
 	sure        bool   // it has been compared
 }
 

@@ -141,7 +141,7 @@ func random(t testing.TB, draw func(n int) int) {
 // Random runs keep what the sim checks: one result for each point, every micro-batch counted once, no point passed while sealed, and
 // progress once faults end.
 func TestRandomRuns(t *testing.T) {
-	runs := uint64(300)
+	runs := uint64(3000)
 	if testing.Short() {
 		runs = 30
 	}
