@@ -19,7 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
-// History is all that a run gives: it must not depend on who computes it.
+// History is all that a run gives: it must not depend on which worker computes it.
 type History struct {
 	Done  control.Done
 	Steps []control.Step
@@ -95,7 +95,7 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 	left.Store(int32(workers))
 	for i := range workers {
 		listeners.Go(func() {
-			for { // beats too, until the worker's end: nobody else takes them
+			for { // heartbeats too, until the worker's end, or its sends would block
 				m, err := conns[i].Receive(ctx)
 				if err != nil {
 					return

@@ -20,8 +20,8 @@ func tail(got, want trainer.History) bool {
 }
 
 // TestJoins lets workers join at random moments, while others die or leave at
-// others: the bits are those of an undisturbed run, and while nobody dies,
-// nothing is computed twice.
+// others: the bits are those of an undisturbed run, and without a death nothing is
+// computed twice.
 func TestJoins(t *testing.T) {
 	text := writeText(t, 4000)
 	job := func() trainer.Job {

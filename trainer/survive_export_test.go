@@ -22,8 +22,8 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
-// survival is a run on several workers of this process, some of which are
-// ended in the middle. It plays their agent.
+// survival is a run on several workers of this process, some of which are killed.
+// It plays their agent.
 type survival struct {
 	t       *testing.T
 	network *comm.Mem
@@ -59,27 +59,26 @@ type victim struct {
 	prof plan.Profile
 }
 
-// SurviveConfig describes a run, and who is ended when.
+// SurviveConfig describes a run and when its workers are killed.
 type SurviveConfig struct {
 	Workers, Stages, Mirrors int
 	Start                    control.Start
-	// Moment is called for every message a worker sends while the run goes on,
-	// and returns the worker to end, -1 for none, and after which time.
+	// Moment is called for every message of a worker during the run. It returns
+	// the worker to kill, -1 for none, and the delay.
 	Moment func(from int, m control.Message) (victim int, after time.Duration)
-	// Act, if it is not nil, is called at the same times, and may say who begins then, and
-	// who is asked to leave; -1 for none. One that begins gets the next incarnation of its ID.
+	// Act, if it is not nil, is called at the same times and returns the workers that join, with
+	// their next incarnation, and leave; -1 for none.
 	Act func(from int, m control.Message) (joins, leaves int)
-	// Speeds, if it is not nil, is called likewise, and where it returns speeds of workers,
-	// they are told as measured; who is not in it has speed 1.
+	// Speeds, if it is not nil, is called likewise. The controller takes the speeds it returns
+	// as measured; other workers have speed 1.
 	Speeds func(from int, m control.Message) map[int]float64
-	// Flip is called likewise, and returns the worker of whose memory a bit is
-	// to flip.
+	// Flip is called likewise and returns the worker in whose memory a bit flips.
 	Flip func(from int, m control.Message) (victim int, target engine.Target, after time.Duration)
 }
 
 // Survived is how such a run went.
 type Survived struct {
-	Left       map[int]History // what the workers that are left said
+	Left       map[int]History // what the remaining workers reported
 	Recoveries []controller.Recovery
 	Joined     int   // workers that joined
 	Rebalanced int   // plans that went live because of times
@@ -90,14 +89,13 @@ type Survived struct {
 	Repaired   []Repaired
 }
 
-// Repaired is what a worker says of its memory.
+// Repaired is a worker's report of a repaired block.
 type Repaired struct {
 	Worker int
 	control.Repaired
 }
 
-// Survive trains a job on several workers of this process, some of which are
-// ended in the middle.
+// Survive trains a job on several workers of this process, some of which are killed.
 func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	t.Helper()
 	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func()), plans: make(map[uint64]plan.Plan)}

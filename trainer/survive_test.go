@@ -13,8 +13,8 @@ import (
 	"github.com/soliton-train/soliton/trainer"
 )
 
-// TestSurvives ends workers at random moments: what is left of the run goes on
-// and ends with the bits of an undisturbed one.
+// TestSurvives kills workers at random moments: the rest continues and ends with
+// the bits of an undisturbed run.
 func TestSurvives(t *testing.T) {
 	text := writeText(t, 4000)
 	job := func() trainer.Job { return gptJob(t, text, 0.1) }

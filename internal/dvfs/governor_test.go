@@ -70,7 +70,7 @@ type cluster struct {
 	prof plan.Profile
 }
 
-// afterLoss is the plan with which 8 workers in 2 stages go on that have lost one: 16 layers, 32 micro-batches.
+// afterLoss is the plan of 8 workers in 2 stages after one is lost: 16 layers, 32 micro-batches.
 func afterLoss(t testing.TB) cluster {
 	prof := plan.Profile{LinkSpeed: plan.LinkSpeed{Latency: 50 * time.Microsecond, Bandwidth: 10e9}, Updates: 1e9}
 	for range 16 {
