@@ -37,6 +37,10 @@ fmt: ## format all Go files
 lint: ## run the linters of .golangci.yml
 	.ci/lint
 
+.PHONY: deadcode
+deadcode: ## find functions that nothing calls
+	.ci/deadcode
+
 .PHONY: generate
 generate: ## generate the assembly kernels again
 	go generate ./internal/compute/kernel

@@ -166,16 +166,6 @@ func (c *Cluster) Run(until time.Duration) (ended bool, err error) {
 // Log returns the log of the run so far.
 func (c *Cluster) Log() []string { return c.log }
 
-// Living returns the sessions that live, frozen ones included.
-func (c *Cluster) Living() (all []plan.Worker) {
-	for _, w := range c.order {
-		if w.alive {
-			all = append(all, w.self)
-		}
-	}
-	return all
-}
-
 // find returns the living session of a worker, nil if there is none.
 func (c *Cluster) find(w id.WorkerID) *worker {
 	for _, x := range c.order {

@@ -9,8 +9,7 @@
 //
 //   - [Queue] is the part that workers run for real: which of the tasks
 //     routed to a worker begins next.
-//   - [Graph] is a whole step with durations; [Graph.CriticalPath] is the time
-//     it needs on any number of workers.
+//   - [Graph] is a whole step with durations.
 //   - [Graph.Simulate] executes it with one Queue per worker, as the workers
 //     would, and says how long that takes and where workers wait.
 //

@@ -253,24 +253,6 @@ func (b *builder) build() {
 // from returns the edges that leave a node.
 func (g *Graph) from(n int) []Edge { return g.Edges[g.first[n]:g.first[n+1]] }
 
-// CriticalPath returns the longest chain of tasks and its length: the time
-// of the step if no task ever waited for a worker.
-func (g *Graph) CriticalPath() (nodes []int, length time.Duration) {
-	ready := newInputs(g)
-	end := -1
-	for n, node := range g.Nodes {
-		done, cause := ready.end(n, ready.at[n]+node.Time)
-		ready.cause[n] = cause
-		if end < 0 || done > length {
-			end, length = n, done
-		}
-		for _, e := range g.from(n) {
-			ready.add(e, done)
-		}
-	}
-	return chain(ready.cause, end), length
-}
-
 // inputs knows when nodes have what they need.
 type inputs struct {
 	at         []time.Duration // when the node can begin

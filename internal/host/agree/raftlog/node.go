@@ -1,7 +1,6 @@
 package raftlog
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -256,54 +255,6 @@ func openFiles(dir string, settings *raft.Config) (files, error) {
 }
 
 func (f files) close() error { return f.log.Close() }
-
-// Position is the end of a log.
-type Position struct{ Term, Index uint64 }
-
-// Compare orders positions: of the logs of a job's voters, the greatest has all
-// that was committed, if they are a majority.
-func (p Position) Compare(o Position) int {
-	return cmp.Or(cmp.Compare(p.Term, o.Term), cmp.Compare(p.Index, o.Index))
-}
-
-// Last returns the end of the log in a directory that no node has open. It is
-// zero where there is no log.
-func Last(dir string) (Position, error) {
-	if _, err := os.Stat(filepath.Join(dir, "log.db")); errors.Is(err, os.ErrNotExist) {
-		return Position{}, nil
-	}
-	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft())
-	if err != nil {
-		return Position{}, err
-	}
-	p, err := f.last()
-	return p, errors.Join(err, f.close())
-}
-
-func (f files) last() (Position, error) {
-	var p Position
-	kept, err := f.snapshots.List()
-	if err != nil {
-		return p, fmt.Errorf("agree: %w", err)
-	}
-	for _, s := range kept {
-		if q := (Position{s.Term, s.Index}); q.Compare(p) > 0 {
-			p = q
-		}
-	}
-	index, err := f.log.LastIndex()
-	if err != nil || index == 0 {
-		return p, err
-	}
-	var l raft.Log
-	if err := f.log.GetLog(index, &l); err != nil {
-		return p, fmt.Errorf("agree: entry %d: %w", index, err)
-	}
-	if q := (Position{l.Term, l.Index}); q.Compare(p) > 0 {
-		p = q
-	}
-	return p, nil
-}
 
 // State returns what this node knows to be agreed.
 func (n *Node) State() agree.State { return *n.machine.state.Load() }

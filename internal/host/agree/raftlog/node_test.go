@@ -3,6 +3,7 @@ package raftlog
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -565,19 +566,19 @@ func TestRecoverWithOtherServers(t *testing.T) {
 	c.commit(agree.Generation{N: 1})
 	c.plans(1, 6)
 	var newest string
-	var end Position
+	var end position
 	for _, id := range ids {
 		c.close(id)
-		last, err := Last(c.dirs[id])
-		if err != nil || last == (Position{}) {
-			t.Fatalf("%s: %v, %v", id, last, err)
+		at, err := last(c.dirs[id])
+		if err != nil || at == (position{}) {
+			t.Fatalf("%s: %v, %v", id, at, err)
 		}
-		if last.Compare(end) > 0 {
-			newest, end = id, last
+		if at.compare(end) > 0 {
+			newest, end = id, at
 		}
 	}
-	if last, err := Last(t.TempDir()); err != nil || last != (Position{}) {
-		t.Errorf("an empty directory ends at %v, %v", last, err)
+	if at, err := last(t.TempDir()); err != nil || at != (position{}) {
+		t.Errorf("an empty directory ends at %v, %v", at, err)
 	}
 
 	config := c.config("x")
@@ -595,8 +596,8 @@ func TestRecoverWithOtherServers(t *testing.T) {
 		}
 	}
 	c.close("x")
-	if last, err := Last(config.Dir); err != nil || last.Compare(end) <= 0 {
-		t.Errorf("the log ends at %v, %v; want it after %v", last, err, end)
+	if at, err := last(config.Dir); err != nil || at.compare(end) <= 0 {
+		t.Errorf("the log ends at %v, %v; want it after %v", at, err, end)
 	}
 
 	empty := c.config("w")
@@ -914,4 +915,52 @@ func normal(s agree.State) agree.State {
 	s.Plans, s.Evicted = append([]agree.Plan(nil), s.Plans...), append([]agree.Eviction(nil), s.Evicted...)
 	s.Manifests, s.Servers = append([]agree.Manifest(nil), s.Manifests...), append([]agree.Server(nil), s.Servers...)
 	return s
+}
+
+// last returns the end of the log in a directory that no node has open. It is
+// zero where there is no log.
+func last(dir string) (position, error) {
+	if _, err := os.Stat(filepath.Join(dir, "log.db")); errors.Is(err, os.ErrNotExist) {
+		return position{}, nil
+	}
+	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft())
+	if err != nil {
+		return position{}, err
+	}
+	p, err := lastOf(f)
+	return p, errors.Join(err, f.close())
+}
+
+func lastOf(f files) (position, error) {
+	var p position
+	kept, err := f.snapshots.List()
+	if err != nil {
+		return p, fmt.Errorf("agree: %w", err)
+	}
+	for _, s := range kept {
+		if q := (position{s.Term, s.Index}); q.compare(p) > 0 {
+			p = q
+		}
+	}
+	index, err := f.log.LastIndex()
+	if err != nil || index == 0 {
+		return p, err
+	}
+	var l raft.Log
+	if err := f.log.GetLog(index, &l); err != nil {
+		return p, fmt.Errorf("agree: entry %d: %w", index, err)
+	}
+	if q := (position{l.Term, l.Index}); q.compare(p) > 0 {
+		p = q
+	}
+	return p, nil
+}
+
+// position is the end of a log.
+type position struct{ Term, Index uint64 }
+
+// compare orders positions: of the logs of a job's voters, the greatest has all
+// that was committed, if they are a majority.
+func (p position) compare(o position) int {
+	return cmp.Or(cmp.Compare(p.Term, o.Term), cmp.Compare(p.Index, o.Index))
 }
