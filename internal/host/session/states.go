@@ -43,8 +43,8 @@ func (w workerState) String() string {
 
 // workerStates are the legal transitions of a worker. A leader that takes a run over hears of a worker as it is now.
 var workerStates = map[workerState][]workerState{
-	connecting: {greeted, prepared, done, gone},
-	greeted:    {prepared, done, gone},
+	connecting: {greeted, prepared, gone},
+	greeted:    {prepared, gone},
 	prepared:   {working, done, gone},
 	working:    {done, gone},
 	done:       {gone},
@@ -62,7 +62,7 @@ const (
 )
 
 func (e exitState) String() string {
-	return [...]string{"running", "hung up", "exited", "reaped", "abandoned"}[e]
+	return [...]string{"running", "hung-up", "exited", "reaped", "abandoned"}[e]
 }
 
 // exitStates are the legal transitions of a process.

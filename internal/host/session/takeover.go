@@ -314,7 +314,7 @@ func (s *Session) release(sum rundir.Summary) {
 		return
 	}
 	for place := range s.workers {
-		if w := &s.workers[place]; w.state != gone {
+		if w := &s.workers[place]; w.state == prepared && !w.over() {
 			w.set(done)
 			s.send(place, control.Release{})
 		}
