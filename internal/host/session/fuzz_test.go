@@ -715,6 +715,6 @@ func (w *world) settle() {
 		w.t.Fatalf("the run does not end: %v, step %d, plan %v, busy %v, outcome %+v", w.s.phase, w.step, w.s.plan.Version, w.s.ctl != nil && w.s.ctl.Busy(), out)
 	}
 	if out.Err == nil && out.Help == "" && (out.Summary == nil || out.Summary.Steps != worldSteps) {
-		w.t.Fatalf("outcome %+v, %+v", out, out.Summary)
+		w.t.Fatalf("%v: outcome %+v, %+v", w.s.phase, out, out.Summary)
 	}
 }

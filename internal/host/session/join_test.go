@@ -129,3 +129,22 @@ func TestAddIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// A run that waits for workers is not over while one is being started, and has failed when that fails.
+func TestLastWorkerExitsWhileAnotherStarts(t *testing.T) {
+	r := trainingOf(t, Config{Settings: Settings{MinWorkers: 2}, CanStart: true}, 2)
+	r.feed(died(1)...)
+	r.answer(1, 1)
+	if !strings.Contains(r.kinds(), "hold") {
+		t.Fatal(r.kinds())
+	}
+	r.feed(AddWorkers{1})
+	r.feed(died(0)...)
+	if r.s.phase != ending && r.s.Over() {
+		t.Fatalf("over without a verdict: %+v", r.s.Outcome())
+	}
+	r.feed(WorkerStarted{plan.Worker{ID: 2}, errors.New("no room")})
+	if out := r.s.Outcome(); !r.s.Over() || out.Err == nil || out.Summary == nil {
+		t.Errorf("over %v, %+v", r.s.Over(), out)
+	}
+}

@@ -27,6 +27,7 @@ type roster struct {
 	lives    map[id.WorkerID]int    // incarnations of each worker
 	tries    map[id.WorkerID]int    // the newest of them in a row that exited before they had a part
 	away     map[id.WorkerID]string // hosts with which workers were lost, to be restarted when they are back
+	pending  int                    // processes that are being started
 	joinedBy map[int]uint64         // plans by which workers got a part, as earlier leaders have written down
 }
 
@@ -47,6 +48,7 @@ func (r *roster) begin(w id.WorkerID, host string) plan.Worker {
 	who := plan.Worker{ID: w, Incarnation: r.lives[w], Host: host}
 	delete(r.away, w)
 	r.lives[w]++
+	r.pending++
 	r.tries[w]++
 	return who
 }
@@ -105,6 +107,7 @@ func (s *Session) hostBack(host string) {
 
 // started takes in that a process was started.
 func (s *Session) started(e WorkerStarted) {
+	s.roster.pending--
 	if e.Err != nil {
 		s.then(s.event(eventRefused, fmt.Sprintf("worker %d cannot be started: %v", e.Worker.ID, OneLine(e.Err.Error()))))
 		return

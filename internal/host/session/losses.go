@@ -217,6 +217,15 @@ func (s *Session) giveUp(err error) {
 	s.judge(verdict)
 }
 
+// loseAll ends a run that waits for workers when none is left.
+func (s *Session) loseAll() {
+	if s.end.lost >= 0 {
+		s.judge(s.death(s.end.lost))
+		return
+	}
+	s.judge(&RecoveryError{Err: errors.New("no worker is left"), Step: s.records.last.Step, Steps: s.job.Steps})
+}
+
 // adopt makes a plan the live one.
 func (s *Session) adopt(e controller.Adopt) {
 	p := e.Order.Plan

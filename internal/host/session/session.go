@@ -138,7 +138,7 @@ func (s *Session) Begin(now time.Time) []Effect {
 
 // Over reports whether no event can come any more.
 func (s *Session) Over() bool {
-	return !s.anyWorker(func(w *worker) bool { return !w.over() })
+	return s.roster.pending == 0 && !s.anyWorker(func(w *worker) bool { return !w.over() })
 }
 
 // Outcome returns how the run has ended.
@@ -162,6 +162,9 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 		s.gather(e)
 	} else {
 		s.take(e)
+	}
+	if s.phase == training && s.Over() {
+		s.loseAll()
 	}
 	return s.out.take()
 }
