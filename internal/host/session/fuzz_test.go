@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
@@ -206,7 +205,7 @@ func (w *world) turn(op, arg byte, hostile bool) {
 		}
 	case 19:
 		other := w.actors[int(arg>>4)%len(w.actors)].who
-		a.say(control.LinkLost{Worker: int(other.ID), Incarnation: other.Incarnation})
+		a.say(control.LinkLost{Peer: id.Session{Worker: other.ID, Incarnation: other.Incarnation}})
 	case 20:
 		if arg%8 == 0 {
 			a.say(control.Leave{})
@@ -264,7 +263,7 @@ func (w *world) hostile(a *actor, arg byte) control.Message {
 		control.Hello{}, ready, control.Step{Step: 3, Plan: 99}, control.Step{Step: a.step, Plan: uint64(a.plan.N)}, control.Step{Step: a.step + 1, Loss: math.NaN()},
 		control.Output{Text: "x"}, control.Done{Steps: 1}, control.Done{Steps: worldSteps, ParamsSHA256: "cc"}, control.Timeline{}, control.Spans{Step: -1}, control.Spans{Trace: "x"},
 		control.Repaired{Layer: "z"}, control.Saved{Step: 1}, control.Saved{Step: a.step, Generation: a.plan.Generation, N: a.plan.N, Err: "full"},
-		control.Answer{Report: []byte{1}}, control.Answer{Term: 1, Attempt: 1}, control.Applied{N: 77}, control.LinkLost{Worker: 1 << 40}, control.Level{N: 7}, control.Leave{},
+		control.Answer{}, control.Answer{Ballot: id.Ballot{Term: 1, Attempt: 1}}, control.Applied{Version: id.Version{N: 77}}, control.LinkLost{Peer: id.Session{Worker: 1 << 40}}, control.Level{ID: id.Fill{N: 7}}, control.Leave{},
 		control.Failed{Kind: control.Faulty}, control.Failed{Kind: control.PeerLost}, control.Failed{Kind: control.Corrupt}, control.Failed{Kind: control.UserPanic, Text: "boom"},
 		control.Failed{Kind: control.Usage}, control.Failed{Kind: control.Help, Text: "usage"}, control.Start{}, control.Beat{Step: 1, Layers: []control.LayerTime{{Layer: -1}}},
 	}
@@ -497,6 +496,14 @@ func (a *actor) finish(w *world) {
 	a.say(*a.end)
 }
 
+// begin starts a worker's training.
+func (a *actor) begin(w *world) {
+	a.started = true
+	for _, m := range a.early {
+		w.obey(a, m)
+	}
+}
+
 // obey does what a worker is told.
 func (w *world) obey(a *actor, m control.Message) {
 	if !a.alive {
@@ -504,31 +511,25 @@ func (w *world) obey(a *actor, m control.Message) {
 	}
 	switch m.(type) {
 	case control.Query, control.Order, control.Fill, control.Save, control.Stop:
-		if !a.started {
+		if o, ok := m.(control.Order); !a.started && !(ok && o.Ballot == id.Ballot{}) {
 			a.early = append(a.early, m)
 			return
 		}
 	}
 	switch m := m.(type) {
 	case control.Start:
-		if a.started {
-			return
-		}
-		if a.started = true; m.Plan != nil {
-			p, _ := plan.Parse(m.Plan)
-			a.plan, a.step = p.Version, p.FromStep-1
-		}
-		for _, m := range a.early {
-			w.obey(a, m)
+		if !a.started && m.Joins {
+			a.begin(w)
 		}
 	case control.Query:
 		a.sealed = true
-		report, _ := controller.Report{Plan: a.plan, Holds: a.plan, Passed: id.Point{Step: a.step}}.Encode()
-		a.say(control.Answer{Term: m.Term, Attempt: m.Attempt, Report: report})
+		a.say(control.Answer{Ballot: m.Ballot, Report: control.Report{Plan: a.plan, Holds: a.plan, Passed: id.Point{Step: a.step}}})
 	case control.Order:
-		o, err := controller.ParseOrder(m.Order)
-		if err != nil {
-			w.t.Fatal(err)
+		o := m
+		if !a.started { // the first one
+			a.plan, a.step = o.Plan.Version, o.Passed.Step
+			a.begin(w)
+			return
 		}
 		in, member := o.Plan.Worker(a.who.ID)
 		member = member && in.Incarnation == a.who.Incarnation
@@ -550,13 +551,9 @@ func (w *world) obey(a *actor, m control.Message) {
 			a.sealed = false
 		}
 		a.plan = o.Plan.Version
-		a.say(control.Applied{Term: o.Ballot.Term, Attempt: o.Ballot.Attempt, Generation: a.plan.Generation, N: a.plan.N})
+		a.say(control.Applied{Ballot: o.Ballot, Version: a.plan})
 	case control.Fill:
-		fill, err := controller.ParseFill(m.Fill)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		a.say(control.Level{Term: fill.ID.Term, N: fill.ID.N, Step: w.step})
+		a.say(control.Level{ID: m.ID, Step: w.step})
 	case control.Save:
 		a.saving = true
 	case control.Stop:
