@@ -166,7 +166,7 @@ func (r *recovery) decide(now time.Time) []Effect {
 	was := r.plan
 	effects = append(effects, r.settle(at.plan)...)
 	if r.plan.Version != was.Version {
-		r.handover = &handover{from: was, to: r.plan.Version, at: at.point}
+		r.handover = &handover{from: was, to: r.plan.Version}
 	}
 	for _, m := range at.missed {
 		all = slices.DeleteFunc(all, func(x *member) bool { return x == m })

@@ -84,7 +84,7 @@ func (r *recovery) rollback(ch *change, alive []plan.Worker, why planner.Reason)
 
 // held returns the live plan with the holders that have the state of their shards. During a handover, members that
 // have not applied the plan may lack what was being sent to them: they hold nothing. Where no holder lives, one of the
-// plan before takes its place, which keeps what it hands over until the next commit. short says that holders are
+// plan before takes its place: a worker keeps what it hands over until the next commit, and says so in its report. short says that holders are
 // missing, and none that a shard is left without one.
 func (r *recovery) held(all []*member, at id.Point) (p plan.Plan, short bool, none *planner.LostError) {
 	p = r.plan
@@ -101,8 +101,8 @@ func (r *recovery) held(all []*member, at id.Point) (p plan.Plan, short bool, no
 	alive := make(map[id.WorkerID]*member)
 	for _, m := range all {
 		alive[m.ID] = m
-		if !lives(&h.from, m.Worker) {
-			delete(held, m.ID)
+		if !lives(&h.from, m.Worker) || m.report.Holds.Compare(h.to) >= 0 {
+			delete(held, m.ID) // it says itself what it still has
 		}
 		for _, f := range m.report.Filled {
 			if f.Step == at.Step {
@@ -123,7 +123,7 @@ func (r *recovery) held(all []*member, at id.Point) (p plan.Plan, short bool, no
 			holders = append(holders, w) // the next plan drops failed workers
 			lives = lives || m != nil
 		}
-		if !lives && at == h.at {
+		if !lives {
 			for _, m := range all {
 				if _, stays := p.Worker(m.ID); stays && covers(held[m.ID], *s) {
 					holders = append([]id.WorkerID{m.ID}, holders...)

@@ -58,7 +58,6 @@ type change struct {
 type handover struct {
 	from plan.Plan
 	to   id.Version
-	at   id.Point // with which to went live
 }
 
 // lives reports whether the plan has this session of the worker.

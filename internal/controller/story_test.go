@@ -27,6 +27,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 //	die W [silent] [begun=0.1,0.2] [crash=STEP:S.M]
 //	answer W|rest [at=STEP.GATE] [result=R] [plan=N] [ballot=T.A] [complete=owned|held]
 //	       [filled=STEP]     what the newest fill was to bring it, as of that step
+//	       [former=STEP]     what it held under the plan before, as of that step
 //	       [holds=N]         the newest plan it has applied, where that is not plan=
 //	       [finished=S.M,...] [forwarded=...] [input=...] [gradient=...]
 //	agree [N]                the plan of that number, or the newest
@@ -357,6 +358,13 @@ func (s *story) report(w plan.Worker) control.Report {
 		for _, t := range s.fill.Transfers {
 			if t.To == w.ID {
 				r.Filled = append(r.Filled, control.Filled{Range: t.Range, Step: s.int("filled", 0)})
+			}
+		}
+	}
+	if _, ok := s.args["former"]; ok {
+		for _, sh := range s.plans[r.Plan.N-1].Shards {
+			if sh.Owner == w.ID || slices.Contains(sh.Mirrors, w.ID) {
+				r.Filled = append(r.Filled, control.Filled{Range: id.Range{Layer: sh.Layer, Lo: sh.Lo, Hi: sh.Hi}, Step: s.int("former", 0)})
 			}
 		}
 	}

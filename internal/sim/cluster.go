@@ -50,6 +50,7 @@ type Cluster struct {
 	vacant bool // there is no leader
 	timers map[controller.Timer]int
 	agreed []control.Order
+	logged time.Time // when the newest is agreed
 
 	workers map[id.Session]*worker
 	order   []*worker // by start
@@ -464,7 +465,12 @@ func (c *Cluster) step(e controller.Event) {
 // agree brings an order before the agents. If the leader is lost meanwhile, its successor finds it agreed or not at all.
 func (c *Cluster) agree(o control.Order) {
 	reign, began := c.reign, c.now
-	c.after(c.delay(300*time.Microsecond), func() {
+	at := c.now.Add(c.delay(300 * time.Microsecond))
+	if at.Before(c.logged) { // the log keeps the order
+		at = c.logged
+	}
+	c.logged = at
+	c.At(at.Sub(time.Unix(0, 0)), func() {
 		if reign != c.reign && (!c.vacant || reign+1 != c.reign || c.rnd.IntN(2) == 0) {
 			return
 		}

@@ -149,7 +149,7 @@ type operation struct {
 
 // begin begins an operation: its own part goes to all members, and it is done when those of all have come.
 func (w *worker) begin(o *operation, said any) {
-	if w.aborted[o.call.group] == o.call.version || w.groups[o.call.group].version != o.call.version {
+	if w.aborted[o.call.group].Compare(o.call.version) >= 0 || w.groups[o.call.group].version != o.call.version {
 		w.later(func() { o.broken() })
 		return
 	}
@@ -185,20 +185,19 @@ func (w *worker) take(p part) {
 	}
 }
 
-// abort ends a version of a group on all members that can be reached.
+// abort ends a version of a group, and those before it, on all members that can be reached.
 func (w *worker) abort(group uint16, version id.Version) {
-	if w.aborted[group].Compare(version) >= 0 {
-		return
-	}
-	w.aborted[group] = version
-	for _, m := range w.groups[group].members {
-		if m != w.session && w.groups[group].version == version {
-			w.post(m, message{part: &part{call: call{group: group, version: version}, from: w.session, aborts: true}})
+	if g := w.groups[group]; w.aborted[group].Compare(version) < 0 {
+		w.aborted[group] = version
+		for _, m := range g.members {
+			if m != w.session && g.version == version {
+				w.post(m, message{part: &part{call: call{group: group, version: version}, from: w.session, aborts: true}})
+			}
 		}
 	}
 	var left []*operation
 	for _, o := range w.ops {
-		if o.call.group == group && o.call.version == version {
+		if o.call.group == group && o.call.version.Compare(version) <= 0 {
 			w.later(func() { o.broken() })
 		} else {
 			left = append(left, o)

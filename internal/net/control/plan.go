@@ -32,7 +32,8 @@ type Report struct {
 	// Holds is the newest plan that the worker has applied: it has all state that this plan assigns to it. Zero for a worker
 	// that is still to join.
 	Holds id.Version `json:"holds"`
-	// Filled are ranges that a Fill has brought.
+	// Filled are ranges whose state is here although Holds does not assign it: a Fill has brought it, or the worker has held it
+	// until this step.
 	Filled []Filled `json:"filled,omitempty"`
 
 	// Works are the pairs assigned to the worker in the step that follows Passed; none outside a step.
@@ -41,7 +42,7 @@ type Report struct {
 	Complete []id.Range `json:"complete,omitempty"`
 }
 
-// Filled is a range whose state was copied in the background, and the step that the state is of.
+// Filled is a range whose state is here, and the step that the state is of.
 type Filled struct {
 	id.Range
 	Step int `json:"step"`

@@ -285,5 +285,8 @@ func (w *Worker) filled() (all []control.Filled) {
 			all = append(all, f)
 		}
 	}
+	for _, r := range w.former { // a recovery may have this worker hold it again
+		all = append(all, control.Filled{Range: r, Step: w.passed.Step})
+	}
 	return all
 }
