@@ -25,6 +25,8 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -535,19 +537,19 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		}
 		listeners[i] = l
 	}
-	h, err := host.NewHost(host.HostConfig{
-		Run: host.Config{Settings: host.Settings{
+	dir, link := rundir.Attach(a.RunDir, a.Shown), listeners[1]
+	h, err := host.New(host.Config{
+		Settings: host.Settings{
 			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
 			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: faultsFor(faults, a.Workers, len(a.Hosts)),
-		}},
-		Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, RunDir: a.RunDir, Shown: a.Shown, Store: a.Store,
-		Agree: listeners[0], Link: listeners[1],
-		Command: host.Command{Path: a.File, Args: a.Args, Addr: listeners[1].Addr().(*net.TCPAddr).IP.String()},
-		Log: func(id, incarnation int) (*os.File, error) {
-			return rundir.Attach(a.RunDir, a.Shown).LogFile(id, incarnation)
 		},
-		Telemetry: func(term uint64) (host.Telemetry, error) { return hostTelemetry(ctx, &a, out, term) },
-		Show:      func(term uint64) (view.View, io.Writer) { return shown{out, term}, outputOf{out, term} },
+		Start:  host.Starter(host.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String()}, dir.LogFile),
+		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
+		Log: func() (agree.Log, error) { return openLog(&a, listeners[0]) },
+		Lead: func(term uint64) (host.Console, error) {
+			told, err := hostTelemetry(ctx, &a, out, term)
+			return host.Console{View: shown{out, term}, Output: outputOf{out, term}, Telemetry: told}, err
+		},
 		Done: func(term uint64, o host.Outcome) {
 			var text, errs strings.Builder
 			o.Report(&text, &errs, "launcher")
@@ -557,7 +559,6 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			fmt.Fprintln(os.Stderr, text) // its log
 			out.show(report{Kind: reportWaits, Text: text})
 		},
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	})
 	if err != nil {
 		return cli.Fail(err)
@@ -591,6 +592,21 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
 	}
 	return cli.Fail(err)
+}
+
+// openLog opens a host's log of what the hosts agree on.
+func openLog(a *assignment, l net.Listener) (agree.Log, error) {
+	addrs := make(map[string]string)
+	var servers []agree.Server
+	for _, h := range a.Hosts {
+		addrs[h.Name] = h.Agree
+		servers = append(servers, agree.Server{ID: h.Name, Addr: h.Agree, Voter: h.Voter})
+	}
+	return raftlog.Open(raftlog.Config{
+		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, Secret: a.Secret, Bootstrap: servers, Detect: host.LogDetect(a.Detect),
+		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		Resolve: func(name string) string { return addrs[name] },
+	})
 }
 
 // reporter writes reports, in a goroutine of its own: a supervisor that does not read must not

@@ -399,47 +399,36 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if f.hosts > 1 {
 		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stdout, stderr)
 	}
-	start := func(id, incarnation int) (host.Worker, error) {
-		log, err := dir.LogFile(id, incarnation)
-		if err != nil {
-			return nil, err
-		}
-		w, err := host.StartProcess(host.Command{Path: file, Args: args, WorkerID: id, Incarnation: incarnation, Log: log})
-		if err != nil {
-			_ = log.Close()
-		}
-		return w, err
-	}
 	told, err := openTelemetry(ctx)
 	if err != nil {
 		v.Close()
 		return err
 	}
-	a, err := host.New(host.Config{
+	h, err := host.New(host.Config{
 		Settings: host.Settings{
 			Program: p.given, Command: p.given, Dir: cwd, Resume: again, Threads: f.threads, Reduction: f.reduction,
 			Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
 			Chaos: faultsFor(f.faults, f.workers, 1), Respawn: f.respawn,
 		},
-		RunDir: dir, View: v, Output: stdout, Executable: file, Start: start, Telemetry: told, Clocks: clocks.Open(f.clocks, f.sysfs),
+		Workers: f.workers, Start: host.Starter(host.Command{Path: file, Args: args}, dir.LogFile),
+		RunDir: dir, Console: host.Console{View: v, Output: stdout, Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {
 		return cli.Fail(err)
 	}
-	defer a.CatchSignals()()
+	defer h.CatchSignals()()
 	if page != nil {
-		page.Attach(paged{a, dir.Path()})
+		page.Attach(paged{h, dir.Path()})
 		if m, ok := told.(interface{ Handler() http.Handler }); ok {
 			page.Metrics(m.Handler())
 		}
 	}
 
-	ws, err := host.StartProcesses(host.Command{Path: file, Args: args}, f.workers, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
-	if err != nil {
-		v.Close()
-		return cli.Fail(fmt.Errorf("PROGRAM %s cannot be started: %w", p.given, err))
+	out := h.Run(ctx)
+	var wrong *host.StartError
+	if errors.As(out.Err, &wrong) {
+		return cli.Fail(fmt.Errorf("PROGRAM %s %w", p.given, wrong))
 	}
-	out := a.Serve(ctx, ws...)
 	out.Report(stdout, stderr, "launcher")
 	if status := out.ExitStatus(); status != host.ExitDone {
 		return cli.Exit(status)

@@ -82,8 +82,8 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 			Program: program(), Threads: job.Threads, Reduction: c.reduction,
 			Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
 		},
-		RunDir: dir, View: v, Output: stdout, Executable: executable(),
-	}, job, (*host.Agent).CatchSignals)
+		RunDir: dir, Console: host.Console{View: v, Output: stdout}, Executable: executable(),
+	}, job, (*host.Host).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
 }

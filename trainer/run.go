@@ -37,10 +37,14 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 			return Summary{}, err
 		}
 	}
-	out, err := runInProcess(ctx, host.Config{
+	cfg := host.Config{
 		Settings: host.Settings{Program: program(), Threads: job.Threads},
-		RunDir:   dir, Output: os.Stdout, Executable: executable(),
-	}, job, nil)
+		RunDir:   dir, Console: host.Console{Output: os.Stdout},
+	}
+	if dir != nil {
+		cfg.Executable = executable()
+	}
+	out, err := runInProcess(ctx, cfg, job, nil)
 	if err == nil {
 		err = out.Err
 	}
@@ -54,28 +58,31 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 	return *out.Summary, err
 }
 
-// runInProcess runs an agent and a worker in this process. prepareAgent, which
-// may be nil, gets the agent before it serves. err is the worker's own error
+// runInProcess runs a host and a worker in this process. prepare, which
+// may be nil, gets the host before it runs. err is the worker's own error
 // where that is the reason for the outcome's.
-func runInProcess(ctx context.Context, cfg host.Config, job Job, prepareAgent func(*host.Agent) (restore func())) (out host.Outcome, err error) {
-	a, err := host.New(cfg)
+func runInProcess(ctx context.Context, cfg host.Config, job Job, prepare func(*host.Host) (restore func())) (out host.Outcome, err error) {
+	failed := make(chan error, 1)
+	cfg.Fixed = true
+	cfg.Start = func(int, int) (host.Worker, error) {
+		return host.InProcess(func(ctx context.Context, nc net.Conn) {
+			conn := control.New(nc)
+			if conn.Send(control.Identity{}.Hello()) != nil {
+				return
+			}
+			if err := process.New(conn, process.Alone()).Serve(ctx, maker(func() (Job, error) { return job, nil })); err != nil {
+				failed <- err
+			}
+		}), nil
+	}
+	h, err := host.New(cfg)
 	if err != nil {
 		return out, err
 	}
-	if prepareAgent != nil {
-		defer prepareAgent(a)()
+	if prepare != nil {
+		defer prepare(h)()
 	}
-	failed := make(chan error, 1)
-	w := host.InProcess(func(ctx context.Context, nc net.Conn) {
-		conn := control.New(nc)
-		if conn.Send(control.Identity{}.Hello()) != nil {
-			return
-		}
-		if err := process.New(conn, process.Alone()).Serve(ctx, maker(func() (Job, error) { return job, nil })); err != nil {
-			failed <- err
-		}
-	})
-	out = a.Serve(ctx, w)
+	out = h.Run(ctx)
 	var told *host.FailedError
 	if errors.As(out.Err, &told) {
 		select {

@@ -240,13 +240,28 @@ func raise(s syscall.Signal) {
 	select {}
 }
 
-func serve(t *testing.T, cfg Config, w Worker) session.Outcome {
+// newHost returns a host whose workers the test has started.
+func newHost(t *testing.T, cfg Config) *Host {
 	t.Helper()
-	a, err := New(cfg)
+	cfg.Fixed, cfg.Start = true, func(int, int) (Worker, error) { panic("no worker") }
+	h, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return a.Serve(t.Context(), w)
+	return h
+}
+
+// runWith runs a host with workers.
+func runWith(ctx context.Context, h *Host, ws ...Worker) session.Outcome {
+	all := Config{Workers: len(ws)}.withDefaults()
+	h.c.Hosts, h.c.Workers = all.Hosts, all.Workers
+	h.c.Start = func(worker, _ int) (Worker, error) { return ws[worker], nil }
+	return h.Run(ctx)
+}
+
+func serve(t *testing.T, cfg Config, w Worker) session.Outcome {
+	t.Helper()
+	return runWith(t.Context(), newHost(t, cfg), w)
 }
 
 // recorder is a view that remembers.
@@ -283,7 +298,7 @@ func TestInProcessWithFiles(t *testing.T) {
 	var out bytes.Buffer
 	v := &recorder{}
 	f := trainer{steps: 3, at: 2, before: func(c *control.Conn) { c.Send(control.Output{Text: "early,"}) }, end: func(c *control.Conn) { c.Send(control.Output{Text: "late"}) }}
-	o := serve(t, Config{RunDir: dir, View: v, Output: &out}, f.inProcess())
+	o := serve(t, Config{RunDir: dir, Console: Console{View: v, Output: &out}}, f.inProcess())
 	if o.Err != nil || o.ExitStatus() != 0 {
 		t.Fatal(o.Err)
 	}
@@ -346,12 +361,12 @@ func TestRunWithoutAnything(t *testing.T) {
 
 func TestContextStopsAtTheNextCommit(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	a, _ := New(Config{View: &recorder{on: func(e view.Event) {
+	a := newHost(t, Config{Console: Console{View: &recorder{on: func(e view.Event) {
 		if s, ok := e.(view.Step); ok && s.Step == 2 {
 			cancel()
 		}
-	}}})
-	o := a.Serve(ctx, trainer{steps: 100, at: -1}.inProcess())
+	}}}})
+	o := runWith(ctx, a, trainer{steps: 100, at: -1}.inProcess())
 	var stopped *session.StoppedError
 	if !errors.As(o.Err, &stopped) || stopped.Reason != session.Cancelled || stopped.AtOnce || o.Summary.StoppedBy != "cancelled" {
 		t.Errorf("got %+v, %v", o.Summary, o.Err)
@@ -362,12 +377,9 @@ func TestContextStopsAtTheNextCommit(t *testing.T) {
 func TestSecondStopLeavesAStuckFunction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		release := make(chan struct{})
-		a, err := New(Config{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := newHost(t, Config{})
 		began := time.Now()
-		o := a.Serve(t.Context(), trainer{steps: 9, at: 3, before: func(*control.Conn) {
+		o := runWith(t.Context(), a, trainer{steps: 9, at: 3, before: func(*control.Conn) {
 			a.Stop(session.Interrupt)
 			a.Stop(session.Interrupt)
 			<-release
@@ -405,7 +417,7 @@ func TestGarbageIsAnError(t *testing.T) {
 }
 
 func TestValidateReportsAllFaults(t *testing.T) {
-	_, err := New(Config{Settings: session.Settings{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond}})
+	_, err := New(Config{Start: func(int, int) (Worker, error) { return nil, nil }, Settings: session.Settings{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond}})
 	if err == nil || len(strings.Split(err.Error(), "\n")) != 6 {
 		t.Errorf("got %v", err)
 	}
@@ -451,7 +463,7 @@ func TestProcess(t *testing.T) {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			w, dir := startWorker(t, c.args...)
 			var out bytes.Buffer
-			o := serve(t, Config{Settings: session.Settings{Program: "./fake"}, RunDir: dir, Output: &out}, w)
+			o := serve(t, Config{Settings: session.Settings{Program: "./fake"}, RunDir: dir, Console: Console{Output: &out}}, w)
 			if msg := fmt.Sprint(o.Err); msg != c.err && !(o.Err == nil && c.err == "") {
 				t.Errorf("error is %q, want %q", msg, c.err)
 			}
@@ -475,7 +487,7 @@ func TestProcess(t *testing.T) {
 func TestGroupEndsWithTheWorker(t *testing.T) {
 	w, dir := startWorker(t, "child", "2")
 	var out bytes.Buffer
-	if o := serve(t, Config{RunDir: dir, Output: &out}, w); o.Err != nil {
+	if o := serve(t, Config{RunDir: dir, Console: Console{Output: &out}}, w); o.Err != nil {
 		t.Fatal(o.Err)
 	}
 	pid, err := strconv.Atoi(out.String())
@@ -503,16 +515,13 @@ func TestSignalsStopAProcess(t *testing.T) {
 		exit   int
 	}{{syscall.SIGINT, 130}, {syscall.SIGTERM, 75}} {
 		w, dir := startWorker(t, "forever", "100")
-		a, err := New(Config{RunDir: dir, View: &recorder{on: func(e view.Event) {
+		a := newHost(t, Config{RunDir: dir, Console: Console{View: &recorder{on: func(e view.Event) {
 			if s, ok := e.(view.Step); ok && s.Step == 2 {
 				syscall.Kill(os.Getpid(), c.signal)
 			}
-		}}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		}}}})
 		restore := a.CatchSignals()
-		o := a.Serve(t.Context(), w)
+		o := runWith(t.Context(), a, w)
 		restore()
 		if o.ExitStatus() != c.exit || o.Summary == nil || o.Summary.Steps != 2 {
 			t.Errorf("%v: exit status %d, %v", c.signal, o.ExitStatus(), o.Err)
@@ -523,9 +532,9 @@ func TestSignalsStopAProcess(t *testing.T) {
 
 func TestStopEndsAProcessThatNeverConnects(t *testing.T) {
 	w, dir := startWorker(t, "sleep")
-	a, _ := New(Config{RunDir: dir})
+	a := newHost(t, Config{RunDir: dir})
 	a.Stop(session.Interrupt)
-	if o := a.Serve(t.Context(), w); o.ExitStatus() != 130 {
+	if o := runWith(t.Context(), a, w); o.ExitStatus() != 130 {
 		t.Errorf("got %v", o.Err)
 	}
 }

@@ -14,11 +14,8 @@ import (
 // What was ordered is in the log, which another process can open after the end.
 func TestAgreement(t *testing.T) {
 	ws, dir := startWorkers(t, 3, "die-1", "5")
-	a, err := New(Config{Settings: session.Settings{Program: "./fake", Detect: time.Second}, RunDir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if o := a.Serve(t.Context(), ws...); o.Err != nil {
+	a := newHost(t, Config{Settings: session.Settings{Program: "./fake", Detect: time.Second}, RunDir: dir})
+	if o := runWith(t.Context(), a, ws...); o.Err != nil {
 		t.Fatal(o.Err)
 	}
 	node, err := agree.OpenLocal(dir.File("agreement"), "host-0", 0)

@@ -68,7 +68,11 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 				if !post(heardOf{e, &answer, heard}) {
 					return
 				}
-				<-heard
+				select {
+				case <-heard:
+				case <-ctx.Done():
+					return
+				}
 				if _, add := m.(control.Add); add {
 					m = control.Added{Workers: answer.IDs, Refusal: answer.Refusal}
 				} // else the same says that it was heard
@@ -81,7 +85,7 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 }
 
 // ForgetSocket removes the socket that workers.json of a run directory names, if the process
-// that it belongs to is no more.
+// that it belongs to has ended.
 func ForgetSocket(runDir string) {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
@@ -92,7 +96,7 @@ func ForgetSocket(runDir string) {
 		return
 	}
 	if lock := lockDir(dir); lock != nil {
-		_ = os.RemoveAll(dir) // what is left harms nobody
+		_ = os.RemoveAll(dir) // the next process removes what is left
 		_ = lock.Close()
 	}
 }

@@ -1,17 +1,39 @@
-// Package host owns a run on this machine: it starts the workers, keeps the
+// Package host keeps a run on one machine or several: it starts the workers, keeps the
 // conversation of package control with each, makes the plan they follow, writes the run
-// directory, feeds the view, and sees that nothing is left behind.
+// directory, feeds the view, and leaves nothing behind.
 //
-// A worker is a child process ([StartProcesses]) or a function of this process
-// ([InProcess]); everything else is the same for both, and for one worker and many:
+// A run on one machine is a run of one host:
 //
 //	dir, err := rundir.Create("", "gpt", time.Now())     // or no directory at all
-//	a, err := agent.New(agent.Config{RunDir: dir, View: v, Output: os.Stdout, Program: "./gpt", Stages: 2})
-//	defer a.CatchSignals()()                             // Ctrl-C and SIGTERM
-//	workers, err := agent.StartProcesses(agent.Command{Path: "./gpt"}, 4, nil)
-//	out := a.Serve(ctx, workers...)
-//	if out.Err != nil { fmt.Fprintln(os.Stderr, out.Err) }
+//	h, err := host.New(host.Config{
+//		Settings: host.Settings{Program: "./gpt", Stages: 2}, RunDir: dir, Console: host.Console{View: v, Output: os.Stdout},
+//		Workers: 4, Start: host.Starter(host.Command{Path: "./gpt"}, dir.LogFile),
+//	})
+//	defer h.CatchSignals()()                             // Ctrl-C and SIGTERM
+//	out := h.Run(ctx)
+//	out.Report(os.Stdout, os.Stderr, "launcher")
 //	os.Exit(out.ExitStatus())
+//
+// # Structure
+//
+// A worker is a child process ([Starter]) or a function of this process ([InProcess]). The relay of its host is
+// its only partner: it passes on what the worker says, keeps what a new leader has to know, and hands it what the leader says. The
+// leader is the host that leads in the log of package agree; a host alone leads at once. It keeps a roster of the hosts
+// and their workers, and a loop around a session, which decides. The relay of the leader's own host
+// calls it; those of other hosts have a link to it.
+//
+//	worker ⇄ relay ⇄ [link, to another host] ⇄ roster ⇄ loop ⇄ session ⇄ controller
+//
+// The session and the roster have no goroutine, socket, file or clock; the loop is the only goroutine that touches them, and one
+// queue brings it all that happens. A session starts in one way: from the log, the run directory and the configuration, which
+// say whether the run is fresh, resumed or taken over from another leader.
+//
+// Beside the loop run, for each worker, a goroutine that receives, one that sends and one that awaits its end; Run and
+// Serve join them before they return, except a function
+// in this process that does not return within a second after it was killed.
+// Child processes are started by one goroutine that stays on one operating system
+// thread as long as this process lives, because the parent-death signal
+// that takes workers along with a killed host follows the thread that made them.
 //
 // # Beginning
 //
@@ -27,18 +49,18 @@
 //
 // # Stopping
 //
-// The first [Agent.Stop], or the end of Serve's context, asks the workers to
+// The first [Host.Stop], or the end of Run's context, asks the workers to
 // finish their step and write their files, and they agree on the step; the second ends them at once. A run
 // that has not begun to train, or has nothing more to write, ends at the first. Either
 // way the run directory is valid.
 //
 // # Failure
 //
-// When a worker ends in training, the controller of package elastic decides how the others go
+// When a worker ends in training, the controller decides how the others go
 // on, and session carries its wishes to them. A worker that is silent for Config.Detect, or does not
 // answer the controller, is killed, and its end is the event. The run ends only when no
 // worker is left, too few are, or what happened would happen to every other one, too: a
-// panic in the program, numbers that are not finite, workers that disagree. An agent whose own timer is
+// panic in the program, numbers that are not finite, workers that disagree. A host whose own timer is
 // late by more than a quarter of the budget was not listening itself, and holds no silence
 // before that against anyone.
 //
@@ -60,25 +82,13 @@
 // be; with Config.Clocks), stop, end, failed, and notes: every
 // decision of the controller in a sentence.
 //
-// Whatever happens, Serve returns one [Outcome] with at most one error, which is of
+// Whatever happens, Run returns one [Outcome] with at most one error, which is of
 // a type of this package and prints as one line; what there is to read beyond
 // that line is in [Outcome.Detail].
 //
 // # Checkpoints
 //
 // When one is due, the workers are asked for it; each owner of shards writes a file, and says so. Of all
-// files of a step, the agent makes a checkpoint (package internal/store/checkpoint), which is what a rollback begins
+// files of a step, the leader makes a checkpoint (package internal/store/checkpoint), which is what a rollback begins
 // from, and a run that goes on ([Resume]).
-//
-// # Structure
-//
-// What to do is decided by package session, a state machine without goroutines,
-// sockets, files or clocks: an event goes in, a list of effects comes out. Serve is
-// the loop around it and the only goroutine that touches it. Beside the loop run, for each worker, one goroutine that
-// receives, one that sends, one that awaits its end, and its own; Serve joins them before it returns, except a function
-// in this process that does not return within a second after it was killed.
-//
-// Child processes are started by one goroutine that stays on one operating system
-// thread as long as this process lives, because the parent-death signal
-// that takes workers along with a killed agent follows the thread that made them.
 package host

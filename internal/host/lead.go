@@ -3,416 +3,235 @@ package host
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"net"
+	"slices"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// lead is one leadership of an agent: the run, with all workers behind links to the agents of
-// their hosts, its own included. The next leadership, here or elsewhere, begins anew from
-// what is agreed, what is in the run directory, and what the agents tell.
+// seat is where a host's leadership is, if it has any.
+type seat struct {
+	h     *Host
+	log   agree.Log
+	relay *relay
+	again chan *lead
+	asked []session.Reason // to stop, since the host began
+	lead  *lead            // nil while this host does not lead
+
+	mu   sync.Mutex
+	open *lead // the same, while it takes links
+}
+
+// lead is one leadership of a host. The next one, here or elsewhere, starts from
+// what is agreed, what is in the run directory, and what the hosts tell.
 type lead struct {
-	c       *HostConfig
-	node    agree.Log
+	c       *Config
+	log     agree.Log
+	relay   *relay
 	term    uint64
-	fresh   bool         // nobody has led before
-	attempt uint64       // newest ballot of this term, of an earlier leadership or of this one after serve
-	fills   int          // newest fill, the same
-	since   control.Lead // what hosts are told
-	again   func()       // called when the leadership has to begin anew
+	attempt uint64              // newest ballot of this term, of an earlier leadership or of this one after serve
+	fills   int                 // newest fill, the same
+	since   control.Lead        // what hosts are told
+	again   func()              // called when the leadership has to start over
+	stops   chan session.Reason // holds two
+	watch   *watching
 
-	back  func(host string) // called when a host is linked of which no worker is heard
-	tasks sync.WaitGroup
-
-	mu      sync.Mutex
-	hosts   []leadHost
-	workers []*remote // every session; of the first ones, by WorkerID
+	ctx    context.Context // ends when another host leads
+	depose context.CancelFunc
+	ended  chan struct{}
+	links  sync.WaitGroup
+	events *queue[any] // of the loop
 }
 
-// leadHost is what a leader knows of a host.
-type leadHost struct {
-	conn    *control.Conn           // nil while there is no link
-	out     *queue[control.Message] // of the link
-	heard   time.Time               // or since when there is no link
-	since   time.Time               // the same, as far as that was before this leadership
-	probing bool
-	told    bool // it has been linked once
-	lost    bool
-}
-
-// remote is a worker behind a link.
-type remote struct {
-	lead *lead
-	id   int
-	life int // incarnation
-	host int
-	in   *queue[control.Message]
-
-	exited chan struct{}
-	once   sync.Once
-	status session.Status
-	last   string
-
-	// Of lead.mu:
-	out    *queue[control.Message] // of the host's link; nil without one
-	fenced bool                    // the run goes on without it, and it has to end
-}
-
-func newLead(c *HostConfig, node agree.Log, term uint64, r *relay) *lead {
-	l := &lead{c: c, node: node, term: term, hosts: make([]leadHost, len(c.Hosts))}
-	for i, h := range c.Hosts {
-		since := r.brokeAt(i)
-		l.hosts[i].heard, l.hosts[i].since = since, since
-		for _, id := range h.Workers {
-			for len(l.workers) <= id {
-				l.workers = append(l.workers, nil)
-			}
-			l.workers[id] = l.session(id, 0, i)
-		}
+// take begins to lead.
+func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
+	l := &lead{
+		c: &s.h.c, log: s.log, relay: s.relay, term: term, attempt: attempt, fills: fills, watch: s.h.watch,
+		stops: make(chan session.Reason, 2), ended: make(chan struct{}), events: newQueue[any](),
 	}
-	return l
-}
-
-func (l *lead) session(id, life, host int) *remote {
-	return &remote{lead: l, id: id, life: life, host: host, in: newQueue[control.Message](), exited: make(chan struct{})}
-}
-
-// find returns a session, nil for none. l.mu is held.
-func (l *lead) find(id, life int) *remote {
-	for _, w := range l.workers {
-		if w.id == id && w.life == life {
-			return w
-		}
-	}
-	return nil
-}
-
-// start has a worker started on its host, or on the host with the fewest workers where that one is
-// away or none is named.
-func (l *lead) start(who plan.Worker) (Worker, plan.Worker, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	load := make([]int, len(l.hosts))
-	for _, w := range l.workers {
+	l.ctx, l.depose = context.WithCancel(ctx)
+	l.again = func() {
 		select {
-		case <-w.exited:
+		case s.again <- l:
 		default:
-			load[w.host]++
 		}
 	}
-	best := -1
-	for i := range l.hosts {
+	s.lead = l
+	for _, r := range s.asked {
+		l.stops <- r
+	}
+	go func() {
+		defer close(l.ended)
+		out, err := l.serve(s)
 		switch {
-		case l.hosts[i].out == nil || l.hosts[i].lost:
-		case l.c.Hosts[i].Name == who.Host:
-			load[i], best = -1, i
-		case best < 0 || load[i] < load[best]:
-			best = i
+		case errors.Is(err, errDeposed):
+			return
+		case err != nil:
+			out = session.Outcome{Err: err}
+		}
+		l.c.Done(term, out)
+	}()
+}
+
+// leave ends the leadership, if there is one.
+func (s *seat) leave() {
+	if s.lead == nil {
+		return
+	}
+	s.lead.depose()
+	<-s.lead.ended
+	s.lead = nil
+}
+
+func (s *seat) stop(r session.Reason) {
+	if len(s.asked) == 2 {
+		return
+	}
+	s.asked = append(s.asked, r)
+	if s.lead != nil {
+		s.lead.stops <- r // there is room for two
+	}
+}
+
+// admit sets the leadership that takes links; nil is none.
+func (s *seat) admit(l *lead) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open = l
+}
+
+// admitted returns it, and counts a link of it that the caller ends.
+func (s *seat) admitted() *lead {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open != nil {
+		s.open.links.Add(1)
+	}
+	return s.open
+}
+
+// errDeposed ends the work of a leader when another host leads.
+var errDeposed = errors.New("host: another one leads")
+
+// serve leads: it starts, resumes or takes over the run, and keeps it until it has ended or another host leads.
+func (l *lead) serve(s *seat) (session.Outcome, error) {
+	defer l.links.Wait()
+	defer l.depose()
+	c := l.c
+	if l.log.State().Generation == 0 {
+		if _, err := l.log.Propose(l.ctx, agree.Generation{N: 1}); err != nil {
+			return session.Outcome{}, errDeposed // or nothing works, and another host tries
 		}
 	}
-	if best < 0 {
-		return nil, who, errors.New("no host is there")
+	dir := c.RunDir
+	if !c.alone() {
+		dir = rundir.Attach(dir.Path(), dir.String())
 	}
-	who.Host = l.c.Hosts[best].Name
-	w := l.session(int(who.ID), who.Incarnation, best)
-	w.out = l.hosts[best].out
-	l.workers = append(l.workers, w)
-	w.out.put(control.Begin{Worker: w.id, Incarnation: w.life})
-	return w, who, nil
-}
-
-// Connect implements [Worker]; there are no bytes to read here.
-func (w *remote) Connect(context.Context) (net.Conn, error) {
-	return nil, errors.New("agent: the worker is on another host")
-}
-func (w *remote) Exited() <-chan struct{} { return w.exited }
-func (w *remote) Status() session.Status  { return w.status }
-func (w *remote) Program() string         { return "" }
-func (w *remote) LastOutput() string      { return w.last }
-
-func (w *remote) Kill() { w.put(w.kill()) }
-
-func (w *remote) kill() control.Kill { return control.Kill{Worker: w.id, Incarnation: w.life} }
-
-// put sends to the worker's agent. Without a link there is nobody to hear it; another link
-// begins with what is to be known.
-func (w *remote) put(m control.Message) {
-	w.lead.mu.Lock()
-	defer w.lead.mu.Unlock()
-	if w.out != nil {
-		w.out.put(m)
+	state := l.log.State()
+	in, err := inherit(state, dir)
+	if err != nil {
+		return session.Outcome{}, err
 	}
-}
-
-// conversation is what the agent's loop needs of a connection.
-type conversation interface {
-	Send(control.Message) error
-	Receive(context.Context) (control.Message, error)
-	Close() error
-}
-
-func (w *remote) Send(m control.Message) error {
-	body, err := control.Marshal(m)
-	if err == nil {
-		w.put(control.Relayed{Worker: w.id, Incarnation: w.life, Message: body})
+	l.since = control.Lead{Term: l.term}
+	if in != nil && in.History.Last != nil {
+		l.since.Plan, l.since.Step = in.History.Last.Plan, in.History.Last.Step
 	}
-	return err
+	console := c.Console
+	if c.Lead != nil {
+		if console, err = c.Lead(l.term); err != nil {
+			return session.Outcome{}, err
+		}
+	}
+	hosts := newRoster(c, time.Now(), l.relay.brokeAt)
+	if hosts.fresh = in == nil; in != nil {
+		hosts.inherit(c, in.Members())
+	}
+	sess := session.New(l.session(console, dir, in), hosts.workers())
+	r := newRun(l, console, dir, hosts, sess)
+	if in == nil {
+		// Of a run that is resumed, the first plan is greater than any that a worker has seen.
+		r.step(session.LogOpened{First: id.Version{Generation: state.Generation, N: max(state.Newest.N, c.Resume.Newest().N) + 1}})
+	}
+	s.admit(l)
+	defer s.admit(nil)
+	l.relay.lead(l)
+	defer l.relay.unlead(l)
+	out := r.loop()
+	l.attempt, l.fills = sess.Last()
+	if l.ctx.Err() != nil && !sess.Over() {
+		return session.Outcome{}, errDeposed
+	}
+	return out, nil
 }
 
-func (w *remote) Receive(ctx context.Context) (control.Message, error) {
-	m, ok := w.in.take(ctx)
-	if !ok {
-		if err := ctx.Err(); err != nil {
+// session returns what the session has to know of the run.
+func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) session.Config {
+	c := l.c
+	sc := session.Config{
+		Settings: c.Settings, Workers: c.Workers, Telemetry: console.Telemetry != nil, CanStart: !c.Fixed,
+		Term: l.term, Attempt: l.attempt, Fills: l.fills, Leader: c.Hosts[c.Self].Name, Inherited: in,
+	}
+	if !c.alone() {
+		sc.Lease = c.Detect
+	}
+	if dir != nil {
+		sc.RunDir, sc.Shown = dir.Path(), dir.String()
+	}
+	switch {
+	case c.Clocks == nil:
+	case c.Clocks.Emulated():
+		sc.Clocks = session.EmulatedClocks
+	default:
+		sc.Clocks = session.RealClocks
+	}
+	return sc
+}
+
+// inherit reads what there is of a run; nil if it has not begun in this generation.
+func inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, error) {
+	in, err := parseAgreed(state)
+	if in == nil {
+		return nil, err
+	}
+	ForgetSocket(dir.Path())
+	if err := dir.Resume(); err != nil {
+		return nil, &session.FileError{Err: err}
+	}
+	if in.History, err = rundir.ReadHistory(dir.Path()); err != nil {
+		return nil, &session.FileError{Err: err}
+	}
+	saved, err := checkpoint.List(dir.Path())
+	if err != nil {
+		return nil, &session.FileError{Err: err}
+	}
+	// Whether one can be used is found out before the run goes back to it.
+	if i := slices.IndexFunc(saved, func(e checkpoint.Entry) bool { return e.Err == nil }); i >= 0 {
+		in.Saved = saved[i].Step
+	}
+	return in, nil
+}
+
+// parseAgreed reads the orders of the newest generation, nil if there are none.
+func parseAgreed(state agree.State) (*session.Inherited, error) {
+	var in *session.Inherited
+	for _, p := range state.Plans {
+		if p.Version.Generation != state.Generation {
+			continue
+		}
+		o, err := control.ParseOrder(p.Data)
+		if err != nil {
 			return nil, err
 		}
-		return nil, io.EOF
+		if in == nil {
+			in = new(session.Inherited)
+		}
+		in.Add(o, p.Reason)
 	}
-	return m, nil
+	return in, nil
 }
-
-func (w *remote) Close() error { return nil }
-
-func (w *remote) end(s session.Status, last string) {
-	w.once.Do(func() {
-		w.status, w.last = s, last
-		close(w.exited)
-	})
-}
-
-// fence ends a worker that the run does without, as soon as its host is there.
-func (w *remote) fence() {
-	w.lead.mu.Lock()
-	defer w.lead.mu.Unlock()
-	w.fenced = true
-	if w.out != nil {
-		w.out.put(w.kill())
-	}
-}
-
-// link serves the agent of a host until its link ends.
-func (l *lead) link(ctx context.Context, conn *control.Conn, host int) {
-	if err := conn.Send(l.since); err != nil {
-		return
-	}
-	q := newQueue[control.Message]()
-	l.mu.Lock()
-	h := &l.hosts[host]
-	if h.told && !h.lost {
-		// It was here before, and what was on its way then is lost.
-		l.mu.Unlock()
-		l.again()
-		return
-	}
-	was := h.lost
-	h.conn, h.out, h.heard, h.told, h.lost = conn, q, time.Now(), true, false
-	h.since = time.Time{}
-	absent := true
-	for _, w := range l.workers {
-		if w.host == host {
-			w.out = q
-			if w.fenced || was {
-				q.put(w.kill())
-			} else {
-				absent = false
-			}
-		}
-	}
-	l.mu.Unlock()
-	if absent {
-		l.tasks.Go(func() { l.back(l.c.Hosts[host].Name) })
-	}
-
-	ctx, cancel := context.WithCancel(ctx)
-	var others sync.WaitGroup
-	others.Go(func() {
-		for {
-			m, ok := q.take(ctx)
-			if !ok || conn.Send(m) != nil {
-				return
-			}
-		}
-	})
-	others.Go(func() {
-		tick := time.NewTicker(control.BeatEvery)
-		defer tick.Stop()
-		for {
-			if q.empty() {
-				q.put(control.Beat{})
-			}
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
-	for {
-		m, err := conn.Receive(ctx)
-		if err != nil || l.hear(host, m) != nil {
-			break
-		}
-	}
-	cancel()
-	_ = conn.Close()
-	l.mu.Lock()
-	if h.conn == conn {
-		h.conn, h.out, h.heard = nil, nil, time.Now()
-	}
-	for _, w := range l.workers {
-		if w.out == q {
-			w.out = nil
-		}
-	}
-	l.mu.Unlock()
-	others.Wait()
-}
-
-// hear takes in what the agent of a host says.
-func (l *lead) hear(host int, m control.Message) error {
-	l.mu.Lock()
-	l.hosts[host].heard = time.Now()
-	lost := l.hosts[host].lost
-	l.mu.Unlock()
-	id, life := -1, 0
-	switch m := m.(type) {
-	case control.Beat, control.Told:
-		return nil
-	case control.Relayed:
-		id, life = m.Worker, m.Incarnation
-	case control.Closed:
-		id, life = m.Worker, m.Incarnation
-	case control.Exited:
-		id, life = m.Worker, m.Incarnation
-	}
-	if id < 0 {
-		return fmt.Errorf("agent: host %d sent %T", host, m)
-	}
-	if lost {
-		return nil // the run goes on without
-	}
-	l.mu.Lock()
-	w := l.find(id, life)
-	if w == nil || w.host != host {
-		// It was to join under another leader, and has no part.
-		if _, over := m.(control.Exited); !over && l.hosts[host].out != nil {
-			l.hosts[host].out.put(control.Kill{Worker: id, Incarnation: life})
-		}
-		l.mu.Unlock()
-		return nil
-	}
-	l.mu.Unlock()
-	switch m := m.(type) {
-	case control.Relayed:
-		said, err := control.Unmarshal(m.Message)
-		if err != nil {
-			return err
-		}
-		w.in.put(said)
-	case control.Closed:
-		w.in.close()
-	case control.Exited:
-		w.end(session.Status{Code: m.Code, Text: m.Text, Panicked: m.Panicked, Fault: m.Fault, Progress: m.Progress}, m.Last)
-	}
-	return nil
-}
-
-// leastWelcome is the least time that hosts have to come to another leader: on a machine that is
-// busy, a quarter of a short budget is not enough to hear of it and to prove who they are.
-const leastWelcome = 500 * time.Millisecond
-
-// welcome begins the time in which hosts have to find out who leads, and to come here.
-func (l *lead) welcome(now time.Time) {
-	least := now.Add(max(l.c.detect()/4, leastWelcome) - l.c.detect())
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := range l.hosts {
-		if h := &l.hosts[i]; h.heard.Before(least) {
-			h.heard = least
-		}
-	}
-}
-
-// probeEvery is the time between two looks at hosts without a link.
-const probeEvery = 20 * time.Millisecond
-
-// watch finds out which hosts are gone: at once where their machine says that nobody listens any
-// more, else when they were silent, or without a link, for the budget. This host is there, however
-// long it takes its own link to be made.
-func (l *lead) watch(ctx context.Context) {
-	tick := time.NewTimer(0)
-	defer tick.Stop()
-	due := time.Now()
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		now := time.Now()
-		deaf := now.Sub(due) > l.c.detect()/4
-		l.mu.Lock()
-		for i := range l.hosts {
-			h := &l.hosts[i]
-			switch {
-			case h.lost:
-			case deaf:
-				h.heard = now
-			case h.conn != nil && now.Sub(h.heard) > l.c.silence(), h.conn == nil && i != l.c.Self && now.Sub(h.heard) > l.patience():
-				l.lose(i)
-			case h.conn == nil && !h.probing:
-				h.probing = true
-				l.tasks.Go(func() {
-					gone := l.c.refuses(ctx, i)
-					l.mu.Lock()
-					defer l.mu.Unlock()
-					if h.probing = false; gone && h.conn == nil && !h.lost {
-						l.lose(i)
-					}
-				})
-			}
-		}
-		l.mu.Unlock()
-		due = now.Add(probeEvery)
-		tick.Reset(probeEvery)
-	}
-}
-
-// patience is how long a host may be without a link. Before training a machine has much to do,
-// and nobody waits for it.
-func (l *lead) patience() time.Duration {
-	if l.fresh {
-		return l.c.Run.withDefaults(1).HelloTimeout
-	}
-	return l.c.detect()
-}
-
-// lose gives up a host: all its workers are dead, and fenced should they come back. l.mu is held.
-func (l *lead) lose(host int) {
-	h := &l.hosts[host]
-	h.lost = true
-	if h.conn != nil {
-		_ = h.conn.Close()
-	}
-	at := h.since
-	if at.IsZero() {
-		at = h.heard
-	}
-	for _, w := range l.workers {
-		if w.host == host {
-			w.fenced = true
-			w.in.close()
-			w.end(session.Status{Code: -1, Text: l.c.Hosts[host].Name + " was lost", Lost: at}, "")
-		}
-	}
-}
-
-func isRefused(err error) bool { return errors.Is(err, unix.ECONNREFUSED) }

@@ -23,17 +23,14 @@ import (
 func TestSilence(t *testing.T) {
 	for _, frozen := range []bool{false, true} { // the agent, for once
 		synctest.Test(t, func(t *testing.T) {
-			var a *Agent
+			var a *Host
 			v := &recorder{on: func(e view.Event) {
 				if _, ok := e.(view.Begin); ok && frozen {
 					<-time.After(time.Minute)
 					a.Stop(session.Interrupt)
 				}
 			}}
-			a, err := New(Config{Settings: session.Settings{Detect: time.Second}, View: v})
-			if err != nil {
-				t.Fatal(err)
-			}
+			a = newHost(t, Config{Settings: session.Settings{Detect: time.Second}, Console: Console{View: v}})
 			w := InProcess(func(ctx context.Context, nc net.Conn) {
 				conn := control.New(nc)
 				conn.Send(control.Identity{}.Hello())
@@ -52,7 +49,7 @@ func TestSilence(t *testing.T) {
 				<-ctx.Done()
 			})
 			began := time.Now()
-			o := a.Serve(t.Context(), w)
+			o := runWith(t.Context(), a, w)
 			var silent *session.SilentError
 			if frozen != !errors.As(o.Err, &silent) || frozen && o.ExitStatus() != session.ExitInterrupted {
 				t.Errorf("agent frozen %v: %v", frozen, o.Err)
@@ -75,9 +72,14 @@ func startWorkers(t *testing.T, n int, args ...string) ([]Worker, *rundir.Dir) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ws, err := StartProcesses(Command{Path: exe, Args: args}, n, func(id int) (*os.File, error) { return dir.LogFile(id, 0) })
-	if err != nil {
-		t.Fatal(err)
+	start := Starter(Command{Path: exe, Args: args}, dir.LogFile)
+	var ws []Worker
+	for worker := range n {
+		w, err := start(worker, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ws = append(ws, w)
 	}
 	return ws, dir
 }
@@ -95,11 +97,8 @@ func TestProcesses(t *testing.T) {
 		t.Run(fmt.Sprint(c.arg, c.mirrors), func(t *testing.T) {
 			ws, dir := startWorkers(t, 3, c.arg, "5")
 			v := &recorder{}
-			a, err := New(Config{Settings: session.Settings{Program: "./fake", Detect: time.Second, Mirrors: c.mirrors}, RunDir: dir, View: v})
-			if err != nil {
-				t.Fatal(err)
-			}
-			o := a.Serve(t.Context(), ws...)
+			a := newHost(t, Config{Settings: session.Settings{Program: "./fake", Detect: time.Second, Mirrors: c.mirrors}, RunDir: dir, Console: Console{View: v}})
+			o := runWith(t.Context(), a, ws...)
 			if o.Err != nil || o.ExitStatus() != 0 {
 				t.Fatalf("exit status %d, %v, detail %q", o.ExitStatus(), o.Err, o.Detail)
 			}
@@ -168,29 +167,34 @@ func TestProgramsDiffer(t *testing.T) {
 		}
 		ws = append(ws, w)
 	}
-	a, _ := New(Config{})
-	o := a.Serve(t.Context(), ws...)
+	a := newHost(t, Config{})
+	o := runWith(t.Context(), a, ws...)
 	var differ *session.DifferError
 	if !errors.As(o.Err, &differ) || differ.Worker != 1 || differ.Field != "program_sha256" || o.ExitStatus() != 1 {
 		t.Errorf("got %v", o.Err)
 	}
 }
 
-func TestStartProcessesLeavesNothingBehind(t *testing.T) {
+// A run whose third worker cannot be started leaves no process and no file behind.
+func TestStartErrorLeavesNothingBehind(t *testing.T) {
 	t.Setenv("TMPDIR", t.TempDir())
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	full := errors.New("no room")
-	_, err = StartProcesses(Command{Path: exe, Args: []string{"sleep"}}, 3, func(id int) (*os.File, error) {
-		if id == 2 {
+	h, err := New(Config{Workers: 3, Start: Starter(Command{Path: exe, Args: []string{"sleep"}}, func(worker, _ int) (*os.File, error) {
+		if worker == 2 {
 			return nil, full
 		}
 		return os.CreateTemp(t.TempDir(), "")
-	})
-	if !errors.Is(err, full) {
-		t.Errorf("got %v", err)
+	})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var start *StartError
+	if o := h.Run(t.Context()); !errors.As(o.Err, &start) || !errors.Is(o.Err, full) {
+		t.Errorf("got %v", o.Err)
 	}
 	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); left != nil {
 		t.Errorf("left behind: %v", left)

@@ -47,22 +47,30 @@ func (q *queue[T]) empty() bool {
 	return len(q.list) == 0
 }
 
+// next returns the next value; false if there is none now. The signal comes again while more are left.
+func (q *queue[T]) next() (v T, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.list) == 0 {
+		return v, false
+	}
+	v = q.list[0]
+	if q.list = q.list[1:]; len(q.list) > 0 || q.closed {
+		q.wake()
+	}
+	return v, true
+}
+
 // take waits for the next value; false when the queue is closed and empty, or ctx has ended.
 func (q *queue[T]) take(ctx context.Context) (v T, ok bool) {
 	for {
-		q.mu.Lock()
-		if len(q.list) > 0 {
-			v = q.list[0]
-			q.list = q.list[1:]
-			if len(q.list) > 0 || q.closed {
-				q.wake()
-			}
-			q.mu.Unlock()
+		if v, ok := q.next(); ok {
 			return v, true
 		}
-		closed := q.closed
+		q.mu.Lock()
+		ended := q.closed && len(q.list) == 0
 		q.mu.Unlock()
-		if closed {
+		if ended {
 			return v, false
 		}
 		select {

@@ -3,24 +3,21 @@ package host
 import (
 	"context"
 	"crypto/tls"
-	"errors"
-	"fmt"
-	"net"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// relay stands between the workers of a host and the agent that leads. It is the only
-// partner of its workers, and remembers what a leader to come has to know of them.
+// relay stands between the workers of a host and the leader, on this host or another one. It is the only
+// partner of its workers, and remembers what a new leader has to know of them.
 type relay struct {
-	c    *HostConfig
+	c    *Config
 	tls  *tls.Config
 	news chan struct{} // the leadership has changed
 
@@ -34,26 +31,27 @@ type relay struct {
 	ctx     context.Context // of run
 	locals  []*local
 	leader  agree.Leadership
-	end     context.CancelFunc      // of the attempt to follow the leader of the moment
-	term    uint64                  // of that leader
-	out     *queue[control.Message] // to it; nil while there is no link
-	heard   time.Time               // when it said something last
-	broke   map[int]time.Time       // when the link to a host that led has ended
+	end     context.CancelFunc // of the attempt to follow the leader of the moment
+	term    uint64             // of that leader
+	here    *lead              // the leader, if it is on this host
+	out     outbox             // to the leader; nil while there is no link
+	heard   time.Time          // when the leader said something last
+	broke   map[int]time.Time  // when the link to a host that led has ended
 	working sync.WaitGroup
 }
 
 // local is a worker of this host.
 type local struct {
-	id     int
-	life   int // incarnation
+	who    id.Session
 	worker Worker
 	to     *queue[control.Message]
 
-	// What a new leader is told, as bodies of messages.
-	hello, ready, saved, done, failed, leave []byte
-	steps                                    []reported
-	closed                                   bool
-	exit                                     *control.Exited
+	// What a new leader is told.
+	hello, note, ready, saved, done, failed, leave control.Message
+	steps                                          []control.Step
+	closed                                         bool
+	err                                            error // why
+	exit                                           *control.Exited
 
 	// What a worker hears once.
 	started, stopped, released bool
@@ -61,37 +59,21 @@ type local struct {
 	unwanted bool // it is to be killed as soon as it is started
 }
 
-// reported is a step that a worker has reported. Plan and step grow together, as pairs.
-type reported struct {
-	plan uint64
-	step int
-	body []byte
-}
-
 // maxReported bounds the steps that are kept of each worker. Without a leader workers
-// do not commit for longer than the budget of detection.
+// do not commit for longer than the failure-detection timeout.
 const maxReported = 1 << 14
 
-func newRelay(c *HostConfig, t *tls.Config) *relay {
-	return &relay{c: c, tls: t, news: make(chan struct{}, 1), broke: make(map[int]time.Time)}
+func newRelay(c *Config, t *tls.Config, e elections) *relay {
+	return &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time)}
 }
 
-// start starts a worker of this host.
-func (r *relay) start(id, life int) (*local, error) {
-	command := r.c.Command
-	command.Incarnation = life
-	w, err := startOne(command, id, func(id int) (*os.File, error) { return r.c.Log(id, life) })
-	if err != nil {
-		return nil, err
-	}
-	return &local{id: id, life: life, worker: w, to: newQueue[control.Message]()}, nil
-}
+func newLocal(who id.Session) *local { return &local{who: who, to: newQueue[control.Message]()} }
 
 // begin starts the first workers.
-func (r *relay) begin() error {
-	for _, id := range r.c.Hosts[r.c.Self].Workers {
-		l, err := r.start(id, 0)
-		if err != nil {
+func (r *relay) begin() (err error) {
+	for _, n := range r.c.Hosts[r.c.Self].Workers {
+		l := newLocal(id.Session{Worker: id.WorkerID(n)})
+		if l.worker, err = r.c.Start(n, 0); err != nil {
 			return &StartError{err}
 		}
 		r.locals = append(r.locals, l)
@@ -114,130 +96,45 @@ func (r *relay) killAll() {
 }
 
 // join starts a worker that joins; r.mu is held. It runs in a goroutine of its own, as starting
-// takes time; of one that cannot be started there is only its end.
-func (r *relay) join(ctx context.Context, id, life int) {
-	if r.find(id, life) != nil || len(r.locals) >= session.MaxWorkers {
+// takes time; of one that cannot be started the leader hears its end alone.
+func (r *relay) join(who id.Session) {
+	if r.find(who) != nil || len(r.locals) >= session.MaxWorkers {
 		return // another leader wanted it, too
 	}
-	l := &local{id: id, life: life, to: newQueue[control.Message]()}
+	l := newLocal(who)
 	r.locals = append(r.locals, l)
 	r.working.Go(func() {
-		begun, err := r.start(id, life)
+		w, err := r.c.Start(int(who.Worker), who.Incarnation)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if err != nil {
-			l.closed, l.exit = true, &control.Exited{Worker: id, Incarnation: life, Code: 1, Text: "cannot be started: " + session.OneLine(err.Error())}
-			r.tell(control.Closed{Worker: id, Incarnation: life})
+			l.closed, l.err = true, err
+			r.tell(closedOf(who, err))
+			l.exit = &control.Exited{Worker: int(who.Worker), Incarnation: who.Incarnation, Code: 1, Text: "cannot be started: " + session.OneLine(err.Error())}
 			r.tell(*l.exit)
 			return
 		}
-		if l.worker = begun.worker; l.unwanted {
-			l.worker.Kill()
+		if l.worker = w; l.unwanted {
+			w.Kill()
 		}
-		r.attend(ctx, l)
+		r.attend(l)
 	})
 }
 
-func (r *relay) attend(ctx context.Context, l *local) {
+// attend serves a worker until run ends; r.mu is held.
+func (r *relay) attend(l *local) {
+	ctx := r.ctx
 	r.working.Go(func() { r.listen(ctx, l) })
 	r.working.Go(func() { r.awaitExit(ctx, l) })
 }
 
-func (r *relay) find(id, life int) *local {
-	i := slices.IndexFunc(r.locals, func(l *local) bool { return l.id == id && l.life == life })
+func (r *relay) find(who id.Session) *local {
+	i := slices.IndexFunc(r.locals, func(l *local) bool { return l.who == who })
 	if i < 0 {
 		return nil
 	}
 	return r.locals[i]
 }
-
-// follow takes in who leads.
-func (r *relay) follow(l agree.Leadership) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.leader = l
-	if r.end != nil && l.Leader != "" && l.Term != r.term {
-		r.end()
-	}
-	select {
-	case r.news <- struct{}{}:
-	default:
-	}
-}
-
-// run serves workers and leaders until ctx ends.
-func (r *relay) run(ctx context.Context) {
-	r.mu.Lock()
-	r.ctx = ctx
-	for _, l := range r.locals {
-		r.attend(ctx, l)
-	}
-	r.mu.Unlock()
-	r.working.Go(func() { r.beat(ctx) })
-	defer r.working.Wait()
-	retry := time.NewTimer(0)
-	defer retry.Stop()
-	for {
-		select {
-		case <-r.news:
-		case <-retry.C:
-		case <-ctx.Done():
-			return
-		}
-		round, end := context.WithCancel(ctx)
-		r.mu.Lock()
-		l := r.leader
-		r.end, r.term = end, l.Term
-		r.mu.Unlock()
-		if i := r.c.host(l.Leader); i >= 0 {
-			_ = r.attach(round, i) // tried again
-			r.succeed(round, i, l.Term)
-			retry.Reset(retryEvery)
-		}
-		end()
-	}
-}
-
-// succeed has this node stand for election where the process of the agent that led is gone. The
-// nodes do so one after the other, so that the first finds all votes there.
-func (r *relay) succeed(ctx context.Context, led int, term uint64) {
-	if ctx.Err() != nil || led == r.c.Self || !r.c.refuses(ctx, led) {
-		return
-	}
-	rank := 0
-	for i, h := range r.c.Hosts {
-		if i == r.c.Self {
-			break
-		}
-		if h.Voter && i != led {
-			rank++
-		}
-	}
-	turn := time.NewTimer(time.Duration(rank) * standEvery)
-	defer turn.Stop()
-	select {
-	case <-turn.C:
-	case <-ctx.Done():
-		return
-	}
-	// A newer term means that somebody stands already, or leads.
-	if r.elections.Term() == term && r.c.Hosts[r.c.Self].Voter && time.Since(r.stood) > r.c.detect()/2 {
-		r.stood = time.Now()
-		r.elections.Stand()
-	}
-}
-
-// elections is what the relay needs of the agreement.
-type elections interface {
-	Term() uint64
-	Stand()
-}
-
-// standEvery is the time between two nodes that stand for election.
-const standEvery = 60 * time.Millisecond
-
-// retryEvery is the time between two attempts to reach the leader.
-const retryEvery = 10 * time.Millisecond
 
 // listen takes in what a worker says.
 func (r *relay) listen(ctx context.Context, l *local) {
@@ -271,8 +168,8 @@ func (r *relay) listen(ctx context.Context, l *local) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.closed = true
-	r.tell(control.Closed{Worker: l.id, Incarnation: l.life})
+	l.closed, l.err = true, err
+	r.tell(closedOf(l.who, err))
 }
 
 func (r *relay) awaitExit(ctx context.Context, l *local) {
@@ -285,56 +182,65 @@ func (r *relay) awaitExit(ctx context.Context, l *local) {
 	s := l.worker.Status()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.exit = &control.Exited{Worker: l.id, Incarnation: l.life, Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: l.worker.LastOutput()}
+	l.exit = &control.Exited{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation, Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: l.worker.LastOutput()}
 	r.tell(*l.exit)
 }
 
 // said takes in a message of a worker.
 func (r *relay) said(l *local, m control.Message) {
-	if ready, ok := m.(control.Ready); ok {
-		// Reading the program may take a while, in which the worker's beats have to go on.
-		r.working.Go(func() {
-			ready.Job.ProgramSHA256, _ = rundir.FileSHA256(l.worker.Program()) // only a record
-			r.pass(l, ready)
-		})
+	ready, ok := m.(control.Ready)
+	if !ok {
+		r.pass(l, m)
 		return
 	}
-	r.pass(l, m)
+	path := l.worker.Program()
+	if path == "" {
+		path = r.c.Executable
+	}
+	if path == "" {
+		r.pass(l, ready)
+		return
+	}
+	// Reading the program may take a while, in which the worker's beats have to go on.
+	r.working.Go(func() {
+		ready.Job.ProgramSHA256, _ = rundir.FileSHA256(path) // only a record
+		r.pass(l, ready)
+	})
 }
 
-// pass keeps what a new leader has to know of a message, and tells the one that there is.
+// pass keeps what a new leader has to know of a message, and tells the leader of the moment.
 func (r *relay) pass(l *local, m control.Message) {
-	body, err := control.Marshal(m)
-	if err != nil {
-		return // it came as one
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch m := m.(type) {
+	switch said := m.(type) {
 	case control.Beat:
 		if r.out == nil || !r.out.empty() {
 			return
 		}
 	case control.Hello:
-		l.hello = body
+		l.hello = m
+	case control.Note:
+		l.note = m
 	case control.Ready:
-		l.ready = body
+		l.ready = m
 	case control.Step:
-		l.steps = append(l.steps, reported{m.Plan, m.Step, body})
-		l.steps = l.steps[max(0, len(l.steps)-maxReported):]
+		if !r.c.alone() { // no other host will ever lead
+			l.steps = append(l.steps, said)
+			l.steps = l.steps[max(0, len(l.steps)-maxReported):]
+		}
 	case control.Saved:
-		l.saved = body
+		l.saved = m
 	case control.Done:
-		l.done = body
+		l.done = m
 	case control.Failed:
-		l.failed = body
+		l.failed = m
 	case control.Leave:
-		l.leave = body
+		l.leave = m
 	}
-	r.tell(control.Relayed{Worker: l.id, Incarnation: l.life, Message: body})
+	r.tell(relayed{m, l.who})
 }
 
-// tell sends to the leader, if there is one; r.mu is held.
+// tell sends to the leader, if there is a link; r.mu is held.
 func (r *relay) tell(m control.Message) {
 	if r.out != nil {
 		r.out.put(m)
@@ -342,113 +248,40 @@ func (r *relay) tell(m control.Message) {
 }
 
 // account is all that a new leader has to know; r.mu is held.
-func (r *relay) account(q *queue[control.Message], since control.Lead) {
+func (r *relay) account(q outbox, since control.Lead) {
 	for _, l := range r.locals {
-		say := func(body []byte) {
-			if body != nil {
-				q.put(control.Relayed{Worker: l.id, Incarnation: l.life, Message: body})
+		say := func(m control.Message) {
+			if m != nil {
+				q.put(relayed{m, l.who})
 			}
 		}
 		say(l.hello)
+		if !l.started {
+			say(l.note) // what it does before training
+		}
 		say(l.ready)
 		first := len(l.steps)
 		for first > 0 {
-			if s := l.steps[first-1]; s.plan < since.Plan || s.plan == since.Plan && s.step <= since.Step {
+			if s := l.steps[first-1]; s.Plan < since.Plan || s.Plan == since.Plan && s.Step <= since.Step {
 				break
 			}
 			first--
 		}
 		for _, s := range l.steps[max(0, min(first, len(l.steps)-1)):] { // the newest in any case
-			say(s.body)
+			say(s)
 		}
 		say(l.saved)
 		say(l.done)
 		say(l.leave)
 		say(l.failed)
 		if l.closed {
-			q.put(control.Closed{Worker: l.id, Incarnation: l.life})
+			q.put(closedOf(l.who, l.err))
 		}
 		if l.exit != nil {
 			q.put(*l.exit)
 		}
 	}
 	q.put(control.Told{})
-}
-
-var errNotLeading = errors.New("agent: it does not lead")
-
-// attach keeps a link to the agent that leads, until it ends.
-func (r *relay) attach(ctx context.Context, host int) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	conn, err := r.c.dialAgent(ctx, host, r.tls)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if err := conn.Send(control.Host{Protocol: control.Protocol, Host: r.c.Self}); err != nil {
-		return err
-	}
-	hello, stop := context.WithTimeout(ctx, r.c.detect())
-	m, err := conn.Receive(hello)
-	stop()
-	if err != nil {
-		return err
-	}
-	since, ok := m.(control.Lead)
-	if !ok {
-		return errNotLeading
-	}
-
-	q := newQueue[control.Message]()
-	r.mu.Lock()
-	r.account(q, since)
-	r.out, r.term, r.heard = q, since.Term, time.Now()
-	delete(r.broke, host)
-	r.mu.Unlock()
-	var others sync.WaitGroup
-	others.Go(func() {
-		defer cancel()
-		for {
-			m, ok := q.take(ctx)
-			if !ok || conn.Send(m) != nil {
-				return
-			}
-		}
-	})
-	others.Go(func() {
-		defer cancel()
-		watchSilence(ctx, r.c.silence(), func() time.Time {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return r.heard
-		})
-	})
-	silent := false                                                // until then, or no leader any more
-	stopped := context.AfterFunc(ctx, func() { _ = conn.Close() }) // ends a Send that waits
-	defer func() {
-		cancel()
-		stopped()
-		_ = conn.Close()
-		r.mu.Lock()
-		r.out, r.broke[host] = nil, time.Now()
-		if silent {
-			r.broke[host] = r.heard
-		}
-		r.mu.Unlock()
-		q.close()
-		others.Wait()
-	}()
-	for {
-		m, err := conn.Receive(ctx)
-		if err != nil {
-			silent = ctx.Err() != nil
-			return err
-		}
-		if err := r.hear(m); err != nil {
-			return err
-		}
-	}
 }
 
 // hear takes in what the leader says.
@@ -459,7 +292,7 @@ func (r *relay) hear(m control.Message) error {
 	switch m := m.(type) {
 	case control.Beat:
 	case control.Kill:
-		switch l := r.find(m.Worker, m.Incarnation); {
+		switch l := r.find(id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}); {
 		case l == nil:
 		case l.worker == nil:
 			l.unwanted = true
@@ -467,46 +300,47 @@ func (r *relay) hear(m control.Message) error {
 			l.worker.Kill()
 		}
 	case control.Begin:
-		r.join(r.ctx, m.Worker, m.Incarnation)
-	case control.Relayed:
-		l := r.find(m.Worker, m.Incarnation)
-		if l == nil {
-			return fmt.Errorf("agent: the leader speaks to worker %d, which is elsewhere", m.Worker)
-		}
-		said, err := control.Unmarshal(m.Message)
-		if err != nil {
-			return err
-		}
-		// What a worker is told once, another leader may tell it again.
-		var told *bool
-		switch said := said.(type) {
-		case control.Start:
-			r.gossip.join(said.Ring.Seeds)
-			told = &l.started
-		case control.Stop:
-			told = &l.stopped
-		case control.Release:
-			told = &l.released
-		case control.Order:
-			if said.Restart {
-				l.done = nil
-			}
-		}
-		if told != nil {
-			if *told {
-				return nil
-			}
-			*told = true
-		}
-		l.to.put(said)
+		r.join(id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation})
+	case relayed:
+		return r.deliver(m)
 	default:
-		return fmt.Errorf("agent: the leader sent %T", m)
+		return errUnexpected(m)
 	}
 	return nil
 }
 
-// beat tells workers and leader that this agent lives, and the workers only as long as
-// it hears of a leader: who has not heard its agent for the budget commits nothing.
+// deliver hands a message to a worker; r.mu is held. What a worker is told once, another leader may tell it again.
+func (r *relay) deliver(m relayed) error {
+	l := r.find(m.worker)
+	if l == nil {
+		return errUnexpected(m)
+	}
+	var told *bool
+	switch said := m.Message.(type) {
+	case control.Start:
+		r.gossip.join(said.Ring.Seeds)
+		told = &l.started
+	case control.Stop:
+		told = &l.stopped
+	case control.Release:
+		told = &l.released
+	case control.Order:
+		if said.Restart {
+			l.done = nil
+		}
+	}
+	if told != nil {
+		if *told {
+			return nil
+		}
+		*told = true
+	}
+	l.to.put(m.Message)
+	return nil
+}
+
+// beat tells workers and leader that this host lives, and the workers only as long as
+// it hears of a leader: a worker that has not heard its host for the timeout commits nothing.
 func (r *relay) beat(ctx context.Context) {
 	tick := time.NewTicker(control.BeatEvery)
 	defer tick.Stop()
@@ -518,14 +352,14 @@ func (r *relay) beat(ctx context.Context) {
 			return
 		}
 		r.mu.Lock()
-		if led := r.out != nil; led {
+		if r.out != nil {
 			alone, told = time.Now(), false
 		} else if !told && r.c.Waits != nil && time.Since(alone) > r.c.detect() && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
 			told = true
 			r.c.Waits(r.c.waits())
 		}
-		if r.out != nil && time.Since(r.heard) < r.c.detect() {
-			if r.out.empty() {
+		if r.here != nil || r.out != nil && time.Since(r.heard) < r.c.detect() {
+			if r.here == nil && r.out.empty() {
 				r.out.put(control.Beat{})
 			}
 			for _, l := range r.locals {
@@ -535,71 +369,5 @@ func (r *relay) beat(ctx context.Context) {
 			}
 		}
 		r.mu.Unlock()
-	}
-}
-
-// brokeAt returns when the link to a host that led until now ended, or now.
-func (r *relay) brokeAt(host int) time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if at := r.broke[host]; !at.IsZero() && time.Since(at) < patience*r.c.detect() {
-		return at
-	}
-	return time.Now()
-}
-
-// dialer returns what connects to other agents: from the address at which they reach this one.
-func (c *HostConfig) dialer() *net.Dialer {
-	d := &net.Dialer{Timeout: c.detect()}
-	if a, ok := c.Link.Addr().(*net.TCPAddr); ok && !a.IP.IsUnspecified() {
-		d.LocalAddr = &net.TCPAddr{IP: a.IP, Zone: a.Zone}
-	}
-	return d
-}
-
-// dialAgent connects to another agent.
-func (c *HostConfig) dialAgent(ctx context.Context, host int, t *tls.Config) (*control.Conn, error) {
-	nc, err := (&tls.Dialer{NetDialer: c.dialer(), Config: t}).DialContext(ctx, "tcp", c.Hosts[host].Link)
-	if err != nil {
-		return nil, err
-	}
-	return control.New(nc), nil
-}
-
-// refuses reports whether nobody listens for other agents at a host that answers: its agent is gone.
-func (c *HostConfig) refuses(ctx context.Context, host int) bool {
-	nc, err := c.dialer().DialContext(ctx, "tcp", c.Hosts[host].Link)
-	if err == nil {
-		_ = nc.Close()
-	}
-	return isRefused(err)
-}
-
-// watchSilence returns when heard is longer ago than the budget, or ctx ends. Who looks late was
-// deaf itself, and begins anew.
-func watchSilence(ctx context.Context, budget time.Duration, heard func() time.Time) {
-	period := budget / session.Watches
-	tick := time.NewTimer(period)
-	defer tick.Stop()
-	due, deaf := time.Now().Add(period), time.Time{}
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		now := time.Now()
-		if now.Sub(due) > budget/4 {
-			deaf = now
-		}
-		last := heard()
-		if last.Before(deaf) {
-			last = deaf
-		}
-		if now.Sub(last) > budget {
-			return
-		}
-		due = now.Add(period)
-		tick.Reset(period)
 	}
 }

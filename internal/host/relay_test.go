@@ -2,17 +2,23 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
-// What an agent tells a new leader of its worker.
+// What a relay tells a new leader of its worker.
 func TestAccount(t *testing.T) {
-	r := &relay{locals: []*local{{id: 3, hello: []byte("h"), ready: []byte("r"), done: []byte("d"), closed: true, exit: &control.Exited{Worker: 3, Text: "x"}}}}
-	for _, s := range []reported{{1, 1, nil}, {1, 2, nil}, {2, 3, nil}, {4, 1, nil}, {4, 2, nil}} {
-		s.body = []byte(fmt.Sprintf("%d.%d", s.plan, s.step))
+	r := &relay{locals: []*local{{
+		who: id.Session{Worker: 3}, hello: control.Hello{}, ready: control.Ready{}, done: control.Done{}, closed: true, exit: &control.Exited{Worker: 3, Text: "x"},
+	}}}
+	for _, s := range []control.Step{{Plan: 1, Step: 1}, {Plan: 1, Step: 2}, {Plan: 2, Step: 3}, {Plan: 4, Step: 1}, {Plan: 4, Step: 2}} {
 		r.locals[0].steps = append(r.locals[0].steps, s)
 	}
 	for _, c := range []struct {
@@ -30,9 +36,18 @@ func TestAccount(t *testing.T) {
 		got := ""
 		for m, ok := q.take(context.Background()); ok; m, ok = q.take(context.Background()) {
 			switch m := m.(type) {
-			case control.Relayed:
-				got += string(m.Message) + " "
-			case control.Closed:
+			case relayed:
+				switch said := m.Message.(type) {
+				case control.Step:
+					got += fmt.Sprintf("%d.%d ", said.Plan, said.Step)
+				case control.Hello:
+					got += "h "
+				case control.Ready:
+					got += "r "
+				case control.Done:
+					got += "d "
+				}
+			case closed:
 				got += "closed "
 			case control.Exited:
 				got += "exited "
@@ -46,27 +61,98 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-func TestQueue(t *testing.T) {
-	q := newQueue[int]()
-	ctx, cancel := context.WithCancel(t.Context())
-	sum := make(chan int)
-	go func() {
-		n := 0
-		for v, ok := q.take(ctx); ok; v, ok = q.take(ctx) {
-			n += v
+// sent is an outbox that keeps what is put into it, as text.
+type sent struct{ list []string }
+
+func (s *sent) put(m control.Message) {
+	if r, ok := m.(relayed); ok {
+		s.list = append(s.list, fmt.Sprintf("%T to %v", r.Message, r.worker))
+		return
+	}
+	s.list = append(s.list, fmt.Sprintf("%+v", m))
+}
+func (s *sent) empty() bool { return true }
+
+// told returns events as text.
+func told(events []session.Event) (all []string) {
+	for _, e := range events {
+		switch e := e.(type) {
+		case session.ConnClosed:
+			all = append(all, fmt.Sprintf("closed %d", e.Worker))
+		case session.WorkerExited:
+			all = append(all, fmt.Sprintf("exited %d: %s", e.Worker, e.Status.Text))
+		case session.Received:
+			all = append(all, fmt.Sprintf("%d said %T", e.Worker, e.Message))
+		case session.HostBack:
+			all = append(all, e.Host+" is back")
+		default:
+			all = append(all, fmt.Sprintf("%T", e))
 		}
-		sum <- n
-	}()
-	for i := range 100 {
-		q.put(i)
 	}
-	q.close()
-	q.put(1000)
-	if n := <-sum; n != 4950 {
-		t.Errorf("sum %d", n)
+	return all
+}
+
+func expect(t *testing.T, what string, got, want any) {
+	t.Helper()
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("%s: %v, want %v", what, got, want)
 	}
-	cancel()
-	if _, ok := newQueue[int]().take(ctx); ok {
-		t.Error("a value of an empty queue")
+}
+
+// The story of a host that is lost and comes back, as its leader keeps it.
+func TestRoster(t *testing.T) {
+	now := time.Unix(1000, 0)
+	c := Config{Hosts: []HostAddr{{Name: "a", Workers: []int{0}}, {Name: "b", Workers: []int{1, 2}}}}
+	c.Detect = time.Second
+	c = c.withDefaults()
+	r := newRoster(&c, now, func(int) time.Time { return now })
+	r.fresh = true
+	a, b := &sent{}, &sent{}
+	for host, out := range []*sent{a, b} {
+		events, err := r.linked(now, hostLinked{host, out})
+		expect(t, "a first link", fmt.Sprint(told(events), err), "[] <nil>")
+	}
+	if _, err := r.linked(now, hostLinked{1, &sent{}}); !errors.Is(err, errLinkedTwice) {
+		t.Errorf("a second link: %v", err)
+	}
+	one := id.Session{Worker: 1}
+	expect(t, "a message", told(r.said(hostSaid{1, now, relayed{control.Hello{}, one}})), "[1 said control.Hello]")
+	expect(t, "a message of another host's worker", told(r.said(hostSaid{0, now, relayed{control.Hello{}, one}})), "[]")
+	expect(t, "its host", a.list, "[{Worker:1 Incarnation:0}]") // has to end it
+	expect(t, "an end", told(r.said(hostSaid{1, now, control.Exited{Worker: 1, Text: "x"}})), "[exited 1: x]")
+	expect(t, "an end again", told(r.said(hostSaid{1, now, control.Exited{Worker: 1, Text: "x"}})), "[]")
+
+	// It is silent for too long, and this host was not listening itself; then it really is.
+	now = now.Add(10 * time.Second)
+	events, probe := r.tick(now, true)
+	expect(t, "a late tick", fmt.Sprint(told(events), probe), "[] []")
+	now = now.Add(700 * time.Millisecond)
+	if events, _ = r.tick(now, false); events != nil {
+		t.Errorf("lost early: %v", told(events))
+	}
+	now = now.Add(100 * time.Millisecond)
+	events, _ = r.tick(now, false)
+	expect(t, "a silent host", told(events), "[closed 1 closed 2 exited 2: b was lost]")
+	r.send(1, control.Stop{}) // not to be sent
+	expect(t, "words of a lost host", told(r.said(hostSaid{1, now, relayed{control.Hello{}, id.Session{Worker: 2}}})), "[]")
+	place, started := r.place(plan.Worker{ID: 1, Incarnation: 1, Host: "b"})
+	expect(t, "where it starts", fmt.Sprintln(place, started.Worker.Host, started.Err), "3 a <nil>\n")
+	r.begin(place)
+	expect(t, "messages to a", a.list[1:], "[{Worker:1 Incarnation:1}]")
+
+	back := &sent{}
+	events, err := r.linked(now, hostLinked{1, back})
+	expect(t, "it links again", fmt.Sprint(told(events), err), "[b is back] <nil>")
+	expect(t, "its workers end", back.list, "[{Worker:1 Incarnation:0} {Worker:2 Incarnation:0}]")
+
+	// Its link ends, and its machine says that nothing listens there.
+	r.unlinked(now, hostUnlinked{1, b}) // an older one
+	r.unlinked(now, hostUnlinked{1, back})
+	if events, probe = r.tick(now.Add(time.Millisecond), false); events != nil || len(probe) != 1 || probe[0] != 1 {
+		t.Errorf("%v, probes %v", told(events), probe)
+	}
+	r.probed(hostProbed{1, true})
+	if !r.hosts[1].lost {
+		t.Error("it is not lost")
 	}
 }

@@ -174,47 +174,17 @@ func (g *ringMember) accuser(id id.WorkerID, members []gossip.Member) string {
 	return "the ring"
 }
 
-// enterRing makes the ring of a run on one host, unless there is nobody to be in it, and listens
-// to it, until the returned function is called. Where it cannot be made the run does without.
-func (r *run) enterRing() (leave func()) {
-	leave = func() {}
-	if r.gossip == nil {
-		if r.cfg.Detect == 0 || r.noRing != nil || r.lone && r.cfg.Start == nil {
-			r.ringOpened()
-			return leave
-		}
-		g, err := openGossip(rand.Text(), "", "", nil, r.cfg.Detect, len(r.workers)+1)
-		if err != nil {
-			r.noRing = err
-			r.ringOpened()
-			return leave
-		}
-		r.gossip, leave = g, g.close
-	}
-	r.ringOpened()
-	r.others.Go(func() { r.gossip.tell(r.talking, r.post) })
-	return leave
-}
-
-// ringOpened tells the session of the ring, or why there is none.
-func (r *run) ringOpened() {
-	var e session.RingOpened
-	if r.gossip != nil {
-		e.Ring = r.gossip.c
-	}
-	if r.noRing != nil {
-		e.Reason = fmt.Sprintf("there is no gossip ring: %s", session.OneLine(r.noRing.Error()))
-	}
-	r.apply(r.s.Step(time.Now(), e))
-}
-
-// openHostRing makes the member of one of several hosts, nil if there is to be no ring. Their
-// agents find each other by the Start that a leader sends to their workers.
-func openHostRing(c *HostConfig) (*ringMember, error) {
-	if c.Run.Detect == 0 {
+// openRing makes the member of a host, nil if there is to be no ring: without failure detection, or with one worker in
+// all. Several hosts find each other by the Start that a leader sends to their workers.
+func openRing(c *Config) (*ringMember, error) {
+	if c.Detect == 0 || c.Fixed && c.Workers == 1 {
 		return nil, nil
 	}
-	sum := sha256.Sum256([]byte(c.RunDir))
+	job := rand.Text()
+	if !c.alone() {
+		sum := sha256.Sum256([]byte(c.RunDir.Path()))
+		job = hex.EncodeToString(sum[:8])
+	}
 	self := c.Hosts[c.Self]
-	return openGossip(hex.EncodeToString(sum[:8]), self.Name, self.Link, c.Secret, c.Run.Detect, c.workers()+len(c.Hosts))
+	return openGossip(job, self.Name, self.Link, c.Secret, c.Detect, c.Workers+len(c.Hosts))
 }

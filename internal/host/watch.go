@@ -4,13 +4,6 @@ import (
 	"sync"
 )
 
-// Watch says whether somebody wants to see what the workers do within a step. While it is so, the view
-// gets a view.Timeline of every worker for some of the steps, a few in a second. It never waits.
-func (a *Agent) Watch(on bool) { a.watch.set(on) }
-
-// Watch does what [Agent.Watch] does. Every host has to be told, as any may lead.
-func (h *Host) Watch(on bool) { h.watch.set(on) }
-
 // watching is whether timelines are wanted.
 type watching struct {
 	mu      sync.Mutex

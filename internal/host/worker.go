@@ -89,32 +89,30 @@ type Command struct {
 	Log *os.File
 }
 
-// StartProcesses starts n worker processes like c, with WorkerIDs from 0. log, which
-// may be nil, opens the log of each. When one cannot be started, those that were are ended.
-func StartProcesses(c Command, n int, log func(id int) (*os.File, error)) ([]Worker, error) {
-	var workers []Worker
-	for id := range n {
-		w, err := startOne(c, id, log)
-		if err != nil {
-			for _, w := range workers {
-				w.Kill()
+// Starter returns the function that starts processes like c. log, which may be nil, opens the log of each.
+func Starter(c Command, log func(worker, incarnation int) (*os.File, error)) func(worker, incarnation int) (Worker, error) {
+	return func(worker, incarnation int) (w Worker, err error) {
+		c := c
+		c.WorkerID, c.Incarnation = worker, incarnation
+		if log != nil {
+			if c.Log, err = log(worker, incarnation); err != nil {
+				return nil, err
 			}
-			for _, w := range workers {
-				end(w)
-			}
-			return nil, err
 		}
-		workers = append(workers, w)
+		if w, err = StartProcess(c); err != nil && c.Log != nil {
+			_ = c.Log.Close()
+		}
+		return w, err
 	}
-	return workers, nil
 }
 
-// end kills a worker that nobody is connected to, and waits for its end.
+// end kills a worker and waits for the end of its process. A function of this process that does not return is
+// left to itself.
 func end(w Worker) {
 	w.Kill()
-	<-w.Exited()
-	waitReaped(w)
 	if p, ok := w.(*process); ok {
+		<-p.exited
+		waitReaped(p)
 		p.disconnect()
 	}
 }
@@ -132,21 +130,6 @@ func waitReaped(w Worker) {
 	case <-p.reaped:
 	case <-patience.C:
 	}
-}
-
-func startOne(c Command, id int, log func(id int) (*os.File, error)) (Worker, error) {
-	c.WorkerID = id
-	if log != nil {
-		var err error
-		if c.Log, err = log(id); err != nil {
-			return nil, err
-		}
-	}
-	w, err := StartProcess(c)
-	if err != nil && c.Log != nil {
-		_ = c.Log.Close()
-	}
-	return w, err
 }
 
 // StartProcess starts a worker process: in a process group of its own, so that

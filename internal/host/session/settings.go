@@ -175,7 +175,11 @@ type Config struct {
 	Telemetry bool      // spans and measures are wanted
 	CanStart  bool      // workers can be started while the run goes on
 
-	// Where several hosts keep the run: the term in which this one leads, the newest ballot and fill of that term before this
+	// Lease is how long a worker commits without hearing its host, which cannot know then whether another one leads. 0 means
+	// forever: no other host can lead.
+	Lease time.Duration
+
+	// The term in which this one leads, the newest ballot and fill of that term before this
 	// session, the host's name, and what the leader before has left; nil for a run that begins.
 	Term, Attempt uint64
 	Fills         int

@@ -155,10 +155,7 @@ func (s *Session) beginTraining() control.Start {
 
 // startMessage says how a worker trains.
 func (s *Session) startMessage() control.Start {
-	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.faults}
-	if s.cfg.Term > 0 {
-		m.Detect = s.cfg.Detect
-	}
+	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.faults, Detect: s.cfg.Lease}
 	if s.tr != nil {
 		m.TraceEvery = s.tr.every
 	}

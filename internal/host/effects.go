@@ -1,0 +1,163 @@
+package host
+
+import (
+	"fmt"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// step has the session take in an event, and carries out what follows.
+func (r *run) step(e session.Event) { r.apply(r.s.Step(time.Now(), e)) }
+
+func (r *run) steps(events []session.Event) {
+	for _, e := range events {
+		r.step(e)
+	}
+}
+
+// apply carries out effects in their order. A file that cannot be written is one more event for the session.
+func (r *run) apply(effects []session.Effect) {
+	for _, e := range effects {
+		if err := r.do(e); err != nil {
+			r.step(session.FileFailed{Err: err})
+			return
+		}
+	}
+}
+
+func (r *run) do(e session.Effect) error {
+	switch e := e.(type) {
+	case session.Send:
+		r.hosts.send(e.Worker, e.Message)
+	case session.Kill:
+		r.hosts.kill(e.Worker)
+		r.grace(e.Worker)
+	case session.Fence:
+		r.hosts.fence(e.Worker)
+	case session.StartWorker:
+		place, started := r.hosts.place(e.Worker)
+		r.events.put(started) // before anything that the worker says
+		if started.Err == nil {
+			r.hosts.begin(place)
+		}
+	case session.AwaitExit:
+		r.grace(e.Worker)
+	case session.AwaitCause:
+		// What a frozen worker does to others shows before it counts as silent.
+		r.cause = time.After(reapTime + r.c.Detect)
+	case session.Propose:
+		return r.log.plan(e.Order, e.Reason)
+	case session.VerifyCheckpoint:
+		r.others.Go(func() { r.post(verifyFiles(r.talking, r.dir.Path(), e.Job, e.Propose)) })
+	case session.Balance:
+		r.others.Go(func() { r.post(session.Balanced{Balanced: e.Make()}) })
+	case session.CommitCheckpoint:
+		r.others.Go(func() { commitFiles(r.talking, r.dir.Path(), e.Manifest, r.post) })
+	case session.AnswerAdd:
+		*r.answer = e
+	case session.ObserveStep, session.ReleaseClocks, session.DeviceUsed:
+		r.governing.take(e)
+	case session.BeginTrace:
+		var file func([]byte) error
+		if r.dir != nil {
+			file = r.dir.AddTrace
+		}
+		r.Telemetry.Begin(e.Run, e.Program, file)
+	case session.WriteSpans:
+		r.Telemetry.Spans(e.Spans)
+	case session.Measure:
+		r.Telemetry.Measure(e.Measure)
+	case session.Show:
+		if r.View != nil {
+			r.View.Show(e.Event)
+		}
+	case session.CloseView:
+		r.closeView()
+	case session.Output:
+		if r.viewClosed {
+			r.print([]byte(e.Text))
+		} else if len(r.early)+len(e.Text) <= maxEarlyOutput {
+			r.early = append(r.early, e.Text...)
+		}
+	default:
+		return r.write(e)
+	}
+	return nil
+}
+
+// write writes to the run directory.
+func (r *run) write(e session.Effect) error {
+	switch e := e.(type) {
+	case session.WriteJob:
+		if err := r.log.job(e.Job); err != nil || r.dir == nil {
+			return err
+		}
+		return r.dir.WriteJob(e.Job, e.Data)
+	case session.WriteEvent:
+		if r.View != nil {
+			r.View.Show(view.Change(e.Event))
+		}
+		if r.dir != nil {
+			return r.dir.AddEvent(e.Event)
+		}
+	case session.WritePlan:
+		if r.dir != nil {
+			return r.dir.AddPlan(e.Plan)
+		}
+	case session.WriteMetrics:
+		if r.dir != nil {
+			return r.dir.AddMetrics(e.Metrics)
+		}
+	case session.WriteWorkers:
+		if r.dir != nil && r.commands != nil {
+			return r.dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.Alive})
+		}
+	case session.WriteSummary:
+		if r.dir != nil {
+			return r.dir.WriteSummary(e.Summary)
+		}
+	default:
+		panic(fmt.Sprintf("host: effect %T", e))
+	}
+	return nil
+}
+
+// maxEarlyOutput bounds what is kept for the time after the view; a program prints at its
+// end, and what it prints between is in its log.
+const maxEarlyOutput = 1 << 20
+
+func (r *run) closeView() {
+	if r.viewClosed {
+		return
+	}
+	r.viewClosed = true
+	if r.View != nil {
+		r.View.Close()
+	}
+	r.print(r.early)
+	r.early = nil
+}
+
+func (r *run) print(text []byte) {
+	if r.Output != nil {
+		_, _ = r.Output.Write(text) // a reader that has gone does not end the run
+	}
+}
+
+// stamped returns the time of a stamp in nanoseconds of CLOCK_MONOTONIC; now, if it cannot be one.
+func stamped(at int64) time.Time {
+	now := time.Now()
+	var ts unix.Timespec
+	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
+		return now
+	}
+	if ago := ts.Nano() - at; ago > 0 {
+		return now.Add(-time.Duration(ago))
+	}
+	return now
+}

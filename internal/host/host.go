@@ -1,0 +1,336 @@
+package host
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// Config says how a host keeps its part of a run. A run on one machine is a run of one host: Hosts and the fields below
+// it stay empty.
+type Config struct {
+	session.Settings // the same on every host
+
+	// Workers is the number of workers that a run of one host begins with. 0 means 1.
+	Workers int
+
+	// Start starts a worker of this host. It is called by several goroutines.
+	Start func(worker, incarnation int) (Worker, error)
+
+	// Fixed says that no worker can be started while the run goes on.
+	Fixed bool
+
+	// Executable is the file whose SHA-256 goes into job.json where a worker is in
+	// this process; "" leaves it out.
+	Executable string
+
+	// RunDir is where the run's files go; nil means a run without files. One host alone closes it;
+	// several have the same directory, which its owner closes.
+	RunDir *rundir.Dir
+
+	// Console shows the run. Where several hosts take turns, Lead returns what replaces it while this one leads in a
+	// term; terms may overlap for a moment, and the greatest counts.
+	Console
+	Lead func(term uint64) (Console, error)
+
+	// Clocks are the clocks of the devices that workers compute on, which are to be set; nil leaves
+	// all as it is. Only a host alone sets clocks, and closes them.
+	Clocks Clocks
+
+	// Hosts are all hosts, in one order everywhere, and Self is the position of this one.
+	Hosts  []HostAddr
+	Self   int
+	Secret []byte       // known to the hosts only
+	Link   net.Listener // behind the Link address of this host; Serve closes it
+
+	// Log opens the log of what the hosts agree on. nil means that of a host alone.
+	Log func() (agree.Log, error)
+
+	// Done is told how the run has ended, by the host that leads.
+	Done func(term uint64, o session.Outcome)
+
+	// Waits is told, in a sentence, what this host waits for when its workers hold because it
+	// hears of no leader; it may be nil.
+	Waits func(text string)
+}
+
+// Console is where a run is shown and measured. The host closes View and Telemetry.
+type Console struct {
+	View   view.View // nil shows nothing
+	Output io.Writer // what the program prints, after the view has closed; nil drops it
+
+	// Telemetry gets spans and measures of the run; nil has nothing measured.
+	Telemetry Telemetry
+}
+
+// HostAddr is one of the hosts of a run.
+type HostAddr struct {
+	Name    string `json:"name"`
+	Voter   bool   `json:"voter"`
+	Agree   string `json:"agree"`   // address of its part in the agreement
+	Link    string `json:"link"`    // where other hosts reach it
+	Workers []int  `json:"workers"` // those that it starts
+}
+
+// Validate reports every fault of the configuration, each on a line that names the field and what would be right.
+func (c Config) Validate() error {
+	errs := []error{c.Settings.Validate()}
+	if c.Start == nil {
+		errs = append(errs, errors.New("Start is nil: say how a worker is started"))
+	}
+	if c.Respawn && c.Fixed {
+		errs = append(errs, errors.New("Respawn and Fixed are both set: give one"))
+	}
+	if c.Clocks != nil && len(c.Hosts) > 1 {
+		errs = append(errs, errors.New("Clocks are set for several hosts: only a host alone sets clocks"))
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) withDefaults() Config {
+	if len(c.Hosts) == 0 {
+		all := make([]int, max(c.Workers, 1))
+		for i := range all {
+			all[i] = i
+		}
+		c.Hosts = []HostAddr{{Voter: true, Workers: all}}
+	}
+	c.Workers = 0
+	for _, h := range c.Hosts {
+		c.Workers += len(h.Workers)
+	}
+	c.Settings = c.Settings.WithDefaults(c.Workers)
+	return c
+}
+
+// alone reports whether this is the only host.
+func (c *Config) alone() bool { return len(c.Hosts) == 1 }
+
+// host returns the position of a host, -1 if there is none of this name.
+func (c *Config) host(name string) int {
+	return slices.IndexFunc(c.Hosts, func(h HostAddr) bool { return h.Name == name })
+}
+
+// detect is the failure-detection timeout for links between hosts.
+func (c *Config) detect() time.Duration {
+	if c.Detect == 0 {
+		return time.Hour
+	}
+	return c.Detect
+}
+
+// silence is how long a host may be silent, so that it is out of the plan within the timeout.
+func (c *Config) silence() time.Duration { return c.detect() * 3 / 4 }
+
+// waits says what a host without a leader waits for.
+func (c *Config) waits() string {
+	var others []string
+	voters := 0
+	for i, h := range c.Hosts {
+		if h.Voter {
+			voters++
+			if i != c.Self {
+				others = append(others, h.Name)
+			}
+		}
+	}
+	return fmt.Sprintf("%s hears of no leader, and its workers hold: %d of %d hosts that vote have to be there; it waits for %s",
+		c.Hosts[c.Self].Name, voters/2+1, voters, strings.Join(others, ", "))
+}
+
+// openLog opens the log of what the hosts agree on.
+func (c *Config) openLog() (agree.Log, error) {
+	if c.Log != nil {
+		return c.Log()
+	}
+	path := ""
+	if c.RunDir != nil {
+		var err error
+		if path, err = c.RunDir.MakeStore(); err != nil {
+			return nil, &session.FileError{Err: err}
+		}
+	}
+	log, err := agree.OpenLocal(path, "host-0", c.Resume.Newest().Generation)
+	if err != nil {
+		return nil, &session.FileError{Err: err}
+	}
+	return log, nil
+}
+
+// logSlack is by how much the agreement is slower than the detection of workers: on a
+// machine that is busy, a leader must not count as dead because nothing ran for a moment. A leader
+// whose process has ended is replaced at once all the same, see relay.succeed.
+const logSlack = 3
+
+// LogDetect is the failure-detection timeout of a log of several hosts.
+func LogDetect(detect time.Duration) time.Duration { return logSlack * max(detect, time.Second) }
+
+// Host keeps a run, or its part of one. Its methods may be called from any goroutine; Run or Serve once.
+type Host struct {
+	c     Config
+	stops chan session.Reason
+	watch *watching
+}
+
+// New returns the host for a valid configuration.
+func New(c Config) (*Host, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return &Host{c: c.withDefaults(), stops: make(chan session.Reason, 2), watch: newWatching()}, nil
+}
+
+// Stop asks the run to stop: at the next commit the first time, at once the second
+// time. It never waits. Of several hosts every one has to be asked: the leader acts on it, and the next
+// leader knows of it.
+func (h *Host) Stop(r session.Reason) {
+	select {
+	case h.stops <- r:
+	default: // two are under way, which is all that counts
+	}
+}
+
+// Watch says whether timelines of steps are wanted. While they are, the view
+// gets a view.Timeline of every worker for some of the steps, a few in a second. It never waits.
+func (h *Host) Watch(on bool) { h.watch.set(on) }
+
+// CatchSignals makes the signals that end a program stop the run instead,
+// until the returned function is called.
+func (h *Host) CatchSignals() (restore func()) {
+	ch := make(chan os.Signal, 2)
+	signal.Notify(ch, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case s := <-ch:
+				if s == os.Interrupt {
+					h.Stop(session.Interrupt)
+				} else {
+					h.Stop(session.Terminated)
+				}
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(ch)
+		close(quit)
+		<-done
+	}
+}
+
+// StartError means that the program could not be started.
+type StartError struct{ Err error }
+
+func (e *StartError) Error() string { return fmt.Sprintf("cannot be started: %v", e.Err) }
+func (e *StartError) Unwrap() error { return e.Err }
+
+// Run keeps the run of a host alone until it has ended. The end of ctx asks it to stop.
+func (h *Host) Run(ctx context.Context) session.Outcome {
+	serving, end := context.WithCancel(context.Background())
+	defer end()
+	stop := context.AfterFunc(ctx, func() { h.Stop(session.Cancelled) })
+	defer stop()
+	var ended *session.Outcome
+	h.c.Done = func(_ uint64, o session.Outcome) {
+		ended = &o
+		end()
+	}
+	err := h.Serve(serving)
+	if ended != nil {
+		return *ended
+	}
+	// The run did not begin.
+	if h.c.View != nil {
+		h.c.View.Close()
+	}
+	if h.c.Telemetry != nil {
+		_ = h.c.Telemetry.Close() // it has heard nothing
+	}
+	if h.c.RunDir != nil {
+		_ = h.c.RunDir.Close() // err says more
+	}
+	return session.Outcome{Err: err}
+}
+
+// Serve keeps this host's part of the run until ctx ends; its workers end with it. An
+// error means that it could not begin, or could not continue.
+func (h *Host) Serve(ctx context.Context) error {
+	control.Warm()
+	c := &h.c
+	var secure *tls.Config
+	if !c.alone() {
+		defer c.Link.Close()
+		var err error
+		if secure, err = comm.TLSFromSecret(c.Secret); err != nil {
+			return err
+		}
+	}
+	log, err := c.openLog()
+	if err != nil {
+		return err
+	}
+	defer log.Close() // what is agreed is synced, or its session knows why not
+	r := newRelay(c, secure, log)
+	defer r.killAll()
+	if err := r.begin(); err != nil {
+		return err
+	}
+	if r.gossip, r.noRing = openRing(c); r.gossip != nil {
+		defer r.gossip.close()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	var tasks sync.WaitGroup
+	defer tasks.Wait()
+	defer cancel()
+	tasks.Go(func() { r.run(ctx) })
+	s := &seat{h: h, log: log, relay: r, again: make(chan *lead, 1)}
+	if !c.alone() {
+		tasks.Go(func() { s.accept(ctx, secure) })
+	}
+	defer s.leave()
+	for {
+		select {
+		case l, ok := <-log.Changes():
+			if !ok {
+				return agree.ErrClosed
+			}
+			if !l.Ready || s.lead == nil || s.lead.term != l.Term {
+				s.leave()
+				if l.Ready {
+					s.take(ctx, l.Term, 0, 0)
+				}
+			}
+			r.follow(l)
+		case old := <-s.again:
+			if s.lead == old {
+				s.leave()
+				s.take(ctx, old.term, old.attempt, old.fills)
+			}
+		case reason := <-h.stops:
+			s.stop(reason)
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}

@@ -1,0 +1,291 @@
+package host
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// run is the loop around the session of one leadership, and the goroutines beside it.
+type run struct {
+	Console
+	c      *Config
+	lead   *lead
+	dir    *rundir.Dir // nil for a run without files
+	hosts  *roster
+	s      *session.Session
+	events *queue[any] // from the goroutines to the loop
+
+	others  sync.WaitGroup  // goroutines beside the loop
+	talking context.Context // theirs
+
+	log        *proposer
+	commands   *commands  // nil for a run without files
+	governing  *governing // nil where no clocks are to be set
+	answer     *session.AnswerAdd
+	viewClosed bool
+	early      []byte            // output that came before the view was closed
+	reapAt     map[int]time.Time // when the grace period of a worker ends, by its place
+	reap       *time.Timer       // for the first of them
+	cause      <-chan time.Time  // when AwaitCause ends
+}
+
+func newRun(l *lead, c Console, dir *rundir.Dir, hosts *roster, s *session.Session) *run {
+	r := &run{Console: c, c: l.c, lead: l, dir: dir, hosts: hosts, s: s, events: l.events, reapAt: make(map[int]time.Time), reap: newTimer()}
+	r.log = &proposer{log: l.log, term: l.term, entries: make(chan proposal, 64)}
+	return r
+}
+
+// reapTime is how long a worker may take to end that was killed, or that has
+// closed its connection.
+const reapTime = time.Second
+
+// probeEvery is the time between two looks at the other hosts.
+const probeEvery = 20 * time.Millisecond
+
+// newTimer returns a timer that is not set.
+func newTimer() *time.Timer {
+	t := time.NewTimer(0)
+	t.Stop()
+	return t
+}
+
+// begin starts what works beside the loop.
+func (r *run) begin() {
+	r.ringOpened()
+	r.others.Go(func() { r.log.run(r.talking, r.post) })
+	if r.c.Clocks != nil {
+		g, err := newGoverning(r.c.Clocks, governorConfig, r.post)
+		if err != nil {
+			panic(err) // it has the defaults
+		}
+		r.governing = g
+		r.others.Go(func() { g.run(r.talking) })
+	}
+	if r.dir == nil {
+		return
+	}
+	c, err := listenForCommands()
+	if err != nil {
+		r.step(session.FileFailed{Err: err})
+		return
+	}
+	r.commands = c
+	r.others.Go(func() { c.serve(r.talking, r.post) })
+}
+
+// loop keeps the run until it has ended or another host leads.
+func (r *run) loop() session.Outcome {
+	talking, hangUp := context.WithCancel(context.Background())
+	r.talking = talking
+	defer hangUp()
+	r.begin()
+	hello := time.NewTimer(r.c.HelloTimeout)
+	defer hello.Stop()
+	defer r.reap.Stop()
+	alarm := newTimer()
+	defer alarm.Stop()
+	watch, watchDue := newTimer(), time.Time{}
+	defer watch.Stop()
+	rewatch := func() {
+		if period := r.c.Detect / session.Watches; period > 0 {
+			watchDue = time.Now().Add(period)
+			watch.Reset(period)
+		}
+	}
+	rewatch()
+	look, lookDue := newTimer(), time.Now()
+	defer look.Stop()
+	if !r.c.alone() {
+		look.Reset(0)
+	}
+	on, watched := r.lead.watch.now()
+	if on {
+		r.step(session.WatchAsked{On: on})
+	}
+	r.apply(r.s.Begin(time.Now()))
+	for !r.s.Over() {
+		if at := r.s.Alarm(); at.IsZero() {
+			alarm.Stop()
+		} else {
+			alarm.Reset(time.Until(at))
+		}
+		select {
+		case <-r.events.signal:
+			if e, ok := r.events.next(); ok {
+				r.take(e)
+			}
+		case <-alarm.C:
+			r.step(session.AlarmDue{})
+		case reason := <-r.lead.stops:
+			r.step(session.StopAsked{Reason: reason})
+		case <-watched:
+			on, watched = r.lead.watch.now()
+			r.step(session.WatchAsked{On: on})
+		case <-hello.C:
+			r.step(session.HelloTimeout{})
+		case <-r.cause:
+			r.step(session.CauseTimeout{})
+		case <-watch.C:
+			r.step(session.WatchTick{Due: watchDue})
+			rewatch()
+		case <-look.C:
+			r.look(lookDue)
+			lookDue = time.Now().Add(probeEvery)
+			look.Reset(probeEvery)
+		case <-r.reap.C:
+			r.reapLate()
+		case <-r.lead.ctx.Done():
+			hangUp()
+			return r.end()
+		}
+	}
+	hangUp()
+	return r.end()
+}
+
+// end joins what works beside the loop, closes all, and returns how the run has ended.
+func (r *run) end() session.Outcome {
+	r.events.close()
+	if r.commands != nil {
+		_ = r.commands.close() // a socket that is left behind is removed by the next process
+	}
+	r.others.Wait()
+	if r.s.Over() { // else another host continues the run
+		r.closeView()
+	}
+	out := r.s.Outcome()
+	warn := func(text string) {
+		if out.Warning == "" {
+			out.Warning = session.OneLine(text)
+		}
+	}
+	if g := r.governing; g != nil {
+		if e, ok := r.s.ClocksRestored(time.Now(), g.last); ok && r.dir != nil {
+			_ = r.dir.AddEvent(e) // the clocks are what matters
+		}
+		if g.err != nil {
+			warn("clocks may not be as they were found: " + g.err.Error())
+		}
+	}
+	if r.Telemetry != nil {
+		if err := r.Telemetry.Close(); err != nil {
+			warn(err.Error())
+		}
+	}
+	if out.Lost >= 0 {
+		out.Detail = r.hosts.members[out.Lost].last
+	}
+	if r.dir != nil {
+		if err := r.dir.Close(); err != nil && out.Err == nil {
+			out.Err = &session.FileError{Err: err}
+		}
+	}
+	return out
+}
+
+// post hands an event to the loop, and reports whether there still is one.
+func (r *run) post(e session.Event) bool {
+	if r.talking.Err() != nil {
+		return false
+	}
+	r.events.put(e)
+	return true
+}
+
+// heardOf is an event whose sender waits until the session has taken it in. The answer, if there is one, is there then.
+type heardOf struct {
+	session.Event
+	answer *session.AnswerAdd
+	done   chan struct{}
+}
+
+// take takes in what comes from the goroutines beside the loop.
+func (r *run) take(e any) {
+	switch e := e.(type) {
+	case heardOf:
+		r.answer = e.answer
+		r.step(e.Event)
+		close(e.done)
+	case hostSaid:
+		r.steps(r.hosts.said(e))
+	case hostLinked:
+		events, err := r.hosts.linked(time.Now(), e)
+		if err != nil {
+			r.lead.again()
+		}
+		r.steps(events)
+	case hostUnlinked:
+		r.hosts.unlinked(time.Now(), e)
+	case hostProbed:
+		r.steps(r.hosts.probed(e))
+	default:
+		r.step(e)
+	}
+}
+
+// look finds out which hosts are lost: at once where their machine says that no process listens there any
+// more, else when they were silent, or without a link, for too long.
+func (r *run) look(due time.Time) {
+	now := time.Now()
+	events, probe := r.hosts.tick(now, now.Sub(due) > r.c.detect()/4)
+	r.steps(events)
+	for _, host := range probe {
+		r.others.Go(func() { r.post(hostProbed{host, r.c.refuses(r.talking, host)}) })
+	}
+}
+
+// grace gives a worker until reapTime from now to end.
+func (r *run) grace(place int) {
+	r.reapAt[place] = time.Now().Add(reapTime)
+	r.rearm()
+}
+
+// reapLate tells the session of workers that have not ended in time.
+func (r *run) reapLate() {
+	now := time.Now()
+	var late []int
+	for place, at := range r.reapAt {
+		if !now.Before(at) {
+			late = append(late, place)
+			delete(r.reapAt, place)
+		}
+	}
+	slices.Sort(late)
+	for _, place := range late {
+		r.step(session.ReapTimeout{Worker: place})
+	}
+	r.rearm()
+}
+
+// rearm sets the timer for the first end of a grace period.
+func (r *run) rearm() {
+	var first time.Time
+	for _, at := range r.reapAt {
+		if first.IsZero() || at.Before(first) {
+			first = at
+		}
+	}
+	r.reap.Stop()
+	if !first.IsZero() {
+		r.reap.Reset(time.Until(first))
+	}
+}
+
+// ringOpened tells the session of the ring, or why there is none, and listens to it.
+func (r *run) ringOpened() {
+	var e session.RingOpened
+	if g := r.lead.relay.gossip; g != nil {
+		e.Ring = g.c
+		r.others.Go(func() { g.tell(r.talking, r.post) })
+	}
+	if err := r.lead.relay.noRing; err != nil {
+		e.Reason = fmt.Sprintf("there is no gossip ring: %s", session.OneLine(err.Error()))
+	}
+	r.step(e)
+}

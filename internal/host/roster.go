@@ -1,0 +1,366 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+)
+
+// roster is what a leader knows of hosts and of the workers on them: which host has a link, which one is lost, and which
+// session is fenced. It turns what hosts say into events of the session, and has no goroutine, clock or socket.
+type roster struct {
+	addrs   []HostAddr
+	self    int
+	fresh   bool // no host has led before: its workers have yet to start
+	hello   time.Duration
+	detect  time.Duration
+	hosts   []hostState
+	members []member // every session; of the first ones, by WorkerID
+}
+
+// outbox takes messages to the other end of a link. It never waits.
+type outbox interface {
+	put(control.Message)
+	empty() bool
+}
+
+// hostState is what a leader knows of a host.
+type hostState struct {
+	out     outbox    // of its link; nil while there is none
+	heard   time.Time // or since when there is no link
+	since   time.Time // the same, as far as that was before this leadership
+	probing bool
+	told    bool // it has been linked once
+	lost    bool
+}
+
+// member is a session of a worker.
+type member struct {
+	who    id.Session
+	host   int
+	closed bool // its connection
+	exited bool
+	fenced bool // the run continues without it, and it has to end
+	last   string
+}
+
+// relayed is a message from or to a worker on its way between its host and the leader.
+type relayed struct {
+	control.Message
+	worker id.Session
+}
+
+// closed says that the connection of a worker has ended. Between hosts it loses its reason.
+type closed struct {
+	control.Closed
+	err error
+}
+
+func closedOf(who id.Session, err error) closed {
+	return closed{control.Closed{Worker: int(who.Worker), Incarnation: who.Incarnation}, err}
+}
+
+// newRoster returns the roster of a leadership that begins now. broke returns since when a host has had no link.
+func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster {
+	r := &roster{addrs: c.Hosts, self: c.Self, hello: c.HelloTimeout, detect: c.detect(), hosts: make([]hostState, len(c.Hosts)), members: make([]member, c.Workers)}
+	least := now.Add(max(r.detect/4, leastWelcome) - r.detect)
+	for i, h := range c.Hosts {
+		since := broke(i)
+		r.hosts[i].since, r.hosts[i].heard = since, since
+		if since.Before(least) {
+			r.hosts[i].heard = least
+		}
+		for _, worker := range h.Workers {
+			r.members[worker] = member{who: id.Session{Worker: id.WorkerID(worker)}, host: i}
+		}
+	}
+	return r
+}
+
+// leastWelcome is the least time that hosts have to find out which one leads, and to link to it: on a machine that is
+// busy, a quarter of a short timeout is not enough to hear of it and to prove their identity.
+const leastWelcome = 500 * time.Millisecond
+
+// inherit takes in which sessions have a part in a run that another host has led.
+func (r *roster) inherit(c *Config, parts []plan.Worker) {
+	for i := range r.members {
+		m := &r.members[i]
+		m.fenced = !session.HasPart(parts, plan.Worker{ID: m.who.Worker, Incarnation: m.who.Incarnation})
+	}
+	for _, w := range parts {
+		if who := (id.Session{Worker: w.ID, Incarnation: w.Incarnation}); r.find(who) < 0 {
+			r.members = append(r.members, member{who: who, host: max(c.host(w.Host), 0)})
+		}
+	}
+}
+
+// workers returns all sessions as plans have them.
+func (r *roster) workers() (all []plan.Worker) {
+	for _, m := range r.members {
+		all = append(all, plan.Worker{ID: m.who.Worker, Incarnation: m.who.Incarnation, Host: r.addrs[m.host].Name})
+	}
+	return all
+}
+
+// find returns the position of a session, -1 for none.
+func (r *roster) find(who id.Session) int {
+	for i := range r.members {
+		if r.members[i].who == who {
+			return i
+		}
+	}
+	return -1
+}
+
+// place chooses a host for a worker that is to be started: its own, or the one with the fewest workers where that one is
+// away or none is named. The worker's place is that of the session; begin has the host start it.
+func (r *roster) place(w plan.Worker) (place int, e session.WorkerStarted) {
+	load := make([]int, len(r.hosts))
+	for _, m := range r.members {
+		if !m.exited {
+			load[m.host]++
+		}
+	}
+	best := -1
+	for i, h := range r.hosts {
+		switch {
+		case h.out == nil || h.lost:
+		case r.addrs[i].Name == w.Host:
+			load[i], best = -1, i
+		case best < 0 || load[i] < load[best]:
+			best = i
+		}
+	}
+	if best < 0 {
+		return -1, session.WorkerStarted{Worker: w, Err: errors.New("no host has a link")}
+	}
+	w.Host = r.addrs[best].Name
+	r.members = append(r.members, member{who: id.Session{Worker: w.ID, Incarnation: w.Incarnation}, host: best})
+	return len(r.members) - 1, session.WorkerStarted{Worker: w}
+}
+
+// begin has the host of a worker start it.
+func (r *roster) begin(place int) {
+	w := &r.members[place]
+	r.hosts[w.host].out.put(control.Begin{Worker: int(w.who.Worker), Incarnation: w.who.Incarnation})
+}
+
+// send sends to a worker. Without a link the message is dropped: another link begins with what is to be known.
+func (r *roster) send(place int, m control.Message) {
+	if w := &r.members[place]; r.hosts[w.host].out != nil {
+		r.hosts[w.host].out.put(relayed{m, w.who})
+	}
+}
+
+// kill ends a worker, as far as its host has a link.
+func (r *roster) kill(place int) {
+	if w := &r.members[place]; r.hosts[w.host].out != nil {
+		r.hosts[w.host].out.put(killOf(w.who))
+	}
+}
+
+// fence ends a worker that the run does without, as soon as its host has a link.
+func (r *roster) fence(place int) {
+	r.members[place].fenced = true
+	r.kill(place)
+}
+
+func killOf(who id.Session) control.Kill {
+	return control.Kill{Worker: int(who.Worker), Incarnation: who.Incarnation}
+}
+
+// What hosts do, as the loop hears of it. All but probed is ordered for a host.
+type (
+	hostLinked struct {
+		host int
+		out  outbox
+	}
+	hostUnlinked struct {
+		host int
+		out  outbox
+	}
+	hostSaid struct {
+		host int
+		at   time.Time
+		m    control.Message
+	}
+	hostProbed struct {
+		host int
+		gone bool // its machine says that no process listens there
+	}
+)
+
+// errLinkedTwice means that a host has a new link, and that what was on its way over the one before is lost.
+var errLinkedTwice = errors.New("host: a host has linked twice")
+
+// linked takes in that a host has a link.
+func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
+	h := &r.hosts[e.host]
+	if h.told && !h.lost {
+		return nil, errLinkedTwice
+	}
+	was := h.lost
+	h.out, h.heard, h.since, h.told, h.lost = e.out, now, time.Time{}, true, false
+	absent := true
+	for i, m := range r.members {
+		switch {
+		case m.host != e.host:
+		case m.fenced || was:
+			r.kill(i)
+		default:
+			absent = false
+		}
+	}
+	if absent {
+		return []session.Event{session.HostBack{Host: r.addrs[e.host].Name}}, nil
+	}
+	return nil, nil
+}
+
+// unlinked takes in that a link has ended.
+func (r *roster) unlinked(now time.Time, e hostUnlinked) {
+	if h := &r.hosts[e.host]; h.out == e.out {
+		h.out, h.heard = nil, now
+	}
+}
+
+// said takes in what a host says.
+func (r *roster) said(e hostSaid) []session.Event {
+	h := &r.hosts[e.host]
+	if e.at.After(h.heard) {
+		h.heard = e.at
+	}
+	var who id.Session
+	switch m := e.m.(type) {
+	case relayed:
+		who = m.worker
+	case closed:
+		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
+	case control.Exited:
+		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
+	default:
+		return nil
+	}
+	if h.lost {
+		return nil // the run continues without it
+	}
+	place := r.find(who)
+	if place < 0 || r.members[place].host != e.host {
+		// It was to join under another leader, and has no part.
+		if _, over := e.m.(control.Exited); !over && h.out != nil {
+			h.out.put(killOf(who))
+		}
+		return nil
+	}
+	w := &r.members[place]
+	switch m := e.m.(type) {
+	case relayed:
+		if !w.closed {
+			return received(place, m.Message)
+		}
+	case closed:
+		if !w.closed {
+			w.closed = true
+			return []session.Event{session.ConnClosed{Worker: place, Err: m.err}}
+		}
+	case control.Exited:
+		if !w.exited {
+			w.exited, w.last = true, m.Last
+			status := session.Status{Code: m.Code, Text: m.Text, Panicked: m.Panicked, Fault: m.Fault, Progress: m.Progress}
+			return []session.Event{session.WorkerExited{Worker: place, Status: status}}
+		}
+	}
+	return nil
+}
+
+// received returns what a message of a worker means to the session.
+func received(place int, m control.Message) []session.Event {
+	h, ok := m.(control.Harm)
+	if !ok {
+		return []session.Event{session.Received{Worker: place, Message: m}}
+	}
+	var events []session.Event
+	if h.Text != "" {
+		events = append(events, session.FaultInjected{Fault: h.Text})
+	}
+	if h.At != 0 || h.Kind == control.Thaw { // else no worker dies of it
+		events = append(events, harmOf(session.FaultStamped{Worker: place}, h))
+	}
+	return events
+}
+
+// tick finds out which hosts are lost: those that were silent, or without a link, for too long. late says that the tick
+// came late, so that this host was not listening itself. It returns the hosts without a link that are worth a probe.
+func (r *roster) tick(now time.Time, late bool) (events []session.Event, probe []int) {
+	for i := range r.hosts {
+		h := &r.hosts[i]
+		switch {
+		case h.lost || i == r.self:
+		case late:
+			h.heard = now
+		case h.out != nil && now.Sub(h.heard) > r.detect*3/4, h.out == nil && now.Sub(h.heard) > r.grace():
+			events = append(events, r.lose(i)...)
+		case h.out == nil && !h.probing:
+			h.probing = true
+			probe = append(probe, i)
+		}
+	}
+	return events, probe
+}
+
+// probed takes in whether a host without a link is gone.
+func (r *roster) probed(e hostProbed) []session.Event {
+	h := &r.hosts[e.host]
+	if h.probing = false; !e.gone || h.out != nil || h.lost {
+		return nil
+	}
+	return r.lose(e.host)
+}
+
+// grace is how long a host may be without a link. Before training its machine has much to do,
+// and nothing waits for it.
+func (r *roster) grace() time.Duration {
+	if r.fresh {
+		return r.hello
+	}
+	return r.detect
+}
+
+// lose gives up a host: all its workers are dead, and fenced should they come back.
+func (r *roster) lose(host int) (events []session.Event) {
+	h := &r.hosts[host]
+	h.lost = true
+	if h.out != nil {
+		if end, ok := h.out.(interface{ close() }); ok {
+			end.close()
+		}
+		h.out = nil
+	}
+	at := h.since
+	if at.IsZero() {
+		at = h.heard
+	}
+	for i := range r.members {
+		w := &r.members[i]
+		if w.host != host {
+			continue
+		}
+		w.fenced = true
+		if !w.closed {
+			w.closed = true
+			events = append(events, session.ConnClosed{Worker: i, Err: io.EOF})
+		}
+		if !w.exited {
+			w.exited = true
+			status := session.Status{Code: -1, Text: fmt.Sprintf("%s was lost", r.addrs[host].Name), Lost: at}
+			events = append(events, session.WorkerExited{Worker: i, Status: status})
+		}
+	}
+	return events
+}
