@@ -42,7 +42,7 @@ func TestSuspicionIsWeighed(t *testing.T) {
 		killed  int // at which of them; -1: not at all
 		text    string
 	}{
-		{"silent, and nobody suspects it", []moment{{2100, tick}, {2900, tick}, {3100, tick}}, 2, "worker 1 has been silent for 3s"},
+		{"silent, and not suspected", []moment{{2100, tick}, {2900, tick}, {3100, tick}}, 2, "worker 1 has been silent for 3s"},
 		{"silent and suspected", []moment{{500, suspect(gossip.StateSuspect)}, {1900, tick}, {2100, tick}}, 2, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
 		{"silent and called dead", []moment{{900, suspect(gossip.StateSuspect)}, {1400, suspect(gossip.StateDead)}, {2100, tick}}, 2, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
 		{"suspected of late", []moment{{1900, suspect(gossip.StateSuspect)}, {2100, tick}, {2850, tick}, {2950, tick}}, 3, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
@@ -82,7 +82,7 @@ func TestSuspicionIsWeighed(t *testing.T) {
 	}
 }
 
-// The ring and the agent differ: that is told once, and ends nobody. What the ring says goes on
+// The ring and the agent differ: that is noted once, and evicts no worker. What the ring says goes on
 // to the controller, for links that break.
 func TestRingDiffers(t *testing.T) {
 	s, at := weighing(t)

@@ -54,7 +54,7 @@ func (o Outcome) ExitStatus() int {
 	var stopped *StoppedError
 	var failed *FailedError
 	var flag *planner.FlagError
-	var harm *ChaosError
+	var chaos *ChaosError
 	switch {
 	case o.Err == nil:
 		return ExitDone
@@ -64,7 +64,7 @@ func (o Outcome) ExitStatus() int {
 		return ExitFailed
 	case errors.As(o.Err, &stopped):
 		return ExitInterrupted
-	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.As(o.Err, &harm), errors.Is(o.Err, ErrTooLarge),
+	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.As(o.Err, &chaos), errors.Is(o.Err, ErrTooLarge),
 		errors.Is(o.Err, rundir.ErrHasRun), errors.Is(o.Err, rundir.ErrInUse):
 		return ExitUsage
 	}
@@ -167,12 +167,12 @@ func (e *LostError) cause() string {
 	return text
 }
 
-// SilentError means that a worker did not give a sign of life in time.
+// SilentError means that a worker missed its heartbeats for too long.
 type SilentError struct {
 	Worker      int
 	Workers     int // of the run
 	For         time.Duration
-	By          string // who else cannot reach it, of the gossip ring; "" for nobody
+	By          string // the member of the gossip ring that cannot reach it either; "" if there is none
 	Step, Steps int    // committed, and of the whole job; 0 of 0 before training
 }
 
@@ -247,7 +247,7 @@ type PlanError struct{ Err error }
 func (e *PlanError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
 func (e *PlanError) Unwrap() error { return e.Err }
 
-// ChaosError means that the harms of Config.Chaos cannot happen in the run.
+// ChaosError means that the faults of Settings.Chaos cannot be injected into the run.
 type ChaosError struct{ Err error }
 
 func (e *ChaosError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }

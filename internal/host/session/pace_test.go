@@ -64,7 +64,7 @@ func TestRoom(t *testing.T) {
 		}
 	}
 	if p.forget(3); p.room[3] != 700 {
-		t.Errorf("a worker that is measured anew has %d: its machine is the same", p.room[3])
+		t.Errorf("a worker that is measured again has %d: its machine is the same", p.room[3])
 	}
 	if !changed(plan.Times{Memory: 1}, plan.Times{Memory: 2}) {
 		t.Error("a change of the memory is none")

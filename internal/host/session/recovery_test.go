@@ -195,7 +195,7 @@ func TestTrouble(t *testing.T) {
 			m.Loss++
 			r.feed(Received{1, m})
 		}, "worker 1 reports another loss for step 2 than worker 0"},
-		{"a panic that nobody caught", Config{}, func(r *ran) {
+		{"an uncaught panic", Config{}, func(r *ran) {
 			r.feed(ConnClosed{2, fmt.Errorf("EOF")}, WorkerExited{2, Status{Code: 2, Text: "exit status 2", Panicked: true}})
 		}, "worker 2 exited: exit status 2 after a panic, at step 1 of 3"},
 		{"a panic", Config{}, func(r *ran) {
@@ -213,7 +213,7 @@ func TestTrouble(t *testing.T) {
 	}
 }
 
-// A worker that does not answer is ended; an agent that was itself held up blames nobody.
+// A worker that does not answer is ended; an agent that was itself held up evicts none.
 func TestQueryTimer(t *testing.T) {
 	r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 3)
 	r.feed(died(0)...)
@@ -226,7 +226,7 @@ func TestQueryTimer(t *testing.T) {
 	if len(pick[Kill](r.effects)) > 0 || r.s.Alarm() != r.now.Add(2*time.Second) {
 		t.Fatal("a late agent blames workers")
 	}
-	for range 3 { // nobody answers: that may be the machine
+	for range 3 { // no worker answers: that may be the machine
 		r.now = r.s.Alarm()
 		r.feed(AlarmDue{})
 		if k := pick[Kill](r.effects); len(k) > 0 {
@@ -303,7 +303,7 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// Harms are handed on as they are, and what has struck is not handed on again.
+// Faults are handed on as they are, and a fault that was injected is not handed on again.
 func TestChaosIsHandedOn(t *testing.T) {
 	cfg := Config{Settings: Settings{Chaos: func(steps int) ([]string, error) {
 		if steps != 3 {

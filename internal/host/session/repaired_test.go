@@ -57,7 +57,7 @@ func TestRepairedHostile(t *testing.T) {
 	}
 }
 
-// A worker whose state nobody else has ends like one that is killed; alone it
+// A worker whose state no other has ends like one that is killed; alone it
 // is the run that ends.
 func TestCorruptIsALoss(t *testing.T) {
 	r := trainingOf(t, Config{}, 3)
@@ -71,7 +71,7 @@ func TestCorruptIsALoss(t *testing.T) {
 	if r.s.end.err == nil || !strings.Contains(r.s.end.err.Error(), "altered") {
 		t.Errorf("error %v", r.s.end.err)
 	}
-	// A lone worker has nobody to go on without it, but a checkpoint.
+	// No other worker can continue without a lone one, but a checkpoint.
 	r = savingOf(t, Config{}, 1)
 	r.now = r.s.Alarm()
 	r.feed(AlarmDue{}, partOf(0, 2, 1))

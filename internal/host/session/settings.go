@@ -41,9 +41,8 @@ type Settings struct {
 	// MinWorkers is the fewest workers that training goes on with. 0 means 1.
 	MinWorkers int
 
-	// Detect is the budget in which a worker that gives no sign of life is to be found and
-	// left behind, from its Hello on, before which HelloTimeout counts. It may be silent for three
-	// quarters of it. 0 means for ever.
+	// Detect is the failure-detection timeout, which counts from a worker's Hello on; before, HelloTimeout counts. A worker may
+	// be silent for three quarters of it, so that the recovery is part of it. 0 means no detection.
 	Detect time.Duration
 
 	// Reduction is how gradients are summed: exact, in an order that depends on
@@ -55,7 +54,7 @@ type Settings struct {
 	// them in stage 1. 0 means 2.
 	Zero int
 
-	// Reshape says what may be balanced anew between steps: "full" means micro-batches, layers
+	// Reshape says what may be rebalanced between steps: "full" means micro-batches, layers
 	// and workers, "dataflow" micro-batches only, "off" nothing. "" means full.
 	Reshape string
 
@@ -63,9 +62,9 @@ type Settings struct {
 	// the job, and repair what has altered before it counts.
 	NoDigests bool
 
-	// Chaos, if it is not nil, returns the harms that the workers are to do to themselves, for a
-	// job of so many steps. The agent hands them on unread. Its error is one of usage.
-	Chaos func(steps int) (harms []string, err error)
+	// Chaos, if it is not nil, returns the faults that workers are to inject into themselves, for a job of so many steps. The
+	// session hands them on unread. An error is one of usage.
+	Chaos func(steps int) (faults []string, err error)
 
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool

@@ -170,7 +170,7 @@ func TestTakeOverAtTheEnd(t *testing.T) {
 	}
 }
 
-// Nobody is lost, and all come to their end before the order of the next leader is applied.
+// No worker is lost, and all are done before the order of the next leader is applied.
 func TestTakeOverNearTheEnd(t *testing.T) {
 	const n = 2
 	r := trainingOf(t, Config{}, n)

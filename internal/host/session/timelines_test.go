@@ -30,7 +30,7 @@ func TestWatchers(t *testing.T) {
 	}
 	for _, e := range []Event{hello, ready} {
 		if got := step(Received{0, e.(control.Message)}); got != nil {
-			t.Fatalf("nobody has asked, and the worker is told %v", got)
+			t.Fatalf("timelines are not wanted, and the worker is told %v", got)
 		}
 	}
 	quick := func(n int) control.Step {
@@ -39,7 +39,7 @@ func TestWatchers(t *testing.T) {
 		return m
 	}
 	if got := step(Received{0, quick(1)}); got != nil {
-		t.Fatalf("nobody has asked, and the worker is told %v", got)
+		t.Fatalf("timelines are not wanted, and the worker is told %v", got)
 	}
 	// Of steps of 10 ms, one of 16 is enough.
 	if got := step(WatchAsked{true}); !slices.Equal(got, []int{16}) {

@@ -38,18 +38,18 @@ func (s *Session) beginTrace() {
 	}
 }
 
-// tracer makes spans and measures out of what a session sees. Nobody wants them of a nil
-// tracer.
+// tracer makes spans and measures out of what a session sees. A nil tracer
+// makes none.
 type tracer struct {
 	run   trace.Run
 	every int // each so many steps, one is traced in full
 
-	attempts []attempt                // of the recovery under way
-	changes  map[id.Version]time.Time // boundary plans, and when they were proposed
-	fills    map[fillID]copying       // copies under way
-	issued   []trace.Context          // to workers, the newest last
-	thin     int                      // step since which a shard lacks a mirror, 0 if none does
-	struck   map[int]trace.Context    // steps that were struck, and their roots
+	attempts    []attempt                // of the recovery under way
+	changes     map[id.Version]time.Time // boundary plans, and when they were proposed
+	fills       map[fillID]copying       // copies under way
+	issued      []trace.Context          // to workers, the newest last
+	thin        int                      // step since which a shard lacks a mirror, 0 if none does
+	interrupted map[int]trace.Context    // steps that a fault interrupted, and their roots
 }
 
 // copying is state on its way.
@@ -71,9 +71,9 @@ type attempt struct {
 	died, known time.Time
 	planned     time.Time // all had answered, and there was a plan; zero: never
 	agreed      time.Time // upon it
-	dead        int       // place of the session, -1 if nobody died
+	dead        int       // place of the session, -1 if none died
 	last        lastTask
-	step        trace.Context // that was struck
+	step        trace.Context // that was interrupted
 	before      id.Version
 }
 
@@ -88,7 +88,7 @@ type lastTask struct {
 func newTracer(job *rundir.Job) *tracer {
 	return &tracer{
 		run: trace.RunOf(job.ID(), job.Started), every: max(leastEvery, (job.Steps+tracedSteps-1)/tracedSteps),
-		changes: make(map[id.Version]time.Time), fills: make(map[fillID]copying), struck: make(map[int]trace.Context),
+		changes: make(map[id.Version]time.Time), fills: make(map[fillID]copying), interrupted: make(map[int]trace.Context),
 	}
 }
 
@@ -270,7 +270,7 @@ func (a *attempt) ended(now time.Time, r controller.Recovery) []tracePhase {
 	return []tracePhase{{"detect", a.known}, {"query", answered}, {"plan", proposed}, {"agree", agreed}, {"edit", edited}, {"resume", now}}
 }
 
-// traceRecovery tells of a recovery that has ended, well if failure is "". A fault that struck on the way
+// traceRecovery tells of a recovery that has ended, well if failure is "". A fault on the way
 // has a trace of its own, and the one before ends where it begins.
 func (s *Session) traceRecovery(r controller.Recovery, failure string) {
 	t, now := s.tr, s.now
@@ -338,7 +338,7 @@ func (s *Session) traceRecovery(r controller.Recovery, failure string) {
 			spans = append(spans, s.lastWords(*a))
 		}
 	}
-	t.struck[min(r.Step, s.job.Steps)] = attempts[0].step
+	t.interrupted[min(r.Step, s.job.Steps)] = attempts[0].step
 	s.then(WriteSpans{spans})
 	if failure == "" {
 		m := trace.RecoveryDone{Seconds: r.Total.Seconds(), Rollback: r.Rollback, Recomputed: r.Again}
@@ -369,7 +369,7 @@ func (s *Session) lastWords(a attempt) trace.Span {
 }
 
 // traceStep tells of a committed step, when the first worker does. Of steps that are neither sampled nor
-// struck, there are measures only.
+// interrupted, there are measures only.
 func (s *Session) traceStep(m control.Step) {
 	t := s.tr
 	if t == nil {
@@ -389,12 +389,12 @@ func (s *Session) traceStep(m control.Step) {
 		Measure{trace.StepDone{Step: m.Step, Seconds: m.MS / 1000, Tokens: m.Tokens, Loss: m.Loss, Workers: s.records.last.Workers, Plan: m.Plan}},
 		Measure{trace.MirrorLag{Steps: lag}},
 	)
-	root, struck := t.struck[m.Step]
-	delete(t.struck, m.Step)
-	if !struck {
+	root, interrupted := t.interrupted[m.Step]
+	delete(t.interrupted, m.Step)
+	if !interrupted {
 		root = s.stepRoot(m.Step)
 	}
-	if !struck && m.Step%t.every != 0 && m.Step != 1 {
+	if !interrupted && m.Step%t.every != 0 && m.Step != 1 {
 		return
 	}
 	span := trace.Span{

@@ -336,7 +336,7 @@ func TestWatch(t *testing.T) {
 		return s
 	}
 	s := start()
-	s.Step(at(900), Received{0, control.Note{}}) // any message is a sign of life
+	s.Step(at(900), Received{0, control.Note{}}) // any message counts as a heartbeat
 	s.Step(at(1000), WatchTick{at(1000)})
 	if s.phase == ending {
 		t.Errorf("silent for exactly the budget: %v", s.end.err)
@@ -377,7 +377,7 @@ func TestWatch(t *testing.T) {
 	if s.phase == ending {
 		t.Errorf("a worker that is new: %v", s.end.err)
 	}
-	s.Step(at(18500), WatchTick{at(18500)}) // with ten times the patience, before training
+	s.Step(at(18500), WatchTick{at(18500)}) // ten times the silence is allowed before training
 	if s.phase == ending {
 		t.Errorf("a worker that begins slowly: %v", s.end.err)
 	}
