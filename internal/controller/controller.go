@@ -33,13 +33,13 @@ type Config struct {
 	Issued id.Version
 	Saved  Saved
 
-	// Stages and Mirrors are those of the job, for a plan that begins anew. 0 stages mean 1.
+	// Stages and Mirrors are those of the job, for a plan made from scratch. 0 stages mean 1.
 	Stages, Mirrors int
 
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
-	// Reshape says what may change when the workers or their speeds have. The zero value is
+	// Reshape says what may change when the workers or their speeds change. The zero value is
 	// [Full].
 	Reshape Reshape
 
@@ -124,7 +124,7 @@ func (c *Controller) step(now time.Time, e Event) []Effect {
 			delete(c.members, m.ID)
 			return c.fewer(now)
 		}
-	case Harmed:
+	case Stamp:
 		c.recovery.stamped(e)
 	case Answered:
 		return c.recovery.answered(now, e)

@@ -31,7 +31,7 @@ type cluster struct {
 	timers    map[Timer]time.Time
 	recovered int
 	joined    int
-	live      map[id.Point]id.Version // the plan after a point, once somebody has passed it
+	live      map[id.Point]id.Version // the plan after a point, once a worker has passed it
 	told      map[id.Version]*fake    // who went first under a boundary plan
 	at        map[id.Version]id.Point // and from where
 	end       error
@@ -279,7 +279,7 @@ func (x *cluster) kill(w *fake) {
 }
 
 // Workers die, join and leave, and links break, at random moments of training and of recoveries. In the
-// end, all that live are under one plan and done, or nobody lives.
+// end, all that live are under one plan and done, or no worker lives.
 func TestDeathsAtAnyMoment(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 6).Draw(t, "workers")

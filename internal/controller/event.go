@@ -10,7 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
-// Event is something that happens to a [Controller]. It is one of Dead, Harmed, Ended, Answered, Agreed,
+// Event is something that happens to a [Controller]. It is one of Dead, Stamp, Ended, Answered, Agreed,
 // Applied, Late, LinkLost, Suspected, Leaving, Joined, Level, Measured, Finished, Saved and Led.
 type Event interface{ event() }
 
@@ -31,8 +31,8 @@ type (
 		Crashed *Crash
 	}
 
-	// Harmed says when a dead worker was killed, if that is known later than its death.
-	Harmed struct {
+	// Stamp brings the time at which an injected fault killed a worker, if that is known later than its death.
+	Stamp struct {
 		Worker plan.Worker
 		At     time.Time
 	}
@@ -68,8 +68,8 @@ type (
 	// LinkLost says that a worker lost the link to another.
 	LinkLost struct{ From, To plan.Worker }
 
-	// Suspected says that By, a member of the gossip ring, cannot reach a worker; "" that
-	// nobody says so any more. It kills nobody: it tells which end of a broken link is to blame.
+	// Suspected says that By, a member of the gossip ring, cannot reach a worker; "" ends the
+	// suspicion. It evicts no worker by itself: it tells which end of a broken link is to blame.
 	Suspected struct {
 		Worker plan.Worker
 		By     string
@@ -192,7 +192,7 @@ type (
 		Reason string
 	}
 
-	// SetTimer starts a timer, anew if it runs.
+	// SetTimer starts a timer, or restarts it.
 	SetTimer struct {
 		Timer Timer
 		After time.Duration
@@ -226,8 +226,8 @@ func (b Balance) Make() Balanced {
 // Recovery is the account of a recovery. The phases follow one another, and their sum
 // is Total.
 type Recovery struct {
-	Step     int    // that was struck
-	Cause    string // of all deaths, in their order
+	Step     int    // that was interrupted
+	Cause    string // of all failures, in their order
 	How      Evidence
 	Lost     int // workers
 	Ballots  int // attempts
@@ -252,7 +252,7 @@ type Recovery struct {
 
 func (Dead) event()      {}
 func (Ended) event()     {}
-func (Harmed) event()    {}
+func (Stamp) event()     {}
 func (Answered) event()  {}
 func (Agreed) event()    {}
 func (Applied) event()   {}

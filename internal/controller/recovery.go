@@ -79,7 +79,7 @@ func (r *recovery) lost(now time.Time, e Dead) []Effect {
 }
 
 // stamped corrects the time of the first failure.
-func (r *recovery) stamped(e Harmed) []Effect {
+func (r *recovery) stamped(e Stamp) []Effect {
 	if a := r.account; a != nil && a.first == e.Worker && a.Lost > 0 && e.At.Before(a.died) {
 		a.died, a.How = e.At, Stamped
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
-var update = flag.Bool("update", false, "write testdata/*.txt anew")
+var update = flag.Bool("update", false, "write testdata/*.txt")
 
 // Each file tells a story: lines of prose begin with #, commands stand at the beginning
 // of a line, and what the controller does follows each, indented. Commands:
@@ -35,7 +35,7 @@ var update = flag.Bool("update", false, "write testdata/*.txt anew")
 //	finish W step=N          it has passed the last point
 //	end W                    it has ended well
 //	link A B                 A has lost the link to B
-//	suspect A [BY]           worker BY of the gossip ring cannot reach A; without BY, nobody says so any more
+//	suspect A [BY]           worker BY of the gossip ring cannot reach A; without BY, no member says so any more
 //	late query|link|hold|wish|look [ms=1000]
 //	leave W
 //	join W                   it is ready, and in no plan yet

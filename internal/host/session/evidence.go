@@ -156,6 +156,6 @@ func (s *Session) stamp(e FaultStamped) {
 	w := &s.workers[place]
 	w.hit = e.At
 	if w.state == gone && !e.At.IsZero() { // the stamp was slower than the exit
-		s.tell(controller.Harmed{Worker: w.who, At: e.At})
+		s.tell(controller.Stamp{Worker: w.who, At: e.At})
 	}
 }
