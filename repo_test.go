@@ -273,6 +273,11 @@ func checkMap(files []file, root fs.FS) (faults []string) {
 			}
 		}
 	}
+	for _, m := range regexp.MustCompile("`([a-z]+(?:/[a-z0-9_]+)+\\.go)`").FindAllStringSubmatch(string(text), -1) {
+		if _, err := fs.Stat(root, m[1]); err != nil {
+			faults = append(faults, fmt.Sprintf("docs/architecture.md: %s is not there", m[1]))
+		}
+	}
 	for p := range packages {
 		if !named[p] {
 			faults = append(faults, fmt.Sprintf("docs/architecture.md: the map does not name %s", p))
