@@ -98,9 +98,9 @@ var importRules = []importRule{
 		why: "the session decides and its host acts: it has no goroutine, socket, file or clock",
 	},
 	{
-		from: []string{"..."}, except: []string{"internal/chaos/...", "internal/worker/process", "launcher/...", "internal/host/chaos.go"},
+		from: []string{"..."}, except: []string{"internal/chaos/...", "internal/worker/process", "launcher/..."},
 		ban: []string{"internal/chaos/..."},
-		why: "what detects, plans and recovers must know a fault by its effects only; in the host, chaos.go alone may inject one",
+		why: "what detects, plans and recovers must know a fault by its effects only",
 	},
 	{
 		from: []string{"internal/chaos/..."}, ban: []string{module + "/..."}, allow: []string{"rng", "internal/platform"},
@@ -480,7 +480,6 @@ func TestRulesCanFail(t *testing.T) {
 		"nn/nn_test.go":                         "package nn\n\nimport _ \"" + module + "/launcher/sub\"\n",
 		"launcher/main.go":                      "// Command launcher is fine.\npackage main\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
 		"internal/host/agent.go":                "// Package agent is fine.\npackage agent\n\nimport _ \"github.com/charmbracelet/bubbletea\"\n",
-		"internal/host/chaos.go":                "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
 		"internal/host/session.go":              "package agent\n\nimport _ \"" + module + "/internal/chaos\"\n",
 		"internal/compute/kernel/asm/go.mod":    "module asm\n\nreplace (\n\tx => ../x\n)\n",
 		"internal/compute/kernel/asm/main.go":   "package main\n\nimport _ \"github.com/mmcloughlin/avo/build\"\n",
