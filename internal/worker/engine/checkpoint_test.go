@@ -64,7 +64,7 @@ func TestCheckpoint(t *testing.T) {
 		}
 	}
 	if got := step(1); len(got) > 0 {
-		t.Errorf("nobody asked for %+v", got)
+		t.Errorf("no worker asked for %+v", got)
 	}
 	wanted.Store(true)
 	busy.Store(true)

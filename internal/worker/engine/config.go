@@ -66,7 +66,7 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
-	// Meter measures passes; nil is one that nobody reads.
+	// Meter measures passes; nil is one that is not read.
 	Meter *meter.Meter
 	// Progress gets what is begun, where it is not nil.
 	Progress *progress.Record
@@ -123,7 +123,7 @@ type Span struct {
 	Bytes               int64 // 0: not known
 }
 
-// now is the time where somebody wants to know of spans. Otherwise the clock is not read.
+// now is the time if spans are told. Otherwise the clock is not read.
 func (e *Engine) now() (t time.Time) {
 	if e.c.Span != nil {
 		t = time.Now()

@@ -11,22 +11,6 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
-// Every holder of a block of parameters or moments keeps a digest of it, taken
-// as the block was written, and reads the block again before every exchange. So
-// the one whose memory has altered finds it out itself, and says so in the
-// exchange: nobody has to vote. The point of the exchange is then not passed.
-// Instead, all are at the same point as before with its Repair counted up, give
-// up what they have of the step, and do it again with the blocks that the good
-// holders send.
-//
-// Every exchange, and not only some, because what is found later cannot be done
-// again. It reads 4 bytes of each array of each block; the passes of a step
-// compute six numbers for each parameter and target.
-//
-// Between the check and the update blocks are not in use but by the update,
-// which holds each block against its digest once more. One that was altered
-// then gets a digest that nothing fits, so the next check finds it.
-
 // guard is what the engine knows of its blocks. mu guards sums, of which the
 // update writes some while others arrive.
 type guard struct {

@@ -112,7 +112,7 @@ func TestFlips(t *testing.T) {
 					}
 					if culprit < 0 {
 						if target != Copy || c.workers > 2 {
-							t.Error("nobody has such memory")
+							t.Error("no worker has such memory")
 						}
 						return
 					}

@@ -241,7 +241,7 @@ func TestStepIsTheFormula(t *testing.T) {
 	}
 }
 
-// The clock is read for spans only where somebody wants to know of them.
+// The clock is read for spans only where a callback takes them.
 func TestSpansOff(t *testing.T) {
 	for _, on := range []bool{false, true} {
 		var told atomic.Int64
@@ -469,7 +469,7 @@ func TestFailedStepChangesNothing(t *testing.T) {
 					}
 				}
 				if failed == 0 {
-					t.Errorf("nobody failed: %v", errs)
+					t.Errorf("no worker failed: %v", errs)
 				}
 				for i, e := range engines {
 					e.Close()

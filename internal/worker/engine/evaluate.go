@@ -96,7 +96,7 @@ type underWay struct {
 func (v *evaluator) worker(s, m int) id.WorkerID { return core.Evaluator(v.plan, s, m) }
 
 // key names a boundary tensor. Under another plan, or after a repair, the
-// evaluation begins anew, with names of its own.
+// evaluation begins again, with names of its own.
 func (v *evaluator) key(s, m int) comm.Key {
 	return key.Evaluation(v.after(v.step), v.plan.Version, v.repair, s, m)
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
 
-// When all is written, the others go on to their end under a plan that has nobody's state: all holders
+// When all is written, the others go on to their end under a plan in which holders have no state: all holders
 // of a shard may be dead.
 func TestKeptNeedsNoHolders(t *testing.T) {
 	const workers = 4

@@ -288,7 +288,7 @@ func TestMigrateSameBits(t *testing.T) {
 			for range c.engines {
 				<-c.applied
 			}
-			// Nobody begins with these steps before a plan has come, a copy was asked for, and
+			// No worker begins with these steps before a plan has come, a copy was asked for, and
 			// another plan has come.
 			gates := map[int]chan struct{}{6: make(chan struct{}), 8: make(chan struct{}), 14: make(chan struct{})}
 			done := make(chan error, 1)
@@ -522,7 +522,7 @@ func TestAlteredIsNotCopied(t *testing.T) {
 		e.shards[part] = made
 		e.watch()
 		if !slices.Equal(sums, e.guard.of(part)[0]) {
-			t.Error("the digests of what was altered are taken anew")
+			t.Error("the digests of what was altered are taken again")
 		}
 		delete(e.shards, part)
 		sh.params[0] /= 2
@@ -547,7 +547,7 @@ func TestShapesAreToldToAll(t *testing.T) {
 	}
 }
 
-// Who has left with a plan says what it knows, when the others are asked before it is released, and is
+// A worker that has left with a plan says what it knows, when the others are asked before it is released, and is
 // done with what they go on with.
 func TestWhoHasLeftAnswers(t *testing.T) {
 	c := startCombs(t, 4, 2, 1, false)
