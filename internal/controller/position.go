@@ -42,7 +42,7 @@ func (r *run) position(all []*member) (at position, err error) {
 	p := &r.plan
 	for _, m := range all {
 		rep := m.report
-		if rep.Passed != at.point || rep.Plan.Compare(at.plan) <= 0 {
+		if rep.Plan.Compare(at.plan) <= 0 { // whatever it has passed: a plan that is live at one worker is live
 			continue
 		}
 		if r.boundary == nil || rep.Plan != r.boundary.order.Plan.Version {

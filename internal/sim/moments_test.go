@@ -101,6 +101,7 @@ func TestFaultsFound(t *testing.T) {
 	for _, seed := range []uint64{
 		3351, 6428, // the owner of a settled stage's shard did not serve the stage, and a mirror that did waited for its gradient for good
 		25949, 26448, // a takeover long after a boundary plan went live: old holders were taken to have what they had handed over
+		53905,     // the only living report of the live plan was behind the end of the run, which a failed worker had told
 		932, 1137, // only a worker outside of the plan lived, and the run ended with an error of the planner
 	} {
 		if _, err := try(seed, false); err != nil {
