@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/bench/lab"
+	"github.com/soliton-train/soliton/bench/internal/lab"
 )
 
 // TestMain lets the processes that the control benchmark starts be this binary.

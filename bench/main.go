@@ -27,9 +27,9 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/soliton-train/soliton/bench/planning"
-	"github.com/soliton-train/soliton/bench/recovery"
-	"github.com/soliton-train/soliton/bench/training"
+	"github.com/soliton-train/soliton/bench/internal/planning"
+	"github.com/soliton-train/soliton/bench/internal/recovery"
+	"github.com/soliton-train/soliton/bench/internal/training"
 )
 
 func main() {

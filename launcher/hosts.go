@@ -32,7 +32,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/cli"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
 // With --emulate-hosts the command is no agent itself: it starts one for each host, shows

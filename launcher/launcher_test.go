@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/inspect"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 // Built once: the binary under test, a program for it, and one that trains.

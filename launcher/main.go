@@ -27,11 +27,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/host"
-	"github.com/soliton-train/soliton/launcher/act"
-	"github.com/soliton-train/soliton/launcher/cli"
-	"github.com/soliton-train/soliton/launcher/clocks"
-	"github.com/soliton-train/soliton/launcher/demo"
-	"github.com/soliton-train/soliton/launcher/inspect"
+	"github.com/soliton-train/soliton/launcher/internal/act"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/clocks"
+	"github.com/soliton-train/soliton/launcher/internal/demo"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 func main() {

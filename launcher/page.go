@@ -14,7 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/act"
+	"github.com/soliton-train/soliton/launcher/internal/act"
 )
 
 // pageFlag is the flag --ui, whose address may be left out.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/launcher/inspect"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 func TestPlan(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/cli"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
 func newResume() *cobra.Command {

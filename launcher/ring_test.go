@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/cli"
-	"github.com/soliton-train/soliton/launcher/inspect"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 // rings returns what the ring believes of each worker of a run under way.

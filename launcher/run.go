@@ -23,8 +23,8 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/cli"
-	"github.com/soliton-train/soliton/launcher/clocks"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/clocks"
 )
 
 // runFlags are the flags of launcher run.

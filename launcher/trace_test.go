@@ -24,7 +24,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/inspect"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 // collector is a receiver of OTLP over HTTP, on the official definitions of the protocol.

@@ -35,7 +35,7 @@ import (
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/require"
-	"github.com/soliton-train/soliton/launcher/inspect"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 var screenshots = flag.String("screenshots", "", "run the GPT example, and write pictures of its page to this `folder`")

@@ -13,12 +13,12 @@ import (
 )
 
 // PyTorch's losses from the same first weights, data and optimizer, without
-// dropout. testdata/torch.json was recorded by bench/peers/torch_check.py:
+// dropout. testdata/torch.json was recorded by bench/internal/peers/torch_check.py:
 //
 //	gpt="go run ./examples/gpt --plain --data internal/testkit/exact/testdata/corpus --layers 2 --width 64 --heads 4
 //	  --context 32 --global-batch 8 --micro-batch 4 --dropout 0"
 //	$gpt --steps 1 --run-dir /tmp/a && $gpt --steps 20 --init-from /tmp/a --run-dir /tmp/b
-//	/usr/bin/python3 bench/peers/torch_check.py record /tmp/b > internal/testkit/exact/testdata/torch.json
+//	/usr/bin/python3 bench/internal/peers/torch_check.py record /tmp/b > internal/testkit/exact/testdata/torch.json
 func TestPyTorchRecorded(t *testing.T) {
 	raw, err := os.ReadFile("testdata/torch.json")
 	if err != nil {

@@ -1,0 +1,222 @@
+package act
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+// An Injection is a command that injects a fault into workers of a run. The run learns of the fault by its effects only; the
+// command tells it the time, which the records of the recovery need.
+type Injection struct {
+	Name  string
+	short string
+	long  string
+	do    func(chaos.Process) error
+	tell  bool
+}
+
+// Injections are the commands that send a signal to workers.
+var Injections = []Injection{
+	{"kill", "Kill workers of a run", "kill sends SIGKILL to workers; the others continue.", chaos.Kill, true},
+	{"freeze", "Freeze workers of a run", `freeze sends SIGSTOP to workers. A worker that misses heartbeats for the run's --detect is evicted;
+thaw before that continues it.`, chaos.Freeze, true},
+	{"thaw", "Continue frozen workers", "thaw sends SIGCONT to workers that were frozen.", chaos.Thaw, true},
+	{"leave", "Ask workers to leave a run", `leave sends SIGTERM to workers: they hand over what they hold and exit.
+Nothing is recomputed.`, chaos.Terminate, false},
+}
+
+// Find returns the injection of a name.
+func Find(name string) (in Injection, ok bool) {
+	i := slices.IndexFunc(Injections, func(in Injection) bool { return in.Name == name })
+	if i < 0 {
+		return in, false
+	}
+	return Injections[i], true
+}
+
+// Command returns the command.
+func (in Injection) Command() *cobra.Command {
+	return &cobra.Command{
+		Use:     in.Name + " RUN_DIR W ...",
+		Short:   in.short,
+		Long:    in.long + "\nW is the number of a worker; launcher status lists them.",
+		Example: fmt.Sprintf("  launcher %s runs/latest 2", in.Name),
+		Args: func(_ *cobra.Command, args []string) error {
+			switch len(args) {
+			case 0:
+				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			case 1:
+				return errors.New("W is missing: give the number of a worker")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := workerNumbers(args[1:])
+			if err != nil {
+				if _, _, more := find(args[0], ids); !errors.As(more, new(cli.Failure)) {
+					err = errors.Join(err, more)
+				}
+				return err
+			}
+			return in.Inject(cmd.Context(), args[0], ids)
+		},
+	}
+}
+
+// workerNumbers reads arguments that are numbers of workers, and returns those that are.
+func workerNumbers(args []string) ([]int, error) {
+	var ids []int
+	var faults []error
+	for _, arg := range args {
+		w, err := strconv.Atoi(arg)
+		if err != nil || w < 0 {
+			faults = append(faults, fmt.Errorf("W is %q: give the number of a worker", arg))
+			continue
+		}
+		ids = append(ids, w)
+	}
+	return ids, errors.Join(faults...)
+}
+
+// Inject does it to workers of a run, for the command as for the page.
+func (in Injection) Inject(ctx context.Context, runDir string, ids []int) error {
+	agent, targets, err := find(runDir, ids)
+	if err != nil {
+		return err
+	}
+	if err := in.signal(ctx, agent, targets); err != nil {
+		return cli.Fail(err)
+	}
+	return nil
+}
+
+// find returns the agent's socket and the processes of workers of a run. A worker that is not in the run is wrong usage.
+func find(runDir string, ids []int) (agent string, targets []rundir.Process, err error) {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return "", nil, cli.Fail(err)
+	}
+	var faults []error
+	for _, w := range ids {
+		i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
+		if i < 0 {
+			faults = append(faults, fmt.Errorf("there is no worker %d: launcher status %s lists those of the run", w, runDir))
+			continue
+		}
+		targets = append(targets, run.Workers[i])
+	}
+	return run.Agent, targets, errors.Join(faults...)
+}
+
+// agentTime bounds how long a command talks to an agent.
+const agentTime = 5 * time.Second
+
+// signal does it to all of the workers, as nearly at once as possible.
+func (in Injection) signal(ctx context.Context, agent string, targets []rundir.Process) error {
+	processes := make([]*os.Process, len(targets))
+	for i, t := range targets {
+		p, err := chaos.Open(t.PID)
+		if err != nil {
+			return fmt.Errorf("worker %d: %w", t.ID, err)
+		}
+		defer p.Release() //nolint:errcheck // it only frees what the process ends with
+		processes[i] = p
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	conn, err := dial(ctx, agent)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	told := 0
+	for i, p := range processes {
+		// The agent is told first: it may have recovered from a death before we run again.
+		m := control.Harm{Kind: in.Name, Worker: targets[i].ID, At: chaos.Now()}
+		if in.tell && conn.Send(m) == nil {
+			told++
+		}
+		if err := in.do(p); err != nil {
+			if in.tell && in.Name != control.Thaw {
+				m.Kind = control.Thaw
+				_ = conn.Send(m) // it counts only if the worker dies of something else
+			}
+			return fmt.Errorf("worker %d: %w", targets[i].ID, err)
+		}
+	}
+	for range told {
+		// A run that has ended meanwhile has no more use for it.
+		if _, err := conn.Receive(ctx); err != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
+// dial connects to the agent of a run.
+func dial(ctx context.Context, socket string) (*control.Conn, error) {
+	var d net.Dialer
+	nc, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
+	}
+	return control.New(nc), nil
+}
+
+// NewStop returns the command.
+func NewStop() *cobra.Command {
+	return &cobra.Command{
+		Use:   "stop RUN_DIR",
+		Short: "End a run at its next commit",
+		Long: `stop ends a run at its next commit, with all files written, as the first Ctrl-C does. Another
+stop ends it at once.`,
+		Example: "  launcher stop runs/latest",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			}
+			return cli.AtMost(1, "RUN_DIR")(nil, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := Stop(cmd.Context(), args[0]); err != nil {
+				return cli.Fail(err)
+			}
+			return nil
+		},
+	}
+}
+
+// Stop ends a run at its next commit, for the command as for the page.
+func Stop(ctx context.Context, runDir string) error {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	conn, err := dial(ctx, run.Agent)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.Send(control.Stop{}); err != nil {
+		return err
+	}
+	if _, err := conn.Receive(ctx); err != nil {
+		return fmt.Errorf("the run's launcher does not answer: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,70 @@
+package act
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+// NewSlow returns the command.
+func NewSlow() *cobra.Command {
+	return &cobra.Command{
+		Use:   "slow RUN_DIR W FACTOR",
+		Short: "Slow a worker of a run",
+		Long: `slow makes a worker compute at FACTOR of its speed: it pauses after each task in proportion.
+FACTOR is above 0 and at most 1; 1 restores. The run learns of it by its effects only.
+W is the number of a worker; launcher status lists them.`,
+		Example: "  launcher slow runs/latest 2 0.5\n  launcher slow runs/latest 2 1",
+		Args: func(_ *cobra.Command, args []string) error {
+			switch len(args) {
+			case 0:
+				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			case 1:
+				return errors.New("W is missing: give the number of a worker")
+			case 2:
+				return errors.New("FACTOR is missing: give a share of the full speed, such as 0.5")
+			}
+			var faults []error
+			if w, err := strconv.Atoi(args[1]); err != nil || w < 0 {
+				faults = append(faults, fmt.Errorf("W is %q: give the number of a worker", args[1]))
+			}
+			if _, err := chaos.ParseFactor(args[2]); err != nil {
+				faults = append(faults, fmt.Errorf("FACTOR: %w", err))
+			}
+			return errors.Join(append(faults, cli.AtMost(3, "RUN_DIR, W and FACTOR")(nil, args))...)
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			w, _ := strconv.Atoi(args[1])           // checked above
+			factor, _ := chaos.ParseFactor(args[2]) // the same
+			return Slow(args[0], w, factor)
+		},
+	}
+}
+
+// Slow makes a worker of a run slow, for the command as for the page. A worker that is not in the run is wrong usage.
+func Slow(runDir string, w int, factor float64) error {
+	run, err := rundir.ReadWorkers(runDir)
+	if err != nil {
+		return cli.Fail(err)
+	}
+	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
+	if i < 0 {
+		return fmt.Errorf("there is no worker %d: launcher status %s lists those of the run", w, runDir)
+	}
+	p, err := chaos.Open(run.Workers[i].PID)
+	if err != nil {
+		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
+	}
+	defer p.Release() //nolint:errcheck // it only frees what the process ends with
+	if err := chaos.Slow(p, chaos.SlowFile(runDir, w, run.Workers[i].Incarnation), factor); err != nil {
+		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
+	}
+	return nil
+}

@@ -1,0 +1,179 @@
+package inspect
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+// NewLogs returns the command.
+func NewLogs() *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use:   "logs [RUN_DIR] [W]",
+		Short: "Print the output of workers",
+		Long: `logs prints what the workers of a run, by default of runs/latest, wrote to their
+standard output and error. With W, it is worker W's alone; otherwise each line
+begins with its worker's number.`,
+		Example: `  launcher logs
+  launcher logs 2 -f
+  launcher logs runs/small 0`,
+		Args: cli.AtMost(2, "[RUN_DIR] [W]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, worker, err := logArgs(args)
+			if err != nil {
+				return err
+			}
+			if _, err := cli.ReadRun(dir); err != nil {
+				return err
+			}
+			logs, err := logsOf(dir, worker)
+			if err != nil {
+				return cli.Fail(err)
+			}
+			if len(logs) == 0 && worker >= 0 {
+				return fmt.Errorf("worker %d has no log in %s", worker, dir)
+			}
+			if err := printLogs(cmd.Context(), cmd.OutOrStdout(), dir, worker, follow); err != nil {
+				return cli.Fail(err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the logs until the run has ended")
+	return cmd
+}
+
+// logArgs tells the arguments apart; worker is -1 for all.
+func logArgs(args []string) (dir string, worker int, err error) {
+	dir, worker = cli.Latest, -1
+	if len(args) == 1 {
+		if _, err := os.Stat(args[0]); err != nil {
+			if n, err := strconv.Atoi(args[0]); err == nil && n >= 0 {
+				return dir, n, nil
+			}
+		}
+	}
+	if len(args) > 0 {
+		dir = args[0]
+	}
+	if len(args) > 1 {
+		if worker, err = strconv.Atoi(args[1]); err != nil || worker < 0 {
+			return "", 0, fmt.Errorf("W is %q: give the number of a worker", args[1])
+		}
+	}
+	return dir, worker, nil
+}
+
+func logsOf(dir string, worker int) ([]rundir.Log, error) {
+	logs, err := rundir.Logs(dir)
+	return slices.DeleteFunc(logs, func(l rundir.Log) bool { return worker >= 0 && l.Worker != worker }), err
+}
+
+// lookAgain is the time between two looks at logs that are followed.
+const lookAgain = 100 * time.Millisecond
+
+// printLogs prints logs to their end, and where they are followed, to the run's.
+func printLogs(ctx context.Context, out io.Writer, dir string, worker int, follow bool) error {
+	tails := make(map[string]*tail)
+	defer func() {
+		for _, t := range tails {
+			_ = t.f.Close()
+		}
+	}()
+	again := time.NewTicker(lookAgain)
+	defer again.Stop()
+	for {
+		// A run that has ended writes nothing more, so what is read now is the rest.
+		r, err := rundir.Read(dir)
+		if err != nil {
+			return err
+		}
+		last := !follow || !r.Running
+		logs, err := logsOf(dir, worker)
+		if err != nil {
+			return err
+		}
+		for _, l := range logs {
+			t := tails[l.Path]
+			if t == nil {
+				f, err := os.Open(l.Path)
+				if err != nil {
+					return err
+				}
+				t = &tail{f: f}
+				if worker < 0 {
+					t.prefix = fmt.Sprintf("%d| ", l.Worker)
+				}
+				tails[l.Path] = t
+			}
+			if err := t.copy(out, last); err != nil {
+				return err
+			}
+		}
+		if last {
+			return nil
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// tail prints what is added to a file, by whole lines.
+type tail struct {
+	f      *os.File
+	prefix string
+	rest   []byte // of a line whose end is still to come
+}
+
+// maxLine bounds what is kept of a line; a longer one is printed in parts.
+const maxLine = 1 << 20
+
+func (t *tail) copy(out io.Writer, last bool) error {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := t.f.Read(buf)
+		t.rest = append(t.rest, buf[:n]...)
+		for {
+			end := bytes.IndexByte(t.rest, '\n') + 1
+			if end == 0 && len(t.rest) < maxLine {
+				break
+			}
+			if end == 0 {
+				end = len(t.rest)
+			}
+			if err := t.line(out, t.rest[:end]); err != nil {
+				return err
+			}
+			t.rest = t.rest[end:]
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if last && len(t.rest) > 0 {
+		return t.line(out, append(t.rest, '\n'))
+	}
+	return nil
+}
+
+func (t *tail) line(out io.Writer, line []byte) error {
+	_, err := fmt.Fprintf(out, "%s%s", t.prefix, line)
+	return err
+}

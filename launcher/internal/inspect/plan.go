@@ -1,0 +1,255 @@
+package inspect
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+// cluster is what launcher plan is told of a job and its machines.
+type cluster struct {
+	Workers, Stages, Layers, Micros, Mirrors, PerHost, Params int
+
+	LayerTime, Latency time.Duration
+	OutputKB, MBs      float64
+	Slow, Lose         []string
+	Horizon            int
+}
+
+// NewPlan returns the command.
+func NewPlan() *cobra.Command {
+	var c cluster
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "plan [flags]",
+		Short: "Predict plans and step time of a described cluster",
+		Long: `plan makes the plans that a run on the described cluster would make: the first one, then
+one for the slow workers, then one after each loss, and predicts a step under the last one
+by simulation. All layers are equal; --layer-time is the forward time of one for a
+micro-batch at full speed, and backward takes twice that.
+
+In the picture, each line is a worker: f and b are forward and backward passes, u are
+updates, and a dot is a bubble.`,
+		Example: `  launcher plan --workers 8 --stages 2 --layers 16 --micro-batches 32
+  launcher plan --workers 8 --stages 2 --layers 16 --micro-batches 32 --slow 3:0.5
+  launcher plan --workers 32 --stages 4 --layers 32 --micro-batches 128 --lose 5 --lose 17 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			w, err := c.ask()
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				enc.SetEscapeHTML(false)
+				if err := enc.Encode(w); err != nil {
+					return cli.Fail(err)
+				}
+				return nil
+			}
+			w.print(cmd.OutOrStdout())
+			return nil
+		},
+	}
+	f := cmd.Flags()
+	f.IntVar(&c.Workers, "workers", 4, "worker processes")
+	f.IntVar(&c.Stages, "stages", 1, "pipeline stages")
+	f.IntVar(&c.Layers, "layers", 8, "layers of the model")
+	f.IntVar(&c.Micros, "micro-batches", 16, "micro-batches of a step")
+	f.IntVar(&c.Mirrors, "mirrors", 1, "replicas of each shard besides the owner's")
+	f.IntVar(&c.PerHost, "per-host", 0, "workers on each host (default all on one)")
+	f.DurationVar(&c.LayerTime, "layer-time", 10*time.Millisecond, "forward time of a layer for a micro-batch")
+	f.IntVar(&c.Params, "params", 1_000_000, "parameters of a layer")
+	f.Float64Var(&c.OutputKB, "output", 256, "kilobytes a layer hands to the next for a micro-batch")
+	f.Float64Var(&c.MBs, "bandwidth", 0, "megabytes per second of a host's network card (default: no limit)")
+	f.DurationVar(&c.Latency, "latency", 0, "time of a small message")
+	f.IntVar(&c.Horizon, "horizon", 0, "steps within which moving layers has to pay off (default 100)")
+	f.StringSliceVar(&c.Slow, "slow", nil, "`W:F`: worker W runs at speed F, 0 < F <= 1; can be repeated")
+	f.StringSliceVar(&c.Lose, "lose", nil, "`W`: worker W dies; can be repeated, and they die in this order")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// WhatIf is the answer.
+type WhatIf struct {
+	Plan     *elastic.Plan `json:"plan"`
+	Reasons  []string      `json:"reasons"` // of all plans, in their order
+	StepMS   float64       `json:"step_ms"`
+	FirstMS  float64       `json:"first_step_ms"` // of the first plan, with no worker slow or lost
+	IdealMS  float64       `json:"ideal_step_ms"` // the first, over the share of speed that is left
+	Workers  []workerTime  `json:"workers"`
+	Critical []leg         `json:"critical_path"`
+
+	prediction elastic.Prediction
+}
+
+type workerTime struct {
+	Worker   elastic.WorkerID `json:"worker"`
+	Stages   []int            `json:"stages"`
+	Speed    float64          `json:"speed"`
+	BusyMS   float64          `json:"busy_ms"`
+	BubbleMS float64          `json:"bubble_ms"`
+	Bubble   float64          `json:"bubble"` // part of the step
+}
+
+type leg struct {
+	Task    string           `json:"task"`
+	Worker  elastic.WorkerID `json:"worker"`
+	BeginMS float64          `json:"begin_ms"`
+	EndMS   float64          `json:"end_ms"`
+}
+
+func inMS(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e3 }
+
+// limits of what is planned at once.
+const (
+	maxPlanned       = 4096
+	maxPlannedPasses = 1 << 20
+)
+
+// ask makes the plans. All faults of the flags come together, one a line.
+func (c *cluster) ask() (*WhatIf, error) {
+	var faults []error
+	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	within := func(flag string, v, lo int) {
+		if v < lo || v > maxPlanned {
+			fault("--%s %d: it must be from %d to %d", flag, v, lo, maxPlanned)
+		}
+	}
+	within("workers", c.Workers, 1)
+	within("stages", c.Stages, 1)
+	within("layers", c.Layers, 1)
+	within("micro-batches", c.Micros, 1)
+	within("mirrors", c.Mirrors, 0)
+	within("per-host", c.PerHost, 0)
+	if c.Params < 0 || c.Params > 1<<40 {
+		fault("--params %d: it must be from 0 to %d", c.Params, 1<<40)
+	}
+	if c.LayerTime <= 0 || c.LayerTime > time.Hour {
+		fault("--layer-time %v: it must be positive and at most an hour", c.LayerTime)
+	}
+	if c.Latency < 0 || c.Latency > time.Hour {
+		fault("--latency %v: it must be from 0 to an hour", c.Latency)
+	}
+	if !(c.MBs >= 0) || !(c.OutputKB >= 0) || c.OutputKB > 1e9 {
+		fault("--bandwidth %v --output %v: they must not be negative", c.MBs, c.OutputKB)
+	}
+	if c.Horizon < 0 {
+		fault("--horizon %d: it counts steps from 1; 0 is the default", c.Horizon)
+	}
+	slow, lost := make(map[elastic.WorkerID]float64), make(map[elastic.WorkerID]bool)
+	worker := func(flag, whole, text string) (elastic.WorkerID, bool) {
+		w, err := strconv.Atoi(text)
+		if err != nil || w < 0 || w >= c.Workers {
+			fault("--%s %s: the workers are 0 to %d", flag, whole, c.Workers-1)
+			return 0, false
+		}
+		return elastic.WorkerID(w), true
+	}
+	for _, s := range c.Slow {
+		text, speed, _ := strings.Cut(s, ":")
+		w, ok := worker("slow", s, text)
+		v, err := strconv.ParseFloat(speed, 64)
+		if err != nil || !(v > 0 && v <= 1) {
+			fault("--slow %s: it is WORKER:SPEED, with a speed above 0 and at most 1", s)
+		} else if ok {
+			slow[w] = v
+		}
+	}
+	var order []elastic.WorkerID
+	for _, s := range c.Lose {
+		if w, ok := worker("lose", s, s); ok {
+			if lost[w] {
+				fault("--lose %s: it is lost already", s)
+			}
+			lost[w] = true
+			order = append(order, w)
+		}
+	}
+	if c.Micros > 0 && c.Stages > maxPlannedPasses/c.Micros {
+		fault("--stages %d --micro-batches %d: at most %d passes of a step can be simulated", c.Stages, c.Micros, maxPlannedPasses)
+	}
+	if len(faults) > 0 {
+		return nil, errors.Join(faults...)
+	}
+
+	run, err := elastic.Start(elastic.Cluster{
+		Workers: c.Workers, PerHost: c.PerHost, Stages: c.Stages, Layers: c.Layers, MicroBatches: c.Micros, Mirrors: c.Mirrors,
+		LayerParams: c.Params, LayerTime: c.LayerTime, LayerOutput: int64(c.OutputKB * 1e3),
+		Latency: c.Latency, Bandwidth: c.MBs * 1e6, Horizon: c.Horizon,
+	})
+	if err != nil {
+		return nil, err
+	}
+	first, err := run.Predict()
+	if err != nil {
+		return nil, cli.Fail(err)
+	}
+	if len(slow) > 0 {
+		if err := run.Slow(slow); err != nil {
+			return nil, cli.Fail(err)
+		}
+	}
+	for _, w := range order {
+		if err := run.Lose(w); err != nil {
+			return nil, cli.Fail(err)
+		}
+	}
+	r := &WhatIf{Plan: run.Plan(), Reasons: run.Reasons()}
+	if r.prediction, err = run.Predict(); err != nil {
+		return nil, cli.Fail(err)
+	}
+	speed := 0.0
+	of := func(w elastic.WorkerID) float64 {
+		if v, ok := slow[w]; ok {
+			return v
+		}
+		return 1
+	}
+	for _, w := range r.prediction.Workers {
+		speed += of(w.Worker)
+		r.Workers = append(r.Workers, workerTime{w.Worker, w.Stages, of(w.Worker), inMS(w.Busy), inMS(w.Bubble), math.Round(1e3*float64(w.Bubble)/float64(r.prediction.Step)) / 1e3})
+	}
+	r.StepMS, r.FirstMS = inMS(r.prediction.Step), inMS(first.Step)
+	r.IdealMS = inMS(time.Duration(float64(first.Step) * float64(c.Workers) / speed))
+	for _, s := range r.prediction.Critical {
+		r.Critical = append(r.Critical, leg{s.Name, s.Worker, inMS(s.Begin), inMS(s.End)})
+	}
+	return r, nil
+}
+
+// print renders the answer for a terminal of 80 columns.
+func (r *WhatIf) print(out io.Writer) {
+	for _, why := range r.Reasons {
+		fmt.Fprintf(out, "- %s\n", why)
+	}
+	fmt.Fprintf(out, "\n%v\n", r.Plan)
+	fmt.Fprintf(out, "step %.1f ms", r.StepMS)
+	if len(r.Reasons) > 1 {
+		fmt.Fprintf(out, "; %.1f ms before, and %.1f ms would be ideal for the speed that is left (%.1f %% of it reached)",
+			r.FirstMS, r.IdealMS, 100*r.IdealMS/r.StepMS)
+	}
+	fmt.Fprintf(out, "\n\nworker  stages  speed   busy ms  bubble ms\n")
+	for _, w := range r.Workers {
+		fmt.Fprintf(out, "%6d  %-6s  %5.2f  %8.1f  %9.1f (%.0f %%)\n", w.Worker, strings.Trim(fmt.Sprint(w.Stages), "[]"), w.Speed, w.BusyMS, w.BubbleMS, 100*w.Bubble)
+	}
+	fmt.Fprintf(out, "\ncritical path\n")
+	for _, l := range r.prediction.Legs() {
+		fmt.Fprintf(out, "%s\n", l)
+	}
+	fmt.Fprintln(out)
+	for _, l := range r.prediction.Chart(72) {
+		fmt.Fprintln(out, l)
+	}
+}

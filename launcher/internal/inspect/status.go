@@ -1,0 +1,236 @@
+// Package inspect has the commands that look: at a run directory, at this machine, or at a cluster that is only described.
+package inspect
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+// Status is what launcher status --json prints.
+type Status struct {
+	RunDir    string   `json:"run_dir"`
+	State     string   `json:"state"` // running, done, stopped, or died: killed with its launcher
+	Program   string   `json:"program"`
+	Step      int      `json:"step"`  // newest committed
+	Steps     int      `json:"steps"` // of the whole run
+	Loss      *float64 `json:"loss"`  // of the newest step; null before the first
+	ValLoss   *float64 `json:"val_loss"`
+	Stages    int      `json:"stages"`
+	Plan      string   `json:"plan"`       // version; "" before the first
+	Reason    string   `json:"reason"`     // of the plan
+	StoppedBy string   `json:"stopped_by"` // of a run that was stopped
+
+	WorkersLost int     `json:"workers_lost"`
+	Recoveries  int     `json:"recoveries"`
+	RecoveryMS  float64 `json:"recovery_ms"` // the newest took so long
+
+	Workers []WorkerStatus `json:"workers"`
+}
+
+// WorkerStatus is a worker of the newest plan, or one that is gone.
+type WorkerStatus struct {
+	ID        int    `json:"id"`
+	Life      int    `json:"incarnation"`
+	Gone      string `json:"gone"` // why; "" for one of the plan
+	Stages    []int  `json:"stages"`
+	Layers    []int  `json:"layers"`
+	Ring      string `json:"ring"`     // what the gossip ring believes of it: alive, suspect, dead or left; "" where that is not known
+	Forwards  *int64 `json:"forwards"` // null while the run is under way
+	Backwards *int64 `json:"backwards"`
+}
+
+// NewStatus returns the command.
+func NewStatus() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "status [RUN_DIR]",
+		Short: "Show the progress of a run and its workers",
+		Long: `status reads a run directory, by default runs/latest, and prints whether the run is
+under way, its newest step and loss, and what each worker holds.
+
+The state is running, done (all steps), stopped (and by what), or died, which means
+that the launcher was killed and could not say anything.`,
+		Example: `  launcher status
+  launcher status runs/small --json | jq .loss`,
+		Args: cli.AtMost(1, "[RUN_DIR]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r, err := cli.ReadRun(append(args, cli.Latest)[0])
+			if err != nil {
+				return err
+			}
+			s, err := StatusOf(r)
+			if err != nil {
+				return cli.Fail(err)
+			}
+			if asJSON {
+				enc := json.NewEncoder(cmd.OutOrStdout())
+				enc.SetIndent("", "  ")
+				enc.SetEscapeHTML(false)
+				err = enc.Encode(s)
+			} else {
+				err = s.print(cmd.OutOrStdout())
+			}
+			if err != nil {
+				return cli.Fail(err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the status as JSON")
+	return cmd
+}
+
+// StatusOf returns the status that a record of a run directory tells.
+func StatusOf(r rundir.Record) (Status, error) {
+	s := Status{
+		RunDir: r.Path, State: "died", Program: r.Job.Program, Steps: r.Job.Steps, Stages: r.Job.Stages,
+		ValLoss: r.ValLoss, Workers: []WorkerStatus{},
+	}
+	if r.Last != nil {
+		s.Step, s.Loss = r.Last.Step, &r.Last.Loss
+	}
+	if r.Plan != nil {
+		p, err := plan.Parse(r.Plan.Plan)
+		if err != nil {
+			return s, fmt.Errorf("%s: %w", filepath.Join(r.Path, "plans.jsonl"), err)
+		}
+		s.Plan, s.Reason, s.Stages = p.Version.String(), r.Plan.Reason, len(p.Stages)
+		for _, w := range p.Workers {
+			ws := WorkerStatus{ID: int(w.ID), Life: w.Incarnation, Stages: p.StagesOf(w.ID), Layers: []int{}}
+			for _, st := range ws.Stages {
+				for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
+					ws.Layers = append(ws.Layers, l)
+				}
+			}
+			s.Workers = append(s.Workers, ws)
+		}
+	}
+	switch {
+	case r.Summary != nil:
+		s.State, s.StoppedBy = "done", r.Summary.StoppedBy
+		if s.StoppedBy != "" {
+			s.State = "stopped"
+		}
+		s.Workers = []WorkerStatus{}
+		for _, w := range r.Summary.Workers {
+			s.Workers = append(s.Workers, WorkerStatus{ID: w.ID, Life: w.Incarnation, Stages: w.Stages, Layers: w.Layers, Forwards: &w.Forwards, Backwards: &w.Backwards})
+		}
+	case r.Running:
+		s.State = "running"
+		now, err := rundir.ReadWorkers(r.Path)
+		if err != nil && !errors.Is(err, rundir.ErrNotRunning) { // it may end meanwhile
+			return s, err
+		}
+		for _, p := range now.Workers {
+			for i := range s.Workers {
+				if w := &s.Workers[i]; w.ID == p.ID && w.Life == p.Incarnation {
+					w.Ring = p.Ring
+				}
+			}
+		}
+	}
+	s.Recoveries = len(r.Recoveries)
+	if s.Recoveries > 0 {
+		s.RecoveryMS = r.Recoveries[0].TotalMS
+	}
+	for _, e := range r.Gone {
+		if e.Kind == "lost" {
+			s.WorkersLost++
+		}
+		i := slices.IndexFunc(s.Workers, func(w WorkerStatus) bool { return w.ID == e.Worker })
+		switch {
+		case i < 0:
+			s.Workers = append(s.Workers, WorkerStatus{ID: e.Worker, Gone: e.Reason, Stages: []int{}, Layers: []int{}})
+		case r.Summary != nil:
+			s.Workers[i].Gone = e.Reason
+		}
+	}
+	slices.SortStableFunc(s.Workers, func(a, b WorkerStatus) int { return cmp.Or(a.ID-b.ID, a.Life-b.Life) })
+	return s, nil
+}
+
+func (s Status) print(out io.Writer) error {
+	state := s.State
+	if s.StoppedBy != "" {
+		state += " by: " + s.StoppedBy
+	}
+	fmt.Fprintf(out, "%s: %s, %s\n", s.RunDir, s.Program, state)
+	line := fmt.Sprintf("step %d of %d", s.Step, s.Steps)
+	if s.Loss != nil {
+		line += fmt.Sprintf(", loss %.4f", *s.Loss)
+	}
+	if s.ValLoss != nil {
+		line += fmt.Sprintf(", val_loss %.4f", *s.ValLoss)
+	}
+	fmt.Fprintln(out, line)
+	if s.Plan != "" {
+		fmt.Fprintf(out, "plan %s, %s\n", s.Plan, s.Reason)
+	}
+	if s.WorkersLost > 0 {
+		line := fmt.Sprintf("workers lost: %d", s.WorkersLost)
+		if s.Recoveries > 0 {
+			line += fmt.Sprintf(", recoveries: %d, the last in %.1f ms", s.Recoveries, s.RecoveryMS)
+		}
+		fmt.Fprintln(out, line)
+	}
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	for _, ws := range s.Workers {
+		if ws.Gone != "" && ws.Forwards == nil {
+			fmt.Fprintf(w, "worker %d\tgone\t%s\n", ws.ID, ws.Gone)
+			continue
+		}
+		fmt.Fprintf(w, "worker %s\tstages %s\tlayers %s", ws.name(), list(ws.Stages), list(ws.Layers))
+		if ws.Forwards != nil {
+			fmt.Fprintf(w, "\t%d forwards\t%d backwards", *ws.Forwards, *ws.Backwards)
+		}
+		if ws.Gone != "" {
+			fmt.Fprintf(w, "\t%s", ws.Gone)
+		}
+		if ws.Ring != "" && ws.Ring != "alive" {
+			fmt.Fprintf(w, "\tthe ring says: %s", ws.Ring)
+		}
+		fmt.Fprintln(w)
+	}
+	return w.Flush()
+}
+
+// name is the worker's number, with its incarnation behind a point where that is not the first,
+// as in the names of log files.
+func (s WorkerStatus) name() string {
+	if s.Life == 0 {
+		return strconv.Itoa(s.ID)
+	}
+	return fmt.Sprintf("%d.%d", s.ID, s.Life)
+}
+
+// list prints ascending numbers in short, as in 0-3,7.
+func list(n []int) string {
+	var parts []string
+	for lo := 0; lo < len(n); {
+		hi := lo + 1
+		for hi < len(n) && n[hi] == n[hi-1]+1 {
+			hi++
+		}
+		text := strconv.Itoa(n[lo])
+		if hi-lo > 1 {
+			text += "-" + strconv.Itoa(n[hi-1])
+		}
+		parts = append(parts, text)
+		lo = hi
+	}
+	return strings.Join(parts, ",")
+}
