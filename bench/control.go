@@ -26,6 +26,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform"
 )
@@ -317,7 +318,7 @@ func linkEnd() error {
 	if err != nil {
 		return err
 	}
-	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: comm.TCP{}})
+	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: transport.TCP{}})
 	if err != nil {
 		return err
 	}
@@ -381,7 +382,7 @@ func underBulk(messages int, seed uint64) (err error) {
 	if err != nil {
 		return err
 	}
-	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 0, Incarnation: 1}, Transport: comm.TCP{}})
+	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 0, Incarnation: 1}, Transport: transport.TCP{}})
 	if err != nil {
 		return err
 	}
@@ -458,7 +459,7 @@ func underBulk(messages int, seed uint64) (err error) {
 		return err
 	}
 	const chunk = 128 << 10 // comm.Config's default
-	bound := 1e3 * float64(comm.Unsent+comm.Unread+chunk) / rate
+	bound := 1e3 * float64(transport.Unsent+transport.Unread+chunk) / rate
 	within := 0
 	for _, v := range loaded {
 		if v <= bound+slices.Max(idle) {
@@ -467,6 +468,6 @@ func underBulk(messages int, seed uint64) (err error) {
 	}
 	fmt.Printf("\none small message on one link, one way: ms\n  no bulk:   %s\n  full bulk: %s\n", lab.Spread(idle), lab.Spread(loaded))
 	fmt.Printf("  bulk at %.2f GB/s; what may go before: (Unsent %d + Unread %d + Chunk %d) / rate = %.3f ms, beside the slowest without bulk; %.1f %% within both\n",
-		rate/1e9, comm.Unsent, comm.Unread, chunk, bound, 100*float64(within)/float64(len(loaded)))
+		rate/1e9, transport.Unsent, transport.Unread, chunk, bound, 100*float64(within)/float64(len(loaded)))
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // Identities.
@@ -62,19 +63,19 @@ func Listen(c Config) (*Endpoint, error) { return comm.Listen(c) }
 // Transports.
 type (
 	// Transport makes the connections of an endpoint.
-	Transport = comm.Transport
+	Transport = transport.Transport
 	// TCP is the transport over TCP. The zero value listens on the loopback interface and encrypts nothing.
-	TCP = comm.TCP
+	TCP = transport.TCP
 	// Mem is a network within one process, for tests in testing/synctest bubbles.
-	Mem = comm.Mem
+	Mem = transport.Mem
 )
 
 // NewMem returns an empty network.
-func NewMem() *Mem { return comm.NewMem() }
+func NewMem() *Mem { return transport.NewMem() }
 
 // TLSFromSecret returns a configuration for TCP under which only processes that hold the secret can talk to each other. The
 // secret is at least 16 random bytes.
-func TLSFromSecret(secret []byte) (*tls.Config, error) { return comm.TLSFromSecret(secret) }
+func TLSFromSecret(secret []byte) (*tls.Config, error) { return transport.TLSFromSecret(secret) }
 
 // Groups.
 type (

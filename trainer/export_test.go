@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/process"
@@ -32,7 +32,7 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	network := comm.NewMem()
+	network := transport.NewMem()
 	conns := make([]*control.Conn, workers)
 	ended := make(chan error, workers)
 	for i := range workers {

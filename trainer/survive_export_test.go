@@ -14,8 +14,8 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -26,7 +26,7 @@ import (
 // It plays their agent.
 type survival struct {
 	t       *testing.T
-	network *comm.Mem
+	network *transport.Mem
 	job     func() Job
 
 	workers []*victim
@@ -98,7 +98,7 @@ type Repaired struct {
 // Survive trains a job on several workers of this process, some of which are killed.
 func Survive(t *testing.T, cfg SurviveConfig, job func() Job) Survived {
 	t.Helper()
-	s := &survival{t: t, network: comm.NewMem(), job: job, events: make(chan func()), plans: make(map[uint64]plan.Plan)}
+	s := &survival{t: t, network: transport.NewMem(), job: job, events: make(chan func()), plans: make(map[uint64]plan.Plan)}
 	quit := make(chan struct{})
 	var tasks sync.WaitGroup
 	post := func(f func()) {

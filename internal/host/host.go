@@ -17,8 +17,8 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
-	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -282,7 +282,7 @@ func (h *Host) Serve(ctx context.Context) error {
 	if !c.alone() {
 		defer c.Link.Close()
 		var err error
-		if secure, err = comm.TLSFromSecret(c.Secret); err != nil {
+		if secure, err = transport.TLSFromSecret(c.Secret); err != nil {
 			return err
 		}
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -192,7 +193,7 @@ func (c *crew) start() error {
 	n := 2 * c.m.ranks
 	view := plan.View{}
 	for i := range n {
-		network, err := comm.Listen(comm.Config{Self: id.Session{Worker: id.WorkerID(i)}, Transport: comm.TCP{}})
+		network, err := comm.Listen(comm.Config{Self: id.Session{Worker: id.WorkerID(i)}, Transport: transport.TCP{}})
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -105,7 +106,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 	var peers []comm.Peer
 	for i := range n {
 		self := id.Session{Worker: id.WorkerID(i)}
-		network, err := comm.Listen(comm.Config{Self: self, Transport: comm.TCP{}})
+		network, err := comm.Listen(comm.Config{Self: self, Transport: transport.TCP{}})
 		if err != nil {
 			return c, err
 		}

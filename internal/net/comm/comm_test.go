@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"go.uber.org/goleak"
 )
 
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) {
 
 // cluster opens n endpoints that admit each other, and closes them with the
 // test.
-func cluster(t testing.TB, n int, cfg Config, transport func(i int) Transport) []*Endpoint {
+func cluster(t testing.TB, n int, cfg Config, transport func(i int) transport.Transport) []*Endpoint {
 	t.Helper()
 	var es []*Endpoint
 	var members []Peer
@@ -49,12 +50,12 @@ func cluster(t testing.TB, n int, cfg Config, transport func(i int) Transport) [
 }
 
 // inMem puts all workers on one network in memory.
-func inMem() func(int) Transport {
-	m := NewMem()
-	return func(int) Transport { return m }
+func inMem() func(int) transport.Transport {
+	m := transport.NewMem()
+	return func(int) transport.Transport { return m }
 }
 
-func inTCP(int) Transport { return TCP{} }
+func inTCP(int) transport.Transport { return transport.TCP{} }
 
 func pattern(n int, seed byte) []byte {
 	b := make([]byte, n)
@@ -69,13 +70,13 @@ func user(step uint64, i int) Key { return Key{Kind: KindUser, Step: step, Lo: i
 var sizes = []int{0, 1, 1000, 32 << 10, 32<<10 + 1, 300 << 10, 5 << 20}
 
 // eachTransport runs a test on mem, in a bubble, and on tcp.
-func eachTransport(t *testing.T, test func(t *testing.T, transport func(int) Transport)) {
+func eachTransport(t *testing.T, test func(t *testing.T, transport func(int) transport.Transport)) {
 	t.Run("mem", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { test(t, inMem()) }) })
 	t.Run("tcp", func(t *testing.T) { test(t, inTCP) })
 }
 
 func TestSendReceive(t *testing.T) {
-	eachTransport(t, func(t *testing.T, transport func(int) Transport) {
+	eachTransport(t, func(t *testing.T, transport func(int) transport.Transport) {
 		es := cluster(t, 2, Config{}, transport)
 		ctx := t.Context()
 		for _, posted := range []bool{true, false} {
@@ -111,7 +112,7 @@ func TestSendReceive(t *testing.T) {
 }
 
 func TestSecondCopyIsDropped(t *testing.T) {
-	eachTransport(t, func(t *testing.T, transport func(int) Transport) {
+	eachTransport(t, func(t *testing.T, transport func(int) transport.Transport) {
 		es := cluster(t, 3, Config{}, transport)
 		ctx := t.Context()
 		for i, size := range sizes {
@@ -209,9 +210,9 @@ func TestSendEnds(t *testing.T) {
 // and the link is whole afterwards.
 func TestCancelInMidMessage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := NewMem()
+		net := transport.NewMem()
 		gate := &gated{Mem: net}
-		es := cluster(t, 2, Config{}, func(i int) Transport {
+		es := cluster(t, 2, Config{}, func(i int) transport.Transport {
 			if i == 0 {
 				return gate
 			}
@@ -361,7 +362,7 @@ func TestIncarnations(t *testing.T) {
 // All pairs call each other at once: one link is made for each pair, on which
 // messages pass both ways.
 func TestSimultaneousDials(t *testing.T) {
-	for _, transport := range []func(int) Transport{inMem(), inTCP} {
+	for _, transport := range []func(int) transport.Transport{inMem(), inTCP} {
 		for range 20 {
 			const n = 5
 			es := cluster(t, n, Config{}, transport)
@@ -402,9 +403,9 @@ func TestSimultaneousDials(t *testing.T) {
 // Control messages overtake bulk, and lower numbers higher ones.
 func TestPriorities(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		net := NewMem()
+		net := transport.NewMem()
 		gate := &gated{Mem: net}
-		es := cluster(t, 2, Config{Chunk: 64 << 10}, func(i int) Transport {
+		es := cluster(t, 2, Config{Chunk: 64 << 10}, func(i int) transport.Transport {
 			if i == 0 {
 				return gate
 			}

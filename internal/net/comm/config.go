@@ -6,6 +6,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/id"
@@ -16,7 +17,7 @@ type Config struct {
 	// Self is our own session; what peers admit. There is no default.
 	Self id.Session
 	// Transport makes the connections. There is no default.
-	Transport Transport
+	Transport transport.Transport
 	// Listen is the address others dial. Default: one of the transport's
 	// choice, which [Endpoint.Addr] tells.
 	Listen string
@@ -71,9 +72,6 @@ const maxOffers = 16384
 // maxControl bounds the small frames that wait for a peer that does not read.
 // An honest one is owed at most two for each of maxOffers messages.
 const maxControl = 8 << 20
-
-// maxCallers bounds the connections whose hello has not come yet.
-const maxCallers = 256
 
 // LinkEvent is a change of a link.
 type LinkEvent struct {

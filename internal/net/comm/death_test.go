@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // envPeer makes this test binary a worker that others' tests may kill: worker 1
@@ -20,7 +21,7 @@ import (
 const envPeer = "COMM_TEST_PEER"
 
 func peerProcess(addr string) {
-	e, err := Listen(Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: TCP{}})
+	e, err := Listen(Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: transport.TCP{}})
 	if err == nil {
 		err = e.SetMembers([]Peer{{id.Session{Worker: 0, Incarnation: 1}, addr}})
 	}
@@ -45,7 +46,7 @@ func TestDeathOfAProcess(t *testing.T) {
 	}}, inTCP)
 	e := es[0]
 	third := Peer{id.Session{Worker: 2, Incarnation: 1}, es[1].Addr()} // an address where another session answers
-	survivor, err := Listen(Config{Self: id.Session{Worker: 3, Incarnation: 1}, Transport: TCP{}})
+	survivor, err := Listen(Config{Self: id.Session{Worker: 3, Incarnation: 1}, Transport: transport.TCP{}})
 	if err != nil {
 		t.Fatal(err)
 	}

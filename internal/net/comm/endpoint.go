@@ -10,13 +10,14 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // Endpoint is a worker's side of all its links. All methods may be called
 // from several goroutines.
 type Endpoint struct {
 	cfg      Config
-	listener Listener
+	listener transport.Listener
 	ctx      context.Context // ends with Close
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup // every goroutine of the endpoint
@@ -368,7 +369,7 @@ func (e *Endpoint) accept() {
 			c.Close()
 			return
 		}
-		busy := len(e.callers) >= maxCallers
+		busy := len(e.callers) >= transport.MaxCallers
 		if !busy {
 			e.callers[c] = struct{}{}
 		}

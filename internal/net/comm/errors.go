@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // Classes of errors, matched with [errors.Is]. What reaches a caller is an
@@ -34,7 +35,7 @@ var (
 	// ErrProtocol: the peer sent bytes that are no protocol of ours.
 	ErrProtocol = errors.New("protocol violated")
 	// ErrUsage: the call itself is wrong.
-	ErrUsage = errors.New("wrong usage")
+	ErrUsage = transport.ErrUsage
 )
 
 // Error is the failure of one message, link or call on an endpoint.

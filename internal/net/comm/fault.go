@@ -13,6 +13,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // FaultKind is what a [Fault] does.
@@ -166,7 +168,7 @@ func (f *Faults) Fired() FaultPlan {
 }
 
 // Transport wraps a worker's transport. A name has at most 255 bytes.
-func (f *Faults) Transport(name string, inner Transport) Transport {
+func (f *Faults) Transport(name string, inner transport.Transport) transport.Transport {
 	return &faultTransport{f: f, name: name[:min(len(name), 255)], inner: inner}
 }
 
@@ -182,10 +184,10 @@ func (f *Faults) pair(from, to string) *faultPair {
 type faultTransport struct {
 	f     *Faults
 	name  string
-	inner Transport
+	inner transport.Transport
 }
 
-func (t *faultTransport) Listen(addr string) (Listener, error) {
+func (t *faultTransport) Listen(addr string) (transport.Listener, error) {
 	l, err := t.inner.Listen(addr)
 	if err != nil {
 		return nil, err
@@ -229,7 +231,7 @@ func (t *faultTransport) Dial(ctx context.Context, addr string) (net.Conn, error
 }
 
 type faultListener struct {
-	Listener
+	transport.Listener
 	t *faultTransport
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"pgregory.net/rapid"
 )
 
@@ -51,8 +52,8 @@ func pairUnder(t *testing.T, text string, cfg Config) ([]*Endpoint, *Faults) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, m := NewFaults(plan), NewMem()
-	return cluster(t, 2, cfg, func(i int) Transport { return f.Transport(string(rune('0'+i)), m) }), f
+	f, m := NewFaults(plan), transport.NewMem()
+	return cluster(t, 2, cfg, func(i int) transport.Transport { return f.Transport(string(rune('0'+i)), m) }), f
 }
 
 // A connection that breaks in mid-message fails the send, keeps the receive,

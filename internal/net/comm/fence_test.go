@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // A session that is evicted anywhere in its stream of messages delivers
@@ -29,8 +30,8 @@ func TestFence(t *testing.T) {
 func fence(t *testing.T, seed uint64) {
 	const messages = 12
 	r := rand.New(rand.NewPCG(seed, 3))
-	m := NewMem()
-	es := cluster(t, 2, Config{}, func(int) Transport { return m })
+	m := transport.NewMem()
+	es := cluster(t, 2, Config{}, func(int) transport.Transport { return m })
 	e := es[0]
 	if _, err := e.Connect(t.Context(), es[1].Self()); err != nil {
 		t.Fatal(err)

@@ -8,12 +8,13 @@ import (
 	"testing/synctest"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // What was posted before Flush arrives although the endpoint closes right
 // after it, with bytes of the others still unread.
 func TestFlushThenClose(t *testing.T) {
-	eachTransport(t, func(t *testing.T, transport func(int) Transport) {
+	eachTransport(t, func(t *testing.T, transport func(int) transport.Transport) {
 		for range 10 {
 			es := cluster(t, 3, Config{}, transport)
 			var received []*Receiving
@@ -50,8 +51,8 @@ func TestFlushThenClose(t *testing.T) {
 
 func TestFlushEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := NewMem()
-		es := cluster(t, 4, Config{}, func(int) Transport { return m })
+		m := transport.NewMem()
+		es := cluster(t, 4, Config{}, func(int) transport.Transport { return m })
 		if err := es[0].Flush(t.Context()); err != nil {
 			t.Errorf("with nothing posted: %v", err)
 		}

@@ -6,12 +6,14 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // gated is a mem network whose dialled connections write nothing more after a
 // number of bytes, until told to go on.
 type gated struct {
-	*Mem
+	*transport.Mem
 	mu    sync.Mutex
 	conns []*gatedConn
 }

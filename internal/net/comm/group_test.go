@@ -11,10 +11,11 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // team is a cluster with one group under version 1/1.
-func team(t *testing.T, n int, cfg Config, transport func(int) Transport) ([]*Endpoint, []*Group, id.Version) {
+func team(t *testing.T, n int, cfg Config, transport func(int) transport.Transport) ([]*Endpoint, []*Group, id.Version) {
 	t.Helper()
 	es := cluster(t, n, cfg, transport)
 	v := id.Version{Generation: 1, N: 1}
@@ -257,8 +258,8 @@ func TestFrozenMember(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, m := NewFaults(plan), NewMem()
-		es, gs, v := team(t, 3, Config{}, func(i int) Transport { return f.Transport(string(rune('0'+i)), m) })
+		f, m := NewFaults(plan), transport.NewMem()
+		es, gs, v := team(t, 3, Config{}, func(i int) transport.Transport { return f.Transport(string(rune('0'+i)), m) })
 		result := make(chan []error, 1)
 		go func() {
 			result <- each(gs[:2], func(g *Group) error {

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // A peer that keeps to no protocol loses its link with ErrProtocol, and
@@ -41,14 +42,14 @@ func TestHostilePeer(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var mu sync.Mutex
 				var down error
-				m := NewMem()
+				m := transport.NewMem()
 				es := cluster(t, 2, Config{OnLink: func(ev LinkEvent) {
 					mu.Lock()
 					defer mu.Unlock()
 					if ev.Peer.Worker == 9 && ev.Link > 0 && down == nil {
 						down = ev.Err
 					}
-				}}, func(int) Transport { return m })
+				}}, func(int) transport.Transport { return m })
 				es[0].SetMembers([]Peer{{es[1].Self(), es[1].Addr()}, {id.Session{Worker: 9, Incarnation: 1}, "nowhere"}})
 				c := call(t, m, es[0], id.Session{Worker: 9, Incarnation: 1})
 				for _, f := range frames {
@@ -69,7 +70,7 @@ func TestHostilePeer(t *testing.T) {
 }
 
 // call shakes hands with an endpoint as a session.
-func call(t *testing.T, m *Mem, e *Endpoint, as id.Session) net.Conn {
+func call(t *testing.T, m *transport.Mem, e *Endpoint, as id.Session) net.Conn {
 	t.Helper()
 	c, err := m.Dial(t.Context(), e.Addr())
 	if err != nil {
@@ -87,8 +88,8 @@ func call(t *testing.T, m *Mem, e *Endpoint, as id.Session) net.Conn {
 // memory stays within the pool.
 func TestNoise(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := NewMem()
-		es := cluster(t, 1, Config{Pool: 64 << 10, Eager: 4 << 10}, func(int) Transport { return m })
+		m := transport.NewMem()
+		es := cluster(t, 1, Config{Pool: 64 << 10, Eager: 4 << 10}, func(int) transport.Transport { return m })
 		es[0].SetMembers([]Peer{{id.Session{Worker: 9, Incarnation: 1}, "nowhere"}})
 		r := rand.New(rand.NewPCG(7, 7))
 		known := uint64(0)
@@ -131,8 +132,8 @@ func TestNoise(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := NewMem()
-		es := cluster(t, 2, Config{}, func(int) Transport { return m })
+		m := transport.NewMem()
+		es := cluster(t, 2, Config{}, func(int) transport.Transport { return m })
 		if _, err := es[0].Connect(t.Context(), es[1].Self()); err != nil {
 			t.Fatal(err)
 		}
@@ -190,7 +191,7 @@ func TestConfigFaults(t *testing.T) {
 	if n := strings.Count(err.Error(), "\n"); n != 8 {
 		t.Errorf("%d lines:\n%v", n+1, err)
 	}
-	if err := (Config{Transport: TCP{}}).Validate(); err != nil {
+	if err := (Config{Transport: transport.TCP{}}).Validate(); err != nil {
 		t.Error(err)
 	}
 }

@@ -9,11 +9,13 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 func secret(t *testing.T, s string) *tls.Config {
 	t.Helper()
-	cfg, err := TLSFromSecret([]byte(s))
+	cfg, err := transport.TLSFromSecret([]byte(s))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,8 +33,8 @@ func TestSecrets(t *testing.T) {
 			default:
 			}
 		}
-	}}, func(i int) Transport {
-		return []TCP{{TLS: good}, {TLS: good}, {TLS: bad}, {}}[i]
+	}}, func(i int) transport.Transport {
+		return []transport.TCP{{TLS: good}, {TLS: good}, {TLS: bad}, {}}[i]
 	})
 	silent, err := net.Dial("tcp", es[0].Addr())
 	if err != nil {
@@ -72,7 +74,7 @@ func TestSecrets(t *testing.T) {
 // connection.
 func TestTLSOnTheWire(t *testing.T) {
 	cfg := secret(t, "the secret of these workers")
-	l, err := TCP{TLS: cfg}.Listen("")
+	l, err := transport.TCP{TLS: cfg}.Listen("")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -114,7 +116,7 @@ func TestTLSOnTheWire(t *testing.T) {
 		<-end
 		seen <- all.String()
 	}()
-	c, err := TCP{TLS: cfg}.Dial(t.Context(), plain.Addr().String())
+	c, err := transport.TCP{TLS: cfg}.Dial(t.Context(), plain.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,19 +146,19 @@ func TestTLSOnTheWire(t *testing.T) {
 }
 
 func TestTLSFaults(t *testing.T) {
-	if _, err := TLSFromSecret(make([]byte, MinSecret-1)); err == nil {
+	if _, err := transport.TLSFromSecret(make([]byte, transport.MinSecret-1)); err == nil {
 		t.Error("a short secret was taken")
 	}
-	if _, err := (TCP{TLS: &tls.Config{}}).Listen(""); err == nil || !strings.Contains(err.Error(), "TCP.TLS") {
+	if _, err := (transport.TCP{TLS: &tls.Config{}}).Listen(""); err == nil || !strings.Contains(err.Error(), "TCP.TLS") {
 		t.Errorf("a configuration without a certificate: %v", err)
 	}
 	// A deadline in mid-record leaves a debt that must be paid first.
-	l, err := TCP{TLS: secret(t, "the secret of these workers")}.Listen("")
+	l, err := transport.TCP{TLS: secret(t, "the secret of these workers")}.Listen("")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	c, err := TCP{TLS: secret(t, "the secret of these workers")}.Dial(t.Context(), l.Addr())
+	c, err := transport.TCP{TLS: secret(t, "the secret of these workers")}.Dial(t.Context(), l.Addr())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,11 +21,12 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // Network returns the transport of worker i; all workers of one test are on
 // one network.
-type Network func(tb testing.TB, i int) comm.Transport
+type Network func(tb testing.TB, i int) transport.Transport
 
 // Cluster opens n endpoints that admit each other, workers 0 to n-1 in their
 // first incarnation, and closes them with the test.
@@ -139,16 +140,16 @@ func (c *Counter) Take() Count {
 
 // Network wraps all transports of a network.
 func (c *Counter) Network(inner Network) Network {
-	return func(tb testing.TB, i int) comm.Transport { return &counted{c, i, inner(tb, i)} }
+	return func(tb testing.TB, i int) transport.Transport { return &counted{c, i, inner(tb, i)} }
 }
 
 type counted struct {
 	c     *Counter
 	i     int
-	inner comm.Transport
+	inner transport.Transport
 }
 
-func (t *counted) Listen(addr string) (comm.Listener, error) {
+func (t *counted) Listen(addr string) (transport.Listener, error) {
 	l, err := t.inner.Listen(addr)
 	if err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func (t *counted) Dial(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 type countedListener struct {
-	comm.Listener
+	transport.Listener
 	t *counted
 }
 

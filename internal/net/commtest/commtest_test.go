@@ -12,16 +12,17 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func mem() Network {
-	m := comm.NewMem()
-	return func(testing.TB, int) comm.Transport { return m }
+	m := transport.NewMem()
+	return func(testing.TB, int) transport.Transport { return m }
 }
 
-func tcp(testing.TB, int) comm.Transport { return comm.TCP{} }
+func tcp(testing.TB, int) transport.Transport { return transport.TCP{} }
 
 // delayed wraps a network with faults that lose nothing.
 func delayed(inner Network) Network {
@@ -30,7 +31,7 @@ func delayed(inner Network) Network {
 		panic(err)
 	}
 	f := comm.NewFaults(plan)
-	return func(tb testing.TB, i int) comm.Transport { return f.Transport(fmt.Sprint(i), inner(tb, i)) }
+	return func(tb testing.TB, i int) transport.Transport { return f.Transport(fmt.Sprint(i), inner(tb, i)) }
 }
 
 func TestTCP(t *testing.T) {
@@ -40,11 +41,11 @@ func TestTCP(t *testing.T) {
 
 // secured is TCP under TLS with one secret.
 func secured(t *testing.T) Network {
-	cfg, err := comm.TLSFromSecret([]byte("a secret of the test"))
+	cfg, err := transport.TLSFromSecret([]byte("a secret of the test"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(testing.TB, int) comm.Transport { return comm.TCP{TLS: cfg} }
+	return func(testing.TB, int) transport.Transport { return transport.TCP{TLS: cfg} }
 }
 
 func TestTLS(t *testing.T) {
@@ -63,9 +64,9 @@ func TestMem(t *testing.T) {
 }
 
 func TestMemWithLatency(t *testing.T) {
-	m := comm.NewMem()
+	m := transport.NewMem()
 	m.Latency = 100 * time.Microsecond
-	TestTransport(t, func(testing.TB, int) comm.Transport { return m })
+	TestTransport(t, func(testing.TB, int) transport.Transport { return m })
 }
 
 func TestFaultyTCP(t *testing.T) {
@@ -87,12 +88,12 @@ func TestCosts(t *testing.T) {
 		for _, a := range []comm.Algorithm{comm.Direct, comm.Ring} {
 			for _, size := range []int{0, 16 * n, 2 * segment * n} { // even parts of whole segments, or less than one
 				synctest.Test(t, func(t *testing.T) {
-					m := comm.NewMem()
+					m := transport.NewMem()
 					m.Latency = time.Millisecond
 					counter := NewCounter()
 					// Room for everything at once, so that no message waits for credit.
 					es, _ := Cluster(t, n, comm.Config{Segment: segment, Pool: 1 << 20, Eager: 64 << 10},
-						counter.Network(func(testing.TB, int) comm.Transport { return m }))
+						counter.Network(func(testing.TB, int) transport.Transport { return m }))
 					v := id.Version{Generation: 1, N: 1}
 					gs := Groups(t, es, 1, v)
 					call := comm.Call{Version: v, Step: 1, Algorithm: a, Priority: comm.Bulk}

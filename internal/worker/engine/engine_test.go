@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
@@ -102,7 +103,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 	v := plan.View{}
 	prof := plan.Profile{Layers: []plan.Layer{{Tensors: []int{1}}, {Tensors: []int{1}}}}
 	networks := make([]*comm.Endpoint, s.workers)
-	mem := comm.NewMem()
+	mem := transport.NewMem()
 	var peers []control.Peer
 	for i := range networks {
 		var err error

@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/worker/core"
@@ -110,7 +111,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 	for range combLayers {
 		c.prof.Layers = append(c.prof.Layers, plan.Layer{Tensors: []int{combParams}})
 	}
-	mem := comm.NewMem()
+	mem := transport.NewMem()
 	var v plan.View
 	var networks []*comm.Endpoint
 	for i := range workers {

@@ -31,6 +31,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -81,7 +82,7 @@ type End struct {
 // Self identifies a worker and says how it reaches others.
 type Self struct {
 	Session   id.Session
-	Transport comm.Transport
+	Transport transport.Transport
 
 	// own is set where the worker has the process for itself.
 	own *ownProcess
@@ -97,7 +98,7 @@ type ownProcess struct {
 func (s Self) id() id.WorkerID { return s.Session.Worker }
 
 // Alone is the only worker of a run, in the process of its agent.
-func Alone() Self { return Self{Transport: comm.NewMem()} }
+func Alone() Self { return Self{Transport: transport.NewMem()} }
 
 // Make makes the job. It may tell the agent what takes long. Errors that are not the program's own fault are of type [*JobError].
 type Make func(note func(text string) error) (*Job, error)
@@ -205,7 +206,7 @@ func Main(launched control.Identity, make Make) int {
 	}
 	err = New(conn, Self{
 		Session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
-		Transport: comm.TCP{Addr: launched.Addr},
+		Transport: transport.TCP{Addr: launched.Addr},
 		own:       own,
 	}).Serve(ctx, make)
 	var job *JobError

@@ -1,13 +1,20 @@
-package comm
+// Package transport makes the connections under the links of workers: over TCP, with TLS 1.3 or without, and in memory.
+package transport
 
 import (
 	"context"
+	"errors"
 	"net"
 )
 
-// Transport makes connections. Its connections are reliable ordered byte
-// streams with deadlines; commtest.TestTransport says in tests what an
-// [Endpoint] relies on.
+// ErrUsage is the class of errors for a call that is wrong in itself.
+var ErrUsage = errors.New("wrong usage")
+
+// MaxCallers bounds the callers whose handshake or hello has not come yet.
+const MaxCallers = 256
+
+// Transport makes connections. Its connections are reliable ordered byte streams with deadlines; commtest.TestTransport holds
+// what an endpoint relies on.
 type Transport interface {
 	// Dial connects to the listener at an address. It ends with ctx.
 	Dial(ctx context.Context, addr string) (net.Conn, error)

@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"bytes"
@@ -16,6 +16,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // MinSecret is the size in bytes of the shortest secret for [TLSFromSecret].
@@ -31,18 +33,18 @@ const MinSecret = 16
 // certificates carry the key and mean nothing else.
 func TLSFromSecret(secret []byte) (*tls.Config, error) {
 	if len(secret) < MinSecret {
-		return nil, fmt.Errorf("comm: a secret of %d bytes; it must have at least %d, from a random source", len(secret), MinSecret)
+		return nil, fmt.Errorf("transport: a secret of %d bytes; it must have at least %d, from a random source", len(secret), MinSecret)
 	}
 	seed, err := hkdf.Key(sha256.New, secret, nil, "soliton links, version 1", ed25519.SeedSize)
 	if err != nil {
-		return nil, fmt.Errorf("comm: key from the secret: %w", err)
+		return nil, fmt.Errorf("transport: key from the secret: %w", err)
 	}
 	key := ed25519.NewKeyFromSeed(seed)
 	public := key.Public().(ed25519.PublicKey)
 	name := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<33, 0)}
 	cert, err := x509.CreateCertificate(rand.Reader, name, name, public, key)
 	if err != nil {
-		return nil, fmt.Errorf("comm: certificate from the secret: %w", err)
+		return nil, fmt.Errorf("transport: certificate from the secret: %w", err)
 	}
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
@@ -51,7 +53,7 @@ func TLSFromSecret(secret []byte) (*tls.Config, error) {
 		InsecureSkipVerify: true, // instead of names and authorities, the key itself:
 		VerifyConnection: func(s tls.ConnectionState) error {
 			if len(s.PeerCertificates) == 0 || !public.Equal(s.PeerCertificates[0].PublicKey) {
-				return errors.New("comm: the other side has another secret")
+				return errors.New("transport: the other side has another secret")
 			}
 			return nil
 		},
@@ -179,7 +181,7 @@ type accepted struct {
 }
 
 func newSecureListener(l Listener, cfg *tls.Config) *secureListener {
-	s := &secureListener{Listener: l, cfg: secured(cfg), ready: make(chan accepted), slots: make(chan struct{}, maxCallers)}
+	s := &secureListener{Listener: l, cfg: secured(cfg), ready: make(chan accepted), slots: make(chan struct{}, MaxCallers)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.tasks.Go(s.serve)
 	return s
@@ -207,7 +209,7 @@ func (s *secureListener) serve() {
 
 // shake shakes hands with a caller.
 func (s *secureListener) shake(c net.Conn) {
-	ctx, cancel := context.WithTimeout(s.ctx, defaults.Handshake)
+	ctx, cancel := context.WithTimeout(s.ctx, timing.Handshake)
 	defer cancel()
 	raw := &heldBack{Conn: c}
 	sc := &secureConn{Conn: tls.Server(raw, s.cfg), raw: raw}

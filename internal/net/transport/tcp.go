@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"cmp"
@@ -44,7 +44,7 @@ func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	if t.Addr != "" {
 		ip, err := netip.ParseAddr(t.Addr)
 		if err != nil {
-			return nil, fmt.Errorf("comm: TCP.Addr: %w", err)
+			return nil, fmt.Errorf("transport: TCP.Addr: %w", err)
 		}
 		d.LocalAddr = &net.TCPAddr{IP: ip.AsSlice(), Zone: ip.Zone()}
 	}
@@ -67,7 +67,7 @@ func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
 // of Addr.
 func (t TCP) Listen(addr string) (Listener, error) {
 	if t.TLS != nil && len(t.TLS.Certificates) == 0 && t.TLS.GetCertificate == nil && t.TLS.GetConfigForClient == nil {
-		return nil, errors.New("comm: TCP.TLS has no certificate; set Certificates, or use TLSFromSecret")
+		return nil, errors.New("transport: TCP.TLS has no certificate; set Certificates, or use TLSFromSecret")
 	}
 	if addr == "" {
 		addr = net.JoinHostPort(cmp.Or(t.Addr, "127.0.0.1"), "0")

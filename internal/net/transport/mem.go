@@ -1,4 +1,4 @@
-package comm
+package transport
 
 import (
 	"context"
@@ -40,7 +40,7 @@ func (m *Mem) Listen(addr string) (Listener, error) {
 		addr = fmt.Sprintf("mem:%d", m.next)
 	}
 	if _, taken := m.listeners[addr]; taken {
-		return nil, fmt.Errorf("comm: listen on %q: address already in use", addr)
+		return nil, fmt.Errorf("transport: listen on %q: address already in use", addr)
 	}
 	l := &memListener{mem: m, addr: addr, queue: make(chan net.Conn), closed: make(chan struct{})}
 	m.listeners[addr] = l
@@ -56,14 +56,14 @@ func (m *Mem) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	l := m.listeners[addr]
 	m.mu.Unlock()
 	if l == nil {
-		return nil, fmt.Errorf("comm: dial %q: connection refused", addr)
+		return nil, fmt.Errorf("transport: dial %q: connection refused", addr)
 	}
 	near, far := memPipe(addr, m.Latency)
 	select {
 	case l.queue <- far:
 		return near, nil
 	case <-l.closed:
-		return nil, fmt.Errorf("comm: dial %q: connection refused", addr)
+		return nil, fmt.Errorf("transport: dial %q: connection refused", addr)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
