@@ -43,16 +43,16 @@ const agentName = "agent"
 
 // assignment is the first line on an agent's standard input.
 type assignment struct {
-	Hosts   []host.HostAddr `json:"hosts"`
-	Self    int             `json:"self"`
-	Secret  []byte          `json:"secret"`
-	RunDir  string          `json:"run_dir"`
-	Shown   string          `json:"shown"`
-	Store   string          `json:"store"`
-	Program string          `json:"program"` // as people gave it
-	File    string          `json:"file"`
-	Args    []string        `json:"args"`
-	Dir     string          `json:"dir"` // where the command was given
+	Hosts   []host.Addr `json:"hosts"`
+	Self    int         `json:"self"`
+	Secret  []byte      `json:"secret"`
+	RunDir  string      `json:"run_dir"`
+	Shown   string      `json:"shown"`
+	Store   string      `json:"store"`
+	Program string      `json:"program"` // as people gave it
+	File    string      `json:"file"`
+	Args    []string    `json:"args"`
+	Dir     string      `json:"dir"` // where the command was given
 
 	Threads    int           `json:"threads"`
 	Stages     int           `json:"stages"`
@@ -311,7 +311,7 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	var listen net.ListenConfig
 	listen.SetMultipathTCP(false) // see mayCut
 	for h := range f.hosts {
-		host := host.HostAddr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
+		host := host.Addr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
 		for _, addr := range []*string{&host.Agree, &host.Link} {
 			var l net.Listener
 			err := s.places[h].at(func() (err error) {

@@ -2,8 +2,9 @@ package host
 
 import "github.com/soliton-train/soliton/internal/host/session"
 
-// What a run is asked for and how it ends is told in the words of its session.
+// What a run is asked for and how it ends is said in the words of its session.
 type (
+	// Settings are what a run is asked for.
 	Settings     = session.Settings
 	Resume       = session.Resume
 	Reason       = session.Reason

@@ -55,7 +55,7 @@ type Config struct {
 	Clocks Clocks
 
 	// Hosts are all hosts, in one order everywhere, and Self is the position of this one.
-	Hosts  []HostAddr
+	Hosts  []Addr
 	Self   int
 	Secret []byte       // known to the hosts only
 	Link   net.Listener // behind the Link address of this host; Serve closes it
@@ -80,8 +80,8 @@ type Console struct {
 	Telemetry Telemetry
 }
 
-// HostAddr is one of the hosts of a run.
-type HostAddr struct {
+// Addr is one of the hosts of a run.
+type Addr struct {
 	Name    string `json:"name"`
 	Voter   bool   `json:"voter"`
 	Agree   string `json:"agree"`   // address of its part in the agreement
@@ -110,7 +110,7 @@ func (c Config) withDefaults() Config {
 		for i := range all {
 			all[i] = i
 		}
-		c.Hosts = []HostAddr{{Voter: true, Workers: all}}
+		c.Hosts = []Addr{{Voter: true, Workers: all}}
 	}
 	c.Workers = 0
 	for _, h := range c.Hosts {
@@ -125,7 +125,7 @@ func (c *Config) alone() bool { return len(c.Hosts) == 1 }
 
 // host returns the position of a host, -1 if there is none of this name.
 func (c *Config) host(name string) int {
-	return slices.IndexFunc(c.Hosts, func(h HostAddr) bool { return h.Name == name })
+	return slices.IndexFunc(c.Hosts, func(h Addr) bool { return h.Name == name })
 }
 
 // detect is the failure-detection timeout for links between hosts.

@@ -86,7 +86,8 @@ func (l *lead) link(conn *control.Conn, host int) {
 	}
 	q := newQueue[control.Message]()
 	l.events.put(hostLinked{host, q})
-	speak(l.ctx, conn, q, func(ctx context.Context) {
+	// A link ends with its host, or is dialled again: why does not matter here.
+	_ = speak(l.ctx, conn, q, func(ctx context.Context) {
 		tick := time.NewTicker(control.BeatEvery)
 		defer tick.Stop()
 		for {

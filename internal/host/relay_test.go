@@ -18,9 +18,8 @@ func TestAccount(t *testing.T) {
 	r := &relay{locals: []*local{{
 		who: id.Session{Worker: 3}, hello: control.Hello{}, ready: control.Ready{}, done: control.Done{}, closed: true, exit: &control.Exited{Worker: 3, Text: "x"},
 	}}}
-	for _, s := range []control.Step{{Plan: 1, Step: 1}, {Plan: 1, Step: 2}, {Plan: 2, Step: 3}, {Plan: 4, Step: 1}, {Plan: 4, Step: 2}} {
-		r.locals[0].steps = append(r.locals[0].steps, s)
-	}
+	r.locals[0].steps = append(r.locals[0].steps, control.Step{Plan: 1, Step: 1}, control.Step{Plan: 1, Step: 2}, control.Step{Plan: 2, Step: 3},
+		control.Step{Plan: 4, Step: 1}, control.Step{Plan: 4, Step: 2})
 	for _, c := range []struct {
 		since control.Lead
 		want  string
@@ -102,7 +101,7 @@ func expect(t *testing.T, what string, got, want any) {
 // The story of a host that is lost and comes back, as its leader keeps it.
 func TestRoster(t *testing.T) {
 	now := time.Unix(1000, 0)
-	c := Config{Hosts: []HostAddr{{Name: "a", Workers: []int{0}}, {Name: "b", Workers: []int{1, 2}}}}
+	c := Config{Hosts: []Addr{{Name: "a", Workers: []int{0}}, {Name: "b", Workers: []int{1, 2}}}}
 	c.Detect = time.Second
 	c = c.withDefaults()
 	r := newRoster(&c, now, func(int) time.Time { return now })

@@ -15,7 +15,7 @@ import (
 // roster is what a leader knows of hosts and of the workers on them: which host has a link, which one is lost, and which
 // session is fenced. It turns what hosts say into events of the session, and has no goroutine, clock or socket.
 type roster struct {
-	addrs   []HostAddr
+	addrs   []Addr
 	self    int
 	fresh   bool // no host has led before: its workers have yet to start
 	hello   time.Duration

@@ -57,6 +57,7 @@ func (p *Plan) String() string {
 	return b.String()
 }
 
+// Count prints a number of things, such as "1 layer" or "2 layers".
 func Count(n int, what string) string {
 	switch {
 	case n == 1:

@@ -318,7 +318,7 @@ func (w *worker) prepare(d core.Prepare) {
 	for _, r := range d.Ranges {
 		w.initial[r] = &shard{Range: r, holds: true, step: at.Step}
 	}
-	w.step(core.Prepared{Stages: d.Stages, Ranges: d.Ranges})
+	w.step(core.Prepared(d))
 }
 
 // update applies a committed update.

@@ -29,8 +29,7 @@ type worker struct {
 	told, heard   time.Time
 
 	core                     *core.Worker
-	life                     int // counts cores: a rollback makes a new one
-	working                  bool
+	life                     int  // counts cores: a rollback makes a new one
 	asking                   bool // an operation of the program is under way
 	ready                    bool // Ready is being carried out
 	done, finishedSaid, left bool

@@ -163,6 +163,7 @@ type (
 
 // Effects on files.
 type (
+	// WriteJob and the following write the file of their name.
 	WriteJob struct {
 		Job  rundir.Job
 		Data []rundir.DataFile
@@ -183,6 +184,7 @@ type (
 
 // Effects on the user's side.
 type (
+	// Show shows an event; CloseView ends the view, and Output prints after that.
 	Show      struct{ Event view.Event }
 	CloseView struct{}
 	Output    struct{ Text string }
@@ -195,6 +197,7 @@ type (
 
 // Effects on telemetry.
 type (
+	// BeginTrace names the run to telemetry.
 	BeginTrace struct {
 		Run     trace.Run
 		Program string

@@ -315,11 +315,11 @@ func (w *world) react(effects []Effect) {
 			}
 		case Kill:
 			w.kill(e.Worker)
-			w.late = append(w.late, ReapTimeout{e.Worker})
+			w.late = append(w.late, ReapTimeout(e))
 		case Fence:
 			w.kill(e.Worker)
 		case AwaitExit:
-			w.late = append(w.late, ReapTimeout{e.Worker})
+			w.late = append(w.late, ReapTimeout(e))
 		case AwaitCause:
 			w.late = append(w.late, CauseTimeout{})
 		case Propose:

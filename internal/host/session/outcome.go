@@ -317,5 +317,5 @@ func (e *FileError) Error() string {
 
 func (e *FileError) Unwrap() error { return e.Err }
 
-// oneLine makes a line of a text that should have been one.
+// OneLine makes a line of a text that should have been one.
 func OneLine(s string) string { return strings.Join(strings.Fields(s), " ") }

@@ -118,7 +118,7 @@ func (c Settings) Validate() error {
 // reshapes are the values of Config.Reshape.
 var reshapes = map[string]controller.Reshape{"full": controller.Full, "dataflow": controller.Dataflow, "off": controller.Off}
 
-// withDefaults returns the settings of a run that begins with so many workers.
+// WithDefaults returns the settings of a run that begins with so many workers.
 func (c Settings) WithDefaults(workers int) Settings {
 	if c.Program == "" {
 		c.Program = "the program"
@@ -163,7 +163,7 @@ const (
 	Stopped    Reason = "stopped"    // a command of another process: exit 1
 )
 
-// sessionConfig is what a session knows of its run and of its host.
+// Config is what a session knows of its run and of its host.
 type Config struct {
 	Settings
 
@@ -186,9 +186,10 @@ type Config struct {
 	Inherited     *Inherited
 }
 
-// clockKind says which clocks a run sets.
+// ClockKind says which clocks a run sets.
 type ClockKind uint8
 
+// The kinds of clocks.
 const (
 	NoClocks ClockKind = iota
 	RealClocks

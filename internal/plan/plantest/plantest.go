@@ -20,6 +20,7 @@ func Model(layers int) []plan.Layer {
 	return l
 }
 
+// Workers returns n workers, so many on each host.
 func Workers(n, perHost int) []plan.Worker {
 	w := make([]plan.Worker, n)
 	for i := range w {
@@ -28,6 +29,7 @@ func Workers(n, perHost int) []plan.Worker {
 	return w
 }
 
+// Fataler is a test.
 type Fataler interface {
 	Helper()
 	Fatalf(string, ...any)

@@ -8,7 +8,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
-// arrange fills in stages, routes and limits. Equal numbers of workers in all
+// Arrange fills in stages, routes and limits. Equal numbers of workers in all
 // stages let every rank talk to one rank of the next stage and need fewer sums
 // of gradients, which is worth a little time, and more than a guess.
 func Arrange(p *plan.Plan, given plan.Profile, stages, micros int) {

@@ -90,7 +90,7 @@ func reshape(now *plan.Plan, prof *plan.Profile) (best plan.Plan, bestTime, best
 	return best, bestTime, bestWorth
 }
 
-// time returns how long a step takes, as exactly as there is time to say.
+// StepTime returns how long a step takes, simulated where the step is small enough.
 func StepTime(p *plan.Plan, prof *plan.Profile) time.Duration {
 	if small(p, p.Micros()) {
 		return simulate.PassTime(p, prof) + simulate.ReduceTime(p, prof, func(s int) int { return simulate.TreeNodes(p, s) })

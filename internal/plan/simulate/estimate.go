@@ -32,7 +32,7 @@ func Estimate(p *plan.Plan, prof plan.Profile) time.Duration {
 	return time.Duration(way+slowest) + ReduceTime(p, &prof, func(s int) int { return TreeNodes(p, s) })
 }
 
-// reduceTime returns how long the owners' links are busy with gradients,
+// ReduceTime returns how long the owners' links are busy with gradients,
 // those of the slowest stage.
 func ReduceTime(p *plan.Plan, prof *plan.Profile, nodes func(stage int) int) (slowest time.Duration) {
 	if prof.Bandwidth <= 0 {
@@ -51,7 +51,7 @@ func ReduceTime(p *plan.Plan, prof *plan.Profile, nodes func(stage int) int) (sl
 	return slowest
 }
 
-// nodes returns how many nodes of the gradient tree the workers of a stage have.
+// TreeNodes returns how many nodes of the gradient tree the workers of a stage have.
 func TreeNodes(p *plan.Plan, stage int) (total int) {
 	for _, n := range plan.NodeCounts(p.Route[stage]) {
 		total += n
@@ -66,8 +66,10 @@ type StageCost struct {
 	Forward, backward time.Duration // of a micro-batch at speed 1
 }
 
+// Work returns the time of a micro-batch at speed 1.
 func (c *StageCost) Work() float64 { return float64(c.Forward + c.backward) }
 
+// StageCosts returns the costs of stages.
 func StageCosts(p *plan.Profile, stages []plan.Stage) []StageCost {
 	costs := make([]StageCost, len(stages))
 	for i, s := range stages {

@@ -59,6 +59,7 @@ type passEvent struct {
 	what int32
 }
 
+// NewPasses returns a simulation of steps of these workers.
 func NewPasses(prof *plan.Profile, workers []plan.Worker) *Passes {
 	n := len(workers)
 	x := &Passes{
@@ -521,5 +522,5 @@ func passTimeWithin(p *plan.Plan, prof *plan.Profile, most time.Duration) (t tim
 	return x.Run(rankings, limits, most)
 }
 
-// A ranking says which rank of a stage has each micro-batch.
+// A Ranking says which rank of a stage has each micro-batch.
 type Ranking []int

@@ -55,7 +55,7 @@ func shareCards(p *plan.Plan, prof *plan.Profile, step *graph.Step) {
 	}
 }
 
-// Simulate executes a step under the plan, with the times of the profile. For
+// Run executes a step under the plan, with the times of the profile. For
 // worker i of the schedule see Workers[i]. The plan must be valid.
 func Run(p *plan.Plan, prof plan.Profile) (graph.Schedule, error) {
 	g, err := newGraph(p, prof)

@@ -385,7 +385,7 @@ func (e *Engine) settle(ctx context.Context) error {
 // prepare makes stages and shards as they are where the run begins.
 func (e *Engine) prepare(d core.Prepare) {
 	e.start(taskEnded{
-		event: core.Prepared{Stages: d.Stages, Ranges: d.Ranges}, made: make(map[id.Range]*shard), with: make(map[[2]int]Stage),
+		event: core.Prepared(d), made: make(map[id.Range]*shard), with: make(map[[2]int]Stage),
 	}, func(end *taskEnded) error {
 		serves := make(map[int]bool)
 		for _, k := range d.Stages {

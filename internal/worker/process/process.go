@@ -181,7 +181,7 @@ func Failure(err error, step int) control.Failed {
 const exitFailed = 1
 
 // Main is the life of a worker process that an agent has started, from its identity on. It returns the exit status.
-func Main(launched control.Identity, make Make) int {
+func Main(launched control.Identity, makeJob Make) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
 	for _, fd := range launched.Canaries {
 		if fd > 0 {
@@ -208,7 +208,7 @@ func Main(launched control.Identity, make Make) int {
 		Session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
 		Transport: transport.TCP{Addr: launched.Addr},
 		own:       own,
-	}).Serve(ctx, make)
+	}).Serve(ctx, makeJob)
 	var job *JobError
 	if err != nil && !(errors.As(err, &job) && job.Kind == control.Help) {
 		complain(err)

@@ -75,8 +75,8 @@ func New(conn *control.Conn, me Self) *Worker {
 	return w
 }
 
-// Serve runs the job that make returns to its end. It tells the agent of every error, a panic in user code included.
-func (w *Worker) Serve(ctx context.Context, make Make) error {
+// Serve runs the job that makeJob returns to its end. It tells the agent of every error, a panic in user code included.
+func (w *Worker) Serve(ctx context.Context, makeJob Make) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var beside sync.WaitGroup
 	beside.Go(func() {
@@ -93,7 +93,7 @@ func (w *Worker) Serve(ctx context.Context, make Make) error {
 		cancel(nil)
 		beside.Wait()
 	}()
-	err := w.guard(ctx, make)
+	err := w.guard(ctx, makeJob)
 	if cause := context.Cause(ctx); cause != nil && errors.Is(err, ctx.Err()) {
 		err = cause
 	}
@@ -173,13 +173,13 @@ func (w *Worker) receive(ctx context.Context) error {
 }
 
 // guard turns a panic into an error.
-func (w *Worker) guard(ctx context.Context, make Make) (err error) {
+func (w *Worker) guard(ctx context.Context, makeJob Make) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = Panicked(w.step, w.where(), v)
 		}
 	}()
-	return w.run(ctx, make)
+	return w.run(ctx, makeJob)
 }
 
 // where describes the user code that runs, "" if none does.

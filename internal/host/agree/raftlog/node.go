@@ -15,6 +15,7 @@ import (
 	"github.com/hashicorp/raft"
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
+	bbolterrors "go.etcd.io/bbolt/errors"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 )
@@ -237,7 +238,7 @@ func openFiles(dir string, settings *raft.Config) (files, error) {
 		// The free list is found again at start, which keeps it out of every commit.
 		BoltOptions: &bbolt.Options{Timeout: timing.Lock, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
 	})
-	if errors.Is(err, bbolt.ErrTimeout) {
+	if errors.Is(err, bbolterrors.ErrTimeout) {
 		return files{}, fmt.Errorf("%w: %s", agree.ErrInUse, dir)
 	}
 	if err != nil {
