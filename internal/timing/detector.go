@@ -55,10 +55,11 @@ func (p Policy) Worker(training bool) Detector {
 // Follower returns the detector of the leader for a host with a connection.
 func (p Policy) Follower() Detector { return Detector{Silence: p.Host * 3 / 4, Late: p.Host / 4} }
 
-// Unlinked returns the detector of the leader for a host without a connection.
-func (p Policy) Unlinked(fresh bool) Detector {
+// Unlinked returns the detector of the leader for a host without a connection. Before the first step a host may take
+// as long as a worker process.
+func (p Policy) Unlinked(fresh bool, hello time.Duration) Detector {
 	if fresh {
-		return Detector{Silence: Hello, Late: p.Host / 4}
+		return Detector{Silence: hello, Late: p.Host / 4}
 	}
 	return Detector{Silence: p.HostLink, Late: p.Host / 4}
 }
