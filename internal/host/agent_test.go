@@ -21,6 +21,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"go.uber.org/goleak"
 
 	"github.com/soliton-train/soliton/internal/host/session"
@@ -387,7 +389,7 @@ func TestSecondStopLeavesAStuckFunction(t *testing.T) {
 		if o.ExitStatus() != session.ExitInterrupted || o.Summary.Steps > 2 {
 			t.Errorf("got %+v, %v", o.Summary, o.Err)
 		}
-		if waited := time.Since(began); waited != reapTime {
+		if waited := time.Since(began); waited != timing.Reap {
 			t.Errorf("waited %v", waited)
 		}
 		close(release)

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/host/agree"
-	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 )
 
@@ -18,11 +19,6 @@ type elections interface {
 	Term() uint64
 	Stand()
 }
-
-const (
-	standEvery = 60 * time.Millisecond // between two nodes that stand for election
-	retryEvery = 10 * time.Millisecond // between two attempts to reach the leader
-)
 
 var errNotLeading = errors.New("host: it does not lead")
 
@@ -114,7 +110,7 @@ func (r *relay) run(ctx context.Context) {
 		if i := r.c.host(l.Leader); i >= 0 && i != r.c.Self {
 			_ = r.attach(round, i) // tried again
 			r.succeed(round, i, l.Term)
-			retry.Reset(retryEvery)
+			retry.Reset(timing.Retry)
 		}
 		end()
 	}
@@ -135,7 +131,7 @@ func (r *relay) succeed(ctx context.Context, led int, term uint64) {
 			rank++
 		}
 	}
-	turn := time.NewTimer(time.Duration(rank) * standEvery)
+	turn := time.NewTimer(time.Duration(rank) * timing.Stagger)
 	defer turn.Stop()
 	select {
 	case <-turn.C:
@@ -193,8 +189,9 @@ func (r *relay) attach(ctx context.Context, host int) error {
 			r.broke[host] = r.heard
 		}
 	}()
+	times := timing.Of(r.c.Detect)
 	err = speak(ctx, conn, q, func(ctx context.Context) {
-		watchSilence(ctx, r.c.silence(), func() time.Time {
+		watchSilence(ctx, times.Leader(), times.LinkWatch, func() time.Time {
 			r.mu.Lock()
 			defer r.mu.Unlock()
 			return r.heard
@@ -214,13 +211,12 @@ func (r *relay) brokeAt(host int) time.Time {
 	return time.Now()
 }
 
-// watchSilence returns when heard is longer ago than the budget, or ctx ends. A tick that comes late means that this
-// process was not listening itself, so the time before it does not count.
-func watchSilence(ctx context.Context, budget time.Duration, heard func() time.Time) {
-	period := budget / session.Watches
+// watchSilence returns when the detector takes the other end as failed, or ctx ends.
+func watchSilence(ctx context.Context, d timing.Detector, period time.Duration, heard func() time.Time) {
 	tick := time.NewTimer(period)
 	defer tick.Stop()
-	due, deaf := time.Now().Add(period), time.Time{}
+	due := time.Now().Add(period)
+	var h timing.History
 	for {
 		select {
 		case <-tick.C:
@@ -228,14 +224,11 @@ func watchSilence(ctx context.Context, budget time.Duration, heard func() time.T
 			return
 		}
 		now := time.Now()
-		if now.Sub(due) > budget/4 {
-			deaf = now
+		if at := heard(); at.After(h.Heard) {
+			h.Heard = at
 		}
-		last := heard()
-		if last.Before(deaf) {
-			last = deaf
-		}
-		if now.Sub(last) > budget {
+		var failed bool
+		if failed, h = d.Suspect(h, now, now.Sub(due)); failed {
 			return
 		}
 		due = now.Add(period)

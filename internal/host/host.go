@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -129,15 +131,7 @@ func (c *Config) host(name string) int {
 }
 
 // detect is the failure-detection timeout for links between hosts.
-func (c *Config) detect() time.Duration {
-	if c.Detect == 0 {
-		return time.Hour
-	}
-	return c.Detect
-}
-
-// silence is how long a host may be silent, so that it is out of the plan within the timeout.
-func (c *Config) silence() time.Duration { return c.detect() * 3 / 4 }
+func (c *Config) detect() time.Duration { return timing.Of(c.Detect).Host }
 
 // waits says what a host without a leader waits for.
 func (c *Config) waits() string {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/id"
@@ -37,7 +39,7 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 				return
 			}
 			select { // out of file descriptors, perhaps
-			case <-time.After(retryEvery):
+			case <-time.After(timing.Retry):
 			case <-ctx.Done():
 			}
 			continue

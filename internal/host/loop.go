@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -40,13 +42,6 @@ func newRun(l *lead, c Console, dir *rundir.Dir, hosts *roster, s *session.Sessi
 	r.log = &proposer{log: l.log, term: l.term, entries: make(chan proposal, 64)}
 	return r
 }
-
-// reapTime is how long a worker may take to end that was killed, or that has
-// closed its connection.
-const reapTime = time.Second
-
-// probeEvery is the time between two looks at the other hosts.
-const probeEvery = 20 * time.Millisecond
 
 // newTimer returns a timer that is not set.
 func newTimer() *time.Timer {
@@ -136,8 +131,8 @@ func (r *run) loop() session.Outcome {
 			rewatch()
 		case <-look.C:
 			r.look(lookDue)
-			lookDue = time.Now().Add(probeEvery)
-			look.Reset(probeEvery)
+			lookDue = time.Now().Add(timing.Probe)
+			look.Reset(timing.Probe)
 		case <-r.reap.C:
 			r.reapLate()
 		case <-r.lead.ctx.Done():
@@ -240,9 +235,9 @@ func (r *run) look(due time.Time) {
 	}
 }
 
-// grace gives a worker until reapTime from now to end.
+// grace gives a worker until timing.Reap from now to end.
 func (r *run) grace(place int) {
-	r.reapAt[place] = time.Now().Add(reapTime)
+	r.reapAt[place] = time.Now().Add(timing.Reap)
 	r.rearm()
 }
 

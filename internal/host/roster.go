@@ -6,6 +6,8 @@ import (
 	"io"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -69,7 +71,7 @@ func closedOf(who id.Session, err error) closed {
 // newRoster returns the roster of a leadership that begins now. broke returns since when a host has had no link.
 func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster {
 	r := &roster{addrs: c.Hosts, self: c.Self, hello: c.HelloTimeout, detect: c.detect(), hosts: make([]hostState, len(c.Hosts)), members: make([]member, c.Workers)}
-	least := now.Add(max(r.detect/4, leastWelcome) - r.detect)
+	least := now.Add(timing.Of(c.Detect).Welcome - r.detect)
 	for i, h := range c.Hosts {
 		since := broke(i)
 		r.hosts[i].since, r.hosts[i].heard = since, since
@@ -82,10 +84,6 @@ func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster
 	}
 	return r
 }
-
-// leastWelcome is the least time that hosts have to find out which one leads, and to link to it: on a machine that is
-// busy, a quarter of a short timeout is not enough to hear of it and to prove their identity.
-const leastWelcome = 500 * time.Millisecond
 
 // inherit takes in which sessions have a part in a run that another host has led.
 func (r *roster) inherit(c *Config, parts []plan.Worker) {

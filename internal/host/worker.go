@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/timing"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/session"
@@ -124,7 +126,7 @@ func waitReaped(w Worker) {
 	if !ok {
 		return
 	}
-	patience := time.NewTimer(reapTime)
+	patience := time.NewTimer(timing.Reap)
 	defer patience.Stop()
 	select {
 	case <-p.reaped:
@@ -246,10 +248,6 @@ type process struct {
 	last   string         // the same
 }
 
-// reapLater is for how long a process that a canary has told of stays a zombie: to take it out of the
-// system's tables costs a millisecond or two of a processor on which a recovery is under way.
-const reapLater = 50 * time.Millisecond
-
 // reap waits for the end of the process, ends what is left of its group, and cleans up.
 func (p *process) reap() {
 	defer close(p.reaped)
@@ -260,7 +258,7 @@ func (p *process) reap() {
 	known := p.ended
 	p.mu.Unlock()
 	if known {
-		time.Sleep(reapLater)
+		time.Sleep(timing.Zombie)
 	}
 	p.mu.Lock()
 	_ = p.cmd.Wait()
