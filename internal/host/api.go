@@ -2,18 +2,29 @@ package host
 
 import "github.com/soliton-train/soliton/internal/host/session"
 
-// What a run is asked for and how it ends is said in the words of its session.
-type (
-	// Settings are what a run is asked for.
-	Settings     = session.Settings
-	Resume       = session.Resume
-	Reason       = session.Reason
-	Status       = session.Status
-	Outcome      = session.Outcome
-	StoppedError = session.StoppedError
-	FailedError  = session.FailedError
-	FileError    = session.FileError
-)
+// Settings are what a run is asked for.
+type Settings = session.Settings
+
+// Resume describes a run that has ended and is resumed.
+type Resume = session.Resume
+
+// Reason says why a run was asked to stop.
+type Reason = session.Reason
+
+// Status is how a worker's process exited.
+type Status = session.Status
+
+// Outcome is how a run ended.
+type Outcome = session.Outcome
+
+// StoppedError is the error of a run that was asked to stop.
+type StoppedError = session.StoppedError
+
+// FailedError is the error of a run whose program failed.
+type FailedError = session.FailedError
+
+// FileError is the error of a run whose files cannot be written.
+type FileError = session.FileError
 
 // Why a run was asked to stop.
 const (

@@ -163,15 +163,20 @@ type (
 
 // Effects on files.
 type (
-	// WriteJob and the following write the file of their name.
+	// WriteJob writes job.json and data.json.
 	WriteJob struct {
 		Job  rundir.Job
 		Data []rundir.DataFile
 	}
-	WritePlan    struct{ Plan rundir.Plan }
+	// WritePlan appends to plans.jsonl.
+	WritePlan struct{ Plan rundir.Plan }
+	// WriteMetrics appends to metrics.jsonl.
 	WriteMetrics struct{ Metrics rundir.Metrics }
-	WriteEvent   struct{ Event rundir.Event }
+	// WriteEvent appends to events.jsonl.
+	WriteEvent struct{ Event rundir.Event }
+	// WriteSummary writes summary.json.
 	WriteSummary struct{ Summary rundir.Summary }
+	// WriteWorkers writes workers.json.
 	WriteWorkers struct{ Alive []rundir.Process }
 	// CommitCheckpoint makes a checkpoint whole; CheckpointCommitted comes, and then CheckpointsPruned.
 	CommitCheckpoint struct{ Manifest checkpoint.Manifest }
@@ -184,10 +189,12 @@ type (
 
 // Effects on the user's side.
 type (
-	// Show shows an event; CloseView ends the view, and Output prints after that.
-	Show      struct{ Event view.Event }
+	// Show shows an event.
+	Show struct{ Event view.Event }
+	// CloseView ends the view.
 	CloseView struct{}
-	Output    struct{ Text string }
+	// Output prints a text of the program, once the view is closed.
+	Output struct{ Text string }
 	// AnswerAdd answers AddWorkers.
 	AnswerAdd struct {
 		IDs     []int
@@ -202,8 +209,10 @@ type (
 		Run     trace.Run
 		Program string
 	}
+	// WriteSpans hands spans on.
 	WriteSpans struct{ Spans []trace.Span }
-	Measure    struct{ Measure trace.Measure }
+	// Measure hands a measure on.
+	Measure struct{ Measure trace.Measure }
 )
 
 // Effects on the clocks of devices.
