@@ -84,15 +84,16 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 		}
 	}()
 	defer func() { conn.Close(); <-ended }()
-	step, stoppedBy, version, rests := 0, "", id.Version{Generation: 1, N: 1}, f.at < 0
+	step, stoppedBy, version, rests, sealed := 0, "", id.Version{Generation: 1, N: 1}, f.at < 0, false
 	handle := func(m control.Message) (ok bool) {
 		switch m := m.(type) {
 		case control.Stop:
 			stoppedBy = m.Reason
 		case control.Query:
 			conn.Send(control.Answer{Ballot: m.Ballot, Report: control.Report{Plan: version, Passed: id.Point{Step: step}}})
+			sealed = true
 		case control.Order:
-			version, step, rests = m.Plan.Version, m.Passed.Step, false
+			version, step, rests, sealed = m.Plan.Version, m.Passed.Step, false, false
 			conn.Send(control.Applied{Ballot: m.Ballot, Version: version, Edit: 1000, Opened: 1})
 		}
 		return m != nil
@@ -116,6 +117,11 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 				handle(m)
 			}
 		default:
+		}
+		for sealed { // it commits nothing before the order
+			if !handle(<-inbox) {
+				return
+			}
 		}
 	}
 	conn.Send(control.Done{Steps: step, Loss: 1 / float64(step), ParamsSHA256: "aa", StoppedBy: stoppedBy, Worker: rundir.Worker{Stages: []int{0}}})
