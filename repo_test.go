@@ -151,6 +151,7 @@ var unevenMath = regexp.MustCompile(
 
 func TestImports(t *testing.T)           { report(t, checkImports(source(t), importRules)) }
 func TestFloors(t *testing.T)            { report(t, checkFloors(source(t), floors)) }
+func TestSizes(t *testing.T)             { report(t, checkSizes(source(t))) }
 func TestMap(t *testing.T)               { report(t, checkMap(source(t), os.DirFS("."))) }
 func TestPackageComments(t *testing.T)   { report(t, checkPackageComments(source(t))) }
 func TestNoUnevenMath(t *testing.T)      { report(t, checkUnevenMath(source(t), bitFeeders)) }
@@ -249,6 +250,36 @@ func checkFloors(files []file, floors [][]string) (faults []string) {
 			}
 		}
 	}
+	return faults
+}
+
+// A folder has at most maxFiles files of the product and a file at most maxLines lines, so that both are read in one go. Folders
+// that have more are listed, so that they only shrink.
+const (
+	maxFiles = 14
+	maxLines = 600
+)
+
+var largeFolders = map[string]int{"internal/host/session": 22, "internal/host": 20, "internal/net/comm": 17}
+
+// checkSizes finds folders and files that are too large.
+func checkSizes(files []file) (faults []string) {
+	count := map[string]int{}
+	for _, f := range files {
+		if f.test {
+			continue
+		}
+		count[f.dir()]++
+		if n := f.set.File(f.ast.Pos()).LineCount(); n > maxLines {
+			faults = append(faults, fmt.Sprintf("%s: has %d lines, more than %d", f.name, n, maxLines))
+		}
+	}
+	for dir, n := range count {
+		if most := max(maxFiles, largeFolders[dir]); n > most {
+			faults = append(faults, fmt.Sprintf("%s: has %d files, more than %d", dir, n, most))
+		}
+	}
+	slices.Sort(faults)
 	return faults
 }
 
@@ -509,6 +540,7 @@ func TestRulesCanFail(t *testing.T) {
 			"rng/rng.go:4: rng must not import internal/compute/kernel, which is above it",
 			"trainer/trainer.go: trainer has no floor",
 		}},
+		{"sizes", checkSizes(append(slices.Clone(files), slices.Repeat([]file{files[0]}, maxFiles)...)), []string{files[0].dir() + ": has "}},
 		{"map", checkMap(files, sample), []string{
 			"docs/architecture.md: internal/gone is not there", "docs/architecture.md: the map does not name internal/compute/kernel/g",
 			"docs/architecture.md: the map does not name internal/host",

@@ -1,0 +1,262 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+// newAgent is the command of an agent's process.
+func newAgent() *cobra.Command {
+	return &cobra.Command{
+		Use:    agentName + " HOST",
+		Short:  "Be the agent of a host; started by run",
+		Hidden: true,
+		Args:   func(*cobra.Command, []string) error { return nil },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return serveHost(cmd.Context(), os.Stdin, cmd.OutOrStdout())
+		},
+	}
+}
+
+func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
+	lines := bufio.NewReader(stdin)
+	first, err := lines.ReadBytes('\n')
+	var a assignment
+	if err == nil {
+		err = json.Unmarshal(first, &a)
+	}
+	if err != nil || a.Self < 0 || a.Self >= len(a.Hosts) {
+		return errors.New("an agent is started by launcher run, not by people")
+	}
+	faults, err := parseChaos(a.Chaos, a.Workers, len(a.Hosts))
+	if err != nil {
+		return err
+	}
+	signal.Ignore(os.Interrupt, syscall.SIGHUP)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	out := newReporter(stdout)
+	defer out.close()
+	var listeners [2]net.Listener
+	for i := range listeners {
+		f := os.NewFile(uintptr(3+i), "listener")
+		l, err := net.FileListener(f)
+		_ = f.Close() // workers must not inherit it
+		if err != nil {
+			return cli.Fail(err)
+		}
+		listeners[i] = l
+	}
+	dir, link := rundir.Attach(a.RunDir, a.Shown), listeners[1]
+	h, err := host.New(host.Config{
+		Settings: host.Settings{
+			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
+			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: faultsFor(faults, a.Workers, len(a.Hosts)),
+		},
+		Start:  host.Starter(host.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String()}, dir.LogFile),
+		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
+		Log: func() (agree.Log, error) { return openLog(&a, listeners[0]) },
+		Lead: func(term uint64) (host.Console, error) {
+			told, err := hostTelemetry(ctx, &a, out, term)
+			return host.Console{View: shown{out, term}, Output: outputOf{out, term}, Telemetry: told}, err
+		},
+		Done: func(term uint64, o host.Outcome) {
+			var text, errs strings.Builder
+			o.Report(&text, &errs, "launcher")
+			out.send(report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()})
+		},
+		Waits: func(text string) {
+			fmt.Fprintln(os.Stderr, text) // its log
+			out.show(report{Kind: reportWaits, Text: text})
+		},
+	})
+	if err != nil {
+		return cli.Fail(err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // it ends with the process, as reading a pipe may not end before
+		defer cancel()
+		requests := json.NewDecoder(lines)
+		for {
+			var r request
+			if requests.Decode(&r) != nil {
+				return
+			}
+			if r.Stop != "" {
+				h.Stop(r.Stop)
+			}
+			if r.Watch != nil {
+				h.Watch(*r.Watch)
+			}
+		}
+	}()
+	err = h.Serve(ctx)
+	var wrong *host.StartError
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrong):
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("PROGRAM %s %v", a.Program, err)})
+	default:
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
+	}
+	return cli.Fail(err)
+}
+
+// openLog opens a host's log of what the hosts agree on.
+func openLog(a *assignment, l net.Listener) (agree.Log, error) {
+	addrs := make(map[string]string)
+	var servers []agree.Server
+	for _, h := range a.Hosts {
+		addrs[h.Name] = h.Agree
+		servers = append(servers, agree.Server{ID: h.Name, Addr: h.Agree, Voter: h.Voter})
+	}
+	return raftlog.Open(raftlog.Config{
+		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, Secret: a.Secret, Bootstrap: servers, Detect: host.LogDetect(a.Detect),
+		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
+		Resolve: func(name string) string { return addrs[name] },
+	})
+}
+
+// reporter writes reports, in a goroutine of its own: a supervisor that does not read must not
+// keep an agent from its work.
+type reporter struct {
+	ch   chan report
+	done chan struct{}
+}
+
+func newReporter(w io.Writer) *reporter {
+	r := &reporter{ch: make(chan report, 1<<12), done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		enc := json.NewEncoder(w)
+		for x := range r.ch {
+			_ = enc.Encode(x) // without a supervisor, the agent's standard input has ended as well
+		}
+	}()
+	return r
+}
+
+// send queues a report that has to come.
+func (r *reporter) send(x report) { r.ch <- x }
+
+// show queues one that may be left out.
+func (r *reporter) show(x report) {
+	select {
+	case r.ch <- x:
+	default:
+	}
+}
+
+func (r *reporter) close() {
+	close(r.ch)
+	<-r.done
+}
+
+// shown is the view of a run whose supervisor shows it.
+type shown struct {
+	out  *reporter
+	term uint64
+}
+
+func (s shown) Close() { s.out.send(report{Term: s.term, Kind: reportClose}) }
+
+func (s shown) Show(e view.Event) {
+	kind := kindOf(e)
+	text, err := json.Marshal(e)
+	if err != nil || kind == "" {
+		return // it is only shown
+	}
+	s.out.show(report{Term: s.term, Kind: kind, Event: text})
+}
+
+type outputOf struct {
+	out  *reporter
+	term uint64
+}
+
+func (o outputOf) Write(b []byte) (int, error) {
+	if len(b) > 0 {
+		o.out.send(report{Term: o.term, Kind: reportOutput, Text: string(b)})
+	}
+	return len(b), nil
+}
+
+func kindOf(e view.Event) string {
+	switch e.(type) {
+	case view.Note:
+		return "note"
+	case view.Begin:
+		return "begin"
+	case view.Plan:
+		return "plan"
+	case view.Recovered:
+		return "recovered"
+	case view.Change:
+		return "change"
+	case view.Timeline:
+		return "timeline"
+	case view.Worker:
+		return "worker"
+	case view.Step:
+		return "step"
+	case view.Stopping:
+		return "stopping"
+	case view.End:
+		return "summary"
+	}
+	return ""
+}
+
+func parseShown(kind string, text []byte) view.Event {
+	switch kind {
+	case "note":
+		return parseAs[view.Note](text)
+	case "begin":
+		return parseAs[view.Begin](text)
+	case "plan":
+		return parseAs[view.Plan](text)
+	case "recovered":
+		return parseAs[view.Recovered](text)
+	case "change":
+		return parseAs[view.Change](text)
+	case "timeline":
+		return parseAs[view.Timeline](text)
+	case "worker":
+		return parseAs[view.Worker](text)
+	case "step":
+		return parseAs[view.Step](text)
+	case "stopping":
+		return parseAs[view.Stopping](text)
+	case "summary":
+		return parseAs[view.End](text)
+	}
+	return nil
+}
+
+func parseAs[E view.Event](text []byte) view.Event {
+	var e E
+	if json.Unmarshal(text, &e) != nil {
+		return nil
+	}
+	return e
+}
