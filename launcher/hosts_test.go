@@ -386,6 +386,14 @@ func TestHostWithoutMajority(t *testing.T) {
 		syscall.Kill(pid, syscall.SIGSTOP)
 	}
 	log := filepath.Join(r.dir, "log", "host-2.log")
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, name := range []string{"events.jsonl", "log/host-0.log", "log/host-1.log", "log/host-2.log"} {
+				text, _ := os.ReadFile(filepath.Join(r.dir, name))
+				t.Logf("%s:\n%s", name, text)
+			}
+		}
+	})
 	await(t, "a host that says what it waits for", func() bool {
 		text, _ := os.ReadFile(log)
 		return bytes.Contains(text, []byte("2 of 3 hosts that vote have to be there; it waits for host-0, host-1"))
