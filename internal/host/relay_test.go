@@ -115,6 +115,10 @@ func TestRoster(t *testing.T) {
 		t.Errorf("a second link: %v", err)
 	}
 	one := id.Session{Worker: 1}
+	// The leadership starts over. The account that the new link begins with is for the next one: to this one every worker
+	// would say hello twice.
+	expect(t, "the account of a second link", told(r.said(hostSaid{1, now, relayed{control.Hello{}, one}})), "[]")
+	r.hosts[1].twice = false
 	expect(t, "a message", told(r.said(hostSaid{1, now, relayed{control.Hello{}, one}})), "[1 said control.Hello]")
 	expect(t, "a message of another host's worker", told(r.said(hostSaid{0, now, relayed{control.Hello{}, one}})), "[]")
 	expect(t, "its host", a.list, "[{Worker:1 Incarnation:0}]") // has to end it

@@ -39,6 +39,7 @@ type hostState struct {
 	since   time.Time // the same, as far as that was before this leadership
 	probing bool
 	told    bool // it has been linked once
+	twice   bool // and again, so this leadership starts over, and takes in nothing of the new link
 	lost    bool
 }
 
@@ -201,6 +202,7 @@ var errLinkedTwice = errors.New("host: a host has linked twice")
 func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
 	h := &r.hosts[e.host]
 	if h.told && !h.lost {
+		h.twice = true
 		return nil, errLinkedTwice
 	}
 	was := h.lost
@@ -245,8 +247,8 @@ func (r *roster) said(e hostSaid) []session.Event {
 	default:
 		return nil
 	}
-	if h.lost {
-		return nil // the run continues without it
+	if h.lost || h.twice {
+		return nil // the run continues without it, or under the next leadership
 	}
 	place := r.find(who)
 	if place < 0 || r.members[place].host != e.host {
