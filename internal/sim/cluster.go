@@ -328,10 +328,10 @@ func (c *Cluster) takeOver() {
 	var others []*worker
 	for _, w := range c.order {
 		switch {
-		case w.gone:
-		case slices.Contains(members, w.self):
+		case slices.Contains(members, w.self): // alive or not, as the session does: of each death, the new controller is told
+			w.gone = false
 			peers = append(peers, control.Peer{Worker: w.self, Addr: addr(w.self)})
-		case w.alive:
+		case w.alive && !w.gone:
 			others = append(others, w)
 		}
 	}
