@@ -117,6 +117,44 @@ func TestJoinerThatSaysNothing(t *testing.T) {
 	}
 }
 
+// What a worker says after it was evicted gives it no part: a plan that waits for it would keep all others from beginning.
+func TestEvictedJoinerHasNoPart(t *testing.T) {
+	silent := func(r *ran) {
+		r.feed(Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2}})
+		r.now = r.now.Add(10 * r.s.cfg.Detect)
+		r.feed(Received{0, control.Beat{}}, Received{1, control.Beat{}}, WatchTick{r.now})
+	}
+	late := func(r *ran) {
+		r.now = r.s.Alarm()
+		r.feed(AlarmDue{}, Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2}})
+	}
+	for name, evict := range map[string]func(*ran){"silent": silent, "late": late} {
+		r := trainingOf(t, Config{Settings: Settings{Detect: time.Minute}, CanStart: true}, 2)
+		r.feed(AddWorkers{2}, WorkerStarted{plan.Worker{ID: 2}, nil})
+		evict(r)
+		if r.s.workers[2].fault == nil || r.s.phase != training {
+			t.Fatalf("%s: worker 2 is not evicted, %v", name, r.s.phase)
+		}
+		sent[control.Start](r)
+		r.feed(Received{2, readyOf(2)})
+		if starts, fills := sent[control.Start](r), sent[control.Fill](r); len(starts)+len(fills) > 0 {
+			t.Errorf("%s: a worker that was evicted joins: %v, %v", name, starts, fills)
+		}
+		r.feed(WorkerStarted{plan.Worker{ID: 3}, nil}, Received{3, control.Hello{Protocol: control.Protocol, WorkerID: 3}}, Received{3, readyOf(3)})
+		for place, fill := range sent[control.Fill](r) {
+			for _, p := range fill.Peers {
+				if place == 2 || p.Worker.ID == 2 {
+					t.Fatalf("%s: the plan counts on worker 2: %v", name, fill)
+				}
+			}
+			r.feed(Received{place, control.Level{ID: fill.ID, Step: 1}})
+		}
+		if orders := sent[control.Order](r); len(orders) == 0 {
+			t.Errorf("%s: the next worker does not join", name)
+		}
+	}
+}
+
 func TestAddIsRefused(t *testing.T) {
 	for name, r := range map[string]*ran{"alone": trainingOf(t, Config{}, 2), "many": joining(t, 2, false)} {
 		n := MaxWorkers

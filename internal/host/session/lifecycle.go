@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -180,7 +181,9 @@ func (s *Session) workerFailed(place int, m control.Failed) {
 		return
 	}
 	w.failed = true
-	err := &FailedError{Kind: m.Kind, Worker: s.id(place), Workers: len(s.workers), Text: OneLine(m.Text), Step: m.Step}
+	// A failure without a text would read as success in summary.json.
+	text := cmp.Or(OneLine(m.Text), "failed without a reason")
+	err := &FailedError{Kind: m.Kind, Worker: s.id(place), Workers: len(s.workers), Text: text, Step: m.Step}
 	switch {
 	case len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost && m.Kind != control.Corrupt:
 		s.end.detail = m.Stack
@@ -276,6 +279,10 @@ func (s *Session) conclude() {
 	}
 	if s.checkpoints.committing() {
 		return // the run is concluded when they are on disk
+	}
+	if m.Steps != s.records.last.Step && !s.workers[s.end.by].fresh {
+		s.judge(&ProtocolError{s.id(s.end.by), fmt.Sprintf("ended with %d steps, and the newest that was committed is %d", m.Steps, s.records.last.Step)})
+		return
 	}
 	s.enter(finished)
 	s.end.complete = true

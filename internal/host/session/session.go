@@ -173,8 +173,8 @@ func (s *Session) take(e Event) {
 	switch e := e.(type) {
 	case Received:
 		w := &s.workers[e.Worker]
-		if s.phase == ending || w.state == gone {
-			return
+		if s.phase == ending || w.state == gone || w.state < working && w.fault != nil {
+			return // an evicted worker gets no part any more
 		}
 		if !w.heard.IsZero() {
 			w.heard = s.now
