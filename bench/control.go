@@ -29,6 +29,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // controlLatency measures how long control takes while everything else is
@@ -203,7 +204,7 @@ func answering(threads int, how threading) error {
 		}
 	})
 	tasks.Go(func() {
-		tick := time.NewTicker(control.BeatEvery)
+		tick := time.NewTicker(timing.Heartbeat)
 		defer tick.Stop()
 		for {
 			select {

@@ -21,6 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -131,7 +132,7 @@ func openLog(a *assignment, l net.Listener) (agree.Log, error) {
 		servers = append(servers, agree.Server{ID: h.Name, Addr: h.Agree, Voter: h.Voter})
 	}
 	return raftlog.Open(raftlog.Config{
-		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, Secret: a.Secret, Bootstrap: servers, Detect: host.LogDetect(a.Detect),
+		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, Secret: a.Secret, Bootstrap: servers, Timeout: timing.Of(a.Detect).Log,
 		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 		Resolve: func(name string) string { return addrs[name] },
 	})

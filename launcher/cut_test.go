@@ -86,7 +86,7 @@ func oneHistory(t *testing.T, dir string) {
 	agreed, at := map[id.Version][]byte{}, map[id.Version]string{}
 	for _, log := range logs {
 		host := filepath.Base(log)
-		node, err := raftlog.Open(raftlog.Config{Dir: log, ID: host, Recover: true, Memory: raftlog.NewMemory(), Bootstrap: []agree.Server{{ID: host, Voter: true}}})
+		node, err := raftlog.Open(raftlog.Config{Dir: log, ID: host, Recover: true, Timeout: time.Second, Memory: raftlog.NewMemory(), Bootstrap: []agree.Server{{ID: host, Voter: true}}})
 		if err != nil {
 			t.Fatal(err)
 		}

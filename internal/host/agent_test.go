@@ -201,7 +201,7 @@ func workerProcess(id control.Identity, args []string) int {
 		}
 		go func() {
 			for conn.Send(control.Beat{}) == nil {
-				time.Sleep(control.BeatEvery)
+				time.Sleep(timing.Heartbeat)
 			}
 		}()
 	case "print":

@@ -4,8 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/session"
@@ -51,7 +49,7 @@ func (r *run) do(e session.Effect) error {
 		r.grace(e.Worker)
 	case session.AwaitCause:
 		// What a frozen worker does to others shows before it counts as silent.
-		r.cause = time.After(timing.Reap + r.c.Detect)
+		r.cause = time.After(r.c.times().Cause)
 	case session.Propose:
 		return r.log.plan(e.Order, e.Reason)
 	case session.VerifyCheckpoint:

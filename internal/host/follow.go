@@ -139,7 +139,7 @@ func (r *relay) succeed(ctx context.Context, led int, term uint64) {
 		return
 	}
 	// A newer term means that another node stands already, or leads.
-	if r.elections.Term() == term && r.c.Hosts[r.c.Self].Voter && time.Since(r.stood) > r.c.detect()/2 {
+	if r.elections.Term() == term && r.c.Hosts[r.c.Self].Voter && time.Since(r.stood) > r.c.times().Candidacy {
 		r.stood = time.Now()
 		r.elections.Stand()
 	}
@@ -147,6 +147,7 @@ func (r *relay) succeed(ctx context.Context, led int, term uint64) {
 
 // attach keeps a link to the host that leads, until it ends.
 func (r *relay) attach(ctx context.Context, host int) error {
+	times := r.c.times()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conn, err := r.c.dial(ctx, host, r.tls)
@@ -157,7 +158,7 @@ func (r *relay) attach(ctx context.Context, host int) error {
 	if err := conn.Send(control.Host{Protocol: control.Protocol, Host: r.c.Self}); err != nil {
 		return err
 	}
-	hello, stop := context.WithTimeout(ctx, r.c.detect())
+	hello, stop := context.WithTimeout(ctx, times.Host)
 	m, err := conn.Receive(hello)
 	stop()
 	if err != nil {
@@ -189,7 +190,6 @@ func (r *relay) attach(ctx context.Context, host int) error {
 			r.broke[host] = r.heard
 		}
 	}()
-	times := timing.Of(r.c.Detect)
 	err = speak(ctx, conn, q, func(ctx context.Context) {
 		watchSilence(ctx, times.Leader(), times.LinkWatch, func() time.Time {
 			r.mu.Lock()
@@ -205,7 +205,7 @@ func (r *relay) attach(ctx context.Context, host int) error {
 func (r *relay) brokeAt(host int) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if at := r.broke[host]; !at.IsZero() && time.Since(at) < logSlack*r.c.detect() {
+	if at := r.broke[host]; !at.IsZero() && time.Since(at) < r.c.times().Log {
 		return at
 	}
 	return time.Now()

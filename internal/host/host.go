@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/timing"
 
@@ -130,8 +129,8 @@ func (c *Config) host(name string) int {
 	return slices.IndexFunc(c.Hosts, func(h Addr) bool { return h.Name == name })
 }
 
-// detect is the failure-detection timeout for links between hosts.
-func (c *Config) detect() time.Duration { return timing.Of(c.Detect).Host }
+// times returns the policy of timeouts.
+func (c *Config) times() timing.Policy { return timing.Of(c.Detect) }
 
 // waits says what a host without a leader waits for.
 func (c *Config) waits() string {
@@ -167,14 +166,6 @@ func (c *Config) openLog() (agree.Log, error) {
 	}
 	return log, nil
 }
-
-// logSlack is by how much the agreement is slower than the detection of workers: on a
-// machine that is busy, a leader must not count as dead because nothing ran for a moment. A leader
-// whose process has ended is replaced at once all the same, see relay.succeed.
-const logSlack = 3
-
-// LogDetect is the failure-detection timeout of a log of several hosts.
-func LogDetect(detect time.Duration) time.Duration { return logSlack * max(detect, time.Second) }
 
 // Host keeps a run, or its part of one. Its methods may be called from any goroutine; Run or Serve once.
 type Host struct {

@@ -68,7 +68,7 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 
 // greet reads which host is at the other end, which shows that it knows the secret.
 func greet(ctx context.Context, conn *control.Conn, c *Config) (host int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, max(c.detect(), time.Second))
+	ctx, cancel := context.WithTimeout(ctx, c.times().Greet)
 	defer cancel()
 	m, err := conn.Receive(ctx)
 	if err != nil {
@@ -90,7 +90,7 @@ func (l *lead) link(conn *control.Conn, host int) {
 	l.events.put(hostLinked{host, q})
 	// A link ends with its host, or is dialled again: why does not matter here.
 	_ = speak(l.ctx, conn, q, func(ctx context.Context) {
-		tick := time.NewTicker(control.BeatEvery)
+		tick := time.NewTicker(timing.Heartbeat)
 		defer tick.Stop()
 		for {
 			if q.empty() {
@@ -185,7 +185,7 @@ func fromWire(m control.Message) (control.Message, error) {
 
 // dialer returns what connects to other hosts: from the address at which they reach this one.
 func (c *Config) dialer() *net.Dialer {
-	d := &net.Dialer{Timeout: c.detect()}
+	d := &net.Dialer{Timeout: c.times().Host}
 	if a, ok := c.Link.Addr().(*net.TCPAddr); ok && !a.IP.IsUnspecified() {
 		d.LocalAddr = &net.TCPAddr{IP: a.IP, Zone: a.Zone}
 	}

@@ -88,7 +88,7 @@ func (r *run) loop() session.Outcome {
 	watch, watchDue := newTimer(), time.Time{}
 	defer watch.Stop()
 	rewatch := func() {
-		if period := r.c.Detect / session.Watches; period > 0 {
+		if period := r.c.times().Watch; period > 0 {
 			watchDue = time.Now().Add(period)
 			watch.Reset(period)
 		}
@@ -228,7 +228,7 @@ func (r *run) take(e any) {
 // more, else when they were silent, or without a link, for too long.
 func (r *run) look(due time.Time) {
 	now := time.Now()
-	events, probe := r.hosts.tick(now, now.Sub(due) > r.c.detect()/4)
+	events, probe := r.hosts.tick(now, now.Sub(due))
 	r.steps(events)
 	for _, host := range probe {
 		r.others.Go(func() { r.post(hostProbed{host, r.c.refuses(r.talking, host)}) })

@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // The shell's side: the tick comes, and an agent that is held up itself blames nobody.
@@ -36,7 +37,7 @@ func TestSilence(t *testing.T) {
 				conn.Send(control.Identity{}.Hello())
 				for range 20 {
 					conn.Send(control.Beat{})
-					<-time.After(control.BeatEvery)
+					<-time.After(timing.Heartbeat)
 				}
 				conn.Send(control.Ready{Job: rundir.Job{Steps: 3, GlobalBatch: 1, MicroBatch: 1}})
 				conn.Receive(ctx) // Start

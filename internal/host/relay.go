@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // relay stands between the workers of a host and the leader, on this host or another one. It is the only
@@ -342,9 +343,9 @@ func (r *relay) deliver(m relayed) error {
 // beat tells workers and leader that this host lives, and the workers only as long as
 // it hears of a leader: a worker that has not heard its host for the timeout commits nothing.
 func (r *relay) beat(ctx context.Context) {
-	tick := time.NewTicker(control.BeatEvery)
+	tick := time.NewTicker(timing.Heartbeat)
 	defer tick.Stop()
-	alone, told := time.Now(), false
+	times, alone, told := r.c.times(), time.Now(), false
 	for {
 		select {
 		case <-tick.C:
@@ -354,11 +355,11 @@ func (r *relay) beat(ctx context.Context) {
 		r.mu.Lock()
 		if r.out != nil {
 			alone, told = time.Now(), false
-		} else if !told && r.c.Waits != nil && time.Since(alone) > r.c.detect() && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
+		} else if !told && r.c.Waits != nil && time.Since(alone) > times.Host && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
 			told = true
 			r.c.Waits(r.c.waits())
 		}
-		if r.here != nil || r.out != nil && time.Since(r.heard) < r.c.detect() {
+		if r.here != nil || r.out != nil && time.Since(r.heard) < times.Host {
 			if r.here == nil && r.out.empty() {
 				r.out.put(control.Beat{})
 			}

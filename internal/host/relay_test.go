@@ -127,14 +127,14 @@ func TestRoster(t *testing.T) {
 
 	// It is silent for too long, and this host was not listening itself; then it really is.
 	now = now.Add(10 * time.Second)
-	events, probe := r.tick(now, true)
+	events, probe := r.tick(now, 251*time.Millisecond)
 	expect(t, "a late tick", fmt.Sprint(told(events), probe), "[] []")
 	now = now.Add(700 * time.Millisecond)
-	if events, _ = r.tick(now, false); events != nil {
+	if events, _ = r.tick(now, 0); events != nil {
 		t.Errorf("lost early: %v", told(events))
 	}
 	now = now.Add(100 * time.Millisecond)
-	events, _ = r.tick(now, false)
+	events, _ = r.tick(now, 0)
 	expect(t, "a silent host", told(events), "[closed 1 closed 2 exited 2: b was lost]")
 	r.send(1, control.Stop{}) // not to be sent
 	expect(t, "words of a lost host", told(r.said(hostSaid{1, now, relayed{control.Hello{}, id.Session{Worker: 2}}})), "[]")
@@ -151,7 +151,7 @@ func TestRoster(t *testing.T) {
 	// Its link ends, and its machine says that nothing listens there.
 	r.unlinked(now, hostUnlinked{1, b}) // an older one
 	r.unlinked(now, hostUnlinked{1, back})
-	if events, probe = r.tick(now.Add(time.Millisecond), false); events != nil || len(probe) != 1 || probe[0] != 1 {
+	if events, probe = r.tick(now.Add(time.Millisecond), 0); events != nil || len(probe) != 1 || probe[0] != 1 {
 		t.Errorf("%v, probes %v", told(events), probe)
 	}
 	r.probed(hostProbed{1, true})

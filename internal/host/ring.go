@@ -39,12 +39,8 @@ type ringMember struct {
 	by map[id.WorkerID]string // name of the member that spoke ill of a worker last
 }
 
-// ringShare is by how much the ring takes longer than the run to be sure of a loss. Its members share
-// the processor with training, and only the first sign is waited for, which comes much sooner.
-const ringShare = 2
-
 // openGossip makes the ring of a run, or a member that joins it by what a worker of this host is
-// told. host and addr are those of this agent, size how many members are expected. Where there
+// told. host and addr are those of this agent, detect is [timing.Policy].Ring, size how many members are expected. Where there
 // are several hosts the key follows from their secret, else it is drawn.
 func openGossip(job, host, addr string, secret []byte, detect time.Duration, size int) (*ringMember, error) {
 	key := make([]byte, ringKeySize)
@@ -56,7 +52,6 @@ func openGossip(job, host, addr string, secret []byte, detect time.Duration, siz
 			return nil, err
 		}
 	}
-	detect *= ringShare
 	size = min(max(size, 2), gossip.MaxMembers)
 	r, err := gossip.Open(gossip.Config{
 		Self:   gossip.Identity{Kind: gossip.Agent, Host: cmp.Or(host, gossip.LocalHost), Addr: addr},
@@ -186,5 +181,5 @@ func openRing(c *Config) (*ringMember, error) {
 		job = hex.EncodeToString(sum[:8])
 	}
 	self := c.Hosts[c.Self]
-	return openGossip(job, self.Name, self.Link, c.Secret, c.Detect, c.Workers+len(c.Hosts))
+	return openGossip(job, self.Name, self.Link, c.Secret, c.times().Ring, c.Workers+len(c.Hosts))
 }

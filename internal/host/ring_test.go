@@ -12,7 +12,7 @@ import (
 
 // A worker with what it was told becomes a member, and the session hears of it.
 func TestGossip(t *testing.T) {
-	g, err := openGossip("job", "", "", nil, time.Second, 3)
+	g, err := openGossip("job", "", "", nil, 2*time.Second, 3)
 	if err != nil {
 		t.Fatal(err)
 	}

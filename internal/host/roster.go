@@ -21,7 +21,7 @@ type roster struct {
 	self    int
 	fresh   bool // no host has led before: its workers have yet to start
 	hello   time.Duration
-	detect  time.Duration
+	times   timing.Policy
 	hosts   []hostState
 	members []member // every session; of the first ones, by WorkerID
 }
@@ -71,8 +71,8 @@ func closedOf(who id.Session, err error) closed {
 
 // newRoster returns the roster of a leadership that begins now. broke returns since when a host has had no link.
 func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster {
-	r := &roster{addrs: c.Hosts, self: c.Self, hello: c.HelloTimeout, detect: c.detect(), hosts: make([]hostState, len(c.Hosts)), members: make([]member, c.Workers)}
-	least := now.Add(timing.Of(c.Detect).Welcome - r.detect)
+	r := &roster{addrs: c.Hosts, self: c.Self, hello: c.HelloTimeout, times: c.times(), hosts: make([]hostState, len(c.Hosts)), members: make([]member, c.Workers)}
+	least := now.Add(r.times.Welcome - r.times.Host)
 	for i, h := range c.Hosts {
 		since := broke(i)
 		r.hosts[i].since, r.hosts[i].heard = since, since
@@ -295,18 +295,24 @@ func received(place int, m control.Message) []session.Event {
 	return events
 }
 
-// tick finds out which hosts are lost: those that were silent, or without a link, for too long. late says that the tick
-// came late, so that this host was not listening itself. It returns the hosts without a link that are worth a probe.
-func (r *roster) tick(now time.Time, late bool) (events []session.Event, probe []int) {
+// tick loses the hosts that have been silent, or without a link, for too long. lateness is how late the tick comes. It
+// returns the hosts without a link that are worth a probe.
+func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.Event, probe []int) {
 	for i := range r.hosts {
 		h := &r.hosts[i]
+		if h.lost || i == r.self {
+			continue
+		}
+		detector := r.times.Follower()
+		if h.out == nil {
+			detector = r.times.Unlinked(r.fresh, r.hello)
+		}
+		failed, next := detector.Suspect(timing.History{Heard: h.heard}, now, lateness)
+		h.heard = next.Heard
 		switch {
-		case h.lost || i == r.self:
-		case late:
-			h.heard = now
-		case h.out != nil && now.Sub(h.heard) > r.detect*3/4, h.out == nil && now.Sub(h.heard) > r.grace():
+		case failed:
 			events = append(events, r.lose(i)...)
-		case h.out == nil && !h.probing:
+		case h.out == nil && !h.probing && !detector.Stopped(lateness):
 			h.probing = true
 			probe = append(probe, i)
 		}
@@ -321,15 +327,6 @@ func (r *roster) probed(e hostProbed) []session.Event {
 		return nil
 	}
 	return r.lose(e.host)
-}
-
-// grace is how long a host may be without a link. Before training its machine has much to do,
-// and nothing waits for it.
-func (r *roster) grace() time.Duration {
-	if r.fresh {
-		return r.hello
-	}
-	return r.detect
 }
 
 // lose gives up a host: all its workers are dead, and fenced should they come back.

@@ -72,7 +72,7 @@ type (
 type (
 	// AlarmDue says that the time of [Session.Alarm] has come.
 	AlarmDue struct{}
-	// WatchTick has missed heartbeats looked for, [Watches] times in the failure-detection timeout. Due is when it was meant to come.
+	// WatchTick has the session look for missed heartbeats. It comes every [timing.Policy].Watch. Due is when it was meant to come.
 	WatchTick struct{ Due time.Time }
 	// HelloTimeout says that Settings.HelloTimeout is over since the start.
 	HelloTimeout struct{}

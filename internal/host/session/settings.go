@@ -75,9 +75,6 @@ type Settings struct {
 	HelloTimeout time.Duration
 }
 
-// Watches is how often in the budget the agent looks who is silent.
-const Watches = 16
-
 // MinDetect is the least Config.Detect: three heartbeats.
 const MinDetect = timing.Min
 

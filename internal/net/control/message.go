@@ -5,8 +5,6 @@ import (
 	"io"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -28,7 +26,7 @@ type Hello struct {
 }
 
 // Beat says that the worker lives. A worker sends one right after Hello and then one
-// every [BeatEvery], from a goroutine that waits for nothing else, until it
+// every [timing.Heartbeat], from a goroutine that waits for nothing else, until it
 // closes the connection. An agent that watches holds silence against who has said Hello.
 type Beat struct {
 	// Step is the newest that the worker has committed, and Layers how long passes take
@@ -58,9 +56,6 @@ type LinkTime struct {
 	Bytes int64
 	Busy  int64
 }
-
-// BeatEvery is the time between two Beats.
-const BeatEvery = timing.Heartbeat
 
 // Note tells people what is going on in a few words, such as
 // "reading data" or "evaluating". It has no other effect.

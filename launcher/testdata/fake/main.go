@@ -13,6 +13,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // raise sends this process a signal that it does not survive. It may take effect a little
@@ -50,7 +51,7 @@ func main() {
 	}
 	go func() {
 		for conn.Send(control.Beat{}) == nil {
-			time.Sleep(control.BeatEvery)
+			time.Sleep(timing.Heartbeat)
 		}
 	}()
 	conn.Send(control.Note{Text: "reading data"})

@@ -15,12 +15,8 @@ import (
 	"github.com/soliton-train/soliton/internal/host/agree"
 )
 
-// Limits and defaults of a [Config].
-const (
-	DefaultDetect = time.Second
-	MinDetect     = 100 * time.Millisecond
-	MinSecret     = 16 // bytes
-)
+// MinSecret is the least number of bytes of a [Config].Secret.
+const MinSecret = 16
 
 // Config says how to open a [Node].
 type Config struct {
@@ -53,11 +49,9 @@ type Config struct {
 	// that is in this log counts as committed.
 	Recover bool
 
-	// Detect is the budget within which failures are to be found, 0 means
-	// DefaultDetect. A leader unheard of for a fifteenth of it is replaced, and a
-	// new one leads after two to five of these. So a fifteenth must be well above
-	// what the nodes wait for a CPU and for the disk.
-	Detect time.Duration
+	// Timeout is [timing.Policy].Log: by [timing.LogOf] it determines how fast a silent leader is replaced, which must take
+	// well longer than the nodes wait for a CPU and for the disk.
+	Timeout time.Duration
 
 	// Logger takes what raft logs, one level lower than raft does; nil is nowhere.
 	Logger *slog.Logger
@@ -69,16 +63,8 @@ type Config struct {
 	Apply func(agree.Entry, agree.State)
 }
 
-func (c Config) withDefaults() Config {
-	if c.Detect == 0 {
-		c.Detect = DefaultDetect
-	}
-	return c
-}
-
 // Validate reports all faults together, one a line.
 func (c Config) Validate() error {
-	c = c.withDefaults()
 	var faults []error
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("agree: "+format, args...)) }
 	if c.Dir == "" {
@@ -87,8 +73,8 @@ func (c Config) Validate() error {
 	if c.ID == "" || len(c.ID) > agree.MaxName {
 		fault("ID has %d bytes: give 1 to %d", len(c.ID), agree.MaxName)
 	}
-	if c.Detect < MinDetect {
-		fault("Detect is %v: give at least %v", c.Detect, MinDetect)
+	if c.Timeout < timing.Min {
+		fault("Timeout is %v: give at least %v", c.Timeout, timing.Min)
 	}
 	if c.Secret != nil && len(c.Secret) < MinSecret {
 		fault("Secret has %d bytes: give at least %d, at random", len(c.Secret), MinSecret)
@@ -154,16 +140,13 @@ func validate(s agree.Server) error {
 	return nil
 }
 
-// raft returns raft's settings. A follower counts the leader as gone when it
-// has not heard of it for T = Detect/15, which it looks at every T to 2T;
-// heartbeats come every T/10 to T/5. So a leader is missed after T to 3T. A
-// candidate gets no vote of those who have not missed the leader yet, and then
-// tries again after T to 2T. A leader that does not hear of a majority for T steps
-// down.
+// raft returns raft's settings. With T = [timing.Log].Election, a follower misses the leader after T to 3T. A candidate
+// gets no vote of nodes that do not miss the leader yet, and tries again after T to 2T. A leader that does not hear of a
+// majority for T steps down.
 func (c Config) raft() *raft.Config {
 	r := raft.DefaultConfig()
 	r.LocalID = raft.ServerID(c.ID)
-	t := timing.LogOf(c.Detect)
+	t := timing.LogOf(c.Timeout)
 	r.HeartbeatTimeout = t.Election
 	r.ElectionTimeout = t.Election
 	r.LeaderLeaseTimeout = t.Election

@@ -5,7 +5,7 @@
 //
 // An entry whose Propose has returned nil survives as long as a majority of the
 // voters of the newest committed configuration keep their directories. A minority
-// commits nothing: its leader steps down after a fifteenth of [Config.Detect], and from
+// commits nothing: its leader steps down after [timing.Log].Election, and from
 // then on [agree.Leadership.Leader] is "" there.
 //
 // After the death of all processes each node is opened again over its directory,

@@ -60,7 +60,6 @@ func start(c Config) (*Node, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	c = c.withDefaults()
 	n := &Node{
 		config: c, machine: newMachine(c.Apply),
 		changes: make(chan agree.Leadership, 1), observed: make(chan raft.Observation, 1),
@@ -191,14 +190,14 @@ type transport interface {
 
 func (c Config) network(settings *raft.Config) (network, error) {
 	if c.Memory != nil {
-		return network{c.Memory.join(c.ID, c.Detect), func() error { c.Memory.leave(c.ID); return nil }}, nil
+		return network{c.Memory.join(c.ID, c.Timeout), func() error { c.Memory.leave(c.ID); return nil }}, nil
 	}
 	s, err := newStream(c)
 	if err != nil {
 		return network{}, err
 	}
 	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: s, Timeout: c.Detect, MaxPool: 2, Logger: settings.Logger, ServerAddressProvider: resolver{c.Resolve},
+		Stream: s, Timeout: c.Timeout, MaxPool: 2, Logger: settings.Logger, ServerAddressProvider: resolver{c.Resolve},
 	})
 	return network{t, func() error {
 		err := s.Close()
@@ -379,7 +378,7 @@ func (n *Node) Propose(ctx context.Context, e agree.Entry) (uint64, error) {
 // all the same.
 func (n *Node) AddVoter(ctx context.Context, s agree.Server) error {
 	return n.change(ctx, s, func() raft.IndexFuture {
-		return n.raft.AddVoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Detect)
+		return n.raft.AddVoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Timeout)
 	})
 }
 
@@ -387,7 +386,7 @@ func (n *Node) AddVoter(ctx context.Context, s agree.Server) error {
 // one.
 func (n *Node) AddNonvoter(ctx context.Context, s agree.Server) error {
 	return n.change(ctx, s, func() raft.IndexFuture {
-		return n.raft.AddNonvoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Detect)
+		return n.raft.AddNonvoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Timeout)
 	})
 }
 
@@ -395,7 +394,7 @@ func (n *Node) AddNonvoter(ctx context.Context, s agree.Server) error {
 // with it and of those without it must live.
 func (n *Node) Remove(ctx context.Context, id string) error {
 	return n.change(ctx, agree.Server{ID: id}, func() raft.IndexFuture {
-		return n.raft.RemoveServer(raft.ServerID(id), 0, n.config.Detect)
+		return n.raft.RemoveServer(raft.ServerID(id), 0, n.config.Timeout)
 	})
 }
 
@@ -492,7 +491,7 @@ func (n *Node) settle() bool {
 		n.pending.Wait()
 		close(idle)
 	}()
-	timer := time.NewTimer(n.config.Detect)
+	timer := time.NewTimer(n.config.Timeout)
 	defer timer.Stop()
 	select {
 	case <-idle:

@@ -107,7 +107,7 @@ func (c *cluster) config(id string) Config {
 		c.dirs[id] = c.t.TempDir()
 	}
 	c.heard[id] = new(heard)
-	return Config{Dir: c.dirs[id], ID: id, Memory: c.memory, Detect: 1500 * time.Millisecond, Apply: c.heard[id].add}
+	return Config{Dir: c.dirs[id], ID: id, Memory: c.memory, Timeout: 1500 * time.Millisecond, Apply: c.heard[id].add}
 }
 
 func (c *cluster) open(config Config) *Node {
@@ -219,7 +219,7 @@ func (c *cluster) agreed(n int, ids ...string) {
 func TestSingleVoterLeadsAtOnce(t *testing.T) {
 	n, err := Open(Config{
 		Dir: filepath.Join(t.TempDir(), "agree"), ID: "a", Bootstrap: []agree.Server{{ID: "a", Voter: true}},
-		Detect: 10 * time.Hour, Listener: listen(t),
+		Timeout: 10 * time.Hour, Listener: listen(t),
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -290,7 +290,7 @@ func commitUntilKilled(dir string) error {
 	if err != nil {
 		return err
 	}
-	n, err := Open(Config{Dir: dir, ID: "a", Bootstrap: []agree.Server{{ID: "a", Voter: true}}, Listener: l})
+	n, err := Open(Config{Dir: dir, ID: "a", Bootstrap: []agree.Server{{ID: "a", Voter: true}}, Listener: l, Timeout: time.Second})
 	if err != nil {
 		return err
 	}
@@ -792,11 +792,11 @@ func TestValidateReportsAll(t *testing.T) {
 	}
 	defer anywhere.Close()
 	got := Config{
-		Detect: time.Millisecond, Secret: []byte("short"), Listener: anywhere, Memory: NewMemory(), Recover: true,
+		Timeout: time.Millisecond, Secret: []byte("short"), Listener: anywhere, Memory: NewMemory(), Recover: true,
 		Bootstrap: []agree.Server{{ID: "a", Addr: "x"}, {ID: "a", Addr: "x"}, {}},
 	}.Validate()
 	want := []string{
-		"agree: Dir is empty", "agree: ID has 0 bytes", "agree: Detect is 1ms", "agree: Secret has 5 bytes",
+		"agree: Dir is empty", "agree: ID has 0 bytes", "agree: Timeout is 1ms", "agree: Secret has 5 bytes",
 		"agree: Listener and Memory are both given", "agree: Listener 0.0.0.0:", "agree: Bootstrap[1]: ID \"a\" is there twice",
 		"agree: Bootstrap[2]: ID has 0 bytes", "agree: Bootstrap has no voter",
 	}
@@ -815,11 +815,12 @@ func TestValidateReportsAll(t *testing.T) {
 		"others without address":      {Dir: "d", ID: "a", Memory: nil, Listener: anywhere, Advertise: "h:1", Secret: make([]byte, MinSecret), Bootstrap: []agree.Server{{ID: "a", Voter: true}, {ID: "b", Addr: "h:1"}}},
 		"nobody to recover for":       {Dir: "d", ID: "a", Recover: true, Memory: NewMemory()},
 	} {
+		c.Timeout = time.Second
 		if err := c.Validate(); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want one fault", name, err)
 		}
 	}
-	if err := (Config{Dir: "d", ID: "a", Memory: NewMemory()}).Validate(); err != nil {
+	if err := (Config{Dir: "d", ID: "a", Memory: NewMemory(), Timeout: time.Second}).Validate(); err != nil {
 		t.Error(err)
 	}
 }
@@ -858,7 +859,7 @@ func benchmarkCommit(b *testing.B, voters int) {
 	var nodes []*Node
 	for i, l := range listeners {
 		n, err := Open(Config{
-			Dir: b.TempDir(), ID: all[i].ID, Bootstrap: all, Listener: l, Secret: make([]byte, MinSecret), Detect: 2 * time.Second,
+			Dir: b.TempDir(), ID: all[i].ID, Bootstrap: all, Listener: l, Secret: make([]byte, MinSecret), Timeout: 2 * time.Second,
 		})
 		if err != nil {
 			b.Fatal(err)
@@ -923,7 +924,7 @@ func last(dir string) (position, error) {
 	if _, err := os.Stat(filepath.Join(dir, "log.db")); errors.Is(err, os.ErrNotExist) {
 		return position{}, nil
 	}
-	f, err := openFiles(dir, Config{ID: "last", Detect: DefaultDetect}.raft())
+	f, err := openFiles(dir, Config{ID: "last", Timeout: time.Second}.raft())
 	if err != nil {
 		return position{}, err
 	}

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/raft"
+
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // stream is the network under raft's transport. It owns every connection, so
@@ -41,7 +43,7 @@ const maxUnproven = 64
 
 func newStream(c Config) (*stream, error) {
 	s := &stream{
-		listener: c.Listener, address: c.Listener.Addr(), timeout: c.Detect,
+		listener: c.Listener, address: c.Listener.Addr(), timeout: c.Timeout,
 		ready: make(chan net.Conn), conns: make(map[net.Conn]struct{}),
 	}
 	if c.Advertise != "" {
@@ -109,7 +111,7 @@ func (s *stream) accept() {
 			select {
 			case <-s.ctx.Done():
 				return
-			case <-time.After(10 * time.Millisecond):
+			case <-time.After(timing.Retry):
 			}
 			continue
 		}
@@ -152,7 +154,7 @@ func (s *stream) prove(raw net.Conn, server bool) (net.Conn, error) {
 	if server {
 		secure = tls.Server(conn, s.tls)
 	}
-	ctx, cancel := context.WithTimeout(s.ctx, max(s.timeout, time.Second))
+	ctx, cancel := context.WithTimeout(s.ctx, s.timeout)
 	defer cancel()
 	if err := secure.HandshakeContext(ctx); err != nil {
 		_ = conn.Close()
