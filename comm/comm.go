@@ -3,7 +3,7 @@
 //
 //	e, err := comm.Listen(comm.Config{Self: self, Transport: comm.TCP{}})
 //	err = e.SetMembers(peers)              // which sessions are admitted
-//	g, err := e.NewGroup(1)
+//	g, err := comm.NewGroup(e, 1)
 //	_, err = g.Edit(ctx, version, members) // again after every change; links that exist stay
 //	err = g.AllReduce(ctx, comm.Call{Version: version, Step: 7}, gradient)
 //
@@ -21,6 +21,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
@@ -80,17 +81,20 @@ func TLSFromSecret(secret []byte) (*tls.Config, error) { return transport.TLSFro
 // Groups.
 type (
 	// Group is an ordered list of members that run collective operations together.
-	Group = comm.Group
+	Group = group.Group
 	// Call names one operation of a group; all members give the same.
-	Call = comm.Call
+	Call = group.Call
 )
+
+// NewGroup returns the group with this number, which is the same on all members, without members yet.
+func NewGroup(e *Endpoint, number uint16) (*Group, error) { return group.New(e, number) }
 
 // Errors.
 type (
 	// Error is the failure of one message, link or call on an endpoint.
 	Error = comm.Error
 	// GroupError is the failure of an operation of a group. It ends the group's version.
-	GroupError = comm.GroupError
+	GroupError = group.Error
 )
 
 // Classes of errors, for [errors.Is].

@@ -35,7 +35,7 @@ func Example() {
 			log.Fatal(err)
 		}
 		var err error
-		if groups[i], err = e.NewGroup(1); err != nil {
+		if groups[i], err = comm.NewGroup(e, 1); err != nil {
 			log.Fatal(err)
 		}
 	}

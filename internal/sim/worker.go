@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
@@ -44,14 +45,15 @@ type worker struct {
 	expected map[comm.Key]core.Expect
 	early    map[comm.Key][]message // by arrival
 	taken    map[comm.Key]bool
-	groups   map[uint16]group
+	groups   map[uint16]membership
 	aborted  map[uint16]id.Version
 	ops      []*operation
 	parts    map[call]map[id.Session]any
 	editing  *editing
 }
 
-type group struct {
+// membership is a group as a worker knows it.
+type membership struct {
 	version id.Version
 	members []id.Session
 }
@@ -59,7 +61,7 @@ type group struct {
 // editing is an edit of groups, which waits for links.
 type editing struct {
 	op     core.Op
-	groups map[uint16]group
+	groups map[uint16]membership
 }
 
 // start starts a process.
@@ -67,7 +69,7 @@ func (c *Cluster) start(self plan.Worker, first control.Order) *worker {
 	w := &worker{
 		c: c, self: self, session: core.SessionOf(self), alive: true,
 		members: make(map[id.Session]bool), expected: make(map[comm.Key]core.Expect), early: make(map[comm.Key][]message),
-		taken: make(map[comm.Key]bool), groups: make(map[uint16]group),
+		taken: make(map[comm.Key]bool), groups: make(map[uint16]membership),
 		aborted: make(map[uint16]id.Version), parts: make(map[call]map[id.Session]any),
 	}
 	c.workers[w.session] = w
@@ -405,9 +407,9 @@ func (w *worker) deliver(e core.Expect, m message) {
 
 // edit edits the groups once links to all members are open.
 func (w *worker) edit(d core.Edit) {
-	w.editing = &editing{op: d.Op, groups: make(map[uint16]group)}
+	w.editing = &editing{op: d.Op, groups: make(map[uint16]membership)}
 	for _, g := range d.Groups {
-		w.editing.groups[g.ID] = group{d.Version, g.Members}
+		w.editing.groups[g.ID] = membership{d.Version, g.Members}
 	}
 	w.edited()
 }
@@ -436,7 +438,7 @@ func (w *worker) edited() {
 	w.later(func() { w.step(core.OpDone{Op: e.op, Opened: 1}) })
 }
 
-func callOf(group uint16, c comm.Call) call { return call{group, c.Version, c.Step, c.Tag} }
+func callOf(group uint16, c group.Call) call { return call{group, c.Version, c.Step, c.Tag} }
 
 // exchange brings what each member says to all.
 func (w *worker) exchange(d core.Exchange) {

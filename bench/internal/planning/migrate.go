@@ -22,6 +22,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -222,7 +223,7 @@ func (c *crew) start() error {
 		}
 		one := tensor.Spec{Shape: []int{1}}
 		if c.engines[i], err = engine.New(engine.Config{
-			Self: view.Workers[i], First: control.Order{Plan: c.plan, Peers: c.peers}, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
+			Self: view.Workers[i], First: control.Order{Plan: c.plan, Peers: c.peers}, Network: c.networks[i], Groups: make(map[uint16]*group.Group),
 			Stage: func(lo, hi int) engine.Stage {
 				for l := lo; l < hi; l++ {
 					if memory[l] == nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -70,7 +71,7 @@ func bandwidth(workers, rounds int) error {
 // cluster is some engines and their endpoints.
 type cluster struct {
 	networks []*comm.Endpoint
-	groups   []*comm.Group // of the rings
+	groups   []*group.Group // of the rings
 	version  id.Version
 	engines  []*engine.Engine
 	layers   []engine.Layer
@@ -131,7 +132,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 			c.parts[s.Layer][rank+1] = s.Hi
 		}
 	}
-	c.groups, c.engines, c.buffers = make([]*comm.Group, n), make([]*engine.Engine, n), make([][][]float32, n)
+	c.groups, c.engines, c.buffers = make([]*group.Group, n), make([]*engine.Engine, n), make([][][]float32, n)
 	sessions := make([]id.Session, n)
 	for i := range n {
 		sessions[i] = peers[i].Session
@@ -149,7 +150,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 		one := tensor.Spec{Shape: []int{1}}
 		var err error
 		c.engines[i], err = engine.New(engine.Config{
-			Self: p.Workers[i], First: first, Network: c.networks[i], Groups: make(map[uint16]*comm.Group),
+			Self: p.Workers[i], First: first, Network: c.networks[i], Groups: make(map[uint16]*group.Group),
 			Stage:   func(int, int) engine.Stage { return &noLayers{c: c, worker: i} },
 			Begin:   func(id.Range, []float32, [][]float32) error { return nil },
 			Applied: func(engine.Applied) {},
@@ -164,7 +165,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 		if err != nil {
 			return err
 		}
-		if c.groups[i], err = c.networks[i].NewGroup(1000); err != nil {
+		if c.groups[i], err = group.New(c.networks[i], 1000); err != nil {
 			return err
 		}
 		_, err = c.groups[i].Edit(ctx, c.version, sessions)
@@ -214,7 +215,7 @@ func (c *cluster) ring(ctx context.Context, step int, together bool) (time.Durat
 		close(next)
 		err := Each(width, func(int) error {
 			for l := range next {
-				call := comm.Call{Version: c.version, Step: uint64(step), Tag: uint16(l), Priority: comm.Bulk, Algorithm: comm.Ring}
+				call := group.Call{Version: c.version, Step: uint64(step), Tag: uint16(l), Priority: comm.Bulk, Algorithm: group.Ring}
 				if err := c.groups[i].ReduceScatter(ctx, call, c.buffers[i][l], c.parts[l]); err != nil {
 					return err
 				}

@@ -1,15 +1,13 @@
 package comm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
-	"time"
-
-	"github.com/soliton-train/soliton/internal/net/transport"
-	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // Config configures an [Endpoint]. Zero means the documented default.
@@ -46,15 +44,6 @@ type Config struct {
 	// rings cut what they add or pass on; the same on all members. Default
 	// 256 KiB: it stays in a core's cache.
 	Segment int
-	// Rates are what the choice of an algorithm goes by; the same on all
-	// members. Its zero fields mean their defaults.
-	Rates Rates
-
-	// Redial is the pause after the end of a link and after the first failed attempt to make one;
-	// it doubles up to 32 times itself. Default 10 ms.
-	Redial time.Duration
-	// Handshake bounds the time from a connection to its welcome. Default 5 s.
-	Handshake time.Duration
 
 	// OnLink is told of every link that comes up, goes down, or could not be
 	// made. It is called by the link's goroutine: it must not block, and must
@@ -116,43 +105,20 @@ func (c Config) Validate() error {
 	if c.Segment < 0 || c.Segment%4 != 0 {
 		fault("Segment is %d; it must be a multiple of 4, or 0 for %d", c.Segment, defaults.Segment)
 	}
-	if r := c.Rates; min(r.Latency, r.Message, r.Byte, r.Add, r.Incast) < 0 {
-		fault("Rates are %+v; none may be negative", r)
-	}
-	if c.Redial < 0 {
-		fault("Redial is %v; it must be positive, or 0 for %v", c.Redial, defaults.Redial)
-	}
-	if c.Handshake < 0 {
-		fault("Handshake is %v; it must be positive, or 0 for %v", c.Handshake, defaults.Handshake)
-	}
 	return errors.Join(faults...)
 }
 
-var defaults = Config{
-	Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10,
-	Redial: timing.Redial, Handshake: timing.Handshake,
-}
+var defaults = Config{Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10}
 
 func (c Config) withDefaults() Config {
-	c.Chunk = or(c.Chunk, defaults.Chunk)
-	c.Eager = or(c.Eager, defaults.Eager)
-	c.Pool = or(c.Pool, defaults.Pool)
-	c.Incast = or(c.Incast, defaults.Incast)
-	c.Ahead = or(c.Ahead, defaults.Ahead)
-	c.Segment = or(c.Segment, defaults.Segment)
-	c.Rates = c.Rates.withDefaults()
-	c.Redial = or(c.Redial, defaults.Redial)
-	c.Handshake = or(c.Handshake, defaults.Handshake)
+	c.Chunk = cmp.Or(c.Chunk, defaults.Chunk)
+	c.Eager = cmp.Or(c.Eager, defaults.Eager)
+	c.Pool = cmp.Or(c.Pool, defaults.Pool)
+	c.Incast = cmp.Or(c.Incast, defaults.Incast)
+	c.Ahead = cmp.Or(c.Ahead, defaults.Ahead)
+	c.Segment = cmp.Or(c.Segment, defaults.Segment)
 	if c.Eager < 0 {
 		c.Eager = -PoolOverhead // below the smallest message
 	}
 	return c
-}
-
-func or[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
 }

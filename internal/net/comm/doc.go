@@ -1,70 +1,62 @@
-// Package comm moves tensors between the workers of a job: links between
-// sessions, messages named by what they hold, and groups with a plan version.
+// Package comm has the links between the workers of a job: it admits sessions, and sends messages that are named by what they hold.
+// Package group runs collective operations on them.
 //
 // # Use
 //
-//	e, err := comm.Listen(comm.Config{Self: self, Transport: comm.TCP{}})
+//	e, err := comm.Listen(comm.Config{Self: self, Transport: transport.TCP{}})
 //	err = e.SetMembers(peers)            // who is admitted, from the plan
 //	r := e.Expect(key, buffer)           // one side
 //	s := e.Post(peer, key, data, prio)   // the other
 //
-//	g, err := e.NewGroup(1)
-//	opened, err := g.Edit(ctx, version, members)
-//	err = g.AllReduce(ctx, comm.Call{Version: version, Step: 7}, buf)
-//
 // An [Endpoint] has one link to every member it talks to. A [Key] names the
 // content of a message; content depends on its key alone, so it does not
 // matter which member sends it: the first copy is taken, further ones are
-// dropped, and one that is early waits in a bounded pool or at its sender. A
-// [Group] runs collective operations under one version of its member list at a
-// time.
+// dropped, and one that is early waits in a bounded pool or at its sender.
 //
 // # What holds
 //
-//   - Only admitted sessions have links. An evicted session's link is closed,
-//     and what it sent and nobody took is thrown away.
-//   - Two workers that call each other at once end with one link: the call of
-//     the lower WorkerID wins. A link that is lost is made again, with growing
-//     pauses, until the session is evicted.
-//   - A receive ends when a whole message is in its buffer, or without touching
-//     it any more. A link that breaks in mid-message leaves the receive
-//     waiting for the next copy.
+//   - Only admitted sessions have links. When a session is evicted, its link is
+//     closed, and what it sent and no receive has taken is dropped.
+//   - Two workers that dial each other at once end with one link: the call of
+//     the lower WorkerID wins. A lost link is made again, with growing pauses,
+//     until the session is evicted.
+//   - A receive ends when a whole message is in its buffer, or when nothing
+//     writes to the buffer any more. If a link breaks in mid-message, the
+//     receive waits for the next copy.
 //   - A message is sent from the caller's memory, and received into it if a
-//     receive is there when its data come; no copy is made in between.
+//     receive is posted when its data arrive; no copy is made in between.
 //   - The reader of a link never waits for a receive. A message above
 //     Config.Eager is sent only against credit, which it gets when its receive
-//     is there; what is early and smaller is bounded by Config.Pool for each
-//     peer.
+//     is posted; early smaller ones are bounded by Config.Pool for each peer.
 //   - Credit goes to Config.Incast peers at a time, to the most urgent message
 //     first, then the oldest. A peer that waits for its turn cannot be
 //     starved.
 //   - On a link, small frames go before all data; then lower [Priority] before
-//     higher, chunk by chunk; among equals the older first. At most [Unsent]
-//     bytes wait in the kernel for the network, and [Unread] for the receiver
-//     (Linux).
+//     higher, chunk by chunk; among equals the older first. At most
+//     transport.Unsent bytes wait in the kernel for the network, and
+//     transport.Unread for the receiver (Linux).
 //
 // What does not hold: messages of different keys arrive in no order. A send
 // that has ended without an error need not have arrived: when a link is lost,
-// Config.OnLink says so, and whoever keeps the data sends them again;
-// [Endpoint.Flush] waits until all has arrived. A link
-// without traffic is not probed: who is alive is for others to find out, who
-// then evict.
+// Config.OnLink reports it, and the owner of the data sends them again;
+// [Endpoint.Flush] waits until all has arrived. A link without traffic is not
+// probed: others detect failures, and then evict the session.
 //
 // # Waiting
 //
-// Every call that waits ends on its message, on an edit or eviction that makes
-// it pointless, on its context, or on close; one whose context has ended still
-// succeeds if it need not wait. When it returns, all memory is the caller's,
-// even if the other side neither reads nor sends. Close joins every goroutine.
+// Every call that waits ends on its message, on an eviction or a new version
+// that makes it pointless, on its context, or on close; one whose context has
+// ended still succeeds if it need not wait. When it returns, all memory is the
+// caller's, even if the other side neither reads nor sends. Close joins every
+// goroutine.
 //
 // # Failure
 //
-// Errors are an [*Error] or a [*GroupError] around one of the classes
-// [ErrClosed], [ErrVersion], [ErrLink], [ErrNotMember], [ErrStale],
-// [ErrDuplicate], [ErrSize], [ErrAborted], [ErrRefused], [ErrProtocol] and
-// [ErrUsage], or around the context's error; match them with errors.Is. A failed
-// operation ends its group's version on all members that can be reached, and
-// nothing else: the process, the links and keyed messages go on.
+// Errors are an [*Error] around one of the classes [ErrClosed], [ErrVersion],
+// [ErrLink], [ErrNotMember], [ErrStale], [ErrDuplicate], [ErrSize],
+// [ErrAborted], [ErrRefused], [ErrProtocol] and [ErrUsage], or around the
+// context's error; match them with errors.Is. A failed message ends nothing
+// else: the process, the links and other messages continue.
 //
 // # Goroutines
 //
@@ -121,46 +113,16 @@
 // zero that is not zero ends the connection: there are no trailing bytes to
 // skip, and extensions take a new version.
 //
-// # Costs
-//
-// n members, S bytes in all (what is broadcast or reduced, or the sum of the
-// parts), k segments of at most Config.Segment bytes. Steps is the longest
-// chain of messages that wait for each other; messages and bytes are those of
-// all members, the last column those sent by the busiest. [CostOf] computes
-// the table, [Rates.Time] makes time of it, and tests hold the operations
-// against it.
-//
-//	                        steps    messages       bytes      busiest
-//	barrier         direct  1        n(n-1)         0
-//	                ring    2n-1     2n-1           0
-//	broadcast       direct  1        n-1            (n-1)S     (n-1)S
-//	                ring    n-1      (n-1)k(S)      (n-1)S     S
-//	all-gather      direct  1        n(n-1)         (n-1)S     (n-1)S/n
-//	                ring    n-1      n(n-1)         (n-1)S     (n-1)S/n
-//	reduce-scatter  direct  1        n(n-1)k(S/n)   (n-1)S     (n-1)S/n
-//	                ring    n-1      n(n-1)k(S/n)   (n-1)S     (n-1)S/n
-//	all-reduce      direct  1        n(n-1)         n(n-1)S    (n-1)S
-//	                ring    2(n-1)   n(n-1)(k(S/n)+1)  2(n-1)S  2(n-1)S/n
-//
-//	time = steps·Latency + messages/n·Message + busiest·Byte·(1+Incast if more than
-//	       Config.Incast send to one) + additions·Add
-//
-// A message above Config.Eager takes one more round trip, for its credit. The
-// tree reduction sends [TreePlan].Moves for every shard, each of the shard's
-// size and in segments: n-1 moves where every member holds one node, which are
-// the bytes of a reduce-scatter.
-//
 // # Limitations
 //
-// No shared memory between processes of one host, no
-// halving-doubling or tree algorithms, and Rates are not measured. One
-// endpoint lock serves tens of links, not thousands. Under TLS every frame is a
-// record of its own, and keys are not renewed in the life of a link, as should
-// be done with AES-GCM every 300 GB.
+// Processes of one host share no memory. One endpoint lock serves tens of
+// links, not thousands. Under TLS every frame is a record of its own, and keys
+// are not renewed in the life of a link, as should be done with AES-GCM every
+// 300 GB.
 //
 // # Testing
 //
-// [Mem] is a network for testing/synctest bubbles, [Faults] breaks any
-// transport by a plan that is text, and internal/net/commtest has what every transport
-// must do.
+// transport.Mem is a network for testing/synctest bubbles;
+// internal/net/commtest has what every transport must do, and Faults, which
+// breaks any transport by a plan that is text.
 package comm

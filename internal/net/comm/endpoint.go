@@ -8,9 +8,11 @@ import (
 	"net"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Endpoint is a worker's side of all its links. All methods may be called
@@ -21,14 +23,13 @@ type Endpoint struct {
 	ctx      context.Context // ends with Close
 	stop     context.CancelFunc
 	tasks    sync.WaitGroup // every goroutine of the endpoint
-	scratch  sync.Pool      // of *[]float32, a segment each, for sums that come
 
 	mu      sync.Mutex
 	later   []func() // to be called when mu is free
 	closed  bool
 	changed chan struct{} // closed and made anew when a link or the membership changes
 	peers   map[id.WorkerID]*peer
-	groups  map[uint16]*Group
+	scopes  map[uint16]*Scope // of groups
 	in      inbox
 	order   uint64                  // of sendings
 	callers map[net.Conn]struct{}   // accepted, hello not read
@@ -47,9 +48,9 @@ func Listen(cfg Config) (*Endpoint, error) {
 	}
 	e := &Endpoint{
 		cfg: cfg, listener: l, changed: make(chan struct{}),
-		peers: make(map[id.WorkerID]*peer), groups: make(map[uint16]*Group), callers: make(map[net.Conn]struct{}),
+		peers: make(map[id.WorkerID]*peer), scopes: make(map[uint16]*Scope), callers: make(map[net.Conn]struct{}),
 	}
-	e.in = inbox{e: e, keys: make(map[Key]*entry), groups: make(map[uint16]id.Version)}
+	e.in = inbox{e: e, keys: make(map[Key]*entry), versions: make(map[uint16]id.Version)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
 	e.tasks.Go(e.accept)
 	return e, nil
@@ -91,8 +92,8 @@ func (e *Endpoint) Close() error {
 		for c := range e.callers {
 			c.Close()
 		}
-		for _, g := range e.groups {
-			g.end(ErrClosed, -1, false)
+		for _, s := range e.scopes {
+			s.lost(e.cfg.Self, ErrClosed)
 		}
 		for _, p := range e.peers {
 			p.evict(ErrClosed)
@@ -147,8 +148,8 @@ func (e *Endpoint) SetMembers(members []Peer) error {
 		p.evict(ErrNotMember)
 		delete(e.peers, w)
 		e.in.evict(p)
-		for _, g := range e.groups {
-			g.linkLost(p.Session, ErrNotMember)
+		for _, s := range e.scopes {
+			s.lost(p.Session, ErrNotMember)
 		}
 		gone = append(gone, p)
 	}
@@ -229,6 +230,12 @@ func (e *Endpoint) connect(ctx context.Context, done <-chan struct{}, to []id.Se
 			return opened, &Error{Op: "connect", Peer: waiting.Session, Remote: last != nil, Err: errors.Join(ctx.Err(), last)}
 		}
 	}
+}
+
+// Bytes returns the memory of x as bytes, in the machine's byte order; peers
+// of another order are refused when they call.
+func Bytes(x []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }
 
 // Post hands a message to the peer's link, which is made if there is none. The
@@ -355,7 +362,7 @@ func (e *Endpoint) accept() {
 				return
 			}
 			// Out of file descriptors, say: that may pass.
-			pause.Reset(e.cfg.Redial)
+			pause.Reset(timing.Redial)
 			select {
 			case <-pause.C:
 				continue
@@ -385,7 +392,7 @@ func (e *Endpoint) accept() {
 // answer reads a caller's hello and hands the connection to the loop of its
 // peer, or refuses it.
 func (e *Endpoint) answer(c net.Conn) {
-	c.SetDeadline(time.Now().Add(e.cfg.Handshake))
+	c.SetDeadline(time.Now().Add(timing.Handshake))
 	f, err := NewFrameReader(c).Next()
 	e.lock()
 	delete(e.callers, c)

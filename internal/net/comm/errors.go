@@ -60,31 +60,6 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// GroupError is the failure of an operation of a group. What the operation's
-// buffers hold then is not defined, except that memory it only reads is
-// unchanged. The failure ends the group's version, on all members as far as
-// they can be reached; the process goes on, and [Group.Edit] begins the next
-// version.
-type GroupError struct {
-	Group   uint32
-	Version id.Version // of the operation
-	Op      Op
-	Step    uint64
-	Rank    int  // where it failed first, as far as known; -1 if it is no member's failure
-	Remote  bool // the fault is another member's or a link's
-	Err     error
-}
-
-func (e *GroupError) Error() string {
-	s := fmt.Sprintf("comm: %v of group %d, version %v, step %d", e.Op, e.Group, e.Version, e.Step)
-	if e.Rank >= 0 {
-		s += fmt.Sprintf(", rank %d", e.Rank)
-	}
-	return s + ": " + e.Err.Error()
-}
-
-func (e *GroupError) Unwrap() error { return e.Err }
-
 // protocolError is what a reader makes of bytes that are no frame.
 func protocolError(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrProtocol, fmt.Sprintf(format, args...))

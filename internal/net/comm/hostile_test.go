@@ -13,6 +13,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // A peer that keeps to no protocol loses its link with ErrProtocol, and
@@ -172,23 +173,23 @@ func TestRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		if _, err := conn.Read(make([]byte, 1)); err == nil || time.Since(began) != defaults.Handshake {
+		if _, err := conn.Read(make([]byte, 1)); err == nil || time.Since(began) != timing.Handshake {
 			t.Errorf("a silent caller: %v after %v", err, time.Since(began))
 		}
 	})
 }
 
 func TestConfigFaults(t *testing.T) {
-	err := Config{Chunk: -1, Pool: 100, Incast: -1, Ahead: -1, Redial: -1, Handshake: -1, Segment: 6, Rates: Rates{Byte: -1}}.Validate()
+	err := Config{Chunk: -1, Pool: 100, Incast: -1, Ahead: -1, Segment: 6}.Validate()
 	if err == nil {
 		t.Fatal("no fault found")
 	}
-	for _, field := range []string{"Transport", "Chunk", "Pool", "Incast", "Ahead", "Redial", "Handshake", "Segment", "Rates"} {
+	for _, field := range []string{"Transport", "Chunk", "Pool", "Incast", "Ahead", "Segment"} {
 		if !strings.Contains(err.Error(), "comm.Config."+field+" ") {
 			t.Errorf("%s is not named in:\n%v", field, err)
 		}
 	}
-	if n := strings.Count(err.Error(), "\n"); n != 8 {
+	if n := strings.Count(err.Error(), "\n"); n != 5 {
 		t.Errorf("%d lines:\n%v", n+1, err)
 	}
 	if err := (Config{Transport: transport.TCP{}}).Validate(); err != nil {

@@ -3,6 +3,7 @@ package comm
 import (
 	"container/heap"
 	"context"
+	"fmt"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
@@ -63,18 +64,18 @@ type entry struct {
 // inbox matches messages with receives. It is plain data under the endpoint's
 // lock; it sends nothing but the small frames it appends to links.
 type inbox struct {
-	e      *Endpoint
-	keys   map[Key]*entry
-	step   uint64                // keys of earlier steps are over
-	groups map[uint16]id.Version // and keys of earlier versions of a group
-	order  uint64
-	active int // links that hold credit
+	e        *Endpoint
+	keys     map[Key]*entry
+	step     uint64                // keys of earlier steps are over
+	versions map[uint16]id.Version // and keys of earlier versions of a group
+	order    uint64
+	active   int // links that hold credit
 }
 
 // stale reports whether the key's life is over.
 func (b *inbox) stale(k Key) bool {
 	if k.ofGroup() {
-		return versionOf(k).Compare(b.groups[groupOf(k)]) < 0
+		return versionOf(k).Compare(b.versions[groupOf(k)]) < 0
 	}
 	return k.Step < b.step
 }
@@ -489,6 +490,14 @@ func (r *Receiving) Wait(ctx context.Context) (n int, from id.Session, err error
 		r.Cancel(ctx.Err())
 	}
 	return r.n, r.from, r.err
+}
+
+// Filled returns nil if the receive has ended with a message as long as its buffer.
+func (r *Receiving) Filled() error {
+	if r.err == nil && r.n != len(r.buf) {
+		return &Error{Op: "receive", Peer: r.from, Key: r.key, Remote: true, Err: fmt.Errorf("%w: %d bytes, want %d", ErrSize, r.n, len(r.buf))}
+	}
+	return r.err
 }
 
 // Cancel ends the receive with an error, unless it has ended, and returns

@@ -39,8 +39,8 @@ const (
 	KindState                    // parameters and moments that move: Step, Layer, Lo, Hi, Micro (chunk)
 	KindUser                     // free for the caller
 
-	kindGroup // an operation of a group; see opKey
-	kindAbort // the end of a group's version; see abortKey
+	kindGroup // an operation of a group; see GroupKey
+	kindAbort // the end of a group's version; see AbortKey
 	kindEnd
 )
 
@@ -113,6 +113,21 @@ func (k Key) valid() bool {
 // ofGroup reports whether the key lives and dies with a group's version, and
 // not with a step.
 func (k Key) ofGroup() bool { return k.Kind >= kindGroup }
+
+// GroupKey names a message of an operation of a group: Layer is the group and the tag, Lo and Hi are the version, Dir is the
+// operation. What micro and node are depends on the operation.
+func GroupKey(group uint16, v id.Version, op uint8, step uint64, tag uint16, micro int, n tree.Node) Key {
+	return Key{Kind: kindGroup, Dir: op, Layer: int32(uint32(group)<<16 | uint32(tag)), Micro: int32(micro), Step: step,
+		Lo: int64(v.Generation), Hi: int64(v.N), Node: n}
+}
+
+// AbortKey names the message that a version of a group has ended.
+func AbortKey(group uint16, v id.Version) Key {
+	return Key{Kind: kindAbort, Layer: int32(uint32(group) << 16), Lo: int64(v.Generation), Hi: int64(v.N)}
+}
+
+func versionOf(k Key) id.Version { return id.Version{Generation: int(k.Lo), N: int(k.Hi)} }
+func groupOf(k Key) uint16       { return uint16(uint32(k.Layer) >> 16) }
 
 func (k Key) append(b []byte) []byte {
 	b = append(b, byte(k.Kind), k.Dir, 0, 0)

@@ -141,10 +141,10 @@ func (p *peer) run() {
 		}
 		began := time.Now()
 		p.serve(h)
-		if time.Since(began) > timing.MaxRedials*p.e.cfg.Redial {
+		if time.Since(began) > timing.MaxRedials*timing.Redial {
 			// It was a good one, and more likely its peer is dead than the network: whose survivors have
 			// better things to do now than to call it. A link that breaks at once is made again with more patience.
-			pause = p.e.cfg.Redial
+			pause = timing.Redial
 		}
 	}
 }
@@ -196,7 +196,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 				retry = timer.C
 				failed++
 			} else {
-				ctx, cancel := context.WithTimeout(e.ctx, e.cfg.Handshake)
+				ctx, cancel := context.WithTimeout(e.ctx, timing.Handshake)
 				p.abort = cancel
 				dialled = make(chan result, 1)
 				addr, known := p.Addr, p.known
@@ -224,7 +224,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 				}
 			case r.h != nil:
 				p.known = max(p.known, r.h.number)
-				*pause = min(max(2**pause, e.cfg.Redial), timing.MaxRedials*e.cfg.Redial)
+				*pause = min(max(2**pause, timing.Redial), timing.MaxRedials*timing.Redial)
 				p.taken = true
 				e.unlock()
 				return r.h
@@ -236,7 +236,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 					e.unlock()
 					continue
 				}
-				*pause = min(max(2**pause, e.cfg.Redial), timing.MaxRedials*e.cfg.Redial)
+				*pause = min(max(2**pause, timing.Redial), timing.MaxRedials*timing.Redial)
 				failed++
 				timer = time.NewTimer(*pause)
 				retry = timer.C
@@ -339,8 +339,8 @@ func (p *peer) serve(h *handover) {
 	p.wanted = p.wanted && p.evicted == nil
 	l.down(err)
 	p.link = nil
-	for _, g := range e.groups {
-		g.linkLost(p.Session, lostErr(err))
+	for _, s := range e.scopes {
+		s.lost(p.Session, lostErr(err))
 	}
 	e.notify()
 	e.unlock()

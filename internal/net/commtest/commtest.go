@@ -21,6 +21,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
@@ -55,11 +56,11 @@ func Cluster(tb testing.TB, n int, cfg comm.Config, network Network) ([]*comm.En
 
 // Groups makes one group of all endpoints in their order, edited to the given
 // version.
-func Groups(tb testing.TB, es []*comm.Endpoint, id uint16, v id.Version) []*comm.Group {
+func Groups(tb testing.TB, es []*comm.Endpoint, id uint16, v id.Version) []*group.Group {
 	tb.Helper()
-	gs := make([]*comm.Group, len(es))
+	gs := make([]*group.Group, len(es))
 	for i, e := range es {
-		g, err := e.NewGroup(id)
+		g, err := group.New(e, id)
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -70,14 +71,14 @@ func Groups(tb testing.TB, es []*comm.Endpoint, id uint16, v id.Version) []*comm
 }
 
 // Edit edits all groups to the members es.
-func Edit(tb testing.TB, gs []*comm.Group, v id.Version, es []*comm.Endpoint) (opened int) {
+func Edit(tb testing.TB, gs []*group.Group, v id.Version, es []*comm.Endpoint) (opened int) {
 	tb.Helper()
 	var members []id.Session
 	for _, e := range es {
 		members = append(members, e.Self())
 	}
 	var mu sync.Mutex
-	Each(tb, gs, func(_ int, g *comm.Group) error {
+	Each(tb, gs, func(_ int, g *group.Group) error {
 		n, err := g.Edit(context.Background(), v, members)
 		mu.Lock()
 		defer mu.Unlock()
@@ -88,7 +89,7 @@ func Edit(tb testing.TB, gs []*comm.Group, v id.Version, es []*comm.Endpoint) (o
 }
 
 // Each calls f side by side for all groups, and fails the test on an error.
-func Each(tb testing.TB, gs []*comm.Group, f func(rank int, g *comm.Group) error) {
+func Each(tb testing.TB, gs []*group.Group, f func(rank int, g *group.Group) error) {
 	tb.Helper()
 	var wg sync.WaitGroup
 	for i, g := range gs {

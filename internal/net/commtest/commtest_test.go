@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
@@ -26,11 +27,11 @@ func tcp(testing.TB, int) transport.Transport { return transport.TCP{} }
 
 // delayed wraps a network with faults that lose nothing.
 func delayed(inner Network) Network {
-	plan, err := comm.ParseFaults("delay *>*@frame:2 3ms, delay *>*@byte:100 1ms, stall 0>1@frame:9 5ms, delay 1>0@byte:5000 2ms")
+	plan, err := ParseFaults("delay *>*@frame:2 3ms, delay *>*@byte:100 1ms, stall 0>1@frame:9 5ms, delay 1>0@byte:5000 2ms")
 	if err != nil {
 		panic(err)
 	}
-	f := comm.NewFaults(plan)
+	f := NewFaults(plan)
 	return func(tb testing.TB, i int) transport.Transport { return f.Transport(fmt.Sprint(i), inner(tb, i)) }
 }
 
@@ -85,7 +86,7 @@ func TestFaultyMem(t *testing.T) {
 func TestCosts(t *testing.T) {
 	const segment = 512
 	for n := 2; n <= 6; n++ {
-		for _, a := range []comm.Algorithm{comm.Direct, comm.Ring} {
+		for _, a := range []group.Algorithm{group.Direct, group.Ring} {
 			for _, size := range []int{0, 16 * n, 2 * segment * n} { // even parts of whole segments, or less than one
 				synctest.Test(t, func(t *testing.T) {
 					m := transport.NewMem()
@@ -96,21 +97,21 @@ func TestCosts(t *testing.T) {
 						counter.Network(func(testing.TB, int) transport.Transport { return m }))
 					v := id.Version{Generation: 1, N: 1}
 					gs := Groups(t, es, 1, v)
-					call := comm.Call{Version: v, Step: 1, Algorithm: a, Priority: comm.Bulk}
+					call := group.Call{Version: v, Step: 1, Algorithm: a, Priority: comm.Bulk}
 					ctx := context.Background()
 					for _, c := range []struct {
-						op  comm.Op
-						run func(rank int, g *comm.Group) error
+						op  group.Op
+						run func(rank int, g *group.Group) error
 					}{
-						{comm.OpBarrier, func(_ int, g *comm.Group) error { return g.Barrier(ctx, call) }},
-						{comm.OpBroadcast, func(_ int, g *comm.Group) error { return g.Broadcast(ctx, call, 1, make([]byte, size)) }},
-						{comm.OpAllGather, func(_ int, g *comm.Group) error {
-							return g.AllGather(ctx, call, make([]byte, size), comm.Parts(size, n))
+						{group.OpBarrier, func(_ int, g *group.Group) error { return g.Barrier(ctx, call) }},
+						{group.OpBroadcast, func(_ int, g *group.Group) error { return g.Broadcast(ctx, call, 1, make([]byte, size)) }},
+						{group.OpAllGather, func(_ int, g *group.Group) error {
+							return g.AllGather(ctx, call, make([]byte, size), group.Parts(size, n))
 						}},
-						{comm.OpReduceScatter, func(_ int, g *comm.Group) error {
-							return g.ReduceScatter(ctx, call, make([]float32, size/4), comm.Parts(size/4, n))
+						{group.OpReduceScatter, func(_ int, g *group.Group) error {
+							return g.ReduceScatter(ctx, call, make([]float32, size/4), group.Parts(size/4, n))
 						}},
-						{comm.OpAllReduce, func(_ int, g *comm.Group) error { return g.AllReduce(ctx, call, make([]float32, size/4)) }},
+						{group.OpAllReduce, func(_ int, g *group.Group) error { return g.AllReduce(ctx, call, make([]float32, size/4)) }},
 					} {
 						synctest.Wait()
 						counter.Take()
@@ -118,9 +119,9 @@ func TestCosts(t *testing.T) {
 						Each(t, gs, c.run)
 						steps := time.Since(began) / m.Latency
 						synctest.Wait()
-						got, want := counter.Take(), comm.CostOf(c.op, a, n, int64(size), segment)
-						if c.op == comm.OpBarrier {
-							want = comm.CostOf(c.op, a, n, 0, segment)
+						got, want := counter.Take(), group.CostOf(c.op, a, n, int64(size), segment)
+						if c.op == group.OpBarrier {
+							want = group.CostOf(c.op, a, n, 0, segment)
 						}
 						if got.Messages != want.Messages || got.Bytes != want.Bytes || got.Busiest != want.Busiest || int(steps) != want.Steps {
 							t.Errorf("%v, %v, %d members, %d bytes: %d steps and %+v, want %+v", a, c.op, n, size, steps, got, want)
@@ -142,14 +143,14 @@ func TestTreeCosts(t *testing.T) {
 			es, _ := Cluster(t, n, comm.Config{}, counter.Network(mem()))
 			v := id.Version{Generation: 1, N: 1}
 			gs := Groups(t, es, 1, v)
-			tr := comm.Tree{Micros: m}
+			tr := group.Tree{Micros: m}
 			for rank := range n {
 				tr.Nodes = append(tr.Nodes, Maximal(m, route, rank))
 			}
 			want := Count{}
 			for rank := range n {
-				tr.Shards = append(tr.Shards, comm.TreeShard{Lo: rank * width, Hi: (rank + 1) * width, Owner: rank})
-				plan, err := comm.PlanTree(m, tr.Nodes, rank, rank%2)
+				tr.Shards = append(tr.Shards, group.TreeShard{Lo: rank * width, Hi: (rank + 1) * width, Owner: rank})
+				plan, err := group.PlanTree(m, tr.Nodes, rank, rank%2)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -158,9 +159,9 @@ func TestTreeCosts(t *testing.T) {
 			}
 			synctest.Wait()
 			counter.Take()
-			Each(t, gs, func(rank int, g *comm.Group) error {
+			Each(t, gs, func(rank int, g *group.Group) error {
 				out := make([]float32, width)
-				return g.TreeReduce(t.Context(), comm.Call{Version: v, Step: 1, Priority: comm.Bulk}, tr,
+				return g.TreeReduce(t.Context(), group.Call{Version: v, Step: 1, Priority: comm.Bulk}, tr,
 					func(int, tree.Node) []float32 { return make([]float32, width) }, func(int) []float32 { return out }, nil)
 			})
 			synctest.Wait()
@@ -169,7 +170,7 @@ func TestTreeCosts(t *testing.T) {
 				t.Errorf("route %v: %+v, want %+v", route, got, want)
 			}
 			if i == 0 {
-				if rs := comm.CostOf(comm.OpReduceScatter, comm.Direct, n, 4*n*width, 1<<20); got.Bytes != rs.Bytes || got.Messages != rs.Messages {
+				if rs := group.CostOf(group.OpReduceScatter, group.Direct, n, 4*n*width, 1<<20); got.Bytes != rs.Bytes || got.Messages != rs.Messages {
 					t.Errorf("aligned: %+v, a reduce-scatter %+v", got, rs)
 				}
 			}

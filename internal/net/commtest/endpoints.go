@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 )
 
 // TestEndpoints checks messages and groups over a transport.
@@ -98,12 +99,12 @@ func testCollectives(t *testing.T, network Network) {
 		es, _ := Cluster(t, n, small, network)
 		v := id.Version{Generation: 1, N: 1}
 		gs := Groups(t, es, 7, v)
-		for _, a := range []comm.Algorithm{comm.Ring, comm.Direct, comm.Auto} {
+		for _, a := range []group.Algorithm{group.Ring, group.Direct, group.Auto} {
 			for step, length := range []int{0, n, 100, 3001} {
 				if t.Failed() {
 					return
 				}
-				call := comm.Call{Version: v, Step: uint64(step), Tag: uint16(a), Algorithm: a, Priority: comm.Bulk}
+				call := group.Call{Version: v, Step: uint64(step), Tag: uint16(a), Algorithm: a, Priority: comm.Bulk}
 				where := fmt.Sprintf("%d members, %v, %d elements", n, a, length)
 				testOne(t, where, gs, call, length)
 			}
@@ -114,7 +115,7 @@ func testCollectives(t *testing.T, network Network) {
 	}
 }
 
-func testOne(t *testing.T, where string, gs []*comm.Group, call comm.Call, length int) {
+func testOne(t *testing.T, where string, gs []*group.Group, call group.Call, length int) {
 	n := len(gs)
 	sum := make([]float64, length)
 	for i := range n {
@@ -130,10 +131,10 @@ func testOne(t *testing.T, where string, gs []*comm.Group, call comm.Call, lengt
 		}
 		return true
 	}
-	Each(t, gs, func(_ int, g *comm.Group) error { return g.Barrier(context.Background(), call) })
+	Each(t, gs, func(_ int, g *group.Group) error { return g.Barrier(context.Background(), call) })
 
 	root := length % n
-	Each(t, gs, func(rank int, g *comm.Group) error {
+	Each(t, gs, func(rank int, g *group.Group) error {
 		buf := make([]byte, length)
 		if rank == root {
 			buf = content(length, 5)
@@ -147,11 +148,11 @@ func testOne(t *testing.T, where string, gs []*comm.Group, call comm.Call, lengt
 		return nil
 	})
 
-	parts := comm.Parts(length, n)
+	parts := group.Parts(length, n)
 	if n > 2 { // an empty one
 		parts[1] = 0
 	}
-	Each(t, gs, func(rank int, g *comm.Group) error {
+	Each(t, gs, func(rank int, g *group.Group) error {
 		want := content(length, 6)
 		buf := make([]byte, length)
 		copy(buf[parts[rank]:parts[rank+1]], want[parts[rank]:])
@@ -164,7 +165,7 @@ func testOne(t *testing.T, where string, gs []*comm.Group, call comm.Call, lengt
 		return nil
 	})
 
-	Each(t, gs, func(rank int, g *comm.Group) error {
+	Each(t, gs, func(rank int, g *group.Group) error {
 		buf := floats(length, rank)
 		if err := g.ReduceScatter(context.Background(), call, buf, parts); err != nil {
 			return err
@@ -176,7 +177,7 @@ func testOne(t *testing.T, where string, gs []*comm.Group, call comm.Call, lengt
 	})
 
 	all := make([][]float32, n)
-	Each(t, gs, func(rank int, g *comm.Group) error {
+	Each(t, gs, func(rank int, g *group.Group) error {
 		all[rank] = floats(length, rank)
 		if err := g.AllReduce(context.Background(), call, all[rank]); err != nil {
 			return err
@@ -262,17 +263,17 @@ func testTree(t *testing.T, network Network) {
 			}
 			for _, route := range Routes(m, n, uint64(n)) {
 				step++
-				tr := comm.Tree{Micros: m}
+				tr := group.Tree{Micros: m}
 				for rank := range n {
 					tr.Nodes = append(tr.Nodes, Maximal(m, route, rank))
 				}
 				for l := range layers {
-					parts := comm.Parts(width, n)
+					parts := group.Parts(width, n)
 					for rank := range n {
-						tr.Shards = append(tr.Shards, comm.TreeShard{Layer: l, Lo: parts[rank], Hi: parts[rank+1], Owner: rank})
+						tr.Shards = append(tr.Shards, group.TreeShard{Layer: l, Lo: parts[rank], Hi: parts[rank+1], Owner: rank})
 					}
 				}
-				Each(t, gs, func(rank int, g *comm.Group) error {
+				Each(t, gs, func(rank int, g *group.Group) error {
 					sums := make(map[[3]int][]float32)
 					for l := range layers {
 						for _, node := range tr.Nodes[rank] {
@@ -286,7 +287,7 @@ func testTree(t *testing.T, network Network) {
 							got[i] = make([]float32, s.Hi-s.Lo)
 						}
 					}
-					err := g.TreeReduce(context.Background(), comm.Call{Version: v, Step: step, Priority: comm.Bulk}, tr,
+					err := g.TreeReduce(context.Background(), group.Call{Version: v, Step: step, Priority: comm.Bulk}, tr,
 						func(i int, node tree.Node) []float32 {
 							s := tr.Shards[i]
 							return sums[[3]int{s.Layer, node.Lo, node.Hi}][s.Lo:s.Hi]
@@ -314,18 +315,18 @@ func testEdit(t *testing.T, network Network) {
 	counter := NewCounter()
 	es, members := Cluster(t, 4, comm.Config{}, counter.Network(network))
 	v := id.Version{Generation: 1, N: 1}
-	gs := make([]*comm.Group, len(es))
+	gs := make([]*group.Group, len(es))
 	for i, e := range es {
 		var err error
-		if gs[i], err = e.NewGroup(3); err != nil {
+		if gs[i], err = group.New(e, 3); err != nil {
 			t.Fatal(err)
 		}
 	}
 	next := func() id.Version { v.N++; return v }
 	barrier := func(k int) {
 		t.Helper()
-		Each(t, gs[:k], func(_ int, g *comm.Group) error {
-			return g.Barrier(context.Background(), comm.Call{Version: v, Step: uint64(v.N)})
+		Each(t, gs[:k], func(_ int, g *group.Group) error {
+			return g.Barrier(context.Background(), group.Call{Version: v, Step: uint64(v.N)})
 		})
 	}
 	// Each of the k members counts its own links; a pair counts twice.
@@ -335,7 +336,7 @@ func testEdit(t *testing.T, network Network) {
 		}
 		barrier(c.members)
 	}
-	if err := gs[0].Barrier(context.Background(), comm.Call{Version: id.Version{Generation: 1, N: 2}, Step: 9}); !errors.Is(err, comm.ErrVersion) {
+	if err := gs[0].Barrier(context.Background(), group.Call{Version: id.Version{Generation: 1, N: 2}, Step: 9}); !errors.Is(err, comm.ErrVersion) {
 		t.Errorf("an operation under an old version: %v", err)
 	}
 	// Worker 3 is evicted; nothing happens to the others' links.
@@ -391,8 +392,8 @@ func testStranger(t *testing.T, network Network) {
 		t.Error("the loss of a link to no member ended the version")
 	default:
 	}
-	Each(t, gs[:3], func(_ int, g *comm.Group) error {
-		return g.AllReduce(context.Background(), comm.Call{Version: v, Step: 1}, make([]float32, 1000))
+	Each(t, gs[:3], func(_ int, g *group.Group) error {
+		return g.AllReduce(context.Background(), group.Call{Version: v, Step: 1}, make([]float32, 1000))
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/trainer"
@@ -36,13 +36,11 @@ type spread struct {
 // each, of blocks that were altered, and of each shard that is owned or mirrored.
 const recordSize, lossSumSize, evalSize, hashes, altered, digest = 88, 32, 24, 64, 52, 4
 
-// rates, segment and incast are what package comm goes by where nothing is set.
-var rates = comm.Rates{Latency: 30e-6, Message: 5e-6, Byte: 0.5e-9, Add: 0.2e-9, Incast: 0.25}
-
+// segment and incast are what package comm goes by where nothing is set.
 const segment, incast = 256 << 10, 4
 
-func algorithm(op comm.Op, n, size int) comm.Algorithm {
-	return rates.Choose(op, n, int64(size), segment, incast)
+func algorithm(op group.Op, n, size int) group.Algorithm {
+	return group.Choose(op, n, int64(size), segment, incast)
 }
 
 // allGather adds what each member sends to gather parts of these sizes.
@@ -52,7 +50,7 @@ func allGather(sent []int64, parts []int) {
 		total += p
 	}
 	for r, p := range parts {
-		if n > 1 && algorithm(comm.OpAllGather, n, total) == comm.Ring {
+		if n > 1 && algorithm(group.OpAllGather, n, total) == group.Ring {
 			sent[r] += int64(total - parts[(r+1)%n]) // ours and all that it passes on
 		} else {
 			sent[r] += int64((n - 1) * p)
@@ -121,7 +119,7 @@ func (s spread) bytes(t *testing.T) []int64 {
 				for i, w := range workers {
 					nodes[i] = p.Nodes(stage, w, step)
 				}
-				tp, err := comm.PlanTree(p.Micros(), nodes, slices.Index(workers, sh.Owner), shards[sh.Layer]%2)
+				tp, err := group.PlanTree(p.Micros(), nodes, slices.Index(workers, sh.Owner), shards[sh.Layer]%2)
 				if err != nil {
 					t.Fatal(err)
 				}

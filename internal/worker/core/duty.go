@@ -6,6 +6,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -104,16 +105,16 @@ type (
 	Reduce struct {
 		Op    Op
 		Group uint16
-		Call  comm.Call
+		Call  group.Call
 		Layer int
-		Tree  comm.Tree
+		Tree  group.Tree
 		Mine  []id.Range // by shard of the tree; empty where another worker reduces it
 	}
 	// Exchange lets every worker know what all of them say. Parts are the borders of what each says, Rank is ours.
 	Exchange struct {
 		Op    Op
 		Point id.Point
-		Call  comm.Call
+		Call  group.Call
 		Parts []int
 		Rank  int
 		Said  []byte

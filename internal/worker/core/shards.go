@@ -7,6 +7,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
@@ -151,7 +152,7 @@ func (w *Worker) reduceLayer(s, layer int) {
 		w.reduced(layer)
 		return
 	}
-	t := comm.Tree{Micros: w.c.Micros}
+	t := group.Tree{Micros: w.c.Micros}
 	for _, x := range workers {
 		t.Nodes = append(t.Nodes, w.plan.Nodes(s, x, w.step.number))
 	}
@@ -164,7 +165,7 @@ func (w *Worker) reduceLayer(s, layer int) {
 		if reducer == w.me {
 			r = RangeOf(p)
 		}
-		t.Shards = append(t.Shards, comm.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: slices.Index(workers, reducer)})
+		t.Shards = append(t.Shards, group.TreeShard{Layer: p.Layer, Lo: p.Lo, Hi: p.Hi, Owner: slices.Index(workers, reducer)})
 		mine = append(mine, r)
 	}
 	if len(mine) > 0 {

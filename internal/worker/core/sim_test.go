@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -517,7 +518,7 @@ func (n *node) take(d Expect, m message, duplicate bool) {
 }
 
 // gather begins an operation in which all members hear of all others.
-func (n *node) gather(op Op, d Duty, group uint16, call comm.Call, members []id.Session, said []byte) {
+func (n *node) gather(op Op, d Duty, group uint16, call group.Call, members []id.Session, said []byte) {
 	o := &operating{
 		d: d, key: fmt.Sprint(group, call.Version, call.Step, call.Tag), group: groupVersion{group, call.Version}, members: members,
 		got: map[id.Session][]byte{n.session(): said},

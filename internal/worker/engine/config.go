@@ -9,6 +9,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/worker/core"
@@ -44,7 +45,7 @@ type Config struct {
 	// engine that follows another one on a network goes on with its groups, which
 	// Groups holds; it begins empty.
 	Network *comm.Endpoint
-	Groups  map[uint16]*comm.Group
+	Groups  map[uint16]*group.Group
 	// First brings the first plan, which is valid. Its Passed is the point
 	// from which the run goes on. One without workers is that of a worker that
 	// joins: it waits for a Fill, and for an Order with its first plan.

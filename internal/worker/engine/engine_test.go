@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -127,7 +128,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 		c := Config{
 			Self:    v.Workers[i],
 			Network: networks[i],
-			Groups:  make(map[uint16]*comm.Group),
+			Groups:  make(map[uint16]*group.Group),
 			First:   control.Order{Plan: p, Peers: peers},
 			Stage: func(lo, hi int) Stage {
 				if lo != 0 || hi != 2 {

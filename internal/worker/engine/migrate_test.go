@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -140,7 +141,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 		pool := kernel.NewPool(1)
 		t.Cleanup(pool.Close)
 		e, err := New(Config{
-			Self: v.Workers[i], Network: networks[i], Groups: make(map[uint16]*comm.Group), First: control.Order{Plan: c.first, Peers: c.peers},
+			Self: v.Workers[i], Network: networks[i], Groups: make(map[uint16]*group.Group), First: control.Order{Plan: c.first, Peers: c.peers},
 			Stage: func(lo, hi int) Stage {
 				for l := lo; l < hi; l++ {
 					if layers[l].Params == nil {

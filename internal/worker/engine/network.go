@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -265,10 +266,10 @@ func passing(err error) bool {
 func (e *Engine) edit(d core.Edit) {
 	e.opsCancel()
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
-	groups := make([]*comm.Group, len(d.Groups))
+	groups := make([]*group.Group, len(d.Groups))
 	for i, g := range d.Groups {
 		if e.c.Groups[g.ID] == nil {
-			made, err := e.c.Network.NewGroup(g.ID)
+			made, err := group.New(e.c.Network, g.ID)
 			if err != nil {
 				e.fail(err)
 				return
@@ -351,7 +352,7 @@ func (e *Engine) reduce(d core.Reduce) {
 }
 
 // fastReduce reduces a layer without an order.
-func (e *Engine) fastReduce(g *comm.Group, d core.Reduce, mine []*shard) {
+func (e *Engine) fastReduce(g *group.Group, d core.Reduce, mine []*shard) {
 	if e.plain[d.Layer] == nil { // nothing of it ran here
 		e.plain[d.Layer] = e.free.get(e.c.Layers[d.Layer].Size())
 		clear(e.plain[d.Layer])

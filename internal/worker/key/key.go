@@ -44,6 +44,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
@@ -211,11 +212,11 @@ const Everyone uint16 = 0
 func OfStage(stage int) uint16 { return uint16(1 + stage) }
 
 // Reduction names the reduction of a layer's gradient in the group of its stage.
-func Reduction(a Attempt, v id.Version, layer int) comm.Call {
-	return comm.Call{Version: v, Step: a.Word(), Tag: uint16(layer), Priority: comm.Bulk}
+func Reduction(a Attempt, v id.Version, layer int) group.Call {
+	return group.Call{Version: v, Step: a.Word(), Tag: uint16(layer), Priority: comm.Bulk}
 }
 
 // Exchange names what all workers say at a point after the attempt's step began, in the group of all.
-func Exchange(a Attempt, v id.Version, g id.Gate) comm.Call {
-	return comm.Call{Version: v, Step: a.Word(), Tag: uint16(g), Priority: comm.Control}
+func Exchange(a Attempt, v id.Version, g id.Gate) group.Call {
+	return group.Call{Version: v, Step: a.Word(), Tag: uint16(g), Priority: comm.Control}
 }

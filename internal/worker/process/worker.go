@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
@@ -29,7 +30,7 @@ type Worker struct {
 	self Self
 	net  *comm.Endpoint
 	// groups are those of all engines, one after the other.
-	groups map[uint16]*comm.Group
+	groups map[uint16]*group.Group
 
 	// The agent sends each of these once; order is the first.
 	start      chan control.Start
@@ -68,7 +69,7 @@ type Worker struct {
 // New returns a worker that talks to its agent over conn, on which Hello was said.
 func New(conn *control.Conn, me Self) *Worker {
 	w := &Worker{
-		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*comm.Group),
+		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*group.Group),
 		start: make(chan control.Start, 1), order: make(chan control.Order, 1), stop: make(chan string, 1), release: make(chan struct{}),
 	}
 	w.recovery.w, w.recovery.first, w.recovery.broken = w, w.order, make(chan id.Session, 64)

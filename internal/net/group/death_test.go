@@ -1,4 +1,4 @@
-package comm
+package group_test
 
 import (
 	"bufio"
@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/commtest"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
@@ -21,9 +24,9 @@ import (
 const envPeer = "COMM_TEST_PEER"
 
 func peerProcess(addr string) {
-	e, err := Listen(Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: transport.TCP{}})
+	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: transport.TCP{}})
 	if err == nil {
-		err = e.SetMembers([]Peer{{id.Session{Worker: 0, Incarnation: 1}, addr}})
+		err = e.SetMembers([]comm.Peer{{Session: id.Session{Worker: 0, Incarnation: 1}, Addr: addr}})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -37,16 +40,16 @@ func peerProcess(addr string) {
 // and not after a timeout, then that calls fail; that is another event than
 // that of a peer who was never there. The edit that leaves it out opens no link.
 func TestDeathOfAProcess(t *testing.T) {
-	events := make(chan LinkEvent, 1000)
-	es := cluster(t, 2, Config{OnLink: func(ev LinkEvent) {
+	events := make(chan comm.LinkEvent, 1000)
+	es, _ := commtest.Cluster(t, 2, comm.Config{OnLink: func(ev comm.LinkEvent) {
 		select {
 		case events <- ev:
 		default:
 		}
 	}}, inTCP)
 	e := es[0]
-	third := Peer{id.Session{Worker: 2, Incarnation: 1}, es[1].Addr()} // an address where another session answers
-	survivor, err := Listen(Config{Self: id.Session{Worker: 3, Incarnation: 1}, Transport: transport.TCP{}})
+	third := comm.Peer{Session: id.Session{Worker: 2, Incarnation: 1}, Addr: es[1].Addr()} // an address where another session answers
+	survivor, err := comm.Listen(comm.Config{Self: id.Session{Worker: 3, Incarnation: 1}, Transport: transport.TCP{}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,11 +76,11 @@ func TestDeathOfAProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	peers := []Peer{{id.Session{Worker: 1, Incarnation: 1}, strings.TrimSpace(addr)}, third, {survivor.Self(), survivor.Addr()}}
-	if err := errors.Join(e.SetMembers(peers), survivor.SetMembers([]Peer{{e.Self(), e.Addr()}})); err != nil {
+	peers := []comm.Peer{{Session: id.Session{Worker: 1, Incarnation: 1}, Addr: strings.TrimSpace(addr)}, third, {Session: survivor.Self(), Addr: survivor.Addr()}}
+	if err := errors.Join(e.SetMembers(peers), survivor.SetMembers([]comm.Peer{{Session: e.Self(), Addr: e.Addr()}})); err != nil {
 		t.Fatal(err)
 	}
-	next := func(of id.Session) LinkEvent {
+	next := func(of id.Session) comm.LinkEvent {
 		for {
 			if ev := <-events; ev.Peer == of {
 				return ev
@@ -85,9 +88,9 @@ func TestDeathOfAProcess(t *testing.T) {
 		}
 	}
 
-	groups := []*Group{nil, nil}
-	for i, e := range []*Endpoint{e, survivor} {
-		if groups[i], err = e.NewGroup(1); err != nil {
+	groups := []*group.Group{nil, nil}
+	for i, e := range []*comm.Endpoint{e, survivor} {
+		if groups[i], err = group.New(e, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -101,22 +104,22 @@ func TestDeathOfAProcess(t *testing.T) {
 	if ev := next(id.Session{Worker: 1, Incarnation: 1}); !ev.Up || ev.Link != 1 {
 		t.Errorf("first %v", ev)
 	}
-	lost := e.Post(id.Session{Worker: 1, Incarnation: 1}, user(1, 1), make([]byte, 1<<20), Bulk)
+	lost := e.Post(id.Session{Worker: 1, Incarnation: 1}, user(1), make([]byte, 1<<20), comm.Bulk)
 
 	killed := time.Now()
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	if ev := next(id.Session{Worker: 1, Incarnation: 1}); ev.Up || ev.Link != 1 || !errors.Is(ev.Err, ErrLink) {
+	if ev := next(id.Session{Worker: 1, Incarnation: 1}); ev.Up || ev.Link != 1 || !errors.Is(ev.Err, comm.ErrLink) {
 		t.Errorf("after the kill %v", ev)
 	}
 	t.Logf("noticed after %v", time.Since(killed))
-	if err := lost.Wait(t.Context()); !errors.Is(err, ErrLink) {
+	if err := lost.Wait(t.Context()); !errors.Is(err, comm.ErrLink) {
 		t.Errorf("a message to the dead: %v", err)
 	}
-	e.Post(id.Session{Worker: 1, Incarnation: 1}, user(1, 2), nil, Control)
-	var ce *Error
-	if ev := next(id.Session{Worker: 1, Incarnation: 1}); ev.Up || ev.Link != 1 || errors.Is(ev.Err, ErrLink) || !errors.As(ev.Err, &ce) || ce.Op != "dial" {
+	e.Post(id.Session{Worker: 1, Incarnation: 1}, user(2), nil, comm.Control)
+	var ce *comm.Error
+	if ev := next(id.Session{Worker: 1, Incarnation: 1}); ev.Up || ev.Link != 1 || errors.Is(ev.Err, comm.ErrLink) || !errors.As(ev.Err, &ce) || ce.Op != "dial" {
 		t.Errorf("then %v", ev)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -125,14 +128,14 @@ func TestDeathOfAProcess(t *testing.T) {
 		_, err := e.Connect(ctx, third.Session)
 		connecting <- err
 	}()
-	if ev := next(third.Session); ev.Up || ev.Link != 0 || !errors.Is(ev.Err, ErrRefused) {
+	if ev := next(third.Session); ev.Up || ev.Link != 0 || !errors.Is(ev.Err, comm.ErrRefused) {
 		t.Errorf("of one who was never there: %v", ev)
 	}
 	cancel()
 	<-connecting
 
 	began := time.Now()
-	if err := e.SetMembers([]Peer{{survivor.Self(), survivor.Addr()}}); err != nil {
+	if err := e.SetMembers([]comm.Peer{{Session: survivor.Self(), Addr: survivor.Addr()}}); err != nil {
 		t.Fatal(err)
 	}
 	opened, err := groups[0].Edit(t.Context(), id.Version{Generation: 1, N: 2}, members)
@@ -141,3 +144,5 @@ func TestDeathOfAProcess(t *testing.T) {
 	}
 	t.Logf("left out after %v", time.Since(began))
 }
+
+func user(i int) comm.Key { return comm.Key{Kind: comm.KindUser, Step: 1, Lo: int64(i)} }

@@ -1,4 +1,4 @@
-package comm
+package group
 
 import "fmt"
 
@@ -7,7 +7,7 @@ type Algorithm uint8
 
 // The algorithms.
 const (
-	Auto   Algorithm = iota // the cheapest by the endpoint's [Rates]
+	Auto   Algorithm = iota // the cheaper one by [Choose]
 	Ring                    // everyone talks to its neighbours
 	Direct                  // everyone talks to everyone it has something for
 )
@@ -84,39 +84,29 @@ func segments(size int64, segment int) int {
 	return int(max(1, (size+int64(segment)-1)/int64(segment)))
 }
 
-// Rates turn a [Cost] into time, in seconds.
-type Rates struct {
-	Latency float64 // of a small message from member to member. Default 30 µs
-	Message float64 // of a member's work for one more message. Default 5 µs
-	Byte    float64 // of one byte on a member's link. Default 0.5 ns
-	Add     float64 // of one float32 addition. Default 0.2 ns
-	Incast  float64 // of one byte more when more than Config.Incast members send to one, as a share of Byte. Default 0.25
-}
+// Rates, in seconds, of an ordinary data-centre network. All members go by the same, so that they choose the same algorithm.
+const (
+	latency = 30e-6  // of a small message from member to member
+	message = 5e-6   // of a member's work for one more message
+	perByte = 0.5e-9 // of one byte on a member's link
+	add     = 0.2e-9 // of one float32 addition
+	crowd   = 0.25   // of one byte more, as a share of perByte, when more than Config.Incast members send to one
+)
 
-var defaultRates = Rates{Latency: 30e-6, Message: 5e-6, Byte: 0.5e-9, Add: 0.2e-9, Incast: 0.25}
-
-func (r Rates) withDefaults() Rates {
-	return Rates{or(r.Latency, defaultRates.Latency), or(r.Message, defaultRates.Message), or(r.Byte, defaultRates.Byte),
-		or(r.Add, defaultRates.Add), or(r.Incast, defaultRates.Incast)}
-}
-
-// Time returns how long an operation of n members takes.
-func (r Rates) Time(c Cost, n, incast int) float64 {
-	bytes := float64(c.Busiest) * r.Byte
+// time returns how long an operation of n members takes.
+func (c Cost) time(n, incast int) float64 {
+	bytes := float64(c.Busiest) * perByte
 	if c.Fan > incast {
-		bytes *= 1 + r.Incast
+		bytes *= 1 + crowd
 	}
-	return float64(c.Steps)*r.Latency + float64(c.Messages)/float64(n)*r.Message + bytes + float64(c.Adds)*r.Add
+	return float64(c.Steps)*latency + float64(c.Messages)/float64(n)*message + bytes + float64(c.Adds)*add
 }
 
-// Choose returns the cheapest algorithm. All members come to the same choice
-// if their rates and Config.Segment are the same.
-func (r Rates) Choose(op Op, n int, size int64, segment, incast int) Algorithm {
-	best, least := Direct, 0.0
-	for i, a := range []Algorithm{Direct, Ring} {
-		if t := r.Time(CostOf(op, a, n, size, segment), n, incast); i == 0 || t < least {
-			best, least = a, t
-		}
+// Choose returns the cheaper algorithm. All members come to the same choice if their Config.Segment and Config.Incast are the same.
+func Choose(op Op, n int, size int64, segment, incast int) Algorithm {
+	ring, direct := CostOf(op, Ring, n, size, segment), CostOf(op, Direct, n, size, segment)
+	if ring.time(n, incast) < direct.time(n, incast) {
+		return Ring
 	}
-	return best
+	return Direct
 }

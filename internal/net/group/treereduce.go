@@ -1,4 +1,4 @@
-package comm
+package group
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/net/comm"
 )
 
 // Move is a node's sum on its way from one rank to another.
@@ -34,24 +35,24 @@ type TreePlan struct {
 func PlanTree(micros int, nodes [][]tree.Node, owner, spread int) (TreePlan, error) {
 	p := treePlanner{owner: owner, spread: spread, at: make(map[tree.Node]int)}
 	if micros < 1 || owner < 0 || owner >= len(nodes) {
-		return TreePlan{}, fmt.Errorf("%w: no tree of %d micro-batches with owner %d of %d ranks", ErrUsage, micros, owner, len(nodes))
+		return TreePlan{}, fmt.Errorf("%w: no tree of %d micro-batches with owner %d of %d ranks", comm.ErrUsage, micros, owner, len(nodes))
 	}
 	root := tree.Root(micros)
 	covered := 0
 	for rank, held := range nodes {
 		for _, n := range held {
 			if _, _, ok := n.Parent(root); !ok && n != root {
-				return TreePlan{}, fmt.Errorf("%w: %v of rank %d is no node of %v", ErrUsage, n, rank, root)
+				return TreePlan{}, fmt.Errorf("%w: %v of rank %d is no node of %v", comm.ErrUsage, n, rank, root)
 			}
 			if _, twice := p.at[n]; twice {
-				return TreePlan{}, fmt.Errorf("%w: %v is held twice", ErrUsage, n)
+				return TreePlan{}, fmt.Errorf("%w: %v is held twice", comm.ErrUsage, n)
 			}
 			p.at[n] = rank
 			covered += n.Size()
 		}
 	}
 	if !p.covers(root) || covered != micros {
-		return TreePlan{}, fmt.Errorf("%w: the nodes of all ranks are not disjoint or do not cover %v", ErrUsage, root)
+		return TreePlan{}, fmt.Errorf("%w: the nodes of all ranks are not disjoint or do not cover %v", comm.ErrUsage, root)
 	}
 	c := p.cost(root)
 	p.place(root, c, owner)
@@ -173,11 +174,11 @@ func (g *Group) TreeReduce(ctx context.Context, call Call, t Tree, sum func(shar
 		return err
 	}
 	if len(t.Nodes) != o.n() {
-		return o.error(fmt.Errorf("%w: nodes of %d ranks for %d members", ErrUsage, len(t.Nodes), o.n()))
+		return o.error(fmt.Errorf("%w: nodes of %d ranks for %d members", comm.ErrUsage, len(t.Nodes), o.n()))
 	}
 	for i, s := range t.Shards {
 		if s.Lo < 0 || s.Hi < s.Lo || s.Owner < 0 || s.Owner >= o.n() {
-			return o.error(fmt.Errorf("%w: shard %d is %+v", ErrUsage, i, s))
+			return o.error(fmt.Errorf("%w: shard %d is %+v", comm.ErrUsage, i, s))
 		}
 	}
 	r := treeReduction{o: o, t: t, root: tree.Root(t.Micros), sum: sum, out: out, done: done}
@@ -193,7 +194,7 @@ func (g *Group) TreeReduce(ctx context.Context, call Call, t Tree, sum func(shar
 			}
 			plans[[2]int{s.Owner, spread}] = p
 		}
-		for _, s := range split(s.Hi-s.Lo, g.e.cfg.Segment/4) {
+		for _, s := range split(s.Hi-s.Lo, g.scope.Config().Segment/4) {
 			r.pieces = append(r.pieces, treePiece{shard: i, span: s, plan: p})
 			r.left[i]++
 		}
@@ -236,7 +237,7 @@ type value struct {
 type arrival struct {
 	piece int
 	node  tree.Node
-	r     *Receiving
+	r     *comm.Receiving
 	data  []float32
 }
 
@@ -271,7 +272,7 @@ func (r *treeReduction) run() error {
 					continue
 				}
 				a := arrival{piece: next, node: m.Node, data: r.scratch(p.hi - p.lo)}
-				a.r = o.receive(r.key(next, m.Node), Bytes(a.data))
+				a.r = o.receive(r.o.key(next, m.Node), comm.Bytes(a.data))
 				a.r.OnDone(func() { r.arrived <- a })
 			}
 		}
@@ -282,7 +283,7 @@ func (r *treeReduction) run() error {
 		for _, n := range r.t.Nodes[o.rank()] {
 			v := r.sum(p.shard, n)
 			if s := r.t.Shards[p.shard]; len(v) != s.Hi-s.Lo {
-				return fmt.Errorf("%w: the sum of %v for shard %d has %d elements", ErrUsage, n, p.shard, len(v))
+				return fmt.Errorf("%w: the sum of %v for shard %d has %d elements", comm.ErrUsage, n, p.shard, len(v))
 			}
 			if err := r.add(i, n, value{data: v[p.lo:p.hi]}); err != nil {
 				return err
@@ -312,11 +313,6 @@ func (r *treeReduction) run() error {
 	return nil
 }
 
-func (r *treeReduction) key(piece int, n tree.Node) Key {
-	o := r.o
-	return opKey(o.g.id, o.call.Version, o.op, o.call.Step, o.call.Tag, piece, n)
-}
-
 // scratch returns memory for a sum.
 func (r *treeReduction) scratch(n int) []float32 {
 	if last := len(r.free) - 1; last >= 0 {
@@ -331,7 +327,7 @@ func (r *treeReduction) scratch(n int) []float32 {
 func (r *treeReduction) place(p *treePiece) ([]float32, error) {
 	s, dst := r.t.Shards[p.shard], r.out(p.shard)
 	if len(dst) != s.Hi-s.Lo {
-		return nil, fmt.Errorf("%w: the place for shard %d has %d elements", ErrUsage, p.shard, len(dst))
+		return nil, fmt.Errorf("%w: the place for shard %d has %d elements", comm.ErrUsage, p.shard, len(dst))
 	}
 	return dst[p.lo:p.hi], nil
 }
@@ -341,7 +337,7 @@ func (r *treeReduction) add(piece int, n tree.Node, v value) (err error) {
 	p := &r.pieces[piece]
 	for n != r.root {
 		if to, moves := p.to[n]; moves {
-			r.o.post(to, r.key(piece, n), Bytes(v.data))
+			r.o.post(to, r.o.key(piece, n), comm.Bytes(v.data))
 			return nil
 		}
 		parent, sibling, _ := n.Parent(r.root)
@@ -377,7 +373,7 @@ func (r *treeReduction) add(piece int, n tree.Node, v value) (err error) {
 		n, v = parent, value{dst, true}
 	}
 	if to, moves := p.to[n]; moves { // the root was made elsewhere than at its owner
-		r.o.post(to, r.key(piece, n), Bytes(v.data))
+		r.o.post(to, r.o.key(piece, n), comm.Bytes(v.data))
 		return nil
 	}
 	dst, err := r.place(p)

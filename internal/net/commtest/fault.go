@@ -1,4 +1,4 @@
-package comm
+package commtest
 
 import (
 	"cmp"
@@ -151,7 +151,7 @@ type faultPair struct {
 	bytes  int64
 	fired  map[int]bool
 	cut    bool
-	mended chan struct{} // closed when the cut ends
+	over   chan struct{} // closed when the cut ends
 }
 
 // NewFaults returns a wrapper for a plan.
@@ -202,16 +202,16 @@ func (t *faultTransport) Dial(ctx context.Context, addr string) (net.Conn, error
 	for {
 		t.f.mu.Lock()
 		to := t.f.names[addr]
-		var mended chan struct{}
+		var over chan struct{}
 		for _, p := range []*faultPair{t.f.pair(t.name, to), t.f.pair(to, t.name)} {
 			if p.cut {
-				mended = p.mended
+				over = p.over
 			}
 		}
 		t.f.mu.Unlock()
-		if mended != nil {
+		if over != nil {
 			select {
-			case <-mended:
+			case <-over:
 				continue
 			case <-ctx.Done():
 				return nil, ctx.Err()
@@ -259,7 +259,7 @@ type faultConn struct {
 
 	mu      sync.Mutex
 	late    time.Time
-	changed chan struct{} // closed and made anew when late changes
+	changed chan struct{} // closed and replaced when late changes
 	once    sync.Once
 	closed  chan struct{}
 }
@@ -461,12 +461,12 @@ func (c *faultConn) cut(to string, d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	pair := f.pair(c.t.name, to)
-	pair.cut, pair.mended = true, make(chan struct{})
+	pair.cut, pair.over = true, make(chan struct{})
 	if d > 0 {
 		time.AfterFunc(d, func() {
 			f.mu.Lock()
 			pair.cut = false
-			close(pair.mended)
+			close(pair.over)
 			f.mu.Unlock()
 			c.Close()
 		})

@@ -1,14 +1,16 @@
-package comm
+package commtest
 
 import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"pgregory.net/rapid"
 )
@@ -46,14 +48,26 @@ func TestFaultPlansAreText(t *testing.T) {
 }
 
 // pairUnder is two workers, 0 and 1, under a fault plan.
-func pairUnder(t *testing.T, text string, cfg Config) ([]*Endpoint, *Faults) {
+func pairUnder(t *testing.T, text string, cfg comm.Config) ([]*comm.Endpoint, *Faults) {
 	t.Helper()
 	plan, err := ParseFaults(text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	f, m := NewFaults(plan), transport.NewMem()
-	return cluster(t, 2, cfg, func(i int) transport.Transport { return f.Transport(string(rune('0'+i)), m) }), f
+	es, _ := Cluster(t, 2, cfg, func(_ testing.TB, i int) transport.Transport { return f.Transport(fmt.Sprint(i), m) })
+	return es, f
+}
+
+func user(i int) comm.Key { return comm.Key{Kind: comm.KindUser, Step: 1, Lo: int64(i)} }
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // A connection that breaks in mid-message fails the send, keeps the receive,
@@ -62,26 +76,27 @@ func TestDropInMidMessage(t *testing.T) {
 	for _, where := range []string{"drop 0>1@byte:400000", "drop 1>0@frame:2", "drop 0>1@frame:4"} {
 		synctest.Test(t, func(t *testing.T) {
 			var downs int
-			es, f := pairUnder(t, where, Config{OnLink: func(ev LinkEvent) {
+			es, f := pairUnder(t, where, comm.Config{OnLink: func(ev comm.LinkEvent) {
 				if !ev.Up && ev.Peer.Worker == 1 {
 					downs++
 				}
 			}})
 			const size = 1 << 20
-			r := es[1].Expect(user(1, 1), make([]byte, size))
+			buf := make([]byte, size)
+			r := es[1].Expect(user(1), buf)
 			sent := 0
-			for !isClosed(r.Done()) {
-				err := es[0].Send(t.Context(), es[1].Self(), user(1, 1), pattern(size, 1), Bulk)
-				if err != nil && !errors.Is(err, ErrLink) {
+			for !closed(r.Done()) {
+				err := es[0].Send(t.Context(), es[1].Self(), user(1), content(size, 1), comm.Bulk)
+				if err != nil && !errors.Is(err, comm.ErrLink) {
 					t.Fatal(err)
 				}
 				sent++
 				synctest.Wait()
 			}
-			if n, _, err := r.Wait(t.Context()); err != nil || !bytes.Equal(r.buf[:n], pattern(size, 1)) {
+			if n, _, err := r.Wait(t.Context()); err != nil || !bytes.Equal(buf[:n], content(size, 1)) {
 				t.Errorf("receive: %v", err)
 			}
-			es[0].Send(t.Context(), es[1].Self(), user(1, 2), nil, Bulk)
+			es[0].Send(t.Context(), es[1].Self(), user(2), nil, comm.Bulk)
 			synctest.Wait()
 			if got := f.Fired().String(); got != where || downs == 0 {
 				t.Errorf("fired %q, %d links lost, sent %d times", got, downs, sent)
@@ -95,13 +110,13 @@ func TestDropInMidMessage(t *testing.T) {
 func TestStallAndCut(t *testing.T) {
 	for _, text := range []string{"stall 0>1@byte:100000 1h", "cut 0>1@byte:100000 1h", "delay 0>1@byte:100000 1h"} {
 		synctest.Test(t, func(t *testing.T) {
-			es, _ := pairUnder(t, text, Config{})
+			es, _ := pairUnder(t, text, comm.Config{})
 			const size = 1 << 20
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			r := es[1].Expect(user(1, 1), make([]byte, size))
+			r := es[1].Expect(user(1), make([]byte, size))
 			began := time.Now()
-			s := es[0].Post(es[1].Self(), user(1, 1), pattern(size, 1), Bulk)
+			s := es[0].Post(es[1].Self(), user(1), content(size, 1), comm.Bulk)
 			if _, _, err := r.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("receive: %v", err)
 			}
@@ -112,11 +127,12 @@ func TestStallAndCut(t *testing.T) {
 				t.Errorf("ended after %v", d)
 			}
 			time.Sleep(time.Hour)
-			r = es[1].Expect(user(1, 2), make([]byte, size))
-			if err := es[0].Send(t.Context(), es[1].Self(), user(1, 2), pattern(size, 1), Bulk); err != nil {
+			buf := make([]byte, size)
+			r = es[1].Expect(user(2), buf)
+			if err := es[0].Send(t.Context(), es[1].Self(), user(2), content(size, 1), comm.Bulk); err != nil {
 				t.Errorf("send afterwards: %v", err)
 			}
-			if _, _, err := r.Wait(t.Context()); err != nil || !bytes.Equal(r.buf, pattern(size, 1)) {
+			if _, _, err := r.Wait(t.Context()); err != nil || !bytes.Equal(buf, content(size, 1)) {
 				t.Errorf("receive afterwards: %v", err)
 			}
 		})

@@ -1,9 +1,11 @@
-package comm
+package group_test
 
 import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -11,45 +13,92 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/commtest"
+	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"go.uber.org/goleak"
 )
 
-// team is a cluster with one group under version 1/1.
-func team(t *testing.T, n int, cfg Config, transport func(int) transport.Transport) ([]*Endpoint, []*Group, id.Version) {
-	t.Helper()
-	es := cluster(t, n, cfg, transport)
-	v := id.Version{Generation: 1, N: 1}
-	gs := make([]*Group, n)
-	for i, e := range es {
-		g, err := e.NewGroup(5)
-		if err != nil {
-			t.Fatal(err)
-		}
-		gs[i] = g
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(envPeer); addr != "" {
+		peerProcess(addr)
+		return
 	}
-	for i, err := range editAll(t.Context(), gs, v, sessions(es)) {
-		if err != nil {
-			t.Fatalf("rank %d: %v", i, err)
-		}
-	}
-	return es, gs, v
+	goleak.VerifyTestMain(m)
 }
 
-func sessions(es []*Endpoint) (s []id.Session) {
+func inMem() commtest.Network {
+	m := transport.NewMem()
+	return func(testing.TB, int) transport.Transport { return m }
+}
+
+func inTCP(testing.TB, int) transport.Transport { return transport.TCP{} }
+
+// team is a cluster with one group under version 1/1.
+func team(t *testing.T, n int, network commtest.Network) ([]*comm.Endpoint, []*group.Group, id.Version) {
+	t.Helper()
+	es, _ := commtest.Cluster(t, n, comm.Config{}, network)
+	v := id.Version{Generation: 1, N: 1}
+	return es, commtest.Groups(t, es, 5, v), v
+}
+
+// lossy is a network whose connections the test can close.
+type lossy struct {
+	*transport.Mem
+	mu    sync.Mutex
+	conns []lossyConn
+}
+
+type lossyConn struct {
+	from int
+	to   string
+	net.Conn
+}
+
+func (l *lossy) network(_ testing.TB, i int) transport.Transport { return lossyEnd{l, i} }
+
+type lossyEnd struct {
+	*lossy
+	i int
+}
+
+func (l lossyEnd) Dial(ctx context.Context, addr string) (net.Conn, error) {
+	c, err := l.Mem.Dial(ctx, addr)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil {
+		l.conns = append(l.conns, lossyConn{l.i, addr, c})
+	}
+	return c, err
+}
+
+// lose closes the connections between two workers.
+func (l *lossy) lose(es []*comm.Endpoint, i, j int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, c := range l.conns {
+		if c.from == i && c.to == es[j].Addr() || c.from == j && c.to == es[i].Addr() {
+			c.Close()
+		}
+	}
+}
+
+func sessions(es []*comm.Endpoint) (s []id.Session) {
 	for _, e := range es {
 		s = append(s, e.Self())
 	}
 	return s
 }
 
-func editAll(ctx context.Context, gs []*Group, v id.Version, members []id.Session) []error {
-	return each(gs, func(g *Group) error {
+func editAll(ctx context.Context, gs []*group.Group, v id.Version, members []id.Session) []error {
+	return each(gs, func(g *group.Group) error {
 		_, err := g.Edit(ctx, v, members)
 		return err
 	})
 }
 
-func each(gs []*Group, f func(*Group) error) []error {
+func each(gs []*group.Group, f func(*group.Group) error) []error {
 	errs := make([]error, len(gs))
 	var wg sync.WaitGroup
 	for i, g := range gs {
@@ -61,32 +110,32 @@ func each(gs []*Group, f func(*Group) error) []error {
 
 // blocking are all calls of a group that wait, each made by rank 0 in a group
 // of three where nobody else takes part.
-var blocking = map[string]func(ctx context.Context, g *Group, call Call) error{
-	"send": func(ctx context.Context, g *Group, call Call) error {
+var blocking = map[string]func(ctx context.Context, g *group.Group, call group.Call) error{
+	"send": func(ctx context.Context, g *group.Group, call group.Call) error {
 		return g.Send(ctx, call, 1, make([]byte, 1<<20))
 	},
-	"receive": func(ctx context.Context, g *Group, call Call) error {
+	"receive": func(ctx context.Context, g *group.Group, call group.Call) error {
 		_, err := g.Receive(ctx, call, 1, make([]byte, 1<<20))
 		return err
 	},
-	"barrier": func(ctx context.Context, g *Group, call Call) error { return g.Barrier(ctx, call) },
-	"broadcast": func(ctx context.Context, g *Group, call Call) error {
+	"barrier": func(ctx context.Context, g *group.Group, call group.Call) error { return g.Barrier(ctx, call) },
+	"broadcast": func(ctx context.Context, g *group.Group, call group.Call) error {
 		return g.Broadcast(ctx, call, 1, make([]byte, 100))
 	},
-	"broadcast at the root": func(ctx context.Context, g *Group, call Call) error {
+	"broadcast at the root": func(ctx context.Context, g *group.Group, call group.Call) error {
 		return g.Broadcast(ctx, call, 0, make([]byte, 1<<20))
 	},
-	"all-gather": func(ctx context.Context, g *Group, call Call) error {
-		return g.AllGather(ctx, call, make([]byte, 99), Parts(99, 3))
+	"all-gather": func(ctx context.Context, g *group.Group, call group.Call) error {
+		return g.AllGather(ctx, call, make([]byte, 99), group.Parts(99, 3))
 	},
-	"reduce-scatter": func(ctx context.Context, g *Group, call Call) error {
-		return g.ReduceScatter(ctx, call, make([]float32, 99), Parts(99, 3))
+	"reduce-scatter": func(ctx context.Context, g *group.Group, call group.Call) error {
+		return g.ReduceScatter(ctx, call, make([]float32, 99), group.Parts(99, 3))
 	},
-	"all-reduce": func(ctx context.Context, g *Group, call Call) error {
+	"all-reduce": func(ctx context.Context, g *group.Group, call group.Call) error {
 		return g.AllReduce(ctx, call, make([]float32, 99))
 	},
-	"tree reduction": func(ctx context.Context, g *Group, call Call) error {
-		t := Tree{Micros: 3, Nodes: [][]tree.Node{{{Lo: 0, Hi: 1}}, {{Lo: 1, Hi: 2}}, {{Lo: 2, Hi: 3}}}, Shards: []TreeShard{{0, 0, 9, 0}, {0, 9, 18, 1}}}
+	"tree reduction": func(ctx context.Context, g *group.Group, call group.Call) error {
+		t := group.Tree{Micros: 3, Nodes: [][]tree.Node{{{Lo: 0, Hi: 1}}, {{Lo: 1, Hi: 2}}, {{Lo: 2, Hi: 3}}}, Shards: []group.TreeShard{{0, 0, 9, 0}, {0, 9, 18, 1}}}
 		sum := func(int, tree.Node) []float32 { return make([]float32, 9) }
 		return g.TreeReduce(ctx, call, t, sum, func(int) []float32 { return make([]float32, 9) }, nil)
 	},
@@ -98,46 +147,46 @@ var blocking = map[string]func(ctx context.Context, g *Group, call Call) error{
 func TestBlockingCallsEnd(t *testing.T) {
 	type ending struct {
 		name   string
-		end    func(t *testing.T, es []*Endpoint, gs []*Group, cancel context.CancelFunc)
+		end    func(t *testing.T, es []*comm.Endpoint, gs []*group.Group, cancel context.CancelFunc)
 		class  error
 		remote bool
 		closed bool
 	}
+	var links *lossy
 	endings := []ending{
-		{"context", func(_ *testing.T, _ []*Endpoint, _ []*Group, cancel context.CancelFunc) { cancel() }, context.Canceled, false, false},
-		{"edit", func(t *testing.T, es []*Endpoint, gs []*Group, _ context.CancelFunc) {
+		{"context", func(_ *testing.T, _ []*comm.Endpoint, _ []*group.Group, cancel context.CancelFunc) { cancel() }, context.Canceled, false, false},
+		{"edit", func(t *testing.T, es []*comm.Endpoint, gs []*group.Group, _ context.CancelFunc) {
 			if _, err := gs[0].Edit(t.Context(), id.Version{Generation: 1, N: 2}, sessions(es)); err != nil {
 				t.Error(err)
 			}
-		}, ErrVersion, false, false},
-		{"close of the group", func(_ *testing.T, _ []*Endpoint, gs []*Group, _ context.CancelFunc) { gs[0].Close() }, ErrClosed, false, true},
-		{"close of the endpoint", func(_ *testing.T, es []*Endpoint, _ []*Group, _ context.CancelFunc) { es[0].Close() }, ErrClosed, false, true},
-		{"another member's failure", func(t *testing.T, _ []*Endpoint, gs []*Group, _ context.CancelFunc) {
+		}, comm.ErrVersion, false, false},
+		{"close of the group", func(_ *testing.T, _ []*comm.Endpoint, gs []*group.Group, _ context.CancelFunc) { gs[0].Close() }, comm.ErrClosed, false, true},
+		{"close of the endpoint", func(_ *testing.T, es []*comm.Endpoint, _ []*group.Group, _ context.CancelFunc) { es[0].Close() }, comm.ErrClosed, false, true},
+		{"another member's failure", func(t *testing.T, _ []*comm.Endpoint, gs []*group.Group, _ context.CancelFunc) {
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := gs[2].Barrier(ctx, Call{Version: id.Version{Generation: 1, N: 1}, Step: 77}); !errors.Is(err, context.Canceled) {
+			if err := gs[2].Barrier(ctx, group.Call{Version: id.Version{Generation: 1, N: 1}, Step: 77}); !errors.Is(err, context.Canceled) {
 				t.Errorf("rank 2: %v", err)
 			}
-		}, ErrAborted, true, false},
-		{"loss of a link", func(_ *testing.T, es []*Endpoint, _ []*Group, _ context.CancelFunc) {
-			es[1].lock()
-			es[1].peers[0].link.conn.Close()
-			es[1].unlock()
-		}, ErrLink, true, false},
-		{"eviction of a member", func(_ *testing.T, es []*Endpoint, _ []*Group, _ context.CancelFunc) {
-			es[0].SetMembers([]Peer{{es[1].Self(), es[1].Addr()}})
-		}, ErrNotMember, true, true},
+		}, comm.ErrAborted, true, false},
+		{"loss of a link", func(_ *testing.T, es []*comm.Endpoint, _ []*group.Group, _ context.CancelFunc) {
+			links.lose(es, 0, 1)
+		}, comm.ErrLink, true, false},
+		{"eviction of a member", func(_ *testing.T, es []*comm.Endpoint, _ []*group.Group, _ context.CancelFunc) {
+			es[0].SetMembers([]comm.Peer{{Session: es[1].Self(), Addr: es[1].Addr()}})
+		}, comm.ErrNotMember, true, true},
 	}
 	for name, call := range blocking {
-		for _, a := range []Algorithm{Direct, Ring} {
+		for _, a := range []group.Algorithm{group.Direct, group.Ring} {
 			for _, ending := range endings {
 				t.Run(name+"/"+a.String()+"/"+ending.name, func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						es, gs, v := team(t, 3, Config{}, inMem())
+						links = &lossy{Mem: transport.NewMem()}
+						es, gs, v := team(t, 3, links.network)
 						ctx, cancel := context.WithCancel(t.Context())
 						defer cancel()
 						result := make(chan error, 1)
-						go func() { result <- call(ctx, gs[0], Call{Version: v, Step: 4, Algorithm: a, Priority: Bulk}) }()
+						go func() { result <- call(ctx, gs[0], group.Call{Version: v, Step: 4, Algorithm: a, Priority: comm.Bulk}) }()
 						synctest.Wait()
 						select {
 						case err := <-result:
@@ -146,7 +195,7 @@ func TestBlockingCallsEnd(t *testing.T) {
 						}
 						ending.end(t, es, gs, cancel)
 						err := <-result
-						var ge *GroupError
+						var ge *group.Error
 						if !errors.Is(err, ending.class) || !errors.As(err, &ge) || ge.Step != 4 || ge.Version != v || ge.Remote != ending.remote {
 							t.Fatalf("it ended with %v (%+v)", err, ge)
 						}
@@ -154,38 +203,27 @@ func TestBlockingCallsEnd(t *testing.T) {
 							return
 						}
 						// Until the edit all operations fail at once; afterwards they work.
-						if !errors.Is(ending.class, ErrVersion) {
-							if err := gs[0].Barrier(t.Context(), Call{Version: v, Step: 5}); !errors.Is(err, ending.class) {
+						if !errors.Is(ending.class, comm.ErrVersion) {
+							if err := gs[0].Barrier(t.Context(), group.Call{Version: v, Step: 5}); !errors.Is(err, ending.class) {
 								t.Errorf("the next operation: %v", err)
 							}
 						}
-						synctest.Wait() // both ends have noticed; see Group.Edit
+						synctest.Wait() // both ends have noticed; see group.Group.Edit
 						next := id.Version{Generation: 1, N: 3}
 						for i, err := range editAll(t.Context(), gs, next, sessions(es)) {
 							if err != nil {
 								t.Errorf("edit of rank %d: %v", i, err)
 							}
 						}
-						if err := gs[0].Barrier(t.Context(), Call{Version: v, Step: 6}); !errors.Is(err, ErrVersion) {
+						if err := gs[0].Barrier(t.Context(), group.Call{Version: v, Step: 6}); !errors.Is(err, comm.ErrVersion) {
 							t.Errorf("an operation under the old version: %v", err)
 						}
-						for i, err := range each(gs, func(g *Group) error {
-							return g.AllReduce(t.Context(), Call{Version: next, Step: 4}, make([]float32, 1000))
+						for i, err := range each(gs, func(g *group.Group) error {
+							return g.AllReduce(t.Context(), group.Call{Version: next, Step: 4}, make([]float32, 1000))
 						}) {
 							if err != nil {
 								t.Errorf("rank %d after the edit: %v", i, err)
 							}
-						}
-						// Nothing of the old version is left anywhere.
-						synctest.Wait()
-						for i, e := range es {
-							e.lock()
-							for k, en := range e.in.keys {
-								if k.ofGroup() && versionOf(k) != next || len(en.early) > 0 {
-									t.Errorf("endpoint %d still has %v", i, k)
-								}
-							}
-							e.unlock()
 						}
 					})
 				})
@@ -197,9 +235,9 @@ func TestBlockingCallsEnd(t *testing.T) {
 // Connect and Edit end too.
 func TestConnectEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		es := cluster(t, 3, Config{}, inMem())
+		es, _ := commtest.Cluster(t, 3, comm.Config{}, inMem())
 		es[2].Close()
-		g, err := es[0].NewGroup(1)
+		g, err := group.New(es[0], 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,29 +260,29 @@ func TestConnectEnds(t *testing.T) {
 		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 3}, sessions(es[:2])); err != nil {
 			t.Errorf("edit to those who live: %v", err)
 		}
-		if err := <-waiting; !errors.Is(err, ErrVersion) {
+		if err := <-waiting; !errors.Is(err, comm.ErrVersion) {
 			t.Errorf("edit that was overtaken: %v", err)
 		}
 		waiting = edit(t.Context(), 4)
-		es[0].SetMembers([]Peer{{es[1].Self(), es[1].Addr()}})
-		if err := <-waiting; !errors.Is(err, ErrNotMember) {
+		es[0].SetMembers([]comm.Peer{{Session: es[1].Self(), Addr: es[1].Addr()}})
+		if err := <-waiting; !errors.Is(err, comm.ErrNotMember) {
 			t.Errorf("edit with an evicted member: %v", err)
 		}
-		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 4}, sessions(es[:2])); !errors.Is(err, ErrVersion) {
+		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 4}, sessions(es[:2])); !errors.Is(err, comm.ErrVersion) {
 			t.Errorf("edit to the present version: %v", err)
 		}
-		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 5}, sessions(es[1:2])); !errors.Is(err, ErrNotMember) {
+		if _, err := g.Edit(t.Context(), id.Version{Generation: 1, N: 5}, sessions(es[1:2])); !errors.Is(err, comm.ErrNotMember) {
 			t.Errorf("edit without ourselves: %v", err)
 		}
 		waiting = make(chan error, 1)
-		es[0].SetMembers([]Peer{{es[2].Self(), es[2].Addr()}})
+		es[0].SetMembers([]comm.Peer{{Session: es[2].Self(), Addr: es[2].Addr()}})
 		go func() {
 			_, err := es[0].Connect(t.Context(), es[2].Self())
 			waiting <- err
 		}()
 		synctest.Wait()
 		es[0].Close()
-		if err := <-waiting; !errors.Is(err, ErrClosed) {
+		if err := <-waiting; !errors.Is(err, comm.ErrClosed) {
 			t.Errorf("connect on a closed endpoint: %v", err)
 		}
 	})
@@ -254,17 +292,17 @@ func TestConnectEnds(t *testing.T) {
 // out, and what it sends after it thaws is refused.
 func TestFrozenMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		plan, err := ParseFaults("stall 2>*@frame:6")
+		plan, err := commtest.ParseFaults("stall 2>*@frame:6")
 		if err != nil {
 			t.Fatal(err)
 		}
-		f, m := NewFaults(plan), transport.NewMem()
-		es, gs, v := team(t, 3, Config{}, func(i int) transport.Transport { return f.Transport(string(rune('0'+i)), m) })
+		f, m := commtest.NewFaults(plan), transport.NewMem()
+		es, gs, v := team(t, 3, func(_ testing.TB, i int) transport.Transport { return f.Transport(string(rune('0'+i)), m) })
 		result := make(chan []error, 1)
 		go func() {
-			result <- each(gs[:2], func(g *Group) error {
+			result <- each(gs[:2], func(g *group.Group) error {
 				for step := uint64(0); ; step++ {
-					if err := g.AllReduce(t.Context(), Call{Version: v, Step: step}, make([]float32, 10)); err != nil {
+					if err := g.AllReduce(t.Context(), group.Call{Version: v, Step: step}, make([]float32, 10)); err != nil {
 						return err
 					}
 				}
@@ -273,7 +311,7 @@ func TestFrozenMember(t *testing.T) {
 		third := make(chan error, 1)
 		go func() {
 			for step := uint64(0); ; step++ {
-				if err := gs[2].AllReduce(t.Context(), Call{Version: v, Step: step}, make([]float32, 10)); err != nil {
+				if err := gs[2].AllReduce(t.Context(), group.Call{Version: v, Step: step}, make([]float32, 10)); err != nil {
 					third <- err
 					return
 				}
@@ -284,24 +322,24 @@ func TestFrozenMember(t *testing.T) {
 			t.Fatal("nobody stalled")
 		}
 		for i, e := range es[:2] {
-			if err := e.SetMembers([]Peer{{es[1-i].Self(), es[1-i].Addr()}}); err != nil {
+			if err := e.SetMembers([]comm.Peer{{Session: es[1-i].Self(), Addr: es[1-i].Addr()}}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for _, err := range <-result {
-			if !errors.Is(err, ErrNotMember) && !errors.Is(err, ErrAborted) {
+			if !errors.Is(err, comm.ErrNotMember) && !errors.Is(err, comm.ErrAborted) {
 				t.Error(err)
 			}
 		}
 		if errs := editAll(t.Context(), gs[:2], id.Version{Generation: 1, N: 2}, sessions(es[:2])); errors.Join(errs...) != nil {
 			t.Error(errs)
 		}
-		if errs := each(gs[:2], func(g *Group) error {
-			return g.AllReduce(t.Context(), Call{Version: id.Version{Generation: 1, N: 2}}, make([]float32, 10))
+		if errs := each(gs[:2], func(g *group.Group) error {
+			return g.AllReduce(t.Context(), group.Call{Version: id.Version{Generation: 1, N: 2}}, make([]float32, 10))
 		}); errors.Join(errs...) != nil {
 			t.Error(errs)
 		}
-		if err := <-third; !errors.Is(err, ErrLink) && !errors.Is(err, ErrAborted) {
+		if err := <-third; !errors.Is(err, comm.ErrLink) && !errors.Is(err, comm.ErrAborted) {
 			t.Errorf("the evicted member: %v", err)
 		}
 		for _, e := range es[:2] {
@@ -341,7 +379,7 @@ func TestPlanTree(t *testing.T) {
 		root := tree.Root(m)
 		maximal(root)
 		owner := r.IntN(n)
-		p, err := PlanTree(m, nodes, owner, r.IntN(3))
+		p, err := group.PlanTree(m, nodes, owner, r.IntN(3))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -425,24 +463,23 @@ func TestPlanTree(t *testing.T) {
 		{{{Lo: 0, Hi: 1}}, {{Lo: 1, Hi: 3}}},
 		{{{Lo: 0, Hi: 4}}, {{Lo: 0, Hi: 4}}},
 	} {
-		if _, err := PlanTree(4, bad, 0, 0); !errors.Is(err, ErrUsage) {
+		if _, err := group.PlanTree(4, bad, 0, 0); !errors.Is(err, comm.ErrUsage) {
 			t.Errorf("nodes %v were accepted: %v", bad, err)
 		}
 	}
 }
 
 func TestChoice(t *testing.T) {
-	cfg := Config{}.withDefaults()
 	for _, c := range []struct {
-		op   Op
+		op   group.Op
 		n    int
 		size int64
-		want Algorithm
+		want group.Algorithm
 	}{
-		{OpAllReduce, 4, 64, Direct}, {OpAllReduce, 4, 64 << 20, Ring}, {OpBarrier, 8, 0, Direct},
-		{OpBroadcast, 2, 1 << 20, Direct}, {OpBroadcast, 8, 64 << 20, Ring}, {OpReduceScatter, 16, 64 << 20, Ring}, {OpReduceScatter, 3, 1 << 20, Direct},
+		{group.OpAllReduce, 4, 64, group.Direct}, {group.OpAllReduce, 4, 64 << 20, group.Ring}, {group.OpBarrier, 8, 0, group.Direct},
+		{group.OpBroadcast, 2, 1 << 20, group.Direct}, {group.OpBroadcast, 8, 64 << 20, group.Ring}, {group.OpReduceScatter, 16, 64 << 20, group.Ring}, {group.OpReduceScatter, 3, 1 << 20, group.Direct},
 	} {
-		if got := cfg.Rates.Choose(c.op, c.n, c.size, cfg.Segment, cfg.Incast); got != c.want {
+		if got := group.Choose(c.op, c.n, c.size, 256<<10, 4); got != c.want {
 			t.Errorf("%v of %d bytes in %d members: %v, want %v", c.op, c.size, c.n, got, c.want)
 		}
 	}

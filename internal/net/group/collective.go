@@ -1,18 +1,12 @@
-package comm
+package group
 
 import (
 	"context"
 	"fmt"
-	"unsafe"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/net/comm"
 )
-
-// Bytes returns the memory of x as bytes, in the machine's byte order; peers
-// of another order are refused when they call.
-func Bytes(x []float32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
-}
 
 // Parts returns the borders of n even parts of a length: part i is
 // [parts[i], parts[i+1]). The first parts are longer by one where n does not
@@ -31,11 +25,11 @@ func Parts(length, n int) []int {
 // check refuses parts that are not those of a buffer.
 func (o *operation) check(parts []int, length int) error {
 	if len(parts) != o.n()+1 || parts[0] != 0 || parts[o.n()] != length {
-		return fmt.Errorf("%w: parts must be %d borders from 0 to %d", ErrUsage, o.n()+1, length)
+		return fmt.Errorf("%w: parts must be %d borders from 0 to %d", comm.ErrUsage, o.n()+1, length)
 	}
 	for i := range o.n() {
 		if parts[i] > parts[i+1] {
-			return fmt.Errorf("%w: parts must ascend", ErrUsage)
+			return fmt.Errorf("%w: parts must ascend", comm.ErrUsage)
 		}
 	}
 	return nil
@@ -43,11 +37,11 @@ func (o *operation) check(parts []int, length int) error {
 
 // algorithm returns the call's, or chooses.
 func (o *operation) algorithm(size int) Algorithm {
-	cfg := &o.g.e.cfg
 	if o.call.Algorithm != Auto {
 		return o.call.Algorithm
 	}
-	return cfg.Rates.Choose(o.op, o.n(), int64(size), cfg.Segment, cfg.Incast)
+	cfg := o.g.scope.Config()
+	return Choose(o.op, o.n(), int64(size), cfg.Segment, cfg.Incast)
 }
 
 // Send sends data to a member's Receive with the same call.
@@ -57,7 +51,7 @@ func (g *Group) Send(ctx context.Context, call Call, to int, data []byte) error 
 		return err
 	}
 	if to < 0 || to >= o.n() || to == o.rank() {
-		return o.error(fmt.Errorf("%w: rank %d is no other member", ErrUsage, to))
+		return o.error(fmt.Errorf("%w: rank %d is no other member", comm.ErrUsage, to))
 	}
 	o.send(to, 0, 0, data)
 	return o.finish(nil)
@@ -71,13 +65,14 @@ func (g *Group) Receive(ctx context.Context, call Call, from int, buf []byte) (i
 		return 0, err
 	}
 	if from < 0 || from >= o.n() || from == o.rank() {
-		return 0, o.error(fmt.Errorf("%w: rank %d is no other member", ErrUsage, from))
+		return 0, o.error(fmt.Errorf("%w: rank %d is no other member", comm.ErrUsage, from))
 	}
 	r := o.expect(from, 0, 0, buf)
-	if err = o.wait(r.done); err == nil {
-		err = r.err
+	var n int
+	if err = o.wait(r.Done()); err == nil {
+		n, _, err = r.Wait(ctx)
 	}
-	return r.n, o.finish(err)
+	return n, o.finish(err)
 }
 
 // Barrier returns when all members have entered it.
@@ -130,7 +125,7 @@ func (g *Group) Broadcast(ctx context.Context, call Call, root int, buf []byte) 
 		return err
 	}
 	if root < 0 || root >= o.n() {
-		return o.error(fmt.Errorf("%w: rank %d is no member", ErrUsage, root))
+		return o.error(fmt.Errorf("%w: rank %d is no member", comm.ErrUsage, root))
 	}
 	if o.n() == 1 {
 		return nil
@@ -153,9 +148,9 @@ func (o *operation) directBroadcast(root int, buf []byte) error {
 
 // ringBroadcast passes segments down the ring from the root.
 func (o *operation) ringBroadcast(root int, buf []byte) error {
-	segs := split(len(buf), o.g.e.cfg.Segment)
+	segs := split(len(buf), o.g.scope.Config().Segment)
 	distance := mod(o.rank()-root, o.n())
-	waiting := make([]*Receiving, len(segs))
+	waiting := make([]*comm.Receiving, len(segs))
 	for i, s := range segs {
 		if distance > 0 {
 			waiting[i] = o.expect(o.peer(-1), distance-1, i, buf[s.lo:s.hi])
@@ -205,7 +200,7 @@ func (g *Group) AllGather(ctx context.Context, call Call, buf []byte, parts []in
 // allGather numbers its rounds from first.
 func (o *operation) allGather(buf []byte, parts []int, a Algorithm, first int) error {
 	part := func(i int) []byte { return buf[parts[i]:parts[i+1]] }
-	rounds := make([]*Receiving, o.n()-1)
+	rounds := make([]*comm.Receiving, o.n()-1)
 	if a == Direct {
 		for d := 1; d < o.n(); d++ {
 			rounds[d-1] = o.expect(o.peer(-d), first, 0, part(o.peer(-d)))
@@ -272,16 +267,16 @@ func (o *operation) ringReduceScatter(buf []float32, parts []int) error {
 		}
 	}
 	for i, data := range part(o.peer(-1)) {
-		o.send(o.peer(1), 0, i, Bytes(data))
+		o.send(o.peer(1), 0, i, comm.Bytes(data))
 	}
 	return o.reduce(len(items),
-		func(i int, scratch []float32) *Receiving {
-			return o.expect(o.peer(-1), items[i].round, items[i].seg, Bytes(scratch))
+		func(i int, scratch []float32) *comm.Receiving {
+			return o.expect(o.peer(-1), items[i].round, items[i].seg, comm.Bytes(scratch))
 		},
 		func(i int) []float32 { return items[i].data },
 		func(i int) {
 			if r := items[i].round + 1; r < o.n()-1 {
-				o.send(o.peer(1), r, items[i].seg, Bytes(items[i].data))
+				o.send(o.peer(1), r, items[i].seg, comm.Bytes(items[i].data))
 			}
 		})
 }
@@ -297,7 +292,7 @@ func (o *operation) directReduceScatter(buf []float32, parts []int) error {
 	for i := range segs {
 		for d := 1; d < o.n(); d++ {
 			if p := part(o.peer(d)); i < len(p) {
-				o.send(o.peer(d), 0, i, Bytes(p[i]))
+				o.send(o.peer(d), 0, i, comm.Bytes(p[i]))
 			}
 		}
 	}
@@ -308,7 +303,9 @@ func (o *operation) directReduceScatter(buf []float32, parts []int) error {
 	}
 	seg := func(i int) int { return i / (o.n() - 1) }
 	return o.reduce(len(mine)*(o.n()-1),
-		func(i int, scratch []float32) *Receiving { return o.expect(from(i), 0, seg(i), Bytes(scratch)) },
+		func(i int, scratch []float32) *comm.Receiving {
+			return o.expect(from(i), 0, seg(i), comm.Bytes(scratch))
+		},
 		func(i int) []float32 { return mine[seg(i)] },
 		func(int) {})
 }
@@ -318,7 +315,7 @@ func (o *operation) segmented(buf []float32, parts []int) func(i int) [][]float3
 	all := make([][][]float32, o.n())
 	for i := range all {
 		p := buf[parts[i]:parts[i+1]]
-		for _, s := range split(len(p), o.g.e.cfg.Segment/4) {
+		for _, s := range split(len(p), o.g.scope.Config().Segment/4) {
 			all[i] = append(all[i], p[s.lo:s.hi])
 		}
 	}
@@ -327,9 +324,9 @@ func (o *operation) segmented(buf []float32, parts []int) func(i int) [][]float3
 
 // reduce receives n messages into scratch memory, adds each to its place, in
 // order, and calls added.
-func (o *operation) reduce(n int, expect func(i int, scratch []float32) *Receiving, place func(i int) []float32, added func(i int)) error {
+func (o *operation) reduce(n int, expect func(i int, scratch []float32) *comm.Receiving, place func(i int) []float32, added func(i int)) error {
 	var scratch [ahead][]float32
-	var waiting [ahead]*Receiving
+	var waiting [ahead]*comm.Receiving
 	post := func(i int) {
 		k, size := i%ahead, len(place(i))
 		if scratch[k] == nil {
@@ -375,7 +372,7 @@ func (g *Group) AllReduce(ctx context.Context, call Call, buf []float32) error {
 		for i := range parts {
 			parts[i] *= 4
 		}
-		return o.finish(o.allGather(Bytes(buf), parts, Ring, o.n()-1))
+		return o.finish(o.allGather(comm.Bytes(buf), parts, Ring, o.n()-1))
 	}
 	return o.finish(o.directAllReduce(buf))
 }
@@ -385,15 +382,15 @@ func (o *operation) directAllReduce(buf []float32) error {
 	// all of ours are sent.
 	own := append([]float32(nil), buf...)
 	for d := 1; d < o.n(); d++ {
-		o.send(o.peer(d), 0, 0, Bytes(own))
+		o.send(o.peer(d), 0, 0, comm.Bytes(own))
 	}
-	all := make([]*Receiving, o.n())
+	all := make([]*comm.Receiving, o.n())
 	got := make([][]float32, o.n())
 	got[o.rank()] = own
 	for d := 1; d < o.n(); d++ {
 		from := o.peer(-d)
 		got[from] = make([]float32, len(buf))
-		all[from] = o.expect(from, 0, 0, Bytes(got[from]))
+		all[from] = o.expect(from, 0, 0, comm.Bytes(got[from]))
 	}
 	for i, r := range all {
 		if r != nil {

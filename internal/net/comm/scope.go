@@ -1,0 +1,83 @@
+package comm
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/soliton-train/soliton/internal/id"
+)
+
+// Scope is what a group uses of an endpoint beyond its messages: their keys ([GroupKey]) live as long as a version of the group, and
+// not as long as a step. Between Lock and Unlock, no link comes or goes; all other methods but Connect are called in between.
+type Scope struct {
+	e    *Endpoint
+	id   uint16
+	lost func(peer id.Session, err error)
+}
+
+// NewScope returns the scope of the group with this number. lost is called with the lock held when the link to a peer is lost, when
+// the peer is evicted, and, with [ErrClosed], when the endpoint closes.
+func NewScope(e *Endpoint, number uint16, lost func(peer id.Session, err error)) (*Scope, error) {
+	e.lock()
+	defer e.unlock()
+	switch {
+	case e.closed:
+		return nil, &Error{Op: "new group", Err: ErrClosed}
+	case e.scopes[number] != nil:
+		return nil, &Error{Op: "new group", Err: fmt.Errorf("%w: group %d exists", ErrUsage, number)}
+	}
+	s := &Scope{e: e, id: number, lost: lost}
+	e.scopes[number] = s
+	return s, nil
+}
+
+// Lock locks the endpoint.
+func (s *Scope) Lock() { s.e.lock() }
+
+// Unlock unlocks the endpoint and makes the calls that waited for it, such as those of [Receiving.OnDone].
+func (s *Scope) Unlock() { s.e.unlock() }
+
+// Config returns the endpoint's configuration, with its defaults. It needs no lock.
+func (s *Scope) Config() *Config { return &s.e.cfg }
+
+// Closed reports whether the endpoint is closed.
+func (s *Scope) Closed() bool { return s.e.closed }
+
+// Admitted returns nil if the session is admitted, else [ErrNotMember] or [ErrClosed].
+func (s *Scope) Admitted(peer id.Session) error {
+	_, err := s.e.member(peer)
+	return err
+}
+
+// Begin ends all sends and receives of versions before v, and drops what comes for them from now on.
+func (s *Scope) Begin(v id.Version) {
+	s.e.in.versions[s.id] = v
+	over := func(k Key) bool { return k.ofGroup() && groupOf(k) == s.id && versionOf(k).Compare(v) < 0 }
+	s.e.in.end(over)
+	s.e.withdrawSends(over, ErrVersion)
+}
+
+// Expect is [Endpoint.Expect] with a call of [Receiving.OnDone].
+func (s *Scope) Expect(key Key, buf []byte, done func()) (*Receiving, error) {
+	r := &Receiving{e: s.e, key: key, buf: buf, done: make(chan struct{}), after: done}
+	return r, s.e.in.post(r)
+}
+
+// Withdraw ends a receive, unless it has ended, without waiting for its buffer.
+func (s *Scope) Withdraw(r *Receiving, err error) { s.e.in.withdraw(r, err) }
+
+// Notify sends a control message to a session if it is admitted.
+func (s *Scope) Notify(to id.Session, key Key, data []byte) {
+	if p, err := s.e.member(to); err == nil {
+		s.e.order++
+		p.push(&Sending{e: s.e, p: p, key: key, data: data, done: make(chan struct{}), order: s.e.order, queue: -1})
+	}
+}
+
+// Connect is [Endpoint.Connect], and ends with [ErrVersion] once done is closed.
+func (s *Scope) Connect(ctx context.Context, done <-chan struct{}, to []id.Session) (opened int, err error) {
+	return s.e.connect(ctx, done, to)
+}
+
+// Close frees the number of the group.
+func (s *Scope) Close() { delete(s.e.scopes, s.id) }

@@ -1,0 +1,44 @@
+// Package group runs collective operations between the workers of a job, on the links of package comm. A group has a version, and
+// its members are edited in place.
+//
+//	g, err := group.New(endpoint, 1)
+//	opened, err := g.Edit(ctx, version, members)
+//	err = g.AllReduce(ctx, group.Call{Version: version, Step: 7}, buf)
+//
+// A [Group] runs operations under one version of its member list at a time. A failed operation returns an [*Error], and ends the
+// version on all members that can be reached, and nothing else: the process, the links and single messages continue, and the next
+// Edit begins a new version. Every operation that waits ends with its version and with its context; when it returns, all memory is
+// the caller's.
+//
+// Operations run in the goroutine of their caller. The state of a group is under the lock of its endpoint, see [comm.Scope].
+//
+// # Costs
+//
+// n members, S bytes in all (what is broadcast or reduced, or the sum of the
+// parts), k segments of at most comm.Config.Segment bytes. Steps is the longest
+// chain of messages that wait for each other; messages and bytes are those of
+// all members, the last column those sent by the busiest. [CostOf] computes
+// the table, [Choose] goes by it, and tests hold the operations against it.
+//
+//	                        steps    messages       bytes      busiest
+//	barrier         direct  1        n(n-1)         0
+//	                ring    2n-1     2n-1           0
+//	broadcast       direct  1        n-1            (n-1)S     (n-1)S
+//	                ring    n-1      (n-1)k(S)      (n-1)S     S
+//	all-gather      direct  1        n(n-1)         (n-1)S     (n-1)S/n
+//	                ring    n-1      n(n-1)         (n-1)S     (n-1)S/n
+//	reduce-scatter  direct  1        n(n-1)k(S/n)   (n-1)S     (n-1)S/n
+//	                ring    n-1      n(n-1)k(S/n)   (n-1)S     (n-1)S/n
+//	all-reduce      direct  1        n(n-1)         n(n-1)S    (n-1)S
+//	                ring    2(n-1)   n(n-1)(k(S/n)+1)  2(n-1)S  2(n-1)S/n
+//
+//	time = steps·30 µs + messages/n·5 µs + busiest·0.5 ns·(1.25 if more than
+//	       comm.Config.Incast send to one) + additions·0.2 ns
+//
+// A message above comm.Config.Eager takes one more round trip, for its credit. The
+// tree reduction sends [TreePlan].Moves for every shard, each of the shard's
+// size and in segments: n-1 moves where every member holds one node, which are
+// the bytes of a reduce-scatter.
+//
+// There are no halving-doubling or tree algorithms, and the rates are not measured.
+package group

@@ -1,0 +1,240 @@
+package group
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/compute/tree"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/comm"
+)
+
+// Op is an operation of a group.
+type Op uint8
+
+// The operations.
+const (
+	OpSend Op = 1 + iota // send and receive
+	OpBarrier
+	OpBroadcast
+	OpAllGather
+	OpReduceScatter
+	OpAllReduce
+	OpTreeReduce
+	OpEdit
+)
+
+// String returns the operation's name.
+func (o Op) String() string {
+	names := [...]string{OpSend: "send", OpBarrier: "barrier", OpBroadcast: "broadcast", OpAllGather: "all-gather",
+		OpReduceScatter: "reduce-scatter", OpAllReduce: "all-reduce", OpTreeReduce: "tree reduction", OpEdit: "edit"}
+	if o == 0 || int(o) >= len(names) {
+		return fmt.Sprintf("op%d", uint8(o))
+	}
+	return names[o]
+}
+
+// Call names one operation of a group. All members that take part give the
+// same; (operation, Step, Tag) is used once under a version, so operations
+// with different names may run side by side and nothing depends on the order
+// in which they begin.
+type Call struct {
+	Version   id.Version    // must be the group's present one
+	Step      uint64        // step of the run
+	Tag       uint16        // tells operations of one kind and step apart
+	Priority  comm.Priority // of its messages; Control is 0
+	Algorithm Algorithm     // Auto lets the cost model choose; the same on all members
+}
+
+// Error is the failure of an operation of a group. What the operation's
+// buffers hold then is not defined, except that memory it only reads is
+// unchanged. The failure ends the group's version, on all members as far as
+// they can be reached; the process goes on, and [Group.Edit] begins the next
+// version.
+type Error struct {
+	Group   uint32
+	Version id.Version // of the operation
+	Op      Op
+	Step    uint64
+	Rank    int  // where it failed first, as far as known; -1 if it is no member's failure
+	Remote  bool // the fault is another member's or a link's
+	Err     error
+}
+
+func (e *Error) Error() string {
+	s := fmt.Sprintf("comm: %v of group %d, version %v, step %d", e.Op, e.Group, e.Version, e.Step)
+	if e.Rank >= 0 {
+		s += fmt.Sprintf(", rank %d", e.Rank)
+	}
+	return s + ": " + e.Err.Error()
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// operation is one running call on a group.
+type operation struct {
+	g     *Group
+	ed    *edition
+	ctx   context.Context
+	op    Op
+	call  Call
+	sends []*comm.Sending
+	recvs []*comm.Receiving
+	taken []*[]float32 // scratch memory
+}
+
+// begin checks the call against the group.
+func (g *Group) begin(ctx context.Context, op Op, call Call) (*operation, error) {
+	g.scope.Lock()
+	defer g.scope.Unlock()
+	o := &operation{g: g, ed: g.now, ctx: ctx, op: op, call: call}
+	var err error
+	switch {
+	case g.closed || g.scope.Closed():
+		err = comm.ErrClosed
+	case g.now == nil:
+		err = fmt.Errorf("%w: the group has none yet", comm.ErrVersion)
+	case g.now.version != call.Version:
+		err = fmt.Errorf("%w, which is %v", comm.ErrVersion, g.now.version)
+	case isClosed(g.now.ended):
+		return nil, o.error(nil)
+	}
+	if err != nil {
+		return nil, &Error{Group: uint32(g.number), Version: call.Version, Op: op, Step: call.Step, Rank: -1, Err: err}
+	}
+	return o, nil
+}
+
+// error is what the operation returns: the end of its version if it has
+// ended, else err.
+func (o *operation) error(err error) error {
+	ge := &Error{Group: uint32(o.g.number), Version: o.call.Version, Op: o.op, Step: o.call.Step, Rank: o.ed.rank, Err: err}
+	if isClosed(o.ed.ended) {
+		ge.Rank, ge.Remote, ge.Err = o.ed.culprit, o.ed.remote, o.ed.err
+	}
+	return ge
+}
+
+func (o *operation) n() int    { return len(o.ed.members) }
+func (o *operation) rank() int { return o.ed.rank }
+
+// peer returns the rank that is d further in the ring.
+func (o *operation) peer(d int) int { return mod(o.ed.rank+d, len(o.ed.members)) }
+
+func mod(a, n int) int { return (a%n + n) % n }
+
+// key names a message: micro is the rank of its sender and node are its round and its part, or of a tree reduction the piece and
+// the tree's node.
+func (o *operation) key(micro int, node tree.Node) comm.Key {
+	return comm.GroupKey(o.g.number, o.call.Version, uint8(o.op), o.call.Step, o.call.Tag, micro, node)
+}
+
+// send posts a message of a round to a rank.
+func (o *operation) send(to, round, part int, data []byte) *comm.Sending {
+	return o.post(to, o.key(o.ed.rank, tree.Node{Lo: round, Hi: part}), data)
+}
+
+func (o *operation) post(to int, key comm.Key, data []byte) *comm.Sending {
+	s := o.g.e.Post(o.ed.members[to], key, data, o.call.Priority)
+	o.sends = append(o.sends, s)
+	return s
+}
+
+// expect posts the receive of a message of a round from a rank.
+func (o *operation) expect(from, round, part int, buf []byte) *comm.Receiving {
+	return o.receive(o.key(from, tree.Node{Lo: round, Hi: part}), buf)
+}
+
+func (o *operation) receive(key comm.Key, buf []byte) *comm.Receiving {
+	r := o.g.e.Expect(key, buf)
+	o.recvs = append(o.recvs, r)
+	return r
+}
+
+// wait waits until done is closed, or the operation must end.
+func (o *operation) wait(done <-chan struct{}) error {
+	select {
+	case <-done:
+		return nil
+	default:
+	}
+	select {
+	case <-done:
+		return nil
+	case <-o.ed.ended:
+		return o.ed.err
+	case <-o.ctx.Done():
+		return o.ctx.Err()
+	}
+}
+
+// received waits for a message, which must fill its buffer.
+func (o *operation) received(r *comm.Receiving) error {
+	if err := o.wait(r.Done()); err != nil {
+		return err
+	}
+	return r.Filled()
+}
+
+// sent waits until the memory of all messages so far is ours again.
+func (o *operation) sent() error {
+	for _, s := range o.sends {
+		if err := o.wait(s.Done()); err != nil {
+			return err
+		}
+		if err := s.Wait(o.ctx); err != nil {
+			return err
+		}
+	}
+	o.sends = o.sends[:0]
+	return nil
+}
+
+// scratch returns memory for a segment until the operation ends.
+func (o *operation) scratch(n int) []float32 {
+	x, _ := o.g.scratch.Get().(*[]float32)
+	if x == nil {
+		fresh := make([]float32, o.g.scope.Config().Segment/4)
+		x = &fresh
+	}
+	o.taken = append(o.taken, x)
+	return (*x)[:n]
+}
+
+// giveBack returns scratch memory, which nothing of the operation uses now.
+func (o *operation) giveBack() {
+	for _, x := range o.taken {
+		o.g.scratch.Put(x)
+	}
+	o.taken = nil
+}
+
+// finish ends the operation: it returns when all memory is the caller's
+// again. If err is not nil, or a send fails, the version ends.
+func (o *operation) finish(err error) error {
+	if err == nil {
+		err = o.sent()
+	}
+	if err == nil {
+		o.giveBack()
+		return nil
+	}
+	defer o.giveBack()
+	for _, r := range o.recvs {
+		r.Cancel(err)
+	}
+	for _, s := range o.sends {
+		s.Cancel(err)
+	}
+	o.g.scope.Lock()
+	defer o.g.scope.Unlock()
+	rank, remote := o.ed.rank, false
+	var ce *comm.Error
+	if errors.As(err, &ce) && ce.Remote {
+		rank, remote = slices.Index(o.ed.members, ce.Peer), true
+	}
+	o.ed.fail(err, rank, remote)
+	return o.error(err)
+}
