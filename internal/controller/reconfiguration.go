@@ -102,7 +102,7 @@ func (r *reconfiguration) next() []Effect {
 		return []Effect{note("no worker leaves: %d of at least %d workers would stay", stay, r.cfg.MinWorkers)}
 	case !r.plan.Protected():
 		p, reason, err := planner.Next(r.plan, view, r.profile(), planner.Event{Kind: planner.Protect, After: r.issued})
-		if err != nil || len(plan.Diff(&r.plan, &p).Mirror) > 0 || p.Protected() {
+		if err != nil || len(plan.Needs(&r.plan, &p, view)) > 0 || p.Protected() {
 			return r.begin(p, view, CauseProtect, reason, err)
 		}
 		// As many mirrors as possible are there.
@@ -120,7 +120,7 @@ func (r *reconfiguration) begin(p plan.Plan, view plan.View, cause Cause, reason
 	if err != nil {
 		return []Effect{note("no plan to %s: %v", cause, err)}
 	}
-	state, _ := plan.Needs(&r.plan, &p, view)
+	state := plan.Needs(&r.plan, &p, view)
 	for _, t := range state {
 		if t.From < 0 {
 			return []Effect{note("no plan to %s: no worker has [%d,%d) of layer %d", cause, t.Lo, t.Hi, t.Layer)}

@@ -16,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/plan/plantest"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.txt")
@@ -289,7 +290,7 @@ func (s *story) step(e Event) []Effect {
 		case Propose:
 			p := e.Order.Plan
 			s.plans[p.Version.N] = p
-			for _, err := range []error{p.Validate(storyLayers()), p.ValidateAfter(&s.old)} {
+			for _, err := range []error{p.Validate(storyLayers()), plantest.ValidateAfter(&p, &s.old)} {
 				if err != nil && !e.Order.Restart && s.c.handover == nil && p.Version != s.old.Version {
 					s.t.Error(err)
 				}
@@ -472,7 +473,7 @@ func (s *story) order(o control.Order) string {
 		fmt.Fprintf(&b, "; restart from %q", o.From)
 		return b.String()
 	}
-	d := plan.Diff(&s.old, &p)
+	d := plantest.Diff(&s.old, &p)
 	fmt.Fprintf(&b, "; %d promoted", len(d.Promote))
 	for _, r := range d.Reroute {
 		if p.Runs(r.Pair, p.FromStep) {

@@ -43,7 +43,7 @@ func TestLossOfAWorker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(p.Validate(layers), p.ValidateAfter(&old)); err != nil {
+	if err := errors.Join(p.Validate(layers), plantest.ValidateAfter(&p, &old)); err != nil {
 		t.Fatal(err)
 	}
 	if want := planner.Reason("worker 1 exited: signal: killed: 2 shards promoted, 3 passes rerouted"); reason != want {
@@ -55,12 +55,12 @@ func TestLossOfAWorker(t *testing.T) {
 	if p.Runs(graph.Pair{Stage: 1, Micro: 0}, 7) || !p.Runs(graph.Pair{Stage: 1, Micro: 0}, 8) || !p.Runs(graph.Pair{Stage: 1, Micro: 1}, 7) {
 		t.Errorf("settled %v", p.Settled)
 	}
-	d := plan.Diff(&old, &p)
+	d := plantest.Diff(&old, &p)
 	if !slices.Equal(d.Left, []id.WorkerID{1}) || len(d.Joined) > 0 || len(d.Move) > 0 || len(d.Mirror) > 0 {
 		t.Errorf("diff %+v", d)
 	}
 	for m, r := range d.Reroute {
-		if r != (plan.Reroute{Pair: graph.Pair{Stage: 1, Micro: m}, From: 1, To: 3}) {
+		if r != (plantest.Reroute{Pair: graph.Pair{Stage: 1, Micro: m}, From: 1, To: 3}) {
 			t.Errorf("reroute %+v", r)
 		}
 	}
@@ -88,11 +88,11 @@ func TestLossOfAStage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(p.Validate(layers), p.ValidateAfter(&old)); err != nil {
+	if err := errors.Join(p.Validate(layers), plantest.ValidateAfter(&p, &old)); err != nil {
 		t.Fatal(err)
 	}
-	d := plan.Diff(&old, &p)
-	if !slices.Equal(p.StagesOf(0), []int{0, 1}) || !slices.Equal(d.Gather, []plan.Gather{{Layer: 1, Worker: 0}}) || len(d.Open) > 0 {
+	d := plantest.Diff(&old, &p)
+	if !slices.Equal(p.StagesOf(0), []int{0, 1}) || !slices.Equal(d.Gather, []plantest.Gather{{Layer: 1, Worker: 0}}) || len(d.Open) > 0 {
 		t.Errorf("worker 0 did not take the stage over: %+v\n%v", d, &p)
 	}
 	if s, err := simulate.Run(&p, plan.Profile{Layers: layers}); err != nil || s.Makespan == 0 {
@@ -119,9 +119,9 @@ func TestLossOfAllHolders(t *testing.T) {
 
 func TestDiffFromNothing(t *testing.T) {
 	p := plannertest.First(t, plantest.Workers(4, 2), plan.Profile{Layers: plantest.Model(4)}, 2, 4, 1)
-	d := plan.Diff(&plan.Plan{}, &p)
+	d := plantest.Diff(&plan.Plan{}, &p)
 	if len(d.Joined) != 4 || len(d.Move) != len(p.Shards) || len(d.Mirror) != len(p.Shards) || len(d.Promote) > 0 ||
-		len(d.Reroute) != 8 || len(d.Gather) != 8 || len(d.Limits) != 4 || !slices.Equal(d.Open, p.Links()) {
+		len(d.Reroute) != 8 || len(d.Gather) != 8 || len(d.Limits) != 4 || !slices.Equal(d.Open, plantest.Links(&p)) {
 		t.Errorf("%+v", d)
 	}
 	for _, m := range d.Move {
@@ -135,7 +135,7 @@ func TestDiffOfANewIncarnation(t *testing.T) {
 	old := plannertest.First(t, plantest.Workers(3, 1), plan.Profile{Layers: plantest.Model(2)}, 1, 3, 1)
 	p := plantest.Copied(t, old)
 	p.Workers[2].Incarnation++
-	d := plan.Diff(&old, &p)
+	d := plantest.Diff(&old, &p)
 	if !slices.Equal(d.Joined, []id.WorkerID{2}) || !slices.Equal(d.Left, []id.WorkerID{2}) || !slices.Equal(d.Open, []plan.Link{{A: 0, B: 2}, {A: 1, B: 2}}) ||
 		len(d.Reroute) != 1 || len(d.Gather) != 2 || len(d.Limits) != 1 || len(d.Promote) != 0 {
 		t.Errorf("%+v", d)
@@ -152,7 +152,7 @@ func TestDiffAgainstOracle(t *testing.T) {
 			return plannertest.First(t, plantest.Workers(n, 2), prof, rapid.IntRange(1, 2).Draw(t, "stages"), 6, rapid.IntRange(0, 2).Draw(t, "mirrors"))
 		}
 		old, p := draw("old"), draw("new")
-		d := plan.Diff(&old, &p)
+		d := plantest.Diff(&old, &p)
 		at := func(shards []plan.Shard, layer, x int) plan.Shard {
 			for _, s := range shards {
 				if s.Layer == layer && s.Lo <= x && x < s.Hi {
@@ -188,8 +188,8 @@ func TestDiffAgainstOracle(t *testing.T) {
 				}
 			}
 		}
-		had := old.Links()
-		for _, l := range p.Links() {
+		had := plantest.Links(&old)
+		for _, l := range plantest.Links(&p) {
 			_, isNew := slices.BinarySearchFunc(d.Open, l, func(a, b plan.Link) int {
 				return int((a.A-b.A)*1000 + a.B - b.B)
 			})

@@ -9,11 +9,9 @@
 //     keeps the layers of stages and the ranges of shards, promotes mirrors and
 //     reroutes micro-batches, and the step continues.
 //
-// [Plan.Validate] checks the numbered properties of a plan, and
-// [Plan.ValidateAfter] checks that it may follow another one. Code that accepts
-// plans from outside calls them; everything else expects valid plans. [Diff]
-// lists the differences between two plans, and [Needs] the transfers that must
-// be done before a boundary plan may go live.
+// [Plan.Validate] checks the numbered properties of a plan. Code that accepts
+// plans from outside calls it; everything else expects valid plans. [Needs] lists
+// the transfers that must be done before a boundary plan may go live.
 //
 // The packages below make plans, each importing only those before it:
 //

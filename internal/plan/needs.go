@@ -7,120 +7,79 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 )
 
-// Needs returns what has to be level before the boundary plan next may go live
-// after current: state are ranges whose parameters and optimizer state a
-// worker does not hold and will own or mirror; parameters are ranges of the
-// layers of a stage that a worker will newly serve, whose parameters alone it
-// does not have and does not get with the state.
-//
-// From is a living holder, which may be one that leaves: the owner if it
-// lives; -1 if there is none. What View.Held lists is not needed any more. Both
-// lists are in the order of layers.
-func Needs(current, next *Plan, v View) (state, parameters []Transfer) {
-	same, lives := make(map[id.WorkerID]bool), make(map[id.WorkerID]bool)
-	for _, w := range v.Workers {
-		was, ok := current.Worker(w.ID)
-		lives[w.ID] = ok && was.Incarnation == w.Incarnation
-	}
-	for _, w := range next.Workers {
-		was, ok := current.Worker(w.ID)
-		same[w.ID] = ok && was.Incarnation == w.Incarnation
-	}
-	held := make(map[id.WorkerID][]id.Range)
-	for _, h := range v.Held {
-		if _, ok := lives[h.Worker]; ok {
-			held[h.Worker] = append(held[h.Worker], h.Range)
-		}
-	}
-	first := make([]int, current.Layers()+1) // shard of the current plan, by layer
-	for i := len(current.Shards) - 1; i >= 0; i-- {
-		first[current.Shards[i].Layer] = i
-	}
-	// need adds what of r the worker lacks, beside what have lists.
-	need := func(list []Transfer, r id.Range, to id.WorkerID, have []id.Range) []Transfer {
-		for _, lack := range without(r, have) {
-			for i := first[r.Layer]; i < len(current.Shards); i++ {
-				s := &current.Shards[i]
-				lo, hi := max(s.Lo, lack.Lo), min(s.Hi, lack.Hi)
-				if s.Layer != r.Layer || s.Lo >= lack.Hi {
-					break
-				}
-				if lo < hi {
-					list = append(list, Transfer{id.Range{Layer: r.Layer, Lo: lo, Hi: hi}, source(s, lives, held, id.Range{Layer: r.Layer, Lo: lo, Hi: hi}), to})
-				}
-			}
-		}
-		return list
-	}
-	var c Change
-	c.diffShards(current, next, same)
-	gets := make(map[id.WorkerID][]id.Range)
-	for _, list := range [][]Transfer{c.Move, c.Mirror} {
-		for _, t := range list {
-			state = need(state, t.Range, t.To, held[t.To])
-			gets[t.To] = append(gets[t.To], t.Range)
-		}
-	}
-	had := make(map[Gather]bool)
-	for _, g := range current.parameters() {
-		had[g] = same[g.Worker]
-	}
-	for _, g := range next.parameters() {
-		if had[g] {
-			continue
-		}
-		have := slices.Concat(held[g.Worker], gets[g.Worker])
-		hi := 0
-		for i := first[g.Layer]; i < len(current.Shards) && current.Shards[i].Layer == g.Layer; i++ {
-			s := &current.Shards[i]
-			if same[g.Worker] && s.Holds(g.Worker) {
-				have = append(have, id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
-			}
-			hi = s.Hi
-		}
-		parameters = need(parameters, id.Range{Layer: g.Layer, Lo: 0, Hi: hi}, g.Worker, have)
-	}
-	for _, list := range [][]Transfer{state, parameters} {
-		slices.SortFunc(list, func(a, b Transfer) int {
-			return cmp.Or(cmp.Compare(a.Layer, b.Layer), cmp.Compare(a.Lo, b.Lo), cmp.Compare(a.To, b.To))
-		})
-	}
-	return state, parameters
+// Transfer is a range whose state a worker needs.
+type Transfer struct {
+	id.Range
+	From id.WorkerID // a worker that holds it, -1 if none does
+	To   id.WorkerID
 }
 
-// source returns a living holder of a range of a shard.
-func source(s *Shard, lives map[id.WorkerID]bool, held map[id.WorkerID][]id.Range, r id.Range) id.WorkerID {
+// Needs returns the transfers that must be done before the boundary plan next may go live after current: the ranges that a
+// worker will own or mirror, and whose parameters and optimizer state it does not hold yet. They are sorted.
+//
+// The sender is the owner if it lives, else a mirror that does; it may be about to leave.
+func Needs(current, next *Plan, v View) (state []Transfer) {
+	same := func(w Worker) bool {
+		was, ok := current.Worker(w.ID)
+		return ok && was.Incarnation == w.Incarnation
+	}
+	lives := make(map[id.WorkerID]bool)
+	for _, w := range v.Workers {
+		lives[w.ID] = same(w)
+	}
+	type place struct {
+		layer  int
+		worker id.WorkerID
+	}
+	holds := make(map[place][]id.Range)
+	first := make([]int, current.Layers()+1) // shard, by layer
+	for i, s := range slices.Backward(current.Shards) {
+		first[s.Layer] = i
+		for _, h := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
+			if w, ok := next.Worker(h); ok && same(w) {
+				holds[place{s.Layer, h}] = append(holds[place{s.Layer, h}], id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi})
+			}
+		}
+	}
+	for _, s := range next.Shards {
+		for _, to := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
+			for _, lack := range without(id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}, holds[place{s.Layer, to}]) {
+				for _, was := range current.Shards[first[s.Layer]:] {
+					if was.Layer != s.Layer || was.Lo >= lack.Hi {
+						break
+					}
+					if lo, hi := max(was.Lo, lack.Lo), min(was.Hi, lack.Hi); lo < hi {
+						state = append(state, Transfer{id.Range{Layer: s.Layer, Lo: lo, Hi: hi}, source(&was, lives), to})
+					}
+				}
+			}
+		}
+	}
+	slices.SortFunc(state, func(a, b Transfer) int { return cmp.Or(a.Range.Compare(b.Range), cmp.Compare(a.To, b.To)) })
+	return state
+}
+
+// source returns a living holder of a shard, -1 if there is none.
+func source(s *Shard, lives map[id.WorkerID]bool) id.WorkerID {
 	if lives[s.Owner] {
 		return s.Owner
 	}
-	for _, m := range s.Mirrors {
-		if lives[m] {
-			return m
-		}
+	if i := slices.IndexFunc(s.Mirrors, func(m id.WorkerID) bool { return lives[m] }); i >= 0 {
+		return s.Mirrors[i]
 	}
-	best := id.WorkerID(-1)
-	for w, list := range held {
-		if (best < 0 || w < best) && slices.ContainsFunc(list, func(h id.Range) bool { return h.Layer == r.Layer && h.Lo <= r.Lo && r.Hi <= h.Hi }) {
-			best = w
-		}
-	}
-	return best
+	return -1
 }
 
-// without returns what is left of a range without others, in order.
+// without returns what is left of a range without others of its layer, in order.
 func without(r id.Range, others []id.Range) []id.Range {
 	left := []id.Range{r}
 	for _, o := range others {
-		if o.Layer != r.Layer || o.Hi <= r.Lo || r.Hi <= o.Lo {
-			continue
-		}
 		var next []id.Range
 		for _, l := range left {
-			if lo, hi := l.Lo, min(l.Hi, o.Lo); lo < hi {
-				next = append(next, id.Range{Layer: r.Layer, Lo: lo, Hi: hi})
-			}
-			if lo, hi := max(l.Lo, o.Hi), l.Hi; lo < hi {
-				next = append(next, id.Range{Layer: r.Layer, Lo: lo, Hi: hi})
+			for _, part := range [2]id.Range{{Layer: r.Layer, Lo: l.Lo, Hi: min(l.Hi, o.Lo)}, {Layer: r.Layer, Lo: max(l.Lo, o.Hi), Hi: l.Hi}} {
+				if part.Lo < part.Hi {
+					next = append(next, part)
+				}
 			}
 		}
 		left = next
@@ -138,20 +97,9 @@ func (p *Plan) Holds(w id.WorkerID, layers []Layer) (bytes int64) {
 		}
 	}
 	for _, s := range p.Shards {
-		if s.Owner == w || slices.Contains(s.Mirrors, w) {
+		if s.Holds(w) {
 			bytes += StateParts * BytesPerParameter * int64(s.Hi-s.Lo)
 		}
-	}
-	return bytes
-}
-
-// TransferBytes returns the bytes of transfers.
-func TransferBytes(state, parameters []Transfer) (bytes int64) {
-	for _, t := range state {
-		bytes += StateParts * BytesPerParameter * int64(t.Hi-t.Lo)
-	}
-	for _, t := range parameters {
-		bytes += BytesPerParameter * int64(t.Hi-t.Lo)
 	}
 	return bytes
 }

@@ -76,7 +76,7 @@ func (s *Shard) Holds(w id.WorkerID) bool { return s.Owner == w || slices.Contai
 //  14. A plan is Degraded only if it is a boundary plan and a shard has fewer
 //     mirrors than [11] wants, or has them on the wrong hosts.
 //
-// And of a plan and the one before it, checked by [Plan.ValidateAfter]:
+// And of a plan and the one before it, which tests check (plantest.ValidateAfter):
 //
 //  15. The version grows, and FromStep does not fall.
 //  16. The number of micro-batches stays.

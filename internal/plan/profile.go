@@ -32,6 +32,11 @@ type LinkTime struct {
 	Bandwidth float64       // bytes per second; 0: not measured
 }
 
+// Link is the connection of two workers; A < B.
+type Link struct{ A, B id.WorkerID }
+
+func link(a, b id.WorkerID) Link { return Link{min(a, b), max(a, b)} }
+
 // LinkSpeed is what is known of a link.
 type LinkSpeed struct {
 	Latency   time.Duration

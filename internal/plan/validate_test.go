@@ -100,13 +100,13 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 	} {
 		p := plantest.Copied(t, good)
 		p.Version.N++
-		if err := errors.Join(p.Validate(layers), p.ValidateAfter(&good)); err != nil {
+		if err := errors.Join(p.Validate(layers), plantest.ValidateAfter(&p, &good)); err != nil {
 			t.Fatalf("the plan is not good to begin with: %v", err)
 		}
 		c.spoil(&p)
 		err := p.Validate(layers)
 		if c.number >= 15 {
-			err = p.ValidateAfter(&good)
+			err = plantest.ValidateAfter(&p, &good)
 		}
 		invalid := new(plan.InvalidError)
 		if !errors.As(err, &invalid) || !invalid.Has(c.number) {
@@ -159,13 +159,13 @@ func FuzzPlan(f *testing.F) {
 			return
 		}
 		valid := p.Validate(layers) == nil
-		after := p.ValidateAfter(&old)
+		after := plantest.ValidateAfter(&p, &old)
 		_ = p.String()
 		if valid {
 			if _, err := simulate.Run(&p, plan.Profile{Layers: layers}); err != nil {
 				t.Errorf("a valid plan cannot be simulated: %v\n%v", err, &p)
 			}
-			plan.Diff(&old, &p)
+			plantest.Diff(&old, &p)
 			if after == nil && p.InStep && len(p.Workers) > len(old.Workers) {
 				t.Errorf("an in-step plan brought workers")
 			}

@@ -25,24 +25,12 @@ type View struct {
 	// Complete: all future owners and mirrors of their stage's shards hold their gradients and,
 	// for the last stage, a live worker holds their losses.
 	Settled []graph.Pair
-
-	// Held is the state that background transfers have copied, for boundary plans:
-	// these workers can be owners or mirrors although the current plan does
-	// not list them.
-	Held []Holding
 }
 
 // Complete says that a worker has the whole gradient of a shard of the
 // current plan.
 type Complete struct {
 	Shard  int // its index in Plan.Shards
-	Worker id.WorkerID
-}
-
-// Holding says that a worker has the parameters and the optimizer state of a
-// range.
-type Holding struct {
-	id.Range
 	Worker id.WorkerID
 }
 

@@ -301,7 +301,7 @@ func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, e
 	if err != nil {
 		return moved{}, err
 	}
-	state, _ := plan.Needs(&c.plan, &next, view)
+	state := plan.Needs(&c.plan, &next, view)
 	getters := make(map[id.WorkerID]bool)
 	for _, t := range state {
 		getters[t.To] = true

@@ -52,22 +52,6 @@ func BenchmarkBoundary(b *testing.B) {
 			}
 		})
 	}
-	b.Run("join host, half filled", func(b *testing.B) {
-		v := plan.View{Step: 6, Workers: ws}
-		p, _, err := planner.Next(afterHost, v, prof, planner.Event{Kind: planner.Join})
-		if err != nil {
-			b.Fatal(err)
-		}
-		state, _ := plan.Needs(&afterHost, &p, v)
-		for _, t := range state[:len(state)/2] {
-			v.Held = append(v.Held, plan.Holding{Range: t.Range, Worker: t.To})
-		}
-		for b.Loop() {
-			if _, _, err := planner.Next(afterHost, v, prof, planner.Event{Kind: planner.Join}); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
 	b.Run("protect a third", func(b *testing.B) {
 		old := plannertest.First(b, plantest.Workers(1024, 342), prof, stages, micros, 1)
 		v := plan.View{Step: 5, Workers: plantest.Workers(684, 342)}

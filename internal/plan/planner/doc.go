@@ -20,6 +20,5 @@
 //
 // All plans but those for Lost are boundary plans. They change as few holders as
 // possible. plan.Needs lists the transfers that such a plan waits for; if the live
-// plan changes meanwhile, the planner runs again and uses the ranges that have
-// arrived (View.Held).
+// plan changes meanwhile, the planner runs again.
 package planner

@@ -10,27 +10,12 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/search"
 )
 
-// boundary makes a plan between two steps: arrange fills it in. It is made twice
-// if some of its transfers may be done already: as if nothing were done, so
-// that the plan stays what it was, and once more to use what is there. The
-// second one counts only if it needs less.
+// boundary makes a plan between two steps: arrange fills it in.
 func boundary(current plan.Plan, v plan.View, prof plan.Profile, e Event, arrange func(*draft) (string, error)) (plan.Plan, Reason, error) {
 	if len(prof.Layers) != current.Layers() {
 		return plan.Plan{}, "", fmt.Errorf("plan: a profile of %s for a plan of %d", plan.Count(len(prof.Layers), "layer"), current.Layers())
 	}
-	p, reason, err := change(&current, &v, prof, e, nil, arrange)
-	if len(v.Held) == 0 {
-		return p, reason, err
-	}
-	q, other, heldErr := change(&current, &v, prof, e, v.Held, arrange)
-	if heldErr == nil && (err != nil || plan.TransferBytes(plan.Needs(&current, &q, v)) < plan.TransferBytes(plan.Needs(&current, &p, v))) {
-		return q, other, nil
-	}
-	return p, reason, err
-}
-
-func change(current *plan.Plan, v *plan.View, prof plan.Profile, e Event, held []plan.Holding, arrange func(*draft) (string, error)) (plan.Plan, Reason, error) {
-	d, err := newDraft(current, v, prof, e, held)
+	d, err := newDraft(&current, &v, prof, e)
 	if err != nil {
 		return plan.Plan{}, "", err
 	}
@@ -48,11 +33,9 @@ type draft struct {
 	current *plan.Plan
 	prof    plan.Profile // measured
 	stays   map[id.WorkerID]bool
-	leaves  []id.WorkerID              // live and leave
-	lives   map[id.WorkerID]bool       // of the current plan
-	origin  []int                      // of each shard: the one of the current plan that it is a part of
-	held    map[plan.Gather][]id.Range // what workers have of a layer beside the current plan
-	filled  []id.WorkerID              // workers that have any of these
+	leaves  []id.WorkerID        // live and leave
+	lives   map[id.WorkerID]bool // of the current plan
+	origin  []int                // of each shard: the one of the current plan that it is a part of
 
 	index           map[id.WorkerID]int
 	host            []int // by worker
@@ -61,16 +44,15 @@ type draft struct {
 }
 
 // newDraft returns a draft with the workers that the plan will have.
-func newDraft(current *plan.Plan, v *plan.View, prof plan.Profile, e Event, held []plan.Holding) (*draft, error) {
+func newDraft(current *plan.Plan, v *plan.View, prof plan.Profile, e Event) (*draft, error) {
 	d := &draft{
 		Plan: plan.Plan{
 			Version:  following(current, e),
-			FromStep: max(current.FromStep, v.Step+1, e.FromStep),
+			FromStep: max(current.FromStep, v.Step+1),
 			Mirrors:  current.Mirrors,
 		},
 		current: current, prof: prof.WithDefaults(),
-		stays: make(map[id.WorkerID]bool), lives: make(map[id.WorkerID]bool),
-		held: make(map[plan.Gather][]id.Range), index: make(map[id.WorkerID]int),
+		stays: make(map[id.WorkerID]bool), lives: make(map[id.WorkerID]bool), index: make(map[id.WorkerID]int),
 	}
 	if current.InStep {
 		d.FromStep = max(d.FromStep, current.FromStep+1)
@@ -105,15 +87,6 @@ func newDraft(current *plan.Plan, v *plan.View, prof plan.Profile, e Event, held
 		d.host = append(d.host, h)
 		d.perHost[h]++
 	}
-	for _, h := range held {
-		if _, ok := d.index[h.Worker]; ok {
-			at := plan.Gather{Layer: h.Layer, Worker: h.Worker}
-			d.held[at] = append(d.held[at], h.Range)
-			if i, found := slices.BinarySearch(d.filled, h.Worker); !found {
-				d.filled = slices.Insert(d.filled, i, h.Worker)
-			}
-		}
-	}
 	d.owned, d.mirrored = make([]int, len(d.Workers)), make([]int, len(d.Workers))
 	return d, nil
 }
@@ -124,24 +97,14 @@ func following(current *plan.Plan, e Event) id.Version {
 	if e.After.Compare(v) > 0 {
 		v = e.After
 	}
-	return id.Version{Generation: max(e.Generation, v.Generation), N: v.N + 1}
-}
-
-// holds reports whether a worker of the plan has the state of a shard already.
-func (d *draft) holds(w id.WorkerID, i int) bool {
-	s, was := &d.Shards[i], &d.current.Shards[d.origin[i]]
-	return d.stays[w] && was.Holds(w) || d.hasFilled(w, s)
-}
-
-// hasFilled reports whether a background transfer has made a worker a holder.
-func (d *draft) hasFilled(w id.WorkerID, s *plan.Shard) bool {
-	return slices.ContainsFunc(d.held[plan.Gather{Layer: s.Layer, Worker: w}], func(r id.Range) bool { return r.Lo <= s.Lo && s.Hi <= r.Hi })
+	v.N++
+	return v
 }
 
 // inherit takes the shards over from the current plan, without mirrors that do
-// not stay. A shard whose owner does not stay goes to one that has it, a
-// mirror first; else to a worker of its stage, or any if none stays: it has to
-// be moved. Of several it is the one that owns least.
+// not stay. A shard whose owner does not stay goes to a mirror; without any, to
+// a worker of its stage, or any worker if none of the stage stays: it has to be
+// moved. Of several it is the one that owns least.
 func (d *draft) inherit() (promoted, moved int, err error) {
 	var dead LostError
 	d.Shards = slices.Clone(d.current.Shards)
@@ -150,8 +113,7 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 	for i := range d.Shards {
 		s := &d.Shards[i]
 		d.origin[i] = i
-		lives := d.lives[s.Owner] || slices.ContainsFunc(s.Mirrors, func(m id.WorkerID) bool { return d.lives[m] })
-		if !lives && !slices.ContainsFunc(d.filled, func(w id.WorkerID) bool { return d.hasFilled(w, s) }) {
+		if !d.lives[s.Owner] && !slices.ContainsFunc(s.Mirrors, func(m id.WorkerID) bool { return d.lives[m] }) {
 			if dead.Count == 0 {
 				dead.Shard = *s
 			}
@@ -184,9 +146,6 @@ func (d *draft) inherit() (promoted, moved int, err error) {
 	for _, i := range orphans {
 		s := &d.Shards[i]
 		candidates := s.Mirrors
-		if len(candidates) == 0 {
-			candidates = keep(d.filled, func(w id.WorkerID) bool { return d.hasFilled(w, s) })
-		}
 		if len(candidates) > 0 {
 			promoted++
 		} else {

@@ -15,19 +15,18 @@ type Reason string
 // Event is what made a new plan necessary.
 type Event struct {
 	Kind  EventKind
-	Cause string // such as "worker 2 exited: signal: killed"; "" names the workers
+	Cause string // for Lost, such as "worker 2 exited: signal: killed"; "" names the workers
 
 	// After is the newest version that was given so far, if the plan that has
 	// it did not go live; the next one is greater than this and the current
 	// plan's.
 	After id.Version
 
-	// Generation is that of the job; 0 means that of the current plan, or 1.
-	Generation int
-	Micros     int // micro-batches of a step
-	Stages     int // 0 means 1
-	Mirrors    int // of each shard; 0 is none
-	FromStep   int // 0 means 1
+	// For Start.
+	Micros   int // micro-batches of a step
+	Stages   int // 0 means 1
+	Mirrors  int // of each shard; 0 is none
+	FromStep int // 0 means 1
 
 	// Contiguous, for Start and Rebalance, gives every worker one range of all parameters of its
 	// stage instead of a range of each layer. It is there for go run ./bench migrate to compare
@@ -81,11 +80,12 @@ var ErrNoWorkers = errors.New("no worker lives")
 // one by enough.
 var ErrNoGain = errors.New("no plan is better by enough")
 
-func names(ids []id.WorkerID) string {
+// workers says what workers do, such as "worker 3 joins".
+func workers(ids []id.WorkerID, do string) string {
 	if len(ids) == 1 {
-		return fmt.Sprintf("worker %d", ids[0])
+		return fmt.Sprintf("worker %d %ss", ids[0], do)
 	}
-	return "workers " + join(ids)
+	return "workers " + join(ids) + " " + do
 }
 
 func join(ids []id.WorkerID) string {

@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -23,9 +24,8 @@ type history struct {
 	prof  plan.Profile
 	plan  plan.Plan
 	step  int
-	view  plan.View           // Workers and Held are true at any time
+	view  plan.View           // Workers are true at any time
 	state map[piece]bool      // parameters and moments
-	param map[piece]bool      // parameters
 	lives map[id.WorkerID]int // last incarnation
 }
 
@@ -43,26 +43,23 @@ func newHistory(t plantest.Fataler, w []plan.Worker, prof plan.Profile, stages, 
 
 // settle gives everyone what the plan says, and takes away what it does not.
 func (h *history) settle() {
-	h.state, h.param, h.view.Held = map[piece]bool{}, map[piece]bool{}, nil
+	h.state = map[piece]bool{}
 	for _, s := range h.plan.Shards {
 		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
-			h.add(h.state, id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}, w)
+			h.add(id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}, w)
 		}
-	}
-	for _, g := range copies(&h.plan) {
-		h.add(h.param, id.Range{Layer: g.Layer, Lo: 0, Hi: h.prof.Layers[g.Layer].Size()}, g.Worker)
 	}
 }
 
 // add calls the blocks of a range a worker's.
-func (h *history) add(m map[piece]bool, r id.Range, w id.WorkerID) {
+func (h *history) add(r id.Range, w id.WorkerID) {
 	for _, at := range h.blocks(r) {
-		m[piece{w, r.Layer, at}] = true
+		h.state[piece{w, r.Layer, at}] = true
 	}
 }
 
-func (h *history) has(m map[piece]bool, r id.Range, w id.WorkerID) bool {
-	return !slices.ContainsFunc(h.blocks(r), func(at int) bool { return !m[piece{w, r.Layer, at}] })
+func (h *history) has(r id.Range, w id.WorkerID) bool {
+	return !slices.ContainsFunc(h.blocks(r), func(at int) bool { return !h.state[piece{w, r.Layer, at}] })
 }
 
 // blocks returns where the blocks of a range begin.
@@ -90,11 +87,11 @@ func (h *history) next(t plantest.Fataler, e planner.Event) (plan.Plan, error) {
 	if reason == "" || strings.Contains(string(reason), "\n") {
 		t.Fatalf("reason %q", reason)
 	}
-	if err := errors.Join(p.Validate(h.prof.Layers), p.ValidateAfter(&h.plan)); err != nil {
+	if err := errors.Join(p.Validate(h.prof.Layers), plantest.ValidateAfter(&p, &h.plan)); err != nil {
 		t.Fatalf("%v\nbefore:\n%vafter:\n%v", err, &h.plan, &p)
 	}
 	v := h.view
-	v.Workers, v.Held = slices.Clone(v.Workers), slices.Clone(v.Held)
+	v.Workers = slices.Clone(v.Workers)
 	slices.Reverse(v.Workers)
 	if q, _, err := planner.Next(h.plan, v, h.prof, e); err != nil || !reflect.DeepEqual(p, q) {
 		t.Fatalf("two plans from the same view (%v):\n%v%v", err, &p, &q)
@@ -108,30 +105,20 @@ func (h *history) next(t plantest.Fataler, e planner.Event) (plan.Plan, error) {
 	return p, nil
 }
 
-// fill does some of what a plan needs; all of it, then the plan can go live.
-func (h *history) fill(t plantest.Fataler, p *plan.Plan, does func() bool) {
+// fill does what a plan needs, so that it can go live.
+func (h *history) fill(t plantest.Fataler, p *plan.Plan) {
 	t.Helper()
-	state, parameters := plan.Needs(&h.plan, p, h.view)
 	lives := func(id id.WorkerID) bool {
 		return slices.ContainsFunc(h.view.Workers, func(w plan.Worker) bool { return w.ID == id })
 	}
-	for i, list := range [][]plan.Transfer{state, parameters} {
-		for _, tr := range list {
-			if !lives(tr.From) || !h.has(h.state, tr.Range, tr.From) || !lives(tr.To) || tr.From == tr.To || tr.Lo >= tr.Hi {
-				t.Fatalf("%+v is impossible\n%v%v", tr, &h.plan, p)
-			}
-			if i == 0 && h.has(h.state, tr.Range, tr.To) {
-				t.Fatalf("%+v is not needed\n%v%v", tr, &h.plan, p)
-			}
-			switch {
-			case !does():
-			case i == 0:
-				h.add(h.state, tr.Range, tr.To)
-				h.view.Held = append(h.view.Held, plan.Holding{Range: tr.Range, Worker: tr.To})
-			default:
-				h.add(h.param, tr.Range, tr.To)
-			}
+	for _, tr := range plan.Needs(&h.plan, p, h.view) {
+		if !lives(tr.From) || !h.has(tr.Range, tr.From) || !lives(tr.To) || tr.From == tr.To || tr.Lo >= tr.Hi {
+			t.Fatalf("%+v is impossible\n%v%v", tr, &h.plan, p)
 		}
+		if h.has(tr.Range, tr.To) {
+			t.Fatalf("%+v is not needed\n%v%v", tr, &h.plan, p)
+		}
+		h.add(tr.Range, tr.To)
 	}
 }
 
@@ -140,17 +127,8 @@ func (h *history) live(t plantest.Fataler, p plan.Plan) {
 	t.Helper()
 	for _, s := range p.Shards {
 		for _, w := range append([]id.WorkerID{s.Owner}, s.Mirrors...) {
-			if !h.has(h.state, id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}, w) {
+			if !h.has(id.Range{Layer: s.Layer, Lo: s.Lo, Hi: s.Hi}, w) {
 				t.Fatalf("worker %d does not have %+v\n%v%v", w, s, &h.plan, &p)
-			}
-		}
-	}
-	if !p.InStep {
-		for _, g := range copies(&p) {
-			for _, at := range h.blocks(id.Range{Layer: g.Layer, Lo: 0, Hi: h.prof.Layers[g.Layer].Size()}) {
-				if x := (piece{g.Worker, g.Layer, at}); !h.param[x] && !h.state[x] {
-					t.Fatalf("worker %d does not have the parameters of layer %d\n%v%v", g.Worker, g.Layer, &h.plan, &p)
-				}
 			}
 		}
 	}
@@ -163,14 +141,7 @@ func (h *history) lose(ids ...id.WorkerID) {
 	gone := func(id id.WorkerID) bool { return slices.Contains(ids, id) }
 	h.view.Workers = slices.DeleteFunc(slices.Clone(h.view.Workers), func(w plan.Worker) bool { return gone(w.ID) })
 	h.view.Leaving = slices.DeleteFunc(slices.Clone(h.view.Leaving), gone)
-	h.view.Held = slices.DeleteFunc(slices.Clone(h.view.Held), func(x plan.Holding) bool { return gone(x.Worker) })
-	for _, m := range []map[piece]bool{h.state, h.param} {
-		for x := range m {
-			if gone(x.worker) {
-				delete(m, x)
-			}
-		}
-	}
+	maps.DeleteFunc(h.state, func(x piece, _ bool) bool { return gone(x.worker) })
 }
 
 // enter brings a worker.
@@ -191,8 +162,6 @@ func TestHistories(t *testing.T) {
 		perHost := rapid.IntRange(1, 4).Draw(t, "per host")
 		prof := plantest.AnyProfile(t, layers, 12)
 		h := newHistory(t, plantest.Workers(n, perHost), prof, stages, rapid.IntRange(1, 16).Draw(t, "micro-batches"), rapid.IntRange(0, 3).Draw(t, "mirrors"))
-		yes := func() bool { return true }
-		maybe := func() bool { return rapid.Bool().Draw(t, "done") }
 		some := func(what string, least int) (ids []id.WorkerID) {
 			for _, w := range h.view.Workers {
 				if rapid.IntRange(0, 3).Draw(t, what) == 0 {
@@ -217,10 +186,7 @@ func TestHistories(t *testing.T) {
 			if err != nil {
 				t.Fatalf("%v", err)
 			}
-			held := h.view.Held
-			state := h.state
 			h.live(t, p)
-			h.view.Held, h.state = held, state // what was filled stays filled
 			return true
 		}
 		for range rapid.IntRange(1, 6).Draw(t, "events") {
@@ -263,18 +229,6 @@ func TestHistories(t *testing.T) {
 				if n := len(p.Workers); kind != planner.Leave && (p.Degraded || p.Protected() != (n > p.Mirrors)) {
 					t.Fatalf("not protected:\n%v", &p)
 				}
-				h.fill(t, &p, maybe)
-				// What was filled is used.
-				held := h.view.Held
-				h.view.Held = nil
-				fresh, freshErr := h.next(t, planner.Event{Kind: kind, After: p.Version})
-				h.view.Held = held
-				if p, err = h.next(t, planner.Event{Kind: kind, After: p.Version}); err != nil {
-					t.Fatalf("%v", err)
-				}
-				if left, again := plan.TransferBytes(plan.Needs(&h.plan, &p, h.view)), plan.TransferBytes(plan.Needs(&h.plan, &fresh, h.view)); freshErr == nil && left > again {
-					t.Fatalf("%d bytes are left, and without what is held %d\n%v%v", left, again, &p, &fresh)
-				}
 				if rapid.IntRange(0, 3).Draw(t, "a loss meanwhile") == 0 {
 					if !lost(some("lost", 1)) {
 						return
@@ -290,7 +244,7 @@ func TestHistories(t *testing.T) {
 					}
 				}
 			}
-			h.fill(t, &p, yes)
+			h.fill(t, &p)
 			h.live(t, p)
 			h.lose(h.view.Leaving...)
 			// New workers wait for a plan of their own.
@@ -300,11 +254,11 @@ func TestHistories(t *testing.T) {
 }
 
 // copies returns the layers whose parameters each worker holds.
-func copies(p *plan.Plan) (all []plan.Gather) {
+func copies(p *plan.Plan) (all []plantest.Gather) {
 	for _, s := range p.Stages {
 		for l := s.Lo; l < s.Hi; l++ {
 			for _, w := range s.Workers {
-				all = append(all, plan.Gather{Layer: l, Worker: w})
+				all = append(all, plantest.Gather{Layer: l, Worker: w})
 			}
 		}
 	}

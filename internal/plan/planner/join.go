@@ -22,7 +22,7 @@ import (
 //     until these have their fair share of them, too.
 //
 // Nothing else changes hands.
-func (d *draft) join(e Event) (string, error) {
+func (d *draft) join() (string, error) {
 	var fresh []id.WorkerID
 	for _, w := range d.Workers {
 		if !d.stays[w.ID] {
@@ -48,13 +48,6 @@ func (d *draft) join(e Event) (string, error) {
 	}
 	d.merge()
 
-	cause := e.Cause
-	if cause == "" {
-		cause = fmt.Sprintf("%s joins", names(fresh))
-		if len(fresh) > 1 {
-			cause = fmt.Sprintf("%s join", names(fresh))
-		}
-	}
 	var stages []int
 	for s, st := range d.Stages {
 		if slices.ContainsFunc(st.Workers, func(w id.WorkerID) bool { return !d.stays[w] }) {
@@ -62,7 +55,7 @@ func (d *draft) join(e Event) (string, error) {
 		}
 	}
 	return fmt.Sprintf("%s: into stage %s, %d of %d parameters moved, %s",
-		cause, plan.Ranges(stages), moved, total(d.owned), d.coverage()), nil
+		workers(fresh, "join"), plan.Ranges(stages), moved, total(d.owned), d.coverage()), nil
 }
 
 func total(n []int) (sum int) {
@@ -165,7 +158,6 @@ func (d *draft) handOver(stage int, fresh []id.WorkerID) (moved int) {
 	}
 	for _, w := range taking {
 		to := d.index[w]
-		moved += e.claim(to)
 		least := (max(1, -e.excess(to)) + donors - 1) / donors
 		for k := range 2 * donors {
 			from := -1
@@ -179,25 +171,6 @@ func (d *draft) handOver(stage int, fresh []id.WorkerID) (moved int) {
 			}
 			// Every donor begins at another layer.
 			moved += e.take(from, to, k*len(e.shards[from])/donors, min(-e.excess(to), max(e.excess(from), least)))
-		}
-	}
-	return moved
-}
-
-// claim makes a new worker the owner of what it holds already, as far as that
-// is its fair share.
-func (e *estate) claim(to int) (moved int) {
-	if len(e.filled) == 0 {
-		return 0
-	}
-	for _, from := range e.givers {
-		for _, i := range slices.Clone(e.shards[from]) {
-			for _, r := range e.held[plan.Gather{Layer: e.Shards[i].Layer, Worker: e.Workers[to].ID}] {
-				s := e.Shards[i]
-				if lo, hi := max(s.Lo, r.Lo), min(s.Hi, r.Hi); lo < hi && e.index[s.Owner] == from {
-					moved += e.takePart(i, from, to, lo, hi, -e.excess(to))
-				}
-			}
 		}
 	}
 	return moved
@@ -254,14 +227,12 @@ func (e *estate) takePart(i, from, to, lo, hi, most int) int {
 }
 
 // giveMirrors makes a new worker a mirror in the place of others that mirror
-// more than their fair share: first of what it has, then of its own stages,
-// then of others.
+// more than their fair share: first of its own stages, then of others.
 func (d *draft) giveMirrors(id id.WorkerID) {
 	to := d.index[id]
 	fair := total(d.mirrored) / len(d.Workers)
 	stages := d.StagesOf(id)
 	for _, fits := range []func(i int) bool{
-		func(i int) bool { return d.holds(id, i) },
 		func(i int) bool { return slices.Contains(stages, d.StageOf(d.Shards[i].Layer)) },
 		func(int) bool { return true },
 	} {

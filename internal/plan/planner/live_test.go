@@ -323,7 +323,7 @@ func (c *cluster) kill(dead []id.WorkerID) (ok bool, err error) {
 	if err := p.Validate(c.layers); err != nil {
 		return false, err
 	}
-	if err := p.ValidateAfter(&old); err != nil {
+	if err := plantest.ValidateAfter(&p, &old); err != nil {
 		return false, err
 	}
 	for s, route := range p.Route {

@@ -16,9 +16,7 @@ import (
 //
 // [Lost] gives an in-step plan. [Leave], [Protect] and [Join] give boundary
 // plans that keep the borders of layers, and [Rebalance] one that may change them and
-// the stages of workers; before one goes live all that [Needs] lists has to be done. They may be made again for a newer current plan while
-// transfers are under way: with View.Held the plan is the same as without, or
-// one that needs less.
+// the stages of workers; before one goes live, all transfers that plan.Needs lists have to be done.
 //
 // Errors are [ErrNoWorkers], for Start also [*FlagError], several joined, and
 // for the others [*LostError].
@@ -32,11 +30,11 @@ func Next(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.Plan
 	case Lost:
 		return lost(current, v, prof, e)
 	case Leave:
-		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.leave(e) })
+		return boundary(current, v, prof, e, (*draft).leave)
 	case Protect:
-		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.protect(e) })
+		return boundary(current, v, prof, e, (*draft).protect)
 	case Join:
-		return boundary(current, v, prof, e, func(d *draft) (string, error) { return d.join(e) })
+		return boundary(current, v, prof, e, (*draft).join)
 	case Rebalance:
 		return rebalance(current, v, prof, e)
 	default:
@@ -51,7 +49,7 @@ func start(v plan.View, prof plan.Profile, e Event) (plan.Plan, Reason, error) {
 		return plan.Plan{}, "", err
 	}
 	p := plan.Plan{
-		Version:  id.Version{Generation: max(e.Generation, 1), N: 1},
+		Version:  id.Version{Generation: 1, N: 1},
 		FromStep: max(e.FromStep, 1),
 		Workers:  sorted(v.Workers),
 		Mirrors:  e.Mirrors,

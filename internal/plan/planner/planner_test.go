@@ -47,7 +47,7 @@ func TestFirstPlan(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(canonical(p), canonical(q)) {
 			t.Fatalf("after JSON (%v):\n%v%v", err, &p, &q)
 		}
-		if d := plan.Diff(&p, &q); !reflect.DeepEqual(d, plan.Change{}) {
+		if d := plantest.Diff(&p, &q); !reflect.DeepEqual(d, plantest.Change{}) {
 			t.Fatalf("a plan differs from itself: %+v", d)
 		}
 		if sched, err := simulate.Run(&p, prof); err != nil || sched.Makespan < 0 {

@@ -12,18 +12,14 @@ import (
 // as there are workers for. Owners stay, and so do mirrors, unless they are on
 // the owner's host and could be elsewhere. Micro-batches are rerouted over
 // all workers.
-func (d *draft) protect(e Event) (string, error) {
+func (d *draft) protect() (string, error) {
 	if _, _, err := d.inherit(); err != nil {
 		return "", err
 	}
 	staffStages(&d.Plan, d.current, d.stays)
 	d.flow()
 	added := d.mirror()
-	cause := e.Cause
-	if cause == "" {
-		cause = "mirrors restored"
-	}
-	return fmt.Sprintf("%s: %s added, %s", cause, plan.Count(added, "mirror"), d.coverage()), nil
+	return fmt.Sprintf("mirrors restored: %s added, %s", plan.Count(added, "mirror"), d.coverage()), nil
 }
 
 // coverage says how many mirrors each shard has.
@@ -36,9 +32,8 @@ func (d *draft) coverage() string {
 
 // mirror gives every shard its mirrors and returns how many are new holders.
 // Mirrors that a shard has stay, those on other hosts than its owner first.
-// New ones are on other hosts if there are any; of these it is first one that
-// has the shard already, then one of the shard's stage, then one that owns and
-// mirrors least.
+// New ones are on other hosts if there are any; of these it is first one of the
+// shard's stage, then one that owns and mirrors least.
 func (d *draft) mirror() (added int) {
 	need := min(d.Mirrors, len(d.Workers)-1)
 	members := make([][]int, len(d.Stages))
@@ -107,12 +102,6 @@ func (d *draft) addMirror(i int, stage, all []int, home bool) int {
 	was := &d.current.Shards[d.origin[i]]
 	for _, id := range append([]id.WorkerID{was.Owner}, was.Mirrors...) {
 		if w, ok := d.index[id]; ok && d.stays[id] && fits(w) {
-			s.Mirrors = append(s.Mirrors, id)
-			return 0
-		}
-	}
-	for _, id := range d.filled {
-		if fits(d.index[id]) && d.hasFilled(id, s) {
 			s.Mirrors = append(s.Mirrors, id)
 			return 0
 		}

@@ -49,10 +49,6 @@ func (d *draft) reshape(to *plan.Plan, e Event) (string, error) {
 	}
 	d.mirror()
 	d.merge()
-	cause := e.Cause
-	if cause == "" {
-		cause = d.prof.String()
-	}
 	var changed []string
 	borders, places := 0, 0
 	for s, st := range d.Stages {
@@ -77,7 +73,7 @@ func (d *draft) reshape(to *plan.Plan, e Event) (string, error) {
 	if len(changed) == 0 {
 		changed = append(changed, "micro-batches rerouted")
 	}
-	return cause + ": " + strings.Join(changed, ", "), nil
+	return d.prof.String() + ": " + strings.Join(changed, ", "), nil
 }
 
 // own gives a stage that was reshaped to its own workers, with their fair shares for those that

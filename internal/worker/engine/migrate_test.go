@@ -232,7 +232,7 @@ func (c *combs) copy(current plan.Plan, half int) (coming, error) {
 		return coming{}, err
 	}
 	// A border of stages moves, or a worker goes to the other stage: it gets layers in both cases.
-	state, _ := plan.Needs(&current, &next, v)
+	state := plan.Needs(&current, &next, v)
 	if half == 0 && len(state) == 0 {
 		return coming{}, errors.New("no layer moves")
 	}
@@ -374,7 +374,7 @@ func TestBackInAStage(t *testing.T) {
 		t.Fatal(err)
 	}
 	x := coming{plan: next, waits: make(map[id.WorkerID]bool)}
-	state, _ := plan.Needs(&c.first, &next, plan.View{Workers: c.first.Workers, Step: 1})
+	state := plan.Needs(&c.first, &next, plan.View{Workers: c.first.Workers, Step: 1})
 	for _, s := range state {
 		x.waits[s.To] = true
 	}

@@ -33,7 +33,7 @@ func After(t plantest.Fataler, old *plan.Plan, v plan.View, prof plan.Profile, e
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	if err := errors.Join(p.Validate(prof.Layers), p.ValidateAfter(old)); err != nil {
+	if err := errors.Join(p.Validate(prof.Layers), plantest.ValidateAfter(&p, old)); err != nil {
 		t.Fatalf("%v\n%v", err, &p)
 	}
 	return p, reason

@@ -1,55 +1,45 @@
-package plan
+package plantest
 
 import (
 	"cmp"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 )
 
-// Link is the connection of two workers; A < B.
-type Link struct{ A, B id.WorkerID }
+func link(a, b id.WorkerID) plan.Link { return plan.Link{A: min(a, b), B: max(a, b)} }
 
-func link(a, b id.WorkerID) Link { return Link{min(a, b), max(a, b)} }
-
-// Transfer says that a range gets a new holder.
-type Transfer struct {
-	id.Range
-	From id.WorkerID // the old owner, -1 if it has none yet
-	To   id.WorkerID
-}
-
-// Reroute says that a pair goes to another worker.
+// Reroute is a pair that another worker gets.
 type Reroute struct {
 	graph.Pair
 	From, To id.WorkerID
 }
 
-// Gather says that a worker needs a layer's parameters, and did not hold them
-// under the old plan.
+// Gather is a layer whose parameters a worker needs and did not hold under the old plan.
 type Gather struct {
 	Layer  int
 	Worker id.WorkerID
 }
 
-// Change is all that has to happen between two plans. Every list is sorted.
+// Change lists the differences between two plans. Every list is sorted.
 type Change struct {
 	Joined, Left []id.WorkerID // by session: a new incarnation does both
 
-	Open    []Link     // needed now and not before
-	Promote []Transfer // a mirror of the range becomes its owner
-	Move    []Transfer // an owner that was no holder gets parameters and moments
-	Mirror  []Transfer // a mirror that was no holder gets them
+	Open    []plan.Link     // needed now and not before
+	Promote []plan.Transfer // a mirror of the range becomes its owner
+	Move    []plan.Transfer // an owner that was no holder gets parameters and moments
+	Mirror  []plan.Transfer // a mirror that was no holder gets them
 	Reroute []Reroute
 	Gather  []Gather
-	Limits  []Limit // to set
+	Limits  []plan.Limit // to set
 }
 
 // Diff returns what has to happen so that workers that run under the old plan
 // can run under the new one. With the zero Plan as the old one it is all that
 // has to happen at the start, where From is -1.
-func Diff(old, p *Plan) Change {
+func Diff(old, p *plan.Plan) Change {
 	var c Change
 	same := make(map[id.WorkerID]bool) // sessions in both plans
 	for _, w := range p.Workers {
@@ -64,11 +54,11 @@ func Diff(old, p *Plan) Change {
 			c.Left = append(c.Left, w.ID)
 		}
 	}
-	had := make(map[Link]bool)
-	for _, l := range old.Links() {
+	had := make(map[plan.Link]bool)
+	for _, l := range Links(old) {
 		had[l] = same[l.A] && same[l.B]
 	}
-	for _, l := range p.Links() {
+	for _, l := range Links(p) {
 		if !had[l] {
 			c.Open = append(c.Open, l)
 		}
@@ -86,10 +76,10 @@ func Diff(old, p *Plan) Change {
 		}
 	}
 	held := make(map[Gather]bool)
-	for _, g := range old.parameters() {
+	for _, g := range parameters(old) {
 		held[g] = same[g.Worker]
 	}
-	for _, g := range p.parameters() {
+	for _, g := range parameters(p) {
 		if !held[g] {
 			c.Gather = append(c.Gather, g)
 		}
@@ -105,8 +95,8 @@ func Diff(old, p *Plan) Change {
 // Links returns all links that the plan needs, sorted: between workers of neighbouring stages
 // with a common micro-batch, between all workers of a stage and the
 // owners of its shards, and between owners and their mirrors.
-func (p *Plan) Links() []Link {
-	set := make(map[Link]bool)
+func Links(p *plan.Plan) []plan.Link {
+	set := make(map[plan.Link]bool)
 	add := func(a, b id.WorkerID) {
 		if a != b {
 			set[link(a, b)] = true
@@ -118,7 +108,7 @@ func (p *Plan) Links() []Link {
 		}
 	}
 	owners := make([]map[id.WorkerID]bool, len(p.Stages))
-	mirrors := make(map[Link]bool)
+	mirrors := make(map[plan.Link]bool)
 	for _, sh := range p.Shards {
 		if s := p.StageOf(sh.Layer); s >= 0 {
 			if owners[s] == nil {
@@ -140,16 +130,16 @@ func (p *Plan) Links() []Link {
 			}
 		}
 	}
-	links := make([]Link, 0, len(set))
+	links := make([]plan.Link, 0, len(set))
 	for l := range set {
 		links = append(links, l)
 	}
-	slices.SortFunc(links, func(a, b Link) int { return cmp.Or(cmp.Compare(a.A, b.A), cmp.Compare(a.B, b.B)) })
+	slices.SortFunc(links, func(a, b plan.Link) int { return cmp.Or(cmp.Compare(a.A, b.A), cmp.Compare(a.B, b.B)) })
 	return links
 }
 
 // parameters returns the layers whose parameters each worker holds, sorted by layer.
-func (p *Plan) parameters() []Gather {
+func parameters(p *plan.Plan) []Gather {
 	var all []Gather
 	for _, s := range p.Stages {
 		for l := s.Lo; l < s.Hi; l++ {
@@ -163,7 +153,7 @@ func (p *Plan) parameters() []Gather {
 
 // diffShards compares the holders of every range. Borders may differ: ranges
 // are cut where either plan has a border.
-func (c *Change) diffShards(old, p *Plan, same map[id.WorkerID]bool) {
+func (c *Change) diffShards(old, p *plan.Plan, same map[id.WorkerID]bool) {
 	i := 0
 	for _, s := range p.Shards {
 		for i < len(old.Shards) && before(old.Shards[i], s) {
@@ -172,12 +162,12 @@ func (c *Change) diffShards(old, p *Plan, same map[id.WorkerID]bool) {
 		at := s.Lo
 		for j := i; at < s.Hi; j++ {
 			if j == len(old.Shards) || old.Shards[j].Layer != s.Layer || old.Shards[j].Lo >= s.Hi {
-				c.holders(id.Range{Layer: s.Layer, Lo: at, Hi: s.Hi}, Shard{Owner: -1}, s, same)
+				c.holders(id.Range{Layer: s.Layer, Lo: at, Hi: s.Hi}, plan.Shard{Owner: -1}, s, same)
 				break
 			}
 			was := old.Shards[j]
 			if was.Lo > at {
-				c.holders(id.Range{Layer: s.Layer, Lo: at, Hi: was.Lo}, Shard{Owner: -1}, s, same)
+				c.holders(id.Range{Layer: s.Layer, Lo: at, Hi: was.Lo}, plan.Shard{Owner: -1}, s, same)
 			}
 			c.holders(id.Range{Layer: s.Layer, Lo: max(at, was.Lo), Hi: min(s.Hi, was.Hi)}, was, s, same)
 			at = min(s.Hi, was.Hi)
@@ -186,14 +176,14 @@ func (c *Change) diffShards(old, p *Plan, same map[id.WorkerID]bool) {
 }
 
 // before reports whether shard a ends before shard b begins.
-func before(a, b Shard) bool {
+func before(a, b plan.Shard) bool {
 	return a.Layer < b.Layer || a.Layer == b.Layer && a.Hi <= b.Lo
 }
 
-func (c *Change) holders(r id.Range, was, is Shard, same map[id.WorkerID]bool) {
+func (c *Change) holders(r id.Range, was, is plan.Shard, same map[id.WorkerID]bool) {
 	mirrored := func(w id.WorkerID) bool { return same[w] && slices.Contains(was.Mirrors, w) }
 	owned := func(w id.WorkerID) bool { return same[w] && was.Owner == w }
-	t := Transfer{r, was.Owner, is.Owner}
+	t := plan.Transfer{Range: r, From: was.Owner, To: is.Owner}
 	switch {
 	case owned(is.Owner):
 	case mirrored(is.Owner):
@@ -203,7 +193,7 @@ func (c *Change) holders(r id.Range, was, is Shard, same map[id.WorkerID]bool) {
 	}
 	for _, m := range is.Mirrors {
 		if !owned(m) && !mirrored(m) {
-			c.Mirror = append(c.Mirror, Transfer{r, was.Owner, m})
+			c.Mirror = append(c.Mirror, plan.Transfer{Range: r, From: was.Owner, To: m})
 		}
 	}
 }
