@@ -400,7 +400,7 @@ func (w *Worker) apply(o *control.Order) {
 	if w.step != nil {
 		w.reroute(old)
 	}
-	w.resumeRepairs()
+	w.resumeRepairs(old)
 	clear(w.lossy)
 	w.endFills()
 	w.putOff = 0

@@ -155,12 +155,10 @@ type repair struct {
 	index   int      // of the block in the layer
 	block   id.Range
 	need    map[id.WorkerID]bool // they lack it
-	good    []plan.Worker        // they had it, with the moments, when it was found
+	good    []plan.Worker        // they have it, with the moments
 	altered *Target              // here
-	have    bool                 // with the moments
-	asked   bool
-	arrays  int // that were asked for
-	left    int // messages on their way here
+	arrays  int                  // that were asked for
+	left    int                  // messages on their way here
 	told    map[id.WorkerID]bool
 }
 
@@ -308,7 +306,6 @@ func (w *Worker) judge(said [][]byte) (words [][]byte, repairs []*repair, again 
 				m.good = append(m.good, x)
 			}
 		}
-		m.have = w.computes(m.r) && !m.need[w.me]
 	}
 	return words, repairs, again || len(repairs) > 0, nil
 }
@@ -331,13 +328,26 @@ func (w *Worker) beginRepair(said [][]byte, repairs []*repair) {
 
 // repairing reports whether blocks are on their way here.
 func (w *Worker) repairing() bool {
-	return slices.ContainsFunc(w.repairs, func(m *repair) bool { return m.need[w.me] && (!m.asked || m.left > 0) })
+	return slices.ContainsFunc(w.repairs, func(m *repair) bool { return m.need[w.me] })
 }
 
-// resumeRepairs goes on under another plan. What was sent may be lost.
-func (w *Worker) resumeRepairs() {
+// resumeRepairs continues under another plan. What was sent may be lost. A worker that has become a holder has the block from a
+// transfer, or from when it held the range before, unless its own copy was altered, too.
+func (w *Worker) resumeRepairs(old *plan.Plan) {
 	for _, m := range w.repairs {
 		clear(m.told)
+		for _, x := range w.plan.Workers {
+			held := func(s plan.Shard) bool { return RangeOf(s) == m.r && s.Holds(x.ID) }
+			if p := w.planned(m.r); !p.Holds(x.ID) || slices.ContainsFunc(old.Shards, held) {
+				continue
+			}
+			if x.ID == w.me && m.altered == nil {
+				delete(m.need, w.me)
+			}
+			if !m.need[x.ID] {
+				m.good = append(m.good, x)
+			}
+		}
 	}
 	w.goOnRepairing()
 }
@@ -354,8 +364,8 @@ func (w *Worker) goOnRepairing() {
 		switch {
 		case m.need[w.me] && !p.Holds(w.me) && !serves:
 			delete(m.need, w.me)
-		case m.need[w.me] && !m.asked:
-			m.asked, m.left, m.arrays = true, arrays, arrays
+		case m.need[w.me] && m.arrays == 0:
+			m.left, m.arrays = arrays, arrays
 			for j := range arrays {
 				b := Buffer{Content: RepairBlock, Range: m.r, Block: m.block, Array: j}
 				w.expect(key.Block(a, at.Gate, m.block, j), b, 4*(m.block.Hi-m.block.Lo), expected{content: aBlock, repair: m, at: at})
@@ -365,16 +375,16 @@ func (w *Worker) goOnRepairing() {
 			now, ok := w.plan.Worker(g.ID)
 			return ok && now == g
 		})
-		if lost && m.altered != nil && m.left > 0 && p.Holds(w.me) {
+		if lost && m.altered != nil && m.need[w.me] && p.Holds(w.me) {
 			w.fail(&CorruptError{Step: w.passed.Step, Layer: w.c.Layers[m.r.Layer].Name, Block: m.index, Target: *m.altered})
 			return
 		}
-		if !m.have || !w.computes(m.r) {
+		if m.need[w.me] || !w.computes(m.r) {
 			continue
 		}
 		for j := range 1 + w.c.Moments {
 			for _, x := range w.plan.Workers {
-				if m.need[x.ID] && x.ID != w.me && !m.told[x.ID] && (j == 0 || p.Holds(x.ID)) {
+				if m.need[x.ID] && !m.told[x.ID] && (j == 0 || p.Holds(x.ID)) {
 					b := Buffer{Content: RepairBlock, Range: m.r, Block: m.block, Array: j}
 					w.emit(Send{To: SessionOf(x), Key: key.Block(a, at.Gate, m.block, j), From: b, Priority: comm.Bulk})
 				}
@@ -389,7 +399,7 @@ func (w *Worker) goOnRepairing() {
 // blockCame takes an array of a block.
 func (w *Worker) blockCame(x expected, ev Received) {
 	m := x.repair
-	if w.over() || w.passed != x.at {
+	if w.over() || w.passed != x.at || !m.need[w.me] {
 		return
 	}
 	if n := 4 * (m.block.Hi - m.block.Lo); ev.Bytes != n {
@@ -399,8 +409,11 @@ func (w *Worker) blockCame(x expected, ev Received) {
 	if m.left--; m.left > 0 {
 		return
 	}
+	delete(m.need, w.me)
 	held := w.computes(m.r)
-	m.have = m.have || held
+	if !held {
+		m.arrays = 1 // the moments are not here any more
+	}
 	w.emit(Restore{m.r, m.block, m.arrays, held})
 	if m.altered != nil {
 		w.emit(Tell{Repair{Step: w.passed.Step + 1, Try: w.passed.Repair, Layer: m.r.Layer, Block: m.index, Target: *m.altered}})
