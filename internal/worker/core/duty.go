@@ -148,8 +148,6 @@ type (
 	Operate struct {
 		Point  id.Point
 		Repair int
-		// Shapes are those of the inputs of the worker's stages.
-		Shapes map[int][]int
 	}
 	// StopOperate cancels it.
 	StopOperate struct{}

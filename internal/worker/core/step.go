@@ -299,6 +299,31 @@ type shape struct {
 // maxDims bounds the dimensions of a boundary tensor.
 const maxDims = 8
 
+// ShapeSize bounds a shape in a message, in bytes.
+const ShapeSize = 8 * maxDims
+
+// AppendShape appends a shape, as it is in messages.
+func AppendShape(b []byte, dims []int) []byte {
+	for _, d := range dims {
+		b = binary.NativeEndian.AppendUint64(b, uint64(d))
+	}
+	return b
+}
+
+// ParseShape reads a shape.
+func ParseShape(b []byte) (dims []int, ok bool) {
+	size := 1
+	for ; len(b) >= 8; b = b[8:] {
+		d := int64(binary.NativeEndian.Uint64(b))
+		if d < 1 || d > 1<<31 || size > 1<<34/int(d) {
+			return nil, false
+		}
+		dims = append(dims, int(d))
+		size *= int(d)
+	}
+	return dims, true
+}
+
 // shapeOf returns the shape of the input of stage s.
 func (w *Worker) shapeOf(s int) *shape { return &w.shapes[w.plan.Stages[s].Lo] }
 
@@ -306,7 +331,7 @@ func (w *Worker) shapeOf(s int) *shape { return &w.shapes[w.plan.Stages[s].Lo] }
 func (w *Worker) askShapes() {
 	for layer := 1; layer < len(w.shapes); layer++ {
 		if sh := &w.shapes[layer]; sh.dims == nil && sh.ticket == 0 {
-			sh.ticket = w.expect(key.Shape(w.c.First.Epoch, layer), Buffer{}, 8*maxDims, expected{content: aShape, layer: layer})
+			sh.ticket = w.expect(key.Shape(w.c.First.Epoch, layer), Buffer{}, ShapeSize, expected{content: aShape, layer: layer})
 		}
 	}
 }
@@ -315,16 +340,10 @@ func (w *Worker) learnShape(layer int, words []byte) {
 	if w.shapes[layer].dims != nil {
 		return
 	}
-	size := 1
-	var dims []int
-	for b := words; len(b) >= 8; b = b[8:] {
-		d := int64(binary.NativeEndian.Uint64(b))
-		if d < 1 || d > 1<<31 || size > 1<<34/int(d) {
-			w.fail(fmt.Errorf("layer %q was told the shape %x for its input", w.c.Layers[layer].Name, words))
-			return
-		}
-		dims = append(dims, int(d))
-		size *= int(d)
+	dims, ok := ParseShape(words)
+	if !ok {
+		w.fail(fmt.Errorf("layer %q was told the shape %x for its input", w.c.Layers[layer].Name, words))
+		return
 	}
 	w.knowShape(layer, dims)
 }
@@ -351,16 +370,6 @@ func (w *Worker) knowShape(layer int, dims []int) {
 			w.want(key.Tensor{Boundary: s.Stage + 1, Micro: s.Micro, Back: true})
 		}
 	}
-}
-
-// knowsShapes reports whether the shapes of all inputs here are known.
-func (w *Worker) knowsShapes() bool {
-	for _, s := range w.served {
-		if s > 0 && w.shapeOf(s).dims == nil {
-			return false
-		}
-	}
-	return true
 }
 
 // knowsWithin reports whether the shapes between the layers of a stage are known.
@@ -405,9 +414,5 @@ func (w *Worker) tellShape(layer int, x id.WorkerID) {
 		sh.told = make(map[id.Session]bool)
 	}
 	sh.told[to] = true
-	var words []byte
-	for _, d := range sh.dims {
-		words = binary.NativeEndian.AppendUint64(words, uint64(d))
-	}
-	w.emit(Send{To: to, Key: key.Shape(w.c.First.Epoch, layer), Data: words, Priority: comm.Control})
+	w.emit(Send{To: to, Key: key.Shape(w.c.First.Epoch, layer), Data: AppendShape(nil, sh.dims), Priority: comm.Control})
 }

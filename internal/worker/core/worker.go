@@ -334,15 +334,8 @@ func (w *Worker) advanceJob() {
 	switch {
 	case w.busy != idle || w.broken || r.exchanging:
 	case r.said == nil:
-		if r.Point.Gate == id.Evaluated && !w.knowsShapes() {
-			return
-		}
 		w.busy, w.operating = onJob, true
-		shapes := make(map[int][]int)
-		for _, s := range w.served {
-			shapes[s] = w.shapeOf(s).dims
-		}
-		w.emit(Operate{Point: r.Point, Repair: w.passed.Repair, Shapes: shapes})
+		w.emit(Operate{Point: r.Point, Repair: w.passed.Repair})
 	case !w.held:
 		w.exchange()
 	}

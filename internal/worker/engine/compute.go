@@ -355,7 +355,7 @@ func (e *Engine) say(d core.Say) {
 func (e *Engine) operate(d core.Operate) {
 	ctx, stop := context.WithCancel(e.ctx)
 	e.jobStop = stop
-	r, v, spans := e.req, view{e.plan, e.core.Epoch(), d.Repair, d.Shapes}, e.spans()
+	r, v, spans := e.req, view{e.plan, e.core.Epoch(), d.Repair}, e.spans()
 	e.start(taskEnded{}, func(end *taskEnded) error {
 		defer stop()
 		words, err := r.job(ctx, v)

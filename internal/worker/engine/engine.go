@@ -350,7 +350,6 @@ type view struct {
 	plan   *plan.Plan
 	epoch  int
 	repair int
-	shapes map[int][]int // of the inputs of this worker's stages
 }
 
 // after names what follows the commit of a step.

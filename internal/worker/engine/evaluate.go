@@ -15,8 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// inFlight is how many boundary tensors of an evaluation a worker has under
-// way to others.
+// inFlight bounds the boundary tensors of an evaluation that a worker has under way to others.
 const inFlight = 4
 
 // Evaluate returns the loss over n samples, without training: what layers
@@ -81,15 +80,16 @@ type evaluator struct {
 	step      int
 	n, micros int
 	sample    func(i int, in, target tensor.Tensor) error
-	local     tensor.Tensor
+	local     tensor.Tensor // the output of the stage before, where this worker ran it
 	under     []underWay
 	said      []byte
 	suspect   int // a layer that may have brought forth a loss that is not finite
 }
 
+// underWay is a boundary tensor, and its shape, on their way to another worker.
 type underWay struct {
-	sending *comm.Sending
-	buf     []float32
+	shape, tensor *comm.Sending
+	buf           []float32
 }
 
 // worker returns the worker that runs micro-batch m in stage s.
@@ -124,8 +124,10 @@ func (v *evaluator) run(ctx context.Context) ([]byte, error) {
 
 // wait waits for the oldest tensor that is under way.
 func (v *evaluator) wait(ctx context.Context) error {
-	if err := v.under[0].sending.Wait(ctx); err != nil {
-		return err
+	for _, s := range []*comm.Sending{v.under[0].shape, v.under[0].tensor} {
+		if err := s.Wait(ctx); err != nil {
+			return err
+		}
 	}
 	v.e.free.put(v.under[0].buf)
 	v.under = v.under[1:]
@@ -153,24 +155,14 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 		in, target = head(b.in, micro.Samples), head(b.target, micro.Samples)
 	}
 	if s > 0 {
-		// The sender leaves out the samples that are not there, and its first
-		// message tells how large the rest is; a training step has told the shape.
-		dims := append([]int{micro.Samples}, v.shapes[s][1:]...)
-		size := tensor.Size(dims)
-		buf := e.free.get(size)
-		defer e.free.put(buf)
-		in = tensor.Of(buf, dims...)
-		if v.worker(s-1, m) == e.c.Self.ID {
-			copy(buf, v.local.F)
-		} else {
-			n, _, err := e.c.Network.Receive(ctx, v.key(s, m), comm.Bytes(buf))
-			if err != nil {
+		in = v.local
+		if v.worker(s-1, m) != e.c.Self.ID {
+			var err error
+			if in, err = v.receive(ctx, v.key(s, m)); err != nil {
 				return err
 			}
-			if n != 4*size {
-				return fmt.Errorf("step %d: %d bytes of a boundary tensor of %v", v.step, n, dims)
-			}
 		}
+		defer e.free.put(in.F)
 	}
 	pass, out, err := e.stages[s].Forward(micro, in)
 	if err != nil {
@@ -190,9 +182,6 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	out = e.keep(out)
 	to := v.worker(s+1, m)
 	if to == e.c.Self.ID {
-		if v.local.F != nil {
-			e.free.put(v.local.F)
-		}
 		v.local = out
 		return nil
 	}
@@ -201,6 +190,28 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 			return err
 		}
 	}
-	v.under = append(v.under, underWay{e.c.Network.Post(v.session(to), v.key(s+1, m), comm.Bytes(out.F), comm.Bulk), out.F})
+	k := v.key(s+1, m)
+	post := func(k comm.Key, b []byte) *comm.Sending { return e.c.Network.Post(v.session(to), k, b, comm.Bulk) }
+	v.under = append(v.under, underWay{
+		post(key.EvaluationShape(k), core.AppendShape(nil, out.Shape)), post(k, comm.Bytes(out.F)), out.F,
+	})
 	return nil
+}
+
+// receive receives a boundary tensor. Its shape comes with it: the workers that told the shape in a training step may be lost.
+func (v *evaluator) receive(ctx context.Context, k comm.Key) (t tensor.Tensor, err error) {
+	b := make([]byte, core.ShapeSize)
+	n, from, err := v.e.c.Network.Receive(ctx, key.EvaluationShape(k), b)
+	if err != nil {
+		return t, err
+	}
+	dims, ok := core.ParseShape(b[:n])
+	if !ok {
+		return t, fmt.Errorf("step %d: worker %v sent the shape %x", v.step, from, b[:n])
+	}
+	t = tensor.Of(v.e.free.get(tensor.Size(dims)), dims...)
+	if n, from, err = v.e.c.Network.Receive(ctx, k, comm.Bytes(t.F)); err == nil && n != 4*len(t.F) {
+		err = fmt.Errorf("step %d: worker %v sent %d bytes of a boundary tensor of %v", v.step, from, n, dims)
+	}
+	return t, err
 }

@@ -577,3 +577,23 @@ func TestWhoHasLeftAnswers(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// An evaluation needs no training step before it: the workers that would tell the shapes between layers may be lost.
+func TestEvaluateBeforeAnyStep(t *testing.T) {
+	c := startCombs(t, 4, 2, 1, false)
+	losses := make([]Loss, len(c.engines))
+	all(c.engines, func(i int, e *Engine) {
+		var err error
+		if losses[i], err = e.Evaluate(t.Context(), 0, 7, func(i int, in, target tensor.Tensor) error {
+			in.F[0], target.F[0] = float32(i), 1
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, l := range losses {
+		if l != losses[0] || l.Count == 0 {
+			t.Errorf("the losses are %v", losses)
+		}
+	}
+}

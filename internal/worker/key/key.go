@@ -18,7 +18,8 @@
 //	              without a replica
 //	Block         replica of a shard → workers whose copy    after an exchange that        the commit after next
 //	              of a block was altered                     found an altered block
-//	Evaluation    runner of a stage → runner of the next     in an evaluation              the next commit
+//	Evaluation    runner of a stage → runner of the next     in an evaluation; its         the next commit
+//	                                                         EvaluationShape is first
 //	Collected     owner of a shard → first worker            at the end of the run         the end
 //	Base          source of a transfer → destination         after the first commit of     the next Fill
 //	                                                         a Fill
@@ -116,8 +117,11 @@ func Attestation(a Attempt, t Tensor) comm.Key {
 	return k
 }
 
-// evaluation is the direction of the boundary tensors of an evaluation.
-const evaluation uint8 = 2
+// The directions of the boundary tensors of an evaluation, and of their shapes.
+const (
+	evaluation uint8 = 2 + iota
+	evaluationShape
+)
 
 // Evaluation names a boundary tensor of the evaluation after a step. Under another plan, or after a repair, the
 // evaluation begins again.
@@ -126,6 +130,12 @@ func Evaluation(after Attempt, v id.Version, repair, boundary, micro int) comm.K
 		Kind: comm.KindBoundary, Step: after.Word(), Layer: int32(boundary), Micro: int32(micro), Dir: evaluation,
 		Lo: int64(v.N), Hi: int64(repair),
 	}
+}
+
+// EvaluationShape names the shape of a boundary tensor with a key of [Evaluation].
+func EvaluationShape(tensor comm.Key) comm.Key {
+	tensor.Dir = evaluationShape
+	return tensor
 }
 
 func ranged(kind comm.Kind, step uint64, r id.Range) comm.Key {

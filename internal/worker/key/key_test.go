@@ -34,6 +34,7 @@ func TestKeysDiffer(t *testing.T) {
 	}
 	after := After(1, 7)
 	add("an evaluation", Evaluation(after, v, 0, 1, 5))
+	add("a shape of an evaluation", EvaluationShape(Evaluation(after, v, 0, 1, 5)))
 	add("an evaluation after a repair", Evaluation(after, v, 1, 1, 5))
 	add("an evaluation under another plan", Evaluation(after, w, 0, 1, 5))
 	add("parameters", Params(after, r))
