@@ -75,8 +75,11 @@ func TestSurvivesFlips(t *testing.T) {
 		seeds = 1
 	}
 	type shape struct{ workers, stages, mirrors, zero, kills int }
-	for _, c := range []shape{{2, 1, 1, 2, 0}, {3, 1, 1, 2, 0}, {4, 2, 1, 2, 0}, {4, 3, 2, 1, 0}, {3, 1, 1, 2, 1}, {4, 1, 1, 2, 1}, {5, 2, 2, 1, 1}, {6, 3, 1, 2, 2}, {4, 1, 0, 2, 0}} {
+	for i, c := range []shape{{2, 1, 1, 2, 0}, {3, 1, 1, 2, 0}, {4, 2, 1, 2, 0}, {4, 3, 2, 1, 0}, {3, 1, 1, 2, 1}, {4, 1, 1, 2, 1}, {5, 2, 2, 1, 1}, {6, 3, 1, 2, 2}, {4, 1, 0, 2, 0}} {
 		for target := engine.Own; target <= engine.Moment; target++ {
+			if testing.Short() && int(target-engine.Own) != i%4 {
+				continue
+			}
 			for seed := range uint64(seeds) {
 				t.Run(fmt.Sprintf("%+v, %v, seed %d", c, target, seed), func(t *testing.T) {
 					r := rand.New(rand.NewPCG(seed, uint64(c.workers)))

@@ -255,6 +255,9 @@ func TestSavingAfterLoss(t *testing.T) {
 
 // TestBottleneck lets one worker be slow, at a clock that can be raised.
 func TestBottleneck(t *testing.T) {
+	if testing.Short() {
+		t.Skip("simulates some thousand steps: not with -short")
+	}
 	c := afterLoss(t)
 	for _, kind := range cards() {
 		for _, slow := range []int{0, 5} {

@@ -85,6 +85,9 @@ func TestMatMul(t *testing.T) {
 		defer pool.Close()
 		for _, s := range shapes {
 			m, k, n := s[0], s[1], s[2]
+			if testing.Short() && m*k*n > 90_000 {
+				continue
+			}
 			for form := range 4 {
 				const gap = 3 // strides are wider than the rows
 				view := func(rows, cols int, trans bool, seed uint64) Mat {

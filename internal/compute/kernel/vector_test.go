@@ -120,6 +120,9 @@ func TestPathsAgree(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for kind, fill := range map[string]func(int, uint64) []float32{"random": random, "awkward": awkward} {
 				for _, n := range lengths {
+					if testing.Short() && n > 100 && n != 5000 {
+						continue
+					}
 					in := func(seed uint64) []float32 { return fill(n, seed) }
 					restore, err := Use(Generic)
 					if err != nil {
@@ -154,7 +157,10 @@ func nanBits(x []float32) {
 
 // The fused multiply-add of plain Go is the correctly rounded one.
 func TestFMA32(t *testing.T) {
-	s := rng.New(1, rng.Place{})
+	s, tries := rng.New(1, rng.Place{}), 300_000
+	if testing.Short() {
+		tries = 10_000
+	}
 	check := func(a, b, c float32) {
 		got := fma32(a, b, c)
 		if a != a || b != b || c != c || math.IsInf(float64(a), 0) || math.IsInf(float64(b), 0) || math.IsInf(float64(c), 0) {
@@ -168,11 +174,11 @@ func TestFMA32(t *testing.T) {
 			t.Fatalf("fma32(%x, %x, %x) = %x, want %x", a, b, c, got, want)
 		}
 	}
-	for range 300_000 {
+	for range tries {
 		check(math.Float32frombits(s.Uint32()), math.Float32frombits(s.Uint32()), math.Float32frombits(s.Uint32()))
 	}
 	// Sums near the middle between two float32, and subnormal results.
-	for range 300_000 {
+	for range tries {
 		a := math.Float32frombits(s.Uint32()&0x807fffff | uint32(127+s.IntN(3))<<23)
 		b := math.Float32frombits(0x3f800000 | 1<<s.IntN(23))
 		c := math.Float32frombits(s.Uint32()&0x80000001 | uint32(90+s.IntN(60))<<23)
@@ -336,6 +342,9 @@ func TestDropoutAt(t *testing.T) {
 func TestDigest(t *testing.T) {
 	withPaths(t, func(t *testing.T) {
 		for _, n := range []int{1, 63, 64, 65, 700, Block} {
+			if testing.Short() && n == Block {
+				continue
+			}
 			x := random(n, uint64(n))
 			was := Digest(x)
 			for i := range x {
