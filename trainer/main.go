@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -76,10 +77,10 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 		out.Report(stdout, stderr, program())
 		return out.ExitStatus()
 	}
-	v := view.Open(view.Options{Out: stdout, Plain: c.plain})
+	v := view.Open(view.Options{Out: stdout, Plain: c.standard.plain})
 	out, _ := runInProcess(context.Background(), host.Config{
 		Settings: host.Settings{
-			Program: program(), Threads: job.Threads, Reduction: c.reduction,
+			Program: program(), Threads: job.Threads, Reduction: c.standard.reduction,
 			Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
 		},
 		RunDir: dir, Console: host.Console{View: v, Output: stdout}, Executable: executable(),
@@ -111,51 +112,58 @@ func (d *Done) Error() string { return d.Text }
 
 // command is a program's command line.
 type command struct {
-	name    string
-	flags   *flag.FlagSet
-	own     map[string]bool // names of the program's flags
-	makeJob func() (Job, error)
-	again   func() *command // makes a new command
+	name       string
+	standalone bool // without a launcher, whose flags some of the standard ones are
+	define     func(*flag.FlagSet) func() (Job, error)
 
-	plain     bool
-	reduction string
-	over      overrides
+	flags    *flag.FlagSet
+	own      map[string]bool // names of the program's flags
+	makeJob  func() (Job, error)
+	standard *standardFlags
 }
 
-// overrides are the values of the standard flags.
-type overrides struct {
-	steps, globalBatch, microBatch, evalEvery, threads int
-	seed                                               uint64
-	lr                                                 float64
-	initFrom, runDir                                   string
-	checkpointEvery                                    time.Duration
+// standardFlags holds the values of the standard flags: most are fields of a job.
+type standardFlags struct {
+	job             Job
+	lr              float64
+	checkpointEvery time.Duration
+	reduction       string
+	plain           bool
+}
+
+// standardOf defines the standard flags for a job, whose values are their defaults.
+func (c *command) standardOf(job Job) (*standardFlags, *flag.FlagSet) {
+	o := &standardFlags{job: job}
+	j, f := &o.job, flag.NewFlagSet(c.name, flag.ContinueOnError)
+	if j.Optimizer != nil {
+		o.lr = j.Optimizer.schedule().Peak
+	}
+	f.IntVar(&j.Steps, "steps", j.Steps, "optimizer updates of the run")
+	f.IntVar(&j.GlobalBatch, "global-batch", j.GlobalBatch, "samples of a step")
+	f.IntVar(&j.MicroBatch, "micro-batch", j.MicroBatch, "samples of a micro-batch; divides the global batch")
+	f.Uint64Var(&j.Seed, "seed", j.Seed, "seed of all random numbers")
+	f.Float64Var(&o.lr, "lr", o.lr, "peak learning rate")
+	f.IntVar(&j.EvalEvery, "eval-every", j.EvalEvery, "steps between evaluations; one follows the last step in any case")
+	f.DurationVar(&o.checkpointEvery, "checkpoint-every", max(j.CheckpointEvery, 0), "time between checkpoints, such as 30s or 5m; 0: only when the run is stopped")
+	f.StringVar(&j.InitFrom, "init-from", j.InitFrom, "first parameters: the `PATH` of a model.safetensors or a run directory")
+	if c.standalone {
+		f.StringVar(&j.RunDir, "run-dir", j.RunDir, "`DIR` for the run's files")
+		f.IntVar(&j.Threads, "threads", j.Threads, "compute threads; 0: one for each core")
+		f.StringVar(&o.reduction, "reduction", "exact", "`MODE` of gradient sums: exact, or fast (in order of arrival)")
+		f.BoolVar(&o.plain, "plain", false, "plain lines instead of the live view")
+	}
+	return o, f
 }
 
 func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() (Job, error)) *command {
 	f := flag.NewFlagSet(name, flag.ContinueOnError)
 	f.SetOutput(io.Discard)
 	f.Usage = func() {}
-	c := &command{name: name, flags: f, own: make(map[string]bool)}
-	c.again = func() *command { return newCommand(name, standalone, define) }
+	c := &command{name: name, standalone: standalone, define: define, flags: f, own: make(map[string]bool)}
 	c.makeJob = define(f)
 	f.VisitAll(func(f *flag.Flag) { c.own[f.Name] = true })
-
-	standard := flag.NewFlagSet(name, flag.ContinueOnError)
-	o := &c.over
-	standard.IntVar(&o.steps, "steps", 0, "optimizer updates of the run")
-	standard.IntVar(&o.globalBatch, "global-batch", 0, "samples of a step")
-	standard.IntVar(&o.microBatch, "micro-batch", 0, "samples of a micro-batch; divides the global batch")
-	standard.Uint64Var(&o.seed, "seed", 0, "seed of all random numbers")
-	standard.Float64Var(&o.lr, "lr", 0, "peak learning rate")
-	standard.IntVar(&o.evalEvery, "eval-every", 0, "steps between evaluations; one follows the last step in any case")
-	standard.DurationVar(&o.checkpointEvery, "checkpoint-every", 0, "time between checkpoints, such as 30s or 5m; 0: only when the run is stopped")
-	standard.StringVar(&o.initFrom, "init-from", "", "first parameters: the `PATH` of a model.safetensors or a run directory")
-	if standalone {
-		standard.StringVar(&o.runDir, "run-dir", "", "`DIR` for the run's files")
-		standard.IntVar(&o.threads, "threads", 0, "compute threads; 0: one for each core")
-		standard.StringVar(&c.reduction, "reduction", "exact", "`MODE` of gradient sums: exact, or fast (in order of arrival)")
-		standard.BoolVar(&c.plain, "plain", false, "plain lines instead of the live view")
-	}
+	var standard *flag.FlagSet
+	c.standard, standard = c.standardOf(Job{})
 	standard.VisitAll(func(s *flag.Flag) {
 		if c.own[s.Name] {
 			panic(fmt.Sprintf("the program defines --%s, which is a standard flag: set the field of Job instead", s.Name))
@@ -180,11 +188,11 @@ func (c *command) job(args []string) (Job, error) {
 	if c.flags.NArg() > 0 {
 		return Job{}, c.usage("unexpected argument %q", c.flags.Arg(0))
 	}
-	if c.reduction != "" && c.reduction != "exact" && c.reduction != "fast" {
-		return Job{}, c.usage("--reduction %s: give exact or fast", c.reduction)
+	if r := c.standard.reduction; r != "" && r != "exact" && r != "fast" {
+		return Job{}, c.usage("--reduction %s: give exact or fast", r)
 	}
-	if c.over.checkpointEvery < 0 {
-		return Job{}, c.usage("--checkpoint-every %v: give a time, or 0 for none", c.over.checkpointEvery)
+	if every := c.standard.checkpointEvery; every < 0 {
+		return Job{}, c.usage("--checkpoint-every %v: give a time, or 0 for none", every)
 	}
 	job, err := c.makeJob()
 	if err != nil {
@@ -197,37 +205,28 @@ func (c *command) usage(format string, args ...any) error {
 	return &usageError{fmt.Errorf(format+"; see --help", args...)}
 }
 
-// override sets the fields whose flags were given.
+// override sets the fields of the job whose flags were given.
 func (c *command) override(j Job) Job {
+	o, fields := c.standardOf(j)
 	c.flags.Visit(func(f *flag.Flag) {
+		if c.own[f.Name] {
+			return
+		}
+		if err := fields.Set(f.Name, f.Value.String()); err != nil {
+			panic(fmt.Sprintf("trainer: --%s: %v", f.Name, err)) // the same flag has taken the value
+		}
 		switch f.Name {
-		case "steps":
-			j.Steps = c.over.steps
-		case "global-batch":
-			j.GlobalBatch = c.over.globalBatch
-		case "micro-batch":
-			j.MicroBatch = c.over.microBatch
-		case "seed":
-			j.Seed = c.over.seed
 		case "lr":
 			if j.Optimizer != nil {
-				j.Optimizer = j.Optimizer.withPeak(c.over.lr)
+				o.job.Optimizer = j.Optimizer.withPeak(o.lr)
 			}
-		case "eval-every":
-			j.EvalEvery = c.over.evalEvery
 		case "checkpoint-every":
-			if j.CheckpointEvery = c.over.checkpointEvery; j.CheckpointEvery == 0 {
-				j.CheckpointEvery = -1 // 0 is the job's default
+			if o.job.CheckpointEvery = o.checkpointEvery; o.checkpointEvery == 0 {
+				o.job.CheckpointEvery = -1 // 0 is the job's default
 			}
-		case "init-from":
-			j.InitFrom = c.over.initFrom
-		case "run-dir":
-			j.RunDir = c.over.runDir
-		case "threads":
-			j.Threads = c.over.threads
 		}
 	})
-	return j
+	return o.job
 }
 
 // launched returns the arguments without the flags that only a program without launcher has, so
@@ -265,26 +264,6 @@ func guardedJob(args []string, define func(*flag.FlagSet) func() (Job, error)) (
 // help returns the text for --help. Defaults of standard flags are the job's,
 // where one can be made without flags.
 func (c *command) help() string {
-	defaults := map[string]string{"run-dir": "runs/" + c.name + "-TIME", "reduction": "exact"}
-	if j, err := c.defaultJob(); err == nil {
-		j = j.withDefaults()
-		for name, n := range map[string]int{
-			"steps": j.Steps, "global-batch": j.GlobalBatch, "micro-batch": j.MicroBatch, "eval-every": j.EvalEvery,
-		} {
-			defaults[name] = fmt.Sprint(n)
-		}
-		defaults["seed"] = fmt.Sprint(j.Seed)
-		if j.Optimizer != nil {
-			defaults["lr"] = fmt.Sprint(j.Optimizer.schedule().Peak)
-		}
-		defaults["checkpoint-every"] = shortTime(max(j.CheckpointEvery, 0))
-		if j.InitFrom != "" {
-			defaults["init-from"] = j.InitFrom
-		}
-		if j.RunDir != "" {
-			defaults["run-dir"] = j.RunDir
-		}
-	}
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "Usage: %s [flags]\n", c.name)
 	if len(c.own) > 0 {
@@ -296,10 +275,22 @@ func (c *command) help() string {
 		}
 	})
 	fmt.Fprint(&b, "\nStandard flags:\n")
-	c.flags.VisitAll(func(f *flag.Flag) {
-		if !c.own[f.Name] {
-			printFlag(&b, f, defaults[f.Name])
+	job, err := c.defaultJob()
+	standard, fields := c.standardOf(job.withDefaults())
+	fields.VisitAll(func(f *flag.Flag) {
+		def := f.DefValue
+		switch f.Name {
+		case "run-dir":
+			def = cmp.Or(def, "runs/"+c.name+"-TIME")
+		case "checkpoint-every":
+			def = shortTime(standard.checkpointEvery)
+		case "threads", "plain": // their texts say it
+			def = ""
 		}
+		if err != nil && f.Name != "run-dir" && f.Name != "reduction" || f.Name == "lr" && job.Optimizer == nil {
+			def = ""
+		}
+		printFlag(&b, f, def)
 	})
 	return b.String()
 }
@@ -323,7 +314,7 @@ func (c *command) defaultJob() (job Job, err error) {
 			err = fmt.Errorf("panic: %v", v)
 		}
 	}()
-	return c.again().makeJob()
+	return newCommand(c.name, c.standalone, c.define).makeJob()
 }
 
 // ownDefault leaves out empty defaults.

@@ -189,7 +189,7 @@ func (e *Engine) forward(d core.Run, w *task) {
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	p := &passResult{last: last, suspect: -1}
 	e.start(taskEnded{
-		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, Peer: -1},
+		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
 	}, func(*taskEnded) (err error) {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
@@ -240,7 +240,7 @@ func (e *Engine) backward(d core.Run, w *task) {
 	}
 	p := new(passResult)
 	e.start(taskEnded{
-		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, Peer: -1},
+		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
 	}, func(*taskEnded) error {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()

@@ -119,6 +119,7 @@ type Span struct {
 	Name                string // see package trace
 	Start, End          time.Time
 	Stage, Micro, Layer int
+	First               int // layer of the stage, of a pass
 	Peer                id.WorkerID
 	Back                bool  // a boundary tensor on its way back
 	Bytes               int64 // 0: not known

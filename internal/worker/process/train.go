@@ -105,9 +105,9 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 			s := j.Stage(lo, hi, pool)
 			w.addStage(s, hi-lo == j.Layers)
 			if w.faults != nil {
-				return timed{slowed{s, w.faults, &w.clock}, lo, &w.times}
+				return slowed{s, w.faults, &w.clock}
 			}
-			return timed{s, lo, &w.times}
+			return s
 		},
 		Layers:      j.Params.Layers,
 		Begin:       begin,
@@ -132,6 +132,10 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Held:      w.recovery.held(start.Detect),
 		Applied:   w.recovery.applied,
 		Level:     func(f id.Fill, step int) { _ = w.send(control.Level{ID: f, Step: step}) },
+		Span: func(x engine.Span) {
+			w.times.add(x)
+			w.spans.add(x)
+		},
 		Phase: func(step int, phase string) {
 			w.times.phase(step, phase)
 			w.faults.Phase(step, chaos.Phase(phase))
@@ -141,7 +145,6 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		config.Progress = w.self.own.progress
 	}
 	w.saver.install(&config)
-	w.spans.install(&config)
 	e, err := engine.New(config)
 	if err != nil {
 		return err
