@@ -2,8 +2,7 @@ package kernel
 
 import "golang.org/x/sys/cpu"
 
-// The switches below are direct calls, so that operands on the stack stay
-// there.
+// The switches below call the kernels directly, so that operands on the stack stay there.
 
 func available() []Path {
 	paths := []Path{Generic}
@@ -237,51 +236,27 @@ func tileShape() (rows, cols int) {
 	}
 }
 
+// The kernels of a tile by its rows. Calls through a variable make operands escape, but these are in the heap anyway.
+var (
+	tileAVX2 = [...]func(k int, a, b, c *float32, stride int, add bool){
+		1: tile1AVX2, tile2AVX2, tile3AVX2, tile4AVX2, tile5AVX2, tile6AVX2,
+	}
+	tileAVX512 = [...]func(k int, a, b, c *float32, stride int, add bool){
+		1: tile1AVX512, tile2AVX512, tile3AVX512, tile4AVX512, tile5AVX512, tile6AVX512,
+		tile7AVX512, tile8AVX512, tile9AVX512, tile10AVX512, tile11AVX512, tile12AVX512,
+	}
+	tileDirectAVX512 = [...]func(k int, a *float32, rowStep, termStep int, b, c *float32, stride int, add bool){
+		1: tileDirect1AVX512, tileDirect2AVX512, tileDirect3AVX512, tileDirect4AVX512, tileDirect5AVX512, tileDirect6AVX512,
+		tileDirect7AVX512, tileDirect8AVX512, tileDirect9AVX512, tileDirect10AVX512, tileDirect11AVX512, tileDirect12AVX512,
+	}
+)
+
 func tile(rows, k int, a, b, c []float32, stride int, add bool) {
-	pa, pb, pc := &a[0], &b[0], &c[0]
 	switch active {
 	case AVX512:
-		switch rows {
-		case 12:
-			tile12AVX512(k, pa, pb, pc, stride, add)
-		case 11:
-			tile11AVX512(k, pa, pb, pc, stride, add)
-		case 10:
-			tile10AVX512(k, pa, pb, pc, stride, add)
-		case 9:
-			tile9AVX512(k, pa, pb, pc, stride, add)
-		case 8:
-			tile8AVX512(k, pa, pb, pc, stride, add)
-		case 7:
-			tile7AVX512(k, pa, pb, pc, stride, add)
-		case 6:
-			tile6AVX512(k, pa, pb, pc, stride, add)
-		case 5:
-			tile5AVX512(k, pa, pb, pc, stride, add)
-		case 4:
-			tile4AVX512(k, pa, pb, pc, stride, add)
-		case 3:
-			tile3AVX512(k, pa, pb, pc, stride, add)
-		case 2:
-			tile2AVX512(k, pa, pb, pc, stride, add)
-		case 1:
-			tile1AVX512(k, pa, pb, pc, stride, add)
-		}
+		tileAVX512[rows](k, &a[0], &b[0], &c[0], stride, add)
 	case AVX2:
-		switch rows {
-		case 6:
-			tile6AVX2(k, pa, pb, pc, stride, add)
-		case 5:
-			tile5AVX2(k, pa, pb, pc, stride, add)
-		case 4:
-			tile4AVX2(k, pa, pb, pc, stride, add)
-		case 3:
-			tile3AVX2(k, pa, pb, pc, stride, add)
-		case 2:
-			tile2AVX2(k, pa, pb, pc, stride, add)
-		case 1:
-			tile1AVX2(k, pa, pb, pc, stride, add)
-		}
+		tileAVX2[rows](k, &a[0], &b[0], &c[0], stride, add)
 	default:
 		tileGeneric(rows, k, a, b, c, stride, add)
 	}
@@ -325,31 +300,5 @@ func hasTileDirect() bool { return active == AVX512 }
 // tileDirect is tile for an a that was not packed: its element of row i and
 // term p is a[i·rowStep+p·termStep].
 func tileDirect(rows, k int, a []float32, rowStep, termStep int, b, c []float32, stride int, add bool) {
-	pa, pb, pc := &a[0], &b[0], &c[0]
-	switch rows {
-	case 12:
-		tileDirect12AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 11:
-		tileDirect11AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 10:
-		tileDirect10AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 9:
-		tileDirect9AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 8:
-		tileDirect8AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 7:
-		tileDirect7AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 6:
-		tileDirect6AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 5:
-		tileDirect5AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 4:
-		tileDirect4AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 3:
-		tileDirect3AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 2:
-		tileDirect2AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	case 1:
-		tileDirect1AVX512(k, pa, rowStep, termStep, pb, pc, stride, add)
-	}
+	tileDirectAVX512[rows](k, &a[0], rowStep, termStep, &b[0], &c[0], stride, add)
 }

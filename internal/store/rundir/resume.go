@@ -58,18 +58,13 @@ func (d *Dir) ReadData() (files []DataFile, err error) {
 
 // continueRun is WriteJob of a resumed run: job.json stays as it is.
 func (d *Dir) continueRun() error {
-	for _, l := range []struct {
-		name string
-		f    **os.File
-	}{{"metrics.jsonl", &d.metrics}, {"events.jsonl", &d.events}, {"plans.jsonl", &d.plans}, {"traces.jsonl", &d.traces}} {
-		f, err := os.OpenFile(d.File(l.name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
+	d.lines = make(map[string]*os.File)
+	for _, name := range lineFiles {
+		f, err := d.continueLines(name)
 		if err != nil {
 			return err
 		}
-		*l.f = f
-		if err := dropPart(f); err != nil {
-			return err
-		}
+		d.lines[name] = f
 	}
 	if err := os.Remove(d.File("summary.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -78,10 +73,26 @@ func (d *Dir) continueRun() error {
 	return d.link()
 }
 
+// continueLines opens a line file to write to its end.
+func (d *Dir) continueLines(name string) (*os.File, error) {
+	f, err := os.OpenFile(d.File(name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
+	if err != nil {
+		return nil, err
+	}
+	if err := dropPart(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
 // dropPart cuts off a line that was not written to its end.
 func dropPart(f *os.File) error {
 	info, err := f.Stat()
-	if err != nil {
+	if err != nil || info.Size() == 0 {
+		return err
+	}
+	last := []byte{0}
+	if _, err := f.ReadAt(last, info.Size()-1); err != nil || last[0] == '\n' {
 		return err
 	}
 	from := max(0, info.Size()-tailSize)

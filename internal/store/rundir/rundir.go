@@ -42,15 +42,12 @@ type Dir struct {
 	lock   *os.File
 
 	mu      sync.Mutex
-	metrics *os.File
-	events  *os.File
-	plans   *os.File
-	traces  *os.File
-	own     []string // what this Dir made in the directory before it became a run, in the order of removal
-	bin     bool     // MakeBin made the folder
-	isRun   bool     // job.json is written
-	again   bool     // of Resume
-	workers bool     // workers.json is
+	lines   map[string]*os.File // line files by name, from WriteJob or Resume to Close
+	own     []string            // what this Dir made in the directory before it became a run, in the order of removal
+	bin     bool                // MakeBin made the folder
+	isRun   bool                // job.json is written
+	again   bool                // of Resume
+	workers bool                // workers.json is
 	closed  bool
 
 	attached bool // another process made it, and others may be writing
@@ -108,34 +105,23 @@ func Attach(path, shown string) *Dir {
 func (d *Dir) Resume() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for name, f := range map[string]**os.File{"metrics.jsonl": &d.metrics, "events.jsonl": &d.events, "plans.jsonl": &d.plans} {
-		var err error
-		if *f, err = d.takeOver(name); err != nil {
+	d.lines = make(map[string]*os.File)
+	for _, name := range lineFiles {
+		open := d.takeOver
+		if name == "traces.jsonl" { // which may be long, and another line of that process among them does no damage
+			open = d.continueLines
+		}
+		f, err := open(name)
+		if err != nil {
 			return err
 		}
+		d.lines[name] = f
 	}
-	// Traces may be long, and one more line among them is harmless.
-	var err error
-	d.traces, err = os.OpenFile(d.File("traces.jsonl"), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
-	if err != nil {
-		return err
-	}
-	return endLine(d.traces)
+	return nil
 }
 
-// endLine ends a line that was not written to its end.
-func endLine(f *os.File) error {
-	info, err := f.Stat()
-	if err != nil || info.Size() == 0 {
-		return err
-	}
-	last := []byte{0}
-	if _, err := f.ReadAt(last, info.Size()-1); err != nil || last[0] == '\n' {
-		return err
-	}
-	_, err = f.Write([]byte{'\n'})
-	return err
-}
+// lineFiles are the files that grow by whole lines.
+var lineFiles = []string{"metrics.jsonl", "events.jsonl", "plans.jsonl", "traces.jsonl"}
 
 // takeOver copies the whole lines of a file.
 func (d *Dir) takeOver(name string) (*os.File, error) {
@@ -333,17 +319,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	if d.again {
 		return d.continueRun()
 	}
-	var err error
-	if d.metrics, err = d.openLines("metrics.jsonl"); err != nil {
-		return err
-	}
-	if d.events, err = d.openLines("events.jsonl"); err != nil {
-		return err
-	}
-	if d.plans, err = d.openLines("plans.jsonl"); err != nil {
-		return err
-	}
-	if d.traces, err = d.openLines("traces.jsonl"); err != nil {
+	if err := d.openLines(); err != nil {
 		return err
 	}
 	if err := d.writeJSON("data.json", data); err != nil {
@@ -357,16 +333,21 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	return d.link()
 }
 
-func (d *Dir) openLines(name string) (*os.File, error) {
+// openLines makes the line files.
+func (d *Dir) openLines() error {
 	once := os.O_EXCL
 	if d.attached {
 		once = os.O_TRUNC
 	}
-	f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o666)
-	if err == nil {
-		d.own = append(d.own, name)
+	d.lines = make(map[string]*os.File)
+	for _, name := range lineFiles {
+		f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o666)
+		if err != nil {
+			return err
+		}
+		d.lines[name], d.own = f, append(d.own, name)
 	}
-	return f, err
+	return nil
 }
 
 // link makes runs/latest point to the directory, in one step for readers.
@@ -390,32 +371,33 @@ func (d *Dir) link() error {
 }
 
 // AddMetrics appends a line to metrics.jsonl. WriteJob comes first.
-func (d *Dir) AddMetrics(m Metrics) error { return d.addLine(&d.metrics, m) }
+func (d *Dir) AddMetrics(m Metrics) error { return d.addLine("metrics.jsonl", m) }
 
 // AddEvent appends a line to events.jsonl. WriteJob comes first.
-func (d *Dir) AddEvent(e Event) error { return d.addLine(&d.events, e) }
+func (d *Dir) AddEvent(e Event) error { return d.addLine("events.jsonl", e) }
 
 // AddPlan appends a line to plans.jsonl. WriteJob comes first.
-func (d *Dir) AddPlan(p Plan) error { return d.addLine(&d.plans, p) }
+func (d *Dir) AddPlan(p Plan) error { return d.addLine("plans.jsonl", p) }
 
 // AddTrace appends a line of OTLP JSON to traces.jsonl. WriteJob comes first.
-func (d *Dir) AddTrace(line []byte) error { return d.addLine(&d.traces, json.RawMessage(line)) }
+func (d *Dir) AddTrace(line []byte) error { return d.addLine("traces.jsonl", json.RawMessage(line)) }
 
-func (d *Dir) addLine(f **os.File, v any) error {
+func (d *Dir) addLine(name string, v any) error {
 	line, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if *f == nil {
+	f := d.lines[name]
+	if f == nil {
 		return errors.New("rundir: line written outside of WriteJob and Close")
 	}
-	n, err := (*f).Write(append(line, '\n'))
+	n, err := f.Write(append(line, '\n'))
 	if err != nil && n > 0 {
 		// A disk that is full took a part of the line; readers get whole ones.
-		if info, e := (*f).Stat(); e == nil {
-			err = errors.Join(err, (*f).Truncate(info.Size()-int64(n)))
+		if info, e := f.Stat(); e == nil {
+			err = errors.Join(err, f.Truncate(info.Size()-int64(n)))
 		}
 	}
 	return err
@@ -459,11 +441,9 @@ func (d *Dir) WriteSummary(s Summary) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, f := range []*os.File{d.metrics, d.events, d.plans, d.traces} {
-		if f != nil {
-			if err := f.Sync(); err != nil {
-				return err
-			}
+	for _, f := range d.lines {
+		if err := f.Sync(); err != nil {
+			return err
 		}
 	}
 	return d.writeJSON("summary.json", s)
@@ -517,12 +497,10 @@ func (d *Dir) Close() error {
 	}
 	d.closed = true
 	var err error
-	for _, f := range []*os.File{d.metrics, d.events, d.plans, d.traces} {
-		if f != nil {
-			err = errors.Join(err, f.Close())
-		}
+	for _, f := range d.lines {
+		err = errors.Join(err, f.Close())
 	}
-	d.metrics, d.events, d.plans, d.traces = nil, nil, nil, nil
+	d.lines = nil
 	if d.bin {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}
