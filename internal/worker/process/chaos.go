@@ -62,21 +62,36 @@ func (w *Worker) slowLink(a, b int, factor float64) {
 	w.net.Shape(id.WorkerID(a), rate)
 }
 
-// heedSlow slows the worker down as launcher slow asks, until the returned
-// function is called.
+// heedSlow slows the worker down as launcher slow asks.
 func (w *Worker) heedSlow(runDir string) (stop func()) {
 	file := chaos.SlowFile(runDir, int(w.self.id()), w.self.Session.Incarnation)
+	return heed(w.self.own.slow, func() {
+		if factor, err := chaos.ReadSlow(file); err != nil {
+			complain(err)
+		} else {
+			w.faults.Slow(factor)
+		}
+	})
+}
+
+// heedTerm asks the agent to leave the run on SIGTERM, which was caught since the process began: an early signal counts.
+func (w *Worker) heedTerm() (stop func()) {
+	quit := heed(w.self.own.leave, func() { _ = w.send(control.Leave{}) }) // without an agent, this worker exits
+	return func() {
+		signal.Stop(w.self.own.leave)
+		quit()
+	}
+}
+
+// heed calls f at each signal until stop is called, which waits for f.
+func heed(signals <-chan os.Signal, f func()) (stop func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			select {
-			case <-w.self.own.slow:
-				if factor, err := chaos.ReadSlow(file); err != nil {
-					complain(err)
-				} else {
-					w.faults.Slow(factor)
-				}
+			case <-signals:
+				f()
 			case <-quit:
 				return
 			}
@@ -88,6 +103,9 @@ func (w *Worker) heedSlow(runDir string) (stop func()) {
 	}
 }
 
+// Flip flips a bit of the state that this worker holds, once there is state of the kind.
+func (w *Worker) Flip(t engine.Target) { w.recovery.flip(t) }
+
 // flip is [Worker.Flip] for a fault.
 func (w *Worker) flip(t chaos.Target) {
 	target, ok := engine.ParseTarget(string(t))
@@ -96,9 +114,6 @@ func (w *Worker) flip(t chaos.Target) {
 	}
 	w.Flip(target)
 }
-
-// Flip flips a bit of the state that this worker holds, once there is state of the kind.
-func (w *Worker) Flip(t engine.Target) { w.recovery.flip(t) }
 
 // victimProcess is this process as the target of faults.
 type victimProcess struct{ w *Worker }
@@ -110,29 +125,6 @@ func (v victimProcess) Signal(sig os.Signal) error {
 		_ = v.w.send(control.Harm{Kind: control.Thaw})
 	}
 	return err
-}
-
-// heedTerm asks the agent to leave the run on SIGTERM, until the returned
-// function is called.
-func (w *Worker) heedTerm() (stop func()) {
-	asked := w.self.own.leave // caught since the process began, so that an early signal counts
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-asked:
-				_ = w.send(control.Leave{}) // without an agent, this worker ends
-			case <-quit:
-				return
-			}
-		}
-	}()
-	return func() {
-		signal.Stop(asked)
-		close(quit)
-		<-done
-	}
 }
 
 // armed runs f with faults armed. When ctx ends, pauses of the trigger end too.

@@ -188,7 +188,9 @@ func Main(launched control.Identity, makeJob Make) int {
 			_ = platform.KeepCanary(fd) // without one the end of the process is known a little later
 		}
 	}
-	own := newOwnProcess()
+	own := &ownProcess{slow: make(chan os.Signal, 1), leave: make(chan os.Signal, 1)}
+	signal.Notify(own.slow, chaos.SlowSignal)
+	signal.Notify(own.leave, syscall.SIGTERM)
 	ctx := context.Background()
 	conn, err := launched.Dial(ctx) // says Hello
 	if err != nil {
@@ -215,13 +217,6 @@ func Main(launched control.Identity, makeJob Make) int {
 		return exitFailed
 	}
 	return 0
-}
-
-func newOwnProcess() *ownProcess {
-	own := &ownProcess{slow: make(chan os.Signal, 1), leave: make(chan os.Signal, 1)}
-	signal.Notify(own.slow, chaos.SlowSignal)
-	signal.Notify(own.leave, syscall.SIGTERM)
-	return own
 }
 
 // complain writes to the worker's log.

@@ -6,11 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -30,9 +29,9 @@ type recovery struct {
 	mu     sync.Mutex
 	engine *engine.Engine
 	early  []func(*engine.Engine) // messages for the next engine
-	first  chan<- control.Order   // takes the first order; nil once it has come, and for a worker that joins
-	order  *control.Order         // order that rolls the run back
-	signal chan struct{}          // closed when order is set
+	first  bool                   // the first order is still to come; never for a worker that joins
+	order  *control.Order         // order to begin from: the first one, or one that rolls the run back
+	signal chan struct{}          // closed while order is set
 }
 
 // held returns what reports whether this worker must not enter a commit: its agent has been silent
@@ -62,12 +61,16 @@ func (r *recovery) beaten() {
 	}
 }
 
-// hear passes a Query, an Order or a Fill to the engine.
+// hear passes a Query, an Order or a Fill to the engine, now or once there is one. A worker that Start lets join
+// begins without an order.
 func (r *recovery) hear(m control.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var tell func(*engine.Engine)
 	switch m := m.(type) {
+	case control.Start:
+		r.first = r.first && !m.Joins
+		return
 	case control.Query:
 		came := time.Now()
 		tell = func(e *engine.Engine) {
@@ -79,19 +82,19 @@ func (r *recovery) hear(m control.Message) {
 	case control.Order:
 		r.w.spans.ordered(m, m.Trace)
 		if m.Restart {
-			r.order, r.early = &m, nil
-			close(r.rollbackSignal())
-			if r.engine != nil {
-				r.engine.Abandon(errRollback)
-			}
-			return
+			r.early = nil
+		} else if !r.first || m.Ballot != (id.Ballot{}) {
+			tell = func(e *engine.Engine) { e.Order(m) }
+			break
 		}
-		if first := r.first; first != nil && m.Ballot == (id.Ballot{}) {
-			r.first = nil
-			first <- m
-			return
+		if r.order == nil {
+			close(r.signal)
 		}
-		tell = func(e *engine.Engine) { e.Order(m) }
+		r.order, r.first = &m, false
+		if r.engine != nil {
+			r.engine.Abandon(errRollback)
+		}
+		return
 	case control.Fill:
 		tell = func(e *engine.Engine) { e.Fill(m) }
 	}
@@ -100,13 +103,6 @@ func (r *recovery) hear(m control.Message) {
 	} else {
 		tell(r.engine)
 	}
-}
-
-// joins says that no order is the first: the engine of a worker that joins begins without one.
-func (r *recovery) joins() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.first = nil
 }
 
 // enter makes e the current engine.
@@ -124,33 +120,25 @@ func (r *recovery) enter(e *engine.Engine) {
 	r.early = nil
 }
 
-func (r *recovery) leave(*engine.Engine) {
+func (r *recovery) leave() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.engine = nil
 }
 
-// rollbackSignal returns the channel of the next rollback; r.mu is held.
-func (r *recovery) rollbackSignal() chan struct{} {
-	if r.signal == nil {
-		r.signal = make(chan struct{})
-	}
+// ordered returns a channel that is closed once there is an order to begin from.
+func (r *recovery) ordered() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	return r.signal
 }
 
-// rolledBack returns a channel that is closed when the run is to roll back.
-func (r *recovery) rolledBack() <-chan struct{} {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.rollbackSignal()
-}
-
-// rollback returns the order to continue from.
-func (r *recovery) rollback() control.Order {
+// begin takes the order to begin from.
+func (r *recovery) begin() control.Order {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	o := *r.order
-	r.order, r.signal = nil, nil
+	r.order, r.signal = nil, make(chan struct{})
 	return o
 }
 

@@ -4,6 +4,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/control"
 )
 
 func TestHeldWithoutAgent(t *testing.T) {
@@ -26,4 +28,32 @@ func TestHeldWithoutAgent(t *testing.T) {
 			t.Error("held, with the agent back")
 		}
 	})
+}
+
+// A worker begins from the newest order that says so, and gets later ones with the engine.
+func TestOrdersToBeginFrom(t *testing.T) {
+	w := New(nil, Self{})
+	r := &w.recovery
+	at := func(step int) (o control.Order) {
+		o.Passed.Step = step
+		return o
+	}
+	back := at(3)
+	back.Restart = true
+	r.hear(back) // before the first order
+	back.Passed.Step = 5
+	r.hear(back)
+	<-r.ordered()
+	if o := r.begin(); o.Passed.Step != 5 {
+		t.Errorf("begins from step %d, want 5", o.Passed.Step)
+	}
+	r.hear(at(6))
+	select {
+	case <-r.ordered():
+		t.Error("begins from the plan of a later step")
+	default:
+	}
+	if len(r.early) != 1 {
+		t.Errorf("%d messages for the engine, want 1", len(r.early))
+	}
 }

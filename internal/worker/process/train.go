@@ -55,7 +55,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 			if !errors.Is(err, errRollback) {
 				return err
 			}
-			order = w.recovery.rollback()
+			order = w.recovery.begin()
 		}
 	})
 }
@@ -65,14 +65,12 @@ func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (contro
 	if start.Joins {
 		return control.Order{}, nil
 	}
-	var o control.Order
 	select {
-	case o = <-w.order:
-	case <-w.recovery.rolledBack(): // before its first order came
-		o = w.recovery.rollback()
+	case <-w.recovery.ordered():
 	case <-ctx.Done():
 		return control.Order{}, ctx.Err()
 	}
+	o := w.recovery.begin()
 	if err := o.Plan.Validate(j.planLayers()); err != nil {
 		return control.Order{}, err
 	}
@@ -150,7 +148,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		return err
 	}
 	defer e.Close()
-	defer w.recovery.leave(e)
+	defer w.recovery.leave()
 	w.recovery.enter(e)
 	done := control.Done{Steps: order.Passed.Step}
 	if err := w.begin(ctx, j, e, &done); err != nil {
@@ -181,7 +179,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	}
 	select {
 	case <-w.release:
-	case <-w.recovery.rolledBack():
+	case <-w.recovery.ordered():
 		return errRollback
 	case <-ctx.Done():
 		return ctx.Err()

@@ -10,14 +10,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
 
@@ -32,9 +31,8 @@ type Worker struct {
 	// groups are those of all engines, one after the other.
 	groups map[uint16]*group.Group
 
-	// The agent sends each of these once; order is the first.
+	// The agent sends each of these once.
 	start      chan control.Start
-	order      chan control.Order
 	stop       chan string
 	release    chan struct{}
 	stopReason string
@@ -70,9 +68,9 @@ type Worker struct {
 func New(conn *control.Conn, me Self) *Worker {
 	w := &Worker{
 		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*group.Group),
-		start: make(chan control.Start, 1), order: make(chan control.Order, 1), stop: make(chan string, 1), release: make(chan struct{}),
+		start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}),
 	}
-	w.recovery.w, w.recovery.first, w.recovery.broken = w, w.order, make(chan id.Session, 64)
+	w.recovery = recovery{w: w, first: true, signal: make(chan struct{}), broken: make(chan id.Session, 64)}
 	return w
 }
 
@@ -146,9 +144,7 @@ func (w *Worker) receive(ctx context.Context) error {
 			if w.spans = newSpans(w, m.TraceEvery); w.spans != nil && w.self.own != nil {
 				w.self.own.progress.Time()
 			}
-			if m.Joins {
-				w.recovery.joins()
-			}
+			w.recovery.hear(m)
 			w.start <- m
 		case control.Stop:
 			w.stop <- m.Reason
