@@ -45,7 +45,7 @@ func describeParams(m *Model, seed uint64) *model.Params {
 		var tensors []model.Tensor
 		for k, t := range l.Params() {
 			tensors = append(tensors, model.Tensor{
-				Name: t.Name, Shape: t.Shape, NoDecay: t.NoDecay, Fill: func(x []float32) { t.Init.Fill(x, seed, i, k) },
+				Name: names[i] + "." + t.Name, Shape: t.Shape, NoDecay: t.NoDecay, Fill: func(x []float32) { t.Init.Fill(x, seed, i, k) },
 			})
 		}
 		p.Add(names[i], tensors)

@@ -34,7 +34,7 @@ func (p *Params) Open(path string) (*safetensors.File, error) {
 		f.Close()
 		return nil, &safetensors.Error{Path: path, Tensor: tensor, Reason: fmt.Sprintf(format, args...)}
 	}
-	for _, want := range p.infos {
+	for _, want := range p.infos() {
 		shape, ok := have[want.Name]
 		switch {
 		case !ok:
@@ -63,15 +63,11 @@ func PathError(err error) error {
 
 // Read reads the parameters of the held layers from a file of Open.
 func (p *Params) Read(f *safetensors.File) error {
-	i := 0
-	for _, views := range p.views {
-		for _, v := range views {
-			if v.F != nil {
-				if err := f.Read(p.infos[i].Name, v.F); err != nil {
-					return err
-				}
+	for i, l := range p.Layers {
+		if l.Params != nil {
+			if err := p.read(f, i, l.Params); err != nil {
+				return err
 			}
-			i++
 		}
 	}
 	return nil
@@ -91,7 +87,7 @@ func (p *Params) newWriter(path string) (*writer, error) {
 		return nil, err
 	}
 	m := &writer{path: path, f: f, b: bufio.NewWriterSize(f, 1<<20)}
-	if m.w, err = safetensors.NewWriter(m.b, map[string]string{"format": "pt"}, p.infos); err != nil {
+	if m.w, err = safetensors.NewWriter(m.b, map[string]string{"format": "pt"}, p.infos()); err != nil {
 		m.discard()
 		return nil, err
 	}

@@ -15,16 +15,15 @@ import (
 type Params struct {
 	Layers []engine.Layer
 
-	views [][]tensor.Tensor
-	fills [][]func([]float32)
-	infos []safetensors.Info // of all tensors, in model order
+	tensors [][]Tensor        // by layer
+	views   [][]tensor.Tensor // into Layers, without elements where a layer is not held
 
 	checked bool // the file of the first values has the SHA-256 of the job
 }
 
 // Tensor describes a parameter. Fill sets its first values.
 type Tensor struct {
-	Name    string
+	Name    string // within the model
 	Shape   []int
 	NoDecay bool
 	Fill    func([]float32)
@@ -33,18 +32,24 @@ type Tensor struct {
 // Add describes the next layer of the model.
 func (p *Params) Add(name string, tensors []Tensor) {
 	layer := engine.Layer{Name: name}
-	var views []tensor.Tensor
-	var fills []func([]float32)
-	for _, t := range tensors {
-		shape := slices.Clone(t.Shape)
-		layer.Tensors = append(layer.Tensors, zero.Tensor{Size: tensor.Size(shape), NoDecay: t.NoDecay})
-		views = append(views, tensor.Tensor{Shape: shape})
-		fills = append(fills, t.Fill)
-		p.infos = append(p.infos, safetensors.Info{Name: name + "." + t.Name, Shape: shape})
+	views := make([]tensor.Tensor, len(tensors))
+	for i, t := range tensors {
+		views[i].Shape = slices.Clone(t.Shape)
+		layer.Tensors = append(layer.Tensors, zero.Tensor{Size: tensor.Size(t.Shape), NoDecay: t.NoDecay})
 	}
 	p.Layers = append(p.Layers, layer)
+	p.tensors = append(p.tensors, tensors)
 	p.views = append(p.views, views)
-	p.fills = append(p.fills, fills)
+}
+
+// infos describes all tensors to a model file, in model order.
+func (p *Params) infos() (infos []safetensors.Info) {
+	for _, tensors := range p.tensors {
+		for _, t := range tensors {
+			infos = append(infos, safetensors.Info{Name: t.Name, Shape: t.Shape})
+		}
+	}
+	return infos
 }
 
 // Hold allocates layers [lo, hi), as zeros, where they are not held.
@@ -105,7 +110,7 @@ func (p *Params) Release() {
 func (p *Params) First(layer int, flat []float32, path, sha256 string) error {
 	if path == "" {
 		for i, v := range p.Split(layer, flat) {
-			p.fills[layer][i](v.F)
+			p.tensors[layer][i].Fill(v.F)
 		}
 		return nil
 	}
@@ -124,12 +129,13 @@ func (p *Params) First(layer int, flat []float32, path, sha256 string) error {
 		}
 		p.checked = true
 	}
-	at := 0
-	for _, views := range p.views[:layer] {
-		at += len(views)
-	}
+	return p.read(f, layer, flat)
+}
+
+// read reads the parameters of a layer from a file of Open.
+func (p *Params) read(f *safetensors.File, layer int, flat []float32) error {
 	for i, v := range p.Split(layer, flat) {
-		if err := f.Read(p.infos[at+i].Name, v.F); err != nil {
+		if err := f.Read(p.tensors[layer][i].Name, v.F); err != nil {
 			return err
 		}
 	}

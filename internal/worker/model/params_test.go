@@ -11,7 +11,7 @@ import (
 func TestInitialParametersChange(t *testing.T) {
 	describe := func() *Params {
 		p := &Params{}
-		p.Add("0", []Tensor{{Name: "w", Shape: []int{3}}})
+		p.Add("0", []Tensor{{Name: "0.w", Shape: []int{3}}})
 		return p
 	}
 	path := filepath.Join(t.TempDir(), "model.safetensors")
