@@ -1,8 +1,6 @@
 package zero
 
-import (
-	"github.com/soliton-train/soliton/internal/compute/kernel"
-)
+import "github.com/soliton-train/soliton/internal/compute/kernel"
 
 // Update holds the numbers of one optimizer update.
 type Update struct {
@@ -42,14 +40,12 @@ func (a AdamW) prepare(u Update) func(params []float32, moments [][]float32, gra
 		Correction2: float32(1 - power(float64(a.Beta2), u.Step)),
 		GradScale:   u.GradScale,
 	}
-	exempt := h
-	exempt.WeightDecay = 0
 	return func(params []float32, moments [][]float32, grad []float32, decay bool) {
-		if decay {
-			kernel.AdamW(params, moments[0], moments[1], grad, h)
-		} else {
-			kernel.AdamW(params, moments[0], moments[1], grad, exempt)
+		h := h
+		if !decay {
+			h.WeightDecay = 0
 		}
+		kernel.AdamW(params, moments[0], moments[1], grad, h)
 	}
 }
 
@@ -75,13 +71,11 @@ func (SGD) Moments() int { return 1 }
 
 func (s SGD) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool) {
 	h := kernel.SGDStep{LR: u.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: u.GradScale}
-	exempt := h
-	exempt.WeightDecay = 0
 	return func(params []float32, moments [][]float32, grad []float32, decay bool) {
-		if decay {
-			kernel.SGD(params, moments[0], grad, h)
-		} else {
-			kernel.SGD(params, moments[0], grad, exempt)
+		h := h
+		if !decay {
+			h.WeightDecay = 0
 		}
+		kernel.SGD(params, moments[0], grad, h)
 	}
 }

@@ -24,9 +24,7 @@ func Resume(path string) (*Dir, Record, error) {
 		abs = target // such as runs/latest, which may come to point elsewhere
 	}
 	d := &Dir{path: abs, shown: filepath.Clean(path), again: true}
-	if dir, name := filepath.Split(abs); filepath.Base(dir) == Parent && name != Latest {
-		d.parent = filepath.Clean(dir)
-	}
+	d.setParent()
 	if d.lock, err = os.OpenFile(d.File("lock"), os.O_RDWR, 0); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil, Record{}, fmt.Errorf("%s %w: give the directory of a run, such as %s", path, ErrNoRun, filepath.Join(Parent, Latest))
 	} else if err != nil {

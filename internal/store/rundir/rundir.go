@@ -200,10 +200,9 @@ func (d *Dir) take() error {
 		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
 	}
 	d.lock = lock
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return fmt.Errorf("%w; give another directory", ErrInUse)
-		}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+		return fmt.Errorf("%w; give another directory", ErrInUse)
+	} else if err != nil {
 		return fmt.Errorf("%w: lock: %w; give a directory on a file system with locks", ErrCreate, err)
 	}
 	if made {
@@ -462,20 +461,46 @@ func (d *Dir) writeJSON(name string, v any) error {
 
 // WriteFile writes a file that appears under its name complete and synced.
 func WriteFile(path string, content []byte) error {
+	f, err := NewFile(path)
+	if err != nil {
+		return err
+	}
+	if _, err := f.Write(content); err != nil {
+		f.Discard()
+		return err
+	}
+	return f.Commit()
+}
+
+// File is a file that appears under its name with Commit, complete and synced.
+type File struct {
+	*os.File
+	path string
+}
+
+// NewFile makes the file without its name.
+func NewFile(path string) (*File, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close())
+	return &File{f, path}, err
+}
+
+// Commit gives the file its name. After an error it is removed.
+func (f *File) Commit() error {
+	err := errors.Join(f.Chmod(0o644), f.Sync(), f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), path)
+		err = os.Rename(f.Name(), f.path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name())
+		f.Discard()
 		return err
 	}
-	return syncDir(filepath.Dir(path))
+	return syncDir(filepath.Dir(f.path))
+}
+
+// Discard removes a file that was not committed.
+func (f *File) Discard() {
+	_ = f.Close()
+	_ = os.Remove(f.Name())
 }
 
 func syncDir(path string) error {

@@ -89,6 +89,6 @@ func (c *collector) Finish() ([]byte, error) {
 // Discard implements [engine.Collector].
 func (c *collector) Discard() {
 	if c.file != nil {
-		c.file.discard()
+		c.file.f.Discard()
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -75,38 +76,28 @@ func (p *Params) Read(f *safetensors.File) error {
 
 // writer writes parameters to a file that appears under its name complete and synced, with commit.
 type writer struct {
-	path string
-	f    *os.File
-	b    *bufio.Writer
-	w    *safetensors.Writer
+	f *rundir.File
+	b *bufio.Writer
+	w *safetensors.Writer
 }
 
 func (p *Params) newWriter(path string) (*writer, error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-")
+	f, err := rundir.NewFile(path)
 	if err != nil {
 		return nil, err
 	}
-	m := &writer{path: path, f: f, b: bufio.NewWriterSize(f, 1<<20)}
+	m := &writer{f: f, b: bufio.NewWriterSize(f, 1<<20)}
 	if m.w, err = safetensors.NewWriter(m.b, map[string]string{"format": "pt"}, p.infos()); err != nil {
-		m.discard()
+		f.Discard()
 		return nil, err
 	}
 	return m, nil
 }
 
 func (m *writer) commit() error {
-	err := errors.Join(m.w.Close(), m.b.Flush(), m.f.Chmod(0o644), m.f.Sync(), m.f.Close())
-	if err == nil {
-		err = os.Rename(m.f.Name(), m.path)
+	if err := errors.Join(m.w.Close(), m.b.Flush()); err != nil {
+		m.f.Discard()
+		return err
 	}
-	if err != nil {
-		m.discard()
-	}
-	return err
-}
-
-// discard removes the file before it has its name.
-func (m *writer) discard() {
-	m.f.Close()
-	os.Remove(m.f.Name())
+	return m.f.Commit()
 }
