@@ -13,16 +13,11 @@ import (
 // streams, scratch memory and the compute threads. It is valid during the call
 // only and belongs to one goroutine.
 type Context struct {
-	pool    *kernel.Pool
-	arena   *tensor.Arena
-	seed    uint64
-	step    uint32
-	first   uint32 // index of the micro-batch's first sample in the global batch
-	samples int
-	layer   uint16
-	op      uint32 // path of the layer within composite layers, see Sub
-	train   bool
-	poison  bool // fill new memory with NaN
+	call   Call // Threads is that of pool
+	pool   *kernel.Pool
+	arena  *tensor.Arena
+	op     uint32 // path of the layer within composite layers, see Sub
+	poison bool   // fill new memory with NaN
 }
 
 // opBits is the part of the operation number (rng.OpBits wide) that one level
@@ -31,10 +26,10 @@ const opBits = 5
 
 // Train reports whether this is training. In evaluation, layers such as dropout
 // pass their input on, and no Backward follows.
-func (c *Context) Train() bool { return c.train }
+func (c *Context) Train() bool { return c.call.Train }
 
 // Samples returns the number of samples of the micro-batch.
-func (c *Context) Samples() int { return c.samples }
+func (c *Context) Samples() int { return c.call.Samples }
 
 // Threads returns how many goroutines For runs at once.
 func (c *Context) Threads() int { return c.pool.Threads() }
@@ -66,10 +61,11 @@ func (c *Context) Tensor(shape ...int) Tensor {
 // from its beginning. Streams depend on the job's seed, the step, the
 // sample's place in the global batch, the layer and the operation.
 func (c *Context) Rand(sample, op int) rng.Stream {
-	if sample < 0 || sample >= c.samples {
-		panic(fmt.Sprintf("trainer: Rand of sample %d of %d", sample, c.samples))
+	if sample < 0 || sample >= c.call.Samples {
+		panic(fmt.Sprintf("trainer: Rand of sample %d of %d", sample, c.call.Samples))
 	}
-	return rng.New(c.seed, rng.Place{Step: c.step, Sample: c.first + uint32(sample), Layer: c.layer, Op: c.opNumber(op)})
+	place := rng.Place{Step: c.call.Step, Sample: uint32(c.call.First + sample), Layer: uint16(c.call.Layer), Op: c.opNumber(op)}
+	return rng.New(c.call.Seed, place)
 }
 
 // Sub returns the context for part i, 0 to 30, of a composite layer. Each part
@@ -87,7 +83,7 @@ func (c *Context) opNumber(op int) uint32 {
 	return c.op<<opBits | uint32(op)
 }
 
-// Call describes a call of a layer outside of a job; see [NewContext].
+// Call describes a call of a layer; see [NewContext].
 type Call struct {
 	Seed    uint64
 	Step    uint32
@@ -104,17 +100,7 @@ type Call struct {
 // memory that it has not written.
 func NewContext(call Call) (c *Context, release func()) {
 	pool := kernel.NewPool(max(call.Threads, 1))
-	return &Context{
-		pool:    pool,
-		arena:   new(tensor.Arena),
-		poison:  true,
-		seed:    call.Seed,
-		step:    call.Step,
-		first:   uint32(call.First),
-		samples: call.Samples,
-		layer:   uint16(call.Layer),
-		train:   call.Train,
-	}, pool.Close
+	return &Context{call: call, pool: pool, arena: new(tensor.Arena), poison: true}, pool.Close
 }
 
 // Pool returns the worker's compute threads, for the functions of package kernel.

@@ -160,7 +160,7 @@ type WithoutGradient struct {
 // Backward implements [Layer].
 func (l WithoutGradient) Backward(c *Context, p []Tensor, stash any, dout Tensor, dp []Tensor) Tensor {
 	din := l.Layer.Backward(c, p, stash, dout, dp)
-	if c.step == 1 && int(c.first) == l.First {
+	if c.call.Step == 1 && c.call.First == l.First {
 		for _, g := range dp {
 			clear(g.F)
 		}

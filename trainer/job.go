@@ -12,7 +12,6 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/internal/worker/model"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
@@ -185,16 +184,8 @@ func (j Job) withDefaults() Job {
 // prepared is a valid job with its data bound.
 type prepared struct {
 	Job
-	params *model.Params
-
-	modelConfig, config []byte // Model.Config, and the content of config.json
-
-	data, eval Dataset // bound; eval may be nil
-	dataSum    string
-	evalSum    string
-	initSum    string     // SHA-256 of the file of InitFrom
-	files      []DataFile // of data, then of eval
-	trainFiles int        // how many of them are of data
+	data, eval Dataset     // bound; eval may be nil
+	run        process.Job // what is known of the job as a worker runs it
 }
 
 // prepare checks a job and binds its data. It calls user code.
@@ -204,36 +195,35 @@ func prepare(j Job) (*prepared, error) {
 	modelFaults := p.Model.faults()
 	faults = append(faults, modelFaults...)
 	if len(modelFaults) == 0 {
-		p.params = describeParams(&p.Model, p.Seed)
+		p.run.Params = describeParams(&p.Model, p.Seed)
 		var err error
-		if p.modelConfig, err = json.Marshal(p.Model.Config); err == nil {
-			p.config, err = json.MarshalIndent(savedConfig{p.Model.Name, p.modelConfig}, "", "  ")
-			p.config = append(p.config, '\n')
+		if p.run.ModelConfig, err = json.Marshal(p.Model.Config); err == nil {
+			p.run.Config, err = json.MarshalIndent(savedConfig{p.Model.Name, p.run.ModelConfig}, "", "  ")
+			p.run.Config = append(p.run.Config, '\n')
 		}
 		if err != nil {
 			faults = append(faults, Fault{"Model.Config", "", fmt.Sprintf("cannot be written as JSON: %v", err)})
 		}
 		if j.InitFrom != "" {
-			if f, err := p.params.Open(j.InitFrom); err != nil {
-				faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
-			} else {
-				p.initSum, err = f.SHA256()
+			f, err := p.run.Params.Open(j.InitFrom)
+			if err == nil {
+				p.run.InitSHA256, err = f.SHA256()
 				f.Close()
-				if err != nil {
-					faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
-				}
+			}
+			if err != nil {
+				faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
 			}
 		}
 		if available, ok := platform.AvailableMemory(); ok && j.Optimizer != nil {
 			// Parameters, their gradient and the optimizer's moments.
-			modelFaults = memoryFault(&p.Model, p.params, 2+j.Optimizer.rule().Moments(), max(p.MicroBatch, 1), available)
+			modelFaults = memoryFault(&p.Model, p.run.Params, 2+j.Optimizer.rule().Moments(), max(p.MicroBatch, 1), available)
 			faults = append(faults, modelFaults...)
 		}
 	}
-	p.data, p.dataSum, faults = p.bind("Data", j.Data, faults, len(modelFaults) == 0)
-	p.trainFiles = len(p.files)
+	p.data, p.run.DataSHA256, faults = p.bind("Data", j.Data, faults, len(modelFaults) == 0)
+	p.run.DataFiles = len(p.run.Files)
 	if j.Eval != nil {
-		p.eval, p.evalSum, faults = p.bind("Eval", j.Eval, faults, len(modelFaults) == 0)
+		p.eval, p.run.EvalSHA256, faults = p.bind("Eval", j.Eval, faults, len(modelFaults) == 0)
 	}
 	if len(faults) > 0 {
 		return nil, &ValidationError{faults}
@@ -258,7 +248,7 @@ func (p *prepared) bind(field string, d Dataset, faults []Fault, model bool) (Da
 	if err != nil {
 		return nil, "", append(faults, Fault{field, "", "cannot be used: " + err.Error()})
 	}
-	p.files = append(p.files, files...)
+	p.run.Files = append(p.run.Files, files...)
 	return bound, sum, faults
 }
 

@@ -97,12 +97,6 @@ func report(stdout, stderr io.Writer, err error) int {
 	return out.ExitStatus()
 }
 
-// usageError is a mistake on the command line.
-type usageError struct{ err error }
-
-func (e *usageError) Error() string { return e.err.Error() }
-func (e *usageError) Unwrap() error { return e.err }
-
 // Done is what the function that makes the job returns, in place of an error,
 // when the program has nothing to train: [Main] prints the text and ends the
 // process with status 0.
@@ -173,8 +167,8 @@ func newCommand(name string, standalone bool, define func(*flag.FlagSet) func() 
 	return c
 }
 
-// job parses the command line and makes the job. Errors are *Done
-// and *usageError.
+// job parses the command line and makes the job. Errors are *Done, which may be wrapped, and
+// *process.JobError.
 func (c *command) job(args []string) (Job, error) {
 	err := c.flags.Parse(args)
 	if errors.Is(err, flag.ErrHelp) {
@@ -196,13 +190,13 @@ func (c *command) job(args []string) (Job, error) {
 	}
 	job, err := c.makeJob()
 	if err != nil {
-		return Job{}, &usageError{err} // it has the flags to go by
+		return Job{}, &process.JobError{Kind: control.Usage, Err: err} // the job follows from the flags
 	}
 	return c.override(job), nil
 }
 
 func (c *command) usage(format string, args ...any) error {
-	return &usageError{fmt.Errorf(format+"; see --help", args...)}
+	return &process.JobError{Kind: control.Usage, Err: fmt.Errorf(format+"; see --help", args...)}
 }
 
 // override sets the fields of the job whose flags were given.

@@ -46,16 +46,8 @@ func newStage(m *Model, lo, hi int, params *model.Params, pool *kernel.Pool, see
 }
 
 func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context {
-	return &Context{
-		pool:    s.pool,
-		arena:   arena,
-		seed:    s.seed,
-		step:    uint32(m.Step),
-		first:   uint32(m.First),
-		samples: m.Samples,
-		layer:   uint16(layer),
-		train:   m.Train,
-	}
+	call := Call{Seed: s.seed, Step: uint32(m.Step), First: m.First, Samples: m.Samples, Layer: layer, Train: m.Train}
+	return &Context{call: call, pool: s.pool, arena: arena}
 }
 
 func (s *stage) enter(layer int, call string) { s.at.layer, s.at.call = layer, call }

@@ -6,12 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
@@ -44,15 +42,11 @@ func maker(makeJob func() (Job, error)) process.Make {
 
 // jobError marks errors that are not failures of the program: wrong usage, and --help.
 func jobError(err error) error {
-	var data *DataError
-	var invalid *ValidationError
-	var usage *usageError
-	var done *Done
-	switch {
-	case errors.As(err, &done):
-		return &process.JobError{Kind: control.Help, Text: done.Text, Err: err}
-	case errors.As(err, &invalid), errors.As(err, &usage), errors.As(err, &data):
-		return &process.JobError{Kind: control.Usage, Text: strings.ReplaceAll(err.Error(), "\n", "; "), Err: err}
+	if done := (*Done)(nil); errors.As(err, &done) {
+		return &process.JobError{Kind: control.Help, Err: done}
+	}
+	if errors.As(err, new(*ValidationError)) || errors.As(err, new(*DataError)) {
+		return &process.JobError{Kind: control.Usage, Err: err}
 	}
 	return err
 }
@@ -60,21 +54,16 @@ func jobError(err error) error {
 // worker returns the job as a worker process runs it.
 func (p *prepared) worker() *process.Job {
 	schedule, order := p.Optimizer.schedule(), newShuffle(p.Seed, p.data.Len())
-	j := &process.Job{
-		Job:             p.describe(),
-		Files:           p.files,
-		CheckpointEvery: max(p.CheckpointEvery, 0),
-		Params:          p.params,
-		Config:          p.config,
-		Input:           p.Model.Input,
-		Target:          p.Model.Target,
-		Rule:            p.Optimizer.rule(),
-		LR:              func(step int) float64 { return schedule.At(step, p.Steps) },
-		Stage: func(lo, hi int, pool *kernel.Pool) process.Stage {
-			return newStage(&p.Model, lo, hi, p.params, pool, p.Seed)
-		},
-		Load: func(i uint64, in, target Tensor) error { return read(p.data, order.at(i), in, target) },
+	p.describe()
+	j := &p.run
+	j.CheckpointEvery = max(p.CheckpointEvery, 0)
+	j.Input, j.Target = p.Model.Input, p.Model.Target
+	j.Rule = p.Optimizer.rule()
+	j.LR = func(step int) float64 { return schedule.At(step, p.Steps) }
+	j.Stage = func(lo, hi int, pool *kernel.Pool) process.Stage {
+		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed)
 	}
+	j.Load = func(i uint64, in, target Tensor) error { return read(p.data, order.at(i), in, target) }
 	if p.eval != nil {
 		n := p.eval.Len()
 		if j.Evaluations = n; p.EvalSamples > 0 {
@@ -122,33 +111,14 @@ func (p *prepared) end(e process.End) error {
 	return p.OnEnd(End{RunDir: e.RunDir, Steps: e.Steps, Net: net, Out: e.Out})
 }
 
-// describe returns the job as job.json has it.
-func (p *prepared) describe() rundir.Job {
-	return rundir.Job{
-		Program:     filepath.Base(os.Args[0]),
-		Args:        os.Args[1:],
-		Model:       p.Model.Name,
-		ModelConfig: p.modelConfig,
-		Layers:      len(p.Model.Layers),
-		Parameters:  int64(p.params.Count()),
-		Steps:       p.Steps,
-		GlobalBatch: p.GlobalBatch,
-		MicroBatch:  p.MicroBatch,
-		Seed:        p.Seed,
-		Optimizer:   p.Optimizer.String(),
-		Schedule:    p.Optimizer.schedule().String(),
-		ClipNorm:    p.ClipNorm,
-		EvalEvery:   p.EvalEvery,
-		EvalSamples: p.EvalSamples,
-		InitFrom:    p.InitFrom,
-		InitSHA256:  p.initSum,
-		Samples:     int64(p.data.Len()),
-		DataFiles:   p.trainFiles,
-		EvalFiles:   len(p.files) - p.trainFiles,
-		DataSHA256:  p.dataSum,
-		EvalSHA256:  p.evalSum,
-		Kernel:      kernel.Active().String(),
-		GoVersion:   runtime.Version(),
-		Platform:    runtime.GOOS + "/" + runtime.GOARCH,
-	}
+// describe fills in the job as job.json has it.
+func (p *prepared) describe() {
+	d := &p.run.Job
+	d.Program, d.Args = filepath.Base(os.Args[0]), os.Args[1:]
+	d.Model, d.Layers, d.Parameters = p.Model.Name, len(p.Model.Layers), int64(p.run.Params.Count())
+	d.Steps, d.GlobalBatch, d.MicroBatch, d.Seed = p.Steps, p.GlobalBatch, p.MicroBatch, p.Seed
+	d.Optimizer, d.Schedule, d.ClipNorm = p.Optimizer.String(), p.Optimizer.schedule().String(), p.ClipNorm
+	d.EvalEvery, d.EvalSamples, d.EvalFiles = p.EvalEvery, p.EvalSamples, len(p.run.Files)-p.run.DataFiles
+	d.InitFrom, d.Samples = p.InitFrom, int64(p.data.Len())
+	d.Kernel, d.GoVersion, d.Platform = kernel.Active().String(), runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH
 }

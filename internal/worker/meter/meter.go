@@ -60,38 +60,27 @@ type lap struct {
 
 type stage struct {
 	hi    int // behind the last layer
-	total [2]ring
-	laps  [2]map[int]*ring
+	total [2]recent
+	laps  [2]map[int]recent
 }
 
-// ring holds the newest values.
-type ring struct {
-	size   int
-	values []time.Duration
-	next   int
-}
+// recent holds the newest values, the last one at the end.
+type recent []time.Duration
 
-func (r *ring) put(d time.Duration) {
-	if len(r.values) < r.size {
-		r.values = append(r.values, d)
-		return
-	}
-	r.values[r.next] = d
-	r.next = (r.next + 1) % r.size
-}
+// with returns at most n values, of which d is the newest.
+func (r recent) with(d time.Duration, n int) recent { return append(r[max(0, len(r)+1-n):], d) }
 
 // median returns the median, of two the lesser; 0 of none.
-func (r *ring) median() time.Duration {
-	if len(r.values) == 0 {
+func (r recent) median() time.Duration {
+	if len(r) == 0 {
 		return 0
 	}
-	sorted := slices.Sorted(slices.Values(r.values))
-	return sorted[(len(sorted)-1)/2]
+	return slices.Sorted(slices.Values(r))[(len(r)-1)/2]
 }
 
 // trimmed returns the mean without the greatest twelfth, which is at least one.
-func (r *ring) trimmed() time.Duration {
-	sorted := slices.Sorted(slices.Values(r.values))
+func (r recent) trimmed() time.Duration {
+	sorted := slices.Sorted(slices.Values(r))
 	if n := len(sorted); n > 1 {
 		sorted = sorted[:n-(n+11)/12]
 	}
@@ -165,20 +154,12 @@ func (m *Meter) End(d Direction, lo, hi int) {
 	defer m.mu.Unlock()
 	s := m.stages[lo]
 	if s == nil || s.hi != hi {
-		s = &stage{hi: hi}
-		for i := range s.total {
-			s.total[i].size, s.laps[i] = window, make(map[int]*ring)
-		}
+		s = &stage{hi: hi, laps: [2]map[int]recent{{}, {}}}
 		m.stages[lo] = s
 	}
-	s.total[d].put(total)
+	s.total[d] = s.total[d].with(total, window)
 	for _, l := range m.laps {
-		r := s.laps[d][l.layer]
-		if r == nil {
-			r = &ring{size: shareWindow}
-			s.laps[d][l.layer] = r
-		}
-		r.put(l.took)
+		s.laps[d][l.layer] = s.laps[d][l.layer].with(l.took, shareWindow)
 	}
 	m.count++
 }
@@ -189,7 +170,7 @@ func (m *Meter) Layers() (all []Layer, passes uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for lo, s := range m.stages {
-		if len(s.total[Backward].values) < window {
+		if len(s.total[Backward]) < window {
 			continue
 		}
 		var sum [2]time.Duration
@@ -201,7 +182,7 @@ func (m *Meter) Layers() (all []Layer, passes uint64) {
 		for l := lo; l < s.hi; l++ {
 			var took [2]time.Duration
 			for d := range took {
-				if r := s.laps[d][l]; r != nil && sum[d] > 0 {
+				if r := s.laps[d][l]; len(r) > 0 && sum[d] > 0 {
 					took[d] = time.Duration(float64(s.total[d].median()) * (float64(r.trimmed()) / float64(sum[d])))
 				}
 			}

@@ -106,8 +106,7 @@ type Make func(note func(text string) error) (*Job, error)
 // JobError is why there is no job to run.
 type JobError struct {
 	Kind control.FailKind // control.Usage or control.Help
-	Text string           // for the user
-	Err  error
+	Err  error            // for the user
 }
 
 func (e *JobError) Error() string { return e.Err.Error() }
@@ -172,7 +171,9 @@ func Failure(err error, step int) control.Failed {
 	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):
 		f.Kind = control.PeerLost
 	case errors.As(err, &job):
-		f.Kind, f.Text = job.Kind, job.Text
+		if f.Kind, f.Text = job.Kind, job.Error(); f.Kind == control.Usage {
+			f.Text = strings.ReplaceAll(f.Text, "\n", "; ")
+		}
 	}
 	return f
 }

@@ -26,7 +26,7 @@ import (
 func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	// Under the launcher, the number of threads is the launcher's flag.
 	if err := checkThreads(start.Threads); err != nil {
-		return &JobError{Kind: control.Usage, Text: err.Error(), Err: err}
+		return &JobError{control.Usage, err}
 	}
 	var compute []func() // each computing thread calls them first
 	if w.self.own != nil {
