@@ -16,7 +16,7 @@ func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, post fu
 	}
 	e := session.CheckpointsPruned{}
 	if err == nil {
-		e.Err = checkpoint.Prune(ctx, dir, 0, m.Step+1)
+		e.Err = checkpoint.Prune(ctx, dir, checkpoint.DefaultKeep, m.Step+1)
 	}
 	post(e)
 }

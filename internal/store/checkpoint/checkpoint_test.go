@@ -78,7 +78,7 @@ func part(step, worker int, plan id.Version, rule string, ranges []id.Range) Par
 // writeParts writes the files of n owners side by side and returns the manifest that would commit them.
 func writeParts(t testing.TB, dir string, step, n int, rule string) Manifest {
 	t.Helper()
-	m := Manifest{Job: job, Step: step, Plan: id.Version{Generation: 2, N: step}, Rule: rule, Layers: layers, Files: make([]File, n), State: []byte{0, 1, 255}}
+	m := Manifest{Job: job, Step: step, Plan: id.Version{Generation: 2, N: step}, Rule: rule, Layers: layers, Files: make([]File, n)}
 	errs := make([]error, n)
 	var wg sync.WaitGroup
 	for w, ranges := range deal(n) {
@@ -181,7 +181,7 @@ func TestAnyLayout(t *testing.T) {
 				t.Fatal(err, refused)
 			}
 			compareAll(t, r, n)
-			if got := r.Manifest(); string(got.State) != string(m.State) || got.Plan != m.Plan {
+			if got := r.Manifest(); got.Plan != m.Plan {
 				t.Errorf("manifest %+v, want %+v", got, m)
 			}
 			r.Close()
@@ -300,7 +300,7 @@ func TestDamageIsRefusedByName(t *testing.T) {
 		{"empty manifest", change(manifestName, func([]byte) []byte { return nil }), manifestName + ": malformed"},
 		{"spaces in manifest", change(manifestName, func(b []byte) []byte { return append(b, ' ') }), manifestName + ": altered"},
 		{"edited manifest", change(manifestName, func(b []byte) []byte {
-			return []byte(strings.Replace(string(b), `"state":"AAH/"`, `"state":"AAH+"`, 1))
+			return []byte(strings.Replace(string(b), `"job":"`, `"job":"x`, 1))
 		}), manifestName + ": altered"},
 		{"unknown field", change(manifestName, func(b []byte) []byte {
 			return []byte(strings.Replace(string(b), `"rule"`, `"ruler":1,"rule"`, 1))
@@ -509,7 +509,7 @@ func TestPrune(t *testing.T) {
 	if _, err := os.Stat(stray); err == nil {
 		t.Error("a stray file was left")
 	}
-	prune(0, 7, 7, 6, 5, 4)
+	prune(DefaultKeep, 7, 7, 6, 5, 4)
 	flip(6)
 	flip(5)
 	prune(1, 7, 7, 4) // 4 is the only whole one
@@ -540,7 +540,7 @@ func TestSameStepAgain(t *testing.T) {
 	if err := Commit(dir, m); err != nil {
 		t.Fatal(err)
 	}
-	if err := Prune(t.Context(), dir, 0, 6); err != nil {
+	if err := Prune(t.Context(), dir, DefaultKeep, 6); err != nil {
 		t.Fatal(err)
 	}
 	wantNewest(t, dir, 5)
@@ -630,8 +630,8 @@ func TestManifestFaultsTogether(t *testing.T) {
 		want   []string
 	}{
 		{"fields", func(m *Manifest) {
-			*m = Manifest{Step: -1, Plan: id.Version{Generation: -1, N: 0}, Rule: "lion", State: make([]byte, MaxState+1), ParamsSHA256: "ABC"}
-		}, []string{"job:", "step:", "plan:", `"lion" is none of adamw, sgd`, "layers:", "files:", "state:", "params_sha256:"}},
+			*m = Manifest{Step: -1, Plan: id.Version{Generation: -1, N: 0}, Rule: "lion"}
+		}, []string{"job:", "step:", "plan:", `"lion" is none of adamw, sgd`, "layers:", "files:"}},
 		{"files", func(m *Manifest) {
 			m.Files[0].Name, m.Files[0].SHA256, m.Files[1].Size = "../x.safetensors", "", 7
 		}, []string{`"../x.safetensors"`, "64 digits", "7 bytes"}},

@@ -10,8 +10,7 @@ import (
 	"slices"
 )
 
-// DefaultKeep is how many checkpoints [Prune] keeps where it is given 0: one
-// to go on from, and two in case it turns out to be damaged.
+// DefaultKeep is how many checkpoints a run keeps: one to resume from, and two in case it turns out to be damaged.
 const DefaultKeep = 3
 
 // Entry is one directory of a checkpoint.
@@ -55,7 +54,9 @@ func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
 	for _, step := range steps {
 		r, err := openNamed(dir, step)
 		if err == nil {
-			err = r.ready(ctx, job)
+			if err = r.of(job); err == nil {
+				err = r.Verify(ctx)
+			}
 			if err == nil {
 				return r, refused, nil
 			}
@@ -96,22 +97,11 @@ func (r *Reader) of(job string) error {
 	}
 }
 
-// ready reports what keeps a checkpoint from being used for a job.
-func (r *Reader) ready(ctx context.Context, job string) error {
-	if err := r.of(job); err != nil {
-		return err
-	}
-	return r.Verify(ctx)
-}
-
-// Prune removes what the run directory dir no longer needs of checkpoints of steps before writing: all but the newest keep whole ones
-// (0: [DefaultKeep]), broken and unfinished ones, and files in whole ones that are not theirs. Steps from
+// Prune removes what the run directory dir no longer needs of checkpoints of steps before writing: all but the newest keep whole ones,
+// broken and unfinished ones, and files in whole ones that are not theirs. Steps from
 // writing on, to which owners may be writing now, are left alone. The newest checkpoint that is kept was read and
 // verified in this call; where there is none, only unfinished ones are removed, and what cannot be read never is.
 func Prune(ctx context.Context, dir string, keep, writing int) error {
-	if keep <= 0 {
-		keep = DefaultKeep
-	}
 	steps, err := listSteps(dir)
 	if err != nil {
 		return err

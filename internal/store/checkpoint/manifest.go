@@ -23,7 +23,6 @@ const Format = 1
 // layers of 10¹² parameters, and no sum of sizes overflows.
 const (
 	MaxManifest = 16 << 20 // bytes of an encoded manifest
-	MaxState    = 4 << 20  // bytes of Manifest.State
 	maxName     = 255      // bytes of names
 	maxLayers   = 1 << 20
 	maxLayer    = 1 << 40 // elements
@@ -39,16 +38,14 @@ var rules = map[string][]string{
 
 // Manifest says what a checkpoint is and what belongs to it.
 type Manifest struct {
-	Format       int        `json:"format"`                  // set by Encode
-	Job          string     `json:"job"`                     // identity of the job; a checkpoint of another is refused
-	Step         int        `json:"step"`                    // steps that are in the state
-	Plan         id.Version `json:"plan"`                    // plan of the step
-	Rule         string     `json:"rule"`                    // adamw or sgd
-	Layers       []int      `json:"layers"`                  // parameters of each layer
-	Files        []File     `json:"files"`                   // their ranges cover every parameter once
-	State        []byte     `json:"state,omitempty"`         // step state, opaque to this package
-	ParamsSHA256 string     `json:"params_sha256,omitempty"` // of all parameters; "" if it was not taken
-	Digest       string     `json:"digest"`                  // SHA-256 of the manifest's encoding with "" here; set by Encode
+	Format int        `json:"format"` // set by Encode
+	Job    string     `json:"job"`    // identity of the job; a checkpoint of another is refused
+	Step   int        `json:"step"`   // steps that are in the state
+	Plan   id.Version `json:"plan"`   // plan of the step
+	Rule   string     `json:"rule"`   // adamw or sgd
+	Layers []int      `json:"layers"` // parameters of each layer
+	Files  []File     `json:"files"`  // their ranges cover every parameter once
+	Digest string     `json:"digest"` // SHA-256 of the manifest's encoding with "" here; set by Encode
 }
 
 // File is one file of a checkpoint.
@@ -81,12 +78,6 @@ func (m *Manifest) Validate() error {
 	}
 	if len(m.Files) == 0 || len(m.Files) > maxFiles {
 		fault("files: there are %d; want 1 to %d", len(m.Files), maxFiles)
-	}
-	if len(m.State) > MaxState {
-		fault("state: has %d bytes; at most %d are allowed", len(m.State), MaxState)
-	}
-	if m.ParamsSHA256 != "" && !hexHash.MatchString(m.ParamsSHA256) {
-		fault("params_sha256: %q is no SHA-256 of 64 digits in lower case", m.ParamsSHA256)
 	}
 	if faults != nil {
 		return errors.Join(faults...) // below this, the numbers of things are bounded

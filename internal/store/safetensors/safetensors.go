@@ -30,6 +30,8 @@ import (
 	"os"
 	"slices"
 	"unicode/utf8"
+
+	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // MaxHeader is the largest header in bytes that the format allows.
@@ -73,7 +75,6 @@ type Writer struct {
 	tensors []Info
 	next    int
 	left    int // elements of tensor next-1 still to come
-	buf     []byte
 }
 
 // NewWriter writes the header for the given tensors. metadata may be nil.
@@ -85,7 +86,7 @@ func NewWriter(w io.Writer, metadata map[string]string, tensors []Info) (*Writer
 	if _, err := w.Write(header); err != nil {
 		return nil, err
 	}
-	return &Writer{w: w, tensors: tensors, buf: make([]byte, 0, 1<<16)}, nil
+	return &Writer{w: w, tensors: tensors}, nil
 }
 
 func encodeHeader(metadata map[string]string, tensors []Info) ([]byte, error) {
@@ -145,16 +146,10 @@ func (w *Writer) Write(data []float32) error {
 		return fmt.Errorf("safetensors: %d elements written where %d were declared", len(data), w.left)
 	}
 	w.left -= len(data)
-	for len(data) > 0 {
-		n := min(len(data), cap(w.buf)/4)
-		b := w.buf[:0]
-		for _, x := range data[:n] {
-			b = binary.LittleEndian.AppendUint32(b, math.Float32bits(x))
-		}
-		if _, err := w.w.Write(b); err != nil {
+	for part := range slices.Chunk(data, 1<<14) {
+		if _, err := w.w.Write(kernel.Bytes(part)); err != nil {
 			return err
 		}
-		data = data[n:]
 	}
 	return nil
 }
