@@ -36,7 +36,6 @@ func (r *run) do(e session.Effect) error {
 		r.hosts.send(e.Worker, e.Message)
 	case session.Kill:
 		r.hosts.kill(e.Worker)
-		r.grace(e.Worker)
 	case session.Fence:
 		r.hosts.fence(e.Worker)
 	case session.StartWorker:
@@ -45,11 +44,6 @@ func (r *run) do(e session.Effect) error {
 		if started.Err == nil {
 			r.hosts.begin(place)
 		}
-	case session.AwaitExit:
-		r.grace(e.Worker)
-	case session.AwaitCause:
-		// What a frozen worker does to others shows before it counts as silent.
-		r.cause = time.After(r.c.times().Cause)
 	case session.Propose:
 		return r.log.plan(e.Order, e.Reason)
 	case session.VerifyCheckpoint:

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -152,12 +153,13 @@ func (l *lead) serve(s *seat) (session.Outcome, error) {
 	if hosts.fresh = in == nil; in != nil {
 		hosts.inherit(c, in.Members())
 	}
-	sess := session.New(l.session(console, dir, in), hosts.workers())
-	r := newRun(l, console, dir, hosts, sess)
+	sc := l.session(console, dir, in)
 	if in == nil {
 		// Of a run that is resumed, the first plan is greater than any that a worker has seen.
-		r.step(session.LogOpened{First: id.Version{Generation: state.Generation, N: max(state.Newest.N, c.Resume.Newest().N) + 1}})
+		sc.First = id.Version{Generation: state.Generation, N: max(state.Newest.N, c.Resume.Newest().N) + 1}
 	}
+	sess := session.New(sc, hosts.workers())
+	r := newRun(l, console, dir, hosts, sess)
 	s.admit(l)
 	defer s.admit(nil)
 	l.relay.lead(l)
@@ -179,6 +181,12 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 	}
 	if !c.alone() {
 		sc.Lease = c.Detect
+	}
+	if g := l.relay.gossip; g != nil {
+		sc.Ring = g.c
+	}
+	if err := l.relay.noRing; err != nil {
+		sc.NoRing = fmt.Sprintf("there is no gossip ring: %s", session.OneLine(err.Error()))
 	}
 	if dir != nil {
 		sc.RunDir, sc.Shown = dir.Path(), dir.String()

@@ -2,8 +2,6 @@ package host
 
 import (
 	"context"
-	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -31,14 +29,11 @@ type run struct {
 	governing  *governing // nil where no clocks are to be set
 	answer     *session.AnswerAdd
 	viewClosed bool
-	early      []byte            // output that came before the view was closed
-	reapAt     map[int]time.Time // when the grace period of a worker ends, by its place
-	reap       *time.Timer       // for the first of them
-	cause      <-chan time.Time  // when AwaitCause ends
+	early      []byte // output that came before the view was closed
 }
 
 func newRun(l *lead, c Console, dir *rundir.Dir, hosts *roster, s *session.Session) *run {
-	r := &run{Console: c, c: l.c, lead: l, dir: dir, hosts: hosts, s: s, events: l.events, reapAt: make(map[int]time.Time), reap: newTimer()}
+	r := &run{Console: c, c: l.c, lead: l, dir: dir, hosts: hosts, s: s, events: l.events}
 	r.log = &proposer{log: l.log, term: l.term, entries: make(chan proposal, 64)}
 	return r
 }
@@ -52,7 +47,9 @@ func newTimer() *time.Timer {
 
 // begin starts what works beside the loop.
 func (r *run) begin() {
-	r.ringOpened()
+	if g := r.lead.relay.gossip; g != nil {
+		r.others.Go(func() { g.tell(r.talking, r.post) })
+	}
 	r.others.Go(func() { r.log.run(r.talking, r.post) })
 	if r.c.Clocks != nil {
 		g, err := newGoverning(r.c.Clocks, governorConfig, r.post)
@@ -80,9 +77,6 @@ func (r *run) loop() session.Outcome {
 	r.talking = talking
 	defer hangUp()
 	r.begin()
-	hello := time.NewTimer(r.c.HelloTimeout)
-	defer hello.Stop()
-	defer r.reap.Stop()
 	alarm := newTimer()
 	defer alarm.Stop()
 	watch, watchDue := newTimer(), time.Time{}
@@ -122,10 +116,6 @@ func (r *run) loop() session.Outcome {
 		case <-watched:
 			on, watched = r.lead.watch.now()
 			r.step(session.WatchAsked{On: on})
-		case <-hello.C:
-			r.step(session.HelloTimeout{})
-		case <-r.cause:
-			r.step(session.CauseTimeout{})
 		case <-watch.C:
 			r.step(session.WatchTick{Due: watchDue})
 			rewatch()
@@ -133,8 +123,6 @@ func (r *run) loop() session.Outcome {
 			r.look(lookDue)
 			lookDue = time.Now().Add(timing.Probe)
 			look.Reset(timing.Probe)
-		case <-r.reap.C:
-			r.reapLate()
 		case <-r.lead.ctx.Done():
 			hangUp()
 			return r.end()
@@ -233,54 +221,4 @@ func (r *run) look(due time.Time) {
 	for _, host := range probe {
 		r.others.Go(func() { r.post(hostProbed{host, r.c.refuses(r.talking, host)}) })
 	}
-}
-
-// grace gives a worker until timing.Reap from now to end.
-func (r *run) grace(place int) {
-	r.reapAt[place] = time.Now().Add(timing.Reap)
-	r.rearm()
-}
-
-// reapLate tells the session of workers that have not ended in time.
-func (r *run) reapLate() {
-	now := time.Now()
-	var late []int
-	for place, at := range r.reapAt {
-		if !now.Before(at) {
-			late = append(late, place)
-			delete(r.reapAt, place)
-		}
-	}
-	slices.Sort(late)
-	for _, place := range late {
-		r.step(session.ReapTimeout{Worker: place})
-	}
-	r.rearm()
-}
-
-// rearm sets the timer for the first end of a grace period.
-func (r *run) rearm() {
-	var first time.Time
-	for _, at := range r.reapAt {
-		if first.IsZero() || at.Before(first) {
-			first = at
-		}
-	}
-	r.reap.Stop()
-	if !first.IsZero() {
-		r.reap.Reset(time.Until(first))
-	}
-}
-
-// ringOpened tells the session of the ring, or why there is none, and listens to it.
-func (r *run) ringOpened() {
-	var e session.RingOpened
-	if g := r.lead.relay.gossip; g != nil {
-		e.Ring = g.c
-		r.others.Go(func() { g.tell(r.talking, r.post) })
-	}
-	if err := r.lead.relay.noRing; err != nil {
-		e.Reason = fmt.Sprintf("there is no gossip ring: %s", session.OneLine(err.Error()))
-	}
-	r.step(e)
 }

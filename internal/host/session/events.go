@@ -74,23 +74,10 @@ type (
 	AlarmDue struct{}
 	// WatchTick has the session look for missed heartbeats. It comes every [timing.Policy].Watch. Due is when it was meant to come.
 	WatchTick struct{ Due time.Time }
-	// HelloTimeout says that Settings.HelloTimeout is over since the start.
-	HelloTimeout struct{}
-	// ReapTimeout says that a worker has not exited in time after [Kill] or [AwaitExit].
-	ReapTimeout struct{ Worker int }
-	// CauseTimeout comes some time after [AwaitCause].
-	CauseTimeout struct{}
 )
 
 // Events of what the shell has done.
 type (
-	// LogOpened gives the version of the first plan of a run that is resumed. It comes before Begin.
-	LogOpened struct{ First id.Version }
-	// RingOpened gives the gossip ring, or the reason why it is missing. It comes before Begin.
-	RingOpened struct {
-		Ring   control.Ring
-		Reason string
-	}
 	// Agreed says that a proposed plan is in the log.
 	Agreed struct {
 		Version  id.Version
@@ -138,14 +125,10 @@ type (
 		Worker  int
 		Message control.Message
 	}
-	// Kill kills a worker; ReapTimeout comes if it has not exited in time.
+	// Kill kills a worker.
 	Kill struct{ Worker int }
 	// Fence kills a worker of a host that may come back later, as soon as it is there.
 	Fence struct{ Worker int }
-	// AwaitExit has ReapTimeout come if the worker has not exited in time.
-	AwaitExit struct{ Worker int }
-	// AwaitCause has CauseTimeout come, unless the session is over before.
-	AwaitCause struct{}
 	// StartWorker starts a process; WorkerStarted comes.
 	StartWorker struct{ Worker plan.Worker }
 )

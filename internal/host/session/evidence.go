@@ -38,10 +38,8 @@ func (g *signs) membership() string {
 
 // ring is what the session knows of the gossip ring as a whole.
 type ring struct {
-	control.Ring
 	formed bool      // all workers have been members
 	due    time.Time // when missing members are noted; zero: not any more
-	reason string    // why the ring is missing, where there should be one
 }
 
 // watch looks for workers that are silent. due is when it was meant to look.
@@ -122,7 +120,7 @@ func (s *Session) dropSuspicions() {
 
 // awaitRing sets when members that are missing are noted.
 func (s *Session) awaitRing() {
-	if len(s.ring.Seeds) > 0 {
+	if len(s.cfg.Ring.Seeds) > 0 {
 		s.ring.due = s.now.Add(timing.Of(s.cfg.Detect).RingForm)
 	}
 }
@@ -140,7 +138,7 @@ func (s *Session) noteMissing() {
 
 // ringOf is what a worker is told of the ring.
 func (s *Session) ringOf(w *worker) control.Ring {
-	r := s.ring.Ring
+	r := s.cfg.Ring
 	r.Host = w.who.Host
 	return r
 }

@@ -114,7 +114,7 @@ func TestRingDiffers(t *testing.T) {
 
 func TestNotInTheRing(t *testing.T) {
 	s := begin(Config{Settings: Settings{Detect: time.Second}}, 3)
-	s.ring.Ring = control.Ring{Seeds: []string{"127.0.0.1:1"}, Key: []byte("0123456789abcdef"), Detect: time.Second}
+	s.cfg.Ring = control.Ring{Seeds: []string{"127.0.0.1:1"}, Key: []byte("0123456789abcdef"), Detect: time.Second}
 	now := time.Unix(0, 0)
 	for _, e := range prepare(3) {
 		for _, e := range s.Step(now, e) {

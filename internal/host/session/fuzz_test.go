@@ -50,11 +50,11 @@ func TestRandomRuns(t *testing.T) {
 	}
 	for _, e := range []any{
 		Received{}, ConnClosed{}, WorkerExited{}, WorkerStarted{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
-		HostBack{}, AlarmDue{}, WatchTick{}, HelloTimeout{}, ReapTimeout{}, CauseTimeout{}, LogOpened{}, RingOpened{}, Agreed{}, Balanced{}, FileFailed{},
+		HostBack{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{},
 		CheckpointCommitted{}, CheckpointsPruned{}, CheckpointVerified{}, ClocksSet{}, Metered{},
 		control.Hello{}, control.Beat{}, control.Note{}, control.Ready{}, control.Step{}, control.Output{}, control.Done{}, control.Timeline{}, control.Spans{},
 		control.Repaired{}, control.Saved{}, control.Answer{}, control.Applied{}, control.LinkLost{}, control.Leave{}, control.Level{}, control.Failed{},
-		Send{}, Kill{}, Fence{}, AwaitExit{}, AwaitCause{}, StartWorker{}, Propose{}, WriteJob{}, WritePlan{}, WriteMetrics{}, WriteEvent{},
+		Send{}, Kill{}, Fence{}, StartWorker{}, Propose{}, WriteJob{}, WritePlan{}, WriteMetrics{}, WriteEvent{},
 		WriteSummary{}, WriteWorkers{}, CommitCheckpoint{}, VerifyCheckpoint{}, Show{}, CloseView{}, Output{}, AnswerAdd{}, BeginTrace{}, WriteSpans{},
 		Measure{}, ObserveStep{}, ReleaseClocks{}, DeviceUsed{},
 	} {
@@ -96,7 +96,6 @@ type world struct {
 	now    time.Time
 	actors []*actor // by place
 	todo   []Event  // what shell and log have to tell
-	late   []Event  // timeouts that may come
 	done   []Effect // since the run began
 	logged []Propose
 	step   int // newest in metrics.jsonl
@@ -149,15 +148,15 @@ func drive(t *testing.T, script []byte, c *coverage) {
 		workers = append(workers, who)
 		w.actors = append(w.actors, newActor(who))
 	}
-	w.s = New(w.cfg, workers)
 	if head&2 != 0 {
-		w.do(RingOpened{Ring: control.Ring{Seeds: []string{"127.0.0.1:1"}}})
+		w.cfg.Ring.Seeds = []string{"127.0.0.1:1"}
 	} else {
-		w.do(RingOpened{Reason: "there is no gossip ring: no port"})
+		w.cfg.NoRing = "there is no gossip ring: no port"
 	}
 	if head&4 != 0 {
-		w.do(LogOpened{id.Version{Generation: 1, N: 1}})
+		w.cfg.First = id.Version{Generation: 1, N: 1}
 	}
+	w.s = New(w.cfg, workers)
 	w.react(w.s.Begin(w.now))
 	for len(script) > 0 && !w.s.Over() {
 		w.turn(next(), next(), hostile)
@@ -223,11 +222,7 @@ func (w *world) turn(op, arg byte, hostile bool) {
 			w.do(e)
 		}
 	case 24:
-		if len(w.late) > 0 {
-			e := w.late[0]
-			w.late = w.late[1:]
-			w.do(e)
-		}
+		w.alarm()
 	case 25:
 		if (arg%8 == 0 || w.s.phase == finished) && len(w.logged) > 0 && w.cfg.Term > 0 {
 			w.takeover()
@@ -252,7 +247,7 @@ func (w *world) turn(op, arg byte, hostile bool) {
 		}
 	case 31:
 		if hostile && arg%16 == 0 {
-			w.do([]Event{FileFailed{errors.New("no space")}, HelloTimeout{}, CauseTimeout{}, ReapTimeout{place}}[arg>>4%4])
+			w.do(FileFailed{errors.New("no space")})
 		}
 	}
 }
@@ -315,13 +310,8 @@ func (w *world) react(effects []Effect) {
 			}
 		case Kill:
 			w.kill(e.Worker)
-			w.late = append(w.late, ReapTimeout(e))
 		case Fence:
 			w.kill(e.Worker)
-		case AwaitExit:
-			w.late = append(w.late, ReapTimeout(e))
-		case AwaitCause:
-			w.late = append(w.late, CauseTimeout{})
 		case Propose:
 			w.todo = append(w.todo, Agreed{e.Order.Plan.Version, w.now})
 			w.logged = append(w.logged, e)
@@ -587,7 +577,7 @@ func (w *world) takeover() {
 			workers = append(workers, m)
 		}
 	}
-	w.actors, w.todo, w.late = nil, nil, nil
+	w.actors, w.todo = nil, nil
 	for _, who := range workers {
 		a := known[id.Session{Worker: who.ID, Incarnation: who.Incarnation}]
 		if a == nil {
@@ -596,7 +586,6 @@ func (w *world) takeover() {
 		w.actors = append(w.actors, a)
 	}
 	w.s = New(w.cfg, workers)
-	w.do(RingOpened{})
 	effects := w.s.Begin(w.now)
 	for i := range w.s.workers {
 		w.note("Process", running, w.s.workers[i].exit)
@@ -690,11 +679,6 @@ func (w *world) settle() {
 		w.now = w.now.Add(10 * time.Millisecond)
 		for range min(len(w.todo), 100) {
 			w.deliver()
-		}
-		for range min(len(w.late), 100) {
-			e := w.late[0]
-			w.late = w.late[1:]
-			w.do(e)
 		}
 		for place := range w.actors {
 			if !w.s.Over() {

@@ -110,6 +110,11 @@ func TestJoinerThatSaysNothing(t *testing.T) {
 	if want := r.now.Add(r.s.cfg.HelloTimeout); at != want {
 		t.Fatalf("the alarm is at %v, want %v", at, want)
 	}
+	r.now = time.Unix(0, 0).Add(r.s.cfg.HelloTimeout) // the first workers would be late now; this one is not
+	r.feed(AlarmDue{})
+	if strings.Contains(r.kinds(), "refused") || r.s.phase == ending {
+		t.Fatal(r.kinds(), r.s.end.err)
+	}
 	r.now = at.Add(-time.Second)
 	r.feed(AlarmDue{})
 	if !strings.Contains(r.kinds(), "refused") || r.s.phase == ending {

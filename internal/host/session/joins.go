@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
@@ -115,7 +114,7 @@ func (s *Session) started(e WorkerStarted) {
 	s.workers = append(s.workers, worker{who: e.Worker, joins: true, fresh: true, hello: s.now.Add(s.cfg.HelloTimeout)})
 	place := len(s.workers) - 1
 	if s.phase > training {
-		s.first(Kill{place})
+		s.dismiss(place)
 		return
 	}
 	s.then(s.row(place, "begins"))
@@ -129,7 +128,7 @@ func (s *Session) join(place int) {
 		return
 	}
 	if s.phase > training {
-		s.first(Kill{place})
+		s.dismiss(place)
 		return
 	}
 	w.set(working)
@@ -143,7 +142,6 @@ func (s *Session) join(place int) {
 // refuse ends a worker that has no part in the plan yet. The run continues.
 func (s *Session) refuse(place int, err error) {
 	w := &s.workers[place]
-	w.hello = time.Time{}
 	if s.phase == ending || w.state == gone || w.fault != nil {
 		return
 	}
@@ -157,7 +155,6 @@ func (s *Session) refuse(place int, err error) {
 func (s *Session) loseJoiner(place int) {
 	w := &s.workers[place]
 	w.set(gone)
-	w.hello = time.Time{}
 	cause := OneLine(stoppedBy(s.death(place)))
 	if !w.failed {
 		kind := eventLost

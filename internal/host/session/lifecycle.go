@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // How a run ends: what workers and the user say about that, what the exit of a process means, and the verdict.
@@ -35,6 +37,7 @@ type verdict struct {
 type claim struct {
 	err    *FailedError
 	detail string
+	due    time.Time // when it is believed
 }
 
 // enter changes the phase of the run.
@@ -61,10 +64,10 @@ func (s *Session) hungUp(place int, err error) {
 	}
 	switch {
 	case s.phase == ending:
-	case errors.Is(err, control.ErrFormat), errors.Is(err, control.ErrFrameSize):
+	case s.phase != assembling && (errors.Is(err, control.ErrFormat) || errors.Is(err, control.ErrFrameSize)):
 		s.bad(place, "sent bytes that are no message")
 	case w.state != done:
-		s.then(AwaitExit{place}) // a process that dies closes its connection first, and its exit says more
+		s.grace(place) // a process that dies closes its connection first, and its exit says more
 	}
 }
 
@@ -75,7 +78,7 @@ func (s *Session) exited(place int, status Status) {
 	case running:
 		w.exitTo(exited)
 		w.status, w.ended = status, s.now
-		s.then(AwaitExit{place})
+		s.grace(place)
 	case hungUp:
 		w.exitTo(reaped)
 		w.status, w.ended = status, s.now
@@ -91,11 +94,11 @@ func (s *Session) unreaped(place int) {
 	case w.exit == exited: // and something holds its connection open
 		w.exitTo(reaped)
 		s.ended(place)
-	case s.phase == ending:
+	case s.phase == ending || w.killed: // the others do not wait for it
 		w.exitTo(abandoned)
-	case w.killed:
-		w.exitTo(abandoned) // the others do not wait for it
 		s.ended(place)
+	case s.phase == assembling:
+		s.kill(place)
 	default:
 		if w.fault == nil {
 			w.fault = &ProtocolError{s.id(place), "closed its connection and went on" + s.at()}
@@ -108,10 +111,19 @@ func (s *Session) unreaped(place int) {
 	}
 }
 
+// grace gives a worker until timing.Reap from now to exit, and to have said all.
+func (s *Session) grace(place int) { s.workers[place].reap = s.now.Add(timing.Reap) }
+
+// dismiss kills a worker whose exit changes nothing.
+func (s *Session) dismiss(place int) {
+	s.first(Kill{place})
+	s.grace(place)
+}
+
 // kill kills a worker; its exit is the event that follows.
 func (s *Session) kill(place int) {
 	s.workers[place].killed = true
-	s.first(Kill{place})
+	s.dismiss(place)
 }
 
 // ended judges a worker that has exited and has nothing more to say.
@@ -121,7 +133,7 @@ func (s *Session) ended(place int) {
 		return !s.anyWorker(func(w *worker) bool { return w.state != gone && !w.failed && !w.over() })
 	}
 	switch {
-	case s.phase == ending, w.state == gone:
+	case s.phase == ending, s.phase == assembling, w.state == gone:
 	case w.joins && s.phase == training:
 		s.loseJoiner(place)
 	case w.joins:
@@ -192,10 +204,9 @@ func (s *Session) workerFailed(place int, m control.Failed) {
 		w.fault = err // its exit is the event
 	case s.end.claim == nil:
 		// The exit of another worker may be behind this and says more, but it may be heard of later.
-		s.end.claim = &claim{err, m.Stack}
-		s.then(AwaitCause{})
+		s.end.claim = &claim{err, m.Stack, s.now.Add(timing.Of(s.cfg.Detect).Cause)}
 	case s.end.claim.err.Kind == control.PeerLost && m.Kind != control.PeerLost:
-		s.end.claim = &claim{err, m.Stack}
+		s.end.claim = &claim{err, m.Stack, s.end.claim.due}
 	}
 }
 
@@ -303,7 +314,7 @@ func (s *Session) conclude() {
 		switch w := &s.workers[place]; {
 		case w.state == gone || w.closed():
 		case w.joins && w.state < working:
-			s.first(Kill{place}) // it reads data for a run that is over
+			s.dismiss(place) // it reads data for a run that is over
 		default:
 			s.send(place, control.Release{})
 		}
@@ -363,7 +374,7 @@ func (s *Session) judge(err error) {
 func (s *Session) killAll() {
 	for place := range s.workers {
 		if w := &s.workers[place]; w.exit == running || w.exit == hungUp {
-			s.first(Kill{place})
+			s.dismiss(place)
 		}
 	}
 }

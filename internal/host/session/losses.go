@@ -292,19 +292,29 @@ func (t timers) set(name controller.Timer, now time.Time, after time.Duration) {
 
 // Alarm returns when AlarmDue is to come, zero for never.
 func (s *Session) Alarm() (first time.Time) {
-	if s.phase == ending {
-		return first
-	}
 	sooner := func(at time.Time) {
 		if !at.IsZero() && (first.IsZero() || at.Before(first)) {
 			first = at
 		}
 	}
+	for place := range s.workers {
+		if w := &s.workers[place]; !w.over() {
+			sooner(w.reap)
+		}
+	}
+	if s.phase == ending {
+		return first
+	}
 	if s.phase == training {
 		sooner(s.checkpoints.due)
 	}
 	for place := range s.workers {
-		sooner(s.workers[place].hello)
+		if w := &s.workers[place]; w.state == connecting && !w.hasExited() {
+			sooner(w.hello)
+		}
+	}
+	if c := s.end.claim; c != nil {
+		sooner(c.due)
 	}
 	for _, t := range s.timers {
 		sooner(t.at)
@@ -314,10 +324,28 @@ func (s *Session) Alarm() (first time.Time) {
 
 // alarm takes in that a time has come. A timer of the controller that is noticed late runs again: the host was held up itself.
 func (s *Session) alarm() {
-	for place := range s.workers {
-		if w := &s.workers[place]; !w.hello.IsZero() && !s.now.Before(w.hello) {
-			s.refuse(place, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))
+	passed := func(at *time.Time) bool {
+		if at.IsZero() || s.now.Before(*at) {
+			return false
 		}
+		*at = time.Time{}
+		return true
+	}
+	for place := range s.workers {
+		w := &s.workers[place]
+		if passed(&w.reap) {
+			s.unreaped(place)
+		}
+		switch late := passed(&w.hello); {
+		case !late || w.state != connecting || w.hasExited() || s.phase == ending:
+		case w.joins && s.phase >= training:
+			s.refuse(place, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))
+		default:
+			s.judge(&NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
+		}
+	}
+	if c := s.end.claim; c != nil && !s.now.Before(c.due) {
+		s.believe()
 	}
 	for _, name := range []controller.Timer{controller.QueryTimer, controller.LinkTimer, controller.HoldTimer, controller.WishTimer, controller.LookTimer} {
 		switch t, ok := s.timers[name]; {

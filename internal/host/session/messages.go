@@ -39,7 +39,7 @@ func (s *Session) message(place int, m control.Message) {
 			return
 		}
 		w.set(greeted)
-		w.heard, w.pid, w.hello = s.now, m.PID, time.Time{}
+		w.heard, w.pid = s.now, m.PID
 		if w.joins {
 			s.then(s.processes())
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // ran is a session with what it did, fed with a second between events.
@@ -177,7 +178,7 @@ func TestTrouble(t *testing.T) {
 			r.feed(died(1)...)
 			r.answer(1, 1)
 			r.obey()
-			r.feed(CauseTimeout{})
+			r.feed(AlarmDue{})
 		}, ""},
 		{"too few", Config{Settings: Settings{MinWorkers: 2}}, func(r *ran) {
 			r.feed(died(0)...)
@@ -235,11 +236,11 @@ func TestQueryTimer(t *testing.T) {
 	}
 	r.now = r.s.Alarm()
 	r.feed(AlarmDue{})
-	if k := pick[Kill](r.effects); len(k) != 2 || !r.s.Alarm().IsZero() {
+	if k := pick[Kill](r.effects); len(k) != 2 || r.s.Alarm() != r.now.Add(timing.Reap) {
 		t.Errorf("killed %v", k)
 	}
-	// Who is not even ended by that is not waited for.
-	r.feed(ReapTimeout{1}, ReapTimeout{2})
+	// The session does not wait for workers that do not even exit when they are killed.
+	r.feed(AlarmDue{})
 	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.end.err == nil || r.s.end.err.Error() != want {
 		t.Errorf("%v", r.s.end.err)
 	}

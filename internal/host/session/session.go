@@ -47,7 +47,6 @@ type course struct {
 	plan    plan.Plan
 	known   map[uint64]plan.Plan // plans that a step may have run under, by Version.N
 	restart restart              // the newest
-	initial id.Version           // of the first plan; zero for that of a job that begins
 	thin    bool                 // a shard has fewer mirrors than it should
 }
 
@@ -66,7 +65,8 @@ type worker struct {
 	joins     bool      // it is in no plan yet, and was not in the first one
 	fresh     bool      // it was not in the first plan, and has committed no step yet
 	inherited bool      // from another leader: the first step that it reports may be any
-	hello     time.Time // until when it is to say Hello, where that is watched
+	hello     time.Time // until when it is to say Hello, zero for no limit
+	reap      time.Time // until when it is to exit, zero for no limit
 	ready     control.Ready
 	pid       int
 
@@ -127,9 +127,12 @@ func New(cfg Config, workers []plan.Worker) *Session {
 	return s
 }
 
-// Begin is called once, before Step except for LogOpened and RingOpened.
+// Begin is called once, before Step.
 func (s *Session) Begin(now time.Time) []Effect {
 	s.now = now
+	for place := range s.workers {
+		s.workers[place].hello = now.Add(s.cfg.HelloTimeout)
+	}
 	if s.phase == assembling {
 		s.assemble()
 	}
@@ -184,8 +187,6 @@ func (s *Session) take(e Event) {
 		s.hungUp(e.Worker, e.Err)
 	case WorkerExited:
 		s.exited(e.Worker, e.Status)
-	case ReapTimeout:
-		s.unreaped(e.Worker)
 	case WorkerStarted:
 		s.started(e)
 	case Gossip:
@@ -209,17 +210,7 @@ func (s *Session) take(e Event) {
 		s.alarm()
 	case WatchTick:
 		s.watch(e.Due)
-	case HelloTimeout:
-		if s.phase != ending && s.anyWorker(func(w *worker) bool { return w.state == connecting && !w.hasExited() }) {
-			s.judge(&NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
-		}
-	case CauseTimeout:
-		s.believe()
 
-	case LogOpened:
-		s.initial = e.First
-	case RingOpened:
-		s.ring.Ring, s.ring.reason = e.Ring, e.Reason
 	case Agreed:
 		if s.starts != nil {
 			s.first(s.starts...)

@@ -36,11 +36,23 @@ func begin(cfg Config, n int) *Session {
 	for w := range n {
 		workers = append(workers, plan.Worker{ID: id.WorkerID(w)})
 	}
-	return New(cfg, workers)
+	s := New(cfg, workers)
+	if cfg.Inherited == nil {
+		s.Begin(time.Unix(0, 0))
+	}
+	return s
 }
+
+// later is an alarm that comes so long after its turn.
+type later time.Duration
+
+func (l later) at(now time.Time) (time.Time, Event) { return now.Add(time.Duration(l)), AlarmDue{} }
 
 // agreeing is a step of a session whose proposals are agreed at once.
 func agreeing(s *Session, now time.Time, e Event) []Effect {
+	if l, ok := e.(later); ok {
+		now, e = l.at(now)
+	}
 	effects := s.Step(now, e)
 	for _, p := range pick[Propose](effects) {
 		effects = append(effects, agreeing(s, now, Agreed{p.Order.Plan.Version, now})...)
@@ -104,7 +116,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"exit seen before the last messages", []Event{hello, ready, committedStep(1), committedStep(2), good, committedStep(3), doneAfter(3, ""), closed},
-			begun + stepped + stepped + " awaitExit" + stepped + " Release end writeSummary End closeView", nil, 0, "",
+			begun + stepped + stepped + stepped + " Release end writeSummary End closeView", nil, 0, "",
 		},
 		{
 			"interrupt", []Event{hello, ready, committedStep(1), StopAsked{Interrupt}, committedStep(2), doneAfter(2, Interrupt), closed, good},
@@ -135,7 +147,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"killed in the middle", []Event{hello, ready, committedStep(1), closed, killed},
-			begun + stepped + " awaitExit lost" + failed + " closeView",
+			begun + stepped + " lost" + failed + " closeView",
 			&LostError{Worker: 0, Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Step: 1, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
@@ -164,15 +176,15 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"no hello", []Event{WorkerExited{0, Status{Code: 3, Text: "exit status 3"}}, closed},
-			"awaitExit closeView", &NoMainError{Program: "./gpt", Status: Status{Code: 3, Text: "exit status 3"}}, 1, "-",
+			"closeView", &NoMainError{Program: "./gpt", Status: Status{Code: 3, Text: "exit status 3"}}, 1, "-",
 		},
 		{
-			"hello late", []Event{HelloTimeout{}, closed, killed},
+			"hello late", []Event{later(30 * time.Second), closed, killed},
 			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
 		},
 		{
-			"hello in time", []Event{hello, HelloTimeout{}, ready, closed, killed},
-			begun + " awaitExit lost" + failed + " closeView", &LostError{Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
+			"hello in time", []Event{hello, later(30 * time.Second), ready, closed, killed},
+			begun + " lost" + failed + " closeView", &LostError{Workers: 1, Status: Status{Code: -1, Text: "signal: killed"}, Steps: 3}, 1, "worker 0 exited: signal: killed",
 		},
 		{
 			"wrong usage", []Event{hello, control.Failed{Kind: control.Usage, Text: "--steps 0:\ngive at least 1"}, closed, killed},
@@ -187,15 +199,15 @@ func TestSession(t *testing.T) {
 			"kill closeView", nil, 0, "-",
 		},
 		{
-			"closes and stays", []Event{hello, ready, closed, ReapTimeout{0}, killed},
-			begun + " awaitExit kill lost" + failed + " closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
+			"closes and stays", []Event{hello, ready, closed, later(time.Second), killed},
+			begun + " kill lost" + failed + " closeView", &ProtocolError{0, "closed its connection and went on at step 0 of 3"}, 1, "*",
 		},
 		{
 			"sends garbage", []Event{ConnClosed{0, fmt.Errorf("x: %w", control.ErrFormat)}, killed},
 			"kill closeView", &ProtocolError{0, "sent bytes that are no message before training"}, 1, "-",
 		},
 		{
-			"cannot be killed", []Event{HelloTimeout{}, ReapTimeout{0}},
+			"cannot be killed", []Event{later(30 * time.Second), later(30 * time.Second)},
 			"kill closeView", &NoMainError{Program: "./gpt", Waited: "30s"}, 1, "-",
 		},
 		{

@@ -9,6 +9,8 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 )
 
@@ -181,6 +183,10 @@ type Config struct {
 	Fills         int
 	Leader        string
 	Inherited     *Inherited
+
+	First  id.Version   // of the first plan; zero for that of a job that begins
+	Ring   control.Ring // the gossip ring
+	NoRing string       // why it is missing, where there should be one
 }
 
 // ClockKind says which clocks a run sets.

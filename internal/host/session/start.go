@@ -95,8 +95,8 @@ func (s *Session) start() {
 		text := strings.Join(s.faults, ",")
 		s.then(s.event(eventChaos, text), Show{view.Note("chaos: " + text)})
 	}
-	if s.ring.reason != "" {
-		s.then(s.event(eventNote, s.ring.reason))
+	if s.cfg.NoRing != "" {
+		s.then(s.event(eventNote, s.cfg.NoRing))
 	}
 	s.then(Show{begin})
 }
@@ -118,8 +118,8 @@ func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason stri
 	if err != nil {
 		return p, "", nil, &PlanError{err}
 	}
-	if s.initial != (id.Version{}) {
-		p.Version = s.initial
+	if s.cfg.First != (id.Version{}) {
+		p.Version = s.cfg.First
 	}
 	text, err = json.Marshal(p)
 	if err != nil {

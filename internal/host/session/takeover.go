@@ -104,12 +104,9 @@ func (s *Session) inheritPlans() {
 // gather takes in what happens before the run is taken over.
 func (s *Session) gather(e Event) {
 	switch e := e.(type) {
-	case RingOpened:
-		s.take(e)
+	case WatchTick, Agreed:
 		return
-	case WatchTick, AlarmDue, Agreed, CauseTimeout:
-		return
-	case HelloTimeout, FileFailed:
+	case AlarmDue, FileFailed:
 		if s.take(e); s.phase == ending {
 			return
 		}
@@ -133,36 +130,8 @@ func (s *Session) gather(e Event) {
 		default:
 			s.later = append(s.later, e)
 		}
-	case ConnClosed:
-		switch w := &s.workers[e.Worker]; w.exit {
-		case running:
-			w.exitTo(hungUp)
-			s.then(AwaitExit{e.Worker})
-		case exited:
-			w.exitTo(reaped)
-		}
-	case WorkerExited:
-		w := &s.workers[e.Worker]
-		switch w.exit {
-		case running:
-			w.exitTo(exited)
-			s.then(AwaitExit{e.Worker})
-		case hungUp:
-			w.exitTo(reaped)
-		default:
-			return
-		}
-		w.status, w.ended = e.Status, s.now
-	case ReapTimeout:
-		switch w := &s.workers[e.Worker]; {
-		case w.over():
-		case w.exit == exited:
-			w.exitTo(reaped)
-		case w.killed:
-			w.exitTo(abandoned)
-		default:
-			s.kill(e.Worker)
-		}
+	case ConnClosed, WorkerExited:
+		s.take(e)
 	default:
 		s.later = append(s.later, e)
 	}

@@ -216,9 +216,9 @@ func TestManyWorkersInTrouble(t *testing.T) {
 		{"all exit well too early", 2, with(two, leave(1, 0)), "worker 0 exited: exit status 0, at step 0 of 3" + none, 1, "", "worker 0 exited: exit status 0"},
 		{"peers end first", 3, with(trained, failure(0, control.PeerLost, "worker 2 is gone"), leave(0), failure(1, control.PeerLost, "reset"), leave(1), killed(2)),
 			"worker 2 exited: signal: killed, at step 1 of 3" + none, 1, "", "*"},
-		{"own fault, and a link", 2, with(two, failure(0, control.PeerLost, "link broke"), failure(1, control.Faulty, "disk full"), CauseTimeout{}), "worker 1: disk full", 1, "0 1", "*"},
+		{"own fault, and a link", 2, with(two, failure(0, control.PeerLost, "link broke"), failure(1, control.Faulty, "disk full"), later(time.Second)), "worker 1: disk full", 1, "0 1", "*"},
 		{"all end by a link", 2, with(two, failure(0, control.PeerLost, "x"), failure(1, control.PeerLost, "y"), leave(0, 1)), "worker 1: y", 1, "", "*"},
-		{"a fault of one", 2, with(two, failure(1, control.Faulty, "disk full"), leave(1), CauseTimeout{}), "worker 1: disk full", 1, "0", "*"},
+		{"a fault of one", 2, with(two, failure(1, control.Faulty, "disk full"), leave(1), later(3*time.Second)), "worker 1: disk full", 1, "0", "*"},
 		{"all have a fault", 2, with(two, failure(1, control.Faulty, "disk full"), failure(0, control.Faulty, "disk full, too"), leave(1)), "worker 1: disk full", 1, "0", "*"},
 		{"a panic is first hand", 2, with(two, failure(0, control.PeerLost, "link broke"), failure(1, control.UserPanic, "boom")), "worker 1: boom", 1, "0 1", "*"},
 		{"wrong usage from all", 2, with(hellos, failure(1, control.Usage, "--steps 0: give at least 1"), failure(0, control.Usage, "--steps 0: give at least 1")), "--steps 0: give at least 1", 2, "0 1", "-"},
@@ -248,6 +248,9 @@ func TestManyWorkersInTrouble(t *testing.T) {
 			var effects []Effect
 			for i, e := range c.events {
 				last = time.Unix(int64(i), 0)
+				if l, ok := e.(later); ok {
+					last, e = l.at(last)
+				}
 				effects = append(effects, s.Step(last, e)...)
 			}
 			out := s.Outcome()
