@@ -18,7 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
-// The workers of a run and its agents are members of a gossip ring, who probe each other. What
+// The workers of a run and its agents are members of a gossip ring and probe each other. What
 // the ring says of a worker is evidence beside that of its agent, which hears it beat and reaps it.
 
 // ringKeySize is that of AES-128.
@@ -31,12 +31,8 @@ type ringMember struct {
 	tasks sync.WaitGroup
 	end   context.CancelFunc
 	ctx   context.Context
-	news  chan struct{} // holds one token if there may be something new
 
-	seed string // whom we joined last; of join, which is called by one at a time
-
-	mu sync.Mutex
-	by map[id.WorkerID]string // name of the member that spoke ill of a worker last
+	seed string // the agent that we joined last; of join, which is called by one goroutine at a time
 }
 
 // openGossip makes the ring of a run, or a member that joins it by what a worker of this host is
@@ -60,12 +56,8 @@ func openGossip(job, host, addr string, secret []byte, detect time.Duration, siz
 	if err != nil {
 		return nil, err
 	}
-	g := &ringMember{
-		ring: r, c: control.Ring{Job: job, Key: key, Seeds: []string{r.Addr()}, Detect: detect, Size: size},
-		news: make(chan struct{}, 1), by: make(map[id.WorkerID]string),
-	}
+	g := &ringMember{ring: r, c: control.Ring{Job: job, Key: key, Seeds: []string{r.Addr()}, Detect: detect, Size: size}}
 	g.ctx, g.end = context.WithCancel(context.Background())
-	g.tasks.Go(g.listen)
 	return g, nil
 }
 
@@ -76,8 +68,8 @@ func (g *ringMember) close() {
 	g.tasks.Wait()
 }
 
-// join makes one ring of ours and that of another agent, in the background. A nil gossip
-// joins nobody.
+// join makes one ring of ours and that of another agent, in the background. A nil ringMember
+// joins none.
 func (g *ringMember) join(seeds []string) {
 	if g == nil || len(seeds) == 0 || seeds[0] == g.ring.Addr() || seeds[0] == g.seed {
 		return
@@ -92,26 +84,6 @@ func (g *ringMember) join(seeds []string) {
 			}
 		}
 	})
-}
-
-// listen takes note that there is news, and of whose it is.
-func (g *ringMember) listen() {
-	for e := range g.ring.Events() {
-		if e.Member.Kind == gossip.Worker {
-			g.mu.Lock()
-			if e.By != "" {
-				g.by[e.Member.Worker] = e.By
-			}
-			if len(g.by) > gossip.MaxMembers {
-				clear(g.by)
-			}
-			g.mu.Unlock()
-		}
-		select {
-		case g.news <- struct{}{}:
-		default:
-		}
-	}
 }
 
 // tell hands on what the ring believes of each worker, and then each change, until ctx ends.
@@ -135,7 +107,7 @@ func (g *ringMember) tell(ctx context.Context, post func(session.Event) bool) {
 			}
 			e := session.Gossip{Worker: plan.Worker{ID: m.Worker, Incarnation: m.Incarnation}, State: m.State}
 			if m.State == gossip.StateSuspect || m.State == gossip.StateDead {
-				e.By = g.accuser(m.Worker, members)
+				e.By = accuser(m.By, members)
 			}
 			if !post(e) {
 				return
@@ -143,18 +115,15 @@ func (g *ringMember) tell(ctx context.Context, post func(session.Event) bool) {
 		}
 		told = all
 		select {
-		case <-g.news:
+		case <-g.ring.Changed():
 		case <-ctx.Done():
 			return
 		}
 	}
 }
 
-// accuser says in words who cannot reach a worker.
-func (g *ringMember) accuser(id id.WorkerID, members []gossip.Member) string {
-	g.mu.Lock()
-	by := g.by[id]
-	g.mu.Unlock()
+// accuser says in words which member, by its name, cannot reach a worker.
+func accuser(by string, members []gossip.Member) string {
 	for _, m := range members {
 		switch {
 		case m.Name() != by:

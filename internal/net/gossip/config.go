@@ -1,9 +1,9 @@
 package gossip
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/netip"
 	"time"
@@ -18,8 +18,7 @@ type Config struct {
 	// Self is what this member says about itself. There is no default.
 	Self Identity
 
-	// Job names the job: members of another one are not heard. At most 255
-	// bytes. Default "", which is a name, too.
+	// Job names the job: members of other jobs are ignored. At most 255 bytes. The default is "", which is a name, too.
 	Job string
 
 	// Listen is the IP address and port to gossip on, TCP and UDP, which the
@@ -33,46 +32,28 @@ type Config struct {
 	// encryption.
 	SecretKey []byte
 
-	// Detect is the budget within which a silent member becomes evidence.
-	// Default 1 s.
+	// Detect is the time within which a failure becomes evidence. There is no default.
 	Detect time.Duration
 
-	// Members is how many members the ring is expected to have, 2 to
-	// [MaxMembers]. With more than that it still works, but Detect may not be
-	// kept. Default 64.
+	// Members is how many members the ring is expected to have, 2 to [MaxMembers]. With more it still works, but may take longer than
+	// Detect. There is no default.
 	Members int
-
-	// Logger gets what the library has to say, and refused members. Default:
-	// nobody.
-	Logger *slog.Logger
 }
 
 // times returns the times that follow from the timeout.
 func (c Config) times() timing.Gossip {
-	c = c.withDefaults()
 	return timing.GossipOf(c.Detect, c.Members)
 }
 
-func (c Config) withDefaults() Config {
-	if c.Listen == "" {
-		c.Listen = "127.0.0.1:0"
-	}
-	if c.Detect == 0 {
-		c.Detect = time.Second
-	}
-	if c.Members == 0 {
-		c.Members = 64
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
-	return c
-}
+// listen returns Listen, or its default.
+func (c Config) listen() string { return cmp.Or(c.Listen, "127.0.0.1:0") }
 
 // Validate reports all faults together.
 func (c Config) Validate() error {
 	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("ring.Config."+format, args...)) }
+	fault := func(format string, args ...any) {
+		faults = append(faults, fmt.Errorf("gossip.Config."+format, args...))
+	}
 	for _, f := range c.Self.validate() {
 		fault("Self.%w", f)
 	}
@@ -83,8 +64,7 @@ func (c Config) Validate() error {
 	if key && memberlist.ValidateKey(c.SecretKey) != nil {
 		fault("SecretKey has %d bytes; it must have 16, 24 or 32", len(c.SecretKey))
 	}
-	d := c.withDefaults()
-	switch listen, err := netip.ParseAddrPort(d.Listen); {
+	switch listen, err := netip.ParseAddrPort(c.listen()); {
 	case err != nil:
 		fault("Listen is %q; it must be an IP address and a port, like 127.0.0.1:0", c.Listen)
 	case listen.Addr().Zone() != "":
@@ -95,12 +75,10 @@ func (c Config) Validate() error {
 		fault("Listen is %q; it must be a loopback address, or SecretKey be set", c.Listen)
 	}
 	switch {
-	case d.Members < 2 || d.Members > MaxMembers:
-		fault("Members is %d; it must be 2 to %d, or 0 for 64", c.Members, MaxMembers)
-	case d.Detect < 0:
-		fault("Detect is %v; it must be positive, or 0 for 1s", c.Detect)
-	case d.times().Interval < timing.MinInterval:
-		fault("Detect is %v; with Members %d it must be at least %v, for probes every %v", d.Detect, d.Members, timing.MinGossip(d.Members), timing.MinInterval)
+	case c.Members < 2 || c.Members > MaxMembers:
+		fault("Members is %d; it must be 2 to %d", c.Members, MaxMembers)
+	case c.times().Interval < timing.MinInterval:
+		fault("Detect is %v; with Members %d it must be at least %v, for probes every %v", c.Detect, c.Members, timing.MinGossip(c.Members), timing.MinInterval)
 	}
 	return errors.Join(faults...)
 }
@@ -132,10 +110,10 @@ func (c Config) library() *memberlist.Config {
 	m.SuspicionMaxTimeoutMult = 1 // the budget has no room to wait for others to agree
 	m.GossipInterval = t.Probe
 	m.RetransmitMult = 8             // with 4, one member in fifty does not hear a piece of news (e^-4)
-	m.GossipToTheDeadTime = t.Dead   // who was frozen hears what was said of it
+	m.GossipToTheDeadTime = t.Dead   // a frozen member hears what was said of it
 	m.PushPullInterval = t.FullState // repairs what lost packets left out
 	m.EnableCompression = false      // packets are small, and this package reads them
-	if addr := netip.MustParseAddrPort(c.Listen).Addr(); addr.IsLoopback() {
+	if addr := netip.MustParseAddrPort(c.listen()).Addr(); addr.IsLoopback() {
 		m.CIDRsAllowed = []net.IPNet{
 			{IP: net.IPv4(127, 0, 0, 0).To4(), Mask: net.CIDRMask(8, 32)},
 			{IP: net.IPv6loopback, Mask: net.CIDRMask(128, 128)},

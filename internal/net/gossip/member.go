@@ -42,7 +42,7 @@ const (
 // LocalHost is the name of the host where there is only one.
 const LocalHost = "localhost"
 
-// MaxMembers bounds the members a ring remembers, the dead included.
+// MaxMembers bounds the members a ring remembers, with the dead.
 const MaxMembers = 4096
 
 // Identity is what a member says about itself.
@@ -52,7 +52,6 @@ type Identity struct {
 	Incarnation int         // counts the lives of this worker or agent
 	Host        string      // name of the host, 1 to MaxHost printable ASCII bytes without space
 	Addr        string      // where package comm, or the agent, is reached; at most MaxAddr such bytes
-	Plan        id.Version  // newest plan it has applied
 }
 
 // Name is the life's name in the ring and in logs: worker-3.1, or agent-HOST.1.
@@ -73,7 +72,7 @@ func lives(name string) string { return name[:max(strings.LastIndexByte(name, '.
 func (i Identity) validate() (faults []error) {
 	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
 	if i.Kind != Worker && i.Kind != Agent {
-		fault("Kind is %d; it must be ring.Worker or ring.Agent", uint8(i.Kind))
+		fault("Kind is %d; it must be gossip.Worker or gossip.Agent", uint8(i.Kind))
 	}
 	if i.Worker < 0 || i.Kind == Agent && i.Worker != 0 {
 		fault("Worker is %d; it must be at least 0, and 0 for an agent", i.Worker)
@@ -87,9 +86,6 @@ func (i Identity) validate() (faults []error) {
 	if len(i.Addr) > MaxAddr || !printable(i.Addr) {
 		fault("Addr is %.64q; it must be at most %d printable ASCII bytes without space", i.Addr, MaxAddr)
 	}
-	if i.Plan.Generation < 0 || i.Plan.N < 0 {
-		fault("Plan is %v; neither number may be negative", i.Plan)
-	}
 	return faults
 }
 
@@ -98,32 +94,11 @@ func printable(s string) bool {
 }
 
 // format is the first element of the metadata; it changes with their layout.
-const format = 1
+const format = 2
 
-// metadata is an identity on the wire: a msgpack array of its fields.
-type metadata struct {
-	_msgpack struct{} `msgpack:",as_array"` //nolint:unused // it is what makes the struct an array
-
-	Format      int
-	Kind        uint8
-	Worker      int
-	Incarnation int
-	Host        string
-	Addr        string
-	Generation  int
-	N           int
-}
-
-// fields is the number of elements of the array.
-const fields = 8
-
-// encode returns the metadata, at most memberlist.MetaMaxSize bytes if i is
-// valid.
+// encode returns the metadata, at most memberlist.MetaMaxSize bytes if i is valid: a msgpack array of the format and the fields.
 func (i Identity) encode() []byte {
-	b, err := msgpack.Marshal(&metadata{
-		Format: format, Kind: uint8(i.Kind), Worker: int(i.Worker), Incarnation: i.Incarnation, Host: i.Host, Addr: i.Addr,
-		Generation: i.Plan.Generation, N: i.Plan.N,
-	})
+	b, err := msgpack.Marshal([]any{format, i.Kind, i.Worker, i.Incarnation, i.Host, i.Addr})
 	if err != nil {
 		panic(err) // numbers and strings always have an encoding
 	}
@@ -131,7 +106,7 @@ func (i Identity) encode() []byte {
 }
 
 // decodeIdentity reads metadata that came from outside.
-func decodeIdentity(b []byte) (Identity, error) {
+func decodeIdentity(b []byte) (i Identity, err error) {
 	if len(b) > memberlist.MetaMaxSize {
 		return Identity{}, fmt.Errorf("metadata have %d bytes, more than %d", len(b), memberlist.MetaMaxSize)
 	}
@@ -141,21 +116,16 @@ func decodeIdentity(b []byte) (Identity, error) {
 	if err != nil {
 		return Identity{}, fmt.Errorf("metadata: %w", err)
 	}
-	if n != fields {
-		return Identity{}, fmt.Errorf("metadata have %d elements, want %d", n, fields)
+	var is int
+	to := []any{&is, &i.Kind, &i.Worker, &i.Incarnation, &i.Host, &i.Addr}
+	if n != len(to) {
+		return Identity{}, fmt.Errorf("metadata have %d elements, want %d", n, len(to))
 	}
-	r.Reset(b)
-	dec.Reset(r)
-	var m metadata
-	if err := dec.Decode(&m); err != nil {
+	if err := dec.DecodeMulti(to...); err != nil {
 		return Identity{}, fmt.Errorf("metadata: %w", err)
 	}
-	if m.Format != format || r.Len() != 0 {
-		return Identity{}, fmt.Errorf("metadata of format %d with %d bytes behind them, want format %d and none", m.Format, r.Len(), format)
-	}
-	i := Identity{
-		Kind: Kind(m.Kind), Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation, Host: m.Host, Addr: m.Addr,
-		Plan: id.Version{Generation: m.Generation, N: m.N},
+	if is != format || r.Len() != 0 {
+		return Identity{}, fmt.Errorf("metadata of format %d with %d bytes behind them, want format %d and none", is, r.Len(), format)
 	}
 	return i, errors.Join(i.validate()...)
 }
@@ -167,71 +137,31 @@ const (
 	StateAlive State = iota
 	StateSuspect
 	StateDead
-	StateLeft // it said goodbye
 )
 
 // String renders the state for logs.
-func (s State) String() string { return name(stateNames[:], int(s)) }
-
-var stateNames = [...]string{"alive", "suspect", "dead", "left"}
-
-// Gone tells that the member is dead or has left.
-func (s State) Gone() bool { return s == StateDead || s == StateLeft }
+func (s State) String() string {
+	if names := []string{"alive", "suspect", "dead"}; int(s) < len(names) {
+		return names[s]
+	}
+	return fmt.Sprint(uint8(s))
+}
 
 // Member is a member of the ring.
 type Member struct {
 	Identity
-	Gossip string    // its address in the ring, for Join
-	State  State     // what is believed of it
-	Since  time.Time // when it got into this state, by our clock
+	State State     // what is believed of it
+	By    string    // name of the member that suspects it or says that it is dead
+	Since time.Time // when it entered this state, by our clock
 }
 
 // String renders the member for logs.
-func (m Member) String() string { return fmt.Sprintf("%s on %s %v", m.Name(), m.Host, m.State) }
-
-// EventKind tells what happened.
-type EventKind uint8
-
-const (
-	Joined    EventKind = iota // it is new, or alive although it was thought dead
-	Changed                    // it has other metadata, and so it is alive
-	Suspected                  // Event.By could not reach it
-	Refuted                    // it is alive and has said so
-	Dead                       // it was suspected and has not refuted that in time
-	Left                       // it said goodbye
-	Missed                     // events were dropped, as many as Event.Dropped; read Members
-)
-
-// String renders the kind for logs.
-func (k EventKind) String() string { return name(eventNames[:], int(k)) }
-
-var eventNames = [...]string{"joined", "changed", "suspected", "refuted", "dead", "left", "missed"}
-
-func name(names []string, i int) string {
-	if i < len(names) {
-		return names[i]
+func (m Member) String() string {
+	s := fmt.Sprintf("%s on %s %v", m.Name(), m.Host, m.State)
+	if m.By != "" {
+		s += ", says " + m.By
 	}
-	return fmt.Sprint(i)
-}
-
-// Event is a piece of evidence.
-type Event struct {
-	Kind    EventKind
-	Member  Member    // after the event
-	By      string    // name of the member that suspects it or says that it is dead, if known
-	Time    time.Time // when it was learnt, by our clock
-	Dropped int       // of Missed
-}
-
-// String renders the event for logs.
-func (e Event) String() string {
-	switch {
-	case e.Kind == Missed:
-		return fmt.Sprintf("%d events missed", e.Dropped)
-	case e.By != "":
-		return fmt.Sprintf("%s %v, says %s", e.Member.Name(), e.Kind, e.By)
-	}
-	return fmt.Sprintf("%s %v", e.Member.Name(), e.Kind)
+	return s
 }
 
 // order sorts members: agents by host, then workers by ID.

@@ -1,13 +1,13 @@
 package gossip
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -39,7 +39,7 @@ func cluster(t *testing.T, l *lan, ids ...Identity) []*Ring {
 	}
 	for _, r := range rings {
 		for _, id := range ids {
-			r.await1(t, Joined, id.Name())
+			r.await(t, id.Name(), StateAlive)
 		}
 	}
 	return rings
@@ -47,7 +47,7 @@ func cluster(t *testing.T, l *lan, ids ...Identity) []*Ring {
 
 func join(t *testing.T, l *lan, id Identity, to ...*Ring) *Ring {
 	t.Helper()
-	r, err := open(Config{Self: id, Members: 8}, l.plug())
+	r, err := open(Config{Self: id, Detect: time.Second, Members: 8}, l.plug())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,27 +60,18 @@ func join(t *testing.T, l *lan, id Identity, to ...*Ring) *Ring {
 	return r
 }
 
-// await1 reads events until the wanted one, or, where that must have come
-// before, until the state it leads to is there; of ourselves there are none.
-func (r *Ring) await1(t *testing.T, kind EventKind, name string) Event {
+// await waits until the ring believes that of a member.
+func (r *Ring) await(t *testing.T, name string, state State) Member {
 	t.Helper()
-	if kind == Joined && r.member(name).State == StateAlive && r.member(name).Host != "" {
-		return Event{}
-	}
+	late := time.After(30 * time.Second)
 	for {
+		if m := r.member(name); m.Host != "" && m.State == state {
+			return m
+		}
 		select {
-		case e, ok := <-r.Events():
-			if !ok {
-				t.Fatalf("%s: events end before %s %v", r.name, name, kind)
-			}
-			if e.Kind == kind && e.Member.Name() == name {
-				return e
-			}
-			if e.Member.Name() == name && (e.Kind == Dead || e.Kind == Left) {
-				t.Fatalf("%s: event %v, want %s %v", r.name, e, name, kind)
-			}
-		case <-time.After(30 * time.Second):
-			t.Fatalf("%s: no event %s %v within 30s; members are %v", r.name, name, kind, r.Members())
+		case <-r.Changed():
+		case <-late:
+			t.Fatalf("%s: %s is not %v within 30s; members are %v", r.name, name, state, r.Members())
 		}
 	}
 }
@@ -121,107 +112,45 @@ func TestEight(t *testing.T) {
 	})
 }
 
-func TestPlanSpreads(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rings := cluster(t, newLAN(), eight()...)
-		rings[3].SetPlan(id.Version{Generation: 1, N: 1})
-		rings[3].SetPlan(id.Version{Generation: 1, N: 7})
-		rings[3].SetPlan(id.Version{Generation: 1, N: 6}) // late, so left out
-		for i, r := range rings {
-			for want := (id.Version{Generation: 1, N: 7}); i != 3 && r.member("worker-3.1").Plan != want; {
-				r.await1(t, Changed, "worker-3.1")
-			}
-		}
-		if got := rings[3].member("worker-3.1").Plan.N; got != 7 {
-			t.Errorf("the member itself lists plan 1.%d, want 1.7", got)
-		}
-	})
-}
-
-// A member that is killed says nothing; the others suspect it and then say that it
-// is dead, all of them.
+// A killed member says nothing; all others believe that it is dead, and those that did not hear it from another one have suspected it.
 func TestKilled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rings := cluster(t, newLAN(), eight()...)
 		killed := time.Now()
 		rings[2].Close()
-		suspicions := 0
+		var suspicions atomic.Int32
+		var all sync.WaitGroup
 		for i, r := range rings {
 			if i == 2 {
 				continue
 			}
-			var d Event
-			for d = range r.Events() {
-				if d.Kind == Dead {
-					break
-				}
-				if d.Kind != Suspected {
-					continue
-				}
-				suspicions++
-				if d.By == "worker-2.1" || r.member(d.By).Host == "" || d.Member.Name() != "worker-2.1" || d.Member.State != StateSuspect {
-					t.Errorf("%s: %v of state %v, want one of worker-2.1 by another member", r.name, d, d.Member.State)
-				}
-			}
-			if d.By == "" || d.By == "worker-2.1" || d.Member.State != StateDead || r.member("worker-2.1").State != StateDead {
-				t.Errorf("%s: %v, state %v, and %v in Members", r.name, d, d.Member.State, r.member("worker-2.1"))
-			}
-			// Five of a hundred losses take longer than the budget.
-			if took := d.Time.Sub(killed); took > 3*r.config.Detect {
-				t.Errorf("%s: found after %v, budget %v", r.name, took, r.config.Detect)
-			}
-			if len(r.Members()) != 8 {
-				t.Errorf("%s: %d members, want 8 with the dead one", r.name, len(r.Members()))
-			}
-		}
-		if suspicions == 0 { // one member may hear of the death first, not all
-			t.Error("dead without having been suspected")
-		}
-	})
-}
-
-func TestLeave(t *testing.T) {
-	for _, n := range []int{2, 8} { // of two, the other one has nobody to tell
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				rings := cluster(t, newLAN(), eight()[:n]...)
-				if err := rings[1].Leave(t.Context()); err != nil {
-					t.Error(err)
-				}
-				rings[1].Close()
-				for i, r := range rings {
-					if i == 1 {
-						continue
+			all.Go(func() {
+				m := r.member("worker-2.1")
+				for ; m.State != StateDead; m = r.member("worker-2.1") {
+					if m.State == StateSuspect {
+						suspicions.Add(1)
 					}
-					if e := r.await1(t, Left, "worker-1.1"); e.Member.State != StateLeft || r.member("worker-1.1").State != StateLeft {
-						t.Errorf("%s: %v of state %v", r.name, e, e.Member.State)
+					if m.State == StateSuspect && (m.By == "worker-2.1" || r.member(m.By).Host == "") {
+						t.Errorf("%s: %v, want a suspicion by another member", r.name, m)
 					}
+					<-r.Changed()
 				}
-				if err := rings[1].Leave(t.Context()); !errors.Is(err, ErrClosed) {
-					t.Errorf("Leave after Close: %v, want ErrClosed", err)
+				if m.By == "" || m.By == "worker-2.1" {
+					t.Errorf("%s: %v, want a death that another member reports", r.name, m)
+				}
+				// Five of a hundred losses take longer than the budget.
+				if took := m.Since.Sub(killed); took > 3*r.config.Detect {
+					t.Errorf("%s: found after %v, budget %v", r.name, took, r.config.Detect)
+				}
+				if len(r.Members()) != 8 {
+					t.Errorf("%s: %d members, want 8 with the dead one", r.name, len(r.Members()))
 				}
 			})
-		})
-	}
-}
-
-// A goodbye that only an exchange of states brings is one, too.
-func TestLeftWhileAway(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLAN()
-		rings := cluster(t, l, eight()[:4]...)
-		l.sever(rings[3].Addr(), true)
-		if err := rings[1].Leave(t.Context()); err != nil {
-			t.Error(err)
 		}
-		for _, r := range rings[:1] {
-			r.await1(t, Left, "worker-1.1")
+		all.Wait()
+		if suspicions.Load() == 0 { // one member may hear of the death first, not all
+			t.Error("dead without having been suspected")
 		}
-		l.sever(rings[3].Addr(), false)
-		if err := rings[3].Join(t.Context(), rings[0].Addr()); err != nil {
-			t.Error(err)
-		}
-		rings[3].await1(t, Left, "worker-1.1")
 	})
 }
 
@@ -232,21 +161,21 @@ func TestPauses(t *testing.T) {
 		l := newLAN()
 		rings := cluster(t, l, eight()...)
 		l.sever(rings[5].Addr(), true)
-		rings[0].await1(t, Suspected, "worker-5.1")
+		rings[0].await(t, "worker-5.1", StateSuspect)
 		l.sever(rings[5].Addr(), false)
 		for _, r := range rings[:5] {
-			if r.member("worker-5.1").State == StateSuspect {
-				r.await1(t, Refuted, "worker-5.1")
+			if m := r.await(t, "worker-5.1", StateAlive); m.By != "" {
+				t.Errorf("%s: %v after the pause", r.name, m)
 			}
 		}
 
 		l.sever(rings[5].Addr(), true)
 		for _, r := range rings[:5] {
-			r.await1(t, Dead, "worker-5.1")
+			r.await(t, "worker-5.1", StateDead)
 		}
 		l.sever(rings[5].Addr(), false)
 		for _, r := range rings[:5] {
-			r.await1(t, Joined, "worker-5.1")
+			r.await(t, "worker-5.1", StateAlive)
 		}
 	})
 }
@@ -261,71 +190,22 @@ func TestFencing(t *testing.T) {
 		second := join(t, l, worker(4, 2), rings[0])
 		others := append(slices.Clone(rings[:4]), rings[5:]...)
 		for _, r := range others {
-			r.await1(t, Joined, "worker-4.2")
+			r.await(t, "worker-4.2", StateAlive)
 		}
-		healed := time.Now()
 		l.sever(frozen.Addr(), false)
-		frozen.SetPlan(id.Version{Generation: 9, N: 9})
 		if err := frozen.Join(t.Context(), rings[0].Addr(), rings[1].Addr()); err != nil {
 			t.Error(err)
 		}
-		frozen.await1(t, Joined, "worker-4.2") // it is told of its successor
+		frozen.await(t, "worker-4.2", StateAlive) // it is told of its successor
 		time.Sleep(5 * time.Second)
 		synctest.Wait()
 		for _, r := range append(others, second, frozen) {
-			if m := r.member("worker-4.2"); m.State != StateAlive || m.Plan != (id.Version{}) {
-				t.Errorf("%s: second life is %v with plan %v", r.name, m, m.Plan)
+			if m := r.member("worker-4.2"); m.State != StateAlive || m.By != "" {
+				t.Errorf("%s: second life is %v", r.name, m)
 			}
 			if n := len(r.Members()); n != 8 {
 				t.Errorf("%s: %d members, want 8", r.name, n)
 			}
-			for r != frozen {
-				select {
-				case e := <-r.Events():
-					if e.Member.Name() == "worker-4.1" && e.Time.After(healed) {
-						t.Errorf("%s: event of the first life: %v", r.name, e)
-					}
-					continue
-				default:
-				}
-				break
-			}
-		}
-	})
-}
-
-// Who does not read events misses some, is told so, and the library goes on.
-func TestMissed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		rings := cluster(t, newLAN(), eight()[:2]...)
-		r := rings[0]
-		const more = 100
-		synctest.Wait()
-		select { // the other one's join, unless it was read
-		case <-r.Events():
-			synctest.Wait()
-		default:
-		}
-		r.mu.Lock()
-		for range maxQueued + more {
-			r.emit(Changed, r.members["worker-1"], "")
-		}
-		r.mu.Unlock()
-		kept := 0
-		for e := range r.Events() {
-			if e.Kind == Missed {
-				if kept+e.Dropped != maxQueued+more || e.Dropped > more {
-					t.Errorf("%d events kept and %d dropped of %d", kept, e.Dropped, maxQueued+more)
-				}
-				break
-			}
-			if e.Kind == Changed {
-				kept++
-			}
-		}
-		rings[1].Close()
-		for r.member("worker-1.1").State != StateDead {
-			r.await1(t, Dead, "worker-1.1")
 		}
 	})
 }
@@ -344,8 +224,6 @@ func TestCloseEndsWaits(t *testing.T) {
 		rings[0].Close()
 		if err := <-ended; !errors.Is(err, ErrClosed) {
 			t.Errorf("Join: %v, want ErrClosed", err)
-		}
-		for range rings[0].Events() {
 		}
 		rings[0].Close() // again, for nothing
 		if took := time.Since(begin); took > 0 {
@@ -380,25 +258,19 @@ func TestLoopback(t *testing.T) {
 			}
 			for _, r := range rings {
 				for _, id := range eight() {
-					r.await1(t, Joined, id.Name())
+					r.await(t, id.Name(), StateAlive)
 				}
 			}
-			rings[1].SetPlan(id.Version{Generation: 1, N: 2})
-			rings[0].await1(t, Changed, "worker-1.1")
-			if err := rings[5].Leave(t.Context()); err != nil {
-				t.Log(err) // a machine that is too slow has told nobody in time
-			} else {
-				rings[0].await1(t, Left, "worker-5.1")
-			}
 			rings[2].Close()
-			rings[0].await1(t, Suspected, "worker-2.1")
-			rings[0].await1(t, Dead, "worker-2.1")
+			if m := rings[0].await(t, "worker-2.1", StateDead); m.By == "" {
+				t.Errorf("%v, and no member says so", m)
+			}
 		})
 	}
 }
 
 func TestStrangersAreRefused(t *testing.T) {
-	a := Config{Self: worker(0, 1), Job: "a", SecretKey: []byte("0123456789abcdef")}
+	a := Config{Self: worker(0, 1), Job: "a", Detect: time.Second, Members: 8, SecretKey: []byte("0123456789abcdef")}
 	r, err := Open(a)
 	if err != nil {
 		t.Fatal(err)
@@ -428,8 +300,7 @@ func TestStrangersAreRefused(t *testing.T) {
 }
 
 func TestClaims(t *testing.T) {
-	var logged bytes.Buffer
-	r := &Ring{name: "worker-0.1", members: make(map[string]*entry), queued: make(chan struct{}, 1)}
+	r := &Ring{name: "worker-0.1", members: make(map[string]*entry), changed: make(chan struct{}, 1)}
 	put := func(id Identity) { r.members[id.key()] = &entry{Member: Member{Identity: id}} }
 	put(worker(0, 1))
 	put(worker(3, 2))
@@ -455,7 +326,7 @@ func TestClaims(t *testing.T) {
 		}
 	}
 
-	// Claims about nobody, an older life and ourselves change nothing.
+	// Claims about an unknown member, an older life and ourselves change nothing.
 	for _, name := range []string{"", "x", "worker-3.1", "worker-9.1", "worker-0.1"} {
 		r.sent(claim{kind: suspectType, Node: name, From: "x", Incarnation: 5})
 		r.received(claim{kind: deadType, Node: name, From: "x", Incarnation: 5})
@@ -464,34 +335,31 @@ func TestClaims(t *testing.T) {
 	// older word end one.
 	r.sent(claim{kind: aliveType, Node: "worker-3.2", Incarnation: 4})
 	r.sent(claim{kind: suspectType, Node: "worker-3.2", From: "x", Incarnation: 3})
-	if len(r.queue) != 0 {
-		t.Errorf("events %v, want none", r.queue)
+	believed := func(want string) {
+		t.Helper()
+		if got := r.members["worker-3"].String(); got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
 	}
+	believed("worker-3.2 on h1 alive")
 	r.sent(claim{kind: suspectType, Node: "worker-3.2", From: "x", Incarnation: 4})
 	r.sent(claim{kind: suspectType, Node: "worker-3.2", From: "y", Incarnation: 4})
 	r.sent(claim{kind: aliveType, Node: "worker-3.2", Incarnation: 4})
+	believed("worker-3.2 on h1 suspect, says x")
 	r.sent(claim{kind: aliveType, Node: "worker-3.2", Incarnation: 5})
-	var got []string
-	for _, e := range r.queue {
-		got = append(got, e.String())
-	}
-	if want := []string{"worker-3.2 suspected, says x", "worker-3.2 refuted"}; !slices.Equal(got, want) {
-		t.Errorf("events %q, want %q", got, want)
-	}
+	believed("worker-3.2 on h1 alive")
 
-	// How a member ended.
+	// Whose word a death is.
 	for _, c := range []struct {
 		name           string
 		sent, received []claim
 		want           string
 	}{
-		{"nothing was said", nil, nil, "worker-3.2 left"},
-		{"we suspected it", []claim{{suspectType, 5, "worker-3.2", "x"}}, nil, "worker-3.2 dead, says worker-0.1"},
-		{"another says so", nil, []claim{{deadType, 5, "worker-3.2", "y"}}, "worker-3.2 dead, says y"},
-		{"its suspicion was not passed on", nil, []claim{{suspectType, 5, "worker-3.2", "y"}}, "worker-3.2 dead, says y"},
-		{"an old death", nil, []claim{{deadType, 4, "worker-3.2", "y"}}, "worker-3.2 left"},
-		{"a death it outlived", nil, []claim{{deadType, 5, "worker-3.2", "y"}, {aliveType, 6, "worker-3.2", ""}}, "worker-3.2 left"},
-		{"a goodbye while suspected", []claim{{suspectType, 5, "worker-3.2", "x"}}, []claim{{deadType, 5, "worker-3.2", "worker-3.2"}}, "worker-3.2 left"},
+		{"we suspected it", []claim{{suspectType, 5, "worker-3.2", "x"}}, nil, "worker-0.1"},
+		{"another says so", nil, []claim{{deadType, 5, "worker-3.2", "y"}}, "y"},
+		{"its suspicion was not passed on", nil, []claim{{suspectType, 5, "worker-3.2", "y"}}, "y"},
+		{"an old death", nil, []claim{{deadType, 4, "worker-3.2", "y"}}, "worker-0.1"},
+		{"a death it outlived", nil, []claim{{deadType, 5, "worker-3.2", "y"}, {aliveType, 6, "worker-3.2", ""}}, "worker-0.1"},
 	} {
 		put(worker(3, 2))
 		r.members["worker-3"].heard = 5
@@ -501,27 +369,12 @@ func TestClaims(t *testing.T) {
 		for _, s := range c.received {
 			r.received(s)
 		}
-		r.gone(&memberlist.Node{Name: "worker-3.2"})
-		if got := r.queue[len(r.queue)-1].String(); got != c.want {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
-	}
-
-	l := libraryLogger(slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Key == slog.TimeKey {
-			return slog.Attr{}
-		}
-		return a
-	}})))
-	l.Print("[ERR] memberlist: a\nb")
-	l.Print("[DEBUG] memberlist: quiet")
-	l.Print("plain")
-	if want := "level=WARN msg=\"a\\nb\"\nlevel=INFO msg=plain\n"; logged.String() != want {
-		t.Errorf("logged %q, want %q", logged.String(), want)
+		r.died(&memberlist.Node{Name: "worker-3.2"})
+		believed("worker-3.2 on h1 dead, says " + c.want)
 	}
 }
 
-// A ring that is full forgets who has been gone for longest, and nobody who is there.
+// A full ring forgets the member that has been dead for longest, and none that is there.
 func TestFull(t *testing.T) {
 	r := &Ring{members: make(map[string]*entry)}
 	for i := range MaxMembers {
@@ -531,11 +384,11 @@ func TestFull(t *testing.T) {
 	if err := r.admit(next.Name(), next.encode()); err == nil {
 		t.Error("another member was admitted")
 	}
-	r.members["worker-9"].State, r.members["worker-7"].State = StateDead, StateLeft
+	r.members["worker-9"].State, r.members["worker-7"].State = StateDead, StateDead
 	if err := r.admit(next.Name(), next.encode()); err != nil {
 		t.Error(err)
 	}
-	if got := r.oldestGone(); got != "worker-7" {
+	if got := r.oldestDead(); got != "worker-7" {
 		t.Errorf("oldest is %s, want worker-7", got)
 	}
 }

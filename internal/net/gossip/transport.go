@@ -3,7 +3,6 @@ package gossip
 import (
 	"context"
 	"fmt"
-	"log"
 	"net"
 	"net/netip"
 	"sync"
@@ -24,8 +23,8 @@ type watch struct {
 
 	packets chan *memberlist.Packet
 	streams chan net.Conn
-	closing chan struct{} // nobody reads packets and streams any more
-	ended   chan struct{} // nor does anybody write into those of the transport inside
+	closing chan struct{} // packets and streams are no longer read
+	ended   chan struct{} // the transport inside no longer writes any
 	done    sync.WaitGroup
 	once    sync.Once // Shutdown
 
@@ -172,12 +171,12 @@ type network struct {
 
 // listen opens the network at addr. With port 0 the system chooses a port that is
 // free for TCP; it may be taken for UDP, so that needs several attempts.
-func listen(addr netip.AddrPort, logger *log.Logger) (*network, error) {
+func listen(addr netip.AddrPort) (*network, error) {
 	var err error
 	for range 10 {
 		var t *memberlist.NetTransport
 		t, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-			BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()), Logger: logger,
+			BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()), Logger: silent(),
 		})
 		if err == nil {
 			ctx, cancel := context.WithCancel(context.Background())

@@ -14,7 +14,7 @@ import (
 )
 
 func TestValidate(t *testing.T) {
-	good := Config{Self: worker(0, 0)}
+	good := Config{Self: worker(0, 0), Detect: time.Second, Members: 64}
 	for _, c := range []struct {
 		name   string
 		change func(*Config)
@@ -23,20 +23,20 @@ func TestValidate(t *testing.T) {
 		{"good", func(*Config) {}, nil},
 		{"least", func(c *Config) { c.Detect, c.Members = 90*time.Millisecond, 10 }, nil},
 		{"elsewhere with a key", func(c *Config) { c.Listen, c.SecretKey = "192.0.2.1:0", make([]byte, 16) }, nil},
-		{"elsewhere", func(c *Config) { c.Listen = "192.0.2.1:0" }, []string{"ring.Config.Listen is"}},
-		{"everywhere", func(c *Config) { c.Listen, c.SecretKey = ":0", make([]byte, 16) }, []string{"ring.Config.Listen is"}},
-		{"everywhere by number", func(c *Config) { c.Listen, c.SecretKey = "0.0.0.0:0", make([]byte, 16) }, []string{"ring.Config.Listen is"}},
+		{"elsewhere", func(c *Config) { c.Listen = "192.0.2.1:0" }, []string{"gossip.Config.Listen is"}},
+		{"everywhere", func(c *Config) { c.Listen, c.SecretKey = ":0", make([]byte, 16) }, []string{"gossip.Config.Listen is"}},
+		{"everywhere by number", func(c *Config) { c.Listen, c.SecretKey = "0.0.0.0:0", make([]byte, 16) }, []string{"gossip.Config.Listen is"}},
 		{"too soon", func(c *Config) { c.Detect, c.Members = 149*time.Millisecond, 1000 },
-			[]string{"ring.Config.Detect is 149ms; with Members 1000 it must be at least 150ms"}},
+			[]string{"gossip.Config.Detect is 149ms; with Members 1000 it must be at least 150ms"}},
 		{"all", func(c *Config) {
 			*c = Config{
-				Self: Identity{Worker: -1, Incarnation: -1, Host: "a b", Addr: "\n", Plan: id.Version{N: -1}}, Job: strings.Repeat("j", 256),
+				Self: Identity{Worker: -1, Incarnation: -1, Host: "a b", Addr: "\n"}, Job: strings.Repeat("j", 256),
 				Listen: "x", SecretKey: []byte("short"), Detect: -1, Members: 1,
 			}
 		}, []string{
-			"ring.Config.Self.Kind", "ring.Config.Self.Worker", "ring.Config.Self.Incarnation", "ring.Config.Self.Host", "ring.Config.Self.Addr",
-			"ring.Config.Self.Plan", "ring.Config.Job", "ring.Config.SecretKey has 5 bytes; it must have 16, 24 or 32", "ring.Config.Listen",
-			"ring.Config.Members",
+			"gossip.Config.Self.Kind", "gossip.Config.Self.Worker", "gossip.Config.Self.Incarnation", "gossip.Config.Self.Host", "gossip.Config.Self.Addr",
+			"gossip.Config.Job", "gossip.Config.SecretKey has 5 bytes; it must have 16, 24 or 32", "gossip.Config.Listen",
+			"gossip.Config.Members",
 		}},
 	} {
 		cfg := good
@@ -67,7 +67,6 @@ func identity() *rapid.Generator[Identity] {
 		i := Identity{
 			Kind: rapid.SampledFrom([]Kind{Worker, Agent}).Draw(t, "kind"), Incarnation: rapid.IntRange(0, math.MaxInt).Draw(t, "incarnation"),
 			Host: text(t, "host", 1, MaxHost), Addr: text(t, "addr", 0, MaxAddr),
-			Plan: id.Version{Generation: rapid.IntRange(0, math.MaxInt).Draw(t, "generation"), N: rapid.IntRange(0, math.MaxInt).Draw(t, "n")},
 		}
 		if i.Kind == Worker {
 			i.Worker = id.WorkerID(rapid.IntRange(0, math.MaxInt).Draw(t, "worker"))
@@ -79,7 +78,6 @@ func identity() *rapid.Generator[Identity] {
 func TestIdentityRoundTrip(t *testing.T) {
 	most := Identity{
 		Kind: Worker, Worker: math.MaxInt, Incarnation: math.MaxInt, Host: strings.Repeat("h", MaxHost), Addr: strings.Repeat("a", MaxAddr),
-		Plan: id.Version{Generation: math.MaxInt, N: math.MaxInt},
 	}
 	if n := len(most.encode()); n > memberlist.MetaMaxSize {
 		t.Errorf("the largest metadata have %d bytes, more than %d", n, memberlist.MetaMaxSize)
@@ -98,7 +96,7 @@ func TestIdentityRoundTrip(t *testing.T) {
 
 func FuzzIdentity(f *testing.F) {
 	f.Add(worker(3, 1).encode())
-	f.Add([]byte{0x98, 1, 0xdd, 0xff, 0xff, 0xff, 0xff})
+	f.Add([]byte{0x96, 2, 0xdd, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		i, err := decodeIdentity(b)
 		if err != nil {

@@ -17,12 +17,12 @@ import (
 //
 //	suspect   3   msgpack map: Incarnation, Node, From
 //	alive     4   msgpack map: Incarnation, Node, ...
-//	dead      5   like suspect; Node says goodbye if it is From
+//	dead      5   like suspect
 //	compound  7   number n (1 byte), n lengths (2 bytes each, big-endian), n messages
 //	checksum  12  CRC-32 (4 bytes), a message
 //
-// These numbers are part of the library's protocol and only ever get company.
-// What cannot be read is passed over: the library judges it for itself.
+// These numbers are part of the library's protocol and never change.
+// What cannot be read is skipped: the library judges it for itself.
 const (
 	suspectType  = 3
 	aliveType    = 4
@@ -39,7 +39,7 @@ type claim struct {
 	kind        byte   // suspectType, aliveType or deadType
 	Incarnation uint32 // the library's own: counts what Node said about itself
 	Node        string
-	From        string // who says it; "" in alive
+	From        string // the member that says it; "" in alive
 }
 
 // reader reads packets.

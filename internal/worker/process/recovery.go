@@ -158,7 +158,6 @@ func (r *recovery) applied(a engine.Applied) {
 	_ = r.w.send(control.Applied{
 		Ballot: a.Ballot, Version: a.Version, Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
 	})
-	r.w.gossip.applied(a.Version)
 	r.w.spans.applied(a, now)
 }
 

@@ -7,28 +7,20 @@ import (
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
 )
 
-// ringMember is this worker's membership in the gossip ring of the run. Training neither waits for the
-// ring nor fails with it: suspicions of other members are evidence for the agent, which is a member itself.
-type ringMember struct {
-	mu   sync.Mutex
-	ring *gossip.Ring // nil before it has formed
-	plan id.Version   // newest one applied
-}
-
-// join makes the worker a member until the returned function is called.
-func (g *ringMember) join(ctx context.Context, c control.Ring, me Self, addr string) (leave func()) {
+// joinRing makes the worker a member of the gossip ring of the run until the returned function is called. Training neither waits
+// for the ring nor fails with it: suspicions of other members are evidence for the agent, which is a member itself.
+func joinRing(ctx context.Context, c control.Ring, me Self, addr string) (leave func()) {
 	if len(c.Seeds) == 0 {
 		return func() {}
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var beside sync.WaitGroup
 	beside.Go(func() {
-		if err := g.form(ctx, c, me, addr); err != nil {
+		if err := stayInRing(ctx, c, me, addr); err != nil {
 			complain(fmt.Errorf("this worker is no member of the gossip ring: %w", err))
 		}
 	})
@@ -38,9 +30,8 @@ func (g *ringMember) join(ctx context.Context, c control.Ring, me Self, addr str
 	}
 }
 
-// form joins the ring and stays a member until ctx ends. The seeds are agents, which may be too busy
-// to answer at first.
-func (g *ringMember) form(ctx context.Context, c control.Ring, me Self, addr string) error {
+// stayInRing joins the ring and stays a member until ctx ends. The seeds are agents, which may be too busy to answer at first.
+func stayInRing(ctx context.Context, c control.Ring, me Self, addr string) error {
 	r, err := gossip.Open(gossip.Config{
 		Listen: gossip.BesideOf(addr), Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
 		Self: gossip.Identity{
@@ -51,10 +42,6 @@ func (g *ringMember) form(ctx context.Context, c control.Ring, me Self, addr str
 		return err
 	}
 	defer r.Close()
-	g.mu.Lock()
-	g.ring = r
-	r.SetPlan(g.plan)
-	g.mu.Unlock()
 	for r.Join(ctx, c.Seeds...) != nil {
 		select {
 		case <-time.After(c.Detect):
@@ -64,13 +51,4 @@ func (g *ringMember) form(ctx context.Context, c control.Ring, me Self, addr str
 	}
 	<-ctx.Done()
 	return nil
-}
-
-// applied publishes the live plan to the other members.
-func (g *ringMember) applied(v id.Version) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.plan = v; g.ring != nil {
-		g.ring.SetPlan(v)
-	}
 }

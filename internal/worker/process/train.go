@@ -39,8 +39,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	if err != nil {
 		return err
 	}
-	defer w.gossip.join(ctx, start.Ring, w.self, w.net.Addr())()
-	w.gossip.applied(order.Plan.Version)
+	defer joinRing(ctx, start.Ring, w.self, w.net.Addr())()
 	pool := kernel.NewPool(start.Threads, compute...)
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, j, start)

@@ -39,7 +39,6 @@ type Worker struct {
 
 	// recovery passes messages between the agent and the current engine.
 	recovery recovery
-	gossip   ringMember
 
 	spans     *spans      // nil before Start, and where no spans are wanted
 	saver     *saver      // nil before Start, and for a run without checkpoints
