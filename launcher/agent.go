@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
@@ -131,8 +132,12 @@ func openLog(a *assignment, l net.Listener) (agree.Log, error) {
 		addrs[h.Name] = h.Agree
 		servers = append(servers, agree.Server{ID: h.Name, Addr: h.Agree, Voter: h.Voter})
 	}
+	secure, err := transport.TLSFromSecret(a.Secret)
+	if err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
 	return raftlog.Open(raftlog.Config{
-		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, Secret: a.Secret, Bootstrap: servers, Timeout: timing.Of(a.Detect).Log,
+		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, TLS: secure, Bootstrap: servers, Timeout: timing.Of(a.Detect).Log,
 		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 		Resolve: func(name string) string { return addrs[name] },
 	})

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/soliton-train/soliton/internal/id"
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Bounds of an entry's fields.
@@ -17,9 +18,8 @@ const (
 	MaxName   = 255     // bytes of a name, ID or address
 )
 
-// An Entry is what the nodes agree on. Its types are [Generation], [Job], [Plan],
-// [Eviction] and [Manifest], which are proposed, [Servers], which follows from changes of
-// the configuration, and [Leader].
+// An Entry is what the nodes agree on. [Generation], [Job] and [Plan] are proposed; [Servers] follows from changes of the
+// configuration, and [Leader] begins a leadership.
 type Entry interface {
 	// String names the entry for people, in one line.
 	String() string
@@ -46,24 +46,6 @@ type Plan struct {
 	Reason  string // why there is a new plan, in a sentence
 
 	Data []byte // the order to the workers
-	// Verdict is what a recovery found about the step's commit; nil for other
-	// plans.
-	Verdict []byte
-}
-
-// Eviction shuts out a worker's sessions up to an incarnation.
-type Eviction struct {
-	Worker      id.WorkerID
-	Incarnation int
-	Reason      string
-}
-
-// Manifest is a checkpoint whose files are all written and synced. A second one
-// of the same name takes the place of the first.
-type Manifest struct {
-	Name string // of its directory
-	Step int    // the last step that is in it
-	Data []byte
 }
 
 // Servers are the nodes of the newest committed configuration.
@@ -82,12 +64,8 @@ type Leader struct{ ID string }
 func (e Generation) String() string { return fmt.Sprintf("generation %d", e.N) }
 func (e Job) String() string        { return fmt.Sprintf("job of generation %d", e.Generation) }
 func (e Plan) String() string       { return fmt.Sprintf("plan %v", e.Version) }
-func (e Manifest) String() string   { return fmt.Sprintf("manifest of checkpoint %.64q", e.Name) }
 func (e Servers) String() string    { return fmt.Sprintf("servers %v", e.Servers) }
 func (e Leader) String() string     { return fmt.Sprintf("leader %.64q", e.ID) }
-func (e Eviction) String() string {
-	return fmt.Sprintf("eviction of worker %d.%d", e.Worker, e.Incarnation)
-}
 
 // String renders the server as "ID at ADDR (voter)".
 func (s Server) String() string {
@@ -103,13 +81,11 @@ func (s Server) String() string {
 
 type kind byte
 
-// The kinds are part of the format of the log: they never change.
+// The kinds are part of the format of the log: they never change. 4 and 5 are reserved.
 const (
 	kindGeneration kind = 1
 	kindJob        kind = 2
 	kindPlan       kind = 3
-	kindEviction   kind = 4
-	kindManifest   kind = 5
 	kindLeader     kind = 6
 	kindServers    kind = 7 // in snapshots only
 )
@@ -119,8 +95,6 @@ const format = 1 // of entries and of snapshots
 func (Generation) kind() kind { return kindGeneration }
 func (Job) kind() kind        { return kindJob }
 func (Plan) kind() kind       { return kindPlan }
-func (Eviction) kind() kind   { return kindEviction }
-func (Manifest) kind() kind   { return kindManifest }
 func (Servers) kind() kind    { return kindServers }
 func (Leader) kind() kind     { return kindLeader }
 
@@ -134,21 +108,7 @@ func (e Plan) code(c *coder) Entry {
 	c.int(&e.Version.N)
 	c.text(&e.Reason, MaxReason)
 	c.bytes(&e.Data)
-	c.bytes(&e.Verdict)
-	return e
-}
-
-func (e Eviction) code(c *coder) Entry {
-	c.int((*int)(&e.Worker))
-	c.int(&e.Incarnation)
-	c.text(&e.Reason, MaxReason)
-	return e
-}
-
-func (e Manifest) code(c *coder) Entry {
-	c.text(&e.Name, MaxName)
-	c.int(&e.Step)
-	c.bytes(&e.Data)
+	c.bytes(new([]byte)) // reserved
 	return e
 }
 
@@ -278,10 +238,6 @@ func Decode(b []byte) (Entry, error) {
 		e = Job{}
 	case kindPlan:
 		e = Plan{}
-	case kindEviction:
-		e = Eviction{}
-	case kindManifest:
-		e = Manifest{}
 	case kindLeader:
 		e = Leader{}
 	default:

@@ -2,24 +2,20 @@ package agree
 
 import (
 	"bufio"
-	"cmp"
 	"fmt"
 	"io"
-	"path/filepath"
 	"slices"
 
-	"github.com/soliton-train/soliton/internal/id"
 	"github.com/vmihailenco/msgpack/v5"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // Bounds of a [State].
 const (
 	MaxPlans     = 32       // plans kept whole
 	MaxPlanBytes = 32 << 20 // of all plans kept but the newest
-	MaxManifests = 8
 	MaxServers   = 1 << 10
-
-	maxEvicted = 1 << 16 // workers
 )
 
 // State is what is agreed. It is a value: whoever has one may keep it, and must
@@ -38,9 +34,7 @@ type State struct {
 	Plans   []Plan
 	Earlier int
 
-	Evicted   []Eviction // the newest of each worker, by worker
-	Manifests []Manifest // in the order of their entries, the newest last
-	Servers   []Server   // of the newest committed configuration, by ID
+	Servers []Server // of the newest committed configuration, by ID
 }
 
 // Apply returns the state after an entry with this place and term in the log. If
@@ -57,10 +51,6 @@ func (s State) Apply(index, term uint64, e Entry) (State, error) {
 		err = next.job(e)
 	case Plan:
 		err = next.plan(e, term)
-	case Eviction:
-		err = next.evict(e)
-	case Manifest:
-		err = next.manifest(e)
 	case Servers:
 		next.Servers = e.Servers
 	case Leader:
@@ -113,65 +103,13 @@ func (s *State) plan(e Plan, term uint64) error {
 	kept, size := 1, 0
 	for ; kept < min(len(plans), MaxPlans); kept++ {
 		p := plans[len(plans)-1-kept]
-		if size += len(p.Data) + len(p.Verdict); size > MaxPlanBytes {
+		if size += len(p.Data); size > MaxPlanBytes {
 			break
 		}
 	}
 	s.Earlier += len(plans) - kept
 	s.Plans = slices.Clone(plans[len(plans)-kept:])
 	return nil
-}
-
-func (s *State) evict(e Eviction) error {
-	if e.Worker < 0 || e.Incarnation < 0 {
-		return refused(e, ErrInvalid, "workers and incarnations count from 0")
-	}
-	i, known := s.evicted(e.Worker)
-	switch {
-	case known && e.Incarnation <= s.Evicted[i].Incarnation:
-		return refused(e, ErrStale, "incarnation %d is evicted", s.Evicted[i].Incarnation)
-	case known:
-		s.Evicted = slices.Clone(s.Evicted)
-		s.Evicted[i] = e
-	case len(s.Evicted) == maxEvicted:
-		return refused(e, ErrInvalid, "%d workers are evicted, which is all that can be", maxEvicted)
-	default:
-		s.Evicted = slices.Insert(slices.Clone(s.Evicted), i, e)
-	}
-	return nil
-}
-
-func (s *State) evicted(w id.WorkerID) (int, bool) {
-	return slices.BinarySearchFunc(s.Evicted, w, func(e Eviction, w id.WorkerID) int { return cmp.Compare(e.Worker, w) })
-}
-
-// IsEvicted reports whether a worker's session is shut out.
-func (s State) IsEvicted(w id.WorkerID, incarnation int) bool {
-	i, known := s.evicted(w)
-	return known && incarnation <= s.Evicted[i].Incarnation
-}
-
-func (s *State) manifest(e Manifest) error {
-	if e.Step < 0 {
-		return refused(e, ErrInvalid, "step %d", e.Step)
-	}
-	if e.Name == "" || e.Name == "." || !filepath.IsLocal(e.Name) || filepath.Base(e.Name) != e.Name {
-		return refused(e, ErrInvalid, "its name must be that of a directory, without a path")
-	}
-	s.Manifests = slices.DeleteFunc(slices.Clone(s.Manifests), func(m Manifest) bool { return m.Name == e.Name })
-	s.Manifests = append(s.Manifests, e)
-	if extra := len(s.Manifests) - MaxManifests; extra > 0 {
-		s.Manifests = slices.Delete(s.Manifests, 0, extra)
-	}
-	return nil
-}
-
-// Plan returns the newest plan, ok if there is one.
-func (s State) Plan() (p Plan, ok bool) {
-	if len(s.Plans) == 0 {
-		return Plan{}, false
-	}
-	return s.Plans[len(s.Plans)-1], true
 }
 
 // Server returns a server by its ID.
@@ -189,28 +127,19 @@ func (s *State) code(c *coder) {
 	c.uint(&s.Term)
 	c.text(&s.Leader, MaxName)
 	c.int(&s.Generation)
-	codeAs(c, &s.Job)
+	s.Job = s.Job.code(c).(Job)
 	c.int(&s.Newest.Generation)
 	c.int(&s.Newest.N)
 	c.int(&s.Earlier)
-	codeAll(c, &s.Plans, MaxPlans)
-	codeAll(c, &s.Evicted, maxEvicted)
-	codeAll(c, &s.Manifests, MaxManifests)
-	servers := Servers{s.Servers}
-	codeAs(c, &servers)
-	s.Servers = servers.Servers
-}
-
-func codeAs[E Entry](c *coder, e *E) { *e = (*e).code(c).(E) }
-
-func codeAll[E Entry](c *coder, all *[]E, limit int) {
-	c.count(len(*all), limit, func(i int) {
-		if i == len(*all) { // reading
-			var zero E
-			*all = append(*all, zero)
+	c.count(len(s.Plans), MaxPlans, func(i int) {
+		if i == len(s.Plans) { // reading
+			s.Plans = append(s.Plans, Plan{})
 		}
-		codeAs(c, &(*all)[i])
+		s.Plans[i] = s.Plans[i].code(c).(Plan)
 	})
+	c.count(0, 0, nil) // reserved
+	c.count(0, 0, nil) // reserved
+	s.Servers = Servers{s.Servers}.code(c).(Servers).Servers
 }
 
 // Write writes a snapshot.
@@ -219,7 +148,7 @@ func (s State) Write(w io.Writer) error {
 	_ = b.WriteByte(format) // Flush returns its error
 	// Writing takes the fields as they are; this copy is changed by nobody else.
 	c := coder{enc: msgpack.NewEncoder(b)}
-	s.Plans, s.Evicted, s.Manifests = slices.Clone(s.Plans), slices.Clone(s.Evicted), slices.Clone(s.Manifests)
+	s.Plans = slices.Clone(s.Plans)
 	s.code(&c)
 	if c.err != nil {
 		return fmt.Errorf("agree: snapshot: %w", c.err)

@@ -6,11 +6,11 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
-	"strings"
 	"testing"
 
-	"github.com/soliton-train/soliton/internal/id"
 	"pgregory.net/rapid"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 func version(generation, n int) id.Version { return id.Version{Generation: generation, N: n} }
@@ -21,8 +21,7 @@ func begun(t *testing.T) State {
 	var s State
 	for i, e := range []Entry{
 		Leader{"a"}, Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 7)}, Generation{2},
-		Plan{Version: version(2, 3), Data: []byte("order"), Verdict: []byte("not passed")},
-		Eviction{Worker: 4, Incarnation: 1}, Manifest{Name: "step-10", Step: 10},
+		Plan{Version: version(2, 3), Data: []byte("order")},
 		Servers{[]Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}}},
 	} {
 		var err error
@@ -36,20 +35,12 @@ func begun(t *testing.T) State {
 func TestStateAccepts(t *testing.T) {
 	s := begun(t)
 	want := State{
-		Index: 9, Term: 5, Leader: "a", Generation: 2, Job: Job{1, []byte("{}")}, Newest: version(2, 3),
-		Plans:     []Plan{{Version: version(1, 7)}, {Version: version(2, 3), Data: []byte("order"), Verdict: []byte("not passed")}},
-		Evicted:   []Eviction{{Worker: 4, Incarnation: 1}},
-		Manifests: []Manifest{{Name: "step-10", Step: 10}},
-		Servers:   []Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}},
+		Index: 7, Term: 5, Leader: "a", Generation: 2, Job: Job{1, []byte("{}")}, Newest: version(2, 3),
+		Plans:   []Plan{{Version: version(1, 7)}, {Version: version(2, 3), Data: []byte("order")}},
+		Servers: []Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}},
 	}
 	if !reflect.DeepEqual(s, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", s, want)
-	}
-	if !s.IsEvicted(4, 0) || !s.IsEvicted(4, 1) || s.IsEvicted(4, 2) || s.IsEvicted(3, 0) {
-		t.Error("IsEvicted must hold for the incarnations of worker 4 up to 1 only")
-	}
-	if p, ok := s.Plan(); !ok || p.Version != version(2, 3) {
-		t.Errorf("Plan() = %v, %v", p, ok)
 	}
 }
 
@@ -69,13 +60,6 @@ func TestStateRefuses(t *testing.T) {
 		{"plan of the next generation", Plan{Version: version(3, 1)}, ErrInvalid},
 		{"plan without version", Plan{}, ErrInvalid},
 		{"plan of another term", Plan{Term: 4, Version: version(2, 4)}, ErrStale},
-		{"eviction again", Eviction{Worker: 4, Incarnation: 1}, ErrStale},
-		{"eviction of nobody", Eviction{Worker: -1}, ErrInvalid},
-		{"eviction of no life", Eviction{Incarnation: -1}, ErrInvalid},
-		{"manifest without name", Manifest{Step: 1}, ErrInvalid},
-		{"manifest elsewhere", Manifest{Name: "../x"}, ErrInvalid},
-		{"manifest below", Manifest{Name: "x/y"}, ErrInvalid},
-		{"manifest of no step", Manifest{Name: "x", Step: -1}, ErrInvalid},
 		{"no entry", nil, ErrInvalid},
 	} {
 		s := begun(t)
@@ -94,7 +78,7 @@ func TestStateRefuses(t *testing.T) {
 // A job has one entry in each generation, and versions go on from 1 in the next.
 func TestStateOfNextGeneration(t *testing.T) {
 	s := begun(t)
-	for i, e := range []Entry{Job{2, []byte("j")}, Generation{5}, Plan{Term: 6, Version: version(5, 1)}, Eviction{Worker: 4, Incarnation: 3}} {
+	for i, e := range []Entry{Job{2, []byte("j")}, Generation{5}, Plan{Term: 6, Version: version(5, 1)}} {
 		var err error
 		if s, err = s.Apply(uint64(20+i), 6, e); err != nil {
 			t.Fatalf("%v: %v", e, err)
@@ -103,7 +87,7 @@ func TestStateOfNextGeneration(t *testing.T) {
 	if _, err := s.Apply(30, 6, Job{5, nil}); err != nil {
 		t.Error(err)
 	}
-	if s.Newest != version(5, 1) || !s.IsEvicted(4, 3) || len(s.Evicted) != 1 {
+	if s.Newest != version(5, 1) {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -113,23 +97,11 @@ func TestStateIsBounded(t *testing.T) {
 	for n := 1; n <= 3*MaxPlans && err == nil; n++ {
 		s, err = s.Apply(uint64(n), 1, Plan{Version: version(1, n)})
 	}
-	for n := 0; n < 2*MaxManifests && err == nil; n++ {
-		s, err = s.Apply(uint64(n), 1, Manifest{Name: strings.Repeat("x", n+1), Step: n})
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(s.Plans) != MaxPlans || s.Earlier != 2*MaxPlans || s.Newest != version(1, 3*MaxPlans) {
 		t.Errorf("%d plans, %d earlier, newest %v", len(s.Plans), s.Earlier, s.Newest)
-	}
-	if len(s.Manifests) != MaxManifests || s.Manifests[MaxManifests-1].Step != 2*MaxManifests-1 {
-		t.Errorf("manifests %v", s.Manifests)
-	}
-	again := s.Manifests[0]
-	again.Step = 99
-	if s, err = s.Apply(1, 1, again); err != nil || len(s.Manifests) != MaxManifests ||
-		!reflect.DeepEqual(s.Manifests[MaxManifests-1], again) {
-		t.Errorf("a manifest of a known name: %v, %v", s.Manifests, err)
 	}
 
 	// Plans that are too large together: the newest stays whatever its size.
@@ -147,7 +119,7 @@ func TestStateIsBounded(t *testing.T) {
 // An older state keeps what it had when a newer one is made from it.
 func TestStateIsValue(t *testing.T) {
 	s := begun(t)
-	for _, e := range []Entry{Plan{Version: version(2, 4)}, Eviction{Worker: 4, Incarnation: 2}, Eviction{Worker: 1}, Manifest{Name: "step-10", Step: 11}} {
+	for _, e := range []Entry{Plan{Version: version(2, 4)}, Servers{[]Server{{ID: "c"}}}} {
 		for range 2 {
 			if _, err := s.Apply(10, 5, e); err != nil {
 				t.Fatal(err)
@@ -163,7 +135,7 @@ func entries() *rapid.Generator[Entry] {
 	data := rapid.SliceOf(rapid.Byte())
 	return rapid.Custom(func(t *rapid.T) Entry {
 		n := func() int { return rapid.Int().Draw(t, "n") }
-		switch rapid.IntRange(0, 5).Draw(t, "kind") {
+		switch rapid.IntRange(0, 3).Draw(t, "kind") {
 		case 0:
 			return Generation{n()}
 		case 1:
@@ -171,12 +143,8 @@ func entries() *rapid.Generator[Entry] {
 		case 2:
 			return Plan{
 				rapid.Uint64().Draw(t, "term"), version(n(), n()), rapid.StringN(0, 50, -1).Draw(t, "reason"),
-				data.Draw(t, "data"), data.Draw(t, "verdict"),
+				data.Draw(t, "data"),
 			}
-		case 3:
-			return Eviction{id.WorkerID(n()), n(), rapid.StringN(0, 50, -1).Draw(t, "reason")}
-		case 4:
-			return Manifest{rapid.StringN(0, 50, -1).Draw(t, "name"), n(), data.Draw(t, "data")}
 		default:
 			return Leader{rapid.StringN(0, 50, -1).Draw(t, "id")}
 		}
@@ -228,8 +196,7 @@ func TestSnapshotsReadBack(t *testing.T) {
 
 // normal makes states comparable: no elements are as good as none.
 func normal(s State) State {
-	s.Plans, s.Evicted = append([]Plan(nil), s.Plans...), append([]Eviction(nil), s.Evicted...)
-	s.Manifests, s.Servers = append([]Manifest(nil), s.Manifests...), append([]Server(nil), s.Servers...)
+	s.Plans, s.Servers = append([]Plan(nil), s.Plans...), append([]Server(nil), s.Servers...)
 	return s
 }
 
@@ -246,7 +213,7 @@ func hostile(t testing.TB) map[string][]byte {
 		"another format":    with(0, 2),
 		"unknown kind":      with(1, 200),
 		"kind of snapshots": with(1, byte(kindServers)),
-		"another kind":      with(1, byte(kindManifest)),
+		"another kind":      with(1, byte(kindLeader)),
 		"cut short":         plan[:len(plan)-1],
 		"something behind":  append(slices.Clone(plan), 0xc0),
 		"huge bytes":        {format, byte(kindJob), 1, 0xc6, 0xff, 0xff, 0xff, 0xff, 'x'},
@@ -282,7 +249,7 @@ func FuzzDecode(f *testing.F) {
 			f.Add(data)
 		}
 	}
-	for _, e := range []Entry{Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 1)}, Eviction{}, Manifest{Name: "x"}, Leader{"a"}} {
+	for _, e := range []Entry{Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 1)}, Leader{"a"}} {
 		data, err := Encode(e)
 		if err != nil {
 			f.Fatal(err)

@@ -1,6 +1,7 @@
 package raftlog
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -14,9 +15,6 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 )
-
-// MinSecret is the least number of bytes of a [Config].Secret.
-const MinSecret = 16
 
 // Config says how to open a [Node].
 type Config struct {
@@ -34,9 +32,9 @@ type Config struct {
 	// address in the configuration counts; nil knows none. It is called by
 	// several goroutines.
 	Resolve func(id string) string
-	// Secret is random and known to all nodes. It may be nil only where all is on
-	// the loopback interface.
-	Secret []byte
+	// TLS authenticates both ends of a connection, and encrypts. It may be nil only where the listener is on the loopback
+	// interface.
+	TLS *tls.Config
 	// Memory, for tests, is the network instead of Listener.
 	Memory *Memory
 
@@ -76,9 +74,6 @@ func (c Config) Validate() error {
 	if c.Timeout < timing.Min {
 		fault("Timeout is %v: give at least %v", c.Timeout, timing.Min)
 	}
-	if c.Secret != nil && len(c.Secret) < MinSecret {
-		fault("Secret has %d bytes: give at least %d, at random", len(c.Secret), MinSecret)
-	}
 	if (c.Memory != nil) == (c.Listener != nil) {
 		fault("Listener and Memory are both given, or neither: give one")
 	}
@@ -89,8 +84,8 @@ func (c Config) Validate() error {
 		} else if a.IP != nil {
 			ip = a.IP
 		}
-		if !ip.IsLoopback() && c.Secret == nil {
-			fault("Listener %v is not on the loopback interface: give a Secret", c.Listener.Addr())
+		if !ip.IsLoopback() && c.TLS == nil {
+			fault("Listener %v is not on the loopback interface: give TLS", c.Listener.Addr())
 		}
 		if ip.IsUnspecified() && c.Advertise == "" {
 			fault("Listener %v has no address that others can dial: give Advertise", c.Listener.Addr())

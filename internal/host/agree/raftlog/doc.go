@@ -20,7 +20,6 @@
 //
 // # Trust
 //
-// With a secret, both ends of a connection prove that they have it before a byte
-// is read as a message, and all is encrypted. A process that has the secret is trusted like a
-// host of the job. Without one, a listener must be on the loopback interface.
+// With [Config.TLS], both ends of a connection finish the handshake before a byte is read as a message. A process that passes
+// it is trusted like a host of the job. Without TLS, a listener must be on the loopback interface.
 package raftlog

@@ -43,7 +43,7 @@ func (m *Memory) connect() {
 	}
 }
 
-func (m *Memory) join(id string, timeout time.Duration) transport {
+func (m *Memory) join(id string, timeout time.Duration) rpcTransport {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	_, t := raft.NewInmemTransportWithTimeout(raft.ServerAddress(id), timeout)

@@ -85,9 +85,7 @@ func (n *Node) open() (err error) {
 	if n.files, err = openFiles(c.Dir, settings); err != nil {
 		return err
 	}
-	if n.net, err = c.network(settings); err != nil {
-		return errors.Join(err, n.files.close())
-	}
+	n.net = c.network(settings)
 	fail := func(err error) error {
 		return errors.Join(fmt.Errorf("agree: %s: %w", c.Dir, err), n.net.close(), n.files.close())
 	}
@@ -179,23 +177,20 @@ func (n *Node) Stand() {
 // network is a transport with what has to be closed. With pre-votes, who was cut off and comes
 // back deposes no leader that the others hear.
 type network struct {
-	transport
+	rpcTransport
 	close func() error
 }
 
-type transport interface {
+type rpcTransport interface {
 	raft.Transport
 	raft.WithPreVote
 }
 
-func (c Config) network(settings *raft.Config) (network, error) {
+func (c Config) network(settings *raft.Config) network {
 	if c.Memory != nil {
-		return network{c.Memory.join(c.ID, c.Timeout), func() error { c.Memory.leave(c.ID); return nil }}, nil
+		return network{c.Memory.join(c.ID, c.Timeout), func() error { c.Memory.leave(c.ID); return nil }}
 	}
-	s, err := newStream(c)
-	if err != nil {
-		return network{}, err
-	}
+	s := newStream(c)
 	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
 		Stream: s, Timeout: c.Timeout, MaxPool: 2, Logger: settings.Logger, ServerAddressProvider: resolver{c.Resolve},
 	})
@@ -203,7 +198,7 @@ func (c Config) network(settings *raft.Config) (network, error) {
 		err := s.Close()
 		t.CloseStreams()
 		return errors.Join(err, t.Close())
-	}}, nil
+	}}
 }
 
 type resolver struct{ resolve func(id string) string }

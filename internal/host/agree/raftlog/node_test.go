@@ -27,6 +27,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 func version(generation, n int) id.Version { return id.Version{Generation: generation, N: n} }
@@ -352,14 +353,12 @@ func TestAllHearTheSame(t *testing.T) {
 	ids := c.start(3)
 	c.commit(agree.Generation{N: 1})
 	c.commit(agree.Job{Generation: 1, Data: []byte("job")})
-	c.commit(agree.Eviction{Worker: 3, Reason: "it died"})
-	c.commit(agree.Manifest{Name: "step-5", Step: 5})
 	c.plans(1, 10)
 	c.agreed(10, ids...)
 	want := []agree.Server{{ID: "a", Addr: "a", Voter: true}, {ID: "b", Addr: "b", Voter: true}, {ID: "c", Addr: "c", Voter: true}}
 	for _, id := range ids {
 		s := c.nodes[id].State()
-		if string(s.Job.Data) != "job" || !s.IsEvicted(3, 0) || len(s.Manifests) != 1 || !slices.Equal(s.Servers, want) {
+		if string(s.Job.Data) != "job" || !slices.Equal(s.Servers, want) {
 			t.Errorf("%s: %+v", id, s)
 		}
 	}
@@ -610,7 +609,7 @@ func TestRecoverWithOtherServers(t *testing.T) {
 
 // Nodes on TCP with a secret, all killed and opened again at other addresses.
 func TestTCP(t *testing.T) {
-	secret := bytes.Repeat([]byte("s"), MinSecret)
+	secure := secretTLS(t, "s")
 	c := newCluster(t)
 	ids := []string{"a", "b", "c"}
 	for start := 1; start <= 2; start++ {
@@ -623,7 +622,7 @@ func TestTCP(t *testing.T) {
 		}
 		for _, id := range ids {
 			config := c.config(id)
-			config.Memory, config.Listener, config.Secret, config.Bootstrap = nil, listeners[id], secret, all
+			config.Memory, config.Listener, config.TLS, config.Bootstrap = nil, listeners[id], secure, all
 			config.Resolve = func(id string) string { return addrs[id] }
 			if n := c.open(config); n.Addr() != addrs[id] {
 				t.Errorf("%s is at %s, want %s", id, n.Addr(), addrs[id])
@@ -641,6 +640,16 @@ func TestTCP(t *testing.T) {
 			c.close(id)
 		}
 	}
+}
+
+// secretTLS returns the configuration of nodes that share a secret of one letter.
+func secretTLS(t testing.TB, letter string) *tls.Config {
+	t.Helper()
+	c, err := transport.TLSFromSecret(bytes.Repeat([]byte(letter), transport.MinSecret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 // strangers shows that a node ends connections of those who do not know the secret.
@@ -662,10 +671,8 @@ func strangers(t *testing.T, addr string) {
 		t.Fatal(err)
 	}
 	ended("plain", plain)
-	other, err := tlsOf(bytes.Repeat([]byte("o"), MinSecret))
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := secretTLS(t, "o")
+	other.NextProtos = []string{"soliton-agree-1"}
 	if conn, err := tls.Dial("tcp", addr, other); err == nil {
 		ended("another secret", conn)
 		t.Error("a dialling node takes another secret for its own")
@@ -732,7 +739,7 @@ func TestProposeRefusesBadEntries(t *testing.T) {
 	last := n.raft.LastIndex()
 	for name, e := range map[string]agree.Entry{
 		"nil": nil, "servers": agree.Servers{}, "oversized": agree.Job{Generation: 1, Data: make([]byte, agree.MaxData+1)},
-		"long reason": agree.Eviction{Reason: strings.Repeat("x", agree.MaxReason+1)}, "long name": agree.Manifest{Name: strings.Repeat("x", agree.MaxName+1)},
+		"long reason": agree.Plan{Reason: strings.Repeat("x", agree.MaxReason+1)}, "long name": agree.Leader{ID: strings.Repeat("x", agree.MaxName+1)},
 	} {
 		if _, err := n.Propose(t.Context(), e); !errors.Is(err, agree.ErrInvalid) {
 			t.Errorf("%s: %v, want %v", name, err, agree.ErrInvalid)
@@ -792,11 +799,11 @@ func TestValidateReportsAll(t *testing.T) {
 	}
 	defer anywhere.Close()
 	got := Config{
-		Timeout: time.Millisecond, Secret: []byte("short"), Listener: anywhere, Memory: NewMemory(), Recover: true,
+		Timeout: time.Millisecond, TLS: new(tls.Config), Listener: anywhere, Memory: NewMemory(), Recover: true,
 		Bootstrap: []agree.Server{{ID: "a", Addr: "x"}, {ID: "a", Addr: "x"}, {}},
 	}.Validate()
 	want := []string{
-		"agree: Dir is empty", "agree: ID has 0 bytes", "agree: Timeout is 1ms", "agree: Secret has 5 bytes",
+		"agree: Dir is empty", "agree: ID has 0 bytes", "agree: Timeout is 1ms",
 		"agree: Listener and Memory are both given", "agree: Listener 0.0.0.0:", "agree: Bootstrap[1]: ID \"a\" is there twice",
 		"agree: Bootstrap[2]: ID has 0 bytes", "agree: Bootstrap has no voter",
 	}
@@ -812,7 +819,7 @@ func TestValidateReportsAll(t *testing.T) {
 	for name, c := range map[string]Config{
 		"not loopback without secret": {Dir: "d", ID: "a", Listener: anywhere, Advertise: "h:1"},
 		"no network":                  {Dir: "d", ID: "a"},
-		"others without address":      {Dir: "d", ID: "a", Memory: nil, Listener: anywhere, Advertise: "h:1", Secret: make([]byte, MinSecret), Bootstrap: []agree.Server{{ID: "a", Voter: true}, {ID: "b", Addr: "h:1"}}},
+		"others without address":      {Dir: "d", ID: "a", Memory: nil, Listener: anywhere, Advertise: "h:1", TLS: new(tls.Config), Bootstrap: []agree.Server{{ID: "a", Voter: true}, {ID: "b", Addr: "h:1"}}},
 		"nobody to recover for":       {Dir: "d", ID: "a", Recover: true, Memory: NewMemory()},
 	} {
 		c.Timeout = time.Second
@@ -859,7 +866,7 @@ func benchmarkCommit(b *testing.B, voters int) {
 	var nodes []*Node
 	for i, l := range listeners {
 		n, err := Open(Config{
-			Dir: b.TempDir(), ID: all[i].ID, Bootstrap: all, Listener: l, Secret: make([]byte, MinSecret), Timeout: 2 * time.Second,
+			Dir: b.TempDir(), ID: all[i].ID, Bootstrap: all, Listener: l, TLS: secretTLS(b, "s"), Timeout: 2 * time.Second,
 		})
 		if err != nil {
 			b.Fatal(err)
@@ -913,8 +920,7 @@ func TestMachineRefusesBrokenEntries(t *testing.T) {
 
 // normal makes states comparable: no elements are as good as none.
 func normal(s agree.State) agree.State {
-	s.Plans, s.Evicted = append([]agree.Plan(nil), s.Plans...), append([]agree.Eviction(nil), s.Evicted...)
-	s.Manifests, s.Servers = append([]agree.Manifest(nil), s.Manifests...), append([]agree.Server(nil), s.Servers...)
+	s.Plans, s.Servers = append([]agree.Plan(nil), s.Plans...), append([]agree.Server(nil), s.Servers...)
 	return s
 }
 

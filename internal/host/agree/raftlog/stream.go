@@ -2,14 +2,9 @@ package raftlog
 
 import (
 	"context"
-	"crypto/ed25519"
-	"crypto/hkdf"
-	"crypto/sha256"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"sync"
 	"time"
@@ -30,18 +25,17 @@ type stream struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	ready  chan net.Conn // accepted, and proven where there is a secret
+	ready  chan net.Conn // accepted, and through the handshake
 	joined sync.WaitGroup
 
 	mu    sync.Mutex
 	conns map[net.Conn]struct{}
 }
 
-// maxUnproven bounds the connections that have yet to show that they know the
-// secret.
+// maxUnproven bounds the connections that have not finished their handshake.
 const maxUnproven = 64
 
-func newStream(c Config) (*stream, error) {
+func newStream(c Config) *stream {
 	s := &stream{
 		listener: c.Listener, address: c.Listener.Addr(), timeout: c.Timeout,
 		ready: make(chan net.Conn), conns: make(map[net.Conn]struct{}),
@@ -51,53 +45,19 @@ func newStream(c Config) (*stream, error) {
 	} else if a, ok := c.Listener.Addr().(*net.TCPAddr); ok {
 		s.from = &net.TCPAddr{IP: a.IP, Zone: a.Zone} // where others reach us
 	}
-	if c.Secret != nil {
-		var err error
-		if s.tls, err = tlsOf(c.Secret); err != nil {
-			return nil, fmt.Errorf("agree: keys from the secret: %w", err)
-		}
+	if c.TLS != nil {
+		s.tls = c.TLS.Clone()
+		s.tls.SessionTicketsDisabled, s.tls.NextProtos = true, []string{"soliton-agree-1"}
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.joined.Go(s.accept)
-	return s, nil
+	return s
 }
 
 type advertised string
 
 func (advertised) Network() string  { return "tcp" }
 func (a advertised) String() string { return string(a) }
-
-// tlsOf derives one key from the secret, with which both ends of a connection
-// sign and which both expect: who signs with it knows the secret.
-func tlsOf(secret []byte) (*tls.Config, error) {
-	seed, err := hkdf.Key(sha256.New, secret, nil, "soliton agree 1", ed25519.SeedSize)
-	if err != nil {
-		return nil, err
-	}
-	key := ed25519.NewKeyFromSeed(seed)
-	public := key.Public().(ed25519.PublicKey)
-	cert := &x509.Certificate{SerialNumber: big.NewInt(1)}
-	der, err := x509.CreateCertificate(nil, cert, cert, public, key)
-	if err != nil {
-		return nil, err
-	}
-	return &tls.Config{
-		MinVersion:             tls.VersionTLS13,
-		Certificates:           []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
-		ClientAuth:             tls.RequireAnyClientCert,
-		SessionTicketsDisabled: true,
-		NextProtos:             []string{"soliton-agree-1"},
-		// The key itself is checked below, in both directions; there are no names
-		// and no authorities to check.
-		InsecureSkipVerify: true,
-		VerifyConnection: func(state tls.ConnectionState) error {
-			if len(state.PeerCertificates) != 1 || !public.Equal(state.PeerCertificates[0].PublicKey) {
-				return errors.New("the other end has another secret")
-			}
-			return nil
-		},
-	}, nil
-}
 
 func (s *stream) accept() {
 	unproven := make(chan struct{}, maxUnproven)
@@ -136,8 +96,7 @@ func (s *stream) accept() {
 	}
 }
 
-// prove makes a connection ours: registered, and through the handshake where
-// there is a secret. It closes one that fails.
+// prove registers a connection and runs its TLS handshake. It closes one that fails.
 func (s *stream) prove(raw net.Conn, server bool) (net.Conn, error) {
 	conn := &tracked{Conn: raw, of: s}
 	s.mu.Lock()
