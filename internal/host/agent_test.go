@@ -85,6 +85,10 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	}()
 	defer func() { conn.Close(); <-ended }()
 	step, stoppedBy, version, rests, sealed := 0, "", id.Version{Generation: 1, N: 1}, f.at < 0, false
+	commit := func() error {
+		step++
+		return conn.Send(control.Step{Step: step, Loss: 1 / float64(step), Tokens: 10, MS: 1, Plan: uint64(version.N)})
+	}
 	handle := func(m control.Message) (ok bool) {
 		switch m := m.(type) {
 		case control.Stop:
@@ -93,6 +97,9 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 			conn.Send(control.Answer{Ballot: m.Ballot, Report: control.Report{Plan: version, Passed: id.Point{Step: step}}})
 			sealed = true
 		case control.Order:
+			for step < m.Passed.Step { // others have passed it
+				commit()
+			}
 			version, step, rests, sealed = m.Plan.Version, m.Passed.Step, false, false
 			conn.Send(control.Applied{Ballot: m.Ballot, Version: version, Edit: 1000, Opened: 1})
 		}
@@ -102,8 +109,7 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 		if step+1 == f.at {
 			f.before(conn)
 		}
-		step++
-		if conn.Send(control.Step{Step: step, Loss: 1 / float64(step), Tokens: 10, MS: 1, Plan: uint64(version.N)}) != nil {
+		if commit() != nil {
 			return
 		}
 		for rests && step == 2 && stoppedBy == "" {

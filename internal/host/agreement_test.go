@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -31,4 +32,18 @@ func TestAgreement(t *testing.T) {
 	if err != nil || len(o.Plan.Workers) != 2 || o.Passed != (id.Point{Step: 2}) {
 		t.Errorf("%+v, %v", o, err)
 	}
+}
+
+// A later leadership is told what the user asked for: the first two stops, and whether timelines are on.
+func TestAskedIsKept(t *testing.T) {
+	s := &seat{}
+	for _, e := range []session.Event{
+		session.WatchAsked{On: true}, session.StopAsked{Reason: session.Interrupt}, session.WatchAsked{On: false},
+		session.StopAsked{Reason: session.Terminated}, session.WatchAsked{On: true}, session.StopAsked{Reason: session.Cancelled},
+	} {
+		s.ask(e)
+	}
+	expect(t, "asked", s.asked, fmt.Sprint([]session.Event{
+		session.StopAsked{Reason: session.Interrupt}, session.StopAsked{Reason: session.Terminated}, session.WatchAsked{On: true},
+	}))
 }

@@ -170,8 +170,7 @@ func (c *Config) openLog() (agree.Log, error) {
 // Host keeps a run, or its part of one. Its methods may be called from any goroutine; Run or Serve once.
 type Host struct {
 	c     Config
-	stops chan session.Reason
-	watch *watching
+	asked *queue[session.Event] // StopAsked and WatchAsked
 }
 
 // New returns the host for a valid configuration.
@@ -179,22 +178,16 @@ func New(c Config) (*Host, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return &Host{c: c.withDefaults(), stops: make(chan session.Reason, 2), watch: newWatching()}, nil
+	return &Host{c: c.withDefaults(), asked: newQueue[session.Event]()}, nil
 }
 
-// Stop asks the run to stop: at the next commit the first time, at once the second
-// time. It never waits. Of several hosts every one has to be asked: the leader acts on it, and the next
-// leader knows of it.
-func (h *Host) Stop(r session.Reason) {
-	select {
-	case h.stops <- r:
-	default: // two are under way, which is all that counts
-	}
-}
+// Stop asks the run to stop: at the next commit the first time, at once the second time. It never waits. Ask every host of a
+// run: the leader acts on it, and a later leader knows.
+func (h *Host) Stop(r session.Reason) { h.asked.put(session.StopAsked{Reason: r}) }
 
-// Watch says whether timelines of steps are wanted. While they are, the view
-// gets a view.Timeline of every worker for some of the steps, a few in a second. It never waits.
-func (h *Host) Watch(on bool) { h.watch.set(on) }
+// Watch turns timelines of steps on or off. While they are on, the view gets a view.Timeline of every worker for a few steps in
+// a second. It never waits.
+func (h *Host) Watch(on bool) { h.asked.put(session.WatchAsked{On: on}) }
 
 // CatchSignals makes the signals that end a program stop the run instead,
 // until the returned function is called.
@@ -312,8 +305,10 @@ func (h *Host) Serve(ctx context.Context) error {
 				s.leave()
 				s.take(ctx, old.term, old.attempt, old.fills)
 			}
-		case reason := <-h.stops:
-			s.stop(reason)
+		case <-h.asked.signal:
+			if e, ok := h.asked.next(); ok {
+				s.ask(e)
+			}
 		case <-ctx.Done():
 			return nil
 		}

@@ -22,8 +22,8 @@ type seat struct {
 	log   agree.Log
 	relay *relay
 	again chan *lead
-	asked []session.Reason // to stop, since the host began
-	lead  *lead            // nil while this host does not lead
+	asked []session.Event // StopAsked and WatchAsked that every leadership is told
+	lead  *lead           // nil while this host does not lead
 
 	mu   sync.Mutex
 	open *lead // the same, while it takes links
@@ -36,12 +36,10 @@ type lead struct {
 	log     agree.Log
 	relay   *relay
 	term    uint64
-	attempt uint64              // newest ballot of this term, of an earlier leadership or of this one after serve
-	fills   int                 // newest fill, the same
-	since   control.Lead        // what hosts are told
-	again   func()              // called when the leadership has to start over
-	stops   chan session.Reason // holds two
-	watch   *watching
+	attempt uint64       // newest ballot of this term, of an earlier leadership or of this one after serve
+	fills   int          // newest fill, the same
+	since   control.Lead // what hosts are told
+	again   func()       // called when the leadership has to start over
 
 	ctx    context.Context // ends when another host leads
 	depose context.CancelFunc
@@ -53,8 +51,8 @@ type lead struct {
 // take begins to lead.
 func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 	l := &lead{
-		c: &s.h.c, log: s.log, relay: s.relay, term: term, attempt: attempt, fills: fills, watch: s.h.watch,
-		stops: make(chan session.Reason, 2), ended: make(chan struct{}), events: newQueue[any](),
+		c: &s.h.c, log: s.log, relay: s.relay, term: term, attempt: attempt, fills: fills,
+		ended: make(chan struct{}), events: newQueue[any](),
 	}
 	l.ctx, l.depose = context.WithCancel(ctx)
 	l.again = func() {
@@ -64,8 +62,8 @@ func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 		}
 	}
 	s.lead = l
-	for _, r := range s.asked {
-		l.stops <- r
+	for _, e := range s.asked {
+		l.events.put(e)
 	}
 	go func() {
 		defer close(l.ended)
@@ -90,13 +88,24 @@ func (s *seat) leave() {
 	s.lead = nil
 }
 
-func (s *seat) stop(r session.Reason) {
-	if len(s.asked) == 2 {
+// ask tells this leadership and later ones what the user asks for.
+func (s *seat) ask(e session.Event) {
+	// Only the newest WatchAsked counts, and the first two StopAsked.
+	stops := 0
+	s.asked = slices.DeleteFunc(s.asked, func(old session.Event) bool {
+		_, watch := old.(session.WatchAsked)
+		if !watch {
+			stops++
+		}
+		_, again := e.(session.WatchAsked)
+		return watch && again
+	})
+	if _, stop := e.(session.StopAsked); stop && stops == 2 {
 		return
 	}
-	s.asked = append(s.asked, r)
+	s.asked = append(s.asked, e)
 	if s.lead != nil {
-		s.lead.stops <- r // there is room for two
+		s.lead.events.put(e)
 	}
 }
 

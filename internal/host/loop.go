@@ -93,10 +93,6 @@ func (r *run) loop() session.Outcome {
 	if !r.c.alone() {
 		look.Reset(0)
 	}
-	on, watched := r.lead.watch.now()
-	if on {
-		r.step(session.WatchAsked{On: on})
-	}
 	r.apply(r.s.Begin(time.Now()))
 	for !r.s.Over() {
 		if at := r.s.Alarm(); at.IsZero() {
@@ -111,11 +107,6 @@ func (r *run) loop() session.Outcome {
 			}
 		case <-alarm.C:
 			r.step(session.AlarmDue{})
-		case reason := <-r.lead.stops:
-			r.step(session.StopAsked{Reason: reason})
-		case <-watched:
-			on, watched = r.lead.watch.now()
-			r.step(session.WatchAsked{On: on})
 		case <-watch.C:
 			r.step(session.WatchTick{Due: watchDue})
 			rewatch()
@@ -124,16 +115,15 @@ func (r *run) loop() session.Outcome {
 			lookDue = time.Now().Add(timing.Probe)
 			look.Reset(timing.Probe)
 		case <-r.lead.ctx.Done():
-			hangUp()
-			return r.end()
+			return r.end(hangUp)
 		}
 	}
-	hangUp()
-	return r.end()
+	return r.end(hangUp)
 }
 
-// end joins what works beside the loop, closes all, and returns how the run has ended.
-func (r *run) end() session.Outcome {
+// end stops and joins the goroutines beside the loop, closes the files, and returns how the run has ended.
+func (r *run) end(hangUp func()) session.Outcome {
+	hangUp()
 	r.events.close()
 	if r.commands != nil {
 		_ = r.commands.close() // a socket that is left behind is removed by the next process
