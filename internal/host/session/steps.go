@@ -30,11 +30,12 @@ func (s *Session) committed(place int, m control.Step) {
 		m.Plan = uint64(s.plan.Version.N)
 	}
 	under, ok := s.known[m.Plan]
-	if w.fresh && w.inherited && ok && m.Step > r.last.Step+1 && len(s.reports.ahead) < maxLead {
+	rolled := ok && under.Version.Compare(s.restart.version) < 0 // the run has gone back since
+	if w.fresh && w.inherited && ok && !rolled && m.Step > r.last.Step+1 && len(s.reports.ahead) < maxLead {
 		s.reports.ahead = append(s.reports.ahead, Received{place, m})
 		return
 	}
-	if ok && w.inherited && under.Version.Compare(s.restart.version) >= 0 {
+	if ok && w.inherited && !rolled {
 		// What it reported before, the leader before has in its records.
 		w.inherited = false
 		w.rolled, w.last.Step = s.restart.version, m.Step-1
@@ -43,9 +44,9 @@ func (s *Session) committed(place int, m control.Step) {
 	case !ok || m.Plan < w.last.Plan:
 		bad("committed step %d under plan %d, and plan %d is live", m.Step, m.Plan, s.plan.Version.N)
 		return
-	case under.Version.Compare(s.restart.version) < 0:
+	case rolled:
 		w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
-		return // the run has gone back since
+		return
 	case w.fresh:
 		// Its first step is any that the others may be in.
 		w.fresh, w.rolled, w.last.Step = false, s.restart.version, m.Step-1
