@@ -21,7 +21,7 @@ func (s *Session) message(place int, m control.Message) {
 	}
 	if s.phase == finished && w.inherited {
 		switch m.(type) {
-		case control.Step, control.Done, control.Answer, control.Applied:
+		case control.Step, control.Saved, control.Done, control.Answer, control.Applied:
 			return // the leader before has written all down
 		}
 	}
