@@ -145,17 +145,6 @@ func parseRecord(b []byte, micros int) (Record, error) {
 	return r, nil
 }
 
-// Stopped returns why the commit with a result ended the run, "" if it did not or is none.
-func Stopped(result []byte, micros int) (stop string) {
-	said, _ := decodeSaid(result) // told by a worker that had passed
-	for _, b := range said {
-		if rec, err := parseRecord(b, micros); err == nil {
-			stop = cmp.Or(stop, rec.Stop)
-		}
-	}
-	return stop
-}
-
 // sayCommit takes what this worker says in the commit.
 func (w *Worker) sayCommit(ev Said) {
 	ev.Record.Newest = w.newest()
@@ -254,6 +243,7 @@ func (w *Worker) pass(said [][]byte) {
 		return
 	}
 	r.result.Plan = w.plan.Version
+	w.stop = r.result.Stop
 	if next != w.plan.Version {
 		if w.goLive(next); w.over() {
 			return

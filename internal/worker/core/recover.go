@@ -1,6 +1,7 @@
 package core
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -479,28 +480,33 @@ func (w *Worker) tellLive(o *control.Order) {
 			continue
 		}
 		words := binary.LittleEndian.AppendUint64(nil, uint64(w.passed.Step))
+		words = append(words, make([]byte, stopSize)...)
+		copy(words[8:], w.stop)
 		w.emit(Send{To: SessionOf(p.Worker), Key: key.Live(o.Plan.Version), Data: append(words, w.result...), Priority: comm.Control})
 	}
 }
 
-// maxResult bounds the result that a joining worker is told.
-const maxResult = 1 << 20
+const (
+	liveSize  = 8 + stopSize // of the step that was committed, and of why the run ends with it
+	maxResult = 1 << 20      // of the result that follows
+)
 
 // awaitLive lets a worker that joins wait for its first plan to be live. A query ends that, because the leader goes on without
 // this plan, unless the answer says that it is live.
 func (w *Worker) awaitLive(o control.Order) {
 	w.joining = o.Plan.Version
-	w.expect(key.Live(o.Plan.Version), Buffer{}, 8+maxResult, expected{content: aLive, order: o})
+	w.expect(key.Live(o.Plan.Version), Buffer{}, liveSize+maxResult, expected{content: aLive, order: o})
 }
 
 // liveCame takes the message that the first plan is live.
 func (w *Worker) liveCame(o control.Order, words []byte) {
-	if len(words) < 8 || w.joining != o.Plan.Version {
+	if len(words) < liveSize || w.joining != o.Plan.Version {
 		return
 	}
 	w.joining = id.Version{}
 	w.passed = id.Point{Step: int(binary.LittleEndian.Uint64(words))}
-	w.result, w.live = slices.Clone(words[8:]), o.Plan.Version
+	w.stop = string(bytes.TrimRight(words[8:liveSize], "\x00"))
+	w.result, w.live = slices.Clone(words[liveSize:]), o.Plan.Version
 	o.Passed = w.passed
 	w.setOrder(o)
 }

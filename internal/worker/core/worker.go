@@ -51,6 +51,7 @@ type Worker struct {
 	start  id.Point
 	passed id.Point
 	result []byte // of the exchange of passed
+	stop   string // why the newest commit ended the run, "" if it did not
 	held   bool   // no exchange may be entered
 
 	req  *request // the operation, nil between two
@@ -180,6 +181,9 @@ func (w *Worker) Plan() *plan.Plan { return w.plan }
 
 // Passed returns the point passed last, and what was said in its exchange.
 func (w *Worker) Passed() (id.Point, []byte) { return w.passed, w.result }
+
+// Stopped returns why the newest commit ended the run, "" if it did not.
+func (w *Worker) Stopped() string { return w.stop }
 
 // Epoch counts restarts from a checkpoint.
 func (w *Worker) Epoch() int { return w.c.First.Epoch }

@@ -416,9 +416,8 @@ func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error)
 		return p, "", errClosed
 	}
 	e.inspect(func() {
-		var result []byte
-		p, result = e.core.Passed()
-		stop, err = core.Stopped(result, e.micros), e.core.Err()
+		p, _ = e.core.Passed()
+		stop, err = e.core.Stopped(), e.core.Err()
 	})
 	return p, stop, err
 }
