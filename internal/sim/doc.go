@@ -1,10 +1,11 @@
-// Package sim runs a controller and the cores of all workers together in one goroutine, under simulated time and without
-// sockets, for tests of the protocol.
+// Package sim runs the session of the leading host, with its controller, and the cores of all workers together in one
+// goroutine, under simulated time and without sockets, for tests of the protocol. They talk in the messages of package
+// control.
 //
-// A [Cluster] takes the place of everything around the two machines: the host that reports failures to the controller,
-// the links between workers, the groups, and the memory of each worker. Delays are drawn from a seed, so a schedule is
-// repeated exactly by its seed. Faults are calls: [Cluster.Kill], [Cluster.Freeze], [Cluster.Cut], [Cluster.Join],
-// [Cluster.Leave] and [Cluster.Lead].
+// A [Cluster] takes the place of everything around these machines: the shell of the host that leads and the hosts that
+// replace it, the log, the run directory, the links between workers, the groups, and the program and the memory of each
+// worker. Delays are drawn from a seed, so a schedule is repeated exactly by its seed. Faults are calls: [Cluster.Kill],
+// [Cluster.Freeze], [Cluster.Cut], [Cluster.Flip], [Cluster.Join], [Cluster.Leave], [Cluster.Stop] and [Cluster.Lead].
 //
 // Memory holds no numbers but what they are made of: parameters and moments are the step they are of, a gradient is its
 // step and the set of its micro-batches. That is all that their bits depend on, so the cluster checks what a run with
@@ -13,8 +14,11 @@
 //   - two plans have the same version,
 //   - a gradient or a loss counts a micro-batch twice or not at all,
 //   - a pass or an update uses parameters, moments or tensors of another step,
+//   - an update uses memory that was altered, or what was computed with it,
+//   - metrics.jsonl would lack a step,
+//   - a run fails although a worker of its plan lives,
 //   - two workers commit a step with different results, or
 //   - a worker fails.
 //
-// What the cluster leaves out: corrupted memory, checkpoints in files, several hosts, and the bytes of messages.
+// What the cluster leaves out: checkpoints in files, hosts that are lost with their workers, and the bytes of messages.
 package sim

@@ -1,13 +1,16 @@
 package sim
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/core"
@@ -28,20 +31,36 @@ type memory struct {
 	bases    map[core.Transfer]int
 
 	// Of a step.
-	tensors, made map[key.Tensor]int
-	passes        map[graph.Pair]bool
+	tensors, made map[key.Tensor]content
+	passes        map[graph.Pair]content
 	gradients     []gradient // by layer
 	losses        uint64     // micro-batches
 
-	shut    map[int]bool // layers whose parameters are on their way
-	waiting func()       // a pass that waits for parameters
+	altered map[id.Range]bool // blocks
+	shut    map[int]bool      // layers whose parameters are on their way
+	waiting func()            // a pass that waits for parameters
 	queries map[uint64]id.Ballot
+}
+
+// content is what a boundary tensor is made of.
+type content struct {
+	step  int
+	wrong bool // it was computed with memory that was altered
+}
+
+func (x content) digest() []byte {
+	d := binary.LittleEndian.AppendUint64(nil, uint64(x.step)<<1)
+	if x.wrong {
+		d[0] |= 1
+	}
+	return d
 }
 
 // gradient is a sum of gradients of one step.
 type gradient struct {
 	step   int
 	micros uint64
+	wrong  bool // the same
 }
 
 // shard is a range that the worker has a part in.
@@ -62,8 +81,8 @@ type incoming struct {
 func newMemory(w *worker) memory {
 	m := memory{
 		plan: new(plan.Plan), shards: make(map[id.Range]*shard), initial: make(map[id.Range]*shard), incoming: make(map[id.Range]*incoming),
-		bases: make(map[core.Transfer]int), tensors: make(map[key.Tensor]int), made: make(map[key.Tensor]int), passes: make(map[graph.Pair]bool),
-		gradients: make([]gradient, len(w.c.cfg.Layers)), shut: make(map[int]bool), queries: make(map[uint64]id.Ballot),
+		bases: make(map[core.Transfer]int), tensors: make(map[key.Tensor]content), made: make(map[key.Tensor]content), passes: make(map[graph.Pair]content),
+		gradients: make([]gradient, len(w.c.cfg.Layers)), altered: make(map[id.Range]bool), shut: make(map[int]bool), queries: make(map[uint64]id.Ballot),
 	}
 	for _, l := range w.c.cfg.Layers {
 		size := 0
@@ -101,8 +120,8 @@ func (w *worker) serves(layer int) bool {
 
 // complete holds that a gradient has all micro-batches of a step.
 func (w *worker) complete(g gradient, step int, what string) {
-	if g != (gradient{step, w.all()}) {
-		w.c.violated("worker %v: %s of step %d has the gradient of step %d and micro-batches %b", w.session, what, step, g.step, g.micros)
+	if g != (gradient{step: step, micros: w.all()}) {
+		w.c.violated("worker %v: %s of step %d has the gradient of step %d and micro-batches %b (wrong: %v)", w.session, what, step, g.step, g.micros, g.wrong)
 	}
 }
 
@@ -110,14 +129,19 @@ func (w *worker) complete(g gradient, step int, what string) {
 func (w *worker) load(b core.Buffer, data []byte) any {
 	switch b.Content {
 	case core.Boundary:
-		step, ok := w.tensors[b.Tensor]
+		x, ok := w.tensors[b.Tensor]
 		if !ok {
 			w.c.violated("worker %v sends %+v, which it does not have", w.session, b.Tensor)
 		}
-		return step
+		return x
 	case core.Gradient:
 		return w.shards[b.Range].total
 	case core.Parameters:
+		return w.shards[b.Range].step
+	case core.RepairBlock:
+		if w.altered[b.Block] {
+			w.c.violated("worker %v repairs another one with a block that was altered here", w.session)
+		}
 		return w.shards[b.Range].step
 	}
 	return data
@@ -140,7 +164,7 @@ func (w *worker) store(e core.Expect, value any) (n int, data []byte) {
 	r := e.Into.Range
 	switch e.Into.Content {
 	case core.Boundary:
-		w.tensors[e.Into.Tensor] = value.(int)
+		w.tensors[e.Into.Tensor] = value.(content)
 		n = 4
 		for _, d := range e.Dims {
 			n *= d
@@ -149,6 +173,8 @@ func (w *worker) store(e core.Expect, value any) (n int, data []byte) {
 		w.shards[r].total = value.(gradient)
 	case core.Parameters:
 		w.setParams(r, value.(int))
+	case core.RepairBlock:
+		n = 4 * (e.Into.Block.Hi - e.Into.Block.Lo)
 	case core.BaseState:
 		w.incoming[r] = &incoming{Range: r, step: value.(int)}
 		n, data = e.Size, binary.NativeEndian.AppendUint32(nil, uint32(value.(int)))
@@ -166,9 +192,9 @@ func (w *worker) store(e core.Expect, value any) (n int, data []byte) {
 func (w *worker) remember(d core.Duty) {
 	switch d := d.(type) {
 	case core.Run:
-		w.in(w.c.delay(300*time.Microsecond), func() { w.pass(d) })
+		w.in(w.c.delay(300*time.Microsecond), func() { w.compute(d) })
 	case core.Say:
-		w.in(w.c.delay(50*time.Microsecond), func() { w.say(d) })
+		w.in(w.c.delay(50*time.Microsecond), func() { w.record(d) })
 	case core.Prepare:
 		w.in(w.c.delay(300*time.Microsecond), func() { w.prepare(d) })
 	case core.Replay:
@@ -196,8 +222,15 @@ func (w *worker) remember(d core.Duty) {
 		w.tensors[d.Tensor] = w.made[d.Tensor]
 		delete(w.made, d.Tensor)
 	case core.Compare:
-		delete(w.made, d.Tensor)
-		w.later(func() { w.step(core.Compared{Attempt: d.Attempt, Tensor: d.Tensor, Same: true}) })
+		digest := d.Digest
+		if digest == nil {
+			digest = w.made[d.Tensor].digest()
+			delete(w.made, d.Tensor)
+		}
+		same := bytes.Equal(digest, w.tensors[d.Tensor].digest())
+		w.later(func() { w.step(core.Compared{Attempt: d.Attempt, Tensor: d.Tensor, Same: same}) })
+	case core.Restore:
+		delete(w.altered, d.Block)
 	case core.Total:
 		for _, r := range d.Ranges {
 			w.shards[r].total = w.gradients[d.Layer]
@@ -220,42 +253,48 @@ func (w *worker) remember(d core.Duty) {
 	}
 }
 
-// pass ends a forward or backward pass.
-func (w *worker) pass(d core.Run) {
+// compute ends a forward or backward pass.
+func (w *worker) compute(d core.Run) {
 	s, m := d.Task.Stage, d.Task.Micro
 	st, last := w.plan.Stages[s], s == len(w.plan.Stages)-1
 	ev := core.PassDone{Task: d.Task}
+	x := content{step: d.Step}
 	tensor := func(t key.Tensor) {
-		if step, ok := w.tensors[t]; !ok || step != d.Step {
-			w.c.violated("worker %v runs %v of step %d without %+v (%d, %v)", w.session, d.Task, d.Step, t, step, ok)
+		in, ok := w.tensors[t]
+		if x.wrong = x.wrong || in.wrong; !ok || in.step != d.Step {
+			w.c.violated("worker %v runs %v of step %d without %+v (%+v, %v)", w.session, d.Task, d.Step, t, in, ok)
 		}
 	}
+	for b := range w.altered {
+		x.wrong = x.wrong || st.Lo <= b.Layer && b.Layer < st.Hi
+	}
 	if d.Task.Kind == graph.Backward {
-		if !w.passes[d.Task.Pair] {
+		if _, ok := w.passes[d.Task.Pair]; !ok {
 			w.c.violated("worker %v runs %v without its forward pass", w.session, d.Task)
 		}
-		delete(w.passes, d.Task.Pair)
 		if !last {
 			tensor(key.Tensor{Boundary: s + 1, Micro: m, Back: true})
 		}
+		x.wrong = x.wrong || w.passes[d.Task.Pair].wrong
+		delete(w.passes, d.Task.Pair)
 		for l := st.Hi - 1; l >= st.Lo; l-- {
 			g := &w.gradients[l]
 			if g.micros != 0 && g.step != d.Step {
 				w.c.violated("worker %v adds a gradient of step %d to one of step %d", w.session, d.Step, g.step)
 			}
-			g.step = d.Step
+			g.step, g.wrong = d.Step, g.wrong || x.wrong
 			g.micros |= 1 << m
 			w.core.Step(core.GradientDone{Layer: l, Micro: m})
 		}
 		if s > 0 {
-			w.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = d.Step
+			w.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = x
 		}
 		w.step(ev)
 		return
 	}
 	for l := st.Lo; l < st.Hi; l++ {
 		if w.shut[l] {
-			w.waiting = func() { w.pass(d) }
+			w.waiting = func() { w.compute(d) }
 			return
 		}
 	}
@@ -272,19 +311,19 @@ func (w *worker) pass(d core.Run) {
 	if s > 0 {
 		tensor(key.Tensor{Boundary: s, Micro: m})
 	}
-	w.passes[d.Task.Pair] = true
+	w.passes[d.Task.Pair] = x
 	if last {
 		w.losses |= 1 << m
 	} else {
 		ev.Made = []int{4}
-		w.made[key.Tensor{Boundary: s + 1, Micro: m}] = d.Step
+		w.made[key.Tensor{Boundary: s + 1, Micro: m}] = x
 	}
 	w.step(ev)
 }
 
-// say makes the record of a commit. Its norm counts every owned element once.
-func (w *worker) say(d core.Say) {
-	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1}
+// record makes the record of a commit. Its norm counts every owned element once.
+func (w *worker) record(d core.Say) {
+	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1, Stop: w.reason, Saving: w.saving}
 	for _, n := range d.Nodes {
 		if w.losses&bits(n) != bits(n) {
 			w.c.violated("worker %v says the loss of %v and has %b", w.session, n, w.losses)
@@ -299,10 +338,76 @@ func (w *worker) say(d core.Say) {
 		if p.Owner != w.self.ID {
 			continue
 		}
-		w.complete(w.shards[core.RangeOf(p)].total, d.Step, "a commit")
+		if g := w.shards[core.RangeOf(p)].total; !g.wrong {
+			w.complete(g, d.Step, "a commit")
+		}
 		r.Squares, _ = r.Squares.Add(zero.Fixed{Lo: uint64(p.Hi - p.Lo)})
 	}
-	w.step(core.Said{Record: r})
+	w.step(core.Said{Record: r, Checked: w.check(d.Tainted)})
+}
+
+// operate says what an operation other than a step gives.
+func (w *worker) operate(d core.Operate) {
+	size := 0
+	switch d.Point.Gate {
+	case id.Evaluated:
+		for m := range w.c.cfg.Micros {
+			if core.Evaluator(w.plan, len(w.plan.Stages)-1, m) == w.self.ID {
+				size += core.EvalSize
+			}
+		}
+	case id.Kept:
+		if w.plan.Workers[0].ID == w.self.ID {
+			size = words
+		}
+	}
+	w.step(core.Answered{Said: append(w.check(false), make([]byte, size)...)})
+}
+
+// check says which blocks were altered, and what the worker has of each shard.
+func (w *worker) check(tainted bool) []byte {
+	if !w.c.cfg.Digests {
+		return nil
+	}
+	var found []core.Offence
+	var all []core.Attested
+	for i, p := range w.plan.Shards {
+		holds := p.Holds(w.self.ID)
+		if !holds && !w.serves(p.Layer) {
+			continue
+		}
+		at := uint32(w.params[p.Layer][p.Lo/unit])
+		if holds {
+			at = uint32(w.shards[core.RangeOf(p)].step)
+			for b := p.Lo / unit; b < (p.Hi+unit-1)/unit; b++ {
+				if w.altered[id.Range{Layer: p.Layer, Lo: b * unit, Hi: (b + 1) * unit}] {
+					target := core.Mirror
+					if p.Owner == w.self.ID {
+						target = core.Own
+					}
+					found = append(found, core.Offence{Shard: i, Block: b, Target: target})
+				}
+			}
+		}
+		all = append(all, core.Attested{Params: at, State: at, Held: holds})
+	}
+	return core.AppendCheck(tainted, found, all)
+}
+
+// flip alters a block of a shard that the worker holds, and reports whether it could.
+func (w *worker) flip(n int) bool {
+	var held []id.Range
+	for _, p := range w.plan.Shards {
+		if sh := w.shards[core.RangeOf(p)]; p.Holds(w.self.ID) && sh != nil && sh.holds {
+			held = append(held, sh.Range)
+		}
+	}
+	if said, _ := w.core.Exchanging(); len(held) == 0 || !w.core.Quiet() || said { // what alters after the check is found after the next one
+		return false
+	}
+	lo := held[n%len(held)].Lo / unit * unit
+	w.altered[id.Range{Layer: held[n%len(held)].Layer, Lo: lo, Hi: lo + unit}] = true
+	return true
 }
 
 // prepare makes parameters and shards as they are where the run begins.
@@ -337,6 +442,11 @@ func (w *worker) update(d core.Update) {
 			continue
 		}
 		w.complete(sh.total, step, "an update")
+		for b := range w.altered {
+			if b.Layer == p.Layer && p.Lo <= b.Lo && b.Lo < p.Hi {
+				w.c.violated("worker %v updates block %v, which was altered", w.session, b)
+			}
+		}
 		if sh.step != step-1 {
 			w.c.violated("worker %v updates state of step %d in step %d", w.session, sh.step, step)
 		}
@@ -355,7 +465,24 @@ func (w *worker) update(d core.Update) {
 	if len(copied) > 0 {
 		w.core.Step(core.Copied{Transfers: copied})
 	}
+	if d.Save {
+		w.save(step)
+	}
 	w.step(core.Updated{})
+}
+
+// save writes the worker's part of a checkpoint.
+func (w *worker) save(step int) {
+	w.saving = 0
+	v := w.plan.Version
+	if step == w.c.cfg.Steps || !slices.ContainsFunc(w.plan.Shards, func(p plan.Shard) bool { return p.Owner == w.self.ID }) {
+		return
+	}
+	w.saving = core.SavingBusy
+	w.in(w.c.delay(time.Millisecond), func() {
+		w.saving &^= core.SavingBusy
+		w.say(control.Saved{Step: step, Generation: v.Generation, N: v.N, Rule: "adamw", File: []byte("{}")})
+	})
 }
 
 // apply goes over to a plan.
@@ -432,7 +559,7 @@ func (w *worker) assemble(n core.NewShard) *shard {
 // reduce adds up the gradient of a layer over the members of a stage.
 func (w *worker) reduce(d core.Reduce) {
 	g := w.groups[d.Group]
-	mine := gradient{step: w.gradients[d.Layer].step}
+	mine := gradient{step: w.gradients[d.Layer].step, wrong: w.gradients[d.Layer].wrong}
 	for rank, m := range g.members {
 		if m != w.session {
 			continue
@@ -456,7 +583,7 @@ func (w *worker) reduce(d core.Reduce) {
 				if total.micros&p.micros != 0 || total.micros != 0 && total.step != p.step {
 					w.c.violated("worker %v: the gradients of layer %d add up %b of step %d and %b of step %d", w.session, d.Layer, total.micros, total.step, p.micros, p.step)
 				}
-				total = gradient{p.step, total.micros | p.micros}
+				total = gradient{p.step, total.micros | p.micros, total.wrong || p.wrong}
 			}
 			for _, r := range d.Mine {
 				if sh := w.shards[r]; sh != nil && r != (id.Range{}) {

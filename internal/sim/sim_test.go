@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 )
@@ -32,16 +33,39 @@ func layers() (all []plan.Layer) {
 	return all
 }
 
+// faults are what a schedule injects: into worker w, with another one and a time.
+var faults = []struct {
+	name string
+	do   func(c *Cluster, w, x id.WorkerID, d time.Duration)
+}{
+	{"kill", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Kill(w) }},
+	{"kill", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Kill(w) }},
+	{"freeze", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Freeze(w, 4*d) }},
+	{"cut", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Cut(w, x, 4*d) }},
+	{"join", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Join() }},
+	{"leave", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Leave(w) }},
+	{"lead", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Lead() }},
+	{"measure", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Measure(w, d) }},
+	{"flip", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Flip(w, int(d)) }},
+	{"stop", func(c *Cluster, w, x id.WorkerID, d time.Duration) {
+		if d < 20*ms {
+			c.Stop()
+		}
+	}},
+}
+
 // schedule makes the run of a seed: its shape, and the faults in it.
 func schedule(seed uint64, trace bool) (*Cluster, string) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	n := 1 + r.IntN(6)
 	cfg := Config{
 		Seed: seed, Workers: n, Stages: 1 + r.IntN(min(n, 3)), Micros: 8, Mirrors: r.IntN(3), Steps: 8, Zero: 1 + r.IntN(2), MinWorkers: 1,
-		Layers: layers(), Detect: 50 * ms, Checkpoint: r.IntN(4), Trace: trace,
+		Layers: layers(), Detect: 300 * ms, Checkpoint: time.Duration(r.IntN(3)) * 10 * ms, Evaluate: r.IntN(4), Respawn: r.IntN(2) == 0, Digests: r.IntN(2) == 0,
+		Trace: trace,
 	}
 	c := New(cfg)
-	text := fmt.Sprintf("%d workers, %d stages, %d mirrors, ZeRO %d, checkpoint %d", n, cfg.Stages, cfg.Mirrors, cfg.Zero, cfg.Checkpoint)
+	text := fmt.Sprintf("%d workers, %d stages, %d mirrors, ZeRO %d, checkpoint %v, evaluation %d, respawn %v, digests %v", n, cfg.Stages, cfg.Mirrors, cfg.Zero,
+		cfg.Checkpoint, cfg.Evaluate, cfg.Respawn, cfg.Digests)
 	var last time.Duration
 	at := func() time.Duration { // often shortly after the fault before, in the recovery from it
 		if last == 0 || r.IntN(2) == 0 {
@@ -54,31 +78,22 @@ func schedule(seed uint64, trace bool) (*Cluster, string) {
 	worker := func() id.WorkerID { return id.WorkerID(r.IntN(n + 2)) }
 	for range r.IntN(9) {
 		t, w, x, d := at(), worker(), worker(), time.Duration(r.Int64N(int64(100*ms)))
-		kind := r.IntN(8)
-		text += fmt.Sprintf("; %v: %s %d", t, [...]string{"kill", "kill", "freeze", "cut", "join", "leave", "lead", "measure"}[kind], w)
-		c.At(t, func() {
-			switch kind {
-			case 0, 1:
-				c.Kill(w)
-				if d > 50*ms {
-					c.after(d/4, func() { c.Replace(w) })
-				}
-			case 2:
-				c.Freeze(w, d)
-			case 3:
-				c.Cut(w, x, d)
-			case 4:
-				c.Join()
-			case 5:
-				c.Leave(w)
-			case 6:
-				c.Lead()
-			case 7:
-				c.Measure(w, d)
-			}
-		})
+		f := faults[r.IntN(len(faults))]
+		text += fmt.Sprintf("; %v: %s %d", t, f.name, w)
+		c.inject(t, func() { f.do(c, w, x, d) })
 	}
 	return c, text
+}
+
+// inject has f called at a time after the start, in training: before, every failure ends the run.
+func (c *Cluster) inject(at time.Duration, f func()) {
+	c.At(at, func() {
+		if len(c.agreed) == 0 {
+			c.inject(at+2*ms, f)
+			return
+		}
+		f()
+	})
 }
 
 // try runs the schedule of a seed, and returns what is wrong with it.
@@ -102,12 +117,15 @@ func run(c *Cluster) (err error) {
 			err = violation
 		}
 	}()
-	ended, fatal := c.Run(10 * time.Second)
-	if none := new(controller.NoWorkersError); fatal != nil && !errors.As(fatal, &none) {
-		return fmt.Errorf("ended by %w", fatal)
-	}
+	ended, out := c.Run(5 * time.Minute)
 	if !ended {
-		return fmt.Errorf("no end; the controller is busy: %v\n%s", c.ctl.Busy(), strings.Join(append(c.Log(), c.states()...), "\n"))
+		return fmt.Errorf("no end\n%s", strings.Join(append(c.Log(), c.states()...), "\n"))
+	}
+	// The cluster holds that a run which fails has lost all its workers.
+	if stopped := new(session.StoppedError); out.Err == nil && out.Summary.Steps != c.cfg.Steps {
+		return fmt.Errorf("ended after %d steps", out.Summary.Steps)
+	} else if out.Err != nil && !errors.As(out.Err, &stopped) && !slices.ContainsFunc([]any{new(*session.LostError), new(*session.SilentError), new(*session.RecoveryError), new(*session.FailedError)}, func(as any) bool { return errors.As(out.Err, as) }) {
+		return fmt.Errorf("ended by %w\n%s", out.Err, strings.Join(c.Log(), "\n"))
 	}
 	return nil
 }
@@ -115,9 +133,13 @@ func run(c *Cluster) (err error) {
 // states says where each worker is.
 func (c *Cluster) states() (all []string) {
 	for _, w := range c.order {
+		if w.core == nil {
+			all = append(all, fmt.Sprintf("worker %v: alive %v, has not begun", w.session, w.alive))
+			continue
+		}
 		at, _ := w.core.Passed()
-		all = append(all, fmt.Sprintf("worker %v: alive %v, %v, at %v, plan %v, asking %v, done %v, waiting %v, shut %v, ops %v, editing %v",
-			w.session, w.alive, w.core.State(), at, w.core.Plan().Version, w.asking, w.done, w.waiting != nil, w.shut, len(w.ops), w.editing != nil))
+		all = append(all, fmt.Sprintf("worker %v: alive %v, %v, at %v, plan %v, asking %v, over %v, waiting %v, shut %v, ops %v, editing %v",
+			w.session, w.alive, w.core.State(), at, w.core.Plan().Version, w.asking, w.over, w.waiting != nil, w.shut, len(w.ops), w.editing != nil))
 	}
 	return all
 }
@@ -158,7 +180,7 @@ func TestSeed(t *testing.T) {
 	}
 	c, err := try(*seed, true)
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v\n%s", err, strings.Join(c.Log(), "\n"))
 	}
 	t.Log(strings.Join(c.Log(), "\n"))
 }

@@ -2,12 +2,12 @@ package sim
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/compute/zero"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -25,17 +25,16 @@ type worker struct {
 
 	alive, frozen bool
 	deferred      []func() // what came while it was frozen
-	death         func()   // tells the controller that it has failed
-	gone          bool     // the host knows that it is over
-	told, heard   time.Time
+	local                  // what its host keeps
 
-	core                     *core.Worker
-	life                     int  // counts cores: a rollback makes a new one
-	asking                   bool // an operation of the program is under way
-	ready                    bool // Ready is being carried out
-	done, finishedSaid, left bool
-	opened                   time.Time
-	came                     time.Time
+	core   *core.Worker // nil before it has begun
+	life   int          // counts cores: a rollback makes a new one
+	early  []control.Message
+	asking bool // an operation of the program is under way
+	ready  bool // Ready is being carried out
+	opened time.Time
+	came   time.Time
+	program
 
 	memory
 
@@ -43,7 +42,7 @@ type worker struct {
 	members  map[id.Session]bool
 	since    uint64 // keys of earlier steps are over
 	expected map[comm.Key]core.Expect
-	early    map[comm.Key][]message // by arrival
+	arrived  map[comm.Key][]message // too early
 	taken    map[comm.Key]bool
 	groups   map[uint16]membership
 	aborted  map[uint16]id.Version
@@ -64,18 +63,29 @@ type editing struct {
 	groups map[uint16]membership
 }
 
+// program is the program that a worker runs: steps, evaluations and the end.
+type program struct {
+	base    int  // the step that it began after
+	joined  bool // it has begun in the middle, and asks for nothing yet
+	saving  core.Saving
+	reason  string // to stop, as the worker was asked
+	stop    string // why the run has ended early
+	loss    float64
+	val     *float64
+	pending *control.Step // it is told after an evaluation
+	over    bool
+}
+
 // start starts a process.
-func (c *Cluster) start(self plan.Worker, first control.Order) *worker {
+func (c *Cluster) start(self plan.Worker) *worker {
 	w := &worker{
 		c: c, self: self, session: core.SessionOf(self), alive: true,
-		members: make(map[id.Session]bool), expected: make(map[comm.Key]core.Expect), early: make(map[comm.Key][]message),
+		members: make(map[id.Session]bool), expected: make(map[comm.Key]core.Expect), arrived: make(map[comm.Key][]message),
 		taken: make(map[comm.Key]bool), groups: make(map[uint16]membership),
 		aborted: make(map[uint16]id.Version), parts: make(map[call]map[id.Session]any),
 	}
 	c.workers[w.session] = w
 	c.order = append(c.order, w)
-	w.begins(first)
-	w.later(w.drive)
 	return w
 }
 
@@ -83,16 +93,29 @@ func (c *Cluster) start(self plan.Worker, first control.Order) *worker {
 func (w *worker) begins(first control.Order) {
 	w.life++
 	w.asking = false
+	w.program = program{base: first.Passed.Step, joined: len(first.Plan.Workers) == 0, reason: w.reason}
 	w.editing, w.ops = nil, nil
 	clear(w.expected)
 	w.memory = newMemory(w)
 	var layers []core.Layer
-	for i := range w.c.cfg.Layers {
-		layers = append(layers, core.Layer{Name: fmt.Sprintf("layer%d", i)})
+	for i, l := range w.c.cfg.Layers {
+		var all []zero.Tensor
+		for _, n := range l.Tensors {
+			all = append(all, zero.Tensor{Size: n})
+		}
+		layers = append(layers, core.Layer{Name: layerName(i), Blocks: zero.Blocks(all)})
 	}
 	w.core = core.New(core.Config{
-		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Zero: w.c.cfg.Zero,
+		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Zero: w.c.cfg.Zero, Digests: w.c.cfg.Digests,
 	})
+	early := w.early
+	w.early = nil
+	if !first.Restart {
+		for _, m := range early {
+			w.hear(m)
+		}
+	}
+	w.later(w.drive)
 }
 
 // run calls f, or puts it off while the worker is frozen.
@@ -130,56 +153,6 @@ func (w *worker) in(d time.Duration, f func()) {
 	})
 }
 
-// stop ends the process.
-func (w *worker) stop() {
-	w.alive, w.frozen, w.deferred = false, false, nil
-	for _, x := range w.c.order {
-		if x != w {
-			w.c.link(w, x).refresh()
-		}
-	}
-}
-
-// report tells the controller that the worker has failed.
-func (w *worker) report() {
-	if !w.gone {
-		w.gone = true
-		w.death()
-	}
-}
-
-// announce tells the controller that the worker is ready to join.
-func (w *worker) announce() {
-	w.c.toLeader(w, func() { w.c.step(controller.Joined{Worker: w.self, Addr: addr(w.self)}) })
-}
-
-// finished tells the controller that the worker has passed the last point.
-func (w *worker) finished() {
-	_, result := w.core.Passed()
-	w.c.toLeader(w, func() {
-		w.finishedSaid = true
-		w.c.step(controller.Finished{Worker: w.self, Step: w.c.cfg.Steps, Result: result})
-	})
-}
-
-// command takes an order. A rollback ends the core and begins another one.
-func (w *worker) command(o control.Order) {
-	if o.Restart {
-		w.done, w.finishedSaid = false, false
-		w.begins(o)
-		w.drive()
-		return
-	}
-	w.step(core.Order{Order: o})
-}
-
-// query asks for a report.
-func (w *worker) query(b id.Ballot) {
-	token := uint64(len(w.queries) + 1)
-	w.queries[token] = b
-	w.step(core.Query{Ballot: b, Token: token})
-}
-
 // step lets the core step and does what it wants.
 func (w *worker) step(e core.Event) {
 	w.core.Step(e)
@@ -198,55 +171,110 @@ func (w *worker) drive() {
 		}
 	}
 	w.ready = false
-	w.program()
+	if err := w.core.Err(); err != nil && !errors.Is(err, core.ErrLeft) {
+		w.fail(err)
+		return
+	}
+	w.proceed()
 }
 
-// program asks for the next operation.
-func (w *worker) program() {
-	if w.asking || w.done || w.left || len(w.core.Plan().Workers) == 0 || w.core.Err() != nil {
+// fail ends the process with an error.
+func (w *worker) fail(err error) {
+	corrupt := new(core.CorruptError)
+	switch {
+	case !w.alive:
+	case errors.As(err, &corrupt):
+		w.say(control.Failed{Kind: control.Corrupt, Text: err.Error()})
+		w.exit(session.Status{Code: 1, Text: "exit status 1"})
+	default:
+		w.c.violated("worker %v fails: %v", w.session, err)
+	}
+}
+
+// proceed asks for the next operation.
+func (w *worker) proceed() {
+	if !w.alive || w.asking || w.over || len(w.core.Plan().Workers) == 0 || w.core.Err() != nil {
 		return
 	}
-	at, _ := w.core.Passed()
-	if at.Gate == id.Kept {
-		w.done = true
-		w.finished()
-		return
+	at, result := w.core.Passed()
+	if w.joined {
+		w.joined = false
+		w.stop = w.core.Stopped()
 	}
-	w.asking = true
 	point := id.Point{Step: at.Step + 1}
 	switch {
-	case at.Step == w.c.cfg.Steps && at.Gate == id.Committed:
+	case at.Gate == id.Kept:
+		w.finish(at.Step, result)
+		return
+	case at.Gate == id.Committed && at.Step > w.base && w.c.evaluates(at.Step):
 		point = id.Point{Step: at.Step, Gate: id.Evaluated}
-	case at.Step == w.c.cfg.Steps:
+	case at.Step == w.c.cfg.Steps || w.stop != "":
 		point = id.Point{Step: at.Step, Gate: id.Kept}
 	}
-	w.in(w.c.delay(50*time.Microsecond), func() { w.step(core.Ask{Point: point, Micros: w.c.cfg.Micros}) })
+	w.asking = true
+	w.in(w.c.delay(50*time.Microsecond), func() { w.step(core.Ask{Point: point, Micros: w.c.cfg.Micros, Words: words}) })
+}
+
+// words is what the first worker says at the end, in bytes.
+const words = 5
+
+// evaluates reports whether an evaluation follows a step.
+func (c *Cluster) evaluates(step int) bool {
+	return step == c.cfg.Steps || c.cfg.Evaluate > 0 && step%c.cfg.Evaluate == 0
+}
+
+// finish tells the result, after the worker's part of a checkpoint.
+func (w *worker) finish(step int, result []byte) {
+	if w.over = true; w.saving&core.SavingBusy != 0 {
+		w.later(func() { w.finish(step, result) })
+		return
+	}
+	d := control.Done{Steps: step, Loss: w.loss, ValLoss: w.val, ParamsSHA256: "aa", StateSHA256: "bb", Result: result, Plan: uint64(w.core.Plan().Version.N)}
+	if step < w.c.cfg.Steps {
+		d.StoppedBy = w.stop
+	}
+	w.say(d)
 }
 
 // ended takes the end of an operation.
 func (w *worker) ended(r core.Result, err error) {
 	w.asking = false
+	pending := w.pending
+	w.pending = nil
 	switch {
 	case errors.Is(err, core.ErrLeft):
-		w.left = true
+		if pending != nil {
+			pending.Left = true
+			w.say(*pending)
+		}
 	case err != nil:
-		w.c.violated("worker %v fails: %v", w.session, err)
+		w.fail(err)
 	case r.Step > 0:
 		w.committed(r)
+	case pending != nil: // evaluated
+		pending.ValLoss = w.val
+		w.say(*pending)
 	}
 }
 
 // committed holds that all commits of a step are the same.
 func (w *worker) committed(r core.Result) {
-	r.Plan, r.Forwards, r.Backwards = id.Version{}, 0, 0
+	said := control.Step{
+		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets, MS: 5, Time: w.c.now, Plan: uint64(r.Plan.N),
+		Forwards: r.Forwards, Backwards: r.Backwards,
+	}
+	w.loss, w.stop = r.Loss, r.Stop
+	if w.pending = nil; w.c.evaluates(r.Step) {
+		w.pending = &said
+	} else {
+		w.say(said)
+	}
+	r.Plan, r.Forwards, r.Backwards, r.Stop = id.Version{}, 0, 0, ""
 	if was, ok := w.c.results[r.Step]; ok && was != r {
 		w.c.violated("worker %v commits %+v, and another one %+v", w.session, r, was)
 	}
 	if w.c.results[r.Step] = r; r.Targets != int64(w.c.cfg.Micros) {
 		w.c.violated("step %d counts %d of %d micro-batches", r.Step, r.Targets, w.c.cfg.Micros)
-	}
-	if r.Step == w.c.cfg.Checkpoint {
-		w.c.toLeader(w, func() { w.c.step(controller.Saved{Step: r.Step, Dir: "checkpoint"}) })
 	}
 }
 
@@ -285,22 +313,31 @@ func (w *worker) perform(d core.Duty) {
 			w.abort(o.call.group, o.call.version)
 		}
 	case core.Operate:
-		w.in(w.c.delay(time.Millisecond), func() { w.step(core.Answered{Said: []byte{}}) })
+		w.in(w.c.delay(time.Millisecond), func() { w.operate(d) })
 	case core.Answer:
-		e := controller.Answered{Worker: w.self, Ballot: w.queries[d.Token], Report: d.Report}
-		w.c.toLeader(w, func() { w.c.step(e) })
+		w.say(control.Answer{Ballot: w.queries[d.Token], Report: d.Report})
 	case core.Mark:
 		if w.opened = w.c.now; !d.Live {
 			w.came = w.c.now
 		}
 	case core.Live:
 		w.c.note("worker %v applies plan %v", w.session, d.Version)
-		e := controller.Applied{Worker: w.self, Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: w.opened.Sub(w.came), Resume: w.c.now.Sub(w.opened)}
-		w.c.toLeader(w, func() { w.c.step(e) })
+		w.say(control.Applied{
+			Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: w.opened.Sub(w.came).Nanoseconds(), Resume: w.c.now.Sub(w.opened).Nanoseconds(),
+		})
 	case core.Level:
-		e := controller.Level{Worker: w.self, ID: d.Fill, Step: d.Step}
-		w.c.toLeader(w, func() { w.c.step(e) })
+		w.say(control.Level{ID: d.Fill, Step: d.Step})
+	case core.Tell:
+		x := d.Repair
+		w.say(control.Repaired{Step: x.Step, Try: x.Try, Layer: layerName(x.Layer), Block: x.Block, Target: x.Target.String()})
+	case core.Attest:
+		w.post(d.To, message{key: d.Key, value: w.tensors[d.Tensor].digest()})
 	case core.Conclude:
+		at, _ := w.core.Passed()
+		if at.Gate == id.Evaluated {
+			val := 1 / float64(at.Step)
+			w.val = &val
+		}
 		w.ended(core.Result{}, nil)
 	case core.End:
 		w.ended(d.Result, d.Err)
@@ -324,17 +361,17 @@ func (w *worker) admit(peers []comm.Peer) {
 			w.c.link(w, x).refresh()
 		}
 	}
-	for k := range w.early {
-		w.early[k] = slices.DeleteFunc(w.early[k], func(m message) bool { return !w.members[m.from] })
+	for k := range w.arrived {
+		w.arrived[k] = slices.DeleteFunc(w.arrived[k], func(m message) bool { return !w.members[m.from] })
 	}
 }
 
 // advance ends all keys of earlier steps.
 func (w *worker) advance(word uint64) {
 	w.since = word
-	for k := range w.early {
+	for k := range w.arrived {
 		if k.Step < word {
-			delete(w.early, k)
+			delete(w.arrived, k)
 		}
 	}
 	for k := range w.taken {
@@ -359,7 +396,10 @@ func (w *worker) linkLost(other *worker) {
 			w.abort(g, x.version)
 		}
 	}
-	w.c.toLeader(w, func() { w.c.step(controller.LinkLost{From: w.self, To: other.self}) })
+	if w.core == nil {
+		return
+	}
+	w.say(control.LinkLost{Peer: other.session})
 	w.step(core.LinkLost{Session: other.session})
 }
 
@@ -381,7 +421,7 @@ func (w *worker) receive(m message) {
 		w.deliver(e, m)
 		return
 	}
-	w.early[m.key] = append(w.early[m.key], m)
+	w.arrived[m.key] = append(w.arrived[m.key], m)
 }
 
 // expect takes a message that is early, or waits for it.
@@ -390,8 +430,8 @@ func (w *worker) expect(e core.Expect) {
 		w.later(func() { w.step(core.Received{Ticket: e.Ticket, Duplicate: true}) })
 		return
 	}
-	if all := w.early[e.Key]; len(all) > 0 {
-		delete(w.early, e.Key)
+	if all := w.arrived[e.Key]; len(all) > 0 {
+		delete(w.arrived, e.Key)
 		w.deliver(e, all[0])
 		return
 	}
