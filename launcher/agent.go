@@ -67,14 +67,13 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		}
 		listeners[i] = l
 	}
+	settings := a.Settings
+	settings.Chaos = faultsFor(faults, a.Workers, len(a.Hosts))
 	dir, link := rundir.Attach(a.RunDir, a.Shown), listeners[1]
 	h, err := host.New(host.Config{
-		Settings: host.Settings{
-			Program: a.Program, Command: a.Program, Dir: a.Dir, Threads: a.Threads, Stages: a.Stages, Mirrors: a.Mirrors, MinWorkers: a.MinWorkers, Detect: a.Detect,
-			Reduction: a.Reduction, Zero: a.Zero, NoDigests: a.NoDigests, Reshape: a.Reshape, Respawn: a.Respawn, Chaos: faultsFor(faults, a.Workers, len(a.Hosts)),
-		},
-		Start:  host.Starter(host.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String()}, dir.LogFile),
-		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
+		Settings: settings,
+		Start:    host.Starter(host.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String()}, dir.LogFile),
+		RunDir:   dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
 		Log: func() (agree.Log, error) { return openLog(&a, listeners[0]) },
 		Lead: func(term uint64) (host.Console, error) {
 			told, err := hostTelemetry(ctx, &a, out, term)
@@ -117,7 +116,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &wrong):
-		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("PROGRAM %s %v", a.Program, err)})
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("PROGRAM %s %v", settings.Program, err)})
 	default:
 		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
 	}
@@ -137,7 +136,7 @@ func openLog(a *assignment, l net.Listener) (agree.Log, error) {
 		return nil, errors.Join(err, l.Close())
 	}
 	return raftlog.Open(raftlog.Config{
-		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, TLS: secure, Bootstrap: servers, Timeout: timing.Of(a.Detect).Log,
+		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, TLS: secure, Bootstrap: servers, Timeout: timing.Of(a.Settings.Detect).Log,
 		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 		Resolve: func(name string) string { return addrs[name] },
 	})
@@ -187,12 +186,9 @@ type shown struct {
 func (s shown) Close() { s.out.send(report{Term: s.term, Kind: reportClose}) }
 
 func (s shown) Show(e view.Event) {
-	kind := kindOf(e)
-	text, err := json.Marshal(e)
-	if err != nil || kind == "" {
-		return // it is only shown
+	if x, err := reportOf(s.term, e); err == nil { // it is only shown
+		s.out.show(x)
 	}
-	s.out.show(report{Term: s.term, Kind: kind, Event: text})
 }
 
 type outputOf struct {
@@ -205,64 +201,4 @@ func (o outputOf) Write(b []byte) (int, error) {
 		o.out.send(report{Term: o.term, Kind: reportOutput, Text: string(b)})
 	}
 	return len(b), nil
-}
-
-func kindOf(e view.Event) string {
-	switch e.(type) {
-	case view.Note:
-		return "note"
-	case view.Begin:
-		return "begin"
-	case view.Plan:
-		return "plan"
-	case view.Recovered:
-		return "recovered"
-	case view.Change:
-		return "change"
-	case view.Timeline:
-		return "timeline"
-	case view.Worker:
-		return "worker"
-	case view.Step:
-		return "step"
-	case view.Stopping:
-		return "stopping"
-	case view.End:
-		return "summary"
-	}
-	return ""
-}
-
-func parseShown(kind string, text []byte) view.Event {
-	switch kind {
-	case "note":
-		return parseAs[view.Note](text)
-	case "begin":
-		return parseAs[view.Begin](text)
-	case "plan":
-		return parseAs[view.Plan](text)
-	case "recovered":
-		return parseAs[view.Recovered](text)
-	case "change":
-		return parseAs[view.Change](text)
-	case "timeline":
-		return parseAs[view.Timeline](text)
-	case "worker":
-		return parseAs[view.Worker](text)
-	case "step":
-		return parseAs[view.Step](text)
-	case "stopping":
-		return parseAs[view.Stopping](text)
-	case "summary":
-		return parseAs[view.End](text)
-	}
-	return nil
-}
-
-func parseAs[E view.Event](text []byte) view.Event {
-	var e E
-	if json.Unmarshal(text, &e) != nil {
-		return nil
-	}
-	return e
 }

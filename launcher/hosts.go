@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,6 +24,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
+	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -37,30 +39,19 @@ const agentName = "agent"
 
 // assignment is the first line on an agent's standard input.
 type assignment struct {
-	Hosts   []host.Addr `json:"hosts"`
-	Self    int         `json:"self"`
-	Secret  []byte      `json:"secret"`
-	RunDir  string      `json:"run_dir"`
-	Shown   string      `json:"shown"`
-	Store   string      `json:"store"`
-	Program string      `json:"program"` // as people gave it
-	File    string      `json:"file"`
-	Args    []string    `json:"args"`
-	Dir     string      `json:"dir"` // where the command was given
+	Hosts  []host.Addr `json:"hosts"`
+	Self   int         `json:"self"`
+	Secret []byte      `json:"secret"`
+	RunDir string      `json:"run_dir"`
+	Shown  string      `json:"shown"`
+	Store  string      `json:"store"`
+	File   string      `json:"file"`
+	Args   []string    `json:"args"`
 
-	Threads    int           `json:"threads"`
-	Stages     int           `json:"stages"`
-	Mirrors    int           `json:"mirrors"`
-	MinWorkers int           `json:"min_workers"`
-	Detect     time.Duration `json:"detect"`
-	Reduction  string        `json:"reduction"`
-	Zero       int           `json:"zero"`
-	NoDigests  bool          `json:"no_digests"`
-	Reshape    string        `json:"reshape"`
-	Respawn    bool          `json:"respawn"`
-	Workers    int           `json:"workers"`
-	Chaos      string        `json:"chaos"`
-	Measures   bool          `json:"measures"` // are told to the supervisor
+	Settings host.Settings `json:"settings"`
+	Workers  int           `json:"workers"`
+	Chaos    string        `json:"chaos"`
+	Measures bool          `json:"measures"` // are told to the supervisor
 }
 
 // request is every other line: what the supervisor wants. Its end means that the run is over,
@@ -74,22 +65,52 @@ type request struct {
 type report struct {
 	Term   uint64          `json:"term"` // in which the agent led
 	Kind   string          `json:"kind"`
-	Event  json.RawMessage `json:"event,omitempty"`  // of the view, whose type Kind is
+	Value  json.RawMessage `json:"value,omitempty"`  // an event of the view or a measure, whose type Kind is
 	Text   string          `json:"text,omitempty"`   // output, or what went wrong
 	Status int             `json:"status,omitempty"` // the end: exit status,
 	Errs   string          `json:"errs,omitempty"`   // and what goes to standard error; Text to standard output
 }
 
-// Kinds of reports that are no events of the view.
+// Kinds of reports that have no value.
 const (
 	reportOutput = "output"
 	reportClose  = "close" // the view
 	reportEnd    = "end"
 	reportFailed = "failed" // the agent cannot work
 	reportWaits  = "waits"  // the agent hears of no leader
-
-	reportMeasure = "measure"
 )
+
+// reported are the types of values in reports, by their kinds.
+var reported = kindsOf(view.Note(""), view.Begin{}, view.Plan{}, view.Recovered{}, view.Change{}, view.Timeline{}, view.Worker{}, view.Step{},
+	view.Stopping{}, view.End{}, trace.StepDone{}, trace.WorkerStep{}, trace.Traffic{}, trace.Collective{}, trace.RecoveryDone{},
+	trace.MirrorLag{}, trace.Device{})
+
+func kindsOf(values ...any) map[string]reflect.Type {
+	kinds := make(map[string]reflect.Type)
+	for _, v := range values {
+		kinds[fmt.Sprintf("%T", v)] = reflect.TypeOf(v)
+	}
+	return kinds
+}
+
+// reportOf returns the report of a value.
+func reportOf(term uint64, v any) (report, error) {
+	text, err := json.Marshal(v)
+	return report{Term: term, Kind: fmt.Sprintf("%T", v), Value: text}, err
+}
+
+// value returns the value of a report; nil for none.
+func (x report) value() any {
+	of := reported[x.Kind]
+	if of == nil {
+		return nil
+	}
+	v := reflect.New(of)
+	if json.Unmarshal(x.Value, v.Interface()) != nil {
+		return nil
+	}
+	return v.Elem().Interface()
+}
 
 // voters is the number of hosts that vote: an odd one, at most five. Two hosts both do, and then
 // neither may fail.
@@ -171,11 +192,7 @@ wait:
 	for {
 		select {
 		case sig := <-signals:
-			reason := host.Terminated
-			if sig == os.Interrupt {
-				reason = host.Interrupt
-			}
-			s.ask(request{Stop: reason})
+			s.ask(request{Stop: cli.Reason(sig)})
 		case last = <-s.end:
 			break wait
 		case gone := <-s.gone:
@@ -292,9 +309,8 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	secret := make([]byte, 32)
 	_, _ = rand.Read(secret) // it never fails
 	a := assignment{
-		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), Program: p.given, File: file, Args: args, Dir: cwd,
-		Threads: f.threads, Stages: f.stages, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, Detect: f.detect, Reduction: f.reduction, Zero: f.zero,
-		NoDigests: !f.digests, Reshape: f.reshape, Respawn: f.respawn, Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
+		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), File: file, Args: args,
+		Settings: f.settings(p, cwd), Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
 	}
 	var files []*os.File
 	defer func() {
@@ -428,15 +444,15 @@ func (s *supervisor) take(x report) {
 		s.early = nil
 	case reportEnd:
 		s.finish(x)
-	case reportMeasure:
-		var l measureLine
-		if json.Unmarshal(x.Event, &l) == nil && s.board != nil {
-			s.board.Measure(l.measure())
-		}
 	default:
-		if e := parseShown(x.Kind, x.Event); e != nil {
-			s.v.Show(e)
-			s.inject(e)
+		switch v := x.value().(type) {
+		case trace.Measure:
+			if s.board != nil {
+				s.board.Measure(v)
+			}
+		case view.Event:
+			s.v.Show(v)
+			s.inject(v)
 		}
 	}
 }

@@ -339,9 +339,7 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
-		out := host.Outcome{Err: err}
-		out.Report(stdout, stderr, "launcher")
-		return cli.Exit(out.ExitStatus())
+		return cli.Report(host.Outcome{Err: err}, stdout, stderr)
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
 	return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
@@ -384,9 +382,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		switch {
 		case reason != "":
 			v.Close()
-			out := host.Outcome{Err: &host.StoppedError{Reason: reason}}
-			out.Report(stdout, stderr, "launcher")
-			return cli.Exit(out.ExitStatus())
+			return cli.Report(host.Outcome{Err: &host.StoppedError{Reason: reason}}, stdout, stderr)
 		case errors.As(err, &wrong):
 			v.Close()
 			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(wrong.output, "\n", "\n    "))
@@ -404,13 +400,11 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		v.Close()
 		return err
 	}
+	settings := f.settings(p, cwd)
+	settings.Resume, settings.Chaos = again, faultsFor(f.faults, f.workers, 1)
 	h, err := host.New(host.Config{
-		Settings: host.Settings{
-			Program: p.given, Command: p.given, Dir: cwd, Resume: again, Threads: f.threads, Reduction: f.reduction,
-			Zero: f.zero, Reshape: f.reshape, Stages: f.stages, Detect: f.detect, Mirrors: mirrors(f.mirrors), MinWorkers: f.least, NoDigests: !f.digests,
-			Chaos: faultsFor(f.faults, f.workers, 1), Respawn: f.respawn,
-		},
-		Workers: f.workers, Start: host.Starter(host.Command{Path: file, Args: args}, dir.LogFile),
+		Settings: settings,
+		Workers:  f.workers, Start: host.Starter(host.Command{Path: file, Args: args}, dir.LogFile),
 		RunDir: dir, Console: host.Console{View: v, Output: stdout, Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {
@@ -429,11 +423,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if errors.As(out.Err, &wrong) {
 		return cli.Fail(fmt.Errorf("PROGRAM %s %w", p.given, wrong))
 	}
-	out.Report(stdout, stderr, "launcher")
-	if status := out.ExitStatus(); status != host.ExitDone {
-		return cli.Exit(status)
-	}
-	return nil
+	return cli.Report(out, stdout, stderr)
 }
 
 // openTelemetry begins what the environment wants to know of the run; nil where it wants nothing.
@@ -444,12 +434,16 @@ func openTelemetry(ctx context.Context) (host.Telemetry, error) {
 	return telemetry.New(ctx)
 }
 
-// mirrors is the flag as the agent takes it, where 0 means the default.
-func mirrors(n int) int {
-	if n == 0 {
-		return -1
+// settings are the flags as every agent of the run has them.
+func (f *runFlags) settings(p program, cwd string) host.Settings {
+	s := host.Settings{
+		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
+		Detect: f.detect, Reduction: f.reduction, Zero: f.zero, NoDigests: !f.digests, Reshape: f.reshape, Respawn: f.respawn,
 	}
-	return n
+	if s.Mirrors == 0 {
+		s.Mirrors = -1 // 0 is the default
+	}
+	return s
 }
 
 // buildUntilSignal builds, and returns the reason to stop if a signal came first.
@@ -468,10 +462,7 @@ func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file str
 	select {
 	case <-built:
 	case s := <-signals:
-		reason = host.Terminated
-		if s == os.Interrupt {
-			reason = host.Interrupt
-		}
+		reason = cli.Reason(s)
 		cancel()
 		<-built
 	}

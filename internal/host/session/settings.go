@@ -66,7 +66,7 @@ type Settings struct {
 
 	// Chaos, if it is not nil, returns the faults that workers are to inject into themselves, for a job of so many steps. The
 	// session hands them on unread. An error is one of usage.
-	Chaos func(steps int) (faults []string, err error)
+	Chaos func(steps int) (faults []string, err error) `json:"-"`
 
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -25,8 +24,8 @@ the state that they will hold while training continues, and take part from the n
 step on. launcher status lists them then.`,
 		Example: "  launcher add runs/latest 2",
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
+			if err := cli.NeedRun()(nil, args); err != nil {
+				return err
 			}
 			if len(args) > 1 {
 				if n, err := strconv.Atoi(args[1]); err != nil || n < 1 {
@@ -56,23 +55,9 @@ step on. launcher status lists them then.`,
 
 // Add asks the agent of a run for n more workers, and returns their numbers, for the command as for the page.
 func Add(ctx context.Context, runDir string, n int) ([]int, error) {
-	run, err := rundir.ReadWorkers(runDir)
+	m, err := ask(ctx, runDir, control.Add{N: n})
 	if err != nil {
 		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, agentTime)
-	defer cancel()
-	conn, err := dial(ctx, run.Agent)
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	if err := conn.Send(control.Add{N: n}); err != nil {
-		return nil, err
-	}
-	m, err := conn.Receive(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
 	}
 	added, ok := m.(control.Added)
 	switch {

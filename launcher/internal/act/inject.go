@@ -54,15 +54,7 @@ func (in Injection) Command() *cobra.Command {
 		Short:   in.short,
 		Long:    in.long + "\nW is the number of a worker; launcher status lists them.",
 		Example: fmt.Sprintf("  launcher %s runs/latest 2", in.Name),
-		Args: func(_ *cobra.Command, args []string) error {
-			switch len(args) {
-			case 0:
-				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
-			case 1:
-				return errors.New("W is missing: give the number of a worker")
-			}
-			return nil
-		},
+		Args:    cli.NeedRun("W is missing: give the number of a worker"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := workerNumbers(args[1:])
 			if err != nil {
@@ -184,12 +176,7 @@ func NewStop() *cobra.Command {
 		Long: `stop ends a run at its next commit, with all files written, as the first Ctrl-C does. Another
 stop ends it at once.`,
 		Example: "  launcher stop runs/latest",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
-			}
-			return cli.AtMost(1, "RUN_DIR")(nil, args)
-		},
+		Args:    cobra.MatchAll(cli.NeedRun(), cli.AtMost(1, "RUN_DIR")),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := Stop(cmd.Context(), args[0]); err != nil {
 				return cli.Fail(err)
@@ -201,22 +188,29 @@ stop ends it at once.`,
 
 // Stop ends a run at its next commit, for the command as for the page.
 func Stop(ctx context.Context, runDir string) error {
+	_, err := ask(ctx, runDir, control.Stop{})
+	return err
+}
+
+// ask sends a message to the agent of a run and returns its answer.
+func ask(ctx context.Context, runDir string, m control.Message) (control.Message, error) {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, agentTime)
 	defer cancel()
 	conn, err := dial(ctx, run.Agent)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer conn.Close()
-	if err := conn.Send(control.Stop{}); err != nil {
-		return err
+	if err := conn.Send(m); err != nil {
+		return nil, err
 	}
-	if _, err := conn.Receive(ctx); err != nil {
-		return fmt.Errorf("the run's launcher does not answer: %w", err)
+	answer, err := conn.Receive(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
 	}
-	return nil
+	return answer, nil
 }

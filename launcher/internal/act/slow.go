@@ -3,13 +3,11 @@ package act
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -23,13 +21,9 @@ FACTOR is above 0 and at most 1; 1 restores. The run learns of it by its effects
 W is the number of a worker; launcher status lists them.`,
 		Example: "  launcher slow runs/latest 2 0.5\n  launcher slow runs/latest 2 1",
 		Args: func(_ *cobra.Command, args []string) error {
-			switch len(args) {
-			case 0:
-				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
-			case 1:
-				return errors.New("W is missing: give the number of a worker")
-			case 2:
-				return errors.New("FACTOR is missing: give a share of the full speed, such as 0.5")
+			missing := cli.NeedRun("W is missing: give the number of a worker", "FACTOR is missing: give a share of the full speed, such as 0.5")
+			if err := missing(nil, args); err != nil {
+				return err
 			}
 			var faults []error
 			if w, err := strconv.Atoi(args[1]); err != nil || w < 0 {
@@ -50,20 +44,16 @@ W is the number of a worker; launcher status lists them.`,
 
 // Slow makes a worker of a run slow, for the command as for the page. A worker that is not in the run is wrong usage.
 func Slow(runDir string, w int, factor float64) error {
-	run, err := rundir.ReadWorkers(runDir)
+	_, targets, err := find(runDir, []int{w})
 	if err != nil {
-		return cli.Fail(err)
+		return err
 	}
-	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == w })
-	if i < 0 {
-		return fmt.Errorf("there is no worker %d: launcher status %s lists those of the run", w, runDir)
-	}
-	p, err := chaos.Open(run.Workers[i].PID)
+	p, err := chaos.Open(targets[0].PID)
 	if err != nil {
 		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
 	}
 	defer p.Release() //nolint:errcheck // it only frees what the process ends with
-	if err := chaos.Slow(p, chaos.SlowFile(runDir, w, run.Workers[i].Incarnation), factor); err != nil {
+	if err := chaos.Slow(p, chaos.SlowFile(runDir, w, targets[0].Incarnation), factor); err != nil {
 		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
 	}
 	return nil

@@ -2,12 +2,16 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -47,4 +51,40 @@ func AtMost(n int, what string) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// NeedRun accepts a run directory and further arguments, which are named in the order in which they have to be there.
+func NeedRun(more ...string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		missing := append([]string{"RUN_DIR is missing: give the directory of a run, such as runs/latest"}, more...)
+		if len(args) < len(missing) {
+			return errors.New(missing[len(args)])
+		}
+		return nil
+	}
+}
+
+// PrintJSON prints a value as indented JSON.
+func PrintJSON(out io.Writer, v any) error {
+	enc := json.NewEncoder(out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// Report prints how a run ended, and returns what the command ends with.
+func Report(o host.Outcome, stdout, stderr io.Writer) error {
+	o.Report(stdout, stderr, "launcher")
+	if status := o.ExitStatus(); status != host.ExitDone {
+		return Exit(status)
+	}
+	return nil
+}
+
+// Reason returns why a run stops that got a signal.
+func Reason(s os.Signal) host.Reason {
+	if s == os.Interrupt {
+		return host.Interrupt
+	}
+	return host.Terminated
 }

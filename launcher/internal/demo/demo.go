@@ -171,9 +171,7 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 	}
 	switch {
 	case reason != "":
-		out := host.Outcome{Err: &host.StoppedError{Reason: reason}}
-		out.Report(stdout, os.Stderr, "launcher")
-		return cli.Exit(out.ExitStatus())
+		return cli.Report(host.Outcome{Err: &host.StoppedError{Reason: reason}}, stdout, os.Stderr)
 	case err != nil:
 		return cli.Fail(fmt.Errorf("%w; %s has the files of both runs", err, dir))
 	}
@@ -242,10 +240,7 @@ func watchDemo(ctx context.Context, runs [2]*demoRun, s *script, signals <-chan 
 		case result = <-right:
 			ended, right = runs[1], nil
 		case sig := <-signals:
-			if sig == os.Interrupt {
-				return host.Interrupt, nil
-			}
-			return host.Terminated, nil
+			return cli.Reason(sig), nil
 		case <-ctx.Done():
 			return host.Cancelled, nil
 		}

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"encoding/json"
 	"fmt"
 	"io/fs"
 	"os"
@@ -58,10 +57,7 @@ Clocks that a run has left low which was killed are put back.`,
 			findings := examine(os.DirFS("/").(fs.ReadFileFS))
 			out := cmd.OutOrStdout()
 			if asJSON {
-				enc := json.NewEncoder(out)
-				enc.SetIndent("", "  ")
-				enc.SetEscapeHTML(false)
-				if err := enc.Encode(findings); err != nil {
+				if err := cli.PrintJSON(out, findings); err != nil {
 					return cli.Fail(err)
 				}
 			} else {
@@ -101,7 +97,6 @@ func examine(root fs.ReadFileFS) []Finding {
 		checkKernel(),
 		checkGo(),
 		checkRunDir("."),
-		checkSharedMemory("/dev/shm"),
 		checkFiles(),
 		checkClock(root),
 		measureProduct(),
@@ -248,18 +243,6 @@ func checkRunDir(dir string) Finding {
 		if free < 1<<30 {
 			f.Mark, f.Advice = warn, "less than 1 GiB is free for models and metrics"
 		}
-	}
-	return f
-}
-
-func checkSharedMemory(path string) Finding {
-	var st unix.Statfs_t
-	if err := unix.Statfs(path, &st); err != nil {
-		return Finding{"shared memory", warn, path + " is not there", "mount a tmpfs there"}
-	}
-	f := Finding{"shared memory", ok, path + " has " + size(st.Blocks*uint64(st.Bsize)), ""}
-	if st.Blocks*uint64(st.Bsize) < 64<<20 {
-		f.Mark, f.Advice = warn, "workers of one machine exchange data there: 64 MiB or more would be right"
 	}
 	return f
 }

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -50,10 +49,7 @@ updates, and a dot is a bubble.`,
 				return err
 			}
 			if asJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				enc.SetEscapeHTML(false)
-				if err := enc.Encode(w); err != nil {
+				if err := cli.PrintJSON(cmd.OutOrStdout(), w); err != nil {
 					return cli.Fail(err)
 				}
 				return nil

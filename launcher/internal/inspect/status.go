@@ -3,7 +3,6 @@ package inspect
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -77,10 +76,7 @@ that the launcher was killed and could not say anything.`,
 				return cli.Fail(err)
 			}
 			if asJSON {
-				enc := json.NewEncoder(cmd.OutOrStdout())
-				enc.SetIndent("", "  ")
-				enc.SetEscapeHTML(false)
-				err = enc.Encode(s)
+				err = cli.PrintJSON(cmd.OutOrStdout(), s)
 			} else {
 				err = s.print(cmd.OutOrStdout())
 			}

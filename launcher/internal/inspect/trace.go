@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -48,10 +47,7 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 			}
 			report, out := trace.Summarize(spans), cmd.OutOrStdout()
 			if asJSON {
-				enc := json.NewEncoder(out)
-				enc.SetIndent("", "  ")
-				enc.SetEscapeHTML(false)
-				err = enc.Encode(report)
+				err = cli.PrintJSON(out, report)
 			} else {
 				err = PrintTrace(out, report, widthOf(out))
 			}
