@@ -7,11 +7,10 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// A worker whose memory was altered finds that out before the commit. A worker that is lost before that never does, and what
-// others have computed from its boundary tensors stays. So a worker that recomputes one of these tells the digest of what it
-// made, and a worker that has the lost worker's copy compares. Where they differ, all do the step again, as after an altered
-// block. Therefore all that a lost worker has computed in the step is computed again, even where its gradients had come to
-// their present owners.
+// A worker whose memory was altered finds that out before the commit. A worker that is lost before that never does, and what others
+// have computed from its boundary tensors stays. So a worker that recomputes one of these tells the digest of what it made, and a
+// worker that has the lost worker's copy compares. Where they differ, all do the step again, as after an altered block. Therefore
+// all that a lost worker has computed in the step is computed again, even where its gradients had come to their present owners.
 
 // attest tells a worker that has a tensor from a lost worker what it should be. It was made here, in place of the lost worker.
 func (w *Worker) attest(t key.Tensor, b *boundary, to id.WorkerID) {

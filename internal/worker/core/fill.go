@@ -9,7 +9,6 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
@@ -72,7 +71,7 @@ func (w *Worker) fill(f control.Fill) {
 		peers[i] = comm.Peer{Session: SessionOf(p.Worker), Addr: p.Addr}
 		sessions[p.ID] = peers[i].Session
 	}
-	if !w.ordered() { // whose own members count otherwise
+	if w.order == nil { // whose own members count otherwise
 		w.emit(Admit{peers})
 	}
 	for _, t := range f.Transfers {
@@ -258,20 +257,13 @@ func (w *Worker) late(in *incoming) bool { return !in.based || in.step < w.passe
 func (w *Worker) lacks(o *control.Order) bool {
 	recovers := o.Ballot != noBallot
 	return slices.ContainsFunc(w.incoming, func(in *incoming) bool {
-		return w.late(in) && (!recovers || in.next) && w.isFor(in, o)
+		return w.late(in) && (!recovers || in.next) && w.willHold(&o.Plan, in.r)
 	})
 }
 
 // behind reports whether a range that the order's plan gives this worker is not here as of the step passed.
 func (w *Worker) behind(o *control.Order) bool {
-	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return w.late(in) && w.isFor(in, o) })
-}
-
-// isFor reports whether the order's plan makes this worker a holder of a range that comes.
-func (w *Worker) isFor(in *incoming, o *control.Order) bool {
-	return slices.ContainsFunc(o.Plan.Shards, func(sh plan.Shard) bool {
-		return sh.Layer == in.r.Layer && sh.Lo < in.r.Hi && in.r.Lo < sh.Hi && sh.Holds(w.me)
-	})
+	return slices.ContainsFunc(w.incoming, func(in *incoming) bool { return w.late(in) && w.willHold(&o.Plan, in.r) })
 }
 
 // filled says what has come.

@@ -25,13 +25,10 @@ type recovery struct {
 	lossy    map[id.WorkerID]bool // links that broke since the plan was applied
 	peers    []comm.Peer          // admitted for a plan
 	putOff   int                  // commits for which a plan was put off that this worker is behind for
-	initial  initial
-}
 
-// initial is what was made of the beginning of the run.
-type initial struct {
-	stages map[[2]int]bool // by layers
-	ranges map[id.Range]bool
+	// What was made of the beginning of the run: stages, by layers, and ranges.
+	madeStages [][2]int
+	madeRanges []id.Range
 }
 
 var noBallot id.Ballot
@@ -85,7 +82,7 @@ func (w *Worker) receiveOrder(o control.Order) {
 	case w.over() || o.Plan.Version.Compare(w.plan.Version) < 0:
 	case o.Plan.Version == w.plan.Version:
 		// Sent again, by an agent that does not know that it is applied.
-		if o.Ballot.Compare(w.ballot) >= 0 && !w.ordered() {
+		if o.Ballot.Compare(w.ballot) >= 0 && w.order == nil {
 			w.ballot = o.Ballot
 			if w.state == Sealed {
 				w.to(Working)
@@ -134,7 +131,7 @@ func (w *Worker) linkLost(s id.Session) {
 	}
 	// One that has left is gone.
 	left := func(p comm.Peer) bool { return p.Session == s }
-	if slices.ContainsFunc(w.peers, left) && !w.ordered() {
+	if slices.ContainsFunc(w.peers, left) && w.order == nil {
 		w.peers = slices.DeleteFunc(slices.Clone(w.peers), left)
 		w.emit(Admit{w.peers})
 	}
@@ -143,7 +140,7 @@ func (w *Worker) linkLost(s id.Session) {
 // goLive makes a boundary plan that all workers have received the next to be applied.
 func (w *Worker) goLive(v id.Version) {
 	w.live = v
-	if w.ordered() {
+	if w.order != nil {
 		return // of a recovery, which comes after it
 	}
 	for _, o := range w.pending {
@@ -333,17 +330,14 @@ func (w *Worker) edit(o *control.Order) {
 // prepare makes what a plan needs at the beginning, and reports whether all is there. It may take long, so the computing
 // goroutine does it.
 func (w *Worker) prepare(p *plan.Plan) bool {
-	if w.initial.stages == nil {
-		w.initial = initial{make(map[[2]int]bool), make(map[id.Range]bool)}
-	}
 	var d Prepare
 	for _, s := range p.StagesOf(w.me) {
-		if k := [2]int{p.Stages[s].Lo, p.Stages[s].Hi}; !w.initial.stages[k] {
+		if k := [2]int{p.Stages[s].Lo, p.Stages[s].Hi}; !slices.Contains(w.madeStages, k) {
 			d.Stages = append(d.Stages, k)
 		}
 	}
 	for _, sh := range p.Shards {
-		if r := RangeOf(sh); sh.Holds(w.me) && !w.initial.ranges[r] {
+		if r := RangeOf(sh); sh.Holds(w.me) && !slices.Contains(w.madeRanges, r) {
 			d.Ranges = append(d.Ranges, r)
 		}
 	}
@@ -371,7 +365,7 @@ func (w *Worker) apply(o *control.Order) {
 	})
 	if recovers {
 		for l := range w.arrivals {
-			w.stopArrivals(l, w.willHold) // it is made of what is here
+			w.stopArrivals(l, func(r id.Range) bool { return w.willHold(w.plan, r) }) // it is made of what is here
 		}
 	}
 	d := Apply{Plan: w.plan, Initial: w.passed == w.start}
@@ -406,7 +400,7 @@ func (w *Worker) apply(o *control.Order) {
 	w.endFills()
 	w.putOff = 0
 	if w.passed != w.start {
-		w.initial = initial{}
+		w.madeStages, w.madeRanges = nil, nil
 	}
 	w.order = nil
 	w.emit(Mark{Live: true})

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -19,11 +20,6 @@ type shards struct {
 	former   []id.Range       // handed over; kept until the next commit, for a recovery before it
 	served   []int            // stages that this worker serves
 	arrivals []arrivals       // of each layer: parameters on their way from their owners
-}
-
-func (s *shards) init(layers int) {
-	s.all = make(map[id.Range]*shard)
-	s.arrivals = make([]arrivals, layers)
 }
 
 // shard is a range that this worker has a part in. Owner and mirrors hold its state and do the same with it: they apply the same
@@ -95,14 +91,6 @@ func (w *Worker) forward(sh *shard) {
 	}
 }
 
-// assignShard gives the shard its parts under a plan.
-func (w *Worker) assignShard(sh *shard, owner, reduces bool) {
-	sh.owner, sh.reduces = owner, reduces
-	if reduces {
-		w.stopShard(sh)
-	}
-}
-
 // stopShard ends the wait for the gradient.
 func (w *Worker) stopShard(sh *shard) {
 	w.cancel(sh.ticket, true)
@@ -113,12 +101,9 @@ func (w *Worker) stopShard(sh *shard) {
 // on those that are complete.
 func (w *Worker) restart(sh *shard, settled bool) {
 	w.stopShard(sh)
-	if sh.told = nil; !settled {
-		sh.complete = false
-	}
-	if sh.complete {
-		w.forward(sh)
-		w.feed(sh)
+	sh.told = nil
+	if sh.complete = sh.complete && settled; sh.complete {
+		w.completed(sh)
 	}
 	w.expectGradient(sh)
 }
@@ -215,9 +200,9 @@ func (w *Worker) computes(r id.Range) bool {
 // serves reports whether the plan has this worker run the layer.
 func (w *Worker) serves(layer int) bool { return slices.Contains(w.served, w.plan.StageOf(layer)) }
 
-// willHold reports whether the plan makes this worker a holder of a part of the range.
-func (w *Worker) willHold(r id.Range) bool {
-	return slices.ContainsFunc(w.plan.Shards, func(s plan.Shard) bool {
+// willHold reports whether a plan makes this worker a holder of a part of the range.
+func (w *Worker) willHold(p *plan.Plan, r id.Range) bool {
+	return slices.ContainsFunc(p.Shards, func(s plan.Shard) bool {
 		return s.Layer == r.Layer && s.Lo < r.Hi && r.Lo < s.Hi && s.Holds(w.me)
 	})
 }
@@ -269,43 +254,36 @@ func (w *Worker) hold(d *Apply) error {
 		}
 	}
 	for _, p := range w.plan.Shards {
-		r, reduces := RangeOf(p), w.reducer(p) == w.me
-		sh := w.all[r]
-		if !p.Holds(w.me) {
-			if !reduces && !(w.c.Zero == 1 && w.serves(p.Layer)) {
-				continue
-			}
-			if mine[r] = true; sh == nil || sh.holds {
-				if sh != nil {
-					give(sh)
-				}
-				sh = &shard{Range: r}
-				fresh[r] = sh
-				d.Shards = append(d.Shards, NewShard{Range: r})
-			}
-			w.assignShard(sh, false, reduces)
+		r, holds, reduces := RangeOf(p), p.Holds(w.me), w.reducer(p) == w.me
+		if !holds && !reduces && !(w.c.Zero == 1 && w.serves(p.Layer)) {
 			continue
 		}
 		mine[r] = true
-		if sh == nil || !sh.holds {
-			from := NewShard{Range: r, From: Preset}
-			if w.passed != w.start {
-				from.From = Assembled
-				ok := false
+		sh := w.all[r]
+		if sh == nil || sh.holds != holds {
+			from := NewShard{Range: r}
+			switch {
+			case holds && w.passed == w.start:
+				from.From = Preset
+			case holds:
+				var ok bool
 				if from.Transfers, ok = w.covered(r); !ok && w.passed.Gate == id.Kept {
 					continue // all is written: it is needed no more
 				} else if !ok {
 					return fmt.Errorf("plan %v makes this worker a holder of [%d,%d) of layer %d, which it does not have", w.plan.Version, r.Lo, r.Hi, r.Layer)
 				}
+				from.From = Assembled
 			}
 			if sh != nil {
 				give(sh)
 			}
-			sh = &shard{Range: r, holds: true}
+			sh = &shard{Range: r, holds: holds}
 			fresh[r] = sh
 			d.Shards = append(d.Shards, from)
 		}
-		w.assignShard(sh, p.Owner == w.me, reduces)
+		if sh.owner, sh.reduces = p.Owner == w.me, reduces; reduces {
+			w.stopShard(sh)
+		}
 	}
 	for r, sh := range w.all {
 		if !mine[r] {
@@ -314,9 +292,7 @@ func (w *Worker) hold(d *Apply) error {
 			delete(w.all, r)
 		}
 	}
-	for r, sh := range fresh {
-		w.all[r] = sh
-	}
+	maps.Copy(w.all, fresh)
 	w.former = append(w.former, handed...)
 	return nil
 }
@@ -359,7 +335,7 @@ func (w *Worker) expectParams(layer, step int) {
 			wanted[key.Params(w.after(step), RangeOf(p))] = true
 		}
 	}
-	for _, t := range sorted(a.missing) {
+	for _, t := range slices.Sorted(maps.Keys(a.missing)) { // in the order in which they were made
 		k := a.missing[t]
 		if !wanted[k] {
 			delete(a.missing, t)
@@ -383,15 +359,6 @@ func (w *Worker) expectParams(layer, step int) {
 	w.checkArrivals(layer)
 }
 
-// sorted returns the tickets in the order in which they were made.
-func sorted(missing map[Ticket]comm.Key) (all []Ticket) {
-	for t := range missing {
-		all = append(all, t)
-	}
-	slices.Sort(all)
-	return all
-}
-
 // checkArrivals lets passes go on with a layer when nothing is missing.
 func (w *Worker) checkArrivals(layer int) {
 	if a := &w.arrivals[layer]; a.waiting && len(a.missing) == 0 && !a.stopped {
@@ -404,7 +371,7 @@ func (w *Worker) checkArrivals(layer int) {
 // as there.
 func (w *Worker) stopArrivals(layer int, choose func(id.Range) bool) {
 	a := &w.arrivals[layer]
-	for _, t := range sorted(a.missing) {
+	for _, t := range slices.Sorted(maps.Keys(a.missing)) {
 		if choose(key.RangeOf(a.missing[t])) {
 			delete(a.missing, t)
 			w.cancel(t, true)
@@ -417,12 +384,6 @@ func (w *Worker) stopArrivals(layer int, choose func(id.Range) bool) {
 func (w *Worker) dropArrivals(layer int) {
 	w.stopArrivals(layer, func(id.Range) bool { return true })
 	w.arrivals[layer].stopped = false
-	w.checkArrivals(layer)
-}
-
-// paramsCame takes note of parameters, or of some that had come before.
-func (w *Worker) paramsCame(layer int, t Ticket) {
-	delete(w.arrivals[layer].missing, t)
 	w.checkArrivals(layer)
 }
 

@@ -741,7 +741,7 @@ func (s *sim) stuck(why string) {
 		w := n.w
 		said, entered := w.Exchanging()
 		s.t.Logf("worker %v: %v, %v under %v, live %v, busy %d, said %v, entered %v, broken %v, %d ops, gates %v, ordered %v", n.session(), w.state,
-			w.passed, w.plan.Version, w.live, w.busy, said, entered, w.broken, len(w.ops), n.gates, w.ordered())
+			w.passed, w.plan.Version, w.live, w.busy, said, entered, w.broken, len(w.ops), n.gates, w.order != nil)
 		if w.step != nil {
 			s.t.Logf("  step %d: %v", w.step.number, w.step.queue.Statuses())
 			for r, sh := range w.all {

@@ -1,6 +1,9 @@
 package core
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // State is where a worker is in the protocol.
 type State uint8
@@ -41,14 +44,7 @@ var transitions = [...][]State{
 }
 
 // follows reports whether a state may follow another one.
-func follows(from, to State) bool {
-	for _, s := range transitions[from] {
-		if s == to {
-			return true
-		}
-	}
-	return from == to
-}
+func follows(from, to State) bool { return from == to || slices.Contains(transitions[from], to) }
 
 // to enters a state.
 func (w *Worker) to(s State) {
@@ -57,9 +53,6 @@ func (w *Worker) to(s State) {
 	}
 	w.state = s
 }
-
-// ordered reports whether an order is being applied.
-func (w *Worker) ordered() bool { return w.order != nil }
 
 // sealed reports whether the worker must pass no point and begin no pass, because a recovery is under way.
 func (w *Worker) sealed() bool {

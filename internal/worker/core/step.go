@@ -382,10 +382,9 @@ func (w *Worker) knowsWithin(s int) bool {
 	return true
 }
 
-// tellShapes tells the shapes between layers that are known here. A worker that runs or has run the layer before tells all
-// workers, which may have to take the stage over, or get another border of stages and lose the worker that knew it at once. And
-// every worker tells those that are new, because the one that computed it may be gone. old is the plan before, nil if there is no
-// new one.
+// tellShapes tells the shapes between layers that are known here. A worker that runs or has run the layer before tells all workers,
+// which may have to take the stage over, or get another border of stages and lose the worker that knew it at once. And every worker
+// tells those that are new, because the one that computed it may be gone. old is the plan before, nil if there is no new one.
 func (w *Worker) tellShapes(old *plan.Plan) {
 	for layer := 1; layer < len(w.shapes); layer++ {
 		if w.shapes[layer].dims == nil {

@@ -160,7 +160,7 @@ func New(c Config) *Worker {
 	}
 	w.recovery.lossy = make(map[id.WorkerID]bool)
 	w.groups.ops = make(map[Op]operation)
-	w.shards.init(len(c.Layers))
+	w.shards = shards{all: make(map[id.Range]*shard), arrivals: make([]arrivals, len(c.Layers))}
 	if len(c.First.Plan.Workers) == 0 {
 		// No point of the run is its beginning here: nothing is made from nothing.
 		w.start = id.Point{Step: -1}
@@ -190,7 +190,7 @@ func (w *Worker) Epoch() int { return w.c.First.Epoch }
 
 // Quiet reports whether no parameters change or are on their way here: what chaos may alter memory in.
 func (w *Worker) Quiet() bool {
-	return !w.over() && w.busy == idle && !w.ordered() && w.state == Working && w.arrived() && !w.repairing()
+	return !w.over() && w.busy == idle && w.order == nil && w.state == Working && w.arrived() && !w.repairing()
 }
 
 // Arrived reports whether no parameters are on their way here.
@@ -284,12 +284,7 @@ func (w *Worker) taskDone(ev Event) {
 			w.req.said = append([]byte{}, ev.Said...) // not nil
 		}
 	case Prepared:
-		for _, s := range ev.Stages {
-			w.initial.stages[s] = true
-		}
-		for _, r := range ev.Ranges {
-			w.initial.ranges[r] = true
-		}
+		w.madeStages, w.madeRanges = append(w.madeStages, ev.Stages...), append(w.madeRanges, ev.Ranges...)
 	case Replayed:
 		w.replayed()
 	case Updated:
@@ -304,7 +299,7 @@ func (w *Worker) taskDone(ev Event) {
 
 // advance does all that can be done now.
 func (w *Worker) advance() {
-	if w.over() || w.ordered() && !w.obey() {
+	if w.over() || w.order != nil && !w.obey() {
 		return
 	}
 	// Between what this worker says in a commit and the update nothing else is computed: the update begins as soon as the
@@ -404,7 +399,8 @@ func (w *Worker) received(ev Received) {
 		x.sh.ticket = 0
 		w.completed(x.sh)
 	case params:
-		w.paramsCame(x.layer, ev.Ticket)
+		delete(w.arrivals[x.layer].missing, ev.Ticket)
+		w.checkArrivals(x.layer)
 	case aBlock:
 		w.blockCame(x, ev)
 	case aBase:

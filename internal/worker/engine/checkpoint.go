@@ -7,9 +7,8 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
-// Checkpoint is what one worker has of the state of the job after a step: the
-// shards that it owned as the step was committed. All owners of the plan make
-// one of the same step, and all parts together are the state.
+// Checkpoint is one worker's part of a checkpoint: the shards that it owned when the step was committed. The parts of all owners of
+// the plan together are the state.
 type Checkpoint struct {
 	Step   int
 	Plan   id.Version // under which the step was committed
@@ -38,9 +37,8 @@ func (e *Engine) saving() (bits core.Saving) {
 	return bits
 }
 
-// capture returns what makes the checkpoint of a commit, for the computing
-// goroutine to call after the update; nil if there is to be none. Nothing changes the
-// state of a run that has been stopped, so it is not copied.
+// capture returns what makes the checkpoint of a commit, for the computing goroutine to call after the update; nil if there is to
+// be none. Nothing changes the state of a run that has been stopped, so it is not copied.
 func (e *Engine) capture(d core.Update) func() {
 	if !d.Save || e.c.Save == nil {
 		return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"runtime"
 	"runtime/debug"
@@ -24,9 +25,8 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
 
-// runCompute is the goroutine that computes. It keeps its OS thread: on a busy
-// machine, the other goroutines wait less for one of theirs then (bench control). And where they are to give way,
-// that thread does.
+// runCompute is the goroutine that computes. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
+// theirs then (bench control). And where they are to give way, that thread does.
 func (e *Engine) runCompute() {
 	if e.c.Yield {
 		platform.ComputeThread()
@@ -49,18 +49,7 @@ type taskEnded struct {
 
 	name string // of the span
 	of   Span
-	pass *passResult
-	made map[id.Range]*shard
-	with map[[2]int]Stage
-}
-
-// passResult is what came of a pass.
-type passResult struct {
-	out     tensor.Tensor
-	within  [][]int
-	last    bool // a forward pass of the last stage, which has a loss
-	loss    Loss
-	suspect int
+	take func() // takes what a task that has succeeded made
 }
 
 // start has the computing goroutine run f, whose end the loop is told. A panic in f is an error of the task.
@@ -78,8 +67,7 @@ func (e *Engine) start(end taskEnded, f func(end *taskEnded) error) {
 	}
 }
 
-// panicError is a panic of the computing goroutine on its way to the caller of
-// the operation, who panics with it.
+// panicError is a panic of the computing goroutine on its way to the caller of the operation, who panics with it.
 type panicError struct{ *kernel.Panic }
 
 func (*panicError) Error() string { return "panic" }
@@ -94,7 +82,7 @@ func newPanic(v any) error {
 
 // endTask takes the end of a task.
 func (e *Engine) endTask(x taskEnded) {
-	if x.pass != nil {
+	if _, ok := x.event.(core.PassDone); ok {
 		e.c.Progress.End()
 	}
 	if x.err != nil {
@@ -105,44 +93,10 @@ func (e *Engine) endTask(x taskEnded) {
 		x.of.Name, x.of.Start, x.of.End = x.name, x.began, x.ended
 		e.c.Span(x.of)
 	}
-	switch ev := x.event.(type) {
-	case core.PassDone:
-		x.event = e.endPass(ev, x.pass)
-	case core.Prepared:
-		for k, s := range x.with {
-			e.initial.stages[k] = s
-		}
-		for r, sh := range x.made {
-			e.initial.shards[r] = sh
-		}
-	case core.Updated:
-		e.phase(e.updating, PhaseGather) // of a worker that sends nothing
+	if x.take != nil {
+		x.take()
 	}
 	e.core.Step(x.event)
-}
-
-// endPass takes what came of a pass.
-func (e *Engine) endPass(ev core.PassDone, p *passResult) core.Event {
-	t := ev.Task
-	if t.Kind == graph.Backward {
-		e.backwards++
-		if t.Stage > 0 {
-			e.made[key.Tensor{Boundary: t.Stage, Micro: t.Micro, Back: true}] = p.out
-		}
-		return ev
-	}
-	e.forwards++
-	ev.Within = p.within
-	if !p.last {
-		ev.Made = slices.Clone(p.out.Shape)
-		e.made[key.Tensor{Boundary: t.Stage + 1, Micro: t.Micro}] = p.out
-		return ev
-	}
-	e.losses.Put(tree.Leaf(t.Micro), p.loss)
-	if e.suspect < 0 {
-		e.suspect = p.suspect
-	}
-	return ev
 }
 
 // run begins a forward or backward pass.
@@ -187,10 +141,8 @@ func (e *Engine) forward(d core.Run, w *task) {
 		in = e.tensors[key.Tensor{Boundary: s, Micro: m}].t
 	}
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
-	p := &passResult{last: last, suspect: -1}
-	e.start(taskEnded{
-		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
-	}, func(*taskEnded) (err error) {
+	done := core.PassDone{Task: d.Task}
+	e.start(taskEnded{event: done, name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) (err error) {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
 		if first || last {
@@ -206,22 +158,37 @@ func (e *Engine) forward(d core.Run, w *task) {
 			in = w.batch.in
 		}
 		var out tensor.Tensor
-		w.pass, out, err = stage.Forward(micro, in)
-		if err == nil && d.Learn {
-			p.within = stage.Shapes(w.pass)
-		}
-		if err != nil || !last {
-			p.out = e.keep(out)
+		if w.pass, out, err = stage.Forward(micro, in); err != nil {
 			return err
 		}
+		if d.Learn {
+			done.Within = stage.Shapes(w.pass)
+		}
+		if !last {
+			out = e.keep(out)
+			done.Made = out.Shape
+			end.event, end.take = done, func() {
+				e.forwards++
+				e.made[key.Tensor{Boundary: s + 1, Micro: m}] = out
+			}
+			return nil
+		}
 		sum, count, dout := stage.Loss(w.pass, w.batch.target)
+		suspect := -1
 		if !finite(sum) { // the commit finds out why
-			p.suspect = stage.Suspect(w.pass)
+			suspect = stage.Suspect(w.pass)
 		}
 		if dout.Len() != out.Len() {
 			panic(fmt.Sprintf("the loss returned a gradient of shape %v for an output of shape %v", dout.Shape, out.Shape))
 		}
-		w.dout, p.loss = dout, Loss{Sum: sum, Count: count}
+		w.dout = dout
+		end.event, end.take = done, func() {
+			e.forwards++
+			e.losses.Put(tree.Leaf(m), Loss{Sum: sum, Count: count})
+			if e.suspect < 0 {
+				e.suspect = suspect
+			}
+		}
 		return nil
 	})
 }
@@ -238,17 +205,22 @@ func (e *Engine) backward(d core.Run, w *task) {
 	if d.Last {
 		tell = e.mail.put
 	}
-	p := new(passResult)
 	e.start(taskEnded{
-		event: core.PassDone{Task: d.Task}, pass: p, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
-	}, func(*taskEnded) error {
+		event: core.PassDone{Task: d.Task}, name: trace.Backward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1},
+	}, func(end *taskEnded) error {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
 		pass := w.pass
 		w.pass = nil
 		din := stage.Backward(pass, dout, leaf{e, m, tell})
 		if s > 0 {
-			p.out = e.keep(din)
+			din = e.keep(din)
+		}
+		end.take = func() {
+			e.backwards++
+			if s > 0 {
+				e.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = din
+			}
 		}
 		if w.batch != nil {
 			e.batches = append(e.batches, w.batch)
@@ -339,8 +311,7 @@ func (e *Engine) say(d core.Say) {
 				return err
 			}
 			if err != nil || !fits {
-				// NaN spreads from the layer it comes up in to the layers before, so
-				// the last layer is the one to name.
+				// NaN spreads from the layer it comes up in to the layers before, so the last layer is the one to name.
 				r.Spoiled = max(r.Spoiled, sh.Layer)
 				continue
 			}
@@ -384,18 +355,19 @@ func (e *Engine) settle(ctx context.Context) error {
 
 // prepare makes stages and shards as they are where the run begins.
 func (e *Engine) prepare(d core.Prepare) {
-	e.start(taskEnded{
-		event: core.Prepared(d), made: make(map[id.Range]*shard), with: make(map[[2]int]Stage),
-	}, func(end *taskEnded) error {
+	stages, shards := make(map[[2]int]Stage), make(map[id.Range]*shard)
+	e.start(taskEnded{event: core.Prepared(d), take: func() {
+		maps.Copy(e.initial.stages, stages)
+		maps.Copy(e.initial.shards, shards)
+	}}, func(*taskEnded) error {
 		serves := make(map[int]bool)
 		for _, k := range d.Stages {
-			end.with[k] = e.c.Stage(k[0], k[1])
+			stages[k] = e.c.Stage(k[0], k[1])
 			for l := k[0]; l < k[1]; l++ {
 				serves[l] = true
 			}
 		}
-		// All of a layer follows from the same values: layer by layer, they are
-		// made once.
+		// All of a layer follows from the same values: layer by layer, they are made once.
 		for l := range e.c.Layers {
 			if serves[l] {
 				params := e.c.Layers[l].Params
@@ -415,7 +387,7 @@ func (e *Engine) prepare(d core.Prepare) {
 				if err := e.c.Begin(r, sh.params, state.Moments); err != nil {
 					return err
 				}
-				end.made[r] = sh
+				shards[r] = sh
 			}
 		}
 		return nil
@@ -452,7 +424,9 @@ func (e *Engine) update(d core.Update) {
 	}
 	sent := e.sent
 	e.sent = nil
-	e.start(taskEnded{event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0)}, func(*taskEnded) error {
+	e.start(taskEnded{
+		event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0), take: func() { e.phase(e.updating, PhaseGather) }, // if it sends nothing
+	}, func(*taskEnded) error {
 		if err := drain(e.ctx, sent); err != nil {
 			return err
 		}

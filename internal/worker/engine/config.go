@@ -20,8 +20,7 @@ import (
 type Layer struct {
 	Name    string
 	Tensors []zero.Tensor
-	// Params holds all tensors, one after the other, once Config.Stage has made
-	// a stage with the layer, else it is nil. The engine updates them.
+	// Params holds all tensors, one after the other. It is nil until Config.Stage makes a stage with the layer.
 	Params []float32
 }
 
@@ -33,30 +32,24 @@ func (l Layer) Size() (n int) {
 	return n
 }
 
-// Load fills in and target, tensors without the sample dimension, with sample
-// i of the run, which counts on over steps and epochs.
+// Load fills in and target, tensors without the sample dimension, with sample i of the run. Samples are numbered across epochs.
 type Load func(i uint64, in, target tensor.Tensor) error
 
-// Config describes a job, and a worker's part in it, to the engine. Every
-// field is needed but Progress, Fast, Zero and Level.
+// Config describes a job, and a worker's part in it, to the engine. Every field is needed but Progress, Fast, Zero and Level.
 type Config struct {
-	Self plan.Worker // our session
-	// Network is the engine's: it says who is admitted, and makes groups. An
-	// engine that follows another one on a network goes on with its groups, which
-	// Groups holds; it begins empty.
+	Self plan.Worker
+	// Network is the engine's while it runs: the engine sets its members and makes its groups. Groups keeps the groups for an
+	// engine that follows on the same network; it is empty at first.
 	Network *comm.Endpoint
 	Groups  map[uint16]*group.Group
-	// First brings the first plan, which is valid. Its Passed is the point
-	// from which the run goes on. One without workers is that of a worker that
-	// joins: it waits for a Fill, and for an Order with its first plan.
+	// First brings the first plan, which is valid. The run continues from its Passed. A plan without workers is that of a joining
+	// worker, which waits for a Fill, and for an Order with its first plan.
 	First control.Order
 
-	// Stage makes layers [lo, hi) run here, and sets their Params in Layers to
-	// memory of unspecified content.
+	// Stage makes layers [lo, hi) run here, and sets their Params in Layers to memory of unspecified content.
 	Stage  func(lo, hi int) Stage
 	Layers []Layer // of the whole model
-	// Begin fills in the state of a range at the point First.Passed. moments
-	// are zero before; nil where they are not wanted.
+	// Begin fills in the state of a range at the point First.Passed. moments are zero before; nil where they are not wanted.
 	Begin func(r id.Range, params []float32, moments [][]float32) error
 
 	Input, Target tensor.Spec
@@ -67,54 +60,44 @@ type Config struct {
 	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
-	// Meter measures passes; nil is one that is not read.
+	// Meter measures passes. If it is nil, the engine makes one.
 	Meter *meter.Meter
-	// Progress gets what is begun, where it is not nil.
+	// Progress, if it is not nil, records which pass runs.
 	Progress *progress.Record
-	// Fast adds gradients up in the order in which they come, with a plain
-	// reduce-scatter between the workers of a stage, instead of over the tree. The
-	// results of all workers still agree, but their last bits depend on the plan
-	// and on chance.
+	// Fast adds gradients in order of arrival, with a plain reduce-scatter between the workers of a stage, instead of over the
+	// tree. All workers still get the same result, but its last bits depend on the plan and on timing.
 	Fast bool
-	// Zero is the stage of ZeRO, 1 or 2; 0 means 2. In stage 2 the complete
-	// gradient of a shard is at its owner and its mirrors only, in stage 1 at all
-	// workers of its stage. The bits are the same.
+	// Zero is the stage of ZeRO, 1 or 2; 0 means 2. In stage 2 the complete gradient of a shard is at its owner and its mirrors
+	// only, in stage 1 at all workers of its stage. The bits are the same.
 	Zero int
-	// Yield lets the computing thread give way to all others, of whatever process.
+	// Yield lets the computing thread yield to all other threads of the machine.
 	Yield bool
-	// NoDigests lets the engine trust its memory. All workers agree on it.
+	// NoDigests turns the check of memory off. It is the same on all workers.
 	NoDigests bool
-	// Repaired, if it is not nil, is told of every block that was altered here, by
-	// the engine's goroutine: it must not wait.
+	// Repaired, if it is not nil, is called for every block that was altered here, by the loop: it must not block.
 	Repaired func(Repair)
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
-	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because
-	// it may have been given up. When that ends, Wake makes the engine look again.
+	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because it may have been evicted. Wake
+	// makes the engine ask again.
 	Held func() bool
-	// Saving, if it is not nil, says at every commit whether a checkpoint was asked
-	// for here, and whether one is still being written here, which puts the next
-	// one off. Save gets this worker's part of each that is made, after the update
-	// of the step, by the computing goroutine: it must not wait. The memory is its
-	// own to keep, but not to change.
+	// Saving, if it is not nil, reports at every commit whether a checkpoint was asked for here, and whether one is still being
+	// written here, which postpones the next. Save gets this worker's part of each checkpoint after the update of the step. The
+	// computing goroutine calls it: it must not block. It may keep the memory, but not change it.
 	Saving func() (wanted, busy bool)
 	Save   func(Checkpoint)
-	// Level, if it is not nil, is told when all that a Fill is to bring here has
-	// come, and the step that it is of.
+	// Level, if it is not nil, is called when all state that a Fill copies here has arrived, as of a step.
 	Level func(fill id.Fill, step int)
-	// Applied is told of every plan that is live here, by the engine's
-	// goroutine: it must not wait.
+	// Applied is called for every plan that is live here, by the loop: it must not block.
 	Applied func(Applied)
-	// Span, if it is not nil, is told what this worker has done, by any goroutine: it must
-	// not wait. Otherwise nothing is measured.
+	// Span, if it is not nil, is called with what this worker has done, by any goroutine: it must not block.
 	Span func(Span)
-	// Phase, if it is not nil, is told when the worker begins with a phase of a
-	// step, and may be told so again. The loop calls it.
+	// Phase, if it is not nil, is called by the loop when a phase of a step begins, possibly more than once.
 	Phase func(step int, phase string)
 }
 
-// Span is a stretch of time in which this worker did something. What it is not about is -1.
+// Span is a stretch of time in which this worker did something. Fields that do not apply are -1.
 type Span struct {
 	Name                string // see package trace
 	Start, End          time.Time
@@ -125,7 +108,7 @@ type Span struct {
 	Bytes               int64 // 0: not known
 }
 
-// now is the time if spans are told. Otherwise the clock is not read.
+// now returns the time if spans are wanted. Otherwise the clock is not read.
 func (e *Engine) now() (t time.Time) {
 	if e.c.Span != nil {
 		t = time.Now()
@@ -133,7 +116,7 @@ func (e *Engine) now() (t time.Time) {
 	return t
 }
 
-// span tells of something that has ended now.
+// span reports something that has ended now.
 func (e *Engine) span(name string, began time.Time, of Span) {
 	if e.c.Span != nil {
 		of.Name, of.Start, of.End = name, began, time.Now()
@@ -161,15 +144,13 @@ func (e *Engine) phase(step int, phase string) {
 	}
 }
 
-// Applied says that a plan is live on this worker, and that there is work
-// under it or none left.
+// Applied says that a plan is live on this worker.
 type Applied struct {
 	Ballot  id.Ballot // of the order that brought it
 	Version id.Version
 	Opened  int // links that were made for it
-	// Edit is the time from the order's arrival, or from the commit that made
-	// a boundary plan live, until the plan was applied; Resume the time from
-	// then until a task was running, or ready, or none was left.
+	// Edit is the time from the order's arrival, or from the commit that made a boundary plan live, until the plan was applied.
+	// Resume is the time from then until a task was running or ready, or none was left.
 	Edit, Resume time.Duration
 }
 

@@ -11,8 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
-// guard is what the engine knows of its blocks. mu guards sums, of which the
-// update writes some while others arrive.
+// guard is what the engine knows of its blocks. mu guards sums, of which the update writes some while others arrive.
 type guard struct {
 	blocks [][]zero.Block // of each layer
 
@@ -79,8 +78,7 @@ func (g *guard) fit(r id.Range, arrays []float32) bool {
 	return true
 }
 
-// take takes the digests of arrays that were written just now: of the parameters of a
-// range and, if they are given, its moments.
+// take takes the digests of arrays that were written just now: of the parameters of a range and, if they are given, its moments.
 func (g *guard) take(r id.Range, params []float32, moments ...[]float32) {
 	if g == nil {
 		return
@@ -148,9 +146,8 @@ func (e *Engine) spans() (spans []span) {
 // checkGrain is the number of blocks whose reading is worth a thread.
 const checkGrain = 16
 
-// check reads all blocks again, in the computing goroutine, and returns what this
-// worker says of them in an exchange: whether it has computed with a tensor that is
-// wrong, blocks that were altered, and for each shard of which it has anything a digest of the
+// check reads all blocks again, in the computing goroutine, and returns what this worker says of them in an exchange: whether it
+// has computed with a tensor that is wrong, blocks that were altered, and for each shard of which it has anything a digest of the
 // digests of the parameters, and of all where it owns or mirrors the shard.
 func (e *Engine) check(spans []span, tainted bool) []byte {
 	if e.guard == nil {

@@ -67,7 +67,7 @@ func New(c Config) (*Engine, error) {
 	e := &Engine{
 		c:       c,
 		micros:  micros,
-		mail:    newMailbox(),
+		mail:    mailbox{signal: make(chan struct{}, 1)},
 		ended:   make(chan struct{}),
 		compute: make(chan func(), 1),
 		answers: make(map[uint64]func(control.Report)),
@@ -95,8 +95,7 @@ func New(c Config) (*Engine, error) {
 	return e, nil
 }
 
-// Close ends the engine where it is, and returns when all its goroutines have
-// ended. The computing one ends after what it runs.
+// Close ends the engine where it is, and returns when all its goroutines have ended. The computing one ends after what it runs.
 func (e *Engine) Close() {
 	e.cancel()
 	<-e.ended
@@ -114,16 +113,14 @@ func (e *Engine) Query(b id.Ballot, answer func(control.Report)) {
 	e.mail.put(query{b, answer})
 }
 
-// Order gives the worker a plan to apply; see [controller.Order]. One with a lower
-// ballot than a query that was answered is dropped, and so is one whose plan is
-// not newer than the live one.
+// Order gives the worker a plan to apply; see [controller.Order]. One with a lower ballot than a query that was answered is
+// dropped, and so is one whose plan is not newer than the live one.
 func (e *Engine) Order(o control.Order) { e.mail.put(core.Order{Order: o}) }
 
 // Fill copies state in the background; see [controller.Fill].
 func (e *Engine) Fill(f control.Fill) { e.mail.put(core.Fill{Fill: f}) }
 
-// LinkLost says that the link to a session broke, so that what was sent to it
-// may be lost.
+// LinkLost says that the link to a session broke, so that what was sent to it may be lost.
 func (e *Engine) LinkLost(s id.Session) { e.mail.put(core.LinkLost{Session: s}) }
 
 // Messages to the loop that are not for the core, or carry more than it is to know.
@@ -197,7 +194,8 @@ func (e *Engine) handle(m any) {
 		e.begun = append(e.begun, m.begun)
 	case *request:
 		if e.req != nil {
-			m.end(errors.New("engine: two operations at a time"))
+			m.err = errors.New("engine: two operations at a time")
+			close(m.done)
 			return
 		}
 		e.req = m
@@ -339,8 +337,7 @@ type request struct {
 	err    error
 	result Result // of a step
 
-	// Of other operations: job computes what this worker says in the exchange
-	// at the end; conclude reads what all said.
+	// Of other operations: job computes what this worker says in the exchange at the end; conclude reads what all said.
 	job      func(ctx context.Context, v view) ([]byte, error)
 	conclude func(said [][]byte) error
 }
@@ -361,16 +358,11 @@ func (v view) session(of id.WorkerID) id.Session {
 	return core.SessionOf(w)
 }
 
-func (r *request) end(err error) {
-	r.err = err
-	close(r.done)
-}
-
 // endOperation ends the operation.
 func (e *Engine) endOperation(err error) {
-	r := e.req
+	e.req.err = err
+	close(e.req.done)
 	e.req = nil
-	r.end(err)
 }
 
 // do hands an operation to the loop and waits for its end.
@@ -390,10 +382,8 @@ func (e *Engine) do(ctx context.Context, r *request) error {
 	return r.err
 }
 
-// Step executes the step that follows what was passed, numbered from 1. Like
-// every operation it goes on through the loss of other workers, for as long as
-// orders come. After an error no other operation can be executed. A panic in
-// the stages is one here.
+// Step executes the step that follows what was passed, numbered from 1. Like every operation it goes on through the loss of other
+// workers, for as long as orders come. After an error no other operation can be executed. A panic in the stages is one here.
 func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 	r := &request{ask: core.Ask{Point: id.Point{Step: step, Gate: id.Committed}}}
 	if err := e.do(ctx, r); err != nil {
@@ -402,9 +392,8 @@ func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 	return r.result, nil
 }
 
-// Begun waits until the first plan is live here, and returns the point from
-// which the run goes on and, of a worker that joined, why the commit before
-// ended the run, or "".
+// Begun waits until the first plan is live here, and returns the point from which the run goes on and, of a worker that joined, why
+// the commit before ended the run, or "".
 func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error) {
 	begun := make(chan struct{})
 	e.mail.put(await{begun})
@@ -422,8 +411,7 @@ func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error)
 	return p, stop, err
 }
 
-// Moments returns the optimizer's numbers for a range that is owned or
-// mirrored here, nil for others. There must be no operation.
+// Moments returns the optimizer's numbers for a range that is owned or mirrored here, nil for others. There must be no operation.
 func (e *Engine) Moments(r id.Range) (moments [][]float32) {
 	e.inspect(func() {
 		if sh := e.shards[r]; sh != nil && sh.state != nil {
@@ -501,25 +489,19 @@ func (e *Engine) serves(layer int) bool {
 // mailbox takes messages from any goroutine, for the loop to handle.
 type mailbox struct {
 	signal chan struct{}
-	state  *mailState
+	mu     sync.Mutex
+	items  []any
 }
 
-type mailState struct {
-	mu    sync.Mutex
-	items []any
-}
-
-func newMailbox() mailbox { return mailbox{make(chan struct{}, 1), new(mailState)} }
-
-// leave is put for what can wait until the next that is put: the loop is not woken for it.
-func (m mailbox) leave(x any) {
-	m.state.mu.Lock()
-	defer m.state.mu.Unlock()
-	m.state.items = append(m.state.items, x)
+// leave adds a message without waking the loop, which handles it with the next one that is put.
+func (m *mailbox) leave(x any) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.items = append(m.items, x)
 }
 
 // put never blocks.
-func (m mailbox) put(x any) {
+func (m *mailbox) put(x any) {
 	m.leave(x)
 	select {
 	case m.signal <- struct{}{}:
@@ -528,10 +510,10 @@ func (m mailbox) put(x any) {
 }
 
 // take returns what has come since, in order.
-func (m mailbox) take() []any {
-	m.state.mu.Lock()
-	defer m.state.mu.Unlock()
-	items := m.state.items
-	m.state.items = nil
+func (m *mailbox) take() []any {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	items := m.items
+	m.items = nil
 	return items
 }

@@ -18,18 +18,16 @@ import (
 // inFlight bounds the boundary tensors of an evaluation that a worker has under way to others.
 const inFlight = 4
 
-// Evaluate returns the loss over n samples, without training: what layers
-// such as dropout do differently. The samples form micro-batches in order, the
-// last of which may be short, and their losses are added over the tree. The
-// workers of a stage take micro-batches in turn. All workers call it, with the
-// same arguments and after the same step, and get the same result.
+// Evaluate returns the loss over n samples, with layers such as dropout in evaluation mode. The samples form micro-batches in order,
+// the last of which may be short, and their losses are added over the tree. The workers of a stage take micro-batches in turn. All
+// workers call Evaluate with the same arguments after the same step, and get the same result.
 func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (Loss, error) {
 	micros := (n + e.c.MicroBatch - 1) / e.c.MicroBatch
 	if micros < 1 {
 		return Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
 	var total Loss
-	suspect := -1 // a layer, as far as is known here
+	suspect := -1 // a layer, if this worker ran it
 	if err := e.do(ctx, &request{
 		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Evaluated}, Micros: micros},
 		job: func(ctx context.Context, at view) ([]byte, error) {
@@ -72,8 +70,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 	return total, nil
 }
 
-// evaluator runs this worker's part of an evaluation, in the computing
-// goroutine. The plan does not change while it runs.
+// evaluator runs this worker's part of an evaluation, in the computing goroutine. The plan does not change while it runs.
 type evaluator struct {
 	e *Engine
 	view
@@ -83,7 +80,7 @@ type evaluator struct {
 	local     tensor.Tensor // the output of the stage before, where this worker ran it
 	under     []underWay
 	said      []byte
-	suspect   int // a layer that may have brought forth a loss that is not finite
+	suspect   int // a layer that may have caused a loss that is not finite
 }
 
 // underWay is a boundary tensor, and its shape, on their way to another worker.
@@ -95,15 +92,13 @@ type underWay struct {
 // worker returns the worker that runs micro-batch m in stage s.
 func (v *evaluator) worker(s, m int) id.WorkerID { return core.Evaluator(v.plan, s, m) }
 
-// key names a boundary tensor. Under another plan, or after a repair, the
-// evaluation begins again, with names of its own.
+// key names a boundary tensor. Under another plan, or after a repair, the evaluation restarts with other names.
 func (v *evaluator) key(s, m int) comm.Key {
 	return key.Evaluation(v.after(v.step), v.plan.Version, v.repair, s, m)
 }
 
 func (v *evaluator) run(ctx context.Context) ([]byte, error) {
-	// Stage by stage for each micro-batch, in ascending order on all workers: so
-	// there is always one that can go on.
+	// All workers go through micro-batches, and the stages of each, in ascending order. So one of them can always continue.
 	for m := range v.micros {
 		for s := range v.plan.Stages {
 			if v.worker(s, m) != v.e.c.Self.ID {
@@ -141,7 +136,7 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	micro := Micro{
 		Step: v.step, Index: m, First: first, Samples: min(e.c.MicroBatch, v.n-first),
 		Ready: func(layer int) error {
-			// No further layer is computed that the next plan has computed again.
+			// A stopped evaluation computes no further layer: it restarts under the next plan.
 			return cmp.Or(ctx.Err(), e.gates[layer].wait(ctx))
 		},
 	}

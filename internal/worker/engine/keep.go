@@ -9,8 +9,7 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// Part is a piece of the state of the job: the parameters (Moment -1) or one
-// of the optimizer's numbers for a shard of the plan.
+// Part is an array of a shard of the plan: its parameters (Moment -1) or a moment of the optimizer.
 type Part struct {
 	Moment        int
 	Layer, Lo, Hi int
@@ -21,17 +20,15 @@ type Part struct {
 type Collector interface {
 	// Take gets the next part; data are valid during the call.
 	Take(p Part, data []float32) error
-	// Finish returns the words that all workers are told, as many bytes as
-	// Keep was asked for.
+	// Finish returns what Keep returns on all workers, as many bytes as Keep was asked for.
 	Finish() ([]byte, error)
-	// Discard gives up what was taken. It is called in the end in any case.
+	// Discard drops what was taken. It is always called, after Finish or an error.
 	Discard()
 }
 
-// Keep ends a run: it hands the state of the job after a step to a collector
-// on the first worker of the plan, and returns what that says on all of them.
-// Should the first worker be lost, the collection begins again on another. All
-// workers call it, after the same step.
+// Keep ends a run: it passes the state of the job after a step to a collector on the first worker of the plan, and returns the
+// collector's answer on all workers. If the first worker is lost, the collection restarts on another. All workers call Keep after
+// the same step.
 func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Collector, error)) ([]byte, error) {
 	var words []byte
 	if err := e.do(ctx, &request{

@@ -5,6 +5,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
@@ -70,8 +71,7 @@ type shard struct {
 	id.Range
 	owner bool
 	state *zero.Shard // nil where only the gradient is here
-	// params is part of the layer's Params where this worker serves it, else
-	// memory of its own.
+	// params is part of the layer's Params where this worker serves it, else memory of its own.
 	params []float32
 
 	total   []float32 // the gradient of the step, once the core says that it is complete
@@ -331,8 +331,7 @@ func (e *Engine) assemble(r id.Range, transfers []id.Range) (*shard, error) {
 	return sh, nil
 }
 
-// place writes parameters where a layer reads them. What lies there already is
-// not touched, because it may be on its way to others.
+// place writes parameters where a layer reads them. What lies there already is not touched, because it may be on its way to others.
 func place(to, params []float32) {
 	if !slices.Equal(to, params) {
 		copy(to, params)
@@ -366,39 +365,28 @@ func (e *Engine) restore(d core.Restore) {
 }
 
 // gate lets passes wait for the parameters of a layer. The loop shuts and opens it.
-type gate struct {
-	mu   sync.Mutex
-	full chan struct{} // closed when nothing is missing; nil if nothing was
-}
+type gate struct{ full atomic.Pointer[chan struct{}] } // closed when nothing is missing; nil if nothing was
 
 func (g *gate) shut() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.full = make(chan struct{})
+	full := make(chan struct{})
+	g.full.Store(&full)
 }
 
-func (g *gate) open() { close(g.channel()) }
-
-func (g *gate) channel() chan struct{} {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.full
-}
+func (g *gate) open() { close(*g.full.Load()) }
 
 // isOpen reports whether nothing is missing.
 func (g *gate) isOpen() bool {
-	full := g.channel()
-	return full == nil || isClosed(full)
+	full := g.full.Load()
+	return full == nil || isClosed(*full)
 }
 
 // wait returns when nothing is missing.
 func (g *gate) wait(ctx context.Context) error {
-	full := g.channel()
-	if full == nil {
+	if g.isOpen() {
 		return nil
 	}
 	select {
-	case <-full:
+	case <-*g.full.Load():
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -435,8 +423,7 @@ func (e *Engine) mergeGrads(left, right []float32) []float32 {
 	return left
 }
 
-// pool keeps memory of float32 for reuse, by size. The zero value is ready.
-// The loop and the computing goroutine share it.
+// pool keeps memory of float32 for reuse, by size. The zero value is ready. The loop and the computing goroutine share it.
 type pool struct {
 	mu   sync.Mutex
 	free map[int][][]float32

@@ -164,8 +164,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// drain ends what is still being sent after a commit: copies that no worker
-// waits for. It returns when the memory is ours.
+// drain ends what is still being sent after a commit: copies that no worker waits for. It returns when the memory is ours.
 func drain(ctx context.Context, sent []*comm.Sending) error {
 	for _, s := range sent {
 		s.Cancel(errClosed)
@@ -251,8 +250,7 @@ func (e *Engine) endOp(x opEnded) {
 	e.core.Step(x.done)
 }
 
-// passing reports whether an error is about links and members, which the next
-// plan repairs.
+// passing reports whether an error is about links and members, which the next plan repairs.
 func passing(err error) bool {
 	for _, class := range []error{comm.ErrLink, comm.ErrAborted, comm.ErrVersion, comm.ErrRefused, comm.ErrNotMember, comm.ErrStale, comm.ErrClosed} {
 		if errors.Is(err, class) {
@@ -357,8 +355,7 @@ func (e *Engine) fastReduce(g *group.Group, d core.Reduce, mine []*shard) {
 		e.plain[d.Layer] = e.free.get(e.c.Layers[d.Layer].Size())
 		clear(e.plain[d.Layer])
 	}
-	// In the order of ranks, which promotions may have changed. The reduction
-	// spoils its operand, and may have to begin again.
+	// In the order of ranks, which promotions may have changed. The reduction spoils its operand, and may have to begin again.
 	shards := d.Tree.Shards
 	parts, places, at := []int{0}, make([]int, len(shards)), 0
 	for rank := range d.Tree.Nodes {

@@ -10,33 +10,27 @@ type Micro struct {
 	Samples int
 	Train   bool // false in evaluation, where no Backward follows
 
-	// Ready returns when the parameters of a layer, numbered in the model, are
-	// those of the step. Forward calls it before it runs the layer. nil means
-	// that they are.
+	// Ready returns when the parameters of a layer, numbered in the model, are those of the step. Forward calls it before it runs
+	// the layer. nil means that they are.
 	Ready func(layer int) error
 }
 
-// Pass is a micro-batch in flight through a stage: what Backward needs of
-// Forward. Only its stage knows what it is.
+// Pass is a micro-batch in flight through a stage: what Backward needs of Forward. Only its stage knows what it is.
 type Pass any
 
-// Stage is a contiguous range of layers that a worker holds. A micro-batch
-// goes through Forward, Loss (in the last stage) and Backward; several may be
-// in flight. A stage keeps nothing between passes but memory for reuse.
+// Stage is a contiguous range of layers that a worker holds. A micro-batch goes through Forward, Loss (in the last stage) and
+// Backward; several may be in flight. A stage keeps nothing between passes but memory for reuse.
 type Stage interface {
-	// Forward computes the stage's output. in must stay unchanged until the
-	// pass has ended, and out is valid until then. The only errors are those of
-	// m.Ready, after which there is no pass.
+	// Forward computes the stage's output. in must stay unchanged until the pass has ended, and out is valid until then. The only
+	// errors are those of m.Ready, after which there is no pass.
 	Forward(m Micro, in tensor.Tensor) (p Pass, out tensor.Tensor, err error)
 
-	// Loss returns the sum of the losses over the targets of the micro-batch,
-	// their number, and the gradient of the sum. In evaluation, the gradient
-	// may be the zero Tensor.
+	// Loss returns the sum of the losses over the targets of the micro-batch, their number, and the gradient of the sum. In
+	// evaluation, the gradient may be the zero Tensor.
 	Loss(p Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor)
 
-	// Backward computes the gradients from that of the output, and ends the
-	// pass. For every layer, last to first, it asks grads for memory, sets all
-	// of it and says so. din is valid until the next Backward.
+	// Backward computes the gradients from that of the output, and ends the pass. For every layer, last to first, it asks grads for
+	// memory, sets all of it and says so. din is valid until the next Backward.
 	Backward(p Pass, dout tensor.Tensor, grads Gradients) (din tensor.Tensor)
 
 	// Drop ends the pass without Backward.
@@ -46,16 +40,13 @@ type Stage interface {
 	// last one's: a plan may let a stage end there one day.
 	Shapes(p Pass) [][]int
 
-	// Suspect returns the first layer of the stage, numbered in the model, whose
-	// output in the pass holds NaN or infinities, or -1.
+	// Suspect returns the first layer of the stage, numbered in the model, whose output in the pass holds NaN or infinities, or -1.
 	Suspect(p Pass) (layer int)
 }
 
-// Gradients receives the gradients of one micro-batch. Layers are numbered in
-// the model.
+// Gradients receives the gradients of one micro-batch. Layers are numbered in the model.
 type Gradients interface {
-	// Buffer returns memory, of unspecified content, for the gradient of all
-	// parameters of a layer.
+	// Buffer returns memory, of unspecified content, for the gradient of all parameters of a layer.
 	Buffer(layer int) []float32
 	// Done hands over the filled buffer.
 	Done(layer int, grad []float32)
