@@ -136,7 +136,7 @@ func TestChaosRandom(t *testing.T) {
 	sameBits(t, sum)
 	drawn := regexp.MustCompile(`(?m)^chaos: (.*)$`).FindStringSubmatch(stdout)
 	if drawn == nil || strings.Contains(drawn[1], "random") || !strings.Contains(drawn[1], "kill:") {
-		t.Fatalf("no harms are printed:\n%s", stdout)
+		t.Fatalf("no faults are printed:\n%s", stdout)
 	}
 	events, err := os.ReadFile(filepath.Join(dir, "events.jsonl"))
 	if err != nil || !strings.Contains(string(events), `"kind":"chaos","worker":-1,"plan":1,"reason":"`+drawn[1]+`"`) {

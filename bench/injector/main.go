@@ -172,7 +172,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 				}
 				last, live, injected = done.AtNS, 0, true
 				if tell && f.signal == syscall.SIGKILL && err == nil {
-					if err := agent.Send(control.Harm{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
+					if err := agent.Send(control.Fault{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
 						done.Error = "the agent was not told: " + err.Error()
 					}
 				}

@@ -189,10 +189,10 @@ func (x *cluster) receive(w *fake) {
 		if o.Ballot.Compare(w.ballot) < 0 {
 			return
 		}
-		if !follows(w.passed, o.Passed) && !o.Restart {
+		if !follows(w.passed, o.Passed) && !o.Rollback {
 			x.t.Fatalf("worker %d is at %v and was told of %v", w.ID, w.passed, o.Passed)
 		}
-		if o.Restart {
+		if o.Rollback {
 			w.epoch = o.Plan.Version.N
 		} else if o.Passed != w.passed && string(o.Result) != fmt.Sprint(o.Passed) {
 			x.t.Fatalf("worker %d was told %q at %v", w.ID, o.Result, o.Passed)

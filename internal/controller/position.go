@@ -22,7 +22,7 @@ func (r *run) position(all []*member) (at position, err error) {
 	at.plan, at.point = r.plan.Version, id.Point{Step: r.cfg.Plan.FromStep - 1}
 	if r.live != nil {
 		at.point, at.result = r.live.Passed, r.live.Result
-		at.behind = r.live.Restart && slices.ContainsFunc(all, func(m *member) bool { return m.report.Plan.Compare(r.live.Plan.Version) < 0 })
+		at.behind = r.live.Rollback && slices.ContainsFunc(all, func(m *member) bool { return m.report.Plan.Compare(r.live.Plan.Version) < 0 })
 	}
 	if at.behind {
 		// No step commits before all have rolled back, so nothing is lost by a second rollback.

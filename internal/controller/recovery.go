@@ -222,7 +222,7 @@ func (r *recovery) agreed(now time.Time, ch *change, proposed time.Time) []Effec
 	effects := r.adopt(ch)
 	order := &ch.order
 	r.live, r.epoch = order, order.Epoch
-	if order.Restart {
+	if order.Rollback {
 		r.handover = nil
 	}
 	a := r.account
@@ -301,7 +301,7 @@ func (r *recovery) checkpoint(e Saved) []Effect {
 	if r.state != agreeing || e.Step >= was.Step {
 		return nil
 	}
-	if o := &r.proposed.order; o.Restart && o.Ballot == r.ballot && o.Passed.Step > e.Step {
+	if o := &r.proposed.order; o.Rollback && o.Ballot == r.ballot && o.Passed.Step > e.Step {
 		return r.query(fmt.Sprintf("the checkpoint of step %d cannot be used", o.Passed.Step))
 	}
 	return nil

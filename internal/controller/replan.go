@@ -67,7 +67,7 @@ func (r *recovery) change(all []*member, alive []plan.Worker, at position) (*cha
 // rollback makes an order that resumes from the newest checkpoint, or from the beginning without one.
 func (r *recovery) rollback(ch *change, alive []plan.Worker, why planner.Reason) (*change, error) {
 	o := &ch.order
-	ch.cause, o.Restart, o.From, o.Passed, o.Result = CauseRestart, true, r.saved.Dir, id.Point{Step: r.saved.Step}, nil
+	ch.cause, o.Rollback, o.From, o.Passed, o.Result = CauseRestart, true, r.saved.Dir, id.Point{Step: r.saved.Step}, nil
 	p, reason, err := r.scratch(alive, o.Passed)
 	if err != nil {
 		return nil, err

@@ -118,7 +118,7 @@ func (r *run) next() id.Version {
 // address fills in the epoch of a plan, its workers and their addresses.
 func (r *run) address(ch *change) *change {
 	ch.order.Epoch = r.epoch
-	if ch.order.Restart {
+	if ch.order.Rollback {
 		ch.order.Epoch = ch.order.Plan.Version.N
 	}
 	for _, w := range ch.order.Plan.Workers {

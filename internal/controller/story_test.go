@@ -291,7 +291,7 @@ func (s *story) step(e Event) []Effect {
 			p := e.Order.Plan
 			s.plans[p.Version.N] = p
 			for _, err := range []error{p.Validate(storyLayers()), plantest.ValidateAfter(&p, &s.old)} {
-				if err != nil && !e.Order.Restart && s.c.handover == nil && p.Version != s.old.Version {
+				if err != nil && !e.Order.Rollback && s.c.handover == nil && p.Version != s.old.Version {
 					s.t.Error(err)
 				}
 			}
@@ -469,7 +469,7 @@ func (s *story) order(o control.Order) string {
 	if o.Ballot != (id.Ballot{}) {
 		fmt.Fprintf(&b, "; passed %v %q", o.Passed, o.Result)
 	}
-	if o.Restart {
+	if o.Rollback {
 		fmt.Fprintf(&b, "; restart from %q", o.From)
 		return b.String()
 	}

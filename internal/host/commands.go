@@ -13,7 +13,7 @@ import (
 )
 
 // commands takes in what other processes of this user have to say about a run: a
-// control.Stop, a control.Add, or a control.Harm that tells of harm to one of its workers. They find the socket
+// control.Stop, a control.Add, or a control.Fault that announces a fault of one of its workers. They find the socket
 // in workers.json of the run directory.
 type commands struct {
 	dir      string
@@ -57,8 +57,8 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 				switch m := m.(type) {
 				case control.Stop:
 					e = session.StopAsked{Reason: session.Stopped}
-				case control.Harm:
-					e = harmOf(session.FaultStamped{Worker: -1, ID: m.Worker}, m)
+				case control.Fault:
+					e = stampedFault(session.FaultStamped{Worker: -1, ID: m.Worker}, m)
 				case control.Add:
 					e = session.AddWorkers{N: m.N}
 				default:
@@ -101,12 +101,12 @@ func ForgetSocket(runDir string) {
 	}
 }
 
-// harmOf is what a session is told of harm to h.worker.
-func harmOf(h session.FaultStamped, m control.Harm) session.Event {
+// stampedFault returns what a session is told of a fault of f.Worker.
+func stampedFault(f session.FaultStamped, m control.Fault) session.Event {
 	if m.Kind != control.Thaw {
-		h.At = stamped(m.At)
+		f.At = stamped(m.At)
 	}
-	return h
+	return f
 }
 
 func (c *commands) close() error {

@@ -326,7 +326,7 @@ func (r *relay) deliver(m relayed) error {
 	case control.Release:
 		told = &l.released
 	case control.Order:
-		if said.Restart {
+		if said.Rollback {
 			l.done = nil
 		}
 	}

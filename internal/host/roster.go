@@ -281,16 +281,16 @@ func (r *roster) said(e hostSaid) []session.Event {
 
 // received returns what a message of a worker means to the session.
 func received(place int, m control.Message) []session.Event {
-	h, ok := m.(control.Harm)
+	f, ok := m.(control.Fault)
 	if !ok {
 		return []session.Event{session.Received{Worker: place, Message: m}}
 	}
 	var events []session.Event
-	if h.Text != "" {
-		events = append(events, session.FaultInjected{Fault: h.Text})
+	if f.Text != "" {
+		events = append(events, session.FaultInjected{Fault: f.Text})
 	}
-	if h.At != 0 || h.Kind == control.Thaw { // else no worker dies of it
-		events = append(events, harmOf(session.FaultStamped{Worker: place}, h))
+	if f.At != 0 || f.Kind == control.Thaw { // else no worker dies of it
+		events = append(events, stampedFault(session.FaultStamped{Worker: place}, f))
 	}
 	return events
 }

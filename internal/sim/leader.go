@@ -316,7 +316,7 @@ func (c *Cluster) write(e session.Effect) {
 func (c *Cluster) step() int {
 	last := c.books.Last
 	for _, p := range slices.Backward(c.agreed) {
-		if o := p.Order; o.Restart && (last == nil || last.Plan < uint64(o.Plan.Version.N)) {
+		if o := p.Order; o.Rollback && (last == nil || last.Plan < uint64(o.Plan.Version.N)) {
 			return o.Passed.Step
 		}
 	}

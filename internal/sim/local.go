@@ -111,7 +111,7 @@ func (w *worker) relay(m control.Message) {
 			return
 		}
 	case control.Order:
-		if m.Restart {
+		if m.Rollback {
 			w.done = nil
 		}
 	}
@@ -133,7 +133,7 @@ func (w *worker) hear(m control.Message) {
 		w.exit(session.Status{Text: "exit status 0"})
 	case control.Order:
 		switch {
-		case m.Restart, w.core == nil && m.Ballot == id.Ballot{}: // a rollback ends the core and begins another one
+		case m.Rollback, w.core == nil && m.Ballot == id.Ballot{}: // a rollback ends the core and begins another one
 			w.begins(m)
 		case w.core == nil:
 			w.early = append(w.early, m)

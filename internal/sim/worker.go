@@ -110,7 +110,7 @@ func (w *worker) begins(first control.Order) {
 	})
 	early := w.early
 	w.early = nil
-	if !first.Restart {
+	if !first.Rollback {
 		for _, m := range early {
 			w.hear(m)
 		}

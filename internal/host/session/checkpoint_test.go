@@ -138,7 +138,7 @@ func TestRollbackToACheckpoint(t *testing.T) {
 	}
 	r.feed(CheckpointVerified{Propose: check[1].Propose, Step: 1})
 	o := r.obey()
-	if !o.Restart || o.From != r.s.cfg.RunDir || o.Passed.Step != 1 {
+	if !o.Rollback || o.From != r.s.cfg.RunDir || o.Passed.Step != 1 {
 		t.Fatalf("%+v", o)
 	}
 	for n := 2; n <= 3; n++ {

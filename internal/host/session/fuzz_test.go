@@ -524,7 +524,7 @@ func (w *world) obey(a *actor, m control.Message) {
 		in, member := o.Plan.Worker(a.who.ID)
 		member = member && in.Incarnation == a.who.Incarnation
 		switch {
-		case o.Restart:
+		case o.Rollback:
 			a.step, a.end = o.Passed.Step, nil
 		case member && a.plan == (id.Version{}): // it joins
 			a.step = o.Passed.Step

@@ -153,7 +153,7 @@ func (s *Session) tell(cause controller.Event) {
 		case controller.Propose:
 			p := Propose{e.Order, string(e.Reason)}
 			s.checkpoints.proposed = e.Order.Plan.Version
-			if e.Order.Restart && e.Order.From != "" {
+			if e.Order.Rollback && e.Order.From != "" {
 				s.then(VerifyCheckpoint{p, s.job.ID()}) // before workers drop what they have
 			} else {
 				s.first(p)
@@ -259,7 +259,7 @@ func (s *Session) adopt(e controller.Adopt) {
 	s.then(s.event(eventPlan, string(e.Reason)), Show{live})
 	s.clockPlan()
 	s.then(joined...)
-	if e.Order.Restart {
+	if e.Order.Rollback {
 		if s.restart.version == (id.Version{}) || s.records.last.Step != s.restart.step {
 			s.records.rollbacks++
 		}

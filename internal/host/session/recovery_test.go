@@ -100,7 +100,7 @@ func TestLoss(t *testing.T) {
 		t.Fatalf("asked %v", asked)
 	}
 	o := r.obey()
-	if o.Plan.Version.N != 2 || len(o.Plan.Workers) != 2 || len(o.Peers) != 2 || o.Peers[0].Addr != "127.0.0.1:4001" || o.Passed != (id.Point{Step: 2}) || o.Restart {
+	if o.Plan.Version.N != 2 || len(o.Plan.Workers) != 2 || len(o.Peers) != 2 || o.Peers[0].Addr != "127.0.0.1:4001" || o.Passed != (id.Point{Step: 2}) || o.Rollback {
 		t.Errorf("order %+v", o)
 	}
 	r.feed(stepOf(2, 2, 1), stepOf(2, 3, 2), stepOf(1, 2, 2), stepOf(1, 3, 2))
@@ -134,7 +134,7 @@ func TestRollback(t *testing.T) {
 	r.feed(stepOf(0, 2, 1), stepOf(1, 2, 1))
 	r.feed(died(1)...)
 	r.answer(2, 1)
-	if o := r.obey(); !o.Restart || o.Passed != (id.Point{}) || o.Plan.FromStep != 1 {
+	if o := r.obey(); !o.Rollback || o.Passed != (id.Point{}) || o.Plan.FromStep != 1 {
 		t.Fatalf("order %+v", o)
 	}
 	if r.s.records.last.Step != 0 {

@@ -95,7 +95,7 @@ func (s *Session) inheritPlans() {
 	s.plan = in.plan
 	for _, o := range in.Orders {
 		s.known[uint64(o.Plan.Version.N)] = o.Plan
-		if o.Restart {
+		if o.Rollback {
 			s.restart = restart{o.Plan.Version, o.Passed.Step}
 		}
 	}

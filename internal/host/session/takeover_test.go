@@ -198,8 +198,8 @@ func TestTakeOverNearTheEnd(t *testing.T) {
 // A boundary plan that was agreed may be live: what workers answer decides.
 func TestInheritPlans(t *testing.T) {
 	v := func(n int) id.Version { return id.Version{Generation: 1, N: n} }
-	order := func(n int, ballot uint64, restart bool) control.Order {
-		return control.Order{Ballot: id.Ballot{Attempt: ballot}, Plan: plan.Plan{Version: v(n)}, Restart: restart}
+	order := func(n int, ballot uint64, rollback bool) control.Order {
+		return control.Order{Ballot: id.Ballot{Attempt: ballot}, Plan: plan.Plan{Version: v(n)}, Rollback: rollback}
 	}
 	for _, c := range []struct {
 		orders             []control.Order

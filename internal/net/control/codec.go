@@ -118,7 +118,7 @@ func init() {
 	register[Save]()
 	register[Saved]()
 	register[Leave]()
-	register[Harm]()
+	register[Fault]()
 	register[Host]()
 	register[Lead]()
 	register[Told]()

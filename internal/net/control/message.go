@@ -120,8 +120,7 @@ type Start struct {
 	// recovery interrupts; 0 has nothing measured.
 	TraceEvery int
 
-	// Chaos lists harms in the grammar of package chaos, of which each worker
-	// does its own to itself.
+	// Chaos lists faults in the grammar of package chaos. Each worker injects its own into itself.
 	Chaos []string
 
 	// Ring says how the worker becomes a member of the gossip ring.
@@ -244,7 +243,7 @@ type Done struct {
 	Worker       rundir.Worker
 }
 
-// Thaw is the Kind of a [Harm] that undoes the one before.
+// Thaw is the Kind of a [Fault] that undoes the one before.
 const Thaw = "thaw"
 
 // Repaired says that a block of the worker's state was not as it had been
@@ -263,14 +262,12 @@ type Repaired struct {
 // state is to be handed over.
 type Leave struct{}
 
-// Harm is told just before a worker is harmed on purpose, with the moment in
-// nanoseconds of CLOCK_MONOTONIC. It is for measuring only.
-type Harm struct {
+// Fault announces that a fault is about to be injected into a worker. It is for measuring only.
+type Fault struct {
 	Kind   string // kill, freeze, thaw, ...
-	Worker int    // who; where a worker says so, it is itself
-	At     int64  // 0 from a worker that will not die of it
-	// Text is the element of Start.Chaos that strikes now, "" if it was none of them. It
-	// strikes no later incarnation again.
+	Worker int    // into which; from a worker, it is the worker itself
+	At     int64  // nanoseconds of CLOCK_MONOTONIC; 0 from a worker that will not die of it
+	// Text is the element of Start.Chaos that is injected, "" if it is none of them. It is not injected into a later incarnation.
 	Text string
 }
 
@@ -376,7 +373,7 @@ func (Save) kind() string     { return "save" }
 func (Saved) kind() string    { return "saved" }
 func (Repaired) kind() string { return "repaired" }
 func (Leave) kind() string    { return "leave" }
-func (Harm) kind() string     { return "harm" }
+func (Fault) kind() string    { return "harm" } // the wire keeps the first name
 func (Spans) kind() string    { return "spans" }
 func (Add) kind() string      { return "add" }
 func (Added) kind() string    { return "added" }

@@ -68,15 +68,15 @@ type Order struct {
 	Passed id.Point `json:"passed"`
 	Result []byte   `json:"result,omitempty"`
 
-	// Epoch is the N of the plan of the newest restart, 0 before one: steps that run again after a restart are other steps to
+	// Epoch is the N of the plan of the newest rollback, 0 before one: steps that run again after a rollback are other steps to
 	// the data plane.
 	Epoch int `json:"epoch,omitempty"`
 
-	// Restart says that a shard has lost all holders: all workers discard their state and resume from the checkpoint of step
+	// Rollback says that a shard has lost all holders: all workers discard their state and resume from the checkpoint of step
 	// Passed.Step in the run directory From, or from the job's own beginning if From is "". A first order has From if it
 	// resumes a run that had ended.
-	Restart bool   `json:"restart,omitempty"`
-	From    string `json:"from,omitempty"`
+	Rollback bool   `json:"restart,omitempty"`
+	From     string `json:"from,omitempty"`
 
 	Trace string `json:"trace,omitempty"` // the plan's place in its trace, as traceparent; "" for none
 

@@ -639,7 +639,7 @@ func (s *sim) control(ev controller.Event) {
 		case controller.Command:
 			if n := of(e.Worker); n != nil {
 				n.host.put(nil, func() {
-					if e.Order.Restart {
+					if e.Order.Rollback {
 						n.left = false
 						n.enter(e.Order)
 					} else {

@@ -43,7 +43,7 @@ func (w *Worker) arm(specs []string) (*chaos.Trigger, error) {
 // stamp tells the agent which fault comes now. It is written to the socket when
 // send returns, so that it outlives this process.
 func (w *Worker) stamp(h chaos.Fault, moment int64) {
-	m := control.Harm{Kind: string(h.Kind), Text: h.String()}
+	m := control.Fault{Kind: string(h.Kind), Text: h.String()}
 	if h.Kind == chaos.KindKill || h.Kind == chaos.KindFreeze {
 		m.At = moment
 	}
@@ -122,7 +122,7 @@ func (v victimProcess) Signal(sig os.Signal) error {
 	err := chaos.Self().Signal(sig)
 	if sig == syscall.SIGSTOP && err == nil {
 		// It was thawed in time: if it ends later, that has another cause.
-		_ = v.w.send(control.Harm{Kind: control.Thaw})
+		_ = v.w.send(control.Fault{Kind: control.Thaw})
 	}
 	return err
 }

@@ -81,7 +81,7 @@ func (r *recovery) hear(m control.Message) {
 		}
 	case control.Order:
 		r.w.spans.ordered(m, m.Trace)
-		if m.Restart {
+		if m.Rollback {
 			r.early = nil
 		} else if !r.first || m.Ballot != (id.Ballot{}) {
 			tell = func(e *engine.Engine) { e.Order(m) }

@@ -39,7 +39,7 @@ func TestOrdersToBeginFrom(t *testing.T) {
 		return o
 	}
 	back := at(3)
-	back.Restart = true
+	back.Rollback = true
 	r.hear(back) // before the first order
 	back.Passed.Step = 5
 	r.hear(back)

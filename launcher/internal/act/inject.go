@@ -137,7 +137,7 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 	told := 0
 	for i, p := range processes {
 		// The agent is told first: it may have recovered from a death before we run again.
-		m := control.Harm{Kind: in.Name, Worker: targets[i].ID, At: chaos.Now()}
+		m := control.Fault{Kind: in.Name, Worker: targets[i].ID, At: chaos.Now()}
 		if in.tell && conn.Send(m) == nil {
 			told++
 		}
