@@ -39,6 +39,7 @@ type sim struct {
 	broken map[groupVersion]bool
 	ticks  int
 	ended  bool
+	seen   map[string]int // events and duties, by type
 }
 
 // form is the form of a run.
@@ -109,7 +110,7 @@ const simLayer = 5000 // parameters of a layer: two blocks
 func newSim(t testing.TB, job form, draw func(n int) int) *sim {
 	s := &sim{
 		t: t, draw: draw, job: job, now: time.Unix(0, 0), lives: make(map[id.WorkerID]int), timers: make(map[controller.Timer]time.Duration),
-		broken: make(map[groupVersion]bool),
+		broken: make(map[groupVersion]bool), seen: make(map[string]int),
 	}
 	var v plan.View
 	var peers []control.Peer
@@ -189,6 +190,7 @@ func (s *sim) node(x id.Session) *node {
 func (n *node) step(ev Event) {
 	was, sealed := n.w.passed, n.w.state == Sealed
 	if ev != nil {
+		n.s.seen[fmt.Sprintf("%T", ev)]++
 		n.w.Step(ev)
 	}
 	for again := true; again; {
@@ -249,6 +251,7 @@ func (n *node) proceed() {
 // perform does what a shell does with a duty.
 func (n *node) perform(d Duty) {
 	s, w := n.s, n.w
+	s.seen[fmt.Sprintf("%T", d)]++
 	switch d := d.(type) {
 	case Admit:
 		clear(n.members)

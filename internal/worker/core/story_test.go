@@ -3,6 +3,8 @@ package core
 import (
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"regexp"
 	"slices"
 	"testing"
 
@@ -101,7 +103,7 @@ func TestStories(t *testing.T) {
 }
 
 // random runs a job of a drawn form, with drawn faults, and lets it come to its end without further ones.
-func random(t testing.TB, draw func(n int) int) {
+func random(t testing.TB, draw func(n int) int) *sim {
 	job := form{
 		workers: 1 + draw(5), mirrors: draw(3), layers: 3, micros: 4 + draw(4), steps: 3 + draw(4), digests: draw(2) == 0,
 	}
@@ -132,10 +134,16 @@ func random(t testing.TB, draw func(n int) int) {
 				s.control(controller.LinkLost{From: n.self, To: other.self})
 			}
 		case 5:
-			n.offends = job.digests
+			if n.offends = job.digests; !n.offends { // its host is cut off for a while
+				n.step(Hold{On: true})
+			}
 		}
 	}
+	for _, n := range slices.Clone(s.nodes) {
+		n.step(Hold{})
+	}
 	s.settle()
+	return s
 }
 
 // Random runs keep what the sim checks: one result for each point, every micro-batch counted once, no point passed while sealed, and
@@ -147,6 +155,32 @@ func TestRandomRuns(t *testing.T) {
 	}
 	for seed := range runs {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) { random(t, rand.New(rand.NewPCG(seed, 2)).IntN) })
+	}
+}
+
+// Runs as the fuzzer draws them have every event and duty but the two events that end a worker with an error.
+func TestRandomRunsHaveAll(t *testing.T) {
+	seen := map[string]int{"core.Abandon": 1, "core.Failed": 1}
+	for seed := range uint64(200) {
+		for what, times := range random(t, rand.New(rand.NewPCG(seed, 4)).IntN).seen {
+			seen[what] += times
+		}
+	}
+	for file, method := range map[string]string{"event.go": "event", "duty.go": "duty"} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := regexp.MustCompile(`(?m)^func \((\w+)\) `+method+`\(\)`).FindAllStringSubmatch(string(text), -1)
+		if len(all) == 0 {
+			t.Errorf("%s has no type with the method %s", file, method)
+		}
+		for _, m := range all {
+			if seen["core."+m[1]] == 0 {
+				t.Errorf("no run had a %s", m[1])
+			}
+			t.Logf("%s: %d", m[1], seen["core."+m[1]])
+		}
 	}
 }
 
