@@ -53,9 +53,10 @@ type Clock interface {
 // MaxSteps bounds the steps of a clock.
 const MaxSteps = 1024
 
-// grid returns the multiples of by between lo and hi, down from hi, and lo, ascending.
-func grid(lo, hi, by int) []int {
-	by = max(by, (hi-lo)/(MaxSteps-2)+1)
+// Grid returns frequencies from lo to hi in MHz, ascending, by MHz apart from the highest down, for a clock whose
+// driver does not list them. Both ends are included; the distance grows where there would be more than [MaxSteps].
+func Grid(lo, hi, by int) []int {
+	by = max(by, 1, (hi-lo)/(MaxSteps-2)+1)
 	var steps []int
 	for f := hi; f > lo; f -= by {
 		steps = append(steps, f)
@@ -64,10 +65,6 @@ func grid(lo, hi, by int) []int {
 	slices.Reverse(steps)
 	return steps
 }
-
-// Grid returns frequencies from lo to hi in MHz, ascending, by MHz apart from the highest down, for a clock whose
-// driver does not list them. Both ends are among them; the distance grows where there would be more than [MaxSteps].
-func Grid(lo, hi, by int) []int { return grid(lo, hi, max(1, by)) }
 
 // CheckLimits returns the error of Set for a frequency beyond the clock's limits.
 func CheckLimits(c Clock, mhz int) error {

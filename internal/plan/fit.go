@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -34,16 +35,12 @@ func (p Profile) With(times map[id.WorkerID]Times) Profile {
 	}
 	slices.Sort(ids)
 	fit := newFit(p.Layers, ids, times)
-	if fit.any() {
+	if len(fit.seen) > 0 {
 		p.Layers, p.Speed = fit.solve(p.Layers)
 	}
 	links, memory := make(map[Link]LinkSpeed, len(p.Links)), make(map[id.WorkerID]int64, len(p.Memory))
-	for l, v := range p.Links {
-		links[l] = v
-	}
-	for w, v := range p.Memory {
-		memory[w] = v
-	}
+	maps.Copy(links, p.Links)
+	maps.Copy(memory, p.Memory)
 	for _, w := range ids {
 		for _, l := range times[w].Links {
 			if l.To == w || !within(l.Latency) || !(l.Bandwidth >= 0) {
@@ -110,8 +107,6 @@ func newFit(layers []Layer, ids []id.WorkerID, times map[id.WorkerID]Times) *fit
 	}
 	return f
 }
-
-func (f *fit) any() bool { return len(f.seen) > 0 }
 
 // fitRounds bounds how often speeds and times are found from each other. Two rounds are
 // enough where all workers have a layer in common.

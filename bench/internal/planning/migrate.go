@@ -26,6 +26,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/plan/planner/layouttest"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -205,8 +206,11 @@ func (c *crew) start() error {
 	}
 	var err error
 	if c.plan, _, err = planner.Next(plan.Plan{}, view, c.m.profile(0, 0),
-		planner.Event{Kind: planner.Start, Stages: 2, Micros: c.m.micros, Mirrors: c.m.mirrors, Contiguous: c.way.contiguous}); err != nil {
+		planner.Event{Kind: planner.Start, Stages: 2, Micros: c.m.micros, Mirrors: c.m.mirrors}); err != nil {
 		return err
+	}
+	if c.way.contiguous {
+		layouttest.Contiguous(&c.plan, nil, c.m.profile(0, 0).Layers)
 	}
 	for _, a := range c.plan.Stages[0].Workers {
 		for _, b := range c.plan.Stages[1].Workers {
@@ -297,9 +301,12 @@ func (c *crew) await(v id.Version) (edit time.Duration, err error) {
 // move trains on from a step, moving a layer after some undisturbed ones.
 func (c *crew) move(ctx context.Context, step *int, prof plan.Profile) (moved, error) {
 	view := plan.View{Workers: c.plan.Workers, Step: *step}
-	next, _, err := planner.Next(c.plan, view, prof, planner.Event{Kind: planner.Rebalance, Cause: "bench", Contiguous: c.way.contiguous})
+	next, _, err := planner.Next(c.plan, view, prof, planner.Event{Kind: planner.Rebalance})
 	if err != nil {
 		return moved{}, err
+	}
+	if c.way.contiguous {
+		layouttest.Contiguous(&next, &c.plan, prof.Layers)
 	}
 	state := plan.Needs(&c.plan, &next, view)
 	getters := make(map[id.WorkerID]bool)

@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -66,14 +67,10 @@ type Graph struct {
 	Nodes []Node
 	Edges []Edge // by From
 
-	stages  int
-	workers int
-	cards   int
-	limits  []limit
-	first   []int // first[n] is the index of the first edge from node n
+	step  Step
+	cards int
+	first []int // first[n] is the index of the first edge from node n
 }
-
-type limit struct{ worker, stage, forwards, lead int }
 
 // New lays a step out. Gather tasks bring the parameters of the step before,
 // so they are the first.
@@ -81,20 +78,13 @@ func New(s Step) (*Graph, error) {
 	if len(s.Stages) == 0 || s.Micros < 1 || s.Workers < 1 {
 		return nil, fmt.Errorf("graph: step with %d stages, %d micro-batches and %d workers", len(s.Stages), s.Micros, s.Workers)
 	}
-	b := builder{s: s, g: &Graph{stages: len(s.Stages), workers: s.Workers}}
+	b := builder{s: s, g: &Graph{step: s}}
 	for i, st := range s.Stages {
 		if len(st.Route) != s.Micros || len(st.Limits) != len(st.Workers) || st.Leads != nil && len(st.Leads) != len(st.Workers) {
 			return nil, fmt.Errorf("graph: stage %d routes %d of %d micro-batches and has %d limits and %d leads for %d workers",
 				i, len(st.Route), s.Micros, len(st.Limits), len(st.Leads), len(st.Workers))
 		}
-		for j, w := range st.Workers {
-			l := limit{worker: w, stage: i, forwards: st.Limits[j]}
-			if st.Leads != nil {
-				l.lead = st.Leads[j]
-			}
-			b.g.limits = append(b.g.limits, l)
-		}
-		for _, w := range append(append([]int(nil), st.Workers...), st.Route...) {
+		for _, w := range slices.Concat(st.Workers, st.Route) {
 			if w < 0 || w >= s.Workers {
 				return nil, fmt.Errorf("graph: stage %d names worker %d of %d", i, w, s.Workers)
 			}
@@ -296,8 +286,6 @@ func chain(cause []int, end int) []int {
 	for n := end; n >= 0; n = cause[n] {
 		nodes = append(nodes, n)
 	}
-	for i, j := 0, len(nodes)-1; i < j; i, j = i+1, j-1 {
-		nodes[i], nodes[j] = nodes[j], nodes[i]
-	}
+	slices.Reverse(nodes)
 	return nodes
 }

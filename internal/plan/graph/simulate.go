@@ -112,22 +112,28 @@ func newSimulation(g *Graph) *simulation {
 		Schedule: Schedule{
 			Begin: make([]time.Duration, len(g.Nodes)),
 			End:   make([]time.Duration, len(g.Nodes)),
-			Busy:  make([]time.Duration, g.workers),
-			Idle:  make([]time.Duration, g.workers),
+			Busy:  make([]time.Duration, g.step.Workers),
+			Idle:  make([]time.Duration, g.step.Workers),
 		},
 		inputs:  newInputs(g),
 		missing: make([]int, len(g.Nodes)),
 		late:    make([]int, len(g.Nodes)),
 		started: make([]bool, len(g.Nodes)),
 		last:    -1,
-		lanes:   make([]lane, 2*g.workers+g.cards),
+		lanes:   make([]lane, 2*g.step.Workers+g.cards),
 		nodes:   make(map[place]int, len(g.Nodes)),
 	}
 	for i := range s.lanes {
-		s.lanes[i] = lane{worker: i / 2, q: NewQueue(g.stages), last: -1}
+		s.lanes[i] = lane{worker: i / 2, q: NewQueue(len(g.step.Stages)), last: -1}
 	}
-	for _, l := range g.limits {
-		s.lanes[2*l.worker].q.SetLimit(l.stage, l.forwards, l.lead)
+	for i, st := range g.step.Stages {
+		for j, w := range st.Workers {
+			lead := 0
+			if st.Leads != nil {
+				lead = st.Leads[j]
+			}
+			s.lanes[2*w].q.SetLimit(i, st.Limits[j], lead)
+		}
 	}
 	for n, node := range g.Nodes {
 		s.nodes[place{node.Task, s.lane(n).worker}] = n
@@ -155,7 +161,7 @@ func newSimulation(g *Graph) *simulation {
 func (s *simulation) lane(n int) *lane {
 	node := s.g.Nodes[n]
 	if node.Kind == SendActivation || node.Kind == SendGradient {
-		return &s.lanes[2*s.g.workers+node.Card]
+		return &s.lanes[2*s.g.step.Workers+node.Card]
 	}
 	if node.Kind == Reduce || node.Kind == Gather {
 		return &s.lanes[2*node.Worker+1]
@@ -202,7 +208,7 @@ func (s *simulation) begin(l *lane, now time.Duration) {
 	if s.at[n] < now && l.last >= 0 && s.End[l.last] == now {
 		s.cause[n] = l.last
 	}
-	if t.Kind != Reduce && t.Kind != Gather && l.worker < s.g.workers {
+	if t.Kind != Reduce && t.Kind != Gather && l.worker < s.g.step.Workers {
 		s.Busy[l.worker] += s.g.Nodes[n].Time
 	}
 	if s.late[n] == 0 {

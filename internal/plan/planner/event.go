@@ -28,11 +28,6 @@ type Event struct {
 	Mirrors  int // of each shard; 0 is none
 	FromStep int // 0 means 1
 
-	// Contiguous, for Start and Rebalance, gives every worker one range of all parameters of its
-	// stage instead of a range of each layer. It is there for go run ./bench migrate to compare
-	// with: a layer is with few owners then, and when one moves, what is behind it moves along.
-	Contiguous bool
-
 	// Fixed restricts [Rebalance] to rerouting micro-batches: layers and workers stay in their
 	// stages.
 	Fixed bool

@@ -252,15 +252,3 @@ func TestHistories(t *testing.T) {
 		}
 	})
 }
-
-// copies returns the layers whose parameters each worker holds.
-func copies(p *plan.Plan) (all []plantest.Gather) {
-	for _, s := range p.Stages {
-		for l := s.Lo; l < s.Hi; l++ {
-			for _, w := range s.Workers {
-				all = append(all, plantest.Gather{Layer: l, Worker: w})
-			}
-		}
-	}
-	return all
-}

@@ -55,11 +55,7 @@ func start(v plan.View, prof plan.Profile, e Event) (plan.Plan, Reason, error) {
 		Mirrors:  e.Mirrors,
 	}
 	search.Arrange(&p, prof, stages, e.Micros)
-	mirrors := mirrorsOf(p.Stages, p.Workers, e.Mirrors)
-	p.Shards = shards(p.Stages, prof.Layers, mirrors)
-	if e.Contiguous {
-		p.Shards = inLine(p.Stages, prof.Layers, mirrors)
-	}
+	p.Shards = shards(p.Stages, prof.Layers, mirrorsOf(p.Stages, p.Workers, e.Mirrors))
 	reason := fmt.Sprintf("first plan: %s in %s, %s per step",
 		plan.Count(len(p.Workers), "worker"), plan.Count(stages, "stage"), plan.Count(e.Micros, "micro-batch"))
 	return p, Reason(reason), nil

@@ -23,7 +23,7 @@ func rebalance(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan
 	if !ok {
 		return plan.Plan{}, "", fmt.Errorf("plan: %w", ErrNoGain)
 	}
-	p, reason, err := boundary(current, v, prof, e, func(d *draft) (string, error) { return d.reshape(&best, e) })
+	p, reason, err := boundary(current, v, prof, e, func(d *draft) (string, error) { return d.reshape(&best) })
 	if err != nil {
 		return plan.Plan{}, "", err
 	}
@@ -32,7 +32,7 @@ func rebalance(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan
 
 // reshape takes stages and routes over, and gives the state of layers to workers of
 // their stages.
-func (d *draft) reshape(to *plan.Plan, e Event) (string, error) {
+func (d *draft) reshape(to *plan.Plan) (string, error) {
 	if _, _, err := d.inherit(); err != nil {
 		return "", err
 	}
@@ -40,12 +40,8 @@ func (d *draft) reshape(to *plan.Plan, e Event) (string, error) {
 	d.Route, d.Limits, d.Buffers = to.Route, to.Limits, to.Buffers
 	d.prune()
 	moved := 0
-	if e.Contiguous {
-		moved = d.line()
-	} else {
-		for s := range d.Stages {
-			moved += d.own(s)
-		}
+	for s := range d.Stages {
+		moved += d.own(s)
 	}
 	d.mirror()
 	d.merge()

@@ -51,66 +51,6 @@ func shards(stages []plan.Stage, layers []plan.Layer, mirrors map[id.WorkerID][]
 	return all
 }
 
-// inLine gives every worker of a stage one range of the stage's parameters, layer after
-// layer, in the order of ranks; see [Event.Contiguous].
-func inLine(stages []plan.Stage, layers []plan.Layer, mirrors map[id.WorkerID][]id.WorkerID) (all []plan.Shard) {
-	for _, s := range stages {
-		total := 0
-		for l := s.Lo; l < s.Hi; l++ {
-			total += layers[l].Size()
-		}
-		before := 0 // parameters of the layers before
-		for l := s.Lo; l < s.Hi; l++ {
-			size, at := layers[l].Size(), 0
-			ends := blockEnds(layers[l].Tensors)
-			for r, w := range s.Workers {
-				hi := size
-				if r < len(s.Workers)-1 {
-					border := float64(r+1) / float64(len(s.Workers)) * float64(total)
-					hi = max(at, ends.nearest(min(max(0, border-float64(before)), float64(size))))
-				}
-				if hi > at {
-					all = append(all, plan.Shard{Layer: l, Lo: at, Hi: hi, Owner: w, Mirrors: mirrors[w]})
-				}
-				at = hi
-			}
-			before += size
-		}
-	}
-	return all
-}
-
-// line gives every worker the range that [inLine] says, and returns how many parameters get
-// another owner. Mirrors stay where they are.
-func (d *draft) line() (moved int) {
-	var all []plan.Shard
-	var origin []int
-	for _, to := range inLine(d.Stages, d.prof.Layers, nil) {
-		for i, s := range d.Shards {
-			lo, hi := max(s.Lo, to.Lo), min(s.Hi, to.Hi)
-			if s.Layer != to.Layer || lo >= hi {
-				continue
-			}
-			part := plan.Shard{Layer: s.Layer, Lo: lo, Hi: hi, Owner: to.Owner,
-				Mirrors: keep(s.Mirrors, func(m id.WorkerID) bool { return m != to.Owner })}
-			if s.Owner != to.Owner {
-				moved += hi - lo
-			}
-			all, origin = append(all, part), append(origin, d.origin[i])
-		}
-	}
-	d.Shards, d.origin = all, origin
-	clear(d.owned)
-	clear(d.mirrored)
-	for _, s := range all {
-		d.owned[d.index[s.Owner]] += s.Hi - s.Lo
-		for _, m := range s.Mirrors {
-			d.mirrored[d.index[m]] += s.Hi - s.Lo
-		}
-	}
-	return moved
-}
-
 // ends finds borders of blocks; it holds where each tensor begins, and the end.
 type ends []int
 

@@ -20,7 +20,11 @@ func Arrange(p *plan.Plan, given plan.Profile, stages, micros int) {
 		return
 	}
 	even := *p
-	even.Stages = staffed(prof, p.Workers, evenly(prof.Layers, stages, len(p.Workers)), micros)
+	parts := recut(prof.Layers, slices.Repeat([]float64{1}, stages))
+	for i := range parts {
+		parts[i].workers = len(p.Workers) / stages
+	}
+	even.Stages = staffed(prof, p.Workers, parts, micros)
 	route(&even, prof, micros)
 	if !given.IsMeasured() || float64(StepTime(&even, prof)) <= (1+slack)*float64(StepTime(p, prof)) {
 		*p = even

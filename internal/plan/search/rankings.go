@@ -1,12 +1,12 @@
 package search
 
 import (
+	"cmp"
 	"container/heap"
 	"math"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
-	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan/simulate"
 )
 
@@ -46,15 +46,6 @@ func shares(micros int, speeds []float64) (n []int, slowest float64) {
 		slowest = max(slowest, float64(n[i])/v)
 	}
 	return n, slowest
-}
-
-// routeOf returns the route of a ranking.
-func routeOf(r simulate.Ranking, workers []id.WorkerID) []id.WorkerID {
-	route := make([]id.WorkerID, len(r))
-	for m, rank := range r {
-		route[m] = workers[rank]
-	}
-	return route
 }
 
 // countNodes calls f with the nodes of each run of micro-batches of a rank.
@@ -204,15 +195,7 @@ func handOn(r simulate.Ranking, c *simulate.StageCost, come schedule) schedule {
 		out.at[m] = begin + float64(c.Forward)/c.Speeds[w]
 		free[w] = begin + c.Work()/c.Speeds[w]
 	}
-	slices.SortStableFunc(out.order, func(a, b int) int {
-		switch x, y := out.at[a], out.at[b]; {
-		case x < y:
-			return -1
-		case x > y:
-			return 1
-		}
-		return a - b
-	})
+	slices.SortFunc(out.order, func(a, b int) int { return cmp.Or(cmp.Compare(out.at[a], out.at[b]), a-b) })
 	return out
 }
 
@@ -225,32 +208,28 @@ type candidate struct {
 // has the same micro-batches at each rank, so that each rank talks to one
 // rank only; another one takes blocks as they come.
 func follow(first simulate.Ranking, costs []simulate.StageCost, block int) candidate {
+	return routeAll(first, costs, func(_ simulate.Ranking, speeds []float64, come schedule) simulate.Ranking {
+		return inOrder(block, speeds, come)
+	})
+}
+
+// alongside routes all stages after the first one: each rank talks to the same rank of the next stage, where
+// there is one, except for what exceeds its share there. The rest goes to other ranks, evenly over the step: where a stage has one
+// worker fewer than the next, the extra worker gets every n-th micro-batch.
+func alongside(first simulate.Ranking, costs []simulate.StageCost, block int) candidate {
+	return routeAll(first, costs, func(before simulate.Ranking, speeds []float64, come schedule) simulate.Ranking {
+		return steadily(before, block, speeds, come)
+	})
+}
+
+// routeAll routes all stages after the first one: next makes the ranking of a stage that is not like the one before.
+func routeAll(first simulate.Ranking, costs []simulate.StageCost, next func(before simulate.Ranking, speeds []float64, come schedule) simulate.Ranking) candidate {
 	c := candidate{rankings: []simulate.Ranking{first}}
 	come := handOn(first, &costs[0], together(len(first)))
 	for s := 1; s < len(costs); s++ {
 		r := c.rankings[s-1]
 		if !costs[s].Alike(&costs[s-1]) {
-			r = inOrder(block, costs[s].Speeds, come)
-		}
-		c.rankings = append(c.rankings, r)
-		if s+1 < len(costs) {
-			come = handOn(r, &costs[s], come)
-		}
-	}
-	return c
-}
-
-// alongside routes all stages after the first one: each rank talks to the same rank of the next stage, where
-// there is one, but for what is over its share there. That goes to others, evenly over the step: with a worker less in a stage, the one too
-// many in the next gets every n-th micro-batch.
-func alongside(first simulate.Ranking, costs []simulate.StageCost, block int) candidate {
-	c := candidate{rankings: []simulate.Ranking{first}}
-	micros := len(first)
-	come := handOn(first, &costs[0], together(micros))
-	for s := 1; s < len(costs); s++ {
-		r := c.rankings[s-1]
-		if !costs[s].Alike(&costs[s-1]) {
-			r = steadily(r, block, costs[s].Speeds, come)
+			r = next(r, costs[s].Speeds, come)
 		}
 		c.rankings = append(c.rankings, r)
 		if s+1 < len(costs) {

@@ -25,10 +25,9 @@ func route(p *plan.Plan, prof *plan.Profile, micros int) {
 	search(p, prof, simulate.NewPasses(prof, p.Workers), micros, math.MaxInt64)
 }
 
-// Deal is route where there is no time for a search.
+// dealRoutes is route for steps that are too large for a search.
 func dealRoutes(p *plan.Plan, prof *plan.Profile, micros int) {
-	costs := simulate.StageCosts(prof, p.Stages)
-	share(costs)
+	costs := shared(prof, p.Stages)
 	runs := runsOnly(micros, costs)
 	if allAlike(costs) {
 		write(p, runs, costs, 0, noLead)
@@ -37,10 +36,8 @@ func dealRoutes(p *plan.Plan, prof *plan.Profile, micros int) {
 	// The largest blocks that are still small against what a worker has in all.
 	buffers := prof.Buffers
 	block := 1
-	most, fewest := len(costs[0].Workers), len(costs[0].Workers)
-	for _, c := range costs {
-		most, fewest = max(most, len(c.Workers)), min(fewest, len(c.Workers))
-	}
+	size := func(a, b simulate.StageCost) int { return cmp.Compare(len(a.Workers), len(b.Workers)) }
+	most, fewest := len(slices.MaxFunc(costs, size).Workers), len(slices.MinFunc(costs, size).Workers)
 	for block*16 <= micros/most || block*buffers < ceil(micros, fewest) {
 		block *= 2
 	}
@@ -62,7 +59,6 @@ func allAlike(costs []simulate.StageCost) bool {
 // fastest, and returns how long its step takes. ok is false, and nothing is taken, if none
 // takes at most a time. Candidates that cannot be taken are not simulated to their end.
 func search(p *plan.Plan, prof *plan.Profile, x *simulate.Passes, micros int, most time.Duration) (t time.Duration, ok bool) {
-
 	x.Set(p.Stages, micros)
 	if x.Bound() > most {
 		return 0, false
@@ -108,8 +104,7 @@ func search(p *plan.Plan, prof *plan.Profile, x *simulate.Passes, micros int, mo
 	extras := []int{16, 8, 4, 2, 1, 0}
 	buffers := prof.Buffers
 	for i, stages := range orders(p, prof) {
-		costs := simulate.StageCosts(prof, stages)
-		share(costs)
+		costs := shared(prof, stages)
 		runs := runsOnly(micros, costs)
 		if allAlike(costs) && equal(costs[0].Speeds, func(v float64) float64 { return v }) {
 			try(runs, costs, leads[:1], 0)
@@ -149,13 +144,10 @@ func search(p *plan.Plan, prof *plan.Profile, x *simulate.Passes, micros int, mo
 		return cmp.Or(cmp.Compare(a.nodes, b.nodes), cmp.Compare(a.extra, b.extra), cmp.Compare(a.lead.slowest, b.lead.slowest), cmp.Compare(a.time, b.time))
 	})
 	write(p, best.candidate, best.costs, best.extra, best.lead)
-	unsorted := p.Limits
-	p.Limits = nil
-	for s, st := range p.Stages {
-		for _, w := range st.Workers {
-			p.Limits = append(p.Limits, unsorted[slices.IndexFunc(unsorted, func(l plan.Limit) bool { return l.Stage == s && l.Worker == w })])
-		}
-	}
+	slices.SortFunc(p.Limits, func(a, b plan.Limit) int {
+		rank := func(l plan.Limit) int { return slices.Index(p.Stages[l.Stage].Workers, l.Worker) }
+		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(rank(a), rank(b)))
+	})
 	return best.time, true
 }
 
@@ -194,13 +186,16 @@ func inTurn(x *simulate.Passes, costs []simulate.StageCost, like candidate, bloc
 	return c, t, ok
 }
 
-// take writes a candidate into the plan, with limits greater by extra than
+// write writes a candidate into the plan, with limits greater by extra than
 // they have to be in all stages but the last, where one micro-batch is in
 // flight at a time anyway.
 func write(p *plan.Plan, c candidate, costs []simulate.StageCost, extra int, l lead) {
 	p.Route = make([][]id.WorkerID, len(costs))
 	for s, r := range c.rankings {
-		p.Route[s] = routeOf(r, costs[s].Workers)
+		p.Route[s] = make([]id.WorkerID, len(r))
+		for m, rank := range r {
+			p.Route[s][m] = costs[s].Workers[rank]
+		}
 	}
 	p.Buffers = c.buffers()
 	p.Limits = limits(costs, c, needs(c, costs), extra, l)

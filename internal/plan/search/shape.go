@@ -7,7 +7,6 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
-	"github.com/soliton-train/soliton/internal/plan/simulate"
 )
 
 // shape is the stages of a plan before micro-batches are routed.
@@ -81,14 +80,10 @@ func (s *shaper) group(speeds []float64) groupCost {
 	return g
 }
 
-// groups returns the costs of all stages; workers of several have a part of their speed in
-// each.
-func (s *shaper) groups(stages []plan.Stage) []groupCost {
-	costs := simulate.StageCosts(s.prof, stages)
-	share(costs)
-	groups := make([]groupCost, len(stages))
-	for i := range costs {
-		groups[i] = s.group(costs[i].Speeds)
+// groups returns the costs of all stages.
+func (s *shaper) groups(stages []plan.Stage) (groups []groupCost) {
+	for _, c := range shared(s.prof, stages) {
+		groups = append(groups, s.group(c.Speeds))
 	}
 	return groups
 }

@@ -5,11 +5,19 @@ import (
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/simulate"
 )
 
 // shareRounds bounds how often share goes over the stages.
 const shareRounds = 8
+
+// shared returns the costs of stages. Workers that serve several have a part of their speed in each.
+func shared(prof *plan.Profile, stages []plan.Stage) []simulate.StageCost {
+	costs := simulate.StageCosts(prof, stages)
+	share(costs)
+	return costs
+}
 
 // share lowers the speeds of workers that serve several stages to what each
 // stage gets of them, so that all workers are done at about the same time.

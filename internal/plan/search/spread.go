@@ -241,8 +241,7 @@ func (s *shaper) sketch(x *simulate.Passes, shapes []shape, micros int, horizon 
 	var trials []trial
 	best := time.Duration(math.MaxInt64)
 	for _, c := range shapes {
-		costs := simulate.StageCosts(s.prof, c.stages)
-		share(costs)
+		costs := shared(s.prof, c.stages)
 		x.Set(c.stages, micros)
 		moving := s.prof.Stream(int64(c.moves)) / horizon
 		most := best - moving

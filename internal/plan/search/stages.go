@@ -3,7 +3,6 @@ package search
 import (
 	"cmp"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/plan"
@@ -28,7 +27,7 @@ func sums(layers []plan.Layer) []time.Duration {
 	return c
 }
 
-// Deal cuts layers into stages and says how many of the equally fast workers
+// deal cuts layers into stages and says how many of the equally fast workers
 // each gets, so that a step is as short as possible. There are at least as many
 // layers and workers as stages.
 //
@@ -211,16 +210,6 @@ func recut(layers []plan.Layer, factors []float64) []part {
 		lo := from[s][hi]
 		parts[s-1] = part{lo: lo, hi: hi}
 		hi = lo
-	}
-	return parts
-}
-
-// evenly cuts layers into stages with the same number of workers each.
-func evenly(layers []plan.Layer, stages, workers int) []part {
-	factors := slices.Repeat([]float64{1}, stages)
-	parts := recut(layers, factors)
-	for i := range parts {
-		parts[i].workers = workers / stages
 	}
 	return parts
 }

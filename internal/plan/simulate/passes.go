@@ -497,12 +497,13 @@ func (x *Passes) pop() int32 {
 
 // PassTime returns how long the forward and backward passes take.
 func PassTime(p *plan.Plan, prof *plan.Profile) time.Duration {
-	t, _ := passTimeWithin(p, prof, math.MaxInt64)
+	x, rankings, limits := newPasses(p, prof)
+	t, _ := x.Run(rankings, limits, math.MaxInt64)
 	return t
 }
 
-// passTimeWithin is passTime if that is not more than most; else ok is false.
-func passTimeWithin(p *plan.Plan, prof *plan.Profile, most time.Duration) (t time.Duration, ok bool) {
+// newPasses returns the simulation of a plan, with the arguments of its Run.
+func newPasses(p *plan.Plan, prof *plan.Profile) (*Passes, []Ranking, []plan.Limit) {
 	x := NewPasses(prof, p.Workers)
 	x.Set(p.Stages, p.Micros())
 	var rankings []Ranking
@@ -519,7 +520,7 @@ func passTimeWithin(p *plan.Plan, prof *plan.Profile, most time.Duration) (t tim
 		}
 		rankings = append(rankings, r)
 	}
-	return x.Run(rankings, limits, most)
+	return x, rankings, limits
 }
 
 // A Ranking says which rank of a stage has each micro-batch.

@@ -44,7 +44,9 @@ func TestPassesAgree(t *testing.T) {
 			}
 			p.Stages, p.Route = append(p.Stages, st), append(p.Route, route)
 		}
-		g, err := graph.New(layOut(&p, &prof, false))
+		passesOnly := p
+		passesOnly.Shards = nil
+		g, err := graph.New(layOut(&passesOnly, &prof))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -55,10 +57,11 @@ func TestPassesAgree(t *testing.T) {
 		if got := PassTime(&p, &prof); got != whole.Makespan {
 			t.Fatalf("%v, and the whole simulation takes %v:\n%v", got, whole.Makespan, &p)
 		}
-		if _, ok := passTimeWithin(&p, &prof, whole.Makespan); !ok {
+		x, rankings, limits := newPasses(&p, &prof)
+		if _, ok := x.Run(rankings, limits, whole.Makespan); !ok {
 			t.Fatalf("%v is more than %v", whole.Makespan, whole.Makespan)
 		}
-		if _, ok := passTimeWithin(&p, &prof, whole.Makespan-1); ok {
+		if _, ok := x.Run(rankings, limits, whole.Makespan-1); ok {
 			t.Fatalf("%v is not more than %v", whole.Makespan, whole.Makespan-1)
 		}
 	})

@@ -13,12 +13,12 @@ import (
 // newGraph lays out a step under the plan, with the times of the profile.
 func newGraph(p *plan.Plan, prof plan.Profile) (*graph.Graph, error) {
 	prof = prof.WithDefaults()
-	step := layOut(p, &prof, true)
+	step := layOut(p, &prof)
 	shareCards(p, &prof, &step)
 	return graph.New(step)
 }
 
-// cards lets transfers between stages wait for network cards: one for each host, or for each
+// shareCards lets transfers between stages wait for network cards: one for each host, or for each
 // worker whose host is not known. Transfers inside a host need none, and neither do
 // those of an unknown bandwidth.
 func shareCards(p *plan.Plan, prof *plan.Profile, step *graph.Step) {
@@ -96,8 +96,8 @@ func Typical(p *plan.Plan, prof plan.Profile) (time.Duration, error) {
 	return sum / typicalRuns, nil
 }
 
-// step describes the plan to the graph. prof is measured.
-func layOut(p *plan.Plan, prof *plan.Profile, shards bool) graph.Step {
+// layOut describes the plan to the graph. prof is measured.
+func layOut(p *plan.Plan, prof *plan.Profile) graph.Step {
 	costs := StageCosts(prof, p.Stages)
 	index := make(map[id.WorkerID]int, len(p.Workers))
 	for i, w := range p.Workers {
@@ -115,14 +115,12 @@ func layOut(p *plan.Plan, prof *plan.Profile, shards bool) graph.Step {
 		}
 		step.Stages = append(step.Stages, st)
 	}
-	if shards {
-		for _, s := range p.Shards {
-			sh := graph.Shard{Layer: s.Layer, Owner: index[s.Owner]}
-			for _, m := range s.Mirrors {
-				sh.Mirrors = append(sh.Mirrors, index[m])
-			}
-			step.Shards = append(step.Shards, sh)
+	for _, s := range p.Shards {
+		sh := graph.Shard{Layer: s.Layer, Owner: index[s.Owner]}
+		for _, m := range s.Mirrors {
+			sh.Mirrors = append(sh.Mirrors, index[m])
 		}
+		step.Shards = append(step.Shards, sh)
 	}
 	speed := func(worker int) float64 { return prof.SpeedOf(p.Workers[worker].ID) }
 	at := func(d time.Duration, worker int) time.Duration { return time.Duration(float64(d) / speed(worker)) }
@@ -139,11 +137,9 @@ func layOut(p *plan.Plan, prof *plan.Profile, shards bool) graph.Step {
 			stageOf[l], into[l] = i, sum
 			sum += prof.Layers[l].Forward
 		}
-		if shards {
-			counts[i] = plan.NodeCounts(p.Route[i])
-			for _, n := range counts[i] {
-				totals[i] += n
-			}
+		counts[i] = plan.NodeCounts(p.Route[i])
+		for _, n := range counts[i] {
+			totals[i] += n
 		}
 	}
 	type part struct {
@@ -151,10 +147,8 @@ func layOut(p *plan.Plan, prof *plan.Profile, shards bool) graph.Step {
 		worker id.WorkerID
 	}
 	owns := make(map[part]int)
-	if shards {
-		for _, s := range p.Shards {
-			owns[part{s.Layer, s.Owner}] += s.Hi - s.Lo
-		}
+	for _, s := range p.Shards {
+		owns[part{s.Layer, s.Owner}] += s.Hi - s.Lo
 	}
 	step.Time = func(t graph.Task, worker int) time.Duration {
 		switch t.Kind {

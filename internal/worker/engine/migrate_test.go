@@ -23,6 +23,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/plan/planner/layouttest"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -127,8 +128,11 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 		c.peers = append(c.peers, control.Peer{Worker: w, Addr: network.Addr()})
 	}
 	var err error
-	if c.first, _, err = planner.Next(plan.Plan{}, v, c.prof, planner.Event{Stages: stages, Micros: combMicros, Mirrors: mirrors, Contiguous: contiguous}); err != nil {
+	if c.first, _, err = planner.Next(plan.Plan{}, v, c.prof, planner.Event{Stages: stages, Micros: combMicros, Mirrors: mirrors}); err != nil {
 		t.Fatal(err)
+	}
+	if contiguous {
+		layouttest.Contiguous(&c.first, nil, c.prof.Layers)
 	}
 	if c.first.Stages[0].Hi <= combLayers/2 {
 		c.slow = 1
@@ -227,9 +231,12 @@ func (c *combs) copy(current plan.Plan, half int) (coming, error) {
 		}
 	}
 	v := plan.View{Workers: current.Workers, Step: current.FromStep}
-	next, _, err := planner.Next(current, v, prof, planner.Event{Kind: planner.Rebalance, Contiguous: c.contiguous})
+	next, _, err := planner.Next(current, v, prof, planner.Event{Kind: planner.Rebalance})
 	if err != nil {
 		return coming{}, err
+	}
+	if c.contiguous {
+		layouttest.Contiguous(&next, &current, prof.Layers)
 	}
 	// A border of stages moves, or a worker goes to the other stage: it gets layers in both cases.
 	state := plan.Needs(&current, &next, v)
