@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -72,7 +73,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	dir, link := rundir.Attach(a.RunDir, a.Shown), listeners[1]
 	h, err := host.New(host.Config{
 		Settings: settings,
-		Start:    host.Starter(host.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String()}, dir.LogFile),
+		Start:    spawn.Starter(spawn.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String()}, dir.LogFile),
 		RunDir:   dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
 		Log: func() (agree.Log, error) { return openLog(&a, listeners[0]) },
 		Lead: func(term uint64) (host.Console, error) {

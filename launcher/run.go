@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -404,7 +405,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	settings.Resume, settings.Chaos = again, faultsFor(f.faults, f.workers, 1)
 	h, err := host.New(host.Config{
 		Settings: settings,
-		Workers:  f.workers, Start: host.Starter(host.Command{Path: file, Args: args}, dir.LogFile),
+		Workers:  f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args}, dir.LogFile),
 		RunDir: dir, Console: host.Console{View: v, Output: stdout, Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {

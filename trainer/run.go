@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/process"
@@ -64,8 +65,8 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 func runInProcess(ctx context.Context, cfg host.Config, job Job, prepare func(*host.Host) (restore func())) (out host.Outcome, err error) {
 	failed := make(chan error, 1)
 	cfg.Fixed = true
-	cfg.Start = func(int, int) (host.Worker, error) {
-		return host.InProcess(func(ctx context.Context, nc net.Conn) {
+	cfg.Start = func(int, int) (spawn.Worker, error) {
+		return spawn.InProcess(func(ctx context.Context, nc net.Conn) {
 			conn := control.New(nc)
 			if conn.Send(control.Identity{}.Hello()) != nil {
 				return

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -26,11 +25,11 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
-	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -43,7 +42,7 @@ func TestMain(m *testing.M) {
 		os.Exit(workerProcess(id, os.Args[1:]))
 	}
 	// Lives as long as the process, as its comment says.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/host.keepThread"))
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/host/spawn.keepThread"))
 }
 
 // trainer is a worker that trains nothing.
@@ -142,8 +141,8 @@ func (f trainer) run(ctx context.Context, conn *control.Conn) {
 	}
 }
 
-func (f trainer) inProcess() Worker {
-	return InProcess(func(ctx context.Context, nc net.Conn) {
+func (f trainer) inProcess() spawn.Worker {
+	return spawn.InProcess(func(ctx context.Context, nc net.Conn) {
 		conn := control.New(nc)
 		conn.Send(control.Identity{}.Hello())
 		f.run(ctx, conn)
@@ -173,9 +172,6 @@ func workerProcess(id control.Identity, args []string) int {
 	if args[0] == "usage" {
 		conn.Send(control.Failed{Kind: control.Usage, Text: "--steps 0: give at least 1"})
 		return 2
-	}
-	if args[0] == "spin" {
-		spin(id, conn)
 	}
 	n, _ := strconv.Atoi(args[1])
 	f := trainer{steps: n}
@@ -220,33 +216,6 @@ func workerProcess(id control.Identity, args []string) int {
 	return 0
 }
 
-// spin computes without end, with more threads than there are processors, and begins a pass when all is
-// said; worker 0 starts a child before.
-func spin(id control.Identity, conn *control.Conn) {
-	r, err := progress.Open(os.NewFile(uintptr(id.Progress), "progress"))
-	if err != nil {
-		panic(err)
-	}
-	child := 0
-	if id.WorkerID == 0 {
-		p, err := os.StartProcess("/bin/sleep", []string{"sleep", "3600"}, &os.ProcAttr{})
-		if err != nil {
-			panic(err)
-		}
-		child = p.Pid
-	}
-	for range runtime.NumCPU() {
-		go func() {
-			for { //nolint:staticcheck // that is what it is for
-			}
-		}()
-	}
-	conn.Send(control.Output{Text: strconv.Itoa(child)})
-	conn.Send(control.Note{Text: "the last word"})
-	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
-	select {}
-}
-
 // raise sends this process a signal that it does not survive. It may take effect a little
 // later, in which time nothing else must happen.
 func raise(s syscall.Signal) {
@@ -257,7 +226,7 @@ func raise(s syscall.Signal) {
 // newHost returns a host whose workers the test has started.
 func newHost(t *testing.T, cfg Config) *Host {
 	t.Helper()
-	cfg.Fixed, cfg.Start = true, func(int, int) (Worker, error) { panic("no worker") }
+	cfg.Fixed, cfg.Start = true, func(int, int) (spawn.Worker, error) { panic("no worker") }
 	h, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -266,14 +235,14 @@ func newHost(t *testing.T, cfg Config) *Host {
 }
 
 // runWith runs a host with workers.
-func runWith(ctx context.Context, h *Host, ws ...Worker) session.Outcome {
+func runWith(ctx context.Context, h *Host, ws ...spawn.Worker) session.Outcome {
 	all := Config{Workers: len(ws)}.withDefaults()
 	h.c.Hosts, h.c.Workers = all.Hosts, all.Workers
-	h.c.Start = func(worker, _ int) (Worker, error) { return ws[worker], nil }
+	h.c.Start = func(worker, _ int) (spawn.Worker, error) { return ws[worker], nil }
 	return h.Run(ctx)
 }
 
-func serve(t *testing.T, cfg Config, w Worker) session.Outcome {
+func serve(t *testing.T, cfg Config, w spawn.Worker) session.Outcome {
 	t.Helper()
 	return runWith(t.Context(), newHost(t, cfg), w)
 }
@@ -411,7 +380,7 @@ func TestSecondStopLeavesAStuckFunction(t *testing.T) {
 
 func TestHelloTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := serve(t, Config{Settings: session.Settings{Program: "./x"}}, InProcess(func(ctx context.Context, _ net.Conn) { <-ctx.Done() }))
+		o := serve(t, Config{Settings: session.Settings{Program: "./x"}}, spawn.InProcess(func(ctx context.Context, _ net.Conn) { <-ctx.Done() }))
 		var e *session.NoMainError
 		if !errors.As(o.Err, &e) || !strings.Contains(e.Error(), "./x has not called trainer.Main within 30s") {
 			t.Errorf("got %v", o.Err)
@@ -420,7 +389,7 @@ func TestHelloTimeout(t *testing.T) {
 }
 
 func TestGarbageIsAnError(t *testing.T) {
-	o := serve(t, Config{}, InProcess(func(ctx context.Context, nc net.Conn) {
+	o := serve(t, Config{}, spawn.InProcess(func(ctx context.Context, nc net.Conn) {
 		io.WriteString(nc, "GET / HTTP/1.1\r\n\r\n")
 		<-ctx.Done()
 	}))
@@ -431,14 +400,14 @@ func TestGarbageIsAnError(t *testing.T) {
 }
 
 func TestValidateReportsAllFaults(t *testing.T) {
-	_, err := New(Config{Start: func(int, int) (Worker, error) { return nil, nil }, Settings: session.Settings{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond}})
+	_, err := New(Config{Start: func(int, int) (spawn.Worker, error) { return nil, nil }, Settings: session.Settings{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond}})
 	if err == nil || len(strings.Split(err.Error(), "\n")) != 6 {
 		t.Errorf("got %v", err)
 	}
 }
 
 // startWorker starts this test binary as a worker with a log.
-func startWorker(t *testing.T, args ...string) (Worker, *rundir.Dir) {
+func startWorker(t *testing.T, args ...string) (spawn.Worker, *rundir.Dir) {
 	t.Helper()
 	dir, err := rundir.Create(filepath.Join(t.TempDir(), "run"), "fake", time.Now())
 	if err != nil {
@@ -452,7 +421,7 @@ func startWorker(t *testing.T, args ...string) (Worker, *rundir.Dir) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := StartProcess(Command{Path: exe, Args: args, Log: log})
+	w, err := spawn.Start(spawn.Command{Path: exe, Args: args, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -562,16 +531,6 @@ func TestWorkerThatEndedBeforeServe(t *testing.T) {
 	}
 }
 
-func TestStartProcessThatIsNone(t *testing.T) {
-	t.Setenv("TMPDIR", t.TempDir())
-	if _, err := StartProcess(Command{Path: "/etc/passwd"}); !errors.Is(err, os.ErrPermission) {
-		t.Errorf("got %v", err)
-	}
-	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); left != nil {
-		t.Errorf("left behind: %v", left)
-	}
-}
-
 // Where TMPDIR is longer than a socket's path may be, a worker starts all the same.
 func TestLongTemporaryDirectory(t *testing.T) {
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
@@ -584,29 +543,7 @@ func TestLongTemporaryDirectory(t *testing.T) {
 		t.Errorf("got %v", o.Err)
 	}
 	t.Setenv("TMPDIR", "/absent")
-	if _, err := StartProcess(Command{Path: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "TMPDIR") || strings.Contains(err.Error(), "\n") {
+	if _, err := spawn.Start(spawn.Command{Path: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "TMPDIR") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v", err)
-	}
-}
-
-func TestLastLines(t *testing.T) {
-	stack := strings.Repeat("goroutine\n", 2000)
-	for _, c := range []struct{ log, want string }{
-		{"", ""},
-		{"a\nb\nc\nd\n", "b\nc\nd"},
-		{"a\npanic: old\nb\npanic: boom\n" + stack, "panic: boom\ngoroutine\ngoroutine"},
-		{"fatal error: all asleep\n\nx", "fatal error: all asleep\n\nx"},
-		{"no panic: here\nb\n", "no panic: here\nb"},
-		{"a\n" + strings.Repeat("x", 9<<10), strings.Repeat("x", 8<<10)},
-	} {
-		f, err := os.Create(filepath.Join(t.TempDir(), "log"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		f.WriteString(c.log)
-		if got := lastLines(f, 0, 3); got != c.want {
-			t.Errorf("of %.40q: got %.80q, want %.80q", c.log, got, c.want)
-		}
-		f.Close()
 	}
 }

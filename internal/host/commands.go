@@ -2,39 +2,28 @@ package host
 
 import (
 	"context"
-	"net"
-	"os"
-	"path/filepath"
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// commands takes in what other processes of this user have to say about a run: a
-// control.Stop, a control.Add, or a control.Fault that announces a fault of one of its workers. They find the socket
-// in workers.json of the run directory.
+// commands takes in what other processes of this user have to say about a run: [control.Stop], [control.Add], or [control.Fault]
+// for a fault that was injected into a worker. They find the socket in workers.json of the run directory.
 type commands struct {
-	dir      string
-	listener *net.UnixListener
+	listener *socket.Listener
 	talks    sync.WaitGroup
 }
 
 func listenForCommands() (*commands, error) {
-	dir, err := socketDir()
+	l, err := socket.Listen()
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, socketName), Net: "unix"})
-	if err != nil {
-		removeSocketDir(dir)
-		return nil, err
-	}
-	return &commands{dir: dir, listener: l}, nil
+	return &commands{listener: l}, nil
 }
-
-func (c *commands) socket() string { return filepath.Join(c.dir, socketName) }
 
 // serve hands messages to post until close is called.
 func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
@@ -84,20 +73,10 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 	}
 }
 
-// ForgetSocket removes the socket that workers.json of a run directory names, if the process
-// that it belongs to has ended.
+// ForgetSocket removes the socket that workers.json of a run directory names, unless the process that made it lives.
 func ForgetSocket(runDir string) {
-	run, err := rundir.ReadWorkers(runDir)
-	if err != nil {
-		return
-	}
-	dir := filepath.Dir(run.Agent)
-	if filepath.Base(run.Agent) != socketName || !socketDirs.MatchString(filepath.Base(dir)) {
-		return
-	}
-	if lock := lockDir(dir); lock != nil {
-		_ = os.RemoveAll(dir) // the next process removes what is left
-		_ = lock.Close()
+	if run, err := rundir.ReadWorkers(runDir); err == nil {
+		socket.Forget(run.Agent)
 	}
 }
 
@@ -110,6 +89,6 @@ func stampedFault(f session.FaultStamped, m control.Fault) session.Event {
 }
 
 func (c *commands) close() error {
-	defer removeSocketDir(c.dir)
+	defer c.listener.Remove()
 	return c.listener.Close()
 }

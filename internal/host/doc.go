@@ -7,7 +7,7 @@
 //	dir, err := rundir.Create("", "gpt", time.Now())     // or no directory at all
 //	h, err := host.New(host.Config{
 //		Settings: host.Settings{Program: "./gpt", Stages: 2}, RunDir: dir, Console: host.Console{View: v, Output: os.Stdout},
-//		Workers: 4, Start: host.Starter(host.Command{Path: "./gpt"}, dir.LogFile),
+//		Workers: 4, Start: spawn.Starter(spawn.Command{Path: "./gpt"}, dir.LogFile),
 //	})
 //	defer h.CatchSignals()()                             // Ctrl-C and SIGTERM
 //	out := h.Run(ctx)

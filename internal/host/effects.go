@@ -109,7 +109,7 @@ func (r *run) write(e session.Effect) error {
 		}
 	case session.WriteWorkers:
 		if r.dir != nil && r.commands != nil {
-			return r.dir.WriteWorkers(rundir.Workers{Agent: r.commands.socket(), Workers: e.Alive})
+			return r.dir.WriteWorkers(rundir.Workers{Agent: r.commands.listener.Path(), Workers: e.Alive})
 		}
 	case session.WriteSummary:
 		if r.dir != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -33,7 +34,7 @@ type Config struct {
 	Workers int
 
 	// Start starts a worker of this host. It is called by several goroutines.
-	Start func(worker, incarnation int) (Worker, error)
+	Start func(worker, incarnation int) (spawn.Worker, error)
 
 	// Fixed says that no worker can be started while the run goes on.
 	Fixed bool

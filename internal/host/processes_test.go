@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -32,7 +33,7 @@ func TestSilence(t *testing.T) {
 				}
 			}}
 			a = newHost(t, Config{Settings: session.Settings{Detect: time.Second}, Console: Console{View: v}})
-			w := InProcess(func(ctx context.Context, nc net.Conn) {
+			w := spawn.InProcess(func(ctx context.Context, nc net.Conn) {
 				conn := control.New(nc)
 				conn.Send(control.Identity{}.Hello())
 				for range 20 {
@@ -63,7 +64,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-func startWorkers(t *testing.T, n int, args ...string) ([]Worker, *rundir.Dir) {
+func startWorkers(t *testing.T, n int, args ...string) ([]spawn.Worker, *rundir.Dir) {
 	t.Helper()
 	dir, err := rundir.Create(filepath.Join(t.TempDir(), "run"), "fake", time.Now())
 	if err != nil {
@@ -73,8 +74,8 @@ func startWorkers(t *testing.T, n int, args ...string) ([]Worker, *rundir.Dir) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	start := Starter(Command{Path: exe, Args: args}, dir.LogFile)
-	var ws []Worker
+	start := spawn.Starter(spawn.Command{Path: exe, Args: args}, dir.LogFile)
+	var ws []spawn.Worker
 	for worker := range n {
 		w, err := start(worker, 0)
 		if err != nil {
@@ -160,9 +161,9 @@ func TestProgramsDiffer(t *testing.T) {
 	if err := os.WriteFile(path, append(text, 0), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	var ws []Worker
+	var ws []spawn.Worker
 	for id, path := range []string{exe, path} {
-		w, err := StartProcess(Command{Path: path, Args: []string{"train", "2"}, WorkerID: id})
+		w, err := spawn.Start(spawn.Command{Path: path, Args: []string{"train", "2"}, WorkerID: id})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +185,7 @@ func TestStartErrorLeavesNothingBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	full := errors.New("no room")
-	h, err := New(Config{Workers: 3, Start: Starter(Command{Path: exe, Args: []string{"sleep"}}, func(worker, _ int) (*os.File, error) {
+	h, err := New(Config{Workers: 3, Start: spawn.Starter(spawn.Command{Path: exe, Args: []string{"sleep"}}, func(worker, _ int) (*os.File, error) {
 		if worker == 2 {
 			return nil, full
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -44,7 +45,7 @@ type relay struct {
 // local is a worker of this host.
 type local struct {
 	who    id.Session
-	worker Worker
+	worker spawn.Worker
 	to     *queue[control.Message]
 
 	// What a new leader is told.
@@ -91,7 +92,7 @@ func (r *relay) killAll() {
 	}
 	for _, l := range r.locals {
 		if l.worker != nil {
-			end(l.worker)
+			spawn.End(l.worker)
 		}
 	}
 }
@@ -179,7 +180,7 @@ func (r *relay) awaitExit(ctx context.Context, l *local) {
 	case <-ctx.Done():
 		return
 	}
-	defer waitReaped(l.worker) // and without the lock
+	defer spawn.AwaitReaped(l.worker) // and without the lock
 	s := l.worker.Status()
 	r.mu.Lock()
 	defer r.mu.Unlock()

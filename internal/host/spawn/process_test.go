@@ -1,18 +1,24 @@
-package host
+package spawn
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/platform/progress"
 )
 
 // spinning launches a worker that computes without end, and returns it when it does so and has said all.
@@ -54,7 +60,7 @@ func TestEndsBeforeItIsReaped(t *testing.T) {
 		p, conn, _ := spinning(t, id)
 		p.attend()
 		go p.reap()
-		t.Cleanup(func() { end(p); conn.Close() })
+		t.Cleanup(func() { End(p); conn.Close() })
 	}
 	p, conn, child := spinning(t, 0)
 	defer conn.Close()
@@ -129,4 +135,85 @@ func TestEndsWhenItIsReaped(t *testing.T) {
 		t.Errorf("status %+v", s)
 	}
 	<-p.reaped
+}
+
+func TestStartThatIsNone(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	if _, err := Start(Command{Path: "/etc/passwd"}); !errors.Is(err, os.ErrPermission) {
+		t.Errorf("got %v", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(os.TempDir(), "*")); left != nil {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestLastLines(t *testing.T) {
+	stack := strings.Repeat("goroutine\n", 2000)
+	for _, c := range []struct{ log, want string }{
+		{"", ""},
+		{"a\nb\nc\nd\n", "b\nc\nd"},
+		{"a\npanic: old\nb\npanic: boom\n" + stack, "panic: boom\ngoroutine\ngoroutine"},
+		{"fatal error: all asleep\n\nx", "fatal error: all asleep\n\nx"},
+		{"no panic: here\nb\n", "no panic: here\nb"},
+		{"a\n" + strings.Repeat("x", 9<<10), strings.Repeat("x", 8<<10)},
+	} {
+		f, err := os.Create(filepath.Join(t.TempDir(), "log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.WriteString(c.log)
+		if got := lastLines(f, 0, 3); got != c.want {
+			t.Errorf("of %.40q: got %.80q, want %.80q", c.log, got, c.want)
+		}
+		f.Close()
+	}
+}
+
+// The test binary is also the worker process of these tests.
+func TestMain(m *testing.M) {
+	if id, ok, err := control.Launched(); ok {
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println("hello from the worker")
+		for _, fd := range id.Canaries {
+			if err := platform.KeepCanary(fd); err != nil {
+				panic(err)
+			}
+		}
+		conn, err := id.Dial(context.Background())
+		if err != nil {
+			panic(err)
+		}
+		spin(id, conn)
+	}
+	// It lives as long as the process, as its comment says.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/host/spawn.keepThread"))
+}
+
+// spin computes without end, with more threads than there are processors, and begins a pass when all is
+// said; worker 0 starts a child before.
+func spin(id control.Identity, conn *control.Conn) {
+	r, err := progress.Open(os.NewFile(uintptr(id.Progress), "progress"))
+	if err != nil {
+		panic(err)
+	}
+	child := 0
+	if id.WorkerID == 0 {
+		p, err := os.StartProcess("/bin/sleep", []string{"sleep", "3600"}, &os.ProcAttr{})
+		if err != nil {
+			panic(err)
+		}
+		child = p.Pid
+	}
+	for range runtime.NumCPU() {
+		go func() {
+			for { //nolint:staticcheck // that is what it is for
+			}
+		}()
+	}
+	conn.Send(control.Output{Text: strconv.Itoa(child)})
+	conn.Send(control.Note{Text: "the last word"})
+	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
+	select {}
 }

@@ -1,4 +1,4 @@
-package host
+package socket
 
 import (
 	"net"
@@ -11,11 +11,12 @@ import (
 // What a process that was killed has left is removed, and nothing that is in use or of somebody else.
 func TestSweep(t *testing.T) {
 	parent := t.TempDir()
-	mine, err := socketDir()
+	mine, err := Listen()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer removeSocketDir(mine)
+	defer mine.Remove()
+	defer mine.Close()
 	used := filepath.Join(parent, "soliton-agent-1")
 	left := filepath.Join(parent, "soliton-agent-2")
 	for _, dir := range []string{used, left, filepath.Join(parent, "soliton-agent-3"), filepath.Join(parent, "soliton-agent-x")} {
@@ -23,7 +24,7 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(left, socketName), Net: "unix"})
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(left, name), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,11 +33,11 @@ func TestSweep(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(parent, "soliton-agent-3", "letter"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	lock := lockDir(used)
-	if lock == nil {
+	locked := lock(used)
+	if locked == nil {
 		t.Fatal("a folder that nobody has cannot be locked")
 	}
-	defer lock.Close()
+	defer locked.Close()
 	sweep(parent, time.Now().Add(-time.Hour)) // all are younger
 	entries, err := os.ReadDir(parent)
 	if err != nil || len(entries) != 4 {
@@ -49,7 +50,7 @@ func TestSweep(t *testing.T) {
 	if _, err := os.Stat(left); err == nil {
 		t.Error("what a dead process has left is still there")
 	}
-	if lockDir(mine) != nil {
+	if lock(mine.dir) != nil {
 		t.Error("a folder in use has no lock")
 	}
 }

@@ -1,0 +1,126 @@
+// Package socket makes the unix sockets at which workers and commands reach a host. Each lies in a folder of its own, locked
+// while the process lives, so that a later process removes the folders of a killed one.
+package socket
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const name = "agent"
+
+var folders = regexp.MustCompile(`^soliton-agent-[0-9]+$`)
+
+// sweepAge is the least age of a folder that is swept: a new folder is not locked yet.
+const sweepAge = 10 * time.Second
+
+var sweepOnce sync.Once
+
+// Listener listens in a folder that only this user may enter.
+type Listener struct {
+	*net.UnixListener
+	dir  string
+	lock *os.File // may be nil
+	once sync.Once
+}
+
+// Listen makes a socket. Close ends the listener; Remove removes the folder.
+func Listen() (*Listener, error) {
+	dir, err := makeFolder()
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{dir: dir, lock: lock(dir)}
+	if l.UnixListener, err = net.ListenUnix("unix", &net.UnixAddr{Name: l.Path(), Net: "unix"}); err != nil {
+		l.Remove()
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	return l, nil
+}
+
+func makeFolder() (string, error) {
+	// The kernel takes 107 bytes of path; MkdirTemp appends a number of 32 bits.
+	const longest = 107 - len("/soliton-agent-4294967295/"+name)
+	parent := os.TempDir()
+	if len(parent) > longest {
+		parent = "/tmp"
+	}
+	sweepOnce.Do(func() { sweep(parent, time.Now().Add(-sweepAge)) })
+	dir, err := os.MkdirTemp(parent, "soliton-agent-")
+	switch {
+	case err != nil && parent != os.TempDir():
+		return "", fmt.Errorf("TMPDIR %s is too long for a socket's path, and /tmp cannot be used instead: %w; set TMPDIR to a directory of at most %d bytes",
+			os.TempDir(), err, longest)
+	case err != nil:
+		return "", fmt.Errorf("make a folder for a socket: %w; set TMPDIR to a directory you may write to", err)
+	}
+	return dir, nil
+}
+
+// Path returns the path of the socket.
+func (l *Listener) Path() string { return filepath.Join(l.dir, name) }
+
+// Remove removes the folder, as far as it can. Connections stay.
+func (l *Listener) Remove() {
+	l.once.Do(func() {
+		_ = os.RemoveAll(l.dir)
+		if l.lock != nil {
+			_ = l.lock.Close()
+		}
+	})
+}
+
+// Forget removes the folder of a socket with a path that another process has recorded, unless that process lives.
+func Forget(path string) {
+	dir := filepath.Dir(path)
+	if filepath.Base(path) != name || !folders.MatchString(filepath.Base(dir)) {
+		return
+	}
+	if lock := lock(dir); lock != nil {
+		_ = os.RemoveAll(dir) // a later process removes what is left
+		_ = lock.Close()
+	}
+}
+
+// lock locks a folder, nil if another process has locked it.
+func lock(dir string) *os.File {
+	f, err := os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil
+	}
+	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil {
+		_ = f.Close()
+		return nil
+	}
+	return f
+}
+
+// sweep removes folders of this user's dead processes that are older than a time.
+func sweep(parent string, older time.Time) {
+	entries, err := os.ReadDir(parent)
+	if err != nil {
+		return
+	}
+	for _, e := range entries {
+		dir := filepath.Join(parent, e.Name())
+		if !e.IsDir() || !folders.MatchString(e.Name()) {
+			continue
+		}
+		var st unix.Stat_t
+		if unix.Lstat(dir, &st) != nil || int(st.Uid) != os.Geteuid() || !time.Unix(st.Mtim.Unix()).Before(older) {
+			continue
+		}
+		if lock := lock(dir); lock != nil {
+			_ = os.Remove(filepath.Join(dir, name))
+			_ = os.Remove(dir) // fails if the folder holds anything else
+			_ = lock.Close()
+		}
+	}
+}

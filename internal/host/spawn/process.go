@@ -1,0 +1,282 @@
+package spawn
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/timing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/socket"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/platform/progress"
+)
+
+// Start starts a worker process. It has a process group of its own, so a terminal's Ctrl-C does not reach it, a socket to
+// connect to in its environment, and is killed by the kernel when this process dies.
+func Start(c Command) (Worker, error) {
+	p, err := launch(c)
+	if err != nil {
+		return nil, err
+	}
+	p.attend()
+	go p.reap()
+	return p, nil
+}
+
+// launch starts the process, which is still to be attended and reaped.
+func launch(c Command) (*process, error) {
+	l, err := socket.Listen()
+	if err != nil {
+		return nil, err
+	}
+	id := control.Identity{Socket: l.Path(), WorkerID: c.WorkerID, Incarnation: c.Incarnation, Addr: c.Addr}
+	cmd := &exec.Cmd{
+		Path:        c.Path,
+		Args:        append([]string{c.Path}, c.Args...),
+		SysProcAttr: platform.ChildAttr(syscall.SIGKILL),
+	}
+	logFrom := int64(0)
+	if c.Log != nil { // a nil *os.File would be a non-nil io.Writer
+		cmd.Stdout, cmd.Stderr = c.Log, c.Log
+		if info, err := c.Log.Stat(); err == nil {
+			logFrom = info.Size()
+		}
+	}
+	// A worker trains without a record of its progress, and without canaries, too.
+	record, file, err := progress.Create()
+	if err == nil {
+		id.Progress = 3 + len(cmd.ExtraFiles)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
+	}
+	var canaries []*os.File
+	for i := range id.Canaries {
+		if ours, theirs, err := platform.NewCanary(); err == nil {
+			canaries = append(canaries, ours)
+			id.Canaries[i] = 3 + len(cmd.ExtraFiles)
+			cmd.ExtraFiles = append(cmd.ExtraFiles, theirs)
+		}
+	}
+	if len(canaries) < len(id.Canaries) {
+		clear(id.Canaries[:])
+	}
+	cmd.Env = append(os.Environ(), id.Environ()...)
+	err = startOnKeptThread(cmd)
+	for _, f := range cmd.ExtraFiles {
+		_ = f.Close()
+	}
+	if err != nil {
+		closeAll(canaries)
+		_ = record.Close()
+		_ = l.Close()
+		l.Remove()
+		return nil, err
+	}
+	return &process{
+		cmd: cmd, log: c.Log, logFrom: logFrom, listener: l, progress: record, canaries: canaries,
+		exited: make(chan struct{}), reaped: make(chan struct{}),
+	}, nil
+}
+
+// starts takes functions to the one thread that starts processes. Its goroutine never ends, because the kernel kills a worker
+// when the thread that started it ends.
+var starts = sync.OnceValue(func() chan<- func() {
+	ch := make(chan func())
+	go keepThread(ch)
+	return ch
+})
+
+func keepThread(ch <-chan func()) {
+	runtime.LockOSThread()
+	for f := range ch {
+		f()
+	}
+}
+
+func startOnKeptThread(cmd *exec.Cmd) error {
+	err := make(chan error, 1)
+	starts() <- func() { err <- cmd.Start() }
+	return <-err
+}
+
+type process struct {
+	cmd      *exec.Cmd
+	log      *os.File
+	logFrom  int64            // where its part of the log begins
+	listener *socket.Listener // its folder goes when the worker is connected
+	progress *progress.Record
+	canaries []*os.File // empty where the platform has none
+	watch    sync.WaitGroup
+	exited   chan struct{}
+	reaped   chan struct{}
+
+	mu     sync.Mutex
+	conn   net.Conn       // of the worker, once it is connected
+	ended  bool           // exited is closed, or about to be
+	dead   bool           // the process is reaped, and its number may belong to another one
+	status session.Status // does not change once exited is closed
+	last   string         // the same
+}
+
+// reap waits until the process exits, kills what is left of its group, and cleans up.
+func (p *process) reap() {
+	defer close(p.reaped)
+	pid := p.cmd.Process.Pid
+	platform.WaitExit(pid)
+	p.mu.Lock()
+	_ = unix.Kill(-pid, unix.SIGKILL)
+	known := p.ended
+	p.mu.Unlock()
+	if known {
+		time.Sleep(timing.Zombie)
+	}
+	p.mu.Lock()
+	_ = p.cmd.Wait()
+	p.dead = true
+	known = p.ended
+	p.ended = true
+	p.mu.Unlock()
+	closeAll(p.canaries) // ends the watch where a child of the process holds the other end
+	p.watch.Wait()
+
+	if !known {
+		defer close(p.exited)
+		state := p.cmd.ProcessState
+		p.status = session.Status{Code: state.ExitCode(), Text: state.String(), Progress: p.progress.State()}
+		if ws, ok := state.Sys().(syscall.WaitStatus); ok && ws.Signaled() {
+			switch ws.Signal() {
+			case syscall.SIGSEGV, syscall.SIGBUS, syscall.SIGILL, syscall.SIGFPE, syscall.SIGABRT, syscall.SIGTRAP, syscall.SIGSYS:
+				p.status.Fault = true
+			}
+		}
+	}
+	_ = p.progress.Close()
+	// The worker may have connected and died before Connect accepted, so the listener stays. This connection queues behind the
+	// worker's, and ends the wait for a worker that never connected.
+	if conn, err := net.Dial("unix", p.listener.Path()); err == nil {
+		_ = conn.Close()
+	}
+	p.listener.Remove()
+	if p.log != nil {
+		if !known {
+			p.last = lastLines(p.log, p.logFrom, 20)
+			p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
+		}
+		_ = p.log.Close()
+	}
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
+// attend begins to watch the canaries.
+func (p *process) attend() {
+	for _, canary := range p.canaries {
+		p.watch.Go(func() { p.watchCanary(canary) })
+	}
+}
+
+// watchCanary waits until a canary thread ends. If the process was killed, the worker has exited, although the process may need
+// the processor for a long time yet. All other exits are left to reap, which learns more of them.
+func (p *process) watchCanary(canary *os.File) {
+	if _, err := canary.Read(make([]byte, 1)); err != io.EOF {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	conn, ok := p.conn.(*net.UnixConn)
+	if p.ended || !ok || !platform.Killed(p.cmd.Process.Pid) {
+		return
+	}
+	p.ended = true
+	// Freeing its memory takes milliseconds of a processor that the recovery needs.
+	_ = unix.Setpriority(unix.PRIO_PGRP, p.cmd.Process.Pid, 19)
+	p.status = session.Status{Code: -1, Text: "signal: " + syscall.SIGKILL.String(), Progress: p.progress.State()}
+	if p.log != nil {
+		p.last = lastLines(p.log, p.logFrom, 20)
+	}
+	// The kernel closes the connection only when the last thread has ended. What has arrived is still read.
+	_ = conn.CloseRead()
+	close(p.exited)
+}
+
+func (p *process) Connect(ctx context.Context) (net.Conn, error) {
+	stop := context.AfterFunc(ctx, func() { _ = p.listener.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	conn, err := p.listener.Accept()
+	// A worker connects once, and an agent that is killed from here on leaves no socket.
+	_ = p.listener.Close()
+	p.listener.Remove()
+	p.mu.Lock()
+	p.conn = conn
+	p.mu.Unlock()
+	return conn, err
+}
+
+func (p *process) Exited() <-chan struct{} { return p.exited }
+func (p *process) Status() session.Status  { return p.status }
+func (p *process) LastOutput() string      { return p.last }
+
+// Program returns the file that runs, even if another file has its name by now.
+func (p *process) Program() string { return platform.Executable(p.cmd.Process.Pid) }
+
+func (p *process) Kill() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.dead {
+		_ = unix.Kill(-p.cmd.Process.Pid, unix.SIGKILL)
+	}
+}
+
+const (
+	lastSearch = 256 << 10 // how much of a log's end is searched for the cause of a crash
+	lastBytes  = 8 << 10   // bytes of it that are shown, at most
+)
+
+// crash returns the offset of the last line that begins Go's report of a crash, -1 for none. The stacks below it may be long.
+func crash(log []byte) int {
+	at := -1
+	for _, begins := range []string{"panic:", "fatal error:", "runtime: "} {
+		if bytes.HasPrefix(log, []byte(begins)) {
+			at = max(at, 0)
+		}
+		if i := bytes.LastIndex(log, []byte("\n"+begins)); i >= 0 {
+			at = max(at, i+1)
+		}
+	}
+	return at
+}
+
+// lastLines returns the last n lines of a file after an offset, at most lastBytes of them. After a crash it returns the n lines
+// that begin with its cause.
+func lastLines(f *os.File, from int64, n int) string {
+	info, err := f.Stat()
+	if err != nil {
+		return ""
+	}
+	buf := make([]byte, min(max(0, info.Size()-from), lastSearch))
+	got, _ := f.ReadAt(buf, info.Size()-int64(len(buf)))
+	buf = bytes.TrimRight(buf[:got], "\n")
+	if at := crash(buf); at >= 0 {
+		buf = buf[at:]
+		lines := bytes.Split(buf[:min(len(buf), lastBytes)], []byte("\n"))
+		return string(bytes.Join(lines[:min(len(lines), n)], []byte("\n")))
+	}
+	lines := bytes.Split(buf[max(0, len(buf)-lastBytes):], []byte("\n"))
+	return string(bytes.Join(lines[max(0, len(lines)-n):], []byte("\n")))
+}

@@ -1,0 +1,113 @@
+// Package spawn starts workers, as child processes or as functions of this process, and says how they end.
+package spawn
+
+import (
+	"context"
+	"net"
+	"os"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/timing"
+)
+
+// Worker is a worker that was started.
+type Worker interface {
+	// Connect returns the worker's connection. It waits until there is one, ctx ends or the worker exits. It is called once.
+	Connect(ctx context.Context) (net.Conn, error)
+
+	// Exited is closed when the worker does not run any more. From then on Status says how it ended, and its connection has only
+	// what it has sent. The kernel may still have to free the memory of a killed process.
+	Exited() <-chan struct{}
+	Status() session.Status
+
+	// Program returns the path of the file that the worker runs, "" for a function of this process.
+	Program() string
+
+	// LastOutput returns the last lines that the worker printed, "" for a worker without a log.
+	LastOutput() string
+
+	// Kill ends the worker at once, and does not wait.
+	Kill()
+}
+
+// InProcess starts f as a worker: it gets its end of the connection, and a context that ends when the worker is killed. The
+// worker exits when f returns. A panic in f is not caught.
+func InProcess(f func(ctx context.Context, conn net.Conn)) Worker {
+	agent, worker := net.Pipe()
+	ctx, cancel := context.WithCancel(context.Background())
+	w := &inProcess{conn: agent, cancel: cancel, exited: make(chan struct{})}
+	go func() {
+		defer close(w.exited)
+		defer cancel()
+		defer worker.Close()
+		f(ctx, worker)
+	}()
+	return w
+}
+
+type inProcess struct {
+	conn   net.Conn
+	cancel context.CancelFunc
+	exited chan struct{}
+}
+
+func (w *inProcess) Connect(context.Context) (net.Conn, error) { return w.conn, nil }
+func (w *inProcess) Exited() <-chan struct{}                   { return w.exited }
+func (w *inProcess) Status() session.Status                    { return session.Status{Text: "returned"} }
+func (w *inProcess) Program() string                           { return "" }
+func (w *inProcess) LastOutput() string                        { return "" }
+func (w *inProcess) Kill()                                     { w.cancel(); _ = w.conn.Close() }
+
+// Command describes a worker process.
+type Command struct {
+	Path        string   // the program; also its argv[0]
+	Args        []string // its flags
+	WorkerID    int
+	Incarnation int
+	Addr        string // IP address at which other workers reach it; "": one of the loopback interface
+
+	// Log gets the standard output and error of the process, and is closed when the process has exited; nil drops them.
+	Log *os.File
+}
+
+// Starter returns a function that starts processes like c. log, which may be nil, opens the log of each.
+func Starter(c Command, log func(worker, incarnation int) (*os.File, error)) func(worker, incarnation int) (Worker, error) {
+	return func(worker, incarnation int) (w Worker, err error) {
+		c := c
+		c.WorkerID, c.Incarnation = worker, incarnation
+		if log != nil {
+			if c.Log, err = log(worker, incarnation); err != nil {
+				return nil, err
+			}
+		}
+		if w, err = Start(c); err != nil && c.Log != nil {
+			_ = c.Log.Close()
+		}
+		return w, err
+	}
+}
+
+// End kills a worker and waits until its process has exited. It does not wait for a function that does not return.
+func End(w Worker) {
+	w.Kill()
+	if p, ok := w.(*process); ok {
+		<-p.exited
+		AwaitReaped(p)
+		_ = p.listener.Close() // if Connect was never called
+	}
+}
+
+// AwaitReaped waits until the process of a worker that has exited is reaped, for [timing.Reap] at most.
+func AwaitReaped(w Worker) {
+	p, ok := w.(*process)
+	if !ok {
+		return
+	}
+	timeout := time.NewTimer(timing.Reap)
+	defer timeout.Stop()
+	select {
+	case <-p.reaped:
+	case <-timeout.C:
+	}
+}
