@@ -4,7 +4,7 @@
 // # Use
 //
 //	e, err := comm.Listen(comm.Config{Self: self, Transport: transport.TCP{}})
-//	err = e.SetMembers(peers)            // who is admitted, from the plan
+//	err = e.SetMembers(peers)            // the sessions of the plan
 //	r := e.Expect(key, buffer)           // one side
 //	s := e.Post(peer, key, data, prio)   // the other
 //

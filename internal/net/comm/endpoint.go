@@ -27,7 +27,7 @@ type Endpoint struct {
 	mu      sync.Mutex
 	later   []func() // to be called when mu is free
 	closed  bool
-	changed chan struct{} // closed and made anew when a link or the membership changes
+	changed chan struct{} // closed and replaced when a link or the membership changes
 	peers   map[id.WorkerID]*peer
 	scopes  map[uint16]*Scope // of groups
 	in      inbox
@@ -36,7 +36,7 @@ type Endpoint struct {
 	shaped  map[id.WorkerID]float64 // bytes per second
 }
 
-// Listen opens an endpoint that admits nobody yet.
+// Listen opens an endpoint that admits no session yet.
 func Listen(cfg Config) (*Endpoint, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -74,7 +74,7 @@ func (e *Endpoint) unlock() {
 	}
 }
 
-// notify wakes who waits for a change of links or members.
+// notify wakes the calls that wait for a change of links or members.
 func (e *Endpoint) notify() {
 	close(e.changed)
 	e.changed = make(chan struct{})
@@ -117,8 +117,8 @@ func (e *Endpoint) Close() error {
 
 // SetMembers admits exactly these peers; our own session is left out if it is
 // listed. A session that is not listed any more is evicted: its link is
-// closed, sends to it fail with [ErrNotMember], and what it sent and nobody
-// took yet is thrown away. Sessions that stay keep their links. A worker's
+// closed, sends to it fail with [ErrNotMember], and what it sent and no
+// receive has taken is dropped. Sessions that stay keep their links. A worker's
 // new incarnation is a new session.
 func (e *Endpoint) SetMembers(members []Peer) error {
 	want := make(map[id.WorkerID]Peer, len(members))

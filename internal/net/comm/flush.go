@@ -87,7 +87,7 @@ func (e *Endpoint) Flush(ctx context.Context) error {
 	}
 }
 
-// syncAnswered takes the peer's word that it has read all before a sync.
+// syncAnswered takes the peer's answer that it has read all before a sync.
 func (l *link) syncAnswered(number uint64) error {
 	if number <= l.synced || number > l.syncs {
 		return protocolError("an answer to sync %d, of %d with %d answered", number, l.syncs, l.synced)

@@ -59,7 +59,6 @@ const (
 	RefusedCrossed                      // we are calling too, and our call wins
 	RefusedLinked                       // a newer link exists than the caller knows of
 	RefusedVersion                      // another protocol version or byte order
-	RefusedBusy                         // too many callers at once
 	refusedEnd
 )
 
@@ -76,8 +75,6 @@ func (r Refusal) String() string {
 		return "linked already"
 	case RefusedVersion:
 		return "another protocol version or byte order"
-	case RefusedBusy:
-		return "too many callers"
 	}
 	return fmt.Sprintf("reason %d", uint8(r))
 }

@@ -90,7 +90,7 @@ func (p *peer) dispatch() {
 	}
 }
 
-// answered takes the peer's word on an announced message: credit, or that it
+// answered takes the peer's answer to an announced message: credit, or that it
 // is not wanted. A message unknown here was cancelled meanwhile.
 func (l *link) answered(id uint64, credit bool) error {
 	if id > l.nextID {

@@ -142,8 +142,8 @@ func (p *peer) run() {
 		began := time.Now()
 		p.serve(h)
 		if time.Since(began) > timing.MaxRedials*timing.Redial {
-			// It was a good one, and more likely its peer is dead than the network: whose survivors have
-			// better things to do now than to call it. A link that breaks at once is made again with more patience.
+			// The link was good, so its peer has more likely failed than the network, and the survivors need their time
+			// for the recovery. A link that breaks at once is made again after growing pauses.
 			pause = timing.Redial
 		}
 	}

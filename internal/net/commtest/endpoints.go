@@ -26,7 +26,7 @@ func TestEndpoints(t *testing.T, network Network) {
 		{"collectives agree with a plain computation", testCollectives},
 		{"a tree reduction has the bits of the tree", testTree},
 		{"edit opens only links that did not exist", testEdit},
-		{"the death of one who is no member changes nothing", testStranger},
+		{"the death of an endpoint that is no member changes nothing", testStranger},
 		{"an evicted session is fenced, its successor is not", testFence},
 		{"a flush before the end loses nothing", testFlush},
 	} {

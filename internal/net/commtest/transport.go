@@ -30,7 +30,7 @@ func TestTransport(t *testing.T, network Network) {
 			c.test(t, near, far)
 		})
 	}
-	t.Run("dial to nobody fails", func(t *testing.T) {
+	t.Run("dial to a closed listener fails", func(t *testing.T) {
 		tr := network(t, 0)
 		l, err := tr.Listen("")
 		if err != nil {

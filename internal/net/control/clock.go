@@ -1,7 +1,7 @@
 package control
 
-// Clock tells a worker at which share of its speed it is to compute, because its emulated device runs at a lower clock. With
-// devices that exist nobody says it. 0 < Share <= 1.
+// Clock sets the share of its speed at which a worker computes, because its emulated device runs at a lower clock. It is not sent for
+// real devices. 0 < Share <= 1.
 type Clock struct {
 	Share float64
 }

@@ -27,7 +27,7 @@ type Hello struct {
 
 // Beat says that the worker lives. A worker sends one right after Hello and then one
 // every [timing.Heartbeat], from a goroutine that waits for nothing else, until it
-// closes the connection. An agent that watches holds silence against who has said Hello.
+// closes the connection. An agent with failure detection suspects a worker whose Beats are missing once it has said Hello.
 type Beat struct {
 	// Step is the newest that the worker has committed, and Layers how long passes take
 	// it; both are left out where nothing is new. At most [MaxMeasured] are told.
@@ -294,9 +294,8 @@ type Host struct {
 	Host     int
 }
 
-// Lead is the answer to Host: who leads tells in which term, and with it the
-// newest step that it has in its books, and the plan under which that was. The
-// host sends all that it has of its workers since then, and then Told.
+// Lead is the answer to Host: the leader's term, the newest step of its records, and the plan of that step. The host sends all
+// that it has of its workers since then, and then Told.
 type Lead struct {
 	Term uint64
 	Plan uint64
@@ -347,7 +346,7 @@ const (
 	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
 	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
 	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
-	Corrupt   FailKind = "corrupt"    // state was altered that nobody has as it was: exit 1 if no other worker goes on
+	Corrupt   FailKind = "corrupt"    // corrupted state that no worker has a good copy of: exit 1 if no other worker continues
 	PeerLost  FailKind = "peer-lost"  // another worker cannot be reached: exit 1, unless the agent learns why that one is gone
 	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0
 )

@@ -96,7 +96,7 @@ func (g *Group) Barrier(ctx context.Context, call Call) error {
 }
 
 // ringBarrier sends a token round the ring, from rank 0 back to it, and then
-// once more to let everyone go.
+// once more to release all members.
 func (o *operation) ringBarrier() error {
 	for round := range 2 {
 		if o.rank() > 0 || round > 0 {

@@ -8,8 +8,8 @@ type Algorithm uint8
 // The algorithms.
 const (
 	Auto   Algorithm = iota // the cheaper one by [Choose]
-	Ring                    // everyone talks to its neighbours
-	Direct                  // everyone talks to everyone it has something for
+	Ring                    // each member talks to its neighbours
+	Direct                  // each member talks to all members it has something for
 )
 
 // String returns the algorithm's name.

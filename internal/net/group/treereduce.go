@@ -161,8 +161,8 @@ type Tree struct {
 const treeWindow = 2 << 20
 
 // TreeReduce adds up the sums of all micro-batches in the order of package
-// tree, so that the bits depend neither on who holds which node nor on what
-// arrives when. sum returns our sum of a node for a shard, Hi-Lo elements that
+// tree, so that the bits depend neither on which rank holds which node nor on
+// the order of arrival. sum returns our sum of a node for a shard, Hi-Lo elements that
 // are read until TreeReduce returns; out returns the place, which sum's memory
 // must not overlap, for the total of a shard that we own.
 //

@@ -23,10 +23,10 @@ import (
 // MinSecret is the size in bytes of the shortest secret for [TLSFromSecret].
 const MinSecret = 16
 
-// TLSFromSecret returns a configuration for [TCP] under which those who hold
-// the secret, and nobody else, can talk to each other. The secret is the key:
-// MinSecret random bytes or more, no password that somebody made up. Whoever
-// holds it is trusted to be whichever worker it says.
+// TLSFromSecret returns a configuration for [TCP] under which only processes that hold
+// the secret can talk to each other. The secret is the key: MinSecret random
+// bytes or more, not a password. A process that holds it is trusted to be
+// whichever worker it says.
 //
 // The secret becomes, by HKDF with SHA-256 (RFC 5869), the seed of an Ed25519
 // key, with which both sides of a TLS 1.3 handshake sign, each in its role;
@@ -214,7 +214,7 @@ func (s *secureListener) shake(c net.Conn) {
 	raw := &heldBack{Conn: c}
 	sc := &secureConn{Conn: tls.Server(raw, s.cfg), raw: raw}
 	if sc.HandshakeContext(ctx) != nil {
-		c.Close() // a stranger's fault concerns nobody here; it sees the alert or the end
+		c.Close() // a stranger's fault is no error here; it sees the alert or the end
 		return
 	}
 	s.hand(accepted{c: sc})
