@@ -246,7 +246,7 @@ func (s *Session) checkpointCommitted(e CheckpointCommitted) {
 	c := &s.checkpoints
 	c.newest = max(c.newest, e.Step)
 	s.then(s.event(eventCheckpoint, fmt.Sprintf("the state after step %d is saved", e.Step)))
-	s.traceCheckpoint(e.Step, c.since)
+	s.trace(s.tr.Checkpoint(s.moment(), e.Step, c.since))
 	c.since = time.Time{}
 	s.tell(controller.Saved{Step: e.Step, Dir: s.cfg.RunDir})
 }

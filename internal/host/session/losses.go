@@ -129,14 +129,14 @@ func (s *Session) tell(cause controller.Event) {
 	}
 	var order control.Order // the last one: an event commands the same to all
 	for _, e := range s.ctl.Step(s.now, cause) {
-		s.traceEffect(cause, e)
+		s.trace(s.tr.Effect(s.moment(), cause, s.victim(cause), e))
 		switch e := e.(type) {
 		case controller.Ask:
-			s.send(s.find(e.Worker), control.Query{Ballot: e.Ballot, Trace: s.tr.ballot(e.Ballot).String()})
+			s.send(s.find(e.Worker), control.Query{Ballot: e.Ballot, Trace: s.tr.Ballot(e.Ballot).String()})
 		case controller.Command:
 			if order.Plan.Version != e.Order.Plan.Version {
 				order = e.Order
-				order.Trace = s.tr.order(e.Order).String()
+				order.Trace = s.tr.Order(e.Order).String()
 				var err error
 				if order, err = order.Share(); !s.fits(err) {
 					return

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/spans"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -172,4 +173,37 @@ func (s *Session) processes() (e WriteWorkers) {
 		}
 	}
 	return e
+}
+
+// beginTrace begins the trace of the run, where spans and measures are wanted.
+func (s *Session) beginTrace() {
+	if s.cfg.Telemetry {
+		s.tr = spans.New(&s.job, s.began)
+		s.then(BeginTrace{s.tr.Run(), s.job.Program})
+	}
+}
+
+// moment is what the tracer has to know of the run.
+func (s *Session) moment() spans.Moment {
+	return spans.Moment{Now: s.now, Step: s.records.last.Step, Plan: s.plan.Version, Restart: s.restart.version}
+}
+
+// victim is the worker whose failure an event of the controller is, nil for another event.
+func (s *Session) victim(cause controller.Event) *spans.Victim {
+	if dead, ok := cause.(controller.Dead); ok {
+		if place := s.find(dead.Worker); place >= 0 {
+			return &spans.Victim{Worker: dead.Worker, Hit: s.workers[place].hit, Doing: s.workers[place].status.Progress}
+		}
+	}
+	return nil
+}
+
+// trace hands on what the tracer has made.
+func (s *Session) trace(o spans.Out) {
+	if len(o.Spans) > 0 {
+		s.then(WriteSpans{o.Spans})
+	}
+	for _, m := range o.Measures {
+		s.then(Measure{m})
+	}
 }

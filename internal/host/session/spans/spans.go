@@ -1,4 +1,6 @@
-package session
+// Package spans makes the spans and measures of a run out of what its session sees: a trace for each recovery, each boundary plan,
+// each checkpoint, and some of the steps. It decides nothing.
+package spans
 
 import (
 	"fmt"
@@ -30,19 +32,12 @@ const (
 	maxContexts = 64
 )
 
-// beginTrace begins the trace of the run, where spans and measures are wanted.
-func (s *Session) beginTrace() {
-	if s.cfg.Telemetry {
-		s.tr = newTracer(&s.job)
-		s.then(BeginTrace{s.tr.run, s.job.Program})
-	}
-}
-
-// tracer makes spans and measures out of what a session sees. A nil tracer
-// makes none.
-type tracer struct {
+// Tracer makes spans and measures out of what a session sees. A nil Tracer makes none.
+type Tracer struct {
 	run   trace.Run
-	every int // each so many steps, one is traced in full
+	every int // one of so many steps is traced in full
+	steps int // of the job
+	began time.Time
 
 	attempts    []attempt                // of the recovery under way
 	changes     map[id.Version]time.Time // boundary plans, and when they were proposed
@@ -50,6 +45,27 @@ type tracer struct {
 	issued      []trace.Context          // to workers, the newest last
 	thin        int                      // step since which a shard lacks a mirror, 0 if none does
 	interrupted map[int]trace.Context    // steps that a fault interrupted, and their roots
+}
+
+// Moment is the state of a run as an event happens.
+type Moment struct {
+	Now     time.Time
+	Step    int        // newest that was committed
+	Plan    id.Version // live
+	Restart id.Version // newest plan with which the run went back
+}
+
+// Victim is a worker whose failure the controller is told of.
+type Victim struct {
+	Worker plan.Worker
+	Hit    time.Time      // when a fault was injected, zero for none
+	Doing  progress.State // as it died, as far as that is known
+}
+
+// Out is what a Tracer has made.
+type Out struct {
+	Spans    []trace.Span
+	Measures []trace.Measure
 }
 
 // copying is state on its way.
@@ -69,31 +85,34 @@ type attempt struct {
 	trace.Context
 	cause       string
 	died, known time.Time
-	planned     time.Time // all had answered, and there was a plan; zero: never
-	agreed      time.Time // upon it
-	dead        int       // place of the session, -1 if none died
-	last        lastTask
+	planned     time.Time     // all had answered, and there was a plan; zero: never
+	agreed      time.Time     // upon it
+	dead        *Victim       // nil if no worker died
 	step        trace.Context // that was interrupted
 	before      id.Version
 }
 
-// lastTask is what a worker was doing as it died.
-type lastTask struct {
-	step    int
-	since   time.Time // zero: not known
-	running *progress.Pair
-}
-
-// newTracer makes the tracer of a run. One that takes the run over knows the same traces.
-func newTracer(job *rundir.Job) *tracer {
-	return &tracer{
-		run: trace.RunOf(job.ID(), job.Started), every: max(leastEvery, (job.Steps+tracedSteps-1)/tracedSteps),
+// New returns the tracer of a run that began training at began. A leader that takes the run over makes the same traces.
+func New(job *rundir.Job, began time.Time) *Tracer {
+	return &Tracer{
+		run: trace.RunOf(job.ID(), job.Started), every: max(leastEvery, (job.Steps+tracedSteps-1)/tracedSteps), steps: job.Steps, began: began,
 		changes: make(map[id.Version]time.Time), fills: make(map[fillID]copying), interrupted: make(map[int]trace.Context),
 	}
 }
 
-// ballot is the root of the trace of a recovery's ballot, as workers are told of it.
-func (t *tracer) ballot(b id.Ballot) trace.Context {
+// Run names the run to telemetry.
+func (t *Tracer) Run() trace.Run { return t.run }
+
+// Every returns how far apart the steps are that workers trace in full; 0 for none.
+func (t *Tracer) Every() int {
+	if t == nil {
+		return 0
+	}
+	return t.every
+}
+
+// Ballot is the root of the trace of a recovery's ballot, as workers are told of it.
+func (t *Tracer) Ballot(b id.Ballot) trace.Context {
 	if t == nil {
 		return trace.Context{}
 	}
@@ -101,22 +120,22 @@ func (t *tracer) ballot(b id.Ballot) trace.Context {
 }
 
 // change is the root of the trace of a boundary plan.
-func (t *tracer) change(v id.Version) trace.Context {
+func (t *Tracer) change(v id.Version) trace.Context {
 	if t == nil {
 		return trace.Context{}
 	}
 	return t.issue(t.run.Root("plan", uint64(v.Generation), uint64(v.N)))
 }
 
-// order is the place in a trace that an order belongs to.
-func (t *tracer) order(o control.Order) trace.Context {
+// Order is the place in a trace that an order belongs to.
+func (t *Tracer) Order(o control.Order) trace.Context {
 	if (o.Ballot != id.Ballot{}) {
-		return t.ballot(o.Ballot)
+		return t.Ballot(o.Ballot)
 	}
 	return t.change(o.Plan.Version)
 }
 
-func (t *tracer) issue(c trace.Context) trace.Context {
+func (t *Tracer) issue(c trace.Context) trace.Context {
 	if !slices.Contains(t.issued, c) {
 		t.issued = append(t.issued, c)
 		t.issued = t.issued[max(0, len(t.issued)-maxContexts):]
@@ -125,29 +144,27 @@ func (t *tracer) issue(c trace.Context) trace.Context {
 }
 
 // stepRoot is the root of a step's trace. After a rollback, a step has another one.
-func (s *Session) stepRoot(step int) trace.Context {
-	return s.tr.run.Root(trace.Step, uint64(s.restart.version.N), uint64(step))
+func (t *Tracer) stepRoot(m Moment, step int) trace.Context {
+	return t.run.Root(trace.Step, uint64(m.Restart.N), uint64(step))
 }
 
-// traceEffect takes note of what the controller wants after an event.
-func (s *Session) traceEffect(cause controller.Event, e controller.Effect) {
-	t, now := s.tr, s.now
+// Effect takes note of what the controller wants after an event. dead is the worker whose failure the event is, nil for another.
+func (t *Tracer) Effect(m Moment, cause controller.Event, dead *Victim, e controller.Effect) (o Out) {
 	if t == nil {
-		return
+		return o
 	}
+	now := m.Now
 	switch e := e.(type) {
 	case controller.Ask:
-		root := t.ballot(e.Ballot)
+		root := t.Ballot(e.Ballot)
 		if n := len(t.attempts); n > 0 && t.attempts[n-1].Context == root {
-			return
+			return o
 		}
-		a := attempt{Context: root, died: now, known: now, dead: -1, step: s.stepRoot(s.records.last.Step + 1), before: s.plan.Version}
-		if dead, ok := cause.(controller.Dead); ok {
-			a.dead, a.cause = s.find(dead.Worker), dead.Cause
-			if !dead.Died.IsZero() && dead.Died.Before(now) {
-				a.died = dead.Died
+		a := attempt{Context: root, died: now, known: now, dead: dead, step: t.stepRoot(m, m.Step+1), before: m.Plan}
+		if c, ok := cause.(controller.Dead); ok {
+			if a.cause = c.Cause; !c.Died.IsZero() && c.Died.Before(now) {
+				a.died = c.Died
 			}
-			a.last = s.lastTask(a.dead)
 		}
 		t.attempts = append(t.attempts, a)
 	case controller.Propose:
@@ -169,20 +186,33 @@ func (s *Session) traceEffect(cause controller.Event, e controller.Effect) {
 		}
 		t.fills[fillID{e.Worker, e.Fill.ID}] = c
 	case controller.Adopt:
-		s.then(t.adopted(now, e)...)
+		o.Spans = t.adopted(now, e)
 	case controller.Recovered:
-		s.traceRecovery(e.Recovery, "")
+		return t.recovered(m, e.Recovery, "")
 	case controller.End:
 		text := "the run has ended"
 		if e.Err != nil {
 			text = e.Err.Error()
 		}
-		s.traceRecovery(controller.Recovery{Cause: text, Version: s.plan.Version, Step: s.records.last.Step + 1}, text)
+		return t.recovered(m, controller.Recovery{Cause: text, Version: m.Plan, Step: m.Step + 1}, text)
+	}
+	return o
+}
+
+// Stamped takes note of when a fault was injected into a worker, which may be known only after the worker's exit.
+func (t *Tracer) Stamped(w plan.Worker, at time.Time) {
+	if t == nil {
+		return
+	}
+	for _, a := range t.attempts {
+		if a.dead != nil && a.dead.Worker == w {
+			a.dead.Hit = at
+		}
 	}
 }
 
 // attempt returns the attempt with a ballot, nil for none.
-func (t *tracer) attempt(b id.Ballot) *attempt {
+func (t *Tracer) attempt(b id.Ballot) *attempt {
 	root := t.run.Root(trace.Recovery, b.Term, b.Attempt)
 	for i := range t.attempts {
 		if t.attempts[i].Context == root {
@@ -193,52 +223,38 @@ func (t *tracer) attempt(b id.Ballot) *attempt {
 }
 
 // adopted tells of a boundary plan that is live.
-func (t *tracer) adopted(now time.Time, e controller.Adopt) []Effect {
+func (t *Tracer) adopted(now time.Time, e controller.Adopt) []trace.Span {
 	v := e.Order.Plan.Version
 	began, ok := t.changes[v]
 	if !ok {
 		return nil
 	}
 	clear(t.changes) // older ones are withdrawn
-	return []Effect{WriteSpans{[]trace.Span{{
+	return []trace.Span{{
 		Context: t.change(v), Name: trace.Change, Worker: trace.Agent, Start: began, End: now,
 		Attrs: []trace.Attr{
 			{Key: trace.KeyPlan, Value: v.String()}, {Key: trace.KeyCause, Value: e.Cause.String()}, {Key: "soliton.plan.reason", Value: string(e.Reason)},
 			{Key: trace.KeyStep, Value: e.Order.Passed.Step},
 		},
-	}}}}
+	}}
 }
 
-// traceLevel tells of state that has been copied in the background.
-func (s *Session) traceLevel(e controller.Level) {
-	if s.tr == nil {
-		return
+// Level tells of state that has been copied in the background.
+func (t *Tracer) Level(now time.Time, e controller.Level) (o Out) {
+	if t == nil {
+		return o
 	}
 	id := fillID{e.Worker, e.ID}
-	c, ok := s.tr.fills[id]
+	c, ok := t.fills[id]
 	if !ok {
-		return
+		return o
 	}
-	delete(s.tr.fills, id)
-	s.then(WriteSpans{[]trace.Span{{
-		Context: s.tr.run.Root(trace.Migration, uint64(e.Worker.ID), uint64(e.Worker.Incarnation), e.ID.Term, uint64(e.ID.N)),
-		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: c.since, End: s.now,
+	delete(t.fills, id)
+	return Out{Spans: []trace.Span{{
+		Context: t.run.Root(trace.Migration, uint64(e.Worker.ID), uint64(e.Worker.Incarnation), e.ID.Term, uint64(e.ID.N)),
+		Name:    trace.Migration, Worker: int(e.Worker.ID), Incarnation: e.Worker.Incarnation, Start: c.since, End: now,
 		Attrs: []trace.Attr{{Key: trace.KeyStep, Value: e.Step}, {Key: trace.KeyParameters, Value: c.values}, {Key: trace.KeySources, Value: len(c.from)}},
-	}}})
-}
-
-// lastTask is what a dead worker was doing.
-func (s *Session) lastTask(id int) (l lastTask) {
-	if id < 0 {
-		return l
-	}
-	p := s.workers[id].status.Progress
-	l.step, l.running = p.Step, p.Running
-	// The worker wrote that, in memory that may hold anything.
-	if at := time.Unix(0, p.Since); at.After(s.began) && at.Before(s.now) {
-		l.since = at
-	}
-	return l
+	}}}
 }
 
 // tracePhase is one of a recovery: from the end of the one before.
@@ -270,21 +286,17 @@ func (a *attempt) ended(now time.Time, r controller.Recovery) []tracePhase {
 	return []tracePhase{{"detect", a.known}, {"query", answered}, {"plan", proposed}, {"agree", agreed}, {"edit", edited}, {"resume", now}}
 }
 
-// traceRecovery tells of a recovery that has ended, well if failure is "". A fault on the way
-// has a trace of its own, and the one before ends where it begins.
-func (s *Session) traceRecovery(r controller.Recovery, failure string) {
-	t, now := s.tr, s.now
-	attempts := t.attempts
+// recovered tells of a recovery that has ended; failure is "" for a success. A fault on the way has a trace of its own, and the
+// one before ends where it begins.
+func (t *Tracer) recovered(m Moment, r controller.Recovery, failure string) (o Out) {
+	now, attempts := m.Now, t.attempts
 	if t.attempts = nil; len(attempts) == 0 {
-		return
+		return o
 	}
-	var spans []trace.Span
 	for i := range attempts {
 		a := &attempts[i]
-		if a.dead >= 0 {
-			if at := s.workers[a.dead].hit; !at.IsZero() && at.Before(a.died) {
-				a.died = at
-			}
+		if a.dead != nil && !a.dead.Hit.IsZero() && a.dead.Hit.Before(a.died) {
+			a.died = a.dead.Hit
 		}
 		if i == 0 && failure == "" {
 			a.died = now.Add(-r.Total) // as events.jsonl has it
@@ -296,7 +308,7 @@ func (s *Session) traceRecovery(r controller.Recovery, failure string) {
 		root := trace.Span{
 			Context: a.Context, Name: trace.Recovery, Worker: trace.Agent, Start: a.died, End: now, Error: failure,
 			Attrs: []trace.Attr{
-				{Key: trace.KeyCause, Value: cause}, {Key: trace.KeyStep, Value: min(r.Step, s.job.Steps)}, {Key: trace.KeyBefore, Value: a.before.String()},
+				{Key: trace.KeyCause, Value: cause}, {Key: trace.KeyStep, Value: min(r.Step, t.steps)}, {Key: trace.KeyBefore, Value: a.before.String()},
 			},
 			Links: []trace.Link{{Context: a.step, Why: "interrupted step"}},
 		}
@@ -323,61 +335,61 @@ func (s *Session) traceRecovery(r controller.Recovery, failure string) {
 				trace.Attr{Key: trace.KeyRollback, Value: r.Rollback}, trace.Attr{Key: trace.KeyDiedAt, Value: r.How.String()},
 			)
 		}
-		spans = append(spans, root)
+		o.Spans = append(o.Spans, root)
 		at := a.died
 		for _, p := range phases {
 			if p.end.Before(at) {
 				p.end = at
 			}
-			spans = append(spans, trace.Span{
+			o.Spans = append(o.Spans, trace.Span{
 				Context: trace.Context{Trace: a.Trace}, Parent: a.Span, Name: p.name, Worker: trace.Agent, Start: at, End: p.end,
 			})
 			at = p.end
 		}
-		if a.dead >= 0 {
-			spans = append(spans, s.lastWords(*a))
+		if a.dead != nil {
+			o.Spans = append(o.Spans, t.lastTask(a))
 		}
 	}
-	t.interrupted[min(r.Step, s.job.Steps)] = attempts[0].step
-	s.then(WriteSpans{spans})
+	t.interrupted[min(r.Step, t.steps)] = attempts[0].step
 	if failure == "" {
 		m := trace.RecoveryDone{Seconds: r.Total.Seconds(), Rollback: r.Rollback, Recomputed: r.Again}
 		for i, d := range [...]time.Duration{r.Detect, r.Query, r.Plan, r.Agree, r.Edit, r.Resume} {
 			m.Phases[i] = d.Seconds()
 		}
-		s.then(Measure{m})
+		o.Measures = append(o.Measures, m)
 	}
+	return o
 }
 
-// lastWords is the span of what a dead worker did last.
-func (s *Session) lastWords(a attempt) trace.Span {
-	w := &s.workers[a.dead]
-	since, doing := a.last.since, "waiting"
-	if since.IsZero() || since.After(a.died) {
+// lastTask is the span of what a dead worker did last.
+func (t *Tracer) lastTask(a *attempt) trace.Span {
+	w, last := a.dead.Worker, &a.dead.Doing
+	// The worker wrote the time, in memory that may hold anything.
+	since, doing := time.Unix(0, last.Since), "waiting"
+	if !since.After(t.began) || since.After(a.died) {
 		since = a.died
 	}
 	span := trace.Span{
-		Context: trace.Context{Trace: a.Trace}, Parent: a.Span, Name: trace.Last, Worker: int(w.who.ID), Incarnation: w.who.Incarnation,
+		Context: trace.Context{Trace: a.Trace}, Parent: a.Span, Name: trace.Last, Worker: int(w.ID), Incarnation: w.Incarnation,
 		Start: since, End: a.died, Error: a.cause, Links: []trace.Link{{Context: a.step, Why: "interrupted step"}},
 	}
-	if p := a.last.running; p != nil {
+	if p := last.Running; p != nil {
 		doing = fmt.Sprintf("stage %d, micro-batch %d", p.Stage, p.Micro)
 		span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyStage, Value: p.Stage}, trace.Attr{Key: trace.KeyMicro, Value: p.Micro})
 	}
-	span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyRunning, Value: doing}, trace.Attr{Key: trace.KeyStep, Value: a.last.step})
+	span.Attrs = append(span.Attrs, trace.Attr{Key: trace.KeyRunning, Value: doing}, trace.Attr{Key: trace.KeyStep, Value: last.Step})
 	return span
 }
 
-// traceStep tells of a committed step, when the first worker does. Of steps that are neither sampled nor
-// interrupted, there are measures only.
-func (s *Session) traceStep(m control.Step) {
-	t := s.tr
+// Step tells of a step that was committed under a plan of so many workers, when the first worker does. thin says that a shard has
+// fewer mirrors than it should. Steps that are neither sampled nor interrupted have measures only.
+func (t *Tracer) Step(at Moment, m control.Step, under id.Version, workers int, thin bool) (o Out) {
 	if t == nil {
-		return
+		return o
 	}
 	lag := 0
 	switch {
-	case !s.thin:
+	case !thin:
 		t.thin = 0
 	case t.thin == 0:
 		t.thin = m.Step
@@ -385,27 +397,26 @@ func (s *Session) traceStep(m control.Step) {
 	default:
 		lag = m.Step - t.thin + 1
 	}
-	s.then(
-		Measure{trace.StepDone{Step: m.Step, Seconds: m.MS / 1000, Tokens: m.Tokens, Loss: m.Loss, Workers: s.records.last.Workers, Plan: m.Plan}},
-		Measure{trace.MirrorLag{Steps: lag}},
-	)
+	o.Measures = []trace.Measure{
+		trace.StepDone{Step: m.Step, Seconds: m.MS / 1000, Tokens: m.Tokens, Loss: m.Loss, Workers: workers, Plan: m.Plan}, trace.MirrorLag{Steps: lag},
+	}
 	root, interrupted := t.interrupted[m.Step]
 	delete(t.interrupted, m.Step)
 	if !interrupted {
-		root = s.stepRoot(m.Step)
+		root = t.stepRoot(at, m.Step)
 	}
 	if !interrupted && m.Step%t.every != 0 && m.Step != 1 {
-		return
+		return o
 	}
-	span := trace.Span{
+	o.Spans = []trace.Span{{
 		Context: root, Name: trace.Step, Worker: trace.Agent,
 		Start: m.Time.Add(-time.Duration(m.MS * float64(time.Millisecond))), End: m.Time,
 		Attrs: []trace.Attr{
-			{Key: trace.KeyStep, Value: m.Step}, {Key: trace.KeyPlan, Value: s.known[m.Plan].Version.String()}, {Key: trace.KeyLoss, Value: m.Loss},
-			{Key: trace.KeyTokens, Value: m.Tokens}, {Key: trace.KeyWorkers, Value: s.records.last.Workers},
+			{Key: trace.KeyStep, Value: m.Step}, {Key: trace.KeyPlan, Value: under.String()}, {Key: trace.KeyLoss, Value: m.Loss},
+			{Key: trace.KeyTokens, Value: m.Tokens}, {Key: trace.KeyWorkers, Value: workers},
 		},
-	}
-	s.then(WriteSpans{[]trace.Span{span}})
+	}}
+	return o
 }
 
 // spanNames are those that workers may use.
@@ -414,43 +425,41 @@ var spanNames = []string{
 	trace.Transfer, trace.Arrive, trace.Evaluate, trace.Step, trace.Answer, "edit", "resume",
 }
 
-// spans takes in what a worker tells. It may be late, or of a run that has gone back, and then it is dropped.
-func (s *Session) spans(place int, m control.Spans) (fault string) {
-	t, w := s.tr, &s.workers[place]
+// Worker takes in the spans of a worker, and returns what is wrong with them, "" for nothing. Late spans are dropped, and those of
+// steps from which the run has gone back. lives counts the incarnations of each worker of the run.
+func (t *Tracer) Worker(now Moment, w plan.Worker, m control.Spans, lives map[id.WorkerID]int) (o Out, fault string) {
 	if t == nil {
-		return ""
+		return o, ""
 	}
 	if len(m.Spans) > maxSpans || len(m.Links) > maxSpans {
-		return fmt.Sprintf("told of %d spans and %d links at a time", len(m.Spans), len(m.Links))
+		return o, fmt.Sprintf("told of %d spans and %d links at a time", len(m.Spans), len(m.Links))
 	}
 	at, err := trace.ParseContext(m.Trace)
 	switch {
 	case err != nil:
-		return "sent a trace context that is none"
-	case m.Trace == "" && (m.Step < 1 || m.Step > s.job.Steps):
-		return fmt.Sprintf("told of step %d of %d", m.Step, s.job.Steps)
-	case m.Trace == "" && m.Plan < uint64(s.restart.version.N), m.Trace != "" && !slices.Contains(t.issued, at):
-		return ""
+		return o, "sent a trace context that is none"
+	case m.Trace == "" && (m.Step < 1 || m.Step > t.steps):
+		return o, fmt.Sprintf("told of step %d of %d", m.Step, t.steps)
+	case m.Trace == "" && m.Plan < uint64(now.Restart.N), m.Trace != "" && !slices.Contains(t.issued, at):
+		return o, ""
 	}
 	parent := at
 	if m.Trace == "" {
 		// All that it did in a step is below its own part of it.
-		at = s.stepRoot(m.Step)
-		own := t.run.Root("part", uint64(s.restart.version.N), uint64(m.Step), uint64(w.who.ID), uint64(w.who.Incarnation))
+		at = t.stepRoot(now, m.Step)
+		own := t.run.Root("part", uint64(now.Restart.N), uint64(m.Step), uint64(w.ID), uint64(w.Incarnation))
 		parent = trace.Context{Trace: at.Trace, Span: own.Span}
 	}
-	var spans []trace.Span
-	var measures []Effect
 	stages := make(map[int]*trace.Span)
 	for _, x := range m.Spans {
 		start := time.Unix(0, x.Start)
 		end := start.Add(time.Duration(x.Took))
-		if !slices.Contains(spanNames, x.Name) || x.Took < 0 || start.Before(s.began.Add(-time.Minute)) || end.After(s.now.Add(time.Minute)) {
+		if !slices.Contains(spanNames, x.Name) || x.Took < 0 || start.Before(t.began.Add(-time.Minute)) || end.After(now.Now.Add(time.Minute)) {
 			continue
 		}
 		span := trace.Span{
 			Context: trace.Context{Trace: parent.Trace}, Parent: parent.Span, Name: x.Name,
-			Worker: int(w.who.ID), Incarnation: w.who.Incarnation, Start: start, End: end,
+			Worker: int(w.ID), Incarnation: w.Incarnation, Start: start, End: end,
 		}
 		if x.Name == trace.Step {
 			span.Context, span.Parent = parent, at.Span
@@ -477,7 +486,7 @@ func (s *Session) spans(place int, m control.Spans) (fault string) {
 			// Passes are below what this worker did of the stage.
 			st := stages[x.Stage]
 			if st == nil {
-				own := t.run.Root(trace.Stage, uint64(s.restart.version.N), uint64(m.Step), uint64(w.who.ID), uint64(w.who.Incarnation), uint64(x.Stage))
+				own := t.run.Root(trace.Stage, uint64(now.Restart.N), uint64(m.Step), uint64(w.ID), uint64(w.Incarnation), uint64(x.Stage))
 				st = &trace.Span{
 					Context: trace.Context{Trace: parent.Trace, Span: own.Span}, Parent: parent.Span, Name: trace.Stage, Worker: span.Worker, Incarnation: span.Incarnation,
 					Start: start, End: end, Attrs: []trace.Attr{{Key: trace.KeyStage, Value: x.Stage}},
@@ -492,46 +501,44 @@ func (s *Session) spans(place int, m control.Spans) (fault string) {
 			}
 			span.Parent = st.Span
 		}
-		spans = append(spans, span)
+		o.Spans = append(o.Spans, span)
 		switch x.Name {
 		case trace.Reduce, trace.Commit, trace.Exchange:
-			measures = append(measures, Measure{trace.Collective{Name: x.Name, Seconds: time.Duration(x.Took).Seconds()}})
+			o.Measures = append(o.Measures, trace.Collective{Name: x.Name, Seconds: time.Duration(x.Took).Seconds()})
 		}
 	}
 	for _, st := range slices.Sorted(maps.Keys(stages)) {
-		spans = append(spans, *stages[st])
+		o.Spans = append(o.Spans, *stages[st])
 	}
 	for _, l := range m.Links {
-		if l.Worker >= 0 && l.Sent >= 0 && s.roster.lives[id.WorkerID(l.Worker)] > 0 {
-			measures = append(measures, Measure{trace.Traffic{From: int(w.who.ID), To: l.Worker, Bytes: l.Sent}})
+		if l.Worker >= 0 && l.Sent >= 0 && lives[id.WorkerID(l.Worker)] > 0 {
+			o.Measures = append(o.Measures, trace.Traffic{From: int(w.ID), To: l.Worker, Bytes: l.Sent})
 		}
 	}
-	s.then(WriteSpans{spans})
-	s.then(measures...)
-	return ""
+	return o, ""
 }
 
-// traceWorkerStep tells what a worker's step was made of.
-func (s *Session) traceWorkerStep(id int, m control.Step) {
-	if s.tr == nil || m.Compute <= 0 || m.MS <= 0 {
-		return
+// WorkerStep tells what a worker's step was made of.
+func (t *Tracer) WorkerStep(w id.WorkerID, m control.Step) (o Out) {
+	if t != nil && m.Compute > 0 && m.MS > 0 {
+		o.Measures = []trace.Measure{trace.WorkerStep{
+			Worker: int(w), Seconds: m.MS / 1000, Compute: time.Duration(m.Compute).Seconds(), Reduced: max(m.Reduced, 0), Exchanged: max(m.Exchanged, 0),
+		}}
 	}
-	s.then(Measure{trace.WorkerStep{
-		Worker: s.id(id), Seconds: m.MS / 1000, Compute: time.Duration(m.Compute).Seconds(), Reduced: max(m.Reduced, 0), Exchanged: max(m.Exchanged, 0),
-	}})
+	return o
 }
 
-// traceCheckpoint tells of a checkpoint that is whole.
-func (s *Session) traceCheckpoint(step int, since time.Time) {
-	if s.tr == nil {
-		return
+// Checkpoint tells of a checkpoint that is whole, for which the workers were asked at since, zero if they were not.
+func (t *Tracer) Checkpoint(m Moment, step int, since time.Time) (o Out) {
+	if t == nil {
+		return o
 	}
 	if since.IsZero() {
-		since = s.now
+		since = m.Now
 	}
-	s.then(WriteSpans{[]trace.Span{{
-		Context: s.tr.run.Root(trace.Checkpoint, uint64(s.restart.version.N), uint64(step)), Name: trace.Checkpoint, Worker: trace.Agent,
-		Start: since, End: s.now, Attrs: []trace.Attr{{Key: trace.KeyStep, Value: step}},
-		Links: []trace.Link{{Context: s.stepRoot(step), Why: "step"}},
-	}}})
+	return Out{Spans: []trace.Span{{
+		Context: t.run.Root(trace.Checkpoint, uint64(m.Restart.N), uint64(step)), Name: trace.Checkpoint, Worker: trace.Agent,
+		Start: since, End: m.Now, Attrs: []trace.Attr{{Key: trace.KeyStep, Value: step}},
+		Links: []trace.Link{{Context: t.stepRoot(m, step), Why: "step"}},
+	}}}
 }

@@ -12,7 +12,7 @@ import (
 
 // tables returns the transitions that the package doc lists, by the title of their table.
 func tables(t *testing.T) map[string][]string {
-	text, err := os.ReadFile("doc.go")
+	text, err := os.ReadFile("session.go")
 	if err != nil {
 		t.Fatal(err)
 	}
