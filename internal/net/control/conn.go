@@ -130,48 +130,36 @@ type Identity struct {
 	Addr        string // IP address at which other workers reach this one; "": one of the loopback interface
 }
 
-// Launched returns the identity an agent gave this process. ok is false
-// when the process was not started by an agent; an environment that is only
-// half there is an error.
+// Launched returns the identity that an agent gave this process. ok is false if no agent started the process; an incomplete
+// environment is an error.
 func Launched() (id Identity, ok bool, err error) {
-	id.Socket, ok = os.LookupEnv(EnvAgent)
-	if !ok {
+	if id.Socket, ok = os.LookupEnv(EnvAgent); !ok {
 		return Identity{}, false, nil
 	}
-	var err1, err2 error
-	if id.WorkerID, err1 = strconv.Atoi(os.Getenv(EnvWorker)); err1 != nil || id.WorkerID < 0 {
-		err1 = fmt.Errorf("control: %s=%q in the environment is no worker number; it is set by the launcher only", EnvWorker, os.Getenv(EnvWorker))
-	}
-	if id.Incarnation, err2 = strconv.Atoi(os.Getenv(EnvIncarnation)); err2 != nil || id.Incarnation < 0 {
-		err2 = fmt.Errorf("control: %s=%q in the environment is no incarnation; it is set by the launcher only", EnvIncarnation, os.Getenv(EnvIncarnation))
-	}
-	var err3 error
-	if v, there := os.LookupEnv(EnvProgress); there {
-		if err3 = number(v, &id.Progress); err3 != nil {
-			err3 = fmt.Errorf("control: %s=%q in the environment is no file number; it is set by the launcher only", EnvProgress, v)
+	var faults []error
+	read := func(name string, must bool, what string, parse func(string) error) {
+		if v, there := os.LookupEnv(name); (there || must) && parse(v) != nil {
+			faults = append(faults, fmt.Errorf("control: %s=%q in the environment is no %s; it is set by the launcher only", name, v, what))
 		}
 	}
-	var err4 error
-	if v, there := os.LookupEnv(EnvCanary); there {
+	read(EnvWorker, true, "worker number", func(v string) error { return number(v, 0, &id.WorkerID) })
+	read(EnvIncarnation, true, "incarnation", func(v string) error { return number(v, 0, &id.Incarnation) })
+	read(EnvProgress, false, "file number", func(v string) error { return number(v, 3, &id.Progress) })
+	read(EnvCanary, false, "two file numbers", func(v string) error {
 		one, two, _ := strings.Cut(v, ",")
-		err4 = cmp.Or(number(one, &id.Canaries[0]), number(two, &id.Canaries[1]))
-		if err4 != nil {
-			err4 = fmt.Errorf("control: %s=%q in the environment is no two file numbers; it is set by the launcher only", EnvCanary, v)
-		}
-	}
-	var err5 error
-	if v, there := os.LookupEnv(EnvAddr); there {
-		if _, err := netip.ParseAddr(v); err != nil {
-			err5 = fmt.Errorf("control: %s=%q in the environment is no IP address; it is set by the launcher only", EnvAddr, v)
-		}
+		return cmp.Or(number(one, 3, &id.Canaries[0]), number(two, 3, &id.Canaries[1]))
+	})
+	read(EnvAddr, false, "IP address", func(v string) error {
 		id.Addr = v
-	}
-	return id, true, errors.Join(err1, err2, err3, err4, err5)
+		_, err := netip.ParseAddr(v)
+		return err
+	})
+	return id, true, errors.Join(faults...)
 }
 
-// number reads the number of a file that was handed down.
-func number(text string, to *int) (err error) {
-	if *to, err = strconv.Atoi(text); err == nil && *to < 3 {
+// number reads a number that is at least least.
+func number(text string, least int, to *int) (err error) {
+	if *to, err = strconv.Atoi(text); err == nil && *to < least {
 		err = strconv.ErrRange
 	}
 	return err
