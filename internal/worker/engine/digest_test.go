@@ -207,3 +207,13 @@ func TestTargetNames(t *testing.T) {
 		}
 	}
 }
+
+// Moments returns the moments of a range that is held here, nil for others. There must be no operation.
+func (e *Engine) Moments(r id.Range) (moments [][]float32) {
+	e.inspect(func() {
+		if sh := e.shards[r]; sh != nil && sh.state != nil {
+			moments = sh.state.Moments
+		}
+	})
+	return moments
+}

@@ -107,11 +107,9 @@ func (e *Engine) Abandon(err error) { e.mail.put(core.Abandon{Err: err}) }
 // Wake makes the engine look at what it waits for.
 func (e *Engine) Wake() { e.mail.put(wake{}) }
 
-// Query seals the worker and hands what it knows to answer, which must not
-// wait. A worker that has seen a higher ballot does not answer.
-func (e *Engine) Query(b id.Ballot, answer func(control.Report)) {
-	e.mail.put(query{b, answer})
-}
+// Query seals the worker and calls answer with its report. answer must not block. A worker that has seen a higher ballot does not
+// answer.
+func (e *Engine) Query(b id.Ballot, answer func(control.Report)) { e.mail.put(query{b, answer}) }
 
 // Order gives the worker a plan to apply; see [controller.Order]. One with a lower ballot than a query that was answered is
 // dropped, and so is one whose plan is not newer than the live one.
@@ -409,16 +407,6 @@ func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error)
 		stop, err = e.core.Stopped(), e.core.Err()
 	})
 	return p, stop, err
-}
-
-// Moments returns the optimizer's numbers for a range that is owned or mirrored here, nil for others. There must be no operation.
-func (e *Engine) Moments(r id.Range) (moments [][]float32) {
-	e.inspect(func() {
-		if sh := e.shards[r]; sh != nil && sh.state != nil {
-			moments = sh.state.Moments
-		}
-	})
-	return moments
 }
 
 // Holds returns the stages that this worker serves and the bytes of the
