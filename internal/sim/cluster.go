@@ -56,7 +56,8 @@ type Cluster struct {
 	links   map[pair]*link
 	plans   map[id.Version]plan.Plan
 	results map[int]core.Result
-	asked   bool // to stop
+	seen    map[reflect.Type]bool // events and duties of cores
+	asked   bool                  // to stop
 	over    bool
 	log     []string
 
@@ -91,7 +92,7 @@ func (e *events) Pop() any {
 func New(cfg Config) *Cluster {
 	c := &Cluster{
 		cfg: cfg, rnd: rand.New(rand.NewPCG(cfg.Seed, 1)), now: time.Unix(0, 0), workers: make(map[id.Session]*worker),
-		links: make(map[pair]*link), plans: make(map[id.Version]plan.Plan), results: make(map[int]core.Result), books: newBooks(),
+		links: make(map[pair]*link), plans: make(map[id.Version]plan.Plan), results: make(map[int]core.Result), books: newBooks(), seen: make(map[reflect.Type]bool),
 	}
 	for i := range cfg.Workers {
 		c.launch(plan.Worker{ID: id.WorkerID(i)})
@@ -132,11 +133,16 @@ func (c *Cluster) delay(mean time.Duration) time.Duration {
 func (c *Cluster) Run(until time.Duration) (ended bool, out session.Outcome) {
 	end := time.Unix(0, 0).Add(until)
 	for !c.over && len(c.events) > 0 && !c.events[0].at.After(end) {
-		e := heap.Pop(&c.events).(event)
-		c.now = e.at
-		e.do()
+		c.next()
 	}
 	return c.over, c.session.Outcome()
+}
+
+// next lets one thing happen.
+func (c *Cluster) next() {
+	e := heap.Pop(&c.events).(event)
+	c.now = e.at
+	e.do()
 }
 
 // Log returns the log of the run so far.
@@ -218,6 +224,17 @@ func (c *Cluster) Flip(of id.WorkerID, n int) {
 	if w := c.find(of); c.cfg.Digests && w != nil && !w.frozen && w.core != nil && w.flip(n) {
 		c.note("memory of worker %v is altered", w.session)
 	}
+}
+
+// Hold keeps a worker from entering exchanges for a while, as where its host is cut off.
+func (c *Cluster) Hold(of id.WorkerID, d time.Duration) {
+	w := c.find(of)
+	if w == nil || w.core == nil {
+		return
+	}
+	c.note("worker %v is held for %v", w.session, d)
+	w.run(func() { w.step(core.Hold{On: true}) })
+	c.after(d, func() { w.run(func() { w.step(core.Hold{}) }) })
 }
 
 // Leave asks a worker to hand over its state and exit.

@@ -17,7 +17,8 @@
 //   - an update uses memory that was altered, or what was computed with it,
 //   - metrics.jsonl would lack a step,
 //   - a run fails although a worker of its plan lives,
-//   - two workers commit a step with different results, or
+//   - a worker passes a point while it is sealed, or goes back to one,
+//   - two workers commit a step or pass another point with different results, or
 //   - a worker fails.
 //
 // What the cluster leaves out: checkpoints in files, hosts that are lost with their workers, and the bytes of messages.

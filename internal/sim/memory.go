@@ -284,7 +284,7 @@ func (w *worker) compute(d core.Run) {
 			}
 			g.step, g.wrong = d.Step, g.wrong || x.wrong
 			g.micros |= 1 << m
-			w.core.Step(core.GradientDone{Layer: l, Micro: m})
+			w.tellCore(core.GradientDone{Layer: l, Micro: m})
 		}
 		if s > 0 {
 			w.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = x
@@ -454,7 +454,7 @@ func (w *worker) update(d core.Update) {
 			w.setParams(sh.Range, step)
 		}
 		if p.Owner == w.self.ID {
-			w.core.Step(core.ShardUpdated{Range: sh.Range})
+			w.tellCore(core.ShardUpdated{Range: sh.Range})
 		}
 	}
 	var copied []core.Transfer
@@ -463,7 +463,7 @@ func (w *worker) update(d core.Update) {
 		copied = append(copied, c.Transfer)
 	}
 	if len(copied) > 0 {
-		w.core.Step(core.Copied{Transfers: copied})
+		w.tellCore(core.Copied{Transfers: copied})
 	}
 	if d.Save {
 		w.save(step)

@@ -102,7 +102,7 @@ func TestMoments(t *testing.T) {
 					}
 				}
 				c.inject(c.delay(20*ms), func() { x.first(c) })
-				if err := run(c); err != nil {
+				if err := run(c, nil); err != nil {
 					t.Error(fmt.Errorf("seed %d: %w", seed, err))
 				}
 			}

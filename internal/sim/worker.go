@@ -1,8 +1,10 @@
 package sim
 
 import (
+	"bytes"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
@@ -153,10 +155,31 @@ func (w *worker) in(d time.Duration, f func()) {
 	})
 }
 
-// step lets the core step and does what it wants.
+// step lets the core step and does what it wants. A sealed worker must pass no point, and no worker another one than others pass.
 func (w *worker) step(e core.Event) {
-	w.core.Step(e)
+	was, _ := w.core.Passed()
+	sealed, x := w.core.State() == core.Sealed, w.core
+	w.c.seen[reflect.TypeOf(e)] = true
+	x.Step(e)
+	if now, result := x.Passed(); now != was {
+		if _, ordered := e.(core.Order); sealed && !ordered || now.Compare(was) < 0 {
+			w.c.violated("worker %v went from %v to %v by %T, sealed: %v", w.session, was, now, e, sealed)
+		}
+		for _, o := range w.c.order {
+			if o.alive && o.core != nil && o.core.Epoch() == x.Epoch() {
+				if at, other := o.core.Passed(); at == now && !bytes.Equal(result, other) {
+					w.c.violated("workers %v and %v passed %v with different results", w.session, o.session, now)
+				}
+			}
+		}
+	}
 	w.drive()
+}
+
+// tellCore tells the core something in the middle of a task.
+func (w *worker) tellCore(e core.Event) {
+	w.c.seen[reflect.TypeOf(e)] = true
+	w.core.Step(e)
 }
 
 func (w *worker) drive() {
@@ -280,6 +303,7 @@ func (w *worker) committed(r core.Result) {
 
 // perform does a duty, or begins it.
 func (w *worker) perform(d core.Duty) {
+	w.c.seen[reflect.TypeOf(d)] = true
 	switch d := d.(type) {
 	case core.Admit:
 		w.admit(d.Peers)
