@@ -22,18 +22,16 @@ type Outcome struct {
 	// *ProtocolError, *RecoveryError, *ResumeError or *FileError. For a run that had no directory, it is the error of rundir.Create.
 	Err error
 
-	// Detail is what there is to read about Err besides its line: the stack of
-	// a panic, or the last lines a lost worker printed. It may be empty.
+	// Detail explains Err: the stack of a panic, or the last lines that a lost worker printed. It may be empty.
 	Detail string
 
-	// Resume is the run directory from which the run can go on, as people know it; "" if it
-	// cannot.
+	// Resume is the run directory from which the run can be resumed, as the user knows it; "" if it cannot.
 	Resume string
 
 	// Warning says what may be missing although the run ended as Err says; "" if nothing.
 	Warning string
 
-	// Lost is the place of the worker whose end decided the outcome, so that its last output is the Detail; -1 if there is none.
+	// Lost is the place of the worker whose exit decided the outcome, so that its last output is the Detail; -1 if there is none.
 	Lost int
 
 	// Help is the program's answer to --help, where that was asked for.
@@ -142,8 +140,7 @@ func (e *NoMainError) Error() string {
 	return fmt.Sprintf("%s ended without calling trainer.Main (%s)", e.Program, e.Status)
 }
 
-// LostError means that a worker ended in the middle and none was left to go on, or that it
-// panicked.
+// LostError means that a worker exited during the run and none was left to continue, or that it panicked.
 type LostError struct {
 	Worker      int
 	Workers     int // of the run
@@ -198,7 +195,7 @@ func loss(workers, step, steps int) string {
 	return text
 }
 
-// culprit returns the worker whose end an error is and how it came, -1 if it is none.
+// culprit returns the worker whose loss an error is and how it was lost, -1 for another error.
 func culprit(err error) (worker int, how string) {
 	var lost *LostError
 	var silent *SilentError
@@ -224,8 +221,7 @@ func stoppedBy(err error) string {
 	return err.Error()
 }
 
-// DifferError means that a worker runs another program, or has other data,
-// than another one.
+// DifferError means that two workers run different programs, or have different data.
 type DifferError struct {
 	Worker, Than int
 	Field        string // of job.json, or "data" or "layers"
@@ -240,8 +236,7 @@ func (e *DifferError) Error() string {
 	return text + ": all workers must run the same PROGRAM on the same data"
 }
 
-// PlanError means that there is no plan for the job as it was asked for. It wraps
-// what package plan said, a *planner.FlagError for wrong flags.
+// PlanError means that the job has no plan. It wraps the error of package planner, a *planner.FlagError for wrong flags.
 type PlanError struct{ Err error }
 
 func (e *PlanError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
@@ -270,7 +265,7 @@ func (e *ResumeError) Error() string {
 // ErrTooLarge is wrapped by the [PlanError] of a job whose plan cannot be handled.
 var ErrTooLarge = errors.New("the plan is too large")
 
-// MismatchError means that two workers, which compute the same numbers, have not got them.
+// MismatchError means that two workers report different numbers for the same step.
 type MismatchError struct {
 	Worker, Than int
 	What         string
@@ -285,8 +280,7 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("worker %d reports another %s for %s than worker %d", e.Worker, e.What, at, e.Than)
 }
 
-// ProtocolError means that the worker said something it must not say. Worker and agent
-// are then of different versions, or one is broken.
+// ProtocolError means that a worker broke the protocol: it is of another version than its host, or one of them is faulty.
 type ProtocolError struct {
 	Worker int
 	Text   string

@@ -16,52 +16,49 @@ import (
 
 // Settings are what the user chose for a run, the same on every host. The zero value is that of a run with one worker.
 type Settings struct {
-	// Program is the program's name in messages, as people gave it. ""
-	// means "the program".
+	// Program is the name of the program in messages, as the user gave it. "" means "the program".
 	Program string
 
-	// Command and Dir are what the launcher needs to start the program again: PROGRAM as it was
-	// given and the directory it was given in. Without a Command there are no checkpoints. Args,
-	// where it is not nil, are its flags then.
+	// Command and Dir let the launcher resume the run: PROGRAM as it was given, and the directory in which it was given. Without a
+	// Command there are no checkpoints. Args, if it is not nil, are the flags of the program.
 	Command, Dir string
 	Args         []string
 
-	// Resume says that a run goes on that has ended before; nil for one that begins.
+	// Resume is the run that is resumed; nil for a run that begins.
 	Resume *Resume
 
-	// Threads is the number of compute threads of each worker. 0 means the cores this process
-	// may use divided by the workers, at least 1.
+	// Threads is the number of compute threads of each worker. 0 means the cores that this process may use divided by the number of
+	// workers, at least 1.
 	Threads int
 
 	// Stages is the number of pipeline stages of the first plan. 0 means 1.
 	Stages int
 
-	// Mirrors is the number of replicas of each shard beside its owner's, so that a run bears as
-	// many deaths at a time without going back. 0 means 1, below 0 none.
+	// Mirrors is the number of replicas of each shard beside its owner's. A run survives as many failures at a time without a
+	// rollback. 0 means 1, below 0 none.
 	Mirrors int
 
-	// MinWorkers is the fewest workers that training goes on with. 0 means 1.
+	// MinWorkers is the least number of workers with which training continues. 0 means 1.
 	MinWorkers int
 
 	// Detect is the failure-detection timeout, which counts from a worker's Hello on; before, HelloTimeout counts. A worker may
 	// be silent for three quarters of it, so that the recovery is part of it. 0 means no detection.
 	Detect time.Duration
 
-	// Reduction is how gradients are summed: exact, in an order that depends on
-	// the job only, or fast, in the order in which they come. "" means exact.
+	// Reduction is how gradients are summed: exact, in an order that depends on the job only, or fast, in the order in which they
+	// arrive. "" means exact.
 	Reduction string
 
-	// Zero is the stage of ZeRO. In both, the optimizer's state is split over the workers of a
-	// stage; the complete gradient is at the owner of a shard only in stage 2, at all of
-	// them in stage 1. 0 means 2.
+	// Zero is the stage of ZeRO. Both stages split the optimizer's state over the workers of a pipeline stage. In stage 2, only the
+	// owner of a shard has its complete gradient; in stage 1, all of them have it. 0 means 2.
 	Zero int
 
 	// Reshape says what may be rebalanced between steps: "full" means micro-batches, layers
 	// and workers, "dataflow" micro-batches only, "off" nothing. "" means full.
 	Reshape string
 
-	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of
-	// the job, and repair what has altered before it counts.
+	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of the job, and repair corrupted memory
+	// before it is used.
 	NoDigests bool
 
 	// Chaos, if it is not nil, returns the faults that workers are to inject into themselves, for a job of so many steps. The
@@ -71,9 +68,8 @@ type Settings struct {
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool
 
-	// HelloTimeout is how long a worker may take until it calls
-	// trainer.Main. 0 means 30 s, which is long for a process to start and short
-	// for a person to wait.
+	// HelloTimeout is how long a worker may take until it calls trainer.Main. 0 means 30 s, which is long for a process to start and
+	// short for a person to wait.
 	HelloTimeout time.Duration
 }
 
@@ -83,8 +79,7 @@ const MinDetect = timing.Min
 // MaxThreads is the most Config.Threads.
 const MaxThreads = 4096
 
-// Validate reports every fault of the configuration, each on a line that names the
-// field and what would be right.
+// Validate reports every fault of the settings, each on a line that names the field and what would be right.
 func (c Settings) Validate() error {
 	var errs []error
 	if c.Threads < 0 || c.Threads > MaxThreads {
@@ -199,30 +194,27 @@ const (
 	EmulatedClocks
 )
 
-// Status is how a worker ended.
+// Status is how a worker exited.
 type Status struct {
 	Code int    // exit status; -1 after a signal
 	Text string // such as "exit status 3" or "signal: killed"
 
-	// Panicked says that its program ended by a panic, as far as its log tells.
-	// Others would end the same way.
+	// Panicked says that the program panicked, as far as its log tells. Other workers would do the same.
 	Panicked bool
 
-	// Fault says that the process ended by a fault of its own, such as a
-	// segmentation violation, as far as that can be told: a signal from outside is
-	// none.
+	// Fault says that the process exited by a fault of its own, such as a segmentation violation, and not by a signal from outside.
 	Fault bool
 
 	// Progress is what the worker had begun, as far as that is known.
 	Progress progress.State
 
-	Lost time.Time // since when nothing is heard of its host, where that is why it counts as ended
+	Lost time.Time // since when its host is silent, where that is why the worker counts as exited
 }
 
-// OK reports whether the worker ended by itself and well.
+// OK reports whether the worker exited by itself and without an error.
 func (s Status) OK() bool { return s.Code == 0 }
 
-// Killed reports whether a signal from outside ended the worker.
+// Killed reports whether a signal from outside killed the worker.
 func (s Status) Killed() bool { return s.Code < 0 && !s.Fault && !s.Panicked }
 
 func (s Status) String() string { return s.Text }

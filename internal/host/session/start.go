@@ -227,14 +227,13 @@ func thin(p *plan.Plan) bool {
 	return false
 }
 
-// mayDiffer are the fields of a job that a worker may have for itself: the kernel
-// path and the platform give the same bits, and the others are the agent's.
+// mayDiffer are the fields of a job in which workers may differ: the kernel path and the platform give the same bits, and the host
+// sets the others.
 var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "mirrors",
 	"min_workers", "detect", "respawn", "no_digests", "reshape"}
 
-// difference returns the first field, by its name in job.json, in which a worker's job
-// is not that of another, and both values where they say something to people. The program
-// comes first, as it explains all others.
+// difference returns the first field, by its name in job.json, in which the jobs of two workers differ, and both values where they
+// tell the user something. The program comes first, since it explains all others.
 func difference(a, b control.Ready) (field, values string) {
 	ja, jb := reflect.ValueOf(a.Job), reflect.ValueOf(b.Job)
 	program := a.Job.ProgramSHA256 != b.Job.ProgramSHA256
@@ -306,9 +305,8 @@ func sameOptional(a, b *float64) bool {
 	return (a == nil) == (b == nil) && (a == nil || sameFloat(*a, *b))
 }
 
-// otherStep says what of a step one worker reports otherwise than another, "" if nothing.
-// Its plan may be another: a recovery comes before the end of a step for some, and after
-// it for others.
+// otherStep names the number of a step in which the reports of two workers differ, "" for none. Their plans may differ: a recovery
+// comes before the end of a step for some workers, and after it for others.
 func otherStep(a, b control.Step) string {
 	switch {
 	case !sameFloat(a.Loss, b.Loss):
@@ -325,9 +323,8 @@ func otherStep(a, b control.Step) string {
 	return ""
 }
 
-// otherEnd is otherStep for the end of training. A worker that joined after the newest
-// evaluation does not know of it, and one that is fresh, after the last step, does not know the
-// loss.
+// otherEnd is otherStep for the end of training. A worker that joined after the newest evaluation does not have its loss, and one
+// that joined after the last step, which is fresh, does not have the loss of the step.
 func otherEnd(a, b control.Done, fresh bool) string {
 	switch {
 	case a.Steps != b.Steps:
