@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"slices"
 	"strconv"
 
 	"github.com/soliton-train/soliton/kernel"
@@ -26,7 +27,7 @@ type named struct {
 func (n named) Params() []trainer.Param { return prefixed(n.prefix, n.Layer.Params()) }
 
 func prefixed(prefix string, ps []trainer.Param) []trainer.Param {
-	ps = append([]trainer.Param(nil), ps...)
+	ps = slices.Clone(ps)
 	for i := range ps {
 		ps[i].Name = prefix + ps[i].Name
 	}
@@ -59,7 +60,7 @@ func newSequence(layers []trainer.Layer) *sequence {
 }
 
 // Params declares the parameters of all parts.
-func (s *sequence) Params() []trainer.Param { return append([]trainer.Param(nil), s.params...) }
+func (s *sequence) Params() []trainer.Param { return slices.Clone(s.params) }
 
 // Forward runs the parts in order.
 func (s *sequence) Forward(c *trainer.Context, p []trainer.Tensor, in trainer.Tensor) (trainer.Tensor, any) {

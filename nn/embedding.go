@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/soliton-train/soliton/kernel"
@@ -18,10 +19,7 @@ type Embedding struct {
 
 // Params declares the two tables.
 func (e Embedding) Params() []trainer.Param {
-	init := e.Init
-	if init == (trainer.Init{}) {
-		init = trainer.Normal(0.02)
-	}
+	init := cmp.Or(e.Init, trainer.Normal(0.02))
 	return []trainer.Param{
 		{Name: "token.weight", Shape: []int{e.Vocab, e.Width}, Init: init},
 		{Name: "position.weight", Shape: []int{e.Context, e.Width}, Init: init},

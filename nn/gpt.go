@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -29,14 +30,8 @@ const (
 )
 
 func (g GPTConfig) withDefaults() GPTConfig {
-	for _, f := range []struct {
-		x   *int
-		def int
-	}{{&g.Layers, 4}, {&g.Width, 256}, {&g.Heads, 8}, {&g.Context, 128}, {&g.Vocab, 256}} {
-		if *f.x == 0 {
-			*f.x = f.def
-		}
-	}
+	g.Layers, g.Width, g.Heads = cmp.Or(g.Layers, 4), cmp.Or(g.Width, 256), cmp.Or(g.Heads, 8)
+	g.Context, g.Vocab = cmp.Or(g.Context, 128), cmp.Or(g.Vocab, 256)
 	return g
 }
 

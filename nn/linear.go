@@ -1,6 +1,7 @@
 package nn
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/soliton-train/soliton/kernel"
@@ -18,10 +19,7 @@ type Linear struct {
 
 // Params declares "weight" and "bias".
 func (l Linear) Params() []trainer.Param {
-	init := l.Init
-	if init == (trainer.Init{}) {
-		init = trainer.Uniform(float32(1 / math.Sqrt(float64(max(l.In, 1)))))
-	}
+	init := cmp.Or(l.Init, trainer.Uniform(float32(1/math.Sqrt(float64(max(l.In, 1))))))
 	ps := []trainer.Param{{Name: "weight", Shape: []int{l.In, l.Out}, Init: init}}
 	if !l.NoBias {
 		ps = append(ps, trainer.Param{Name: "bias", Shape: []int{l.Out}, NoDecay: true})

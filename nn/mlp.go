@@ -1,6 +1,8 @@
 package nn
 
 import (
+	"cmp"
+
 	"github.com/soliton-train/soliton/kernel"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -15,10 +17,7 @@ type MLP struct {
 }
 
 func (m MLP) parts() (in, out Linear) {
-	hidden := m.Hidden
-	if hidden == 0 {
-		hidden = 4 * m.Width
-	}
+	hidden := cmp.Or(m.Hidden, 4*m.Width)
 	return Linear{In: m.Width, Out: hidden, Init: m.InInit}, Linear{In: hidden, Out: m.Width, Init: m.OutInit}
 }
 

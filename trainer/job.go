@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -169,15 +170,9 @@ func (j Job) Validate() error {
 }
 
 func (j Job) withDefaults() Job {
-	if j.MicroBatch == 0 {
-		j.MicroBatch = j.GlobalBatch
-	}
-	if j.EvalSamples == 0 {
-		j.EvalSamples = DefaultEvalSamples
-	}
-	if j.CheckpointEvery == 0 {
-		j.CheckpointEvery = DefaultCheckpointEvery
-	}
+	j.MicroBatch = cmp.Or(j.MicroBatch, j.GlobalBatch)
+	j.EvalSamples = cmp.Or(j.EvalSamples, DefaultEvalSamples)
+	j.CheckpointEvery = cmp.Or(j.CheckpointEvery, DefaultCheckpointEvery)
 	return j
 }
 

@@ -1,6 +1,7 @@
 package trainer
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -113,14 +114,7 @@ type AdamW struct {
 }
 
 func (a AdamW) withDefaults() AdamW {
-	def := func(x *float64, d float64) {
-		if *x == 0 {
-			*x = d
-		}
-	}
-	def(&a.Beta1, 0.9)
-	def(&a.Beta2, 0.999)
-	def(&a.Eps, 1e-8)
+	a.Beta1, a.Beta2, a.Eps = cmp.Or(a.Beta1, 0.9), cmp.Or(a.Beta2, 0.999), cmp.Or(a.Eps, 1e-8)
 	return a
 }
 

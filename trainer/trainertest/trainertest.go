@@ -5,8 +5,10 @@
 package trainertest
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/soliton-train/soliton/rng"
@@ -45,21 +47,9 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	def := func(x *float64, d float64) {
-		if *x == 0 {
-			*x = d
-		}
-	}
-	if o.Samples == 0 {
-		o.Samples = 3
-	}
-	if o.Classes == 0 {
-		o.Classes = 2
-	}
-	def(&o.Scale, 1)
-	def(&o.ParamNoise, 0.3)
-	def(&o.Step, 0.03)
-	def(&o.Tolerance, 0.004)
+	o.Samples, o.Classes = cmp.Or(o.Samples, 3), cmp.Or(o.Classes, 2)
+	o.Scale, o.ParamNoise = cmp.Or(o.Scale, 1), cmp.Or(o.ParamNoise, 0.3)
+	o.Step, o.Tolerance = cmp.Or(o.Step, 0.03), cmp.Or(o.Tolerance, 0.004)
 	return o
 }
 
@@ -249,7 +239,7 @@ func (b *bench) run(t testing.TB, call trainer.Call) result {
 	defer p.release()
 	before.add("its output", p.out)
 	p.backward(t)
-	after := append(append([]trainer.Tensor(nil), b.params...), p.in, p.out)
+	after := append(slices.Clone(b.params), p.in, p.out)
 	for i, name := range before.names {
 		if !equal(before.tensors[i], after[i]) {
 			t.Fatalf("the layer wrote to %s, which is read-only", name)
@@ -259,27 +249,13 @@ func (b *bench) run(t testing.TB, call trainer.Call) result {
 }
 
 func clone(x trainer.Tensor) trainer.Tensor {
-	x.Shape = append([]int(nil), x.Shape...)
-	x.F = append([]float32(nil), x.F...)
-	x.I = append([]int32(nil), x.I...)
-	return x
+	return trainer.Tensor{Shape: slices.Clone(x.Shape), F: slices.Clone(x.F), I: slices.Clone(x.I)}
 }
 
 func equal(a, b trainer.Tensor) bool {
-	if fmt.Sprint(a.Shape) != fmt.Sprint(b.Shape) || len(a.F) != len(b.F) || len(a.I) != len(b.I) {
-		return false
-	}
-	for i := range a.F {
-		if math.Float32bits(a.F[i]) != math.Float32bits(b.F[i]) {
-			return false
-		}
-	}
-	for i := range a.I {
-		if a.I[i] != b.I[i] {
-			return false
-		}
-	}
-	return true
+	return slices.Equal(a.Shape, b.Shape) && slices.Equal(a.I, b.I) && slices.EqualFunc(a.F, b.F, func(x, y float32) bool {
+		return math.Float32bits(x) == math.Float32bits(y)
+	})
 }
 
 func same(t testing.TB, how string, want, got result) {
@@ -305,7 +281,7 @@ func (b *bench) gradients(t testing.TB, r result) {
 		}
 		return sum
 	}
-	at := append([]trainer.Tensor(nil), b.params...)
+	at := slices.Clone(b.params)
 	if b.in[0].Kind() == trainer.Float32 {
 		at = append(at, b.in[0])
 	}
@@ -355,7 +331,7 @@ func (o Options) check(t testing.TB, name string, x, d []float32, loss func() fl
 // derivative is the central difference of loss at x along dir, at two steps,
 // extrapolated (L. F. Richardson, 1911).
 func (o Options) derivative(x, dir []float32, loss func() float64) float64 {
-	saved := append([]float32(nil), x...)
+	saved := slices.Clone(x)
 	defer copy(x, saved)
 	at := func(h float64) float64 {
 		for i := range x {

@@ -28,7 +28,7 @@ func List(dir string) ([]Entry, error) {
 	}
 	var entries []Entry
 	for _, step := range steps {
-		r, err := openNamed(dir, step)
+		r, err := Open(dir, step)
 		e := Entry{Step: step}
 		if err == nil {
 			m := r.Manifest()
@@ -52,7 +52,7 @@ func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
 	}
 	var refused []*Error
 	for _, step := range steps {
-		r, err := openNamed(dir, step)
+		r, err := Open(dir, step)
 		if err == nil {
 			if err = r.of(job); err == nil {
 				err = r.Verify(ctx)
@@ -74,7 +74,7 @@ func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
 // At opens the checkpoint of a step, which must be of the given job, as [Open] does. The error is an *Error if there is none, or
 // if it cannot be used.
 func At(dir, job string, step int) (*Reader, error) {
-	r, err := openNamed(dir, step)
+	r, err := Open(dir, step)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +144,7 @@ func Prune(ctx context.Context, dir string, keep, writing int) error {
 
 // examine returns the manifest of a checkpoint if it is whole; deep is whether that takes the content of its files.
 func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, error) {
-	r, err := openNamed(dir, step)
+	r, err := Open(dir, step)
 	if err != nil {
 		return Manifest{}, err
 	}
@@ -155,20 +155,6 @@ func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, er
 		}
 	}
 	return r.Manifest(), nil
-}
-
-// openNamed opens the checkpoint of a step by the manifest in its directory.
-func openNamed(dir string, step int) (*Reader, error) {
-	root, err := openStep(dir, step)
-	if err != nil {
-		return nil, err
-	}
-	m, err := readManifest(root, step)
-	root.Close()
-	if err != nil {
-		return nil, err
-	}
-	return Open(dir, *m)
 }
 
 // listSteps returns the steps that have a directory, newest first.

@@ -107,18 +107,19 @@ type source struct {
 	err  error             // what is wrong with it
 }
 
-// Open opens the checkpoint of the run directory dir that m describes. m may have been recorded elsewhere: manifest.json
-// is not read. That all files are there with their sizes is checked now, their content when it is first used, or by
-// [Reader.Verify]. Faults of files are of type [*Error].
-func Open(dir string, m Manifest) (*Reader, error) {
-	if err := m.Validate(); err != nil {
-		return nil, fmt.Errorf("checkpoint: manifest: %w", err)
-	}
-	root, err := openStep(dir, m.Step)
+// Open opens the checkpoint of a step in the run directory dir. That all files are there with their sizes is checked now, their
+// content when it is first used, or by [Reader.Verify]. Faults of files are of type [*Error].
+func Open(dir string, step int) (*Reader, error) {
+	root, err := openStep(dir, step)
 	if err != nil {
 		return nil, err
 	}
-	r := &Reader{manifest: m, dir: root, layers: make([][]piece, len(m.Layers))}
+	m, err := readManifest(root, step)
+	if err != nil {
+		root.Close()
+		return nil, err
+	}
+	r := &Reader{manifest: *m, dir: root, layers: make([][]piece, len(m.Layers))}
 	for _, f := range m.Files {
 		if err := checkSize(root, m.Step, f); err != nil {
 			root.Close()

@@ -42,17 +42,8 @@ const tailSize = 16 << 20
 // without which there is no run.
 func Read(path string) (Record, error) {
 	r := Record{Path: path, Running: running(path)}
-	found, err := readJSON(filepath.Join(path, "job.json"), &r.Job)
-	if err != nil {
-		return r, err
-	}
-	if !found {
-		return r, fmt.Errorf("%s %w: give the directory of a run, such as %s", path, ErrNoRun, filepath.Join(Parent, Latest))
-	}
-	if r.Summary, err = readOptional[Summary](filepath.Join(path, "summary.json")); err != nil {
-		return r, err
-	}
-	if r.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
+	var err error
+	if r.Job, r.Summary, r.Plan, err = readRun(path); err != nil {
 		return r, err
 	}
 	r.Event, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
@@ -77,6 +68,22 @@ func Read(path string) (Record, error) {
 		r.ValLoss = r.Summary.ValLoss
 	}
 	return r, err
+}
+
+// readRun reads the job, the summary and the newest plan of a run, as far as they are there; the job has to be.
+func readRun(path string) (j Job, s *Summary, p *Plan, err error) {
+	found, err := readJSON(filepath.Join(path, "job.json"), &j)
+	if err == nil && !found {
+		err = fmt.Errorf("%s %w: give the directory of a run, such as %s", path, ErrNoRun, filepath.Join(Parent, Latest))
+	}
+	if err != nil {
+		return j, nil, nil, err
+	}
+	if s, err = readOptional[Summary](filepath.Join(path, "summary.json")); err != nil {
+		return j, s, nil, err
+	}
+	p, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil)
+	return j, s, p, err
 }
 
 // running reports whether a process holds the lock of a run directory.
@@ -194,10 +201,7 @@ func Logs(path string) ([]Log, error) {
 		}
 	}
 	slices.SortFunc(logs, func(a, b Log) int {
-		if a.Worker != b.Worker {
-			return a.Worker - b.Worker
-		}
-		return a.Incarnation - b.Incarnation
+		return cmp.Or(a.Worker-b.Worker, a.Incarnation-b.Incarnation)
 	})
 	return logs, nil
 }
@@ -229,13 +233,7 @@ type History struct {
 
 // ReadHistory reads what a run directory says of its run.
 func ReadHistory(path string) (h History, err error) {
-	if found, err := readJSON(filepath.Join(path, "job.json"), &h.Job); err != nil || !found {
-		return h, cmp.Or(err, fmt.Errorf("%s %w", path, ErrNoRun))
-	}
-	if h.Summary, err = readOptional[Summary](filepath.Join(path, "summary.json")); err != nil {
-		return h, err
-	}
-	if h.Plan, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil); err != nil {
+	if h.Job, h.Summary, h.Plan, err = readRun(path); err != nil {
 		return h, err
 	}
 	h.Started, h.JoinedBy, h.Away = make(map[int]int), make(map[int]uint64), make(map[int]string)
