@@ -21,7 +21,7 @@ type Place struct {
 }
 
 // Stream is the sequence of random numbers of one [Place] under one seed. It is a value: assigning it saves a position, and
-// both copies go on from there with the same numbers. Make one with [New]; the zero Stream is the one of seed 0 and the zero
+// both copies continue from there with the same numbers. Make one with [New]; the zero Stream is the one of seed 0 and the zero
 // Place.
 type Stream struct {
 	key  [2]uint32

@@ -32,7 +32,7 @@ func TestStreamIsItsBlocks(t *testing.T) {
 	}
 }
 
-// Cutting a stream anywhere and going on from a copy must be the same as never stopping, whatever kinds of draws are mixed.
+// Cutting a stream anywhere and continuing from a copy gives the numbers of the uncut stream, whatever kinds of draws are mixed.
 func TestCutAndResume(t *testing.T) {
 	draw := func(s *Stream, kind int) uint64 {
 		switch kind {

@@ -99,9 +99,9 @@ type StepInfo struct {
 	Duration time.Duration
 	ValLoss  *float64 // mean loss over the evaluation that followed the step; nil if none did
 
-	// Redelivered says that a call for this step has begun before, in a process
-	// that may have died during it. It is false today: what was delivered is not
-	// recorded yet.
+	// Redelivered reports whether OnStep was called for this step before, in a process
+	// that may have died during the call. It is always false for now: deliveries are
+	// not recorded yet.
 	Redelivered bool
 }
 
@@ -123,10 +123,10 @@ const DefaultCheckpointEvery = time.Minute
 //
 // ParamsSHA256 is the SHA-256 over all parameters as little-endian float32, in
 // the order of model.safetensors: layers in model order, the tensors of each
-// as it declares them, each row-major. StateSHA256 goes on behind the
-// parameters with the optimizer's numbers, in the same order: for AdamW the
-// means of all gradients, then the means of all their squares; for SGD the
-// momentum.
+// as it declares them, each row-major. StateSHA256 is the SHA-256 over the
+// parameters and the moments of the optimizer behind them, in the same order:
+// for AdamW the means of all gradients, then the means of all their squares;
+// for SGD the momentum.
 //
 // DataSHA256 is, for data that have a [Manifest], the SHA-256 over a line
 // "size sha256" for each file. For others it is that over a line with the

@@ -224,8 +224,7 @@ func TestWorkerConversation(t *testing.T) {
 	}
 }
 
-// TestTooManyThreads is about a slip of the finger in a flag of the launcher,
-// which nobody but the worker bounds.
+// TestTooManyThreads is about a mistyped flag of the launcher. Only the worker bounds it.
 func TestTooManyThreads(t *testing.T) {
 	err := trainer.StartWith(t, smallJob(), control.Start{Threads: 1 << 30, Reduction: "exact"})
 	if err.Kind != control.Usage || !strings.HasPrefix(err.Text, "--threads (Job.Threads) is 1073741824; it must be ") {

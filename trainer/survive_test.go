@@ -121,7 +121,7 @@ func TestSurvivesFlips(t *testing.T) {
 							t.Errorf("worker %d: %+v, want %+v\n%s", id, got, want, strings.Join(s.Notes, "\n"))
 						}
 					}
-					// What is told of tensors that were computed twice is in addition.
+					// Tensors that were computed twice count in addition.
 					s.Repaired = slices.DeleteFunc(s.Repaired, func(x trainer.Repaired) bool { return x.Target == engine.Passed.String() })
 					if len(s.Repaired) > 1 { // none if the run ended before
 						t.Errorf("repairs %+v", s.Repaired)

@@ -42,7 +42,7 @@ func Active() Path { return active }
 func Available() []Path { return available() }
 
 // Err reports a value of SOLITON_KERNEL that could not be honoured. The
-// fastest path is active then; programs should refuse to go on.
+// fastest path is active then; programs should refuse to start.
 func Err() error { return errStart }
 
 // Use switches to another path and returns a function that switches back. It

@@ -117,8 +117,7 @@ func Dot(a, b []float32) float32 {
 	return fold(&acc)
 }
 
-// Max returns the largest element of a row, −Inf if it is empty. Which it
-// returns for a row that holds a NaN is not said, but fixed.
+// Max is documented in the public package kernel.
 func Max(x []float32) float32 {
 	acc := splat(negInf)
 	n := body(len(x))
@@ -137,8 +136,7 @@ func Max(x []float32) float32 {
 	return acc[0]
 }
 
-// SumRows sets dst[j] to the sum over i, in row order, of x[i][j], where x
-// has the given number of rows and columns.
+// SumRows is documented in the public package kernel.
 func SumRows(p *Pool, dst, x []float32, rows, cols int) {
 	sameLen("SumRows", cols, len(dst))
 	sameLen("SumRows", rows*cols, len(x))
@@ -151,9 +149,7 @@ func SumRows(p *Pool, dst, x []float32, rows, cols int) {
 	})
 }
 
-// GELU sets dst to x/2·(1 + tanh(√(2/π)(x + 0.044715x³))), element by
-// element (D. Hendrycks and K. Gimpel, "Gaussian error linear units", 2016).
-// dst may be x.
+// GELU is documented in the public package kernel.
 func GELU(p *Pool, dst, x []float32) {
 	sameLen("GELU", len(dst), len(x))
 	p.For(len(dst), grainVec, func(lo, hi int) {
@@ -168,8 +164,7 @@ func GELU(p *Pool, dst, x []float32) {
 	})
 }
 
-// GELUBackward sets dx to dout times the derivative of GELU at x. dx may be
-// dout.
+// GELUBackward is documented in the public package kernel.
 func GELUBackward(p *Pool, dx, x, dout []float32) {
 	sameLen("GELUBackward", len(dx), len(x), len(dout))
 	p.For(len(dx), grainVec, func(lo, hi int) {
@@ -184,11 +179,7 @@ func GELUBackward(p *Pool, dx, x, dout []float32) {
 	})
 }
 
-// LayerNorm normalises each of rows rows of cols elements to mean 0 and
-// variance 1, with eps added to the variance, and sets
-// out = normalised·gain + bias. mean and rstd, of rows elements, receive the
-// row's mean and the reciprocal of its standard deviation for the backward
-// pass.
+// LayerNorm is documented in the public package kernel.
 func LayerNorm(p *Pool, out, mean, rstd, x, gain, bias []float32, rows, cols int, eps float32) {
 	sameLen("LayerNorm", rows*cols, len(out), len(x))
 	sameLen("LayerNorm", rows, len(mean), len(rstd))
@@ -216,8 +207,7 @@ func LayerNorm(p *Pool, out, mean, rstd, x, gain, bias []float32, rows, cols int
 	})
 }
 
-// LayerNormBackward is the backward pass of LayerNorm: it sets dx, and dgain
-// and dbias to sums over the rows.
+// LayerNormBackward is documented in the public package kernel.
 func LayerNormBackward(p *Pool, dx, dgain, dbias, dout, x, mean, rstd, gain []float32, rows, cols int) {
 	sameLen("LayerNormBackward", rows*cols, len(dx), len(dout), len(x))
 	sameLen("LayerNormBackward", rows, len(mean), len(rstd))
@@ -278,8 +268,7 @@ func expRow(dst, x []float32, scale float32) (sum, peak float32) {
 	return fold(&acc), peak
 }
 
-// Softmax sets dst to exp(scale·x) divided by its sum, for one row and a
-// positive scale. dst may be x.
+// Softmax is documented in the public package kernel.
 func Softmax(dst, x []float32, scale float32) {
 	sameLen("Softmax", len(dst), len(x))
 	if len(x) == 0 {
@@ -289,8 +278,7 @@ func Softmax(dst, x []float32, scale float32) {
 	Scale(dst, dst, 1/sum)
 }
 
-// SoftmaxBackward sets dx = scale·y·(dy − y·dy) for one row y of a softmax
-// with that scale. dx may be dy.
+// SoftmaxBackward is documented in the public package kernel.
 func SoftmaxBackward(dx, y, dy []float32, scale float32) {
 	sameLen("SoftmaxBackward", len(dx), len(y), len(dy))
 	dot := Dot(y, dy)
@@ -303,12 +291,7 @@ func SoftmaxBackward(dx, y, dy []float32, scale float32) {
 	}
 }
 
-// CrossEntropy returns the sum, in row order, of −log softmax(logits)[target]
-// over rows rows of cols logits, and the number of rows that counted: a row
-// whose target is −1 does not. Other targets must lie in [0, cols).
-//
-// Unless it is nil, dlogits, which may be logits, receives the gradient of
-// the sum.
+// CrossEntropy is documented in the public package kernel.
 func CrossEntropy(p *Pool, dlogits, logits []float32, targets []int32, rows, cols int) (sum float64, count int64) {
 	sameLen("CrossEntropy", rows*cols, len(logits))
 	sameLen("CrossEntropy", rows, len(targets))
@@ -353,13 +336,7 @@ func CrossEntropy(p *Pool, dlogits, logits []float32, targets []int32, rows, col
 	return sum, count
 }
 
-// Dropout sets each element of dst to 0 with probability prob, else to
-// x/(1 − prob). dst may be x. The elements that it drops follow from the stream
-// s and their index only, so the same call with x = dout is the backward pass.
-//
-// dst and x may be the part of a longer slice that starts at element offset, a
-// multiple of 64: the parts of a slice, in any order or at once, give what one
-// call for the whole slice gives.
+// Dropout is documented in the public package kernel.
 func Dropout(dst, x []float32, offset int, prob float32, s rng.Stream) {
 	sameLen("Dropout", len(dst), len(x))
 	if offset < 0 || offset%dropGroup != 0 {
@@ -474,7 +451,7 @@ const digestLanes = 64
 
 // Digest returns 32 bits that differ, for certain, between two arrays of one length which differ
 // in one element, whatever became of it; other pairs have the same in one of 2³² cases. Elements
-// are dealt to 64 chains. A chain goes on from h to rotl(h xor x, 13) · P, which is one to one
+// are dealt to 64 chains. A chain goes from h to rotl(h xor x, 13) · P, which is one to one
 // in h and in x, so a change of one element changes its chain for good and no other; the
 // result is the CRC-32C of the chains' ends, which tells any two apart that differ in 32
 // bits in a row. It runs at the speed of memory, where the CRC of all would take three times as

@@ -276,7 +276,7 @@ func TestDamageIsRefusedByName(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name string
-		harm func(t *testing.T, step string)
+		damage func(t *testing.T, step string)
 		want string
 	}{
 		{"cut file", change(shards, func(b []byte) []byte { return b[:len(b)-1] }), shards + ": truncated"},
@@ -334,7 +334,7 @@ func TestDamageIsRefusedByName(t *testing.T) {
 			dir := t.TempDir()
 			save(t, dir, 10, 3)
 			save(t, dir, 20, 4)
-			c.harm(t, filepath.Join(dir, "checkpoints", "step-00000020"))
+			c.damage(t, filepath.Join(dir, "checkpoints", "step-00000020"))
 			wantNewest(t, dir, 10, "step-00000020/"+c.want)
 		})
 	}
@@ -415,7 +415,7 @@ func TestEveryPointOfWriting(t *testing.T) {
 				t.Errorf("Commit without %s: %v", name, err)
 			}
 		}
-		if name == m.Files[2].Name { // what is unfinished goes when nobody writes it, and only then
+		if name == m.Files[2].Name { // an unfinished checkpoint is removed once no worker writes it
 			if err := Prune(t.Context(), dir, 3, 20); err != nil {
 				t.Error(err)
 			}

@@ -32,12 +32,11 @@
 // hold the version of the plan, which is used once, so that no file is ever
 // replaced by another; only a manifest may be, by one of the same step. So at any
 // moment a directory with a manifest is a whole checkpoint, and one without it is
-// none. Pruning takes the manifest away first. A caller that records manifests elsewhere
-// too does so after Commit: what is recorded is then on disk.
+// none. Pruning removes the manifest first.
 //
 // # What is refused
 //
-// What lies on disk is taken for hostile. A manifest is used only if it is,
+// Files on disk are not trusted. A manifest is used only if it is,
 // byte for byte, as this package writes it, its own digest included; its files only
 // if their sizes and SHA-256 are those it states. Faults are of type [*Error] and
 // name the file. Memory is bounded by the buffers of the caller, the manifest
@@ -45,14 +44,14 @@
 //
 // # Concurrency and cancellation
 //
-// All functions may run side by side, in several processes, except that
-// [Prune] may not meet writers of steps before the one it is given. Methods of a
-// [Reader] other than Close may be called from several goroutines. What takes a
-// context ends with its error soon after it is done.
+// All functions may run concurrently, in several processes, except that [Prune]
+// must not run while a step before the one it is given is written. Methods of a
+// [Reader] other than Close are safe for concurrent use. Functions that take a
+// context return its error soon after it is done.
 //
 // # Limitations
 //
-// All owners must see one file system: a checkpoint whose files lie on several
-// machines is not whole on any. What was written is hashed on its way to the
-// kernel; that the disk kept it is found out when it is read.
+// All owners must share one file system: a checkpoint whose files lie on several
+// machines is complete on none. Data is hashed on its way to the kernel; damage on
+// the disk is detected when the file is read.
 package checkpoint

@@ -156,7 +156,7 @@ func (r *Reader) Verify(ctx context.Context) error {
 
 // Read reads the range [lo, hi) of a layer: the parameters into params, unless that is nil, and the moments into those of moments
 // that are not nil. Each has hi-lo elements. Files are verified before anything of them is used. The error is an [*Error] where a file is
-// at fault; what was read before it is rubbish.
+// at fault; the destinations then hold unspecified values.
 func (r *Reader) Read(ctx context.Context, layer, lo, hi int, values []float32, moments [][]float32) error {
 	names := rules[r.manifest.Rule]
 	if layer < 0 || layer >= len(r.layers) || lo < 0 || lo > hi || hi > r.manifest.Layers[layer] {

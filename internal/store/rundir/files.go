@@ -45,11 +45,11 @@ type Job struct {
 	Threads       int       `json:"threads"`        // compute threads of each worker
 	Mirrors       int       `json:"mirrors"`        // replicas of each shard
 	MinWorkers    int       `json:"min_workers"`    // fewest workers to train with
-	Detect        string    `json:"detect"`         // budget for finding a worker that is silent, as of time.Duration; "0s" for none
-	Respawn       bool      `json:"respawn"`        // workers that die are replaced
-	NoDigests     bool      `json:"no_digests"`     // state is kept without digests
+	Detect        string    `json:"detect"`         // failure-detection timeout, as of time.Duration; "0s" for none
+	Respawn       bool      `json:"respawn"`        // failed workers are respawned
+	NoDigests     bool      `json:"no_digests"`     // state has no digests
 	Reshape       string    `json:"reshape"`        // what is rebalanced between steps: full, dataflow or off
-	Command       string    `json:"command"`        // PROGRAM as it was given, for the run to go on; "" if it cannot
+	Command       string    `json:"command"`        // PROGRAM as it was given, to resume the run; "" if it cannot be resumed
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
 }
@@ -133,7 +133,7 @@ type Process struct {
 	ID          int    `json:"id"`
 	Incarnation int    `json:"incarnation"`
 	PID         int    `json:"pid"`
-	Ring        string `json:"ring"` // what the gossip ring believes of it: alive, suspect, dead or left; "" as long as that is not known
+	Ring        string `json:"ring"` // its state in the gossip ring: alive, suspect, dead or left; "" while it is unknown
 }
 
 // Time is a point in time as the line files hold it: RFC 3339 with
@@ -170,7 +170,7 @@ type Summary struct {
 // Worker is what one worker did, as summary.json tells it.
 type Worker struct {
 	ID          int   `json:"id"`
-	Incarnation int   `json:"incarnation,omitempty"` // 0, and more of a worker that took a dead one's place
+	Incarnation int   `json:"incarnation,omitempty"` // above 0 for a respawned worker
 	Stages      []int `json:"stages"`
 	Layers      []int `json:"layers"`      // layers whose parameters the worker held
 	Forwards    int64 `json:"forwards"`    // (layer range, micro-batch) pairs run forward in training
@@ -179,8 +179,8 @@ type Worker struct {
 	ParamBytes  int64 `json:"param_bytes"` // bytes of parameters held
 	StateBytes  int64 `json:"state_bytes"` // bytes of optimizer moments held
 
-	// Times are how long the passes of a micro-batch took it, as plans were made with at the
-	// end; left out of a worker that was lost, and where the run was too short to tell.
+	// Times are the durations of a micro-batch's passes that the last plans were made with; left
+	// out for a worker that was lost, and in a run too short to measure them.
 	Times []LayerTime `json:"times,omitempty"`
 }
 
@@ -196,7 +196,7 @@ type LayerTime struct {
 type Recovery struct {
 	Step   int    `json:"step"`    // in which the fault came
 	Cause  string `json:"cause"`   // of the first death, and of others that came before the end of the recovery
-	DiedAt string `json:"died_at"` // whence the time of the death is: kill, reap or silence
+	DiedAt string `json:"died_at"` // source of the time of the death: kill, reap or silence
 
 	DetectMS float64 `json:"detect_ms"` // from the death until the agent knew of it
 	QueryMS  float64 `json:"query_ms"`  // until all had said what they have
@@ -207,8 +207,8 @@ type Recovery struct {
 	TotalMS  float64 `json:"total_ms"`
 	StallMS  float64 `json:"stall_ms"` // that step's time less the median of the ten before it
 
-	// RecomputedMicrobatches counts (stage, micro-batch) pairs that the dead are known to
-	// have begun and that were recomputed.
+	// RecomputedMicrobatches counts the recomputed (stage, micro-batch) pairs that the failed
+	// workers are known to have begun.
 	RecomputedMicrobatches int `json:"recomputed_microbatches"`
 	LinksOpened            int `json:"links_opened"`
 }

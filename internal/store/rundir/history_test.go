@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Who goes on with a run finds its history, and what the one before still writes does not count.
+// A process that resumes a run reads its history; lines that its predecessor still writes do not count.
 func TestHistory(t *testing.T) {
 	owner := mustCreate(t, filepath.Join(t.TempDir(), "run"))
 	first := Attach(owner.Path(), "run")

@@ -177,7 +177,7 @@ func ReadWorkers(path string) (w Workers, err error) {
 // ErrNotRunning is the class of errors for a run that is not under way.
 var ErrNotRunning = errors.New("is no run that is under way")
 
-// Log is the log of one life of a worker.
+// Log is the log of one incarnation of a worker.
 type Log struct {
 	Worker, Incarnation int
 	Path                string

@@ -81,7 +81,7 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 			if d.made != "" {
 				return d, nil
 			}
-			// It was there, empty: someone else's.
+			// An empty directory of another process.
 			_ = d.Close()
 		case errors.Is(err, ErrHasRun), errors.Is(err, ErrInUse):
 		default:
@@ -91,8 +91,8 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 }
 
 // Attach returns the directory of a run for a process that writes its files, while another
-// one has made and locked it, and will close it last. Close then removes nothing.
-// shown is what people call it.
+// process owns the lock and closes it last. Close then removes nothing.
+// shown is its path for messages.
 func Attach(path, shown string) *Dir {
 	d := &Dir{path: path, shown: shown, isRun: true, attached: true}
 	d.setParent()
@@ -100,8 +100,8 @@ func Attach(path, shown string) *Dir {
 }
 
 // Resume continues the line files of a run that another process has begun to
-// write. That one may still be there, frozen: what it writes from now on is
-// lost, because the files get copied and the copies take their names.
+// write. That process may still exist, frozen: later writes of it are lost,
+// because copies replace the files.
 func (d *Dir) Resume() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -143,8 +143,8 @@ func (d *Dir) takeOver(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Adopt is for the owner of a directory whose files others have written: it
-// becomes a run, if they have got that far.
+// Adopt is for the owner of a directory whose files other processes have written: it
+// becomes a run if job.json exists.
 func (d *Dir) Adopt() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -257,8 +257,8 @@ func (d *Dir) String() string { return d.shown }
 // File returns the absolute path of a file of the directory.
 func (d *Dir) File(name string) string { return filepath.Join(d.path, name) }
 
-// LogFile creates the file for what worker id prints in an incarnation. Where a run goes
-// on, it may be there, and grows on.
+// LogFile creates the file for the output of a worker's incarnation. In a resumed run, it
+// may exist, and grows.
 func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
 	flags := os.O_CREATE | os.O_RDWR | os.O_APPEND
 	if !d.again {
@@ -285,7 +285,7 @@ func (d *Dir) MakeBin() (path string, err error) {
 	return path, nil
 }
 
-// MakeStore makes the folder for the log of what was agreed. It stays with the run.
+// MakeStore makes the folder for the log of the agreement. It stays with the run.
 func (d *Dir) MakeStore() (path string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -356,7 +356,7 @@ func (d *Dir) link() error {
 	}
 	link := filepath.Join(d.parent, Latest)
 	if info, err := os.Lstat(link); err == nil && info.Mode().Type() != fs.ModeSymlink {
-		return nil // someone else's
+		return nil // not ours
 	}
 	temp := filepath.Join(d.parent, "."+Latest+"-"+strconv.Itoa(os.Getpid()))
 	if err := os.Symlink(filepath.Base(d.path), temp); err != nil {

@@ -1,10 +1,10 @@
 // Package meter measures how long a worker's passes take, layer by layer.
 //
-// Time counts while the computing thread runs or sleeps, whatever it sleeps for.
-// It does not count while the thread would run and the machine runs others, nor
-// while a pass waits for parameters: a busy machine or a late peer does not make
-// a worker look slow. What a pass takes is the median of the newest ones, and
-// each layer has the share that it had of them, so single outliers do not count.
+// Time counts while the computing thread runs or sleeps. It does not count while
+// the thread waits for a processor, nor while a pass waits for parameters: a busy
+// machine or a late peer does not make a worker look slow. The time of a pass is
+// the median of the newest ones, and each layer has its share of it, so that
+// single outliers do not count.
 package meter
 
 import (
@@ -30,8 +30,8 @@ type Layer struct {
 	Forward, Backward time.Duration
 }
 
-// window is how many passes count: so few that a change shows after half as
-// many, and enough that outliers do not.
+// window is how many passes count: few, so that a change shows after half as
+// many, but enough to hide outliers.
 const window = 8
 
 // shareWindow is how many laps of a layer make its share.
@@ -96,8 +96,8 @@ func New() *Meter {
 	return &Meter{delay: func() time.Duration { return 0 }, stages: make(map[int]*stage)}
 }
 
-// Attach says that the calling goroutine, which keeps its thread, is the computing
-// one until the returned function is called.
+// Attach makes the calling goroutine, which keeps its thread, the computing one
+// until detach is called.
 func (m *Meter) Attach() (detach func()) {
 	var stop func()
 	m.delay, stop = platform.ThreadDelay()
@@ -110,7 +110,7 @@ func (m *Meter) Begin() {
 	m.at = time.Now()
 }
 
-// Lap says that the pass comes to a layer. What was before the first is the first's.
+// Lap begins a layer of the pass. The time before the first one is the first one's.
 func (m *Meter) Lap(layer int) {
 	if len(m.laps) > 0 {
 		m.close()
@@ -125,8 +125,8 @@ func (m *Meter) close() {
 	m.at, m.spent = now, 0
 }
 
-// Hold stops the time until the returned function is called, for a wait that is
-// none of the worker's doing.
+// Hold stops the time until the returned function is called, for a wait that the
+// worker does not cause.
 func (m *Meter) Hold() (resume func()) {
 	began := m.delay()
 	m.spent += time.Since(m.at)
@@ -164,8 +164,8 @@ func (m *Meter) End(d Direction, lo, hi int) {
 	m.count++
 }
 
-// Layers returns what is known of the layers of stages this worker runs, in
-// their order, and the number of passes so far.
+// Layers returns the times of the layers of this worker's stages, in order, and
+// the number of passes so far.
 func (m *Meter) Layers() (all []Layer, passes uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

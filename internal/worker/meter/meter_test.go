@@ -77,7 +77,7 @@ func TestMeter(t *testing.T) {
 		}
 		check(t, m, Layer{4, 2 * ms, 4 * ms}, Layer{5, 6 * ms, 12 * ms})
 
-		// Another range of layers begins anew.
+		// Another range of layers starts from no values.
 		pass(m, Forward, 4, 0, ms)
 		check(t, m)
 		m.Keep(7)

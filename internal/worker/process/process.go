@@ -1,5 +1,5 @@
-// Package process is a worker process: it talks to the host's agent, builds an engine for each life of the run, and calls the
-// user's program where the engine asks for it.
+// Package process is a worker process: it talks to the host's agent, builds an engine, a new one after each rollback, and
+// calls the user's program where the engine asks for it.
 //
 // Package trainer fills a [Job] from the user's job, so this package knows neither layers nor data sets. [Worker.Serve] is the
 // whole life of a worker; [Main] is Serve in a process that an agent has started.

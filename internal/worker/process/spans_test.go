@@ -28,14 +28,14 @@ func TestSpansAreBounded(t *testing.T) {
 	if s.sums(&said); said.Compute+said.Reduced+said.Exchanged != 0 {
 		t.Errorf("counted twice: %+v", said)
 	}
-	if err := s.tell(3, 1, now, 0); err != nil || len(s.list) != 0 || s.dropped != 0 { // nobody wants to know of it
+	if err := s.tell(3, 1, now, 0); err != nil || len(s.list) != 0 || s.dropped != 0 { // the agent does not trace it
 		t.Errorf("%v, %d spans are left", err, len(s.list))
 	}
 	var none *spans
 	none.evaluated(now)
 	none.sums(&said)
 	if newSpans(nil, 0) != nil || said.Compute != 0 || !none.now().IsZero() || none.tell(1, 1, now, 0) != nil {
-		t.Error("somebody wants to know of no spans")
+		t.Error("spans are recorded, and the agent traces no step")
 	}
 }
 

@@ -252,7 +252,7 @@ func vectorKernels() {
 }
 
 // digestKernel emits the chains of Digest: four registers of lanes, or eight, so that each
-// waits for its product while the others go on.
+// waits for its product while the others run.
 func digestKernel() {
 	text("digest", "func(acc *[64]uint32, x []float32)")
 	n := length("x")
