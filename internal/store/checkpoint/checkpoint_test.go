@@ -275,9 +275,9 @@ func TestDamageIsRefusedByName(t *testing.T) {
 		}
 	}
 	for _, c := range []struct {
-		name string
+		name   string
 		damage func(t *testing.T, step string)
-		want string
+		want   string
 	}{
 		{"cut file", change(shards, func(b []byte) []byte { return b[:len(b)-1] }), shards + ": truncated"},
 		{"empty file", change(shards, func([]byte) []byte { return nil }), shards + ": truncated"},
