@@ -14,32 +14,8 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/sysfs"
 )
-
-// processors is a tree as Linux shows it, with a clock that was set lower than the hardware's highest.
-func processors(t *testing.T) (sysfs string, limit func() string) {
-	t.Helper()
-	sysfs = t.TempDir()
-	dir := filepath.Join(sysfs, "devices/system/cpu/cpufreq/policy0")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for file, text := range map[string]string{
-		"scaling_min_freq": "800000", "scaling_max_freq": "2000000", "cpuinfo_min_freq": "800000", "cpuinfo_max_freq": "3000000",
-		"scaling_cur_freq": "2000000", "scaling_driver": "acpi-cpufreq", "scaling_governor": "schedutil",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return sysfs, func() string {
-		b, err := os.ReadFile(filepath.Join(dir, "scaling_max_freq"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.TrimSpace(string(b))
-	}
-}
 
 // clockRun is a run that sets clocks.
 type clockRun struct {
@@ -81,8 +57,8 @@ func (r *clockRun) guards() (pids []int) {
 func TestClocksArePutBack(t *testing.T) {
 	for _, end := range []string{"stopped", "killed", "killed with its guard"} {
 		t.Run(end, func(t *testing.T) {
-			sysfs, limit := processors(t)
-			r := beginClocks(t, []string{"--workers", "2", "--clocks", "auto", "--clocks-sysfs", sysfs}, shortSteps...)
+			tree, limit := sysfs.Processors(t)
+			r := beginClocks(t, []string{"--workers", "2", "--clocks", "auto", "--clocks-sysfs", tree}, shortSteps...)
 			if e := r.events("clocks")[0]; limit() != "3000000" || len(e.Clocks) != 1 || e.Clocks[0].MHz != 3000 || e.Emulated || len(e.Clocks[0].Workers) != 2 {
 				t.Errorf("%s kHz, %+v", limit(), e.Clocking)
 			}
@@ -111,7 +87,7 @@ func TestClocksArePutBack(t *testing.T) {
 					t.Errorf("%s kHz with nobody to put it back", limit())
 				}
 				// Another user's launcher, or one of another place, would not know.
-				cmd := launch(t, "run", "--plain", "--clocks-sysfs", sysfs, mlp, "--steps", "1", "--eval-every", "0")
+				cmd := launch(t, "run", "--plain", "--clocks-sysfs", tree, mlp, "--steps", "1", "--eval-every", "0")
 				cmd.Env = append(os.Environ(), "SOLITON_CLOCKS_DIR="+r.records)
 				if _, out, _ := result(t, cmd); !strings.Contains(out, "clocks are as they were before a launcher that was killed: processors\n") {
 					t.Errorf("the next launcher says\n%s", out)

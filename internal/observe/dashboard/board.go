@@ -57,40 +57,33 @@ type seen struct {
 
 // runState is the run as a whole.
 type runState struct {
-	State       string   `json:"state"`
-	Note        string   `json:"note"` // what is going on, or why it has ended
-	Program     string   `json:"program"`
-	Model       string   `json:"model"`
-	Parameters  int64    `json:"parameters"`
-	Kernel      string   `json:"kernel"`
-	Reduction   string   `json:"reduction"`
-	Threads     int      `json:"threads"`
-	GlobalBatch int      `json:"global_batch"`
-	MicroBatch  int      `json:"micro_batch"`
-	RunDir      string   `json:"run_dir"`
-	Steps       int      `json:"steps"`
-	Step        int      `json:"step"`
-	Loss        *float64 `json:"loss"`
-	ValLoss     *float64 `json:"val_loss"`
-	LR          float64  `json:"lr"`
-	GradNorm    float64  `json:"grad_norm"`
-	MS          float64  `json:"ms"`      // of a step
-	Speed       float64  `json:"speed"`   // tokens a second
-	Left        float64  `json:"left"`    // seconds; below 0: not known yet
-	Plan        uint64   `json:"plan"`    // version
-	Reason      string   `json:"reason"`  // of the plan
-	Stages      []stage  `json:"stages"`  // of the plan
-	Seconds     float64  `json:"seconds"` // that the run took, when it is over
-	Params      string   `json:"params"`  // params_sha256 then
-	Recovered   int      `json:"recovered"`
-	Acts        bool     `json:"acts"` // there is a run to act on
-}
-
-// stage is a stage of the plan: layers [Lo, Hi) and its workers by rank.
-type stage struct {
-	Lo      int   `json:"lo"`
-	Hi      int   `json:"hi"`
-	Workers []int `json:"workers"`
+	State       string       `json:"state"`
+	Note        string       `json:"note"` // what is going on, or why it has ended
+	Program     string       `json:"program"`
+	Model       string       `json:"model"`
+	Parameters  int64        `json:"parameters"`
+	Kernel      string       `json:"kernel"`
+	Reduction   string       `json:"reduction"`
+	Threads     int          `json:"threads"`
+	GlobalBatch int          `json:"global_batch"`
+	MicroBatch  int          `json:"micro_batch"`
+	RunDir      string       `json:"run_dir"`
+	Steps       int          `json:"steps"`
+	Step        int          `json:"step"`
+	Loss        *float64     `json:"loss"`
+	ValLoss     *float64     `json:"val_loss"`
+	LR          float64      `json:"lr"`
+	GradNorm    float64      `json:"grad_norm"`
+	MS          float64      `json:"ms"`      // of a step
+	Speed       float64      `json:"speed"`   // tokens a second
+	Left        float64      `json:"left"`    // seconds; below 0: not known yet
+	Plan        uint64       `json:"plan"`    // version
+	Reason      string       `json:"reason"`  // of the plan
+	Stages      []view.Stage `json:"stages"`  // of the plan
+	Seconds     float64      `json:"seconds"` // that the run took, when it is over
+	Params      string       `json:"params"`  // params_sha256 then
+	Recovered   int          `json:"recovered"`
+	Acts        bool         `json:"acts"` // there is a run to act on
 }
 
 // point is a point of the curves: means over one step or several.
@@ -168,7 +161,7 @@ type frame struct {
 }
 
 func newBoard() board {
-	return board{run: runState{State: starting, Left: -1, Stages: []stage{}}, merged: 1, at: seen{run: 1, curve: 1}}
+	return board{run: runState{State: starting, Left: -1, Stages: []view.Stage{}}, merged: 1, at: seen{run: 1, curve: 1}}
 }
 
 // since returns what has changed, and brings c up to date.
@@ -237,10 +230,7 @@ func (b *board) begin(now time.Time, e view.Begin) {
 
 // place gives the workers of a plan their stages and ranks. A worker without any is gone, or has not joined yet.
 func (b *board) place(workers []rundir.Worker, stages []view.Stage) {
-	b.run.Stages = make([]stage, len(stages))
-	for i, st := range stages {
-		b.run.Stages[i] = stage(st)
-	}
+	b.run.Stages = append([]view.Stage{}, stages...)
 	for i := range b.workers {
 		b.workers[i].Stages, b.workers[i].Layers = []int{}, []int{}
 	}
@@ -436,7 +426,7 @@ func (b *board) told(e view.Timeline) {
 	}
 	t := track{ID: e.ID, Commit: e.Commit, End: e.End, Cut: e.Cut}
 	for _, s := range e.Passes {
-		st := slices.IndexFunc(b.run.Stages, func(st stage) bool { return st.Lo <= s.Layer && s.Layer < st.Hi })
+		st := slices.IndexFunc(b.run.Stages, func(st view.Stage) bool { return st.Lo <= s.Layer && s.Layer < st.Hi })
 		t.Spans = append(t.Spans, span{s.Backward, st, s.Micro, s.From, s.To})
 	}
 	t.shift(e.Began - p.Began)

@@ -224,14 +224,12 @@ func (s *Server) Close() {
 	s.mu.Lock()
 	was := s.closed
 	s.closed = true
-	if !was {
-		close(s.end)
-	}
 	s.mu.Unlock()
 	if was {
 		s.served.Wait()
 		return
 	}
+	close(s.end)
 	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 	defer cancel()
 	if s.http.Shutdown(ctx) != nil {
@@ -363,7 +361,8 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 		changed, closed := s.changed, s.closed
 		s.mu.Unlock()
 		if news || first {
-			if send(w, out, f) != nil {
+			text, err := json.Marshal(f)
+			if err != nil || send(w, out, "data: "+string(text)) != nil {
 				return
 			}
 		}
@@ -375,7 +374,7 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 			case <-changed:
 				waiting = false
 			case <-alive.C:
-				if keepAlive(w, out) != nil {
+				if send(w, out, ": ") != nil {
 					return
 				}
 			case <-s.end:
@@ -394,23 +393,12 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func send(w io.Writer, out *http.ResponseController, f frame) error {
-	text, err := json.Marshal(f)
-	if err != nil {
-		return err
-	}
+// send writes an event of the page's stream.
+func send(w io.Writer, out *http.ResponseController, text string) error {
 	if err := out.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "data: %s\n\n", text)
-	return errors.Join(err, out.Flush())
-}
-
-func keepAlive(w io.Writer, out *http.ResponseController) error {
-	if err := out.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
-		return err
-	}
-	_, err := io.WriteString(w, ": \n\n")
+	_, err := io.WriteString(w, text+"\n\n")
 	return errors.Join(err, out.Flush())
 }
 

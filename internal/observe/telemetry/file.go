@@ -3,6 +3,7 @@ package telemetry
 import (
 	"context"
 	"encoding/json"
+	"slices"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
@@ -41,21 +42,8 @@ func (f *file) UploadTraces(_ context.Context, spans []*tracepb.ResourceSpans) e
 
 // ofSteps reports whether a span belongs to a step's trace.
 func ofSteps(s *tracepb.Span) bool {
-	for _, a := range s.Attributes {
-		if a.Key == trace.KeyCause {
-			return false
-		}
-	}
-	switch s.Name {
-	case trace.Last, trace.Answer:
-		return false
-	}
-	for _, phase := range trace.Phases {
-		if s.Name == phase {
-			return false
-		}
-	}
-	return true
+	return s.Name != trace.Last && s.Name != trace.Answer && !slices.Contains(trace.Phases[:], s.Name) &&
+		!slices.ContainsFunc(s.Attributes, func(a *commonpb.KeyValue) bool { return a.Key == trace.KeyCause })
 }
 
 func convert(rs *tracepb.ResourceSpans, less bool) trace.ResourceSpans {

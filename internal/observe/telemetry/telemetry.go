@@ -203,15 +203,11 @@ func (t *Telemetry) loop() {
 		case news := <-t.queue:
 			t.work(news)
 		case <-t.quit:
-			for {
-				select {
-				case news := <-t.queue:
-					t.work(news)
-				default:
-					t.end()
-					return
-				}
+			for len(t.queue) > 0 {
+				t.work(<-t.queue)
 			}
+			t.end()
+			return
 		}
 	}
 }

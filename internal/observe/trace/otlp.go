@@ -198,31 +198,19 @@ func (v Value) any() any {
 }
 
 // Int returns an attribute that is a number, or other.
-func (s *Span) Int(key string, other int) int {
+func (s *Span) Int(key string, other int) int { return attribute(s, key, other) }
+
+// True reports whether an attribute is there and true.
+func (s *Span) True(key string) bool { return attribute(s, key, false) }
+
+// Text returns an attribute that is text, or "".
+func (s *Span) Text(key string) string { return attribute(s, key, "") }
+
+func attribute[T any](s *Span, key string, other T) T {
 	for _, a := range s.Attrs {
-		if n, ok := a.Value.(int); ok && a.Key == key {
-			return n
+		if v, ok := a.Value.(T); ok && a.Key == key {
+			return v
 		}
 	}
 	return other
-}
-
-// True reports whether an attribute is there and true.
-func (s *Span) True(key string) bool {
-	for _, a := range s.Attrs {
-		if b, ok := a.Value.(bool); ok && a.Key == key {
-			return b
-		}
-	}
-	return false
-}
-
-// Text returns an attribute that is text, or "".
-func (s *Span) Text(key string) string {
-	for _, a := range s.Attrs {
-		if t, ok := a.Value.(string); ok && a.Key == key {
-			return t
-		}
-	}
-	return ""
 }

@@ -114,7 +114,7 @@ func (r Recovered) line() string {
 	}
 	text := fmt.Sprintf("%s · training again after %s", what, milliseconds(r.TotalMS))
 	if n := r.RecomputedMicrobatches; n > 0 {
-		text += " · " + microBatches(n) + " recomputed"
+		text += " · " + MicroBatches(n) + " recomputed"
 	}
 	return text
 }
@@ -130,7 +130,8 @@ func milliseconds(ms float64) string {
 	return fmt.Sprintf("%.1f s", ms/1000)
 }
 
-func microBatches(n int) string {
+// MicroBatches prints a number of micro-batches.
+func MicroBatches(n int) string {
 	if n == 1 {
 		return "1 micro-batch"
 	}

@@ -3,6 +3,7 @@ package view
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
@@ -122,21 +123,26 @@ func ranges(noun string, n []int) string {
 	if len(n) == 0 {
 		return "no " + noun
 	}
+	if len(n) > 1 {
+		noun += "s"
+	}
+	return noun + " " + Ranges(n, " ")
+}
+
+// Ranges prints ascending numbers in short, as in 0-3,7 with a comma between.
+func Ranges(n []int, between string) string {
 	var parts []string
 	for lo := 0; lo < len(n); {
 		hi := lo + 1
 		for hi < len(n) && n[hi] == n[hi-1]+1 {
 			hi++
 		}
-		if hi-lo == 1 {
-			parts = append(parts, fmt.Sprint(n[lo]))
-		} else {
-			parts = append(parts, fmt.Sprintf("%d-%d", n[lo], n[hi-1]))
+		text := strconv.Itoa(n[lo])
+		if hi-lo > 1 {
+			text += "-" + strconv.Itoa(n[hi-1])
 		}
+		parts = append(parts, text)
 		lo = hi
 	}
-	if len(n) > 1 {
-		noun += "s"
-	}
-	return noun + " " + strings.Join(parts, " ")
+	return strings.Join(parts, between)
 }

@@ -51,8 +51,9 @@ type Begin struct {
 
 // Stage is a stage of a plan.
 type Stage struct {
-	Lo, Hi  int   // layers [Lo, Hi)
-	Workers []int // by their ranks
+	Lo      int   `json:"lo"` // layers [Lo, Hi)
+	Hi      int   `json:"hi"`
+	Workers []int `json:"workers"` // by their ranks
 }
 
 // Plan is another plan than before.

@@ -14,36 +14,12 @@ import (
 
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/testkit/sysfs"
 )
-
-// processors is a tree as Linux shows it, with a clock that was set lower than the hardware's highest.
-func processors(t *testing.T) (sysfs string, limit func() string) {
-	t.Helper()
-	sysfs = t.TempDir()
-	dir := filepath.Join(sysfs, "devices/system/cpu/cpufreq/policy0")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	for file, text := range map[string]string{
-		"scaling_min_freq": "800000", "scaling_max_freq": "2000000", "cpuinfo_min_freq": "800000", "cpuinfo_max_freq": "3000000",
-		"scaling_cur_freq": "2000000", "scaling_driver": "acpi-cpufreq", "scaling_governor": "schedutil",
-	} {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text+"\n"), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return sysfs, func() string {
-		b, err := os.ReadFile(filepath.Join(dir, "scaling_max_freq"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return strings.TrimSpace(string(b))
-	}
-}
 
 // What lies where records do may be anything.
 func TestHostileRecords(t *testing.T) {
-	sysfs, limit := processors(t)
+	tree, limit := sysfs.Processors(t)
 	good := `{"clocks":[{"kind":"cpufreq","id":"","policies":[{"name":"policy0","min":800000,"max":2500000}]}]}`
 	for name, c := range map[string]struct {
 		prepare func(dir, record string) error
@@ -81,7 +57,7 @@ func TestHostileRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 		was := limit()
-		_, err := Restore(sysfs, false)
+		_, err := Restore(tree, false)
 		if (err != nil) != c.fails {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -91,7 +67,7 @@ func TestHostileRecords(t *testing.T) {
 		if _, err := os.Lstat(record); (err == nil) != c.stays {
 			t.Errorf("%s: the record: %v", name, err)
 		}
-		if err := os.WriteFile(filepath.Join(sysfs, "devices/system/cpu/cpufreq/policy0/scaling_max_freq"), []byte("2000000\n"), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(tree, "devices/system/cpu/cpufreq/policy0/scaling_max_freq"), []byte("2000000\n"), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}

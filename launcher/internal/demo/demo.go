@@ -85,48 +85,23 @@ type demoRun struct {
 	ended  chan error // gets the result of Wait
 
 	began           bool
-	plan            string // newest that was shown
-	metrics, events lineFile
-	step            int // newest committed
+	plan            string   // newest that was shown
+	metrics, events cli.Tail // line files of the run
+	step            int      // newest committed
 	seen            []rundir.Event
 	summary         *rundir.Summary
 }
 
-// lineFile is a line file of a run that is read as it grows.
-type lineFile struct {
-	path string
-	at   int64
-}
-
-// news calls take with every whole line since the last call. A file that is not there yet has none.
-func (f *lineFile) news(take func(line []byte) error) error {
-	b, err := readFrom(f.path, f.at)
-	if err != nil {
-		return err
-	}
-	for {
-		line, rest, whole := strings.Cut(string(b), "\n")
-		if !whole {
-			return nil
+// news calls take with every value that a line file has got since the last call.
+func news[T any](file *cli.Tail, take func(T)) error {
+	return file.Lines(false, func(line []byte) error {
+		var v T
+		if err := json.Unmarshal(line, &v); err != nil {
+			return fmt.Errorf("%s: %w", file.Path, err)
 		}
-		if err := take([]byte(line)); err != nil {
-			return fmt.Errorf("%s: %w", f.path, err)
-		}
-		f.at += int64(len(line) + 1)
-		b = []byte(rest)
-	}
-}
-
-func readFrom(path string, at int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.NewSectionReader(f, at, 1<<20))
+		take(v)
+		return nil
+	})
 }
 
 // demo runs the demonstration in a directory, "" for a new one below runs.
@@ -159,6 +134,8 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 			endDemoRuns(runs[:i])
 			return cli.Fail(err)
 		}
+		defer r.metrics.Close()
+		defer r.events.Close()
 		runs[i] = r
 	}
 	s := &script{run: runs[1], pair: pair}
@@ -190,7 +167,7 @@ func startDemoRun(dir, data string, steps int, show func(view.Event)) (*demoRun,
 		return nil, err
 	}
 	r := &demoRun{dir: dir, steps: steps, show: show, output: output, ended: make(chan error, 1)}
-	r.metrics.path, r.events.path = filepath.Join(dir, "metrics.jsonl"), filepath.Join(dir, "events.jsonl")
+	r.metrics.Path, r.events.Path = filepath.Join(dir, "metrics.jsonl"), filepath.Join(dir, "events.jsonl")
 	r.cmd = exec.Command(self, "run", "--plain", "--run-dir", dir, "--workers", strconv.Itoa(demoWorkers), "--stages", strconv.Itoa(demoStages),
 		"--threads", "1", self, Job, "--data", data, "--steps", strconv.Itoa(steps))
 	r.cmd.Stdout, r.cmd.Stderr = output, output
@@ -281,14 +258,9 @@ func (r *demoRun) look() error {
 		r.began = true
 		r.show(view.Begin{Job: rec.Job})
 	}
-	if err := r.events.news(func(line []byte) error {
-		var e rundir.Event
-		if err := json.Unmarshal(line, &e); err != nil {
-			return err
-		}
+	if err := news(&r.events, func(e rundir.Event) {
 		r.seen = append(r.seen, e)
 		r.show(view.Change(e))
-		return nil
 	}); err != nil {
 		return err
 	}
@@ -302,14 +274,9 @@ func (r *demoRun) look() error {
 			r.show(planOf(st))
 		}
 	}
-	if err := r.metrics.news(func(line []byte) error {
-		var m rundir.Metrics
-		if err := json.Unmarshal(line, &m); err != nil {
-			return err
-		}
+	if err := news(&r.metrics, func(m rundir.Metrics) {
 		r.step = m.Step
 		r.show(view.Step(m))
-		return nil
 	}); err != nil {
 		return err
 	}

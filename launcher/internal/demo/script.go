@@ -122,12 +122,8 @@ func (s *script) effect(a deed, o *outcome) bool {
 
 func recoveryText(r *rundir.Recovery) string {
 	text := fmt.Sprintf("training again after %.0f ms", r.TotalMS)
-	switch n := r.RecomputedMicrobatches; n {
-	case 0:
-	case 1:
-		text += ", 1 micro-batch recomputed"
-	default:
-		text += fmt.Sprintf(", %d micro-batches recomputed", n)
+	if n := r.RecomputedMicrobatches; n > 0 {
+		text += ", " + view.MicroBatches(n) + " recomputed"
 	}
 	return text + ": " + r.Cause
 }

@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -85,10 +84,10 @@ const lookAgain = 100 * time.Millisecond
 
 // printLogs prints logs to their end, and where they are followed, to the run's.
 func printLogs(ctx context.Context, out io.Writer, dir string, worker int, follow bool) error {
-	tails := make(map[string]*tail)
+	tails := make(map[string]*cli.Tail)
 	defer func() {
 		for _, t := range tails {
-			_ = t.f.Close()
+			t.Close()
 		}
 	}()
 	again := time.NewTicker(lookAgain)
@@ -107,17 +106,17 @@ func printLogs(ctx context.Context, out io.Writer, dir string, worker int, follo
 		for _, l := range logs {
 			t := tails[l.Path]
 			if t == nil {
-				f, err := os.Open(l.Path)
-				if err != nil {
-					return err
-				}
-				t = &tail{f: f}
-				if worker < 0 {
-					t.prefix = fmt.Sprintf("%d| ", l.Worker)
-				}
+				t = &cli.Tail{Path: l.Path}
 				tails[l.Path] = t
 			}
-			if err := t.copy(out, last); err != nil {
+			prefix := ""
+			if worker < 0 {
+				prefix = fmt.Sprintf("%d| ", l.Worker)
+			}
+			if err := t.Lines(last, func(line []byte) error {
+				_, err := fmt.Fprintf(out, "%s%s", prefix, line)
+				return err
+			}); err != nil {
 				return err
 			}
 		}
@@ -130,50 +129,4 @@ func printLogs(ctx context.Context, out io.Writer, dir string, worker int, follo
 			return nil
 		}
 	}
-}
-
-// tail prints what is added to a file, by whole lines.
-type tail struct {
-	f      *os.File
-	prefix string
-	rest   []byte // of a line whose end is still to come
-}
-
-// maxLine bounds what is kept of a line; a longer one is printed in parts.
-const maxLine = 1 << 20
-
-func (t *tail) copy(out io.Writer, last bool) error {
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := t.f.Read(buf)
-		t.rest = append(t.rest, buf[:n]...)
-		for {
-			end := bytes.IndexByte(t.rest, '\n') + 1
-			if end == 0 && len(t.rest) < maxLine {
-				break
-			}
-			if end == 0 {
-				end = len(t.rest)
-			}
-			if err := t.line(out, t.rest[:end]); err != nil {
-				return err
-			}
-			t.rest = t.rest[end:]
-		}
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return err
-		}
-	}
-	if last && len(t.rest) > 0 {
-		return t.line(out, append(t.rest, '\n'))
-	}
-	return nil
-}
-
-func (t *tail) line(out io.Writer, line []byte) error {
-	_, err := fmt.Fprintf(out, "%s%s", t.prefix, line)
-	return err
 }

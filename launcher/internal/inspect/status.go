@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -189,7 +189,7 @@ func (s Status) print(out io.Writer) error {
 			fmt.Fprintf(w, "worker %d\tgone\t%s\n", ws.ID, ws.Gone)
 			continue
 		}
-		fmt.Fprintf(w, "worker %s\tstages %s\tlayers %s", ws.name(), list(ws.Stages), list(ws.Layers))
+		fmt.Fprintf(w, "worker %s\tstages %s\tlayers %s", ws.name(), view.Ranges(ws.Stages, ","), view.Ranges(ws.Layers, ","))
 		if ws.Forwards != nil {
 			fmt.Fprintf(w, "\t%d forwards\t%d backwards", *ws.Forwards, *ws.Backwards)
 		}
@@ -211,22 +211,4 @@ func (s WorkerStatus) name() string {
 		return strconv.Itoa(s.ID)
 	}
 	return fmt.Sprintf("%d.%d", s.ID, s.Life)
-}
-
-// list prints ascending numbers in short, as in 0-3,7.
-func list(n []int) string {
-	var parts []string
-	for lo := 0; lo < len(n); {
-		hi := lo + 1
-		for hi < len(n) && n[hi] == n[hi-1]+1 {
-			hi++
-		}
-		text := strconv.Itoa(n[lo])
-		if hi-lo > 1 {
-			text += "-" + strconv.Itoa(n[hi-1])
-		}
-		parts = append(parts, text)
-		lo = hi
-	}
-	return strings.Join(parts, ",")
 }
