@@ -156,7 +156,7 @@ func (s spread) bytes(t *testing.T) []int64 {
 			return w[m%len(w)]
 		}
 		for stage := range last {
-			send(worker(stage), worker(stage+1), s.evals*4*s.activity*min(s.job.MicroBatch, s.evaluated-first))
+			send(worker(stage), worker(stage+1), s.evals*(8*s.dims+4*s.activity*min(s.job.MicroBatch, s.evaluated-first)))
 		}
 		losses[rank[worker(last)]] += evalSize
 	}
