@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/controller"
@@ -209,6 +210,7 @@ func (s *Session) takeOver() {
 		s.take(e)
 	}
 	s.later = nil
+	lives := maps.Clone(s.roster.lives)
 	for place := range s.workers {
 		if w := &s.workers[place]; w.state != gone && w.over() {
 			s.ended(place)
@@ -218,8 +220,8 @@ func (s *Session) takeOver() {
 		s.tell(controller.Led{Term: s.cfg.Term})
 	}
 	for _, joiner := range h.Joining {
-		// It was to join, and the leader that knew how far it was is gone.
-		if s.phase == training && s.end.stop == "" && !s.anyWorker(func(w *worker) bool { return w.state != gone && int(w.who.ID) == joiner }) {
+		// It was to join, and the leader that knew how far it was is gone. Where it has exited, it may have been replaced just now.
+		if s.phase == training && s.end.stop == "" && s.roster.lives[id.WorkerID(joiner)] == lives[id.WorkerID(joiner)] && !s.anyWorker(func(w *worker) bool { return w.state != gone && int(w.who.ID) == joiner }) {
 			s.launch(id.WorkerID(joiner), "", fmt.Sprintf("worker %d is restarted, as another agent leads", joiner))
 		}
 	}
