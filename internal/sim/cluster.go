@@ -219,8 +219,11 @@ func (c *Cluster) launch(who plan.Worker) *worker {
 	return w
 }
 
-// Flip alters a block of a worker's memory.
+// Flip alters a block of a worker's memory, while no other one is altered: it may be repaired by this one.
 func (c *Cluster) Flip(of id.WorkerID, n int) {
+	if slices.ContainsFunc(c.order, func(w *worker) bool { return w.alive && w.core != nil && len(w.altered) > 0 }) {
+		return
+	}
 	if w := c.find(of); c.cfg.Digests && w != nil && !w.frozen && w.core != nil && w.flip(n) {
 		c.note("memory of worker %v is altered", w.session)
 	}

@@ -116,9 +116,10 @@ func TestMoments(t *testing.T) {
 // TestFaultsFound runs schedules that have ended in a fault of the core or the controller once.
 func TestFaultsFound(t *testing.T) {
 	for _, seed := range []uint64{
-		114,    // a worker whose first plan went live with the commit that ended the run did not know that it had
-		308,    // a step of before a rollback that a new leader was told early was judged as one of after it
-		100548, // a part of a checkpoint that a leader was told after the end of the run was taken for a fault
+		114,     // a worker whose first plan went live with the commit that ended the run did not know that it had
+		308,     // a step of before a rollback that a new leader was told early was judged as one of after it
+		2007486, // two incarnations of one worker were started under a new leader, and the planner panicked
+		100548,  // a part of a checkpoint that a leader was told after the end of the run was taken for a fault
 	} {
 		if _, err := try(seed, false); err != nil {
 			t.Error(err)
