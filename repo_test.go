@@ -253,14 +253,11 @@ func checkFloors(files []file, floors [][]string) (faults []string) {
 	return faults
 }
 
-// A folder has at most maxFiles files of the product and a file at most maxLines lines, so that both are read in one go. Folders
-// that have more are listed, so that they only shrink.
+// A folder has at most maxFiles files of the product and a file at most maxLines lines, so that both are read in one go.
 const (
 	maxFiles = 14
 	maxLines = 600
 )
-
-var largeFolders = map[string]int{"internal/host": 20}
 
 // checkSizes finds folders and files that are too large.
 func checkSizes(files []file) (faults []string) {
@@ -275,8 +272,8 @@ func checkSizes(files []file) (faults []string) {
 		}
 	}
 	for dir, n := range count {
-		if most := max(maxFiles, largeFolders[dir]); n > most {
-			faults = append(faults, fmt.Sprintf("%s: has %d files, more than %d", dir, n, most))
+		if n > maxFiles {
+			faults = append(faults, fmt.Sprintf("%s: has %d files, more than %d", dir, n, maxFiles))
 		}
 	}
 	slices.Sort(faults)

@@ -2,7 +2,10 @@ package host
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -17,10 +20,12 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/ring"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -80,6 +85,18 @@ type Console struct {
 
 	// Telemetry gets spans and measures of the run; nil has nothing measured.
 	Telemetry Telemetry
+}
+
+// Telemetry takes in what is told of a run. No method but Close waits.
+type Telemetry interface {
+	// Begin says which run it is, before anything else. file appends a line to its traces.jsonl; it
+	// is nil for a run without files.
+	Begin(run trace.Run, program string, file func(line []byte) error)
+	Spans([]trace.Span)
+	Measure(trace.Measure)
+	// Close returns when all is where it belongs, or why it is not. No file is written
+	// after that.
+	Close() error
 }
 
 // Addr is one of the hosts of a run.
@@ -276,7 +293,7 @@ func (h *Host) Serve(ctx context.Context) error {
 		return err
 	}
 	if r.gossip, r.noRing = openRing(c); r.gossip != nil {
-		defer r.gossip.close()
+		defer r.gossip.Close()
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	var tasks sync.WaitGroup
@@ -314,4 +331,19 @@ func (h *Host) Serve(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// openRing opens the ring of a run, nil without failure detection or for a single worker. Several hosts find each other by
+// the Start that the leader sends to their workers.
+func openRing(c *Config) (*ring.Member, error) {
+	if c.Detect == 0 || c.Fixed && c.Workers == 1 {
+		return nil, nil
+	}
+	job := rand.Text()
+	if !c.alone() {
+		sum := sha256.Sum256([]byte(c.RunDir.Path()))
+		job = hex.EncodeToString(sum[:8])
+	}
+	self := c.Hosts[c.Self]
+	return ring.Open(job, self.Name, self.Link, c.Secret, c.times().Ring, c.Workers+len(c.Hosts))
 }

@@ -192,7 +192,7 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 		sc.Lease = c.Detect
 	}
 	if g := l.relay.gossip; g != nil {
-		sc.Ring = g.c
+		sc.Ring = g.Ring()
 	}
 	if err := l.relay.noRing; err != nil {
 		sc.NoRing = fmt.Sprintf("there is no gossip ring: %s", session.OneLine(err.Error()))

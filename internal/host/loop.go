@@ -48,7 +48,7 @@ func newTimer() *time.Timer {
 // begin starts what works beside the loop.
 func (r *run) begin() {
 	if g := r.lead.relay.gossip; g != nil {
-		r.others.Go(func() { g.tell(r.talking, r.post) })
+		r.others.Go(func() { g.Tell(r.talking, r.post) })
 	}
 	r.others.Go(func() { r.log.run(r.talking, r.post) })
 	if r.c.Clocks != nil {

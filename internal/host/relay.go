@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/ring"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
@@ -24,8 +25,8 @@ type relay struct {
 	news chan struct{} // the leadership has changed
 
 	elections elections
-	gossip    *ringMember // nil where there is no ring
-	noRing    error       // why there is none, where there should be
+	gossip    *ring.Member // nil where there is no ring
+	noRing    error        // why there is none, where there should be
 
 	stood time.Time // when this node stood for election last; of run
 
@@ -320,7 +321,7 @@ func (r *relay) deliver(m relayed) error {
 	var told *bool
 	switch said := m.Message.(type) {
 	case control.Start:
-		r.gossip.join(said.Ring.Seeds)
+		r.gossip.Join(said.Ring.Seeds)
 		told = &l.started
 	case control.Stop:
 		told = &l.stopped

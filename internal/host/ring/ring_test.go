@@ -1,4 +1,4 @@
-package host
+package ring
 
 import (
 	"context"
@@ -12,18 +12,18 @@ import (
 
 // A worker with what it was told becomes a member, and the session hears of it.
 func TestGossip(t *testing.T) {
-	g, err := openGossip("job", "", "", nil, 2*time.Second, 3)
+	g, err := Open("job", "", "", nil, 2*time.Second, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer g.close()
+	defer g.Close()
 	heard := make(chan session.Gossip)
 	done := make(chan struct{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer func() { cancel(); <-done }()
 	go func() {
 		defer close(done)
-		g.tell(ctx, func(e session.Event) bool {
+		g.Tell(ctx, func(e session.Event) bool {
 			select {
 			case heard <- e.(session.Gossip):
 				return true

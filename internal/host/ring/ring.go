@@ -1,4 +1,6 @@
-package host
+// Package ring is a host's membership in the gossip ring, in which the hosts and workers of a run probe each other. What the
+// ring says of a worker is evidence beside the heartbeats that its host hears.
+package ring
 
 import (
 	"cmp"
@@ -6,7 +8,6 @@ import (
 	"crypto/hkdf"
 	"crypto/rand"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"sync"
 	"time"
@@ -18,14 +19,11 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
-// The workers of a run and its agents are members of a gossip ring and probe each other. What
-// the ring says of a worker is evidence beside that of its agent, which hears it beat and reaps it.
+// keySize is the key size of AES-128, in bytes.
+const keySize = 16
 
-// ringKeySize is that of AES-128.
-const ringKeySize = 16
-
-// ringMember is this agent's membership.
-type ringMember struct {
+// Member is the membership of a host.
+type Member struct {
 	ring  *gossip.Ring
 	c     control.Ring // for workers
 	tasks sync.WaitGroup
@@ -35,16 +33,15 @@ type ringMember struct {
 	seed string // the agent that we joined last; of join, which is called by one goroutine at a time
 }
 
-// openGossip makes the ring of a run, or a member that joins it by what a worker of this host is
-// told. host and addr are those of this agent, detect is [timing.Policy].Ring, size how many members are expected. Where there
-// are several hosts the key follows from their secret, else it is drawn.
-func openGossip(job, host, addr string, secret []byte, detect time.Duration, size int) (*ringMember, error) {
-	key := make([]byte, ringKeySize)
+// Open makes the ring of a run, which other members then join. host and addr are those of this host, detect is
+// [timing.Policy].Ring, size is the expected number of members. Hosts with a secret derive the key of the ring from it.
+func Open(job, host, addr string, secret []byte, detect time.Duration, size int) (*Member, error) {
+	key := make([]byte, keySize)
 	if len(secret) == 0 {
 		_, _ = rand.Read(key) // it never fails
 	} else {
 		var err error
-		if key, err = hkdf.Key(sha256.New, secret, []byte(job), "soliton ring, version 1", ringKeySize); err != nil {
+		if key, err = hkdf.Key(sha256.New, secret, []byte(job), "soliton ring, version 1", keySize); err != nil {
 			return nil, err
 		}
 	}
@@ -56,21 +53,23 @@ func openGossip(job, host, addr string, secret []byte, detect time.Duration, siz
 	if err != nil {
 		return nil, err
 	}
-	g := &ringMember{ring: r, c: control.Ring{Job: job, Key: key, Seeds: []string{r.Addr()}, Detect: detect, Size: size}}
+	g := &Member{ring: r, c: control.Ring{Job: job, Key: key, Seeds: []string{r.Addr()}, Detect: detect, Size: size}}
 	g.ctx, g.end = context.WithCancel(context.Background())
 	return g, nil
 }
 
-// close ends the membership.
-func (g *ringMember) close() {
+// Close ends the membership.
+func (g *Member) Close() {
 	g.end()
 	g.ring.Close()
 	g.tasks.Wait()
 }
 
-// join makes one ring of ours and that of another agent, in the background. A nil ringMember
-// joins none.
-func (g *ringMember) join(seeds []string) {
+// Ring returns what workers are told.
+func (g *Member) Ring() control.Ring { return g.c }
+
+// Join joins the ring of another host, in the background. It does nothing for a nil member.
+func (g *Member) Join(seeds []string) {
 	if g == nil || len(seeds) == 0 || seeds[0] == g.ring.Addr() || seeds[0] == g.seed {
 		return
 	}
@@ -86,8 +85,8 @@ func (g *ringMember) join(seeds []string) {
 	})
 }
 
-// tell hands on what the ring believes of each worker, and then each change, until ctx ends.
-func (g *ringMember) tell(ctx context.Context, post func(session.Event) bool) {
+// Tell posts the state of each worker in the ring, and then each change, until ctx ends.
+func (g *Member) Tell(ctx context.Context, post func(session.Event) bool) {
 	type life struct {
 		incarnation int
 		state       gossip.State
@@ -136,19 +135,4 @@ func accuser(by string, members []gossip.Member) string {
 		}
 	}
 	return "the ring"
-}
-
-// openRing makes the member of a host, nil if there is to be no ring: without failure detection, or with one worker in
-// all. Several hosts find each other by the Start that a leader sends to their workers.
-func openRing(c *Config) (*ringMember, error) {
-	if c.Detect == 0 || c.Fixed && c.Workers == 1 {
-		return nil, nil
-	}
-	job := rand.Text()
-	if !c.alone() {
-		sum := sha256.Sum256([]byte(c.RunDir.Path()))
-		job = hex.EncodeToString(sum[:8])
-	}
-	self := c.Hosts[c.Self]
-	return openGossip(job, self.Name, self.Link, c.Secret, c.times().Ring, c.Workers+len(c.Hosts))
 }
