@@ -106,7 +106,11 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 
 // inherit takes over from the run before what was not changed.
 func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error {
-	f.reduction, f.zero, f.hosts, f.reshape = job.Reduction, job.Zero, 1, cmp.Or(job.Reshape, "full")
+	f.reduction, f.zero, f.hosts, f.reshape = cmp.Or(job.Reduction, "exact"), job.Zero, 1, cmp.Or(job.Reshape, "full")
+	_, err := host.ParseReduction(f.reduction)
+	if _, err2 := host.ParseReshape(f.reshape); err != nil || err2 != nil {
+		return fmt.Errorf("job.json: %w", cmp.Or(err, err2))
+	}
 	if !changed("workers") {
 		f.workers = job.Workers
 	}

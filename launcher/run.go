@@ -213,15 +213,15 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 			errs = append(errs, fmt.Errorf("--threads %d: give at most %d", f.threads, host.MaxThreads))
 		}
 	}
-	if f.reduction != "exact" && f.reduction != "fast" {
-		errs = append(errs, fmt.Errorf("--reduction %s: give exact or fast", f.reduction))
+	if _, err := host.ParseReduction(f.reduction); err != nil {
+		errs = append(errs, fmt.Errorf("--reduction %w", err))
 	}
 	if f.zero != 1 && f.zero != 2 {
 		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
 	}
 	errs = append(errs, f.clockFaults()...)
-	if f.reshape != "full" && f.reshape != "dataflow" && f.reshape != "off" {
-		errs = append(errs, fmt.Errorf("--reshape %s: give full, dataflow or off", f.reshape))
+	if _, err := host.ParseReshape(f.reshape); err != nil {
+		errs = append(errs, fmt.Errorf("--reshape %w", err))
 	}
 	var err error
 	if f.faults, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
@@ -439,8 +439,10 @@ func openTelemetry(ctx context.Context) (host.Telemetry, error) {
 func (f *runFlags) settings(p program, cwd string) host.Settings {
 	s := host.Settings{
 		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
-		Detect: f.detect, Reduction: f.reduction, Zero: f.zero, NoDigests: !f.digests, Reshape: f.reshape, Respawn: f.respawn,
+		Detect: f.detect, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
 	}
+	s.Reduction, _ = host.ParseReduction(f.reduction) // both are checked
+	s.Reshape, _ = host.ParseReshape(f.reshape)
 	if s.Mirrors == 0 {
 		s.Mirrors = -1 // 0 is the default
 	}

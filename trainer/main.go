@@ -80,7 +80,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	v := view.Open(view.Options{Out: stdout, Plain: c.standard.plain})
 	out, _ := runInProcess(context.Background(), host.Config{
 		Settings: host.Settings{
-			Program: program(), Threads: job.Threads, Reduction: c.standard.reduction,
+			Program: program(), Threads: job.Threads, Reduction: c.reduction,
 			Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
 		},
 		RunDir: dir, Console: host.Console{View: v, Output: stdout}, Executable: executable(),
@@ -114,6 +114,8 @@ type command struct {
 	own      map[string]bool // names of the program's flags
 	makeJob  func() (Job, error)
 	standard *standardFlags
+
+	reduction host.Reduction
 }
 
 // standardFlags holds the values of the standard flags: most are fields of a job.
@@ -182,8 +184,8 @@ func (c *command) job(args []string) (Job, error) {
 	if c.flags.NArg() > 0 {
 		return Job{}, c.usage("unexpected argument %q", c.flags.Arg(0))
 	}
-	if r := c.standard.reduction; r != "" && r != "exact" && r != "fast" {
-		return Job{}, c.usage("--reduction %s: give exact or fast", r)
+	if c.reduction, err = host.ParseReduction(cmp.Or(c.standard.reduction, "exact")); err != nil {
+		return Job{}, c.usage("--reduction %w", err)
 	}
 	if every := c.standard.checkpointEvery; every < 0 {
 		return Job{}, c.usage("--checkpoint-every %v: give a time, or 0 for none", every)

@@ -2,6 +2,8 @@ package controller
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/timing"
 
@@ -19,6 +21,20 @@ const (
 	Dataflow                // micro-batches only: layers and workers stay in their stages
 	Off                     // nothing: the work of failed workers stays with the workers that took it over
 )
+
+var reshapeNames = []string{"full", "dataflow", "off"}
+
+// String returns the text of flags and files.
+func (r Reshape) String() string { return reshapeNames[r] }
+
+// ParseReshape reads the text of a flag or a file.
+func ParseReshape(text string) (Reshape, error) {
+	i := slices.Index(reshapeNames, text)
+	if i < 0 {
+		return 0, fmt.Errorf("%s: give full, dataflow or off", text)
+	}
+	return Reshape(i), nil
+}
 
 // measurement is a plan and the profile under which it runs.
 type measurement struct {

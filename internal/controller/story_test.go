@@ -313,7 +313,12 @@ func storyLayers() []plan.Layer {
 
 func (s *story) begin() {
 	s.c = storyJob(s.t, s.int("workers", 3), s.int("stages", 1), s.int("micros", 6), s.int("mirrors", 1), s.int("min", 1))
-	s.c.cfg.Reshape = map[string]Reshape{"": Full, "dataflow": Dataflow, "off": Off}[s.args["reshape"]]
+	if text := s.args["reshape"]; text != "" {
+		var err error
+		if s.c.cfg.Reshape, err = ParseReshape(text); err != nil {
+			s.t.Fatal(err)
+		}
+	}
 	for id := range s.c.members {
 		s.knows[id] = &s.c.cfg.Plan
 	}

@@ -400,7 +400,7 @@ func TestGarbageIsAnError(t *testing.T) {
 }
 
 func TestValidateReportsAllFaults(t *testing.T) {
-	_, err := New(Config{Start: func(int, int) (spawn.Worker, error) { return nil, nil }, Settings: session.Settings{Threads: -1, Reduction: "slow", Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond}})
+	_, err := New(Config{Start: func(int, int) (spawn.Worker, error) { return nil, nil }, Settings: session.Settings{Threads: -1, Reduction: 2, Zero: 3, HelloTimeout: -1, Stages: -1, Detect: time.Millisecond}})
 	if err == nil || len(strings.Split(err.Error(), "\n")) != 6 {
 		t.Errorf("got %v", err)
 	}

@@ -1,9 +1,21 @@
 package host
 
-import "github.com/soliton-train/soliton/internal/host/session"
+import (
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session"
+)
 
 // Settings are what a run is asked for.
 type Settings = session.Settings
+
+// Reduction is how gradients are summed.
+type Reduction = session.Reduction
+
+// ParseReduction and ParseReshape read the text of flags and of job.json.
+var (
+	ParseReduction = session.ParseReduction
+	ParseReshape   = controller.ParseReshape
+)
 
 // Resume describes a run that has ended and is resumed.
 type Resume = session.Resume

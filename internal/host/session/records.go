@@ -108,7 +108,7 @@ func (s *Session) summarise(stoppedBy string) rundir.Summary {
 	sum := rundir.Summary{
 		Steps: r.last.Step, Loss: r.last.Loss, ValLoss: r.val, DataSHA256: s.job.DataSHA256,
 		Seconds:        float64(s.now.Sub(s.began).Milliseconds()) / 1000,
-		WorkersStarted: len(s.workers) + r.earlier, WorkersLost: r.lost, WorkersJoined: r.joined, Reduction: s.cfg.Reduction, StoppedBy: stoppedBy,
+		WorkersStarted: len(s.workers) + r.earlier, WorkersLost: r.lost, WorkersJoined: r.joined, Reduction: s.cfg.Reduction.String(), StoppedBy: stoppedBy,
 		Recoveries: append([]rundir.Recovery{}, r.recoveries...), Rollbacks: r.rollbacks,
 	}
 	for place := range s.workers {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/timing"
@@ -45,17 +46,14 @@ type Settings struct {
 	// be silent for three quarters of it, so that the recovery is part of it. 0 means no detection.
 	Detect time.Duration
 
-	// Reduction is how gradients are summed: exact, in an order that depends on the job only, or fast, in the order in which they
-	// arrive. "" means exact.
-	Reduction string
+	Reduction Reduction
 
 	// Zero is the stage of ZeRO. Both stages split the optimizer's state over the workers of a pipeline stage. In stage 2, only the
 	// owner of a shard has its complete gradient; in stage 1, all of them have it. 0 means 2.
 	Zero int
 
-	// Reshape says what may be rebalanced between steps: "full" means micro-batches, layers
-	// and workers, "dataflow" micro-batches only, "off" nothing. "" means full.
-	Reshape string
+	// Reshape says what may be rebalanced between steps.
+	Reshape controller.Reshape
 
 	// NoDigests lets the workers trust their memory. Otherwise they keep digests of the state of the job, and repair corrupted memory
 	// before it is used.
@@ -85,11 +83,11 @@ func (c Settings) Validate() error {
 	if c.Threads < 0 || c.Threads > MaxThreads {
 		errs = append(errs, fmt.Errorf("Threads is %d: give 1 to %d, or 0 for all cores", c.Threads, MaxThreads))
 	}
-	if c.Reduction != "" && c.Reduction != "exact" && c.Reduction != "fast" {
-		errs = append(errs, fmt.Errorf("Reduction is %q: give exact or fast, or \"\" for exact", c.Reduction))
+	if c.Reduction > Fast {
+		errs = append(errs, fmt.Errorf("Reduction is %d: give Exact or Fast", c.Reduction))
 	}
-	if _, ok := reshapes[c.Reshape]; !ok && c.Reshape != "" {
-		errs = append(errs, fmt.Errorf("Reshape is %q: give full, dataflow or off, or \"\" for full", c.Reshape))
+	if c.Reshape > controller.Off {
+		errs = append(errs, fmt.Errorf("Reshape is %d: give Full, Dataflow or Off", c.Reshape))
 	}
 	if c.Zero < 0 || c.Zero > 2 {
 		errs = append(errs, fmt.Errorf("Zero is %d: give 1 or 2, or 0 for 2", c.Zero))
@@ -109,8 +107,28 @@ func (c Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// reshapes are the values of Config.Reshape.
-var reshapes = map[string]controller.Reshape{"full": controller.Full, "dataflow": controller.Dataflow, "off": controller.Off}
+// Reduction is how gradients are summed.
+type Reduction uint8
+
+// The values of Reduction.
+const (
+	Exact Reduction = iota // in an order that depends on the job only
+	Fast                   // in the order in which they come
+)
+
+var reductionNames = []string{"exact", "fast"}
+
+// String returns the text of flags, files and messages.
+func (r Reduction) String() string { return reductionNames[r] }
+
+// ParseReduction reads the text of a flag or a file.
+func ParseReduction(text string) (Reduction, error) {
+	i := slices.Index(reductionNames, text)
+	if i < 0 {
+		return 0, fmt.Errorf("%s: give exact or fast", text)
+	}
+	return Reduction(i), nil
+}
 
 // WithDefaults returns the settings of a run that begins with so many workers.
 func (c Settings) WithDefaults(workers int) Settings {
@@ -131,12 +149,6 @@ func (c Settings) WithDefaults(workers int) Settings {
 	}
 	if c.MinWorkers == 0 {
 		c.MinWorkers = 1
-	}
-	if c.Reduction == "" {
-		c.Reduction = "exact"
-	}
-	if c.Reshape == "" {
-		c.Reshape = "full"
 	}
 	if c.Zero == 0 {
 		c.Zero = 2

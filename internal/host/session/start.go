@@ -137,10 +137,10 @@ func (s *Session) describeJob(stages int) {
 	j, c := &s.job, &s.cfg
 	*j = s.model.Job
 	j.Program = path.Base(j.Program)
-	j.Threads, j.Reduction, j.Zero, j.Started = c.Threads, c.Reduction, c.Zero, s.now.UTC()
+	j.Threads, j.Reduction, j.Zero, j.Started = c.Threads, c.Reduction.String(), c.Zero, s.now.UTC()
 	j.Workers, j.Stages = len(s.workers), stages
 	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
-	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape
+	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
 	if c.Args != nil {
 		j.Args = c.Args
 	}
@@ -159,7 +159,7 @@ func (s *Session) beginTraining() control.Start {
 
 // startMessage says how a worker trains.
 func (s *Session) startMessage() control.Start {
-	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction, Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.faults, Detect: s.cfg.Lease, TraceEvery: s.tr.Every()}
+	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction.String(), Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.faults, Detect: s.cfg.Lease, TraceEvery: s.tr.Every()}
 	if s.cfg.RunDir != "" {
 		m.RunDir = s.cfg.RunDir
 		m.Checkpoints = s.cfg.Command != ""
@@ -171,7 +171,7 @@ func (s *Session) startMessage() control.Start {
 func (s *Session) controllerConfig(p plan.Plan, peers []control.Peer) controller.Config {
 	return controller.Config{
 		Plan: p, Peers: peers, Profile: profile(s.model), Term: max(s.cfg.Term, 1), Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages,
-		Mirrors: s.cfg.Mirrors, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: reshapes[s.cfg.Reshape],
+		Mirrors: s.cfg.Mirrors, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: s.cfg.Reshape,
 	}
 }
 
