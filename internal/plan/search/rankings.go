@@ -1,7 +1,6 @@
 package search
 
 import (
-	"cmp"
 	"container/heap"
 	"math"
 	"slices"
@@ -195,7 +194,15 @@ func handOn(r simulate.Ranking, c *simulate.StageCost, come schedule) schedule {
 		out.at[m] = begin + float64(c.Forward)/c.Speeds[w]
 		free[w] = begin + c.Work()/c.Speeds[w]
 	}
-	slices.SortFunc(out.order, func(a, b int) int { return cmp.Or(cmp.Compare(out.at[a], out.at[b]), a-b) })
+	slices.SortStableFunc(out.order, func(a, b int) int { // cmp.Or makes large plans a fifth slower
+		switch x, y := out.at[a], out.at[b]; {
+		case x < y:
+			return -1
+		case x > y:
+			return 1
+		}
+		return a - b
+	})
 	return out
 }
 
