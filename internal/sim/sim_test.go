@@ -131,20 +131,12 @@ func run(c *Cluster, tell func(*Cluster)) (err error) {
 		return fmt.Errorf("no end\n%s", strings.Join(append(c.Log(), c.states()...), "\n"))
 	}
 	// The cluster holds that a run which fails has lost all its workers.
-	if stopped := new(session.StoppedError); out.Err == nil && out.Summary.Steps != steps && !(out.Summary.Steps == steps-1 && c.untold()) {
+	if stopped := new(session.StoppedError); out.Err == nil && out.Summary.Steps != steps {
 		return fmt.Errorf("ended after %d steps", out.Summary.Steps)
 	} else if out.Err != nil && !errors.As(out.Err, &stopped) && !slices.ContainsFunc([]any{new(*session.LostError), new(*session.SilentError), new(*session.RecoveryError), new(*session.FailedError)}, func(as any) bool { return errors.As(out.Err, as) }) {
 		return fmt.Errorf("ended by %w\n%s", out.Err, strings.Join(c.Log(), "\n"))
 	}
 	return nil
-}
-
-// untold reports whether all workers that had the last step died before they told of it: those that joined after it tell
-// its end only.
-func (c *Cluster) untold() bool {
-	return !slices.ContainsFunc(c.order, func(w *worker) bool {
-		return len(w.steps) > 0 && w.steps[len(w.steps)-1].Step == c.cfg.Steps
-	})
 }
 
 // states says where each worker is.

@@ -221,8 +221,8 @@ func (w *worker) proceed() {
 	}
 	at, result := w.core.Passed()
 	if w.joined {
+		w.committed(w.core.Committed())
 		w.joined = false
-		w.stop = w.core.Stopped()
 	}
 	point := id.Point{Step: at.Step + 1}
 	switch {
@@ -284,7 +284,7 @@ func (w *worker) ended(r core.Result, err error) {
 func (w *worker) committed(r core.Result) {
 	said := control.Step{
 		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets, MS: 5, Time: w.c.now, Plan: uint64(r.Plan.N),
-		Forwards: r.Forwards, Backwards: r.Backwards,
+		Forwards: r.Forwards, Backwards: r.Backwards, Joined: w.joined,
 	}
 	w.loss, w.stop = r.Loss, r.Stop
 	if w.pending = nil; w.c.evaluates(r.Step) {

@@ -374,16 +374,14 @@ func (s *Session) conclude() {
 	if s.checkpoints.committing() {
 		return // the run is concluded when they are on disk
 	}
-	if m.Steps != s.records.last.Step && !s.workers[s.end.by].fresh {
+	if m.Steps != s.records.last.Step {
 		s.judge(&ProtocolError{s.id(s.end.by), fmt.Sprintf("ended with %d steps, and the newest that was committed is %d", m.Steps, s.records.last.Step)})
 		return
 	}
 	s.enter(finished)
 	s.end.complete = true
 	sum := s.summarise(m.StoppedBy)
-	if !s.workers[s.end.by].fresh {
-		sum.Loss = m.Loss
-	}
+	sum.Loss = m.Loss
 	sum.ParamsSHA256, sum.StateSHA256 = m.ParamsSHA256, m.StateSHA256
 	s.records.summary = &sum
 

@@ -273,10 +273,12 @@ func (s *Session) committed(place int, m control.Step) {
 			}
 		}
 		s.forgetSteps()
-		s.clockDraw(place, m)
 		s.then(row)
-		s.trace(s.tr.WorkerStep(w.who.ID, m))
+		s.workerStep(place, m)
 		return
+	}
+	if m.Joined && !r.last.Time.IsZero() { // all that ran the step are lost
+		m.MS = float64(max(0, m.Time.Sub(r.last.Time.Time)).Microseconds()) / 1000
 	}
 	s.reports.told[m.Step] = said{place, m}
 	s.forgetSteps()
@@ -285,11 +287,10 @@ func (s *Session) committed(place int, m control.Step) {
 		return
 	}
 	r.step(m, len(under.Workers))
-	s.clockDraw(place, m)
 	s.then(WriteMetrics{r.last}, row, Show{view.Step(r.last)})
 	s.askForTimelines()
 	s.trace(s.tr.Step(s.moment(), m, under.Version, r.last.Workers, s.thin))
-	s.trace(s.tr.WorkerStep(w.who.ID, m))
+	s.workerStep(place, m)
 	s.commitCheckpoints()
 	s.clockStep(m)
 	ahead := s.reports.ahead
@@ -299,6 +300,15 @@ func (s *Session) committed(place int, m control.Step) {
 			s.message(e.Worker, e.Message)
 		}
 	}
+}
+
+// workerStep takes in what a worker measured in a step that it ran.
+func (s *Session) workerStep(place int, m control.Step) {
+	if m.Joined {
+		return
+	}
+	s.clockDraw(place, m)
+	s.trace(s.tr.WorkerStep(s.workers[place].who.ID, m))
 }
 
 // forgetSteps drops the steps that all workers have reported that are to.

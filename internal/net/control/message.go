@@ -156,6 +156,7 @@ type Step struct {
 	Plan     uint64   // Version.N of the worker's plan as the step ended
 	ValLoss  *float64 // set where an evaluation followed the step
 	Left     bool     // it has left with this step; ValLoss is missing then
+	Joined   bool     // it has joined with this step, and has its result from others; MS is missing then
 
 	// Forwards and Backwards count what this worker has run in training so
 	// far: (stage, micro-batch) pairs.

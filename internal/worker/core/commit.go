@@ -95,8 +95,35 @@ func saves(records []Record) bool {
 	return stopped || all == SavingWanted
 }
 
+// append appends the result as a worker that joins gets it, without what is of this worker.
+func (r Result) append(b []byte) []byte {
+	for _, v := range []uint64{uint64(r.Step), math.Float64bits(r.Loss), uint64(r.Targets), math.Float64bits(r.LR), math.Float64bits(r.GradNorm),
+		uint64(r.Plan.Generation), uint64(r.Plan.N)} {
+		b = binary.LittleEndian.AppendUint64(b, v)
+	}
+	return appendStop(b, r.Stop)
+}
+
+// parseResult reads resultSize bytes.
+func parseResult(b []byte) Result {
+	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
+	return Result{
+		Step: int(word(0)), Loss: math.Float64frombits(word(1)), Targets: int64(word(2)), LR: math.Float64frombits(word(3)), GradNorm: math.Float64frombits(word(4)),
+		Plan: id.Version{Generation: int(word(5)), N: int(word(6))}, Stop: parseStop(b[56:resultSize]),
+	}
+}
+
+func appendStop(b []byte, s string) []byte {
+	var stop [stopSize]byte
+	copy(stop[:], s)
+	return append(b, stop[:]...)
+}
+
+func parseStop(b []byte) string { return string(bytes.TrimRight(b, "\x00")) }
+
 const (
 	stopSize    = 24
+	resultSize  = 56 + stopSize
 	recordSize  = 56 + stopSize + 8
 	lossSumSize = 32
 )
@@ -107,10 +134,7 @@ func (r Record) append(b []byte) []byte {
 		uint64(r.Newest.Generation), uint64(r.Newest.N)} {
 		b = le.AppendUint64(b, v)
 	}
-	var stop [stopSize]byte
-	copy(stop[:], r.Stop)
-	b = append(b, stop[:]...)
-	b = le.AppendUint64(b, uint64(r.Saving))
+	b = le.AppendUint64(appendStop(b, r.Stop), uint64(r.Saving))
 	for _, s := range r.Losses {
 		for _, v := range []uint64{uint64(s.Node.Lo), uint64(s.Node.Hi), math.Float64bits(s.Loss.Sum), uint64(s.Loss.Count)} {
 			b = le.AppendUint64(b, v)
@@ -131,7 +155,7 @@ func parseRecord(b []byte, micros int) (Record, error) {
 		Spoiled: int(int64(word(3))),
 		Suspect: int(int64(word(4))),
 		Newest:  id.Version{Generation: int(word(5)), N: int(word(6))},
-		Stop:    string(bytes.TrimRight(b[56:56+stopSize], "\x00")),
+		Stop:    parseStop(b[56 : 56+stopSize]),
 		Saving:  Saving(word((56 + stopSize) / 8)),
 	}
 	root := tree.Root(micros)
@@ -243,7 +267,7 @@ func (w *Worker) pass(said [][]byte) {
 		return
 	}
 	r.result.Plan = w.plan.Version
-	w.stop = r.result.Stop
+	w.committed = r.result
 	if next != w.plan.Version {
 		if w.goLive(next); w.over() {
 			return

@@ -1,8 +1,6 @@
 package core
 
 import (
-	"bytes"
-	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -473,34 +471,29 @@ func (w *Worker) tellLive(o *control.Order) {
 		if was, ok := w.plan.Worker(p.ID); ok && was.Incarnation == p.Incarnation {
 			continue
 		}
-		words := binary.LittleEndian.AppendUint64(nil, uint64(w.passed.Step))
-		words = append(words, make([]byte, stopSize)...)
-		copy(words[8:], w.stop)
-		w.emit(Send{To: SessionOf(p.Worker), Key: key.Live(o.Plan.Version), Data: append(words, w.result...), Priority: comm.Control})
+		w.emit(Send{To: SessionOf(p.Worker), Key: key.Live(o.Plan.Version), Data: append(w.committed.append(nil), w.result...), Priority: comm.Control})
 	}
 }
 
-const (
-	liveSize  = 8 + stopSize // of the step that was committed, and of why the run ends with it
-	maxResult = 1 << 20      // of the result that follows
-)
+// maxResult bounds what all said in the commit, which follows its result.
+const maxResult = 1 << 20
 
 // awaitLive lets a worker that joins wait for its first plan to be live. A query ends that, because the leader goes on without
 // this plan, unless the answer says that it is live.
 func (w *Worker) awaitLive(o control.Order) {
 	w.joining = o.Plan.Version
-	w.expect(key.Live(o.Plan.Version), Buffer{}, liveSize+maxResult, expected{content: aLive, order: o})
+	w.expect(key.Live(o.Plan.Version), Buffer{}, resultSize+maxResult, expected{content: aLive, order: o})
 }
 
 // liveCame takes the message that the first plan is live.
 func (w *Worker) liveCame(o control.Order, words []byte) {
-	if len(words) < liveSize || w.joining != o.Plan.Version {
+	if len(words) < resultSize || w.joining != o.Plan.Version {
 		return
 	}
 	w.joining = id.Version{}
-	w.passed = id.Point{Step: int(binary.LittleEndian.Uint64(words))}
-	w.stop = string(bytes.TrimRight(words[8:liveSize], "\x00"))
-	w.result, w.live = slices.Clone(words[liveSize:]), o.Plan.Version
+	w.committed = parseResult(words)
+	w.passed = id.Point{Step: w.committed.Step}
+	w.result, w.live = slices.Clone(words[resultSize:]), o.Plan.Version
 	o.Passed = w.passed
 	w.setOrder(o)
 }

@@ -46,13 +46,13 @@ type Worker struct {
 	out   []Duty
 	spare []Duty
 
-	plan   *plan.Plan // applied; no workers before the first
-	live   id.Version // under which to go on after passed
-	start  id.Point
-	passed id.Point
-	result []byte // of the exchange of passed
-	stop   string // why the newest commit ended the run, "" if it did not
-	held   bool   // no exchange may be entered
+	plan      *plan.Plan // applied; no workers before the first
+	live      id.Version // under which to go on after passed
+	start     id.Point
+	passed    id.Point
+	result    []byte // of the exchange of passed
+	committed Result // of the newest commit
+	held      bool   // no exchange may be entered
 
 	req  *request // the operation, nil between two
 	step *step    // nil before its first event, and from its commit on
@@ -182,8 +182,8 @@ func (w *Worker) Plan() *plan.Plan { return w.plan }
 // Passed returns the point passed last, and what was said in its exchange.
 func (w *Worker) Passed() (id.Point, []byte) { return w.passed, w.result }
 
-// Stopped returns why the newest commit ended the run, "" if it did not.
-func (w *Worker) Stopped() string { return w.stop }
+// Committed returns the result of the newest commit. A worker that joins gets it from the others; Forwards and Backwards are 0 there.
+func (w *Worker) Committed() Result { return w.committed }
 
 // Epoch counts restarts from a checkpoint.
 func (w *Worker) Epoch() int { return w.c.First.Epoch }

@@ -390,23 +390,23 @@ func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
 	return r.result, nil
 }
 
-// Begun waits until the first plan is live here, and returns the point from which the run goes on and, of a worker that joined, why
-// the commit before ended the run, or "".
-func (e *Engine) Begun(ctx context.Context) (p id.Point, stop string, err error) {
+// Begun waits until the first plan is live here, and returns the point from which the run goes on and, of a worker that joined, the
+// result of the commit before.
+func (e *Engine) Begun(ctx context.Context) (p id.Point, committed Result, err error) {
 	begun := make(chan struct{})
 	e.mail.put(await{begun})
 	select {
 	case <-begun:
 	case <-ctx.Done():
-		return p, "", ctx.Err()
+		return p, committed, ctx.Err()
 	case <-e.ended:
-		return p, "", errClosed
+		return p, committed, errClosed
 	}
 	e.inspect(func() {
 		p, _ = e.core.Passed()
-		stop, err = e.core.Stopped(), e.core.Err()
+		committed, err = e.core.Committed(), e.core.Err()
 	})
-	return p, stop, err
+	return p, committed, err
 }
 
 // Holds returns the stages that this worker serves and the bytes of the

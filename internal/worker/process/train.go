@@ -190,7 +190,8 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 }
 
 // begin waits until the worker has a part in the run. A worker that joins takes
-// part in the evaluation after the last committed step.
+// part in what follows the last commit: the evaluation, and the report of the step,
+// for it may be the only one left that knows the step.
 func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
 	waiting, cancel := context.WithCancelCause(ctx)
 	var watch sync.WaitGroup
@@ -203,7 +204,7 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 	})
 	defer watch.Wait()
 	defer cancel(nil)
-	at, stop, err := e.Begun(waiting)
+	at, committed, err := e.Begun(waiting)
 	if err != nil {
 		return cmp.Or(context.Cause(waiting), err)
 	}
@@ -213,11 +214,29 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 		return nil
 	}
 	w.step, w.told = at.Step, at.Step
-	done.StoppedBy = stop
-	if j.evalDue(at.Step) {
-		done.ValLoss, err = w.evaluate(ctx, j, e)
-	}
+	_, err = w.report(ctx, j, e, done, committed, control.Step{Joined: true, Time: time.Now()})
 	return err
+}
+
+// report tells the agent of a committed step, after the evaluation that may follow it. said has what only a worker that ran the
+// step knows.
+func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, r engine.Result, said control.Step) (control.Step, error) {
+	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
+	said.Step, said.Loss, said.LR, said.GradNorm, said.Tokens, said.Plan = r.Step, r.Loss, r.LR, r.GradNorm, r.Targets, uint64(r.Plan.N)
+	said.Forwards, said.Backwards = r.Forwards, r.Backwards
+	if j.evalDue(r.Step) {
+		var err error
+		done.ValLoss, err = w.evaluate(ctx, j, e)
+		if said.Left = errors.Is(err, engine.ErrLeft); err != nil && !said.Left {
+			return said, err
+		}
+		said.ValLoss = done.ValLoss
+	}
+	w.spans.sums(&said)
+	if err := w.send(said); err != nil || said.Left {
+		return said, cmp.Or(err, engine.ErrLeft)
+	}
+	return said, nil
 }
 
 // left waits for the agent's release if the run continues without this worker.
@@ -255,30 +274,15 @@ func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, done *
 		return err
 	}
 	took := time.Since(began)
-	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
 	w.committed.Store(int64(r.Step))
 	if t, ok := w.times.end(r.Step, began.Add(took)); ok {
 		if err := w.send(t); err != nil {
 			return err
 		}
 	}
-	var valLoss *float64
-	left := false
-	if j.evalDue(r.Step) {
-		done.ValLoss, err = w.evaluate(ctx, j, e)
-		if left = errors.Is(err, engine.ErrLeft); err != nil && !left {
-			return err
-		}
-		valLoss = done.ValLoss
-	}
-	said := control.Step{
-		Step: r.Step, Loss: r.Loss, LR: r.LR, GradNorm: r.GradNorm, Tokens: r.Targets,
-		MS: float64(took.Microseconds()) / 1000, Time: began.Add(took), Plan: uint64(r.Plan.N), ValLoss: valLoss, Left: left,
-		Forwards: r.Forwards, Backwards: r.Backwards,
-	}
-	w.spans.sums(&said)
-	if err := w.send(said); err != nil || left {
-		return cmp.Or(err, engine.ErrLeft)
+	said, err := w.report(ctx, j, e, done, r, control.Step{MS: float64(took.Microseconds()) / 1000, Time: began.Add(took)})
+	if err != nil {
+		return err
 	}
 	if err := w.spans.tell(r.Step, uint64(r.Plan.N), began, took); err != nil {
 		return err
