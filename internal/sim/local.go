@@ -126,7 +126,7 @@ func (w *worker) hear(m control.Message) {
 			w.begins(control.Order{})
 		}
 	case control.Save:
-		w.saving |= core.SavingWanted
+		w.asked = true
 	case control.Stop:
 		w.reason = m.Reason
 	case control.Release:

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/core"
@@ -323,7 +321,13 @@ func (w *worker) compute(d core.Run) {
 
 // record makes the record of a commit. Its norm counts every owned element once.
 func (w *worker) record(d core.Say) {
-	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1, Stop: w.reason, Saving: w.saving}
+	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1, Stop: w.reason}
+	if w.asked {
+		r.Saving |= core.SavingWanted
+	}
+	if w.writing > 0 {
+		r.Saving |= core.SavingBusy
+	}
 	for _, n := range d.Nodes {
 		if w.losses&bits(n) != bits(n) {
 			w.c.violated("worker %v says the loss of %v and has %b", w.session, n, w.losses)
@@ -469,20 +473,6 @@ func (w *worker) update(d core.Update) {
 		w.save(step)
 	}
 	w.step(core.Updated{})
-}
-
-// save writes the worker's part of a checkpoint.
-func (w *worker) save(step int) {
-	w.saving = 0
-	v := w.plan.Version
-	if step == w.c.cfg.Steps || !slices.ContainsFunc(w.plan.Shards, func(p plan.Shard) bool { return p.Owner == w.self.ID }) {
-		return
-	}
-	w.saving = core.SavingBusy
-	w.in(w.c.delay(time.Millisecond), func() {
-		w.saving &^= core.SavingBusy
-		w.say(control.Saved{Step: step, Generation: v.Generation, N: v.N, Rule: "adamw", File: []byte("{}")})
-	})
 }
 
 // apply goes over to a plan.

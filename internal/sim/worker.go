@@ -67,9 +67,10 @@ type editing struct {
 
 // program is the program that a worker runs: steps, evaluations and the end.
 type program struct {
-	base    int  // the step that it began after
-	joined  bool // it has begun in the middle, and asks for nothing yet
-	saving  core.Saving
+	base    int    // the step that it began after
+	joined  bool   // it has begun in the middle, and asks for nothing yet
+	asked   bool   // for a checkpoint
+	writing int    // parts of checkpoints
 	reason  string // to stop, as the worker was asked
 	stop    string // why the run has ended early
 	loss    float64
@@ -246,9 +247,23 @@ func (c *Cluster) evaluates(step int) bool {
 	return step == c.cfg.Steps || c.cfg.Evaluate > 0 && step%c.cfg.Evaluate == 0
 }
 
+// save writes the worker's part of a checkpoint.
+func (w *worker) save(step int) {
+	w.asked = false
+	v := w.plan.Version
+	if step == w.c.cfg.Steps || !slices.ContainsFunc(w.plan.Shards, func(p plan.Shard) bool { return p.Owner == w.self.ID }) {
+		return
+	}
+	w.writing++
+	w.in(w.c.delay(time.Millisecond), func() {
+		w.writing--
+		w.say(control.Saved{Step: step, Generation: v.Generation, N: v.N, Rule: "adamw", File: []byte("{}")})
+	})
+}
+
 // finish tells the result, after the worker's part of a checkpoint.
 func (w *worker) finish(step int, result []byte) {
-	if w.over = true; w.saving&core.SavingBusy != 0 {
+	if w.over = true; w.writing > 0 {
 		w.later(func() { w.finish(step, result) })
 		return
 	}
