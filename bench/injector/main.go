@@ -12,7 +12,8 @@
 // worker, of which the newest incarnation is meant, and TIME microseconds since the start of
 // training, or with + before it since the fault before, or with plan+ before it since a plan went
 // live, other than the first one, that was not live at the fault before. With add, which asks the run for more
-// workers as launcher add does, W is their number. With -protected, each fault waits until every shard has its mirrors
+// workers as launcher add does, W is their number. With killhost, freezehost and thawhost, W is the number of an emulated host:
+// its agent and then its workers get the signal. With -protected, each fault waits until every shard has its mirrors
 // again after the one before. With -tell, the run is told the time of each kill, for
 // its records, in the way of launcher kill.
 //
@@ -88,7 +89,8 @@ func main() {
 type fault struct {
 	text   string
 	signal syscall.Signal
-	worker int
+	host   bool
+	worker int           // or host
 	at     time.Duration // since the start, or since the one before
 	after  bool          // the latter
 	plan   bool          // since a plan
@@ -106,7 +108,8 @@ func parse(spec string) (faults []fault, err error) {
 	for text := range strings.SplitSeq(spec, ",") {
 		kind, rest, ok1 := strings.Cut(text, ":")
 		worker, at, ok2 := strings.Cut(rest, "@")
-		f := fault{text: text, signal: signals[kind]}
+		kind, host := strings.CutSuffix(kind, "host")
+		f := fault{text: text, signal: signals[kind], host: host}
 		if at, f.plan = strings.CutPrefix(at, "plan+"); !f.plan {
 			at, f.after = strings.CutPrefix(at, "+")
 		}
@@ -152,7 +155,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 			if timeout = time.Duration(due - now(unix.CLOCK_MONOTONIC)); timeout <= 0 {
 				faults = faults[1:]
 				done := Fault{Fault: f.text}
-				if w := workers[f.worker]; f.signal != 0 && (w == nil || w.ended) {
+				if w := workers[f.worker]; f.signal != 0 && !f.host && (w == nil || w.ended) {
 					if err := more(launcher, workers); err != nil {
 						return err
 					}
@@ -160,6 +163,9 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 				if f.signal == 0 {
 					done.WallNS, done.AtNS = now(unix.CLOCK_REALTIME), now(unix.CLOCK_MONOTONIC)
 					err = agent.Send(control.Add{N: f.worker})
+				} else if f.host {
+					done.PID, err = signalHost(launcher, f.worker, f.signal)
+					done.WallNS, done.AtNS = now(unix.CLOCK_REALTIME), now(unix.CLOCK_MONOTONIC)
 				} else if w := workers[f.worker]; w != nil {
 					done.PID = w.pid
 					done.WallNS, done.AtNS = now(unix.CLOCK_REALTIME), now(unix.CLOCK_MONOTONIC)
@@ -171,7 +177,7 @@ func watch(run string, launcher int, faults []fault, protected, tell bool) error
 					done.Error = err.Error()
 				}
 				last, live, injected = done.AtNS, 0, true
-				if tell && f.signal == syscall.SIGKILL && err == nil {
+				if tell && f.signal == syscall.SIGKILL && !f.host && err == nil {
 					if err := agent.Send(control.Fault{Kind: "kill", Worker: f.worker, At: done.AtNS}); err != nil {
 						done.Error = "the agent was not told: " + err.Error()
 					}
@@ -263,27 +269,72 @@ type worker struct {
 	ended, told bool
 }
 
-// children returns the worker processes below a process, by the IDs of the workers.
-func children(parent int) (map[int]*worker, error) {
+// below returns the processes whose parent is one of these.
+func below(parents ...int) (pids []int, err error) {
 	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return nil, err
-	}
-	found := make(map[int]*worker)
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
 			continue
 		}
-		stat, err1 := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
-		env, err2 := os.ReadFile(filepath.Join("/proc", e.Name(), "environ"))
-		if err1 != nil || err2 != nil {
-			continue // it has ended, or belongs to another run
+		stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
+		if err != nil {
+			continue // it has ended
 		}
 		// What follows the name, which may hold anything, is state and parent.
 		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if len(fields) < 2 || fields[1] != strconv.Itoa(parent) {
+		if len(fields) < 2 {
 			continue
+		}
+		if parent, err := strconv.Atoi(fields[1]); err == nil && slices.Contains(parents, parent) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
+// agentOf returns the name of the emulated host whose agent the process is.
+func agentOf(pid int) (host string, ok bool) {
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	words := strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+	if len(words) != 3 || words[1] != "agent" {
+		return "", false
+	}
+	return words[2], true
+}
+
+// signalHost signals the agent of an emulated host and its workers, and returns the agent.
+func signalHost(launcher, host int, signal syscall.Signal) (int, error) {
+	agents, err := below(launcher)
+	for _, agent := range agents {
+		if name, ok := agentOf(agent); !ok || name != fmt.Sprintf("host-%d", host) {
+			continue
+		}
+		workers, err := below(agent)
+		for _, pid := range append([]int{agent}, workers...) {
+			err = errors.Join(err, syscall.Kill(pid, signal))
+		}
+		return agent, err
+	}
+	return 0, errors.Join(err, errors.New("there is no such host"))
+}
+
+// children returns the worker processes of a launcher, below it or its agents, by the IDs of the workers.
+func children(launcher int) (map[int]*worker, error) {
+	agents, err := below(launcher)
+	if err != nil {
+		return nil, err
+	}
+	agents = slices.DeleteFunc(agents, func(pid int) bool { _, ok := agentOf(pid); return !ok })
+	pids, err := below(append(agents, launcher)...)
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[int]*worker)
+	for _, pid := range pids {
+		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			continue // it has ended
 		}
 		for v := range bytes.SplitSeq(env, []byte{0}) {
 			if id, ok := bytes.CutPrefix(v, []byte("SOLITON_WORKER=")); ok {

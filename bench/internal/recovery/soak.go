@@ -22,7 +22,7 @@ func Soak(args []string) error {
 	first := f.Int("first", 0, "number of the first schedule, to go on or to repeat one")
 	seed := f.Uint64("seed", 1, "of the schedules")
 	limit := f.Duration("limit", time.Minute, "how long a run may take before it counts as hung")
-	kindList := f.String("kinds", "freeze,leave,add,respawn,flip,plan", "what is drawn besides kill, from these `words`")
+	kindList := f.String("kinds", "freeze,leave,add,respawn,flip,plan,hosts", "what is drawn besides kill, from these `words`")
 	again := f.String("faults", "", "repeat the schedule -first with these `faults` instead of its own, as a failure prints them, -schedules times")
 	if err := f.Parse(args); err != nil {
 		return err
@@ -70,7 +70,7 @@ func Soak(args []string) error {
 			}
 		}
 		wrong := o.Differs(&s.job.want)
-		if wrong == "" && o.Sum.WorkersLost > hit+s.flips {
+		if wrong == "" && o.Sum.WorkersLost > hit+s.flips && !s.hosts { // a host has several
 			wrong = fmt.Sprintf("%d workers lost, and %d had a fault", o.Sum.WorkersLost, hit+s.flips)
 		}
 		if wrong == "" {
@@ -152,12 +152,16 @@ type schedule struct {
 	flags  []string
 	faults string // from outside
 	flips  int    // that workers do to themselves
+	hosts  bool   // the run has several hosts, and they have faults
 }
 
 // draw makes a schedule. One of the first workers is spared by all that is fatal; the others
 // may get several faults where each worker is replaced.
 func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 	r := rand.New(rand.NewPCG(seed, uint64(i)))
+	if kinds["hosts"] && r.IntN(4) == 0 {
+		return drawHosts(r, jobs)
+	}
 	reshaped := kinds["plan"] && r.IntN(4) == 0
 	s := schedule{job: jobs[r.IntN(len(jobs)-1)]}
 	workers := 2 + r.IntN(7)
@@ -233,6 +237,45 @@ func draw(seed uint64, i int, jobs []*soakJob, kinds map[string]bool) schedule {
 		s.flags = append(s.flags, "--chaos", strings.Join(chaos, ","))
 	}
 	s.flips = len(chaos) - slow
+	s.faults = strings.Join(faults, ",")
+	return s
+}
+
+// drawHosts makes a schedule of a run of several emulated hosts. A minority of them is killed, frozen for a while, or cut off
+// from the others for a while, and some workers are killed.
+func drawHosts(r *rand.Rand, jobs []*soakJob) schedule {
+	hosts := 3 + 2*r.IntN(2)
+	workers := hosts + r.IntN(4)
+	s := schedule{job: jobs[len(jobs)-1], hosts: true}
+	s.flags = strings.Fields(fmt.Sprintf("--workers %d --emulate-hosts %d --stages %d --mirrors %d --threads 1", workers, hosts, 1+r.IntN(2), 1+r.IntN(2)))
+	if r.IntN(2) == 0 {
+		s.flags = append(s.flags, "--respawn")
+	}
+	var faults, chaos []string
+	span := int64(1e6 * s.job.eight)
+	at := r.Int64N(span / 2)
+	add := func(kind string, of int) {
+		faults = append(faults, fmt.Sprintf("%s:%d@%d", kind, of, at))
+		at += r.Int64N(span / 2)
+	}
+	for _, h := range r.Perm(hosts)[:1+r.IntN(hosts/2)] {
+		switch r.IntN(4) {
+		case 0:
+			add("freezehost", h)
+			at += 2e6 // longer than it takes to be found
+			add("thawhost", h)
+		case 1:
+			chaos = append(chaos, fmt.Sprintf("cut:%d@%d:%d", h, 2+r.IntN(s.job.want.Sum.Steps/2), 1+r.IntN(4)))
+		default:
+			add("killhost", h)
+		}
+	}
+	if r.IntN(2) == 0 {
+		add("kill", r.IntN(workers))
+	}
+	if len(chaos) > 0 {
+		s.flags = append(s.flags, "--chaos", strings.Join(chaos, ","))
+	}
 	s.faults = strings.Join(faults, ",")
 	return s
 }
