@@ -389,6 +389,7 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 		defer close(p.done)
 		s.listen(stdout)
 		_ = cmd.Wait() // its status does not matter
+		host.ForgetSockets(cmd.Process.Pid)
 		select {
 		case s.gone <- a.Self:
 		case <-s.ended:

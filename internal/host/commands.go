@@ -73,6 +73,9 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 	}
 }
 
+// ForgetSockets removes the sockets of a host's process that has exited, perhaps before its workers had connected.
+func ForgetSockets(pid int) { socket.ForgetProcess(pid) }
+
 // ForgetSocket removes the socket that workers.json of a run directory names, unless the process that made it lives.
 func ForgetSocket(runDir string) {
 	if run, err := rundir.ReadWorkers(runDir); err == nil {

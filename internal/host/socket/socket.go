@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,7 +17,12 @@ import (
 
 const name = "agent"
 
-var folders = regexp.MustCompile(`^soliton-agent-[0-9]+$`)
+// folders are named by the process that made them, and a random number.
+var folders = regexp.MustCompile(`^soliton-agent-([0-9]+-)?[0-9]+$`)
+
+// longest is the greatest length of the parent: the kernel takes 107 bytes of path, process IDs are below 2^22, and MkdirTemp
+// appends a number of 32 bits.
+const longest = 107 - len("/soliton-agent-4194304-4294967295/"+name)
 
 // sweepAge is the least age of a folder that is swept: a new folder is not locked yet.
 const sweepAge = 10 * time.Second
@@ -45,15 +51,19 @@ func Listen() (*Listener, error) {
 	return l, nil
 }
 
-func makeFolder() (string, error) {
-	// The kernel takes 107 bytes of path; MkdirTemp appends a number of 32 bits.
-	const longest = 107 - len("/soliton-agent-4294967295/"+name)
-	parent := os.TempDir()
-	if len(parent) > longest {
-		parent = "/tmp"
+func folderParent() string {
+	if parent := os.TempDir(); len(parent) <= longest {
+		return parent
 	}
+	return "/tmp"
+}
+
+func prefix(pid int) string { return fmt.Sprintf("soliton-agent-%d-", pid) }
+
+func makeFolder() (string, error) {
+	parent := folderParent()
 	sweepOnce.Do(func() { sweep(parent, time.Now().Add(-sweepAge)) })
-	dir, err := os.MkdirTemp(parent, "soliton-agent-")
+	dir, err := os.MkdirTemp(parent, prefix(os.Getpid()))
 	switch {
 	case err != nil && parent != os.TempDir():
 		return "", fmt.Errorf("TMPDIR %s is too long for a socket's path, and /tmp cannot be used instead: %w; set TMPDIR to a directory of at most %d bytes",
@@ -75,6 +85,17 @@ func (l *Listener) Remove() {
 			_ = l.lock.Close()
 		}
 	})
+}
+
+// ForgetProcess removes the folders of a process of this user that has exited.
+func ForgetProcess(pid int) {
+	parent := folderParent()
+	entries, _ := os.ReadDir(parent)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), prefix(pid)) {
+			Forget(filepath.Join(parent, e.Name(), name))
+		}
+	}
 }
 
 // Forget removes the folder of a socket with a path that another process has recorded, unless that process lives.

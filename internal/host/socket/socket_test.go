@@ -8,6 +8,30 @@ import (
 	"time"
 )
 
+// What a child that was killed has left is removed at once, and nothing of a process that lives.
+func TestForgetProcess(t *testing.T) {
+	temp := t.TempDir()
+	t.Setenv("TMPDIR", temp)
+	mine, err := Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mine.Remove()
+	defer mine.Close()
+	const dead = 1 << 22 // above all process IDs
+	for _, dir := range []string{prefix(dead) + "7", prefix(dead+1) + "7"} {
+		if err := os.Mkdir(filepath.Join(temp, dir), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ForgetProcess(dead)
+	ForgetProcess(os.Getpid())
+	entries, err := os.ReadDir(temp)
+	if err != nil || len(entries) != 2 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
 // What a process that was killed has left is removed, and nothing that is in use or of somebody else.
 func TestSweep(t *testing.T) {
 	parent := t.TempDir()
