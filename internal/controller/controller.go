@@ -39,6 +39,9 @@ type Config struct {
 	// MinWorkers is the fewest workers to go on with. 0 means 1.
 	MinWorkers int
 
+	// Respawn says that lost workers are replaced, so a run without any worker waits for them.
+	Respawn bool
+
 	// Reshape says what may change when the workers or their speeds change. The zero value is
 	// [Full].
 	Reshape Reshape
@@ -197,9 +200,6 @@ func (c *Controller) dead(now time.Time, e Dead) []Effect {
 			}
 		}
 		c.crashes = append(slices.DeleteFunc(c.crashes, func(was crashed) bool { return was.Step < e.Crashed.Step }), crashed{*e.Crashed, e.Worker})
-	}
-	if len(c.members) == 0 {
-		return c.end(&NoWorkersError{Worker: e.Worker.ID, Cause: e.Cause})
 	}
 	return c.recovery.lost(now, e)
 }

@@ -16,18 +16,24 @@
 // A recovery seals all members and asks for their reports (query), makes a plan of them (plan), has the agents agree on
 // it (agree), and sends it as an order, which the members apply (edit) and under which they continue (resume). Whatever
 // fails on the way, it starts over with a higher [Ballot]. The order is a rollback to a checkpoint where a shard has no
-// holder left. See recovery.go, position.go (how far the run is), replan.go (the order) and links.go (broken links).
+// holder left. Where no worker of the plan is left and lost workers are replaced, the run holds for the replacements, which
+// roll it back. See recovery.go, position.go (how far the run is), replan.go (the order) and links.go (broken links).
 //
 //	state      events                         next        when
 //	idle       Dead, Led, Late(link)          querying    a worker of the plan fails, a leader takes over, a link stays broken
+//	idle       Dead                           holding     the last worker fails
 //	querying   Answered, Ended, Dead          agreeing    all members have reported
 //	querying   Answered, Ended, Dead          holding     the same, and fewer than MinWorkers are left
+//	querying   Dead                           holding     the last worker fails
 //	holding    Joined                         agreeing    enough workers are there
+//	holding    Joined                         querying    the same, and none of the plan is left
 //	holding    Dead, Led                      querying    the next ballot
 //	agreeing   Agreed                         applying    the order is agreed
 //	agreeing   Dead, Led, Saved               querying    the next ballot; Saved: the checkpoint of the order is damaged
+//	agreeing   Dead                           holding     the last worker fails
 //	applying   Applied, Ended, Dead           idle        all members have applied the order
 //	applying   Dead, Led                      querying    the next ballot
+//	applying   Dead                           holding     the last worker fails
 //
 // # Reconfiguration
 //

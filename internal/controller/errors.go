@@ -7,7 +7,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 )
 
-// NoWorkersError is the error of [End] when the last worker has died.
+// NoWorkersError is the error of [End] when the last worker has died, and no other is awaited.
 type NoWorkersError struct {
 	Worker id.WorkerID
 	Cause  string

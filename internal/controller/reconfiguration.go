@@ -209,7 +209,7 @@ func (r *reconfiguration) complete() []Effect {
 	effects := r.adopt(r.boundary)
 	r.boundary = nil
 	effects = append(effects, note("plan %v is live", r.plan.Version))
-	return append(append(effects, r.dismiss()...), r.next()...)
+	return append(append(effects, r.dismiss(&r.plan)...), r.next()...)
 }
 
 // joined takes note of a worker that is ready to join.

@@ -75,7 +75,45 @@ func (r *recovery) lost(now time.Time, e Dead) []Effect {
 	a.Lost++
 	a.causes = append(a.causes, e.Cause)
 	a.dead[e.Worker.ID] = e
+	if len(r.members) == 0 {
+		return r.none()
+	}
 	return r.query(e.Cause)
+}
+
+// none continues where no member is left. The workers that are ready to join become members, which report that they have
+// nothing, so the run rolls back; until there are enough of them, it holds.
+func (r *recovery) none() []Effect {
+	switch {
+	case r.finished != nil || !r.hopes():
+		return r.end(r.account.none())
+	case len(r.joining) < r.cfg.MinWorkers:
+		var effects []Effect
+		if r.state == querying && r.cfg.Detect > 0 {
+			effects = append(effects, CancelTimer{QueryTimer})
+		}
+		return append(effects, r.hold(0)...)
+	}
+	r.enlist()
+	return r.query("no worker of the plan is left")
+}
+
+// hopes reports whether a run whose workers are all lost can continue.
+func (r *recovery) hopes() bool { return r.cfg.Respawn || len(r.joining) > 0 }
+
+// none is the error of a run without workers.
+func (a *account) none() error {
+	if len(a.causes) == 0 {
+		return &NoWorkersError{Cause: "all workers have left"}
+	}
+	return &NoWorkersError{Worker: a.last, Cause: a.causes[len(a.causes)-1]}
+}
+
+// hold waits for more workers.
+func (r *recovery) hold(have int) []Effect {
+	r.state = holding
+	return []Effect{note("%d of at least %d workers are left: hold for more", have, r.cfg.MinWorkers),
+		Hold{have, r.cfg.MinWorkers}, SetTimer{HoldTimer, r.cfg.Hold}}
 }
 
 // stamped corrects the time of the first failure.
@@ -139,7 +177,10 @@ func (r *recovery) fewer(now time.Time) []Effect {
 // decide makes the plan once all members have reported.
 func (r *recovery) decide(now time.Time) []Effect {
 	all := r.all()
-	if len(all) == 0 || slices.ContainsFunc(all, func(m *member) bool { return m.report == nil }) {
+	switch {
+	case len(all) == 0 && r.finished == nil:
+		return r.none()
+	case len(all) == 0 || slices.ContainsFunc(all, func(m *member) bool { return m.report == nil }):
 		return nil
 	}
 	var effects []Effect
@@ -150,10 +191,10 @@ func (r *recovery) decide(now time.Time) []Effect {
 		effects = append(effects, CancelTimer{QueryTimer})
 	}
 	r.account.answered = now
-	// A worker that has never applied a plan has nothing of the run.
+	// A worker that has never applied a plan has nothing of the run, and needs nothing for a rollback.
 	var fresh []*member
 	all = slices.DeleteFunc(all, func(m *member) bool {
-		if m.report.Plan != (id.Version{}) {
+		if m.report.Plan != (id.Version{}) || r.live != nil && r.live.Rollback && lives(&r.live.Plan, m.Worker) {
 			return false
 		}
 		fresh = append(fresh, m)
@@ -175,33 +216,54 @@ func (r *recovery) decide(now time.Time) []Effect {
 	}
 	for _, m := range fresh {
 		delete(r.members, m.ID)
-		if r.planned(m.Worker) {
+		if lives(&r.plan, m.Worker) {
 			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun under its first plan when a worker failed", m.ID)})
 		} else {
 			r.joining[m.ID] = m
 		}
 	}
-	var alive []plan.Worker
-	for _, m := range r.all() {
-		if lives(&r.plan, m.Worker) {
-			was, _ := r.plan.Worker(m.ID)
-			alive = append(alive, was)
-		}
+	current, alive := r.current(all)
+	kept := at.point.Gate == id.Kept
+	switch {
+	case len(alive) == 0 && (kept || !r.hopes()):
+		return append(effects, r.end(r.account.none())...)
+	case len(alive)+len(r.joining) < r.cfg.MinWorkers && !kept:
+		return append(effects, r.hold(len(alive))...)
+	case current != &r.plan:
+		effects = append(effects, note("no worker of plan %v lives: those that were to leave stay", r.plan.Version))
 	}
-	if n := len(r.account.causes); len(alive) == 0 && n > 0 {
-		return append(effects, r.end(&NoWorkersError{Worker: r.account.last, Cause: r.account.causes[n-1]})...)
-	}
-	if len(alive)+len(r.joining) < r.cfg.MinWorkers && at.point.Gate != id.Kept {
-		r.state = holding
-		return append(effects, note("%d of at least %d workers are left: hold for more", len(alive), r.cfg.MinWorkers),
-			Hold{len(alive), r.cfg.MinWorkers}, SetTimer{HoldTimer, r.cfg.Hold})
-	}
-	change, err := r.change(all, alive, at)
+	change, err := r.change(all, current, alive, at)
 	if err != nil {
 		return append(effects, r.end(err)...)
 	}
+	if change.order.Rollback {
+		effects = append(effects, r.dismiss(&change.order.Plan)...)
+	}
 	r.state = agreeing
 	return append(effects, r.propose(change)...)
+}
+
+// current returns the plan that a recovery starts from, and its workers that live. Where none of the live plan does, workers
+// that were to leave with it stay, unless they have applied it: it is the plan before.
+func (r *recovery) current(all []*member) (*plan.Plan, []plan.Worker) {
+	alive := workersOf(all, &r.plan)
+	if h := r.handover; h != nil && len(alive) == 0 {
+		left := func(m *member) bool { return m.report.Holds.Compare(h.to) >= 0 }
+		if stay := workersOf(slices.DeleteFunc(slices.Clone(all), left), &h.from); len(stay) > 0 {
+			return &h.from, stay
+		}
+	}
+	return &r.plan, alive
+}
+
+// workersOf returns the members that a plan has.
+func workersOf(all []*member, p *plan.Plan) (of []plan.Worker) {
+	for _, m := range all {
+		if was, ok := p.Worker(m.ID); ok && was.Incarnation == m.Incarnation {
+			of = append(of, was)
+		}
+	}
+	return of
 }
 
 // settle adopts the boundary plan under way if it is live, and withdraws it if it is not.
@@ -266,7 +328,7 @@ func (r *recovery) complete(now time.Time) []Effect {
 	if len(a.causes) > 0 {
 		effects = append(effects, Recovered{a.Recovery})
 	}
-	effects = append(effects, r.dismiss()...)
+	effects = append(effects, r.dismiss(&r.plan)...)
 	// The interrupted step comes first.
 	return append(effects, SetTimer{WishTimer, timing.Boundary})
 }

@@ -14,17 +14,28 @@ import (
 )
 
 // change makes the order that ends the recovery: the same plan where no worker of it is lost, a plan for the rest of
-// the step where every shard has a holder, and a rollback where a shard has none.
-func (r *recovery) change(all []*member, alive []plan.Worker, at position) (*change, error) {
+// the step where every shard has a holder, and a rollback where a shard has none. It starts from a plan, of which the workers
+// alive live; where none does, those that are ready to join roll the run back.
+func (r *recovery) change(all []*member, from *plan.Plan, alive []plan.Worker, at position) (*change, error) {
 	a := r.account
 	a.Step = at.point.Step + 1
 	causes := strings.Join(a.causes, "; ")
 	ch := &change{cause: CauseLost, order: control.Order{Ballot: r.ballot, Passed: at.point, Result: at.result}}
-	current, short, none := r.held(all, at.point)
+	if len(alive) == 0 {
+		for _, m := range r.joining {
+			alive = append(alive, m.Worker)
+		}
+		r.enlist()
+		return r.rollback(ch, alive, planner.Reason(causes+": no worker of the plan is left; "))
+	}
+	current, short, none := *from, false, (*planner.LostError)(nil)
+	if from == &r.plan {
+		current, short, none = r.held(all, at.point)
+	}
 	if at.behind {
 		return r.rollback(ch, alive, planner.Reason(causes+": not all workers had rolled back; "))
 	}
-	if len(alive) == len(r.plan.Workers) && none == nil {
+	if len(alive) == len(current.Workers) && none == nil {
 		// The version is new all the same: what the workers exchanged while they were sealed did not count.
 		ch.cause, ch.reason = CauseUnchanged, "no worker of the plan is lost: the same plan, so that all continue under it"
 		if len(r.links.broken) > 0 || short {
@@ -41,7 +52,7 @@ func (r *recovery) change(all []*member, alive []plan.Worker, at position) (*cha
 			}
 		}
 	}
-	view.Complete = complete(&r.plan, all, at.point)
+	view.Complete = complete(&current, all, at.point)
 	if none == nil {
 		p, reason, err := planner.Next(current, view, r.profile(), planner.Event{Kind: planner.Lost, Cause: causes, After: r.issued})
 		if err == nil {

@@ -101,9 +101,10 @@ func (r *run) forget(m *member) {
 	delete(r.times, m.ID)
 }
 
-// planned reports whether the live plan or the boundary plan has a session.
+// planned reports whether the live plan or the newest proposed one has a session. Workers begin under a plan that is
+// proposed where it is a boundary plan or a rollback.
 func (r *run) planned(w plan.Worker) bool {
-	return lives(&r.plan, w) || r.boundary != nil && lives(&r.boundary.order.Plan, w)
+	return lives(&r.plan, w) || r.proposed != nil && lives(&r.proposed.order.Plan, w)
 }
 
 // profile is what is known of the model and the workers.
@@ -158,16 +159,24 @@ func (r *run) adopt(ch *change) []Effect {
 	return []Effect{Adopt{ch.order, ch.cause, ch.reason}}
 }
 
-// dismiss lets members exit that are not in the plan, once all have applied it.
-func (r *run) dismiss() []Effect {
+// dismiss lets members exit that are not in a plan: all have applied it, or nothing of what they have is needed.
+func (r *run) dismiss(p *plan.Plan) []Effect {
 	var effects []Effect
 	for _, m := range r.all() {
-		if !lives(&r.plan, m.Worker) {
+		if !lives(p, m.Worker) {
 			delete(r.members, m.ID)
 			effects = append(effects, Dismiss{m.Worker, fmt.Sprintf("worker %d has handed over what it had", m.ID)})
 		}
 	}
 	return effects
+}
+
+// enlist makes the workers that are ready to join members.
+func (r *run) enlist() {
+	for w, m := range r.joining {
+		r.members[w] = m
+	}
+	clear(r.joining)
 }
 
 // end ends the run.

@@ -49,6 +49,9 @@ func (w *Worker) query(q Query) {
 // report says what a sealed worker knows.
 func (w *Worker) report() control.Report {
 	r := control.Report{Plan: w.live, Passed: w.passed, Result: w.result, Holds: w.plan.Version, Filled: w.filled()}
+	if w.state == Left {
+		r.Holds = w.live // which assigns it nothing
+	}
 	if w.step == nil || w.step.number <= w.passed.Step {
 		return r
 	}
