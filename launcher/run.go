@@ -65,15 +65,24 @@ for any number of workers and stages, unless --reduction is fast, and whichever 
 die: the others continue within the step. Each shard of parameters and optimizer state has
 --mirrors replicas; when all holders of one die together, the run rolls back to its newest
 checkpoint by itself, or to its beginning. The program's --checkpoint-every sets the
-interval of checkpoints; the newest three are kept. With --respawn a worker that dies is
-replaced; launcher add starts more.
+interval of checkpoints; the newest three are kept. launcher add starts more workers.
+
+With --respawn a worker that is lost is replaced at any moment, also all at once: the
+replacements roll the run back to its newest checkpoint, or to its beginning. The first
+replacement starts at once, the next ones after growing pauses of up to 32 seconds until one
+commits a step. The run ends all the same when the program panics, when a replacement is
+refused because its program or data differ, when no worker is left for two minutes, when the
+leading host is lost together with all workers, after 4096 workers, and when a worker was
+killed four times in a row before training. Without --respawn a run without workers ends,
+and names the checkpoint to resume from.
 
 A terminal shows the run live; elsewhere, or with --plain, run prints lines. The run
 directory gets job.json, plans.jsonl, metrics.jsonl, events.jsonl, the trained model as
 model.safetensors and config.json, and summary.json.
 
 --detect is the failure-detection timeout, from which all other timeouts follow: a worker
-that sends no heartbeats is evicted within it. A killed process is noticed at once.
+that sends no heartbeats is evicted within it, unless all are silent: then they were stopped
+together, and have two minutes to continue. A killed process is noticed at once.
 
 --reshape says what is rebalanced after a change: dataflow (which rank runs which
 micro-batch), full (also which stage holds which layer), or off. --clocks says which clocks

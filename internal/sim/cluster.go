@@ -161,6 +161,13 @@ func (c *Cluster) find(w id.WorkerID) *worker {
 // Kill kills a worker as SIGKILL does.
 func (c *Cluster) Kill(w id.WorkerID) { c.kill(c.find(w)) }
 
+// KillAll kills all workers at once.
+func (c *Cluster) KillAll() {
+	for _, w := range c.order {
+		c.kill(w)
+	}
+}
+
 func (c *Cluster) kill(w *worker) {
 	if w != nil && w.alive {
 		c.note("worker %v is killed", w.session)
@@ -169,9 +176,17 @@ func (c *Cluster) kill(w *worker) {
 }
 
 // Freeze stops a worker for a while.
-func (c *Cluster) Freeze(id id.WorkerID, d time.Duration) {
-	w := c.find(id)
-	if w == nil || w.frozen {
+func (c *Cluster) Freeze(id id.WorkerID, d time.Duration) { c.freeze(c.find(id), d) }
+
+// FreezeAll stops all workers for a while.
+func (c *Cluster) FreezeAll(d time.Duration) {
+	for _, w := range c.order {
+		c.freeze(w, d)
+	}
+}
+
+func (c *Cluster) freeze(w *worker, d time.Duration) {
+	if w == nil || !w.alive || w.frozen {
 		return
 	}
 	c.note("worker %v is frozen for %v", w.session, d)

@@ -182,9 +182,12 @@ func (c *Cluster) answer(mean time.Duration, events ...session.Event) {
 
 // react does what the session wants.
 func (c *Cluster) react(effects []session.Effect) {
+	led := false
 	for _, e := range effects {
-		if w, ok := e.(session.WriteEvent); ok && w.Event.Kind == "failed" && !errors.As(c.session.Outcome().Err, new(*session.StoppedError)) {
-			c.lost(w.Event.Reason)
+		if w, ok := e.(session.WriteEvent); ok && w.Event.Kind == "lead" {
+			led = true
+		} else if ok && w.Event.Kind == "failed" && !errors.As(c.session.Outcome().Err, new(*session.StoppedError)) {
+			c.lost(w.Event.Reason, led)
 		}
 	}
 	for _, e := range effects {
@@ -338,12 +341,22 @@ func (c *Cluster) recovered(r rundir.Recovery) {
 	}
 }
 
-// lost holds that a run which fails has no worker left to go on with.
-func (c *Cluster) lost(why string) {
+// lost holds that a run which fails has no worker left to go on with, and none to come. led says that a leader has just taken
+// over, which cannot replace workers if it finds none that knows the job.
+func (c *Cluster) lost(why string, led bool) {
+	var parts []plan.Worker
+	for _, p := range slices.Backward(c.agreed) {
+		parts = append(parts, p.Order.Plan.Workers...)
+		if p.Order.Ballot != (id.Ballot{}) {
+			break // the boundary plans after it may be live or not
+		}
+	}
 	for _, w := range c.order {
-		if w.alive && w.core != nil && w.core.Err() == nil && len(w.core.Plan().Workers) > 0 && len(c.agreed) > 0 &&
-			session.HasPart(c.agreed[len(c.agreed)-1].Order.Plan.Workers, w.self) {
+		if w.alive && w.core != nil && w.core.Err() == nil && len(w.core.Plan().Workers) > 0 && session.HasPart(parts, w.self) {
 			c.violated("the run has failed (%s), and worker %v could go on", why, w.session)
 		}
+	}
+	if c.cfg.Respawn && !c.asked && !led {
+		c.violated("the run has failed (%s), and its workers could be replaced", why)
 	}
 }

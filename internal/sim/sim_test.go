@@ -87,7 +87,31 @@ func schedule(r *rand.Rand, seed uint64, trace bool) (*Cluster, string) {
 		text += fmt.Sprintf("; %v: %s %d", t, f.name, w)
 		c.inject(t, func() { f.do(c, w, x, d) })
 	}
+	if seed%3 == 1 {
+		text += c.injectAll(r, at, worker)
+	}
 	return c, text
+}
+
+// injectAll injects faults into all workers at once, and into workers that have not begun. Without replacements the run may end.
+func (c *Cluster) injectAll(r *rand.Rand, at func() time.Duration, worker func() id.WorkerID) (text string) {
+	for range 1 + r.IntN(2) {
+		t, w, d := at(), worker(), time.Duration(r.Int64N(int64(3*time.Second)))
+		switch r.IntN(4) {
+		case 0, 1:
+			text += fmt.Sprintf("; %v: kill all", t)
+			c.inject(t, c.KillAll)
+		case 2:
+			text += fmt.Sprintf("; %v: freeze all for %v", t, d)
+			c.inject(t, func() { c.FreezeAll(d) })
+		default:
+			if c.cfg.Respawn {
+				text += fmt.Sprintf("; %v: kill %d at the start", t/20, w)
+				c.At(t/20, func() { c.Kill(w) })
+			}
+		}
+	}
+	return text
 }
 
 // inject has f called at a time after the start, in training: before, every failure ends the run.

@@ -28,8 +28,12 @@ const (
 	Reap = time.Second
 	// Zombie is how long a dead process stays a zombie: reaping it takes milliseconds of a processor that a recovery needs.
 	Zombie = 50 * time.Millisecond
-	// Hold is how long a run with too few workers waits for others to join.
+	// Hold is how long a run with too few workers waits for others to join, and how long all workers may be silent together.
 	Hold = 2 * time.Minute
+	// RespawnPause is the pause before a worker is started again whose last replacement committed no step. It doubles with
+	// every further one, up to MaxRespawns times itself.
+	RespawnPause = 500 * time.Millisecond
+	MaxRespawns  = 64
 
 	// Probe is the time between two looks at hosts without a connection.
 	Probe = 20 * time.Millisecond
@@ -184,4 +188,13 @@ func MinGossip(members int) time.Duration {
 
 func gossipIntervals(members int) float64 {
 	return beside + refute*max(1, math.Log10(float64(members)))
+}
+
+// Respawn returns the pause before a worker is started whose replacements, so many in a row, have committed no step.
+func Respawn(replacements int) time.Duration {
+	if replacements == 0 {
+		return 0
+	}
+	doublings := min(replacements-1, 30)
+	return min(RespawnPause<<doublings, MaxRespawns*RespawnPause)
 }

@@ -105,7 +105,12 @@ var rows = []row{
 	{"Hello", "a worker process calls trainer.Main", "fixed", fixed(Hello), nil},
 	{"Reap", "a killed worker exits", "fixed", fixed(Reap), []than{{"Zombie", 2, true, "reaping comes after the delay"}}},
 	{"Zombie", "a dead process stays a zombie", "fixed", fixed(Zombie), nil},
-	{"Hold", "a run with too few workers waits for others", "fixed", fixed(Hold), []than{{"Hello", 2, true, "a worker that is started now arrives"}}},
+	{"Hold", "a run with too few workers waits for others; all workers may be silent together", "fixed", fixed(Hold), []than{
+		{"Hello", 2, true, "a worker that is started now arrives"},
+		{"RespawnMax", 2, true, "a worker is started meanwhile"},
+	}},
+	{"RespawnPause", "pause before a worker is started again whose last replacement committed no step", "fixed", fixed(RespawnPause), nil},
+	{"RespawnMax", "longest pause before a worker is started again", "fixed", fixed(MaxRespawns * RespawnPause), []than{{"RespawnPause", 1, false, "the pause grows"}}},
 	{"Probe", "between two looks at hosts without a connection", "fixed", fixed(Probe), nil},
 	{"Retry", "between two attempts to reach the leader", "fixed", fixed(Retry), nil},
 	{"Stagger", "between the candidacies of two hosts", "fixed", fixed(Stagger), nil},

@@ -48,25 +48,58 @@ func (s *Session) watch(due time.Time) {
 	if s.cfg.Detect == 0 {
 		return
 	}
-	d, lateness := timing.Of(s.cfg.Detect).Worker(s.phase >= training), s.now.Sub(due)
+	d, lateness := s.detector(), s.now.Sub(due)
 	s.noteMissing()
 	if d.Stopped(lateness) {
 		s.dropSuspicions()
 	}
+	if !s.heard.IsZero() && s.newestSign().Sub(s.heard) > d.Silence { // all were stopped, and some continue a little later than others
+		s.dropSuspicions()
+		for place := range s.workers {
+			if w := &s.workers[place]; !w.heard.IsZero() {
+				w.heard = s.now
+			}
+		}
+	}
+	all := s.allSilent()
 	for place := range s.workers {
 		w := &s.workers[place]
 		failed, history := d.Suspect(timing.History{Heard: w.heard, Suspected: w.suspected}, s.now, lateness)
 		w.heard = history.Heard
-		if failed && s.phase != ending && w.exit == running && w.fault == nil {
+		if failed && !all && s.phase != ending && w.exit == running && w.fault == nil {
 			w.silent = w.heard
 			w.fault = &SilentError{Worker: s.id(place), Workers: len(s.workers), For: d.Limit(history, s.now), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps}
-			if s.phase < training {
+			if s.phase < training && !s.respawns(w.who.ID) {
 				s.judge(w.fault)
 				return
 			}
 			s.kill(place)
 		}
 	}
+	s.heard = s.newestSign()
+}
+
+// detector is that of the session for its workers.
+func (s *Session) detector() timing.Detector {
+	return timing.Of(s.cfg.Detect).Worker(s.phase >= training)
+}
+
+// newestSign returns when a worker was heard last, zero if none can be heard.
+func (s *Session) newestSign() (newest time.Time) {
+	for place := range s.workers {
+		if w := &s.workers[place]; w.exit == running && w.fault == nil && w.heard.After(newest) {
+			newest = w.heard
+		}
+	}
+	return newest
+}
+
+// allSilent reports whether all workers have been silent for as long: they were stopped together, perhaps by the user, and none of
+// them is to blame. After timing.Hold they count as failed all the same.
+func (s *Session) allSilent() bool {
+	newest := s.newestSign()
+	silent := s.now.Sub(newest)
+	return s.cfg.Detect > 0 && !newest.IsZero() && silent > s.detector().Silence/2 && silent < timing.Hold
 }
 
 // gossip takes in what the ring says of a worker.
@@ -109,7 +142,7 @@ func (s *Session) outside() (all []int) {
 	return all
 }
 
-// dropSuspicions forgets suspicions: a host that was held up itself cannot tell them from its own delay.
+// dropSuspicions forgets suspicions: where the host or all workers were held up, they tell of that delay only.
 func (s *Session) dropSuspicions() {
 	for place := range s.workers {
 		if w := &s.workers[place]; w.by != "" {

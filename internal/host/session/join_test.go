@@ -85,24 +85,6 @@ func TestJoinerIsRefused(t *testing.T) {
 	}
 }
 
-// A replacement that dies before it has a part is replaced, but not for ever.
-func TestRespawnEnds(t *testing.T) {
-	r := joining(t, 3, true)
-	r.feed(ConnClosed{1, errors.New("EOF")}, WorkerExited{1, Status{Code: -1, Text: "signal: killed"}})
-	n := 0
-	for all := r.begun(); len(all) == 1; all = r.begun() {
-		if n++; all[0] != (plan.Worker{ID: 1, Incarnation: n}) || n > maxTries {
-			t.Fatalf("%v is started", all)
-		}
-		r.feed(WorkerStarted{all[0], nil})
-		id := len(r.s.workers) - 1
-		r.feed(ConnClosed{id, errors.New("EOF")}, WorkerExited{id, Status{Code: -1, Text: "signal: killed"}})
-	}
-	if n != maxTries || r.s.phase == ending {
-		t.Errorf("%d tries, %v", n, r.s.end.err)
-	}
-}
-
 func TestJoinerThatSaysNothing(t *testing.T) {
 	r := joining(t, 2, false)
 	r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2}, nil})

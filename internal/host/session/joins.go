@@ -1,13 +1,18 @@
 package session
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Workers that start during training say Hello and Ready as all do, get a Start without a plan, and wait for the controller to give
@@ -17,21 +22,37 @@ const (
 	// MaxWorkers bounds the workers of a run, including those that were lost.
 	MaxWorkers = 1 << 12
 
-	// maxTries is how many replacements of a worker in a row may exit before they have a part.
-	maxTries = 3
+	// maxFirstTries is how many replacements of a worker in a row may be lost before training, where the end of the run costs nothing.
+	maxFirstTries = 3
 )
 
 // roster knows which workers were started.
 type roster struct {
 	lives    map[id.WorkerID]int    // incarnations of each worker
-	tries    map[id.WorkerID]int    // the newest of them in a row that exited before they had a part
+	tries    map[id.WorkerID]int    // the newest of them in a row that have committed nothing
+	refused  map[id.WorkerID]bool   // another incarnation would end the same way
 	away     map[id.WorkerID]string // hosts with which workers were lost, to be restarted when they are back
 	pending  int                    // processes that are being started
+	due      []dueStart             // the pending ones that are started later
 	joinedBy map[int]uint64         // plans by which workers got a part, as earlier leaders have written down
 }
 
+// dueStart is the start of a worker after a pause.
+type dueStart struct {
+	at  time.Time
+	who plan.Worker
+}
+
 func newRoster() roster {
-	return roster{lives: make(map[id.WorkerID]int), tries: make(map[id.WorkerID]int), away: make(map[id.WorkerID]string)}
+	return roster{
+		lives: make(map[id.WorkerID]int), tries: make(map[id.WorkerID]int), refused: make(map[id.WorkerID]bool), away: make(map[id.WorkerID]string),
+	}
+}
+
+// cancel drops the starts that are due later.
+func (r *roster) cancel() {
+	r.pending -= len(r.due)
+	r.due = nil
 }
 
 // unused returns the least WorkerID above all that were used.
@@ -74,22 +95,57 @@ func (s *Session) add(n int) {
 	s.then(a)
 }
 
-// replace restarts a worker that was lost, if the user wants that.
-func (s *Session) replace(dead plan.Worker) {
-	if !s.cfg.Respawn || !s.cfg.CanStart || s.phase != training || s.end.stop != "" || len(s.workers) >= MaxWorkers {
-		return
-	}
-	if s.roster.tries[dead.ID] >= maxTries {
-		s.note("worker %d is not started again: %d replacements have died before they had a part", dead.ID, maxTries)
-		return
-	}
-	s.launch(dead.ID, dead.Host, fmt.Sprintf("worker %d is restarted", dead.ID))
+// respawns reports whether a worker that is lost is to be replaced.
+func (s *Session) respawns(w id.WorkerID) bool {
+	return s.cfg.Respawn && s.cfg.CanStart && s.phase <= training && s.end.stop == "" && len(s.workers) < MaxWorkers && !s.roster.refused[w]
 }
 
+// replace restarts a worker that was lost in training, if the user wants that.
+func (s *Session) replace(dead plan.Worker) {
+	if s.phase == training && s.respawns(dead.ID) {
+		s.launch(dead.ID, dead.Host, fmt.Sprintf("worker %d is restarted", dead.ID))
+	}
+}
+
+// replaceFirst restarts a worker that was lost before training.
+func (s *Session) replaceFirst(place int) {
+	w := &s.workers[place]
+	cause := OneLine(stoppedBy(s.death(place)))
+	w.set(gone)
+	w.joins = true // it never had a part
+	s.records.lost++
+	s.launch(w.who.ID, w.who.Host, fmt.Sprintf("%s, before training began: it is restarted", cause))
+}
+
+// launch starts a worker: at once the first time, and after growing pauses while its incarnations commit nothing.
 func (s *Session) launch(w id.WorkerID, host, reason string) {
-	e := s.event(eventBegin, reason)
-	e.Event.Worker = int(w)
-	s.then(e, StartWorker{s.roster.begin(w, host)})
+	pause := timing.Respawn(s.roster.tries[w])
+	who := s.roster.begin(w, host)
+	if pause > 0 {
+		reason += fmt.Sprintf(" in %v", pause)
+		s.roster.due = append(s.roster.due, dueStart{s.now.Add(pause), who})
+	}
+	if s.phase < training { // the run has no files yet
+		s.then(Show{view.Note(reason)})
+	} else {
+		e := s.event(eventBegin, reason)
+		e.Event.Worker = int(w)
+		s.then(e)
+	}
+	if pause == 0 {
+		s.then(StartWorker{who})
+	}
+}
+
+// startDue starts the workers whose pause is over.
+func (s *Session) startDue() {
+	s.roster.due = slices.DeleteFunc(s.roster.due, func(d dueStart) bool {
+		if s.now.Before(d.at) {
+			return false
+		}
+		s.then(StartWorker{d.who})
+		return true
+	})
 }
 
 // hostBack restarts the workers that were lost with a host.
@@ -108,16 +164,32 @@ func (s *Session) hostBack(host string) {
 func (s *Session) started(e WorkerStarted) {
 	s.roster.pending--
 	if e.Err != nil {
-		s.then(s.event(eventRefused, fmt.Sprintf("worker %d cannot be started: %v", e.Worker.ID, OneLine(e.Err.Error()))))
+		s.cannotStart(e)
 		return
 	}
-	s.workers = append(s.workers, worker{who: e.Worker, joins: true, fresh: true, hello: s.now.Add(s.cfg.HelloTimeout)})
+	joins := s.phase >= training
+	s.workers = append(s.workers, worker{who: e.Worker, joins: joins, fresh: joins, hello: s.now.Add(s.cfg.HelloTimeout)})
 	place := len(s.workers) - 1
 	if s.phase > training {
 		s.dismiss(place)
 		return
 	}
 	s.then(s.row(place, "begins"))
+}
+
+// cannotStart takes in that a process could not be started.
+func (s *Session) cannotStart(e WorkerStarted) {
+	cause := fmt.Sprintf("worker %d cannot be started: %v", e.Worker.ID, OneLine(e.Err.Error()))
+	if s.phase == starting && s.roster.tries[e.Worker.ID] >= maxFirstTries {
+		s.judge(errors.New(cause))
+		return
+	}
+	if s.phase == training {
+		s.then(s.event(eventRefused, cause))
+	}
+	if s.respawns(e.Worker.ID) {
+		s.launch(e.Worker.ID, e.Worker.Host, fmt.Sprintf("worker %d is restarted", e.Worker.ID))
+	}
 }
 
 // join lets a worker join that is ready and has the run's job.
@@ -135,6 +207,9 @@ func (s *Session) join(place int) {
 	start := s.startMessage()
 	start.Ring, start.Joins = s.ringOf(w), true
 	s.send(place, start)
+	if s.end.stop != "" { // all that were asked may be lost
+		s.send(place, control.Stop{Reason: string(s.end.stop)})
+	}
 	s.then(s.row(place, "joins"))
 	s.tell(controller.Joined{Worker: w.who, Addr: w.ready.Addr})
 }
@@ -146,7 +221,7 @@ func (s *Session) refuse(place int, err error) {
 		return
 	}
 	w.fault, w.failed = err, true
-	s.roster.tries[w.who.ID] = maxTries // another one would end the same way
+	s.roster.refused[w.who.ID] = true
 	s.kill(place)
 	s.then(s.about(place, eventRefused, fmt.Sprintf("worker %d: %s", s.id(place), OneLine(err.Error()))))
 }

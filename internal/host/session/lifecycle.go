@@ -124,7 +124,11 @@ type claim struct {
 }
 
 // enter changes the phase of the run.
-func (s *Session) enter(p phase) { s.phase = move(phases, s.phase, p) }
+func (s *Session) enter(p phase) {
+	if s.phase = move(phases, s.phase, p); p > training {
+		s.roster.cancel()
+	}
+}
 
 // set changes the state of a worker.
 func (w *worker) set(to workerState) { w.state = move(workerStates, w.state, to) }
@@ -240,7 +244,10 @@ func (s *Session) ended(place int) {
 		_, how := culprit(s.death(place))
 		s.end.warning = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(place), how)
 		s.then(s.about(place, eventNote, s.end.warning))
-	case w.state == connecting:
+	case s.phase == starting && s.respawns(w.who.ID) && s.roster.tries[w.who.ID] < maxFirstTries &&
+		(w.fault == nil && w.status.Killed() || !w.silent.IsZero()):
+		s.replaceFirst(place)
+	case w.state == connecting && !w.status.Killed(): // else it is no fault of the program
 		s.end.lost = place
 		s.judge(&NoMainError{Program: s.cfg.Program, Status: w.status})
 	default:
@@ -310,7 +317,8 @@ func (s *Session) stop(reason Reason) {
 	if first {
 		s.end.stop = reason
 	}
-	if s.phase != training || !first {
+	s.roster.cancel()
+	if s.phase != training || !first || s.Over() {
 		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true})
 		return
 	}

@@ -175,6 +175,9 @@ func (s *Session) tell(cause controller.Event) {
 			s.then(s.event(eventNote, e.Reason))
 		case controller.Hold:
 			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plural(e.Have, "worker"), e.Need)
+			if e.Have == 0 {
+				reason = "no worker is left: waiting for replacements"
+			}
 			s.then(s.event(eventHold, reason), Show{view.Note(reason)})
 		case controller.Recovered:
 			s.recovered(e.Recovery)
@@ -204,7 +207,7 @@ func (s *Session) fits(err error) bool {
 func (s *Session) giveUp(err error) {
 	var none *controller.NoWorkersError
 	verdict := err
-	if errors.As(err, &none) {
+	if errors.As(err, &none) && s.end.lost >= 0 {
 		verdict = s.death(s.end.lost)
 	}
 	var evicted *evictedError
@@ -248,7 +251,6 @@ func (s *Session) adopt(e controller.Adopt) {
 		live.Workers = append(live.Workers, part)
 		if w.joins {
 			w.joins = false
-			s.roster.tries[pw.ID] = 0
 			if s.roster.joinedBy[int(pw.ID)] != uint64(p.Version.N) { // else another leader has said so
 				s.records.joined++
 				joined = append(joined, s.about(place, eventJoined, fmt.Sprintf("worker %d has joined", pw.ID)))
@@ -316,6 +318,9 @@ func (s *Session) Alarm() (first time.Time) {
 	if c := s.end.claim; c != nil {
 		sooner(c.due)
 	}
+	for _, d := range s.roster.due {
+		sooner(d.at)
+	}
 	for _, t := range s.timers {
 		sooner(t.at)
 	}
@@ -347,10 +352,12 @@ func (s *Session) alarm() {
 	if c := s.end.claim; c != nil && !s.now.Before(c.due) {
 		s.believe()
 	}
+	s.startDue()
 	for _, name := range []controller.Timer{controller.QueryTimer, controller.LinkTimer, controller.HoldTimer, controller.WishTimer, controller.LookTimer} {
 		switch t, ok := s.timers[name]; {
 		case !ok || s.now.Before(t.at):
-		case name != controller.WishTimer && name != controller.LookTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)):
+		case name != controller.WishTimer && name != controller.LookTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)),
+			(name == controller.QueryTimer || name == controller.LinkTimer) && s.allSilent():
 			s.timers.set(name, s.now, t.after)
 		default:
 			delete(s.timers, name)

@@ -72,7 +72,7 @@ func (s *Session) message(place int, m control.Message) {
 		switch {
 		case w.joins:
 			s.join(place)
-		case s.anyWorker(func(w *worker) bool { return w.state < prepared }):
+		case s.roster.pending > 0 || s.anyWorker(func(w *worker) bool { return w.state < prepared }):
 			s.then(Show{view.Worker{ID: s.id(place), State: "ready"}})
 		default:
 			s.start()
@@ -242,6 +242,7 @@ func (s *Session) committed(place int, m control.Step) {
 	case w.fresh:
 		// Its first step is any that the others may be in.
 		w.fresh, w.rolled, w.last.Step = false, s.restart.version, m.Step-1
+		s.roster.tries[w.who.ID] = 0
 		if m.Step > r.last.Step+1 || m.Step < 1 {
 			bad("committed step %d, and the others %d", m.Step, r.last.Step)
 			return

@@ -40,9 +40,9 @@
 //	state       next       when
 //	connecting  greeted    Hello
 //	connecting  prepared   Ready, told to a host that takes over
-//	connecting  gone       it has exited, or has no part in the run that is taken over
+//	connecting  gone       it has exited and is replaced, or has no part in the run that is taken over
 //	greeted     prepared   Ready
-//	greeted     gone       a joining worker exits
+//	greeted     gone       a joining worker exits, or it exits before training and is replaced
 //	prepared    working    it is sent Start
 //	prepared    done       the run that is taken over has ended
 //	prepared    gone       it is not of this job, is refused and exits
@@ -88,6 +88,7 @@ type Session struct {
 	course
 	ctl    *controller.Controller // from the start of training
 	timers timers
+	heard  time.Time // when a worker was heard last, as of the last look for silent ones
 
 	records     records
 	reports     reports

@@ -21,10 +21,11 @@ import (
 
 // start makes the first plan when all workers are ready.
 func (s *Session) start() {
-	first := s.workers[0].ready
-	for place := 1; place < len(s.workers); place++ {
+	places := s.beginners()
+	first := s.workers[places[0]].ready
+	for _, place := range places[1:] {
 		if field, values := difference(first, s.workers[place].ready); field != "" {
-			s.judge(&DifferError{Worker: place, Than: 0, Field: field, Values: values})
+			s.judge(&DifferError{Worker: s.id(place), Than: s.id(places[0]), Field: field, Values: values})
 			return
 		}
 	}
@@ -65,19 +66,19 @@ func (s *Session) start() {
 	if s.cfg.RunDir != "" {
 		begin.RunDir = s.cfg.Shown
 	}
-	for place := range s.workers {
+	for _, place := range places {
 		w := &s.workers[place]
 		w.own = share(&p, w.who)
 		begin.Workers = append(begin.Workers, w.own)
 	}
 	s.ctl = controller.New(s.controllerConfig(p, s.peers()))
-	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(s.workers), "worker"))
+	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(places), "worker"))
 	if from > 0 {
-		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(s.workers), "worker"))
+		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(places), "worker"))
 		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
 		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: order.From})
 	}
-	for place := range s.workers {
+	for _, place := range places {
 		s.workers[place].set(working)
 		message.Ring = s.ringOf(&s.workers[place])
 		s.starts = append(s.starts, Send{place, message}, Send{place, order})
@@ -90,6 +91,11 @@ func (s *Session) start() {
 		WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: string(kind), Reason: reason, Plan: text}},
 		s.processes(), s.event(kind, what), s.event(eventPlan, reason),
 	)
+	for place := range s.workers {
+		if w := &s.workers[place]; w.state == gone {
+			s.then(s.about(place, eventLost, OneLine(stoppedBy(s.death(place)))+", before training began"))
+		}
+	}
 	if s.cfg.Resume != nil {
 		for _, text := range s.cfg.Resume.Note {
 			s.then(s.event(eventNote, text))
@@ -105,6 +111,17 @@ func (s *Session) start() {
 	s.then(Show{begin})
 }
 
+// beginners returns the places of the workers that the run begins with, in the order of their WorkerIDs. Some may have been replaced.
+func (s *Session) beginners() (places []int) {
+	for place := range s.workers {
+		if s.workers[place].state != gone {
+			places = append(places, place)
+		}
+	}
+	slices.SortFunc(places, func(a, b int) int { return s.id(a) - s.id(b) })
+	return places
+}
+
 // firstPlan makes the plan of a run after step from, with its reason and its text.
 func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason string, text []byte, err error) {
 	micros := r.Job.GlobalBatch / r.Job.MicroBatch
@@ -113,7 +130,7 @@ func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason stri
 			r.Job.MicroBatch, micros, maxMicros, ErrTooLarge)}
 	}
 	var all plan.View
-	for place := range s.workers {
+	for _, place := range s.beginners() {
 		all.Workers = append(all.Workers, s.workers[place].who)
 	}
 	p, why, err := planner.Next(plan.Plan{}, all, profile(r), planner.Event{
@@ -138,7 +155,7 @@ func (s *Session) describeJob(stages int) {
 	*j = s.model.Job
 	j.Program = path.Base(j.Program)
 	j.Threads, j.Reduction, j.Zero, j.Started = c.Threads, c.Reduction.String(), c.Zero, s.now.UTC()
-	j.Workers, j.Stages = len(s.workers), stages
+	j.Workers, j.Stages = s.cfg.Workers, stages
 	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
 	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
 	if c.Args != nil {
@@ -172,13 +189,14 @@ func (s *Session) controllerConfig(p plan.Plan, peers []control.Peer) controller
 	return controller.Config{
 		Plan: p, Peers: peers, Profile: profile(s.model), Term: max(s.cfg.Term, 1), Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages,
 		Mirrors: s.cfg.Mirrors, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: s.cfg.Reshape,
+		Respawn: s.cfg.Respawn && s.cfg.CanStart,
 	}
 }
 
 // peers are the workers and where they listen.
 func (s *Session) peers() []control.Peer {
 	var all []control.Peer
-	for place := range s.workers {
+	for _, place := range s.beginners() {
 		all = append(all, control.Peer{Worker: s.session(place), Addr: s.workers[place].ready.Addr})
 	}
 	return all

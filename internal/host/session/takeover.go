@@ -153,6 +153,9 @@ func (s *Session) takeOver() {
 	s.records.inherit(h)
 	s.roster.joinedBy = h.JoinedBy
 	begun := 0
+	for _, w := range in.Orders[0].Plan.Workers {
+		s.roster.lives[w.ID] = w.Incarnation + 1 // it may have been replaced before training
+	}
 	for w, n := range h.Started {
 		s.roster.lives[id.WorkerID(w)] += n
 		begun += n

@@ -353,6 +353,10 @@ func TestWatch(t *testing.T) {
 		s.Step(at(1300), WorkerExited{id, Status{Code: -1, Text: "signal: killed"}})
 		if id == 1 {
 			s.Step(at(2600), WatchTick{at(2600)})
+			if s.workers[0].fault != nil {
+				t.Errorf("the only worker is blamed for its silence after %v", at(2600).Sub(at(900)))
+			}
+			s.Step(at(41_000), WatchTick{at(41_000)})
 		}
 	}
 	want := &SilentError{Worker: 0, Workers: 2, For: 3 * time.Second, Steps: 3}
@@ -363,6 +367,7 @@ func TestWatch(t *testing.T) {
 	// Late by more than a quarter of the budget, the agent was not listening.
 	s = start()
 	s.Step(at(5000), WatchTick{at(4600)})
+	s.Step(at(5900), Received{1, control.Beat{}})
 	s.Step(at(5900), WatchTick{at(5900)})
 	if s.phase == ending {
 		t.Errorf("a frozen agent blames its workers: %v", s.end.err)
@@ -384,7 +389,7 @@ func TestWatch(t *testing.T) {
 	if s.phase == ending {
 		t.Errorf("a worker that begins slowly: %v", s.end.err)
 	}
-	s.Step(at(19500), WatchTick{at(19500)})
+	s.Step(at(49_500), WatchTick{at(49_500)}) // and more while no worker is heard
 	if !errors.As(s.end.err, new(*SilentError)) {
 		t.Errorf("a worker that never beat: %v", s.end.err)
 	}

@@ -1,0 +1,218 @@
+package session
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/timing"
+)
+
+// start lets the processes start that were asked for, as far as they say Ready, and returns their places.
+func (r *ran) start() (places []int) {
+	for _, who := range r.begun() {
+		r.feed(WorkerStarted{who, nil})
+		place := len(r.s.workers) - 1
+		r.feed(Received{place, control.Hello{Protocol: control.Protocol, WorkerID: int(who.ID), Incarnation: who.Incarnation}}, Received{place, readyOf(int(who.ID))})
+		places = append(places, place)
+	}
+	return places
+}
+
+// fresh answers queries as workers do that have never had a plan.
+func (r *ran) fresh() {
+	for place, q := range sent[control.Query](r) {
+		r.feed(Received{place, control.Answer{Ballot: q.Ballot}})
+	}
+}
+
+// All workers are killed at once: their replacements roll the run back, and train it to its end.
+func TestAllWorkersAreReplaced(t *testing.T) {
+	r := joining(t, 2, true)
+	r.feed(slices.Concat(died(0), died(1))...)
+	if r.s.phase != training || r.s.Over() {
+		t.Fatalf("%v: %v", r.s.phase, r.s.end.err)
+	}
+	places := r.start()
+	if len(places) != 2 {
+		t.Fatalf("started: %v", places)
+	}
+	r.fresh()
+	first := r.obey()
+	if !first.Rollback || first.Passed != (id.Point{}) || len(first.Plan.Workers) == 0 {
+		t.Fatalf("order %+v", first)
+	}
+	place := r.s.find(first.Plan.Workers[0])
+	for step := range 3 {
+		r.feed(stepOf(place, step+1, uint64(first.Plan.Version.N)))
+	}
+	if r.s.end.err != nil || r.s.records.last.Step != 3 || r.s.records.rollbacks != 1 || r.s.records.lost != 2 {
+		t.Errorf("%v, step %d, %d rollbacks, %d lost", r.s.end.err, r.s.records.last.Step, r.s.records.rollbacks, r.s.records.lost)
+	}
+	if !strings.Contains(r.kinds(), "hold") || !strings.Contains(r.kinds(), "recovered") {
+		t.Error(r.kinds())
+	}
+}
+
+// Without --respawn a run without workers ends, and names what it can be resumed from.
+func TestAllWorkersAreLost(t *testing.T) {
+	r := trainingOf(t, Config{CanStart: true, RunDir: "/runs/a", Shown: "runs/a"}, 2)
+	r.s.checkpoints.newest = 1
+	r.feed(slices.Concat(died(0), died(1))...)
+	if out := r.s.Outcome(); !r.s.Over() || out.Resume != "runs/a" || out.Err == nil || out.Err.Error() != "worker 1 exited: signal: killed, at step 1 of 3; no worker is left" {
+		t.Errorf("%+v", out)
+	}
+}
+
+// Replacements that commit nothing are replaced after growing pauses, as long as the run lives.
+func TestReplacementsPause(t *testing.T) {
+	r := joining(t, 3, true)
+	r.feed(died(1)...)
+	var pauses []time.Duration
+	for n := range 10 {
+		all := r.begun()
+		if len(all) == 0 {
+			at := r.s.Alarm()
+			pauses = append(pauses, at.Sub(r.now))
+			r.now = at.Add(-time.Second)
+			r.feed(AlarmDue{})
+			all = r.begun()
+		}
+		if len(all) != 1 || all[0] != (plan.Worker{ID: 1, Incarnation: n + 1}) {
+			t.Fatalf("%v is started after %d replacements", all, n)
+		}
+		r.feed(WorkerStarted{all[0], nil})
+		r.feed(died(len(r.s.workers) - 1)...)
+	}
+	longest := timing.MaxRespawns * timing.RespawnPause
+	if r.s.phase == ending || len(pauses) != 9 || pauses[0] != timing.RespawnPause || pauses[1] != 2*timing.RespawnPause || pauses[8] != longest {
+		t.Errorf("pauses %v, %v", pauses, r.s.end.err)
+	}
+}
+
+// A worker that is killed before the first plan is replaced, and the program is not blamed.
+func TestKilledBeforeTraining(t *testing.T) {
+	for name, said := range map[string][]Event{
+		"before its hello": {helloOf(0), Received{0, readyOf(0)}},
+		"before its job":   {helloOf(0), Received{0, readyOf(0)}, helloOf(1)},
+		"after its job":    {helloOf(0), helloOf(1), Received{1, readyOf(1)}, Received{0, control.Beat{}}},
+	} {
+		for _, respawn := range []bool{true, false} {
+			r := &ran{t: t, s: begin(Config{Settings: Settings{Respawn: respawn}, CanStart: true}, 2), now: time.Unix(0, 0)}
+			r.feed(append(said, died(1)...)...)
+			if !respawn {
+				if err := r.s.end.err; err == nil || err.Error() != "worker 1 exited: signal: killed, before training began" {
+					t.Errorf("%s: %v", name, err)
+				}
+				continue
+			}
+			if r.s.phase != starting {
+				t.Fatalf("%s: %v, %v", name, r.s.phase, r.s.end.err)
+			}
+			if place := r.start(); !slices.Equal(place, []int{2}) {
+				t.Fatalf("%s: places %v", name, place)
+			}
+			if r.s.workers[0].state < prepared {
+				r.feed(Received{0, readyOf(0)})
+			}
+			order := sent[control.Order](r)
+			if len(order) != 2 || !slices.Equal(order[2].Plan.Workers, []plan.Worker{{ID: 0}, {ID: 1, Incarnation: 1}}) {
+				t.Fatalf("%s: orders %v", name, order)
+			}
+			r.feed(stepOf(2, 1, 1), stepOf(0, 1, 1))
+			if r.s.end.err != nil || r.s.records.lost != 1 || !strings.Contains(r.kinds(), "lost") {
+				t.Errorf("%s: %v, %s", name, r.s.end.err, r.kinds())
+			}
+			if w := r.s.roster.begin(1, ""); w.Incarnation != 2 {
+				t.Errorf("%s: the next one is %v", name, w)
+			}
+		}
+	}
+}
+
+// Before training, a worker that is killed again and again ends the run, as one does that exits by itself.
+func TestRespawnBeforeTrainingEnds(t *testing.T) {
+	for want, status := range map[int]Status{maxFirstTries: {Code: -1, Text: "signal: killed"}, 0: {Code: 3, Text: "exit status 3"}} {
+		r := &ran{t: t, s: begin(Config{Settings: Settings{Respawn: true}, CanStart: true}, 2), now: time.Unix(0, 0)}
+		r.feed(helloOf(0))
+		n := 0
+		for place := 1; r.s.phase == starting; place = len(r.s.workers) - 1 {
+			r.feed(ConnClosed{place, errors.New("EOF")}, WorkerExited{place, status})
+			if r.s.phase != starting {
+				break
+			}
+			all := r.begun()
+			if len(all) == 0 {
+				r.now = r.s.Alarm()
+				r.feed(AlarmDue{})
+				all = r.begun()
+			}
+			n++
+			r.feed(WorkerStarted{all[0], nil})
+		}
+		if n != want || r.s.end.err == nil {
+			t.Errorf("%v: %d replacements, %v", status, n, r.s.end.err)
+		}
+	}
+}
+
+// Where all workers are silent they were stopped together, and none is blamed. They get their time once one is heard again.
+func TestAllWorkersAreStopped(t *testing.T) {
+	r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 3)
+	began := r.now
+	look := func(ms int, heard ...int) []Kill {
+		at := began.Add(time.Duration(ms) * time.Millisecond)
+		var effects []Effect
+		for _, w := range heard {
+			effects = append(effects, r.s.Step(at, Received{w, control.Beat{}})...)
+		}
+		return pick[Kill](append(effects, r.s.Step(at, WatchTick{at})...))
+	}
+	look(0, 0, 1, 2)
+	for ms := 250; ms < 60_000; ms += 250 {
+		if k := look(ms); len(k) > 0 {
+			t.Fatalf("%v after %d ms", k, ms)
+		}
+	}
+	if k := look(60_000, 1); len(k) > 0 {
+		t.Fatalf("%v as worker 1 is heard again", k)
+	}
+	if k := look(62_000, 1, 2); len(k) > 0 {
+		t.Fatalf("%v as worker 2 is heard again", k)
+	}
+	if k := look(63_250, 1, 2); len(k) != 1 || k[0].Worker != 0 {
+		t.Fatalf("%v, want worker 0, which is not heard again", k)
+	}
+	// All the same, a run does not wait for ever.
+	killed := 0
+	for ms := 63_500; ms < 200_000; ms += 250 {
+		k := look(ms)
+		if killed += len(k); len(k) > 0 && ms < 63_250+int(timing.Hold.Milliseconds()) {
+			t.Fatalf("%v after %d ms", k, ms)
+		}
+	}
+	if killed != 2 {
+		t.Errorf("%d workers are killed", killed)
+	}
+}
+
+// A run that holds without any worker ends when it is asked to stop.
+func TestStopWithoutWorkers(t *testing.T) {
+	r := joining(t, 1, true)
+	r.feed(died(0)...)
+	all := r.begun()
+	r.feed(WorkerStarted{all[0], nil})
+	r.feed(died(1)...) // the next one starts after a pause
+	if r.s.Over() {
+		t.Fatal(r.s.end.err)
+	}
+	r.feed(StopAsked{Interrupt})
+	if out := r.s.Outcome(); !r.s.Over() || out.ExitStatus() != ExitInterrupted {
+		t.Errorf("over %v, %+v", r.s.Over(), out)
+	}
+}

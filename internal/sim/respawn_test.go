@@ -1,0 +1,118 @@
+package sim
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/worker/core"
+)
+
+// TestRespawn tells stories in which lost workers are replaced: the run goes on to its end, whatever is lost at a time.
+func TestRespawn(t *testing.T) {
+	committed := func(c *Cluster, step int) {
+		c.until(fmt.Sprintf("past step %d", step), func(w *worker) bool {
+			at, _ := w.core.Passed()
+			return at.Step >= step
+		})
+	}
+	for name, story := range map[string]struct {
+		tell func(c *Cluster)
+		lost int // at least; 0: none is
+	}{
+		"all are killed": {func(c *Cluster) {
+			committed(c, 3)
+			c.KillAll()
+		}, 4},
+		"all and their replacements are killed": {func(c *Cluster) {
+			for range 5 {
+				committed(c, 1)
+				c.KillAll()
+			}
+		}, 8},
+		"the replacements are killed before they have a part": {func(c *Cluster) {
+			committed(c, 3)
+			n := 5
+			c.Watch = func(e session.Effect) {
+				if s, ok := e.(session.Send); ok && n > 0 {
+					if q, ok := s.Message.(control.Query); ok {
+						n--
+						c.note("ballot %v is answered by none", q.Ballot)
+						c.after(0, c.KillAll)
+					}
+				}
+			}
+			c.KillAll()
+		}, 4},
+		"one is killed at the start":  {func(c *Cluster) { c.Kill(2) }, 1},
+		"all are killed at the start": {func(c *Cluster) { c.KillAll() }, 4},
+		"all are frozen": {func(c *Cluster) {
+			committed(c, 2)
+			c.FreezeAll(3 * time.Second)
+		}, 0},
+		"all are frozen at the start": {func(c *Cluster) { c.FreezeAll(3 * time.Second) }, 0},
+		"one is killed, and the others are frozen": {func(c *Cluster) {
+			committed(c, 2)
+			c.Kill(1)
+			c.FreezeAll(3 * time.Second)
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(20) {
+				c := New(Config{
+					Seed: seed, Workers: 4, Stages: 2, Micros: 6, Mirrors: 1, Steps: 6, MinWorkers: 1, Layers: layers(), Detect: 300 * ms,
+					Respawn: true, Checkpoint: time.Duration(seed%2) * 3 * ms, Digests: true,
+				})
+				if err := run(c, story.tell); err != nil {
+					t.Fatal(fmt.Errorf("seed %d: %w", seed, err))
+				}
+				out := c.session.Outcome()
+				if out.Err != nil {
+					t.Fatalf("seed %d: %v, %+v", seed, out.Err, out.Summary)
+				}
+				if lost := out.Summary.WorkersLost; lost < story.lost || story.lost == 0 && lost > 0 {
+					t.Errorf("seed %d: %d workers were lost", seed, lost)
+				}
+			}
+		})
+	}
+}
+
+// TestLeaveIsCancelled kills the only worker that stays after the plan without the other one is agreed. As long as the other one
+// has not left, the run goes on with it.
+func TestLeaveIsCancelled(t *testing.T) {
+	stayed := 0
+	for seed := range uint64(60) {
+		c := New(Config{
+			Seed: seed, Workers: 2, Stages: 1 + int(seed%2), Micros: 6, Mirrors: 1, Steps: 8, MinWorkers: 1, Layers: layers(), Detect: 300 * ms, Digests: seed%4 < 2,
+		})
+		leaving := c.order[1]
+		left := false
+		err := run(c, func(c *Cluster) {
+			c.until("past step 1", func(w *worker) bool {
+				at, _ := w.core.Passed()
+				return at.Step == 1
+			})
+			c.Leave(1)
+			c.until("ordered to leave", func(w *worker) bool { return len(c.agreed) > 1 })
+			c.after(c.delay(2*ms), func() {
+				left = leaving.core.State() == core.Left
+				c.Kill(0)
+			})
+		})
+		out := c.session.Outcome()
+		switch {
+		case err != nil:
+			t.Errorf("seed %d: %v", seed, err)
+		case out.Err == nil && !left:
+			stayed++
+		case !left && leaving.core.State() != core.Left:
+			t.Errorf("seed %d: %v", seed, out.Err)
+		}
+	}
+	if stayed < 10 {
+		t.Errorf("the worker that was to leave stayed in %d of 60 runs", stayed)
+	}
+}
