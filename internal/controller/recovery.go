@@ -98,8 +98,9 @@ func (r *recovery) none() []Effect {
 	return r.query("no worker of the plan is left")
 }
 
-// hopes reports whether a run whose workers are all lost can continue.
-func (r *recovery) hopes() bool { return r.cfg.Respawn || len(r.joining) > 0 }
+// hopes reports whether a run can continue of whose plan no worker is left: by replacements, workers that are ready to join, or
+// workers that have left and are not dismissed.
+func (r *recovery) hopes() bool { return r.cfg.Respawn || len(r.joining)+len(r.members) > 0 }
 
 // none is the error of a run without workers.
 func (a *account) none() error {
@@ -223,12 +224,15 @@ func (r *recovery) decide(now time.Time) []Effect {
 		}
 	}
 	current, alive := r.current(all)
-	kept := at.point.Gate == id.Kept
+	kept, have := at.point.Gate == id.Kept, len(alive)
+	if have == 0 {
+		have = len(r.members) // which roll the run back
+	}
 	switch {
 	case len(alive) == 0 && (kept || !r.hopes()):
 		return append(effects, r.end(r.account.none())...)
-	case len(alive)+len(r.joining) < r.cfg.MinWorkers && !kept:
-		return append(effects, r.hold(len(alive))...)
+	case have+len(r.joining) < r.cfg.MinWorkers && !kept:
+		return append(effects, r.hold(have)...)
 	case current != &r.plan:
 		effects = append(effects, note("no worker of plan %v lives: those that were to leave stay", r.plan.Version))
 	}

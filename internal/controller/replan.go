@@ -15,17 +15,17 @@ import (
 
 // change makes the order that ends the recovery: the same plan where no worker of it is lost, a plan for the rest of
 // the step where every shard has a holder, and a rollback where a shard has none. It starts from a plan, of which the workers
-// alive live; where none does, those that are ready to join roll the run back.
+// alive live; where none does, those that are ready to join, or have left and are still here, roll the run back.
 func (r *recovery) change(all []*member, from *plan.Plan, alive []plan.Worker, at position) (*change, error) {
 	a := r.account
 	a.Step = at.point.Step + 1
 	causes := strings.Join(a.causes, "; ")
 	ch := &change{cause: CauseLost, order: control.Order{Ballot: r.ballot, Passed: at.point, Result: at.result}}
 	if len(alive) == 0 {
-		for _, m := range r.joining {
+		r.enlist()
+		for _, m := range r.all() {
 			alive = append(alive, m.Worker)
 		}
-		r.enlist()
 		return r.rollback(ch, alive, planner.Reason(causes+": no worker of the plan is left; "))
 	}
 	current, short, none := *from, false, (*planner.LostError)(nil)

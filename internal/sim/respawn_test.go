@@ -81,15 +81,20 @@ func TestRespawn(t *testing.T) {
 }
 
 // TestLeaveIsCancelled kills the only worker that stays after the plan without the other one is agreed. As long as the other one
-// has not left, the run goes on with it.
+// is there, the run goes on with it: with all that it has until it has left, and by a rollback after that.
 func TestLeaveIsCancelled(t *testing.T) {
-	stayed := 0
+	stayed, left := 0, 0
 	for seed := range uint64(60) {
 		c := New(Config{
 			Seed: seed, Workers: 2, Stages: 1 + int(seed%2), Micros: 6, Mirrors: 1, Steps: 8, MinWorkers: 1, Layers: layers(), Detect: 300 * ms, Digests: seed%4 < 2,
 		})
-		leaving := c.order[1]
-		left := false
+		leaving, dismissed := c.order[1], false
+		c.Watch = func(e session.Effect) {
+			if s, ok := e.(session.Send); ok && s.Worker == 1 {
+				_, release := s.Message.(control.Release)
+				dismissed = dismissed || release
+			}
+		}
 		err := run(c, func(c *Cluster) {
 			c.until("past step 1", func(w *worker) bool {
 				at, _ := w.core.Passed()
@@ -97,22 +102,24 @@ func TestLeaveIsCancelled(t *testing.T) {
 			})
 			c.Leave(1)
 			c.until("ordered to leave", func(w *worker) bool { return len(c.agreed) > 1 })
-			c.after(c.delay(2*ms), func() {
-				left = leaving.core.State() == core.Left
-				c.Kill(0)
+			c.until("at the commit from which on the plan is live", func(w *worker) bool {
+				return w == leaving && (w.core.State() == core.Draining || w.core.State() == core.Left || c.rnd.IntN(50) == 0)
 			})
+			c.after(c.delay(ms/10), func() { c.Kill(0) })
 		})
 		out := c.session.Outcome()
 		switch {
 		case err != nil:
 			t.Errorf("seed %d: %v", seed, err)
-		case out.Err == nil && !left:
-			stayed++
-		case !left && leaving.core.State() != core.Left:
+		case out.Err != nil && !dismissed:
 			t.Errorf("seed %d: %v", seed, out.Err)
+		case out.Err == nil && out.Summary.Rollbacks > 0:
+			left++
+		case out.Err == nil:
+			stayed++
 		}
 	}
-	if stayed < 10 {
-		t.Errorf("the worker that was to leave stayed in %d of 60 runs", stayed)
+	if stayed < 10 || left < 3 {
+		t.Errorf("the worker that was to leave stayed in %d of 60 runs, and rolled %d back", stayed, left)
 	}
 }

@@ -248,6 +248,8 @@ func (w *Worker) left(ctx context.Context, err error) error {
 	select {
 	case <-w.release:
 		return nil
+	case <-w.recovery.ordered():
+		return errRollback // all others are lost
 	case <-ctx.Done():
 		return ctx.Err()
 	}
