@@ -55,6 +55,7 @@ higher plan, and the last line of a step counts.`,
 	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies (default as before)")
 	flags.DurationVar(&f.detect, "detect", 0, "failure-detection timeout (default as before)")
 	flags.BoolVar(&f.digests, "digests", false, "digests of the state of the job (default as before)")
+	flags.IntVar(&f.verify, "verify", 0, "micro-batches that a worker runs for each that it repeats as a check; 0: none (default as before)")
 	clockFlags(flags, &f)
 	pageFlag(flags, &f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
@@ -128,6 +129,9 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	}
 	if !changed("digests") {
 		f.digests = !job.NoDigests
+	}
+	if !changed("verify") {
+		f.verify = job.Verify
 	}
 	if !changed("detect") {
 		detect, err := time.ParseDuration(job.Detect)

@@ -11,17 +11,17 @@ import (
 // What a resumed run is not told otherwise is as it was before.
 func TestInherit(t *testing.T) {
 	job := rundir.Job{
-		Workers: 6, Stages: 3, Mirrors: 2, MinWorkers: 4, Detect: "3s", Respawn: true, NoDigests: true, Reduction: "fast", Zero: 1, Reshape: "off",
+		Workers: 6, Stages: 3, Mirrors: 2, MinWorkers: 4, Detect: "3s", Respawn: true, NoDigests: true, Verify: 64, Reduction: "fast", Zero: 1, Reshape: "off",
 	}
-	said := runFlags{workers: 2, stages: 1, mirrors: 0, least: 1, detect: time.Second, digests: true}
+	said := runFlags{workers: 2, stages: 1, mirrors: 0, least: 1, detect: time.Second, digests: true, verify: 9}
 	for _, c := range []struct {
 		changed []string
 		want    runFlags
 	}{
-		{nil, runFlags{workers: 6, stages: 3, mirrors: 2, least: 4, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1, reshape: "off"}},
-		{[]string{"workers"}, runFlags{workers: 2, stages: 2, mirrors: 2, least: 2, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1, reshape: "off"}},
-		{[]string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "digests"},
-			runFlags{workers: 2, stages: 1, least: 1, detect: time.Second, digests: true, reduction: "fast", zero: 1, reshape: "off"}},
+		{nil, runFlags{verify: 64, workers: 6, stages: 3, mirrors: 2, least: 4, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1, reshape: "off"}},
+		{[]string{"workers"}, runFlags{verify: 64, workers: 2, stages: 2, mirrors: 2, least: 2, respawn: true, detect: 3 * time.Second, reduction: "fast", zero: 1, reshape: "off"}},
+		{[]string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "digests", "verify"},
+			runFlags{verify: 9, workers: 2, stages: 1, least: 1, detect: time.Second, digests: true, reduction: "fast", zero: 1, reshape: "off"}},
 	} {
 		got := said
 		if err := got.inherit(job, func(f string) bool { return slices.Contains(c.changed, f) }); err != nil || !got.same(c.want) {
@@ -36,5 +36,5 @@ func TestInherit(t *testing.T) {
 
 func (f runFlags) same(g runFlags) bool {
 	return f.workers == g.workers && f.stages == g.stages && f.mirrors == g.mirrors && f.least == g.least && f.respawn == g.respawn &&
-		f.detect == g.detect && f.digests == g.digests && f.hosts == 1 && f.reduction == g.reduction && f.zero == g.zero && f.reshape == g.reshape
+		f.detect == g.detect && f.digests == g.digests && f.verify == g.verify && f.hosts == 1 && f.reduction == g.reduction && f.zero == g.zero && f.reshape == g.reshape
 }

@@ -41,6 +41,7 @@ type runFlags struct {
 	reduction string
 	zero      int
 	digests   bool
+	verify    int
 	reshape   string
 	runDir    string
 	clocks    string
@@ -88,6 +89,8 @@ together, and have two minutes to continue. A killed process is noticed at once.
 micro-batch), full (also which stage holds which layer), or off. --clocks says which clocks
 to set: off leaves the hardware alone; auto lowers the clocks of devices whose workers wait
 for others, and restores them at the end; emulated does so with devices that do not exist.
+--verify N has a worker repeat one of N micro-batches on average, and one in the first
+step. If a layer makes other bits of it, or a sample has changed, the run ends and names it.
 --zero 2 keeps a reduced gradient with the rank that owns its shard, 1 sends it to all
 ranks of the stage as well, to the same bits.
 
@@ -152,6 +155,7 @@ for launcher resume; the second ends it at once.`,
 	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
+	flags.IntVar(&f.verify, "verify", host.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
 	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
 	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
@@ -221,6 +225,9 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		if f.threads > host.MaxThreads {
 			errs = append(errs, fmt.Errorf("--threads %d: give at most %d", f.threads, host.MaxThreads))
 		}
+	}
+	if f.verify < 0 {
+		errs = append(errs, fmt.Errorf("--verify %d: give at least 1, or 0 for no checks", f.verify))
 	}
 	if _, err := host.ParseReduction(f.reduction); err != nil {
 		errs = append(errs, fmt.Errorf("--reduction %w", err))
@@ -449,11 +456,15 @@ func (f *runFlags) settings(p program, cwd string) host.Settings {
 	s := host.Settings{
 		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
 		Detect: f.detect, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
+		Verify: f.verify,
 	}
 	s.Reduction, _ = host.ParseReduction(f.reduction) // both are checked
 	s.Reshape, _ = host.ParseReshape(f.reshape)
 	if s.Mirrors == 0 {
 		s.Mirrors = -1 // 0 is the default
+	}
+	if s.Verify == 0 {
+		s.Verify = -1 // likewise
 	}
 	return s
 }

@@ -26,9 +26,19 @@ type History struct {
 }
 
 // RunWorkers trains a job on several workers of this process over a network in
-// memory, and returns what each of them said. start has the mode of reduction
-// and the stage of ZeRO.
+// memory, and returns what each of them said. start has the mode of reduction,
+// the stage of ZeRO and the rate of spot checks.
 func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func() Job) []History {
+	t.Helper()
+	all, err := TryWorkers(t, workers, stages, start, job)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// TryWorkers is RunWorkers, and returns the error with which training ends.
+func TryWorkers(t *testing.T, workers, stages int, start control.Start, job func() Job) ([]History, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
@@ -48,6 +58,12 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 			ended <- err
 		}()
 	}
+	// Nothing of what is left of a failed run is read.
+	defer context.AfterFunc(ctx, func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	})()
 	receive := func(i int) control.Message {
 		m, err := conns[i].Receive(ctx)
 		if err != nil {
@@ -126,10 +142,7 @@ func RunWorkers(t *testing.T, workers, stages int, start control.Start, job func
 		c.Close()
 	}
 	listeners.Wait()
-	if err := context.Cause(ctx); err != nil {
-		t.Fatal(err)
-	}
-	return all
+	return all, context.Cause(ctx)
 }
 
 // SameHistory reports whether two runs gave the same bits.

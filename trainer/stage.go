@@ -86,6 +86,9 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 			panic(fmt.Sprintf("returned %d float32 numbers of shape %v for %d samples; the first dimension counts samples", len(out.F), out.Shape, m.Samples))
 		}
 		s.leave()
+		if m.Made != nil {
+			m.Made(out)
+		}
 		f.outs = append(f.outs, out)
 		f.stash = append(f.stash, stash)
 		in = out
@@ -127,6 +130,9 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 		}
 		s.leave()
 		grads.Done(i, flat)
+		if f.micro.Made != nil {
+			f.micro.Made(din)
+		}
 		dout = din
 	}
 	s.Drop(p)

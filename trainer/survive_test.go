@@ -35,7 +35,7 @@ func TestSurvives(t *testing.T) {
 					kills = append(kills, kill{r.IntN(c.workers), 1 + r.IntN(len(want.Steps)-1), r.IntN(c.workers), r.IntN(8000)})
 				}
 				s := trainer.Survive(t, trainer.SurviveConfig{
-					Workers: c.workers, Stages: c.stages, Mirrors: 1, Start: control.Start{Reduction: "exact", Zero: c.zero},
+					Workers: c.workers, Stages: c.stages, Mirrors: 1, Start: control.Start{Reduction: "exact", Zero: c.zero, Verify: 1},
 					Moment: func(from int, m control.Message) (int, time.Duration) {
 						st, ok := m.(control.Step)
 						if !ok {
@@ -96,7 +96,7 @@ func TestSurvivesFlips(t *testing.T) {
 					}
 					flipped := false
 					s := trainer.Survive(t, trainer.SurviveConfig{
-						Workers: c.workers, Stages: c.stages, Mirrors: c.mirrors, Start: control.Start{Reduction: "exact", Zero: c.zero},
+						Workers: c.workers, Stages: c.stages, Mirrors: c.mirrors, Start: control.Start{Reduction: "exact", Zero: c.zero, Verify: 1},
 						Flip: func(from int, m control.Message) (int, engine.Target, time.Duration) {
 							if st, ok := m.(control.Step); ok && st.Step == step && from == by && !flipped {
 								flipped = true

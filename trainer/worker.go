@@ -64,6 +64,7 @@ func (p *prepared) worker() *process.Job {
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed)
 	}
 	j.Load = func(i uint64, in, target Tensor) error { return read(p.data, order.at(i), in, target) }
+	j.Index = func(i uint64) int { return newShuffle(p.Seed, p.data.Len()).at(i).Index }
 	if p.eval != nil {
 		n := p.eval.Len()
 		if j.Evaluations = n; p.EvalSamples > 0 {

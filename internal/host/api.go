@@ -55,8 +55,9 @@ const (
 	ExitInterrupted = session.ExitInterrupted
 )
 
-// Bounds of settings.
+// Bounds and defaults of settings.
 const (
-	MinDetect  = session.MinDetect
-	MaxThreads = session.MaxThreads
+	MinDetect     = session.MinDetect
+	DefaultVerify = session.DefaultVerify
+	MaxThreads    = session.MaxThreads
 )

@@ -27,6 +27,7 @@ type Config struct {
 	Evaluate                         int           // an evaluation follows every so many steps, beside the last; 0: none does
 	Respawn                          bool          // failed workers are replaced
 	Digests                          bool          // memory is checked
+	Verify                           int           // micro-batches that a worker runs for each that it repeats; 0: none
 	Trace                            bool          // keep a log of events
 }
 
@@ -59,6 +60,7 @@ type Cluster struct {
 	seen    map[reflect.Type]bool // events and duties of cores
 	asked   bool                  // to stop
 	over    bool
+	spots   int // micro-batches that were repeated
 	log     []string
 
 	// Recoveries counts the recoveries that have ended.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
@@ -33,6 +34,7 @@ type memory struct {
 	passes        map[graph.Pair]content
 	gradients     []gradient // by layer
 	losses        uint64     // micro-batches
+	spot          [2][]uint32
 
 	altered map[id.Range]bool // blocks
 	shut    map[int]bool      // layers whose parameters are on their way
@@ -191,6 +193,8 @@ func (w *worker) remember(d core.Duty) {
 	switch d := d.(type) {
 	case core.Run:
 		w.in(w.c.delay(300*time.Microsecond), func() { w.compute(d) })
+	case core.Repeat:
+		w.in(w.c.delay(600*time.Microsecond), func() { w.repeat(d) })
 	case core.Say:
 		w.in(w.c.delay(50*time.Microsecond), func() { w.record(d) })
 	case core.Prepare:
@@ -214,7 +218,7 @@ func (w *worker) remember(d core.Duty) {
 		clear(w.made)
 		clear(w.passes)
 		clear(w.gradients)
-		w.losses = 0
+		w.losses, w.spot = 0, [2][]uint32{}
 	case core.Keep:
 		w.perform(core.Cancel{Ticket: d.Cancel})
 		w.tensors[d.Tensor] = w.made[d.Tensor]
@@ -251,77 +255,9 @@ func (w *worker) remember(d core.Duty) {
 	}
 }
 
-// compute ends a forward or backward pass.
-func (w *worker) compute(d core.Run) {
-	s, m := d.Task.Stage, d.Task.Micro
-	st, last := w.plan.Stages[s], s == len(w.plan.Stages)-1
-	ev := core.PassDone{Task: d.Task}
-	x := content{step: d.Step}
-	tensor := func(t key.Tensor) {
-		in, ok := w.tensors[t]
-		if x.wrong = x.wrong || in.wrong; !ok || in.step != d.Step {
-			w.c.violated("worker %v runs %v of step %d without %+v (%+v, %v)", w.session, d.Task, d.Step, t, in, ok)
-		}
-	}
-	for b := range w.altered {
-		x.wrong = x.wrong || st.Lo <= b.Layer && b.Layer < st.Hi
-	}
-	if d.Task.Kind == graph.Backward {
-		if _, ok := w.passes[d.Task.Pair]; !ok {
-			w.c.violated("worker %v runs %v without its forward pass", w.session, d.Task)
-		}
-		if !last {
-			tensor(key.Tensor{Boundary: s + 1, Micro: m, Back: true})
-		}
-		x.wrong = x.wrong || w.passes[d.Task.Pair].wrong
-		delete(w.passes, d.Task.Pair)
-		for l := st.Hi - 1; l >= st.Lo; l-- {
-			g := &w.gradients[l]
-			if g.micros != 0 && g.step != d.Step {
-				w.c.violated("worker %v adds a gradient of step %d to one of step %d", w.session, d.Step, g.step)
-			}
-			g.step, g.wrong = d.Step, g.wrong || x.wrong
-			g.micros |= 1 << m
-			w.tellCore(core.GradientDone{Layer: l, Micro: m})
-		}
-		if s > 0 {
-			w.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = x
-		}
-		w.step(ev)
-		return
-	}
-	for l := st.Lo; l < st.Hi; l++ {
-		if w.shut[l] {
-			w.waiting = func() { w.compute(d) }
-			return
-		}
-	}
-	for l := st.Lo; l < st.Hi; l++ {
-		for u, step := range w.params[l] {
-			if step != d.Step-1 {
-				w.c.violated("worker %v runs %v of step %d with parameters of step %d at unit %d of layer %d", w.session, d.Task, d.Step, step, u, l)
-			}
-		}
-		if d.Learn && l > st.Lo {
-			ev.Within = append(ev.Within, []int{4})
-		}
-	}
-	if s > 0 {
-		tensor(key.Tensor{Boundary: s, Micro: m})
-	}
-	w.passes[d.Task.Pair] = x
-	if last {
-		w.losses |= 1 << m
-	} else {
-		ev.Made = []int{4}
-		w.made[key.Tensor{Boundary: s + 1, Micro: m}] = x
-	}
-	w.step(ev)
-}
-
 // record makes the record of a commit. Its norm counts every owned element once.
 func (w *worker) record(d core.Say) {
-	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1, Stop: w.reason}
+	r := core.Record{LR: 0.5, Suspect: -1, Spoiled: -1, Stop: w.reason, Spot: slices.Concat(w.spot[:]...)}
 	if w.asked {
 		r.Saving |= core.SavingWanted
 	}

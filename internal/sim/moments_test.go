@@ -88,7 +88,7 @@ func TestMoments(t *testing.T) {
 			for seed := range uint64(12) {
 				c := New(Config{
 					Seed: seed, Workers: 4, Stages: 1 + int(seed%2), Micros: 8, Mirrors: 1 + int(seed/2%2), Steps: 10, Zero: 1 + int(seed/4%2), MinWorkers: 1,
-					Layers: layers(), Detect: 300 * ms,
+					Layers: layers(), Detect: 300 * ms, Verify: 1,
 				})
 				n := 1 + seed%2
 				c.Watch = func(e session.Effect) {

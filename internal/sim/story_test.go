@@ -89,7 +89,7 @@ func TestStories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			for seed := range uint64(20) {
 				c := New(Config{
-					Seed: seed, Workers: 4, Stages: 2, Micros: 6, Mirrors: 1, Steps: 6, Evaluate: 2, MinWorkers: 1, Layers: layers(), Detect: 300 * ms, Digests: true,
+					Seed: seed, Workers: 4, Stages: 2, Micros: 6, Mirrors: 1, Steps: 6, Evaluate: 2, MinWorkers: 1, Layers: layers(), Detect: 300 * ms, Digests: true, Verify: 1,
 				})
 				if err := run(c, story.tell); err != nil {
 					t.Fatal(fmt.Errorf("seed %d: %w", seed, err))

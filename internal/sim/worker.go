@@ -110,6 +110,7 @@ func (w *worker) begins(first control.Order) {
 	}
 	w.core = core.New(core.Config{
 		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Zero: w.c.cfg.Zero, Digests: w.c.cfg.Digests,
+		Verify: w.c.cfg.Verify, Samples: 2, Seed: w.c.cfg.Seed,
 	})
 	early := w.early
 	w.early = nil

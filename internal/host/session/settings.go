@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"runtime"
@@ -59,6 +60,10 @@ type Settings struct {
 	// before it is used.
 	NoDigests bool
 
+	// Verify is how many micro-batches a worker runs for each that it repeats in a spot check, on average. 0 means DefaultVerify, and
+	// a negative number that there are none.
+	Verify int
+
 	// Chaos, if it is not nil, returns the faults that workers are to inject into themselves, for a job of so many steps. The
 	// session hands them on unread. An error is one of usage.
 	Chaos func(steps int) (faults []string, err error) `json:"-"`
@@ -73,6 +78,12 @@ type Settings struct {
 
 // MinDetect is the least Config.Detect: three heartbeats.
 const MinDetect = timing.Min
+
+// DefaultVerify is the Config.Verify that takes 0.4 % of a run's time.
+const DefaultVerify = 256
+
+// verify returns Verify, 0 for none.
+func (c Settings) verify() int { return max(cmp.Or(c.Verify, DefaultVerify), 0) }
 
 // MaxThreads is the most Config.Threads.
 const MaxThreads = 4096

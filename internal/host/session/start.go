@@ -158,6 +158,7 @@ func (s *Session) describeJob(stages int) {
 	j.Workers, j.Stages = s.cfg.Workers, stages
 	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
 	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
+	j.Verify = c.verify()
 	if c.Args != nil {
 		j.Args = c.Args
 	}
@@ -176,7 +177,7 @@ func (s *Session) beginTraining() control.Start {
 
 // startMessage says how a worker trains.
 func (s *Session) startMessage() control.Start {
-	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction.String(), Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Chaos: s.faults, Detect: s.cfg.Lease, TraceEvery: s.tr.Every()}
+	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction.String(), Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Verify: s.cfg.verify(), Chaos: s.faults, Detect: s.cfg.Lease, TraceEvery: s.tr.Every()}
 	if s.cfg.RunDir != "" {
 		m.RunDir = s.cfg.RunDir
 		m.Checkpoints = s.cfg.Command != ""

@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 4
+const Protocol = 5
 
 // Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
@@ -106,6 +106,10 @@ type Start struct {
 
 	// NoDigests says that memory is trusted; all workers have the same.
 	NoDigests bool
+
+	// Verify is how many micro-batches a worker runs for each that it repeats in a spot check, on average; 0 means none.
+	Verify int
+
 	// Detect is how long the worker may go on committing without a Beat of its agent; 0
 	// means for ever, as the agent sends none.
 	Detect time.Duration
@@ -347,6 +351,7 @@ const (
 	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
 	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
 	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
+	Mismatch  FailKind = "mismatch"   // a micro-batch gave other results when it was repeated: exit 1
 	Corrupt   FailKind = "corrupt"    // corrupted state that no worker has a good copy of: exit 1 if no other worker continues
 	PeerLost  FailKind = "peer-lost"  // another worker cannot be reached: exit 1, unless the agent learns why that one is gone
 	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0

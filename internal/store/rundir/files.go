@@ -48,6 +48,7 @@ type Job struct {
 	Detect        string    `json:"detect"`         // failure-detection timeout, as of time.Duration; "0s" for none
 	Respawn       bool      `json:"respawn"`        // failed workers are respawned
 	NoDigests     bool      `json:"no_digests"`     // state has no digests
+	Verify        int       `json:"verify"`         // micro-batches that a worker runs for each that it repeats in a spot check; 0: no spot checks
 	Reshape       string    `json:"reshape"`        // what is rebalanced between steps: full, dataflow or off
 	Command       string    `json:"command"`        // PROGRAM as it was given, to resume the run; "" if it cannot be resumed
 	Dir           string    `json:"dir"`            // working directory in which it was

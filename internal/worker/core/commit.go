@@ -126,6 +126,8 @@ const (
 	resultSize  = 56 + stopSize
 	recordSize  = 56 + stopSize + 8
 	lossSumSize = 32
+
+	spotDigestSize = 4
 )
 
 func (r Record) append(b []byte) []byte {
@@ -140,12 +142,16 @@ func (r Record) append(b []byte) []byte {
 			b = le.AppendUint64(b, v)
 		}
 	}
+	for _, d := range r.Spot {
+		b = le.AppendUint32(b, d)
+	}
 	return b
 }
 
-// parseRecord reads a record of a step of so many micro-batches.
-func parseRecord(b []byte, micros int) (Record, error) {
-	if len(b) < recordSize || (len(b)-recordSize)%lossSumSize != 0 {
+// parseRecord reads a record of a step of so many micro-batches, with so many digests of a spot check.
+func parseRecord(b []byte, micros, digests int) (Record, error) {
+	losses := len(b) - recordSize - spotDigestSize*digests
+	if losses < 0 || losses%lossSumSize != 0 {
 		return Record{}, fmt.Errorf("a record of %d bytes", len(b))
 	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
@@ -159,12 +165,15 @@ func parseRecord(b []byte, micros int) (Record, error) {
 		Saving:  Saving(word((56 + stopSize) / 8)),
 	}
 	root := tree.Root(micros)
-	for b = b[recordSize:]; len(b) > 0; b = b[lossSumSize:] {
+	for b = b[recordSize:]; len(b) > spotDigestSize*digests; b = b[lossSumSize:] {
 		n := tree.Node{Lo: int(word(0)), Hi: int(word(1))}
 		if _, _, ok := n.Parent(root); !ok && n != root {
 			return Record{}, fmt.Errorf("a loss of %v, which is no node of %v", n, root)
 		}
 		r.Losses = append(r.Losses, LossSum{n, Loss{math.Float64frombits(word(2)), int64(word(3))}})
+	}
+	for ; len(b) > 0; b = b[spotDigestSize:] {
+		r.Spot = append(r.Spot, binary.LittleEndian.Uint32(b))
 	}
 	return r, nil
 }
@@ -172,6 +181,12 @@ func parseRecord(b []byte, micros int) (Record, error) {
 // sayCommit takes what this worker says in the commit.
 func (w *Worker) sayCommit(ev Said) {
 	ev.Record.Newest = w.newest()
+	if want := w.step.digestsOf(w.me); want == 0 {
+		ev.Record.Spot = nil // of a run that a plan within the step has overtaken
+	} else if len(ev.Record.Spot) != want {
+		w.fail(fmt.Errorf("step %d: the passes of a spot check made %d digests, not %d", w.step.number, len(ev.Record.Spot), want))
+		return
+	}
 	w.req.said, w.req.lr = ev.Record.append(ev.Checked), ev.Record.LR
 }
 
@@ -183,7 +198,7 @@ func (w *Worker) says(x id.WorkerID) (size int) {
 	last := len(w.plan.Stages) - 1
 	switch w.req.Point.Gate {
 	case id.Committed:
-		return recordSize + lossSumSize*len(w.plan.Nodes(last, x, w.req.Point.Step))
+		return recordSize + lossSumSize*len(w.plan.Nodes(last, x, w.req.Point.Step)) + spotDigestSize*w.step.digestsOf(x)
 	case id.Evaluated:
 		for m := range w.req.Micros {
 			if Evaluator(w.plan, last, m) == x {
@@ -307,7 +322,7 @@ func (w *Worker) decide(req *request, said [][]byte) (u zero.Update, next id.Ver
 	suspect, spoiled := -1, -1
 	var records []Record
 	for i, b := range said {
-		rec, err := parseRecord(b, w.c.Micros)
+		rec, err := parseRecord(b, w.c.Micros, w.step.digestsOf(w.plan.Workers[i].ID))
 		if err != nil {
 			return u, next, fmt.Errorf("step %d: worker %d sent %w", step, w.plan.Workers[i].ID, err)
 		}
@@ -345,6 +360,9 @@ func (w *Worker) decide(req *request, said [][]byte) (u zero.Update, next id.Ver
 		return u, next, w.nonFinite(step, suspect, "loss")
 	case spoiled >= 0:
 		return u, next, w.nonFinite(step, spoiled, "gradient")
+	}
+	if err := w.compareSpot(records); err != nil {
+		return u, next, err
 	}
 	r.Loss, r.Targets = loss.Mean(), loss.Count
 	r.GradNorm = zero.Norm(squares, w.c.NormScale) / float64(loss.Count)

@@ -61,17 +61,17 @@ func TestTransitions(t *testing.T) {
 // What others say is not to be trusted.
 func TestParseHostile(t *testing.T) {
 	r := Record{LR: 0.1, Suspect: 3, Spoiled: -1, Newest: id.Version{Generation: 2, N: 3}, Stop: "signal", Saving: SavingWanted,
-		Losses: []LossSum{{tree.Root(4), Loss{1.5, 8}}}}
+		Losses: []LossSum{{tree.Root(4), Loss{1.5, 8}}}, Spot: []uint32{5, 6, 7}}
 	b := r.append(nil)
-	if len(b) != recordSize+lossSumSize {
+	if len(b) != recordSize+lossSumSize+3*spotDigestSize {
 		t.Errorf("a record of %d bytes", len(b))
 	}
-	got, err := parseRecord(b, 4)
+	got, err := parseRecord(b, 4, 3)
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(r) {
 		t.Errorf("%+v, want %+v: %v", got, r, err)
 	}
-	for _, bad := range [][]byte{nil, b[:recordSize-1], b[:len(b)-1], slices.Concat(b[:recordSize], make([]byte, lossSumSize))} {
-		if got, err := parseRecord(bad, 4); err == nil {
+	for _, bad := range [][]byte{nil, b[:recordSize-1], b[:len(b)-1], b[:len(b)-spotDigestSize], slices.Concat(b[:recordSize], make([]byte, lossSumSize+3*spotDigestSize))} {
+		if got, err := parseRecord(bad, 4, 3); err == nil {
 			t.Errorf("%d bytes are %+v", len(bad), got)
 		}
 	}

@@ -13,6 +13,7 @@
 //   - commit.go: what the worker says at a point, and what follows from what all say;
 //   - repair.go: which blocks were altered, and which worker sends them to which;
 //   - attest.go: whether what a lost worker has computed is what another one computes in its place;
+//   - spot.go: which micro-batch runs twice in a step, and whether both runs made the same;
 //   - fill.go: state on its way to workers that will hold it;
 //   - recover.go: queries, orders, and plans that go live.
 //

@@ -132,11 +132,17 @@ type GroupEdit struct {
 // Tasks of the computing goroutine: there is one at a time.
 type (
 	// Run runs a pass. Learn asks for the shapes within the stage. Last says that the worker has nothing to do for the stage
-	// before this backward pass is done.
+	// before this backward pass is done. Digests is how many the passes of the pair make of a spot check, for the record of the
+	// commit; 0 if there is none.
 	Run struct {
-		Task        graph.Task
-		Step        int
-		Learn, Last bool
+		Task          graph.Task
+		Step, Digests int
+		Learn, Last   bool
+	}
+	// Repeat runs both passes of a pair once more and keeps nothing of them but so many digests, for the record of the commit.
+	Repeat struct {
+		Pair          graph.Pair
+		Step, Digests int
 	}
 	// Say checks all blocks and makes the record of a commit. Nodes are those of the sums of losses.
 	Say struct {
@@ -291,6 +297,7 @@ func (Reduce) duty()      {}
 func (Exchange) duty()    {}
 func (CancelOps) duty()   {}
 func (Run) duty()         {}
+func (Repeat) duty()      {}
 func (Say) duty()         {}
 func (Operate) duty()     {}
 func (StopOperate) duty() {}

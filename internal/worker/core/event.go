@@ -96,6 +96,8 @@ type (
 	ShardUpdated struct{ Range id.Range }
 	// Copied says which of the transfers of an [Update] have a base now.
 	Copied struct{ Transfers []Transfer }
+	// Repeated ends [Repeat].
+	Repeated struct{}
 	// Updated ends [Update].
 	Updated struct{}
 	// Failed says that a duty could not be done.
@@ -106,8 +108,8 @@ type (
 	}
 )
 
-// Record is what a worker says in a commit. All records have one size but for the sums of losses, whose number follows from
-// the plan.
+// Record is what a worker says in a commit. All records have one size but for the sums of losses and the digests of spot
+// checks, whose numbers follow from the plan and the step.
 type Record struct {
 	Squares zero.Fixed // of the gradients of the owned shards
 	LR      float64
@@ -117,6 +119,8 @@ type Record struct {
 	Stop    string
 	Saving  Saving
 	Losses  []LossSum
+	// Spot are the digests of a spot check: of a worker that runs and repeats the pair, first those of the first run.
+	Spot []uint32
 }
 
 func (Query) event()        {}
@@ -137,5 +141,6 @@ func (Prepared) event()     {}
 func (Replayed) event()     {}
 func (ShardUpdated) event() {}
 func (Copied) event()       {}
+func (Repeated) event()     {}
 func (Updated) event()      {}
 func (Failed) event()       {}

@@ -429,6 +429,7 @@ func (w *Worker) reroute(old *plan.Plan) {
 		}
 	}
 	st.assigned(old, w.plan, w.me)
+	st.spot = w.drawSpot(st.number)
 	w.assign()
 	w.doubt(old)
 	for _, s := range w.served {

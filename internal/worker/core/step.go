@@ -28,6 +28,8 @@ type step struct {
 	comparing int                 // tensors that are being compared
 
 	layers map[int]*layerState // of those that the plan has this worker run
+
+	spot *spot // nil if no pair runs twice; see spot.go
 }
 
 // layerState is how far the gradient of a layer is on this worker.
@@ -66,15 +68,20 @@ func (w *Worker) advanceStep() {
 	if w.busy == idle {
 		if t, ok := st.queue.Next(); ok {
 			w.busy = onPass
-			w.emit(Run{
+			d := Run{
 				Task: t, Step: st.number,
 				Learn: t.Kind == graph.Forward && !w.knowsWithin(t.Stage),
 				Last:  t.Kind == graph.Backward && w.isLast(t.Stage, t.Micro),
-			})
+			}
+			if st.spot != nil && st.spot.pair == t.Pair {
+				d.Digests = st.spot.digests
+			}
+			w.emit(d)
 		}
 	}
+	w.repeat()
 	w.reduce()
-	if w.over() || w.broken || r.exchanging || st.queue.Left() > 0 || !w.ready() {
+	if w.over() || w.broken || r.exchanging || st.queue.Left() > 0 || st.repeats(w.me) || !w.ready() {
 		return
 	}
 	if r.said == nil {
@@ -112,6 +119,7 @@ func (w *Worker) beginStep(number int) {
 		tensors: make(map[key.Tensor]*boundary),
 		layers:  make(map[int]*layerState),
 		again:   make(map[graph.Pair]bool),
+		spot:    w.drawSpot(number),
 	}
 	if w.plan.InStep && w.plan.FromStep == number {
 		w.step.assigned(nil, w.plan, w.me)
@@ -149,18 +157,24 @@ func (w *Worker) assign() {
 			st.queue.Assign(pair)
 			if s == 0 {
 				st.queue.Arrive(graph.ForwardOf(pair))
-			} else {
-				w.want(key.Tensor{Boundary: s, Micro: m})
 			}
-			if s < len(p.Stages)-1 {
-				w.want(key.Tensor{Boundary: s + 1, Micro: m, Back: true})
-			}
+			w.wantInputs(pair)
 		}
+	}
+	if st.repeats(w.me) {
+		w.wantInputs(st.spot.pair)
 	}
 	for t, b := range st.tensors {
 		if b.here {
 			w.hand(t, b)
 		}
+	}
+}
+
+// wantInputs makes the boundary tensors come here that a pair's passes start from.
+func (w *Worker) wantInputs(p graph.Pair) {
+	for _, t := range w.inputs(p) {
+		w.want(t)
 	}
 }
 
@@ -244,9 +258,16 @@ func (w *Worker) made(t key.Tensor) {
 	w.hand(t, b)
 }
 
-// hand brings a boundary tensor to the worker that goes on with it, if it was made here.
+// hand brings a boundary tensor that was made here to the worker that goes on with it, and to the one that repeats its passes.
 func (w *Worker) hand(t key.Tensor, b *boundary) {
-	st, to := w.step, w.runner(t.Consumer())
+	w.handTo(t, b, w.runner(t.Consumer()))
+	if x := w.step.spot; x != nil && x.pair == t.Consumer() && x.repeater != x.runner {
+		w.handTo(t, b, x.repeater)
+	}
+}
+
+func (w *Worker) handTo(t key.Tensor, b *boundary, to id.WorkerID) {
+	st := w.step
 	if to == w.me {
 		w.arrive(t)
 		return
@@ -362,13 +383,16 @@ func (w *Worker) knowShape(layer int, dims []int) {
 	if w.step == nil {
 		return
 	}
+	wanted := func(p graph.Pair) {
+		if st := w.plan.Stages[p.Stage]; st.Lo == layer || st.Hi == layer {
+			w.wantInputs(p)
+		}
+	}
 	for _, s := range w.step.queue.Statuses() {
-		if w.plan.Stages[s.Stage].Lo == layer {
-			w.want(key.Tensor{Boundary: s.Stage, Micro: s.Micro})
-		}
-		if w.plan.Stages[s.Stage].Hi == layer {
-			w.want(key.Tensor{Boundary: s.Stage + 1, Micro: s.Micro, Back: true})
-		}
+		wanted(s.Pair)
+	}
+	if w.step.repeats(w.me) {
+		wanted(w.step.spot.pair)
 	}
 }
 

@@ -26,6 +26,11 @@ type Config struct {
 	Zero      int  // stage of ZeRO, 1 or 2
 	Fast      bool // gradients are reduced without an order
 	Digests   bool // memory is checked
+
+	// Of spot checks: a worker repeats one micro-batch for every Verify that it runs, on average; 0 means none. Seed is the job's,
+	// and Samples is the size of a micro-batch.
+	Verify, Samples int
+	Seed            uint64
 }
 
 // Layer is what the core knows of a layer.
@@ -287,6 +292,10 @@ func (w *Worker) taskDone(ev Event) {
 		w.madeStages, w.madeRanges = append(w.madeStages, ev.Stages...), append(w.madeRanges, ev.Ranges...)
 	case Replayed:
 		w.replayed()
+	case Repeated:
+		if w.step != nil && w.step.spot != nil {
+			w.step.spot.repeated = true
+		}
 	case Updated:
 		r := w.req
 		w.clearStep()

@@ -121,21 +121,24 @@ func (e *Engine) run(d core.Run) {
 func (e *Engine) forward(d core.Run, w *task) {
 	s, m := d.Task.Stage, d.Task.Micro
 	stage, first, last := e.stages[s], s == 0, s == len(e.plan.Stages)-1
-	micro := Micro{
-		Step: d.Step, Index: m, First: m * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true,
-		Ready: func(layer int) error {
-			defer e.c.Meter.Lap(layer)
-			if e.gates[layer].isOpen() {
-				return nil
-			}
-			began, resume := e.now(), e.c.Meter.Hold()
-			defer func() {
-				resume()
-				e.span(trace.Gather, began, spanOf(layer, 0))
-			}()
-			return e.gates[layer].wait(e.ctx)
-		},
+	micro := e.micro(d.Step, d.Task.Pair)
+	micro.Ready = func(layer int) error {
+		defer e.c.Meter.Lap(layer)
+		if e.gates[layer].isOpen() {
+			return nil
+		}
+		began, resume := e.now(), e.c.Meter.Hold()
+		defer func() {
+			resume()
+			e.span(trace.Gather, began, spanOf(layer, 0))
+		}()
+		return e.gates[layer].wait(e.ctx)
 	}
+	w.witness = nil
+	if d.Digests > 0 {
+		w.witness = &witness{make([]uint32, 0, d.Digests)}
+	}
+	w.witness.watch(&micro)
 	var in tensor.Tensor
 	if !first {
 		in = e.tensors[key.Tensor{Boundary: s, Micro: m}].t
@@ -147,16 +150,15 @@ func (e *Engine) forward(d core.Run, w *task) {
 		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
 		if first || last {
 			w.batch = e.batch()
-			base := uint64(d.Step-1)*uint64(e.c.GlobalBatch) + uint64(micro.First)
-			if err := w.batch.load(micro.Samples, func(i int, in, target tensor.Tensor) error {
-				return e.c.Load(base+uint64(i), in, target)
-			}); err != nil {
-				return fmt.Errorf("step %d: %w", d.Step, err)
+			if err := e.read(w.batch, micro); err != nil {
+				return err
 			}
+			w.witness.samples(w.batch, micro.Samples)
 		}
 		if first {
 			in = w.batch.in
 		}
+		w.witness.tensor(in)
 		var out tensor.Tensor
 		if w.pass, out, err = stage.Forward(micro, in); err != nil {
 			return err
@@ -174,6 +176,7 @@ func (e *Engine) forward(d core.Run, w *task) {
 			return nil
 		}
 		sum, count, dout := stage.Loss(w.pass, w.batch.target)
+		w.witness.loss(sum, count, dout)
 		suspect := -1
 		if !finite(sum) { // the commit finds out why
 			suspect = stage.Suspect(w.pass)
@@ -212,12 +215,18 @@ func (e *Engine) backward(d core.Run, w *task) {
 		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
 		pass := w.pass
 		w.pass = nil
-		din := stage.Backward(pass, dout, leaf{e, m, tell})
+		if s < len(e.plan.Stages)-1 {
+			w.witness.tensor(dout)
+		}
+		din := stage.Backward(pass, dout, w.witness.gradients(leaf{e, m, tell}))
 		if s > 0 {
 			din = e.keep(din)
 		}
 		end.take = func() {
 			e.backwards++
+			if w.witness != nil {
+				e.spot[0] = w.witness.digests
+			}
 			if s > 0 {
 				e.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = din
 			}
@@ -228,6 +237,20 @@ func (e *Engine) backward(d core.Run, w *task) {
 		}
 		return nil
 	})
+}
+
+// micro names the work of a pass.
+func (e *Engine) micro(step int, p graph.Pair) Micro {
+	return Micro{Step: step, Index: p.Micro, First: p.Micro * e.c.MicroBatch, Samples: e.c.MicroBatch, Train: true}
+}
+
+// read reads the samples of a micro-batch.
+func (e *Engine) read(b *batch, m Micro) error {
+	base := uint64(m.Step-1)*uint64(e.c.GlobalBatch) + uint64(m.First)
+	if err := b.load(m.Samples, func(i int, in, target tensor.Tensor) error { return e.c.Load(base+uint64(i), in, target) }); err != nil {
+		return fmt.Errorf("step %d: %w", m.Step, err)
+	}
+	return nil
 }
 
 // keep returns a copy of a boundary tensor in memory of the pool: the memory of passes is used again before the commit.
@@ -289,7 +312,7 @@ func (l leaf) Done(layer int, grad []float32) {
 
 // say checks all blocks and computes what this worker says in the commit.
 func (e *Engine) say(d core.Say) {
-	r := core.Record{LR: e.c.LR(d.Step), Stop: e.c.Stop(), Saving: e.saving(), Suspect: e.suspect, Spoiled: -1}
+	r := core.Record{LR: e.c.LR(d.Step), Stop: e.c.Stop(), Saving: e.saving(), Suspect: e.suspect, Spoiled: -1, Spot: slices.Concat(e.spot[:]...)}
 	for _, n := range d.Nodes {
 		loss, ok := e.losses.At(n)
 		if !ok {

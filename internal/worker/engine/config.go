@@ -74,6 +74,10 @@ type Config struct {
 	Yield bool
 	// NoDigests turns the check of memory off. It is the same on all workers.
 	NoDigests bool
+	// Verify and Seed choose spot checks, the same on all workers: a worker repeats one micro-batch for every Verify that it runs, on
+	// average. 0 means none. Seed is the job's.
+	Verify int
+	Seed   uint64
 	// Repaired, if it is not nil, is called for every block that was altered here, by the loop: it must not block.
 	Repaired func(Repair)
 	// Stop returns why this worker was asked to end the run, in at most 24
@@ -168,6 +172,8 @@ type (
 	CorruptError = core.CorruptError
 	// NonFiniteError says that a step cannot be committed because of a number in it.
 	NonFiniteError = core.NonFiniteError
+	// MismatchError says that a micro-batch gave other results when it was run once more.
+	MismatchError = core.MismatchError
 )
 
 // The targets.

@@ -8,6 +8,7 @@
 //   - network.go: messages and operations of groups;
 //   - memory.go: shards, boundary tensors, sums of gradients;
 //   - digest.go: digests of blocks, and reading the blocks again;
+//   - spot.go: a pass that is repeated, and the digests of it;
 //   - evaluate.go, keep.go, checkpoint.go: evaluations, the end of the run, checkpoints;
 //   - flip.go: faults that are injected into memory.
 //

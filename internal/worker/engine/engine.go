@@ -81,6 +81,7 @@ func New(c Config) (*Engine, error) {
 	job := core.Config{
 		Self: c.Self, Micros: micros, First: c.First, NormScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 		ClipNorm: c.ClipNorm, Zero: c.Zero, Digests: !c.NoDigests,
+		Verify: c.Verify, Samples: c.MicroBatch, Seed: c.Seed,
 	}
 	if c.Rule != nil {
 		job.Moments = c.Rule.Moments()
@@ -248,6 +249,8 @@ func (e *Engine) perform(d core.Duty) {
 		e.opsCancel()
 	case core.Run:
 		e.run(d)
+	case core.Repeat:
+		e.repeat(d)
 	case core.Say:
 		e.say(d)
 	case core.Operate:

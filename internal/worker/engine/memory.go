@@ -42,7 +42,8 @@ type memory struct {
 	plain    [][]float32             // the same where reduction is fast: one sum, nil before the first gradient
 	losses   *tree.Sums[Loss]
 	scratch  [][]float32
-	suspect  int // a layer that may have caused a loss that is not finite, -1 if there is none
+	spot     [2][]uint32 // digests of the first and the second run of a spot check, where they were here
+	suspect  int         // a layer that may have caused a loss that is not finite, -1 if there is none
 
 	blocks   map[blockArray][]float32
 	incoming map[id.Range]*incoming
@@ -103,6 +104,8 @@ type task struct {
 	batch *batch // in the first and the last stage
 	pass  Pass
 	dout  tensor.Tensor // in the last stage, from the loss
+
+	witness *witness // of a spot check
 }
 
 // blockArray names an array of a block that is repaired.
@@ -174,6 +177,7 @@ func (e *Engine) clear() {
 	}
 	clear(e.tensors)
 	clear(e.works)
+	e.spot = [2][]uint32{}
 	e.reap()
 }
 

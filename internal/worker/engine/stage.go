@@ -13,6 +13,10 @@ type Micro struct {
 	// Ready returns when the parameters of a layer, numbered in the model, are those of the step. Forward calls it before it runs
 	// the layer. nil means that they are.
 	Ready func(layer int) error
+
+	// Made, if it is not nil, is called with the output of each layer in Forward and, after Gradients.Done, with the gradient of each
+	// layer's input in Backward. It may read the tensor until it returns.
+	Made func(t tensor.Tensor)
 }
 
 // Pass is a micro-batch in flight through a stage: what Backward needs of Forward. Only its stage knows what it is.

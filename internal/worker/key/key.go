@@ -9,7 +9,8 @@
 //
 //	constructor   from → to                                  when                          lives until
 //	Boundary      runner of a pass → runner of its           when a pass is done, and      the commit after next
-//	              neighbour stage's                          again after a re-route
+//	              neighbour stage's, and the worker that     again after a re-route
+//	              repeats it in a spot check
 //	Attestation   worker that recomputes a boundary tensor   in a step with a recovery,    the commit after next
 //	              → worker that has the lost worker's copy   with digests on
 //	Gradient      reducer of a shard → owner, mirrors        when the gradient of the      the commit after next

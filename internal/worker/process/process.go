@@ -57,6 +57,7 @@ type Job struct {
 	// Load reads a sample of the run, and Evaluate the i-th of Evaluations samples of an evaluation. Evaluate is nil where there
 	// is no evaluation.
 	Load        engine.Load
+	Index       func(i uint64) int // of sample i of the run in the data
 	Evaluate    func(i int, in, target tensor.Tensor) error
 	Evaluations int
 
@@ -159,6 +160,7 @@ func Failure(err error, step int) control.Failed {
 	f := control.Failed{Kind: control.Faulty, Text: err.Error(), Step: step}
 	var panicked *PanicError
 	var nonFinite *engine.NonFiniteError
+	var mismatch *engine.MismatchError
 	var corrupt *engine.CorruptError
 	var job *JobError
 	switch {
@@ -166,6 +168,8 @@ func Failure(err error, step int) control.Failed {
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
 	case errors.As(err, &nonFinite):
 		f.Kind = control.NonFinite
+	case errors.As(err, &mismatch):
+		f.Kind = control.Mismatch
 	case errors.As(err, &corrupt):
 		f.Kind = control.Corrupt
 	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):

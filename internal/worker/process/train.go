@@ -123,6 +123,8 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Fast:      start.Reduction == "fast",
 		Zero:      start.Zero,
 		NoDigests: start.NoDigests,
+		Verify:    start.Verify,
+		Seed:      j.Seed,
 		Yield:     w.self.own != nil,
 		Repaired:  func(r engine.Repair) { w.recovery.repaired(j.Params.Layers[r.Layer].Name, r) },
 		Stop:      w.stopped,
@@ -272,6 +274,9 @@ func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, done *
 	w.times.begin(w.step, began)
 	w.faults.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
+	if mismatch := new(engine.MismatchError); errors.As(err, &mismatch) && mismatch.Sample >= 0 {
+		err = fmt.Errorf("sample %d of the data: %w", j.Index(uint64(mismatch.Sample)), err)
+	}
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,124 @@
+package engine
+
+import (
+	"encoding/binary"
+	"hash/crc32"
+	"math"
+
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/worker/core"
+	"github.com/soliton-train/soliton/internal/worker/key"
+)
+
+// witness takes digests of what a pair's passes read and make, in that order; package core tells them apart by it. A nil witness
+// takes none.
+type witness struct{ digests []uint32 }
+
+// tensor takes the digest of a tensor.
+func (w *witness) tensor(t tensor.Tensor) { w.all(t) }
+
+// all takes one digest of several tensors.
+func (w *witness) all(tensors ...tensor.Tensor) {
+	if w == nil {
+		return
+	}
+	le := binary.LittleEndian
+	var b []byte
+	for _, t := range tensors {
+		b = le.AppendUint32(b, kernel.Digest(t.F))
+		for _, x := range t.I {
+			b = le.AppendUint32(b, uint32(x))
+		}
+	}
+	w.digests = append(w.digests, crc32.Checksum(b, castagnoli))
+}
+
+// samples takes a digest of each sample.
+func (w *witness) samples(b *batch, n int) {
+	for i := 0; w != nil && i < n; i++ {
+		w.all(row(b.in, i), row(b.target, i))
+	}
+}
+
+// loss takes a digest of a loss and its gradient.
+func (w *witness) loss(sum float64, count int64, dout tensor.Tensor) {
+	bits := math.Float64bits(sum)
+	w.all(dout, tensor.Tensor{I: []int32{int32(bits), int32(bits >> 32), int32(count), int32(count >> 32)}})
+}
+
+// watch has the passes of a micro-batch tell the witness of every tensor that a layer makes.
+func (w *witness) watch(m *Micro) {
+	if w != nil {
+		m.Made = w.tensor
+	}
+}
+
+// gradients has the witness take digests of gradients on their way.
+func (w *witness) gradients(to Gradients) Gradients {
+	if w == nil {
+		return to
+	}
+	return witnessed{to, w}
+}
+
+type witnessed struct {
+	Gradients
+	by *witness
+}
+
+func (w witnessed) Done(layer int, grad []float32) {
+	w.by.tensor(tensor.Tensor{F: grad})
+	w.Gradients.Done(layer, grad)
+}
+
+// unused are gradients of which nothing is kept.
+type unused struct{ e *Engine }
+
+func (u unused) Buffer(layer int) []float32 { return u.e.free.get(len(u.e.c.Layers[layer].Params)) }
+func (u unused) Done(_ int, grad []float32) { u.e.free.put(grad) }
+
+// repeat runs both passes of a pair, and keeps digests of them only.
+func (e *Engine) repeat(d core.Repeat) {
+	s, m := d.Pair.Stage, d.Pair.Micro
+	stage, first, last := e.stages[s], s == 0, s == len(e.plan.Stages)-1
+	var in, dout tensor.Tensor
+	if !first {
+		in = e.tensors[key.Tensor{Boundary: s, Micro: m}].t
+	}
+	if !last {
+		dout = e.tensors[key.Tensor{Boundary: s + 1, Micro: m, Back: true}].t
+	}
+	made := &witness{make([]uint32, 0, d.Digests)}
+	micro := e.micro(d.Step, d.Pair)
+	micro.Ready = func(layer int) error { return e.gates[layer].wait(e.ctx) }
+	made.watch(&micro)
+	e.start(taskEnded{event: core.Repeated{}, take: func() { e.spot[1] = made.digests }}, func(*taskEnded) error {
+		b := e.batch()
+		defer func() { e.batches = append(e.batches, b) }()
+		if first || last {
+			if err := e.read(b, micro); err != nil {
+				return err
+			}
+			made.samples(b, micro.Samples)
+		}
+		if first {
+			in = b.in
+		}
+		made.tensor(in)
+		pass, _, err := stage.Forward(micro, in)
+		if err != nil {
+			return err
+		}
+		if last {
+			var sum float64
+			var count int64
+			sum, count, dout = stage.Loss(pass, b.target)
+			made.loss(sum, count, dout)
+		} else {
+			made.tensor(dout)
+		}
+		stage.Backward(pass, dout, made.gradients(unused{e}))
+		return nil
+	})
+}
