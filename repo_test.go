@@ -154,6 +154,7 @@ func TestFloors(t *testing.T)            { report(t, checkFloors(source(t), floo
 func TestSizes(t *testing.T)             { report(t, checkSizes(source(t))) }
 func TestMap(t *testing.T)               { report(t, checkMap(source(t), os.DirFS("."))) }
 func TestPackageComments(t *testing.T)   { report(t, checkPackageComments(source(t))) }
+func TestGuarantees(t *testing.T)        { report(t, checkGuarantees(source(t), os.DirFS("."))) }
 func TestNoUnevenMath(t *testing.T)      { report(t, checkUnevenMath(source(t), bitFeeders)) }
 func TestNoSleepInTests(t *testing.T)    { report(t, checkSleeps(source(t))) }
 func TestNoReplace(t *testing.T)         { report(t, checkReplace(os.DirFS("."))) }
@@ -312,6 +313,37 @@ func checkMap(files []file, root fs.FS) (faults []string) {
 		}
 	}
 	slices.Sort(faults)
+	return faults
+}
+
+// checkGuarantees wants every promise of docs/guarantees.md to name tests that hold it, and all of them to exist. The tests stand
+// in the last cell of a row, as folder.Test.
+func checkGuarantees(files []file, root fs.FS) (faults []string) {
+	text, err := fs.ReadFile(root, "docs/guarantees.md")
+	if err != nil {
+		return []string{err.Error()}
+	}
+	tests := map[string]bool{}
+	for _, f := range files {
+		for _, d := range f.ast.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && f.test && fn.Recv == nil {
+				tests[f.dir()+"."+fn.Name.Name] = true
+			}
+		}
+	}
+	name := regexp.MustCompile("`([a-z/]+\\.(?:Test|Fuzz)\\w+)`")
+	for row := range strings.Lines(string(text)) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
+		named := name.FindAllStringSubmatch(cells[len(cells)-1], -1)
+		if last := strings.TrimSpace(cells[len(cells)-1]); strings.HasPrefix(row, "|") && len(named) == 0 && last != "held by" && (last == "" || strings.Trim(last, "-") != "") {
+			faults = append(faults, fmt.Sprintf("docs/guarantees.md: no test holds %q", strings.TrimSpace(cells[0])))
+		}
+		for _, n := range named {
+			if !tests[n[1]] {
+				faults = append(faults, fmt.Sprintf("docs/guarantees.md: %s is not there", n[1]))
+			}
+		}
+	}
 	return faults
 }
 
@@ -493,6 +525,8 @@ func TestRulesCanFail(t *testing.T) {
 	for name, text := range map[string]string{
 		"go.mod":                         "module " + module + "\n\nrequire x v1.0.0\n\nreplace x => ../x\n",
 		"docs/architecture.md":           "`rng` `nn` `trainer` `launcher` `internal/compute/kernel` `internal/gone`",
+		"docs/guarantees.md":             "| promise | held by |\n|---|---|\n| one | `trainer.TestA`, `trainer.TestGone` |\n| two | |\n",
+		"trainer/a_test.go":              "package trainer\n\nfunc TestA() {}\n",
 		"README.md":                      "Run go test ./... now.\n",
 		"rng/rng.go":                     "// Package rng is fine.\npackage rng\n\nimport _ \"" + module + "/internal/compute/kernel\"\n",
 		"internal/compute/kernel/a.go":   "// Package kernel is one.\npackage kernel\n\nimport \"math\"\n\nvar _, _ = math.Exp(1), math.Sqrt(2)\n",
@@ -541,6 +575,9 @@ func TestRulesCanFail(t *testing.T) {
 		{"map", checkMap(files, sample), []string{
 			"docs/architecture.md: internal/gone is not there", "docs/architecture.md: the map does not name internal/compute/kernel/g",
 			"docs/architecture.md: the map does not name internal/host",
+		}},
+		{"guarantees", checkGuarantees(files, sample), []string{
+			`docs/guarantees.md: no test holds "two"`, "docs/guarantees.md: trainer.TestGone is not there",
 		}},
 		{"package comments", checkPackageComments(files), []string{
 			"internal/compute/kernel: has 2 package comments [internal/compute/kernel/a.go internal/compute/kernel/b.go], want one",
