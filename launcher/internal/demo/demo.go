@@ -148,7 +148,11 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 	}
 	switch {
 	case reason != "":
-		return cli.Report(host.Outcome{Err: &host.StoppedError{Reason: reason}}, stdout, os.Stderr)
+		stopped := &host.StoppedError{Reason: reason}
+		if r := runs[1]; r.began {
+			stopped.Step, stopped.Steps = r.step, r.steps
+		}
+		return cli.Report(host.Outcome{Err: stopped}, stdout, os.Stderr)
 	case err != nil:
 		return cli.Fail(fmt.Errorf("%w; %s has the files of both runs", err, dir))
 	}
