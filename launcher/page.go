@@ -37,7 +37,7 @@ func openPage(f runFlags, dir *rundir.Dir, stdout io.Writer) (*dashboard.Server,
 	if ok && !f.plain && term.IsTerminal(int(out.Fd())) {
 		fmt.Fprintf(stdout, "dashboard %s\n", page.Link())
 	} else {
-		fmt.Fprintf(stdout, "dashboard %s (the token to act on the run is in %s)\n", page.URL(), filepath.Join(dir.String(), dashboard.TokenName))
+		fmt.Fprintf(stdout, "dashboard %s (its token is in %s)\n", page.URL(), filepath.Join(dir.String(), dashboard.TokenName))
 	}
 	if page.Beyond() {
 		fmt.Fprintln(stdout, "the dashboard can be reached from other machines, and what it sends is not encrypted")

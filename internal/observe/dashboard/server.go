@@ -176,7 +176,7 @@ func writeSecret(path, secret string) error {
 // URL is where the page is, without the token.
 func (s *Server) URL() string { return "http://" + s.addr.String() + "/" }
 
-// Link is the address with the token, which allows acting on the run. It must not reach any file or log.
+// Link is the address with the token, which allows seeing the run and acting on it. It must not reach any file or log.
 func (s *Server) Link() string { return s.URL() + "#" + s.token }
 
 // Beyond reports whether other machines can reach the page.
@@ -325,8 +325,23 @@ func (s *Server) ours(hostport string) bool {
 	return host != "" && slices.Contains(s.hosts, strings.ToLower(host))
 }
 
-// events tells a page what happens, until it goes away.
+// authorized reports whether a request has the run's token.
+func (s *Server) authorized(r *http.Request) bool {
+	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	return ok && subtle.ConstantTimeCompare([]byte(given), []byte(s.token)) == 1
+}
+
+// wantToken is the answer to a request without the token.
+const wantToken = "the run's token is missing or wrong: open the link that the launcher shows"
+
+// events tells a page what happens, until it goes away. Only pages with the token are counted: others must not
+// take their places.
 func (s *Server) events(w http.ResponseWriter, r *http.Request) {
+	if !s.authorized(r) {
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		http.Error(w, wantToken, http.StatusUnauthorized)
+		return
+	}
 	s.mu.Lock()
 	full := s.pages >= maxPages
 	if !full {
@@ -422,10 +437,9 @@ func (s *Server) act(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		_ = json.NewEncoder(w).Encode(map[string]string{key: text})
 	}
-	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !ok || subtle.ConstantTimeCompare([]byte(given), []byte(s.token)) != 1 {
+	if !s.authorized(r) {
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		answer(http.StatusUnauthorized, "error", "the run's token is missing or wrong: open the link that the launcher shows")
+		answer(http.StatusUnauthorized, "error", wantToken)
 		return
 	}
 	select {

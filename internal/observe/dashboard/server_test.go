@@ -269,6 +269,7 @@ func listen(t *testing.T, s *Server) *stream {
 	if err != nil {
 		t.Fatal(err)
 	}
+	req.Header.Set("Authorization", "Bearer "+s.token)
 	answer, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
@@ -344,7 +345,7 @@ func TestPagesAtATime(t *testing.T) {
 		p.next()
 		all = append(all, p)
 	}
-	if answer, _ := ask(t, "GET", s.URL()+"api/events", ""); answer.StatusCode != http.StatusServiceUnavailable || answer.Header.Get("Retry-After") == "" {
+	if answer, _ := ask(t, "GET", s.URL()+"api/events", "", "Authorization", "Bearer "+s.token); answer.StatusCode != http.StatusServiceUnavailable || answer.Header.Get("Retry-After") == "" {
 		t.Errorf("one more gets status %d", answer.StatusCode)
 	}
 	for _, p := range all {
@@ -352,6 +353,28 @@ func TestPagesAtATime(t *testing.T) {
 	}
 	if on, off := <-r.watched, <-r.watched; !on || off {
 		t.Errorf("the run was told %v, then %v", on, off)
+	}
+}
+
+// Streams without the token take no place of a page that has it.
+func TestStreamsNeedToken(t *testing.T) {
+	s, _ := serve(t)
+	for range maxPages + 1 {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", s.URL()+"api/events", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusUnauthorized {
+			t.Errorf("without the token: status %d", answer.StatusCode)
+		}
+	}
+	if p := listen(t, s); p.answer.StatusCode != http.StatusOK || p.next() == nil {
+		t.Errorf("the page's owner gets status %d", p.answer.StatusCode)
 	}
 }
 

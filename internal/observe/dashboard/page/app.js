@@ -115,6 +115,7 @@ $('token-form').addEventListener('submit', () => {
   sessionStorage.setItem(TOKEN, $('token-in').value.trim());
   $('token-in').value = '';
   showActs();
+  listen();
 });
 
 function toast(text, bad) {
@@ -180,7 +181,8 @@ function showRun() {
   } else if (!connected) {
     banner.hidden = false;
     banner.dataset.kind = 'lost';
-    set('banner', 'The launcher does not answer. What you see is as of the last connection; this page keeps trying.');
+    set('banner', token() ? 'The launcher does not answer. What you see is as of the last connection; this page keeps trying.'
+      : 'The launcher wants another token. What you see is as of the last connection.');
   } else {
     banner.hidden = true;
   }
@@ -453,31 +455,53 @@ function take(f) {
   showRun();
 }
 
-function listen() {
-  const source = new EventSource('api/events');
-  source.onopen = () => { connected = true; started = false; };
-  source.onmessage = (m) => {
-    if (!started) { // the first frame of a connection has everything
-      started = true;
-      points = [];
-      events = [];
-      $('events').replaceChildren();
-    }
-    take(JSON.parse(m.data));
-  };
-  source.onerror = () => {
-    connected = false;
-    if (over) {
-      source.close();
-    } else if (source.readyState === EventSource.CLOSED) {
-      setTimeout(listen, 5000);
-    }
-    if (run) showRun();
-    else {
-      $('state').dataset.state = 'lost';
-      set('state-text', 'not connected');
-    }
-  };
+// heard takes in one frame of the stream, as its text.
+function heard(text) {
+  if (!started) { // the first frame of a connection has everything
+    started = true;
+    points = [];
+    events = [];
+    $('events').replaceChildren();
+  }
+  take(JSON.parse(text));
 }
-showActs();
+
+// listen reads the stream of frames to its end. It needs the token, which an EventSource could not send.
+let listening = false;
+async function listen() {
+  if (listening || over || !token()) return;
+  listening = true;
+  try {
+    const r = await fetch('api/events', { headers: { Authorization: `Bearer ${token()}` } });
+    if (r.status === 401) sessionStorage.removeItem(TOKEN);
+    if (r.ok) {
+      connected = true;
+      started = false;
+      const reader = r.body.pipeThrough(new TextDecoderStream()).getReader();
+      for (let rest = ''; ;) {
+        const { done, value } = await reader.read();
+        if (done) break;
+        const frames = (rest + value).split('\n\n');
+        rest = frames.pop();
+        for (const f of frames) if (f.startsWith('data: ')) heard(f.slice(6));
+      }
+    }
+  } catch { /* the launcher does not answer */ }
+  listening = false;
+  connected = false;
+  showConnection();
+  if (!over && token()) setTimeout(listen, 3000);
+}
+
+function showConnection() {
+  showActs();
+  if (run) {
+    showRun();
+    return;
+  }
+  $('state').dataset.state = connected ? 'starting' : 'lost';
+  set('state-text', token() ? 'not connected' : 'token needed');
+}
+
+if (!token()) showConnection();
 listen();
