@@ -218,15 +218,16 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 			return "", err
 		}
 		seen, gone := float64(s.SeenNS-h.AtNS)/1e6, float64(o.Gone[worker]-h.AtNS)/1e6
-		stall := 0.0 // the step was not over yet when the event was written
+		stall := math.NaN() // unknown; the step was not over yet when the event was written
 		for _, again := range o.Sum.Recoveries {
-			if again.Step == r.Step && again.TotalMS == r.TotalMS {
-				stall = again.StallMS
+			if again.Step == r.Step && again.TotalMS == r.TotalMS && again.StallMS != nil {
+				stall = *again.StallMS
+				b.stall = append(b.stall, stall)
 			}
 		}
 		fmt.Printf("%5d %8.0f %6d %4d  %6.2f %6.2f %6.2f %6.2f %6.2f %6.2f  %6.2f  %6.1f  %25.2f  %11.2f  %11d (%2d)  %5d  %s\n", b.runs, at.Sub(began).Seconds()*1e3, worker, r.Step,
 			r.DetectMS, r.QueryMS, r.PlanMS, r.AgreeMS, r.EditMS, r.ResumeMS, r.TotalMS, stall, gone, seen, r.RecomputedMicrobatches, share, r.LinksOpened, r.DiedAt)
-		b.total, b.stall = append(b.total, r.TotalMS), append(b.stall, stall)
+		b.total = append(b.total, r.TotalMS)
 		b.group = append(b.group, r.QueryMS+r.PlanMS+r.AgreeMS+r.EditMS)
 		mine := seen // from where total_ms begins
 		if r.DiedAt == "reap" {

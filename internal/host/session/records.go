@@ -75,8 +75,9 @@ func (r *records) step(m control.Step, workers int) {
 		Time: rundir.Time{Time: m.Time}, Workers: workers, Plan: m.Plan, ValLoss: m.ValLoss,
 	}
 	for i := range r.recoveries {
-		if x := &r.recoveries[i]; x.Step == m.Step && x.StallMS == 0 && len(r.recent) > 0 {
-			x.StallMS = max(0, m.MS-r.median())
+		if x := &r.recoveries[i]; x.Step == m.Step && x.StallMS == nil && len(r.recent) > 0 {
+			stall := max(0, m.MS-r.median())
+			x.StallMS = &stall
 		}
 	}
 	r.recent = append(r.recent, m.MS)

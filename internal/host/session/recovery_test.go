@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -258,8 +259,20 @@ func TestStall(t *testing.T) {
 	r.answer(1, 1)
 	r.obey()
 	r.feed(stepOf(0, 2, 2)) // takes 50 ms, as the one before those three
-	if got := r.s.records.recoveries[0]; got.StallMS != 20 || got.Step != 2 {
+	if got := r.s.records.recoveries[0]; got.StallMS == nil || *got.StallMS != 20 || got.Step != 2 {
 		t.Errorf("%+v", got)
+	}
+	for _, e := range pick[WriteEvent](r.effects) {
+		if e.Event.Recovery != nil && e.Event.StallMS != nil {
+			t.Errorf("the event says %v before the step is committed", *e.Event.StallMS)
+		}
+	}
+	// Without a step before there is nothing to compare with; a stall that is known does not change when its step comes again.
+	r.s.records.recent = nil
+	r.s.records.recoveries = append(r.s.records.recoveries, rundir.Recovery{Step: 3})
+	r.feed(stepOf(0, 3, 2))
+	if got := r.s.records.recoveries[1]; got.StallMS != nil {
+		t.Errorf("an unknown stall is %v", *got.StallMS)
 	}
 }
 

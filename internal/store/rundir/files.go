@@ -206,7 +206,10 @@ type Recovery struct {
 	EditMS   float64 `json:"edit_ms"`   // until the slowest worker had applied it
 	ResumeMS float64 `json:"resume_ms"` // until the last had a task of it, or none left
 	TotalMS  float64 `json:"total_ms"`
-	StallMS  float64 `json:"stall_ms"` // that step's time less the median of the ten before it
+
+	// StallMS is that step's time less the median of the ten before it. It is null while it is unknown: in events.jsonl,
+	// which has the recovery before its step is committed, and where no step was committed before.
+	StallMS *float64 `json:"stall_ms"`
 
 	// RecomputedMicrobatches counts the recomputed (stage, micro-batch) pairs that the failed
 	// workers are known to have begun.
