@@ -85,6 +85,20 @@ func TestJoinerIsRefused(t *testing.T) {
 	}
 }
 
+// A joiner that is evicted is lost, also when its exit is never seen.
+func TestEvictedJoinerHasNotLeft(t *testing.T) {
+	r := joining(t, 2, false)
+	r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2}, nil}, Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2}}, Received{2, readyOf(2)})
+	r.s.evict(2, "worker 2 has not answered within 500ms")
+	for r.s.workers[2].state != gone {
+		r.now = r.s.Alarm()
+		r.feed(AlarmDue{})
+	}
+	if kinds := r.kinds(); !strings.Contains(kinds, "lost") || strings.Contains(kinds, "left") {
+		t.Error(kinds)
+	}
+}
+
 func TestJoinerThatSaysNothing(t *testing.T) {
 	r := joining(t, 2, false)
 	r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2}, nil})

@@ -233,7 +233,7 @@ func (s *Session) loseJoiner(place int) {
 	cause := OneLine(stoppedBy(s.death(place)))
 	if !w.failed {
 		kind := eventLost
-		if w.status.OK() {
+		if w.hasLeft() {
 			kind = eventLeft
 		}
 		e := s.about(place, kind, cause+", before it had a part")
@@ -242,7 +242,7 @@ func (s *Session) loseJoiner(place int) {
 	}
 	s.then(s.row(place, "gone"), s.processes())
 	s.tell(controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended})
-	if !w.status.OK() {
+	if !w.hasLeft() {
 		s.replace(w.who)
 	}
 	s.conclude()

@@ -31,7 +31,7 @@ func (s *Session) lose(place int) {
 	w.set(gone)
 	s.paces.forget(w.who.ID)
 	s.forgetSteps()
-	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.status.OK() {
+	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.hasLeft() {
 		left := fmt.Sprintf("worker %d has left", w.who.ID)
 		s.then(s.about(place, eventLeft, left), s.row(place, "left"))
 		s.tell(controller.Dead{Worker: w.who, Cause: left})

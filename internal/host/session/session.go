@@ -157,6 +157,10 @@ func (w *worker) over() bool { return w.exit >= reaped }
 // closed reports whether nothing more is received from a worker.
 func (w *worker) closed() bool { return w.exit == hungUp || w.exit == reaped }
 
+// hasLeft reports whether a worker has exited by itself and without an error. An evicted one has not, even if its exit was
+// never seen.
+func (w *worker) hasLeft() bool { return w.exit == reaped && w.status.OK() && w.fault == nil }
+
 // hasExited reports whether the process is known to have exited.
 func (w *worker) hasExited() bool { return w.exit == exited || w.exit == reaped }
 
