@@ -33,6 +33,11 @@ type Config struct {
 	Issued id.Version
 	Saved  Saved
 
+	// Causes are those of failures from which an earlier leader has not recovered to the end, although the plan does
+	// without the failed workers. The first was known at Failed. The next recovery accounts for them.
+	Causes []string
+	Failed time.Time
+
 	// Stages and Mirrors are those of the job, for a plan made from scratch. 0 stages mean 1.
 	Stages, Mirrors int
 

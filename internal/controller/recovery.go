@@ -57,13 +57,21 @@ const queryTimeouts = 4
 func (r *recovery) open(now time.Time) *account {
 	if r.account == nil {
 		r.account = &account{died: now, known: now, dead: make(map[id.WorkerID]Dead)}
+		if n := len(r.cfg.Causes); n > 0 {
+			a := r.account
+			a.causes, a.Lost, a.How, a.first = r.cfg.Causes, n, HostOut, plan.Worker{Incarnation: -1}
+			if r.cfg.Failed.Before(now) {
+				a.died = r.cfg.Failed
+			}
+			r.cfg.Causes = nil
+		}
 	}
 	return r.account
 }
 
 // lost begins a recovery from the failure of a planned worker, or starts over the one under way.
 func (r *recovery) lost(now time.Time, e Dead) []Effect {
-	first := r.account == nil
+	first := r.account == nil && len(r.cfg.Causes) == 0
 	a := r.open(now)
 	if first {
 		a.first, a.How = e.Worker, e.How

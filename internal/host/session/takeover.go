@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
@@ -203,6 +204,7 @@ func (s *Session) takeOver() {
 	config := s.controllerConfig(s.plan, s.inheritedPeers())
 	config.Term, config.Live, config.Coming, config.Issued = s.cfg.Term, in.live, in.coming, in.Issued
 	config.Epoch = in.Orders[len(in.Orders)-1].Epoch
+	config.Causes, config.Failed = s.unrecovered(h.Unrecovered)
 	s.ctl = controller.New(config)
 	if s.checkpoints.newest = in.Saved; in.Saved > 0 {
 		s.ctl.Step(s.now, controller.Saved{Step: in.Saved, Dir: s.cfg.RunDir})
@@ -228,6 +230,23 @@ func (s *Session) takeOver() {
 			s.launch(id.WorkerID(joiner), "", fmt.Sprintf("worker %d is restarted, as another agent leads", joiner))
 		}
 	}
+}
+
+// unrecovered returns the causes of losses that the plan accounts for, but of which no leader has told the recovery, and when the
+// first was known. Other losses are found again.
+func (s *Session) unrecovered(lost []rundir.Event) (causes []string, since time.Time) {
+	for _, e := range lost {
+		worker := id.WorkerID(e.Worker)
+		before := s.known[e.Plan]
+		_, had := before.Worker(worker)
+		if _, has := s.plan.Worker(worker); had && !has {
+			causes = append(causes, e.Reason)
+			if since.IsZero() {
+				since = e.Time.Time
+			}
+		}
+	}
+	return causes, since
 }
 
 // startInherited lets the workers train that have not been told yet, with the first order of the run.

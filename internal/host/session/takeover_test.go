@@ -3,6 +3,7 @@ package session
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -38,7 +39,9 @@ func agreedBy(t *testing.T, effects []Effect) *Inherited {
 			switch {
 			case e.Event.Kind == "lost":
 				in.History.Lost++
+				in.History.Unrecovered = append(in.History.Unrecovered, e.Event)
 			case e.Event.Recovery != nil:
+				in.History.Unrecovered = nil
 				in.History.Recoveries = append(in.History.Recoveries, *e.Event.Recovery)
 			}
 		case WriteSummary:
@@ -148,6 +151,13 @@ func TestTakeOverAfterAgreement(t *testing.T) {
 	}
 	if o := next.obey(); o.Plan.Version.N != 3 || len(o.Plan.Workers) != 2 {
 		t.Errorf("order %+v", o)
+	}
+	// The leader before could not tell of the recovery.
+	if all := next.s.records.recoveries; len(all) != 1 || all[0].Cause != "worker 1 exited: signal: killed" || all[0].DiedAt != "host" || all[0].TotalMS <= 0 {
+		t.Errorf("recoveries %+v", all)
+	}
+	if kinds := next.kinds(); !strings.Contains(kinds, "recovered") {
+		t.Error(kinds)
 	}
 }
 

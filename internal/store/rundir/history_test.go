@@ -21,6 +21,8 @@ func TestHistory(t *testing.T) {
 		first.AddEvent(Event{Kind: "recovered", Worker: -1, Recovery: &Recovery{Step: 2}}),
 		first.AddEvent(Event{Kind: "recovered", Worker: -1, Recovery: &Recovery{Step: 3}}),
 		first.AddEvent(Event{Kind: "rollback", Worker: -1}),
+		first.AddEvent(Event{Kind: "lost", Worker: 2}),
+		first.AddEvent(Event{Kind: "lost", Worker: 0}),
 		first.WriteWorkers(Workers{}),
 	); err != nil {
 		t.Fatal(err)
@@ -41,7 +43,7 @@ func TestHistory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if h.Job.Steps != 9 || h.Last == nil || h.Last.Step != 3 || h.ValLoss == nil || *h.ValLoss != val || h.Plan == nil || h.Summary != nil ||
-		h.Lost != 1 || h.Rollbacks != 1 || len(h.Recoveries) != 2 || h.Recoveries[0].Step != 2 || h.Tokens != 20 || h.MS != 5 {
+		h.Lost != 3 || len(h.Unrecovered) != 2 || h.Unrecovered[0].Worker != 2 || h.Rollbacks != 1 || len(h.Recoveries) != 2 || h.Recoveries[0].Step != 2 || h.Tokens != 20 || h.MS != 5 {
 		t.Errorf("history %+v", h)
 	}
 	if err := errors.Join(first.Close(), second.Close()); err != nil {

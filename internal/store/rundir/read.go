@@ -216,6 +216,7 @@ type History struct {
 
 	Lost, Rollbacks int
 	Recoveries      []Recovery // in their order
+	Unrecovered     []Event    // of workers that were lost since the newest recovery, in their order
 
 	// Workers that were started during the run: how many incarnations of each, how many have joined,
 	// by which plan each joined last, and which have yet to join. Away are workers that were lost with a host and
@@ -258,7 +259,9 @@ func ReadHistory(path string) (h History, err error) {
 				h.JoinedBy[e.Worker] = e.Plan
 			}
 		case e.Kind == "lost":
-			h.Lost++
+			if h.Lost++; len(h.Recoveries) == 0 {
+				h.Unrecovered = append(h.Unrecovered, *e)
+			}
 		case e.Kind == "rollback":
 			h.Rollbacks++
 		case e.Recovery != nil:
@@ -269,6 +272,7 @@ func ReadHistory(path string) (h History, err error) {
 		return h, err
 	}
 	slices.Reverse(h.Recoveries)
+	slices.Reverse(h.Unrecovered)
 	slices.Sort(h.Joining)
 	steps := 0
 	h.Last, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
