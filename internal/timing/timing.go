@@ -21,6 +21,8 @@ const (
 	Default = time.Second
 	// Min is the shortest failure-detection timeout: three heartbeats, so that two in a row may be late.
 	Min = 3 * Heartbeat
+	// Max is the longest failure-detection timeout.
+	Max = 24 * time.Hour
 
 	// Hello is how long a worker process may take to call trainer.Main.
 	Hello = 30 * time.Second
@@ -144,14 +146,15 @@ func Of(detect time.Duration) Policy {
 type Log struct {
 	// Election is how long a follower waits for a leader, and a leader for a majority. hashicorp/raft looks every
 	// Election to 2 Election and sends heartbeats every Election/10 to Election/5, so a leader is missed after
-	// Election to 3 Election.
+	// Election to 3 Election, which is at most Detect. A machine short of processors stops a process for longer than
+	// 200 ms now and then, so Election is as long as that bound allows.
 	Election time.Duration
 	// Commit bounds the time until followers know what is committed.
 	Commit time.Duration
 }
 
 // LogOf returns the times of a replicated log with a timeout, see [Policy].Log.
-func LogOf(timeout time.Duration) Log { return Log{Election: timeout / 15, Commit: timeout / 30} }
+func LogOf(timeout time.Duration) Log { return Log{Election: timeout / 9, Commit: timeout / 30} }
 
 // Gossip holds the times of the gossip ring.
 type Gossip struct {
