@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -70,22 +71,23 @@ func (o Outcome) ExitStatus() int {
 }
 
 // Report writes what a person should read: help to stdout; a warning and an error to stderr,
-// each as one line that begins with the command's name, and the error's detail indented below.
+// each as one line that begins with the command's name, and the error's detail indented below. What programs have said is
+// made fit for a terminal.
 func (o Outcome) Report(stdout, stderr io.Writer, command string) {
 	if o.Help != "" {
-		fmt.Fprintln(stdout, strings.TrimRight(o.Help, "\n"))
+		fmt.Fprintln(stdout, view.Clean(strings.TrimRight(o.Help, "\n")))
 	}
 	if o.Warning != "" {
-		fmt.Fprintf(stderr, "%s: %s\n", command, o.Warning)
+		fmt.Fprintf(stderr, "%s: %s\n", command, view.Clean(o.Warning))
 	}
 	if o.Err != nil {
 		text := o.Err.Error()
 		if o.Resume != "" {
 			text += "; to go on: launcher resume " + o.Resume
 		}
-		fmt.Fprintf(stderr, "%s: %s\n", command, text)
+		fmt.Fprintf(stderr, "%s: %s\n", command, view.Clean(text))
 		if o.Detail != "" {
-			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(strings.TrimRight(o.Detail, "\n"), "\n", "\n    "))
+			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(view.Clean(strings.TrimRight(o.Detail, "\n")), "\n", "\n    "))
 		}
 	}
 }

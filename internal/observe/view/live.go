@@ -97,6 +97,7 @@ func (d *drawing) close() {
 }
 
 func (l *live) Show(e Event) {
+	e = cleaned(e)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.closed {

@@ -47,6 +47,7 @@ func OpenPair(o Options, names [2]string) *Pair {
 
 // Show takes in an event of one of the two runs.
 func (p *Pair) Show(side int, e Event) {
+	e = cleaned(e)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := &p.sides[side]
@@ -72,6 +73,7 @@ func (p *Pair) Say(i int, what, then string) {
 	if i == len(p.said) {
 		p.said = append(p.said, saying{})
 	}
+	what, then = Clean(what), Clean(then)
 	p.said[i] = saying{what, then}
 	switch {
 	case p.plain == nil:

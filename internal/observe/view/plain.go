@@ -25,6 +25,7 @@ const (
 func newPlain(w io.Writer, now func() time.Time) *plain { return &plain{w: w, now: now} }
 
 func (p *plain) Show(e Event) {
+	e = cleaned(e)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {

@@ -2,11 +2,13 @@ package view
 
 import (
 	"bytes"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -357,4 +359,72 @@ func TestPair(t *testing.T) {
 		fmt.Fprintf(&b, "--- done, %d columns, %d lines\n%s", size[0], size[1], p.render(epoch.Add(30*time.Second), size[0], size[1]))
 	}
 	golden(t, "pair.txt", b.String())
+}
+
+// What programs write reaches no terminal as it is: neither fields of events that exist nor those that are added later.
+func TestTextIsClean(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                "",
+		"worker 1\tis\nback: ∆ é 語":       "worker 1\tis\nback: ∆ é 語",
+		"\x1b[2J\x1b]0;x\a":               `\u001b[2J\u001b]0;x\u0007`,
+		"50%\r60%\r\nend\r":               `50%\u000d60%` + "\n" + `end\u000d`,
+		"\u009b2J \u202e \U000e0001 \x7f": `\u009b2J \u202e \udb40\udc01 \u007f`,
+		"\xff\ufffd\xc3":                  `\xff` + "\ufffd" + `\xc3`,
+	} {
+		if got := Clean(text); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
+		}
+		if again := Clean(Clean(text)); again != Clean(text) {
+			t.Errorf("%q: the second time %q", text, again)
+		}
+	}
+	const evil = "\x1b[31mred\u202e"
+	var fill func(v reflect.Value)
+	fill = func(v reflect.Value) {
+		switch v.Kind() {
+		case reflect.String:
+			v.SetString(evil)
+		case reflect.Struct:
+			for i := range v.NumField() {
+				if v.Field(i).CanSet() {
+					fill(v.Field(i))
+				}
+			}
+		case reflect.Slice:
+			if v.Type().Elem().Kind() != reflect.Uint8 {
+				v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+				fill(v.Index(0))
+			}
+		case reflect.Pointer:
+			if v.Type().Elem().Kind() == reflect.Struct {
+				v.Set(reflect.New(v.Type().Elem()))
+				fill(v.Elem())
+			}
+		}
+	}
+	for _, e := range []Event{Note(""), Begin{}, Plan{}, Recovered{}, Worker{}, Step{}, Change{}, Timeline{}, Stopping{}, End{}} {
+		v := reflect.New(reflect.TypeOf(e)).Elem()
+		fill(v)
+		text := func(e any) string {
+			b, err := json.Marshal(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(b)
+		}
+		before := text(v.Interface())
+		if got := text(cleaned(v.Interface().(Event))); strings.Contains(got, `"\u001b`) {
+			t.Errorf("%T: %s", e, got)
+		}
+		if text(v.Interface()) != before {
+			t.Errorf("%T: the event itself has changed", e)
+		}
+		var out bytes.Buffer
+		p := newPlain(&out, time.Now)
+		p.Show(begin)
+		p.Show(v.Interface().(Event))
+		if strings.Contains(out.String(), "\x1b") {
+			t.Errorf("%T: %q", e, out.String())
+		}
+	}
 }
