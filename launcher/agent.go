@@ -35,7 +35,7 @@ func newAgent() *cobra.Command {
 		Hidden: true,
 		Args:   func(*cobra.Command, []string) error { return nil },
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return serveHost(cmd.Context(), os.Stdin, cmd.OutOrStdout())
+			return serveHost(cmd.Context(), os.Stdin, cli.Raw(cmd.OutOrStdout()))
 		},
 	}
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -125,7 +126,7 @@ func voters(hosts int) int {
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
-func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stdout, stderr io.Writer) error {
+func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stops chan host.Reason, stdout, stderr io.Writer) error {
 	own, err := os.Executable()
 	if err != nil {
 		return cli.Fail(err)
@@ -141,14 +142,21 @@ func emulate(ctx context.Context, f runFlags, p program, file string, args []str
 		}
 		page.Metrics(s.board.Handler())
 	}
-	return s.train(p, file, args, dir, cwd, page, stderr)
+	return s.train(p, file, args, dir, cwd, page, stops, stderr)
 }
 
 func newSupervisor(f runFlags, own string, places []place, v view.View, stdout io.Writer) *supervisor {
-	return &supervisor{
-		f: f, own: own, places: places, v: v, stdout: stdout,
+	s := &supervisor{
+		f: f, own: own, places: places, v: v, stdout: programOutput(stdout),
 		ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Fault, chaos.MaxFaults),
 	}
+	s.steps = stepsSeen{faults: f.faults, workers: f.workers, hosts: f.hosts, pick: func(all chaos.Schedule) (faults []chaos.Fault) {
+		for h := range f.hosts {
+			faults = append(faults, all.Host(h)...)
+		}
+		return faults
+	}}
+	return s
 }
 
 // place is where a host is.
@@ -172,7 +180,7 @@ func emulatedPlaces(hosts int) (places []place) {
 }
 
 // train runs the program with an agent at each place, and returns how that ended.
-func (s *supervisor) train(p program, file string, args []string, dir *rundir.Dir, cwd string, page *dashboard.Server, stderr io.Writer) error {
+func (s *supervisor) train(p program, file string, args []string, dir *rundir.Dir, cwd string, page *dashboard.Server, stops chan host.Reason, stderr io.Writer) error {
 	f, v, stdout := s.f, s.v, s.stdout
 	if err := s.start(p, file, args, dir, cwd); err != nil {
 		s.stopAll()
@@ -183,16 +191,26 @@ func (s *supervisor) train(p program, file string, args []string, dir *rundir.Di
 	if page != nil {
 		page.Attach(paged{s, dir.Path()})
 	}
-	signals := make(chan os.Signal, 2)
+	signals := make(chan os.Signal, maxStops)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
+	var asked []host.Reason
+	var late <-chan time.Time // for the leader to end the run at once
 	living := f.hosts
 	var last report
 wait:
 	for {
 		select {
 		case sig := <-signals:
-			s.ask(request{Stop: cli.Reason(sig)})
+			offer(stops, cli.Reason(sig))
+		case reason := <-stops:
+			s.ask(request{Stop: reason})
+			if asked = append(asked, reason); len(asked) == maxStops {
+				late = time.After(leaderGrace)
+			}
+		case <-late:
+			last = s.stopped(asked[0])
+			break wait
 		case last = <-s.end:
 			break wait
 		case gone := <-s.gone:
@@ -223,6 +241,19 @@ wait:
 	return nil
 }
 
+// leaderGrace is how long a leader may take to end a run at once: its workers have to exit.
+const leaderGrace = 2 * timing.Reap
+
+// stopped is the end of a run that no leader ends.
+func (s *supervisor) stopped(reason host.Reason) report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var text, errs strings.Builder
+	out := host.Outcome{Err: &host.StoppedError{Reason: reason, Step: s.step, Steps: s.last, AtOnce: true}, Warning: "no host leads: summary.json is not written"}
+	out.Report(&text, &errs, "launcher")
+	return report{Kind: reportEnd, Status: out.ExitStatus(), Text: text.String(), Errs: errs.String()}
+}
+
 // supervisor keeps the agents' processes.
 type supervisor struct {
 	f      runFlags
@@ -243,34 +274,14 @@ type supervisor struct {
 	term   uint64 // newest
 	closed bool   // the view
 	early  []string
-	due    *chaos.Due // faults of hosts
+	steps  stepsSeen // finds faults of hosts
+	step   int       // newest that was committed
+	last   int       // of the run; 0 before it begins
 }
 
 // inject injects the faults of hosts that are due; s.mu is held. The run is not told.
 func (s *supervisor) inject(e view.Event) {
-	step := 0
-	switch e := e.(type) {
-	case view.Begin:
-		if s.due != nil {
-			return
-		}
-		// The agents do the same, and refuse what cannot be.
-		all, err := s.f.faults.Expand(chaos.Run{Steps: e.Job.Steps, Workers: s.f.workers, Hosts: s.f.hosts})
-		if err != nil {
-			return
-		}
-		var faults []chaos.Fault
-		for h := range s.f.hosts {
-			faults = append(faults, all.Host(h)...)
-		}
-		s.due, step = chaos.NewDue(faults), 1
-	case view.Step:
-		step = e.Step + 1
-	}
-	if s.due == nil || step == 0 {
-		return
-	}
-	for _, h := range s.due.Begin(step) {
+	for _, h := range s.steps.next(e) {
 		p := s.agents[h.Host]
 		switch h.Kind {
 		case chaos.KindKillHost:
@@ -452,6 +463,12 @@ func (s *supervisor) take(x report) {
 				s.board.Measure(v)
 			}
 		case view.Event:
+			switch v := v.(type) {
+			case view.Begin:
+				s.last = v.Job.Steps
+			case view.Step:
+				s.step = v.Step
+			}
 			s.v.Show(v)
 			s.inject(v)
 		}

@@ -213,3 +213,20 @@ func TestAddEndsTheHold(t *testing.T) {
 		t.Errorf("summary: %+v", sum)
 	}
 }
+
+// join@S adds a worker when step S begins, on one host and on several.
+func TestChaosJoin(t *testing.T) {
+	for _, hosts := range []string{"1", "3"} {
+		t.Run(hosts, func(t *testing.T) {
+			r := begin(t, "--workers", "3", "--emulate-hosts", hosts, "--chaos", "join@5,kill:0@9")
+			r.until("joined", 1)
+			if begun := r.events("begin"); len(begun) != 1 || begun[0].Worker != 3 {
+				t.Errorf("begun: %+v", begun)
+			}
+			r.until("recovered", 1)
+			if sum := r.end(); sum.WorkersJoined != 1 || sum.WorkersStarted != 4 || sum.WorkersLost != 1 {
+				t.Errorf("summary: %+v", sum)
+			}
+		})
+	}
+}

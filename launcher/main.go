@@ -3,6 +3,7 @@
 //
 //	launcher demo [--run-dir DIR]
 //	launcher run [flags] PROGRAM [program flags]
+//	launcher ls [DIR] [--json]
 //	launcher status [RUN_DIR] [--json]
 //	launcher trace [RUN_DIR] [--perfetto FILE] [--json]
 //	launcher logs [RUN_DIR] [W] [-f]
@@ -12,6 +13,7 @@
 //	launcher slow RUN_DIR W FACTOR
 //	launcher stop RUN_DIR
 //	launcher resume [flags] RUN_DIR
+//	launcher version
 //
 // See launcher COMMAND --help. Its exit status is 0 only when all steps are
 // done, 2 for wrong usage, 130 after Ctrl-C, 75 after SIGTERM, and 1 otherwise.
@@ -45,7 +47,8 @@ func main() {
 func execute(args []string, stdout, stderr io.Writer) int {
 	root := newRoot()
 	root.SetArgs(args)
-	root.SetOut(stdout)
+	stderr = cli.Cleaned{Raw: stderr}
+	root.SetOut(cli.Cleaned{Raw: stdout})
 	root.SetErr(stderr)
 	cmd, err := root.ExecuteC()
 
@@ -81,23 +84,35 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
   launcher status
   launcher logs -f
   launcher doctor`,
-		Args: func(_ *cobra.Command, args []string) error {
+		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return fmt.Errorf("there is no command %q: the commands are demo, run, status, trace, logs, doctor, plan, kill, freeze, thaw, slow, leave, add, stop and resume", args[0])
+				return fmt.Errorf("there is no command %q: the commands are %s", args[0], commands(cmd))
 			}
 			return nil
 		},
-		RunE: func(*cobra.Command, []string) error {
-			return errors.New("no command given: the commands are demo, run, status, trace, logs, doctor, plan, kill, freeze, thaw, slow, leave, add, stop and resume")
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return fmt.Errorf("no command given: the commands are %s", commands(cmd))
 		},
-		SilenceUsage:      true,
-		SilenceErrors:     true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		SilenceUsage:  true,
+		SilenceErrors: true,
 	}
-	root.AddCommand(newRun(), inspect.NewStatus(), inspect.NewTrace(), inspect.NewLogs(), inspect.NewDoctor(), act.NewSlow(), act.NewAdd(), inspect.NewPlan(),
+	root.SetFlagErrorFunc(cli.FlagError)
+	root.AddCommand(newRun(), newVersion(), inspect.NewList(), inspect.NewStatus(), inspect.NewTrace(), inspect.NewLogs(), inspect.NewDoctor(), act.NewSlow(), act.NewAdd(), inspect.NewPlan(),
 		act.NewStop(), newResume(), demo.NewCommand(), newAgent(), clocks.NewGuard())
 	for _, in := range act.Injections {
 		root.AddCommand(in.Command())
 	}
 	return root
+}
+
+// commands lists the commands that users are told of.
+func commands(root *cobra.Command) string {
+	var names []string
+	for _, c := range root.Commands() {
+		if c.IsAvailableCommand() {
+			names = append(names, c.Name())
+		}
+	}
+	last := len(names) - 1
+	return strings.Join(names[:last], ", ") + " and " + names[last]
 }

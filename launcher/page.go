@@ -4,17 +4,16 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/pflag"
-	"golang.org/x/term"
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/act"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
 // pageFlag is the flag --ui, whose address may be left out.
@@ -33,8 +32,7 @@ func openPage(f runFlags, dir *rundir.Dir, stdout io.Writer) (*dashboard.Server,
 	if err != nil {
 		return nil, err
 	}
-	out, ok := stdout.(*os.File)
-	if ok && !f.plain && term.IsTerminal(int(out.Fd())) {
+	if _, ok := cli.Terminal(stdout); ok && !f.plain {
 		fmt.Fprintf(stdout, "dashboard %s\n", page.Link())
 	} else {
 		fmt.Fprintf(stdout, "dashboard %s (its token is in %s)\n", page.URL(), filepath.Join(dir.String(), dashboard.TokenName))

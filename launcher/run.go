@@ -105,6 +105,7 @@ by commas, of
                                     (own), mirrors (mirror) or received (copy), or of optimizer state
                                     (moment); also with +MS or /PHASE
   slow:W@S:FACTOR                   worker W computes at this share of its speed; 1 restores it
+  join@S                            start one more worker when step S begins
   slowlink:A-B@S:FACTOR             the link between workers A and B carries this share of 1 GB/s; 1
                                     lifts the limit
   killhost:H@S  freezehost:H@S      with --emulate-hosts: kill or freeze host H, its agent and workers,
@@ -190,41 +191,21 @@ func (f *runFlags) clockFaults() (errs []error) {
 const maxHosts = 64
 
 func (f *runFlags) validate(cmd *cobra.Command) error {
-	var errs []error
-	if f.workers < 1 {
-		errs = append(errs, fmt.Errorf("--workers %d: give at least 1", f.workers))
+	errs := []error{
+		cli.Within("workers", f.workers, 1, host.MaxWorkers),
+		cli.Within("emulate-hosts", f.hosts, 1, maxHosts),
+		cli.Within("stages", f.stages, 1, host.MaxWorkers),
 	}
-	switch {
-	case f.hosts < 1:
-		errs = append(errs, fmt.Errorf("--emulate-hosts %d: give at least 1", f.hosts))
-	case f.hosts > maxHosts:
-		errs = append(errs, fmt.Errorf("--emulate-hosts %d: give at most %d", f.hosts, maxHosts))
-	}
-	switch {
-	case f.stages < 1:
-		errs = append(errs, fmt.Errorf("--stages %d: give at least 1", f.stages))
-	case f.stages > f.workers && f.workers > 0:
+	if f.stages > f.workers && f.workers > 0 && f.stages <= host.MaxWorkers {
 		errs = append(errs, fmt.Errorf("--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages))
 	}
-	if f.mirrors < 0 {
-		errs = append(errs, fmt.Errorf("--mirrors %d: give at least 0", f.mirrors))
-	}
-	switch {
-	case f.least < 1:
-		errs = append(errs, fmt.Errorf("--min-workers %d: give at least 1", f.least))
-	case f.least > f.workers && f.workers > 0:
+	errs = append(errs, cli.Within("mirrors", f.mirrors, 0, host.MaxWorkers), cli.Within("min-workers", f.least, 1, host.MaxWorkers))
+	if f.least > f.workers && f.workers > 0 && f.least <= host.MaxWorkers {
 		errs = append(errs, fmt.Errorf("--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least))
 	}
-	if f.detect < host.MinDetect {
-		errs = append(errs, fmt.Errorf("--detect %v: give at least %v, three heartbeats", f.detect, host.MinDetect))
-	}
+	errs = append(errs, cli.Within("detect", f.detect, host.MinDetect, host.MaxDetect, ", three heartbeats"))
 	if cmd.Flags().Changed("threads") {
-		if f.threads < 1 {
-			errs = append(errs, fmt.Errorf("--threads %d: give at least 1", f.threads))
-		}
-		if f.threads > host.MaxThreads {
-			errs = append(errs, fmt.Errorf("--threads %d: give at most %d", f.threads, host.MaxThreads))
-		}
+		errs = append(errs, cli.Within("threads", f.threads, 1, host.MaxThreads))
 	}
 	if f.verify < 0 {
 		errs = append(errs, fmt.Errorf("--verify %d: give at least 1, or 0 for no checks", f.verify))
@@ -382,7 +363,15 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if page != nil {
 		views = append(views, page)
 	}
-	v := view.Tee(views...)
+	shown := view.Tee(views...)
+	// Commands find the run from now on; until it has begun, stop is the only one that it obeys.
+	stops := make(chan host.Reason, maxStops)
+	door, err := host.OpenDoor(dir, func() { offer(stops, host.Stopped) })
+	if err != nil {
+		shown.Close()
+		return cli.Fail(err)
+	}
+	v := view.Tee(untilBegin{door}, openJoins(ctx, &f, dir.Path(), func(text string) { shown.Show(view.Note(text)) }), shown)
 	defer v.Close()
 
 	if said, err := clocks.Restore(f.sysfs, false); err != nil {
@@ -394,7 +383,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if file == "" {
 		v.Show(view.Note("building " + p.given))
 		var reason host.Reason
-		file, reason, err = buildUntilSignal(ctx, p, dir)
+		file, reason, err = buildUntilStop(ctx, p, dir, stops)
 		var wrong *buildError
 		switch {
 		case reason != "":
@@ -410,7 +399,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 
 	if f.hosts > 1 {
-		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stdout, stderr)
+		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stops, stdout, stderr)
 	}
 	told, err := openTelemetry(ctx)
 	if err != nil {
@@ -422,12 +411,13 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	h, err := host.New(host.Config{
 		Settings: settings,
 		Workers:  f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args}, dir.LogFile),
-		RunDir: dir, Console: host.Console{View: v, Output: stdout, Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
+		RunDir: dir, Console: host.Console{View: v, Output: programOutput(stdout), Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {
 		return cli.Fail(err)
 	}
 	defer h.CatchSignals()()
+	defer passOn(stops, h.Stop)()
 	if page != nil {
 		page.Attach(paged{h, dir.Path()})
 		if m, ok := told.(interface{ Handler() http.Handler }); ok {
@@ -469,8 +459,56 @@ func (f *runFlags) settings(p program, cwd string) host.Settings {
 	return s
 }
 
-// buildUntilSignal builds, and returns the reason to stop if a signal came first.
-func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file string, reason host.Reason, err error) {
+// untilBegin closes the door of a run that has begun. It is a view of the run.
+type untilBegin struct{ *host.Door }
+
+func (d untilBegin) Show(e view.Event) {
+	if _, ok := e.(view.Begin); ok {
+		d.Close()
+	}
+}
+
+// maxStops is how many reasons to stop are kept that were not acted on yet: the second one ends a run at once.
+const maxStops = 2
+
+// offer adds a reason to stop, unless there are enough.
+func offer(stops chan<- host.Reason, r host.Reason) {
+	select {
+	case stops <- r:
+	default:
+	}
+}
+
+// passOn hands reasons to stop to a function until the returned function is called.
+func passOn(stops <-chan host.Reason, stop func(host.Reason)) (end func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case r := <-stops:
+				stop(r)
+			case <-quit:
+				return
+			}
+		}
+	}()
+	return func() {
+		close(quit)
+		<-done
+	}
+}
+
+// programOutput is where a program's own output goes: as it is, unless a terminal shows it.
+func programOutput(stdout io.Writer) io.Writer {
+	if _, ok := cli.Terminal(stdout); ok {
+		return stdout
+	}
+	return cli.Raw(stdout)
+}
+
+// buildUntilStop builds, and returns the reason to stop if a signal or a command came first.
+func buildUntilStop(ctx context.Context, p program, dir *rundir.Dir, stops <-chan host.Reason) (file string, reason host.Reason, err error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
@@ -486,6 +524,9 @@ func buildUntilSignal(ctx context.Context, p program, dir *rundir.Dir) (file str
 	case <-built:
 	case s := <-signals:
 		reason = cli.Reason(s)
+	case reason = <-stops:
+	}
+	if reason != "" {
 		cancel()
 		<-built
 	}

@@ -58,6 +58,8 @@ const (
 // Bounds and defaults of settings.
 const (
 	MinDetect     = session.MinDetect
-	DefaultVerify = session.DefaultVerify
+	MaxDetect     = session.MaxDetect
 	MaxThreads    = session.MaxThreads
+	MaxWorkers    = session.MaxWorkers
+	DefaultVerify = session.DefaultVerify
 )

@@ -76,6 +76,48 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 // ForgetSockets removes the sockets of a host's process that has exited, perhaps before its workers had connected.
 func ForgetSockets(pid int) { socket.ForgetProcess(pid) }
 
+// A Door takes in what other processes have to say about a run before it has a leader: it passes on stops, and refuses the rest.
+type Door struct {
+	commands *commands
+	leave    context.CancelFunc
+	served   sync.WaitGroup
+}
+
+// OpenDoor opens the door of a run, which the leader replaces in workers.json.
+func OpenDoor(dir *rundir.Dir, stop func()) (*Door, error) {
+	c, err := listenForCommands()
+	if err != nil {
+		return nil, err
+	}
+	if err := dir.WriteWorkers(rundir.Workers{Agent: c.listener.Path()}); err != nil {
+		_ = c.close() // the error that counts is the one before
+		return nil, &session.FileError{Err: err}
+	}
+	ctx, leave := context.WithCancel(context.Background())
+	d := &Door{commands: c, leave: leave}
+	d.served.Go(func() {
+		c.serve(ctx, func(e session.Event) bool {
+			h := e.(heardOf)
+			switch h.Event.(type) {
+			case session.StopAsked:
+				stop()
+			case session.AddWorkers:
+				h.answer.Refusal = "the run has not begun yet"
+			}
+			close(h.done)
+			return true
+		})
+	})
+	return d, nil
+}
+
+// Close closes the door. The leader's own stays. It may be called again.
+func (d *Door) Close() {
+	d.leave()
+	_ = d.commands.close() // a socket that is left behind is removed by the next process
+	d.served.Wait()
+}
+
 // ForgetSocket removes the socket that workers.json of a run directory names, unless the process that made it lives.
 func ForgetSocket(runDir string) {
 	if run, err := rundir.ReadWorkers(runDir); err == nil {

@@ -114,6 +114,9 @@ func (c Config) Validate() error {
 	if c.Start == nil {
 		errs = append(errs, errors.New("Start is nil: say how a worker is started"))
 	}
+	if c.Workers < 0 || c.Workers > session.MaxWorkers {
+		errs = append(errs, fmt.Errorf("Workers is %d: give 1 to %d, or 0 for 1", c.Workers, session.MaxWorkers))
+	}
 	if c.Respawn && c.Fixed {
 		errs = append(errs, errors.New("Respawn and Fixed are both set: give one"))
 	}
@@ -289,7 +292,7 @@ func (h *Host) Serve(ctx context.Context) error {
 	defer log.Close() // what is agreed is synced, or its session knows why not
 	r := newRelay(c, secure, log)
 	defer r.killAll()
-	if err := r.begin(); err != nil {
+	if err := r.begin(h.stopped); err != nil {
 		return err
 	}
 	if r.gossip, r.noRing = openRing(c); r.gossip != nil {
@@ -331,6 +334,23 @@ func (h *Host) Serve(ctx context.Context) error {
 			return nil
 		}
 	}
+}
+
+// stopped returns the error of a lone host that was asked to stop before all its workers were started. Several hosts need a
+// leader to end a run.
+func (h *Host) stopped() error {
+	if !h.c.alone() {
+		return nil
+	}
+	e, ok := h.asked.next()
+	if !ok {
+		return nil
+	}
+	if stop, ok := e.(session.StopAsked); ok {
+		return &session.StoppedError{Reason: stop.Reason}
+	}
+	h.asked.put(e)
+	return nil
 }
 
 // openRing opens the ring of a run, nil without failure detection or for a single worker. Several hosts find each other by

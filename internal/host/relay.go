@@ -72,9 +72,12 @@ func newRelay(c *Config, t *tls.Config, e elections) *relay {
 
 func newLocal(who id.Session) *local { return &local{who: who, to: newQueue[control.Message]()} }
 
-// begin starts the first workers.
-func (r *relay) begin() (err error) {
+// begin starts the first workers, as long as stopped returns no error.
+func (r *relay) begin(stopped func() error) (err error) {
 	for _, n := range r.c.Hosts[r.c.Self].Workers {
+		if err := stopped(); err != nil {
+			return err
+		}
 		l := newLocal(id.Session{Worker: id.WorkerID(n)})
 		if l.worker, err = r.c.Start(n, 0); err != nil {
 			return &StartError{err}

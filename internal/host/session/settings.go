@@ -76,8 +76,11 @@ type Settings struct {
 	HelloTimeout time.Duration
 }
 
-// MinDetect is the least Config.Detect: three heartbeats.
-const MinDetect = timing.Min
+// MinDetect is the least Config.Detect: three heartbeats. MaxDetect is the most.
+const (
+	MinDetect = timing.Min
+	MaxDetect = timing.Max
+)
 
 // DefaultVerify is the Config.Verify that takes 0.4 % of a run's time.
 const DefaultVerify = 256
@@ -112,8 +115,8 @@ func (c Settings) Validate() error {
 	if c.Stages < 0 {
 		errs = append(errs, fmt.Errorf("Stages is %d: give at least 1, or 0 for 1", c.Stages))
 	}
-	if c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect {
-		errs = append(errs, fmt.Errorf("Detect is %v: give at least %v, or 0 for no detection", c.Detect, MinDetect))
+	if c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect || c.Detect > MaxDetect {
+		errs = append(errs, fmt.Errorf("Detect is %v: give at least %v and at most %v, or 0 for no detection", c.Detect, MinDetect, MaxDetect))
 	}
 	return errors.Join(errs...)
 }

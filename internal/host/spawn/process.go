@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -173,6 +174,9 @@ func (p *process) reap() {
 		if !known {
 			p.last = lastLines(p.log, p.logFrom, 20)
 			p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
+			if outOfMemory(p.last) {
+				p.status.Text += ", out of memory"
+			}
 		}
 		_ = p.log.Close()
 	}
@@ -260,6 +264,14 @@ func crash(log []byte) int {
 		}
 	}
 	return at
+}
+
+// outOfMemory reports whether the last lines of a log are Go's report that memory ran out, which a limit such as ulimit -v can
+// cause anywhere, even before main.
+func outOfMemory(last string) bool {
+	first, _, _ := strings.Cut(last, "\n")
+	return strings.HasPrefix(first, "fatal error: ") && slices.ContainsFunc([]string{"out of memory", "cannot allocate", "failed to reserve"},
+		func(cause string) bool { return strings.Contains(first, cause) })
 }
 
 // lastLines returns the last n lines of a file after an offset, at most lastBytes of them. After a crash it returns the n lines

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -63,8 +64,8 @@ when the parameters are equal.`, demoWorkers, demoStages),
 			if cmd.Flags().Changed("run-dir") && dir == "" {
 				return errors.New("--run-dir: give the name of a directory")
 			}
-			if steps < 1 {
-				return fmt.Errorf("--steps %d: give at least 1", steps)
+			if err := cli.Within("steps", steps, 1, math.MaxInt32); err != nil {
+				return err
 			}
 			return demo(cmd.Context(), dir, steps, plain, cmd.OutOrStdout())
 		},

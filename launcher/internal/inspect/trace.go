@@ -89,7 +89,7 @@ func writePerfetto(path string, spans []trace.Span) error {
 
 // widthOf is the width of a terminal, 80 of anything else.
 func widthOf(out io.Writer) int {
-	if f, ok := out.(*os.File); ok {
+	if f, ok := cli.Terminal(out); ok {
 		if width, _, err := term.GetSize(int(f.Fd())); err == nil && width > 0 {
 			return width
 		}

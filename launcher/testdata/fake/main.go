@@ -109,6 +109,11 @@ func main() {
 			conn.Send(control.Failed{Kind: control.UserPanic, Text: "panic in step 3: boom", Stack: "goroutine 1 [running]:\nmain.main()", Step: 3})
 			os.Exit(1)
 		}
+		if *fail == "escape" && step == 2 {
+			fmt.Println("\x1b[2Jcleared")
+			conn.Send(control.Failed{Kind: control.UserPanic, Text: "panic in step 3: \x1b[31mboom", Stack: "goroutine 1 [running]:\n\x1b]0;title\a", Step: 3})
+			os.Exit(1)
+		}
 		if *fail == "kill" && step == 2 {
 			raise(syscall.SIGKILL)
 		}
