@@ -42,3 +42,18 @@ func TestPlan(t *testing.T) {
 		}
 	}
 }
+
+// What is too large to simulate is refused at once, with the flags that make it so.
+func TestPlanIsBounded(t *testing.T) {
+	for want, args := range map[string][]string{
+		"--workers 2147483648: it must be from 1 to 4096\n":                                        {"--workers", "2147483648"},
+		"--workers 4096 --layers 4096 --micro-batches 4096: a step would add 4110417920 gradients": {"--workers", "4096", "--layers", "4096", "--micro-batches", "4096"},
+		"--horizon 99999999999: it must be from 1 to 2147483647":                                   {"--horizon", "99999999999"},
+		"--bandwidth +Inf: it must be from 0 to 1e9\n":                                             {"--bandwidth", "Inf"},
+	} {
+		var out, errs strings.Builder
+		if code := execute(append([]string{"plan"}, args...), &out, &errs); code != 2 || !strings.Contains(errs.String(), want) {
+			t.Errorf("%v: exit %d: %s", args, code, &errs)
+		}
+	}
+}

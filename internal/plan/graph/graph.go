@@ -211,6 +211,16 @@ func (b *builder) build() {
 			stageOf[l] = i
 		}
 	}
+	// Most edges of a large step are those from all backward passes to all shards: their room is made at once.
+	shards := make([]int, last+1)
+	for _, sh := range b.s.Shards {
+		shards[stageOf[sh.Layer]]++
+	}
+	for i, nodes := range backward {
+		for _, n := range nodes {
+			b.out[n] = slices.Grow(b.out[n], shards[i])
+		}
+	}
 	var reduced []int
 	for i, sh := range b.s.Shards {
 		r := b.node(Task{Kind: Reduce, Layer: sh.Layer, Shard: i}, sh.Owner)
@@ -233,9 +243,15 @@ func (b *builder) build() {
 			b.edge(commit, b.node(Task{Kind: Update, Layer: sh.Layer, Shard: i}, w))
 		}
 	}
+	total := 0
 	for _, edges := range b.out {
+		total += len(edges)
+	}
+	b.g.Edges = make([]Edge, 0, total)
+	for n, edges := range b.out {
 		b.g.first = append(b.g.first, len(b.g.Edges))
 		b.g.Edges = append(b.g.Edges, edges...)
+		b.out[n] = nil
 	}
 	b.g.first = append(b.g.first, len(b.g.Edges))
 }

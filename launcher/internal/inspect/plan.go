@@ -112,7 +112,11 @@ func inMS(d time.Duration) float64 { return math.Round(d.Seconds()*1e6) / 1e3 }
 const (
 	maxPlanned       = 4096
 	maxPlannedPasses = 1 << 20
+	maxPlannedSums   = 1 << 24 // gradients of a micro-batch that go to a shard; each takes some 100 bytes
 )
+
+// shardBlock is the least size of a shard, in parameters.
+const shardBlock = 4096
 
 // ask makes the plans. All faults of the flags come together, one a line.
 func (c *cluster) ask() (*WhatIf, error) {
@@ -138,11 +142,14 @@ func (c *cluster) ask() (*WhatIf, error) {
 	if c.Latency < 0 || c.Latency > time.Hour {
 		fault("--latency %v: it must be from 0 to an hour", c.Latency)
 	}
-	if !(c.MBs >= 0) || !(c.OutputKB >= 0) || c.OutputKB > 1e9 {
-		fault("--bandwidth %v --output %v: they must not be negative", c.MBs, c.OutputKB)
+	if !(c.MBs >= 0) || c.MBs > 1e9 {
+		fault("--bandwidth %v: it must be from 0 to 1e9", c.MBs)
 	}
-	if c.Horizon < 0 {
-		fault("--horizon %d: it counts steps from 1; 0 is the default", c.Horizon)
+	if !(c.OutputKB >= 0) || c.OutputKB > 1e9 {
+		fault("--output %v: it must be from 0 to 1e9", c.OutputKB)
+	}
+	if c.Horizon < 0 || c.Horizon > math.MaxInt32 {
+		fault("--horizon %d: it must be from 1 to %d, or 0 for the default", c.Horizon, math.MaxInt32)
 	}
 	slow, lost := make(map[elastic.WorkerID]float64), make(map[elastic.WorkerID]bool)
 	worker := func(flag, whole, text string) (elastic.WorkerID, bool) {
@@ -178,6 +185,11 @@ func (c *cluster) ask() (*WhatIf, error) {
 	}
 	if len(faults) > 0 {
 		return nil, errors.Join(faults...)
+	}
+	ranks := min((c.Workers+c.Stages-1)/c.Stages, c.Params/shardBlock+1)
+	if sums := ranks * c.Layers * c.Micros; sums > maxPlannedSums {
+		return nil, fmt.Errorf("--workers %d --layers %d --micro-batches %d: a step would add %d gradients to shards; give fewer, so that at most %d can be simulated",
+			c.Workers, c.Layers, c.Micros, sums, maxPlannedSums)
 	}
 
 	run, err := elastic.Start(elastic.Cluster{
