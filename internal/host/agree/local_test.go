@@ -1,6 +1,7 @@
 package agree
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -209,6 +210,69 @@ func TestLocalOnAFailingDisk(t *testing.T) {
 			if !errors.Is(err, full) {
 				t.Errorf("%v, want %v", err, full)
 			}
+		}
+	})
+}
+
+// Whatever a log file holds, its whole entries are read and the rest is cut off: what is left opens to the same state.
+func FuzzLocal(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{255, 255, 255, 255, 0, 0, 0, 0, 1})
+	for _, n := range []int{1, 3} {
+		dir := f.TempDir()
+		l, err := OpenLocal(dir, "a", 0)
+		if err != nil {
+			f.Fatal(err)
+		}
+		for i := range n {
+			if _, err := l.Propose(f.Context(), Plan{Term: l.Term(), Version: version(1, i+1), Data: []byte("plan")}); err != nil {
+				f.Fatal(err)
+			}
+		}
+		if err := l.Close(); err != nil {
+			f.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, localFile))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		l := &Local{state: State{Term: localTerm, Leader: "a"}}
+		end := l.replay(bytes.NewReader(text))
+		if end < 0 || end > int64(len(text)) {
+			t.Fatalf("%d bytes are whole, of %d", end, len(text))
+		}
+		again := &Local{state: State{Term: localTerm, Leader: "a"}}
+		if got := again.replay(bytes.NewReader(text[:end])); got != end || !reflect.DeepEqual(again.state, l.state) {
+			t.Fatalf("%d bytes with %+v became %d with %+v", end, l.state, got, again.state)
+		}
+	})
+}
+
+// Whatever is there in the place of a snapshot is a state that is written as it was read, or an error.
+func FuzzReadState(f *testing.F) {
+	s := State{Term: 1, Leader: "a"}
+	for i, e := range []Entry{Generation{1}, Job{1, []byte("{}")}, Leader{"a"}} {
+		s, _ = s.Apply(uint64(i+1), 1, e)
+		var b bytes.Buffer
+		if err := s.Write(&b); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b.Bytes())
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s, err := ReadState(bytes.NewReader(text))
+		if err != nil {
+			return
+		}
+		var b bytes.Buffer
+		if err := s.Write(&b); err != nil {
+			t.Fatalf("%+v is read, and not written: %v", s, err)
+		}
+		if again, err := ReadState(&b); err != nil || !reflect.DeepEqual(again, s) {
+			t.Fatalf("%+v became %+v, %v", s, again, err)
 		}
 	})
 }

@@ -345,3 +345,32 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// Orders are also read from the log of what hosts agree on.
+func FuzzParseOrder(f *testing.F) {
+	for _, m := range samples {
+		if o, ok := m.(Order); ok {
+			text, err := o.Encode()
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(text)
+		}
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		o, err := ParseOrder(text)
+		if err != nil {
+			if !errors.Is(err, ErrFormat) {
+				t.Fatal(err)
+			}
+			return
+		}
+		again, err := o.Encode()
+		if err != nil {
+			t.Fatalf("encode %+v: %v", o, err)
+		}
+		if _, err := ParseOrder(again); err != nil {
+			t.Fatalf("%+v: %v", o, err)
+		}
+	})
+}

@@ -79,3 +79,24 @@ func TestBounds(t *testing.T) {
 		t.Error("a nil record does something")
 	}
 }
+
+// Whatever a worker left in the record, it is read, and bounded.
+func FuzzState(f *testing.F) {
+	f.Add([]byte{}, uint64(0))
+	f.Add([]byte{1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 1}, uint64(1<<63))
+	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 255}, ^uint64(0))
+	r, file, err := Create()
+	if err != nil {
+		f.Fatal(err)
+	}
+	file.Close()
+	f.Cleanup(func() { r.Close() })
+	f.Fuzz(func(t *testing.T, mem []byte, count uint64) {
+		clear(r.mem)
+		copy(r.mem, mem)
+		r.words[wordCount] = count
+		if s := r.State(); s.Step < 0 || len(s.Begun) > maxPairs {
+			t.Fatalf("step %d, %d pairs", s.Step, len(s.Begun))
+		}
+	})
+}
