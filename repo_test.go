@@ -121,7 +121,7 @@ var importRules = []importRule{
 		why: "raft is one implementation of agree.Log, which is all that the rest needs to know",
 	},
 	{
-		from: []string{"internal/host/agree/..."}, ban: []string{module + "/..."}, allow: []string{"internal/host/agree", "internal/id", "internal/timing"},
+		from: []string{"internal/host/agree/..."}, ban: []string{module + "/..."}, allow: []string{"internal/host/agree", "internal/id", "internal/timing", "internal/net/auth"},
 		why: "agreement needs to know of a job no more than what orders its plans",
 	},
 	{

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 )
 
@@ -31,7 +32,7 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 	defer stop()
 	var links sync.WaitGroup
 	defer links.Wait()
-	unproven := make(chan struct{}, maxUnproven)
+	unproven := auth.NewLobby(maxUnproven)
 	for {
 		nc, err := c.Link.Accept()
 		if err != nil {
@@ -44,18 +45,12 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 			}
 			continue
 		}
-		select {
-		case unproven <- struct{}{}:
-		default:
-			_ = nc.Close()
-			continue
-		}
+		unproven.Enter(nc)
 		links.Go(func() {
 			conn := control.New(tls.Server(nc, secure))
 			defer conn.Close()
 			host, err := greet(ctx, conn, c)
-			<-unproven
-			if err != nil {
+			if !unproven.Leave(nc) || err != nil {
 				return // peers try again
 			}
 			if l := s.admitted(); l != nil {

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // BenchmarkRaw is the bandwidth of a bare loopback socket.
@@ -161,4 +163,28 @@ func BenchmarkControlUnderBulk(b *testing.B) {
 	}
 	slices.Sort(times)
 	b.ReportMetric(float64(times[len(times)*99/100].Microseconds()), "p99-µs")
+}
+
+// BenchmarkLink makes a link from the call to the welcome.
+func BenchmarkLink(b *testing.B) {
+	for _, network := range []struct {
+		name string
+		of   func(int) transport.Transport
+	}{{"mem", inMem()}, {"tcp", inTCP}} {
+		b.Run(network.name, func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				es := cluster(b, 2, Config{}, network.of)
+				b.StartTimer()
+				if _, err := es[0].Connect(b.Context(), es[1].Self()); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				for _, e := range es {
+					e.Close()
+				}
+				b.StartTimer()
+			}
+		})
+	}
 }

@@ -11,11 +11,15 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// runKey is the key of all endpoints of cluster.
+var runKey = auth.NewKey()
 
 // cluster opens n endpoints that admit each other, and closes them with the
 // test.
@@ -25,6 +29,9 @@ func cluster(t testing.TB, n int, cfg Config, transport func(i int) transport.Tr
 	var members []Peer
 	for i := range n {
 		c := cfg
+		if c.Key == nil {
+			c.Key = runKey
+		}
 		c.Self, c.Transport = id.Session{Worker: id.WorkerID(i), Incarnation: 1}, transport(i)
 		e, err := Listen(c)
 		if err != nil {

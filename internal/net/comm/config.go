@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
@@ -16,6 +17,9 @@ type Config struct {
 	Self id.Session
 	// Transport makes the connections. There is no default.
 	Transport transport.Transport
+	// Key is the secret of the run: peers prove that they hold it before
+	// anything else. Default: none, where the transport lets in members only.
+	Key auth.Key
 	// Listen is the address others dial. Default: one of the transport's
 	// choice, which [Endpoint.Addr] tells.
 	Listen string
@@ -87,6 +91,9 @@ func (c Config) Validate() error {
 	}
 	if c.Transport == nil {
 		fault("Transport is nil; set comm.TCP{} or another transport")
+	}
+	if n := len(c.Key); n != 0 && n < auth.KeySize {
+		fault("Key has %d bytes; it must have at least %d, from a random source, or none", n, auth.KeySize)
 	}
 	if c.Chunk < 0 || c.Chunk > MaxChunk {
 		fault("Chunk is %d; it must be 1 to %d, or 0 for %d", c.Chunk, MaxChunk, defaults.Chunk)

@@ -15,6 +15,9 @@
 //
 // # What holds
 //
+//   - Peers prove that they hold Config.Key before anything that they send is
+//     parsed, and before a link is replaced; see package auth. Connections that
+//     prove nothing do not keep others out.
 //   - Only admitted sessions have links. When a session is evicted, its link is
 //     closed, and what it sent and no receive has taken is dropped.
 //   - Two workers that dial each other at once end with one link: the call of
@@ -61,7 +64,7 @@
 // # Goroutines
 //
 //	accept    one per endpoint: takes connections from the listener
-//	answer    one per connection whose hello is being read, at most 256
+//	answer    one per connection whose proof and hello are being read, at most 256
 //	peer.run  one per member: owns its link; dials, writes, and joins the two below
 //	dial      one per member while its loop dials
 //	link.read one per link: reads frames and data
@@ -100,7 +103,9 @@
 //	key     44  uint8 kind, uint8 dir, uint16 zero, int32 layer, int32 micro, uint32 node lo,
 //	            uint32 node hi, uint64 step, int64 lo, int64 hi
 //
-// The dialling side says hello, the other welcome or refuse. Then each side
+// A connection begins with the messages of package auth, in which both sides
+// prove that they hold the key. The dialling side sends hello behind its proof,
+// for the same two sessions, and the other answers welcome or refuse. Then each side
 // numbers its messages from 1 upwards as it announces them with open, and its
 // syncs from 1. An eager
 // message's data follow at once and count, with [PoolOverhead], against the

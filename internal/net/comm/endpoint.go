@@ -11,6 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -32,7 +33,7 @@ type Endpoint struct {
 	scopes  map[uint16]*Scope // of groups
 	in      inbox
 	order   uint64                  // of sendings
-	callers map[net.Conn]struct{}   // accepted, hello not read
+	callers *auth.Lobby             // accepted, hello not read
 	shaped  map[id.WorkerID]float64 // bytes per second
 }
 
@@ -48,7 +49,7 @@ func Listen(cfg Config) (*Endpoint, error) {
 	}
 	e := &Endpoint{
 		cfg: cfg, listener: l, changed: make(chan struct{}),
-		peers: make(map[id.WorkerID]*peer), scopes: make(map[uint16]*Scope), callers: make(map[net.Conn]struct{}),
+		peers: make(map[id.WorkerID]*peer), scopes: make(map[uint16]*Scope), callers: auth.NewLobby(transport.MaxCallers),
 	}
 	e.in = inbox{e: e, keys: make(map[Key]*entry), versions: make(map[uint16]id.Version)}
 	e.ctx, e.stop = context.WithCancel(context.Background())
@@ -89,9 +90,7 @@ func (e *Endpoint) Close() error {
 		e.closed = true
 		e.stop()
 		e.listener.Close()
-		for c := range e.callers {
-			c.Close()
-		}
+		e.callers.Close()
 		for _, s := range e.scopes {
 			s.lost(e.cfg.Self, ErrClosed)
 		}
@@ -370,35 +369,27 @@ func (e *Endpoint) accept() {
 				return
 			}
 		}
-		e.lock()
-		if e.closed {
-			e.unlock()
-			c.Close()
+		if !e.callers.Enter(c) {
 			return
-		}
-		busy := len(e.callers) >= transport.MaxCallers
-		if !busy {
-			e.callers[c] = struct{}{}
-		}
-		e.unlock()
-		if busy {
-			c.Close()
-			continue
 		}
 		e.tasks.Go(func() { e.answer(c) })
 	}
 }
 
-// answer reads a caller's hello and hands the connection to the loop of its
-// peer, or refuses it.
+// answer has a caller prove that it holds the key, reads its hello, and hands
+// the connection to the loop of its peer, or refuses it.
 func (e *Endpoint) answer(c net.Conn) {
 	c.SetDeadline(time.Now().Add(timing.Handshake))
-	f, err := NewFrameReader(c).Next()
+	ends, err := auth.Answer(c, e.cfg.Key)
+	var f Frame
+	if err == nil {
+		f, err = NewFrameReader(c).Next()
+	}
+	stays := e.callers.Leave(c)
 	e.lock()
-	delete(e.callers, c)
 	var reply Frame
 	switch {
-	case e.closed || err != nil && !errors.Is(err, errVersion) || err == nil && f.Type != FrameHello:
+	case e.closed || !stays || err != nil && !errors.Is(err, errVersion) || err == nil && (f.Type != FrameHello || auth.Ends{From: f.From, To: f.To} != ends):
 		e.unlock()
 		c.Close()
 		return

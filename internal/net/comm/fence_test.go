@@ -81,7 +81,7 @@ func fence(t *testing.T, seed uint64) {
 		tasks.Go(func() { c.Write(stream[:at]) })
 	}
 
-	again, err := Listen(Config{Self: next, Transport: m})
+	again, err := Listen(Config{Self: next, Transport: m, Key: runKey})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,9 @@ func fence(t *testing.T, seed uint64) {
 		t.Fatal(err)
 	}
 	defer back.Close()
-	back.Write(append(Frame{Type: FrameHello, From: old, To: e.Self(), Link: 1, Pool: 1}.Append(nil), stream...))
+	hello := Frame{Type: FrameHello, From: old, To: e.Self(), Link: 1, Pool: 1}
+	greet(t, back, hello)
+	back.Write(stream)
 	if f, err := NewFrameReader(back).Next(); err != nil || f.Reason != RefusedNotMember {
 		t.Errorf("its next call: %v, %v", f, err)
 	}

@@ -3,6 +3,7 @@ package comm
 import (
 	"encoding/binary"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"net"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -78,11 +80,25 @@ func call(t *testing.T, m *transport.Mem, e *Endpoint, as id.Session) net.Conn {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	c.Write(Frame{Type: FrameHello, From: as, To: e.Self(), Pool: 1 << 20}.Append(nil))
+	greet(t, c, Frame{Type: FrameHello, From: as, To: e.Self(), Pool: 1 << 20})
 	if f, err := NewFrameReader(c).Next(); err != nil || f.Type != FrameWelcome {
 		t.Fatalf("answer: %v, %v", f, err)
 	}
 	return c
+}
+
+// greet proves to an endpoint of cluster what it wants to know, for the
+// sessions of a hello, and says hello.
+func greet(t *testing.T, c net.Conn, hello Frame) {
+	t.Helper()
+	greetWith(t, c, hello, hello.Append(nil))
+}
+
+func greetWith(t *testing.T, c net.Conn, hello Frame, first []byte) {
+	t.Helper()
+	if err := auth.Call(c, runKey, auth.Ends{From: hello.From, To: hello.To}, first); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Random bytes after a good handshake never do more than end the link, and
@@ -99,7 +115,7 @@ func TestNoise(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c.Write(Frame{Type: FrameHello, From: id.Session{Worker: 9, Incarnation: 1}, To: es[0].Self(), Link: known, Pool: 1}.Append(nil))
+			greet(t, c, Frame{Type: FrameHello, From: id.Session{Worker: 9, Incarnation: 1}, To: es[0].Self(), Link: known, Pool: 1})
 			known += 1 << 20
 			var b []byte
 			for id := range uint64(20) {
@@ -139,29 +155,33 @@ func TestRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		hello := Frame{Type: FrameHello, From: es[1].Self(), To: es[0].Self(), Pool: 1}
-		other := func(change func(*Frame)) []byte {
+		other := func(change func(*Frame)) Frame {
 			f := hello
 			change(&f)
-			return f.Append(nil)
+			return f
 		}
 		version := hello.Append(nil)
 		binary.LittleEndian.PutUint16(version[headerSize+4:], wireVersion+1)
 		for _, c := range []struct {
-			hello []byte
+			hello Frame
+			first []byte
 			want  Refusal
 		}{
-			{other(func(f *Frame) { f.From.Worker = 7 }), RefusedNotMember},
-			{other(func(f *Frame) { f.From.Incarnation = 0 }), RefusedNotMember},
-			{other(func(f *Frame) { f.From.Incarnation = 2 }), RefusedNotMember},
-			{other(func(f *Frame) { f.To.Incarnation = 2 }), RefusedWrongPeer},
-			{hello.Append(nil), RefusedLinked},
-			{version, RefusedVersion},
+			{other(func(f *Frame) { f.From.Worker = 7 }), nil, RefusedNotMember},
+			{other(func(f *Frame) { f.From.Incarnation = 0 }), nil, RefusedNotMember},
+			{other(func(f *Frame) { f.From.Incarnation = 2 }), nil, RefusedNotMember},
+			{other(func(f *Frame) { f.To.Incarnation = 2 }), nil, RefusedWrongPeer},
+			{hello, nil, RefusedLinked},
+			{hello, version, RefusedVersion},
 		} {
 			conn, err := m.Dial(t.Context(), es[0].Addr())
 			if err != nil {
 				t.Fatal(err)
 			}
-			conn.Write(c.hello)
+			if c.first == nil {
+				c.first = c.hello.Append(nil)
+			}
+			greetWith(t, conn, c.hello, c.first)
 			if f, err := NewFrameReader(conn).Next(); err != nil || f.Type != FrameRefuse || f.Reason != c.want {
 				t.Errorf("answer %v, %v, want %v", f, err, c.want)
 			}
@@ -173,23 +193,23 @@ func TestRefusals(t *testing.T) {
 			t.Fatal(err)
 		}
 		began := time.Now()
-		if _, err := conn.Read(make([]byte, 1)); err == nil || time.Since(began) != timing.Handshake {
+		if _, err := io.Copy(io.Discard, conn); err != nil || time.Since(began) != timing.Handshake {
 			t.Errorf("a silent caller: %v after %v", err, time.Since(began))
 		}
 	})
 }
 
 func TestConfigFaults(t *testing.T) {
-	err := Config{Chunk: -1, Pool: 100, Incast: -1, Ahead: -1, Segment: 6}.Validate()
+	err := Config{Key: auth.Key("short"), Chunk: -1, Pool: 100, Incast: -1, Ahead: -1, Segment: 6}.Validate()
 	if err == nil {
 		t.Fatal("no fault found")
 	}
-	for _, field := range []string{"Transport", "Chunk", "Pool", "Incast", "Ahead", "Segment"} {
+	for _, field := range []string{"Transport", "Key", "Chunk", "Pool", "Incast", "Ahead", "Segment"} {
 		if !strings.Contains(err.Error(), "comm.Config."+field+" ") {
 			t.Errorf("%s is not named in:\n%v", field, err)
 		}
 	}
-	if n := strings.Count(err.Error(), "\n"); n != 5 {
+	if n := strings.Count(err.Error(), "\n"); n != 6 {
 		t.Errorf("%d lines:\n%v", n+1, err)
 	}
 	if err := (Config{Transport: transport.TCP{}}).Validate(); err != nil {

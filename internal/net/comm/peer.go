@@ -9,6 +9,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -270,8 +271,9 @@ func (p *peer) dial(ctx context.Context, addr string, known uint64) (*handover, 
 	}
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(past) })
 	f, err := func() (Frame, error) {
-		hello := Frame{Type: FrameHello, From: p.e.cfg.Self, To: p.Session, Link: known, Pool: uint32(p.e.cfg.Pool)}
-		if _, err := c.Write(hello.Append(nil)); err != nil {
+		ends := auth.Ends{From: p.e.cfg.Self, To: p.Session}
+		hello := Frame{Type: FrameHello, From: ends.From, To: ends.To, Link: known, Pool: uint32(p.e.cfg.Pool)}
+		if err := auth.Call(c, p.e.cfg.Key, ends, hello.Append(nil)); err != nil {
 			return Frame{}, err
 		}
 		return NewFrameReader(c).Next()

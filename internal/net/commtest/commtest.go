@@ -20,6 +20,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/net/transport"
@@ -29,6 +30,9 @@ import (
 // one network.
 type Network func(tb testing.TB, i int) transport.Transport
 
+// Key is the key of all endpoints of [Cluster], the same in every process.
+var Key = auth.Key("the key of all runs of the tests")
+
 // Cluster opens n endpoints that admit each other, workers 0 to n-1 in their
 // first incarnation, and closes them with the test.
 func Cluster(tb testing.TB, n int, cfg comm.Config, network Network) ([]*comm.Endpoint, []comm.Peer) {
@@ -37,6 +41,7 @@ func Cluster(tb testing.TB, n int, cfg comm.Config, network Network) ([]*comm.En
 	var members []comm.Peer
 	for i := range n {
 		c := cfg
+		c.Key = Key
 		c.Self, c.Transport = id.Session{Worker: id.WorkerID(i), Incarnation: 1}, network(tb, i)
 		e, err := comm.Listen(c)
 		if err != nil {

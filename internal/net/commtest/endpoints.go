@@ -429,7 +429,7 @@ func testFence(t *testing.T, network Network) {
 	// Its successor has the same number and another life. What the two send
 	// differs here, as no honest ones do.
 	next := id.Session{Worker: 2, Incarnation: 2}
-	again, err := comm.Listen(comm.Config{Self: next, Transport: network(t, 3)})
+	again, err := comm.Listen(comm.Config{Self: next, Transport: network(t, 3), Key: Key})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ import (
 const envPeer = "COMM_TEST_PEER"
 
 func peerProcess(addr string) {
-	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: transport.TCP{}})
+	e, err := comm.Listen(comm.Config{Self: id.Session{Worker: 1, Incarnation: 1}, Transport: transport.TCP{}, Key: commtest.Key})
 	if err == nil {
 		err = e.SetMembers([]comm.Peer{{Session: id.Session{Worker: 0, Incarnation: 1}, Addr: addr}})
 	}
@@ -49,7 +49,7 @@ func TestDeathOfAProcess(t *testing.T) {
 	}}, inTCP)
 	e := es[0]
 	third := comm.Peer{Session: id.Session{Worker: 2, Incarnation: 1}, Addr: es[1].Addr()} // an address where another session answers
-	survivor, err := comm.Listen(comm.Config{Self: id.Session{Worker: 3, Incarnation: 1}, Transport: transport.TCP{}})
+	survivor, err := comm.Listen(comm.Config{Self: id.Session{Worker: 3, Incarnation: 1}, Transport: transport.TCP{}, Key: commtest.Key})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -292,7 +292,7 @@ func TestConnectEnds(t *testing.T) {
 // out, and what it sends after it thaws is refused.
 func TestFrozenMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		plan, err := commtest.ParseFaults("stall 2>*@frame:6")
+		plan, err := commtest.ParseFaults("stall 2>*@frame:8")
 		if err != nil {
 			t.Fatal(err)
 		}

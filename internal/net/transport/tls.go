@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -169,7 +170,7 @@ type secureListener struct {
 	Listener
 	cfg   *tls.Config
 	ready chan accepted
-	slots chan struct{} // of handshakes under way
+	lobby *auth.Lobby // handshakes under way
 	ctx   context.Context
 	stop  context.CancelFunc
 	tasks sync.WaitGroup
@@ -181,7 +182,7 @@ type accepted struct {
 }
 
 func newSecureListener(l Listener, cfg *tls.Config) *secureListener {
-	s := &secureListener{Listener: l, cfg: secured(cfg), ready: make(chan accepted), slots: make(chan struct{}, MaxCallers)}
+	s := &secureListener{Listener: l, cfg: secured(cfg), ready: make(chan accepted), lobby: auth.NewLobby(MaxCallers)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.tasks.Go(s.serve)
 	return s
@@ -195,14 +196,8 @@ func (s *secureListener) serve() {
 			s.hand(accepted{err: err})
 			continue
 		}
-		select {
-		case s.slots <- struct{}{}:
-			s.tasks.Go(func() {
-				defer func() { <-s.slots }()
-				s.shake(c)
-			})
-		default:
-			c.Close()
+		if s.lobby.Enter(c) {
+			s.tasks.Go(func() { s.shake(c) })
 		}
 	}
 }
@@ -213,7 +208,7 @@ func (s *secureListener) shake(c net.Conn) {
 	defer cancel()
 	raw := &heldBack{Conn: c}
 	sc := &secureConn{Conn: tls.Server(raw, s.cfg), raw: raw}
-	if sc.HandshakeContext(ctx) != nil {
+	if err := sc.HandshakeContext(ctx); !s.lobby.Leave(c) || err != nil {
 		c.Close() // a stranger's fault is no error here; it sees the alert or the end
 		return
 	}
@@ -242,6 +237,7 @@ func (s *secureListener) Accept() (net.Conn, error) {
 func (s *secureListener) Close() error {
 	s.stop()
 	err := s.Listener.Close()
+	s.lobby.Close()
 	s.tasks.Wait()
 	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -60,7 +61,7 @@ func (advertised) Network() string  { return "tcp" }
 func (a advertised) String() string { return string(a) }
 
 func (s *stream) accept() {
-	unproven := make(chan struct{}, maxUnproven)
+	unproven := auth.NewLobby(maxUnproven)
 	for {
 		conn, err := s.listener.Accept()
 		if err != nil {
@@ -75,15 +76,13 @@ func (s *stream) accept() {
 			}
 			continue
 		}
-		select {
-		case unproven <- struct{}{}:
-		default:
-			_ = conn.Close() // peers try again
-			continue
-		}
+		unproven.Enter(conn)
 		s.joined.Go(func() {
 			proven, err := s.prove(conn, true)
-			<-unproven
+			if !unproven.Leave(conn) && err == nil {
+				_ = proven.Close()
+				return
+			}
 			if err != nil {
 				return // the dialling node logs it
 			}
