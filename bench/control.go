@@ -9,10 +9,8 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -24,6 +22,7 @@ import (
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/transport"
@@ -78,7 +77,6 @@ const (
 // children are processes of this program, connected as workers are with
 // their agent.
 type children struct {
-	dir   string
 	cmds  []*exec.Cmd
 	conns []*control.Conn
 }
@@ -86,40 +84,29 @@ type children struct {
 // startChildren starts n processes of a role and waits until each has said
 // hello.
 func startChildren(n int, role string, env []string, args ...string) (*children, error) {
-	dir, err := os.MkdirTemp("", "soliton-bench")
+	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	c := &children{dir: dir}
-	self, err := os.Executable()
-	if err != nil {
-		return nil, errors.Join(err, c.close())
-	}
-	socket := filepath.Join(dir, "agent.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return nil, errors.Join(err, c.close())
-	}
-	defer l.Close()
+	c := &children{}
 	for i := range n {
+		nc, theirs, err := control.Pair(auth.NewKey())
+		if err != nil {
+			return nil, errors.Join(err, c.close())
+		}
+		c.conns = append(c.conns, control.New(nc))
 		cmd := exec.Command(self, append([]string{"control", "-role", role}, args...)...)
-		cmd.Env = append(append(os.Environ(), env...), control.Identity{Socket: socket, WorkerID: i, Incarnation: 1}.Environ()...)
+		cmd.Env = append(append(os.Environ(), env...), control.Identity{Conn: 3, WorkerID: i, Incarnation: 1}.Environ()...)
+		cmd.ExtraFiles = []*os.File{theirs}
 		cmd.Stderr = os.Stderr
-		if err := cmd.Start(); err != nil {
+		err = cmd.Start()
+		_ = theirs.Close()
+		if err != nil {
 			return nil, errors.Join(err, c.close())
 		}
 		c.cmds = append(c.cmds, cmd)
 	}
-	for range n {
-		if err := l.(*net.UnixListener).SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
-			return nil, errors.Join(err, c.close())
-		}
-		nc, err := l.Accept()
-		if err != nil {
-			return nil, errors.Join(err, c.close())
-		}
-		conn := control.New(nc)
-		c.conns = append(c.conns, conn)
+	for _, conn := range c.conns {
 		if _, err := receive[control.Hello](conn); err != nil {
 			return nil, errors.Join(err, c.close())
 		}
@@ -133,15 +120,10 @@ func (c *children) close() error {
 	for _, conn := range c.conns {
 		faults = append(faults, conn.Close())
 	}
-	if len(c.conns) < len(c.cmds) { // some may never have connected
-		for _, cmd := range c.cmds {
-			_ = cmd.Process.Kill()
-		}
-	}
 	for _, cmd := range c.cmds {
 		faults = append(faults, cmd.Wait())
 	}
-	return errors.Join(append(faults, os.RemoveAll(c.dir))...)
+	return errors.Join(faults...)
 }
 
 // receive returns the next message of a kind; beats are passed over.
@@ -167,7 +149,8 @@ func dialAgent() (*control.Conn, error) {
 	if !launched {
 		return nil, errors.New("control: -role is for the processes that this command starts itself")
 	}
-	return id.Dial(context.Background())
+	conn, _, err := id.Connect(context.Background())
+	return conn, err
 }
 
 // answering is a worker: compute threads that never rest, beats, and an answer

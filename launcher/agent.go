@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
 	"github.com/soliton-train/soliton/internal/host/spawn"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -50,6 +51,10 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if err != nil || a.Self < 0 || a.Self >= len(a.Hosts) {
 		return errors.New("an agent is started by launcher run, not by people")
 	}
+	key, err := auth.DeriveKey(a.Secret, "worker links")
+	if err != nil {
+		return err
+	}
 	faults, err := parseChaos(a.Chaos, a.Workers, len(a.Hosts))
 	if err != nil {
 		return err
@@ -73,7 +78,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	dir, link := rundir.Attach(a.RunDir, a.Shown), listeners[1]
 	h, err := host.New(host.Config{
 		Settings: settings,
-		Start:    spawn.Starter(spawn.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String()}, dir.LogFile),
+		Start:    spawn.Starter(spawn.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String(), Key: key}, dir.LogFile),
 		RunDir:   dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
 		Log: func() (agree.Log, error) { return openLog(&a, listeners[0]) },
 		Lead: func(term uint64) (host.Console, error) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
@@ -144,24 +144,20 @@ func TestMainStatus(t *testing.T) {
 
 // TestWorkerConversation plays the agent of a worker process.
 func TestWorkerConversation(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", socket)
+	nc, theirs, err := control.Pair(auth.NewKey())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
 	cmd := command(t, "--fail", "environment")
-	id := control.Identity{Socket: socket, WorkerID: 2, Incarnation: 5}
+	cmd.ExtraFiles = []*os.File{theirs}
+	id := control.Identity{Conn: 3, WorkerID: 2, Incarnation: 5}
 	cmd.Env = append(cmd.Env, id.Environ()...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	nc, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
+	_ = theirs.Close()
 	conn := control.New(nc)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

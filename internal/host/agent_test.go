@@ -27,6 +27,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
@@ -165,7 +166,7 @@ func workerProcess(id control.Identity, args []string) int {
 	case "sleep":
 		<-time.After(math.MaxInt64) // until killed; with a timer, this is no deadlock to the runtime
 	}
-	conn, err := id.Dial(context.Background())
+	conn, _, err := id.Connect(context.Background())
 	if err != nil {
 		panic(err)
 	}
@@ -421,7 +422,7 @@ func startWorker(t *testing.T, args ...string) (spawn.Worker, *rundir.Dir) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, err := spawn.Start(spawn.Command{Path: exe, Args: args, Log: log})
+	w, err := spawn.Start(spawn.Command{Path: exe, Args: args, Log: log, Key: auth.NewKey()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -531,7 +532,7 @@ func TestWorkerThatEndedBeforeServe(t *testing.T) {
 	}
 }
 
-// Where TMPDIR is longer than a socket's path may be, a worker starts all the same.
+// Where TMPDIR is longer than a socket's path may be, a run takes commands all the same.
 func TestLongTemporaryDirectory(t *testing.T) {
 	long := filepath.Join(t.TempDir(), strings.Repeat("x", 120))
 	if err := os.Mkdir(long, 0o777); err != nil {
@@ -543,7 +544,7 @@ func TestLongTemporaryDirectory(t *testing.T) {
 		t.Errorf("got %v", o.Err)
 	}
 	t.Setenv("TMPDIR", "/absent")
-	if _, err := spawn.Start(spawn.Command{Path: "/bin/true"}); err == nil || !strings.Contains(err.Error(), "TMPDIR") || strings.Contains(err.Error(), "\n") {
+	if _, err := listenForCommands(); err == nil || !strings.Contains(err.Error(), "TMPDIR") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("got %v", err)
 	}
 }

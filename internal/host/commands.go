@@ -11,7 +11,8 @@ import (
 )
 
 // commands takes in what other processes of this user have to say about a run: [control.Stop], [control.Add], or [control.Fault]
-// for a fault that was injected into a worker. They find the socket in workers.json of the run directory.
+// for a fault that was injected into a worker. They find the socket in workers.json of the run directory, and beside it the key
+// that they prove to hold.
 type commands struct {
 	listener *socket.Listener
 	talks    sync.WaitGroup
@@ -36,6 +37,9 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 		c.talks.Go(func() {
 			conn := control.New(nc)
 			defer conn.Close()
+			if c.listener.Admit(nc) != nil {
+				return // a caller without the key
+			}
 			for {
 				m, err := conn.Receive(ctx)
 				if err != nil {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -163,7 +164,7 @@ func TestProgramsDiffer(t *testing.T) {
 	}
 	var ws []spawn.Worker
 	for id, path := range []string{exe, path} {
-		w, err := spawn.Start(spawn.Command{Path: path, Args: []string{"train", "2"}, WorkerID: id})
+		w, err := spawn.Start(spawn.Command{Path: path, Args: []string{"train", "2"}, WorkerID: id, Key: auth.NewKey()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -144,31 +144,29 @@ func (r *relay) find(who id.Session) *local {
 
 // listen takes in what a worker says.
 func (r *relay) listen(ctx context.Context, l *local) {
-	nc, err := l.worker.Connect(ctx)
-	if err == nil {
-		conn := control.New(nc)
-		sent := make(chan struct{})
-		talk, cancel := context.WithCancel(ctx)
-		go func() {
-			defer close(sent)
-			for {
-				m, ok := l.to.take(talk)
-				if !ok || conn.Send(m) != nil {
-					return // the receiver sees the reason
-				}
-			}
-		}()
+	conn := control.New(l.worker.Conn())
+	sent := make(chan struct{})
+	talk, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(sent)
 		for {
-			var m control.Message
-			if m, err = conn.Receive(ctx); err != nil {
-				break
+			m, ok := l.to.take(talk)
+			if !ok || conn.Send(m) != nil {
+				return // the receiver sees the reason
 			}
-			r.said(l, m)
 		}
-		cancel()
-		_ = conn.Close()
-		<-sent
+	}()
+	var err error
+	for {
+		var m control.Message
+		if m, err = conn.Receive(ctx); err != nil {
+			break
+		}
+		r.said(l, m)
 	}
+	cancel()
+	_ = conn.Close()
+	<-sent
 	if ctx.Err() != nil {
 		return
 	}

@@ -1,8 +1,11 @@
-// Package socket makes the unix sockets at which workers and commands reach a host. Each lies in a folder of its own, locked
-// while the process lives, so that a later process removes the folders of a killed one.
+// Package socket makes the unix socket at which commands reach a host. It lies in a folder of its own, which only this user may
+// enter, beside the key that commands prove to hold. The folder is locked while the process lives, so that a later process removes
+// the folders of a killed one.
 package socket
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,9 +16,18 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
-const name = "agent"
+const (
+	name    = "agent"
+	keyName = "key"
+)
+
+// maxUnproven bounds the connections that have not proved that they hold the key.
+const maxUnproven = 64
 
 // folders are named by the process that made them, and a random number.
 var folders = regexp.MustCompile(`^soliton-agent-([0-9]+-)?[0-9]+$`)
@@ -32,9 +44,11 @@ var sweepOnce sync.Once
 // Listener listens in a folder that only this user may enter.
 type Listener struct {
 	*net.UnixListener
-	dir  string
-	lock *os.File // may be nil
-	once sync.Once
+	dir   string
+	lock  *os.File // may be nil
+	key   auth.Key
+	lobby *auth.Lobby
+	once  sync.Once
 }
 
 // Listen makes a socket. Close ends the listener; Remove removes the folder.
@@ -43,7 +57,11 @@ func Listen() (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{dir: dir, lock: lock(dir)}
+	l := &Listener{dir: dir, lock: lock(dir), key: auth.NewKey(), lobby: auth.NewLobby(maxUnproven)}
+	if err := os.WriteFile(filepath.Join(dir, keyName), l.key, 0o600); err != nil {
+		l.Remove()
+		return nil, fmt.Errorf("socket: %w", err)
+	}
 	if l.UnixListener, err = net.ListenUnix("unix", &net.UnixAddr{Name: l.Path(), Net: "unix"}); err != nil {
 		l.Remove()
 		return nil, fmt.Errorf("socket: %w", err)
@@ -72,6 +90,46 @@ func makeFolder() (string, error) {
 		return "", fmt.Errorf("make a folder for a socket: %w; set TMPDIR to a directory you may write to", err)
 	}
 	return dir, nil
+}
+
+// Admit has the caller of an accepted connection prove that it holds the key.
+func (l *Listener) Admit(c net.Conn) error {
+	l.lobby.Enter(c)
+	defer l.lobby.Leave(c)
+	return handshake(c, func() error {
+		_, err := auth.Answer(c, l.key)
+		return err
+	})
+}
+
+// Close ends the listener and the connections that are still to be admitted.
+func (l *Listener) Close() error {
+	l.lobby.Close()
+	return l.UnixListener.Close()
+}
+
+// Dial connects to the socket with a path, with the key beside it.
+func Dial(ctx context.Context, path string) (net.Conn, error) {
+	key, err := os.ReadFile(filepath.Join(filepath.Dir(path), keyName))
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	if err := handshake(c, func() error { return auth.Call(c, key, auth.Ends{}, nil) }); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
+}
+
+// handshake bounds the time of f, which proves who is at the ends of a connection.
+func handshake(c net.Conn, f func() error) error {
+	_ = c.SetDeadline(time.Now().Add(timing.Handshake))
+	defer func() { _ = c.SetDeadline(time.Time{}) }()
+	return f()
 }
 
 // Path returns the path of the socket.
@@ -140,6 +198,7 @@ func sweep(parent string, older time.Time) {
 		}
 		if lock := lock(dir); lock != nil {
 			_ = os.Remove(filepath.Join(dir, name))
+			_ = os.Remove(filepath.Join(dir, keyName))
 			_ = os.Remove(dir) // fails if the folder holds anything else
 			_ = lock.Close()
 		}

@@ -1,6 +1,7 @@
 package socket
 
 import (
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -77,4 +78,55 @@ func TestSweep(t *testing.T) {
 	if lock(mine.dir) != nil {
 		t.Error("a folder in use has no lock")
 	}
+}
+
+// A process of the same user that has not read the key is not admitted; one that has is.
+func TestCallersNeedTheKey(t *testing.T) {
+	l, err := Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Remove()
+	defer l.Close()
+	admitted := make(chan error)
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				close(admitted)
+				return
+			}
+			err = l.Admit(c)
+			_ = c.Close()
+			admitted <- err
+		}
+	}()
+	for name, first := range map[string]string{
+		"a command": "\x00\x00\x00\x0f\x92\xa4stop\x81\xa6Reason\xa0",
+		"zeros":     string(make([]byte, 200)),
+	} {
+		c, err := net.Dial("unix", l.Path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = c.Write([]byte(first))
+		_ = c.(*net.UnixConn).CloseWrite()
+		if n, _ := io.Copy(io.Discard, c); n > 16+40 {
+			t.Errorf("%s: an answer of %d bytes", name, n)
+		}
+		if <-admitted == nil {
+			t.Errorf("%s: admitted", name)
+		}
+		_ = c.Close()
+	}
+	c, err := Dial(t.Context(), l.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := <-admitted; err != nil {
+		t.Error(err)
+	}
+	_ = l.Close()
+	<-admitted
 }

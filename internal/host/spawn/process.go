@@ -2,7 +2,6 @@ package spawn
 
 import (
 	"bytes"
-	"context"
 	"io"
 	"net"
 	"os"
@@ -19,14 +18,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/session"
-	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 )
 
-// Start starts a worker process. It has a process group of its own, so a terminal's Ctrl-C does not reach it, a socket to
-// connect to in its environment, and is killed by the kernel when this process dies.
+// Start starts a worker process. It has a process group of its own, so a terminal's Ctrl-C does not reach it, inherits its
+// connection to this process, and is killed by the kernel when this process dies.
 func Start(c Command) (Worker, error) {
 	p, err := launch(c)
 	if err != nil {
@@ -39,14 +37,15 @@ func Start(c Command) (Worker, error) {
 
 // launch starts the process, which is still to be attended and reaped.
 func launch(c Command) (*process, error) {
-	l, err := socket.Listen()
+	conn, theirs, err := control.Pair(c.Key)
 	if err != nil {
 		return nil, err
 	}
-	id := control.Identity{Socket: l.Path(), WorkerID: c.WorkerID, Incarnation: c.Incarnation, Addr: c.Addr}
+	id := control.Identity{Conn: 3, WorkerID: c.WorkerID, Incarnation: c.Incarnation, Addr: c.Addr}
 	cmd := &exec.Cmd{
 		Path:        c.Path,
 		Args:        append([]string{c.Path}, c.Args...),
+		ExtraFiles:  []*os.File{theirs},
 		SysProcAttr: platform.ChildAttr(syscall.SIGKILL),
 	}
 	logFrom := int64(0)
@@ -81,12 +80,11 @@ func launch(c Command) (*process, error) {
 	if err != nil {
 		closeAll(canaries)
 		_ = record.Close()
-		_ = l.Close()
-		l.Remove()
+		_ = conn.Close()
 		return nil, err
 	}
 	return &process{
-		cmd: cmd, log: c.Log, logFrom: logFrom, listener: l, progress: record, canaries: canaries,
+		cmd: cmd, log: c.Log, logFrom: logFrom, conn: conn.(*net.UnixConn), progress: record, canaries: canaries,
 		exited: make(chan struct{}), reaped: make(chan struct{}),
 	}, nil
 }
@@ -115,8 +113,8 @@ func startOnKeptThread(cmd *exec.Cmd) error {
 type process struct {
 	cmd      *exec.Cmd
 	log      *os.File
-	logFrom  int64            // where its part of the log begins
-	listener *socket.Listener // its folder goes when the worker is connected
+	logFrom  int64 // where its part of the log begins
+	conn     *net.UnixConn
 	progress *progress.Record
 	canaries []*os.File // empty where the platform has none
 	watch    sync.WaitGroup
@@ -124,7 +122,6 @@ type process struct {
 	reaped   chan struct{}
 
 	mu     sync.Mutex
-	conn   net.Conn       // of the worker, once it is connected
 	ended  bool           // exited is closed, or about to be
 	dead   bool           // the process is reaped, and its number may belong to another one
 	status session.Status // does not change once exited is closed
@@ -164,12 +161,7 @@ func (p *process) reap() {
 		}
 	}
 	_ = p.progress.Close()
-	// The worker may have connected and died before Connect accepted, so the listener stays. This connection queues behind the
-	// worker's, and ends the wait for a worker that never connected.
-	if conn, err := net.Dial("unix", p.listener.Path()); err == nil {
-		_ = conn.Close()
-	}
-	p.listener.Remove()
+	_ = p.conn.CloseRead() // a child of the process may hold the other end
 	if p.log != nil {
 		if !known {
 			p.last = lastLines(p.log, p.logFrom, 20)
@@ -203,8 +195,7 @@ func (p *process) watchCanary(canary *os.File) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	conn, ok := p.conn.(*net.UnixConn)
-	if p.ended || !ok || !platform.Killed(p.cmd.Process.Pid) {
+	if p.ended || !platform.Killed(p.cmd.Process.Pid) {
 		return
 	}
 	p.ended = true
@@ -215,23 +206,11 @@ func (p *process) watchCanary(canary *os.File) {
 		p.last = lastLines(p.log, p.logFrom, 20)
 	}
 	// The kernel closes the connection only when the last thread has ended. What has arrived is still read.
-	_ = conn.CloseRead()
+	_ = p.conn.CloseRead()
 	close(p.exited)
 }
 
-func (p *process) Connect(ctx context.Context) (net.Conn, error) {
-	stop := context.AfterFunc(ctx, func() { _ = p.listener.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
-	conn, err := p.listener.Accept()
-	// A worker connects once, and an agent that is killed from here on leaves no socket.
-	_ = p.listener.Close()
-	p.listener.Remove()
-	p.mu.Lock()
-	p.conn = conn
-	p.mu.Unlock()
-	return conn, err
-}
-
+func (p *process) Conn() net.Conn          { return p.conn }
 func (p *process) Exited() <-chan struct{} { return p.exited }
 func (p *process) Status() session.Status  { return p.status }
 func (p *process) LastOutput() string      { return p.last }

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
@@ -32,15 +33,11 @@ func spinning(t *testing.T, id int) (p *process, conn *control.Conn, child strin
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err = launch(Command{Path: exe, Args: []string{"spin"}, WorkerID: id, Log: log})
+	p, err = launch(Command{Path: exe, Args: []string{"spin"}, WorkerID: id, Log: log, Key: auth.NewKey()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := p.Connect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	conn = control.New(nc)
+	conn = control.New(p.Conn())
 	if m, err := conn.Receive(t.Context()); err != nil {
 		t.Fatalf("%v, %v", m, err)
 	}
@@ -181,7 +178,7 @@ func TestMain(m *testing.M) {
 				panic(err)
 			}
 		}
-		conn, err := id.Dial(context.Background())
+		conn, _, err := id.Connect(context.Background())
 		if err != nil {
 			panic(err)
 		}

@@ -8,13 +8,14 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Worker is a worker that was started.
 type Worker interface {
-	// Connect returns the worker's connection. It waits until there is one, ctx ends or the worker exits. It is called once.
-	Connect(ctx context.Context) (net.Conn, error)
+	// Conn returns the connection to the worker, which belongs to the caller. It ends when the worker exits.
+	Conn() net.Conn
 
 	// Exited is closed when the worker does not run any more. From then on Status says how it ended, and its connection has only
 	// what it has sent. The kernel may still have to free the memory of a killed process.
@@ -52,12 +53,12 @@ type inProcess struct {
 	exited chan struct{}
 }
 
-func (w *inProcess) Connect(context.Context) (net.Conn, error) { return w.conn, nil }
-func (w *inProcess) Exited() <-chan struct{}                   { return w.exited }
-func (w *inProcess) Status() session.Status                    { return session.Status{Text: "returned"} }
-func (w *inProcess) Program() string                           { return "" }
-func (w *inProcess) LastOutput() string                        { return "" }
-func (w *inProcess) Kill()                                     { w.cancel(); _ = w.conn.Close() }
+func (w *inProcess) Conn() net.Conn          { return w.conn }
+func (w *inProcess) Exited() <-chan struct{} { return w.exited }
+func (w *inProcess) Status() session.Status  { return session.Status{Text: "returned"} }
+func (w *inProcess) Program() string         { return "" }
+func (w *inProcess) LastOutput() string      { return "" }
+func (w *inProcess) Kill()                   { w.cancel(); _ = w.conn.Close() }
 
 // Command describes a worker process.
 type Command struct {
@@ -65,14 +66,19 @@ type Command struct {
 	Args        []string // its flags
 	WorkerID    int
 	Incarnation int
-	Addr        string // IP address at which other workers reach it; "": one of the loopback interface
+	Addr        string   // IP address at which other workers reach it; "": one of the loopback interface
+	Key         auth.Key // of the run
 
 	// Log gets the standard output and error of the process, and is closed when the process has exited; nil drops them.
 	Log *os.File
 }
 
-// Starter returns a function that starts processes like c. log, which may be nil, opens the log of each.
+// Starter returns a function that starts processes like c. If c has no key, it draws one for all of them. log, which may be nil,
+// opens the log of each.
 func Starter(c Command, log func(worker, incarnation int) (*os.File, error)) func(worker, incarnation int) (Worker, error) {
+	if c.Key == nil {
+		c.Key = auth.NewKey()
+	}
 	return func(worker, incarnation int) (w Worker, err error) {
 		c := c
 		c.WorkerID, c.Incarnation = worker, incarnation
@@ -94,7 +100,7 @@ func End(w Worker) {
 	if p, ok := w.(*process); ok {
 		<-p.exited
 		AwaitReaped(p)
-		_ = p.listener.Close() // if Connect was never called
+		_ = p.conn.Close() // if nothing reads from it
 	}
 }
 

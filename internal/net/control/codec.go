@@ -95,6 +95,7 @@ func register[M Message]() {
 
 func init() {
 	register[Hello]()
+	register[Welcome]()
 	register[Beat]()
 	register[Note]()
 	register[Ready]()

@@ -13,7 +13,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/auth"
 )
 
 // Conn sends and receives messages over a network connection.
@@ -107,7 +110,7 @@ func receiveError(ctx context.Context, err error) error {
 
 // Environment of a worker process.
 const (
-	EnvAgent       = "SOLITON_AGENT"       // path of the agent's unix socket
+	EnvAgent       = "SOLITON_AGENT"       // number of the file of the connection to the agent
 	EnvWorker      = "SOLITON_WORKER"      // WorkerID
 	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
 	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
@@ -122,7 +125,7 @@ func Environment() []string {
 
 // Identity is what a worker process was started as.
 type Identity struct {
-	Socket      string // path of the agent's unix socket
+	Conn        int // number of the file of the connection to the agent
 	WorkerID    int
 	Incarnation int
 	Progress    int    // number of the file of a progress.Record; 0: there is none
@@ -133,7 +136,7 @@ type Identity struct {
 // Launched returns the identity that an agent gave this process. ok is false if no agent started the process; an incomplete
 // environment is an error.
 func Launched() (id Identity, ok bool, err error) {
-	if id.Socket, ok = os.LookupEnv(EnvAgent); !ok {
+	if _, ok = os.LookupEnv(EnvAgent); !ok {
 		return Identity{}, false, nil
 	}
 	var faults []error
@@ -142,6 +145,7 @@ func Launched() (id Identity, ok bool, err error) {
 			faults = append(faults, fmt.Errorf("control: %s=%q in the environment is no %s; it is set by the launcher only", name, v, what))
 		}
 	}
+	read(EnvAgent, true, "file number", func(v string) error { return number(v, 3, &id.Conn) })
 	read(EnvWorker, true, "worker number", func(v string) error { return number(v, 0, &id.WorkerID) })
 	read(EnvIncarnation, true, "incarnation", func(v string) error { return number(v, 0, &id.Incarnation) })
 	read(EnvProgress, false, "file number", func(v string) error { return number(v, 3, &id.Progress) })
@@ -168,7 +172,7 @@ func number(text string, least int, to *int) (err error) {
 // Environ returns the environment variables that [Launched] reads.
 func (id Identity) Environ() []string {
 	env := []string{
-		EnvAgent + "=" + id.Socket,
+		EnvAgent + "=" + strconv.Itoa(id.Conn),
 		EnvWorker + "=" + strconv.Itoa(id.WorkerID),
 		EnvIncarnation + "=" + strconv.Itoa(id.Incarnation),
 	}
@@ -189,17 +193,54 @@ func (id Identity) Hello() Hello {
 	return Hello{Protocol: Protocol, WorkerID: id.WorkerID, Incarnation: id.Incarnation, PID: os.Getpid()}
 }
 
-// Dial connects to the agent and says Hello.
-func (id Identity) Dial(ctx context.Context) (*Conn, error) {
-	var d net.Dialer
-	nc, err := d.DialContext(ctx, "unix", id.Socket)
+// Connect takes over the connection to the agent, says Hello, and returns the key of the run.
+func (id Identity) Connect(ctx context.Context) (*Conn, auth.Key, error) {
+	f := os.NewFile(uintptr(id.Conn), "agent")
+	nc, err := net.FileConn(f) // a copy that children do not inherit
+	_ = f.Close()
 	if err != nil {
-		return nil, fmt.Errorf("control: connect to the agent: %w", err)
+		return nil, nil, fmt.Errorf("control: connection to the agent: %w", err)
 	}
 	c := New(nc)
 	if err := c.Send(id.Hello()); err != nil {
-		_ = c.Close()
-		return nil, err
+		return nil, nil, errors.Join(err, c.Close())
 	}
-	return c, nil
+	m, err := c.Receive(ctx)
+	if err != nil {
+		return nil, nil, errors.Join(err, c.Close())
+	}
+	welcome, ok := m.(Welcome)
+	if !ok || len(welcome.Key) != auth.KeySize {
+		return nil, nil, errors.Join(fmt.Errorf("control: %s instead of a key as the agent's first message", m.kind()), c.Close())
+	}
+	return c, welcome.Key, nil
+}
+
+// Pair makes the connection between an agent and a worker process: the agent's end, on which Welcome is sent, and the file that
+// the process inherits, which the caller closes. No other process can take part in it.
+func Pair(key auth.Key) (agent net.Conn, worker *os.File, err error) {
+	syscall.ForkLock.RLock()
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
+	if err == nil {
+		syscall.CloseOnExec(fds[0])
+		syscall.CloseOnExec(fds[1])
+	}
+	syscall.ForkLock.RUnlock()
+	if err != nil {
+		return nil, nil, fmt.Errorf("control: socket for a worker: %w", err)
+	}
+	ours := os.NewFile(uintptr(fds[0]), "worker")
+	worker = os.NewFile(uintptr(fds[1]), "agent")
+	if agent, err = net.FileConn(ours); err == nil {
+		err = New(agent).Send(Welcome{Key: key})
+	}
+	_ = ours.Close() // agent is a copy
+	if err != nil {
+		_ = worker.Close()
+		if agent != nil {
+			_ = agent.Close()
+		}
+		return nil, nil, err
+	}
+	return agent, worker, nil
 }

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -19,7 +18,9 @@ import (
 
 	"github.com/vmihailenco/msgpack/v5"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -29,6 +30,7 @@ func ptr[T any](v T) *T { return &v }
 
 var samples = []Message{
 	Hello{Protocol: 1, WorkerID: 3, Incarnation: 2, PID: 77},
+	Welcome{Key: auth.Key("a key of the test")},
 	Beat{},
 	Note{Text: "reading data"},
 	Ready{
@@ -272,8 +274,18 @@ func TestSendRefusesLargeMessage(t *testing.T) {
 
 func TestIdentity(t *testing.T) {
 	t.Setenv(EnvAgent, "") // so that the variable comes back as it was
-	path := filepath.Join(t.TempDir(), "s")
-	want := Identity{Socket: path, WorkerID: 2, Incarnation: 5, Progress: 3, Canaries: [2]int{4, 5}, Addr: "127.1.0.3"}
+	key := auth.NewKey()
+	nc, theirs, err := Pair(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	fd, err := unix.Dup(int(theirs.Fd())) // as a process inherits it
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = theirs.Close()
+	want := Identity{Conn: fd, WorkerID: 2, Incarnation: 5, Progress: 3, Canaries: [2]int{4, 5}, Addr: "127.1.0.3"}
 	for _, kv := range want.Environ() {
 		k, v, _ := strings.Cut(kv, "=")
 		t.Setenv(k, v)
@@ -283,25 +295,16 @@ func TestIdentity(t *testing.T) {
 		t.Fatalf("got %v, %v, %v", id, ok, err)
 	}
 
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	conn, err := id.Dial(t.Context())
-	if err != nil {
+	conn, got, err := id.Connect(t.Context())
+	if err != nil || !bytes.Equal(got, key) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	nc, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
 	if m, err := New(nc).Receive(t.Context()); m != id.Hello() {
 		t.Errorf("got %v, %v", m, err)
 	}
 
+	t.Setenv(EnvAgent, "/tmp/socket")
 	t.Setenv(EnvWorker, "x")
 	t.Setenv(EnvIncarnation, "-1")
 	t.Setenv(EnvProgress, "2")
@@ -311,7 +314,7 @@ func TestIdentity(t *testing.T) {
 	if !ok || err == nil {
 		t.Fatalf("bad environment: %v, %v", ok, err)
 	}
-	for _, name := range Environment()[1:] {
+	for _, name := range Environment() {
 		if !strings.Contains(err.Error(), name) {
 			t.Errorf("%v does not name %s", err, name)
 		}

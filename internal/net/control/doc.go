@@ -4,6 +4,7 @@
 // # Who says what
 //
 //	worker                         agent
+//	  | <------------------- Welcome |   the key of the run
 //	  | Hello ---------------------> |   before any user code runs
 //	  | Beat* ---------------------> |   from here on, ten times a second
 //	  | Note* ---------------------> |   "reading data": what is going on, for people
@@ -31,16 +32,17 @@
 //
 // # Worker side
 //
-// A worker process finds its agent through its environment:
+// A worker process inherits its connection to the agent, so no other process can take part in it. The environment says which
+// file that is:
 //
 //	w, ok := control.Launched()        // ok is false without an agent
-//	conn, err := w.Dial(ctx)           // connects and says Hello
+//	conn, key, err := w.Connect(ctx)   // says Hello
 //	...
 //	conn.Send(control.Ready{Job: job, Data: files})
 //	m, err := conn.Receive(ctx)        // control.Start
 //
 // A worker in the agent's own process gets one end of a [net.Pipe], wraps it
-// with [New], and sends Hello itself.
+// with [New], and sends Hello itself. It gets no Welcome.
 //
 // # Frames
 //

@@ -1,10 +1,9 @@
 package control
 
 import (
-	"fmt"
-	"io"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -23,6 +22,11 @@ type Hello struct {
 	WorkerID    int
 	Incarnation int
 	PID         int
+}
+
+// Welcome is an agent's first message. It travels over the connection that the worker has inherited.
+type Welcome struct {
+	Key auth.Key // of the run, for links to other workers
 }
 
 // Beat says that the worker lives. A worker sends one right after Hello and then one
@@ -134,18 +138,12 @@ type Start struct {
 // Ring is what a member of the gossip ring has to know.
 type Ring struct {
 	Job    string        // name of the ring, which keeps those of different runs apart
-	Key    Key           // of all members
+	Key    auth.Key      // of all members
 	Seeds  []string      // addresses of members; none means that there is no ring
 	Host   string        // the worker's, "" for the only one
 	Detect time.Duration // budget
 	Size   int           // how many members the ring is to have
 }
-
-// Key is a secret. It has no textual form, so that no log or message shows it.
-type Key []byte
-
-// Format implements [fmt.Formatter].
-func (Key) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, "(secret)") }
 
 // Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
 // Forwards and Backwards have the same bits in every worker's message for a step.
@@ -383,13 +381,14 @@ func (Spans) kind() string    { return "spans" }
 func (Add) kind() string      { return "add" }
 func (Added) kind() string    { return "added" }
 
-func (Hello) kind() string  { return "hello" }
-func (Beat) kind() string   { return "beat" }
-func (Note) kind() string   { return "note" }
-func (Ready) kind() string  { return "ready" }
-func (Start) kind() string  { return "start" }
-func (Step) kind() string   { return "step" }
-func (Output) kind() string { return "output" }
-func (Stop) kind() string   { return "stop" }
-func (Done) kind() string   { return "done" }
-func (Failed) kind() string { return "failed" }
+func (Hello) kind() string   { return "hello" }
+func (Welcome) kind() string { return "welcome" }
+func (Beat) kind() string    { return "beat" }
+func (Note) kind() string    { return "note" }
+func (Ready) kind() string   { return "ready" }
+func (Start) kind() string   { return "start" }
+func (Step) kind() string    { return "step" }
+func (Output) kind() string  { return "output" }
+func (Stop) kind() string    { return "stop" }
+func (Done) kind() string    { return "done" }
+func (Failed) kind() string  { return "failed" }

@@ -29,6 +29,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/transport"
@@ -84,6 +85,7 @@ type End struct {
 type Self struct {
 	Session   id.Session
 	Transport transport.Transport
+	Key       auth.Key // of the run
 
 	// own is set where the worker has the process for itself.
 	own *ownProcess
@@ -99,7 +101,7 @@ type ownProcess struct {
 func (s Self) id() id.WorkerID { return s.Session.Worker }
 
 // Alone is the only worker of a run, in the process of its agent.
-func Alone() Self { return Self{Transport: transport.NewMem()} }
+func Alone() Self { return Self{Transport: transport.NewMem(), Key: auth.NewKey()} }
 
 // Make makes the job. It may tell the agent what takes long. Errors that are not the program's own fault are of type [*JobError].
 type Make func(note func(text string) error) (*Job, error)
@@ -197,7 +199,7 @@ func Main(launched control.Identity, makeJob Make) int {
 	signal.Notify(own.slow, chaos.SlowSignal)
 	signal.Notify(own.leave, syscall.SIGTERM)
 	ctx := context.Background()
-	conn, err := launched.Dial(ctx) // says Hello
+	conn, key, err := launched.Connect(ctx) // says Hello
 	if err != nil {
 		complain(err)
 		return exitFailed
@@ -214,6 +216,7 @@ func Main(launched control.Identity, makeJob Make) int {
 	err = New(conn, Self{
 		Session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
 		Transport: transport.TCP{Addr: launched.Addr},
+		Key:       key,
 		own:       own,
 	}).Serve(ctx, makeJob)
 	var job *JobError

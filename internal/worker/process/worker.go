@@ -204,7 +204,7 @@ func (w *Worker) run(ctx context.Context, makeJob Make) error {
 	if err != nil {
 		return err
 	}
-	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, OnLink: w.recovery.link}); err != nil {
+	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, Key: w.self.Key, OnLink: w.recovery.link}); err != nil {
 		return err
 	}
 	defer w.net.Close()

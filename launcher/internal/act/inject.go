@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -159,9 +159,8 @@ func (in Injection) signal(ctx context.Context, agent string, targets []rundir.P
 }
 
 // dial connects to the agent of a run.
-func dial(ctx context.Context, socket string) (*control.Conn, error) {
-	var d net.Dialer
-	nc, err := d.DialContext(ctx, "unix", socket)
+func dial(ctx context.Context, path string) (*control.Conn, error) {
+	nc, err := socket.Dial(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
 	}

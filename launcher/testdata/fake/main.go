@@ -31,7 +31,7 @@ func main() {
 		os.Exit(1)
 	}
 	ctx := context.Background()
-	conn, err := id.Dial(ctx)
+	conn, _, err := id.Connect(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
