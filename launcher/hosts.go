@@ -367,7 +367,7 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 }
 
 func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
-	log, err := os.OpenFile(filepath.Join(a.RunDir, "log", a.Hosts[a.Self].Name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o666)
+	log, err := os.OpenFile(filepath.Join(a.RunDir, "log", a.Hosts[a.Self].Name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}

@@ -203,7 +203,7 @@ func createStep(dir string, step int) (*os.Root, error) {
 	}
 	defer run.Close()
 	name := stepDir(step)
-	if err := run.MkdirAll(name, 0o755); err != nil {
+	if err := run.MkdirAll(name, 0o700); err != nil {
 		return nil, err
 	}
 	for _, parent := range []string{".", folder} {
@@ -255,7 +255,7 @@ func replace(dir *os.Root, name string, write func(io.Writer) error) (err error)
 // createTemp makes a new file that only its maker writes: two writers of one manifest must not share it.
 func createTemp(dir *os.Root, name string) (*os.File, error) {
 	for i := 0; ; i++ {
-		f, err := dir.OpenFile(fmt.Sprintf(".%s.%d.%d%s", name, os.Getpid(), i, tempSuffix), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+		f, err := dir.OpenFile(fmt.Sprintf(".%s.%d.%d%s", name, os.Getpid(), i, tempSuffix), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		if !errors.Is(err, fs.ErrExist) {
 			return f, err
 		}

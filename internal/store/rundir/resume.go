@@ -37,6 +37,9 @@ func Resume(path string) (*Dir, Record, error) {
 		}
 		return nil, Record{}, fmt.Errorf("%s: lock: %w", path, err)
 	}
+	if err := tighten(abs); err != nil {
+		return nil, Record{}, errors.Join(fmt.Errorf("%s: %w", path, cause(err)), d.lock.Close())
+	}
 	r, err := Read(abs)
 	r.Path, r.Running, r.Job = d.shown, false, r.Job.Plain()
 	if err != nil {
@@ -73,7 +76,7 @@ func (d *Dir) continueRun() error {
 
 // continueLines opens a line file to write to its end.
 func (d *Dir) continueLines(name string) (*os.File, error) {
-	f, err := os.OpenFile(d.File(name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o666)
+	f, err := os.OpenFile(d.File(name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}

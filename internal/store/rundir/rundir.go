@@ -129,7 +129,7 @@ func (d *Dir) takeOver(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o666)
+	f, err := os.OpenFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -188,10 +188,10 @@ var files = []string{
 // take makes the directory this process's own.
 func (d *Dir) take() error {
 	const remedy = "give a directory you may write to"
-	if err := os.MkdirAll(d.path, 0o777); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(d.path), 0o777), os.MkdirAll(d.path, 0o700)); err != nil {
 		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
 	}
-	lock, err := os.OpenFile(d.File("lock"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o666)
+	lock, err := os.OpenFile(d.File("lock"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	made := err == nil
 	if errors.Is(err, fs.ErrExist) {
 		lock, err = os.OpenFile(d.File("lock"), os.O_RDWR, 0)
@@ -215,11 +215,24 @@ func (d *Dir) take() error {
 			return hasRun(name)
 		}
 	}
-	if err := os.Mkdir(d.File("log"), 0o777); err != nil {
+	err = tighten(d.path)
+	if err == nil {
+		err = os.Mkdir(d.File("log"), 0o700)
+	}
+	if err != nil {
 		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
 	}
 	d.own = append(d.own, "log")
 	return nil
+}
+
+// tighten lets only the owner of a directory enter it: other users must not read what a run writes, or reach its processes.
+func tighten(path string) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() == 0o700 {
+		return err
+	}
+	return os.Chmod(path, 0o700)
 }
 
 func hasRun(name string) error {
@@ -264,7 +277,7 @@ func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
 	if !d.again {
 		flags |= os.O_TRUNC
 	}
-	return os.OpenFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), flags, 0o666)
+	return os.OpenFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), flags, 0o600)
 }
 
 // MakeBin makes the folder for the program's executable, which Close removes with all
@@ -278,7 +291,7 @@ func (d *Dir) MakeBin() (path string, err error) {
 			return "", err
 		}
 	}
-	if err := os.Mkdir(path, 0o777); err != nil {
+	if err := os.Mkdir(path, 0o700); err != nil {
 		return "", err
 	}
 	d.bin = true
@@ -291,9 +304,9 @@ func (d *Dir) MakeStore() (path string, err error) {
 	defer d.mu.Unlock()
 	path = d.File("agreement")
 	if d.again {
-		return path, os.MkdirAll(path, 0o777)
+		return path, os.MkdirAll(path, 0o700)
 	}
-	if err := os.Mkdir(path, 0o777); err != nil {
+	if err := os.Mkdir(path, 0o700); err != nil {
 		return "", err
 	}
 	d.own = append(d.own, "agreement")
@@ -340,7 +353,7 @@ func (d *Dir) openLines() error {
 	}
 	d.lines = make(map[string]*os.File)
 	for _, name := range lineFiles {
-		f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o666)
+		f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o600)
 		if err != nil {
 			return err
 		}
@@ -415,7 +428,7 @@ func (d *Dir) WriteWorkers(w Workers) error {
 	defer d.mu.Unlock()
 	d.workers = true
 	temp := d.File(".workers.json")
-	if err := os.WriteFile(temp, append(text, '\n'), 0o644); err != nil {
+	if err := os.WriteFile(temp, append(text, '\n'), 0o600); err != nil {
 		return errors.Join(err, os.Remove(temp))
 	}
 	return os.Rename(temp, d.File("workers.json"))
@@ -486,7 +499,7 @@ func NewFile(path string) (*File, error) {
 
 // Commit gives the file its name. After an error it is removed.
 func (f *File) Commit() error {
-	err := errors.Join(f.Chmod(0o644), f.Sync(), f.Close())
+	err := errors.Join(f.Sync(), f.Close())
 	if err == nil {
 		err = os.Rename(f.Name(), f.path)
 	}
