@@ -94,12 +94,18 @@ func (s *Session) newestSign() (newest time.Time) {
 	return newest
 }
 
-// allSilent reports whether all workers have been silent for as long: they were stopped together, perhaps by the user, and none of
-// them is to blame. After timing.Hold they count as failed all the same.
+// allSilent reports whether several workers, all there are, have been silent for as long: they were stopped together, perhaps by the user,
+// and none of them is to blame. After timing.Hold they count as failed all the same. A lone worker may as well have failed.
 func (s *Session) allSilent() bool {
+	live := 0
+	for place := range s.workers {
+		if w := &s.workers[place]; w.exit == running && w.fault == nil && !w.heard.IsZero() {
+			live++
+		}
+	}
 	newest := s.newestSign()
 	silent := s.now.Sub(newest)
-	return s.cfg.Detect > 0 && !newest.IsZero() && silent > s.detector().Silence/2 && silent < timing.Hold
+	return s.cfg.Detect > 0 && live > 1 && silent > s.detector().Silence/2 && silent < timing.Hold
 }
 
 // gossip takes in what the ring says of a worker.
