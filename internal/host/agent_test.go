@@ -516,9 +516,29 @@ func TestSignalsStopAProcess(t *testing.T) {
 
 func TestStopEndsAProcessThatNeverConnects(t *testing.T) {
 	w, dir := startWorker(t, "sleep")
-	a := newHost(t, Config{RunDir: dir})
+	a := newHost(t, Config{RunDir: dir, Workers: 1})
+	a.c.Start = func(int, int) (spawn.Worker, error) {
+		a.Stop(session.Interrupt)
+		return w, nil
+	}
+	if o := a.Run(t.Context()); o.ExitStatus() != 130 {
+		t.Errorf("got %v", o.Err)
+	}
+	select {
+	case <-w.Exited():
+	default:
+		t.Error("the process was left behind")
+	}
+}
+
+func TestStopBeforeTheStart(t *testing.T) {
+	a := newHost(t, Config{Workers: 1})
+	a.c.Start = func(int, int) (spawn.Worker, error) {
+		t.Error("a worker was started")
+		return nil, errors.New("stopped")
+	}
 	a.Stop(session.Interrupt)
-	if o := runWith(t.Context(), a, w); o.ExitStatus() != 130 {
+	if o := a.Run(t.Context()); o.ExitStatus() != 130 {
 		t.Errorf("got %v", o.Err)
 	}
 }
