@@ -89,10 +89,7 @@ func (in Injection) Inject(ctx context.Context, runDir string, ids []int) error 
 	if err != nil {
 		return err
 	}
-	if err := in.signal(ctx, agent, targets); err != nil {
-		return cli.Fail(err)
-	}
-	return nil
+	return cli.Fail(in.signal(ctx, agent, targets))
 }
 
 // find returns the agent's socket and the processes of workers of a run. A worker that is not in the run is wrong usage.
@@ -176,12 +173,7 @@ func NewStop() *cobra.Command {
 stop ends it at once.`,
 		Example: "  launcher stop runs/latest",
 		Args:    cobra.MatchAll(cli.NeedRun(), cli.AtMost(1, "RUN_DIR")),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := Stop(cmd.Context(), args[0]); err != nil {
-				return cli.Fail(err)
-			}
-			return nil
-		},
+		RunE:    func(cmd *cobra.Command, args []string) error { return cli.Fail(Stop(cmd.Context(), args[0])) },
 	}
 }
 

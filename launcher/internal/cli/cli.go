@@ -25,8 +25,13 @@ type Failure struct{ Err error }
 
 func (f Failure) Error() string { return f.Err.Error() }
 
-// Fail returns a [Failure].
-func Fail(err error) error { return Failure{err} }
+// Fail returns a [Failure], nil for no error.
+func Fail(err error) error {
+	if err == nil {
+		return nil
+	}
+	return Failure{err}
+}
 
 // Unwrap returns the error.
 func (f Failure) Unwrap() error { return f.Err }
@@ -64,12 +69,15 @@ func NeedRun(more ...string) cobra.PositionalArgs {
 	}
 }
 
-// PrintJSON prints a value as indented JSON.
-func PrintJSON(out io.Writer, v any) error {
+// Print prints a value: as indented JSON, or with text.
+func Print(out io.Writer, v any, asJSON bool, text func(io.Writer) error) error {
+	if !asJSON {
+		return Fail(text(out))
+	}
 	enc := json.NewEncoder(out)
 	enc.SetIndent("", "  ")
 	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	return Fail(enc.Encode(v))
 }
 
 // Report prints how a run ended, and returns what the command ends with.

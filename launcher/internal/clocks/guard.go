@@ -185,10 +185,8 @@ func NewGuard() *cobra.Command {
 				return cli.Fail(err)
 			}
 			_, _ = io.Copy(io.Discard, os.Stdin) // until the launcher closes it, or is gone
-			if _, err := Restore(args[0], true); err != nil {
-				return cli.Fail(err)
-			}
-			return nil
+			_, err := Restore(args[0], true)
+			return cli.Fail(err)
 		},
 	}
 }

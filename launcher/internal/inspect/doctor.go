@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -55,12 +56,7 @@ Clocks that a run has left low which was killed are put back.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			findings := examine(os.DirFS("/").(fs.ReadFileFS))
-			out := cmd.OutOrStdout()
-			if asJSON {
-				if err := cli.PrintJSON(out, findings); err != nil {
-					return cli.Fail(err)
-				}
-			} else {
+			if err := cli.Print(cmd.OutOrStdout(), findings, asJSON, func(out io.Writer) error {
 				w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 				for _, f := range findings {
 					fmt.Fprintf(w, "%s\t%s\t%s\n", f.Mark, f.Check, f.Found)
@@ -68,9 +64,9 @@ Clocks that a run has left low which was killed are put back.`,
 						fmt.Fprintf(w, "\t\t  %s\n", f.Advice)
 					}
 				}
-				if err := w.Flush(); err != nil {
-					return cli.Fail(err)
-				}
+				return w.Flush()
+			}); err != nil {
+				return err
 			}
 			if slices.ContainsFunc(findings, func(f Finding) bool { return f.Mark == fail }) {
 				return cli.Exit(1)

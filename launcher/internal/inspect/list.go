@@ -54,15 +54,7 @@ time since its start.`,
 			if err != nil {
 				return cli.Fail(err)
 			}
-			if asJSON {
-				err = cli.PrintJSON(cmd.OutOrStdout(), runs)
-			} else {
-				err = printList(cmd.OutOrStdout(), dir, runs)
-			}
-			if err != nil {
-				return cli.Fail(err)
-			}
-			return nil
+			return cli.Print(cmd.OutOrStdout(), runs, asJSON, func(out io.Writer) error { return printList(out, dir, runs) })
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the list as JSON")

@@ -43,10 +43,7 @@ begins with its worker's number.`,
 			if len(logs) == 0 && worker >= 0 {
 				return fmt.Errorf("worker %d has no log in %s", worker, dir)
 			}
-			if err := printLogs(cmd.Context(), cmd.OutOrStdout(), dir, worker, follow); err != nil {
-				return cli.Fail(err)
-			}
-			return nil
+			return cli.Fail(printLogs(cmd.Context(), cmd.OutOrStdout(), dir, worker, follow))
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the logs until the run has ended")

@@ -48,14 +48,7 @@ updates, and a dot is a bubble.`,
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				if err := cli.PrintJSON(cmd.OutOrStdout(), w); err != nil {
-					return cli.Fail(err)
-				}
-				return nil
-			}
-			w.print(cmd.OutOrStdout())
-			return nil
+			return cli.Print(cmd.OutOrStdout(), w, asJSON, w.print)
 		},
 	}
 	f := cmd.Flags()
@@ -238,7 +231,7 @@ func (c *cluster) ask() (*WhatIf, error) {
 }
 
 // print renders the answer for a terminal of 80 columns.
-func (r *WhatIf) print(out io.Writer) {
+func (r *WhatIf) print(out io.Writer) error {
 	for _, why := range r.Reasons {
 		fmt.Fprintf(out, "- %s\n", why)
 	}
@@ -260,4 +253,5 @@ func (r *WhatIf) print(out io.Writer) {
 	for _, l := range r.prediction.Chart(72) {
 		fmt.Fprintln(out, l)
 	}
+	return nil // as for all reports, a reader that has gone misses it
 }

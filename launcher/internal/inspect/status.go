@@ -75,15 +75,7 @@ that the launcher was killed and could not say anything.`,
 			if err != nil {
 				return cli.Fail(err)
 			}
-			if asJSON {
-				err = cli.PrintJSON(cmd.OutOrStdout(), s)
-			} else {
-				err = s.print(cmd.OutOrStdout())
-			}
-			if err != nil {
-				return cli.Fail(err)
-			}
-			return nil
+			return cli.Print(cmd.OutOrStdout(), s, asJSON, s.print)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the status as JSON")

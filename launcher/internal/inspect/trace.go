@@ -45,16 +45,8 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 					return cli.Fail(err)
 				}
 			}
-			report, out := trace.Summarize(spans), cmd.OutOrStdout()
-			if asJSON {
-				err = cli.PrintJSON(out, report)
-			} else {
-				err = PrintTrace(out, report, widthOf(out))
-			}
-			if err != nil {
-				return cli.Fail(err)
-			}
-			return nil
+			report := trace.Summarize(spans)
+			return cli.Print(cmd.OutOrStdout(), report, asJSON, func(out io.Writer) error { return PrintTrace(out, report, widthOf(out)) })
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the report as JSON")
