@@ -241,9 +241,15 @@ func Bytes(x []float32) []byte {
 // data must not change until the returned Sending has ended. Data travel from
 // there to the network without a copy.
 func (e *Endpoint) Post(to id.Session, key Key, data []byte, prio Priority) *Sending {
-	s := &Sending{e: e, key: key, data: data, prio: prio, done: make(chan struct{}), queue: -1}
 	e.lock()
 	defer e.unlock()
+	return e.post(to, key, data, prio)
+}
+
+// post is Post for a caller that holds the lock.
+func (e *Endpoint) post(to id.Session, key Key, data []byte, prio Priority) *Sending {
+	e.order++
+	s := &Sending{ending: newEnding(e), key: key, data: data, turn: turn{prio, e.order, -1}}
 	p, err := e.member(to)
 	switch {
 	case err != nil:
@@ -253,12 +259,11 @@ func (e *Endpoint) Post(to id.Session, key Key, data []byte, prio Priority) *Sen
 		err = ErrStale
 	}
 	if err != nil {
-		s.p, s.state, s.err = &peer{e: e, Peer: Peer{Session: to}}, outEnded, &Error{Op: "send", Peer: to, Key: key, Err: err}
-		close(s.done)
+		s.p, s.state = &peer{e: e, Peer: Peer{Session: to}}, outEnded
+		s.finish(&Error{Op: "send", Peer: to, Key: key, Err: err})
 		return s
 	}
-	e.order++
-	s.p, s.order = p, e.order
+	s.p = p
 	p.push(s)
 	return s
 }
@@ -273,7 +278,7 @@ func (e *Endpoint) Send(ctx context.Context, to id.Session, key Key, data []byte
 // message may be shorter than buf. The buffer must not be touched until the
 // returned Receiving has ended.
 func (e *Endpoint) Expect(key Key, buf []byte) *Receiving {
-	r := &Receiving{e: e, key: key, buf: buf, done: make(chan struct{})}
+	r := &Receiving{ending: newEnding(e), key: key, buf: buf}
 	e.lock()
 	defer e.unlock()
 	var err error
@@ -286,8 +291,7 @@ func (e *Endpoint) Expect(key Key, buf []byte) *Receiving {
 		err = e.in.post(r)
 	}
 	if err != nil {
-		r.err = &Error{Op: "receive", Key: key, Err: err}
-		close(r.done)
+		r.finish(&Error{Op: "receive", Key: key, Err: err})
 	}
 	return r
 }

@@ -91,7 +91,7 @@ func fence(t *testing.T, seed uint64) {
 	}
 	var before [messages]bool
 	for i, r := range receives {
-		before[i] = r != nil && isClosed(r.done)
+		before[i] = r != nil && Closed(r.done)
 	}
 
 	// The evicted session wakes.
@@ -122,7 +122,7 @@ func fence(t *testing.T, seed uint64) {
 	}
 	synctest.Wait()
 	for i, r := range receives {
-		if !before[i] && isClosed(r.done) {
+		if !before[i] && Closed(r.done) {
 			t.Errorf("message %d of %d bytes arrived from %v after the eviction: %v", i, sizes[i], r.from, r.err)
 		}
 	}

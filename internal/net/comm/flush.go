@@ -35,10 +35,8 @@ func (e *Endpoint) Flush(ctx context.Context) error {
 	e.unlock()
 
 	for _, s := range pending {
-		select {
-		case <-s.done:
+		if Closed(s.done) {
 			continue
-		default:
 		}
 		select {
 		case <-s.done:

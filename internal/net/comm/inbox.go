@@ -11,14 +11,11 @@ import (
 
 // Receiving is a receive that waits for its message.
 type Receiving struct {
-	e   *Endpoint
+	ending
 	key Key
 	buf []byte
 
 	// Guarded by e.mu until done is closed, then constant.
-	done    chan struct{}
-	after   func()
-	err     error
 	n       int
 	from    id.Session
 	filling *incoming // the message that is on its way into buf
@@ -33,15 +30,13 @@ type incoming struct {
 	id     uint64
 	key    Key
 	size   int
-	prio   Priority
-	order  uint64 // of arrival, over all peers
+	turn   // order is that of arrival, over all peers; index is the place in link.ready
 	state  inState
 	got    int
 	recv   *Receiving // the receive that it fills
 	pool   []byte     // or the place where it waits
 	credit bool       // it holds credit
 	busy   bool       // the reader is reading into recv.buf
-	queue  int        // place in link.ready, -1 if it is not there
 }
 
 type inState uint8
@@ -106,7 +101,7 @@ func (b *inbox) open(l *link, f Frame) error {
 	}
 	l.lastID = f.ID
 	b.order++
-	in := &incoming{link: l, peer: l.p, id: f.ID, key: f.Key, prio: f.Priority, order: b.order, size: int(f.Size), queue: -1}
+	in := &incoming{link: l, peer: l.p, id: f.ID, key: f.Key, turn: turn{f.Priority, b.order, -1}, size: int(f.Size)}
 	en := b.keys[f.Key]
 	unwanted := b.stale(f.Key) || en != nil && en.done
 	if f.Eager {
@@ -182,7 +177,7 @@ func (b *inbox) match(en *entry) {
 			b.complete(r, in)
 			return
 		case inOffered:
-			if in.queue < 0 {
+			if in.index < 0 {
 				heap.Push(&in.link.ready, in)
 				offered = true
 			}
@@ -215,16 +210,16 @@ func (b *inbox) schedule() {
 			in := l.ready[0]
 			switch {
 			case in.prio == Control || len(l.credit) > 0 && l.ahead(in.prio) < b.e.cfg.Ahead || len(l.credit) == 0 && b.active < b.e.cfg.Incast:
-				if best == nil || before(in, best) {
+				if best == nil || in.before(&best.turn) {
 					best = in
 				}
 			case len(l.credit) == 0:
-				if turn == nil || before(in, turn) {
+				if turn == nil || in.before(&turn.turn) {
 					turn = in
 				}
 			}
 		}
-		if best == nil || turn != nil && best.prio != Control && before(turn, best) {
+		if best == nil || turn != nil && best.prio != Control && turn.before(&best.turn) {
 			return
 		}
 		l := best.link
@@ -259,9 +254,6 @@ func (b *inbox) grantable(in *incoming) bool {
 	en := b.keys[in.key]
 	return in.state == inOffered && en != nil && en.posted != nil && en.posted.filling == nil
 }
-
-// before orders messages for credit.
-func before(a, c *incoming) bool { return a.prio < c.prio || a.prio == c.prio && a.order < c.order }
 
 // used takes back the credit of a message that ended.
 func (b *inbox) used(in *incoming) {
@@ -321,18 +313,14 @@ func (b *inbox) fail(r *Receiving, err error) {
 }
 
 func (b *inbox) finish(r *Receiving, err error) {
-	r.err = err
 	r.filling = nil
-	close(r.done)
-	if r.after != nil {
-		b.e.later = append(b.e.later, r.after)
-	}
+	r.ending.finish(err)
 }
 
 // withdraw ends a receive from its own side: at once, or when the reader,
 // told to hurry, has left the buffer.
 func (b *inbox) withdraw(r *Receiving, err error) {
-	if r.cancel != nil || isClosed(r.done) {
+	if r.cancel != nil || Closed(r.done) {
 		return
 	}
 	if in := r.filling; in != nil {
@@ -360,8 +348,8 @@ func (b *inbox) forget(in *incoming) {
 	l := in.link
 	switch in.state {
 	case inOffered:
-		if in.queue >= 0 {
-			heap.Remove(&l.ready, in.queue)
+		if in.index >= 0 {
+			heap.Remove(&l.ready, in.index)
 		}
 		l.offered--
 		delete(l.in, in.id)
@@ -438,58 +426,14 @@ func (b *inbox) evict(p *peer) {
 	}
 }
 
-// readyHeap orders the messages of a link that could have credit.
-type readyHeap []*incoming
-
-func (h readyHeap) Len() int           { return len(h) }
-func (h readyHeap) Less(i, j int) bool { return before(h[i], h[j]) }
-func (h readyHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].queue, h[j].queue = i, j
-}
-func (h *readyHeap) Push(x any) {
-	in := x.(*incoming)
-	in.queue = len(*h)
-	*h = append(*h, in)
-}
-func (h *readyHeap) Pop() any {
-	old := *h
-	in := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	in.queue = -1
-	return in
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
-
-// Done is closed when the receive has ended.
-func (r *Receiving) Done() <-chan struct{} { return r.done }
-
 // Wait returns the number of bytes received and whose they are. It ends on
 // the message, on ctx, on [Endpoint.Advance] beyond the key's step, on close,
 // or on a message that does not fit. When it returns, the buffer is the
 // caller's again. A receive given up in mid-message loses that message; its
 // sender may not notice.
 func (r *Receiving) Wait(ctx context.Context) (n int, from id.Session, err error) {
-	select {
-	case <-r.done:
-		return r.n, r.from, r.err
-	default:
-	}
-	select {
-	case <-r.done:
-	case <-ctx.Done():
-		r.Cancel(ctx.Err())
-	}
-	return r.n, r.from, r.err
+	err = r.wait(ctx, r.Cancel)
+	return r.n, r.from, err
 }
 
 // Filled returns nil if the receive has ended with a message as long as its buffer.
@@ -507,16 +451,4 @@ func (r *Receiving) Cancel(err error) {
 	r.e.in.withdraw(r, &Error{Op: "receive", Key: r.key, Err: err})
 	r.e.unlock()
 	<-r.done
-}
-
-// OnDone calls f once, when the receive has ended; Wait returns at once from
-// then on. f must not block.
-func (r *Receiving) OnDone(f func()) {
-	r.e.lock()
-	defer r.e.unlock()
-	if isClosed(r.done) {
-		r.e.later = append(r.e.later, f)
-		return
-	}
-	r.after = f
 }

@@ -29,7 +29,7 @@ type link struct {
 	window  int // free bytes of the peer's pool
 	offers  int // messages announced and not answered
 	out     map[uint64]*Sending
-	bulk    outHeap
+	bulk    turns[*Sending]
 	syncs   uint64 // asked for
 	synced  uint64 // answered
 
@@ -42,7 +42,7 @@ type link struct {
 	returned   int         // bytes free again that the peer does not know of
 	offered    int         // messages that wait for our credit
 	credit     []*incoming // messages that hold it
-	ready      readyHeap
+	ready      turns[*incoming]
 }
 
 // past is a deadline that has passed.

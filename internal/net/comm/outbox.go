@@ -7,24 +7,18 @@ import (
 
 // Sending is a message on its way out.
 type Sending struct {
-	e    *Endpoint
+	ending
 	p    *peer
 	key  Key
 	data []byte
-	prio Priority
 
 	// Guarded by e.mu until done is closed, then constant.
-	done   chan struct{}
-	after  func()
-	err    error
+	turn
 	id     uint64 // on the link; 0 before it is announced
-	order  uint64
 	off    int
-	eager  bool
 	state  outState
 	busy   bool  // the writer is in data
 	cancel error // set while the writer must leave data first
-	queue  int   // place in its heap, -1 if in none
 }
 
 type outState uint8
@@ -35,31 +29,6 @@ const (
 	outReady                   // may be sent: in link.bulk
 	outEnded
 )
-
-// outHeap orders messages by priority, then by age.
-type outHeap []*Sending
-
-func (h outHeap) Len() int { return len(h) }
-func (h outHeap) Less(i, j int) bool {
-	return h[i].prio < h[j].prio || h[i].prio == h[j].prio && h[i].order < h[j].order
-}
-func (h outHeap) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].queue, h[j].queue = i, j
-}
-func (h *outHeap) Push(x any) {
-	s := x.(*Sending)
-	s.queue = len(*h)
-	*h = append(*h, s)
-}
-func (h *outHeap) Pop() any {
-	old := *h
-	s := old[len(old)-1]
-	old[len(old)-1] = nil
-	*h = old[:len(old)-1]
-	s.queue = -1
-	return s
-}
 
 // dispatch announces what waits at p, as far as its link allows.
 func (p *peer) dispatch() {
@@ -73,7 +42,7 @@ func (p *peer) dispatch() {
 		switch {
 		case len(s.data) <= p.e.cfg.Eager && cost <= l.window:
 			l.window -= cost
-			s.eager, s.state = true, outReady
+			s.state = outReady
 			heap.Pop(&p.queue)
 			heap.Push(&l.bulk, s)
 		case l.offers < maxOffers:
@@ -118,19 +87,16 @@ func (p *peer) endSending(s *Sending, err error) {
 	if s.state == outEnded {
 		return
 	}
-	if s.queue >= 0 {
+	if s.index >= 0 {
 		switch s.state {
 		case outQueued:
-			heap.Remove(&p.queue, s.queue)
+			heap.Remove(&p.queue, s.index)
 		case outReady:
-			heap.Remove(&p.link.bulk, s.queue)
+			heap.Remove(&p.link.bulk, s.index)
 		}
 	}
-	s.state, s.err = outEnded, err
-	close(s.done)
-	if s.after != nil {
-		p.e.later = append(p.e.later, s.after)
-	}
+	s.state = outEnded
+	s.finish(err)
 }
 
 // withdraw ends a message from its own side: at once, or when the writer,
@@ -179,9 +145,6 @@ func (p *peer) failAll(err error) {
 	}
 }
 
-// Done is closed when the message is sent or has failed.
-func (s *Sending) Done() <-chan struct{} { return s.done }
-
 // Wait returns when the message's memory is the caller's again: with nil when
 // all of it was handed to the network, or the receiver did not want it because
 // it has a copy or left its step; else with an error. It ends with ctx.
@@ -189,17 +152,7 @@ func (s *Sending) Done() <-chan struct{} { return s.done }
 // Nil does not say that it arrived: a link that breaks loses what is under
 // way, tells Config.OnLink, and the caller decides what to send again.
 func (s *Sending) Wait(ctx context.Context) error {
-	select {
-	case <-s.done:
-		return s.err
-	default:
-	}
-	select {
-	case <-s.done:
-	case <-ctx.Done():
-		s.Cancel(ctx.Err())
-	}
-	return s.err
+	return s.wait(ctx, s.Cancel)
 }
 
 // Cancel ends the message with an error, unless it has ended, and returns when
@@ -209,16 +162,4 @@ func (s *Sending) Cancel(err error) {
 	s.withdraw(&Error{Op: "send", Peer: s.p.Session, Key: s.key, Err: err})
 	s.e.unlock()
 	<-s.done
-}
-
-// OnDone calls f once, when the message has ended; Wait returns at once from
-// then on. f must not block.
-func (s *Sending) OnDone(f func()) {
-	s.e.lock()
-	defer s.e.unlock()
-	if isClosed(s.done) {
-		s.e.later = append(s.e.later, f)
-		return
-	}
-	s.after = f
 }

@@ -32,7 +32,7 @@ type peer struct {
 	next    *handover          // accepted, not served yet
 	taken   bool               // the loop has one in hand, between obtain and serve
 	abort   context.CancelFunc // while the loop dials
-	queue   outHeap            // not announced yet
+	queue   turns[*Sending]    // not announced yet
 	lastErr error              // of the last attempt to dial
 	stats   PeerStats
 	free    time.Time // when a shaped link has sent all

@@ -59,7 +59,8 @@ func (s *Scope) Begin(v id.Version) {
 
 // Expect is [Endpoint.Expect] with a call of [Receiving.OnDone].
 func (s *Scope) Expect(key Key, buf []byte, done func()) (*Receiving, error) {
-	r := &Receiving{e: s.e, key: key, buf: buf, done: make(chan struct{}), after: done}
+	r := &Receiving{ending: newEnding(s.e), key: key, buf: buf}
+	r.after = done
 	return r, s.e.in.post(r)
 }
 
@@ -68,10 +69,7 @@ func (s *Scope) Withdraw(r *Receiving, err error) { s.e.in.withdraw(r, err) }
 
 // Notify sends a control message to a session if it is admitted.
 func (s *Scope) Notify(to id.Session, key Key, data []byte) {
-	if p, err := s.e.member(to); err == nil {
-		s.e.order++
-		p.push(&Sending{e: s.e, p: p, key: key, data: data, done: make(chan struct{}), order: s.e.order, queue: -1})
-	}
+	_ = s.e.post(to, key, data, Control)
 }
 
 // Connect is [Endpoint.Connect], and ends with [ErrVersion] once done is closed.

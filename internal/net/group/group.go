@@ -59,7 +59,7 @@ func (g *Group) Version() (v id.Version, ok bool) {
 	if g.now == nil {
 		return id.Version{}, false
 	}
-	return g.now.version, !isClosed(g.now.ended)
+	return g.now.version, !comm.Closed(g.now.ended)
 }
 
 // Members returns the members in rank order, and our rank; nothing before the first Edit.
@@ -170,7 +170,7 @@ func (g *Group) lost(s id.Session, err error) {
 
 // end ends the version for us.
 func (ed *edition) end(err error, rank int, remote bool) {
-	if isClosed(ed.ended) {
+	if comm.Closed(ed.ended) {
 		return
 	}
 	ed.err, ed.culprit, ed.remote = err, rank, remote
@@ -183,7 +183,7 @@ const noticeSize = 8
 
 // fail ends the version for us and tells the other members.
 func (ed *edition) fail(err error, rank int, remote bool) {
-	if isClosed(ed.ended) {
+	if comm.Closed(ed.ended) {
 		return
 	}
 	ed.end(err, rank, remote)
@@ -203,14 +203,5 @@ func (ed *edition) noticed() {
 			rank = -1
 		}
 		ed.end(comm.ErrAborted, rank, true)
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }

@@ -98,7 +98,7 @@ func (g *Group) begin(ctx context.Context, op Op, call Call) (*operation, error)
 		err = fmt.Errorf("%w: the group has none yet", comm.ErrVersion)
 	case g.now.version != call.Version:
 		err = fmt.Errorf("%w, which is %v", comm.ErrVersion, g.now.version)
-	case isClosed(g.now.ended):
+	case comm.Closed(g.now.ended):
 		return nil, o.error(nil)
 	}
 	if err != nil {
@@ -111,7 +111,7 @@ func (g *Group) begin(ctx context.Context, op Op, call Call) (*operation, error)
 // ended, else err.
 func (o *operation) error(err error) error {
 	ge := &Error{Group: uint32(o.g.number), Version: o.call.Version, Op: o.op, Step: o.call.Step, Rank: o.ed.rank, Err: err}
-	if isClosed(o.ed.ended) {
+	if comm.Closed(o.ed.ended) {
 		ge.Rank, ge.Remote, ge.Err = o.ed.culprit, o.ed.remote, o.ed.err
 	}
 	return ge
@@ -155,10 +155,8 @@ func (o *operation) receive(key comm.Key, buf []byte) *comm.Receiving {
 
 // wait waits until done is closed, or the operation must end.
 func (o *operation) wait(done <-chan struct{}) error {
-	select {
-	case <-done:
+	if comm.Closed(done) {
 		return nil
-	default:
 	}
 	select {
 	case <-done:

@@ -381,7 +381,7 @@ func (g *gate) open() { close(*g.full.Load()) }
 // isOpen reports whether nothing is missing.
 func (g *gate) isOpen() bool {
 	full := g.full.Load()
-	return full == nil || isClosed(*full)
+	return full == nil || comm.Closed(*full)
 }
 
 // wait returns when nothing is missing.
@@ -407,7 +407,7 @@ type lateBuffer struct {
 func (e *Engine) reap() {
 	e.late = slices.DeleteFunc(e.late, func(l lateBuffer) bool {
 		for _, c := range l.until {
-			if !isClosed(c) {
+			if !comm.Closed(c) {
 				return false
 			}
 		}

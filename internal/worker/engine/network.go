@@ -153,16 +153,7 @@ func (e *Engine) post(d core.Send, data []float32) {
 	e.sent = append(slices.DeleteFunc(e.sent, ended), e.c.Network.Post(d.To, d.Key, comm.Bytes(data), d.Priority))
 }
 
-func ended(s *comm.Sending) bool { return isClosed(s.Done()) }
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
-	}
-}
+func ended(s *comm.Sending) bool { return comm.Closed(s.Done()) }
 
 // drain ends what is still being sent after a commit: copies that no worker waits for. It returns when the memory is ours.
 func drain(ctx context.Context, sent []*comm.Sending) error {
