@@ -3,6 +3,7 @@ package soliton_test
 import (
 	"fmt"
 	"go/ast"
+	"go/types"
 	"os"
 	"regexp"
 	"strings"
@@ -55,9 +56,11 @@ func checkWire(files []file, document string) (faults []string) {
 						}
 					}
 				}
-			case *ast.IndexExpr:
-				if x, ok := n.X.(*ast.Ident); ok && x.Name == "register" {
-					registered[n.Index.(*ast.Ident).Name] = true
+			case *ast.CompositeLit:
+				if a, ok := n.Type.(*ast.ArrayType); ok && types.ExprString(a.Elt) == "Message" {
+					for _, m := range n.Elts {
+						registered[types.ExprString(m.(*ast.CompositeLit).Type)] = true
+					}
 				}
 			}
 			return true

@@ -68,70 +68,28 @@ func Unmarshal(body []byte) (Message, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %v", ErrFormat, err)
 	}
-	decode, ok := kinds[kind]
+	of, ok := kinds[kind]
 	if !ok {
 		return nil, fmt.Errorf("%w: unknown kind %.40q", ErrFormat, kind)
 	}
-	m, err := decode(dec)
-	if err != nil {
+	m := reflect.New(of)
+	if err := dec.DecodeValue(m.Elem()); err != nil {
 		return nil, fmt.Errorf("%w: %s: %v", ErrFormat, kind, err)
 	}
-	return m, nil
+	return m.Elem().Interface().(Message), nil
 }
 
-// kinds decode the messages, by their kind.
-var kinds = make(map[string]func(*msgpack.Decoder) (Message, error))
-
-func register[M Message]() {
-	var m M
-	kinds[m.kind()] = func(dec *msgpack.Decoder) (Message, error) {
-		var m M
-		if err := dec.Decode(&m); err != nil {
-			return nil, err
-		}
-		return m, nil
-	}
-}
+// kinds are the types of the messages, by their kind.
+var kinds = make(map[string]reflect.Type)
 
 func init() {
-	register[Hello]()
-	register[Welcome]()
-	register[Beat]()
-	register[Note]()
-	register[Ready]()
-	register[Start]()
-	register[Step]()
-	register[Spans]()
-	register[Output]()
-	register[Clock]()
-	register[Stop]()
-	register[Done]()
-	register[Failed]()
-	register[Release]()
-	register[Query]()
-	register[Answer]()
-	register[Order]()
-	register[Applied]()
-	register[Repaired]()
-	register[Fill]()
-	register[Level]()
-	register[LinkLost]()
-	register[Save]()
-	register[Saved]()
-	register[Leave]()
-	register[Fault]()
-	register[Host]()
-	register[Lead]()
-	register[Told]()
-	register[Relayed]()
-	register[Closed]()
-	register[Exited]()
-	register[Begin]()
-	register[Kill]()
-	register[Add]()
-	register[Added]()
-	register[Watch]()
-	register[Timeline]()
+	for _, m := range []Message{
+		Hello{}, Welcome{}, Beat{}, Note{}, Ready{}, Start{}, Step{}, Spans{}, Output{}, Clock{}, Stop{}, Done{}, Failed{}, Release{},
+		Query{}, Answer{}, Order{}, Applied{}, Repaired{}, Fill{}, Level{}, LinkLost{}, Save{}, Saved{}, Leave{}, Fault{},
+		Host{}, Lead{}, Told{}, Relayed{}, Closed{}, Exited{}, Begin{}, Kill{}, Add{}, Added{}, Watch{}, Timeline{},
+	} {
+		kinds[m.kind()] = reflect.TypeOf(m)
+	}
 }
 
 // Warm makes the first messages of a recovery as quick as later ones: msgpack takes a type apart when it meets it first.
