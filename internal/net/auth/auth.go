@@ -99,7 +99,7 @@ func Call(c io.ReadWriter, key Key, ends Ends, first []byte) error {
 	_, _ = rand.Read(nonce[:]) // it never fails
 	said := said{answerer: [nonceSize]byte(m[len(magic):]), caller: nonce, ends: ends}
 	b := append(header(proof, proofSize), nonce[:]...)
-	b = appendEnds(b, ends)
+	b = ends.Append(b)
 	b = append(b, said.mac(key, caller)...)
 	if _, err := c.Write(append(b, first...)); err != nil {
 		return fmt.Errorf("auth: send the proof: %w", err)
@@ -125,7 +125,7 @@ func Answer(c io.ReadWriter, key Key) (Ends, error) {
 	if err != nil {
 		return Ends{}, err
 	}
-	ends := decodeEnds(m[nonceSize:])
+	ends := DecodeEnds(m[nonceSize:])
 	said := said{answerer: nonce, caller: [nonceSize]byte(m), ends: ends}
 	if !hmac.Equal(m[nonceSize+endsSize:], said.mac(key, caller)) {
 		return Ends{}, fmt.Errorf("auth: %w", ErrKey)
@@ -147,7 +147,7 @@ func (s said) mac(key Key, role string) []byte {
 	h.Write([]byte(role))
 	h.Write(s.answerer[:])
 	h.Write(s.caller[:])
-	h.Write(appendEnds(nil, s.ends))
+	h.Write(s.ends.Append(nil))
 	return h.Sum(nil)
 }
 
@@ -170,7 +170,8 @@ func receive(c io.Reader, kind byte, size int) ([]byte, error) {
 	return m[headerSize:], nil
 }
 
-func appendEnds(b []byte, e Ends) []byte {
+// Append appends the encoding of the ends.
+func (e Ends) Append(b []byte) []byte {
 	for _, s := range []id.Session{e.From, e.To} {
 		b = binary.LittleEndian.AppendUint32(b, uint32(s.Worker))
 		b = binary.LittleEndian.AppendUint32(b, uint32(s.Incarnation))
@@ -178,7 +179,8 @@ func appendEnds(b []byte, e Ends) []byte {
 	return b
 }
 
-func decodeEnds(b []byte) Ends {
+// DecodeEnds reads what [Ends.Append] appends.
+func DecodeEnds(b []byte) Ends {
 	at := func(i int) int { return int(binary.LittleEndian.Uint32(b[4*i:])) }
 	return Ends{
 		From: id.Session{Worker: id.WorkerID(at(0)), Incarnation: at(1)},

@@ -126,7 +126,7 @@ func TestReflection(t *testing.T) {
 	if _, err := receive(a, challenge, challengeSize); err != nil {
 		t.Fatal(err)
 	}
-	a.Write(append(appendEnds(append(header(proof, proofSize), make([]byte, nonceSize)...), ends), mac...))
+	a.Write(append(ends.Append(append(header(proof, proofSize), make([]byte, nonceSize)...)), mac...))
 	if err := <-end; !errors.Is(err, ErrKey) {
 		t.Errorf("got %v", err)
 	}

@@ -74,14 +74,6 @@ type LinkEvent struct {
 	Err  error  // why it is down
 }
 
-// String renders the event for logs.
-func (ev LinkEvent) String() string {
-	if ev.Up {
-		return fmt.Sprintf("link %d to worker %v up", ev.Link, ev.Peer)
-	}
-	return fmt.Sprintf("link %d to worker %v down: %v", ev.Link, ev.Peer, ev.Err)
-}
-
 // Validate reports all faults together.
 func (c Config) Validate() error {
 	var faults []error

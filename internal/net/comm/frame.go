@@ -8,6 +8,7 @@ import (
 	"math"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 )
 
 // FrameType is the first byte of a frame.
@@ -62,21 +63,17 @@ const (
 	refusedEnd
 )
 
+var refusals = [...]string{
+	RefusedNotMember: "not a member there", RefusedWrongPeer: "another session answers there", RefusedCrossed: "calls crossed",
+	RefusedLinked: "linked already", RefusedVersion: "another protocol version or byte order",
+}
+
 // String returns the reason in words.
 func (r Refusal) String() string {
-	switch r {
-	case RefusedNotMember:
-		return "not a member there"
-	case RefusedWrongPeer:
-		return "another session answers there"
-	case RefusedCrossed:
-		return "calls crossed"
-	case RefusedLinked:
-		return "linked already"
-	case RefusedVersion:
-		return "another protocol version or byte order"
+	if r == 0 || r >= refusedEnd {
+		return fmt.Sprintf("reason %d", uint8(r))
 	}
-	return fmt.Sprintf("reason %d", uint8(r))
+	return refusals[r]
 }
 
 // Frame is one decoded frame without the data of a chunk. Fields that its
@@ -144,10 +141,7 @@ func (f Frame) Append(b []byte) []byte {
 		b = le.AppendUint32(b, magic)
 		b = le.AppendUint16(b, wireVersion)
 		b = binary.NativeEndian.AppendUint16(b, orderMark)
-		for _, s := range []id.Session{f.From, f.To} {
-			b = le.AppendUint32(b, uint32(s.Worker))
-			b = le.AppendUint32(b, uint32(s.Incarnation))
-		}
+		b = auth.Ends{From: f.From, To: f.To}.Append(b)
 		b = le.AppendUint64(b, f.Link)
 		b = le.AppendUint32(b, f.Pool)
 		b = le.AppendUint32(b, 0)
@@ -231,8 +225,8 @@ func (f *Frame) decode(p []byte) error {
 		if le.Uint16(p[4:]) != wireVersion || binary.NativeEndian.Uint16(p[6:]) != orderMark {
 			return errVersion
 		}
-		f.From = id.Session{Worker: id.WorkerID(le.Uint32(p[8:])), Incarnation: int(le.Uint32(p[12:]))}
-		f.To = id.Session{Worker: id.WorkerID(le.Uint32(p[16:])), Incarnation: int(le.Uint32(p[20:]))}
+		ends := auth.DecodeEnds(p[8:])
+		f.From, f.To = ends.From, ends.To
 		f.Link, f.Pool = le.Uint64(p[24:]), le.Uint32(p[32:])
 	case FrameWelcome:
 		f.Link, f.Pool = le.Uint64(p), le.Uint32(p[8:])

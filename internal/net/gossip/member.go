@@ -22,17 +22,6 @@ const (
 	Agent  Kind = 2
 )
 
-// String renders the kind for logs.
-func (k Kind) String() string {
-	switch k {
-	case Worker:
-		return "worker"
-	case Agent:
-		return "agent"
-	}
-	return fmt.Sprintf("kind %d", uint8(k))
-}
-
 // Bounds of an identity. What fits into them fits into a packet.
 const (
 	MaxHost = 128 // bytes

@@ -14,13 +14,8 @@ const (
 
 // String returns the algorithm's name.
 func (a Algorithm) String() string {
-	switch a {
-	case Auto:
-		return "auto"
-	case Ring:
-		return "ring"
-	case Direct:
-		return "direct"
+	if names := [...]string{Auto: "auto", Ring: "ring", Direct: "direct"}; int(a) < len(names) {
+		return names[a]
 	}
 	return fmt.Sprintf("algorithm%d", uint8(a))
 }

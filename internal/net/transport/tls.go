@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/ed25519"
-	"crypto/hkdf"
 	"crypto/rand"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -36,9 +34,9 @@ func TLSFromSecret(secret []byte) (*tls.Config, error) {
 	if len(secret) < MinSecret {
 		return nil, fmt.Errorf("transport: a secret of %d bytes; it must have at least %d, from a random source", len(secret), MinSecret)
 	}
-	seed, err := hkdf.Key(sha256.New, secret, nil, "soliton links, version 1", ed25519.SeedSize)
+	seed, err := auth.DeriveKey(secret, "links")
 	if err != nil {
-		return nil, fmt.Errorf("transport: key from the secret: %w", err)
+		return nil, err
 	}
 	key := ed25519.NewKeyFromSeed(seed)
 	public := key.Public().(ed25519.PublicKey)
