@@ -168,8 +168,14 @@ func (r *recovery) answered(now time.Time, e Answered) []Effect {
 	if m == nil || r.state != querying || e.Ballot != r.ballot {
 		return nil
 	}
+	first := m.report == nil
 	m.report = &e.Report
-	return r.decide(now)
+	effects := r.decide(now)
+	if first && r.state == querying && r.cfg.Detect > 0 && len(effects) == 0 {
+		// While answers come, the others are late, not failed.
+		effects = append(effects, SetTimer{QueryTimer, r.timing.Query})
+	}
+	return effects
 }
 
 // fewer continues without a member that had nothing the others need.

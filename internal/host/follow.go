@@ -217,6 +217,7 @@ func watchSilence(ctx context.Context, d timing.Detector, period time.Duration, 
 	defer tick.Stop()
 	due := time.Now().Add(period)
 	var h timing.History
+	var looks timing.Looks
 	for {
 		select {
 		case <-tick.C:
@@ -225,10 +226,11 @@ func watchSilence(ctx context.Context, d timing.Detector, period time.Duration, 
 		}
 		now := time.Now()
 		if at := heard(); at.After(h.Heard) {
-			h.Heard = at
+			h.Hear(at)
 		}
+		looks.Look(d, now, now.Sub(due), nil)
 		var failed bool
-		if failed, h = d.Suspect(h, now, now.Sub(due)); failed {
+		if failed, h = d.Suspect(h, now, now.Sub(due), looks.Intervals); failed {
 			return
 		}
 		due = now.Add(period)

@@ -88,32 +88,43 @@ func (r *run) loop() session.Outcome {
 		}
 	}
 	rewatch()
-	look, lookDue := newTimer(), time.Now()
+	look, due := newTimer(), time.Now()
 	defer look.Stop()
 	if !r.c.alone() {
 		look.Reset(0)
 	}
 	r.apply(r.s.Begin(time.Now()))
+	alarmed := false // AlarmDue is in the queue
 	for !r.s.Over() {
-		if at := r.s.Alarm(); at.IsZero() {
+		if at := r.s.Alarm(); at.IsZero() || alarmed {
 			alarm.Stop()
 		} else {
 			alarm.Reset(time.Until(at))
 		}
+		// Times come behind what was heard before them, so that a worker is not blamed for the length of the queue.
 		select {
 		case <-r.events.signal:
-			if e, ok := r.events.next(); ok {
-				r.take(e)
+			e, ok := r.events.next()
+			if !ok {
+				continue
+			}
+			r.take(e)
+			switch e.(type) {
+			case session.AlarmDue:
+				alarmed = false
+			case session.WatchTick:
+				rewatch()
+			case lookDue:
+				due = time.Now().Add(timing.Probe)
+				look.Reset(timing.Probe)
 			}
 		case <-alarm.C:
-			r.step(session.AlarmDue{})
+			alarmed = true
+			r.events.put(session.AlarmDue{})
 		case <-watch.C:
-			r.step(session.WatchTick{Due: watchDue})
-			rewatch()
+			r.events.put(session.WatchTick{Due: watchDue})
 		case <-look.C:
-			r.look(lookDue)
-			lookDue = time.Now().Add(timing.Probe)
-			look.Reset(timing.Probe)
+			r.events.put(lookDue{due})
 		case <-r.lead.ctx.Done():
 			return r.end(hangUp)
 		}
@@ -178,6 +189,9 @@ type heardOf struct {
 	done   chan struct{}
 }
 
+// lookDue says that hosts are to be looked at, and when that was meant to be.
+type lookDue struct{ at time.Time }
+
 // take takes in what comes from the goroutines beside the loop.
 func (r *run) take(e any) {
 	switch e := e.(type) {
@@ -197,6 +211,8 @@ func (r *run) take(e any) {
 		r.hosts.unlinked(time.Now(), e)
 	case hostProbed:
 		r.steps(r.hosts.probed(e))
+	case lookDue:
+		r.look(e.at)
 	default:
 		r.step(e)
 	}

@@ -129,7 +129,7 @@ func TestRoster(t *testing.T) {
 	now = now.Add(10 * time.Second)
 	events, probe := r.tick(now, 251*time.Millisecond)
 	expect(t, "a late tick", fmt.Sprint(told(events), probe), "[] []")
-	now = now.Add(700 * time.Millisecond)
+	now = now.Add(time.Second)
 	if events, _ = r.tick(now, 0); events != nil {
 		t.Errorf("lost early: %v", told(events))
 	}

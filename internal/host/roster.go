@@ -23,6 +23,7 @@ type roster struct {
 	hello   time.Duration
 	times   timing.Policy
 	hosts   []hostState
+	looks   timing.Looks
 	members []member // every session; of the first ones, by WorkerID
 }
 
@@ -34,9 +35,9 @@ type outbox interface {
 
 // hostState is what a leader knows of a host.
 type hostState struct {
-	out     outbox    // of its link; nil while there is none
-	heard   time.Time // or since when there is no link
-	since   time.Time // the same, as far as that was before this leadership
+	out     outbox         // of its link; nil while there is none
+	heard   timing.History // or since when there is no link
+	since   time.Time      // the same, as far as that was before this leadership
 	probing bool
 	told    bool // it has been linked once
 	twice   bool // and again, so this leadership starts over, and takes in nothing of the new link
@@ -75,10 +76,10 @@ func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster
 	least := now.Add(r.times.Welcome - r.times.Host)
 	for i, h := range c.Hosts {
 		since := broke(i)
-		r.hosts[i].since, r.hosts[i].heard = since, since
-		if since.Before(least) {
-			r.hosts[i].heard = least
+		if r.hosts[i].since = since; since.Before(least) {
+			since = least
 		}
+		r.hosts[i].heard.Restart(since)
 		for _, worker := range h.Workers {
 			r.members[worker] = member{who: id.Session{Worker: id.WorkerID(worker)}, host: i}
 		}
@@ -206,7 +207,8 @@ func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
 		return nil, errLinkedTwice
 	}
 	was := h.lost
-	h.out, h.heard, h.since, h.told, h.lost = e.out, now, time.Time{}, true, false
+	h.out, h.since, h.told, h.lost = e.out, time.Time{}, true, false
+	h.heard.Restart(now)
 	absent := true
 	for i, m := range r.members {
 		switch {
@@ -226,15 +228,16 @@ func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
 // unlinked takes in that a link has ended.
 func (r *roster) unlinked(now time.Time, e hostUnlinked) {
 	if h := &r.hosts[e.host]; h.out == e.out {
-		h.out, h.heard = nil, now
+		h.out = nil
+		h.heard.Restart(now)
 	}
 }
 
 // said takes in what a host says.
 func (r *roster) said(e hostSaid) []session.Event {
 	h := &r.hosts[e.host]
-	if e.at.After(h.heard) {
-		h.heard = e.at
+	if e.at.After(h.heard.Heard) {
+		h.heard.Hear(e.at)
 	}
 	var who id.Session
 	switch m := e.m.(type) {
@@ -298,6 +301,13 @@ func received(place int, m control.Message) []session.Event {
 // tick loses the hosts that have been silent, or without a link, for too long. lateness is how late the tick comes. It
 // returns the hosts without a link that are worth a probe.
 func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.Event, probe []int) {
+	var intervals []timing.Intervals
+	for i := range r.hosts {
+		if h := &r.hosts[i]; h.out != nil && i != r.self {
+			intervals = append(intervals, h.heard.Intervals)
+		}
+	}
+	r.looks.Look(r.times.Follower(), now, lateness, nil)
 	for i := range r.hosts {
 		h := &r.hosts[i]
 		if h.lost || i == r.self {
@@ -307,8 +317,8 @@ func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.E
 		if h.out == nil {
 			detector = r.times.Unlinked(r.fresh, r.hello)
 		}
-		failed, next := detector.Suspect(timing.History{Heard: h.heard}, now, lateness)
-		h.heard = next.Heard
+		var failed bool
+		failed, h.heard = detector.Suspect(h.heard, now, lateness, timing.Pool(intervals), r.looks.Intervals)
 		switch {
 		case failed:
 			events = append(events, r.lose(i)...)
@@ -341,7 +351,7 @@ func (r *roster) lose(host int) (events []session.Event) {
 	}
 	at := h.since
 	if at.IsZero() {
-		at = h.heard
+		at = h.heard.Heard
 	}
 	for i := range r.members {
 		w := &r.members[i]

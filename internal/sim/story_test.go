@@ -51,7 +51,7 @@ func TestStories(t *testing.T) {
 			c.kill(c.until("in step 2", within))
 			c.kill(c.until("sealed", func(w *worker) bool { return w.core.State() == core.Sealed }))
 		}, 2, 0},
-		"frozen": {func(c *Cluster) { c.Freeze(c.until("in step 2", within).self.ID, c.cfg.Detect) }, 1, 0},
+		"frozen": {func(c *Cluster) { c.Freeze(c.until("in step 2", within).self.ID, 2*c.cfg.Detect) }, 1, 0},
 		"killed as the leader is lost": {func(c *Cluster) {
 			c.kill(c.until("in step 2", within))
 			c.Lead()

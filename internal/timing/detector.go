@@ -1,71 +1,185 @@
 package timing
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
-// Detector decides from the history of a peer whether it has failed. Every observer of silence uses one: an agent
+// Detector decides from the history of a peer whether it has failed. Every observer of missed heartbeats uses one: an agent
 // for its workers, the leader for hosts, a host for the leader, and a worker for its agent.
+//
+// It is an accrual detector (Hayashibara et al., "The φ accrual failure detector", 2004): the suspicion φ of a silent peer
+// grows with its silence, measured by the mean and the deviation of the intervals at which it was heard before. The peer
+// counts as failed at φ = [Phi]. The intervals are taken as exponentially distributed beyond their mean, not as normally
+// distributed, because the pauses of a busy machine have a long tail. A detector also gets the intervals of what else
+// runs there, so that one worker is not blamed for a machine on which all are late.
 type Detector struct {
-	// Silence is how long a peer may be silent.
-	Silence time.Duration
+	// Least is how long a peer may be silent, however regularly it was heard. Most bounds the silence of an irregular one.
+	Least, Most time.Duration
+	// Pause is a silence that is allowed beyond the intervals so far.
+	Pause time.Duration
+	// Deviation is the least deviation that intervals are taken to have.
+	Deviation time.Duration
 	// Late is how late a look may come; see [Policy].Late. 0 means that no look is too late: an observer that must
 	// stop when it was stopped itself forgives nothing.
 	Late time.Duration
-	// Doubt and Suspected shorten Silence to Suspected once others have suspected the peer for longer than Doubt, all
-	// of it since the peer was heard. 0 for Suspected ignores suspicions.
-	Doubt, Suspected time.Duration
+}
+
+const (
+	// Phi is the suspicion at which a peer counts as failed: a live peer is so late after one of 10^Phi heartbeats.
+	Phi = 8
+	// memory is the number of intervals over which [Intervals] average.
+	memory = 32
+)
+
+// Intervals are the mean and the deviation of the newest intervals at which something was heard. The zero value has
+// heard heartbeats exactly in time.
+type Intervals struct{ late, square float64 } // means of the seconds beyond Heartbeat, and of their squares
+
+// Add takes in an interval.
+func (i *Intervals) Add(d time.Duration) {
+	late := (d - Heartbeat).Seconds()
+	i.late += (late - i.late) / memory
+	i.square += (late*late - i.square) / memory
+}
+
+// Pool returns the intervals of several peers together, each peer with the same weight.
+func Pool(all []Intervals) (pool Intervals) {
+	for _, i := range all {
+		pool.late += i.late / float64(len(all))
+		pool.square += i.square / float64(len(all))
+	}
+	return pool
+}
+
+// limit returns the silence at which the suspicion reaches [Phi].
+func (i Intervals) limit(deviation time.Duration) time.Duration {
+	sigma := max(math.Sqrt(max(i.square-i.late*i.late, 0)), deviation.Seconds())
+	seconds := i.late + (Phi*math.Ln10-1)*sigma
+	return Heartbeat + time.Duration(min(seconds, 1e9)*float64(time.Second))
 }
 
 // History is what an observer knows about a peer.
 type History struct {
 	Heard     time.Time // last; zero means not yet, and such a peer is not silent
-	Suspected time.Time // since when others suspect it; zero means that they do not
+	Intervals Intervals
+	excused   time.Duration // time since Heard that does not count
 }
 
-// Limit returns how long the peer may be silent at a time.
-func (d Detector) Limit(h History, now time.Time) time.Duration {
-	if d.Suspected > 0 && !h.Suspected.IsZero() && h.Suspected.After(h.Heard) && now.Sub(h.Suspected) > d.Doubt {
-		return min(d.Silence, d.Suspected)
+// Hear takes in that the peer was heard. What comes within half a heartbeat of the message before says nothing about
+// lateness.
+func (h *History) Hear(now time.Time) {
+	if silence := h.Silence(now); !h.Heard.IsZero() && silence >= Heartbeat/2 {
+		h.Intervals.Add(silence)
 	}
-	return d.Silence
+	h.Restart(now)
+}
+
+// Restart takes the peer as heard just now, which says nothing about lateness.
+func (h *History) Restart(now time.Time) { h.Heard, h.excused = now, 0 }
+
+// Excuse leaves a time out of the peer's silence.
+func (h *History) Excuse(d time.Duration) { h.excused += d }
+
+// Silence returns for how long the peer has been silent.
+func (h *History) Silence(now time.Time) time.Duration {
+	return max(now.Sub(h.Heard)-h.excused, 0)
+}
+
+// Limit returns how long a peer may be silent, given the intervals of itself and of what else runs where it does.
+func (d Detector) Limit(intervals ...Intervals) time.Duration {
+	limit := d.Least
+	for _, i := range intervals {
+		limit = max(limit, d.Pause+i.limit(d.Deviation))
+	}
+	return min(limit, d.Most)
 }
 
 // Stopped reports whether a look that comes late by so much proves that the observer was stopped.
 func (d Detector) Stopped(lateness time.Duration) bool { return d.Late > 0 && lateness > d.Late }
 
 // Suspect reports whether the peer counts as failed, and returns its history after this look: an
-// observer that was stopped itself heard nobody, and takes everybody as heard just now.
-func (d Detector) Suspect(h History, now time.Time, lateness time.Duration) (failed bool, next History) {
+// observer that was stopped itself heard nothing, and takes every peer as heard just now. around are the intervals of what
+// else runs where the peer does, the looks of the observer among them.
+func (d Detector) Suspect(h History, now time.Time, lateness time.Duration, around ...Intervals) (failed bool, next History) {
 	switch {
 	case h.Heard.IsZero():
-		return false, h
 	case d.Stopped(lateness):
-		return false, History{Heard: now}
+		h.Restart(now)
+	default:
+		return h.Silence(now) > max(d.Limit(h.Intervals), d.Limit(around...)), h
 	}
-	return now.Sub(h.Heard) > d.Limit(h, now), h
+	return false, h
+}
+
+// Looks are the looks of an observer for silent peers. An observer that is late itself hears its peers late.
+type Looks struct {
+	Intervals Intervals
+	last      time.Time
+}
+
+// Look takes in a look that comes late by so much, and excuses the time since the last look for all peers where none of several was heard
+// for longer than the detector's Pause: their machine is stopped, or all of them are, and none is to blame. If that lasts, they get their whole
+// time again, since some continue later than others. After [Hold] they are to blame all the same. It reports whether it excused them.
+func (l *Looks) Look(d Detector, now time.Time, lateness time.Duration, peers []*History) (excused bool) {
+	if !d.Stopped(lateness) { // else all silence is forgiven already
+		l.Intervals.Add(Heartbeat + max(lateness, 0))
+	}
+	elapsed := now.Sub(l.last)
+	first := l.last.IsZero()
+	l.last = now
+	if first || len(peers) < 2 || d.Pause == 0 {
+		return false
+	}
+	silent := Hold
+	for _, h := range peers {
+		silent = min(silent, now.Sub(h.Heard))
+	}
+	if silent <= d.Pause || silent >= Hold {
+		return false
+	}
+	for _, h := range peers {
+		if silent > d.Least {
+			elapsed = h.Silence(now)
+		}
+		h.Excuse(elapsed)
+	}
+	return true
+}
+
+// accrual returns the detector of a peer with heartbeats.
+func (p Policy) accrual() Detector {
+	return Detector{Least: p.Detect, Most: p.Longest, Pause: p.Pause, Deviation: p.Deviation, Late: p.Late}
+}
+
+// regular returns the detector of a peer whose intervals say nothing.
+func regular(silence, late time.Duration) Detector {
+	return Detector{Least: silence, Most: silence, Late: late}
 }
 
 // Worker returns the detector of an agent for its workers.
 func (p Policy) Worker(training bool) Detector {
+	d := p.accrual()
 	if !training {
-		return Detector{Silence: p.StartSilence, Late: p.Late}
+		d.Least = d.Most
 	}
-	return Detector{Silence: p.Silence, Late: p.Late, Doubt: p.Doubt, Suspected: p.SuspectSilence}
+	return d
 }
 
 // Follower returns the detector of the leader for a host with a connection.
-func (p Policy) Follower() Detector { return Detector{Silence: p.Host * 3 / 4, Late: p.Host / 4} }
+func (p Policy) Follower() Detector { return Of(p.Host).accrual() }
 
 // Unlinked returns the detector of the leader for a host without a connection. Before the first step a host may take
 // as long as a worker process.
 func (p Policy) Unlinked(fresh bool, hello time.Duration) Detector {
 	if fresh {
-		return Detector{Silence: hello, Late: p.Host / 4}
+		return regular(hello, p.LinkLate)
 	}
-	return Detector{Silence: p.HostLink, Late: p.Host / 4}
+	return regular(p.HostLink, p.LinkLate)
 }
 
 // Leader returns the detector of a host for the leader.
-func (p Policy) Leader() Detector { return Detector{Silence: p.Host * 3 / 4, Late: p.LinkLate} }
+func (p Policy) Leader() Detector { return Of(p.Host).accrual() }
 
 // Agent returns the detector of a worker for its agent. It forgives nothing: a worker that was frozen must not commit.
-func (p Policy) Agent() Detector { return Detector{Silence: p.Fence} }
+func (p Policy) Agent() Detector { return regular(p.Fence, 0) }

@@ -1,6 +1,6 @@
 // Package timing is the policy of timeouts: [Of] gives every timeout, interval and
 // grace period of a run from one setting, the failure-detection timeout (--detect).
-// [Detector] is the one detector of silence.
+// [Detector] is the one detector of missed heartbeats.
 //
 // docs/timing.md lists all values and which must exceed which. A test checks these
 // relations for all legal timeouts and that the page is up to date.
@@ -65,21 +65,17 @@ const (
 
 // Policy holds the times that follow from a failure-detection timeout.
 type Policy struct {
-	// Detect is the failure-detection timeout: a failed worker or host is out of the plan within it. 0 means
-	// that silence is no failure.
+	// Detect is the failure-detection timeout: a worker or host that was heard regularly counts as failed when it has missed
+	// heartbeats for so long, and no worker or host fails earlier. 0 means that missed heartbeats are no failure.
 	Detect time.Duration
 
-	// Silence is how long a worker or host may be silent. Silence and Watch together stay below Detect, with
-	// room for the recovery.
-	Silence time.Duration
-	// StartSilence is Silence before training, when reading data may occupy the machine and a wrong
-	// eviction is more expensive than a late one.
-	StartSilence time.Duration
-	// Doubt is how long the gossip ring must have suspected a silent worker before SuspectSilence applies.
-	Doubt time.Duration
-	// SuspectSilence is how long a suspected worker may be silent: two independent paths to it are dead. It is
-	// at least five heartbeats, because a process that waits for a processor is slow on both paths.
-	SuspectSilence time.Duration
+	// Longest is what Detect becomes at most where everything is late, and what it is before training, when reading data
+	// may occupy the machine.
+	Longest time.Duration
+	// Pause is the silence that a detector allows beyond the intervals that it has measured.
+	Pause time.Duration
+	// Deviation is the least deviation that a detector takes intervals to have.
+	Deviation time.Duration
 	// Watch is the time between two looks for silent workers.
 	Watch time.Duration
 	// Late is how late a look may come. An observer that is later was stopped itself and forgives all silence.
@@ -90,11 +86,12 @@ type Policy struct {
 	// Fence is how long a worker may commit without a heartbeat from its agent. Others may evict it after Detect,
 	// so it is not longer.
 	Fence time.Duration
-	// Query is how long workers may take to answer a query.
+	// Query is how long workers may take to answer a query, since it or the last answer. It becomes longer as Detect does.
 	Query time.Duration
 	// LinkGrace is how long the controller waits after a broken link for the failure that explains it.
 	LinkGrace time.Duration
-	// LinkDown is how long a link between two live workers may be down before one of them is evicted.
+	// LinkDown is how long a link between two live workers may be down before one of them is evicted. It becomes longer
+	// as Detect does.
 	LinkDown time.Duration
 	// Cause is how long the end of a run waits for the failure that explains an error.
 	Cause time.Duration
@@ -125,16 +122,12 @@ func Of(detect time.Duration) Policy {
 	if detect == 0 {
 		host = time.Hour
 	}
-	silence, hostSilence := detect*3/4, host*3/4
 	return Policy{
-		Detect: detect,
-
-		Silence: silence, StartSilence: 10 * silence,
-		Doubt: detect / 4, SuspectSilence: min(silence, max(detect/2, 5*Heartbeat)),
+		Detect: detect, Longest: 10 * detect, Pause: detect / 4, Deviation: detect / 50,
 		Watch: detect / 16, Late: detect / 4,
-		LinkWatch: hostSilence / 16, LinkLate: hostSilence / 4,
+		LinkWatch: host / 16, LinkLate: host / 4,
 
-		Fence: detect, Query: detect / 2, LinkGrace: detect / 10, LinkDown: detect, Cause: Reap + detect,
+		Fence: detect, Query: detect, LinkGrace: detect / 10, LinkDown: detect * 3 / 2, Cause: Reap + detect,
 
 		Host: host, HostLink: host, Welcome: max(host/4, 500*time.Millisecond), Greet: max(host, time.Second), Candidacy: host / 2,
 

@@ -3,8 +3,10 @@ package timing
 import (
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -34,43 +36,38 @@ func fixed(d time.Duration) func(Policy) time.Duration {
 }
 
 var rows = []row{
-	{"Detect", "a failed worker or host is out of the plan", "--detect, at least 300 ms", func(p Policy) time.Duration { return p.Detect }, []than{
+	{"Detect", "a worker or host that was heard regularly misses heartbeats and counts as failed", "--detect, at least 300 ms", func(p Policy) time.Duration { return p.Detect }, []than{
 		{"Heartbeat", 3, true, "two late heartbeats in a row are no failure"},
+		{"Late", 1, false, "a short stop of the observer is no failure of others"},
 	}},
 	{"Heartbeat", "between two heartbeats", "fixed", fixed(Heartbeat), nil},
-	{"Silence", "a silent worker or host counts as failed", "3/4 Detect", func(p Policy) time.Duration { return p.Silence }, []than{
-		{"Heartbeat", 2, true, "one late heartbeat is no failure"},
-		{"Late", 1, false, "a short stop of the observer is no silence"},
+	{"Longest", "Detect at most, where heartbeats and looks are late, and always before training", "10 Detect", func(p Policy) time.Duration { return p.Longest }, []than{
+		{"Detect", 1, false, "reading data may occupy a machine"},
 	}},
-	{"StartSilence", "Silence before training", "10 Silence", func(p Policy) time.Duration { return p.StartSilence }, []than{
-		{"Silence", 1, false, "reading data may occupy a machine"},
+	{"Pause", "a silence beyond the measured intervals is no failure", "1/4 Detect", func(p Policy) time.Duration { return p.Pause }, []than{
+		{"Watch", 1, false, "a look that comes one period late is normal"},
 	}},
-	{"Doubt", "the gossip ring suspects a worker before SuspectSilence applies", "1/4 Detect", func(p Policy) time.Duration { return p.Doubt }, []than{
-		{"Watch", 1, false, "the agent looks at it meanwhile"},
-	}},
-	{"SuspectSilence", "a silent worker that the ring suspects counts as failed", "1/2 Detect, at least 5 Heartbeat, at most Silence", func(p Policy) time.Duration { return p.SuspectSilence }, []than{
-		{"Heartbeat", 2, true, "one late heartbeat is no failure"},
-		{"Doubt", 1, false, "the suspicion comes first"},
-	}},
+	{"Deviation", "the least deviation of intervals", "1/50 Detect", func(p Policy) time.Duration { return p.Deviation }, nil},
 	{"Watch", "between two looks for silent workers", "1/16 Detect", func(p Policy) time.Duration { return p.Watch }, nil},
 	{"Late", "a look so late forgives all silence, because the observer was stopped", "1/4 Detect", func(p Policy) time.Duration { return p.Late }, []than{
 		{"Watch", 2, false, "a look that comes one period late is normal"},
 	}},
-	{"LinkWatch", "between two looks of a host for the leader", "1/16 Silence", func(p Policy) time.Duration { return p.LinkWatch }, nil},
-	{"LinkLate", "Late of a host that looks for the leader", "1/4 Silence", func(p Policy) time.Duration { return p.LinkLate }, []than{
+	{"LinkWatch", "between two looks of a host for the leader", "1/16 Host", func(p Policy) time.Duration { return p.LinkWatch }, nil},
+	{"LinkLate", "Late of a host that looks for the leader", "1/4 Host", func(p Policy) time.Duration { return p.LinkLate }, []than{
 		{"LinkWatch", 2, false, "a look that comes one period late is normal"},
 	}},
 	{"Fence", "a worker commits without a heartbeat of its agent", "Detect", func(p Policy) time.Duration { return p.Fence }, []than{
-		{"Silence", 1, false, "a worker that its agent still counts as alive commits"},
+		{"Detect", 1, true, "a worker that its agent hears in time commits"},
 	}},
-	{"Query", "workers answer a query", "1/2 Detect", func(p Policy) time.Duration { return p.Query }, []than{
+	{"Query", "workers answer a query, since it or the last answer", "Detect, as much longer as Detect becomes", func(p Policy) time.Duration { return p.Query }, []than{
 		{"Heartbeat", 1, false, "a worker that heartbeats has had time to answer"},
+		{"Detect", 1, true, "a failed worker is found as failed"},
 	}},
 	{"LinkGrace", "the controller waits for the failure that explains a broken link", "1/10 Detect", func(p Policy) time.Duration { return p.LinkGrace }, []than{
 		{"Redial", 2, true, "the ends have tried to dial again"},
 	}},
-	{"LinkDown", "a link is down before one of its ends is evicted", "Detect", func(p Policy) time.Duration { return p.LinkDown }, []than{
-		{"Silence", 1, false, "a failed end is found as failed"},
+	{"LinkDown", "a link is down before one of its ends is evicted", "3/2 Detect, as much longer as Detect becomes", func(p Policy) time.Duration { return p.LinkDown }, []than{
+		{"Detect", 1, false, "a failed end is found as failed"},
 		{"LinkGrace", 1, false, "a recovery has tried to repair the link"},
 	}},
 	{"Cause", "the end of a run waits for the failure that explains an error", "Reap + Detect", func(p Policy) time.Duration { return p.Cause }, []than{
@@ -153,8 +150,11 @@ func TestRelations(t *testing.T) {
 			}
 		}
 		// What a chain of them promises.
-		if got := p.Silence + p.Watch; got >= d {
-			t.Fatalf("with --detect %v, a silent worker is found after %v", d, got)
+		if got := p.Worker(true).Limit(Intervals{}); got != d {
+			t.Fatalf("with --detect %v, a worker with regular heartbeats is found after %v", d, got)
+		}
+		if got := p.Detect + p.Watch; got >= p.LinkDown {
+			t.Fatalf("with --detect %v, a silent worker is found after %v, and its link evicts after %v", d, got, p.LinkDown)
 		}
 		if got := LogOf(p.Log).Election * 3; d >= time.Second && got > d {
 			t.Fatalf("with --detect %v, a leader is missed after %v", d, got)
@@ -190,9 +190,18 @@ func TestEveryFieldHasARow(t *testing.T) {
 const page = `# Timing
 
 One setting gives every timeout of a run: ` + "`--detect`" + `, the failure-detection timeout (default 1 s, at least 300 ms, three
-heartbeats). A failed worker or host is out of the plan within it. A longer timeout suits machines that are short of processors,
-where processes pause for long; a shorter one finds frozen processes sooner. The exit of a process is found at once, whatever the
-timeout is. With ` + "`Detect: 0`" + ` (only in Go programs that embed the trainer) silence is no failure.
+heartbeats). A worker or host whose heartbeats were regular counts as failed when they have been missing for so long, and none is
+evicted earlier. The exit of a process is found at once, whatever the timeout is. With ` + "`Detect: 0`" + ` (only in Go programs that embed the
+trainer) missed heartbeats are no failure.
+
+Suspicion is by accrual (Hayashibara et al., 2004): a silence counts against the intervals at which the worker was heard before. With
+their mean m and their deviation s over some 32 heartbeats, s at least Deviation, the suspicion of a silence t is
+φ = (1 + (t - Pause - m) / s) / ln 10, and the worker counts as failed at φ = 8. The intervals are taken as exponentially distributed
+beyond their mean, because the pauses of a busy machine have a long tail. The same limit is computed from the intervals of all workers of the
+machine together, and from how late the agent itself looks; the greatest of the three and of Detect counts, up to Longest. So on a machine
+that is short of processors the timeout becomes longer by itself, for unanswered queries and broken links as well, and a frozen worker
+is found later. Where none of several workers is heard for longer than Pause, the machine or the whole run is stopped, and
+that time counts for none of them, up to Hold. Hosts are judged by the same detector.
 
 Nothing else below can be set by users. ` + "`internal/timing`" + ` computes all values, and its tests check the relations in the last column
 for all legal timeouts. To update this page: ` + "`go test ./internal/timing -update`" + `.
@@ -248,25 +257,197 @@ func TestDetector(t *testing.T) {
 		next     History
 	}{
 		{"not heard yet", p.Worker(true), History{}, time.Hour, 0, false, History{}},
-		{"silent as long as it may be", p.Worker(true), History{Heard: t0}, 750 * ms, 0, false, History{Heard: t0}},
-		{"silent for too long", p.Worker(true), History{Heard: t0}, 751 * ms, 0, true, History{Heard: t0}},
-		{"before training", p.Worker(false), History{Heard: t0}, 7500 * ms, 0, false, History{Heard: t0}},
-		{"before training, suspected", p.Worker(false), History{t0, at(1)}, 7500 * ms, 0, false, History{t0, at(1)}},
-		{"the observer was stopped", p.Worker(true), History{t0, at(1)}, 5000 * ms, 251 * ms, false, History{Heard: at(5000 * ms)}},
-		{"a look a little late", p.Worker(true), History{Heard: t0}, 751 * ms, 250 * ms, true, History{Heard: t0}},
-		{"suspected for long enough", p.Worker(true), History{t0, at(100 * ms)}, 501 * ms, 0, true, History{t0, at(100 * ms)}},
-		{"suspected too recently", p.Worker(true), History{t0, at(300 * ms)}, 501 * ms, 0, false, History{t0, at(300 * ms)}},
-		{"heard since the suspicion", p.Worker(true), History{at(200 * ms), at(100 * ms)}, 800 * ms, 0, false, History{at(200 * ms), at(100 * ms)}},
+		{"silent as long as it may be", p.Worker(true), History{Heard: t0}, 1000 * ms, 0, false, History{Heard: t0}},
+		{"silent for too long", p.Worker(true), History{Heard: t0}, 1001 * ms, 0, true, History{Heard: t0}},
+		{"silent while all were", p.Worker(true), History{Heard: t0, excused: 2 * ms}, 1001 * ms, 0, false, History{Heard: t0, excused: 2 * ms}},
+		{"before training", p.Worker(false), History{Heard: t0}, 10000 * ms, 0, false, History{Heard: t0}},
+		{"before training, for too long", p.Worker(false), History{Heard: t0}, 10001 * ms, 0, true, History{Heard: t0}},
+		{"the observer was stopped", p.Worker(true), History{Heard: t0, excused: 1}, 5000 * ms, 251 * ms, false, History{Heard: at(5000 * ms)}},
+		{"a look a little late", p.Worker(true), History{Heard: t0}, 1001 * ms, 250 * ms, true, History{Heard: t0}},
 		{"a host without a connection", p.Unlinked(false, Hello), History{Heard: t0}, 1001 * ms, 0, true, History{Heard: t0}},
 		{"a host before its first connection", p.Unlinked(true, Hello), History{Heard: t0}, 20 * time.Second, 0, false, History{Heard: t0}},
-		{"a host with a connection", p.Follower(), History{Heard: t0}, 751 * ms, 250 * ms, true, History{Heard: t0}},
-		{"the leader, for a host that was stopped", p.Leader(), History{Heard: t0}, 751 * ms, 188 * ms, false, History{Heard: at(751 * ms)}},
+		{"a host with a connection", p.Follower(), History{Heard: t0}, 1001 * ms, 250 * ms, true, History{Heard: t0}},
+		{"the leader, for a host that was stopped", p.Leader(), History{Heard: t0}, 1001 * ms, 251 * ms, false, History{Heard: at(1001 * ms)}},
 		{"the agent, for a worker that was frozen", p.Agent(), History{Heard: t0}, time.Hour, time.Hour, true, History{Heard: t0}},
 		{"the agent in time", p.Agent(), History{Heard: t0}, 1000 * ms, 0, false, History{Heard: t0}},
 	} {
 		failed, next := c.d.Suspect(c.h, at(c.now), c.lateness)
 		if failed != c.failed || next != c.next {
 			t.Errorf("%s: %v, %+v, want %v, %+v", c.name, failed, next, c.failed, c.next)
+		}
+	}
+}
+
+// observer watches workers as an agent does: it looks every Watch, and hears a worker at the given times.
+type observer struct {
+	d       Detector
+	looks   Looks
+	workers []*History
+}
+
+// watch looks for silent workers until a time, and returns the ones that it takes as failed, with when.
+func (o *observer) watch(until time.Duration, heard [][]time.Duration) map[int]time.Duration {
+	at := func(d time.Duration) time.Time { return time.Unix(1000, 0).Add(d) }
+	failed, next := make(map[int]time.Duration), make([]int, len(heard))
+	o.workers = nil
+	for range heard {
+		o.workers = append(o.workers, &History{Heard: at(0)})
+	}
+	for now := time.Duration(0); now <= until; now += Of(Default).Watch {
+		var alive []*History
+		var intervals []Intervals
+		for w, h := range o.workers {
+			for ; next[w] < len(heard[w]) && heard[w][next[w]] <= now; next[w]++ {
+				h.Hear(at(heard[w][next[w]]))
+			}
+			if _, dead := failed[w]; !dead {
+				alive, intervals = append(alive, h), append(intervals, h.Intervals)
+			}
+		}
+		o.looks.Look(o.d, at(now), 0, alive)
+		for w, h := range o.workers {
+			if _, dead := failed[w]; dead {
+				continue
+			}
+			var is bool
+			if is, *h = o.d.Suspect(*h, at(now), 0, Pool(intervals), o.looks.Intervals); is {
+				failed[w] = now
+			}
+		}
+	}
+	return failed
+}
+
+// every returns the times of heartbeats at the intervals, in milliseconds, repeated until a time.
+func every(until time.Duration, intervals ...int) (heard []time.Duration) {
+	for i, now := 0, time.Duration(0); ; i++ {
+		if now += time.Duration(intervals[i%len(intervals)]) * time.Millisecond; now > until {
+			return heard
+		}
+		heard = append(heard, now)
+	}
+}
+
+// TestLateIsNotFailed: heartbeats as workers on a machine with many more processes than processors have them. A fixed limit
+// of three quarters of the timeout, and one of the timeout, evict live workers.
+func TestLateIsNotFailed(t *testing.T) {
+	late := []int{
+		104, 98, 131, 240, 96, 180, 310, 102, 420, 88, 150, 512, 97, 260, 640, 101, 110, 380, 720, 95, 130, 560, 99, 810, 104, 205, 470, 930,
+		100, 330, 610, 102, 760, 120, 440, 1080, 98, 290, 530, 1210, 103, 380, 860, 125, 990, 210, 1340, 96, 450, 700, 1120, 101, 350, 1480,
+	}
+	until := time.Minute
+	var heard [][]time.Duration
+	for w := range 8 {
+		heard = append(heard, every(until, append(late[7*w%len(late):len(late):len(late)], late[:7*w%len(late)]...)...))
+	}
+	fixed := Detector{Least: Default * 3 / 4, Most: Default * 3 / 4}
+	for _, c := range []struct {
+		name   string
+		d      Detector
+		failed int
+	}{
+		{"three quarters of the timeout", fixed, 8},
+		{"the timeout", regular(Default, 0), 8},
+		{"accrual", Of(Default).Worker(true), 0},
+	} {
+		if failed := (&observer{d: c.d}).watch(until, heard); len(failed) != c.failed {
+			t.Errorf("%s: %d of 8 live workers failed: %v", c.name, len(failed), failed)
+		}
+	}
+	// A worker that freezes on the same machine is still found.
+	frozen := slices.Clone(heard)
+	frozen[3] = every(until/2, late...)
+	failed := (&observer{d: Of(Default).Worker(true)}).watch(until, frozen)
+	if at := failed[3] - until/2; len(failed) != 1 || at > Of(Default).Longest+Of(Default).Watch {
+		t.Errorf("of one frozen worker: %v", failed)
+	}
+}
+
+// TestFrozenIsFound: on an idle machine, one frozen worker, or most of them, is found within the timeout and one look.
+func TestFrozenIsFound(t *testing.T) {
+	p := Of(Default)
+	until := 20 * time.Second
+	for _, frozen := range []int{1, 3} {
+		heard := [][]time.Duration{every(until, 99, 101, 104, 96), every(until, 100), every(until, 100), every(until, 100)}
+		for w := range frozen {
+			heard[3-w] = every(10*time.Second, 99, 101, 95, 105)
+		}
+		failed := (&observer{d: p.Worker(true)}).watch(until, heard)
+		if len(failed) != frozen {
+			t.Fatalf("%d frozen, and %v failed", frozen, failed)
+		}
+		for w, at := range failed {
+			if silent := at - 10*time.Second; silent < p.Detect || silent > p.Detect+2*p.Watch {
+				t.Errorf("worker %d of %d frozen is found after %v", w, frozen, silent)
+			}
+		}
+	}
+}
+
+// TestAllStopped: a time in which no worker was heard counts for none of them, however they wake up. A lone worker has
+// no other to compare with.
+func TestAllStopped(t *testing.T) {
+	p := Of(Default)
+	until := 20 * time.Second
+	var heard [][]time.Duration
+	for w := range 4 {
+		times := every(5*time.Second, 100)
+		for _, at := range every(until-8*time.Second, 100) {
+			times = append(times, 8*time.Second+time.Duration(w)*200*time.Millisecond+at)
+		}
+		heard = append(heard, times)
+	}
+	if failed := (&observer{d: p.Worker(true)}).watch(until, heard); len(failed) > 0 {
+		t.Errorf("failed: %v", failed)
+	}
+	if failed := (&observer{d: p.Worker(true)}).watch(until, heard[:1]); len(failed) != 1 {
+		t.Errorf("a lone worker: %v", failed)
+	}
+}
+
+// TestSlowObserver: an observer whose looks are late waits for longer.
+func TestSlowObserver(t *testing.T) {
+	var l Looks
+	d, now := Of(Default).Worker(true), time.Unix(1000, 0)
+	for i := range 100 {
+		now = now.Add(time.Second)
+		l.Look(d, now, time.Duration(i%4)*80*time.Millisecond, nil)
+	}
+	if got := d.Limit(l.Intervals); got < 3*d.Least/2 || got > d.Most {
+		t.Errorf("limit %v", got)
+	}
+	for range 500 {
+		l.Look(d, now, 0, nil)
+	}
+	if got := d.Limit(l.Intervals); got != d.Least {
+		t.Errorf("limit %v after looks in time", got)
+	}
+}
+
+// TestIntervals: several messages at a time are one heartbeat, and the suspicion is that of the doc.
+func TestIntervals(t *testing.T) {
+	var h History
+	now := time.Unix(1000, 0)
+	for range 200 {
+		now = now.Add(300 * time.Millisecond)
+		for range 5 {
+			h.Hear(now)
+			now = now.Add(time.Millisecond)
+		}
+	}
+	d := Of(Default).Worker(true)
+	if mean := Heartbeat.Seconds() + h.Intervals.late; math.Abs(mean-0.3) > 0.01 {
+		t.Errorf("mean %v s", mean)
+	}
+	s, mean := d.Deviation.Seconds(), Heartbeat.Seconds()+h.Intervals.late
+	limit := (d.Pause + h.Intervals.limit(d.Deviation)).Seconds()
+	if phi := (1 + (limit-d.Pause.Seconds()-mean)/s) / math.Ln10; math.Abs(phi-Phi) > 0.01 {
+		t.Errorf("suspicion %v at the limit", phi)
+	}
+	for _, silence := range []time.Duration{0, -time.Hour, 1000 * time.Hour} {
+		h.Hear(now.Add(silence))
+		if got := d.Limit(h.Intervals); got < d.Least || got > d.Most {
+			t.Errorf("limit %v after a silence of %v", got, silence)
 		}
 	}
 }

@@ -14,19 +14,17 @@ import (
 )
 
 // The evidence that a worker has failed: heartbeats that are missed, and what the gossip ring says. Broken links and exits are the
-// controller's evidence. Gossip is read here only. It decides nothing by itself: it shortens the time that a detector allows,
-// and the controller breaks ties by it.
+// controller's evidence. Gossip is read here only. It decides nothing by itself: the controller breaks ties by it.
 
 // signs are the evidence of whether a worker lives.
 type signs struct {
-	heard  time.Time // when it last said something; zero before its Hello
-	silent time.Time // since when it was silent, where that is why it was killed
+	heard  timing.History // not heard before its Hello
+	silent time.Time      // since when it was silent, where that is why it was killed
 
-	member    bool // of the ring, at any time
-	standing  gossip.State
-	suspected time.Time // since when; zero: it is not, or that does not count
-	by        string    // the member that cannot reach it, in words
-	differs   bool      // it was noted that the ring and its host differ
+	member   bool // of the ring, at any time
+	standing gossip.State
+	by       string // the member that cannot reach it, in words; "" while it is not suspected
+	differs  bool   // it was noted that the ring and its host differ
 }
 
 // membership is what the user sees of a worker's state in the ring.
@@ -43,6 +41,19 @@ type ring struct {
 	due    time.Time // when missing members are noted; zero: not any more
 }
 
+// lateness is what the session knows of how late everything is.
+type lateness struct {
+	looks timing.Looks
+	slack time.Duration // by which a controller's timer for evidence is longer than on an idle machine
+	// stopped says that none of several workers has been heard for a while, so that none is to blame; noted, that it was noted.
+	stopped, noted bool
+}
+
+// watched reports whether heartbeats of a worker are expected.
+func (w *worker) watched() bool {
+	return w.state != gone && w.exit == running && w.fault == nil && !w.heard.Heard.IsZero()
+}
+
 // watch looks for workers that are silent. due is when it was meant to look.
 func (s *Session) watch(due time.Time) {
 	if s.cfg.Detect == 0 {
@@ -53,22 +64,34 @@ func (s *Session) watch(due time.Time) {
 	if d.Stopped(lateness) {
 		s.dropSuspicions()
 	}
-	if !s.heard.IsZero() && s.newestSign().Sub(s.heard) > d.Silence { // all were stopped, and some continue a little later than others
-		s.dropSuspicions()
-		for place := range s.workers {
-			if w := &s.workers[place]; !w.heard.IsZero() {
-				w.heard = s.now
-			}
+	var peers []*timing.History
+	hosts := make(map[string][]timing.Intervals)
+	for place := range s.workers {
+		if w := &s.workers[place]; w.watched() {
+			peers = append(peers, &w.heard)
+			hosts[w.who.Host] = append(hosts[w.who.Host], w.heard.Intervals)
 		}
 	}
-	all := s.allSilent()
+	s.late.stopped = s.late.looks.Look(d, s.now, lateness, peers)
+	s.noteStopped(peers)
+	s.late.slack = 0
+	around := make(map[string]timing.Intervals)
+	for host, all := range hosts {
+		around[host] = timing.Pool(all)
+		s.late.slack = max(s.late.slack, d.Limit(around[host], s.late.looks.Intervals)-d.Least)
+	}
 	for place := range s.workers {
 		w := &s.workers[place]
-		failed, history := d.Suspect(timing.History{Heard: w.heard, Suspected: w.suspected}, s.now, lateness)
-		w.heard = history.Heard
-		if failed && !all && s.phase != ending && w.exit == running && w.fault == nil {
-			w.silent = w.heard
-			w.fault = &SilentError{Worker: s.id(place), Workers: len(s.workers), For: d.Limit(history, s.now), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps}
+		if !w.watched() || s.phase == ending {
+			continue
+		}
+		var failed bool
+		if failed, w.heard = d.Suspect(w.heard, s.now, lateness, around[w.who.Host], s.late.looks.Intervals); failed {
+			w.silent = w.heard.Heard
+			w.fault = &SilentError{
+				Worker: s.id(place), Workers: len(s.workers), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps,
+				For: d.Limit(w.heard.Intervals, around[w.who.Host], s.late.looks.Intervals).Truncate(10 * time.Millisecond),
+			}
 			if s.phase < training && !s.respawns(w.who.ID) {
 				s.judge(w.fault)
 				return
@@ -76,7 +99,6 @@ func (s *Session) watch(due time.Time) {
 			s.kill(place)
 		}
 	}
-	s.heard = s.newestSign()
 }
 
 // detector is that of the session for its workers.
@@ -84,28 +106,23 @@ func (s *Session) detector() timing.Detector {
 	return timing.Of(s.cfg.Detect).Worker(s.phase >= training)
 }
 
-// newestSign returns when a worker was heard last, zero if none can be heard.
-func (s *Session) newestSign() (newest time.Time) {
-	for place := range s.workers {
-		if w := &s.workers[place]; w.exit == running && w.fault == nil && w.heard.After(newest) {
-			newest = w.heard
+// noteStopped notes, once, that no worker is heard.
+func (s *Session) noteStopped(peers []*timing.History) {
+	if !s.late.stopped {
+		s.late.noted = false
+		return
+	}
+	for _, h := range peers {
+		if s.now.Sub(h.Heard) < s.cfg.Detect {
+			return
 		}
 	}
-	return newest
-}
-
-// allSilent reports whether several workers, all there are, have been silent for as long: they were stopped together, perhaps by the user,
-// and none of them is to blame. After timing.Hold they count as failed all the same. A lone worker may as well have failed.
-func (s *Session) allSilent() bool {
-	live := 0
-	for place := range s.workers {
-		if w := &s.workers[place]; w.exit == running && w.fault == nil && !w.heard.IsZero() {
-			live++
-		}
+	s.dropSuspicions()
+	if !s.late.noted && s.phase == training {
+		s.late.noted = true
+		reason := fmt.Sprintf("no worker has been heard for %v: all of them are stopped, or the machine is; none is evicted", s.cfg.Detect)
+		s.then(s.event(eventNote, reason), Show{view.Note(reason)})
 	}
-	newest := s.newestSign()
-	silent := s.now.Sub(newest)
-	return s.cfg.Detect > 0 && live > 1 && silent > s.detector().Silence/2 && silent < timing.Hold
 }
 
 // gossip takes in what the ring says of a worker.
@@ -120,11 +137,8 @@ func (s *Session) gossip(e Gossip) {
 	}
 	by := w.by
 	w.member, w.standing = true, e.State
-	switch {
-	case e.By == "":
-		w.suspected, w.by = time.Time{}, ""
-	case by == "":
-		w.suspected, w.by = s.now, e.By
+	if e.By == "" || by == "" { // else the first member that cannot reach it stays
+		w.by = e.By
 	}
 	if w.by != by {
 		s.tell(controller.Suspected{Worker: w.who, By: w.by})
@@ -132,7 +146,7 @@ func (s *Session) gossip(e Gossip) {
 	if s.ring.formed = s.ring.formed || len(s.outside()) == 0; s.ring.formed {
 		s.then(s.processes())
 	}
-	if e.State == gossip.StateDead && w.state == working && w.fault == nil && !w.differs && s.now.Sub(w.heard) < 2*timing.Heartbeat {
+	if e.State == gossip.StateDead && w.state == working && w.fault == nil && !w.differs && s.now.Sub(w.heard.Heard) < 2*timing.Heartbeat {
 		w.differs = true
 		s.then(s.about(place, eventNote, fmt.Sprintf("the ring takes worker %d for dead, since %s cannot reach it; its agent hears it, and it stays", s.id(place), e.By)))
 	}
@@ -152,7 +166,7 @@ func (s *Session) outside() (all []int) {
 func (s *Session) dropSuspicions() {
 	for place := range s.workers {
 		if w := &s.workers[place]; w.by != "" {
-			w.suspected, w.by = time.Time{}, ""
+			w.by = ""
 			s.tell(controller.Suspected{Worker: w.who})
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // weighing is a session of 3 workers that are heard at time 0, with a budget of 4 s.
@@ -20,13 +21,14 @@ func weighing(t *testing.T) (s *Session, at func(ms int) time.Time) {
 	began := r.now
 	at = func(ms int) time.Time { return began.Add(time.Duration(ms) * time.Millisecond) }
 	for w := range 3 {
-		r.s.workers[w].pid = 1000 + w
+		r.s.workers[w].pid, r.s.workers[w].heard = 1000+w, timing.History{Heard: began}
 		r.s.Step(at(0), Received{w, control.Beat{}})
 		r.s.Step(at(0), Gossip{Worker: plan.Worker{ID: id.WorkerID(w)}, State: gossip.StateAlive})
 	}
 	return r.s, at
 }
 
+// Only the time for which heartbeats are missing evicts a worker; what the ring says becomes part of the cause.
 func TestSuspicionIsWeighed(t *testing.T) {
 	suspect := func(state gossip.State) Gossip {
 		return Gossip{Worker: plan.Worker{ID: 1}, State: state, By: "worker 2"}
@@ -42,25 +44,25 @@ func TestSuspicionIsWeighed(t *testing.T) {
 		killed  int // at which of them; -1: not at all
 		text    string
 	}{
-		{"silent, and not suspected", []moment{{2100, tick}, {2900, tick}, {3100, tick}}, 2, "worker 1 has been silent for 3s"},
-		{"silent and suspected", []moment{{500, suspect(gossip.StateSuspect)}, {1900, tick}, {2100, tick}}, 2, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
-		{"silent and called dead", []moment{{900, suspect(gossip.StateSuspect)}, {1400, suspect(gossip.StateDead)}, {2100, tick}}, 2, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
-		{"suspected of late", []moment{{1900, suspect(gossip.StateSuspect)}, {2100, tick}, {2850, tick}, {2950, tick}}, 3, "worker 1 has been silent for 2s, and worker 2 cannot reach it"},
-		{"suspected, and beats", []moment{{500, suspect(gossip.StateSuspect)}, {600, Received{1, control.Beat{}}}, {1500, suspect(gossip.StateDead)}, {2700, tick}}, -1, ""},
-		{"refuted", []moment{{500, suspect(gossip.StateSuspect)}, {1000, Gossip{Worker: plan.Worker{ID: 1}, State: gossip.StateAlive}}, {2700, tick}}, -1, ""},
-		{"another life is suspected", []moment{{500, Gossip{Worker: plan.Worker{ID: 1, Incarnation: 1}, State: gossip.StateDead, By: "worker 2"}}, {2700, tick}}, -1, ""},
-		{"the agent was held up", []moment{{500, suspect(gossip.StateSuspect)}, {5000, WatchTick{time.Unix(0, 0)}}, {7900, tick}}, -1, ""},
+		{"silent, and not suspected", []moment{{2100, tick}, {3900, tick}, {4100, tick}}, 2, "worker 1 has been silent for 4s"},
+		{"silent and suspected", []moment{{500, suspect(gossip.StateSuspect)}, {3900, tick}, {4100, tick}}, 2, "worker 1 has been silent for 4s, and worker 2 cannot reach it"},
+		{"silent and called dead", []moment{{900, suspect(gossip.StateSuspect)}, {1400, suspect(gossip.StateDead)}, {3900, tick}, {4100, tick}}, 3, "worker 1 has been silent for 4s, and worker 2 cannot reach it"},
+		{"suspected, and beats", []moment{{500, suspect(gossip.StateSuspect)}, {600, Received{1, control.Beat{}}}, {1500, suspect(gossip.StateDead)}, {4500, tick}}, -1, ""},
+		{"refuted", []moment{{500, suspect(gossip.StateSuspect)}, {1000, Gossip{Worker: plan.Worker{ID: 1}, State: gossip.StateAlive}}, {4100, tick}}, 2, "worker 1 has been silent for 4s"},
+		{"another life is suspected", []moment{{500, Gossip{Worker: plan.Worker{ID: 1, Incarnation: 1}, State: gossip.StateDead, By: "worker 2"}}, {4100, tick}}, 1, "worker 1 has been silent for 4s"},
+		{"the agent was held up", []moment{{500, suspect(gossip.StateSuspect)}, {5000, WatchTick{time.Unix(0, 0)}}, {8900, tick}}, -1, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, at := weighing(t)
-			killed := -1
+			killed, ms := -1, 0
 			for i, m := range c.moments {
+				for ; ms <= m.ms; ms += 100 {
+					s.Step(at(ms), Received{0, control.Beat{}})
+					s.Step(at(ms), Received{2, control.Beat{}})
+				}
 				if w, ok := m.e.(WatchTick); ok {
 					if w.Due.IsZero() {
 						w.Due = at(m.ms)
-					}
-					for _, other := range []int{0, 2} {
-						s.Step(at(m.ms), Received{other, control.Beat{}})
 					}
 					m.e = w
 				}
@@ -79,6 +81,32 @@ func TestSuspicionIsWeighed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A time in which no worker is heard is noted, and evicts none.
+func TestAllStopped(t *testing.T) {
+	s, at := weighing(t)
+	var notes []string
+	look := func(ms int) {
+		for _, e := range pick[WriteEvent](s.Step(at(ms), WatchTick{at(ms)})) {
+			notes = append(notes, e.Event.Reason)
+		}
+	}
+	for ms := 250; ms <= 60000; ms += 250 {
+		look(ms)
+	}
+	for place := range 3 {
+		s.Step(at(60000+500*place), Received{place, control.Beat{}})
+		look(60000 + 500*place)
+	}
+	for place := range s.workers {
+		if err := s.workers[place].fault; err != nil {
+			t.Errorf("worker %d: %v", place, err)
+		}
+	}
+	if want := []string{"no worker has been heard for 4s: all of them are stopped, or the machine is; none is evicted"}; !slices.Equal(notes, want) {
+		t.Errorf("%q, want %q", notes, want)
 	}
 }
 

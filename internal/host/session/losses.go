@@ -286,10 +286,22 @@ type timers map[controller.Timer]timer
 type timer struct {
 	at    time.Time
 	after time.Duration
+	slack time.Duration // by which it was made longer
 }
 
 func (t timers) set(name controller.Timer, now time.Time, after time.Duration) {
-	t[name] = timer{now.Add(after), after}
+	t[name] = timer{at: now.Add(after), after: after}
+}
+
+// extend makes a timer longer on whose time workers are evicted, by what the machine makes them late. It reports whether it did.
+func (t timers) extend(name controller.Timer, slack time.Duration) bool {
+	x := t[name]
+	more := slack - x.slack
+	if name != controller.QueryTimer && name != controller.LinkTimer || more <= 0 {
+		return false
+	}
+	t[name] = timer{x.at.Add(more), x.after, slack}
+	return true
 }
 
 // Alarm returns when AlarmDue is to come, zero for never.
@@ -357,8 +369,9 @@ func (s *Session) alarm() {
 		switch t, ok := s.timers[name]; {
 		case !ok || s.now.Before(t.at):
 		case name != controller.WishTimer && name != controller.LookTimer && timing.Of(s.cfg.Detect).Worker(true).Stopped(s.now.Sub(t.at)),
-			(name == controller.QueryTimer || name == controller.LinkTimer) && s.allSilent():
+			(name == controller.QueryTimer || name == controller.LinkTimer) && s.late.stopped:
 			s.timers.set(name, s.now, t.after)
+		case s.timers.extend(name, s.late.slack):
 		default:
 			delete(s.timers, name)
 			s.tell(controller.Late{Timer: name})

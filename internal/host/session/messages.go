@@ -40,7 +40,8 @@ func (s *Session) message(place int, m control.Message) {
 			return
 		}
 		w.set(greeted)
-		w.heard, w.pid = s.now, m.PID
+		w.heard.Restart(s.now)
+		w.pid = m.PID
 		if w.joins {
 			s.then(s.processes())
 		}
@@ -367,7 +368,7 @@ func (s *Session) askForTimelines() {
 	for place := range s.workers {
 		w := &s.workers[place]
 		// A silent worker is not told again and again: what is sent to it has to be kept.
-		if w.every != every && w.state == working && !w.closed() && w.heard.After(w.told) {
+		if w.every != every && w.state == working && !w.closed() && w.heard.Heard.After(w.told) {
 			w.every, w.told = every, s.now
 			s.send(place, control.Watch{Every: every})
 		}

@@ -220,12 +220,12 @@ func TestQueryTimer(t *testing.T) {
 	r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 3)
 	r.feed(died(0)...)
 	at := r.s.Alarm()
-	if at != r.now.Add(2*time.Second) {
+	if at != r.now.Add(4*time.Second) {
 		t.Fatalf("alarm at %v", at)
 	}
 	r.now = at.Add(time.Second / 2)
 	r.feed(AlarmDue{})
-	if len(pick[Kill](r.effects)) > 0 || r.s.Alarm() != r.now.Add(2*time.Second) {
+	if len(pick[Kill](r.effects)) > 0 || r.s.Alarm() != r.now.Add(4*time.Second) {
 		t.Fatal("a late agent blames workers")
 	}
 	late := func() {
@@ -247,8 +247,47 @@ func TestQueryTimer(t *testing.T) {
 	}
 	// The session does not wait for workers that do not even exit when they are killed.
 	r.feed(AlarmDue{})
-	if want := "worker 2 has not answered within 2s; no worker is left, at step 1 of 3"; r.s.end.err == nil || r.s.end.err.Error() != want {
+	if want := "worker 2 has not answered within 4s; no worker is left, at step 1 of 3"; r.s.end.err == nil || r.s.end.err.Error() != want {
 		t.Errorf("%v", r.s.end.err)
+	}
+}
+
+// While answers come, and while all heartbeats are late, a worker that does not answer is not evicted.
+func TestQueryTimerWaitsForTheLate(t *testing.T) {
+	ask := func() *ran {
+		r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 4)
+		r.feed(died(0)...)
+		return r
+	}
+	fire := func(r *ran) { r.s.Step(r.s.Alarm(), AlarmDue{}) }
+	answer := func(r *ran, place int) {
+		r.feed(Received{place, control.Answer{Ballot: id.Ballot{Term: 1, Attempt: 1}, Report: control.Report{Plan: r.s.plan.Version}}})
+	}
+	r := ask()
+	due := r.s.Alarm()
+	answer(r, 1)
+	answered := r.now
+	answer(r, 1) // the same again
+	if got := r.s.Alarm(); got != answered.Add(4*time.Second) || !got.After(due) {
+		t.Errorf("after an answer at %v the others have until %v", answered, got)
+	}
+
+	// All heartbeats come 3 s late.
+	r = ask()
+	for range 10 {
+		r.now = r.now.Add(3 * time.Second)
+		for place := 1; place < 4; place++ {
+			r.s.Step(r.now, Received{place, control.Beat{}})
+		}
+		r.s.Step(r.now, WatchTick{r.now})
+	}
+	answer(r, 1)
+	due = r.s.Alarm()
+	if fire(r); r.s.workers[2].fault != nil || !r.s.Alarm().After(due) {
+		t.Errorf("%v, due %v, now %v", r.s.workers[2].fault, due, r.s.Alarm())
+	}
+	if fire(r); r.s.workers[2].fault == nil || r.s.workers[1].fault != nil {
+		t.Errorf("worker 1: %v, worker 2: %v", r.s.workers[1].fault, r.s.workers[2].fault)
 	}
 }
 

@@ -88,11 +88,11 @@ type Session struct {
 	course
 	ctl    *controller.Controller // from the start of training
 	timers timers
-	heard  time.Time // when a worker was heard last, as of the last look for silent ones
 
 	records     records
 	reports     reports
 	ring        ring
+	late        lateness
 	end         verdict
 	checkpoints checkpoints
 	roster      roster
@@ -247,8 +247,8 @@ func (s *Session) take(e Event) {
 		if s.phase == ending || w.state == gone || w.state < working && w.fault != nil {
 			return // an evicted worker gets no part any more
 		}
-		if !w.heard.IsZero() {
-			w.heard = s.now
+		if !w.heard.Heard.IsZero() {
+			w.heard.Hear(s.now)
 		}
 		s.message(e.Worker, e.Message)
 	case ConnClosed:

@@ -43,8 +43,8 @@ type Settings struct {
 	// MinWorkers is the least number of workers with which training continues. 0 means 1.
 	MinWorkers int
 
-	// Detect is the failure-detection timeout, which counts from a worker's Hello on; before, HelloTimeout counts. A worker may
-	// be silent for three quarters of it, so that the recovery is part of it. 0 means no detection.
+	// Detect is the failure-detection timeout, which counts from a worker's Hello on; before, HelloTimeout counts. No worker is
+	// evicted earlier, and on a machine where everything is late, later. 0 means no detection.
 	Detect time.Duration
 
 	Reduction Reduction

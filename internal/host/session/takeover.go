@@ -260,7 +260,7 @@ func (s *Session) startInherited(first *control.Order) {
 		w.own = share(&s.plan, w.who)
 		if w.state == prepared {
 			w.set(working)
-			w.heard = s.now
+			w.heard.Restart(s.now)
 			start.Ring, start.Joins = s.ringOf(w), !HasPart(first.Plan.Workers, w.who)
 			s.send(place, start)
 			if !start.Joins {

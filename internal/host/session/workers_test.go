@@ -330,7 +330,7 @@ func TestStepsInAnyOrder(t *testing.T) {
 
 func TestWatch(t *testing.T) {
 	base := time.Unix(0, 0)
-	at := func(ms int) time.Time { return base.Add(time.Duration(3*ms) * time.Millisecond) }
+	at := func(ms int) time.Time { return base.Add(time.Duration(ms) * time.Millisecond) }
 	start := func() *Session {
 		s := begin(Config{Settings: Settings{Detect: 4 * time.Second}}, 2)
 		for _, e := range prepare(2) {
@@ -338,61 +338,66 @@ func TestWatch(t *testing.T) {
 		}
 		return s
 	}
-	s := start()
-	s.Step(at(900), Received{0, control.Note{}}) // any message counts as a heartbeat
-	s.Step(at(1000), WatchTick{at(1000)})
-	if s.phase == ending {
-		t.Errorf("silent for exactly the budget: %v", s.end.err)
+	beat := func(s *Session, place, from, to int) {
+		for ms := from; ms <= to; ms += 100 {
+			s.Step(at(ms), Received{place, control.Note{}}) // any message counts as a heartbeat
+		}
 	}
-	s.Step(at(1250), WatchTick{at(1250)})
+	s := start()
+	beat(s, 0, 0, 4000)
+	s.Step(at(4000), WatchTick{at(4000)})
+	if s.workers[1].fault != nil || s.phase == ending {
+		t.Errorf("silent for exactly the budget: %v", s.workers[1].fault)
+	}
+	s.Step(at(4060), WatchTick{at(4060)})
 	if s.workers[0].fault != nil || s.workers[1].fault == nil || s.phase == ending {
 		t.Errorf("worker 0: %v, worker 1: %v", s.workers[0].fault, s.workers[1].fault)
 	}
 	for _, id := range []int{1, 0} {
-		s.Step(at(1300), ConnClosed{id, nil})
-		s.Step(at(1300), WorkerExited{id, Status{Code: -1, Text: "signal: killed"}})
+		s.Step(at(4100), ConnClosed{id, nil})
+		s.Step(at(4100), WorkerExited{id, Status{Code: -1, Text: "signal: killed"}})
 		if id == 1 {
-			s.Step(at(2600), WatchTick{at(2600)})
+			s.Step(at(8060), WatchTick{at(8060)})
 		}
 	}
-	want := &SilentError{Worker: 0, Workers: 2, For: 3 * time.Second, Steps: 3}
-	if !reflect.DeepEqual(s.end.err, want) || s.end.err.Error() != "worker 0 has been silent for 3s, at step 0 of 3; no worker is left" || s.records.summary.WorkersLost != 2 {
+	want := &SilentError{Worker: 0, Workers: 2, For: 4 * time.Second, Steps: 3}
+	if !reflect.DeepEqual(s.end.err, want) || s.end.err.Error() != "worker 0 has been silent for 4s, at step 0 of 3; no worker is left" || s.records.summary.WorkersLost != 2 {
 		t.Errorf("got %v, %+v", s.end.err, s.records.summary)
 	}
 
 	// Late by more than a quarter of the budget, the agent was not listening.
 	s = start()
-	s.Step(at(5000), WatchTick{at(4600)})
-	s.Step(at(5900), Received{1, control.Beat{}})
-	s.Step(at(5900), WatchTick{at(5900)})
-	if s.phase == ending {
-		t.Errorf("a frozen agent blames its workers: %v", s.end.err)
+	s.Step(at(15000), WatchTick{at(13900)})
+	beat(s, 1, 15000, 19100)
+	s.Step(at(18900), WatchTick{at(18900)})
+	if s.workers[0].fault != nil {
+		t.Errorf("a frozen agent blames its workers: %v", s.workers[0].fault)
 	}
-	s.Step(at(6100), WatchTick{at(6100)})
+	s.Step(at(19100), WatchTick{at(19100)})
 	if s.workers[0].fault == nil {
-		t.Error("silence after the new beginning is not noticed")
+		t.Error("silence after the restart of the watch is not noticed")
 	}
 
-	// A worker is expected to beat from its Hello on, even if it never has; and who is gone is not watched.
+	// A worker is expected to beat from its Hello on, even if it never has; a worker that is gone is not watched.
 	s = begin(Config{Settings: Settings{Detect: 4 * time.Second}}, 1)
-	s.Step(at(9000), WatchTick{at(9000)})
-	s.Step(at(9000), Received{0, hello})
-	s.Step(at(10000), WatchTick{at(10000)})
+	s.Step(at(27000), WatchTick{at(27000)})
+	s.Step(at(27000), Received{0, hello})
+	s.Step(at(32000), WatchTick{at(32000)})
 	if s.phase == ending {
 		t.Errorf("a worker that is new: %v", s.end.err)
 	}
-	s.Step(at(18500), WatchTick{at(18500)}) // ten times the silence is allowed before training
+	s.Step(at(66900), WatchTick{at(66900)}) // ten times the timeout is allowed before training
 	if s.phase == ending {
 		t.Errorf("a worker that begins slowly: %v", s.end.err)
 	}
-	s.Step(at(49_500), WatchTick{at(49_500)}) // and more while no worker is heard
+	s.Step(at(67100), WatchTick{at(67100)})
 	if !errors.As(s.end.err, new(*SilentError)) {
 		t.Errorf("a worker that never beat: %v", s.end.err)
 	}
 	s = start()
-	s.Step(at(10), WorkerExited{0, Status{Code: -1, Text: "signal: killed"}})
-	s.Step(at(1100), Received{1, control.Beat{}})
-	s.Step(at(1100), WatchTick{at(1100)})
+	s.Step(at(30), WorkerExited{0, Status{Code: -1, Text: "signal: killed"}})
+	beat(s, 1, 100, 4500)
+	s.Step(at(4500), WatchTick{at(4500)})
 	if s.phase == ending || s.workers[0].fault != nil {
 		t.Errorf("a worker that has ended is blamed for silence: %v", s.end.err)
 	}
