@@ -13,6 +13,7 @@
 //	go run ./bench soak       random faults, and whether the bits are still the same
 //	go run ./bench migrate    a layer that moves under training, against stop and copy, and contiguous shards
 //	go run ./bench failslow   slow workers, in how many steps they are found, and false alarms without a fault
+//	go run ./bench load       workers where processors are short: none may be evicted
 //	go run ./bench losses     throughput after losses, against the ideal and the best plan for what is left
 //	go run ./bench model      steps as the cost model predicts them and as they are
 //	go run ./bench versions   steps, recoveries and plans against an older commit
@@ -33,9 +34,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "soak": recovery.Soak, "failslow": recovery.Failslow, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions}
+	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|losses|model|migrate|clocks|versions [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|soak|failslow|load|losses|model|migrate|clocks|versions [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

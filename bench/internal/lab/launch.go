@@ -49,12 +49,13 @@ func NewLab() (*Lab, error) {
 
 // Trial is a run to be made.
 type Trial struct {
-	Flags     []string // of launcher run
-	Program   []string // flags of the GPT
-	Corpus    string   // what it trains on; "" for the corpus of the module
-	Faults    string   // for the injector; "" for none
-	Protected bool     // also for it
-	Tell      bool     // the same
+	Flags     []string      // of launcher run
+	Program   []string      // flags of the GPT
+	Corpus    string        // what it trains on; "" for the corpus of the module
+	Faults    string        // for the injector; "" for none
+	Protected bool          // also for it
+	Tell      bool          // the same
+	Stop      time.Duration // after which the run is asked to stop; 0 for never
 	Limit     time.Duration
 }
 
@@ -119,6 +120,9 @@ func (l *Lab) Run(t Trial) (Outcome, error) {
 			_ = cmd.Wait()
 			return o, err
 		}
+	}
+	if t.Stop > 0 {
+		defer time.AfterFunc(t.Stop, func() { _ = cmd.Process.Signal(os.Interrupt) }).Stop()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), t.Limit)
 	ended := make(chan struct{})
