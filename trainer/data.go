@@ -5,21 +5,28 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"hash/crc32"
 	"math"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/internal/worker/process"
 	"github.com/soliton-train/soliton/rng"
 )
 
 // Dataset is a fixed set of samples with random access. One goroutine at a time
 // calls its methods. A sample must be the same bits whenever and wherever it is
-// read; what it draws at random comes from [Sample.Rand].
+// read; what it draws at random comes from [Sample.Rand]. Now and then a run reads
+// a sample a second time, and ends if it differs.
 type Dataset interface {
 	// Len returns the number of samples.
 	Len() int
 
 	// Sample writes a sample to in and target, which have the shapes of the
-	// model's Input and Target and unspecified content. An error ends the run.
+	// model's Input and Target and unspecified content. After an error it is called
+	// again a few times, then in another worker; if that fails too, the run ends with
+	// the error, which should name the file. See the table in docs/api.md.
 	Sample(s Sample, in, target Tensor) error
 }
 
@@ -97,8 +104,8 @@ func fingerprint(d Dataset, in, target Spec, seed uint64) (sum string, files []D
 	var buf []byte
 	for j := range take {
 		i := spread(j, take, n)
-		if err := d.Sample(plainSample(seed, i), x, y); err != nil {
-			return "", nil, fmt.Errorf("sample %d: %w", i, err)
+		if err := read(d, plainSample(seed, i), x, y); err != nil {
+			return "", nil, err
 		}
 		buf = appendBytes(appendBytes(buf[:0], x), y)
 		h.Write(buf)
@@ -146,4 +153,67 @@ func (s *shuffle) at(i uint64) Sample {
 // plainSample is a sample outside of training.
 func plainSample(seed uint64, i int) Sample {
 	return Sample{Index: i, Rand: rng.ForSample(seed, 0, uint64(i))}
+}
+
+// read reads a sample, more than once if that fails. Its error is a [*process.SampleError].
+func read(d Dataset, s Sample, in, target Tensor) error {
+	pause := timing.SampleRetry
+	for try := 1; ; try++ {
+		err := d.Sample(s, in, target)
+		if err == nil {
+			return nil
+		}
+		if try == timing.SampleTries {
+			return &process.SampleError{Index: s.Index, Tries: try, Err: err}
+		}
+		time.Sleep(pause)
+		pause *= timing.SampleGrowth
+	}
+}
+
+// A rereader reads one of rereadEvery samples a second time, rereadAfter samples later.
+const (
+	rereadEvery = 256
+	rereadAfter = 64
+)
+
+// rereader reads samples, and now and then one that it has read before: every worker must get the same bits, and so must
+// this one. It costs one read in rereadEvery.
+type rereader struct {
+	data       Dataset
+	in, target Tensor // for second reads
+	count      int    // of samples read
+	kept       Sample
+	sum        uint32 // of the kept sample
+}
+
+func newRereader(d Dataset, in, target Spec) *rereader {
+	return &rereader{data: d, in: NewTensor(in.Kind, in.Shape...), target: NewTensor(target.Kind, target.Shape...)}
+}
+
+func (r *rereader) read(s Sample, in, target Tensor) error {
+	if err := read(r.data, s, in, target); err != nil {
+		return err
+	}
+	switch r.count++; r.count % rereadEvery {
+	case 1:
+		r.kept, r.sum = s, checksum(in, target)
+	case 1 + rereadAfter:
+		if err := read(r.data, r.kept, r.in, r.target); err != nil {
+			return err
+		}
+		if checksum(r.in, r.target) != r.sum {
+			return fmt.Errorf("sample %d of the data is not what it was %d samples ago, in the same epoch %d: Sample must give the same bits whenever it is called; "+
+				"what is random must come from Sample.Rand, which is the same in every worker, and files must not change during the run",
+				r.kept.Index, rereadAfter, r.kept.Epoch)
+		}
+	}
+	return nil
+}
+
+// castagnoli is the polynomial that processors have instructions for.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(in, target Tensor) uint32 {
+	return crc32.Update(crc32.Checksum(appendBytes(nil, in), castagnoli), castagnoli, appendBytes(nil, target))
 }

@@ -202,7 +202,9 @@ func prepare(j Job) (*prepared, error) {
 		if j.InitFrom != "" {
 			f, err := p.run.Params.Open(j.InitFrom)
 			if err == nil {
-				p.run.InitSHA256, err = f.SHA256()
+				if err = f.Finite(); err == nil {
+					p.run.InitSHA256, err = f.SHA256()
+				}
 				f.Close()
 			}
 			if err != nil {

@@ -80,6 +80,9 @@ func ReadConfig(runDir string, config any) (name string, err error) {
 	if err != nil {
 		return "", model.PathError(err)
 	}
+	if !st.Mode().IsRegular() {
+		return "", fmt.Errorf("%s: not a regular file", path)
+	}
 	if st.Size() > maxConfig {
 		return "", fmt.Errorf("%s: has %d bytes, too many to describe a model", path, st.Size())
 	}

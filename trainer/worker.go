@@ -2,7 +2,6 @@ package trainer
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -63,7 +62,8 @@ func (p *prepared) worker() *process.Job {
 	j.Stage = func(lo, hi int, pool *kernel.Pool) process.Stage {
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed)
 	}
-	j.Load = func(i uint64, in, target Tensor) error { return read(p.data, order.at(i), in, target) }
+	again := newRereader(p.data, p.Model.Input, p.Model.Target)
+	j.Load = func(i uint64, in, target Tensor) error { return again.read(order.at(i), in, target) }
 	j.Index = func(i uint64) int { return newShuffle(p.Seed, p.data.Len()).at(i).Index }
 	if p.eval != nil {
 		n := p.eval.Len()
@@ -86,14 +86,6 @@ func (p *prepared) worker() *process.Job {
 		j.OnEnd = p.end
 	}
 	return j
-}
-
-// read reads one sample. Its error names the sample.
-func read(d Dataset, s Sample, in, target Tensor) error {
-	if err := d.Sample(s, in, target); err != nil {
-		return fmt.Errorf("sample %d of the data: %w", s.Index, err)
-	}
-	return nil
 }
 
 // end calls OnEnd. The model is the one in memory where this worker holds all

@@ -57,6 +57,12 @@ const (
 	// KeepAlive is the idle time after which TCP probes a connection.
 	KeepAlive = 15 * time.Second
 
+	// SampleRetry is the pause after the first failed attempt to read a sample. It grows by SampleGrowth with every further
+	// one, until there have been SampleTries.
+	SampleRetry  = 10 * time.Millisecond
+	SampleGrowth = 5
+	SampleTries  = 5
+
 	// Boundary is the time from a recovery to the next boundary plan: losses close together give one plan.
 	Boundary = 10 * time.Millisecond
 	// Balance is the time from a measurement to the next look at all of them.

@@ -118,6 +118,15 @@ var rows = []row{
 	{"RedialMax", "longest pause before a link is dialled again", "fixed", fixed(MaxRedials * Redial), []than{{"Redial", 1, false, "the pause grows"}}},
 	{"Handshake", "from a new link to its welcome", "fixed", fixed(Handshake), []than{{"RedialMax", 1, false, "both ends have dialled"}}},
 	{"KeepAlive", "idle time after which TCP probes a connection", "fixed", fixed(KeepAlive), []than{{"Heartbeat", 10, true, "heartbeats keep a connection busy"}}},
+	{"SampleRetry", "pause before a sample is read again", "fixed", fixed(SampleRetry), nil},
+	{"SampleRetries", "all pauses before a sample counts as unreadable", "fixed", func(Policy) (all time.Duration) {
+		pause := SampleRetry
+		for range SampleTries - 1 {
+			all += pause
+			pause *= SampleGrowth
+		}
+		return all
+	}, []than{{"SampleRetry", 1, false, "the pause grows"}}},
 	{"Boundary", "from a recovery to the next boundary plan", "fixed", fixed(Boundary), nil},
 	{"Balance", "from a measurement to the next look at all", "fixed", fixed(Balance), []than{{"Boundary", 1, false, "a recovery comes first"}}},
 }

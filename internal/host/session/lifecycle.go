@@ -108,8 +108,9 @@ type verdict struct {
 	help    string
 	warning string
 
-	claim    *claim // a failure that workers reported, until its cause is known
-	complete bool   // every file is written
+	unread   map[int]int // by step, the place of a worker that could not read a sample
+	claim    *claim      // a failure that workers reported, until its cause is known
+	complete bool        // every file is written
 
 	result *control.Done // the first one, if possible of a worker that knows the last loss
 	by     int           // place of the worker that sent it
@@ -287,7 +288,7 @@ func (s *Session) workerFailed(place int, m control.Failed) {
 	text := cmp.Or(OneLine(m.Text), "failed without a reason")
 	err := &FailedError{Kind: m.Kind, Worker: s.id(place), Workers: len(s.workers), Text: text, Step: m.Step}
 	switch {
-	case len(s.workers) == 1 || m.Kind != control.Faulty && m.Kind != control.PeerLost && m.Kind != control.Corrupt:
+	case len(s.workers) == 1 || s.unreadable(place, m) || !m.Kind.OfWorker():
 		s.end.detail = m.Stack
 		s.judge(err)
 	case s.phase == training && (m.Kind != control.Faulty || s.ctl.Busy()):
@@ -298,6 +299,22 @@ func (s *Session) workerFailed(place int, m control.Failed) {
 	case s.end.claim.err.Kind == control.PeerLost && m.Kind != control.PeerLost:
 		s.end.claim = &claim{err, m.Stack, s.end.claim.due}
 	}
+}
+
+// unreadable reports whether another worker could not read its samples of the same step either.
+func (s *Session) unreadable(place int, m control.Failed) bool {
+	if m.Kind != control.NoSample {
+		return false
+	}
+	before, ok := s.end.unread[m.Step]
+	if ok && before != place {
+		return true
+	}
+	if s.end.unread == nil {
+		s.end.unread = make(map[int]int)
+	}
+	s.end.unread[m.Step] = place
+	return false
 }
 
 // believe judges by what workers said of a failure, since nothing better came.
@@ -493,7 +510,7 @@ func (s *Session) resumable() string {
 	}
 	var failed *FailedError
 	err := s.end.err
-	if errors.As(err, &failed) && (failed.Kind == control.Faulty || failed.Kind == control.Corrupt) ||
+	if errors.As(err, &failed) && (failed.Kind == control.Faulty || failed.Kind == control.NoSample || failed.Kind == control.Corrupt) ||
 		slices.ContainsFunc([]any{new(*StoppedError), new(*LostError), new(*SilentError), new(*RecoveryError)}, func(as any) bool { return errors.As(err, as) }) {
 		return s.cfg.Shown
 	}

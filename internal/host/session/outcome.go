@@ -122,7 +122,7 @@ type FailedError struct {
 }
 
 func (e *FailedError) Error() string {
-	if e.Workers > 1 && (e.Kind == control.UserPanic || e.Kind == control.Faulty || e.Kind == control.PeerLost) {
+	if e.Workers > 1 && (e.Kind == control.UserPanic || e.Kind == control.Faulty || e.Kind == control.NoSample || e.Kind == control.PeerLost) {
 		return fmt.Sprintf("worker %d: %s", e.Worker, e.Text)
 	}
 	return e.Text // the same from every worker

@@ -347,6 +347,7 @@ type FailKind string
 const (
 	Usage     FailKind = "usage"      // flags or job are wrong: exit 2
 	UserPanic FailKind = "user-panic" // user code panicked: exit 1, Stack is shown
+	NoSample  FailKind = "no-sample"  // a sample cannot be read here: exit 1, unless another worker can read it
 	Faulty    FailKind = "error"      // anything else, such as an unreadable file: exit 1
 	NonFinite FailKind = "non-finite" // loss or gradient is not finite: exit 1
 	Mismatch  FailKind = "mismatch"   // a micro-batch gave other results when it was repeated: exit 1
@@ -354,6 +355,11 @@ const (
 	PeerLost  FailKind = "peer-lost"  // another worker cannot be reached: exit 1, unless the agent learns why that one is gone
 	Help      FailKind = "help"       // --help was asked for: Text may be long, exit 0
 )
+
+// OfWorker reports whether the failure may be that of one worker, without which the run can continue.
+func (k FailKind) OfWorker() bool {
+	return k == Faulty || k == NoSample || k == PeerLost || k == Corrupt
+}
 
 // Failed is the last message of a worker that cannot go on.
 type Failed struct {

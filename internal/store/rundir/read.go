@@ -97,7 +97,12 @@ func running(path string) bool {
 }
 
 func readJSON(path string, v any) (found bool, err error) {
-	b, err := os.ReadFile(path)
+	f, err := openRegular(path)
+	var b []byte
+	if err == nil {
+		b, err = io.ReadAll(f)
+		_ = f.Close()
+	}
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return false, nil
 	}
@@ -108,6 +113,22 @@ func readJSON(path string, v any) (found bool, err error) {
 		return false, fmt.Errorf("%s: %w", path, cause(err))
 	}
 	return true, nil
+}
+
+// openRegular opens a file to read it. It does not wait for the writer of a FIFO, but refuses it.
+func openRegular(path string) (*os.File, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	st, err := f.Stat()
+	if err == nil && !st.Mode().IsRegular() {
+		err = errors.New("not a regular file")
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
 }
 
 func readOptional[T any](path string) (*T, error) {
@@ -122,7 +143,7 @@ func readOptional[T any](path string) (*T, error) {
 // lastOf returns the last line of a line file, nil if it has none. enough, where it is not nil, is
 // shown the lines from the last one backwards until it says so.
 func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
-	f, err := os.Open(path)
+	f, err := openRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

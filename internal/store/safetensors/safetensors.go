@@ -31,6 +31,8 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
@@ -191,7 +193,7 @@ type place struct{ offset, elements int }
 // Open reads and checks the header of the file at path. Faults of its content
 // are of type [*Error]; a file that cannot be read gives an [*os.PathError].
 func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0) // a FIFO is refused below, without waiting for its writer
 	if err != nil {
 		return nil, err
 	}
@@ -380,6 +382,26 @@ func (f *File) ReadAt(name string, at int, dst []float32) error {
 			dst[i/4] = math.Float32frombits(binary.LittleEndian.Uint32(b[i:]))
 		}
 		dst = dst[len(b)/4:]
+	}
+	return nil
+}
+
+// Finite returns an error that names the first element that is NaN or infinite; nil if all are finite.
+func (f *File) Finite() error {
+	buf := make([]float32, 1<<14)
+	for _, t := range f.Tensors {
+		n := t.Len()
+		for at := 0; at < n; at += len(buf) {
+			part := buf[:min(len(buf), n-at)]
+			if err := f.ReadAt(t.Name, at, part); err != nil {
+				return err
+			}
+			for i, x := range part {
+				if x-x != 0 {
+					return &Error{Path: f.path, Tensor: t.Name, Reason: fmt.Sprintf("has %v as element %d; parameters must be finite", x, at+i)}
+				}
+			}
+		}
 	}
 	return nil
 }

@@ -73,6 +73,18 @@ type Stage interface {
 	Where() string
 }
 
+// SampleError says that a sample could not be read, even when that was tried again.
+type SampleError struct {
+	Index int // of the sample in its data set
+	Tries int
+	Err   error
+}
+
+func (e *SampleError) Error() string {
+	return fmt.Sprintf("sample %d of the data: %v (tried %d times)", e.Index, e.Err, e.Tries)
+}
+func (e *SampleError) Unwrap() error { return e.Err }
+
 // End describes the end of a run to the first worker of the plan.
 type End struct {
 	RunDir string
@@ -165,9 +177,12 @@ func Failure(err error, step int) control.Failed {
 	var mismatch *engine.MismatchError
 	var corrupt *engine.CorruptError
 	var job *JobError
+	var sample *SampleError
 	switch {
 	case errors.As(err, &panicked):
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
+	case errors.As(err, &sample):
+		f.Kind = control.NoSample
 	case errors.As(err, &nonFinite):
 		f.Kind = control.NonFinite
 	case errors.As(err, &mismatch):

@@ -1,0 +1,133 @@
+package trainer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+
+	"github.com/soliton-train/soliton/trainer"
+)
+
+// flaky fails the first few times that it is asked for a sample in training.
+type flaky struct {
+	counts
+	index int
+	left  *int
+}
+
+func (f flaky) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	if s.Index == f.index && *f.left > 0 {
+		*f.left--
+		return &fs.PathError{Op: "read", Path: "/mnt/data/7", Err: syscall.EIO}
+	}
+	return f.counts.Sample(s, in, target)
+}
+
+func TestTransientSampleError(t *testing.T) {
+	want := run(t, smallJob())
+	synctest.Test(t, func(t *testing.T) {
+		job, failures := smallJob(), 3
+		job.Data = flaky{counts{n: 40}, 7, &failures}
+		if got := run(t, job); got.ParamsSHA256 != want.ParamsSHA256 || failures != 0 {
+			t.Errorf("parameters %s, want %s; %d failures are left", got.ParamsSHA256, want.ParamsSHA256, failures)
+		}
+		failures = math.MaxInt
+		_, err := trainer.Run(context.Background(), job)
+		if !errors.Is(err, syscall.EIO) && (err == nil || !strings.Contains(err.Error(), "input/output error")) {
+			t.Fatalf("error %v", err)
+		}
+		for _, part := range []string{"sample 7 of the data", "/mnt/data/7", "tried 5 times"} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("the error is %q, without %q", err, part)
+			}
+		}
+	})
+}
+
+// drifting gives other bits each time that it is read in training.
+type drifting struct {
+	counts
+	reads *int
+	after int // reads
+}
+
+func (d drifting) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	err := d.counts.Sample(s, in, target)
+	if *d.reads++; s.Train && *d.reads > d.after {
+		in.F[0] += float32(*d.reads) / 1000
+	}
+	return err
+}
+
+// A data set that draws from a generator of its own, or whose files change, is refused.
+func TestSampleChanges(t *testing.T) {
+	for _, after := range []int{0, 80} {
+		job := smallJob()
+		reads := 0
+		job.Steps, job.Data = 100, drifting{counts{n: 40}, &reads, after}
+		_, err := trainer.Run(context.Background(), job)
+		if err == nil || !strings.Contains(err.Error(), "of the data is not what it was") || !strings.Contains(err.Error(), "Sample.Rand") {
+			t.Errorf("after %d reads: error %v", after, err)
+		}
+	}
+	job := smallJob()
+	var asked []trainer.Sample
+	job.Steps, job.Data = 100, augmented{counts{n: 40}, &asked}
+	run(t, job) // draws from the stream that it is given
+	if len(asked) != 40+800+3 {
+		t.Errorf("%d reads", len(asked))
+	}
+}
+
+// A FIFO is no file to begin from: opening it would wait for a writer.
+func TestInitFromFIFO(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	job := smallJob()
+	job.InitFrom = path
+	if err := job.Validate(); err == nil || !strings.Contains(err.Error(), "--init-from (Job.InitFrom)") || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("error %v", err)
+	}
+	dir := filepath.Dir(path)
+	if err := os.Rename(path, filepath.Join(dir, "config.json")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := trainer.ReadConfig(dir, new(any)); err == nil || !strings.Contains(err.Error(), "not a regular file") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestInitFromNotFinite(t *testing.T) {
+	job := smallJob()
+	job.RunDir = filepath.Join(t.TempDir(), "run")
+	run(t, job)
+	path := filepath.Join(job.RunDir, "model.safetensors")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, bits := range map[string][]byte{"NaN": {0, 0, 0xc0, 0x7f}, "+Inf": {0, 0, 0x80, 0x7f}, "-Inf": {0, 0, 0x80, 0xff}} {
+		spoilt := slices.Clone(text)
+		copy(spoilt[len(spoilt)-4:], bits)
+		from := filepath.Join(t.TempDir(), "model.safetensors")
+		if err := os.WriteFile(from, spoilt, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		next := smallJob()
+		next.InitFrom = from
+		if _, err := trainer.Run(context.Background(), next); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("has %s as element 1", name)) || !strings.Contains(err.Error(), "InitFrom") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
