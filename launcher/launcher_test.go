@@ -23,7 +23,7 @@ import (
 )
 
 // Built once: the binary under test, a program for it, and one that trains.
-var binary, fake, mlp, emulated string
+var binary, fake, mlp, emulated, custom, calls string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -33,13 +33,13 @@ func testMain(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "../examples/mlp", "../examples/emulated").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "./testdata/calls", "../examples/mlp", "../examples/emulated", "../examples/custom").CombinedOutput()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
 		return 1
 	}
 	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
-	emulated = filepath.Join(dir, "emulated")
+	emulated, custom, calls = filepath.Join(dir, "emulated"), filepath.Join(dir, "custom"), filepath.Join(dir, "calls")
 	return m.Run()
 }
 

@@ -89,6 +89,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if err != nil {
 		return cli.Fail(fmt.Errorf("%s: %w", path, err))
 	}
+	again.Calls = was.Calls
 	if again.Plan = was.Plan; was.Last != nil {
 		again.Number = was.Last.Plan
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
-	"hash/crc32"
 	"math"
 	"time"
 
@@ -169,51 +168,4 @@ func read(d Dataset, s Sample, in, target Tensor) error {
 		time.Sleep(pause)
 		pause *= timing.SampleGrowth
 	}
-}
-
-// A rereader reads one of rereadEvery samples a second time, rereadAfter samples later.
-const (
-	rereadEvery = 256
-	rereadAfter = 64
-)
-
-// rereader reads samples, and now and then one that it has read before: every worker must get the same bits, and so must
-// this one. It costs one read in rereadEvery.
-type rereader struct {
-	data       Dataset
-	in, target Tensor // for second reads
-	count      int    // of samples read
-	kept       Sample
-	sum        uint32 // of the kept sample
-}
-
-func newRereader(d Dataset, in, target Spec) *rereader {
-	return &rereader{data: d, in: NewTensor(in.Kind, in.Shape...), target: NewTensor(target.Kind, target.Shape...)}
-}
-
-func (r *rereader) read(s Sample, in, target Tensor) error {
-	if err := read(r.data, s, in, target); err != nil {
-		return err
-	}
-	switch r.count++; r.count % rereadEvery {
-	case 1:
-		r.kept, r.sum = s, checksum(in, target)
-	case 1 + rereadAfter:
-		if err := read(r.data, r.kept, r.in, r.target); err != nil {
-			return err
-		}
-		if checksum(r.in, r.target) != r.sum {
-			return fmt.Errorf("sample %d of the data is not what it was %d samples ago, in the same epoch %d: Sample must give the same bits whenever it is called; "+
-				"what is random must come from Sample.Rand, which is the same in every worker, and files must not change during the run",
-				r.kept.Index, rereadAfter, r.kept.Epoch)
-		}
-	}
-	return nil
-}
-
-// castagnoli is the polynomial that processors have instructions for.
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func checksum(in, target Tensor) uint32 {
-	return crc32.Update(crc32.Checksum(appendBytes(nil, in), castagnoli), castagnoli, appendBytes(nil, target))
 }

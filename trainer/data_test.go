@@ -53,41 +53,6 @@ func TestTransientSampleError(t *testing.T) {
 	})
 }
 
-// drifting gives other bits each time that it is read in training.
-type drifting struct {
-	counts
-	reads *int
-	after int // reads
-}
-
-func (d drifting) Sample(s trainer.Sample, in, target trainer.Tensor) error {
-	err := d.counts.Sample(s, in, target)
-	if *d.reads++; s.Train && *d.reads > d.after {
-		in.F[0] += float32(*d.reads) / 1000
-	}
-	return err
-}
-
-// A data set that draws from a generator of its own, or whose files change, is refused.
-func TestSampleChanges(t *testing.T) {
-	for _, after := range []int{0, 80} {
-		job := smallJob()
-		reads := 0
-		job.Steps, job.Data = 100, drifting{counts{n: 40}, &reads, after}
-		_, err := trainer.Run(context.Background(), job)
-		if err == nil || !strings.Contains(err.Error(), "of the data is not what it was") || !strings.Contains(err.Error(), "Sample.Rand") {
-			t.Errorf("after %d reads: error %v", after, err)
-		}
-	}
-	job := smallJob()
-	var asked []trainer.Sample
-	job.Steps, job.Data = 100, augmented{counts{n: 40}, &asked}
-	run(t, job) // draws from the stream that it is given
-	if len(asked) != 40+800+3 {
-		t.Errorf("%d reads", len(asked))
-	}
-}
-
 // A FIFO is no file to begin from: opening it would wait for a writer.
 func TestInitFromFIFO(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fifo")

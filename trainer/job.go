@@ -75,11 +75,12 @@ type Job struct {
 	// result does not depend on it. --threads
 	Threads int
 
-	// OnStep is called for committed steps in order, by the goroutine that
-	// trains on the first worker of the plan. A step is not delivered where that
-	// worker's process ends between the commit and the call; a run that goes back
-	// to a checkpoint delivers the steps that it repeats once more, from a process
-	// that has not delivered them. An error ends the run.
+	// OnStep is called for every committed step in order, by the goroutine that
+	// trains, in one worker at a time. If that worker's process ends, another one goes on;
+	// the run writes down which calls have returned. So a call is repeated only if the
+	// process may have ended during it, see [StepInfo.Redelivered], also after rollbacks
+	// and after the run was resumed. A [LineWriter] writes each line once all the same.
+	// An error ends the run.
 	OnStep func(StepInfo) error
 
 	// OnEnd is called once after the last step, or the step at which the run was
@@ -99,10 +100,11 @@ type StepInfo struct {
 	Duration time.Duration
 	ValLoss  *float64 // mean loss over the evaluation that followed the step; nil if none did
 
-	// Redelivered reports whether OnStep was called for this step before, in a process
-	// that may have died during the call. It is always false for now: deliveries are
-	// not recorded yet.
+	// Redelivered reports whether OnStep may have been called for this step before, in a
+	// process that ended before the call was known to have returned.
 	Redelivered bool
+
+	lines *process.Lines // nil outside of a run
 }
 
 // End is the end of a run.

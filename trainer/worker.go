@@ -62,8 +62,7 @@ func (p *prepared) worker() *process.Job {
 	j.Stage = func(lo, hi int, pool *kernel.Pool) process.Stage {
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed)
 	}
-	again := newRereader(p.data, p.Model.Input, p.Model.Target)
-	j.Load = func(i uint64, in, target Tensor) error { return again.read(order.at(i), in, target) }
+	j.Load = func(i uint64, in, target Tensor) error { return read(p.data, order.at(i), in, target) }
 	j.Index = func(i uint64) int { return newShuffle(p.Seed, p.data.Len()).at(i).Index }
 	if p.eval != nil {
 		n := p.eval.Len()
@@ -75,10 +74,11 @@ func (p *prepared) worker() *process.Job {
 		}
 	}
 	if p.OnStep != nil {
-		j.OnStep = func(s control.Step, took time.Duration) error {
+		j.OnStep = func(c process.Call) error {
 			return p.OnStep(StepInfo{
-				Step: s.Step, Steps: p.Steps, Loss: s.Loss, LR: s.LR, GradNorm: s.GradNorm,
-				Targets: s.Tokens, Duration: took, ValLoss: s.ValLoss,
+				Step: c.Step.Step, Steps: p.Steps, Loss: c.Loss, LR: c.LR, GradNorm: c.GradNorm, Targets: c.Tokens,
+				Duration: time.Duration(c.MS * float64(time.Millisecond)), ValLoss: c.ValLoss,
+				Redelivered: c.Again, lines: c.Lines,
 			})
 		}
 	}

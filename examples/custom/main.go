@@ -5,11 +5,7 @@
 package main
 
 import (
-	"bufio"
-	"errors"
 	"flag"
-	"fmt"
-	"os"
 
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
@@ -83,17 +79,8 @@ func main() {
 			if *path == "" {
 				return job, nil
 			}
-			file, err := os.Create(*path)
-			if err != nil {
-				return job, err
-			}
-			csv := bufio.NewWriter(file)
-			fmt.Fprintln(csv, "step,loss")
-			job.OnStep = func(s trainer.StepInfo) error {
-				_, err := fmt.Fprintf(csv, "%d,%v\n", s.Step, s.Loss)
-				return err
-			}
-			job.OnEnd = func(trainer.End) error { return errors.Join(csv.Flush(), file.Close()) }
+			csv := trainer.LineWriter{Path: *path, Header: "step,loss"}
+			job.OnStep = func(s trainer.StepInfo) error { return csv.Printf(s, "%d,%v", s.Step, s.Loss) }
 			return job, nil
 		}
 	})

@@ -110,6 +110,10 @@ func (r *run) write(e session.Effect) error {
 		if r.dir != nil {
 			return r.dir.AddMetrics(e.Metrics)
 		}
+	case session.WriteDelivery:
+		if r.dir != nil {
+			return r.dir.AddDelivery(e.Delivery)
+		}
 	case session.WriteWorkers:
 		if r.dir != nil && r.commands != nil {
 			return r.dir.WriteWorkers(rundir.Workers{Agent: r.commands.listener.Path(), Workers: e.Alive})

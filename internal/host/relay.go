@@ -50,11 +50,11 @@ type local struct {
 	to     *queue[control.Message]
 
 	// What a new leader is told.
-	hello, note, ready, saved, done, failed, leave control.Message
-	steps                                          []control.Step
-	closed                                         bool
-	err                                            error // why
-	exit                                           *control.Exited
+	hello, note, ready, saved, delivered, done, failed, leave control.Message
+	steps                                                     []control.Step
+	closed                                                    bool
+	err                                                       error // why
+	exit                                                      *control.Exited
 
 	// What a worker hears once.
 	started, stopped, released bool
@@ -234,6 +234,8 @@ func (r *relay) pass(l *local, m control.Message) {
 		}
 	case control.Saved:
 		l.saved = m
+	case control.Delivered:
+		l.delivered = m
 	case control.Done:
 		l.done = m
 	case control.Failed:
@@ -275,6 +277,7 @@ func (r *relay) account(q outbox, since control.Lead) {
 			say(s)
 		}
 		say(l.saved)
+		say(l.delivered)
 		say(l.done)
 		say(l.leave)
 		say(l.failed)

@@ -24,6 +24,7 @@ type Resume struct {
 	Plan *rundir.Plan      // the newest, nil for none
 	// Number is that of the plan of the newest step. It may be greater than Plan's, which is written down later.
 	Number uint64
+	Calls  rundir.Calls
 	Note   []string // what the user should know about it, in a sentence each
 }
 

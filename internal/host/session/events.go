@@ -155,6 +155,8 @@ type (
 	WritePlan struct{ Plan rundir.Plan }
 	// WriteMetrics appends to metrics.jsonl.
 	WriteMetrics struct{ Metrics rundir.Metrics }
+	// WriteDelivery appends to deliveries.jsonl.
+	WriteDelivery struct{ Delivery rundir.Delivery }
 	// WriteEvent appends to events.jsonl.
 	WriteEvent struct{ Event rundir.Event }
 	// WriteSummary writes summary.json.

@@ -396,6 +396,9 @@ func (s *Session) conclude() {
 	if s.ctl.Busy() && s.anyWorker(func(w *worker) bool { return w.state != gone && !w.over() }) {
 		return // the first worker has yet to learn that it is that
 	}
+	if !s.deliveries.Done() {
+		return // the program has yet to be told of a step
+	}
 	if s.checkpoints.committing() {
 		return // the run is concluded when they are on disk
 	}

@@ -22,7 +22,7 @@ func (s *Session) message(place int, m control.Message) {
 	}
 	if s.phase == finished && w.inherited {
 		switch m.(type) {
-		case control.Step, control.Saved, control.Done, control.Answer, control.Applied:
+		case control.Step, control.Delivered, control.Saved, control.Done, control.Answer, control.Applied:
 			return // the leader before has written all down
 		}
 	}
@@ -85,6 +85,11 @@ func (s *Session) message(place int, m control.Message) {
 			return
 		}
 		s.committed(place, m)
+
+	case control.Delivered:
+		if s.phase == training {
+			s.delivered(place, m)
+		}
 
 	case control.Output:
 		switch {
@@ -289,6 +294,7 @@ func (s *Session) committed(place int, m control.Step) {
 		return
 	}
 	r.step(m, len(under.Workers))
+	s.deliveries.Commit(m)
 	s.then(WriteMetrics{r.last}, row, Show{view.Step(r.last)})
 	s.askForTimelines()
 	s.trace(s.tr.Step(s.moment(), m, under.Version, r.last.Workers, s.thin))
@@ -311,6 +317,50 @@ func (s *Session) workerStep(place int, m control.Step) {
 	}
 	s.clockDraw(place, m)
 	s.trace(s.tr.WorkerStep(s.workers[place].who.ID, m))
+}
+
+// delivered takes in that OnStep has returned in a worker.
+func (s *Session) delivered(place int, m control.Delivered) {
+	changed, err := s.deliveries.Confirm(s.session(place), m)
+	if err != nil {
+		s.bad(place, "%s", err)
+		return
+	}
+	if changed {
+		s.then(WriteDelivery{s.deliveries.Record()})
+		s.conclude()
+	}
+}
+
+// deliver has OnStep called for what is committed. The record is written before the worker that it names is told.
+func (s *Session) deliver() (effects []Effect) {
+	if s.phase != training || s.starts != nil {
+		return nil
+	}
+	if w, ok := s.deliveries.Caller(); ok {
+		if place := s.find(w); place < 0 || s.workers[place].state == gone {
+			s.deliveries.Lost(w)
+		}
+	}
+	var candidates []plan.Worker
+	for _, w := range s.plan.Workers {
+		if place := s.find(w); place >= 0 && s.workers[place].canCall() {
+			candidates = append(candidates, s.session(place))
+		}
+	}
+	to, m, appointed, ok := s.deliveries.Next(candidates)
+	if appointed {
+		effects = append(effects, WriteDelivery{s.deliveries.Record()})
+	}
+	if ok {
+		effects = append(effects, Send{s.find(to), m})
+	}
+	return effects
+}
+
+// canCall reports whether a worker can call OnStep.
+func (w *worker) canCall() bool {
+	return w.state >= prepared && w.state < gone && w.fault == nil && !w.killed && !w.closed() && !w.hasExited()
 }
 
 // forgetSteps drops the steps that all workers have reported that are to.

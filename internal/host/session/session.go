@@ -67,6 +67,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/delivery"
 	"github.com/soliton-train/soliton/internal/host/session/spans"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -95,6 +96,7 @@ type Session struct {
 	late        lateness
 	end         verdict
 	checkpoints checkpoints
+	deliveries  delivery.Queue
 	roster      roster
 	paces       pacing
 	clocks      clocking
@@ -234,6 +236,7 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 	} else {
 		s.take(e)
 	}
+	s.then(s.deliver()...)
 	if s.phase == training && s.Over() {
 		s.loseAll()
 	}
@@ -280,9 +283,10 @@ func (s *Session) take(e Event) {
 		s.watch(e.Due)
 
 	case Agreed:
-		if s.starts != nil {
-			s.first(s.starts...)
+		if starts := s.starts; starts != nil {
 			s.starts = nil
+			s.first(s.deliver()...) // a worker is appointed before it can commit a step
+			s.first(starts...)
 			return
 		}
 		s.tell(controller.Agreed{Version: e.Version, Proposed: e.Proposed})

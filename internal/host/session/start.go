@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/delivery"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -70,6 +71,12 @@ func (s *Session) start() {
 		w := &s.workers[place]
 		w.own = share(&p, w.who)
 		begin.Workers = append(begin.Workers, w.own)
+	}
+	if first.OnStep {
+		s.deliveries = delivery.New(rundir.Delivery{Step: from}, nil)
+		if again := s.cfg.Resume; again != nil && again.Calls.Newest != nil {
+			s.deliveries = delivery.New(*again.Calls.Newest, due(again.Calls))
+		}
 	}
 	s.ctl = controller.New(s.controllerConfig(p, s.peers()))
 	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(places), "worker"))

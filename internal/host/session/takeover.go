@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/delivery"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -201,6 +202,7 @@ func (s *Session) takeOver() {
 		return
 	}
 	s.model = s.workers[some].ready
+	s.inheritDeliveries(&h.Calls)
 	config := s.controllerConfig(s.plan, s.inheritedPeers())
 	config.Term, config.Live, config.Coming, config.Issued = s.cfg.Term, in.live, in.coming, in.Issued
 	config.Epoch = in.Orders[len(in.Orders)-1].Epoch
@@ -247,6 +249,27 @@ func (s *Session) unrecovered(lost []rundir.Event) (causes []string, since time.
 		}
 	}
 	return causes, since
+}
+
+// inheritDeliveries continues the calls of OnStep where the leader before was.
+func (s *Session) inheritDeliveries(c *rundir.Calls) {
+	switch {
+	case !s.model.OnStep:
+	case c.Newest == nil: // no worker has begun
+		s.deliveries = delivery.New(rundir.Delivery{Step: s.cfg.Inherited.Orders[0].Passed.Step}, nil)
+	default:
+		s.deliveries = delivery.Inherit(*c.Newest, due(*c))
+	}
+}
+
+// due returns the steps for which OnStep has yet to be called, as a worker has reported them.
+func due(c rundir.Calls) (steps []control.Step) {
+	for _, m := range c.Due {
+		steps = append(steps, control.Step{
+			Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS, Time: m.Time.Time, Plan: m.Plan, ValLoss: m.ValLoss,
+		})
+	}
+	return steps
 }
 
 // startInherited lets the workers train that have not been told yet, with the first order of the run.

@@ -85,7 +85,7 @@ var kinds = make(map[string]reflect.Type)
 func init() {
 	for _, m := range []Message{
 		Hello{}, Welcome{}, Beat{}, Note{}, Ready{}, Start{}, Step{}, Spans{}, Output{}, Clock{}, Stop{}, Done{}, Failed{}, Release{},
-		Query{}, Answer{}, Order{}, Applied{}, Repaired{}, Fill{}, Level{}, LinkLost{}, Save{}, Saved{}, Leave{}, Fault{},
+		Query{}, Answer{}, Order{}, Applied{}, Repaired{}, Fill{}, Level{}, LinkLost{}, Deliver{}, Delivered{}, Save{}, Saved{}, Leave{}, Fault{},
 		Host{}, Lead{}, Told{}, Relayed{}, Closed{}, Exited{}, Begin{}, Kill{}, Add{}, Added{}, Watch{}, Timeline{},
 	} {
 		kinds[m.kind()] = reflect.TypeOf(m)

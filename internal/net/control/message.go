@@ -84,6 +84,9 @@ type Ready struct {
 	// CheckpointEvery is how often the run wants a checkpoint, 0 for none but the one of a
 	// stopped run.
 	CheckpointEvery time.Duration
+
+	// OnStep says that the program wants to be called for each committed step; see [Deliver].
+	OnStep bool
 }
 
 // Layer describes one layer of a model.
@@ -205,6 +208,22 @@ type Traffic struct {
 // has closed when it closes, and everything else at once.
 type Output struct {
 	Text string
+}
+
+// Deliver has the worker call OnStep, which one worker at a time does. From its first Deliver on, a worker waits after
+// each step that it has reported until that step is delivered, and answers every Step with [Delivered].
+type Deliver struct {
+	After int               // the newest step that is known to be delivered
+	Files []rundir.LineFile // of the program's line writers, as that call left them
+	Step  *Step             // to be delivered; nil: the next one follows
+	Again bool              // the call may have been made before, by a process that ended before it said so
+}
+
+// Delivered says that OnStep has returned for all steps up to Step. It is durable when the next Deliver comes.
+type Delivered struct {
+	Step  int
+	Files []rundir.LineFile // what the program's line writers have written so far
+	Left  bool              // the worker leaves the run and makes no calls any more, not even one that it was asked for
 }
 
 // Save asks for a checkpoint at the next commit, or at the first one after for which no
@@ -369,23 +388,25 @@ type Failed struct {
 	Step  int    // the step in which it happened, from 1; 0 before the first
 }
 
-func (Release) kind() string  { return "release" }
-func (Host) kind() string     { return "host" }
-func (Lead) kind() string     { return "lead" }
-func (Told) kind() string     { return "told" }
-func (Relayed) kind() string  { return "relayed" }
-func (Closed) kind() string   { return "closed" }
-func (Exited) kind() string   { return "exited" }
-func (Begin) kind() string    { return "begin" }
-func (Kill) kind() string     { return "kill" }
-func (Save) kind() string     { return "save" }
-func (Saved) kind() string    { return "saved" }
-func (Repaired) kind() string { return "repaired" }
-func (Leave) kind() string    { return "leave" }
-func (Fault) kind() string    { return "harm" } // the wire keeps the first name
-func (Spans) kind() string    { return "spans" }
-func (Add) kind() string      { return "add" }
-func (Added) kind() string    { return "added" }
+func (Release) kind() string   { return "release" }
+func (Host) kind() string      { return "host" }
+func (Lead) kind() string      { return "lead" }
+func (Told) kind() string      { return "told" }
+func (Relayed) kind() string   { return "relayed" }
+func (Closed) kind() string    { return "closed" }
+func (Exited) kind() string    { return "exited" }
+func (Begin) kind() string     { return "begin" }
+func (Kill) kind() string      { return "kill" }
+func (Deliver) kind() string   { return "deliver" }
+func (Delivered) kind() string { return "delivered" }
+func (Save) kind() string      { return "save" }
+func (Saved) kind() string     { return "saved" }
+func (Repaired) kind() string  { return "repaired" }
+func (Leave) kind() string     { return "leave" }
+func (Fault) kind() string     { return "harm" } // the wire keeps the first name
+func (Spans) kind() string     { return "spans" }
+func (Add) kind() string       { return "add" }
+func (Added) kind() string     { return "added" }
 
 func (Hello) kind() string   { return "hello" }
 func (Welcome) kind() string { return "welcome" }

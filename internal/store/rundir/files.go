@@ -123,6 +123,21 @@ type Plan struct {
 	Plan   json.RawMessage `json:"plan"`   // as package plan writes it
 }
 
+// Delivery is one line of deliveries.jsonl: the newest step for which OnStep has returned, and the worker that calls it from then on.
+type Delivery struct {
+	Step        int        `json:"step"`
+	Worker      int        `json:"worker"`
+	Incarnation int        `json:"incarnation"`
+	Again       bool       `json:"again,omitempty"` // the next step may have been delivered, too, by a process that has ended
+	Files       []LineFile `json:"files,omitempty"` // of the program's line writers
+}
+
+// LineFile is what a line writer has written.
+type LineFile struct {
+	Path string `json:"path"` // as the program gave it
+	Size int64  `json:"size"` // bytes; what is behind them is of a call that did not return
+}
+
 // Workers is workers.json, which is there while the run is: how to reach its processes.
 type Workers struct {
 	Agent   string    `json:"agent"` // path of the socket where the agent takes commands

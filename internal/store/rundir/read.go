@@ -29,7 +29,8 @@ type Record struct {
 	Last    *Metrics // the newest step; nil before the first
 	ValLoss *float64 // of the newest evaluation, as far as the end of metrics.jsonl tells
 	Event   *Event   // the newest
-	Gone    []Event  // of workers that were lost or have left, the newest first
+	Calls   Calls
+	Gone    []Event // of workers that were lost or have left, the newest first
 
 	Recoveries []Recovery // the newest first
 	Summary    *Summary   // nil until the run has ended, and for one that was killed
@@ -67,7 +68,35 @@ func Read(path string) (Record, error) {
 	if r.Summary != nil {
 		r.ValLoss = r.Summary.ValLoss
 	}
+	if err == nil {
+		r.Calls, err = readCalls(path)
+	}
 	return r, err
+}
+
+// Calls say for which steps OnStep was called.
+type Calls struct {
+	Newest *Delivery // nil before the first worker was to make the calls
+	Due    []Metrics // later steps, in order, for which it has yet to be called
+}
+
+// readCalls reads deliveries.jsonl, and of metrics.jsonl what was committed since.
+func readCalls(path string) (c Calls, err error) {
+	c.Newest, err = lastOf[Delivery](filepath.Join(path, "deliveries.jsonl"), nil)
+	if err != nil || c.Newest == nil {
+		return c, err
+	}
+	lines := 0
+	_, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
+		// After a rollback, steps have several lines, with the same numbers.
+		if m.Step > c.Newest.Step && !slices.ContainsFunc(c.Due, func(x Metrics) bool { return x.Step == m.Step }) {
+			c.Due = append(c.Due, *m)
+		}
+		lines++
+		return lines == historySteps
+	})
+	slices.SortFunc(c.Due, func(a, b Metrics) int { return a.Step - b.Step })
+	return c, err
 }
 
 // readRun reads the job, the summary and the newest plan of a run, as far as they are there; the job has to be.
@@ -248,6 +277,8 @@ type History struct {
 	Joining  []int
 	Away     map[int]string
 
+	Calls Calls
+
 	// Of the newest steps, enough of them to give the throughput of the run.
 	Tokens int64
 	MS     float64
@@ -305,6 +336,9 @@ func ReadHistory(path string) (h History, err error) {
 		steps++
 		return steps == historySteps
 	})
+	if err == nil {
+		h.Calls, err = readCalls(path)
+	}
 	return h, err
 }
 

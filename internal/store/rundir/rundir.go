@@ -121,7 +121,7 @@ func (d *Dir) Resume() error {
 }
 
 // lineFiles are the files that grow by whole lines.
-var lineFiles = []string{"metrics.jsonl", "events.jsonl", "plans.jsonl", "traces.jsonl"}
+var lineFiles = []string{"metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "traces.jsonl"}
 
 // takeOver copies the whole lines of a file.
 func (d *Dir) takeOver(name string) (*os.File, error) {
@@ -181,7 +181,7 @@ func create(path string) (*Dir, error) {
 
 // files are the names that a run writes besides lock.
 var files = []string{
-	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "traces.jsonl", "summary.json",
+	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "traces.jsonl", "summary.json",
 	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints", "ui-token",
 }
 
@@ -390,6 +390,9 @@ func (d *Dir) AddEvent(e Event) error { return d.addLine("events.jsonl", e) }
 
 // AddPlan appends a line to plans.jsonl. WriteJob comes first.
 func (d *Dir) AddPlan(p Plan) error { return d.addLine("plans.jsonl", p) }
+
+// AddDelivery appends a line to deliveries.jsonl. WriteJob comes first.
+func (d *Dir) AddDelivery(x Delivery) error { return d.addLine("deliveries.jsonl", x) }
 
 // AddTrace appends a line of OTLP JSON to traces.jsonl. WriteJob comes first.
 func (d *Dir) AddTrace(line []byte) error { return d.addLine("traces.jsonl", json.RawMessage(line)) }

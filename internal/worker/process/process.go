@@ -62,8 +62,8 @@ type Job struct {
 	Evaluate    func(i int, in, target tensor.Tensor) error
 	Evaluations int
 
-	OnStep func(s control.Step, took time.Duration) error // nil for none
-	OnEnd  func(End) error                                // nil for none
+	OnStep func(Call) error // nil for none
+	OnEnd  func(End) error  // nil for none
 }
 
 // Stage is an engine's stage that knows which user code it runs.
@@ -71,6 +71,13 @@ type Stage interface {
 	engine.Stage
 	// Where describes the user code that runs, "" if none does.
 	Where() string
+}
+
+// Call is a committed step that OnStep is called for.
+type Call struct {
+	control.Step
+	Again bool // another process may have made the call
+	Lines *Lines
 }
 
 // SampleError says that a sample could not be read, even when that was tried again.

@@ -44,6 +44,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, j, start)
 	defer closeSaver()
+	defer w.calls.lines.close()
 	w.saver = saver
 	if w.self.own != nil {
 		defer w.heedTerm()()
@@ -153,18 +154,18 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	w.recovery.enter(e)
 	done := control.Done{Steps: order.Passed.Step}
 	if err := w.begin(ctx, j, e, &done); err != nil {
-		return w.left(ctx, w.recovery.cause(err))
+		return w.left(ctx, j, w.recovery.cause(err))
 	}
 	for done.Steps < j.Steps && done.StoppedBy == "" {
 		if err := w.trainStep(ctx, j, e, &done); err != nil {
-			return w.left(ctx, w.recovery.cause(err))
+			return w.left(ctx, j, w.recovery.cause(err))
 		}
 	}
 	if done.Steps == j.Steps {
 		done.StoppedBy = ""
 	}
 	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, j, e, done.Steps, start.RunDir); err != nil {
-		return w.left(ctx, w.recovery.cause(err))
+		return w.left(ctx, j, w.recovery.cause(err))
 	}
 	done.Result, done.Plan = e.Result(), uint64(e.Version().N)
 	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation}
@@ -178,12 +179,19 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	if err := w.send(done); err != nil {
 		return err
 	}
-	select {
-	case <-w.release:
-	case <-w.recovery.ordered():
-		return errRollback
-	case <-ctx.Done():
-		return ctx.Err()
+	for released := false; !released; {
+		select {
+		case <-w.calls.came:
+			if err := w.deliver(ctx, j, 0); err != nil {
+				return err
+			}
+		case <-w.release:
+			released = true
+		case <-w.recovery.ordered():
+			return errRollback
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 	if j.OnEnd == nil || !e.First() {
 		return nil
@@ -215,14 +223,13 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 	if !joined {
 		return nil
 	}
-	w.step, w.told = at.Step, at.Step
-	_, err = w.report(ctx, j, e, done, committed, control.Step{Joined: true, Time: time.Now()})
-	return err
+	w.step = at.Step
+	return w.report(ctx, j, e, done, committed, control.Step{Joined: true, Time: time.Now()})
 }
 
 // report tells the agent of a committed step, after the evaluation that may follow it. said has what only a worker that ran the
 // step knows.
-func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, r engine.Result, said control.Step) (control.Step, error) {
+func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, r engine.Result, said control.Step) error {
 	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
 	said.Step, said.Loss, said.LR, said.GradNorm, said.Tokens, said.Plan = r.Step, r.Loss, r.LR, r.GradNorm, r.Targets, uint64(r.Plan.N)
 	said.Forwards, said.Backwards = r.Forwards, r.Backwards
@@ -230,30 +237,36 @@ func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *con
 		var err error
 		done.ValLoss, err = w.evaluate(ctx, j, e)
 		if said.Left = errors.Is(err, engine.ErrLeft); err != nil && !said.Left {
-			return said, err
+			return err
 		}
 		said.ValLoss = done.ValLoss
 	}
 	w.spans.sums(&said)
 	if err := w.send(said); err != nil || said.Left {
-		return said, cmp.Or(err, engine.ErrLeft)
+		return cmp.Or(err, engine.ErrLeft)
 	}
-	return said, nil
+	return nil
 }
 
 // left waits for the agent's release if the run continues without this worker.
-func (w *Worker) left(ctx context.Context, err error) error {
+func (w *Worker) left(ctx context.Context, j *Job, err error) error {
 	if !errors.Is(err, engine.ErrLeft) {
 		return err
 	}
 	w.saver.wait() // the checkpoint needs this worker's part
-	select {
-	case <-w.release:
-		return nil
-	case <-w.recovery.ordered():
-		return errRollback // all others are lost
-	case <-ctx.Done():
-		return ctx.Err()
+	for {
+		if err := w.leaveCalls(j); err != nil {
+			return err
+		}
+		select {
+		case <-w.calls.came:
+		case <-w.release:
+			return nil
+		case <-w.recovery.ordered():
+			return errRollback // all others are lost
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
 }
 
@@ -287,20 +300,13 @@ func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, done *
 			return err
 		}
 	}
-	said, err := w.report(ctx, j, e, done, r, control.Step{MS: float64(took.Microseconds()) / 1000, Time: began.Add(took)})
-	if err != nil {
+	if err := w.report(ctx, j, e, done, r, control.Step{MS: float64(took.Microseconds()) / 1000, Time: began.Add(took)}); err != nil {
 		return err
 	}
 	if err := w.spans.tell(r.Step, uint64(r.Plan.N), began, took); err != nil {
 		return err
 	}
-	if j.OnStep != nil && r.Step > w.told && e.First() {
-		if err := w.user("OnStep", func() error { return j.OnStep(said, took) }); err != nil {
-			return fmt.Errorf("OnStep of step %d: %w", r.Step, err)
-		}
-	}
-	w.told = max(w.told, r.Step)
-	return nil
+	return w.deliver(ctx, j, r.Step)
 }
 
 // stopped returns why the agent asked the worker to end, or "".

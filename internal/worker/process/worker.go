@@ -60,7 +60,7 @@ type Worker struct {
 	stages []Stage
 	whole  Stage // the one with all layers, if any
 
-	told int // newest step that OnStep was called for
+	calls calls
 }
 
 // New returns a worker that talks to its agent over conn, on which Hello was said.
@@ -69,6 +69,7 @@ func New(conn *control.Conn, me Self) *Worker {
 		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*group.Group),
 		start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}),
 	}
+	w.calls.came = make(chan struct{}, 1)
 	w.recovery = recovery{w: w, first: true, signal: make(chan struct{}), broken: make(chan id.Session, 64)}
 	return w
 }
@@ -156,6 +157,8 @@ func (w *Worker) receive(ctx context.Context) error {
 				return fmt.Errorf("the agent sent a clock of %v", m.Share)
 			}
 			w.clock.set(m.Share)
+		case control.Deliver:
+			w.calls.put(m)
 		case control.Save:
 			w.saveAsked.Store(true)
 		case control.Release:
@@ -211,7 +214,7 @@ func (w *Worker) run(ctx context.Context, makeJob Make) error {
 	w.links.Store(w.net)
 	control.Warm()
 	if err := w.send(control.Ready{
-		Job: j.Job, Data: j.Files, Addr: w.net.Addr(), Layers: j.controlLayers(), CheckpointEvery: j.CheckpointEvery,
+		Job: j.Job, Data: j.Files, Addr: w.net.Addr(), Layers: j.controlLayers(), CheckpointEvery: j.CheckpointEvery, OnStep: j.OnStep != nil,
 	}); err != nil {
 		return err
 	}
