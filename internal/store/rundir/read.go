@@ -3,6 +3,8 @@ package rundir
 import (
 	"bytes"
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -344,3 +346,17 @@ func ReadHistory(path string) (h History, err error) {
 
 // historySteps is how many steps a history is long.
 const historySteps = 1000
+
+// FileSHA256 returns the SHA-256 of a file in lower-case hexadecimal.
+func FileSHA256(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", err
+	}
+	return hex.EncodeToString(h.Sum(nil)), nil
+}

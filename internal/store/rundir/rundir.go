@@ -2,12 +2,9 @@ package rundir
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -585,18 +582,4 @@ func (d *Dir) discard() error {
 			return nil // not empty: something else is there
 		}
 	}
-}
-
-// FileSHA256 returns the SHA-256 of a file in lower-case hexadecimal.
-func FileSHA256(path string) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)), nil
 }
