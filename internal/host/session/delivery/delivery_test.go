@@ -15,7 +15,6 @@ import (
 // caller is a worker as package process has it.
 type caller struct {
 	told int
-	left bool
 }
 
 // Whatever happens, each committed step is delivered in order, and again only after its caller's process ended in the call.
@@ -38,8 +37,7 @@ func TestQueue(t *testing.T) {
 		}
 		start()
 		inCall := false // the last call of a process that has ended did not return
-		var next func()
-		next = func() {
+		next := func() {
 			to, m, appointed, ok := q.Next(all)
 			if appointed {
 				record = q.Record()
