@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -44,7 +45,7 @@ func (p *Plan) String() string {
 			if w.Host != "" {
 				fmt.Fprintf(&b, " on %s", w.Host)
 			}
-			fmt.Fprintf(&b, ": micro-batches %s, %d in flight, ", Ranges(micros), p.Limit(i, id).Forwards)
+			fmt.Fprintf(&b, ": micro-batches %s, %d in flight, ", cmp.Or(Ranges(micros, " "), "none"), p.Limit(i, id).Forwards)
 			if lead := p.Limit(i, id).Lead; lead > 0 {
 				fmt.Fprintf(&b, "forward first up to %d, ", lead)
 			}
@@ -77,11 +78,8 @@ func span(lo, hi int) string {
 	return fmt.Sprintf("%d-%d", lo, hi-1)
 }
 
-// Ranges renders ascending numbers as "0-3 8 10-11", none as "none".
-func Ranges(n []int) string {
-	if len(n) == 0 {
-		return "none"
-	}
+// Ranges prints ascending numbers in short, as in 0-3,8 with a comma between.
+func Ranges(n []int, between string) string {
 	var parts []string
 	for lo := 0; lo < len(n); {
 		hi := lo + 1
@@ -91,5 +89,5 @@ func Ranges(n []int) string {
 		parts = append(parts, span(n[lo], n[hi-1]+1))
 		lo = hi
 	}
-	return strings.Join(parts, " ")
+	return strings.Join(parts, between)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -174,7 +175,7 @@ func (s *Session) tell(cause controller.Event) {
 		case controller.Note:
 			s.then(s.event(eventNote, e.Reason))
 		case controller.Hold:
-			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plural(e.Have, "worker"), e.Need)
+			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plan.Count(e.Have, "worker"), e.Need)
 			if e.Have == 0 {
 				reason = "no worker is left: waiting for replacements"
 			}
@@ -272,9 +273,9 @@ func (s *Session) adopt(e controller.Adopt) {
 	}
 	if thin := thin(&p); thin != s.thin {
 		s.thin = thin
-		kind, reason := eventProtected, fmt.Sprintf("every shard has its %s", plural(p.Mirrors, "mirror"))
+		kind, reason := eventProtected, fmt.Sprintf("every shard has its %s", plan.Count(p.Mirrors, "mirror"))
 		if thin {
-			kind, reason = eventUnprotected, fmt.Sprintf("some shards have fewer than %s", plural(p.Mirrors, "mirror"))
+			kind, reason = eventUnprotected, fmt.Sprintf("some shards have fewer than %s", plan.Count(p.Mirrors, "mirror"))
 		}
 		s.then(s.event(kind, reason))
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -134,9 +135,9 @@ func (s *Session) recovered(r controller.Recovery) {
 		TotalMS: ms(r.Total), RecomputedMicrobatches: r.Again, LinksOpened: r.Opened,
 	}
 	s.records.recoveries = append(s.records.recoveries, account)
-	reason := fmt.Sprintf("%s: %s on after %.1f ms", r.Cause, plural(len(s.plan.Workers), "worker"), account.TotalMS)
+	reason := fmt.Sprintf("%s: %s on after %.1f ms", r.Cause, plan.Count(len(s.plan.Workers), "worker"), account.TotalMS)
 	if r.Rollback {
-		reason = fmt.Sprintf("%s: %s on from step %d after %.1f ms", r.Cause, plural(len(s.plan.Workers), "worker"), r.From, account.TotalMS)
+		reason = fmt.Sprintf("%s: %s on from step %d after %.1f ms", r.Cause, plan.Count(len(s.plan.Workers), "worker"), r.From, account.TotalMS)
 	}
 	e := s.event(eventRecovered, reason)
 	e.Event.Recovery = &account

@@ -79,9 +79,9 @@ func (s *Session) start() {
 		}
 	}
 	s.ctl = controller.New(s.controllerConfig(p, s.peers()))
-	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plural(s.job.Steps, "step"), plural(len(places), "worker"))
+	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plan.Count(s.job.Steps, "step"), plan.Count(len(places), "worker"))
 	if from > 0 {
-		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plural(len(places), "worker"))
+		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plan.Count(len(places), "worker"))
 		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
 		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: order.From})
 	}
@@ -245,12 +245,7 @@ func stages(p *plan.Plan) []view.Stage {
 
 // thin reports whether a shard has fewer mirrors than the plan wants.
 func thin(p *plan.Plan) bool {
-	for _, sh := range p.Shards {
-		if len(sh.Mirrors) < p.Mirrors {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Shards, func(sh plan.Shard) bool { return len(sh.Mirrors) < p.Mirrors })
 }
 
 // mayDiffer are the fields of a job in which workers may differ: the kernel path and the platform give the same bits, and the host
@@ -376,12 +371,4 @@ func finite(xs ...float64) bool {
 		}
 	}
 	return true
-}
-
-// plural prints a count with its noun, such as "1 step" or "2 steps".
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
 }

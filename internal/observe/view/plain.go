@@ -1,11 +1,14 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // plain prints lines.
@@ -53,7 +56,7 @@ func (s *state) lines(now time.Time, e Event) []string {
 		job := e.Job
 		lines := []string{
 			strings.Join(s.title(), ", "),
-			fmt.Sprintf("%s of %s in micro-batches of %d, seed %d", plural(job.Steps, "step"), plural(job.GlobalBatch, "sample"), job.MicroBatch, job.Seed),
+			fmt.Sprintf("%s of %s in micro-batches of %d, seed %d", plan.Count(job.Steps, "step"), plan.Count(job.GlobalBatch, "sample"), job.MicroBatch, job.Seed),
 		}
 		if e.Reason != "" {
 			lines = append(lines, e.Reason)
@@ -109,13 +112,9 @@ func (s *state) lines(now time.Time, e Event) []string {
 
 // line says in one line what happened, and what it cost.
 func (r Recovered) line() string {
-	what := r.What
-	if what == "" {
-		what = r.Cause
-	}
-	text := fmt.Sprintf("%s · training again after %s", what, milliseconds(r.TotalMS))
+	text := fmt.Sprintf("%s · training again after %s", cmp.Or(r.What, r.Cause), milliseconds(r.TotalMS))
 	if n := r.RecomputedMicrobatches; n > 0 {
-		text += " · " + MicroBatches(n) + " recomputed"
+		text += " · " + plan.Count(n, "micro-batch") + " recomputed"
 	}
 	return text
 }
@@ -129,12 +128,4 @@ func milliseconds(ms float64) string {
 		return fmt.Sprintf("%.0f ms", ms)
 	}
 	return fmt.Sprintf("%.1f s", ms/1000)
-}
-
-// MicroBatches prints a number of micro-batches.
-func MicroBatches(n int) string {
-	if n == 1 {
-		return "1 micro-batch"
-	}
-	return fmt.Sprintf("%d micro-batches", n)
 }

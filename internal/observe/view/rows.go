@@ -3,11 +3,11 @@ package view
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -115,7 +115,7 @@ func (s *state) fold() string {
 	for i, k := range kinds {
 		kinds[i] = fmt.Sprintf("%d %s", counts[k], k)
 	}
-	return fmt.Sprintf("%s: %s", plural(len(s.rows), "worker"), strings.Join(kinds, ", "))
+	return fmt.Sprintf("%s: %s", plan.Count(len(s.rows), "worker"), strings.Join(kinds, ", "))
 }
 
 // ranges prints ascending numbers with their noun, as in "layer 3" or "layers 0-3 7".
@@ -126,23 +126,5 @@ func ranges(noun string, n []int) string {
 	if len(n) > 1 {
 		noun += "s"
 	}
-	return noun + " " + Ranges(n, " ")
-}
-
-// Ranges prints ascending numbers in short, as in 0-3,7 with a comma between.
-func Ranges(n []int, between string) string {
-	var parts []string
-	for lo := 0; lo < len(n); {
-		hi := lo + 1
-		for hi < len(n) && n[hi] == n[hi-1]+1 {
-			hi++
-		}
-		text := strconv.Itoa(n[lo])
-		if hi-lo > 1 {
-			text += "-" + strconv.Itoa(n[hi-1])
-		}
-		parts = append(parts, text)
-		lo = hi
-	}
-	return strings.Join(parts, between)
+	return noun + " " + plan.Ranges(n, " ")
 }

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // state is what a view has seen of a run.
@@ -188,14 +190,6 @@ func amount(x float64) string {
 	return strconv.FormatFloat(x, 'f', 0, 64)
 }
 
-// plural prints a count with its noun, such as "1 step" or "2 steps".
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
 // title is the parts of the line that says what runs, the more important first.
 func (s *state) title() []string {
 	job := s.run.Job
@@ -203,13 +197,13 @@ func (s *state) title() []string {
 	if job.Model != "" && job.Model != job.Program {
 		parts = append(parts, job.Model)
 	}
-	workers := plural(job.Workers, "worker")
+	workers := plan.Count(job.Workers, "worker")
 	if job.Workers > 1 {
-		workers += " in " + plural(max(job.Stages, 1), "stage")
+		workers += " in " + plan.Count(max(job.Stages, 1), "stage")
 	}
 	return append(parts,
 		amount(float64(job.Parameters))+" parameters",
-		workers+", "+plural(job.Threads, "thread"),
+		workers+", "+plan.Count(job.Threads, "thread"),
 		job.Kernel)
 }
 
@@ -218,7 +212,7 @@ func (s *state) verdict() string {
 	sum := s.end.Summary
 	took := duration(time.Duration(sum.Seconds * float64(time.Second)))
 	if sum.StoppedBy == "" {
-		return fmt.Sprintf("done: %s in %s", plural(sum.Steps, "step"), took)
+		return fmt.Sprintf("done: %s in %s", plan.Count(sum.Steps, "step"), took)
 	}
 	of := "?"
 	if s.run != nil {

@@ -55,7 +55,7 @@ func (d *draft) join() (string, error) {
 		}
 	}
 	return fmt.Sprintf("%s: into stage %s, %d of %d parameters moved, %s",
-		workers(fresh, "join"), plan.Ranges(stages), moved, total(d.owned), d.coverage()), nil
+		workers(fresh, "join"), plan.Ranges(stages, " "), moved, total(d.owned), d.coverage()), nil
 }
 
 func total(n []int) (sum int) {

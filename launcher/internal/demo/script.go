@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/act"
 )
@@ -123,7 +124,7 @@ func (s *script) effect(a deed, o *outcome) bool {
 func recoveryText(r *rundir.Recovery) string {
 	text := fmt.Sprintf("training again after %.0f ms", r.TotalMS)
 	if n := r.RecomputedMicrobatches; n > 0 {
-		text += ", " + view.MicroBatches(n) + " recomputed"
+		text += ", " + plan.Count(n, "micro-batch") + " recomputed"
 	}
 	return text + ": " + r.Cause
 }

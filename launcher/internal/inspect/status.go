@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -181,7 +180,7 @@ func (s Status) print(out io.Writer) error {
 			fmt.Fprintf(w, "worker %d\tgone\t%s\n", ws.ID, ws.Gone)
 			continue
 		}
-		fmt.Fprintf(w, "worker %s\tstages %s\tlayers %s", ws.name(), view.Ranges(ws.Stages, ","), view.Ranges(ws.Layers, ","))
+		fmt.Fprintf(w, "worker %s\tstages %s\tlayers %s", ws.name(), plan.Ranges(ws.Stages, ","), plan.Ranges(ws.Layers, ","))
 		if ws.Forwards != nil {
 			fmt.Fprintf(w, "\t%d forwards\t%d backwards", *ws.Forwards, *ws.Backwards)
 		}
