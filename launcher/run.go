@@ -19,6 +19,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/dvfs"
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
@@ -174,15 +175,13 @@ func clockFlags(flags *pflag.FlagSet, f *runFlags) {
 }
 
 // clockFaults are what is wrong with them.
-func (f *runFlags) clockFaults() (errs []error) {
+func (f *runFlags) clockFaults() (errs faults.List) {
 	switch f.clocks {
 	case clocks.Off:
 	case clocks.Auto, clocks.Emulated:
-		if f.hosts > 1 {
-			errs = append(errs, fmt.Errorf("--clocks %s: clocks cannot be set with --emulate-hosts yet; leave one of them out", f.clocks))
-		}
+		errs.If(f.hosts > 1, "--clocks %s: clocks cannot be set with --emulate-hosts yet; leave one of them out", f.clocks)
 	default:
-		errs = append(errs, fmt.Errorf("--clocks %s: give off, auto or emulated", f.clocks))
+		errs.Add(fmt.Errorf("--clocks %s: give off, auto or emulated", f.clocks))
 	}
 	return errs
 }
@@ -191,43 +190,32 @@ func (f *runFlags) clockFaults() (errs []error) {
 const maxHosts = 64
 
 func (f *runFlags) validate(cmd *cobra.Command) error {
-	errs := []error{
+	errs := faults.List{
 		cli.Within("workers", f.workers, 1, host.MaxWorkers),
 		cli.Within("emulate-hosts", f.hosts, 1, maxHosts),
 		cli.Within("stages", f.stages, 1, host.MaxWorkers),
 	}
-	if f.stages > f.workers && f.workers > 0 && f.stages <= host.MaxWorkers {
-		errs = append(errs, fmt.Errorf("--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages))
-	}
-	errs = append(errs, cli.Within("mirrors", f.mirrors, 0, host.MaxWorkers), cli.Within("min-workers", f.least, 1, host.MaxWorkers))
-	if f.least > f.workers && f.workers > 0 && f.least <= host.MaxWorkers {
-		errs = append(errs, fmt.Errorf("--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least))
-	}
-	errs = append(errs, cli.Within("detect", f.detect, host.MinDetect, host.MaxDetect, ", three heartbeats"))
+	errs.If(f.stages > f.workers && f.workers > 0 && f.stages <= host.MaxWorkers, "--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages)
+	errs.Add(cli.Within("mirrors", f.mirrors, 0, host.MaxWorkers), cli.Within("min-workers", f.least, 1, host.MaxWorkers))
+	errs.If(f.least > f.workers && f.workers > 0 && f.least <= host.MaxWorkers, "--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least)
+	errs.Add(cli.Within("detect", f.detect, host.MinDetect, host.MaxDetect, ", three heartbeats"))
 	if cmd.Flags().Changed("threads") {
-		errs = append(errs, cli.Within("threads", f.threads, 1, host.MaxThreads))
+		errs.Add(cli.Within("threads", f.threads, 1, host.MaxThreads))
 	}
-	if f.verify < 0 {
-		errs = append(errs, fmt.Errorf("--verify %d: give at least 1, or 0 for no checks", f.verify))
-	}
+	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
 	if _, err := host.ParseReduction(f.reduction); err != nil {
-		errs = append(errs, fmt.Errorf("--reduction %w", err))
+		errs.Add(fmt.Errorf("--reduction %w", err))
 	}
-	if f.zero != 1 && f.zero != 2 {
-		errs = append(errs, fmt.Errorf("--zero %d: give 1 or 2", f.zero))
-	}
-	errs = append(errs, f.clockFaults()...)
+	errs.If(f.zero != 1 && f.zero != 2, "--zero %d: give 1 or 2", f.zero)
+	errs.Add(f.clockFaults()...)
 	if _, err := host.ParseReshape(f.reshape); err != nil {
-		errs = append(errs, fmt.Errorf("--reshape %w", err))
+		errs.Add(fmt.Errorf("--reshape %w", err))
 	}
 	var err error
-	if f.faults, err = parseChaos(f.chaos, f.workers, f.hosts); err != nil {
-		errs = append(errs, err)
-	}
-	if cmd.Flags().Changed("run-dir") && f.runDir == "" {
-		errs = append(errs, errors.New("--run-dir: give the name of a directory"))
-	}
-	return errors.Join(errs...)
+	f.faults, err = parseChaos(f.chaos, f.workers, f.hosts)
+	errs.Add(err)
+	errs.If(cmd.Flags().Changed("run-dir") && f.runDir == "", "--run-dir: give the name of a directory")
+	return errs.Err()
 }
 
 // program is what PROGRAM stands for.

@@ -1,11 +1,12 @@
 package dvfs
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/faults"
 )
 
 // Device is a clock, and the workers that compute under it, as decisions see them.
@@ -101,32 +102,22 @@ func ends(devices []Device, model Model) (now, highest float64) {
 }
 
 func check(devices []Device, model Model, tolerance float64) error {
-	var errs []error
-	if !(tolerance >= 0) || tolerance > 1 {
-		errs = append(errs, fmt.Errorf("tolerance is %v: give 0 to 1", tolerance))
-	}
-	if model.Step == nil || model.Workers < 1 {
-		errs = append(errs, errors.New("Model: give Step, and at least one of Workers"))
-	}
-	if model.Busy != nil && len(model.Busy) != model.Workers {
-		errs = append(errs, fmt.Errorf("Model: Busy has %d values: give one for each of %d workers, or none", len(model.Busy), model.Workers))
-	}
+	var errs faults.List
+	errs.If(!(tolerance >= 0) || tolerance > 1, "tolerance is %v: give 0 to 1", tolerance)
+	errs.If(model.Step == nil || model.Workers < 1, "Model: give Step, and at least one of Workers")
+	errs.If(model.Busy != nil && len(model.Busy) != model.Workers, "Model: Busy has %d values: give one for each of %d workers, or none", len(model.Busy), model.Workers)
 	seen := make(map[int]bool)
 	for i, d := range devices {
 		if err := checkSteps(d.Steps); err != nil {
-			errs = append(errs, fmt.Errorf("Device %d: Steps: %w", i, err))
+			errs.Add(fmt.Errorf("Device %d: Steps: %w", i, err))
 		}
-		if d.Now < 1 {
-			errs = append(errs, fmt.Errorf("Device %d: Now is %d MHz: give what the model was measured at", i, d.Now))
-		}
+		errs.If(d.Now < 1, "Device %d: Now is %d MHz: give what the model was measured at", i, d.Now)
 		for _, w := range d.Workers {
-			if w < 0 || w >= model.Workers || seen[w] {
-				errs = append(errs, fmt.Errorf("Device %d: worker %d: give each of 0 to %d to one device at most", i, w, model.Workers-1))
-			}
+			errs.If(w < 0 || w >= model.Workers || seen[w], "Device %d: worker %d: give each of 0 to %d to one device at most", i, w, model.Workers-1)
 			seen[w] = true
 		}
 	}
-	return errors.Join(errs...)
+	return errs.Err()
 }
 
 // search is the state of Allocate.

@@ -1,10 +1,11 @@
 package dvfs
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/soliton-train/soliton/internal/faults"
 )
 
 // Config says when a [Governor] acts. Its zero value is documented with each field.
@@ -35,22 +36,16 @@ type Config struct {
 
 // Validate reports every fault of the configuration.
 func (c Config) Validate() error {
-	var errs []error
+	var errs faults.List
 	for _, f := range []struct {
 		name string
 		v    float64
 	}{{"Tolerance", c.Tolerance}, {"Gain", c.Gain}, {"Slow", c.Slow}, {"Worse", c.Worse}} {
-		if !(f.v >= 0 && f.v <= 1) {
-			errs = append(errs, fmt.Errorf("%s is %v: give a share up to 1, or 0 for the default", f.name, f.v))
-		}
+		errs.If(!(f.v >= 0 && f.v <= 1), "%s is %v: give a share up to 1, or 0 for the default", f.name, f.v)
 	}
-	if c.Settle < 0 {
-		errs = append(errs, fmt.Errorf("Settle is %d: give at least 1, or 0 for 8", c.Settle))
-	}
-	if c.Hold < 0 {
-		errs = append(errs, fmt.Errorf("Hold is %d: give at least 1, or 0 for 32", c.Hold))
-	}
-	return errors.Join(errs...)
+	errs.If(c.Settle < 0, "Settle is %d: give at least 1, or 0 for 8", c.Settle)
+	errs.If(c.Hold < 0, "Hold is %d: give at least 1, or 0 for 32", c.Hold)
+	return errs.Err()
 }
 
 func (c Config) withDefaults() Config {

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/timing"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/ring"
 	"github.com/soliton-train/soliton/internal/host/session"
@@ -110,20 +110,12 @@ type Addr struct {
 
 // Validate reports every fault of the configuration, each on a line that names the field and what would be right.
 func (c Config) Validate() error {
-	errs := []error{c.Settings.Validate()}
-	if c.Start == nil {
-		errs = append(errs, errors.New("Start is nil: say how a worker is started"))
-	}
-	if c.Workers < 0 || c.Workers > session.MaxWorkers {
-		errs = append(errs, fmt.Errorf("Workers is %d: give 1 to %d, or 0 for 1", c.Workers, session.MaxWorkers))
-	}
-	if c.Respawn && c.Fixed {
-		errs = append(errs, errors.New("Respawn and Fixed are both set: give one"))
-	}
-	if c.Clocks != nil && len(c.Hosts) > 1 {
-		errs = append(errs, errors.New("Clocks are set for several hosts: only a host alone sets clocks"))
-	}
-	return errors.Join(errs...)
+	errs := faults.List{c.Settings.Validate()}
+	errs.If(c.Start == nil, "Start is nil: say how a worker is started")
+	errs.If(c.Workers < 0 || c.Workers > session.MaxWorkers, "Workers is %d: give 1 to %d, or 0 for 1", c.Workers, session.MaxWorkers)
+	errs.If(c.Respawn && c.Fixed, "Respawn and Fixed are both set: give one")
+	errs.If(c.Clocks != nil && len(c.Hosts) > 1, "Clocks are set for several hosts: only a host alone sets clocks")
+	return errs.Err()
 }
 
 func (c Config) withDefaults() Config {

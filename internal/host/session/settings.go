@@ -2,7 +2,6 @@ package session
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -11,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform/progress"
@@ -93,32 +93,16 @@ const MaxThreads = 4096
 
 // Validate reports every fault of the settings, each on a line that names the field and what would be right.
 func (c Settings) Validate() error {
-	var errs []error
-	if c.Threads < 0 || c.Threads > MaxThreads {
-		errs = append(errs, fmt.Errorf("Threads is %d: give 1 to %d, or 0 for all cores", c.Threads, MaxThreads))
-	}
-	if c.Reduction > Fast {
-		errs = append(errs, fmt.Errorf("Reduction is %d: give Exact or Fast", c.Reduction))
-	}
-	if c.Reshape > controller.Off {
-		errs = append(errs, fmt.Errorf("Reshape is %d: give Full, Dataflow or Off", c.Reshape))
-	}
-	if c.Zero < 0 || c.Zero > 2 {
-		errs = append(errs, fmt.Errorf("Zero is %d: give 1 or 2, or 0 for 2", c.Zero))
-	}
-	if c.HelloTimeout < 0 {
-		errs = append(errs, fmt.Errorf("HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout))
-	}
-	if c.MinWorkers < 0 {
-		errs = append(errs, fmt.Errorf("MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers))
-	}
-	if c.Stages < 0 {
-		errs = append(errs, fmt.Errorf("Stages is %d: give at least 1, or 0 for 1", c.Stages))
-	}
-	if c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect || c.Detect > MaxDetect {
-		errs = append(errs, fmt.Errorf("Detect is %v: give at least %v and at most %v, or 0 for no detection", c.Detect, MinDetect, MaxDetect))
-	}
-	return errors.Join(errs...)
+	var errs faults.List
+	errs.If(c.Threads < 0 || c.Threads > MaxThreads, "Threads is %d: give 1 to %d, or 0 for all cores", c.Threads, MaxThreads)
+	errs.If(c.Reduction > Fast, "Reduction is %d: give Exact or Fast", c.Reduction)
+	errs.If(c.Reshape > controller.Off, "Reshape is %d: give Full, Dataflow or Off", c.Reshape)
+	errs.If(c.Zero < 0 || c.Zero > 2, "Zero is %d: give 1 or 2, or 0 for 2", c.Zero)
+	errs.If(c.HelloTimeout < 0, "HelloTimeout is %v: give a positive time, or 0 for 30s", c.HelloTimeout)
+	errs.If(c.MinWorkers < 0, "MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers)
+	errs.If(c.Stages < 0, "Stages is %d: give at least 1, or 0 for 1", c.Stages)
+	errs.If(c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect || c.Detect > MaxDetect, "Detect is %v: give at least %v and at most %v, or 0 for no detection", c.Detect, MinDetect, MaxDetect)
+	return errs.Err()
 }
 
 // Reduction is how gradients are summed.

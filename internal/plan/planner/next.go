@@ -2,10 +2,10 @@ package planner
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/search"
@@ -69,14 +69,12 @@ func sorted(workers []plan.Worker) []plan.Worker {
 
 // possible returns why there can be no plan, all reasons together.
 func possible(v plan.View, prof plan.Profile, e Event, stages int) error {
-	var faults []error
+	var errs faults.List
 	add := func(flag string, value int, format string, args ...any) {
-		faults = append(faults, &FlagError{flag, value, fmt.Sprintf(format, args...)})
+		errs.Add(&FlagError{flag, value, fmt.Sprintf(format, args...)})
 	}
 	layers, workers := len(prof.Layers), len(v.Workers)
-	if layers == 0 {
-		faults = append(faults, errors.New("plan: the model has no layers"))
-	}
+	errs.If(layers == 0, "plan: the model has no layers")
 	if e.Stages < 0 {
 		add("--stages", e.Stages, "the number of stages counts from 1")
 	}
@@ -87,18 +85,14 @@ func possible(v plan.View, prof plan.Profile, e Event, stages int) error {
 		add("--workers", workers, "every one of %s needs a worker; use --workers %d or more, or --stages %d or fewer",
 			plan.Count(stages, "stage"), stages, workers)
 	}
-	if e.Micros < 1 {
-		faults = append(faults, fmt.Errorf("plan: a step of %d micro-batches: --global-batch must be a multiple of --micro-batch", e.Micros))
-	}
+	errs.If(e.Micros < 1, "plan: a step of %d micro-batches: --global-batch must be a multiple of --micro-batch", e.Micros)
 	if e.Mirrors < 0 {
 		add("--mirrors", e.Mirrors, "the number of mirrors counts from 0")
 	}
 	seen := make(map[id.WorkerID]bool)
 	for _, w := range v.Workers {
-		if seen[w.ID] || w.ID < 0 || w.Incarnation < 0 {
-			faults = append(faults, fmt.Errorf("plan: worker %d, incarnation %d, is listed twice or negative", w.ID, w.Incarnation))
-		}
+		errs.If(seen[w.ID] || w.ID < 0 || w.Incarnation < 0, "plan: worker %d, incarnation %d, is listed twice or negative", w.ID, w.Incarnation)
 		seen[w.ID] = true
 	}
-	return errors.Join(faults...)
+	return errs.Err()
 }

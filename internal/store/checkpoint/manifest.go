@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"regexp"
@@ -13,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/id"
 )
 
@@ -71,65 +71,41 @@ var (
 // Validate reports all that is wrong with a manifest, except for Format and
 // Digest, which [Manifest.Encode] sets.
 func (m *Manifest) Validate() error {
-	faults := identity(m.Job, m.Step, m.Plan, m.Rule)
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if len(m.Layers) == 0 || len(m.Layers) > maxLayers {
-		fault("layers: there are %d; want 1 to %d", len(m.Layers), maxLayers)
-	}
-	if len(m.Files) == 0 || len(m.Files) > maxFiles {
-		fault("files: there are %d; want 1 to %d", len(m.Files), maxFiles)
-	}
-	if faults != nil {
-		return errors.Join(faults...) // below this, the numbers of things are bounded
+	errs := identity(m.Job, m.Step, m.Plan, m.Rule)
+	errs.If(len(m.Layers) == 0 || len(m.Layers) > maxLayers, "layers: there are %d; want 1 to %d", len(m.Layers), maxLayers)
+	errs.If(len(m.Files) == 0 || len(m.Files) > maxFiles, "files: there are %d; want 1 to %d", len(m.Files), maxFiles)
+	if errs != nil {
+		return errs.Err() // below this, the numbers of things are bounded
 	}
 	for i, n := range m.Layers {
-		if n < 0 || n > maxLayer {
-			fault("layers[%d]: %d parameters; want 0 to %d", i, n, maxLayer)
-		}
+		errs.If(n < 0 || n > maxLayer, "layers[%d]: %d parameters; want 0 to %d", i, n, maxLayer)
 	}
 	names := make(map[string]bool, len(m.Files))
 	for _, f := range m.Files {
-		switch {
-		case len(f.Name) > maxName || !fileName.MatchString(f.Name):
-			fault("files: %q is no name of a .safetensors file", f.Name)
-		case names[f.Name]:
-			fault("files: %s is there twice", f.Name)
-		}
+		errs.If(len(f.Name) > maxName || !fileName.MatchString(f.Name), "files: %q is no name of a .safetensors file", f.Name)
+		errs.If(names[f.Name], "files: %s is there twice", f.Name)
 		names[f.Name] = true
-		if f.Size < 8 {
-			fault("files: %s has %d bytes; a safetensors file has at least 8", f.Name, f.Size)
-		}
-		if !hexHash.MatchString(f.SHA256) {
-			fault("files: %s has %q for a SHA-256; want 64 digits in lower case", f.Name, f.SHA256)
-		}
+		errs.If(f.Size < 8, "files: %s has %d bytes; a safetensors file has at least 8", f.Name, f.Size)
+		errs.If(!hexHash.MatchString(f.SHA256), "files: %s has %q for a SHA-256; want 64 digits in lower case", f.Name, f.SHA256)
 	}
-	return errors.Join(append(faults, cover(m.Layers, m.Files)...)...)
+	errs.Add(cover(m.Layers, m.Files)...)
+	return errs.Err()
 }
 
 // identity returns what is wrong with the fields that a part and a manifest share.
-func identity(job string, step int, plan id.Version, rule string) (faults []error) {
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if job == "" || len(job) > maxName || !utf8.ValidString(job) {
-		fault("job: want 1 to %d bytes of UTF-8", maxName)
-	}
-	if step < 0 {
-		fault("step: %d is below 0", step)
-	}
-	if plan.Generation < 0 || plan.N < 0 {
-		fault("plan: %d.%d is no version", plan.Generation, plan.N)
-	}
-	if rules[rule] == nil {
-		known := strings.Join(slices.Sorted(maps.Keys(rules)), ", ")
-		fault("rule: %q is none of %s", rule, known)
-	}
-	return faults
+func identity(job string, step int, plan id.Version, rule string) (errs faults.List) {
+	errs.If(job == "" || len(job) > maxName || !utf8.ValidString(job), "job: want 1 to %d bytes of UTF-8", maxName)
+	errs.If(step < 0, "step: %d is below 0", step)
+	errs.If(plan.Generation < 0 || plan.N < 0, "plan: %d.%d is no version", plan.Generation, plan.N)
+	errs.If(rules[rule] == nil, "rule: %q is none of %s", rule, strings.Join(slices.Sorted(maps.Keys(rules)), ", "))
+	return errs
 }
 
 // maxHoles is how many holes and overlaps are told; one lost file of many makes hundreds.
 const maxHoles = 10
 
 // cover returns where the ranges of the files do not cover every parameter exactly once.
-func cover(layers []int, files []File) (faults []error) {
+func cover(layers []int, files []File) (holes []error) {
 	type piece struct {
 		id.Range
 		file string
@@ -142,8 +118,8 @@ func cover(layers []int, files []File) (faults []error) {
 	}
 	slices.SortFunc(pieces, func(a, b piece) int { return a.Compare(b.Range) })
 	fault := func(format string, args ...any) {
-		if len(faults) < maxHoles {
-			faults = append(faults, fmt.Errorf(format, args...))
+		if len(holes) < maxHoles {
+			holes = append(holes, fmt.Errorf(format, args...))
 		}
 	}
 	layer, at := 0, 0 // all before this is covered
@@ -169,7 +145,7 @@ func cover(layers []int, files []File) (faults []error) {
 		at = max(at, p.Hi)
 	}
 	advance(len(layers))
-	return faults
+	return holes
 }
 
 // Encode returns the bytes of manifest.json, which are one line, and the same

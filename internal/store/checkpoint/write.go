@@ -55,32 +55,29 @@ type Shard struct {
 
 // Validate reports all that is wrong with a part.
 func (p *Part) Validate() error {
-	faults := identity(p.Job, p.Step, p.Plan, p.Rule)
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if p.Worker < 0 {
-		fault("worker: %d is below 0", p.Worker)
-	}
+	errs := identity(p.Job, p.Step, p.Plan, p.Rule)
+	errs.If(p.Worker < 0, "worker: %d is below 0", p.Worker)
 	moments := len(rules[p.Rule])
 	for i, s := range p.Shards {
 		switch n := s.Hi - s.Lo; {
 		case s.Layer < 0 || s.Lo < 0 || n < 0:
-			fault("shards[%d]: [%d,%d) of layer %d is no range", i, s.Lo, s.Hi, s.Layer)
+			errs.Add(fmt.Errorf("shards[%d]: [%d,%d) of layer %d is no range", i, s.Lo, s.Hi, s.Layer))
 		case len(s.Params) != n:
-			fault("shards[%d]: %d parameters; [%d,%d) has %d", i, len(s.Params), s.Lo, s.Hi, n)
+			errs.Add(fmt.Errorf("shards[%d]: %d parameters; [%d,%d) has %d", i, len(s.Params), s.Lo, s.Hi, n))
 		case len(s.Moments) != moments && moments > 0:
-			fault("shards[%d]: %d moments; %s has %d", i, len(s.Moments), p.Rule, moments)
+			errs.Add(fmt.Errorf("shards[%d]: %d moments; %s has %d", i, len(s.Moments), p.Rule, moments))
 		case slices.ContainsFunc(s.Moments, func(m []float32) bool { return len(m) != n }):
-			fault("shards[%d]: a moment has not the %d numbers of [%d,%d)", i, n, s.Lo, s.Hi)
+			errs.Add(fmt.Errorf("shards[%d]: a moment has not the %d numbers of [%d,%d)", i, n, s.Lo, s.Hi))
 		}
 	}
 	ranges := p.ranges()
 	slices.SortFunc(ranges, id.Range.Compare)
 	for i := range ranges {
 		if i > 0 && ranges[i].Layer == ranges[i-1].Layer && ranges[i].Lo < ranges[i-1].Hi {
-			fault("shards: [%d,%d) and [%d,%d) of layer %d overlap", ranges[i-1].Lo, ranges[i-1].Hi, ranges[i].Lo, ranges[i].Hi, ranges[i].Layer)
+			errs.Add(fmt.Errorf("shards: [%d,%d) and [%d,%d) of layer %d overlap", ranges[i-1].Lo, ranges[i-1].Hi, ranges[i].Lo, ranges[i].Hi, ranges[i].Layer))
 		}
 	}
-	return errors.Join(faults...)
+	return errs.Err()
 }
 
 // ranges returns the ranges of the shards that are not empty.

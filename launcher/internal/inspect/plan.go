@@ -1,7 +1,6 @@
 package inspect
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -12,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/elastic"
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -113,12 +113,9 @@ const shardBlock = 4096
 
 // ask makes the plans. All faults of the flags come together, one a line.
 func (c *cluster) ask() (*WhatIf, error) {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
+	var errs faults.List
 	within := func(flag string, v, lo int) {
-		if v < lo || v > maxPlanned {
-			fault("--%s %d: it must be from %d to %d", flag, v, lo, maxPlanned)
-		}
+		errs.If(v < lo || v > maxPlanned, "--%s %d: it must be from %d to %d", flag, v, lo, maxPlanned)
 	}
 	within("workers", c.Workers, 1)
 	within("stages", c.Stages, 1)
@@ -126,29 +123,17 @@ func (c *cluster) ask() (*WhatIf, error) {
 	within("micro-batches", c.Micros, 1)
 	within("mirrors", c.Mirrors, 0)
 	within("per-host", c.PerHost, 0)
-	if c.Params < 0 || c.Params > 1<<40 {
-		fault("--params %d: it must be from 0 to %d", c.Params, 1<<40)
-	}
-	if c.LayerTime <= 0 || c.LayerTime > time.Hour {
-		fault("--layer-time %v: it must be positive and at most an hour", c.LayerTime)
-	}
-	if c.Latency < 0 || c.Latency > time.Hour {
-		fault("--latency %v: it must be from 0 to an hour", c.Latency)
-	}
-	if !(c.MBs >= 0) || c.MBs > 1e9 {
-		fault("--bandwidth %v: it must be from 0 to 1e9", c.MBs)
-	}
-	if !(c.OutputKB >= 0) || c.OutputKB > 1e9 {
-		fault("--output %v: it must be from 0 to 1e9", c.OutputKB)
-	}
-	if c.Horizon < 0 || c.Horizon > math.MaxInt32 {
-		fault("--horizon %d: it must be from 1 to %d, or 0 for the default", c.Horizon, math.MaxInt32)
-	}
+	errs.If(c.Params < 0 || c.Params > 1<<40, "--params %d: it must be from 0 to %d", c.Params, 1<<40)
+	errs.If(c.LayerTime <= 0 || c.LayerTime > time.Hour, "--layer-time %v: it must be positive and at most an hour", c.LayerTime)
+	errs.If(c.Latency < 0 || c.Latency > time.Hour, "--latency %v: it must be from 0 to an hour", c.Latency)
+	errs.If(!(c.MBs >= 0) || c.MBs > 1e9, "--bandwidth %v: it must be from 0 to 1e9", c.MBs)
+	errs.If(!(c.OutputKB >= 0) || c.OutputKB > 1e9, "--output %v: it must be from 0 to 1e9", c.OutputKB)
+	errs.If(c.Horizon < 0 || c.Horizon > math.MaxInt32, "--horizon %d: it must be from 1 to %d, or 0 for the default", c.Horizon, math.MaxInt32)
 	slow, lost := make(map[elastic.WorkerID]float64), make(map[elastic.WorkerID]bool)
 	worker := func(flag, whole, text string) (elastic.WorkerID, bool) {
 		w, err := strconv.Atoi(text)
 		if err != nil || w < 0 || w >= c.Workers {
-			fault("--%s %s: the workers are 0 to %d", flag, whole, c.Workers-1)
+			errs.Add(fmt.Errorf("--%s %s: the workers are 0 to %d", flag, whole, c.Workers-1))
 			return 0, false
 		}
 		return elastic.WorkerID(w), true
@@ -158,7 +143,7 @@ func (c *cluster) ask() (*WhatIf, error) {
 		w, ok := worker("slow", s, text)
 		v, err := strconv.ParseFloat(speed, 64)
 		if err != nil || !(v > 0 && v <= 1) {
-			fault("--slow %s: it is WORKER:SPEED, with a speed above 0 and at most 1", s)
+			errs.Add(fmt.Errorf("--slow %s: it is WORKER:SPEED, with a speed above 0 and at most 1", s))
 		} else if ok {
 			slow[w] = v
 		}
@@ -166,18 +151,14 @@ func (c *cluster) ask() (*WhatIf, error) {
 	var order []elastic.WorkerID
 	for _, s := range c.Lose {
 		if w, ok := worker("lose", s, s); ok {
-			if lost[w] {
-				fault("--lose %s: it is lost already", s)
-			}
+			errs.If(lost[w], "--lose %s: it is lost already", s)
 			lost[w] = true
 			order = append(order, w)
 		}
 	}
-	if c.Micros > 0 && c.Stages > maxPlannedPasses/c.Micros {
-		fault("--stages %d --micro-batches %d: at most %d passes of a step can be simulated", c.Stages, c.Micros, maxPlannedPasses)
-	}
-	if len(faults) > 0 {
-		return nil, errors.Join(faults...)
+	errs.If(c.Micros > 0 && c.Stages > maxPlannedPasses/c.Micros, "--stages %d --micro-batches %d: at most %d passes of a step can be simulated", c.Stages, c.Micros, maxPlannedPasses)
+	if err := errs.Err(); err != nil {
+		return nil, err
 	}
 	ranks := min((c.Workers+c.Stages-1)/c.Stages, c.Params/shardBlock+1)
 	if sums := ranks * c.Layers * c.Micros; sums > maxPlannedSums {

@@ -2,7 +2,6 @@ package raftlog
 
 import (
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/hashicorp/raft"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host/agree"
 )
 
@@ -63,66 +63,43 @@ type Config struct {
 
 // Validate reports all faults together, one a line.
 func (c Config) Validate() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("agree: "+format, args...)) }
-	if c.Dir == "" {
-		fault("Dir is empty: name the node's directory")
-	}
-	if c.ID == "" || len(c.ID) > agree.MaxName {
-		fault("ID has %d bytes: give 1 to %d", len(c.ID), agree.MaxName)
-	}
-	if c.Timeout < timing.Min {
-		fault("Timeout is %v: give at least %v", c.Timeout, timing.Min)
-	}
-	if (c.Memory != nil) == (c.Listener != nil) {
-		fault("Listener and Memory are both given, or neither: give one")
-	}
+	var errs faults.List
+	errs.If(c.Dir == "", "agree: Dir is empty: name the node's directory")
+	errs.If(c.ID == "" || len(c.ID) > agree.MaxName, "agree: ID has %d bytes: give 1 to %d", len(c.ID), agree.MaxName)
+	errs.If(c.Timeout < timing.Min, "agree: Timeout is %v: give at least %v", c.Timeout, timing.Min)
+	errs.If((c.Memory != nil) == (c.Listener != nil), "agree: Listener and Memory are both given, or neither: give one")
 	if c.Listener != nil {
 		ip := net.IPv6unspecified
-		if a, ok := c.Listener.Addr().(*net.TCPAddr); !ok {
-			fault("Listener is on %s: give one on TCP", c.Listener.Addr().Network())
-		} else if a.IP != nil {
+		a, ok := c.Listener.Addr().(*net.TCPAddr)
+		errs.If(!ok, "agree: Listener is on %s: give one on TCP", c.Listener.Addr().Network())
+		if ok && a.IP != nil {
 			ip = a.IP
 		}
-		if !ip.IsLoopback() && c.TLS == nil {
-			fault("Listener %v is not on the loopback interface: give TLS", c.Listener.Addr())
-		}
-		if ip.IsUnspecified() && c.Advertise == "" {
-			fault("Listener %v has no address that others can dial: give Advertise", c.Listener.Addr())
-		}
+		errs.If(!ip.IsLoopback() && c.TLS == nil, "agree: Listener %v is not on the loopback interface: give TLS", c.Listener.Addr())
+		errs.If(ip.IsUnspecified() && c.Advertise == "", "agree: Listener %v has no address that others can dial: give Advertise", c.Listener.Addr())
 	}
-	c.faultsOfServers(fault)
-	return errors.Join(faults...)
+	c.validateServers(&errs)
+	return errs.Err()
 }
 
-func (c Config) faultsOfServers(fault func(string, ...any)) {
-	if c.Recover && len(c.Bootstrap) == 0 {
-		fault("Recover is set without Bootstrap: give the servers to go on with")
-	}
+func (c Config) validateServers(errs *faults.List) {
+	errs.If(c.Recover && len(c.Bootstrap) == 0, "agree: Recover is set without Bootstrap: give the servers to go on with")
 	if len(c.Bootstrap) == 0 {
 		return
 	}
-	if len(c.Bootstrap) > agree.MaxServers {
-		fault("Bootstrap has %d servers: give at most %d", len(c.Bootstrap), agree.MaxServers)
-	}
+	errs.If(len(c.Bootstrap) > agree.MaxServers, "agree: Bootstrap has %d servers: give at most %d", len(c.Bootstrap), agree.MaxServers)
 	voters := 0
 	for i, s := range c.Bootstrap {
 		if s.Voter {
 			voters++
 		}
 		if err := validate(s); err != nil {
-			fault("Bootstrap[%d]: %w", i, err)
+			errs.Add(fmt.Errorf("agree: Bootstrap[%d]: %w", i, err))
 		}
-		if slices.ContainsFunc(c.Bootstrap[:i], func(o agree.Server) bool { return o.ID == s.ID }) {
-			fault("Bootstrap[%d]: ID %q is there twice: give each server its own", i, s.ID)
-		}
-		if s.Addr == "" && len(c.Bootstrap) > 1 && c.Memory == nil {
-			fault("Bootstrap[%d]: Addr is empty: give the address of %s", i, s.ID)
-		}
+		errs.If(slices.ContainsFunc(c.Bootstrap[:i], func(o agree.Server) bool { return o.ID == s.ID }), "agree: Bootstrap[%d]: ID %q is there twice: give each server its own", i, s.ID)
+		errs.If(s.Addr == "" && len(c.Bootstrap) > 1 && c.Memory == nil, "agree: Bootstrap[%d]: Addr is empty: give the address of %s", i, s.ID)
 	}
-	if voters == 0 {
-		fault("Bootstrap has no voter: set Voter for one server, or three or five")
-	}
+	errs.If(voters == 0, "agree: Bootstrap has no voter: set Voter for one server, or three or five")
 }
 
 func validate(s agree.Server) error {
