@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
@@ -85,7 +86,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			told, err := hostTelemetry(ctx, &a, out, term)
 			return host.Console{View: shown{out, term}, Output: outputOf{out, term}, Telemetry: told}, err
 		},
-		Done: func(term uint64, o host.Outcome) {
+		Done: func(term uint64, o session.Outcome) {
 			var text, errs strings.Builder
 			o.Report(&text, &errs, "launcher")
 			out.send(report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()})

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/chaos"
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
 )
@@ -72,7 +72,7 @@ func (s *supervisor) cut(agents []*agentProcess) {
 				}
 				if err := c.Apply(pid, s.places[h].addr, from); err != nil {
 					// A run that went on would prove what it has not shown.
-					s.finish(report{Kind: reportEnd, Status: host.ExitFailed, Errs: "launcher: " + err.Error() + "\n"})
+					s.finish(report{Kind: reportEnd, Status: session.ExitFailed, Errs: "launcher: " + err.Error() + "\n"})
 				}
 			}
 		}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/trace"
@@ -49,17 +50,17 @@ type assignment struct {
 	File   string      `json:"file"`
 	Args   []string    `json:"args"`
 
-	Settings host.Settings `json:"settings"`
-	Workers  int           `json:"workers"`
-	Chaos    string        `json:"chaos"`
-	Measures bool          `json:"measures"` // are told to the supervisor
+	Settings session.Settings `json:"settings"`
+	Workers  int              `json:"workers"`
+	Chaos    string           `json:"chaos"`
+	Measures bool             `json:"measures"` // are told to the supervisor
 }
 
 // request is every other line: what the supervisor wants. Its end means that the run is over,
 // or the supervisor is.
 type request struct {
-	Stop  host.Reason `json:"stop,omitempty"`
-	Watch *bool       `json:"watch,omitempty"` // a page is open, or none
+	Stop  session.Reason `json:"stop,omitempty"`
+	Watch *bool          `json:"watch,omitempty"` // a page is open, or none
 }
 
 // report is a line on an agent's standard output.
@@ -126,7 +127,7 @@ func voters(hosts int) int {
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
-func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stops chan host.Reason, stdout, stderr io.Writer) error {
+func emulate(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, cwd string, v view.View, page *dashboard.Server, stops chan session.Reason, stdout, stderr io.Writer) error {
 	own, err := os.Executable()
 	if err != nil {
 		return cli.Fail(err)
@@ -180,7 +181,7 @@ func emulatedPlaces(hosts int) (places []place) {
 }
 
 // train runs the program with an agent at each place, and returns how that ended.
-func (s *supervisor) train(p program, file string, args []string, dir *rundir.Dir, cwd string, page *dashboard.Server, stops chan host.Reason, stderr io.Writer) error {
+func (s *supervisor) train(p program, file string, args []string, dir *rundir.Dir, cwd string, page *dashboard.Server, stops chan session.Reason, stderr io.Writer) error {
 	f, v, stdout := s.f, s.v, s.stdout
 	if err := s.start(p, file, args, dir, cwd); err != nil {
 		s.stopAll()
@@ -194,7 +195,7 @@ func (s *supervisor) train(p program, file string, args []string, dir *rundir.Di
 	signals := make(chan os.Signal, maxStops)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	var asked []host.Reason
+	var asked []session.Reason
 	var late <-chan time.Time // for the leader to end the run at once
 	living := f.hosts
 	var last report
@@ -222,7 +223,7 @@ wait:
 				select {
 				case last = <-s.end:
 				default:
-					last = report{Kind: reportEnd, Status: host.ExitFailed, Errs: fmt.Sprintf(
+					last = report{Kind: reportEnd, Status: session.ExitFailed, Errs: fmt.Sprintf(
 						"launcher: %d of %d hosts are gone, and the run needs %d voters to continue\n", f.hosts-living, f.hosts, need)}
 				}
 				break wait
@@ -235,7 +236,7 @@ wait:
 	dir.Adopt()
 	_, _ = io.WriteString(stdout, last.Text)
 	_, _ = io.WriteString(stderr, last.Errs)
-	if last.Status != host.ExitDone {
+	if last.Status != session.ExitDone {
 		return cli.Exit(last.Status)
 	}
 	return nil
@@ -245,11 +246,11 @@ wait:
 const leaderGrace = 2 * timing.Reap
 
 // stopped is the end of a run that no leader ends.
-func (s *supervisor) stopped(reason host.Reason) report {
+func (s *supervisor) stopped(reason session.Reason) report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var text, errs strings.Builder
-	out := host.Outcome{Err: &host.StoppedError{Reason: reason, Step: s.step, Steps: s.last, AtOnce: true}, Warning: "no host leads: summary.json is not written"}
+	out := session.Outcome{Err: &session.StoppedError{Reason: reason, Step: s.step, Steps: s.last, AtOnce: true}, Warning: "no host leads: summary.json is not written"}
 	out.Report(&text, &errs, "launcher")
 	return report{Kind: reportEnd, Status: out.ExitStatus(), Text: text.String(), Errs: errs.String()}
 }
@@ -429,7 +430,7 @@ func (s *supervisor) take(x report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if x.Kind == reportFailed {
-		s.finish(report{Kind: reportEnd, Status: host.ExitFailed, Errs: "launcher: " + x.Text + "\n"})
+		s.finish(report{Kind: reportEnd, Status: session.ExitFailed, Errs: "launcher: " + x.Text + "\n"})
 		return
 	}
 	if x.Kind == reportWaits {

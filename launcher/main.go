@@ -28,7 +28,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/launcher/internal/act"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/clocks"
@@ -56,7 +56,7 @@ func execute(args []string, stdout, stderr io.Writer) int {
 	var failed cli.Failure
 	switch {
 	case err == nil:
-		return host.ExitDone
+		return session.ExitDone
 	case errors.As(err, &exit):
 		return int(exit)
 	}
@@ -64,10 +64,10 @@ func execute(args []string, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "launcher: %s\n", line)
 	}
 	if errors.As(err, &failed) {
-		return host.ExitFailed
+		return session.ExitFailed
 	}
 	fmt.Fprintf(stderr, "Try '%s --help'.\n", cmd.CommandPath())
-	return host.ExitUsage
+	return session.ExitUsage
 }
 
 func newRoot() *cobra.Command {

@@ -18,7 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/require"
@@ -168,7 +168,7 @@ func TestNetworkNamespaces(t *testing.T) {
 	var training sync.WaitGroup
 	defer training.Wait()
 	training.Go(func() {
-		ended <- s.train(program{given: emulated, name: "emulated"}, emulated, append([]string{"--layer-ms", "5"}, cutJob...), dir, t.TempDir(), nil, make(chan host.Reason, maxStops), &stderr)
+		ended <- s.train(program{given: emulated, name: "emulated"}, emulated, append([]string{"--layer-ms", "5"}, cutJob...), dir, t.TempDir(), nil, make(chan session.Reason, maxStops), &stderr)
 	})
 
 	t.Cleanup(func() { logFiles(t, dir.Path()) })

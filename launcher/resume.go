@@ -11,7 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -109,8 +110,8 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 // inherit takes over from the run before what was not changed.
 func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error {
 	f.reduction, f.zero, f.hosts, f.reshape = cmp.Or(job.Reduction, "exact"), job.Zero, 1, cmp.Or(job.Reshape, "full")
-	_, err := host.ParseReduction(f.reduction)
-	if _, err2 := host.ParseReshape(f.reshape); err != nil || err2 != nil {
+	_, err := session.ParseReduction(f.reduction)
+	if _, err2 := controller.ParseReshape(f.reshape); err != nil || err2 != nil {
 		return fmt.Errorf("job.json: %w", cmp.Or(err, err2))
 	}
 	if !changed("workers") {
@@ -147,9 +148,9 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 }
 
 // newest finds the checkpoint to resume from, and reports those that cannot be used.
-func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writer) (*host.Resume, error) {
+func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writer) (*session.Resume, error) {
 	r, refused, err := checkpoint.Newest(ctx, dir.Path(), job.ID())
-	again := &host.Resume{Job: job}
+	again := &session.Resume{Job: job}
 	for _, fault := range refused {
 		if errors.Is(fault, checkpoint.ErrUnfinished) {
 			continue // the run ended meanwhile

@@ -18,9 +18,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -157,7 +159,7 @@ for launcher resume; the second ends it at once.`,
 	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
-	flags.IntVar(&f.verify, "verify", host.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
+	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
 	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
 	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
@@ -191,24 +193,24 @@ const maxHosts = 64
 
 func (f *runFlags) validate(cmd *cobra.Command) error {
 	errs := faults.List{
-		cli.Within("workers", f.workers, 1, host.MaxWorkers),
+		cli.Within("workers", f.workers, 1, session.MaxWorkers),
 		cli.Within("emulate-hosts", f.hosts, 1, maxHosts),
-		cli.Within("stages", f.stages, 1, host.MaxWorkers),
+		cli.Within("stages", f.stages, 1, session.MaxWorkers),
 	}
-	errs.If(f.stages > f.workers && f.workers > 0 && f.stages <= host.MaxWorkers, "--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages)
-	errs.Add(cli.Within("mirrors", f.mirrors, 0, host.MaxWorkers), cli.Within("min-workers", f.least, 1, host.MaxWorkers))
-	errs.If(f.least > f.workers && f.workers > 0 && f.least <= host.MaxWorkers, "--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least)
-	errs.Add(cli.Within("detect", f.detect, host.MinDetect, host.MaxDetect, ", three heartbeats"))
+	errs.If(f.stages > f.workers && f.workers > 0 && f.stages <= session.MaxWorkers, "--stages %d: every stage needs a worker; use --stages %d or fewer, or --workers %d", f.stages, f.workers, f.stages)
+	errs.Add(cli.Within("mirrors", f.mirrors, 0, session.MaxWorkers), cli.Within("min-workers", f.least, 1, session.MaxWorkers))
+	errs.If(f.least > f.workers && f.workers > 0 && f.least <= session.MaxWorkers, "--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least)
+	errs.Add(cli.Within("detect", f.detect, session.MinDetect, session.MaxDetect, ", three heartbeats"))
 	if cmd.Flags().Changed("threads") {
-		errs.Add(cli.Within("threads", f.threads, 1, host.MaxThreads))
+		errs.Add(cli.Within("threads", f.threads, 1, session.MaxThreads))
 	}
 	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
-	if _, err := host.ParseReduction(f.reduction); err != nil {
+	if _, err := session.ParseReduction(f.reduction); err != nil {
 		errs.Add(fmt.Errorf("--reduction %w", err))
 	}
 	errs.If(f.zero != 1 && f.zero != 2, "--zero %d: give 1 or 2", f.zero)
 	errs.Add(f.clockFaults()...)
-	if _, err := host.ParseReshape(f.reshape); err != nil {
+	if _, err := controller.ParseReshape(f.reshape); err != nil {
 		errs.Add(fmt.Errorf("--reshape %w", err))
 	}
 	var err error
@@ -325,14 +327,14 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
-		return cli.Report(host.Outcome{Err: err}, stdout, stderr)
+		return cli.Report(session.Outcome{Err: err}, stdout, stderr)
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
 	return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
 }
 
 // trainIn trains the program in worker processes; again says from where.
-func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *host.Resume, stdout, stderr io.Writer) error {
+func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *session.Resume, stdout, stderr io.Writer) error {
 	// With a handler, writing to a reader that has gone is an error like others instead
 	// of the end, and the run continues. Ignoring the signal would do
 	// that to the workers as well.
@@ -353,8 +355,8 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 	shown := view.Tee(views...)
 	// Commands find the run from now on; until it has begun, stop is the only one that it obeys.
-	stops := make(chan host.Reason, maxStops)
-	door, err := host.OpenDoor(dir, func() { offer(stops, host.Stopped) })
+	stops := make(chan session.Reason, maxStops)
+	door, err := host.OpenDoor(dir, func() { offer(stops, session.Stopped) })
 	if err != nil {
 		shown.Close()
 		return cli.Fail(err)
@@ -370,13 +372,13 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	file := p.file
 	if file == "" {
 		v.Show(view.Note("building " + p.given))
-		var reason host.Reason
+		var reason session.Reason
 		file, reason, err = buildUntilStop(ctx, p, dir, stops)
 		var wrong *buildError
 		switch {
 		case reason != "":
 			v.Close()
-			return cli.Report(host.Outcome{Err: &host.StoppedError{Reason: reason}}, stdout, stderr)
+			return cli.Report(session.Outcome{Err: &session.StoppedError{Reason: reason}}, stdout, stderr)
 		case errors.As(err, &wrong):
 			v.Close()
 			fmt.Fprintln(stderr, "    "+strings.ReplaceAll(wrong.output, "\n", "\n    "))
@@ -430,14 +432,14 @@ func openTelemetry(ctx context.Context) (host.Telemetry, error) {
 }
 
 // settings are the flags as every agent of the run has them.
-func (f *runFlags) settings(p program, cwd string) host.Settings {
-	s := host.Settings{
+func (f *runFlags) settings(p program, cwd string) session.Settings {
+	s := session.Settings{
 		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
 		Detect: f.detect, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
 		Verify: f.verify,
 	}
-	s.Reduction, _ = host.ParseReduction(f.reduction) // both are checked
-	s.Reshape, _ = host.ParseReshape(f.reshape)
+	s.Reduction, _ = session.ParseReduction(f.reduction) // both are checked
+	s.Reshape, _ = controller.ParseReshape(f.reshape)
 	if s.Mirrors == 0 {
 		s.Mirrors = -1 // 0 is the default
 	}
@@ -460,7 +462,7 @@ func (d untilBegin) Show(e view.Event) {
 const maxStops = 2
 
 // offer adds a reason to stop, unless there are enough.
-func offer(stops chan<- host.Reason, r host.Reason) {
+func offer(stops chan<- session.Reason, r session.Reason) {
 	select {
 	case stops <- r:
 	default:
@@ -468,7 +470,7 @@ func offer(stops chan<- host.Reason, r host.Reason) {
 }
 
 // passOn hands reasons to stop to a function until the returned function is called.
-func passOn(stops <-chan host.Reason, stop func(host.Reason)) (end func()) {
+func passOn(stops <-chan session.Reason, stop func(session.Reason)) (end func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -496,7 +498,7 @@ func programOutput(stdout io.Writer) io.Writer {
 }
 
 // buildUntilStop builds, and returns the reason to stop if a signal or a command came first.
-func buildUntilStop(ctx context.Context, p program, dir *rundir.Dir, stops <-chan host.Reason) (file string, reason host.Reason, err error) {
+func buildUntilStop(ctx context.Context, p program, dir *rundir.Dir, stops <-chan session.Reason) (file string, reason session.Reason, err error) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)

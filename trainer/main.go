@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -42,7 +43,7 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 	id, launched, err := control.Launched()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", program(), err)
-		os.Exit(host.ExitFailed)
+		os.Exit(session.ExitFailed)
 	}
 	if launched {
 		// A program that this one starts is no worker, even if it calls Main.
@@ -62,8 +63,8 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	c, job, err := guardedJob(args, define)
 	var done *Done
 	if errors.As(err, &done) {
-		host.Outcome{Help: done.Text}.Report(stdout, stderr, program())
-		return host.ExitDone
+		session.Outcome{Help: done.Text}.Report(stdout, stderr, program())
+		return session.ExitDone
 	}
 	if err != nil {
 		return report(stdout, stderr, err)
@@ -73,13 +74,13 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 	}
 	dir, err := rundir.Create(job.RunDir, program(), time.Now())
 	if err != nil {
-		out := host.Outcome{Err: err}
+		out := session.Outcome{Err: err}
 		out.Report(stdout, stderr, program())
 		return out.ExitStatus()
 	}
 	v := view.Open(view.Options{Out: stdout, Plain: c.standard.plain})
 	out, _ := runInProcess(context.Background(), host.Config{
-		Settings: host.Settings{
+		Settings: session.Settings{
 			Program: program(), Threads: job.Threads, Reduction: c.reduction,
 			Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
 		},
@@ -92,7 +93,7 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 // report prints an error before there is an agent, in the agent's words.
 func report(stdout, stderr io.Writer, err error) int {
 	f := process.Failure(jobError(err), 0)
-	out := host.Outcome{Err: &host.FailedError{Kind: f.Kind, Text: f.Text}, Detail: f.Stack}
+	out := session.Outcome{Err: &session.FailedError{Kind: f.Kind, Text: f.Text}, Detail: f.Stack}
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()
 }
@@ -115,7 +116,7 @@ type command struct {
 	makeJob  func() (Job, error)
 	standard *standardFlags
 
-	reduction host.Reduction
+	reduction session.Reduction
 }
 
 // standardFlags holds the values of the standard flags: most are fields of a job.
@@ -184,7 +185,7 @@ func (c *command) job(args []string) (Job, error) {
 	if c.flags.NArg() > 0 {
 		return Job{}, c.usage("unexpected argument %q", c.flags.Arg(0))
 	}
-	if c.reduction, err = host.ParseReduction(cmp.Or(c.standard.reduction, "exact")); err != nil {
+	if c.reduction, err = session.ParseReduction(cmp.Or(c.standard.reduction, "exact")); err != nil {
 		return Job{}, c.usage("--reduction %w", err)
 	}
 	if every := c.standard.checkpointEvery; every < 0 {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -18,7 +19,7 @@ import (
 )
 
 // StoppedError is the error of a run that was stopped before its last step.
-type StoppedError = host.StoppedError
+type StoppedError = session.StoppedError
 
 // Run trains a job in this process and returns its summary.
 //
@@ -39,7 +40,7 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 		}
 	}
 	cfg := host.Config{
-		Settings: host.Settings{Program: program(), Threads: job.Threads},
+		Settings: session.Settings{Program: program(), Threads: job.Threads},
 		RunDir:   dir, Console: host.Console{Output: os.Stdout},
 	}
 	if dir != nil {
@@ -62,7 +63,7 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 // runInProcess runs a host and a worker in this process. prepare, which
 // may be nil, gets the host before it runs. err is the worker's own error
 // where that is the reason for the outcome's.
-func runInProcess(ctx context.Context, cfg host.Config, job Job, prepare func(*host.Host) (restore func())) (out host.Outcome, err error) {
+func runInProcess(ctx context.Context, cfg host.Config, job Job, prepare func(*host.Host) (restore func())) (out session.Outcome, err error) {
 	failed := make(chan error, 1)
 	cfg.Fixed = true
 	cfg.Start = func(int, int) (spawn.Worker, error) {
@@ -84,7 +85,7 @@ func runInProcess(ctx context.Context, cfg host.Config, job Job, prepare func(*h
 		defer prepare(h)()
 	}
 	out = h.Run(ctx)
-	var told *host.FailedError
+	var told *session.FailedError
 	if errors.As(out.Err, &told) {
 		select {
 		case err = <-failed:

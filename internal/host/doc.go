@@ -6,7 +6,7 @@
 //
 //	dir, err := rundir.Create("", "gpt", time.Now())     // or no directory at all
 //	h, err := host.New(host.Config{
-//		Settings: host.Settings{Program: "./gpt", Stages: 2}, RunDir: dir, Console: host.Console{View: v, Output: os.Stdout},
+//		Settings: session.Settings{Program: "./gpt", Stages: 2}, RunDir: dir, Console: host.Console{View: v, Output: os.Stdout},
 //		Workers: 4, Start: spawn.Starter(spawn.Command{Path: "./gpt"}, dir.LogFile),
 //	})
 //	defer h.CatchSignals()()                             // Ctrl-C and SIGTERM

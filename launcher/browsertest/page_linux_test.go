@@ -28,7 +28,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"golang.org/x/sys/unix"
 
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -362,7 +362,7 @@ func TestPage(t *testing.T) {
 		click(`.worker[data-worker="0"] .thaw`), holds(`document.querySelector('#toasts').textContent.includes('thaw: worker 0')`))
 	do(ctx, t, click(`#stop`), click(`#stop-do`), holds(`document.querySelector('#state').dataset.state == 'stopped'`),
 		holds(`document.querySelector('#stop').disabled`))
-	if r.cmd.Wait(); r.cmd.ProcessState.ExitCode() != host.ExitFailed {
+	if r.cmd.Wait(); r.cmd.ProcessState.ExitCode() != session.ExitFailed {
 		t.Errorf("exit status %d", r.cmd.ProcessState.ExitCode())
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -81,18 +81,18 @@ func Print(out io.Writer, v any, asJSON bool, text func(io.Writer) error) error 
 }
 
 // Report prints how a run ended, and returns what the command ends with.
-func Report(o host.Outcome, stdout, stderr io.Writer) error {
+func Report(o session.Outcome, stdout, stderr io.Writer) error {
 	o.Report(stdout, stderr, "launcher")
-	if status := o.ExitStatus(); status != host.ExitDone {
+	if status := o.ExitStatus(); status != session.ExitDone {
 		return Exit(status)
 	}
 	return nil
 }
 
 // Reason returns why a run stops that got a signal.
-func Reason(s os.Signal) host.Reason {
+func Reason(s os.Signal) session.Reason {
 	if s == os.Interrupt {
-		return host.Interrupt
+		return session.Interrupt
 	}
-	return host.Terminated
+	return session.Terminated
 }

@@ -20,7 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -149,11 +149,11 @@ func demo(ctx context.Context, dir string, steps int, plain bool, stdout io.Writ
 	}
 	switch {
 	case reason != "":
-		stopped := &host.StoppedError{Reason: reason}
+		stopped := &session.StoppedError{Reason: reason}
 		if r := runs[1]; r.began {
 			stopped.Step, stopped.Steps = r.step, r.steps
 		}
-		return cli.Report(host.Outcome{Err: stopped}, stdout, os.Stderr)
+		return cli.Report(session.Outcome{Err: stopped}, stdout, os.Stderr)
 	case err != nil:
 		return cli.Fail(fmt.Errorf("%w; %s has the files of both runs", err, dir))
 	}
@@ -208,7 +208,7 @@ func endDemoRuns(runs []*demoRun) {
 }
 
 // watchDemo shows both runs and plays the script until both have ended.
-func watchDemo(ctx context.Context, runs [2]*demoRun, s *script, signals <-chan os.Signal) (stop host.Reason, err error) {
+func watchDemo(ctx context.Context, runs [2]*demoRun, s *script, signals <-chan os.Signal) (stop session.Reason, err error) {
 	look := time.NewTicker(demoLook)
 	defer look.Stop()
 	left, right := runs[0].ended, runs[1].ended
@@ -224,7 +224,7 @@ func watchDemo(ctx context.Context, runs [2]*demoRun, s *script, signals <-chan 
 		case sig := <-signals:
 			return cli.Reason(sig), nil
 		case <-ctx.Done():
-			return host.Cancelled, nil
+			return session.Cancelled, nil
 		}
 		for _, r := range runs {
 			if err := r.look(); err != nil {
