@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 )
@@ -28,11 +29,7 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	path := e.Path
-	if path == "" {
-		path = "manifest"
-	}
-	return fmt.Sprintf("%s: %v: %s", path, e.Kind, e.Reason)
+	return fmt.Sprintf("%s: %v: %s", cmp.Or(e.Path, "manifest"), e.Kind, e.Reason)
 }
 
 // Unwrap returns the kind of the fault and the system's error.

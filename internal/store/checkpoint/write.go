@@ -182,11 +182,10 @@ func Commit(dir string, m Manifest) error {
 			return err
 		}
 	}
-	err = replace(step, manifestName, func(w io.Writer) error {
+	if err := replace(step, manifestName, func(w io.Writer) error {
 		_, err := w.Write(b)
 		return err
-	})
-	if err != nil {
+	}); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
 	return nil
@@ -234,16 +233,13 @@ func replace(dir *os.Root, name string, write func(io.Writer) error) (err error)
 			dir.Remove(temp) //nolint:errcheck // a leftover is no file of the checkpoint, and pruned
 		}
 	}()
-	if err := write(f); err != nil {
-		return err
+	if err = write(f); err == nil {
+		err = errors.Join(f.Sync(), f.Close())
 	}
-	if err := f.Sync(); err != nil {
-		return err
+	if err == nil {
+		err = dir.Rename(temp, name)
 	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := dir.Rename(temp, name); err != nil {
+	if err != nil {
 		return err
 	}
 	return syncDir(dir, ".")

@@ -46,8 +46,6 @@ func (j Job) config() json.RawMessage {
 // Plain returns the job as it is before it is written to a file and after it is read.
 func (j Job) Plain() Job {
 	j.ModelConfig = j.config()
-	if j.Args == nil {
-		j.Args = []string{}
-	}
+	j.Args = empty(j.Args)
 	return j
 }

@@ -182,12 +182,7 @@ func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
 		return nil, fmt.Errorf("%s: %w", path, cause(err))
 	}
 	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, cause(err))
-	}
-	from := max(0, info.Size()-tailSize)
-	tail, err := io.ReadAll(io.NewSectionReader(f, from, tailSize))
+	tail, from, err := readTail(f)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, cause(err))
 	}
@@ -212,6 +207,17 @@ func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
 		tail = tail[:begin]
 	}
 	return last, nil
+}
+
+// readTail reads the end of a file, which begins at from.
+func readTail(f *os.File) (tail []byte, from int64, err error) {
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	from = max(0, info.Size()-tailSize)
+	tail, err = io.ReadAll(io.NewSectionReader(f, from, tailSize))
+	return tail, from, err
 }
 
 // ReadWorkers reads workers.json; the error of a run that is not under way is [ErrNotRunning].

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -59,13 +58,8 @@ func (d *Dir) ReadData() (files []DataFile, err error) {
 
 // continueRun is WriteJob of a resumed run: job.json stays as it is.
 func (d *Dir) continueRun() error {
-	d.lines = make(map[string]*os.File)
-	for _, name := range lineFiles {
-		f, err := d.continueLines(name)
-		if err != nil {
-			return err
-		}
-		d.lines[name] = f
+	if err := d.openLines(d.continueLines); err != nil {
+		return err
 	}
 	if err := os.Remove(d.File("summary.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -96,8 +90,7 @@ func dropPart(f *os.File) error {
 	if _, err := f.ReadAt(last, info.Size()-1); err != nil || last[0] == '\n' {
 		return err
 	}
-	from := max(0, info.Size()-tailSize)
-	tail, err := io.ReadAll(io.NewSectionReader(f, from, tailSize))
+	tail, from, err := readTail(f)
 	if err != nil {
 		return err
 	}

@@ -102,19 +102,12 @@ func Attach(path, shown string) *Dir {
 func (d *Dir) Resume() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.lines = make(map[string]*os.File)
-	for _, name := range lineFiles {
-		open := d.takeOver
+	return d.openLines(func(name string) (*os.File, error) {
 		if name == "traces.jsonl" { // which may be long, and another line of that process among them does no damage
-			open = d.continueLines
+			return d.continueLines(name)
 		}
-		f, err := open(name)
-		if err != nil {
-			return err
-		}
-		d.lines[name] = f
-	}
-	return nil
+		return d.takeOver(name)
+	})
 }
 
 // lineFiles are the files that grow by whole lines.
@@ -310,16 +303,19 @@ func (d *Dir) MakeStore() (path string, err error) {
 	return path, nil
 }
 
+// empty returns a list as JSON shall have it: [] for none, never null.
+func empty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
 // WriteJob writes data.json and job.json, opens the line files and points
 // runs/latest to the directory: from here on it holds a run. In a resumed run, both files
 // stay as they are.
 func (d *Dir) WriteJob(job Job, data []DataFile) error {
-	if data == nil {
-		data = []DataFile{}
-	}
-	if job.Args == nil {
-		job.Args = []string{}
-	}
+	data, job.Args = empty(data), empty(job.Args)
 	if job.ModelConfig == nil {
 		job.ModelConfig = json.RawMessage("null")
 	}
@@ -328,7 +324,17 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	if d.again {
 		return d.continueRun()
 	}
-	if err := d.openLines(); err != nil {
+	once := os.O_EXCL
+	if d.attached {
+		once = os.O_TRUNC
+	}
+	if err := d.openLines(func(name string) (*os.File, error) {
+		f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o600)
+		if err == nil {
+			d.own = append(d.own, name)
+		}
+		return f, err
+	}); err != nil {
 		return err
 	}
 	if err := d.writeJSON("data.json", data); err != nil {
@@ -342,19 +348,15 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	return d.link()
 }
 
-// openLines makes the line files.
-func (d *Dir) openLines() error {
-	once := os.O_EXCL
-	if d.attached {
-		once = os.O_TRUNC
-	}
+// openLines opens the line files.
+func (d *Dir) openLines(open func(name string) (*os.File, error)) error {
 	d.lines = make(map[string]*os.File)
 	for _, name := range lineFiles {
-		f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o600)
+		f, err := open(name)
 		if err != nil {
 			return err
 		}
-		d.lines[name], d.own = f, append(d.own, name)
+		d.lines[name] = f
 	}
 	return nil
 }
@@ -417,9 +419,7 @@ func (d *Dir) addLine(name string, v any) error {
 
 // WriteWorkers writes workers.json, which Close removes. It need not survive the machine.
 func (d *Dir) WriteWorkers(w Workers) error {
-	if w.Workers == nil {
-		w.Workers = []Process{}
-	}
+	w.Workers = empty(w.Workers)
 	text, err := json.Marshal(w)
 	if err != nil {
 		return err
@@ -436,20 +436,10 @@ func (d *Dir) WriteWorkers(w Workers) error {
 
 // WriteSummary syncs the line files and writes summary.json.
 func (d *Dir) WriteSummary(s Summary) error {
-	if s.Recoveries == nil {
-		s.Recoveries = []Recovery{}
-	}
-	if s.Workers == nil {
-		s.Workers = []Worker{}
-	}
+	s.Recoveries, s.Workers = empty(s.Recoveries), empty(s.Workers)
 	for i := range s.Workers {
 		w := &s.Workers[i]
-		if w.Stages == nil {
-			w.Stages = []int{}
-		}
-		if w.Layers == nil {
-			w.Layers = []int{}
-		}
+		w.Stages, w.Layers = empty(w.Stages), empty(w.Layers)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

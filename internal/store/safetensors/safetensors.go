@@ -19,6 +19,7 @@ package safetensors
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -295,13 +296,7 @@ func (f *File) parse(header []byte, size int64) *Error {
 
 	names := slices.SortedFunc(maps.Keys(entries), func(a, b string) int {
 		x, y := entries[a].Offsets, entries[b].Offsets
-		if c := x[0] - y[0]; c != 0 {
-			return c
-		}
-		if c := x[1] - y[1]; c != 0 {
-			return c // empty tensors before the one that begins in the same place
-		}
-		return bytes.Compare([]byte(a), []byte(b))
+		return cmp.Or(x[0]-y[0], x[1]-y[1], cmp.Compare(a, b)) // empty tensors before the one that begins in the same place
 	})
 	f.places = make(map[string]place, len(names))
 	at := 0
