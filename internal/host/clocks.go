@@ -109,39 +109,29 @@ const meterEvery = time.Second
 // run works until ctx ends, and then puts all clocks back.
 func (g *governing) run(ctx context.Context) {
 	defer g.close()
-	metering, stop := context.WithCancel(ctx)
-	defer stop()
-	ticked := make(chan struct{})
-	defer func() { <-ticked }()
-	defer stop()
-	go func() {
-		defer close(ticked)
-		tick := time.NewTicker(meterEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				g.queue.put(session.Metered{})
-			case <-metering.Done():
-				return
-			}
-		}
-	}()
-	for {
-		e, ok := g.queue.take(ctx)
-		if !ok || ctx.Err() != nil {
-			return
-		}
-		switch e := e.(type) {
-		case session.ObserveStep:
-			if !g.gaveUp && uint64(e.Plan.Version.N) >= g.newest.Load() && e.Changes == g.changes.Load() {
-				g.observe(ctx, e)
-			}
-		case session.ReleaseClocks:
-			g.release(e)
-		case session.Metered:
+	tick := time.NewTicker(meterEvery)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-tick.C:
 			g.meter()
+		case <-g.queue.signal:
+			if e, ok := g.queue.next(); ok {
+				g.work(ctx, e)
+			}
+		case <-ctx.Done():
 		}
+	}
+}
+
+func (g *governing) work(ctx context.Context, e session.Effect) {
+	switch e := e.(type) {
+	case session.ObserveStep:
+		if !g.gaveUp && uint64(e.Plan.Version.N) >= g.newest.Load() && e.Changes == g.changes.Load() {
+			g.observe(ctx, e)
+		}
+	case session.ReleaseClocks:
+		g.release(e)
 	}
 }
 
@@ -264,8 +254,11 @@ func (g *governing) release(e session.ReleaseClocks) {
 
 // observe asks the governor, and does what it says.
 func (g *governing) observe(ctx context.Context, e session.ObserveStep) {
-	others := func(id, pid int) bool { return g.processes[id] != pid }
-	if !g.opened || anyOf(e.Processes, others) {
+	known := g.opened
+	for id, pid := range e.Processes {
+		known = known && g.processes[id] == pid
+	}
+	if !known {
 		if err := g.open(e.Processes); err != nil {
 			g.giveUp(err)
 			return
@@ -346,15 +339,6 @@ func (g *governing) apply(settings []dvfs.Setting, reason string) {
 	}
 	e.Joules = g.joules()
 	g.post(e)
-}
-
-func anyOf[K comparable, V any](m map[K]V, f func(K, V) bool) bool {
-	for k, v := range m {
-		if f(k, v) {
-			return true
-		}
-	}
-	return false
 }
 
 // maxSimulated bounds the passes of a step times the devices, to which all simulations of an allocation are in proportion; beyond, the
