@@ -1,6 +1,7 @@
 package chaos
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -34,12 +35,8 @@ type Run struct {
 // before the first step. Workers that join get no faults. Kinds that are impossible in the run, such as killhost with
 // fewer than three hosts, are not drawn.
 func (s Schedule) Expand(run Run) (Schedule, error) {
-	if run.Hosts == 0 {
-		run.Hosts = 1
-	}
-	if run.Within == 0 {
-		run.Within = DefaultWithin
-	}
+	run.Hosts = cmp.Or(run.Hosts, 1)
+	run.Within = cmp.Or(run.Within, DefaultWithin)
 	if problems := s.check(run); len(problems) > 0 {
 		return Schedule{}, errors.Join(problems...)
 	}

@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -75,9 +76,7 @@ type crashed struct {
 // New returns the controller of a run whose first plan is live.
 func New(cfg Config) *Controller {
 	cfg.Stages, cfg.MinWorkers = max(cfg.Stages, 1), max(cfg.MinWorkers, 1)
-	if cfg.Hold == 0 {
-		cfg.Hold = timing.Hold
-	}
+	cfg.Hold = cmp.Or(cfg.Hold, timing.Hold)
 	c := &Controller{run: run{
 		cfg: cfg, timing: timing.Of(cfg.Detect), plan: cfg.Plan, live: cfg.Live, epoch: cfg.Epoch, issued: cfg.Plan.Version, saved: cfg.Saved,
 		members: make(map[id.WorkerID]*member), joining: make(map[id.WorkerID]*member), times: make(map[id.WorkerID]plan.Times),

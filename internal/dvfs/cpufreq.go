@@ -87,11 +87,10 @@ func OpenCPU(root string) (*CPU, error) {
 		listed = listed && own != nil
 		steps = append(steps, own...)
 	}
-	if c.driver, err = c.text(path.Join(policyDir, names[0], "scaling_driver")); err != nil && !errors.Is(err, ErrUnsupported) {
-		return nil, err
-	}
-	if c.governor, err = c.text(path.Join(policyDir, names[0], "scaling_governor")); err != nil && !errors.Is(err, ErrUnsupported) {
-		return nil, err
+	for file, v := range map[string]*string{"scaling_driver": &c.driver, "scaling_governor": &c.governor} {
+		if *v, err = c.text(path.Join(policyDir, names[0], file)); err != nil && !errors.Is(err, ErrUnsupported) {
+			return nil, err
+		}
 	}
 	// The drivers of Intel and AMD that choose by themselves know powersave as a preference.
 	if c.governor == "powersave" && !strings.HasPrefix(c.driver, "intel_pstate") && !strings.HasPrefix(c.driver, "amd-pstate") || c.governor == "userspace" {

@@ -1,6 +1,7 @@
 package dvfs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -31,9 +32,7 @@ func NewEmulated(cfg EmulatedConfig) (*Emulated, error) {
 		errs = append(errs, fmt.Errorf("Steps: %w", err))
 	} else {
 		hi := cfg.Steps[len(cfg.Steps)-1]
-		if cfg.Start == 0 {
-			cfg.Start = hi
-		}
+		cfg.Start = cmp.Or(cfg.Start, hi)
 		if cfg.Start < cfg.Steps[0] || cfg.Start > hi {
 			errs = append(errs, fmt.Errorf("Start is %d MHz: give %d to %d, or 0 for the highest", cfg.Start, cfg.Steps[0], hi))
 		}
@@ -41,9 +40,7 @@ func NewEmulated(cfg EmulatedConfig) (*Emulated, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	if cfg.Name == "" {
-		cfg.Name = "emulated"
-	}
+	cfg.Name = cmp.Or(cfg.Name, "emulated")
 	return &Emulated{cfg: cfg, mhz: cfg.Start}, nil
 }
 

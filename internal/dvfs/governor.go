@@ -1,6 +1,7 @@
 package dvfs
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -49,21 +50,8 @@ func (c Config) Validate() error {
 }
 
 func (c Config) withDefaults() Config {
-	def := func(v *float64, d float64) {
-		if *v == 0 {
-			*v = d
-		}
-	}
-	def(&c.Tolerance, 0.005)
-	def(&c.Gain, 0.02)
-	def(&c.Slow, 0.02)
-	def(&c.Worse, 0.01)
-	if c.Settle == 0 {
-		c.Settle = 8
-	}
-	if c.Hold == 0 {
-		c.Hold = 32
-	}
+	c.Tolerance, c.Gain, c.Slow, c.Worse = cmp.Or(c.Tolerance, 0.005), cmp.Or(c.Gain, 0.02), cmp.Or(c.Slow, 0.02), cmp.Or(c.Worse, 0.01)
+	c.Settle, c.Hold = cmp.Or(c.Settle, 8), cmp.Or(c.Hold, 32)
 	return c
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -104,14 +105,7 @@ func NewKeeper(clocks []Clock, save func(Record) error) *Keeper {
 }
 
 // Touched reports whether a clock was set and not put back.
-func (k *Keeper) Touched() bool {
-	for _, t := range k.touch {
-		if t {
-			return true
-		}
-	}
-	return false
-}
+func (k *Keeper) Touched() bool { return slices.Contains(k.touch, true) }
 
 // Apply sets clocks, in the order of settings, up to the first error.
 func (k *Keeper) Apply(settings []Setting) error {

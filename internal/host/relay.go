@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"slices"
@@ -197,10 +198,7 @@ func (r *relay) said(l *local, m control.Message) {
 		r.pass(l, m)
 		return
 	}
-	path := l.worker.Program()
-	if path == "" {
-		path = r.c.Executable
-	}
+	path := cmp.Or(l.worker.Program(), r.c.Executable)
 	if path == "" {
 		r.pass(l, ready)
 		return

@@ -176,9 +176,7 @@ func (p *Profile) LinkBetween(a, b id.WorkerID) LinkSpeed {
 	if !ok {
 		l.Latency = p.Latency
 	}
-	if l.Bandwidth == 0 {
-		l.Bandwidth = p.Bandwidth
-	}
+	l.Bandwidth = cmp.Or(l.Bandwidth, p.Bandwidth)
 	return l
 }
 

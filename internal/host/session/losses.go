@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,9 +49,6 @@ func (s *Session) lose(place int) {
 		return
 	}
 	_, how := culprit(err)
-	if how == "" {
-		how = "lost"
-	}
 	e := s.about(place, eventLost, cause)
 	s.noteHost(&e, w)
 	s.records.ends = append(s.records.ends, s.inWords(place, err))
@@ -61,7 +59,7 @@ func (s *Session) lose(place int) {
 	if s.phase == ending {
 		return
 	}
-	s.then(s.row(place, how), s.processes())
+	s.then(s.row(place, cmp.Or(how, "lost")), s.processes())
 	s.replace(w.who)
 	// Others may have failed because of it, and said so before.
 	s.end.claim = nil

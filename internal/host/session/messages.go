@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"time"
@@ -224,9 +225,7 @@ func (s *Session) committed(place int, m control.Step) {
 		s.judge(&ProtocolError{s.id(place), fmt.Sprintf(format, args...)})
 	}
 	w, r := &s.workers[place], &s.records
-	if m.Plan == 0 {
-		m.Plan = uint64(s.plan.Version.N)
-	}
+	m.Plan = cmp.Or(m.Plan, uint64(s.plan.Version.N))
 	under, ok := s.known[m.Plan]
 	rolled := ok && under.Version.Compare(s.restart.version) < 0 // the run has gone back since
 	if w.fresh && w.inherited && ok && !rolled && m.Step > r.last.Step+1 && len(s.reports.ahead) < maxLead {

@@ -130,30 +130,13 @@ func ParseReduction(text string) (Reduction, error) {
 
 // WithDefaults returns the settings of a run that begins with so many workers.
 func (c Settings) WithDefaults(workers int) Settings {
-	if c.Program == "" {
-		c.Program = "the program"
-	}
-	if c.Threads == 0 {
-		c.Threads = max(1, runtime.GOMAXPROCS(0)/workers)
-	}
-	if c.Stages == 0 {
-		c.Stages = 1
-	}
-	switch {
-	case c.Mirrors == 0:
-		c.Mirrors = 1
-	case c.Mirrors < 0:
-		c.Mirrors = 0
-	}
-	if c.MinWorkers == 0 {
-		c.MinWorkers = 1
-	}
-	if c.Zero == 0 {
-		c.Zero = 2
-	}
-	if c.HelloTimeout == 0 {
-		c.HelloTimeout = timing.Hello
-	}
+	c.Program = cmp.Or(c.Program, "the program")
+	c.Threads = cmp.Or(c.Threads, max(1, runtime.GOMAXPROCS(0)/workers))
+	c.Stages = cmp.Or(c.Stages, 1)
+	c.Mirrors = max(cmp.Or(c.Mirrors, 1), 0)
+	c.MinWorkers = cmp.Or(c.MinWorkers, 1)
+	c.Zero = cmp.Or(c.Zero, 2)
+	c.HelloTimeout = cmp.Or(c.HelloTimeout, timing.Hello)
 	return c
 }
 

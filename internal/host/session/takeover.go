@@ -1,6 +1,7 @@
 package session
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -305,9 +306,7 @@ func (s *Session) inheritedPeers() []control.Peer {
 	for place := range s.workers {
 		if w := &s.workers[place]; w.state != gone {
 			p := control.Peer{Worker: w.who, Addr: w.ready.Addr}
-			if p.Addr == "" {
-				p.Addr = addr[p.Worker]
-			}
+			p.Addr = cmp.Or(p.Addr, addr[p.Worker])
 			all = append(all, p)
 		}
 	}

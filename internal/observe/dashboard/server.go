@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
@@ -119,9 +120,7 @@ var _ view.View = (*Server)(nil)
 
 // Listen begins to serve the page. The error is an [AddrError], or that of the token's file.
 func Listen(cfg Config) (*Server, error) {
-	if cfg.Addr == "" {
-		cfg.Addr = DefaultAddr
-	}
+	cfg.Addr = cmp.Or(cfg.Addr, DefaultAddr)
 	secret := make([]byte, 32)
 	rand.Read(secret) //nolint:errcheck // it never fails
 	s := &Server{

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
@@ -178,12 +179,8 @@ func render(s *state, now time.Time, width, height int) string {
 	}
 
 	if s.run == nil {
-		note := s.note
-		if note == "" {
-			note = "starting"
-		}
 		if s.end == nil {
-			line(note + s.paint(faint, "  "+duration(now.Sub(s.began))))
+			line(cmp.Or(s.note, "starting") + s.paint(faint, "  "+duration(now.Sub(s.began))))
 		}
 		return b.String()
 	}

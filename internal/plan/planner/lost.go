@@ -76,10 +76,7 @@ func lost(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.Plan
 	l.reroute()
 	l.capacity(l.occupy())
 
-	cause := e.Cause
-	if cause == "" {
-		cause = fmt.Sprintf("%s lost (%s)", plan.Count(len(gone), "worker"), join(gone))
-	}
+	cause := cmp.Or(e.Cause, fmt.Sprintf("%s lost (%s)", plan.Count(len(gone), "worker"), join(gone)))
 	reason := fmt.Sprintf("%s: %s promoted, %s rerouted", cause, plan.Count(promoted, "shard"), plan.Count(len(l.again), "pass"))
 	return l.Plan, Reason(reason), nil
 }

@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -25,10 +26,7 @@ func shareCards(p *plan.Plan, prof *plan.Profile, step *graph.Step) {
 	hosts := make(map[string]int)
 	card := make([]int, len(p.Workers))
 	for i, w := range p.Workers {
-		name := w.Host
-		if name == "" {
-			name = fmt.Sprint("\x00", w.ID)
-		}
+		name := cmp.Or(w.Host, fmt.Sprint("\x00", w.ID))
 		if _, ok := hosts[name]; !ok {
 			hosts[name] = len(hosts)
 		}

@@ -3,6 +3,7 @@
 package spans
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -301,14 +302,10 @@ func (t *Tracer) recovered(m Moment, r controller.Recovery, failure string) (o O
 		if i == 0 && failure == "" {
 			a.died = now.Add(-r.Total) // as events.jsonl has it
 		}
-		cause := a.cause
-		if cause == "" {
-			cause = r.Cause
-		}
 		root := trace.Span{
 			Context: a.Context, Name: trace.Recovery, Worker: trace.Agent, Start: a.died, End: now, Error: failure,
 			Attrs: []trace.Attr{
-				{Key: trace.KeyCause, Value: cause}, {Key: trace.KeyStep, Value: min(r.Step, t.steps)}, {Key: trace.KeyBefore, Value: a.before.String()},
+				{Key: trace.KeyCause, Value: cmp.Or(a.cause, r.Cause)}, {Key: trace.KeyStep, Value: min(r.Step, t.steps)}, {Key: trace.KeyBefore, Value: a.before.String()},
 			},
 			Links: []trace.Link{{Context: a.step, Why: "interrupted step"}},
 		}
