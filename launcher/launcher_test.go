@@ -23,7 +23,7 @@ import (
 )
 
 // Built once: the binary under test, a program for it, and one that trains.
-var binary, fake, mlp, emulated, custom, calls string
+var binary, fake, blocked, mlp, emulated, custom, calls string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -33,13 +33,14 @@ func testMain(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "./testdata/calls", "../examples/mlp", "../examples/emulated", "../examples/custom").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "./testdata/blocked", "./testdata/calls", "../examples/mlp", "../examples/emulated", "../examples/custom").CombinedOutput()
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
 		return 1
 	}
 	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
 	emulated, custom, calls = filepath.Join(dir, "emulated"), filepath.Join(dir, "custom"), filepath.Join(dir, "calls")
+	blocked = filepath.Join(dir, "blocked")
 	return m.Run()
 }
 
@@ -115,8 +116,8 @@ func TestExitStatuses(t *testing.T) {
 		{"unknown command", []string{"fly"}, 2, "", `launcher: there is no command "fly"`, false},
 		{"unknown flag", []string{"run", "--fly", fake}, 2, "", "launcher: unknown flag: --fly\n", false},
 		{"no program", []string{"run"}, 2, "", "launcher: PROGRAM is missing", false},
-		{"all faults", []string{"run", "--workers", "0", "--stages", "0", "--threads", "0", "--detect", "1ms", "--reduction", "x", "--zero", "3", "--reshape", "some", "--run-dir", "", fake}, 2, "",
-			"launcher: --workers 0: give at least 1\nlauncher: --stages 0: give at least 1\nlauncher: --detect 1ms: give at least 300ms, three heartbeats\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact or fast\nlauncher: --zero 3: give 1 or 2\nlauncher: --reshape some: give full, dataflow or off\nlauncher: --run-dir: give the name of a directory\nTry", false},
+		{"all faults", []string{"run", "--workers", "0", "--stages", "0", "--threads", "0", "--detect", "1ms", "--call-timeout", "1ms", "--reduction", "x", "--zero", "3", "--reshape", "some", "--run-dir", "", fake}, 2, "",
+			"launcher: --workers 0: give at least 1\nlauncher: --stages 0: give at least 1\nlauncher: --detect 1ms: give at least 300ms, three heartbeats\nlauncher: --call-timeout 1ms: give at least 1s, or 0 for never\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact or fast\nlauncher: --zero 3: give 1 or 2\nlauncher: --reshape some: give full, dataflow or off\nlauncher: --run-dir: give the name of a directory\nTry", false},
 		{"chaos that is none", []string{"run", "--chaos", "kil:1@3,kill:1@3/lunch", fake}, 2, "",
 			"launcher: --chaos: part 1, \"kil:1@3\": \"kil\" is not a kind of fault", false},
 		{"chaos that is not there yet", []string{"run", "--chaos", "join@2,kill:1@1,random:1:0.5:kill+cut", fake}, 2, "",

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -55,6 +56,7 @@ higher plan, and the last line of a step counts.`,
 	flags.IntVar(&f.least, "min-workers", 0, "fewest workers to train with (default as before, at most --workers)")
 	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies (default as before)")
 	flags.DurationVar(&f.detect, "detect", 0, "failure-detection timeout (default as before)")
+	flags.DurationVar(&f.calls, "call-timeout", 0, "time after which a call of the program's code counts as blocked; 0: never (default as before)")
 	flags.BoolVar(&f.digests, "digests", false, "digests of the state of the job (default as before)")
 	flags.IntVar(&f.verify, "verify", 0, "micro-batches that a worker runs for each that it repeats as a check; 0: none (default as before)")
 	clockFlags(flags, &f)
@@ -134,6 +136,13 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	}
 	if !changed("verify") {
 		f.verify = job.Verify
+	}
+	if !changed("call-timeout") {
+		calls, err := time.ParseDuration(cmp.Or(job.CallTimeout, timing.Call.String()))
+		if err != nil {
+			return fmt.Errorf("call_timeout is %q: give a time such as 1m", job.CallTimeout)
+		}
+		f.calls = calls
 	}
 	if !changed("detect") {
 		detect, err := time.ParseDuration(job.Detect)

@@ -27,6 +27,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/clocks"
 )
@@ -41,6 +42,7 @@ type runFlags struct {
 	least     int
 	respawn   bool
 	detect    time.Duration
+	calls     time.Duration // --call-timeout
 	reduction string
 	zero      int
 	digests   bool
@@ -87,6 +89,12 @@ model.safetensors and config.json, and summary.json.
 --detect is the failure-detection timeout, from which all other timeouts follow: a worker
 that sends no heartbeats is evicted within it, unless all are silent: then they were stopped
 together, and have two minutes to continue. A killed process is noticed at once.
+
+--call-timeout bounds how long a call of the program's code may take, such as a Sample that
+reads from a server that does not answer: at least five times as long as such calls took
+before, and ten times as long before training. After a fifth of that, the run says which
+call of which worker has not returned; in the end the worker is evicted, with its stacks in
+its log, and others do its work.
 
 --reshape says what is rebalanced after a change: dataflow (which rank runs which
 micro-batch), full (also which stage holds which layer), or off. --clocks says which clocks
@@ -156,6 +164,7 @@ for launcher resume; the second ends it at once.`,
 	flags.IntVar(&f.least, "min-workers", 1, "fewest workers to train with; below that the run waits for more")
 	flags.BoolVar(&f.respawn, "respawn", false, "replace every worker that dies")
 	flags.DurationVar(&f.detect, "detect", time.Second, "failure-detection timeout")
+	flags.DurationVar(&f.calls, "call-timeout", timing.Call, "time after which a call of the program's code counts as blocked; 0: never")
 	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
@@ -201,6 +210,9 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	errs.Add(cli.Within("mirrors", f.mirrors, 0, session.MaxWorkers), cli.Within("min-workers", f.least, 1, session.MaxWorkers))
 	errs.If(f.least > f.workers && f.workers > 0 && f.least <= session.MaxWorkers, "--min-workers %d: the run begins with %d; use --min-workers %d or fewer, or --workers %d", f.least, f.workers, f.workers, f.least)
 	errs.Add(cli.Within("detect", f.detect, session.MinDetect, session.MaxDetect, ", three heartbeats"))
+	if f.calls != 0 {
+		errs.Add(cli.Within("call-timeout", f.calls, session.MinCallTimeout, session.MaxCallTimeout, ", or 0 for never"))
+	}
 	if cmd.Flags().Changed("threads") {
 		errs.Add(cli.Within("threads", f.threads, 1, session.MaxThreads))
 	}
@@ -435,8 +447,11 @@ func openTelemetry(ctx context.Context) (host.Telemetry, error) {
 func (f *runFlags) settings(p program, cwd string) session.Settings {
 	s := session.Settings{
 		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
-		Detect: f.detect, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
+		Detect: f.detect, CallTimeout: f.calls, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
 		Verify: f.verify,
+	}
+	if s.CallTimeout == 0 {
+		s.CallTimeout = -1 // 0 is the default
 	}
 	s.Reduction, _ = session.ParseReduction(f.reduction) // both are checked
 	s.Reshape, _ = controller.ParseReshape(f.reshape)

@@ -8,6 +8,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/internal/worker/process"
@@ -84,7 +85,8 @@ const (
 )
 
 // fingerprint returns the data_sha256 of a bound data set; see [Summary].
-func fingerprint(d Dataset, in, target Spec, seed uint64) (sum string, files []DataFile, err error) {
+func (p *prepared) fingerprint(d Dataset) (sum string, files []DataFile, err error) {
+	in, target := p.Model.Input, p.Model.Target
 	h := sha256.New()
 	if m, ok := d.(Manifest); ok {
 		files = m.Manifest()
@@ -103,7 +105,7 @@ func fingerprint(d Dataset, in, target Spec, seed uint64) (sum string, files []D
 	var buf []byte
 	for j := range take {
 		i := spread(j, take, n)
-		if err := read(d, plainSample(seed, i), x, y); err != nil {
+		if err := read(p.calls, d, plainSample(p.Seed, i), x, y); err != nil {
 			return "", nil, err
 		}
 		buf = appendBytes(appendBytes(buf[:0], x), y)
@@ -155,10 +157,12 @@ func plainSample(seed uint64, i int) Sample {
 }
 
 // read reads a sample, more than once if that fails. Its error is a [*process.SampleError].
-func read(d Dataset, s Sample, in, target Tensor) error {
+func read(calls *process.Calls, d Dataset, s Sample, in, target Tensor) error {
 	pause := timing.SampleRetry
 	for try := 1; ; try++ {
+		before := calls.Enter(control.CallSample, 0, s.Index)
 		err := d.Sample(s, in, target)
+		calls.Leave(before) // not deferred: a panic keeps it
 		if err == nil {
 			return nil
 		}

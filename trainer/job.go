@@ -167,7 +167,7 @@ func (e *ValidationError) Error() string {
 // reads the data. On Linux, a model that takes more memory than the machine has to
 // spare is a fault.
 func (j Job) Validate() error {
-	_, err := prepare(j)
+	_, err := prepare(j, nil)
 	return err
 }
 
@@ -183,11 +183,12 @@ type prepared struct {
 	Job
 	data, eval Dataset     // bound; eval may be nil
 	run        process.Job // what is known of the job as a worker runs it
+	calls      *process.Calls
 }
 
 // prepare checks a job and binds its data. It calls user code.
-func prepare(j Job) (*prepared, error) {
-	p := &prepared{Job: j.withDefaults()}
+func prepare(j Job, calls *process.Calls) (*prepared, error) {
+	p := &prepared{Job: j.withDefaults(), calls: calls}
 	faults := p.Job.plainFaults()
 	modelFaults := p.Model.faults()
 	faults = append(faults, modelFaults...)
@@ -242,7 +243,7 @@ func (p *prepared) bind(field string, d Dataset, faults []Fault, model bool) (Da
 	var sum string
 	var files []DataFile
 	if err == nil {
-		sum, files, err = fingerprint(bound, p.Model.Input, p.Model.Target, p.Seed)
+		sum, files, err = p.fingerprint(bound)
 	}
 	if err != nil {
 		return nil, "", append(faults, Fault{field, "", "cannot be used: " + err.Error()})

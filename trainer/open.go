@@ -51,7 +51,7 @@ func Open(m Model, path string) (*Net, error) {
 		return nil, err
 	}
 	pool := kernel.NewPool(runtime.GOMAXPROCS(0))
-	return &Net{newStage(&m, 0, len(m.Layers), params, pool, 0), pool.Close}, nil
+	return &Net{newStage(&m, 0, len(m.Layers), params, pool, 0, nil), pool.Close}, nil
 }
 
 // Forward returns the output of the last layer for one or more samples, which

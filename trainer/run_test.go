@@ -463,7 +463,7 @@ func TestPanics(t *testing.T) {
 		{"thread", withOdd(&odd{backward: atStep(3, inThread)}), 3, `Backward of layer "odd"`, "boom"},
 		{"OnStep", onStep, 2, "OnStep", "boom"},
 		{"OnEnd", onEnd, 5, "OnEnd", "boom"},
-		{"data", data, 2, "Sample of the data set", "boom"},
+		{"data", data, 2, "Sample(23)", "boom"},
 		{"loss", loss, 1, "the loss", "boom"},
 		{"loss without gradient", gradient, 1, "the loss", "returned a gradient of 0 numbers"},
 		{"shape", shape, 1, `Forward of layer "odd"`, "of shape [2 16] for 4 samples"},

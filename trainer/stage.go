@@ -7,15 +7,16 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
+	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
 // stage runs layers [lo, hi) of a model for the engine.
 type stage struct {
 	model  *Model
 	lo, hi int
-	names  []string
 	params *model.Params
 	pool   *kernel.Pool
 	seed   uint64
@@ -23,11 +24,8 @@ type stage struct {
 	free []*flight       // memory of passes that have ended
 	back [2]tensor.Arena // scratch memory of Backward, in turns
 
-	// at is the user code that runs, for the message of a panic.
-	at struct {
-		layer int // len(layers) is the loss, -1 none
-		call  string
-	}
+	calls  *process.Calls
+	before uint64 // of calls, when the call of the moment began
 }
 
 // flight is one micro-batch in flight. outs and stash count from the first
@@ -39,10 +37,8 @@ type flight struct {
 	stash []any
 }
 
-func newStage(m *Model, lo, hi int, params *model.Params, pool *kernel.Pool, seed uint64) *stage {
-	s := &stage{model: m, lo: lo, hi: hi, params: params, names: m.layerNames(), pool: pool, seed: seed}
-	s.at.layer = -1
-	return s
+func newStage(m *Model, lo, hi int, params *model.Params, pool *kernel.Pool, seed uint64, calls *process.Calls) *stage {
+	return &stage{model: m, lo: lo, hi: hi, params: params, pool: pool, seed: seed, calls: calls}
 }
 
 func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context {
@@ -50,20 +46,9 @@ func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context
 	return &Context{call: call, pool: s.pool, arena: arena}
 }
 
-func (s *stage) enter(layer int, call string) { s.at.layer, s.at.call = layer, call }
-func (s *stage) leave()                       { s.at.layer = -1 }
-
-// Where implements [process.Stage].
-func (s *stage) Where() string {
-	switch {
-	case s.at.layer < 0:
-		return ""
-	case s.at.layer == len(s.names):
-		return "the loss"
-	default:
-		return fmt.Sprintf("%s of layer %q", s.at.call, s.names[s.at.layer])
-	}
-}
+// enter and leave record a call of user code. After a panic, the record tells which it was.
+func (s *stage) enter(layer int, kind control.CallKind) { s.before = s.calls.Enter(kind, layer, 0) }
+func (s *stage) leave()                                 { s.calls.Leave(s.before) }
 
 // Forward implements [engine.Stage].
 func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.Tensor, error) {
@@ -80,7 +65,7 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 			}
 		}
 		l := s.model.Layers[i]
-		s.enter(i, "Forward")
+		s.enter(i, control.CallForward)
 		out, stash := l.Forward(s.context(m, i, &f.arena), s.params.Views(i), in)
 		if len(out.Shape) == 0 || out.Shape[0] != m.Samples || len(out.F) != out.Len() {
 			panic(fmt.Sprintf("returned %d float32 numbers of shape %v for %d samples; the first dimension counts samples", len(out.F), out.Shape, m.Samples))
@@ -99,9 +84,9 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 // Loss implements [engine.Stage].
 func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count int64, dout tensor.Tensor) {
 	f := p.(*flight)
-	s.enter(len(s.names), "")
+	s.enter(0, control.CallLoss)
 	out := f.outs[len(f.outs)-1]
-	sum, count, dout = s.model.Loss.Loss(s.context(f.micro, len(s.names), &f.arena), out, target)
+	sum, count, dout = s.model.Loss.Loss(s.context(f.micro, len(s.model.Layers), &f.arena), out, target)
 	if f.micro.Train && len(dout.F) != out.Len() {
 		panic(fmt.Sprintf("returned a gradient of %d numbers for an output of shape %v", len(dout.F), out.Shape))
 	}
@@ -123,7 +108,7 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 		}
 		scratch.Reset()
 		flat := grads.Buffer(i)
-		s.enter(i, "Backward")
+		s.enter(i, control.CallBackward)
 		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.params.Views(i), f.stash[i-s.lo], dout, s.params.Split(i, flat))
 		if i > s.lo && len(din.F) != f.outs[i-s.lo-1].Len() {
 			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), f.outs[i-s.lo-1].Shape))

@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/core"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
@@ -23,7 +24,7 @@ type PanicError = process.PanicError
 
 // maker returns what makes the job in a worker.
 func maker(makeJob func() (Job, error)) process.Make {
-	return func(note func(string) error) (*process.Job, error) {
+	return func(calls *process.Calls, note func(string) error) (*process.Job, error) {
 		job, err := makeJob()
 		if err != nil {
 			return nil, jobError(err)
@@ -31,11 +32,11 @@ func maker(makeJob func() (Job, error)) process.Make {
 		if err := note("reading data"); err != nil {
 			return nil, err
 		}
-		p, err := prepare(job)
+		p, err := prepare(job, calls)
 		if err != nil {
 			return nil, jobError(err)
 		}
-		return p.worker(), nil
+		return p.worker(calls), nil
 	}
 }
 
@@ -50,8 +51,8 @@ func jobError(err error) error {
 	return err
 }
 
-// worker returns the job as a worker process runs it.
-func (p *prepared) worker() *process.Job {
+// worker returns the job as a worker process runs it, which records its calls of user code.
+func (p *prepared) worker(calls *process.Calls) *process.Job {
 	schedule, order := p.Optimizer.schedule(), newShuffle(p.Seed, p.data.Len())
 	p.describe()
 	j := &p.run
@@ -59,10 +60,10 @@ func (p *prepared) worker() *process.Job {
 	j.Input, j.Target = p.Model.Input, p.Model.Target
 	j.Rule = p.Optimizer.rule()
 	j.LR = func(step int) float64 { return schedule.At(step, p.Steps) }
-	j.Stage = func(lo, hi int, pool *kernel.Pool) process.Stage {
-		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed)
+	j.Stage = func(lo, hi int, pool *kernel.Pool) engine.Stage {
+		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed, calls)
 	}
-	j.Load = func(i uint64, in, target Tensor) error { return read(p.data, order.at(i), in, target) }
+	j.Load = func(i uint64, in, target Tensor) error { return read(calls, p.data, order.at(i), in, target) }
 	j.Index = func(i uint64) int { return newShuffle(p.Seed, p.data.Len()).at(i).Index }
 	if p.eval != nil {
 		n := p.eval.Len()
@@ -70,7 +71,7 @@ func (p *prepared) worker() *process.Job {
 			j.Evaluations = min(n, p.EvalSamples)
 		}
 		j.Evaluate = func(i int, in, target Tensor) error {
-			return read(p.eval, plainSample(p.Seed, spread(i, j.Evaluations, n)), in, target)
+			return read(calls, p.eval, plainSample(p.Seed, spread(i, j.Evaluations, n)), in, target)
 		}
 	}
 	if p.OnStep != nil {

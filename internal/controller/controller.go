@@ -111,6 +111,9 @@ func (c *Controller) Last() (attempt uint64, fills int) {
 // Busy reports whether a recovery is under way.
 func (c *Controller) Busy() bool { return c.recovery.state != idle }
 
+// Holding reports whether the run waits for more workers, so that no step is committed.
+func (c *Controller) Holding() bool { return c.recovery.state == holding }
+
 // Step takes in what has happened and returns what is to be done. An event of
 // a session that is over changes nothing.
 func (c *Controller) Step(now time.Time, e Event) []Effect {

@@ -78,7 +78,8 @@
 // lost, evict, left, begin (a worker is started), refused, joined (it has a part), rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
 // fewer mirrors than they should, and have them again), repaired (memory of a worker was altered, and
-// restored from another; the second time it is evicted), hold, clocks (which were set, or why none will
+// restored from another; the second time it is evicted), blocked and returned (a call of user code takes too long, and
+// has returned), hold, clocks (which were set, or why none will
 // be; with Config.Clocks), stop, end, failed, and notes: every
 // decision of the controller in a sentence.
 //

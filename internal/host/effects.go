@@ -38,7 +38,7 @@ func (r *run) do(e session.Effect) error {
 	case session.Send:
 		r.hosts.send(e.Worker, e.Message)
 	case session.Kill:
-		r.hosts.kill(e.Worker)
+		r.hosts.kill(e.Worker, e.Stacks)
 	case session.Fence:
 		r.hosts.fence(e.Worker)
 	case session.StartWorker:

@@ -301,6 +301,8 @@ func (r *relay) hear(m control.Message) error {
 		case l == nil:
 		case l.worker == nil:
 			l.unwanted = true
+		case m.Stacks:
+			l.worker.Quit()
 		default:
 			l.worker.Kill()
 		}

@@ -121,7 +121,7 @@ func TestRoster(t *testing.T) {
 	r.hosts[1].twice = false
 	expect(t, "a message", told(r.said(hostSaid{1, now, relayed{control.Hello{}, one}})), "[1 said control.Hello]")
 	expect(t, "a message of another host's worker", told(r.said(hostSaid{0, now, relayed{control.Hello{}, one}})), "[]")
-	expect(t, "its host", a.list, "[{Worker:1 Incarnation:0}]") // has to end it
+	expect(t, "its host", a.list, "[{Worker:1 Incarnation:0 Stacks:false}]") // has to end it
 	expect(t, "an end", told(r.said(hostSaid{1, now, control.Exited{Worker: 1, Text: "x"}})), "[exited 1: x]")
 	expect(t, "an end again", told(r.said(hostSaid{1, now, control.Exited{Worker: 1, Text: "x"}})), "[]")
 
@@ -146,7 +146,7 @@ func TestRoster(t *testing.T) {
 	back := &sent{}
 	events, err := r.linked(now, hostLinked{1, back})
 	expect(t, "it links again", fmt.Sprint(told(events), err), "[b is back] <nil>")
-	expect(t, "its workers end", back.list, "[{Worker:1 Incarnation:0} {Worker:2 Incarnation:0}]")
+	expect(t, "its workers end", back.list, "[{Worker:1 Incarnation:0 Stacks:false} {Worker:2 Incarnation:0 Stacks:false}]")
 
 	// Its link ends, and its machine says that nothing listens there.
 	r.unlinked(now, hostUnlinked{1, b}) // an older one

@@ -158,17 +158,19 @@ func (r *roster) send(place int, m control.Message) {
 	}
 }
 
-// kill ends a worker, as far as its host has a link.
-func (r *roster) kill(place int) {
+// kill ends a worker, as far as its host has a link. With stacks, it writes them into its log before.
+func (r *roster) kill(place int, stacks bool) {
 	if w := &r.members[place]; r.hosts[w.host].out != nil {
-		r.hosts[w.host].out.put(killOf(w.who))
+		m := killOf(w.who)
+		m.Stacks = stacks
+		r.hosts[w.host].out.put(m)
 	}
 }
 
 // fence ends a worker that the run does without, as soon as its host has a link.
 func (r *roster) fence(place int) {
 	r.members[place].fenced = true
-	r.kill(place)
+	r.kill(place, false)
 }
 
 func killOf(who id.Session) control.Kill {
@@ -214,7 +216,7 @@ func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
 		switch {
 		case m.host != e.host:
 		case m.fenced || was:
-			r.kill(i)
+			r.kill(i, false)
 		default:
 			absent = false
 		}

@@ -89,6 +89,17 @@ func ThreadDelay() (delay func() time.Duration, stop func()) {
 	}, func() { _ = f.Close() }
 }
 
+// Queued returns for how long the threads of this process that live have waited for processors so far, 0 where the system does
+// not tell.
+func Queued() (sum time.Duration) {
+	threads, _ := filepath.Glob("/proc/self/task/*/schedstat")
+	for _, path := range threads {
+		line, _ := os.ReadFile(path) // the thread may have ended
+		sum += parseDelay(line)
+	}
+	return sum
+}
+
 // parseDelay reads the second number of a line of schedstat: nanoseconds.
 func parseDelay(line []byte) time.Duration {
 	fields := bytes.Fields(line)

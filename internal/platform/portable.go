@@ -75,6 +75,9 @@ func ThreadDelay() (delay func() time.Duration, stop func()) {
 	return func() time.Duration { return 0 }, func() {}
 }
 
+// Queued returns 0: this system does not tell how long threads wait for processors.
+func Queued() time.Duration { return 0 }
+
 // lowerPriority does nothing: a priority is the whole process's.
 func lowerPriority(int) {}
 

@@ -28,6 +28,10 @@ const (
 	Hello = 30 * time.Second
 	// Reap is how long an agent waits for the exit of a worker that it has killed, or that has closed its connection.
 	Reap = time.Second
+	// Call is the default of --call-timeout, which bounds how long a call of user code may take; see [CallLimits].
+	Call = time.Minute
+	// Stacks is how long a worker may take to write its stacks before it is killed.
+	Stacks = 2 * time.Second
 	// Zombie is how long a dead process stays a zombie: reaping it takes milliseconds of a processor that a recovery needs.
 	Zombie = 50 * time.Millisecond
 	// Hold is how long a run with too few workers waits for others to join, and how long all workers may be silent together.
@@ -139,6 +143,29 @@ func Of(detect time.Duration) Policy {
 
 		Ring: 2 * detect, RingForm: 10 * detect, Log: 3 * max(detect, time.Second),
 	}
+}
+
+const (
+	callFactor  = 5  // how many times as long as the longest one that returned a call may take
+	startFactor = 10 // how many times as long as in training a call before it may take: it may read all data
+)
+
+// CallLimits returns after how long a call of user code is reported, and after how long its worker is evicted. timeout is the
+// least of the second, or below 0 if no worker is to be evicted; longest is how long such a call has taken so far.
+func CallLimits(timeout, longest time.Duration, training bool) (report, evict time.Duration) {
+	evict = Call
+	if timeout > 0 {
+		evict = timeout
+	}
+	evict = max(evict, callFactor*longest)
+	report = evict / callFactor
+	switch {
+	case timeout < 0:
+		evict = math.MaxInt64
+	case !training:
+		evict *= startFactor
+	}
+	return report, evict
 }
 
 // Log holds the times of the replicated log.

@@ -102,6 +102,15 @@ var rows = []row{
 	{"Commit", "followers learn what is committed", "1/30 Log", func(p Policy) time.Duration { return LogOf(p.Log).Commit }, nil},
 	{"Hello", "a worker process calls trainer.Main", "fixed", fixed(Hello), nil},
 	{"Reap", "a killed worker exits", "fixed", fixed(Reap), []than{{"Zombie", 2, true, "reaping comes after the delay"}}},
+	{"Call", "a call of user code returns before its worker is evicted; before training 10 Call", "--call-timeout, at least 5 times the longest such call", fixed(Call), []than{
+		{"Report", 5, true, "people know of it long before"},
+		{"Stacks", 2, true, "writing stacks takes little more"},
+	}},
+	{"Report", "a call of user code returns before it is reported, or before a run that is to stop gives it up", "1/5 Call", func(Policy) time.Duration {
+		report, _ := CallLimits(Call, 0, true)
+		return report
+	}, []than{{"Heartbeat", 10, true, "heartbeats show that it is still the same call"}}},
+	{"Stacks", "an evicted worker writes its stacks before it is killed", "fixed", fixed(Stacks), nil},
 	{"Zombie", "a dead process stays a zombie", "fixed", fixed(Zombie), nil},
 	{"Hold", "a run with too few workers waits for others; all workers may be silent together", "fixed", fixed(Hold), []than{
 		{"Hello", 2, true, "a worker that is started now arrives"},
@@ -212,7 +221,8 @@ that is short of processors the timeout becomes longer by itself, for unanswered
 is found later. Where none of several workers is heard for longer than Pause, the machine or the whole run is stopped, and
 that time counts for none of them, up to Hold. Hosts are judged by the same detector.
 
-Nothing else below can be set by users. ` + "`internal/timing`" + ` computes all values, and its tests check the relations in the last column
+` + "`--call-timeout`" + ` (default 1 min, 0 for never) sets Call. Time in which the process waits for a processor does not count, but
+for a tenth of it. Nothing else below can be set by users. ` + "`internal/timing`" + ` computes all values, and its tests check the relations in the last column
 for all legal timeouts. To update this page: ` + "`go test ./internal/timing -update`" + `.
 
 | name | for how long | value | with 1 s | must exceed |

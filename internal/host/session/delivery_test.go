@@ -10,8 +10,8 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// calling returns a session of n workers whose program has OnStep, before the first step.
-func calling(t *testing.T, cfg Config, n int) *ran {
+// withCalls returns a session of n workers whose program has OnStep, before the first step.
+func withCalls(t *testing.T, cfg Config, n int) *ran {
 	r := &ran{t: t, s: begin(cfg, n), now: time.Unix(0, 0)}
 	for _, e := range prepare(n) {
 		r.feed(withOnStep(e))
@@ -58,7 +58,7 @@ func index(effects []Effect, is func(Effect) bool) int { return slices.IndexFunc
 // One worker is told before it trains that it makes the calls; another one goes on when it has died in one. The run ends after
 // the last call.
 func TestDeliveries(t *testing.T) {
-	r := calling(t, Config{}, 3)
+	r := withCalls(t, Config{}, 3)
 	appointed := index(r.effects, func(e Effect) bool { _, ok := e.(WriteDelivery); return ok })
 	told := index(r.effects, func(e Effect) bool { s, ok := e.(Send); _, is := s.Message.(control.Deliver); return ok && is })
 	started := index(r.effects, func(e Effect) bool { s, ok := e.(Send); _, is := s.Message.(control.Start); return ok && is })
@@ -103,7 +103,7 @@ func TestDeliveries(t *testing.T) {
 func TestInheritedDeliveries(t *testing.T) {
 	const n = 3
 	for _, dead := range []bool{false, true} {
-		r := calling(t, Config{}, n)
+		r := withCalls(t, Config{}, n)
 		sent[control.Order](r)
 		r.feed(commit(n, 1)...)
 		in := r.effects
@@ -140,7 +140,7 @@ func TestResumedDeliveries(t *testing.T) {
 	resume := &Resume{Job: job, Data: ready.Data, Step: 1, Calls: rundir.Calls{
 		Newest: &rundir.Delivery{Step: 1, Files: []rundir.LineFile{{Path: "a", Size: 7}}}, Due: []rundir.Metrics{{Step: 2, Loss: 2}},
 	}}
-	r := calling(t, Config{Settings: Settings{Resume: resume}, RunDir: "/runs/a", Shown: "runs/a"}, 2)
+	r := withCalls(t, Config{Settings: Settings{Resume: resume}, RunDir: "/runs/a", Shown: "runs/a"}, 2)
 	sent[control.Order](r)
 	if got := r.calls(); !slices.Equal(got, []string{"0: after 1 2 again"}) {
 		t.Fatalf("told %q", got)

@@ -126,7 +126,10 @@ type (
 		Message control.Message
 	}
 	// Kill kills a worker.
-	Kill struct{ Worker int }
+	Kill struct {
+		Worker int
+		Stacks bool // it writes its stacks into its log before
+	}
 	// Fence kills a worker of a host that may come back later, as soon as it is there.
 	Fence struct{ Worker int }
 	// StartWorker starts a process; WorkerStarted comes.

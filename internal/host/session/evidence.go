@@ -1,6 +1,7 @@
 package session
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -195,6 +196,152 @@ func (s *Session) ringOf(w *worker) control.Ring {
 	r := s.cfg.Ring
 	r.Host = w.who.Host
 	return r
+}
+
+// userCode is what a worker tells of the user code that it runs.
+type userCode struct {
+	call    control.Call // that has run for a heartbeat at least; of kind NoCall for none
+	called  time.Time    // when, as far as it is overdue
+	overdue bool         // it was reported
+	stuck   bool         // the worker is killed for it, and writes its stacks before
+}
+
+// calls are what the session knows of calls of user code.
+type calls struct {
+	longest map[callKey]time.Duration // that returned
+	held    bool                      // it was reported that the run waits for calls
+
+	// The newest call for which a worker was evicted, and the newest step then.
+	evicted control.Call
+	by      id.WorkerID
+	step    int
+}
+
+// callKey names calls that take about as long as each other.
+type callKey struct {
+	kind  control.CallKind
+	layer int
+}
+
+// callText names the call that a worker runs.
+func (w *worker) callText() string {
+	layer := ""
+	if w.call.Layer < len(w.ready.Layers) {
+		layer = w.ready.Layers[w.call.Layer].Name
+	}
+	return w.call.Text(layer)
+}
+
+// counted is how long a call has taken, but for what the machine made it wait.
+func counted(c control.Call) time.Duration { return time.Duration(c.For - c.Waited) }
+
+// blocked says that the call of a worker has not returned.
+func (s *Session) blocked(place int) string {
+	w := &s.workers[place]
+	return blocked(s.id(place), w.callText(), time.Duration(w.call.For))
+}
+
+// called takes in which call of user code a worker runs, nil for none that has run for a heartbeat. One that is overdue is reported,
+// and the worker evicted after a while, if others can do its work.
+func (s *Session) called(place int, told *control.Call) {
+	w, call := &s.workers[place], control.Call{}
+	if told != nil {
+		call = *told
+	}
+	if call.Kind > control.CallOnEnd || call.Layer < 0 || call.Layer > 0 && call.Layer >= len(w.ready.Layers) || call.Waited < 0 || call.Waited > call.For {
+		s.bad(place, "told of a call that cannot be")
+		return
+	}
+	if was := w.call; was.Kind != call.Kind || was.Number != call.Number {
+		if was.Kind != control.NoCall {
+			s.calls.returned(was)
+		}
+		if w.overdue {
+			w.overdue, s.calls.held = false, false
+			s.then(s.row(place, ""), s.processes())
+			s.tellCall(place, eventReturned, fmt.Sprintf("worker %d: %s has returned after %.0f s", s.id(place), w.callText(), time.Duration(was.For).Seconds()))
+		}
+	}
+	if w.call = call; call.Kind == control.NoCall || s.phase == ending || w.fault != nil || w.hasExited() {
+		return
+	}
+	report, evict := timing.CallLimits(s.cfg.CallTimeout, s.calls.longest[callKey{call.Kind, call.Layer}], w.state >= working)
+	if counted(call) < report {
+		return
+	}
+	if !w.overdue {
+		w.overdue, w.called = true, s.now.Add(-time.Duration(call.For))
+		s.then(s.row(place, fmt.Sprintf("in %s since %s", w.callText(), w.called.Format(time.TimeOnly))), s.processes())
+		s.tellCall(place, eventBlocked, s.blocked(place))
+	}
+	if s.phase == training && s.end.stop != "" {
+		evict = report // the run waits for a commit
+	}
+	if counted(call) >= evict {
+		s.unblock(place)
+	}
+}
+
+// returned takes in that a call has returned.
+func (c *calls) returned(call control.Call) {
+	if c.longest == nil {
+		c.longest = make(map[callKey]time.Duration)
+	}
+	k := callKey{call.Kind, call.Layer}
+	c.longest[k] = max(c.longest[k], counted(call))
+}
+
+// tellCall reports what is known of a call. There are no events before training.
+func (s *Session) tellCall(place int, kind eventKind, text string) {
+	if s.phase >= training {
+		s.then(s.about(place, kind, text))
+	}
+	s.then(Show{view.Note(text)})
+}
+
+// unblock evicts a worker whose call does not return. Where no other worker could continue, or the same call has blocked another
+// worker before, the run waits for the call instead, unless it is to stop.
+func (s *Session) unblock(place int) {
+	w, c := &s.workers[place], &s.calls
+	alive, free := 0, 0 // workers of the plan
+	for _, p := range s.plan.Workers {
+		if x := s.find(p); x >= 0 && s.workers[x].exit == running && s.workers[x].fault == nil {
+			alive++
+			if !s.workers[x].overdue {
+				free++
+			}
+		}
+	}
+	var why string
+	switch again := w.call.Kind == c.evicted.Kind && w.call.Layer == c.evicted.Layer && w.call.Sample == c.evicted.Sample && s.records.last.Step <= c.step; {
+	case s.phase == finished: // nothing depends on what the program does at its end
+		return
+	case w.joins:
+		w.stuck = true
+		s.refuse(place, errors.New(s.blocked(place)))
+		return
+	case s.phase < training:
+		w.stuck, s.end.lost = true, place
+		w.fault = &BlockedError{Worker: s.id(place), Call: w.callText(), For: time.Duration(w.call.For)}
+		s.judge(w.fault)
+		return
+	case again && c.by != w.who.ID:
+		why = fmt.Sprintf("worker %d was evicted for the same call", c.by)
+	case free == 0 || alive <= s.cfg.MinWorkers && !s.cfg.Respawn:
+		why = "no other worker can do its work"
+	default:
+		c.evicted, c.by, c.step = w.call, w.who.ID, s.records.last.Step
+		s.evict(place, s.blocked(place)+"; its stacks are in its log")
+		return
+	}
+	if s.end.stop != "" {
+		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true, Blocked: s.blocked(place), Saved: s.checkpoints.newest})
+		return
+	}
+	if !c.held {
+		c.held = true
+		s.tellCall(place, eventHold, fmt.Sprintf("%s, and %s: the run waits until it returns; Ctrl-C or launcher stop ends the run", s.blocked(place), why))
+	}
 }
 
 // stamp takes in when a fault was injected.

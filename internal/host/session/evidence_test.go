@@ -249,3 +249,131 @@ func TestCorruptIsALoss(t *testing.T) {
 		t.Errorf("%v, to go on: %q", out.Err, out.Resume)
 	}
 }
+
+// calling is a heartbeat of a worker that runs a call for so long.
+func calling(worker int, kind control.CallKind, number uint64, seconds float64) Event {
+	call := &control.Call{Kind: kind, Number: number, For: int64(seconds * 1e9)}
+	if kind == control.CallSample {
+		call.Sample = 17
+	}
+	return Received{worker, control.Beat{Call: call}}
+}
+
+// A call that does not return is reported, then its worker evicted; where that helps nobody, the run waits for it.
+func TestCallsAreWatched(t *testing.T) {
+	const sample, forward = control.CallSample, control.CallForward
+	lost := func(worker int) []Event {
+		return []Event{ConnClosed{worker, errors.New("EOF")}, WorkerExited{worker, Status{Code: 2, Text: "exit status 2"}}}
+	}
+	idle := func(worker int) Event { return Received{worker, control.Beat{}} }
+	waited := calling(1, sample, 1, 600)
+	waited.(Received).Message.(control.Beat).Call.Waited = 550e9
+	for _, c := range []struct {
+		name   string
+		cfg    Settings
+		events []Event
+		want   []string // events of these kinds
+		killed string   // workers, with + where they write their stacks
+		err    error
+	}{
+		{"returns", Settings{}, []Event{calling(1, sample, 1, 11.9), idle(1), calling(1, sample, 2, 12), calling(1, sample, 3, 0.1)},
+			[]string{"blocked worker 1: Sample(17) has not returned for 12 s", "returned worker 1: Sample(17) has returned after 12 s"}, "", nil},
+		{"never returns", Settings{}, []Event{calling(1, forward, 1, 13), calling(1, forward, 1, 59), calling(1, forward, 1, 60), calling(1, forward, 1, 61)},
+			[]string{`blocked worker 1: Forward of layer "a" has not returned for 13 s`, `evict worker 1: Forward of layer "a" has not returned for 60 s; its stacks are in its log`}, "1+", nil},
+		{"takes as long as it does", Settings{}, []Event{calling(1, sample, 1, 50), idle(1), calling(2, sample, 1, 240), calling(2, sample, 1, 250)},
+			[]string{"blocked worker 1: Sample(17) has not returned for 50 s", "returned worker 1: Sample(17) has returned after 50 s",
+				"blocked worker 2: Sample(17) has not returned for 240 s", "evict worker 2: Sample(17) has not returned for 250 s; its stacks are in its log"}, "2+", nil},
+		{"waits for a processor", Settings{}, []Event{waited}, []string{"blocked worker 1: Sample(17) has not returned for 600 s"}, "", nil},
+		{"another timeout", Settings{CallTimeout: 5 * time.Second}, []Event{calling(1, sample, 1, 1), calling(1, sample, 1, 5)},
+			[]string{"blocked worker 1: Sample(17) has not returned for 1 s", "evict worker 1: Sample(17) has not returned for 5 s; its stacks are in its log"}, "1+", nil},
+		{"no timeout", Settings{CallTimeout: -1}, []Event{calling(1, sample, 1, 13), calling(1, sample, 1, 1e6)}, []string{"blocked worker 1: Sample(17) has not returned for 13 s"}, "", nil},
+		{"all", Settings{}, []Event{calling(0, sample, 1, 12), calling(1, sample, 1, 12), calling(2, sample, 1, 12), calling(0, sample, 1, 60), calling(1, sample, 1, 60)},
+			[]string{"blocked worker 0: Sample(17) has not returned for 12 s", "blocked worker 1: Sample(17) has not returned for 12 s", "blocked worker 2: Sample(17) has not returned for 12 s",
+				"hold worker 0: Sample(17) has not returned for 60 s, and no other worker can do its work: the run waits until it returns; Ctrl-C or launcher stop ends the run"}, "", nil},
+		{"too few for an eviction", Settings{MinWorkers: 3}, []Event{calling(1, sample, 1, 60)},
+			[]string{"blocked worker 1: Sample(17) has not returned for 60 s",
+				"hold worker 1: Sample(17) has not returned for 60 s, and no other worker can do its work: the run waits until it returns; Ctrl-C or launcher stop ends the run"}, "", nil},
+		{"the same call elsewhere", Settings{}, append(append([]Event{calling(1, sample, 1, 60)}, lost(1)...), calling(2, sample, 1, 60)),
+			[]string{"blocked worker 1: Sample(17) has not returned for 60 s", "evict worker 1: Sample(17) has not returned for 60 s; its stacks are in its log",
+				"blocked worker 2: Sample(17) has not returned for 60 s",
+				"hold worker 2: Sample(17) has not returned for 60 s, and worker 1 was evicted for the same call: the run waits until it returns; Ctrl-C or launcher stop ends the run"}, "1+", nil},
+		{"stop", Settings{}, []Event{calling(1, sample, 1, 13), StopAsked{Interrupt}, calling(1, sample, 1, 14)},
+			[]string{"blocked worker 1: Sample(17) has not returned for 13 s", "evict worker 1: Sample(17) has not returned for 14 s; its stacks are in its log"}, "1+", nil},
+		{"stop before", Settings{CallTimeout: -1}, []Event{StopAsked{Interrupt}, calling(1, sample, 1, 11), calling(1, sample, 1, 12)},
+			[]string{"blocked worker 1: Sample(17) has not returned for 12 s", "evict worker 1: Sample(17) has not returned for 12 s; its stacks are in its log"}, "1+", nil},
+		{"stop with all blocked", Settings{}, []Event{calling(0, sample, 1, 12), calling(1, sample, 1, 12), calling(2, sample, 1, 12), StopAsked{Interrupt}, calling(2, sample, 1, 13)},
+			[]string{"blocked worker 0: Sample(17) has not returned for 12 s", "blocked worker 1: Sample(17) has not returned for 12 s", "blocked worker 2: Sample(17) has not returned for 12 s"}, "012",
+			&StoppedError{Reason: Interrupt, Step: 1, Steps: 3, AtOnce: true, Blocked: "worker 2: Sample(17) has not returned for 13 s"}},
+		{"no such call", Settings{}, []Event{calling(1, control.CallOnEnd+1, 1, 1)}, nil, "012", &ProtocolError{1, "told of a call that cannot be at step 1 of 3"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := trainingOf(t, Config{Settings: c.cfg}, 3)
+			r.effects = nil
+			r.feed(c.events...)
+			var got []string
+			for _, e := range pick[WriteEvent](r.effects) {
+				if k := eventKind(e.Event.Kind); k == eventBlocked || k == eventReturned || k == eventEvict || k == eventHold {
+					got = append(got, e.Event.Kind+" "+e.Event.Reason)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%q, want %q", got, c.want)
+			}
+			killed := ""
+			for _, k := range pick[Kill](r.effects) {
+				killed += fmt.Sprint(k.Worker)
+				if k.Stacks {
+					killed += "+"
+				}
+			}
+			if killed != c.killed {
+				t.Errorf("killed %s, want %s", killed, c.killed)
+			}
+			if err := r.s.Outcome().Err; fmt.Sprint(err) != fmt.Sprint(c.err) {
+				t.Errorf("%v, want %v", err, c.err)
+			}
+		})
+	}
+}
+
+// Before training a call may take ten times as long, and workers.json names it meanwhile.
+func TestCallsBeforeTraining(t *testing.T) {
+	s := begin(Config{}, 2)
+	var effects []Effect
+	for i, e := range []Event{helloOf(0), helloOf(1), calling(1, control.CallJob, 1, 60), calling(1, control.CallJob, 1, 599)} {
+		effects = s.Step(time.Unix(int64(i), 0), e)
+		if i == 2 {
+			all := pick[WriteWorkers](effects)
+			if len(all) != 1 || all[0].Alive == nil && len(pick[WriteEvent](effects)) > 0 {
+				t.Errorf("%+v", effects)
+			}
+		}
+	}
+	if len(effects) > 0 {
+		t.Errorf("%+v after 599 s", effects)
+	}
+	effects = s.Step(time.Unix(4, 0), calling(1, control.CallJob, 1, 600))
+	want := &BlockedError{Worker: 1, Call: "the job", For: 600 * time.Second}
+	if err := s.Outcome().Err; fmt.Sprint(err) != want.Error() || s.Outcome().Lost != 1 {
+		t.Errorf("%v", err)
+	}
+	if got := fmt.Sprint(pick[Kill](effects)); got != "[{0 false} {1 true}]" {
+		t.Errorf("killed %s", got)
+	}
+}
+
+// A run that holds for lack of workers stops at once: no commit would come.
+func TestStopWhileHolding(t *testing.T) {
+	r := trainingOf(t, Config{Settings: Settings{MinWorkers: 2}}, 2)
+	r.feed(ConnClosed{1, errors.New("EOF")}, WorkerExited{1, Status{Code: -1, Text: "signal: killed"}})
+	for _, q := range sent[control.Query](r) {
+		r.feed(Received{0, control.Answer{Ballot: q.Ballot, Report: control.Report{Plan: r.s.plan.Version, Passed: id.Point{Step: 1}}}})
+	}
+	if !r.s.ctl.Holding() {
+		t.Fatal("it does not hold")
+	}
+	r.feed(StopAsked{Interrupt})
+	if err := r.s.Outcome().Err; fmt.Sprint(err) != "interrupted at step 1 of 3; the step under way is lost" {
+		t.Error(err)
+	}
+}

@@ -204,8 +204,11 @@ func (s *Session) grace(place int) { s.workers[place].reap = s.now.Add(timing.Re
 
 // dismiss kills a worker whose exit changes nothing.
 func (s *Session) dismiss(place int) {
-	s.first(Kill{place})
-	s.grace(place)
+	w := &s.workers[place]
+	s.first(Kill{place, w.stuck})
+	if s.grace(place); w.stuck {
+		w.reap = w.reap.Add(timing.Stacks)
+	}
 }
 
 // kill kills a worker; its exit is the event that follows.
@@ -335,7 +338,7 @@ func (s *Session) stop(reason Reason) {
 		s.end.stop = reason
 	}
 	s.roster.cancel()
-	if s.phase != training || !first || s.Over() {
+	if s.phase != training || !first || s.ctl.Holding() || s.Over() {
 		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true})
 		return
 	}
@@ -514,7 +517,7 @@ func (s *Session) resumable() string {
 	var failed *FailedError
 	err := s.end.err
 	if errors.As(err, &failed) && (failed.Kind == control.Faulty || failed.Kind == control.NoSample || failed.Kind == control.Corrupt) ||
-		slices.ContainsFunc([]any{new(*StoppedError), new(*LostError), new(*SilentError), new(*RecoveryError)}, func(as any) bool { return errors.As(err, as) }) {
+		slices.ContainsFunc([]any{new(*StoppedError), new(*LostError), new(*SilentError), new(*BlockedError), new(*RecoveryError)}, func(as any) bool { return errors.As(err, as) }) {
 		return s.cfg.Shown
 	}
 	return ""

@@ -116,7 +116,7 @@ func (s *Session) evict(place int, reason string) {
 	if w.fault != nil || w.hasExited() {
 		return
 	}
-	w.fault = &evictedError{reason}
+	w.fault, w.stuck = &evictedError{reason}, w.overdue
 	s.kill(place)
 	s.then(s.about(place, eventEvict, reason))
 }
@@ -173,6 +173,10 @@ func (s *Session) tell(cause controller.Event) {
 		case controller.Note:
 			s.then(s.event(eventNote, e.Reason))
 		case controller.Hold:
+			if s.end.stop != "" { // no commit would come
+				s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true})
+				return
+			}
 			reason := fmt.Sprintf("%s left and --min-workers is %d: waiting for more", plan.Count(e.Have, "worker"), e.Need)
 			if e.Have == 0 {
 				reason = "no worker is left: waiting for replacements"

@@ -49,6 +49,7 @@ func (s *Session) message(place int, m control.Message) {
 
 	case control.Beat:
 		s.measured(place, m)
+		s.called(place, m.Call)
 
 	case control.Failed:
 		s.workerFailed(place, m)

@@ -19,7 +19,7 @@ type Outcome struct {
 	Summary *rundir.Summary
 
 	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
-	// *FailedError, *NoMainError, *LostError, *SilentError, *DifferError, *PlanError, *MismatchError,
+	// *FailedError, *NoMainError, *LostError, *SilentError, *BlockedError, *DifferError, *PlanError, *MismatchError,
 	// *ProtocolError, *RecoveryError, *ResumeError or *FileError. For a run that had no directory, it is the error of rundir.Create.
 	Err error
 
@@ -97,6 +97,8 @@ type StoppedError struct {
 	Reason      Reason
 	Step, Steps int // committed, and of the whole job; 0 of 0 before training
 	AtOnce      bool
+	Blocked     string // what kept the run from its next commit, "" for nothing
+	Saved       int    // step of the newest checkpoint, 0 for none
 }
 
 func (e *StoppedError) Error() string {
@@ -106,6 +108,12 @@ func (e *StoppedError) Error() string {
 		return by + " before training began"
 	case e.Step == e.Steps:
 		return by + " after the last step"
+	case e.Blocked != "":
+		saved := "there is no checkpoint"
+		if e.Saved > 0 {
+			saved = fmt.Sprintf("the newest checkpoint is of step %d", e.Saved)
+		}
+		return fmt.Sprintf("%s at step %d of %d without a checkpoint, since %s; %s", by, e.Step, e.Steps, e.Blocked, saved)
 	case e.AtOnce:
 		return fmt.Sprintf("%s at step %d of %d; the step under way is lost", by, e.Step, e.Steps)
 	}
@@ -183,6 +191,24 @@ func (e *SilentError) cause() string {
 		text += fmt.Sprintf(", and %s cannot reach it", e.By)
 	}
 	return text
+}
+
+// BlockedError means that a call of user code did not return, before training or in the only worker that was left.
+type BlockedError struct {
+	Worker int
+	Call   string // such as "Sample(17)"
+	For    time.Duration
+}
+
+func (e *BlockedError) Error() string {
+	return e.cause() + "; --call-timeout sets how long a call may take"
+}
+
+func (e *BlockedError) cause() string { return blocked(e.Worker, e.Call, e.For) }
+
+// blocked says that a call has not returned.
+func blocked(worker int, call string, after time.Duration) string {
+	return fmt.Sprintf("worker %d: %s has not returned for %.0f s", worker, call, after.Seconds())
 }
 
 // loss ends the message that a worker is gone.

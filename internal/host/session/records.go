@@ -38,6 +38,8 @@ const (
 	eventProtected   eventKind = "protected"
 	eventRepaired    eventKind = "repaired"
 	eventSlow        eventKind = "slow"
+	eventBlocked     eventKind = "blocked"
+	eventReturned    eventKind = "returned"
 	eventNormal      eventKind = "recovered speed"
 	eventHold        eventKind = "hold"
 	eventClocks      eventKind = "clocks"
@@ -171,7 +173,11 @@ func (s *Session) row(place int, state string) Show {
 func (s *Session) processes() (e WriteWorkers) {
 	for place := range s.workers {
 		if w := &s.workers[place]; w.state != gone && !w.hasExited() && w.pid > 0 {
-			e.Alive = append(e.Alive, rundir.Process{ID: s.id(place), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.membership()})
+			p := rundir.Process{ID: s.id(place), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.membership()}
+			if w.overdue {
+				p.Call, p.Since = w.callText(), &rundir.Time{Time: w.called}
+			}
+			e.Alive = append(e.Alive, p)
 		}
 	}
 	return e

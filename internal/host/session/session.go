@@ -99,6 +99,7 @@ type Session struct {
 	deliveries  delivery.Queue
 	roster      roster
 	paces       pacing
+	calls       calls
 	clocks      clocking
 	timelines   timelines
 	tr          *spans.Tracer // nil if spans and measures are not wanted
@@ -141,7 +142,8 @@ type worker struct {
 	rolled  id.Version // of the newest restart that it has applied
 	repairs repairs
 
-	signs            // of life
+	signs // of life
+	userCode
 	fault  error     // why it was killed, or said that it ends
 	failed bool      // it has said Failed, and its exit says nothing new
 	killed bool      // while training, so that the run continues without it
@@ -205,6 +207,8 @@ func (s *Session) Begin(now time.Time) []Effect {
 	}
 	if s.phase == assembling {
 		s.assemble()
+	} else {
+		s.then(s.processes()) // commands can come from now on
 	}
 	return s.out.take()
 }

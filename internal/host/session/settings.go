@@ -71,6 +71,10 @@ type Settings struct {
 	// Respawn has a worker that is lost replaced by the next incarnation. It needs Start.
 	Respawn bool
 
+	// CallTimeout is the least time after which a call of user code counts as blocked, so that its worker is evicted. 0 means 1 min,
+	// below 0 never.
+	CallTimeout time.Duration
+
 	// HelloTimeout is how long a worker may take until it calls trainer.Main. 0 means 30 s, which is long for a process to start and
 	// short for a person to wait.
 	HelloTimeout time.Duration
@@ -88,6 +92,12 @@ const DefaultVerify = 256
 // verify returns Verify, 0 for none.
 func (c Settings) verify() int { return max(cmp.Or(c.Verify, DefaultVerify), 0) }
 
+// MinCallTimeout is the least Config.CallTimeout: calls are looked at with every heartbeat. MaxCallTimeout is the most.
+const (
+	MinCallTimeout = 10 * timing.Heartbeat
+	MaxCallTimeout = 7 * 24 * time.Hour
+)
+
 // MaxThreads is the most Config.Threads.
 const MaxThreads = 4096
 
@@ -102,6 +112,8 @@ func (c Settings) Validate() error {
 	errs.If(c.MinWorkers < 0, "MinWorkers is %d: give at least 1, or 0 for 1", c.MinWorkers)
 	errs.If(c.Stages < 0, "Stages is %d: give at least 1, or 0 for 1", c.Stages)
 	errs.If(c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect || c.Detect > MaxDetect, "Detect is %v: give at least %v and at most %v, or 0 for no detection", c.Detect, MinDetect, MaxDetect)
+	errs.If(c.CallTimeout > 0 && c.CallTimeout < MinCallTimeout || c.CallTimeout > MaxCallTimeout,
+		"CallTimeout is %v: give at least %v and at most %v, 0 for %v, or -1 for never", c.CallTimeout, MinCallTimeout, MaxCallTimeout, timing.Call)
 	return errs.Err()
 }
 
@@ -137,6 +149,7 @@ func (c Settings) WithDefaults(workers int) Settings {
 	c.MinWorkers = cmp.Or(c.MinWorkers, 1)
 	c.Zero = cmp.Or(c.Zero, 2)
 	c.HelloTimeout = cmp.Or(c.HelloTimeout, timing.Hello)
+	c.CallTimeout = cmp.Or(c.CallTimeout, timing.Call)
 	return c
 }
 

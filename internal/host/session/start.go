@@ -166,6 +166,7 @@ func (s *Session) describeJob(stages int) {
 	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
 	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
 	j.Verify = c.verify()
+	j.CallTimeout = max(c.CallTimeout, 0).String()
 	if c.Args != nil {
 		j.Args = c.Args
 	}
@@ -251,7 +252,7 @@ func thin(p *plan.Plan) bool {
 // mayDiffer are the fields of a job in which workers may differ: the kernel path and the platform give the same bits, and the host
 // sets the others.
 var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "mirrors",
-	"min_workers", "detect", "respawn", "no_digests", "verify", "reshape"}
+	"min_workers", "detect", "call_timeout", "respawn", "no_digests", "verify", "reshape"}
 
 // difference returns the first field, by its name in job.json, in which the jobs of two workers differ, and both values where they
 // tell the user something. The program comes first, since it explains all others.

@@ -126,6 +126,7 @@ type process struct {
 	dead   bool           // the process is reaped, and its number may belong to another one
 	status session.Status // does not change once exited is closed
 	last   string         // the same
+	quit   *time.Timer    // kills it after SIGQUIT
 }
 
 // reap waits until the process exits, kills what is left of its group, and cleans up.
@@ -143,6 +144,9 @@ func (p *process) reap() {
 	p.mu.Lock()
 	_ = p.cmd.Wait()
 	p.dead = true
+	if p.quit != nil {
+		p.quit.Stop()
+	}
 	known = p.ended
 	p.ended = true
 	p.mu.Unlock()
@@ -226,15 +230,27 @@ func (p *process) Kill() {
 	}
 }
 
+func (p *process) Quit() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.dead {
+		return
+	}
+	_ = unix.Kill(p.cmd.Process.Pid, unix.SIGQUIT)
+	if p.quit == nil {
+		p.quit = time.AfterFunc(timing.Stacks, p.Kill)
+	}
+}
+
 const (
 	lastSearch = 256 << 10 // how much of a log's end is searched for the cause of a crash
 	lastBytes  = 8 << 10   // bytes of it that are shown, at most
 )
 
-// crash returns the offset of the last line that begins Go's report of a crash, -1 for none. The stacks below it may be long.
+// crash returns the offset of the last line that begins Go's report of a crash or of a SIGQUIT, -1 for none. The stacks below it may be long.
 func crash(log []byte) int {
 	at := -1
-	for _, begins := range []string{"panic:", "fatal error:", "runtime: "} {
+	for _, begins := range []string{"panic:", "fatal error:", "runtime: ", "SIGQUIT: "} {
 		if bytes.HasPrefix(log, []byte(begins)) {
 			at = max(at, 0)
 		}

@@ -30,6 +30,10 @@ type Worker interface {
 
 	// Kill ends the worker at once, and does not wait.
 	Kill()
+
+	// Quit has the worker write its stacks into its log, and kills it when it has exited or [timing.Stacks] later. It does not
+	// wait. For a function of this process it is Kill.
+	Quit()
 }
 
 // InProcess starts f as a worker: it gets its end of the connection, and a context that ends when the worker is killed. The
@@ -59,6 +63,7 @@ func (w *inProcess) Status() session.Status  { return session.Status{Text: "retu
 func (w *inProcess) Program() string         { return "" }
 func (w *inProcess) LastOutput() string      { return "" }
 func (w *inProcess) Kill()                   { w.cancel(); _ = w.conn.Close() }
+func (w *inProcess) Quit()                   { w.Kill() }
 
 // Command describes a worker process.
 type Command struct {

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
@@ -43,6 +44,54 @@ type Beat struct {
 	Over  int64
 	// Available is how many bytes its machine can give to programs, now and then; else 0.
 	Available int64
+	// Call is the call of user code that runs, nil where none has run for a heartbeat.
+	Call *Call
+}
+
+// Call is a call of user code.
+type Call struct {
+	Kind   CallKind
+	Layer  int    // of Forward and Backward, numbered in the model
+	Sample int64  // index in the data set, of Sample
+	Number uint64 // differs between two calls of a worker
+	For    int64  // nanoseconds since it was called
+	Waited int64  // of them, those in which the process waited for a processor, or was stopped
+}
+
+// CallKind is what user code is called for.
+type CallKind uint8
+
+// The kinds of calls.
+const (
+	NoCall       CallKind = iota
+	CallJob               // make the job: open data, describe layers
+	CallSample            // read a sample
+	CallForward           // of a layer
+	CallBackward          // of a layer
+	CallLoss
+	CallOnStep
+	CallOnEnd
+)
+
+// Text names the call. layer is the name of its layer.
+func (c Call) Text(layer string) string {
+	switch c.Kind {
+	case CallJob:
+		return "the job"
+	case CallSample:
+		return fmt.Sprintf("Sample(%d)", c.Sample)
+	case CallForward:
+		return fmt.Sprintf("Forward of layer %q", layer)
+	case CallBackward:
+		return fmt.Sprintf("Backward of layer %q", layer)
+	case CallLoss:
+		return "the loss"
+	case CallOnStep:
+		return "OnStep"
+	case CallOnEnd:
+		return "OnEnd"
+	}
+	return ""
 }
 
 // MaxMeasured bounds the layers and the links of a [Beat].
@@ -358,6 +407,7 @@ type Begin struct {
 // Kill asks a worker's agent to kill it.
 type Kill struct {
 	Worker, Incarnation int
+	Stacks              bool // it writes its stacks into its log before
 }
 
 // FailKind says whose fault a failure is; the exit status follows from it.

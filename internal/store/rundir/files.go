@@ -46,6 +46,7 @@ type Job struct {
 	Mirrors       int       `json:"mirrors"`        // replicas of each shard
 	MinWorkers    int       `json:"min_workers"`    // fewest workers to train with
 	Detect        string    `json:"detect"`         // failure-detection timeout, as of time.Duration; "0s" for none
+	CallTimeout   string    `json:"call_timeout"`   // after which a call of user code counts as blocked, as of time.Duration; "0s" for never
 	Respawn       bool      `json:"respawn"`        // failed workers are respawned
 	NoDigests     bool      `json:"no_digests"`     // state has no digests
 	Verify        int       `json:"verify"`         // micro-batches that a worker runs for each that it repeats in a spot check; 0: no spot checks
@@ -150,6 +151,10 @@ type Process struct {
 	Incarnation int    `json:"incarnation"`
 	PID         int    `json:"pid"`
 	Ring        string `json:"ring"` // its state in the gossip ring: alive, suspect, dead or left; "" while it is unknown
+
+	// Call is the call of user code that should have returned, and Since when it began.
+	Call  string `json:"call,omitempty"`
+	Since *Time  `json:"since,omitempty"`
 }
 
 // Time is a point in time as the line files hold it: RFC 3339 with

@@ -1,98 +1,110 @@
 package process
 
 import (
-	"cmp"
-	"context"
+	"bytes"
 	"fmt"
-	"sync"
+	"io"
+	"runtime"
+	"sync/atomic"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
-// calls are those of OnStep, which the agent asks for; see [control.Deliver].
-type calls struct {
-	mu    sync.Mutex
-	asked []control.Deliver
-	came  chan struct{} // has an element when asked does
-
-	// The goroutine that trains has the others.
-	caller bool // this worker makes the calls
-	told   int  // newest step that is delivered
-	lines  Lines
+// Calls says which call of user code runs. One goroutine at a time calls user code, and any goroutine may look. A call costs a few
+// atomic stores and reads no clock: a heartbeat that sees the same call as the one before knows how long it has run.
+//
+// A nil Calls records nothing.
+type Calls struct {
+	call   atomic.Uint64 // number, layer and kind; 0 between calls
+	sample atomic.Int64
+	number uint64 // of the newest call
 }
 
-func (c *calls) put(m control.Deliver) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.asked = append(c.asked, m)
-	select {
-	case c.came <- struct{}{}:
-	default:
+// The bits of Calls.call, from the lowest.
+const (
+	kindBits  = 8
+	layerBits = 24
+)
+
+// Enter records that user code is called. Leave takes what it returns when the call has returned: after a panic, the record tells
+// which call it was.
+func (c *Calls) Enter(kind control.CallKind, layer, sample int) (before uint64) {
+	if c == nil {
+		return 0
+	}
+	before = c.call.Load()
+	c.number++
+	c.sample.Store(int64(sample))
+	c.call.Store(c.number<<(kindBits+layerBits) | uint64(layer)<<kindBits | uint64(kind))
+	return before
+}
+
+// Leave records that the call has returned to what ran before it.
+func (c *Calls) Leave(before uint64) {
+	if c != nil {
+		c.call.Store(before)
 	}
 }
 
-func (c *calls) take() (all []control.Deliver) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	all, c.asked = c.asked, nil
-	return all
-}
-
-// deliver makes the calls that the agent asks for. If this worker is the one that makes them, it waits for that of a step, so that no
-// further step is computed before.
-func (w *Worker) deliver(ctx context.Context, j *Job, step int) error {
-	c := &w.calls
+// Running returns the call that runs, without times; of kind NoCall for none.
+func (c *Calls) Running() control.Call {
 	for {
-		for _, m := range c.take() {
-			if err := w.call(j, m); err != nil {
-				return err
+		call, sample := c.call.Load(), c.sample.Load()
+		if c.call.Load() == call {
+			return control.Call{
+				Kind: control.CallKind(call % (1 << kindBits)), Layer: int(call >> kindBits % (1 << layerBits)), Sample: sample,
+				Number: call >> (kindBits + layerBits),
 			}
 		}
-		if !c.caller || c.told >= step {
-			return nil
-		}
-		select {
-		case <-c.came:
-		case <-w.release: // the run continues without this worker
-			return engine.ErrLeft
-		case <-w.recovery.ordered():
-			return errRollback
-		case <-ctx.Done():
-			return ctx.Err()
-		}
 	}
 }
 
-// call calls OnStep, unless it has returned for that step before.
-func (w *Worker) call(j *Job, m control.Deliver) error {
-	c := &w.calls
-	c.caller = true
-	if m.After > c.told {
-		c.told = m.After
-		c.lines.resume(m.Files)
-	}
-	if m.Step == nil {
-		return nil
-	}
-	if m.Step.Step > c.told && j.OnStep != nil {
-		at := w.step
-		w.step = m.Step.Step
-		err := w.user("OnStep", func() error { return j.OnStep(Call{Step: *m.Step, Again: m.Again, Lines: &c.lines}) })
-		if err = cmp.Or(err, c.lines.err); err != nil {
-			return fmt.Errorf("OnStep of step %d: %w", m.Step.Step, err)
-		}
-		w.step = at
-	}
-	c.told = max(c.told, m.Step.Step)
-	return w.send(control.Delivered{Step: c.told, Files: c.lines.files()})
+// callClock measures how long a call runs, from what heartbeats see.
+type callClock struct {
+	call   control.Call
+	looked time.Time
+	queued time.Duration // of this process, at that time; 0 if it was not measured
 }
 
-// leaveCalls says that this worker makes no calls any more.
-func (w *Worker) leaveCalls(j *Job) error {
-	w.calls.take()
-	if j.OnStep == nil {
+// measureQueued is how long a call must have run before it is measured how long the process waits for processors.
+const measureQueued = 10 * timing.Heartbeat
+
+// look returns the call that has run since the last look at least, nil if none has. queued returns for how long the threads of
+// this process have waited for a processor so far.
+func (c *callClock) look(running control.Call, now time.Time, queued func() time.Duration) *control.Call {
+	since := now.Sub(c.looked)
+	c.looked = now
+	if running.Kind == control.NoCall || running.Kind != c.call.Kind || running.Number != c.call.Number {
+		c.call, c.queued = running, 0
 		return nil
 	}
-	return w.send(control.Delivered{Step: w.calls.told, Files: w.calls.lines.files(), Left: true})
+	waited := max(0, since-2*timing.Heartbeat) // the heartbeats themselves are late
+	if c.call.For > int64(measureQueued) {
+		was := c.queued
+		if c.queued = queued(); was > 0 {
+			// A part of the time counts in any case, so that a call that never returns is found on a busy machine, too.
+			waited = max(waited, min(c.queued-was, since*9/10))
+		}
+	}
+	c.call.For += int64(since)
+	c.call.Waited += int64(waited)
+	told := c.call
+	return &told
+}
+
+// writeStacks writes the stacks of all goroutines but its own, and what the worker was doing.
+func writeStacks(to io.Writer, doing string) {
+	stacks := make([]byte, 1<<20)
+	stacks = stacks[:runtime.Stack(stacks, true)]
+	if _, others, ok := bytes.Cut(stacks, []byte("\n\n")); ok {
+		stacks = others
+	}
+	if doing == "" {
+		doing = "no call of user code runs"
+	} else {
+		doing += " has not returned"
+	}
+	fmt.Fprintf(to, "SIGQUIT: %s\n\n%s\n", doing, stacks)
 }

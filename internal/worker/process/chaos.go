@@ -149,7 +149,7 @@ func (w *Worker) armed(ctx context.Context, specs []string, runDir string, f fun
 // slowed is a stage that takes longer while its worker is slowed, or its emulated device runs at a
 // lower clock.
 type slowed struct {
-	Stage
+	engine.Stage
 	faults *chaos.Trigger
 	clock  *emulatedClock
 }

@@ -16,6 +16,7 @@ type measured struct {
 	at     time.Time
 	links  map[id.WorkerID]comm.PeerStats
 	memory time.Time // when free memory was last reported
+	call   callClock
 }
 
 // memoryEvery is the time between two reports of free memory.
@@ -23,16 +24,17 @@ const memoryEvery = 10 * time.Second
 
 // measure returns the next heartbeat, with measurements if a step ended since the last one.
 func (w *Worker) measure(last *measured) control.Beat {
+	b := control.Beat{Call: last.call.look(w.calls.Running(), time.Now(), platform.Queued)}
 	step := w.committed.Load()
 	if step <= last.step {
 		last.step = step // lower after a rollback
-		return control.Beat{}
+		return b
 	}
 	layers, passes := w.meter.Layers()
 	if passes == last.passes || len(layers) == 0 {
-		return control.Beat{}
+		return b
 	}
-	b := control.Beat{Step: int(step)}
+	b.Step = int(step)
 	for _, l := range layers[:min(len(layers), control.MaxMeasured)] {
 		b.Layers = append(b.Layers, control.LayerTime{Layer: l.Layer, Forward: int64(l.Forward), Backward: int64(l.Backward)})
 	}
@@ -57,6 +59,6 @@ func (w *Worker) measure(last *measured) control.Beat {
 		}
 		looked = now
 	}
-	*last = measured{step, passes, now, links, looked}
+	last.step, last.passes, last.at, last.links, last.memory = step, passes, now, links, looked
 	return b
 }

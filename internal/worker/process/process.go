@@ -54,7 +54,7 @@ type Job struct {
 	LR            func(step int) float64
 
 	// Stage makes layers [lo, hi) run, whose parameters are held.
-	Stage func(lo, hi int, pool *kernel.Pool) Stage
+	Stage func(lo, hi int, pool *kernel.Pool) engine.Stage
 	// Load reads a sample of the run, and Evaluate the i-th of Evaluations samples of an evaluation. Evaluate is nil where there
 	// is no evaluation.
 	Load        engine.Load
@@ -64,13 +64,6 @@ type Job struct {
 
 	OnStep func(Call) error // nil for none
 	OnEnd  func(End) error  // nil for none
-}
-
-// Stage is an engine's stage that knows which user code it runs.
-type Stage interface {
-	engine.Stage
-	// Where describes the user code that runs, "" if none does.
-	Where() string
 }
 
 // Call is a committed step that OnStep is called for.
@@ -96,7 +89,7 @@ func (e *SampleError) Unwrap() error { return e.Err }
 type End struct {
 	RunDir string
 	Steps  int
-	Whole  Stage // has all layers; nil if no stage of this worker does
+	Whole  engine.Stage // has all layers; nil if no stage of this worker does
 	Out    io.Writer
 }
 
@@ -115,6 +108,7 @@ type ownProcess struct {
 	progress *progress.Record // the agent reads it after the process's end; may be nil
 	slow     chan os.Signal   // asks the process to read how slow it is to be
 	leave    chan os.Signal   // asks it to leave the run
+	quit     chan os.Signal   // asks it to write its stacks and exit
 }
 
 func (s Self) id() id.WorkerID { return s.Session.Worker }
@@ -122,8 +116,9 @@ func (s Self) id() id.WorkerID { return s.Session.Worker }
 // Alone is the only worker of a run, in the process of its agent.
 func Alone() Self { return Self{Transport: transport.NewMem(), Key: auth.NewKey()} }
 
-// Make makes the job. It may tell the agent what takes long. Errors that are not the program's own fault are of type [*JobError].
-type Make func(note func(text string) error) (*Job, error)
+// Make makes the job, whose calls of user code are recorded in calls. It may tell the agent what takes long. Errors that are not
+// the program's own fault are of type [*JobError].
+type Make func(calls *Calls, note func(text string) error) (*Job, error)
 
 // JobError is why there is no job to run.
 type JobError struct {
@@ -206,8 +201,11 @@ func Failure(err error, step int) control.Failed {
 	return f
 }
 
-// exitFailed is the exit status of a worker process that failed.
-const exitFailed = 1
+// Exit statuses of a worker process.
+const (
+	exitFailed = 1
+	exitQuit   = 2 // after SIGQUIT, as of every Go program
+)
 
 // Main is the life of a worker process that an agent has started, from its identity on. It returns the exit status.
 func Main(launched control.Identity, makeJob Make) int {
@@ -217,9 +215,10 @@ func Main(launched control.Identity, makeJob Make) int {
 			_ = platform.KeepCanary(fd) // without one the end of the process is known a little later
 		}
 	}
-	own := &ownProcess{slow: make(chan os.Signal, 1), leave: make(chan os.Signal, 1)}
+	own := &ownProcess{slow: make(chan os.Signal, 1), leave: make(chan os.Signal, 1), quit: make(chan os.Signal, 1)}
 	signal.Notify(own.slow, chaos.SlowSignal)
 	signal.Notify(own.leave, syscall.SIGTERM)
+	signal.Notify(own.quit, syscall.SIGQUIT)
 	ctx := context.Background()
 	conn, key, err := launched.Connect(ctx) // says Hello
 	if err != nil {
@@ -235,12 +234,18 @@ func Main(launched control.Identity, makeJob Make) int {
 		}
 		_ = f.Close() // it stays mapped
 	}
-	err = New(conn, Self{
+	w := New(conn, Self{
 		Session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
 		Transport: transport.TCP{Addr: launched.Addr},
 		Key:       key,
 		own:       own,
-	}).Serve(ctx, makeJob)
+	})
+	// The runtime's own handler cannot show the stack of a goroutine that computes without a pause.
+	defer heed(own.quit, func() {
+		writeStacks(os.Stderr, w.doing())
+		os.Exit(exitQuit)
+	})()
+	err = w.Serve(ctx, makeJob)
 	var job *JobError
 	if err != nil && !(errors.As(err, &job) && job.Kind == control.Help) {
 		complain(err)

@@ -12,7 +12,6 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -44,7 +43,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	defer pool.Close()
 	saver, closeSaver := newSaver(ctx, w, j, start)
 	defer closeSaver()
-	defer w.calls.lines.close()
+	defer w.deliveries.lines.close()
 	w.saver = saver
 	if w.self.own != nil {
 		defer w.heedTerm()()
@@ -85,7 +84,7 @@ func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (contro
 
 // trainFrom runs the worker's part of the steps from the point of an order.
 func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, pool *kernel.Pool, order control.Order) error {
-	w.stages, w.whole = nil, nil
+	w.whole = nil
 	j.Params.Release()
 	begin, closeBegin, err := j.beginning(ctx, order)
 	if err != nil {
@@ -101,7 +100,11 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Stage: func(lo, hi int) engine.Stage {
 			j.Params.Hold(lo, hi)
 			s := j.Stage(lo, hi, pool)
-			w.addStage(s, hi-lo == j.Layers)
+			if hi-lo == j.Layers {
+				w.mu.Lock()
+				w.whole = s
+				w.mu.Unlock()
+			}
 			if w.faults != nil {
 				return slowed{s, w.faults, &w.clock}
 			}
@@ -116,22 +119,20 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Rule:        j.Rule,
 		LR:          j.LR,
 		ClipNorm:    j.ClipNorm,
-		Load: func(i uint64, in, target tensor.Tensor) error {
-			return w.user(sampling, func() error { return j.Load(i, in, target) })
-		},
-		Pool:      pool,
-		Meter:     w.meter,
-		Fast:      start.Reduction == "fast",
-		Zero:      start.Zero,
-		NoDigests: start.NoDigests,
-		Verify:    start.Verify,
-		Seed:      j.Seed,
-		Yield:     w.self.own != nil,
-		Repaired:  func(r engine.Repair) { w.recovery.repaired(j.Params.Layers[r.Layer].Name, r) },
-		Stop:      w.stopped,
-		Held:      w.recovery.held(start.Detect),
-		Applied:   w.recovery.applied,
-		Level:     func(f id.Fill, step int) { _ = w.send(control.Level{ID: f, Step: step}) },
+		Load:        j.Load,
+		Pool:        pool,
+		Meter:       w.meter,
+		Fast:        start.Reduction == "fast",
+		Zero:        start.Zero,
+		NoDigests:   start.NoDigests,
+		Verify:      start.Verify,
+		Seed:        j.Seed,
+		Yield:       w.self.own != nil,
+		Repaired:    func(r engine.Repair) { w.recovery.repaired(j.Params.Layers[r.Layer].Name, r) },
+		Stop:        w.stopped,
+		Held:        w.recovery.held(start.Detect),
+		Applied:     w.recovery.applied,
+		Level:       func(f id.Fill, step int) { _ = w.send(control.Level{ID: f, Step: step}) },
 		Span: func(x engine.Span) {
 			w.times.add(x)
 			w.spans.add(x)
@@ -181,7 +182,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	}
 	for released := false; !released; {
 		select {
-		case <-w.calls.came:
+		case <-w.deliveries.came:
 			if err := w.deliver(ctx, j, 0); err != nil {
 				return err
 			}
@@ -259,7 +260,7 @@ func (w *Worker) left(ctx context.Context, j *Job, err error) error {
 			return err
 		}
 		select {
-		case <-w.calls.came:
+		case <-w.deliveries.came:
 		case <-w.release:
 			return nil
 		case <-w.recovery.ordered():
@@ -267,16 +268,6 @@ func (w *Worker) left(ctx context.Context, j *Job, err error) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-	}
-}
-
-// addStage records a stage, which may have the whole model.
-func (w *Worker) addStage(s Stage, whole bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.stages = append(w.stages, s)
-	if whole {
-		w.whole = s
 	}
 }
 
@@ -331,25 +322,20 @@ func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, step int, r
 
 // end calls OnEnd.
 func (w *Worker) end(j *Job, runDir string, steps int) error {
-	return w.user("OnEnd", func() error {
+	return w.user(control.CallOnEnd, func() error {
 		return j.OnEnd(End{RunDir: runDir, Steps: steps, Whole: w.whole, Out: output{w}})
 	})
 }
 
 func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (*float64, error) {
 	defer w.spans.evaluated(w.spans.now())
-	loss, err := e.Evaluate(ctx, w.step, j.Evaluations, func(i int, in, target tensor.Tensor) error {
-		return w.user(sampling, func() error { return j.Evaluate(i, in, target) })
-	})
+	loss, err := e.Evaluate(ctx, w.step, j.Evaluations, j.Evaluate)
 	if err != nil {
 		return nil, err
 	}
 	mean := loss.Mean()
 	return &mean, nil
 }
-
-// sampling names the call of a data set in the message of a panic.
-const sampling = "Sample of the data set"
 
 // output sends what a program prints in OnEnd.
 type output struct{ w *Worker }

@@ -1,7 +1,6 @@
 package process
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,6 +16,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
 
@@ -53,14 +53,14 @@ type Worker struct {
 	faults *chaos.Trigger // faults that this worker injects into itself; nil for none
 	clock  emulatedClock
 
-	// The step and the user code that runs, for the message if it panics.
-	step   int
-	doing  string
-	mu     sync.Mutex
-	stages []Stage
-	whole  Stage // the one with all layers, if any
+	step  int // that runs, for the message if it panics
+	calls Calls
+	job   atomic.Pointer[Job] // once it is made
 
-	calls calls
+	mu    sync.Mutex
+	whole engine.Stage // the one with all layers, if any
+
+	deliveries deliveries
 }
 
 // New returns a worker that talks to its agent over conn, on which Hello was said.
@@ -69,7 +69,7 @@ func New(conn *control.Conn, me Self) *Worker {
 		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*group.Group),
 		start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}),
 	}
-	w.calls.came = make(chan struct{}, 1)
+	w.deliveries.came = make(chan struct{}, 1)
 	w.recovery = recovery{w: w, first: true, signal: make(chan struct{}), broken: make(chan id.Session, 64)}
 	return w
 }
@@ -158,7 +158,7 @@ func (w *Worker) receive(ctx context.Context) error {
 			}
 			w.clock.set(m.Share)
 		case control.Deliver:
-			w.calls.put(m)
+			w.deliveries.put(m)
 		case control.Save:
 			w.saveAsked.Store(true)
 		case control.Release:
@@ -175,38 +175,39 @@ func (w *Worker) receive(ctx context.Context) error {
 func (w *Worker) guard(ctx context.Context, makeJob Make) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = Panicked(w.step, w.where(), v)
+			err = Panicked(w.step, w.doing(), v)
 		}
 	}()
 	return w.run(ctx, makeJob)
 }
 
-// where describes the user code that runs, "" if none does.
-func (w *Worker) where() string {
-	doing := w.doing
-	for _, s := range w.stages {
-		doing = cmp.Or(doing, s.Where())
+// doing names the call of user code that runs, "" if none does.
+func (w *Worker) doing() string {
+	call, layer := w.calls.Running(), ""
+	if j := w.job.Load(); j != nil && call.Layer < len(j.Params.Layers) {
+		layer = j.Params.Layers[call.Layer].Name
 	}
-	return doing
+	return call.Text(layer)
 }
 
-// user marks what runs for the time of f, which calls user code.
-func (w *Worker) user(doing string, f func() error) error {
-	w.doing = doing
+// user records a call for the time of f, which calls user code.
+func (w *Worker) user(kind control.CallKind, f func() error) error {
+	before := w.calls.Enter(kind, 0, 0)
 	err := f()
-	w.doing = "" // not deferred: a panic keeps it
+	w.calls.Leave(before) // not deferred: a panic keeps it
 	return err
 }
 
 func (w *Worker) run(ctx context.Context, makeJob Make) error {
 	var j *Job
-	err := w.user("the job", func() (err error) {
-		j, err = makeJob(func(text string) error { return w.send(control.Note{Text: text}) })
+	err := w.user(control.CallJob, func() (err error) {
+		j, err = makeJob(&w.calls, func(text string) error { return w.send(control.Note{Text: text}) })
 		return err
 	})
 	if err != nil {
 		return err
 	}
+	w.job.Store(j)
 	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, Key: w.self.Key, OnLink: w.recovery.link}); err != nil {
 		return err
 	}

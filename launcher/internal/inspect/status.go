@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"text/tabwriter"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,7 +22,7 @@ import (
 // Status is what launcher status --json prints.
 type Status struct {
 	RunDir    string   `json:"run_dir"`
-	State     string   `json:"state"` // running, done, stopped, or died: killed with its launcher
+	State     string   `json:"state"` // starting, running, done, stopped, or died: killed with its launcher
 	Program   string   `json:"program"`
 	Step      int      `json:"step"`  // newest committed
 	Steps     int      `json:"steps"` // of the whole run
@@ -46,6 +47,8 @@ type WorkerStatus struct {
 	Gone      string `json:"gone"` // why; "" for one of the plan
 	Stages    []int  `json:"stages"`
 	Layers    []int  `json:"layers"`
+	Call      string `json:"call"`     // of user code that has not returned although it should have; "" for none
+	Since     string `json:"since"`    // when it was called
 	Ring      string `json:"ring"`     // what the gossip ring believes of it: alive, suspect, dead or left; "" where that is not known
 	Forwards  *int64 `json:"forwards"` // null while the run is under way
 	Backwards *int64 `json:"backwards"`
@@ -60,25 +63,50 @@ func NewStatus() *cobra.Command {
 		Long: `status reads a run directory, by default runs/latest, and prints whether the run is
 under way, its newest step and loss, and what each worker holds.
 
-The state is running, done (all steps), stopped (and by what), or died, which means
+The state is starting, running, done (all steps), stopped (and by what), or died, which means
 that the launcher was killed and could not say anything.`,
 		Example: `  launcher status
   launcher status runs/small --json | jq .loss`,
 		Args: cli.AtMost(1, "[RUN_DIR]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := cli.ReadRun(append(args, cli.Latest)[0])
-			if err != nil {
-				return err
-			}
-			s, err := StatusOf(r)
-			if err != nil {
-				return cli.Fail(err)
+			path := append(args, cli.Latest)[0]
+			s, starting := startingStatus(path)
+			if !starting {
+				r, err := cli.ReadRun(path)
+				if err != nil {
+					return err
+				}
+				if s, err = StatusOf(r); err != nil {
+					return cli.Fail(err)
+				}
 			}
 			return cli.Print(cmd.OutOrStdout(), s, asJSON, s.print)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the status as JSON")
 	return cmd
+}
+
+// startingStatus returns the status of a run that has not begun to train, if it is one.
+func startingStatus(path string) (s Status, ok bool) {
+	now, err := rundir.ReadWorkers(path)
+	if _, none := rundir.Read(path); err != nil || !errors.Is(none, rundir.ErrNoRun) {
+		return s, false
+	}
+	s = Status{RunDir: path, State: "starting", Workers: []WorkerStatus{}}
+	for _, p := range now.Workers {
+		w := WorkerStatus{ID: p.ID, Life: p.Incarnation, Stages: []int{}, Layers: []int{}}
+		w.calls(p)
+		s.Workers = append(s.Workers, w)
+	}
+	return s, true
+}
+
+// calls takes in which call a worker waits for.
+func (s *WorkerStatus) calls(p rundir.Process) {
+	if s.Call = p.Call; p.Since != nil {
+		s.Since = p.Since.UTC().Format(time.RFC3339)
+	}
 }
 
 // StatusOf returns the status that a record of a run directory tells.
@@ -126,6 +154,7 @@ func StatusOf(r rundir.Record) (Status, error) {
 			for i := range s.Workers {
 				if w := &s.Workers[i]; w.ID == p.ID && w.Life == p.Incarnation {
 					w.Ring = p.Ring
+					w.calls(p)
 				}
 			}
 		}
@@ -154,6 +183,15 @@ func (s Status) print(out io.Writer) error {
 	state := s.State
 	if s.StoppedBy != "" {
 		state += " by: " + s.StoppedBy
+	}
+	if s.State == "starting" {
+		fmt.Fprintf(out, "%s: starting\n", s.RunDir)
+		for _, ws := range s.Workers {
+			if ws.Call != "" {
+				fmt.Fprintf(out, "worker %s  %s\n", ws.name(), ws.waits())
+			}
+		}
+		return nil
 	}
 	fmt.Fprintf(out, "%s: %s, %s\n", s.RunDir, s.Program, state)
 	line := fmt.Sprintf("step %d of %d", s.Step, s.Steps)
@@ -187,12 +225,21 @@ func (s Status) print(out io.Writer) error {
 		if ws.Gone != "" {
 			fmt.Fprintf(w, "\t%s", ws.Gone)
 		}
+		if ws.Call != "" {
+			fmt.Fprintf(w, "\t%s", ws.waits())
+		}
 		if ws.Ring != "" && ws.Ring != "alive" {
 			fmt.Fprintf(w, "\tthe ring says: %s", ws.Ring)
 		}
 		fmt.Fprintln(w)
 	}
 	return w.Flush()
+}
+
+// waits says which call the worker waits for.
+func (s WorkerStatus) waits() string {
+	since, _ := time.Parse(time.RFC3339, s.Since)
+	return fmt.Sprintf("%s has not returned for %.0f s", s.Call, time.Since(since).Seconds())
 }
 
 // name is the worker's number, with its incarnation behind a point where that is not the first,
