@@ -18,7 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
-	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
@@ -73,7 +73,7 @@ type SurviveConfig struct {
 	// as measured; other workers have speed 1.
 	Speeds func(from int, m control.Message) map[int]float64
 	// Flip is called likewise and returns the worker in whose memory a bit flips.
-	Flip func(from int, m control.Message) (victim int, target engine.Target, after time.Duration)
+	Flip func(from int, m control.Message) (victim int, target core.Target, after time.Duration)
 }
 
 // Survived is how such a run went.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/trainer"
 )
 
@@ -76,8 +76,8 @@ func TestSurvivesFlips(t *testing.T) {
 	}
 	type shape struct{ workers, stages, mirrors, zero, kills int }
 	for i, c := range []shape{{2, 1, 1, 2, 0}, {3, 1, 1, 2, 0}, {4, 2, 1, 2, 0}, {4, 3, 2, 1, 0}, {3, 1, 1, 2, 1}, {4, 1, 1, 2, 1}, {5, 2, 2, 1, 1}, {6, 3, 1, 2, 2}, {4, 1, 0, 2, 0}} {
-		for target := engine.Own; target <= engine.Moment; target++ {
-			if testing.Short() && int(target-engine.Own) != i%4 {
+		for target := core.Own; target <= core.Moment; target++ {
+			if testing.Short() && int(target-core.Own) != i%4 {
 				continue
 			}
 			for seed := range uint64(seeds) {
@@ -97,7 +97,7 @@ func TestSurvivesFlips(t *testing.T) {
 					flipped := false
 					s := trainer.Survive(t, trainer.SurviveConfig{
 						Workers: c.workers, Stages: c.stages, Mirrors: c.mirrors, Start: control.Start{Reduction: "exact", Zero: c.zero, Verify: 1},
-						Flip: func(from int, m control.Message) (int, engine.Target, time.Duration) {
+						Flip: func(from int, m control.Message) (int, core.Target, time.Duration) {
 							if st, ok := m.(control.Step); ok && st.Step == step && from == by && !flipped {
 								flipped = true
 								return culprit, target, after
@@ -122,7 +122,7 @@ func TestSurvivesFlips(t *testing.T) {
 						}
 					}
 					// Tensors that were computed twice count in addition.
-					s.Repaired = slices.DeleteFunc(s.Repaired, func(x trainer.Repaired) bool { return x.Target == engine.Passed.String() })
+					s.Repaired = slices.DeleteFunc(s.Repaired, func(x trainer.Repaired) bool { return x.Target == core.Passed.String() })
 					if len(s.Repaired) > 1 { // none if the run ended before
 						t.Errorf("repairs %+v", s.Repaired)
 					}

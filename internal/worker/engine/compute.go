@@ -187,7 +187,7 @@ func (e *Engine) forward(d core.Run, w *task) {
 		w.dout = dout
 		end.event, end.take = done, func() {
 			e.forwards++
-			e.losses.Put(tree.Leaf(m), Loss{Sum: sum, Count: count})
+			e.losses.Put(tree.Leaf(m), core.Loss{Sum: sum, Count: count})
 			if e.suspect < 0 {
 				e.suspect = suspect
 			}

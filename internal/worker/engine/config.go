@@ -79,7 +79,7 @@ type Config struct {
 	Verify int
 	Seed   uint64
 	// Repaired, if it is not nil, is called for every block that was altered here, by the loop: it must not block.
-	Repaired func(Repair)
+	Repaired func(core.Repair)
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
@@ -157,34 +157,3 @@ type Applied struct {
 	// Resume is the time from then until a task was running or ready, or none was left.
 	Edit, Resume time.Duration
 }
-
-// What the core gives.
-type (
-	// Result is what a committed step gives.
-	Result = core.Result
-	// Loss is a sum of losses over some targets.
-	Loss = core.Loss
-	// Repair says that a block of this worker was altered, and is as it was again.
-	Repair = core.Repair
-	// Target is memory in which a block was altered.
-	Target = core.Target
-	// CorruptError says that state was altered of which no worker has a good copy.
-	CorruptError = core.CorruptError
-	// NonFiniteError says that a step cannot be committed because of a number in it.
-	NonFiniteError = core.NonFiniteError
-	// MismatchError says that a micro-batch gave other results when it was run once more.
-	MismatchError = core.MismatchError
-)
-
-// The targets.
-const (
-	Own    = core.Own
-	Mirror = core.Mirror
-	Copy   = core.CopiedParams
-	Moment = core.Moment
-	Passed = core.Passed
-	Differ = core.Differ
-)
-
-// ParseTarget returns the target with a name, of those in which a bit can be flipped.
-func ParseTarget(name string) (Target, bool) { return core.ParseTarget(name) }

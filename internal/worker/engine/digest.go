@@ -108,16 +108,16 @@ type span struct {
 }
 
 // target returns what array j of the span is.
-func (s *span) target(j int) Target {
+func (s *span) target(j int) core.Target {
 	switch {
 	case !s.state:
-		return Copy
+		return core.CopiedParams
 	case !s.owner:
-		return Mirror
+		return core.Mirror
 	case j > 0:
-		return Moment
+		return core.Moment
 	}
-	return Own
+	return core.Own
 }
 
 // spans returns all that this worker holds, by the plan's shards.

@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // A bit that flips in any memory of any worker, between passes, between the check
@@ -19,7 +20,7 @@ func TestFlips(t *testing.T) {
 	const steps, at = 4, 2
 	moments := []string{"forward", "window", "evaluation"}
 	alone, _ := newLine(t, 12, 1, func(c *Config) { c.Rule = adam })
-	evaluate := func(e *Engine, sample func()) (Loss, error) {
+	evaluate := func(e *Engine, sample func()) (core.Loss, error) {
 		return e.Evaluate(t.Context(), at, 6, func(i int, in, target tensor.Tensor) error {
 			sample()
 			in.F[0], target.F[0] = float32(i), 1
@@ -27,8 +28,8 @@ func TestFlips(t *testing.T) {
 		})
 	}
 	type history struct {
-		results [steps]Result
-		eval    Loss
+		results [steps]core.Result
+		eval    core.Loss
 	}
 	run := func(t *testing.T, e *Engine, sample func(), h history) (history, error) {
 		var err error
@@ -56,12 +57,12 @@ func TestFlips(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, c := range []struct{ workers, mirrors, zero int }{{2, 1, 2}, {3, 1, 2}, {4, 2, 1}} {
-		for target := Own; target <= Moment; target++ {
+		for target := core.Own; target <= core.Moment; target++ {
 			for _, moment := range moments {
 				t.Run(fmt.Sprintf("%d workers, %d mirrors, ZeRO %d, %v, %s", c.workers, c.mirrors, c.zero, target, moment), func(t *testing.T) {
 					var engines []*Engine
 					var mu sync.Mutex
-					var repairs []Repair
+					var repairs []core.Repair
 					culprit := -1
 					var once sync.Once
 					flip := func(i int, now string) {
@@ -85,7 +86,7 @@ func TestFlips(t *testing.T) {
 							}
 							return ""
 						}
-						f.Repaired = func(r Repair) {
+						f.Repaired = func(r core.Repair) {
 							mu.Lock()
 							defer mu.Unlock()
 							if i != culprit {
@@ -111,7 +112,7 @@ func TestFlips(t *testing.T) {
 						})
 					}
 					if culprit < 0 {
-						if target != Copy || c.workers > 2 {
+						if target != core.CopiedParams || c.workers > 2 {
 							t.Error("no worker has such memory")
 						}
 						return
@@ -122,12 +123,12 @@ func TestFlips(t *testing.T) {
 							t.Errorf("worker %d: %+v, want %+v: %v", i, got, want, err)
 						}
 					})
-					if target == Copy && moment == "window" {
+					if target == core.CopiedParams && moment == "window" {
 						if len(repairs) > 1 {
 							t.Errorf("repairs of what was not used any more: %+v", repairs)
 						}
 					} else if len(repairs) != 1 || repairs[0].Target != target || repairs[0].Block != 0 || repairs[0].Try != 1 {
-						if !(moment == "window" && target == Moment && len(repairs) == 1) { // parameters came of it
+						if !(moment == "window" && target == core.Moment && len(repairs) == 1) { // parameters came of it
 							t.Errorf("repairs %+v", repairs)
 						}
 					}
@@ -156,14 +157,14 @@ func (nothing) Discard()                   {}
 // Without another holder the worker ends, rather than to go on with what is
 // wrong. Others wait for what is done about it.
 func TestFlipWithoutMirrors(t *testing.T) {
-	for _, target := range []Target{Own, Moment} {
+	for _, target := range []core.Target{core.Own, core.Moment} {
 		e, _ := newLine(t, 4, 1, func(c *Config) { c.Rule = adam })
 		if _, err := e.Step(t.Context(), 1); err != nil {
 			t.Fatal(err)
 		}
 		e.Flip(target)
 		_, err := e.Step(t.Context(), 2)
-		var bad *CorruptError
+		var bad *core.CorruptError
 		if !errors.As(err, &bad) || bad.Step != 1 || bad.Target != target || bad.Block != 0 {
 			t.Errorf("%v: %v", target, err)
 		}
@@ -188,7 +189,7 @@ func TestHoldersDiffer(t *testing.T) {
 	})
 	all(engines, func(i int, e *Engine) {
 		_, err := e.Step(t.Context(), 2)
-		var bad *CorruptError
+		var bad *core.CorruptError
 		if !errors.As(err, &bad) || bad.Block != -1 {
 			t.Errorf("worker %d: %v", i, err)
 		}
@@ -196,13 +197,13 @@ func TestHoldersDiffer(t *testing.T) {
 }
 
 func TestTargetNames(t *testing.T) {
-	for x := Own; x <= Moment; x++ {
-		if got, ok := ParseTarget(x.String()); !ok || got != x {
+	for x := core.Own; x <= core.Moment; x++ {
+		if got, ok := core.ParseTarget(x.String()); !ok || got != x {
 			t.Errorf("%v is %v, %v", x, got, ok)
 		}
 	}
-	for _, none := range []string{"own ", Passed.String()} {
-		if _, ok := ParseTarget(none); ok {
+	for _, none := range []string{"own ", core.Passed.String()} {
+		if _, ok := core.ParseTarget(none); ok {
 			t.Errorf("%q can be flipped", none)
 		}
 	}

@@ -199,7 +199,7 @@ func (e *Engine) handle(m any) {
 		}
 		e.req = m
 		e.core.Step(m.ask)
-	case Target:
+	case core.Target:
 		e.flips = append(e.flips, m)
 	case arrived:
 		e.receive(m)
@@ -327,16 +327,12 @@ func (e *Engine) fail(err error) {
 
 var errClosed = errors.New("engine: closed")
 
-// ErrLeft is the error of operations after a plan without this worker is
-// live. Others may still read from it, until they have applied the plan, too.
-var ErrLeft = core.ErrLeft
-
 // request is an operation that was asked for.
 type request struct {
 	ask    core.Ask
 	done   chan struct{}
 	err    error
-	result Result // of a step
+	result core.Result // of a step
 
 	// Of other operations: job computes what this worker says in the exchange at the end; conclude reads what all said.
 	job      func(ctx context.Context, v view) ([]byte, error)
@@ -385,17 +381,17 @@ func (e *Engine) do(ctx context.Context, r *request) error {
 
 // Step executes the step that follows what was passed, numbered from 1. Like every operation it goes on through the loss of other
 // workers, for as long as orders come. After an error no other operation can be executed. A panic in the stages is one here.
-func (e *Engine) Step(ctx context.Context, step int) (Result, error) {
+func (e *Engine) Step(ctx context.Context, step int) (core.Result, error) {
 	r := &request{ask: core.Ask{Point: id.Point{Step: step, Gate: id.Committed}}}
 	if err := e.do(ctx, r); err != nil {
-		return Result{}, err // the loop may still be at it
+		return core.Result{}, err // the loop may still be at it
 	}
 	return r.result, nil
 }
 
 // Begun waits until the first plan is live here, and returns the point from which the run goes on and, of a worker that joined, the
 // result of the commit before.
-func (e *Engine) Begun(ctx context.Context) (p id.Point, committed Result, err error) {
+func (e *Engine) Begun(ctx context.Context) (p id.Point, committed core.Result, err error) {
 	begun := make(chan struct{})
 	e.mail.put(await{begun})
 	select {

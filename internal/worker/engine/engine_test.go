@@ -24,6 +24,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -182,7 +183,7 @@ var adam = zero.AdamW{Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}
 func TestLearns(t *testing.T) {
 	var applied []Applied
 	e, l := newLine(t, 12, 2, func(c *Config) { c.Applied = func(a Applied) { applied = append(applied, a) } })
-	var first, last Result
+	var first, last core.Result
 	for step := 1; step <= 200; step++ {
 		r, err := e.Step(t.Context(), step)
 		if err != nil {
@@ -267,7 +268,7 @@ func TestSpansOff(t *testing.T) {
 func TestWorkersSameBits(t *testing.T) {
 	const steps = 5
 	alone, want := newLine(t, 12, 1, func(c *Config) { c.Rule = adam })
-	results := make([]Result, steps)
+	results := make([]core.Result, steps)
 	for i := range results {
 		var err error
 		if results[i], err = alone.Step(t.Context(), 1+i); err != nil {
@@ -361,8 +362,8 @@ func TestFailedStepChangesNothing(t *testing.T) {
 	isBoom := func(err error) bool { return errors.Is(err, boom) }
 	nonFinite := func(layer, what string) func(error) bool {
 		return func(err error) bool {
-			var bad *NonFiniteError
-			return errors.As(err, &bad) && *bad == NonFiniteError{Step: 3, Layer: layer, What: what}
+			var bad *core.NonFiniteError
+			return errors.As(err, &bad) && *bad == core.NonFiniteError{Step: 3, Layer: layer, What: what}
 		}
 	}
 	for name, c := range map[string]struct {
@@ -539,11 +540,11 @@ func TestEvaluate(t *testing.T) {
 		t.Error("an evaluation of nothing has a loss")
 	}
 	loss, err := e.Evaluate(t.Context(), 1, 10, sample)
-	if err != nil || seen != 10 || loss != (Loss{Sum: 285. / 2, Count: 10}) || l.live != 0 {
+	if err != nil || seen != 10 || loss != (core.Loss{Sum: 285. / 2, Count: 10}) || l.live != 0 {
 		t.Errorf("%+v over %d samples, %d in flight: %v", loss, seen, l.live, err)
 	}
 	l.w[0] = float32(math.Inf(1))
-	var bad *NonFiniteError
+	var bad *core.NonFiniteError
 	if _, err := e.Evaluate(t.Context(), 3, 10, sample); !errors.As(err, &bad) || bad.Step != 3 || !strings.Contains(err.Error(), "evaluation") || l.live != 0 {
 		t.Errorf("error %v, %d in flight", err, l.live)
 	}

@@ -21,12 +21,12 @@ const inFlight = 4
 // Evaluate returns the loss over n samples, with layers such as dropout in evaluation mode. The samples form micro-batches in order,
 // the last of which may be short, and their losses are added over the tree. The workers of a stage take micro-batches in turn. All
 // workers call Evaluate with the same arguments after the same step, and get the same result.
-func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (Loss, error) {
+func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (core.Loss, error) {
 	micros := (n + e.c.MicroBatch - 1) / e.c.MicroBatch
 	if micros < 1 {
-		return Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
+		return core.Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
-	var total Loss
+	var total core.Loss
 	suspect := -1 // a layer, if this worker ran it
 	if err := e.do(ctx, &request{
 		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Evaluated}, Micros: micros},
@@ -37,7 +37,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 			return said, err
 		},
 		conclude: func(said [][]byte) error {
-			losses := tree.NewSums(micros, Loss.Add)
+			losses := tree.NewSums(micros, core.Loss.Add)
 			for _, b := range said {
 				for ; len(b) >= core.EvalSize; b = b[core.EvalSize:] {
 					word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
@@ -45,7 +45,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 					if m >= uint64(micros) {
 						return fmt.Errorf("step %d: the evaluation of %d micro-batches has the loss of number %d", step, micros, m)
 					}
-					losses.Put(tree.Leaf(int(m)), Loss{Sum: math.Float64frombits(word(1)), Count: int64(word(2))})
+					losses.Put(tree.Leaf(int(m)), core.Loss{Sum: math.Float64frombits(word(1)), Count: int64(word(2))})
 				}
 			}
 			var ok bool
@@ -56,7 +56,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 				return fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
 			}
 			if !finite(total.Sum) {
-				err := &NonFiniteError{Step: step, What: "loss of the evaluation"}
+				err := &core.NonFiniteError{Step: step, What: "loss of the evaluation"}
 				if suspect >= 0 {
 					err.Layer = e.c.Layers[suspect].Name
 				}
@@ -65,7 +65,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 			return nil
 		},
 	}); err != nil {
-		return Loss{}, err
+		return core.Loss{}, err
 	}
 	return total, nil
 }

@@ -6,17 +6,18 @@ import (
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // Flip flips a bit of this worker's memory: as soon as nothing reads or writes there, and there is memory of the kind. It is the
 // only fault that is injected inside of the engine, since no other process can reach the memory.
-func (e *Engine) Flip(t Target) { e.mail.put(t) }
+func (e *Engine) Flip(t core.Target) { e.mail.put(t) }
 
 // flipper holds the faults that are to be injected.
 type flipper struct {
 	self  id.WorkerID
-	flips []Target // that were asked for
-	drawn uint64   // state of their random numbers
+	flips []core.Target // that were asked for
+	drawn uint64        // state of their random numbers
 }
 
 // flip injects the faults that were asked for, if it may now.
@@ -28,7 +29,7 @@ func (e *Engine) flip() {
 
 // inject flips a bit of each target of which there is memory.
 func (f *flipper) inject(spans []span) {
-	f.flips = slices.DeleteFunc(f.flips, func(t Target) bool {
+	f.flips = slices.DeleteFunc(f.flips, func(t core.Target) bool {
 		var at [][]float32
 		for i := range spans {
 			for j, x := range spans[i].arrays {

@@ -172,7 +172,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 			Stop:     func() string { return "" },
 			Level:    func(id.Fill, int) { c.level <- id.WorkerID(i) },
 			Applied:  func(a Applied) { c.applied <- a.Version },
-			Repaired: func(Repair) { c.repairs.Add(1) },
+			Repaired: func(core.Repair) { c.repairs.Add(1) },
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -290,8 +290,8 @@ func TestMigrateSameBits(t *testing.T) {
 	for _, x := range []struct {
 		workers, mirrors   int
 		contiguous, repair bool
-		flip               Target
-	}{{4, 0, false, false, 0}, {4, 0, true, false, 0}, {4, 1, false, true, Own}, {6, 1, true, true, Moment}, {6, 0, false, true, Copy}} {
+		flip               core.Target
+	}{{4, 0, false, false, 0}, {4, 0, true, false, 0}, {4, 1, false, true, core.Own}, {6, 1, true, true, core.Moment}, {6, 0, false, true, core.CopiedParams}} {
 		t.Run(fmt.Sprintf("%d workers, %d mirrors, contiguous %v, repair %v", x.workers, x.mirrors, x.contiguous, x.repair), func(t *testing.T) {
 			c := startCombs(t, x.workers, 2, x.mirrors, x.contiguous)
 			for range c.engines {
@@ -580,7 +580,7 @@ func TestWhoHasLeftAnswers(t *testing.T) {
 	if v := <-c.applied; v != next.Version {
 		t.Errorf("plan %v is applied, want %v", v, next.Version)
 	}
-	if _, err := e.Step(t.Context(), 1); !errors.Is(err, ErrLeft) {
+	if _, err := e.Step(t.Context(), 1); !errors.Is(err, core.ErrLeft) {
 		t.Errorf("%v", err)
 	}
 }
@@ -588,7 +588,7 @@ func TestWhoHasLeftAnswers(t *testing.T) {
 // An evaluation needs no training step before it: the workers that would tell the shapes between layers may be lost.
 func TestEvaluateBeforeAnyStep(t *testing.T) {
 	c := startCombs(t, 4, 2, 1, false)
-	losses := make([]Loss, len(c.engines))
+	losses := make([]core.Loss, len(c.engines))
 	all(c.engines, func(i int, e *Engine) {
 		var err error
 		if losses[i], err = e.Evaluate(t.Context(), 0, 7, func(i int, in, target tensor.Tensor) error {

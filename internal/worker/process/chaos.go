@@ -18,6 +18,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -104,11 +105,11 @@ func heed(signals <-chan os.Signal, f func()) (stop func()) {
 }
 
 // Flip flips a bit of the state that this worker holds, once there is state of the kind.
-func (w *Worker) Flip(t engine.Target) { w.recovery.flip(t) }
+func (w *Worker) Flip(t core.Target) { w.recovery.flip(t) }
 
 // flip is [Worker.Flip] for a fault.
 func (w *Worker) flip(t chaos.Target) {
-	target, ok := engine.ParseTarget(string(t))
+	target, ok := core.ParseTarget(string(t))
 	if !ok {
 		panic(fmt.Sprintf("process: flip of %q", t))
 	}

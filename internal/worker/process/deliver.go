@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // deliveries are the calls of OnStep, which the agent asks for; see [control.Deliver].
@@ -55,7 +55,7 @@ func (w *Worker) deliver(ctx context.Context, j *Job, step int) error {
 		select {
 		case <-c.came:
 		case <-w.release: // the run continues without this worker
-			return engine.ErrLeft
+			return core.ErrLeft
 		case <-w.recovery.ordered():
 			return errRollback
 		case <-ctx.Done():

@@ -36,6 +36,7 @@ import (
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
 )
@@ -175,9 +176,9 @@ func trimStack(stack []byte) string {
 func Failure(err error, step int) control.Failed {
 	f := control.Failed{Kind: control.Faulty, Text: err.Error(), Step: step}
 	var panicked *PanicError
-	var nonFinite *engine.NonFiniteError
-	var mismatch *engine.MismatchError
-	var corrupt *engine.CorruptError
+	var nonFinite *core.NonFiniteError
+	var mismatch *core.MismatchError
+	var corrupt *core.CorruptError
 	var job *JobError
 	var sample *SampleError
 	switch {

@@ -10,6 +10,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -162,12 +163,12 @@ func (r *recovery) applied(a engine.Applied) {
 }
 
 // repaired reports a corrupted block that was repaired to the agent.
-func (r *recovery) repaired(layer string, x engine.Repair) {
+func (r *recovery) repaired(layer string, x core.Repair) {
 	_ = r.w.send(control.Repaired{Step: x.Step, Try: x.Try, Layer: layer, Block: x.Block, Target: x.Target.String()})
 }
 
 // flip flips a bit of this worker's state.
-func (r *recovery) flip(t engine.Target) {
+func (r *recovery) flip(t core.Target) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.engine != nil {

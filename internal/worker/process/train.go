@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
 )
@@ -128,7 +129,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Verify:      start.Verify,
 		Seed:        j.Seed,
 		Yield:       w.self.own != nil,
-		Repaired:    func(r engine.Repair) { w.recovery.repaired(j.Params.Layers[r.Layer].Name, r) },
+		Repaired:    func(r core.Repair) { w.recovery.repaired(j.Params.Layers[r.Layer].Name, r) },
 		Stop:        w.stopped,
 		Held:        w.recovery.held(start.Detect),
 		Applied:     w.recovery.applied,
@@ -209,7 +210,7 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 	watch.Go(func() {
 		select {
 		case <-w.release:
-			cancel(engine.ErrLeft) // the run ends without it
+			cancel(core.ErrLeft) // the run ends without it
 		case <-waiting.Done():
 		}
 	})
@@ -230,28 +231,28 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 
 // report tells the agent of a committed step, after the evaluation that may follow it. said has what only a worker that ran the
 // step knows.
-func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, r engine.Result, said control.Step) error {
+func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, r core.Result, said control.Step) error {
 	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
 	said.Step, said.Loss, said.LR, said.GradNorm, said.Tokens, said.Plan = r.Step, r.Loss, r.LR, r.GradNorm, r.Targets, uint64(r.Plan.N)
 	said.Forwards, said.Backwards = r.Forwards, r.Backwards
 	if j.evalDue(r.Step) {
 		var err error
 		done.ValLoss, err = w.evaluate(ctx, j, e)
-		if said.Left = errors.Is(err, engine.ErrLeft); err != nil && !said.Left {
+		if said.Left = errors.Is(err, core.ErrLeft); err != nil && !said.Left {
 			return err
 		}
 		said.ValLoss = done.ValLoss
 	}
 	w.spans.sums(&said)
 	if err := w.send(said); err != nil || said.Left {
-		return cmp.Or(err, engine.ErrLeft)
+		return cmp.Or(err, core.ErrLeft)
 	}
 	return nil
 }
 
 // left waits for the agent's release if the run continues without this worker.
 func (w *Worker) left(ctx context.Context, j *Job, err error) error {
-	if !errors.Is(err, engine.ErrLeft) {
+	if !errors.Is(err, core.ErrLeft) {
 		return err
 	}
 	w.saver.wait() // the checkpoint needs this worker's part
@@ -278,7 +279,7 @@ func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, done *
 	w.times.begin(w.step, began)
 	w.faults.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
-	if mismatch := new(engine.MismatchError); errors.As(err, &mismatch) && mismatch.Sample >= 0 {
+	if mismatch := new(core.MismatchError); errors.As(err, &mismatch) && mismatch.Sample >= 0 {
 		err = fmt.Errorf("sample %d of the data: %w", j.Index(uint64(mismatch.Sample)), err)
 	}
 	if err != nil {
