@@ -337,7 +337,7 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 	case control.Level:
 		s.step(controller.Level{Worker: v.w, ID: m.ID, Step: m.Step})
 	case control.Applied:
-		s.step(controller.Applied{Worker: v.w, Ballot: m.Ballot, Version: m.Version, Opened: m.Opened, Edit: time.Duration(m.Edit), Resume: time.Duration(m.Resume)})
+		s.step(controller.Applied{Worker: v.w, Ballot: m.Ballot, Version: m.Version, Opened: m.Opened, Edit: m.Edit, Resume: m.Resume})
 	}
 }
 

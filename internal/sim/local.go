@@ -146,9 +146,7 @@ func (w *worker) hear(m control.Message) {
 			return
 		}
 		if q, ok := m.(control.Query); ok {
-			token := uint64(len(w.queries) + 1)
-			w.queries[token] = q.Ballot
-			w.step(core.Query{Ballot: q.Ballot, Token: token})
+			w.step(core.Query{Ballot: q.Ballot})
 			return
 		}
 		w.step(core.Fill{Fill: m.(control.Fill)})

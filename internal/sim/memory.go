@@ -39,7 +39,6 @@ type memory struct {
 	altered map[id.Range]bool // blocks
 	shut    map[int]bool      // layers whose parameters are on their way
 	waiting func()            // a pass that waits for parameters
-	queries map[uint64]id.Ballot
 }
 
 // content is what a boundary tensor is made of.
@@ -82,7 +81,7 @@ func newMemory(w *worker) memory {
 	m := memory{
 		plan: new(plan.Plan), shards: make(map[id.Range]*shard), initial: make(map[id.Range]*shard), incoming: make(map[id.Range]*incoming),
 		bases: make(map[core.Transfer]int), tensors: make(map[key.Tensor]content), made: make(map[key.Tensor]content), passes: make(map[graph.Pair]content),
-		gradients: make([]gradient, len(w.c.cfg.Layers)), altered: make(map[id.Range]bool), shut: make(map[int]bool), queries: make(map[uint64]id.Ballot),
+		gradients: make([]gradient, len(w.c.cfg.Layers)), altered: make(map[id.Range]bool), shut: make(map[int]bool),
 	}
 	for _, l := range w.c.cfg.Layers {
 		size := 0

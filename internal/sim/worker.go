@@ -355,7 +355,7 @@ func (w *worker) perform(d core.Duty) {
 	case core.Operate:
 		w.in(w.c.delay(time.Millisecond), func() { w.operate(d) })
 	case core.Answer:
-		w.say(control.Answer{Ballot: w.queries[d.Token], Report: d.Report})
+		w.say(control.Answer{Ballot: d.Ballot, Report: d.Report})
 	case core.Mark:
 		if w.opened = w.c.now; !d.Live {
 			w.came = w.c.now
@@ -363,7 +363,7 @@ func (w *worker) perform(d core.Duty) {
 	case core.Live:
 		w.c.note("worker %v applies plan %v", w.session, d.Version)
 		w.say(control.Applied{
-			Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: w.opened.Sub(w.came).Nanoseconds(), Resume: w.c.now.Sub(w.opened).Nanoseconds(),
+			Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: w.opened.Sub(w.came), Resume: w.c.now.Sub(w.opened),
 		})
 	case core.Level:
 		w.say(control.Level{ID: d.Fill, Step: d.Step})

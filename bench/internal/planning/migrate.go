@@ -147,7 +147,7 @@ type crew struct {
 	engines  []*engine.Engine
 	pools    []*kernel.Pool
 	level    chan id.WorkerID
-	applied  chan engine.Applied
+	applied  chan control.Applied
 }
 
 func (m migration) profile(slow, fast time.Duration) (p plan.Profile) {
@@ -166,7 +166,7 @@ func (m migration) run(w way) (all []moved, digest string, err error) {
 	defer runtime.GC()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	c := &crew{m: m, way: w, level: make(chan id.WorkerID, 2*m.ranks), applied: make(chan engine.Applied, 8*m.ranks)}
+	c := &crew{m: m, way: w, level: make(chan id.WorkerID, 2*m.ranks), applied: make(chan control.Applied, 8*m.ranks)}
 	defer c.close()
 	if err := c.start(); err != nil {
 		return nil, "", err
@@ -251,7 +251,7 @@ func (c *crew) start() error {
 			},
 			Stop:  func() string { return "" },
 			Level: func(id.Fill, int) { c.level <- id.WorkerID(i) },
-			Applied: func(a engine.Applied) {
+			Applied: func(a control.Applied) {
 				if a.Version != (id.Version{}) {
 					c.applied <- a
 				}

@@ -153,7 +153,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 			Self: p.Workers[i], First: first, Network: c.networks[i], Groups: make(map[uint16]*group.Group),
 			Stage:   func(int, int) engine.Stage { return &noLayers{c: c, worker: i} },
 			Begin:   func(id.Range, []float32, [][]float32) error { return nil },
-			Applied: func(engine.Applied) {},
+			Applied: func(control.Applied) {},
 			Layers:  layers, Input: one, Target: one, GlobalBatch: n, MicroBatch: 1, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
 			Load: func(uint64, tensor.Tensor, tensor.Tensor) error { return nil },
 			Stop: func() string { return "" },

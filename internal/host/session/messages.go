@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -157,7 +156,7 @@ func (s *Session) report(place int, m control.Message) {
 	case control.Applied:
 		s.tell(controller.Applied{
 			Worker: from, Ballot: m.Ballot, Version: m.Version, Opened: max(m.Opened, 0),
-			Edit: time.Duration(max(m.Edit, 0)), Resume: time.Duration(max(m.Resume, 0)),
+			Edit: max(m.Edit, 0), Resume: max(m.Resume, 0),
 		})
 		s.conclude() // every worker may have told its result while the order was on its way
 	case control.LinkLost:

@@ -2,6 +2,7 @@ package control
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -129,9 +130,9 @@ type Applied struct {
 	Ballot  id.Ballot // of the order
 	Version id.Version
 	Opened  int // links that were opened for it
-	// Edit and Resume are the nanoseconds from the order's arrival until the plan was applied, and from then until there was
-	// work or none was left.
-	Edit, Resume int64
+	// Edit is the time from the order's arrival, or from the commit that made a boundary plan live, until the plan was applied.
+	// Resume is the time from then until a task was running or ready, or none was left.
+	Edit, Resume time.Duration
 }
 
 // LinkLost says that the link to a peer is down, which is evidence about the link and not yet about either end.

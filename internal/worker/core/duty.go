@@ -257,7 +257,7 @@ const (
 type (
 	// Answer answers a query.
 	Answer struct {
-		Token  uint64
+		Ballot id.Ballot
 		Report control.Report
 	}
 	// Mark takes the time: an order has come, or (Live) its plan is applied.

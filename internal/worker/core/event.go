@@ -13,11 +13,8 @@ type Event interface{ event() }
 
 // What the host and the program ask for.
 type (
-	// Query asks what the worker knows, and seals it. The answer is a [Report] with the same Token.
-	Query struct {
-		Ballot id.Ballot
-		Token  uint64
-	}
+	// Query asks what the worker knows, and seals it. The answer is an [Answer] with the same ballot.
+	Query struct{ Ballot id.Ballot }
 	// Order brings a plan; see [controller.Order].
 	Order struct{ control.Order }
 	// Fill asks for transfers of state; see [controller.Fill].

@@ -42,7 +42,7 @@ func (w *Worker) query(q Query) {
 	if w.state != Left {
 		w.to(Sealed)
 	}
-	w.emit(Answer{q.Token, w.report()})
+	w.emit(Answer{q.Ballot, w.report()})
 	w.stopJob()
 }
 

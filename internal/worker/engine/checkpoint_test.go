@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // TestCheckpoint: any worker's wish is enough, one that is busy puts it off, a run that is stopped
@@ -15,7 +17,7 @@ func TestCheckpoint(t *testing.T) {
 	const workers = 3
 	var mu sync.Mutex
 	type part struct {
-		Checkpoint
+		checkpoint.Part
 		by int
 	}
 	var made []part
@@ -24,8 +26,16 @@ func TestCheckpoint(t *testing.T) {
 	stop.Store("")
 	engines, stages := lines{workers: workers, mirrors: 1, global: 6, micro: 1, change: func(worker int, c *Config) {
 		c.Rule = adam
-		c.Saving = func() (bool, bool) { return worker == 1 && wanted.Load(), worker == 2 && busy.Load() }
-		c.Save = func(c Checkpoint) {
+		c.Saving = func() (say core.Saving) {
+			if worker == 1 && wanted.Load() {
+				say |= core.SavingWanted
+			}
+			if worker == 2 && busy.Load() {
+				say |= core.SavingBusy
+			}
+			return say
+		}
+		c.Save = func(c checkpoint.Part) {
 			mu.Lock()
 			made = append(made, part{c, worker})
 			mu.Unlock()

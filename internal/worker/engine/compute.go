@@ -312,7 +312,10 @@ func (l leaf) Done(layer int, grad []float32) {
 
 // say checks all blocks and computes what this worker says in the commit.
 func (e *Engine) say(d core.Say) {
-	r := core.Record{LR: e.c.LR(d.Step), Stop: e.c.Stop(), Saving: e.saving(), Suspect: e.suspect, Spoiled: -1, Spot: slices.Concat(e.spot[:]...)}
+	r := core.Record{LR: e.c.LR(d.Step), Stop: e.c.Stop(), Suspect: e.suspect, Spoiled: -1, Spot: slices.Concat(e.spot[:]...)}
+	if e.c.Saving != nil {
+		r.Saving = e.c.Saving()
+	}
 	for _, n := range d.Nodes {
 		loss, ok := e.losses.At(n)
 		if !ok {

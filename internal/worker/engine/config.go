@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
@@ -86,15 +87,15 @@ type Config struct {
 	// Held, if it is not nil, reports whether this worker must not enter an exchange now, because it may have been evicted. Wake
 	// makes the engine ask again.
 	Held func() bool
-	// Saving, if it is not nil, reports at every commit whether a checkpoint was asked for here, and whether one is still being
-	// written here, which postpones the next. Save gets this worker's part of each checkpoint after the update of the step. The
-	// computing goroutine calls it: it must not block. It may keep the memory, but not change it.
-	Saving func() (wanted, busy bool)
-	Save   func(Checkpoint)
+	// Saving, if it is not nil, returns what this worker says about checkpoints at every commit. Save gets its part of each
+	// checkpoint after the update of the step: the step, the plan, and the shards that it owned at the commit, by layer, then range.
+	// The computing goroutine calls it: it must not block. It may keep the memory, but not change it.
+	Saving func() core.Saving
+	Save   func(checkpoint.Part)
 	// Level, if it is not nil, is called when all state that a Fill copies here has arrived, as of a step.
 	Level func(fill id.Fill, step int)
 	// Applied is called for every plan that is live here, by the loop: it must not block.
-	Applied func(Applied)
+	Applied func(control.Applied)
 	// Span, if it is not nil, is called with what this worker has done, by any goroutine: it must not block.
 	Span func(Span)
 	// Phase, if it is not nil, is called by the loop when a phase of a step begins, possibly more than once.
@@ -146,14 +147,4 @@ func (e *Engine) phase(step int, phase string) {
 	if e.c.Phase != nil {
 		e.c.Phase(step, phase)
 	}
-}
-
-// Applied says that a plan is live on this worker.
-type Applied struct {
-	Ballot  id.Ballot // of the order that brought it
-	Version id.Version
-	Opened  int // links that were made for it
-	// Edit is the time from the order's arrival, or from the commit that made a boundary plan live, until the plan was applied.
-	// Resume is the time from then until a task was running or ready, or none was left.
-	Edit, Resume time.Duration
 }

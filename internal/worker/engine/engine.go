@@ -37,8 +37,7 @@ type Engine struct {
 	req     *request // the operation, nil between two
 	begun   []chan struct{}
 	held    bool
-	answers map[uint64]func(control.Report)
-	token   uint64
+	queries []query // not answered
 
 	came, applied time.Time // an order came, and its plan was applied
 
@@ -70,7 +69,6 @@ func New(c Config) (*Engine, error) {
 		mail:    mailbox{signal: make(chan struct{}, 1)},
 		ended:   make(chan struct{}),
 		compute: make(chan func(), 1),
-		answers: make(map[uint64]func(control.Report)),
 		flipper: flipper{self: c.Self.ID},
 		guard:   newGuard(&c),
 	}
@@ -110,7 +108,9 @@ func (e *Engine) Wake() { e.mail.put(wake{}) }
 
 // Query seals the worker and calls answer with its report. answer must not block. A worker that has seen a higher ballot does not
 // answer.
-func (e *Engine) Query(b id.Ballot, answer func(control.Report)) { e.mail.put(query{b, answer}) }
+func (e *Engine) Query(b id.Ballot, answer func(control.Report)) {
+	e.mail.put(query{core.Query{Ballot: b}, answer})
+}
 
 // Order gives the worker a plan to apply; see [controller.Order]. One with a lower ballot than a query that was answered is
 // dropped, and so is one whose plan is not newer than the live one.
@@ -126,7 +126,7 @@ func (e *Engine) LinkLost(s id.Session) { e.mail.put(core.LinkLost{Session: s}) 
 type (
 	wake  struct{}
 	query struct {
-		ballot id.Ballot
+		core.Query
 		answer func(control.Report)
 	}
 	look struct {
@@ -183,9 +183,8 @@ func (e *Engine) handle(m any) {
 	switch m := m.(type) {
 	case wake:
 	case query:
-		e.token++
-		e.answers[e.token] = m.answer
-		e.core.Step(core.Query{Ballot: m.ballot, Token: e.token})
+		e.queries = append(e.queries, m)
+		e.core.Step(m.Query)
 	case look:
 		m.read()
 		close(m.done)
@@ -287,14 +286,15 @@ func (e *Engine) perform(d core.Duty) {
 	case core.Apply:
 		e.fail(e.apply(d))
 	case core.Answer:
-		e.answers[d.Token](d.Report)
-		maps.DeleteFunc(e.answers, func(t uint64, _ func(control.Report)) bool { return t <= d.Token }) // others were refused
+		i := slices.IndexFunc(e.queries, func(q query) bool { return q.Ballot == d.Ballot }) // those before were refused
+		e.queries[i].answer(d.Report)
+		e.queries = e.queries[i+1:]
 	case core.Mark:
 		if e.applied = time.Now(); !d.Live {
 			e.came = e.applied
 		}
 	case core.Live:
-		e.c.Applied(Applied{Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: e.applied.Sub(e.came), Resume: time.Since(e.applied)})
+		e.c.Applied(control.Applied{Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: e.applied.Sub(e.came), Resume: time.Since(e.applied)})
 	case core.Level:
 		if e.c.Level != nil {
 			e.c.Level(d.Fill, d.Step)
@@ -408,14 +408,17 @@ func (e *Engine) Begun(ctx context.Context) (p id.Point, committed core.Result, 
 	return p, committed, err
 }
 
-// Holds returns the stages that this worker serves and the bytes of the
-// parameters and of the optimizer's numbers that it holds, mirrors included.
-func (e *Engine) Holds() (stages []int, params, moments int64) {
+// Describe sets what this worker held and ran, mirrors included, and the result of the point passed last.
+func (e *Engine) Describe(d *control.Done) {
 	e.inspect(func() {
-		stages = e.plan.StagesOf(e.c.Self.ID)
-		for _, s := range stages {
+		_, d.Result = e.core.Passed()
+		d.Plan = uint64(e.plan.Version.N)
+		w := &d.Worker
+		w.Forwards, w.Backwards = e.forwards, e.backwards
+		w.Stages = e.plan.StagesOf(e.c.Self.ID)
+		for _, s := range w.Stages {
 			for l := e.plan.Stages[s].Lo; l < e.plan.Stages[s].Hi; l++ {
-				params += 4 * int64(e.c.Layers[l].Size())
+				w.ParamBytes += 4 * int64(e.c.Layers[l].Size())
 			}
 		}
 		for _, sh := range e.shards {
@@ -423,38 +426,19 @@ func (e *Engine) Holds() (stages []int, params, moments int64) {
 				continue
 			}
 			for _, m := range sh.state.Moments {
-				moments += 4 * int64(len(m))
+				w.StateBytes += 4 * int64(len(m))
 			}
 			if !e.serves(sh.Layer) {
-				params += 4 * int64(len(sh.params))
+				w.ParamBytes += 4 * int64(len(sh.params))
 			}
 		}
 	})
-	return stages, params, moments
-}
-
-// Result returns what was said in the exchange of the point passed last.
-func (e *Engine) Result() (result []byte) {
-	e.inspect(func() { _, result = e.core.Passed() })
-	return result
-}
-
-// Passes returns how many passes of training this worker has run.
-func (e *Engine) Passes() (forwards, backwards int64) {
-	e.inspect(func() { forwards, backwards = e.forwards, e.backwards })
-	return forwards, backwards
 }
 
 // First reports whether this worker is the first of the live plan.
 func (e *Engine) First() (first bool) {
 	e.inspect(func() { first = len(e.plan.Workers) == 0 || e.plan.Workers[0].ID == e.c.Self.ID })
 	return first
-}
-
-// Version returns the version of the live plan.
-func (e *Engine) Version() (v id.Version) {
-	e.inspect(func() { v = e.plan.Version })
-	return v
 }
 
 // inspect calls a function that reads the engine's state in the loop, or here when that has ended.

@@ -29,6 +29,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+func (e *Engine) passes() (forwards, backwards int64) {
+	var d control.Done
+	e.Describe(&d)
+	return d.Worker.Forwards, d.Worker.Backwards
+}
+
 // line is a stage of two layers, y = (x + b)·w, with a squared loss, which
 // counts the passes in flight.
 type line struct {
@@ -152,7 +158,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 				return nil
 			},
 			Stop:    func() string { return "" },
-			Applied: func(Applied) {},
+			Applied: func(control.Applied) {},
 		}
 		if s.change != nil {
 			s.change(i, &c)
@@ -181,8 +187,8 @@ func newLine(t *testing.T, global, micro int, change func(c *Config)) (*Engine, 
 var adam = zero.AdamW{Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}
 
 func TestLearns(t *testing.T) {
-	var applied []Applied
-	e, l := newLine(t, 12, 2, func(c *Config) { c.Applied = func(a Applied) { applied = append(applied, a) } })
+	var applied []control.Applied
+	e, l := newLine(t, 12, 2, func(c *Config) { c.Applied = func(a control.Applied) { applied = append(applied, a) } })
 	var first, last core.Result
 	for step := 1; step <= 200; step++ {
 		r, err := e.Step(t.Context(), step)
@@ -200,7 +206,7 @@ func TestLearns(t *testing.T) {
 	if math.Abs(float64(l.w[0])-2) > 1e-3 || math.Abs(float64(l.b[0])-1.5) > 1e-3 {
 		t.Errorf("(x + %v)·%v, want (x + 1.5)·2", l.b, l.w)
 	}
-	forwards, backwards := e.Passes()
+	forwards, backwards := e.passes()
 	if forwards != 1200 || backwards != 1200 || last.Forwards != 1200 || last.Backwards != 1200 || l.live != 0 {
 		t.Errorf("%d forwards, %d backwards, %d in flight, %+v", forwards, backwards, l.live, last)
 	}
@@ -300,7 +306,7 @@ func TestWorkersSameBits(t *testing.T) {
 			holders := make([]int, len(ranges))
 			passes := int64(0)
 			for i, e := range engines {
-				f, b := e.Passes()
+				f, b := e.passes()
 				if passes += f; f != b {
 					t.Errorf("worker %d: %d forwards and %d backwards", i, f, b)
 				}
@@ -548,7 +554,7 @@ func TestEvaluate(t *testing.T) {
 	if _, err := e.Evaluate(t.Context(), 3, 10, sample); !errors.As(err, &bad) || bad.Step != 3 || !strings.Contains(err.Error(), "evaluation") || l.live != 0 {
 		t.Errorf("error %v, %d in flight", err, l.live)
 	}
-	if n, _ := e.Passes(); n != 0 {
+	if n, _ := e.passes(); n != 0 {
 		t.Error("evaluation was counted as training")
 	}
 }

@@ -24,8 +24,10 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 	})
 	first := engines[0].plan
 	dead := first.Shards[0]
+	var done control.Done
+	engines[0].Describe(&done)
 	order := control.Order{
-		Ballot: id.Ballot{Term: 1, Attempt: 1}, Passed: id.Point{Step: 1, Gate: id.Kept}, Result: engines[0].Result(),
+		Ballot: id.Ballot{Term: 1, Attempt: 1}, Passed: id.Point{Step: 1, Gate: id.Kept}, Result: done.Result,
 	}
 	var view plan.View
 	for i, w := range first.Workers {

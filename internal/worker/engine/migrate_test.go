@@ -171,7 +171,7 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 			Pool:     pool,
 			Stop:     func() string { return "" },
 			Level:    func(id.Fill, int) { c.level <- id.WorkerID(i) },
-			Applied:  func(a Applied) { c.applied <- a.Version },
+			Applied:  func(a control.Applied) { c.applied <- a.Version },
 			Repaired: func(core.Repair) { c.repairs.Add(1) },
 		})
 		if err != nil {

@@ -154,11 +154,9 @@ func (r *recovery) cause(err error) error {
 }
 
 // applied reports a live plan to the agent.
-func (r *recovery) applied(a engine.Applied) {
+func (r *recovery) applied(a control.Applied) {
 	now := time.Now()
-	_ = r.w.send(control.Applied{
-		Ballot: a.Ballot, Version: a.Version, Opened: a.Opened, Edit: int64(a.Edit), Resume: int64(a.Resume),
-	})
+	_ = r.w.send(a)
 	r.w.spans.applied(a, now)
 }
 

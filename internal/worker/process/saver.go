@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -53,37 +54,40 @@ func (s *saver) install(c *engine.Config) {
 	if s == nil {
 		return
 	}
-	c.Saving = func() (wanted, busy bool) { return s.w.saveAsked.Load(), s.writing.Load() > 0 }
-	c.Save = s.save
+	c.Saving, c.Save = s.saving, s.save
+}
+
+// saving says whether the agent wants a checkpoint, and whether the one before is still being written here.
+func (s *saver) saving() (say core.Saving) {
+	if s.w.saveAsked.Load() {
+		say |= core.SavingWanted
+	}
+	if s.writing.Load() > 0 {
+		say |= core.SavingBusy
+	}
+	return say
 }
 
 // save writes a part in the background. The state after the last step needs no
 // checkpoint: it is the model.
-func (s *saver) save(c engine.Checkpoint) {
+func (s *saver) save(part checkpoint.Part) {
 	s.w.saveAsked.Store(false)
-	if c.Step == s.j.Steps || len(c.Shards) == 0 {
+	if part.Step == s.j.Steps || len(part.Shards) == 0 {
 		return
 	}
 	s.writing.Add(1)
 	s.writers.Go(func() {
 		s.order.Lock()
-		m := s.write(c)
+		m := s.write(part)
 		s.order.Unlock()
 		s.writing.Add(-1)
 		_ = s.w.send(m) // without an agent, this worker exits
 	})
 }
 
-func (s *saver) write(c engine.Checkpoint) control.Saved {
-	part := checkpoint.Part{
-		Job: s.j.ID(), Step: c.Step, Plan: c.Plan, Worker: int(s.w.self.id()), Rule: s.j.ruleName(),
-	}
-	for _, sh := range c.Shards {
-		part.Shards = append(part.Shards, checkpoint.Shard{
-			Range: sh.Range, Params: sh.Params, Moments: sh.Moments,
-		})
-	}
-	m := control.Saved{Step: c.Step, Generation: c.Plan.Generation, N: c.Plan.N, Rule: part.Rule}
+func (s *saver) write(part checkpoint.Part) control.Saved {
+	part.Job, part.Worker, part.Rule = s.j.ID(), int(s.w.self.id()), s.j.ruleName()
+	m := control.Saved{Step: part.Step, Generation: part.Plan.Generation, N: part.Plan.N, Rule: part.Rule}
 	file, err := checkpoint.Write(s.ctx, s.dir, part)
 	if err == nil {
 		m.File, err = json.Marshal(file)

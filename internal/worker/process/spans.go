@@ -151,7 +151,7 @@ func (s *spans) ordered(o control.Order, context string) {
 }
 
 // applied reports the edit and the resumption of work under a new plan.
-func (s *spans) applied(a engine.Applied, resumed time.Time) {
+func (s *spans) applied(a control.Applied, resumed time.Time) {
 	if s == nil {
 		return
 	}

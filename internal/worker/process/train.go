@@ -169,11 +169,8 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, j, e, done.Steps, start.RunDir); err != nil {
 		return w.left(ctx, j, w.recovery.cause(err))
 	}
-	done.Result, done.Plan = e.Result(), uint64(e.Version().N)
-	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation}
-	done.Worker.Stages, done.Worker.ParamBytes, done.Worker.StateBytes = e.Holds()
-	done.Worker.Layers = j.Params.Held()
-	done.Worker.Forwards, done.Worker.Backwards = e.Passes()
+	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation, Layers: j.Params.Held()}
+	e.Describe(&done)
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
