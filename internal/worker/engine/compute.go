@@ -102,27 +102,22 @@ func (e *Engine) endTask(x taskEnded) {
 // run begins a forward or backward pass.
 func (e *Engine) run(d core.Run) {
 	e.number = d.Step
-	w := e.works[d.Task.Pair]
-	if w == nil {
-		w = new(task)
-		e.works[d.Task.Pair] = w
-	}
 	e.c.Progress.Begin(d.Step, progress.Pair(d.Task.Pair), d.Task.Kind == graph.Forward)
 	if d.Task.Kind == graph.Backward {
 		e.phase(d.Step, PhaseBackward)
-		e.backward(d, w)
+		e.backward(d)
 	} else {
 		e.phase(d.Step, PhaseForward)
-		e.forward(d, w)
+		e.forward(d)
 	}
 }
 
 // forward begins a forward pass, with the loss in the last stage.
-func (e *Engine) forward(d core.Run, w *task) {
+func (e *Engine) forward(d core.Run) {
 	s, m := d.Task.Stage, d.Task.Micro
-	stage, first, last := e.stages[s], s == 0, s == len(e.plan.Stages)-1
-	micro := e.micro(d.Step, d.Task.Pair)
-	micro.Ready = func(layer int) error {
+	w := e.newTask(d.Step, d.Task.Pair, d.Digests)
+	e.works[d.Task.Pair] = w
+	w.micro.Ready = func(layer int) error {
 		defer e.c.Meter.Lap(layer)
 		if e.gates[layer].isOpen() {
 			return nil
@@ -134,39 +129,19 @@ func (e *Engine) forward(d core.Run, w *task) {
 		}()
 		return e.gates[layer].wait(e.ctx)
 	}
-	w.witness = nil
-	if d.Digests > 0 {
-		w.witness = &witness{make([]uint32, 0, d.Digests)}
-	}
-	w.witness.watch(&micro)
-	var in tensor.Tensor
-	if !first {
-		in = e.tensors[key.Tensor{Boundary: s, Micro: m}].t
-	}
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	done := core.PassDone{Task: d.Task}
-	e.start(taskEnded{event: done, name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) (err error) {
+	e.start(taskEnded{name: trace.Forward, of: Span{Stage: s, Micro: m, Layer: -1, First: lo, Peer: -1}}, func(end *taskEnded) error {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Forward, lo, hi) }()
-		if first || last {
-			w.batch = e.batch()
-			if err := e.read(w.batch, micro); err != nil {
-				return err
-			}
-			w.witness.samples(w.batch, micro.Samples)
-		}
-		if first {
-			in = w.batch.in
-		}
-		w.witness.tensor(in)
-		var out tensor.Tensor
-		if w.pass, out, err = stage.Forward(micro, in); err != nil {
+		out, loss, err := w.forward(e)
+		if err != nil {
 			return err
 		}
 		if d.Learn {
-			done.Within = stage.Shapes(w.pass)
+			done.Within = w.stage.Shapes(w.pass)
 		}
-		if !last {
+		if !w.last {
 			out = e.keep(out)
 			done.Made = out.Shape
 			end.event, end.take = done, func() {
@@ -175,19 +150,13 @@ func (e *Engine) forward(d core.Run, w *task) {
 			}
 			return nil
 		}
-		sum, count, dout := stage.Loss(w.pass, w.batch.target)
-		w.witness.loss(sum, count, dout)
 		suspect := -1
-		if !finite(sum) { // the commit finds out why
-			suspect = stage.Suspect(w.pass)
+		if !finite(loss.Sum) { // the commit finds out why
+			suspect = w.stage.Suspect(w.pass)
 		}
-		if dout.Len() != out.Len() {
-			panic(fmt.Sprintf("the loss returned a gradient of shape %v for an output of shape %v", dout.Shape, out.Shape))
-		}
-		w.dout = dout
 		end.event, end.take = done, func() {
 			e.forwards++
-			e.losses.Put(tree.Leaf(m), core.Loss{Sum: sum, Count: count})
+			e.losses.Put(tree.Leaf(m), loss)
 			if e.suspect < 0 {
 				e.suspect = suspect
 			}
@@ -197,12 +166,9 @@ func (e *Engine) forward(d core.Run, w *task) {
 }
 
 // backward begins a backward pass.
-func (e *Engine) backward(d core.Run, w *task) {
-	s, m := d.Task.Stage, d.Task.Micro
-	stage, dout := e.stages[s], w.dout
-	if s < len(e.plan.Stages)-1 {
-		dout = e.tensors[key.Tensor{Boundary: s + 1, Micro: m, Back: true}].t
-	}
+func (e *Engine) backward(d core.Run) {
+	s, m, w := d.Task.Stage, d.Task.Micro, e.works[d.Task.Pair]
+	e.takeGradient(w, d.Task.Pair)
 	lo, hi := e.plan.Stages[s].Lo, e.plan.Stages[s].Hi
 	tell := e.mail.leave // there is nothing to be done before the last
 	if d.Last {
@@ -213,12 +179,7 @@ func (e *Engine) backward(d core.Run, w *task) {
 	}, func(end *taskEnded) error {
 		e.c.Meter.Begin()
 		defer func() { e.c.Meter.End(meter.Backward, lo, hi) }()
-		pass := w.pass
-		w.pass = nil
-		if s < len(e.plan.Stages)-1 {
-			w.witness.tensor(dout)
-		}
-		din := stage.Backward(pass, dout, w.witness.gradients(leaf{e, m, tell}))
+		din := w.backward(e, leaf{e, m, tell})
 		if s > 0 {
 			din = e.keep(din)
 		}
@@ -231,12 +192,79 @@ func (e *Engine) backward(d core.Run, w *task) {
 				e.made[key.Tensor{Boundary: s, Micro: m, Back: true}] = din
 			}
 		}
-		if w.batch != nil {
-			e.batches = append(e.batches, w.batch)
-			w.batch = nil
-		}
 		return nil
 	})
+}
+
+// task is one micro-batch in one stage on this worker. It belongs to the computing goroutine while that runs it.
+type task struct {
+	stage       Stage
+	first, last bool // stage of the plan
+	micro       Micro
+	in          tensor.Tensor // but of the first stage
+	batch       *batch        // in the first and the last stage
+	pass        Pass
+	dout        tensor.Tensor // in the last stage, from the loss
+	witness     *witness      // of a spot check
+}
+
+// newTask returns the task of a pair, whose passes make so many digests.
+func (e *Engine) newTask(step int, p graph.Pair, digests int) *task {
+	w := &task{stage: e.stages[p.Stage], first: p.Stage == 0, last: p.Stage == len(e.plan.Stages)-1, micro: e.micro(step, p)}
+	if digests > 0 {
+		w.witness = &witness{make([]uint32, 0, digests)}
+		w.micro.Made = w.witness.tensor
+	}
+	if !w.first {
+		w.in = e.tensors[key.Tensor{Boundary: p.Stage, Micro: p.Micro}].t
+	}
+	return w
+}
+
+// takeGradient takes the gradient of the output from the stage behind, if there is one.
+func (e *Engine) takeGradient(w *task, p graph.Pair) {
+	if !w.last {
+		w.dout = e.tensors[key.Tensor{Boundary: p.Stage + 1, Micro: p.Micro, Back: true}].t
+	}
+}
+
+// forward runs the forward pass, and the loss in the last stage.
+func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Loss, err error) {
+	if w.first || w.last {
+		w.batch = e.batch()
+		if err := e.read(w.batch, w.micro); err != nil {
+			return out, loss, err
+		}
+		w.witness.samples(w.batch, w.micro.Samples)
+	}
+	if w.first {
+		w.in = w.batch.in
+	}
+	w.witness.tensor(w.in)
+	if w.pass, out, err = w.stage.Forward(w.micro, w.in); err != nil || !w.last {
+		return out, loss, err
+	}
+	loss.Sum, loss.Count, w.dout = w.stage.Loss(w.pass, w.batch.target)
+	w.witness.loss(loss, w.dout)
+	if w.dout.Len() != out.Len() {
+		panic(fmt.Sprintf("the loss returned a gradient of shape %v for an output of shape %v", w.dout.Shape, out.Shape))
+	}
+	return out, loss, nil
+}
+
+// backward runs the backward pass, which ends the task.
+func (w *task) backward(e *Engine, grads Gradients) (din tensor.Tensor) {
+	pass := w.pass
+	w.pass = nil
+	if !w.last {
+		w.witness.tensor(w.dout)
+	}
+	din = w.stage.Backward(pass, w.dout, w.witness.gradients(grads))
+	if w.batch != nil {
+		e.batches = append(e.batches, w.batch)
+		w.batch = nil
+	}
+	return din
 }
 
 // micro names the work of a pass.

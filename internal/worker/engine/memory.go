@@ -99,15 +99,6 @@ type boundary struct {
 	digest []byte
 }
 
-// task is one micro-batch in one stage on this worker. It belongs to the computing goroutine while that runs it.
-type task struct {
-	batch *batch // in the first and the last stage
-	pass  Pass
-	dout  tensor.Tensor // in the last stage, from the loss
-
-	witness *witness // of a spot check
-}
-
 // blockArray names an array of a block that is repaired.
 type blockArray struct {
 	block id.Range
@@ -475,25 +466,21 @@ func (b *batch) load(n int, sample func(i int, in, target tensor.Tensor) error) 
 }
 
 // row returns sample i of t.
-func row(t tensor.Tensor, i int) tensor.Tensor {
-	r := tensor.Tensor{Shape: t.Shape[1:]}
-	n := tensor.Size(r.Shape)
-	if t.I != nil {
-		r.I = t.I[i*n : (i+1)*n : (i+1)*n]
-	} else {
-		r.F = t.F[i*n : (i+1)*n : (i+1)*n]
-	}
-	return r
-}
+func row(t tensor.Tensor, i int) tensor.Tensor { return part(t, i, t.Shape[1:]...) }
 
 // head returns the first n samples of t.
 func head(t tensor.Tensor, n int) tensor.Tensor {
-	size := n * tensor.Size(t.Shape[1:])
-	h := tensor.Tensor{Shape: append([]int{n}, t.Shape[1:]...)}
+	return part(t, 0, append([]int{n}, t.Shape[1:]...)...)
+}
+
+// part returns part i of t, all of one shape.
+func part(t tensor.Tensor, i int, shape ...int) tensor.Tensor {
+	p := tensor.Tensor{Shape: shape}
+	n := tensor.Size(shape)
 	if t.I != nil {
-		h.I = t.I[:size]
+		p.I = t.I[i*n : (i+1)*n : (i+1)*n]
 	} else {
-		h.F = t.F[:size]
+		p.F = t.F[i*n : (i+1)*n : (i+1)*n]
 	}
-	return h
+	return p
 }

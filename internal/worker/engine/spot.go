@@ -8,7 +8,6 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/worker/core"
-	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
 // witness takes digests of what a pair's passes read and make, in that order; package core tells them apart by it. A nil witness
@@ -42,16 +41,9 @@ func (w *witness) samples(b *batch, n int) {
 }
 
 // loss takes a digest of a loss and its gradient.
-func (w *witness) loss(sum float64, count int64, dout tensor.Tensor) {
-	bits := math.Float64bits(sum)
-	w.all(dout, tensor.Tensor{I: []int32{int32(bits), int32(bits >> 32), int32(count), int32(count >> 32)}})
-}
-
-// watch has the passes of a micro-batch tell the witness of every tensor that a layer makes.
-func (w *witness) watch(m *Micro) {
-	if w != nil {
-		m.Made = w.tensor
-	}
+func (w *witness) loss(l core.Loss, dout tensor.Tensor) {
+	bits := math.Float64bits(l.Sum)
+	w.all(dout, tensor.Tensor{I: []int32{int32(bits), int32(bits >> 32), int32(l.Count), int32(l.Count >> 32)}})
 }
 
 // gradients has the witness take digests of gradients on their way.
@@ -80,45 +72,14 @@ func (u unused) Done(_ int, grad []float32) { u.e.free.put(grad) }
 
 // repeat runs both passes of a pair, and keeps digests of them only.
 func (e *Engine) repeat(d core.Repeat) {
-	s, m := d.Pair.Stage, d.Pair.Micro
-	stage, first, last := e.stages[s], s == 0, s == len(e.plan.Stages)-1
-	var in, dout tensor.Tensor
-	if !first {
-		in = e.tensors[key.Tensor{Boundary: s, Micro: m}].t
-	}
-	if !last {
-		dout = e.tensors[key.Tensor{Boundary: s + 1, Micro: m, Back: true}].t
-	}
-	made := &witness{make([]uint32, 0, d.Digests)}
-	micro := e.micro(d.Step, d.Pair)
-	micro.Ready = func(layer int) error { return e.gates[layer].wait(e.ctx) }
-	made.watch(&micro)
-	e.start(taskEnded{event: core.Repeated{}, take: func() { e.spot[1] = made.digests }}, func(*taskEnded) error {
-		b := e.batch()
-		defer func() { e.batches = append(e.batches, b) }()
-		if first || last {
-			if err := e.read(b, micro); err != nil {
-				return err
-			}
-			made.samples(b, micro.Samples)
-		}
-		if first {
-			in = b.in
-		}
-		made.tensor(in)
-		pass, _, err := stage.Forward(micro, in)
-		if err != nil {
+	w := e.newTask(d.Step, d.Pair, d.Digests)
+	e.takeGradient(w, d.Pair)
+	w.micro.Ready = func(layer int) error { return e.gates[layer].wait(e.ctx) }
+	e.start(taskEnded{event: core.Repeated{}, take: func() { e.spot[1] = w.witness.digests }}, func(*taskEnded) error {
+		if _, _, err := w.forward(e); err != nil {
 			return err
 		}
-		if last {
-			var sum float64
-			var count int64
-			sum, count, dout = stage.Loss(pass, b.target)
-			made.loss(sum, count, dout)
-		} else {
-			made.tensor(dout)
-		}
-		stage.Backward(pass, dout, made.gradients(unused{e}))
+		w.backward(e, unused{e})
 		return nil
 	})
 }
