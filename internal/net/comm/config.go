@@ -2,10 +2,9 @@ package comm
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
 	"math"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
@@ -76,35 +75,19 @@ type LinkEvent struct {
 
 // Validate reports all faults together.
 func (c Config) Validate() error {
-	var faults []error
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf("comm.Config."+format, args...)) }
-	if !fits(c.Self) {
-		fault("Self is %v; worker and incarnation must be 0 to %d", c.Self, uint32(math.MaxUint32))
-	}
-	if c.Transport == nil {
-		fault("Transport is nil; set comm.TCP{} or another transport")
-	}
-	if n := len(c.Key); n != 0 && n < auth.KeySize {
-		fault("Key has %d bytes; it must have at least %d, from a random source, or none", n, auth.KeySize)
-	}
-	if c.Chunk < 0 || c.Chunk > MaxChunk {
-		fault("Chunk is %d; it must be 1 to %d, or 0 for %d", c.Chunk, MaxChunk, defaults.Chunk)
-	}
-	if c.Pool < 0 || c.Pool > 1<<30 {
-		fault("Pool is %d; it must be 1 to %d, or 0 for %d", c.Pool, 1<<30, defaults.Pool)
-	} else if d := c.withDefaults(); d.Pool < d.Eager+PoolOverhead {
-		fault("Pool is %d, less than Eager (%d) and %d; an eager message would never fit", d.Pool, d.Eager, PoolOverhead)
-	}
-	if c.Incast < 0 {
-		fault("Incast is %d; it must be at least 1, or 0 for %d", c.Incast, defaults.Incast)
-	}
-	if c.Ahead < 0 {
-		fault("Ahead is %d; it must be at least 1, or 0 for %d", c.Ahead, defaults.Ahead)
-	}
-	if c.Segment < 0 || c.Segment%4 != 0 {
-		fault("Segment is %d; it must be a multiple of 4, or 0 for %d", c.Segment, defaults.Segment)
-	}
-	return errors.Join(faults...)
+	var f faults.List
+	d, key := c.withDefaults(), len(c.Key)
+	f.If(!fits(c.Self), "comm.Config.Self is %v; worker and incarnation must be 0 to %d", c.Self, uint32(math.MaxUint32))
+	f.If(c.Transport == nil, "comm.Config.Transport is nil; set comm.TCP{} or another transport")
+	f.If(key != 0 && key < auth.KeySize, "comm.Config.Key has %d bytes; it must have at least %d, from a random source, or none", key, auth.KeySize)
+	f.If(c.Chunk < 0 || c.Chunk > MaxChunk, "comm.Config.Chunk is %d; it must be 1 to %d, or 0 for %d", c.Chunk, MaxChunk, defaults.Chunk)
+	f.If(c.Pool < 0 || c.Pool > 1<<30, "comm.Config.Pool is %d; it must be 1 to %d, or 0 for %d", c.Pool, 1<<30, defaults.Pool)
+	f.If(d.Pool >= 0 && d.Pool < d.Eager+PoolOverhead, "comm.Config.Pool is %d, less than Eager (%d) and %d; an eager message would never fit",
+		d.Pool, d.Eager, PoolOverhead)
+	f.If(c.Incast < 0, "comm.Config.Incast is %d; it must be at least 1, or 0 for %d", c.Incast, defaults.Incast)
+	f.If(c.Ahead < 0, "comm.Config.Ahead is %d; it must be at least 1, or 0 for %d", c.Ahead, defaults.Ahead)
+	f.If(c.Segment < 0 || c.Segment%4 != 0, "comm.Config.Segment is %d; it must be a multiple of 4, or 0 for %d", c.Segment, defaults.Segment)
+	return f.Err()
 }
 
 var defaults = Config{Chunk: 128 << 10, Eager: 32 << 10, Pool: 1 << 20, Incast: 4, Ahead: 4 << 20, Segment: 256 << 10}

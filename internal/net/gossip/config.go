@@ -2,12 +2,12 @@ package gossip
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/hashicorp/memberlist"
@@ -50,37 +50,24 @@ func (c Config) listen() string { return cmp.Or(c.Listen, "127.0.0.1:0") }
 
 // Validate reports all faults together.
 func (c Config) Validate() error {
-	var faults []error
-	fault := func(format string, args ...any) {
-		faults = append(faults, fmt.Errorf("gossip.Config."+format, args...))
+	var f faults.List
+	for _, self := range c.Self.validate() {
+		f.Add(fmt.Errorf("gossip.Config.Self.%w", self))
 	}
-	for _, f := range c.Self.validate() {
-		fault("Self.%w", f)
-	}
-	if len(c.Job) > memberlist.LabelMaxSize {
-		fault("Job has %d bytes; it must have at most %d", len(c.Job), memberlist.LabelMaxSize)
-	}
+	f.If(len(c.Job) > memberlist.LabelMaxSize, "gossip.Config.Job has %d bytes; it must have at most %d", len(c.Job), memberlist.LabelMaxSize)
 	key := len(c.SecretKey) != 0
-	if key && memberlist.ValidateKey(c.SecretKey) != nil {
-		fault("SecretKey has %d bytes; it must have 16, 24 or 32", len(c.SecretKey))
-	}
-	switch listen, err := netip.ParseAddrPort(c.listen()); {
-	case err != nil:
-		fault("Listen is %q; it must be an IP address and a port, like 127.0.0.1:0", c.Listen)
-	case listen.Addr().Zone() != "":
-		fault("Listen is %q; it must be without a zone, which other hosts do not know", c.Listen)
-	case listen.Addr().IsUnspecified():
-		fault("Listen is %q; it must be the one address at which others reach this host", c.Listen)
-	case !listen.Addr().IsLoopback() && !key:
-		fault("Listen is %q; it must be a loopback address, or SecretKey be set", c.Listen)
-	}
-	switch {
-	case c.Members < 2 || c.Members > MaxMembers:
-		fault("Members is %d; it must be 2 to %d", c.Members, MaxMembers)
-	case c.times().Interval < timing.MinInterval:
-		fault("Detect is %v; with Members %d it must be at least %v, for probes every %v", c.Detect, c.Members, timing.MinGossip(c.Members), timing.MinInterval)
-	}
-	return errors.Join(faults...)
+	f.If(key && memberlist.ValidateKey(c.SecretKey) != nil, "gossip.Config.SecretKey has %d bytes; it must have 16, 24 or 32", len(c.SecretKey))
+	listen, err := netip.ParseAddrPort(c.listen())
+	ip := listen.Addr()
+	f.If(err != nil, "gossip.Config.Listen is %q; it must be an IP address and a port, like 127.0.0.1:0", c.Listen)
+	f.If(ip.Zone() != "", "gossip.Config.Listen is %q; it must be without a zone, which other hosts do not know", c.Listen)
+	f.If(ip.IsUnspecified(), "gossip.Config.Listen is %q; it must be the one address at which others reach this host", c.Listen)
+	f.If(err == nil && !ip.IsLoopback() && !ip.IsUnspecified() && !key, "gossip.Config.Listen is %q; it must be a loopback address, or SecretKey be set", c.Listen)
+	members := c.Members >= 2 && c.Members <= MaxMembers
+	f.If(!members, "gossip.Config.Members is %d; it must be 2 to %d", c.Members, MaxMembers)
+	f.If(members && c.times().Interval < timing.MinInterval, "gossip.Config.Detect is %v; with Members %d it must be at least %v, for probes every %v",
+		c.Detect, c.Members, timing.MinGossip(c.Members), timing.MinInterval)
+	return f.Err()
 }
 
 // BesideOf returns the Listen of a member whose process listens at an address already: any port of

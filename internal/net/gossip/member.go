@@ -3,13 +3,13 @@ package gossip
 import (
 	"bytes"
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/hashicorp/memberlist"
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/vmihailenco/msgpack/v5"
 )
@@ -58,24 +58,14 @@ func (i Identity) key() string {
 func lives(name string) string { return name[:max(strings.LastIndexByte(name, '.'), 0)] }
 
 // validate returns the faults, each beginning with the field.
-func (i Identity) validate() (faults []error) {
-	fault := func(format string, args ...any) { faults = append(faults, fmt.Errorf(format, args...)) }
-	if i.Kind != Worker && i.Kind != Agent {
-		fault("Kind is %d; it must be gossip.Worker or gossip.Agent", uint8(i.Kind))
-	}
-	if i.Worker < 0 || i.Kind == Agent && i.Worker != 0 {
-		fault("Worker is %d; it must be at least 0, and 0 for an agent", i.Worker)
-	}
-	if i.Incarnation < 0 {
-		fault("Incarnation is %d; it must be at least 0", i.Incarnation)
-	}
-	if i.Host == "" || len(i.Host) > MaxHost || !printable(i.Host) {
-		fault("Host is %.64q; it must be 1 to %d printable ASCII bytes without space", i.Host, MaxHost)
-	}
-	if len(i.Addr) > MaxAddr || !printable(i.Addr) {
-		fault("Addr is %.64q; it must be at most %d printable ASCII bytes without space", i.Addr, MaxAddr)
-	}
-	return faults
+func (i Identity) validate() (f faults.List) {
+	f.If(i.Kind != Worker && i.Kind != Agent, "Kind is %d; it must be gossip.Worker or gossip.Agent", i.Kind)
+	f.If(i.Worker < 0 || i.Kind == Agent && i.Worker != 0, "Worker is %d; it must be at least 0, and 0 for an agent", i.Worker)
+	f.If(i.Incarnation < 0, "Incarnation is %d; it must be at least 0", i.Incarnation)
+	f.If(i.Host == "" || len(i.Host) > MaxHost || !printable(i.Host),
+		"Host is %.64q; it must be 1 to %d printable ASCII bytes without space", i.Host, MaxHost)
+	f.If(len(i.Addr) > MaxAddr || !printable(i.Addr), "Addr is %.64q; it must be at most %d printable ASCII bytes without space", i.Addr, MaxAddr)
+	return f
 }
 
 func printable(s string) bool {
@@ -116,7 +106,7 @@ func decodeIdentity(b []byte) (i Identity, err error) {
 	if is != format || r.Len() != 0 {
 		return Identity{}, fmt.Errorf("metadata of format %d with %d bytes behind them, want format %d and none", is, r.Len(), format)
 	}
-	return i, errors.Join(i.validate()...)
+	return i, i.validate().Err()
 }
 
 // State is what the ring believes of a member.
