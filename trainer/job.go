@@ -152,6 +152,16 @@ func (f Fault) String() string {
 	return "--" + f.Flag + " (Job." + f.Field + ") " + f.Text
 }
 
+// faultList collects the faults of a job.
+type faultList []Fault
+
+// when adds a fault of a field, which flag sets, if wrong is true.
+func (l *faultList) when(wrong bool, field, flag, format string, args ...any) {
+	if wrong {
+		*l = append(*l, Fault{field, flag, fmt.Sprintf(format, args...)})
+	}
+}
+
 // ValidationError lists all faults of a job.
 type ValidationError struct{ Faults []Fault }
 
@@ -199,9 +209,7 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 			p.run.Config, err = json.MarshalIndent(savedConfig{p.Model.Name, p.run.ModelConfig}, "", "  ")
 			p.run.Config = append(p.run.Config, '\n')
 		}
-		if err != nil {
-			faults = append(faults, Fault{"Model.Config", "", fmt.Sprintf("cannot be written as JSON: %v", err)})
-		}
+		faults.when(err != nil, "Model.Config", "", "cannot be written as JSON: %v", err)
 		if j.InitFrom != "" {
 			f, err := p.run.Params.Open(j.InitFrom)
 			if err == nil {
@@ -210,9 +218,7 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 				}
 				f.Close()
 			}
-			if err != nil {
-				faults = append(faults, Fault{"InitFrom", "init-from", "cannot be used: " + err.Error()})
-			}
+			faults.when(err != nil, "InitFrom", "init-from", "cannot be used: %v", err)
 		}
 		if available, ok := platform.AvailableMemory(); ok && j.Optimizer != nil {
 			// Parameters, their gradient and the optimizer's moments.
@@ -220,10 +226,10 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 			faults = append(faults, modelFaults...)
 		}
 	}
-	p.data, p.run.DataSHA256, faults = p.bind("Data", j.Data, faults, len(modelFaults) == 0)
+	p.data, p.run.DataSHA256 = p.bind(&faults, "Data", j.Data, len(modelFaults) == 0)
 	p.run.DataFiles = len(p.run.Files)
 	if j.Eval != nil {
-		p.eval, p.run.EvalSHA256, faults = p.bind("Eval", j.Eval, faults, len(modelFaults) == 0)
+		p.eval, p.run.EvalSHA256 = p.bind(&faults, "Eval", j.Eval, len(modelFaults) == 0)
 	}
 	if len(faults) > 0 {
 		return nil, &ValidationError{faults}
@@ -232,24 +238,19 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 }
 
 // bind binds one data set, if there is a model to bind it to.
-func (p *prepared) bind(field string, d Dataset, faults []Fault, model bool) (Dataset, string, []Fault) {
-	if isNil(d) {
-		return nil, "", append(faults, Fault{field, "", "is nil; give a data set"})
-	}
-	if !model {
-		return nil, "", faults
+func (p *prepared) bind(faults *faultList, field string, d Dataset, model bool) (bound Dataset, sum string) {
+	faults.when(isNil(d), field, "", "is nil; give a data set")
+	if isNil(d) || !model {
+		return nil, ""
 	}
 	bound, err := bind(d, p.Model.Input, p.Model.Target)
-	var sum string
 	var files []DataFile
 	if err == nil {
 		sum, files, err = p.fingerprint(bound)
 	}
-	if err != nil {
-		return nil, "", append(faults, Fault{field, "", "cannot be used: " + err.Error()})
-	}
+	faults.when(err != nil, field, "", "cannot be used: %v", err)
 	p.run.Files = append(p.run.Files, files...)
-	return bound, sum, faults
+	return bound, sum
 }
 
 // isNil also recognises a nil pointer, which a constructor may return with an
@@ -260,47 +261,30 @@ func isNil(d Dataset) bool {
 }
 
 // plainFaults checks everything but model and data.
-func (j *Job) plainFaults() (f []Fault) {
-	add := func(field, flag, format string, args ...any) {
-		f = append(f, Fault{field, flag, fmt.Sprintf(format, args...)})
-	}
-	if err := kernel.Err(); err != nil {
-		add("Model", "", "cannot be computed: %v", err)
-	}
-	if err := platform.NiceErr(); err != nil {
-		add("Threads", "", "cannot give way: %v", err)
-	}
-	if j.Optimizer == nil {
-		add("Optimizer", "", "is nil; give trainer.AdamW{...} or trainer.SGD{...}")
-	} else {
+func (j *Job) plainFaults() (f faultList) {
+	noKernel, notNice := kernel.Err(), platform.NiceErr()
+	f.when(noKernel != nil, "Model", "", "cannot be computed: %v", noKernel)
+	f.when(notNice != nil, "Threads", "", "cannot give way: %v", notNice)
+	f.when(j.Optimizer == nil, "Optimizer", "", "is nil; give trainer.AdamW{...} or trainer.SGD{...}")
+	if j.Optimizer != nil {
 		f = append(f, j.Optimizer.faults()...)
 	}
 	const most = math.MaxInt32
-	if j.Steps < 1 || j.Steps > most {
-		add("Steps", "steps", "is %d; it must be at least 1 and at most %d", j.Steps, most)
-	}
+	f.when(j.Steps < 1 || j.Steps > most, "Steps", "steps", "is %d; it must be at least 1 and at most %d", j.Steps, most)
 	if j.GlobalBatch < 1 || j.GlobalBatch > most {
-		add("GlobalBatch", "global-batch", "is %d; it must be at least 1 and at most %d", j.GlobalBatch, most)
+		f.when(true, "GlobalBatch", "global-batch", "is %d; it must be at least 1 and at most %d", j.GlobalBatch, most)
 	} else if j.MicroBatch < 1 || j.GlobalBatch%j.MicroBatch != 0 {
-		add("MicroBatch", "micro-batch", "is %d, which does not divide the global batch of %d; %s", j.MicroBatch, j.GlobalBatch, divisorHint(j.GlobalBatch, j.MicroBatch))
+		f.when(true, "MicroBatch", "micro-batch", "is %d, which does not divide the global batch of %d; %s", j.MicroBatch, j.GlobalBatch, divisorHint(j.GlobalBatch, j.MicroBatch))
 	}
-	if !(j.ClipNorm >= 0) || math.IsInf(j.ClipNorm, 0) {
-		add("ClipNorm", "", "is %v; it must be 0 (no limit) or more", j.ClipNorm)
-	}
-	if j.EvalEvery < 0 {
-		add("EvalEvery", "eval-every", "is %d; it must be 0 (only at the end) or more", j.EvalEvery)
-	}
-	if j.EvalEvery > 0 && j.Eval == nil {
-		add("EvalEvery", "eval-every", "is %d, but there is no held-out data: set Job.Eval", j.EvalEvery)
-	}
+	f.when(!(j.ClipNorm >= 0) || math.IsInf(j.ClipNorm, 0), "ClipNorm", "", "is %v; it must be 0 (no limit) or more", j.ClipNorm)
+	f.when(j.EvalEvery < 0, "EvalEvery", "eval-every", "is %d; it must be 0 (only at the end) or more", j.EvalEvery)
+	f.when(j.EvalEvery > 0 && j.Eval == nil, "EvalEvery", "eval-every", "is %d, but there is no held-out data: set Job.Eval", j.EvalEvery)
 	return append(f, threadsFault(j.Threads)...)
 }
 
-func threadsFault(threads int) []Fault {
-	if threads < 0 || threads > process.MaxThreads {
-		return []Fault{{"Threads", "threads", fmt.Sprintf("is %d; it must be 0 (one for each core) to %d", threads, process.MaxThreads)}}
-	}
-	return nil
+func threadsFault(threads int) (f faultList) {
+	f.when(threads < 0 || threads > process.MaxThreads, "Threads", "threads", "is %d; it must be 0 (one for each core) to %d", threads, process.MaxThreads)
+	return f
 }
 
 // divisorHint names the divisors of n around m.

@@ -82,47 +82,34 @@ func sizeOf(shape []int) (n int, ok bool) {
 	return n, true
 }
 
-func (m *Model) faults() (f []Fault) {
-	add := func(field, format string, args ...any) {
-		f = append(f, Fault{"Model" + field, "", fmt.Sprintf(format, args...)})
-	}
+func (m *Model) faults() (f faultList) {
 	if m.Fault != nil {
 		// Whatever else is wrong follows from this.
 		for line := range strings.Lines(m.Fault.Error()) {
-			add("", "is impossible: %s", strings.TrimSpace(line))
+			f.when(true, "Model", "", "is impossible: %s", strings.TrimSpace(line))
 		}
 		return f
 	}
-	for _, s := range []struct {
-		name string
-		spec Spec
-	}{{".Input", m.Input}, {".Target", m.Target}} {
-		if _, ok := sizeOf(s.spec.Shape); !ok || s.spec.Kind > tensor.Int32 {
-			add(s.name, "is %v; every dimension must be at least 1", s.spec)
-		}
+	spec := func(field string, s Spec) {
+		_, ok := sizeOf(s.Shape)
+		f.when(!ok || s.Kind > tensor.Int32, field, "", "is %v; every dimension must be at least 1", s)
 	}
-	if m.Loss == nil {
-		add(".Loss", "is nil; give a loss, such as nn.CrossEntropy{}")
-	}
-	if len(m.Layers) == 0 {
-		add(".Layers", "is empty; give at least one layer")
-	}
-	if len(m.Layers) >= 1<<rng.LayerBits {
-		add(".Layers", "has %d layers; at most %d are supported", len(m.Layers), 1<<rng.LayerBits-1)
-	}
+	spec("Model.Input", m.Input)
+	spec("Model.Target", m.Target)
+	f.when(m.Loss == nil, "Model.Loss", "", "is nil; give a loss, such as nn.CrossEntropy{}")
+	f.when(len(m.Layers) == 0, "Model.Layers", "", "is empty; give at least one layer")
+	f.when(len(m.Layers) >= 1<<rng.LayerBits, "Model.Layers", "", "has %d layers; at most %d are supported", len(m.Layers), 1<<rng.LayerBits-1)
 	if m.LayerNames != nil && len(m.LayerNames) != len(m.Layers) {
-		add(".LayerNames", "has %d names for %d layers", len(m.LayerNames), len(m.Layers))
+		f.when(true, "Model.LayerNames", "", "has %d names for %d layers", len(m.LayerNames), len(m.Layers))
 		return f
 	}
 	names := m.layerNames()
 	for i, name := range names {
-		if name == "" || slices.Index(names, name) < i {
-			add(".LayerNames", "has %q at %d; names must be unique and not empty", name, i)
-		}
+		f.when(name == "" || slices.Index(names, name) < i, "Model.LayerNames", "", "has %q at %d; names must be unique and not empty", name, i)
 	}
 	for i, l := range m.Layers {
 		if l == nil {
-			add(".Layers", "has nil at %d (%q)", i, names[i])
+			f.when(true, "Model.Layers", "", "has nil at %d (%q)", i, names[i])
 			continue
 		}
 		found, tooLarge := layerFaults(l, names[i])
@@ -132,42 +119,37 @@ func (m *Model) faults() (f []Fault) {
 		}
 		if v := reflect.ValueOf(l); v.Kind() == reflect.Pointer && len(l.Params()) > 0 {
 			for k, other := range m.Layers[:i] {
-				if o := reflect.ValueOf(other); o.Kind() == reflect.Pointer && o.Pointer() == v.Pointer() && o.Type() == v.Type() {
-					add(".Layers", "has one layer as %q and as %q: layers cannot share parameters; make two layers", names[k], names[i])
-				}
+				o := reflect.ValueOf(other)
+				f.when(o.Kind() == reflect.Pointer && o.Pointer() == v.Pointer() && o.Type() == v.Type(), "Model.Layers", "",
+					"has one layer as %q and as %q: layers cannot share parameters; make two layers", names[k], names[i])
 			}
 		}
 	}
 	return f
 }
 
-func layerFaults(l Layer, name string) (f []Fault, tooLarge bool) {
-	add := func(format string, args ...any) {
-		f = append(f, Fault{"Model.Layers", "", fmt.Sprintf("layer %q ", name) + fmt.Sprintf(format, args...)})
+func layerFaults(l Layer, name string) (f faultList, tooLarge bool) {
+	when := func(wrong bool, format string, args ...any) {
+		f.when(wrong, "Model.Layers", "", "layer %q "+format, append([]any{name}, args...)...)
 	}
 	total := 0
 	seen := make(map[string]bool)
 	for i, p := range l.Params() {
-		if p.Name == "" || seen[p.Name] {
-			add("names its parameter %d %q; names must be unique and not empty", i, p.Name)
-		}
+		when(p.Name == "" || seen[p.Name], "names its parameter %d %q; names must be unique and not empty", i, p.Name)
 		seen[p.Name] = true
 		n, ok := sizeOf(p.Shape)
 		if positive := len(p.Shape) == 0 || slices.Min(p.Shape) >= 1; positive && (!ok || total > maxElements-n) {
-			add("has more than %d parameters with %q of shape %v; use narrower layers", maxElements, p.Name, p.Shape)
+			when(true, "has more than %d parameters with %q of shape %v; use narrower layers", maxElements, p.Name, p.Shape)
 			return f, true
 		}
 		if !ok {
-			add("gives parameter %q the shape %v; every dimension must be at least 1", p.Name, p.Shape)
+			when(true, "gives parameter %q the shape %v; every dimension must be at least 1", p.Name, p.Shape)
 			continue
 		}
 		total += n
-		if p.Init.Kind > InitUniform {
-			add("gives parameter %q an initialiser of unknown kind %d", p.Name, p.Init.Kind)
-		}
-		if s := float64(p.Init.Scale); math.IsNaN(s) || math.IsInf(s, 0) {
-			add("gives parameter %q an initialiser of scale %v", p.Name, s)
-		}
+		when(p.Init.Kind > InitUniform, "gives parameter %q an initialiser of unknown kind %d", p.Name, p.Init.Kind)
+		s := float64(p.Init.Scale)
+		when(math.IsNaN(s) || math.IsInf(s, 0), "gives parameter %q an initialiser of scale %v", p.Name, s)
 	}
 	return f, false
 }

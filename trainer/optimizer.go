@@ -77,19 +77,11 @@ func (s Schedule) String() string {
 	return fmt.Sprintf("schedule(%d)", s.Kind)
 }
 
-func (s Schedule) faults(field string) (f []Fault) {
-	if s.Kind > CosineSchedule {
-		f = append(f, Fault{field, "", fmt.Sprintf("has the unknown kind %d; use Constant, Linear or Cosine", s.Kind)})
-	}
-	if !(s.Peak > 0) || math.IsInf(s.Peak, 0) {
-		f = append(f, Fault{field, "lr", fmt.Sprintf("has the peak %v; it must be above 0", s.Peak)})
-	}
-	if s.Warmup < 0 {
-		f = append(f, Fault{field, "", fmt.Sprintf("has a warm-up of %d steps; it must be 0 or more", s.Warmup)})
-	}
-	if !(s.Final >= 0 && s.Final <= 1) {
-		f = append(f, Fault{field, "", fmt.Sprintf("falls to %v of its peak; it must be within 0 and 1", s.Final)})
-	}
+func (s Schedule) faults(field string) (f faultList) {
+	f.when(s.Kind > CosineSchedule, field, "", "has the unknown kind %d; use Constant, Linear or Cosine", s.Kind)
+	f.when(!(s.Peak > 0) || math.IsInf(s.Peak, 0), field, "lr", "has the peak %v; it must be above 0", s.Peak)
+	f.when(s.Warmup < 0, field, "", "has a warm-up of %d steps; it must be 0 or more", s.Warmup)
+	f.when(!(s.Final >= 0 && s.Final <= 1), field, "", "falls to %v of its peak; it must be within 0 and 1", s.Final)
 	return f
 }
 
@@ -98,7 +90,7 @@ type Optimizer interface {
 	rule() zero.Rule
 	schedule() Schedule
 	withPeak(lr float64) Optimizer
-	faults() []Fault
+	faults() faultList
 	String() string
 }
 
@@ -136,29 +128,19 @@ func (a AdamW) withPeak(lr float64) Optimizer {
 	return a
 }
 
-func (a AdamW) faults() []Fault {
+func (a AdamW) faults() faultList {
 	f := a.LR.faults("Optimizer.LR")
 	a = a.withDefaults()
-	for _, b := range []struct {
-		name string
-		x    float64
-	}{{"Beta1", a.Beta1}, {"Beta2", a.Beta2}} {
-		// The update computes with float32, where 1-1e-9 is 1.
-		if !(b.x > 0 && float32(b.x) < 1) {
-			f = append(f, Fault{"Optimizer." + b.name, "", fmt.Sprintf("is %v; it must be above 0 and below 1", b.x)})
-		}
-	}
-	if !(float32(a.Eps) > 0) || math.IsInf(a.Eps, 0) {
-		f = append(f, Fault{"Optimizer.Eps", "", fmt.Sprintf("is %v; it must be above 0", a.Eps)})
-	}
+	// The update computes with float32, where 1-1e-9 is 1.
+	f.when(!(a.Beta1 > 0 && float32(a.Beta1) < 1), "Optimizer.Beta1", "", "is %v; it must be above 0 and below 1", a.Beta1)
+	f.when(!(a.Beta2 > 0 && float32(a.Beta2) < 1), "Optimizer.Beta2", "", "is %v; it must be above 0 and below 1", a.Beta2)
+	f.when(!(float32(a.Eps) > 0) || math.IsInf(a.Eps, 0), "Optimizer.Eps", "", "is %v; it must be above 0", a.Eps)
 	return append(f, decayFaults(a.WeightDecay)...)
 }
 
-func decayFaults(d float64) []Fault {
-	if !(d >= 0) || math.IsInf(d, 0) {
-		return []Fault{{"Optimizer.WeightDecay", "", fmt.Sprintf("is %v; it must be 0 or more", d)}}
-	}
-	return nil
+func decayFaults(d float64) (f faultList) {
+	f.when(!(d >= 0) || math.IsInf(d, 0), "Optimizer.WeightDecay", "", "is %v; it must be 0 or more", d)
+	return f
 }
 
 // SGD is gradient descent with momentum, with the meaning of PyTorch's
@@ -185,10 +167,8 @@ func (s SGD) withPeak(lr float64) Optimizer {
 	return s
 }
 
-func (s SGD) faults() []Fault {
+func (s SGD) faults() faultList {
 	f := s.LR.faults("Optimizer.LR")
-	if !(s.Momentum >= 0 && s.Momentum < 1) {
-		f = append(f, Fault{"Optimizer.Momentum", "", fmt.Sprintf("is %v; it must be 0 or more and below 1", s.Momentum)})
-	}
+	f.when(!(s.Momentum >= 0 && s.Momentum < 1), "Optimizer.Momentum", "", "is %v; it must be 0 or more and below 1", s.Momentum)
 	return append(f, decayFaults(s.WeightDecay)...)
 }
