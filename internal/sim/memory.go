@@ -211,7 +211,6 @@ func (w *worker) remember(d core.Duty) {
 	case core.Update:
 		w.former = nil
 		w.in(w.c.delay(200*time.Microsecond), func() { w.update(d) })
-	case core.Begin:
 	case core.Clear:
 		clear(w.tensors)
 		clear(w.made)
@@ -236,9 +235,10 @@ func (w *worker) remember(d core.Duty) {
 		for _, r := range d.Ranges {
 			w.shards[r].total = w.gradients[d.Layer]
 		}
-	case core.Await:
-		w.shut[d.Layer] = true
-	case core.Arrived:
+	case core.Gate:
+		if w.shut[d.Layer] = !d.Open; !d.Open {
+			return
+		}
 		delete(w.shut, d.Layer)
 		if f := w.waiting; f != nil {
 			w.waiting = nil

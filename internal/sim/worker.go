@@ -323,7 +323,7 @@ func (w *worker) perform(d core.Duty) {
 	switch d := d.(type) {
 	case core.Admit:
 		w.admit(d.Peers)
-	case core.Advance:
+	case core.Begin:
 		w.advance(d.Word)
 	case core.Expect:
 		w.expect(d)
@@ -381,7 +381,7 @@ func (w *worker) perform(d core.Duty) {
 		w.ended(core.Result{}, nil)
 	case core.End:
 		w.ended(d.Result, d.Err)
-	case core.StopFills, core.StopOperate:
+	case core.StopOperate:
 	default:
 		w.remember(d)
 	}

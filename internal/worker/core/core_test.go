@@ -162,7 +162,7 @@ func TestStoppedIsNotThere(t *testing.T) {
 	}
 	var opened int
 	for _, d := range w.out {
-		if d == (Arrived{0}) {
+		if d == (Gate{Layer: 0, Open: true}) {
 			opened++
 		}
 	}

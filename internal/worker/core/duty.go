@@ -55,8 +55,6 @@ type Transfer struct {
 type (
 	// Admit makes these peers the members of the network, and evicts all others.
 	Admit struct{ Peers []comm.Peer }
-	// Advance leaves all keys of steps before this one behind.
-	Advance struct{ Word uint64 }
 	// Expect receives a message: into the buffer, or, of Words, at most Size bytes for the event. Dims is the shape of a
 	// boundary tensor. The end is [Received]; a message that fails has none.
 	Expect struct {
@@ -87,8 +85,6 @@ type (
 		Source   id.Range
 		Data     []byte
 	}
-	// StopFills cancels what was posted by SendFill.
-	StopFills struct{}
 	// Attest sends the digest of a boundary tensor.
 	Attest struct {
 		To     id.Session
@@ -186,8 +182,8 @@ type Copy struct {
 
 // What to do with memory.
 type (
-	// Begin begins a step.
-	Begin struct{ Step int }
+	// Begin begins a step, and leaves all keys of steps before Word behind.
+	Begin struct{ Word uint64 }
 	// Clear gives up all memory of the step.
 	Clear struct{}
 	// Keep keeps the boundary tensor that a pass has just made. Cancel is the message that was expected in its place, if any.
@@ -207,14 +203,15 @@ type (
 		Layer  int
 		Ranges []id.Range
 	}
-	// Await makes passes wait for the parameters of a layer, until Arrived.
-	Await struct{ Layer int }
-	// Arrived says that all parameters of a layer are there.
-	Arrived struct{ Layer int }
+	// Gate makes passes wait for the parameters of a layer, or, if Open is set, says that all are there.
+	Gate struct {
+		Layer int
+		Open  bool
+	}
 	// Found makes the state of a range out of the base that has come.
 	Found struct{ Range id.Range }
-	// Forget gives up the state that transfers brought.
-	Forget struct{}
+	// Forget gives up the state that transfers brought, and, if Sends is set, cancels what was posted by SendFill.
+	Forget struct{ Sends bool }
 	// Restore puts a repaired block in its place, in the shard Range or, if Held is false, in the layer alone.
 	Restore struct {
 		Range, Block id.Range
@@ -285,12 +282,10 @@ type (
 )
 
 func (Admit) duty()       {}
-func (Advance) duty()     {}
 func (Expect) duty()      {}
 func (Cancel) duty()      {}
 func (Send) duty()        {}
 func (SendFill) duty()    {}
-func (StopFills) duty()   {}
 func (Attest) duty()      {}
 func (Edit) duty()        {}
 func (Reduce) duty()      {}
@@ -309,8 +304,7 @@ func (Clear) duty()       {}
 func (Keep) duty()        {}
 func (Compare) duty()     {}
 func (Total) duty()       {}
-func (Await) duty()       {}
-func (Arrived) duty()     {}
+func (Gate) duty()        {}
 func (Found) duty()       {}
 func (Forget) duty()      {}
 func (Restore) duty()     {}

@@ -63,8 +63,7 @@ func (w *Worker) fill(f control.Fill) {
 		return
 	}
 	w.fillID, w.levelSaid = f.ID, false
-	w.endFills()
-	w.emit(StopFills{})
+	w.endFills(true)
 	peers := make([]comm.Peer, len(f.Peers))
 	sessions := make(map[id.WorkerID]id.Session)
 	for i, p := range f.Peers {
@@ -90,15 +89,16 @@ func (w *Worker) fill(f control.Fill) {
 	}
 }
 
-// endFills ends what is under way but for what is being sent: others may wait for it before they apply the plan that this was for.
-func (w *Worker) endFills() {
+// endFills ends what is under way. When a plan is applied that is all but what is being sent: others may wait for it before they
+// apply the plan, too.
+func (w *Worker) endFills(sends bool) {
 	for _, in := range w.incoming {
 		for _, t := range in.tickets {
 			w.cancel(t, false)
 		}
 	}
 	w.outgoing, w.incoming = nil, nil
-	w.emit(Forget{})
+	w.emit(Forget{Sends: sends})
 }
 
 // source returns the shard here that a range lies in.

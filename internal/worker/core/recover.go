@@ -398,7 +398,7 @@ func (w *Worker) apply(o *control.Order) {
 	}
 	w.resumeRepairs(old)
 	clear(w.lossy)
-	w.endFills()
+	w.endFills(false)
 	w.putOff = 0
 	if w.passed != w.start {
 		w.madeStages, w.madeRanges = nil, nil

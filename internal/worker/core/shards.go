@@ -349,7 +349,7 @@ func (w *Worker) expectParams(layer, step int) {
 	}
 	if !a.waiting && len(wanted) > 0 {
 		a.waiting = true
-		w.emit(Await{layer})
+		w.emit(Gate{Layer: layer})
 	}
 	for _, p := range w.plan.Shards {
 		if k := key.Params(w.after(step), RangeOf(p)); wanted[k] {
@@ -363,7 +363,7 @@ func (w *Worker) expectParams(layer, step int) {
 func (w *Worker) checkArrivals(layer int) {
 	if a := &w.arrivals[layer]; a.waiting && len(a.missing) == 0 && !a.stopped {
 		a.waiting = false
-		w.emit(Arrived{layer})
+		w.emit(Gate{Layer: layer, Open: true})
 	}
 }
 

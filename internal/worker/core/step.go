@@ -110,8 +110,7 @@ func (w *Worker) ready() bool {
 // beginStep sets up a step: what runs here, and what will come from others.
 func (w *Worker) beginStep(number int) {
 	// Parameters of the step before are still on their way under its name.
-	w.emit(Advance{w.after(max(number-1, 0)).Word()})
-	w.emit(Begin{number})
+	w.emit(Begin{w.after(max(number-1, 0)).Word()})
 	w.step = &step{
 		number:  number,
 		attempt: w.attempt(),

@@ -34,8 +34,8 @@ type Engine struct {
 
 	// All below belongs to the loop.
 	core    *core.Worker
-	req     *request // the operation, nil between two
-	begun   []chan struct{}
+	req     *request      // the operation, nil between two
+	begun   chan struct{} // closed when there is a plan, or none will come
 	held    bool
 	queries []query // not answered
 
@@ -68,6 +68,7 @@ func New(c Config) (*Engine, error) {
 		micros:  micros,
 		mail:    mailbox{signal: make(chan struct{}, 1)},
 		ended:   make(chan struct{}),
+		begun:   make(chan struct{}),
 		compute: make(chan func(), 1),
 		flipper: flipper{self: c.Self.ID},
 		guard:   newGuard(&c),
@@ -133,7 +134,6 @@ type (
 		read func()
 		done chan struct{}
 	}
-	await struct{ begun chan struct{} } // to be closed when there is a plan
 )
 
 // loop owns the engine's state.
@@ -169,11 +169,8 @@ func (e *Engine) loop() {
 		for _, d := range e.core.Ready() {
 			e.perform(d)
 		}
-		if len(e.begun) > 0 && (len(e.plan.Workers) > 0 || e.core.Err() != nil) {
-			for _, c := range e.begun {
-				close(c)
-			}
-			e.begun = nil
+		if !comm.Closed(e.begun) && (len(e.plan.Workers) > 0 || e.core.Err() != nil) {
+			close(e.begun)
 		}
 	}
 }
@@ -188,8 +185,6 @@ func (e *Engine) handle(m any) {
 	case look:
 		m.read()
 		close(m.done)
-	case await:
-		e.begun = append(e.begun, m.begun)
 	case *request:
 		if e.req != nil {
 			m.err = errors.New("engine: two operations at a time")
@@ -224,8 +219,6 @@ func (e *Engine) perform(d core.Duty) {
 	switch d := d.(type) {
 	case core.Admit:
 		e.fail(e.c.Network.SetMembers(d.Peers))
-	case core.Advance:
-		e.c.Network.Advance(d.Word)
 	case core.Expect:
 		e.expect(d)
 	case core.Cancel:
@@ -234,8 +227,6 @@ func (e *Engine) perform(d core.Duty) {
 		e.send(d)
 	case core.SendFill:
 		e.sendFill(d)
-	case core.StopFills:
-		e.stopFills()
 	case core.Attest:
 		e.c.Network.Post(d.To, d.Key, e.tensors[d.Tensor].digestBytes(), comm.Control)
 	case core.Edit:
@@ -263,6 +254,7 @@ func (e *Engine) perform(d core.Duty) {
 	case core.Update:
 		e.update(d)
 	case core.Begin:
+		e.c.Network.Advance(d.Word)
 		e.reap()
 		e.suspect = -1
 	case core.Clear:
@@ -273,14 +265,19 @@ func (e *Engine) perform(d core.Duty) {
 		e.mail.put(core.Compared{Attempt: d.Attempt, Tensor: d.Tensor, Same: e.compare(d)})
 	case core.Total:
 		e.total(d)
-	case core.Await:
-		e.gates[d.Layer].shut()
-	case core.Arrived:
-		e.gates[d.Layer].open()
+	case core.Gate:
+		if g := &e.gates[d.Layer]; d.Open {
+			g.open()
+		} else {
+			g.shut()
+		}
 	case core.Found:
 		e.fail(e.found(d.Range))
 	case core.Forget:
 		clear(e.incoming)
+		if d.Sends {
+			e.stopFills()
+		}
 	case core.Restore:
 		e.restore(d)
 	case core.Apply:
@@ -392,10 +389,8 @@ func (e *Engine) Step(ctx context.Context, step int) (core.Result, error) {
 // Begun waits until the first plan is live here, and returns the point from which the run goes on and, of a worker that joined, the
 // result of the commit before.
 func (e *Engine) Begun(ctx context.Context) (p id.Point, committed core.Result, err error) {
-	begun := make(chan struct{})
-	e.mail.put(await{begun})
 	select {
-	case <-begun:
+	case <-e.begun:
 	case <-ctx.Done():
 		return p, committed, ctx.Err()
 	case <-e.ended:
