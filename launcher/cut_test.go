@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -86,7 +87,11 @@ func oneHistory(t *testing.T, dir string) {
 	agreed, at := map[id.Version][]byte{}, map[id.Version]string{}
 	for _, log := range logs {
 		host := filepath.Base(log)
-		node, err := raftlog.Open(raftlog.Config{Dir: log, ID: host, Recover: true, Timeout: time.Second, Memory: raftlog.NewMemory(), Bootstrap: []agree.Server{{ID: host, Voter: true}}})
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		node, err := raftlog.Open(raftlog.Config{Dir: log, ID: host, Recover: true, Timeout: time.Second, Listener: l, Bootstrap: []agree.Server{{ID: host, Voter: true}}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -169,16 +169,3 @@ func (p *Plan) Limit(stage int, id id.WorkerID) Limit {
 	}
 	return Limit{Stage: stage, Worker: id}
 }
-
-// ShardsOf returns the indices of the shards that a worker owns and those
-// that it mirrors.
-func (p *Plan) ShardsOf(id id.WorkerID) (owned, mirrored []int) {
-	for i, s := range p.Shards {
-		if s.Owner == id {
-			owned = append(owned, i)
-		} else if slices.Contains(s.Mirrors, id) {
-			mirrored = append(mirrored, i)
-		}
-	}
-	return owned, mirrored
-}

@@ -259,10 +259,6 @@ func (q *Queue) Done(t Task) {
 // Left returns the number of assigned pairs that are not finished.
 func (q *Queue) Left() int { return q.left }
 
-// InFlight returns the number of micro-batches of a stage whose forward pass
-// has begun and whose backward pass is not done.
-func (q *Queue) InFlight(stage int) int { return q.inFlight[stage] }
-
 // Status returns what is known of a pair.
 func (q *Queue) Status(p Pair) Status {
 	e := q.pairs[p]

@@ -49,8 +49,8 @@ func TestLimitAndOrder(t *testing.T) {
 	want(t, "the one that came later is lower", begins(q), f(0, 0))
 	q.SetLimit(0, 3, 0)
 	want(t, "a raised limit", begins(q), f(0, 4))
-	if q.Left() != 4 || q.InFlight(0) != 3 {
-		t.Errorf("%d left, %d in flight", q.Left(), q.InFlight(0))
+	if q.Left() != 4 || q.inFlight[0] != 3 {
+		t.Errorf("%d left, %d in flight", q.Left(), q.inFlight[0])
 	}
 }
 

@@ -130,7 +130,14 @@ func (c *cluster) apply(n *node) {
 	for t := range n.made {
 		c.hand(n, t)
 	}
-	owned, mirrored := p.ShardsOf(n.id)
+	var owned, mirrored []int
+	for i, s := range p.Shards {
+		if s.Owner == n.id {
+			owned = append(owned, i)
+		} else if s.Holds(n.id) {
+			mirrored = append(mirrored, i)
+		}
+	}
 	for _, i := range append(owned, mirrored...) {
 		if n.holds[i] == nil {
 			n.holds[i] = &holding{tree.NewSums(p.Micros(), func(a, b []int) []int { return append(slices.Clone(a), b...) }), map[int]bool{}, nil}

@@ -35,8 +35,11 @@ type Config struct {
 	// TLS authenticates both ends of a connection, and encrypts. It may be nil only where the listener is on the loopback
 	// interface.
 	TLS *tls.Config
-	// Memory, for tests, is the network instead of Listener.
-	Memory *Memory
+	// memory, for tests, is the network instead of Listener.
+	memory interface {
+		join(id string, timeout time.Duration) rpcTransport
+		leave(id string)
+	}
 
 	// Bootstrap are the servers of a new job: the same list at each of them. It
 	// is ignored where the directory holds a log. A node that joins later has
@@ -67,7 +70,7 @@ func (c Config) Validate() error {
 	errs.If(c.Dir == "", "agree: Dir is empty: name the node's directory")
 	errs.If(c.ID == "" || len(c.ID) > agree.MaxName, "agree: ID has %d bytes: give 1 to %d", len(c.ID), agree.MaxName)
 	errs.If(c.Timeout < timing.Min, "agree: Timeout is %v: give at least %v", c.Timeout, timing.Min)
-	errs.If((c.Memory != nil) == (c.Listener != nil), "agree: Listener and Memory are both given, or neither: give one")
+	errs.If((c.memory != nil) == (c.Listener != nil), "agree: Listener is nil: say where other nodes reach this one")
 	if c.Listener != nil {
 		ip := net.IPv6unspecified
 		a, ok := c.Listener.Addr().(*net.TCPAddr)
@@ -97,7 +100,7 @@ func (c Config) validateServers(errs *faults.List) {
 			errs.Add(fmt.Errorf("agree: Bootstrap[%d]: %w", i, err))
 		}
 		errs.If(slices.ContainsFunc(c.Bootstrap[:i], func(o agree.Server) bool { return o.ID == s.ID }), "agree: Bootstrap[%d]: ID %q is there twice: give each server its own", i, s.ID)
-		errs.If(s.Addr == "" && len(c.Bootstrap) > 1 && c.Memory == nil, "agree: Bootstrap[%d]: Addr is empty: give the address of %s", i, s.ID)
+		errs.If(s.Addr == "" && len(c.Bootstrap) > 1 && c.memory == nil, "agree: Bootstrap[%d]: Addr is empty: give the address of %s", i, s.ID)
 	}
 	errs.If(voters == 0, "agree: Bootstrap has no voter: set Voter for one server, or three or five")
 }

@@ -117,7 +117,7 @@ func (c Config) bootstrap(own raft.ServerAddress) []agree.Server {
 	all := make([]agree.Server, len(c.Bootstrap))
 	for i, s := range c.Bootstrap {
 		switch {
-		case c.Memory != nil:
+		case c.memory != nil:
 			s.Addr = s.ID
 		case s.Addr == "":
 			s.Addr = string(own)
@@ -187,8 +187,8 @@ type rpcTransport interface {
 }
 
 func (c Config) network(settings *raft.Config) network {
-	if c.Memory != nil {
-		return network{c.Memory.join(c.ID, c.Timeout), func() error { c.Memory.leave(c.ID); return nil }}
+	if c.memory != nil {
+		return network{c.memory.join(c.ID, c.Timeout), func() error { c.memory.leave(c.ID); return nil }}
 	}
 	s := newStream(c)
 	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
@@ -256,9 +256,6 @@ func (n *Node) State() agree.State { return *n.machine.state.Load() }
 
 // Term returns the newest term this node knows.
 func (n *Node) Term() uint64 { return n.raft.CurrentTerm() }
-
-// Addr returns where other nodes reach this one.
-func (n *Node) Addr() string { return string(n.net.LocalAddr()) }
 
 // Leadership returns what Changes sent last.
 func (n *Node) Leadership() agree.Leadership { return *n.leadership.Load() }
@@ -352,7 +349,7 @@ func (n *Node) Propose(ctx context.Context, e agree.Entry) (uint64, error) {
 		return 0, &agree.RefusedError{Entry: "nil", Class: agree.ErrInvalid, Why: "there is no entry"}
 	}
 	if _, ok := e.(agree.Servers); ok {
-		return 0, &agree.RefusedError{Entry: e.String(), Class: agree.ErrInvalid, Why: "it follows from AddVoter, AddNonvoter and Remove"}
+		return 0, &agree.RefusedError{Entry: e.String(), Class: agree.ErrInvalid, Why: "it follows from the configuration"}
 	}
 	data, err := agree.Encode(e)
 	if err != nil {
@@ -366,41 +363,6 @@ func (n *Node) Propose(ctx context.Context, e agree.Entry) (uint64, error) {
 		n.nudge()
 	}
 	return index, err
-}
-
-// AddVoter makes a server a voter, or changes its address. One that has not
-// been a non-voter before has nothing of the log yet, and counts for the majority
-// all the same.
-func (n *Node) AddVoter(ctx context.Context, s agree.Server) error {
-	return n.change(ctx, s, func() raft.IndexFuture {
-		return n.raft.AddVoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Timeout)
-	})
-}
-
-// AddNonvoter adds a server that gets the log and does not vote. A voter stays
-// one.
-func (n *Node) AddNonvoter(ctx context.Context, s agree.Server) error {
-	return n.change(ctx, s, func() raft.IndexFuture {
-		return n.raft.AddNonvoter(raft.ServerID(s.ID), raft.ServerAddress(s.Addr), 0, n.config.Timeout)
-	})
-}
-
-// Remove takes a server out of the configuration. A majority of the voters
-// with it and of those without it must live.
-func (n *Node) Remove(ctx context.Context, id string) error {
-	return n.change(ctx, agree.Server{ID: id}, func() raft.IndexFuture {
-		return n.raft.RemoveServer(raft.ServerID(id), 0, n.config.Timeout)
-	})
-}
-
-func (n *Node) change(ctx context.Context, s agree.Server, ask func() raft.IndexFuture) error {
-	if err := validate(s); err != nil {
-		return fmt.Errorf("agree: server %.64q: %w", s.ID, err)
-	}
-	_, err := n.await(ctx, func() (raft.IndexFuture, func() error) {
-		return ask(), func() error { return nil }
-	})
-	return err
 }
 
 // await asks raft for something and waits for the answer, the end of the

@@ -108,7 +108,7 @@ func (c *cluster) config(id string) Config {
 		c.dirs[id] = c.t.TempDir()
 	}
 	c.heard[id] = new(heard)
-	return Config{Dir: c.dirs[id], ID: id, Memory: c.memory, Timeout: 1500 * time.Millisecond, Apply: c.heard[id].add}
+	return Config{Dir: c.dirs[id], ID: id, memory: c.memory, Timeout: 1500 * time.Millisecond, Apply: c.heard[id].add}
 }
 
 func (c *cluster) open(config Config) *Node {
@@ -622,7 +622,7 @@ func TestTCP(t *testing.T) {
 		}
 		for _, id := range ids {
 			config := c.config(id)
-			config.Memory, config.Listener, config.TLS, config.Bootstrap = nil, listeners[id], secure, all
+			config.memory, config.Listener, config.TLS, config.Bootstrap = nil, listeners[id], secure, all
 			config.Resolve = func(id string) string { return addrs[id] }
 			if n := c.open(config); n.Addr() != addrs[id] {
 				t.Errorf("%s is at %s, want %s", id, n.Addr(), addrs[id])
@@ -766,7 +766,7 @@ func TestOpenRefuses(t *testing.T) {
 	config := c.config("a")
 	config.Bootstrap = []agree.Server{{ID: "a", Voter: true}}
 	c.open(config)
-	config.Memory, config.Listener = nil, listen(t)
+	config.memory, config.Listener = nil, listen(t)
 	if n, err := Open(config); !errors.Is(err, agree.ErrInUse) {
 		if err == nil {
 			_ = n.Close()
@@ -799,12 +799,12 @@ func TestValidateReportsAll(t *testing.T) {
 	}
 	defer anywhere.Close()
 	got := Config{
-		Timeout: time.Millisecond, TLS: new(tls.Config), Listener: anywhere, Memory: NewMemory(), Recover: true,
+		Timeout: time.Millisecond, TLS: new(tls.Config), Listener: anywhere, memory: NewMemory(), Recover: true,
 		Bootstrap: []agree.Server{{ID: "a", Addr: "x"}, {ID: "a", Addr: "x"}, {}},
 	}.Validate()
 	want := []string{
 		"agree: Dir is empty", "agree: ID has 0 bytes", "agree: Timeout is 1ms",
-		"agree: Listener and Memory are both given", "agree: Listener 0.0.0.0:", "agree: Bootstrap[1]: ID \"a\" is there twice",
+		"agree: Listener is nil or not the only network", "agree: Listener 0.0.0.0:", "agree: Bootstrap[1]: ID \"a\" is there twice",
 		"agree: Bootstrap[2]: ID has 0 bytes", "agree: Bootstrap has no voter",
 	}
 	lines := strings.Split(fmt.Sprint(got), "\n")
@@ -819,15 +819,15 @@ func TestValidateReportsAll(t *testing.T) {
 	for name, c := range map[string]Config{
 		"not loopback without secret": {Dir: "d", ID: "a", Listener: anywhere, Advertise: "h:1"},
 		"no network":                  {Dir: "d", ID: "a"},
-		"others without address":      {Dir: "d", ID: "a", Memory: nil, Listener: anywhere, Advertise: "h:1", TLS: new(tls.Config), Bootstrap: []agree.Server{{ID: "a", Voter: true}, {ID: "b", Addr: "h:1"}}},
-		"nobody to recover for":       {Dir: "d", ID: "a", Recover: true, Memory: NewMemory()},
+		"others without address":      {Dir: "d", ID: "a", memory: nil, Listener: anywhere, Advertise: "h:1", TLS: new(tls.Config), Bootstrap: []agree.Server{{ID: "a", Voter: true}, {ID: "b", Addr: "h:1"}}},
+		"nobody to recover for":       {Dir: "d", ID: "a", Recover: true, memory: NewMemory()},
 	} {
 		c.Timeout = time.Second
 		if err := c.Validate(); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want one fault", name, err)
 		}
 	}
-	if err := (Config{Dir: "d", ID: "a", Memory: NewMemory(), Timeout: time.Second}).Validate(); err != nil {
+	if err := (Config{Dir: "d", ID: "a", memory: NewMemory(), Timeout: time.Second}).Validate(); err != nil {
 		t.Error(err)
 	}
 }
