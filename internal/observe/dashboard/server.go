@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"net"
 	"net/http"
@@ -245,30 +246,13 @@ func (s *Server) Close() {
 //go:embed page
 var files embed.FS
 
-// pages are the files of the page by their paths.
-var pages = map[string]struct{ file, kind string }{
-	"/":          {"index.html", "text/html; charset=utf-8"},
-	"/style.css": {"style.css", "text/css; charset=utf-8"},
-	"/app.js":    {"app.js", "text/javascript; charset=utf-8"},
-	"/charts.js": {"charts.js", "text/javascript; charset=utf-8"},
-	"/icon.svg":  {"icon.svg", "image/svg+xml"},
-}
-
 func (s *Server) handler() http.Handler {
 	mux := http.NewServeMux()
-	for path, p := range pages {
-		body, err := files.ReadFile("page/" + p.file)
-		if err != nil {
-			panic(err) // the file is not in the binary
-		}
-		if path == "/" {
-			path = "/{$}"
-		}
-		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", p.kind)
-			_, _ = w.Write(body)
-		})
+	page, err := fs.Sub(files, "page")
+	if err != nil {
+		panic(err) // the folder is not in the binary
 	}
+	mux.Handle("GET /", http.FileServerFS(page))
 	mux.HandleFunc("GET /api/events", s.events)
 	mux.HandleFunc("POST /api/act", s.act)
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {

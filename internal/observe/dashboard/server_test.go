@@ -98,10 +98,12 @@ type answer struct {
 
 func TestFiles(t *testing.T) {
 	s, _ := serve(t)
-	for path, p := range pages {
+	for path, kind := range map[string]string{
+		"/": "text/html", "/style.css": "text/css", "/app.js": "javascript", "/charts.js": "javascript", "/icon.svg": "image/svg+xml",
+	} {
 		answer, body := ask(t, "GET", s.URL()+path[1:], "")
 		h := answer.Header
-		if answer.StatusCode != 200 || h.Get("Content-Type") != p.kind || body == "" {
+		if answer.StatusCode != 200 || !strings.Contains(h.Get("Content-Type"), kind) || body == "" {
 			t.Errorf("%s: status %d, %s, %d bytes", path, answer.StatusCode, h.Get("Content-Type"), len(body))
 		}
 		if h.Get("Content-Security-Policy") != policy || h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Referrer-Policy") != "no-referrer" {
