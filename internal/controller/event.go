@@ -12,7 +12,7 @@ import (
 
 // Event is something that happens to a [Controller]. It is one of Dead, Stamp, Ended, Answered, Agreed,
 // Applied, Late, LinkLost, Suspected, Leaving, Joined, Level, Measured, Finished, Saved and Led.
-type Event interface{ event() }
+type Event any
 
 type (
 	// Dead says that a worker's session is over, other than by [Ended].
@@ -134,7 +134,7 @@ type Crash struct {
 
 // Effect is something a [Controller] wants done. It is one of Ask, Command, Copy, Propose, Adopt,
 // Kill, Dismiss, SetTimer, CancelTimer, Note, Hold, Recovered, StopAll and End.
-type Effect interface{ effect() }
+type Effect any
 
 type (
 	// Ask sends a query to a worker.
@@ -249,37 +249,3 @@ type Recovery struct {
 	Again  int
 	Opened int // links
 }
-
-func (Dead) event()      {}
-func (Ended) event()     {}
-func (Stamp) event()     {}
-func (Answered) event()  {}
-func (Agreed) event()    {}
-func (Applied) event()   {}
-func (Late) event()      {}
-func (LinkLost) event()  {}
-func (Suspected) event() {}
-func (Leaving) event()   {}
-func (Finished) event()  {}
-func (Saved) event()     {}
-func (Joined) event()    {}
-func (Level) event()     {}
-func (Measured) event()  {}
-func (Led) event()       {}
-func (Balanced) event()  {}
-
-func (Ask) effect()         {}
-func (Command) effect()     {}
-func (Copy) effect()        {}
-func (Propose) effect()     {}
-func (Balance) effect()     {}
-func (Adopt) effect()       {}
-func (Kill) effect()        {}
-func (Dismiss) effect()     {}
-func (SetTimer) effect()    {}
-func (CancelTimer) effect() {}
-func (Note) effect()        {}
-func (Hold) effect()        {}
-func (Recovered) effect()   {}
-func (StopAll) effect()     {}
-func (End) effect()         {}
