@@ -70,7 +70,7 @@ func (c Config) Validate() error {
 	errs.If(c.Dir == "", "agree: Dir is empty: name the node's directory")
 	errs.If(c.ID == "" || len(c.ID) > agree.MaxName, "agree: ID has %d bytes: give 1 to %d", len(c.ID), agree.MaxName)
 	errs.If(c.Timeout < timing.Min, "agree: Timeout is %v: give at least %v", c.Timeout, timing.Min)
-	errs.If((c.memory != nil) == (c.Listener != nil), "agree: Listener is nil: say where other nodes reach this one")
+	errs.If((c.memory != nil) == (c.Listener != nil), "agree: Listener is nil or not the only network: give one")
 	if c.Listener != nil {
 		ip := net.IPv6unspecified
 		a, ok := c.Listener.Addr().(*net.TCPAddr)
