@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/agree/raftlog"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
@@ -74,13 +75,21 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		}
 		listeners[i] = l
 	}
+	links, err := socket.NewFolder()
+	if err != nil {
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
+		return cli.Fail(err)
+	}
+	defer links.Remove()
 	settings := a.Settings
 	settings.Chaos = faultsFor(faults, a.Workers, len(a.Hosts))
 	dir, link := rundir.Attach(a.RunDir, a.Shown), listeners[1]
 	h, err := host.New(host.Config{
 		Settings: settings,
-		Start:    spawn.Starter(spawn.Command{Path: a.File, Args: a.Args, Addr: link.Addr().(*net.TCPAddr).IP.String(), Key: key}, dir.LogFile),
-		RunDir:   dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
+		Start: spawn.Starter(spawn.Command{
+			Path: a.File, Args: a.Args, Links: links.Path(), Addr: link.Addr().(*net.TCPAddr).IP.String(), Key: key,
+		}, dir.LogFile),
+		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
 		Log: func() (agree.Log, error) { return openLog(&a, listeners[0]) },
 		Lead: func(term uint64) (host.Console, error) {
 			told, err := hostTelemetry(ctx, &a, out, term)

@@ -23,6 +23,7 @@ import (
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -403,6 +404,12 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if f.hosts > 1 {
 		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stops, stdout, stderr)
 	}
+	links, err := socket.NewFolder()
+	if err != nil {
+		v.Close()
+		return cli.Fail(err)
+	}
+	defer links.Remove()
 	told, err := openTelemetry(ctx)
 	if err != nil {
 		v.Close()
@@ -412,7 +419,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	settings.Resume, settings.Chaos = again, faultsFor(f.faults, f.workers, 1)
 	h, err := host.New(host.Config{
 		Settings: settings,
-		Workers:  f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args}, dir.LogFile),
+		Workers:  f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args, Links: links.Path()}, dir.LogFile),
 		RunDir: dir, Console: host.Console{View: v, Output: programOutput(stdout), Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {

@@ -150,7 +150,7 @@ func TestWorkerConversation(t *testing.T) {
 	}
 	cmd := command(t, "--fail", "environment")
 	cmd.ExtraFiles = []*os.File{theirs}
-	id := control.Identity{Conn: 3, WorkerID: 2, Incarnation: 5}
+	id := control.Identity{Conn: 3, WorkerID: 2, Incarnation: 5, Links: t.TempDir()}
 	cmd.Env = append(cmd.Env, id.Environ()...)
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

@@ -5,9 +5,11 @@
 // A run on one machine is a run of one host:
 //
 //	dir, err := rundir.Create("", "gpt", time.Now())     // or no directory at all
+//	links, err := socket.NewFolder()                     // for the sockets of the workers
+//	defer links.Remove()
 //	h, err := host.New(host.Config{
 //		Settings: session.Settings{Program: "./gpt", Stages: 2}, RunDir: dir, Console: host.Console{View: v, Output: os.Stdout},
-//		Workers: 4, Start: spawn.Starter(spawn.Command{Path: "./gpt"}, dir.LogFile),
+//		Workers: 4, Start: spawn.Starter(spawn.Command{Path: "./gpt", Links: links.Path()}, dir.LogFile),
 //	})
 //	defer h.CatchSignals()()                             // Ctrl-C and SIGTERM
 //	out := h.Run(ctx)

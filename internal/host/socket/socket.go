@@ -1,6 +1,6 @@
-// Package socket makes the unix socket at which commands reach a host. It lies in a folder of its own, which only this user may
-// enter, beside the key that commands prove to hold. The folder is locked while the process lives, so that a later process removes
-// the folders of a killed one.
+// Package socket makes the folders in which the unix sockets of a host lie: that at which commands reach it, beside the key that
+// commands prove to hold, and those at which its workers reach each other. Only this user may enter a folder. It is locked while
+// the process lives, so that a later process removes the folders of a killed one.
 package socket
 
 import (
@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -30,35 +31,89 @@ const (
 const maxUnproven = 64
 
 // folders are named by the process that made them, and a random number.
-var folders = regexp.MustCompile(`^soliton-agent-([0-9]+-)?[0-9]+$`)
+var folders = regexp.MustCompile(`^(soliton-agent-(?:[0-9]+-)?)[0-9]+$`)
 
-// longest is the greatest length of the parent: the kernel takes 107 bytes of path, process IDs are below 2^22, and MkdirTemp
-// appends a number of 32 bits.
-const longest = 107 - len("/soliton-agent-4194304-4294967295/"+name)
+// links are the sockets of workers, named by their sessions.
+var links = regexp.MustCompile(`^[0-9]+\.[0-9]+$`)
+
+// longest is the greatest length of the parent: process IDs are below 2^22, MkdirTemp appends a number of 32 bits, and the names of
+// workers' sockets are the longest.
+const longest = transport.MaxPath - len("/soliton-agent-4194304-4294967295/4095.99999999")
 
 // sweepAge is the least age of a folder that is swept: a new folder is not locked yet.
 const sweepAge = 10 * time.Second
 
 var sweepOnce sync.Once
 
-// Listener listens in a folder that only this user may enter.
+// Folder is a folder for sockets that only this user may enter.
+type Folder struct {
+	dir  string
+	lock *os.File // may be nil
+	once sync.Once
+}
+
+// NewFolder makes a folder in TMPDIR, or in /tmp if the paths of sockets in TMPDIR would be too long or hold characters that
+// addresses do not. Remove removes it.
+func NewFolder() (*Folder, error) {
+	parent := folderParent()
+	sweepOnce.Do(func() { sweep(parent, time.Now().Add(-sweepAge)) })
+	dir, err := os.MkdirTemp(parent, prefix(os.Getpid()))
+	switch {
+	case err != nil && parent != temporary():
+		return nil, fmt.Errorf("TMPDIR %s cannot be in the path of a socket, and /tmp cannot be used instead: %w; set TMPDIR to a directory of at most %d printable ASCII characters, without spaces and commas",
+			os.TempDir(), err, longest)
+	case err != nil:
+		return nil, fmt.Errorf("make a folder for sockets: %w; set TMPDIR to a directory you may write to", err)
+	}
+	return &Folder{dir: dir, lock: lock(dir)}, nil
+}
+
+// temporary returns the absolute path of TMPDIR, because workers may run elsewhere.
+func temporary() string {
+	dir, err := filepath.Abs(os.TempDir())
+	if err != nil {
+		return os.TempDir()
+	}
+	return dir
+}
+
+func folderParent() string {
+	parent := temporary()
+	if len(parent) > longest || strings.ContainsFunc(parent, func(r rune) bool { return r <= ' ' || r > '~' || r == ',' }) {
+		return "/tmp"
+	}
+	return parent
+}
+
+// Path returns the path of the folder.
+func (f *Folder) Path() string { return f.dir }
+
+// Remove removes the folder, as far as it can. Connections stay.
+func (f *Folder) Remove() {
+	f.once.Do(func() {
+		_ = os.RemoveAll(f.dir)
+		if f.lock != nil {
+			_ = f.lock.Close()
+		}
+	})
+}
+
+// Listener listens for commands, in a folder of its own.
 type Listener struct {
 	*net.UnixListener
-	dir   string
-	lock  *os.File // may be nil
-	key   auth.Key
-	lobby *auth.Lobby
-	once  sync.Once
+	folder *Folder
+	key    auth.Key
+	lobby  *auth.Lobby
 }
 
 // Listen makes a socket. Close ends the listener; Remove removes the folder.
 func Listen() (*Listener, error) {
-	dir, err := makeFolder()
+	folder, err := NewFolder()
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{dir: dir, lock: lock(dir), key: auth.NewKey(), lobby: auth.NewLobby(maxUnproven)}
-	if err := os.WriteFile(filepath.Join(dir, keyName), l.key, 0o600); err != nil {
+	l := &Listener{folder: folder, key: auth.NewKey(), lobby: auth.NewLobby(maxUnproven)}
+	if err := os.WriteFile(filepath.Join(folder.dir, keyName), l.key, 0o600); err != nil {
 		l.Remove()
 		return nil, fmt.Errorf("socket: %w", err)
 	}
@@ -69,28 +124,7 @@ func Listen() (*Listener, error) {
 	return l, nil
 }
 
-func folderParent() string {
-	if parent := os.TempDir(); len(parent) <= longest {
-		return parent
-	}
-	return "/tmp"
-}
-
 func prefix(pid int) string { return fmt.Sprintf("soliton-agent-%d-", pid) }
-
-func makeFolder() (string, error) {
-	parent := folderParent()
-	sweepOnce.Do(func() { sweep(parent, time.Now().Add(-sweepAge)) })
-	dir, err := os.MkdirTemp(parent, prefix(os.Getpid()))
-	switch {
-	case err != nil && parent != os.TempDir():
-		return "", fmt.Errorf("TMPDIR %s is too long for a socket's path, and /tmp cannot be used instead: %w; set TMPDIR to a directory of at most %d bytes",
-			os.TempDir(), err, longest)
-	case err != nil:
-		return "", fmt.Errorf("make a folder for a socket: %w; set TMPDIR to a directory you may write to", err)
-	}
-	return dir, nil
-}
 
 // Admit has the caller of an accepted connection prove that it holds the key.
 func (l *Listener) Admit(c net.Conn) error {
@@ -133,38 +167,35 @@ func handshake(c net.Conn, f func() error) error {
 }
 
 // Path returns the path of the socket.
-func (l *Listener) Path() string { return filepath.Join(l.dir, name) }
+func (l *Listener) Path() string { return filepath.Join(l.folder.dir, name) }
 
-// Remove removes the folder, as far as it can. Connections stay.
-func (l *Listener) Remove() {
-	l.once.Do(func() {
-		_ = os.RemoveAll(l.dir)
-		if l.lock != nil {
-			_ = l.lock.Close()
-		}
-	})
-}
+// Remove removes the folder of the socket.
+func (l *Listener) Remove() { l.folder.Remove() }
 
 // ForgetProcess removes the folders of a process of this user that has exited.
-func ForgetProcess(pid int) {
-	parent := folderParent()
-	entries, _ := os.ReadDir(parent)
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), prefix(pid)) {
-			Forget(filepath.Join(parent, e.Name(), name))
-		}
+func ForgetProcess(pid int) { forget(folderParent(), prefix(pid)) }
+
+// Forget removes the folders of the process that made a socket with a path, which another process has recorded, unless the process
+// lives.
+func Forget(path string) {
+	dir := filepath.Dir(path)
+	if m := folders.FindStringSubmatch(filepath.Base(dir)); m != nil && filepath.Base(path) == name {
+		forget(filepath.Dir(dir), m[1])
 	}
 }
 
-// Forget removes the folder of a socket with a path that another process has recorded, unless that process lives.
-func Forget(path string) {
-	dir := filepath.Dir(path)
-	if filepath.Base(path) != name || !folders.MatchString(filepath.Base(dir)) {
-		return
-	}
-	if lock := lock(dir); lock != nil {
-		_ = os.RemoveAll(dir) // a later process removes what is left
-		_ = lock.Close()
+// forget removes the folders whose names begin with a prefix, unless they are locked.
+func forget(parent, prefix string) {
+	entries, _ := os.ReadDir(parent)
+	for _, e := range entries {
+		if m := folders.FindStringSubmatch(e.Name()); m == nil || m[1] != prefix {
+			continue
+		}
+		dir := filepath.Join(parent, e.Name())
+		if lock := lock(dir); lock != nil {
+			_ = os.RemoveAll(dir) // a later process removes what is left
+			_ = lock.Close()
+		}
 	}
 }
 
@@ -197,8 +228,12 @@ func sweep(parent string, older time.Time) {
 			continue
 		}
 		if lock := lock(dir); lock != nil {
-			_ = os.Remove(filepath.Join(dir, name))
-			_ = os.Remove(filepath.Join(dir, keyName))
+			sockets, _ := os.ReadDir(dir)
+			for _, s := range sockets {
+				if s.Name() == name || s.Name() == keyName || links.MatchString(s.Name()) {
+					_ = os.Remove(filepath.Join(dir, s.Name()))
+				}
+			}
 			_ = os.Remove(dir) // fails if the folder holds anything else
 			_ = lock.Close()
 		}

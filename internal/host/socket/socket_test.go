@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 )
@@ -20,7 +21,7 @@ func TestForgetProcess(t *testing.T) {
 	defer mine.Remove()
 	defer mine.Close()
 	const dead = 1 << 22 // above all process IDs
-	for _, dir := range []string{prefix(dead) + "7", prefix(dead+1) + "7"} {
+	for _, dir := range []string{prefix(dead) + "7", prefix(dead) + "8", prefix(dead+1) + "7"} {
 		if err := os.Mkdir(filepath.Join(temp, dir), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -30,6 +31,42 @@ func TestForgetProcess(t *testing.T) {
 	entries, err := os.ReadDir(temp)
 	if err != nil || len(entries) != 2 {
 		t.Errorf("left: %v, %v", entries, err)
+	}
+	Forget(mine.Path())
+	Forget(filepath.Join(temp, prefix(dead+1)+"7", name))
+	if entries, err = os.ReadDir(temp); err != nil || len(entries) != 1 {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+}
+
+// Folders lie in TMPDIR where sockets may, else in /tmp.
+func TestFolder(t *testing.T) {
+	temp, err := os.MkdirTemp("/tmp", "") //nolint:usetesting // its path is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(temp)
+	t.Chdir(temp)
+	for given, want := range map[string]string{
+		temp: temp, ".": temp, filepath.Join(temp, "a b"): "/tmp", filepath.Join(temp, "é"): "/tmp", filepath.Join(temp, "a,b"): "/tmp",
+		filepath.Join(temp, strings.Repeat("x", 120)): "/tmp",
+	} {
+		if err := os.MkdirAll(given, 0o777); err != nil {
+			t.Fatal(err)
+		}
+		t.Setenv("TMPDIR", given)
+		f, err := NewFolder()
+		if err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(f.Path())
+		if err != nil || info.Mode().Perm() != 0o700 || filepath.Dir(f.Path()) != want {
+			t.Errorf("TMPDIR %s: folder %s with mode %v, %v", given, f.Path(), info.Mode(), err)
+		}
+		f.Remove()
+		if _, err := os.Stat(f.Path()); err == nil {
+			t.Errorf("%s is left", f.Path())
+		}
 	}
 }
 
@@ -49,12 +86,14 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(left, name), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
+	for _, socket := range []string{name, "0.0", "4095.12"} { // of the agent and of workers
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(left, socket), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.SetUnlinkOnClose(false)
+		_ = l.Close()
 	}
-	l.SetUnlinkOnClose(false)
-	_ = l.Close()
 	if err := os.WriteFile(filepath.Join(parent, "soliton-agent-3", "letter"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +114,7 @@ func TestSweep(t *testing.T) {
 	if _, err := os.Stat(left); err == nil {
 		t.Error("what a dead process has left is still there")
 	}
-	if lock(mine.dir) != nil {
+	if lock(mine.folder.dir) != nil {
 		t.Error("a folder in use has no lock")
 	}
 }

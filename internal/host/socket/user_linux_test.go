@@ -32,7 +32,7 @@ func TestAnotherUser(t *testing.T) {
 			t.Errorf("become another user: %v", errno)
 			return
 		}
-		if _, err := os.ReadFile(filepath.Join(l.dir, keyName)); !errors.Is(err, fs.ErrPermission) {
+		if _, err := os.ReadFile(filepath.Join(l.folder.dir, keyName)); !errors.Is(err, fs.ErrPermission) {
 			t.Errorf("read the key: %v", err)
 		}
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

@@ -41,7 +41,7 @@ func launch(c Command) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := control.Identity{Conn: 3, WorkerID: c.WorkerID, Incarnation: c.Incarnation, Addr: c.Addr}
+	id := control.Identity{Conn: 3, WorkerID: c.WorkerID, Incarnation: c.Incarnation, Links: c.Links, Addr: c.Addr}
 	cmd := &exec.Cmd{
 		Path:        c.Path,
 		Args:        append([]string{c.Path}, c.Args...),

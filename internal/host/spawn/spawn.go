@@ -71,7 +71,8 @@ type Command struct {
 	Args        []string // its flags
 	WorkerID    int
 	Incarnation int
-	Addr        string   // IP address at which other workers reach it; "": one of the loopback interface
+	Links       string   // folder of the sockets at which workers of this host reach each other
+	Addr        string   // IP address at which workers of other hosts reach it; "" where there are none
 	Key         auth.Key // of the run
 
 	// Log gets the standard output and error of the process, and is closed when the process has exited; nil drops them.

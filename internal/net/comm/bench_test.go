@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"sync"
 	"testing"
@@ -13,49 +12,59 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
-// BenchmarkRaw is the bandwidth of a bare loopback socket.
+// benchEach runs a benchmark over TCP and over unix sockets.
+func benchEach(b *testing.B, bench func(b *testing.B, network func(int) transport.Transport)) {
+	b.Run("tcp", func(b *testing.B) { bench(b, inTCP) })
+	b.Run("unix", func(b *testing.B) { bench(b, inHost(b)) })
+}
+
+// BenchmarkRaw is the bandwidth of a connection without links.
 func BenchmarkRaw(b *testing.B) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer l.Close()
-	const size = 4 << 20
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		c, err := l.Accept()
+	benchEach(b, func(b *testing.B, network func(int) transport.Transport) {
+		l, err := network(1).Listen("")
 		if err != nil {
-			return
-		}
-		defer c.Close()
-		buf := make([]byte, size)
-		for {
-			if _, err := io.ReadFull(c, buf); err != nil {
-				return
-			}
-		}
-	}()
-	c, err := net.Dial("tcp", l.Addr().String())
-	if err != nil {
-		b.Fatal(err)
-	}
-	data := make([]byte, size)
-	b.SetBytes(size)
-	for b.Loop() {
-		if _, err := c.Write(data); err != nil {
 			b.Fatal(err)
 		}
-	}
-	c.Close()
-	<-done
+		defer l.Close()
+		const size = 4 << 20
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close()
+			buf := make([]byte, size)
+			for {
+				if _, err := io.ReadFull(c, buf); err != nil {
+					return
+				}
+			}
+		}()
+		c, err := network(0).Dial(b.Context(), l.Addr())
+		if err != nil {
+			b.Fatal(err)
+		}
+		data := make([]byte, size)
+		b.SetBytes(size)
+		for b.Loop() {
+			if _, err := c.Write(data); err != nil {
+				b.Fatal(err)
+			}
+		}
+		c.Close()
+		<-done
+	})
 }
 
 // BenchmarkStream sends messages that are expected, several at a time.
-func BenchmarkStream(b *testing.B) {
+func BenchmarkStream(b *testing.B) { benchEach(b, benchStream) }
+
+func benchStream(b *testing.B, network func(int) transport.Transport) {
 	for _, size := range []int{256, 32 << 10, 1 << 20, 4 << 20} {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
-			es := cluster(b, 2, Config{}, inTCP)
+			es := cluster(b, 2, Config{}, network)
 			ctx := context.Background()
 			const depth = 4
 			var sends [depth]*Sending
@@ -95,8 +104,10 @@ func BenchmarkStream(b *testing.B) {
 }
 
 // BenchmarkRoundTrip is a small message and its answer.
-func BenchmarkRoundTrip(b *testing.B) {
-	es := cluster(b, 2, Config{}, inTCP)
+func BenchmarkRoundTrip(b *testing.B) { benchEach(b, benchRoundTrip) }
+
+func benchRoundTrip(b *testing.B, network func(int) transport.Transport) {
+	es := cluster(b, 2, Config{}, network)
 	ctx := context.Background()
 	buf := make([][]byte, 2)
 	for i := range buf {
@@ -121,8 +132,10 @@ func BenchmarkRoundTrip(b *testing.B) {
 
 // BenchmarkControlUnderBulk is a round trip of a small message on a link that
 // carries bulk both ways all the time; ns/op and the 99th percentile.
-func BenchmarkControlUnderBulk(b *testing.B) {
-	es := cluster(b, 2, Config{}, inTCP)
+func BenchmarkControlUnderBulk(b *testing.B) { benchEach(b, benchControlUnderBulk) }
+
+func benchControlUnderBulk(b *testing.B, network func(int) transport.Transport) {
+	es := cluster(b, 2, Config{}, network)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -170,7 +183,7 @@ func BenchmarkLink(b *testing.B) {
 	for _, network := range []struct {
 		name string
 		of   func(int) transport.Transport
-	}{{"mem", inMem()}, {"tcp", inTCP}} {
+	}{{"mem", inMem()}, {"tcp", inTCP}, {"unix", inHost(b)}} {
 		b.Run(network.name, func(b *testing.B) {
 			for b.Loop() {
 				b.StopTimer()

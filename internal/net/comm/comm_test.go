@@ -57,6 +57,12 @@ func inMem() func(int) transport.Transport {
 
 func inTCP(int) transport.Transport { return transport.TCP{} }
 
+// inHost puts all workers on one host.
+func inHost(t testing.TB) func(int) transport.Transport {
+	folder := t.TempDir()
+	return func(i int) transport.Transport { return transport.Host{Folder: folder, Name: fmt.Sprint(i)} }
+}
+
 func pattern(n int, seed byte) []byte {
 	b := make([]byte, n)
 	for i := range b {
@@ -69,10 +75,11 @@ func user(step uint64, i int) Key { return Key{Kind: KindUser, Step: step, Lo: i
 
 var sizes = []int{0, 1, 1000, 32 << 10, 32<<10 + 1, 300 << 10, 5 << 20}
 
-// eachTransport runs a test on mem, in a bubble, and on tcp.
+// eachTransport runs a test on mem, in a bubble, on tcp, and on unix sockets.
 func eachTransport(t *testing.T, test func(t *testing.T, transport func(int) transport.Transport)) {
 	t.Run("mem", func(t *testing.T) { synctest.Test(t, func(t *testing.T) { test(t, inMem()) }) })
 	t.Run("tcp", func(t *testing.T) { test(t, inTCP) })
+	t.Run("unix", func(t *testing.T) { test(t, inHost(t)) })
 }
 
 func TestSendReceive(t *testing.T) {

@@ -37,7 +37,8 @@
 //   - On a link, small frames go before all data; then lower [Priority] before
 //     higher, chunk by chunk; among equals the older first. At most
 //     transport.Unsent bytes wait in the kernel for the network, and
-//     transport.Unread for the receiver (Linux).
+//     transport.Unread for the receiver (Linux). A unix socket has both in one
+//     buffer.
 //
 // What does not hold: messages of different keys arrive in no order. A send
 // that has ended without an error need not have arrived: when a link is lost,

@@ -40,6 +40,26 @@ func TestTCP(t *testing.T) {
 	TestEndpoints(t, tcp)
 }
 
+// host is unix sockets of one host; far, which may be nil, would reach others.
+func host(t *testing.T, far transport.Transport) Network {
+	folder := t.TempDir()
+	return func(_ testing.TB, i int) transport.Transport {
+		return transport.Host{Folder: folder, Name: fmt.Sprint(i), Far: far}
+	}
+}
+
+func TestHost(t *testing.T) {
+	for _, far := range []transport.Transport{nil, transport.TCP{}} {
+		TestTransport(t, host(t, far))
+		TestEndpoints(t, host(t, far))
+	}
+}
+
+func TestFaultyHost(t *testing.T) {
+	TestTransport(t, delayed(host(t, nil)))
+	TestEndpoints(t, delayed(host(t, nil)))
+}
+
 // secured is TCP under TLS with one secret.
 func secured(t *testing.T) Network {
 	cfg, err := transport.TLSFromSecret([]byte("a secret of the test"))

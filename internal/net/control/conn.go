@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -114,13 +115,14 @@ const (
 	EnvWorker      = "SOLITON_WORKER"      // WorkerID
 	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
 	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
-	EnvAddr        = "SOLITON_ADDR"        // IP address at which other workers reach this one; may be missing
+	EnvLinks       = "SOLITON_LINKS"       // folder of the sockets at which workers of this host reach each other; may be missing
+	EnvAddr        = "SOLITON_ADDR"        // IP address at which workers of other hosts reach this one; may be missing
 	EnvCanary      = "SOLITON_CANARY"      // numbers of the files of two canaries, with a comma; may be missing
 )
 
 // Environment lists the variables that [Launched] reads.
 func Environment() []string {
-	return []string{EnvAgent, EnvWorker, EnvIncarnation, EnvProgress, EnvCanary, EnvAddr}
+	return []string{EnvAgent, EnvWorker, EnvIncarnation, EnvProgress, EnvCanary, EnvLinks, EnvAddr}
 }
 
 // Identity is what a worker process was started as.
@@ -130,7 +132,8 @@ type Identity struct {
 	Incarnation int
 	Progress    int    // number of the file of a progress.Record; 0: there is none
 	Canaries    [2]int // numbers of the files of canaries, for platform.KeepCanary; 0: there are none
-	Addr        string // IP address at which other workers reach this one; "": one of the loopback interface
+	Links       string // folder of the sockets at which workers of this host reach each other
+	Addr        string // IP address at which workers of other hosts reach this one; "" where there are none
 }
 
 // Launched returns the identity that an agent gave this process. ok is false if no agent started the process; an incomplete
@@ -152,6 +155,12 @@ func Launched() (id Identity, ok bool, err error) {
 	read(EnvCanary, false, "two file numbers", func(v string) error {
 		one, two, _ := strings.Cut(v, ",")
 		return cmp.Or(number(one, 3, &id.Canaries[0]), number(two, 3, &id.Canaries[1]))
+	})
+	read(EnvLinks, false, "absolute path", func(v string) error {
+		if id.Links = v; !filepath.IsAbs(v) {
+			return strconv.ErrSyntax
+		}
+		return nil
 	})
 	read(EnvAddr, false, "IP address", func(v string) error {
 		id.Addr = v
@@ -181,6 +190,9 @@ func (id Identity) Environ() []string {
 	}
 	if id.Canaries[0] > 0 {
 		env = append(env, fmt.Sprintf("%s=%d,%d", EnvCanary, id.Canaries[0], id.Canaries[1]))
+	}
+	if id.Links != "" {
+		env = append(env, EnvLinks+"="+id.Links)
 	}
 	if id.Addr != "" {
 		env = append(env, EnvAddr+"="+id.Addr)

@@ -285,7 +285,7 @@ func TestIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = theirs.Close()
-	want := Identity{Conn: fd, WorkerID: 2, Incarnation: 5, Progress: 3, Canaries: [2]int{4, 5}, Addr: "127.1.0.3"}
+	want := Identity{Conn: fd, WorkerID: 2, Incarnation: 5, Progress: 3, Canaries: [2]int{4, 5}, Links: "/tmp/links", Addr: "127.1.0.3"}
 	for _, kv := range want.Environ() {
 		k, v, _ := strings.Cut(kv, "=")
 		t.Setenv(k, v)
@@ -309,6 +309,7 @@ func TestIdentity(t *testing.T) {
 	t.Setenv(EnvIncarnation, "-1")
 	t.Setenv(EnvProgress, "2")
 	t.Setenv(EnvCanary, "4")
+	t.Setenv(EnvLinks, "links")
 	t.Setenv(EnvAddr, "host")
 	_, ok, err = Launched()
 	if !ok || err == nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 5
+const Protocol = 6
 
 // Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
@@ -122,8 +122,8 @@ type Ready struct {
 	Job  rundir.Job
 	Data []rundir.DataFile // training data, then held-out data; at most MaxItems
 
-	// Addr is where the worker listens for other workers; "" for a worker that
-	// is to be the only one.
+	// Addr is where the worker listens for other workers, as package transport writes it; "" for a worker that is to be the only
+	// one.
 	Addr string
 
 	// Layers are the layers of the model in order. They are what plans are

@@ -167,21 +167,12 @@ func (c *heldBack) send() error {
 type secureListener struct {
 	Listener
 	cfg   *tls.Config
-	ready chan accepted
 	lobby *auth.Lobby // handshakes under way
-	ctx   context.Context
-	stop  context.CancelFunc
-	tasks sync.WaitGroup
-}
-
-type accepted struct {
-	c   net.Conn
-	err error
+	*gate
 }
 
 func newSecureListener(l Listener, cfg *tls.Config) *secureListener {
-	s := &secureListener{Listener: l, cfg: secured(cfg), ready: make(chan accepted), lobby: auth.NewLobby(MaxCallers)}
-	s.ctx, s.stop = context.WithCancel(context.Background())
+	s := &secureListener{Listener: l, cfg: secured(cfg), lobby: auth.NewLobby(MaxCallers), gate: newGate()}
 	s.tasks.Go(s.serve)
 	return s
 }
@@ -213,24 +204,8 @@ func (s *secureListener) shake(c net.Conn) {
 	s.hand(accepted{c: sc})
 }
 
-func (s *secureListener) hand(a accepted) {
-	select {
-	case s.ready <- a:
-	case <-s.ctx.Done():
-		if a.c != nil {
-			a.c.Close()
-		}
-	}
-}
-
-func (s *secureListener) Accept() (net.Conn, error) {
-	select {
-	case a := <-s.ready:
-		return a.c, a.err
-	case <-s.ctx.Done():
-		return nil, net.ErrClosed
-	}
-}
+// Accept waits for a caller that has shaken hands.
+func (s *secureListener) Accept() (net.Conn, error) { return s.gate.Accept() }
 
 func (s *secureListener) Close() error {
 	s.stop()

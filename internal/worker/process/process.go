@@ -235,9 +235,14 @@ func Main(launched control.Identity, makeJob Make) int {
 		}
 		_ = f.Close() // it stays mapped
 	}
+	session := id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation}
+	links := transport.Host{Folder: launched.Links, Name: session.String()}
+	if launched.Addr != "" {
+		links.Far = transport.TCP{Addr: launched.Addr}
+	}
 	w := New(conn, Self{
-		Session:   id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation},
-		Transport: transport.TCP{Addr: launched.Addr},
+		Session:   session,
+		Transport: links,
 		Key:       key,
 		own:       own,
 	})
