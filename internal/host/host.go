@@ -177,6 +177,9 @@ func (c *Config) openLog() (agree.Log, error) {
 	if err != nil {
 		return nil, &session.FileError{Err: err}
 	}
+	if text := log.Dropped(); text != "" && c.Resume != nil {
+		c.Resume.Note = append(c.Resume.Note, text)
+	}
 	return log, nil
 }
 

@@ -41,6 +41,9 @@ const (
 	RespawnPause = 500 * time.Millisecond
 	MaxRespawns  = 64
 
+	// Disk is the time between two attempts to write to a full disk.
+	Disk = time.Second
+
 	// Probe is the time between two looks at hosts without a connection.
 	Probe = 20 * time.Millisecond
 	// Retry is the time between two attempts to reach the leader.

@@ -118,6 +118,7 @@ var rows = []row{
 	}},
 	{"RespawnPause", "pause before a worker is started again whose last replacement committed no step", "fixed", fixed(RespawnPause), nil},
 	{"RespawnMax", "longest pause before a worker is started again", "fixed", fixed(MaxRespawns * RespawnPause), []than{{"RespawnPause", 1, false, "the pause grows"}}},
+	{"Disk", "between two attempts to write to a full disk", "fixed", fixed(Disk), nil},
 	{"Probe", "between two looks at hosts without a connection", "fixed", fixed(Probe), nil},
 	{"Retry", "between two attempts to reach the leader", "fixed", fixed(Retry), nil},
 	{"Stagger", "between the candidacies of two hosts", "fixed", fixed(Stagger), nil},

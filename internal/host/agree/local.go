@@ -12,6 +12,11 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Local is the log of a run on one host, which agrees with itself. It lives in memory and is written behind: a [Plan] is
@@ -23,7 +28,9 @@ import (
 type Local struct {
 	id      string
 	changes chan Leadership
-	file    disk // nil: in memory only
+	file    disk   // nil: in memory only
+	end     int64  // of file; of write
+	dropped string // what open has cut off; "" for nothing
 	writer  sync.WaitGroup
 	more    chan struct{} // holds one token if pending may have grown
 	broken  chan struct{} // closed: err is set
@@ -33,6 +40,7 @@ type Local struct {
 	state   State
 	pending []byte // frames that are not known to be on the disk
 	entries int    // in pending
+	begun   bool   // the generation is on the disk, so a full one is waited for
 	err     error  // of the disk: no entry is taken after it
 	closed  bool
 }
@@ -61,8 +69,15 @@ func OpenLocal(dir, id string, after int) (*Local, error) {
 	if _, err := l.Propose(context.Background(), Generation{N: max(l.state.Generation, after) + 1}); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begun = true
 	return l, nil
 }
+
+// Dropped says what of the file was no entry when it was opened, in a sentence; "" for nothing. Nothing of it is needed: what a log
+// must not lose is the generation, and [OpenLocal] is told the newest that the run directory knows.
+func (l *Local) Dropped() string { return l.dropped }
 
 func (l *Local) open(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -72,15 +87,18 @@ func (l *Local) open(dir string) error {
 	if err != nil {
 		return err
 	}
-	end := l.replay(bufio.NewReaderSize(f, 1<<16))
-	err = f.Truncate(end)
-	if err == nil {
-		_, err = f.Seek(end, io.SeekStart)
-	}
-	if err == nil {
-		err = syncDir(dir)
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no regular file: move it away", f.Name())
 	}
 	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	l.end = l.replay(bufio.NewReaderSize(f, 1<<16))
+	if size := info.Size(); size > l.end {
+		l.dropped = fmt.Sprintf("%s: the last %d of %d bytes are no whole entries, and were dropped", filepath.Join(filepath.Base(dir), localFile), size-l.end, size)
+	}
+	if err := errors.Join(f.Truncate(l.end), syncDir(dir)); err != nil {
 		return errors.Join(err, f.Close())
 	}
 	l.attach(f)
@@ -89,7 +107,8 @@ func (l *Local) open(dir string) error {
 
 // disk is what a log needs of its file.
 type disk interface {
-	io.WriteCloser
+	io.WriterAt
+	io.Closer
 	Sync() error
 }
 
@@ -131,20 +150,35 @@ func syncDir(dir string) error {
 	return errors.Join(d.Sync(), d.Close())
 }
 
-// write writes and syncs what is pending, until more is closed.
+// write writes and syncs what is pending, until more is closed. What a full disk does not take, it tries again now and then.
 func (l *Local) write() {
-	for range l.more {
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for {
+		select {
+		case _, open := <-l.more:
+			if !open {
+				return
+			}
+		case <-again.C:
+		}
 		l.mu.Lock()
 		batch, n := l.pending, l.entries
 		l.mu.Unlock()
 		if n == 0 {
 			continue
 		}
-		_, err := l.file.Write(batch)
+		_, err := l.file.WriteAt(batch, l.end)
 		if err == nil {
 			err = l.file.Sync()
 		}
 		l.mu.Lock()
+		if (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && l.begun && !l.closed {
+			l.mu.Unlock()
+			again.Reset(timing.Disk)
+			continue
+		}
+		l.end += int64(len(batch))
 		if l.pending, l.entries = bytes.Clone(l.pending[len(batch):]), l.entries-n; err != nil && l.err == nil {
 			l.err = err
 			close(l.broken)
@@ -154,18 +188,25 @@ func (l *Local) write() {
 	}
 }
 
-// Propose implements [Log]. The context does not matter: no other host is asked.
-func (l *Local) Propose(_ context.Context, e Entry) (uint64, error) {
+// Propose implements [Log].
+func (l *Local) Propose(ctx context.Context, e Entry) (uint64, error) {
+	defer context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.written.Broadcast()
+	})()
 	data, err := Encode(e)
 	if err != nil {
 		return 0, refused(e, ErrInvalid, "%v", err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for l.entries >= maxBehind && l.err == nil && !l.closed {
+	for l.entries >= maxBehind && l.err == nil && !l.closed && ctx.Err() == nil {
 		l.written.Wait()
 	}
 	switch {
+	case ctx.Err() != nil:
+		return 0, fmt.Errorf("agree: not proposed: %w", ctx.Err())
 	case l.closed:
 		return 0, ErrClosed
 	case l.err != nil:
@@ -190,12 +231,15 @@ func (l *Local) Propose(_ context.Context, e Entry) (uint64, error) {
 	if _, ok := e.(Plan); ok {
 		return next.Index, nil
 	}
-	return next.Index, l.sync()
+	return next.Index, l.sync(ctx)
 }
 
 // sync waits until all is on the disk; l.mu is held.
-func (l *Local) sync() error {
+func (l *Local) sync(ctx context.Context) error {
 	for l.entries > 0 && l.err == nil {
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w: %w", ErrUncertain, ctx.Err())
+		}
 		l.written.Wait()
 	}
 	if l.err != nil {
@@ -232,7 +276,7 @@ func (l *Local) Broken() <-chan struct{} { return l.broken }
 func (l *Local) Sync() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.sync()
+	return l.sync(context.Background())
 }
 
 // Close implements [Log].
@@ -244,7 +288,11 @@ func (l *Local) Close() error {
 	}
 	l.closed = true
 	l.written.Broadcast()
-	err := l.sync()
+	select {
+	case l.more <- struct{}{}: // a disk that is full is tried once more
+	default:
+	}
+	err := l.sync(context.Background())
 	l.mu.Unlock()
 	close(l.changes)
 	if l.file == nil {

@@ -8,9 +8,15 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // The host leads at once, and an entry that is refused changes nothing.
@@ -121,6 +127,8 @@ type slowDisk struct {
 	synced int
 }
 
+func (d *slowDisk) WriteAt(b []byte, _ int64) (int, error) { return d.Write(b) }
+
 func (d *slowDisk) Sync() error {
 	err := <-d.end
 	d.mu.Lock()
@@ -210,6 +218,117 @@ func TestLocalOnAFailingDisk(t *testing.T) {
 			if !errors.Is(err, full) {
 				t.Errorf("%v, want %v", err, full)
 			}
+		}
+	})
+}
+
+// What is no entry is said, once.
+func TestLocalSaysWhatItDrops(t *testing.T) {
+	for _, garbage := range []string{"", "x", "\xff\xff\xff\xff\xff\xff\xff\xffgarbage", string(make([]byte, 1<<16))} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, localFile), []byte(garbage), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for again := range 2 {
+			l, err := OpenLocal(dir, "a", 6)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := garbage != "" && again == 0; (l.Dropped() != "") != want || l.State().Generation != 7+again {
+				t.Errorf("%.10q, time %d: %q, generation %d", garbage, again, l.Dropped(), l.State().Generation)
+			}
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	dir := t.TempDir()
+	if err := unix.Mkfifo(filepath.Join(dir, localFile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := OpenLocal(dir, "a", 0); err == nil || !strings.Contains(err.Error(), filepath.Join(dir, localFile)) {
+		t.Errorf("of a pipe: %v", err)
+	}
+}
+
+// fullDisk takes nothing more while it is full, after half of what it was given.
+type fullDisk struct {
+	mu   sync.Mutex
+	full bool
+	data []byte
+}
+
+func (d *fullDisk) WriteAt(b []byte, at int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := len(b)
+	if d.full {
+		n /= 2
+	}
+	d.data = append(d.data[:at:at], b[:n]...)
+	if d.full {
+		return n, unix.ENOSPC
+	}
+	return n, nil
+}
+
+func (d *fullDisk) Sync() error  { return nil }
+func (d *fullDisk) Close() error { return nil }
+
+func (d *fullDisk) fill(full bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.full = full
+}
+
+// A log waits for room on its disk, and then has all entries. It does not keep its caller from ending.
+func TestLocalOnAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := new(fullDisk)
+		l, err := OpenLocal("", "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.attach(d)
+		if _, err := l.Propose(t.Context(), Generation{2}); err != nil {
+			t.Fatal(err)
+		}
+		d.fill(true)
+		for n := range 3 {
+			if _, err := l.Propose(t.Context(), Plan{Version: version(2, n+1)}); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * timing.Disk)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := l.Propose(ctx, Job{2, []byte("{}")}); !errors.Is(err, ErrUncertain) {
+			t.Errorf("%v", err)
+		}
+		select {
+		case <-l.Broken():
+			t.Fatal("the log is broken")
+		default:
+		}
+		d.fill(false)
+		if err := errors.Join(l.Sync(), l.Close()); err != nil {
+			t.Error(err)
+		}
+		var again Local
+		if end := again.replay(bytes.NewReader(d.data)); end != int64(len(d.data)) || again.state.Newest != version(2, 3) || again.state.Job.Generation != 2 {
+			t.Errorf("%d of %d bytes, %+v", end, len(d.data), again.state)
+		}
+		l, err = OpenLocal("", "a", 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.attach(d)
+		d.fill(true)
+		if _, err := l.Propose(t.Context(), Plan{Version: version(1, 1)}); err != nil {
+			t.Fatal(err)
+		}
+		if err := l.Close(); !errors.Is(err, unix.ENOSPC) {
+			t.Errorf("closed on a full disk: %v", err)
 		}
 	})
 }
