@@ -63,7 +63,7 @@ type Job struct {
 	// CheckpointEvery is the time between checkpoints of the whole state in the run
 	// directory. A run rolls back to the newest one when all holders of a part of the
 	// state are lost, and resumes from it after it ended. 0 means a minute, a negative
-	// time none but the one of a run that is stopped. [Run], and a program that go run
+	// time none but the one of a run that is stopped; the same holds for the flag. [Run], and a program that go run
 	// started, write none. --checkpoint-every
 	CheckpointEvery time.Duration
 

@@ -121,11 +121,10 @@ type command struct {
 
 // standardFlags holds the values of the standard flags: most are fields of a job.
 type standardFlags struct {
-	job             Job
-	lr              float64
-	checkpointEvery time.Duration
-	reduction       string
-	plain           bool
+	job       Job
+	lr        float64
+	reduction string
+	plain     bool
 }
 
 // standardOf defines the standard flags for a job, whose values are their defaults.
@@ -141,7 +140,7 @@ func (c *command) standardOf(job Job) (*standardFlags, *flag.FlagSet) {
 	f.Uint64Var(&j.Seed, "seed", j.Seed, "seed of all random numbers")
 	f.Float64Var(&o.lr, "lr", o.lr, "peak learning rate")
 	f.IntVar(&j.EvalEvery, "eval-every", j.EvalEvery, "steps between evaluations; one follows the last step in any case")
-	f.DurationVar(&o.checkpointEvery, "checkpoint-every", max(j.CheckpointEvery, 0), "time between checkpoints, such as 30s or 5m; 0: only when the run is stopped")
+	f.DurationVar(&j.CheckpointEvery, "checkpoint-every", j.CheckpointEvery, "time between checkpoints, such as 30s or 5m; 0: 1m; below 0: only when the run is stopped")
 	f.StringVar(&j.InitFrom, "init-from", j.InitFrom, "first parameters: the `PATH` of a model.safetensors or a run directory")
 	if c.standalone {
 		f.StringVar(&j.RunDir, "run-dir", j.RunDir, "`DIR` for the run's files")
@@ -188,9 +187,6 @@ func (c *command) job(args []string) (Job, error) {
 	if c.reduction, err = session.ParseReduction(cmp.Or(c.standard.reduction, "exact")); err != nil {
 		return Job{}, c.usage("--reduction %w", err)
 	}
-	if every := c.standard.checkpointEvery; every < 0 {
-		return Job{}, c.usage("--checkpoint-every %v: give a time, or 0 for none", every)
-	}
 	job, err := c.makeJob()
 	if err != nil {
 		return Job{}, &process.JobError{Kind: control.Usage, Err: err} // the job follows from the flags
@@ -212,15 +208,8 @@ func (c *command) override(j Job) Job {
 		if err := fields.Set(f.Name, f.Value.String()); err != nil {
 			panic(fmt.Sprintf("trainer: --%s: %v", f.Name, err)) // the same flag has taken the value
 		}
-		switch f.Name {
-		case "lr":
-			if j.Optimizer != nil {
-				o.job.Optimizer = j.Optimizer.withPeak(o.lr)
-			}
-		case "checkpoint-every":
-			if o.job.CheckpointEvery = o.checkpointEvery; o.checkpointEvery == 0 {
-				o.job.CheckpointEvery = -1 // 0 is the job's default
-			}
+		if f.Name == "lr" && j.Optimizer != nil {
+			o.job.Optimizer = j.Optimizer.withPeak(o.lr)
 		}
 	})
 	return o.job
@@ -280,7 +269,7 @@ func (c *command) help() string {
 		case "run-dir":
 			def = cmp.Or(def, "runs/"+c.name+"-TIME")
 		case "checkpoint-every":
-			def = shortTime(standard.checkpointEvery)
+			def = shortTime(standard.job.CheckpointEvery)
 		case "threads", "plain": // their texts say it
 			def = ""
 		}

@@ -184,7 +184,7 @@ func TestCheckpoints(t *testing.T) {
 		} {
 			// One from a package, which is built again.
 			program := []string{"../../../examples/gpt", gpt}[i]
-			b := start(t, "0", program, c[0]...)
+			b := start(t, "-1s", program, c[0]...)
 			b.until("step 3", steps(b, 3))
 			if err := b.cmd.Process.Signal(os.Interrupt); err != nil {
 				t.Fatal(err)
