@@ -88,7 +88,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if err := f.validate(cmd); err != nil {
 		return err
 	}
-	again, err := newest(cmd.Context(), dir, job, cmd.ErrOrStderr())
+	again, err := newest(cmd.Context(), dir, job, was.Notes, cmd.ErrOrStderr())
 	if err != nil {
 		return cli.Fail(fmt.Errorf("%s: %w", path, err))
 	}
@@ -156,10 +156,13 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	return nil
 }
 
-// newest finds the checkpoint to resume from, and reports those that cannot be used.
-func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, stderr io.Writer) (*session.Resume, error) {
+// newest finds the checkpoint to resume from, and reports those that cannot be used, after notes.
+func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string, stderr io.Writer) (*session.Resume, error) {
 	r, refused, err := checkpoint.Newest(ctx, dir.Path(), job.ID())
-	again := &session.Resume{Job: job}
+	again := &session.Resume{Job: job, Note: notes}
+	for _, text := range notes {
+		fmt.Fprintf(stderr, "launcher: %s\n", text)
+	}
 	for _, fault := range refused {
 		if errors.Is(fault, checkpoint.ErrUnfinished) {
 			continue // the run ended meanwhile

@@ -55,6 +55,15 @@ func SharedFile(name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
+// Allocate has the file system set bytes aside for the first size bytes of a file, whose length stays as it is. The error is
+// errors.ErrUnsupported where the file system cannot.
+func Allocate(f *os.File, size int64) error {
+	if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, max(size, 1)); err != nil {
+		return &os.PathError{Op: "fallocate", Path: f.Name(), Err: err}
+	}
+	return nil
+}
+
 // AvailableMemory returns how many bytes the machine can give to programs, or false where that is unknown.
 func AvailableMemory() (bytes float64, ok bool) {
 	f, err := os.Open("/proc/meminfo")

@@ -67,6 +67,9 @@ func SharedFile(name string) (*os.File, error) {
 	return f, nil
 }
 
+// Allocate fails: this system is not asked to set bytes aside.
+func Allocate(*os.File, int64) error { return errors.ErrUnsupported }
+
 // AvailableMemory returns false: it is unknown.
 func AvailableMemory() (bytes float64, ok bool) { return 0, false }
 

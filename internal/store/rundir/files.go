@@ -2,6 +2,7 @@ package rundir
 
 import (
 	"encoding/json"
+	"errors"
 	"time"
 )
 
@@ -131,6 +132,23 @@ type Delivery struct {
 	Incarnation int        `json:"incarnation"`
 	Again       bool       `json:"again,omitempty"` // the next step may have been delivered, too, by a process that has ended
 	Files       []LineFile `json:"files,omitempty"` // of the program's line writers
+}
+
+// UnmarshalJSON refuses a delivery without a step: step 0 would have all calls repeated.
+func (d *Delivery) UnmarshalJSON(text []byte) error {
+	type plain Delivery
+	v := struct {
+		*plain
+		Step *int `json:"step"`
+	}{plain: (*plain)(d)}
+	if err := json.Unmarshal(text, &v); err != nil {
+		return err
+	}
+	if v.Step == nil {
+		return errors.New("a delivery without a step")
+	}
+	d.Step = *v.Step
+	return nil
 }
 
 // LineFile is what a line writer has written.

@@ -33,11 +33,14 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("the history is read, and the run is not: %v", readErr)
 		}
 		d, _, err := Resume(dir)
-		if (err == nil) != (readErr == nil) {
-			t.Fatalf("read: %v, resumed: %v", readErr, err)
+		if readErr == nil && err != nil {
+			t.Fatalf("read, but not resumed: %v", err)
 		}
 		if err != nil {
 			return
+		}
+		if _, err := Read(dir); err != nil {
+			t.Fatalf("resumed, but not read: %v", err)
 		}
 		if _, err := ReadWorkers(dir); err == nil && !running(dir) {
 			t.Fatal("the processes of a run that is over")

@@ -34,6 +34,12 @@ type Record struct {
 	Calls   Calls
 	Gone    []Event // of workers that were lost or have left, the newest first
 
+	Saved   *Event // of the newest checkpoint since the run began or was resumed; nil for none
+	Unsaved *Event // why there is no newer one, where making one has failed since
+	Began   *Event // start or resume
+
+	Notes []string // what [Resume] has moved aside, in a sentence each
+
 	Recoveries []Recovery // the newest first
 	Summary    *Summary   // nil until the run has ended, and for one that was killed
 }
@@ -49,10 +55,16 @@ func Read(path string) (Record, error) {
 	if r.Job, r.Summary, r.Plan, err = readRun(path); err != nil {
 		return r, err
 	}
-	r.Event, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
+	r.Event, err = lastOf(filepath.Join(path, events), func(e *Event) bool {
 		switch {
 		case e.Kind == "lost" || e.Kind == "left":
 			r.Gone = append(r.Gone, *e)
+		case e.Kind == "checkpoint" && r.Saved == nil:
+			r.Saved = e
+		case e.Kind == "unsaved" && r.Saved == nil && r.Unsaved == nil:
+			r.Unsaved = e
+		case e.Kind == "start" || e.Kind == "resume":
+			r.Began = e
 		case e.Recovery != nil:
 			r.Recoveries = append(r.Recoveries, *e.Recovery)
 		}
@@ -61,7 +73,7 @@ func Read(path string) (Record, error) {
 	if err != nil {
 		return r, err
 	}
-	r.Last, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
+	r.Last, err = lastOf(filepath.Join(path, metrics), func(m *Metrics) bool {
 		if r.ValLoss == nil {
 			r.ValLoss = m.ValLoss
 		}
@@ -84,12 +96,12 @@ type Calls struct {
 
 // readCalls reads deliveries.jsonl, and of metrics.jsonl what was committed since.
 func readCalls(path string) (c Calls, err error) {
-	c.Newest, err = lastOf[Delivery](filepath.Join(path, "deliveries.jsonl"), nil)
+	c.Newest, err = lastOf[Delivery](filepath.Join(path, deliveries), nil)
 	if err != nil || c.Newest == nil {
 		return c, err
 	}
 	lines := 0
-	_, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
+	_, err = lastOf(filepath.Join(path, metrics), func(m *Metrics) bool {
 		// After a rollback, steps have several lines, with the same numbers.
 		if m.Step > c.Newest.Step && !slices.ContainsFunc(c.Due, func(x Metrics) bool { return x.Step == m.Step }) {
 			c.Due = append(c.Due, *m)
@@ -113,7 +125,7 @@ func readRun(path string) (j Job, s *Summary, p *Plan, err error) {
 	if s, err = readOptional[Summary](filepath.Join(path, "summary.json")); err != nil {
 		return j, s, nil, err
 	}
-	p, err = lastOf[Plan](filepath.Join(path, "plans.jsonl"), nil)
+	p, err = lastOf[Plan](filepath.Join(path, plans), nil)
 	return j, s, p, err
 }
 
@@ -124,7 +136,12 @@ func running(path string) bool {
 		return false
 	}
 	defer f.Close() // gives the lock back
-	return errors.Is(unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	if err == nil {
+		_ = os.Remove(filepath.Join(path, workersName)) // of a process that was killed
+		FreeReserve(path)
+	}
+	return errors.Is(err, unix.EWOULDBLOCK)
 }
 
 func readJSON(path string, v any) (found bool, err error) {
@@ -171,9 +188,9 @@ func readOptional[T any](path string) (*T, error) {
 	return v, err
 }
 
-// lastOf returns the last line of a line file, nil if it has none. enough, where it is not nil, is
-// shown the lines from the last one backwards until it says so.
-func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
+// lastOf returns the last record of a line file, nil if it has none. enough, where it is not nil, is
+// shown the records from the last one backwards until it says so. Lines that are no records do not count.
+func lastOf[T record](path string, enough func(*T) bool) (*T, error) {
 	f, err := openRegular(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -194,9 +211,10 @@ func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
 		if begin == 0 && from > 0 {
 			break // a part of a line
 		}
-		v := new(T)
-		if err := json.Unmarshal(tail[begin:], v); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+		v := parseLine[T](tail[begin:])
+		tail = tail[:begin]
+		if v == nil {
+			continue
 		}
 		if last == nil {
 			last = v
@@ -204,7 +222,6 @@ func lastOf[T any](path string, enough func(*T) bool) (*T, error) {
 		if enough == nil || enough(v) {
 			break
 		}
-		tail = tail[:begin]
 	}
 	return last, nil
 }
@@ -224,7 +241,7 @@ func readTail(f *os.File) (tail []byte, from int64, err error) {
 func ReadWorkers(path string) (w Workers, err error) {
 	found := running(path)
 	if found {
-		found, err = readJSON(filepath.Join(path, "workers.json"), &w)
+		found, err = readJSON(filepath.Join(path, workersName), &w)
 	}
 	if err == nil && !found {
 		err = fmt.Errorf("%s %w", path, ErrNotRunning)
@@ -299,7 +316,7 @@ func ReadHistory(path string) (h History, err error) {
 	}
 	h.Started, h.JoinedBy, h.Away = make(map[int]int), make(map[int]uint64), make(map[int]string)
 	seen := make(map[int]bool)
-	if _, err = lastOf(filepath.Join(path, "events.jsonl"), func(e *Event) bool {
+	if _, err = lastOf(filepath.Join(path, events), func(e *Event) bool {
 		switch e.Kind {
 		case "begin", "joined", "lost", "left", "refused":
 			if !seen[e.Worker] && e.Kind == "begin" {
@@ -335,7 +352,7 @@ func ReadHistory(path string) (h History, err error) {
 	slices.Reverse(h.Unrecovered)
 	slices.Sort(h.Joining)
 	steps := 0
-	h.Last, err = lastOf(filepath.Join(path, "metrics.jsonl"), func(m *Metrics) bool {
+	h.Last, err = lastOf(filepath.Join(path, metrics), func(m *Metrics) bool {
 		if h.ValLoss == nil {
 			h.ValLoss = m.ValLoss
 		}

@@ -59,7 +59,7 @@ func TestReadRefuses(t *testing.T) {
 	if _, err := Read(filepath.Join(dir, "absent")); !errors.Is(err, ErrNoRun) {
 		t.Errorf("absent: %v", err)
 	}
-	for name, text := range map[string]string{"job.json": "{", "metrics.jsonl": "{}\nnothing\n", "summary.json": "[]"} {
+	for name, text := range map[string]string{"job.json": "{", "summary.json": "[]"} {
 		d := mustCreate(t, filepath.Join(dir, name))
 		if err := errors.Join(d.WriteJob(Job{}, nil), os.WriteFile(d.File(name), []byte(text), 0o666)); err != nil {
 			t.Fatal(err)

@@ -1,7 +1,6 @@
 package rundir
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -39,12 +38,35 @@ func Resume(path string) (*Dir, Record, error) {
 	if err := tighten(abs); err != nil {
 		return nil, Record{}, errors.Join(fmt.Errorf("%s: %w", path, cause(err)), d.lock.Close())
 	}
-	r, err := Read(abs)
-	r.Path, r.Running, r.Job = d.shown, false, r.Job.Plain()
+	notes, err := d.clean()
+	var r Record
+	if err == nil {
+		r, err = Read(abs)
+	}
+	r.Path, r.Running, r.Job, r.Notes = d.shown, false, r.Job.Plain(), notes
 	if err != nil {
 		return nil, r, errors.Join(err, d.Close())
 	}
 	return d, r, nil
+}
+
+// clean removes what a killed run has left of its processes, and moves aside what cannot be read and is not needed. It says so in a
+// sentence each.
+func (d *Dir) clean() (notes []string, err error) {
+	if err := os.Remove(d.File(workersName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err // the processes that it lists may be others by now
+	}
+	FreeReserve(d.path)
+	if notes, err = d.setAside(); err != nil {
+		return notes, err
+	}
+	if _, broken := readOptional[Summary](d.File("summary.json")); broken != nil {
+		if err := os.Rename(d.File("summary.json"), d.File("summary.json"+badSuffix)); err != nil {
+			return notes, err
+		}
+		notes = append(notes, fmt.Sprintf("%v; it was moved to summary.json%s", broken, badSuffix))
+	}
+	return notes, nil
 }
 
 // ReadData reads data.json.
@@ -57,7 +79,7 @@ func (d *Dir) ReadData() (files []DataFile, err error) {
 }
 
 // continueRun is WriteJob of a resumed run: job.json stays as it is.
-func (d *Dir) continueRun() error {
+func (d *Dir) continueRun(job Job) error {
 	if err := d.openLines(d.continueLines); err != nil {
 		return err
 	}
@@ -65,6 +87,7 @@ func (d *Dir) continueRun() error {
 		return err
 	}
 	d.isRun = true
+	d.setReserve(job)
 	return d.link()
 }
 
@@ -78,28 +101,4 @@ func (d *Dir) continueLines(name string) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
-}
-
-// dropPart cuts off a line that was not written to its end.
-func dropPart(f *os.File) error {
-	info, err := f.Stat()
-	if err != nil || info.Size() == 0 {
-		return err
-	}
-	last := []byte{0}
-	if _, err := f.ReadAt(last, info.Size()-1); err != nil || last[0] == '\n' {
-		return err
-	}
-	tail, from, err := readTail(f)
-	if err != nil {
-		return err
-	}
-	end := bytes.LastIndexByte(tail, '\n') + 1
-	switch {
-	case end == len(tail):
-		return nil
-	case end == 0 && from > 0:
-		return fmt.Errorf("%s: a line of more than %d bytes", f.Name(), tailSize)
-	}
-	return f.Truncate(from + int64(end))
 }

@@ -39,12 +39,13 @@ type Dir struct {
 	lock   *os.File
 
 	mu      sync.Mutex
-	lines   map[string]*os.File // line files by name, from WriteJob or Resume to Close
-	own     []string            // what this Dir made in the directory before it became a run, in the order of removal
-	bin     bool                // MakeBin made the folder
-	isRun   bool                // job.json is written
-	again   bool                // of Resume
-	workers bool                // workers.json is
+	lines   map[string]lineFile // by name, from WriteJob or Resume to Close
+	space   space
+	own     []string // what this Dir made in the directory before it became a run, in the order of removal
+	bin     bool     // MakeBin made the folder
+	isRun   bool     // job.json is written
+	again   bool     // of Resume
+	workers bool     // workers.json is
 	closed  bool
 
 	attached bool // another process made it, and others may be writing
@@ -102,35 +103,21 @@ func Attach(path, shown string) *Dir {
 func (d *Dir) Resume() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.openLines(func(name string) (*os.File, error) {
-		if name == "traces.jsonl" { // which may be long, and another line of that process among them does no damage
-			return d.continueLines(name)
+	err := d.openLines(func(name string) (*os.File, error) {
+		if is := records[name]; is != nil {
+			return d.takeOver(name, is)
 		}
-		return d.takeOver(name)
+		return d.continueLines(name) // which may be long, and another line of that process among them does no damage
 	})
-}
-
-// lineFiles are the files that grow by whole lines.
-var lineFiles = []string{"metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "traces.jsonl"}
-
-// takeOver copies the whole lines of a file.
-func (d *Dir) takeOver(name string) (*os.File, error) {
-	text, err := os.ReadFile(d.File(name))
 	if err != nil {
-		return nil, err
+		return err
 	}
-	f, err := os.OpenFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		return nil, err
+	var job Job
+	if _, err := readJSON(d.File("job.json"), &job); err != nil {
+		return err
 	}
-	_, err = f.Write(text[:bytes.LastIndexByte(text, '\n')+1])
-	if err == nil {
-		err = os.Rename(d.File("."+name), d.File(name))
-	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close(), os.Remove(d.File("."+name)))
-	}
-	return f, nil
+	d.setReserve(job)
+	return nil
 }
 
 // Adopt is for the owner of a directory whose files other processes have written: it
@@ -322,7 +309,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.again {
-		return d.continueRun()
+		return d.continueRun(job)
 	}
 	once := os.O_EXCL
 	if d.attached {
@@ -345,12 +332,13 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 		return err
 	}
 	d.isRun = true
+	d.setReserve(job)
 	return d.link()
 }
 
 // openLines opens the line files.
 func (d *Dir) openLines(open func(name string) (*os.File, error)) error {
-	d.lines = make(map[string]*os.File)
+	d.lines = make(map[string]lineFile)
 	for _, name := range lineFiles {
 		f, err := open(name)
 		if err != nil {
@@ -381,42 +369,6 @@ func (d *Dir) link() error {
 	return nil
 }
 
-// AddMetrics appends a line to metrics.jsonl. WriteJob comes first.
-func (d *Dir) AddMetrics(m Metrics) error { return d.addLine("metrics.jsonl", m) }
-
-// AddEvent appends a line to events.jsonl. WriteJob comes first.
-func (d *Dir) AddEvent(e Event) error { return d.addLine("events.jsonl", e) }
-
-// AddPlan appends a line to plans.jsonl. WriteJob comes first.
-func (d *Dir) AddPlan(p Plan) error { return d.addLine("plans.jsonl", p) }
-
-// AddDelivery appends a line to deliveries.jsonl. WriteJob comes first.
-func (d *Dir) AddDelivery(x Delivery) error { return d.addLine("deliveries.jsonl", x) }
-
-// AddTrace appends a line of OTLP JSON to traces.jsonl. WriteJob comes first.
-func (d *Dir) AddTrace(line []byte) error { return d.addLine("traces.jsonl", json.RawMessage(line)) }
-
-func (d *Dir) addLine(name string, v any) error {
-	line, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	f := d.lines[name]
-	if f == nil {
-		return errors.New("rundir: line written outside of WriteJob and Close")
-	}
-	n, err := f.Write(append(line, '\n'))
-	if err != nil && n > 0 {
-		// A disk that is full took a part of the line; readers get whole ones.
-		if info, e := f.Stat(); e == nil {
-			err = errors.Join(err, f.Truncate(info.Size()-int64(n)))
-		}
-	}
-	return err
-}
-
 // WriteWorkers writes workers.json, which Close removes. It need not survive the machine.
 func (d *Dir) WriteWorkers(w Workers) error {
 	w.Workers = empty(w.Workers)
@@ -427,14 +379,18 @@ func (d *Dir) WriteWorkers(w Workers) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.workers = true
-	temp := d.File(".workers.json")
-	if err := os.WriteFile(temp, append(text, '\n'), 0o600); err != nil {
-		return errors.Join(err, os.Remove(temp))
-	}
-	return os.Rename(temp, d.File("workers.json"))
+	return d.must(workersName, len(text), func() error {
+		temp := d.File("." + workersName)
+		if err := os.WriteFile(temp, append(text, '\n'), 0o600); err != nil {
+			return errors.Join(err, os.Remove(temp))
+		}
+		return os.Rename(temp, d.File(workersName))
+	})
 }
 
-// WriteSummary syncs the line files and writes summary.json.
+const workersName = "workers.json"
+
+// WriteSummary syncs the line files and writes summary.json, for which it opens the reserve.
 func (d *Dir) WriteSummary(s Summary) error {
 	s.Recoveries, s.Workers = empty(s.Recoveries), empty(s.Workers)
 	for i := range s.Workers {
@@ -443,12 +399,16 @@ func (d *Dir) WriteSummary(s Summary) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, f := range d.lines {
-		if err := f.Sync(); err != nil {
-			return err
+	d.space.reserve, d.space.reserved = 0, false
+	FreeReserve(d.path)
+	return d.must("summary.json", 1<<10, func() error {
+		for _, f := range d.lines {
+			if err := f.Sync(); err != nil {
+				return err
+			}
 		}
-	}
-	return d.writeJSON("summary.json", s)
+		return d.writeJSON("summary.json", s)
+	})
 }
 
 func (d *Dir) writeJSON(name string, v any) error {
@@ -524,7 +484,10 @@ func (d *Dir) Close() error {
 		return nil
 	}
 	d.closed = true
-	var err error
+	err := d.flush()
+	if !d.attached {
+		FreeReserve(d.path)
+	}
 	for _, f := range d.lines {
 		err = errors.Join(err, f.Close())
 	}
@@ -533,7 +496,7 @@ func (d *Dir) Close() error {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}
 	if d.workers && !d.attached {
-		err = errors.Join(err, os.Remove(d.File("workers.json")))
+		err = errors.Join(err, os.Remove(d.File(workersName)))
 	}
 	if !d.isRun && !d.again {
 		err = errors.Join(err, d.discard())

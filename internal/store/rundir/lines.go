@@ -1,0 +1,276 @@
+package rundir
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+)
+
+// The names of the line files.
+const (
+	metrics    = "metrics.jsonl"
+	events     = "events.jsonl"
+	plans      = "plans.jsonl"
+	deliveries = "deliveries.jsonl"
+	traces     = "traces.jsonl"
+)
+
+// lineFiles are the files that grow by whole lines.
+var lineFiles = []string{metrics, events, plans, deliveries, traces}
+
+// lineFile is a line file under its name, open to be written to its end.
+type lineFile interface {
+	io.WriteCloser
+	Sync() error
+	Stat() (fs.FileInfo, error)
+	Truncate(size int64) error
+}
+
+// record is what a line of a line file holds.
+type record interface{ whole() bool }
+
+func (m Metrics) whole() bool { return m.Step > 0 }
+func (e Event) whole() bool   { return e.Kind != "" }
+func (p Plan) whole() bool    { return len(p.Plan) > 0 }
+
+func (d Delivery) whole() bool {
+	return d.Step >= 0 && d.Worker >= 0 && d.Incarnation >= 0 && !slices.ContainsFunc(d.Files, func(f LineFile) bool { return f.Size < 0 })
+}
+
+// parseLine returns the record of a line, nil for a line without one.
+func parseLine[T record](line []byte) *T {
+	v := new(T)
+	if json.Unmarshal(line, v) != nil || !(*v).whole() {
+		return nil
+	}
+	return v
+}
+
+func isRecord[T record](line []byte) bool { return parseLine[T](line) != nil }
+
+// records say what a line of the line files must be that are read again.
+var records = map[string]func(line []byte) bool{
+	metrics: isRecord[Metrics], events: isRecord[Event], plans: isRecord[Plan], deliveries: isRecord[Delivery],
+}
+
+// maxLine bounds a line in bytes: a longer one is no record.
+const maxLine = tailSize
+
+// sift copies the lines that are records to good and the others to bad, and counts these. A line without an end is the one that a
+// killed process was writing: it goes nowhere, unless it is too long for that. It takes the memory of one record.
+func sift(r io.Reader, is func(line []byte) bool, good, bad io.Writer) (dropped int, err error) {
+	in, line, long := bufio.NewReaderSize(r, 1<<16), []byte(nil), false
+	for {
+		part, err := in.ReadSlice('\n')
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) && !errors.Is(err, io.EOF) {
+			return dropped, err
+		}
+		whole, last := err == nil, errors.Is(err, io.EOF)
+		line = append(line, part...)
+		if !long && len(line) > maxLine {
+			long = true
+			dropped++
+		}
+		to := bad
+		switch {
+		case long:
+		case !whole && !last:
+			continue
+		case last:
+			return dropped, nil
+		case is(line):
+			to = good
+		default:
+			dropped++
+		}
+		if _, err := to.Write(line); err != nil {
+			return dropped, err
+		}
+		if line, long = line[:0], long && !whole; last {
+			return dropped, nil
+		}
+	}
+}
+
+// lateFile is made when something is written to it.
+type lateFile struct {
+	path string
+	f    *os.File
+}
+
+func (l *lateFile) Write(b []byte) (n int, err error) {
+	if l.f == nil {
+		if l.f, err = os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+			return 0, err
+		}
+	}
+	return l.f.Write(b)
+}
+
+func (l *lateFile) close() error {
+	if l.f == nil {
+		return nil
+	}
+	return errors.Join(l.f.Sync(), l.f.Close())
+}
+
+// siftTo copies the records of a line file to another file, and moves what is none to a file beside it.
+func (d *Dir) siftTo(name string, is func(line []byte) bool, from io.Reader, good io.Writer) (dropped int, err error) {
+	bad := &lateFile{path: d.File(name) + badSuffix}
+	out := bufio.NewWriterSize(good, 1<<16)
+	dropped, err = sift(from, is, out, bad)
+	return dropped, errors.Join(err, out.Flush(), bad.close())
+}
+
+// badSuffix ends the names of files with what was no record.
+const badSuffix = ".bad"
+
+// setAside moves what is no record out of the line files, and says in a sentence for each that has such lines where they are now.
+// Files without them stay as they are.
+func (d *Dir) setAside() (notes []string, err error) {
+	for _, name := range lineFiles {
+		is := records[name]
+		if is == nil {
+			continue
+		}
+		dropped, err := d.setAsideOf(name, is)
+		if err != nil {
+			return notes, fmt.Errorf("%s: %w", d.File(name), cause(err))
+		}
+		if dropped > 0 {
+			notes = append(notes, fmt.Sprintf("%s: lines that are no records were moved to %s (%d)", name, name+badSuffix, dropped))
+		}
+	}
+	return notes, nil
+}
+
+func (d *Dir) setAsideOf(name string, is func(line []byte) bool) (dropped int, err error) {
+	f, err := openRegular(d.File(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if dropped, err = sift(f, is, io.Discard, io.Discard); err != nil || dropped == 0 {
+		return 0, err
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return 0, err
+	}
+	good, err := NewFile(d.File(name))
+	if err != nil {
+		return 0, err
+	}
+	if dropped, err = d.siftTo(name, is, f, good); err != nil {
+		good.Discard()
+		return 0, err
+	}
+	return dropped, good.Commit()
+}
+
+// takeOver copies the records of a file.
+func (d *Dir) takeOver(name string, is func(line []byte) bool) (*os.File, error) {
+	from, err := openRegular(d.File(name))
+	if err != nil {
+		return nil, err
+	}
+	defer from.Close()
+	f, err := os.OpenFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = d.siftTo(name, is, from, f); err == nil {
+		err = os.Rename(d.File("."+name), d.File(name))
+	}
+	if err != nil {
+		return nil, errors.Join(err, f.Close(), os.Remove(d.File("."+name)))
+	}
+	return f, nil
+}
+
+// dropPart cuts off a line that was not written to its end.
+func dropPart(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	buf := make([]byte, 1<<16)
+	for end := info.Size(); end > 0; {
+		part := buf[:min(end, int64(len(buf)))]
+		end -= int64(len(part))
+		if _, err := f.ReadAt(part, end); err != nil {
+			return err
+		}
+		if i := bytes.LastIndexByte(part, '\n'); i >= 0 {
+			if end += int64(i) + 1; end == info.Size() {
+				return nil
+			}
+			return f.Truncate(end)
+		}
+	}
+	if info.Size() == 0 {
+		return nil
+	}
+	return f.Truncate(0)
+}
+
+// AddMetrics appends a line to metrics.jsonl. WriteJob comes first.
+func (d *Dir) AddMetrics(m Metrics) error { return d.addLine(metrics, m) }
+
+// AddEvent appends a line to events.jsonl. WriteJob comes first.
+func (d *Dir) AddEvent(e Event) error { return d.addLine(events, e) }
+
+// AddPlan appends a line to plans.jsonl. WriteJob comes first.
+func (d *Dir) AddPlan(p Plan) error { return d.addLine(plans, p) }
+
+// AddDelivery appends a line to deliveries.jsonl. WriteJob comes first.
+func (d *Dir) AddDelivery(x Delivery) error { return d.addLine(deliveries, x) }
+
+// AddTrace appends a line of OTLP JSON to traces.jsonl, where the disk has room to spare. WriteJob comes first.
+func (d *Dir) AddTrace(line []byte) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.space.lost {
+		d.space.lost = false
+		return errors.New("traces.jsonl was emptied: the disk was full")
+	}
+	if err := CheckSpace(d.path, int64(len(line)), SpareTraces); err != nil {
+		return fmt.Errorf("traces.jsonl: %w", err)
+	}
+	return d.writeLine(traces, append(line[:len(line):len(line)], '\n'))
+}
+
+func (d *Dir) addLine(name string, v any) error {
+	line, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	line = append(line, '\n')
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.must(name, len(line), func() error { return d.writeLine(name, line) })
+}
+
+// writeLine appends a line with its end, or nothing.
+func (d *Dir) writeLine(name string, line []byte) error {
+	f := d.lines[name]
+	if f == nil {
+		return errors.New("rundir: line written outside of WriteJob and Close")
+	}
+	n, err := f.Write(line)
+	if err != nil && n > 0 {
+		// A disk that is full took a part of the line; readers get whole ones.
+		if info, e := f.Stat(); e == nil {
+			err = errors.Join(err, f.Truncate(info.Size()-int64(n)))
+		}
+	}
+	return err
+}

@@ -1,0 +1,165 @@
+package rundir
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/platform"
+)
+
+// What a disk must have left, in bytes, so that a write goes ahead that the run can do without. The file reserveName is kept for
+// the writes that it cannot do without. So traces are the first that a filling disk stops, then checkpoints, then training.
+const (
+	SpareTraces      = 512 << 10
+	SpareCheckpoints = 256 << 10
+
+	reserveName  = ".reserve"
+	reserveLines = 256 << 10 // for the lines of a run that holds, and its summary
+)
+
+// maxLate bounds the bytes of writes that wait for room.
+const maxLate = 16 << 20
+
+// FullError means that the disk has no room for what the run must write. What was to be written is not lost: it is written, or
+// waits for [Dir.Flush].
+type FullError struct {
+	Dir  string // the run directory, as the user knows it
+	File string // that did not fit
+	Err  error
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("the disk of %s is full (%s: %v)", e.Dir, e.File, e.Err)
+}
+
+func (e *FullError) Unwrap() error { return e.Err }
+
+// IsFull reports whether an error says that the disk has no room, or the user no quota.
+func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// CheckSpace returns an error that [IsFull] if a file of size bytes would leave less than spare bytes on the disk of dir.
+func CheckSpace(dir string, size, spare int64) error {
+	free, ok := platform.FreeSpace(dir)
+	if !ok || free >= size+spare {
+		return nil
+	}
+	return fmt.Errorf("%.1f MB are needed and %.1f MB are free: %w", float64(size+spare)/1e6, float64(free)/1e6, unix.ENOSPC)
+}
+
+// FreeReserve gives the reserve of a run directory to the files that end the run, and reports whether there was one.
+func FreeReserve(dir string) bool { return os.Remove(filepath.Join(dir, reserveName)) == nil }
+
+// space is what a run directory knows of its disk.
+type space struct {
+	reserve  int64 // bytes to be reserved; 0: the file system cannot, or had no room for them
+	reserved bool
+	late     []func() error // writes that wait for room, in their order
+	lateSize int
+	lost     bool // traces.jsonl was emptied, and AddTrace has yet to say so
+}
+
+// setReserve reserves room for the lines and the model of a job, or for the lines alone.
+func (d *Dir) setReserve(job Job) {
+	model := 4 * max(0, min(job.Parameters, 1<<48))
+	for _, size := range []int64{model + reserveLines, reserveLines} {
+		if err := d.makeReserve(size); err == nil {
+			d.space.reserve, d.space.reserved = size, true
+			return
+		}
+	}
+}
+
+// makeReserve makes the reserve if it leaves half as much as it takes.
+func (d *Dir) makeReserve(size int64) error {
+	if err := CheckSpace(d.path, size, size/2); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(d.File(reserveName), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(platform.Allocate(f, size), f.Close()); err != nil {
+		FreeReserve(d.path)
+		return err
+	}
+	return nil
+}
+
+// must writes what the run cannot do without. Where the disk is full, traces.jsonl is emptied first. Then the reserve is opened,
+// and the error is a [FullError] although the write has succeeded; after that, writes wait for Flush. d.mu is held, and size is
+// what a waiting write occupies.
+func (d *Dir) must(name string, size int, write func() error) error {
+	s := &d.space
+	var err error
+	if len(s.late) == 0 {
+		if err = write(); IsFull(err) && d.emptyTraces() {
+			err = write()
+		}
+		if !IsFull(err) {
+			return err
+		}
+	} else {
+		err = unix.ENOSPC
+	}
+	fault := &FullError{Dir: d.shown, File: name, Err: cause(err)}
+	if s.reserved {
+		s.reserved = false
+		if FreeReserve(d.path) && len(s.late) == 0 {
+			if err = write(); !IsFull(err) {
+				return errors.Join(err, fault)
+			}
+		}
+	}
+	if s.lateSize += size; s.lateSize > maxLate {
+		return fmt.Errorf("%s, and %d MB wait to be written", fault.Error(), maxLate>>20)
+	}
+	s.late = append(s.late, write)
+	return fault
+}
+
+// emptyTraces gives the room of traces.jsonl back, and reports whether it had any.
+func (d *Dir) emptyTraces() bool {
+	f := d.lines[traces]
+	if f == nil {
+		return false
+	}
+	info, err := f.Stat()
+	if err != nil || info.Size() == 0 || f.Truncate(0) != nil {
+		return false
+	}
+	d.space.lost = true
+	return true
+}
+
+// Flush does the writes that have waited for room, and reserves room again. The error is a [FullError] as long as there is too
+// little.
+func (d *Dir) Flush() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.flush()
+}
+
+func (d *Dir) flush() error {
+	s := &d.space
+	for len(s.late) > 0 {
+		err := s.late[0]()
+		if IsFull(err) {
+			return &FullError{Dir: d.shown, File: "lines of the run", Err: cause(err)}
+		}
+		if s.late = s.late[1:]; err != nil {
+			return err
+		}
+	}
+	s.lateSize = 0
+	if s.reserve > 0 && !s.reserved && !d.closed {
+		if err := d.makeReserve(s.reserve); err != nil {
+			return &FullError{Dir: d.shown, File: "the reserve", Err: cause(err)}
+		}
+		s.reserved = true
+	}
+	return nil
+}
