@@ -25,11 +25,15 @@ func (r *run) steps(events []session.Event) {
 
 // apply carries out effects in their order. A file that cannot be written is one more event for the session.
 func (r *run) apply(effects []session.Effect) {
+	var full *rundir.FullError
 	for _, e := range effects {
-		if err := r.do(e); err != nil {
+		if err := r.do(e); err != nil && !errors.As(err, &full) {
 			r.step(session.FileFailed{Err: err})
 			return
 		}
+	}
+	if full != nil {
+		r.step(session.DiskFull{Err: full})
 	}
 }
 
@@ -122,6 +126,13 @@ func (r *run) write(e session.Effect) error {
 		if r.dir != nil {
 			return r.dir.WriteSummary(e.Summary)
 		}
+	case session.RetryFiles:
+		if err := r.dir.Flush(); err != nil {
+			return err
+		}
+		r.step(session.DiskRoom{})
+	case session.DropCheckpoints:
+		r.others.Go(func() { _ = checkpoint.Prune(r.talking, r.dir.Path(), checkpoint.DefaultKeep, e.Step+1) }) // else the next one
 	default:
 		panic(fmt.Sprintf("host: effect %T", e))
 	}

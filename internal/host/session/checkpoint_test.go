@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 )
 
@@ -67,7 +68,7 @@ func TestCheckpointIsAskedForAndMadeWhole(t *testing.T) {
 		t.Fatalf("made %+v", made)
 	}
 	r.feed(CheckpointCommitted{2, errors.New("disk full")}, CheckpointsPruned{})
-	if got := r.notes("note"); got[len(got)-1] != "no checkpoint of step 2: disk full" {
+	if got := r.notes("unsaved"); !strings.HasPrefix(got[len(got)-1], "no checkpoint of step 2: disk full; there is none since the start, ") {
 		t.Errorf("%v", got)
 	}
 	r.now = r.s.Alarm()
@@ -102,7 +103,7 @@ func TestCheckpointOfTheDeadIsGivenUp(t *testing.T) {
 	r.feed(commit(2, 2)...)
 	r.feed(partOf(0, 2, 1))
 	r.feed(died(1)...)
-	if notes := r.notes("note"); len(r.s.checkpoints.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1 has gone") {
+	if notes := r.notes("unsaved"); len(r.s.checkpoints.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1 has gone") {
 		t.Errorf("%v, %v", r.s.checkpoints.parts, notes)
 	}
 	r = savingOf(t, Config{}, 2)
@@ -114,7 +115,7 @@ func TestCheckpointOfTheDeadIsGivenUp(t *testing.T) {
 	r = savingOf(t, Config{}, 2)
 	r.feed(commit(2, 2)...)
 	r.feed(partOf(0, 2, 1), Received{1, control.Saved{Step: 2, Generation: 1, N: 1, Rule: "adamw", Err: "disk full"}})
-	if notes := r.notes("note"); len(r.s.checkpoints.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1: disk full") {
+	if notes := r.notes("unsaved"); len(r.s.checkpoints.parts) > 0 || !strings.Contains(strings.Join(notes, "\n"), "no checkpoint of step 2: worker 1: disk full") {
 		t.Errorf("%v, %v", r.s.checkpoints.parts, notes)
 	}
 }
@@ -185,5 +186,65 @@ func TestResumedRunIsTheSame(t *testing.T) {
 		if errors.As(err, &other) != (field != "") || other.Field != field {
 			t.Errorf("%q: %v", field, err)
 		}
+	}
+}
+
+// failedPart is partOf for a part that could not be written.
+func failedPart(id, step int, why string) Event {
+	return Received{id, control.Saved{Step: step, Generation: 1, N: 1, Rule: "adamw", Err: why}}
+}
+
+// A part that cannot be written ends its checkpoint, whichever part comes first, and the next one is asked for.
+func TestCheckpointAfterOneThatFailed(t *testing.T) {
+	for _, order := range [][2]int{{0, 1}, {1, 0}} {
+		r := savingOf(t, Config{}, 2)
+		r.now = r.s.Alarm()
+		r.feed(AlarmDue{})
+		r.feed(commit(2, 2)...)
+		parts := []Event{failedPart(0, 2, "disk full"), partOf(1, 2, 1)}
+		r.feed(parts[order[0]])
+		if len(pick[DropCheckpoints](r.effects)) > 0 {
+			t.Error("a checkpoint is dropped to which a worker may be writing")
+		}
+		r.feed(parts[order[1]])
+		if got := pick[DropCheckpoints](r.effects); len(got) != 1 || got[0].Step != 2 {
+			t.Errorf("%v: dropped %v", order, got)
+		}
+		sent[control.Save](r)
+		r.now = r.s.Alarm()
+		if r.feed(AlarmDue{}); len(sent[control.Save](r)) != 2 {
+			t.Errorf("%v: no other one is asked for", order)
+		}
+	}
+}
+
+// Since when there is no checkpoint is said once for each cause, until there is one again.
+func TestUnsaved(t *testing.T) {
+	r := savingOf(t, Config{}, 2)
+	began := r.s.checkpoints.made
+	r.feed(commit(2, 2)...)
+	shown := func() (all []view.Unsaved) {
+		for _, e := range pick[Show](r.effects) {
+			if u, ok := e.Event.(view.Unsaved); ok {
+				all = append(all, u)
+			}
+		}
+		return all
+	}
+	r.now = r.now.Add(time.Minute)
+	r.feed(failedPart(0, 1, "disk full"), partOf(1, 1, 1))
+	if got := shown(); len(got) != 1 || got[0] != (view.Unsaved{Since: began, Why: "worker 0: disk full"}) {
+		t.Errorf("%+v", got)
+	}
+	if got := r.notes("unsaved"); len(got) != 1 {
+		t.Errorf("%q", got)
+	}
+	r.effects = nil
+	if r.feed(failedPart(0, 2, "disk full"), partOf(1, 2, 1)); len(shown())+len(r.notes("unsaved")) != 0 {
+		t.Error("it is said again")
+	}
+	r.feed(partOf(0, 1, 1), partOf(1, 1, 1), CheckpointCommitted{1, nil}, CheckpointsPruned{})
+	if got := shown(); len(got) != 1 || got[0] != (view.Unsaved{}) {
+		t.Errorf("%+v", got)
 	}
 }

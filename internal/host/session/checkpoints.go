@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -67,12 +68,19 @@ type checkpoints struct {
 	every    time.Duration // 0 for none but that of a stopped run
 	due      time.Time
 	asked    bool
-	since    time.Time // when workers were asked
 	parts    map[partsKey]map[id.WorkerID]part
-	whole    []checkpoint.Manifest // to be committed, one after the other
-	underway bool                  // the first of them is being committed
-	newest   int                   // step of the newest, 0 for none
-	proposed id.Version            // newest plan that was to be agreed
+	whole    []made     // to be committed, one after the other
+	underway bool       // the first of them is being committed
+	newest   int        // step of the newest, 0 for none
+	made     time.Time  // when the newest was made, or training began
+	why      string     // why no newer one could be made; "" as long as none has failed since
+	proposed id.Version // newest plan that was to be agreed
+}
+
+// made is a checkpoint of which all files are there.
+type made struct {
+	checkpoint.Manifest
+	began time.Time // when the first part of the state was captured
 }
 
 // maxPartial bounds the checkpoints that are not whole: one at a time is asked for, and a run that is stopped makes one more.
@@ -84,8 +92,10 @@ type partsKey struct {
 }
 
 type part struct {
-	file checkpoint.File
-	rule string
+	file  checkpoint.File
+	rule  string
+	began time.Time // when the state was captured
+	err   string    // why there is no file; "" if there is one
 }
 
 // next sets when the next checkpoint is due.
@@ -124,7 +134,7 @@ func (s *Session) askForCheckpoint() {
 	if s.phase != training || s.end.stop != "" || !c.idle() {
 		return
 	}
-	c.asked, c.since = true, s.now
+	c.asked = true
 	for place := range s.workers {
 		if s.workers[place].state == working {
 			s.send(place, control.Save{})
@@ -159,7 +169,7 @@ func (s *Session) saved(place int, m control.Saved) {
 	case len(c.parts) > maxPartial:
 		bad("saved parts of %d checkpoints", len(c.parts))
 		return
-	case m.Step < 1 || m.Step > s.job.Steps || c.parts[key][who.ID].rule != "":
+	case m.Step < 1 || m.Step > s.job.Steps || hasPart(c.parts[key], who.ID):
 		bad("saved a part of a checkpoint of step %d", m.Step)
 		return
 	case !slices.Contains(ownersOf(&p), who.ID):
@@ -167,18 +177,33 @@ func (s *Session) saved(place int, m control.Saved) {
 		return
 	}
 	c.asked = false
-	if m.Err != "" {
-		delete(c.parts, key)
-		s.note("no checkpoint of step %d: worker %d: %s", m.Step, who.ID, OneLine(m.Err))
-		return
-	}
-	var file checkpoint.File
-	if err := json.Unmarshal(m.File, &file); err != nil || m.Rule == "" {
+	came := part{rule: m.Rule, began: time.Unix(0, m.Began), err: OneLine(m.Err)}
+	if m.Err == "" && (json.Unmarshal(m.File, &came.file) != nil || m.Rule == "") {
 		bad("saved a part of a checkpoint that is none")
 		return
 	}
-	c.put(key, who.ID, part{file, m.Rule})
+	c.put(key, who.ID, came)
 	s.commitCheckpoints()
+}
+
+func hasPart(parts map[id.WorkerID]part, w id.WorkerID) bool {
+	_, ok := parts[w]
+	return ok
+}
+
+// unsaved takes in that no checkpoint of a step could be made. It is an event where the cause is another one than the last time.
+func (s *Session) unsaved(step int, why string) {
+	c := &s.checkpoints
+	if c.why == why {
+		return
+	}
+	c.why = why
+	since := "the start"
+	if c.newest > 0 {
+		since = fmt.Sprintf("step %d", c.newest)
+	}
+	reason := fmt.Sprintf("no checkpoint of step %d: %s; there is none since %s, %s", step, why, since, c.made.Format(time.TimeOnly))
+	s.then(s.event(eventUnsaved, reason), Show{view.Unsaved{Step: c.newest, Since: c.made, Why: why}})
 }
 
 // ownersOf returns the owners of shards under a plan, by WorkerID.
@@ -208,13 +233,18 @@ func (s *Session) commitCheckpoints() {
 			_, ok := parts[w]
 			return !ok && (place < 0 || s.workers[place].state >= done)
 		})
+		failed := slices.IndexFunc(owners, func(w id.WorkerID) bool { return parts[w].err != "" })
 		switch {
 		case lost >= 0:
 			delete(c.parts, key)
-			s.note("no checkpoint of step %d: worker %d has gone", key.step, owners[lost])
+			s.unsaved(key.step, fmt.Sprintf("worker %d has gone", owners[lost]))
+		case len(parts) == len(owners) && failed >= 0: // no other worker writes to it any more
+			delete(c.parts, key)
+			s.unsaved(key.step, fmt.Sprintf("worker %d: %s", owners[failed], parts[owners[failed]].err))
+			s.then(DropCheckpoints{key.step})
 		case len(parts) == len(owners) && key.step <= s.records.last.Step:
 			delete(c.parts, key)
-			m := checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: key.version, Rule: parts[owners[0]].rule}
+			m := made{Manifest: checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: key.version, Rule: parts[owners[0]].rule}}
 			for _, l := range profile(s.model).Layers {
 				size := 0
 				for _, n := range l.Tensors {
@@ -224,6 +254,9 @@ func (s *Session) commitCheckpoints() {
 			}
 			for _, w := range owners {
 				m.Files = append(m.Files, parts[w].file)
+				if b := parts[w].began; m.began.IsZero() || b.Before(m.began) {
+					m.began = b
+				}
 			}
 			c.whole = append(c.whole, m)
 		}
@@ -234,21 +267,29 @@ func (s *Session) commitCheckpoints() {
 func (s *Session) commitNext() {
 	if c := &s.checkpoints; !c.underway && len(c.whole) > 0 {
 		c.underway = true
-		s.then(CommitCheckpoint{c.whole[0]})
+		s.then(CommitCheckpoint{c.whole[0].Manifest})
 	}
 }
 
 // checkpointCommitted takes in that a checkpoint is whole, or will not be.
 func (s *Session) checkpointCommitted(e CheckpointCommitted) {
 	if e.Err != nil {
-		s.note("no checkpoint of step %d: %s", e.Step, OneLine(e.Err.Error()))
+		s.unsaved(e.Step, OneLine(e.Err.Error()))
+		s.then(DropCheckpoints{e.Step})
 		return
 	}
 	c := &s.checkpoints
-	c.newest = max(c.newest, e.Step)
+	c.newest, c.made = max(c.newest, e.Step), s.now
 	s.then(s.event(eventCheckpoint, fmt.Sprintf("the state after step %d is saved", e.Step)))
-	s.trace(s.tr.Checkpoint(s.moment(), e.Step, c.since))
-	c.since = time.Time{}
+	if c.why != "" {
+		c.why = ""
+		s.then(Show{view.Unsaved{}})
+	}
+	var began time.Time
+	if c.underway {
+		began = c.whole[0].began
+	}
+	s.trace(s.tr.Checkpoint(s.moment(), e.Step, began))
 	s.tell(controller.Saved{Step: e.Step, Dir: s.cfg.RunDir})
 }
 

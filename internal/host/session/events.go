@@ -87,6 +87,10 @@ type (
 	Balanced struct{ controller.Balanced }
 	// FileFailed says that a file of the run directory could not be written.
 	FileFailed struct{ Err error }
+	// DiskFull says that the disk has no room for what must be written, which waits for [RetryFiles].
+	DiskFull struct{ Err error }
+	// DiskRoom answers RetryFiles: nothing waits any more. Else DiskFull comes again.
+	DiskRoom struct{}
 	// CheckpointCommitted answers [CommitCheckpoint]; Err says why there is no checkpoint.
 	CheckpointCommitted struct {
 		Step int
@@ -166,6 +170,10 @@ type (
 	WriteSummary struct{ Summary rundir.Summary }
 	// WriteWorkers writes workers.json.
 	WriteWorkers struct{ Alive []rundir.Process }
+	// RetryFiles writes what has waited for room; DiskRoom or DiskFull comes.
+	RetryFiles struct{}
+	// DropCheckpoints removes unfinished checkpoints up to a step.
+	DropCheckpoints struct{ Step int }
 	// CommitCheckpoint makes a checkpoint whole; CheckpointCommitted comes, and then CheckpointsPruned.
 	CommitCheckpoint struct{ Manifest checkpoint.Manifest }
 	// VerifyCheckpoint reads the checkpoint that a plan begins from; CheckpointVerified comes.

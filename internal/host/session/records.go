@@ -25,6 +25,7 @@ const (
 	eventLead        eventKind = "lead"
 	eventPlan        eventKind = "plan"
 	eventCheckpoint  eventKind = "checkpoint"
+	eventUnsaved     eventKind = "unsaved"
 	eventChaos       eventKind = "chaos"
 	eventLost        eventKind = "lost"
 	eventEvict       eventKind = "evict"

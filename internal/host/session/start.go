@@ -178,6 +178,7 @@ func (s *Session) beginTraining() control.Start {
 	s.awaitRing()
 	if message.Checkpoints {
 		s.checkpoints.every = s.model.CheckpointEvery
+		s.checkpoints.made = s.now
 		s.checkpoints.next(s.now)
 	}
 	return message

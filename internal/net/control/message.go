@@ -286,8 +286,12 @@ type Saved struct {
 	Generation, N int    // version of the plan under which the step was committed
 	Rule          string // the optimizer's, as package checkpoint names it
 	File          []byte // a checkpoint.File, as JSON
+	Began         int64  // when the state was captured, in nanoseconds since 1970
 	Err           string // why there is no file, "" if there is one
 }
+
+// Hold has the worker enter no commit until another one says that it may again: what the run has to write has no room.
+type Hold struct{ On bool }
 
 // Stop asks the worker to finish the step it is in, then to write its files
 // and send Done with StoppedBy set to Reason. A worker that was in its last
@@ -439,6 +443,7 @@ type Failed struct {
 }
 
 func (Release) kind() string   { return "release" }
+func (Hold) kind() string      { return "hold" }
 func (Host) kind() string      { return "host" }
 func (Lead) kind() string      { return "lead" }
 func (Told) kind() string      { return "told" }

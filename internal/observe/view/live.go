@@ -228,6 +228,9 @@ func render(s *state, now time.Time, width, height int) string {
 	if len(s.rows) > 1 && s.end == nil {
 		line(s.paint(faint, s.run.Reason))
 	}
+	if s.unsaved.Why != "" && s.end == nil {
+		line(s.paint(warn, s.unsaved.text(now)))
+	}
 	recovered := s.recovered
 	if height < 24 {
 		recovered = recovered[max(0, len(recovered)-1):]

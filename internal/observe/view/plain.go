@@ -88,6 +88,11 @@ func (s *state) lines(now time.Time, e Event) []string {
 			line += fmt.Sprintf("  %s left", duration(left))
 		}
 		return []string{line}
+	case Unsaved:
+		if e.Why == "" {
+			return []string{"checkpoints are made again"}
+		}
+		return []string{e.text(now)}
 	case Stopping:
 		return []string{fmt.Sprintf("stopping at the next commit (%s)", e.Reason)}
 	case End:

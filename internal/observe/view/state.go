@@ -23,6 +23,7 @@ type state struct {
 	losses   history
 	speed    speed
 	stopping string
+	unsaved  Unsaved // zero while checkpoints are made
 
 	recovered []string // lines of the newest
 	end       *End
@@ -56,6 +57,8 @@ func (s *state) add(now time.Time, e Event) {
 		if e.ValLoss != nil {
 			s.val = e.ValLoss
 		}
+	case Unsaved:
+		s.unsaved = e
 	case Stopping:
 		s.stopping = e.Reason
 	case End:
@@ -64,6 +67,15 @@ func (s *state) add(now time.Time, e Event) {
 			s.val = e.Summary.ValLoss
 		}
 	}
+}
+
+// text says it in one line, at a time.
+func (u Unsaved) text(now time.Time) string {
+	since := "the start"
+	if u.Step > 0 {
+		since = fmt.Sprintf("step %d", u.Step)
+	}
+	return fmt.Sprintf("no checkpoint since %s (%s): %s", since, duration(now.Sub(u.Since)), u.Why)
 }
 
 // left estimates the time until the last step, from the time all steps took so far,

@@ -33,7 +33,7 @@ type View interface {
 	Close()
 }
 
-// Event is one of Note, Begin, Plan, Worker, Step, Recovered, Change, Timeline, Stopping and End.
+// Event is one of Note, Begin, Plan, Worker, Step, Recovered, Change, Timeline, Unsaved, Stopping and End.
 type Event interface{ event() }
 
 // Note says what is going on, such as "reading data".
@@ -89,6 +89,13 @@ type Timeline struct {
 	control.Timeline
 }
 
+// Unsaved says that checkpoints fail, and since when there is none. The zero value says that there is one again.
+type Unsaved struct {
+	Step  int       // of the newest checkpoint; 0 for none
+	Since time.Time // when it was made, or training began
+	Why   string
+}
+
 // Stopping says that the run is to end early, by its reason, such as
 // "interrupt".
 type Stopping struct {
@@ -109,6 +116,7 @@ func (Begin) event()     {}
 func (Worker) event()    {}
 func (Step) event()      {}
 func (Stopping) event()  {}
+func (Unsaved) event()   {}
 func (End) event()       {}
 
 // Options say where and how a run is shown.

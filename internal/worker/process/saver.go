@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
@@ -76,9 +77,11 @@ func (s *saver) save(part checkpoint.Part) {
 		return
 	}
 	s.writing.Add(1)
+	began := time.Now().UnixNano()
 	s.writers.Go(func() {
 		s.order.Lock()
 		m := s.write(part)
+		m.Began = began
 		s.order.Unlock()
 		s.writing.Add(-1)
 		_ = s.w.send(m) // without an agent, this worker exits

@@ -33,6 +33,10 @@ type Status struct {
 	Reason    string   `json:"reason"`     // of the plan
 	StoppedBy string   `json:"stopped_by"` // of a run that was stopped
 
+	// Why checkpoints fail, and since when there is none; "" and null where they do not fail.
+	Unsaved      string     `json:"unsaved"`
+	UnsavedSince *time.Time `json:"unsaved_since"`
+
 	WorkersLost int     `json:"workers_lost"`
 	Recoveries  int     `json:"recoveries"`
 	RecoveryMS  float64 `json:"recovery_ms"` // the newest took so long
@@ -159,6 +163,10 @@ func StatusOf(r rundir.Record) (Status, error) {
 			}
 		}
 	}
+	if u := r.Unsaved; u != nil {
+		since := cmp.Or(r.Saved, r.Began, u).Time.Time
+		s.Unsaved, s.UnsavedSince = u.Reason, &since
+	}
 	s.Recoveries = len(r.Recoveries)
 	if s.Recoveries > 0 {
 		s.RecoveryMS = r.Recoveries[0].TotalMS
@@ -204,6 +212,9 @@ func (s Status) print(out io.Writer) error {
 	fmt.Fprintln(out, line)
 	if s.Plan != "" {
 		fmt.Fprintf(out, "plan %s, %s\n", s.Plan, s.Reason)
+	}
+	if s.Unsaved != "" {
+		fmt.Fprintln(out, s.Unsaved)
 	}
 	if s.WorkersLost > 0 {
 		line := fmt.Sprintf("workers lost: %d", s.WorkersLost)

@@ -525,12 +525,12 @@ func (t *Tracer) WorkerStep(w id.WorkerID, m control.Step) (o Out) {
 	return o
 }
 
-// Checkpoint tells of a checkpoint that is whole, for which the workers were asked at since, zero if they were not.
+// Checkpoint tells of a checkpoint that is whole, whose state the workers began to capture at since. Their clocks may be ahead.
 func (t *Tracer) Checkpoint(m Moment, step int, since time.Time) (o Out) {
 	if t == nil {
 		return o
 	}
-	if since.IsZero() {
+	if since.IsZero() || since.After(m.Now) {
 		since = m.Now
 	}
 	return Out{Spans: []trace.Span{{
