@@ -342,6 +342,9 @@ func (s *Session) stop(reason Reason) {
 		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true})
 		return
 	}
+	if !s.disk.full.IsZero() {
+		s.hold() // not any more
+	}
 	asked := "the worker is"
 	if len(s.workers) > 1 {
 		asked = "the workers are"

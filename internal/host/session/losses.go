@@ -322,6 +322,7 @@ func (s *Session) Alarm() (first time.Time) {
 	if s.phase == ending {
 		return first
 	}
+	sooner(s.disk.due)
 	if s.phase == training {
 		sooner(s.checkpoints.due)
 	}
@@ -379,6 +380,9 @@ func (s *Session) alarm() {
 			delete(s.timers, name)
 			s.tell(controller.Late{Timer: name})
 		}
+	}
+	if passed(&s.disk.due) {
+		s.then(RetryFiles{})
 	}
 	s.askForCheckpoint()
 }

@@ -15,7 +15,7 @@
 //
 // Each part of what a session knows has a file: messages.go (what workers say, committed steps), lifecycle.go (stop,
 // exit, verdict), losses.go (what the controller decides about exits), evidence.go (missed heartbeats and gossip), joins.go,
-// checkpoints.go, takeover.go, records.go (metrics, events, plans, summary) and speed.go. Package spans makes the traces.
+// checkpoints.go, disk.go, takeover.go, records.go (metrics, events, plans, summary) and speed.go. Package spans makes the traces.
 //
 // The tables list all legal transitions. A test holds that lifecycle.go has the same, and that random runs take each.
 //
@@ -97,6 +97,7 @@ type Session struct {
 	end         verdict
 	checkpoints checkpoints
 	deliveries  delivery.Queue
+	disk        disk
 	roster      roster
 	paces       pacing
 	calls       calls
@@ -215,6 +216,11 @@ func (s *Session) Begin(now time.Time) []Effect {
 
 // Over reports whether no event can come any more.
 func (s *Session) Over() bool {
+	return s.deserted() && (s.disk.full.IsZero() || s.phase == ending)
+}
+
+// deserted reports whether there is no worker, and none is being started.
+func (s *Session) deserted() bool {
 	return s.roster.pending == 0 && !s.anyWorker(func(w *worker) bool { return !w.over() })
 }
 
@@ -241,7 +247,7 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 		s.take(e)
 	}
 	s.then(s.deliver()...)
-	if s.phase == training && s.Over() {
+	if s.phase == training && s.deserted() {
 		s.loseAll()
 	}
 	return s.out.take()
@@ -298,6 +304,10 @@ func (s *Session) take(e Event) {
 		s.tell(e.Balanced)
 	case FileFailed:
 		s.judge(&FileError{Err: e.Err})
+	case DiskFull:
+		s.diskFull(e.Err)
+	case DiskRoom:
+		s.diskRoom()
 	case CheckpointCommitted:
 		s.checkpointCommitted(e)
 	case CheckpointsPruned:

@@ -110,7 +110,7 @@ func (s *Session) gather(e Event) {
 	switch e := e.(type) {
 	case WatchTick, Agreed:
 		return
-	case AlarmDue, FileFailed:
+	case AlarmDue, FileFailed, DiskFull, DiskRoom:
 		if s.take(e); s.phase == ending {
 			return
 		}
@@ -292,6 +292,7 @@ func (s *Session) startInherited(first *control.Order) {
 			}
 		}
 	}
+	s.hold() // the leader before may have had a full disk
 }
 
 // inheritedPeers are the workers that the plan counts on, alive or not.

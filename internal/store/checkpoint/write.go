@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -97,6 +99,9 @@ func Write(ctx context.Context, dir string, p Part) (File, error) {
 	if err := p.Validate(); err != nil {
 		return File{}, fmt.Errorf("checkpoint: part of worker %d: %w", p.Worker, err)
 	}
+	if err := rundir.CheckSpace(dir, p.size(), rundir.SpareCheckpoints); err != nil {
+		return File{}, fmt.Errorf("checkpoint: %w", err)
+	}
 	step, err := createStep(dir, p.Step)
 	if err != nil {
 		return File{}, fmt.Errorf("checkpoint: %w", err)
@@ -106,7 +111,7 @@ func Write(ctx context.Context, dir string, p Part) (File, error) {
 		Name:   fmt.Sprintf("plan-%d.%d-worker-%d.safetensors", p.Plan.Generation, p.Plan.N, p.Worker),
 		Ranges: p.ranges(),
 	}
-	err = replace(step, f.Name, func(w io.Writer) error {
+	err = replace(step, f.Name, p.size(), func(w io.Writer) error {
 		sum := sha256.New()
 		counted := &counter{ctx: ctx, w: io.MultiWriter(sum, w)}
 		if err := p.encode(counted); err != nil {
@@ -182,7 +187,7 @@ func Commit(dir string, m Manifest) error {
 			return err
 		}
 	}
-	if err := replace(step, manifestName, func(w io.Writer) error {
+	if err := replace(step, manifestName, 0, func(w io.Writer) error {
 		_, err := w.Write(b)
 		return err
 	}); err != nil {
@@ -219,9 +224,17 @@ func openStep(dir string, step int) (*os.Root, error) {
 	return root, nil
 }
 
+// size returns the bytes of all numbers.
+func (p *Part) size() (bytes int64) {
+	for _, s := range p.Shards {
+		bytes += 4 * int64(len(s.Params)) * int64(1+len(s.Moments))
+	}
+	return bytes
+}
+
 // replace writes a file of a directory so that it appears under its name, in place of one that may be there, only when it is
-// complete and on disk.
-func replace(dir *os.Root, name string, write func(io.Writer) error) (err error) {
+// complete and on disk. The disk must have size bytes for it.
+func replace(dir *os.Root, name string, size int64, write func(io.Writer) error) (err error) {
 	f, err := createTemp(dir, name)
 	if err != nil {
 		return err
@@ -233,6 +246,9 @@ func replace(dir *os.Root, name string, write func(io.Writer) error) (err error)
 			dir.Remove(temp) //nolint:errcheck // a leftover is no file of the checkpoint, and pruned
 		}
 	}()
+	if err := platform.Allocate(f, size); rundir.IsFull(err) {
+		return err
+	}
 	if err = write(f); err == nil {
 		err = errors.Join(f.Sync(), f.Close())
 	}

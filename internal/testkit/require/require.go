@@ -1,5 +1,5 @@
 // Package require lets tests depend on things that not every machine has: PyTorch, a browser, network namespaces, MPI, QEMU,
-// the right to keep packets from other processes (cut).
+// the right to keep packets from other processes (cut) and to mount a small disk (tmpfs).
 //
 // Without the thing a test is skipped and says what is missing. Where it must not be, the environment variable SOLITON_REQUIRE
 // names the things, separated by commas, and the test fails instead:
@@ -18,7 +18,7 @@ import (
 const variable = "SOLITON_REQUIRE"
 
 // tools are the names that tests may ask for. The list is closed, so that a mistyped name is an error and no silent skip.
-var tools = []string{"browser", "cut", "mpi", "netns", "qemu", "torch"}
+var tools = []string{"browser", "cut", "mpi", "netns", "qemu", "tmpfs", "torch"}
 
 // Tool returns when ok is true. Otherwise it skips the test with reason, which says what was looked for and not found, or fails
 // it when SOLITON_REQUIRE names tool.

@@ -29,7 +29,7 @@ type Collector interface {
 // Keep ends a run: it passes the state of the job after a step to a collector on the first worker of the plan, and returns the
 // collector's answer on all workers. If the first worker is lost, the collection restarts on another. All workers call Keep after
 // the same step.
-func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Collector, error)) ([]byte, error) {
+func (e *Engine) Keep(ctx context.Context, step, size int, collector func(context.Context) (Collector, error)) ([]byte, error) {
 	var words []byte
 	if err := e.do(ctx, &request{
 		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Kept}, Words: size},
@@ -45,12 +45,12 @@ func (e *Engine) Keep(ctx context.Context, step, size int, collector func() (Col
 }
 
 // collect is the job of Keep, in the computing goroutine.
-func (e *Engine) collect(ctx context.Context, v view, step int, collector func() (Collector, error)) ([]byte, error) {
+func (e *Engine) collect(ctx context.Context, v view, step int, collector func(context.Context) (Collector, error)) ([]byte, error) {
 	first, me := v.plan.Workers[0].ID, e.c.Self.ID
 	var c Collector
 	if me == first {
 		var err error
-		if c, err = collector(); err != nil {
+		if c, err = collector(ctx); err != nil {
 			return nil, err
 		}
 		defer c.Discard()

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"context"
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/id"
@@ -18,7 +19,7 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 		if _, err := e.Step(t.Context(), 1); err != nil {
 			t.Error(err)
 		}
-		if _, err := e.Keep(t.Context(), 1, 0, func() (Collector, error) { return nothing{}, nil }); err != nil {
+		if _, err := e.Keep(t.Context(), 1, 0, func(context.Context) (Collector, error) { return nothing{}, nil }); err != nil {
 			t.Error(err)
 		}
 	})

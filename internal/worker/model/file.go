@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
@@ -87,11 +88,23 @@ func (p *Params) newWriter(path string) (*writer, error) {
 		return nil, err
 	}
 	m := &writer{f: f, b: bufio.NewWriterSize(f, 1<<20)}
+	if err := platform.Allocate(f.File, p.size()); rundir.IsFull(err) {
+		f.Discard()
+		return nil, err
+	}
 	if m.w, err = safetensors.NewWriter(m.b, map[string]string{"format": "pt"}, p.infos()); err != nil {
 		f.Discard()
 		return nil, err
 	}
 	return m, nil
+}
+
+// size returns the bytes of all parameters.
+func (p *Params) size() (bytes int64) {
+	for _, l := range p.Layers {
+		bytes += 4 * int64(l.Size())
+	}
+	return bytes
 }
 
 func (m *writer) commit() error {

@@ -24,6 +24,7 @@ type recovery struct {
 	w *Worker
 
 	agent atomic.Pointer[time.Time] // when its last heartbeat came
+	told  atomic.Bool               // it has said that this worker is not to commit
 
 	broken chan id.Session // the other ends of links that broke
 
@@ -35,16 +36,19 @@ type recovery struct {
 	signal chan struct{}          // closed while order is set
 }
 
-// held returns what reports whether this worker must not enter a commit: its agent has been silent
+// held returns what reports whether this worker must not enter a commit: its agent has said so, or has been silent
 // for longer than the budget, so others may have evicted the worker. A worker that was frozen wakes
 // up held.
 func (r *recovery) held(budget time.Duration) func() bool {
 	if budget == 0 {
-		return nil
+		return r.told.Load
 	}
 	r.beaten()
 	agent := timing.Of(budget).Agent()
 	return func() bool {
+		if r.told.Load() {
+			return true
+		}
 		failed, _ := agent.Suspect(timing.History{Heard: *r.agent.Load()}, time.Now(), 0)
 		return failed
 	}
@@ -54,6 +58,17 @@ func (r *recovery) held(budget time.Duration) func() bool {
 func (r *recovery) beaten() {
 	now := time.Now()
 	r.agent.Store(&now)
+	r.wake()
+}
+
+// hold records whether the agent lets this worker commit.
+func (r *recovery) hold(on bool) {
+	r.told.Store(on)
+	r.wake()
+}
+
+// wake has the engine look whether it is held.
+func (r *recovery) wake() {
 	r.mu.Lock()
 	e := r.engine
 	r.mu.Unlock()

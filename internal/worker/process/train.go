@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/internal/worker/model"
@@ -310,12 +311,36 @@ func (w *Worker) stopped() string {
 // keep sends the state of the job to the first worker of the plan, which hashes it
 // and writes the files of the model. All workers return the hashes.
 func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, step int, runDir string) (params, state string, err error) {
-	said, err := e.Keep(ctx, step, model.HashSize, func() (engine.Collector, error) { return j.Params.Collector(runDir, j.Config) })
+	said, err := e.Keep(ctx, step, model.HashSize, func(ctx context.Context) (engine.Collector, error) {
+		return awaitSpace(ctx, runDir, func(text string) { _ = w.send(control.Note{Text: text}) }, func() (engine.Collector, error) { return j.Params.Collector(runDir, j.Config) })
+	})
 	if err != nil {
 		return "", "", model.PathError(err)
 	}
 	params, state = model.Hashes(said)
 	return params, state, nil
+}
+
+// awaitSpace opens what writes the files of the model. For them, it gives the reserve of the run directory back; on a disk that is
+// full all the same, it waits for room and says so.
+func awaitSpace(ctx context.Context, runDir string, say func(string), open func() (engine.Collector, error)) (engine.Collector, error) {
+	for said := false; ; {
+		c, err := open()
+		switch {
+		case !rundir.IsFull(err):
+			return c, err
+		case rundir.FreeReserve(runDir):
+			continue
+		case !said:
+			said = true
+			say(fmt.Sprintf("the model waits for room: %v", model.PathError(err)))
+		}
+		select {
+		case <-time.After(timing.Disk):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
 }
 
 // end calls OnEnd.

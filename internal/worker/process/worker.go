@@ -161,6 +161,8 @@ func (w *Worker) receive(ctx context.Context) error {
 			w.deliveries.put(m)
 		case control.Save:
 			w.saveAsked.Store(true)
+		case control.Hold:
+			w.recovery.hold(m.On)
 		case control.Release:
 			close(w.release)
 		case control.Query, control.Order, control.Fill:

@@ -1,0 +1,91 @@
+package session
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/timing"
+)
+
+var errNoSpace = errors.New("the disk of runs/a is full (metrics.jsonl: no space left on device)")
+
+// holds returns what workers 0 and 1 are told of whether they may commit.
+func holds(r *ran) (all []bool) {
+	for _, m := range sent[control.Hold](r) {
+		all = append(all, m.On)
+	}
+	return all
+}
+
+// Training holds while what must be written has no room, and continues when it has.
+func TestTrainingHoldsOnAFullDisk(t *testing.T) {
+	r := savingOf(t, Config{}, 2)
+	r.feed(DiskFull{errNoSpace})
+	if got, notes := holds(r), r.notes("hold"); !slices.Equal(got, []bool{true, true}) || len(notes) != 1 || notes[0] != "training holds until there is room: "+errNoSpace.Error() {
+		t.Fatalf("%v, %q", got, notes)
+	}
+	for range 3 {
+		if at := r.s.Alarm(); at.Sub(r.now) != timing.Disk {
+			t.Fatalf("looks again after %v", at.Sub(r.now))
+		}
+		r.now, r.effects = r.s.Alarm(), nil
+		if r.feed(AlarmDue{}); len(pick[RetryFiles](r.effects)) != 1 {
+			t.Fatal("no attempt is made")
+		}
+		if r.feed(DiskFull{errNoSpace}); len(r.notes("hold")) > 0 {
+			t.Error("it is said again")
+		}
+	}
+	r.effects = nil
+	r.feed(DiskRoom{})
+	if got, notes := holds(r), r.notes("note"); !slices.Equal(got, []bool{false, false}) || len(notes) != 1 {
+		t.Errorf("%v, %q", got, notes)
+	}
+	r.feed(commit(2, 2)...)
+	r.feed(commit(2, 3)...)
+	r.feed(Received{0, doneAfter(3, "")}, Received{1, doneAfter(3, "")})
+	r.feed(leave(0, 1)...)
+	if out := r.s.Outcome(); out.Err != nil || !r.s.Over() {
+		t.Errorf("%+v", out)
+	}
+}
+
+// A run that holds stops as it is asked to: at the next commit, and then at once.
+func TestStopOnAFullDisk(t *testing.T) {
+	r := savingOf(t, Config{}, 2)
+	r.feed(DiskFull{errNoSpace}, StopAsked{Interrupt})
+	if got := holds(r); !slices.Equal(got[len(got)-2:], []bool{false, false}) {
+		t.Errorf("%v", got)
+	}
+	if r.feed(DiskFull{errNoSpace}); slices.Contains(holds(r), true) {
+		t.Error("the last step cannot be committed")
+	}
+	r.feed(StopAsked{Interrupt})
+	r.feed(leave(0, 1)...)
+	var stopped *StoppedError
+	if out := r.s.Outcome(); !errors.As(out.Err, &stopped) || !r.s.Over() {
+		t.Errorf("%+v", out)
+	}
+}
+
+// A run whose summary has no room is not over.
+func TestTheEndWaitsForRoom(t *testing.T) {
+	r := savingOf(t, Config{}, 2)
+	r.feed(commit(2, 2)...)
+	r.feed(commit(2, 3)...)
+	r.feed(Received{0, doneAfter(3, "")}, Received{1, doneAfter(3, "")}, DiskFull{errNoSpace})
+	r.feed(leave(0, 1)...)
+	if r.s.Over() {
+		t.Fatal("it is over")
+	}
+	r.now = r.now.Add(time.Minute)
+	if r.feed(AlarmDue{}); len(pick[RetryFiles](r.effects)) != 1 {
+		t.Error("no attempt is made")
+	}
+	if r.feed(DiskRoom{}); !r.s.Over() || r.s.Outcome().Err != nil {
+		t.Errorf("%+v", r.s.Outcome())
+	}
+}

@@ -1,0 +1,136 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/require"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
+)
+
+// diskSteps fill a disk of two megabytes with traces several times over.
+const diskSteps = "1500"
+
+// smallDisk mounts a disk of two megabytes.
+func smallDisk(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m")
+	require.Tool(t, "tmpfs", err == nil, fmt.Sprintf("mounting a small disk needs root: %v", err))
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func diskCommand(t *testing.T, dir string, flags ...string) *exec.Cmd {
+	t.Helper()
+	args := append([]string{"run", "--plain", "--threads", "1", "--workers", "2", "--run-dir", dir}, flags...)
+	return launch(t, append(args, mlp, "--steps", diskSteps, "--micro-batch", "4", "--eval-every", "0", "--checkpoint-every", "300ms")...)
+}
+
+func summaryOf(t *testing.T, dir string) (sum rundir.Summary) {
+	t.Helper()
+	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
+	return sum
+}
+
+// A disk that is too small for the traces, or filled by others, costs no step, no worker and no bit.
+func TestFullDisk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
+	roomy := filepath.Join(t.TempDir(), "run")
+	if status, stdout, stderr := result(t, diskCommand(t, roomy)); status != 0 {
+		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+	}
+	want := summaryOf(t, roomy)
+	check := func(dir string) {
+		t.Helper()
+		got := summaryOf(t, dir)
+		if len(want.ParamsSHA256) != 64 || got.ParamsSHA256 != want.ParamsSHA256 || got.StateSHA256 != want.StateSHA256 || got.WorkersLost != 0 || got.Rollbacks != 0 {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+		for i, m := range metrics(t, dir) {
+			if m.Step != i+1 {
+				t.Fatalf("line %d of metrics.jsonl is of step %d", i+1, m.Step)
+			}
+		}
+	}
+
+	t.Run("traces", func(t *testing.T) {
+		dir := filepath.Join(smallDisk(t), "run")
+		if status, stdout, stderr := result(t, diskCommand(t, dir)); status != 0 {
+			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
+		}
+		check(dir)
+	})
+
+	t.Run("others", func(t *testing.T) {
+		disk := smallDisk(t)
+		dir := filepath.Join(disk, "run")
+		cmd := diskCommand(t, dir)
+		var out strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		has := func(kind string) bool {
+			text, _ := os.ReadFile(filepath.Join(dir, "events.jsonl"))
+			for line := range strings.Lines(string(text)) {
+				var e rundir.Event
+				if json.Unmarshal([]byte(line), &e) == nil && e.Kind == kind {
+					return true
+				}
+			}
+			return false
+		}
+		until(t, func() bool { return has("checkpoint") })
+		ballast, err := os.Create(filepath.Join(disk, "ballast"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ballast.Close()
+		fill := func() {
+			if _, err := io.CopyN(ballast, endless{}, 4<<20); err != nil && !errors.Is(err, unix.ENOSPC) {
+				t.Fatal(err)
+			}
+		}
+		until(t, func() bool { fill(); return has("hold") || has("end") })
+		if !has("hold") {
+			t.Fatalf("the run does not hold\n%s", &out)
+		}
+		text, err := exec.Command(binary, "status", "--json", dir).Output()
+		var status inspect.Status
+		if err = errors.Join(err, json.Unmarshal(text, &status)); err != nil || status.State != "running" || status.WorkersLost != 0 {
+			t.Errorf("%s, %v", text, err)
+		}
+		if has("end") || has("lost") || has("evict") {
+			t.Errorf("on the full disk\n%s", &out)
+		}
+		if err := errors.Join(ballast.Close(), os.Remove(ballast.Name())); err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%v\n%s", err, &out)
+		}
+		check(dir)
+	})
+}
+
+type endless struct{}
+
+func (endless) Read(b []byte) (int, error) { return len(b), nil }
