@@ -15,7 +15,7 @@
 //
 // Each part of what a session knows has a file: messages.go (what workers say, committed steps), lifecycle.go (stop,
 // exit, verdict), losses.go (what the controller decides about exits), evidence.go (missed heartbeats and gossip), joins.go,
-// checkpoints.go, disk.go, takeover.go, records.go (metrics, events, plans, summary) and speed.go. Package spans makes the traces.
+// checkpoints.go, takeover.go, records.go (metrics, events, plans, summary, a full disk) and speed.go. Package spans makes the traces.
 //
 // The tables list all legal transitions. A test holds that lifecycle.go has the same, and that random runs take each.
 //

@@ -11,7 +11,8 @@ import (
 func TestHeldWithoutAgent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r recovery
-		if r.held(0) != nil {
+		alone := r.held(0)
+		if time.Sleep(time.Hour); alone() {
 			t.Error("held by an agent that does not beat")
 		}
 		held := r.held(time.Second)
@@ -26,6 +27,11 @@ func TestHeldWithoutAgent(t *testing.T) {
 		r.beaten()
 		if held() {
 			t.Error("held, with the agent back")
+		}
+		for _, on := range []bool{true, false} {
+			if r.hold(on); held() != on || alone() != on {
+				t.Errorf("held %v, %v; the agent says %v", held(), alone(), on)
+			}
 		}
 	})
 }
