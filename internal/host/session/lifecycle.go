@@ -243,13 +243,10 @@ func (s *Session) ended(place int) {
 		if s.phase == finished || alone() {
 			s.believe()
 		}
-	case s.phase == finished && (w.fault == nil && w.status.Killed() || !w.silent.IsZero()):
-		// From outside, after the run: nothing of it is missing.
-		_, how := culprit(s.death(place))
-		s.end.warning = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(place), how)
-		s.then(s.about(place, eventNote, s.end.warning))
+	case s.phase == finished && w.fromOutside():
+		s.killedLate(place)
 	case s.phase == starting && s.respawns(w.who.ID) && s.roster.tries[w.who.ID] < maxFirstTries &&
-		(w.fault == nil && w.status.Killed() || !w.silent.IsZero()):
+		w.fromOutside():
 		s.replaceFirst(place)
 	case w.state == connecting && !w.status.Killed(): // else it is no fault of the program
 		s.end.lost = place
@@ -258,6 +255,16 @@ func (s *Session) ended(place int) {
 		s.end.lost = place
 		s.judge(s.death(place))
 	}
+}
+
+// fromOutside reports whether a worker was killed or frozen by what is no fault of its own.
+func (w *worker) fromOutside() bool { return w.fault == nil && w.status.Killed() || !w.silent.IsZero() }
+
+// killedLate takes in that a worker was lost when all was written: nothing of the run is missing.
+func (s *Session) killedLate(place int) {
+	_, how := culprit(s.death(place))
+	s.end.warning = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(place), how)
+	s.then(s.about(place, eventNote, s.end.warning))
 }
 
 // death is the error of a worker that has exited too early.
@@ -399,7 +406,7 @@ func (s *Session) conclude() {
 	if s.phase != training || m == nil || s.anyWorker(func(w *worker) bool { return w.state != gone && w.state != done && !s.idle(w) }) {
 		return
 	}
-	if s.ctl.Busy() && s.anyWorker(func(w *worker) bool { return w.state != gone && !w.over() }) {
+	if s.ctl.Busy() && s.anyWorker(func(w *worker) bool { return w.state != gone && !w.over() && !s.idle(w) }) {
 		return // the first worker has yet to learn that it is that
 	}
 	if !s.deliveries.Done() {

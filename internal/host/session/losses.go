@@ -218,7 +218,11 @@ func (s *Session) giveUp(err error) {
 		verdict = &RecoveryError{Err: err, Step: s.records.last.Step, Steps: s.job.Steps}
 	}
 	if none != nil {
-		s.conclude() // all was written before the last one exited
+		// Perhaps all was written before the last one exited.
+		if s.conclude(); s.phase == finished && s.end.lost >= 0 && s.workers[s.end.lost].fromOutside() {
+			s.killedLate(s.end.lost)
+			return
+		}
 	}
 	s.judge(verdict)
 }
