@@ -8,5 +8,5 @@ func FreeSpace(path string) (bytes int64, ok bool) {
 	if unix.Statfs(path, &s) != nil {
 		return 0, false
 	}
-	return int64(s.Bavail) * int64(s.Bsize), true
+	return int64(s.Bavail * uint64(s.Bsize)), true
 }
