@@ -331,9 +331,10 @@ func (s *Session) delivered(place int, m control.Delivered) {
 	}
 }
 
-// deliver has OnStep called for what is committed. The record is written before the worker that it names is told.
+// deliver has OnStep called for what is committed. The record is written before the worker that it names is told, so a full disk
+// holds the calls.
 func (s *Session) deliver() (effects []Effect) {
-	if s.phase != training || s.starts != nil {
+	if s.phase != training || s.starts != nil || s.holds() {
 		return nil
 	}
 	if w, ok := s.deliveries.Caller(); ok {

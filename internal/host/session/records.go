@@ -254,9 +254,12 @@ func (s *Session) diskRoom() {
 	s.hold()
 }
 
+// holds reports whether a full disk holds training.
+func (s *Session) holds() bool { return !s.disk.full.IsZero() && s.end.stop == "" }
+
 // hold tells the workers whether they may commit steps.
 func (s *Session) hold() {
-	on := !s.disk.full.IsZero() && s.end.stop == ""
+	on := s.holds()
 	for place := range s.workers {
 		if w := &s.workers[place]; w.state == working && !w.closed() {
 			s.send(place, control.Hold{On: on})

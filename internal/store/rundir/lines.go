@@ -180,7 +180,7 @@ func (d *Dir) setAsideOf(name string, is func(line []byte) bool) (dropped int, e
 func (d *Dir) takeOver(name string, is func(line []byte) bool) (*os.File, error) {
 	from, err := openRegular(d.File(name))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%s: %w", d.File(name), cause(err))
 	}
 	defer from.Close()
 	f, err := os.OpenFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
