@@ -228,7 +228,7 @@ func TestSession(t *testing.T) {
 		},
 		{
 			"other version", []Event{control.Hello{Protocol: 99}, closed, killed},
-			"kill closeView", &ProtocolError{0, "speaks version 99 of the protocol, not 5 before training"}, 1, "-",
+			"kill closeView", &ProtocolError{0, fmt.Sprintf("speaks version 99 of the protocol, not %d before training", control.Protocol)}, 1, "-",
 		},
 		{
 			"other worker", []Event{control.Hello{Protocol: control.Protocol, WorkerID: 4}, closed, killed},
