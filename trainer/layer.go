@@ -17,12 +17,7 @@ type Spec = tensor.Spec
 type Kind = tensor.Kind
 
 // NewTensor returns a tensor of zeros in memory of its own. Layers take theirs from [Context.Tensor].
-func NewTensor(kind Kind, shape ...int) Tensor {
-	if kind == Int32 {
-		return tensor.NewInt(shape...)
-	}
-	return tensor.New(shape...)
-}
+func NewTensor(kind Kind, shape ...int) Tensor { return tensor.Make(kind, shape...) }
 
 // The element types.
 const (

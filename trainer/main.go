@@ -78,13 +78,15 @@ func standaloneMain(args []string, stdout, stderr *os.File, define func(*flag.Fl
 		out.Report(stdout, stderr, program())
 		return out.ExitStatus()
 	}
+	executable, _ := os.Executable() // "" if unknown
+	wd, _ := os.Getwd()
 	v := view.Open(view.Options{Out: stdout, Plain: c.standard.plain})
 	out, _ := runInProcess(context.Background(), host.Config{
 		Settings: session.Settings{
 			Program: program(), Threads: job.Threads, Reduction: c.reduction,
-			Command: lasting(executable()), Args: c.launched(args), Dir: workingDir(),
+			Command: lasting(executable), Args: c.launched(args), Dir: wd,
 		},
-		RunDir: dir, Console: host.Console{View: v, Output: stdout}, Executable: executable(),
+		RunDir: dir, Console: host.Console{View: v, Output: stdout}, Executable: executable,
 	}, job, (*host.Host).CatchSignals)
 	out.Report(stdout, stderr, program())
 	return out.ExitStatus()

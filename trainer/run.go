@@ -44,7 +44,7 @@ func Run(ctx context.Context, job Job) (Summary, error) {
 		RunDir:   dir, Console: host.Console{Output: os.Stdout},
 	}
 	if dir != nil {
-		cfg.Executable = executable()
+		cfg.Executable, _ = os.Executable()
 	}
 	out, err := runInProcess(ctx, cfg, job, nil)
 	if err == nil {
@@ -100,23 +100,6 @@ func program() string { return filepath.Base(os.Args[0]) }
 // lasting returns the path of an executable that is there tomorrow, "" for one that go run made.
 func lasting(path string) string {
 	if strings.Contains(path, string(filepath.Separator)+"go-build") {
-		return ""
-	}
-	return path
-}
-
-func workingDir() string {
-	dir, err := os.Getwd()
-	if err != nil {
-		return ""
-	}
-	return dir
-}
-
-// executable returns the path of the running program, "" if unknown.
-func executable() string {
-	path, err := os.Executable()
-	if err != nil {
 		return ""
 	}
 	return path

@@ -65,9 +65,6 @@ func (c *Checkpoint) Moments() []string { return c.r.Moments() }
 // Read reads elements [lo, hi) of a layer's parameters, flattened tensor after tensor, into params, and their moments into
 // moments. Each has hi-lo elements; nil leaves one out.
 func (c *Checkpoint) Read(ctx context.Context, layer, lo, hi int, params []float32, moments [][]float32) error {
-	if moments == nil {
-		moments = make([][]float32, len(c.r.Moments()))
-	}
 	return c.r.Read(ctx, layer, lo, hi, params, moments)
 }
 

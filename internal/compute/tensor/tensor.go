@@ -70,6 +70,14 @@ func NewInt(shape ...int) Tensor {
 	return Tensor{Shape: slices.Clone(shape), I: make([]int32, Size(shape))}
 }
 
+// Make allocates a tensor of zeros.
+func Make(kind Kind, shape ...int) Tensor {
+	if kind == Int32 {
+		return NewInt(shape...)
+	}
+	return New(shape...)
+}
+
 // Of wraps data, which is not copied, in a float32 tensor of the given shape.
 // It panics if the sizes differ.
 func Of(data []float32, shape ...int) Tensor {

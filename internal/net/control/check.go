@@ -12,6 +12,27 @@ const MaxItems = 1 << 18
 
 const maxDepth = 16 // containers in containers
 
+// What follows the first byte of a value: so many bytes of content, or a length field of so many bytes.
+var (
+	plain = table(map[byte]int{
+		msgpcode.Uint8: 1, msgpcode.Uint16: 2, msgpcode.Uint32: 4, msgpcode.Uint64: 8, msgpcode.Float: 4, msgpcode.Double: 8,
+		msgpcode.Int8: 1, msgpcode.Int16: 2, msgpcode.Int32: 4, msgpcode.Int64: 8,
+		msgpcode.FixExt1: 2, msgpcode.FixExt2: 3, msgpcode.FixExt4: 5, msgpcode.FixExt8: 9, msgpcode.FixExt16: 17,
+	})
+	sized = table(map[byte]int{
+		msgpcode.Str8: 1, msgpcode.Str16: 2, msgpcode.Str32: 4, msgpcode.Bin8: 1, msgpcode.Bin16: 2, msgpcode.Bin32: 4,
+		msgpcode.Ext8: 1, msgpcode.Ext16: 2, msgpcode.Ext32: 4, msgpcode.Array16: 2, msgpcode.Array32: 4, msgpcode.Map16: 2, msgpcode.Map32: 4,
+	})
+)
+
+// table makes the map quick to look up.
+func table(of map[byte]int) (all [256]int) {
+	for c, n := range of {
+		all[c] = n
+	}
+	return all
+}
+
 // check walks over msgpack and reports what a decoder must not be given: containers deeper than 15 or with more than MaxItems
 // elements, lengths beyond the end, and anything but exactly one value. Afterwards the decoder's recursion and its allocations
 // are bounded by the body's size.
@@ -46,30 +67,7 @@ func check(b []byte) error {
 		case msgpcode.IsFixedMap(c):
 			items = 2 * int(c&msgpcode.FixedMapMask)
 		default:
-			switch c {
-			case msgpcode.Uint8, msgpcode.Int8:
-				size = 1
-			case msgpcode.Uint16, msgpcode.Int16, msgpcode.FixExt1:
-				size = 2
-			case msgpcode.FixExt2:
-				size = 3
-			case msgpcode.Uint32, msgpcode.Int32, msgpcode.Float:
-				size = 4
-			case msgpcode.FixExt4:
-				size = 5
-			case msgpcode.Uint64, msgpcode.Int64, msgpcode.Double:
-				size = 8
-			case msgpcode.FixExt8:
-				size = 9
-			case msgpcode.FixExt16:
-				size = 17
-			case msgpcode.Str8, msgpcode.Bin8, msgpcode.Ext8:
-				head = 1
-			case msgpcode.Str16, msgpcode.Bin16, msgpcode.Ext16, msgpcode.Array16, msgpcode.Map16:
-				head = 2
-			case msgpcode.Str32, msgpcode.Bin32, msgpcode.Ext32, msgpcode.Array32, msgpcode.Map32:
-				head = 4
-			default:
+			if size, head = plain[c], sized[c]; size+head == 0 {
 				return fmt.Errorf("byte %#x does not begin a value", c)
 			}
 		}

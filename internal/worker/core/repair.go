@@ -162,13 +162,6 @@ type repair struct {
 	told    map[id.WorkerID]bool
 }
 
-func newRepair(p plan.Shard, index, lo, hi int) *repair {
-	return &repair{
-		r: RangeOf(p), index: index, block: id.Range{Layer: p.Layer, Lo: lo, Hi: hi},
-		need: make(map[id.WorkerID]bool), told: make(map[id.WorkerID]bool),
-	}
-}
-
 // saidOf is what a worker says of a shard in which it names no block.
 type saidOf struct {
 	worker id.WorkerID
@@ -194,6 +187,16 @@ func (w *Worker) judge(said [][]byte) (words [][]byte, repairs []*repair, again 
 	sums := make([][]saidOf, len(w.plan.Shards))
 	type place struct{ shard, block int }
 	found := make(map[place]*repair)
+	of := func(at place, p plan.Shard, index, lo, hi int) *repair {
+		if found[at] == nil {
+			found[at] = &repair{
+				r: RangeOf(p), index: index, block: id.Range{Layer: p.Layer, Lo: lo, Hi: hi},
+				need: make(map[id.WorkerID]bool), told: make(map[id.WorkerID]bool),
+			}
+			repairs = append(repairs, found[at])
+		}
+		return found[at]
+	}
 	for i, b := range said {
 		x := w.plan.Workers[i].ID
 		bad := fmt.Errorf("worker %d said of its blocks what cannot be", x)
@@ -222,12 +225,7 @@ func (w *Worker) judge(said [][]byte) (words [][]byte, repairs []*repair, again 
 				return nil, nil, false, bad
 			}
 			offended[shard] = true
-			m := found[place{shard, block}]
-			if m == nil {
-				m = newRepair(p, block, at.Lo, at.Hi)
-				found[place{shard, block}] = m
-				repairs = append(repairs, m)
-			}
+			m := of(place{shard, block}, p, block, at.Lo, at.Hi)
 			m.need[x] = true
 			if x == p.Owner { // it may have passed it on
 				for _, c := range w.plan.Stages[w.plan.StageOf(p.Layer)].Workers {
@@ -245,14 +243,14 @@ func (w *Worker) judge(said [][]byte) (words [][]byte, repairs []*repair, again 
 			if !holds && !slices.Contains(w.plan.Stages[w.plan.StageOf(p.Layer)].Workers, x) {
 				continue
 			}
-			of := saidOf{worker: x, params: le.Uint32(b), holds: holds}
+			has := saidOf{worker: x, params: le.Uint32(b), holds: holds}
 			b = b[4:]
 			if holds {
-				of.state = le.Uint32(b)
+				has.state = le.Uint32(b)
 				b = b[4:]
 			}
 			if !offended[s] {
-				sums[s] = append(sums[s], of)
+				sums[s] = append(sums[s], has)
 			}
 		}
 	}
@@ -285,12 +283,7 @@ func (w *Worker) judge(said [][]byte) (words [][]byte, repairs []*repair, again 
 			if owned == nil || x.holds || x.params == owned.params {
 				continue
 			}
-			m := found[place{s, -1}]
-			if m == nil {
-				m = newRepair(p, w.blockAt(p.Layer, p.Lo), p.Lo, p.Hi)
-				found[place{s, -1}] = m
-				repairs = append(repairs, m)
-			}
+			m := of(place{s, -1}, p, w.blockAt(p.Layer, p.Lo), p.Lo, p.Hi)
 			m.need[x.worker] = true
 			if x.worker == w.me {
 				m.altered = new(Target)

@@ -448,11 +448,7 @@ func (p *pool) put(x []float32) {
 type batch struct{ in, target tensor.Tensor }
 
 func makeBatch(s tensor.Spec, samples int) tensor.Tensor {
-	shape := append([]int{samples}, s.Shape...)
-	if s.Kind == tensor.Int32 {
-		return tensor.NewInt(shape...)
-	}
-	return tensor.New(shape...)
+	return tensor.Make(s.Kind, append([]int{samples}, s.Shape...)...)
 }
 
 // load fills the first n samples of b.

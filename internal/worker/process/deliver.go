@@ -52,15 +52,23 @@ func (w *Worker) deliver(ctx context.Context, j *Job, step int) error {
 		if !c.caller || c.told >= step {
 			return nil
 		}
-		select {
-		case <-c.came:
-		case <-w.release: // the run continues without this worker
-			return core.ErrLeft
-		case <-w.recovery.ordered():
-			return errRollback
-		case <-ctx.Done():
-			return ctx.Err()
+		if released, err := w.waitAsked(ctx); err != nil || released { // the run continues without this worker
+			return cmp.Or(err, core.ErrLeft)
 		}
+	}
+}
+
+// waitAsked waits until the agent asks for calls or releases this worker. A rollback is an error.
+func (w *Worker) waitAsked(ctx context.Context) (released bool, err error) {
+	select {
+	case <-w.deliveries.came:
+		return false, nil
+	case <-w.release:
+		return true, nil
+	case <-w.recovery.ordered():
+		return false, errRollback
+	case <-ctx.Done():
+		return false, ctx.Err()
 	}
 }
 

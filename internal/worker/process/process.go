@@ -176,21 +176,17 @@ func trimStack(stack []byte) string {
 func Failure(err error, step int) control.Failed {
 	f := control.Failed{Kind: control.Faulty, Text: err.Error(), Step: step}
 	var panicked *PanicError
-	var nonFinite *core.NonFiniteError
-	var mismatch *core.MismatchError
-	var corrupt *core.CorruptError
 	var job *JobError
-	var sample *SampleError
 	switch {
 	case errors.As(err, &panicked):
 		f.Kind, f.Stack = control.UserPanic, panicked.Stack
-	case errors.As(err, &sample):
+	case errors.As(err, new(*SampleError)):
 		f.Kind = control.NoSample
-	case errors.As(err, &nonFinite):
+	case errors.As(err, new(*core.NonFiniteError)):
 		f.Kind = control.NonFinite
-	case errors.As(err, &mismatch):
+	case errors.As(err, new(*core.MismatchError)):
 		f.Kind = control.Mismatch
-	case errors.As(err, &corrupt):
+	case errors.As(err, new(*core.CorruptError)):
 		f.Kind = control.Corrupt
 	case errors.Is(err, comm.ErrLink), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrRefused):
 		f.Kind = control.PeerLost

@@ -127,9 +127,6 @@ func (j *Job) beginning(ctx context.Context, o control.Order) (begin func(id.Ran
 		return nil, nil, fmt.Errorf("the checkpoint of step %d has layers of %v parameters and %s; the job has %v and %s", m.Step, m.Layers, m.Rule, sizes, j.ruleName())
 	}
 	return func(x id.Range, params []float32, moments [][]float32) error {
-		if moments == nil {
-			moments = make([][]float32, len(r.Moments()))
-		}
 		return r.Read(ctx, x.Layer, x.Lo, x.Hi, params, moments)
 	}, func() { r.Close() }, nil
 }

@@ -179,18 +179,16 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	if err := w.send(done); err != nil {
 		return err
 	}
-	for released := false; !released; {
-		select {
-		case <-w.deliveries.came:
-			if err := w.deliver(ctx, j, 0); err != nil {
-				return err
-			}
-		case <-w.release:
-			released = true
-		case <-w.recovery.ordered():
-			return errRollback
-		case <-ctx.Done():
-			return ctx.Err()
+	for {
+		released, err := w.waitAsked(ctx)
+		if err == nil && !released {
+			err = w.deliver(ctx, j, 0)
+		}
+		if err != nil {
+			return err
+		}
+		if released {
+			break
 		}
 	}
 	if j.OnEnd == nil || !e.First() {
@@ -258,14 +256,8 @@ func (w *Worker) left(ctx context.Context, j *Job, err error) error {
 		if err := w.leaveCalls(j); err != nil {
 			return err
 		}
-		select {
-		case <-w.deliveries.came:
-		case <-w.release:
-			return nil
-		case <-w.recovery.ordered():
-			return errRollback // all others are lost
-		case <-ctx.Done():
-			return ctx.Err()
+		if released, err := w.waitAsked(ctx); err != nil || released { // rolled back, if all others are lost
+			return err
 		}
 	}
 }
