@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -116,14 +117,18 @@ func TestRunsHaveAll(t *testing.T) {
 			seen[x.String()] = true
 		}
 	}
-	for _, kind := range []string{"event", "duty"} {
-		text, err := os.ReadFile("../worker/core/" + kind + ".go")
+	for _, from := range []struct{ file, function, cases string }{
+		{"core/worker.go", "func (w *Worker) Step(", `(?m)^\tcase ([A-Z]\w+):$`},
+		{"engine/engine.go", "func (e *Engine) perform(", `(?m)^\tcase core\.(\w+):$`},
+	} {
+		text, err := os.ReadFile("../worker/" + from.file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		all := regexp.MustCompile(`(?m)^func \((\w+)\) `+kind+`\(\)`).FindAllStringSubmatch(string(text), -1)
-		if len(all) == 0 {
-			t.Errorf("%s.go has no type with the method %s", kind, kind)
+		_, text, _ = bytes.Cut(text, []byte(from.function))
+		all := regexp.MustCompile(from.cases).FindAllStringSubmatch(string(text), -1)
+		if len(all) < 20 {
+			t.Errorf("%s tells %d events or duties apart", from.file, len(all))
 		}
 		for _, m := range all {
 			if !seen["core."+m[1]] {

@@ -13,7 +13,7 @@ import (
 )
 
 // Duty is something that the shell must do. A duty that takes time is begun, and its end is an [Event].
-type Duty interface{ duty() }
+type Duty any
 
 // Ticket names an expected message. It is not used again.
 type Ticket uint64
@@ -280,39 +280,3 @@ type (
 		Err    error
 	}
 )
-
-func (Admit) duty()       {}
-func (Expect) duty()      {}
-func (Cancel) duty()      {}
-func (Send) duty()        {}
-func (SendFill) duty()    {}
-func (Attest) duty()      {}
-func (Edit) duty()        {}
-func (Reduce) duty()      {}
-func (Exchange) duty()    {}
-func (CancelOps) duty()   {}
-func (Run) duty()         {}
-func (Repeat) duty()      {}
-func (Say) duty()         {}
-func (Operate) duty()     {}
-func (StopOperate) duty() {}
-func (Prepare) duty()     {}
-func (Replay) duty()      {}
-func (Update) duty()      {}
-func (Begin) duty()       {}
-func (Clear) duty()       {}
-func (Keep) duty()        {}
-func (Compare) duty()     {}
-func (Total) duty()       {}
-func (Gate) duty()        {}
-func (Found) duty()       {}
-func (Forget) duty()      {}
-func (Restore) duty()     {}
-func (Apply) duty()       {}
-func (Answer) duty()      {}
-func (Mark) duty()        {}
-func (Live) duty()        {}
-func (Level) duty()       {}
-func (Tell) duty()        {}
-func (Conclude) duty()    {}
-func (End) duty()         {}

@@ -8,8 +8,9 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// Event is something that has happened to the worker: a message of its host or of a peer, or the end of a duty.
-type Event interface{ event() }
+// Event is something that has happened to the worker: a message of its host or of a peer, or the end of a duty. It is one of
+// the types of this file but Record.
+type Event any
 
 // What the host and the program ask for.
 type (
@@ -119,25 +120,3 @@ type Record struct {
 	// Spot are the digests of a spot check: of a worker that runs and repeats the pair, first those of the first run.
 	Spot []uint32
 }
-
-func (Query) event()        {}
-func (Order) event()        {}
-func (Fill) event()         {}
-func (LinkLost) event()     {}
-func (Hold) event()         {}
-func (Ask) event()          {}
-func (Abandon) event()      {}
-func (Received) event()     {}
-func (OpDone) event()       {}
-func (Compared) event()     {}
-func (PassDone) event()     {}
-func (GradientDone) event() {}
-func (Said) event()         {}
-func (Answered) event()     {}
-func (Prepared) event()     {}
-func (Replayed) event()     {}
-func (ShardUpdated) event() {}
-func (Copied) event()       {}
-func (Repeated) event()     {}
-func (Updated) event()      {}
-func (Failed) event()       {}

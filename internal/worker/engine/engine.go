@@ -204,13 +204,11 @@ func (e *Engine) handle(m any) {
 	case copied:
 		e.bases = m.bases
 		e.core.Step(core.Copied{Transfers: slices.Collect(maps.Keys(m.bases))})
-	case core.Event:
+	default: // an event
 		if _, ok := m.(core.ShardUpdated); ok {
 			e.phase(e.updating, PhaseGather)
 		}
 		e.core.Step(m)
-	default:
-		panic(fmt.Sprintf("engine: unknown message %T", m))
 	}
 }
 
