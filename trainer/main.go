@@ -47,9 +47,8 @@ func Main(define func(f *flag.FlagSet) func() (Job, error)) {
 	}
 	if launched {
 		// A program that this one starts is no worker, even if it calls Main.
-		for _, name := range control.Environment() {
-			_ = os.Unsetenv(name) // it fails for impossible names only
-		}
+		_ = os.Unsetenv(control.EnvAgent) // it fails for impossible names only
+		_ = os.Unsetenv(control.EnvWorker)
 		os.Exit(process.Main(id, maker(func() (Job, error) {
 			return newCommand(program(), false, define).job(os.Args[1:])
 		})))

@@ -57,7 +57,7 @@ func testProgram(f *flag.FlagSet) func() (trainer.Job, error) {
 		case "endless":
 			job.Steps = 1 << 30
 		case "environment":
-			for _, name := range []string{control.EnvAgent, control.EnvWorker, control.EnvIncarnation} {
+			for _, name := range []string{control.EnvAgent, control.EnvWorker} {
 				if v, ok := os.LookupEnv(name); ok {
 					return job, fmt.Errorf("the program's children would get %s=%s", name, v)
 				}

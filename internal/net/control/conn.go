@@ -1,9 +1,9 @@
 package control
 
 import (
-	"cmp"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -12,11 +12,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/net/auth"
 )
 
@@ -111,19 +111,9 @@ func receiveError(ctx context.Context, err error) error {
 
 // Environment of a worker process.
 const (
-	EnvAgent       = "SOLITON_AGENT"       // number of the file of the connection to the agent
-	EnvWorker      = "SOLITON_WORKER"      // WorkerID
-	EnvIncarnation = "SOLITON_INCARNATION" // incarnation
-	EnvProgress    = "SOLITON_PROGRESS"    // number of the file of a progress.Record; may be missing
-	EnvLinks       = "SOLITON_LINKS"       // folder of the sockets at which workers of this host reach each other; may be missing
-	EnvAddr        = "SOLITON_ADDR"        // IP address at which workers of other hosts reach this one; may be missing
-	EnvCanary      = "SOLITON_CANARY"      // numbers of the files of two canaries, with a comma; may be missing
+	EnvAgent  = "SOLITON_AGENT"  // the [Identity] as JSON
+	EnvWorker = "SOLITON_WORKER" // its WorkerID, for scripts around a program
 )
-
-// Environment lists the variables that [Launched] reads.
-func Environment() []string {
-	return []string{EnvAgent, EnvWorker, EnvIncarnation, EnvProgress, EnvCanary, EnvLinks, EnvAddr}
-}
 
 // Identity is what a worker process was started as.
 type Identity struct {
@@ -136,68 +126,35 @@ type Identity struct {
 	Addr        string // IP address at which workers of other hosts reach this one; "" where there are none
 }
 
-// Launched returns the identity that an agent gave this process. ok is false if no agent started the process; an incomplete
-// environment is an error.
+// Launched returns the identity that an agent gave this process. ok is false if no agent started the process; an identity that no
+// agent gives is an error.
 func Launched() (id Identity, ok bool, err error) {
-	if _, ok = os.LookupEnv(EnvAgent); !ok {
+	text, ok := os.LookupEnv(EnvAgent)
+	if !ok {
 		return Identity{}, false, nil
 	}
-	var faults []error
-	read := func(name string, must bool, what string, parse func(string) error) {
-		if v, there := os.LookupEnv(name); (there || must) && parse(v) != nil {
-			faults = append(faults, fmt.Errorf("control: %s=%q in the environment is no %s; it is set by the launcher only", name, v, what))
-		}
-	}
-	read(EnvAgent, true, "file number", func(v string) error { return number(v, 3, &id.Conn) })
-	read(EnvWorker, true, "worker number", func(v string) error { return number(v, 0, &id.WorkerID) })
-	read(EnvIncarnation, true, "incarnation", func(v string) error { return number(v, 0, &id.Incarnation) })
-	read(EnvProgress, false, "file number", func(v string) error { return number(v, 3, &id.Progress) })
-	read(EnvCanary, false, "two file numbers", func(v string) error {
-		one, two, _ := strings.Cut(v, ",")
-		return cmp.Or(number(one, 3, &id.Canaries[0]), number(two, 3, &id.Canaries[1]))
-	})
-	read(EnvLinks, false, "absolute path", func(v string) error {
-		if id.Links = v; !filepath.IsAbs(v) {
-			return strconv.ErrSyntax
-		}
-		return nil
-	})
-	read(EnvAddr, false, "IP address", func(v string) error {
-		id.Addr = v
-		_, err := netip.ParseAddr(v)
-		return err
-	})
-	return id, true, errors.Join(faults...)
-}
-
-// number reads a number that is at least least.
-func number(text string, least int, to *int) (err error) {
-	if *to, err = strconv.Atoi(text); err == nil && *to < least {
-		err = strconv.ErrRange
-	}
-	return err
-}
-
-// Environ returns the environment variables that [Launched] reads.
-func (id Identity) Environ() []string {
-	env := []string{
-		EnvAgent + "=" + strconv.Itoa(id.Conn),
-		EnvWorker + "=" + strconv.Itoa(id.WorkerID),
-		EnvIncarnation + "=" + strconv.Itoa(id.Incarnation),
-	}
-	if id.Progress > 0 {
-		env = append(env, EnvProgress+"="+strconv.Itoa(id.Progress))
-	}
-	if id.Canaries[0] > 0 {
-		env = append(env, fmt.Sprintf("%s=%d,%d", EnvCanary, id.Canaries[0], id.Canaries[1]))
-	}
-	if id.Links != "" {
-		env = append(env, EnvLinks+"="+id.Links)
-	}
+	var f faults.List
+	f.Add(json.Unmarshal([]byte(text), &id))
+	f.If(id.Conn < 3, "Conn is %d; it must be at least 3", id.Conn)
+	f.If(id.WorkerID < 0 || id.Incarnation < 0, "WorkerID is %d and Incarnation %d; they must be at least 0", id.WorkerID, id.Incarnation)
+	f.If(id.Links != "" && !filepath.IsAbs(id.Links), "Links is %q; it must be an absolute path", id.Links)
 	if id.Addr != "" {
-		env = append(env, EnvAddr+"="+id.Addr)
+		_, err := netip.ParseAddr(id.Addr)
+		f.Add(err)
 	}
-	return env
+	if err := f.Err(); err != nil {
+		return Identity{}, true, fmt.Errorf("control: %s=%q in the environment is set by the launcher only: %w", EnvAgent, text, err)
+	}
+	return id, true, nil
+}
+
+// Environ returns the environment variables of a worker process.
+func (id Identity) Environ() []string {
+	b, err := json.Marshal(id)
+	if err != nil {
+		panic(err) // numbers and strings always have an encoding
+	}
+	return []string{EnvAgent + "=" + string(b), EnvWorker + "=" + strconv.Itoa(id.WorkerID)}
 }
 
 // Hello returns the first message of the worker with this identity.

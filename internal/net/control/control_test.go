@@ -304,20 +304,19 @@ func TestIdentity(t *testing.T) {
 		t.Errorf("got %v, %v", m, err)
 	}
 
-	t.Setenv(EnvAgent, "/tmp/socket")
-	t.Setenv(EnvWorker, "x")
-	t.Setenv(EnvIncarnation, "-1")
-	t.Setenv(EnvProgress, "2")
-	t.Setenv(EnvCanary, "4")
-	t.Setenv(EnvLinks, "links")
-	t.Setenv(EnvAddr, "host")
-	_, ok, err = Launched()
-	if !ok || err == nil {
-		t.Fatalf("bad environment: %v, %v", ok, err)
-	}
-	for _, name := range Environment() {
-		if !strings.Contains(err.Error(), name) {
-			t.Errorf("%v does not name %s", err, name)
+	for text, what := range map[string]string{
+		"/tmp/socket":            "invalid character",
+		`{"Conn":2}`:             "Conn is 2",
+		`{"Conn":"x"}`:           "Conn",
+		`{"WorkerID":-1}`:        "WorkerID is -1",
+		`{"Incarnation":-1}`:     "Incarnation -1",
+		`{"Links":"links"}`:      `Links is "links"`,
+		`{"Conn":3,"Addr":"no"}`: `"no"`,
+	} {
+		t.Setenv(EnvAgent, text)
+		_, ok, err = Launched()
+		if !ok || err == nil || !strings.Contains(err.Error(), what) || !strings.Contains(err.Error(), EnvAgent) {
+			t.Errorf("%s: %v, %v", text, ok, err)
 		}
 	}
 }
