@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -192,9 +191,6 @@ func (s *supervisor) train(p program, file string, args []string, dir *rundir.Di
 	if page != nil {
 		page.Attach(paged{s, dir.Path()})
 	}
-	signals := make(chan os.Signal, maxStops)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
 	var asked []session.Reason
 	var late <-chan time.Time // for the leader to end the run at once
 	living := f.hosts
@@ -202,8 +198,6 @@ func (s *supervisor) train(p program, file string, args []string, dir *rundir.Di
 wait:
 	for {
 		select {
-		case sig := <-signals:
-			offer(stops, cli.Reason(sig))
 		case reason := <-stops:
 			s.ask(request{Stop: reason})
 			if asked = append(asked, reason); len(asked) == maxStops {

@@ -49,19 +49,12 @@ higher plan, and the last line of a step counts.`,
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
-	flags.IntVar(&f.workers, "workers", 0, "worker processes on this machine (default as before)")
-	flags.IntVar(&f.stages, "stages", 0, "pipeline stages of the first plan (default as before, but not more than workers)")
-	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
-	flags.IntVar(&f.mirrors, "mirrors", 0, "replicas of each shard besides the owner's (default as before)")
-	flags.IntVar(&f.least, "min-workers", 0, "fewest workers to train with (default as before, at most --workers)")
-	flags.BoolVar(&f.respawn, "respawn", false, "start a replacement for every worker that dies (default as before)")
-	flags.DurationVar(&f.detect, "detect", 0, "failure-detection timeout (default as before)")
-	flags.DurationVar(&f.calls, "call-timeout", 0, "time after which a call of the program's code counts as blocked; 0: never (default as before)")
-	flags.BoolVar(&f.digests, "digests", false, "digests of the state of the job (default as before)")
-	flags.IntVar(&f.verify, "verify", 0, "micro-batches that a worker runs for each that it repeats as a check; 0: none (default as before)")
-	clockFlags(flags, &f)
-	pageFlag(flags, &f)
-	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
+	sharedFlags(flags, &f)
+	zero := map[string]string{"int": "0", "bool": "false", "duration": "0s"}
+	for _, name := range []string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify"} {
+		flag := flags.Lookup(name)
+		flag.Usage, flag.DefValue = flag.Usage+" (default as before)", zero[flag.Value.Type()]
+	}
 	return cmd
 }
 
@@ -116,27 +109,13 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	if _, err2 := controller.ParseReshape(f.reshape); err != nil || err2 != nil {
 		return fmt.Errorf("job.json: %w", cmp.Or(err, err2))
 	}
-	if !changed("workers") {
-		f.workers = job.Workers
-	}
-	if !changed("stages") {
-		f.stages = min(job.Stages, max(f.workers, 1))
-	}
-	if !changed("mirrors") {
-		f.mirrors = job.Mirrors
-	}
-	if !changed("min-workers") {
-		f.least = min(job.MinWorkers, max(f.workers, 1))
-	}
-	if !changed("respawn") {
-		f.respawn = job.Respawn
-	}
-	if !changed("digests") {
-		f.digests = !job.NoDigests
-	}
-	if !changed("verify") {
-		f.verify = job.Verify
-	}
+	inherit(changed("workers"), &f.workers, job.Workers)
+	inherit(changed("stages"), &f.stages, min(job.Stages, max(f.workers, 1)))
+	inherit(changed("mirrors"), &f.mirrors, job.Mirrors)
+	inherit(changed("min-workers"), &f.least, min(job.MinWorkers, max(f.workers, 1)))
+	inherit(changed("respawn"), &f.respawn, job.Respawn)
+	inherit(changed("digests"), &f.digests, !job.NoDigests)
+	inherit(changed("verify"), &f.verify, job.Verify)
 	if !changed("call-timeout") {
 		calls, err := time.ParseDuration(cmp.Or(job.CallTimeout, timing.Call.String()))
 		if err != nil {
@@ -154,6 +133,13 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 		}
 	}
 	return nil
+}
+
+// inherit sets a flag as before, unless it was given.
+func inherit[T any](given bool, flag *T, before T) {
+	if !given {
+		*flag = before
+	}
 }
 
 // newest finds the checkpoint to resume from, and reports those that cannot be used, after notes.

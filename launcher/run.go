@@ -157,8 +157,19 @@ for launcher resume; the second ends it at once.`,
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows PROGRAM is the program's
 	flags.SortFlags = false
-	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
+	sharedFlags(flags, &f)
 	flags.IntVar(&f.hosts, "emulate-hosts", 1, "emulated hosts: agents in processes of their own, with the workers split over them")
+	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
+	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
+	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
+	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
+	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
+	return cmd
+}
+
+// sharedFlags are the flags that resume has as well.
+func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
+	flags.IntVar(&f.workers, "workers", 4, "worker processes on this machine")
 	flags.IntVar(&f.stages, "stages", 1, "pipeline stages of the first plan; not more than workers or layers")
 	flags.IntVar(&f.threads, "threads", 0, "compute threads per worker (default cores divided by workers, at least 1)")
 	flags.IntVar(&f.mirrors, "mirrors", 1, "replicas of each shard besides the owner's; with 0, a lost worker means a rollback")
@@ -166,17 +177,11 @@ for launcher resume; the second ends it at once.`,
 	flags.BoolVar(&f.respawn, "respawn", false, "replace every worker that dies")
 	flags.DurationVar(&f.detect, "detect", time.Second, "failure-detection timeout")
 	flags.DurationVar(&f.calls, "call-timeout", timing.Call, "time after which a call of the program's code counts as blocked; 0: never")
-	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
-	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
 	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
-	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
-	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
-	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
-	clockFlags(flags, &f)
-	pageFlag(flags, &f)
+	clockFlags(flags, f)
+	pageFlag(flags, f)
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
-	return cmd
 }
 
 // clockFlags are --clocks and what goes with it.
@@ -369,6 +374,10 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	shown := view.Tee(views...)
 	// Commands find the run from now on; until it has begun, stop is the only one that it obeys.
 	stops := make(chan session.Reason, maxStops)
+	signals := make(chan os.Signal, maxStops)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(signals)
+	defer passOn(signals, func(s os.Signal) { offer(stops, cli.Reason(s)) })()
 	door, err := host.OpenDoor(dir, func() { offer(stops, session.Stopped) })
 	if err != nil {
 		shown.Close()
@@ -425,7 +434,6 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if err != nil {
 		return cli.Fail(err)
 	}
-	defer h.CatchSignals()()
 	defer passOn(stops, h.Stop)()
 	if page != nil {
 		page.Attach(paged{h, dir.Path()})
@@ -491,15 +499,15 @@ func offer(stops chan<- session.Reason, r session.Reason) {
 	}
 }
 
-// passOn hands reasons to stop to a function until the returned function is called.
-func passOn(stops <-chan session.Reason, stop func(session.Reason)) (end func()) {
+// passOn hands what comes to a function until the returned function is called.
+func passOn[T any](from <-chan T, to func(T)) (end func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			select {
-			case r := <-stops:
-				stop(r)
+			case x := <-from:
+				to(x)
 			case <-quit:
 				return
 			}
@@ -519,12 +527,8 @@ func programOutput(stdout io.Writer) io.Writer {
 	return cli.Raw(stdout)
 }
 
-// buildUntilStop builds, and returns the reason to stop if a signal or a command came first.
+// buildUntilStop builds, and returns the reason to stop if one came first.
 func buildUntilStop(ctx context.Context, p program, dir *rundir.Dir, stops <-chan session.Reason) (file string, reason session.Reason, err error) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
-
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
 	built := make(chan struct{})
@@ -534,8 +538,6 @@ func buildUntilStop(ctx context.Context, p program, dir *rundir.Dir, stops <-cha
 	}()
 	select {
 	case <-built:
-	case s := <-signals:
-		reason = cli.Reason(s)
 	case reason = <-stops:
 	}
 	if reason != "" {
