@@ -135,8 +135,8 @@ func (s *Session) askForCheckpoint() {
 		return
 	}
 	c.asked = true
-	for place := range s.workers {
-		if s.workers[place].state == working {
+	for place, w := range s.workers {
+		if w.state == working {
 			s.send(place, control.Save{})
 		}
 	}

@@ -67,8 +67,8 @@ func (s *Session) watch(due time.Time) {
 	}
 	var peers []*timing.History
 	hosts := make(map[string][]timing.Intervals)
-	for place := range s.workers {
-		if w := &s.workers[place]; w.watched() {
+	for _, w := range s.workers {
+		if w.watched() {
 			peers = append(peers, &w.heard)
 			hosts[w.who.Host] = append(hosts[w.who.Host], w.heard.Intervals)
 		}
@@ -81,8 +81,7 @@ func (s *Session) watch(due time.Time) {
 		around[host] = timing.Pool(all)
 		s.late.slack = max(s.late.slack, d.Limit(around[host], s.late.looks.Intervals)-d.Least)
 	}
-	for place := range s.workers {
-		w := &s.workers[place]
+	for place, w := range s.workers {
 		if !w.watched() || s.phase == ending {
 			continue
 		}
@@ -132,7 +131,7 @@ func (s *Session) gossip(e Gossip) {
 	if place < 0 || s.phase == ending {
 		return
 	}
-	w := &s.workers[place]
+	w := s.workers[place]
 	if w.state == gone || w.hasExited() {
 		return
 	}
@@ -155,8 +154,8 @@ func (s *Session) gossip(e Gossip) {
 
 // outside returns the workers of the run that have never been members of the ring.
 func (s *Session) outside() (all []int) {
-	for place := range s.workers {
-		if w := &s.workers[place]; !w.member && w.state != gone && !w.hasExited() && !w.joins {
+	for place, w := range s.workers {
+		if !w.member && w.state != gone && !w.hasExited() && !w.joins {
 			all = append(all, s.id(place))
 		}
 	}
@@ -165,8 +164,8 @@ func (s *Session) outside() (all []int) {
 
 // dropSuspicions forgets suspicions: where the host or all workers were held up, they tell of that delay only.
 func (s *Session) dropSuspicions() {
-	for place := range s.workers {
-		if w := &s.workers[place]; w.by != "" {
+	for _, w := range s.workers {
+		if w.by != "" {
 			w.by = ""
 			s.tell(controller.Suspected{Worker: w.who})
 		}
@@ -237,14 +236,14 @@ func counted(c control.Call) time.Duration { return time.Duration(c.For - c.Wait
 
 // blocked says that the call of a worker has not returned.
 func (s *Session) blocked(place int) string {
-	w := &s.workers[place]
+	w := s.workers[place]
 	return blocked(s.id(place), w.callText(), time.Duration(w.call.For))
 }
 
 // called takes in which call of user code a worker runs, nil for none that has run for a heartbeat. One that is overdue is reported,
 // and the worker evicted after a while, if others can do its work.
 func (s *Session) called(place int, told *control.Call) {
-	w, call := &s.workers[place], control.Call{}
+	w, call := s.workers[place], control.Call{}
 	if told != nil {
 		call = *told
 	}
@@ -302,7 +301,7 @@ func (s *Session) tellCall(place int, kind eventKind, text string) {
 // unblock evicts a worker whose call does not return. Where no other worker could continue, or the same call has blocked another
 // worker before, the run waits for the call instead, unless it is to stop.
 func (s *Session) unblock(place int) {
-	w, c := &s.workers[place], &s.calls
+	w, c := s.workers[place], &s.calls
 	alive, free := 0, 0 // workers of the plan
 	for _, p := range s.plan.Workers {
 		if x := s.find(p); x >= 0 && s.workers[x].exit == running && s.workers[x].fault == nil {
@@ -352,7 +351,7 @@ func (s *Session) stamp(e FaultStamped) {
 			return
 		}
 	}
-	w := &s.workers[place]
+	w := s.workers[place]
 	w.hit = e.At
 	s.tr.Stamped(w.who, e.At)
 	if w.state == gone && !e.At.IsZero() { // the stamp was slower than the exit
@@ -389,7 +388,7 @@ type repairs struct {
 // repaired writes down that memory of a worker was altered and is as it was again, and evicts a worker to which that happens once
 // more while others can continue without it.
 func (s *Session) repaired(place int, m control.Repaired) {
-	w, id, target := &s.workers[place], s.id(place), repairTarget(m.Target)
+	w, id, target := s.workers[place], s.id(place), repairTarget(m.Target)
 	known := false
 	for _, l := range w.ready.Layers {
 		known = known || l.Name == m.Layer

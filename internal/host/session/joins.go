@@ -109,7 +109,7 @@ func (s *Session) replace(dead plan.Worker) {
 
 // replaceFirst restarts a worker that was lost before training.
 func (s *Session) replaceFirst(place int) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	cause := OneLine(stoppedBy(s.death(place)))
 	w.set(gone)
 	w.joins = true // it never had a part
@@ -168,7 +168,7 @@ func (s *Session) started(e WorkerStarted) {
 		return
 	}
 	joins := s.phase >= training
-	s.workers = append(s.workers, worker{who: e.Worker, joins: joins, fresh: joins, hello: s.now.Add(s.cfg.HelloTimeout)})
+	s.workers = append(s.workers, &worker{who: e.Worker, joins: joins, fresh: joins, hello: s.now.Add(s.cfg.HelloTimeout)})
 	place := len(s.workers) - 1
 	if s.phase > training {
 		s.dismiss(place)
@@ -194,7 +194,7 @@ func (s *Session) cannotStart(e WorkerStarted) {
 
 // join lets a worker join that is ready and has the run's job.
 func (s *Session) join(place int) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	if field, values := difference(s.model, w.ready); field != "" {
 		s.refuse(place, &DifferError{Worker: s.id(place), Than: 0, Field: field, Values: values})
 		return
@@ -216,7 +216,7 @@ func (s *Session) join(place int) {
 
 // refuse ends a worker that has no part in the plan yet. The run continues.
 func (s *Session) refuse(place int, err error) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	if s.phase == ending || w.state == gone || w.fault != nil {
 		return
 	}
@@ -228,7 +228,7 @@ func (s *Session) refuse(place int, err error) {
 
 // loseJoiner takes in that a worker has exited before it had a part.
 func (s *Session) loseJoiner(place int) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	w.set(gone)
 	cause := OneLine(stoppedBy(s.death(place)))
 	if !w.failed {

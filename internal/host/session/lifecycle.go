@@ -89,10 +89,8 @@ func move[S interface {
 	comparable
 	fmt.Stringer
 }](table map[S][]S, from, to S) S {
-	for _, legal := range table[from] {
-		if legal == to {
-			return to
-		}
+	if slices.Contains(table[from], to) {
+		return to
 	}
 	panic(fmt.Sprintf("session: from %v to %v", from, to))
 }
@@ -139,7 +137,7 @@ func (w *worker) exitTo(to exitState) { w.exit = move(exitStates, w.exit, to) }
 
 // hungUp takes in that a connection is over.
 func (s *Session) hungUp(place int, err error) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	switch w.exit {
 	case exited:
 		w.exitTo(reaped)
@@ -161,7 +159,7 @@ func (s *Session) hungUp(place int, err error) {
 
 // exited takes in that a process has exited. It is judged when all that it has sent is received.
 func (s *Session) exited(place int, status Status) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	switch w.exit {
 	case running:
 		w.exitTo(exited)
@@ -176,7 +174,7 @@ func (s *Session) exited(place int, status Status) {
 
 // unreaped takes in that a worker has not exited in time.
 func (s *Session) unreaped(place int) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	switch {
 	case w.over():
 	case w.exit == exited: // and something holds its connection open
@@ -204,7 +202,7 @@ func (s *Session) grace(place int) { s.workers[place].reap = s.now.Add(timing.Re
 
 // dismiss kills a worker whose exit changes nothing.
 func (s *Session) dismiss(place int) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	s.first(Kill{place, w.stuck})
 	if s.grace(place); w.stuck {
 		w.reap = w.reap.Add(timing.Stacks)
@@ -219,9 +217,9 @@ func (s *Session) kill(place int) {
 
 // ended judges a worker that has exited and has nothing more to say.
 func (s *Session) ended(place int) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	alone := func() bool { // no other worker can say more
-		return !s.anyWorker(func(w *worker) bool { return w.state != gone && !w.failed && !w.over() })
+		return !slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state != gone && !w.failed && !w.over() })
 	}
 	switch {
 	case s.phase == ending, s.phase == assembling, w.state == gone:
@@ -269,7 +267,7 @@ func (s *Session) killedLate(place int) {
 
 // death is the error of a worker that has exited too early.
 func (s *Session) death(place int) error {
-	w := &s.workers[place]
+	w := s.workers[place]
 	if silent := new(SilentError); errors.As(w.fault, &silent) {
 		return silent
 	}
@@ -281,7 +279,7 @@ func (s *Session) death(place int) error {
 
 // workerFailed takes in that a worker reports a failure.
 func (s *Session) workerFailed(place int, m control.Failed) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	if w.joins {
 		s.refuse(place, errors.New(OneLine(m.Text)))
 		return
@@ -356,8 +354,8 @@ func (s *Session) stop(reason Reason) {
 	if len(s.workers) > 1 {
 		asked = "the workers are"
 	}
-	for place := range s.workers {
-		if s.workers[place].state != gone {
+	for place, w := range s.workers {
+		if w.state != gone {
 			s.send(place, control.Stop{Reason: string(reason)})
 		}
 	}
@@ -366,7 +364,7 @@ func (s *Session) stop(reason Reason) {
 
 // finish takes in a worker's result.
 func (s *Session) finish(place int, m control.Done) {
-	w, e := &s.workers[place], &s.end
+	w, e := s.workers[place], &s.end
 	stopped := m.StoppedBy != ""
 	if e.stop == "" && s.tookOver() {
 		e.stop = Reason(m.StoppedBy) // the leader before was asked
@@ -403,10 +401,10 @@ func (s *Session) finish(place int, m control.Done) {
 // conclude ends training when every worker that is left has told its result.
 func (s *Session) conclude() {
 	m := s.end.result
-	if s.phase != training || m == nil || s.anyWorker(func(w *worker) bool { return w.state != gone && w.state != done && !s.idle(w) }) {
+	if s.phase != training || m == nil || slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state != gone && w.state != done && !s.idle(w) }) {
 		return
 	}
-	if s.ctl.Busy() && s.anyWorker(func(w *worker) bool { return w.state != gone && !w.over() && !s.idle(w) }) {
+	if s.ctl.Busy() && slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state != gone && !w.over() && !s.idle(w) }) {
 		return // the first worker has yet to learn that it is that
 	}
 	if !s.deliveries.Done() {
@@ -432,8 +430,8 @@ func (s *Session) conclude() {
 		s.end.err = &StoppedError{Reason: s.end.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
 	s.then(s.event(eventEnd, reason), WriteSummary{sum}, Show{view.End{Summary: sum}}, CloseView{})
-	for place := range s.workers {
-		switch w := &s.workers[place]; {
+	for place, w := range s.workers {
+		switch {
 		case w.state == gone || w.closed():
 		case w.joins && w.state < working:
 			s.dismiss(place) // it reads data for a run that is over
@@ -494,8 +492,8 @@ func (s *Session) judge(err error) {
 }
 
 func (s *Session) killAll() {
-	for place := range s.workers {
-		if w := &s.workers[place]; w.exit == running || w.exit == hungUp {
+	for place, w := range s.workers {
+		if w.exit == running || w.exit == hungUp {
 			s.dismiss(place)
 		}
 	}

@@ -29,7 +29,7 @@ func (e *evictedError) Error() string { return e.reason }
 
 // lose has the run continue without a worker that has exited in training.
 func (s *Session) lose(place int) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	w.set(gone)
 	s.paces.forget(w.who.ID)
 	s.forgetSteps()
@@ -63,8 +63,8 @@ func (s *Session) lose(place int) {
 	s.replace(w.who)
 	// Others may have failed because of it, and said so before.
 	s.end.claim = nil
-	for place := range s.workers {
-		if w := &s.workers[place]; w.failed && w.state != gone && w.over() && s.phase != ending {
+	for place, w := range s.workers {
+		if w.failed && w.state != gone && w.over() && s.phase != ending {
 			s.lose(place)
 		}
 	}
@@ -112,7 +112,7 @@ func (s *Session) inWords(place int, err error) string {
 
 // evict kills a worker; its exit is the event that follows.
 func (s *Session) evict(place int, reason string) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	if w.fault != nil || w.hasExited() {
 		return
 	}
@@ -253,7 +253,7 @@ func (s *Session) adopt(e controller.Adopt) {
 	var joined []Effect
 	for _, pw := range p.Workers {
 		place := s.find(pw)
-		w, part := &s.workers[place], share(&p, pw)
+		w, part := s.workers[place], share(&p, pw)
 		w.own.ID, w.own.Incarnation, w.own.Stages, w.own.Layers = part.ID, part.Incarnation, part.Stages, part.Layers
 		live.Workers = append(live.Workers, part)
 		if w.joins {
@@ -318,8 +318,8 @@ func (s *Session) Alarm() (first time.Time) {
 			first = at
 		}
 	}
-	for place := range s.workers {
-		if w := &s.workers[place]; !w.over() {
+	for _, w := range s.workers {
+		if !w.over() {
 			sooner(w.reap)
 		}
 	}
@@ -330,8 +330,8 @@ func (s *Session) Alarm() (first time.Time) {
 	if s.phase == training {
 		sooner(s.checkpoints.due)
 	}
-	for place := range s.workers {
-		if w := &s.workers[place]; w.state == connecting && !w.hasExited() {
+	for _, w := range s.workers {
+		if w.state == connecting && !w.hasExited() {
 			sooner(w.hello)
 		}
 	}
@@ -356,8 +356,7 @@ func (s *Session) alarm() {
 		*at = time.Time{}
 		return true
 	}
-	for place := range s.workers {
-		w := &s.workers[place]
+	for place, w := range s.workers {
 		if passed(&w.reap) {
 			s.unreaped(place)
 		}

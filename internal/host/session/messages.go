@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -13,7 +14,7 @@ import (
 
 // message takes in what a worker says.
 func (s *Session) message(place int, m control.Message) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	if _, first := m.(control.Hello); w.state == connecting && !first {
 		if _, failed := m.(control.Failed); !failed {
 			s.bad(place, "sent %T before its hello", m)
@@ -74,7 +75,7 @@ func (s *Session) message(place int, m control.Message) {
 		switch {
 		case w.joins:
 			s.join(place)
-		case s.roster.pending > 0 || s.anyWorker(func(w *worker) bool { return w.state < prepared }):
+		case s.roster.pending > 0 || slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state < prepared }):
 			s.then(Show{view.Worker{ID: s.id(place), State: "ready"}})
 		default:
 			s.start()
@@ -224,7 +225,7 @@ func (s *Session) committed(place int, m control.Step) {
 	bad := func(format string, args ...any) {
 		s.judge(&ProtocolError{s.id(place), fmt.Sprintf(format, args...)})
 	}
-	w, r := &s.workers[place], &s.records
+	w, r := s.workers[place], &s.records
 	m.Plan = cmp.Or(m.Plan, uint64(s.plan.Version.N))
 	under, ok := s.known[m.Plan]
 	rolled := ok && under.Version.Compare(s.restart.version) < 0 // the run has gone back since
@@ -366,8 +367,8 @@ func (w *worker) canCall() bool {
 // forgetSteps drops the steps that all workers have reported that are to.
 func (s *Session) forgetSteps() {
 	least := math.MaxInt
-	for place := range s.workers {
-		switch w := &s.workers[place]; {
+	for _, w := range s.workers {
+		switch {
 		case w.state == gone, w.joins, w.fresh:
 		case w.rolled != s.restart.version:
 			least = min(least, s.restart.step)
@@ -415,8 +416,7 @@ func (s *Session) askForTimelines() {
 		ms = max(s.records.median(), 1e-9)
 	}
 	every := s.timelines.pace(ms)
-	for place := range s.workers {
-		w := &s.workers[place]
+	for place, w := range s.workers {
 		// A silent worker is not told again and again: what is sent to it has to be kept.
 		if w.every != every && w.state == working && !w.closed() && w.heard.Heard.After(w.told) {
 			w.every, w.told = every, s.now

@@ -117,11 +117,11 @@ func (s *Session) summarise(stoppedBy string) rundir.Summary {
 		WorkersStarted: len(s.workers) + r.earlier, WorkersLost: r.lost, WorkersJoined: r.joined, Reduction: s.cfg.Reduction.String(), StoppedBy: stoppedBy,
 		Recoveries: append([]rundir.Recovery{}, r.recoveries...), Rollbacks: r.rollbacks,
 	}
-	for place := range s.workers {
-		if !s.workers[place].joins {
-			w := s.workers[place].own
-			w.Times = s.paces.times(s.workers[place].who.ID)
-			sum.Workers = append(sum.Workers, w)
+	for _, w := range s.workers {
+		if !w.joins {
+			own := w.own
+			own.Times = s.paces.times(w.who.ID)
+			sum.Workers = append(sum.Workers, own)
 		}
 	}
 	if r.ms > 0 {
@@ -167,14 +167,14 @@ func (s *Session) note(format string, args ...any) {
 
 // row is a worker's line of the view.
 func (s *Session) row(place int, state string) Show {
-	w := &s.workers[place]
+	w := s.workers[place]
 	return Show{view.Worker{ID: s.id(place), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
 }
 
 // processes are the processes that can be reached.
 func (s *Session) processes() (e WriteWorkers) {
-	for place := range s.workers {
-		if w := &s.workers[place]; w.state != gone && !w.hasExited() && w.pid > 0 {
+	for place, w := range s.workers {
+		if w.state != gone && !w.hasExited() && w.pid > 0 {
 			p := rundir.Process{ID: s.id(place), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.membership()}
 			if w.overdue {
 				p.Call, p.Since = w.callText(), &rundir.Time{Time: w.called}
@@ -260,8 +260,8 @@ func (s *Session) holds() bool { return !s.disk.full.IsZero() && s.end.stop == "
 // hold tells the workers whether they may commit steps.
 func (s *Session) hold() {
 	on := s.holds()
-	for place := range s.workers {
-		if w := &s.workers[place]; w.state == working && !w.closed() {
+	for place, w := range s.workers {
+		if w.state == working && !w.closed() {
 			s.send(place, control.Hold{On: on})
 		}
 	}

@@ -82,7 +82,7 @@ type Session struct {
 	out outbox
 
 	phase   phase
-	workers []worker // by place; the first ones are in the order of their WorkerIDs
+	workers []*worker // by place; the first ones are in the order of their WorkerIDs
 	job     rundir.Job
 	model   control.Ready // what all workers have said of the job
 	began   time.Time     // training
@@ -192,7 +192,7 @@ func New(cfg Config, workers []plan.Worker) *Session {
 		s.phase = assembling
 	}
 	for i, w := range workers {
-		s.workers = append(s.workers, worker{who: w, fresh: i >= cfg.Workers})
+		s.workers = append(s.workers, &worker{who: w, fresh: i >= cfg.Workers})
 		if i < cfg.Workers {
 			s.roster.lives[w.ID] = 1
 		}
@@ -203,8 +203,8 @@ func New(cfg Config, workers []plan.Worker) *Session {
 // Begin is called once, before Step.
 func (s *Session) Begin(now time.Time) []Effect {
 	s.now = now
-	for place := range s.workers {
-		s.workers[place].hello = now.Add(s.cfg.HelloTimeout)
+	for _, w := range s.workers {
+		w.hello = now.Add(s.cfg.HelloTimeout)
 	}
 	if s.phase == assembling {
 		s.assemble()
@@ -221,7 +221,7 @@ func (s *Session) Over() bool {
 
 // deserted reports whether there is no worker, and none is being started.
 func (s *Session) deserted() bool {
-	return s.roster.pending == 0 && !s.anyWorker(func(w *worker) bool { return !w.over() })
+	return s.roster.pending == 0 && !slices.ContainsFunc(s.workers, func(w *worker) bool { return !w.over() })
 }
 
 // Outcome returns how the run has ended.
@@ -256,7 +256,7 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 func (s *Session) take(e Event) {
 	switch e := e.(type) {
 	case Received:
-		w := &s.workers[e.Worker]
+		w := s.workers[e.Worker]
 		if s.phase == ending || w.state == gone || w.state < working && w.fault != nil {
 			return // an evicted worker gets no part any more
 		}
@@ -333,20 +333,10 @@ func (s *Session) id(place int) int { return int(s.workers[place].who.ID) }
 
 // find returns the place of a worker, -1 if it has none.
 func (s *Session) find(w plan.Worker) int {
-	return slices.IndexFunc(s.workers, func(x worker) bool { return x.who.ID == w.ID && x.who.Incarnation == w.Incarnation })
+	return slices.IndexFunc(s.workers, func(x *worker) bool { return x.who.ID == w.ID && x.who.Incarnation == w.Incarnation })
 }
 
 // newest returns the place of the newest incarnation of a worker, -1 if it has none.
 func (s *Session) newest(w id.WorkerID) int {
 	return s.find(plan.Worker{ID: w, Incarnation: s.roster.lives[w] - 1})
-}
-
-// anyWorker reports whether a condition holds for any worker.
-func (s *Session) anyWorker(is func(w *worker) bool) bool {
-	for place := range s.workers {
-		if is(&s.workers[place]) {
-			return true
-		}
-	}
-	return false
 }

@@ -42,7 +42,7 @@ func (p *pacing) measure(w id.WorkerID, bytes int64) {
 
 // measured takes in what a worker has measured: verdicts become events, and the controller gets times that differ from what it knows.
 func (s *Session) measured(place int, m control.Beat) {
-	w := &s.workers[place]
+	w := s.workers[place]
 	if m.Step < 1 || len(m.Layers) == 0 || s.phase != training || w.state != working || w.joins {
 		return
 	}

@@ -68,7 +68,7 @@ func (s *Session) start() {
 		begin.RunDir = s.cfg.Shown
 	}
 	for _, place := range places {
-		w := &s.workers[place]
+		w := s.workers[place]
 		w.own = share(&p, w.who)
 		begin.Workers = append(begin.Workers, w.own)
 	}
@@ -87,7 +87,7 @@ func (s *Session) start() {
 	}
 	for _, place := range places {
 		s.workers[place].set(working)
-		message.Ring = s.ringOf(&s.workers[place])
+		message.Ring = s.ringOf(s.workers[place])
 		s.starts = append(s.starts, Send{place, message}, Send{place, order})
 	}
 	s.first(
@@ -98,8 +98,8 @@ func (s *Session) start() {
 		WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: string(kind), Reason: reason, Plan: text}},
 		s.processes(), s.event(kind, what), s.event(eventPlan, reason),
 	)
-	for place := range s.workers {
-		if w := &s.workers[place]; w.state == gone {
+	for place, w := range s.workers {
+		if w.state == gone {
 			s.then(s.about(place, eventLost, OneLine(stoppedBy(s.death(place)))+", before training began"))
 		}
 	}
@@ -120,8 +120,8 @@ func (s *Session) start() {
 
 // beginners returns the places of the workers that the run begins with, in the order of their WorkerIDs. Some may have been replaced.
 func (s *Session) beginners() (places []int) {
-	for place := range s.workers {
-		if s.workers[place].state != gone {
+	for place, w := range s.workers {
+		if w.state != gone {
 			places = append(places, place)
 		}
 	}

@@ -79,8 +79,7 @@ func (s *Session) tookOver() bool { return s.cfg.Inherited != nil }
 func (s *Session) assemble() {
 	s.inheritPlans()
 	members := s.cfg.Inherited.Members()
-	for place := range s.workers {
-		w := &s.workers[place]
+	for place, w := range s.workers {
 		if HasPart(members, w.who) {
 			w.inherited, w.joins = true, !HasPart(s.plan.Workers, w.who)
 		} else {
@@ -115,7 +114,7 @@ func (s *Session) gather(e Event) {
 			return
 		}
 	case Received:
-		w := &s.workers[e.Worker]
+		w := s.workers[e.Worker]
 		if w.state == gone {
 			return
 		}
@@ -144,7 +143,7 @@ func (s *Session) gather(e Event) {
 
 // complete takes the run over as soon as the state of every worker is known.
 func (s *Session) complete() {
-	if !s.anyWorker(func(w *worker) bool { return w.state < prepared && !w.over() }) {
+	if !slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state < prepared && !w.over() }) {
 		s.takeOver()
 	}
 }
@@ -189,11 +188,11 @@ func (s *Session) takeOver() {
 		s.records.noted = s.plan.Version
 		s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: "agreed", Reason: in.Reasons[i], Plan: text}})
 	}
-	some := slices.IndexFunc(s.workers, func(w worker) bool { return w.state == prepared })
+	some := slices.IndexFunc(s.workers, func(w *worker) bool { return w.state == prepared })
 	s.enter(training)
 	if some < 0 {
-		for place := range s.workers {
-			if s.workers[place].state != gone {
+		for place, w := range s.workers {
+			if w.state != gone {
 				s.end.lost = place
 				s.judge(s.death(place))
 				return
@@ -219,8 +218,8 @@ func (s *Session) takeOver() {
 	}
 	s.later = nil
 	lives := maps.Clone(s.roster.lives)
-	for place := range s.workers {
-		if w := &s.workers[place]; w.state != gone && w.over() {
+	for place, w := range s.workers {
+		if w.state != gone && w.over() {
 			s.ended(place)
 		}
 	}
@@ -229,7 +228,7 @@ func (s *Session) takeOver() {
 	}
 	for _, joiner := range h.Joining {
 		// It was to join, and the leader that knew how far it was is gone. Where it has exited, it may have been replaced just now.
-		if s.phase == training && s.end.stop == "" && s.roster.lives[id.WorkerID(joiner)] == lives[id.WorkerID(joiner)] && !s.anyWorker(func(w *worker) bool { return w.state != gone && int(w.who.ID) == joiner }) {
+		if s.phase == training && s.end.stop == "" && s.roster.lives[id.WorkerID(joiner)] == lives[id.WorkerID(joiner)] && !slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state != gone && int(w.who.ID) == joiner }) {
 			s.launch(id.WorkerID(joiner), "", fmt.Sprintf("worker %d is restarted, as another agent leads", joiner))
 		}
 	}
@@ -276,8 +275,7 @@ func due(c rundir.Calls) (steps []control.Step) {
 // startInherited lets the workers train that have not been told yet, with the first order of the run.
 func (s *Session) startInherited(first *control.Order) {
 	start := s.beginTraining()
-	for place := range s.workers {
-		w := &s.workers[place]
+	for place, w := range s.workers {
 		if w.state == gone {
 			continue
 		}
@@ -304,8 +302,8 @@ func (s *Session) inheritedPeers() []control.Peer {
 		}
 	}
 	var all []control.Peer
-	for place := range s.workers {
-		if w := &s.workers[place]; w.state != gone {
+	for _, w := range s.workers {
+		if w.state != gone {
 			p := control.Peer{Worker: w.who, Addr: w.ready.Addr}
 			p.Addr = cmp.Or(p.Addr, addr[p.Worker])
 			all = append(all, p)
@@ -329,8 +327,8 @@ func (s *Session) release(sum rundir.Summary) {
 		s.killAll()
 		return
 	}
-	for place := range s.workers {
-		if w := &s.workers[place]; w.state == prepared && !w.over() {
+	for place, w := range s.workers {
+		if w.state == prepared && !w.over() {
 			w.set(done)
 			s.send(place, control.Release{})
 		}
