@@ -13,13 +13,36 @@ import (
 
 // links are broken links between living members. They wait for LinkTimer, since the failure of one end often
 // explains a broken link.
-type links struct{ broken []link }
+type links struct {
+	broken []link
+	due    time.Time // when LinkTimer is to come
+}
 
 // link is a broken link.
 type link struct {
 	a, b     plan.Worker
 	since    time.Time
-	reported time.Time // last
+	excused  time.Duration // since then that does not count
+	reported time.Time     // last
+}
+
+// down returns for how long workers have tried to open the link again.
+func (l *link) down(now time.Time) time.Duration { return now.Sub(l.since) - l.excused }
+
+// await sets LinkTimer.
+func (l *links) await(now time.Time, after time.Duration) Effect {
+	l.due = now.Add(after)
+	return SetTimer{LinkTimer, after}
+}
+
+// excuse leaves out the time by which LinkTimer came late: the leader was stopped, or all workers were, and no link could be opened.
+func (l *links) excuse(now time.Time) {
+	late := now.Sub(l.due)
+	for i := range l.broken {
+		if x := &l.broken[i]; late > 0 {
+			x.excused += min(late, x.down(now))
+		}
+	}
 }
 
 // forget removes the links of a worker that has failed.
@@ -34,7 +57,7 @@ func (l *links) reopened(at time.Time) {
 
 // linkLost takes note of a broken link between two members.
 func (r *recovery) linkLost(now time.Time, from, to plan.Worker) []Effect {
-	l := link{from, to, now, now}
+	l := link{a: from, b: to, since: now, reported: now}
 	if l.a.ID > l.b.ID {
 		l.a, l.b = l.b, l.a
 	}
@@ -46,7 +69,7 @@ func (r *recovery) linkLost(now time.Time, from, to plan.Worker) []Effect {
 	r.links.broken = append(broken, l)
 	effects := []Effect{note("the link between workers %d and %d is down, and both live", l.a.ID, l.b.ID)}
 	if len(broken) == 0 && r.cfg.Detect > 0 {
-		effects = append(effects, SetTimer{LinkTimer, r.timing.LinkGrace})
+		effects = append(effects, r.links.await(now, r.timing.LinkGrace))
 	}
 	return effects
 }
@@ -57,19 +80,20 @@ func (r *recovery) reconnect(now time.Time) []Effect {
 	if len(r.links.broken) == 0 {
 		return nil
 	}
+	r.links.excuse(now)
 	if r.state == holding || r.state == agreeing {
 		// The order that comes opens the links, which nothing has tried yet.
 		for i := range r.links.broken {
-			r.links.broken[i].since = now
+			r.links.broken[i].since, r.links.broken[i].excused = now, 0
 		}
-		return []Effect{SetTimer{LinkTimer, r.timing.LinkDown}}
+		return []Effect{r.links.await(now, r.timing.LinkDown)}
 	}
 	effects := r.evict(now)
 	if len(r.links.broken) == 0 {
 		return effects
 	}
 	l := r.links.broken[0]
-	effects = append(effects, SetTimer{LinkTimer, l.since.Add(r.timing.LinkDown).Sub(now)})
+	effects = append(effects, r.links.await(now, r.timing.LinkDown-l.down(now)))
 	if r.state == idle {
 		a := r.open(now)
 		a.How, a.died = Broken, l.since
@@ -84,7 +108,7 @@ func (r *recovery) evict(now time.Time) []Effect {
 	var effects []Effect
 	var expired, younger []link
 	for _, l := range r.links.broken {
-		if now.Sub(l.since) >= r.timing.LinkDown {
+		if l.down(now) >= r.timing.LinkDown {
 			expired = append(expired, l)
 		} else {
 			younger = append(younger, l)
