@@ -25,6 +25,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
@@ -550,6 +551,45 @@ func TestWorkerThatEndedBeforeServe(t *testing.T) {
 	if o := serve(t, Config{RunDir: dir}, w); o.ExitStatus() != 2 {
 		t.Errorf("got %v", o.Err)
 	}
+}
+
+// Commands are taken in after an error of the listener, such as too many open files.
+func TestCommandsAfterAnError(t *testing.T) {
+	c, err := listenForCommands()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.listener.SetDeadline(time.Unix(1, 0)); err != nil { // accepting fails
+		t.Fatal(err)
+	}
+	served := make(chan struct{})
+	go func() {
+		defer close(served)
+		c.serve(t.Context(), func(e session.Event) bool {
+			close(e.(heardOf).done)
+			return true
+		})
+	}()
+	select {
+	case <-served:
+		t.Fatal("no command is taken in any more")
+	case <-time.After(3 * timing.Retry):
+	}
+	_ = c.listener.SetDeadline(time.Time{})
+	nc, err := socket.Dial(t.Context(), c.listener.Path())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := control.New(nc)
+	if err := conn.Send(control.Stop{}); err != nil {
+		t.Error(err)
+	}
+	if m, err := conn.Receive(t.Context()); m != (control.Stop{}) {
+		t.Errorf("got %v, %v", m, err)
+	}
+	_ = conn.Close()
+	_ = c.close()
+	<-served
 }
 
 // Where TMPDIR is longer than a socket's path may be, a run takes commands all the same.

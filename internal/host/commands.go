@@ -2,12 +2,16 @@ package host
 
 import (
 	"context"
+	"errors"
+	"net"
 	"sync"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // commands takes in what other processes of this user have to say about a run: [control.Stop], [control.Add], or [control.Fault]
@@ -31,8 +35,16 @@ func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 	defer c.talks.Wait()
 	for {
 		nc, err := c.listener.Accept()
-		if err != nil {
+		switch {
+		case errors.Is(err, net.ErrClosed):
 			return
+		case err != nil: // out of file descriptors, perhaps
+			select {
+			case <-time.After(timing.Retry):
+				continue
+			case <-ctx.Done():
+				return
+			}
 		}
 		c.talks.Go(func() {
 			conn := control.New(nc)
