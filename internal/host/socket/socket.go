@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -144,7 +145,7 @@ func (l *Listener) Close() error {
 
 // Dial connects to the socket with a path, with the key beside it.
 func Dial(ctx context.Context, path string) (net.Conn, error) {
-	key, err := os.ReadFile(filepath.Join(filepath.Dir(path), keyName))
+	key, err := readKey(filepath.Join(filepath.Dir(path), keyName))
 	if err != nil {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
@@ -157,6 +158,20 @@ func Dial(ctx context.Context, path string) (net.Conn, error) {
 		return nil, errors.Join(err, c.Close())
 	}
 	return c, nil
+}
+
+// readKey reads a key from a file, and no more. It does not wait for one that is a named pipe.
+func readKey(path string) (auth.Key, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	key := make(auth.Key, auth.KeySize)
+	if _, err := io.ReadFull(f, key); err != nil {
+		return nil, fmt.Errorf("%s is no key: %w", path, err)
+	}
+	return key, nil
 }
 
 // handshake bounds the time of f, which proves who is at the ends of a connection.

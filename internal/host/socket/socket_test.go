@@ -1,13 +1,17 @@
 package socket
 
 import (
+	"errors"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // What a child that was killed has left is removed at once, and nothing of a process that lives.
@@ -116,6 +120,32 @@ func TestSweep(t *testing.T) {
 	}
 	if lock(mine.folder.dir) != nil {
 		t.Error("a folder in use has no lock")
+	}
+}
+
+// A key that cannot be one is an error at once.
+func TestBrokenKey(t *testing.T) {
+	l, err := Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Remove()
+	defer l.Close()
+	path := filepath.Join(filepath.Dir(l.Path()), keyName)
+	for name, make := range map[string]func() error{
+		"none":       func() error { return nil },
+		"short":      func() error { return os.WriteFile(path, []byte("short"), 0o600) },
+		"named pipe": func() error { return unix.Mkfifo(path, 0o600) },
+	} {
+		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			t.Fatal(err)
+		}
+		if err := make(); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := Dial(t.Context(), l.Path()); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v, %v", name, c, err)
+		}
 	}
 }
 
