@@ -2,8 +2,11 @@ package gossip
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -297,6 +300,61 @@ func TestStrangersAreRefused(t *testing.T) {
 		}
 		stranger.Close()
 	}
+}
+
+// Callers that stay silent, as many as a ring takes, do not keep out a member that joins.
+func TestSquatters(t *testing.T) {
+	c := Config{Self: worker(0, 1), Detect: time.Minute, Members: 8, SecretKey: []byte("0123456789abcdef")}
+	r, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for range maxStreams {
+		silent, err := net.Dial("tcp", r.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer silent.Close()
+	}
+	c.Self = worker(1, 1)
+	joins, err := Open(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer joins.Close()
+	if err := joins.Join(t.Context(), r.Addr()); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a stranger sends on a stream is kept within a bound.
+func TestLongStream(t *testing.T) {
+	r, err := Open(Config{Self: worker(0, 1), Detect: time.Minute, Members: 8, SecretKey: []byte("0123456789abcdef")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	c, err := net.Dial("tcp", r.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	const encrypted, size = 10, 20 << 20 // the library takes as much
+	head := binary.BigEndian.AppendUint32([]byte{encrypted}, size)
+	if _, err := c.Write(head); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(c, io.LimitReader(zeros{}, size)); err == nil {
+		t.Errorf("%d bytes were read", n)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
 
 func TestClaims(t *testing.T) {

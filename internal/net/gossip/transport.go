@@ -9,10 +9,17 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/soliton-train/soliton/internal/net/auth"
 )
 
-// maxStreams bounds the streams that others have open to us.
-const maxStreams = 128
+const (
+	// maxStreams bounds the streams that others have open to us. Streams of members are short, so a new one closes the oldest.
+	maxStreams = 128
+	// maxStream bounds the bytes that we read of a stream: the library keeps all before it can tell that a member sends them. The
+	// state of MaxMembers members takes less.
+	maxStream = 4 << 20
+)
 
 // A watch is the library's transport: it shows every packet to the ring, and
 // closes every stream in the end.
@@ -28,15 +35,29 @@ type watch struct {
 	done    sync.WaitGroup
 	once    sync.Once // Shutdown
 
-	mu     sync.Mutex
-	open   map[*stream]bool // by whether others opened it; nil once closed
-	others int
+	others *auth.Lobby // streams that others opened
+
+	mu   sync.Mutex
+	open map[*stream]bool // nil once closed
 }
 
 // A stream is a connection that its watch knows.
 type stream struct {
 	net.Conn
-	w *watch
+	w    *watch
+	left int // bytes that may be read
+}
+
+var errLong = fmt.Errorf("ring: a stream of more than %d bytes", maxStream)
+
+// Read implements [net.Conn].
+func (s *stream) Read(p []byte) (int, error) {
+	if s.left == 0 {
+		return 0, errLong
+	}
+	n, err := s.Conn.Read(p[:min(len(p), s.left)])
+	s.left -= n
+	return n, err
 }
 
 // Close implements [net.Conn].
@@ -51,7 +72,7 @@ func newWatch(inside memberlist.NodeAwareTransport, sent, received func([]byte))
 		NodeAwareTransport: inside, sent: sent, received: received,
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn),
 		closing: make(chan struct{}), ended: make(chan struct{}),
-		open: make(map[*stream]bool),
+		open: make(map[*stream]bool), others: auth.NewLobby(maxStreams),
 	}
 	w.done.Go(w.forward)
 	return w
@@ -82,19 +103,18 @@ func (w *watch) forward() {
 	}
 }
 
-// track takes note of a connection. It closes it and returns nil if there are too
-// many, or the watch has ended.
+// track takes note of a connection. It closes it and returns nil if the watch has ended.
 func (w *watch) track(c net.Conn, others bool) net.Conn {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.open == nil || others && w.others == maxStreams {
+	if w.open == nil {
 		c.Close()
 		return nil
 	}
-	s := &stream{c, w}
-	w.open[s] = others
+	s := &stream{c, w, maxStream}
+	w.open[s] = true
 	if others {
-		w.others++
+		w.others.Enter(c)
 	}
 	return s
 }
@@ -102,10 +122,8 @@ func (w *watch) track(c net.Conn, others bool) net.Conn {
 func (w *watch) forget(s *stream) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.open[s] {
-		w.others--
-	}
 	delete(w.open, s)
+	w.others.Leave(s.Conn) // if others opened it
 }
 
 // PacketCh implements [memberlist.Transport].
