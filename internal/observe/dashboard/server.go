@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/observe/view"
 )
 
@@ -64,6 +65,8 @@ const (
 	maxPages   = 16 // that listen at a time
 	maxActions = 8  // under way at a time
 
+	maxUnproven = 256 // connections that have not shown the token
+
 	readTime  = 5 * time.Second
 	actTime   = 10 * time.Second
 	writeTime = 5 * time.Second
@@ -100,6 +103,8 @@ type Server struct {
 	hosts []string // names that requests may give this machine, beside literal addresses
 	acts  chan struct{}
 
+	unproven *auth.Lobby
+
 	served sync.WaitGroup
 	ctx    context.Context // of every request; ends with Close
 	cancel context.CancelFunc
@@ -126,7 +131,7 @@ func Listen(cfg Config) (*Server, error) {
 	rand.Read(secret) //nolint:errcheck // it never fails
 	s := &Server{
 		cfg: cfg, token: base64.RawURLEncoding.EncodeToString(secret), board: newBoard(),
-		changed: make(chan struct{}), end: make(chan struct{}), acts: make(chan struct{}, maxActions),
+		changed: make(chan struct{}), end: make(chan struct{}), acts: make(chan struct{}, maxActions), unproven: auth.NewLobby(maxUnproven),
 	}
 	host, _, err := net.SplitHostPort(cfg.Addr)
 	if err != nil {
@@ -152,6 +157,15 @@ func Listen(cfg Config) (*Server, error) {
 		Handler: s.handler(), ReadHeaderTimeout: readTime, ReadTimeout: readTime, WriteTimeout: actTime + writeTime,
 		IdleTimeout: idleTime, MaxHeaderBytes: maxHeader, ErrorLog: quiet,
 		BaseContext: func(net.Listener) context.Context { return s.ctx },
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
+		ConnState: func(c net.Conn, state http.ConnState) {
+			switch state {
+			case http.StateNew:
+				s.unproven.Enter(c)
+			case http.StateClosed, http.StateHijacked:
+				s.unproven.Leave(c)
+			}
+		},
 	}
 	s.served.Go(func() { _ = s.http.Serve(l) })
 	return s, nil
@@ -308,10 +322,19 @@ func (s *Server) ours(hostport string) bool {
 	return host != "" && slices.Contains(s.hosts, strings.ToLower(host))
 }
 
-// authorized reports whether a request has the run's token.
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
+
+// authorized reports whether a request has the run's token. Its connection is kept from then on, however many others come.
 func (s *Server) authorized(r *http.Request) bool {
 	given, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	return ok && subtle.ConstantTimeCompare([]byte(given), []byte(s.token)) == 1
+	if !ok || subtle.ConstantTimeCompare([]byte(given), []byte(s.token)) != 1 {
+		return false
+	}
+	if c, ok := r.Context().Value(connKey{}).(net.Conn); ok {
+		s.unproven.Leave(c)
+	}
+	return true
 }
 
 // wantToken is the answer to a request without the token.

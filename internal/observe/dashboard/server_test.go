@@ -8,12 +8,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -381,6 +383,31 @@ func TestStreamsNeedToken(t *testing.T) {
 }
 
 // TestClose ends what is under way.
+// Connections without the token are bounded: the oldest make room, and pages with the token stay and come.
+func TestConnectionsWithoutToken(t *testing.T) {
+	s, _ := serve(t)
+	page := listen(t, s)
+	page.next()
+	var silent []net.Conn
+	for range 2 * maxUnproven {
+		c, err := net.Dial("tcp", s.addr.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		silent = append(silent, c)
+	}
+	for i, c := range silent[:maxUnproven] {
+		_ = c.SetReadDeadline(time.Now().Add(readTime / 2))
+		if _, err := c.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("connection %d of %d stays", i, len(silent))
+		}
+	}
+	s.Show(step(1, 2))
+	page.next()
+	listen(t, s).next()
+}
+
 func TestClose(t *testing.T) {
 	s, r := serve(t)
 	r.block = make(chan struct{})
