@@ -3,6 +3,7 @@ package controller
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -87,12 +88,7 @@ func (r *run) session(w plan.Worker) *member { return cmp.Or(r.joiner(w), r.memb
 
 // all returns the members by their IDs.
 func (r *run) all() []*member {
-	var all []*member
-	for _, m := range r.members {
-		all = append(all, m)
-	}
-	slices.SortFunc(all, func(a, b *member) int { return int(a.ID - b.ID) })
-	return all
+	return slices.SortedFunc(maps.Values(r.members), func(a, b *member) int { return int(a.ID - b.ID) })
 }
 
 // forget removes a member that has failed or exited.
@@ -173,9 +169,7 @@ func (r *run) dismiss(p *plan.Plan) []Effect {
 
 // enlist makes the workers that are ready to join members.
 func (r *run) enlist() {
-	for w, m := range r.joining {
-		r.members[w] = m
-	}
+	maps.Copy(r.members, r.joining)
 	clear(r.joining)
 }
 

@@ -160,6 +160,18 @@ func (p *Plan) StagesOf(id id.WorkerID) []int {
 	return stages
 }
 
+// LayersOf returns the layers of the stages in which a worker has a rank, in ascending order.
+func (p *Plan) LayersOf(id id.WorkerID) (layers []int) {
+	for _, st := range p.Stages {
+		if slices.Contains(st.Workers, id) {
+			for l := st.Lo; l < st.Hi; l++ {
+				layers = append(layers, l)
+			}
+		}
+	}
+	return layers
+}
+
 // Limit returns the limit of a worker in a stage, which is zero if the plan has none.
 func (p *Plan) Limit(stage int, id id.WorkerID) Limit {
 	for _, l := range p.Limits {

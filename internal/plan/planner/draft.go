@@ -190,15 +190,21 @@ func (d *draft) flow() {
 	d.prune()
 }
 
-// prune removes workers that serve several stages from those in which they have nothing to
-// do.
-func (d *draft) prune() {
+// serves returns the number of stages of each worker.
+func (d *draft) serves() []int {
 	serves := make([]int, len(d.Workers))
 	for _, st := range d.Stages {
 		for _, w := range st.Workers {
 			serves[d.index[w]]++
 		}
 	}
+	return serves
+}
+
+// prune removes workers that serve several stages from those in which they have nothing to
+// do.
+func (d *draft) prune() {
+	serves := d.serves()
 	idle := make(map[place]bool)
 	for s := range d.Stages {
 		runs := make([]bool, len(d.Workers))

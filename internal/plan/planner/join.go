@@ -68,12 +68,7 @@ func total(n []int) (sum int) {
 // place puts new workers into stages: each where the most work waits for the
 // least speed. A worker that serves several stages counts for a part in each.
 func (d *draft) place(fresh []id.WorkerID) {
-	serves := make([]int, len(d.Workers))
-	for _, st := range d.Stages {
-		for _, w := range st.Workers {
-			serves[d.index[w]]++
-		}
-	}
+	serves := d.serves()
 	costs := simulate.StageCosts(&d.prof, d.Stages)
 	speed := make([]float64, len(costs))
 	for s, c := range costs {
