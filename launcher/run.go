@@ -374,10 +374,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	shown := view.Tee(views...)
 	// Commands find the run from now on; until it has begun, stop is the only one that it obeys.
 	stops := make(chan session.Reason, maxStops)
-	signals := make(chan os.Signal, maxStops)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(signals)
-	defer passOn(signals, func(s os.Signal) { offer(stops, cli.Reason(s)) })()
+	defer host.CatchSignals(func(r session.Reason) { offer(stops, r) })()
 	door, err := host.OpenDoor(dir, func() { offer(stops, session.Stopped) })
 	if err != nil {
 		shown.Close()
@@ -434,7 +431,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if err != nil {
 		return cli.Fail(err)
 	}
-	defer passOn(stops, h.Stop)()
+	defer host.Forward(stops, h.Stop)()
 	if page != nil {
 		page.Attach(paged{h, dir.Path()})
 		if m, ok := told.(interface{ Handler() http.Handler }); ok {
@@ -496,26 +493,6 @@ func offer(stops chan<- session.Reason, r session.Reason) {
 	select {
 	case stops <- r:
 	default:
-	}
-}
-
-// passOn hands what comes to a function until the returned function is called.
-func passOn[T any](from <-chan T, to func(T)) (end func()) {
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case x := <-from:
-				to(x)
-			case <-quit:
-				return
-			}
-		}
-	}()
-	return func() {
-		close(quit)
-		<-done
 	}
 }
 

@@ -31,14 +31,15 @@ func ParseFactor(text string) (float64, error) {
 
 // Slow makes a worker compute at a share of its speed, 0 < factor <= 1; 1 restores it.
 func Slow(p Process, file string, factor float64) error {
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return fmt.Errorf("chaos: slow: %w", err)
-	}
 	fresh := file + ".new"
-	if err := os.WriteFile(fresh, []byte(decimal(factor)+"\n"), 0o644); err != nil {
-		return fmt.Errorf("chaos: slow: %w", err)
+	err := os.MkdirAll(filepath.Dir(file), 0o755)
+	if err == nil {
+		err = os.WriteFile(fresh, []byte(decimal(factor)+"\n"), 0o644)
 	}
-	if err := os.Rename(fresh, file); err != nil {
+	if err == nil {
+		err = os.Rename(fresh, file)
+	}
+	if err != nil {
 		return fmt.Errorf("chaos: slow: %w", err)
 	}
 	return send(p, "slow", SlowSignal)

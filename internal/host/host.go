@@ -207,27 +207,42 @@ func (h *Host) Watch(on bool) { h.asked.put(session.WatchAsked{On: on}) }
 
 // CatchSignals makes the signals that end a program stop the run instead,
 // until the returned function is called.
-func (h *Host) CatchSignals() (restore func()) {
+func (h *Host) CatchSignals() (restore func()) { return CatchSignals(h.Stop) }
+
+// CatchSignals calls stop with the reason for each signal that ends a program, until the returned function is called.
+func CatchSignals(stop func(session.Reason)) (restore func()) {
 	ch := make(chan os.Signal, 2)
 	signal.Notify(ch, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	end := Forward(ch, func(s os.Signal) { stop(ReasonOf(s)) })
+	return func() {
+		signal.Stop(ch)
+		end()
+	}
+}
+
+// ReasonOf returns why a run stops that got a signal.
+func ReasonOf(s os.Signal) session.Reason {
+	if s == os.Interrupt {
+		return session.Interrupt
+	}
+	return session.Terminated
+}
+
+// Forward hands what comes to a function until the returned function is called.
+func Forward[T any](from <-chan T, to func(T)) (end func()) {
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
 			select {
-			case s := <-ch:
-				if s == os.Interrupt {
-					h.Stop(session.Interrupt)
-				} else {
-					h.Stop(session.Terminated)
-				}
+			case x := <-from:
+				to(x)
 			case <-quit:
 				return
 			}
 		}
 	}()
 	return func() {
-		signal.Stop(ch)
 		close(quit)
 		<-done
 	}

@@ -223,13 +223,7 @@ func profile(r control.Ready) plan.Profile {
 
 // share is a worker's part of a plan.
 func share(p *plan.Plan, who plan.Worker) rundir.Worker {
-	w := rundir.Worker{ID: int(who.ID), Incarnation: who.Incarnation, Stages: p.StagesOf(who.ID)}
-	for _, st := range w.Stages {
-		for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
-			w.Layers = append(w.Layers, l)
-		}
-	}
-	return w
+	return rundir.Worker{ID: int(who.ID), Incarnation: who.Incarnation, Stages: p.StagesOf(who.ID), Layers: p.LayersOf(who.ID)}
 }
 
 // stages are what the view is told of a plan's stages.

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -87,12 +86,4 @@ func Report(o session.Outcome, stdout, stderr io.Writer) error {
 		return Exit(status)
 	}
 	return nil
-}
-
-// Reason returns why a run stops that got a signal.
-func Reason(s os.Signal) session.Reason {
-	if s == os.Interrupt {
-		return session.Interrupt
-	}
-	return session.Terminated
 }

@@ -4,6 +4,7 @@ package clocks
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/dvfs"
@@ -54,12 +55,7 @@ func (e emulatedClocks) Devices(processes map[int]int) ([]host.Device, error) {
 		}
 		e[id] = host.Device{Clock: c, Kind: "gpu", Workers: []int{id}, Power: power}
 	}
-	var all []host.Device
-	for _, d := range e {
-		all = append(all, d)
-	}
-	slices.SortFunc(all, func(a, b host.Device) int { return a.Workers[0] - b.Workers[0] })
-	return all, nil
+	return slices.SortedFunc(maps.Values(e), func(a, b host.Device) int { return a.Workers[0] - b.Workers[0] }), nil
 }
 
 // Save implements [host.Clocks].
@@ -120,10 +116,7 @@ type card struct {
 
 // whose tells the cards on which workers compute, and the workers that do so on none.
 func whose(processes map[int]int, cards []card) (devices []host.Device, rest []int) {
-	for id := range processes {
-		rest = append(rest, id)
-	}
-	slices.Sort(rest)
+	rest = slices.Sorted(maps.Keys(processes))
 	for _, c := range cards {
 		d := host.Device{Clock: c.Clock, Kind: "gpu"}
 		rest = slices.DeleteFunc(rest, func(id int) bool {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/dvfs/nvml"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -142,16 +143,7 @@ func (k *keptRecord) write(r dvfs.Record) error {
 	if len(text) > dvfs.MaxRecord {
 		return fmt.Errorf("%w: more than %d bytes", dvfs.ErrRecord, dvfs.MaxRecord)
 	}
-	temp := k.path + ".new"
-	f, err := os.OpenFile(temp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(temp))
-	}
-	return os.Rename(temp, k.path)
+	return rundir.WriteFile(k.path, text)
 }
 
 // close ends the guard. Unless the clocks are restored, it tries that once more first.

@@ -20,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/platform"
@@ -222,7 +223,7 @@ func watchDemo(ctx context.Context, runs [2]*demoRun, s *script, signals <-chan 
 		case result = <-right:
 			ended, right = runs[1], nil
 		case sig := <-signals:
-			return cli.Reason(sig), nil
+			return host.ReasonOf(sig), nil
 		case <-ctx.Done():
 			return session.Cancelled, nil
 		}

@@ -129,13 +129,7 @@ func StatusOf(r rundir.Record) (Status, error) {
 		}
 		s.Plan, s.Reason, s.Stages = p.Version.String(), r.Plan.Reason, len(p.Stages)
 		for _, w := range p.Workers {
-			ws := WorkerStatus{ID: int(w.ID), Life: w.Incarnation, Stages: p.StagesOf(w.ID), Layers: []int{}}
-			for _, st := range ws.Stages {
-				for l := p.Stages[st].Lo; l < p.Stages[st].Hi; l++ {
-					ws.Layers = append(ws.Layers, l)
-				}
-			}
-			s.Workers = append(s.Workers, ws)
+			s.Workers = append(s.Workers, WorkerStatus{ID: int(w.ID), Life: w.Incarnation, Stages: p.StagesOf(w.ID), Layers: append([]int{}, p.LayersOf(w.ID)...)})
 		}
 	}
 	switch {

@@ -5,7 +5,9 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -166,10 +168,7 @@ func (s *stream) Close() error {
 		err = nil
 	}
 	s.mu.Lock()
-	var open []net.Conn
-	for c := range s.conns {
-		open = append(open, c)
-	}
+	open := slices.Collect(maps.Keys(s.conns))
 	s.mu.Unlock()
 	for _, c := range open {
 		_ = c.Close()
