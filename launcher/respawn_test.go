@@ -104,3 +104,65 @@ func TestKilledAtTheStart(t *testing.T) {
 		}
 	})
 }
+
+// A worker that is stopped for a while is fenced: the run goes on without it, and its process joins when it continues. One that
+// is stopped for ever is killed after the grace period.
+func TestStoppedWorkerRejoins(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a worker stands still for seconds")
+	}
+	for _, hosts := range []string{"1", "2"} {
+		t.Run("hosts="+hosts, func(t *testing.T) {
+			flags := []string{"--workers", "4", "--detect", "1s"}
+			if hosts != "1" {
+				flags = append(flags, "--emulate-hosts", hosts)
+			}
+			r := begin(t, flags...)
+			pid := r.pid(2)
+			syscall.Kill(pid, syscall.SIGSTOP)
+			r.until("lost", 1)
+			syscall.Kill(pid, syscall.SIGCONT)
+			r.until("joined", 1)
+			if now := r.pid(2); now != pid {
+				t.Errorf("process %d has joined, and %d was stopped", now, pid)
+			}
+			sum := r.end()
+			if sum.WorkersLost != 1 || sum.WorkersJoined != 1 || sum.Rollbacks != 0 {
+				t.Errorf("summary: %+v", sum)
+			}
+			r.goesOn()
+		})
+	}
+}
+
+func TestStoppedWorkerIsKilledAfterGrace(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a worker stands still for seconds")
+	}
+	r := begin(t, "--workers", "3", "--detect", "300ms", "--respawn")
+	pid := r.pid(1)
+	syscall.Kill(pid, syscall.SIGSTOP)
+	r.until("lost", 2) // the worker, and its process
+	r.until("joined", 1)
+	if now := r.pid(1); now == pid {
+		t.Errorf("process %d has joined, and was stopped for ever", pid)
+	}
+	r.end()
+	r.goesOn()
+}
+
+// pid is the process of a worker.
+func (r *underWay) pid(id int) int {
+	r.t.Helper()
+	run, err := rundir.ReadWorkers(r.dir)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, p := range run.Workers {
+		if p.ID == id {
+			return p.PID
+		}
+	}
+	r.t.Fatalf("worker %d is not among %v", id, run.Workers)
+	return 0
+}

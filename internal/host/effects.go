@@ -45,6 +45,8 @@ func (r *run) do(e session.Effect) error {
 		r.hosts.kill(e.Worker, e.Stacks)
 	case session.Fence:
 		r.hosts.fence(e.Worker)
+	case session.FenceWorker:
+		r.events.put(r.hosts.rejoin(e.Worker, e.As)) // before anything that the worker says
 	case session.StartWorker:
 		place, started := r.hosts.place(e.Worker)
 		r.events.put(started) // before anything that the worker says

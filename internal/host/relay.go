@@ -60,7 +60,8 @@ type local struct {
 	// What a worker hears once.
 	started, stopped, released bool
 
-	unwanted bool // it is to be killed as soon as it is started
+	unwanted bool   // it is to be killed as soon as it is started
+	next     *local // the session of its process from the next Hello on; nil unless it was fenced
 }
 
 // maxReported bounds the steps that are kept of each worker. Without a leader workers
@@ -115,10 +116,8 @@ func (r *relay) join(who id.Session) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if err != nil {
-			l.closed, l.err = true, err
-			r.tell(closedOf(who, err))
-			l.exit = &control.Exited{Worker: int(who.Worker), Incarnation: who.Incarnation, Code: 1, Text: "cannot be started: " + session.OneLine(err.Error())}
-			r.tell(*l.exit)
+			r.hungUp(l, err)
+			r.exited(l, control.Exited{Code: 1, Text: "cannot be started: " + session.OneLine(err.Error())})
 			return
 		}
 		if l.worker = w; l.unwanted {
@@ -131,8 +130,52 @@ func (r *relay) join(who id.Session) {
 // attend serves a worker until run ends; r.mu is held.
 func (r *relay) attend(l *local) {
 	ctx := r.ctx
-	r.working.Go(func() { r.listen(ctx, l) })
-	r.working.Go(func() { r.awaitExit(ctx, l) })
+	w := l.worker
+	r.working.Go(func() { r.listen(ctx, l, w) })
+	r.working.Go(func() { r.awaitExit(ctx, l, w) })
+}
+
+// fence ends the session of a worker, and reports from now on what its process says and how it exits as another one; r.mu is held.
+func (r *relay) fence(f control.Fence) {
+	l := r.find(id.Session{Worker: id.WorkerID(f.Worker), Incarnation: f.Incarnation})
+	if l == nil || l.worker == nil {
+		return
+	}
+	next := newLocal(id.Session{Worker: l.who.Worker, Incarnation: f.Next})
+	next.worker, next.to = l.worker, l.to
+	r.locals = append(r.locals, next)
+	l.next, l.worker = next, nil
+	if l.closed {
+		r.hungUp(next, l.err)
+	}
+	if l.exit != nil {
+		r.exited(next, *l.exit)
+	} else {
+		l.exit = &control.Exited{Worker: f.Worker, Incarnation: f.Incarnation, Code: -1, Text: "it missed heartbeats and was fenced"}
+	}
+	l.closed = true // for another leader
+	next.to.put(f)
+}
+
+// hungUp takes in that the connection of a worker has ended; r.mu is held.
+func (r *relay) hungUp(l *local, err error) {
+	l.closed, l.err = true, err
+	r.tell(closedOf(l.who, err))
+}
+
+// exited takes in how the process of a worker has exited; r.mu is held.
+func (r *relay) exited(l *local, e control.Exited) {
+	e.Worker, e.Incarnation = int(l.who.Worker), l.who.Incarnation
+	l.exit = &e
+	r.tell(e)
+}
+
+// newest returns the last session of a worker's process.
+func (l *local) newest() *local {
+	for l.next != nil {
+		l = l.next
+	}
+	return l
 }
 
 func (r *relay) find(who id.Session) *local {
@@ -144,8 +187,8 @@ func (r *relay) find(who id.Session) *local {
 }
 
 // listen takes in what a worker says.
-func (r *relay) listen(ctx context.Context, l *local) {
-	conn := control.New(l.worker.Conn())
+func (r *relay) listen(ctx context.Context, l *local, w spawn.Worker) {
+	conn := control.New(w.Conn())
 	sent := make(chan struct{})
 	talk, cancel := context.WithCancel(ctx)
 	go func() {
@@ -163,7 +206,7 @@ func (r *relay) listen(ctx context.Context, l *local) {
 		if m, err = conn.Receive(ctx); err != nil {
 			break
 		}
-		r.said(l, m)
+		l = r.said(l, m)
 	}
 	cancel()
 	_ = conn.Close()
@@ -173,47 +216,55 @@ func (r *relay) listen(ctx context.Context, l *local) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.closed, l.err = true, err
-	r.tell(closedOf(l.who, err))
+	r.hungUp(l.newest(), err)
 }
 
-func (r *relay) awaitExit(ctx context.Context, l *local) {
+func (r *relay) awaitExit(ctx context.Context, l *local, w spawn.Worker) {
 	select {
-	case <-l.worker.Exited():
+	case <-w.Exited():
 	case <-ctx.Done():
 		return
 	}
-	defer spawn.AwaitReaped(l.worker) // and without the lock
-	s := l.worker.Status()
+	defer spawn.AwaitReaped(w) // and without the lock
+	s := w.Status()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	l.exit = &control.Exited{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation, Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: l.worker.LastOutput()}
-	r.tell(*l.exit)
+	r.exited(l.newest(), control.Exited{Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: w.LastOutput()})
 }
 
-// said takes in a message of a worker.
-func (r *relay) said(l *local, m control.Message) {
-	ready, ok := m.(control.Ready)
-	if !ok {
-		r.pass(l, m)
-		return
+// said takes in a message of a worker, and returns the session of which it and those after it are.
+func (r *relay) said(l *local, m control.Message) *local {
+	r.mu.Lock()
+	if hello, ok := m.(control.Hello); ok && l.next != nil && hello.Incarnation == l.next.who.Incarnation {
+		l = l.next
 	}
-	path := cmp.Or(l.worker.Program(), r.c.Executable)
+	worker := l.worker
+	r.mu.Unlock()
+	ready, ok := m.(control.Ready)
+	if !ok || worker == nil {
+		r.pass(l, m)
+		return l
+	}
+	path := cmp.Or(worker.Program(), r.c.Executable)
 	if path == "" {
 		r.pass(l, ready)
-		return
+		return l
 	}
 	// Reading the program may take a while, in which the worker's beats have to go on.
 	r.working.Go(func() {
 		ready.Job.ProgramSHA256, _ = rundir.FileSHA256(path) // only a record
 		r.pass(l, ready)
 	})
+	return l
 }
 
 // pass keeps what a new leader has to know of a message, and tells the leader of the moment.
 func (r *relay) pass(l *local, m control.Message) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if l.next != nil {
+		return // its session is over
+	}
 	switch said := m.(type) {
 	case control.Beat:
 		if r.out == nil || !r.out.empty() {
@@ -306,6 +357,8 @@ func (r *relay) hear(m control.Message) error {
 		default:
 			l.worker.Kill()
 		}
+	case control.Fence:
+		r.fence(m)
 	case control.Begin:
 		r.join(id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation})
 	case relayed:
@@ -321,6 +374,9 @@ func (r *relay) deliver(m relayed) error {
 	l := r.find(m.worker)
 	if l == nil {
 		return errUnexpected(m)
+	}
+	if l.next != nil {
+		return nil // another leader does not know yet that its session is over
 	}
 	var told *bool
 	switch said := m.Message.(type) {
@@ -370,7 +426,7 @@ func (r *relay) beat(ctx context.Context) {
 				r.out.put(control.Beat{})
 			}
 			for _, l := range r.locals {
-				if l.started && l.to.empty() {
+				if l.started && l.next == nil && l.to.empty() {
 					l.to.put(control.Beat{})
 				}
 			}

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"testing"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -157,5 +159,56 @@ func TestRoster(t *testing.T) {
 	r.probed(hostProbed{1, true})
 	if !r.hosts[1].lost {
 		t.Error("it is not lost")
+	}
+}
+
+// A fenced worker's process goes on as the next session from its next Hello on; what it says before is dropped, also for other leaders.
+func TestRelayFences(t *testing.T) {
+	out := &sent{}
+	old := id.Session{Worker: 1}
+	next := id.Session{Worker: 1, Incarnation: 1}
+	begin := func() (*relay, *local) {
+		out.list = nil
+		worker := spawn.InProcess(func(context.Context, net.Conn) {})
+		t.Cleanup(func() { spawn.End(worker) })
+		l := newLocal(old)
+		l.worker = worker
+		return &relay{c: &Config{}, locals: []*local{l}, out: out}, l
+	}
+	fence := control.Fence{Worker: 1, Next: 1}
+	r, l := begin()
+	r.said(l, control.Hello{})
+	if err := r.hear(fence); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []control.Message{control.Step{}, control.Hello{Incarnation: 1}, control.Ready{}} {
+		l = r.said(l, m)
+	}
+	expect(t, "messages", out.list, "[control.Hello to 1.0 control.Hello to 1.1 control.Ready to 1.1]")
+	if m, _ := r.find(next).to.take(context.Background()); m != fence {
+		t.Errorf("the process is told %v", m)
+	}
+	if err := r.hear(control.Kill{Worker: 1}); err != nil || r.find(next).worker == nil {
+		t.Error("the next session is ended with the old one")
+	}
+	q := newQueue[control.Message]()
+	r.account(q, control.Lead{})
+	q.close()
+	var all []string
+	for m, ok := q.take(context.Background()); ok; m, ok = q.take(context.Background()) {
+		switch m := m.(type) {
+		case relayed:
+			all = append(all, fmt.Sprintf("%v: %T", m.worker, m.Message))
+		case control.Exited:
+			all = append(all, fmt.Sprintf("%d.%d exited", m.Worker, m.Incarnation))
+		}
+	}
+	expect(t, "the account", all, "[1.0: control.Hello 1.0 exited 1.1: control.Hello 1.1: control.Ready]")
+
+	// It had exited when the leader fenced it: the next session has exited.
+	r, l = begin()
+	l.exit = &control.Exited{Worker: 1, Text: "x"}
+	if err := r.hear(fence); err != nil || r.find(next).exit == nil || r.find(next).exit.Incarnation != 1 {
+		t.Errorf("%v, %+v", err, r.find(next))
 	}
 }

@@ -173,6 +173,18 @@ func (r *roster) fence(place int) {
 	r.kill(place, false)
 }
 
+// rejoin ends the session of a worker and has its process continue as another one, whose place is that of the session.
+func (r *roster) rejoin(place int, as plan.Worker) session.Fenced {
+	w := &r.members[place]
+	w.closed, w.exited = true, true // whatever it says counts for nothing
+	who, host := w.who, w.host
+	r.members = append(r.members, member{who: id.Session{Worker: as.ID, Incarnation: as.Incarnation}, host: host})
+	if out := r.hosts[host].out; out != nil {
+		out.put(control.Fence{Worker: int(who.Worker), Incarnation: who.Incarnation, Next: as.Incarnation})
+	}
+	return session.Fenced{Worker: place, As: as}
+}
+
 func killOf(who id.Session) control.Kill {
 	return control.Kill{Worker: int(who.Worker), Incarnation: who.Incarnation}
 }

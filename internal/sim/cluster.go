@@ -173,6 +173,10 @@ func (c *Cluster) KillAll() {
 func (c *Cluster) kill(w *worker) {
 	if w != nil && w.alive {
 		c.note("worker %v is killed", w.session)
+		if b := w.before; b != nil {
+			w.before = nil
+			b.end()
+		}
 		w.exit(session.Status{Code: -1, Text: "signal: killed"})
 	}
 }

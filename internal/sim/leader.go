@@ -102,6 +102,8 @@ func (c *Cluster) takeOver() {
 	for _, w := range c.order {
 		if slices.Contains(c.places, w) {
 			w.account(c.books.Last)
+		} else if w.before != nil && w.before.next == nil {
+			w.alive = false // its host has not heard of it
 		} else if w.alive { // it was to join under another leader
 			c.kill(w)
 		}
@@ -208,6 +210,17 @@ func (c *Cluster) react(effects []session.Effect) {
 			c.agree(e)
 		case session.Balance:
 			c.answer(time.Millisecond, session.Balanced{Balanced: e.Make()})
+		case session.FenceWorker:
+			reign, w := c.reign, c.places[e.Worker]
+			c.after(0, func() {
+				if reign == c.reign && !c.over {
+					next := c.start(e.As)
+					next.before = w
+					c.places = append(c.places, next)
+					c.do(session.Fenced(e))
+					c.send(w, control.Fence{Next: e.As.Incarnation})
+				}
+			})
 		case session.StartWorker:
 			reign := c.reign
 			c.after(c.delay(time.Millisecond), func() {
@@ -304,6 +317,8 @@ func (c *Cluster) write(e session.Effect) {
 		case "lost":
 			b.Lost++
 			b.joining[x.Worker] = false
+		case "stop":
+			c.asked = true // all workers may have asked to leave
 		case "left", "refused":
 			b.joining[x.Worker] = false
 		case "rollback":
@@ -352,11 +367,12 @@ func (c *Cluster) lost(why string, led bool) {
 		}
 	}
 	for _, w := range c.order {
-		if w.alive && w.core != nil && w.core.Err() == nil && len(w.core.Plan().Workers) > 0 && session.HasPart(parts, w.self) {
+		if w.alive && w.next == nil && w.core != nil && w.core.Err() == nil && len(w.core.Plan().Workers) > 0 && session.HasPart(parts, w.self) {
 			c.violated("the run has failed (%s), and worker %v could go on", why, w.session)
 		}
 	}
-	if c.cfg.Respawn && !c.asked && !led {
+	told := func(w *worker) bool { return w.done != nil } // the model is written, and there is nothing to go back for
+	if c.cfg.Respawn && !c.asked && !led && !slices.ContainsFunc(c.order, told) {
 		c.violated("the run has failed (%s), and its workers could be replaced", why)
 	}
 }

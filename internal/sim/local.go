@@ -42,6 +42,9 @@ func layerName(i int) string { return fmt.Sprintf("layer%d", i) }
 func (w *worker) beat() {
 	w.c.after(timing.Heartbeat, func() {
 		w.run(func() {
+			if w.next != nil {
+				return
+			}
 			w.tell(func(place int) session.Event { return session.Received{Worker: place, Message: control.Beat{}} })
 			w.beat()
 		})
@@ -50,6 +53,9 @@ func (w *worker) beat() {
 
 // say tells the host something, which passes it on to the leader.
 func (w *worker) say(m control.Message) {
+	if w.next != nil {
+		return
+	}
 	switch m := m.(type) {
 	case control.Hello, control.Ready:
 		w.said = append(w.said, m)
@@ -114,6 +120,9 @@ func (w *worker) relay(m control.Message) {
 		if m.Rollback {
 			w.done = nil
 		}
+	case control.Fence:
+		w.fence(w.c.workers[id.Session{Worker: w.session.Worker, Incarnation: m.Next}])
+		return
 	}
 	w.run(func() { w.hear(m) })
 }
@@ -166,16 +175,43 @@ func (w *worker) measures(took time.Duration) control.Beat {
 	return b
 }
 
+// fence ends the session, as the host does: what the process says and how it exits is of the next one. The process hears it when it runs.
+func (w *worker) fence(next *worker) {
+	w.next = next
+	if w.status != nil {
+		next.before = nil
+		next.exit(*w.status)
+		return
+	}
+	w.status = &session.Status{Code: -1, Text: "fenced"}
+	w.run(func() {
+		w.c.note("worker %v continues as %v", w.session, next.session)
+		w.end()
+		next.before = nil
+		next.in(w.c.delay(2*time.Millisecond), next.introduce)
+		next.beat()
+	})
+}
+
 // exit ends the process, and closes its connections.
 func (w *worker) exit(status session.Status) {
+	w.end()
+	if w.next != nil {
+		w.next.exit(status)
+		return
+	}
+	w.status = &status
+	w.tellEnd()
+}
+
+// end ends the session.
+func (w *worker) end() {
 	w.alive, w.frozen, w.deferred = false, false, nil
 	for _, x := range w.c.order {
 		if x != w {
 			w.c.link(w, x).refresh()
 		}
 	}
-	w.status = &status
-	w.tellEnd()
 }
 
 func (w *worker) tellEnd() {

@@ -26,6 +26,8 @@ type worker struct {
 	session id.Session
 
 	alive, frozen bool
+	before        *worker  // the fenced session whose process this is, until it continues
+	next          *worker  // the session that follows, once the host has fenced this one
 	deferred      []func() // what came while it was frozen
 	local                  // what its host keeps
 

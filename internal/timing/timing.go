@@ -99,6 +99,8 @@ type Policy struct {
 	// Fence is how long a worker may commit without a heartbeat from its agent. Others may evict it after Detect,
 	// so it is not longer.
 	Fence time.Duration
+	// Grace is how long a worker that was fenced may be stopped before it is killed.
+	Grace time.Duration
 	// Query is how long workers may take to answer a query, since it or the last answer. It becomes longer as Detect does.
 	Query time.Duration
 	// LinkGrace is how long the controller waits after a broken link for the failure that explains it.
@@ -140,7 +142,7 @@ func Of(detect time.Duration) Policy {
 		Watch: detect / 16, Late: detect / 4,
 		LinkWatch: host / 16, LinkLate: host / 4,
 
-		Fence: detect, Query: detect, LinkGrace: detect / 10, LinkDown: detect * 3 / 2, Cause: Reap + detect,
+		Fence: detect, Grace: 10 * detect, Query: detect, LinkGrace: detect / 10, LinkDown: detect * 3 / 2, Cause: Reap + detect,
 
 		Host: host, HostLink: host, Welcome: max(host/4, 500*time.Millisecond), Greet: max(host, time.Second), Candidacy: host / 2,
 

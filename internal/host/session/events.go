@@ -40,6 +40,11 @@ type (
 		Worker plan.Worker
 		Err    error
 	}
+	// Fenced answers [FenceWorker]: the process of a worker has another place, for its next session.
+	Fenced struct {
+		Worker int // the fenced one
+		As     plan.Worker
+	}
 	// Gossip is what the gossip ring says of a worker.
 	Gossip struct {
 		Worker plan.Worker
@@ -136,6 +141,11 @@ type (
 	}
 	// Fence kills a worker of a host that may come back later, as soon as it is there.
 	Fence struct{ Worker int }
+	// FenceWorker ends the session of a worker, and has its process continue as another incarnation; Fenced comes.
+	FenceWorker struct {
+		Worker int
+		As     plan.Worker
+	}
 	// StartWorker starts a process; WorkerStarted comes.
 	StartWorker struct{ Worker plan.Worker }
 )

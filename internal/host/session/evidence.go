@@ -69,7 +69,9 @@ func (s *Session) watch(due time.Time) {
 	hosts := make(map[string][]timing.Intervals)
 	for _, w := range s.workers {
 		if w.watched() {
-			peers = append(peers, &w.heard)
+			if !w.joins { // those that join do not continue the run
+				peers = append(peers, &w.heard)
+			}
 			hosts[w.who.Host] = append(hosts[w.who.Host], w.heard.Intervals)
 		}
 	}
@@ -86,7 +88,8 @@ func (s *Session) watch(due time.Time) {
 			continue
 		}
 		var failed bool
-		if failed, w.heard = d.Suspect(w.heard, s.now, lateness, around[w.who.Host], s.late.looks.Intervals); failed {
+		failed, w.heard = d.Suspect(w.heard, s.now, lateness, around[w.who.Host], s.late.looks.Intervals)
+		if failed && (w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Grace || !s.isLast(place)) {
 			w.silent = w.heard.Heard
 			w.fault = &SilentError{
 				Worker: s.id(place), Workers: len(s.workers), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps,
@@ -96,7 +99,7 @@ func (s *Session) watch(due time.Time) {
 				s.judge(w.fault)
 				return
 			}
-			s.kill(place)
+			s.exclude(place)
 		}
 	}
 }

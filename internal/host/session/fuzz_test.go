@@ -49,12 +49,12 @@ func TestRandomRuns(t *testing.T) {
 		}
 	}
 	for _, e := range []any{
-		Received{}, ConnClosed{}, WorkerExited{}, WorkerStarted{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
+		Received{}, ConnClosed{}, WorkerExited{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
 		HostBack{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{},
 		CheckpointCommitted{}, CheckpointsPruned{}, CheckpointVerified{}, ClocksSet{}, Metered{},
 		control.Hello{}, control.Beat{}, control.Note{}, control.Ready{}, control.Step{}, control.Output{}, control.Done{}, control.Timeline{}, control.Spans{},
 		control.Repaired{}, control.Saved{}, control.Answer{}, control.Applied{}, control.LinkLost{}, control.Leave{}, control.Level{}, control.Failed{},
-		Send{}, Kill{}, Fence{}, StartWorker{}, Propose{}, WriteJob{}, WritePlan{}, WriteMetrics{}, WriteEvent{},
+		Send{}, Kill{}, Fence{}, FenceWorker{}, StartWorker{}, Propose{}, WriteJob{}, WritePlan{}, WriteMetrics{}, WriteEvent{},
 		WriteSummary{}, WriteWorkers{}, CommitCheckpoint{}, VerifyCheckpoint{}, Show{}, CloseView{}, Output{}, AnswerAdd{}, BeginTrace{}, WriteSpans{},
 		Measure{}, ObserveStep{}, ReleaseClocks{}, DeviceUsed{},
 	} {
@@ -283,6 +283,12 @@ func (w *world) do(e Event) {
 	if started, ok := e.(WorkerStarted); ok && started.Err == nil {
 		w.actors = append(w.actors, newActor(started.Worker))
 	}
+	if f, ok := e.(Fenced); ok {
+		w.actors = append(w.actors, newActor(f.As))
+		if w.now.UnixMilli()%3 == 0 {
+			w.actors[len(w.actors)-1].said = nil // it does not continue
+		}
+	}
 	effects := w.s.Step(w.now, e)
 	w.note("Run", run, w.s.phase)
 	for i, x := range was {
@@ -323,6 +329,9 @@ func (w *world) react(effects []Effect) {
 			w.todo = append(w.todo, v)
 		case Balance:
 			w.todo = append(w.todo, Balanced{e.Make()})
+		case FenceWorker:
+			w.actors[e.Worker].alive, w.actors[e.Worker].said = false, nil
+			w.todo = append(w.todo, Fenced(e))
 		case StartWorker:
 			started := WorkerStarted{Worker: e.Worker}
 			if e.Worker.Incarnation == 5 {

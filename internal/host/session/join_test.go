@@ -9,6 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // begun returns the workers that were to be started since it was last asked.
@@ -185,5 +186,69 @@ func TestLastWorkerExitsWhileAnotherStarts(t *testing.T) {
 	r.feed(WorkerStarted{plan.Worker{ID: 2}, errors.New("no room")})
 	if out := r.s.Outcome(); !r.s.Over() || out.Err == nil || out.Summary == nil {
 		t.Errorf("over %v, %+v", r.s.Over(), out)
+	}
+}
+
+// A worker that misses heartbeats is fenced: the run continues without it, and its process joins when it is heard again, or is killed
+// when it is not. The only worker that can continue the run gets the grace period before it is killed.
+func TestFence(t *testing.T) {
+	detect := 4 * time.Second
+	grace := timing.Of(detect).Grace
+	silent := func(n int, heard ...int) (*ran, time.Duration) { // after which the others are 100 ms on
+		r := trainingOf(t, Config{Settings: Settings{Detect: detect}, CanStart: true}, n)
+		look := func(heard ...int) {
+			r.now = r.now.Add(100 * time.Millisecond)
+			for _, place := range heard {
+				r.effects = append(r.effects, r.s.Step(r.now, Received{place, control.Beat{}})...)
+			}
+			r.effects = append(r.effects, r.s.Step(r.now, WatchTick{r.now})...)
+		}
+		for range 300 { // they are heard regularly
+			look([]int{0, 1, 2}[:n]...)
+		}
+		began := r.now
+		for len(pick[FenceWorker](r.effects))+len(pick[Kill](r.effects)) == 0 && r.now.Sub(began) < 2*grace {
+			look(heard...)
+		}
+		return r, r.now.Sub(began)
+	}
+
+	r, after := silent(3, 0, 2)
+	fence := FenceWorker{1, plan.Worker{ID: 1, Incarnation: 1}}
+	if got := pick[FenceWorker](r.effects); !slices.Equal(got, []FenceWorker{fence}) || after > detect+200*time.Millisecond {
+		t.Fatalf("after %v: %v, %s", after, got, r.kinds())
+	}
+	if w := r.s.workers[1]; w.state != gone || w.exit != fenced || r.s.records.lost != 1 || len(sent[control.Query](r)) != 2 {
+		t.Fatalf("worker 1: %v, %v", w.state, w.exit)
+	}
+	r.feed(Fenced{1, fence.As})
+	hello := control.Hello{Protocol: control.Protocol, WorkerID: 1, Incarnation: 1}
+	r.feed(Received{3, hello}, Received{3, readyOf(1)})
+	if start := sent[control.Start](r); !start[3].Joins {
+		t.Errorf("%v to the worker that is heard again", start)
+	}
+	if kills := pick[Kill](r.effects); len(kills) != 0 {
+		t.Errorf("kills %v", kills)
+	}
+
+	r, _ = silent(3, 0, 2)
+	r.feed(Fenced{1, fence.As})
+	clear(r.s.timers) // the others do not answer here
+	if until := r.s.workers[3].hello; until != r.now.Add(grace) {
+		t.Errorf("it is awaited for %v", until.Sub(r.now))
+	}
+	r.now = r.s.workers[3].hello
+	r.feed(AlarmDue{})
+	if kills := pick[Kill](r.effects); !slices.Equal(kills, []Kill{{Worker: 3}}) {
+		t.Errorf("after the grace period: %v", kills)
+	}
+	r.feed(ConnClosed{3, nil}, WorkerExited{3, Status{Code: -1, Text: "signal: killed"}})
+	if r.s.phase != training || r.s.records.lost != 1 {
+		t.Errorf("%v, %d lost", r.s.phase, r.s.records.lost)
+	}
+
+	r, after = silent(1)
+	if kills := pick[Kill](r.effects); !slices.Equal(kills, []Kill{{Worker: 0}}) || after < grace {
+		t.Errorf("the only worker, after %v: %v", after, kills)
 	}
 }

@@ -100,11 +100,60 @@ func (s *Session) respawns(w id.WorkerID) bool {
 	return s.cfg.Respawn && s.cfg.CanStart && s.phase <= training && s.end.stop == "" && len(s.workers) < MaxWorkers && !s.roster.refused[w]
 }
 
-// replace restarts a worker that was lost in training, if the user wants that.
-func (s *Session) replace(dead plan.Worker) {
-	if s.phase == training && s.respawns(dead.ID) {
-		s.launch(dead.ID, dead.Host, fmt.Sprintf("worker %d is restarted", dead.ID))
+// replace has a worker that was lost in training continue, if it was fenced, or restarts it, if the user wants that.
+func (s *Session) replace(place int) {
+	w := s.workers[place]
+	switch {
+	case s.phase != training:
+	case w.exit == fenced:
+		who := s.roster.begin(w.who.ID, w.who.Host)
+		e := s.event(eventBegin, fmt.Sprintf("worker %d joins again when it is heard within %v", w.who.ID, timing.Of(s.cfg.Detect).Grace))
+		e.Event.Worker = int(w.who.ID)
+		s.then(e, FenceWorker{place, who})
+	case s.respawns(w.who.ID):
+		s.launch(w.who.ID, w.who.Host, fmt.Sprintf("worker %d is restarted", w.who.ID))
 	}
+}
+
+// exclude has the run continue without a worker that is at fault. If it has missed heartbeats, it may be stopped for a while only: it is
+// fenced, unless no other worker continues the run meanwhile, or it may be in a call of OnStep, which another worker is to repeat: then
+// it is killed.
+func (s *Session) exclude(place int) {
+	w := s.workers[place]
+	if s.phase == training && s.cfg.CanStart && !s.isLast(place) && len(s.workers) < MaxWorkers && w.exit == running &&
+		!w.overdue && !s.deliveries.Calling(w.who) && !w.heard.Heard.IsZero() && w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Pause {
+		s.silent = append(s.silent, place)
+		return
+	}
+	s.kill(place)
+}
+
+// isLast reports whether processes may start, and no other worker of the plan can continue the run. Then nothing is gained if the run
+// continues without it.
+func (s *Session) isLast(place int) bool {
+	w := s.workers[place]
+	return s.phase == training && s.cfg.CanStart && HasPart(s.plan.Workers, w.who) && !slices.ContainsFunc(s.workers, func(x *worker) bool {
+		return x != w && x.state >= working && x.exit == running && x.fault == nil && HasPart(s.plan.Workers, x.who)
+	})
+}
+
+// fence ends the session of a worker at once, and not its process.
+func (s *Session) fence(place int) {
+	w := s.workers[place]
+	if s.phase != training || w.exit != running {
+		return
+	}
+	w.exitTo(fenced)
+	w.status, w.ended = Status{Code: -1, Text: "fenced"}, s.now
+	if s.ended(place); s.phase != training {
+		s.dismiss(place)
+	}
+}
+
+// fenced takes in that the process of a fenced worker has a place for its next session.
+func (s *Session) fenced(e Fenced) {
+	s.roster.pending--
+	s.enlist(&worker{who: e.As, fences: true, pid: s.workers[e.Worker].pid, hello: s.now.Add(timing.Of(s.cfg.Detect).Grace)}, "is awaited")
 }
 
 // replaceFirst restarts a worker that was lost before training.
@@ -167,14 +216,23 @@ func (s *Session) started(e WorkerStarted) {
 		s.cannotStart(e)
 		return
 	}
-	joins := s.phase >= training
-	s.workers = append(s.workers, &worker{who: e.Worker, joins: joins, fresh: joins, hello: s.now.Add(s.cfg.HelloTimeout)})
+	s.enlist(&worker{who: e.Worker, hello: s.now.Add(s.cfg.HelloTimeout)}, "begins")
+}
+
+// enlist gives a worker a place.
+func (s *Session) enlist(w *worker, how string) {
+	w.joins = s.phase >= training
+	w.fresh = w.joins
+	s.workers = append(s.workers, w)
 	place := len(s.workers) - 1
 	if s.phase > training {
 		s.dismiss(place)
 		return
 	}
-	s.then(s.row(place, "begins"))
+	s.then(s.row(place, how))
+	if w.pid > 0 {
+		s.then(s.processes())
+	}
 }
 
 // cannotStart takes in that a process could not be started.
@@ -243,7 +301,7 @@ func (s *Session) loseJoiner(place int) {
 	s.then(s.row(place, "gone"), s.processes())
 	s.tell(controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended})
 	if !w.hasLeft() {
-		s.replace(w.who)
+		s.replace(place)
 	}
 	s.conclude()
 }

@@ -71,15 +71,16 @@ const (
 	exited              // its process has exited, and what it has sent may still come
 	reaped              // both are over
 	abandoned           // it was killed, and has not exited in time
+	fenced              // its session is over, and its process may continue as the next incarnation
 )
 
 func (e exitState) String() string {
-	return [...]string{"running", "hung-up", "exited", "reaped", "abandoned"}[e]
+	return [...]string{"running", "hung-up", "exited", "reaped", "abandoned", "fenced"}[e]
 }
 
 // exitStates are the legal transitions of a process.
 var exitStates = map[exitState][]exitState{
-	running: {hungUp, exited, reaped, abandoned},
+	running: {hungUp, exited, reaped, abandoned, fenced},
 	hungUp:  {reaped, abandoned},
 	exited:  {reaped},
 }

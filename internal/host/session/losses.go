@@ -60,7 +60,7 @@ func (s *Session) lose(place int) {
 		return
 	}
 	s.then(s.row(place, cmp.Or(how, "lost")), s.processes())
-	s.replace(w.who)
+	s.replace(place)
 	// Others may have failed because of it, and said so before.
 	s.end.claim = nil
 	for place, w := range s.workers {
@@ -117,7 +117,7 @@ func (s *Session) evict(place int, reason string) {
 		return
 	}
 	w.fault, w.stuck = &evictedError{reason}, w.overdue
-	s.kill(place)
+	s.exclude(place)
 	s.then(s.about(place, eventEvict, reason))
 }
 
@@ -362,6 +362,8 @@ func (s *Session) alarm() {
 		}
 		switch late := passed(&w.hello); {
 		case !late || w.state != connecting || w.hasExited() || s.phase == ending:
+		case w.fences:
+			s.evict(place, fmt.Sprintf("worker %d has missed heartbeats for another %v", s.id(place), timing.Of(s.cfg.Detect).Grace))
 		case w.joins && s.phase >= training:
 			s.refuse(place, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))
 		default:

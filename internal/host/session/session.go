@@ -57,6 +57,7 @@
 //	running     exited     it exits before all is received
 //	running     reaped     it has no part in the run that is taken over
 //	running     abandoned  it was killed, and has not exited in time
+//	running     fenced     it has missed heartbeats, and the run continues without it
 //	hung-up     reaped     it exits
 //	hung-up     abandoned  it was killed, and has not exited in time
 //	exited      reaped     all it has sent is received, or does not come in time
@@ -108,6 +109,7 @@ type Session struct {
 	faults []string // to be injected by workers
 	starts []Effect // when the first plan is agreed
 	later  []Event  // for the time after the takeover
+	silent []int    // places of workers to be fenced after the event under way
 }
 
 // course is what workers compute under.
@@ -134,6 +136,7 @@ type worker struct {
 	fresh     bool      // it was not in the first plan, and has committed no step yet
 	inherited bool      // from another leader: the first step that it reports may be any
 	hello     time.Time // until when it is to say Hello, zero for no limit
+	fences    bool      // its process is that of a session that was fenced
 	reap      time.Time // until when it is to exit, zero for no limit
 	ready     control.Ready
 	pid       int
@@ -160,7 +163,7 @@ type worker struct {
 func (w *worker) over() bool { return w.exit >= reaped }
 
 // closed reports whether nothing more is received from a worker.
-func (w *worker) closed() bool { return w.exit == hungUp || w.exit == reaped }
+func (w *worker) closed() bool { return w.exit == hungUp || w.exit == reaped || w.exit == fenced }
 
 // hasLeft reports whether a worker has exited by itself and without an error. An evicted one has not, even if its exit was
 // never seen.
@@ -246,6 +249,9 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 	} else {
 		s.take(e)
 	}
+	for ; len(s.silent) > 0; s.silent = s.silent[1:] {
+		s.fence(s.silent[0])
+	}
 	s.then(s.deliver()...)
 	if s.phase == training && s.deserted() {
 		s.loseAll()
@@ -270,6 +276,8 @@ func (s *Session) take(e Event) {
 		s.exited(e.Worker, e.Status)
 	case WorkerStarted:
 		s.started(e)
+	case Fenced:
+		s.fenced(e)
 	case Gossip:
 		s.gossip(e)
 	case FaultStamped:

@@ -55,6 +55,7 @@ var samples = []Message{
 	Closed{Worker: 3, Incarnation: 1},
 	Exited{Worker: 3, Code: -1, Text: "signal: killed", Panicked: true, Last: "panic: x"},
 	Kill{Worker: 3, Incarnation: 1},
+	Fence{Worker: 3, Incarnation: 1, Next: 2},
 	Watch{Every: 4},
 	Timeline{Step: 8, Began: 1 << 50, Commit: 90, End: 100, Passes: []Pass{{Layer: 2, Micro: 1, From: 5, To: 10, Wait: 1}, {Backward: true, Layer: 2, Micro: 1, From: 20, To: 40}}, Cut: true},
 }

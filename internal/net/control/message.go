@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 6
+const Protocol = 7
 
 // Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
@@ -414,6 +414,13 @@ type Kill struct {
 	Stacks              bool // it writes its stacks into its log before
 }
 
+// Fence ends the session of a worker, without which the run continues. Its process keeps its connection, on which it says Hello as
+// incarnation Next and then nothing more of the session before.
+type Fence struct {
+	Worker, Incarnation int
+	Next                int // incarnation
+}
+
 // FailKind says whose fault a failure is; the exit status follows from it.
 type FailKind string
 
@@ -452,6 +459,7 @@ func (Closed) kind() string    { return "closed" }
 func (Exited) kind() string    { return "exited" }
 func (Begin) kind() string     { return "begin" }
 func (Kill) kind() string      { return "kill" }
+func (Fence) kind() string     { return "fence" }
 func (Deliver) kind() string   { return "deliver" }
 func (Delivered) kind() string { return "delivered" }
 func (Save) kind() string      { return "save" }

@@ -92,7 +92,7 @@ func unpack(v uint64) Pair { return Pair{int(int32(v >> 32)), int(int32(v))} }
 
 // Time has the moments of what follows noted, for which the clock is read.
 func (r *Record) Time() {
-	if r != nil {
+	if r != nil && !r.timed { // a pass may run
 		r.timed = true
 	}
 }

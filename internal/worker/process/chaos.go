@@ -77,9 +77,12 @@ func (w *Worker) heedSlow(runDir string) (stop func()) {
 
 // heedTerm asks the agent to leave the run on SIGTERM, which was caught since the process began: an early signal counts.
 func (w *Worker) heedTerm() (stop func()) {
+	signal.Notify(w.self.own.leave, syscall.SIGTERM)
 	quit := heed(w.self.own.leave, func() { _ = w.send(control.Leave{}) }) // without an agent, this worker exits
 	return func() {
-		signal.Stop(w.self.own.leave)
+		if w.successor() == nil {
+			signal.Stop(w.self.own.leave)
+		}
 		quit()
 	}
 }

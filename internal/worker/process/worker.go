@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/group"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -23,11 +24,21 @@ import (
 // errAgentLost ends a worker whose agent is gone.
 var errAgentLost = errors.New("the connection to the agent has ended")
 
-// Worker runs one job and talks to its agent; see package control.
+// errFenced ends a session of a worker, without which the run continues.
+var errFenced = errors.New("the worker has missed heartbeats, and joins again")
+
+// Worker runs one job in one session and talks to its agent; see package control. When it is fenced, another one follows.
 type Worker struct {
 	conn *control.Conn
 	self Self
-	net  *comm.Endpoint
+
+	ctx  context.Context // of the session
+	over context.CancelCauseFunc
+
+	speaking sync.RWMutex // held while a message is sent; next is set with it
+	next     *Worker      // that follows, once this one is fenced: it says nothing more
+
+	net *comm.Endpoint
 	// groups are those of all engines, one after the other.
 	groups map[uint16]*group.Group
 
@@ -53,8 +64,8 @@ type Worker struct {
 	faults *chaos.Trigger // faults that this worker injects into itself; nil for none
 	clock  emulatedClock
 
-	step  int // that runs, for the message if it panics
-	calls Calls
+	step  int                 // that runs, for the message if it panics
+	calls *Calls              // of all sessions
 	job   atomic.Pointer[Job] // once it is made
 
 	mu    sync.Mutex
@@ -66,7 +77,7 @@ type Worker struct {
 // New returns a worker that talks to its agent over conn, on which Hello was said.
 func New(conn *control.Conn, me Self) *Worker {
 	w := &Worker{
-		conn: conn, self: me, meter: meter.New(), groups: make(map[uint16]*group.Group),
+		conn: conn, self: me, calls: new(Calls), meter: meter.New(), groups: make(map[uint16]*group.Group),
 		start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}),
 	}
 	w.deliveries.came = make(chan struct{}, 1)
@@ -74,12 +85,19 @@ func New(conn *control.Conn, me Self) *Worker {
 	return w
 }
 
-// Serve runs the job that makeJob returns to its end. It tells the agent of every error, a panic in user code included.
+// Serve runs the job that makeJob returns to its end. It tells the agent of every error, a panic in user code included. A worker that
+// is fenced keeps its job and its process, and continues as one that joins.
 func (w *Worker) Serve(ctx context.Context, makeJob Make) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	var beside sync.WaitGroup
+	begin := func(w *Worker) {
+		w.ctx, w.over = context.WithCancelCause(ctx)
+		beside.Go(w.beat)
+	}
+	begin(w)
+	first := w
 	beside.Go(func() {
-		if err := w.receive(ctx); err != nil && ctx.Err() == nil {
+		if err := first.receive(ctx, begin); err != nil && ctx.Err() == nil {
 			cancel(errAgentLost)
 			if w.self.own != nil {
 				complain(errAgentLost) // what runs is of no use any more
@@ -87,13 +105,19 @@ func (w *Worker) Serve(ctx context.Context, makeJob Make) error {
 			}
 		}
 	})
-	beside.Go(func() { w.beat(ctx) })
 	defer func() {
 		cancel(nil)
 		beside.Wait()
 	}()
-	err := w.guard(ctx, makeJob)
-	if cause := context.Cause(ctx); cause != nil && errors.Is(err, ctx.Err()) {
+	var j *Job
+	err := w.guard(&j, makeJob)
+	for next := w.successor(); next != nil; next = w.successor() {
+		if w = next; err != nil && errors.As(err, new(*PanicError)) {
+			break
+		}
+		err = w.guard(&j, makeJob)
+	}
+	if cause := context.Cause(w.ctx); cause != nil && errors.Is(err, w.ctx.Err()) {
 		err = cause
 	}
 	if err != nil {
@@ -104,6 +128,11 @@ func (w *Worker) Serve(ctx context.Context, makeJob Make) error {
 
 // send sends one message to the agent.
 func (w *Worker) send(m control.Message) error {
+	w.speaking.RLock()
+	defer w.speaking.RUnlock()
+	if w.next != nil {
+		return errFenced
+	}
 	err := w.conn.Send(m)
 	if err != nil && !errors.Is(err, control.ErrFrameSize) {
 		return fmt.Errorf("%w: %w", errAgentLost, err)
@@ -111,29 +140,60 @@ func (w *Worker) send(m control.Message) error {
 	return err
 }
 
+// fence ends the session of this worker, and returns the worker that follows, which has said Hello.
+func (w *Worker) fence(f control.Fence, begin func(*Worker)) (*Worker, error) {
+	if f.Worker != int(w.self.id()) || f.Incarnation != w.self.Session.Incarnation || f.Next <= f.Incarnation {
+		return nil, fmt.Errorf("the agent fences worker %d.%d, which is to be %d next", f.Worker, f.Incarnation, f.Next)
+	}
+	me := w.self
+	me.Session.Incarnation = f.Next
+	if host, ok := me.Transport.(transport.Host); ok { // links to the session before end at its own socket
+		host.Name = me.Session.String()
+		me.Transport = host
+	}
+	next := New(w.conn, me)
+	next.calls = w.calls
+	w.speaking.Lock()
+	defer w.speaking.Unlock()
+	if err := w.conn.Send(control.Identity{WorkerID: f.Worker, Incarnation: f.Next}.Hello()); err != nil {
+		return nil, err
+	}
+	begin(next)
+	w.next = next
+	w.over(errFenced)
+	return next, nil
+}
+
+// successor returns the worker that follows this one, nil if it is not fenced.
+func (w *Worker) successor() *Worker {
+	w.speaking.RLock()
+	defer w.speaking.RUnlock()
+	return w.next
+}
+
 // beat sends heartbeats and broken links to the agent.
-func (w *Worker) beat(ctx context.Context) {
+func (w *Worker) beat() {
 	tick := time.NewTicker(timing.Heartbeat)
 	defer tick.Stop()
 	var last measured
 	for {
-		if w.conn.Send(w.measure(&last)) != nil {
-			return // the agent is gone, which receive notices too
+		if w.send(w.measure(&last)) != nil {
+			return // the agent is gone, which receive notices too, or the worker is fenced
 		}
 		select {
 		case s := <-w.recovery.broken:
-			if w.conn.Send(control.LinkLost{Peer: s}) != nil {
+			if w.send(control.LinkLost{Peer: s}) != nil {
 				return
 			}
 		case <-tick.C:
-		case <-ctx.Done():
+		case <-w.ctx.Done():
 			return
 		}
 	}
 }
 
-// receive handles the messages of the agent.
-func (w *Worker) receive(ctx context.Context) error {
+// receive handles the messages of the agent, to this worker and to those that follow it.
+func (w *Worker) receive(ctx context.Context, begin func(*Worker)) error {
 	for {
 		m, err := w.conn.Receive(ctx)
 		if err != nil {
@@ -165,6 +225,10 @@ func (w *Worker) receive(ctx context.Context) error {
 			w.recovery.hold(m.On)
 		case control.Release:
 			close(w.release)
+		case control.Fence:
+			if w, err = w.fence(m, begin); err != nil {
+				return err
+			}
 		case control.Query, control.Order, control.Fill:
 			w.recovery.hear(m)
 		default:
@@ -174,13 +238,18 @@ func (w *Worker) receive(ctx context.Context) error {
 }
 
 // guard turns a panic into an error.
-func (w *Worker) guard(ctx context.Context, makeJob Make) (err error) {
+func (w *Worker) guard(j **Job, makeJob Make) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			err = Panicked(w.step, w.doing(), v)
 		}
 	}()
-	return w.run(ctx, makeJob)
+	if *j == nil {
+		if *j, err = w.make(makeJob); err != nil {
+			return err
+		}
+	}
+	return w.run(w.ctx, *j)
 }
 
 // doing names the call of user code that runs, "" if none does.
@@ -200,15 +269,21 @@ func (w *Worker) user(kind control.CallKind, f func() error) error {
 	return err
 }
 
-func (w *Worker) run(ctx context.Context, makeJob Make) error {
-	var j *Job
-	err := w.user(control.CallJob, func() (err error) {
-		j, err = makeJob(&w.calls, func(text string) error { return w.send(control.Note{Text: text}) })
+// make makes the job.
+func (w *Worker) make(makeJob Make) (j *Job, err error) {
+	err = w.user(control.CallJob, func() (err error) {
+		j, err = makeJob(w.calls, func(text string) error {
+			if err := w.send(control.Note{Text: text}); !errors.Is(err, errFenced) {
+				return err
+			}
+			return nil // the next session has the same job
+		})
 		return err
 	})
-	if err != nil {
-		return err
-	}
+	return j, err
+}
+
+func (w *Worker) run(ctx context.Context, j *Job) (err error) {
 	w.job.Store(j)
 	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, Key: w.self.Key, OnLink: w.recovery.link}); err != nil {
 		return err

@@ -111,6 +111,11 @@ func (q *Queue) Lost(w plan.Worker) {
 // Caller returns the worker that makes the calls; ok is false if there is none.
 func (q *Queue) Caller() (w plan.Worker, ok bool) { return q.caller, q.on && !q.appoint }
 
+// Calling reports whether a worker may be in a call.
+func (q *Queue) Calling(w plan.Worker) bool {
+	return q.on && !q.appoint && q.is(w) && (q.sent || q.earlier)
+}
+
 // Next returns what to tell which worker; ok is false if there is nothing to tell. The candidates can make calls, the first one
 // preferably. appointed says that the record has a new caller, and is to be written before.
 func (q *Queue) Next(candidates []plan.Worker) (to plan.Worker, m control.Deliver, appointed, ok bool) {
