@@ -93,13 +93,17 @@ const (
 
 // String returns the gate's name.
 func (g Gate) String() string {
-	if int(g) < len(gateNames) {
-		return gateNames[g]
-	}
-	return fmt.Sprintf("gate%d", uint8(g))
+	return NameOf("gate", uint8(g), "committed", "evaluated", "kept")
 }
 
-var gateNames = [...]string{"committed", "evaluated", "kept"}
+// NameOf returns the name of a value: names has those of the values from 0 on, "" where there is none. Another value is named by its
+// kind and number.
+func NameOf(kind string, value uint8, names ...string) string {
+	if int(value) < len(names) && names[value] != "" {
+		return names[value]
+	}
+	return fmt.Sprintf("%s%d", kind, value)
+}
 
 // Point is a place in the run that the workers pass together, by one exchange of reports: no worker passes it before all have
 // reached it, so two workers are never more than one point apart. The run begins at Point{FromStep-1, Committed} of its first

@@ -69,12 +69,7 @@ var refusals = [...]string{
 }
 
 // String returns the reason in words.
-func (r Refusal) String() string {
-	if r == 0 || r >= refusedEnd {
-		return fmt.Sprintf("reason %d", uint8(r))
-	}
-	return refusals[r]
-}
+func (r Refusal) String() string { return id.NameOf("reason ", uint8(r), refusals[:]...) }
 
 // Frame is one decoded frame without the data of a chunk. Fields that its
 // type does not have are zero.

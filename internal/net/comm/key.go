@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"strconv"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/id"
@@ -50,12 +49,7 @@ var kindNames = [...]string{
 }
 
 // String returns the kind's name.
-func (k Kind) String() string {
-	if k == 0 || k >= kindEnd {
-		return "kind" + strconv.Itoa(int(k))
-	}
-	return kindNames[k]
-}
+func (k Kind) String() string { return id.NameOf("kind", uint8(k), kindNames[:]...) }
 
 // Directions of a boundary tensor.
 const (

@@ -119,12 +119,7 @@ const (
 )
 
 // String renders the state for logs.
-func (s State) String() string {
-	if names := []string{"alive", "suspect", "dead"}; int(s) < len(names) {
-		return names[s]
-	}
-	return fmt.Sprint(uint8(s))
-}
+func (s State) String() string { return id.NameOf("state", uint8(s), "alive", "suspect", "dead") }
 
 // Member is a member of the ring.
 type Member struct {

@@ -1,6 +1,6 @@
 package group
 
-import "fmt"
+import "github.com/soliton-train/soliton/internal/id"
 
 // Algorithm is a way to carry an operation out.
 type Algorithm uint8
@@ -13,12 +13,7 @@ const (
 )
 
 // String returns the algorithm's name.
-func (a Algorithm) String() string {
-	if names := [...]string{Auto: "auto", Ring: "ring", Direct: "direct"}; int(a) < len(names) {
-		return names[a]
-	}
-	return fmt.Sprintf("algorithm%d", uint8(a))
-}
+func (a Algorithm) String() string { return id.NameOf("algorithm", uint8(a), "auto", "ring", "direct") }
 
 // Cost is what an operation costs by the model in the package comment.
 type Cost struct {

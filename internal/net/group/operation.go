@@ -28,12 +28,7 @@ const (
 
 // String returns the operation's name.
 func (o Op) String() string {
-	names := [...]string{OpSend: "send", OpBarrier: "barrier", OpBroadcast: "broadcast", OpAllGather: "all-gather",
-		OpReduceScatter: "reduce-scatter", OpAllReduce: "all-reduce", OpTreeReduce: "tree reduction", OpEdit: "edit"}
-	if o == 0 || int(o) >= len(names) {
-		return fmt.Sprintf("op%d", uint8(o))
-	}
-	return names[o]
+	return id.NameOf("op", uint8(o), "", "send", "barrier", "broadcast", "all-gather", "reduce-scatter", "all-reduce", "tree reduction", "edit")
 }
 
 // Call names one operation of a group. All members that take part give the

@@ -335,10 +335,13 @@ func (r *treeReduction) place(p *treePiece) ([]float32, error) {
 // add takes a node's sum and merges, sends, or ends what is complete.
 func (r *treeReduction) add(piece int, n tree.Node, v value) (err error) {
 	p := &r.pieces[piece]
-	for n != r.root {
-		if to, moves := p.to[n]; moves {
+	for {
+		if to, moves := p.to[n]; moves { // of the root, if it was made elsewhere than at its owner
 			r.o.post(to, r.o.key(piece, n), comm.Bytes(v.data))
 			return nil
+		}
+		if n == r.root {
+			break
 		}
 		parent, sibling, _ := n.Parent(r.root)
 		other, have := p.held[sibling]
@@ -371,10 +374,6 @@ func (r *treeReduction) add(piece int, n tree.Node, v value) (err error) {
 			}
 		}
 		n, v = parent, value{dst, true}
-	}
-	if to, moves := p.to[n]; moves { // the root was made elsewhere than at its owner
-		r.o.post(to, r.o.key(piece, n), comm.Bytes(v.data))
-		return nil
 	}
 	dst, err := r.place(p)
 	if err != nil {

@@ -38,12 +38,7 @@ const (
 
 var targetNames = [...]string{"own", "mirror", "copy", "moment", "passed", "differ"}
 
-func (t Target) String() string {
-	if int(t) < len(targetNames) {
-		return targetNames[t]
-	}
-	return fmt.Sprintf("target%d", uint8(t))
-}
+func (t Target) String() string { return id.NameOf("target", uint8(t), targetNames[:]...) }
 
 // ParseTarget returns the target with a name, of those in which a bit can be flipped.
 func ParseTarget(name string) (Target, bool) {

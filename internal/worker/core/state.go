@@ -3,6 +3,8 @@ package core
 import (
 	"fmt"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/id"
 )
 
 // State is where a worker is in the protocol.
@@ -23,12 +25,7 @@ const (
 
 var stateNames = [...]string{"joining", "working", "sealed", "catching up", "draining", "editing", "preparing", "left", "dead"}
 
-func (s State) String() string {
-	if int(s) < len(stateNames) {
-		return stateNames[s]
-	}
-	return fmt.Sprintf("state%d", uint8(s))
-}
+func (s State) String() string { return id.NameOf("state", uint8(s), stateNames[:]...) }
 
 // transitions are the states that may follow each state; the package comment says why.
 var transitions = [...][]State{

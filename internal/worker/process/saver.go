@@ -14,7 +14,6 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/worker/core"
-	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
 // saver writes this worker's part of checkpoints in the background. It outlives
@@ -30,32 +29,13 @@ type saver struct {
 	writers sync.WaitGroup
 }
 
-// newSaver returns nil for a run without checkpoints.
-func newSaver(ctx context.Context, w *Worker, j *Job, start control.Start) (s *saver, closeIt func()) {
-	if !start.Checkpoints {
-		return nil, func() {}
-	}
+func newSaver(ctx context.Context, w *Worker, j *Job, dir string) (s *saver, closeIt func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	s = &saver{w: w, j: j, dir: start.RunDir, ctx: ctx}
+	s = &saver{w: w, j: j, dir: dir, ctx: ctx}
 	return s, func() {
 		cancel()
-		s.wait()
-	}
-}
-
-// wait returns when no write is in progress.
-func (s *saver) wait() {
-	if s != nil {
 		s.writers.Wait()
 	}
-}
-
-// install makes an engine use the saver.
-func (s *saver) install(c *engine.Config) {
-	if s == nil {
-		return
-	}
-	c.Saving, c.Save = s.saving, s.save
 }
 
 // saving says whether the agent wants a checkpoint, and whether the one before is still being written here.

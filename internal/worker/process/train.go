@@ -43,7 +43,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	defer joinRing(ctx, start.Ring, w.self, w.net.Addr())()
 	pool := kernel.NewPool(start.Threads, compute...)
 	defer pool.Close()
-	saver, closeSaver := newSaver(ctx, w, j, start)
+	saver, closeSaver := newSaver(ctx, w, j, start.RunDir)
 	defer closeSaver()
 	defer w.deliveries.lines.close()
 	w.saver = saver
@@ -147,7 +147,9 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	if w.self.own != nil {
 		config.Progress = w.self.own.progress
 	}
-	w.saver.install(&config)
+	if start.Checkpoints {
+		config.Saving, config.Save = w.saver.saving, w.saver.save
+	}
 	e, err := engine.New(config)
 	if err != nil {
 		return err
@@ -175,7 +177,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	for _, s := range w.net.Stats() {
 		done.Worker.BytesSent += s.BytesSent
 	}
-	w.saver.wait()
+	w.saver.writers.Wait()
 	if err := w.send(done); err != nil {
 		return err
 	}
@@ -251,7 +253,7 @@ func (w *Worker) left(ctx context.Context, j *Job, err error) error {
 	if !errors.Is(err, core.ErrLeft) {
 		return err
 	}
-	w.saver.wait() // the checkpoint needs this worker's part
+	w.saver.writers.Wait() // the checkpoint needs this worker's part
 	for {
 		if err := w.leaveCalls(j); err != nil {
 			return err

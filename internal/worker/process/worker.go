@@ -52,7 +52,7 @@ type Worker struct {
 	recovery recovery
 
 	spans     *spans      // nil before Start, and where no spans are wanted
-	saver     *saver      // nil before Start, and for a run without checkpoints
+	saver     *saver      // nil before Start
 	saveAsked atomic.Bool // the agent wants a checkpoint
 
 	meter     *meter.Meter
