@@ -89,31 +89,13 @@ type Frame struct {
 	Reason   Refusal    // FrameRefuse
 }
 
-// String renders the frame for logs and tests.
+// String names the frame in errors.
 func (f Frame) String() string {
-	name := fmt.Sprintf("frame%d", f.Type)
+	name := "frame"
 	if f.Type > 0 && f.Type < frameEnd {
 		name = frameTypes[f.Type].name
 	}
-	switch f.Type {
-	case FrameHello:
-		return fmt.Sprintf("hello %v>%v link %d pool %d", f.From, f.To, f.Link, f.Pool)
-	case FrameWelcome:
-		return fmt.Sprintf("welcome link %d pool %d", f.Link, f.Pool)
-	case FrameRefuse:
-		return fmt.Sprintf("refuse: %v, link %d", f.Reason, f.Link)
-	case FrameOpen:
-		s := fmt.Sprintf("open #%d %v, %d bytes, priority %d", f.ID, f.Key, f.Size, f.Priority)
-		if f.Eager {
-			s += ", eager"
-		}
-		return s
-	case FrameData:
-		return fmt.Sprintf("data #%d %d bytes", f.ID, f.Len)
-	case FrameReturn:
-		return fmt.Sprintf("return %d", f.Pool)
-	}
-	return fmt.Sprintf("%s #%d", name, f.ID)
+	return fmt.Sprintf("%s #%d, %d bytes", name, f.ID, f.Len)
 }
 
 // appendHeader appends the 16 bytes every frame begins with.

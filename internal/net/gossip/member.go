@@ -129,15 +129,6 @@ type Member struct {
 	Since time.Time // when it entered this state, by our clock
 }
 
-// String renders the member for logs.
-func (m Member) String() string {
-	s := fmt.Sprintf("%s on %s %v", m.Name(), m.Host, m.State)
-	if m.By != "" {
-		s += ", says " + m.By
-	}
-	return s
-}
-
 // order sorts members: agents by host, then workers by ID.
 func order(ms []Member) {
 	slices.SortFunc(ms, func(a, b Member) int {

@@ -395,7 +395,12 @@ func TestClaims(t *testing.T) {
 	r.sent(claim{kind: suspectType, Node: "worker-3.2", From: "x", Incarnation: 3})
 	believed := func(want string) {
 		t.Helper()
-		if got := r.members["worker-3"].String(); got != want {
+		m := r.members["worker-3"]
+		got := fmt.Sprintf("%s on %s %v", m.Name(), m.Host, m.State)
+		if m.By != "" {
+			got += ", says " + m.By
+		}
+		if got != want {
 			t.Errorf("%s, want %s", got, want)
 		}
 	}

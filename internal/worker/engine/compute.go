@@ -104,10 +104,10 @@ func (e *Engine) run(d core.Run) {
 	e.number = d.Step
 	e.c.Progress.Begin(d.Step, progress.Pair(d.Task.Pair), d.Task.Kind == graph.Forward)
 	if d.Task.Kind == graph.Backward {
-		e.phase(d.Step, PhaseBackward)
+		e.phase(d.Step, trace.Backward)
 		e.backward(d)
 	} else {
-		e.phase(d.Step, PhaseForward)
+		e.phase(d.Step, trace.Forward)
 		e.forward(d)
 	}
 }
@@ -479,7 +479,7 @@ func (e *Engine) update(d core.Update) {
 	sent := e.sent
 	e.sent = nil
 	e.start(taskEnded{
-		event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0), take: func() { e.phase(e.updating, PhaseGather) }, // if it sends nothing
+		event: core.Updated{}, name: trace.Update, of: spanOf(-1, 0), take: func() { e.phase(e.updating, trace.Gather) }, // if it sends nothing
 	}, func(*taskEnded) error {
 		if err := drain(e.ctx, sent); err != nil {
 			return err

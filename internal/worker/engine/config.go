@@ -98,7 +98,9 @@ type Config struct {
 	Applied func(control.Applied)
 	// Span, if it is not nil, is called with what this worker has done, by any goroutine: it must not block.
 	Span func(Span)
-	// Phase, if it is not nil, is called by the loop when a phase of a step begins, possibly more than once.
+	// Phase, if it is not nil, is called by the loop when a phase of a step begins, possibly more than once. Phases overlap, and have
+	// names of package trace: Forward and Backward (the first pass), Reduce (the gradient of the first layer goes to the owners),
+	// Commit (this worker enters it), and Gather (after the commit, parameters come and go).
 	Phase func(step int, phase string)
 }
 
@@ -133,15 +135,6 @@ func (e *Engine) span(name string, began time.Time, of Span) {
 func spanOf(layer int, bytes int64) Span {
 	return Span{Stage: -1, Micro: -1, Layer: layer, Peer: -1, Bytes: bytes}
 }
-
-// The phases of a step on one worker, which overlap.
-const (
-	PhaseForward  = "forward"  // its first forward pass
-	PhaseBackward = "backward" // its first backward pass
-	PhaseReduce   = "reduce"   // the gradient of its first layer goes to the owners
-	PhaseCommit   = "commit"   // it enters the commit
-	PhaseGather   = "gather"   // after the commit, parameters come and go
-)
 
 func (e *Engine) phase(step int, phase string) {
 	if e.c.Phase != nil {

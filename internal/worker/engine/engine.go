@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
@@ -206,7 +207,7 @@ func (e *Engine) handle(m any) {
 		e.core.Step(core.Copied{Transfers: slices.Collect(maps.Keys(m.bases))})
 	default: // an event
 		if _, ok := m.(core.ShardUpdated); ok {
-			e.phase(e.updating, PhaseGather)
+			e.phase(e.updating, trace.Gather)
 		}
 		e.core.Step(m)
 	}

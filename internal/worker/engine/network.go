@@ -286,7 +286,7 @@ func (e *Engine) exchange(d core.Exchange) {
 	name := trace.Exchange
 	if d.Point.Gate == id.Committed {
 		name = trace.Commit
-		e.phase(d.Point.Step, PhaseCommit)
+		e.phase(d.Point.Step, trace.Commit)
 	}
 	g := e.c.Groups[key.Everyone]
 	e.operation(opEnded{done: core.OpDone{Op: d.Op, All: all}, name: name, of: spanOf(-1, int64(len(all)))},
@@ -295,7 +295,7 @@ func (e *Engine) exchange(d core.Exchange) {
 
 // total takes the gradients of ranges out of the sums that this worker has, which are all.
 func (e *Engine) total(d core.Total) {
-	e.phase(e.number, PhaseReduce)
+	e.phase(e.number, trace.Reduce)
 	total, ok := e.plain[d.Layer], e.c.Fast
 	if !ok {
 		total, ok = e.grads[d.Layer].Total()
@@ -310,7 +310,7 @@ func (e *Engine) total(d core.Total) {
 
 // reduce brings the gradient of a layer to the workers that reduce its shards.
 func (e *Engine) reduce(d core.Reduce) {
-	e.phase(e.number, PhaseReduce)
+	e.phase(e.number, trace.Reduce)
 	mine := make([]*shard, len(d.Mine))
 	for i, r := range d.Mine {
 		if r != (id.Range{}) {

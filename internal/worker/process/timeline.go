@@ -51,7 +51,7 @@ func (l *timeline) since(at time.Time) int64 { return at.Sub(l.began).Microsecon
 
 // phase records the begin of the commit.
 func (l *timeline) phase(step int, phase string) {
-	if phase != engine.PhaseCommit || l.active.Load() != int64(step) {
+	if phase != trace.Commit || l.active.Load() != int64(step) {
 		return
 	}
 	l.mu.Lock()

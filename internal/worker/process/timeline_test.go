@@ -24,7 +24,7 @@ func TestTimeline(t *testing.T) {
 			add(trace.Reduce, -1)
 			add(trace.Backward, m)
 		}
-		log.phase(n, engine.PhaseCommit)
+		log.phase(n, trace.Commit)
 		return log.end(n, time.Now().Add(time.Second))
 	}
 	if _, ok := step(4); ok {

@@ -62,24 +62,21 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 }
 
 // first returns the order that the worker begins with. A worker that joins has none yet.
-func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (control.Order, error) {
+func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (o control.Order, err error) {
 	if start.Joins {
-		return control.Order{}, nil
+		return o, nil
 	}
 	select {
 	case <-w.recovery.ordered():
 	case <-ctx.Done():
-		return control.Order{}, ctx.Err()
+		return o, ctx.Err()
 	}
-	o := w.recovery.begin()
+	o = w.recovery.begin()
 	if err := o.Plan.Validate(j.planLayers()); err != nil {
-		return control.Order{}, err
-	}
-	if o.Plan.Micros() != j.GlobalBatch/j.MicroBatch {
-		return control.Order{}, fmt.Errorf("the plan has %d micro-batches, and the job %d", o.Plan.Micros(), j.GlobalBatch/j.MicroBatch)
+		return o, err
 	}
 	if _, ok := o.Plan.Worker(w.self.id()); !ok {
-		return control.Order{}, fmt.Errorf("the plan does not have worker %d", w.self.id())
+		return o, fmt.Errorf("the plan does not have worker %d", w.self.id())
 	}
 	return o, nil
 }
