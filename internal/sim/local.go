@@ -9,7 +9,6 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
-	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
 // What a worker and its host tell each other, and the host the leader.
@@ -147,18 +146,14 @@ func (w *worker) hear(m control.Message) {
 		case w.core == nil:
 			w.early = append(w.early, m)
 		default:
-			w.step(core.Order{Order: m})
+			w.step(m)
 		}
 	case control.Query, control.Fill:
 		if w.core == nil {
 			w.early = append(w.early, m)
 			return
 		}
-		if q, ok := m.(control.Query); ok {
-			w.step(core.Query{Ballot: q.Ballot})
-			return
-		}
-		w.step(core.Fill{Fill: m.(control.Fill)})
+		w.step(m)
 	}
 }
 

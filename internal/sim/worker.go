@@ -166,7 +166,7 @@ func (w *worker) step(e core.Event) {
 	w.c.seen[reflect.TypeOf(e)] = true
 	x.Step(e)
 	if now, result := x.Passed(); now != was {
-		if _, ordered := e.(core.Order); sealed && !ordered || now.Compare(was) < 0 {
+		if _, ordered := e.(control.Order); sealed && !ordered || now.Compare(was) < 0 {
 			w.c.violated("worker %v went from %v to %v by %T, sealed: %v", w.session, was, now, e, sealed)
 		}
 		for _, o := range w.c.order {
@@ -356,19 +356,18 @@ func (w *worker) perform(d core.Duty) {
 		}
 	case core.Operate:
 		w.in(w.c.delay(time.Millisecond), func() { w.operate(d) })
-	case core.Answer:
-		w.say(control.Answer{Ballot: d.Ballot, Report: d.Report})
+	case control.Answer:
+		w.say(d)
 	case core.Mark:
 		if w.opened = w.c.now; !d.Live {
 			w.came = w.c.now
 		}
-	case core.Live:
+	case control.Applied:
 		w.c.note("worker %v applies plan %v", w.session, d.Version)
-		w.say(control.Applied{
-			Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: w.opened.Sub(w.came), Resume: w.c.now.Sub(w.opened),
-		})
-	case core.Level:
-		w.say(control.Level{ID: d.Fill, Step: d.Step})
+		d.Edit, d.Resume = w.opened.Sub(w.came), w.c.now.Sub(w.opened)
+		w.say(d)
+	case control.Level:
+		w.say(d)
 	case core.Tell:
 		x := d.Repair
 		w.say(control.Repaired{Step: x.Step, Try: x.Try, Layer: layerName(x.Layer), Block: x.Block, Target: x.Target.String()})

@@ -5,7 +5,6 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
-	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
@@ -250,26 +249,10 @@ const (
 	Assembled               // it is put together from what is here
 )
 
-// What others are told.
+// What others are told, besides a [control.Answer], a [control.Applied] without times, and a [control.Level].
 type (
-	// Answer answers a query.
-	Answer struct {
-		Ballot id.Ballot
-		Report control.Report
-	}
 	// Mark takes the time: an order has come, or (Live) its plan is applied.
 	Mark struct{ Live bool }
-	// Live says that work goes on under a plan, or that there is none left.
-	Live struct {
-		Ballot  id.Ballot
-		Version id.Version
-		Opened  int
-	}
-	// Level says that all that a Fill is to bring here has come.
-	Level struct {
-		Fill id.Fill
-		Step int
-	}
 	// Tell says that a block was altered here, and is as it was again.
 	Tell struct{ Repair Repair }
 	// Conclude ends an operation other than a step: it reads what all workers said.

@@ -3,23 +3,16 @@ package core
 import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
-	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
-// Event is something that has happened to the worker: a message of its host or of a peer, or the end of a duty. It is one of
-// the types of this file but Record.
+// Event is something that has happened to the worker: a message of its host or of a peer, or the end of a duty. It is a
+// [control.Query], [control.Order] or [control.Fill], or one of the types of this file but Record.
 type Event any
 
 // What the host and the program ask for.
 type (
-	// Query asks what the worker knows, and seals it. The answer is an [Answer] with the same ballot.
-	Query struct{ Ballot id.Ballot }
-	// Order brings a plan; see [controller.Order].
-	Order struct{ control.Order }
-	// Fill asks for transfers of state; see [controller.Fill].
-	Fill struct{ control.Fill }
 	// LinkLost says that the link to a session broke, so what was sent to it may be lost.
 	LinkLost struct{ Session id.Session }
 	// Hold keeps the worker from entering exchanges, or lets it enter them again.

@@ -246,7 +246,7 @@ func (w *Worker) sayLevel() {
 		return // much is still to be replayed
 	}
 	w.levelSaid = true
-	w.emit(Level{w.fillID, step})
+	w.emit(control.Level{ID: w.fillID, Step: step})
 }
 
 // late reports whether a range is not here as of the step passed.

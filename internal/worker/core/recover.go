@@ -15,9 +15,9 @@ import (
 // recovery is what the core knows of queries, orders and plans that are to come.
 type recovery struct {
 	ballot   id.Ballot
-	order    *control.Order // to be applied now
-	opened   int            // links for it
-	resuming *Live          // applied, but no task began yet
+	order    *control.Order   // to be applied now
+	opened   int              // links for it
+	resuming *control.Applied // applied, but no task began yet
 	pending  []control.Order
 	joining  id.Version           // of a worker that joins: the plan that is to go live
 	lossy    map[id.WorkerID]bool // links that broke since the plan was applied
@@ -32,7 +32,7 @@ type recovery struct {
 var noBallot id.Ballot
 
 // query seals the worker and answers. A worker that has seen a higher ballot does not answer.
-func (w *Worker) query(q Query) {
+func (w *Worker) query(q control.Query) {
 	if q.Ballot.Compare(w.ballot) < 0 || w.state == Dead {
 		return
 	}
@@ -42,7 +42,7 @@ func (w *Worker) query(q Query) {
 	if w.state != Left {
 		w.to(Sealed)
 	}
-	w.emit(Answer{q.Ballot, w.report()})
+	w.emit(control.Answer{Ballot: q.Ballot, Report: w.report()})
 	w.stopJob()
 }
 
@@ -79,7 +79,7 @@ func (w *Worker) receiveOrder(o control.Order) {
 		// This worker knows what was committed, and others may need that. The plan does without it.
 		w.emit(Mark{})
 		w.emit(Mark{Live: true})
-		w.emit(Live{Ballot: o.Ballot, Version: o.Plan.Version})
+		w.emit(control.Applied{Ballot: o.Ballot, Version: o.Plan.Version})
 	case w.over() || o.Plan.Version.Compare(w.plan.Version) < 0:
 	case o.Plan.Version == w.plan.Version:
 		// Sent again, by an agent that does not know that it is applied.
@@ -90,7 +90,7 @@ func (w *Worker) receiveOrder(o control.Order) {
 			}
 			w.emit(Mark{})
 			w.emit(Mark{Live: true})
-			w.resuming = &Live{Ballot: o.Ballot, Version: o.Plan.Version}
+			w.resuming = &control.Applied{Ballot: o.Ballot, Version: o.Plan.Version}
 		}
 	case !recovers:
 		w.pending = append(w.pending, o)
@@ -192,7 +192,7 @@ func (w *Worker) obey() bool {
 	}
 	if _, ok := o.Plan.Worker(w.me); !ok {
 		w.emit(Mark{Live: true})
-		w.emit(Live{Ballot: o.Ballot, Version: o.Plan.Version})
+		w.emit(control.Applied{Ballot: o.Ballot, Version: o.Plan.Version})
 		w.order = nil
 		w.fail(ErrLeft)
 		return false
@@ -405,7 +405,7 @@ func (w *Worker) apply(o *control.Order) {
 	}
 	w.order = nil
 	w.emit(Mark{Live: true})
-	w.resuming = &Live{Ballot: o.Ballot, Version: o.Plan.Version, Opened: w.opened}
+	w.resuming = &control.Applied{Ballot: o.Ballot, Version: o.Plan.Version, Opened: w.opened}
 	if !w.over() {
 		w.to(Working)
 	}

@@ -223,12 +223,12 @@ func (w *Worker) emit(d Duty) { w.out = append(w.out, d) }
 // Step takes an event. What follows from it comes with the next Ready.
 func (w *Worker) Step(ev Event) {
 	switch ev := ev.(type) {
-	case Query:
+	case control.Query:
 		w.query(ev)
-	case Order:
-		w.receiveOrder(ev.Order)
-	case Fill:
-		w.fill(ev.Fill)
+	case control.Order:
+		w.receiveOrder(ev)
+	case control.Fill:
+		w.fill(ev)
 	case LinkLost:
 		w.linkLost(ev.Session)
 	case Hold:

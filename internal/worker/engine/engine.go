@@ -111,15 +111,15 @@ func (e *Engine) Wake() { e.mail.put(wake{}) }
 // Query seals the worker and calls answer with its report. answer must not block. A worker that has seen a higher ballot does not
 // answer.
 func (e *Engine) Query(b id.Ballot, answer func(control.Report)) {
-	e.mail.put(query{core.Query{Ballot: b}, answer})
+	e.mail.put(query{control.Query{Ballot: b}, answer})
 }
 
 // Order gives the worker a plan to apply; see [controller.Order]. One with a lower ballot than a query that was answered is
 // dropped, and so is one whose plan is not newer than the live one.
-func (e *Engine) Order(o control.Order) { e.mail.put(core.Order{Order: o}) }
+func (e *Engine) Order(o control.Order) { e.mail.put(o) }
 
 // Fill copies state in the background; see [controller.Fill].
-func (e *Engine) Fill(f control.Fill) { e.mail.put(core.Fill{Fill: f}) }
+func (e *Engine) Fill(f control.Fill) { e.mail.put(f) }
 
 // LinkLost says that the link to a session broke, so that what was sent to it may be lost.
 func (e *Engine) LinkLost(s id.Session) { e.mail.put(core.LinkLost{Session: s}) }
@@ -128,7 +128,7 @@ func (e *Engine) LinkLost(s id.Session) { e.mail.put(core.LinkLost{Session: s}) 
 type (
 	wake  struct{}
 	query struct {
-		core.Query
+		control.Query
 		answer func(control.Report)
 	}
 	look struct {
@@ -281,7 +281,7 @@ func (e *Engine) perform(d core.Duty) {
 		e.restore(d)
 	case core.Apply:
 		e.fail(e.apply(d))
-	case core.Answer:
+	case control.Answer:
 		i := slices.IndexFunc(e.queries, func(q query) bool { return q.Ballot == d.Ballot }) // those before were refused
 		e.queries[i].answer(d.Report)
 		e.queries = e.queries[i+1:]
@@ -289,11 +289,12 @@ func (e *Engine) perform(d core.Duty) {
 		if e.applied = time.Now(); !d.Live {
 			e.came = e.applied
 		}
-	case core.Live:
-		e.c.Applied(control.Applied{Ballot: d.Ballot, Version: d.Version, Opened: d.Opened, Edit: e.applied.Sub(e.came), Resume: time.Since(e.applied)})
-	case core.Level:
+	case control.Applied:
+		d.Edit, d.Resume = e.applied.Sub(e.came), time.Since(e.applied)
+		e.c.Applied(d)
+	case control.Level:
 		if e.c.Level != nil {
-			e.c.Level(d.Fill, d.Step)
+			e.c.Level(d.ID, d.Step)
 		}
 	case core.Tell:
 		if e.c.Repaired != nil {
