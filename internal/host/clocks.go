@@ -56,7 +56,6 @@ var governorConfig = dvfs.Config{Gain: 0.005}
 // governing is the goroutine that sets clocks.
 type governing struct {
 	clocks   Clocks
-	cfg      dvfs.Config
 	queue    *queue[session.Effect]
 	post     func(session.Event) bool
 	newest   atomic.Uint64                          // N of the newest plan; what is about another one is dropped
@@ -83,7 +82,7 @@ func newGoverning(c Clocks, cfg dvfs.Config, post func(session.Event) bool) (*go
 	if err != nil {
 		return nil, err
 	}
-	return &governing{clocks: c, cfg: cfg, queue: newQueue[session.Effect](), post: post, governor: g}, nil
+	return &governing{clocks: c, queue: newQueue[session.Effect](), post: post, governor: g}, nil
 }
 
 // take hands work to the goroutine; it never waits.

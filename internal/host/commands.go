@@ -2,16 +2,13 @@ package host
 
 import (
 	"context"
-	"errors"
-	"net"
 	"sync"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/socket"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // commands takes in what other processes of this user have to say about a run: [control.Stop], [control.Add], or [control.Fault]
@@ -34,17 +31,9 @@ func listenForCommands() (*commands, error) {
 func (c *commands) serve(ctx context.Context, post func(session.Event) bool) {
 	defer c.talks.Wait()
 	for {
-		nc, err := c.listener.Accept()
-		switch {
-		case errors.Is(err, net.ErrClosed):
+		nc, err := auth.Accept(ctx, c.listener)
+		if err != nil {
 			return
-		case err != nil: // out of file descriptors, perhaps
-			select {
-			case <-time.After(timing.Retry):
-				continue
-			case <-ctx.Done():
-				return
-			}
 		}
 		c.talks.Go(func() {
 			conn := control.New(nc)

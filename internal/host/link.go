@@ -34,16 +34,9 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 	defer links.Wait()
 	unproven := auth.NewLobby(maxUnproven)
 	for {
-		nc, err := c.Link.Accept()
+		nc, err := auth.Accept(ctx, c.Link)
 		if err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			select { // out of file descriptors, perhaps
-			case <-time.After(timing.Retry):
-			case <-ctx.Done():
-			}
-			continue
+			return
 		}
 		unproven.Enter(nc)
 		links.Go(func() {

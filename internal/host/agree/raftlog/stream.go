@@ -14,7 +14,6 @@ import (
 	"github.com/hashicorp/raft"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
-	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // stream is the network under raft's transport. It owns every connection, so
@@ -65,18 +64,9 @@ func (a advertised) String() string { return string(a) }
 func (s *stream) accept() {
 	unproven := auth.NewLobby(maxUnproven)
 	for {
-		conn, err := s.listener.Accept()
+		conn, err := auth.Accept(s.ctx, s.listener)
 		if err != nil {
-			if s.ctx.Err() != nil {
-				return
-			}
-			// Out of file descriptors, perhaps: there will be others.
-			select {
-			case <-s.ctx.Done():
-				return
-			case <-time.After(timing.Retry):
-			}
-			continue
+			return
 		}
 		unproven.Enter(conn)
 		s.joined.Go(func() {
