@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -16,9 +17,10 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/trace"
 )
 
-// metrics are the instruments. Names and units follow the semantic conventions: dots between
+// Board has the instruments, and serves what they measure. Names and units follow the semantic conventions: dots between
 // words, seconds, bytes as By, counts of things in braces.
-type metrics struct {
+type Board struct {
+	mu       sync.Mutex
 	provider *sdkmetric.MeterProvider
 	handler  http.Handler
 
@@ -52,7 +54,7 @@ const maxLinks = 1 << 16
 // maxDevices bounds the devices that are counted apart.
 const maxDevices = 1 << 12
 
-func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*metrics, error) {
+func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*Board, error) {
 	registry := prometheus.NewRegistry()
 	prom, err := exporter.New(exporter.WithRegisterer(registry))
 	if err != nil {
@@ -62,7 +64,7 @@ func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*metrics, erro
 	if remote != nil {
 		opts = append(opts, sdkmetric.WithReader(remote))
 	}
-	m := &metrics{
+	m := &Board{
 		provider: sdkmetric.NewMeterProvider(opts...), links: make(map[[2]int]int64), joules: make(map[string]float64),
 		handler: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4}),
 	}
@@ -107,8 +109,13 @@ func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*metrics, erro
 	return m, errors.Join(append(errs, err)...)
 }
 
-// take takes in a measure.
-func (m *metrics) take(x trace.Measure) {
+// Handler serves the measures as Prometheus reads them.
+func (m *Board) Handler() http.Handler { return m.handler }
+
+// Measure takes in a measure; nil is none.
+func (m *Board) Measure(x trace.Measure) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	ctx := context.Background()
 	switch x := x.(type) {
 	case trace.StepDone:

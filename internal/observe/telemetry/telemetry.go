@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strconv"
 	"strings"
@@ -65,8 +64,8 @@ type Telemetry struct {
 	close sync.Once
 	quit  chan struct{}
 
-	metrics *metrics
-	remote  otlptrace.Client // nil for none
+	*Board
+	remote otlptrace.Client // nil for none
 
 	// All below is the goroutine's.
 	named      bool
@@ -113,7 +112,7 @@ func New(ctx context.Context) (*Telemetry, error) {
 	if err := errors.Join(wrong...); err != nil {
 		return nil, err
 	}
-	if t.metrics, err = newMetrics(res, reader); err != nil {
+	if t.Board, err = newMetrics(res, reader); err != nil {
 		return nil, err
 	}
 	go t.loop()
@@ -130,37 +129,14 @@ func hostResource(ctx context.Context) (*resource.Resource, error) {
 	return res, nil
 }
 
-// Board serves measures that others have taken, and brings them nowhere else.
-type Board struct {
-	mu      sync.Mutex
-	metrics *metrics
-}
-
-// NewBoard returns an empty board.
+// NewBoard returns a board of measures that others have taken. It brings them nowhere else.
 func NewBoard(ctx context.Context) (*Board, error) {
 	res, err := hostResource(ctx)
 	if err != nil {
 		return nil, err
 	}
-	m, err := newMetrics(res, nil)
-	if err != nil {
-		return nil, err
-	}
-	return &Board{metrics: m}, nil
+	return newMetrics(res, nil)
 }
-
-// Handler serves the measures as Prometheus reads them.
-func (b *Board) Handler() http.Handler { return b.metrics.handler }
-
-// Measure takes in a measure; nil is none.
-func (b *Board) Measure(m trace.Measure) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.metrics.take(m)
-}
-
-// Handler serves the measures as Prometheus reads them.
-func (t *Telemetry) Handler() http.Handler { return t.metrics.handler }
 
 // Begin names the run, before its first span or measure. file appends a line to traces.jsonl;
 // it is nil for a run without files.
@@ -220,7 +196,7 @@ func (t *Telemetry) end() {
 			t.failed.Handle(err)
 		}
 	}
-	if err := t.metrics.provider.Shutdown(ctx); err != nil {
+	if err := t.provider.Shutdown(ctx); err != nil {
 		t.failed.Handle(err)
 	}
 }
@@ -236,7 +212,7 @@ func (t *Telemetry) work(news any) {
 			t.span(&news[i])
 		}
 	case trace.Measure:
-		t.metrics.take(news)
+		t.Board.Measure(news)
 	}
 }
 

@@ -100,16 +100,16 @@ func TestFileIsBounded(t *testing.T) {
 func TestHandler(t *testing.T) {
 	tl := open(t)
 	defer tl.Close()
-	tl.metrics.take(trace.StepDone{Step: 1, Seconds: .2, Tokens: 100, Loss: 2.5, Workers: 4})
-	tl.metrics.take(trace.WorkerStep{Worker: 3, Seconds: .2, Compute: .15, Reduced: 400})
-	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 10})
-	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 30})
-	tl.metrics.take(trace.Traffic{From: 0, To: 1, Bytes: 5}) // of another incarnation
-	tl.metrics.take(trace.Collective{Name: "reduce", Seconds: .01})
-	tl.metrics.take(trace.RecoveryDone{Seconds: .009, Phases: [6]float64{.001, .002}, Recomputed: 3})
-	tl.metrics.take(trace.MirrorLag{Steps: 2})
+	tl.Board.Measure(trace.StepDone{Step: 1, Seconds: .2, Tokens: 100, Loss: 2.5, Workers: 4})
+	tl.Board.Measure(trace.WorkerStep{Worker: 3, Seconds: .2, Compute: .15, Reduced: 400})
+	tl.Board.Measure(trace.Traffic{From: 0, To: 1, Bytes: 10})
+	tl.Board.Measure(trace.Traffic{From: 0, To: 1, Bytes: 30})
+	tl.Board.Measure(trace.Traffic{From: 0, To: 1, Bytes: 5}) // of another incarnation
+	tl.Board.Measure(trace.Collective{Name: "reduce", Seconds: .01})
+	tl.Board.Measure(trace.RecoveryDone{Seconds: .009, Phases: [6]float64{.001, .002}, Recomputed: 3})
+	tl.Board.Measure(trace.MirrorLag{Steps: 2})
 	for _, j := range []float64{2, 5, 1} { // the last after it was opened anew
-		tl.metrics.take(trace.Device{Name: "GPU 0", Kind: "gpu", Hertz: 1.2e9, Joules: j})
+		tl.Board.Measure(trace.Device{Name: "GPU 0", Kind: "gpu", Hertz: 1.2e9, Joules: j})
 	}
 	// A board serves what it is told, and nil is nothing.
 	board, err := NewBoard(t.Context())
