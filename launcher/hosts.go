@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -401,7 +402,10 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 		case <-s.ended:
 		}
 	})
-	return json.NewEncoder(stdin).Encode(a)
+	if err := json.NewEncoder(stdin).Encode(a); !errors.Is(err, syscall.EPIPE) { // else it has ended before it was told
+		return err
+	}
+	return nil
 }
 
 // maxReport bounds a line of an agent.
