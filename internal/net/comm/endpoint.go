@@ -356,24 +356,9 @@ func (e *Endpoint) Stats() []PeerStats {
 
 // accept takes callers until the listener closes.
 func (e *Endpoint) accept() {
-	pause := time.NewTimer(0)
-	defer pause.Stop()
 	for {
-		c, err := e.listener.Accept()
-		if err != nil {
-			if e.ctx.Err() != nil {
-				return
-			}
-			// Out of file descriptors, say: that may pass.
-			pause.Reset(timing.Redial)
-			select {
-			case <-pause.C:
-				continue
-			case <-e.ctx.Done():
-				return
-			}
-		}
-		if !e.callers.Enter(c) {
+		c, err := auth.Accept(e.ctx, e.listener)
+		if err != nil || !e.callers.Enter(c) {
 			return
 		}
 		e.tasks.Go(func() { e.answer(c) })
