@@ -9,23 +9,26 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/require"
 	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
-// diskSteps fill a disk of two megabytes with traces several times over.
+// diskSteps write twice the traces that a disk of a megabyte holds.
 const diskSteps = "1500"
 
-// smallDisk mounts a disk of two megabytes.
-func smallDisk(t *testing.T) string {
+// smallDisk mounts a disk of a size, such as 2m.
+func smallDisk(t *testing.T, size string) string {
 	t.Helper()
 	dir := t.TempDir()
-	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=2m")
+	err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size="+size)
 	require.Tool(t, "tmpfs", err == nil, fmt.Sprintf("mounting a small disk needs root: %v", err))
 	t.Cleanup(func() {
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
@@ -57,10 +60,10 @@ func TestFullDisk(t *testing.T) {
 		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
 	}
 	want := summaryOf(t, roomy)
-	check := func(dir string) {
+	check := func(t *testing.T, dir string, lost bool) {
 		t.Helper()
 		got := summaryOf(t, dir)
-		if len(want.ParamsSHA256) != 64 || got.ParamsSHA256 != want.ParamsSHA256 || got.StateSHA256 != want.StateSHA256 || got.WorkersLost != 0 || got.Rollbacks != 0 {
+		if len(want.ParamsSHA256) != 64 || got.ParamsSHA256 != want.ParamsSHA256 || got.StateSHA256 != want.StateSHA256 || got.WorkersLost > 0 != lost || got.Rollbacks != 0 {
 			t.Errorf("%+v, want %+v", got, want)
 		}
 		for i, m := range metrics(t, dir) {
@@ -71,17 +74,18 @@ func TestFullDisk(t *testing.T) {
 	}
 
 	t.Run("traces", func(t *testing.T) {
-		dir := filepath.Join(smallDisk(t), "run")
+		dir := filepath.Join(smallDisk(t, "1m"), "run")
 		if status, stdout, stderr := result(t, diskCommand(t, dir)); status != 0 {
 			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
 		}
-		check(dir)
+		check(t, dir, false)
 	})
 
-	t.Run("others", func(t *testing.T) {
-		disk := smallDisk(t)
+	// fill runs until there is a checkpoint, fills the disk until training holds, and makes room again after meanwhile.
+	fill := func(t *testing.T, size string, meanwhile func(launcher int), lost bool, flags ...string) {
+		disk := smallDisk(t, size)
 		dir := filepath.Join(disk, "run")
-		cmd := diskCommand(t, dir)
+		cmd := diskCommand(t, dir, flags...)
 		var out strings.Builder
 		cmd.Stdout, cmd.Stderr = &out, &out
 		if err := cmd.Start(); err != nil {
@@ -104,30 +108,40 @@ func TestFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer ballast.Close()
-		fill := func() {
+		more := func() {
 			if _, err := io.CopyN(ballast, endless{}, 4<<20); err != nil && !errors.Is(err, unix.ENOSPC) {
 				t.Fatal(err)
 			}
 		}
-		until(t, func() bool { fill(); return has("hold") || has("end") })
-		if !has("hold") {
+		until(t, func() bool { more(); return has("full") || has("end") })
+		if !has("full") {
 			t.Fatalf("the run does not hold\n%s", &out)
 		}
 		text, err := exec.Command(binary, "status", "--json", dir).Output()
 		var status inspect.Status
-		if err = errors.Join(err, json.Unmarshal(text, &status)); err != nil || status.State != "running" || status.WorkersLost != 0 {
+		if err = errors.Join(err, json.Unmarshal(text, &status)); err != nil || status.State != "running" || status.WorkersLost != 0 || !strings.Contains(status.DiskFull, "is full (") {
 			t.Errorf("%s, %v", text, err)
 		}
 		if has("end") || has("lost") || has("evict") {
 			t.Errorf("on the full disk\n%s", &out)
 		}
+		meanwhile(cmd.Process.Pid)
 		if err := errors.Join(ballast.Close(), os.Remove(ballast.Name())); err != nil {
 			t.Fatal(err)
 		}
 		if err := cmd.Wait(); err != nil {
 			t.Fatalf("%v\n%s", err, &out)
 		}
-		check(dir)
+		check(t, dir, lost)
+	}
+	t.Run("others", func(t *testing.T) { fill(t, "2m", func(int) {}, false) })
+	t.Run("and a host dies", func(t *testing.T) {
+		fill(t, "8m", func(launcher int) {
+			if err := syscall.Kill(platform.Children(launcher)[0], syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(3 * time.Second) // for an election
+		}, true, "--workers", "3", "--emulate-hosts", "3")
 	})
 }
 

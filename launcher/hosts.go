@@ -84,7 +84,7 @@ const (
 
 // reported are the types of values in reports, by their kinds.
 var reported = kindsOf(view.Note(""), view.Begin{}, view.Plan{}, view.Recovered{}, view.Change{}, view.Timeline{}, view.Worker{}, view.Step{},
-	view.Stopping{}, view.End{}, trace.StepDone{}, trace.WorkerStep{}, trace.Traffic{}, trace.Collective{}, trace.RecoveryDone{},
+	view.Unsaved{}, view.Stopping{}, view.End{}, trace.StepDone{}, trace.WorkerStep{}, trace.Traffic{}, trace.Collective{}, trace.RecoveryDone{},
 	trace.MirrorLag{}, trace.Device{})
 
 func kindsOf(values ...any) map[string]reflect.Type {

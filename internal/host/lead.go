@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // seat is where a host's leadership is, if it has any.
@@ -144,7 +145,7 @@ func (l *lead) serve(s *seat) (session.Outcome, error) {
 		dir = rundir.Attach(dir.Path(), dir.String())
 	}
 	state := l.log.State()
-	in, err := inherit(state, dir)
+	in, err := l.inherit(state, dir)
 	if err != nil {
 		return session.Outcome{}, err
 	}
@@ -210,14 +211,27 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 	return sc
 }
 
-// inherit reads what there is of a run; nil if it has not begun in this generation.
-func inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, error) {
+// inherit reads what there is of a run; nil if it has not begun in this generation. It waits for room on a full disk, and workers
+// continue meanwhile until the end of their step.
+func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, error) {
 	in, err := parseAgreed(state)
 	if in == nil {
 		return nil, err
 	}
 	ForgetSocket(dir.Path())
-	if err := dir.Resume(); err != nil {
+	err = dir.Resume()
+	if rundir.IsFull(err) && l.c.Waits != nil {
+		l.c.Waits(fmt.Sprintf("%s leads, and waits for room on the disk: %v", l.c.Hosts[l.c.Self].Name, err))
+	}
+	for rundir.IsFull(err) {
+		select {
+		case <-time.After(timing.Disk):
+			err = dir.Resume()
+		case <-l.ctx.Done():
+			return nil, errDeposed
+		}
+	}
+	if err != nil {
 		return nil, &session.FileError{Err: err}
 	}
 	if in.History, err = rundir.ReadHistory(dir.Path()); err != nil {

@@ -24,7 +24,7 @@ func holds(r *ran) (all []bool) {
 func TestTrainingHoldsOnAFullDisk(t *testing.T) {
 	r := savingOf(t, Config{}, 2)
 	r.feed(DiskFull{errNoSpace})
-	if got, notes := holds(r), r.notes("hold"); !slices.Equal(got, []bool{true, true}) || len(notes) != 1 || notes[0] != "training holds until there is room: "+errNoSpace.Error() {
+	if got, notes := holds(r), r.notes("full"); !slices.Equal(got, []bool{true, true}) || len(notes) != 1 || notes[0] != "training holds until there is room: "+errNoSpace.Error() {
 		t.Fatalf("%v, %q", got, notes)
 	}
 	for range 3 {
@@ -35,13 +35,13 @@ func TestTrainingHoldsOnAFullDisk(t *testing.T) {
 		if r.feed(AlarmDue{}); len(pick[RetryFiles](r.effects)) != 1 {
 			t.Fatal("no attempt is made")
 		}
-		if r.feed(DiskFull{errNoSpace}); len(r.notes("hold")) > 0 {
+		if r.feed(DiskFull{errNoSpace}); len(r.notes("full")) > 0 {
 			t.Error("it is said again")
 		}
 	}
 	r.effects = nil
 	r.feed(DiskRoom{})
-	if got, notes := holds(r), r.notes("note"); !slices.Equal(got, []bool{false, false}) || len(notes) != 1 {
+	if got, notes := holds(r), r.notes("room"); !slices.Equal(got, []bool{false, false}) || len(notes) != 1 {
 		t.Errorf("%v, %q", got, notes)
 	}
 	r.feed(commit(2, 2)...)

@@ -44,6 +44,8 @@ const (
 	eventReturned    eventKind = "returned"
 	eventNormal      eventKind = "recovered speed"
 	eventHold        eventKind = "hold"
+	eventFull        eventKind = "full" // the disk
+	eventRoom        eventKind = "room" // on the disk again
 	eventClocks      eventKind = "clocks"
 	eventStop        eventKind = "stop"
 	eventEnd         eventKind = "end"
@@ -237,7 +239,7 @@ func (s *Session) diskFull(err error) {
 	if d.full.IsZero() {
 		d.full = s.now
 		reason := fmt.Sprintf("training holds until there is room: %s", OneLine(err.Error()))
-		s.then(s.event(eventHold, reason), Show{view.Note(reason)})
+		s.then(s.event(eventFull, reason), Show{view.Note(reason)})
 	}
 	s.hold()
 }
@@ -250,7 +252,7 @@ func (s *Session) diskRoom() {
 	}
 	reason := fmt.Sprintf("the disk has room again after %v: training continues", s.now.Sub(d.full).Round(time.Second))
 	*d = disk{}
-	s.then(s.event(eventNote, reason), Show{view.Note(reason)})
+	s.then(s.event(eventRoom, reason), Show{view.Note(reason)})
 	s.hold()
 }
 

@@ -373,8 +373,10 @@ func (b *board) change(e rundir.Event) {
 		if b.run.State == recovering {
 			b.run.State = training
 		}
-	case "hold":
+	case "hold", "full":
 		b.run.Note = e.Reason
+	case "room":
+		b.run.Note = ""
 	case "failed":
 		b.run.State, b.run.Note, b.run.Left, b.run.Acts = failed, e.Reason, -1, false
 	}

@@ -195,6 +195,30 @@ func TestPlain(t *testing.T) {
 	golden(t, "plain.txt", b.String())
 }
 
+// While checkpoints fail, the view says since when there is none.
+func TestUnsaved(t *testing.T) {
+	fails := Unsaved{Step: 40, Since: epoch, Why: "worker 1: no space left on device"}
+	const line = "no checkpoint since step 40 (50s): worker 1: no space left on device"
+	s, now := shown(100, fails)
+	if got := render(s, now, 120, 40); !strings.Contains(got, line) {
+		t.Errorf("live: no %q in\n%s", line, got)
+	}
+	if got := s.lines(now, fails); len(got) != 1 || got[0] != line {
+		t.Errorf("plain: %q", got)
+	}
+	s, now = shown(100, Unsaved{Since: epoch, Why: "x"})
+	if want := "no checkpoint since the start (50s): x"; !strings.Contains(render(s, now, 120, 40), want) {
+		t.Errorf("live: no %q", want)
+	}
+	s, now = shown(100, fails, Unsaved{})
+	if got := render(s, now, 120, 40); strings.Contains(got, "no checkpoint") {
+		t.Errorf("live, although checkpoints are made again:\n%s", got)
+	}
+	if got := s.lines(now, Unsaved{}); len(got) != 1 || got[0] != "checkpoints are made again" {
+		t.Errorf("plain: %q", got)
+	}
+}
+
 func TestPlainWhenStopped(t *testing.T) {
 	var b bytes.Buffer
 	p := newPlain(&b, func() time.Time { return epoch })
@@ -402,7 +426,7 @@ func TestTextIsClean(t *testing.T) {
 			}
 		}
 	}
-	for _, e := range []Event{Note(""), Begin{}, Plan{}, Recovered{}, Worker{}, Step{}, Change{}, Timeline{}, Stopping{}, End{}} {
+	for _, e := range []Event{Note(""), Begin{}, Plan{}, Recovered{}, Worker{}, Step{}, Change{}, Timeline{}, Unsaved{}, Stopping{}, End{}} {
 		v := reflect.New(reflect.TypeOf(e)).Elem()
 		fill(v)
 		text := func(e any) string {

@@ -36,6 +36,7 @@ type Record struct {
 
 	Saved   *Event // of the newest checkpoint since the run began or was resumed; nil for none
 	Unsaved *Event // why there is no newer one, where making one has failed since
+	Full    *Event // the disk is full, and training holds; nil where it has room
 	Began   *Event // start or resume
 
 	Notes []string // what [Resume] has moved aside, in a sentence each
@@ -55,6 +56,7 @@ func Read(path string) (Record, error) {
 	if r.Job, r.Summary, r.Plan, err = readRun(path); err != nil {
 		return r, err
 	}
+	room := false // there is again
 	r.Event, err = lastOf(filepath.Join(path, events), func(e *Event) bool {
 		switch {
 		case e.Kind == "lost" || e.Kind == "left":
@@ -63,6 +65,10 @@ func Read(path string) (Record, error) {
 			r.Saved = e
 		case e.Kind == "unsaved" && r.Saved == nil && r.Unsaved == nil:
 			r.Unsaved = e
+		case e.Kind == "room":
+			room = true
+		case e.Kind == "full" && !room && r.Full == nil:
+			r.Full = e
 		case e.Kind == "start" || e.Kind == "resume":
 			r.Began = e
 		case e.Recovery != nil:

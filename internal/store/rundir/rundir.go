@@ -103,6 +103,7 @@ func Attach(path, shown string) *Dir {
 func (d *Dir) Resume() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	FreeReserve(d.path) // the copies may need it
 	err := d.openLines(func(name string) (*os.File, error) {
 		if is := records[name]; is != nil {
 			return d.takeOver(name, is)
@@ -342,6 +343,10 @@ func (d *Dir) openLines(open func(name string) (*os.File, error)) error {
 	for _, name := range lineFiles {
 		f, err := open(name)
 		if err != nil {
+			for _, other := range d.lines {
+				err = errors.Join(err, other.Close())
+			}
+			d.lines = nil
 			return err
 		}
 		d.lines[name] = f

@@ -95,7 +95,7 @@ func TestFullDisk(t *testing.T) {
 	if _, err := os.Stat(d.File(reserveName)); err == nil || d.space.late != nil {
 		t.Error("the reserve is not used")
 	}
-	if err := d.AddEvent(Event{Kind: "hold"}); err != nil {
+	if err := d.AddEvent(Event{Kind: "full"}); err != nil {
 		t.Errorf("the reserve has no room for the event: %v", err)
 	}
 	*room = -reserveLines // now nothing is left

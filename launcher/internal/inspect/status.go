@@ -33,6 +33,10 @@ type Status struct {
 	Reason    string   `json:"reason"`     // of the plan
 	StoppedBy string   `json:"stopped_by"` // of a run that was stopped
 
+	// Why training holds on a full disk, and since when; "" and null where it does not.
+	DiskFull      string     `json:"disk_full"`
+	DiskFullSince *time.Time `json:"disk_full_since"`
+
 	// Why checkpoints fail, and since when there is none; "" and null where they do not fail.
 	Unsaved      string     `json:"unsaved"`
 	UnsavedSince *time.Time `json:"unsaved_since"`
@@ -157,6 +161,9 @@ func StatusOf(r rundir.Record) (Status, error) {
 			}
 		}
 	}
+	if f := r.Full; f != nil && r.Summary == nil {
+		s.DiskFull, s.DiskFullSince = f.Reason, &f.Time.Time
+	}
 	if u := r.Unsaved; u != nil {
 		since := cmp.Or(r.Saved, r.Began, u).Time.Time
 		s.Unsaved, s.UnsavedSince = u.Reason, &since
@@ -206,6 +213,9 @@ func (s Status) print(out io.Writer) error {
 	fmt.Fprintln(out, line)
 	if s.Plan != "" {
 		fmt.Fprintf(out, "plan %s, %s\n", s.Plan, s.Reason)
+	}
+	if s.DiskFull != "" {
+		fmt.Fprintf(out, "%s, since %s\n", s.DiskFull, s.DiskFullSince.Format(time.TimeOnly))
 	}
 	if s.Unsaved != "" {
 		fmt.Fprintln(out, s.Unsaved)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,6 +17,7 @@ import (
 	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
 	"go.etcd.io/bbolt"
 	bbolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 )
@@ -106,7 +108,7 @@ func (n *Node) open() (err error) {
 	if err != nil {
 		return fail(err)
 	}
-	if n.raft, err = raft.NewRaft(settings, n.machine, n.files.cache, n.files.log, n.files.snapshots, n.net); err != nil {
+	if n.raft, err = raft.NewRaft(settings, n.machine, n.files.cache, votes{n.files.log, n.quit}, n.files.snapshots, n.net); err != nil {
 		return fail(err)
 	}
 	return nil
@@ -250,6 +252,35 @@ func openFiles(dir string, settings *raft.Config) (files, error) {
 }
 
 func (f files) close() error { return f.log.Close() }
+
+// votes keeps the term and the vote of a node. They must be on disk before the node continues, and raft panics where they cannot be
+// written: on a full disk the node waits. If it is closed meanwhile, the goroutine that waits ends.
+type votes struct {
+	raft.StableStore
+	quit <-chan struct{}
+}
+
+func (v votes) Set(key, value []byte) error {
+	return v.whenThereIsRoom(func() error { return v.StableStore.Set(key, value) })
+}
+
+func (v votes) SetUint64(key []byte, value uint64) error {
+	return v.whenThereIsRoom(func() error { return v.StableStore.SetUint64(key, value) })
+}
+
+func (v votes) whenThereIsRoom(write func() error) error {
+	for {
+		err := write()
+		if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+			return err
+		}
+		select {
+		case <-time.After(timing.Disk):
+		case <-v.quit:
+			runtime.Goexit()
+		}
+	}
+}
 
 // State returns what this node knows to be agreed.
 func (n *Node) State() agree.State { return *n.machine.state.Load() }

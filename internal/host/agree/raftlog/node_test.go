@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"os"
@@ -20,14 +21,17 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hashicorp/raft"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 func version(generation, n int) id.Version { return id.Version{Generation: generation, N: n} }
@@ -406,6 +410,44 @@ func TestLeadersDie(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fullStore has no room for the first writes.
+type fullStore struct {
+	raft.StableStore
+	full  int
+	tried int
+}
+
+func (s *fullStore) SetUint64([]byte, uint64) error {
+	if s.tried++; s.tried <= s.full {
+		return &fs.PathError{Op: "write", Path: "log.db", Err: unix.ENOSPC}
+	}
+	return nil
+}
+
+// A node whose disk is full does not vote until its vote is on the disk. When it is closed, it ends.
+func TestVoteOnAFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		quit := make(chan struct{})
+		s := &fullStore{full: 3}
+		if err := (votes{s, quit}).SetUint64([]byte("term"), 7); err != nil || s.tried != 4 {
+			t.Errorf("%v after %d attempts", err, s.tried)
+		}
+		s = &fullStore{full: 1 << 30}
+		voted, ended := false, make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = votes{s, quit}.SetUint64([]byte("term"), 7)
+			voted = true
+		}()
+		time.Sleep(10 * timing.Disk)
+		close(quit)
+		<-ended
+		if voted {
+			t.Error("it has voted")
+		}
+	})
 }
 
 // Who knows that the leader is gone need not wait until it has missed it.
