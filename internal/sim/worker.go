@@ -368,9 +368,8 @@ func (w *worker) perform(d core.Duty) {
 		w.say(d)
 	case control.Level:
 		w.say(d)
-	case core.Tell:
-		x := d.Repair
-		w.say(control.Repaired{Step: x.Step, Try: x.Try, Layer: layerName(x.Layer), Block: x.Block, Target: x.Target.String()})
+	case control.Repaired:
+		w.say(d)
 	case core.Attest:
 		w.post(d.To, message{key: d.Key, value: w.tensors[d.Tensor].digest()})
 	case core.Conclude:

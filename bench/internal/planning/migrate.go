@@ -249,11 +249,15 @@ func (c *crew) start() error {
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil
 			},
-			Stop:  func() string { return "" },
-			Level: func(id.Fill, int) { c.level <- id.WorkerID(i) },
-			Applied: func(a control.Applied) {
-				if a.Version != (id.Version{}) {
-					c.applied <- a
+			Stop: func() string { return "" },
+			Tell: func(m control.Message) {
+				switch m := m.(type) {
+				case control.Level:
+					c.level <- id.WorkerID(i)
+				case control.Applied:
+					if m.Version != (id.Version{}) {
+						c.applied <- m
+					}
 				}
 			},
 		}); err != nil {

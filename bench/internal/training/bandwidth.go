@@ -151,10 +151,10 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 		var err error
 		c.engines[i], err = engine.New(engine.Config{
 			Self: p.Workers[i], First: first, Network: c.networks[i], Groups: make(map[uint16]*group.Group),
-			Stage:   func(int, int) engine.Stage { return &noLayers{c: c, worker: i} },
-			Begin:   func(id.Range, []float32, [][]float32) error { return nil },
-			Applied: func(control.Applied) {},
-			Layers:  layers, Input: one, Target: one, GlobalBatch: n, MicroBatch: 1, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
+			Stage:  func(int, int) engine.Stage { return &noLayers{c: c, worker: i} },
+			Begin:  func(id.Range, []float32, [][]float32) error { return nil },
+			Tell:   func(control.Message) {},
+			Layers: layers, Input: one, Target: one, GlobalBatch: n, MicroBatch: 1, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
 			Load: func(uint64, tensor.Tensor, tensor.Tensor) error { return nil },
 			Stop: func() string { return "" },
 			LR: func(int) float64 { // the commit's first question, when all reductions have ended

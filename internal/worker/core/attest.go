@@ -81,7 +81,7 @@ func (w *Worker) taint(t key.Tensor) {
 		return
 	}
 	w.step.tainted = true
-	w.emit(Tell{Repair{Step: w.step.number, Try: w.passed.Repair, Layer: w.plan.Stages[t.Boundary].Lo, Block: t.Micro, Target: Passed}})
+	w.tellRepaired(w.step.number, w.plan.Stages[t.Boundary].Lo, t.Micro, Passed)
 }
 
 // doubts reports whether digests of tensors that may be wrong are on their way here.

@@ -249,12 +249,10 @@ const (
 	Assembled               // it is put together from what is here
 )
 
-// What others are told, besides a [control.Answer], a [control.Applied] without times, and a [control.Level].
+// What others are told, besides a [control.Answer], a [control.Applied] without times, a [control.Level] and a [control.Repaired].
 type (
 	// Mark takes the time: an order has come, or (Live) its plan is applied.
 	Mark struct{ Live bool }
-	// Tell says that a block was altered here, and is as it was again.
-	Tell struct{ Repair Repair }
 	// Conclude ends an operation other than a step: it reads what all workers said.
 	Conclude struct{ Said [][]byte }
 	// End ends the operation.

@@ -8,6 +8,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
@@ -44,15 +45,6 @@ func (t Target) String() string { return id.NameOf("target", uint8(t), targetNam
 func ParseTarget(name string) (Target, bool) {
 	i := slices.Index(targetNames[:Passed], name)
 	return Target(max(i, 0)), i >= 0
-}
-
-// Repair says that a block of this worker was altered, and is as it was again.
-type Repair struct {
-	Step   int // that was done again, or the next one
-	Try    int // repairs since the point that was passed last
-	Layer  int
-	Block  int // of the layer, in the order of zero.Blocks; the micro-batch for Passed, the first of several for Differ
-	Target Target
 }
 
 // CorruptError says that state was altered of which no worker has a good copy.
@@ -404,7 +396,13 @@ func (w *Worker) blockCame(x expected, ev Received) {
 	}
 	w.emit(Restore{m.r, m.block, m.arrays, held})
 	if m.altered != nil {
-		w.emit(Tell{Repair{Step: w.passed.Step + 1, Try: w.passed.Repair, Layer: m.r.Layer, Block: m.index, Target: *m.altered}})
+		w.tellRepaired(w.passed.Step+1, m.r.Layer, m.index, *m.altered)
 	}
 	w.goOnRepairing()
+}
+
+// tellRepaired tells that a block was altered here, and is as it was again. step is the one that was done again, or the next one. The
+// block is the micro-batch for Passed, and the first of several for Differ.
+func (w *Worker) tellRepaired(step, layer, block int, of Target) {
+	w.emit(control.Repaired{Step: step, Try: w.passed.Repair, Layer: w.c.Layers[layer].Name, Block: block, Target: of.String()})
 }

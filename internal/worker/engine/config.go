@@ -36,7 +36,7 @@ func (l Layer) Size() (n int) {
 // Load fills in and target, tensors without the sample dimension, with sample i of the run. Samples are numbered across epochs.
 type Load func(i uint64, in, target tensor.Tensor) error
 
-// Config describes a job, and a worker's part in it, to the engine. Every field is needed but Progress, Fast, Zero and Level.
+// Config describes a job, and a worker's part in it, to the engine. Every field is needed but Progress, Fast and Zero.
 type Config struct {
 	Self plan.Worker
 	// Network is the engine's while it runs: the engine sets its members and makes its groups. Groups keeps the groups for an
@@ -79,8 +79,6 @@ type Config struct {
 	// average. 0 means none. Seed is the job's.
 	Verify int
 	Seed   uint64
-	// Repaired, if it is not nil, is called for every block that was altered here, by the loop: it must not block.
-	Repaired func(core.Repair)
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string
@@ -92,10 +90,10 @@ type Config struct {
 	// The computing goroutine calls it: it must not block. It may keep the memory, but not change it.
 	Saving func() core.Saving
 	Save   func(checkpoint.Part)
-	// Level, if it is not nil, is called when all state that a Fill copies here has arrived, as of a step.
-	Level func(fill id.Fill, step int)
-	// Applied is called for every plan that is live here, by the loop: it must not block.
-	Applied func(control.Applied)
+	// Tell is called by the loop with what the agent is to know: a [control.Applied] for every plan that is live here, a
+	// [control.Level] when all state that a Fill copies here has arrived, and a [control.Repaired] for every block that was altered
+	// here. It must not block.
+	Tell func(control.Message)
 	// Span, if it is not nil, is called with what this worker has done, by any goroutine: it must not block.
 	Span func(Span)
 	// Phase, if it is not nil, is called by the loop when a phase of a step begins, possibly more than once. Phases overlap, and have

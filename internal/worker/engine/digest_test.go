@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -63,7 +64,7 @@ func TestFlips(t *testing.T) {
 				t.Run(fmt.Sprintf("%d workers, %d mirrors, ZeRO %d, %v, %s", c.workers, c.mirrors, c.zero, target, moment), func(t *testing.T) {
 					var engines []*Engine
 					var mu sync.Mutex
-					var repairs []core.Repair
+					var repairs []control.Repaired
 					culprit := -1
 					var once sync.Once
 					flip := func(i int, now string) {
@@ -87,7 +88,11 @@ func TestFlips(t *testing.T) {
 							}
 							return ""
 						}
-						f.Repaired = func(r core.Repair) {
+						f.Tell = func(m control.Message) {
+							r, ok := m.(control.Repaired)
+							if !ok {
+								return
+							}
 							mu.Lock()
 							defer mu.Unlock()
 							if i != culprit {
@@ -128,7 +133,7 @@ func TestFlips(t *testing.T) {
 						if len(repairs) > 1 {
 							t.Errorf("repairs of what was not used any more: %+v", repairs)
 						}
-					} else if len(repairs) != 1 || repairs[0].Target != target || repairs[0].Block != 0 || repairs[0].Try != 1 {
+					} else if len(repairs) != 1 || repairs[0].Target != target.String() || repairs[0].Block != 0 || repairs[0].Try != 1 {
 						if !(moment == "window" && target == core.Moment && len(repairs) == 1) { // parameters came of it
 							t.Errorf("repairs %+v", repairs)
 						}

@@ -291,15 +291,11 @@ func (e *Engine) perform(d core.Duty) {
 		}
 	case control.Applied:
 		d.Edit, d.Resume = e.applied.Sub(e.came), time.Since(e.applied)
-		e.c.Applied(d)
+		e.c.Tell(d)
 	case control.Level:
-		if e.c.Level != nil {
-			e.c.Level(d.ID, d.Step)
-		}
-	case core.Tell:
-		if e.c.Repaired != nil {
-			e.c.Repaired(d.Repair)
-		}
+		e.c.Tell(d)
+	case control.Repaired:
+		e.c.Tell(d)
 	case core.Conclude:
 		err := e.req.conclude(d.Said)
 		e.fail(err)

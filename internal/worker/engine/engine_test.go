@@ -157,8 +157,8 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 				target.F[0] = 2*in.F[0] + 3
 				return nil
 			},
-			Stop:    func() string { return "" },
-			Applied: func(control.Applied) {},
+			Stop: func() string { return "" },
+			Tell: func(control.Message) {},
 		}
 		if s.change != nil {
 			s.change(i, &c)
@@ -188,7 +188,13 @@ var adam = zero.AdamW{Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}
 
 func TestLearns(t *testing.T) {
 	var applied []control.Applied
-	e, l := newLine(t, 12, 2, func(c *Config) { c.Applied = func(a control.Applied) { applied = append(applied, a) } })
+	e, l := newLine(t, 12, 2, func(c *Config) {
+		c.Tell = func(m control.Message) {
+			if a, ok := m.(control.Applied); ok {
+				applied = append(applied, a)
+			}
+		}
+	})
 	var first, last core.Result
 	for step := 1; step <= 200; step++ {
 		r, err := e.Step(t.Context(), step)

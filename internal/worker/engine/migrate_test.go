@@ -168,11 +168,18 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil
 			},
-			Pool:     pool,
-			Stop:     func() string { return "" },
-			Level:    func(id.Fill, int) { c.level <- id.WorkerID(i) },
-			Applied:  func(a control.Applied) { c.applied <- a.Version },
-			Repaired: func(core.Repair) { c.repairs.Add(1) },
+			Pool: pool,
+			Stop: func() string { return "" },
+			Tell: func(m control.Message) {
+				switch m := m.(type) {
+				case control.Level:
+					c.level <- id.WorkerID(i)
+				case control.Applied:
+					c.applied <- m.Version
+				case control.Repaired:
+					c.repairs.Add(1)
+				}
+			},
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -168,16 +168,13 @@ func (r *recovery) cause(err error) error {
 	return err
 }
 
-// applied reports a live plan to the agent.
-func (r *recovery) applied(a control.Applied) {
+// tell tells the agent what the engine says.
+func (r *recovery) tell(m control.Message) {
 	now := time.Now()
-	_ = r.w.send(a)
-	r.w.spans.applied(a, now)
-}
-
-// repaired reports a corrupted block that was repaired to the agent.
-func (r *recovery) repaired(layer string, x core.Repair) {
-	_ = r.w.send(control.Repaired{Step: x.Step, Try: x.Try, Layer: layer, Block: x.Block, Target: x.Target.String()})
+	_ = r.w.send(m) // without an agent, this worker ends
+	if live, ok := m.(control.Applied); ok {
+		r.w.spans.applied(live, now)
+	}
 }
 
 // flip flips a bit of this worker's state.

@@ -12,7 +12,6 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
-	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform"
@@ -127,11 +126,9 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Verify:      start.Verify,
 		Seed:        j.Seed,
 		Yield:       w.self.own != nil,
-		Repaired:    func(r core.Repair) { w.recovery.repaired(j.Params.Layers[r.Layer].Name, r) },
 		Stop:        w.stopped,
 		Held:        w.recovery.held(start.Detect),
-		Applied:     w.recovery.applied,
-		Level:       func(f id.Fill, step int) { _ = w.send(control.Level{ID: f, Step: step}) },
+		Tell:        w.recovery.tell,
 		Span: func(x engine.Span) {
 			w.times.add(x)
 			w.spans.add(x)
