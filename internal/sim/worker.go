@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/group"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -111,8 +112,8 @@ func (w *worker) begins(first control.Order) {
 		layers = append(layers, core.Layer{Name: layerName(i), Blocks: zero.Blocks(all)})
 	}
 	w.core = core.New(core.Config{
-		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1, Zero: w.c.cfg.Zero, Digests: w.c.cfg.Digests,
-		Verify: w.c.cfg.Verify, Samples: 2, Seed: w.c.cfg.Seed,
+		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1,
+		Job: rundir.Job{Zero: w.c.cfg.Zero, NoDigests: !w.c.cfg.Digests, Verify: w.c.cfg.Verify, MicroBatch: 2, Seed: w.c.cfg.Seed},
 	})
 	early := w.early
 	w.early = nil

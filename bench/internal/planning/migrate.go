@@ -27,6 +27,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/plan/planner/layouttest"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -243,8 +244,8 @@ func (c *crew) start() error {
 				}
 				return nil
 			},
-			Layers: layers, Input: one, Target: one, GlobalBatch: c.m.micros, MicroBatch: 1,
-			Rule: zero.AdamW{Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, LR: func(int) float64 { return 0.001 }, ClipNorm: 1, Pool: c.pools[i],
+			Layers: layers, Input: one, Target: one, Job: rundir.Job{GlobalBatch: c.m.micros, MicroBatch: 1, ClipNorm: 1},
+			Rule: zero.AdamW{Beta1: 0.9, Beta2: 0.999, Eps: 1e-8}, LR: func(int) float64 { return 0.001 }, Pool: c.pools[i],
 			Load: func(i uint64, in, target tensor.Tensor) error {
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil

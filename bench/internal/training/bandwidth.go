@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 	"github.com/soliton-train/soliton/nn"
 )
@@ -154,7 +155,7 @@ func newCluster(ctx context.Context, n int) (c *cluster, err error) {
 			Stage:  func(int, int) engine.Stage { return &noLayers{c: c, worker: i} },
 			Begin:  func(id.Range, []float32, [][]float32) error { return nil },
 			Tell:   func(control.Message) {},
-			Layers: layers, Input: one, Target: one, GlobalBatch: n, MicroBatch: 1, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
+			Layers: layers, Input: one, Target: one, Job: rundir.Job{GlobalBatch: n, MicroBatch: 1}, Rule: zero.SGD{}, Pool: c.pools[i], Fast: true,
 			Load: func(uint64, tensor.Tensor, tensor.Tensor) error { return nil },
 			Stop: func() string { return "" },
 			LR: func(int) float64 { // the commit's first question, when all reductions have ended

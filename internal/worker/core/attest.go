@@ -14,7 +14,7 @@ import (
 
 // attest tells a worker that has a tensor from a lost worker what it should be. It was made here, in place of the lost worker.
 func (w *Worker) attest(t key.Tensor, b *boundary, to id.WorkerID) {
-	if !w.c.Digests || !w.step.again[t.Producer()] || b.attestedTo[to] {
+	if w.c.NoDigests || !w.step.again[t.Producer()] || b.attestedTo[to] {
 		return
 	}
 	if b.attestedTo == nil {
@@ -29,7 +29,7 @@ const digestSize = 8
 
 // doubt expects the digests of tensors here whose makers are lost, of those that others make again.
 func (w *Worker) doubt(old *plan.Plan) {
-	if !w.c.Digests {
+	if w.c.NoDigests {
 		return
 	}
 	st := w.step
@@ -70,7 +70,7 @@ func (w *Worker) compared(ev Compared) {
 		return
 	}
 	w.step.comparing--
-	if !ev.Same && w.c.Digests {
+	if !ev.Same && !w.c.NoDigests {
 		w.taint(ev.Tensor)
 	}
 }

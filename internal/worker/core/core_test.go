@@ -96,7 +96,7 @@ func lone(t *testing.T) *Worker {
 		t.Fatal(err)
 	}
 	one := zero.Blocks([]zero.Tensor{{Size: 1}})
-	w := New(Config{Micros: 4, Layers: []Layer{{"a", one}, {"b", one}}, Digests: true})
+	w := New(Config{Micros: 4, Layers: []Layer{{"a", one}, {"b", one}}})
 	w.plan = &p
 	w.index = make(map[id.Range]int)
 	for i, s := range p.Shards {

@@ -56,7 +56,7 @@ func (w *Worker) report() control.Report {
 		return r
 	}
 	r.Works = w.step.queue.Statuses()
-	if w.c.Digests {
+	if !w.c.NoDigests {
 		// No worker has said yet that its memory is as it was. So what the lost workers did is done again, and compared with
 		// what they have handed over.
 		return r

@@ -116,7 +116,7 @@ func AppendCheck(tainted bool, found []Offence, shards []Attested) []byte {
 // checkSizes returns how many bytes each worker of the plan says of its blocks.
 func (w *Worker) checkSizes() map[id.WorkerID]int {
 	sizes := make(map[id.WorkerID]int)
-	if !w.c.Digests {
+	if w.c.NoDigests {
 		return sizes
 	}
 	for _, x := range w.plan.Workers {
@@ -166,7 +166,7 @@ func (w *Worker) blockAt(layer, lo int) int {
 // judge takes what workers say of their blocks off what they say in an exchange, and returns the blocks to be repaired, and whether
 // the step has to be done again, for their sake or another.
 func (w *Worker) judge(said [][]byte) (words [][]byte, repairs []*repair, again bool, err error) {
-	if !w.c.Digests {
+	if w.c.NoDigests {
 		return said, nil, false, nil
 	}
 	le := binary.LittleEndian

@@ -56,7 +56,7 @@ func (w *Worker) sampleDigests(stage int) int {
 	if stage > 0 && stage < len(w.plan.Stages)-1 {
 		return 0
 	}
-	return w.c.Samples
+	return w.c.MicroBatch
 }
 
 // digestsOf returns how many digests of a spot check a worker says in the commit of the step.
@@ -163,7 +163,7 @@ func (w *Worker) mismatch(x *spot, i int) error {
 	layers := st.Hi - st.Lo
 	switch {
 	case i < samples:
-		err.Sample = (int64(err.Step-1)*int64(w.c.Micros)+int64(x.pair.Micro))*int64(w.c.Samples) + int64(i)
+		err.Sample = (int64(err.Step-1)*int64(w.c.Micros)+int64(x.pair.Micro))*int64(w.c.MicroBatch) + int64(i)
 		return err
 	case i == samples || i == samples+1+layers:
 		err.What = "boundary tensor"

@@ -7,6 +7,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // The default rate of spot checks costs a worker less than half a percent of its passes, every pair is chosen now and then, and
@@ -25,8 +26,8 @@ func TestDrawSpot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := New(Config{Micros: micros, Layers: make([]Layer, 3), Verify: verify, Samples: 4, Seed: 3, Self: plan.Worker{ID: 1}})
-		other := New(Config{Micros: micros, Layers: make([]Layer, 3), Verify: verify, Samples: 4, Seed: 3})
+		w := New(Config{Micros: micros, Layers: make([]Layer, 3), Job: rundir.Job{NoDigests: true, Verify: verify, MicroBatch: 4, Seed: 3}, Self: plan.Worker{ID: 1}})
+		other := New(Config{Micros: micros, Layers: make([]Layer, 3), Job: rundir.Job{NoDigests: true, Verify: verify, MicroBatch: 4, Seed: 3}})
 		w.plan, other.plan = &p, &p
 		drawn, pairs := 0, make(map[graph.Pair]bool)
 		for step := 1; step <= steps; step++ {

@@ -9,11 +9,16 @@ import (
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/key"
 )
 
 // Config describes a job, and the worker's part in it.
 type Config struct {
+	// Job has the numbers of the job: MicroBatch, ClipNorm, Seed, Zero, NoDigests and Verify are used here. A worker repeats one
+	// micro-batch for every Verify that it runs, on average; 0 means none.
+	rundir.Job
+
 	Self   plan.Worker
 	Layers []Layer // of the whole model
 	Micros int     // micro-batches of a step
@@ -22,15 +27,6 @@ type Config struct {
 	First     control.Order
 	Moments   int // arrays of the optimizer's state
 	NormScale int // see [zero.NormScale]
-	ClipNorm  float64
-	Zero      int  // stage of ZeRO, 1 or 2
-	Fast      bool // gradients are reduced without an order
-	Digests   bool // memory is checked
-
-	// Of spot checks: a worker repeats one micro-batch for every Verify that it runs, on average; 0 means none. Seed is the job's,
-	// and Samples is the size of a micro-batch.
-	Verify, Samples int
-	Seed            uint64
 }
 
 // Layer is what the core knows of a layer.

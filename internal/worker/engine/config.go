@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/meter"
 )
@@ -36,8 +37,13 @@ func (l Layer) Size() (n int) {
 // Load fills in and target, tensors without the sample dimension, with sample i of the run. Samples are numbered across epochs.
 type Load func(i uint64, in, target tensor.Tensor) error
 
-// Config describes a job, and a worker's part in it, to the engine. Every field is needed but Progress, Fast and Zero.
+// Config describes a job, and a worker's part in it, to the engine. Every field is needed but Progress and Fast.
 type Config struct {
+	// Job has the numbers of the job: GlobalBatch, MicroBatch, which divides it, ClipNorm, Seed, Zero (0 means 2), NoDigests and
+	// Verify are used here, the same on all workers. In stage 2 of ZeRO the complete gradient of a shard is at its owner and its
+	// mirrors only, in stage 1 at all workers of its stage. The bits are the same.
+	rundir.Job
+
 	Self plan.Worker
 	// Network is the engine's while it runs: the engine sets its members and makes its groups. Groups keeps the groups for an
 	// engine that follows on the same network; it is empty at first.
@@ -54,11 +60,8 @@ type Config struct {
 	Begin func(r id.Range, params []float32, moments [][]float32) error
 
 	Input, Target tensor.Spec
-	GlobalBatch   int // samples of a step
-	MicroBatch    int // samples of a micro-batch; divides GlobalBatch
 	Rule          zero.Rule
 	LR            func(step int) float64 // the same bits on every worker
-	ClipNorm      float64                // largest norm of the mean gradient; 0: no limit
 	Load          Load
 	Pool          *kernel.Pool
 	// Meter measures passes. If it is nil, the engine makes one.
@@ -68,17 +71,8 @@ type Config struct {
 	// Fast adds gradients in order of arrival, with a plain reduce-scatter between the workers of a stage, instead of over the
 	// tree. All workers still get the same result, but its last bits depend on the plan and on timing.
 	Fast bool
-	// Zero is the stage of ZeRO, 1 or 2; 0 means 2. In stage 2 the complete gradient of a shard is at its owner and its mirrors
-	// only, in stage 1 at all workers of its stage. The bits are the same.
-	Zero int
 	// Yield lets the computing thread yield to all other threads of the machine.
 	Yield bool
-	// NoDigests turns the check of memory off. It is the same on all workers.
-	NoDigests bool
-	// Verify and Seed choose spot checks, the same on all workers: a worker repeats one micro-batch for every Verify that it runs, on
-	// average. 0 means none. Seed is the job's.
-	Verify int
-	Seed   uint64
 	// Stop returns why this worker was asked to end the run, in at most 24
 	// bytes, or "". The commit brings all workers to end after the same step.
 	Stop func() string

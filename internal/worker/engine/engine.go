@@ -79,9 +79,7 @@ func New(c Config) (*Engine, error) {
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	job := core.Config{
-		Self: c.Self, Micros: micros, First: c.First, NormScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
-		ClipNorm: c.ClipNorm, Zero: c.Zero, Digests: !c.NoDigests,
-		Verify: c.Verify, Samples: c.MicroBatch, Seed: c.Seed,
+		Job: c.Job, Self: c.Self, Micros: micros, First: c.First, NormScale: zero.NormScale(int64(c.GlobalBatch) * int64(c.Target.Len())),
 	}
 	if c.Rule != nil {
 		job.Moments = c.Rule.Moments()

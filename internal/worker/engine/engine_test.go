@@ -24,6 +24,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -150,7 +151,7 @@ func (s lines) start(t *testing.T) (engines []*Engine, stages []*line) {
 				return nil
 			},
 			Input: tensor.Spec{Shape: []int{1}}, Target: tensor.Spec{Shape: []int{1}},
-			GlobalBatch: s.global, MicroBatch: s.micro,
+			Job:  rundir.Job{GlobalBatch: s.global, MicroBatch: s.micro},
 			Rule: zero.SGD{}, LR: func(int) float64 { return 0.05 },
 			Load: func(i uint64, in, target tensor.Tensor) error {
 				in.F[0] = float32(i%7) - 3
@@ -566,11 +567,11 @@ func TestEvaluate(t *testing.T) {
 }
 
 func TestUnevenMicroBatch(t *testing.T) {
-	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 3}); err == nil {
+	if _, err := New(Config{Job: rundir.Job{GlobalBatch: 8, MicroBatch: 3}}); err == nil {
 		t.Error("micro-batch 3 of 8 was accepted")
 	}
 	other := control.Order{Plan: plan.Plan{Workers: make([]plan.Worker, 1), Route: [][]id.WorkerID{{0, 0, 0}}}}
-	if _, err := New(Config{GlobalBatch: 8, MicroBatch: 2, First: other}); err == nil {
+	if _, err := New(Config{Job: rundir.Job{GlobalBatch: 8, MicroBatch: 2}, First: other}); err == nil {
 		t.Error("a plan of 3 micro-batches was accepted for 4")
 	}
 }
@@ -729,7 +730,7 @@ func TestCloseJoins(t *testing.T) {
 	for name, meet := range map[string]func(t *testing.T, engines []*Engine){
 		"at once": func(*testing.T, []*Engine) {},
 		"before a plan": func(t *testing.T, _ []*Engine) {
-			e, err := New(Config{GlobalBatch: 8, MicroBatch: 2}) // one that joins
+			e, err := New(Config{Job: rundir.Job{GlobalBatch: 8, MicroBatch: 2}}) // one that joins
 			if err != nil {
 				t.Fatal(err)
 			}

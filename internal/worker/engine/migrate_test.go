@@ -24,6 +24,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 	"github.com/soliton-train/soliton/internal/plan/planner/layouttest"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -162,8 +163,8 @@ func startCombs(t *testing.T, workers, stages, mirrors int, contiguous bool) *co
 				return nil
 			},
 			Input: tensor.Spec{Shape: []int{1}}, Target: tensor.Spec{Shape: []int{1}},
-			GlobalBatch: 2 * combMicros, MicroBatch: 2,
-			Rule: adam, LR: func(step int) float64 { return 0.01 / float64(step) }, ClipNorm: 1,
+			Job:  rundir.Job{GlobalBatch: 2 * combMicros, MicroBatch: 2, ClipNorm: 1},
+			Rule: adam, LR: func(step int) float64 { return 0.01 / float64(step) },
 			Load: func(i uint64, in, target tensor.Tensor) error {
 				in.F[0], target.F[0] = float32(i%7)-3, float32(i%5)
 				return nil

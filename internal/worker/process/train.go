@@ -90,7 +90,10 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	}
 	defer closeBegin()
 	me := plan.Worker{ID: w.self.id(), Incarnation: w.self.Session.Incarnation}
+	job := j.Job
+	job.Zero, job.NoDigests, job.Verify = start.Zero, start.NoDigests, start.Verify
 	config := engine.Config{
+		Job:     job,
 		Self:    me,
 		Network: w.net,
 		Groups:  w.groups,
@@ -108,27 +111,20 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 			}
 			return s
 		},
-		Layers:      j.Params.Layers,
-		Begin:       begin,
-		Input:       j.Input,
-		Target:      j.Target,
-		GlobalBatch: j.GlobalBatch,
-		MicroBatch:  j.MicroBatch,
-		Rule:        j.Rule,
-		LR:          j.LR,
-		ClipNorm:    j.ClipNorm,
-		Load:        j.Load,
-		Pool:        pool,
-		Meter:       w.meter,
-		Fast:        start.Reduction == "fast",
-		Zero:        start.Zero,
-		NoDigests:   start.NoDigests,
-		Verify:      start.Verify,
-		Seed:        j.Seed,
-		Yield:       w.self.own != nil,
-		Stop:        w.stopped,
-		Held:        w.recovery.held(start.Detect),
-		Tell:        w.recovery.tell,
+		Layers: j.Params.Layers,
+		Begin:  begin,
+		Input:  j.Input,
+		Target: j.Target,
+		Rule:   j.Rule,
+		LR:     j.LR,
+		Load:   j.Load,
+		Pool:   pool,
+		Meter:  w.meter,
+		Fast:   start.Reduction == "fast",
+		Yield:  w.self.own != nil,
+		Stop:   w.stopped,
+		Held:   w.recovery.held(start.Detect),
+		Tell:   w.recovery.tell,
 		Span: func(x engine.Span) {
 			w.times.add(x)
 			w.spans.add(x)
