@@ -21,6 +21,7 @@ type pacing struct {
 	detector straggler.Detector
 	told     map[id.WorkerID]plan.Times // to the controller
 	room     map[id.WorkerID]int64      // bytes for parameters and optimizer state
+	since    int                        // samples since the controller was fed last
 }
 
 func (p *pacing) forget(w id.WorkerID) {
@@ -64,14 +65,19 @@ func (s *Session) measured(place int, m control.Beat) {
 		// All workers share the machine.
 		s.paces.measure(w.who.ID, s.plan.Holds(w.who.ID, s.ctl.Profile().Layers)+m.Available/int64(len(s.plan.Workers)))
 	}
-	for _, v := range s.paces.detector.Observe(sample) {
+	verdicts := s.paces.detector.Observe(sample)
+	for _, v := range verdicts {
 		kind := eventNormal
 		if v.Slow() {
 			kind = eventSlow
 		}
 		s.then(s.about(place, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
 	}
-	s.feed()
+	// Once for every worker is as often as times are worth a look, which takes a look at all links.
+	if s.paces.since++; len(verdicts) > 0 || s.paces.since >= len(s.plan.Workers) {
+		s.paces.since = 0
+		s.feed()
+	}
 }
 
 // feed tells the controller of times that have changed, once those of all workers of the

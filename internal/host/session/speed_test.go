@@ -76,6 +76,34 @@ func TestRoom(t *testing.T) {
 	}
 }
 
+// BenchmarkMeasured is what the measurements of a step of 64 workers cost the leading host, with links that are busy.
+func BenchmarkMeasured(b *testing.B) {
+	const n = 64
+	s := begin(Config{}, n)
+	for _, e := range prepare(n) {
+		agreeing(s, time.Unix(0, 0), e)
+	}
+	if s.phase != training {
+		b.Fatal(s.phase)
+	}
+	step := 0
+	for b.Loop() {
+		step++
+		for place := range n {
+			m := control.Beat{Step: step, Over: 1e9}
+			for l := range s.plan.Layers() {
+				m.Layers = append(m.Layers, control.LayerTime{Layer: l, Forward: 1e6, Backward: 2e6})
+			}
+			for to := range n {
+				if to != place {
+					m.Links = append(m.Links, control.LinkTime{To: to, Bytes: 1 << 20, Busy: 3e8})
+				}
+			}
+			s.Step(time.Unix(0, 0), Received{place, m})
+		}
+	}
+}
+
 // A session looks at clocks only under a plan that is live, has its mirrors and measured times, and tells the detector
 // and emulated devices what was set.
 func TestSessionClocks(t *testing.T) {

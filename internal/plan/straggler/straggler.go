@@ -86,6 +86,7 @@ func (v Verdict) Slow() bool { return v.Speed < 1 }
 type Detector struct {
 	workers map[id.WorkerID]*worker
 	links   map[[2]id.WorkerID]*link
+	usual   []float64 // what links carry, in order; nil until a sample needs it
 }
 
 type worker struct {
@@ -111,6 +112,7 @@ type layer struct {
 type link struct {
 	bandwidth float64 // of the newest sample
 	carried   float64 // its best, bytes per second while busy
+	was       float64 // carried, as of Detector.usual
 	slow      bool
 	runs      int
 	sum       float64
@@ -178,6 +180,7 @@ func (d *Detector) Observe(s Sample) []Verdict {
 	if v, ok := d.judge(s.Worker, w, s.Layers); ok {
 		verdicts = append(verdicts, v)
 	}
+	d.usual = nil
 	for _, l := range s.Links {
 		if v, ok := d.judgeLink(s.Worker, l); ok {
 			verdicts = append(verdicts, v)
@@ -331,18 +334,43 @@ func (d *Detector) judgeLink(from id.WorkerID, s Sent) (Verdict, bool) {
 	return v, true
 }
 
-// carried returns the median of what all links carry but one and its way back; 0 where nothing is known.
+// carried returns the median of what all links carry but one and its way back; 0 where nothing is known. The links of a worker are judged
+// by what was known before its sample.
 func (d *Detector) carried(but [2]id.WorkerID) float64 {
-	var all []float64
-	for k, o := range d.links {
-		if k != but && o.carried > 0 && k != [2]id.WorkerID{but[1], but[0]} {
-			all = append(all, o.carried)
+	if d.usual == nil {
+		d.usual = []float64{}
+		for _, l := range d.links {
+			if l.carried > 0 {
+				d.usual = append(d.usual, l.carried)
+			}
+			l.was = l.carried
+		}
+		slices.Sort(d.usual)
+	}
+	var skip []int
+	for _, k := range [][2]id.WorkerID{but, {but[1], but[0]}} {
+		if l := d.links[k]; l != nil && l.was > 0 {
+			i, _ := slices.BinarySearch(d.usual, l.was)
+			if len(skip) > 0 && skip[0] == i {
+				i++
+			}
+			skip = append(skip, i)
 		}
 	}
-	if len(all) == 0 {
+	slices.Sort(skip)
+	at := func(i int) float64 {
+		for _, x := range skip {
+			if i >= x {
+				i++
+			}
+		}
+		return d.usual[i]
+	}
+	n := len(d.usual) - len(skip)
+	if n == 0 {
 		return 0
 	}
-	return median(all)
+	return (at((n-1)/2) + at(n/2)) / 2
 }
 
 // Times returns the times to make plans with. They change only with a verdict and

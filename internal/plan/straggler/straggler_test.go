@@ -242,3 +242,34 @@ func TestLoweredClock(t *testing.T) {
 		t.Error("a worker that is not known")
 	}
 }
+
+// What other links carry is the median of all but one and its way back.
+func TestCarried(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	for range 200 {
+		d := Detector{links: make(map[[2]id.WorkerID]*link)}
+		n := 2 + r.IntN(4)
+		for a := range id.WorkerID(n) {
+			for b := range id.WorkerID(n) {
+				if a != b && r.IntN(4) > 0 {
+					d.links[[2]id.WorkerID{a, b}] = &link{carried: float64(r.IntN(4))}
+				}
+			}
+		}
+		for but := range d.links {
+			var rest []float64
+			for k, l := range d.links {
+				if l.carried > 0 && k != but && k != [2]id.WorkerID{but[1], but[0]} {
+					rest = append(rest, l.carried)
+				}
+			}
+			want := 0.
+			if len(rest) > 0 {
+				want = median(rest)
+			}
+			if got := d.carried(but); got != want {
+				t.Fatalf("%v of %v without %v, want %v", got, d.usual, but, want)
+			}
+		}
+	}
+}
