@@ -160,7 +160,8 @@ func (w *worker) in(d time.Duration, f func()) {
 	})
 }
 
-// step lets the core step and does what it wants. A sealed worker must pass no point, and no worker another one than others pass.
+// step lets the core step and does what it wants. A sealed worker must pass no point, and no worker another one than others pass: what
+// dead and fenced workers have passed is passed again.
 func (w *worker) step(e core.Event) {
 	was, _ := w.core.Passed()
 	sealed, x := w.core.State() == core.Sealed, w.core
@@ -171,7 +172,7 @@ func (w *worker) step(e core.Event) {
 			w.c.violated("worker %v went from %v to %v by %T, sealed: %v", w.session, was, now, e, sealed)
 		}
 		for _, o := range w.c.order {
-			if o.alive && o.core != nil && o.core.Epoch() == x.Epoch() {
+			if o.alive && o.next == nil && o.core != nil && o.core.Epoch() == x.Epoch() {
 				if at, other := o.core.Passed(); at == now && !bytes.Equal(result, other) {
 					w.c.violated("workers %v and %v passed %v with different results", w.session, o.session, now)
 				}

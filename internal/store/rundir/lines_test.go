@@ -116,13 +116,20 @@ func TestReadAfterAKill(t *testing.T) {
 }
 
 func TestResumeRefusesAPipe(t *testing.T) {
-	path := ended(t, metrics, "")
-	pipe := filepath.Join(path, metrics)
-	if err := errors.Join(os.Remove(pipe), unix.Mkfifo(pipe, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	if _, _, err := Resume(path); err == nil || !strings.Contains(err.Error(), metrics) {
-		t.Errorf("%v", err)
+	for _, name := range []string{metrics, "traces.jsonl"} {
+		path := ended(t, metrics, "")
+		pipe := filepath.Join(path, name)
+		_ = os.Remove(pipe)
+		if err := unix.Mkfifo(pipe, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		dir, _, err := Resume(path)
+		if err == nil {
+			err = dir.WriteJob(Job{}, nil)
+		}
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

@@ -175,14 +175,18 @@ func openRegular(path string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := mustBeRegular(f); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return f, nil
+}
+
+func mustBeRegular(f *os.File) error {
 	st, err := f.Stat()
 	if err == nil && !st.Mode().IsRegular() {
 		err = errors.New("not a regular file")
 	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
+	return err
 }
 
 func readOptional[T any](path string) (*T, error) {

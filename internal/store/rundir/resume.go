@@ -97,6 +97,9 @@ func (d *Dir) continueLines(name string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := mustBeRegular(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("%s: %w", d.File(name), err), f.Close())
+	}
 	if err := dropPart(f); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
