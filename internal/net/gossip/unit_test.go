@@ -3,6 +3,7 @@ package gossip
 import (
 	"bytes"
 	"math"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -121,6 +122,21 @@ func FuzzPacket(f *testing.F) {
 			t.Errorf("%d claims in %d bytes", n, len(b))
 		}
 	})
+}
+
+// A length beyond the packet costs the same memory in every packet: the library's pooled decoders kept more each time.
+func TestHostilePacketsTakeLittleMemory(t *testing.T) {
+	hostile := []byte("\x03\x83\xa4Node\xdb\xeb\xac\xeb\xacabc")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const packets = 64
+	for range packets {
+		reader{}.claims(hostile, func(claim) { t.Error("a claim") })
+	}
+	runtime.ReadMemStats(&after)
+	if took := (after.TotalAlloc - before.TotalAlloc) / packets; took > 4<<20 {
+		t.Errorf("a packet of %d bytes took %d bytes", len(hostile), took)
+	}
 }
 
 func TestClaimsInPackets(t *testing.T) {

@@ -1,6 +1,7 @@
 package gossip
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"encoding/binary"
@@ -86,7 +87,8 @@ func messages(b []byte, depth int, found func(claim)) {
 	switch kind {
 	case suspectType, aliveType, deadType:
 		c := claim{kind: kind}
-		if msgpack.Unmarshal(b, &c) == nil {
+		// Not msgpack.Unmarshal: its pooled decoders keep a buffer, which a length beyond the packet makes larger each time.
+		if msgpack.NewDecoder(bytes.NewReader(b)).Decode(&c) == nil {
 			found(c)
 		}
 	case checksumType:
