@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -402,10 +401,11 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 		case <-s.ended:
 		}
 	})
-	if err := json.NewEncoder(stdin).Encode(a); !errors.Is(err, syscall.EPIPE) { // else it has ended before it was told
-		return err
+	text, err := json.Marshal(a)
+	if err == nil {
+		_, _ = stdin.Write(append(text, '\n')) // it fails if the agent has ended, which counts as the loss of its host
 	}
-	return nil
+	return err
 }
 
 // maxReport bounds a line of an agent.
