@@ -191,10 +191,11 @@ func (r *relay) listen(ctx context.Context, l *local, w spawn.Worker) {
 	conn := control.New(w.Conn())
 	sent := make(chan struct{})
 	talk, cancel := context.WithCancel(ctx)
+	to := l.to // of all sessions of the process
 	go func() {
 		defer close(sent)
 		for {
-			m, ok := l.to.take(talk)
+			m, ok := to.take(talk)
 			if !ok || conn.Send(m) != nil {
 				return // the receiver sees the reason
 			}
