@@ -91,6 +91,9 @@ func (r *blockedRun) interrupt() {
 
 // A worker whose call does not return is named, evicted with its stacks in its log, and the others end with the same bits.
 func TestBlockedCall(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	undisturbed := beginBlocked(t, "1", "1m")
 	if status := undisturbed.wait(); status != 0 {
 		t.Fatalf("status %d\n%s", status, &undisturbed.errs)
@@ -127,6 +130,9 @@ func TestBlockedCall(t *testing.T) {
 
 // Where no worker can continue, the run says so and waits, and Ctrl-C ends it.
 func TestAllBlocked(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	r := beginBlocked(t, "2", "1s", "--block", "sample", "--who", "-1")
 	r.until("hold", 1)
 	if e := r.events("hold")[0]; !strings.Contains(e.Reason, "has not returned for ") || !strings.Contains(e.Reason, "launcher stop") {
@@ -140,6 +146,9 @@ func TestAllBlocked(t *testing.T) {
 
 // A run with a blocked call stops: the others commit without its worker.
 func TestStopWhileBlocked(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	r := beginBlocked(t, "2", "10s", "--block", "forward")
 	r.waits(1, "Forward")
 	r.interrupt()
@@ -160,6 +169,9 @@ func TestStopWhileBlocked(t *testing.T) {
 
 // The same before training: the call is named, and ends the run after ten times as long.
 func TestBlockedBeforeTraining(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	t.Run("evict", func(t *testing.T) {
 		t.Parallel()
 		r := beginBlocked(t, "2", "1s", "--block", "job", "--after", "1")

@@ -45,6 +45,9 @@ func delivered(t *testing.T, dir string) string {
 
 // OnStep is called for every step in every history, and its file has each line once.
 func TestDeliveries(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	finish := func(t *testing.T, cmd *exec.Cmd) string {
 		t.Helper()
 		if status, stdout, stderr := result(t, cmd); status != 0 {
@@ -95,6 +98,9 @@ func TestDeliveries(t *testing.T) {
 
 // A call during which the process ends is repeated and says so, and no other is.
 func TestRedelivered(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	for _, flags := range [][]string{{"--workers", "4"}, {"--workers", "4", "--respawn"}, {"--workers", "4", "--emulate-hosts", "2"}} {
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)

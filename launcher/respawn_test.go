@@ -28,6 +28,9 @@ func (r *underWay) signalAll(s syscall.Signal) {
 
 // All workers are killed at once, twice: their replacements roll the run back.
 func TestRespawnOfAll(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	r := begin(t, "--workers", "3", "--respawn")
 	r.signalAll(syscall.SIGKILL)
 	r.until("joined", 3)
@@ -78,6 +81,9 @@ func earlier(t *testing.T, temp string, do func(r *underWay, child int), flags .
 
 // A worker, or an agent with its worker, is killed before the first plan: it is replaced, and nothing is left of it.
 func TestKilledAtTheStart(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
 	for _, c := range []struct {
 		name  string
 		flags []string
