@@ -38,7 +38,7 @@ func TestAPI(t *testing.T) {
 	report(t, without(was, is, "%s is gone: users may need it"))
 }
 
-// Programs and what is below internal is for nobody else; every other package is promised.
+// Programs and packages below internal are not for users; every other package is promised.
 func TestAPIIsWhole(t *testing.T) {
 	for _, f := range source(t) {
 		if dir := f.dir(); !f.test && f.pkg != "main" && !strings.Contains("/"+dir+"/", "/internal/") && !slices.Contains(promised, dir) {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"strings"
@@ -24,9 +25,11 @@ import (
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/transport"
+	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/launcher/internal/act"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -50,18 +53,21 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if err == nil {
 		err = json.Unmarshal(first, &a)
 	}
-	if err != nil || a.Self < 0 || a.Self >= len(a.Hosts) {
+	if err != nil || len(a.Hosts) == 0 || a.Self < 0 || a.Self >= len(a.Hosts) {
 		return errors.New("an agent is started by launcher run, not by people")
 	}
 	key, err := auth.DeriveKey(a.Secret, "worker links")
 	if err != nil {
 		return err
 	}
-	faults, err := parseChaos(a.Chaos, a.Workers, len(a.Hosts))
+	faults, err := parseChaos(a.Chaos, a.Workers, a.emulated())
 	if err != nil {
 		return err
 	}
+	defer host.ForgetSockets(os.Getppid()) // of a supervisor that was killed
 	signal.Ignore(os.Interrupt, syscall.SIGHUP)
+	terms := make(chan os.Signal, 1)
+	signal.Notify(terms, syscall.SIGTERM)
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	out := newReporter(stdout)
 	defer out.close()
@@ -77,28 +83,47 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	}
 	links, err := socket.NewFolder()
 	if err != nil {
-		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.own().Name, err)})
 		return cli.Fail(err)
 	}
 	defer links.Remove()
 	settings := a.Settings
-	settings.Chaos = faultsFor(faults, a.Workers, len(a.Hosts))
-	dir, link := rundir.Attach(a.RunDir, a.Shown), listeners[1]
+	settings.Chaos = faultsFor(faults, a.Workers, a.emulated())
+	dir, link := rundir.Attach(a.RunDir, a.Shown, settings.Resume != nil), listeners[1]
+	reached, err := netip.ParseAddrPort(a.own().Link)
+	if err != nil {
+		return cli.Fail(err)
+	}
+	var at member // once its log is open
 	h, err := host.New(host.Config{
 		Settings: settings,
 		Start: spawn.Starter(spawn.Command{
-			Path: a.File, Args: a.Args, Links: links.Path(), Addr: link.Addr().(*net.TCPAddr).IP.String(), Key: key,
+			Path: a.File, Args: a.Args, Links: links.Path(), Addr: reached.Addr().String(), Key: key,
 		}, dir.LogFile),
-		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Secret: a.Secret, Link: link,
-		Log: func() (agree.Log, error) { return openLog(&a, listeners[0]) },
-		Lead: func(term uint64) (host.Console, error) {
-			told, err := hostTelemetry(ctx, &a, out, term)
-			return host.Console{View: shown{out, term}, Output: outputOf{out, term}, Telemetry: told}, err
+		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Enters: a.Enters, TieBreak: a.TieBreak, Secret: a.Secret, Link: link,
+		Log: func(self host.Addr) (log agree.Log, err error) {
+			log, err = openLog(&a, self, listeners[0])
+			at = member{self.Name, log}
+			return log, err
 		},
-		Done: func(term uint64, o session.Outcome) {
-			var text, errs strings.Builder
-			o.Report(&text, &errs, "launcher")
-			out.send(report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()})
+		Apart: a.Apart,
+		Inject: func(kind string, p rundir.Process, factor float64) error {
+			return act.Local(dir.Path(), kind, p, factor)
+		},
+		Lead: func(term uint64, tell func(string, []byte)) (host.Console, error) {
+			told, err := hostTelemetry(ctx, &a, out, term)
+			return host.Console{View: shown{out, term, tell}, Output: outputOf{out, term, tell}, Telemetry: told}, err
+		},
+		Shown: func(data []byte) {
+			var x report
+			if json.Unmarshal(data, &x) == nil {
+				out.pass(x)
+			}
+		},
+		Done: func(term uint64, o session.Outcome) { out.send(endOf(&a, at, term, o)) },
+		Last: func(term uint64, o session.Outcome) []byte {
+			last, _ := json.Marshal(endOf(&a, at, term, o)) // texts and numbers
+			return last
 		},
 		Waits: func(text string) {
 			fmt.Fprintln(os.Stderr, text) // its log
@@ -110,6 +135,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer host.Forward(terms, func(os.Signal) { h.Leave() })()
 	go func() { // it ends with the process, as reading a pipe may not end before
 		defer cancel()
 		requests := json.NewDecoder(lines)
@@ -131,31 +157,54 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, host.ErrLeft):
+		out.send(report{Kind: reportLeft})
+		return cli.Exit(session.ExitTerminated)
 	case errors.As(err, &wrong):
 		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("PROGRAM %s %v", settings.Program, err)})
 	default:
-		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.Hosts[a.Self].Name, err)})
+		out.send(report{Kind: reportFailed, Text: fmt.Sprintf("%s: %v", a.own().Name, err)})
 	}
 	return cli.Fail(err)
 }
 
-// openLog opens a host's log of what the hosts agree on.
-func openLog(a *assignment, l net.Listener) (agree.Log, error) {
-	addrs := make(map[string]string)
-	var servers []agree.Server
-	for _, h := range a.Hosts {
-		addrs[h.Name] = h.Agree
-		servers = append(servers, agree.Server{ID: h.Name, Addr: h.Agree, Voter: h.Voter})
+// member is this host in its run.
+type member struct {
+	name string
+	log  agree.Log
+}
+
+// endOf reports how the run has ended.
+func endOf(a *assignment, self member, term uint64, o session.Outcome) report {
+	var text, errs strings.Builder
+	if a.Apart && o.Resume != "" {
+		o.Resume = fmt.Sprintf("--listen --wait-hosts %d %s (on %s)", max(1, len(self.log.State().Servers)), o.Resume, self.name)
 	}
+	o.Report(&text, &errs, "launcher")
+	if a.Apart && o.ModelHost != "" {
+		fmt.Fprintf(&text, "the model is in the run directory of %s\n", o.ModelHost)
+	}
+	return report{Term: term, Kind: reportEnd, Status: o.ExitStatus(), Text: text.String(), Errs: errs.String()}
+}
+
+// openLog begins a host's log of what the hosts agree on.
+func openLog(a *assignment, self host.Addr, l net.Listener) (agree.Log, error) {
 	secure, err := transport.TLSFromSecret(a.Secret)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	return raftlog.Open(raftlog.Config{
-		Dir: a.Store, ID: a.Hosts[a.Self].Name, Listener: l, TLS: secure, Bootstrap: servers, Timeout: timing.Of(a.Settings.Detect).Log,
-		Logger:  slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
-		Resolve: func(name string) string { return addrs[name] },
-	})
+	c := raftlog.Config{
+		Dir: a.Store, Host: self.Name, Listener: l, Advertise: self.Agree, TLS: secure, Timeout: timing.Of(a.Settings.Detect).Log, Join: a.Enters != nil,
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
+	}
+	if c.Join {
+		return raftlog.Open(c)
+	}
+	var servers []agree.Server
+	for _, h := range a.Hosts {
+		servers = append(servers, agree.Server{ID: h.Name, Addr: h.Agree, Voter: h.Voter})
+	}
+	return raftlog.Create(c, servers)
 }
 
 // reporter writes reports, in a goroutine of its own: a supervisor that does not read must not
@@ -193,28 +242,83 @@ func (r *reporter) close() {
 	<-r.done
 }
 
-// shown is the view of a run whose supervisor shows it.
+// pass queues a report of the leader of another host.
+func (r *reporter) pass(x report) {
+	if reported[x.Kind] != nil {
+		r.show(x)
+	} else {
+		r.send(x)
+	}
+}
+
+// shown is the view of a run whose supervisor shows it, on all hosts that have one.
 type shown struct {
 	out  *reporter
 	term uint64
+	tell func(keep string, data []byte)
 }
 
-func (s shown) Close() { s.out.send(report{Term: s.term, Kind: reportClose}) }
+func (s shown) Close() {
+	x := report{Term: s.term, Kind: reportClose}
+	s.out.send(x)
+	tellAll(s.tell, "", x)
+}
 
 func (s shown) Show(e view.Event) {
-	if x, err := reportOf(s.term, e); err == nil { // it is only shown
-		s.out.show(x)
+	x, err := reportOf(s.term, e)
+	if err != nil {
+		return // it is only shown
+	}
+	s.out.show(x)
+	keep := ""
+	switch e.(type) {
+	case view.Begin, view.Plan:
+		keep = x.Kind
+	}
+	tellAll(s.tell, keep, x)
+}
+
+func tellAll(tell func(keep string, data []byte), keep string, x report) {
+	if data, err := json.Marshal(x); err == nil {
+		tell(keep, data)
 	}
 }
 
 type outputOf struct {
 	out  *reporter
 	term uint64
+	tell func(keep string, data []byte)
 }
 
 func (o outputOf) Write(b []byte) (int, error) {
 	if len(b) > 0 {
-		o.out.send(report{Term: o.term, Kind: reportOutput, Text: string(b)})
+		x := report{Term: o.term, Kind: reportOutput, Text: string(b)}
+		o.out.send(x)
+		tellAll(o.tell, "", x)
 	}
 	return len(b), nil
+}
+
+// relayed is the telemetry of an agent that leads, with the measures told to its supervisor as well,
+// which serves them for the whole run.
+type relayed struct {
+	host.Telemetry
+	out  *reporter
+	term uint64
+}
+
+func (r relayed) Measure(m trace.Measure) {
+	r.Telemetry.Measure(m)
+	if x, err := reportOf(r.term, m); err == nil { // loss and times are finite
+		r.out.show(x)
+	}
+}
+
+// hostTelemetry begins the telemetry of an agent that leads in a term.
+func hostTelemetry(ctx context.Context, a *assignment, out *reporter, term uint64) (host.Telemetry, error) {
+	t, err := openTelemetry(ctx)
+	if err != nil || t == nil || !a.Measures {
+		return t, err
+	}
+	return relayed{t, out, term}, nil
 }

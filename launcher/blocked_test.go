@@ -91,9 +91,8 @@ func (r *blockedRun) interrupt() {
 
 // A worker whose call does not return is named, evicted with its stacks in its log, and the others end with the same bits.
 func TestBlockedCall(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	undisturbed := beginBlocked(t, "1", "1m")
 	if status := undisturbed.wait(); status != 0 {
 		t.Fatalf("status %d\n%s", status, &undisturbed.errs)
@@ -106,6 +105,7 @@ func TestBlockedCall(t *testing.T) {
 		{"spin", `Forward of layer "1"`, "main.spin("},
 	} {
 		t.Run(c.block, func(t *testing.T) {
+			t.Parallel()
 			r := beginBlocked(t, "3", "4s", "--block", c.block)
 			r.waits(1, c.call)
 			if status := r.wait(); status != 0 {
@@ -130,9 +130,8 @@ func TestBlockedCall(t *testing.T) {
 
 // Where no worker can continue, the run says so and waits, and Ctrl-C ends it.
 func TestAllBlocked(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	r := beginBlocked(t, "2", "1s", "--block", "sample", "--who", "-1")
 	r.until("hold", 1)
 	if e := r.events("hold")[0]; !strings.Contains(e.Reason, "has not returned for ") || !strings.Contains(e.Reason, "launcher stop") {
@@ -146,9 +145,8 @@ func TestAllBlocked(t *testing.T) {
 
 // A run with a blocked call stops: the others commit without its worker.
 func TestStopWhileBlocked(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	r := beginBlocked(t, "2", "10s", "--block", "forward")
 	r.waits(1, "Forward")
 	r.interrupt()
@@ -169,9 +167,7 @@ func TestStopWhileBlocked(t *testing.T) {
 
 // The same before training: the call is named, and ends the run after ten times as long.
 func TestBlockedBeforeTraining(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
 	t.Run("evict", func(t *testing.T) {
 		t.Parallel()
 		r := beginBlocked(t, "2", "1s", "--block", "job", "--after", "1")

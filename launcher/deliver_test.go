@@ -45,9 +45,8 @@ func delivered(t *testing.T, dir string) string {
 
 // OnStep is called for every step in every history, and its file has each line once.
 func TestDeliveries(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	finish := func(t *testing.T, cmd *exec.Cmd) string {
 		t.Helper()
 		if status, stdout, stderr := result(t, cmd); status != 0 {
@@ -68,6 +67,7 @@ func TestDeliveries(t *testing.T) {
 		"hosts respawn": {"--workers", "3", "--emulate-hosts", "3", "--respawn", "--chaos", "kill:0@30,killhost:1@60"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			if got := finish(t, deliver(t, flags...)); got != want {
 				t.Error("the file differs from that of an undisturbed run")
 			}
@@ -75,6 +75,7 @@ func TestDeliveries(t *testing.T) {
 	}
 	for name, end := range map[string]os.Signal{"interrupt": os.Interrupt, "kill all": syscall.SIGKILL} {
 		t.Run("resume after "+name, func(t *testing.T) {
+			t.Parallel()
 			cmd := deliver(t, "--workers", "2", "--chaos", "slow:0@1:0.1")
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
@@ -98,9 +99,8 @@ func TestDeliveries(t *testing.T) {
 
 // A call during which the process ends is repeated and says so, and no other is.
 func TestRedelivered(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	for _, flags := range [][]string{{"--workers", "4"}, {"--workers", "4", "--respawn"}, {"--workers", "4", "--emulate-hosts", "2"}} {
 		t.Run(strings.Join(flags, " "), func(t *testing.T) {
 			args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run"}, flags...)

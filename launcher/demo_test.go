@@ -13,9 +13,8 @@ import (
 )
 
 func TestDemo(t *testing.T) {
-	if testing.Short() {
-		t.Skip("two runs of 40 steps")
-	}
+	built(t)
+	t.Parallel()
 	cmd := launch(t, "demo", "--steps", "40")
 	status, stdout, stderr := result(t, cmd)
 	if status != 0 || stderr != "" {
@@ -44,6 +43,8 @@ func TestDemo(t *testing.T) {
 }
 
 func TestDemoInterrupted(t *testing.T) {
+	built(t)
+	t.Parallel()
 	cmd := launch(t, "demo", "--run-dir", "d")
 	out := new(strings.Builder)
 	cmd.Stdout = out
@@ -95,7 +96,7 @@ func TestDemoKilled(t *testing.T) {
 	}
 	started := func(run string) bool {
 		w, err := rundir.ReadWorkers(filepath.Join(cmd.Dir, "d", run))
-		return err == nil && len(w.Workers) == 4
+		return err == nil && len(w.Workers) > 0
 	}
 	await(t, "both runs", func() bool { return started("undisturbed") && started("with-faults") })
 	if err := cmd.Process.Signal(syscall.SIGKILL); err != nil {

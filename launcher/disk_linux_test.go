@@ -22,8 +22,8 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
-// diskSteps write twice the traces that a disk of a megabyte holds.
-const diskSteps = "1500"
+// diskSteps write more traces than a disk of a megabyte holds.
+const diskSteps = "800"
 
 // smallDisk mounts a disk of a size, such as 2m.
 func smallDisk(t *testing.T, size string) string {
@@ -53,9 +53,8 @@ func summaryOf(t *testing.T, dir string) (sum rundir.Summary) {
 
 // A disk that is too small for the traces, or filled by others, costs no step, no worker and no bit.
 func TestFullDisk(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	roomy := filepath.Join(t.TempDir(), "run")
 	if status, stdout, stderr := result(t, diskCommand(t, roomy)); status != 0 {
 		t.Fatalf("status %d\n%s%s", status, stdout, stderr)
@@ -75,6 +74,7 @@ func TestFullDisk(t *testing.T) {
 	}
 
 	t.Run("traces", func(t *testing.T) {
+		t.Parallel()
 		dir := filepath.Join(smallDisk(t, "1m"), "run")
 		if status, stdout, stderr := result(t, diskCommand(t, dir)); status != 0 {
 			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
@@ -84,6 +84,7 @@ func TestFullDisk(t *testing.T) {
 
 	// fill runs until there is a checkpoint, fills the disk until training holds, and makes room again after meanwhile.
 	fill := func(t *testing.T, size string, meanwhile func(dir string, said func(string) bool), lost bool, flags ...string) {
+		t.Parallel()
 		disk := smallDisk(t, size)
 		dir := filepath.Join(disk, "run")
 		cmd := diskCommand(t, dir, flags...)

@@ -55,8 +55,11 @@ func (r *clockRun) guards() (pids []int) {
 // Clocks are put back however a run ends: by itself, killed, or killed together with the guard that
 // is there for that.
 func TestClocksArePutBack(t *testing.T) {
+	built(t)
+	t.Parallel()
 	for _, end := range []string{"stopped", "killed", "killed with its guard"} {
 		t.Run(end, func(t *testing.T) {
+			t.Parallel()
 			tree, limit := sysfs.Processors(t)
 			r := beginClocks(t, []string{"--workers", "2", "--clocks", "auto", "--clocks-sysfs", tree}, shortSteps...)
 			if e := r.events("clocks")[0]; limit() != "3000000" || len(e.Clocks) != 1 || e.Clocks[0].MHz != 3000 || e.Emulated || len(e.Clocks[0].Workers) != 2 {
@@ -84,7 +87,7 @@ func TestClocksArePutBack(t *testing.T) {
 			until(t, func() bool { return len(marked(t, r.mark)) == 0 })
 			if end == "killed with its guard" {
 				if limit() != "3000000" {
-					t.Errorf("%s kHz with nobody to put it back", limit())
+					t.Errorf("%s kHz with no process to put it back", limit())
 				}
 				// Another user's launcher, or one of another place, would not know.
 				cmd := launch(t, "run", "--plain", "--clocks-sysfs", tree, mlp, "--steps", "1", "--eval-every", "0")
@@ -109,6 +112,8 @@ func TestClocksArePutBack(t *testing.T) {
 
 // Without hardware there is one line, and training goes on.
 func TestClocksWithoutHardware(t *testing.T) {
+	built(t)
+	t.Parallel()
 	r := beginClocks(t, []string{"--workers", "2", "--clocks", "auto", "--clocks-sysfs", t.TempDir()}, shortSteps...)
 	steps := func() int { return len(metricsSoFar(r.dir)) }
 	was := steps()
@@ -137,6 +142,8 @@ func metricsSoFar(dir string) (all []rundir.Metrics) {
 
 // Emulated clocks make workers slower who wait for others, and no bit another.
 func TestEmulatedClocksSameBits(t *testing.T) {
+	built(t)
+	t.Parallel()
 	// Of 13 micro-batches, the last of 4 workers has one.
 	program := []string{"--layers", "2", "--layer-ms", "1", "--global-batch", "13", "--steps", "1000000"}
 	r := beginClocks(t, []string{"--workers", "4", "--clocks", "emulated"}, program...)

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -22,6 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/trace"
@@ -32,8 +32,8 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
-// With --emulate-hosts the command is no agent itself: it starts one for each host, shows
-// what the one that leads tells it, and sees that none of them is left behind.
+// With several hosts the command is no agent itself: it starts one for each host that this machine emulates, or the one of this
+// machine (machines.go), shows what the one that leads tells it, and sees that none of them is left behind.
 
 // agentName is the hidden command of an agent's process, and in its argv what people see.
 const agentName = "agent"
@@ -53,6 +53,27 @@ type assignment struct {
 	Workers  int              `json:"workers"`
 	Chaos    string           `json:"chaos"`
 	Measures bool             `json:"measures"` // are told to the supervisor
+
+	Apart    bool       `json:"apart"`  // the hosts are machines, and each has a run directory of its own
+	Enters   *host.Addr `json:"enters"` // this machine, where the run has begun without it; Self means nothing then
+	TieBreak string     `json:"tie_break"`
+	Program  shipped    `json:"program"`
+}
+
+// own returns this host.
+func (a *assignment) own() host.Addr {
+	if a.Enters != nil {
+		return *a.Enters
+	}
+	return a.Hosts[a.Self]
+}
+
+// emulated returns the number of hosts that this machine emulates.
+func (a *assignment) emulated() int {
+	if a.Apart {
+		return 1
+	}
+	return len(a.Hosts)
 }
 
 // request is every other line: what the supervisor wants. Its end means that the run is over,
@@ -75,10 +96,12 @@ type report struct {
 // Kinds of reports that have no value.
 const (
 	reportOutput = "output"
-	reportClose  = "close" // the view
+	reportErrors = "errors" // for standard error, of a launcher
+	reportClose  = "close"  // the view
 	reportEnd    = "end"
 	reportFailed = "failed" // the agent cannot work
 	reportWaits  = "waits"  // the agent hears of no leader
+	reportLeft   = "left"   // its host has left the run
 )
 
 // reported are the types of values in reports, by their kinds.
@@ -113,16 +136,15 @@ func (x report) value() any {
 	return v.Elem().Interface()
 }
 
-// voters is the number of hosts that vote: an odd one, at most five. Two hosts both do, and then
-// neither may fail.
+// voters is the number of hosts that vote at first: an odd one, at most five. Of two hosts only one may fail.
 func voters(hosts int) int {
 	switch {
-	case hosts >= 5:
+	case hosts > 4:
 		return 5
-	case hosts == 4:
+	case hosts > 2:
 		return 3
 	}
-	return hosts
+	return 1
 }
 
 // emulate trains the program with an agent for each of several hosts on this machine.
@@ -132,23 +154,19 @@ func emulate(ctx context.Context, f runFlags, p program, file string, args []str
 		return cli.Fail(err)
 	}
 	if f.hosts == 2 {
-		v.Show(view.Note("2 hosts: if one fails, the other one has no majority, and the run ends; use 3"))
+		v.Show(view.Note("2 hosts: if host-0 fails, the run ends; with 3 any of them may fail"))
 	}
 	s := newSupervisor(f, own, emulatedPlaces(f.hosts), v, stdout)
-	if page != nil && !telemetry.Disabled() {
-		// One agent after the other leads, and the page's address stays.
-		if s.board, err = telemetry.NewBoard(ctx); err != nil {
-			return cli.Fail(err)
-		}
-		page.Metrics(s.board.Handler())
+	if err := s.measure(ctx, page); err != nil {
+		return cli.Fail(err)
 	}
-	return s.train(p, file, args, dir, cwd, page, stops, stderr)
+	return s.train(dir, page, stops, stderr, func() error { return s.start(p, file, args, dir, cwd) })
 }
 
 func newSupervisor(f runFlags, own string, places []place, v view.View, stdout io.Writer) *supervisor {
 	s := &supervisor{
-		f: f, own: own, places: places, v: v, stdout: programOutput(stdout),
-		ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan int, f.hosts), cuts: make(chan chaos.Fault, chaos.MaxFaults),
+		f: f, own: own, places: places, v: v, stdout: f.stage.printed(programOutput(stdout), reportOutput),
+		ended: make(chan struct{}), end: make(chan report, 1), gone: make(chan gone, f.hosts), cuts: make(chan chaos.Fault, chaos.MaxFaults),
 	}
 	s.steps = stepsSeen{faults: f.faults, workers: f.workers, hosts: f.hosts, pick: func(all chaos.Schedule) (faults []chaos.Fault) {
 		for h := range f.hosts {
@@ -179,10 +197,10 @@ func emulatedPlaces(hosts int) (places []place) {
 	return places
 }
 
-// train runs the program with an agent at each place, and returns how that ended.
-func (s *supervisor) train(p program, file string, args []string, dir *rundir.Dir, cwd string, page *dashboard.Server, stops chan session.Reason, stderr io.Writer) error {
+// train starts the agents, and returns how the run has ended.
+func (s *supervisor) train(dir *rundir.Dir, page *dashboard.Server, stops chan session.Reason, stderr io.Writer, start func() error) error {
 	f, v, stdout := s.f, s.v, s.stdout
-	if err := s.start(p, file, args, dir, cwd); err != nil {
+	if err := start(); err != nil {
 		s.stopAll()
 		dir.Adopt()
 		v.Close()
@@ -193,12 +211,24 @@ func (s *supervisor) train(p program, file string, args []string, dir *rundir.Di
 	}
 	var asked []session.Reason
 	var late <-chan time.Time // for the leader to end the run at once
+	var leaving time.Time     // since then
 	living := f.hosts
 	var last report
 wait:
 	for {
 		select {
 		case reason := <-stops:
+			if s.apart && reason == session.Terminated && len(asked) == 0 {
+				// Schedulers signal all processes, or a process twice, at once: that counts once.
+				if leaving.IsZero() {
+					leaving = time.Now()
+					s.leave()
+				} else if time.Since(leaving) > timing.Reap {
+					last = s.goneAlone(gone{left: true})
+					break wait
+				}
+				continue
+			}
 			s.ask(request{Stop: reason})
 			if asked = append(asked, reason); len(asked) == maxStops {
 				late = time.After(leaderGrace)
@@ -208,17 +238,21 @@ wait:
 			break wait
 		case last = <-s.end:
 			break wait
-		case gone := <-s.gone:
-			if living--; gone < voters(f.hosts) {
-				s.voting--
-			}
-			if need := voters(f.hosts)/2 + 1; s.voting < need {
-				// An end that was reported before counts.
+		case g := <-s.gone:
+			if s.apart {
 				select {
 				case last = <-s.end:
 				default:
-					last = report{Kind: reportEnd, Status: session.ExitFailed, Errs: fmt.Sprintf(
-						"launcher: %d of %d hosts are gone, and the run needs %d voters to continue\n", f.hosts-living, f.hosts, need)}
+					last = s.goneAlone(g)
+				}
+				break wait
+			}
+			// One that is left says itself when there can be no majority.
+			if living--; living == 0 {
+				select {
+				case last = <-s.end:
+				default:
+					last = report{Kind: reportEnd, Status: session.ExitFailed, Errs: "launcher: all hosts are gone\n"}
 				}
 				break wait
 			}
@@ -258,8 +292,8 @@ type supervisor struct {
 	stdout io.Writer
 	board  *telemetry.Board // nil without metrics
 	agents []*agentProcess
-	voting int
-	gone   chan int // hosts whose process has ended
+	apart  bool      // this machine is one host of several
+	gone   chan gone // a host's process has ended
 	end    chan report
 	ended  chan struct{} // closed when the supervisor listens no more
 	tasks  sync.WaitGroup
@@ -312,38 +346,21 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	if err != nil {
 		return err
 	}
-	secret := make([]byte, 32)
-	_, _ = rand.Read(secret) // it never fails
 	a := assignment{
-		Secret: secret, RunDir: dir.Path(), Shown: dir.String(), File: file, Args: args,
+		Secret: newSecret(), RunDir: dir.Path(), Shown: dir.String(), File: file, Args: args,
 		Settings: f.settings(p, cwd), Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
 	}
 	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			_ = f.Close()
-		}
-	}()
-	var listen net.ListenConfig
-	listen.SetMultipathTCP(false) // see mayCut
+	defer func() { closeAll(files) }()
 	for h := range f.hosts {
 		host := host.Addr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
-		for _, addr := range []*string{&host.Agree, &host.Link} {
-			var l net.Listener
-			err := s.places[h].at(func() (err error) {
-				l, err = listen.Listen(context.Background(), "tcp", netip.AddrPortFrom(s.places[h].addr, 0).String())
-				return err
-			})
-			if err != nil {
-				return err
-			}
-			*addr = l.Addr().String()
-			file, err := l.(*net.TCPListener).File()
-			_ = l.Close() // the file is another handle
-			if err != nil {
-				return err
-			}
-			files = append(files, file)
+		err := s.places[h].at(func() error {
+			two, err := listenFor(&host, netip.AddrPortFrom(s.places[h].addr, 0).String())
+			files = append(files, two...)
+			return err
+		})
+		if err != nil {
+			return err
 		}
 		a.Hosts = append(a.Hosts, host)
 	}
@@ -351,7 +368,6 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 		h := &a.Hosts[w*f.hosts/f.workers]
 		h.Workers = append(h.Workers, w)
 	}
-	s.voting = voters(f.hosts)
 	for h := range f.hosts {
 		a.Self, a.Store = h, filepath.Join(store, a.Hosts[h].Name)
 		if err := s.startAgent(a, files[2*h:2*h+2]); err != nil {
@@ -361,13 +377,39 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	return s.startCutting()
 }
 
+// listenFor opens the listeners of a host's agent, and enters their addresses.
+func listenFor(h *host.Addr, at string) (files []*os.File, err error) {
+	var listen net.ListenConfig
+	listen.SetMultipathTCP(false) // see mayCut
+	for _, addr := range []*string{&h.Agree, &h.Link} {
+		l, err := listen.Listen(context.Background(), "tcp", at)
+		if err != nil {
+			return files, err
+		}
+		*addr = l.Addr().String()
+		file, err := l.(*net.TCPListener).File()
+		_ = l.Close() // the file is another handle
+		if err != nil {
+			return files, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close()
+	}
+}
+
 func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
-	log, err := os.OpenFile(filepath.Join(a.RunDir, "log", a.Hosts[a.Self].Name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(a.RunDir, "log", a.own().Name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(s.own, agentName, a.Hosts[a.Self].Name)
+	cmd := exec.Command(s.own, agentName, a.own().Name)
 	cmd.Stderr = log
 	cmd.ExtraFiles = listeners
 	cmd.Env = os.Environ()
@@ -384,7 +426,11 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 	if err != nil {
 		return err
 	}
-	if err := s.places[a.Self].at(cmd.Start); err != nil {
+	start := cmd.Start
+	if !s.apart {
+		start = func() error { return s.places[a.Self].at(cmd.Start) }
+	}
+	if err := start(); err != nil {
 		return err
 	}
 	p := &agentProcess{cmd: cmd, stdin: stdin, done: make(chan struct{})}
@@ -393,11 +439,16 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 	s.mu.Unlock()
 	s.tasks.Go(func() {
 		defer close(p.done)
-		s.listen(stdout)
+		left := s.listen(stdout)
 		_ = cmd.Wait() // its status does not matter
+		last := ""
+		if written, err := os.Open(log.Name()); err == nil {
+			last = spawn.LastLines(written, 0, 20)
+			_ = written.Close()
+		}
 		host.ForgetSockets(cmd.Process.Pid)
 		select {
-		case s.gone <- a.Self:
+		case s.gone <- gone{left, last}:
 		case <-s.ended:
 		}
 	})
@@ -411,17 +462,19 @@ func (s *supervisor) startAgent(a assignment, listeners []*os.File) error {
 // maxReport bounds a line of an agent.
 const maxReport = 16 << 20
 
-// listen takes in the reports of an agent.
-func (s *supervisor) listen(r io.Reader) {
+// listen takes in the reports of an agent, and returns whether its host has left the run.
+func (s *supervisor) listen(r io.Reader) (left bool) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxReport)
 	for lines.Scan() {
 		var x report
 		if json.Unmarshal(lines.Bytes(), &x) == nil {
+			left = left || x.Kind == reportLeft
 			s.take(x)
 		}
 	}
 	_, _ = io.Copy(io.Discard, r) // after a line that was too long
+	return left
 }
 
 func (s *supervisor) take(x report) {
@@ -433,6 +486,9 @@ func (s *supervisor) take(x report) {
 	}
 	if x.Kind == reportWaits {
 		s.v.Show(view.Note(x.Text))
+		return
+	}
+	if x.Kind == reportLeft {
 		return
 	}
 	if x.Term < s.term {

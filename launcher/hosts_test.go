@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,12 +68,12 @@ func lines[T any](t *testing.T, path string) (all []T) {
 // A run with agents on three hosts ends with the bits of one in peace, whoever of them is lost: a
 // worker, a host, the one that leads; by death or by frost.
 func TestHosts(t *testing.T) {
+	built(t)
+	t.Parallel()
 	cases := []string{"", "kill:1@20", "killhost:0@20", "killhost:1@20", "killhost:2@20", "freezehost:0@20", "freezehost:1@20", "kill:5@20,killhost:0@90"}
-	if testing.Short() {
-		cases = cases[:3]
-	}
 	for _, spec := range cases {
 		t.Run(cmpName(spec), func(t *testing.T) {
+			t.Parallel()
 			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
 			sum, dir := trainOnHosts(t, "--workers", "6", "--emulate-hosts", "3", "--chaos", spec)
 			if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss || sum.Steps != hostSteps {
@@ -124,6 +123,8 @@ func cmpName(spec string) string {
 }
 
 func TestHostsExitStatuses(t *testing.T) {
+	built(t)
+	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		args   []string
@@ -158,6 +159,8 @@ func TestHostsExitStatuses(t *testing.T) {
 }
 
 func TestHostsSignals(t *testing.T) {
+	built(t)
+	t.Parallel()
 	for _, c := range []struct {
 		name      string
 		args      []string
@@ -196,9 +199,8 @@ func TestHostsSignals(t *testing.T) {
 func TestHostsEndWithTheirSupervisor(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
-	mark := fmt.Sprintf("LAUNCHER_TEST=%s", temp)
-	t.Setenv("LAUNCHER_TEST", temp) // the marker
 	r := startHeldWith(t, []string{"--emulate-hosts", "3"})
+	mark := "LAUNCHER_TEST=" + r.Dir
 	r.Process.Kill()
 	r.end()
 	await(t, "nothing left behind", func() bool {
@@ -259,8 +261,11 @@ func logFiles(t *testing.T, dir string) {
 // workers are fenced: they end, others join in their place, and the run ends with the bits of one
 // in peace.
 func TestFrozenHostWakes(t *testing.T) {
+	built(t)
+	t.Parallel()
 	for _, host := range []string{"host-0", "host-1"} { // one of them may lead
 		t.Run(host, func(t *testing.T) {
+			t.Parallel()
 			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
 			cmd := launch(t, "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "6", "--emulate-hosts", "3",
 				"--chaos", "slow:3@1:0.05", mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0")
@@ -311,6 +316,8 @@ func TestFrozenHostWakes(t *testing.T) {
 
 // Two of five hosts are lost, one after the other: there still is a majority.
 func TestTwoOfFiveHosts(t *testing.T) {
+	built(t)
+	t.Parallel()
 	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
 	sum, dir := trainOnHosts(t, "--workers", "5", "--emulate-hosts", "5", "--detect", "3s", "--chaos", "killhost:0@20,killhost:2@80")
 	if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.WorkersLost < 2 {
@@ -319,7 +326,7 @@ func TestTwoOfFiveHosts(t *testing.T) {
 	}
 }
 
-// Without a majority nobody goes on.
+// Without a majority no host continues.
 func TestTwoOfThreeHosts(t *testing.T) {
 	cmd := launch(t, "run", "--plain", "--workers", "3", "--emulate-hosts", "3", fake, "--hold", "2")
 	mark := "LAUNCHER_TEST=" + cmd.Dir
@@ -339,7 +346,7 @@ func TestTwoOfThreeHosts(t *testing.T) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	cmd.Wait()
-	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(out.String(), "launcher: 2 of 3 hosts are gone, and the run needs 2 voters to continue\n") {
+	if status := cmd.ProcessState.ExitCode(); status != 1 || !strings.Contains(out.String(), "launcher: host-1: 2 of 3 hosts that vote are gone, and the run needs 2 to continue\n") {
 		t.Errorf("status %d\n%s", status, &out)
 	}
 	if left := marked(t, mark); len(left) > 0 {
@@ -350,6 +357,8 @@ func TestTwoOfThreeHosts(t *testing.T) {
 // Workers are replaced on their host, or on another one when that is gone with the leader, and
 // more are added.
 func TestHostsRespawn(t *testing.T) {
+	built(t)
+	t.Parallel()
 	r := begin(t, "--workers", "3", "--emulate-hosts", "3", "--respawn", "--detect", "2s")
 	r.kill(1)
 	r.until("joined", 1)
@@ -379,6 +388,8 @@ func TestHostsRespawn(t *testing.T) {
 // Two of three hosts are frozen: the third one holds, and says what it waits for; when they wake,
 // the run goes on.
 func TestHostWithoutMajority(t *testing.T) {
+	built(t)
+	t.Parallel()
 	r := begin(t, "--workers", "3", "--emulate-hosts", "3", "--detect", "1s")
 	mark := "LAUNCHER_TEST=" + r.cmd.Dir
 	frozen := append(hostProcesses(t, mark, "host-0"), hostProcesses(t, mark, "host-1")...)

@@ -161,6 +161,8 @@ func joinPeace(t *testing.T) peaceful {
 
 // Every worker is killed once, each after the one before was replaced.
 func TestRespawn(t *testing.T) {
+	built(t)
+	t.Parallel()
 	r := begin(t, "--workers", "3", "--respawn")
 	for id := range 3 {
 		r.kill(id)
@@ -180,6 +182,8 @@ func TestRespawn(t *testing.T) {
 
 // Workers are added to a run in two stages, and the first ones killed after that.
 func TestAdd(t *testing.T) {
+	built(t)
+	t.Parallel()
 	r := begin(t, "--workers", "2", "--stages", "2")
 	cmd := exec.Command(binary, "add", "run", "2")
 	cmd.Dir = r.cmd.Dir
@@ -216,9 +220,11 @@ func TestAddEndsTheHold(t *testing.T) {
 
 // join@S adds a worker when step S begins, on one host and on several.
 func TestChaosJoin(t *testing.T) {
+	built(t)
+	t.Parallel()
 	for _, hosts := range []string{"1", "3"} {
 		t.Run(hosts, func(t *testing.T) {
-			r := begin(t, "--workers", "3", "--emulate-hosts", hosts, "--chaos", "join@5,kill:0@9")
+			r := begin(t, "--workers", "3", "--emulate-hosts", hosts, "--detect", "3s", "--chaos", "join@5,kill:0@9")
 			r.until("joined", 1)
 			if begun := r.events("begin"); len(begun) != 1 || begun[0].Worker != 3 {
 				t.Errorf("begun: %+v", begun)

@@ -5,13 +5,16 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -22,7 +25,7 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
-// Built once: the binary under test, a program for it, and one that trains.
+// The binary under test, and programs for it: built by the first test that runs one.
 var binary, fake, blocked, mlp, emulated, custom, calls string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
@@ -33,20 +36,39 @@ func testMain(m *testing.M) int {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	out, err := exec.Command("go", "build", "-o", dir+"/", ".", "./testdata/fake", "./testdata/blocked", "./testdata/calls", "../examples/mlp", "../examples/emulated", "../examples/custom").CombinedOutput()
-	if err != nil {
-		fmt.Fprintf(os.Stderr, "%s%v\n", out, err)
-		return 1
-	}
 	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
 	emulated, custom, calls = filepath.Join(dir, "emulated"), filepath.Join(dir, "custom"), filepath.Join(dir, "calls")
 	blocked = filepath.Join(dir, "blocked")
+	flag.Parse()
+	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // tests of processes wait most of the time
+		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
+	}
 	return m.Run()
+}
+
+var buildAll = sync.OnceValue(func() error {
+	out, err := exec.Command("go", "build", "-o", filepath.Dir(binary)+"/", ".", "./testdata/fake", "./testdata/blocked", "./testdata/calls", "../examples/mlp", "../examples/emulated", "../examples/custom").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return nil
+})
+
+// built has the programs built for a test that runs them, and skips it with -short: the race detector does not see processes.
+func built(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("runs processes: not with -short")
+	}
+	if err := buildAll(); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // launch returns the built binary's command, in a folder of its own.
 func launch(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
+	built(t)
 	cmd := exec.Command(binary, args...)
 	dir := t.TempDir()
 	// Whose launcher was killed writes for a moment yet.
@@ -77,6 +99,7 @@ func testdata(t *testing.T, name string) string {
 }
 
 func TestExitStatuses(t *testing.T) {
+	built(t)
 	for _, c := range []struct {
 		name   string
 		args   []string
@@ -90,7 +113,7 @@ func TestExitStatuses(t *testing.T) {
 		{"program's wrong usage", []string{"run", fake, "--steps", "0"}, 2, "", "launcher: --steps 0: give at least 1\n", false},
 		{"panic", []string{"run", "--workers", "1", fake, "--fail", "panic"}, 1, "", "launcher: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
 		{"one of many panics", []string{"run", fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n    main.main()\n", true},
-		{"panic that nobody catches", []string{"run", "--workers", "3", "--stages", "2", fake, "--fail", "crash", "--who", "1"}, 1, "",
+		{"panic that is not caught", []string{"run", "--workers", "3", "--stages", "2", fake, "--fail", "crash", "--who", "1"}, 1, "",
 			"launcher: worker 1 exited: exit status 2 after a panic, at step 2 of 5\n    panic: ", true},
 		{"worker killed", []string{"run", "--workers", "1", fake, "--fail", "kill"}, 1, "", "launcher: worker 0 exited: signal: killed, at step 2 of 5\n    pid ", true},
 		{"one of many killed", []string{"run", "--workers", "3", fake, "--fail", "kill", "--who", "0"}, 0,
@@ -129,7 +152,7 @@ func TestExitStatuses(t *testing.T) {
 		{"a number that no integer holds", []string{"run", "--workers", "99999999999999999999", fake}, 2, "", "launcher: --workers 99999999999999999999: give a whole number\nTry", false},
 		{"no time", []string{"run", "--detect", "1", fake}, 2, "", "launcher: --detect 1: give a time, such as 1s\nTry", false},
 		{"a panic with escape sequences", []string{"run", "--workers", "1", fake, "--fail", "escape"}, 1, "", "launcher: panic in step 3: \\u001b[31mboom\n    goroutine 1 [running]:\n    \\u001b]0;title\\u0007\n", true},
-		{"chaos for nobody", []string{"run", "--workers", "2", "--chaos", "slow:2@1:0.5", fake}, 2, "", "launcher: --chaos: slow:2@1:0.5: there is no worker 2: want one from 0 to 1\nTry", false},
+		{"chaos for a worker that does not exist", []string{"run", "--workers", "2", "--chaos", "slow:2@1:0.5", fake}, 2, "", "launcher: --chaos: slow:2@1:0.5: there is no worker 2: want one from 0 to 1\nTry", false},
 		{"chaos too late", []string{"run", "--chaos", "kill:1@9,freeze:1@7+1", fake}, 2, "",
 			"launcher: --chaos: kill:1@9 comes too late: the run has 5 steps; --chaos: freeze:1@7+1 comes too late: the run has 5 steps\n", false},
 		{"chaos for the last one", []string{"run", "--workers", "1", "--chaos", "random:1:0.5:kill+freeze", fake}, 2, "", "has nothing to draw from in a run of 1 workers", false},
@@ -148,7 +171,7 @@ func TestExitStatuses(t *testing.T) {
 		{"status of nothing", []string{"status"}, 2, "", "launcher: runs/latest holds no run: give the directory of a run, such as runs/latest\n", false},
 		{"status of too much", []string{"status", "a", "b"}, 2, "", `launcher: unexpected argument "b": give [RUN_DIR]`, false},
 		{"logs of nothing", []string{"logs", "3"}, 2, "", "launcher: runs/latest holds no run", false},
-		{"logs of nobody", []string{"logs", "runs", "x"}, 2, "", `launcher: W is "x": give the number of a worker`, false},
+		{"logs of no worker", []string{"logs", "runs", "x"}, 2, "", `launcher: W is "x": give the number of a worker`, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -286,6 +309,7 @@ func startHeldWith(t *testing.T, flags []string, args ...string) *running {
 		t.Fatal(err)
 	}
 	r.Cmd.Stderr = &r.errs
+	r.Env = append(os.Environ(), "LAUNCHER_TEST="+r.Dir)
 	if err := r.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -326,6 +350,7 @@ func (r *running) end() int {
 }
 
 func TestSignals(t *testing.T) {
+	built(t)
 	for _, c := range []struct {
 		name      string
 		args      []string
@@ -375,6 +400,7 @@ func TestSignals(t *testing.T) {
 
 // Who interrupts the build is left with neither its processes nor its files.
 func TestInterruptedBuild(t *testing.T) {
+	built(t)
 	for _, listens := range []bool{true, false} {
 		t.Run(fmt.Sprint("listens ", listens), func(t *testing.T) {
 			t.Parallel()
@@ -638,7 +664,7 @@ func TestOneRunADirectory(t *testing.T) {
 	}
 }
 
-// alive reports whether a process runs; one that nobody has reaped yet does not.
+// alive reports whether a process runs; a zombie that is not reaped yet does not.
 func alive(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !bytes.Contains(b, []byte(") Z "))

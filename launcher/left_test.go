@@ -17,6 +17,7 @@ import (
 // memory, no temporary file. Only a launcher that is killed has no time for its socket; the next
 // one removes that.
 func TestNothingIsLeft(t *testing.T) {
+	built(t)
 	signal := func(s syscall.Signal) func(r *underWay) {
 		return func(r *underWay) { r.cmd.Process.Signal(s) }
 	}

@@ -7,11 +7,12 @@
 //	launcher status [RUN_DIR] [--json]
 //	launcher trace [RUN_DIR] [--perfetto FILE] [--json]
 //	launcher logs [RUN_DIR] [W] [-f]
-//	launcher doctor [--json]
+//	launcher doctor [--hosts HOST,...] [--json]
 //	launcher plan [flags] [--json]
 //	launcher kill|freeze|thaw|leave RUN_DIR W ...
 //	launcher slow RUN_DIR W FACTOR
 //	launcher stop RUN_DIR
+//	launcher attach [RUN_DIR]
 //	launcher resume [flags] RUN_DIR
 //	launcher version
 //
@@ -34,6 +35,7 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/clocks"
 	"github.com/soliton-train/soliton/launcher/internal/demo"
 	"github.com/soliton-train/soliton/launcher/internal/inspect"
+	"github.com/soliton-train/soliton/launcher/internal/kube"
 )
 
 func main() {
@@ -98,7 +100,7 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 	}
 	root.SetFlagErrorFunc(cli.FlagError)
 	root.AddCommand(newRun(), newVersion(), inspect.NewList(), inspect.NewStatus(), inspect.NewTrace(), inspect.NewLogs(), inspect.NewDoctor(), act.NewSlow(), act.NewAdd(), inspect.NewPlan(),
-		act.NewStop(), newResume(), demo.NewCommand(), newAgent(), clocks.NewGuard())
+		act.NewStop(), newResume(), newJoin(), kube.NewManifest(), newAttach(), demo.NewCommand(), newAgent(), clocks.NewGuard(), inspect.NewProbe())
 	for _, in := range act.Injections {
 		root.AddCommand(in.Command())
 	}

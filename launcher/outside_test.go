@@ -12,6 +12,7 @@ import (
 
 // A module that uses this one by its public packages builds and trains, and the workers do not change its bits.
 func TestModuleOutside(t *testing.T) {
+	built(t)
 	root, err := filepath.Abs("..")
 	if err != nil {
 		t.Fatal(err)

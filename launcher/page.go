@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
+	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/act"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -69,7 +70,7 @@ func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
 		if _, err := chaos.ParseFactor(strconv.FormatFloat(a.Factor, 'g', -1, 64)); err != nil {
 			return "", err
 		}
-		if err := act.Slow(p.runDir, a.Worker, a.Factor); err != nil {
+		if err := act.Slow(ctx, p.runDir, a.Worker, a.Factor); err != nil {
 			return "", err
 		}
 		return fmt.Sprintf("slow: worker %d computes at %g of its speed", a.Worker, a.Factor), nil
@@ -82,4 +83,15 @@ func (p paged) Act(ctx context.Context, a dashboard.Action) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s: worker %d", a.Do, a.Worker), nil
+}
+
+// measure has the page serve what the agents that lead measure: one leads after the other, and the page's address stays.
+func (s *supervisor) measure(ctx context.Context, page *dashboard.Server) (err error) {
+	if page == nil || telemetry.Disabled() {
+		return nil
+	}
+	if s.board, err = telemetry.NewBoard(ctx); err == nil {
+		page.Metrics(s.board.Handler())
+	}
+	return err
 }

@@ -16,6 +16,7 @@ import (
 // measures, has a plan for that, and trains on under it: the numbers of all steps are
 // those of one worker that nothing happens to.
 func TestReshapeMeasured(t *testing.T) {
+	built(t)
 	t.Parallel()
 	const steps = 300 // that the run never gets to
 	program := func(ms string) []string {

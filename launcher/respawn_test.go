@@ -28,9 +28,8 @@ func (r *underWay) signalAll(s syscall.Signal) {
 
 // All workers are killed at once, twice: their replacements roll the run back.
 func TestRespawnOfAll(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	r := begin(t, "--workers", "3", "--respawn")
 	r.signalAll(syscall.SIGKILL)
 	r.until("joined", 3)
@@ -45,9 +44,7 @@ func TestRespawnOfAll(t *testing.T) {
 
 // All workers are stopped for three seconds, and none is blamed.
 func TestAllWorkersStopped(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it stands still for seconds")
-	}
+	built(t)
 	t.Parallel()
 	r := begin(t, "--workers", "3", "--detect", "1s")
 	r.signalAll(syscall.SIGSTOP)
@@ -81,15 +78,14 @@ func earlier(t *testing.T, temp string, do func(r *underWay, child int), flags .
 
 // A worker, or an agent with its worker, is killed before the first plan: it is replaced, and nothing is left of it.
 func TestKilledAtTheStart(t *testing.T) {
-	if testing.Short() {
-		t.Skip("runs processes: not with -short")
-	}
+	built(t)
+	t.Parallel()
 	for _, c := range []struct {
 		name  string
 		flags []string
 	}{
 		{"a worker", []string{"--workers", "3", "--respawn"}},
-		{"an agent", []string{"--workers", "3", "--respawn", "--emulate-hosts", "3"}},
+		{"an agent", []string{"--workers", "3", "--respawn", "--emulate-hosts", "3", "--detect", "3s"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			temp := t.TempDir()
@@ -114,9 +110,7 @@ func TestKilledAtTheStart(t *testing.T) {
 // A worker that is stopped for a while is fenced: the run goes on without it, and its process joins when it continues. One that
 // is stopped for ever is killed after the grace period.
 func TestStoppedWorkerRejoins(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a worker stands still for seconds")
-	}
+	built(t)
 	for _, hosts := range []string{"1", "2"} {
 		t.Run("hosts="+hosts, func(t *testing.T) {
 			flags := []string{"--workers", "4", "--detect", "1s"}
@@ -142,9 +136,7 @@ func TestStoppedWorkerRejoins(t *testing.T) {
 }
 
 func TestStoppedWorkerIsKilledAfterGrace(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a worker stands still for seconds")
-	}
+	built(t)
 	r := begin(t, "--workers", "3", "--detect", "300ms", "--respawn")
 	pid := r.pid(1)
 	syscall.Kill(pid, syscall.SIGSTOP)

@@ -3,20 +3,26 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/admit"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/ssh"
 )
 
 func newResume() *cobra.Command {
@@ -31,9 +37,15 @@ have as many workers or stages: the result is the same, bit for bit.
 Program and data must be those of before, by their SHA-256. A checkpoint that was
 altered or cut off is refused, and the one before it used. The line files of the run
 directory grow on: steps after the checkpoint appear in metrics.jsonl once more, with a
-higher plan, and the last line of a step counts.`,
+higher plan, and the last line of a step counts.
+
+A run over several machines is resumed by as many as have its newest checkpoint together,
+with --listen and launcher join, or with --hosts: they get from each other what they lack. What
+is missing is named, with the machines that had it. Resume it where metrics.jsonl has most steps.`,
 		Example: `  launcher resume runs/latest
-  launcher resume runs/gpt-20260102-150405 --workers 2 --stages 1`,
+  launcher resume runs/gpt-20260102-150405 --workers 2 --stages 1
+  launcher resume --listen --wait-hosts 3 runs/latest        and on two other machines of the run
+  launcher join TICKET`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
@@ -44,12 +56,16 @@ higher plan, and the last line of a step counts.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if done, err := f.detach.Hand(cmd); done {
+				return err
+			}
 			return resume(cmd, f, args[0])
 		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
 	sharedFlags(flags, &f)
+	machineFlags(cmd, &f)
 	zero := map[string]string{"int": "0", "bool": "false", "duration": "0s"}
 	for _, name := range []string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify"} {
 		flag := flags.Lookup(name)
@@ -75,15 +91,29 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if job.Command == "" {
 		return cli.Fail(fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot be resumed", path))
 	}
+	machines, err := f.machines()
+	if err != nil {
+		return err
+	}
+	job.Workers = (job.Workers + machines - 1) / machines
 	if err := f.inherit(job, cmd.Flags().Changed); err != nil {
 		return cli.Fail(fmt.Errorf("%s: job.json: %w", path, err))
+	}
+	if err := f.overSSH(cmd); err != nil {
+		return err
 	}
 	if err := f.validate(cmd); err != nil {
 		return err
 	}
-	again, err := newest(cmd.Context(), dir, job, was.Notes, cmd.ErrOrStderr())
-	if err != nil {
-		return cli.Fail(fmt.Errorf("%s: %w", path, err))
+	job = was.Job
+	again := &session.Resume{Job: job, Note: was.Notes, Gather: f.listen != ""}
+	if !again.Gather {
+		again, err = newest(cmd.Context(), dir, job, was.Notes, cmd.ErrOrStderr())
+		if err != nil {
+			return cli.Fail(fmt.Errorf("%s: %w", path, err))
+		}
+	} else if was.Last != nil {
+		again.Step = was.Last.Step
 	}
 	again.Calls = was.Calls
 	if again.Plan = was.Plan; was.Last != nil {
@@ -92,10 +122,7 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	if again.Data, err = dir.ReadData(); err != nil {
 		return cli.Fail(err)
 	}
-	if err := os.Chdir(job.Dir); err != nil {
-		return cli.Fail(fmt.Errorf("%s: job.json: the dir in which PROGRAM was given: %w", path, err))
-	}
-	p, err := resolve(job.Command)
+	p, err := programAgain(path, job)
 	if err != nil {
 		return err
 	}
@@ -158,6 +185,9 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string
 		again.Note = append(again.Note, text)
 	}
 	if errors.Is(err, checkpoint.ErrNone) {
+		if slices.ContainsFunc(refused, func(fault *checkpoint.Error) bool { return errors.Is(fault, checkpoint.ErrMissing) }) {
+			return nil, errors.New("nothing to resume from: there is no whole checkpoint; if other machines have the rest, give --listen")
+		}
 		return nil, errors.New("nothing to resume from: there is no whole checkpoint; start again with launcher run")
 	}
 	if err != nil {
@@ -166,4 +196,151 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string
 	defer r.Close()
 	again.Step = r.Manifest().Step
 	return again, nil
+}
+
+// machines returns how many machines the flags name, at least 1.
+func (f *runFlags) machines() (int, error) {
+	all, err := ssh.Of(f.over.list, f.over.file)
+	switch {
+	case err != nil:
+		return 1, err
+	case all != nil:
+		return len(all), nil
+	case f.listen != "":
+		return max(f.waitHosts, 1), nil
+	}
+	return 1, nil
+}
+
+// programAgain returns the program of a run as it was given, from the directory in which it was given. If it is not here, it is the copy
+// that this machine got when it joined the run.
+func programAgain(path string, job rundir.Job) (program, error) {
+	err := os.Chdir(job.Dir)
+	var p program
+	if err != nil {
+		err = cli.Fail(fmt.Errorf("%s: job.json: the dir in which PROGRAM was given: %w", path, err))
+	} else {
+		p, err = resolve(job.Command)
+	}
+	if err == nil {
+		return p, nil
+	}
+	cache, none := os.UserCacheDir()
+	if none != nil || job.ProgramSHA256 == "" {
+		return p, err
+	}
+	files, _ := filepath.Glob(filepath.Join(cache, "soliton", "programs", job.ProgramSHA256, "*"))
+	if len(files) != 1 {
+		return p, err
+	}
+	return program{given: job.Command, name: filepath.Base(files[0]), file: files[0]}, nil
+}
+
+// records ask the machine at which a run is resumed for what this one lacks of its records.
+type records struct {
+	Has []rundir.Mark `json:"has"`
+}
+
+// maxRecord bounds a part of a record in bytes, so that all parts together fit into a reply.
+const maxRecord = 1 << 20
+
+func (g *gathering) records(r records) ([]byte, error) {
+	parts, err := rundir.NewCopier(g.dir, r.Has).Next(maxRecord)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(parts)
+}
+
+// fetchRecords makes the records in a run directory those of the machine at which the run is resumed: any machine may lead, and
+// continues them.
+func fetchRecords(ctx context.Context, t admit.Ticket, dir string) error {
+	for {
+		marks, err := rundir.Marks(dir)
+		if err != nil {
+			return err
+		}
+		reply, err := ask(ctx, t, call{Records: &records{marks}})
+		var parts []rundir.Part
+		if err == nil {
+			err = json.Unmarshal(reply, &parts)
+		}
+		if err != nil {
+			return err
+		}
+		more := false
+		for _, p := range parts {
+			if err := rundir.Keep(dir, p); err != nil {
+				return err
+			}
+			more = more || len(p.Data) >= maxRecord
+		}
+		if !more { // what comes now is copied during the run
+			return nil
+		}
+	}
+}
+
+// openRunDir returns the run directory for a machine that joins. Of a run that is resumed, it is the one that the machine has of it, if
+// there is any, with the records of the first machine.
+func openRunDir(ctx context.Context, f *runFlags, t admit.Ticket, a *assignment) (*rundir.Dir, error) {
+	again := a.Settings.Resume
+	if again == nil {
+		return rundir.Create(f.runDir, a.Program.Name, time.Now())
+	}
+	dir, err := findRun(f.runDir, again.Job)
+	if err == nil && dir == nil {
+		dir, err = rundir.Create(f.runDir, a.Program.Name, time.Now())
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := fetchRecords(ctx, t, dir.Path()); err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	return dir, nil
+}
+
+// findRun takes the directory of a run, which path names or which is below runs; nil if there is none.
+func findRun(path string, job rundir.Job) (*rundir.Dir, error) {
+	same := func(other rundir.Job) bool {
+		return other.Plain().ID() == job.Plain().ID() && other.Started.Equal(job.Started)
+	}
+	if path == "" {
+		entries, _ := os.ReadDir(rundir.Parent)
+		for _, e := range slices.Backward(entries) { // the names end with times
+			at := filepath.Join(rundir.Parent, e.Name())
+			if e.IsDir() {
+				if r, err := rundir.Read(at); err == nil && !r.Running && same(r.Job) {
+					path = at
+					break
+				}
+			}
+		}
+		if path == "" {
+			return nil, nil
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(path, "job.json")); errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	dir, was, err := rundir.Resume(path)
+	if err != nil {
+		return nil, err
+	}
+	if !same(was.Job) {
+		return nil, errors.Join(fmt.Errorf("--run-dir %s: it is of another run than the one that is resumed", path), dir.Close())
+	}
+	return dir, nil
+}
+
+// beginAgain removes what a run has left in its directory that would contradict its continuation.
+func beginAgain(dir *rundir.Dir) error {
+	if err := os.RemoveAll(dir.File("agreement")); err != nil {
+		return err
+	}
+	if err := os.Remove(dir.File("summary.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }

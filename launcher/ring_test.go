@@ -46,13 +46,14 @@ func (r *underWay) formed(n int) {
 // A worker that is frozen is suspected by the others before its agent gives it up, and the cause says
 // so. Gossip may be late on a busy machine; then there is more time for it.
 func TestFrozenWorkerIsSuspected(t *testing.T) {
+	built(t)
 	t.Parallel()
 	for _, detect := range []string{"4s", "12s", "36s"} {
 		if frozenIsSuspected(t, detect) {
 			return
 		}
 	}
-	t.Error("the ring suspected nobody")
+	t.Error("the ring suspected no worker")
 }
 
 func frozenIsSuspected(t *testing.T, detect string) bool {
@@ -85,6 +86,7 @@ func frozenIsSuspected(t *testing.T, detect string) bool {
 // Who joins later becomes a member, too, and so do the workers of several hosts, by way of the
 // agent that leads.
 func TestRingForms(t *testing.T) {
+	built(t)
 	t.Parallel()
 	t.Run("respawned", func(t *testing.T) {
 		r := begin(t, "--workers", "3", "--respawn")
@@ -95,17 +97,15 @@ func TestRingForms(t *testing.T) {
 		r.end()
 	})
 	t.Run("on hosts", func(t *testing.T) {
-		r := begin(t, "--workers", "3", "--emulate-hosts", "3")
+		r := begin(t, "--workers", "3", "--emulate-hosts", "3", "--detect", "3s")
 		r.formed(3)
 		r.end()
 	})
 }
 
-// A job that is stopped as a whole, and woken, loses nobody.
+// A job that is stopped as a whole, and woken, loses no worker.
 func TestStoppedJobWakes(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it stands still for seconds")
-	}
+	built(t)
 	t.Parallel()
 	r := begin(t, "--workers", "4", "--detect", "1s")
 	r.formed(4)

@@ -25,12 +25,14 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/host/spawn"
+	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/clocks"
+	"github.com/soliton-train/soliton/launcher/internal/detach"
 )
 
 // runFlags are the flags of launcher run.
@@ -56,6 +58,18 @@ type runFlags struct {
 	ui        string // where the page is; "" for none
 	chaos     string
 	faults    chaos.Schedule // that chaos describes
+
+	listen    string   // where other machines join; "" for a run of this machine alone
+	advertise []string // instead of this machine's addresses
+	waitHosts int      // machines before the first step
+	tieBreak  string   // the machine that votes where there are two
+	meet      *meeting // of machines that a scheduler has started; nil where people start them
+	quiet     bool     // nothing is shown
+	detach    detach.Flags
+	child     *detach.Child // this process, if it was detached
+	stage     staged
+	page      *dashboard.Server
+	over      sshFlags
 }
 
 func newRun() *cobra.Command {
@@ -106,6 +120,10 @@ step. If a layer makes other bits of it, or a sample has changed, the run ends a
 --zero 2 keeps a reduced gradient with the rank that owns its shard, 1 sends it to all
 ranks of the stage as well, to the same bits.
 
+--hosts starts the run on several machines over the user's ssh: the launcher, and then the
+program, are copied to those that lack them. They continue if the connection or this machine
+is lost.
+
 --chaos injects faults, to show that the result stays the same. SPEC is a list, separated
 by commas, of
 
@@ -129,6 +147,9 @@ by commas, of
 run prints what random draws, in the form of a SPEC. The run learns nothing of a fault but
 its time, for the records of the recovery.
 
+In a Slurm allocation of several nodes, run takes them all: srun launcher run PROGRAM, or launcher
+run PROGRAM in a batch script. See docs/cluster.md.
+
 The first Ctrl-C ends the run at the next commit, with all files written and a checkpoint
 for launcher resume; the second ends it at once.`,
 		Example: `  launcher run ./examples/gpt
@@ -136,6 +157,8 @@ for launcher resume; the second ends it at once.`,
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
   launcher run --stages 2 --chaos kill:1@20/backward,freeze:2@30+2.5 ./examples/gpt
   launcher run --chaos random:7:0.05:kill+slow ./examples/gpt --steps 100
+  launcher run --hosts localhost,b,user@c:8 --min-hosts 2 ./examples/gpt
+  srun --no-kill launcher run ./examples/gpt
   launcher run ./examples/gpt --help`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -144,11 +167,23 @@ for launcher resume; the second ends it at once.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := f.overSSH(cmd); err != nil {
+				return err
+			}
+			if err := f.scheduled(cmd, os.Getenv); err != nil {
+				return err
+			}
 			if err := f.validate(cmd); err != nil {
 				return err
 			}
+			if f.meet.joins(cmd.Context()) {
+				return f.meet.join(cmd.Context(), f, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
 			p, err := resolve(args[0])
 			if err != nil {
+				return err
+			}
+			if done, err := f.detach.Hand(cmd); done {
 				return err
 			}
 			return run(cmd.Context(), f, p, args[1:], cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -159,12 +194,25 @@ for launcher resume; the second ends it at once.`,
 	flags.SortFlags = false
 	sharedFlags(flags, &f)
 	flags.IntVar(&f.hosts, "emulate-hosts", 1, "emulated hosts: agents in processes of their own, with the workers split over them")
+	machineFlags(cmd, &f)
 	flags.StringVar(&f.reduction, "reduction", "exact", "order of gradient sums: exact, or fast, whose last bits depend on workers and timing")
 	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
 	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
 	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
 	return cmd
+}
+
+// machineFlags are the flags for a run over several machines, which resume has as well.
+func machineFlags(cmd *cobra.Command, f *runFlags) {
+	flags := cmd.Flags()
+	flags.StringVar(&f.listen, "listen", "", "let other machines join, at `ADDR`, and print the ticket for launcher join")
+	flags.Lookup("listen").NoOptDefVal = ":0"
+	flags.StringSliceVar(&f.advertise, "advertise", nil, "`addresses` at which other machines reach this one (default all that it has)")
+	flags.IntVar(&f.waitHosts, "wait-hosts", 1, "machines, with this one, that are there before the first step; others join at any later one")
+	flags.StringVar(&f.tieBreak, "tie-break", "", "of two machines, the `HOST` without which the run cannot continue (default the first)")
+	f.detach.Add(cmd, "there is a ticket")
+	f.over.add(flags)
 }
 
 // sharedFlags are the flags that resume has as well.
@@ -196,7 +244,7 @@ func (f *runFlags) clockFaults() (errs faults.List) {
 	switch f.clocks {
 	case clocks.Off:
 	case clocks.Auto, clocks.Emulated:
-		errs.If(f.hosts > 1, "--clocks %s: clocks cannot be set with --emulate-hosts yet; leave one of them out", f.clocks)
+		errs.If(f.hosts > 1 || f.listen != "", "--clocks %s: clocks cannot be set with --emulate-hosts or --listen yet; leave one of them out", f.clocks)
 	default:
 		errs.Add(fmt.Errorf("--clocks %s: give off, auto or emulated", f.clocks))
 	}
@@ -228,6 +276,13 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	}
 	errs.If(f.zero != 1 && f.zero != 2, "--zero %d: give 1 or 2", f.zero)
 	errs.Add(f.clockFaults()...)
+	if f.listen == "" {
+		errs.If(cmd.Flags().Changed("wait-hosts") || cmd.Flags().Changed("advertise") || f.tieBreak != "", "--wait-hosts, --advertise and --tie-break are for a run that other machines join: give --listen as well")
+		errs.If(f.detach.On, "--detach is for a run that other machines join: give --listen as well")
+	} else {
+		errs.Add(cli.Within("wait-hosts", f.waitHosts, 1, maxHosts))
+		errs.If(f.hosts > 1, "--listen and --emulate-hosts: give one of them")
+	}
 	if _, err := controller.ParseReshape(f.reshape); err != nil {
 		errs.Add(fmt.Errorf("--reshape %w", err))
 	}
@@ -352,7 +407,7 @@ func run(ctx context.Context, f runFlags, p program, args []string, stdout, stde
 }
 
 // trainIn trains the program in worker processes; again says from where.
-func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *session.Resume, stdout, stderr io.Writer) error {
+func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *rundir.Dir, again *session.Resume, stdout, stderr io.Writer) (err error) {
 	// With a handler, writing to a reader that has gone is an error like others instead
 	// of the end, and the run continues. Ignoring the signal would do
 	// that to the workers as well.
@@ -363,11 +418,16 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		return cli.Fail(err)
 	}
 
-	page, err := openPage(f, dir, stdout)
-	if err != nil {
+	if f.page, err = openPage(f, dir, stdout); err != nil {
 		return cli.Fail(err)
 	}
-	views := []view.View{view.Open(view.Options{Plain: f.plain})}
+	page := f.page
+	if f.stage, err = openStage(dir); err != nil {
+		return cli.Fail(err)
+	}
+	defer func() { f.stage.end(err) }()
+	stderr = f.stage.printed(stderr, reportErrors)
+	views := []view.View{view.Open(view.Options{Plain: f.plain || f.detach.On}), f.stage}
 	if page != nil {
 		views = append(views, page)
 	}
@@ -375,6 +435,10 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	// Commands find the run from now on; until it has begun, stop is the only one that it obeys.
 	stops := make(chan session.Reason, maxStops)
 	defer host.CatchSignals(func(r session.Reason) { offer(stops, r) })()
+	if f.child, err = f.detach.Child(func() { offer(stops, session.Terminated) }); err != nil {
+		shown.Close()
+		return err
+	}
 	door, err := host.OpenDoor(dir, func() { offer(stops, session.Stopped) })
 	if err != nil {
 		shown.Close()
@@ -407,6 +471,9 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		}
 	}
 
+	if f.listen != "" {
+		return trainApart(ctx, f, p, file, args, dir, again, cwd, v, stops, stdout, stderr)
+	}
 	if f.hosts > 1 {
 		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stops, stdout, stderr)
 	}
@@ -426,7 +493,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	h, err := host.New(host.Config{
 		Settings: settings,
 		Workers:  f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args, Links: links.Path()}, dir.LogFile),
-		RunDir: dir, Console: host.Console{View: v, Output: programOutput(stdout), Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
+		RunDir: dir, Console: host.Console{View: v, Output: f.stage.printed(programOutput(stdout), reportOutput), Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {
 		return cli.Fail(err)
@@ -444,7 +511,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if errors.As(out.Err, &wrong) {
 		return cli.Fail(fmt.Errorf("PROGRAM %s %w", p.given, wrong))
 	}
-	return cli.Report(out, stdout, stderr)
+	return cli.Report(out, f.stage.printed(stdout, reportOutput), stderr)
 }
 
 // openTelemetry begins what the environment wants to know of the run; nil where it wants nothing.

@@ -13,6 +13,7 @@ import (
 
 // A stop is heard from the start: while PROGRAM is built, and before the first plan.
 func TestStopBeforeTheRunBegins(t *testing.T) {
+	built(t)
 	tools := t.TempDir()
 	if err := os.WriteFile(filepath.Join(tools, "go"), []byte("#!/bin/sh\nexec sleep 100\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -58,9 +59,10 @@ func TestStopBeforeTheRunBegins(t *testing.T) {
 
 // The second signal ends a run on several hosts at once, also where no host leads.
 func TestSecondSignalWithoutMajority(t *testing.T) {
-	mark := "LAUNCHER_TEST=" + t.TempDir()
-	t.Setenv("LAUNCHER_TEST", strings.TrimPrefix(mark, "LAUNCHER_TEST="))
+	built(t)
+	t.Parallel()
 	r := startHeldWith(t, []string{"--emulate-hosts", "3"})
+	mark := "LAUNCHER_TEST=" + r.Dir
 	for _, host := range []string{"host-0", "host-1"} {
 		frozen := hostProcesses(t, mark, host)
 		if len(frozen) == 0 {
@@ -83,12 +85,15 @@ func TestSecondSignalWithoutMajority(t *testing.T) {
 
 // A worker that a limit leaves without memory is said to be out of memory.
 func TestOutOfMemory(t *testing.T) {
-	script := filepath.Join(t.TempDir(), "limited")
-	if err := os.WriteFile(script, []byte("#!/bin/sh\nulimit -v 40000\nexec "+fake+" \"$@\"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	status, _, stderr := result(t, launch(t, "run", "--workers", "1", "--plain", script))
-	if status != 1 || !strings.Contains(stderr, ", out of memory)\n") {
-		t.Errorf("status %d: %s", status, stderr)
+	built(t)
+	for program, want := range map[string]string{fake: ", out of memory)\n", mlp: ", without a word, as where ulimit -v leaves too little memory)\n"} {
+		script := filepath.Join(t.TempDir(), "limited")
+		if err := os.WriteFile(script, []byte("#!/bin/sh\nulimit -v 40000\nexec "+program+" \"$@\"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		status, _, stderr := result(t, launch(t, "run", "--workers", "1", "--plain", script))
+		if status != 1 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d: %s", program, status, stderr)
+		}
 	}
 }

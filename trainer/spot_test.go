@@ -76,6 +76,9 @@ func TestSpotChecksName(t *testing.T) {
 		}
 		for _, n := range []struct{ workers, stages int }{{1, 1}, {2, 1}, {2, 2}, {4, 2}} {
 			t.Run(fmt.Sprintf("%s, %d workers, %d stages", c.name, n.workers, n.stages), func(t *testing.T) {
+				if _, err := trainer.TryWorkers(t, n.workers, n.stages, control.Start{}, c.job()); err != nil {
+					t.Errorf("without checks, the run ended with %v", err)
+				}
 				_, err := trainer.TryWorkers(t, n.workers, n.stages, control.Start{Verify: 1}, long(c.job()))
 				if err == nil || !regexp.MustCompile(c.want).MatchString(err.Error()) {
 					t.Errorf("the run ended with %v", err)

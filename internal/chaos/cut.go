@@ -18,22 +18,6 @@ type Cuts struct {
 	done map[string]string // what was done to each socket, for platform.FilterSockets
 }
 
-// CutError says that a process cannot be cut off.
-type CutError struct {
-	PID int
-	Err error
-}
-
-func (e *CutError) Error() string {
-	text := fmt.Sprintf("chaos: cut: the sockets of process %d: %v", e.PID, e.Err)
-	if errors.Is(e.Err, fs.ErrPermission) || errors.Is(e.Err, syscall.ENOSYS) {
-		text += "; this needs the right to trace processes (ptrace), and with some kernels CAP_NET_ADMIN"
-	}
-	return text
-}
-
-func (e *CutError) Unwrap() error { return e.Err }
-
 // CanCut returns an error on systems where no process can be cut off.
 func CanCut() error {
 	if err := platform.CanFilter(); err != nil {
@@ -43,13 +27,17 @@ func CanCut() error {
 }
 
 // Apply makes the sockets of a process that are bound to its IPv4 address own drop all packets from some addresses; see
-// [platform.FilterSockets]. Sockets that are opened later need another Apply. The error is a [CutError].
+// [platform.FilterSockets]. Sockets that are opened later need another Apply.
 func (c *Cuts) Apply(pid int, own netip.Addr, from []netip.Addr) error {
 	if c.done == nil {
 		c.done = make(map[string]string)
 	}
-	if err := platform.FilterSockets(pid, own, from, c.done); err != nil {
-		return &CutError{PID: pid, Err: err}
+	err := platform.FilterSockets(pid, own, from, c.done)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.ENOSYS):
+		err = fmt.Errorf("%w; this needs the right to trace processes (ptrace), and with some kernels CAP_NET_ADMIN", err)
 	}
-	return nil
+	return fmt.Errorf("chaos: cut: the sockets of process %d: %w", pid, err)
 }

@@ -32,10 +32,7 @@ func child(spec string) {
 	if err != nil {
 		panic(err)
 	}
-	trigger, err := NewTrigger(s.Faults, Self(), Hooks{Stamp: func(h Fault, moment int64) { fmt.Println(moment) }})
-	if err != nil {
-		panic(err)
-	}
+	trigger := NewTrigger(s.Faults, Self(), Hooks{Stamp: func(h Fault, moment int64) { fmt.Println(moment) }})
 	for step := 1; step <= 2; step++ {
 		trigger.StepBegan(step)
 		trigger.Phase(step, PhaseForward)

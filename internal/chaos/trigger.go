@@ -1,7 +1,6 @@
 package chaos
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -76,36 +75,12 @@ type Trigger struct {
 	wg     sync.WaitGroup
 }
 
-// NewTrigger returns the trigger of a worker's own faults ([Schedule.Worker]) for the process self, usually [Self]. The
-// error has one line for each fault that a worker cannot inject or that lacks its hook.
-func NewTrigger(faults []Fault, self Process, hooks Hooks) (*Trigger, error) {
-	var problems []error
-	for _, h := range faults {
-		missing := ""
-		switch h.Kind {
-		case KindKill, KindFreeze, KindLeave, KindSlow:
-		case KindFlip:
-			if hooks.Flip == nil {
-				missing = "Flip"
-			}
-		case KindSlowLink:
-			if hooks.SlowLink == nil {
-				missing = "SlowLink"
-			}
-		default:
-			problems = append(problems, fmt.Errorf("chaos: %s: a worker cannot inject it into itself", h))
-		}
-		if missing != "" {
-			problems = append(problems, fmt.Errorf("chaos: %s needs Hooks.%s", h, missing))
-		}
-	}
-	if len(problems) > 0 {
-		return nil, errors.Join(problems...)
-	}
+// NewTrigger returns the trigger of a worker's own faults ([Schedule.Worker]) for the process self, usually [Self].
+func NewTrigger(faults []Fault, self Process, hooks Hooks) *Trigger {
 	t := &Trigger{self: self, hooks: hooks, due: NewDue(faults), done: make(chan struct{})}
 	t.waiting.Store(int64(len(faults)))
 	t.speed.Store(math.Float64bits(1))
-	return t, nil
+	return t
 }
 
 // StepBegan says that the worker begins a step.

@@ -2,7 +2,6 @@ package dvfs
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"sync"
 )
@@ -27,18 +26,13 @@ type EmulatedConfig struct {
 
 // NewEmulated returns an emulated clock.
 func NewEmulated(cfg EmulatedConfig) (*Emulated, error) {
-	var errs []error
 	if err := checkSteps(cfg.Steps); err != nil {
-		errs = append(errs, fmt.Errorf("Steps: %w", err))
-	} else {
-		hi := cfg.Steps[len(cfg.Steps)-1]
-		cfg.Start = cmp.Or(cfg.Start, hi)
-		if cfg.Start < cfg.Steps[0] || cfg.Start > hi {
-			errs = append(errs, fmt.Errorf("Start is %d MHz: give %d to %d, or 0 for the highest", cfg.Start, cfg.Steps[0], hi))
-		}
+		return nil, fmt.Errorf("Steps: %w", err)
 	}
-	if err := errors.Join(errs...); err != nil {
-		return nil, err
+	hi := cfg.Steps[len(cfg.Steps)-1]
+	cfg.Start = cmp.Or(cfg.Start, hi)
+	if cfg.Start < cfg.Steps[0] || cfg.Start > hi {
+		return nil, fmt.Errorf("Start is %d MHz: give %d to %d, or 0 for the highest", cfg.Start, cfg.Steps[0], hi)
 	}
 	cfg.Name = cmp.Or(cfg.Name, "emulated")
 	return &Emulated{cfg: cfg, mhz: cfg.Start}, nil

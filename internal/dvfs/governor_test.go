@@ -139,7 +139,7 @@ func devices(n int, c card, now int) []dvfs.Device {
 
 // exhaustive finds the least energy of a step by trying all frequencies of all devices. It leaves out only what
 // certainly is no better: devices that compute for longer than the step may take, settings that draw more than the best one
-// so far, and, where a step never gets shorter as somebody gets slower (which holds for the closed form, but not for a
+// so far, and, where a step never gets shorter as a device gets slower (which holds for the closed form, but not for a
 // schedule, whose order changes), settings below impossible ones. Energy is reckoned for steps of the fastest length.
 func exhaustive(devs []dvfs.Device, m dvfs.Model, tolerance float64, monotone bool) (best float64, tried int) {
 	speeds := make([]float64, m.Workers)

@@ -565,10 +565,7 @@ func TestCommandsAfterAnError(t *testing.T) {
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
-		c.serve(t.Context(), func(e session.Event) bool {
-			close(e.(heardOf).done)
-			return true
-		})
+		c.serve(t.Context(), func(c command) { c.reply(c.Message) })
 	}()
 	select {
 	case <-served:

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -56,13 +57,21 @@ func (r *run) do(e session.Effect) error {
 	case session.Propose:
 		return r.log.plan(e.Order, e.Reason)
 	case session.VerifyCheckpoint:
+		if r.c.Apart {
+			r.gatherShards(e)
+			return nil
+		}
 		r.others.Go(func() { r.post(verifyFiles(r.talking, r.dir.Path(), e.Job, e.Propose)) })
 	case session.Balance:
 		r.others.Go(func() { r.post(session.Balanced{Balanced: e.Make()}) })
 	case session.CommitCheckpoint:
+		if r.c.Apart {
+			r.saveShards(e)
+			return nil
+		}
 		r.others.Go(func() { commitFiles(r.talking, r.dir.Path(), e.Manifest, r.post) })
 	case session.AnswerAdd:
-		*r.answer = e
+		r.answer = e
 	case session.ObserveStep, session.ReleaseClocks, session.DeviceUsed:
 		r.governing.take(e)
 	case session.BeginTrace:
@@ -121,7 +130,12 @@ func (r *run) write(e session.Effect) error {
 			return r.dir.AddDelivery(e.Delivery)
 		}
 	case session.WriteWorkers:
-		if r.dir != nil && r.commands != nil {
+		switch {
+		case r.dir == nil:
+		case r.c.Apart:
+			r.lead.told.tell("alive", control.Alive{Workers: e.Alive})
+			return r.c.RunDir.WriteWorkers(r.lead.relay.alive(e.Alive))
+		case r.commands != nil:
 			return r.dir.WriteWorkers(rundir.Workers{Agent: r.commands.listener.Path(), Workers: e.Alive})
 		}
 	case session.WriteSummary:
@@ -134,6 +148,10 @@ func (r *run) write(e session.Effect) error {
 		}
 		r.step(session.DiskRoom{})
 	case session.DropCheckpoints:
+		if r.c.Apart {
+			r.dropShards(e.Step)
+			return nil
+		}
 		r.others.Go(func() { _ = checkpoint.Prune(r.talking, r.dir.Path(), checkpoint.DefaultKeep, e.Step+1) }) // else the next one
 	default:
 		panic(fmt.Sprintf("host: effect %T", e))

@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // How a relay follows the leader: by a call where that is on its own host, over a link elsewhere.
@@ -36,8 +39,9 @@ func (r *relay) lead(l *lead) {
 	if r.end != nil {
 		r.end()
 	}
-	r.here, r.out = l, toLeader{l.events, r.c.Self}
-	l.events.put(hostLinked{r.c.Self, toRelay{r}})
+	r.here = l
+	r.speakTo(toLeader{l.events, r.c.Self})
+	l.events.put(hostLinked{r.c.Self, r.server, toRelay{r}})
 	r.account(r.out, l.since)
 }
 
@@ -46,7 +50,8 @@ func (r *relay) unlead(l *lead) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.here == l {
-		r.here, r.out = nil, nil
+		r.here = nil
+		r.speakTo(nil)
 		r.broke[r.c.Self] = time.Now()
 	}
 }
@@ -93,6 +98,8 @@ func (r *relay) run(ctx context.Context) {
 		return
 	}
 	r.working.Go(func() { r.beat(ctx) })
+	r.working.Go(func() { r.watchStranded(ctx) })
+	asked, heard := r.c.led, time.Time{}
 	retry := time.NewTimer(0)
 	defer retry.Stop()
 	for {
@@ -107,29 +114,37 @@ func (r *relay) run(ctx context.Context) {
 		l := r.leader
 		r.end, r.term = end, l.Term
 		r.mu.Unlock()
-		if i := r.c.host(l.Leader); i >= 0 && i != r.c.Self {
-			_ = r.attach(round, i) // tried again
-			r.succeed(round, i, l.Term)
-			retry.Reset(timing.Retry)
+		i := r.c.host(agree.HostOf(l.Leader))
+		pause := timing.Retry
+		if i >= 0 {
+			heard = time.Now()
+		} else if pause = timing.Probe; time.Since(heard) > r.c.times().Host {
+			// The log does not reach a host that has just entered, or has been taken out of it while it was away: not before the leader hears it.
+			i = asked % len(r.c.hosts())
+			asked++
 		}
+		if i >= 0 && i != r.c.Self {
+			gone, _ := r.attach(round, i) // tried again
+			r.succeed(round, i, l.Term, gone)
+		}
+		retry.Reset(pause)
 		end()
 	}
 }
 
-// succeed has this node stand for election where the process of the host that led is gone. The
+// succeed has this node stand for election where the host that led is gone. The
 // nodes do so one after the other, so that the first finds all votes there.
-func (r *relay) succeed(ctx context.Context, led int, term uint64) {
-	if ctx.Err() != nil || !r.c.refuses(ctx, led) {
+func (r *relay) succeed(ctx context.Context, led int, term uint64, gone bool) {
+	if ctx.Err() != nil || !gone && !r.inquire(ctx, led) {
 		return
 	}
-	rank := 0
-	for i, h := range r.c.Hosts {
-		if i == r.c.Self {
-			break
-		}
-		if h.Voter && i != led {
-			rank++
-		}
+	r.mu.Lock()
+	r.gone[led] = time.Now()
+	r.mu.Unlock()
+	voters := slices.DeleteFunc(r.c.voters(), func(name string) bool { return r.c.host(name) == led })
+	rank := slices.Index(voters, r.c.self().Name)
+	if rank < 0 {
+		return
 	}
 	turn := time.NewTimer(time.Duration(rank) * timing.Stagger)
 	defer turn.Stop()
@@ -139,66 +154,80 @@ func (r *relay) succeed(ctx context.Context, led int, term uint64) {
 		return
 	}
 	// A newer term means that another node stands already, or leads.
-	if r.elections.Term() == term && r.c.Hosts[r.c.Self].Voter && time.Since(r.stood) > r.c.times().Candidacy {
+	if r.elections.Term() == term && time.Since(r.stood) > r.c.times().Candidacy {
 		r.stood = time.Now()
 		r.elections.Stand()
 	}
 }
 
-// attach keeps a link to the host that leads, until it ends.
-func (r *relay) attach(ctx context.Context, host int) error {
+// attach keeps a link to the host that leads, until it ends. It reports whether that was since the host is gone.
+func (r *relay) attach(ctx context.Context, host int) (gone bool, err error) {
 	times := r.c.times()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conn, err := r.c.dial(ctx, host, r.tls)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer conn.Close()
-	if err := conn.Send(control.Host{Protocol: control.Protocol, Host: r.c.Self}); err != nil {
-		return err
+	self := control.Host{Protocol: control.Protocol, Host: r.c.Self, Server: r.server}
+	if r.c.Apart {
+		self.Records = r.copies.marks()
 	}
-	hello, stop := context.WithTimeout(ctx, times.Host)
-	m, err := conn.Receive(hello)
+	if err := conn.Send(self); err != nil {
+		return false, err
+	}
+	answer, stop := context.WithTimeout(ctx, times.Host)
+	m, err := conn.Receive(answer)
 	stop()
 	if err != nil {
-		return err
+		return false, err
 	}
 	since, ok := m.(control.Lead)
 	if !ok {
-		return errNotLeading
+		return false, errNotLeading
 	}
 
 	q := newQueue[control.Message]()
 	r.mu.Lock()
 	if r.here != nil {
 		r.mu.Unlock()
-		return errNotLeading
+		return false, errNotLeading
 	}
 	r.account(q, since)
-	r.out, r.term, r.heard = q, since.Term, time.Now()
+	r.speakTo(q)
+	r.term, r.heard = since.Term, time.Now()
 	delete(r.broke, host)
+	delete(r.gone, host)
 	r.mu.Unlock()
 	silent := false // the leader was, until the link ended
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if r.out == q {
-			r.out = nil
+			r.speakTo(nil)
 		}
 		if r.broke[host] = time.Now(); silent {
 			r.broke[host] = r.heard
 		}
 	}()
 	err = speak(ctx, conn, q, func(ctx context.Context) {
-		watchSilence(ctx, times.Leader(), times.LinkWatch, func() time.Time {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			return r.heard
-		})
-	}, r.hear)
+		gone = r.watchLeader(ctx, host)
+	}, func(m control.Message) error {
+		if r.copies != nil {
+			switch m := m.(type) {
+			case control.Copy:
+				r.copies.keep(since.Term, rundir.Part(m))
+			case control.Shown:
+				r.c.Shown(m.Data)
+			case control.Alive:
+				r.copies.alive(since.Term, r.alive(m.Workers))
+			}
+		}
+		return r.hear(m)
+	})
 	silent = errors.Is(err, context.Canceled)
-	return err
+	return gone, err
 }
 
 // brokeAt returns when the link to a host that led until now ended, or now.
@@ -211,29 +240,70 @@ func (r *relay) brokeAt(host int) time.Time {
 	return time.Now()
 }
 
-// watchSilence returns when the detector takes the other end as failed, or ctx ends.
-func watchSilence(ctx context.Context, d timing.Detector, period time.Duration, heard func() time.Time) {
-	tick := time.NewTimer(period)
+// crowded returns the crowd of this machine.
+func (r *relay) crowded() timing.Crowd {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.crowd
+}
+
+// goneHosts returns the hosts that led until a short time ago, and are gone.
+func (r *relay) goneHosts() (all []int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for host, at := range r.gone {
+		if time.Since(at) < r.c.times().Host {
+			all = append(all, host)
+		}
+	}
+	return all
+}
+
+// watchLeader returns when the leader counts as failed, or ctx ends. It reports whether that is since its host is gone.
+func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
+	times := r.c.times()
+	ctx, cancel := context.WithCancel(ctx)
+	var inquiry sync.WaitGroup
+	defer inquiry.Wait()
+	defer cancel()
+	found := make(chan hostProbed, 1)
+	probing := false
+	tick := time.NewTimer(times.LinkWatch)
 	defer tick.Stop()
-	due := time.Now().Add(period)
+	due := time.Now().Add(times.LinkWatch)
 	var h timing.History
 	var looks timing.Looks
 	for {
+		var p hostProbed
 		select {
+		case p = <-found:
+			probing = false
 		case <-tick.C:
 		case <-ctx.Done():
-			return
+			return false
 		}
 		now := time.Now()
-		if at := heard(); at.After(h.Heard) {
-			h.Hear(at)
+		r.mu.Lock()
+		heard, crowd := r.heard, max(r.crowd, r.crowdThere)
+		r.mu.Unlock()
+		if p.gone && p.since.Equal(heard) {
+			return true
 		}
-		looks.Look(d, now, now.Sub(due), nil)
+		if heard.After(h.Heard) {
+			h.Hear(heard)
+		}
+		lateness := now.Sub(due)
+		looks.Look(times.Leader(), now, lateness, nil)
+		suspected, _ := times.Suspicion().Suspect(h, now, lateness, looks.Intervals)
+		if suspected && !probing {
+			probing = true
+			inquiry.Go(func() { found <- hostProbed{host, heard, r.inquire(ctx, host)} })
+		}
 		var failed bool
-		if failed, h = d.Suspect(h, now, now.Sub(due), looks.Intervals); failed {
-			return
+		if failed, h = times.Leader().In(crowd).Suspect(h, now, lateness, looks.Intervals); failed {
+			return false
 		}
-		due = now.Add(period)
-		tick.Reset(period)
+		due = now.Add(times.LinkWatch)
+		tick.Reset(times.LinkWatch)
 	}
 }

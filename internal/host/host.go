@@ -6,15 +6,15 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"os/signal"
-	"slices"
-	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/timing"
 
@@ -52,30 +52,50 @@ type Config struct {
 	// several have the same directory, which its owner closes.
 	RunDir *rundir.Dir
 
+	// Apart says that each of several hosts has a run directory of its own. The leader writes the records; the others get copies.
+	Apart bool
+
+	// Inject injects a fault into a worker of this host, where hosts are Apart; nil refuses all. A fault is of no kind that the run
+	// would know.
+	Inject func(kind string, p rundir.Process, factor float64) error
+
 	// Console shows the run. Where several hosts take turns, Lead returns what replaces it while this one leads in a
-	// term; terms may overlap for a moment, and the greatest counts.
+	// term; terms may overlap for a moment, and the greatest counts. Where hosts are Apart, tell has Shown called with the data on
+	// every other host; on one that comes later too if the data are kept, which is for the newest of each name. It never waits.
 	Console
-	Lead func(term uint64) (Console, error)
+	Lead  func(term uint64, tell func(keep string, data []byte)) (Console, error)
+	Shown func(data []byte)
 
 	// Clocks are the clocks of the devices that workers compute on, which are to be set; nil leaves
 	// all as it is. Only a host alone sets clocks, and closes them.
 	Clocks Clocks
 
-	// Hosts are all hosts, in one order everywhere, and Self is the position of this one.
+	// Hosts are the hosts with which the run began, in one order everywhere, and Self is the position of this one. With Enters they
+	// are hosts of a run that has begun, and this one is none of them yet: Serve asks them to take it in.
 	Hosts  []Addr
 	Self   int
+	Enters *Addr
 	Secret []byte       // known to the hosts only
 	Link   net.Listener // behind the Link address of this host; Serve closes it
 
-	// Log opens the log of what the hosts agree on. nil means that of a host alone.
-	Log func() (agree.Log, error)
+	// TieBreak is the host that votes where there are two; "" means the first one.
+	TieBreak string
 
-	// Done is told how the run has ended, by the host that leads.
+	// Log opens the log of what the hosts agree on, for this host. nil means that of a host alone.
+	Log func(self Addr) (agree.Log, error)
+
+	// Done is told how the run has ended, by the host that leads. Where hosts are Apart, the others have then been Shown what Last
+	// returns of it.
 	Done func(term uint64, o session.Outcome)
+	Last func(term uint64, o session.Outcome) []byte
 
 	// Waits is told, in a sentence, what this host waits for when its workers hold because it
 	// hears of no leader; it may be nil.
 	Waits func(text string)
+
+	agreed  func() agree.State // what this host knows to be; nil before Serve
+	led     int                // the host that led when this one entered
+	threads int                // of each worker of this host; 0: as Settings say
 }
 
 // Console is where a run is shown and measured. The host closes View and Telemetry.
@@ -105,7 +125,9 @@ type Addr struct {
 	Voter   bool   `json:"voter"`
 	Agree   string `json:"agree"`   // address of its part in the agreement
 	Link    string `json:"link"`    // where other hosts reach it
-	Workers []int  `json:"workers"` // those that it starts
+	Workers []int  `json:"workers"` // those with which the run begins on it
+
+	Starts int `json:"starts,omitempty"` // workers that are started on it when it enters a run that has begun
 }
 
 // Validate reports every fault of the configuration, each on a line that names the field and what would be right.
@@ -114,6 +136,7 @@ func (c Config) Validate() error {
 	errs.If(c.Start == nil, "Start is nil: say how a worker is started")
 	errs.If(c.Workers < 0 || c.Workers > session.MaxWorkers, "Workers is %d: give 1 to %d, or 0 for 1", c.Workers, session.MaxWorkers)
 	errs.If(c.Respawn && c.Fixed, "Respawn and Fixed are both set: give one")
+	errs.If(c.Apart && (c.RunDir == nil || c.Shown == nil || c.Last == nil), "Apart is set without RunDir, Shown or Last: give all three")
 	errs.If(c.Clocks != nil && len(c.Hosts) > 1, "Clocks are set for several hosts: only a host alone sets clocks")
 	return errs.Err()
 }
@@ -130,41 +153,24 @@ func (c Config) withDefaults() Config {
 	for _, h := range c.Hosts {
 		c.Workers += len(h.Workers)
 	}
+	if c.Apart && c.Threads == 0 {
+		own := c.self()
+		c.threads = c.Settings.WithDefaults(max(1, len(own.Workers)+own.Starts)).Threads
+	}
 	c.Settings = c.Settings.WithDefaults(c.Workers)
 	return c
 }
 
-// alone reports whether this is the only host.
-func (c *Config) alone() bool { return len(c.Hosts) == 1 }
-
-// host returns the position of a host, -1 if there is none of this name.
-func (c *Config) host(name string) int {
-	return slices.IndexFunc(c.Hosts, func(h Addr) bool { return h.Name == name })
-}
+// alone reports whether this is the only host, and no other one can enter.
+func (c *Config) alone() bool { return len(c.Hosts) == 1 && !c.Apart }
 
 // times returns the policy of timeouts.
 func (c *Config) times() timing.Policy { return timing.Of(c.Detect) }
 
-// waits says what a host without a leader waits for.
-func (c *Config) waits() string {
-	var others []string
-	voters := 0
-	for i, h := range c.Hosts {
-		if h.Voter {
-			voters++
-			if i != c.Self {
-				others = append(others, h.Name)
-			}
-		}
-	}
-	return fmt.Sprintf("%s hears of no leader, and its workers hold: %d of %d hosts that vote have to be there; it waits for %s",
-		c.Hosts[c.Self].Name, voters/2+1, voters, strings.Join(others, ", "))
-}
-
 // openLog opens the log of what the hosts agree on.
 func (c *Config) openLog() (agree.Log, error) {
 	if c.Log != nil {
-		return c.Log()
+		return c.Log(c.self())
 	}
 	path := ""
 	if c.RunDir != nil {
@@ -187,6 +193,7 @@ func (c *Config) openLog() (agree.Log, error) {
 type Host struct {
 	c     Config
 	asked *queue[session.Event] // StopAsked and WatchAsked
+	leave chan struct{}
 }
 
 // New returns the host for a valid configuration.
@@ -194,16 +201,28 @@ func New(c Config) (*Host, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	return &Host{c: c.withDefaults(), asked: newQueue[session.Event]()}, nil
+	return &Host{c: c.withDefaults(), asked: newQueue[session.Event](), leave: make(chan struct{}, 1)}, nil
 }
 
 // Stop asks the run to stop: at the next commit the first time, at once the second time. It never waits. Ask every host of a
-// run: the leader acts on it, and a later leader knows.
+// run that shares a run directory, any of one over several machines: the leader acts on it, and a later leader knows.
 func (h *Host) Stop(r session.Reason) { h.asked.put(session.StopAsked{Reason: r}) }
 
 // Watch turns timelines of steps on or off. While they are on, the view gets a view.Timeline of every worker for a few steps in
-// a second. It never waits.
+// a second. It never waits. Ask every host of a run that shares a run directory; of one over several machines those that want them.
 func (h *Host) Watch(on bool) { h.asked.put(session.WatchAsked{On: on}) }
+
+// ErrLeft means that this host has left the run, which others continue.
+var ErrLeft = errors.New("host: it has left the run")
+
+// Leave has this host leave a run of several: its workers hand over what they hold and exit, and Serve returns [ErrLeft]. After
+// [timing.Drain] it leaves at once, as if its machine had failed. If no worker is left, the run stops. It never waits.
+func (h *Host) Leave() {
+	select {
+	case h.leave <- struct{}{}:
+	default:
+	}
+}
 
 // CatchSignals makes the signals that end a program stop the run instead,
 // until the returned function is called.
@@ -295,10 +314,16 @@ func (h *Host) Serve(ctx context.Context) error {
 			return err
 		}
 	}
+	if c.Enters != nil {
+		if err := c.enter(ctx, secure); err != nil {
+			return err
+		}
+	}
 	log, err := c.openLog()
 	if err != nil {
 		return err
 	}
+	c.agreed = log.State
 	defer log.Close() // what is agreed is synced, or its session knows why not
 	r := newRelay(c, secure, log)
 	defer r.killAll()
@@ -312,14 +337,34 @@ func (h *Host) Serve(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	defer cancel()
+	if c.Apart {
+		if r.commands, err = listenForCommands(); err != nil {
+			return err
+		}
+		defer r.commands.close() //nolint:errcheck // a socket that is left behind is removed by the next process
+		if err := c.RunDir.WriteWorkers(r.alive(nil)); err != nil {
+			return &session.FileError{Err: err}
+		}
+		tasks.Go(func() { r.commands.serve(ctx, r.ask) })
+	}
 	tasks.Go(func() { r.run(ctx) })
 	s := &seat{h: h, log: log, relay: r, again: make(chan *lead, 1)}
 	if !c.alone() {
 		tasks.Go(func() { s.accept(ctx, secure) })
 	}
 	defer s.leave()
+	var late <-chan time.Time // to leave
 	for {
 		select {
+		case <-h.leave:
+			if late == nil {
+				late = time.After(timing.Drain)
+				r.leave()
+			}
+		case <-late:
+			return ErrLeft
+		case <-r.left:
+			return ErrLeft
 		case l, ok := <-log.Changes():
 			if !ok {
 				return agree.ErrClosed
@@ -336,9 +381,18 @@ func (h *Host) Serve(ctx context.Context) error {
 				s.leave()
 				s.take(ctx, old.term, old.attempt, old.fills)
 			}
+		case err := <-r.stranded:
+			return err
 		case <-h.asked.signal:
 			if e, ok := h.asked.next(); ok {
+				if w, ok := e.(session.WatchAsked); ok && c.Apart {
+					r.watch(w.On)
+					continue
+				}
 				s.ask(e)
+				if stop, ok := e.(session.StopAsked); ok && c.Apart && s.lead == nil {
+					r.passStop(stop)
+				}
 			}
 		case <-ctx.Done():
 			return nil
@@ -371,9 +425,9 @@ func openRing(c *Config) (*ring.Member, error) {
 	}
 	job := rand.Text()
 	if !c.alone() {
-		sum := sha256.Sum256([]byte(c.RunDir.Path()))
+		sum := sha256.Sum256(append([]byte("soliton ring "), c.Secret...))
 		job = hex.EncodeToString(sum[:8])
 	}
-	self := c.Hosts[c.Self]
+	self := c.self()
 	return ring.Open(job, self.Name, self.Link, c.Secret, c.times().Ring, c.Workers+len(c.Hosts))
 }

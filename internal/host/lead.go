@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -47,13 +48,16 @@ type lead struct {
 	ended  chan struct{}
 	links  sync.WaitGroup
 	events *queue[any] // of the loop
+	told   *audience
+
+	entering sync.Mutex // of hosts, one after the other
 }
 
 // take begins to lead.
 func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 	l := &lead{
 		c: &s.h.c, log: s.log, relay: s.relay, term: term, attempt: attempt, fills: fills,
-		ended: make(chan struct{}), events: newQueue[any](),
+		ended: make(chan struct{}), events: newQueue[any](), told: newAudience(),
 	}
 	l.ctx, l.depose = context.WithCancel(ctx)
 	l.again = func() {
@@ -71,10 +75,17 @@ func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 		out, err := l.serve(s)
 		switch {
 		case errors.Is(err, errDeposed):
+			l.depose()
+			l.links.Wait()
 			return
 		case err != nil:
 			out = session.Outcome{Err: err}
 		}
+		if l.c.Apart {
+			l.told.end(l.c.Last(term, out))
+		}
+		l.depose()
+		l.links.Wait()
 		l.c.Done(term, out)
 	}()
 }
@@ -132,17 +143,15 @@ var errDeposed = errors.New("host: another one leads")
 
 // serve leads: it starts, resumes or takes over the run, and keeps it until it has ended or another host leads.
 func (l *lead) serve(s *seat) (session.Outcome, error) {
-	defer l.links.Wait()
-	defer l.depose()
 	c := l.c
 	if l.log.State().Generation == 0 {
-		if _, err := l.log.Propose(l.ctx, agree.Generation{N: 1}); err != nil {
+		if _, err := l.log.Propose(l.ctx, agree.Generation{N: c.Resume.Newest().Generation + 1}); err != nil {
 			return session.Outcome{}, errDeposed // or nothing works, and another host tries
 		}
 	}
 	dir := c.RunDir
 	if !c.alone() {
-		dir = rundir.Attach(dir.Path(), dir.String())
+		dir = rundir.Attach(dir.Path(), dir.String(), c.Resume != nil)
 	}
 	state := l.log.State()
 	in, err := l.inherit(state, dir)
@@ -155,7 +164,11 @@ func (l *lead) serve(s *seat) (session.Outcome, error) {
 	}
 	console := c.Console
 	if c.Lead != nil {
-		if console, err = c.Lead(l.term); err != nil {
+		tell := func(string, []byte) {}
+		if c.Apart {
+			tell = func(keep string, data []byte) { l.told.tell(keep, control.Shown{Data: data}) }
+		}
+		if console, err = c.Lead(l.term, tell); err != nil {
 			return session.Outcome{}, err
 		}
 	}
@@ -172,6 +185,9 @@ func (l *lead) serve(s *seat) (session.Outcome, error) {
 	r := newRun(l, console, dir, hosts, sess)
 	s.admit(l)
 	defer s.admit(nil)
+	for _, host := range l.relay.goneHosts() {
+		l.events.put(hostProbed{host, hosts.hosts[host].heard.Heard, true})
+	}
 	l.relay.lead(l)
 	defer l.relay.unlead(l)
 	out := r.loop()
@@ -187,7 +203,7 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 	c := l.c
 	sc := session.Config{
 		Settings: c.Settings, Workers: c.Workers, Telemetry: console.Telemetry != nil, CanStart: !c.Fixed,
-		Term: l.term, Attempt: l.attempt, Fills: l.fills, Leader: c.Hosts[c.Self].Name, Inherited: in,
+		Term: l.term, Attempt: l.attempt, Fills: l.fills, Leader: c.self().Name, Inherited: in,
 	}
 	if !c.alone() {
 		sc.Lease = c.Detect
@@ -219,9 +235,14 @@ func (l *lead) inherit(state agree.State, dir *rundir.Dir) (*session.Inherited, 
 		return nil, err
 	}
 	ForgetSocket(dir.Path())
+	if l.relay.copies != nil {
+		if err := l.relay.copies.takeOver(l.term, state.Job.Data); err != nil {
+			return nil, &session.FileError{Err: err}
+		}
+	}
 	err = dir.Resume()
 	if rundir.IsFull(err) && l.c.Waits != nil {
-		l.c.Waits(fmt.Sprintf("%s leads, and waits for room on the disk: %v", l.c.Hosts[l.c.Self].Name, err))
+		l.c.Waits(fmt.Sprintf("%s leads, and waits for room on the disk: %v", l.c.self().Name, err))
 	}
 	for rundir.IsFull(err) {
 		select {
@@ -265,4 +286,67 @@ func parseAgreed(state agree.State) (*session.Inherited, error) {
 		in.Add(o, p.Reason)
 	}
 	return in, nil
+}
+
+// proposer commits what a leader proposes, one entry after the other, so that its loop does not wait.
+type proposer struct {
+	log     agree.Log
+	term    uint64        // in which the entries are made
+	entries chan proposal // in the order of their versions
+}
+
+type proposal struct {
+	entry agree.Entry
+	began time.Time
+}
+
+// run commits entries and tells of them until ctx ends.
+func (p *proposer) run(ctx context.Context, post func(session.Event) bool) {
+	for {
+		select {
+		case next := <-p.entries:
+			if _, err := p.log.Propose(ctx, next.entry); err != nil {
+				l := p.log.Leadership()
+				leads := l.Ready && l.Term == p.term
+				_, job := next.entry.(agree.Job)
+				switch {
+				case ctx.Err() != nil:
+					return
+				case leads && (errors.Is(err, agree.ErrInvalid) || p.log.Broken() != nil && !errors.Is(err, agree.ErrStale)):
+					post(session.FileFailed{Err: err})
+					return
+				case job, leads && errors.Is(err, agree.ErrStale):
+					continue // an earlier leader had the job agreed, or a newer plan has taken the place of this one
+				}
+				return // another host leads, which ends this
+			}
+			if e, ok := next.entry.(agree.Plan); ok && !post(session.Agreed{Version: e.Version, Proposed: next.began}) {
+				return
+			}
+		case <-p.log.Broken():
+			post(session.FileFailed{Err: p.log.Sync()})
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// job proposes the job of the run. It does not wait, as long as the log follows.
+func (p *proposer) job(j rundir.Job) error {
+	text, err := json.Marshal(j)
+	if err == nil {
+		p.entries <- proposal{agree.Job{Generation: p.log.State().Generation, Data: text}, time.Now()}
+	}
+	return err
+}
+
+// plan proposes an order, as job does.
+func (p *proposer) plan(o control.Order, reason string) error {
+	text, err := o.Encode()
+	if err == nil {
+		e := agree.Plan{Term: p.term, Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}
+		p.entries <- proposal{e, time.Now()}
+	}
+	return err
 }

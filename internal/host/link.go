@@ -3,20 +3,19 @@ package host
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"sync"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
-	"golang.org/x/sys/unix"
-
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/reach"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Links between hosts: each host has one to the leader, over which its workers and the leader speak. The relay of the
@@ -42,57 +41,63 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 		links.Go(func() {
 			conn := control.New(tls.Server(nc, secure))
 			defer conn.Close()
-			host, err := greet(ctx, conn, c)
+			m, err := greet(ctx, conn, c)
 			if !unproven.Leave(nc) || err != nil {
 				return // peers try again
 			}
-			if l := s.admitted(); l != nil {
-				defer l.links.Done()
-				l.link(conn, host)
+			switch m := m.(type) {
+			case control.Fetch:
+				s.relay.shards.Serve(ctx, conn, m)
+			case control.Reach:
+				_ = conn.Send(control.Reached{Found: c.probe(ctx, c.host(m.Host))}) // its sender may have ended
+			case control.Enter:
+				s.answer(ctx, conn, m.Host)
+			case control.Host:
+				if l := s.admitted(); l != nil {
+					defer l.links.Done()
+					l.link(conn, m)
+				}
 			}
 		})
 	}
 }
 
-// greet reads which host is at the other end, which shows that it knows the secret.
-func greet(ctx context.Context, conn *control.Conn, c *Config) (host int, err error) {
+// greet reads the first message of a host, which shows that it knows the secret.
+func greet(ctx context.Context, conn *control.Conn, c *Config) (control.Message, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.times().Greet)
 	defer cancel()
 	m, err := conn.Receive(ctx)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	hello, ok := m.(control.Host)
-	if !ok || hello.Protocol != control.Protocol || hello.Host < 0 || hello.Host >= len(c.Hosts) || hello.Host == c.Self {
-		return 0, fmt.Errorf("host: a link that begins with %T", m)
+	ok := false
+	switch m := m.(type) {
+	case control.Host:
+		ok = m.Protocol == control.Protocol && m.Host >= 0 && m.Host < len(c.hosts()) && m.Host != c.Self && len(m.Server) <= agree.MaxName && len(m.Records) <= maxMarks
+	case control.Fetch:
+		ok = m.Protocol == control.Protocol && c.Apart
+	case control.Reach:
+		ok = m.Protocol == control.Protocol && c.host(m.Host) >= 0
+	case control.Enter:
+		ok = m.Protocol == control.Protocol && c.Apart && m.Host.Workers > 0 && m.Host.Workers <= session.MaxWorkers && len(m.Host.First) == 0
 	}
-	return hello.Host, nil
+	if !ok {
+		return nil, fmt.Errorf("host: a link that begins with %T", m)
+	}
+	return m, nil
 }
 
 // link serves a host until its link ends.
-func (l *lead) link(conn *control.Conn, host int) {
+func (l *lead) link(conn *control.Conn, hello control.Host) {
 	if err := conn.Send(l.since); err != nil {
 		return
 	}
-	q := newQueue[control.Message]()
-	l.events.put(hostLinked{host, q})
+	host, q := hello.Host, newQueue[control.Message]()
+	l.events.put(hostLinked{host, hello.Server, q})
 	// A link ends with its host, or is dialled again: why does not matter here.
-	_ = speak(l.ctx, conn, q, func(ctx context.Context) {
-		tick := time.NewTicker(timing.Heartbeat)
-		defer tick.Stop()
-		for {
-			if q.empty() {
-				q.put(control.Beat{})
-			}
-			select {
-			case <-tick.C:
-			case <-ctx.Done():
-				return
-			}
-		}
-	}, func(m control.Message) error {
+	_ = speak(l.ctx, conn, q, func(ctx context.Context) { l.attend(ctx, q, hello.Records) }, func(m control.Message) error {
 		switch m.(type) {
-		case control.Beat, control.Told, relayed, closed, control.Exited:
+		case control.Beat, control.Told, relayed, closed, control.Exited, control.Leave, control.Surveyed, control.Kept, control.Asked, control.Answered, control.Watch:
 			l.events.put(hostSaid{host, time.Now(), m})
 			return nil
 		}
@@ -182,18 +187,59 @@ func (c *Config) dialer() *net.Dialer {
 
 // dial connects to another host.
 func (c *Config) dial(ctx context.Context, host int, t *tls.Config) (*control.Conn, error) {
-	nc, err := (&tls.Dialer{NetDialer: c.dialer(), Config: t}).DialContext(ctx, "tcp", c.Hosts[host].Link)
+	return c.dialLink(ctx, c.hosts()[host].Link, t)
+}
+
+func (c *Config) dialLink(ctx context.Context, link string, t *tls.Config) (*control.Conn, error) {
+	nc, err := (&tls.Dialer{NetDialer: c.dialer(), Config: t}).DialContext(ctx, "tcp", link)
 	if err != nil {
 		return nil, err
 	}
 	return control.New(nc), nil
 }
 
-// refuses reports whether a machine answers that no process listens at a host's address: the host is gone.
-func (c *Config) refuses(ctx context.Context, host int) bool {
-	nc, err := c.dialer().DialContext(ctx, "tcp", c.Hosts[host].Link)
-	if err == nil {
-		_ = nc.Close()
+// inquire finds out whether a host is gone: its machine says that no process listens there, or it answers neither this host nor others,
+// together a majority of those that vote.
+func (r *relay) inquire(ctx context.Context, host int) bool {
+	voters, need := r.c.voters(), 1
+	var others []func(context.Context) reach.Finding
+	for _, name := range voters {
+		switch i := r.c.host(name); i {
+		case r.c.Self:
+			need--
+		case host, -1:
+		default:
+			others = append(others, func(ctx context.Context) reach.Finding { return r.second(ctx, i, host) })
+		}
 	}
-	return errors.Is(err, unix.ECONNREFUSED)
+	probe := func(ctx context.Context) reach.Finding { return r.c.probe(ctx, host) }
+	found := reach.Inquire(ctx, timing.Probe, need+len(voters)/2, probe, others)
+	return found == reach.Refuses || found == reach.Silent
+}
+
+// second asks a host whether it can reach the machine of another one.
+func (r *relay) second(ctx context.Context, whom, host int) reach.Finding {
+	times := r.c.times()
+	ctx, cancel := context.WithTimeout(ctx, times.Host)
+	defer cancel()
+	conn, err := r.c.dial(ctx, whom, r.tls)
+	if err != nil {
+		return reach.Unsure
+	}
+	defer conn.Close()
+	if err := conn.Send(control.Reach{Protocol: control.Protocol, Host: r.c.hosts()[host].Name}); err != nil {
+		return reach.Unsure
+	}
+	m, err := conn.Receive(ctx)
+	if reached, ok := m.(control.Reached); ok && err == nil {
+		return reached.Found
+	}
+	return reach.Unsure
+}
+
+// probe finds out whether this host reaches the machine of another one.
+func (c *Config) probe(ctx context.Context, host int) reach.Finding {
+	return reach.Probe(ctx, c.times().Answer, func(ctx context.Context) (net.Conn, error) {
+		return c.dialer().DialContext(ctx, "tcp", c.hosts()[host].Link)
+	})
 }

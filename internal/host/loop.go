@@ -1,13 +1,21 @@
 package host
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/timing"
 
+	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/shards"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -25,15 +33,23 @@ type run struct {
 	talking context.Context // theirs
 
 	log        *proposer
-	commands   *commands  // nil for a run without files
-	governing  *governing // nil where no clocks are to be set
-	answer     *session.AnswerAdd
+	newest     atomic.Pointer[agree.View] // of the hosts, for changeServers
+	commands   *commands                  // nil for a run without files, and where each host has its own
+	asks       map[int]*asks              // of hosts
+	watched    map[int]bool               // hosts on which timelines are wanted, where each asks for itself
+	governing  *governing                 // nil where no clocks are to be set
+	answer     session.AnswerAdd          // to the newest AddWorkers
+	save       *shards.Save               // the checkpoint that hosts are making whole, where they are apart; nil for none
+	gather     *shards.Gather             // the checkpoint that hosts get, the same
+	gathers    session.VerifyCheckpoint
+	asked      uint64 // of hosts, for save and gather
 	viewClosed bool
 	early      []byte // output that came before the view was closed
 }
 
 func newRun(l *lead, c Console, dir *rundir.Dir, hosts *roster, s *session.Session) *run {
 	r := &run{Console: c, c: l.c, lead: l, dir: dir, hosts: hosts, s: s, events: l.events}
+	r.asks, r.watched = make(map[int]*asks), make(map[int]bool)
 	r.log = &proposer{log: l.log, term: l.term, entries: make(chan proposal, 64)}
 	return r
 }
@@ -51,6 +67,9 @@ func (r *run) begin() {
 		r.others.Go(func() { g.Tell(r.talking, r.post) })
 	}
 	r.others.Go(func() { r.log.run(r.talking, r.post) })
+	if s, ok := r.lead.log.(servers); ok {
+		r.others.Go(func() { changeServers(r.talking, r.lead.log, s, &r.newest, r.post) })
+	}
 	if r.c.Clocks != nil {
 		g, err := newGoverning(r.c.Clocks, governorConfig, r.post)
 		if err != nil {
@@ -59,8 +78,8 @@ func (r *run) begin() {
 		r.governing = g
 		r.others.Go(func() { g.run(r.talking) })
 	}
-	if r.dir == nil {
-		return
+	if r.dir == nil || r.c.Apart {
+		return // each host takes commands
 	}
 	c, err := listenForCommands()
 	if err != nil {
@@ -68,7 +87,7 @@ func (r *run) begin() {
 		return
 	}
 	r.commands = c
-	r.others.Go(func() { c.serve(r.talking, r.post) })
+	r.others.Go(func() { c.serve(r.talking, func(c command) { r.events.put(c) }) })
 }
 
 // loop keeps the run until it has ended or another host leads.
@@ -122,7 +141,9 @@ func (r *run) loop() session.Outcome {
 			alarmed = true
 			r.events.put(session.AlarmDue{})
 		case <-watch.C:
-			r.events.put(session.WatchTick{Due: watchDue})
+			threads, _ := platform.Runnable() // none where that is unknown
+			r.hosts.crowd = r.hosts.crowd.Next(threads, runtime.NumCPU())
+			r.events.put(session.WatchTick{Due: watchDue, Crowd: r.hosts.crowd})
 		case <-look.C:
 			r.events.put(lookDue{due})
 		case <-r.lead.ctx.Done():
@@ -182,49 +203,95 @@ func (r *run) post(e session.Event) bool {
 	return true
 }
 
-// heardOf is an event whose sender waits until the session has taken it in. The answer, if there is one, is there then.
-type heardOf struct {
-	session.Event
-	answer *session.AnswerAdd
-	done   chan struct{}
-}
-
 // lookDue says that hosts are to be looked at, and when that was meant to be.
 type lookDue struct{ at time.Time }
 
 // take takes in what comes from the goroutines beside the loop.
 func (r *run) take(e any) {
 	switch e := e.(type) {
-	case heardOf:
-		r.answer = e.answer
-		r.step(e.Event)
-		close(e.done)
+	case command:
+		r.command(e)
 	case hostSaid:
+		r.heardOfShards(e)
+		if _, leaves := e.m.(control.Leave); leaves {
+			r.hosts.hosts[e.host].leaves = true
+			r.see()
+			server := r.hosts.server(e.host)
+			r.others.Go(func() { r.release(e.host, server) })
+		}
 		r.steps(r.hosts.said(e))
+		r.heardAsk(e)
+	case hostReleased:
+		r.hosts.release(e.host)
 	case hostLinked:
 		events, err := r.hosts.linked(time.Now(), e)
 		if err != nil {
 			r.lead.again()
 		}
 		r.steps(events)
+		if g := r.gather; g != nil {
+			r.tellHosts(g.Linked(e.host))
+		}
 	case hostUnlinked:
 		r.hosts.unlinked(time.Now(), e)
+		r.unanswered(e.host)
 	case hostProbed:
 		r.steps(r.hosts.probed(e))
 	case lookDue:
 		r.look(e.at)
+	case hostEnters:
+		e.answer <- r.hosts.enters(e.host)
+	case hostEntered:
+		e.answer <- r.hosts.entered(e.host)
 	default:
 		r.step(e)
 	}
 }
 
+// release takes back the vote of a host whose workers have left, so that the others need no majority with it, and lets it go. This
+// host has another one lead first, which is then asked.
+func (r *run) release(host int, server string) {
+	ctx, cancel := context.WithTimeout(r.talking, timing.Drain)
+	defer cancel()
+	log, change := r.lead.log.(servers)
+	for change {
+		var err error
+		if host == r.c.Self {
+			err = log.Transfer(ctx)
+		} else {
+			err = log.Remove(ctx, server)
+		}
+		if err == nil || errors.Is(err, agree.ErrInvalid) {
+			break
+		}
+		select {
+		case <-time.After(timing.Retry): // another change may have been first
+		case <-ctx.Done():
+			return // another leader is asked
+		}
+	}
+	if host != r.c.Self {
+		r.events.put(hostReleased{host})
+	}
+}
+
+// see tells changeServers which hosts are there.
+func (r *run) see() {
+	r.newest.Store(r.hosts.view(r.lead.relay.server, cmp.Or(r.c.TieBreak, r.c.Hosts[0].Name)))
+}
+
 // look finds out which hosts are lost: at once where their machine says that no process listens there any
-// more, else when they were silent, or without a link, for too long.
+// more, soon where several hosts find that it does not answer, else when they were silent, or without a link, for too long.
 func (r *run) look(due time.Time) {
 	now := time.Now()
 	events, probe := r.hosts.tick(now, now.Sub(due))
 	r.steps(events)
-	for _, host := range probe {
-		r.others.Go(func() { r.post(hostProbed{host, r.c.refuses(r.talking, host)}) })
+	r.lookAtShards()
+	r.see()
+	for _, p := range probe {
+		r.others.Go(func() {
+			p.gone = r.lead.relay.inquire(r.talking, p.host)
+			r.post(p)
+		})
 	}
 }

@@ -41,10 +41,12 @@ func (q *queue[T]) close() {
 	q.wake()
 }
 
-func (q *queue[T]) empty() bool {
+func (q *queue[T]) empty() bool { return q.len() == 0 }
+
+func (q *queue[T]) len() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.list) == 0
+	return len(q.list)
 }
 
 // next returns the next value; false if there is none now. The signal comes again while more are left.

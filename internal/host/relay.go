@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -11,9 +13,11 @@ import (
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/ring"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/shards"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -26,22 +30,35 @@ type relay struct {
 	news chan struct{} // the leadership has changed
 
 	elections elections
-	gossip    *ring.Member // nil where there is no ring
-	noRing    error        // why there is none, where there should be
+	copies    *copies       // nil unless hosts are apart
+	commands  *commands     // the same
+	shards    *shards.Store // the same
+	gossip    *ring.Member  // nil where there is no ring
+	noRing    error         // why there is none, where there should be
+	server    string        // of this host in the agreement
+	stranded  chan error    // the run can never continue here
 
 	stood time.Time // when this node stood for election last; of run
 
-	mu      sync.Mutex
-	ctx     context.Context // of run
-	locals  []*local
-	leader  agree.Leadership
-	end     context.CancelFunc // of the attempt to follow the leader of the moment
-	term    uint64             // of that leader
-	here    *lead              // the leader, if it is on this host
-	out     outbox             // to the leader; nil while there is no link
-	heard   time.Time          // when the leader said something last
-	broke   map[int]time.Time  // when the link to a host that led has ended
-	working sync.WaitGroup
+	mu         sync.Mutex
+	ctx        context.Context // of run
+	locals     []*local
+	leader     agree.Leadership
+	end        context.CancelFunc // of the attempt to follow the leader of the moment
+	term       uint64             // of that leader
+	here       *lead              // the leader, if it is on this host
+	out        outbox             // to the leader; nil while there is no link
+	heard      time.Time          // when the leader said something last
+	broke      map[int]time.Time  // when the link to a host that led has ended
+	gone       map[int]time.Time  // when hosts that led were found to be gone
+	crowd      timing.Crowd       // of this machine
+	crowdThere timing.Crowd       // of the leader's machine, as it said last
+	leaving    bool               // the workers of this host are asked to leave
+	departs    bool               // they have left, and this host gives back its vote
+	left       chan struct{}      // closed when it has
+	asks       asks               // of the leader
+	watches    bool               // timelines are wanted here
+	working    sync.WaitGroup
 }
 
 // local is a worker of this host.
@@ -69,14 +86,25 @@ type local struct {
 const maxReported = 1 << 14
 
 func newRelay(c *Config, t *tls.Config, e elections) *relay {
-	return &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time)}
+	r := &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time), gone: make(map[int]time.Time), left: make(chan struct{}), stranded: make(chan error, 1)}
+	if s, ok := e.(servers); ok {
+		r.server = s.ID()
+	}
+	if c.Apart {
+		r.copies = &copies{dir: c.RunDir.Path(), own: c.RunDir, waits: c.Waits}
+		r.shards = &shards.Store{Dir: c.RunDir.Path(), Self: c.self().Name, Dial: r.dialHost}
+	}
+	return r
 }
 
 func newLocal(who id.Session) *local { return &local{who: who, to: newQueue[control.Message]()} }
 
 // begin starts the first workers, as long as stopped returns no error.
 func (r *relay) begin(stopped func() error) (err error) {
-	for _, n := range r.c.Hosts[r.c.Self].Workers {
+	if r.c.Enters != nil {
+		return nil // the leader says when
+	}
+	for _, n := range r.c.self().Workers {
 		if err := stopped(); err != nil {
 			return err
 		}
@@ -111,6 +139,12 @@ func (r *relay) join(who id.Session) {
 	}
 	l := newLocal(who)
 	r.locals = append(r.locals, l)
+	if r.leaving {
+		err := errors.New("its host leaves the run")
+		r.hungUp(l, err)
+		r.exited(l, control.Exited{Code: 1, Text: "cannot be started: " + err.Error()})
+		return
+	}
 	r.working.Go(func() {
 		w, err := r.c.Start(int(who.Worker), who.Incarnation)
 		r.mu.Lock()
@@ -168,6 +202,30 @@ func (r *relay) exited(l *local, e control.Exited) {
 	e.Worker, e.Incarnation = int(l.who.Worker), l.who.Incarnation
 	l.exit = &e
 	r.tell(e)
+	r.depart()
+}
+
+// leave asks the workers of this host to leave the run, as soon as they have a part in it.
+func (r *relay) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.leaving = true
+	for _, l := range r.locals {
+		if l.started && l.worker != nil {
+			l.worker.Leave()
+		}
+	}
+	r.depart()
+}
+
+// depart asks the leader to take back the vote of this host once its workers have left; r.mu is held. At the end of the run they
+// exit as well, and the leader says how it has ended.
+func (r *relay) depart() {
+	if !r.leaving || r.departs || slices.ContainsFunc(r.locals, func(l *local) bool { return l.exit == nil || l.done != nil }) {
+		return
+	}
+	r.departs = true
+	r.tell(control.Leave{})
 }
 
 // newest returns the last session of a worker's process.
@@ -338,7 +396,13 @@ func (r *relay) account(q outbox, since control.Lead) {
 			q.put(*l.exit)
 		}
 	}
+	if r.watches {
+		q.put(watchOf(true))
+	}
 	q.put(control.Told{})
+	if r.departs {
+		q.put(control.Leave{})
+	}
 }
 
 // hear takes in what the leader says.
@@ -348,6 +412,14 @@ func (r *relay) hear(m control.Message) error {
 	r.heard = time.Now()
 	switch m := m.(type) {
 	case control.Beat:
+		if r.crowdThere = 0; m.Crowd > 0 {
+			r.crowdThere = m.Crowd
+		}
+	case control.Copy, control.Shown, control.Alive:
+	case control.Asked:
+		r.inject(m)
+	case control.Answered:
+		return r.asks.answered(m)
 	case control.Kill:
 		switch l := r.find(id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}); {
 		case l == nil:
@@ -360,6 +432,13 @@ func (r *relay) hear(m control.Message) error {
 		}
 	case control.Fence:
 		r.fence(m)
+	case control.Survey, control.Keep, control.Drop:
+		r.keepShards(m)
+	case control.Leave:
+		if r.departs {
+			r.departs, r.leaving = false, false
+			close(r.left)
+		}
 	case control.Begin:
 		r.join(id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation})
 	case relayed:
@@ -384,6 +463,11 @@ func (r *relay) deliver(m relayed) error {
 	case control.Start:
 		r.gossip.Join(said.Ring.Seeds)
 		told = &l.started
+		if r.c.Apart {
+			said.RunDir = r.c.RunDir.Path()
+			said.Threads = cmp.Or(r.c.threads, said.Threads)
+			m.Message = said
+		}
 	case control.Stop:
 		told = &l.stopped
 	case control.Release:
@@ -391,6 +475,13 @@ func (r *relay) deliver(m relayed) error {
 	case control.Order:
 		if said.Rollback {
 			l.done = nil
+		}
+		if r.c.Apart && said.From != "" {
+			var err error
+			said.From = r.c.RunDir.Path()
+			if m.Message, err = said.Share(); err != nil {
+				return err
+			}
 		}
 	}
 	if told != nil {
@@ -400,22 +491,27 @@ func (r *relay) deliver(m relayed) error {
 		*told = true
 	}
 	l.to.put(m.Message)
+	if _, start := m.Message.(control.Start); start && r.leaving && l.worker != nil {
+		l.worker.Leave()
+	}
 	return nil
 }
 
 // beat tells workers and leader that this host lives, and the workers only as long as
 // it hears of a leader: a worker that has not heard its host for the timeout commits nothing.
 func (r *relay) beat(ctx context.Context) {
-	tick := time.NewTicker(timing.Heartbeat)
+	tick := time.NewTicker(timing.HostHeartbeat)
 	defer tick.Stop()
 	times, alone, told := r.c.times(), time.Now(), false
-	for {
+	for n := 0; ; n++ {
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
 			return
 		}
+		threads, _ := platform.Runnable() // none where that is unknown
 		r.mu.Lock()
+		r.crowd = r.crowd.Next(threads, runtime.NumCPU())
 		if r.out != nil {
 			alone, told = time.Now(), false
 		} else if !told && r.c.Waits != nil && time.Since(alone) > times.Host && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
@@ -424,10 +520,10 @@ func (r *relay) beat(ctx context.Context) {
 		}
 		if r.here != nil || r.out != nil && time.Since(r.heard) < times.Host {
 			if r.here == nil && r.out.empty() {
-				r.out.put(control.Beat{})
+				r.out.put(control.Beat{Crowd: r.crowd})
 			}
 			for _, l := range r.locals {
-				if l.started && l.next == nil && l.to.empty() {
+				if n%int(timing.Heartbeat/timing.HostHeartbeat) == 0 && l.started && l.next == nil && l.to.empty() {
 					l.to.put(control.Beat{})
 				}
 			}

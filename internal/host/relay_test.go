@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // What a relay tells a new leader of its worker.
@@ -110,10 +112,10 @@ func TestRoster(t *testing.T) {
 	r.fresh = true
 	a, b := &sent{}, &sent{}
 	for host, out := range []*sent{a, b} {
-		events, err := r.linked(now, hostLinked{host, out})
+		events, err := r.linked(now, hostLinked{host: host, out: out})
 		expect(t, "a first link", fmt.Sprint(told(events), err), "[] <nil>")
 	}
-	if _, err := r.linked(now, hostLinked{1, &sent{}}); !errors.Is(err, errLinkedTwice) {
+	if _, err := r.linked(now, hostLinked{host: 1, out: &sent{}}); !errors.Is(err, errLinkedTwice) {
 		t.Errorf("a second link: %v", err)
 	}
 	one := id.Session{Worker: 1}
@@ -132,10 +134,25 @@ func TestRoster(t *testing.T) {
 	events, probe := r.tick(now, 251*time.Millisecond)
 	expect(t, "a late tick", fmt.Sprint(told(events), probe), "[] []")
 	now = now.Add(time.Second)
-	if events, _ = r.tick(now, 0); events != nil {
-		t.Errorf("lost early: %v", told(events))
+	if events, probe = r.tick(now, 0); events != nil || len(probe) != 1 || probe[0].host != 1 {
+		t.Errorf("lost early: %v, or not probed: %v", told(events), probe)
 	}
+	if _, again := r.tick(now, 0); again != nil {
+		t.Errorf("probed twice at a time: %v", again)
+	}
+	expect(t, "its machine answers", told(r.probed(probe[0])), "[]")
 	now = now.Add(100 * time.Millisecond)
+	r.crowd = 33
+	if events, _ = r.tick(now, 0); events != nil {
+		t.Errorf("lost on a crowded machine: %v", told(events))
+	}
+	r.crowd = 0
+	r.said(hostSaid{1, now.Add(-1001 * time.Millisecond), control.Beat{Crowd: 33}})
+	if events, _ = r.tick(now, 0); events != nil {
+		t.Errorf("lost although its machine is crowded: %v", told(events))
+	}
+	r.said(hostSaid{1, now.Add(-1001 * time.Millisecond), control.Beat{Crowd: timing.Crowd(math.NaN())}})
+	expect(t, "its machine answered", told(r.probed(probe[0])), "[]")
 	events, _ = r.tick(now, 0)
 	expect(t, "a silent host", told(events), "[closed 1 closed 2 exited 2: b was lost]")
 	r.send(1, control.Stop{}) // not to be sent
@@ -146,17 +163,17 @@ func TestRoster(t *testing.T) {
 	expect(t, "messages to a", a.list[1:], "[{Worker:1 Incarnation:1}]")
 
 	back := &sent{}
-	events, err := r.linked(now, hostLinked{1, back})
+	events, err := r.linked(now, hostLinked{host: 1, out: back})
 	expect(t, "it links again", fmt.Sprint(told(events), err), "[b is back] <nil>")
 	expect(t, "its workers end", back.list, "[{Worker:1 Incarnation:0 Stacks:false} {Worker:2 Incarnation:0 Stacks:false}]")
 
 	// Its link ends, and its machine says that nothing listens there.
 	r.unlinked(now, hostUnlinked{1, b}) // an older one
 	r.unlinked(now, hostUnlinked{1, back})
-	if events, probe = r.tick(now.Add(time.Millisecond), 0); events != nil || len(probe) != 1 || probe[0] != 1 {
+	if events, probe = r.tick(now.Add(time.Millisecond), 0); events != nil || len(probe) != 1 || probe[0].host != 1 {
 		t.Errorf("%v, probes %v", told(events), probe)
 	}
-	r.probed(hostProbed{1, true})
+	r.probed(hostProbed{1, probe[0].since, true})
 	if !r.hosts[1].lost {
 		t.Error("it is not lost")
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/timing"
@@ -24,7 +25,8 @@ type roster struct {
 	times   timing.Policy
 	hosts   []hostState
 	looks   timing.Looks
-	members []member // every session; of the first ones, by WorkerID
+	crowd   timing.Crowd // of this machine
+	members []member     // every session; of the first ones, by WorkerID
 }
 
 // outbox takes messages to the other end of a link. It never waits.
@@ -38,9 +40,13 @@ type hostState struct {
 	out     outbox         // of its link; nil while there is none
 	heard   timing.History // or since when there is no link
 	since   time.Time      // the same, as far as that was before this leadership
+	crowd   timing.Crowd   // of its machine, as far as it has said
 	probing bool
-	told    bool // it has been linked once
-	twice   bool // and again, so this leadership starts over, and takes in nothing of the new link
+	server  string // its part in the agreement, as it says
+	leaves  bool   // it has no vote any more, or is to have none
+	starts  int    // workers that are to be started on it when it links
+	told    bool   // it has been linked once
+	twice   bool   // and again, so this leadership starts over, and takes in nothing of the new link
 	lost    bool
 }
 
@@ -72,9 +78,10 @@ func closedOf(who id.Session, err error) closed {
 
 // newRoster returns the roster of a leadership that begins now. broke returns since when a host has had no link.
 func newRoster(c *Config, now time.Time, broke func(host int) time.Time) *roster {
-	r := &roster{addrs: c.Hosts, self: c.Self, hello: c.HelloTimeout, times: c.times(), hosts: make([]hostState, len(c.Hosts)), members: make([]member, c.Workers)}
+	addrs := slices.Clone(c.hosts())
+	r := &roster{addrs: addrs, self: c.Self, hello: c.HelloTimeout, times: c.times(), hosts: make([]hostState, len(addrs)), members: make([]member, c.Workers)}
 	least := now.Add(r.times.Welcome - r.times.Host)
-	for i, h := range c.Hosts {
+	for i, h := range addrs {
 		since := broke(i)
 		if r.hosts[i].since = since; since.Before(least) {
 			since = least
@@ -96,6 +103,11 @@ func (r *roster) inherit(c *Config, parts []plan.Worker) {
 	for _, w := range parts {
 		if who := (id.Session{Worker: w.ID, Incarnation: w.Incarnation}); r.find(who) < 0 {
 			r.members = append(r.members, member{who: who, host: max(c.host(w.Host), 0)})
+		}
+	}
+	for i, h := range r.addrs { // it may have entered when the leader before failed
+		if !slices.ContainsFunc(r.members, func(m member) bool { return m.host == i }) {
+			r.hosts[i].starts = h.Starts
 		}
 	}
 }
@@ -192,8 +204,9 @@ func killOf(who id.Session) control.Kill {
 // What hosts do, as the loop hears of it. All but probed is ordered for a host.
 type (
 	hostLinked struct {
-		host int
-		out  outbox
+		host   int
+		server string
+		out    outbox
 	}
 	hostUnlinked struct {
 		host int
@@ -204,9 +217,11 @@ type (
 		at   time.Time
 		m    control.Message
 	}
-	hostProbed struct {
-		host int
-		gone bool // its machine says that no process listens there
+	hostReleased struct{ host int } // it has no vote any more, and may go
+	hostProbed   struct {
+		host  int
+		since time.Time // when it was heard last, as it was probed
+		gone  bool      // its agent has exited, or its machine cannot be reached
 	}
 )
 
@@ -221,7 +236,7 @@ func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
 		return nil, errLinkedTwice
 	}
 	was := h.lost
-	h.out, h.since, h.told, h.lost = e.out, time.Time{}, true, false
+	h.out, h.server, h.since, h.told, h.lost = e.out, e.server, time.Time{}, true, false
 	h.heard.Restart(now)
 	absent := true
 	for i, m := range r.members {
@@ -234,9 +249,18 @@ func (r *roster) linked(now time.Time, e hostLinked) ([]session.Event, error) {
 		}
 	}
 	if absent {
-		return []session.Event{session.HostBack{Host: r.addrs[e.host].Name}}, nil
+		starts := h.starts
+		h.starts = 0
+		return []session.Event{session.HostBack{Host: r.addrs[e.host].Name, Workers: starts}}, nil
 	}
 	return nil, nil
+}
+
+// release lets a host go that leaves.
+func (r *roster) release(host int) {
+	if h := &r.hosts[host]; h.out != nil {
+		h.out.put(control.Leave{})
+	}
 }
 
 // unlinked takes in that a link has ended.
@@ -255,6 +279,11 @@ func (r *roster) said(e hostSaid) []session.Event {
 	}
 	var who id.Session
 	switch m := e.m.(type) {
+	case control.Beat:
+		if h.crowd = 0; m.Crowd > 0 {
+			h.crowd = m.Crowd
+		}
+		return nil
 	case relayed:
 		who = m.worker
 	case closed:
@@ -313,8 +342,8 @@ func received(place int, m control.Message) []session.Event {
 }
 
 // tick loses the hosts that have been silent, or without a link, for too long. lateness is how late the tick comes. It
-// returns the hosts without a link that are worth a probe.
-func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.Event, probe []int) {
+// returns the hosts that are suspected, or without a link, and worth a probe.
+func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.Event, probe []hostProbed) {
 	var intervals []timing.Intervals
 	for i := range r.hosts {
 		if h := &r.hosts[i]; h.out != nil && i != r.self {
@@ -327,27 +356,30 @@ func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.E
 		if h.lost || i == r.self {
 			continue
 		}
-		detector := r.times.Follower()
-		if h.out == nil {
+		detector := r.times.Follower().In(max(r.crowd, h.crowd))
+		suspected := h.out == nil
+		if suspected {
 			detector = r.times.Unlinked(r.fresh, r.hello)
+		} else {
+			suspected, _ = r.times.Suspicion().Suspect(h.heard, now, lateness, timing.Pool(intervals), r.looks.Intervals)
 		}
 		var failed bool
 		failed, h.heard = detector.Suspect(h.heard, now, lateness, timing.Pool(intervals), r.looks.Intervals)
 		switch {
 		case failed:
 			events = append(events, r.lose(i)...)
-		case h.out == nil && !h.probing && !detector.Stopped(lateness):
+		case suspected && !h.probing && !detector.Stopped(lateness):
 			h.probing = true
-			probe = append(probe, i)
+			probe = append(probe, hostProbed{host: i, since: h.heard.Heard})
 		}
 	}
 	return events, probe
 }
 
-// probed takes in whether a host without a link is gone.
+// probed takes in whether a host is gone. One that was heard or has linked meanwhile is not.
 func (r *roster) probed(e hostProbed) []session.Event {
 	h := &r.hosts[e.host]
-	if h.probing = false; !e.gone || h.out != nil || h.lost {
+	if h.probing = false; !e.gone || !h.heard.Heard.Equal(e.since) || h.lost {
 		return nil
 	}
 	return r.lose(e.host)

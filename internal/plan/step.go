@@ -66,16 +66,11 @@ func (p *Plan) Ranks(step int) func(graph.Pair) int {
 func (p *Plan) Nodes(stage int, w id.WorkerID, step int) []tree.Node {
 	var all []tree.Node
 	route := p.runs(stage, step)
-	for lo := 0; lo < len(route); {
-		hi := lo + 1
-		if route[lo] == w {
-			for hi < len(route) && route[hi] == w {
-				hi++
-			}
+	tree.Runs(route, func(x id.WorkerID, lo, hi int) {
+		if x == w {
 			tree.Cover(len(route), lo, hi, func(n tree.Node) { all = append(all, n) })
 		}
-		lo = hi
-	}
+	})
 	return all
 }
 
@@ -106,14 +101,7 @@ func (p *Plan) MostSums(stage int) int {
 // NodeCounts returns how many nodes each worker has.
 func NodeCounts(route []id.WorkerID) map[id.WorkerID]int {
 	counts := make(map[id.WorkerID]int)
-	for lo := 0; lo < len(route); {
-		hi := lo + 1
-		for hi < len(route) && route[hi] == route[lo] {
-			hi++
-		}
-		counts[route[lo]] += tree.CoverSize(len(route), lo, hi)
-		lo = hi
-	}
+	tree.Runs(route, func(w id.WorkerID, lo, hi int) { counts[w] += tree.CoverSize(len(route), lo, hi) })
 	return counts
 }
 

@@ -84,6 +84,29 @@ func parseMeminfo(r io.Reader) (bytes float64, ok bool) {
 	return 0, false
 }
 
+// Runnable returns how many threads of the machine have a processor or wait for one, or false where that is unknown.
+func Runnable() (threads int, ok bool) {
+	line, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 0, false
+	}
+	return parseLoad(line)
+}
+
+// parseLoad reads the first half of the fourth field of loadavg.
+func parseLoad(line []byte) (threads int, ok bool) {
+	fields := bytes.Fields(line)
+	if len(fields) != 5 {
+		return 0, false
+	}
+	runnable, _, ok := strings.Cut(string(fields[3]), "/")
+	n, err := strconv.ParseUint(runnable, 10, 31)
+	if !ok || err != nil {
+		return 0, false
+	}
+	return int(n), true
+}
+
 // ThreadDelay returns a function that reports how long the calling thread has waited for a processor so far, and one that
 // releases it. Where the system does not tell, the delay is always 0.
 func ThreadDelay() (delay func() time.Duration, stop func()) {

@@ -20,6 +20,7 @@ func Missing() []Gap {
 		{"parent-death signal", "a worker outlives its agent until it finds their socket closed"},
 		{"thread priorities", "computing threads compete with those that answer peers: recoveries take longer on a busy machine"},
 		{"figure of the available memory", "jobs that do not fit into memory are not refused, and plans ignore its size"},
+		{"number of runnable threads", "missed heartbeats count after the usual timeout when a machine becomes crowded: a starved worker may be evicted"},
 		{"socket filters", "--chaos cut is refused"},
 	}
 }
@@ -72,6 +73,9 @@ func Allocate(*os.File, int64) error { return errors.ErrUnsupported }
 
 // AvailableMemory returns false: it is unknown.
 func AvailableMemory() (bytes float64, ok bool) { return 0, false }
+
+// Runnable returns false: it is unknown how many threads there are.
+func Runnable() (threads int, ok bool) { return 0, false }
 
 // ThreadDelay returns a function that reports no delay, and one that does nothing.
 func ThreadDelay() (delay func() time.Duration, stop func()) {

@@ -26,6 +26,7 @@ type leader struct {
 	vacant  bool      // there is no leader
 	places  []*worker // of the session
 	alarm   time.Time
+	done    uint64 // newest plan under which it has heard that the model is written
 }
 
 // books are the run directory.
@@ -42,7 +43,7 @@ func newBooks() books {
 // lead lets a session lead.
 func (c *Cluster) lead(in *session.Inherited, places []*worker) {
 	c.term++
-	c.vacant, c.alarm = false, time.Time{}
+	c.vacant, c.alarm, c.done = false, time.Time{}, 0
 	c.places = places
 	var all []plan.Worker
 	for _, w := range places {
@@ -165,6 +166,11 @@ func (c *Cluster) do(e session.Event) {
 				text = fmt.Sprintf("worker %v: %T %+v", c.places[r.Worker].session, r.Message, r.Message)
 			}
 			c.note("%s", text[:min(len(text), 180)])
+		}
+	}
+	if r, ok := e.(session.Received); ok {
+		if d, ok := r.Message.(control.Done); ok {
+			c.done = max(c.done, d.Plan)
 		}
 	}
 	c.react(c.session.Step(c.now, e))
@@ -356,8 +362,8 @@ func (c *Cluster) recovered(r rundir.Recovery) {
 	}
 }
 
-// lost holds that a run which fails has no worker left to go on with, and none to come. led says that a leader has just taken
-// over, which cannot replace workers if it finds none that knows the job.
+// lost holds that a run which fails has no worker left to go on with, and none to come unless the model is written. led says that a
+// leader has just taken over, which cannot replace workers if it finds none that knows the job.
 func (c *Cluster) lost(why string, led bool) {
 	var parts []plan.Worker
 	for _, p := range slices.Backward(c.agreed) {
@@ -371,8 +377,14 @@ func (c *Cluster) lost(why string, led bool) {
 			c.violated("the run has failed (%s), and worker %v could go on", why, w.session)
 		}
 	}
-	told := func(w *worker) bool { return w.done != nil } // the model is written, and there is nothing to go back for
-	if c.cfg.Respawn && !c.asked && !led && !slices.ContainsFunc(c.order, told) {
+	var from uint64 // what was written under an earlier plan is of before a rollback
+	for _, p := range c.agreed {
+		if p.Order.Rollback {
+			from = uint64(p.Order.Plan.Version.N)
+		}
+	}
+	written := c.done > 0 && c.done >= from
+	if c.cfg.Respawn && !c.asked && !led && !written {
 		c.violated("the run has failed (%s), and its workers could be replaced", why)
 	}
 }

@@ -10,7 +10,7 @@ import (
 //
 // It is an accrual detector (Hayashibara et al., "The φ accrual failure detector", 2004): the suspicion φ of a silent peer
 // grows with its silence, measured by the mean and the deviation of the intervals at which it was heard before. The peer
-// counts as failed at φ = [Phi]. The intervals are taken as exponentially distributed beyond their mean, not as normally
+// counts as failed at φ = Phi. The intervals are taken as exponentially distributed beyond their mean, not as normally
 // distributed, because the pauses of a busy machine have a long tail. A detector also gets the intervals of what else
 // runs there, so that one worker is not blamed for a machine on which all are late.
 type Detector struct {
@@ -23,13 +23,22 @@ type Detector struct {
 	// Late is how late a look may come; see [Policy].Late. 0 means that no look is too late: an observer that must
 	// stop when it was stopped itself forgives nothing.
 	Late time.Duration
+
+	// Phi is the suspicion at which the peer counts as failed.
+	Phi float64
+
+	crowd time.Duration // is allowed beyond Pause; see In
 }
 
 const (
 	// Phi is the suspicion at which a peer counts as failed: a live peer is so late after one of 10^Phi heartbeats.
 	Phi = 8
+	// SuspectPhi is the suspicion at which a host is suspected, which costs a probe of its machine.
+	SuspectPhi = 3
 	// memory is the number of intervals over which [Intervals] average.
 	memory = 32
+	// ebb is how much of a [Crowd] is left after a look that finds fewer threads.
+	ebb = 0.9
 )
 
 // Intervals are the mean and the deviation of the newest intervals at which something was heard. The zero value has
@@ -52,11 +61,35 @@ func Pool(all []Intervals) (pool Intervals) {
 	return pool
 }
 
-// limit returns the silence at which the suspicion reaches [Phi].
-func (i Intervals) limit(deviation time.Duration) time.Duration {
+// limit returns the silence at which the suspicion reaches phi.
+func (i Intervals) limit(deviation time.Duration, phi float64) time.Duration {
 	sigma := max(math.Sqrt(max(i.square-i.late*i.late, 0)), deviation.Seconds())
-	seconds := i.late + (Phi*math.Ln10-1)*sigma
+	seconds := i.late + (phi*math.Ln10-1)*sigma
 	return Heartbeat + time.Duration(min(seconds, 1e9)*float64(time.Second))
+}
+
+// Crowd is how many threads wait for each processor of a machine. The intervals of heartbeats tell of it only after some have been
+// late, and the first may be late by more than Detect.
+type Crowd float64
+
+// Next returns the crowd after a look that finds so many threads which have a processor or wait for one. It grows at
+// once and shrinks little by little, because a look may come at a quiet moment.
+func (c Crowd) Next(threads, processors int) Crowd {
+	return max(Crowd(threads)/Crowd(max(processors, 1))-1, ebb*c, 0)
+}
+
+// In returns the detector of peers on a machine that is so crowded.
+func (d Detector) In(c Crowd) Detector {
+	d.crowd = c.turns(d.Most)
+	return d
+}
+
+// turns returns for how long a process waits for its turns in a crowd, up to a limit.
+func (c Crowd) turns(most time.Duration) time.Duration {
+	if !(c > 0) {
+		return 0
+	}
+	return time.Duration(min(float64(c)*float64(Turn), float64(most)))
 }
 
 // History is what an observer knows about a peer.
@@ -86,11 +119,12 @@ func (h *History) Silence(now time.Time) time.Duration {
 	return max(now.Sub(h.Heard)-h.excused, 0)
 }
 
-// Limit returns how long a peer may be silent, given the intervals of itself and of what else runs where it does.
+// Limit returns how long a peer may be silent, given the intervals of itself and of what else runs where it does. A crowd makes it
+// longer beyond Pause, so a machine without spare processors but without a crowd leaves it at Least.
 func (d Detector) Limit(intervals ...Intervals) time.Duration {
 	limit := d.Least
 	for _, i := range intervals {
-		limit = max(limit, d.Pause+i.limit(d.Deviation))
+		limit = max(limit, d.Pause+d.crowd+i.limit(d.Deviation, d.Phi))
 	}
 	return min(limit, d.Most)
 }
@@ -149,7 +183,7 @@ func (l *Looks) Look(d Detector, now time.Time, lateness time.Duration, peers []
 
 // accrual returns the detector of a peer with heartbeats.
 func (p Policy) accrual() Detector {
-	return Detector{Least: p.Detect, Most: p.Longest, Pause: p.Pause, Deviation: p.Deviation, Late: p.Late}
+	return Detector{Least: p.Detect, Most: p.Longest, Pause: p.Pause, Deviation: p.Deviation, Late: p.Late, Phi: Phi}
 }
 
 // regular returns the detector of a peer whose intervals say nothing.
@@ -168,6 +202,15 @@ func (p Policy) Worker(training bool) Detector {
 
 // Follower returns the detector of the leader for a host with a connection.
 func (p Policy) Follower() Detector { return Of(p.Host).accrual() }
+
+// Suspicion returns the detector of a host for another one, the leader among them, that is to be probed. A suspicion decides nothing, so
+// it comes early, and no crowd delays it.
+func (p Policy) Suspicion() Detector {
+	if p.Detect == 0 {
+		return regular(p.Host, p.LinkLate)
+	}
+	return Detector{Least: MinSuspect, Most: max(p.Suspect, MinSuspect), Deviation: p.Host / 100, Late: p.LinkLate, Phi: SuspectPhi}
+}
 
 // Unlinked returns the detector of the leader for a host without a connection. Before the first step a host may take
 // as long as a worker process.

@@ -17,6 +17,17 @@ import (
 const (
 	// Heartbeat is the time between two heartbeats, of a worker to its agent and between hosts.
 	Heartbeat = 100 * time.Millisecond
+	// HostHeartbeat is the time between two heartbeats of hosts.
+	HostHeartbeat = Heartbeat / 2
+	// MinSuspect is the silence after which a host that was heard regularly is suspected, and its machine probed: two heartbeats.
+	MinSuspect = 2 * HostHeartbeat
+	// Settle is how long an observer waits for answers that are there already. One that waits for twice as long waits again: it
+	// was short of processors, or stopped.
+	Settle = 20 * time.Millisecond
+	// Turn is how much longer a silence may last for each thread that waits for a processor beside the silent peer; see [Crowd].
+	// A process that is short of processors needs its turn several times until it sends a heartbeat: to wake up, for the lock that
+	// a thread of it holds that waits as well, and for the garbage collector.
+	Turn = 30 * time.Millisecond
 	// Default is the default failure-detection timeout.
 	Default = time.Second
 	// Min is the shortest failure-detection timeout: three heartbeats, so that two in a row may be late.
@@ -36,6 +47,9 @@ const (
 	Zombie = 50 * time.Millisecond
 	// Hold is how long a run with too few workers waits for others to join, and how long all workers may be silent together.
 	Hold = 2 * time.Minute
+	// Drain is how long a host that is to leave a run waits for its workers to have left. Schedulers kill what has not ended
+	// after 30 seconds.
+	Drain = 20 * time.Second
 	// RespawnPause is the pause before a worker is started again whose last replacement committed no step. It doubles with
 	// every further one, up to MaxRespawns times itself.
 	RespawnPause = 500 * time.Millisecond
@@ -59,10 +73,16 @@ const (
 	// further failure, up to MaxRedials times itself.
 	Redial     = 10 * time.Millisecond
 	MaxRedials = 32
-	// Handshake bounds the time from a new connection to its welcome.
+	// Handshake bounds the time from a new connection to its welcome, and for each part of a checkpoint between hosts.
 	Handshake = 5 * time.Second
 	// KeepAlive is the idle time after which TCP probes a connection.
 	KeepAlive = 15 * time.Second
+	// SSHConnect is how long the launcher's ssh tries to connect, and SSHAlive how often it probes a silent connection, which ends
+	// after three probes without an answer.
+	SSHConnect = 10 * time.Second
+	SSHAlive   = 5 * time.Second
+	// Lookup bounds looking up the address of a host name.
+	Lookup = 2 * time.Second
 
 	// SampleRetry is the pause after the first failed attempt to read a sample. It grows by SampleGrowth with every further
 	// one, until there have been SampleTries.
@@ -96,8 +116,9 @@ type Policy struct {
 	// LinkWatch and LinkLate are Watch and Late of a host that looks at its connection to the leader.
 	LinkWatch, LinkLate time.Duration
 
-	// Fence is how long a worker may commit without a heartbeat from its agent. Others may evict it after Detect,
-	// so it is not longer.
+	// Fence is how long a worker may commit without a heartbeat from its agent. Others evict it after Detect, or sooner where its
+	// machine is off or cut off: there it may pass one commit more, for which it needs what all others sent for that step, so it
+	// has the same bits.
 	Fence time.Duration
 	// Grace is how long a worker that was fenced may be stopped before it is killed.
 	Grace time.Duration
@@ -113,6 +134,9 @@ type Policy struct {
 
 	// Host is Detect for the hosts of a run, an hour if silence is no failure.
 	Host time.Duration
+	// Suspect is the longest silence after which a host is suspected, however irregularly it was heard, and Answer how long its machine
+	// may take then to answer a probe.
+	Suspect, Answer time.Duration
 	// HostLink is how long a host may have no connection to the leader.
 	HostLink time.Duration
 	// Welcome is how long hosts may take to connect to a new leader.
@@ -140,11 +164,11 @@ func Of(detect time.Duration) Policy {
 	return Policy{
 		Detect: detect, Longest: 10 * detect, Pause: detect / 4, Deviation: detect / 50,
 		Watch: detect / 16, Late: detect / 4,
-		LinkWatch: host / 16, LinkLate: host / 4,
+		LinkWatch: host / 50, LinkLate: host / 4,
 
 		Fence: detect, Grace: 10 * detect, Query: detect, LinkGrace: detect / 10, LinkDown: detect * 3 / 2, Cause: Reap + detect,
 
-		Host: host, HostLink: host, Welcome: max(host/4, 500*time.Millisecond), Greet: max(host, time.Second), Candidacy: host / 2,
+		Host: host, Suspect: host / 4, Answer: max(host/10, MinSuspect), HostLink: host, Welcome: max(host/4, 500*time.Millisecond), Greet: max(host, time.Second), Candidacy: host / 2,
 
 		Ring: 2 * detect, RingForm: 10 * detect, Log: 3 * max(detect, time.Second),
 	}

@@ -41,6 +41,10 @@ var rows = []row{
 		{"Late", 1, false, "a short stop of the observer is no failure of others"},
 	}},
 	{"Heartbeat", "between two heartbeats", "fixed", fixed(Heartbeat), nil},
+	{"HostHeartbeat", "between two heartbeats of hosts", "1/2 Heartbeat", fixed(HostHeartbeat), nil},
+	{"MinSuspect", "a host that was heard regularly misses heartbeats, and its machine is probed", "2 HostHeartbeat", fixed(MinSuspect), nil},
+	{"Suspect", "the same, however irregularly it was heard", "1/4 Host, at least MinSuspect", func(p Policy) time.Duration { return max(p.Suspect, MinSuspect) }, nil},
+	{"Turn", "Pause becomes longer for each thread that waits for a processor, per processor", "fixed", fixed(Turn), nil},
 	{"Longest", "Detect at most, where heartbeats and looks are late, and always before training", "10 Detect", func(p Policy) time.Duration { return p.Longest }, []than{
 		{"Detect", 1, false, "reading data may occupy a machine"},
 	}},
@@ -52,7 +56,7 @@ var rows = []row{
 	{"Late", "a look so late forgives all silence, because the observer was stopped", "1/4 Detect", func(p Policy) time.Duration { return p.Late }, []than{
 		{"Watch", 2, false, "a look that comes one period late is normal"},
 	}},
-	{"LinkWatch", "between two looks of a host for the leader", "1/16 Host", func(p Policy) time.Duration { return p.LinkWatch }, nil},
+	{"LinkWatch", "between two looks of a host for the leader", "1/50 Host", func(p Policy) time.Duration { return p.LinkWatch }, nil},
 	{"LinkLate", "Late of a host that looks for the leader", "1/4 Host", func(p Policy) time.Duration { return p.LinkLate }, []than{
 		{"LinkWatch", 2, false, "a look that comes one period late is normal"},
 	}},
@@ -78,6 +82,10 @@ var rows = []row{
 		{"Reap", 1, false, "a killed worker exits by then"},
 	}},
 	{"Host", "Detect for hosts", "Detect; 1 h if it is 0", func(p Policy) time.Duration { return p.Host }, nil},
+	{"Answer", "the machine of a suspected host answers a probe", "1/10 Host, at least 100 ms", func(p Policy) time.Duration { return p.Answer }, []than{
+		{"Probe", 4, true, "there are several attempts, and others have been asked"},
+	}},
+	{"Settle", "an observer waits for answers that are there", "fixed", fixed(Settle), nil},
 	{"HostLink", "a host is without a connection to the leader", "Host", func(p Policy) time.Duration { return p.HostLink }, []than{
 		{"Retry", 10, true, "the host has tried to connect many times"},
 		{"Probe", 2, true, "the leader has probed the machine"},
@@ -121,6 +129,9 @@ var rows = []row{
 	}},
 	{"RespawnPause", "pause before a worker is started again whose last replacement committed no step", "fixed", fixed(RespawnPause), nil},
 	{"RespawnMax", "longest pause before a worker is started again", "fixed", fixed(MaxRespawns * RespawnPause), []than{{"RespawnPause", 1, false, "the pause grows"}}},
+	{"Drain", "a host that is to leave waits for its workers to leave", "fixed", fixed(Drain), []than{
+		{"Stacks", 2, false, "writing stacks takes little of it"},
+	}},
 	{"Disk", "between two attempts to write to a full disk", "fixed", fixed(Disk), nil},
 	{"Probe", "between two looks at hosts without a connection", "fixed", fixed(Probe), nil},
 	{"Retry", "between two attempts to reach the leader", "fixed", fixed(Retry), nil},
@@ -131,6 +142,9 @@ var rows = []row{
 	{"RedialMax", "longest pause before a link is dialled again", "fixed", fixed(MaxRedials * Redial), []than{{"Redial", 1, false, "the pause grows"}}},
 	{"Handshake", "from a new link to its welcome", "fixed", fixed(Handshake), []than{{"RedialMax", 1, false, "both ends have dialled"}}},
 	{"KeepAlive", "idle time after which TCP probes a connection", "fixed", fixed(KeepAlive), []than{{"Heartbeat", 10, true, "heartbeats keep a connection busy"}}},
+	{"SSHConnect", "ssh connects to a machine of --hosts", "fixed", fixed(SSHConnect), nil},
+	{"SSHAlive", "between two probes of a silent connection of ssh, which ends after three without an answer", "fixed", fixed(SSHAlive), nil},
+	{"Lookup", "the address of a host name is looked up", "fixed", fixed(Lookup), nil},
 	{"SampleRetry", "pause before a sample is read again", "fixed", fixed(SampleRetry), nil},
 	{"SampleRetries", "all pauses before a sample counts as unreadable", "fixed", func(Policy) (all time.Duration) {
 		pause := SampleRetry
@@ -218,12 +232,21 @@ trainer) missed heartbeats are no failure.
 
 Suspicion is by accrual (Hayashibara et al., 2004): a silence counts against the intervals at which the worker was heard before. With
 their mean m and their deviation s over some 32 heartbeats, s at least Deviation, the suspicion of a silence t is
-φ = (1 + (t - Pause - m) / s) / ln 10, and the worker counts as failed at φ = 8. The intervals are taken as exponentially distributed
+φ = (1 + (t - Pause - c - m) / s) / ln 10, where c is Turn times the crowd, and the worker counts as failed at φ = 8. The intervals are taken as exponentially distributed
 beyond their mean, because the pauses of a busy machine have a long tail. The same limit is computed from the intervals of all workers of the
-machine together, and from how late the agent itself looks; the greatest of the three and of Detect counts, up to Longest. So on a machine
+machine together, and from how late the agent itself looks; the greatest of the three and of Detect counts, up to Longest. The crowd is
+the number of threads that wait for each processor of the leader's machine at this moment, as far as the system tells: heartbeats
+that were regular until now say nothing of the processes that others have just started. So on a machine
 that is short of processors the timeout becomes longer by itself, for unanswered queries and broken links as well, and a frozen worker
-is found later. Where none of several workers is heard for longer than Pause, the machine or the whole run is stopped, and
-that time counts for none of them, up to Hold. Hosts are judged by the same detector.
+is found later: with 16 runnable threads on two processors after 1 s still, with 68 after 1.7 s. Where none of several workers is heard for longer than Pause, the machine or the whole run is stopped, and
+that time counts for none of them, up to Hold.
+
+Hosts are judged by the same detector, with the crowds of both machines. A host whose machine is off or cut off is lost sooner. At φ = 3, after
+MinSuspect to Suspect, it is suspected. The leader, or for the leader each follower that votes, then dials its machine several times within
+Answer, and asks the other hosts that vote to do the same. The operating system answers, however busy or frozen the processes are, so a false suspicion
+costs a connection. Where a majority of those that vote, the observer among them, gets no answer, and no other host gets one, the host is lost, or the
+leader succeeded. An observer waits for Settle before it concludes, and again while that takes longer than it should, so that a stopped one finds the answers.
+With two hosts one observer is left, which decides nothing, and Detect counts.
 
 ` + "`--call-timeout`" + ` (default 1 min, 0 for never) sets Call. Time in which the process waits for a processor does not count, but
 for a tenth of it. Nothing else below can be set by users. ` + "`internal/timing`" + ` computes all values, and its tests check the relations in the last column
@@ -386,6 +409,64 @@ func TestLateIsNotFailed(t *testing.T) {
 	}
 }
 
+// TestCrowd: the limit is longer at once where many threads wait for processors, although all heartbeats were in time so far. The
+// threads of the training itself leave it as it is.
+func TestCrowd(t *testing.T) {
+	for _, c := range []struct {
+		threads, processors int
+		least, most         time.Duration
+	}{
+		{0, 2, Default, Default}, // unknown
+		{1, 2, Default, Default},
+		{16, 2, Default, Default},
+		{128, 16, Default, Default},
+		{68, 2, 1600 * time.Millisecond, 1800 * time.Millisecond},
+		{68, 1, 2500 * time.Millisecond, 3 * time.Second},
+		{68, 16, Default, Default},
+		{math.MaxInt, 1, 10 * Default, 10 * Default},
+		{5, 0, Default, Default},
+	} {
+		limit := Of(Default).Worker(true).In(Crowd(0).Next(c.threads, c.processors)).Limit(Intervals{})
+		if limit < c.least || limit > c.most {
+			t.Errorf("%d threads on %d processors: %v, want %v to %v", c.threads, c.processors, limit, c.least, c.most)
+		}
+	}
+	var c Crowd
+	c = c.Next(68, 2)
+	if quiet := c.Next(1, 2); quiet < c/2 || quiet >= c {
+		t.Errorf("%v after one quiet look, %v before", quiet, c)
+	}
+	for range 100 {
+		c = c.Next(1, 2)
+	}
+	if got := Of(Default).Worker(true).In(c).Limit(Intervals{}); got != Default {
+		t.Errorf("limit %v after many quiet looks", got)
+	}
+}
+
+// TestCrowdNeverShortens: neither more waiting threads nor a crowd at all makes a limit shorter, or longer than Most.
+func TestCrowdNeverShortens(t *testing.T) {
+	var late Intervals
+	for i := range 40 {
+		late.Add(Heartbeat * time.Duration(1+i%5))
+	}
+	for _, detect := range legal() {
+		p := Of(detect)
+		for _, d := range []Detector{p.Worker(true), p.Worker(false), p.Follower(), p.Leader(), p.Unlinked(false, Hello), p.Agent()} {
+			for _, intervals := range [][]Intervals{nil, {{}}, {late}, {{}, late}} {
+				before := d.Limit(intervals...)
+				for _, c := range []Crowd{0, 0.01, 1, 7, 33, 1000, 1e18} {
+					limit := d.In(c).Limit(intervals...)
+					if limit < before || limit > d.Most || c == 0 && limit != before {
+						t.Fatalf("with --detect %v and a crowd of %v: %v, with fewer %v", detect, c, limit, before)
+					}
+					before = limit
+				}
+			}
+		}
+	}
+}
+
 // TestFrozenIsFound: on an idle machine, one frozen worker, or most of them, is found within the timeout and one look.
 func TestFrozenIsFound(t *testing.T) {
 	p := Of(Default)
@@ -463,7 +544,7 @@ func TestIntervals(t *testing.T) {
 		t.Errorf("mean %v s", mean)
 	}
 	s, mean := d.Deviation.Seconds(), Heartbeat.Seconds()+h.Intervals.late
-	limit := (d.Pause + h.Intervals.limit(d.Deviation)).Seconds()
+	limit := (d.Pause + h.Intervals.limit(d.Deviation, Phi)).Seconds()
 	if phi := (1 + (limit-d.Pause.Seconds()-mean)/s) / math.Ln10; math.Abs(phi-Phi) > 0.01 {
 		t.Errorf("suspicion %v at the limit", phi)
 	}
@@ -471,6 +552,39 @@ func TestIntervals(t *testing.T) {
 		h.Hear(now.Add(silence))
 		if got := d.Limit(h.Intervals); got < d.Least || got > d.Most {
 			t.Errorf("limit %v after a silence of %v", got, silence)
+		}
+	}
+}
+
+// TestSuspicion: a host is suspected after two heartbeats if it was heard regularly, later if it was not, and never without detection.
+func TestSuspicion(t *testing.T) {
+	t0 := time.Unix(1000, 0)
+	for _, c := range []struct {
+		name        string
+		detect      time.Duration
+		intervals   []int // milliseconds
+		least, most time.Duration
+	}{
+		{"regular", Default, []int{50, 51, 49, 50}, MinSuspect, 120 * time.Millisecond},
+		{"on a busy machine", Default, []int{50, 62, 50, 75, 55, 90, 50}, 125 * time.Millisecond, 200 * time.Millisecond},
+		{"on a machine short of processors", Default, []int{50, 150, 60, 310, 50, 90, 400}, Default / 4, Default / 4},
+		{"with a short timeout", Min, []int{50, 51, 49, 50}, MinSuspect, 110 * time.Millisecond},
+		{"without detection", 0, []int{50, 51, 49, 50}, time.Hour, time.Hour},
+	} {
+		h, heard := History{}, every(time.Minute, c.intervals...)
+		for _, at := range heard {
+			h.Hear(t0.Add(at))
+		}
+		d := Of(c.detect).Suspicion()
+		if got := d.Limit(h.Intervals); got < c.least || got > c.most {
+			t.Errorf("%s: suspected after %v, want %v to %v", c.name, got, c.least, c.most)
+		}
+		last := t0.Add(heard[len(heard)-1])
+		if suspected, _ := d.Suspect(h, last.Add(c.most+time.Millisecond), 0); !suspected {
+			t.Errorf("%s: not suspected after %v", c.name, c.most)
+		}
+		if suspected, _ := d.Suspect(h, last.Add(c.most), time.Hour); suspected {
+			t.Errorf("%s: suspected by an observer that was stopped", c.name)
 		}
 	}
 }

@@ -42,3 +42,15 @@ func CoverSize(m, lo, hi int) (n int) {
 	}
 	return n
 }
+
+// Runs calls f with each run [lo, hi) of equal values in a list, in order.
+func Runs[T comparable](list []T, f func(value T, lo, hi int)) {
+	for lo := 0; lo < len(list); {
+		hi := lo + 1
+		for hi < len(list) && list[hi] == list[lo] {
+			hi++
+		}
+		f(list[lo], lo, hi)
+		lo = hi
+	}
+}

@@ -2,9 +2,11 @@ package agree
 
 import (
 	"bytes"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/vmihailenco/msgpack/v5"
 
@@ -18,7 +20,7 @@ const (
 	MaxName   = 255     // bytes of a name, ID or address
 )
 
-// An Entry is what the nodes agree on. [Generation], [Job] and [Plan] are proposed; [Servers] follows from changes of the
+// An Entry is what the nodes agree on. [Generation], [Job], [Plan] and [Member] are proposed; [Servers] follows from changes of the
 // configuration, and [Leader] begins a leadership.
 type Entry interface {
 	// String names the entry for people, in one line.
@@ -48,14 +50,31 @@ type Plan struct {
 	Data []byte // the order to the workers
 }
 
+// Member is a host that has joined the run since it began or, with the name of one that was there before, its new addresses.
+type Member struct {
+	Name    string
+	Agree   string // HOST:PORT of its part in the agreement
+	Link    string // where other hosts reach it
+	Workers int    // that are to be started on it
+}
+
 // Servers are the nodes of the newest committed configuration.
 type Servers struct{ Servers []Server }
 
 // Server is a node of the agreement.
 type Server struct {
-	ID    string
+	ID    string // of its log: a host that lost its log returns as another server, see [NewServerID]
 	Addr  string // where others reach it
 	Voter bool
+}
+
+// NewServerID returns an ID for a server on a host that no other server has or had.
+func NewServerID(host string) string { return host + "#" + rand.Text()[:13] }
+
+// HostOf returns the host of a server.
+func HostOf(id string) string {
+	host, _, _ := strings.Cut(id, "#")
+	return host
 }
 
 // Leader is the first entry of every leadership of a node of several.
@@ -64,6 +83,7 @@ type Leader struct{ ID string }
 func (e Generation) String() string { return fmt.Sprintf("generation %d", e.N) }
 func (e Job) String() string        { return fmt.Sprintf("job of generation %d", e.Generation) }
 func (e Plan) String() string       { return fmt.Sprintf("plan %v", e.Version) }
+func (e Member) String() string     { return fmt.Sprintf("host %.64q", e.Name) }
 func (e Servers) String() string    { return fmt.Sprintf("servers %v", e.Servers) }
 func (e Leader) String() string     { return fmt.Sprintf("leader %.64q", e.ID) }
 
@@ -88,6 +108,7 @@ const (
 	kindPlan       kind = 3
 	kindLeader     kind = 6
 	kindServers    kind = 7 // in snapshots only
+	kindMember     kind = 8
 )
 
 const format = 1 // of entries and of snapshots
@@ -95,6 +116,7 @@ const format = 1 // of entries and of snapshots
 func (Generation) kind() kind { return kindGeneration }
 func (Job) kind() kind        { return kindJob }
 func (Plan) kind() kind       { return kindPlan }
+func (Member) kind() kind     { return kindMember }
 func (Servers) kind() kind    { return kindServers }
 func (Leader) kind() kind     { return kindLeader }
 
@@ -109,6 +131,14 @@ func (e Plan) code(c *coder) Entry {
 	c.text(&e.Reason, MaxReason)
 	c.bytes(&e.Data)
 	c.bytes(new([]byte)) // reserved
+	return e
+}
+
+func (e Member) code(c *coder) Entry {
+	c.text(&e.Name, MaxName)
+	c.text(&e.Agree, MaxName)
+	c.text(&e.Link, MaxName)
+	c.int(&e.Workers)
 	return e
 }
 
@@ -240,6 +270,8 @@ func Decode(b []byte) (Entry, error) {
 		e = Plan{}
 	case kindLeader:
 		e = Leader{}
+	case kindMember:
+		e = Member{}
 	default:
 		return nil, fmt.Errorf("unknown kind %d", b[1])
 	}

@@ -74,6 +74,27 @@ func (e *NotLeaderError) Error() string {
 	return fmt.Sprintf("agree: this node does not lead, but %v", e.Leader)
 }
 
+// NoLogError says that a directory holds no log to continue. Its server may have voted, and would not know: a node
+// that is to return without its log joins as a new server.
+type NoLogError struct{ Dir string }
+
+func (e *NoLogError) Error() string {
+	return fmt.Sprintf("agree: %s holds no log: the host joins the run again with an empty directory", e.Dir)
+}
+
+// DamagedError says that the file of a log cannot be read. It is then as good as lost, see [NoLogError].
+type DamagedError struct {
+	File string
+	Err  error
+}
+
+func (e *DamagedError) Error() string {
+	return fmt.Sprintf("agree: %s is damaged: %v: the host joins the run again when the directory is removed", e.File, e.Err)
+}
+
+// Unwrap returns what is wrong with the file.
+func (e *DamagedError) Unwrap() error { return e.Err }
+
 // Errors to be matched with errors.Is.
 var (
 	// ErrStale is the class of entries that come too late: what is agreed is

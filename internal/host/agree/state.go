@@ -16,6 +16,7 @@ const (
 	MaxPlans     = 32       // plans kept whole
 	MaxPlanBytes = 32 << 20 // of all plans kept but the newest
 	MaxServers   = 1 << 10
+	MaxMembers   = 1 << 10 // that have joined since the run began
 )
 
 // State is what is agreed. It is a value: whoever has one may keep it, and must
@@ -35,6 +36,7 @@ type State struct {
 	Earlier int
 
 	Servers []Server // of the newest committed configuration, by ID
+	Members []Member // that have joined since this generation began, in this order; the newest entry of each name
 }
 
 // Apply returns the state after an entry with this place and term in the log. If
@@ -51,6 +53,8 @@ func (s State) Apply(index, term uint64, e Entry) (State, error) {
 		err = next.job(e)
 	case Plan:
 		err = next.plan(e, term)
+	case Member:
+		err = next.member(e)
 	case Servers:
 		next.Servers = e.Servers
 	case Leader:
@@ -68,7 +72,7 @@ func (s *State) generation(e Generation) error {
 	if e.N <= s.Generation {
 		return refused(e, ErrStale, "the newest is %d", s.Generation)
 	}
-	s.Generation = e.N
+	s.Generation, s.Members = e.N, nil
 	return nil
 }
 
@@ -112,6 +116,24 @@ func (s *State) plan(e Plan, term uint64) error {
 	return nil
 }
 
+func (s *State) member(e Member) error {
+	if e.Name == "" || e.Agree == "" || e.Link == "" || e.Workers < 0 {
+		return refused(e, ErrInvalid, "it lacks a name or an address, or has %d workers", e.Workers)
+	}
+	hosts := slices.Clone(s.Members)
+	i := slices.IndexFunc(hosts, func(h Member) bool { return h.Name == e.Name })
+	switch {
+	case i >= 0:
+		hosts[i] = e
+	case len(hosts) >= MaxMembers:
+		return refused(e, ErrInvalid, "%d have joined", len(hosts))
+	default:
+		hosts = append(hosts, e)
+	}
+	s.Members = hosts
+	return nil
+}
+
 // Server returns a server by its ID.
 func (s State) Server(id string) (Server, bool) {
 	i := slices.IndexFunc(s.Servers, func(v Server) bool { return v.ID == id })
@@ -137,7 +159,12 @@ func (s *State) code(c *coder) {
 		}
 		s.Plans[i] = s.Plans[i].code(c).(Plan)
 	})
-	c.count(0, 0, nil) // reserved
+	c.count(len(s.Members), MaxMembers, func(i int) {
+		if i == len(s.Members) {
+			s.Members = append(s.Members, Member{})
+		}
+		s.Members[i] = s.Members[i].code(c).(Member)
+	})
 	c.count(0, 0, nil) // reserved
 	s.Servers = Servers{s.Servers}.code(c).(Servers).Servers
 }
@@ -148,7 +175,7 @@ func (s State) Write(w io.Writer) error {
 	_ = b.WriteByte(format) // Flush returns its error
 	// Writing takes the fields as they are; this copy is changed by nobody else.
 	c := coder{enc: msgpack.NewEncoder(b)}
-	s.Plans = slices.Clone(s.Plans)
+	s.Plans, s.Members = slices.Clone(s.Plans), slices.Clone(s.Members)
 	s.code(&c)
 	if c.err != nil {
 		return fmt.Errorf("agree: snapshot: %w", c.err)

@@ -3,6 +3,7 @@ package agree
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"reflect"
 	"runtime"
 	"slices"
@@ -23,6 +24,7 @@ func begun(t *testing.T) State {
 		Leader{"a"}, Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 7)}, Generation{2},
 		Plan{Version: version(2, 3), Data: []byte("order")},
 		Servers{[]Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}}},
+		Member{"c", "c:1", "c:2", 4}, Member{"d", "d:1", "d:2", 0}, Member{"c", "c:3", "c:4", 2},
 	} {
 		var err error
 		if s, err = s.Apply(uint64(i+1), 5, e); err != nil {
@@ -35,9 +37,10 @@ func begun(t *testing.T) State {
 func TestStateAccepts(t *testing.T) {
 	s := begun(t)
 	want := State{
-		Index: 7, Term: 5, Leader: "a", Generation: 2, Job: Job{1, []byte("{}")}, Newest: version(2, 3),
+		Index: 10, Term: 5, Leader: "a", Generation: 2, Job: Job{1, []byte("{}")}, Newest: version(2, 3),
 		Plans:   []Plan{{Version: version(1, 7)}, {Version: version(2, 3), Data: []byte("order")}},
 		Servers: []Server{{ID: "a", Addr: "here", Voter: true}, {ID: "b"}},
+		Members: []Member{{"c", "c:3", "c:4", 2}, {"d", "d:1", "d:2", 0}},
 	}
 	if !reflect.DeepEqual(s, want) {
 		t.Errorf("got\n%+v\nwant\n%+v", s, want)
@@ -60,6 +63,9 @@ func TestStateRefuses(t *testing.T) {
 		{"plan of the next generation", Plan{Version: version(3, 1)}, ErrInvalid},
 		{"plan without version", Plan{}, ErrInvalid},
 		{"plan of another term", Plan{Term: 4, Version: version(2, 4)}, ErrStale},
+		{"host without a name", Member{"", "c:1", "c:2", 1}, ErrInvalid},
+		{"host without an address", Member{"c", "c:1", "", 1}, ErrInvalid},
+		{"host of less than no workers", Member{"c", "c:1", "c:2", -1}, ErrInvalid},
 		{"no entry", nil, ErrInvalid},
 	} {
 		s := begun(t)
@@ -87,7 +93,7 @@ func TestStateOfNextGeneration(t *testing.T) {
 	if _, err := s.Apply(30, 6, Job{5, nil}); err != nil {
 		t.Error(err)
 	}
-	if s.Newest != version(5, 1) {
+	if s.Newest != version(5, 1) || s.Members != nil {
 		t.Errorf("got %+v", s)
 	}
 }
@@ -102,6 +108,15 @@ func TestStateIsBounded(t *testing.T) {
 	}
 	if len(s.Plans) != MaxPlans || s.Earlier != 2*MaxPlans || s.Newest != version(1, 3*MaxPlans) {
 		t.Errorf("%d plans, %d earlier, newest %v", len(s.Plans), s.Earlier, s.Newest)
+	}
+
+	for n := range MaxMembers {
+		if s, err = s.Apply(1, 1, Member{fmt.Sprint(n), "a:1", "a:2", 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := s.Apply(1, 1, Member{"another", "a:1", "a:2", 1}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a host too many: %v", err)
 	}
 
 	// Plans that are too large together: the newest stays whatever its size.
@@ -119,7 +134,7 @@ func TestStateIsBounded(t *testing.T) {
 // An older state keeps what it had when a newer one is made from it.
 func TestStateIsValue(t *testing.T) {
 	s := begun(t)
-	for _, e := range []Entry{Plan{Version: version(2, 4)}, Servers{[]Server{{ID: "c"}}}} {
+	for _, e := range []Entry{Plan{Version: version(2, 4)}, Servers{[]Server{{ID: "c"}}}, Member{"c", "c:5", "c:6", 1}} {
 		for range 2 {
 			if _, err := s.Apply(10, 5, e); err != nil {
 				t.Fatal(err)
@@ -135,7 +150,7 @@ func entries() *rapid.Generator[Entry] {
 	data := rapid.SliceOf(rapid.Byte())
 	return rapid.Custom(func(t *rapid.T) Entry {
 		n := func() int { return rapid.Int().Draw(t, "n") }
-		switch rapid.IntRange(0, 3).Draw(t, "kind") {
+		switch rapid.IntRange(0, 4).Draw(t, "kind") {
 		case 0:
 			return Generation{n()}
 		case 1:
@@ -145,6 +160,9 @@ func entries() *rapid.Generator[Entry] {
 				rapid.Uint64().Draw(t, "term"), version(n(), n()), rapid.StringN(0, 50, -1).Draw(t, "reason"),
 				data.Draw(t, "data"),
 			}
+		case 3:
+			text := func() string { return rapid.StringN(0, 50, -1).Draw(t, "text") }
+			return Member{text(), text(), text(), n()}
 		default:
 			return Leader{rapid.StringN(0, 50, -1).Draw(t, "id")}
 		}

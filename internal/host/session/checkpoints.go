@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -22,7 +23,10 @@ type Resume struct {
 	Job  rundir.Job        // as job.json has it: the program must still make the same
 	Data []rundir.DataFile // as data.json has it
 	Step int               // of the checkpoint in the run directory
-	Plan *rundir.Plan      // the newest, nil for none
+	// Gather says that the hosts have run directories of their own: the checkpoint is the newest one of which all files are there when the
+	// workers are, and Step is that of the newest record.
+	Gather bool
+	Plan   *rundir.Plan // the newest, nil for none
 	// Number is that of the plan of the newest step. It may be greater than Plan's, which is written down later.
 	Number uint64
 	Calls  rundir.Calls
@@ -75,12 +79,18 @@ type checkpoints struct {
 	made     time.Time  // when the newest was made, or training began
 	why      string     // why no newer one could be made; "" as long as none has failed since
 	proposed id.Version // newest plan that was to be agreed
+
+	// Of a run that is resumed by several hosts (Resume.Gather).
+	sought  bool
+	found   int // step of the checkpoint that it begins with; 0 until it is found
+	refused []string
 }
 
 // made is a checkpoint of which all files are there.
 type made struct {
 	checkpoint.Manifest
-	began time.Time // when the first part of the state was captured
+	writers []int     // places of the workers that wrote its files
+	began   time.Time // when the first part of the state was captured
 }
 
 // maxPartial bounds the checkpoints that are not whole: one at a time is asked for, and a run that is stopped makes one more.
@@ -93,6 +103,7 @@ type partsKey struct {
 
 type part struct {
 	file  checkpoint.File
+	place int // of the worker
 	rule  string
 	began time.Time // when the state was captured
 	err   string    // why there is no file; "" if there is one
@@ -135,16 +146,16 @@ func (s *Session) askForCheckpoint() {
 		return
 	}
 	c.asked = true
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.state == working {
-			s.send(place, control.Save{})
+			s.send(w, control.Save{})
 		}
 	}
 }
 
 // saved takes in a part of a checkpoint.
-func (s *Session) saved(place int, m control.Saved) {
-	c, who := &s.checkpoints, s.workers[place].who
+func (s *Session) saved(w *worker, m control.Saved) {
+	c, who := &s.checkpoints, w.who
 	bad := func(format string, args ...any) {
 		s.judge(&ProtocolError{int(who.ID), fmt.Sprintf(format, args...) + s.at()})
 	}
@@ -165,11 +176,11 @@ func (s *Session) saved(place int, m control.Saved) {
 	if s.tookOver() && m.Step <= c.newest {
 		return // reported to the leader before, which made it whole
 	}
-	switch {
+	switch _, again := c.parts[key][who.ID]; {
 	case len(c.parts) > maxPartial:
 		bad("saved parts of %d checkpoints", len(c.parts))
 		return
-	case m.Step < 1 || m.Step > s.job.Steps || hasPart(c.parts[key], who.ID):
+	case m.Step < 1 || m.Step > s.job.Steps || again:
 		bad("saved a part of a checkpoint of step %d", m.Step)
 		return
 	case !slices.Contains(ownersOf(&p), who.ID):
@@ -177,18 +188,13 @@ func (s *Session) saved(place int, m control.Saved) {
 		return
 	}
 	c.asked = false
-	came := part{rule: m.Rule, began: time.Unix(0, m.Began), err: OneLine(m.Err)}
+	came := part{place: w.place, rule: m.Rule, began: time.Unix(0, m.Began), err: OneLine(m.Err)}
 	if m.Err == "" && (json.Unmarshal(m.File, &came.file) != nil || m.Rule == "") {
 		bad("saved a part of a checkpoint that is none")
 		return
 	}
 	c.put(key, who.ID, came)
 	s.commitCheckpoints()
-}
-
-func hasPart(parts map[id.WorkerID]part, w id.WorkerID) bool {
-	_, ok := parts[w]
-	return ok
 }
 
 // unsaved takes in that no checkpoint of a step could be made. It is an event where the cause is another one than the last time.
@@ -229,9 +235,9 @@ func (s *Session) commitCheckpoints() {
 		owners := ownersOf(&p)
 		lost := slices.IndexFunc(owners, func(w id.WorkerID) bool {
 			in, _ := p.Worker(w)
-			place := s.find(in)
+			x := s.find(in)
 			_, ok := parts[w]
-			return !ok && (place < 0 || s.workers[place].state >= done)
+			return !ok && (x == nil || x.state >= done)
 		})
 		failed := slices.IndexFunc(owners, func(w id.WorkerID) bool { return parts[w].err != "" })
 		switch {
@@ -254,6 +260,7 @@ func (s *Session) commitCheckpoints() {
 			}
 			for _, w := range owners {
 				m.Files = append(m.Files, parts[w].file)
+				m.writers = append(m.writers, parts[w].place)
 				if b := parts[w].began; m.began.IsZero() || b.Before(m.began) {
 					m.began = b
 				}
@@ -267,7 +274,7 @@ func (s *Session) commitCheckpoints() {
 func (s *Session) commitNext() {
 	if c := &s.checkpoints; !c.underway && len(c.whole) > 0 {
 		c.underway = true
-		s.then(CommitCheckpoint{c.whole[0].Manifest})
+		s.then(CommitCheckpoint{c.whole[0].Manifest, c.whole[0].writers})
 	}
 }
 
@@ -304,8 +311,40 @@ func (s *Session) checkpointsPruned(e CheckpointsPruned) {
 	s.conclude()
 }
 
+// seek has the hosts get the checkpoint from which the run resumes, once.
+func (s *Session) seek() {
+	c := &s.checkpoints
+	if c.sought {
+		return
+	}
+	c.sought = true
+	s.then(Show{view.Note("gathering the newest checkpoint")},
+		VerifyCheckpoint{Propose{Order: control.Order{Passed: id.Point{Step: math.MaxInt}}}, s.cfg.Resume.Job.ID()})
+}
+
+// foundCheckpoint takes in from which checkpoint the run resumes.
+func (s *Session) foundCheckpoint(e CheckpointVerified) {
+	c := &s.checkpoints
+	switch again := s.cfg.Resume; {
+	case s.phase > training:
+	case e.Step == 0:
+		s.judge(&GatherError{e.Refused})
+	case e.Step > again.Step:
+		s.judge(&GatherError{[]string{fmt.Sprintf("the checkpoint of step %d is newer than the records of the machine that resumes, which end at step %d: resume on the one whose metrics.jsonl has most steps", e.Step, again.Step)}})
+	default:
+		c.found, c.refused = e.Step, e.Refused
+		if s.allPrepared() {
+			s.start()
+		}
+	}
+}
+
 // checkpointVerified proposes the plan that begins from a checkpoint, or has another plan made if that cannot be used.
 func (s *Session) checkpointVerified(e CheckpointVerified) {
+	if s.checkpoints.sought && s.checkpoints.found == 0 {
+		s.foundCheckpoint(e)
+		return
+	}
 	if e.Err != nil {
 		s.judge(&FileError{Err: e.Err})
 		return

@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // An Event is something that has happened. A Worker of type int is a place: the position of the worker's process among all that
@@ -69,16 +70,26 @@ type (
 	AddWorkers struct{ N int }
 	// WatchAsked says whether timelines are wanted.
 	WatchAsked struct{ On bool }
-	// HostBack says that a host is linked of which no worker is in the run.
-	HostBack struct{ Host string }
+	// Noted is to be kept in the records.
+	Noted struct{ Text string }
+	// HostBack says that a host is linked of which no worker is in the run. Workers is how many it brings; 0 means those that
+	// were lost with it.
+	HostBack struct {
+		Host    string
+		Workers int
+	}
 )
 
 // Events of time.
 type (
 	// AlarmDue says that the time of [Session.Alarm] has come.
 	AlarmDue struct{}
-	// WatchTick has the session look for missed heartbeats. It comes every [timing.Policy].Watch. Due is when it was meant to come.
-	WatchTick struct{ Due time.Time }
+	// WatchTick has the session look for missed heartbeats. It comes every [timing.Policy].Watch. Due is when it was meant to come,
+	// and Crowd is that of the leader's machine.
+	WatchTick struct {
+		Due   time.Time
+		Crowd timing.Crowd
+	}
 )
 
 // Events of what the shell has done.
@@ -184,8 +195,12 @@ type (
 	RetryFiles struct{}
 	// DropCheckpoints removes unfinished checkpoints up to a step.
 	DropCheckpoints struct{ Step int }
-	// CommitCheckpoint makes a checkpoint whole; CheckpointCommitted comes, and then CheckpointsPruned.
-	CommitCheckpoint struct{ Manifest checkpoint.Manifest }
+	// CommitCheckpoint makes a checkpoint whole; CheckpointCommitted comes, and then CheckpointsPruned. Writers are the workers
+	// that wrote its files, by their places.
+	CommitCheckpoint struct {
+		Manifest checkpoint.Manifest
+		Writers  []int
+	}
 	// VerifyCheckpoint reads the checkpoint that a plan begins from; CheckpointVerified comes.
 	VerifyCheckpoint struct {
 		Propose Propose
@@ -256,4 +271,4 @@ func (s *Session) first(effects ...Effect) { s.out.urgent = append(s.out.urgent,
 // then does what only this host needs: files, views, searches.
 func (s *Session) then(effects ...Effect) { s.out.other = append(s.out.other, effects...) }
 
-func (s *Session) send(worker int, m control.Message) { s.first(Send{worker, m}) }
+func (s *Session) send(w *worker, m control.Message) { s.first(Send{w.place, m}) }

@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
@@ -10,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -45,6 +47,7 @@ type ring struct {
 // lateness is what the session knows of how late everything is.
 type lateness struct {
 	looks timing.Looks
+	crowd timing.Crowd
 	slack time.Duration // by which a controller's timer for evidence is longer than on an idle machine
 	// stopped says that none of several workers has been heard for a while, so that none is to blame; noted, that it was noted.
 	stopped, noted bool
@@ -55,12 +58,13 @@ func (w *worker) watched() bool {
 	return w.state != gone && w.exit == running && w.fault == nil && !w.heard.Heard.IsZero()
 }
 
-// watch looks for workers that are silent. due is when it was meant to look.
-func (s *Session) watch(due time.Time) {
+// watch looks for workers that are silent.
+func (s *Session) watch(e WatchTick) {
 	if s.cfg.Detect == 0 {
 		return
 	}
-	d, lateness := s.detector(), s.now.Sub(due)
+	s.late.crowd = e.Crowd
+	d, lateness := s.detector(), s.now.Sub(e.Due)
 	s.noteMissing()
 	if d.Stopped(lateness) {
 		s.dropSuspicions()
@@ -83,30 +87,30 @@ func (s *Session) watch(due time.Time) {
 		around[host] = timing.Pool(all)
 		s.late.slack = max(s.late.slack, d.Limit(around[host], s.late.looks.Intervals)-d.Least)
 	}
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if !w.watched() || s.phase == ending {
 			continue
 		}
 		var failed bool
 		failed, w.heard = d.Suspect(w.heard, s.now, lateness, around[w.who.Host], s.late.looks.Intervals)
-		if failed && (w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Grace || !s.isLast(place)) {
+		if failed && (w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Grace || !s.isLast(w)) {
 			w.silent = w.heard.Heard
 			w.fault = &SilentError{
-				Worker: s.id(place), Workers: len(s.workers), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps,
+				Worker: w.id(), Workers: len(s.workers), By: w.by, Step: s.records.last.Step, Steps: s.job.Steps,
 				For: d.Limit(w.heard.Intervals, around[w.who.Host], s.late.looks.Intervals).Truncate(10 * time.Millisecond),
 			}
 			if s.phase < training && !s.respawns(w.who.ID) {
 				s.judge(w.fault)
 				return
 			}
-			s.exclude(place)
+			s.exclude(w)
 		}
 	}
 }
 
 // detector is that of the session for its workers.
 func (s *Session) detector() timing.Detector {
-	return timing.Of(s.cfg.Detect).Worker(s.phase >= training)
+	return timing.Of(s.cfg.Detect).Worker(s.phase >= training).In(s.late.crowd)
 }
 
 // noteStopped notes, once, that no worker is heard.
@@ -130,12 +134,8 @@ func (s *Session) noteStopped(peers []*timing.History) {
 
 // gossip takes in what the ring says of a worker.
 func (s *Session) gossip(e Gossip) {
-	place := s.find(e.Worker)
-	if place < 0 || s.phase == ending {
-		return
-	}
-	w := s.workers[place]
-	if w.state == gone || w.hasExited() {
+	w := s.find(e.Worker)
+	if w == nil || s.phase == ending || w.state == gone || w.hasExited() {
 		return
 	}
 	by := w.by
@@ -151,15 +151,15 @@ func (s *Session) gossip(e Gossip) {
 	}
 	if e.State == gossip.StateDead && w.state == working && w.fault == nil && !w.differs && s.now.Sub(w.heard.Heard) < 2*timing.Heartbeat {
 		w.differs = true
-		s.then(s.about(place, eventNote, fmt.Sprintf("the ring takes worker %d for dead, since %s cannot reach it; its agent hears it, and it stays", s.id(place), e.By)))
+		s.then(s.about(w.who.ID, eventNote, fmt.Sprintf("the ring takes worker %d for dead, since %s cannot reach it; its agent hears it, and it stays", w.id(), e.By)))
 	}
 }
 
 // outside returns the workers of the run that have never been members of the ring.
 func (s *Session) outside() (all []int) {
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if !w.member && w.state != gone && !w.hasExited() && !w.joins {
-			all = append(all, s.id(place))
+			all = append(all, w.id())
 		}
 	}
 	return all
@@ -238,20 +238,19 @@ func (w *worker) callText() string {
 func counted(c control.Call) time.Duration { return time.Duration(c.For - c.Waited) }
 
 // blocked says that the call of a worker has not returned.
-func (s *Session) blocked(place int) string {
-	w := s.workers[place]
-	return blocked(s.id(place), w.callText(), time.Duration(w.call.For))
+func (w *worker) blocked() string {
+	return blocked(w.id(), w.callText(), time.Duration(w.call.For))
 }
 
 // called takes in which call of user code a worker runs, nil for none that has run for a heartbeat. One that is overdue is reported,
 // and the worker evicted after a while, if others can do its work.
-func (s *Session) called(place int, told *control.Call) {
-	w, call := s.workers[place], control.Call{}
+func (s *Session) called(w *worker, told *control.Call) {
+	call := control.Call{}
 	if told != nil {
 		call = *told
 	}
 	if call.Kind > control.CallOnEnd || call.Layer < 0 || call.Layer > 0 && call.Layer >= len(w.ready.Layers) || call.Waited < 0 || call.Waited > call.For {
-		s.bad(place, "told of a call that cannot be")
+		s.bad(w, "told of a call that cannot be")
 		return
 	}
 	if was := w.call; was.Kind != call.Kind || was.Number != call.Number {
@@ -260,8 +259,8 @@ func (s *Session) called(place int, told *control.Call) {
 		}
 		if w.overdue {
 			w.overdue, s.calls.held = false, false
-			s.then(s.row(place, ""), s.processes())
-			s.tellCall(place, eventReturned, fmt.Sprintf("worker %d: %s has returned after %.0f s", s.id(place), w.callText(), time.Duration(was.For).Seconds()))
+			s.then(w.row(""), s.processes())
+			s.tellCall(w, eventReturned, fmt.Sprintf("worker %d: %s has returned after %.0f s", w.id(), w.callText(), time.Duration(was.For).Seconds()))
 		}
 	}
 	if w.call = call; call.Kind == control.NoCall || s.phase == ending || w.fault != nil || w.hasExited() {
@@ -273,14 +272,14 @@ func (s *Session) called(place int, told *control.Call) {
 	}
 	if !w.overdue {
 		w.overdue, w.called = true, s.now.Add(-time.Duration(call.For))
-		s.then(s.row(place, fmt.Sprintf("in %s since %s", w.callText(), w.called.Format(time.TimeOnly))), s.processes())
-		s.tellCall(place, eventBlocked, s.blocked(place))
+		s.then(w.row(fmt.Sprintf("in %s since %s", w.callText(), w.called.Format(time.TimeOnly))), s.processes())
+		s.tellCall(w, eventBlocked, w.blocked())
 	}
 	if s.phase == training && s.end.stop != "" {
 		evict = report // the run waits for a commit
 	}
 	if counted(call) >= evict {
-		s.unblock(place)
+		s.unblock(w)
 	}
 }
 
@@ -294,22 +293,22 @@ func (c *calls) returned(call control.Call) {
 }
 
 // tellCall reports what is known of a call. There are no events before training.
-func (s *Session) tellCall(place int, kind eventKind, text string) {
+func (s *Session) tellCall(w *worker, kind eventKind, text string) {
 	if s.phase >= training {
-		s.then(s.about(place, kind, text))
+		s.then(s.about(w.who.ID, kind, text))
 	}
 	s.then(Show{view.Note(text)})
 }
 
 // unblock evicts a worker whose call does not return. Where no other worker could continue, or the same call has blocked another
 // worker before, the run waits for the call instead, unless it is to stop.
-func (s *Session) unblock(place int) {
-	w, c := s.workers[place], &s.calls
+func (s *Session) unblock(w *worker) {
+	c := &s.calls
 	alive, free := 0, 0 // workers of the plan
 	for _, p := range s.plan.Workers {
-		if x := s.find(p); x >= 0 && s.workers[x].exit == running && s.workers[x].fault == nil {
+		if x := s.find(p); x != nil && x.exit == running && x.fault == nil {
 			alive++
-			if !s.workers[x].overdue {
+			if !x.overdue {
 				free++
 			}
 		}
@@ -320,11 +319,11 @@ func (s *Session) unblock(place int) {
 		return
 	case w.joins:
 		w.stuck = true
-		s.refuse(place, errors.New(s.blocked(place)))
+		s.refuse(w, errors.New(w.blocked()))
 		return
 	case s.phase < training:
-		w.stuck, s.end.lost = true, place
-		w.fault = &BlockedError{Worker: s.id(place), Call: w.callText(), For: time.Duration(w.call.For)}
+		w.stuck, s.end.lost = true, w
+		w.fault = &BlockedError{Worker: w.id(), Call: w.callText(), For: time.Duration(w.call.For)}
 		s.judge(w.fault)
 		return
 	case again && c.by != w.who.ID:
@@ -333,28 +332,28 @@ func (s *Session) unblock(place int) {
 		why = "no other worker can do its work"
 	default:
 		c.evicted, c.by, c.step = w.call, w.who.ID, s.records.last.Step
-		s.evict(place, s.blocked(place)+"; its stacks are in its log")
+		s.evict(w, w.blocked()+"; its stacks are in its log")
 		return
 	}
 	if s.end.stop != "" {
-		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true, Blocked: s.blocked(place), Saved: s.checkpoints.newest})
+		s.judge(&StoppedError{Reason: s.end.stop, Step: s.records.last.Step, Steps: s.job.Steps, AtOnce: true, Blocked: w.blocked(), Saved: s.checkpoints.newest})
 		return
 	}
 	if !c.held {
 		c.held = true
-		s.tellCall(place, eventHold, fmt.Sprintf("%s, and %s: the run waits until it returns; Ctrl-C or launcher stop ends the run", s.blocked(place), why))
+		s.tellCall(w, eventHold, fmt.Sprintf("%s, and %s: the run waits until it returns; Ctrl-C or launcher stop ends the run", w.blocked(), why))
 	}
 }
 
 // stamp takes in when a fault was injected.
 func (s *Session) stamp(e FaultStamped) {
-	place := e.Worker
-	if place < 0 {
-		if place = s.newest(id.WorkerID(e.ID)); place < 0 {
-			return
-		}
+	w := s.newest(id.WorkerID(e.ID))
+	if e.Worker >= 0 {
+		w = s.workers[e.Worker]
 	}
-	w := s.workers[place]
+	if w == nil {
+		return
+	}
 	w.hit = e.At
 	s.tr.Stamped(w.who, e.At)
 	if w.state == gone && !e.At.IsZero() { // the stamp was slower than the exit
@@ -390,12 +389,9 @@ type repairs struct {
 
 // repaired writes down that memory of a worker was altered and is as it was again, and evicts a worker to which that happens once
 // more while others can continue without it.
-func (s *Session) repaired(place int, m control.Repaired) {
-	w, id, target := s.workers[place], s.id(place), repairTarget(m.Target)
-	known := false
-	for _, l := range w.ready.Layers {
-		known = known || l.Name == m.Layer
-	}
+func (s *Session) repaired(w *worker, m control.Repaired) {
+	id, target := w.id(), repairTarget(m.Target)
+	known := slices.ContainsFunc(w.ready.Layers, func(l control.Layer) bool { return l.Name == m.Layer })
 	if !known || m.Block < 0 || !target.own() && target != repairPassed && target != repairDiffer {
 		s.judge(&ProtocolError{id, "tells of a repair that cannot be" + s.at()})
 		return
@@ -407,7 +403,7 @@ func (s *Session) repaired(place int, m control.Repaired) {
 	case repairPassed:
 		reason = fmt.Sprintf("worker %d: what a lost worker had handed over for layer %q and micro-batch %d is not what was computed again, so memory was altered: step %d is done again", id, m.Layer, m.Block, m.Step)
 	}
-	e := s.about(place, eventRepaired, reason)
+	e := s.about(w.who.ID, eventRepaired, reason)
 	e.Event.Repair = &rundir.Repair{Layer: m.Layer, Block: m.Block, Target: m.Target}
 	s.then(e, Show{view.Note(reason)})
 	if !target.own() {
@@ -416,12 +412,11 @@ func (s *Session) repaired(place int, m control.Repaired) {
 	if r := &w.repairs; r.count == 0 || r.step != m.Step || r.try != m.Try {
 		*r = repairs{r.count + 1, m.Step, m.Try}
 	}
-	others := false
-	for _, p := range s.plan.Workers {
+	others := slices.ContainsFunc(s.plan.Workers, func(p plan.Worker) bool {
 		x := s.find(p)
-		others = others || x >= 0 && x != place && s.workers[x].state != gone
-	}
+		return x != nil && x != w && x.state != gone
+	})
 	if w.repairs.count > maxRepairs && others && s.phase != ending {
-		s.evict(place, fmt.Sprintf("memory of worker %d was altered %d times", id, w.repairs.count))
+		s.evict(w, fmt.Sprintf("memory of worker %d was altered %d times", id, w.repairs.count))
 	}
 }

@@ -50,7 +50,9 @@ func TestSuspicionIsWeighed(t *testing.T) {
 		{"suspected, and beats", []moment{{500, suspect(gossip.StateSuspect)}, {600, Received{1, control.Beat{}}}, {1500, suspect(gossip.StateDead)}, {4500, tick}}, -1, ""},
 		{"refuted", []moment{{500, suspect(gossip.StateSuspect)}, {1000, Gossip{Worker: plan.Worker{ID: 1}, State: gossip.StateAlive}}, {4100, tick}}, 2, "worker 1 has been silent for 4s"},
 		{"another life is suspected", []moment{{500, Gossip{Worker: plan.Worker{ID: 1, Incarnation: 1}, State: gossip.StateDead, By: "worker 2"}}, {4100, tick}}, 1, "worker 1 has been silent for 4s"},
-		{"the agent was held up", []moment{{500, suspect(gossip.StateSuspect)}, {5000, WatchTick{time.Unix(0, 0)}}, {8900, tick}}, -1, ""},
+		{"silent on a crowded machine", []moment{{4100, WatchTick{Crowd: 100}}, {5400, WatchTick{Crowd: 100}}, {5600, WatchTick{Crowd: 100}}}, 2, "worker 1 has been silent for 5.49s"},
+		{"silent until it is not crowded", []moment{{4100, WatchTick{Crowd: 100}}, {4200, tick}}, 1, "worker 1 has been silent for 4s"},
+		{"the agent was held up", []moment{{500, suspect(gossip.StateSuspect)}, {5000, WatchTick{Due: time.Unix(0, 0)}}, {8900, tick}}, -1, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s, at := weighing(t)
@@ -76,7 +78,7 @@ func TestSuspicionIsWeighed(t *testing.T) {
 			}
 			if killed >= 0 {
 				var silent *SilentError
-				if err := s.death(1); !errors.As(err, &silent) || silent.cause() != c.text {
+				if err := s.death(s.workers[1]); !errors.As(err, &silent) || silent.cause() != c.text {
 					t.Errorf("%v, want %q", err, c.text)
 				}
 			}
@@ -89,7 +91,7 @@ func TestAllStopped(t *testing.T) {
 	s, at := weighing(t)
 	var notes []string
 	look := func(ms int) {
-		for _, e := range pick[WriteEvent](s.Step(at(ms), WatchTick{at(ms)})) {
+		for _, e := range pick[WriteEvent](s.Step(at(ms), WatchTick{Due: at(ms)})) {
 			notes = append(notes, e.Event.Reason)
 		}
 	}
@@ -167,7 +169,7 @@ func TestNotInTheRing(t *testing.T) {
 		for id := range 3 {
 			s.Step(now, Received{id, control.Beat{}})
 		}
-		for _, e := range pick[WriteEvent](s.Step(now, WatchTick{now})) {
+		for _, e := range pick[WriteEvent](s.Step(now, WatchTick{Due: now})) {
 			notes = append(notes, fmt.Sprint(i, " ", e.Event.Reason))
 		}
 	}
@@ -259,7 +261,7 @@ func calling(worker int, kind control.CallKind, number uint64, seconds float64) 
 	return Received{worker, control.Beat{Call: call}}
 }
 
-// A call that does not return is reported, then its worker evicted; where that helps nobody, the run waits for it.
+// A call that does not return is reported, then its worker evicted; where that helps no other worker, the run waits for it.
 func TestCallsAreWatched(t *testing.T) {
 	const sample, forward = control.CallSample, control.CallForward
 	lost := func(worker int) []Event {

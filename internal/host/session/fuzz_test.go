@@ -193,7 +193,7 @@ func (w *world) turn(op, arg byte, hostile bool) {
 			due = due.Add(-time.Second)
 		}
 		w.beats(arg&1 != 0, place)
-		w.do(WatchTick{due})
+		w.do(WatchTick{Due: due})
 	case 16:
 		w.alarm()
 	case 17:
@@ -212,7 +212,7 @@ func (w *world) turn(op, arg byte, hostile bool) {
 	case 21:
 		w.do(Gossip{a.who, []gossip.State{gossip.StateAlive, gossip.StateSuspect, gossip.StateDead}[arg>>4%3], []string{"", "worker 1"}[min(1, arg>>4%3)]})
 	case 22:
-		w.do([]Event{WatchAsked{arg&16 != 0}, HostBack{a.who.Host}, FaultStamped{place, 0, w.now}, FaultStamped{-1, int(a.who.ID), w.now}, FaultInjected{"kill:0"}, Metered{[]trace.Device{{}}}}[arg>>4%6])
+		w.do([]Event{WatchAsked{arg&16 != 0}, HostBack{a.who.Host, int(arg >> 6)}, FaultStamped{place, 0, w.now}, FaultStamped{-1, int(a.who.ID), w.now}, FaultInjected{"kill:0"}, Metered{[]trace.Device{{}}}}[arg>>4%6])
 	case 23:
 		if w.cfg.Clocks != NoClocks {
 			e := ClocksSet{Reason: "why", Lowered: map[id.WorkerID]float64{a.who.ID: 2}, Shares: map[id.WorkerID]float64{a.who.ID: 0.5}, Raised: []id.WorkerID{0}}
@@ -429,7 +429,7 @@ func (w *world) hear(place int) {
 		return
 	}
 	if len(a.said) == 0 && a.released {
-		if w.s.isFirst(place) {
+		if w.s.isFirst(w.s.workers[place]) {
 			w.do(Received{place, control.Output{Text: "bye"}})
 		}
 		a.alive = false
@@ -698,7 +698,7 @@ func (w *world) settle() {
 			w.do(AlarmDue{})
 		}
 		w.beats(false, 0)
-		w.do(WatchTick{w.now})
+		w.do(WatchTick{Due: w.now})
 	}
 	out := w.s.Outcome()
 	if !w.s.Over() {

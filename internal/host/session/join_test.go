@@ -90,7 +90,7 @@ func TestJoinerIsRefused(t *testing.T) {
 func TestEvictedJoinerHasNotLeft(t *testing.T) {
 	r := joining(t, 2, false)
 	r.feed(AddWorkers{1}, WorkerStarted{plan.Worker{ID: 2}, nil}, Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2}}, Received{2, readyOf(2)})
-	r.s.evict(2, "worker 2 has not answered within 500ms")
+	r.s.evict(r.s.workers[2], "worker 2 has not answered within 500ms")
 	for r.s.workers[2].state != gone {
 		r.now = r.s.Alarm()
 		r.feed(AlarmDue{})
@@ -124,7 +124,7 @@ func TestEvictedJoinerHasNoPart(t *testing.T) {
 	silent := func(r *ran) {
 		r.feed(Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2}})
 		r.now = r.now.Add(10 * r.s.cfg.Detect)
-		r.feed(Received{0, control.Beat{}}, Received{1, control.Beat{}}, WatchTick{r.now})
+		r.feed(Received{0, control.Beat{}}, Received{1, control.Beat{}}, WatchTick{Due: r.now})
 	}
 	late := func(r *ran) {
 		r.now = r.s.Alarm()
@@ -201,7 +201,7 @@ func TestFence(t *testing.T) {
 			for _, place := range heard {
 				r.effects = append(r.effects, r.s.Step(r.now, Received{place, control.Beat{}})...)
 			}
-			r.effects = append(r.effects, r.s.Step(r.now, WatchTick{r.now})...)
+			r.effects = append(r.effects, r.s.Step(r.now, WatchTick{Due: r.now})...)
 		}
 		for range 300 { // they are heard regularly
 			look([]int{0, 1, 2}[:n]...)

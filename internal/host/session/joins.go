@@ -32,6 +32,7 @@ type roster struct {
 	tries    map[id.WorkerID]int    // the newest of them in a row that have committed nothing
 	refused  map[id.WorkerID]bool   // another incarnation would end the same way
 	away     map[id.WorkerID]string // hosts with which workers were lost, to be restarted when they are back
+	early    map[string]int         // workers of hosts that came before training
 	pending  int                    // processes that are being started
 	due      []dueStart             // the pending ones that are started later
 	joinedBy map[int]uint64         // plans by which workers got a part, as earlier leaders have written down
@@ -46,6 +47,7 @@ type dueStart struct {
 func newRoster() roster {
 	return roster{
 		lives: make(map[id.WorkerID]int), tries: make(map[id.WorkerID]int), refused: make(map[id.WorkerID]bool), away: make(map[id.WorkerID]string),
+		early: make(map[string]int),
 	}
 }
 
@@ -101,15 +103,13 @@ func (s *Session) respawns(w id.WorkerID) bool {
 }
 
 // replace has a worker that was lost in training continue, if it was fenced, or restarts it, if the user wants that.
-func (s *Session) replace(place int) {
-	w := s.workers[place]
+func (s *Session) replace(w *worker) {
 	switch {
 	case s.phase != training:
 	case w.exit == fenced:
 		who := s.roster.begin(w.who.ID, w.who.Host)
-		e := s.event(eventBegin, fmt.Sprintf("worker %d joins again when it is heard within %v", w.who.ID, timing.Of(s.cfg.Detect).Grace))
-		e.Event.Worker = int(w.who.ID)
-		s.then(e, FenceWorker{place, who})
+		reason := fmt.Sprintf("worker %d joins again when it is heard within %v", w.who.ID, timing.Of(s.cfg.Detect).Grace)
+		s.then(s.about(w.who.ID, eventBegin, reason), FenceWorker{w.place, who})
 	case s.respawns(w.who.ID):
 		s.launch(w.who.ID, w.who.Host, fmt.Sprintf("worker %d is restarted", w.who.ID))
 	}
@@ -118,35 +118,32 @@ func (s *Session) replace(place int) {
 // exclude has the run continue without a worker that is at fault. If it has missed heartbeats, it may be stopped for a while only: it is
 // fenced, unless no other worker continues the run meanwhile, or it may be in a call of OnStep, which another worker is to repeat: then
 // it is killed.
-func (s *Session) exclude(place int) {
-	w := s.workers[place]
-	if s.phase == training && s.cfg.CanStart && !s.isLast(place) && len(s.workers) < MaxWorkers && w.exit == running &&
+func (s *Session) exclude(w *worker) {
+	if s.phase == training && s.cfg.CanStart && !s.isLast(w) && len(s.workers) < MaxWorkers && w.exit == running &&
 		!w.overdue && !s.deliveries.Calling(w.who) && !w.heard.Heard.IsZero() && w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Pause {
-		s.silent = append(s.silent, place)
+		s.silent = append(s.silent, w)
 		return
 	}
-	s.kill(place)
+	s.kill(w)
 }
 
 // isLast reports whether processes may start, and no other worker of the plan can continue the run. Then nothing is gained if the run
 // continues without it.
-func (s *Session) isLast(place int) bool {
-	w := s.workers[place]
+func (s *Session) isLast(w *worker) bool {
 	return s.phase == training && s.cfg.CanStart && HasPart(s.plan.Workers, w.who) && !slices.ContainsFunc(s.workers, func(x *worker) bool {
 		return x != w && x.state >= working && x.exit == running && x.fault == nil && HasPart(s.plan.Workers, x.who)
 	})
 }
 
 // fence ends the session of a worker at once, and not its process.
-func (s *Session) fence(place int) {
-	w := s.workers[place]
+func (s *Session) fence(w *worker) {
 	if s.phase != training || w.exit != running {
 		return
 	}
 	w.exitTo(fenced)
 	w.status, w.ended = Status{Code: -1, Text: "fenced"}, s.now
-	if s.ended(place); s.phase != training {
-		s.dismiss(place)
+	if s.ended(w); s.phase != training {
+		s.dismiss(w)
 	}
 }
 
@@ -157,9 +154,8 @@ func (s *Session) fenced(e Fenced) {
 }
 
 // replaceFirst restarts a worker that was lost before training.
-func (s *Session) replaceFirst(place int) {
-	w := s.workers[place]
-	cause := OneLine(stoppedBy(s.death(place)))
+func (s *Session) replaceFirst(w *worker) {
+	cause := OneLine(stoppedBy(s.death(w)))
 	w.set(gone)
 	w.joins = true // it never had a part
 	s.records.lost++
@@ -177,9 +173,7 @@ func (s *Session) launch(w id.WorkerID, host, reason string) {
 	if s.phase < training { // the run has no files yet
 		s.then(Show{view.Note(reason)})
 	} else {
-		e := s.event(eventBegin, reason)
-		e.Event.Worker = int(w)
-		s.then(e)
+		s.then(s.about(w, eventBegin, reason))
 	}
 	if pause == 0 {
 		s.then(StartWorker{who})
@@ -197,15 +191,35 @@ func (s *Session) startDue() {
 	})
 }
 
-// hostBack restarts the workers that were lost with a host.
-func (s *Session) hostBack(host string) {
+// hostBack restarts the workers that were lost with a host, and starts as many others as it brings beyond them.
+func (s *Session) hostBack(host string, workers int) {
+	if s.phase < training && workers > 0 {
+		s.roster.early[host] = workers
+	}
 	if s.phase != training || s.end.stop != "" {
 		return
 	}
 	for _, id := range slices.Sorted(maps.Keys(s.roster.away)) {
 		if s.roster.away[id] == host && len(s.workers) < MaxWorkers {
 			s.launch(id, host, fmt.Sprintf("%s is back: worker %d is restarted", host, id))
+			workers--
 		}
+	}
+	for ; workers > 0 && len(s.workers) < MaxWorkers; workers-- {
+		id := s.roster.unused()
+		s.launch(id, host, fmt.Sprintf("%s joins: worker %d is started", host, id))
+	}
+}
+
+// bringEarly does so for the hosts that came before training.
+func (s *Session) bringEarly() {
+	if s.phase != training {
+		return
+	}
+	for _, host := range slices.Sorted(maps.Keys(s.roster.early)) {
+		workers := s.roster.early[host]
+		delete(s.roster.early, host)
+		s.hostBack(host, workers)
 	}
 }
 
@@ -223,13 +237,13 @@ func (s *Session) started(e WorkerStarted) {
 func (s *Session) enlist(w *worker, how string) {
 	w.joins = s.phase >= training
 	w.fresh = w.joins
+	w.place = len(s.workers)
 	s.workers = append(s.workers, w)
-	place := len(s.workers) - 1
 	if s.phase > training {
-		s.dismiss(place)
+		s.dismiss(w)
 		return
 	}
-	s.then(s.row(place, how))
+	s.then(w.row(how))
 	if w.pid > 0 {
 		s.then(s.processes())
 	}
@@ -251,57 +265,54 @@ func (s *Session) cannotStart(e WorkerStarted) {
 }
 
 // join lets a worker join that is ready and has the run's job.
-func (s *Session) join(place int) {
-	w := s.workers[place]
+func (s *Session) join(w *worker) {
 	if field, values := difference(s.model, w.ready); field != "" {
-		s.refuse(place, &DifferError{Worker: s.id(place), Than: 0, Field: field, Values: values})
+		s.refuse(w, &DifferError{Worker: w.id(), Than: 0, Field: field, Values: values})
 		return
 	}
 	if s.phase > training {
-		s.dismiss(place)
+		s.dismiss(w)
 		return
 	}
 	w.set(working)
 	start := s.startMessage()
 	start.Ring, start.Joins = s.ringOf(w), true
-	s.send(place, start)
+	s.send(w, start)
 	if s.end.stop != "" { // all that were asked may be lost
-		s.send(place, control.Stop{Reason: string(s.end.stop)})
+		s.send(w, control.Stop{Reason: string(s.end.stop)})
 	}
-	s.then(s.row(place, "joins"))
+	s.then(w.row("joins"))
 	s.tell(controller.Joined{Worker: w.who, Addr: w.ready.Addr})
 }
 
 // refuse ends a worker that has no part in the plan yet. The run continues.
-func (s *Session) refuse(place int, err error) {
-	w := s.workers[place]
+func (s *Session) refuse(w *worker, err error) {
 	if s.phase == ending || w.state == gone || w.fault != nil {
 		return
 	}
 	w.fault, w.failed = err, true
 	s.roster.refused[w.who.ID] = true
-	s.kill(place)
-	s.then(s.about(place, eventRefused, fmt.Sprintf("worker %d: %s", s.id(place), OneLine(err.Error()))))
+	s.kill(w)
+	s.then(s.about(w.who.ID, eventRefused, fmt.Sprintf("worker %d: %s", w.id(), OneLine(err.Error()))))
 }
 
 // loseJoiner takes in that a worker has exited before it had a part.
-func (s *Session) loseJoiner(place int) {
-	w := s.workers[place]
+func (s *Session) loseJoiner(w *worker) {
 	w.set(gone)
-	cause := OneLine(stoppedBy(s.death(place)))
+	cause := OneLine(stoppedBy(s.death(w)))
 	if !w.failed {
 		kind := eventLost
 		if w.hasLeft() {
 			kind = eventLeft
 		}
-		e := s.about(place, kind, cause+", before it had a part")
+		e := s.about(w.who.ID, kind, cause+", before it had a part")
 		s.noteHost(&e, w)
 		s.then(e)
 	}
-	s.then(s.row(place, "gone"), s.processes())
+	s.then(w.row("gone"), s.processes())
 	s.tell(controller.Dead{Worker: w.who, Cause: cause, How: controller.Reaped, Died: w.ended})
 	if !w.hasLeft() {
-		s.replace(place)
+		s.replace(w)
 	}
 	s.conclude()
 }

@@ -100,19 +100,19 @@ func move[S interface {
 
 // verdict is what is known of the end of a run.
 type verdict struct {
-	stop    Reason // the first reason to stop, "" while there is none
-	err     error  // the first error
-	lost    int    // place of the worker whose exit is the verdict, so that its last output matters; -1 if there is none
+	stop    Reason  // the first reason to stop, "" while there is none
+	err     error   // the first error
+	lost    *worker // whose exit is the verdict, so that its last output matters
 	detail  string
 	help    string
 	warning string
 
-	unread   map[int]int // by step, the place of a worker that could not read a sample
-	claim    *claim      // a failure that workers reported, until its cause is known
-	complete bool        // every file is written
+	unread   map[int]*worker // by step, a worker that could not read a sample
+	claim    *claim          // a failure that workers reported, until its cause is known
+	complete bool            // every file is written
 
 	result *control.Done // the first one, if possible of a worker that knows the last loss
-	by     int           // place of the worker that sent it
+	by     *worker       // which sent it
 	under  uint64        // Version.N of the plan that the run ends under, as far as known
 }
 
@@ -137,12 +137,11 @@ func (w *worker) set(to workerState) { w.state = move(workerStates, w.state, to)
 func (w *worker) exitTo(to exitState) { w.exit = move(exitStates, w.exit, to) }
 
 // hungUp takes in that a connection is over.
-func (s *Session) hungUp(place int, err error) {
-	w := s.workers[place]
+func (s *Session) hungUp(w *worker, err error) {
 	switch w.exit {
 	case exited:
 		w.exitTo(reaped)
-		s.ended(place)
+		s.ended(w)
 		return
 	case running:
 		w.exitTo(hungUp)
@@ -152,88 +151,84 @@ func (s *Session) hungUp(place int, err error) {
 	switch {
 	case s.phase == ending:
 	case s.phase != assembling && (errors.Is(err, control.ErrFormat) || errors.Is(err, control.ErrFrameSize)):
-		s.bad(place, "sent bytes that are no message")
+		s.bad(w, "sent bytes that are no message")
 	case w.state != done:
-		s.grace(place) // a process that dies closes its connection first, and its exit says more
+		s.grace(w) // a process that dies closes its connection first, and its exit says more
 	}
 }
 
 // exited takes in that a process has exited. It is judged when all that it has sent is received.
-func (s *Session) exited(place int, status Status) {
-	w := s.workers[place]
+func (s *Session) exited(w *worker, status Status) {
 	switch w.exit {
 	case running:
 		w.exitTo(exited)
 		w.status, w.ended = status, s.now
-		s.grace(place)
+		s.grace(w)
 	case hungUp:
 		w.exitTo(reaped)
 		w.status, w.ended = status, s.now
-		s.ended(place)
+		s.ended(w)
 	}
 }
 
 // unreaped takes in that a worker has not exited in time.
-func (s *Session) unreaped(place int) {
-	w := s.workers[place]
+func (s *Session) unreaped(w *worker) {
 	switch {
 	case w.over():
 	case w.exit == exited: // and something holds its connection open
 		w.exitTo(reaped)
-		s.ended(place)
+		s.ended(w)
 	case s.phase == ending || w.killed: // the others do not wait for it
 		w.exitTo(abandoned)
-		s.ended(place)
+		s.ended(w)
 	case s.phase == assembling:
-		s.kill(place)
+		s.kill(w)
 	default:
 		if w.fault == nil {
-			w.fault = &ProtocolError{s.id(place), "closed its connection and went on" + s.at()}
+			w.fault = &ProtocolError{w.id(), "closed its connection and went on" + s.at()}
 		}
 		if s.phase != training {
 			s.judge(w.fault)
 			return
 		}
-		s.kill(place)
+		s.kill(w)
 	}
 }
 
 // grace gives a worker until timing.Reap from now to exit, and to have said all.
-func (s *Session) grace(place int) { s.workers[place].reap = s.now.Add(timing.Reap) }
+func (s *Session) grace(w *worker) { w.reap = s.now.Add(timing.Reap) }
 
 // dismiss kills a worker whose exit changes nothing.
-func (s *Session) dismiss(place int) {
-	w := s.workers[place]
-	s.first(Kill{place, w.stuck})
-	if s.grace(place); w.stuck {
+func (s *Session) dismiss(w *worker) {
+	s.first(Kill{w.place, w.stuck})
+	if s.grace(w); w.stuck {
 		w.reap = w.reap.Add(timing.Stacks)
 	}
 }
 
 // kill kills a worker; its exit is the event that follows.
-func (s *Session) kill(place int) {
-	s.workers[place].killed = true
-	s.dismiss(place)
+func (s *Session) kill(w *worker) {
+	w.killed = true
+	s.dismiss(w)
 }
 
 // ended judges a worker that has exited and has nothing more to say.
-func (s *Session) ended(place int) {
-	w := s.workers[place]
+func (s *Session) ended(w *worker) {
 	alone := func() bool { // no other worker can say more
 		return !slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state != gone && !w.failed && !w.over() })
 	}
 	switch {
 	case s.phase == ending, s.phase == assembling, w.state == gone:
 	case w.joins && s.phase == training:
-		s.loseJoiner(place)
+		s.loseJoiner(w)
 	case w.joins:
 	case w.state == done && w.status.OK():
-		s.tell(controller.Ended{Worker: s.session(place)})
+		s.tell(controller.Ended{Worker: w.who})
 		s.conclude()
 	case s.phase == training:
 		switch {
 		case !w.failed || s.end.claim == nil:
-			s.lose(place)
+			s.lose(w)
 		case alone():
 			s.believe()
 		}
@@ -243,16 +238,16 @@ func (s *Session) ended(place int) {
 			s.believe()
 		}
 	case s.phase == finished && w.fromOutside():
-		s.killedLate(place)
+		s.killedLate(w)
 	case s.phase == starting && s.respawns(w.who.ID) && s.roster.tries[w.who.ID] < maxFirstTries &&
 		w.fromOutside():
-		s.replaceFirst(place)
+		s.replaceFirst(w)
 	case w.state == connecting && !w.status.Killed(): // else it is no fault of the program
-		s.end.lost = place
+		s.end.lost = w
 		s.judge(&NoMainError{Program: s.cfg.Program, Status: w.status})
 	default:
-		s.end.lost = place
-		s.judge(s.death(place))
+		s.end.lost = w
+		s.judge(s.death(w))
 	}
 }
 
@@ -260,29 +255,24 @@ func (s *Session) ended(place int) {
 func (w *worker) fromOutside() bool { return w.fault == nil && w.status.Killed() || !w.silent.IsZero() }
 
 // killedLate takes in that a worker was lost when all was written: nothing of the run is missing.
-func (s *Session) killedLate(place int) {
-	_, how := culprit(s.death(place))
-	s.end.warning = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", s.id(place), how)
-	s.then(s.about(place, eventNote, s.end.warning))
+func (s *Session) killedLate(w *worker) {
+	_, how := culprit(s.death(w))
+	s.end.warning = fmt.Sprintf("worker %d %s after all was written; what the program does at the end of a run may be missing", w.id(), how)
+	s.then(s.about(w.who.ID, eventNote, s.end.warning))
 }
 
 // death is the error of a worker that has exited too early.
-func (s *Session) death(place int) error {
-	w := s.workers[place]
-	if silent := new(SilentError); errors.As(w.fault, &silent) {
-		return silent
-	}
+func (s *Session) death(w *worker) error {
 	if w.fault != nil {
 		return w.fault
 	}
-	return &LostError{Worker: s.id(place), Workers: len(s.workers), Status: w.status, Step: s.records.last.Step, Steps: s.job.Steps}
+	return &LostError{Worker: w.id(), Workers: len(s.workers), Status: w.status, Step: s.records.last.Step, Steps: s.job.Steps}
 }
 
 // workerFailed takes in that a worker reports a failure.
-func (s *Session) workerFailed(place int, m control.Failed) {
-	w := s.workers[place]
+func (s *Session) workerFailed(w *worker, m control.Failed) {
 	if w.joins {
-		s.refuse(place, errors.New(OneLine(m.Text)))
+		s.refuse(w, errors.New(OneLine(m.Text)))
 		return
 	}
 	if m.Kind == control.Help {
@@ -295,9 +285,9 @@ func (s *Session) workerFailed(place int, m control.Failed) {
 	w.failed = true
 	// A failure without a text would read as success in summary.json.
 	text := cmp.Or(OneLine(m.Text), "failed without a reason")
-	err := &FailedError{Kind: m.Kind, Worker: s.id(place), Workers: len(s.workers), Text: text, Step: m.Step}
+	err := &FailedError{Kind: m.Kind, Worker: w.id(), Workers: len(s.workers), Text: text, Step: m.Step}
 	switch {
-	case len(s.workers) == 1 || s.unreadable(place, m) || !m.Kind.OfWorker():
+	case len(s.workers) == 1 || s.unreadable(w, m) || !m.Kind.OfWorker():
 		s.end.detail = m.Stack
 		s.judge(err)
 	case s.phase == training && (m.Kind != control.Faulty || s.ctl.Busy()):
@@ -311,18 +301,17 @@ func (s *Session) workerFailed(place int, m control.Failed) {
 }
 
 // unreadable reports whether another worker could not read its samples of the same step either.
-func (s *Session) unreadable(place int, m control.Failed) bool {
+func (s *Session) unreadable(w *worker, m control.Failed) bool {
 	if m.Kind != control.NoSample {
 		return false
 	}
-	before, ok := s.end.unread[m.Step]
-	if ok && before != place {
+	if before := s.end.unread[m.Step]; before != nil && before != w {
 		return true
 	}
 	if s.end.unread == nil {
-		s.end.unread = make(map[int]int)
+		s.end.unread = make(map[int]*worker)
 	}
-	s.end.unread[m.Step] = place
+	s.end.unread[m.Step] = w
 	return false
 }
 
@@ -355,37 +344,37 @@ func (s *Session) stop(reason Reason) {
 	if len(s.workers) > 1 {
 		asked = "the workers are"
 	}
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.state != gone {
-			s.send(place, control.Stop{Reason: string(reason)})
+			s.send(w, control.Stop{Reason: string(reason)})
 		}
 	}
 	s.then(s.event(eventStop, fmt.Sprintf("%s: %s asked to end at the next commit", reason, asked)), Show{view.Stopping{Reason: string(reason)}})
 }
 
 // finish takes in a worker's result.
-func (s *Session) finish(place int, m control.Done) {
-	w, e := s.workers[place], &s.end
+func (s *Session) finish(w *worker, m control.Done) {
+	e := &s.end
 	stopped := m.StoppedBy != ""
 	if e.stop == "" && s.tookOver() {
 		e.stop = Reason(m.StoppedBy) // the leader before was asked
 	}
 	if m.Steps != w.last.Step && !w.fresh && !w.inherited || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != e.stop {
-		s.judge(&ProtocolError{s.id(place), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.at())})
+		s.judge(&ProtocolError{w.id(), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.at())})
 		return
 	}
 	if !finite(m.Loss) || m.ValLoss != nil && !finite(*m.ValLoss) {
-		s.judge(&ProtocolError{s.id(place), "ended with a loss that is not finite"})
+		s.judge(&ProtocolError{w.id(), "ended with a loss that is not finite"})
 		return
 	}
 	if e.result != nil {
-		if what := otherEnd(*e.result, m, w.fresh || s.workers[e.by].fresh); what != "" {
-			s.judge(&MismatchError{Worker: s.id(place), Than: s.id(e.by), What: what})
+		if what := otherEnd(*e.result, m, w.fresh || e.by.fresh); what != "" {
+			s.judge(&MismatchError{Worker: w.id(), Than: e.by.id(), What: what})
 			return
 		}
 	}
-	if e.result == nil || s.workers[e.by].fresh {
-		e.result, e.by = &m, place
+	if e.result == nil || e.by.fresh {
+		e.result, e.by = &m, w
 	}
 	e.under = max(e.under, m.Plan)
 	if m.ValLoss != nil { // a worker that joined after the newest evaluation has none
@@ -393,10 +382,15 @@ func (s *Session) finish(place int, m control.Done) {
 	}
 	w.set(done)
 	w.own = m.Worker
-	w.own.ID, w.own.Incarnation = s.id(place), w.who.Incarnation
-	s.then(Show{view.Worker{ID: s.id(place), Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}})
-	s.tell(controller.Finished{Worker: s.session(place), Step: m.Steps, Result: m.Result})
+	w.own.ID, w.own.Incarnation = w.id(), w.who.Incarnation
+	s.then(Show{view.Worker{ID: w.id(), Step: m.Steps, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: "done"}})
+	s.tell(controller.Finished{Worker: w.who, Step: m.Steps, Result: m.Result})
 	s.conclude()
+}
+
+// allPrepared reports whether all workers that the run begins with are ready.
+func (s *Session) allPrepared() bool {
+	return s.roster.pending == 0 && !slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state < prepared })
 }
 
 // conclude ends training when every worker that is left has told its result.
@@ -415,7 +409,7 @@ func (s *Session) conclude() {
 		return // the run is concluded when they are on disk
 	}
 	if m.Steps != s.records.last.Step {
-		s.judge(&ProtocolError{s.id(s.end.by), fmt.Sprintf("ended with %d steps, and the newest that was committed is %d", m.Steps, s.records.last.Step)})
+		s.judge(&ProtocolError{s.end.by.id(), fmt.Sprintf("ended with %d steps, and the newest that was committed is %d", m.Steps, s.records.last.Step)})
 		return
 	}
 	s.enter(finished)
@@ -431,13 +425,13 @@ func (s *Session) conclude() {
 		s.end.err = &StoppedError{Reason: s.end.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
 	s.then(s.event(eventEnd, reason), WriteSummary{sum}, Show{view.End{Summary: sum}}, CloseView{})
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		switch {
 		case w.state == gone || w.closed():
 		case w.joins && w.state < working:
-			s.dismiss(place) // it reads data for a run that is over
+			s.dismiss(w) // it reads data for a run that is over
 		default:
-			s.send(place, control.Release{})
+			s.send(w, control.Release{})
 		}
 	}
 }
@@ -483,8 +477,8 @@ func (s *Session) judge(err error) {
 		e := s.event(eventFailed, err.Error())
 		if lost, cause := culprit(err); lost >= 0 {
 			e.Event.Worker = lost
-			if place := s.newest(id.WorkerID(lost)); place >= 0 {
-				s.then(s.row(place, cause))
+			if w := s.newest(id.WorkerID(lost)); w != nil {
+				s.then(w.row(cause))
 			}
 		}
 		s.then(e, WriteSummary{sum}, Show{view.End{Summary: sum}})
@@ -493,21 +487,21 @@ func (s *Session) judge(err error) {
 }
 
 func (s *Session) killAll() {
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.exit == running || w.exit == hungUp {
-			s.dismiss(place)
+			s.dismiss(w)
 		}
 	}
 }
 
 // bad judges what a worker must not say. A worker that joins is refused, and the run continues.
-func (s *Session) bad(place int, format string, args ...any) {
+func (s *Session) bad(w *worker, format string, args ...any) {
 	err := fmt.Errorf(format, args...)
-	if s.workers[place].joins {
-		s.refuse(place, err)
+	if w.joins {
+		s.refuse(w, err)
 		return
 	}
-	s.judge(&ProtocolError{s.id(place), err.Error() + s.at()})
+	s.judge(&ProtocolError{w.id(), err.Error() + s.at()})
 }
 
 // at says where the run is, at the end of a sentence.

@@ -2,7 +2,6 @@ package session
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -28,30 +27,29 @@ type evictedError struct{ reason string }
 func (e *evictedError) Error() string { return e.reason }
 
 // lose has the run continue without a worker that has exited in training.
-func (s *Session) lose(place int) {
-	w := s.workers[place]
+func (s *Session) lose(w *worker) {
 	w.set(gone)
 	s.paces.forget(w.who.ID)
 	s.forgetSteps()
-	if in, ok := s.plan.Worker(w.who.ID); (!ok || in != w.who) && w.hasLeft() {
+	if !s.counted(w) && w.hasLeft() {
 		left := fmt.Sprintf("worker %d has left", w.who.ID)
-		s.then(s.about(place, eventLeft, left), s.row(place, "left"))
-		s.tell(controller.Dead{Worker: w.who, Cause: left})
+		s.then(s.about(w.who.ID, eventLeft, left), w.row("left"))
+		s.tell(s.autopsy(w, left))
 		s.conclude() // the others may have told their results before
 		return
 	}
-	err := s.death(place)
+	err := s.death(w)
 	cause := OneLine(stoppedBy(err))
 	s.records.lost++
-	s.end.lost = place
+	s.end.lost = w
 	if w.status.Panicked && w.fault == nil {
 		s.judge(err)
 		return
 	}
 	_, how := culprit(err)
-	e := s.about(place, eventLost, cause)
+	e := s.about(w.who.ID, eventLost, cause)
 	s.noteHost(&e, w)
-	s.records.ends = append(s.records.ends, s.inWords(place, err))
+	s.records.ends = append(s.records.ends, s.inWords(w, err))
 	s.then(e)
 	s.checkpoints.asked = false // perhaps its part was lost, too
 	s.commitCheckpoints()
@@ -59,16 +57,26 @@ func (s *Session) lose(place int) {
 	if s.phase == ending {
 		return
 	}
-	s.then(s.row(place, cmp.Or(how, "lost")), s.processes())
-	s.replace(place)
+	s.then(w.row(cmp.Or(how, "lost")), s.processes())
+	s.replace(w)
 	// Others may have failed because of it, and said so before.
 	s.end.claim = nil
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.failed && w.state != gone && w.over() && s.phase != ending {
-			s.lose(place)
+			s.lose(w)
 		}
 	}
 	s.conclude()
+}
+
+// counted reports whether the newest plan counts on a worker. One that is taken over may be agreed, and not known to be live.
+func (s *Session) counted(w *worker) bool {
+	newest := &s.plan
+	if in := s.cfg.Inherited; in != nil && in.coming != nil && in.coming.Plan.Version.Compare(newest.Version) > 0 {
+		newest = &in.coming.Plan
+	}
+	in, ok := newest.Worker(w.who.ID)
+	return ok && in == w.who
 }
 
 // autopsy is what the controller is told of a worker that was lost.
@@ -94,7 +102,7 @@ func (s *Session) autopsy(w *worker, cause string) controller.Dead {
 }
 
 // inWords says in a few words how a worker was lost.
-func (s *Session) inWords(place int, err error) string {
+func (s *Session) inWords(w *worker, err error) string {
 	how := "failed"
 	switch lost, evicted := new(LostError), new(evictedError); {
 	case errors.As(err, &lost):
@@ -107,18 +115,17 @@ func (s *Session) inWords(place int, err error) string {
 	case errors.As(err, &evicted):
 		how = "evicted"
 	}
-	return fmt.Sprintf("worker %d %s", s.id(place), how)
+	return fmt.Sprintf("worker %d %s", w.id(), how)
 }
 
 // evict kills a worker; its exit is the event that follows.
-func (s *Session) evict(place int, reason string) {
-	w := s.workers[place]
+func (s *Session) evict(w *worker, reason string) {
 	if w.fault != nil || w.hasExited() {
 		return
 	}
 	w.fault, w.stuck = &evictedError{reason}, w.overdue
-	s.exclude(place)
-	s.then(s.about(place, eventEvict, reason))
+	s.exclude(w)
+	s.then(s.about(w.who.ID, eventEvict, reason))
 }
 
 // tell gives the controller an event and turns what it wants into effects.
@@ -210,7 +217,7 @@ func (s *Session) fits(err error) bool {
 func (s *Session) giveUp(err error) {
 	var none *controller.NoWorkersError
 	verdict := err
-	if errors.As(err, &none) && s.end.lost >= 0 {
+	if errors.As(err, &none) && s.end.lost != nil {
 		verdict = s.death(s.end.lost)
 	}
 	var evicted *evictedError
@@ -219,7 +226,7 @@ func (s *Session) giveUp(err error) {
 	}
 	if none != nil {
 		// Perhaps all was written before the last one exited.
-		if s.conclude(); s.phase == finished && s.end.lost >= 0 && s.workers[s.end.lost].fromOutside() {
+		if s.conclude(); s.phase == finished && s.end.lost != nil && s.end.lost.fromOutside() {
 			s.killedLate(s.end.lost)
 			return
 		}
@@ -229,7 +236,7 @@ func (s *Session) giveUp(err error) {
 
 // loseAll ends a run that waits for workers when none is left.
 func (s *Session) loseAll() {
-	if s.end.lost >= 0 {
+	if s.end.lost != nil {
 		s.judge(s.death(s.end.lost))
 		return
 	}
@@ -240,29 +247,20 @@ func (s *Session) loseAll() {
 func (s *Session) adopt(e controller.Adopt) {
 	p := e.Order.Plan
 	s.plan, s.known[uint64(p.Version.N)] = p, p
-	text, err := json.Marshal(p)
-	if err != nil {
-		s.judge(&PlanError{err})
-		return
-	}
-	if p.Version.Compare(s.records.noted) > 0 { // another leader may have written it
-		s.records.noted = p.Version
-		s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: e.Cause.String(), Reason: string(e.Reason), Plan: text}})
-	}
+	s.notePlan(e.Cause.String(), string(e.Reason))
 	live := view.Plan{Reason: string(e.Reason), Stages: stages(&p)}
 	var joined []Effect
 	for _, pw := range p.Workers {
-		place := s.find(pw)
-		w, part := s.workers[place], share(&p, pw)
+		w, part := s.find(pw), share(&p, pw)
 		w.own.ID, w.own.Incarnation, w.own.Stages, w.own.Layers = part.ID, part.Incarnation, part.Stages, part.Layers
 		live.Workers = append(live.Workers, part)
 		if w.joins {
 			w.joins = false
 			if s.roster.joinedBy[int(pw.ID)] != uint64(p.Version.N) { // else another leader has said so
 				s.records.joined++
-				joined = append(joined, s.about(place, eventJoined, fmt.Sprintf("worker %d has joined", pw.ID)))
+				joined = append(joined, s.about(pw.ID, eventJoined, fmt.Sprintf("worker %d has joined", pw.ID)))
 			}
-			joined = append(joined, s.row(place, ""))
+			joined = append(joined, w.row(""))
 		}
 	}
 	s.then(s.event(eventPlan, string(e.Reason)), Show{live})
@@ -356,16 +354,16 @@ func (s *Session) alarm() {
 		*at = time.Time{}
 		return true
 	}
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if passed(&w.reap) {
-			s.unreaped(place)
+			s.unreaped(w)
 		}
 		switch late := passed(&w.hello); {
 		case !late || w.state != connecting || w.hasExited() || s.phase == ending:
 		case w.fences:
-			s.evict(place, fmt.Sprintf("worker %d has missed heartbeats for another %v", s.id(place), timing.Of(s.cfg.Detect).Grace))
+			s.evict(w, fmt.Sprintf("worker %d has missed heartbeats for another %v", w.id(), timing.Of(s.cfg.Detect).Grace))
 		case w.joins && s.phase >= training:
-			s.refuse(place, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))
+			s.refuse(w, fmt.Errorf("has not called trainer.Main within %v", s.cfg.HelloTimeout))
 		default:
 			s.judge(&NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
 		}

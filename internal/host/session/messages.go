@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -13,11 +12,10 @@ import (
 )
 
 // message takes in what a worker says.
-func (s *Session) message(place int, m control.Message) {
-	w := s.workers[place]
+func (s *Session) message(w *worker, m control.Message) {
 	if _, first := m.(control.Hello); w.state == connecting && !first {
 		if _, failed := m.(control.Failed); !failed {
-			s.bad(place, "sent %T before its hello", m)
+			s.bad(w, "sent %T before its hello", m)
 			return
 		}
 	}
@@ -31,13 +29,13 @@ func (s *Session) message(place int, m control.Message) {
 	case control.Hello:
 		switch {
 		case w.state != connecting:
-			s.bad(place, "said hello twice")
+			s.bad(w, "said hello twice")
 			return
 		case m.Protocol != control.Protocol:
-			s.bad(place, "speaks version %d of the protocol, not %d", m.Protocol, control.Protocol)
+			s.bad(w, "speaks version %d of the protocol, not %d", m.Protocol, control.Protocol)
 			return
-		case m.WorkerID != s.id(place) || m.Incarnation != w.who.Incarnation:
-			s.bad(place, "says it is worker %d in incarnation %d", m.WorkerID, m.Incarnation)
+		case m.WorkerID != w.id() || m.Incarnation != w.who.Incarnation:
+			s.bad(w, "says it is worker %d in incarnation %d", m.WorkerID, m.Incarnation)
 			return
 		}
 		w.set(greeted)
@@ -48,57 +46,57 @@ func (s *Session) message(place int, m control.Message) {
 		}
 
 	case control.Beat:
-		s.measured(place, m)
-		s.called(place, m.Call)
+		s.measured(w, m)
+		s.called(w, m.Call)
 
 	case control.Failed:
-		s.workerFailed(place, m)
+		s.workerFailed(w, m)
 
 	case control.Note:
 		note := OneLine(m.Text)
-		s.then(Show{view.Worker{ID: s.id(place), State: note}})
-		if place == 0 { // the others do the same
+		s.then(Show{view.Worker{ID: w.id(), State: note}})
+		if w.place == 0 { // the others do the same
 			s.then(Show{view.Note(note)})
 		}
 
 	case control.Ready:
 		if w.state != greeted {
-			s.bad(place, "sent a job twice")
+			s.bad(w, "sent a job twice")
 			return
 		}
 		if fault := s.fault(m); fault != "" {
-			s.bad(place, "%s", fault)
+			s.bad(w, "%s", fault)
 			return
 		}
 		w.set(prepared)
 		w.ready = m
 		switch {
 		case w.joins:
-			s.join(place)
-		case s.roster.pending > 0 || slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state < prepared }):
-			s.then(Show{view.Worker{ID: s.id(place), State: "ready"}})
+			s.join(w)
+		case !s.allPrepared():
+			s.then(Show{view.Worker{ID: w.id(), State: "ready"}})
 		default:
 			s.start()
 		}
 
 	case control.Step:
 		if w.state != working {
-			s.bad(place, "sent a step outside of training")
+			s.bad(w, "sent a step outside of training")
 			return
 		}
-		s.committed(place, m)
+		s.committed(w, m)
 
 	case control.Delivered:
 		if s.phase == training {
-			s.delivered(place, m)
+			s.delivered(w, m)
 		}
 
 	case control.Output:
 		switch {
 		case w.state < working:
-			s.bad(place, "sent output before training")
-		case !s.isFirst(place):
-			s.bad(place, "sent output, which is for worker %d to do", s.plan.Workers[0].ID)
+			s.bad(w, "sent output before training")
+		case !s.isFirst(w):
+			s.bad(w, "sent output, which is for worker %d to do", s.plan.Workers[0].ID)
 		default:
 			s.then(Output{m.Text})
 		}
@@ -106,51 +104,51 @@ func (s *Session) message(place int, m control.Message) {
 	case control.Done:
 		switch {
 		case w.state != working:
-			s.bad(place, "ended a training that had not begun")
+			s.bad(w, "ended a training that had not begun")
 		case s.phase == training: // else it joined as the run ended, which did not need it
-			s.finish(place, m)
+			s.finish(w, m)
 		}
 
 	case control.Timeline:
 		if w.state == working {
 			m.Passes = m.Passes[:min(len(m.Passes), control.MaxPasses)]
-			s.then(Show{view.Timeline{ID: s.id(place), Timeline: m}})
+			s.then(Show{view.Timeline{ID: w.id(), Timeline: m}})
 		}
 
 	case control.Spans:
 		if w.state == working && s.phase == training {
 			out, fault := s.tr.Worker(s.moment(), w.who, m, s.roster.lives)
 			if s.trace(out); fault != "" {
-				s.bad(place, "%s", fault)
+				s.bad(w, "%s", fault)
 			}
 		}
 
 	case control.Repaired:
 		if w.state == working {
-			s.repaired(place, m)
+			s.repaired(w, m)
 		}
 
 	case control.Saved:
 		switch {
 		case w.state != working || s.cfg.RunDir == "":
-			s.bad(place, "saved a part of a checkpoint outside of training")
+			s.bad(w, "saved a part of a checkpoint outside of training")
 		case s.phase == training:
-			s.saved(place, m)
+			s.saved(w, m)
 		}
 
 	case control.Answer, control.Applied, control.LinkLost, control.Leave, control.Level:
 		if s.phase == training { // else it does not know yet
-			s.report(place, m)
+			s.report(w, m)
 		}
 
 	default:
-		s.bad(place, "sent a message that only an agent sends (%T)", m)
+		s.bad(w, "sent a message that only an agent sends (%T)", m)
 	}
 }
 
 // report passes on to the controller what a worker says.
-func (s *Session) report(place int, m control.Message) {
-	from := s.session(place)
+func (s *Session) report(w *worker, m control.Message) {
+	from := w.who
 	switch m := m.(type) {
 	case control.Answer:
 		s.tell(controller.Answered{Worker: from, Ballot: m.Ballot, Report: m.Report})
@@ -172,9 +170,9 @@ func (s *Session) report(place int, m control.Message) {
 }
 
 // isFirst reports whether a worker is the first of the run's plan, or of another plan that it may not have left yet.
-func (s *Session) isFirst(place int) bool {
+func (s *Session) isFirst(w *worker) bool {
 	for _, p := range s.known {
-		if p.Workers[0] == s.workers[place].who {
+		if p.Workers[0] == w.who {
 			return true
 		}
 	}
@@ -211,26 +209,26 @@ func (s *Session) fault(m control.Ready) string {
 // reports are what workers have told of steps. Every worker reports every committed step, with the same bits.
 type reports struct {
 	told  map[int]said // steps that some worker has still to report
-	ahead []Received   // after a takeover, steps that others have to report first
+	ahead []said       // after a takeover, steps that others have to report first
 }
 
 // said is a step as one worker reported it.
 type said struct {
-	by   int
+	by   *worker
 	step control.Step
 }
 
 // committed takes in that a worker reports a committed step.
-func (s *Session) committed(place int, m control.Step) {
+func (s *Session) committed(w *worker, m control.Step) {
 	bad := func(format string, args ...any) {
-		s.judge(&ProtocolError{s.id(place), fmt.Sprintf(format, args...)})
+		s.judge(&ProtocolError{w.id(), fmt.Sprintf(format, args...)})
 	}
-	w, r := s.workers[place], &s.records
+	r := &s.records
 	m.Plan = cmp.Or(m.Plan, uint64(s.plan.Version.N))
 	under, ok := s.known[m.Plan]
 	rolled := ok && under.Version.Compare(s.restart.version) < 0 // the run has gone back since
 	if w.fresh && w.inherited && ok && !rolled && m.Step > r.last.Step+1 && len(s.reports.ahead) < maxLead {
-		s.reports.ahead = append(s.reports.ahead, Received{place, m})
+		s.reports.ahead = append(s.reports.ahead, said{w, m})
 		return
 	}
 	if ok && w.inherited && !rolled {
@@ -266,7 +264,7 @@ func (s *Session) committed(place int, m control.Step) {
 	}
 	w.last = m
 	w.own.Forwards, w.own.Backwards = m.Forwards, m.Backwards
-	row := Show{view.Worker{ID: s.id(place), Step: m.Step, Forwards: m.Forwards, Backwards: m.Backwards}}
+	row := w.row("")
 	if m.Left {
 		s.then(row) // the others report the step, and the evaluation after it
 		return
@@ -275,19 +273,19 @@ func (s *Session) committed(place int, m control.Step) {
 	if m.Step <= r.last.Step {
 		if was, ok := s.reports.told[m.Step]; ok {
 			if what := otherStep(was.step, m); what != "" {
-				s.judge(&MismatchError{Worker: s.id(place), Than: s.id(was.by), What: what, Step: m.Step})
+				s.judge(&MismatchError{Worker: w.id(), Than: was.by.id(), What: what, Step: m.Step})
 				return
 			}
 		}
 		s.forgetSteps()
 		s.then(row)
-		s.workerStep(place, m)
+		s.workerStep(w, m)
 		return
 	}
 	if m.Joined && !r.last.Time.IsZero() { // all that ran the step are lost
 		m.MS = float64(max(0, m.Time.Sub(r.last.Time.Time)).Microseconds()) / 1000
 	}
-	s.reports.told[m.Step] = said{place, m}
+	s.reports.told[m.Step] = said{w, m}
 	s.forgetSteps()
 	if len(s.reports.told) > maxLead {
 		bad("is %d steps ahead of others", maxLead)
@@ -298,32 +296,32 @@ func (s *Session) committed(place int, m control.Step) {
 	s.then(WriteMetrics{r.last}, row, Show{view.Step(r.last)})
 	s.askForTimelines()
 	s.trace(s.tr.Step(s.moment(), m, under.Version, r.last.Workers, s.thin))
-	s.workerStep(place, m)
+	s.workerStep(w, m)
 	s.commitCheckpoints()
 	s.clockStep(m)
 	ahead := s.reports.ahead
 	s.reports.ahead = nil
 	for _, e := range ahead {
 		if s.phase != ending {
-			s.message(e.Worker, e.Message)
+			s.message(e.by, e.step)
 		}
 	}
 }
 
 // workerStep takes in what a worker measured in a step that it ran.
-func (s *Session) workerStep(place int, m control.Step) {
+func (s *Session) workerStep(w *worker, m control.Step) {
 	if m.Joined {
 		return
 	}
-	s.clockDraw(place, m)
-	s.trace(s.tr.WorkerStep(s.workers[place].who.ID, m))
+	s.clockDraw(w, m)
+	s.trace(s.tr.WorkerStep(w.who.ID, m))
 }
 
 // delivered takes in that OnStep has returned in a worker.
-func (s *Session) delivered(place int, m control.Delivered) {
-	changed, err := s.deliveries.Confirm(s.session(place), m)
+func (s *Session) delivered(w *worker, m control.Delivered) {
+	changed, err := s.deliveries.Confirm(w.who, m)
 	if err != nil {
-		s.bad(place, "%s", err)
+		s.bad(w, "%s", err)
 		return
 	}
 	if changed {
@@ -339,14 +337,14 @@ func (s *Session) deliver() (effects []Effect) {
 		return nil
 	}
 	if w, ok := s.deliveries.Caller(); ok {
-		if place := s.find(w); place < 0 || s.workers[place].state == gone {
+		if x := s.find(w); x == nil || x.state == gone {
 			s.deliveries.Lost(w)
 		}
 	}
 	var candidates []plan.Worker
 	for _, w := range s.plan.Workers {
-		if place := s.find(w); place >= 0 && s.workers[place].canCall() {
-			candidates = append(candidates, s.session(place))
+		if x := s.find(w); x != nil && x.canCall() {
+			candidates = append(candidates, x.who)
 		}
 	}
 	to, m, appointed, ok := s.deliveries.Next(candidates)
@@ -354,7 +352,7 @@ func (s *Session) deliver() (effects []Effect) {
 		effects = append(effects, WriteDelivery{s.deliveries.Record()})
 	}
 	if ok {
-		effects = append(effects, Send{s.find(to), m})
+		effects = append(effects, Send{s.find(to).place, m})
 	}
 	return effects
 }
@@ -416,11 +414,11 @@ func (s *Session) askForTimelines() {
 		ms = max(s.records.median(), 1e-9)
 	}
 	every := s.timelines.pace(ms)
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		// A silent worker is not told again and again: what is sent to it has to be kept.
 		if w.every != every && w.state == working && !w.closed() && w.heard.Heard.After(w.told) {
 			w.every, w.told = every, s.now
-			s.send(place, control.Watch{Every: every})
+			s.send(w, control.Watch{Every: every})
 		}
 	}
 }

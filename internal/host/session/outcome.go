@@ -20,7 +20,7 @@ type Outcome struct {
 
 	// Err is nil when all steps are done, and when Help is set. Otherwise it is a *StoppedError,
 	// *FailedError, *NoMainError, *LostError, *SilentError, *BlockedError, *DifferError, *PlanError, *MismatchError,
-	// *ProtocolError, *RecoveryError, *ResumeError or *FileError. For a run that had no directory, it is the error of rundir.Create.
+	// *ProtocolError, *RecoveryError, *ResumeError, *GatherError or *FileError. For a run that had no directory, it is the error of rundir.Create.
 	Err error
 
 	// Detail explains Err: the stack of a panic, or the last lines that a lost worker printed. It may be empty.
@@ -28,6 +28,9 @@ type Outcome struct {
 
 	// Resume is the run directory from which the run can be resumed, as the user knows it; "" if it cannot.
 	Resume string
+
+	// ModelHost is the host on which the model and its configuration were written; "" where there is one run directory.
+	ModelHost string
 
 	// Warning says what may be missing although the run ended as Err says; "" if nothing.
 	Warning string
@@ -288,6 +291,17 @@ func (e *ResumeError) Error() string {
 		text += " (" + e.Values + ")"
 	}
 	return text + "; go on with the same PROGRAM on the same data"
+}
+
+// GatherError means that the hosts of a run that is to be resumed do not have a checkpoint together.
+type GatherError struct{ Refused []string } // why newer ones are not used
+
+func (e *GatherError) Error() string {
+	text := "nothing to resume from: these machines have no whole checkpoint together"
+	if len(e.Refused) > 0 {
+		text += ": " + strings.Join(e.Refused, "; ")
+	}
+	return text
 }
 
 // ErrTooLarge is wrapped by the [PlanError] of a job whose plan cannot be handled.

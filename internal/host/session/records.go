@@ -1,6 +1,7 @@
 package session
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
@@ -156,10 +157,24 @@ func (s *Session) event(kind eventKind, reason string) WriteEvent {
 	return WriteEvent{rundir.Event{Time: rundir.Time{Time: s.now}, Kind: string(kind), Worker: -1, Plan: uint64(s.plan.Version.N), Reason: reason}}
 }
 
+// notePlan writes the live plan down, unless another leader has.
+func (s *Session) notePlan(event, reason string) {
+	if s.plan.Version.Compare(s.records.noted) <= 0 {
+		return
+	}
+	text, err := json.Marshal(s.plan)
+	if err != nil {
+		s.judge(&PlanError{err})
+		return
+	}
+	s.records.noted = s.plan.Version
+	s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: event, Reason: reason, Plan: text}})
+}
+
 // about is an event of one worker.
-func (s *Session) about(place int, kind eventKind, reason string) WriteEvent {
+func (s *Session) about(w id.WorkerID, kind eventKind, reason string) WriteEvent {
 	e := s.event(kind, reason)
-	e.Event.Worker = s.id(place)
+	e.Event.Worker = int(w)
 	return e
 }
 
@@ -168,16 +183,15 @@ func (s *Session) note(format string, args ...any) {
 }
 
 // row is a worker's line of the view.
-func (s *Session) row(place int, state string) Show {
-	w := s.workers[place]
-	return Show{view.Worker{ID: s.id(place), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
+func (w *worker) row(state string) Show {
+	return Show{view.Worker{ID: w.id(), Step: w.last.Step, Forwards: w.own.Forwards, Backwards: w.own.Backwards, State: state}}
 }
 
 // processes are the processes that can be reached.
 func (s *Session) processes() (e WriteWorkers) {
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.state != gone && !w.hasExited() && w.pid > 0 {
-			p := rundir.Process{ID: s.id(place), Incarnation: w.who.Incarnation, PID: w.pid, Ring: w.membership()}
+			p := rundir.Process{ID: w.id(), Incarnation: w.who.Incarnation, PID: w.pid, Host: w.who.Host, Ring: w.membership()}
 			if w.overdue {
 				p.Call, p.Since = w.callText(), &rundir.Time{Time: w.called}
 			}
@@ -203,8 +217,8 @@ func (s *Session) moment() spans.Moment {
 // victim is the worker whose failure an event of the controller is, nil for another event.
 func (s *Session) victim(cause controller.Event) *spans.Victim {
 	if dead, ok := cause.(controller.Dead); ok {
-		if place := s.find(dead.Worker); place >= 0 {
-			return &spans.Victim{Worker: dead.Worker, Hit: s.workers[place].hit, Doing: s.workers[place].status.Progress}
+		if w := s.find(dead.Worker); w != nil {
+			return &spans.Victim{Worker: w.who, Hit: w.hit, Doing: w.status.Progress}
 		}
 	}
 	return nil
@@ -262,9 +276,9 @@ func (s *Session) holds() bool { return !s.disk.full.IsZero() && s.end.stop == "
 // hold tells the workers whether they may commit steps.
 func (s *Session) hold() {
 	on := s.holds()
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.state == working && !w.closed() {
-			s.send(place, control.Hold{On: on})
+			s.send(w, control.Hold{On: on})
 		}
 	}
 }

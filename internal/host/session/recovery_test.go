@@ -252,7 +252,7 @@ func TestQueryTimer(t *testing.T) {
 	}
 }
 
-// While answers come, and while all heartbeats are late, a worker that does not answer is not evicted.
+// While answers come, while all heartbeats are late, and while the machine is crowded, a worker that does not answer is not evicted.
 func TestQueryTimerWaitsForTheLate(t *testing.T) {
 	ask := func() *ran {
 		r := trainingOf(t, Config{Settings: Settings{Detect: 4 * time.Second}}, 4)
@@ -279,7 +279,7 @@ func TestQueryTimerWaitsForTheLate(t *testing.T) {
 		for place := 1; place < 4; place++ {
 			r.s.Step(r.now, Received{place, control.Beat{}})
 		}
-		r.s.Step(r.now, WatchTick{r.now})
+		r.s.Step(r.now, WatchTick{Due: r.now})
 	}
 	answer(r, 1)
 	due = r.s.Alarm()
@@ -288,6 +288,14 @@ func TestQueryTimerWaitsForTheLate(t *testing.T) {
 	}
 	if fire(r); r.s.workers[2].fault == nil || r.s.workers[1].fault != nil {
 		t.Errorf("worker 1: %v, worker 2: %v", r.s.workers[1].fault, r.s.workers[2].fault)
+	}
+
+	// Heartbeats were in time until now, but many threads wait for each processor.
+	r = ask()
+	r.s.Step(r.now, WatchTick{Due: r.now, Crowd: 100})
+	due = r.s.Alarm()
+	if fire(r); r.s.workers[2].fault != nil || r.s.Alarm().Sub(due) < time.Second {
+		t.Errorf("crowded: %v, due %v, now %v", r.s.workers[2].fault, due, r.s.Alarm())
 	}
 }
 

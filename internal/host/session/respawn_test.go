@@ -47,7 +47,7 @@ func TestAllWorkersAreReplaced(t *testing.T) {
 	if !first.Rollback || first.Passed != (id.Point{}) || len(first.Plan.Workers) == 0 {
 		t.Fatalf("order %+v", first)
 	}
-	place := r.s.find(first.Plan.Workers[0])
+	place := r.s.find(first.Plan.Workers[0]).place
 	for step := range 3 {
 		r.feed(stepOf(place, step+1, uint64(first.Plan.Version.N)))
 	}
@@ -171,7 +171,7 @@ func TestAllWorkersAreStopped(t *testing.T) {
 		for _, w := range heard {
 			effects = append(effects, r.s.Step(at, Received{w, control.Beat{}})...)
 		}
-		return pick[Kill](append(effects, r.s.Step(at, WatchTick{at})...))
+		return pick[Kill](append(effects, r.s.Step(at, WatchTick{Due: at})...))
 	}
 	for ms := -30_000; ms <= 0; ms += 100 { // they are heard regularly
 		look(ms, 0, 1, 2)

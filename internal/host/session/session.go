@@ -106,10 +106,10 @@ type Session struct {
 	timelines   timelines
 	tr          *spans.Tracer // nil if spans and measures are not wanted
 
-	faults []string // to be injected by workers
-	starts []Effect // when the first plan is agreed
-	later  []Event  // for the time after the takeover
-	silent []int    // places of workers to be fenced after the event under way
+	faults []string  // to be injected by workers
+	starts []Effect  // when the first plan is agreed
+	later  []Event   // for the time after the takeover
+	silent []*worker // to be fenced after the event under way
 }
 
 // course is what workers compute under.
@@ -128,6 +128,7 @@ type restart struct {
 
 // worker is what a session knows of a worker's process.
 type worker struct {
+	place int // in Session.workers
 	who   plan.Worker
 	state workerState
 	exit  exitState
@@ -189,13 +190,13 @@ const (
 func New(cfg Config, workers []plan.Worker) *Session {
 	s := &Session{
 		cfg: cfg, phase: starting, course: course{known: make(map[uint64]plan.Plan)}, timers: make(timers),
-		reports: reports{told: make(map[int]said)}, end: verdict{lost: -1}, roster: newRoster(),
+		reports: reports{told: make(map[int]said)}, roster: newRoster(),
 	}
 	if cfg.Inherited != nil {
 		s.phase = assembling
 	}
 	for i, w := range workers {
-		s.workers = append(s.workers, &worker{who: w, fresh: i >= cfg.Workers})
+		s.workers = append(s.workers, &worker{place: i, who: w, fresh: i >= cfg.Workers})
 		if i < cfg.Workers {
 			s.roster.lives[w.ID] = 1
 		}
@@ -230,7 +231,14 @@ func (s *Session) deserted() bool {
 // Outcome returns how the run has ended.
 func (s *Session) Outcome() Outcome {
 	e := &s.end
-	return Outcome{Summary: s.records.summary, Err: e.err, Detail: e.detail, Help: e.help, Resume: s.resumable(), Warning: e.warning, Lost: e.lost}
+	o := Outcome{Summary: s.records.summary, Err: e.err, Detail: e.detail, Help: e.help, Resume: s.resumable(), Warning: e.warning, Lost: -1}
+	if e.lost != nil {
+		o.Lost = e.lost.place
+	}
+	if e.complete && len(s.plan.Workers) > 0 {
+		o.ModelHost = s.plan.Workers[0].Host
+	}
+	return o
 }
 
 // Last returns the newest numbers of ballots and fills in the session's term, from which a later session of that term counts on.
@@ -253,6 +261,7 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 		s.fence(s.silent[0])
 	}
 	s.then(s.deliver()...)
+	s.bringEarly()
 	if s.phase == training && s.deserted() {
 		s.loseAll()
 	}
@@ -269,11 +278,11 @@ func (s *Session) take(e Event) {
 		if !w.heard.Heard.IsZero() {
 			w.heard.Hear(s.now)
 		}
-		s.message(e.Worker, e.Message)
+		s.message(w, e.Message)
 	case ConnClosed:
-		s.hungUp(e.Worker, e.Err)
+		s.hungUp(s.workers[e.Worker], e.Err)
 	case WorkerExited:
-		s.exited(e.Worker, e.Status)
+		s.exited(s.workers[e.Worker], e.Status)
 	case WorkerStarted:
 		s.started(e)
 	case Fenced:
@@ -292,13 +301,17 @@ func (s *Session) take(e Event) {
 	case WatchAsked:
 		s.timelines.watched = e.On
 		s.askForTimelines()
+	case Noted:
+		if s.phase == training {
+			s.then(s.event(eventNote, e.Text))
+		}
 	case HostBack:
-		s.hostBack(e.Host)
+		s.hostBack(e.Host, e.Workers)
 
 	case AlarmDue:
 		s.alarm()
 	case WatchTick:
-		s.watch(e.Due)
+		s.watch(e)
 
 	case Agreed:
 		if starts := s.starts; starts != nil {
@@ -333,18 +346,20 @@ func (s *Session) take(e Event) {
 	}
 }
 
-// session is what plans call a worker.
-func (s *Session) session(place int) plan.Worker { return s.workers[place].who }
-
 // id is what people call a worker.
-func (s *Session) id(place int) int { return int(s.workers[place].who.ID) }
+func (w *worker) id() int { return int(w.who.ID) }
 
-// find returns the place of a worker, -1 if it has none.
-func (s *Session) find(w plan.Worker) int {
-	return slices.IndexFunc(s.workers, func(x *worker) bool { return x.who.ID == w.ID && x.who.Incarnation == w.Incarnation })
+// find returns a worker, nil if it has no place.
+func (s *Session) find(w plan.Worker) *worker {
+	for _, x := range s.workers {
+		if x.who.ID == w.ID && x.who.Incarnation == w.Incarnation {
+			return x
+		}
+	}
+	return nil
 }
 
-// newest returns the place of the newest incarnation of a worker, -1 if it has none.
-func (s *Session) newest(w id.WorkerID) int {
+// newest returns the newest incarnation of a worker, nil if it has no place.
+func (s *Session) newest(w id.WorkerID) *worker {
 	return s.find(plan.Worker{ID: w, Incarnation: s.roster.lives[w] - 1})
 }

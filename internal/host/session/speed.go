@@ -42,8 +42,7 @@ func (p *pacing) measure(w id.WorkerID, bytes int64) {
 }
 
 // measured takes in what a worker has measured: verdicts become events, and the controller gets times that differ from what it knows.
-func (s *Session) measured(place int, m control.Beat) {
-	w := s.workers[place]
+func (s *Session) measured(w *worker, m control.Beat) {
 	if m.Step < 1 || len(m.Layers) == 0 || s.phase != training || w.state != working || w.joins {
 		return
 	}
@@ -71,7 +70,7 @@ func (s *Session) measured(place int, m control.Beat) {
 		if v.Slow() {
 			kind = eventSlow
 		}
-		s.then(s.about(place, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
+		s.then(s.about(w.who.ID, kind, fmt.Sprintf("step %d: %s", m.Step, v.Reason)), Show{view.Note(v.Reason)})
 	}
 	// Once for every worker is as often as times are worth a look, which takes a look at all links.
 	if s.paces.since++; len(verdicts) > 0 || s.paces.since >= len(s.plan.Workers) {
@@ -157,12 +156,12 @@ func (s *Session) clockStep(m control.Step) {
 	}
 	e := ObserveStep{Plan: s.plan, Seconds: m.MS / 1000, Under: make(map[id.WorkerID]float64), Processes: make(map[int]int)}
 	for _, w := range s.plan.Workers {
-		place := s.find(w)
-		if _, told := s.paces.told[w.ID]; !told || place < 0 || s.workers[place].state == gone {
+		x := s.find(w)
+		if _, told := s.paces.told[w.ID]; !told || x == nil || x.state == gone {
 			return
 		}
 		e.Under[w.ID] = s.paces.detector.Under(w.ID)
-		e.Processes[int(w.ID)] = s.workers[place].pid
+		e.Processes[int(w.ID)] = x.pid
 	}
 	if !c.made {
 		c.profile, c.made = s.ctl.Profile(), true
@@ -182,10 +181,10 @@ func (s *Session) clockPlan() {
 }
 
 // clockDraw follows what a worker says of its step.
-func (s *Session) clockDraw(place int, m control.Step) {
+func (s *Session) clockDraw(w *worker, m control.Step) {
 	if s.cfg.Clocks == EmulatedClocks && !s.clocks.off {
 		busy, whole := time.Duration(m.Compute).Seconds(), m.MS/1000
-		s.then(DeviceUsed{s.id(place), min(max(busy, 0), whole), max(whole-busy, 0)})
+		s.then(DeviceUsed{w.id(), min(max(busy, 0), whole), max(whole-busy, 0)})
 	}
 }
 
@@ -204,8 +203,8 @@ func (s *Session) clocksSet(e ClocksSet) {
 	s.clocks.off = s.clocks.off || len(e.Settings) == 0
 	if s.cfg.Clocks == EmulatedClocks {
 		for _, w := range slices.Sorted(maps.Keys(e.Shares)) {
-			if place := s.newest(w); place >= 0 && s.workers[place].state == working {
-				s.send(place, control.Clock{Share: e.Shares[w]})
+			if x := s.newest(w); x != nil && x.state == working {
+				s.send(x, control.Clock{Share: e.Shares[w]})
 			}
 		}
 	}

@@ -43,14 +43,14 @@ func TestPacedBounds(t *testing.T) {
 		Layers: []control.LayerTime{{Layer: -1, Forward: 1}, {Layer: 1 << 40, Forward: 1}, {Forward: -5}, {Backward: 1 << 62}},
 		Links:  []control.LinkTime{{To: 77, Bytes: 1, Busy: 1}},
 	}
-	s.measured(0, beat)
+	s.measured(s.workers[0], beat)
 	if e := s.out.take(); len(e) != 0 {
 		t.Errorf("before training: %v", e)
 	}
 	s.phase, s.workers[0].state = training, working
 	for step := range 20 {
 		beat.Step = step + 1
-		s.measured(0, beat)
+		s.measured(s.workers[0], beat)
 		if e := s.out.take(); len(e) != 0 {
 			t.Errorf("effects %v", e)
 		}

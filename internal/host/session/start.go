@@ -2,7 +2,6 @@ package session
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"math"
 	"path"
@@ -22,11 +21,11 @@ import (
 
 // start makes the first plan when all workers are ready.
 func (s *Session) start() {
-	places := s.beginners()
-	first := s.workers[places[0]].ready
-	for _, place := range places[1:] {
-		if field, values := difference(first, s.workers[place].ready); field != "" {
-			s.judge(&DifferError{Worker: s.id(place), Than: s.id(places[0]), Field: field, Values: values})
+	beginners := s.beginners()
+	first := beginners[0].ready
+	for _, w := range beginners[1:] {
+		if field, values := difference(first, w.ready); field != "" {
+			s.judge(&DifferError{Worker: w.id(), Than: beginners[0].id(), Field: field, Values: values})
 			return
 		}
 	}
@@ -36,9 +35,14 @@ func (s *Session) start() {
 			s.judge(err)
 			return
 		}
-		from = again.Step
+		if from = again.Step; again.Gather {
+			if from = s.checkpoints.found; from == 0 {
+				s.seek() // the last thing before training
+				return
+			}
+		}
 	}
-	p, reason, text, err := s.firstPlan(first, from)
+	p, reason, err := s.firstPlan(first, from)
 	if err != nil {
 		s.judge(err)
 		return
@@ -56,7 +60,7 @@ func (s *Session) start() {
 			return
 		}
 	}
-	s.plan, s.known[uint64(p.Version.N)], s.records.noted = p, p, p.Version
+	s.plan, s.known[uint64(p.Version.N)] = p, p
 	s.enter(training)
 	s.began, s.model = s.now, first
 	s.describeJob(len(p.Stages))
@@ -67,11 +71,6 @@ func (s *Session) start() {
 	if s.cfg.RunDir != "" {
 		begin.RunDir = s.cfg.Shown
 	}
-	for _, place := range places {
-		w := s.workers[place]
-		w.own = share(&p, w.who)
-		begin.Workers = append(begin.Workers, w.own)
-	}
 	if first.OnStep {
 		s.deliveries = delivery.New(rundir.Delivery{Step: from}, nil)
 		if again := s.cfg.Resume; again != nil && again.Calls.Newest != nil {
@@ -79,32 +78,32 @@ func (s *Session) start() {
 		}
 	}
 	s.ctl = controller.New(s.controllerConfig(p, s.peers()))
-	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plan.Count(s.job.Steps, "step"), plan.Count(len(places), "worker"))
+	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plan.Count(s.job.Steps, "step"), plan.Count(len(beginners), "worker"))
 	if from > 0 {
-		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plan.Count(len(places), "worker"))
+		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plan.Count(len(beginners), "worker"))
 		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
 		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: order.From})
 	}
-	for _, place := range places {
-		s.workers[place].set(working)
-		message.Ring = s.ringOf(s.workers[place])
-		s.starts = append(s.starts, Send{place, message}, Send{place, order})
+	for _, w := range beginners {
+		w.set(working)
+		w.own = share(&p, w.who)
+		begin.Workers = append(begin.Workers, w.own)
+		message.Ring = s.ringOf(w)
+		s.starts = append(s.starts, Send{w.place, message}, Send{w.place, order})
 	}
 	s.first(
 		WriteJob{s.job, first.Data},
 		Propose{order, reason},
 	)
-	s.then(
-		WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: string(kind), Reason: reason, Plan: text}},
-		s.processes(), s.event(kind, what), s.event(eventPlan, reason),
-	)
-	for place, w := range s.workers {
+	s.notePlan(string(kind), reason)
+	s.then(s.processes(), s.event(kind, what), s.event(eventPlan, reason))
+	for _, w := range s.workers {
 		if w.state == gone {
-			s.then(s.about(place, eventLost, OneLine(stoppedBy(s.death(place)))+", before training began"))
+			s.then(s.about(w.who.ID, eventLost, OneLine(stoppedBy(s.death(w)))+", before training began"))
 		}
 	}
 	if s.cfg.Resume != nil {
-		for _, text := range s.cfg.Resume.Note {
+		for _, text := range slices.Concat(s.cfg.Resume.Note, s.checkpoints.refused) {
 			s.then(s.event(eventNote, text))
 		}
 	}
@@ -118,42 +117,34 @@ func (s *Session) start() {
 	s.then(Show{begin})
 }
 
-// beginners returns the places of the workers that the run begins with, in the order of their WorkerIDs. Some may have been replaced.
-func (s *Session) beginners() (places []int) {
-	for place, w := range s.workers {
-		if w.state != gone {
-			places = append(places, place)
-		}
-	}
-	slices.SortFunc(places, func(a, b int) int { return s.id(a) - s.id(b) })
-	return places
+// beginners returns the workers that the run begins with, in the order of their WorkerIDs. Some may have been replaced.
+func (s *Session) beginners() []*worker {
+	all := slices.DeleteFunc(slices.Clone(s.workers), func(w *worker) bool { return w.state == gone })
+	slices.SortFunc(all, func(a, b *worker) int { return a.id() - b.id() })
+	return all
 }
 
-// firstPlan makes the plan of a run after step from, with its reason and its text.
-func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason string, text []byte, err error) {
+// firstPlan makes the plan of a run after step from, with its reason.
+func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason string, err error) {
 	micros := r.Job.GlobalBatch / r.Job.MicroBatch
 	if micros > maxMicros {
-		return p, "", nil, &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
+		return p, "", &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
 			r.Job.MicroBatch, micros, maxMicros, ErrTooLarge)}
 	}
 	var all plan.View
-	for _, place := range s.beginners() {
-		all.Workers = append(all.Workers, s.workers[place].who)
+	for _, w := range s.beginners() {
+		all.Workers = append(all.Workers, w.who)
 	}
 	p, why, err := planner.Next(plan.Plan{}, all, profile(r), planner.Event{
 		Kind: planner.Start, Micros: micros, Stages: s.cfg.Stages, Mirrors: s.cfg.Mirrors, FromStep: from + 1,
 	})
 	if err != nil {
-		return p, "", nil, &PlanError{err}
+		return p, "", &PlanError{err}
 	}
 	if s.cfg.First != (id.Version{}) {
 		p.Version = s.cfg.First
 	}
-	text, err = json.Marshal(p)
-	if err != nil {
-		err = &PlanError{err}
-	}
-	return p, string(why), text, err
+	return p, string(why), nil
 }
 
 // describeJob completes what the workers have said of the job, for job.json.
@@ -206,8 +197,8 @@ func (s *Session) controllerConfig(p plan.Plan, peers []control.Peer) controller
 // peers are the workers and where they listen.
 func (s *Session) peers() []control.Peer {
 	var all []control.Peer
-	for _, place := range s.beginners() {
-		all = append(all, control.Peer{Worker: s.session(place), Addr: s.workers[place].ready.Addr})
+	for _, w := range s.beginners() {
+		all = append(all, control.Peer{Worker: w.who, Addr: w.ready.Addr})
 	}
 	return all
 }

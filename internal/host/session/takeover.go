@@ -2,7 +2,6 @@ package session
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -79,13 +78,13 @@ func (s *Session) tookOver() bool { return s.cfg.Inherited != nil }
 func (s *Session) assemble() {
 	s.inheritPlans()
 	members := s.cfg.Inherited.Members()
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if HasPart(members, w.who) {
 			w.inherited, w.joins = true, !HasPart(s.plan.Workers, w.who)
 		} else {
 			w.set(gone)
 			w.exitTo(reaped)
-			s.first(Fence{place})
+			s.first(Fence{w.place})
 		}
 	}
 	s.complete()
@@ -123,7 +122,7 @@ func (s *Session) gather(e Event) {
 			w.pid = m.PID
 		case control.Ready:
 			if fault := s.fault(m); fault != "" {
-				s.judge(&ProtocolError{s.id(e.Worker), fault})
+				s.judge(&ProtocolError{w.id(), fault})
 				return
 			}
 			if w.ready = m; w.state != prepared {
@@ -177,28 +176,16 @@ func (s *Session) takeOver() {
 		s.release(*h.Summary)
 		return
 	}
-	if s.records.noted.Compare(s.plan.Version) < 0 {
-		// It was agreed, and the leader before came no further.
-		text, err := json.Marshal(s.plan)
-		if err != nil {
-			s.judge(&PlanError{err})
-			return
-		}
-		i := slices.IndexFunc(in.Orders, func(o control.Order) bool { return o.Plan.Version == s.plan.Version })
-		s.records.noted = s.plan.Version
-		s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: "agreed", Reason: in.Reasons[i], Plan: text}})
-	}
+	// The leader before may have come no further than to agree on the plan.
+	i := slices.IndexFunc(in.Orders, func(o control.Order) bool { return o.Plan.Version == s.plan.Version })
+	s.notePlan("agreed", in.Reasons[i])
 	some := slices.IndexFunc(s.workers, func(w *worker) bool { return w.state == prepared })
 	s.enter(training)
 	if some < 0 {
-		for place, w := range s.workers {
-			if w.state != gone {
-				s.end.lost = place
-				s.judge(s.death(place))
-				return
-			}
+		if i := slices.IndexFunc(s.workers, func(w *worker) bool { return w.state != gone }); i >= 0 {
+			s.end.lost = s.workers[i]
 		}
-		s.judge(&RecoveryError{errors.New("no worker is left"), s.records.last.Step, s.job.Steps})
+		s.loseAll()
 		return
 	}
 	s.model = s.workers[some].ready
@@ -218,9 +205,9 @@ func (s *Session) takeOver() {
 	}
 	s.later = nil
 	lives := maps.Clone(s.roster.lives)
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.state != gone && w.over() {
-			s.ended(place)
+			s.ended(w)
 		}
 	}
 	if s.phase == training && !s.ctl.Busy() {
@@ -275,7 +262,7 @@ func due(c rundir.Calls) (steps []control.Step) {
 // startInherited lets the workers train that have not been told yet, with the first order of the run.
 func (s *Session) startInherited(first *control.Order) {
 	start := s.beginTraining()
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.state == gone {
 			continue
 		}
@@ -284,9 +271,9 @@ func (s *Session) startInherited(first *control.Order) {
 			w.set(working)
 			w.heard.Restart(s.now)
 			start.Ring, start.Joins = s.ringOf(w), !HasPart(first.Plan.Workers, w.who)
-			s.send(place, start)
+			s.send(w, start)
 			if !start.Joins {
-				s.send(place, *first) // a worker that has begun drops it
+				s.send(w, *first) // a worker that has begun drops it
 			}
 		}
 	}
@@ -327,10 +314,10 @@ func (s *Session) release(sum rundir.Summary) {
 		s.killAll()
 		return
 	}
-	for place, w := range s.workers {
+	for _, w := range s.workers {
 		if w.state == prepared && !w.over() {
 			w.set(done)
-			s.send(place, control.Release{})
+			s.send(w, control.Release{})
 		}
 	}
 	for _, e := range s.later {

@@ -345,11 +345,11 @@ func TestWatch(t *testing.T) {
 	}
 	s := start()
 	beat(s, 0, 0, 4000)
-	s.Step(at(4000), WatchTick{at(4000)})
+	s.Step(at(4000), WatchTick{Due: at(4000)})
 	if s.workers[1].fault != nil || s.phase == ending {
 		t.Errorf("silent for exactly the budget: %v", s.workers[1].fault)
 	}
-	s.Step(at(4060), WatchTick{at(4060)})
+	s.Step(at(4060), WatchTick{Due: at(4060)})
 	if s.workers[0].fault != nil || s.workers[1].fault == nil || s.phase == ending {
 		t.Errorf("worker 0: %v, worker 1: %v", s.workers[0].fault, s.workers[1].fault)
 	}
@@ -357,7 +357,7 @@ func TestWatch(t *testing.T) {
 		s.Step(at(4100), ConnClosed{id, nil})
 		s.Step(at(4100), WorkerExited{id, Status{Code: -1, Text: "signal: killed"}})
 		if id == 1 {
-			s.Step(at(8060), WatchTick{at(8060)})
+			s.Step(at(8060), WatchTick{Due: at(8060)})
 		}
 	}
 	want := &SilentError{Worker: 0, Workers: 2, For: 4 * time.Second, Steps: 3}
@@ -367,37 +367,37 @@ func TestWatch(t *testing.T) {
 
 	// Late by more than a quarter of the budget, the agent was not listening.
 	s = start()
-	s.Step(at(15000), WatchTick{at(13900)})
+	s.Step(at(15000), WatchTick{Due: at(13900)})
 	beat(s, 1, 15000, 19100)
-	s.Step(at(18900), WatchTick{at(18900)})
+	s.Step(at(18900), WatchTick{Due: at(18900)})
 	if s.workers[0].fault != nil {
 		t.Errorf("a frozen agent blames its workers: %v", s.workers[0].fault)
 	}
-	s.Step(at(19100), WatchTick{at(19100)})
+	s.Step(at(19100), WatchTick{Due: at(19100)})
 	if s.workers[0].fault == nil {
 		t.Error("silence after the restart of the watch is not noticed")
 	}
 
 	// A worker is expected to beat from its Hello on, even if it never has; a worker that is gone is not watched.
 	s = begin(Config{Settings: Settings{Detect: 4 * time.Second}}, 1)
-	s.Step(at(27000), WatchTick{at(27000)})
+	s.Step(at(27000), WatchTick{Due: at(27000)})
 	s.Step(at(27000), Received{0, hello})
-	s.Step(at(32000), WatchTick{at(32000)})
+	s.Step(at(32000), WatchTick{Due: at(32000)})
 	if s.phase == ending {
 		t.Errorf("a worker that is new: %v", s.end.err)
 	}
-	s.Step(at(66900), WatchTick{at(66900)}) // ten times the timeout is allowed before training
+	s.Step(at(66900), WatchTick{Due: at(66900)}) // ten times the timeout is allowed before training
 	if s.phase == ending {
 		t.Errorf("a worker that begins slowly: %v", s.end.err)
 	}
-	s.Step(at(67100), WatchTick{at(67100)})
+	s.Step(at(67100), WatchTick{Due: at(67100)})
 	if !errors.As(s.end.err, new(*SilentError)) {
 		t.Errorf("a worker that never beat: %v", s.end.err)
 	}
 	s = start()
 	s.Step(at(30), WorkerExited{0, Status{Code: -1, Text: "signal: killed"}})
 	beat(s, 1, 100, 4500)
-	s.Step(at(4500), WatchTick{at(4500)})
+	s.Step(at(4500), WatchTick{Due: at(4500)})
 	if s.phase == ending || s.workers[0].fault != nil {
 		t.Errorf("a worker that has ended is blamed for silence: %v", s.end.err)
 	}

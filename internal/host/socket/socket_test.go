@@ -74,7 +74,7 @@ func TestFolder(t *testing.T) {
 	}
 }
 
-// What a process that was killed has left is removed, and nothing that is in use or of somebody else.
+// What a process that was killed has left is removed, and nothing that is in use or of another user.
 func TestSweep(t *testing.T) {
 	parent := t.TempDir()
 	mine, err := Listen()
@@ -103,7 +103,7 @@ func TestSweep(t *testing.T) {
 	}
 	locked := lock(used)
 	if locked == nil {
-		t.Fatal("a folder that nobody has cannot be locked")
+		t.Fatal("a folder that is not in use cannot be locked")
 	}
 	defer locked.Close()
 	sweep(parent, time.Now().Add(-time.Hour)) // all are younger

@@ -168,10 +168,12 @@ func (p *process) reap() {
 	_ = p.conn.CloseRead() // a child of the process may hold the other end
 	if p.log != nil {
 		if !known {
-			p.last = lastLines(p.log, p.logFrom, 20)
+			p.last = LastLines(p.log, p.logFrom, 20)
 			p.status.Panicked = p.status.Code == 2 && strings.HasPrefix(p.last, "panic: ")
 			if outOfMemory(p.last) {
 				p.status.Text += ", out of memory"
+			} else if p.status.Fault && p.last == "" { // Go programs say why they crash, once their runtime has memory
+				p.status.Text += ", without a word, as where ulimit -v leaves too little memory"
 			}
 		}
 		_ = p.log.Close()
@@ -207,7 +209,7 @@ func (p *process) watchCanary(canary *os.File) {
 	_ = unix.Setpriority(unix.PRIO_PGRP, p.cmd.Process.Pid, 19)
 	p.status = session.Status{Code: -1, Text: "signal: " + syscall.SIGKILL.String(), Progress: p.progress.State()}
 	if p.log != nil {
-		p.last = lastLines(p.log, p.logFrom, 20)
+		p.last = LastLines(p.log, p.logFrom, 20)
 	}
 	// The kernel closes the connection only when the last thread has ended. What has arrived is still read.
 	_ = p.conn.CloseRead()
@@ -221,6 +223,14 @@ func (p *process) LastOutput() string      { return p.last }
 
 // Program returns the file that runs, even if another file has its name by now.
 func (p *process) Program() string { return platform.Executable(p.cmd.Process.Pid) }
+
+func (p *process) Leave() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.dead {
+		_ = unix.Kill(p.cmd.Process.Pid, unix.SIGTERM)
+	}
+}
 
 func (p *process) Kill() {
 	p.mu.Lock()
@@ -269,9 +279,9 @@ func outOfMemory(last string) bool {
 		func(cause string) bool { return strings.Contains(first, cause) })
 }
 
-// lastLines returns the last n lines of a file after an offset, at most lastBytes of them. After a crash it returns the n lines
+// LastLines returns the last n lines of a file after an offset, at most lastBytes of them. After a crash it returns the n lines
 // that begin with its cause.
-func lastLines(f *os.File, from int64, n int) string {
+func LastLines(f *os.File, from int64, n int) string {
 	info, err := f.Stat()
 	if err != nil {
 		return ""

@@ -159,7 +159,7 @@ func TestLastLines(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.WriteString(c.log)
-		if got := lastLines(f, 0, 3); got != c.want {
+		if got := LastLines(f, 0, 3); got != c.want {
 			t.Errorf("of %.40q: got %.80q, want %.80q", c.log, got, c.want)
 		}
 		f.Close()

@@ -28,6 +28,9 @@ type Worker interface {
 	// LastOutput returns the last lines that the worker printed, "" for a worker without a log.
 	LastOutput() string
 
+	// Leave asks the worker to leave its run, and does not wait. A function of this process is not asked.
+	Leave()
+
 	// Kill ends the worker at once, and does not wait.
 	Kill()
 
@@ -62,6 +65,7 @@ func (w *inProcess) Exited() <-chan struct{} { return w.exited }
 func (w *inProcess) Status() session.Status  { return session.Status{Text: "returned"} }
 func (w *inProcess) Program() string         { return "" }
 func (w *inProcess) LastOutput() string      { return "" }
+func (w *inProcess) Leave()                  {}
 func (w *inProcess) Kill()                   { w.cancel(); _ = w.conn.Close() }
 func (w *inProcess) Quit()                   { w.Kill() }
 

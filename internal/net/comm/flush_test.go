@@ -23,7 +23,7 @@ func TestFlushThenClose(t *testing.T) {
 					received = append(received, e.Expect(user(1, i), make([]byte, size)))
 					es[0].Post(e.Self(), user(1, i), pattern(size, byte(i)), Bulk)
 				}
-				for i := range 50 { // nobody asks for these
+				for i := range 50 { // no peer asks for these
 					e.Post(es[0].Self(), Key{Kind: KindUser, Step: 2, Dir: uint8(i), Lo: int64(e.Self().Worker)}, pattern(10_000, 1), Bulk)
 				}
 				es[0].Post(e.Self(), user(1, 100), []byte("the last"), Control)

@@ -22,7 +22,7 @@ func secret(t *testing.T, s string) *tls.Config {
 	return cfg
 }
 
-// Who has another secret, or none, gets no link and holds up nobody.
+// An endpoint with another secret, or none, gets no link and delays no other.
 func TestSecrets(t *testing.T) {
 	good, bad := secret(t, "the secret of these workers"), secret(t, "the secret of some others")
 	refused := make(chan error, 1)

@@ -169,7 +169,7 @@ func testCloseUnblocks(t *testing.T, near, far net.Conn) {
 		close(writing)
 		big := frame(32 << 20) // more than any buffer
 		if n, err := near.Write(big); err == nil {
-			t.Errorf("%d bytes were written to nobody", n)
+			t.Errorf("%d bytes were written to a closed connection", n)
 		}
 	})
 	<-reading

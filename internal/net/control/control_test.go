@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/reach"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -48,9 +49,20 @@ var samples = []Message{
 	Done{Steps: 60, Loss: 3.1, ParamsSHA256: "ab", StoppedBy: "interrupt",
 		Worker: rundir.Worker{Stages: []int{0}, Layers: []int{0, 1}, Forwards: 480, ParamBytes: 1 << 33}},
 	Failed{Kind: UserPanic, Text: "index out of range", Stack: "goroutine 1", Step: 3},
-	Host{Protocol: 1, Host: 2},
+	Host{Protocol: 1, Host: 2, Server: "a#b", Records: []rundir.Mark{{Name: "metrics.jsonl", Size: 7, Sum: 9}}},
+	Copy{Name: "metrics.jsonl", At: 7, Data: []byte("{}\n")},
+	Shown{Data: []byte("{}")},
+	Inject{Kind: "slow", Workers: []int{2, 7}, Factor: 0.5, Stamp: true},
+	Refused{Text: "no"},
+	Asked{ID: 7, Message: []byte{1}},
+	Answered{ID: 7, Message: []byte{1}},
+	Alive{Workers: []rundir.Process{{ID: 1, PID: 2, Host: "a"}}},
 	Lead{Term: 3, Plan: 2, Step: 7},
 	Told{},
+	Reach{Protocol: 1, Host: "a"},
+	Reached{Found: reach.Silent},
+	Enter{1, Member{"a", "a:1", "a:2", nil, 4}},
+	Entered{2, 1, []Member{{"a", "a:1", "a:2", []int{0, 1}, 0}}},
 	Relayed{Worker: 3, Incarnation: 1, Message: []byte{0x92, 0xa4}},
 	Closed{Worker: 3, Incarnation: 1},
 	Exited{Worker: 3, Code: -1, Text: "signal: killed", Panicked: true, Last: "panic: x"},

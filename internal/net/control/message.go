@@ -5,12 +5,12 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
-	"github.com/soliton-train/soliton/internal/platform/progress"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 7
+const Protocol = 11
 
 // Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
@@ -44,6 +44,8 @@ type Beat struct {
 	Over  int64
 	// Available is how many bytes its machine can give to programs, now and then; else 0.
 	Available int64
+	// Crowd is that of the machine, between hosts.
+	Crowd timing.Crowd
 	// Call is the call of user code that runs, nil where none has run for a heartbeat.
 	Call *Call
 }
@@ -333,8 +335,8 @@ type Repaired struct {
 	Target string // own, mirror, copy or moment: what the block was to the worker
 }
 
-// Leave says that the worker was asked, by its operating system, to end: its
-// state is to be handed over.
+// Leave says that the worker was asked, by its operating system, to end: its state is to be handed over. A host says it when its
+// workers have left; the leader answers with Leave when the host has no vote any more.
 type Leave struct{}
 
 // Fault announces that a fault is about to be injected into a worker. It is for measuring only.
@@ -358,68 +360,41 @@ type Added struct {
 	Refusal string
 }
 
+// Inject has the agents of a run over several machines inject a fault into workers, each into those of its machine. The answer is
+// the same, or Refused.
+type Inject struct {
+	Kind    string // kill, freeze, thaw, leave or slow
+	Workers []int
+	Factor  float64 // of the speed, for slow
+	Stamp   bool    // the time is that from which recoveries from it are measured
+}
+
+// Refused is the answer to a command that was not carried out, and says in words why; each line is of one fault.
+type Refused struct {
+	Text string
+}
+
+// Asked passes a command that has come to the agent of another machine on: to the leader and, for Inject, to the hosts of the
+// workers.
+type Asked struct {
+	ID      uint64 // of the question, for the one that asks
+	Message []byte
+}
+
+// Answered is the answer to Asked.
+type Answered struct {
+	ID      uint64
+	Message []byte
+}
+
+// Alive tells the hosts of a run over several machines how its processes can be reached, for their workers.json.
+type Alive struct {
+	Workers []rundir.Process
+}
+
 // Release lets a worker end that is done, or that the plan does without: no other
 // worker needs it any more.
 type Release struct{}
-
-// Host is what an agent says first to the one that leads: which of the run's hosts
-// it is.
-type Host struct {
-	Protocol int
-	Host     int
-}
-
-// Lead is the answer to Host: the leader's term, the newest step of its records, and the plan of that step. The host sends all
-// that it has of its workers since then, and then Told.
-type Lead struct {
-	Term uint64
-	Plan uint64
-	Step int
-}
-
-// Told says that the host has sent all that was before, and that what follows
-// happens now.
-type Told struct{}
-
-// Relayed is a message of a worker or to it, on its way between agents.
-type Relayed struct {
-	Worker, Incarnation int
-	Message             []byte // by Marshal
-}
-
-// Closed says that a worker's connection with its agent has ended.
-type Closed struct {
-	Worker, Incarnation int
-}
-
-// Exited says that a worker's agent has reaped it.
-type Exited struct {
-	Worker, Incarnation int
-	Code                int
-	Text                string
-	Panicked, Fault     bool
-	Progress            progress.State
-	Last                string // lines that it printed
-}
-
-// Begin asks the agent of a host to start a worker. What comes of it is told as of any
-// worker; where none came to be, that is an Exited.
-type Begin struct {
-	Worker, Incarnation int
-}
-
-// Kill asks a worker's agent to kill it.
-type Kill struct {
-	Worker, Incarnation int
-	Stacks              bool // it writes its stacks into its log before
-}
-
-// Fence ends the session of a worker, without which the run continues. Its process keeps its connection, on which it says Hello as
-// incarnation Next and then nothing more of the session before.
-type Fence struct {
-	Worker, Incarnation int
-	Next                int // incarnation
-}
 
 // FailKind says whose fault a failure is; the exit status follows from it.
 type FailKind string
@@ -451,15 +426,6 @@ type Failed struct {
 
 func (Release) kind() string   { return "release" }
 func (Hold) kind() string      { return "hold" }
-func (Host) kind() string      { return "host" }
-func (Lead) kind() string      { return "lead" }
-func (Told) kind() string      { return "told" }
-func (Relayed) kind() string   { return "relayed" }
-func (Closed) kind() string    { return "closed" }
-func (Exited) kind() string    { return "exited" }
-func (Begin) kind() string     { return "begin" }
-func (Kill) kind() string      { return "kill" }
-func (Fence) kind() string     { return "fence" }
 func (Deliver) kind() string   { return "deliver" }
 func (Delivered) kind() string { return "delivered" }
 func (Save) kind() string      { return "save" }
@@ -470,6 +436,11 @@ func (Fault) kind() string     { return "harm" } // the wire keeps the first nam
 func (Spans) kind() string     { return "spans" }
 func (Add) kind() string       { return "add" }
 func (Added) kind() string     { return "added" }
+func (Inject) kind() string    { return "inject" }
+func (Refused) kind() string   { return "refused" }
+func (Asked) kind() string     { return "asked" }
+func (Answered) kind() string  { return "answered" }
+func (Alive) kind() string     { return "alive" }
 
 func (Hello) kind() string   { return "hello" }
 func (Welcome) kind() string { return "welcome" }

@@ -75,47 +75,13 @@ func (g *Group) Receive(ctx context.Context, call Call, from int, buf []byte) (i
 	return n, o.finish(err)
 }
 
-// Barrier returns when all members have entered it.
+// Barrier returns when all members have entered it: each has gathered nothing from all.
 func (g *Group) Barrier(ctx context.Context, call Call) error {
 	o, err := g.begin(ctx, OpBarrier, call)
 	if err != nil || o.n() == 1 {
 		return err
 	}
-	if o.algorithm(0) == Ring {
-		return o.finish(o.ringBarrier())
-	}
-	for d := 1; d < o.n(); d++ {
-		o.send(o.peer(d), 0, 0, nil)
-	}
-	for d := 1; d < o.n(); d++ {
-		if err := o.received(o.expect(o.peer(-d), 0, 0, nil)); err != nil {
-			return o.finish(err)
-		}
-	}
-	return o.finish(nil)
-}
-
-// ringBarrier sends a token round the ring, from rank 0 back to it, and then
-// once more to release all members.
-func (o *operation) ringBarrier() error {
-	for round := range 2 {
-		if o.rank() > 0 || round > 0 {
-			if err := o.received(o.expect(o.peer(-1), max(0, round-b2i(o.rank() == 0)), 0, nil)); err != nil {
-				return err
-			}
-		}
-		if round == 0 || o.rank() < o.n()-1 {
-			o.send(o.peer(1), round, 0, nil)
-		}
-	}
-	return nil
-}
-
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
+	return o.finish(o.allGather(nil, make([]int, o.n()+1), o.algorithm(0), 0))
 }
 
 // Broadcast sends root's buf to all members, whose buffers have its size.
@@ -299,7 +265,10 @@ func (o *operation) directReduceScatter(buf []float32, parts []int) error {
 	mine := part(o.rank())
 	from := func(i int) int { // all others in rank order, segment by segment
 		i %= o.n() - 1
-		return i + b2i(i >= o.rank())
+		if i >= o.rank() {
+			i++
+		}
+		return i
 	}
 	seg := func(i int) int { return i / (o.n() - 1) }
 	return o.reduce(len(mine)*(o.n()-1),

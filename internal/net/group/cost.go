@@ -44,10 +44,6 @@ func CostOf(op Op, a Algorithm, n int, size int64, segment int) Cost {
 	switch op {
 	case OpSend:
 		return Cost{Steps: 1, Messages: 1, Bytes: size, Busiest: size, Fan: 1}
-	case OpBarrier:
-		if ring {
-			c.Steps, c.Messages = 2*n-1, 2*n-1
-		}
 	case OpBroadcast:
 		c.Messages, c.Bytes, c.Busiest, c.Fan = n-1, (m-1)*size, (m-1)*size, 1
 		if ring {

@@ -22,7 +22,7 @@
 //
 //	                        steps    messages       bytes      busiest
 //	barrier         direct  1        n(n-1)         0
-//	                ring    2n-1     2n-1           0
+//	                ring    n-1      n(n-1)         0
 //	broadcast       direct  1        n-1            (n-1)S     (n-1)S
 //	                ring    n-1      (n-1)k(S)      (n-1)S     S
 //	all-gather      direct  1        n(n-1)         (n-1)S     (n-1)S/n

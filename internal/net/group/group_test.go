@@ -109,7 +109,7 @@ func each(gs []*group.Group, f func(*group.Group) error) []error {
 }
 
 // blocking are all calls of a group that wait, each made by rank 0 in a group
-// of three where nobody else takes part.
+// of three where no other member takes part.
 var blocking = map[string]func(ctx context.Context, g *group.Group, call group.Call) error{
 	"send": func(ctx context.Context, g *group.Group, call group.Call) error {
 		return g.Send(ctx, call, 1, make([]byte, 1<<20))
@@ -288,7 +288,7 @@ func TestConnectEnds(t *testing.T) {
 	})
 }
 
-// A frozen member holds up nobody for longer than the edit that leaves it
+// A frozen member delays no other for longer than the edit that leaves it
 // out, and what it sends after it thaws is refused.
 func TestFrozenMember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -319,7 +319,7 @@ func TestFrozenMember(t *testing.T) {
 		}()
 		synctest.Wait()
 		if len(f.Fired()) == 0 {
-			t.Fatal("nobody stalled")
+			t.Fatal("no member stalled")
 		}
 		for i, e := range es[:2] {
 			if err := e.SetMembers([]comm.Peer{{Session: es[1-i].Self(), Addr: es[1-i].Addr()}}); err != nil {

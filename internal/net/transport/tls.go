@@ -31,23 +31,14 @@ const MinSecret = 16
 // key, with which both sides of a TLS 1.3 handshake sign, each in its role;
 // certificates carry the key and mean nothing else.
 func TLSFromSecret(secret []byte) (*tls.Config, error) {
-	if len(secret) < MinSecret {
-		return nil, fmt.Errorf("transport: a secret of %d bytes; it must have at least %d, from a random source", len(secret), MinSecret)
-	}
-	seed, err := auth.DeriveKey(secret, "links")
+	cert, err := Certificate(secret, "links")
 	if err != nil {
 		return nil, err
 	}
-	key := ed25519.NewKeyFromSeed(seed)
-	public := key.Public().(ed25519.PublicKey)
-	name := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<33, 0)}
-	cert, err := x509.CreateCertificate(rand.Reader, name, name, public, key)
-	if err != nil {
-		return nil, fmt.Errorf("transport: certificate from the secret: %w", err)
-	}
+	public := cert.Leaf.PublicKey.(ed25519.PublicKey)
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS13,
-		Certificates:       []tls.Certificate{{Certificate: [][]byte{cert}, PrivateKey: key}},
+		Certificates:       []tls.Certificate{cert},
 		ClientAuth:         tls.RequireAnyClientCert,
 		InsecureSkipVerify: true, // instead of names and authorities, the key itself:
 		VerifyConnection: func(s tls.ConnectionState) error {
@@ -57,6 +48,29 @@ func TLSFromSecret(secret []byte) (*tls.Config, error) {
 			return nil
 		},
 	}, nil
+}
+
+// Certificate returns a certificate whose Ed25519 key follows from the secret and
+// from the purpose that it serves. The certificate carries the key and means nothing else.
+func Certificate(secret []byte, purpose string) (tls.Certificate, error) {
+	if len(secret) < MinSecret {
+		return tls.Certificate{}, fmt.Errorf("transport: a secret of %d bytes; it must have at least %d, from a random source", len(secret), MinSecret)
+	}
+	seed, err := auth.DeriveKey(secret, purpose)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	key := ed25519.NewKeyFromSeed(seed)
+	name := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Unix(0, 0), NotAfter: time.Unix(1<<33, 0)}
+	der, err := x509.CreateCertificate(rand.Reader, name, name, key.Public(), key)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("transport: certificate from the secret: %w", err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return tls.Certificate{}, fmt.Errorf("transport: certificate from the secret: %w", err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, nil
 }
 
 // secured returns the configuration as links need it.

@@ -84,7 +84,7 @@ func TestWorkers(t *testing.T) {
 	}
 	b.add(epoch, view.Worker{ID: 1, State: "begins"})
 	if w := b.workers[1]; w.Gone != "" || w.State != "begins" {
-		t.Errorf("who begins anew is %+v", w)
+		t.Errorf("a worker that is restarted is %+v", w)
 	}
 	for i := range 3 * maxGone {
 		b.add(epoch, view.Worker{ID: 10 + i, State: "begins"})
@@ -224,7 +224,7 @@ func TestTimeline(t *testing.T) {
 	if b.timeline.Step != 16 {
 		t.Errorf("step %d is shown", b.timeline.Step)
 	}
-	// What comes late, from nobody, or is none, is left out.
+	// A timeline that comes late, is of no worker, or is not valid is left out.
 	b.add(epoch, view.Timeline{ID: 1, Timeline: control.Timeline{Step: 16, Began: 2000, End: 100}})
 	b.add(epoch, view.Timeline{ID: 77, Timeline: control.Timeline{Step: 24, Began: 2000, End: 100}})
 	b.add(epoch, view.Timeline{ID: 1, Timeline: control.Timeline{Step: 24, Began: 2000}})

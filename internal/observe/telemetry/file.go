@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
-	resourcepb "go.opentelemetry.io/proto/otlp/resource/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
 	"github.com/soliton-train/soliton/internal/observe/trace"
@@ -47,12 +46,9 @@ func ofSteps(s *tracepb.Span) bool {
 }
 
 func convert(rs *tracepb.ResourceSpans, less bool) trace.ResourceSpans {
-	out := trace.ResourceSpans{Resource: resourceOf(rs.Resource), SchemaURL: rs.SchemaUrl}
+	out := trace.ResourceSpans{Resource: trace.Resource{Attributes: attributes(rs.Resource.GetAttributes())}, SchemaURL: rs.SchemaUrl}
 	for _, ss := range rs.ScopeSpans {
-		s := trace.ScopeSpans{SchemaURL: ss.SchemaUrl}
-		if ss.Scope != nil {
-			s.Scope = trace.Scope{Name: ss.Scope.Name, Version: ss.Scope.Version}
-		}
+		s := trace.ScopeSpans{SchemaURL: ss.SchemaUrl, Scope: trace.Scope{Name: ss.Scope.GetName(), Version: ss.Scope.GetVersion()}}
 		for _, sp := range ss.Spans {
 			if !less || !ofSteps(sp) {
 				s.Spans = append(s.Spans, spanOf(sp))
@@ -65,17 +61,11 @@ func convert(rs *tracepb.ResourceSpans, less bool) trace.ResourceSpans {
 	return out
 }
 
-func resourceOf(r *resourcepb.Resource) (out trace.Resource) {
-	if r != nil {
-		out.Attributes = attributes(r.Attributes)
-	}
-	return out
-}
-
 func spanOf(s *tracepb.Span) trace.SpanJSON {
 	out := trace.SpanJSON{
 		TraceID: trace.ID(s.TraceId).String(), SpanID: trace.SpanID(s.SpanId).String(), Flags: s.Flags, Name: s.Name, Kind: int32(s.Kind),
 		Start: trace.Nanos(s.StartTimeUnixNano), End: trace.Nanos(s.EndTimeUnixNano), Attributes: attributes(s.Attributes),
+		Status: trace.Status{Message: s.Status.GetMessage(), Code: int32(s.Status.GetCode())},
 	}
 	if len(s.ParentSpanId) > 0 {
 		out.ParentSpanID = trace.SpanID(s.ParentSpanId).String()
@@ -84,9 +74,6 @@ func spanOf(s *tracepb.Span) trace.SpanJSON {
 		out.Links = append(out.Links, trace.LinkJSON{
 			TraceID: trace.ID(l.TraceId).String(), SpanID: trace.SpanID(l.SpanId).String(), Attributes: attributes(l.Attributes), Flags: l.Flags,
 		})
-	}
-	if s.Status != nil {
-		out.Status = trace.Status{Message: s.Status.Message, Code: int32(s.Status.Code)}
 	}
 	return out
 }

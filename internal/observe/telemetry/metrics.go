@@ -75,38 +75,30 @@ func newMetrics(res *resource.Resource, remote sdkmetric.Reader) (*Board, error)
 		errs = append(errs, err)
 		return h
 	}
-	counter := func(name, unit, what string) metric.Int64Counter {
-		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
-		errs = append(errs, err)
-		return c
-	}
-	gauge := func(name, unit, what string) metric.Float64Gauge {
-		g, err := meter.Float64Gauge(name, metric.WithUnit(unit), metric.WithDescription(what))
-		errs = append(errs, err)
-		return g
-	}
-	count := func(name, unit, what string) metric.Int64Gauge {
-		g, err := meter.Int64Gauge(name, metric.WithUnit(unit), metric.WithDescription(what))
-		errs = append(errs, err)
-		return g
-	}
 	long := []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 60}
 	short := []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 	m.stepDuration = seconds("soliton.step.duration", "Wall time of a step, without evaluation.", long...)
-	m.tokens = counter("soliton.step.tokens", "{token}", "Targets of committed steps.")
-	m.loss = gauge("soliton.step.loss", "1", "Mean training loss of the newest step.")
-	m.workers = count("soliton.worker.count", "{worker}", "Workers of the newest step's plan.")
-	m.bubble = gauge("soliton.worker.bubble.ratio", "1", "Share of the newest step in which a worker did not compute.")
-	m.linkIO = counter("soliton.link.io", "By", "Bytes of messages from one worker to another.")
+	m.tokens = instrument(&errs, meter.Int64Counter, "soliton.step.tokens", "{token}", "Targets of committed steps.")
+	m.loss = instrument(&errs, meter.Float64Gauge, "soliton.step.loss", "1", "Mean training loss of the newest step.")
+	m.workers = instrument(&errs, meter.Int64Gauge, "soliton.worker.count", "{worker}", "Workers of the newest step's plan.")
+	m.bubble = instrument(&errs, meter.Float64Gauge, "soliton.worker.bubble.ratio", "1", "Share of the newest step in which a worker did not compute.")
+	m.linkIO = instrument(&errs, meter.Int64Counter, "soliton.link.io", "By", "Bytes of messages from one worker to another.")
 	m.collective = seconds("soliton.collective.duration", "Time of an operation of a group on a worker, in sampled steps.", short...)
-	m.collectiveIO = counter("soliton.collective.io", "By", "Bytes of the operands of reductions, and of exchanges of which commits are one, that workers brought into them.")
+	m.collectiveIO = instrument(&errs, meter.Int64Counter, "soliton.collective.io", "By", "Bytes of the operands of reductions, and of exchanges of which commits are one, that workers brought into them.")
 	m.recovery = seconds("soliton.recovery.duration", "From a worker's death until all others have work again.", short...)
 	m.phase = seconds("soliton.recovery.phase.duration", "The same, by phases.", short...)
-	m.recomputed = counter("soliton.recovery.recomputed", "{micro_batch}", "Micro-batches in stages that ran again.")
-	m.mirrorLag = count("soliton.mirror.lag", "{step}", "Steps for which some shard has had fewer mirrors than it should.")
-	m.frequency = gauge("soliton.device.frequency", "Hz", "Clock of a device that workers compute on.")
-	m.energy, err = meter.Float64Counter("hw.energy", metric.WithUnit("J"), metric.WithDescription("Energy that a device has drawn, from when the run looks after its clock."))
-	return m, errors.Join(append(errs, err)...)
+	m.recomputed = instrument(&errs, meter.Int64Counter, "soliton.recovery.recomputed", "{micro_batch}", "Micro-batches in stages that ran again.")
+	m.mirrorLag = instrument(&errs, meter.Int64Gauge, "soliton.mirror.lag", "{step}", "Steps for which some shard has had fewer mirrors than it should.")
+	m.frequency = instrument(&errs, meter.Float64Gauge, "soliton.device.frequency", "Hz", "Clock of a device that workers compute on.")
+	m.energy = instrument(&errs, meter.Float64Counter, "hw.energy", "J", "Energy that a device has drawn, from when the run looks after its clock.")
+	return m, errors.Join(errs...)
+}
+
+// instrument makes an instrument of any kind but a histogram, and adds the error that it meets.
+func instrument[I, O any](errs *[]error, kind func(name string, options ...O) (I, error), name, unit, what string) I {
+	i, err := kind(name, any(metric.WithUnit(unit)).(O), any(metric.WithDescription(what)).(O))
+	*errs = append(*errs, err)
+	return i
 }
 
 // Handler serves the measures as Prometheus reads them.

@@ -101,16 +101,9 @@ func New(ctx context.Context) (*Telemetry, error) {
 		return nil, err
 	}
 	t.host = res
-	var wrong []error
-	if t.remote, err = traceClient(); err != nil {
-		wrong = append(wrong, err)
-	}
-	reader, err := metricReader(ctx)
-	if err != nil {
-		wrong = append(wrong, err)
-	}
-	if err := errors.Join(wrong...); err != nil {
-		return nil, err
+	reader, wrong := metricReader(ctx)
+	if t.remote, err = traceClient(); err != nil || wrong != nil {
+		return nil, errors.Join(err, wrong)
 	}
 	if t.Board, err = newMetrics(res, reader); err != nil {
 		return nil, err
@@ -159,8 +152,7 @@ func (t *Telemetry) put(news any) {
 	}
 }
 
-// Close brings everything out and ends. It returns what went wrong on the way, of which nobody
-// was told before.
+// Close writes out everything and ends. It returns what went wrong on the way, which no other call reports.
 func (t *Telemetry) Close() error {
 	t.close.Do(func() { close(t.quit) })
 	<-t.done

@@ -108,7 +108,7 @@ func TestHandler(t *testing.T) {
 	tl.Board.Measure(trace.Collective{Name: "reduce", Seconds: .01})
 	tl.Board.Measure(trace.RecoveryDone{Seconds: .009, Phases: [6]float64{.001, .002}, Recomputed: 3})
 	tl.Board.Measure(trace.MirrorLag{Steps: 2})
-	for _, j := range []float64{2, 5, 1} { // the last after it was opened anew
+	for _, j := range []float64{2, 5, 1} { // the last after it was opened again
 		tl.Board.Measure(trace.Device{Name: "GPU 0", Kind: "gpu", Hertz: 1.2e9, Joules: j})
 	}
 	// A board serves what it is told, and nil is nothing.
@@ -166,6 +166,6 @@ func TestNobodyListens(t *testing.T) {
 	tl.Begin(run, "", nil)
 	tl.Spans([]trace.Span{{Context: run.Root(trace.Step, 1), Name: trace.Step, Start: time.Unix(1, 0), End: time.Unix(2, 0)}})
 	if err := tl.Close(); err == nil {
-		t.Error("nobody was told that nothing came")
+		t.Error("no error tells that nothing came")
 	}
 }

@@ -29,8 +29,6 @@ type RecoveryReport struct {
 	After   string        `json:"after"`  // trace of the recovery that it interrupted, "" for none
 	// Superseded says that another fault came before the end; its recovery has the rest.
 	Superseded bool `json:"superseded"`
-
-	start time.Time
 }
 
 // PhaseReport is one phase of a recovery.
@@ -96,7 +94,7 @@ func Summarize(spans []Span) Report {
 		}
 		x := RecoveryReport{
 			Trace: s.Trace.String(), Step: s.Int(KeyStep, 0), Plan: s.Text(KeyPlan), Cause: s.Text(KeyCause), Failed: s.Error,
-			TotalMS: msOf(s.End.Sub(s.Start)), Phases: []PhaseReport{}, start: s.Start,
+			TotalMS: msOf(s.End.Sub(s.Start)), Phases: []PhaseReport{},
 		}
 		for _, p := range phases[s.Context] {
 			x.Phases = append(x.Phases, PhaseReport{p.Name, msOf(p.Start.Sub(s.Start)), msOf(p.End.Sub(p.Start))})

@@ -39,6 +39,9 @@ func (s *state) add(now time.Time, e Event) {
 		s.note = string(e)
 	case Begin:
 		s.run, s.training, s.note = &e, now, ""
+		if !e.Since.IsZero() {
+			s.training = e.Since
+		}
 		s.rows = nil
 		for _, w := range e.Workers {
 			s.rows = append(s.rows, row{place: w})

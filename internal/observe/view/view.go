@@ -42,7 +42,8 @@ type Note string
 // Begin says that training starts.
 type Begin struct {
 	Job    rundir.Job
-	RunDir string // as to be shown; "" for a run without files
+	Since  time.Time // when it started; zero is now
+	RunDir string    // as to be shown; "" for a run without files
 
 	Reason  string          // of the first plan
 	Workers []rundir.Worker // their IDs, stages and layers, in the order of their rows

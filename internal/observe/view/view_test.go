@@ -129,7 +129,7 @@ func TestRows(t *testing.T) {
 				s.add(now, Worker{ID: id, Step: 7, Forwards: int64(100 + id), Backwards: 98})
 			}
 			s.add(now, Worker{ID: 2, Step: 7, Forwards: 102, Backwards: 98, State: "exited: signal: killed"})
-			s.add(now, Worker{ID: 99}) // nobody
+			s.add(now, Worker{ID: 99}) // not of the run
 			fmt.Fprintf(&b, "--- %d workers, %d columns, %d lines\n%s", workers, size[0], size[1], render(s, now, size[0], size[1]))
 		}
 	}

@@ -49,14 +49,7 @@ func shares(micros int, speeds []float64) (n []int, slowest float64) {
 
 // countNodes calls f with the nodes of each run of micro-batches of a rank.
 func countNodes(r simulate.Ranking, f func(rank, nodes int)) {
-	for lo := 0; lo < len(r); {
-		hi := lo + 1
-		for hi < len(r) && r[hi] == r[lo] {
-			hi++
-		}
-		f(r[lo], tree.CoverSize(len(r), lo, hi))
-		lo = hi
-	}
+	tree.Runs(r, func(rank, lo, hi int) { f(rank, tree.CoverSize(len(r), lo, hi)) })
 }
 
 // borderWindow bounds how many places are tried for each border.

@@ -25,7 +25,7 @@ func TestRecord(t *testing.T) {
 	worker.Begin(1, Pair{0, 7}, true)
 	worker.End()
 	if s := agent.State(); s.Since != 0 {
-		t.Errorf("nobody wants the time, and it is %v", s.Since)
+		t.Errorf("the time is not wanted, and it is %v", s.Since)
 	}
 	worker.Time()
 	worker.Begin(2, Pair{1, 3}, true)

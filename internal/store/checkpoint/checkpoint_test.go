@@ -750,7 +750,7 @@ func FuzzReader(f *testing.F) {
 	f.Add(good[:len(good)-4])
 	f.Add(binary.LittleEndian.AppendUint64(nil, 2))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s := &source{file: File{file.Name, int64(len(b)), hash(b), ranges}, rule: "sgd"}
+		s := &source{file: File{Name: file.Name, Size: int64(len(b)), SHA256: hash(b), Ranges: ranges}, rule: "sgd"}
 		tensors, err := s.verify(t.Context(), bytes.NewReader(b))
 		if err != nil {
 			var e *Error

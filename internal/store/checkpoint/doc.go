@@ -51,7 +51,8 @@
 //
 // # Limitations
 //
-// All owners must share one file system: a checkpoint whose files lie on several
-// machines is complete on none. Data is hashed on its way to the kernel; damage on
+// Where the files of a checkpoint lie on several machines, its manifest says so, and each has the manifest and some
+// of the files: [Holdings], [Has], [Receive] and [OpenFile] are for hosts that fetch them from each other. A checkpoint is
+// whole to [Newest] only where all files are. Data is hashed on its way to the kernel; damage on
 // the disk is detected when the file is read.
 package checkpoint

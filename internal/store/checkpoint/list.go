@@ -150,7 +150,7 @@ func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, er
 	}
 	defer r.Close()
 	if deep {
-		if err := r.Verify(ctx); err != nil {
+		if err := r.verifyHere(ctx); err != nil {
 			return Manifest{}, err
 		}
 	}

@@ -27,6 +27,7 @@ const (
 	maxLayers   = 1 << 20
 	maxLayer    = 1 << 40 // elements
 	maxFiles    = 1 << 16
+	maxHosts    = 1 << 10 // of a file
 )
 
 // rules are the optimizers and the names of their moments, in the order in
@@ -54,6 +55,10 @@ type File struct {
 	Size   int64      `json:"size"`   // bytes
 	SHA256 string     `json:"sha256"` // lower-case hexadecimal
 	Ranges []id.Range `json:"ranges"` // in the order of the file; none is empty
+
+	// Hosts are those that have the file, where each has a run directory of its own: it may be missing on the others. Without
+	// them, all hosts see one file system.
+	Hosts []string `json:"hosts,omitempty"`
 }
 
 // tensor returns the name of the tensor that holds the given part of a range.
@@ -86,6 +91,10 @@ func (m *Manifest) Validate() error {
 		errs.If(names[f.Name], "files: %s is there twice", f.Name)
 		names[f.Name] = true
 		errs.If(f.Size < 8, "files: %s has %d bytes; a safetensors file has at least 8", f.Name, f.Size)
+		errs.If(len(f.Hosts) > maxHosts, "files: %s is on %d hosts; at most %d are allowed", f.Name, len(f.Hosts), maxHosts)
+		for _, h := range f.Hosts {
+			errs.If(h == "" || len(h) > maxName || !utf8.ValidString(h), "files: %s is on host %q; want 1 to %d bytes of UTF-8", f.Name, h, maxName)
+		}
 		errs.If(!hexHash.MatchString(f.SHA256), "files: %s has %q for a SHA-256; want 64 digits in lower case", f.Name, f.SHA256)
 	}
 	errs.Add(cover(m.Layers, m.Files)...)

@@ -171,19 +171,19 @@ func (c *counter) Write(b []byte) (int, error) {
 }
 
 // Commit makes the files that the manifest names a checkpoint of the run directory dir, and returns once that is
-// on disk. They must be there with their sizes; if not, the error is an [*Error].
+// on disk. They must be there with their sizes, unless other hosts have them; if not, the error is an [*Error].
 func Commit(dir string, m Manifest) error {
 	b, err := m.Encode()
 	if err != nil {
 		return err
 	}
-	step, err := openStep(dir, m.Step)
+	step, err := createStep(dir, m.Step)
 	if err != nil {
-		return err
+		return fmt.Errorf("checkpoint: %w", err)
 	}
 	defer step.Close()
 	for _, f := range m.Files {
-		if err := checkSize(step, m.Step, f); err != nil {
+		if err := check(step, m.Step, f); err != nil {
 			return err
 		}
 	}

@@ -159,7 +159,8 @@ type LineFile struct {
 
 // Workers is workers.json, which is there while the run is: how to reach its processes.
 type Workers struct {
-	Agent   string    `json:"agent"` // path of the socket where the agent takes commands
+	Agent   string    `json:"agent"`          // path of the socket where the agent takes commands
+	Host    string    `json:"host,omitempty"` // of this run directory, where each host has one
 	Workers []Process `json:"workers"`
 }
 
@@ -168,7 +169,8 @@ type Process struct {
 	ID          int    `json:"id"`
 	Incarnation int    `json:"incarnation"`
 	PID         int    `json:"pid"`
-	Ring        string `json:"ring"` // its state in the gossip ring: alive, suspect, dead or left; "" while it is unknown
+	Host        string `json:"host,omitempty"` // on which it runs, where there are several
+	Ring        string `json:"ring"`           // its state in the gossip ring: alive, suspect, dead or left; "" while it is unknown
 
 	// Call is the call of user code that should have returned, and Since when it began.
 	Call  string `json:"call,omitempty"`

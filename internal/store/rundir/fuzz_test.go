@@ -42,7 +42,7 @@ func FuzzRead(f *testing.F) {
 		if _, err := Read(dir); err != nil {
 			t.Fatalf("resumed, but not read: %v", err)
 		}
-		if _, err := ReadWorkers(dir); err == nil && !running(dir) {
+		if _, err := ReadWorkers(dir); err == nil && !Running(dir) {
 			t.Fatal("the processes of a run that is over")
 		}
 		_, _ = d.ReadData()

@@ -10,7 +10,7 @@ import (
 // A process that resumes a run reads its history; lines that its predecessor still writes do not count.
 func TestHistory(t *testing.T) {
 	owner := mustCreate(t, filepath.Join(t.TempDir(), "run"))
-	first := Attach(owner.Path(), "run")
+	first := Attach(owner.Path(), "run", false)
 	val := 2.5
 	if err := errors.Join(
 		first.WriteJob(Job{Program: "gpt", Steps: 9}, nil),
@@ -34,7 +34,7 @@ func TestHistory(t *testing.T) {
 	f.WriteString(`{"step":3,`) // it died here
 	f.Close()
 
-	second := Attach(owner.Path(), "run")
+	second := Attach(owner.Path(), "run", false)
 	if err := errors.Join(second.Resume(), first.AddMetrics(Metrics{Step: 77}), second.AddMetrics(Metrics{Step: 3})); err != nil {
 		t.Fatal(err)
 	}

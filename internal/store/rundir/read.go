@@ -51,7 +51,7 @@ const tailSize = 16 << 20
 // Read reads a run directory. Files that are not there leave their fields empty, except job.json,
 // without which there is no run.
 func Read(path string) (Record, error) {
-	r := Record{Path: path, Running: running(path)}
+	r := Record{Path: path, Running: Running(path)}
 	var err error
 	if r.Job, r.Summary, r.Plan, err = readRun(path); err != nil {
 		return r, err
@@ -135,8 +135,8 @@ func readRun(path string) (j Job, s *Summary, p *Plan, err error) {
 	return j, s, p, err
 }
 
-// running reports whether a process holds the lock of a run directory.
-func running(path string) bool {
+// Running reports whether a process holds the lock of a run directory.
+func Running(path string) bool {
 	f, err := os.Open(filepath.Join(path, "lock"))
 	if err != nil {
 		return false
@@ -145,6 +145,7 @@ func running(path string) bool {
 	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
 	if err == nil {
 		_ = os.Remove(filepath.Join(path, workersName)) // of a process that was killed
+		_ = os.Remove(filepath.Join(path, AttachName))  // the same
 		FreeReserve(path)
 	}
 	return errors.Is(err, unix.EWOULDBLOCK)
@@ -249,7 +250,7 @@ func readTail(f *os.File) (tail []byte, from int64, err error) {
 
 // ReadWorkers reads workers.json; the error of a run that is not under way is [ErrNotRunning].
 func ReadWorkers(path string) (w Workers, err error) {
-	found := running(path)
+	found := Running(path)
 	if found {
 		found, err = readJSON(filepath.Join(path, workersName), &w)
 	}

@@ -90,9 +90,9 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 
 // Attach returns the directory of a run for a process that writes its files, while another
 // process owns the lock and closes it last. Close then removes nothing.
-// shown is its path for messages.
-func Attach(path, shown string) *Dir {
-	d := &Dir{path: path, shown: shown, isRun: true, attached: true}
+// shown is its path for messages. again says that the run is resumed: [Dir.WriteJob] continues its files.
+func Attach(path, shown string, again bool) *Dir {
+	d := &Dir{path: path, shown: shown, isRun: true, attached: true, again: again}
 	d.setParent()
 	return d
 }
@@ -160,8 +160,11 @@ func create(path string) (*Dir, error) {
 // files are the names that a run writes besides lock.
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "traces.jsonl", "summary.json",
-	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints", "ui-token",
+	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints", "ui-token", AttachName,
 }
+
+// AttachName is the link to the socket at which the launcher of a run shows it.
+const AttachName = "attach"
 
 // take makes the directory this process's own.
 func (d *Dir) take() error {
@@ -200,7 +203,7 @@ func (d *Dir) take() error {
 	if err != nil {
 		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
 	}
-	d.own = append(d.own, "log")
+	d.own = append(d.own, "log", AttachName)
 	return nil
 }
 
@@ -522,9 +525,7 @@ func (d *Dir) discard() error {
 		}
 		var logs []string
 		if name == "log" {
-			logs, _ = filepath.Glob(d.File("log/worker-*.log"))
-			hosts, _ := filepath.Glob(d.File("log/host-*.log"))
-			logs = append(logs, hosts...)
+			logs, _ = filepath.Glob(d.File("log/*.log"))
 		}
 		for _, path := range append(logs, d.File(name)) {
 			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {

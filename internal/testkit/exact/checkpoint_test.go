@@ -155,11 +155,7 @@ func sameRun(t *testing.T, dir, undisturbed string) trainer.Summary {
 // TestCheckpoints ends runs in the middle, and sees them go on from checkpoints with the bits of
 // an undisturbed one.
 func TestCheckpoints(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds and runs processes: not with -short")
-	}
-	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
+	launcher, gpt := programs(t)
 	args := strings.Fields("--layers 3 --width 48 --heads 4 --context 32 --global-batch 12 --micro-batch 1 --steps 60 --eval-every 15 --data " + corpus)
 	undisturbed := filepath.Join(t.TempDir(), "run")
 	launchIn(t, undisturbed, launcher, append([]string{"--workers", "2", gpt}, args...)...)

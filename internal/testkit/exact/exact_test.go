@@ -65,12 +65,13 @@ func job(t *testing.T, corpus string, config nn.GPTConfig, global, micro, steps 
 const corpus = "testdata/corpus"
 
 var (
+	tiny  = nn.GPTConfig{Layers: 1, Width: 32, Heads: 2, Context: 16, Dropout: 0.1}
 	small = nn.GPTConfig{Layers: 2, Width: 64, Heads: 4, Context: 32, Dropout: 0.1}
 	odd   = nn.GPTConfig{Layers: 1, Width: 96, Heads: 3, Context: 50, Dropout: 0.1}
 	large = nn.GPTConfig{Dropout: 0.1} // the default GPT
 )
 
-// The golden hashes of the three jobs, with every path and 1 and 2 threads.
+// The golden hashes of the jobs, with every path and 1 and 2 threads.
 // See the package comment before changing one.
 func TestGolden(t *testing.T) {
 	for _, c := range []struct {
@@ -80,6 +81,8 @@ func TestGolden(t *testing.T) {
 		slowest              kernel.Path // plain Go takes too long for the large one
 		params, state        string
 	}{
+		{"tiny", tiny, 4, 2, 2, kernel.Generic,
+			"ad84bd1b0604c081463d6f6c2c8895868f3f9fa2f28f17b9a02c1024c4a8284a", "7ce414e682d114ed47bf20c64945468b4bfefbcf096a79dd671248c21c3fbb21"},
 		{"small", small, 8, 2, 3, kernel.Generic,
 			"bcf8da48012b11701c308c2e84a7cc91cd3b8c57f2b1e79abda7df61c055970b", "b70da79253c11ced1c4c3cc6a02a60c1b86384177623b3ce2dff510d2bb8a778"},
 		{"odd sizes", odd, 9, 3, 2, kernel.Generic,

@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,17 +28,13 @@ import (
 // address of the workers, with boundary tensors for coming steps behind them, and a process of another user tries to connect: the
 // run ends as an undisturbed one does, and no worker is lost. Only workers that have others on other hosts speak to another user.
 func TestStrangers(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds and runs processes: not with -short")
-	}
-	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
-	program := append([]string{gpt}, strings.Fields(struckFlags+" --steps 60")...)
+	launcher, gpt := programs(t)
+	program := append([]string{gpt}, strings.Fields(struckFlags+" --steps 40")...)
 	want, metrics := launch(t, launcher, append([]string{"--workers", "1"}, program...)...)
 	const workers = 4
 	for _, hosts := range []int{1, 2} {
 		t.Run(fmt.Sprint(hosts, " hosts"), func(t *testing.T) {
-			r := startRun(t, launcher, append([]string{"--workers", fmt.Sprint(workers), "--emulate-hosts", fmt.Sprint(hosts), "--stages", "2", "--detect", "1m"}, program...)...)
+			r := startRun(t, launcher, append([]string{"--workers", fmt.Sprint(workers), "--emulate-hosts", fmt.Sprint(hosts), "--stages", "2", "--detect", "5s"}, program...)...)
 			if err := os.Chmod(filepath.Dir(r.temp), 0o711); err != nil { // the folder of the sockets alone keeps others out
 				t.Fatal(err)
 			}
@@ -45,8 +43,9 @@ func TestStrangers(t *testing.T) {
 			if err != nil || len(run.Workers) != workers {
 				t.Fatal(run, err)
 			}
+			var callers sync.WaitGroup
 			for _, to := range run.Workers {
-				challenges := 0
+				var challenges atomic.Int64
 				for _, addr := range listening(t, to.PID) {
 					for from := range workers {
 						if from == to.ID {
@@ -57,24 +56,27 @@ func TestStrangers(t *testing.T) {
 							t.Fatal(err)
 						}
 						defer c.Close() // they stay, and hold what they have got
-						_, _ = c.Write(forgery(from, to.ID))
-						_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
-						b := make([]byte, challengeSize+1)
-						n, _ := io.ReadFull(c, b[:challengeSize])
-						if speaks(b[:n]) {
-							challenges++
-						}
-						_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-						if m, _ := c.Read(b[n:]); m > 0 {
-							t.Errorf("worker %d answers at %v", to.ID, addr)
-						}
+						callers.Go(func() {
+							_, _ = c.Write(forgery(from, to.ID))
+							_ = c.SetReadDeadline(time.Now().Add(200 * time.Millisecond))
+							b := make([]byte, challengeSize+1)
+							n, _ := io.ReadFull(c, b[:challengeSize])
+							if speaks(b[:n]) {
+								challenges.Add(1)
+							}
+							_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+							if m, _ := c.Read(b[n:]); m > 0 {
+								t.Errorf("worker %d answers at %v", to.ID, addr)
+							}
+						})
 					}
+					callers.Wait()
 					if hears, may := asAnother(t, addr), hosts > 1 && addr.Network() == "tcp"; hears && !may {
 						t.Errorf("worker %d speaks to another user at %v", to.ID, addr)
 					}
 				}
-				if challenges < workers-1 {
-					t.Errorf("worker %d has got %d forged hellos", to.ID, challenges)
+				if n := challenges.Load(); n < workers-1 {
+					t.Errorf("worker %d has got %d forged hellos", to.ID, n)
 				}
 			}
 			r.end(t, want, metrics, 0)

@@ -177,12 +177,8 @@ func (s spread) bytes(t *testing.T) []int64 {
 // What every worker did, held and sent is what follows from the plan: nothing
 // is computed twice, held by others or sent for nothing.
 func TestWorkersDoWhatThePlanSays(t *testing.T) {
-	if testing.Short() {
-		t.Skip("builds and runs processes: not with -short")
-	}
+	launcher, gpt := programs(t)
 	const width, context = 64, 32
-	bin := t.TempDir()
-	launcher, gpt := build(t, bin, "../../../launcher"), build(t, bin, "../../../examples/gpt")
 	program := append([]string{gpt}, strings.Fields(fmt.Sprintf("--layers 3 --width %d --heads 4 --context %d --global-batch 20 --micro-batch 2 --steps 3 --eval-every 2 --data %s", width, context, corpus))...)
 	text, err := trainer.Text(corpus)
 	if err != nil {
@@ -215,7 +211,7 @@ func TestWorkersDoWhatThePlanSays(t *testing.T) {
 			raw, err := os.ReadFile(filepath.Join(dir, "plans.jsonl"))
 			if n := bytes.Count(raw, []byte("\n")); n > 1 {
 				events, _ := os.ReadFile(filepath.Join(dir, "events.jsonl"))
-				t.Fatalf("%d plans, and nobody was lost or asked to leave:\n%s", n, events)
+				t.Fatalf("%d plans, and no worker was lost or asked to leave:\n%s", n, events)
 			}
 			if err == nil {
 				err = json.Unmarshal(bytes.TrimSpace(raw), &line)

@@ -290,10 +290,8 @@ func (e *Engine) perform(d core.Duty) {
 	case control.Applied:
 		d.Edit, d.Resume = e.applied.Sub(e.came), time.Since(e.applied)
 		e.c.Tell(d)
-	case control.Level:
-		e.c.Tell(d)
-	case control.Repaired:
-		e.c.Tell(d)
+	case control.Level, control.Repaired:
+		e.c.Tell(d.(control.Message))
 	case core.Conclude:
 		err := e.req.conclude(d.Said)
 		e.fail(err)

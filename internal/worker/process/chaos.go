@@ -38,7 +38,7 @@ func (w *Worker) arm(specs []string) (*chaos.Trigger, error) {
 	}) {
 		return nil, errors.New("chaos would hit the whole program: this worker shares its process, so it cannot be killed, frozen or asked to leave")
 	}
-	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp, Flip: w.flip, SlowLink: w.slowLink})
+	return chaos.NewTrigger(mine, victimProcess{w}, chaos.Hooks{Stamp: w.stamp, Flip: w.flip, SlowLink: w.slowLink}), nil
 }
 
 // stamp tells the agent which fault comes now. It is written to the socket when

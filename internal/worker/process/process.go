@@ -234,7 +234,12 @@ func Main(launched control.Identity, makeJob Make) int {
 	session := id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation}
 	links := transport.Host{Folder: launched.Links, Name: session.String()}
 	if launched.Addr != "" {
-		links.Far = transport.TCP{Addr: launched.Addr}
+		secure, err := transport.TLSFromSecret(key)
+		if err != nil {
+			complain(err)
+			return exitFailed
+		}
+		links.Far = transport.TCP{Addr: launched.Addr, TLS: secure}
 	}
 	w := New(conn, Self{
 		Session:   session,

@@ -25,8 +25,8 @@ import (
 // train runs the worker's part of the steps.
 func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	// Under the launcher, the number of threads is the launcher's flag.
-	if err := checkThreads(start.Threads); err != nil {
-		return &JobError{control.Usage, err}
+	if n := start.Threads; n < 0 || n > MaxThreads {
+		return &JobError{control.Usage, fmt.Errorf("--threads (Job.Threads) is %d; it must be 0 (one for each core) to %d", n, MaxThreads)}
 	}
 	var compute []func() // each computing thread calls them first
 	if w.self.own != nil {
@@ -186,7 +186,9 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	if j.OnEnd == nil || !e.First() {
 		return nil
 	}
-	return w.end(j, start.RunDir, done.Steps)
+	return w.user(control.CallOnEnd, func() error {
+		return j.OnEnd(End{RunDir: start.RunDir, Steps: done.Steps, Whole: w.whole, Out: output{w}})
+	})
 }
 
 // begin waits until the worker has a part in the run. A worker that joins takes
@@ -327,13 +329,6 @@ func awaitSpace(ctx context.Context, runDir string, say func(string), open func(
 	}
 }
 
-// end calls OnEnd.
-func (w *Worker) end(j *Job, runDir string, steps int) error {
-	return w.user(control.CallOnEnd, func() error {
-		return j.OnEnd(End{RunDir: runDir, Steps: steps, Whole: w.whole, Out: output{w}})
-	})
-}
-
 func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (*float64, error) {
 	defer w.spans.evaluated(w.spans.now())
 	loss, err := e.Evaluate(ctx, w.step, j.Evaluations, j.Evaluate)
@@ -364,10 +359,3 @@ func (j *Job) evalDue(step int) bool {
 // MaxThreads is far above what helps. It bounds the memory that a typing error in a
 // flag takes.
 const MaxThreads = 4096
-
-func checkThreads(n int) error {
-	if n < 0 || n > MaxThreads {
-		return fmt.Errorf("--threads (Job.Threads) is %d; it must be 0 (one for each core) to %d", n, MaxThreads)
-	}
-	return nil
-}

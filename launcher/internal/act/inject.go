@@ -85,18 +85,41 @@ func workerNumbers(args []string) ([]int, error) {
 
 // Inject does it to workers of a run, for the command as for the page.
 func (in Injection) Inject(ctx context.Context, runDir string, ids []int) error {
-	agent, targets, err := find(runDir, ids)
+	run, targets, err := find(runDir, ids)
+	switch {
+	case err != nil:
+		return err
+	case run.Host != "": // processes may be on another machine
+		_, err := ask(ctx, runDir, control.Inject{Kind: in.Name, Workers: ids, Stamp: in.tell && in.Name != control.Thaw})
+		return cli.Fail(err)
+	}
+	return cli.Fail(in.signal(ctx, run.Agent, targets))
+}
+
+// Local injects a fault into a worker of this machine, for the agent of a run over several machines.
+func Local(runDir, kind string, w rundir.Process, factor float64) error {
+	p, err := chaos.Open(w.PID)
 	if err != nil {
 		return err
 	}
-	return cli.Fail(in.signal(ctx, agent, targets))
+	defer p.Release() //nolint:errcheck // it only frees what the process ends with
+	if in, ok := Find(kind); ok {
+		return in.do(p)
+	}
+	if kind != slowName {
+		return fmt.Errorf("this machine's launcher cannot %.40q a worker", kind)
+	}
+	if factor < chaos.MinFactor || factor > 1 {
+		return fmt.Errorf("%g is no share of the full speed", factor)
+	}
+	return chaos.Slow(p, chaos.SlowFile(runDir, w.ID, w.Incarnation), factor)
 }
 
-// find returns the agent's socket and the processes of workers of a run. A worker that is not in the run is wrong usage.
-func find(runDir string, ids []int) (agent string, targets []rundir.Process, err error) {
-	run, err := rundir.ReadWorkers(runDir)
+// find returns the processes of a run, and those of workers. A worker that is not in the run is wrong usage.
+func find(runDir string, ids []int) (run rundir.Workers, targets []rundir.Process, err error) {
+	run, err = rundir.ReadWorkers(runDir)
 	if err != nil {
-		return "", nil, cli.Fail(err)
+		return run, nil, cli.Fail(err)
 	}
 	var faults []error
 	for _, w := range ids {
@@ -107,7 +130,7 @@ func find(runDir string, ids []int) (agent string, targets []rundir.Process, err
 		}
 		targets = append(targets, run.Workers[i])
 	}
-	return run.Agent, targets, errors.Join(faults...)
+	return run, targets, errors.Join(faults...)
 }
 
 // agentTime bounds how long a command talks to an agent.
@@ -202,6 +225,9 @@ func ask(ctx context.Context, runDir string, m control.Message) (control.Message
 	answer, err := conn.Receive(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("the run's launcher does not answer: %w", err)
+	}
+	if no, refused := answer.(control.Refused); refused {
+		return nil, errors.New(no.Text)
 	}
 	return answer, nil
 }

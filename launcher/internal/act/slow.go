@@ -1,6 +1,7 @@
 package act
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -8,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/chaos"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -34,26 +36,28 @@ W is the number of a worker; launcher status lists them.`,
 			}
 			return errors.Join(append(faults, cli.AtMost(3, "RUN_DIR, W and FACTOR")(nil, args))...)
 		},
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			w, _ := strconv.Atoi(args[1])           // checked above
 			factor, _ := chaos.ParseFactor(args[2]) // the same
-			return Slow(args[0], w, factor)
+			return Slow(cmd.Context(), args[0], w, factor)
 		},
 	}
 }
 
+// slowName is the kind of fault.
+const slowName = "slow"
+
 // Slow makes a worker of a run slow, for the command as for the page. A worker that is not in the run is wrong usage.
-func Slow(runDir string, w int, factor float64) error {
-	_, targets, err := find(runDir, []int{w})
-	if err != nil {
+func Slow(ctx context.Context, runDir string, w int, factor float64) error {
+	run, targets, err := find(runDir, []int{w})
+	switch {
+	case err != nil:
 		return err
+	case run.Host != "":
+		_, err := ask(ctx, runDir, control.Inject{Kind: slowName, Workers: []int{w}, Factor: factor})
+		return cli.Fail(err)
 	}
-	p, err := chaos.Open(targets[0].PID)
-	if err != nil {
-		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
-	}
-	defer p.Release() //nolint:errcheck // it only frees what the process ends with
-	if err := chaos.Slow(p, chaos.SlowFile(runDir, w, targets[0].Incarnation), factor); err != nil {
+	if err := Local(runDir, slowName, targets[0], factor); err != nil {
 		return cli.Fail(fmt.Errorf("worker %d: %w", w, err))
 	}
 	return nil

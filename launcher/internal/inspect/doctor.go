@@ -22,6 +22,7 @@ import (
 	"github.com/soliton-train/soliton/internal/dvfs/nvml"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/ssh"
 )
 
 // mark is the verdict of a check.
@@ -44,17 +45,30 @@ type Finding struct {
 // NewDoctor returns the command.
 func NewDoctor() *cobra.Command {
 	var asJSON bool
+	var list []string
+	var file string
 	cmd := &cobra.Command{
-		Use:   "doctor [--json]",
+		Use:   "doctor [--hosts HOST,...] [--json]",
 		Short: "Check what this machine has and lacks for training",
 		Long: `doctor looks at what training needs of this machine and measures one thread's speed in
 matrix products and of memory, which takes about a second. Each line is marked ok,
 warn or fail, and says what would be right. The exit status is 1 if a line failed.
-Clocks that a run has left low which was killed are put back.`,
+Clocks that a run has left low which was killed are put back.
+
+With --hosts or --hosts-file, doctor looks at those machines instead, over ssh: whether the
+launcher runs there, and whether each of them reaches each other at a port that the system
+chooses, as workers do. A failed pair is refused (a firewall, perhaps), timeout, or no route;
+MTU is that of the interface. This machine takes part if it is listed.`,
 		Example: `  launcher doctor
+  launcher doctor --hosts localhost,b,c
   launcher doctor --json | jq '.[] | select(.mark != "ok")'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if hosts, err := ssh.Of(list, file); err != nil {
+				return err
+			} else if hosts != nil {
+				return examineHosts(cmd, hosts, asJSON)
+			}
 			findings := examine(os.DirFS("/").(fs.ReadFileFS))
 			if err := cli.Print(cmd.OutOrStdout(), findings, asJSON, func(out io.Writer) error {
 				w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -75,6 +89,8 @@ Clocks that a run has left low which was killed are put back.`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the findings as JSON")
+	cmd.Flags().StringSliceVar(&list, "hosts", nil, "`machines` to look at over ssh, and at the network between them")
+	cmd.Flags().StringVar(&file, "hosts-file", "", "`file` with one such machine a line")
 	return cmd
 }
 

@@ -41,6 +41,13 @@ begins with its worker's number.`,
 				return cli.Fail(err)
 			}
 			if len(logs) == 0 && worker >= 0 {
+				if now, err := rundir.ReadWorkers(dir); err == nil {
+					for _, p := range now.Workers {
+						if p.ID == worker && now.Host != "" && p.Host != now.Host {
+							return cli.Fail(fmt.Errorf("worker %d runs on %s, and its log is there", worker, p.Host))
+						}
+					}
+				}
 				return fmt.Errorf("worker %d has no log in %s", worker, dir)
 			}
 			return cli.Fail(printLogs(cmd.Context(), cmd.OutOrStdout(), dir, worker, follow))

@@ -64,7 +64,7 @@ func main() {
 	}
 	if id.WorkerID != *who {
 		if *fail == "kill" || *fail == "freeze" || *fail == "crash" {
-			*hold = 2 // nobody gets further without all
+			*hold = 2 // no worker gets further without all
 		}
 		*fail = ""
 	}

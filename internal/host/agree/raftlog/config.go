@@ -21,8 +21,8 @@ type Config struct {
 	// Dir is the node's own directory, made if it is not there. Nothing else
 	// lies in it.
 	Dir string
-	// ID names the node for ever, and uniquely in the job.
-	ID string
+	// Host names the host, uniquely in the run and without "#". [agree.HostOf] finds it in the ID of the node's server.
+	Host string
 
 	// Listener is where other nodes reach this one; the node closes it.
 	Listener net.Listener
@@ -41,14 +41,8 @@ type Config struct {
 		leave(id string)
 	}
 
-	// Bootstrap are the servers of a new job: the same list at each of them. It
-	// is ignored where the directory holds a log. A node that joins later has
-	// none, and waits to be added.
-	Bootstrap []agree.Server
-	// Recover makes Bootstrap the configuration of the log that is in the
-	// directory. All other nodes must begin empty, and without Bootstrap; all
-	// that is in this log counts as committed.
-	Recover bool
+	// Join begins a log where Dir is empty or missing, as a new server that waits until the leader adds it.
+	Join bool
 
 	// Timeout is [timing.Policy].Log: by [timing.LogOf] it determines how fast a silent leader is replaced, which must take
 	// well longer than the nodes wait for a CPU and for the disk.
@@ -64,11 +58,15 @@ type Config struct {
 	Apply func(agree.Entry, agree.State)
 }
 
+// maxHost leaves room for what [agree.NewServerID] adds.
+const maxHost = agree.MaxName - 32
+
 // Validate reports all faults together, one a line.
 func (c Config) Validate() error {
 	var errs faults.List
 	errs.If(c.Dir == "", "agree: Dir is empty: name the node's directory")
-	errs.If(c.ID == "" || len(c.ID) > agree.MaxName, "agree: ID has %d bytes: give 1 to %d", len(c.ID), agree.MaxName)
+	errs.If(c.Host == "" || len(c.Host) > maxHost, "agree: Host has %d bytes: give 1 to %d", len(c.Host), maxHost)
+	errs.If(agree.HostOf(c.Host) != c.Host, "agree: Host %q contains #: leave it out", c.Host)
 	errs.If(c.Timeout < timing.Min, "agree: Timeout is %v: give at least %v", c.Timeout, timing.Min)
 	errs.If((c.memory != nil) == (c.Listener != nil), "agree: Listener is nil or not the only network: give one")
 	if c.Listener != nil {
@@ -81,28 +79,29 @@ func (c Config) Validate() error {
 		errs.If(!ip.IsLoopback() && c.TLS == nil, "agree: Listener %v is not on the loopback interface: give TLS", c.Listener.Addr())
 		errs.If(ip.IsUnspecified() && c.Advertise == "", "agree: Listener %v has no address that others can dial: give Advertise", c.Listener.Addr())
 	}
-	c.validateServers(&errs)
 	return errs.Err()
 }
 
-func (c Config) validateServers(errs *faults.List) {
-	errs.If(c.Recover && len(c.Bootstrap) == 0, "agree: Recover is set without Bootstrap: give the servers to go on with")
-	if len(c.Bootstrap) == 0 {
-		return
-	}
-	errs.If(len(c.Bootstrap) > agree.MaxServers, "agree: Bootstrap has %d servers: give at most %d", len(c.Bootstrap), agree.MaxServers)
-	voters := 0
-	for i, s := range c.Bootstrap {
+// validateServers checks the servers of a new run.
+func (c Config) validateServers(all []agree.Server) error {
+	var errs faults.List
+	errs.If(c.Join, "agree: Join is set for a new run: leave it out")
+	errs.If(len(all) > agree.MaxServers, "agree: the run has %d servers: give at most %d", len(all), agree.MaxServers)
+	voters, self := 0, false
+	for i, s := range all {
 		if s.Voter {
 			voters++
 		}
+		self = self || s.ID == c.Host
 		if err := validate(s); err != nil {
-			errs.Add(fmt.Errorf("agree: Bootstrap[%d]: %w", i, err))
+			errs.Add(fmt.Errorf("agree: servers[%d]: %w", i, err))
 		}
-		errs.If(slices.ContainsFunc(c.Bootstrap[:i], func(o agree.Server) bool { return o.ID == s.ID }), "agree: Bootstrap[%d]: ID %q is there twice: give each server its own", i, s.ID)
-		errs.If(s.Addr == "" && len(c.Bootstrap) > 1 && c.memory == nil, "agree: Bootstrap[%d]: Addr is empty: give the address of %s", i, s.ID)
+		errs.If(slices.ContainsFunc(all[:i], func(o agree.Server) bool { return o.ID == s.ID }), "agree: servers[%d]: ID %q is there twice: give each server its own", i, s.ID)
+		errs.If(s.Addr == "" && len(all) > 1 && c.memory == nil, "agree: servers[%d]: Addr is empty: give the address of %s", i, s.ID)
 	}
-	errs.If(voters == 0, "agree: Bootstrap has no voter: set Voter for one server, or three or five")
+	errs.If(voters == 0, "agree: the servers of a new run have no voter: set Voter for one server, or three or five")
+	errs.If(!self, "agree: the servers of a new run lack %s: list this host too", c.Host)
+	return errs.Err()
 }
 
 func validate(s agree.Server) error {
@@ -120,7 +119,6 @@ func validate(s agree.Server) error {
 // majority for T steps down.
 func (c Config) raft() *raft.Config {
 	r := raft.DefaultConfig()
-	r.LocalID = raft.ServerID(c.ID)
 	t := timing.LogOf(c.Timeout)
 	r.HeartbeatTimeout = t.Election
 	r.ElectionTimeout = t.Election

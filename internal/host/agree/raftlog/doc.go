@@ -8,9 +8,16 @@
 // commits nothing: its leader steps down after [timing.Log].Election, and from
 // then on [agree.Leadership.Leader] is "" there.
 //
-// After the death of all processes each node is opened again over its directory,
-// at any address ([Config.Resolve]). To continue with other servers, open the
-// directory whose [Last] is the greatest with [Config.Recover] and the others empty.
+// [Create] makes the log of a new run, once on each of its hosts. After the death of any process its node is opened again over
+// its directory, at any address ([Config.Resolve]).
+//
+// # Lost logs
+//
+// A node that forgot its votes could vote twice in a term, and elect a second leader. So [Open] refuses a directory whose log is
+// missing ([agree.NoLogError]) or cannot be read ([agree.DamagedError]), and Create one that is not empty. A host without its log
+// opens an empty directory with [Config.Join]: it gets a new server ID, begins as a non-voter, and catches up. Its former server
+// stays silent until the leader removes it, as each connection names the server that it is for, and a node refuses those for
+// another.
 //
 // # Concurrency
 //

@@ -60,22 +60,10 @@ func (m *machine) StoreConfiguration(index uint64, c raft.Configuration) {
 func servers(c raft.Configuration) []agree.Server {
 	var all []agree.Server
 	for _, s := range c.Servers {
-		all = append(all, agree.Server{ID: string(s.ID), Addr: string(s.Address), Voter: s.Suffrage == raft.Voter})
+		all = append(all, agree.Server{ID: string(s.ID), Addr: parseAddress(s.Address).addr, Voter: s.Suffrage == raft.Voter})
 	}
 	slices.SortFunc(all, func(a, b agree.Server) int { return cmp.Compare(a.ID, b.ID) })
 	return all
-}
-
-func configuration(all []agree.Server) raft.Configuration {
-	var c raft.Configuration
-	for _, s := range all {
-		v := raft.Server{ID: raft.ServerID(s.ID), Address: raft.ServerAddress(s.Addr), Suffrage: raft.Nonvoter}
-		if s.Voter {
-			v.Suffrage = raft.Voter
-		}
-		c.Servers = append(c.Servers, v)
-	}
-	return c
 }
 
 func (m *machine) Snapshot() (raft.FSMSnapshot, error) { return snapshot{*m.state.Load()}, nil }

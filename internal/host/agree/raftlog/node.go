@@ -4,20 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
 	"github.com/hashicorp/raft"
-	raftboltdb "github.com/hashicorp/raft-boltdb/v2"
-	"go.etcd.io/bbolt"
-	bbolterrors "go.etcd.io/bbolt/errors"
-	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 )
@@ -25,10 +16,13 @@ import (
 // Node is one agent's part in the agreement.
 type Node struct {
 	config  Config
+	id      string // of its server
 	machine *machine
 	raft    *raft.Raft
 	files   files
 	net     network
+
+	progress *progress
 
 	leadership atomic.Pointer[agree.Leadership]
 	changes    chan agree.Leadership
@@ -48,20 +42,46 @@ type Node struct {
 
 var _ agree.Log = (*Node)(nil)
 
-// Open starts a node. A single voter leads at once, without an election to wait
-// for. Where Open fails it closes the listener as well.
+// Create begins the log of a new run with these servers, the same list on each of their hosts, and opens it. A run calls it once
+// on each host; from then on it is for [Open], which a host without its log must not avoid. A server that is to join later is not in the list.
+//
+// A single voter leads at once, without an election to wait for. Where Create or Open fails it closes the listener as well.
+func Create(c Config, servers []agree.Server) (*Node, error) {
+	return orClose(c, func() (*Node, error) {
+		if err := errors.Join(c.Validate(), c.validateServers(servers)); err != nil {
+			return nil, err
+		}
+		return c.start(func(settings *raft.Config) (files, error) { return createFiles(c.Dir, c.Host, settings) }, servers)
+	})
+}
+
+// Open opens a log, or with [Config.Join] begins one that waits until the leader adds it. Errors are [agree.NoLogError],
+// [agree.DamagedError], [agree.ErrInUse], or of the disk.
 func Open(c Config) (*Node, error) {
-	n, err := start(c)
+	return orClose(c, func() (*Node, error) {
+		if err := c.Validate(); err != nil {
+			return nil, err
+		}
+		return c.start(func(settings *raft.Config) (files, error) {
+			f, err := openFiles(c.Dir, settings)
+			if none := (*agree.NoLogError)(nil); c.Join && errors.As(err, &none) {
+				return createFiles(c.Dir, agree.NewServerID(c.Host), settings)
+			}
+			return f, err
+		}, nil)
+	})
+}
+
+func orClose(c Config, open func() (*Node, error)) (*Node, error) {
+	n, err := open()
 	if err != nil && c.Listener != nil {
 		_ = c.Listener.Close() // perhaps a second time
 	}
 	return n, err
 }
 
-func start(c Config) (*Node, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
+// start starts a node over its files, which begin with servers unless these are nil.
+func (c Config) start(open func(*raft.Config) (files, error), servers []agree.Server) (*Node, error) {
 	n := &Node{
 		config: c, machine: newMachine(c.Apply),
 		changes: make(chan agree.Leadership, 1), observed: make(chan raft.Observation, 1),
@@ -69,7 +89,7 @@ func start(c Config) (*Node, error) {
 		closing: make(chan struct{}), done: make(chan struct{}),
 	}
 	n.leadership.Store(&agree.Leadership{})
-	if err := n.open(); err != nil {
+	if err := n.open(open, servers); err != nil {
 		return nil, err
 	}
 	n.raft.RegisterObserver(raft.NewObserver(n.observed, false, func(o *raft.Observation) bool {
@@ -81,64 +101,32 @@ func start(c Config) (*Node, error) {
 	return n, nil
 }
 
-func (n *Node) open() (err error) {
+func (n *Node) open(open func(*raft.Config) (files, error), servers []agree.Server) (err error) {
 	c := n.config
 	settings := c.raft()
-	if n.files, err = openFiles(c.Dir, settings); err != nil {
+	if n.files, err = open(settings); err != nil {
 		return err
+	}
+	n.id = n.files.server
+	settings.LocalID = raft.ServerID(n.id)
+	if host := agree.HostOf(n.id); host != c.Host {
+		return errors.Join(fmt.Errorf("agree: %s holds the log of %s, not of %s", c.Dir, host, c.Host), n.files.close())
 	}
 	n.net = c.network(settings)
 	fail := func(err error) error {
 		return errors.Join(fmt.Errorf("agree: %s: %w", c.Dir, err), n.net.close(), n.files.close())
 	}
-	held, err := raft.HasExistingState(n.files.log, n.files.log, n.files.snapshots)
-	if err != nil {
-		return fail(err)
+	if servers != nil {
+		err = raft.BootstrapCluster(settings, n.files.log, n.files.log, n.files.snapshots, n.net, c.configuration(servers))
+		if err != nil {
+			return fail(err)
+		}
 	}
-	want := configuration(c.bootstrap(n.net.LocalAddr()))
-	switch {
-	case held && c.Recover:
-		again := &recovery{newMachine(nil), servers(want)}
-		err = raft.RecoverCluster(settings, again, n.files.log, n.files.log, n.files.snapshots, n.net, want)
-	case c.Recover:
-		err = errors.New("there is no log to recover")
-	case !held && len(c.Bootstrap) > 0:
-		err = raft.BootstrapCluster(settings, n.files.log, n.files.log, n.files.snapshots, n.net, want)
-	}
-	if err != nil {
-		return fail(err)
-	}
-	if n.raft, err = raft.NewRaft(settings, n.machine, n.files.cache, votes{n.files.log, n.quit}, n.files.snapshots, n.net); err != nil {
+	n.progress = newProgress(n.net)
+	if n.raft, err = raft.NewRaft(settings, n.machine, n.files.cache, votes{n.files.log, n.quit}, n.files.snapshots, n.progress); err != nil {
 		return fail(err)
 	}
 	return nil
-}
-
-// bootstrap returns the servers of a new job with their addresses.
-func (c Config) bootstrap(own raft.ServerAddress) []agree.Server {
-	all := make([]agree.Server, len(c.Bootstrap))
-	for i, s := range c.Bootstrap {
-		switch {
-		case c.memory != nil:
-			s.Addr = s.ID
-		case s.Addr == "":
-			s.Addr = string(own)
-		}
-		all[i] = s
-	}
-	return all
-}
-
-// recovery gives the recovered snapshot its new servers.
-type recovery struct {
-	*machine
-	servers []agree.Server
-}
-
-func (r *recovery) Snapshot() (raft.FSMSnapshot, error) {
-	s := *r.state.Load()
-	s.Servers = r.servers
-	return snapshot{s}, nil
 }
 
 // hasten makes a single voter a candidate now: no other node could send it a
@@ -153,7 +141,7 @@ func (n *Node) hasten() {
 		if s.Suffrage != raft.Voter {
 			continue
 		}
-		if string(s.ID) == n.config.ID {
+		if string(s.ID) == n.id {
 			self = true
 		} else {
 			others++
@@ -169,11 +157,11 @@ func (n *Node) hasten() {
 func (n *Node) Stand() {
 	request := &raft.TimeoutNowRequest{RPCHeader: raft.RPCHeader{
 		ProtocolVersion: raft.ProtocolVersionMax,
-		ID:              []byte(n.config.ID),
-		Addr:            n.net.EncodePeer(raft.ServerID(n.config.ID), n.net.LocalAddr()),
+		ID:              []byte(n.id),
+		Addr:            n.net.EncodePeer(raft.ServerID(n.id), n.net.LocalAddr()),
 	}}
 	// If it fails, the node becomes a candidate when raft's timer says so.
-	_ = n.net.TimeoutNow(raft.ServerID(n.config.ID), n.net.LocalAddr(), request, new(raft.TimeoutNowResponse))
+	_ = n.net.TimeoutNow(raft.ServerID(n.id), n.net.LocalAddr(), request, new(raft.TimeoutNowResponse))
 }
 
 // network is a transport with what has to be closed. With pre-votes, who was cut off and comes
@@ -189,97 +177,21 @@ type rpcTransport interface {
 }
 
 func (c Config) network(settings *raft.Config) network {
+	id := string(settings.LocalID)
 	if c.memory != nil {
-		return network{c.memory.join(c.ID, c.Timeout), func() error { c.memory.leave(c.ID); return nil }}
+		return network{c.memory.join(id, c.Timeout), func() error { c.memory.leave(id); return nil }}
 	}
-	s := newStream(c)
-	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{
-		Stream: s, Timeout: c.Timeout, MaxPool: 2, Logger: settings.Logger, ServerAddressProvider: resolver{c.Resolve},
-	})
+	s := newStream(c, id)
+	nc := &raft.NetworkTransportConfig{Stream: s, Timeout: c.Timeout, MaxPool: 2, Logger: settings.Logger}
+	if c.Resolve != nil {
+		nc.ServerAddressProvider = resolver{c.Resolve}
+	}
+	t := raft.NewNetworkTransportWithConfig(nc)
 	return network{t, func() error {
 		err := s.Close()
 		t.CloseStreams()
 		return errors.Join(err, t.Close())
 	}}
-}
-
-type resolver struct{ resolve func(id string) string }
-
-var errUnresolved = errors.New("not known")
-
-// ServerAddr implements raft.ServerAddressProvider; raft takes the address in
-// the configuration after an error.
-func (r resolver) ServerAddr(id raft.ServerID) (raft.ServerAddress, error) {
-	if r.resolve != nil {
-		if addr := r.resolve(string(id)); addr != "" {
-			return raft.ServerAddress(addr), nil
-		}
-	}
-	return "", errUnresolved
-}
-
-// files are what a node keeps in its directory: log.db and snapshots/.
-type files struct {
-	log       *raftboltdb.BoltStore
-	cache     raft.LogStore // in front of log, with the newest entries in memory
-	snapshots raft.SnapshotStore
-}
-
-func openFiles(dir string, settings *raft.Config) (files, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return files{}, fmt.Errorf("agree: %w", err)
-	}
-	log, err := raftboltdb.New(raftboltdb.Options{
-		Path: filepath.Join(dir, "log.db"),
-		// The free list is found again at start, which keeps it out of every commit.
-		BoltOptions: &bbolt.Options{Timeout: timing.Lock, NoFreelistSync: true, FreelistType: bbolt.FreelistMapType},
-	})
-	if errors.Is(err, bbolterrors.ErrTimeout) {
-		return files{}, fmt.Errorf("%w: %s", agree.ErrInUse, dir)
-	}
-	if err != nil {
-		return files{}, fmt.Errorf("agree: %s: %w", filepath.Join(dir, "log.db"), err)
-	}
-	snapshots, err := raft.NewFileSnapshotStoreWithLogger(dir, 2, settings.Logger)
-	if err != nil {
-		return files{}, errors.Join(fmt.Errorf("agree: %w", err), log.Close())
-	}
-	f := files{log: log, snapshots: snapshots}
-	if f.cache, err = raft.NewLogCache(settings.MaxAppendEntries, log); err != nil {
-		return files{}, errors.Join(err, f.close())
-	}
-	return f, nil
-}
-
-func (f files) close() error { return f.log.Close() }
-
-// votes keeps the term and the vote of a node. They must be on disk before the node continues, and raft panics where they cannot be
-// written: on a full disk the node waits. If it is closed meanwhile, the goroutine that waits ends.
-type votes struct {
-	raft.StableStore
-	quit <-chan struct{}
-}
-
-func (v votes) Set(key, value []byte) error {
-	return v.whenThereIsRoom(func() error { return v.StableStore.Set(key, value) })
-}
-
-func (v votes) SetUint64(key []byte, value uint64) error {
-	return v.whenThereIsRoom(func() error { return v.StableStore.SetUint64(key, value) })
-}
-
-func (v votes) whenThereIsRoom(write func() error) error {
-	for {
-		err := write()
-		if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
-			return err
-		}
-		select {
-		case <-time.After(timing.Disk):
-		case <-v.quit:
-			runtime.Goexit()
-		}
-	}
 }
 
 // State returns what this node knows to be agreed.
@@ -318,11 +230,12 @@ func (n *Node) watch() {
 		}
 		_, id := n.raft.LeaderWithID()
 		l := agree.Leadership{Term: n.raft.CurrentTerm(), Leader: string(id)}
-		l.Ready = l.Leader == n.config.ID && l.Term == ready
+		l.Ready = l.Leader == n.id && l.Term == ready
 		if l == *n.leadership.Load() {
 			continue
 		}
 		n.leadership.Store(&l)
+		n.progress.wake()
 		select {
 		case <-n.changes:
 		default:
@@ -334,7 +247,7 @@ func (n *Node) watch() {
 // lead commits the first entry of a leadership. When it is applied here, so is
 // all before it.
 func (n *Node) lead() {
-	data, err := agree.Encode(agree.Leader{ID: n.config.ID})
+	data, err := agree.Encode(agree.Leader{ID: n.id})
 	if err != nil {
 		return // not for an ID that is valid
 	}

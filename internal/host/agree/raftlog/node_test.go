@@ -3,7 +3,6 @@ package raftlog
 import (
 	"bufio"
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -48,6 +47,9 @@ func TestMain(m *testing.M) {
 
 // patience is how long a test waits for what must come.
 const patience = 60 * time.Second
+
+// alone are the servers of a run on host a.
+var alone = []agree.Server{{ID: "a", Voter: true}}
 
 // A heard is what a node has told.
 type heard struct {
@@ -112,17 +114,35 @@ func (c *cluster) config(id string) Config {
 		c.dirs[id] = c.t.TempDir()
 	}
 	c.heard[id] = new(heard)
-	return Config{Dir: c.dirs[id], ID: id, memory: c.memory, Timeout: 1500 * time.Millisecond, Apply: c.heard[id].add}
+	return Config{Dir: c.dirs[id], Host: id, memory: c.memory, Timeout: 1500 * time.Millisecond, Apply: c.heard[id].add}
 }
 
-func (c *cluster) open(config Config) *Node {
+func (c *cluster) open(config Config) *Node { return c.keep(Open(config)) }
+
+func (c *cluster) create(config Config, servers ...agree.Server) *Node {
+	return c.keep(Create(config, servers))
+}
+
+func (c *cluster) keep(n *Node, err error) *Node {
 	c.t.Helper()
-	n, err := Open(config)
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	c.nodes[config.ID] = n
+	c.nodes[n.id] = n
+	if id, host := n.id, n.config.Host; id != host { // it has joined
+		c.heard[id], c.dirs[id] = c.heard[host], c.dirs[host]
+		delete(c.heard, host)
+		delete(c.dirs, host)
+	}
 	return n
+}
+
+// join opens a node on a host without a log.
+func (c *cluster) join(host string) *Node {
+	c.t.Helper()
+	config := c.config(host)
+	config.Join = true
+	return c.open(config)
 }
 
 func (c *cluster) close(id string) {
@@ -142,9 +162,7 @@ func (c *cluster) start(voters int) (ids []string) {
 		all = append(all, agree.Server{ID: ids[i], Voter: true})
 	}
 	for _, id := range ids {
-		config := c.config(id)
-		config.Bootstrap = all
-		c.open(config)
+		c.create(c.config(id), all...)
 	}
 	return ids
 }
@@ -192,6 +210,18 @@ func (c *cluster) ask(what string, question func(lead *Node) error, among ...str
 	})
 }
 
+// change asks for a change of the servers until it is made.
+func (c *cluster) change(what string, question func(lead *Node) error) {
+	c.t.Helper()
+	c.ask(what, func(lead *Node) error {
+		err := question(lead)
+		if errors.Is(err, agree.ErrStale) { // the one before was not committed yet
+			return agree.ErrUncertain
+		}
+		return err
+	})
+}
+
 // commit proposes until the entry is in.
 func (c *cluster) commit(e agree.Entry, among ...string) {
 	c.t.Helper()
@@ -222,10 +252,9 @@ func (c *cluster) agreed(n int, ids ...string) {
 
 // The budget is such that a node which waits for its timer never leads.
 func TestSingleVoterLeadsAtOnce(t *testing.T) {
-	n, err := Open(Config{
-		Dir: filepath.Join(t.TempDir(), "agree"), ID: "a", Bootstrap: []agree.Server{{ID: "a", Voter: true}},
-		Timeout: 10 * time.Hour, Listener: listen(t),
-	})
+	n, err := Create(Config{
+		Dir: filepath.Join(t.TempDir(), "agree"), Host: "a", Timeout: 10 * time.Hour, Listener: listen(t),
+	}, alone)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -268,9 +297,7 @@ func TestVersionsNeverRepeat(t *testing.T) {
 	for generation := 2; generation < 5; generation++ {
 		before := c.nodes["a"].State()
 		c.close("a")
-		config := c.config("a")
-		config.Bootstrap = []agree.Server{{ID: "b", Voter: true}, {ID: "a", Voter: true}} // ignored: there is a log
-		n := c.open(config)
+		n := c.open(c.config("a"))
 		c.leader()
 		s := n.State()
 		if s.Newest != before.Newest || s.Generation != generation-1 || !reflect.DeepEqual(s.Plans, before.Plans) {
@@ -295,7 +322,12 @@ func commitUntilKilled(dir string) error {
 	if err != nil {
 		return err
 	}
-	n, err := Open(Config{Dir: dir, ID: "a", Bootstrap: []agree.Server{{ID: "a", Voter: true}}, Listener: l, Timeout: time.Second})
+	c := Config{Dir: dir, Host: "a", Listener: l, Timeout: time.Second}
+	open := func() (*Node, error) { return Open(c) }
+	if left, err := os.ReadDir(dir); err == nil && len(left) == 0 {
+		open = func() (*Node, error) { return Create(c, alone) }
+	}
+	n, err := open()
 	if err != nil {
 		return err
 	}
@@ -368,7 +400,7 @@ func TestAllHearTheSame(t *testing.T) {
 	}
 	lead := c.leader()
 	for _, id := range ids {
-		if id == lead.config.ID {
+		if id == lead.id {
 			continue
 		}
 		c.eventually(id+" names the leader", func() bool {
@@ -401,8 +433,8 @@ func TestLeadersDie(t *testing.T) {
 					t.Errorf("leader in term %d after term %d", lead.Term(), term)
 				}
 				term = lead.Term()
-				c.memory.Cut(lead.config.ID) // the others hear no farewell
-				c.close(lead.config.ID)
+				c.memory.Cut(lead.id) // the others hear no farewell
+				c.close(lead.id)
 				c.memory.Heal()
 			}
 			for id := range c.nodes {
@@ -461,7 +493,7 @@ func TestStand(t *testing.T) {
 			continue
 		}
 		term := led.Term()
-		c.close(led.config.ID)
+		c.close(led.id)
 		n.Stand()
 		if next := c.leader(); next.Term() <= term {
 			t.Errorf("%s stood, and the term is still %d", id, term)
@@ -500,7 +532,7 @@ func TestMinorityCommitsNothing(t *testing.T) {
 	c.commit(agree.Generation{N: 1})
 	c.plans(1, 3)
 	cut := c.leader()
-	id := cut.config.ID
+	id := cut.id
 	c.memory.Cut(id)
 	others := slices.DeleteFunc(slices.Clone(ids), func(o string) bool { return o == id })
 
@@ -512,7 +544,7 @@ func TestMinorityCommitsNothing(t *testing.T) {
 	if _, err := cut.Propose(t.Context(), agree.Plan{Version: version(1, 101)}); !errors.As(err, &moved) {
 		t.Errorf("the minority answers %v, want a NotLeaderError", err)
 	}
-	if err := cut.AddVoter(t.Context(), agree.Server{ID: "z", Addr: "z"}); !errors.As(err, &moved) {
+	if err := cut.AddNonVoter(t.Context(), agree.Server{ID: "z", Addr: "z"}); !errors.As(err, &moved) {
 		t.Errorf("the minority answers %v, want a NotLeaderError", err)
 	}
 
@@ -527,28 +559,28 @@ func TestServersJoinAndLeave(t *testing.T) {
 	c.start(1)
 	c.commit(agree.Generation{N: 1})
 	c.plans(1, 3)
-	c.open(c.config("b")) // waits to be added
-	b := agree.Server{ID: "b", Addr: "b"}
-	c.ask("add b", func(lead *Node) error { return lead.AddNonvoter(t.Context(), b) })
-	c.agreed(3, "b")
+	id := c.join("b").id // waits to be added
+	b := agree.Server{ID: id, Addr: id}
+	c.change("add b", func(lead *Node) error { return lead.AddNonVoter(t.Context(), b) })
+	c.agreed(3, id)
 	c.plans(4, 4)
-	c.agreed(4, "a", "b")
-	want := []agree.Server{{ID: "a", Addr: "a", Voter: true}, {ID: "b", Addr: "b"}}
-	c.eventually("b knows the servers", func() bool { return slices.Equal(c.nodes["b"].State().Servers, want) })
+	c.agreed(4, "a", id)
+	want := []agree.Server{{ID: "a", Addr: "a", Voter: true}, b}
+	c.eventually("b knows the servers", func() bool { return slices.Equal(c.nodes[id].State().Servers, want) })
 
-	c.ask("promote b", func(lead *Node) error { return lead.AddVoter(t.Context(), b) })
-	if s, ok := c.leader().State().Server("b"); !ok || !s.Voter {
+	c.change("promote b", func(lead *Node) error { return lead.Promote(t.Context(), id) })
+	if s, ok := c.leader().State().Server(id); !ok || !s.Voter {
 		t.Errorf("b is %+v, want a voter", s)
 	}
-	c.ask("remove a", func(lead *Node) error { return lead.Remove(t.Context(), "a") })
-	c.plans(5, 8, "b")
-	if got := c.nodes["b"].State().Servers; !slices.Equal(got, []agree.Server{{ID: "b", Addr: "b", Voter: true}}) {
+	c.change("remove a", func(lead *Node) error { return lead.Remove(t.Context(), "a") })
+	c.plans(5, 8, id)
+	if got := c.nodes[id].State().Servers; !slices.Equal(got, []agree.Server{{ID: id, Addr: id, Voter: true}}) {
 		t.Errorf("servers %v", got)
 	}
-	c.agreed(8, "b")
+	c.agreed(8, id)
 
 	for _, bad := range []agree.Server{{}, {ID: strings.Repeat("x", agree.MaxName+1)}, {ID: "x", Addr: strings.Repeat("x", agree.MaxName+1)}} {
-		if err := c.nodes["b"].AddVoter(t.Context(), bad); err == nil || len(err.Error()) > 300 {
+		if err := c.nodes[id].AddNonVoter(t.Context(), bad); !errors.Is(err, agree.ErrInvalid) || len(err.Error()) > 300 {
 			t.Errorf("%.20q is added: %v", bad.ID, err)
 		}
 	}
@@ -591,61 +623,13 @@ func TestSnapshots(t *testing.T) {
 
 	c.commit(agree.Plan{Version: version(1, 100)})
 	compact()
-	c.open(c.config("b"))
-	if err := lead.AddNonvoter(t.Context(), agree.Server{ID: "b", Addr: "b"}); err != nil {
+	b := c.join("b")
+	if err := lead.AddNonVoter(t.Context(), agree.Server{ID: b.id, Addr: b.id}); err != nil {
 		t.Fatal(err)
 	}
-	c.eventually("b has the state", func() bool { return c.nodes["b"].State().Newest == version(1, 100) })
-	if e := c.heard["b"].first(); e != nil {
+	c.eventually("b has the state", func() bool { return b.State().Newest == version(1, 100) })
+	if e := c.heard[b.id].first(); e != nil {
 		t.Errorf("the first that b hears is %v, want a snapshot", e)
-	}
-}
-
-func TestRecoverWithOtherServers(t *testing.T) {
-	c := newCluster(t)
-	ids := c.start(3)
-	c.commit(agree.Generation{N: 1})
-	c.plans(1, 6)
-	var newest string
-	var end position
-	for _, id := range ids {
-		c.close(id)
-		at, err := last(c.dirs[id])
-		if err != nil || at == (position{}) {
-			t.Fatalf("%s: %v, %v", id, at, err)
-		}
-		if at.compare(end) > 0 {
-			newest, end = id, at
-		}
-	}
-	if at, err := last(t.TempDir()); err != nil || at != (position{}) {
-		t.Errorf("an empty directory ends at %v, %v", at, err)
-	}
-
-	config := c.config("x")
-	config.Dir, config.Recover = c.dirs[newest], true
-	config.Bootstrap = []agree.Server{{ID: "x", Voter: true}, {ID: "y", Voter: true}}
-	c.open(config)
-	c.open(c.config("y"))
-	c.commit(agree.Generation{N: 2})
-	c.commit(agree.Plan{Version: version(2, 1)})
-	for _, id := range []string{"x", "y"} {
-		c.eventually("the newest plan at "+id, func() bool { return c.nodes[id].State().Newest == version(2, 1) })
-		s := c.nodes[id].State()
-		if len(s.Plans) != 7 || len(s.Servers) != 2 || s.Servers[0].ID != "x" {
-			t.Errorf("%s: %+v", id, s)
-		}
-	}
-	c.close("x")
-	if at, err := last(config.Dir); err != nil || at.compare(end) <= 0 {
-		t.Errorf("the log ends at %v, %v; want it after %v", at, err, end)
-	}
-
-	empty := c.config("w")
-	empty.Recover, empty.Bootstrap = true, []agree.Server{{ID: "w", Voter: true}}
-	if n, err := Open(empty); err == nil {
-		_ = n.Close()
-		t.Error("an empty directory is recovered")
 	}
 }
 
@@ -664,10 +648,14 @@ func TestTCP(t *testing.T) {
 		}
 		for _, id := range ids {
 			config := c.config(id)
-			config.memory, config.Listener, config.TLS, config.Bootstrap = nil, listeners[id], secure, all
+			config.memory, config.Listener, config.TLS = nil, listeners[id], secure
 			config.Resolve = func(id string) string { return addrs[id] }
-			if n := c.open(config); n.Addr() != addrs[id] {
-				t.Errorf("%s is at %s, want %s", id, n.Addr(), addrs[id])
+			open := func() *Node { return c.create(config, all...) }
+			if start > 1 {
+				open = func() *Node { return c.open(config) }
+			}
+			if n := open(); parseAddress(n.net.LocalAddr()) != (address{id, addrs[id]}) {
+				t.Errorf("%s is at %s, want %s", id, n.net.LocalAddr(), addrs[id])
 			}
 		}
 		c.commit(agree.Generation{N: start})
@@ -714,7 +702,7 @@ func strangers(t *testing.T, addr string) {
 	}
 	ended("plain", plain)
 	other := secretTLS(t, "o")
-	other.NextProtos = []string{"soliton-agree-1"}
+	other.NextProtos = []string{"soliton-agree-2"}
 	if conn, err := tls.Dial("tcp", addr, other); err == nil {
 		ended("another secret", conn)
 		t.Error("a dialling node takes another secret for its own")
@@ -728,10 +716,39 @@ func strangers(t *testing.T, addr string) {
 }
 
 // Whoever waits for an answer that cannot come is released by Close and by its context.
+// A node that advertises an address still dials from the one that it listens on: what cuts its host off then ends this direction too.
+func TestDialsFromItsAddress(t *testing.T) {
+	listen := func(addr string) net.Listener {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Skip("needs a second loopback address: ", err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l
+	}
+	own, other := listen("127.0.0.2:0"), listen("127.0.0.1:0")
+	s := newStream(Config{Listener: own, Advertise: own.Addr().String(), Timeout: patience}, "a")
+	t.Cleanup(func() { s.Close() })
+	var dialling sync.WaitGroup
+	defer dialling.Wait()
+	dialling.Go(func() {
+		if c, err := s.Dial(raft.ServerAddress("b@"+other.Addr().String()), patience); err == nil {
+			c.Close()
+		}
+	})
+	conn, err := other.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from, _, _ := net.SplitHostPort(conn.RemoteAddr().String()); from != "127.0.0.2" {
+		t.Errorf("it dials from %s, want 127.0.0.2", from)
+	}
+	conn.Close()
+}
+
 func TestCloseWhileWaiting(t *testing.T) {
 	c := newCluster(t)
 	config := c.config("a")
-	config.Bootstrap = []agree.Server{{ID: "a", Voter: true}}
 	held, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	config.Apply = func(e agree.Entry, _ agree.State) {
@@ -740,7 +757,7 @@ func TestCloseWhileWaiting(t *testing.T) {
 			<-release
 		}
 	}
-	n := c.open(config)
+	n := c.create(config, alone...)
 	c.leader()
 
 	answers := make(chan error, 2)
@@ -776,7 +793,8 @@ func TestCloseWhileWaiting(t *testing.T) {
 
 func TestProposeRefusesBadEntries(t *testing.T) {
 	c := newCluster(t)
-	n := c.open(func() Config { f := c.config("a"); f.Bootstrap = []agree.Server{{ID: "a", Voter: true}}; return f }())
+	c.start(1)
+	n := c.nodes["a"]
 	c.leader()
 	last := n.raft.LastIndex()
 	for name, e := range map[string]agree.Entry{
@@ -806,24 +824,13 @@ func TestProposeRefusesBadEntries(t *testing.T) {
 func TestOpenRefuses(t *testing.T) {
 	c := newCluster(t)
 	config := c.config("a")
-	config.Bootstrap = []agree.Server{{ID: "a", Voter: true}}
-	c.open(config)
+	c.create(config, alone...)
 	config.memory, config.Listener = nil, listen(t)
 	if n, err := Open(config); !errors.Is(err, agree.ErrInUse) {
 		if err == nil {
 			_ = n.Close()
 		}
 		t.Errorf("a directory that is open: %v, want %v", err, agree.ErrInUse)
-	}
-	config = c.config("b")
-	if err := os.WriteFile(filepath.Join(config.Dir, "log.db"), bytes.Repeat([]byte("x"), 1<<16), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if n, err := Open(config); err == nil || !strings.Contains(err.Error(), "log.db") {
-		if err == nil {
-			_ = n.Close()
-		}
-		t.Errorf("a broken log: %v, want an error that names the file", err)
 	}
 	l := listen(t)
 	if _, err := Open(Config{Listener: l}); err == nil {
@@ -840,14 +847,12 @@ func TestValidateReportsAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer anywhere.Close()
-	got := Config{
-		Timeout: time.Millisecond, TLS: new(tls.Config), Listener: anywhere, memory: NewMemory(), Recover: true,
-		Bootstrap: []agree.Server{{ID: "a", Addr: "x"}, {ID: "a", Addr: "x"}, {}},
-	}.Validate()
+	wrong := Config{Timeout: time.Millisecond, TLS: new(tls.Config), Listener: anywhere, memory: NewMemory(), Join: true}
+	got := errors.Join(wrong.Validate(), wrong.validateServers([]agree.Server{{ID: "a", Addr: "x"}, {ID: "a", Addr: "x"}, {}}))
 	want := []string{
-		"agree: Dir is empty", "agree: ID has 0 bytes", "agree: Timeout is 1ms",
-		"agree: Listener is nil or not the only network", "agree: Listener 0.0.0.0:", "agree: Bootstrap[1]: ID \"a\" is there twice",
-		"agree: Bootstrap[2]: ID has 0 bytes", "agree: Bootstrap has no voter",
+		"agree: Dir is empty", "agree: Host has 0 bytes", "agree: Timeout is 1ms",
+		"agree: Listener is nil or not the only network", "agree: Listener 0.0.0.0:", "agree: Join is set for a new run",
+		"agree: servers[1]: ID \"a\" is there twice", "agree: servers[2]: ID has 0 bytes", "agree: the servers of a new run have no voter",
 	}
 	lines := strings.Split(fmt.Sprint(got), "\n")
 	if len(lines) != len(want) {
@@ -859,18 +864,25 @@ func TestValidateReportsAll(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]Config{
-		"not loopback without secret": {Dir: "d", ID: "a", Listener: anywhere, Advertise: "h:1"},
-		"no network":                  {Dir: "d", ID: "a"},
-		"others without address":      {Dir: "d", ID: "a", memory: nil, Listener: anywhere, Advertise: "h:1", TLS: new(tls.Config), Bootstrap: []agree.Server{{ID: "a", Voter: true}, {ID: "b", Addr: "h:1"}}},
-		"nobody to recover for":       {Dir: "d", ID: "a", Recover: true, memory: NewMemory()},
+		"not loopback without secret": {Dir: "d", Host: "a", Listener: anywhere, Advertise: "h:1"},
+		"no network":                  {Dir: "d", Host: "a"},
+		"an ID for a host":            {Dir: "d", Host: agree.NewServerID("a"), memory: NewMemory()},
 	} {
 		c.Timeout = time.Second
 		if err := c.Validate(); err == nil || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, want one fault", name, err)
 		}
 	}
-	if err := (Config{Dir: "d", ID: "a", memory: NewMemory(), Timeout: time.Second}).Validate(); err != nil {
+	right := Config{Dir: "d", Host: "a", memory: NewMemory(), Timeout: time.Second}
+	if err := errors.Join(right.Validate(), right.validateServers(alone)); err != nil {
 		t.Error(err)
+	}
+	if err := right.validateServers([]agree.Server{{ID: "b", Addr: "b", Voter: true}}); err == nil {
+		t.Error("a run that lacks its host begins")
+	}
+	right.memory, right.Listener, right.TLS = nil, anywhere, new(tls.Config)
+	if err := right.validateServers(append(slices.Clone(alone), agree.Server{ID: "b", Addr: "h:1"})); err == nil {
+		t.Error("others know no address of this host")
 	}
 }
 
@@ -907,9 +919,9 @@ func benchmarkCommit(b *testing.B, voters int) {
 	var readers sync.WaitGroup
 	var nodes []*Node
 	for i, l := range listeners {
-		n, err := Open(Config{
-			Dir: b.TempDir(), ID: all[i].ID, Bootstrap: all, Listener: l, TLS: secretTLS(b, "s"), Timeout: 2 * time.Second,
-		})
+		n, err := Create(Config{
+			Dir: b.TempDir(), Host: all[i].ID, Listener: l, TLS: secretTLS(b, "s"), Timeout: 2 * time.Second,
+		}, all)
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -964,52 +976,4 @@ func TestMachineRefusesBrokenEntries(t *testing.T) {
 func normal(s agree.State) agree.State {
 	s.Plans, s.Servers = append([]agree.Plan(nil), s.Plans...), append([]agree.Server(nil), s.Servers...)
 	return s
-}
-
-// last returns the end of the log in a directory that no node has open. It is
-// zero where there is no log.
-func last(dir string) (position, error) {
-	if _, err := os.Stat(filepath.Join(dir, "log.db")); errors.Is(err, os.ErrNotExist) {
-		return position{}, nil
-	}
-	f, err := openFiles(dir, Config{ID: "last", Timeout: time.Second}.raft())
-	if err != nil {
-		return position{}, err
-	}
-	p, err := lastOf(f)
-	return p, errors.Join(err, f.close())
-}
-
-func lastOf(f files) (position, error) {
-	var p position
-	kept, err := f.snapshots.List()
-	if err != nil {
-		return p, fmt.Errorf("agree: %w", err)
-	}
-	for _, s := range kept {
-		if q := (position{s.Term, s.Index}); q.compare(p) > 0 {
-			p = q
-		}
-	}
-	index, err := f.log.LastIndex()
-	if err != nil || index == 0 {
-		return p, err
-	}
-	var l raft.Log
-	if err := f.log.GetLog(index, &l); err != nil {
-		return p, fmt.Errorf("agree: entry %d: %w", index, err)
-	}
-	if q := (position{l.Term, l.Index}); q.compare(p) > 0 {
-		p = q
-	}
-	return p, nil
-}
-
-// position is the end of a log.
-type position struct{ Term, Index uint64 }
-
-// compare orders positions: of the logs of a job's voters, the greatest has all
-// that was committed, if they are a majority.
-func (p position) compare(o position) int {
-	return cmp.Or(cmp.Compare(p.Term, o.Term), cmp.Compare(p.Index, o.Index))
 }

@@ -1,0 +1,8 @@
+//go:build !linux
+
+package recovery
+
+import "errors"
+
+// Machines needs Linux.
+func Machines([]string) error { return errors.New("machines needs Linux") }

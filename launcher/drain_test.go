@@ -1,0 +1,95 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// awaitSteps waits until so many steps are committed, as this machine's records say.
+func (m *machine) awaitSteps(t *testing.T, n int) {
+	t.Helper()
+	await(t, fmt.Sprintf("%d steps on %s", n, m.Dir), func() bool {
+		text, _ := os.ReadFile(filepath.Join(m.Dir, "run", "metrics.jsonl"))
+		return bytes.Count(text, []byte("\n")) > n
+	})
+}
+
+// A machine whose launcher gets SIGTERM leaves the run, and the others continue to the bits of an undisturbed run, with nothing
+// computed again; also where they had no majority without its vote. When all machines are to leave, the run stops.
+func TestDrain(t *testing.T) {
+	built(t)
+	t.Parallel()
+	for _, c := range []struct {
+		name     string
+		machines int
+		leave    []int
+	}{
+		{"two of three, one after the other", 3, []int{0, 2}},
+		{"one of two", 2, []int{1}},
+		{"all", 2, []int{1, 0}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			all := gathered(t, c.machines)
+			for n, i := range c.leave {
+				all[i].awaitSteps(t, 20*(n+1))
+				if err := all[i].Process.Signal(syscall.SIGTERM); err != nil {
+					t.Fatal(err)
+				}
+				status, text := all[i].end(t), "this machine has left the run after step "
+				if n == c.machines-1 {
+					text = "terminated after step "
+				}
+				if status != 75 || !strings.Contains(all[i].errs.String(), text) {
+					t.Errorf("machine %d: status %d\n%s%s", i, status, &all[i].out, &all[i].errs)
+				}
+				if left := marked(t, all[i].mark); len(left) > 0 {
+					t.Errorf("left behind on machine %d: %v", i, left)
+				}
+			}
+			for i, m := range all {
+				if slices.Contains(c.leave, i) {
+					continue
+				}
+				if status := m.end(t); status != 0 {
+					t.Fatalf("machine %d: status %d\n%s%s", i, status, &m.out, &m.errs)
+				}
+				var sum rundir.Summary
+				readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
+				if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks+sum.WorkersLost > 0 {
+					t.Errorf("machine %d: %+v", i, sum)
+				}
+			}
+		})
+	}
+}
+
+// An emulated host whose agent gets SIGTERM leaves, and the others continue, also if that was one of two.
+func TestDrainAgent(t *testing.T) {
+	built(t)
+	t.Parallel()
+	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	m := startMachine(t, "", "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "4", "--emulate-hosts", "2", mlp, "--steps", "150", "--micro-batch", "4", "--eval-every", "0")
+	m.awaitSteps(t, 20)
+	for _, pid := range hostProcesses(t, m.mark, "host-0")[:1] {
+		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if status := m.end(t); status != 0 || strings.Count(m.out.String(), " leaves: ") != 2 {
+		t.Fatalf("status %d", status)
+	}
+	var sum rundir.Summary
+	readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
+	if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.WorkersLost > 0 {
+		t.Errorf("%+v", sum)
+	}
+}

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/door"
+)
+
+// say runs a command in a machine's folder.
+func (m *machine) say(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	cmd := launch(t, args...)
+	cmd.Dir, cmd.Env = m.Dir, m.Env
+	return result(t, cmd)
+}
+
+func (m *machine) workers(t *testing.T) rundir.Workers {
+	t.Helper()
+	w, err := rundir.ReadWorkers(filepath.Join(m.Dir, "run"))
+	if err != nil {
+		t.Log(err)
+	}
+	return w
+}
+
+// Commands work on every machine of a run, whichever leads and wherever the worker is, and errors come back.
+func TestCommandsEverywhere(t *testing.T) {
+	built(t)
+	t.Parallel()
+	first := startMachine(t, "", "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", "--detect", "5s", "--listen=127.0.0.1:0", "--wait-hosts", "3",
+		mlp, "--steps", "1000000", "--micro-batch", "4", "--eval-every", "0")
+	all := []*machine{first, nil, nil}
+	ticket := filepath.Join(first.Dir, "run", door.File)
+	await(t, "a ticket", func() bool {
+		_, err := os.Stat(ticket)
+		return err == nil
+	})
+	text, err := os.ReadFile(ticket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range all[1:] {
+		all[i+1] = startMachine(t, string(text), "join", "--plain", "--run-dir", "run", "-")
+	}
+	for _, m := range all {
+		await(t, "3 workers that train", func() bool {
+			text, _ := os.ReadFile(filepath.Join(m.Dir, "run", "metrics.jsonl"))
+			return len(text) > 0 && len(m.workers(t).Workers) == 3
+		})
+	}
+	events := func(m *machine, what string) func() bool {
+		return func() bool {
+			text, _ := os.ReadFile(filepath.Join(m.Dir, "run", "events.jsonl"))
+			return strings.Contains(string(text), what)
+		}
+	}
+	must := func(m *machine, want string, args ...string) {
+		t.Helper()
+		if status, out, errs := m.say(t, args...); status != 0 || !strings.Contains(out, want) {
+			t.Fatalf("%v: status %d\n%s%s", args, status, out, errs)
+		}
+	}
+	// Each machine kills a worker of the next one, and adds one.
+	for i, m := range all {
+		next := all[(i+1)%3].workers(t).Host
+		w := -1
+		for _, p := range m.workers(t).Workers {
+			if p.Host == next {
+				w = p.ID
+			}
+		}
+		if status, _, errs := m.say(t, "logs", "run", fmt.Sprint(w)); status != 1 || errs != fmt.Sprintf("launcher: worker %d runs on %s, and its log is there\n", w, next) {
+			t.Errorf("status %d: %s", status, errs)
+		}
+		must(m, "", "slow", "run", fmt.Sprint(w), "0.5")
+		must(m, "", "slow", "run", fmt.Sprint(w), "1")
+		must(m, "", "kill", "run", fmt.Sprint(w))
+		await(t, "its loss", events(m, fmt.Sprintf(`"reason":"worker %d exited: signal: killed`, w)))
+		status, _, errs := m.say(t, "kill", "run", fmt.Sprint(w))
+		if status == 0 || !strings.Contains(errs, fmt.Sprintf("worker %d", w)) {
+			t.Errorf("status %d\n%s", status, errs)
+		}
+		must(m, "started: worker ", "add", "run")
+		await(t, "that it takes part", func() bool {
+			_, text, _ := m.say(t, "status", "run")
+			return strings.Contains(text, fmt.Sprintf("worker %d  stages", i+3))
+		})
+	}
+	must(all[2], "", "stop", "run")
+	for i, m := range all {
+		if status := m.end(t); status != 1 {
+			t.Errorf("machine %d: status %d\n%s", i, status, &m.errs)
+		}
+		if status, _, errs := m.say(t, "stop", "run"); status != 1 || errs != "launcher: run is no run that is under way\n" {
+			t.Errorf("status %d: %s", status, errs)
+		}
+	}
+}

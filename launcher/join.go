@@ -1,0 +1,205 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/admit"
+	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+func newJoin() *cobra.Command {
+	var f runFlags
+	cmd := &cobra.Command{
+		Use:   "join [flags] TICKET|-",
+		Short: "Take part in a run that another machine has begun",
+		Long: `join brings the workers of this machine into the run that printed TICKET, before its first step
+or at any later one; with - it reads the ticket from standard input. Every machine of the run
+has a ticket in its run directory. The launcher must be of the same version, and the system and the
+processor architecture must be the same. The program comes from the first machine and is kept
+in the user's cache folder; its data files must lie at the same paths here.
+
+This machine gets a run directory of its own, with copies of all records. Any machine may
+fail, the first one included, as long as a majority is left: two of three, three of five. The
+trained model is written on one of them, which the end of the run names.
+
+If the run is resumed, join offers what this machine has of its checkpoints: in --run-dir, or in
+the directory below runs that is of this run.
+
+With --detach, join returns once this machine takes part, and continues in the background, in
+a session of its own, until the run has ended; what it prints goes to log/launcher.log of the
+run directory.
+
+SIGTERM has this machine leave the run, and the others continue; Ctrl-C stops the whole run.
+
+Whoever has a ticket can take part for an hour: treat it as a password.`,
+		Example: `  launcher run --listen --wait-hosts 3 ./train       on the first machine
+  launcher join TICKET                               on each of the others
+  ssh b launcher join - < DIR/ticket                 with --run-dir DIR on the first machine
+  ssh b launcher join --detach - < DIR/ticket        returns when training begins`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 1 {
+				return errors.New("TICKET is missing: give what launcher run --listen printed, or - to read it from standard input")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cmd.Flags().Changed("workers") {
+				if err := cli.Within("workers", f.workers, 1, session.MaxWorkers); err != nil {
+					return err
+				}
+			}
+			if done, err := f.detach.Hand(cmd); done {
+				return err
+			}
+			text := args[0]
+			if text == "-" {
+				b, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxTicket))
+				if err != nil {
+					return cli.Fail(fmt.Errorf("the ticket: %w", err))
+				}
+				text = strings.TrimSpace(string(b))
+			}
+			ticket, err := admit.ParseTicket(text)
+			if err != nil {
+				return fmt.Errorf("TICKET: %w", err)
+			}
+			return join(cmd.Context(), f, ticket, cmd.OutOrStdout(), cmd.ErrOrStderr())
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.IntVar(&f.workers, "workers", 0, "worker processes on this machine (default as many as on the first one)")
+	flags.StringSliceVar(&f.advertise, "advertise", nil, "`address` at which other machines reach this one (default the one from which it reaches the first)")
+	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
+	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
+	pageFlag(flags, &f)
+	f.detach.Add(cmd, "this machine takes part")
+	return cmd
+}
+
+// maxTicket bounds what is read of a ticket, in bytes.
+const maxTicket = 1 << 16
+
+func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Writer) (err error) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	stops := make(chan session.Reason, maxStops)
+	defer host.CatchSignals(func(r session.Reason) { offer(stops, r) })()
+	if f.child, err = f.detach.Child(func() { offer(stops, session.Terminated) }); err != nil {
+		return err
+	}
+	shown := view.Options{Plain: f.plain || f.detach.On}
+	if f.quiet {
+		if shown.Out, err = os.OpenFile(os.DevNull, os.O_WRONLY, 0); err != nil {
+			return cli.Fail(err)
+		}
+		defer shown.Out.Close()
+	}
+	v := view.Open(shown)
+	defer v.Close()
+	say := func(text string) { v.Show(view.Note(text)) }
+	fail := func(err error) error {
+		v.Close()
+		return cli.Fail(err)
+	}
+
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		a    assignment
+		file string
+		err  error
+	}
+	name, _ := os.Hostname()
+	self := host.Addr{Name: name}
+	files, err := listenFor(&self, ":0")
+	defer closeAll(files)
+	if err == nil {
+		err = advertised(&self, f.advertise)
+	}
+	if err != nil {
+		return fail(err)
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		file, p, err := fetchProgram(asking, t, say)
+		var x answer
+		if err == nil {
+			say("waiting until all machines are there")
+			var reply []byte
+			reply, err = ask(asking, t, call{Name: name, Workers: f.workers, Agree: self.Agree, Link: self.Link})
+			if err == nil {
+				err = json.Unmarshal(reply, &x.a)
+			}
+			if err == nil && (x.a.Program != p || !x.a.sound()) {
+				err = errors.New("the run's answer makes no sense")
+			}
+		}
+		x.file, x.err = file, err
+		answers <- x
+	}()
+	var x answer
+	select {
+	case x = <-answers:
+	case reason := <-stops:
+		cancel()
+		<-answers
+		v.Close()
+		return cli.Report(session.Outcome{Err: &session.StoppedError{Reason: reason}}, stdout, stderr)
+	}
+	if x.err != nil {
+		return fail(x.err)
+	}
+	dir, err := openRunDir(ctx, &f, t, &x.a)
+	if err != nil {
+		v.Close()
+		return cli.Report(session.Outcome{Err: err}, stdout, stderr)
+	}
+	defer dir.Close()
+	if f.stage, err = openStage(dir); err != nil {
+		return fail(err)
+	}
+	defer func() { f.stage.end(err) }()
+	stderr = f.stage.printed(stderr, reportErrors)
+	v = view.Tee(f.stage, v)
+	if f.page, err = openPage(f, dir, stdout); err != nil {
+		say(fmt.Sprintf("there is no dashboard: %v", err)) // others count on this machine
+	} else if f.page != nil {
+		v = view.Tee(f.page, v)
+	}
+	defer v.Close()
+	own := x.a.own()
+	whole := make(chan struct{})
+	close(whole)
+	g := &gathering{first: x.a, begun: x.a, closing: true, whole: whole}
+	g.first.Program.file = x.file
+	if x.a.Enters != nil { // others know it as soon as it takes part
+		g.begun.Hosts = append(slices.Clone(x.a.Hosts), own)
+		g.begun.Enters = nil
+	}
+	g.begun.Self = 0
+	d, err := g.open(":0", f.advertise, dir)
+	if err != nil {
+		return fail(err)
+	}
+	defer d.Close()
+	defer f.meet.end()
+	if err := f.meet.serve(dir, func(string) {}); err != nil {
+		return fail(err)
+	}
+	f.hosts, f.workers = 1, len(own.Workers)+own.Starts
+	return trainHere(ctx, f, x.a, x.file, dir, files, v, stops, stdout, stderr)
+}

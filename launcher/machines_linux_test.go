@@ -1,0 +1,157 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/machines"
+	"github.com/soliton-train/soliton/launcher/internal/door"
+)
+
+// Machines with networks, processes and files of their own train one job to the bits of an undisturbed run, whichever of them is
+// lost: one without a word, as after a power failure, and one whose kernel says that its processes are gone.
+func TestSeparateMachines(t *testing.T) {
+	built(t)
+	for _, c := range []struct {
+		name string
+		lost int
+		lose func(*machines.Machine)
+	}{
+		{"the first is powered off", 0, (*machines.Machine).PowerOff},
+		{"all processes of the second are killed", 1, (*machines.Machine).KillAll},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			ms := machines.Up(t, 3)
+			command, program := ms[0].CopyIn(binary), ms[0].CopyIn(mlp)
+			var cmds []*machines.Cmd
+			outs := make([]output, len(ms))
+			defer func() {
+				for i := range outs {
+					if t.Failed() {
+						t.Logf("%s:\n%s", ms[i].Name, &outs[i])
+					}
+				}
+			}()
+			begin := func(i int, args ...string) {
+				cmd := ms[i].Command(command, append(args, "--plain", "--run-dir", "/tmp/run")...)
+				cmd.Stdout, cmd.Stderr = &outs[i], &outs[i]
+				if err := cmd.Start(); err != nil {
+					t.Fatal(err)
+				}
+				cmds = append(cmds, cmd)
+			}
+			first := ms[0].Command(command, "run", "--plain", "--run-dir", "/tmp/run", "--listen", "--wait-hosts", "3", "--workers", "2", "--threads", "1",
+				program, "--steps", "150", "--micro-batch", "4", "--eval-every", "0")
+			first.Stdout, first.Stderr = &outs[0], &outs[0]
+			if err := first.Start(); err != nil {
+				t.Fatal(err)
+			}
+			cmds = append(cmds, first)
+			var ticket []byte
+			await(t, "a ticket", func() (there bool) {
+				var err error
+				ticket, err = os.ReadFile(filepath.Join(ms[0].Path("/tmp/run"), door.File))
+				return err == nil
+			})
+			for i := 1; i < len(ms); i++ {
+				ms[i].CopyIn(binary)
+				begin(i, "join", strings.TrimSpace(string(ticket)))
+			}
+			await(t, "20 steps", func() bool {
+				text, _ := os.ReadFile(ms[c.lost].Path("/tmp/run/metrics.jsonl"))
+				return bytes.Count(text, []byte("\n")) > 20
+			})
+			c.lose(ms[c.lost])
+			for i, cmd := range cmds {
+				err := cmd.Wait()
+				if i == c.lost {
+					continue
+				}
+				if err != nil {
+					t.Fatalf("%s: %v\n%s", ms[i].Name, err, &outs[i])
+				}
+				var sum rundir.Summary
+				readJSON(t, ms[i].Path("/tmp/run/summary.json"), &sum)
+				if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks > 0 || sum.WorkersLost != 2 {
+					t.Errorf("%s: %+v", ms[i].Name, sum)
+				}
+				for _, r := range sum.Recoveries {
+					t.Logf("%s: %s: %.0f ms", ms[i].Name, r.Cause, r.TotalMS)
+				}
+			}
+		})
+	}
+}
+
+// Every machine of a run is replaced once while it goes on: another one joins, at a machine that is still there, and gets a vote, and one of
+// the first is powered off.
+func TestMachinesAreReplaced(t *testing.T) {
+	built(t)
+	want := cutWant(t)
+	ms := machines.Up(t, 6)
+	var cmds []*machines.Cmd
+	outs := make([]output, len(ms))
+	defer func() {
+		for i := range outs {
+			if t.Failed() {
+				t.Logf("%s:\n%s", ms[i].Name, &outs[i])
+			}
+		}
+	}()
+	begin := func(i int, args ...string) {
+		cmd := ms[i].Command(ms[i].CopyIn(binary), append(args, "--plain", "--run-dir", "/tmp/run")...)
+		cmd.Stdout, cmd.Stderr = &outs[i], &outs[i]
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		cmds = append(cmds, cmd)
+	}
+	join := func(i, at int) {
+		var ticket []byte
+		await(t, "a ticket", func() bool {
+			ticket, _ = os.ReadFile(ms[at].Path(filepath.Join("/tmp/run", door.File)))
+			return len(ticket) > 0
+		})
+		begin(i, "join", strings.TrimSpace(string(ticket)))
+	}
+	events := func(i int, part string) int {
+		text, _ := os.ReadFile(ms[i].Path("/tmp/run/events.jsonl"))
+		return bytes.Count(text, []byte(part))
+	}
+	program := append([]string{ms[0].CopyIn(emulated), "--layer-ms", "6"}, cutJob...)
+	first := ms[0].Command(ms[0].CopyIn(binary), append([]string{"run", "--plain", "--run-dir", "/tmp/run", "--listen", "--wait-hosts", "3", "--workers", "1", "--threads", "1"}, program...)...)
+	first.Stdout, first.Stderr = &outs[0], &outs[0]
+	if err := first.Start(); err != nil {
+		t.Fatal(err)
+	}
+	cmds = append(cmds, first)
+	join(1, 0)
+	join(2, 0)
+	for n := range 3 {
+		last := n + 3 // which joins
+		join(last, n)
+		await(t, "its worker", func() bool { return events(last-1, `"kind":"joined"`) == n+1 })
+		ms[n].PowerOff()
+		await(t, "its vote", func() bool { return events(last-1, ms[last].Name+" votes") == 1 })
+	}
+	for i, cmd := range cmds {
+		if err := cmd.Wait(); i < 3 {
+			continue
+		} else if err != nil {
+			t.Fatalf("%s: %v\n%s", ms[i].Name, err, &outs[i])
+		}
+		var sum rundir.Summary
+		readJSON(t, ms[i].Path("/tmp/run/summary.json"), &sum)
+		if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Rollbacks > 0 || sum.WorkersLost != 3 || sum.WorkersJoined != 3 {
+			t.Errorf("%s: %+v", ms[i].Name, sum)
+		}
+		for _, r := range sum.Recoveries {
+			t.Logf("%s: %s: %.0f ms", ms[i].Name, r.Cause, r.TotalMS)
+		}
+	}
+}

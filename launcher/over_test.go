@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/ssh"
+)
+
+// fakeSSH stands in for ssh: each machine that it knows is a folder, the home of its user.
+const fakeSSH = `#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+home=$FAKE_SSH/$2
+echo "$2: $3" >>"$FAKE_SSH/asked"
+[ -d "$home" ] || { echo "ssh: connect to host $2 port 22: No route to host" >&2; exit 255; }
+[ ! -e "$home/denied" ] || { echo "$2: Permission denied (publickey)." >&2; exit 255; }
+echo 'Welcome!' ; cd "$home"; unset XDG_CACHE_HOME
+HOME=$home TMPDIR=$home exec sh -c "$3"
+`
+
+// overFake starts a run on this machine and others, which fakeSSH knows.
+func overFake(t *testing.T, homes []string, flags ...string) (m *machine, root string) {
+	t.Helper()
+	root = fakeMachines(t, homes)
+	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "2", "--listen=127.0.0.1:0"}, flags...)
+	return startMachine(t, "", append(args, mlp, "--steps", "150", "--micro-batch", "4", "--eval-every", "0")...), root
+}
+
+// fakeMachines puts fakeSSH into PATH, and makes the machines that it knows.
+func fakeMachines(t *testing.T, homes []string) (root string) {
+	t.Helper()
+	root = t.TempDir()
+	for _, h := range homes {
+		if err := os.MkdirAll(filepath.Join(root, h), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bin := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bin, "ssh"), []byte(fakeSSH), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("FAKE_SSH", root)
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	return root
+}
+
+func (m *machine) steps() int {
+	text, _ := os.ReadFile(filepath.Join(m.Dir, "run", "metrics.jsonl"))
+	return bytes.Count(text, []byte("\n"))
+}
+
+// One line starts a run on three machines, two of which have nothing but a shell. They continue when all of the first one is killed.
+func TestOverSSH(t *testing.T) {
+	built(t)
+	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	m, root := overFake(t, []string{"b", "me@c"}, "--hosts", "localhost, b,me@c:1")
+	await(t, "20 steps", func() bool { return m.steps() > 20 })
+	m.Process.Kill() // its agent and workers end with it
+	<-m.exited
+	ended := []string{"b", "me@c"}
+	for _, h := range ended {
+		home := filepath.Join(root, h)
+		defer func() {
+			if t.Failed() {
+				text, _ := os.ReadFile(filepath.Join(home, "runs", "latest", "log", "launcher.log"))
+				all, _ := filepath.Glob(filepath.Join(home, "*", "*", "*"))
+				t.Logf("%s: %q\n%s", h, all, text)
+			}
+		}()
+		file := filepath.Join(home, "runs", "latest", "summary.json")
+		await(t, file, func() bool { _, err := os.Stat(file); return err == nil })
+		var sum rundir.Summary
+		readJSON(t, file, &sum)
+		if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.WorkersStarted != 5 || sum.WorkersLost != 2 {
+			t.Errorf("%s: %+v", h, sum)
+		}
+	}
+	await(t, "the end of all processes", func() bool { return len(marked(t, m.mark)) == 0 })
+	asked, _ := os.ReadFile(filepath.Join(root, "asked"))
+	if n := strings.Count(string(asked), "\n"); n != 6 || strings.Contains(string(asked), "soliton-1-") {
+		t.Errorf("ssh was asked %d times:\n%s", n, asked)
+	}
+	if text := m.out.String(); strings.Contains(text, "soliton-1-") || strings.Contains(text, "Welcome") {
+		t.Errorf("shown:\n%s", text)
+	}
+}
+
+// A machine that cannot be reached is named with ssh's own words. The others begin without it if --min-hosts allows that.
+func TestOverSSHWithout(t *testing.T) {
+	built(t)
+	const words = "away: ssh: connect to host away port 22: No route to host"
+	m, root := overFake(t, []string{"b", "c"}, "--hosts", "localhost,away,b,c")
+	denied := filepath.Join(root, "c", "denied")
+	if err := os.WriteFile(denied, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status := m.end(t); status != 1 || !strings.Contains(m.errs.String(), "launcher: "+words+"\n") || strings.Count(m.errs.String(), "\n") > 2 {
+		t.Errorf("status %d\n%s", status, &m.errs)
+	}
+	await(t, "the end of all processes", func() bool { return len(marked(t, m.mark)) == 0 })
+	if files, _ := os.ReadDir(m.Dir); len(files) > 0 {
+		t.Errorf("left %v", files)
+	}
+	m, _ = overFake(t, []string{"b"}, "--hosts", "localhost,away,b", "--min-hosts", "2")
+	if status := m.end(t); status != 0 || !strings.Contains(m.out.String(), words+"; the run begins without it") {
+		t.Errorf("status %d\n%s%s", status, &m.out, &m.errs)
+	}
+	await(t, "the end of all processes", func() bool { return len(marked(t, m.mark)) == 0 })
+}
+
+// Ctrl-C on any machine stops the run on all, whichever leads.
+func TestInterruptAnywhere(t *testing.T) {
+	built(t)
+	for i := range 2 {
+		all := gathered(t, 3)
+		all[i].awaitSteps(t, 5)
+		if err := all[i].Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		for j, m := range all {
+			if status := m.end(t); status != 130 || !strings.Contains(m.errs.String(), "interrupted after step ") {
+				t.Errorf("machine %d, Ctrl-C on %d: status %d\n%s", j, i, status, &m.errs)
+			}
+		}
+	}
+}
+
+// doctor --hosts has each machine reach each other, and leaves nothing.
+func TestDoctorHosts(t *testing.T) {
+	built(t)
+	root := fakeMachines(t, []string{"b", "c"})
+	m := startMachine(t, "", "doctor", "--hosts", "localhost,b,away,c", "--json")
+	var report ssh.Report
+	if status := m.end(t); status != 1 || json.Unmarshal([]byte(m.out.String()), &report) != nil {
+		t.Fatalf("status %d\n%s%s", status, &m.out, &m.errs)
+	}
+	if want := "ssh: connect to host away port 22: No route to host"; len(report.Machines) != 4 || report.Machines[2].Error != want || !strings.HasPrefix(report.Machines[3].Version, "launcher ") {
+		t.Errorf("%+v", report.Machines)
+	}
+	for _, p := range report.Pairs {
+		if !p.OK || p.MTU == 0 || p.Addr == "" || p.MS <= 0 {
+			t.Errorf("%+v", p)
+		}
+	}
+	if len(report.Pairs) != 6 {
+		t.Errorf("%d pairs", len(report.Pairs))
+	}
+	if err := os.Mkdir(filepath.Join(root, "away"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m = startMachine(t, "", "doctor", "--hosts", "away,b")
+	if status := m.end(t); status != 0 || !strings.Contains(m.out.String(), "b to away") || strings.Count(m.out.String(), "ok") != 4 {
+		t.Errorf("status %d\n%s%s", status, &m.out, &m.errs)
+	}
+	if left := marked(t, m.mark); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+func TestOverSSHUsage(t *testing.T) {
+	for args, want := range map[string]string{
+		"--hosts localhost,b:0":                 "the number after the colon is that of workers",
+		"--hosts localhost,-oProxyCommand=x":    "is no host",
+		"--hosts localhost,b,b:2":               "b stands there twice",
+		"--hosts localhost":                     "give at least two machines",
+		"--hosts b.invalid,c.invalid":           "add it to the list, as localhost, or start the run on b.invalid",
+		"--hosts localhost,b --hosts-file f":    "give one of them",
+		"--hosts-file /nonexistent":             "no such file",
+		"--hosts localhost,b --min-hosts 3":     "--min-hosts 3: give at most 2",
+		"--hosts localhost,b --wait-hosts 2":    "--min-hosts N begins without some of them",
+		"--hosts localhost,b --emulate-hosts 2": "give one of them",
+		"--min-hosts 2":                         "--min-hosts is for machines that --hosts",
+		"--hosts localhost,b --clocks emulated": "--clocks",
+	} {
+		var out, errs bytes.Buffer
+		status := execute(append(append([]string{"run"}, strings.Fields(args)...), "x"), &out, &errs)
+		if status != 2 || !strings.Contains(errs.String(), want) {
+			t.Errorf("%s: status %d\n%s", args, status, &errs)
+		}
+	}
+}
