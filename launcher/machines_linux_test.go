@@ -132,6 +132,10 @@ func TestMachinesAreReplaced(t *testing.T) {
 	cmds = append(cmds, first)
 	join(1, 0)
 	join(2, 0)
+	await(t, "a first plan, which is of these three", func() bool {
+		text, _ := os.ReadFile(ms[0].Path("/tmp/run/plans.jsonl"))
+		return bytes.Contains(text, []byte("\n"))
+	})
 	for n := range 3 {
 		last := n + 3 // which joins
 		join(last, n)
