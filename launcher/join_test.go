@@ -17,7 +17,7 @@ import (
 )
 
 // joinSteps lasts many times as long as what happens in these tests.
-const joinSteps = 1000
+const joinSteps = 1200
 
 var joinArgs = []string{mlp, "--steps", strconv.Itoa(joinSteps), "--micro-batch", "4", "--eval-every", "0"}
 

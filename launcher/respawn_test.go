@@ -137,7 +137,8 @@ func TestStoppedWorkerRejoins(t *testing.T) {
 
 func TestStoppedWorkerIsKilledAfterGrace(t *testing.T) {
 	built(t)
-	r := begin(t, "--workers", "3", "--detect", "300ms", "--respawn")
+	t.Parallel()
+	r := begin(t, "--workers", "3", "--min-workers", "3", "--detect", "300ms", "--respawn") // holds meanwhile, so the run cannot end first
 	pid := r.pid(1)
 	syscall.Kill(pid, syscall.SIGSTOP)
 	r.until("lost", 2) // the worker, and its process
