@@ -48,7 +48,7 @@ func beginIn(t *testing.T, temp string, flags ...string) *underWay {
 	if err := r.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.cmd.Process.Kill(); r.cmd.Wait() })
+	t.Cleanup(func() { r.cmd.Process.Kill(); r.cmd.Wait(); logFiles(t, r.dir) })
 	r.until("start", 1)
 	return r
 }
