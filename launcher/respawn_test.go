@@ -33,6 +33,8 @@ func TestRespawnOfAll(t *testing.T) {
 	r := begin(t, "--workers", "3", "--respawn")
 	r.signalAll(syscall.SIGKILL)
 	r.until("joined", 3)
+	before := len(metricsSoFar(r.dir))
+	await(t, "steps after the rollback", func() bool { return len(metricsSoFar(r.dir)) > before+1 }) // without one it is the same rollback
 	r.signalAll(syscall.SIGKILL)
 	r.until("joined", 6)
 	sum := r.end()

@@ -514,7 +514,7 @@ func (r *relay) beat(ctx context.Context) {
 		r.crowd = r.crowd.Next(threads, runtime.NumCPU())
 		if r.out != nil {
 			alone, told = time.Now(), false
-		} else if !told && r.c.Waits != nil && time.Since(alone) > times.Host && slices.ContainsFunc(r.locals, func(l *local) bool { return l.started }) {
+		} else if !told && r.c.Waits != nil && time.Since(alone) > times.Host && !r.heard.IsZero() {
 			told = true
 			r.c.Waits(r.c.waits())
 		}
