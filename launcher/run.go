@@ -7,9 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -54,6 +52,7 @@ type runFlags struct {
 	runDir    string
 	clocks    string
 	sysfs     string
+	python    string // interpreter of a Python program
 	plain     bool
 	ui        string // where the page is; "" for none
 	chaos     string
@@ -78,7 +77,7 @@ func newRun() *cobra.Command {
 		Use:   "run [flags] PROGRAM [program flags]",
 		Short: "Start a training run",
 		Long: `run trains PROGRAM, the path of a Go package or of an executable file that calls
-trainer.Main. Flags after PROGRAM belong to the program, which lists them with --help.
+trainer.Main, or of a Python file that calls soliton.main (see docs/torch.md). Flags after PROGRAM belong to the program, which lists them with --help.
 
 Layers are split over --stages pipeline stages, workers over the stages, and the
 micro-batches of a step over the ranks of each stage. The result is the same, bit for bit,
@@ -155,6 +154,7 @@ for launcher resume; the second ends it at once.`,
 		Example: `  launcher run ./examples/gpt
   launcher run --workers 4 --stages 2 ./examples/gpt
   launcher run --workers 1 --run-dir runs/small ./examples/gpt --layers 2 --steps 50
+  launcher run --stages 2 train.py --steps 50
   launcher run --stages 2 --chaos kill:1@20/backward,freeze:2@30+2.5 ./examples/gpt
   launcher run --chaos random:7:0.05:kill+slow ./examples/gpt --steps 100
   launcher run --hosts localhost,b,user@c:8 --min-hosts 2 ./examples/gpt
@@ -162,7 +162,7 @@ for launcher resume; the second ends it at once.`,
   launcher run ./examples/gpt --help`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return errors.New("PROGRAM is missing: give a Go package path, such as ./examples/gpt, or an executable file")
+				return errors.New("PROGRAM is missing: give a Go package path, such as ./examples/gpt, a Python file, or an executable file")
 			}
 			return nil
 		},
@@ -229,6 +229,7 @@ func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
 	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
 	clockFlags(flags, f)
 	pageFlag(flags, f)
+	flags.StringVar(&f.python, "python", "", "`interpreter` of a Python PROGRAM (default the first python3 in PATH)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 }
 
@@ -293,109 +294,6 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	return errs.Err()
 }
 
-// program is what PROGRAM stands for.
-type program struct {
-	given string // as people gave it
-	name  string // base name, for the run directory
-
-	file string // executable file; "" for a package
-	pkg  string // Go package to build
-	dir  string // where to build it; "" for the working directory
-}
-
-// resolve finds out what PROGRAM is.
-func resolve(given string) (program, error) {
-	p := program{given: given, name: filepath.Base(given)}
-	info, err := os.Stat(given)
-	switch {
-	case err == nil && info.IsDir():
-		abs, err := filepath.Abs(given)
-		if err != nil {
-			return p, cli.Fail(err)
-		}
-		// Built inside its folder, a package of another module than the working
-		// directory's works as well.
-		p.name, p.pkg, p.dir = filepath.Base(abs), ".", abs
-		return p, nil
-	case err == nil && strings.HasSuffix(given, ".go"):
-		return p, fmt.Errorf("PROGRAM %s is a Go file: give its folder, %s", given, folder(given))
-	case err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0):
-		return p, fmt.Errorf("PROGRAM %s is not an executable file: give a Go package path or an executable file", given)
-	case err == nil:
-		p.file = given
-		return p, nil
-	case filepath.IsAbs(given), strings.HasPrefix(given, "."), given == "":
-		return p, fmt.Errorf("PROGRAM %s is not there: give a Go package path, such as ./examples/gpt, or an executable file", given)
-	}
-	p.pkg = given // an import path, or the go command says why not
-	return p, nil
-}
-
-// folder is the folder of a file in the form of a Go package path.
-func folder(file string) string {
-	dir := filepath.Dir(file)
-	if dir == "." || filepath.IsAbs(dir) || strings.HasPrefix(dir, "..") {
-		return dir
-	}
-	return "./" + dir
-}
-
-// buildError is what the go command said.
-type buildError struct{ output string }
-
-func (e *buildError) Error() string { return e.output }
-
-// buildGrace is how long the go command and its compilers may take to end when interrupted.
-const buildGrace = 2 * time.Second
-
-// build compiles the package into the run directory and returns the executable's path.
-func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
-	bin, err := dir.MakeBin()
-	if err != nil {
-		return "", err
-	}
-	// A folder as the target makes the go command refuse packages that are no
-	// program, and name the file as it always does.
-	// Without a stamp of the repository's state, the same code makes the same file, as
-	// resume wants it.
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", bin+string(filepath.Separator), p.pkg)
-	cmd.Dir = p.dir
-	// An interrupted go command leaves its compilers, which must hear of it too, and its
-	// files.
-	temp, err := os.MkdirTemp(os.Getenv("GOTMPDIR"), "soliton-build-")
-	if err != nil {
-		return "", fmt.Errorf("a folder to build in: %w; set TMPDIR or GOTMPDIR to a directory you may write to", err)
-	}
-	defer os.RemoveAll(temp)
-	cmd.Env = append(cmd.Environ(), "GOTMPDIR="+temp)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
-	cmd.WaitDelay = buildGrace
-	defer func() {
-		if cmd.Process != nil && ctx.Err() != nil {
-			_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) // compilers that ignored the interrupt
-		}
-	}()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		if errors.Is(err, exec.ErrNotFound) {
-			return "", &buildError{"there is no go command in PATH; install Go, or give an executable file"}
-		}
-		text := strings.TrimSpace(string(out))
-		if text == "" {
-			text = err.Error()
-		}
-		return "", &buildError{text}
-	}
-	files, err := os.ReadDir(bin)
-	if err != nil {
-		return "", err
-	}
-	if len(files) != 1 {
-		return "", &buildError{fmt.Sprintf("%s names %d programs: give one", p.pkg, len(files))}
-	}
-	return filepath.Join(bin, files[0].Name()), nil
-}
-
 // run trains the program in worker processes, from the beginning.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
@@ -453,6 +351,16 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 		v.Show(view.Note(said))
 	}
 	file := p.file
+	if p.script {
+		if f.listen != "" {
+			v.Close()
+			return cli.Fail(fmt.Errorf("PROGRAM %s: a Python program cannot run over several machines yet; leave --listen and --hosts out", p.given))
+		}
+		if file, args, err = pythonWorker(ctx, f.python, p.given, args); err != nil {
+			v.Close()
+			return cli.Fail(fmt.Errorf("PROGRAM %s: %w", p.given, err))
+		}
+	}
 	if file == "" {
 		v.Show(view.Note("building " + p.given))
 		var reason session.Reason
@@ -569,24 +477,4 @@ func programOutput(stdout io.Writer) io.Writer {
 		return stdout
 	}
 	return cli.Raw(stdout)
-}
-
-// buildUntilStop builds, and returns the reason to stop if one came first.
-func buildUntilStop(ctx context.Context, p program, dir *rundir.Dir, stops <-chan session.Reason) (file string, reason session.Reason, err error) {
-	work, cancel := context.WithCancel(ctx)
-	defer cancel()
-	built := make(chan struct{})
-	go func() {
-		defer close(built)
-		file, err = p.build(work, dir)
-	}()
-	select {
-	case <-built:
-	case reason = <-stops:
-	}
-	if reason != "" {
-		cancel()
-		<-built
-	}
-	return file, reason, err
 }

@@ -40,13 +40,21 @@ type Model struct {
 // follow from the seed.
 func describeParams(m *Model, seed uint64) *model.Params {
 	p := &model.Params{}
+	away, isAway := m.Loss.(remote)
+	if isAway {
+		p.Memory = away.Hold
+	}
 	names := m.layerNames()
 	for i, l := range m.Layers {
 		var tensors []model.Tensor
 		for k, t := range l.Params() {
-			tensors = append(tensors, model.Tensor{
+			d := model.Tensor{
 				Name: names[i] + "." + t.Name, Shape: t.Shape, NoDecay: t.NoDecay, Fill: func(x []float32) { t.Init.Fill(x, seed, i, k) },
-			})
+			}
+			if isAway {
+				d.Name, d.Fill = away.Param(i, k), func(x []float32) { away.First(i, k, x) }
+			}
+			tensors = append(tensors, d)
 		}
 		p.Add(names[i], tensors)
 	}

@@ -61,6 +61,9 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 	j.Rule = p.Optimizer.rule()
 	j.LR = func(step int) float64 { return schedule.At(step, p.Steps) }
 	j.Stage = func(lo, hi int, pool *kernel.Pool) engine.Stage {
+		if away, ok := p.Model.Loss.(remote); ok {
+			return away.Stage(lo, hi, p.Seed, calls)
+		}
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed, calls)
 	}
 	j.Load = func(i uint64, in, target Tensor) error { return read(calls, p.data, order.at(i), in, target) }

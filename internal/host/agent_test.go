@@ -44,7 +44,7 @@ func TestMain(m *testing.M) {
 		os.Exit(workerProcess(id, os.Args[1:]))
 	}
 	// Lives as long as the process, as its comment says.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/host/spawn.keepThread"))
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/platform.keepThread"))
 }
 
 // trainer is a worker that trains nothing.

@@ -99,3 +99,6 @@ func CanFilter() error { return errors.ErrUnsupported }
 
 // FilterSockets fails: see [CanFilter].
 func FilterSockets(int, netip.Addr, []netip.Addr, map[string]string) error { return CanFilter() }
+
+// Stopped reports whether a process is stopped; here nothing tells.
+func Stopped(int) bool { return false }

@@ -2,7 +2,9 @@ package session
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"path"
 	"reflect"
@@ -282,6 +284,9 @@ func describe(name string, x, y any, a, b control.Ready) string {
 		raw, _ = y.(interface{ MarshalJSON() ([]byte, error) })
 		y, _ = raw.MarshalJSON()
 	}
+	if key := differingKey(x, y); key != "" {
+		return key
+	}
 	text := func(v any) string {
 		if b, ok := v.([]byte); ok {
 			v = string(bytes.TrimSpace(b))
@@ -290,6 +295,25 @@ func describe(name string, x, y any, a, b control.Ready) string {
 	}
 	if tx, ty := text(x), text(y); len(tx)+len(ty) < 200 {
 		return fmt.Sprintf("%s, not %s", ty, tx)
+	}
+	return ""
+}
+
+// differingKey names the first key in which two JSON objects differ, "" where there is none or one of them is no object.
+func differingKey(x, y any) string {
+	bx, _ := x.([]byte)
+	by, _ := y.([]byte)
+	var a, b map[string]json.RawMessage
+	if json.Unmarshal(bx, &a) != nil || json.Unmarshal(by, &b) != nil {
+		return ""
+	}
+	for _, key := range slices.Sorted(maps.Keys(a)) {
+		if !bytes.Equal(a[key], b[key]) {
+			if text := OneLine(fmt.Sprintf("%s: %s, not %s", key, b[key], a[key])); len(text) < 200 {
+				return text
+			}
+			return OneLine(key)
+		}
 	}
 	return ""
 }

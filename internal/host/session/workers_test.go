@@ -229,6 +229,7 @@ func TestManyWorkersInTrouble(t *testing.T) {
 		{"other flags", 2, with(hellos, Received{0, readyOf(0)}, changed(1, func(r *control.Ready) { r.Job.Args = []string{"--x"} })), "worker 1 has another args than worker 0 ([--x], not [])" + same, 1, "0 1", "-"},
 		{"other data", 2, with(hellos, Received{0, readyOf(0)}, changed(1, func(r *control.Ready) { r.Job.DataSHA256 = "ee"; r.Data[0].Size = 1 })), "worker 1 has another data_sha256 than worker 0 (file a)" + same, 1, "0 1", "-"},
 		{"other model", 2, with(hellos, Received{0, readyOf(0)}, changed(1, func(r *control.Ready) { r.Job.ModelConfig = []byte(`{"width": 8}`) })), `worker 1 has another model_config than worker 0 ({"width": 8}, not null)` + same, 1, "0 1", "-"},
+		{"other versions", 2, with(hellos, changed(0, func(r *control.Ready) { r.Job.ModelConfig = []byte(`{"a": 1, "torch": "2.1"}`) }), changed(1, func(r *control.Ready) { r.Job.ModelConfig = []byte(`{"a": 1, "torch": "1.13"}`) })), `worker 1 has another model_config than worker 0 (torch: "1.13", not "2.1")` + same, 1, "0 1", "-"},
 		{"other layers", 2, with(hellos, Received{0, readyOf(0)}, changed(1, func(r *control.Ready) { r.Layers[1].Tensors[0]++ })), "worker 1 has another layers than worker 0 (layer 1)" + same, 1, "0 1", "-"},
 		{"no address", 2, with(hellos, changed(1, func(r *control.Ready) { r.Addr = "" })), "worker 1 sent no address where others could reach it, before training" + ": was PROGRAM built from another version than the launcher?", 1, "0 1", "-"},
 

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -73,7 +72,7 @@ func launch(c Command) (*process, error) {
 		clear(id.Canaries[:])
 	}
 	cmd.Env = append(os.Environ(), id.Environ()...)
-	err = startOnKeptThread(cmd)
+	err = platform.StartChild(cmd)
 	for _, f := range cmd.ExtraFiles {
 		_ = f.Close()
 	}
@@ -87,27 +86,6 @@ func launch(c Command) (*process, error) {
 		cmd: cmd, log: c.Log, logFrom: logFrom, conn: conn.(*net.UnixConn), progress: record, canaries: canaries,
 		exited: make(chan struct{}), reaped: make(chan struct{}),
 	}, nil
-}
-
-// starts takes functions to the one thread that starts processes. Its goroutine never ends, because the kernel kills a worker
-// when the thread that started it ends.
-var starts = sync.OnceValue(func() chan<- func() {
-	ch := make(chan func())
-	go keepThread(ch)
-	return ch
-})
-
-func keepThread(ch <-chan func()) {
-	runtime.LockOSThread()
-	for f := range ch {
-		f()
-	}
-}
-
-func startOnKeptThread(cmd *exec.Cmd) error {
-	err := make(chan error, 1)
-	starts() <- func() { err <- cmd.Start() }
-	return <-err
 }
 
 type process struct {

@@ -185,7 +185,7 @@ func TestMain(m *testing.M) {
 		spin(id, conn)
 	}
 	// It lives as long as the process, as its comment says.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/host/spawn.keepThread"))
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/platform.keepThread"))
 }
 
 // spin computes without end, with more threads than there are processors, and begins a pass when all is

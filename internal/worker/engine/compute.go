@@ -211,6 +211,7 @@ type task struct {
 // newTask returns the task of a pair, whose passes make so many digests.
 func (e *Engine) newTask(step int, p graph.Pair, digests int) *task {
 	w := &task{stage: e.stages[p.Stage], first: p.Stage == 0, last: p.Stage == len(e.plan.Stages)-1, micro: e.micro(step, p)}
+	w.micro.Took = e.c.Meter.Took
 	if digests > 0 {
 		w.witness = &witness{make([]uint32, 0, digests)}
 		w.micro.Made = w.witness.tensor

@@ -1,6 +1,10 @@
 package engine
 
-import "github.com/soliton-train/soliton/internal/compute/tensor"
+import (
+	"time"
+
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+)
 
 // Micro names the work of one pass: a micro-batch of a step.
 type Micro struct {
@@ -17,6 +21,9 @@ type Micro struct {
 	// Made, if it is not nil, is called with the output of each layer in Forward and, after Gradients.Done, with the gradient of each
 	// layer's input in Backward. It may read the tensor until it returns.
 	Made func(t tensor.Tensor)
+
+	// Took, if it is not nil, takes how long a layer has computed, from a stage that runs in another process.
+	Took func(layer int, took time.Duration)
 }
 
 // Pass is a micro-batch in flight through a stage: what Backward needs of Forward. Only its stage knows what it is.

@@ -44,6 +44,7 @@ type Meter struct {
 
 	// The pass.
 	laps  []lap
+	told  []lap     // by Took; they count instead of laps
 	at    time.Time // when the lap began
 	spent time.Duration
 	late  time.Duration // delay at the beginning
@@ -106,7 +107,7 @@ func (m *Meter) Attach() (detach func()) {
 
 // Begin begins a pass.
 func (m *Meter) Begin() {
-	m.laps, m.spent, m.late = m.laps[:0], 0, m.delay()
+	m.laps, m.told, m.spent, m.late = m.laps[:0], m.told[:0], 0, m.delay()
 	m.at = time.Now()
 }
 
@@ -117,6 +118,9 @@ func (m *Meter) Lap(layer int) {
 	}
 	m.laps = append(m.laps, lap{layer: layer})
 }
+
+// Took says how long a layer of the pass has computed in another process. Then what is told counts, and not the time of this thread.
+func (m *Meter) Took(layer int, d time.Duration) { m.told = append(m.told, lap{layer, d}) }
 
 // close ends the lap.
 func (m *Meter) close() {
@@ -138,15 +142,19 @@ func (m *Meter) Hold() (resume func()) {
 
 // End ends a pass through layers lo to hi-1.
 func (m *Meter) End(d Direction, lo, hi int) {
-	if len(m.laps) == 0 {
+	if len(m.laps)+len(m.told) == 0 {
 		return
 	}
-	m.close()
+	laps, waited := m.told, time.Duration(0)
+	if len(laps) == 0 {
+		m.close()
+		laps, waited = m.laps, m.delay()-m.late
+	}
 	var total time.Duration
-	for _, l := range m.laps {
+	for _, l := range laps {
 		total += l.took
 	}
-	total -= min(m.delay()-m.late, total)
+	total -= min(waited, total)
 	if total <= 0 {
 		return
 	}
@@ -158,7 +166,7 @@ func (m *Meter) End(d Direction, lo, hi int) {
 		m.stages[lo] = s
 	}
 	s.total[d] = s.total[d].with(total, window)
-	for _, l := range m.laps {
+	for _, l := range laps {
 		s.laps[d][l.layer] = s.laps[d][l.layer].with(l.took, shareWindow)
 	}
 	m.count++

@@ -86,3 +86,19 @@ func TestMeter(t *testing.T) {
 		}
 	})
 }
+
+// What another process tells of its layers counts, and not the time of the thread that waits for it.
+func TestTook(t *testing.T) {
+	m := New()
+	for range window {
+		for _, d := range []Direction{Forward, Backward} {
+			m.Begin()
+			m.Lap(3)
+			m.Lap(4)
+			m.Took(3, time.Second)
+			m.Took(4, 2*time.Second)
+			m.End(d, 3, 5)
+		}
+	}
+	check(t, m, Layer{3, time.Second, time.Second}, Layer{4, 2 * time.Second, 2 * time.Second})
+}

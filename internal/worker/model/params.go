@@ -15,6 +15,9 @@ import (
 type Params struct {
 	Layers []engine.Layer
 
+	// Memory, if it is not nil, returns the memory for the parameters of a layer, of unspecified content.
+	Memory func(layer, size int) []float32
+
 	tensors [][]Tensor        // by layer
 	views   [][]tensor.Tensor // into Layers, without elements where a layer is not held
 
@@ -52,11 +55,15 @@ func (p *Params) infos() (infos []safetensors.Info) {
 	return infos
 }
 
-// Hold allocates layers [lo, hi), as zeros, where they are not held.
+// Hold allocates layers [lo, hi) where they are not held: as zeros, unless their memory comes from Memory.
 func (p *Params) Hold(lo, hi int) {
 	for i := lo; i < hi; i++ {
 		if p.Layers[i].Params == nil {
-			p.Layers[i].Params = make([]float32, p.Layers[i].Size())
+			if n := p.Layers[i].Size(); p.Memory != nil {
+				p.Layers[i].Params = p.Memory(i, n)
+			} else {
+				p.Layers[i].Params = make([]float32, n)
+			}
 			p.views[i] = p.Split(i, p.Layers[i].Params)
 		}
 	}

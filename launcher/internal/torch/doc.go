@@ -1,0 +1,31 @@
+// Package torch trains jobs whose layers are PyTorch modules.
+//
+// Each worker is a Go process, which runs the worker of package trainer, with one Python process at its side. The Go process owns
+// parameters, sums of gradients, the reduction, the optimizer, the order of the data and the commit; the Python process computes the
+// passes of layers and the loss, and reads samples. Both see a shared memory without a name: parameters and inputs, which Python
+// maps without the right to write, and what Python makes. What is in it outlives the Python process.
+//
+//   - package.go: the Python package soliton, embedded and unpacked;
+//   - worker.go: the worker program, its flags, and the job made of the program's description;
+//   - program.go: the Python processes: start, replacement, requests and replies;
+//   - memory.go: the shared memory;
+//   - stage.go: the stage that the engine runs.
+//
+// # Processes
+//
+// The worker starts one Python process, which imports the program, makes the job, runs a micro-batch as a probe and describes all of
+// it. That process computes nothing else: it forks the one that computes, so that another can take its place within milliseconds. If
+// the computing process exits, its passes in flight are computed again from their inputs, which are in the shared memory, to the same
+// bits. If the first process exits, it is started again, and must describe the same job.
+//
+// # Bits
+//
+// A layer is called for one micro-batch, with a contiguous leaf as its input, whatever the stages are; its gradients come from one
+// backward pass into empty .grad. Before each call all generators are seeded from the job's streams. So a result depends on the
+// layer, the micro-batch and PyTorch's own kernels only. What decides those is part of the job (Config), and the probe shows that it
+// is the same on all workers.
+//
+// # Concurrency
+//
+// One goroutine at a time computes: it sends requests and reads replies. No other goroutine is started.
+package torch

@@ -1,0 +1,419 @@
+package torch
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/platform"
+)
+
+// The kinds of requests, as python/soliton/_child.py has them.
+const (
+	askSetup byte = 1 + iota
+	askFork
+	askFirst
+	askSample
+	askForward
+	askBackward
+	askLoss
+	askDrop
+	askSuspect
+)
+
+// The kinds of replies.
+const (
+	saidDone   byte = 0
+	saidFailed byte = 1
+)
+
+const (
+	headerSize = 5        // length and kind of a frame
+	maxReply   = 1 << 20  // bytes, of a reply to all but askSetup
+	maxSetup   = 64 << 20 // bytes of a description
+
+	maxDeaths  = 3           // of computing processes in one call, before the run ends
+	stopGrace  = time.Second // for a stopped process to continue
+	lookEvery  = 100 * time.Millisecond
+	writeLimit = time.Minute // for a request, which is small, to be taken
+)
+
+// Program is a Python program in its processes. Its methods are for one goroutine at a time.
+type Program struct {
+	command command
+	memory  *memory
+
+	first    *connection // to the process that forks the others
+	process  *exec.Cmd   // that process
+	computer *connection // to the process that computes; nil for none
+	ended    string      // how the process that computed before has exited
+
+	told []byte // the description, as JSON
+	job  *description
+
+	params, grads []block // of each layer, once it is held
+	number        uint64  // of the newest pass
+	passes        map[uint64]*pass
+	din           block // that the last backward pass has returned
+}
+
+// command says how to start the first process.
+type command struct {
+	python string // interpreter
+	folder string // with the package soliton
+	setup  setup
+}
+
+// setup is the first request.
+type setup struct {
+	Script string   `json:"script"`
+	Args   []string `json:"args"`
+	Seed   uint64   `json:"seed"` // of the generators when the job is made
+}
+
+// failure is an exception of the program.
+type failure struct {
+	Text    string `json:"text"`
+	Trace   string `json:"trace"`
+	Refused bool   `json:"refused"` // the job is not valid
+	Exit    *int   `json:"exit"`    // the program has called sys.exit
+}
+
+func (f *failure) Error() string { return f.Text }
+
+// lostError says that a Python process has exited, or cannot be spoken with.
+type lostError struct {
+	err  error
+	call string // that it did; "" before one
+}
+
+func (e *lostError) Error() string { return e.err.Error() }
+func (e *lostError) Unwrap() error { return e.err }
+
+// start starts the program and returns it with its job. Its errors are of type [*failure] where the program is at fault.
+func start(c command) (*Program, error) {
+	m, err := newMemory(reserved)
+	if err != nil {
+		return nil, err
+	}
+	p := &Program{command: c, memory: m, passes: make(map[uint64]*pass)}
+	if p.told, err = p.startFirst(); err == nil {
+		p.job, err = parse(p.told)
+	}
+	if err != nil {
+		p.close()
+		return nil, err
+	}
+	p.params, p.grads = make([]block, len(p.job.Layers)), make([]block, len(p.job.Layers))
+	return p, nil
+}
+
+// close ends the processes.
+func (p *Program) close() {
+	p.endComputer()
+	p.endFirst()
+	p.memory.close()
+}
+
+// startFirst starts the first process and returns its description of the job.
+func (p *Program) startFirst() (told []byte, err error) {
+	conn, theirs, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	cmd := exec.Command(p.command.python, "-m", "soliton._child", "3", "4")
+	cmd.ExtraFiles = []*os.File{theirs, p.memory.file}
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.Env = p.command.environ(os.Environ())
+	cmd.SysProcAttr = platform.ChildAttr(syscall.SIGKILL)
+	cmd.SysProcAttr.Setpgid = false // the agent ends the worker's group, of which this is
+	if err := platform.StartChild(cmd); err != nil {
+		conn.Close()
+		return nil, &failure{Text: fmt.Sprintf("--python %s cannot be started: %v", p.command.python, err), Refused: true}
+	}
+	p.process, p.first = cmd, &connection{UnixConn: conn, pid: cmd.Process.Pid}
+	text, err := json.Marshal(p.command.setup)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.first.ask(askSetup, text, nil); err != nil {
+		return nil, err
+	}
+	told, err = p.first.receive(maxSetup)
+	if lost := new(lostError); errors.As(err, &lost) {
+		p.endFirst()
+		return nil, &failure{Text: fmt.Sprintf("%s exited before the job was made (%v); its output is in the worker's log", p.command.python, cmd.ProcessState), Refused: true}
+	}
+	return told, err
+}
+
+// environ returns the environment of a Python process: in it, all that can change bits has one value, unless the user has set it.
+func (c *command) environ(env []string) []string {
+	for _, name := range []string{"OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"} {
+		env = append(env, name+"=1") // PyTorch's own number is Job.threads
+	}
+	path := c.folder
+	if given := os.Getenv("PYTHONPATH"); given != "" {
+		path += string(os.PathListSeparator) + given
+	}
+	return append(env, "PYTHONPATH="+path, "PYTHONHASHSEED=0", "PYTHONUNBUFFERED=1")
+}
+
+func (p *Program) endFirst() {
+	if p.first != nil {
+		p.first.Close()
+		_ = p.process.Process.Kill() // it may have exited
+		_ = p.process.Wait()
+		p.first, p.process = nil, nil
+	}
+}
+
+func (p *Program) endComputer() {
+	if p.computer != nil {
+		p.computer.Close() // it exits, or is killed before the next one is forked
+		p.computer = nil
+	}
+}
+
+// computing returns the connection to the process that computes, which it starts if there is none.
+func (p *Program) computing() (*connection, error) {
+	if p.computer != nil {
+		return p.computer, nil
+	}
+	c, err := p.fork()
+	if lost := new(lostError); errors.As(err, &lost) {
+		p.endFirst()
+		told, err := p.startFirst()
+		if err != nil {
+			return nil, err
+		}
+		if string(told) != string(p.told) {
+			return nil, &failure{Text: "the program was started again, and makes another job now: it must depend on its flags only"}
+		}
+		c, err = p.fork()
+		if err != nil {
+			return nil, err
+		}
+	} else if err != nil {
+		return nil, err
+	}
+	p.computer = c
+	return c, nil
+}
+
+// fork has the first process fork one that computes.
+func (p *Program) fork() (*connection, error) {
+	if p.first == nil {
+		return nil, &lostError{err: io.EOF}
+	}
+	conn, theirs, err := pair()
+	if err != nil {
+		return nil, err
+	}
+	defer theirs.Close()
+	var forked struct {
+		PID   int    `json:"pid"`
+		Ended string `json:"ended"` // how the process before has ended
+	}
+	err = p.first.ask(askFork, nil, theirs)
+	if err == nil {
+		var said []byte
+		if said, err = p.first.receive(maxReply); err == nil {
+			err = json.Unmarshal(said, &forked)
+		}
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	if forked.Ended != "" {
+		p.ended = forked.Ended
+	}
+	return &connection{UnixConn: conn, pid: forked.PID}, nil
+}
+
+// run calls f with the process that computes, and again with another one when that exits. Its errors are of type [*failure], or those
+// of f that are no [*lostError].
+func (p *Program) run(f func(c *connection) error) error {
+	for deaths := 1; ; deaths++ {
+		c, err := p.computing()
+		if err != nil {
+			return err
+		}
+		err = f(c)
+		lost := new(lostError)
+		if !errors.As(err, &lost) {
+			return err
+		}
+		if deaths == maxDeaths {
+			return &failure{Text: fmt.Sprintf("the Python process exited %d times%s (%s), such as by os._exit, for a lack of memory, or because it wrote to a parameter; its log has what it printed", deaths, lost.call, p.ended)}
+		}
+		p.endComputer()
+	}
+}
+
+// call makes one request of numbers, and returns what follows the time in the reply.
+func (p *Program) call(ask byte, numbers ...int) (said []byte, err error) {
+	err = p.run(func(c *connection) error {
+		if err := c.send(ask, numbers...); err != nil {
+			return err
+		}
+		_, said, err = c.done()
+		return err
+	})
+	return said, err
+}
+
+// pair returns the ends of a connection.
+func pair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socket for Python: %w", err)
+	}
+	file := os.NewFile(uintptr(fds[0]), "python")
+	theirs = os.NewFile(uintptr(fds[1]), "worker")
+	conn, err := net.FileConn(file)
+	file.Close() // conn is a copy
+	if err != nil {
+		theirs.Close()
+		return nil, nil, fmt.Errorf("socket for Python: %w", err)
+	}
+	return conn.(*net.UnixConn), theirs, nil
+}
+
+// connection is one to a Python process. Replies come in the order of requests.
+type connection struct {
+	*net.UnixConn
+	pid int
+	buf [headerSize + 16*8]byte
+}
+
+// ask sends a request, with a file if it is not nil.
+func (c *connection) ask(kind byte, payload []byte, file *os.File) error {
+	frame := append(binary.LittleEndian.AppendUint32(c.buf[:0], uint32(len(payload))), kind)
+	frame = append(frame, payload...)
+	var rights []byte
+	if file != nil {
+		rights = unix.UnixRights(int(file.Fd()))
+	}
+	_ = c.SetWriteDeadline(time.Now().Add(writeLimit))
+	for first := true; first || len(frame) > 0; first = false {
+		n, _, err := c.WriteMsgUnix(frame, rights, nil)
+		if err != nil {
+			return &lostError{err: err}
+		}
+		frame, rights = frame[n:], nil
+	}
+	return nil
+}
+
+// send sends a request of numbers.
+func (c *connection) send(kind byte, numbers ...int) error {
+	payload := make([]byte, 0, 16*8)
+	for _, n := range numbers {
+		payload = binary.LittleEndian.AppendUint64(payload, uint64(n))
+	}
+	return c.ask(kind, payload, nil)
+}
+
+// receive receives a reply of at most limit bytes.
+func (c *connection) receive(limit int) ([]byte, error) {
+	var header [headerSize]byte
+	if err := c.fill(header[:]); err != nil {
+		return nil, err
+	}
+	size := binary.LittleEndian.Uint32(header[:])
+	if uint64(size) > uint64(limit) {
+		return nil, &failure{Text: fmt.Sprintf("the Python process sent a reply of %d bytes, more than %d; does the program write to its socket?", size, limit)}
+	}
+	payload := make([]byte, size)
+	if err := c.fill(payload); err != nil {
+		return nil, err
+	}
+	switch header[4] {
+	case saidDone:
+		return payload, nil
+	case saidFailed:
+		f := new(failure)
+		if err := json.Unmarshal(payload, f); err != nil {
+			return nil, &failure{Text: fmt.Sprintf("the Python process sent an error that cannot be read: %v", err)}
+		}
+		return nil, f
+	}
+	return nil, &failure{Text: "the Python process sent a reply of unknown kind " + strconv.Itoa(int(header[4]))}
+}
+
+// done receives the reply to a request of numbers: how long it took, and what it returns.
+func (c *connection) done() (took time.Duration, said []byte, err error) {
+	payload, err := c.receive(maxReply)
+	if err != nil {
+		return 0, nil, err
+	}
+	if len(payload) < 8 {
+		return 0, nil, &failure{Text: fmt.Sprintf("the Python process sent a reply of %d bytes, too few", len(payload))}
+	}
+	return max(0, time.Duration(binary.LittleEndian.Uint64(payload))), payload[8:], nil
+}
+
+// fill reads all of b. A process that stays stopped meanwhile is killed.
+func (c *connection) fill(b []byte) error {
+	var stopped time.Duration
+	for len(b) > 0 {
+		_ = c.SetReadDeadline(time.Now().Add(lookEvery))
+		n, err := c.Read(b)
+		b = b[n:]
+		switch {
+		case err == nil:
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			if !platform.Stopped(c.pid) {
+				stopped = 0
+			} else if stopped += lookEvery; stopped >= stopGrace {
+				_ = syscall.Kill(c.pid, syscall.SIGKILL)
+			}
+		default:
+			return &lostError{err: err}
+		}
+	}
+	return nil
+}
+
+// Interpreter returns the path of a Python interpreter: given, or the one that is first in PATH if that is "".
+func Interpreter(ctx context.Context, given string) (string, error) {
+	names := []string{given}
+	if given == "" {
+		names = []string{"python3", "python"}
+	}
+	var path string
+	var err error
+	for _, name := range names {
+		if path, err = exec.LookPath(name); err == nil {
+			break
+		}
+	}
+	switch {
+	case err != nil && given == "":
+		return "", errors.New("there is no python3 in PATH; give the interpreter with --python")
+	case err != nil:
+		return "", fmt.Errorf("--python %s: %w", given, err)
+	}
+	out, err := exec.CommandContext(ctx, path, "-c", "import sys; print(sys.version_info >= (3, 9))").Output()
+	if err != nil {
+		return "", fmt.Errorf("--python %s: it does not run Python: %w", path, err)
+	}
+	if string(out) != "True\n" {
+		return "", fmt.Errorf("--python %s: it is older than Python 3.9", path)
+	}
+	return path, nil
+}

@@ -1,0 +1,145 @@
+"""Trains a list of PyTorch modules under Soliton: kill anything, same bits.
+
+    import soliton, torch
+
+    def job(args):
+        return soliton.Job(
+            layers=[Embed(), *[Block() for _ in range(12)], Head()],
+            loss=torch.nn.functional.cross_entropy, data=MyDataset(),
+            optimizer=soliton.AdamW(lr=soliton.cosine(3e-4, warmup=20), weight_decay=0.1),
+            global_batch=32, micro_batch=2, steps=200, clip_norm=1.0, seed=1)
+
+    soliton.main(job)
+
+``launcher run train.py`` trains it with several workers, ``python train.py`` with one. See docs/torch.md.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import struct
+import sys
+
+__all__ = ["AdamW", "Job", "SGD", "Schedule", "constant", "cosine", "linear", "load", "main"]
+
+
+class Schedule:
+    """The learning rate over the steps; constant, linear and cosine make one."""
+
+    def __init__(self, kind, peak, warmup=0, final=0.0):
+        self.kind, self.peak, self.warmup, self.final = kind, float(peak), int(warmup), float(final)
+
+    def __repr__(self):
+        return f"soliton.{self.kind}({self.peak}, warmup={self.warmup}, final={self.final})"
+
+
+def constant(lr, warmup=0):
+    """Rises linearly to lr over the first warmup steps and stays there."""
+    return Schedule("constant", lr, warmup)
+
+
+def linear(peak, warmup=0, final=0.0):
+    """Rises to peak over the first warmup steps and falls linearly to final (a part of peak)."""
+    return Schedule("linear", peak, warmup, final)
+
+
+def cosine(peak, warmup=0, final=0.0):
+    """Rises to peak over the first warmup steps and falls to final (a part of peak) along half a cosine wave."""
+    return Schedule("cosine", peak, warmup, final)
+
+
+class AdamW:
+    """Adam with decoupled weight decay, with the meaning and the defaults of torch.optim.AdamW. lr is a number or a Schedule."""
+
+    kind = "adamw"
+
+    def __init__(self, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2):
+        self.lr, self.betas, self.eps, self.weight_decay = lr, tuple(betas), eps, weight_decay
+
+
+class SGD:
+    """Gradient descent with momentum, with the meaning of torch.optim.SGD without dampening. lr is a number or a Schedule."""
+
+    kind = "sgd"
+
+    def __init__(self, lr, momentum=0.0, weight_decay=0.0):
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+
+
+class Job:
+    """Describes a training run; its result, to the last bit, follows from these values and the versions of the software.
+
+    layers        modules that are called one after the other; stages are cut between them
+    loss          function of the last output and the targets: the mean over the micro-batch, or (sum, count)
+    data          map-style data set whose samples are pairs (input, target)
+    optimizer     AdamW or SGD
+    global_batch  samples of a step
+    micro_batch   samples that go through the layers at once; divides global_batch; 0: global_batch
+    steps         updates of the run
+    clip_norm     largest norm of the whole gradient; 0: no limit
+    seed          key of the order of the samples and of all random numbers of training
+    model         module that gives the parameters their names in model.safetensors; None: "0.e.weight" and so on
+    eval          held-out data set; None: no evaluation
+    eval_every    steps between evaluations; one follows the last step in any case
+    eval_samples  samples of an evaluation; 0: 512, below 0: all
+    no_decay      parameters without weight decay: a list of them, or a function of name and parameter
+    threads       threads of PyTorch in each worker; the bits depend on it
+    """
+
+    def __init__(self, *, layers, loss, data, optimizer, global_batch, steps, micro_batch=0, clip_norm=0.0, seed=0, model=None,
+                 eval=None, eval_every=0, eval_samples=0, no_decay=(), threads=1):
+        self.layers, self.loss, self.data, self.optimizer = list(layers), loss, data, optimizer
+        self.global_batch, self.steps, self.micro_batch = global_batch, steps, micro_batch
+        self.clip_norm, self.seed, self.model = clip_norm, seed, model
+        self.eval, self.eval_every, self.eval_samples = eval, eval_every, eval_samples
+        self.no_decay, self.threads = no_decay, threads
+
+
+_take = None  # set in a worker: takes the function of main
+
+
+def main(job):
+    """Trains the job that job(args) returns. args are the flags of the command line that are not standard flags of Soliton.
+
+    In a worker of the launcher, main returns at once and the worker calls job. Otherwise it runs the launcher with one worker, and
+    does not return.
+    """
+    if _take is not None:
+        _take(job)
+        return
+    multiprocessing = sys.modules.get("multiprocessing")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        return  # a helper process that has imported the program
+    launcher = os.environ.get("SOLITON_LAUNCHER") or shutil.which("launcher")
+    if not launcher:
+        sys.exit("soliton: there is no launcher in PATH: install it with go install github.com/soliton-train/soliton/launcher@latest,"
+                 " or set SOLITON_LAUNCHER to its path")
+    sys.stdout.flush()
+    os.execv(launcher, [launcher, "run", "--workers", "1", "--python", sys.executable, sys.argv[0], *sys.argv[1:]])
+
+
+def load(run):
+    """Returns the parameters of a run directory, or of a model.safetensors file, as a state_dict on the CPU."""
+    import torch
+
+    path = pathlib.Path(run)
+    if path.is_dir():
+        path /= "model.safetensors"
+    raw = bytearray(path.read_bytes())
+    if len(raw) < 8:
+        raise ValueError(f"{path}: {len(raw)} bytes are too few for a safetensors file")
+    (size,) = struct.unpack_from("<Q", raw)
+    if size > len(raw) - 8:
+        raise ValueError(f"{path}: a header of {size} bytes in a file of {len(raw)}")
+    header = json.loads(raw[8:8 + size])
+    header.pop("__metadata__", None)
+    state = {}
+    for name, entry in header.items():
+        lo, hi = entry["data_offsets"]
+        if entry["dtype"] != "F32" or not 0 <= lo <= hi <= len(raw) - 8 - size or (hi - lo) % 4:
+            raise ValueError(f"{path}: tensor {name} is not float32 within the file")
+        count = (hi - lo) // 4
+        flat = torch.frombuffer(raw, dtype=torch.float32, count=count, offset=8 + size + lo) if count else torch.empty(0)
+        state[name] = flat.reshape(entry["shape"]).clone()
+    return state

@@ -1,0 +1,295 @@
+"""The Python side of a worker: python -m soliton._child SOCKET MEMORY.
+
+The process that the worker starts imports the program and makes the job. For each computing process it is asked for, it forks, so
+that a new one is there within milliseconds when one was killed. Requests and replies are frames: their length, a kind, and numbers
+of 64 bits; replies come in the order of the requests. Tensors are in the shared memory; requests say where.
+"""
+
+import ctypes
+import faulthandler
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import types
+import warnings
+
+SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT = range(1, 10)
+DONE, FAILED = 0, 1
+HEADER = struct.Struct("<IB")
+PR_SET_PDEATHSIG = 1
+
+
+def read(conn, n):
+    parts = []
+    while n > 0:
+        part = conn.recv(n)
+        if not part:
+            os._exit(0)  # the worker has ended
+        parts.append(part)
+        n -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def receive(conn):
+    size, kind = HEADER.unpack(read(conn, HEADER.size))
+    return kind, read(conn, size) if size else b""
+
+
+def reply(conn, payload, kind=DONE):
+    conn.sendall(HEADER.pack(len(payload), kind) + payload)
+
+
+def fail(conn, said):
+    reply(conn, json.dumps(said).encode(), FAILED)
+
+
+def end_with(parent):
+    """Has the kernel end this process with its parent."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+class Heard:
+    """A stream that also keeps the end of what was written, for the reason of an exit."""
+
+    def __init__(self, stream):
+        self.stream, self.text = stream, ""
+
+    def write(self, text):
+        self.text = (self.text + text)[-4000:]
+        return self.stream.write(text)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
+def make(setup):
+    """Runs the program and returns its job, checked."""
+    import soliton
+
+    script = os.path.abspath(setup["script"])
+    folder = os.path.dirname(script)
+    sys.path[0] = folder
+    sys.argv = [setup["script"], *setup["args"]]
+    makers = []
+    soliton._take = makers.append
+    from soliton import _describe
+
+    _describe.seed(setup["seed"])
+    module = types.ModuleType("__main__")
+    module.__file__ = script
+    sys.modules["__main__"] = module
+    with open(script, "rb") as f:
+        exec(compile(f.read(), script, "exec"), module.__dict__)
+    if len(makers) != 1:
+        raise _describe.Refused(f"{setup['script']} calls soliton.main {len(makers)} times; it must call it once, with the function that makes the job")
+    return _describe.Program(makers[0](setup["args"]), folder)
+
+
+class Computer:
+    """Computes passes. It holds the graphs of those in flight."""
+
+    def __init__(self, program, memory):
+        import torch
+        from soliton import _describe
+
+        self.torch, self.of, self.program, self.passes = torch, _describe, program, {}
+        size = os.fstat(memory).st_size
+        self.size = size
+        self.readable = mmap.mmap(memory, size, prot=mmap.PROT_READ)
+        self.writable = mmap.mmap(memory, size)
+        self.train = None
+
+    def view(self, at, shape, integer=False):
+        """Returns a tensor in the shared memory that must not be written."""
+        count = 1
+        for n in shape:
+            count *= n
+        kind = self.torch.int32 if integer else self.torch.float32
+        return self.torch.frombuffer(self.readable, dtype=kind, count=count, offset=at).reshape(shape)
+
+    def write(self, at, t):
+        """Copies a tensor into the shared memory."""
+        kind = self.torch.float32 if t.dtype == self.torch.float32 else self.torch.int32
+        if t.dtype == self.torch.int64 and t.numel() and (int(t.max()) >= 1 << 31 or int(t.min()) < -(1 << 31)):
+            raise self.of.Refused("a sample has integers that do not fit into 32 bits")
+        if t.numel():
+            self.torch.frombuffer(self.writable, dtype=kind, count=t.numel(), offset=at).copy_(t.detach().reshape(-1))
+
+    def batch(self, at, samples, side):
+        data = self.program.data
+        t = self.view(at, [samples, *data.shapes[side]], data.types[side] != self.torch.float32)
+        return t.to(data.types[side])  # integers in the type that the data set gives
+
+    def install(self, layer, at):
+        """Lets the parameters of a layer be those in the shared memory."""
+        if layer.at == at:
+            return
+        layer.at = at
+        for p in layer.params:
+            p.data = self.view(at, list(p.shape))
+            at += 4 * p.numel()
+
+    def first(self, layer, at):
+        for p in self.program.layers[layer].first:
+            self.write(at, p)
+            at += 4 * p.numel()
+
+    def sample(self, held_out, index, seed, at_input, at_target):
+        source = self.program.eval if held_out else self.program.data
+        self.of.seed(seed)
+        x, y = source.pair(index)
+        self.write(at_input, x)
+        self.write(at_target, y)
+
+    def forward(self, number, i, first, train, samples, at_input, at_params, seed, at_output):
+        """Runs a layer; the first one of a stage begins the pass, with the input at at_input. at_output is 0 where the output stays here."""
+        layer = self.program.layers[i]
+        self.install(layer, at_params)
+        if first:
+            self.passes[number] = state = {"train": train, "samples": samples, "layers": {}}
+            if i == 0:
+                x = self.batch(at_input, samples, 0)
+            else:
+                x = self.view(at_input, [samples, *self.program.layers[i - 1].shape])
+        else:
+            state = self.passes[number]
+            x = state["out"]
+        layer.module.train(bool(train))
+        self.of.seed(seed)
+        with self.torch.set_grad_enabled(bool(train)):
+            leaf, out = layer.call(x, train)
+        layer.check(out, samples)
+        state["out"] = out.detach().contiguous()
+        if train:
+            state["layers"][i] = leaf, out
+        if at_output:
+            self.write(at_output, state["out"])
+
+    def loss(self, number, at_target, seed, at_grad):
+        state = self.passes[number]
+        target = self.batch(at_target, state["samples"], 1)
+        self.of.seed(seed)
+        leaf = state["out"].detach()
+        with self.torch.set_grad_enabled(bool(state["train"])):
+            if state["train"]:
+                leaf.requires_grad_()
+            loss, total, count = self.of.loss_of(self.program.job.loss, leaf, target, state["samples"], state["train"])
+        if state["train"]:
+            if loss.requires_grad:
+                self.of.seed(seed)
+                loss.backward()
+            self.write(at_grad, self.torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous())
+        return struct.pack("<dq", total, count)
+
+    def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din):
+        """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the layer behind has just run."""
+        state, layer = self.passes[number], self.program.layers[i]
+        self.install(layer, at_params)
+        leaf, out = state["layers"].pop(i)
+        grad = self.view(at_dout, list(out.shape)) if at_dout else state["grad"]
+        self.of.seed(seed)
+        state["grad"] = self.of.backward(layer, leaf, out, grad)
+        for p in layer.params:
+            if p.grad is None:
+                self.write(at_grads, self.torch.zeros(p.shape))
+            else:
+                self.write(at_grads, p.grad.contiguous())
+            p.grad = None
+            at_grads += 4 * p.numel()
+        if at_din:
+            self.write(at_din, state["grad"])
+        if last:
+            del self.passes[number]
+
+    def suspect(self, number):
+        """Returns the first layer of the pass, counted from 1, whose output is not finite, or 0."""
+        for i, (_, out) in sorted(self.passes[number]["layers"].items()):
+            if not bool(self.torch.isfinite(out.detach()).all()):
+                return struct.pack("<q", i + 1)
+        return struct.pack("<q", 0)
+
+    def serve(self, conn):
+        calls = {FIRST: self.first, SAMPLE: self.sample, FORWARD: self.forward, BACKWARD: self.backward, LOSS: self.loss, SUSPECT: self.suspect}
+        while True:
+            kind, payload = receive(conn)
+            numbers = struct.unpack(f"<{len(payload) // 8}Q", payload)
+            if kind == DROP:
+                self.passes.pop(numbers[0], None)
+                continue
+            began = time.thread_time_ns()
+            try:
+                said = calls[kind](*numbers)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:
+                sys.stderr.flush()
+                fail(conn, self.of.explain(error, self.program.folder))
+                continue
+            reply(conn, struct.pack("<Q", time.thread_time_ns() - began) + (said or b""))
+
+
+def main():
+    faulthandler.enable()
+    warnings.filterwarnings("ignore", message="The given buffer is not writable")
+    conn = socket.socket(fileno=int(sys.argv[1]))
+    memory = int(sys.argv[2])
+    parent = os.getppid()
+    _, payload = receive(conn)
+    setup = json.loads(payload)
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        fail(conn, {"text": f"{sys.executable} cannot import torch: {error}; give the interpreter that has it with --python", "trace": "", "refused": True})
+        return
+    from soliton import _describe
+
+    sys.stdout, sys.stderr = heard = Heard(sys.stdout), Heard(sys.stderr)
+    try:
+        program = make(setup)
+        described = json.dumps(program.describe()).encode()
+    except (Exception, SystemExit) as error:
+        said = _describe.explain(error, os.path.dirname(os.path.abspath(setup["script"])))
+        if isinstance(error, SystemExit):
+            said["exit"] = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+            words = heard[said["exit"] != 0].text.strip()
+            if said["exit"] == 0:
+                said["text"] = words
+            elif isinstance(error.code, str):
+                said["text"] = error.code
+            elif words:
+                said["text"] = words.splitlines()[-1]
+            said["refused"] = True
+        sys.stdout.flush()
+        fail(conn, said)
+        return
+    sys.stdout, sys.stderr = heard[0].stream, heard[1].stream
+    reply(conn, described)
+    me, child = os.getpid(), 0
+    while True:
+        if os.getppid() != parent:
+            return
+        # The new connection comes beside the byte that asks for a process.
+        asked, files, _, _ = socket.recv_fds(conn, HEADER.size, 1)
+        if not asked:
+            return
+        ended = ""
+        if child:
+            os.kill(child, signal.SIGKILL)
+            _, status = os.waitpid(child, 0)
+            ended = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+        child = os.fork()
+        if child == 0:
+            end_with(me)
+            conn.close()
+            Computer(program, memory).serve(socket.socket(fileno=files[0]))
+        os.close(files[0])
+        reply(conn, json.dumps({"pid": child, "ended": ended}).encode())
+
+
+if __name__ == "__main__":
+    main()

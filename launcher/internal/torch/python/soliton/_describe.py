@@ -1,0 +1,370 @@
+"""Makes a job into a program that a worker can run: checks it, traces one micro-batch, and describes it."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import random
+import sys
+import traceback
+
+import torch
+
+import soliton
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+
+
+class Refused(Exception):
+    """The job cannot be trained; the text says what is wrong and what would be right."""
+
+
+def raw(t):
+    """Returns the bytes of a tensor, row by row."""
+    t = t.detach().cpu().contiguous()
+    return ctypes.string_at(t.data_ptr(), t.numel() * t.element_size()) if t.numel() else b""
+
+
+def seed(number):
+    """Seeds every generator that a layer or a data set may draw from."""
+    torch.manual_seed(number & (1 << 63) - 1)
+    random.seed(number)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number & 0xFFFFFFFF)
+
+
+def explain(error, folder):
+    """Returns an exception as a message: what it is, and the user's line that is nearest to it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if not os.path.abspath(f.filename).startswith(PACKAGE) and not f.filename.startswith("<")]
+    mine = [f for f in own if os.path.abspath(f.filename).startswith(os.path.join(folder, ""))]
+    text = str(error).strip().split("\n")[0]
+    if isinstance(error, SystemExit):
+        text = f"it called sys.exit({error.code!r})"
+    elif not isinstance(error, Refused):
+        text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if isinstance(error, SyntaxError) and error.filename:
+        text += f" ({error.filename}:{error.lineno})"
+    elif mine or own:
+        frame = (mine or own)[-1]
+        text += f" ({frame.filename}:{frame.lineno}, in {frame.name})"
+    return {
+        "text": text,
+        "trace": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        "refused": isinstance(error, Refused),
+    }
+
+
+class Source:
+    """A data set, whose samples all have the shapes and types of the first."""
+
+    def __init__(self, data, what, like=None):
+        self.data, self.what = data, what
+        if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise Refused(f"Job.{what} is {kind(data)}; give a map-style data set, which has __len__ and __getitem__")
+        if len(data) < 1:
+            raise Refused(f"Job.{what} has no samples")
+        if like is None:
+            self.shapes = None
+            seed(0)
+            x, y = self.pair(0)
+            self.shapes, self.types = [list(x.shape), list(y.shape)], [x.dtype, y.dtype]
+        else:
+            self.shapes, self.types = like.shapes, like.types
+
+    def pair(self, index):
+        """Returns input and target of a sample as tensors."""
+        sample = self.data[index]
+        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
+            raise Refused(f"sample {index} of Job.{self.what} is {kind(sample)}; give a pair (input, target)")
+        pair = []
+        for side, (name, value) in enumerate(zip(("input", "target"), sample)):
+            try:
+                t = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise Refused(f"sample {index} of Job.{self.what}: the {name} is {kind(value)}; give one tensor, array or number") from None
+            if t.dtype != torch.float32 and t.dtype not in INTEGERS:
+                raise Refused(f"sample {index} of Job.{self.what}: the {name} is {t.dtype}; give float32, such as x.float(), or integers")
+            if 0 in t.shape:
+                raise Refused(f"sample {index} of Job.{self.what}: the {name} of shape {list(t.shape)} has no elements")
+            if self.shapes is not None and (list(t.shape) != self.shapes[side] or t.dtype != self.types[side]):
+                raise Refused(f"sample {index} of Job.{self.what}: the {name} has shape {list(t.shape)} and {t.dtype}, sample 0 has "
+                              f"{self.shapes[side]} and {self.types[side]}; all samples must have one shape: pad or cut them")
+            pair.append(t.detach())
+        return pair
+
+    def batch(self, count):
+        """Returns the first samples as a micro-batch."""
+        pairs = []
+        for i in range(count):
+            seed(i)
+            pairs.append(self.pair(i % len(self.data)))
+        return [torch.stack([p[side] for p in pairs]).contiguous() for side in (0, 1)]
+
+    def sha256(self, most=256):
+        """Returns a hash of the length and of evenly spaced samples."""
+        n = len(self.data)
+        digest = hashlib.sha256(f"{n}\n".encode())
+        for i in range(min(n, most)):
+            seed(i)
+            for t in self.pair(i * n // min(n, most)):
+                digest.update(raw(t))
+        return digest.hexdigest()
+
+    def spec(self, side):
+        return {"shape": self.shapes[side], "integer": self.types[side] != torch.float32}
+
+
+class Layer:
+    """One module of the job."""
+
+    def __init__(self, index, module):
+        self.index, self.module = index, module
+        self.name = f"{index}.{type(module).__name__}"
+        self.params = [p for _, p in module.named_parameters()]
+        self.first = [p.detach().clone().contiguous() for p in self.params]
+        self.writes = False  # into its input
+        self.shape = None  # of the output, without the samples
+        self.at = -1  # where the parameters are in the shared memory
+
+    def call(self, x, train):
+        """Returns the input that is a leaf, and the output for a private copy of it if the layer writes into its input."""
+        leaf = x.detach()
+        if leaf.is_floating_point() and train and self.index > 0:
+            leaf.requires_grad_()
+        return leaf, self.module(leaf.clone() if self.writes else leaf)
+
+    def check(self, out, samples):
+        if not isinstance(out, torch.Tensor):
+            raise Refused(f"layer {self.name} returns {kind(out)}; a layer must return one tensor")
+        if out.dtype != torch.float32:
+            raise Refused(f"layer {self.name} returns {out.dtype}; a layer must return float32")
+        if out.dim() < 1 or out.shape[0] != samples:
+            raise Refused(f"layer {self.name} returns shape {list(out.shape)} for {samples} samples; the first dimension must count samples")
+        shape = list(out.shape[1:])
+        if self.shape is not None and shape != self.shape:
+            raise Refused(f"layer {self.name} returns shape {shape} a sample, and {self.shape} before; shapes must not vary")
+        self.shape = shape
+
+
+def kind(value):
+    return f"a {type(value).__name__}" if value is not None else "None"
+
+
+def loss_of(function, out, target, samples, train):
+    """Returns the loss that is differentiated, and sum and count for the mean."""
+    value = function(out, target)
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        total, count = value
+        count = int(count)
+        if count < 0:
+            raise Refused(f"Job.loss counts {count} targets")
+    else:
+        total, count = value, None
+    if not isinstance(total, torch.Tensor) or total.numel() != 1 or not total.is_floating_point():
+        raise Refused(f"Job.loss returns {kind(value)}; it must return the mean over the micro-batch as a scalar tensor, or (sum, count)")
+    if count is not None:
+        return total, float(total), count
+    # All micro-batches of a step have the same size: their means count the same. In an evaluation the last one may be shorter.
+    return total, float(total) if train else float(total) * samples, 1 if train else samples
+
+
+class Program:
+    """A checked job."""
+
+    def __init__(self, job, folder):
+        if not isinstance(job, soliton.Job):
+            raise Refused(f"the function given to soliton.main returns {kind(job)}; it must return a soliton.Job")
+        self.job, self.folder = job, folder
+        self.check_numbers()
+        torch.set_num_threads(job.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        self.layers = [Layer(i, m) for i, m in enumerate(self.check_layers())]
+        self.data = Source(job.data, "data")
+        self.eval = None if job.eval is None else Source(job.eval, "eval", like=self.data)
+        self.names = self.name_parameters()
+        self.decayed = self.choose_decay()
+        self.probe = self.trace()
+
+    def check_numbers(self):
+        job = self.job
+        job.micro_batch = job.micro_batch or job.global_batch
+        for name in ("global_batch", "micro_batch", "steps", "threads", "seed", "eval_every", "eval_samples"):
+            if isinstance(getattr(job, name), bool) or not isinstance(getattr(job, name), int):
+                raise Refused(f"Job.{name} is {getattr(job, name)!r}; give a whole number")
+        if job.threads < 1 or job.micro_batch < 1:
+            raise Refused(f"Job.threads is {job.threads} and Job.micro_batch {job.micro_batch}; both must be at least 1")
+        if not 0 <= job.seed < 1 << 64:
+            raise Refused(f"Job.seed is {job.seed}; it must be at least 0 and below 2**64")
+        if not isinstance(job.optimizer, (soliton.AdamW, soliton.SGD)):
+            raise Refused(f"Job.optimizer is {kind(job.optimizer)}; give soliton.AdamW(...) or soliton.SGD(...)")
+        if not callable(job.loss):
+            raise Refused(f"Job.loss is {kind(job.loss)}; give a function of output and target")
+
+    def check_layers(self):
+        if not self.job.layers:
+            raise Refused("Job.layers is empty; give at least one module")
+        owner = {}
+        for i, m in enumerate(self.job.layers):
+            if not isinstance(m, torch.nn.Module):
+                raise Refused(f"Job.layers[{i}] is {kind(m)}; give torch.nn.Module objects")
+            for name, p in m.named_parameters():
+                where = f"{name} of layer {i} ({type(m).__name__})"
+                if isinstance(p, torch.nn.parameter.UninitializedParameter):
+                    raise Refused(f"{where} has no shape yet; give modules whose shapes are known, not Lazy ones")
+                if p.dtype != torch.float32:
+                    raise Refused(f"{where} is {p.dtype}; parameters must be float32 (autocast inside a layer is possible)")
+                if p.device.type != "cpu":
+                    raise Refused(f"{where} is on {p.device}; layers must be on the CPU")
+                if p.numel() == 0:
+                    raise Refused(f"{where} has no elements")
+                if id(p) in owner:
+                    raise Refused(f"{where} is also {owner[id(p)]}; layers cannot share parameters yet: put both uses into one layer")
+            for name, p in m.named_parameters():
+                owner[id(p)] = f"{name} of layer {i} ({type(m).__name__})"
+            for name, part in m.named_modules():
+                if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
+                    raise Refused(f"{name or 'the module'} of layer {i} ({type(m).__name__}) is a {type(part).__name__}, whose running mean and variance "
+                                  "depend on which micro-batches a worker has seen; use GroupNorm or LayerNorm, or track_running_stats=False")
+            m.train()
+        return self.job.layers
+
+    def name_parameters(self):
+        """Returns the name of each parameter of each layer: that of the model, or that of the layer."""
+        known = {}
+        if self.job.model is not None:
+            if not isinstance(self.job.model, torch.nn.Module):
+                raise Refused(f"Job.model is {kind(self.job.model)}; give the torch.nn.Module that has the layers' parameters")
+            known = {id(p): name for name, p in self.job.model.named_parameters()}
+        return [[known.get(id(p), f"{layer.index}.{name}") for name, p in layer.module.named_parameters()] for layer in self.layers]
+
+    def choose_decay(self):
+        rule = self.job.no_decay
+        if callable(rule):
+            return [[not rule(n, p) for n, p in zip(names, layer.params)] for names, layer in zip(self.names, self.layers)]
+        exempt = {id(p) for p in rule}
+        return [[id(p) not in exempt for p in layer.params] for layer in self.layers]
+
+    def trace(self):
+        """Returns a hash of the loss and all gradients of one micro-batch, which is computed twice."""
+        first = self.compute()
+        for (what, one), (_, other) in zip(first, self.compute()):
+            if one != other:
+                raise Refused(f"{what} gives other bits for the same input and the same seeds, so it is not deterministic; such results "
+                              "cannot be computed again on another worker")
+        digest = hashlib.sha256()
+        for _, part in first:
+            digest.update(part)
+        return digest.hexdigest()
+
+    def compute(self):
+        """Runs one micro-batch through all layers and the loss, finds out what the layers do, and returns what each made, as digests."""
+        samples = min(self.job.micro_batch, 4)
+        x, y = self.data.batch(samples)
+        made, passes = [], []
+        for layer in self.layers:
+            kept = {name: b.clone() for name, b in layer.module.named_buffers()}
+            seed(layer.index)
+            before = x.clone()
+            try:
+                leaf, out = layer.call(x, True)
+                layer.writes = layer.writes or not torch.equal(x, before)
+            except RuntimeError as error:
+                if "leaf variable" not in str(error).lower():
+                    raise
+                layer.writes = True
+            if layer.writes:
+                x = before
+                seed(layer.index)
+                leaf, out = layer.call(x, True)
+            layer.check(out, samples)
+            for name, b in layer.module.named_buffers():
+                if name not in kept or not torch.equal(b, kept[name]):
+                    raise Refused(f"layer {layer.name} changes its buffer {name} in forward, so its result depends on which micro-batches "
+                                  "a worker has seen; layers must keep nothing between calls")
+            passes.append((leaf, out))
+            x = out.detach().contiguous()
+            made.append((f"layer {layer.name}", hashlib.sha256(raw(x)).digest()))
+        leaf = x.requires_grad_()
+        seed(len(self.layers))
+        total, _, _ = loss_of(self.job.loss, leaf, y, samples, True)
+        if not bool(torch.isfinite(total.detach()).all()):
+            raise Refused(f"the loss of the first {samples} samples is {float(total)}; check layers, loss and data")
+        if total.requires_grad:
+            seed(len(self.layers))
+            total.backward()
+        grad = torch.zeros_like(x) if leaf.grad is None else leaf.grad.contiguous()
+        made.append(("Job.loss", hashlib.sha256(raw(total) + raw(grad)).digest()))
+        for layer, (leaf, out) in zip(reversed(self.layers), reversed(passes)):
+            seed(layer.index)
+            grad = backward(layer, leaf, out, grad)
+            digest = hashlib.sha256(raw(grad) if layer.index > 0 else b"")
+            for p in layer.params:
+                digest.update(b"-" if p.grad is None else raw(p.grad))
+                p.grad = None
+            made.append((f"the backward pass of layer {layer.name}", digest.digest()))
+        return made
+
+    def describe(self):
+        job, first, fixed = self.job, hashlib.sha256(), hashlib.sha256()
+        for layer in self.layers:
+            for p in layer.first:
+                first.update(raw(p))
+            for name, b in layer.module.named_buffers():
+                fixed.update(name.encode() + raw(b))
+        optimizer = job.optimizer
+        rate = optimizer.lr if isinstance(optimizer.lr, soliton.Schedule) else soliton.constant(optimizer.lr)
+        numbers = {"kind": optimizer.kind, "weight_decay": float(optimizer.weight_decay)}
+        if optimizer.kind == "adamw":
+            numbers.update(beta1=float(optimizer.betas[0]), beta2=float(optimizer.betas[1]), eps=float(optimizer.eps))
+        else:
+            numbers.update(momentum=float(optimizer.momentum))
+        return {
+            "layers": [{
+                "name": layer.name, "out": layer.shape,
+                "params": [{"name": n, "shape": list(p.shape), "decay": bool(d and p.requires_grad)}
+                           for n, p, d in zip(names, layer.params, decayed)],
+            } for layer, names, decayed in zip(self.layers, self.names, self.decayed)],
+            "input": self.data.spec(0), "target": self.data.spec(1),
+            "samples": len(self.data.data), "data_sha256": self.data.sha256(),
+            "eval_samples_there": 0 if self.eval is None else len(self.eval.data), "eval_sha256": "" if self.eval is None else self.eval.sha256(),
+            "optimizer": numbers, "schedule": {"kind": rate.kind, "peak": rate.peak, "warmup": rate.warmup, "final": rate.final},
+            "global_batch": job.global_batch, "micro_batch": job.micro_batch, "steps": job.steps, "clip_norm": float(job.clip_norm),
+            "seed": job.seed, "eval_every": job.eval_every, "eval_samples": job.eval_samples,
+            "identity": {
+                "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "cpu": capability(),
+                "blas": os.environ.get("OPENBLAS_CORETYPE", ""), "threads": job.threads, "source_sha256": sources(self.folder),
+                "first_sha256": first.hexdigest(), "buffers_sha256": fixed.hexdigest(), "probe_sha256": self.probe,
+            },
+        }
+
+
+def backward(layer, leaf, out, grad):
+    """Runs the backward pass of a layer into the empty .grad of its parameters, and returns the gradient of its input."""
+    if out.requires_grad:
+        torch.autograd.backward(out, grad)
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+
+
+def capability():
+    """Returns the instructions that PyTorch's own kernels use."""
+    get = getattr(getattr(torch.backends, "cpu", None), "get_cpu_capability", None)
+    if get is not None:
+        return get()
+    for line in torch.__config__.show().splitlines():
+        if "CPU capability usage" in line:
+            return line.split(":")[-1].strip()
+    return ""
+
+
+def sources(folder):
+    """Returns a hash of the program and of the modules beside it."""
+    digest, inside = hashlib.sha256(), os.path.join(os.path.abspath(folder), "")
+    files = {os.path.abspath(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+    for path in sorted(f for f in files if f.startswith(inside) and f.endswith(".py") and "site-packages" not in f):
+        if os.path.exists(path):
+            with open(path, "rb") as f:
+                digest.update(f"{os.path.relpath(path, folder)}\n".encode() + hashlib.sha256(f.read()).digest())
+    return digest.hexdigest()

@@ -1,0 +1,374 @@
+package torch
+
+import (
+	"encoding/binary"
+	"errors"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/worker/engine"
+)
+
+func TestMain(m *testing.M) {
+	// The thread that starts processes stays.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/soliton-train/soliton/internal/platform.keepThread"))
+}
+
+// Standard flags go to the worker, everything else to the program.
+func TestSplit(t *testing.T) {
+	standard, own, seed := split([]string{"--steps", "5", "--width=3", "--seed=7", "-x", "--lr", "0.1", "--flag", "--", "--steps", "9"})
+	if !slices.Equal(standard, []string{"--steps", "5", "--seed=7", "--lr", "0.1"}) || !slices.Equal(own, []string{"--width=3", "-x", "--flag", "--", "--steps", "9"}) || seed != 7 {
+		t.Errorf("standard %q, own %q, seed %d", standard, own, seed)
+	}
+	if _, own, _ := split([]string{"--micro-batch"}); len(own) != 0 {
+		t.Errorf("a flag without its value went to the program: %q", own)
+	}
+}
+
+// Unpack writes all files once.
+func TestUnpack(t *testing.T) {
+	parent := t.TempDir()
+	folder, err := unpack(parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(folder, "soliton", "_child.py")); err != nil {
+		t.Error(err)
+	}
+	if again, err := unpack(parent); err != nil || again != folder {
+		t.Errorf("the second time: %s, %v; want %s", again, err, folder)
+	}
+	if entries, _ := os.ReadDir(parent); len(entries) != 1 {
+		t.Errorf("%d entries are left, want 1", len(entries))
+	}
+}
+
+// A description that memory could not hold, or that describes no job, is refused.
+func TestParse(t *testing.T) {
+	const good = `{"layers":[{"name":"a","out":[2],"params":[{"name":"w","shape":[2,3]}]}],"samples":1}`
+	if d, err := parse([]byte(good)); err != nil || d.Layers[0].size() != 6 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	for name, text := range map[string]string{
+		"no JSON":         `{`,
+		"no layers":       `{"samples":1}`,
+		"no samples":      `{"layers":[{"out":[2]}]}`,
+		"huge parameter":  strings.Replace(good, "[2,3]", "[4294967296,4294967296]", 1),
+		"huge output":     strings.Replace(good, "[2],", "[4294967296],", 1),
+		"no elements":     strings.Replace(good, "[2,3]", "[2,0]", 1),
+		"negative shape":  strings.Replace(good, "[2,3]", "[-2,-3]", 1),
+		"negative number": strings.Replace(good, `"samples":1`, `"samples":1,"eval_samples_there":-1`, 1),
+	} {
+		if _, err := parse([]byte(text)); err == nil {
+			t.Errorf("%s: was taken", name)
+		}
+	}
+}
+
+// Memory that was given back is taken again, and blocks do not overlap.
+func TestMemory(t *testing.T) {
+	m, err := newMemory(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.close()
+	a, b := m.take(100), m.take(3)
+	for i := range a.f {
+		a.f[i] = 1
+	}
+	if b.f[0] != 0 || a.at == 0 {
+		t.Errorf("block b has %v, and block a is at %d", b.f, a.at)
+	}
+	if at, ok := m.where(a.f[10:]); !ok || at != a.at+40 {
+		t.Errorf("a.f[10:] is at %d, %v", at, ok)
+	}
+	if _, ok := m.where(make([]float32, 4)); ok {
+		t.Error("memory of Go was found in the shared memory")
+	}
+	m.give(a)
+	if c := m.take(120); c.at != a.at {
+		t.Errorf("block of 120 at %d, want %d again", c.at, a.at)
+	}
+}
+
+// A reply is bounded, whatever a process sends, and one that has exited is told apart from one that is wrong.
+func TestHostileReplies(t *testing.T) {
+	frame := func(size uint32, kind byte, payload string) []byte {
+		return append(append(binary.LittleEndian.AppendUint32(nil, size), kind), payload...)
+	}
+	for _, c := range []struct {
+		name string
+		sent []byte
+		lost bool
+		text string
+	}{
+		{"nothing", nil, true, ""},
+		{"half a header", []byte{1, 0}, true, ""},
+		{"half a payload", frame(9, saidDone, "half"), true, ""},
+		{"too large", frame(math.MaxUint32, saidDone, ""), false, "a reply of 4294967295 bytes"},
+		{"too small", frame(3, saidDone, "abc"), false, "a reply of 3 bytes, too few"},
+		{"unknown kind", frame(0, 9, ""), false, "of unknown kind 9"},
+		{"no JSON", frame(4, saidFailed, "oops"), false, "an error that cannot be read"},
+		{"exception", frame(15, saidFailed, `{"text":"boom"}`), false, "boom"},
+	} {
+		ours, theirs := connect(t)
+		if _, err := theirs.Write(c.sent); err != nil {
+			t.Fatal(err)
+		}
+		theirs.Close()
+		_, _, err := ours.done()
+		if errors.As(err, new(*lostError)) != c.lost || !c.lost && !strings.Contains(err.Error(), c.text) {
+			t.Errorf("%s: %v", c.name, err)
+		}
+		ours.Close()
+	}
+}
+
+// connect returns the ends of a connection.
+func connect(t *testing.T) (ours *connection, theirs net.Conn) {
+	t.Helper()
+	conn, file, err := pair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if theirs, err = net.FileConn(file); err != nil {
+		t.Fatal(err)
+	}
+	file.Close()
+	return &connection{UnixConn: conn}, theirs
+}
+
+// fake plays the Python processes: layers add their first parameter, and the gradient of it is the sum of that of the output.
+type fake struct {
+	t      *testing.T
+	p      *Program
+	exits  map[byte]int // requests of a kind at which a computing process exits
+	forks  atomic.Int64
+	passes map[uint64]uint64 // number and what it was begun with; of the computing process
+	fails  string            // the text of an exception
+}
+
+func (f *fake) request(c net.Conn) (kind byte, n []uint64, ok bool) {
+	header := make([]byte, headerSize)
+	if _, err := c.Read(header); err != nil {
+		return 0, nil, false
+	}
+	payload := make([]byte, binary.LittleEndian.Uint32(header))
+	if len(payload) > 0 {
+		if _, err := c.Read(payload); err != nil {
+			return 0, nil, false
+		}
+	}
+	for ; len(payload) > 0; payload = payload[8:] {
+		n = append(n, binary.LittleEndian.Uint64(payload))
+	}
+	return header[4], n, true
+}
+
+func (f *fake) reply(c net.Conn, kind byte, payload []byte) {
+	_, _ = c.Write(append(append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))), kind), payload...)) // the other end may be gone
+}
+
+// first serves the first process.
+func (f *fake) first(c *net.UnixConn) {
+	header, oob := make([]byte, headerSize), make([]byte, 64)
+	for {
+		n, oobn, _, _, err := c.ReadMsgUnix(header, oob)
+		if err != nil || n == 0 {
+			return
+		}
+		messages, err := unix.ParseSocketControlMessage(oob[:oobn])
+		if err != nil {
+			f.t.Error(err)
+			return
+		}
+		fds, err := unix.ParseUnixRights(&messages[0])
+		if err != nil {
+			f.t.Error(err)
+			return
+		}
+		file := os.NewFile(uintptr(fds[0]), "computer")
+		conn, err := net.FileConn(file)
+		file.Close()
+		if err != nil {
+			f.t.Error(err)
+			return
+		}
+		f.forks.Add(1)
+		f.reply(c, saidDone, []byte(`{"pid":0,"ended":"SIGKILL"}`))
+		f.compute(conn)
+	}
+}
+
+// compute serves a computing process, until it exits.
+func (f *fake) compute(c net.Conn) {
+	defer c.Close()
+	f.passes = make(map[uint64]uint64)
+	floats := func(at uint64) []float32 { return f.p.memory.floats(int(at), 2) }
+	last := map[uint64][2]float32{}
+	for {
+		kind, n, ok := f.request(c)
+		if !ok {
+			return
+		}
+		if len(f.exits) > 0 {
+			if f.exits[kind]--; f.exits[kind] == 0 {
+				return
+			}
+		}
+		said := make([]byte, 8)
+		if f.fails != "" {
+			f.reply(c, saidFailed, []byte(`{"text":"`+f.fails+`","trace":"where"}`))
+			continue
+		}
+		switch kind {
+		case askForward:
+			x := last[n[0]]
+			if n[2] == 1 {
+				x = [2]float32(floats(n[5]))
+			}
+			w := floats(n[6])[0]
+			x[0], x[1] = x[0]+w, x[1]+w
+			last[n[0]] = x
+			if n[8] != 0 {
+				copy(floats(n[8]), x[:])
+			}
+		case askLoss:
+			copy(floats(n[3]), []float32{1, 2})
+			said = binary.LittleEndian.AppendUint64(said, math.Float64bits(float64(last[n[0]][0])))
+			said = binary.LittleEndian.AppendUint64(said, 1)
+		case askBackward:
+			if _, ok := last[n[0]]; !ok {
+				f.t.Error("backward of a pass that this process does not have")
+			}
+			if n[5] != 0 {
+				f.passes[n[0]] = n[5]
+			}
+			d := floats(f.passes[n[0]])
+			floats(n[6])[0] = d[0] + d[1]
+			if n[7] != 0 {
+				copy(floats(n[7]), d)
+			}
+		case askDrop:
+			delete(last, n[0])
+			continue
+		}
+		f.reply(c, saidDone, said)
+	}
+}
+
+// gathered collects gradients.
+type gathered map[int][]float32
+
+func (gathered) Buffer(int) []float32 { return make([]float32, 1) }
+func (g gathered) Done(layer int, grad []float32) {
+	g[layer] = append(g[layer], grad...)
+}
+
+// newFake returns a program of two layers with one parameter each, and its processes.
+func newFake(t *testing.T, exits map[byte]int, fails string) *fake {
+	t.Helper()
+	m, err := newMemory(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := layer{Name: "a", Out: []int{}, Params: []param{{Shape: []int{1}}}}
+	p := &Program{memory: m, passes: make(map[uint64]*pass), job: &description{Layers: []layer{l, l}}, params: make([]block, 2), grads: make([]block, 2)}
+	ours, theirs := connect(t)
+	p.first = ours
+	f := &fake{t: t, p: p, exits: exits, fails: fails}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.first(theirs.(*net.UnixConn))
+	}()
+	t.Cleanup(func() {
+		p.endComputer()
+		ours.Close()
+		theirs.Close()
+		<-ended
+		m.close()
+	})
+	p.Hold(0, 1)[0], p.Hold(1, 1)[0] = 10, 20
+	return f
+}
+
+// Wherever the computing process exits, a pass gives the same, and each gradient is handed over once.
+func TestStageComputesAgain(t *testing.T) {
+	for name, exits := range map[string]map[byte]int{
+		"never":                     nil,
+		"first layer":               {askForward: 1},
+		"second layer":              {askForward: 2},
+		"loss":                      {askLoss: 1},
+		"backward":                  {askBackward: 1},
+		"backward of the one below": {askBackward: 2},
+		"again while it recomputes": {askBackward: 1, askForward: 3},
+	} {
+		f := newFake(t, exits, "")
+		s := f.p.Stage(0, 2, 1, nil)
+		m := engine.Micro{Step: 1, Samples: 2, Train: true}
+		pass, out, err := s.Forward(m, tensor.Of([]float32{1, 2}, 2))
+		if err != nil || !slices.Equal(out.F, []float32{31, 32}) {
+			t.Errorf("%s: forward %v, %v", name, out.F, err)
+		}
+		sum, count, dout := s.Loss(pass, tensor.Of([]float32{0, 0}, 2))
+		if sum != 31 || count != 1 {
+			t.Errorf("%s: loss %v, %d", name, sum, count)
+		}
+		g := gathered{}
+		s.Backward(pass, dout, g)
+		if !slices.Equal(g[0], []float32{3}) || !slices.Equal(g[1], []float32{3}) {
+			t.Errorf("%s: gradients %v", name, g)
+		}
+		if want := 1 + min(1, len(exits)); int(f.forks.Load()) < want {
+			t.Errorf("%s: %d processes, want %d", name, f.forks.Load(), want)
+		}
+		if len(f.p.passes) != 0 {
+			t.Errorf("%s: %d passes are left", name, len(f.p.passes))
+		}
+	}
+}
+
+// A process that exits again and again in one call ends the run, and so does an exception, with its trace.
+func TestStageFails(t *testing.T) {
+	caught := func(f *fake) (p *kernel.Panic) {
+		defer func() { p, _ = recover().(*kernel.Panic) }()
+		_, _, _ = f.p.Stage(0, 2, 1, nil).Forward(engine.Micro{Step: 1, Samples: 2, Train: true}, tensor.Of([]float32{1, 2}, 2))
+		return nil
+	}
+	f := newFake(t, nil, "boom")
+	if p := caught(f); p == nil || p.Value != "boom" || string(p.Stack) != "where" {
+		t.Errorf("an exception: %+v", p)
+	}
+	f = newFake(t, nil, "")
+	f.p.first = nil
+	f.p.command.python = "/no/python"
+	if p := caught(f); p == nil || !strings.Contains(p.Value.(string), "--python /no/python cannot be started") {
+		t.Errorf("no process: %+v", p)
+	}
+}
+
+// A pass that a step before has left is dropped, with its memory.
+func TestStageSweeps(t *testing.T) {
+	f := newFake(t, nil, "")
+	s := f.p.Stage(0, 2, 1, nil)
+	for step := 1; step <= 50; step++ {
+		if _, _, err := s.Forward(engine.Micro{Step: step, Samples: 2, Train: true}, tensor.Of([]float32{1, 2}, 2)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.p.memory.end > firstPage+10*64 {
+		t.Errorf("50 passes took %d bytes", f.p.memory.end-firstPage)
+	}
+}

@@ -1,0 +1,99 @@
+"""A job for tests of the launcher: several kinds of layers, faults at a call that is known, and mistakes."""
+
+import argparse
+import os
+import signal
+import sys
+
+import torch
+from torch import nn
+
+import soliton
+
+
+class Embed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.token, self.drop = nn.Embedding(32, 24), nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.drop(self.token(x))
+
+
+class Block(nn.Module):
+    """Trained is true from the second step on, and in the probe before the run it is not."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.norm, self.inner, self.outer, self.drop = nn.LayerNorm(24), nn.Linear(24, 40), nn.Linear(40, 24), nn.Dropout(0.1)
+        self.frozen = nn.Parameter(torch.ones(24), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.options = options
+
+    def trained(self):
+        return bool((self.norm.weight != 1).any())
+
+    def forward(self, x):
+        if self.trained():
+            self.fault()
+        if self.options.bad == "random":
+            x = x + int.from_bytes(os.urandom(2), "big") * 1e-5
+        return x + self.drop(self.outer(torch.relu(self.inner(self.norm(x) * self.frozen))))
+
+    def fault(self):
+        bad, folder = self.options.bad, self.options.faults
+        if bad == "raise":
+            raise ValueError("boom")
+        if bad == "exit":
+            sys.exit(3)
+        if bad == "os-exit":
+            os._exit(7)
+        if bad == "write":
+            self.norm.weight.data.add_(1)
+        for name, pid, number in (("kill", os.getpid(), signal.SIGKILL), ("stop", os.getpid(), signal.SIGSTOP), ("first", os.getppid(), signal.SIGKILL)):
+            if not folder:
+                return
+            try:
+                os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue  # it was injected
+            os.kill(pid, number)
+            return
+
+
+class Head(nn.Module):
+    def __init__(self, bad):
+        super().__init__()
+        self.out, self.bad = nn.Linear(24, 32), bad
+
+    def forward(self, x):
+        out = self.out(x).transpose(1, 2)
+        return (out, 1) if self.bad == "tuple" else out
+
+
+class Data(torch.utils.data.Dataset):
+    """Sequences, and a random shift that must be the same on every worker."""
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, i):
+        x = (i + torch.arange(9) * (1 + i % 3) + torch.randint(0, 2, (1,))) % 32
+        return x[:-1], x[1:]
+
+
+def job(args):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bad", default="")
+    parser.add_argument("--faults", default="")
+    options = parser.parse_args(args)
+    if options.bad == "job":
+        return undefined_name  # noqa: F821
+    middle = nn.BatchNorm1d(8) if options.bad == "batchnorm" else nn.ReLU(inplace=True)
+    return soliton.Job(
+        layers=[Embed(), Block(options), middle, Block(options), Head(options.bad)], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
+        optimizer=soliton.AdamW(lr=soliton.cosine(5e-3, warmup=3), weight_decay=0.1),
+        global_batch=12, micro_batch=2, steps=12, clip_norm=1.0, seed=1, eval_every=5, eval_samples=7)
+
+
+soliton.main(job)

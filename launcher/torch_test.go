@@ -1,0 +1,172 @@
+//go:build linux
+
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/require"
+)
+
+// python is the system's Python, which is the one that Debian's python3-torch serves.
+const python = "/usr/bin/python3"
+
+// torchBuilt skips a test where there is no PyTorch.
+func torchBuilt(t *testing.T) {
+	t.Helper()
+	built(t)
+	out, err := exec.Command(python, "-c", "import torch").CombinedOutput()
+	require.Tool(t, "torch", err == nil, python+" cannot import torch (Debian: python3-torch): "+string(out))
+}
+
+// trainTorch runs a Python program to its end, in a directory of its own, and returns that and the summary.
+func trainTorch(t *testing.T, flags []string, program ...string) (dir string, sum *rundir.Summary) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "run")
+	args := append([]string{"run", "--plain", "--python", python, "--run-dir", dir}, flags...)
+	if status, out, errs := result(t, launch(t, append(args, program...)...)); status != 0 {
+		t.Fatalf("%v: exit status %d\n%s%s", flags, status, out, errs)
+	}
+	run, err := rundir.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, run.Summary
+}
+
+// A PyTorch model gets the same bits under every layout, whatever happens to workers and to Python processes: those of plain PyTorch.
+func TestTorchSameBits(t *testing.T) {
+	torchBuilt(t)
+	program := testdata(t, "torch/train.py")
+	_, want := trainTorch(t, []string{"--workers", "1"}, program)
+	if want.ValLoss == nil {
+		t.Error("there was no evaluation")
+	}
+	for _, flags := range []string{
+		"--workers 3 --stages 1 --zero 1",
+		"--workers 4 --stages 2",
+		"--workers 2 --stages 2 --verify 1",
+		"--workers 4 --stages 2 --zero 1 --chaos kill:1@4/backward,join@6",
+		"--workers 3 --stages 3 --chaos freeze:2@5",
+	} {
+		t.Run(flags, func(t *testing.T) {
+			t.Parallel()
+			if _, got := trainTorch(t, strings.Fields(flags), program); got.StateSHA256 != want.StateSHA256 || *got.ValLoss != *want.ValLoss {
+				t.Errorf("state %s, val_loss %v; want %s, %v", got.StateSHA256, *got.ValLoss, want.StateSHA256, *want.ValLoss)
+			}
+		})
+	}
+	t.Run("Python processes killed and stopped", func(t *testing.T) {
+		t.Parallel()
+		faults := t.TempDir()
+		_, got := trainTorch(t, []string{"--workers", "2", "--stages", "2"}, program, "--faults", faults)
+		if got.StateSHA256 != want.StateSHA256 || got.WorkersLost != 0 {
+			t.Errorf("state %s and %d workers lost, want %s and none", got.StateSHA256, got.WorkersLost, want.StateSHA256)
+		}
+		if injected, _ := os.ReadDir(faults); len(injected) != 3 {
+			t.Errorf("%d faults were injected, want 3", len(injected))
+		}
+	})
+}
+
+// The example agrees with its reference in plain PyTorch, bit for bit, also after it was stopped and resumed under another layout.
+func TestTorchReference(t *testing.T) {
+	torchBuilt(t)
+	t.Parallel()
+	folder, err := filepath.Abs("../examples/torch")
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := filepath.Abs("../examples/custom")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := []string{filepath.Join(folder, "train.py"), "--data", data, "--layers", "2", "--width", "32", "--context", "16", "--steps", "6"}
+	dir, _ := trainTorch(t, []string{"--workers", "2", "--stages", "2"}, program...)
+	if out, err := exec.Command(python, filepath.Join(folder, "reference.py"), dir).CombinedOutput(); err != nil {
+		t.Errorf("reference.py: %v\n%s", err, out)
+	}
+	load := exec.Command(python, "-c", "import soliton, sys; s = soliton.load(sys.argv[1]); print(len(s), s['0.token.weight'].shape)", dir)
+	load.Env = append(os.Environ(), "PYTHONPATH=internal/torch/python")
+	if out, err := load.CombinedOutput(); err != nil || string(out) != "29 torch.Size([256, 32])\n" {
+		t.Errorf("soliton.load: %v\n%s", err, out)
+	}
+}
+
+// A run that was stopped goes on under another layout.
+func TestTorchResume(t *testing.T) {
+	torchBuilt(t)
+	t.Parallel()
+	program := testdata(t, "torch/train.py")
+	_, want := trainTorch(t, []string{"--workers", "1"}, program, "--steps", "300")
+	cmd := launch(t, "run", "--plain", "--workers", "2", "--stages", "2", "--python", python, "--run-dir", "run", program, "--steps", "300")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	dir := filepath.Join(cmd.Dir, "run")
+	await(t, "some steps", func() bool { return len(metricsSoFar(dir)) > 5 })
+	cmd.Process.Signal(os.Interrupt)
+	if cmd.Wait(); cmd.ProcessState.ExitCode() != 130 {
+		t.Fatalf("the run that was interrupted: %v", cmd.ProcessState)
+	}
+	if status, out, errs := result(t, launch(t, "resume", "--plain", "--python", python, "--workers", "3", "--stages", "1", dir)); status != 0 {
+		t.Fatalf("resume: exit status %d\n%s%s", status, out, errs)
+	}
+	run, err := rundir.Read(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if run.Summary.StateSHA256 != want.StateSHA256 {
+		t.Errorf("state %s, want %s", run.Summary.StateSHA256, want.StateSHA256)
+	}
+}
+
+// A program that cannot be trained ends with one line that says what is wrong, and where.
+func TestTorchBadPrograms(t *testing.T) {
+	torchBuilt(t)
+	program := testdata(t, "torch/train.py")
+	for _, c := range []struct {
+		args   string
+		status int
+		stderr string
+	}{
+		{"--bad job", 2, "NameError: name 'undefined_name' is not defined (" + program + ":"},
+		{"--bad raise", 1, `panic in step 2, in Forward of layer "1.Block": ValueError: boom (` + program + ":"},
+		{"--bad exit", 1, `in Forward of layer "1.Block": it called sys.exit(3) (` + program + ":"},
+		{"--bad os-exit", 1, `the Python process exited 3 times in Forward of layer "1.Block" (status 7)`},
+		{"--bad write", 1, `the Python process exited 3 times in Forward of layer "1.Block" (SIG`},
+		{"--bad tuple", 2, "layer 4.Head returns a tuple; a layer must return one tensor\n"},
+		{"--bad random", 2, "layer 1.Block gives other bits for the same input and the same seeds"},
+		{"--bad batchnorm", 2, "layer 2 (BatchNorm1d) is a BatchNorm1d, whose running mean and variance"},
+		{"--wrong", 2, "error: unrecognized arguments: --wrong\n"},
+		{"--micro-batch 5", 2, "--micro-batch (Job.MicroBatch) is 5, which does not divide the global batch of 12"},
+	} {
+		t.Run(c.args, func(t *testing.T) {
+			t.Parallel()
+			args := append([]string{"run", "--plain", "--workers", "1", "--python", python, program}, strings.Fields(c.args)...)
+			if status, _, errs := result(t, launch(t, args...)); status != c.status || !strings.HasPrefix(errs, "launcher: ") || !strings.Contains(errs, c.stderr) {
+				t.Errorf("exit status %d, %q; want %d, %q", status, errs, c.status, c.stderr)
+			}
+		})
+	}
+}
+
+// An interpreter that is none, or that has no PyTorch, is named.
+func TestPythonInterpreter(t *testing.T) {
+	built(t)
+	program := testdata(t, "torch/train.py")
+	for _, c := range []struct{ python, stderr string }{
+		{"/bin/false", "launcher: PROGRAM " + program + ": --python /bin/false: it does not run Python"},
+		{"no-such-python", "launcher: PROGRAM " + program + ": --python no-such-python: "},
+	} {
+		if status, _, errs := result(t, launch(t, "run", "--plain", "--python", c.python, program)); status != 1 || !strings.HasPrefix(errs, c.stderr) {
+			t.Errorf("exit status %d, %q; want 1, %q", status, errs, c.stderr)
+		}
+	}
+}
