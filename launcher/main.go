@@ -7,6 +7,8 @@
 //	launcher status [RUN_DIR] [--json]
 //	launcher trace [RUN_DIR] [--perfetto FILE] [--json]
 //	launcher logs [RUN_DIR] [W] [-f]
+//	launcher checkpoints [RUN_DIR] [--check] [--json]
+//	launcher export [RUN_DIR] [--step S] [--optimizer] [--output DIR]
 //	launcher doctor [--hosts HOST,...] [--json]
 //	launcher plan [flags] [--json]
 //	launcher kill|freeze|thaw|leave RUN_DIR W ...
@@ -107,7 +109,7 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 		SilenceErrors: true,
 	}
 	root.SetFlagErrorFunc(cli.FlagError)
-	root.AddCommand(newRun(), newVersion(), inspect.NewList(), inspect.NewStatus(), inspect.NewTrace(), inspect.NewLogs(), inspect.NewDoctor(), act.NewSlow(), act.NewAdd(), inspect.NewPlan(),
+	root.AddCommand(newRun(), newVersion(), inspect.NewList(), inspect.NewStatus(), inspect.NewTrace(), inspect.NewLogs(), inspect.NewCheckpoints(), inspect.NewExport(), inspect.NewDoctor(), act.NewSlow(), act.NewAdd(), inspect.NewPlan(),
 		act.NewStop(), newResume(), newJoin(), kube.NewManifest(), newAttach(), demo.NewCommand(), newAgent(), clocks.NewGuard(), inspect.NewProbe())
 	for _, in := range act.Injections {
 		root.AddCommand(in.Command())

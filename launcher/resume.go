@@ -66,8 +66,8 @@ is missing is named, with the machines that had it. Resume it where metrics.json
 	flags.SortFlags = false
 	sharedFlags(flags, &f)
 	machineFlags(cmd, &f)
-	zero := map[string]string{"int": "0", "bool": "false", "duration": "0s"}
-	for _, name := range []string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify"} {
+	zero := map[string]string{"int": "0", "string": "", "bool": "false", "duration": "0s"}
+	for _, name := range []string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify", "keep", "keep-every", "keep-best"} {
 		flag := flags.Lookup(name)
 		flag.Usage, flag.DefValue = flag.Usage+" (default as before)", zero[flag.Value.Type()]
 	}
@@ -143,6 +143,9 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	inherit(changed("respawn"), &f.respawn, job.Respawn)
 	inherit(changed("digests"), &f.digests, !job.NoDigests)
 	inherit(changed("verify"), &f.verify, job.Verify)
+	if err := cli.InheritKeep(&f.keep, job, changed); err != nil {
+		return err
+	}
 	if !changed("call-timeout") {
 		calls, err := time.ParseDuration(cmp.Or(job.CallTimeout, timing.Call.String()))
 		if err != nil {

@@ -2,9 +2,11 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -12,6 +14,7 @@ import (
 func TestInherit(t *testing.T) {
 	job := rundir.Job{
 		Workers: 6, Stages: 3, Mirrors: 2, MinWorkers: 4, Detect: "3s", Respawn: true, NoDigests: true, Verify: 64, Reduction: "fast", Zero: 1, Reshape: "off",
+		Keep: 7, KeepEvery: "1h0m0s", KeepBest: "loss",
 	}
 	said := runFlags{workers: 2, stages: 1, mirrors: 0, least: 1, detect: time.Second, digests: true, verify: 9}
 	for _, c := range []struct {
@@ -27,6 +30,14 @@ func TestInherit(t *testing.T) {
 		if err := got.inherit(job, func(f string) bool { return slices.Contains(c.changed, f) }); err != nil || !got.same(c.want) {
 			t.Errorf("%v changed: %+v, %v, want %+v", c.changed, got, err, c.want)
 		}
+	}
+	kept, before := runFlags{keep: checkpoint.Keep{Newest: 2}}, checkpoint.Keep{Newest: 7, Every: time.Hour, Best: "loss"}
+	if err := kept.inherit(job, func(f string) bool { return false }); err != nil || kept.keep != before {
+		t.Errorf("%+v, %v, want %+v", kept.keep, err, before)
+	}
+	kept = runFlags{keep: checkpoint.Keep{Newest: 2}}
+	if err := kept.inherit(job, func(f string) bool { return strings.HasPrefix(f, "keep") }); err != nil || kept.keep != (checkpoint.Keep{Newest: 2}) {
+		t.Errorf("all given: %+v, %v", kept.keep, err)
 	}
 	job.Detect = "soon"
 	if err := new(runFlags).inherit(job, func(string) bool { return false }); err == nil {

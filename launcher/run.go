@@ -26,6 +26,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -48,6 +49,7 @@ type runFlags struct {
 	zero      int
 	digests   bool
 	verify    int
+	keep      checkpoint.Keep
 	reshape   string
 	runDir    string
 	clocks    string
@@ -85,7 +87,8 @@ for any number of workers and stages, unless --reduction is fast, and whichever 
 die: the others continue within the step. Each shard of parameters and optimizer state has
 --mirrors replicas; when all holders of one die together, the run rolls back to its newest
 checkpoint by itself, or to its beginning. The program's --checkpoint-every sets the
-interval of checkpoints; the newest three are kept. launcher add starts more workers.
+interval of checkpoints, in steps or as a time, and --keep which of them stay: by default the
+newest three; see launcher checkpoints. launcher add starts more workers.
 
 With --respawn a worker that is lost is replaced at any moment, also all at once: the
 replacements roll the run back to its newest checkpoint, or to its beginning. The first
@@ -227,6 +230,7 @@ func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
 	flags.DurationVar(&f.calls, "call-timeout", timing.Call, "time after which a call of the program's code counts as blocked; 0: never")
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
 	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
+	cli.KeepFlags(flags, &f.keep)
 	clockFlags(flags, f)
 	pageFlag(flags, f)
 	flags.StringVar(&f.python, "python", "", "`interpreter` of a Python PROGRAM (default the first python3 in PATH)")
@@ -271,6 +275,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("threads") {
 		errs.Add(cli.Within("threads", f.threads, 1, session.MaxThreads))
 	}
+	errs.Add(cli.KeepFaults(f.keep)...)
 	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
 	if _, err := session.ParseReduction(f.reduction); err != nil {
 		errs.Add(fmt.Errorf("--reduction %w", err))
@@ -435,7 +440,7 @@ func (f *runFlags) settings(p program, cwd string) session.Settings {
 	s := session.Settings{
 		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
 		Detect: f.detect, CallTimeout: f.calls, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
-		Verify: f.verify,
+		Verify: f.verify, Keep: f.keep,
 	}
 	if s.CallTimeout == 0 {
 		s.CallTimeout = -1 // 0 is the default

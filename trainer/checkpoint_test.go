@@ -18,6 +18,7 @@ func TestLaunchedArgs(t *testing.T) {
 		"--unused=false --":         "--unused=false",
 		"--checkpoint-every 90s":    "--checkpoint-every 90s",
 		"--checkpoint-every -1s":    "--checkpoint-every -1s",
+		"--checkpoint-every=500":    "--checkpoint-every=500",
 	} {
 		got := trainer.LaunchedArgs(testProgram, strings.Fields(args)...)
 		if !slices.Equal(got, strings.Fields(want)) && strings.Join(got, " ") != want {

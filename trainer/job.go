@@ -64,8 +64,12 @@ type Job struct {
 	// directory. A run rolls back to the newest one when all holders of a part of the
 	// state are lost, and resumes from it after it ended. 0 means a minute, a negative
 	// time none but the one of a run that is stopped; the same holds for the flag. [Run], and a program that go run
-	// started, write none. --checkpoint-every
+	// started, write none. The state after the last step is saved as well, unless the time is negative. --checkpoint-every
 	CheckpointEvery time.Duration
+
+	// CheckpointSteps has a checkpoint made after each multiple of so many steps instead; a multiple at which the one before is
+	// still being written is left out. 0 means that CheckpointEvery counts. --checkpoint-every with a whole number
+	CheckpointSteps int
 
 	// RunDir is the directory for the run's files. "" means none for [Run],
 	// and runs/PROGRAM-TIME for [Main]. --run-dir
@@ -276,6 +280,7 @@ func (j *Job) plainFaults() (f faultList) {
 	} else if j.MicroBatch < 1 || j.GlobalBatch%j.MicroBatch != 0 {
 		f.when(true, "MicroBatch", "micro-batch", "is %d, which does not divide the global batch of %d; %s", j.MicroBatch, j.GlobalBatch, divisorHint(j.GlobalBatch, j.MicroBatch))
 	}
+	f.when(j.CheckpointSteps < 0 || j.CheckpointSteps > most, "CheckpointSteps", "checkpoint-every", "is %d; it must be 0 (CheckpointEvery counts) to %d", j.CheckpointSteps, most)
 	f.when(!(j.ClipNorm >= 0) || math.IsInf(j.ClipNorm, 0), "ClipNorm", "", "is %v; it must be 0 (no limit) or more", j.ClipNorm)
 	f.when(j.EvalEvery < 0, "EvalEvery", "eval-every", "is %d; it must be 0 (only at the end) or more", j.EvalEvery)
 	f.when(j.EvalEvery > 0 && j.Eval == nil, "EvalEvery", "eval-every", "is %d, but there is no held-out data: set Job.Eval", j.EvalEvery)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -141,7 +142,7 @@ func (c *command) standardOf(job Job) (*standardFlags, *flag.FlagSet) {
 	f.Uint64Var(&j.Seed, "seed", j.Seed, "seed of all random numbers")
 	f.Float64Var(&o.lr, "lr", o.lr, "peak learning rate")
 	f.IntVar(&j.EvalEvery, "eval-every", j.EvalEvery, "steps between evaluations; one follows the last step in any case")
-	f.DurationVar(&j.CheckpointEvery, "checkpoint-every", j.CheckpointEvery, "time between checkpoints, such as 30s or 5m; 0: 1m; below 0: only when the run is stopped")
+	f.Var(&interval{&j.CheckpointSteps, &j.CheckpointEvery}, "checkpoint-every", "steps or `TIME` between checkpoints, such as 500 or 5m; 0: 1m; below 0: only when the run is stopped")
 	f.StringVar(&j.InitFrom, "init-from", j.InitFrom, "first parameters: the `PATH` of a model.safetensors or a run directory")
 	if c.standalone {
 		f.StringVar(&j.RunDir, "run-dir", j.RunDir, "`DIR` for the run's files")
@@ -270,7 +271,7 @@ func (c *command) help() string {
 		case "run-dir":
 			def = cmp.Or(def, "runs/"+c.name+"-TIME")
 		case "checkpoint-every":
-			def = shortTime(standard.job.CheckpointEvery)
+			def = (&interval{&standard.job.CheckpointSteps, &standard.job.CheckpointEvery}).String()
 		case "threads", "plain": // their texts say it
 			def = ""
 		}
@@ -280,6 +281,37 @@ func (c *command) help() string {
 		printFlag(&b, f, def)
 	})
 	return b.String()
+}
+
+// interval is the value of --checkpoint-every: a number of steps, or a time.
+type interval struct {
+	steps *int
+	every *time.Duration
+}
+
+// Set takes a whole number above 0 for steps, and any other number without a unit for seconds, of which only the sign counts.
+func (v *interval) Set(text string) error {
+	n, err := strconv.Atoi(text)
+	if err == nil {
+		*v.steps, *v.every = max(n, 0), time.Duration(min(n, 0))*time.Second
+		return nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return errors.New("give a number of steps, such as 500, or a time, such as 5m")
+	}
+	*v.steps, *v.every = 0, d
+	return nil
+}
+
+func (v *interval) String() string {
+	switch {
+	case v.steps == nil: // the flag package asks a zero value
+		return ""
+	case *v.steps > 0:
+		return strconv.Itoa(*v.steps)
+	}
+	return shortTime(*v.every)
 }
 
 // shortTime prints a time without zero units: 1m instead of 1m0s.

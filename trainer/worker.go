@@ -56,7 +56,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 	schedule, order := p.Optimizer.schedule(), newShuffle(p.Seed, p.data.Len())
 	p.describe()
 	j := &p.run
-	j.CheckpointEvery = max(p.CheckpointEvery, 0)
+	j.CheckpointEvery, j.CheckpointSteps = max(p.CheckpointEvery, 0), p.CheckpointSteps
 	j.Input, j.Target = p.Model.Input, p.Model.Target
 	j.Rule = p.Optimizer.rule()
 	j.LR = func(step int) float64 { return schedule.At(step, p.Steps) }

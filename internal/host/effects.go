@@ -69,7 +69,7 @@ func (r *run) do(e session.Effect) error {
 			r.saveShards(e)
 			return nil
 		}
-		r.others.Go(func() { commitFiles(r.talking, r.dir.Path(), e.Manifest, r.post) })
+		r.others.Go(func() { commitFiles(r.talking, r.dir.Path(), e.Manifest, r.c.Keep, r.post) })
 	case session.AnswerAdd:
 		r.answer = e
 	case session.ObserveStep, session.ReleaseClocks, session.DeviceUsed:
@@ -152,7 +152,7 @@ func (r *run) write(e session.Effect) error {
 			r.dropShards(e.Step)
 			return nil
 		}
-		r.others.Go(func() { _ = checkpoint.Prune(r.talking, r.dir.Path(), checkpoint.DefaultKeep, e.Step+1) }) // else the next one
+		r.others.Go(func() { _ = checkpoint.Prune(r.talking, r.dir.Path(), r.c.Keep, e.Step+1) }) // else the next one
 	default:
 		panic(fmt.Sprintf("host: effect %T", e))
 	}
@@ -195,14 +195,14 @@ func stamped(at int64) time.Time {
 }
 
 // commitFiles makes a checkpoint whole, and removes those that are not needed any more.
-func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, post func(session.Event) bool) {
+func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, keep checkpoint.Keep, post func(session.Event) bool) {
 	err := checkpoint.Commit(dir, m)
 	if !post(session.CheckpointCommitted{Step: m.Step, Err: err}) {
 		return
 	}
 	e := session.CheckpointsPruned{}
 	if err == nil {
-		e.Err = checkpoint.Prune(ctx, dir, checkpoint.DefaultKeep, m.Step+1)
+		e.Err = checkpoint.Prune(ctx, dir, keep, m.Step+1)
 	}
 	post(e)
 }

@@ -92,7 +92,7 @@ func newRelay(c *Config, t *tls.Config, e elections) *relay {
 	}
 	if c.Apart {
 		r.copies = &copies{dir: c.RunDir.Path(), own: c.RunDir, waits: c.Waits}
-		r.shards = &shards.Store{Dir: c.RunDir.Path(), Self: c.self().Name, Dial: r.dialHost}
+		r.shards = &shards.Store{Dir: c.RunDir.Path(), Self: c.self().Name, Rule: c.Keep, Dial: r.dialHost}
 	}
 	return r
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,12 +17,20 @@ import (
 // savingOf is trainingOf with checkpoints every ten seconds.
 func savingOf(t *testing.T, cfg Config, n int) *ran {
 	t.Helper()
+	return savingWith(t, cfg, n, func(*control.Ready) {})
+}
+
+// savingWith is savingOf with other jobs.
+func savingWith(t *testing.T, cfg Config, n int, change func(*control.Ready)) *ran {
+	t.Helper()
 	cfg.RunDir, cfg.Shown, cfg.Command = "/runs/a", "runs/a", "./gpt"
 	r := &ran{t: t, s: begin(cfg, n), now: time.Unix(0, 0)}
 	for _, e := range prepare(n) {
 		if m, ok := e.(Received); ok {
 			if ready, ok := m.Message.(control.Ready); ok {
 				ready.CheckpointEvery = 10 * time.Second
+				ready.Layers = slices.Clone(ready.Layers)
+				change(&ready)
 				e = Received{m.Worker, ready}
 			}
 		}
@@ -74,6 +83,48 @@ func TestCheckpointIsAskedForAndMadeWhole(t *testing.T) {
 	r.now = r.s.Alarm()
 	if r.feed(AlarmDue{}); len(sent[control.Save](r)) != 2 {
 		t.Error("no other one is asked for")
+	}
+}
+
+// Workers that save at multiples of a number of steps begin as if they were asked, and are asked again when a checkpoint is made.
+func TestCheckpointsByStepsAreAskedForAgain(t *testing.T) {
+	r := savingWith(t, Config{}, 2, func(ready *control.Ready) { ready.CheckpointEvery, ready.CheckpointSteps = time.Minute, 2 })
+	sent[control.Save](r) // until the first part comes, that is repeated
+	r.feed(commit(2, 2)...)
+	r.feed(partOf(0, 2, 1), partOf(1, 2, 1))
+	if len(pick[CommitCheckpoint](r.effects)) != 1 {
+		t.Fatal("no checkpoint is made")
+	}
+	sent[control.Save](r)
+	r.now = r.s.Alarm()
+	if r.feed(AlarmDue{}); len(sent[control.Save](r)) > 0 {
+		t.Error("asked again before the first one was made")
+	}
+	r.feed(CheckpointCommitted{2, nil}, CheckpointsPruned{})
+	if asked := sent[control.Save](r); len(asked) != 2 {
+		t.Errorf("asked %v after the first one was made", asked)
+	}
+}
+
+// A manifest has what the records say of its step, and how the tensors are called.
+func TestManifestHasTheLoss(t *testing.T) {
+	r := savingWith(t, Config{}, 1, func(ready *control.Ready) {
+		for i := range ready.Layers {
+			l := &ready.Layers[i]
+			for k, n := range l.Tensors {
+				l.Names, l.Shapes = append(l.Names, fmt.Sprintf("layer%d.%d", i, k)), append(l.Shapes, []int{n})
+			}
+		}
+	})
+	r.feed(commit(1, 2)...)
+	r.feed(partOf(0, 2, 1))
+	made := pick[CommitCheckpoint](r.effects)
+	if len(made) != 1 {
+		t.Fatalf("made %+v", made)
+	}
+	m := made[0].Manifest
+	if m.Loss == nil || *m.Loss != r.s.records.last.Loss || !m.Made.Equal(r.now) || len(m.Tensors) == 0 || m.Tensors[0].Name != "layer0.0" {
+		t.Errorf("%+v", m)
 	}
 }
 

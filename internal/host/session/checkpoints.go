@@ -70,6 +70,7 @@ func written(p *rundir.Plan) id.Version {
 // when all parts are there, and the step is in metrics.jsonl, the manifest is committed.
 type checkpoints struct {
 	every    time.Duration // 0 for none but that of a stopped run
+	steps    int           // above 0, workers make one at a multiple of it as soon as they are asked
 	due      time.Time
 	asked    bool
 	parts    map[partsKey]map[id.WorkerID]part
@@ -111,10 +112,16 @@ type part struct {
 
 // next sets when the next checkpoint is due.
 func (c *checkpoints) next(now time.Time) {
-	if c.every > 0 {
+	switch {
+	case c.steps > 0:
+		c.due = now.Add(askAgain)
+	case c.every > 0:
 		c.due = now.Add(c.every)
 	}
 }
+
+// askAgain is how long workers that make checkpoints at multiples of a number of steps remain unasked at most.
+const askAgain = time.Second
 
 // committing reports whether a checkpoint is being made whole.
 func (c *checkpoints) committing() bool { return len(c.whole) > 0 }
@@ -135,10 +142,10 @@ func (c *checkpoints) put(key partsKey, owner id.WorkerID, p part) {
 	c.parts[key][owner] = p
 }
 
-// askForCheckpoint asks for a checkpoint that is due.
+// askForCheckpoint asks for a checkpoint that is due. One of a multiple of steps always is.
 func (s *Session) askForCheckpoint() {
 	c := &s.checkpoints
-	if c.due.IsZero() || s.now.Before(c.due) {
+	if c.due.IsZero() || c.steps == 0 && s.now.Before(c.due) {
 		return
 	}
 	c.next(s.now)
@@ -251,6 +258,11 @@ func (s *Session) commitCheckpoints() {
 		case len(parts) == len(owners) && key.step <= s.records.last.Step:
 			delete(c.parts, key)
 			m := made{Manifest: checkpoint.Manifest{Job: s.job.ID(), Step: key.step, Plan: key.version, Rule: parts[owners[0]].rule}}
+			m.Made = rundir.Time{Time: s.now.UTC().Truncate(time.Millisecond)}
+			if i := slices.IndexFunc(s.records.steps, func(x rundir.Metrics) bool { return x.Step == key.step }); i >= 0 {
+				step := s.records.steps[i]
+				m.Loss, m.ValLoss = &step.Loss, step.ValLoss
+			}
 			for _, l := range profile(s.model).Layers {
 				size := 0
 				for _, n := range l.Tensors {
@@ -258,6 +270,7 @@ func (s *Session) commitCheckpoints() {
 				}
 				m.Layers = append(m.Layers, size)
 			}
+			m.Describe(s.tensors())
 			for _, w := range owners {
 				m.Files = append(m.Files, parts[w].file)
 				m.writers = append(m.writers, parts[w].place)
@@ -269,6 +282,19 @@ func (s *Session) commitCheckpoints() {
 		}
 	}
 	s.commitNext()
+	if c.steps > 0 {
+		s.askForCheckpoint()
+	}
+}
+
+// tensors describes the tensors of the model, as far as the workers did.
+func (s *Session) tensors() (all []checkpoint.Tensor) {
+	for layer, l := range s.model.Layers {
+		for i := range min(len(l.Names), len(l.Shapes)) {
+			all = append(all, checkpoint.Tensor{Layer: layer, Name: l.Names[i], Shape: l.Shapes[i]})
+		}
+	}
+	return all
 }
 
 func (s *Session) commitNext() {
@@ -308,6 +334,9 @@ func (s *Session) checkpointsPruned(e CheckpointsPruned) {
 		s.note("old checkpoints: %s", OneLine(e.Err.Error()))
 	}
 	s.commitNext()
+	if c.steps > 0 {
+		s.askForCheckpoint()
+	}
 	s.conclude()
 }
 

@@ -56,7 +56,8 @@ const (
 
 // records account for a run: what metrics.jsonl and summary.json say of it.
 type records struct {
-	last       rundir.Metrics // the newest committed step, of whichever worker told first
+	last       rundir.Metrics   // the newest committed step, of whichever worker told first
+	steps      []rundir.Metrics // the newest steps, at most maxRecorded, for the manifests of checkpoints
 	val        *float64
 	tokens     int64
 	ms         float64
@@ -76,12 +77,20 @@ type records struct {
 // stallWindow is how many steps before a recovery say how long its step should have taken.
 const stallWindow = 10
 
+// maxRecorded is how many steps may be committed while a checkpoint of the first of them is written, for its manifest to have the loss.
+const maxRecorded = 4096
+
 // step accounts for a committed step, and for how long a recovery in it stalled the run.
 func (r *records) step(m control.Step, workers int) {
 	r.last = rundir.Metrics{
 		Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS,
 		Time: rundir.Time{Time: m.Time}, Workers: workers, Plan: m.Plan, ValLoss: m.ValLoss,
 	}
+	if len(r.steps) == maxRecorded {
+		r.steps = slices.Delete(r.steps, 0, maxRecorded/2)
+	}
+	// After a rollback a step is committed again, with the same numbers.
+	r.steps = append(r.steps, r.last)
 	for i := range r.recoveries {
 		if x := &r.recoveries[i]; x.Step == m.Step && x.StallMS == nil && len(r.recent) > 0 {
 			stall := max(0, m.MS-r.median())

@@ -14,6 +14,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
 )
 
 // Settings are what the user chose for a run, the same on every host. The zero value is that of a run with one worker.
@@ -75,6 +76,9 @@ type Settings struct {
 	// below 0 never.
 	CallTimeout time.Duration
 
+	// Keep says which checkpoints stay.
+	Keep checkpoint.Keep
+
 	// HelloTimeout is how long a worker may take until it calls trainer.Main. 0 means 30 s, which is long for a process to start and
 	// short for a person to wait.
 	HelloTimeout time.Duration
@@ -114,6 +118,9 @@ func (c Settings) Validate() error {
 	errs.If(c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect || c.Detect > MaxDetect, "Detect is %v: give at least %v and at most %v, or 0 for no detection", c.Detect, MinDetect, MaxDetect)
 	errs.If(c.CallTimeout > 0 && c.CallTimeout < MinCallTimeout || c.CallTimeout > MaxCallTimeout,
 		"CallTimeout is %v: give at least %v and at most %v, 0 for %v, or -1 for never", c.CallTimeout, MinCallTimeout, MaxCallTimeout, timing.Call)
+	if err := c.Keep.Validate(); err != nil {
+		errs.Add(fmt.Errorf("Keep: %w", err))
+	}
 	return errs.Err()
 }
 

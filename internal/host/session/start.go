@@ -159,6 +159,7 @@ func (s *Session) describeJob(stages int) {
 	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
 	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
 	j.Verify = c.verify()
+	j.Keep, j.KeepEvery, j.KeepBest = c.Keep.Newest, c.Keep.Every.String(), c.Keep.Best
 	j.CallTimeout = max(c.CallTimeout, 0).String()
 	if c.Args != nil {
 		j.Args = c.Args
@@ -170,7 +171,7 @@ func (s *Session) beginTraining() control.Start {
 	message := s.startMessage()
 	s.awaitRing()
 	if message.Checkpoints {
-		s.checkpoints.every = s.model.CheckpointEvery
+		s.checkpoints.every, s.checkpoints.steps = s.model.CheckpointEvery, max(s.model.CheckpointSteps, 0)
 		s.checkpoints.made = s.now
 		s.checkpoints.next(s.now)
 	}
@@ -240,7 +241,7 @@ func thin(p *plan.Plan) bool {
 // mayDiffer are the fields of a job in which workers may differ: the kernel path and the platform give the same bits, and the host
 // sets the others.
 var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "mirrors",
-	"min_workers", "detect", "call_timeout", "respawn", "no_digests", "verify", "reshape"}
+	"min_workers", "detect", "call_timeout", "respawn", "no_digests", "verify", "reshape", "keep", "keep_every", "keep_best"}
 
 // difference returns the first field, by its name in job.json, in which the jobs of two workers differ, and both values where they
 // tell the user something. The program comes first, since it explains all others.

@@ -23,8 +23,9 @@ const (
 
 // Store is what a host has of checkpoints.
 type Store struct {
-	Dir  string // run directory
-	Self string // name of the host
+	Dir  string          // run directory
+	Self string          // name of the host
+	Rule checkpoint.Keep // which checkpoints stay
 	// Dial connects to another host, which calls Serve there.
 	Dial func(ctx context.Context, host string) (*control.Conn, error)
 
@@ -82,7 +83,7 @@ func (s *Store) keep(ctx context.Context, k control.Keep) error {
 		}
 	}
 	if k.Prune {
-		return checkpoint.Prune(ctx, s.Dir, checkpoint.DefaultKeep, m.Step+1)
+		return checkpoint.Prune(ctx, s.Dir, s.Rule, m.Step+1)
 	}
 	return nil
 }
@@ -91,7 +92,7 @@ func (s *Store) keep(ctx context.Context, k control.Keep) error {
 func (s *Store) Drop(ctx context.Context, d control.Drop) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = checkpoint.Prune(ctx, s.Dir, checkpoint.DefaultKeep, d.Step+1) // else the next one
+	_ = checkpoint.Prune(ctx, s.Dir, s.Rule, d.Step+1) // else the next one
 }
 
 // fetch gets a file from the first host that has it as it should be.

@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 11
+const Protocol = 12
 
 // Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
@@ -136,6 +136,9 @@ type Ready struct {
 	// stopped run.
 	CheckpointEvery time.Duration
 
+	// CheckpointSteps has checkpoints made after multiples of so many steps instead; 0 means that CheckpointEvery counts.
+	CheckpointSteps int
+
 	// OnStep says that the program wants to be called for each committed step; see [Deliver].
 	OnStep bool
 }
@@ -144,6 +147,10 @@ type Ready struct {
 type Layer struct {
 	Name    string
 	Tensors []int // elements of each parameter tensor, in order
+
+	// Names and Shapes are those of the tensors in the file of the model. Checkpoints have them, so that they can be exported.
+	Names  []string
+	Shapes [][]int
 }
 
 // Start lets the worker train.

@@ -307,7 +307,7 @@ func TestDamageIsRefusedByName(t *testing.T) {
 			return []byte(strings.Replace(string(b), `"rule"`, `"ruler":1,"rule"`, 1))
 		}), manifestName + ": altered"},
 		{"other format", change(manifestName, func(b []byte) []byte {
-			return []byte(strings.Replace(string(b), `"format":1`, `"format":2`, 1))
+			return []byte(strings.Replace(string(b), `"format":2`, `"format":3`, 1))
 		}), manifestName + ": foreign"},
 		{"manifest of another step", func(t *testing.T, step string) {
 			b, err := os.ReadFile(filepath.Join(filepath.Dir(step), "step-00000010", manifestName))
@@ -416,7 +416,7 @@ func TestEveryPointOfWriting(t *testing.T) {
 			}
 		}
 		if name == m.Files[2].Name { // an unfinished checkpoint is removed once no worker writes it
-			if err := Prune(t.Context(), dir, 3, 20); err != nil {
+			if err := Prune(t.Context(), dir, Keep{}, 20); err != nil {
 				t.Error(err)
 			}
 			if _, err := os.Stat(temp); err != nil {
@@ -426,7 +426,7 @@ func TestEveryPointOfWriting(t *testing.T) {
 			if err := os.CopyFS(other, os.DirFS(dir)); err != nil {
 				t.Fatal(err)
 			}
-			if err := Prune(t.Context(), other, 3, 21); err != nil {
+			if err := Prune(t.Context(), other, Keep{}, 21); err != nil {
 				t.Error(err)
 			}
 			if got := files(t, other); !slices.Equal(got, older) {
@@ -475,7 +475,7 @@ func TestPrune(t *testing.T) {
 	dir := t.TempDir()
 	prune := func(keep, writing int, want ...int) {
 		t.Helper()
-		if err := Prune(t.Context(), dir, keep, writing); err != nil {
+		if err := Prune(t.Context(), dir, Keep{Newest: keep}, writing); err != nil {
 			t.Fatal(err)
 		}
 		if got := steps(t, dir); !slices.Equal(got, want) {
@@ -541,7 +541,7 @@ func TestSameStepAgain(t *testing.T) {
 	if err := Commit(dir, m); err != nil {
 		t.Fatal(err)
 	}
-	if err := Prune(t.Context(), dir, DefaultKeep, 6); err != nil {
+	if err := Prune(t.Context(), dir, Keep{}, 6); err != nil {
 		t.Fatal(err)
 	}
 	wantNewest(t, dir, 5)
@@ -568,7 +568,7 @@ func writeForever(dir string) {
 		}
 		check(Commit(dir, m))
 		fmt.Println(step)
-		check(Prune(context.Background(), dir, 2, step+1))
+		check(Prune(context.Background(), dir, Keep{Newest: 2}, step+1))
 	}
 }
 
@@ -614,7 +614,7 @@ func TestKilledWriter(t *testing.T) {
 		compareAll(t, r, 2)
 		want := r.Manifest().Step
 		r.Close()
-		if err := Prune(t.Context(), dir, 1, math.MaxInt); err != nil {
+		if err := Prune(t.Context(), dir, Keep{Newest: 1}, math.MaxInt); err != nil {
 			t.Error(err)
 		}
 		if got := files(t, dir); len(got) != 4 || !slices.Equal(steps(t, dir), []int{want}) {

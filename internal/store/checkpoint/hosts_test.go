@@ -37,7 +37,7 @@ func TestPartOnThisHost(t *testing.T) {
 		spread(t, dir, step, 3, step%3)
 	}
 	writeParts(t, other, 5, 3, "adamw")
-	if err := Prune(t.Context(), dir, 3, 6); err != nil {
+	if err := Prune(t.Context(), dir, Keep{}, 6); err != nil {
 		t.Fatal(err)
 	}
 	held, err := Holdings(dir, job, 8)

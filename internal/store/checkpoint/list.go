@@ -10,9 +10,6 @@ import (
 	"slices"
 )
 
-// DefaultKeep is how many checkpoints a run keeps: one to resume from, and two in case it turns out to be damaged.
-const DefaultKeep = 3
-
 // Entry is one directory of a checkpoint.
 type Entry struct {
 	Step     int
@@ -97,36 +94,43 @@ func (r *Reader) of(job string) error {
 	}
 }
 
-// Prune removes what the run directory dir no longer needs of checkpoints of steps before writing: all but the newest keep whole ones,
+// Prune removes what the run directory dir no longer needs of checkpoints of steps before writing: whole ones that keep does not choose,
 // broken and unfinished ones, and files in whole ones that are not theirs. Steps from
 // writing on, to which owners may be writing now, are left alone. The newest checkpoint that is kept was read and
 // verified in this call; where there is none, only unfinished ones are removed, and what cannot be read never is.
-func Prune(ctx context.Context, dir string, keep, writing int) error {
+func Prune(ctx context.Context, dir string, keep Keep, writing int) error {
 	steps, err := listSteps(dir)
 	if err != nil {
 		return err
 	}
-	var kept []Manifest
+	var whole, kept []Manifest
 	var unfinished, useless []int
 	for _, step := range steps {
 		if step >= writing {
 			continue
 		}
-		m, err := examine(ctx, dir, step, len(kept) == 0)
+		m, err := examine(ctx, dir, step, len(whole) == 0)
 		var fault *Error
 		switch {
-		case err == nil && len(kept) < keep:
-			kept = append(kept, m)
+		case err == nil:
+			whole = append(whole, m)
 		case errors.Is(err, ErrUnreadable):
 		case errors.Is(err, ErrUnfinished):
 			unfinished = append(unfinished, step)
-		case err == nil || errors.As(err, &fault):
+		case errors.As(err, &fault):
 			useless = append(useless, step)
 		default:
 			return err
 		}
 	}
-	if len(kept) > 0 {
+	for i, ok := range keep.Choose(whole) {
+		if ok {
+			kept = append(kept, whole[i])
+		} else {
+			useless = append(useless, whole[i].Step)
+		}
+	}
+	if len(whole) > 0 {
 		unfinished = append(unfinished, useless...)
 	}
 	for _, step := range unfinished {
@@ -150,7 +154,7 @@ func examine(ctx context.Context, dir string, step int, deep bool) (Manifest, er
 	}
 	defer r.Close()
 	if deep {
-		if err := r.verifyHere(ctx); err != nil {
+		if err := r.VerifyHere(ctx); err != nil {
 			return Manifest{}, err
 		}
 	}

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -14,10 +15,11 @@ import (
 
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// Format is the version of the format that this package writes and reads.
-const Format = 1
+// Format is the version of the format that this package writes. It reads version 1 as well, whose manifests end with Files.
+const Format = 2
 
 // Bounds of a manifest. They leave room for jobs of a thousand workers and
 // layers of 10¹² parameters, and no sum of sizes overflows.
@@ -28,6 +30,11 @@ const (
 	maxLayer    = 1 << 40 // elements
 	maxFiles    = 1 << 16
 	maxHosts    = 1 << 10 // of a file
+	maxTensors  = 1 << 16
+
+	maxDescribed = 4 << 20 // bytes of the encoded tensors, about
+
+	maxDimensions = 16 // of a tensor
 )
 
 // rules are the optimizers and the names of their moments, in the order in
@@ -39,14 +46,48 @@ var rules = map[string][]string{
 
 // Manifest says what a checkpoint is and what belongs to it.
 type Manifest struct {
-	Format int        `json:"format"` // set by Encode
+	Format int        `json:"format"` // 0 means [Format]
 	Job    string     `json:"job"`    // identity of the job; a checkpoint of another is refused
 	Step   int        `json:"step"`   // steps that are in the state
 	Plan   id.Version `json:"plan"`   // plan of the step
 	Rule   string     `json:"rule"`   // adamw or sgd
 	Layers []int      `json:"layers"` // parameters of each layer
 	Files  []File     `json:"files"`  // their ranges cover every parameter once
-	Digest string     `json:"digest"` // SHA-256 of the manifest's encoding with "" here; set by Encode
+
+	// What is not known is left out.
+	Made    rundir.Time `json:"made,omitzero"`      // when it was made, in UTC with milliseconds
+	Loss    *float64    `json:"loss,omitempty"`     // of the step
+	ValLoss *float64    `json:"val_loss,omitempty"` // of the evaluation that followed the step
+	Tensors []Tensor    `json:"tensors,omitempty"`  // of all layers, in order: together they are the layers' parameters
+
+	Digest string `json:"digest"` // SHA-256 of the manifest's encoding with "" here; set by Encode
+}
+
+// Tensor is a tensor of the model: an array of its layer's parameters, after those before it.
+type Tensor struct {
+	Layer int    `json:"layer"`
+	Name  string `json:"name"`
+	Shape []int  `json:"shape"`
+}
+
+// Len returns the number of elements, below 0 if that is more than a layer may have.
+func (t Tensor) Len() int {
+	n := 1
+	for _, d := range t.Shape {
+		if d < 0 || d > maxLayer || d > 0 && n > maxLayer/d {
+			return -1
+		}
+		n *= d
+	}
+	return n
+}
+
+// Size returns the bytes of all files.
+func (m *Manifest) Size() (bytes int64) {
+	for _, f := range m.Files {
+		bytes += f.Size
+	}
+	return bytes
 }
 
 // File is one file of a checkpoint.
@@ -73,10 +114,13 @@ var (
 	hexHash  = regexp.MustCompile(`^[0-9a-f]{64}$`)
 )
 
-// Validate reports all that is wrong with a manifest, except for Format and
+// Validate reports all that is wrong with a manifest, except for
 // Digest, which [Manifest.Encode] sets.
 func (m *Manifest) Validate() error {
 	errs := identity(m.Job, m.Step, m.Plan, m.Rule)
+	errs.If(m.Format < 0 || m.Format > Format, "format: %d is none of 1 to %d", m.Format, Format)
+	errs.If(m.Format == 1 && !(m.Made.IsZero() && m.Loss == nil && m.ValLoss == nil && m.Tensors == nil), "format: version 1 has none of made, loss, val_loss and tensors")
+	errs.If(len(m.Tensors) > maxTensors, "tensors: there are %d; want at most %d", len(m.Tensors), maxTensors)
 	errs.If(len(m.Layers) == 0 || len(m.Layers) > maxLayers, "layers: there are %d; want 1 to %d", len(m.Layers), maxLayers)
 	errs.If(len(m.Files) == 0 || len(m.Files) > maxFiles, "files: there are %d; want 1 to %d", len(m.Files), maxFiles)
 	if errs != nil {
@@ -98,7 +142,44 @@ func (m *Manifest) Validate() error {
 		errs.If(!hexHash.MatchString(f.SHA256), "files: %s has %q for a SHA-256; want 64 digits in lower case", f.Name, f.SHA256)
 	}
 	errs.Add(cover(m.Layers, m.Files)...)
+	errs.Add(m.checkTensors()...)
 	return errs.Err()
+}
+
+// Describe sets the tensors of the layers, unless they cannot be those or take more than some megabytes: a checkpoint is a checkpoint
+// without them.
+func (m *Manifest) Describe(all []Tensor) {
+	size := 0
+	for _, t := range all {
+		size += len(t.Name) + 32*(1+len(t.Shape))
+	}
+	if m.Tensors = all; size > maxDescribed || len(all) > maxTensors || m.checkTensors() != nil {
+		m.Tensors = nil
+	}
+}
+
+// checkTensors returns what is wrong with the tensors.
+func (m *Manifest) checkTensors() (errs faults.List) {
+	if m.Tensors == nil {
+		return nil
+	}
+	sizes, names, layer := make([]int, len(m.Layers)), make(map[string]bool, len(m.Tensors)), 0
+	for _, t := range m.Tensors {
+		n := t.Len()
+		if t.Layer < layer || t.Layer >= len(m.Layers) || n < 0 || len(t.Shape) > maxDimensions || t.Name == "" || len(t.Name) > maxName || !utf8.ValidString(t.Name) || names[t.Name] {
+			errs.Add(fmt.Errorf("tensors: %.40q of layer %d with shape %v cannot be one, is there twice, or is out of order", t.Name, t.Layer, t.Shape))
+			return errs
+		}
+		layer, names[t.Name] = t.Layer, true
+		sizes[layer] = min(sizes[layer]+n, maxLayer+1)
+	}
+	for i, n := range sizes {
+		if n != m.Layers[i] {
+			errs.Add(fmt.Errorf("tensors: those of layer %d have %d elements, and the layer has %d", i, n, m.Layers[i]))
+			return errs
+		}
+	}
+	return errs
 }
 
 // identity returns what is wrong with the fields that a part and a manifest share.
@@ -164,7 +245,7 @@ func (m *Manifest) Encode() ([]byte, error) {
 		return nil, fmt.Errorf("checkpoint: manifest: %w", err)
 	}
 	c := *m
-	c.Format = Format
+	c.Format = cmp.Or(m.Format, Format)
 	c.Files = slices.Clone(m.Files)
 	for i := range c.Files {
 		c.Files[i].Ranges = append([]id.Range{}, c.Files[i].Ranges...) // [] for none, never null
@@ -202,8 +283,8 @@ func ParseManifest(b []byte) (*Manifest, error) {
 	if err := json.Unmarshal(b, &version); err != nil {
 		return fail(ErrMalformed, "%v", err)
 	}
-	if version.Format != Format {
-		return fail(ErrForeign, "it has version %d of the format, and this program reads version %d", version.Format, Format)
+	if version.Format < 1 || version.Format > Format {
+		return fail(ErrForeign, "it has version %d of the format, and this program reads versions 1 to %d", version.Format, Format)
 	}
 	m := new(Manifest)
 	if err := json.Unmarshal(b, m); err != nil {

@@ -163,8 +163,8 @@ func (r *Reader) Verify(ctx context.Context) error {
 	return nil
 }
 
-// verifyHere is Verify without the files that other hosts have.
-func (r *Reader) verifyHere(ctx context.Context) error {
+// VerifyHere is Verify without the files that other hosts have.
+func (r *Reader) VerifyHere(ctx context.Context) error {
 	for _, s := range r.sources {
 		if _, err := s.get(ctx); err != nil && !(len(s.file.Hosts) > 0 && errors.Is(err, ErrMissing)) {
 			return err

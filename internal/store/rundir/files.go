@@ -52,6 +52,9 @@ type Job struct {
 	NoDigests     bool      `json:"no_digests"`     // state has no digests
 	Verify        int       `json:"verify"`         // micro-batches that a worker runs for each that it repeats in a spot check; 0: no spot checks
 	Reshape       string    `json:"reshape"`        // what is rebalanced between steps: full, dataflow or off
+	Keep          int       `json:"keep"`           // checkpoints that are kept: so many of the newest; 0: the default
+	KeepEvery     string    `json:"keep_every"`     // and one for each such time, as of time.Duration; "" or "0s" for none
+	KeepBest      string    `json:"keep_best"`      // and the one with the least of this: val_loss, loss or ""
 	Command       string    `json:"command"`        // PROGRAM as it was given, to resume the run; "" if it cannot be resumed
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory

@@ -81,10 +81,11 @@ type Saving uint64
 const (
 	SavingWanted Saving = 1 << iota // this worker was asked for a checkpoint
 	SavingBusy                      // and could not make one now
+	SavingLast                      // this is the last step, whose state is to be kept
 )
 
 // saves draws the conclusion from what all workers said: one that was asked is enough, and one that is still writing the checkpoint
-// before puts it off. A run that ends before its last step is saved in any case.
+// before puts it off. A run that ends before its last step is saved in any case, and so is the last step where that is wanted.
 func saves(records []Record) bool {
 	var all Saving
 	stopped := false
@@ -92,7 +93,7 @@ func saves(records []Record) bool {
 		all |= r.Saving
 		stopped = stopped || r.Stop != ""
 	}
-	return stopped || all == SavingWanted
+	return stopped || all&SavingLast != 0 || all == SavingWanted
 }
 
 // append appends the result as a worker that joins gets it, without what is of this worker.

@@ -26,7 +26,7 @@ func TestCheckpoint(t *testing.T) {
 	stop.Store("")
 	engines, stages := lines{workers: workers, mirrors: 1, global: 6, micro: 1, change: func(worker int, c *Config) {
 		c.Rule = adam
-		c.Saving = func() (say core.Saving) {
+		c.Saving = func(int) (say core.Saving) {
 			if worker == 1 && wanted.Load() {
 				say |= core.SavingWanted
 			}

@@ -343,7 +343,7 @@ func (l leaf) Done(layer int, grad []float32) {
 func (e *Engine) say(d core.Say) {
 	r := core.Record{LR: e.c.LR(d.Step), Stop: e.c.Stop(), Suspect: e.suspect, Spoiled: -1, Spot: slices.Concat(e.spot[:]...)}
 	if e.c.Saving != nil {
-		r.Saving = e.c.Saving()
+		r.Saving = e.c.Saving(d.Step)
 	}
 	for _, n := range d.Nodes {
 		loss, ok := e.losses.At(n)

@@ -55,6 +55,14 @@ func (p *Params) infos() (infos []safetensors.Info) {
 	return infos
 }
 
+// Describe returns the names and shapes of a layer's tensors, as the model file has them.
+func (p *Params) Describe(layer int) (names []string, shapes [][]int) {
+	for _, t := range p.tensors[layer] {
+		names, shapes = append(names, t.Name), append(shapes, t.Shape)
+	}
+	return names, shapes
+}
+
 // Hold allocates layers [lo, hi) where they are not held: as zeros, unless their memory comes from Memory.
 func (p *Params) Hold(lo, hi int) {
 	for i := lo; i < hi; i++ {

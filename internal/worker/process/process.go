@@ -46,7 +46,8 @@ type Job struct {
 	rundir.Job // what job.json says of it
 
 	Files           []rundir.DataFile // of the training data, then of the evaluation data
-	CheckpointEvery time.Duration     // 0: no checkpoints
+	CheckpointEvery time.Duration     // 0: no checkpoints, unless CheckpointSteps says when
+	CheckpointSteps int               // 0: as CheckpointEvery says
 	Params          *model.Params
 	Config          []byte // content of config.json
 

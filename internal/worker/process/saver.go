@@ -32,15 +32,22 @@ type saver struct {
 func newSaver(ctx context.Context, w *Worker, j *Job, dir string) (s *saver, closeIt func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	s = &saver{w: w, j: j, dir: dir, ctx: ctx}
+	if j.CheckpointSteps > 0 {
+		w.saveAsked.Store(true) // the first steps may be over before the agent can ask
+	}
 	return s, func() {
 		cancel()
 		s.writers.Wait()
 	}
 }
 
-// saving says whether the agent wants a checkpoint, and whether the one before is still being written here.
-func (s *saver) saving() (say core.Saving) {
-	if s.w.saveAsked.Load() {
+// saving says whether a checkpoint of a step is wanted, and whether the one before is still being written here. What the agent has asked
+// for waits for a multiple of the job's CheckpointSteps, if it has any.
+func (s *saver) saving(step int) (say core.Saving) {
+	if step == s.j.Steps && (s.j.CheckpointEvery > 0 || s.j.CheckpointSteps > 0) {
+		say |= core.SavingLast
+	}
+	if s.w.saveAsked.Load() && step%max(s.j.CheckpointSteps, 1) == 0 {
 		say |= core.SavingWanted
 	}
 	if s.writing.Load() > 0 {
@@ -49,11 +56,10 @@ func (s *saver) saving() (say core.Saving) {
 	return say
 }
 
-// save writes a part in the background. The state after the last step needs no
-// checkpoint: it is the model.
+// save writes a part in the background.
 func (s *saver) save(part checkpoint.Part) {
 	s.w.saveAsked.Store(false)
-	if part.Step == s.j.Steps || len(part.Shards) == 0 {
+	if len(part.Shards) == 0 {
 		return
 	}
 	s.writing.Add(1)

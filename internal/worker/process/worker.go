@@ -292,7 +292,7 @@ func (w *Worker) run(ctx context.Context, j *Job) (err error) {
 	w.links.Store(w.net)
 	control.Warm()
 	if err := w.send(control.Ready{
-		Job: j.Job, Data: j.Files, Addr: w.net.Addr(), Layers: j.controlLayers(), CheckpointEvery: j.CheckpointEvery, OnStep: j.OnStep != nil,
+		Job: j.Job, Data: j.Files, Addr: w.net.Addr(), Layers: j.controlLayers(), CheckpointEvery: j.CheckpointEvery, CheckpointSteps: j.CheckpointSteps, OnStep: j.OnStep != nil,
 	}); err != nil {
 		return err
 	}
@@ -306,8 +306,9 @@ func (w *Worker) run(ctx context.Context, j *Job) (err error) {
 
 // controlLayers describes the layers to the agent, planLayers to a plan.
 func (j *Job) controlLayers() (layers []control.Layer) {
-	for _, l := range j.Params.Layers {
+	for i, l := range j.Params.Layers {
 		c := control.Layer{Name: l.Name}
+		c.Names, c.Shapes = j.Params.Describe(i)
 		for _, t := range l.Tensors {
 			c.Tensors = append(c.Tensors, t.Size)
 		}

@@ -1,0 +1,143 @@
+package inspect
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/cli"
+)
+
+// The files of an export.
+const (
+	modelFile     = "model.safetensors"
+	optimizerFile = "optimizer.safetensors"
+)
+
+// NewExport returns the command.
+func NewExport() *cobra.Command {
+	var step int
+	var output string
+	var optimizer bool
+	cmd := &cobra.Command{
+		Use:   "export [flags] [RUN_DIR]",
+		Short: "Write a checkpoint as model.safetensors",
+		Long: `export writes the parameters of a checkpoint as model.safetensors: the newest whole one of
+RUN_DIR, by default runs/latest, or that of --step. The run may be under way. The file is what the
+run would have written, had it ended with that step; --init-from takes it.
+
+With --optimizer, optimizer.safetensors beside it has the optimizer's state: for adamw the tensors
+exp_avg/NAME and exp_avg_sq/NAME, for sgd momentum/NAME, with the shapes of the parameters.
+
+All files of the checkpoint are read and checked against their SHA-256 before.`,
+		Example: `  launcher export runs/latest
+  launcher export --step 4000 --optimizer --output exported/ runs/gpt-20260102-150405`,
+		Args: cli.AtMost(1, "[RUN_DIR]"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := append(args, cli.Latest)[0]
+			if cmd.Flags().Changed("step") && step < 1 {
+				return fmt.Errorf("--step %d: give at least 1", step)
+			}
+			run, err := cli.ReadRun(path)
+			if err != nil {
+				return err
+			}
+			names := []string{modelFile}
+			if optimizer {
+				names = append(names, optimizerFile)
+			}
+			for _, name := range names {
+				if _, err := os.Lstat(filepath.Join(output, name)); !errors.Is(err, fs.ErrNotExist) {
+					return fmt.Errorf("--output %s: %s is there already; give another directory", output, name)
+				}
+			}
+			at, err := export(cmd.Context(), path, run.Job.ID(), step, output, names)
+			if err != nil {
+				return cli.Fail(err)
+			}
+			for _, name := range names {
+				if _, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: the state after step %d\n", filepath.Join(output, name), at); err != nil {
+					return cli.Fail(err)
+				}
+			}
+			return nil
+		},
+	}
+	cmd.Flags().IntVar(&step, "step", 0, "step of the checkpoint (default the newest whole one)")
+	cmd.Flags().StringVar(&output, "output", ".", "`directory` for the files, which is made")
+	cmd.Flags().BoolVar(&optimizer, "optimizer", false, "write the optimizer's state as well")
+	return cmd
+}
+
+// export writes files of a checkpoint of a job, the newest one for step 0, into a directory.
+func export(ctx context.Context, dir, job string, step int, output string, names []string) (at int, err error) {
+	r, err := openCheckpoint(ctx, dir, job, step)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	if err := os.MkdirAll(output, 0o777); err != nil {
+		return 0, err
+	}
+	for _, name := range names {
+		content := r.ExportModel
+		if name == optimizerFile {
+			content = r.ExportOptimizer
+		}
+		if err := writeFile(filepath.Join(output, name), func(w io.Writer) error { return content(ctx, w) }); err != nil {
+			return 0, err
+		}
+	}
+	return r.Manifest().Step, nil
+}
+
+// openCheckpoint opens a checkpoint that is whole, with all its files verified.
+func openCheckpoint(ctx context.Context, dir, job string, step int) (*checkpoint.Reader, error) {
+	if step > 0 {
+		r, err := checkpoint.At(dir, job, step)
+		if err == nil {
+			if err = r.Verify(ctx); err != nil {
+				r.Close()
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("--step %d: %w; launcher checkpoints lists what there is", step, err)
+		}
+		return r, nil
+	}
+	r, refused, err := checkpoint.Newest(ctx, dir, job)
+	if err != nil && len(refused) > 0 {
+		err = fmt.Errorf("%w: %w", err, refused[0])
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", dir, err)
+	}
+	return r, nil
+}
+
+// writeFile writes a file that appears under its name whole.
+func writeFile(path string, content func(io.Writer) error) error {
+	f, err := rundir.NewFile(path)
+	if err != nil {
+		return err
+	}
+	b := bufio.NewWriterSize(f, 1<<20)
+	if err := content(b); err != nil {
+		f.Discard()
+		return err
+	}
+	if err := b.Flush(); err != nil {
+		f.Discard()
+		return err
+	}
+	return f.Commit()
+}
