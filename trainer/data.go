@@ -64,8 +64,9 @@ type Manifest interface {
 // DataFile names a file of the data, with its size in bytes and its SHA-256.
 type DataFile = rundir.DataFile
 
-// bind returns the data set to use. Its error is one line.
-func bind(d Dataset, in, target Spec) (Dataset, error) {
+// Bind returns the data set to use for a model, as a run does: that of a [Binder], or d itself. Data sets that are made of others
+// call it. Its error is one line.
+func Bind(d Dataset, in, target Spec) (Dataset, error) {
 	if b, ok := d.(Binder); ok {
 		var err error
 		if d, err = b.Bind(in, target); err != nil {

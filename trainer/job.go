@@ -247,7 +247,7 @@ func (p *prepared) bind(faults *faultList, field string, d Dataset, model bool) 
 	if isNil(d) || !model {
 		return nil, ""
 	}
-	bound, err := bind(d, p.Model.Input, p.Model.Target)
+	bound, err := Bind(d, p.Model.Input, p.Model.Target)
 	var files []DataFile
 	if err == nil {
 		sum, files, err = p.fingerprint(bound)

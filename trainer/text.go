@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
-	"slices"
-	"strings"
+
+	"github.com/soliton-train/soliton/internal/store/find"
 )
 
 // TextSet is text for a language model over bytes: the files' contents one
@@ -38,117 +36,41 @@ func (p piece) String() string {
 }
 
 // DataError describes unusable data in one line.
-type DataError struct {
-	Path   string // file, folder or pattern; "" if it is about all data
-	Reason string
-}
-
-func (e *DataError) Error() string {
-	if e.Path == "" {
-		return e.Reason
-	}
-	return e.Path + ": " + e.Reason
-}
+type DataError = find.Error
 
 // Text finds the files that match any of the patterns. A pattern is a file, a
 // folder, which stands for all files in it and below whose names do not begin
 // with a dot, or a pattern of [filepath.Match]. A file that matches several
 // times counts once. Errors are of type [*DataError].
 func Text(patterns ...string) (*TextSet, error) {
-	if len(patterns) == 0 {
-		return nil, &DataError{Reason: "no data: name at least one file, folder or pattern"}
+	files, err := find.Files(patterns...)
+	if err != nil {
+		return nil, err
 	}
-	var paths []string
-	for _, pattern := range patterns {
-		found, err := expand(pattern)
-		if err != nil {
-			return nil, err
-		}
-		paths = append(paths, found...)
-	}
-	return TextFiles(paths)
-}
-
-func expand(pattern string) ([]string, error) {
-	names := []string{pattern}
-	if _, err := os.Lstat(pattern); err != nil && strings.ContainsAny(pattern, `*?[`) {
-		var err error
-		if names, err = filepath.Glob(pattern); err != nil {
-			return nil, &DataError{pattern, "is not a valid pattern"}
-		}
-		if len(names) == 0 {
-			return nil, &DataError{pattern, "no file matches"}
-		}
-	}
-	var paths []string
-	for _, name := range names {
-		st, err := os.Stat(name)
-		if err != nil {
-			return nil, &DataError{name, cause(err)}
-		}
-		if !st.IsDir() {
-			paths = append(paths, name)
-			continue
-		}
-		err = filepath.WalkDir(name, func(path string, d fs.DirEntry, err error) error {
-			if err != nil {
-				return &DataError{path, cause(err)}
-			}
-			hidden := path != name && strings.HasPrefix(d.Name(), ".")
-			switch {
-			case hidden && d.IsDir():
-				return fs.SkipDir
-			case !hidden && d.Type().IsRegular():
-				paths = append(paths, path)
-			}
-			return nil
-		})
-		if err != nil {
-			return nil, err
-		}
-	}
-	if len(paths) == 0 {
-		return nil, &DataError{pattern, "holds no files"}
-	}
-	return paths, nil
-}
-
-// cause returns the message of an error about a file without the path.
-func cause(err error) string {
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
-		return pe.Err.Error()
-	}
-	return err.Error()
+	return textOf(files)
 }
 
 // TextFiles is [Text] for a list of files.
 func TextFiles(paths []string) (*TextSet, error) {
+	files, err := find.List(paths)
+	if err != nil {
+		return nil, err
+	}
+	return textOf(files)
+}
+
+func textOf(files []find.File) (*TextSet, error) {
 	t := &TextSet{}
-	clean := make([]string, len(paths))
-	for i, p := range paths {
-		clean[i] = filepath.Clean(p)
+	for _, f := range files {
+		t.pieces = append(t.pieces, piece{f.Path, 0, f.Size, f.Size})
 	}
-	slices.Sort(clean)
-	var total int64
-	for _, p := range slices.Compact(clean) {
-		st, err := os.Stat(p)
-		if err != nil {
-			return nil, &DataError{p, cause(err)}
-		}
-		if !st.Mode().IsRegular() {
-			return nil, &DataError{p, "is not a file"}
-		}
-		t.pieces = append(t.pieces, piece{p, 0, st.Size(), st.Size()})
-		total += st.Size()
-	}
-	switch {
+	switch total := t.Bytes(); {
 	case len(t.pieces) == 0:
 		return nil, &DataError{Reason: "no data: the list of files is empty"}
 	case total == 0 && len(t.pieces) == 1:
-		return nil, &DataError{t.pieces[0].path, "is empty"}
+		return nil, &DataError{Path: t.pieces[0].path, Reason: "is empty"}
 	case total == 0:
-		return nil, &DataError{t.pieces[0].path, fmt.Sprintf("is empty, and so are the %d other files", len(t.pieces)-1)}
+		return nil, &DataError{Path: t.pieces[0].path, Reason: fmt.Sprintf("is empty, and so are the %d other files", len(t.pieces)-1)}
 	}
 	return t, nil
 }
@@ -242,14 +164,14 @@ func (t *TextSet) Bind(in, target Spec) (Dataset, error) {
 func (p piece) read(dst []byte) ([]byte, error) {
 	f, err := os.Open(p.path)
 	if err != nil {
-		return nil, &DataError{p.path, cause(err)}
+		return nil, &DataError{Path: p.path, Reason: find.Cause(err)}
 	}
 	defer f.Close()
 	if st, err := f.Stat(); err == nil && st.Size() != p.size {
-		return nil, &DataError{p.path, fmt.Sprintf("has changed: it had %d bytes and has %d now", p.size, st.Size())}
+		return nil, &DataError{Path: p.path, Reason: fmt.Sprintf("has changed: it had %d bytes and has %d now", p.size, st.Size())}
 	}
 	if _, err := io.ReadFull(io.NewSectionReader(f, p.lo, p.hi-p.lo), dst); err != nil {
-		return nil, &DataError{p.path, cause(err)}
+		return nil, &DataError{Path: p.path, Reason: find.Cause(err)}
 	}
 	return dst, nil
 }
