@@ -41,9 +41,9 @@ func TestPyTorchAgrees(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, args := range [][]string{
-		{"peers/params_sha256.py", job.RunDir},
-		{"peers/torch_check.py", "val", job.RunDir},
-		{"peers/torch_check.py", "curve", job.RunDir},
+		{"../peers/params_sha256.py", job.RunDir},
+		{"../peers/torch_check.py", "val", job.RunDir},
+		{"../peers/torch_check.py", "curve", job.RunDir},
 	} {
 		out, err := exec.Command(python, args...).CombinedOutput()
 		if err != nil {
