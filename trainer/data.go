@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/internal/worker/order"
 	"github.com/soliton-train/soliton/internal/worker/process"
 	"github.com/soliton-train/soliton/rng"
 )
@@ -137,25 +138,10 @@ func appendBytes(b []byte, t Tensor) []byte {
 	return b
 }
 
-// shuffle maps samples of the run, counted over all steps, to samples of the
-// data. Each epoch has its own order; shuffle keeps that of the last one used.
-type shuffle struct {
-	seed  uint64
-	n     uint64
-	epoch uint64
-	perm  rng.Perm
-}
-
-func newShuffle(seed uint64, n int) *shuffle {
-	return &shuffle{seed: seed, n: uint64(n), perm: rng.NewPerm(seed, 0, uint64(n))}
-}
-
-func (s *shuffle) at(i uint64) Sample {
-	if epoch := i / s.n; epoch != s.epoch {
-		s.epoch, s.perm = epoch, rng.NewPerm(s.seed, epoch, s.n)
-	}
-	i = s.perm.At(i % s.n)
-	return Sample{Index: int(i), Epoch: int(s.epoch), Train: true, Rand: rng.ForSample(s.seed, s.epoch, i)}
+// trainingSample is sample i of the run, counted over all steps.
+func trainingSample(seed uint64, o *order.Order, i uint64) Sample {
+	index, epoch := o.At(i)
+	return Sample{Index: int(index), Epoch: int(epoch), Train: true, Rand: rng.ForSample(seed, epoch, index)}
 }
 
 // plainSample is a sample outside of training.

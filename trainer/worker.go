@@ -11,6 +11,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
+	"github.com/soliton-train/soliton/internal/worker/order"
 	"github.com/soliton-train/soliton/internal/worker/process"
 )
 
@@ -53,7 +54,7 @@ func jobError(err error) error {
 
 // worker returns the job as a worker process runs it, which records its calls of user code.
 func (p *prepared) worker(calls *process.Calls) *process.Job {
-	schedule, order := p.Optimizer.schedule(), newShuffle(p.Seed, p.data.Len())
+	schedule, samples := p.Optimizer.schedule(), order.New(p.Seed, p.data.Len())
 	p.describe()
 	j := &p.run
 	j.CheckpointEvery, j.CheckpointSteps = max(p.CheckpointEvery, 0), p.CheckpointSteps
@@ -66,8 +67,8 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		}
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed, calls)
 	}
-	j.Load = func(i uint64, in, target Tensor) error { return read(calls, p.data, order.at(i), in, target) }
-	j.Index = func(i uint64) int { return newShuffle(p.Seed, p.data.Len()).at(i).Index }
+	j.Load = func(i uint64, in, target Tensor) error { return read(calls, p.data, trainingSample(p.Seed, samples, i), in, target) }
+	j.Index = func(i uint64) int { return trainingSample(p.Seed, order.New(p.Seed, p.data.Len()), i).Index }
 	if p.eval != nil {
 		n := p.eval.Len()
 		if j.Evaluations = n; p.EvalSamples > 0 {

@@ -29,7 +29,16 @@ type Config struct {
 	Digests                          bool          // memory is checked
 	Verify                           int           // micro-batches that a worker runs for each that it repeats; 0: none
 	Trace                            bool          // keep a log of events
+
+	// Samples, if it is not nil, makes what a process reads data with: a function that returns the number in the data of sample i of
+	// the run. Micro-batches have microBatch samples.
+	Samples func() func(i uint64) int
 }
+
+const (
+	microBatch = 2
+	maxMicros  = 8
+)
 
 // Violation is the value of the panic with which a cluster ends a run that breaks an invariant.
 type Violation struct {
@@ -60,7 +69,8 @@ type Cluster struct {
 	seen    map[reflect.Type]bool // events and duties of cores
 	asked   bool                  // to stop
 	over    bool
-	spots   int // micro-batches that were repeated
+	spots   int               // micro-batches that were repeated
+	used    map[int][]batches // by step and layer: the samples whose gradients an update has used
 	log     []string
 
 	// Recoveries counts the recoveries that have ended.
@@ -95,6 +105,10 @@ func New(cfg Config) *Cluster {
 	c := &Cluster{
 		cfg: cfg, rnd: rand.New(rand.NewPCG(cfg.Seed, 1)), now: time.Unix(0, 0), workers: make(map[id.Session]*worker),
 		links: make(map[pair]*link), plans: make(map[id.Version]plan.Plan), results: make(map[int]core.Result), books: newBooks(), seen: make(map[reflect.Type]bool),
+		used: make(map[int][]batches),
+	}
+	if cfg.Micros > maxMicros {
+		panic("sim: too many micro-batches")
 	}
 	for i := range cfg.Workers {
 		c.launch(plan.Worker{ID: id.WorkerID(i)})

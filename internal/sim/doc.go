@@ -13,6 +13,7 @@
 //
 //   - two plans have the same version,
 //   - a gradient or a loss counts a micro-batch twice or not at all,
+//   - two updates of a layer in a step are made of different samples, or input and targets of a pass are,
 //   - a pass or an update uses parameters, moments or tensors of another step,
 //   - an update uses memory that was altered, or what was computed with it,
 //   - metrics.jsonl would lack a step,

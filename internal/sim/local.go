@@ -182,7 +182,7 @@ func (w *worker) fence(next *worker) {
 	w.run(func() {
 		w.c.note("worker %v continues as %v", w.session, next.session)
 		w.end()
-		next.before = nil
+		next.before, next.sample = nil, w.sample // it keeps the data that it has read
 		next.in(w.c.delay(2*time.Millisecond), next.introduce)
 		next.beat()
 	})

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"hash/crc32"
 	"slices"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
+	"github.com/soliton-train/soliton/internal/worker/order"
 )
 
 // unit is the number of elements whose step is kept together.
@@ -43,12 +45,27 @@ type memory struct {
 
 // content is what a boundary tensor is made of.
 type content struct {
-	step  int
-	wrong bool // it was computed with memory that was altered
+	step    int
+	samples string // of the micro-batch
+	wrong   bool   // it was computed with memory that was altered
+}
+
+// batches are the samples of each micro-batch of a step, as read writes them.
+type batches [maxMicros]string
+
+// read returns the samples of a micro-batch as this worker reads them.
+func (w *worker) read(step, micro int) (samples string) {
+	if w.sample == nil {
+		return ""
+	}
+	for i := range microBatch {
+		samples += fmt.Sprint(w.sample(order.First(step, w.c.cfg.Micros*microBatch, micro*microBatch+i)), " ")
+	}
+	return samples
 }
 
 func (x content) digest() []byte {
-	d := binary.LittleEndian.AppendUint64(nil, uint64(x.step)<<1)
+	d := binary.LittleEndian.AppendUint64(nil, uint64(x.step)<<1^uint64(crc32.ChecksumIEEE([]byte(x.samples)))<<8)
 	if x.wrong {
 		d[0] |= 1
 	}
@@ -57,9 +74,10 @@ func (x content) digest() []byte {
 
 // gradient is a sum of gradients of one step.
 type gradient struct {
-	step   int
-	micros uint64
-	wrong  bool // the same
+	step    int
+	micros  uint64
+	samples batches
+	wrong   bool // the same
 }
 
 // shard is a range that the worker has a part in.
@@ -119,7 +137,7 @@ func (w *worker) serves(layer int) bool {
 
 // complete holds that a gradient has all micro-batches of a step.
 func (w *worker) complete(g gradient, step int, what string) {
-	if g != (gradient{step: step, micros: w.all()}) {
+	if g != (gradient{step: step, micros: w.all(), samples: g.samples}) {
 		w.c.violated("worker %v: %s of step %d has the gradient of step %d and micro-batches %b (wrong: %v)", w.session, what, step, g.step, g.micros, g.wrong)
 	}
 }
@@ -365,6 +383,19 @@ func (w *worker) prepare(d core.Prepare) {
 	w.step(core.Prepared(d))
 }
 
+// use holds that all updates of a layer in a step use the gradients of the same samples.
+func (c *Cluster) use(step, layer int, samples batches) {
+	layers := c.used[step]
+	if layers == nil {
+		layers = make([]batches, len(c.cfg.Layers))
+		c.used[step] = layers
+	}
+	if was := layers[layer]; was != (batches{}) && was != samples {
+		c.violated("layer %d is updated in step %d with the samples %q, and with %q", layer, step, samples, was)
+	}
+	layers[layer] = samples
+}
+
 // update applies a committed update.
 func (w *worker) update(d core.Update) {
 	step := d.Update.Step
@@ -381,6 +412,7 @@ func (w *worker) update(d core.Update) {
 			continue
 		}
 		w.complete(sh.total, step, "an update")
+		w.c.use(step, p.Layer, sh.total.samples)
 		for b := range w.altered {
 			if b.Layer == p.Layer && p.Lo <= b.Lo && b.Lo < p.Hi {
 				w.c.violated("worker %v updates block %v, which was altered", w.session, b)
@@ -494,6 +526,7 @@ func (w *worker) reduce(d core.Reduce) {
 				w.c.violated("worker %v is to add the gradients %v of layer %d and has %b", w.session, n, d.Layer, w.gradients[d.Layer].micros)
 			}
 			mine.micros |= bits(n)
+			copy(mine.samples[n.Lo:n.Hi], w.gradients[d.Layer].samples[n.Lo:n.Hi])
 		}
 	}
 	w.begin(&operation{
@@ -508,7 +541,12 @@ func (w *worker) reduce(d core.Reduce) {
 				if total.micros&p.micros != 0 || total.micros != 0 && total.step != p.step {
 					w.c.violated("worker %v: the gradients of layer %d add up %b of step %d and %b of step %d", w.session, d.Layer, total.micros, total.step, p.micros, p.step)
 				}
-				total = gradient{p.step, total.micros | p.micros, total.wrong || p.wrong}
+				total.step, total.micros, total.wrong = p.step, total.micros|p.micros, total.wrong || p.wrong
+				for i, samples := range p.samples {
+					if p.micros>>i&1 == 1 {
+						total.samples[i] = samples
+					}
+				}
 			}
 			for _, r := range d.Mine {
 				if sh := w.shards[r]; sh != nil && r != (id.Range{}) {

@@ -26,6 +26,12 @@ func (w *worker) compute(d core.Run) {
 		if x.wrong = x.wrong || in.wrong; !ok || in.step != d.Step {
 			w.c.violated("worker %v runs %v of step %d without %+v (%+v, %v)", w.session, d.Task, d.Step, t, in, ok)
 		}
+		if x.samples == "" {
+			x.samples = in.samples
+		}
+		if x.samples != in.samples {
+			w.c.violated("worker %v runs %v of step %d on the samples %q and %q", w.session, d.Task, d.Step, x.samples, in.samples)
+		}
 	}
 	for b := range w.altered {
 		x.wrong = x.wrong || st.Lo <= b.Layer && b.Layer < st.Hi
@@ -37,7 +43,11 @@ func (w *worker) compute(d core.Run) {
 		if !last {
 			tensor(key.Tensor{Boundary: s + 1, Micro: m, Back: true})
 		}
-		x.wrong = x.wrong || w.passes[d.Task.Pair].wrong
+		if pass := w.passes[d.Task.Pair]; !last && pass.samples != x.samples {
+			w.c.violated("worker %v runs %v of step %d on the samples %q and %q", w.session, d.Task, d.Step, x.samples, pass.samples)
+		} else {
+			x.samples, x.wrong = pass.samples, x.wrong || pass.wrong
+		}
 		delete(w.passes, d.Task.Pair)
 		for l := st.Hi - 1; l >= st.Lo; l-- {
 			g := &w.gradients[l]
@@ -46,6 +56,7 @@ func (w *worker) compute(d core.Run) {
 			}
 			g.step, g.wrong = d.Step, g.wrong || x.wrong
 			g.micros |= 1 << m
+			g.samples[m] = x.samples
 			w.tellCore(core.GradientDone{Layer: l, Micro: m})
 		}
 		w.spot[0] = append(w.spot[0], x.digests(d.Digests)...)
@@ -66,6 +77,9 @@ func (w *worker) compute(d core.Run) {
 		if d.Learn && l > st.Lo {
 			ev.Within = append(ev.Within, []int{4})
 		}
+	}
+	if s == 0 || last {
+		x.samples = w.read(d.Step, m)
 	}
 	if s > 0 {
 		tensor(key.Tensor{Boundary: s, Micro: m})
@@ -95,6 +109,9 @@ func (w *worker) current(st plan.Stage, step int, what any) {
 func (w *worker) repeat(d core.Repeat) {
 	s, m := d.Pair.Stage, d.Pair.Micro
 	st, x := w.plan.Stages[s], content{step: d.Step}
+	if s == 0 || s == len(w.plan.Stages)-1 {
+		x.samples = w.read(d.Step, m)
+	}
 	w.current(st, d.Step, d)
 	for l := range w.shut {
 		if st.Lo <= l && l < st.Hi {
@@ -103,8 +120,15 @@ func (w *worker) repeat(d core.Repeat) {
 	}
 	for _, t := range []key.Tensor{{Boundary: s, Micro: m}, {Boundary: s + 1, Micro: m, Back: true}} {
 		in, ok := w.tensors[t]
-		if needed := 0 < t.Boundary && t.Boundary < len(w.plan.Stages); needed && (!ok || in.step != d.Step) {
+		needed := 0 < t.Boundary && t.Boundary < len(w.plan.Stages)
+		if needed && (!ok || in.step != d.Step) {
 			w.c.violated("worker %v repeats %v of step %d without %+v (%+v, %v)", w.session, d.Pair, d.Step, t, in, ok)
+		}
+		if needed && x.samples == "" {
+			x.samples = in.samples
+		}
+		if needed && x.samples != in.samples {
+			w.c.violated("worker %v repeats %v of step %d on the samples %q and %q", w.session, d.Pair, d.Step, x.samples, in.samples)
 		}
 		x.wrong = x.wrong || in.wrong
 	}

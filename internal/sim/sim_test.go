@@ -63,11 +63,19 @@ var faults = []struct {
 
 // schedule draws a run: its shape, and the faults in it. seed is that of the delays.
 func schedule(r *rand.Rand, seed uint64, trace bool) (*Cluster, string) {
+	return scheduleOf(r, seed, trace, nil)
+}
+
+// scheduleOf is schedule for a run that change, if it is not nil, has altered.
+func scheduleOf(r *rand.Rand, seed uint64, trace bool, change func(*Config)) (*Cluster, string) {
 	n := 1 + r.IntN(6)
 	cfg := Config{
-		Seed: seed, Workers: n, Stages: 1 + r.IntN(min(n, 3)), Micros: 8, Mirrors: r.IntN(3), Steps: 8, Zero: 1 + r.IntN(2), MinWorkers: 1,
+		Seed: seed, Workers: n, Stages: 1 + r.IntN(min(n, 3)), Micros: maxMicros, Mirrors: r.IntN(3), Steps: 8, Zero: 1 + r.IntN(2), MinWorkers: 1,
 		Layers: layers(), Detect: 300 * ms, Checkpoint: time.Duration(r.IntN(3)) * 10 * ms, Evaluate: r.IntN(4), Respawn: r.IntN(2) == 0, Digests: r.IntN(2) == 0,
 		Trace: trace, Verify: int(seed % 3),
+	}
+	if change != nil {
+		change(&cfg)
 	}
 	c := New(cfg)
 	text := fmt.Sprintf("%d workers, %d stages, %d mirrors, ZeRO %d, checkpoint %v, evaluation %d, respawn %v, digests %v", n, cfg.Stages, cfg.Mirrors, cfg.Zero,

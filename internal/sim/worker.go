@@ -31,6 +31,7 @@ type worker struct {
 	next          *worker  // the session that follows, once the host has fenced this one
 	deferred      []func() // what came while it was frozen
 	local                  // what its host keeps
+	sample        func(i uint64) int
 
 	core   *core.Worker // nil before it has begun
 	life   int          // counts cores: a rollback makes a new one
@@ -90,6 +91,9 @@ func (c *Cluster) start(self plan.Worker) *worker {
 		taken: make(map[comm.Key]bool), groups: make(map[uint16]membership),
 		aborted: make(map[uint16]id.Version), parts: make(map[call]map[id.Session]any),
 	}
+	if c.cfg.Samples != nil {
+		w.sample = c.cfg.Samples()
+	}
 	c.workers[w.session] = w
 	c.order = append(c.order, w)
 	return w
@@ -113,7 +117,7 @@ func (w *worker) begins(first control.Order) {
 	}
 	w.core = core.New(core.Config{
 		Self: w.self, Layers: layers, Micros: w.c.cfg.Micros, First: first, Moments: 1, NormScale: 1,
-		Job: rundir.Job{Zero: w.c.cfg.Zero, NoDigests: !w.c.cfg.Digests, Verify: w.c.cfg.Verify, MicroBatch: 2, Seed: w.c.cfg.Seed},
+		Job: rundir.Job{Zero: w.c.cfg.Zero, NoDigests: !w.c.cfg.Digests, Verify: w.c.cfg.Verify, MicroBatch: microBatch, Seed: w.c.cfg.Seed},
 	})
 	early := w.early
 	w.early = nil

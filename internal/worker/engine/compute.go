@@ -23,6 +23,7 @@ import (
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
+	"github.com/soliton-train/soliton/internal/worker/order"
 )
 
 // runCompute is the goroutine that computes. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
@@ -275,7 +276,7 @@ func (e *Engine) micro(step int, p graph.Pair) Micro {
 
 // read reads the samples of a micro-batch.
 func (e *Engine) read(b *batch, m Micro) error {
-	base := uint64(m.Step-1)*uint64(e.c.GlobalBatch) + uint64(m.First)
+	base := order.First(m.Step, e.c.GlobalBatch, m.First)
 	if err := b.load(m.Samples, func(i int, in, target tensor.Tensor) error { return e.c.Load(base+uint64(i), in, target) }); err != nil {
 		return fmt.Errorf("step %d: %w", m.Step, err)
 	}
