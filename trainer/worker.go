@@ -67,7 +67,9 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		}
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed, calls)
 	}
-	j.Load = func(i uint64, in, target Tensor) error { return read(calls, p.data, trainingSample(p.Seed, samples, i), in, target) }
+	j.Load = func(i uint64, in, target Tensor) error {
+		return read(calls, p.data, trainingSample(p.Seed, samples, i), in, target)
+	}
 	j.Index = func(i uint64) int { return trainingSample(p.Seed, order.New(p.Seed, p.data.Len()), i).Index }
 	if p.eval != nil {
 		n := p.eval.Len()
