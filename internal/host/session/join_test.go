@@ -2,6 +2,7 @@ package session
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -250,5 +251,43 @@ func TestFence(t *testing.T) {
 	r, after = silent(1)
 	if kills := pick[Kill](r.effects); !slices.Equal(kills, []Kill{{Worker: 0}}) || after < grace {
 		t.Errorf("the only worker, after %v: %v", after, kills)
+	}
+}
+
+// A worker that has come back as the run ends is killed, as it has no part in it. However long its process takes to go, or if it
+// never does, the run has succeeded.
+func TestFencedAtTheEnd(t *testing.T) {
+	for name, after := range map[string][]Event{
+		"goes late":              {AlarmDue{}, AlarmDue{}, WorkerExited{2, Status{Code: -1, Text: "signal: killed"}}, AlarmDue{}, AlarmDue{}},
+		"closes its connection":  {ConnClosed{2, nil}, AlarmDue{}, AlarmDue{}, WorkerExited{2, Status{Code: -1, Text: "signal: killed"}}},
+		"never goes":             {AlarmDue{}, AlarmDue{}, AlarmDue{}},
+		"closes, and never goes": {ConnClosed{2, nil}, AlarmDue{}, AlarmDue{}, AlarmDue{}},
+	} {
+		for _, heard := range []bool{false, true} {
+			if heard && name == "never goes" {
+				continue // it may be busy at its end, and is killed when it misses heartbeats
+			}
+			t.Run(fmt.Sprintf("%s, heard=%t", name, heard), func(t *testing.T) {
+				r := trainingOf(t, Config{CanStart: true}, 2)
+				r.feed(AddWorkers{1})
+				who := pick[StartWorker](r.effects)[0].Worker
+				r.feed(WorkerStarted{who, nil})
+				if heard {
+					r.feed(Received{2, control.Hello{Protocol: control.Protocol, WorkerID: 2, Incarnation: who.Incarnation}}, Received{2, readyOf(2)})
+				}
+				for step := 2; step <= 3; step++ {
+					r.feed(stepOf(0, step, 1), stepOf(1, step, 1))
+				}
+				r.feed(Received{0, doneAfter(3, "")}, Received{1, doneAfter(3, "")})
+				if r.s.phase != finished {
+					t.Fatalf("%v", r.s.phase)
+				}
+				r.feed(leave(0, 1)...)
+				r.feed(after...)
+				if out := r.s.Outcome(); !r.s.Over() || out.Err != nil {
+					t.Errorf("over %v, %v", r.s.Over(), out.Err)
+				}
+			})
+		}
 	}
 }

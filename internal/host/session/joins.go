@@ -143,7 +143,7 @@ func (s *Session) fence(w *worker) {
 	w.exitTo(fenced)
 	w.status, w.ended = Status{Code: -1, Text: "fenced"}, s.now
 	if s.ended(w); s.phase != training {
-		s.dismiss(w)
+		s.kill(w)
 	}
 }
 
@@ -240,7 +240,7 @@ func (s *Session) enlist(w *worker, how string) {
 	w.place = len(s.workers)
 	s.workers = append(s.workers, w)
 	if s.phase > training {
-		s.dismiss(w)
+		s.kill(w)
 		return
 	}
 	s.then(w.row(how))
@@ -271,7 +271,7 @@ func (s *Session) join(w *worker) {
 		return
 	}
 	if s.phase > training {
-		s.dismiss(w)
+		s.kill(w)
 		return
 	}
 	w.set(working)

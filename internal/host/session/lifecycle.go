@@ -187,29 +187,20 @@ func (s *Session) unreaped(w *worker) {
 		if w.fault == nil {
 			w.fault = &ProtocolError{w.id(), "closed its connection and went on" + s.at()}
 		}
-		if s.phase != training {
-			s.judge(w.fault)
-			return
-		}
-		s.kill(w)
+		s.kill(w) // what that means for the run follows from its part in it
 	}
 }
 
 // grace gives a worker until timing.Reap from now to exit, and to have said all.
 func (s *Session) grace(w *worker) { w.reap = s.now.Add(timing.Reap) }
 
-// dismiss kills a worker whose exit changes nothing.
-func (s *Session) dismiss(w *worker) {
+// kill kills a worker; its exit is the event that follows, for which nobody waits longer than for any.
+func (s *Session) kill(w *worker) {
+	w.killed = true
 	s.first(Kill{w.place, w.stuck})
 	if s.grace(w); w.stuck {
 		w.reap = w.reap.Add(timing.Stacks)
 	}
-}
-
-// kill kills a worker; its exit is the event that follows.
-func (s *Session) kill(w *worker) {
-	w.killed = true
-	s.dismiss(w)
 }
 
 // ended judges a worker that has exited and has nothing more to say.
@@ -429,7 +420,7 @@ func (s *Session) conclude() {
 		switch {
 		case w.state == gone || w.closed():
 		case w.joins && w.state < working:
-			s.dismiss(w) // it reads data for a run that is over
+			s.kill(w) // it reads data for a run that is over
 		default:
 			s.send(w, control.Release{})
 		}
@@ -489,7 +480,7 @@ func (s *Session) judge(err error) {
 func (s *Session) killAll() {
 	for _, w := range s.workers {
 		if w.exit == running || w.exit == hungUp {
-			s.dismiss(w)
+			s.kill(w)
 		}
 	}
 }
