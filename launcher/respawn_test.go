@@ -3,6 +3,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -57,7 +58,8 @@ func TestAllWorkersStopped(t *testing.T) {
 	}
 }
 
-// earlier starts a run and calls a function as soon as its command has a child, which is a worker or an agent.
+// earlier starts a run and calls a function as soon as its command has a child that runs a program, which is a worker or an agent:
+// before that, Go's library forks one to see what the kernel can do.
 func earlier(t *testing.T, temp string, do func(r *underWay, child int), flags ...string) *underWay {
 	t.Helper()
 	args := append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--detect", "10s"}, flags...)
@@ -69,12 +71,20 @@ func earlier(t *testing.T, temp string, do func(r *underWay, child int), flags .
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { r.cmd.Process.Kill(); r.cmd.Wait() })
-	var children []int
+	line := func(pid int) string {
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		return string(text)
+	}
+	own, child := line(r.cmd.Process.Pid), 0
 	await(t, "a child", func() bool {
-		children = platform.Children(r.cmd.Process.Pid)
-		return len(children) > 0
+		for _, child = range platform.Children(r.cmd.Process.Pid) {
+			if text := line(child); text != "" && text != own {
+				return true
+			}
+		}
+		return false
 	})
-	do(r, children[len(children)-1])
+	do(r, child)
 	return r
 }
 
