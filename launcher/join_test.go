@@ -230,7 +230,9 @@ func TestChaosJoin(t *testing.T) {
 				t.Errorf("begun: %+v", begun)
 			}
 			r.until("recovered", 1)
-			if sum := r.end(); sum.WorkersJoined != 1 || sum.WorkersStarted != 4 || sum.WorkersLost != 1 {
+			// Where the joiner has not begun when the other one dies, it joins a second time.
+			again := len(r.events("evict"))
+			if sum := r.end(); sum.WorkersJoined > 1+again || sum.WorkersStarted != 4+again || sum.WorkersLost != 1+again || again > 1 {
 				t.Errorf("summary: %+v", sum)
 			}
 		})

@@ -180,10 +180,11 @@ type (
 		Reason planner.Reason
 	}
 
-	// Kill ends a worker; its Dead follows.
+	// Kill ends a worker; its Dead follows. One that is well has done nothing wrong: its process may join again.
 	Kill struct {
 		Worker plan.Worker
 		Reason string
+		Well   bool
 	}
 
 	// Dismiss lets a worker end that the plan does without.

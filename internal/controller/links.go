@@ -133,7 +133,7 @@ func (r *recovery) evict(now time.Time) []Effect {
 		if victim.suspect != "" {
 			reason += fmt.Sprintf(", and %s cannot reach it", victim.suspect)
 		}
-		effects = append(effects, Kill{victim.worker, reason})
+		effects = append(effects, Kill{Worker: victim.worker, Reason: reason})
 	}
 	return effects
 }

@@ -227,12 +227,12 @@ func (r *recovery) decide(now time.Time) []Effect {
 	for _, m := range at.missed {
 		all = slices.DeleteFunc(all, func(x *member) bool { return x == m })
 		delete(r.members, m.ID)
-		effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d was to leave, and the others have passed the point at which it left", m.ID)})
+		effects = append(effects, Kill{Worker: m.Worker, Reason: fmt.Sprintf("worker %d was to leave, and the others have passed the point at which it left", m.ID)})
 	}
 	for _, m := range fresh {
 		delete(r.members, m.ID)
 		if lives(&r.plan, m.Worker) {
-			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun under its first plan when a worker failed", m.ID)})
+			effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d had not begun under its first plan when a worker failed", m.ID), true})
 		} else {
 			r.joining[m.ID] = m
 		}
@@ -363,7 +363,7 @@ func (r *recovery) late(t Timer) []Effect {
 		var effects []Effect
 		for _, m := range all {
 			if !answered(m) {
-				effects = append(effects, Kill{m.Worker, fmt.Sprintf("worker %d has not answered within %v", m.ID, r.timing.Query)})
+				effects = append(effects, Kill{Worker: m.Worker, Reason: fmt.Sprintf("worker %d has not answered within %v", m.ID, r.timing.Query)})
 			}
 		}
 		return effects // the first of their failures begins the next ballot

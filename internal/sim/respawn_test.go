@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
@@ -121,5 +122,46 @@ func TestLeaveIsCancelled(t *testing.T) {
 	}
 	if stayed < 10 || left < 3 {
 		t.Errorf("the worker that was to leave stayed in %d of 60 runs, and rolled %d back", stayed, left)
+	}
+}
+
+// TestJoinerJoinsAgain kills a worker as the first plan of another one goes live. If the joiner had not begun, the run goes on
+// without it, and it joins again: it did nothing wrong, and was asked for.
+func TestJoinerJoinsAgain(t *testing.T) {
+	again := 0
+	for seed := range uint64(40) {
+		c := New(Config{
+			Seed: seed, Workers: 4, Stages: 1 + int(seed%2), Micros: 8, Mirrors: 1, Steps: 12, MinWorkers: 1, Layers: layers(), Detect: 300 * ms, Digests: true,
+		})
+		fenced := false
+		c.Watch = func(e session.Effect) {
+			_, ok := e.(session.FenceWorker)
+			fenced = fenced || ok
+		}
+		if err := run(c, func(c *Cluster) {
+			c.until("past step 1", func(w *worker) bool {
+				at, _ := w.core.Passed()
+				return at.Step == 1
+			})
+			c.Join()
+			c.until("about to get a fifth", func(w *worker) bool { return len(c.agreed) > 1 })
+			for w := range id.WorkerID(4) { // what the joiner needs is late
+				c.Cut(w, 4, 20*ms)
+			}
+			first := c.until("under the joiner's plan", func(w *worker) bool { return w.self.ID < 4 && len(w.core.Plan().Workers) == 5 })
+			c.Kill((first.self.ID + id.WorkerID(seed/2%4)) % 4)
+		}); err != nil {
+			t.Errorf("seed %d: %v", seed, err)
+			continue
+		}
+		switch sum := c.session.Outcome().Summary; {
+		case sum.WorkersLost == 2 && (!fenced || sum.WorkersJoined != 2):
+			t.Errorf("seed %d: of 2 workers lost %d have joined, fenced: %t", seed, sum.WorkersJoined, fenced)
+		case fenced:
+			again++
+		}
+	}
+	if again < 3 {
+		t.Errorf("%d of 40 joiners had not begun", again)
 	}
 }

@@ -115,12 +115,12 @@ func (s *Session) replace(w *worker) {
 	}
 }
 
-// exclude has the run continue without a worker that is at fault. If it has missed heartbeats, it may be stopped for a while only: it is
-// fenced, unless no other worker continues the run meanwhile, or it may be in a call of OnStep, which another worker is to repeat: then
-// it is killed.
+// exclude has the run continue without a worker. If it is well, or has missed heartbeats, so that it may be stopped for a while only,
+// it is fenced, unless no other worker continues the run meanwhile, or it may be in a call of OnStep, which another worker is to
+// repeat: then it is killed.
 func (s *Session) exclude(w *worker) {
 	if s.phase == training && s.cfg.CanStart && !s.isLast(w) && len(s.workers) < MaxWorkers && w.exit == running &&
-		!w.overdue && !s.deliveries.Calling(w.who) && !w.heard.Heard.IsZero() && w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Pause {
+		!w.overdue && !s.deliveries.Calling(w.who) && (w.well || !w.heard.Heard.IsZero() && w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Pause) {
 		s.silent = append(s.silent, w)
 		return
 	}

@@ -118,7 +118,7 @@ func (s *Session) inWords(w *worker, err error) string {
 	return fmt.Sprintf("worker %d %s", w.id(), how)
 }
 
-// evict kills a worker; its exit is the event that follows.
+// evict has the run continue without a worker; the end of its session is the event that follows.
 func (s *Session) evict(w *worker, reason string) {
 	if w.fault != nil || w.hasExited() {
 		return
@@ -169,7 +169,9 @@ func (s *Session) tell(cause controller.Event) {
 		case controller.Adopt:
 			s.adopt(e)
 		case controller.Kill:
-			s.evict(s.find(e.Worker), e.Reason)
+			w := s.find(e.Worker)
+			w.well = e.Well
+			s.evict(w, e.Reason)
 		case controller.Dismiss:
 			s.send(s.find(e.Worker), control.Release{})
 			s.then(s.event(eventNote, e.Reason))

@@ -151,6 +151,7 @@ type worker struct {
 	userCode
 	fault  error     // why it was killed, or said that it ends
 	failed bool      // it has said Failed, and its exit says nothing new
+	well   bool      // though the run continues without it
 	killed bool      // by the session, so that it may be abandoned
 	status Status    // how it has exited
 	ended  time.Time // when that was known
