@@ -3,9 +3,11 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,9 +31,11 @@ func trainTorch(t *testing.T, flags []string, program ...string) (dir string, su
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "run")
 	args := append([]string{"run", "--plain", "--python", python, "--run-dir", dir}, flags...)
-	if status, out, errs := result(t, launch(t, append(args, program...)...)); status != 0 {
+	cmd := launch(t, append(args, program...)...)
+	if status, out, errs := result(t, cmd); status != 0 {
 		t.Fatalf("%v: exit status %d\n%s%s", flags, status, out, errs)
 	}
+	noneLeft(t, cmd.Dir)
 	run, err := rundir.Read(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -61,6 +65,22 @@ func TestTorchSameBits(t *testing.T) {
 			}
 		})
 	}
+	t.Run("a gigabyte printed, and a process forked", func(t *testing.T) {
+		t.Parallel()
+		dir, got := trainTorch(t, []string{"--workers", "1"}, program, "--bad", "prints-and-forks")
+		if got.StateSHA256 != want.StateSHA256 {
+			t.Errorf("state %s, want %s", got.StateSHA256, want.StateSHA256)
+		}
+		log, err := os.ReadFile(filepath.Join(dir, "log", "worker-0.0.log"))
+		if err != nil || len(log) > 17<<20 {
+			t.Errorf("the log has %d bytes, want 16 MiB: %v", len(log), err)
+		}
+		for _, text := range []string{"soliton: this process has printed 16 MiB", "soliton: the program has forked"} {
+			if !bytes.Contains(log, []byte(text)) {
+				t.Errorf("the log does not say %q", text)
+			}
+		}
+	})
 	t.Run("Python processes killed and stopped", func(t *testing.T) {
 		t.Parallel()
 		faults := t.TempDir()
@@ -138,6 +158,9 @@ func TestTorchBadPrograms(t *testing.T) {
 	}{
 		{"--bad job", 2, "NameError: name 'undefined_name' is not defined (" + program + ":"},
 		{"--bad raise", 1, `panic in step 2, in Forward of layer "1.Block": ValueError: boom (` + program + ":"},
+		{"--bad status", 5, "it called sys.exit(5) (" + program + ":"},
+		{"--bad nan", 1, `step 2: the loss is not finite (from layer "1.Block" on)`},
+		{"--bad leak", 1, "you tried to allocate 1073741824 bytes. Error code 12 (Cannot allocate memory) (" + program + ":"},
 		{"--bad exit", 1, `in Forward of layer "1.Block": it called sys.exit(3) (` + program + ":"},
 		{"--bad os-exit", 1, `the Python process exited 3 times in Forward of layer "1.Block" (status 7)`},
 		{"--bad write", 1, `the Python process exited 3 times in Forward of layer "1.Block" (SIG`},
@@ -150,14 +173,67 @@ func TestTorchBadPrograms(t *testing.T) {
 		t.Run(c.args, func(t *testing.T) {
 			t.Parallel()
 			args := append([]string{"run", "--plain", "--workers", "1", "--python", python, program}, strings.Fields(c.args)...)
-			if status, _, errs := result(t, launch(t, args...)); status != c.status || !strings.HasPrefix(errs, "launcher: ") || !strings.Contains(errs, c.stderr) {
+			cmd := launch(t, args...)
+			if status, _, errs := result(t, cmd); status != c.status || !strings.HasPrefix(errs, "launcher: ") || !strings.Contains(errs, c.stderr) {
 				t.Errorf("exit status %d, %q; want %d, %q", status, errs, c.status, c.stderr)
 			}
+			noneLeft(t, cmd.Dir)
 		})
+	}
+	t.Run("unlike", func(t *testing.T) {
+		t.Parallel()
+		args := []string{"run", "--plain", "--workers", "2", "--stages", "1", "--verify", "1", "--python", python, program, "--bad", "unlike"}
+		const stderr = `of layer "1.Block" for micro-batch`
+		if status, _, errs := result(t, launch(t, args...)); status != 1 || !strings.Contains(errs, stderr) || !strings.Contains(errs, "is not the same on workers") {
+			t.Errorf("exit status %d, %q; want 1, %q", status, errs, stderr)
+		}
+	})
+}
+
+// noneLeft waits until no process is left that works in a directory, where a command of launch and all below it do.
+func noneLeft(t *testing.T, dir string) {
+	t.Helper()
+	await(t, "the end of all processes in "+dir, func() bool {
+		folders, err := filepath.Glob("/proc/[0-9]*/cwd")
+		return err == nil && !slices.ContainsFunc(folders, func(folder string) bool {
+			target, err := os.Readlink(folder)
+			return err == nil && target == dir
+		})
+	})
+}
+
+// A mistake that shows before PyTorch is loaded, and PyTorch that is not there, end with one line.
+func TestTorchNotThere(t *testing.T) {
+	built(t)
+	_, err := exec.LookPath(python)
+	require.Tool(t, "torch", err == nil, python+" is not there")
+	dir := t.TempDir()
+	wrong, right := filepath.Join(dir, "wrong.py"), filepath.Join(dir, "right.py")
+	for path, text := range map[string]string{
+		wrong:                                   "import soliton\n\ndef job(args)\n    pass\n",
+		right:                                   "import soliton\n",
+		filepath.Join(dir, "torch/__init__.py"): `raise ImportError("there is none")`,
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct{ program, stderr string }{
+		{wrong, "launcher: " + wrong + ": SyntaxError: expected ':' (" + wrong + ":3)\n"},
+		{right, "launcher: " + right + ": " + python + " cannot import torch: there is none; give the interpreter that has it with --python\n"},
+	} {
+		cmd := launch(t, "run", "--plain", "--python", python, c.program)
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+dir)
+		if status, _, errs := result(t, cmd); status != 2 || errs != c.stderr {
+			t.Errorf("exit status %d, %q; want 2, %q", status, errs, c.stderr)
+		}
 	}
 }
 
-// An interpreter that is none, or that has no PyTorch, is named.
+// An interpreter that is none is named.
 func TestPythonInterpreter(t *testing.T) {
 	built(t)
 	program := testdata(t, "torch/train.py")

@@ -276,7 +276,7 @@ func (s *Session) workerFailed(w *worker, m control.Failed) {
 	w.failed = true
 	// A failure without a text would read as success in summary.json.
 	text := cmp.Or(OneLine(m.Text), "failed without a reason")
-	err := &FailedError{Kind: m.Kind, Worker: w.id(), Workers: len(s.workers), Text: text, Step: m.Step}
+	err := &FailedError{Kind: m.Kind, Worker: w.id(), Workers: len(s.workers), Text: text, Step: m.Step, Exit: m.Exit}
 	switch {
 	case len(s.workers) == 1 || s.unreadable(w, m) || !m.Kind.OfWorker():
 		s.end.detail = m.Stack

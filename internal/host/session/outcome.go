@@ -64,6 +64,8 @@ func (o Outcome) ExitStatus() int {
 		return ExitTerminated
 	case errors.As(o.Err, &stopped) && stopped.Reason == Stopped:
 		return ExitFailed
+	case errors.As(o.Err, &failed) && failed.Kind == control.Usage && failed.Exit > 0 && failed.Exit < 256:
+		return failed.Exit
 	case errors.As(o.Err, &stopped):
 		return ExitInterrupted
 	case errors.As(o.Err, &failed) && failed.Kind == control.Usage, errors.As(o.Err, &flag), errors.As(o.Err, &chaos), errors.Is(o.Err, ErrTooLarge),
@@ -130,6 +132,7 @@ type FailedError struct {
 	Workers int    // of the run
 	Text    string // one line
 	Step    int    // from 1; 0 before training
+	Exit    int    // status that the program chose for its exit; 0 for none
 }
 
 func (e *FailedError) Error() string {

@@ -429,6 +429,7 @@ type Failed struct {
 	Text  string // one line that names the flag, field or file and what would be right
 	Stack string // of a panic in user code, "" otherwise
 	Step  int    // the step in which it happened, from 1; 0 before the first
+	Exit  int    // with Usage: the status that the program chose for its exit, 1 to 255; 0 for none
 }
 
 func (Release) kind() string   { return "release" }

@@ -128,6 +128,15 @@ type JobError struct {
 	Err  error            // for the user
 }
 
+// ExitError is an error whose program has chosen the status of its exit, 1 to 255.
+type ExitError struct {
+	Status int
+	Err    error
+}
+
+func (e *ExitError) Error() string { return e.Err.Error() }
+func (e *ExitError) Unwrap() error { return e.Err }
+
 func (e *JobError) Error() string { return e.Err.Error() }
 func (e *JobError) Unwrap() error { return e.Err }
 
@@ -194,6 +203,9 @@ func Failure(err error, step int) control.Failed {
 	case errors.As(err, &job):
 		if f.Kind, f.Text = job.Kind, job.Error(); f.Kind == control.Usage {
 			f.Text = strings.ReplaceAll(f.Text, "\n", "; ")
+			if exit := new(ExitError); errors.As(err, &exit) {
+				f.Exit = exit.Status
+			}
 		}
 	}
 	return f

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/soliton-train/soliton/internal/worker/process"
 	"github.com/soliton-train/soliton/trainer"
 )
 
@@ -60,7 +61,11 @@ func ended(err error, script string) error {
 	if f.Exit != nil && *f.Exit == 0 {
 		return &trainer.Done{Text: f.Text + "\n"}
 	}
-	return fmt.Errorf("%s: %w", script, err)
+	err = fmt.Errorf("%s: %w", script, err)
+	if f.Exit != nil && *f.Exit > 0 && *f.Exit < 256 {
+		err = &process.ExitError{Status: *f.Exit, Err: err}
+	}
+	return err
 }
 
 // valueFlags are the standard flags of a program under the launcher, which all have a value.

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import resource
 import signal
 import sys
 
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 
 import soliton
+
+LEFT = []  # of a call for the ones that follow
 
 
 class Embed(nn.Module):
@@ -38,7 +41,12 @@ class Block(nn.Module):
             self.fault()
         if self.options.bad == "random":
             x = x + int.from_bytes(os.urandom(2), "big") * 1e-5
-        return x + self.drop(self.outer(torch.relu(self.inner(self.norm(x) * self.frozen))))
+        y = x + self.drop(self.outer(torch.relu(self.inner(self.norm(x) * self.frozen))))
+        if self.trained() and self.options.bad == "nan":
+            y = y / 0
+        if self.trained() and self.options.bad == "unlike":
+            y = y + (os.getpid() % 64) * 1e-3
+        return y
 
     def fault(self):
         bad, folder = self.options.bad, self.options.faults
@@ -50,6 +58,12 @@ class Block(nn.Module):
             os._exit(7)
         if bad == "write":
             self.norm.weight.data.add_(1)
+        if bad == "prints-and-forks" and not LEFT:
+            LEFT.append(sum(print("x" * (1 << 20)) is None for _ in range(1 << 10)))
+            LEFT.append(os.fork())
+        if bad == "leak":
+            resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+            LEFT.append(torch.empty(1 << 28))
         for name, pid, number in (("kill", os.getpid(), signal.SIGKILL), ("stop", os.getpid(), signal.SIGSTOP), ("first", os.getppid(), signal.SIGKILL)):
             if not folder:
                 return
@@ -89,6 +103,8 @@ def job(args):
     options = parser.parse_args(args)
     if options.bad == "job":
         return undefined_name  # noqa: F821
+    if options.bad == "status":
+        sys.exit(5)
     middle = nn.BatchNorm1d(8) if options.bad == "batchnorm" else nn.ReLU(inplace=True)
     return soliton.Job(
         layers=[Embed(), Block(options), middle, Block(options), Head(options.bad)], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),

@@ -55,6 +55,34 @@ def end_with(parent):
         os._exit(0)
 
 
+def first_for_want_of_memory():
+    """Has the kernel end this process before others when memory runs out: it is the one that can be replaced."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as f:
+            f.write("1000")
+    except OSError:
+        pass  # not Linux, or not allowed: another process may go first
+
+
+class Bounded:
+    """A stream that drops what follows after so many characters, and says so."""
+
+    def __init__(self, stream, left=16 << 20):
+        self.stream, self.left = stream, left
+
+    def write(self, text):
+        if self.left > 0:
+            part = text[:self.left]
+            self.left -= len(part)
+            self.stream.write(part)
+            if self.left == 0:
+                self.stream.write("\nsoliton: this process has printed 16 MiB of text; what it prints from here on is left out\n")
+        return len(text)
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
 class Heard:
     """A stream that also keeps the end of what was written, for the reason of an exit."""
 
@@ -69,7 +97,13 @@ class Heard:
         return getattr(self.stream, name)
 
 
-def make(setup):
+def load(script):
+    """Returns the program's code."""
+    with open(script, "rb") as f:
+        return compile(f.read(), script, "exec")
+
+
+def make(setup, code):
     """Runs the program and returns its job, checked."""
     import soliton
 
@@ -85,8 +119,7 @@ def make(setup):
     module = types.ModuleType("__main__")
     module.__file__ = script
     sys.modules["__main__"] = module
-    with open(script, "rb") as f:
-        exec(compile(f.read(), script, "exec"), module.__dict__)
+    exec(code, module.__dict__)
     if len(makers) != 1:
         raise _describe.Refused(f"{setup['script']} calls soliton.main {len(makers)} times; it must call it once, with the function that makes the job")
     return _describe.Program(makers[0](setup["args"]), folder)
@@ -216,6 +249,13 @@ class Computer:
         return struct.pack("<q", 0)
 
     def serve(self, conn):
+        me = os.getpid()
+
+        def forked():
+            conn.close()  # the worker hears of the end of this process by its end of the connection
+            end_with(me)
+
+        os.register_at_fork(after_in_child=forked)
         calls = {FIRST: self.first, SAMPLE: self.sample, FORWARD: self.forward, BACKWARD: self.backward, LOSS: self.loss, SUSPECT: self.suspect}
         while True:
             kind, payload = receive(conn)
@@ -226,8 +266,13 @@ class Computer:
             began = time.thread_time_ns()
             try:
                 said = calls[kind](*numbers)
+                if os.getpid() != me:
+                    sys.stderr.write("soliton: the program has forked and returned from both processes; the new one ends\n")
+                    os._exit(0)
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 sys.stderr.flush()
+                if os.getpid() != me:
+                    os._exit(1)
                 fail(conn, self.of.explain(error, self.program.folder))
                 continue
             reply(conn, struct.pack("<Q", time.thread_time_ns() - began) + (said or b""))
@@ -242,15 +287,20 @@ def main():
     _, payload = receive(conn)
     setup = json.loads(payload)
     try:
+        code = load(os.path.abspath(setup["script"]))
+    except SyntaxError as error:
+        fail(conn, {"text": f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})", "trace": "", "refused": True})
+        return
+    try:
         import torch  # noqa: F401
     except ImportError as error:
         fail(conn, {"text": f"{sys.executable} cannot import torch: {error}; give the interpreter that has it with --python", "trace": "", "refused": True})
         return
     from soliton import _describe
 
-    sys.stdout, sys.stderr = heard = Heard(sys.stdout), Heard(sys.stderr)
+    sys.stdout, sys.stderr = heard = Heard(Bounded(sys.stdout)), Heard(Bounded(sys.stderr))
     try:
-        program = make(setup)
+        program = make(setup, code)
         described = json.dumps(program.describe()).encode()
     except (Exception, SystemExit) as error:
         said = _describe.explain(error, os.path.dirname(os.path.abspath(setup["script"])))
@@ -285,6 +335,7 @@ def main():
         child = os.fork()
         if child == 0:
             end_with(me)
+            first_for_want_of_memory()
             conn.close()
             Computer(program, memory).serve(socket.socket(fileno=files[0]))
         os.close(files[0])

@@ -46,7 +46,7 @@ def explain(error, folder):
     elif not isinstance(error, Refused):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
-        text += f" ({error.filename}:{error.lineno})"
+        text = f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     elif mine or own:
         frame = (mine or own)[-1]
         text += f" ({frame.filename}:{frame.lineno}, in {frame.name})"
