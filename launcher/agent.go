@@ -95,14 +95,15 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		return cli.Fail(err)
 	}
 	var at member // once its log is open
+	rejected := new(auth.Tally)
 	h, err := host.New(host.Config{
 		Settings: settings,
 		Start: spawn.Starter(spawn.Command{
 			Path: a.File, Args: a.Args, Links: links.Path(), Addr: reached.Addr().String(), Key: key,
 		}, dir.LogFile),
-		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Enters: a.Enters, TieBreak: a.TieBreak, Secret: a.Secret, Link: link,
+		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Enters: a.Enters, TieBreak: a.TieBreak, Secret: a.Secret, Link: link, Rejected: rejected,
 		Log: func(self host.Addr) (log agree.Log, err error) {
-			log, err = openLog(&a, self, listeners[0])
+			log, err = openLog(&a, self, listeners[0], rejected)
 			at = member{self.Name, log}
 			return log, err
 		},
@@ -150,6 +151,9 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			if r.Watch != nil {
 				h.Watch(*r.Watch)
 			}
+			for c, n := range r.Rejected[:min(len(r.Rejected), int(auth.Causes))] {
+				rejected.Add(auth.Cause(c), n)
+			}
 		}
 	}()
 	err = h.Serve(ctx)
@@ -188,13 +192,13 @@ func endOf(a *assignment, self member, term uint64, o session.Outcome) report {
 }
 
 // openLog begins a host's log of what the hosts agree on.
-func openLog(a *assignment, self host.Addr, l net.Listener) (agree.Log, error) {
+func openLog(a *assignment, self host.Addr, l net.Listener, rejected *auth.Tally) (agree.Log, error) {
 	secure, err := transport.TLSFromSecret(a.Secret)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	c := raftlog.Config{
-		Dir: a.Store, Host: self.Name, Listener: l, Advertise: self.Agree, TLS: secure, Timeout: timing.Of(a.Settings.Detect).Log, Join: a.Enters != nil,
+		Dir: a.Store, Host: self.Name, Listener: l, Advertise: self.Agree, TLS: secure, Rejected: rejected, Timeout: timing.Of(a.Settings.Detect).Log, Join: a.Enters != nil,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo})),
 	}
 	if c.Join {

@@ -81,6 +81,8 @@ func (a *assignment) emulated() int {
 type request struct {
 	Stop  session.Reason `json:"stop,omitempty"`
 	Watch *bool          `json:"watch,omitempty"` // a page is open, or none
+
+	Rejected []int64 `json:"rejected,omitempty"` // connections at the door since the last one, by auth.Cause
 }
 
 // report is a line on an agent's standard output.

@@ -201,5 +201,5 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 		return fail(err)
 	}
 	f.hosts, f.workers = 1, len(own.Workers)+own.Starts
-	return trainHere(ctx, f, x.a, x.file, dir, files, v, stops, stdout, stderr)
+	return trainHere(ctx, f, x.a, x.file, dir, files, d, v, stops, stdout, stderr)
 }

@@ -18,10 +18,12 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/admit"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -407,7 +409,7 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args []
 		return cli.Report(session.Outcome{Err: &session.StoppedError{Reason: reason}}, stdout, stderr)
 	}
 	defer d.Close()
-	return trainHere(ctx, f, a, file, dir, files, v, stops, stdout, stderr)
+	return trainHere(ctx, f, a, file, dir, files, d, v, stops, stdout, stderr)
 }
 
 // leave lets the command end that has detached this one.
@@ -420,7 +422,7 @@ func leave(child *detach.Child, dir *rundir.Dir, stdout io.Writer) error {
 }
 
 // trainHere runs the agent of this machine until the run has ended.
-func trainHere(ctx context.Context, f runFlags, a assignment, file string, dir *rundir.Dir, listeners []*os.File, v view.View, stops chan session.Reason, stdout, stderr io.Writer) error {
+func trainHere(ctx context.Context, f runFlags, a assignment, file string, dir *rundir.Dir, listeners []*os.File, d *door.Door, v view.View, stops chan session.Reason, stdout, stderr io.Writer) error {
 	own, err := os.Executable()
 	if err != nil {
 		return cli.Fail(err)
@@ -445,8 +447,33 @@ func trainHere(ctx context.Context, f runFlags, a assignment, file string, dir *
 		if err := s.startAgent(a, listeners); err != nil {
 			return err
 		}
+		s.tasks.Go(func() { s.tellRejected(&d.Rejected) })
 		return leave(f.child, dir, stdout)
 	})
+}
+
+// tellRejected has the run note what the door of this machine rejects.
+func (s *supervisor) tellRejected(t *auth.Tally) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	told := make([]int64, auth.Causes)
+	for {
+		select {
+		case <-tick.C:
+		case <-s.ended:
+			return
+		}
+		now, more := t.Counts(), false
+		since := make([]int64, len(now))
+		for c := range now {
+			since[c] = now[c] - told[c]
+			more = more || since[c] > 0
+		}
+		if more {
+			s.ask(request{Rejected: since})
+			copy(told, now)
+		}
+	}
 }
 
 // advertised gives a host the address that its user chose, which it has to have.

@@ -170,7 +170,7 @@ func (r *relay) attach(ctx context.Context, host int) (gone bool, err error) {
 		return false, err
 	}
 	defer conn.Close()
-	self := control.Host{Protocol: control.Protocol, Host: r.c.Self, Server: r.server}
+	self := control.Host{Protocol: control.Protocol, Host: r.c.Self, Server: r.server, Link: r.c.self().Link}
 	if r.c.Apart {
 		self.Records = r.copies.marks()
 	}

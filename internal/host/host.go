@@ -23,6 +23,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/ring"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/trace"
@@ -77,6 +78,9 @@ type Config struct {
 	Enters *Addr
 	Secret []byte       // known to the hosts only
 	Link   net.Listener // behind the Link address of this host; Serve closes it
+
+	// Rejected counts the connections that this host has rejected. Others of its process may count into it; nil counts none.
+	Rejected *auth.Tally
 
 	// TieBreak is the host that votes where there are two; "" means the first one.
 	TieBreak string

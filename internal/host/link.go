@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -42,7 +43,10 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 			conn := control.New(tls.Server(nc, secure))
 			defer conn.Close()
 			m, err := greet(ctx, conn, c)
-			if !unproven.Leave(nc) || err != nil {
+			if stays := unproven.Leave(nc); !stays || err != nil {
+				if ctx.Err() == nil {
+					c.reject(stays, err)
+				}
 				return // peers try again
 			}
 			switch m := m.(type) {
@@ -55,11 +59,34 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 			case control.Host:
 				if l := s.admitted(); l != nil {
 					defer l.links.Done()
+					if m.Link != c.hosts()[m.Host].Link {
+						c.Rejected.Add(auth.Outdated, 1) // its machine has entered again, with another agent
+						return
+					}
 					l.link(conn, m)
 				}
 			}
 		})
 	}
+}
+
+// reject counts a connection whose first message did not come.
+func (c *Config) reject(stays bool, err error) {
+	switch {
+	case !stays:
+		c.Rejected.Add(auth.Crowded, 1)
+	case malformed(err):
+		c.Rejected.Add(auth.Malformed, 1)
+	default:
+		c.Rejected.AddError(err)
+	}
+}
+
+// errMessage is a message of a host that knows the secret, but may not send this one.
+var errMessage = errors.New("host: an unexpected message")
+
+func malformed(err error) bool {
+	return errors.Is(err, control.ErrFrameSize) || errors.Is(err, control.ErrFormat) || errors.Is(err, errMessage)
 }
 
 // greet reads the first message of a host, which shows that it knows the secret.
@@ -82,7 +109,7 @@ func greet(ctx context.Context, conn *control.Conn, c *Config) (control.Message,
 		ok = m.Protocol == control.Protocol && c.Apart && m.Host.Workers > 0 && m.Host.Workers <= session.MaxWorkers && len(m.Host.First) == 0
 	}
 	if !ok {
-		return nil, fmt.Errorf("host: a link that begins with %T", m)
+		return nil, fmt.Errorf("%w: a link begins with %T", errMessage, m)
 	}
 	return m, nil
 }
@@ -94,15 +121,18 @@ func (l *lead) link(conn *control.Conn, hello control.Host) {
 	}
 	host, q := hello.Host, newQueue[control.Message]()
 	l.events.put(hostLinked{host, hello.Server, q})
-	// A link ends with its host, or is dialled again: why does not matter here.
-	_ = speak(l.ctx, conn, q, func(ctx context.Context) { l.attend(ctx, q, hello.Records) }, func(m control.Message) error {
+	// A link ends with its host, or is dialled again: why does not matter here, but that it may not be the host's.
+	err := speak(l.ctx, conn, q, func(ctx context.Context) { l.attend(ctx, q, hello.Records) }, func(m control.Message) error {
 		switch m.(type) {
 		case control.Beat, control.Told, relayed, closed, control.Exited, control.Leave, control.Surveyed, control.Kept, control.Asked, control.Answered, control.Watch:
 			l.events.put(hostSaid{host, time.Now(), m})
 			return nil
 		}
-		return fmt.Errorf("host: host %d sent %T", host, m)
+		return fmt.Errorf("%w: host %d sent %T", errMessage, host, m)
 	})
+	if malformed(err) {
+		l.c.Rejected.Add(auth.Malformed, 1)
+	}
 	l.events.put(hostUnlinked{host, q})
 }
 

@@ -519,8 +519,8 @@ func (r *relay) beat(ctx context.Context) {
 			r.c.Waits(r.c.waits())
 		}
 		if r.here != nil || r.out != nil && time.Since(r.heard) < times.Host {
-			if r.here == nil && r.out.empty() {
-				r.out.put(control.Beat{Crowd: r.crowd})
+			if rejected := r.c.Rejected.Counts(); r.out.empty() && (r.here == nil || rejected != nil) {
+				r.out.put(control.Beat{Crowd: r.crowd, Rejected: rejected})
 			}
 			for _, l := range r.locals {
 				if n%int(timing.Heartbeat/timing.HostHeartbeat) == 0 && l.started && l.next == nil && l.to.empty() {

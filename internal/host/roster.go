@@ -283,6 +283,9 @@ func (r *roster) said(e hostSaid) []session.Event {
 		if h.crowd = 0; m.Crowd > 0 {
 			h.crowd = m.Crowd
 		}
+		if m.Rejected != nil {
+			return []session.Event{session.Rejected{Host: r.addrs[e.host].Name, Counts: m.Rejected}}
+		}
 		return nil
 	case relayed:
 		who = m.worker

@@ -68,6 +68,8 @@ const (
 	Lock = time.Second
 	// Snapshot is the time between two checks whether the log needs a snapshot.
 	Snapshot = 30 * time.Second
+	// Rejections is the longest time between two lines of events.jsonl about connections that one agent or worker rejects.
+	Rejections = time.Minute
 
 	// Redial is the pause after a link ends and after the first failed attempt to dial it. It doubles with every
 	// further failure, up to MaxRedials times itself.

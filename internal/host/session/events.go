@@ -72,6 +72,11 @@ type (
 	WatchAsked struct{ On bool }
 	// Noted is to be kept in the records.
 	Noted struct{ Text string }
+	// Rejected says how many connections the agent of a host has rejected so far, by auth.Cause.
+	Rejected struct {
+		Host   string
+		Counts []int64
+	}
 	// HostBack says that a host is linked of which no worker is in the run. Workers is how many it brings; 0 means those that
 	// were lost with it.
 	HostBack struct {

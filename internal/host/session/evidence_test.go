@@ -379,3 +379,45 @@ func TestStopWhileHolding(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The first rejected connections are written down at once, more ever more rarely, and what waits at the end of the run.
+func TestRejectedConnections(t *testing.T) {
+	s, at := weighing(t)
+	written := func(ms int, e Event) (lines []string) {
+		for _, x := range s.Step(at(ms), e) {
+			if w, ok := x.(WriteEvent); ok && w.Event.Kind == string(eventRejected) {
+				lines = append(lines, w.Event.Reason)
+			}
+		}
+		return lines
+	}
+	for _, c := range []struct {
+		ms     int
+		counts []int64
+		want   string
+	}{
+		{0, nil, ""},
+		{100, []int64{1, 0, 3}, "the agent of a has rejected 4 connections so far: 1 no secret, 3 crowded out"},
+		{200, []int64{1, 0, 3}, ""},
+		{300, []int64{2, 0, 3}, ""},
+		{1100, []int64{2, 0, 3}, "the agent of a has rejected 5 connections so far: 2 no secret, 3 crowded out"},
+		{3000, []int64{2, 1, 3}, ""},
+		{3100, []int64{2, 1, 4}, "the agent of a has rejected 7 connections so far: 2 no secret, 1 silent, 4 crowded out"},
+		{1e6, []int64{3, 1, 4}, "the agent of a has rejected 8 connections so far: 3 no secret, 1 silent, 4 crowded out"},
+		{1e6 + 1000, []int64{3, 1, 5}, "the agent of a has rejected 9 connections so far: 3 no secret, 1 silent, 5 crowded out"},
+		{1e6 + 1001, make([]int64, 100), ""},
+	} {
+		if got := strings.Join(written(c.ms, Rejected{"a", c.counts}), "; "); got != c.want {
+			t.Errorf("after %d ms: %q, not %q", c.ms, got, c.want)
+		}
+	}
+	if got := written(1e6, Received{1, control.Beat{Rejected: []int64{0, 0, 0, 1}}}); len(got) != 1 || got[0] != "worker 1 has rejected 1 connection so far: 1 outdated" {
+		t.Errorf("of a worker: %q", got)
+	}
+	s.Step(at(1e6+1001), Rejected{"a", []int64{9}})
+	s.out.take()
+	s.lastRejections()
+	if got := s.out.take(); len(got) != 1 {
+		t.Errorf("at the end: %v", got)
+	}
+}

@@ -50,7 +50,7 @@ func TestRandomRuns(t *testing.T) {
 	}
 	for _, e := range []any{
 		Received{}, ConnClosed{}, WorkerExited{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
-		HostBack{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{},
+		HostBack{}, Rejected{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{},
 		CheckpointCommitted{}, CheckpointsPruned{}, CheckpointVerified{}, ClocksSet{}, Metered{},
 		control.Hello{}, control.Beat{}, control.Note{}, control.Ready{}, control.Step{}, control.Output{}, control.Done{}, control.Timeline{}, control.Spans{},
 		control.Repaired{}, control.Saved{}, control.Answer{}, control.Applied{}, control.LinkLost{}, control.Leave{}, control.Level{}, control.Failed{},
@@ -212,7 +212,7 @@ func (w *world) turn(op, arg byte, hostile bool) {
 	case 21:
 		w.do(Gossip{a.who, []gossip.State{gossip.StateAlive, gossip.StateSuspect, gossip.StateDead}[arg>>4%3], []string{"", "worker 1"}[min(1, arg>>4%3)]})
 	case 22:
-		w.do([]Event{WatchAsked{arg&16 != 0}, HostBack{a.who.Host, int(arg >> 6)}, FaultStamped{place, 0, w.now}, FaultStamped{-1, int(a.who.ID), w.now}, FaultInjected{"kill:0"}, Metered{[]trace.Device{{}}}}[arg>>4%6])
+		w.do([]Event{WatchAsked{arg&16 != 0}, HostBack{a.who.Host, int(arg >> 6)}, FaultStamped{place, 0, w.now}, FaultStamped{-1, int(a.who.ID), w.now}, FaultInjected{"kill:0"}, Metered{[]trace.Device{{}}}, Rejected{a.who.Host, []int64{int64(arg), 0, -1}}}[arg>>4%7])
 	case 23:
 		if w.cfg.Clocks != NoClocks {
 			e := ClocksSet{Reason: "why", Lowered: map[id.WorkerID]float64{a.who.ID: 2}, Shares: map[id.WorkerID]float64{a.who.ID: 0.5}, Raised: []id.WorkerID{0}}

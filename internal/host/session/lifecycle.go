@@ -415,6 +415,7 @@ func (s *Session) conclude() {
 		reason = fmt.Sprintf("stopped after step %d of %d: %s", m.Steps, s.job.Steps, m.StoppedBy)
 		s.end.err = &StoppedError{Reason: s.end.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
+	s.lastRejections()
 	s.then(s.event(eventEnd, reason), WriteSummary{sum}, Show{view.End{Summary: sum}}, CloseView{})
 	for _, w := range s.workers {
 		switch {

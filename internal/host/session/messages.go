@@ -48,6 +48,7 @@ func (s *Session) message(w *worker, m control.Message) {
 	case control.Beat:
 		s.measured(w, m)
 		s.called(w, m.Call)
+		s.rejected(w.who.Host, w.id(), m.Rejected)
 
 	case control.Failed:
 		s.workerFailed(w, m)

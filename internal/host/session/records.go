@@ -1,8 +1,10 @@
 package session
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -11,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session/spans"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -52,6 +55,7 @@ const (
 	eventEnd         eventKind = "end"
 	eventFailed      eventKind = "failed"
 	eventNote        eventKind = "note"
+	eventRejected    eventKind = "rejected" // connections
 )
 
 // records account for a run: what metrics.jsonl and summary.json say of it.
@@ -178,6 +182,75 @@ func (s *Session) notePlan(event, reason string) {
 	}
 	s.records.noted = s.plan.Version
 	s.then(WritePlan{rundir.Plan{Time: rundir.Time{Time: s.now}, Event: event, Reason: reason, Plan: text}})
+}
+
+// rejections are the connections that an agent or a worker has rejected.
+type rejections struct {
+	host   string
+	worker int // -1: the agent
+
+	written, newest []int64
+	pause           time.Duration // from the newest line to the next
+	at              time.Time     // of that line
+}
+
+// rejected takes in how many connections were rejected so far, and writes that down where there are new ones: at once, and while others
+// come ever more rarely, as strangers must not fill the disk.
+func (s *Session) rejected(host string, worker int, counts []int64) {
+	if len(counts) == 0 || len(counts) > int(auth.Causes) {
+		return
+	}
+	who := fmt.Sprintf("%s/%d", host, worker)
+	r := s.rejections[who]
+	if r == nil {
+		if len(s.rejections) == maxRejecting {
+			return
+		}
+		r = &rejections{host: host, worker: worker}
+		s.rejections[who] = r
+	}
+	r.newest = counts
+	if slices.Equal(r.newest, r.written) || s.now.Sub(r.at) < r.pause || s.phase != training {
+		return
+	}
+	if s.now.Sub(r.at) > 2*timing.Rejections {
+		r.pause = 0
+	}
+	r.pause = min(max(2*r.pause, time.Second), timing.Rejections)
+	s.noteRejections(r)
+}
+
+// maxRejecting bounds those of which rejections are kept.
+const maxRejecting = 4096
+
+func (s *Session) noteRejections(r *rejections) {
+	r.written, r.at = slices.Clone(r.newest), s.now
+	all := make(map[string]int64)
+	var total int64
+	var parts []string
+	for c, n := range r.newest {
+		if n > 0 {
+			total += n
+			all[auth.Cause(c).String()] = n
+			parts = append(parts, fmt.Sprintf("%d %s", n, auth.Cause(c)))
+		}
+	}
+	who := "the agent of " + cmp.Or(r.host, "this host")
+	if r.worker >= 0 {
+		who = fmt.Sprintf("worker %d", r.worker)
+	}
+	e := s.event(eventRejected, fmt.Sprintf("%s has rejected %s so far: %s", who, plan.Count(int(total), "connection"), strings.Join(parts, ", ")))
+	e.Event.Worker, e.Event.Host, e.Event.Rejected = r.worker, r.host, all
+	s.then(e)
+}
+
+// lastRejections writes down what waits.
+func (s *Session) lastRejections() {
+	for _, who := range slices.Sorted(maps.Keys(s.rejections)) {
+		if r := s.rejections[who]; !slices.Equal(r.newest, r.written) {
+			s.noteRejections(r)
+		}
+	}
 }
 
 // about is an event of one worker.

@@ -100,6 +100,7 @@ type Session struct {
 	deliveries  delivery.Queue
 	disk        disk
 	roster      roster
+	rejections  map[string]*rejections // by who has rejected
 	paces       pacing
 	calls       calls
 	clocks      clocking
@@ -190,7 +191,7 @@ const (
 // counts on.
 func New(cfg Config, workers []plan.Worker) *Session {
 	s := &Session{
-		cfg: cfg, phase: starting, course: course{known: make(map[uint64]plan.Plan)}, timers: make(timers),
+		cfg: cfg, phase: starting, course: course{known: make(map[uint64]plan.Plan)}, timers: make(timers), rejections: make(map[string]*rejections),
 		reports: reports{told: make(map[int]said)}, roster: newRoster(),
 	}
 	if cfg.Inherited != nil {
@@ -306,6 +307,8 @@ func (s *Session) take(e Event) {
 		if s.phase == training {
 			s.then(s.event(eventNote, e.Text))
 		}
+	case Rejected:
+		s.rejected(e.Host, -1, e.Counts)
 	case HostBack:
 		s.hostBack(e.Host, e.Workers)
 

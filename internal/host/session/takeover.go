@@ -106,7 +106,7 @@ func (s *Session) inheritPlans() {
 // gather takes in what happens before the run is taken over.
 func (s *Session) gather(e Event) {
 	switch e := e.(type) {
-	case WatchTick, Agreed:
+	case WatchTick, Agreed, Rejected: // the last comes again
 		return
 	case AlarmDue, FileFailed, DiskFull, DiskRoom:
 		if s.take(e); s.phase == ending {

@@ -48,6 +48,10 @@ type Config struct {
 	// 256 KiB: it stays in a core's cache.
 	Segment int
 
+	// Rejected counts the callers that were cut off before they had a link;
+	// nil counts none.
+	Rejected *auth.Tally
+
 	// OnLink is told of every link that comes up, goes down, or could not be
 	// made. It is called by the link's goroutine: it must not block, and must
 	// not call SetMembers or Close.

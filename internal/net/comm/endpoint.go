@@ -377,8 +377,17 @@ func (e *Endpoint) answer(c net.Conn) {
 	stays := e.callers.Leave(c)
 	e.lock()
 	var reply Frame
-	switch {
-	case e.closed || !stays || err != nil && !errors.Is(err, errVersion) || err == nil && (f.Type != FrameHello || auth.Ends{From: f.From, To: f.To} != ends):
+	switch forged := err == nil && (f.Type != FrameHello || auth.Ends{From: f.From, To: f.To} != ends); {
+	case e.closed || !stays || err != nil && !errors.Is(err, errVersion) || forged:
+		switch {
+		case e.closed:
+		case !stays:
+			e.cfg.Rejected.Add(auth.Crowded, 1)
+		case forged || errors.Is(err, ErrProtocol):
+			e.cfg.Rejected.Add(auth.Malformed, 1)
+		default:
+			e.cfg.Rejected.AddError(err)
+		}
 		e.unlock()
 		c.Close()
 		return
@@ -389,6 +398,9 @@ func (e *Endpoint) answer(c net.Conn) {
 	default:
 		p, err := e.member(f.From)
 		if err != nil {
+			if now := e.peers[f.From.Worker]; now != nil && now.Incarnation > f.From.Incarnation {
+				e.cfg.Rejected.Add(auth.Outdated, 1)
+			}
 			reply = Frame{Type: FrameRefuse, Reason: RefusedNotMember}
 			break
 		}

@@ -13,6 +13,7 @@ type Host struct {
 	Protocol int
 	Host     int
 	Server   string        // its part in the agreement
+	Link     string        // where others reach it: another one means that another agent has taken its place
 	Records  []rundir.Mark // of its copies, where it has a run directory of its own
 }
 

@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 12
+const Protocol = 13
 
 // Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
@@ -48,6 +48,8 @@ type Beat struct {
 	Crowd timing.Crowd
 	// Call is the call of user code that runs, nil where none has run for a heartbeat.
 	Call *Call
+	// Rejected is how many connections a worker or an agent has rejected so far, by auth.Cause; none where there were none.
+	Rejected []int64
 }
 
 // Call is a call of user code.

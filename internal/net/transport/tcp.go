@@ -10,9 +10,9 @@ import (
 	"net/netip"
 	"syscall"
 
-	"github.com/soliton-train/soliton/internal/timing"
-
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // Bounds of what a link keeps in the kernel, which a control message cannot
@@ -36,6 +36,8 @@ type TCP struct {
 	// Addr is the IP address of this machine at which links begin and end; ""
 	// leaves it to the system, which listens on the loopback interface.
 	Addr string
+	// Rejected counts the callers that failed to shake hands; nil counts none.
+	Rejected *auth.Tally
 }
 
 // Dial connects to host:port.
@@ -79,7 +81,7 @@ func (t TCP) Listen(addr string) (Listener, error) {
 		return nil, err
 	}
 	if t.TLS != nil {
-		return newSecureListener(tcpListener{l}, t.TLS), nil
+		return newSecureListener(tcpListener{l}, t.TLS, t.Rejected), nil
 	}
 	return tcpListener{l}, nil
 }

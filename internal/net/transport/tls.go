@@ -183,10 +183,12 @@ type secureListener struct {
 	cfg   *tls.Config
 	lobby *auth.Lobby // handshakes under way
 	*gate
+
+	rejected *auth.Tally
 }
 
-func newSecureListener(l Listener, cfg *tls.Config) *secureListener {
-	s := &secureListener{Listener: l, cfg: secured(cfg), lobby: auth.NewLobby(MaxCallers), gate: newGate()}
+func newSecureListener(l Listener, cfg *tls.Config, rejected *auth.Tally) *secureListener {
+	s := &secureListener{Listener: l, cfg: secured(cfg), lobby: auth.NewLobby(MaxCallers), gate: newGate(), rejected: rejected}
 	s.tasks.Go(s.serve)
 	return s
 }
@@ -211,8 +213,17 @@ func (s *secureListener) shake(c net.Conn) {
 	defer cancel()
 	raw := &heldBack{Conn: c}
 	sc := &secureConn{Conn: tls.Server(raw, s.cfg), raw: raw}
-	if err := sc.HandshakeContext(ctx); !s.lobby.Leave(c) || err != nil {
+	err := sc.HandshakeContext(ctx)
+	stays := s.lobby.Leave(c)
+	if !stays || err != nil {
 		c.Close() // a stranger's fault is no error here; it sees the alert or the end
+		switch {
+		case s.ctx.Err() != nil:
+		case !stays:
+			s.rejected.Add(auth.Crowded, 1)
+		default:
+			s.rejected.AddError(err)
+		}
 		return
 	}
 	s.hand(accepted{c: sc})

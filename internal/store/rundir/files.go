@@ -89,7 +89,9 @@ type Event struct {
 	Worker int    `json:"worker"` // WorkerID, or -1 where the event is of the whole run
 	Plan   uint64 `json:"plan"`
 	Reason string `json:"reason"`         // one sentence
-	Host   string `json:"host,omitempty"` // of kind lost: the host that was lost with the worker
+	Host   string `json:"host,omitempty"` // of kind lost: the host that was lost with the worker; of kind rejected: the one that rejected them
+
+	Rejected map[string]int64 `json:"rejected,omitempty"` // of kind rejected: connections so far, by cause
 
 	*Recovery // of kind recovered; its fields stand beside the others
 	*Repair   // of kind repaired; the same

@@ -24,7 +24,7 @@ const memoryEvery = 10 * time.Second
 
 // measure returns the next heartbeat, with measurements if a step ended since the last one.
 func (w *Worker) measure(last *measured) control.Beat {
-	b := control.Beat{Call: last.call.look(w.calls.Running(), time.Now(), platform.Queued)}
+	b := control.Beat{Call: last.call.look(w.calls.Running(), time.Now(), platform.Queued), Rejected: w.self.Rejected.Counts()}
 	step := w.committed.Load()
 	if step <= last.step {
 		last.step = step // lower after a rollback

@@ -101,6 +101,9 @@ type Self struct {
 	Transport transport.Transport
 	Key       auth.Key // of the run
 
+	// Rejected counts the connections that are cut off before they are a link; nil counts none.
+	Rejected *auth.Tally
+
 	// own is set where the worker has the process for itself.
 	own *ownProcess
 }
@@ -245,6 +248,7 @@ func Main(launched control.Identity, makeJob Make) int {
 		_ = f.Close() // it stays mapped
 	}
 	session := id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation}
+	rejected := new(auth.Tally)
 	links := transport.Host{Folder: launched.Links, Name: session.String()}
 	if launched.Addr != "" {
 		secure, err := transport.TLSFromSecret(key)
@@ -252,12 +256,13 @@ func Main(launched control.Identity, makeJob Make) int {
 			complain(err)
 			return exitFailed
 		}
-		links.Far = transport.TCP{Addr: launched.Addr, TLS: secure}
+		links.Far = transport.TCP{Addr: launched.Addr, TLS: secure, Rejected: rejected}
 	}
 	w := New(conn, Self{
 		Session:   session,
 		Transport: links,
 		Key:       key,
+		Rejected:  rejected,
 		own:       own,
 	})
 	// The runtime's own handler cannot show the stack of a goroutine that computes without a pause.

@@ -285,7 +285,7 @@ func (w *Worker) make(makeJob Make) (j *Job, err error) {
 
 func (w *Worker) run(ctx context.Context, j *Job) (err error) {
 	w.job.Store(j)
-	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, Key: w.self.Key, OnLink: w.recovery.link}); err != nil {
+	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, Key: w.self.Key, Rejected: w.self.Rejected, OnLink: w.recovery.link}); err != nil {
 		return err
 	}
 	defer w.net.Close()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/admit"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -22,7 +23,8 @@ const Life = time.Hour
 
 // A Door is open until [Door.Close].
 type Door struct {
-	Ticket admit.Ticket // the first one
+	Ticket   admit.Ticket // the first one
+	Rejected auth.Tally   // connections
 
 	server  *admit.Server
 	noted   *noting
@@ -45,6 +47,11 @@ func Open(at string, advertise []string, file string, c admit.Config) (*Door, er
 		d.Ticket, err = d.issue(c.Secret, addrs)
 	}
 	if err == nil {
+		shown := c.Refused
+		c.Refused = func(r admit.Refusal) {
+			d.Rejected.Add(causes[r.Cause], 1)
+			shown(r)
+		}
 		d.server, err = admit.Serve(d.noted, c)
 	}
 	if err != nil {
@@ -63,6 +70,10 @@ func Open(at string, advertise []string, file string, c admit.Config) (*Door, er
 		}
 	})
 	return d, nil
+}
+
+var causes = map[admit.Cause]auth.Cause{
+	admit.WrongToken: auth.NoSecret, admit.ExpiredToken: auth.Outdated, admit.Garbage: auth.NoSecret, admit.Slow: auth.Silent, admit.Crowded: auth.Crowded,
 }
 
 // issue writes a ticket into the file.

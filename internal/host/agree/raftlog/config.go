@@ -14,6 +14,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/net/auth"
 )
 
 // Config says how to open a [Node].
@@ -35,6 +36,8 @@ type Config struct {
 	// TLS authenticates both ends of a connection, and encrypts. It may be nil only where the listener is on the loopback
 	// interface.
 	TLS *tls.Config
+	// Rejected counts the connections that were cut off before raft saw them; nil counts none.
+	Rejected *auth.Tally
 	// memory, for tests, is the network instead of Listener.
 	memory interface {
 		join(id string, timeout time.Duration) rpcTransport

@@ -28,6 +28,7 @@ type stream struct {
 	from     net.Addr    // where connections begin; nil leaves it to the system
 	tls      *tls.Config // nil for plain connections
 	timeout  time.Duration
+	rejected *auth.Tally
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
@@ -43,7 +44,7 @@ const maxUnproven = 64
 
 func newStream(c Config, id string) *stream {
 	s := &stream{
-		id: id, listener: c.Listener, address: address{id, c.Listener.Addr().String()}, timeout: c.Timeout,
+		id: id, listener: c.Listener, address: address{id, c.Listener.Addr().String()}, timeout: c.Timeout, rejected: c.Rejected,
 		ready: make(chan net.Conn), conns: make(map[net.Conn]struct{}),
 	}
 	if c.Advertise != "" {
@@ -125,7 +126,17 @@ func (s *stream) accept() {
 			if err == nil {
 				err = s.expect(proven)
 			}
-			if !unproven.Leave(conn) && err == nil {
+			stays := unproven.Leave(conn)
+			switch {
+			case s.ctx.Err() != nil:
+			case !stays:
+				s.rejected.Add(auth.Crowded, 1)
+			case errors.Is(err, errServer):
+				s.rejected.Add(auth.Outdated, 1)
+			default:
+				s.rejected.AddError(err)
+			}
+			if !stays && err == nil {
 				_ = proven.Close()
 				return
 			}
@@ -180,6 +191,8 @@ func (s *stream) name(conn net.Conn, id string) error {
 	return conn.SetWriteDeadline(time.Time{})
 }
 
+var errServer = errors.New("a connection for another server")
+
 // expect closes a connection that is not for this node's server.
 func (s *stream) expect(conn net.Conn) error {
 	_ = conn.SetReadDeadline(time.Now().Add(s.timeout)) // a closed connection fails below
@@ -190,7 +203,7 @@ func (s *stream) expect(conn net.Conn) error {
 		_, err = io.ReadFull(conn, id)
 	}
 	if err == nil && string(id) != s.id {
-		err = fmt.Errorf("agree: %v: the connection is for %.64q, and this is %s", conn.RemoteAddr(), id, s.id)
+		err = fmt.Errorf("agree: %v: %w: it is for %.64q, and this is %s", conn.RemoteAddr(), errServer, id, s.id)
 	}
 	if err != nil {
 		_ = conn.Close()
