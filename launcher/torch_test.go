@@ -164,7 +164,7 @@ func TestTorchBadPrograms(t *testing.T) {
 		{"--bad exit", 1, `in Forward of layer "1.Block": it called sys.exit(3) (` + program + ":"},
 		{"--bad os-exit", 1, `the Python process exited 3 times in Forward of layer "1.Block" (status 7)`},
 		{"--bad write", 1, `the Python process exited 3 times in Forward of layer "1.Block" (SIG`},
-		{"--bad tuple", 2, "layer 4.Head returns a tuple; a layer must return one tensor\n"},
+		{"--bad tuple", 2, "layer 4.Head returns a tuple with an int; a layer must return a tensor, or a tuple of tensors\n"},
 		{"--bad random", 2, "layer 1.Block gives other bits for the same input and the same seeds"},
 		{"--bad batchnorm", 2, "layer 2 (BatchNorm1d) is a BatchNorm1d, whose running mean and variance"},
 		{"--wrong", 2, "error: unrecognized arguments: --wrong\n"},

@@ -6,6 +6,7 @@ import (
 	"math"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/testkit/require"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
 
@@ -51,6 +53,18 @@ func TestUnpack(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 1 {
 		t.Errorf("%d entries are left, want 1", len(entries))
+	}
+}
+
+// The Python package has tests of its own.
+func TestPythonPackage(t *testing.T) {
+	const python = "/usr/bin/python3" // which Debian's python3-torch serves
+	out, err := exec.Command(python, "-c", "import torch").CombinedOutput()
+	require.Tool(t, "torch", err == nil, python+" cannot import torch (Debian: python3-torch): "+string(out))
+	cmd := exec.Command(python, "-W", "ignore", "testdata/package_test.py")
+	cmd.Env = append(os.Environ(), "PYTHONPATH=python", "PYTHONDONTWRITEBYTECODE=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 

@@ -19,8 +19,8 @@ class Embed(nn.Module):
         super().__init__()
         self.token, self.drop = nn.Embedding(32, 24), nn.Dropout(0.1)
 
-    def forward(self, x):
-        return self.drop(self.token(x))
+    def forward(self, tokens):
+        return self.drop(self.token(tokens)), tokens
 
 
 class Block(nn.Module):
@@ -36,7 +36,7 @@ class Block(nn.Module):
     def trained(self):
         return bool((self.norm.weight != 1).any())
 
-    def forward(self, x):
+    def forward(self, x, tokens):
         if self.trained():
             self.fault()
         if self.options.bad == "random":
@@ -46,7 +46,7 @@ class Block(nn.Module):
             y = y / 0
         if self.trained() and self.options.bad == "unlike":
             y = y + (os.getpid() % 64) * 1e-3
-        return y
+        return y, tokens
 
     def fault(self):
         bad, folder = self.options.bad, self.options.faults
@@ -75,13 +75,20 @@ class Block(nn.Module):
             return
 
 
+class Middle(nn.Module):
+    """Writes into its input."""
+
+    def forward(self, x, tokens):
+        return x.relu_(), tokens
+
+
 class Head(nn.Module):
     def __init__(self, bad):
         super().__init__()
         self.out, self.bad = nn.Linear(24, 32), bad
 
-    def forward(self, x):
-        out = self.out(x).transpose(1, 2)
+    def forward(self, x, tokens):
+        out = (self.out(x) + 0.1 * nn.functional.one_hot(tokens, 32)).transpose(1, 2)
         return (out, 1) if self.bad == "tuple" else out
 
 
@@ -105,9 +112,9 @@ def job(args):
         return undefined_name  # noqa: F821
     if options.bad == "status":
         sys.exit(5)
-    middle = nn.BatchNorm1d(8) if options.bad == "batchnorm" else nn.ReLU(inplace=True)
+    middle = nn.BatchNorm1d(8) if options.bad == "batchnorm" else Middle()
     return soliton.Job(
-        layers=[Embed(), Block(options), middle, Block(options), Head(options.bad)], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
+        layers=[Embed(), Block(options), middle, soliton.checkpoint(Block(options)), Head(options.bad)], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
         optimizer=soliton.AdamW(lr=soliton.cosine(5e-3, warmup=3), weight_decay=0.1),
         global_batch=12, micro_batch=2, steps=12, clip_norm=1.0, seed=1, eval_every=5, eval_samples=7)
 

@@ -21,7 +21,7 @@ import shutil
 import struct
 import sys
 
-__all__ = ["AdamW", "Job", "SGD", "Schedule", "constant", "cosine", "linear", "load", "main"]
+__all__ = ["AdamW", "Job", "SGD", "Schedule", "checkpoint", "constant", "cosine", "linear", "load", "main"]
 
 
 class Schedule:
@@ -70,9 +70,10 @@ class SGD:
 class Job:
     """Describes a training run; its result, to the last bit, follows from these values and the versions of the software.
 
-    layers        modules that are called one after the other; stages are cut between them
+    layers        modules that are called one after the other; stages are cut between them. A layer that returns a tuple has the next
+                  one called with its tensors as arguments
     loss          function of the last output and the targets: the mean over the micro-batch, or (sum, count)
-    data          map-style data set whose samples are pairs (input, target)
+    data          map-style data set whose samples are pairs (input, target), each a tensor or a tuple of them
     optimizer     AdamW or SGD
     global_batch  samples of a step
     micro_batch   samples that go through the layers at once; divides global_batch; 0: global_batch
@@ -94,6 +95,16 @@ class Job:
         self.clip_norm, self.seed, self.model = clip_norm, seed, model
         self.eval, self.eval_every, self.eval_samples = eval, eval_every, eval_samples
         self.no_decay, self.threads = no_decay, threads
+
+
+def checkpoint(layer):
+    """Has a layer keep its input only and compute its output once more in the backward pass: less memory for more computing.
+
+    It returns the layer itself. Random numbers are the same both times, and so are the bits of a training run with and without it, as
+    long as the layer's modules compute the same with and without gradients.
+    """
+    layer._soliton_again = True
+    return layer
 
 
 _take = None  # set in a worker: takes the function of main

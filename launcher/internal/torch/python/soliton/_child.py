@@ -156,9 +156,12 @@ class Computer:
             self.torch.frombuffer(self.writable, dtype=kind, count=t.numel(), offset=at).copy_(t.detach().reshape(-1))
 
     def batch(self, at, samples, side):
-        data = self.program.data
-        t = self.view(at, [samples, *data.shapes[side]], data.types[side] != self.torch.float32)
-        return t.to(data.types[side])  # integers in the type that the data set gives
+        """Returns the inputs or the targets of a micro-batch, integers in the type that the data set gives."""
+        parts, spec = self.program.data.parts[side], self.program.data.spec(side)
+        t = self.view(at, [samples, *spec["shape"]], spec["integer"])
+        if parts.many:
+            return parts.unpack(t.view(self.torch.float32))
+        return [t.to(parts.types[0])]
 
     def install(self, layer, at):
         """Lets the parameters of a layer be those in the shared memory."""
@@ -177,9 +180,8 @@ class Computer:
     def sample(self, held_out, index, seed, at_input, at_target):
         source = self.program.eval if held_out else self.program.data
         self.of.seed(seed)
-        x, y = source.pair(index)
-        self.write(at_input, x)
-        self.write(at_target, y)
+        for at, parts, tensors in zip((at_input, at_target), source.parts, source.pair(index)):
+            self.write(at, parts.pack([t.unsqueeze(0) for t in tensors]).view(self.torch.int32) if parts.many else tensors[0])
 
     def forward(self, number, i, first, train, samples, at_input, at_params, seed, at_output):
         """Runs a layer; the first one of a stage begins the pass, with the input at at_input. at_output is 0 where the output stays here."""
@@ -190,45 +192,34 @@ class Computer:
             if i == 0:
                 x = self.batch(at_input, samples, 0)
             else:
-                x = self.view(at_input, [samples, *self.program.layers[i - 1].shape])
+                before = self.program.layers[i - 1].parts
+                x = before.unpack(self.view(at_input, [samples, *before.shape]))
         else:
             state = self.passes[number]
             x = state["out"]
         layer.module.train(bool(train))
-        self.of.seed(seed)
-        with self.torch.set_grad_enabled(bool(train)):
-            leaf, out = layer.call(x, train)
-        layer.check(out, samples)
-        state["out"] = out.detach().contiguous()
+        state["out"], kept = layer.forward(x, train, seed)
         if train:
-            state["layers"][i] = leaf, out
+            state["layers"][i] = kept
         if at_output:
-            self.write(at_output, state["out"])
+            self.write(at_output, layer.parts.pack(state["out"]))
 
     def loss(self, number, at_target, seed, at_grad):
         state = self.passes[number]
         target = self.batch(at_target, state["samples"], 1)
-        self.of.seed(seed)
-        leaf = state["out"].detach()
-        with self.torch.set_grad_enabled(bool(state["train"])):
-            if state["train"]:
-                leaf.requires_grad_()
-            loss, total, count = self.of.loss_of(self.program.job.loss, leaf, target, state["samples"], state["train"])
+        _, total, count, grads = self.program.loss(state["out"], target, state["samples"], state["train"], seed)
         if state["train"]:
-            if loss.requires_grad:
-                self.of.seed(seed)
-                loss.backward()
-            self.write(at_grad, self.torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous())
+            self.write(at_grad, self.program.layers[-1].parts.pack(grads))
         return struct.pack("<dq", total, count)
 
     def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din):
         """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the layer behind has just run."""
         state, layer = self.passes[number], self.program.layers[i]
         self.install(layer, at_params)
-        leaf, out = state["layers"].pop(i)
-        grad = self.view(at_dout, list(out.shape)) if at_dout else state["grad"]
-        self.of.seed(seed)
-        state["grad"] = self.of.backward(layer, leaf, out, grad)
+        if layer.again:
+            layer.module.train()
+        grad = layer.parts.unpack(self.view(at_dout, [state["samples"], *layer.parts.shape])) if at_dout else state["grad"]
+        state["grad"] = layer.backward(state["layers"].pop(i), grad, seed)
         for p in layer.params:
             if p.grad is None:
                 self.write(at_grads, self.torch.zeros(p.shape))
@@ -237,14 +228,15 @@ class Computer:
             p.grad = None
             at_grads += 4 * p.numel()
         if at_din:
-            self.write(at_din, state["grad"])
+            self.write(at_din, self.program.layers[i - 1].parts.pack(state["grad"]))
         if last:
             del self.passes[number]
 
     def suspect(self, number):
         """Returns the first layer of the pass, counted from 1, whose output is not finite, or 0."""
-        for i, (_, out) in sorted(self.passes[number]["layers"].items()):
-            if not bool(self.torch.isfinite(out.detach()).all()):
+        for i, kept in sorted(self.passes[number]["layers"].items()):
+            layer = self.program.layers[i]
+            if not all(bool(self.torch.isfinite(t.detach()).all()) for t in layer.outputs(kept)):
                 return struct.pack("<q", i + 1)
         return struct.pack("<q", 0)
 

@@ -2,9 +2,11 @@
 
 import ctypes
 import hashlib
+import math
 import os
 import platform
 import random
+import struct
 import sys
 import traceback
 
@@ -57,6 +59,57 @@ def explain(error, folder):
     }
 
 
+class Parts:
+    """The tensors that cross between layers, or that a sample has: shapes without the samples, types, and how they cross as one.
+
+    One float32 tensor crosses as it is. Anything else crosses as a row of 32-bit words for each sample: float32 and integers of up to 32
+    bits as one word, int64 as two. The words are typed float32 and only copied, which keeps them.
+    """
+
+    def __init__(self, tensors, many):
+        self.many = many
+        self.types = [t.dtype for t in tensors]
+        self.shapes = [list(t.shape[1:]) for t in tensors]
+        self.plain = not many and self.types[0] == torch.float32
+        self.counts = [math.prod(s) * (2 if d == torch.int64 else 1) for s, d in zip(self.shapes, self.types)]
+        self.shape = self.shapes[0] if self.plain else [sum(self.counts)]
+
+    def __eq__(self, other):
+        return (self.many, self.types, self.shapes) == (other.many, other.types, other.shapes)
+
+    def __str__(self):
+        each = [f"{shape} of {dtype}" for shape, dtype in zip(self.shapes, self.types)]
+        return f"({', '.join(each)})" if self.many else each[0]
+
+    def value(self, tensors):
+        """Returns what the program sees."""
+        return tuple(tensors) if self.many else tensors[0]
+
+    def pack(self, tensors):
+        """Returns the tensors as one."""
+        if self.plain:
+            return tensors[0]
+        rows = []
+        for t, dtype in zip(tensors, self.types):
+            row = t.detach().reshape(t.shape[0], -1)
+            if dtype != torch.float32:
+                row = (row if dtype == torch.int64 else row.to(torch.int32)).contiguous().view(torch.int32).view(torch.float32)
+            rows.append(row)
+        return torch.cat(rows, 1)
+
+    def unpack(self, t):
+        """Returns the tensors in one of pack, contiguous."""
+        if self.plain:
+            return [t]
+        tensors = []
+        for row, shape, dtype in zip(t.split(self.counts, 1), self.shapes, self.types):
+            row = row.contiguous()
+            if dtype != torch.float32:
+                row = row.view(torch.int32).view(torch.int64 if dtype == torch.int64 else torch.int32).to(dtype)
+            tensors.append(row.reshape([-1, *shape]))
+        return tensors
+
+
 class Source:
     """A data set, whose samples all have the shapes and types of the first."""
 
@@ -67,33 +120,45 @@ class Source:
         if len(data) < 1:
             raise Refused(f"Job.{what} has no samples")
         if like is None:
-            self.shapes = None
+            self.parts = None
             seed(0)
-            x, y = self.pair(0)
-            self.shapes, self.types = [list(x.shape), list(y.shape)], [x.dtype, y.dtype]
+            self.parts = [Parts([t.unsqueeze(0) for t in tensors], many) for tensors, many in self.split(0)]
         else:
-            self.shapes, self.types = like.shapes, like.types
+            self.parts = like.parts
 
     def pair(self, index):
-        """Returns input and target of a sample as tensors."""
+        """Returns input and target of a sample, each as a list of tensors."""
+        pair = []
+        for name, parts, (tensors, many) in zip(("input", "target"), self.parts, self.split(index)):
+            found = Parts([t.unsqueeze(0) for t in tensors], many)
+            if found != parts:
+                raise Refused(f"sample {index} of Job.{self.what}: the {name} is {found}, that of sample 0 is {parts}; "
+                              "all samples must have one shape: pad or cut them")
+            pair.append(tensors)
+        return pair
+
+    def split(self, index):
+        """Returns the tensors of input and target of a sample, and whether they were a tuple."""
         sample = self.data[index]
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise Refused(f"sample {index} of Job.{self.what} is {kind(sample)}; give a pair (input, target)")
-        pair = []
-        for side, (name, value) in enumerate(zip(("input", "target"), sample)):
-            try:
-                t = torch.as_tensor(value)
-            except (TypeError, ValueError, RuntimeError):
-                raise Refused(f"sample {index} of Job.{self.what}: the {name} is {kind(value)}; give one tensor, array or number") from None
-            if t.dtype != torch.float32 and t.dtype not in INTEGERS:
-                raise Refused(f"sample {index} of Job.{self.what}: the {name} is {t.dtype}; give float32, such as x.float(), or integers")
-            if 0 in t.shape:
-                raise Refused(f"sample {index} of Job.{self.what}: the {name} of shape {list(t.shape)} has no elements")
-            if self.shapes is not None and (list(t.shape) != self.shapes[side] or t.dtype != self.types[side]):
-                raise Refused(f"sample {index} of Job.{self.what}: the {name} has shape {list(t.shape)} and {t.dtype}, sample 0 has "
-                              f"{self.shapes[side]} and {self.types[side]}; all samples must have one shape: pad or cut them")
-            pair.append(t.detach())
-        return pair
+        sides = []
+        for name, value in zip(("input", "target"), sample):
+            many, tensors = isinstance(value, tuple), []
+            for v in value if many else [value]:
+                try:
+                    t = torch.as_tensor(v)
+                except (TypeError, ValueError, RuntimeError):
+                    raise Refused(f"sample {index} of Job.{self.what}: the {name} has {kind(v)}; give tensors, arrays or numbers") from None
+                if t.dtype != torch.float32 and t.dtype not in INTEGERS:
+                    raise Refused(f"sample {index} of Job.{self.what}: the {name} is {t.dtype}; give float32, such as x.float(), or integers")
+                if 0 in t.shape:
+                    raise Refused(f"sample {index} of Job.{self.what}: the {name} of shape {list(t.shape)} has no elements")
+                tensors.append(t.detach())
+            if not tensors:
+                raise Refused(f"sample {index} of Job.{self.what}: the {name} is an empty tuple")
+            sides.append((tensors, many))
+        return sides
 
     def batch(self, count):
         """Returns the first samples as a micro-batch."""
@@ -101,7 +166,7 @@ class Source:
         for i in range(count):
             seed(i)
             pairs.append(self.pair(i % len(self.data)))
-        return [torch.stack([p[side] for p in pairs]).contiguous() for side in (0, 1)]
+        return [[torch.stack(ts).contiguous() for ts in zip(*(p[side] for p in pairs))] for side in (0, 1)]
 
     def sha256(self, most=256):
         """Returns a hash of the length and of evenly spaced samples."""
@@ -109,12 +174,16 @@ class Source:
         digest = hashlib.sha256(f"{n}\n".encode())
         for i in range(min(n, most)):
             seed(i)
-            for t in self.pair(i * n // min(n, most)):
-                digest.update(raw(t))
+            for tensors in self.pair(i * n // min(n, most)):
+                for t in tensors:
+                    digest.update(raw(t))
         return digest.hexdigest()
 
     def spec(self, side):
-        return {"shape": self.shapes[side], "integer": self.types[side] != torch.float32}
+        parts = self.parts[side]
+        if parts.many:
+            return {"shape": parts.shape, "integer": True}
+        return {"shape": parts.shapes[0], "integer": parts.types[0] != torch.float32}
 
 
 class Layer:
@@ -125,36 +194,74 @@ class Layer:
         self.name = f"{index}.{type(module).__name__}"
         self.params = [p for _, p in module.named_parameters()]
         self.first = [p.detach().clone().contiguous() for p in self.params]
+        self.again = getattr(module, "_soliton_again", False)  # computes forward once more in the backward pass
         self.writes = False  # into its input
-        self.shape = None  # of the output, without the samples
+        self.parts = None  # of the output
         self.at = -1  # where the parameters are in the shared memory
 
     def call(self, x, train):
-        """Returns the input that is a leaf, and the output for a private copy of it if the layer writes into its input."""
-        leaf = x.detach()
-        if leaf.is_floating_point() and train and self.index > 0:
-            leaf.requires_grad_()
-        return leaf, self.module(leaf.clone() if self.writes else leaf)
+        """Returns the inputs as leaves, and the outputs for private copies of them if the layer writes into its input."""
+        leaves = [t.detach() for t in x]
+        for leaf in leaves:
+            if leaf.is_floating_point() and train and self.index > 0:
+                leaf.requires_grad_()
+        out = self.module(*(leaf.clone() for leaf in leaves) if self.writes else leaves)
+        return leaves, self.check(out, len(x[0]))
 
-    def check(self, out, samples):
-        if not isinstance(out, torch.Tensor):
-            raise Refused(f"layer {self.name} returns {kind(out)}; a layer must return one tensor")
-        if out.dtype != torch.float32:
-            raise Refused(f"layer {self.name} returns {out.dtype}; a layer must return float32")
-        if out.dim() < 1 or out.shape[0] != samples:
-            raise Refused(f"layer {self.name} returns shape {list(out.shape)} for {samples} samples; the first dimension must count samples")
-        shape = list(out.shape[1:])
-        if self.shape is not None and shape != self.shape:
-            raise Refused(f"layer {self.name} returns shape {shape} a sample, and {self.shape} before; shapes must not vary")
-        self.shape = shape
+    def forward(self, x, train, number):
+        """Runs the layer and returns its outputs, contiguous, and what backward needs."""
+        seed(number)
+        with torch.set_grad_enabled(bool(train) and not self.again):
+            leaves, out = self.call(x, train)
+        return [t.detach().contiguous() for t in out], (leaves, None if self.again else out, number)
+
+    def outputs(self, kept):
+        """Returns the outputs of a pass, for what forward has kept."""
+        return kept[1] if kept[1] is not None else self.forward(kept[0], False, kept[2])[0]
+
+    def backward(self, kept, grads, number):
+        """Runs the backward pass into the empty .grad of the parameters, and returns the gradients of the inputs."""
+        leaves, out, before = kept
+        if out is None:
+            seed(before)
+            with torch.enable_grad():
+                leaves, out = self.call(leaves, True)
+        seed(number)
+        pairs = [(t, g) for t, g in zip(out, grads) if t.requires_grad]
+        if pairs:
+            torch.autograd.backward([t for t, _ in pairs], [g for _, g in pairs])
+        return [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous() for leaf in leaves]
+
+    def check(self, value, samples):
+        """Returns the outputs as a list, with the shapes and types that they had before."""
+        many = isinstance(value, (tuple, list))
+        out = list(value) if many else [value]
+        if not out:
+            raise Refused(f"layer {self.name} returns an empty tuple; a layer must return a tensor, or a tuple of tensors")
+        for t in out:
+            if not isinstance(t, torch.Tensor):
+                has = f"a tuple with {kind(t)}" if many else kind(t)
+                raise Refused(f"layer {self.name} returns {has}; a layer must return a tensor, or a tuple of tensors")
+            if t.dtype != torch.float32 and t.dtype not in INTEGERS:
+                raise Refused(f"layer {self.name} returns {t.dtype}; a layer must return float32 or integers")
+            if t.dim() < 1 or t.shape[0] != samples:
+                raise Refused(f"layer {self.name} returns shape {list(t.shape)} for {samples} samples; the first dimension must count samples")
+            if t.numel() == 0:
+                raise Refused(f"layer {self.name} returns shape {list(t.shape)}, which has no elements")
+        parts = Parts(out, many)
+        if self.parts is not None and parts != self.parts:
+            raise Refused(f"layer {self.name} returns {parts} a sample, and {self.parts} before; shapes must not vary")
+        self.parts = parts
+        return out
 
 
 def kind(value):
-    return f"a {type(value).__name__}" if value is not None else "None"
+    name = type(value).__name__
+    return "None" if value is None else f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
 def loss_of(function, out, target, samples, train):
-    """Returns the loss that is differentiated, and sum and count for the mean."""
+    """Returns the loss that is differentiated, and sum and count for the mean, of what the program sees of output and target."""
     value = function(out, target)
     if isinstance(value, (tuple, list)) and len(value) == 2:
         total, count = value
@@ -265,47 +372,51 @@ class Program:
         x, y = self.data.batch(samples)
         made, passes = [], []
         for layer in self.layers:
-            kept = {name: b.clone() for name, b in layer.module.named_buffers()}
-            seed(layer.index)
-            before = x.clone()
+            buffers = {name: b.clone() for name, b in layer.module.named_buffers()}
+            before = [t.clone() for t in x]
             try:
-                leaf, out = layer.call(x, True)
-                layer.writes = layer.writes or not torch.equal(x, before)
+                out, kept = layer.forward(x, True, layer.index)
+                layer.writes = layer.writes or not all(torch.equal(a, b) for a, b in zip(x, before))
             except RuntimeError as error:
                 if "leaf variable" not in str(error).lower():
                     raise
                 layer.writes = True
             if layer.writes:
                 x = before
-                seed(layer.index)
-                leaf, out = layer.call(x, True)
-            layer.check(out, samples)
+                out, kept = layer.forward(x, True, layer.index)
             for name, b in layer.module.named_buffers():
-                if name not in kept or not torch.equal(b, kept[name]):
+                if name not in buffers or not torch.equal(b, buffers[name]):
                     raise Refused(f"layer {layer.name} changes its buffer {name} in forward, so its result depends on which micro-batches "
                                   "a worker has seen; layers must keep nothing between calls")
-            passes.append((leaf, out))
-            x = out.detach().contiguous()
-            made.append((f"layer {layer.name}", hashlib.sha256(raw(x)).digest()))
-        leaf = x.requires_grad_()
-        seed(len(self.layers))
-        total, _, _ = loss_of(self.job.loss, leaf, y, samples, True)
-        if not bool(torch.isfinite(total.detach()).all()):
-            raise Refused(f"the loss of the first {samples} samples is {float(total)}; check layers, loss and data")
-        if total.requires_grad:
-            seed(len(self.layers))
-            total.backward()
-        grad = torch.zeros_like(x) if leaf.grad is None else leaf.grad.contiguous()
-        made.append(("Job.loss", hashlib.sha256(raw(total) + raw(grad)).digest()))
-        for layer, (leaf, out) in zip(reversed(self.layers), reversed(passes)):
-            seed(layer.index)
-            grad = backward(layer, leaf, out, grad)
-            digest = hashlib.sha256(raw(grad) if layer.index > 0 else b"")
+            passes.append(kept)
+            x = out
+            made.append((f"layer {layer.name}", digest_of(x)))
+        total, _, count, grads = self.loss(x, y, samples, True, len(self.layers))
+        if not math.isfinite(total):
+            raise Refused(f"the loss of the first {samples} samples is {total}; check layers, loss and data")
+        made.append(("Job.loss", hashlib.sha256(struct.pack("<dq", total, count) + digest_of(grads)).digest()))
+        for layer, kept in zip(reversed(self.layers), reversed(passes)):
+            grads = layer.backward(kept, grads, layer.index)
+            digest = hashlib.sha256(digest_of(grads) if layer.index > 0 else b"")
             for p in layer.params:
                 digest.update(b"-" if p.grad is None else raw(p.grad))
                 p.grad = None
             made.append((f"the backward pass of layer {layer.name}", digest.digest()))
         return made
+
+    def loss(self, x, y, samples, train, number):
+        """Returns the loss, its sum and count for the mean, and the gradients of the outputs of the last layer."""
+        leaves = [t.detach() for t in x]
+        for leaf in leaves:
+            if train and leaf.is_floating_point():
+                leaf.requires_grad_()
+        seed(number)
+        with torch.set_grad_enabled(bool(train)):
+            value, total, count = loss_of(self.job.loss, self.layers[-1].parts.value(leaves), self.data.parts[1].value(y), samples, train)
+        if train and value.requires_grad:
+            seed(number)
+            value.backward()
+        return float(value), total, count, [torch.zeros_like(t) if t.grad is None else t.grad.contiguous() for t in leaves]
 
     def describe(self):
         job, first, fixed = self.job, hashlib.sha256(), hashlib.sha256()
@@ -323,7 +434,7 @@ class Program:
             numbers.update(momentum=float(optimizer.momentum))
         return {
             "layers": [{
-                "name": layer.name, "out": layer.shape,
+                "name": layer.name, "out": layer.parts.shape,
                 "params": [{"name": n, "shape": list(p.shape), "decay": bool(d and p.requires_grad)}
                            for n, p, d in zip(names, layer.params, decayed)],
             } for layer, names, decayed in zip(self.layers, self.names, self.decayed)],
@@ -341,11 +452,12 @@ class Program:
         }
 
 
-def backward(layer, leaf, out, grad):
-    """Runs the backward pass of a layer into the empty .grad of its parameters, and returns the gradient of its input."""
-    if out.requires_grad:
-        torch.autograd.backward(out, grad)
-    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad.contiguous()
+def digest_of(tensors):
+    """Returns a hash of tensors."""
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(raw(t))
+    return digest.digest()
 
 
 def capability():

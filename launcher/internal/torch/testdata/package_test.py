@@ -1,0 +1,215 @@
+"""Tests of the package soliton without workers. TestPythonPackage runs them."""
+
+import mmap
+import os
+import struct
+import unittest
+
+import soliton
+import torch
+from torch import nn
+
+from soliton import _child, _describe
+
+F = nn.functional
+
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return self.make(i)
+
+
+def plain(i):
+    return torch.randn(4), torch.tensor(i % 2)
+
+
+def job(**given):
+    numbers = {"layers": [nn.Linear(4, 2)], "loss": F.cross_entropy, "data": Data(plain), "optimizer": soliton.SGD(lr=0.1), "global_batch": 4, "steps": 3}
+    numbers.update(given)
+    return soliton.Job(**numbers)
+
+
+def program(**given):
+    _describe.seed(0)
+    layers = given.get("layers")
+    if callable(layers):
+        given["layers"] = layers()
+    return _describe.Program(job(**given), os.path.dirname(__file__))
+
+
+class Worker:
+    """Plays a worker: runs a computing process's calls in this process, over shared memory."""
+
+    def __init__(self, program):
+        self.program, self.at = program, 4096
+        memory = os.memfd_create("memory")
+        os.ftruncate(memory, 1 << 20)
+        self.computer, self.all = _child.Computer(program, memory), mmap.mmap(memory, 1 << 20)
+        self.params = []
+        for i, layer in enumerate(program.layers):
+            self.params.append(self.take(sum(p.numel() for p in layer.params)))
+            self.computer.first(i, self.params[i])
+
+    def take(self, words):
+        at, self.at = self.at, self.at + 64 * (words // 16 + 1)
+        return at
+
+    def run(self, borders, samples=4):
+        """Returns the loss and the gradients of a micro-batch; the layers in borders get their input from another stage."""
+        layers, data = self.program.layers, self.program.data
+        size = [torch.Size(data.spec(side)["shape"]).numel() for side in (0, 1)]
+        x, y = self.take(size[0] * samples), self.take(size[1] * samples)
+        for i in range(samples):
+            self.computer.sample(0, i, i, x + 4 * i * size[0], y + 4 * i * size[1])
+        words = [samples * torch.Size(layer.parts.shape).numel() for layer in layers]
+        ends = [i + 1 for i in range(len(layers)) if i + 1 in borders] + [len(layers)]
+        lo, at = 0, x
+        for stage, hi in enumerate(ends):
+            to = self.take(words[hi - 1])
+            for i in range(lo, hi):
+                self.computer.forward(stage, i, i == lo, 1, samples, at, self.params[i], 100 + i, to if i == hi - 1 else 0)
+            lo, at = hi, to
+        back = self.take(words[-1])
+        total, count = struct.unpack("<dq", self.computer.loss(len(ends) - 1, y, 99, back))
+        found = {}
+        for stage, hi in reversed(list(enumerate(ends))):
+            lo = ends[stage - 1] if stage else 0
+            grads = {i: self.take(sum(p.numel() for p in layers[i].params)) for i in range(lo, hi)}
+            below = self.take(words[lo - 1]) if lo else 0
+            for i in reversed(range(lo, hi)):
+                self.computer.backward(stage, i, i == lo, self.params[i], 200 + i, back if i == hi - 1 else 0, grads[i], below if i == lo else 0)
+                n = 4 * sum(p.numel() for p in layers[i].params)
+                found[i] = self.all[grads[i]:grads[i] + n]
+            back = below
+        return total, count, found
+
+
+class Start(nn.Module):
+    """Gives the next layer two tensors of floats and three of integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 6)
+
+    def forward(self, tokens, scale):
+        x = self.table(tokens) * scale.unsqueeze(-1)
+        return x, scale, tokens + (1 << 40), tokens.to(torch.int32), tokens > 3
+
+
+class Middle(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.drop = nn.Linear(6, 6), nn.Dropout(0.3)
+
+    def forward(self, x, scale, far, near, mask):
+        assert far.dtype == torch.int64 and near.dtype == torch.int32 and mask.dtype == torch.bool
+        assert torch.equal(far - (1 << 40), near.long())
+        return self.drop(self.inner(x)) * (scale * 2).unsqueeze(-1), scale + x.mean(-1), far, near, mask
+
+
+class End(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(6, 10)
+
+    def forward(self, x, scale, far, near, mask):
+        return self.out(x * mask.unsqueeze(-1)) + self.out.weight.mean() * scale.unsqueeze(-1), near
+
+
+def several(i):
+    return (torch.arange(5) + i % 5, torch.rand(5)), (torch.arange(5), torch.rand(5))
+
+
+def several_loss(out, target):
+    logits, near = out
+    tokens, weights = target
+    each = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none") * weights.flatten() * (near.flatten() + 1)
+    return each.sum(), tokens.numel()
+
+
+class TestTuples(unittest.TestCase):
+    def test_bits_do_not_depend_on_stages(self):
+        p = program(layers=lambda: [Start(), Middle(), Middle(), End()], loss=several_loss, data=Data(several))
+        want = Worker(p).run(borders=())
+        self.assertEqual(want[1], 20)
+        for borders in [(1,), (2,), (1, 3), (1, 2, 3)]:
+            self.assertEqual(Worker(p).run(borders), want, borders)
+
+    def test_packed(self):
+        p = program(layers=lambda: [Start(), Middle(), End()], loss=several_loss, data=Data(several))
+        out = [layer["out"] for layer in p.describe()["layers"]]
+        self.assertEqual(out, [[30 + 5 + 10 + 5 + 5]] * 2 + [[50 + 5]])
+        self.assertEqual(p.describe()["input"], {"shape": [15], "integer": True})
+
+
+class TestCheckpoint(unittest.TestCase):
+    def test_same_bits(self):
+        def layers(wrap):
+            return lambda: [nn.Linear(4, 8), wrap(nn.Sequential(nn.Dropout(0.5), nn.Linear(8, 8), nn.ReLU(inplace=True))), nn.Linear(8, 2)]
+
+        with_it, without = program(layers=layers(soliton.checkpoint)), program(layers=layers(lambda m: m))
+        self.assertEqual(with_it.probe, without.probe)
+        self.assertEqual(Worker(with_it).run((2,)), Worker(without).run(()))
+
+    def test_keeps_no_graph(self):
+        p = program(layers=lambda: [nn.Linear(4, 8), soliton.checkpoint(nn.Linear(8, 2))])
+        _, kept = p.layers[1].forward([torch.randn(4, 8)], True, 1)
+        self.assertIsNone(kept[1])
+
+
+class Returns(nn.Module):
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def forward(self, x):
+        return self.make(x)
+
+
+class Forgetful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        self.seen += 1
+        return x
+
+
+class TestRefused(unittest.TestCase):
+    def test_each_by_name(self):
+        shared = nn.Linear(4, 4)
+        for text, given in {
+            "Job.layers is empty": {"layers": []},
+            "Job.layers[0] is a str": {"layers": ["x"]},
+            "weight of layer 1 (Linear) is also weight of layer 0 (Linear)": {"layers": [shared, shared]},
+            "weight of layer 0 (Linear) is torch.float64": {"layers": [nn.Linear(4, 2).double()]},
+            "has no shape yet": {"layers": [nn.LazyLinear(2)]},
+            "is a BatchNorm1d, whose running mean": {"layers": [nn.BatchNorm1d(4), nn.Linear(4, 2)]},
+            "changes its buffer seen": {"layers": [Forgetful(), nn.Linear(4, 2)]},
+            "layer 0.Returns returns None; a layer must return a tensor, or a tuple of tensors": {"layers": [Returns(lambda x: None)]},
+            "layer 0.Returns returns a tuple with a str": {"layers": [Returns(lambda x: (x, "y"))]},
+            "layer 0.Returns returns torch.float64; a layer must return float32 or integers": {"layers": [Returns(lambda x: x.double())]},
+            "layer 0.Returns returns shape [] for 4 samples": {"layers": [Returns(lambda x: x.sum())]},
+            "Job.data is a list_iterator": {"data": iter([1])},
+            "the input is torch.float64": {"data": Data(lambda i: (torch.randn(4).double(), 1))},
+            "sample 1 of Job.data: the input is [5] of torch.float32, that of sample 0 is [4] of torch.float32": {"data": Data(lambda i: (torch.randn(4 + i), 1))},
+            "Job.loss returns a str": {"loss": lambda out, target: "x"},
+            "the loss of the first 4 samples is nan": {"loss": lambda out, target: out.sum() * float("nan")},
+            "Job.steps is 1.5; give a whole number": {"steps": 1.5},
+            "Job.optimizer is an Adam": {"optimizer": torch.optim.Adam([nn.Parameter(torch.ones(1))])},
+        }.items():
+            with self.subTest(text):
+                with self.assertRaises(_describe.Refused) as caught:
+                    program(**given)
+                self.assertIn(text, str(caught.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()
