@@ -1,5 +1,6 @@
-// Package data reads training data that is larger than memory: text, and tokens as nanoGPT and NumPy write them, from files, folders
-// and patterns, plain or compressed (.gz, .zst), alone or mixed by weight. docs/data.md has examples.
+// Package data reads training data that is larger than memory: text, tokens as nanoGPT and NumPy write them, and documents that it
+// tokenizes and packs, from files, folders and patterns, plain or compressed (.gz, .zst), alone or mixed by weight. docs/data.md has
+// examples.
 //
 //	prose, err := data.Tokens(data.Uint16, "prose/*.bin")
 //	code, err := data.Numpy("code/*.npy")
@@ -18,7 +19,7 @@
 // # Prepared files
 //
 // Compressed files cannot be read in the middle. They are unpacked once: the first process of a host that opens one writes the plain
-// bytes, and others wait and use them. Prepared files are in the folder soliton/data of [os.UserCacheDir] ($XDG_CACHE_HOME, else
+// bytes, and others wait and use them. The tokens of documents, and where packing puts documents, are prepared likewise. Prepared files are in the folder soliton/data of [os.UserCacheDir] ($XDG_CACHE_HOME, else
 // ~/.cache on Linux), under a name that follows from path, size and modification time. Removing the folder is safe while no run
 // uses it.
 //

@@ -89,6 +89,8 @@ func identity(f find.File) (string, error) {
 type source struct {
 	Bytes  int64  `json:"bytes"`  // of the source
 	SHA256 string `json:"sha256"` // of its bytes
+
+	Documents int64 `json:"documents,omitempty"` // that it holds, or samples of an index
 }
 
 const sourceFile = "source.json"

@@ -67,6 +67,9 @@ type Stream struct {
 	stored *content
 	kind   Type
 	lo, hi int64 // the tokens of the stream in stored
+
+	ends *content // of documents in stored, nil where none are known
+	key  string   // that says which documents these are
 }
 
 // Text returns the bytes of files as tokens 0 to 255, in path order, as [trainer.Text] does, without holding them in memory. Patterns
