@@ -11,12 +11,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/net/admit"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -25,45 +27,74 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
 )
 
+// changed is what a run is resumed with that was otherwise before.
+type changed struct {
+	allow   []string
+	program string   // PROGRAM; "" for the one of before
+	args    []string // of the program
+}
+
 func newResume() *cobra.Command {
 	var f runFlags
+	var with changed
 	cmd := &cobra.Command{
-		Use:   "resume [flags] RUN_DIR",
+		Use:   "resume [flags] RUN_DIR [program flags]",
 		Short: "Resume a run that has ended",
 		Long: `resume continues the run of a run directory from its newest whole checkpoint,
 with the program and the program's flags of before, which job.json has. It need not
 have as many workers or stages: the result is the same, bit for bit.
 
-Program and data must be those of before, by their SHA-256. A checkpoint that was
-altered or cut off is refused, and the one before it used. The line files of the run
-directory grow on: steps after the checkpoint appear in metrics.jsonl once more, with a
-higher plan, and the last line of a step counts.
+Flags of the program after RUN_DIR replace those of before. A run that has done all its steps
+can be resumed with more: --steps 400. What else changes a result has to be allowed, by its
+name: with another learning rate, --allow lr. The names are ` + strings.Join(change.Names(), ", ") + `; the
+program is another one when it was built again from other code or by another version of Go.
+What has changed is named, and job.json keeps what the run was before, and up to which step.
+Only another shape of the state is refused.
+
+A checkpoint that was altered or cut off is refused, and the one before it used. The line files
+of the run directory grow on: steps after the checkpoint appear in metrics.jsonl once more, with
+a higher plan, and the last line of a step counts.
 
 A run over several machines is resumed by as many as have its newest checkpoint together,
 with --listen and launcher join, or with --hosts: they get from each other what they lack. What
 is missing is named, with the machines that had it. Resume it where metrics.jsonl has most steps.`,
 		Example: `  launcher resume runs/latest
   launcher resume runs/gpt-20260102-150405 --workers 2 --stages 1
+  launcher resume runs/latest --steps 400
+  launcher resume --allow program,lr runs/latest --lr 1e-4 --steps 400
   launcher resume --listen --wait-hosts 3 runs/latest        and on two other machines of the run
   launcher join TICKET`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return errors.New("RUN_DIR is missing: give the directory of a run, such as runs/latest")
 			}
-			if len(args) > 1 {
-				return fmt.Errorf("unexpected argument %q: give RUN_DIR; the program and its flags are those of before", args[1])
+			if len(args) > 1 && !strings.HasPrefix(args[1], "-") {
+				return fmt.Errorf("unexpected argument %q: give RUN_DIR and flags; another PROGRAM is given with --program", args[1])
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			own, rest := cli.Split(args[1:], cmd.Flags())
+			if err := cmd.ParseFlags(own); err != nil {
+				return cli.FlagError(cmd, err)
+			}
+			if with.args = rest; slices.Contains(rest, "--help") {
+				return cmd.Help()
+			}
+			if err := change.Check(with.allow); err != nil {
+				return err
+			}
 			if done, err := f.detach.Hand(cmd); done {
 				return err
 			}
-			return resume(cmd, f, args[0])
+			return resume(cmd, f, args[0], with)
 		},
 	}
 	flags := cmd.Flags()
+	flags.SetInterspersed(false) // what follows RUN_DIR is looked at later
 	flags.SortFlags = false
+	flags.StringSliceVar(&with.allow, "allow", nil, "`names` of what may have changed, such as program,lr")
+	flags.StringVar(&with.program, "program", "", "`PROGRAM`, where it is not the one of before (default as before)")
 	sharedFlags(flags, &f)
 	machineFlags(cmd, &f)
 	zero := map[string]string{"int": "0", "string": "", "bool": "false", "duration": "0s"}
@@ -75,7 +106,7 @@ is missing is named, with the machines that had it. Resume it where metrics.json
 }
 
 // resume takes the run directory and trains on.
-func resume(cmd *cobra.Command, f runFlags, path string) error {
+func resume(cmd *cobra.Command, f runFlags, path string, with changed) error {
 	dir, was, err := rundir.Resume(path)
 	switch {
 	case errors.Is(err, rundir.ErrNoRun), errors.Is(err, rundir.ErrInUse):
@@ -85,8 +116,10 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
 	job := was.Job
-	if s := was.Summary; s != nil && s.Steps == job.Steps && s.ParamsSHA256 != "" {
-		return cli.Fail(fmt.Errorf("%s: nothing to resume: all %d steps are done", path, job.Steps))
+	s := was.Summary
+	finished := s != nil && s.Steps == job.Steps && s.ParamsSHA256 != ""
+	if finished && len(with.args)+len(with.allow) == 0 && with.program == "" {
+		return cli.Fail(fmt.Errorf("%s: nothing to resume: all %d steps are done; give --steps with more", path, job.Steps))
 	}
 	if job.Command == "" {
 		return cli.Fail(fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot be resumed", path))
@@ -115,18 +148,18 @@ func resume(cmd *cobra.Command, f runFlags, path string) error {
 	} else if was.Last != nil {
 		again.Step = was.Last.Step
 	}
-	again.Calls = was.Calls
+	again.Calls, again.Finished, again.Allow = was.Calls, finished, with.allow
 	if again.Plan = was.Plan; was.Last != nil {
 		again.Number = was.Last.Plan
 	}
 	if again.Data, err = dir.ReadData(); err != nil {
 		return cli.Fail(err)
 	}
-	p, err := programAgain(path, job)
+	p, err := programAgain(path, job, with.program)
 	if err != nil {
 		return err
 	}
-	return trainIn(cmd.Context(), f, p, job.Args, dir, again, cmd.OutOrStdout(), cmd.ErrOrStderr())
+	return trainIn(cmd.Context(), f, p, cli.Override(job.Args, with.args), dir, again, cmd.OutOrStdout(), cmd.ErrOrStderr())
 }
 
 // inherit takes over from the run before what was not changed.
@@ -174,7 +207,7 @@ func inherit[T any](given bool, flag *T, before T) {
 
 // newest finds the checkpoint to resume from, and reports those that cannot be used, after notes.
 func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string, stderr io.Writer) (*session.Resume, error) {
-	r, refused, err := checkpoint.Newest(ctx, dir.Path(), job.ID())
+	r, refused, err := checkpoint.Newest(ctx, dir.Path(), job.Eras())
 	again := &session.Resume{Job: job, Note: notes}
 	for _, text := range notes {
 		fmt.Fprintf(stderr, "launcher: %s\n", text)
@@ -197,7 +230,7 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string
 		return nil, err
 	}
 	defer r.Close()
-	again.Step = r.Manifest().Step
+	again.Step, again.Tensors = r.Manifest().Step, r.Manifest().Tensors
 	return again, nil
 }
 
@@ -215,10 +248,18 @@ func (f *runFlags) machines() (int, error) {
 	return 1, nil
 }
 
-// programAgain returns the program of a run as it was given, from the directory in which it was given. If it is not here, it is the copy
-// that this machine got when it joined the run.
-func programAgain(path string, job rundir.Job) (program, error) {
+// programAgain returns the program of a run as it was given, from the directory in which it was given, or from the one of now. If it is
+// not here, it is the copy that this machine got when it joined the run. Another program is one of the directory of now.
+func programAgain(path string, job rundir.Job, other string) (program, error) {
+	if other != "" {
+		return resolve(other)
+	}
 	err := os.Chdir(job.Dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		if p, err := resolve(job.Command); err == nil && p.pkg != job.Command { // an import path is of anywhere
+			return p, nil
+		}
+	}
 	var p program
 	if err != nil {
 		err = cli.Fail(fmt.Errorf("%s: job.json: the dir in which PROGRAM was given: %w", path, err))
@@ -307,7 +348,7 @@ func openRunDir(ctx context.Context, f *runFlags, t admit.Ticket, a *assignment)
 // findRun takes the directory of a run, which path names or which is below runs; nil if there is none.
 func findRun(path string, job rundir.Job) (*rundir.Dir, error) {
 	same := func(other rundir.Job) bool {
-		return other.Plain().ID() == job.Plain().ID() && other.Started.Equal(job.Started)
+		return job.Plain().Descends(other.Plain().ID()) && other.Started.Equal(job.Started)
 	}
 	if path == "" {
 		entries, _ := os.ReadDir(rundir.Parent)

@@ -124,7 +124,7 @@ type command struct {
 // standardFlags holds the values of the standard flags: most are fields of a job.
 type standardFlags struct {
 	job       Job
-	lr        float64
+	rate      Schedule // Peak and Steps
 	reduction string
 	plain     bool
 }
@@ -134,13 +134,14 @@ func (c *command) standardOf(job Job) (*standardFlags, *flag.FlagSet) {
 	o := &standardFlags{job: job}
 	j, f := &o.job, flag.NewFlagSet(c.name, flag.ContinueOnError)
 	if j.Optimizer != nil {
-		o.lr = j.Optimizer.schedule().Peak
+		o.rate = j.Optimizer.schedule()
 	}
 	f.IntVar(&j.Steps, "steps", j.Steps, "optimizer updates of the run")
 	f.IntVar(&j.GlobalBatch, "global-batch", j.GlobalBatch, "samples of a step")
 	f.IntVar(&j.MicroBatch, "micro-batch", j.MicroBatch, "samples of a micro-batch; divides the global batch")
 	f.Uint64Var(&j.Seed, "seed", j.Seed, "seed of all random numbers")
-	f.Float64Var(&o.lr, "lr", o.lr, "peak learning rate")
+	f.Float64Var(&o.rate.Peak, "lr", o.rate.Peak, "peak learning rate")
+	f.IntVar(&o.rate.Steps, "lr-steps", o.rate.Steps, "steps of the learning-rate schedule; 0: those of the run")
 	f.IntVar(&j.EvalEvery, "eval-every", j.EvalEvery, "steps between evaluations; one follows the last step in any case")
 	f.Var(&interval{&j.CheckpointSteps, &j.CheckpointEvery}, "checkpoint-every", "steps or `TIME` between checkpoints, such as 500 or 5m; 0: 1m; below 0: only when the run is stopped")
 	f.StringVar(&j.InitFrom, "init-from", j.InitFrom, "first parameters: the `PATH` of a model.safetensors or a run directory")
@@ -210,8 +211,8 @@ func (c *command) override(j Job) Job {
 		if err := fields.Set(f.Name, f.Value.String()); err != nil {
 			panic(fmt.Sprintf("trainer: --%s: %v", f.Name, err)) // the same flag has taken the value
 		}
-		if f.Name == "lr" && j.Optimizer != nil {
-			o.job.Optimizer = j.Optimizer.withPeak(o.lr)
+		if (f.Name == "lr" || f.Name == "lr-steps") && j.Optimizer != nil {
+			o.job.Optimizer = j.Optimizer.withSchedule(o.rate)
 		}
 	})
 	return o.job
@@ -275,7 +276,7 @@ func (c *command) help() string {
 		case "threads", "plain": // their texts say it
 			def = ""
 		}
-		if err != nil && f.Name != "run-dir" && f.Name != "reduction" || f.Name == "lr" && job.Optimizer == nil {
+		if err != nil && f.Name != "run-dir" && f.Name != "reduction" || f.Name == "lr" && job.Optimizer == nil || f.Name == "lr-steps" && f.DefValue == "0" {
 			def = ""
 		}
 		printFlag(&b, f, def)

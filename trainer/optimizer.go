@@ -19,6 +19,10 @@ type Schedule struct {
 	// Final is the part of Peak that a linear or cosine schedule falls to after the
 	// last step.
 	Final float64
+	// Steps is the length of the schedule, whatever the length of the job; later steps have its last learning rate. So the
+	// steps of a job do not depend on how many it has, and a run that is extended equals one of the whole length. 0 means
+	// Job.Steps. --lr-steps
+	Steps int
 }
 
 // ScheduleKind is the shape of the learning rate after the warm-up.
@@ -53,7 +57,7 @@ func (s Schedule) At(step, steps int) float64 {
 		return float64(s.Peak*float64(step)) / float64(s.Warmup)
 	}
 	// The part of the way down that the steps before this one have gone.
-	t := float64(step-1-s.Warmup) / float64(max(steps-s.Warmup, 1))
+	t := min(float64(step-1-s.Warmup)/float64(max(cmp.Or(s.Steps, steps)-s.Warmup, 1)), 1)
 	fall := 0.0
 	switch s.Kind {
 	case LinearSchedule:
@@ -66,13 +70,17 @@ func (s Schedule) At(step, steps int) float64 {
 
 // String describes the schedule, as job.json has it.
 func (s Schedule) String() string {
+	length := ""
+	if s.Steps != 0 {
+		length = fmt.Sprintf(", steps=%d", s.Steps)
+	}
 	switch s.Kind {
 	case ConstantSchedule:
-		return fmt.Sprintf("constant(peak=%v, warmup=%d)", s.Peak, s.Warmup)
+		return fmt.Sprintf("constant(peak=%v, warmup=%d%s)", s.Peak, s.Warmup, length)
 	case LinearSchedule:
-		return fmt.Sprintf("linear(peak=%v, warmup=%d, final=%v)", s.Peak, s.Warmup, s.Final)
+		return fmt.Sprintf("linear(peak=%v, warmup=%d, final=%v%s)", s.Peak, s.Warmup, s.Final, length)
 	case CosineSchedule:
-		return fmt.Sprintf("cosine(peak=%v, warmup=%d, final=%v)", s.Peak, s.Warmup, s.Final)
+		return fmt.Sprintf("cosine(peak=%v, warmup=%d, final=%v%s)", s.Peak, s.Warmup, s.Final, length)
 	}
 	return fmt.Sprintf("schedule(%d)", s.Kind)
 }
@@ -80,6 +88,7 @@ func (s Schedule) String() string {
 func (s Schedule) faults(field string) (f faultList) {
 	f.when(s.Kind > CosineSchedule, field, "", "has the unknown kind %d; use Constant, Linear or Cosine", s.Kind)
 	f.when(!(s.Peak > 0) || math.IsInf(s.Peak, 0), field, "lr", "has the peak %v; it must be above 0", s.Peak)
+	f.when(s.Steps < 0, field, "lr-steps", "has a length of %d steps; it must be 0 (Job.Steps) or more", s.Steps)
 	f.when(s.Warmup < 0, field, "", "has a warm-up of %d steps; it must be 0 or more", s.Warmup)
 	f.when(!(s.Final >= 0 && s.Final <= 1), field, "", "falls to %v of its peak; it must be within 0 and 1", s.Final)
 	return f
@@ -89,7 +98,7 @@ func (s Schedule) faults(field string) (f faultList) {
 type Optimizer interface {
 	rule() zero.Rule
 	schedule() Schedule
-	withPeak(lr float64) Optimizer
+	withSchedule(Schedule) Optimizer
 	faults() faultList
 	String() string
 }
@@ -123,8 +132,8 @@ func (a AdamW) rule() zero.Rule {
 
 func (a AdamW) schedule() Schedule { return a.LR }
 
-func (a AdamW) withPeak(lr float64) Optimizer {
-	a.LR.Peak = lr
+func (a AdamW) withSchedule(s Schedule) Optimizer {
+	a.LR = s
 	return a
 }
 
@@ -162,8 +171,8 @@ func (s SGD) rule() zero.Rule {
 
 func (s SGD) schedule() Schedule { return s.LR }
 
-func (s SGD) withPeak(lr float64) Optimizer {
-	s.LR.Peak = lr
+func (s SGD) withSchedule(lr Schedule) Optimizer {
+	s.LR = lr
 	return s
 }
 

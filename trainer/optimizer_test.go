@@ -28,10 +28,29 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-func TestPeakOverride(t *testing.T) {
+func TestScheduleOverride(t *testing.T) {
 	for _, o := range []Optimizer{AdamW{LR: Cosine(1, 3)}, SGD{LR: Cosine(1, 3)}} {
-		if s := o.withPeak(0.25).schedule(); s.Peak != 0.25 || s.Warmup != 3 || o.schedule().Peak != 1 {
+		if s := o.withSchedule(Linear(0.25, 3)).schedule(); s != Linear(0.25, 3) || o.schedule() != Cosine(1, 3) {
 			t.Errorf("%v: %v", o, s)
+		}
+	}
+}
+
+// A schedule with a length of its own does not depend on that of the job, and its last rate stays.
+func TestScheduleOfItsOwnLength(t *testing.T) {
+	for _, s := range []Schedule{Linear(1, 2), {Kind: CosineSchedule, Peak: 1, Warmup: 2, Final: 0.1}} {
+		long := s
+		long.Steps = 12
+		for step := 1; step <= 20; step++ {
+			want := s.At(min(step, 13), 12)
+			for _, steps := range []int{step, 12, 400} {
+				if got := long.At(step, steps); got != want {
+					t.Errorf("%v at step %d of %d is %v, want %v", long, step, steps, got, want)
+				}
+			}
+		}
+		if f := (Schedule{Peak: 1, Steps: -1}).faults("LR"); len(f) != 1 || s.String() == long.String() {
+			t.Errorf("%v, %v, %v", f, s, long)
 		}
 	}
 }

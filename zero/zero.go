@@ -43,7 +43,7 @@ func OpenCheckpoint(ctx context.Context, runDir string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, refused, err := checkpoint.Newest(ctx, runDir, record.Job.ID())
+	r, refused, err := checkpoint.Newest(ctx, runDir, record.Job.Eras())
 	if err != nil {
 		if len(refused) > 0 {
 			return nil, fmt.Errorf("%w: %w", err, refused[0])

@@ -216,7 +216,7 @@ func (r *run) saveShards(e session.CommitCheckpoint) {
 
 // gatherShards begins to look for the checkpoint that a plan begins from. Hosts without a link are waited for until they are lost.
 func (r *run) gatherShards(e session.VerifyCheckpoint) {
-	g, send := shards.NewGather(r.nextAsked(), e.Job, e.Propose.Order.Passed.Step, r.hosts.having(func(h *hostState) bool { return !h.lost }))
+	g, send := shards.NewGather(r.nextAsked(), e.Of, e.Propose.Order.Passed.Step, r.hosts.having(func(h *hostState) bool { return !h.lost }))
 	r.gather, r.gathers = g, e
 	r.tellHosts(send)
 }

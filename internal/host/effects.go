@@ -61,7 +61,7 @@ func (r *run) do(e session.Effect) error {
 			r.gatherShards(e)
 			return nil
 		}
-		r.others.Go(func() { r.post(verifyFiles(r.talking, r.dir.Path(), e.Job, e.Propose)) })
+		r.others.Go(func() { r.post(verifyFiles(r.talking, r.dir.Path(), e.Of, e.Propose)) })
 	case session.Balance:
 		r.others.Go(func() { r.post(session.Balanced{Balanced: e.Make()}) })
 	case session.CommitCheckpoint:
@@ -208,9 +208,9 @@ func commitFiles(ctx context.Context, dir string, m checkpoint.Manifest, keep ch
 }
 
 // verifyFiles finds the newest whole checkpoint before a plan that goes on from one is proposed.
-func verifyFiles(ctx context.Context, dir, job string, p session.Propose) session.CheckpointVerified {
+func verifyFiles(ctx context.Context, dir string, of rundir.Eras, p session.Propose) session.CheckpointVerified {
 	v := session.CheckpointVerified{Propose: p}
-	r, refused, err := checkpoint.Newest(ctx, dir, job)
+	r, refused, err := checkpoint.Newest(ctx, dir, of)
 	for _, fault := range refused {
 		if !errors.Is(fault, checkpoint.ErrUnfinished) {
 			v.Refused = append(v.Refused, session.OneLine(fault.Error())+"; the checkpoint is not used")

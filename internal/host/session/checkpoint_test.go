@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
@@ -218,25 +219,73 @@ func TestPartsThatCannotBe(t *testing.T) {
 	}
 }
 
-func TestResumedRunIsTheSame(t *testing.T) {
-	was := readyOf(0)
-	was.Job.ModelConfig = json.RawMessage("{\n  \"a\": 1\n}")
-	for field, change := range map[string]func(*control.Ready){
-		"":               func(*control.Ready) {},
-		"seed":           func(r *control.Ready) { r.Job.Seed++ },
-		"program_sha256": func(r *control.Ready) { r.Job.ProgramSHA256 = "other" },
-		"data_sha256":    func(r *control.Ready) { r.Job.DataSHA256 = "other" },
-		"args":           func(r *control.Ready) { r.Job.Args = []string{"--x"} },
+// What has changed since a run ended is refused by name, unless it was asked for, and is written into the lineage.
+func TestResumedRunUnderChange(t *testing.T) {
+	for name, c := range map[string]struct {
+		change  func(*control.Ready)
+		allow   string // that is needed
+		never   bool
+		changed string // names in the lineage
+	}{
+		"nothing":        {change: func(r *control.Ready) { r.Job.ModelConfig, r.Job.Threads = json.RawMessage(`{"a":1}`), 7 }},
+		"kernel":         {change: func(r *control.Ready) { r.Job.Kernel = "other" }},
+		"seed":           {change: func(r *control.Ready) { r.Job.Seed++ }, allow: "seed", changed: "seed"},
+		"program":        {change: func(r *control.Ready) { r.Job.ProgramSHA256 = "other" }, allow: "program", changed: "program"},
+		"Go":             {change: func(r *control.Ready) { r.Job.GoVersion = "go1.99" }, allow: "program", changed: "program"},
+		"data":           {change: func(r *control.Ready) { r.Job.DataSHA256 = "other" }, allow: "data", changed: "data"},
+		"model":          {change: func(r *control.Ready) { r.Job.ModelConfig = json.RawMessage(`{"a":2}`) }, allow: "model", changed: "model"},
+		"peak":           {change: func(r *control.Ready) { r.Job.Schedule = "linear(peak=2, warmup=3)" }, allow: "lr", changed: "lr"},
+		"schedule":       {change: func(r *control.Ready) { r.Job.Schedule = "cosine(peak=1, warmup=3)" }, allow: "schedule", changed: "schedule"},
+		"both":           {change: func(r *control.Ready) { r.Job.Schedule = "cosine(peak=2, warmup=3)" }, allow: "lr,schedule", changed: "lr,schedule"},
+		"numbers":        {change: func(r *control.Ready) { r.Job.Optimizer = "adamw(eps=2)" }, allow: "optimizer", changed: "optimizer"},
+		"rule":           {change: func(r *control.Ready) { r.Job.Optimizer = "sgd(momentum=0)" }, allow: "optimizer", never: true},
+		"batch":          {change: func(r *control.Ready) { r.Job.GlobalBatch *= 2 }, allow: "batch", changed: "batch"},
+		"clip":           {change: func(r *control.Ready) { r.Job.ClipNorm = 1 }, allow: "clip", changed: "clip"},
+		"steps":          {change: func(r *control.Ready) { r.Job.Steps *= 2 }, changed: "steps"},
+		"flags":          {change: func(r *control.Ready) { r.Job.Args = []string{"--x"} }, changed: "flags"},
+		"parameters":     {change: func(r *control.Ready) { r.Job.Parameters++ }, allow: "model", never: true},
+		"shape":          {change: func(r *control.Ready) { r.Layers[0].Shapes = [][]int{{2, 2}} }, allow: "model", never: true},
+		"fewer tensors":  {change: func(r *control.Ready) { r.Layers[0].Names = nil }, allow: "model", never: true},
+		"renamed tensor": {change: func(r *control.Ready) { r.Layers[0].Names = []string{"b"} }},
 	} {
-		now := readyOf(0)
-		now.Job.ModelConfig = json.RawMessage(`{"a":1}`)
-		now.Job.Threads, now.Job.Workers = 7, 9
-		change(&now)
-		err := (&Resume{Job: was.Job, Data: was.Data}).changed(now)
-		other := new(ResumeError)
-		if errors.As(err, &other) != (field != "") || other.Field != field {
-			t.Errorf("%q: %v", field, err)
+		ready := func() control.Ready {
+			r := readyOf(0)
+			r.Job.ModelConfig, r.Job.Schedule, r.Job.Optimizer = json.RawMessage("{\n  \"a\": 1\n}"), "linear(peak=1, warmup=3)", "adamw(eps=1)"
+			r.Layers = []control.Layer{{Name: "a", Names: []string{"a"}, Shapes: [][]int{{4}}, Tensors: []int{4}}}
+			return r
 		}
+		was, now := ready(), ready()
+		c.change(&now)
+		again := &Resume{Job: was.Job, Data: was.Data, Tensors: tensorsOf(was.Layers)}
+		err := again.allows(now)
+		var no *change.Refusal
+		if errors.As(err, &no) != (c.allow != "") || no != nil && (no.Never != c.never || !c.never && !strings.Contains(err.Error(), "give --allow "+c.allow)) {
+			t.Errorf("%s: %v", name, err)
+		}
+		again.Allow = strings.Split(c.allow, ",")
+		if err := again.allows(now); (err != nil) != c.never {
+			t.Errorf("%s, allowed: %v", name, err)
+		}
+		if c.never {
+			continue
+		}
+		lineage, err := again.lineage(now, 1)
+		var names []string
+		for _, a := range lineage {
+			for _, x := range a.Changed {
+				names = append(names, x.Name)
+			}
+		}
+		if err != nil || strings.Join(names, ",") != c.changed {
+			t.Errorf("%s: %q, %v", name, names, err)
+		}
+	}
+	done := &Resume{Job: readyOf(0).Job, Finished: true}
+	if err := done.allows(readyOf(0)); err == nil || !strings.Contains(err.Error(), "steps are done; give --steps with more") {
+		t.Errorf("%v", err)
+	}
+	if _, err := done.lineage(readyOf(0), done.Job.Steps+1); err == nil || !strings.Contains(err.Error(), "it continues after step") {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -20,7 +21,7 @@ import (
 
 // Resume says where a run goes on that has ended before.
 type Resume struct {
-	Job  rundir.Job        // as job.json has it: the program must still make the same
+	Job  rundir.Job        // as job.json has it
 	Data []rundir.DataFile // as data.json has it
 	Step int               // of the checkpoint in the run directory
 	// Gather says that the hosts have run directories of their own: the checkpoint is the newest one of which all files are there when the
@@ -31,6 +32,10 @@ type Resume struct {
 	Number uint64
 	Calls  rundir.Calls
 	Note   []string // what the user should know about it, in a sentence each
+
+	Finished bool                // all steps are done: it can be resumed with more
+	Allow    []string            // what may have changed, by its names in package change
+	Tensors  []checkpoint.Tensor // of the checkpoint, as far as it names them
 }
 
 // Newest returns the newest version that the run has given, as far as its files tell.
@@ -43,16 +48,56 @@ func (r *Resume) Newest() id.Version {
 	return v
 }
 
-// changed returns why the run cannot be resumed with what the workers have.
-func (r *Resume) changed(now control.Ready) error {
-	was := control.Ready{Job: r.Job.Plain(), Data: r.Data, Layers: now.Layers}
-	is := now
-	is.Job = is.Job.Plain()
-	if field, values := difference(was, is); field != "" {
-		return &ResumeError{field, values}
+// allows returns why the run cannot be resumed with what the workers have.
+func (r *Resume) allows(now control.Ready) error {
+	is := now.Job.Plain()
+	if r.Finished && is.Steps <= r.Job.Steps {
+		return &ResumeError{fmt.Errorf("nothing to resume: all %d steps are done; give --steps with more", r.Job.Steps)}
+	}
+	if err := change.Allowed(r.Job.Plain(), is, r.Allow); err != nil {
+		if file := change.OtherFile(r.Data, now.Data); file != "" {
+			err = fmt.Errorf("%w (data: file %s)", err, file)
+		}
+		return &ResumeError{err}
+	}
+	if r.Tensors == nil || len(now.Layers) == 0 {
+		return nil
+	}
+	shapes := func(all []checkpoint.Tensor) (texts []string) {
+		for _, t := range all {
+			texts = append(texts, fmt.Sprintf("layer %d: %v", t.Layer, t.Shape))
+		}
+		return texts
+	}
+	if was, is := shapes(r.Tensors), shapes(tensorsOf(now.Layers)); !slices.Equal(was, is) {
+		i := 0
+		for i < min(len(was), len(is)) && was[i] == is[i] {
+			i++
+		}
+		return &ResumeError{&change.Refusal{Never: true, Changes: []rundir.Change{{
+			Name: fmt.Sprintf("tensor %d", i), Was: append(was, "none")[min(i, len(was))], Is: append(is, "none")[min(i, len(is))],
+		}}}}
 	}
 	return nil
 }
+
+// lineage returns what the run was before that is resumed after a step.
+func (r *Resume) lineage(now control.Ready, from int) ([]rundir.Ancestor, error) {
+	if now.Job.Steps < from {
+		return nil, &ResumeError{fmt.Errorf("the run cannot be resumed with --steps %d: it continues after step %d", now.Job.Steps, from)}
+	}
+	all, err := r.Job.Resumed(from, now.Job.Plain(), change.Between)
+	switch {
+	case err != nil:
+		return nil, &ResumeError{fmt.Errorf("job.json: lineage: %w", err)}
+	case len(all) > maxLineage:
+		return nil, &ResumeError{fmt.Errorf("the run was changed %d times, which is the most; start another one with --init-from", maxLineage)}
+	}
+	return all, nil
+}
+
+// maxLineage is how often a run can be changed: job.json has each job that it was.
+const maxLineage = 1000
 
 // maxNumber bounds the number of a plan that a file may claim.
 const maxNumber = 1 << 40
@@ -270,7 +315,7 @@ func (s *Session) commitCheckpoints() {
 				}
 				m.Layers = append(m.Layers, size)
 			}
-			m.Describe(s.tensors())
+			m.Describe(tensorsOf(s.model.Layers))
 			for _, w := range owners {
 				m.Files = append(m.Files, parts[w].file)
 				m.writers = append(m.writers, parts[w].place)
@@ -287,9 +332,9 @@ func (s *Session) commitCheckpoints() {
 	}
 }
 
-// tensors describes the tensors of the model, as far as the workers did.
-func (s *Session) tensors() (all []checkpoint.Tensor) {
-	for layer, l := range s.model.Layers {
+// tensorsOf describes the tensors of a model, as far as the workers did.
+func tensorsOf(layers []control.Layer) (all []checkpoint.Tensor) {
+	for layer, l := range layers {
 		for i := range min(len(l.Names), len(l.Shapes)) {
 			all = append(all, checkpoint.Tensor{Layer: layer, Name: l.Names[i], Shape: l.Shapes[i]})
 		}
@@ -348,7 +393,7 @@ func (s *Session) seek() {
 	}
 	c.sought = true
 	s.then(Show{view.Note("gathering the newest checkpoint")},
-		VerifyCheckpoint{Propose{Order: control.Order{Passed: id.Point{Step: math.MaxInt}}}, s.cfg.Resume.Job.ID()})
+		VerifyCheckpoint{Propose{Order: control.Order{Passed: id.Point{Step: math.MaxInt}}}, s.cfg.Resume.Job.Eras()})
 }
 
 // foundCheckpoint takes in from which checkpoint the run resumes.
@@ -380,6 +425,10 @@ func (s *Session) checkpointVerified(e CheckpointVerified) {
 	}
 	for _, text := range e.Refused {
 		s.then(s.event(eventNote, text))
+	}
+	if floor := s.job.Floor(); e.Step < floor {
+		s.judge(&FileError{Err: fmt.Errorf("no whole checkpoint of step %d or a later one is left, and the run was another one before: launcher resume continues from an older one", floor)})
+		return
 	}
 	switch order := &e.Propose.Order; {
 	case order.Plan.Version != s.checkpoints.proposed: // another plan has come to take its place

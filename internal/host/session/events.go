@@ -209,7 +209,7 @@ type (
 	// VerifyCheckpoint reads the checkpoint that a plan begins from; CheckpointVerified comes.
 	VerifyCheckpoint struct {
 		Propose Propose
-		Job     string // whose checkpoint it is
+		Of      rundir.Eras // whose checkpoint it is
 	}
 )
 

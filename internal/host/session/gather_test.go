@@ -16,7 +16,7 @@ func gathers(t *testing.T, events ...Event) (*ran, VerifyCheckpoint) {
 	r := &ran{t: t, s: begin(Config{Settings: Settings{Command: "./gpt", Resume: again}, RunDir: "/runs/a", Shown: "runs/a"}, 2), now: time.Unix(0, 0)}
 	r.feed(append(prepare(2), events...)...)
 	seeks := pick[VerifyCheckpoint](r.effects)
-	if len(seeks) != 1 || seeks[0].Propose.Order.Passed.Step != math.MaxInt || seeks[0].Job != again.Job.ID() || len(sent[control.Start](r)) > 0 {
+	if len(seeks) != 1 || seeks[0].Propose.Order.Passed.Step != math.MaxInt || seeks[0].Of.Now() != again.Job.ID() || len(sent[control.Start](r)) > 0 {
 		t.Fatalf("%+v", seeks)
 	}
 	return r, seeks[0]

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -266,7 +267,7 @@ func (s *Session) cannotStart(e WorkerStarted) {
 
 // join lets a worker join that is ready and has the run's job.
 func (s *Session) join(w *worker) {
-	if field, values := difference(s.model, w.ready); field != "" {
+	if field, values := change.First(s.model, w.ready); field != "" {
 		s.refuse(w, &DifferError{Worker: w.id(), Than: 0, Field: field, Values: values})
 		return
 	}

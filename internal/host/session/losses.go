@@ -160,7 +160,7 @@ func (s *Session) tell(cause controller.Event) {
 			p := Propose{e.Order, string(e.Reason)}
 			s.checkpoints.proposed = e.Order.Plan.Version
 			if e.Order.Rollback && e.Order.From != "" {
-				s.then(VerifyCheckpoint{p, s.job.ID()}) // before workers drop what they have
+				s.then(VerifyCheckpoint{p, s.job.Rollback()}) // before workers drop what they have
 			} else {
 				s.first(p)
 			}

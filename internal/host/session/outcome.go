@@ -282,19 +282,11 @@ type ChaosError struct{ Err error }
 func (e *ChaosError) Error() string { return OneLine(strings.ReplaceAll(e.Err.Error(), "\n", "; ")) }
 func (e *ChaosError) Unwrap() error { return e.Err }
 
-// ResumeError means that the program, its data or its flags are not what they were.
-type ResumeError struct {
-	Field  string // of job.json, or "data"
-	Values string // "7, not 1"; "" where they say nothing to people
-}
+// ResumeError means that a run cannot be resumed as what the program now describes.
+type ResumeError struct{ Err error }
 
-func (e *ResumeError) Error() string {
-	text := "the run cannot go on: " + e.Field + " is another one than before"
-	if e.Values != "" {
-		text += " (" + e.Values + ")"
-	}
-	return text + "; go on with the same PROGRAM on the same data"
-}
+func (e *ResumeError) Error() string { return e.Err.Error() }
+func (e *ResumeError) Unwrap() error { return e.Err }
 
 // GatherError means that the hosts of a run that is to be resumed do not have a checkpoint together.
 type GatherError struct{ Refused []string } // why newer ones are not used

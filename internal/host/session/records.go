@@ -27,6 +27,7 @@ type eventKind string
 const (
 	eventStart       eventKind = "start"
 	eventResume      eventKind = "resume"
+	eventChanged     eventKind = "changed"
 	eventLead        eventKind = "lead"
 	eventPlan        eventKind = "plan"
 	eventCheckpoint  eventKind = "checkpoint"

@@ -1,17 +1,14 @@
 package session
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"maps"
 	"math"
 	"path"
-	"reflect"
 	"slices"
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/host/session/delivery"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -26,14 +23,15 @@ func (s *Session) start() {
 	beginners := s.beginners()
 	first := beginners[0].ready
 	for _, w := range beginners[1:] {
-		if field, values := difference(first, w.ready); field != "" {
+		if field, values := change.First(first, w.ready); field != "" {
 			s.judge(&DifferError{Worker: w.id(), Than: beginners[0].id(), Field: field, Values: values})
 			return
 		}
 	}
 	from := 0
+	var lineage []rundir.Ancestor
 	if again := s.cfg.Resume; again != nil {
-		if err := again.changed(first); err != nil {
+		if err := again.allows(first); err != nil {
 			s.judge(err)
 			return
 		}
@@ -42,6 +40,11 @@ func (s *Session) start() {
 				s.seek() // the last thing before training
 				return
 			}
+		}
+		var err error
+		if lineage, err = again.lineage(first, from); err != nil {
+			s.judge(err)
+			return
 		}
 	}
 	p, reason, err := s.firstPlan(first, from)
@@ -65,7 +68,7 @@ func (s *Session) start() {
 	s.plan, s.known[uint64(p.Version.N)] = p, p
 	s.enter(training)
 	s.began, s.model = s.now, first
-	s.describeJob(len(p.Stages))
+	s.describeJob(len(p.Stages), lineage)
 	s.beginTrace()
 
 	begin := view.Begin{Job: s.job, Reason: reason, Stages: stages(&p)}
@@ -104,9 +107,12 @@ func (s *Session) start() {
 			s.then(s.about(w.who.ID, eventLost, OneLine(stoppedBy(s.death(w)))+", before training began"))
 		}
 	}
-	if s.cfg.Resume != nil {
-		for _, text := range slices.Concat(s.cfg.Resume.Note, s.checkpoints.refused) {
+	if again := s.cfg.Resume; again != nil {
+		for _, text := range slices.Concat(again.Note, s.checkpoints.refused) {
 			s.then(s.event(eventNote, text))
+		}
+		for _, c := range change.Between(again.Job.Plain(), s.job.Plain()) {
+			s.then(s.event(eventChanged, c.String()), Show{view.Note("changed: " + c.String())})
 		}
 	}
 	if len(s.faults) > 0 {
@@ -150,9 +156,10 @@ func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason stri
 }
 
 // describeJob completes what the workers have said of the job, for job.json.
-func (s *Session) describeJob(stages int) {
+func (s *Session) describeJob(stages int, lineage []rundir.Ancestor) {
 	j, c := &s.job, &s.cfg
 	*j = s.model.Job
+	j.Lineage = lineage
 	j.Program = path.Base(j.Program)
 	j.Threads, j.Reduction, j.Zero, j.Started = c.Threads, c.Reduction.String(), c.Zero, s.now.UTC()
 	j.Workers, j.Stages = s.cfg.Workers, stages
@@ -181,6 +188,7 @@ func (s *Session) beginTraining() control.Start {
 // startMessage says how a worker trains.
 func (s *Session) startMessage() control.Start {
 	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction.String(), Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Verify: s.cfg.verify(), Chaos: s.faults, Detect: s.cfg.Lease, TraceEvery: s.tr.Every()}
+	m.Eras, m.Shift = s.job.Eras(), s.job.Shift()
 	if s.cfg.RunDir != "" {
 		m.RunDir = s.cfg.RunDir
 		m.Checkpoints = s.cfg.Command != ""
@@ -236,100 +244,6 @@ func stages(p *plan.Plan) []view.Stage {
 // thin reports whether a shard has fewer mirrors than the plan wants.
 func thin(p *plan.Plan) bool {
 	return slices.ContainsFunc(p.Shards, func(sh plan.Shard) bool { return len(sh.Mirrors) < p.Mirrors })
-}
-
-// mayDiffer are the fields of a job in which workers may differ: the kernel path and the platform give the same bits, and the host
-// sets the others.
-var mayDiffer = []string{"kernel", "platform", "reduction", "zero", "workers", "stages", "threads", "started", "command", "dir", "mirrors",
-	"min_workers", "detect", "call_timeout", "respawn", "no_digests", "verify", "reshape", "keep", "keep_every", "keep_best"}
-
-// difference returns the first field, by its name in job.json, in which the jobs of two workers differ, and both values where they
-// tell the user something. The program comes first, since it explains all others.
-func difference(a, b control.Ready) (field, values string) {
-	ja, jb := reflect.ValueOf(a.Job), reflect.ValueOf(b.Job)
-	program := a.Job.ProgramSHA256 != b.Job.ProgramSHA256
-	for i := range ja.NumField() {
-		name, _, _ := strings.Cut(ja.Type().Field(i).Tag.Get("json"), ",")
-		if slices.Contains(mayDiffer, name) || program && name != "program_sha256" {
-			continue
-		}
-		x, y := ja.Field(i).Interface(), jb.Field(i).Interface()
-		if !reflect.DeepEqual(x, y) {
-			return name, describe(name, x, y, a, b)
-		}
-	}
-	// The digests above cover the data, where they are honest.
-	if !slices.Equal(a.Data, b.Data) {
-		return "data", otherFile(a, b)
-	}
-	same := func(x, y control.Layer) bool { return x.Name == y.Name && slices.Equal(x.Tensors, y.Tensors) }
-	if !slices.EqualFunc(a.Layers, b.Layers, same) {
-		i := 0
-		for i < min(len(a.Layers), len(b.Layers)) && same(a.Layers[i], b.Layers[i]) {
-			i++
-		}
-		return "layers", fmt.Sprintf("layer %d", i)
-	}
-	return "", ""
-}
-
-func describe(name string, x, y any, a, b control.Ready) string {
-	if strings.HasSuffix(name, "_sha256") {
-		if name == "program_sha256" {
-			return ""
-		}
-		return otherFile(a, b)
-	}
-	if raw, ok := x.(interface{ MarshalJSON() ([]byte, error) }); ok {
-		x, _ = raw.MarshalJSON()
-		raw, _ = y.(interface{ MarshalJSON() ([]byte, error) })
-		y, _ = raw.MarshalJSON()
-	}
-	if key := differingKey(x, y); key != "" {
-		return key
-	}
-	text := func(v any) string {
-		if b, ok := v.([]byte); ok {
-			v = string(bytes.TrimSpace(b))
-		}
-		return OneLine(fmt.Sprintf("%v", v))
-	}
-	if tx, ty := text(x), text(y); len(tx)+len(ty) < 200 {
-		return fmt.Sprintf("%s, not %s", ty, tx)
-	}
-	return ""
-}
-
-// differingKey names the first key in which two JSON objects differ, "" where there is none or one of them is no object.
-func differingKey(x, y any) string {
-	bx, _ := x.([]byte)
-	by, _ := y.([]byte)
-	var a, b map[string]json.RawMessage
-	if json.Unmarshal(bx, &a) != nil || json.Unmarshal(by, &b) != nil {
-		return ""
-	}
-	for _, key := range slices.Sorted(maps.Keys(a)) {
-		if !bytes.Equal(a[key], b[key]) {
-			if text := OneLine(fmt.Sprintf("%s: %s, not %s", key, b[key], a[key])); len(text) < 200 {
-				return text
-			}
-			return OneLine(key)
-		}
-	}
-	return ""
-}
-
-// otherFile names the first file that is not the same.
-func otherFile(a, b control.Ready) string {
-	for i := range max(len(a.Data), len(b.Data)) {
-		switch {
-		case i >= len(a.Data):
-			return "file " + OneLine(b.Data[i].Path)
-		case i >= len(b.Data) || a.Data[i] != b.Data[i]:
-			return "file " + OneLine(a.Data[i].Path)
-		}
-	}
-	return ""
 }
 
 func sameFloat(a, b float64) bool { return math.Float64bits(a) == math.Float64bits(b) }

@@ -8,12 +8,13 @@ import (
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // Gather finds the newest checkpoint of which every file is on a host that is there, and has all hosts get all its files.
 type Gather struct {
 	id      uint64
-	job     string
+	of      rundir.Eras
 	limit   int // newest step that counts
 	hosts   []Host
 	waiting map[int]bool // places of hosts that have not answered
@@ -37,8 +38,8 @@ type candidate struct {
 const maxCandidates = 64
 
 // NewGather begins to look for a checkpoint of a job, of no step after limit. hosts are all that take part.
-func NewGather(id uint64, job string, limit int, hosts []Host) (*Gather, []Send) {
-	g := &Gather{id: id, job: job, limit: limit, hosts: hosts, waiting: make(map[int]bool), trying: -1}
+func NewGather(id uint64, of rundir.Eras, limit int, hosts []Host) (*Gather, []Send) {
+	g := &Gather{id: id, of: of, limit: limit, hosts: hosts, waiting: make(map[int]bool), trying: -1}
 	return g, g.ask()
 }
 
@@ -57,7 +58,7 @@ func (g *Gather) Linked(host int) []Send {
 		return nil
 	}
 	if g.trying < 0 {
-		return []Send{{host, control.Survey{ID: g.id, Job: g.job}}}
+		return []Send{{host, control.Survey{ID: g.id, Of: g.of}}}
 	}
 	c := g.found[g.trying]
 	keep := control.Keep{ID: g.id, Manifest: c.text, Verify: true, Commit: true}
@@ -92,7 +93,7 @@ func (g *Gather) take(name string, h control.Holding) {
 		return
 	}
 	m, err := checkpoint.ParseManifest(h.Manifest)
-	if err != nil || m.Job != g.job || m.Step > g.limit || len(h.Has) != len(m.Files) {
+	if err != nil || !g.of.Has(m.Job, m.Step) || m.Step > g.limit || len(h.Has) != len(m.Files) {
 		return
 	}
 	i := slices.IndexFunc(g.found, func(c *candidate) bool { return c.manifest.Digest == m.Digest })

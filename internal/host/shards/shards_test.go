@@ -17,6 +17,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -117,7 +118,7 @@ func (c *cluster) gather(limit int) (int, []string) {
 			living = append(living, h)
 		}
 	}
-	g, send := NewGather(7<<20, job, limit, living)
+	g, send := NewGather(7<<20, rundir.Only(job), limit, living)
 	c.deliver(send, func(host int, name string, m control.Message) []Send {
 		if s, ok := m.(control.Surveyed); ok {
 			return g.Surveyed(host, name, s)
@@ -165,7 +166,7 @@ func TestSaveAndGather(t *testing.T) {
 			t.Fatalf("found %d, %q", step, refused)
 		}
 		for h, s := range c.stores {
-			r, _, err := checkpoint.Newest(t.Context(), s.Dir, job)
+			r, _, err := checkpoint.Newest(t.Context(), s.Dir, rundir.Only(job))
 			if c.gone[h] {
 				continue
 			}
@@ -249,7 +250,7 @@ func TestHostile(t *testing.T) {
 	if err := c.save(1, 1); err != nil {
 		t.Fatal(err)
 	}
-	found := c.stores[0].Survey(control.Survey{Job: job}).Found
+	found := c.stores[0].Survey(control.Survey{Of: rundir.Only(job)}).Found
 	for name, k := range map[string]control.Keep{
 		"no manifest":   {Manifest: []byte("{}")},
 		"no such file":  {Manifest: found[0].Manifest, Files: []control.Wanted{{File: 2}}},
@@ -275,7 +276,7 @@ func TestHostile(t *testing.T) {
 		conn.Close()
 		<-done
 	}
-	g, _ := NewGather(1, job, 9, c.hosts)
+	g, _ := NewGather(1, rundir.Only(job), 9, c.hosts)
 	g.Surveyed(0, "a", control.Surveyed{ID: 1, Found: []control.Holding{{Manifest: found[0].Manifest, Has: []bool{true}}, {Manifest: []byte("x"), Has: make([]bool, 1<<18)}}})
 	g.Surveyed(1, "b", control.Surveyed{ID: 1})
 	if step, _ := g.Found(); !g.Over() || step != 0 {

@@ -32,10 +32,10 @@ type Store struct {
 	mu sync.Mutex // held while files are fetched or pruned
 }
 
-// Survey says what there is of the newest checkpoints of a job.
+// Survey says what there is of the newest checkpoints of a run.
 func (s *Store) Survey(m control.Survey) control.Surveyed {
 	answer := control.Surveyed{ID: m.ID}
-	found, err := checkpoint.Holdings(s.Dir, m.Job, maxFound)
+	found, err := checkpoint.Holdings(s.Dir, m.Of, maxFound)
 	if err != nil {
 		answer.Err = err.Error()
 	}

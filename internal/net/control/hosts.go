@@ -47,11 +47,11 @@ type Shown struct {
 	Data []byte
 }
 
-// Survey asks a host with a run directory of its own which checkpoints of a job are there; Surveyed answers it. IDs are those of
+// Survey asks a host with a run directory of its own which checkpoints of a run are there; Surveyed answers it. IDs are those of
 // what the leader does.
 type Survey struct {
-	ID  uint64
-	Job string
+	ID uint64
+	Of rundir.Eras
 }
 
 // Surveyed says what the host has of its newest checkpoints.

@@ -187,6 +187,12 @@ type Start struct {
 	// Checkpoints says that the run makes them, in RunDir.
 	Checkpoints bool
 
+	// Eras are those of the run, so checkpoints are of the last one, and may be read of all. Without one, they are of the worker's job.
+	Eras rundir.Eras
+
+	// Shift is added to the number of each sample, where the run had another global batch before.
+	Shift uint64
+
 	// TraceEvery has one of so many steps told of in Spans, and the first one, and those that a
 	// recovery interrupts; 0 has nothing measured.
 	TraceEvery int

@@ -25,6 +25,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -130,7 +131,7 @@ func sameBits(a, b []float32) bool {
 // wantNewest checks which checkpoint is used and what is refused, each "path: kind".
 func wantNewest(t testing.TB, dir string, step int, refused ...string) {
 	t.Helper()
-	r, faults, err := Newest(t.Context(), dir, job)
+	r, faults, err := Newest(t.Context(), dir, rundir.Only(job))
 	switch {
 	case step < 0:
 		if !errors.Is(err, ErrNone) || r != nil {
@@ -177,7 +178,7 @@ func TestAnyLayout(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, n := range []int{1, 3, 4, 7} {
-			r, refused, err := Newest(t.Context(), dir, job)
+			r, refused, err := Newest(t.Context(), dir, rundir.Only(job))
 			if err != nil || refused != nil {
 				t.Fatal(err, refused)
 			}
@@ -318,7 +319,7 @@ func TestDamageIsRefusedByName(t *testing.T) {
 		}, manifestName + ": foreign"},
 		{"another job", func(t *testing.T, step string) {
 			dir := filepath.Dir(filepath.Dir(step))
-			r, _, err := Newest(t.Context(), dir, job)
+			r, _, err := Newest(t.Context(), dir, rundir.Only(job))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -599,7 +600,7 @@ func TestKilledWriter(t *testing.T) {
 		io.Copy(io.Discard, out)
 		cmd.Wait()
 
-		r, refused, err := Newest(t.Context(), dir, job)
+		r, refused, err := Newest(t.Context(), dir, rundir.Only(job))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -21,7 +21,7 @@
 //
 // and used so:
 //
-//	r, refused, err := checkpoint.Newest(ctx, dir, job)
+//	r, refused, err := checkpoint.Newest(ctx, dir, job.Eras())
 //	defer r.Close()
 //	err = r.Read(ctx, layer, lo, hi, params, moments)
 //

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -100,7 +101,7 @@ func TestTensorsFaults(t *testing.T) {
 
 // Checkpoints of version 1, which an earlier version has written, stay readable.
 func TestFormat1(t *testing.T) {
-	r, refused, err := Newest(t.Context(), "testdata/format-1", job)
+	r, refused, err := Newest(t.Context(), "testdata/format-1", rundir.Only(job))
 	if err != nil || refused != nil {
 		t.Fatal(refused, err)
 	}

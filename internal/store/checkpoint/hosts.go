@@ -21,9 +21,9 @@ type Holding struct {
 	Has      []bool // by Manifest.Files: the file is there with its size
 }
 
-// Holdings returns what the run directory dir has of the newest checkpoints of a job, at most limit of them, newest first. What cannot be
+// Holdings returns what the run directory dir has of the newest checkpoints of a run, at most limit of them, newest first. What cannot be
 // read is left out.
-func Holdings(dir, job string, limit int) ([]Holding, error) {
+func Holdings(dir string, of rundir.Eras, limit int) ([]Holding, error) {
 	steps, err := listSteps(dir)
 	if err != nil {
 		return nil, err
@@ -34,7 +34,7 @@ func Holdings(dir, job string, limit int) ([]Holding, error) {
 		if err != nil || len(all) == limit {
 			break
 		}
-		if m, err := readManifest(root, step); err == nil && m.Job == job {
+		if m, err := readManifest(root, step); err == nil && of.Has(m.Job, m.Step) {
 			h := Holding{*m, make([]bool, len(m.Files))}
 			for i, f := range m.Files {
 				h.Has[i] = checkSize(root, step, f) == nil

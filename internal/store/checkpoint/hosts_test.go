@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // spread writes a checkpoint of n owners whose files are on another host each, but for those that stay here.
@@ -40,11 +42,11 @@ func TestPartOnThisHost(t *testing.T) {
 	if err := Prune(t.Context(), dir, Keep{}, 6); err != nil {
 		t.Fatal(err)
 	}
-	held, err := Holdings(dir, job, 8)
+	held, err := Holdings(dir, rundir.Only(job), 8)
 	if err != nil || len(held) != 3 || held[0].Manifest.Step != 5 || held[2].Manifest.Step != 3 || !slices.Equal(held[0].Has, []bool{false, false, true}) {
 		t.Fatalf("%+v, %v", held, err)
 	}
-	if held, _ := Holdings(dir, "job-2", 8); len(held) != 0 {
+	if held, _ := Holdings(dir, rundir.Only("job-2"), 8); len(held) != 0 {
 		t.Errorf("of another job: %+v", held)
 	}
 	wantNewest(t, dir, -1, // at the first file that is missing

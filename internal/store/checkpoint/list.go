@@ -8,6 +8,8 @@ import (
 	"os"
 	"path"
 	"slices"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // Entry is one directory of a checkpoint.
@@ -39,10 +41,10 @@ func List(dir string) ([]Entry, error) {
 	return entries, nil
 }
 
-// Newest returns the newest checkpoint of the run directory dir that is whole and of the given job, with all its files
+// Newest returns the newest checkpoint of the run directory dir that is whole and of the given run, with all its files
 // verified; and what was wrong with those newer than it, newest first. Those that were never finished are among
 // these, as [ErrUnfinished]. Without one the error is [ErrNone].
-func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
+func Newest(ctx context.Context, dir string, of rundir.Eras) (*Reader, []*Error, error) {
 	steps, err := listSteps(dir)
 	if err != nil {
 		return nil, nil, err
@@ -51,7 +53,7 @@ func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
 	for _, step := range steps {
 		r, err := Open(dir, step)
 		if err == nil {
-			if err = r.of(job); err == nil {
+			if err = r.of(of); err == nil {
 				err = r.Verify(ctx)
 			}
 			if err == nil {
@@ -68,29 +70,29 @@ func Newest(ctx context.Context, dir, job string) (*Reader, []*Error, error) {
 	return nil, refused, ErrNone
 }
 
-// At opens the checkpoint of a step, which must be of the given job, as [Open] does. The error is an *Error if there is none, or
+// At opens the checkpoint of a step, which must be of the given run, as [Open] does. The error is an *Error if there is none, or
 // if it cannot be used.
-func At(dir, job string, step int) (*Reader, error) {
+func At(dir string, of rundir.Eras, step int) (*Reader, error) {
 	r, err := Open(dir, step)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.of(job); err != nil {
+	if err := r.of(of); err != nil {
 		r.Close()
 		return nil, err
 	}
 	return r, nil
 }
 
-// of reports whose checkpoint it is, if it is not the job's.
-func (r *Reader) of(job string) error {
-	if r.manifest.Job == job {
+// of reports whose checkpoint it is, if it is not the run's.
+func (r *Reader) of(of rundir.Eras) error {
+	if of.Has(r.manifest.Job, r.manifest.Step) {
 		return nil
 	}
 	return &Error{
 		Path:   path.Join(stepDir(r.manifest.Step), manifestName),
 		Kind:   ErrForeign,
-		Reason: fmt.Sprintf("it is of job %q, not %q", r.manifest.Job, job),
+		Reason: fmt.Sprintf("it is of job %q, not %q", r.manifest.Job, of.Now()),
 	}
 }
 

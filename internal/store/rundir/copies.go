@@ -1,6 +1,7 @@
 package rundir
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"hash/crc32"
@@ -205,7 +206,7 @@ func Keep(dir string, p Part) error {
 }
 
 // Inherit makes a directory with copies one that [Dir.Resume] continues: job is the job.json that the hosts have agreed on, for the
-// case that its copy has not arrived.
+// case that its copy has not arrived, or that of what the run was before it was changed.
 func Inherit(dir string, job []byte) error {
 	for _, name := range lineFiles {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY, 0o600)
@@ -217,8 +218,20 @@ func Inherit(dir string, job []byte) error {
 		}
 	}
 	path := filepath.Join(dir, "job.json")
-	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) || len(job) == 0 {
+	var was, is Job
+	if len(job) == 0 || json.Unmarshal(job, &is) != nil {
 		return nil
+	}
+	if found, err := readJSON(path, &was); err == nil && found {
+		if was.Plain().ID() == is.Plain().ID() {
+			return nil
+		}
+		is.Started = was.Started
+		text, err := json.Marshal(is)
+		if err != nil {
+			return err
+		}
+		job = text
 	}
 	return WriteFile(path, job)
 }

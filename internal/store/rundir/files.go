@@ -58,6 +58,9 @@ type Job struct {
 	Command       string    `json:"command"`        // PROGRAM as it was given, to resume the run; "" if it cannot be resumed
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory
+
+	// Lineage is what the run was before it was resumed with something changed, the oldest first.
+	Lineage []Ancestor `json:"lineage,omitempty" msgpack:"-"`
 }
 
 // DataFile is one file of the data, as a line of data.json.

@@ -9,9 +9,17 @@ import (
 )
 
 // ID identifies what the job computes: equal jobs have equal states after every step. It is
-// made of model, optimizer, schedule, seed, batches, clipping, steps and data; not of what changes
-// no bit, such as the number of workers. It is 64 hexadecimal digits.
+// made of model, optimizer, schedule, seed, batches, clipping, steps and data, and of what the run was before, up to which step; not of
+// what changes no bit, such as the number of workers. It is 64 hexadecimal digits.
 func (j Job) ID() string {
+	type before struct {
+		ID    string
+		Until int
+	}
+	var lineage []before
+	for _, a := range j.Lineage {
+		lineage = append(lineage, before{a.ID, a.Until})
+	}
 	text, err := json.Marshal(struct {
 		Model                          string
 		Config                         json.RawMessage
@@ -23,9 +31,11 @@ func (j Job) ID() string {
 		ClipNorm                       float64
 		Init, Data                     string
 		Samples                        int64
+		Lineage                        []before `json:",omitempty"`
 	}{
 		j.Model, j.config(), j.Layers, j.Parameters, j.Steps, j.GlobalBatch, j.MicroBatch,
 		j.Seed, j.Optimizer, j.Schedule, j.ClipNorm, j.InitSHA256, j.DataSHA256, j.Samples,
+		lineage,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("rundir: %v", err)) // plain values

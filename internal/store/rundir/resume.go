@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -78,9 +79,12 @@ func (d *Dir) ReadData() (files []DataFile, err error) {
 	return files, err
 }
 
-// continueRun is WriteJob of a resumed run: job.json stays as it is.
-func (d *Dir) continueRun(job Job) error {
+// continueRun is WriteJob of a resumed run.
+func (d *Dir) continueRun(job Job, data []DataFile) error {
 	if err := d.openLines(d.continueLines); err != nil {
+		return err
+	}
+	if err := d.rewriteJob(job, data); err != nil {
 		return err
 	}
 	if err := os.Remove(d.File("summary.json")); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -89,6 +93,28 @@ func (d *Dir) continueRun(job Job) error {
 	d.isRun = true
 	d.setReserve(job)
 	return d.link()
+}
+
+// rewriteJob writes data.json and job.json where the run is resumed as another job, or from another place. Data come first: after a
+// crash between the two, the job in job.json is still the one whose state there is.
+func (d *Dir) rewriteJob(job Job, data []DataFile) error {
+	var was Job
+	found, err := readJSON(d.File("job.json"), &was)
+	if err != nil {
+		return err
+	}
+	if found {
+		job.Started = was.Started
+	}
+	if files, err := d.ReadData(); err != nil || !slices.Equal(files, data) {
+		if err := d.writeJSON("data.json", data); err != nil {
+			return err
+		}
+	}
+	if found && was.Plain().ID() == job.Plain().ID() && was.Dir == job.Dir && was.Command == job.Command && slices.Equal(was.Args, job.Args) {
+		return nil
+	}
+	return d.writeJSON("job.json", job)
 }
 
 // continueLines opens a line file to write to its end.

@@ -57,10 +57,12 @@ func TestResume(t *testing.T) {
 	if bin, err := d.MakeBin(); err != nil {
 		t.Error(bin, err)
 	}
+	same := job
+	same.Program, same.Workers = "other", 9
 	log, err = d.LogFile(0, 0)
 	if err == nil {
 		_, err = log.WriteString("after\n")
-		err = errors.Join(err, log.Close(), d.WriteJob(Job{Program: "other"}, nil), d.AddMetrics(Metrics{Step: 2, Plan: 4}), d.Close())
+		err = errors.Join(err, log.Close(), d.WriteJob(same, []DataFile{{Path: "x"}}), d.AddMetrics(Metrics{Step: 2, Plan: 4}), d.Close())
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -78,6 +80,24 @@ func TestResume(t *testing.T) {
 		if _, err := os.Stat(filepath.Join(path, name)); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s is there: %v", name, err)
 		}
+	}
+
+	// Resumed as another job, the files are its.
+	longer := job
+	longer.Steps, longer.Lineage = 20, []Ancestor{{ID: job.ID(), Until: 2, Job: json.RawMessage(`{}`)}}
+	if d, _, err = Resume(path); err == nil {
+		err = errors.Join(d.WriteJob(longer, []DataFile{{Path: "y"}}), d.Close())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, was, err = Resume(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	if data, err := d.ReadData(); was.Job.ID() != longer.Plain().ID() || was.Job.Floor() != 2 || !was.Job.Started.Equal(job.Started) || err != nil || data[0].Path != "y" {
+		t.Errorf("%+v, %v, %v", was.Job, data, err)
 	}
 }
 

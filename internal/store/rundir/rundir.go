@@ -304,7 +304,7 @@ func empty[T any](list []T) []T {
 
 // WriteJob writes data.json and job.json, opens the line files and points
 // runs/latest to the directory: from here on it holds a run. In a resumed run, both files
-// stay as they are.
+// stay as they are, unless it is resumed as another job or from another place.
 func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	data, job.Args = empty(data), empty(job.Args)
 	if job.ModelConfig == nil {
@@ -313,7 +313,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.again {
-		return d.continueRun(job)
+		return d.continueRun(job, data)
 	}
 	once := os.O_EXCL
 	if d.attached {

@@ -326,7 +326,7 @@ func TestCheckpoints(t *testing.T) {
 		if err := os.Rename(mine+".new", mine); err != nil {
 			t.Fatal(err)
 		}
-		if out := begin(t, b.dir, launcher, "resume", b.dir).end(1); !strings.Contains(out, "the run cannot go on: program_sha256 is another one than before") {
+		if out := begin(t, b.dir, launcher, "resume", b.dir).end(1); !strings.Contains(out, "if that is meant, give --allow program") {
 			t.Error(out)
 		}
 	})

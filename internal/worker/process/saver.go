@@ -13,6 +13,7 @@ import (
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
 )
 
@@ -22,6 +23,7 @@ type saver struct {
 	w   *Worker
 	j   *Job
 	dir string
+	job string // ID
 	ctx context.Context
 
 	writing atomic.Int32
@@ -29,9 +31,9 @@ type saver struct {
 	writers sync.WaitGroup
 }
 
-func newSaver(ctx context.Context, w *Worker, j *Job, dir string) (s *saver, closeIt func()) {
+func newSaver(ctx context.Context, w *Worker, j *Job, start control.Start) (s *saver, closeIt func()) {
 	ctx, cancel := context.WithCancel(ctx)
-	s = &saver{w: w, j: j, dir: dir, ctx: ctx}
+	s = &saver{w: w, j: j, dir: start.RunDir, job: j.eras(start).Now(), ctx: ctx}
 	if j.CheckpointSteps > 0 {
 		w.saveAsked.Store(true) // the first steps may be over before the agent can ask
 	}
@@ -75,7 +77,7 @@ func (s *saver) save(part checkpoint.Part) {
 }
 
 func (s *saver) write(part checkpoint.Part) control.Saved {
-	part.Job, part.Worker, part.Rule = s.j.ID(), int(s.w.self.id()), s.j.ruleName()
+	part.Job, part.Worker, part.Rule = s.job, int(s.w.self.id()), s.j.ruleName()
 	m := control.Saved{Step: part.Step, Generation: part.Plan.Generation, N: part.Plan.N, Rule: part.Rule}
 	file, err := checkpoint.Write(s.ctx, s.dir, part)
 	if err == nil {
@@ -95,12 +97,20 @@ func (j *Job) ruleName() string {
 	return "adamw"
 }
 
+// eras returns the eras of the run.
+func (j *Job) eras(start control.Start) rundir.Eras {
+	if len(start.Eras) > 0 {
+		return start.Eras
+	}
+	return rundir.Only(j.ID())
+}
+
 // beginning returns what reads the state that an order begins with, and a function that closes it.
-func (j *Job) beginning(ctx context.Context, o control.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
+func (j *Job) beginning(ctx context.Context, of rundir.Eras, o control.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
 		return j.firstValues(), func() {}, nil
 	}
-	r, err := checkpoint.At(o.From, j.ID(), o.Passed.Step)
+	r, err := checkpoint.At(o.From, of, o.Passed.Step)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/platform"
@@ -42,7 +43,7 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	defer joinRing(ctx, start.Ring, w.self, w.net.Addr())()
 	pool := kernel.NewPool(start.Threads, compute...)
 	defer pool.Close()
-	saver, closeSaver := newSaver(ctx, w, j, start.RunDir)
+	saver, closeSaver := newSaver(ctx, w, j, start)
 	defer closeSaver()
 	defer w.deliveries.lines.close()
 	w.saver = saver
@@ -84,7 +85,7 @@ func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (o cont
 func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, pool *kernel.Pool, order control.Order) error {
 	w.whole = nil
 	j.Params.Release()
-	begin, closeBegin, err := j.beginning(ctx, order)
+	begin, closeBegin, err := j.beginning(ctx, j.eras(start), order)
 	if err != nil {
 		return err
 	}
@@ -117,7 +118,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Target: j.Target,
 		Rule:   j.Rule,
 		LR:     j.LR,
-		Load:   j.Load,
+		Load:   func(i uint64, in, target tensor.Tensor) error { return j.Load(i+start.Shift, in, target) },
 		Pool:   pool,
 		Meter:  w.meter,
 		Fast:   start.Reduction == "fast",
@@ -152,7 +153,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		return w.left(ctx, j, w.recovery.cause(err))
 	}
 	for done.Steps < j.Steps && done.StoppedBy == "" {
-		if err := w.trainStep(ctx, j, e, &done); err != nil {
+		if err := w.trainStep(ctx, j, e, start.Shift, &done); err != nil {
 			return w.left(ctx, j, w.recovery.cause(err))
 		}
 	}
@@ -257,14 +258,14 @@ func (w *Worker) left(ctx context.Context, j *Job, err error) error {
 }
 
 // trainStep runs one step and reports it.
-func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, done *control.Done) error {
+func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, shift uint64, done *control.Done) error {
 	w.step = done.Steps + 1
 	began := time.Now()
 	w.times.begin(w.step, began)
 	w.faults.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if mismatch := new(core.MismatchError); errors.As(err, &mismatch) && mismatch.Sample >= 0 {
-		err = fmt.Errorf("sample %d of the data: %w", j.Index(uint64(mismatch.Sample)), err)
+		err = fmt.Errorf("sample %d of the data: %w", j.Index(uint64(mismatch.Sample)+shift), err)
 	}
 	if err != nil {
 		return err

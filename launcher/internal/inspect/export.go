@@ -60,7 +60,7 @@ All files of the checkpoint are read and checked against their SHA-256 before.`,
 					return fmt.Errorf("--output %s: %s is there already; give another directory", output, name)
 				}
 			}
-			at, err := export(cmd.Context(), path, run.Job.ID(), step, output, names)
+			at, err := export(cmd.Context(), path, run.Job.Eras(), step, output, names)
 			if err != nil {
 				return cli.Fail(err)
 			}
@@ -78,9 +78,9 @@ All files of the checkpoint are read and checked against their SHA-256 before.`,
 	return cmd
 }
 
-// export writes files of a checkpoint of a job, the newest one for step 0, into a directory.
-func export(ctx context.Context, dir, job string, step int, output string, names []string) (at int, err error) {
-	r, err := openCheckpoint(ctx, dir, job, step)
+// export writes files of a checkpoint of a run, the newest one for step 0, into a directory.
+func export(ctx context.Context, dir string, of rundir.Eras, step int, output string, names []string) (at int, err error) {
+	r, err := openCheckpoint(ctx, dir, of, step)
 	if err != nil {
 		return 0, err
 	}
@@ -101,9 +101,9 @@ func export(ctx context.Context, dir, job string, step int, output string, names
 }
 
 // openCheckpoint opens a checkpoint that is whole, with all its files verified.
-func openCheckpoint(ctx context.Context, dir, job string, step int) (*checkpoint.Reader, error) {
+func openCheckpoint(ctx context.Context, dir string, of rundir.Eras, step int) (*checkpoint.Reader, error) {
 	if step > 0 {
-		r, err := checkpoint.At(dir, job, step)
+		r, err := checkpoint.At(dir, of, step)
 		if err == nil {
 			if err = r.Verify(ctx); err != nil {
 				r.Close()
@@ -114,7 +114,7 @@ func openCheckpoint(ctx context.Context, dir, job string, step int) (*checkpoint
 		}
 		return r, nil
 	}
-	r, refused, err := checkpoint.Newest(ctx, dir, job)
+	r, refused, err := checkpoint.Newest(ctx, dir, of)
 	if err != nil && len(refused) > 0 {
 		err = fmt.Errorf("%w: %w", err, refused[0])
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -45,7 +46,15 @@ type Status struct {
 	Recoveries  int     `json:"recoveries"`
 	RecoveryMS  float64 `json:"recovery_ms"` // the newest took so long
 
+	Lineage []Before `json:"lineage"` // what the run was before it was resumed with something changed, the oldest first
+
 	Workers []WorkerStatus `json:"workers"`
+}
+
+// Before is a stretch of steps of a run after which something was changed.
+type Before struct {
+	Until   int             `json:"until"` // its last step
+	Changed []rundir.Change `json:"changed"`
 }
 
 // WorkerStatus is a worker of the newest plan, or one that is gone.
@@ -101,7 +110,7 @@ func startingStatus(path string) (s Status, ok bool) {
 	if _, none := rundir.Read(path); err != nil || !errors.Is(none, rundir.ErrNoRun) {
 		return s, false
 	}
-	s = Status{RunDir: path, State: "starting", Workers: []WorkerStatus{}}
+	s = Status{RunDir: path, State: "starting", Workers: []WorkerStatus{}, Lineage: []Before{}}
 	for _, p := range now.Workers {
 		w := WorkerStatus{ID: p.ID, Life: p.Incarnation, Stages: []int{}, Layers: []int{}}
 		w.calls(p)
@@ -121,7 +130,10 @@ func (s *WorkerStatus) calls(p rundir.Process) {
 func StatusOf(r rundir.Record) (Status, error) {
 	s := Status{
 		RunDir: r.Path, State: "died", Program: r.Job.Program, Steps: r.Job.Steps, Stages: r.Job.Stages,
-		ValLoss: r.ValLoss, Workers: []WorkerStatus{},
+		ValLoss: r.ValLoss, Workers: []WorkerStatus{}, Lineage: []Before{},
+	}
+	for _, a := range r.Job.Lineage {
+		s.Lineage = append(s.Lineage, Before{a.Until, a.Changed})
 	}
 	if r.Last != nil {
 		s.Step, s.Loss = r.Last.Step, &r.Last.Loss
@@ -211,6 +223,13 @@ func (s Status) print(out io.Writer) error {
 		line += fmt.Sprintf(", val_loss %.4f", *s.ValLoss)
 	}
 	fmt.Fprintln(out, line)
+	for _, b := range s.Lineage {
+		var what []string
+		for _, c := range b.Changed {
+			what = append(what, c.String())
+		}
+		fmt.Fprintf(out, "changed after step %d: %s\n", b.Until, strings.Join(what, "; "))
+	}
 	if s.Plan != "" {
 		fmt.Fprintf(out, "plan %s, %s\n", s.Plan, s.Reason)
 	}

@@ -69,7 +69,7 @@ func ended(err error, script string) error {
 }
 
 // valueFlags are the standard flags of a program under the launcher, which all have a value.
-var valueFlags = []string{"steps", "global-batch", "micro-batch", "seed", "lr", "eval-every", "checkpoint-every", "init-from"}
+var valueFlags = []string{"steps", "global-batch", "micro-batch", "seed", "lr", "lr-steps", "eval-every", "checkpoint-every", "init-from"}
 
 // split separates the standard flags from the program's own arguments, and returns the seed that they give, 0 for none.
 func split(args []string) (standard, own []string, seed uint64) {
