@@ -29,7 +29,6 @@ import (
 
 // changed is what a run is resumed with that was otherwise before.
 type changed struct {
-	allow   []string
 	program string   // PROGRAM; "" for the one of before
 	args    []string // of the program
 }
@@ -81,9 +80,6 @@ is missing is named, with the machines that had it. Resume it where metrics.json
 			if with.args = rest; slices.Contains(rest, "--help") {
 				return cmd.Help()
 			}
-			if err := change.Check(with.allow); err != nil {
-				return err
-			}
 			if done, err := f.detach.Hand(cmd); done {
 				return err
 			}
@@ -93,7 +89,6 @@ is missing is named, with the machines that had it. Resume it where metrics.json
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows RUN_DIR is looked at later
 	flags.SortFlags = false
-	flags.StringSliceVar(&with.allow, "allow", nil, "`names` of what may have changed, such as program,lr")
 	flags.StringVar(&with.program, "program", "", "`PROGRAM`, where it is not the one of before (default as before)")
 	sharedFlags(flags, &f)
 	machineFlags(cmd, &f)
@@ -116,9 +111,8 @@ func resume(cmd *cobra.Command, f runFlags, path string, with changed) error {
 	}
 	defer dir.Close() // for the returns before Serve, which closes it
 	job := was.Job
-	s := was.Summary
-	finished := s != nil && s.Steps == job.Steps && s.ParamsSHA256 != ""
-	if finished && len(with.args)+len(with.allow) == 0 && with.program == "" {
+	finished := allDone(was)
+	if finished && len(with.args)+len(f.allow) == 0 && with.program == "" {
 		return cli.Fail(fmt.Errorf("%s: nothing to resume: all %d steps are done; give --steps with more", path, job.Steps))
 	}
 	if job.Command == "" {
@@ -139,28 +133,83 @@ func resume(cmd *cobra.Command, f runFlags, path string, with changed) error {
 		return err
 	}
 	job = was.Job
-	again := &session.Resume{Job: job, Note: was.Notes, Gather: f.listen != ""}
-	if !again.Gather {
-		again, err = newest(cmd.Context(), dir, job, was.Notes, cmd.ErrOrStderr())
-		if err != nil {
-			return cli.Fail(fmt.Errorf("%s: %w", path, err))
-		}
-	} else if was.Last != nil {
-		again.Step = was.Last.Step
+	again, err := f.again(cmd.Context(), dir, was, cmd.ErrOrStderr())
+	if err != nil {
+		return cli.Fail(fmt.Errorf("%s: %w", path, err))
 	}
-	again.Calls, again.Finished, again.Allow = was.Calls, finished, with.allow
-	if again.Plan = was.Plan; was.Last != nil {
-		again.Number = was.Last.Plan
-	}
-	if again.Data, err = dir.ReadData(); err != nil {
-		return cli.Fail(err)
-	}
+	again.Finished, again.Allow = finished, f.allow
 	p, err := programAgain(path, job, with.program)
 	if err != nil {
 		return err
 	}
 	return trainIn(cmd.Context(), f, p, cli.Override(job.Args, with.args), dir, again, cmd.OutOrStdout(), cmd.ErrOrStderr())
 }
+
+// auto is the only value of --resume: a run that is started again continues from its run directory, or begins if it has not.
+const auto = "auto"
+
+// runAgain trains the program: from the newest checkpoint in the run directory, from the beginning where the run there has none yet, and
+// in a new directory where there is no run. A supervisor starts the same command as often as it likes.
+func runAgain(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
+	path := cmp.Or(f.runDir, filepath.Join(rundir.Parent, p.name))
+	dir, was, err := rundir.Resume(path)
+	if errors.Is(err, rundir.ErrNoRun) {
+		if dir, err = rundir.CreateAgain(path); err != nil {
+			return cli.Report(session.Outcome{Err: err}, stdout, stderr)
+		}
+		defer dir.Close()
+		return trainIn(ctx, f, p, args, dir, nil, stdout, stderr)
+	}
+	if err != nil {
+		return cli.Fail(err)
+	}
+	defer dir.Close() // for the returns before Serve, which closes it
+	job := was.Job
+	if f.reduction != cmp.Or(job.Reduction, f.reduction) {
+		return fmt.Errorf("--reduction %s: the run in %s began with %s", f.reduction, path, job.Reduction)
+	}
+	finished := allDone(was)
+	if finished && slices.Equal(job.Args, args) && len(f.allow) == 0 {
+		fmt.Fprintf(stdout, "%s: all %d steps are done\n", path, job.Steps)
+		return nil
+	}
+	again, err := f.again(ctx, dir, was, stderr)
+	if errors.Is(err, errNothing) && job.Floor() == 0 {
+		again, err = &session.Resume{Job: job, Note: was.Notes}, nil
+	}
+	if err != nil {
+		return cli.Fail(fmt.Errorf("%s: %w", path, err))
+	}
+	again.Finished, again.Allow, again.OrBegin = finished, f.allow, job.Floor() == 0
+	return trainIn(ctx, f, p, args, dir, again, stdout, stderr)
+}
+
+// allDone reports whether a run has ended with all its steps.
+func allDone(was rundir.Record) bool {
+	s := was.Summary
+	return s != nil && s.Steps == was.Job.Steps && s.ParamsSHA256 != ""
+}
+
+// again says where a run goes on whose directory is there.
+func (f *runFlags) again(ctx context.Context, dir *rundir.Dir, was rundir.Record, stderr io.Writer) (again *session.Resume, err error) {
+	if f.listen != "" {
+		again = &session.Resume{Job: was.Job, Note: was.Notes, Gather: true}
+		if was.Last != nil {
+			again.Step = was.Last.Step
+		}
+	} else if again, err = newest(ctx, dir, was.Job, was.Notes, stderr); err != nil {
+		return nil, err
+	}
+	again.Calls = was.Calls
+	if again.Plan = was.Plan; was.Last != nil {
+		again.Number = was.Last.Plan
+	}
+	again.Data, err = dir.ReadData()
+	return again, err
+}
+
+// errNothing means that no checkpoint was ever finished.
+var errNothing = errors.New("nothing to resume from: there is no whole checkpoint; start again with launcher run")
 
 // inherit takes over from the run before what was not changed.
 func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error {
@@ -224,7 +273,10 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string
 		if slices.ContainsFunc(refused, func(fault *checkpoint.Error) bool { return errors.Is(fault, checkpoint.ErrMissing) }) {
 			return nil, errors.New("nothing to resume from: there is no whole checkpoint; if other machines have the rest, give --listen")
 		}
-		return nil, errors.New("nothing to resume from: there is no whole checkpoint; start again with launcher run")
+		if len(again.Note) > len(notes) {
+			return nil, errors.New("nothing to resume from: no checkpoint can be used; start again with launcher run")
+		}
+		return nil, errNothing
 	}
 	if err != nil {
 		return nil, err
@@ -330,11 +382,11 @@ func fetchRecords(ctx context.Context, t admit.Ticket, dir string) error {
 func openRunDir(ctx context.Context, f *runFlags, t admit.Ticket, a *assignment) (*rundir.Dir, error) {
 	again := a.Settings.Resume
 	if again == nil {
-		return rundir.Create(f.runDir, a.Program.Name, time.Now())
+		return f.createRunDir(a.Program.Name)
 	}
 	dir, err := findRun(f.runDir, again.Job)
 	if err == nil && dir == nil {
-		dir, err = rundir.Create(f.runDir, a.Program.Name, time.Now())
+		dir, err = f.createRunDir(a.Program.Name)
 	}
 	if err != nil {
 		return nil, err
@@ -343,6 +395,14 @@ func openRunDir(ctx context.Context, f *runFlags, t admit.Ticket, a *assignment)
 		return nil, errors.Join(err, dir.Close())
 	}
 	return dir, nil
+}
+
+// createRunDir makes the run directory of a machine that joins.
+func (f *runFlags) createRunDir(program string) (*rundir.Dir, error) {
+	if f.resume == auto && f.runDir != "" {
+		return rundir.CreateAgain(f.runDir)
+	}
+	return rundir.Create(f.runDir, program, time.Now())
 }
 
 // findRun takes the directory of a run, which path names or which is below runs; nil if there is none.

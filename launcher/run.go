@@ -21,6 +21,7 @@ import (
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
@@ -52,6 +53,8 @@ type runFlags struct {
 	keep      checkpoint.Keep
 	reshape   string
 	runDir    string
+	resume    string   // auto, or "" for a run that begins
+	allow     []string // what may have changed when a run is resumed
 	clocks    string
 	sysfs     string
 	python    string // interpreter of a Python program
@@ -161,6 +164,7 @@ for launcher resume; the second ends it at once.`,
   launcher run --stages 2 --chaos kill:1@20/backward,freeze:2@30+2.5 ./examples/gpt
   launcher run --chaos random:7:0.05:kill+slow ./examples/gpt --steps 100
   launcher run --hosts localhost,b,user@c:8 --min-hosts 2 ./examples/gpt
+  launcher run --resume auto --run-dir runs/a ./examples/gpt     as often as a supervisor likes
   srun --no-kill launcher run ./examples/gpt
   launcher run ./examples/gpt --help`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -202,6 +206,7 @@ for launcher resume; the second ends it at once.`,
 	flags.IntVar(&f.zero, "zero", 2, "ZeRO stage: 1 shards optimizer state, 2 gradients as well; the bits are the same")
 	flags.StringVar(&f.reshape, "reshape", "full", "what is rebalanced after a change: dataflow, full or off")
 	flags.StringVar(&f.chaos, "chaos", "", "faults to inject, as a `SPEC`: see above")
+	flags.StringVar(&f.resume, "resume", "", "auto: continue what is in the run directory (default runs/PROGRAM), or begin")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
 	return cmd
 }
@@ -231,6 +236,7 @@ func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
 	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
 	cli.KeepFlags(flags, &f.keep)
+	flags.StringSliceVar(&f.allow, "allow", nil, "`names` of what may have changed when a run is resumed, such as program,lr")
 	clockFlags(flags, f)
 	pageFlag(flags, f)
 	flags.StringVar(&f.python, "python", "", "`interpreter` of a Python PROGRAM (default the first python3 in PATH)")
@@ -282,6 +288,10 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	}
 	errs.If(f.zero != 1 && f.zero != 2, "--zero %d: give 1 or 2", f.zero)
 	errs.Add(f.clockFaults()...)
+	errs.If(f.resume != "" && f.resume != auto, "--resume %s: give auto; launcher resume continues a run of a given directory", f.resume)
+	errs.If(f.resume == auto && f.hosts > 1, "--resume auto with --emulate-hosts: a resumed run has one host; leave one of them out")
+	errs.If(cmd.Name() == "run" && f.resume == "" && len(f.allow) > 0, "--allow is for a run that is resumed: give --resume auto as well")
+	errs.Add(change.Check(f.allow))
 	if f.listen == "" {
 		errs.If(cmd.Flags().Changed("wait-hosts") || cmd.Flags().Changed("advertise") || f.tieBreak != "", "--wait-hosts, --advertise and --tie-break are for a run that other machines join: give --listen as well")
 		errs.If(f.detach.On, "--detach is for a run that other machines join: give --listen as well")
@@ -301,6 +311,9 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 
 // run trains the program in worker processes, from the beginning.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
+	if f.resume == auto {
+		return runAgain(ctx, f, p, args, stdout, stderr)
+	}
 	dir, err := rundir.Create(f.runDir, p.name, time.Now())
 	if err != nil {
 		return cli.Report(session.Outcome{Err: err}, stdout, stderr)

@@ -27,7 +27,9 @@ type Resume struct {
 	// Gather says that the hosts have run directories of their own: the checkpoint is the newest one of which all files are there when the
 	// workers are, and Step is that of the newest record.
 	Gather bool
-	Plan   *rundir.Plan // the newest, nil for none
+	// OrBegin has the run begin once more after step 0 where it has no checkpoint: Step is 0, or no host has one.
+	OrBegin bool
+	Plan    *rundir.Plan // the newest, nil for none
 	// Number is that of the plan of the newest step. It may be greater than Plan's, which is written down later.
 	Number uint64
 	Calls  rundir.Calls
@@ -128,7 +130,8 @@ type checkpoints struct {
 
 	// Of a run that is resumed by several hosts (Resume.Gather).
 	sought  bool
-	found   int // step of the checkpoint that it begins with; 0 until it is found
+	found   int  // step of the checkpoint that it begins with; 0 until it is found
+	none    bool // there is none, and the run begins after step 0
 	refused []string
 }
 
@@ -401,6 +404,10 @@ func (s *Session) foundCheckpoint(e CheckpointVerified) {
 	c := &s.checkpoints
 	switch again := s.cfg.Resume; {
 	case s.phase > training:
+	case e.Step == 0 && again.OrBegin && len(e.Refused) == 0:
+		if c.none = true; s.allPrepared() {
+			s.start()
+		}
 	case e.Step == 0:
 		s.judge(&GatherError{e.Refused})
 	case e.Step > again.Step:
@@ -415,7 +422,7 @@ func (s *Session) foundCheckpoint(e CheckpointVerified) {
 
 // checkpointVerified proposes the plan that begins from a checkpoint, or has another plan made if that cannot be used.
 func (s *Session) checkpointVerified(e CheckpointVerified) {
-	if s.checkpoints.sought && s.checkpoints.found == 0 {
+	if s.checkpoints.sought && s.checkpoints.found == 0 && !s.checkpoints.none {
 		s.foundCheckpoint(e)
 		return
 	}

@@ -22,6 +22,23 @@ func gathers(t *testing.T, events ...Event) (*ran, VerifyCheckpoint) {
 	return r, seeks[0]
 }
 
+// A run that begins or continues begins after step 0 when no host has a checkpoint.
+func TestGatherOrBegin(t *testing.T) {
+	r, seek := gathers(t)
+	r.s.cfg.Resume.OrBegin = true
+	r.feed(CheckpointVerified{Propose: seek.Propose})
+	orders := sent[control.Order](r)
+	if len(orders) != 2 || orders[0].From != "" || orders[0].Passed.Step != 0 || r.s.phase != training {
+		t.Errorf("%+v, %v", orders, r.s.end.err)
+	}
+	r, seek = gathers(t)
+	r.s.cfg.Resume.OrBegin = true
+	r.feed(CheckpointVerified{Propose: seek.Propose, Refused: []string{"the checkpoint of step 2 is not used"}})
+	if wrong := new(GatherError); !errors.As(r.s.end.err, &wrong) {
+		t.Errorf("over a damaged checkpoint: %v", r.s.end.err)
+	}
+}
+
 // A run that several hosts resume begins when they have a checkpoint together.
 func TestResumeGathers(t *testing.T) {
 	r, seek := gathers(t)

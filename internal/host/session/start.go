@@ -36,7 +36,7 @@ func (s *Session) start() {
 			return
 		}
 		if from = again.Step; again.Gather {
-			if from = s.checkpoints.found; from == 0 {
+			if from = s.checkpoints.found; from == 0 && !s.checkpoints.none {
 				s.seek() // the last thing before training
 				return
 			}

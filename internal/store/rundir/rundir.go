@@ -61,11 +61,7 @@ type Dir struct {
 // [ErrCreate], wrapped.
 func Create(path, program string, now time.Time) (*Dir, error) {
 	if path != "" {
-		d, err := create(path)
-		if err != nil {
-			return nil, fmt.Errorf("--run-dir %s: %w", path, err)
-		}
-		return d, nil
+		return createAt(path, false)
 	}
 	name := program + "-" + now.Format("20060102-150405")
 	for i := 1; ; i++ {
@@ -73,7 +69,7 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 		if i > 1 {
 			path += "-" + strconv.Itoa(i)
 		}
-		d, err := create(path)
+		d, err := create(path, false)
 		switch {
 		case err == nil:
 			if d.made != "" {
@@ -86,6 +82,17 @@ func Create(path, program string, now time.Time) (*Dir, error) {
 			return nil, fmt.Errorf("%s: %w; name a writable place with --run-dir DIR", path, err)
 		}
 	}
+}
+
+// CreateAgain is Create for a directory in which a run may have been killed before it began: what that has left is removed.
+func CreateAgain(path string) (*Dir, error) { return createAt(path, true) }
+
+func createAt(path string, again bool) (*Dir, error) {
+	d, err := create(path, again)
+	if err != nil {
+		return nil, fmt.Errorf("--run-dir %s: %w", path, err)
+	}
+	return d, nil
 }
 
 // Attach returns the directory of a run for a process that writes its files, while another
@@ -140,14 +147,14 @@ func (d *Dir) setParent() {
 	}
 }
 
-func create(path string) (*Dir, error) {
+func create(path string, again bool) (*Dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrCreate, err)
 	}
 	d := &Dir{path: abs, shown: filepath.Clean(path), made: firstMissing(abs)}
 	d.setParent()
-	if err := d.take(); err != nil {
+	if err := d.take(again); err != nil {
 		if d.lock != nil {
 			_ = d.discard()
 			_ = d.lock.Close()
@@ -166,8 +173,26 @@ var files = []string{
 // AttachName is the link to the socket at which the launcher of a run shows it.
 const AttachName = "attach"
 
-// take makes the directory this process's own.
-func (d *Dir) take() error {
+// results are the files without which no step of a run can have been committed.
+var results = []string{"job.json", "summary.json", "model.safetensors", "checkpoints"}
+
+// clear removes what a run has left that did not begin.
+func (d *Dir) clear() error {
+	for _, name := range results {
+		if _, err := os.Lstat(d.File(name)); !errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+	}
+	for _, name := range files {
+		if err := os.RemoveAll(d.File(name)); err != nil {
+			return fmt.Errorf("%w: %w; remove it", ErrCreate, err)
+		}
+	}
+	return nil
+}
+
+// take makes the directory this process's own. again removes what a run has left that did not begin.
+func (d *Dir) take(again bool) error {
 	const remedy = "give a directory you may write to"
 	if err := errors.Join(os.MkdirAll(filepath.Dir(d.path), 0o777), os.MkdirAll(d.path, 0o700)); err != nil {
 		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
@@ -190,6 +215,10 @@ func (d *Dir) take() error {
 		d.own = append(d.own, "lock")
 	} else if info, err := lock.Stat(); err != nil || info.Size() > 0 {
 		return hasRun("lock")
+	} else if again {
+		if err := d.clear(); err != nil {
+			return err
+		}
 	}
 	for _, name := range files {
 		if _, err := os.Lstat(d.File(name)); !errors.Is(err, fs.ErrNotExist) {
