@@ -10,6 +10,7 @@
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench hosts      recovery when one of several hosts dies
 //	go run ./bench machines   recovery when one of several machines loses its power or network; takes root
+//	go run ./bench gossip     what a member of the gossip ring costs, in rings of up to 1,000
 //	go run ./bench clocks     what clocks save after a loss, and the most that they could; emulated
 //	go run ./bench soak       random faults, and whether the bits are still the same
 //	go run ./bench migrate    a layer that moves under training, against stop and copy, and contiguous shards
@@ -35,9 +36,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions}
+	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|machines|soak|failslow|load|losses|model|migrate|clocks|versions [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {
