@@ -127,6 +127,9 @@ func TestCut(t *testing.T) {
 			if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
 				t.Errorf("loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
 			}
+			if sum.ModelHost != "host-0" {
+				t.Errorf("the model is on %s", sum.ModelHost)
+			}
 			oneHistory(t, dir)
 			name := fmt.Sprintf("host-%d", host)
 			if !saysItHolds(t, dir, name) {

@@ -80,6 +80,10 @@ func TestSeparateMachines(t *testing.T) {
 				if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks > 0 || sum.WorkersLost != 2 {
 					t.Errorf("%s: %+v", ms[i].Name, sum)
 				}
+				if _, err := os.Stat(ms[i].Path("/tmp/run/model.safetensors")); (err == nil) != (sum.ModelHost == ms[i].Name) ||
+					(sum.ModelHost == ms[0].Name) != (c.lost != 0) || !strings.Contains(outs[i].String(), "the model is in the run directory of "+sum.ModelHost+"\n") {
+					t.Errorf("%s: the model is on %q: %v", ms[i].Name, sum.ModelHost, err)
+				}
 				for _, r := range sum.Recoveries {
 					t.Logf("%s: %s: %.0f ms", ms[i].Name, r.Cause, r.TotalMS)
 				}

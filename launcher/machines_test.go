@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -142,6 +144,7 @@ func TestMachines(t *testing.T) {
 		t.Run([]string{"undisturbed", "first", "second", "third"}[lost+1], func(t *testing.T) {
 			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
 			all := gathered(t, 3)
+			names := namesOf(t, all)
 			if lost >= 0 {
 				await(t, "20 steps", func() bool {
 					text, _ := os.ReadFile(filepath.Join(all[lost].Dir, "run", "metrics.jsonl"))
@@ -162,9 +165,10 @@ func TestMachines(t *testing.T) {
 				if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks > 0 {
 					t.Errorf("machine %d: %+v", i, sum)
 				}
-				if !strings.Contains(m.out.String(), "the model is in the run directory of ") {
-					t.Errorf("machine %d does not say where the model is:\n%s", i, &m.out)
+				if (sum.ModelHost == names[0]) != (lost != 0) || !slices.Contains(names, sum.ModelHost) {
+					t.Errorf("%s of %q: the model is on %q", names[i], names, sum.ModelHost)
 				}
+				m.saysWhereTheModelIs(t, names[i], sum.ModelHost)
 				text := ""
 				for _, name := range []string{"job.json", "metrics.jsonl", "events.jsonl", "plans.jsonl"} {
 					b, err := os.ReadFile(filepath.Join(m.Dir, "run", name))
@@ -184,6 +188,72 @@ func TestMachines(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// namesOf returns the names that machines have in their run.
+func namesOf(t *testing.T, all []*machine) (names []string) {
+	t.Helper()
+	for _, m := range all {
+		var w rundir.Workers
+		await(t, "the name of "+m.Dir, func() bool {
+			b, err := os.ReadFile(filepath.Join(m.run, "workers.json"))
+			return err == nil && json.Unmarshal(b, &w) == nil && w.Host != ""
+		})
+		names = append(names, w.Host)
+	}
+	return names
+}
+
+// saysWhereTheModelIs checks that a machine names the one that has the model, and has it if that is its own name.
+func (m *machine) saysWhereTheModelIs(t *testing.T, name, host string) {
+	t.Helper()
+	if !strings.Contains(m.out.String(), "the model is in the run directory of "+host+"\n") {
+		t.Errorf("%s does not say that the model is on %s:\n%s", name, host, &m.out)
+	}
+	if _, err := os.Stat(filepath.Join(m.run, "model.safetensors")); (err == nil) != (name == host) {
+		t.Errorf("%s: %v, and the model is on %s", name, err, host)
+	}
+}
+
+// A machine that was frozen for a while, so that another one leads by now, gets the model all the same: the run was started there.
+func TestModelComesHome(t *testing.T) {
+	built(t)
+	t.Parallel()
+	all := gatheredFor(t, 3, append([]string{emulated, "--layer-ms", "8"}, cutJob...)...)
+	names := namesOf(t, all)
+	events := func(m *machine) string {
+		text, _ := os.ReadFile(filepath.Join(m.run, "events.jsonl"))
+		return string(text)
+	}
+	signal := func(sig syscall.Signal) {
+		for _, pid := range marked(t, all[0].mark) {
+			n, err := strconv.Atoi(pid)
+			if err == nil {
+				err = syscall.Kill(n, sig)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	await(t, "a step", func() bool { return strings.Contains(events(all[1]), `"kind":"plan"`) })
+	signal(syscall.SIGSTOP)
+	await(t, "another leader, which has lost the workers of the first machine", func() bool { return strings.Count(events(all[1]), `"kind":"lost"`) == 2 })
+	signal(syscall.SIGCONT)
+	for i, m := range all {
+		if status := m.end(t); status != 0 {
+			t.Fatalf("%s: status %d\n%s", names[i], status, &m.errs)
+		}
+		if got := strings.Count(events(m), `"kind":"joined"`); got != 2 {
+			t.Fatalf("%s: %d workers have joined again", names[i], got)
+		}
+		var sum rundir.Summary
+		m.saysWhereTheModelIs(t, names[i], names[0])
+		readJSON(t, filepath.Join(m.run, "summary.json"), &sum)
+		if sum.ModelHost != names[0] {
+			t.Errorf("summary.json of %s: %s has the model", names[i], sum.ModelHost)
+		}
 	}
 }
 

@@ -39,6 +39,10 @@ type Config struct {
 	Causes []string
 	Failed time.Time
 
+	// Home is the host that gets the model, and Leader the one that gets it when Home has no worker left; see
+	// plan.Plan.ModelHost.
+	Home, Leader string
+
 	// Stages and Mirrors are those of the job, for a plan made from scratch. 0 stages mean 1.
 	Stages, Mirrors int
 

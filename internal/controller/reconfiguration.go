@@ -77,7 +77,7 @@ func (r *reconfiguration) next() []Effect {
 	if !r.free() {
 		return nil
 	}
-	var view plan.View
+	view := plan.View{ModelHosts: r.modelHosts()}
 	for _, m := range r.all() {
 		if !lives(&r.plan, m.Worker) {
 			continue

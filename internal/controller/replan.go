@@ -44,7 +44,7 @@ func (r *recovery) change(all []*member, from *plan.Plan, alive []plan.Worker, a
 		ch.order.Plan = r.same(current, at.point)
 		return r.address(ch), nil
 	}
-	view := plan.View{Workers: alive, Step: at.point.Step + 1}
+	view := plan.View{Workers: alive, ModelHosts: r.modelHosts(), Step: at.point.Step + 1}
 	for _, m := range all {
 		if m.report.Passed == at.point {
 			for _, w := range m.report.Works {
@@ -163,12 +163,13 @@ func (r *recovery) same(p plan.Plan, at id.Point) plan.Plan {
 		p.FromStep, p.Settled, p.First = max(at.Step+1, p.FromStep), nil, nil
 	}
 	p.InStep, p.Degraded, p.Version = true, false, r.next()
+	p.PickModelHost(r.modelHosts())
 	return p
 }
 
 // scratch makes a plan that keeps nothing of the one before but the order of versions.
 func (r *recovery) scratch(alive []plan.Worker, at id.Point) (plan.Plan, planner.Reason, error) {
-	p, reason, err := planner.Next(plan.Plan{}, plan.View{Workers: alive}, r.profile(), planner.Event{
+	p, reason, err := planner.Next(plan.Plan{}, plan.View{Workers: alive, ModelHosts: r.modelHosts()}, r.profile(), planner.Event{
 		Kind: planner.Start, Micros: r.plan.Micros(),
 		Stages: min(r.cfg.Stages, len(alive)), Mirrors: r.cfg.Mirrors, FromStep: at.Step + 1,
 	})

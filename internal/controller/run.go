@@ -106,6 +106,10 @@ func (r *run) planned(w plan.Worker) bool {
 // profile is what is known of the model and the workers.
 func (r *run) profile() plan.Profile { return r.cfg.Profile.With(r.times) }
 
+// modelHosts are the hosts that may get the model, the most wanted first. Between Home and Leader comes the host that is to get it
+// so far: another leader alone changes nothing.
+func (r *run) modelHosts() []string { return []string{r.cfg.Home, r.plan.ModelHost, r.cfg.Leader} }
+
 // next returns the version of the next plan.
 func (r *run) next() id.Version {
 	r.issued = id.Version{Generation: r.issued.Generation, N: r.issued.N + 1}

@@ -206,7 +206,7 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 		Term: l.term, Attempt: l.attempt, Fills: l.fills, Leader: c.self().Name, Inherited: in,
 	}
 	if !c.alone() {
-		sc.Lease = c.Detect
+		sc.Lease, sc.Home = c.Detect, c.hosts()[0].Name
 	}
 	if g := l.relay.gossip; g != nil {
 		sc.Ring = g.Ring()

@@ -50,7 +50,7 @@ func (s *Shard) Holds(w id.WorkerID) bool { return s.Owner == w || slices.Contai
 // [Plan.Validate] reports broken ones by their numbers.
 //
 //  1. Version and FromStep count from 1.
-//  2. Workers are in ascending order of their IDs, each once.
+//  2. Workers are in ascending order of their IDs, each once. ModelHost is empty or the host of one of them.
 //  3. Every layer is in exactly one stage; stages are in the order of layers
 //     and none is empty.
 //  4. Every stage has workers, which are workers of the plan, each once.
@@ -92,9 +92,12 @@ type Plan struct {
 	FromStep int  `json:"from_step"`
 	InStep   bool `json:"in_step,omitempty"`
 
-	Workers []Worker        `json:"workers"`
-	Stages  []Stage         `json:"stages"`
-	Route   [][]id.WorkerID `json:"route"` // [stage][micro-batch]
+	Workers []Worker `json:"workers"`
+	// ModelHost is the host that gets the model when the run ends, one with workers. "" means that of the first worker.
+	ModelHost string `json:"model_host,omitempty"`
+
+	Stages []Stage         `json:"stages"`
+	Route  [][]id.WorkerID `json:"route"` // [stage][micro-batch]
 	// Settled pairs do not run again in this step: a lost worker completed them, and the owners of their stage
 	// have their gradients.
 	Settled []graph.Pair `json:"settled,omitempty"`
@@ -147,6 +150,23 @@ func (p *Plan) Worker(worker id.WorkerID) (w Worker, ok bool) {
 		return Worker{}, false
 	}
 	return p.Workers[i], true
+}
+
+// PickModelHost makes the first of the wanted hosts that has a worker in the plan its ModelHost.
+func (p *Plan) PickModelHost(wanted []string) {
+	p.ModelHost = ""
+	for _, host := range wanted {
+		if slices.ContainsFunc(p.Workers, func(w Worker) bool { return w.Host == host }) {
+			p.ModelHost = host
+			return
+		}
+	}
+}
+
+// Collector returns the worker that collects the state of the job at the end and writes the model: the first on ModelHost.
+// The plan has workers.
+func (p *Plan) Collector() Worker {
+	return p.Workers[max(0, slices.IndexFunc(p.Workers, func(w Worker) bool { return w.Host == p.ModelHost }))]
 }
 
 // StagesOf returns the stages a worker serves.

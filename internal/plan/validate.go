@@ -75,6 +75,9 @@ func (p *Plan) Validate(layers []Layer) error {
 	}
 	hosts, perHost := p.hosts()
 	known := func(w id.WorkerID) bool { _, ok := hosts[w]; return ok }
+	if p.ModelHost != "" && perHost[p.ModelHost] == 0 {
+		e.add(2, "the model goes to %q, which has no worker", p.ModelHost)
+	}
 	p.validateStages(e, len(layers), known)
 	p.validateShards(e, layers)
 	for _, s := range p.Shards {

@@ -32,6 +32,7 @@ func TestEveryPropertyIsChecked(t *testing.T) {
 		{2, "worker twice", func(p *plan.Plan) { p.Workers[1] = p.Workers[0] }},
 		{2, "negative worker", func(p *plan.Plan) { p.Workers[0].ID = -1 }},
 		{2, "negative incarnation", func(p *plan.Plan) { p.Workers[0].Incarnation = -1 }},
+		{2, "model on a host without workers", func(p *plan.Plan) { p.ModelHost = "elsewhere" }},
 		{3, "gap", func(p *plan.Plan) { p.Stages[1].Lo++ }},
 		{3, "overlap", func(p *plan.Plan) { p.Stages[0].Hi++ }},
 		{3, "layer missing", func(p *plan.Plan) { p.Stages[1].Hi-- }},

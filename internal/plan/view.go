@@ -13,6 +13,10 @@ type View struct {
 	// include them; in-step plans do.
 	Leaving []id.WorkerID
 
+	// ModelHosts are the hosts that may get the model when the run ends, the most wanted first. The first that has a worker
+	// in the plan becomes its ModelHost.
+	ModelHosts []string
+
 	// Step is the step that is in flight, or the next one between two steps.
 	Step int
 

@@ -20,6 +20,7 @@ import (
 type Config struct {
 	Seed                             uint64
 	Workers, Stages, Micros          int
+	Hosts                            int // of the workers, and of the leaders; 0: one without a name
 	Mirrors, MinWorkers, Steps, Zero int
 	Layers                           []plan.Layer
 	Detect                           time.Duration // failure-detection timeout
@@ -73,6 +74,9 @@ type Cluster struct {
 	used    map[int][]batches // by step and layer: the samples whose gradients an update has used
 	log     []string
 
+	collector id.WorkerID // which has written the model
+	model     string      // its host
+
 	// Recoveries counts the recoveries that have ended.
 	Recoveries int
 	// Watch, if it is not nil, is called with what the session wants, before that is done. It may inject faults.
@@ -111,7 +115,7 @@ func New(cfg Config) *Cluster {
 		panic("sim: too many micro-batches")
 	}
 	for i := range cfg.Workers {
-		c.launch(plan.Worker{ID: id.WorkerID(i)})
+		c.launch(plan.Worker{ID: id.WorkerID(i), Host: c.host(i)})
 	}
 	c.lead(nil, slices.Clone(c.order))
 	c.tick()
@@ -300,6 +304,22 @@ func (c *Cluster) Measure(slow id.WorkerID, d time.Duration) {
 func (c *Cluster) known(p plan.Plan) {
 	if was, ok := c.plans[p.Version]; ok && !reflect.DeepEqual(was, p) {
 		c.violated("two plans have version %v", p.Version)
+	} else if ok {
+		return // another leader may have made it
 	}
 	c.plans[p.Version] = p
+	has := func(host string) bool {
+		return slices.ContainsFunc(p.Workers, func(w plan.Worker) bool { return w.Host == host })
+	}
+	if home := c.host(0); has(home) && p.ModelHost != home || has(c.host(int(c.term)-1)) && !has(p.ModelHost) {
+		c.violated("plan %v gives the model to %q", p.Version, p.ModelHost)
+	}
+}
+
+// host returns the name of the host of the i-th worker or leader. The first is where the run was started.
+func (c *Cluster) host(i int) string {
+	if c.cfg.Hosts == 0 {
+		return ""
+	}
+	return fmt.Sprintf("host-%d", i%c.cfg.Hosts)
 }

@@ -58,7 +58,7 @@ func (c *Cluster) lead(in *session.Inherited, places []*worker) {
 			Detect: c.cfg.Detect, Respawn: c.cfg.Respawn, Command: "./gpt", Mirrors: mirrors, Stages: c.cfg.Stages, MinWorkers: c.cfg.MinWorkers,
 			Zero: c.cfg.Zero, Threads: 1,
 		}.WithDefaults(c.cfg.Workers),
-		Workers: c.cfg.Workers, CanStart: true, RunDir: "/runs/a", Shown: "runs/a", Term: c.term, Leader: fmt.Sprintf("host-%d", c.term), Inherited: in,
+		Workers: c.cfg.Workers, CanStart: true, RunDir: "/runs/a", Shown: "runs/a", Term: c.term, Leader: c.host(int(c.term) - 1), Home: c.host(0), Inherited: in,
 	}
 	c.session = session.New(cfg, all)
 	c.react(c.session.Begin(c.now))
@@ -228,11 +228,12 @@ func (c *Cluster) react(effects []session.Effect) {
 				}
 			})
 		case session.StartWorker:
-			reign := c.reign
+			reign, who := c.reign, e.Worker
+			who.Host = cmp.Or(who.Host, c.host(int(who.ID)))
 			c.after(c.delay(time.Millisecond), func() {
 				if reign == c.reign && !c.over {
-					c.places = append(c.places, c.launch(e.Worker))
-					c.do(session.WorkerStarted{Worker: e.Worker})
+					c.places = append(c.places, c.launch(who))
+					c.do(session.WorkerStarted{Worker: who})
 				}
 			})
 		case session.CommitCheckpoint:

@@ -314,8 +314,9 @@ func (w *worker) operate(d core.Operate) {
 			}
 		}
 	case id.Kept:
-		if w.plan.Workers[0].ID == w.self.ID {
+		if w.plan.Collector().ID == w.self.ID {
 			size = words
+			w.c.collector, w.c.model = w.self.ID, w.self.Host
 		}
 	}
 	w.step(core.Answered{Said: append(w.check(false), make([]byte, size)...)})

@@ -72,7 +72,7 @@ func scheduleOf(r *rand.Rand, seed uint64, trace bool, change func(*Config)) (*C
 	cfg := Config{
 		Seed: seed, Workers: n, Stages: 1 + r.IntN(min(n, 3)), Micros: maxMicros, Mirrors: r.IntN(3), Steps: 8, Zero: 1 + r.IntN(2), MinWorkers: 1,
 		Layers: layers(), Detect: 300 * ms, Checkpoint: time.Duration(r.IntN(3)) * 10 * ms, Evaluate: r.IntN(4), Respawn: r.IntN(2) == 0, Digests: r.IntN(2) == 0,
-		Trace: trace, Verify: int(seed % 3),
+		Trace: trace, Verify: int(seed % 3), Hosts: int(seed / 3 % 4),
 	}
 	if change != nil {
 		change(&cfg)
@@ -164,6 +164,9 @@ func run(c *Cluster, tell func(*Cluster)) (err error) {
 		return fmt.Errorf("no end\n%s", strings.Join(append(c.Log(), c.states()...), "\n"))
 	}
 	// The cluster holds that a run which fails has lost all its workers.
+	if out.Err == nil && out.ModelHost != c.model {
+		return fmt.Errorf("the model is on %q, and the run says on %q\n%s", c.model, out.ModelHost, strings.Join(c.Log(), "\n"))
+	}
 	if stopped := new(session.StoppedError); out.Err == nil && out.Summary.Steps != steps {
 		return fmt.Errorf("ended after %d steps", out.Summary.Steps)
 	} else if out.Err != nil && !errors.As(out.Err, &stopped) && !slices.ContainsFunc([]any{new(*session.LostError), new(*session.SilentError), new(*session.RecoveryError), new(*session.FailedError)}, func(as any) bool { return errors.As(out.Err, as) }) {

@@ -248,7 +248,7 @@ func (w *worker) proceed() {
 	w.in(w.c.delay(50*time.Microsecond), func() { w.step(core.Ask{Point: point, Micros: w.c.cfg.Micros, Words: words}) })
 }
 
-// words is what the first worker says at the end, in bytes.
+// words is what the collector says at the end, in bytes.
 const words = 5
 
 // evaluates reports whether an evaluation follows a step.
@@ -276,7 +276,7 @@ func (w *worker) finish(step int, result []byte) {
 		w.later(func() { w.finish(step, result) })
 		return
 	}
-	d := control.Done{Steps: step, Loss: w.loss, ValLoss: w.val, ParamsSHA256: "aa", StateSHA256: "bb", Result: result, Plan: uint64(w.core.Plan().Version.N)}
+	d := control.Done{Steps: step, Loss: w.loss, ValLoss: w.val, ParamsSHA256: "aa", StateSHA256: "bb", Result: result, Collector: int(w.c.collector), Plan: uint64(w.core.Plan().Version.N)}
 	if step < w.c.cfg.Steps {
 		d.StoppedBy = w.stop
 	}

@@ -426,7 +426,7 @@ func (c *crew) finish(ctx context.Context, step int) (string, error) {
 	}
 	words := make([][]byte, len(c.engines))
 	err := training.Each(len(c.engines), func(i int) (err error) {
-		words[i], err = c.engines[i].Keep(ctx, step, 4, func(context.Context) (engine.Collector, error) { return collector{sha256.New()}, nil })
+		words[i], _, err = c.engines[i].Keep(ctx, step, 4, func(context.Context) (engine.Collector, error) { return collector{sha256.New()}, nil })
 		return err
 	})
 	return fmt.Sprintf("%x", words[0]), err

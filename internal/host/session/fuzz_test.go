@@ -429,7 +429,7 @@ func (w *world) hear(place int) {
 		return
 	}
 	if len(a.said) == 0 && a.released {
-		if w.s.isFirst(w.s.workers[place]) {
+		if w.s.collects(w.s.workers[place]) {
 			w.do(Received{place, control.Output{Text: "bye"}})
 		}
 		a.alive = false

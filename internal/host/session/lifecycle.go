@@ -223,7 +223,7 @@ func (s *Session) ended(w *worker) {
 		case alone():
 			s.believe()
 		}
-	case s.phase == finished && w.who != s.plan.Workers[0]: // its part is done
+	case s.phase == finished && w.who != s.plan.Collector(): // its part is done
 	case w.failed:
 		if s.phase == finished || alone() {
 			s.believe()
@@ -408,6 +408,9 @@ func (s *Session) conclude() {
 	sum := s.summarise(m.StoppedBy)
 	sum.Loss = m.Loss
 	sum.ParamsSHA256, sum.StateSHA256 = m.ParamsSHA256, m.StateSHA256
+	if i := slices.IndexFunc(s.workers, func(w *worker) bool { return w.id() == m.Collector }); i >= 0 && s.cfg.Home != "" {
+		sum.ModelHost = s.workers[i].who.Host // no later life of a worker is on another host
+	}
 	s.records.summary = &sum
 
 	reason := "all steps are done"

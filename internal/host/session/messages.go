@@ -96,8 +96,8 @@ func (s *Session) message(w *worker, m control.Message) {
 		switch {
 		case w.state < working:
 			s.bad(w, "sent output before training")
-		case !s.isFirst(w):
-			s.bad(w, "sent output, which is for worker %d to do", s.plan.Workers[0].ID)
+		case !s.collects(w):
+			s.bad(w, "sent output, which is for worker %d to do", s.plan.Collector().ID)
 		default:
 			s.then(Output{m.Text})
 		}
@@ -170,10 +170,11 @@ func (s *Session) report(w *worker, m control.Message) {
 	}
 }
 
-// isFirst reports whether a worker is the first of the run's plan, or of another plan that it may not have left yet.
-func (s *Session) isFirst(w *worker) bool {
+// collects reports whether a worker writes the model and runs the end of the program under the run's plan, or under another one
+// that it may not have left yet.
+func (s *Session) collects(w *worker) bool {
 	for _, p := range s.known {
-		if p.Workers[0] == w.who {
+		if p.Collector() == w.who {
 			return true
 		}
 	}

@@ -237,8 +237,8 @@ func (s *Session) Outcome() Outcome {
 	if e.lost != nil {
 		o.Lost = e.lost.place
 	}
-	if e.complete && len(s.plan.Workers) > 0 {
-		o.ModelHost = s.plan.Workers[0].Host
+	if e.complete {
+		o.ModelHost = o.Summary.ModelHost
 	}
 	return o
 }

@@ -192,6 +192,7 @@ type Config struct {
 	Leader        string
 	Inherited     *Inherited
 
+	Home   string       // the host where the user started the run, which gets the model; "" for a run on one host
 	First  id.Version   // of the first plan; zero for that of a job that begins
 	Ring   control.Ring // the gossip ring
 	NoRing string       // why it is missing, where there should be one

@@ -139,7 +139,7 @@ func (s *Session) firstPlan(r control.Ready, from int) (p plan.Plan, reason stri
 		return p, "", &PlanError{fmt.Errorf("--micro-batch %d: a step of %d micro-batches is more than %d; use larger ones: %w",
 			r.Job.MicroBatch, micros, maxMicros, ErrTooLarge)}
 	}
-	var all plan.View
+	all := plan.View{ModelHosts: []string{s.cfg.Home, s.cfg.Leader}}
 	for _, w := range s.beginners() {
 		all.Workers = append(all.Workers, w.who)
 	}
@@ -201,7 +201,7 @@ func (s *Session) controllerConfig(p plan.Plan, peers []control.Peer) controller
 	return controller.Config{
 		Plan: p, Peers: peers, Profile: profile(s.model), Term: max(s.cfg.Term, 1), Attempt: s.cfg.Attempt, Fills: s.cfg.Fills, Stages: s.cfg.Stages,
 		Mirrors: s.cfg.Mirrors, MinWorkers: s.cfg.MinWorkers, Detect: s.cfg.Detect, Reshape: s.cfg.Reshape,
-		Respawn: s.cfg.Respawn && s.cfg.CanStart,
+		Respawn: s.cfg.Respawn && s.cfg.CanStart, Home: s.cfg.Home, Leader: s.cfg.Leader,
 	}
 }
 

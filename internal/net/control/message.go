@@ -10,7 +10,7 @@ import (
 )
 
 // Protocol is the version of the conversation.
-const Protocol = 13
+const Protocol = 14
 
 // Message is one of the types of this package that travel over a [Conn], by value. docs/wire.md lists them all.
 type Message interface {
@@ -321,7 +321,7 @@ type Stop struct {
 // written. Every worker sends it; all but Plan and Worker has the same bits in each,
 // and ValLoss where a worker has joined after the newest evaluation.
 // The agent writes summary.json from them. The worker goes on to answer queries
-// until Release. Then the first worker of the plan goes on with the program's own
+// until Release. Then the worker that the plan names (plan.Plan.Collector) goes on with the program's own
 // end, and closes its connection after that; the others do at once.
 type Done struct {
 	Steps        int      // committed
@@ -331,6 +331,7 @@ type Done struct {
 	StateSHA256  string
 	StoppedBy    string // "" when all steps are done, else the Reason of Stop
 	Result       []byte // of the last point, with which others can pass it
+	Collector    int    // worker that wrote the model
 	Plan         uint64 // Version.N of the worker's plan
 	Worker       rundir.Worker
 }

@@ -24,6 +24,16 @@ func Next(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.Plan
 	if len(v.Workers) == 0 {
 		return plan.Plan{}, "", fmt.Errorf("plan: %w", ErrNoWorkers)
 	}
+	p, reason, err := planFor(current, v, prof, e)
+	if err != nil {
+		return plan.Plan{}, "", err
+	}
+	p.PickModelHost(v.ModelHosts)
+	return p, reason, nil
+}
+
+// planFor makes the plan, but for its ModelHost.
+func planFor(current plan.Plan, v plan.View, prof plan.Profile, e Event) (plan.Plan, Reason, error) {
 	switch e.Kind {
 	case Start:
 		return start(v, prof, e)

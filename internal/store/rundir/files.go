@@ -204,8 +204,9 @@ type Summary struct {
 	ParamsSHA256    string     `json:"params_sha256"` // "" where the run ended before it was taken
 	StateSHA256     string     `json:"state_sha256"`
 	DataSHA256      string     `json:"data_sha256"`
-	Seconds         float64    `json:"seconds"`           // from the start of training until all files were written
-	TokensPerSecond float64    `json:"tokens_per_second"` // tokens of all steps by the sum of the steps' wall times
+	ModelHost       string     `json:"model_host,omitempty"` // host that has the model; "" for a run on one host
+	Seconds         float64    `json:"seconds"`              // from the start of training until all files were written
+	TokensPerSecond float64    `json:"tokens_per_second"`    // tokens of all steps by the sum of the steps' wall times
 	WorkersStarted  int        `json:"workers_started"`
 	WorkersLost     int        `json:"workers_lost"`
 	WorkersJoined   int        `json:"workers_joined"`

@@ -207,7 +207,7 @@ func (w *Worker) says(x id.WorkerID) (size int) {
 			}
 		}
 	case id.Kept:
-		if x == w.plan.Workers[0].ID {
+		if x == w.plan.Collector().ID {
 			size = w.req.Words
 		}
 	}

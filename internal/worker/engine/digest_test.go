@@ -48,7 +48,7 @@ func TestFlips(t *testing.T) {
 				}
 			}
 		}
-		_, err = e.Keep(t.Context(), steps, 0, func(context.Context) (Collector, error) { return nothing{}, nil })
+		_, _, err = e.Keep(t.Context(), steps, 0, func(context.Context) (Collector, error) { return nothing{}, nil })
 		return h, err
 	}
 	if _, err := alone.Step(t.Context(), 1); err != nil {

@@ -422,10 +422,10 @@ func (e *Engine) Describe(d *control.Done) {
 	})
 }
 
-// First reports whether this worker is the first of the live plan.
-func (e *Engine) First() (first bool) {
-	e.inspect(func() { first = len(e.plan.Workers) == 0 || e.plan.Workers[0].ID == e.c.Self.ID })
-	return first
+// Collects reports whether this worker is the one that collects the state of the job under the live plan.
+func (e *Engine) Collects() (collects bool) {
+	e.inspect(func() { collects = len(e.plan.Workers) == 0 || e.plan.Collector().ID == e.c.Self.ID })
+	return collects
 }
 
 // inspect calls a function that reads the engine's state in the loop, or here when that has ended.

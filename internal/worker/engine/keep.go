@@ -2,6 +2,9 @@ package engine
 
 import (
 	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/comm"
@@ -15,7 +18,7 @@ type Part struct {
 	Layer, Lo, Hi int
 }
 
-// A Collector takes the state of the job on the first worker of the plan: all
+// A Collector takes the state of the job on the worker that the plan names: all
 // parameters, then all first moments and so on, shard after shard.
 type Collector interface {
 	// Take gets the next part; data are valid during the call.
@@ -26,29 +29,32 @@ type Collector interface {
 	Discard()
 }
 
-// Keep ends a run: it passes the state of the job after a step to a collector on the first worker of the plan, and returns the
-// collector's answer on all workers. If the first worker is lost, the collection restarts on another. All workers call Keep after
-// the same step.
-func (e *Engine) Keep(ctx context.Context, step, size int, collector func(context.Context) (Collector, error)) ([]byte, error) {
-	var words []byte
+// Keep ends a run: it passes the state of the job after a step to a collector on the worker that the plan names, and returns the
+// collector's answer, of size bytes, and that worker on all workers. If it is lost before all have the answer, the collection
+// restarts on another. All workers call Keep after the same step.
+func (e *Engine) Keep(ctx context.Context, step, size int, collector func(context.Context) (Collector, error)) (words []byte, by id.WorkerID, err error) {
 	if err := e.do(ctx, &request{
-		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Kept}, Words: size},
+		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Kept}, Words: size + 4},
 		job: func(ctx context.Context, v view) ([]byte, error) { return e.collect(ctx, v, step, collector) },
 		conclude: func(said [][]byte) error {
-			words = append([]byte{}, said[0]...)
+			all := slices.Concat(said...) // only the collector says something
+			if len(all) != size+4 {
+				return fmt.Errorf("engine: the collector says %d bytes, and not %d", len(all), size+4)
+			}
+			words, by = all[:size], id.WorkerID(binary.LittleEndian.Uint32(all[size:]))
 			return nil
 		},
 	}); err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return words, nil
+	return words, by, nil
 }
 
 // collect is the job of Keep, in the computing goroutine.
 func (e *Engine) collect(ctx context.Context, v view, step int, collector func(context.Context) (Collector, error)) ([]byte, error) {
-	first, me := v.plan.Workers[0].ID, e.c.Self.ID
+	collects, me := v.plan.Collector().ID, e.c.Self.ID
 	var c Collector
-	if me == first {
+	if me == collects {
 		var err error
 		if c, err = collector(ctx); err != nil {
 			return nil, err
@@ -68,7 +74,7 @@ func (e *Engine) collect(ctx context.Context, v view, step int, collector func(c
 					data = mine.state.Moments[moment]
 				}
 				if c == nil {
-					sends = append(sends, e.c.Network.Post(v.session(first), name, comm.Bytes(data), comm.Bulk))
+					sends = append(sends, e.c.Network.Post(v.session(collects), name, comm.Bytes(data), comm.Bulk))
 				} else if err := c.Take(p, data); err != nil {
 					return nil, err
 				}
@@ -87,7 +93,8 @@ func (e *Engine) collect(ctx context.Context, v view, step int, collector func(c
 	if c == nil {
 		return []byte{}, nil
 	}
-	return c.Finish()
+	words, err := c.Finish()
+	return binary.LittleEndian.AppendUint32(words, uint32(me)), err
 }
 
 // take receives a part from its owner.

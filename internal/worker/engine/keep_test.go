@@ -19,7 +19,7 @@ func TestKeptNeedsNoHolders(t *testing.T) {
 		if _, err := e.Step(t.Context(), 1); err != nil {
 			t.Error(err)
 		}
-		if _, err := e.Keep(t.Context(), 1, 0, func(context.Context) (Collector, error) { return nothing{}, nil }); err != nil {
+		if _, _, err := e.Keep(t.Context(), 1, 0, func(context.Context) (Collector, error) { return nothing{}, nil }); err != nil {
 			t.Error(err)
 		}
 	})

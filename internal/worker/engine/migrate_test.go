@@ -214,7 +214,7 @@ func (c *combs) train(steps int, before func(worker, step int)) string {
 				return
 			}
 		}
-		h, err := e.Keep(c.t.Context(), steps, sha256.Size, func(context.Context) (Collector, error) { return hashCollector{sha256.New()}, nil })
+		h, _, err := e.Keep(c.t.Context(), steps, sha256.Size, func(context.Context) (Collector, error) { return hashCollector{sha256.New()}, nil })
 		if err != nil {
 			c.t.Errorf("worker %d: %v", i, err)
 		}

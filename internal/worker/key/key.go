@@ -21,7 +21,7 @@
 //	              of a block was altered                     found an altered block
 //	Evaluation    runner of a stage → runner of the next     in an evaluation; its         the next commit
 //	                                                         EvaluationShape is first
-//	Collected     owner of a shard → first worker            at the end of the run         the end
+//	Collected     owner of a shard → plan.Plan.Collector     at the end of the run         the end
 //	Base          source of a transfer → destination         after the first commit of     the next Fill
 //	                                                         a Fill
 //	Increment     source of a transfer → destination         when a gradient is complete   the next Fill

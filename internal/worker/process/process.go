@@ -87,7 +87,7 @@ func (e *SampleError) Error() string {
 }
 func (e *SampleError) Unwrap() error { return e.Err }
 
-// End describes the end of a run to the first worker of the plan.
+// End describes the end of a run to the worker that has collected the model.
 type End struct {
 	RunDir string
 	Steps  int

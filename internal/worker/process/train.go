@@ -160,7 +160,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 	if done.Steps == j.Steps {
 		done.StoppedBy = ""
 	}
-	if done.ParamsSHA256, done.StateSHA256, err = w.keep(ctx, j, e, done.Steps, start.RunDir); err != nil {
+	if err = w.keep(ctx, j, e, &done, start.RunDir); err != nil {
 		return w.left(ctx, j, w.recovery.cause(err))
 	}
 	done.Worker = rundir.Worker{ID: int(me.ID), Incarnation: me.Incarnation, Layers: j.Params.Held()}
@@ -184,7 +184,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 			break
 		}
 	}
-	if j.OnEnd == nil || !e.First() {
+	if j.OnEnd == nil || !e.Collects() {
 		return nil
 	}
 	return w.user(control.CallOnEnd, func() error {
@@ -295,17 +295,18 @@ func (w *Worker) stopped() string {
 	return w.stopReason
 }
 
-// keep sends the state of the job to the first worker of the plan, which hashes it
-// and writes the files of the model. All workers return the hashes.
-func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, step int, runDir string) (params, state string, err error) {
-	said, err := e.Keep(ctx, step, model.HashSize, func(ctx context.Context) (engine.Collector, error) {
+// keep sends the state of the job to the worker that the plan names, which hashes it
+// and writes the files of the model. All workers get the hashes.
+func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, runDir string) error {
+	said, by, err := e.Keep(ctx, done.Steps, model.HashSize, func(ctx context.Context) (engine.Collector, error) {
 		return awaitSpace(ctx, runDir, func(text string) { _ = w.send(control.Note{Text: text}) }, func() (engine.Collector, error) { return j.Params.Collector(runDir, j.Config) })
 	})
 	if err != nil {
-		return "", "", model.PathError(err)
+		return model.PathError(err)
 	}
-	params, state = model.Hashes(said)
-	return params, state, nil
+	done.ParamsSHA256, done.StateSHA256 = model.Hashes(said)
+	done.Collector = int(by)
+	return nil
 }
 
 // awaitSpace opens what writes the files of the model. For them, it gives the reserve of the run directory back; on a disk that is

@@ -100,7 +100,7 @@ func main() {
 			conn.Send(control.Answer{Ballot: m.Ballot, Report: r})
 		case control.Order:
 			*hold, step, plan = -1, m.Passed.Step, uint64(m.Plan.Version.N)
-			first = int(m.Plan.Workers[0].ID) == id.WorkerID
+			first = int(m.Plan.Collector().ID) == id.WorkerID
 			conn.Send(control.Applied{Ballot: m.Ballot, Version: m.Plan.Version})
 		}
 	}
