@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -83,8 +84,12 @@ func TestTorchSameBits(t *testing.T) {
 	})
 	t.Run("Python processes killed and stopped", func(t *testing.T) {
 		t.Parallel()
-		faults := t.TempDir()
-		_, got := trainTorch(t, []string{"--workers", "2", "--stages", "2"}, program, "--faults", faults)
+		faults, log := t.TempDir(), filepath.Join(t.TempDir(), "log")
+		_, got := trainTorch(t, []string{"--workers", "2", "--stages", "2"}, program, "--faults", faults, "--log", log)
+		text, err := os.ReadFile(log)
+		if err != nil || !regexp.MustCompile(`(?s)^1/12 3\.\d* False\n.*\n5/12 \S* True\n.*\n12/12 \S* True\nend \d+\n$`).Match(text) {
+			t.Errorf("on_step and on_end wrote %q: %v", text, err)
+		}
 		if got.StateSHA256 != want.StateSHA256 || got.WorkersLost != 0 {
 			t.Errorf("state %s and %d workers lost, want %s and none", got.StateSHA256, got.WorkersLost, want.StateSHA256)
 		}
@@ -147,6 +152,30 @@ func TestTorchResume(t *testing.T) {
 	}
 }
 
+// Without the launcher, a program is a run of one worker, and says what flags it has.
+func TestTorchAlone(t *testing.T) {
+	torchBuilt(t)
+	t.Parallel()
+	run := func(args ...string) string {
+		cmd := exec.Command(python, append([]string{testdata(t, "torch/train.py")}, args...)...)
+		cmd.Dir = t.TempDir()
+		cmd.Env = append(os.Environ(), "SOLITON_LAUNCHER="+binary, "PYTHONPATH="+testdata(t, "../internal/torch/python"), "PYTHONDONTWRITEBYTECODE=1")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Errorf("%v: %v", args, err)
+		}
+		return string(out)
+	}
+	if out := run("--steps", "2"); !strings.Contains(out, "done: 2 steps") || !strings.Contains(out, "the end of train-") {
+		t.Errorf("a run printed %q", out)
+	}
+	for _, want := range []string{"usage: train.py", "--log LOG", "file for a line a step", "\nStandard flags:\n", "(default 12)"} {
+		if out := run("--help"); !strings.Contains(out, want) {
+			t.Errorf("--help printed %q, want %q", out, want)
+		}
+	}
+}
+
 // A program that cannot be trained ends with one line that says what is wrong, and where.
 func TestTorchBadPrograms(t *testing.T) {
 	torchBuilt(t)
@@ -167,6 +196,7 @@ func TestTorchBadPrograms(t *testing.T) {
 		{"--bad tuple", 2, "layer 4.Head returns a tuple with an int; a layer must return a tensor, or a tuple of tensors\n"},
 		{"--bad random", 2, "layer 1.Block gives other bits for the same input and the same seeds"},
 		{"--bad batchnorm", 2, "layer 2 (BatchNorm1d) is a BatchNorm1d, whose running mean and variance"},
+		{"--init-from nowhere", 2, "--init-from (Job.init_from) nowhere cannot be read: [Errno 2] No such file or directory: 'nowhere'; give a run directory"},
 		{"--wrong", 2, "error: unrecognized arguments: --wrong\n"},
 		{"--micro-batch 5", 2, "--micro-batch (Job.MicroBatch) is 5, which does not divide the global batch of 12"},
 	} {

@@ -65,6 +65,10 @@ type Param struct {
 	// NoDecay exempts the parameter from weight decay. Vectors (gains and
 	// biases) usually set it.
 	NoDecay bool
+	// LRScale multiplies the learning rate for the parameter; 0 means 1.
+	LRScale float64
+	// WeightDecay is that of the parameter, unless NoDecay is set; 0 means that of the optimizer.
+	WeightDecay float64
 }
 
 // Init is the distribution of a parameter's first values. They follow from the

@@ -36,7 +36,9 @@ import (
 // resume continues from, unless go run started the program and removed it.
 //
 // An error of the function that makes the job counts as wrong usage, since the
-// job follows from the flags, unless it is a [*Done].
+// job follows from the flags, unless it is a [*Done]. With --help, the text of a
+// [*Done] stands above the standard flags, whose defaults are those of the job
+// beside it.
 //
 // Started by the launcher, the program becomes a worker of its agent.
 // Otherwise it runs agent and worker in one process.
@@ -212,7 +214,7 @@ func (c *command) override(j Job) Job {
 			panic(fmt.Sprintf("trainer: --%s: %v", f.Name, err)) // the same flag has taken the value
 		}
 		if (f.Name == "lr" || f.Name == "lr-steps") && j.Optimizer != nil {
-			o.job.Optimizer = j.Optimizer.withSchedule(o.rate)
+			o.job.Optimizer = j.Optimizer.withSchedule(o.rate.since(j.Optimizer.schedule()))
 		}
 	})
 	return o.job
@@ -254,7 +256,14 @@ func guardedJob(args []string, define func(*flag.FlagSet) func() (Job, error)) (
 // where one can be made without flags.
 func (c *command) help() string {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "Usage: %s [flags]\n", c.name)
+	job, err := c.defaultJob()
+	if own := (*Done)(nil); errors.As(err, &own) {
+		if b.WriteString(own.Text); job.Optimizer != nil {
+			err = nil
+		}
+	} else {
+		fmt.Fprintf(&b, "Usage: %s [flags]\n", c.name)
+	}
 	if len(c.own) > 0 {
 		fmt.Fprint(&b, "\nFlags of this program:\n")
 	}
@@ -264,7 +273,6 @@ func (c *command) help() string {
 		}
 	})
 	fmt.Fprint(&b, "\nStandard flags:\n")
-	job, err := c.defaultJob()
 	standard, fields := c.standardOf(job.withDefaults())
 	fields.VisitAll(func(f *flag.Flag) {
 		def := f.DefValue

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/worker/model"
 	"github.com/soliton-train/soliton/rng"
 )
@@ -49,7 +50,8 @@ func describeParams(m *Model, seed uint64) *model.Params {
 		var tensors []model.Tensor
 		for k, t := range l.Params() {
 			d := model.Tensor{
-				Name: names[i] + "." + t.Name, Shape: t.Shape, NoDecay: t.NoDecay, Fill: func(x []float32) { t.Init.Fill(x, seed, i, k) },
+				Name: names[i] + "." + t.Name, Shape: t.Shape, Fill: func(x []float32) { t.Init.Fill(x, seed, i, k) },
+				Tuning: zero.Tuning{NoDecay: t.NoDecay, LRScale: float32(t.LRScale), WeightDecay: float32(t.WeightDecay)},
 			}
 			if isAway {
 				d.Name, d.Fill = away.Param(i, k), func(x []float32) { away.First(i, k, x) }
@@ -158,6 +160,9 @@ func layerFaults(l Layer, name string) (f faultList, tooLarge bool) {
 		when(p.Init.Kind > InitUniform, "gives parameter %q an initialiser of unknown kind %d", p.Name, p.Init.Kind)
 		s := float64(p.Init.Scale)
 		when(math.IsNaN(s) || math.IsInf(s, 0), "gives parameter %q an initialiser of scale %v", p.Name, s)
+		const most = math.MaxFloat32
+		when(!(p.LRScale >= 0 && p.LRScale <= most), "gives parameter %q the scale %v of the learning rate; it must be above 0, or 0 for 1", p.Name, p.LRScale)
+		when(!(p.WeightDecay >= 0 && p.WeightDecay <= most), "gives parameter %q the weight decay %v; it must be above 0, or 0 for that of the optimizer", p.Name, p.WeightDecay)
 	}
 	return f, false
 }

@@ -2,8 +2,11 @@ package trainer
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -11,7 +14,7 @@ import (
 
 // Schedule is the learning rate over the steps of a job. It rises linearly to Peak
 // over the first Warmup steps and ends with the last step of the job. [Constant],
-// [Linear] and [Cosine] make one.
+// [Linear], [Cosine] and [Table] make one.
 type Schedule struct {
 	Kind   ScheduleKind
 	Peak   float64
@@ -23,6 +26,8 @@ type Schedule struct {
 	// steps of a job do not depend on how many it has, and a run that is extended equals one of the whole length. 0 means
 	// Job.Steps. --lr-steps
 	Steps int
+	// Rates are those of the steps of a table, from the first on, and the last one is that of all further steps.
+	Rates []float64
 }
 
 // ScheduleKind is the shape of the learning rate after the warm-up.
@@ -33,6 +38,7 @@ const (
 	ConstantSchedule ScheduleKind = iota // stays at Peak
 	LinearSchedule                       // falls linearly
 	CosineSchedule                       // falls along half a cosine wave
+	TableSchedule                        // Rates, without warm-up
 )
 
 // Constant is lr at every step.
@@ -50,9 +56,33 @@ func Cosine(peak float64, warmup int) Schedule {
 	return Schedule{Kind: CosineSchedule, Peak: peak, Warmup: warmup}
 }
 
+// Table is rates[0] at the first step, and so on. Its Peak is the largest of them.
+func Table(rates ...float64) Schedule {
+	s := Schedule{Kind: TableSchedule, Rates: rates}
+	if len(rates) > 0 {
+		s.Peak = slices.Max(rates)
+	}
+	return s
+}
+
+// since returns the schedule with the rates of a table that had another peak before.
+func (s Schedule) since(before Schedule) Schedule {
+	if s.Peak == before.Peak {
+		return s
+	}
+	s.Rates = slices.Clone(before.Rates)
+	for i := range s.Rates {
+		s.Rates[i] = float64(s.Rates[i]*s.Peak) / before.Peak
+	}
+	return s
+}
+
 // At returns the learning rate of a step, numbered from 1, of a job of steps
 // steps. It has the same bits on every machine.
 func (s Schedule) At(step, steps int) float64 {
+	if s.Kind == TableSchedule {
+		return s.Rates[min(step, len(s.Rates))-1]
+	}
 	if step <= s.Warmup {
 		return float64(s.Peak*float64(step)) / float64(s.Warmup)
 	}
@@ -81,12 +111,24 @@ func (s Schedule) String() string {
 		return fmt.Sprintf("linear(peak=%v, warmup=%d, final=%v%s)", s.Peak, s.Warmup, s.Final, length)
 	case CosineSchedule:
 		return fmt.Sprintf("cosine(peak=%v, warmup=%d, final=%v%s)", s.Peak, s.Warmup, s.Final, length)
+	case TableSchedule:
+		sum := sha256.New()
+		for _, r := range s.Rates {
+			sum.Write(binary.LittleEndian.AppendUint64(nil, math.Float64bits(r)))
+		}
+		return fmt.Sprintf("table(peak=%v, rates=%d, sha256=%x)", s.Peak, len(s.Rates), sum.Sum(nil))
 	}
 	return fmt.Sprintf("schedule(%d)", s.Kind)
 }
 
 func (s Schedule) faults(field string) (f faultList) {
-	f.when(s.Kind > CosineSchedule, field, "", "has the unknown kind %d; use Constant, Linear or Cosine", s.Kind)
+	f.when(s.Kind > TableSchedule, field, "", "has the unknown kind %d; use Constant, Linear, Cosine or Table", s.Kind)
+	if s.Kind == TableSchedule {
+		f.when(len(s.Rates) == 0, field, "", "is a table without rates; give at least one")
+		bad := slices.IndexFunc(s.Rates, func(r float64) bool { return !(r >= 0) || math.IsInf(r, 0) })
+		f.when(bad >= 0, field, "", "has a rate for step %d that is below 0 or not finite", bad+1)
+		f.when(s.Warmup != 0 || s.Final != 0, field, "", "is a table with Warmup or Final; put them into its rates")
+	}
 	f.when(!(s.Peak > 0) || math.IsInf(s.Peak, 0), field, "lr", "has the peak %v; it must be above 0", s.Peak)
 	f.when(s.Steps < 0, field, "lr-steps", "has a length of %d steps; it must be 0 (Job.Steps) or more", s.Steps)
 	f.when(s.Warmup < 0, field, "", "has a warm-up of %d steps; it must be 0 or more", s.Warmup)

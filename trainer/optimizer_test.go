@@ -1,7 +1,10 @@
 package trainer
 
 import (
+	"fmt"
 	"math"
+	"slices"
+	"strings"
 	"testing"
 )
 
@@ -17,6 +20,7 @@ func TestSchedules(t *testing.T) {
 		{Linear(1, 0), []float64{1, 11. / 12, 10. / 12, 9. / 12, 8. / 12, 7. / 12, 6. / 12, 5. / 12, 4. / 12, 3. / 12, 2. / 12, 1. / 12}},
 		{Cosine(2, 4), []float64{.5, 1, 1.5, 2, 2, 1 + math.Cos(math.Pi/8), 1 + math.Cos(math.Pi/4), 1 + math.Cos(3*math.Pi/8), 1,
 			1 - math.Cos(3*math.Pi/8), 1 - math.Cos(math.Pi/4), 1 - math.Cos(math.Pi/8)}},
+		{Table(3, 1, 2), []float64{3, 1, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
 		{tenth, []float64{.25, .5, .75, 1, 1, -1, -1, -1, .55, -1, -1, -1}},
 		{Linear(1, 20), []float64{.05, .1, .15, .2, .25, .3, .35, .4, .45, .5, .55, .6}}, // warm-up only
 	} {
@@ -28,9 +32,32 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
+func TestTable(t *testing.T) {
+	s := Table(1, 4, 2)
+	s.Peak = 2
+	if s = s.since(Table(1, 4, 2)); !slices.Equal(s.Rates, []float64{0.5, 2, 1}) {
+		t.Errorf("with another peak: %v", s.Rates)
+	}
+	if a, b := Table(1, 2).String(), Table(1, 3).String(); a == b {
+		t.Errorf("two tables are both %s", a)
+	}
+	for text, s := range map[string]Schedule{
+		"without rates":                Table(),
+		"has a rate for step 2":        Table(1, -1),
+		"not finite":                   Table(math.Inf(1)),
+		"has the peak 0":               Table(0, 0),
+		"is a table with Warmup":       {Kind: TableSchedule, Rates: []float64{1}, Peak: 1, Warmup: 3},
+		"has the unknown kind 4; use ": {Kind: TableSchedule + 1, Peak: 1},
+	} {
+		if f := s.faults("LR"); len(f) == 0 || !strings.Contains(fmt.Sprint(f), text) {
+			t.Errorf("faults %v, want one with %q", f, text)
+		}
+	}
+}
+
 func TestScheduleOverride(t *testing.T) {
 	for _, o := range []Optimizer{AdamW{LR: Cosine(1, 3)}, SGD{LR: Cosine(1, 3)}} {
-		if s := o.withSchedule(Linear(0.25, 3)).schedule(); s != Linear(0.25, 3) || o.schedule() != Cosine(1, 3) {
+		if s := o.withSchedule(Linear(0.25, 3)).schedule(); s.String() != Linear(0.25, 3).String() || o.schedule().String() != Cosine(1, 3).String() {
 			t.Errorf("%v: %v", o, s)
 		}
 	}

@@ -98,6 +98,9 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 // end calls OnEnd. The model is the one in memory where this worker holds all
 // of it, else the one just written.
 func (p *prepared) end(e process.End) error {
+	if _, ok := p.Model.Loss.(remote); ok {
+		return p.OnEnd(End{RunDir: e.RunDir, Steps: e.Steps, Out: e.Out})
+	}
 	net := &Net{close: func() {}}
 	if e.Whole != nil {
 		net.stage = e.Whole.(*stage)

@@ -30,7 +30,7 @@ type Update = zero.Update
 // Apply updates params and moments in place, element by element: the same bits on every machine. There are rule.Moments()
 // moments of the size of params; decay says whether weight decay applies.
 func Apply(rule Rule, u Update, params []float32, moments [][]float32, grad []float32, decay bool) {
-	zero.Apply(rule, u, params, moments, grad, decay)
+	zero.Apply(rule, u, params, moments, grad, zero.Tuning{NoDecay: !decay})
 }
 
 // Checkpoint is the state of a run after a step: parameters and moments. Close it after use. Methods other than Close are safe

@@ -15,12 +15,12 @@ type Rule interface {
 	Moments() int
 
 	// prepare returns the function that updates one block.
-	prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool)
+	prepare(u Update) func(params []float32, moments [][]float32, grad []float32, t Tuning)
 }
 
 // Apply updates params and their moments in place.
-func Apply(rule Rule, u Update, params []float32, moments [][]float32, grad []float32, decay bool) {
-	rule.prepare(u)(params, moments, grad, decay)
+func Apply(rule Rule, u Update, params []float32, moments [][]float32, grad []float32, t Tuning) {
+	rule.prepare(u)(params, moments, grad, t)
 }
 
 // AdamW is the rule of [kernel.AdamW].
@@ -29,22 +29,18 @@ type AdamW struct{ Beta1, Beta2, Eps, WeightDecay float32 }
 // Moments implements [Rule]: the means of the gradient and of its square.
 func (AdamW) Moments() int { return 2 }
 
-func (a AdamW) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool) {
+func (a AdamW) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, t Tuning) {
 	h := kernel.AdamWStep{
-		LR:          u.LR,
 		Beta1:       a.Beta1,
 		Beta2:       a.Beta2,
 		Eps:         a.Eps,
-		WeightDecay: a.WeightDecay,
 		Correction1: float32(1 - power(float64(a.Beta1), u.Step)),
 		Correction2: float32(1 - power(float64(a.Beta2), u.Step)),
 		GradScale:   u.GradScale,
 	}
-	return func(params []float32, moments [][]float32, grad []float32, decay bool) {
+	return func(params []float32, moments [][]float32, grad []float32, t Tuning) {
 		h := h
-		if !decay {
-			h.WeightDecay = 0
-		}
+		h.LR, h.WeightDecay = t.rate(u.LR), t.decay(a.WeightDecay)
 		kernel.AdamW(params, moments[0], moments[1], grad, h)
 	}
 }
@@ -69,13 +65,11 @@ type SGD struct{ Momentum, WeightDecay float32 }
 // Moments implements [Rule]: the momentum.
 func (SGD) Moments() int { return 1 }
 
-func (s SGD) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, decay bool) {
-	h := kernel.SGDStep{LR: u.LR, Momentum: s.Momentum, WeightDecay: s.WeightDecay, GradScale: u.GradScale}
-	return func(params []float32, moments [][]float32, grad []float32, decay bool) {
+func (s SGD) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, t Tuning) {
+	h := kernel.SGDStep{Momentum: s.Momentum, GradScale: u.GradScale}
+	return func(params []float32, moments [][]float32, grad []float32, t Tuning) {
 		h := h
-		if !decay {
-			h.WeightDecay = 0
-		}
+		h.LR, h.WeightDecay = t.rate(u.LR), t.decay(s.WeightDecay)
 		kernel.SGD(params, moments[0], grad, h)
 	}
 }

@@ -12,15 +12,41 @@ import (
 
 // Tensor is what the optimizer knows of a parameter tensor.
 type Tensor struct {
-	Size    int  // elements
-	NoDecay bool // exempt from weight decay
+	Size int // elements
+	Tuning
+}
+
+// Tuning is how a rule treats a parameter tensor. The zero value is the rule itself.
+type Tuning struct {
+	NoDecay     bool    // exempt from weight decay
+	LRScale     float32 // multiplies the learning rate; 0 means 1
+	WeightDecay float32 // in place of the rule's; 0 means the rule's
+}
+
+// rate returns the learning rate.
+func (t Tuning) rate(lr float32) float32 {
+	if t.LRScale != 0 {
+		lr *= t.LRScale
+	}
+	return lr
+}
+
+// decay returns the weight decay, given that of the rule.
+func (t Tuning) decay(rule float32) float32 {
+	switch {
+	case t.NoDecay:
+		return 0
+	case t.WeightDecay != 0:
+		return t.WeightDecay
+	}
+	return rule
 }
 
 // Block is the range [Lo, Hi) of a layer's flattened parameters: at most
 // [kernel.Block] elements of one tensor.
 type Block struct {
-	Lo, Hi  int
-	NoDecay bool
+	Lo, Hi int
+	Tuning
 }
 
 // Blocks returns the blocks of a layer, in order.
@@ -29,7 +55,7 @@ func Blocks(tensors []Tensor) []Block {
 	base := 0
 	for _, t := range tensors {
 		for at := 0; at < t.Size; at += kernel.Block {
-			blocks = append(blocks, Block{base + at, base + min(at+kernel.Block, t.Size), t.NoDecay})
+			blocks = append(blocks, Block{base + at, base + min(at+kernel.Block, t.Size), t.Tuning})
 		}
 		base += t.Size
 	}
@@ -61,7 +87,7 @@ func NewShard(rule Rule, r id.Range, tensors []Tensor) (*Shard, error) {
 	}
 	if r.Lo < r.Hi {
 		for _, b := range all[first:end] {
-			s.blocks = append(s.blocks, Block{b.Lo - r.Lo, b.Hi - r.Lo, b.NoDecay})
+			s.blocks = append(s.blocks, Block{b.Lo - r.Lo, b.Hi - r.Lo, b.Tuning})
 		}
 	}
 	return s, nil
@@ -115,7 +141,7 @@ func (s *Shard) Update(p *kernel.Pool, params, grad []float32, u Update, digests
 			for j, d := range digests {
 				good = good && d[i].Fits(array(params[b.Lo:b.Hi], moments, j))
 			}
-			apply(params[b.Lo:b.Hi], moments, grad[b.Lo:b.Hi], !b.NoDecay)
+			apply(params[b.Lo:b.Hi], moments, grad[b.Lo:b.Hi], b.Tuning)
 			for j, d := range digests {
 				if d[i] = altered; good {
 					d[i] = DigestOf(array(params[b.Lo:b.Hi], moments, j))

@@ -67,7 +67,7 @@ func random(n int, op uint32) []float32 {
 	return x
 }
 
-var layer = []Tensor{{Size: 5000}, {Size: 3, NoDecay: true}, {Size: 0}, {Size: 2 * kernel.Block}, {Size: 100}}
+var layer = []Tensor{{Size: 5000}, {Size: 3, Tuning: Tuning{NoDecay: true}}, {Size: 0}, {Size: 2 * kernel.Block}, {Size: 100}}
 
 func size(tensors []Tensor) (n int) {
 	for _, t := range tensors {
@@ -78,8 +78,8 @@ func size(tensors []Tensor) (n int) {
 
 func TestBlocks(t *testing.T) {
 	want := []Block{
-		{0, 4096, false}, {4096, 5000, false}, {5000, 5003, true},
-		{5003, 9099, false}, {9099, 13195, false}, {13195, 13295, false},
+		{0, 4096, Tuning{}}, {4096, 5000, Tuning{}}, {5000, 5003, Tuning{NoDecay: true}},
+		{5003, 9099, Tuning{}}, {9099, 13195, Tuning{}}, {13195, 13295, Tuning{}},
 	}
 	if got := Blocks(layer); !slices.Equal(got, want) {
 		t.Errorf("blocks %v, want %v", got, want)
@@ -163,6 +163,34 @@ func TestShardsAgree(t *testing.T) {
 	}
 }
 
+// A tensor with a scale and a decay of its own is updated as if the rule had them.
+func TestTuning(t *testing.T) {
+	for _, c := range []struct {
+		rule, own Rule
+		tuning    Tuning
+	}{
+		{AdamW{0.9, 0.999, 1e-8, 0.1}, AdamW{0.9, 0.999, 1e-8, 0.3}, Tuning{LRScale: 0.5, WeightDecay: 0.3}},
+		{AdamW{0.9, 0.999, 1e-8, 0.1}, AdamW{0.9, 0.999, 1e-8, 0}, Tuning{LRScale: 0.5, NoDecay: true, WeightDecay: 0.3}},
+		{SGD{0.9, 0.1}, SGD{0.9, 0.3}, Tuning{LRScale: 0.5, WeightDecay: 0.3}},
+		{SGD{0.9, 0.1}, SGD{0.9, 0.1}, Tuning{LRScale: 0.5}},
+	} {
+		update := func(rule Rule, lr float32, tuning Tuning) []float32 {
+			params := random(300, 1)
+			s, err := NewShard(rule, id.Range{Hi: 300}, []Tensor{{300, tuning}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for step := 1; step <= 3; step++ {
+				s.Update(nil, params, random(300, 2), Update{Step: step, LR: lr, GradScale: 1})
+			}
+			return params
+		}
+		if !slices.Equal(update(c.rule, 0.25, c.tuning), update(c.own, 0.125, Tuning{})) {
+			t.Errorf("%+v of %+v: not the bits of %+v at half the rate", c.tuning, c.rule, c.own)
+		}
+	}
+}
+
 func TestNonFiniteGradient(t *testing.T) {
 	s, err := NewShard(SGD{}, id.Range{Layer: 1, Lo: 0, Hi: size(layer)}, layer)
 	if err != nil {
@@ -182,7 +210,7 @@ func TestNonFiniteGradient(t *testing.T) {
 // TestAdamW holds the rule against the textbook in float64.
 func TestAdamW(t *testing.T) {
 	rule := AdamW{0.9, 0.999, 1e-8, 0.1}
-	tensors := []Tensor{{Size: 50}, {Size: 7, NoDecay: true}}
+	tensors := []Tensor{{Size: 50}, {Size: 7, Tuning: Tuning{NoDecay: true}}}
 	s, err := NewShard(rule, id.Range{Layer: 0, Lo: 0, Hi: 57}, tensors)
 	if err != nil {
 		t.Fatal(err)

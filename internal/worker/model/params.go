@@ -26,10 +26,10 @@ type Params struct {
 
 // Tensor describes a parameter. Fill sets its first values.
 type Tensor struct {
-	Name    string // within the model
-	Shape   []int
-	NoDecay bool
-	Fill    func([]float32)
+	Name   string // within the model
+	Shape  []int
+	Tuning zero.Tuning
+	Fill   func([]float32)
 }
 
 // Add describes the next layer of the model.
@@ -38,7 +38,7 @@ func (p *Params) Add(name string, tensors []Tensor) {
 	views := make([]tensor.Tensor, len(tensors))
 	for i, t := range tensors {
 		views[i].Shape = slices.Clone(t.Shape)
-		layer.Tensors = append(layer.Tensors, zero.Tensor{Size: tensor.Size(t.Shape), NoDecay: t.NoDecay})
+		layer.Tensors = append(layer.Tensors, zero.Tensor{Size: tensor.Size(t.Shape), Tuning: t.Tuning})
 	}
 	p.Layers = append(p.Layers, layer)
 	p.tensors = append(p.tensors, tensors)

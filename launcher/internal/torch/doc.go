@@ -27,5 +27,6 @@
 //
 // # Concurrency
 //
-// One goroutine at a time computes: it sends requests and reads replies. No other goroutine is started.
+// The goroutine that computes sends requests and reads replies. The one that calls OnStep and OnEnd does, too, while no pass runs; a
+// lock keeps them apart. No goroutine is started.
 package torch

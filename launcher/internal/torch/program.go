@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -30,6 +31,8 @@ const (
 	askLoss
 	askDrop
 	askSuspect
+	askOnStep
+	askOnEnd
 )
 
 // The kinds of replies.
@@ -49,10 +52,12 @@ const (
 	writeLimit = time.Minute // for a request, which is small, to be taken
 )
 
-// Program is a Python program in its processes. Its methods are for one goroutine at a time.
+// Program is a Python program in its processes.
 type Program struct {
 	command command
 	memory  *memory
+
+	mu sync.Mutex // one goroutine at a time speaks with the processes: that which computes, or that which calls onStep
 
 	first    *connection // to the process that forks the others
 	process  *exec.Cmd   // that process
@@ -80,6 +85,9 @@ type setup struct {
 	Script string   `json:"script"`
 	Args   []string `json:"args"`
 	Seed   uint64   `json:"seed"` // of the generators when the job is made
+
+	Rates    int    `json:"rates"`     // steps of a function as the learning rate; 0: those of the job
+	InitFrom string `json:"init_from"` // in place of the job's; "": the job's
 }
 
 // failure is an exception of the program.
@@ -247,6 +255,8 @@ func (p *Program) fork() (*connection, error) {
 // run calls f with the process that computes, and again with another one when that exits. Its errors are of type [*failure], or those
 // of f that are no [*lostError].
 func (p *Program) run(f func(c *connection) error) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for deaths := 1; ; deaths++ {
 		c, err := p.computing()
 		if err != nil {
@@ -268,6 +278,24 @@ func (p *Program) run(f func(c *connection) error) error {
 func (p *Program) call(ask byte, numbers ...int) (said []byte, err error) {
 	err = p.run(func(c *connection) error {
 		if err := c.send(ask, numbers...); err != nil {
+			return err
+		}
+		_, said, err = c.done()
+		return err
+	})
+	return said, err
+}
+
+// tell makes one request of JSON, which may depend on whether it is made again, and returns what follows the time in the reply.
+func (p *Program) tell(ask byte, what func(again bool) any) (said []byte, err error) {
+	again := false
+	err = p.run(func(c *connection) error {
+		text, err := json.Marshal(what(again))
+		if err != nil {
+			return err
+		}
+		again = true
+		if err := c.ask(ask, text, nil); err != nil {
 			return err
 		}
 		_, said, err = c.done()

@@ -299,12 +299,19 @@ func (p *Program) gradient(layer int) block {
 // Drop implements [engine.Stage].
 func (s *stage) Drop(ep engine.Pass) {
 	f := ep.(*pass)
-	if f.on != nil && f.on == s.program.computer {
+	s.program.drop(f)
+	s.program.end(f)
+}
+
+// drop has the process that holds a pass forget it.
+func (p *Program) drop(f *pass) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if f.on != nil && f.on == p.computer {
 		if err := f.on.send(askDrop, int(f.number)); err != nil {
-			s.program.endComputer()
+			p.endComputer()
 		}
 	}
-	s.program.end(f)
 }
 
 // end gives the memory of a pass back.

@@ -29,9 +29,17 @@ func TestMain(m *testing.M) {
 
 // Standard flags go to the worker, everything else to the program.
 func TestSplit(t *testing.T) {
-	standard, own, seed := split([]string{"--steps", "5", "--width=3", "--seed=7", "-x", "--lr", "0.1", "--flag", "--", "--steps", "9"})
-	if !slices.Equal(standard, []string{"--steps", "5", "--seed=7", "--lr", "0.1"}) || !slices.Equal(own, []string{"--width=3", "-x", "--flag", "--", "--steps", "9"}) || seed != 7 {
-		t.Errorf("standard %q, own %q, seed %d", standard, own, seed)
+	for _, from := range [][]string{{"--init-from=a.pt"}, {"--init-from", "a.pt"}} {
+		standard, own, given := split(append(from, "--steps", "5", "--width=3", "--seed=7", "-x", "--lr", "0.1", "--flag", "--", "--steps", "9"))
+		if !slices.Equal(standard, []string{"--steps", "5", "--seed=7", "--lr", "0.1"}) || !slices.Equal(own, []string{"--width=3", "-x", "--flag", "--", "--steps", "9"}) {
+			t.Errorf("standard %q, own %q", standard, own)
+		}
+		if given.Seed != 7 || given.Rates != 5 || given.InitFrom != "a.pt" {
+			t.Errorf("%q: the program is given %+v", from, given)
+		}
+	}
+	if _, _, given := split([]string{"--lr-steps", "8", "--steps=5"}); given.Rates != 8 {
+		t.Errorf("--lr-steps 8 --steps=5: %d rates", given.Rates)
 	}
 	if _, own, _ := split([]string{"--micro-batch"}); len(own) != 0 {
 		t.Errorf("a flag without its value went to the program: %q", own)

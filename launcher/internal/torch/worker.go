@@ -33,19 +33,41 @@ func Main() {
 	}
 	c := command{python: os.Args[2], folder: os.Args[3]}
 	script, args := os.Args[4], os.Args[5:]
-	standard, own, seed := split(args)
-	c.setup = setup{Script: script, Args: own, Seed: seed}
+	standard, own, given := split(args)
+	c.setup = given
+	c.setup.Script, c.setup.Args = script, own
 	os.Args = append([]string{script}, standard...)
 	trainer.Main(func(*flag.FlagSet) func() (trainer.Job, error) {
 		return func() (trainer.Job, error) {
 			os.Args = append([]string{script}, args...) // as people gave them, for job.json
-			p, err := start(c)
-			if err != nil {
-				return trainer.Job{}, ended(err, script)
+			var help *trainer.Done
+			if slices.Contains(standard, "--help") || slices.Contains(standard, "-h") {
+				help = c.help()
 			}
-			return p.trainerJob(strings.TrimSuffix(filepath.Base(script), ".py"))
+			p, err := start(c)
+			var job trainer.Job
+			if err == nil {
+				job, err = p.trainerJob(strings.TrimSuffix(filepath.Base(script), ".py"))
+			}
+			if help != nil {
+				return job, help
+			}
+			return job, ended(err, script)
 		}
 	})
+}
+
+// help returns what the program says of its own flags, or nil.
+func (c command) help() *trainer.Done {
+	c.setup.Args = append(slices.Clip(c.setup.Args), "--help")
+	p, err := start(c)
+	f := new(failure)
+	if err == nil {
+		p.close()
+	} else if errors.As(err, &f) && f.Exit != nil && *f.Exit == 0 && f.Text != "" {
+		return &trainer.Done{Text: f.Text + "\n"}
+	}
+	return nil
 }
 
 // ended turns the error of a program that makes no job into that of a Go program. A refused job is wrong usage, other exceptions are
@@ -71,8 +93,9 @@ func ended(err error, script string) error {
 // valueFlags are the standard flags of a program under the launcher, which all have a value.
 var valueFlags = []string{"steps", "global-batch", "micro-batch", "seed", "lr", "lr-steps", "eval-every", "checkpoint-every", "init-from"}
 
-// split separates the standard flags from the program's own arguments, and returns the seed that they give, 0 for none.
-func split(args []string) (standard, own []string, seed uint64) {
+// split separates the standard flags from the program's own arguments, and returns what of them the program needs.
+// --init-from is the program's: it knows more files than package trainer.
+func split(args []string) (standard, own []string, given setup) {
 	own = []string{}
 	for i := 0; i < len(args); i++ {
 		if args[i] == "--" {
@@ -83,19 +106,30 @@ func split(args []string) (standard, own []string, seed uint64) {
 		isStandard := strings.HasPrefix(args[i], "--") && slices.Contains(valueFlags, name)
 		switch {
 		case isStandard && !whole && i+1 < len(args):
-			value = args[i+1]
-			standard = append(standard, args[i], value)
 			i++
+			if value = args[i]; name != "init-from" {
+				standard = append(standard, args[i-1], value)
+			}
+		case isStandard && whole && name == "init-from":
 		case isStandard, args[i] == "--help", args[i] == "-h":
 			standard = append(standard, args[i])
 		default:
 			own = append(own, args[i])
 		}
-		if name == "seed" && isStandard {
-			seed, _ = strconv.ParseUint(value, 0, 64) // the standard flags are parsed once more
+		// The standard flags are parsed once more: mistakes in them show there.
+		switch {
+		case !isStandard:
+		case name == "seed":
+			given.Seed, _ = strconv.ParseUint(value, 0, 64)
+		case name == "steps" && given.Rates == 0:
+			given.Rates, _ = strconv.Atoi(value)
+		case name == "lr-steps":
+			given.Rates, _ = strconv.Atoi(value)
+		case name == "init-from":
+			given.InitFrom = value
 		}
 	}
-	return standard, own, seed
+	return standard, own, given
 }
 
 // description is what the program says of its job. It comes from outside: parse checks what later code relies on.
@@ -125,11 +159,14 @@ type description struct {
 		WeightDecay float64 `json:"weight_decay"`
 	} `json:"optimizer"`
 	Schedule struct {
-		Kind   string  `json:"kind"`
-		Peak   float64 `json:"peak"`
-		Warmup int     `json:"warmup"`
-		Final  float64 `json:"final"`
+		Kind   string    `json:"kind"`
+		Peak   float64   `json:"peak"`
+		Warmup int       `json:"warmup"`
+		Final  float64   `json:"final"`
+		Rates  []float64 `json:"rates"`
 	} `json:"schedule"`
+	OnStep bool `json:"on_step"` // there is a function for it
+	OnEnd  bool `json:"on_end"`
 
 	Identity Config `json:"identity"`
 }
@@ -147,6 +184,7 @@ type Config struct {
 	FirstSHA256   string `json:"first_sha256"`   // of the first values of all parameters
 	BuffersSHA256 string `json:"buffers_sha256"` // of all buffers
 	ProbeSHA256   string `json:"probe_sha256"`   // of loss and gradients of the first samples
+	TuningSHA256  string `json:"tuning_sha256"`  // of what Job.param_groups says of each parameter; "" for none
 }
 
 type layer struct {
@@ -156,9 +194,11 @@ type layer struct {
 }
 
 type param struct {
-	Name  string `json:"name"`
-	Shape []int  `json:"shape"`
-	Decay bool   `json:"decay"`
+	Name        string  `json:"name"`
+	Shape       []int   `json:"shape"`
+	Decay       bool    `json:"decay"`
+	LRScale     float64 `json:"lr_scale"`
+	WeightDecay float64 `json:"weight_decay"` // 0: that of the optimizer
 }
 
 type spec struct {
@@ -235,9 +275,17 @@ func (p *Program) trainerJob(name string) (trainer.Job, error) {
 	if d.EvalSize > 0 {
 		j.Eval = &data{p: p, size: d.EvalSize, sum: d.EvalSHA256, held: true}
 	}
+	if d.OnStep {
+		j.OnStep = p.onStep
+	}
+	if d.OnEnd {
+		j.OnEnd = p.onEnd
+	}
 	rate := trainer.Schedule{Peak: d.Schedule.Peak, Warmup: d.Schedule.Warmup, Final: d.Schedule.Final}
 	switch d.Schedule.Kind {
 	case "constant":
+	case "table":
+		rate = trainer.Table(d.Schedule.Rates...)
 	case "linear":
 		rate.Kind = trainer.LinearSchedule
 	case "cosine":
@@ -270,7 +318,7 @@ type declared struct{ layer }
 
 func (l declared) Params() (all []trainer.Param) {
 	for i, p := range l.layer.Params {
-		all = append(all, trainer.Param{Name: strconv.Itoa(i), Shape: p.Shape, NoDecay: !p.Decay})
+		all = append(all, trainer.Param{Name: strconv.Itoa(i), Shape: p.Shape, NoDecay: !p.Decay, LRScale: p.LRScale, WeightDecay: p.WeightDecay})
 	}
 	return all
 }
@@ -325,6 +373,34 @@ func (d *data) Sample(s trainer.Sample, in, target trainer.Tensor) error {
 	fetch(in, x)
 	fetch(target, y)
 	return nil
+}
+
+// onStep calls the program's function for a step.
+func (p *Program) onStep(s trainer.StepInfo) error {
+	told := struct {
+		Step        int      `json:"step"`
+		Steps       int      `json:"steps"`
+		Loss        float64  `json:"loss"`
+		LR          float64  `json:"lr"`
+		GradNorm    float64  `json:"grad_norm"`
+		Targets     int64    `json:"targets"`
+		ValLoss     *float64 `json:"val_loss"`
+		Redelivered bool     `json:"redelivered"`
+	}{s.Step, s.Steps, s.Loss, s.LR, s.GradNorm, s.Targets, s.ValLoss, s.Redelivered}
+	_, err := p.tell(askOnStep, func(again bool) any {
+		told.Redelivered = told.Redelivered || again
+		return told
+	})
+	return err
+}
+
+// onEnd calls the program's function at the end, and shows what it prints.
+func (p *Program) onEnd(e trainer.End) error {
+	text, err := p.tell(askOnEnd, func(bool) any { return e.RunDir })
+	if err == nil {
+		_, err = e.Out.Write(text)
+	}
+	return err
 }
 
 // fetch copies a block into a tensor.

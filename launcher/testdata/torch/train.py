@@ -107,15 +107,29 @@ def job(args):
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", default="")
     parser.add_argument("--faults", default="")
+    parser.add_argument("--log", default="", help="file for a line a step")
     options = parser.parse_args(args)
     if options.bad == "job":
         return undefined_name  # noqa: F821
     if options.bad == "status":
         sys.exit(5)
     middle = nn.BatchNorm1d(8) if options.bad == "batchnorm" else Middle()
+
+    def log(text):
+        if options.log:
+            with open(options.log, "a") as f:
+                f.write(f"{text}\n")
+
+    def on_end(run):
+        log(f"end {len(soliton.load(run))}")
+        print("the end of", os.path.basename(run))
+
+    head = Head(options.bad)
     return soliton.Job(
-        layers=[Embed(), Block(options), middle, soliton.checkpoint(Block(options)), Head(options.bad)], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
-        optimizer=soliton.AdamW(lr=soliton.cosine(5e-3, warmup=3), weight_decay=0.1),
+        layers=[Embed(), Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
+        optimizer=soliton.AdamW(lr=lambda step: 5e-3 * min(step, 3) / 3, weight_decay=0.1),
+        param_groups=[{"params": [head.out.weight], "lr_scale": 0.5, "weight_decay": 0.2}],
+        on_step=lambda s: log(f"{s.step}/{s.steps} {s.loss:.4f} {s.val_loss is not None}"), on_end=on_end,
         global_batch=12, micro_batch=2, steps=12, clip_norm=1.0, seed=1, eval_every=5, eval_samples=7)
 
 

@@ -1,8 +1,11 @@
 """Tests of the package soliton without workers. TestPythonPackage runs them."""
 
+import json
 import mmap
 import os
+import shutil
 import struct
+import tempfile
 import unittest
 
 import soliton
@@ -163,6 +166,98 @@ class TestCheckpoint(unittest.TestCase):
         self.assertIsNone(kept[1])
 
 
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.head.register_buffer("mask", torch.ones(2))
+
+
+class TestStart(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def save(self, state):
+        path = os.path.join(self.folder, "state.pt")
+        torch.save(state, path)
+        return path
+
+    def begin(self, path):
+        m = Model()
+        return program(layers=[m.body, m.head], model=m, init_from=path)
+
+    def test_values_and_buffers(self):
+        m = Model()
+        m.head.mask[0] = 7
+        for state in (m.state_dict(), {"state_dict": m.state_dict(), "epoch": 3}):
+            p = self.begin(self.save(state))
+            self.assertTrue(torch.equal(p.layers[0].first[0], m.body.weight.detach()))
+            self.assertEqual(p.layers[1].module.mask.tolist(), [7, 1])
+
+    def test_names_of_layers(self):
+        m = Model()
+        path = self.save({"0.weight": m.body.weight, "0.bias": m.body.bias, "1.weight": m.head.weight, "1.bias": m.head.bias})
+        p = program(layers=[nn.Linear(4, 3), nn.Linear(3, 2)], init_from=path)
+        self.assertTrue(torch.equal(p.layers[1].first[1], m.head.bias.detach()))
+
+    def test_safetensors(self):
+        header, words = {}, b""
+        for name, t in Model().state_dict().items():
+            header[name] = {"dtype": "F32", "shape": list(t.shape), "data_offsets": [len(words), len(words) + 4 * t.numel()]}
+            words += struct.pack(f"<{t.numel()}f", *range(t.numel()))
+        path = os.path.join(self.folder, "model.safetensors")
+        text = json.dumps(header).encode()
+        with open(path, "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + words)
+        self.assertEqual(self.begin(path).layers[0].first[1].tolist(), [0, 1, 2])
+        with open(path, "r+b") as f:
+            f.truncate(len(text) + 20)
+        with self.assertRaisesRegex(_describe.Refused, "is not within the file; give a run directory"):
+            self.begin(path)
+
+    def test_no_code_is_run(self):
+        class Evil:
+            def __reduce__(self):
+                return open, (os.path.join(folder, "written"), "w")
+
+        folder = self.folder
+        with self.assertRaisesRegex(_describe.Refused, "--init-from .* cannot be read"):
+            self.begin(self.save({"body.weight": Evil()}))
+        self.assertEqual(os.listdir(folder), ["state.pt"])
+
+    def test_refused(self):
+        state = Model().state_dict()
+        for text, change in {
+            "has more, which the model does not have; it has body.weight, body.bias, head.weight": {"more": torch.ones(1)},
+            "has body.bias of shape [4], and the model [3]": {"body.bias": torch.ones(4)},
+            "has an int as body.bias": {"body.bias": 1},
+        }.items():
+            with self.subTest(text), self.assertRaises(_describe.Refused) as caught:
+                self.begin(self.save({**state, **change}))
+            self.assertIn(text, str(caught.exception))
+        del state["head.bias"]
+        with self.assertRaisesRegex(_describe.Refused, "lacks head.bias, which the model has"):
+            self.begin(self.save(state))
+
+
+class TestOptimizer(unittest.TestCase):
+    def test_rates(self):
+        p = program(optimizer=soliton.SGD(lr=lambda step: 1 / step))
+        self.assertEqual(p.describe()["schedule"], {"kind": "table", "rates": [1, 1 / 2, 1 / 3]})
+        p = _describe.Program(job(optimizer=soliton.SGD(lr=lambda step: torch.tensor(step / 2))), "/", rates=2)
+        self.assertEqual(p.describe()["schedule"]["rates"], [0.5, 1])
+
+    def test_groups(self):
+        m = nn.Linear(4, 2)
+        p = program(layers=[m], param_groups=[{"params": [m.bias], "lr_scale": 0.5, "weight_decay": 0}, {"params": m.weight, "weight_decay": 0.25}])
+        weight, bias = p.describe()["layers"][0]["params"]
+        self.assertEqual((weight["decay"], weight["lr_scale"], weight["weight_decay"]), (True, 1, 0.25))
+        self.assertEqual((bias["decay"], bias["lr_scale"], bias["weight_decay"]), (False, 0.5, 0))
+        self.assertNotEqual(p.describe()["identity"]["tuning_sha256"], "")
+        self.assertEqual(program().describe()["identity"]["tuning_sha256"], "")
+
+
 class Returns(nn.Module):
     def __init__(self, make):
         super().__init__()
@@ -203,6 +298,14 @@ class TestRefused(unittest.TestCase):
             "Job.loss returns a str": {"loss": lambda out, target: "x"},
             "the loss of the first 4 samples is nan": {"loss": lambda out, target: out.sum() * float("nan")},
             "Job.steps is 1.5; give a whole number": {"steps": 1.5},
+            "Job.param_groups[0] is a str": {"param_groups": ["x"]},
+            "Job.param_groups[0] has the lr_scale 0; give a number above 0": {"param_groups": [{"params": [], "lr_scale": 0}]},
+            "Job.param_groups[0] has the weight_decay -1": {"param_groups": [{"params": [], "weight_decay": -1}]},
+            "Job.param_groups[0] has a parameter that no layer has": {"param_groups": [{"params": [nn.Parameter(torch.ones(1))]}]},
+            "Job.param_groups[1] has a parameter that an earlier": {"layers": [shared], "param_groups": [{"params": shared.weight}] * 2},
+            "the learning rate of step 2 is -1; the function must": {"optimizer": soliton.SGD(lr=lambda step: 3 - 2 * step)},
+            "lr of Job.optimizer is a str": {"optimizer": soliton.SGD(lr="x")},
+            "Job.on_step is an int; give a function": {"on_step": 1},
             "Job.optimizer is an Adam": {"optimizer": torch.optim.Adam([nn.Parameter(torch.ones(1))])},
         }.items():
             with self.subTest(text):

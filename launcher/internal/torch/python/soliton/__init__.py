@@ -21,7 +21,7 @@ import shutil
 import struct
 import sys
 
-__all__ = ["AdamW", "Job", "SGD", "Schedule", "checkpoint", "constant", "cosine", "linear", "load", "main"]
+__all__ = ["AdamW", "Job", "SGD", "Schedule", "Step", "checkpoint", "constant", "cosine", "linear", "load", "main"]
 
 
 class Schedule:
@@ -50,7 +50,10 @@ def cosine(peak, warmup=0, final=0.0):
 
 
 class AdamW:
-    """Adam with decoupled weight decay, with the meaning and the defaults of torch.optim.AdamW. lr is a number or a Schedule."""
+    """Adam with decoupled weight decay, with the meaning and the defaults of torch.optim.AdamW.
+
+    lr is a number, a Schedule, or a function of the step, from 1, that is called once for every step before the run begins.
+    """
 
     kind = "adamw"
 
@@ -59,7 +62,7 @@ class AdamW:
 
 
 class SGD:
-    """Gradient descent with momentum, with the meaning of torch.optim.SGD without dampening. lr is a number or a Schedule."""
+    """Gradient descent with momentum, with the meaning of torch.optim.SGD without dampening. lr is as for AdamW."""
 
     kind = "sgd"
 
@@ -85,16 +88,38 @@ class Job:
     eval_every    steps between evaluations; one follows the last step in any case
     eval_samples  samples of an evaluation; 0: 512, below 0: all
     no_decay      parameters without weight decay: a list of them, or a function of name and parameter
+    param_groups  dicts with "params" and "lr_scale", which multiplies the learning rate, or "weight_decay", in place of the optimizer's
+    init_from     run directory, model.safetensors, or file of torch.save(model.state_dict()) with the first values; None: those of layers
+    on_step       function that is called with a Step after each step, in one worker at a time; what it prints is in that worker's log
+    on_end        function that is called with the run directory after the last step; what it prints is shown after the run
     threads       threads of PyTorch in each worker; the bits depend on it
     """
 
     def __init__(self, *, layers, loss, data, optimizer, global_batch, steps, micro_batch=0, clip_norm=0.0, seed=0, model=None,
-                 eval=None, eval_every=0, eval_samples=0, no_decay=(), threads=1):
+                 eval=None, eval_every=0, eval_samples=0, no_decay=(), param_groups=(), init_from=None, on_step=None, on_end=None, threads=1):
         self.layers, self.loss, self.data, self.optimizer = list(layers), loss, data, optimizer
         self.global_batch, self.steps, self.micro_batch = global_batch, steps, micro_batch
         self.clip_norm, self.seed, self.model = clip_norm, seed, model
         self.eval, self.eval_every, self.eval_samples = eval, eval_every, eval_samples
-        self.no_decay, self.threads = no_decay, threads
+        self.no_decay, self.param_groups, self.init_from = no_decay, list(param_groups or ()), init_from
+        self.on_step, self.on_end, self.threads = on_step, on_end, threads
+
+
+class Step:
+    """A step that is part of the run whatever fails from now on.
+
+    step         number, from 1
+    steps        of the job
+    loss         mean over the targets of the step
+    lr           learning rate
+    grad_norm    of the gradient of the mean loss, before clipping
+    targets      targets that counted
+    val_loss     mean loss of the evaluation that followed the step, or None
+    redelivered  on_step may have been called for this step before, in a process that ended before the call had returned
+    """
+
+    def __init__(self, told):
+        self.__dict__.update(told)
 
 
 def checkpoint(layer):
@@ -131,9 +156,13 @@ def main(job):
 
 
 def load(run):
-    """Returns the parameters of a run directory, or of a model.safetensors file, as a state_dict on the CPU."""
+    """Returns the parameters of a run directory, or of a safetensors file, as a state_dict on the CPU."""
     import torch
 
+    types = {
+        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
+        "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    }
     path = pathlib.Path(run)
     if path.is_dir():
         path /= "model.safetensors"
@@ -148,9 +177,12 @@ def load(run):
     state = {}
     for name, entry in header.items():
         lo, hi = entry["data_offsets"]
-        if entry["dtype"] != "F32" or not 0 <= lo <= hi <= len(raw) - 8 - size or (hi - lo) % 4:
-            raise ValueError(f"{path}: tensor {name} is not float32 within the file")
-        count = (hi - lo) // 4
-        flat = torch.frombuffer(raw, dtype=torch.float32, count=count, offset=8 + size + lo) if count else torch.empty(0)
-        state[name] = flat.reshape(entry["shape"]).clone()
+        if entry["dtype"] not in types:
+            raise ValueError(f"{path}: tensor {name} is of the unknown type {entry['dtype']}")
+        values = torch.empty(entry["shape"], dtype=types[entry["dtype"]])
+        if not 0 <= lo <= hi <= len(raw) - 8 - size or hi - lo != values.numel() * values.element_size():
+            raise ValueError(f"{path}: tensor {name} of shape {entry['shape']} is not within the file")
+        if values.numel():
+            values.view(-1).copy_(torch.frombuffer(raw[8 + size + lo:8 + size + hi], dtype=values.dtype))
+        state[name] = values
     return state

@@ -5,8 +5,10 @@ that a new one is there within milliseconds when one was killed. Requests and re
 of 64 bits; replies come in the order of the requests. Tensors are in the shared memory; requests say where.
 """
 
+import contextlib
 import ctypes
 import faulthandler
+import io
 import json
 import mmap
 import os
@@ -18,10 +20,11 @@ import time
 import types
 import warnings
 
-SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT = range(1, 10)
+SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT, ON_STEP, ON_END = range(1, 12)
 DONE, FAILED = 0, 1
 HEADER = struct.Struct("<IB")
 PR_SET_PDEATHSIG = 1
+MOST_TEXT = 1 << 19  # of a reply
 
 
 def read(conn, n):
@@ -122,7 +125,7 @@ def make(setup, code):
     exec(code, module.__dict__)
     if len(makers) != 1:
         raise _describe.Refused(f"{setup['script']} calls soliton.main {len(makers)} times; it must call it once, with the function that makes the job")
-    return _describe.Program(makers[0](setup["args"]), folder)
+    return _describe.Program(makers[0](setup["args"]), folder, setup["rates"], setup["init_from"])
 
 
 class Computer:
@@ -240,6 +243,18 @@ class Computer:
                 return struct.pack("<q", i + 1)
         return struct.pack("<q", 0)
 
+    def on_step(self, told):
+        import soliton
+
+        self.program.job.on_step(soliton.Step(told))
+
+    def on_end(self, run):
+        """Returns what on_end has printed."""
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            self.program.job.on_end(run)
+        return text.getvalue().encode()[:MOST_TEXT]
+
     def serve(self, conn):
         me = os.getpid()
 
@@ -248,16 +263,17 @@ class Computer:
             end_with(me)
 
         os.register_at_fork(after_in_child=forked)
+        texts = {ON_STEP: self.on_step, ON_END: self.on_end}
         calls = {FIRST: self.first, SAMPLE: self.sample, FORWARD: self.forward, BACKWARD: self.backward, LOSS: self.loss, SUSPECT: self.suspect}
         while True:
             kind, payload = receive(conn)
-            numbers = struct.unpack(f"<{len(payload) // 8}Q", payload)
+            numbers = () if kind in texts else struct.unpack(f"<{len(payload) // 8}Q", payload)
             if kind == DROP:
                 self.passes.pop(numbers[0], None)
                 continue
             began = time.thread_time_ns()
             try:
-                said = calls[kind](*numbers)
+                said = texts[kind](json.loads(payload)) if kind in texts else calls[kind](*numbers)
                 if os.getpid() != me:
                     sys.stderr.write("soliton: the program has forked and returned from both processes; the new one ends\n")
                     os._exit(0)

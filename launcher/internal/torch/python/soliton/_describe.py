@@ -2,8 +2,10 @@
 
 import ctypes
 import hashlib
+import json
 import math
 import os
+import pickle
 import platform
 import random
 import struct
@@ -15,6 +17,7 @@ import torch
 import soliton
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+MOST_RATES = 1 << 20  # in a description, whose size is bounded
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -255,6 +258,23 @@ class Layer:
         return out
 
 
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def state_of(path):
+    """Returns the tensors in a file or a run directory by name. Nothing but tensors is read from a file of torch.save."""
+    if os.path.isdir(path) or path.endswith(".safetensors"):
+        return soliton.load(path)
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds {kind(state)}")
+    return state
+
+
 def kind(value):
     name = type(value).__name__
     return "None" if value is None else f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
@@ -281,18 +301,24 @@ def loss_of(function, out, target, samples, train):
 class Program:
     """A checked job."""
 
-    def __init__(self, job, folder):
+    def __init__(self, job, folder, rates=0, init_from=""):
+        """Checks a job. init_from, where it is given, takes the place of the job's, and rates is the number of learning rates of a function."""
         if not isinstance(job, soliton.Job):
             raise Refused(f"the function given to soliton.main returns {kind(job)}; it must return a soliton.Job")
         self.job, self.folder = job, folder
+        job.init_from = init_from or job.init_from
         self.check_numbers()
+        self.rates = self.find_rates(rates or job.steps)
         torch.set_num_threads(job.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
-        self.layers = [Layer(i, m) for i, m in enumerate(self.check_layers())]
+        modules = self.check_layers()
+        if job.init_from:
+            self.begin_with(os.fspath(job.init_from))
+        self.layers = [Layer(i, m) for i, m in enumerate(modules)]
         self.data = Source(job.data, "data")
         self.eval = None if job.eval is None else Source(job.eval, "eval", like=self.data)
         self.names = self.name_parameters()
-        self.decayed = self.choose_decay()
+        self.tuned = self.tune()
         self.probe = self.trace()
 
     def check_numbers(self):
@@ -307,8 +333,56 @@ class Program:
             raise Refused(f"Job.seed is {job.seed}; it must be at least 0 and below 2**64")
         if not isinstance(job.optimizer, (soliton.AdamW, soliton.SGD)):
             raise Refused(f"Job.optimizer is {kind(job.optimizer)}; give soliton.AdamW(...) or soliton.SGD(...)")
+        for name in ("on_step", "on_end"):
+            if getattr(job, name) is not None and not callable(getattr(job, name)):
+                raise Refused(f"Job.{name} is {kind(getattr(job, name))}; give a function")
         if not callable(job.loss):
             raise Refused(f"Job.loss is {kind(job.loss)}; give a function of output and target")
+
+    def find_rates(self, steps):
+        """Returns the learning rate of each step, if that is a function."""
+        rate = self.job.optimizer.lr
+        if isinstance(rate, soliton.Schedule) or is_number(rate):
+            return None
+        if not callable(rate):
+            raise Refused(f"lr of Job.optimizer is {kind(rate)}; give a number, a schedule, or a function of the step")
+        if steps > MOST_RATES:
+            raise Refused(f"lr of Job.optimizer is a function for {steps} steps; at most {MOST_RATES} are possible")
+        rates = []
+        for step in range(1, steps + 1):
+            value = rate(step)
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                value = value.item()
+            if not is_number(value) or not 0 <= value < math.inf:
+                raise Refused(f"the learning rate of step {step} is {value!r}; the function must return a number of at least 0")
+            rates.append(float(value))
+        return rates
+
+    def begin_with(self, path):
+        """Sets parameters and buffers to those in a file."""
+        try:
+            state = state_of(path)
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+            text = str(error).strip().split("\n")[0]
+            raise Refused(f"--init-from (Job.init_from) {path} cannot be read: {text}; give a run directory, a safetensors file, or one of "
+                          "torch.save(model.state_dict())") from error
+        named = {} if self.job.model is None else dict(self.job.model.state_dict(keep_vars=True))
+        known = {id(t) for t in named.values()}
+        for i, m in enumerate(self.job.layers):
+            named.update({f"{i}.{name}": t for name, t in m.state_dict(keep_vars=True).items() if id(t) not in known})
+        for name, value in state.items():
+            if name not in named:
+                raise Refused(f"--init-from (Job.init_from) {path} has {name}, which the model does not have; it has {', '.join(list(named)[:3])} and so on")
+            if not isinstance(value, torch.Tensor):
+                raise Refused(f"--init-from (Job.init_from) {path} has {kind(value)} as {name}; give the state_dict of the model")
+            if value.shape != named[name].shape:
+                raise Refused(f"--init-from (Job.init_from) {path} has {name} of shape {list(value.shape)}, and the model {list(named[name].shape)}")
+            with torch.no_grad():
+                named[name].copy_(value)
+        there = {id(named[name]) for name in state}
+        for name, t in named.items():
+            if isinstance(t, torch.nn.Parameter) and id(t) not in there:
+                raise Refused(f"--init-from (Job.init_from) {path} lacks {name}, which the model has")
 
     def check_layers(self):
         if not self.job.layers:
@@ -347,12 +421,34 @@ class Program:
             known = {id(p): name for name, p in self.job.model.named_parameters()}
         return [[known.get(id(p), f"{layer.index}.{name}") for name, p in layer.module.named_parameters()] for layer in self.layers]
 
-    def choose_decay(self):
+    def tune(self):
+        """Returns what the optimizer is told of each parameter of each layer."""
+        known = {id(p) for layer in self.layers for p in layer.params}
+        groups = {}
+        for i, group in enumerate(self.job.param_groups):
+            where = f"Job.param_groups[{i}]"
+            if not isinstance(group, dict) or "params" not in group or not set(group) <= {"params", "lr_scale", "weight_decay"}:
+                raise Refused(f'{where} is {kind(group)}; give a dict with "params", and "lr_scale" or "weight_decay"')
+            scale, decay = group.get("lr_scale", 1.0), group.get("weight_decay")
+            if not is_number(scale) or not 0 < scale < math.inf:
+                raise Refused(f"{where} has the lr_scale {scale!r}; give a number above 0, and freeze parameters with requires_grad_(False)")
+            if decay is not None and (not is_number(decay) or not 0 <= decay < math.inf):
+                raise Refused(f"{where} has the weight_decay {decay!r}; give a number of at least 0")
+            for p in [group["params"]] if isinstance(group["params"], torch.Tensor) else group["params"]:
+                if id(p) not in known:
+                    raise Refused(f"{where} has a parameter that no layer has")
+                if id(p) in groups:
+                    raise Refused(f"{where} has a parameter that an earlier group has")
+                groups[id(p)] = float(scale), None if decay is None else float(decay)
         rule = self.job.no_decay
-        if callable(rule):
-            return [[not rule(n, p) for n, p in zip(names, layer.params)] for names, layer in zip(self.names, self.layers)]
-        exempt = {id(p) for p in rule}
-        return [[id(p) not in exempt for p in layer.params] for layer in self.layers]
+        exempt = rule if callable(rule) else {id(p) for p in rule}
+
+        def of(name, p):
+            scale, decay = groups.get(id(p), (1.0, None))
+            no = rule(name, p) if callable(rule) else id(p) in exempt
+            return {"name": name, "shape": list(p.shape), "decay": bool(p.requires_grad and not no and decay != 0), "lr_scale": scale, "weight_decay": decay or 0}
+
+        return [[of(n, p) for n, p in zip(names, layer.params)] for names, layer in zip(self.names, self.layers)]
 
     def trace(self):
         """Returns a hash of the loss and all gradients of one micro-batch, which is computed twice."""
@@ -426,7 +522,11 @@ class Program:
             for name, b in layer.module.named_buffers():
                 fixed.update(name.encode() + raw(b))
         optimizer = job.optimizer
-        rate = optimizer.lr if isinstance(optimizer.lr, soliton.Schedule) else soliton.constant(optimizer.lr)
+        if self.rates is not None:
+            schedule = {"kind": "table", "rates": self.rates}
+        else:
+            rate = optimizer.lr if isinstance(optimizer.lr, soliton.Schedule) else soliton.constant(optimizer.lr)
+            schedule = {"kind": rate.kind, "peak": rate.peak, "warmup": rate.warmup, "final": rate.final}
         numbers = {"kind": optimizer.kind, "weight_decay": float(optimizer.weight_decay)}
         if optimizer.kind == "adamw":
             numbers.update(beta1=float(optimizer.betas[0]), beta2=float(optimizer.betas[1]), eps=float(optimizer.eps))
@@ -434,20 +534,19 @@ class Program:
             numbers.update(momentum=float(optimizer.momentum))
         return {
             "layers": [{
-                "name": layer.name, "out": layer.parts.shape,
-                "params": [{"name": n, "shape": list(p.shape), "decay": bool(d and p.requires_grad)}
-                           for n, p, d in zip(names, layer.params, decayed)],
-            } for layer, names, decayed in zip(self.layers, self.names, self.decayed)],
+                "name": layer.name, "out": layer.parts.shape, "params": tuned,
+            } for layer, tuned in zip(self.layers, self.tuned)],
             "input": self.data.spec(0), "target": self.data.spec(1),
             "samples": len(self.data.data), "data_sha256": self.data.sha256(),
             "eval_samples_there": 0 if self.eval is None else len(self.eval.data), "eval_sha256": "" if self.eval is None else self.eval.sha256(),
-            "optimizer": numbers, "schedule": {"kind": rate.kind, "peak": rate.peak, "warmup": rate.warmup, "final": rate.final},
+            "optimizer": numbers, "schedule": schedule, "on_step": job.on_step is not None, "on_end": job.on_end is not None,
             "global_batch": job.global_batch, "micro_batch": job.micro_batch, "steps": job.steps, "clip_norm": float(job.clip_norm),
             "seed": job.seed, "eval_every": job.eval_every, "eval_samples": job.eval_samples,
             "identity": {
                 "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "cpu": capability(),
                 "blas": os.environ.get("OPENBLAS_CORETYPE", ""), "threads": job.threads, "source_sha256": sources(self.folder),
                 "first_sha256": first.hexdigest(), "buffers_sha256": fixed.hexdigest(), "probe_sha256": self.probe,
+                "tuning_sha256": hashlib.sha256(json.dumps(self.tuned).encode()).hexdigest() if any(map(len, job.param_groups)) else "",
             },
         }
 
