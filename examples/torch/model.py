@@ -50,7 +50,9 @@ class Head(nn.Module):
 
 
 def gpt(layers, width, heads, context, dropout):
-    return [Embed(width, context, dropout), *[Block(width, heads, context, dropout) for _ in range(layers)], Head(width)]
+    first, last = Embed(width, context, dropout), Head(width)
+    last.out.weight = first.token.weight
+    return [first, *[Block(width, heads, context, dropout) for _ in range(layers)], last]
 
 
 def loss(out, targets):

@@ -176,6 +176,7 @@ class Run:
         set_seed(self.seed_of_values())
         self.layers = model.gpt(o.layers, o.width, o.heads, o.context, o.dropout)
         self.data = model.Text(os.path.join(self.job["dir"], o.data), o.suffix, o.context)
+        self.params = list(dict.fromkeys(p for layer in self.layers for p in layer.parameters()))  # shared ones once
         self.micros = self.job["global_batch"] // self.job["micro_batch"]
 
     def seed_of_values(self):
@@ -204,21 +205,20 @@ class Run:
         leaf = x.requires_grad_()
         loss = model.loss(leaf, y)
         loss.backward()
-        grad, grads = leaf.grad.contiguous(), []
+        grad = leaf.grad.contiguous()
         for i, (layer, (leaf, out)) in reversed(list(enumerate(zip(self.layers, passes)))):
             seed(i, 1)
             out.backward(grad)
             grad = leaf.grad.contiguous() if i > 0 else None
-            grads[:0] = [p.grad for p in layer.parameters()]
-            for p in layer.parameters():
-                p.grad = None
+        grads = [p.grad for p in self.params]  # that of a shared one is the sum, the last layer's first
+        for p in self.params:
+            p.grad = None
         return loss.item(), grads
 
     def train(self):
         """Trains the layers and returns the losses."""
         job, losses = self.job, []
-        params = [p for layer in self.layers for p in layer.parameters()]
-        optimizer, schedule = AdamW(params, numbers(job["optimizer"])), numbers(job["schedule"])
+        optimizer, schedule = AdamW(self.params, numbers(job["optimizer"])), numbers(job["schedule"])
         targets = job["global_batch"] * self.data[0][1].numel()
         exponent = 2 * (targets.bit_length() - 1)
         for step in range(1, job["steps"] + 1):
@@ -235,17 +235,16 @@ class Run:
         """Trains with the optimizer and the clipping of PyTorch, and returns the losses."""
         job, losses = self.job, []
         s, schedule = numbers(job["optimizer"]), numbers(job["schedule"])
-        params = [p for layer in self.layers for p in layer.parameters()]
-        groups = [{"params": [p for p in params if p.dim() > 1], "weight_decay": s["weight_decay"]},
-                  {"params": [p for p in params if p.dim() < 2], "weight_decay": 0.0}]
+        groups = [{"params": [p for p in self.params if p.dim() > 1], "weight_decay": s["weight_decay"]},
+                  {"params": [p for p in self.params if p.dim() < 2], "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(s["beta1"], s["beta2"]), eps=s["eps"])
         for step in range(1, job["steps"] + 1):
             found = [self.gradients(step, m) for m in range(self.micros)]
             losses.append(sum(f[0] for f in found) / self.micros)
-            for p, parts in zip(params, zip(*(f[1] for f in found))):
+            for p, parts in zip(self.params, zip(*(f[1] for f in found))):
                 p.grad = sum(parts) / self.micros
             if job["clip_norm"] > 0:
-                torch.nn.utils.clip_grad_norm_(params, job["clip_norm"])
+                torch.nn.utils.clip_grad_norm_(self.params, job["clip_norm"])
             for group in optimizer.param_groups:
                 group["lr"] = rate(schedule, step, job["steps"])
             optimizer.step()
@@ -260,13 +259,13 @@ def main():
     o = parser.parse_args()
     torch.set_num_threads(1)
     run = Run(o.run)
-    first = copy.deepcopy(run.layers)
+    first = copy.deepcopy((run.layers, run.params))
     losses = run.train()
-    digest = hashlib.sha256(b"".join(raw(p) for layer in run.layers for p in layer.parameters())).hexdigest()
+    digest = hashlib.sha256(b"".join(raw(p) for p in run.params)).hexdigest()
     want = json.loads((run.folder / "summary.json").read_text())["params_sha256"]
     print(f"params_sha256 {digest} in plain PyTorch\nparams_sha256 {want} of the run")
     if o.torch:
-        run.layers = first
+        run.layers, run.params = first
         apart = max(abs(a - b) for a, b in zip(losses, run.train_with_torch()))
         print(f"with torch.optim.AdamW and clip_grad_norm_: losses at most {apart:.2e} apart over {len(losses)} steps")
     sys.exit(digest != want)

@@ -58,9 +58,14 @@ func (s *stage) random(m engine.Micro, layer int, op uint32) int {
 	return int(stream.Uint64())
 }
 
-// shape returns the shape of a layer's output.
+// shape returns the shape of a layer's output, as it crosses to the next layer.
 func (s *stage) shape(layer, samples int) []int {
-	return append([]int{samples}, s.program.job.Layers[layer].Out...)
+	l := s.program.job.Layers[layer]
+	if l.Carries > 0 {
+		n, _ := elements(l.Out)
+		return []int{samples*n + l.Carries}
+	}
+	return append([]int{samples}, l.Out...)
 }
 
 // must panics with an error of the program, as a layer in Go would.

@@ -88,6 +88,8 @@ func TestParse(t *testing.T) {
 		"no samples":      `{"layers":[{"out":[2]}]}`,
 		"huge parameter":  strings.Replace(good, "[2,3]", "[4294967296,4294967296]", 1),
 		"huge output":     strings.Replace(good, "[2],", "[4294967296],", 1),
+		"carries much":    strings.Replace(good, `"out":[2]`, `"out":[2],"carries":4294967296`, 1),
+		"carries less":    strings.Replace(good, `"out":[2]`, `"out":[2],"carries":-1`, 1),
 		"no elements":     strings.Replace(good, "[2,3]", "[2,0]", 1),
 		"negative shape":  strings.Replace(good, "[2,3]", "[-2,-3]", 1),
 		"negative number": strings.Replace(good, `"samples":1`, `"samples":1,"eval_samples_there":-1`, 1),

@@ -180,17 +180,20 @@ type Config struct {
 	BLAS    string `json:"blas"` // OPENBLAS_CORETYPE
 	Threads int    `json:"threads"`
 
-	SourceSHA256  string `json:"source_sha256"`  // of the program and the modules beside it
-	FirstSHA256   string `json:"first_sha256"`   // of the first values of all parameters
-	BuffersSHA256 string `json:"buffers_sha256"` // of all buffers
-	ProbeSHA256   string `json:"probe_sha256"`   // of loss and gradients of the first samples
-	TuningSHA256  string `json:"tuning_sha256"`  // of what Job.param_groups says of each parameter; "" for none
+	SourceSHA256  string            `json:"source_sha256"`  // of the program and the modules beside it
+	FirstSHA256   string            `json:"first_sha256"`   // of the first values of all parameters
+	BuffersSHA256 string            `json:"buffers_sha256"` // of all buffers
+	ProbeSHA256   string            `json:"probe_sha256"`   // of loss and gradients of the first samples
+	Tied          map[string]string `json:"tied,omitempty"` // further names of parameters, with the names that model.safetensors has
+
+	TuningSHA256 string `json:"tuning_sha256"` // of what Job.param_groups says of each parameter; "" for none
 }
 
 type layer struct {
-	Name   string  `json:"name"`
-	Out    []int   `json:"out"` // shape of the output of one sample
-	Params []param `json:"params"`
+	Name    string  `json:"name"`
+	Out     []int   `json:"out"`     // shape of the output of one sample
+	Carries int     `json:"carries"` // numbers that cross to the next layer behind all samples: values of shared parameters
+	Params  []param `json:"params"`
 }
 
 type param struct {
@@ -239,6 +242,9 @@ func parse(text []byte) (*description, error) {
 	total := 0
 	for _, l := range d.Layers {
 		shapes = append(shapes, l.Out)
+		if l.Carries < 0 || l.Carries > math.MaxInt32 {
+			return nil, fmt.Errorf("the description of the job by Python: layer %q carries %d numbers", l.Name, l.Carries)
+		}
 		for _, p := range l.Params {
 			shapes = append(shapes, p.Shape)
 			if n, ok := elements(p.Shape); ok && n <= maxElements-total {

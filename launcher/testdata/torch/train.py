@@ -124,9 +124,11 @@ def job(args):
         log(f"end {len(soliton.load(run))}")
         print("the end of", os.path.basename(run))
 
-    head = Head(options.bad)
+    embed, head = Embed(), Head(options.bad)
+    head.out.weight = embed.token.weight
+    nn.init.normal_(head.out.weight, std=0.1)
     return soliton.Job(
-        layers=[Embed(), Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
+        layers=[embed, Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
         optimizer=soliton.AdamW(lr=lambda step: 5e-3 * min(step, 3) / 3, weight_decay=0.1),
         param_groups=[{"params": [head.out.weight], "lr_scale": 0.5, "weight_decay": 0.2}],
         on_step=lambda s: log(f"{s.step}/{s.steps} {s.loss:.4f} {s.val_loss is not None}"), on_end=on_end,

@@ -70,7 +70,7 @@ class Worker:
         x, y = self.take(size[0] * samples), self.take(size[1] * samples)
         for i in range(samples):
             self.computer.sample(0, i, i, x + 4 * i * size[0], y + 4 * i * size[1])
-        words = [samples * torch.Size(layer.parts.shape).numel() for layer in layers]
+        words = [layer.width(samples) for layer in layers]
         ends = [i + 1 for i in range(len(layers)) if i + 1 in borders] + [len(layers)]
         lo, at = 0, x
         for stage, hi in enumerate(ends):
@@ -149,6 +149,70 @@ class TestTuples(unittest.TestCase):
         out = [layer["out"] for layer in p.describe()["layers"]]
         self.assertEqual(out, [[30 + 5 + 10 + 5 + 5]] * 2 + [[50 + 5]])
         self.assertEqual(p.describe()["input"], {"shape": [15], "integer": True})
+
+
+class Table(nn.Module):
+    """Looks tokens up in a table, of which it has one or borrows one."""
+
+    def __init__(self, table=None):
+        super().__init__()
+        self.pad = nn.Parameter(torch.randn(3))  # so that the table is not at the border of a cache line
+        self.table = nn.Parameter(torch.randn(10, 6)) if table is None else table
+
+    def forward(self, x):
+        return F.dropout(self.table[x] if x.dtype == torch.int64 else x @ self.table.t() @ self.table, 0.2) + self.pad.sum()
+
+
+class Logits(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+
+    def forward(self, x):
+        return x @ self.table.t()
+
+
+class TestTied(unittest.TestCase):
+    def layers(self, wrap=lambda m: m):
+        first = Table()
+        return [first, nn.Linear(6, 6), wrap(Table(first.table)), nn.Linear(6, 6), Logits(first.table)]
+
+    def program(self, **given):
+        data = Data(lambda i: (torch.arange(4) + i % 5, torch.arange(4)))
+        return program(layers=self.layers, loss=lambda out, target: F.cross_entropy(out.flatten(0, 1), target.flatten()), data=data, **given)
+
+    def test_bits_do_not_depend_on_stages(self):
+        p = self.program()
+        want = Worker(p).run(borders=())
+        self.assertEqual([len(want[2][i]) for i in range(5)], [4 * 63, 4 * 42, 12, 4 * 42, 0])
+        for borders in [(1,), (2,), (3,), (4,), (1, 3), (2, 4), (1, 2, 3, 4)]:
+            for q in (p, self.program()):
+                self.assertEqual(Worker(q).run(borders), want, borders)
+
+    def test_gradient_is_whole(self):
+        _describe.seed(0)
+        layers = self.layers()
+        p = self.program()
+        _, _, found = Worker(p).run((2,))
+        x, target = torch.stack([torch.arange(4) + i % 5 for i in range(4)]), torch.arange(4).repeat(4)
+        for i, layer in enumerate(layers):
+            _describe.seed(100 + i)
+            x = layer(x)
+        F.cross_entropy(x.flatten(0, 1), target).backward()
+        grad = torch.frombuffer(bytearray(found[0]), dtype=torch.float32)[3:].reshape(10, 6)
+        self.assertTrue(torch.allclose(grad, layers[0].table.grad, rtol=1e-4, atol=1e-6))
+
+    def test_names(self):
+        told = self.program().describe()
+        self.assertEqual([p["name"] for layer in told["layers"] for p in layer["params"]],
+                         ["0.pad", "0.table", "1.weight", "1.bias", "2.pad", "3.weight", "3.bias"])
+        self.assertEqual(told["identity"]["tied"], {"2.table": "0.table", "4.table": "0.table"})
+        self.assertEqual([layer["carries"] for layer in told["layers"]], [60, 60, 60, 60, 0])
+
+    def test_one_module_twice(self):
+        m = nn.Linear(4, 4)
+        p = program(layers=[m, m, nn.Linear(4, 2)])
+        self.assertEqual(Worker(p).run((1, 2)), Worker(p).run(()))
 
 
 class TestCheckpoint(unittest.TestCase):
@@ -283,7 +347,6 @@ class TestRefused(unittest.TestCase):
         for text, given in {
             "Job.layers is empty": {"layers": []},
             "Job.layers[0] is a str": {"layers": ["x"]},
-            "weight of layer 1 (Linear) is also weight of layer 0 (Linear)": {"layers": [shared, shared]},
             "weight of layer 0 (Linear) is torch.float64": {"layers": [nn.Linear(4, 2).double()]},
             "has no shape yet": {"layers": [nn.LazyLinear(2)]},
             "is a BatchNorm1d, whose running mean": {"layers": [nn.BatchNorm1d(4), nn.Linear(4, 2)]},

@@ -156,7 +156,10 @@ def main(job):
 
 
 def load(run):
-    """Returns the parameters of a run directory, or of a safetensors file, as a state_dict on the CPU."""
+    """Returns the parameters of a run directory, or of a safetensors file, as a state_dict on the CPU.
+
+    Of a run directory, a parameter that the model has under several names has all of them.
+    """
     import torch
 
     types = {
@@ -164,7 +167,10 @@ def load(run):
         "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
     }
     path = pathlib.Path(run)
+    tied = {}
     if path.is_dir():
+        config = json.loads((path / "config.json").read_text()).get("config") if (path / "config.json").exists() else None
+        tied = config.get("tied") or {} if isinstance(config, dict) else {}
         path /= "model.safetensors"
     raw = bytearray(path.read_bytes())
     if len(raw) < 8:
@@ -185,4 +191,6 @@ def load(run):
         if values.numel():
             values.view(-1).copy_(torch.frombuffer(raw[8 + size + lo:8 + size + hi], dtype=values.dtype))
         state[name] = values
+    for name, same in tied.items():
+        state[name] = state[same]
     return state

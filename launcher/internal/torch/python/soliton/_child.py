@@ -168,12 +168,19 @@ class Computer:
 
     def install(self, layer, at):
         """Lets the parameters of a layer be those in the shared memory."""
-        if layer.at == at:
+        if layer.at == at and not layer.shares:
             return
         layer.at = at
         for p in layer.params:
             p.data = self.view(at, list(p.shape))
             at += 4 * p.numel()
+
+    def lend(self, layer, state):
+        """Hands the values of shared parameters from their owner to the other layers."""
+        for p in layer.shares:
+            state["carried"][id(p)] = self.of.aligned(p.data)
+        for p in layer.borrowed:
+            p.data = state["carried"][id(p)]
 
     def first(self, layer, at):
         for p in self.program.layers[layer].first:
@@ -191,21 +198,22 @@ class Computer:
         layer = self.program.layers[i]
         self.install(layer, at_params)
         if first:
-            self.passes[number] = state = {"train": train, "samples": samples, "layers": {}}
+            self.passes[number] = state = {"train": train, "samples": samples, "layers": {}, "carried": {}, "owed": {}}
             if i == 0:
                 x = self.batch(at_input, samples, 0)
             else:
-                before = self.program.layers[i - 1].parts
-                x = before.unpack(self.view(at_input, [samples, *before.shape]))
+                before = self.program.layers[i - 1]
+                x, state["carried"] = before.crossed(self.view(at_input, [before.width(samples)]), samples)
         else:
             state = self.passes[number]
             x = state["out"]
+        self.lend(layer, state)
         layer.module.train(bool(train))
         state["out"], kept = layer.forward(x, train, seed)
         if train:
             state["layers"][i] = kept
         if at_output:
-            self.write(at_output, layer.parts.pack(state["out"]))
+            self.write(at_output, layer.cross(state["out"], state["carried"]))
 
     def loss(self, number, at_target, seed, at_grad):
         state = self.passes[number]
@@ -221,17 +229,15 @@ class Computer:
         self.install(layer, at_params)
         if layer.again:
             layer.module.train()
-        grad = layer.parts.unpack(self.view(at_dout, [state["samples"], *layer.parts.shape])) if at_dout else state["grad"]
-        state["grad"] = layer.backward(state["layers"].pop(i), grad, seed)
-        for p in layer.params:
-            if p.grad is None:
-                self.write(at_grads, self.torch.zeros(p.shape))
-            else:
-                self.write(at_grads, p.grad.contiguous())
-            p.grad = None
-            at_grads += 4 * p.numel()
+        self.lend(layer, state)
+        if at_dout:
+            state["grad"], state["owed"] = layer.crossed(self.view(at_dout, [layer.width(state["samples"])]), state["samples"])
+        state["grad"] = layer.backward(state["layers"].pop(i), state["grad"], seed)
+        for grad in layer.settle(state["owed"]):
+            self.write(at_grads, grad)
+            at_grads += 4 * grad.numel()
         if at_din:
-            self.write(at_din, self.program.layers[i - 1].parts.pack(state["grad"]))
+            self.write(at_din, self.program.layers[i - 1].cross(state["grad"], state["owed"]))
         if last:
             del self.passes[number]
 
@@ -239,6 +245,7 @@ class Computer:
         """Returns the first layer of the pass, counted from 1, whose output is not finite, or 0."""
         for i, kept in sorted(self.passes[number]["layers"].items()):
             layer = self.program.layers[i]
+            self.lend(layer, self.passes[number])
             if not all(bool(self.torch.isfinite(t.detach()).all()) for t in layer.outputs(kept)):
                 return struct.pack("<q", i + 1)
         return struct.pack("<q", 0)

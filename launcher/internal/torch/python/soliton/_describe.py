@@ -190,12 +190,23 @@ class Source:
 
 
 class Layer:
-    """One module of the job."""
+    """One module of the job.
 
-    def __init__(self, index, module):
+    A parameter that several layers have is the first one's, its owner's. The others borrow it: its value crosses all boundaries from the
+    owner to the last borrower behind the outputs, and the sum of the borrowers' gradients crosses them on the way back. So a gradient
+    is always that of the last borrower, plus that of the one before, and so on, plus the owner's, whatever the stages are.
+    """
+
+    def __init__(self, index, module, owned):
+        """owned are the identities of the parameters of the layers before."""
         self.index, self.module = index, module
         self.name = f"{index}.{type(module).__name__}"
-        self.params = [p for _, p in module.named_parameters()]
+        named = list(module.named_parameters())
+        self.own = [n for n, p in named if id(p) not in owned]  # names
+        self.params = [p for _, p in named if id(p) not in owned]
+        self.borrowed = [p for _, p in named if id(p) in owned]
+        self.shares = []  # own parameters that later layers borrow
+        self.carries = []  # parameters whose values cross the boundary behind the layer
         self.first = [p.detach().clone().contiguous() for p in self.params]
         self.again = getattr(module, "_soliton_again", False)  # computes forward once more in the backward pass
         self.writes = False  # into its input
@@ -217,6 +228,37 @@ class Layer:
         with torch.set_grad_enabled(bool(train) and not self.again):
             leaves, out = self.call(x, train)
         return [t.detach().contiguous() for t in out], (leaves, None if self.again else out, number)
+
+    def cross(self, tensors, carried):
+        """Returns tensors of the shapes of the outputs, and of the parameters that the boundary carries, as one."""
+        t = self.parts.pack(tensors)
+        if self.carries:
+            t = torch.cat([t.reshape(-1), *(carried[id(p)].reshape(-1) for p in self.carries)])
+        return t
+
+    def crossed(self, words, samples):
+        """Returns the tensors in those of cross, a flat tensor."""
+        n, carried = samples * math.prod(self.parts.shape), {}
+        tensors = self.parts.unpack(words[:n].reshape([samples, *self.parts.shape]))
+        for p in self.carries:
+            carried[id(p)] = aligned(words[n:n + p.numel()].reshape(p.shape))
+            n += p.numel()
+        return tensors, carried
+
+    def width(self, samples):
+        """Returns the length of the flat tensor for crossed."""
+        return samples * math.prod(self.parts.shape) + sum(p.numel() for p in self.carries)
+
+    def settle(self, owed):
+        """Returns the gradients of the layer's own parameters with what is owed for them, and adds to what is owed for borrowed ones."""
+        grads = []
+        for p in self.borrowed + self.params:
+            grad = torch.zeros(p.shape) if p.grad is None else p.grad.contiguous()
+            p.grad = None
+            grads.append(owed.pop(id(p)) + grad if id(p) in owed else grad)
+        for p, grad in zip(self.borrowed, grads):
+            owed[id(p)] = grad
+        return grads[len(self.borrowed):]
 
     def outputs(self, kept):
         """Returns the outputs of a pass, for what forward has kept."""
@@ -256,6 +298,11 @@ class Layer:
             raise Refused(f"layer {self.name} returns {parts} a sample, and {self.parts} before; shapes must not vary")
         self.parts = parts
         return out
+
+
+def aligned(t):
+    """Returns a tensor at the border of a cache line, as all of PyTorch's own are: kernels may give other bits elsewhere."""
+    return t if t.data_ptr() % 64 == 0 else t.clone()
 
 
 def is_number(value):
@@ -314,10 +361,19 @@ class Program:
         modules = self.check_layers()
         if job.init_from:
             self.begin_with(os.fspath(job.init_from))
-        self.layers = [Layer(i, m) for i, m in enumerate(modules)]
+        self.layers, last = [], {}
+        for i, m in enumerate(modules):
+            self.layers.append(Layer(i, m, last))
+            last.update({id(p): i for p in m.parameters()})
+        for layer in self.layers:
+            for p in layer.params:
+                if last[id(p)] > layer.index:
+                    layer.shares.append(p)
+                for between in self.layers[layer.index:last[id(p)]]:
+                    between.carries.append(p)
         self.data = Source(job.data, "data")
         self.eval = None if job.eval is None else Source(job.eval, "eval", like=self.data)
-        self.names = self.name_parameters()
+        self.names, self.tied = self.name_parameters()
         self.tuned = self.tune()
         self.probe = self.trace()
 
@@ -358,6 +414,18 @@ class Program:
             rates.append(float(value))
         return rates
 
+    def state(self):
+        """Returns parameters and buffers by all names that they have: those of the model, or those of the layers."""
+        named = {}
+        if self.job.model is not None:
+            if not isinstance(self.job.model, torch.nn.Module):
+                raise Refused(f"Job.model is {kind(self.job.model)}; give the torch.nn.Module that has the layers' parameters")
+            named.update(self.job.model.state_dict(keep_vars=True))
+        known = {id(t) for t in named.values()}
+        for i, m in enumerate(self.job.layers):
+            named.update({f"{i}.{name}": t for name, t in m.state_dict(keep_vars=True).items() if id(t) not in known})
+        return named
+
     def begin_with(self, path):
         """Sets parameters and buffers to those in a file."""
         try:
@@ -366,10 +434,7 @@ class Program:
             text = str(error).strip().split("\n")[0]
             raise Refused(f"--init-from (Job.init_from) {path} cannot be read: {text}; give a run directory, a safetensors file, or one of "
                           "torch.save(model.state_dict())") from error
-        named = {} if self.job.model is None else dict(self.job.model.state_dict(keep_vars=True))
-        known = {id(t) for t in named.values()}
-        for i, m in enumerate(self.job.layers):
-            named.update({f"{i}.{name}": t for name, t in m.state_dict(keep_vars=True).items() if id(t) not in known})
+        named = self.state()
         for name, value in state.items():
             if name not in named:
                 raise Refused(f"--init-from (Job.init_from) {path} has {name}, which the model does not have; it has {', '.join(list(named)[:3])} and so on")
@@ -387,7 +452,6 @@ class Program:
     def check_layers(self):
         if not self.job.layers:
             raise Refused("Job.layers is empty; give at least one module")
-        owner = {}
         for i, m in enumerate(self.job.layers):
             if not isinstance(m, torch.nn.Module):
                 raise Refused(f"Job.layers[{i}] is {kind(m)}; give torch.nn.Module objects")
@@ -401,10 +465,6 @@ class Program:
                     raise Refused(f"{where} is on {p.device}; layers must be on the CPU")
                 if p.numel() == 0:
                     raise Refused(f"{where} has no elements")
-                if id(p) in owner:
-                    raise Refused(f"{where} is also {owner[id(p)]}; layers cannot share parameters yet: put both uses into one layer")
-            for name, p in m.named_parameters():
-                owner[id(p)] = f"{name} of layer {i} ({type(m).__name__})"
             for name, part in m.named_modules():
                 if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
                     raise Refused(f"{name or 'the module'} of layer {i} ({type(m).__name__}) is a {type(part).__name__}, whose running mean and variance "
@@ -413,13 +473,12 @@ class Program:
         return self.job.layers
 
     def name_parameters(self):
-        """Returns the name of each parameter of each layer: that of the model, or that of the layer."""
-        known = {}
-        if self.job.model is not None:
-            if not isinstance(self.job.model, torch.nn.Module):
-                raise Refused(f"Job.model is {kind(self.job.model)}; give the torch.nn.Module that has the layers' parameters")
-            known = {id(p): name for name, p in self.job.model.named_parameters()}
-        return [[known.get(id(p), f"{layer.index}.{name}") for name, p in layer.module.named_parameters()] for layer in self.layers]
+        """Returns the name of each parameter of each layer, and by each further name of a parameter that one."""
+        first, further = {}, {}
+        for name, t in self.state().items():
+            if first.setdefault(id(t), name) != name and isinstance(t, torch.nn.Parameter):
+                further[name] = first[id(t)]
+        return [[first[id(p)] for p in layer.params] for layer in self.layers], further
 
     def tune(self):
         """Returns what the optimizer is told of each parameter of each layer."""
@@ -491,13 +550,10 @@ class Program:
         if not math.isfinite(total):
             raise Refused(f"the loss of the first {samples} samples is {total}; check layers, loss and data")
         made.append(("Job.loss", hashlib.sha256(struct.pack("<dq", total, count) + digest_of(grads)).digest()))
+        owed = {}
         for layer, kept in zip(reversed(self.layers), reversed(passes)):
             grads = layer.backward(kept, grads, layer.index)
-            digest = hashlib.sha256(digest_of(grads) if layer.index > 0 else b"")
-            for p in layer.params:
-                digest.update(b"-" if p.grad is None else raw(p.grad))
-                p.grad = None
-            made.append((f"the backward pass of layer {layer.name}", digest.digest()))
+            made.append((f"the backward pass of layer {layer.name}", digest_of((grads if layer.index > 0 else []) + layer.settle(owed))))
         return made
 
     def loss(self, x, y, samples, train, number):
@@ -534,7 +590,7 @@ class Program:
             numbers.update(momentum=float(optimizer.momentum))
         return {
             "layers": [{
-                "name": layer.name, "out": layer.parts.shape, "params": tuned,
+                "name": layer.name, "out": layer.parts.shape, "carries": layer.width(0), "params": tuned,
             } for layer, tuned in zip(self.layers, self.tuned)],
             "input": self.data.spec(0), "target": self.data.spec(1),
             "samples": len(self.data.data), "data_sha256": self.data.sha256(),
@@ -546,6 +602,7 @@ class Program:
                 "torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine(), "cpu": capability(),
                 "blas": os.environ.get("OPENBLAS_CORETYPE", ""), "threads": job.threads, "source_sha256": sources(self.folder),
                 "first_sha256": first.hexdigest(), "buffers_sha256": fixed.hexdigest(), "probe_sha256": self.probe,
+                "tied": self.tied,
                 "tuning_sha256": hashlib.sha256(json.dumps(self.tuned).encode()).hexdigest() if any(map(len, job.param_groups)) else "",
             },
         }
