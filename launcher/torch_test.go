@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,9 +49,10 @@ func trainTorch(t *testing.T, flags []string, program ...string) (dir string, su
 func TestTorchSameBits(t *testing.T) {
 	torchBuilt(t)
 	program := testdata(t, "torch/train.py")
-	_, want := trainTorch(t, []string{"--workers", "1"}, program)
-	if want.ValLoss == nil {
-		t.Error("there was no evaluation")
+	first, want := trainTorch(t, []string{"--workers", "1"}, program)
+	metrics := measured(t, first)
+	if m := metrics[10]; want.ValLoss == nil || len(metrics) != 3 || !(m["right"] >= 0 && m["right"] <= 1) || !(m["same_loss"] > 1) {
+		t.Errorf("the evaluations found %v", metrics)
 	}
 	for _, flags := range []string{
 		"--workers 3 --stages 1 --zero 1",
@@ -61,7 +63,11 @@ func TestTorchSameBits(t *testing.T) {
 	} {
 		t.Run(flags, func(t *testing.T) {
 			t.Parallel()
-			if _, got := trainTorch(t, strings.Fields(flags), program); got.StateSHA256 != want.StateSHA256 || *got.ValLoss != *want.ValLoss {
+			dir, got := trainTorch(t, strings.Fields(flags), program)
+			if now := measured(t, dir); !maps.EqualFunc(now, metrics, maps.Equal[map[string]float64]) {
+				t.Errorf("metrics %v, want %v", now, metrics)
+			}
+			if got.StateSHA256 != want.StateSHA256 || *got.ValLoss != *want.ValLoss {
 				t.Errorf("state %s, val_loss %v; want %s, %v", got.StateSHA256, *got.ValLoss, want.StateSHA256, *want.ValLoss)
 			}
 		})
@@ -97,6 +103,18 @@ func TestTorchSameBits(t *testing.T) {
 			t.Errorf("%d faults were injected, want 3", len(injected))
 		}
 	})
+}
+
+// measured returns the metrics of all steps that an evaluation followed.
+func measured(t *testing.T, dir string) map[int]map[string]float64 {
+	t.Helper()
+	found := make(map[int]map[string]float64)
+	for _, m := range metricsSoFar(dir) {
+		if m.Metrics != nil {
+			found[m.Step] = m.Metrics
+		}
+	}
+	return found
 }
 
 // The example agrees with its reference in plain PyTorch, bit for bit, also after it was stopped and resumed under another layout.

@@ -104,6 +104,9 @@ type StepInfo struct {
 	Duration time.Duration
 	ValLoss  *float64 // mean loss over the evaluation that followed the step; nil if none did
 
+	// Metrics are the means of that evaluation besides the loss, of a PyTorch job.
+	Metrics map[string]float64
+
 	// Redelivered reports whether OnStep may have been called for this step before, in a
 	// process that ended before the call was known to have returned.
 	Redelivered bool

@@ -165,4 +165,6 @@ type remote interface {
 	// Param returns the name of a parameter in the model file. First sets its first values.
 	Param(layer, param int) string
 	First(layer, param int, x []float32)
+	// Metrics returns the names of what Loss measures in an evaluation.
+	Metrics() []string
 }

@@ -71,6 +71,9 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		return read(calls, p.data, trainingSample(p.Seed, samples, i), in, target)
 	}
 	j.Index = func(i uint64) int { return trainingSample(p.Seed, order.New(p.Seed, p.data.Len()), i).Index }
+	if away, ok := p.Model.Loss.(remote); ok {
+		j.Metrics = away.Metrics()
+	}
 	if p.eval != nil {
 		n := p.eval.Len()
 		if j.Evaluations = n; p.EvalSamples > 0 {
@@ -84,7 +87,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		j.OnStep = func(c process.Call) error {
 			return p.OnStep(StepInfo{
 				Step: c.Step.Step, Steps: p.Steps, Loss: c.Loss, LR: c.LR, GradNorm: c.GradNorm, Targets: c.Tokens,
-				Duration: time.Duration(c.MS * float64(time.Millisecond)), ValLoss: c.ValLoss,
+				Duration: time.Duration(c.MS * float64(time.Millisecond)), ValLoss: c.ValLoss, Metrics: c.Metrics,
 				Redelivered: c.Again, lines: c.Lines,
 			})
 		}

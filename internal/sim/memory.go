@@ -310,7 +310,7 @@ func (w *worker) operate(d core.Operate) {
 	case id.Evaluated:
 		for m := range w.c.cfg.Micros {
 			if core.Evaluator(w.plan, len(w.plan.Stages)-1, m) == w.self.ID {
-				size += core.EvalSize
+				size += words
 			}
 		}
 	case id.Kept:

@@ -3,7 +3,9 @@ package session
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -260,8 +262,12 @@ func (s *Session) committed(w *worker, m control.Step) {
 	case m.Step != w.last.Step+1 || m.Step > s.job.Steps:
 		bad("committed step %d after step %d of %d", m.Step, w.last.Step, s.job.Steps)
 		return
-	case m.Tokens < 0 || m.MS < 0 || !finite(m.Loss, m.LR, m.GradNorm, m.MS) || m.ValLoss != nil && !finite(*m.ValLoss):
+	case m.Tokens < 0 || m.MS < 0 || !finite(m.Loss, m.LR, m.GradNorm, m.MS) || m.ValLoss != nil && !finite(*m.ValLoss) ||
+		!finite(slices.Collect(maps.Values(m.Metrics))...):
 		bad("committed step %d with numbers that are not finite", m.Step)
+		return
+	case len(m.Metrics) > control.MaxMetrics:
+		bad("committed step %d with %d metrics, more than %d", m.Step, len(m.Metrics), control.MaxMetrics)
 		return
 	}
 	w.last = m

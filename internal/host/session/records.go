@@ -89,7 +89,7 @@ const maxRecorded = 4096
 func (r *records) step(m control.Step, workers int) {
 	r.last = rundir.Metrics{
 		Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS,
-		Time: rundir.Time{Time: m.Time}, Workers: workers, Plan: m.Plan, ValLoss: m.ValLoss,
+		Time: rundir.Time{Time: m.Time}, Workers: workers, Plan: m.Plan, ValLoss: m.ValLoss, Metrics: m.Metrics,
 	}
 	if len(r.steps) == maxRecorded {
 		r.steps = slices.Delete(r.steps, 0, maxRecorded/2)

@@ -2,6 +2,7 @@ package session
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"path"
 	"slices"
@@ -266,6 +267,8 @@ func otherStep(a, b control.Step) string {
 		return "tokens"
 	case !sameOptional(a.ValLoss, b.ValLoss):
 		return "val_loss"
+	case !maps.EqualFunc(a.Metrics, b.Metrics, sameFloat):
+		return "metrics"
 	}
 	return ""
 }

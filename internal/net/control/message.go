@@ -214,6 +214,9 @@ type Ring struct {
 	Size   int           // how many members the ring is to have
 }
 
+// MaxMetrics bounds the metrics of an evaluation.
+const MaxMetrics = 64
+
 // Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
 // Forwards and Backwards have the same bits in every worker's message for a step.
 type Step struct {
@@ -224,10 +227,11 @@ type Step struct {
 	Tokens   int64   // targets the loss was averaged over
 	MS       float64 // wall time of the step, without evaluation
 	Time     time.Time
-	Plan     uint64   // Version.N of the worker's plan as the step ended
-	ValLoss  *float64 // set where an evaluation followed the step
-	Left     bool     // it has left with this step; ValLoss is missing then
-	Joined   bool     // it has joined with this step, and has its result from others; MS is missing then
+	Plan     uint64             // Version.N of the worker's plan as the step ended
+	ValLoss  *float64           // set where an evaluation followed the step
+	Metrics  map[string]float64 // means of the evaluation besides; nil for none
+	Left     bool               // it has left with this step; ValLoss and Metrics are missing then
+	Joined   bool               // it has joined with this step, and has its result from others; MS is missing then
 
 	// Forwards and Backwards count what this worker has run in training so
 	// far: (stage, micro-batch) pairs.

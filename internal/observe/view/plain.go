@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -82,6 +84,9 @@ func (s *state) lines(now time.Time, e Event) []string {
 		line := fmt.Sprintf("step %*d/%d  loss %.4f", len(fmt.Sprint(steps)), e.Step, steps, e.Loss)
 		if e.ValLoss != nil {
 			line += fmt.Sprintf("  val_loss %.4f", *e.ValLoss)
+			for _, name := range slices.Sorted(maps.Keys(e.Metrics)) {
+				line += fmt.Sprintf("  %s %.4f", Clean(name), e.Metrics[name])
+			}
 		}
 		line += fmt.Sprintf("  %s tokens/s", amount(s.speed.perSecond()))
 		if left, ok := s.left(now); ok && e.Step < steps {

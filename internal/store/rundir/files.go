@@ -73,16 +73,17 @@ type DataFile struct {
 // Metrics is one line of metrics.jsonl: one committed step. After a rollback
 // a step appears again with a higher Plan, and its last line counts.
 type Metrics struct {
-	Step     int      `json:"step"`               // number of the step, from 1
-	Loss     float64  `json:"loss"`               // mean training loss of the step's global batch
-	LR       float64  `json:"lr"`                 // learning rate of the step
-	GradNorm float64  `json:"grad_norm"`          // norm of the whole gradient before clipping
-	Tokens   int64    `json:"tokens"`             // targets the step's loss was averaged over
-	MS       float64  `json:"ms"`                 // wall time of the step, without evaluation
-	Time     Time     `json:"time"`               // of the commit
-	Workers  int      `json:"workers"`            // workers of the plan
-	Plan     uint64   `json:"plan"`               // version of the plan the step ran under
-	ValLoss  *float64 `json:"val_loss,omitempty"` // where the step was followed by an evaluation
+	Step     int                `json:"step"`               // number of the step, from 1
+	Loss     float64            `json:"loss"`               // mean training loss of the step's global batch
+	LR       float64            `json:"lr"`                 // learning rate of the step
+	GradNorm float64            `json:"grad_norm"`          // norm of the whole gradient before clipping
+	Tokens   int64              `json:"tokens"`             // targets the step's loss was averaged over
+	MS       float64            `json:"ms"`                 // wall time of the step, without evaluation
+	Time     Time               `json:"time"`               // of the commit
+	Workers  int                `json:"workers"`            // workers of the plan
+	Plan     uint64             `json:"plan"`               // version of the plan the step ran under
+	ValLoss  *float64           `json:"val_loss,omitempty"` // where the step was followed by an evaluation
+	Metrics  map[string]float64 `json:"metrics,omitempty"`  // means of that evaluation besides
 }
 
 // Event is one line of events.jsonl: one change.

@@ -191,8 +191,8 @@ func (w *Worker) sayCommit(ev Said) {
 	w.req.said, w.req.lr = ev.Record.append(ev.Checked), ev.Record.LR
 }
 
-// EvalSize is what a worker says of a micro-batch of an evaluation, in bytes.
-const EvalSize = 24
+// EvalSize returns what a worker says of a micro-batch of an evaluation with so many metrics, in bytes.
+func EvalSize(metrics int) int { return 24 + 16*metrics }
 
 // says returns how many bytes a worker says in the exchange of the operation, beside what it says of blocks.
 func (w *Worker) says(x id.WorkerID) (size int) {
@@ -203,7 +203,7 @@ func (w *Worker) says(x id.WorkerID) (size int) {
 	case id.Evaluated:
 		for m := range w.req.Micros {
 			if Evaluator(w.plan, last, m) == x {
-				size += EvalSize
+				size += w.req.Words
 			}
 		}
 	case id.Kept:

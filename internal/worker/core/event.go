@@ -22,7 +22,8 @@ type (
 		Point id.Point
 		// Micros is the number of micro-batches of an evaluation.
 		Micros int
-		// Words is how many bytes the collector says in the exchange after the collection of the state.
+		// Words is how many bytes the collector says in the exchange after the collection of the state, and a worker of each
+		// micro-batch of an evaluation.
 		Words int
 	}
 	// Abandon ends the worker's part with an error.

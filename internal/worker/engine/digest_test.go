@@ -23,11 +23,12 @@ func TestFlips(t *testing.T) {
 	moments := []string{"forward", "window", "evaluation"}
 	alone, _ := newLine(t, 12, 1, func(c *Config) { c.Rule = adam })
 	evaluate := func(e *Engine, sample func()) (core.Loss, error) {
-		return e.Evaluate(t.Context(), at, 6, func(i int, in, target tensor.Tensor) error {
+		loss, _, err := e.Evaluate(t.Context(), at, 6, func(i int, in, target tensor.Tensor) error {
 			sample()
 			in.F[0], target.F[0] = float32(i), 1
 			return nil
 		})
+		return loss, err
 	}
 	type history struct {
 		results [steps]core.Result

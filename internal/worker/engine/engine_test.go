@@ -306,7 +306,7 @@ func TestWorkersSameBits(t *testing.T) {
 					}
 				}
 				// Parameters come under the next forward pass.
-				if _, err := e.Evaluate(t.Context(), steps, 1, func(_ int, in, target tensor.Tensor) error { return nil }); err != nil {
+				if _, _, err := e.Evaluate(t.Context(), steps, 1, func(_ int, in, target tensor.Tensor) error { return nil }); err != nil {
 					t.Error(err)
 				}
 			})
@@ -549,16 +549,16 @@ func TestEvaluate(t *testing.T) {
 		in.F[0], target.F[0] = float32(i), 0
 		return nil
 	}
-	if _, err := e.Evaluate(t.Context(), 1, 0, sample); err == nil {
+	if _, _, err := e.Evaluate(t.Context(), 1, 0, sample); err == nil {
 		t.Error("an evaluation of nothing has a loss")
 	}
-	loss, err := e.Evaluate(t.Context(), 1, 10, sample)
+	loss, _, err := e.Evaluate(t.Context(), 1, 10, sample)
 	if err != nil || seen != 10 || loss != (core.Loss{Sum: 285. / 2, Count: 10}) || l.live != 0 {
 		t.Errorf("%+v over %d samples, %d in flight: %v", loss, seen, l.live, err)
 	}
 	l.w[0] = float32(math.Inf(1))
 	var bad *core.NonFiniteError
-	if _, err := e.Evaluate(t.Context(), 3, 10, sample); !errors.As(err, &bad) || bad.Step != 3 || !strings.Contains(err.Error(), "evaluation") || l.live != 0 {
+	if _, _, err := e.Evaluate(t.Context(), 3, 10, sample); !errors.As(err, &bad) || bad.Step != 3 || !strings.Contains(err.Error(), "evaluation") || l.live != 0 {
 		t.Errorf("error %v, %d in flight", err, l.live)
 	}
 	if n, _ := e.passes(); n != 0 {
@@ -688,7 +688,7 @@ func TestPanicArrives(t *testing.T) {
 			t.Errorf("panic %+v", p)
 		}
 	}()
-	_, err := e.Evaluate(t.Context(), 1, 2, func(int, tensor.Tensor, tensor.Tensor) error { return panicker() })
+	_, _, err := e.Evaluate(t.Context(), 1, 2, func(int, tensor.Tensor, tensor.Tensor) error { return panicker() })
 	t.Errorf("error %v", err)
 }
 
@@ -753,7 +753,7 @@ func TestCloseJoins(t *testing.T) {
 			defer cancel()
 			go func() {
 				defer close(said)
-				_, _ = e.Evaluate(ctx, 0, 1, func(int, tensor.Tensor, tensor.Tensor) error { return nil })
+				_, _, _ = e.Evaluate(ctx, 0, 1, func(int, tensor.Tensor, tensor.Tensor) error { return nil })
 			}()
 			for exchanging := false; !exchanging; {
 				e.inspect(func() { _, exchanging = e.core.Exchanging() })

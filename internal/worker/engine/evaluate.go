@@ -18,18 +18,19 @@ import (
 // inFlight bounds the boundary tensors of an evaluation that a worker has under way to others.
 const inFlight = 4
 
-// Evaluate returns the loss over n samples, with layers such as dropout in evaluation mode. The samples form micro-batches in order,
+// Evaluate returns the loss over n samples, and the metrics, with layers such as dropout in evaluation mode. The samples form micro-batches in order,
 // the last of which may be short, and their losses are added over the tree. The workers of a stage take micro-batches in turn. All
 // workers call Evaluate with the same arguments after the same step, and get the same result.
-func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (core.Loss, error) {
+func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (loss core.Loss, metrics []core.Loss, err error) {
 	micros := (n + e.c.MicroBatch - 1) / e.c.MicroBatch
 	if micros < 1 {
-		return core.Loss{}, fmt.Errorf("step %d: the evaluation has no samples", step)
+		return loss, nil, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
-	var total core.Loss
+	metrics = make([]core.Loss, e.c.Metrics)
+	size := core.EvalSize(e.c.Metrics)
 	suspect := -1 // a layer, if this worker ran it
 	if err := e.do(ctx, &request{
-		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Evaluated}, Micros: micros},
+		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Evaluated}, Micros: micros, Words: size},
 		job: func(ctx context.Context, at view) ([]byte, error) {
 			v := &evaluator{e: e, view: at, step: step, n: n, micros: micros, sample: sample, suspect: -1}
 			said, err := v.run(ctx)
@@ -37,25 +38,37 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 			return said, err
 		},
 		conclude: func(said [][]byte) error {
-			losses := tree.NewSums(micros, core.Loss.Add)
+			sums := make([]*tree.Sums[core.Loss], 1+len(metrics)) // of the loss, then of the metrics
+			for i := range sums {
+				sums[i] = tree.NewSums(micros, core.Loss.Add)
+			}
 			for _, b := range said {
-				for ; len(b) >= core.EvalSize; b = b[core.EvalSize:] {
+				for ; len(b) >= size; b = b[size:] {
 					word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
 					m := word(0)
 					if m >= uint64(micros) {
 						return fmt.Errorf("step %d: the evaluation of %d micro-batches has the loss of number %d", step, micros, m)
 					}
-					losses.Put(tree.Leaf(int(m)), core.Loss{Sum: math.Float64frombits(word(1)), Count: int64(word(2))})
+					for i, s := range sums {
+						s.Put(tree.Leaf(int(m)), core.Loss{Sum: math.Float64frombits(word(1 + 2*i)), Count: int64(word(2 + 2*i))})
+					}
 				}
 			}
-			var ok bool
-			if total, ok = losses.Total(); !ok {
-				return fmt.Errorf("step %d: the losses of the workers do not make up the evaluation", step)
+			for i, s := range sums {
+				total, ok := s.Total()
+				switch {
+				case !ok:
+					return fmt.Errorf("step %d: the losses of the workers do not make up the evaluation", step)
+				case i > 0:
+					metrics[i-1] = total
+				default:
+					loss = total
+				}
 			}
-			if total.Count < 1 {
+			if loss.Count < 1 {
 				return fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
 			}
-			if !finite(total.Sum) {
+			if !finite(loss.Sum) {
 				err := &core.NonFiniteError{Step: step, What: "loss of the evaluation"}
 				if suspect >= 0 {
 					err.Layer = e.c.Layers[suspect].Name
@@ -65,9 +78,9 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 			return nil
 		},
 	}); err != nil {
-		return core.Loss{}, err
+		return core.Loss{}, nil, err
 	}
-	return total, nil
+	return loss, metrics, nil
 }
 
 // evaluator runs this worker's part of an evaluation, in the computing goroutine. The plan does not change while it runs.
@@ -140,6 +153,10 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 			return cmp.Or(ctx.Err(), e.gates[layer].wait(ctx))
 		},
 	}
+	measured := make([]uint64, 2*e.c.Metrics) // sum and count of each
+	micro.Metric = func(i int, sum float64, count int64) {
+		measured[2*i], measured[2*i+1] = math.Float64bits(sum), uint64(count)
+	}
 	var in, target tensor.Tensor
 	if s == 0 || s == last {
 		b := e.batch()
@@ -169,7 +186,7 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 		if !finite(sum) {
 			v.suspect = e.stages[s].Suspect(pass)
 		}
-		for _, w := range []uint64{uint64(m), math.Float64bits(sum), uint64(count)} {
+		for _, w := range append([]uint64{uint64(m), math.Float64bits(sum), uint64(count)}, measured...) {
 			v.said = binary.LittleEndian.AppendUint64(v.said, w)
 		}
 		return nil

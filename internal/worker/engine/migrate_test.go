@@ -599,7 +599,7 @@ func TestEvaluateBeforeAnyStep(t *testing.T) {
 	losses := make([]core.Loss, len(c.engines))
 	all(c.engines, func(i int, e *Engine) {
 		var err error
-		if losses[i], err = e.Evaluate(t.Context(), 0, 7, func(i int, in, target tensor.Tensor) error {
+		if losses[i], _, err = e.Evaluate(t.Context(), 0, 7, func(i int, in, target tensor.Tensor) error {
 			in.F[0], target.F[0] = float32(i), 1
 			return nil
 		}); err != nil {

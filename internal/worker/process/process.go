@@ -63,6 +63,7 @@ type Job struct {
 	Index       func(i uint64) int // of sample i of the run in the data
 	Evaluate    func(i int, in, target tensor.Tensor) error
 	Evaluations int
+	Metrics     []string // names of what an evaluation adds up besides the loss
 
 	OnStep func(Call) error // nil for none
 	OnEnd  func(End) error  // nil for none

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"sync"
@@ -112,20 +113,21 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 			}
 			return s
 		},
-		Layers: j.Params.Layers,
-		Begin:  begin,
-		Input:  j.Input,
-		Target: j.Target,
-		Rule:   j.Rule,
-		LR:     j.LR,
-		Load:   func(i uint64, in, target tensor.Tensor) error { return j.Load(i+start.Shift, in, target) },
-		Pool:   pool,
-		Meter:  w.meter,
-		Fast:   start.Reduction == "fast",
-		Yield:  w.self.own != nil,
-		Stop:   w.stopped,
-		Held:   w.recovery.held(start.Detect),
-		Tell:   w.recovery.tell,
+		Layers:  j.Params.Layers,
+		Begin:   begin,
+		Input:   j.Input,
+		Target:  j.Target,
+		Metrics: len(j.Metrics),
+		Rule:    j.Rule,
+		LR:      j.LR,
+		Load:    func(i uint64, in, target tensor.Tensor) error { return j.Load(i+start.Shift, in, target) },
+		Pool:    pool,
+		Meter:   w.meter,
+		Fast:    start.Reduction == "fast",
+		Yield:   w.self.own != nil,
+		Stop:    w.stopped,
+		Held:    w.recovery.held(start.Detect),
+		Tell:    w.recovery.tell,
 		Span: func(x engine.Span) {
 			w.times.add(x)
 			w.spans.add(x)
@@ -228,7 +230,7 @@ func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *con
 	said.Forwards, said.Backwards = r.Forwards, r.Backwards
 	if j.evalDue(r.Step) {
 		var err error
-		done.ValLoss, err = w.evaluate(ctx, j, e)
+		done.ValLoss, said.Metrics, err = w.evaluate(ctx, j, e)
 		if said.Left = errors.Is(err, core.ErrLeft); err != nil && !said.Left {
 			return err
 		}
@@ -331,14 +333,22 @@ func awaitSpace(ctx context.Context, runDir string, say func(string), open func(
 	}
 }
 
-func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (*float64, error) {
+func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (val *float64, metrics map[string]float64, err error) {
 	defer w.spans.evaluated(w.spans.now())
-	loss, err := e.Evaluate(ctx, w.step, j.Evaluations, j.Evaluate)
+	loss, sums, err := e.Evaluate(ctx, w.step, j.Evaluations, j.Evaluate)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	for i, s := range sums {
+		if mean := s.Mean(); !math.IsNaN(mean) && !math.IsInf(mean, 0) {
+			if metrics == nil {
+				metrics = make(map[string]float64)
+			}
+			metrics[j.Metrics[i]] = mean
+		}
 	}
 	mean := loss.Mean()
-	return &mean, nil
+	return &mean, metrics, nil
 }
 
 // output sends what a program prints in OnEnd.

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/process"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -165,8 +166,9 @@ type description struct {
 		Final  float64   `json:"final"`
 		Rates  []float64 `json:"rates"`
 	} `json:"schedule"`
-	OnStep bool `json:"on_step"` // there is a function for it
-	OnEnd  bool `json:"on_end"`
+	Metrics []string `json:"metrics"` // names
+	OnStep  bool     `json:"on_step"` // there is a function for it
+	OnEnd   bool     `json:"on_end"`
 
 	Identity Config `json:"identity"`
 }
@@ -259,6 +261,9 @@ func parse(text []byte) (*description, error) {
 			return nil, fmt.Errorf("the description of the job by Python has the shape %v", shape)
 		}
 	}
+	if len(d.Metrics) > control.MaxMetrics {
+		return nil, fmt.Errorf("the description of the job by Python has %d metrics, more than %d", len(d.Metrics), control.MaxMetrics)
+	}
 	if len(d.Layers) == 0 || d.Samples < 1 || d.EvalSize < 0 {
 		return nil, fmt.Errorf("the description of the job by Python has %d layers, %d samples and %d for evaluation", len(d.Layers), d.Samples, d.EvalSize)
 	}
@@ -342,6 +347,9 @@ func (p *Program) Loss(*trainer.Context, trainer.Tensor, trainer.Tensor) (sum fl
 	panic("the loss of a PyTorch model runs in its stage only")
 }
 
+// Metrics returns the names of what an evaluation measures besides the loss.
+func (p *Program) Metrics() []string { return p.job.Metrics }
+
 // Param returns the name of a parameter in the model file.
 func (p *Program) Param(layer, param int) string { return p.job.Layers[layer].Params[param].Name }
 
@@ -384,15 +392,16 @@ func (d *data) Sample(s trainer.Sample, in, target trainer.Tensor) error {
 // onStep calls the program's function for a step.
 func (p *Program) onStep(s trainer.StepInfo) error {
 	told := struct {
-		Step        int      `json:"step"`
-		Steps       int      `json:"steps"`
-		Loss        float64  `json:"loss"`
-		LR          float64  `json:"lr"`
-		GradNorm    float64  `json:"grad_norm"`
-		Targets     int64    `json:"targets"`
-		ValLoss     *float64 `json:"val_loss"`
-		Redelivered bool     `json:"redelivered"`
-	}{s.Step, s.Steps, s.Loss, s.LR, s.GradNorm, s.Targets, s.ValLoss, s.Redelivered}
+		Step        int                `json:"step"`
+		Steps       int                `json:"steps"`
+		Loss        float64            `json:"loss"`
+		LR          float64            `json:"lr"`
+		GradNorm    float64            `json:"grad_norm"`
+		Targets     int64              `json:"targets"`
+		ValLoss     *float64           `json:"val_loss"`
+		Metrics     map[string]float64 `json:"metrics"`
+		Redelivered bool               `json:"redelivered"`
+	}{s.Step, s.Steps, s.Loss, s.LR, s.GradNorm, s.Targets, s.ValLoss, s.Metrics, s.Redelivered}
 	_, err := p.tell(askOnStep, func(again bool) any {
 		told.Redelivered = told.Redelivered || again
 		return told

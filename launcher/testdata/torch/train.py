@@ -131,6 +131,7 @@ def job(args):
         layers=[embed, Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
         optimizer=soliton.AdamW(lr=lambda step: 5e-3 * min(step, 3) / 3, weight_decay=0.1),
         param_groups=[{"params": [head.out.weight], "lr_scale": 0.5, "weight_decay": 0.2}],
+        metrics={"right": lambda out, target: ((out.argmax(1) == target).float().sum(), target.numel()), "same_loss": nn.functional.cross_entropy},
         on_step=lambda s: log(f"{s.step}/{s.steps} {s.loss:.4f} {s.val_loss is not None}"), on_end=on_end,
         global_batch=12, micro_batch=2, steps=12, clip_norm=1.0, seed=1, eval_every=5, eval_samples=7)
 

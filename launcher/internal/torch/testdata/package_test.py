@@ -367,6 +367,8 @@ class TestRefused(unittest.TestCase):
             "Job.param_groups[0] has a parameter that no layer has": {"param_groups": [{"params": [nn.Parameter(torch.ones(1))]}]},
             "Job.param_groups[1] has a parameter that an earlier": {"layers": [shared], "param_groups": [{"params": shared.weight}] * 2},
             "the learning rate of step 2 is -1; the function must": {"optimizer": soliton.SGD(lr=lambda step: 3 - 2 * step)},
+            "Job.metrics['x'] returns a str; it must return the mean": {"metrics": {"x": lambda out, target: "y"}},
+            "Job.metrics has the name 'a b'": {"metrics": {"a b": F.cross_entropy}},
             "lr of Job.optimizer is a str": {"optimizer": soliton.SGD(lr="x")},
             "Job.on_step is an int; give a function": {"on_step": 1},
             "Job.optimizer is an Adam": {"optimizer": torch.optim.Adam([nn.Parameter(torch.ones(1))])},

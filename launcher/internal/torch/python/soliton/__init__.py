@@ -86,6 +86,7 @@ class Job:
     model         module that gives the parameters their names in model.safetensors; None: "0.e.weight" and so on
     eval          held-out data set; None: no evaluation
     eval_every    steps between evaluations; one follows the last step in any case
+    metrics       dict of names and functions of the last output and the targets, as loss is one; an evaluation adds them up, too
     eval_samples  samples of an evaluation; 0: 512, below 0: all
     no_decay      parameters without weight decay: a list of them, or a function of name and parameter
     param_groups  dicts with "params" and "lr_scale", which multiplies the learning rate, or "weight_decay", in place of the optimizer's
@@ -96,11 +97,12 @@ class Job:
     """
 
     def __init__(self, *, layers, loss, data, optimizer, global_batch, steps, micro_batch=0, clip_norm=0.0, seed=0, model=None,
-                 eval=None, eval_every=0, eval_samples=0, no_decay=(), param_groups=(), init_from=None, on_step=None, on_end=None, threads=1):
+                 eval=None, eval_every=0, eval_samples=0, metrics=None, no_decay=(), param_groups=(), init_from=None, on_step=None, on_end=None, threads=1):
         self.layers, self.loss, self.data, self.optimizer = list(layers), loss, data, optimizer
         self.global_batch, self.steps, self.micro_batch = global_batch, steps, micro_batch
         self.clip_norm, self.seed, self.model = clip_norm, seed, model
         self.eval, self.eval_every, self.eval_samples = eval, eval_every, eval_samples
+        self.metrics = dict(metrics or {})
         self.no_decay, self.param_groups, self.init_from = no_decay, list(param_groups or ()), init_from
         self.on_step, self.on_end, self.threads = on_step, on_end, threads
 
@@ -115,6 +117,7 @@ class Step:
     grad_norm    of the gradient of the mean loss, before clipping
     targets      targets that counted
     val_loss     mean loss of the evaluation that followed the step, or None
+    metrics      means of that evaluation besides, by name, or None
     redelivered  on_step may have been called for this step before, in a process that ended before the call had returned
     """
 

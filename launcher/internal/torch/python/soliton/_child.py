@@ -221,7 +221,11 @@ class Computer:
         _, total, count, grads = self.program.loss(state["out"], target, state["samples"], state["train"], seed)
         if state["train"]:
             self.write(at_grad, self.program.layers[-1].parts.pack(grads))
-        return struct.pack("<dq", total, count)
+        said = struct.pack("<dq", total, count)
+        if not state["train"]:
+            for total, count in self.program.measure(state["out"], target, state["samples"], seed):
+                said += struct.pack("<dq", total, count)
+        return said
 
     def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din):
         """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the layer behind has just run."""

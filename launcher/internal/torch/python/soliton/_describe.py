@@ -8,6 +8,7 @@ import os
 import pickle
 import platform
 import random
+import re
 import struct
 import sys
 import traceback
@@ -327,18 +328,18 @@ def kind(value):
     return "None" if value is None else f"an {name}" if name[0] in "aeiouAEIOU" else f"a {name}"
 
 
-def loss_of(function, out, target, samples, train):
+def loss_of(function, out, target, samples, train, name="Job.loss"):
     """Returns the loss that is differentiated, and sum and count for the mean, of what the program sees of output and target."""
     value = function(out, target)
     if isinstance(value, (tuple, list)) and len(value) == 2:
         total, count = value
         count = int(count)
         if count < 0:
-            raise Refused(f"Job.loss counts {count} targets")
+            raise Refused(f"{name} counts {count} targets")
     else:
         total, count = value, None
     if not isinstance(total, torch.Tensor) or total.numel() != 1 or not total.is_floating_point():
-        raise Refused(f"Job.loss returns {kind(value)}; it must return the mean over the micro-batch as a scalar tensor, or (sum, count)")
+        raise Refused(f"{name} returns {kind(value)}; it must return the mean over the micro-batch as a scalar tensor, or (sum, count)")
     if count is not None:
         return total, float(total), count
     # All micro-batches of a step have the same size: their means count the same. In an evaluation the last one may be shorter.
@@ -389,6 +390,13 @@ class Program:
             raise Refused(f"Job.seed is {job.seed}; it must be at least 0 and below 2**64")
         if not isinstance(job.optimizer, (soliton.AdamW, soliton.SGD)):
             raise Refused(f"Job.optimizer is {kind(job.optimizer)}; give soliton.AdamW(...) or soliton.SGD(...)")
+        if len(job.metrics) > 64:
+            raise Refused(f"Job.metrics has {len(job.metrics)} metrics; at most 64 are possible")
+        for name, function in job.metrics.items():
+            if not isinstance(name, str) or not re.fullmatch(r"[\w.@/-]{1,40}", name):
+                raise Refused(f"Job.metrics has the name {name!r}; give up to 40 letters, digits and . @ / - _")
+            if not callable(function):
+                raise Refused(f"Job.metrics[{name!r}] is {kind(function)}; give a function of output and target")
         for name in ("on_step", "on_end"):
             if getattr(job, name) is not None and not callable(getattr(job, name)):
                 raise Refused(f"Job.{name} is {kind(getattr(job, name))}; give a function")
@@ -546,6 +554,8 @@ class Program:
             passes.append(kept)
             x = out
             made.append((f"layer {layer.name}", digest_of(x)))
+        for name, (total, count) in zip(self.job.metrics, self.measure(x, y, samples, len(self.layers))):
+            made.append((f"Job.metrics[{name!r}]", struct.pack("<dq", total, count)))
         total, _, count, grads = self.loss(x, y, samples, True, len(self.layers))
         if not math.isfinite(total):
             raise Refused(f"the loss of the first {samples} samples is {total}; check layers, loss and data")
@@ -569,6 +579,16 @@ class Program:
             seed(number)
             value.backward()
         return float(value), total, count, [torch.zeros_like(t) if t.grad is None else t.grad.contiguous() for t in leaves]
+
+    def measure(self, x, y, samples, number):
+        """Returns sum and count of each metric."""
+        found = []
+        out, target = self.layers[-1].parts.value(x), self.data.parts[1].value(y)
+        for name, function in self.job.metrics.items():
+            seed(number)
+            with torch.no_grad():
+                found.append(loss_of(function, out, target, samples, False, f"Job.metrics[{name!r}]")[1:])
+        return found
 
     def describe(self):
         job, first, fixed = self.job, hashlib.sha256(), hashlib.sha256()
@@ -595,7 +615,7 @@ class Program:
             "input": self.data.spec(0), "target": self.data.spec(1),
             "samples": len(self.data.data), "data_sha256": self.data.sha256(),
             "eval_samples_there": 0 if self.eval is None else len(self.eval.data), "eval_sha256": "" if self.eval is None else self.eval.sha256(),
-            "optimizer": numbers, "schedule": schedule, "on_step": job.on_step is not None, "on_end": job.on_end is not None,
+            "optimizer": numbers, "schedule": schedule, "metrics": list(job.metrics), "on_step": job.on_step is not None, "on_end": job.on_end is not None,
             "global_batch": job.global_batch, "micro_batch": job.micro_batch, "steps": job.steps, "clip_norm": float(job.clip_norm),
             "seed": job.seed, "eval_every": job.eval_every, "eval_samples": job.eval_samples,
             "identity": {
