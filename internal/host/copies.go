@@ -3,12 +3,14 @@ package host
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/shards"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -208,8 +210,8 @@ func (r *run) saveShards(e session.CommitCheckpoint) {
 	for i, place := range e.Writers {
 		writers[i] = r.hosts.members[place].host
 	}
-	s, send := shards.NewSave(r.nextAsked(), e.Manifest, writers, r.hosts.having(func(h *hostState) bool { return h.out != nil }), r.c.Self, 1+max(r.c.Mirrors, 1))
-	r.save = s
+	s, send := shards.NewSave(r.nextAsked(), e.Manifest, writers, r.hosts.having(func(h *hostState) bool { return h.out != nil }), r.c.Self, r.copies())
+	r.save, r.protect = s, nil // a newer one takes the place of what was to be protected
 	r.tellHosts(send)
 	r.endShards()
 }
@@ -217,9 +219,36 @@ func (r *run) saveShards(e session.CommitCheckpoint) {
 // gatherShards begins to look for the checkpoint that a plan begins from. Hosts without a link are waited for until they are lost.
 func (r *run) gatherShards(e session.VerifyCheckpoint) {
 	g, send := shards.NewGather(r.nextAsked(), e.Of, e.Propose.Order.Passed.Step, r.hosts.having(func(h *hostState) bool { return !h.lost }))
-	r.gather, r.gathers = g, e
+	r.gather, r.gathers, r.protect = g, e, nil
 	r.tellHosts(send)
 }
+
+// protectShards begins to have the newest checkpoint copied again once hosts have come or gone, and none of those that are left is
+// without a link. Where that fails, it is tried again with the next change; the next checkpoint has all its copies anyway.
+func (r *run) protectShards() {
+	of, newest := r.s.Saved()
+	if !r.c.Apart || newest == 0 || r.save != nil || r.gather != nil || r.protect != nil {
+		return
+	}
+	links := make(map[int]outbox)
+	for i := range r.hosts.hosts {
+		if h := &r.hosts.hosts[i]; h.out != nil {
+			links[i] = h.out
+		} else if !h.lost {
+			return
+		}
+	}
+	if maps.Equal(links, r.guarded) {
+		return
+	}
+	r.guarded = links
+	p, send := shards.NewProtect(r.nextAsked(), of, newest, r.hosts.having(func(h *hostState) bool { return h.out != nil }), r.copies())
+	r.protect = p
+	r.tellHosts(send)
+}
+
+// copies returns on how many hosts each file of a checkpoint is to be.
+func (r *run) copies() int { return 1 + max(r.c.Mirrors, 1) }
 
 // dropShards has all hosts remove what they have of checkpoints that could not be made.
 func (r *run) dropShards(step int) {
@@ -252,12 +281,18 @@ func (r *run) heardOfShards(e hostSaid) {
 		if r.gather != nil {
 			r.tellHosts(r.gather.Surveyed(e.host, name, m))
 		}
+		if r.protect != nil {
+			r.tellHosts(r.protect.Surveyed(e.host, name, m))
+		}
 	case control.Kept:
 		if r.gather != nil {
 			r.tellHosts(r.gather.Kept(e.host, name, m))
 		}
 		if r.save != nil {
 			r.tellHosts(r.save.Kept(e.host, name, m))
+		}
+		if r.protect != nil {
+			r.tellHosts(r.protect.Kept(e.host, name, m))
 		}
 	default:
 		return
@@ -275,8 +310,12 @@ func (r *run) lookAtShards() {
 		if r.gather != nil && h.lost {
 			r.tellHosts(r.gather.Lost(i))
 		}
+		if r.protect != nil && h.out == nil {
+			r.protect.Lost(i, r.hosts.addrs[i].Name)
+		}
 	}
 	r.endShards()
+	r.protectShards()
 }
 
 // endShards tells the session what has come of it.
@@ -286,6 +325,17 @@ func (r *run) endShards() {
 			r.save = nil
 			r.events.put(session.CheckpointCommitted{Step: s.Step(), Err: err})
 			r.events.put(session.CheckpointsPruned{})
+		}
+	}
+	if p := r.protect; p != nil {
+		if over, err := p.Over(); over {
+			r.protect = nil
+			switch step, files := p.Copied(); {
+			case err != nil:
+				r.events.put(session.Noted{Text: fmt.Sprintf("files of the newest checkpoint may lack copies: %s", session.OneLine(err.Error()))})
+			case files > 0:
+				r.events.put(session.Noted{Text: fmt.Sprintf("the checkpoint of step %d has all its copies again: %s copied", step, plan.Count(files, "file"))})
+			}
 		}
 	}
 	if g := r.gather; g != nil && g.Over() {

@@ -42,7 +42,9 @@ type run struct {
 	save       *shards.Save               // the checkpoint that hosts are making whole, where they are apart; nil for none
 	gather     *shards.Gather             // the checkpoint that hosts get, the same
 	gathers    session.VerifyCheckpoint
-	asked      uint64 // of hosts, for save and gather
+	protect    *shards.Protect // the checkpoint that is copied again, the same
+	guarded    map[int]outbox  // links of the hosts when that began last
+	asked      uint64          // of hosts, for save, gather and protect
 	viewClosed bool
 	early      []byte // output that came before the view was closed
 }

@@ -345,6 +345,15 @@ func tensorsOf(layers []control.Layer) (all []checkpoint.Tensor) {
 	return all
 }
 
+// Saved returns of which run the newest checkpoint is, and its step, while it may be copied: 0 where there is none, and outside of
+// training.
+func (s *Session) Saved() (of rundir.Eras, step int) {
+	if s.phase != training {
+		return nil, 0
+	}
+	return s.job.Eras(), s.checkpoints.newest
+}
+
 func (s *Session) commitNext() {
 	if c := &s.checkpoints; !c.underway && len(c.whole) > 0 {
 		c.underway = true

@@ -1,45 +1,29 @@
 package shards
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/soliton-train/soliton/internal/net/control"
-	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // Gather finds the newest checkpoint of which every file is on a host that is there, and has all hosts get all its files.
 type Gather struct {
+	survey
 	id      uint64
-	of      rundir.Eras
-	limit   int // newest step that counts
 	hosts   []Host
 	waiting map[int]bool // places of hosts that have not answered
 
-	found   []*candidate // newest first, after the survey
-	trying  int          // of found; -1 during the survey
+	trying  int // of found; -1 during the survey
 	over    bool
 	step    int
 	refused []string
 }
 
-// candidate is a checkpoint of which hosts have the manifest.
-type candidate struct {
-	manifest checkpoint.Manifest
-	text     []byte
-	from     [][]string // names of the hosts that have each file
-	bad      string     // why it cannot be used
-}
-
-// maxCandidates bounds the checkpoints that are looked at.
-const maxCandidates = 64
-
 // NewGather begins to look for a checkpoint of a job, of no step after limit. hosts are all that take part.
 func NewGather(id uint64, of rundir.Eras, limit int, hosts []Host) (*Gather, []Send) {
-	g := &Gather{id: id, of: of, limit: limit, hosts: hosts, waiting: make(map[int]bool), trying: -1}
+	g := &Gather{survey: survey{of: of, limit: limit}, id: id, hosts: hosts, waiting: make(map[int]bool), trying: -1}
 	return g, g.ask()
 }
 
@@ -82,30 +66,8 @@ func (g *Gather) Surveyed(host int, name string, m control.Surveyed) []Send {
 	if m.Err != "" {
 		g.refused = append(g.refused, fmt.Sprintf("%s: its checkpoints cannot be read: %s", name, m.Err))
 	}
-	for _, h := range m.Found {
-		g.take(name, h)
-	}
+	g.take(name, m)
 	return g.answered(host)
-}
-
-func (g *Gather) take(name string, h control.Holding) {
-	if len(h.Manifest) > maxManifest || len(g.found) >= maxCandidates {
-		return
-	}
-	m, err := checkpoint.ParseManifest(h.Manifest)
-	if err != nil || !g.of.Has(m.Job, m.Step) || m.Step > g.limit || len(h.Has) != len(m.Files) {
-		return
-	}
-	i := slices.IndexFunc(g.found, func(c *candidate) bool { return c.manifest.Digest == m.Digest })
-	if i < 0 {
-		i = len(g.found)
-		g.found = append(g.found, &candidate{manifest: *m, text: h.Manifest, from: make([][]string, len(m.Files))})
-	}
-	for file, has := range h.Has {
-		if has {
-			g.found[i].from[file] = append(g.found[i].from[file], name)
-		}
-	}
 }
 
 // Kept takes in that a host has all files, or why not.
@@ -133,9 +95,7 @@ func (g *Gather) answered(host int) []Send {
 		return nil
 	}
 	if g.trying < 0 {
-		slices.SortFunc(g.found, func(a, b *candidate) int {
-			return cmp.Or(b.manifest.Step-a.manifest.Step, b.manifest.Plan.Compare(a.manifest.Plan))
-		})
+		g.sort()
 	} else if c := g.found[g.trying]; c.bad == "" {
 		g.over, g.step = true, c.manifest.Step
 		return nil
@@ -153,31 +113,4 @@ func (g *Gather) answered(host int) []Send {
 	}
 	g.over = true
 	return nil
-}
-
-// maxNamed is how many missing files are named.
-const maxNamed = 3
-
-// missing says which files no host has that is there, and which hosts had them; "" if there is none.
-func (c *candidate) missing() string {
-	var names []string
-	more := 0
-	for i, f := range c.manifest.Files {
-		switch {
-		case len(c.from[i]) > 0:
-		case len(names) == maxNamed:
-			more++
-		case len(f.Hosts) == 0:
-			names = append(names, f.Name)
-		default:
-			names = append(names, fmt.Sprintf("%s (on %s)", f.Name, strings.Join(f.Hosts, " and ")))
-		}
-	}
-	if len(names) == 0 {
-		return ""
-	}
-	if more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
-	return fmt.Sprintf("the checkpoint of step %d is not used: missing are %s", c.manifest.Step, strings.Join(names, ", "))
 }

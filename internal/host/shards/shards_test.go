@@ -31,32 +31,39 @@ type cluster struct {
 	stores []*Store
 	gone   map[int]bool
 	dials  int
+
+	serving sync.WaitGroup
 }
 
 func newCluster(t *testing.T, n int) *cluster {
 	c := &cluster{t: t, gone: make(map[int]bool)}
-	var serving sync.WaitGroup
-	t.Cleanup(serving.Wait)
-	for i := range n {
-		c.hosts = append(c.hosts, Host{i, string(rune('a' + i))})
-		c.stores = append(c.stores, &Store{Dir: t.TempDir(), Self: c.hosts[i].Name, Dial: func(ctx context.Context, host string) (*control.Conn, error) {
-			at := int(host[0] - 'a')
-			if c.gone[at] {
-				return nil, errors.New("connection refused")
-			}
-			c.dials++
-			ours, theirs := net.Pipe()
-			serving.Go(func() {
-				conn := control.New(theirs)
-				defer conn.Close()
-				if m, err := conn.Receive(t.Context()); err == nil {
-					c.stores[at].Serve(t.Context(), conn, m.(control.Fetch))
-				}
-			})
-			return control.New(ours), nil
-		}})
+	t.Cleanup(c.serving.Wait)
+	for range n {
+		c.enter()
 	}
 	return c
+}
+
+// enter adds a host.
+func (c *cluster) enter() {
+	i := len(c.hosts)
+	c.hosts = append(c.hosts, Host{i, string(rune('a' + i))})
+	c.stores = append(c.stores, &Store{Dir: c.t.TempDir(), Self: c.hosts[i].Name, Dial: func(ctx context.Context, host string) (*control.Conn, error) {
+		at := int(host[0] - 'a')
+		if c.gone[at] {
+			return nil, errors.New("connection refused")
+		}
+		c.dials++
+		ours, theirs := net.Pipe()
+		c.serving.Go(func() {
+			conn := control.New(theirs)
+			defer conn.Close()
+			if m, err := conn.Receive(c.t.Context()); err == nil {
+				c.stores[at].Serve(c.t.Context(), conn, m.(control.Fetch))
+			}
+		})
+		return control.New(ours), nil
+	}})
 }
 
 // write writes the part of each host's worker, and returns the manifest.
@@ -111,14 +118,17 @@ func (c *cluster) save(step, copies int) error {
 	return err
 }
 
-func (c *cluster) gather(limit int) (int, []string) {
-	var living []Host
+func (c *cluster) living() (all []Host) {
 	for _, h := range c.hosts {
 		if !c.gone[h.Place] {
-			living = append(living, h)
+			all = append(all, h)
 		}
 	}
-	g, send := NewGather(7<<20, rundir.Only(job), limit, living)
+	return all
+}
+
+func (c *cluster) gather(limit int) (int, []string) {
+	g, send := NewGather(7<<20, rundir.Only(job), limit, c.living())
 	c.deliver(send, func(host int, name string, m control.Message) []Send {
 		if s, ok := m.(control.Surveyed); ok {
 			return g.Surveyed(host, name, s)
