@@ -60,6 +60,9 @@ func (f *runFlags) scheduled(cmd *cobra.Command, getenv func(string) string) err
 	switch {
 	case task != nil:
 		hosts = task.Tasks
+		if slurm.Requeued(getenv) && f.runDir != "" && f.resume == "" {
+			f.resume = auto
+		}
 		f.meet = &meeting{prover: task.Prover(), rank: task.Rank, listen: task.Listen, addrs: task.Addrs(), shared: true, note: slurm.NodeLoss(getenv)}
 	case pod != nil:
 		hosts = pod.Hosts
@@ -75,7 +78,12 @@ func (f *runFlags) scheduled(cmd *cobra.Command, getenv func(string) string) err
 		return nil
 	}
 	f.listen, f.waitHosts = ":0", hosts
-	// Notices that a job is about to end (sbatch --signal) are leaves.
+	takeNotices()
+	return nil
+}
+
+// takeNotices makes leaves of the notices that a job is about to end (sbatch --signal).
+func takeNotices() {
 	notices := make(chan os.Signal, 1)
 	signal.Notify(notices, syscall.SIGUSR1, syscall.SIGUSR2)
 	go func() { // it ends with the process
@@ -83,7 +91,37 @@ func (f *runFlags) scheduled(cmd *cobra.Command, getenv func(string) string) err
 			_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
 		}
 	}()
-	return nil
+}
+
+// joinJob has this task of a Slurm job take part in the run of another one; job is its number, "" for the only one that has a run.
+func joinJob(ctx context.Context, f runFlags, job string, getenv func(string) string, stdout, stderr io.Writer) error {
+	tasks, err := slurm.Begun(ctx, getenv, job)
+	if err != nil {
+		return cli.Fail(err)
+	}
+	text, found := "", ""
+	var causes []error
+	for _, t := range tasks {
+		ticket, err := meet.AskOnce(ctx, t.Addrs(), t.Prover())
+		switch {
+		case err != nil:
+			causes = append(causes, fmt.Errorf("step %s.%s: %w", t.Job, t.Step, err))
+		case text != "":
+			return cli.Fail(fmt.Errorf("Slurm jobs %s and %s have runs: give --job with one of them", found, t.Job))
+		default:
+			text, found = ticket, t.Job
+		}
+	}
+	if text == "" {
+		return cli.Fail(errors.Join(append([]error{errors.New("no other Slurm job of this user has a run that machines can join; give TICKET, or --job")}, causes...)...))
+	}
+	takeNotices()
+	rank, _ := slurm.InStep(getenv)
+	m := &meeting{shared: true, ticket: text}
+	if m.rank, err = strconv.Atoi(rank); err != nil {
+		return fmt.Errorf("SLURM_PROCID is %.80q: a number is missing", rank)
+	}
+	return m.join(ctx, f, stdout, stderr)
 }
 
 // serve gives this machine's ticket to others of the same job until end is called. The first machine does, and any where they look for it.
@@ -155,7 +193,7 @@ func (m *meeting) join(ctx context.Context, f runFlags, stdout, stderr io.Writer
 	if err != nil {
 		return cli.Fail(err)
 	}
-	if m.shared {
+	if m.shared && m.rank > 0 {
 		// The first one shows the run, and a folder that all see has room for all.
 		stdout, f.quiet = io.Discard, true
 		if f.runDir != "" {

@@ -19,10 +19,12 @@ import (
 	"github.com/soliton-train/soliton/internal/net/admit"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/slurm"
 )
 
 func newJoin() *cobra.Command {
 	var f runFlags
+	var job string
 	cmd := &cobra.Command{
 		Use:   "join [flags] TICKET|-",
 		Short: "Take part in a run that another machine has begun",
@@ -43,15 +45,19 @@ With --detach, join returns once this machine takes part, and continues in the b
 a session of its own, until the run has ended; what it prints goes to log/launcher.log of the
 run directory.
 
+In a step of a Slurm job, join needs no TICKET: it finds the run that another job of the same
+user has begun with srun launcher run, and each task of this step is a machine of it.
+
 SIGTERM has this machine leave the run, and the others continue; Ctrl-C stops the whole run.
 
 Whoever has a ticket can take part for an hour: treat it as a password.`,
 		Example: `  launcher run --listen --wait-hosts 3 ./train       on the first machine
   launcher join TICKET                               on each of the others
   ssh b launcher join - < DIR/ticket                 with --run-dir DIR on the first machine
-  ssh b launcher join --detach - < DIR/ticket        returns when training begins`,
+  ssh b launcher join --detach - < DIR/ticket        returns when training begins
+  srun -N2 launcher join                             in a Slurm job, with the run of another one`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 1 {
+			if _, step := slurm.InStep(os.Getenv); len(args) != 1 && (len(args) > 0 || !step) {
 				return errors.New("TICKET is missing: give what launcher run --listen printed, or - to read it from standard input")
 			}
 			return nil
@@ -64,6 +70,12 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
 			}
 			if done, err := f.detach.Hand(cmd); done {
 				return err
+			}
+			if len(args) == 0 {
+				return joinJob(cmd.Context(), f, job, os.Getenv, cmd.OutOrStdout(), cmd.ErrOrStderr())
+			}
+			if job != "" {
+				return errors.New("--job and TICKET: give one of them")
 			}
 			text := args[0]
 			if text == "-" {
@@ -86,6 +98,7 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
 	flags.StringSliceVar(&f.advertise, "advertise", nil, "`address` at which other machines reach this one (default the one from which it reaches the first)")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
+	flags.StringVar(&job, "job", "", "`ID` of the Slurm job whose run to join (default the only one that has a run)")
 	pageFlag(flags, &f)
 	f.detach.Add(cmd, "this machine takes part")
 	return cmd

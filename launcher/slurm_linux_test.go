@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,14 +50,14 @@ setpriv --reuid munge --regid munge --clear-groups munged --key-file=/run/munge.
 slurmd -N "$(hostname)"
 `
 
-// In an allocation of a real Slurm, srun launcher run trains one job on all of its nodes, to the bits of an undisturbed run.
+// In allocations of a real Slurm, srun launcher run trains one job on all nodes, to the bits of an undisturbed run: it stops when the job ends,
+// resumes when the job is requeued, and grows when another job joins.
 func TestSlurm(t *testing.T) {
 	for _, tool := range []string{"srun", "slurmctld", "slurmd", "munged", "setpriv"} {
 		_, err := exec.LookPath(tool)
 		require.Tool(t, "slurm", err == nil, fmt.Sprint(err))
 	}
 	built(t)
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
 	ms := machines.Up(t, 3)
 	for _, m := range ms {
 		if err := os.WriteFile(m.Path("/tmp/munge.key"), []byte(strings.Repeat("k", 1024)), 0o600); err != nil {
@@ -69,20 +71,59 @@ func TestSlurm(t *testing.T) {
 		out, err := ms[0].Command("sinfo", "--noheader", "--states", "idle", "--format", "%D").CombinedOutput()
 		return err == nil && strings.TrimSpace(string(out)) == "3"
 	})
-	command, program := ms[0].CopyIn(binary), ms[0].CopyIn(mlp)
-	out, err := ms[0].Command("srun", "-N3", "--no-kill", command, "run", "--run-dir", "/tmp/run", "--workers", "2", "--threads", "1",
-		program, "--steps", "150", "--micro-batch", "4", "--eval-every", "0").CombinedOutput()
-	if err != nil {
+	want := cutWant(t)
+	command, program := ms[0].CopyIn(binary), append([]string{ms[0].CopyIn(emulated), "--layer-ms", "8"}, cutJob...)
+	var all []*output
+	defer func() {
+		for _, out := range all {
+			if t.Failed() {
+				t.Log(out)
+			}
+		}
+	}()
+	srun := func(args ...string) *machines.Cmd {
+		cmd, out := ms[0].Command("srun", args...), new(output)
+		cmd.Stdout, cmd.Stderr = out, out
+		all = append(all, out)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		return cmd
+	}
+	trains := append([]string{"--no-kill", "--export=ALL", command, "run", "--run-dir", "/tmp/run", "--workers", "2", "--threads", "1"}, program...)
+	steps := func() int {
+		text, _ := os.ReadFile(ms[0].Path("/tmp/run/metrics.jsonl"))
+		return bytes.Count(text, []byte("\n"))
+	}
+
+	// Slurm tells the job that it ends: it stops with a checkpoint.
+	job := srun(append([]string{"-N3"}, trains...)...)
+	await(t, "10 steps", func() bool { return steps() >= 10 })
+	if out, err := ms[0].Command("bash", "-c", "scancel --signal=TERM $(squeue --noheader --format %A)").CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for i, m := range ms {
-		runs, _ := filepath.Glob(m.Path("/tmp/run*"))
-		if len(runs) != 1 {
-			t.Fatalf("%s: %v\n%s", m.Name, runs, out)
-		}
+	if err := job.Wait(); err == nil {
+		t.Fatal("the job has not ended early")
+	}
+	stopped := steps()
+	if stopped >= want.Steps {
+		t.Fatal("all steps were done before the job was requeued")
+	}
+
+	// It is requeued, and two of the nodes have what is needed to resume. The third joins from another job.
+	job = srun(append([]string{"-N2", "-w", "m1,m2", "--export=ALL,SLURM_RESTART_COUNT=1"}, slices.DeleteFunc(trains, func(arg string) bool { return arg == "--export=ALL" })...)...)
+	await(t, "steps of the job that was requeued", func() bool { return steps() > stopped })
+	second := srun("-N1", "-w", "m3", command, "join", "--run-dir", "/tmp/run-joined", "--workers", "2")
+	if err := errors.Join(job.Wait(), second.Wait()); err != nil {
+		t.Fatal(err)
+	}
+	if n := steps(); n != want.Steps {
+		t.Errorf("%d steps were recorded, of %d: the job began again", n, want.Steps)
+	}
+	for i, path := range []string{"/tmp/run", "/tmp/run-1", "/tmp/run-joined"} {
 		var sum rundir.Summary
-		readJSON(t, filepath.Join(runs[0], "summary.json"), &sum)
-		if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.WorkersLost > 0 || len(sum.Workers) != 6 {
+		readJSON(t, ms[i].Path(path+"/summary.json"), &sum)
+		if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.WorkersLost > 0 || sum.WorkersJoined != 2 || sum.ModelHost != "m1" {
 			t.Errorf("machine %d: %+v", i, sum)
 		}
 	}

@@ -100,3 +100,41 @@ func TestNodeLoss(t *testing.T) {
 		t.Error("the advice is wrong")
 	}
 }
+
+// The steps of other jobs are found in what squeue prints.
+func TestBegun(t *testing.T) {
+	list := "7.0 m1\n8.batch m2\n8.0 m[2-3]\n8.1 m3\n9.extern m1\n10.0 m[4,6]\n"
+	for job, want := range map[string][]Task{
+		"":   {{Job: "8", Step: "0", First: "m2"}, {Job: "8", Step: "1", First: "m3"}, {Job: "10", Step: "0", First: "m4"}},
+		"10": {{Job: "10", Step: "0", First: "m4"}},
+		"7":  nil, // its own
+		"11": nil,
+	} {
+		tasks, err := begun(list, "7", job)
+		var got []Task
+		for _, task := range tasks {
+			got = append(got, *task)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %+v, %v", job, got, err)
+		}
+	}
+	for _, wrong := range []string{"8.0 m[1", "8.0", strings.Repeat("8.0 m1\n", maxListed+1)} {
+		if tasks, err := begun(wrong, "7", ""); err == nil {
+			t.Errorf("%.20q: %v", wrong, tasks)
+		}
+	}
+}
+
+func TestRequeued(t *testing.T) {
+	for want, pairs := range map[bool][][]string{
+		true:  {{"SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=1"}},
+		false: {nil, {"SLURM_JOB_ID=7"}, {"SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=0"}, {"SLURM_RESTART_COUNT=1"}},
+	} {
+		for _, p := range pairs {
+			if Requeued(env(p...)) != want {
+				t.Errorf("%v: not %v", p, want)
+			}
+		}
+	}
+}
