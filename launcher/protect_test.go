@@ -22,7 +22,7 @@ func TestCheckpointsAreCopiedAgain(t *testing.T) {
 	}
 	whole := func(m *machine) error { // all files of the checkpoint are there, and as they were written
 		var job rundir.Job
-		readJSON(t, filepath.Join(m.run, "job.json"), &job)
+		readJSON(t, filepath.Join(all[0].run, "job.json"), &job) // of all
 		r, err := checkpoint.At(m.run, job.Eras(), 30)
 		if err != nil {
 			return err
