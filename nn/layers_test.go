@@ -35,6 +35,8 @@ func TestLayers(t *testing.T) {
 		{"CausalAttention with dropout", dropping, floats(9, 12), trainertest.Options{}},
 		{"CausalAttention of two chunks", dropping, floats(chunk+5, 12), trainertest.Options{Samples: 2}},
 		{"Sequence", Sequence(Linear{In: 5, Out: 8}, GELU{}, Dropout{Prob: 0.3}, Linear{In: 8, Out: 2}, Dropout{Prob: 0.3}), floats(5), trainertest.Options{}},
+		{"Checkpoint", Checkpoint(Sequence(Linear{In: 5, Out: 8}, GELU{}, Dropout{Prob: 0.3}, Linear{In: 8, Out: 2})), floats(5), trainertest.Options{}},
+		{"Checkpoint of nothing", Checkpoint(Dropout{}), floats(5), trainertest.Options{}},
 		{"Residual", Residual(Named("norm", LayerNorm{Width: 9}), Linear{In: 9, Out: 9}, Dropout{Prob: 0.3}), floats(2, 9), trainertest.Options{}},
 		{"Residual of nothing", Residual(Dropout{}), floats(5), trainertest.Options{}},
 	} {

@@ -56,6 +56,14 @@ func (c *Context) Tensor(shape ...int) Tensor {
 	return t
 }
 
+// Keep calls f, frees the memory that f took of [Context.Tensor], and returns what f has returned, in memory that stays.
+func (c *Context) Keep(f func() Tensor) Tensor {
+	mark := c.arena.Mark()
+	t := f()
+	t.F = c.arena.Release(mark, t.F)
+	return t
+}
+
 // Rand returns the random stream of one sample of the micro-batch and one
 // operation, numbered 0 to 31, of this layer. Every call returns the stream
 // from its beginning. Streams depend on the job's seed, the step, the

@@ -1,6 +1,9 @@
 package tensor
 
-import "unsafe"
+import (
+	"slices"
+	"unsafe"
+)
 
 // arenaChunk is the smallest number of float32 an arena takes from the heap
 // at a time: 1 MiB.
@@ -40,16 +43,42 @@ func (a *Arena) take(n int) []float32 {
 
 // Owns reports whether x lies in the arena's memory, handed out or not.
 func (a *Arena) Owns(x []float32) bool {
-	if len(x) == 0 {
+	return len(x) > 0 && slices.ContainsFunc(a.chunks, func(c []float32) bool { return within(c, x) })
+}
+
+// within reports whether x, which has elements, begins in c.
+func within(c, x []float32) bool {
+	if len(c) == 0 {
 		return false
 	}
-	at := uintptr(unsafe.Pointer(&x[0]))
-	for _, c := range a.chunks {
-		if lo := uintptr(unsafe.Pointer(&c[0])); lo <= at && at < lo+4*uintptr(len(c)) {
-			return true
+	at, lo := uintptr(unsafe.Pointer(&x[0])), uintptr(unsafe.Pointer(&c[0]))
+	return lo <= at && at < lo+4*uintptr(len(c))
+}
+
+// Mark is a moment in the life of an arena, until its next Reset.
+type Mark struct{ chunk, off int }
+
+// Mark returns the moment.
+func (a *Arena) Mark() Mark { return Mark{a.chunk, a.off} }
+
+// Release makes what was handed out since a moment available again, but for x, whose content it moves to where it returns it. x
+// stays where it is if it was not handed out since then.
+func (a *Arena) Release(m Mark, x []float32) []float32 {
+	since := false
+	for i := m.chunk; i < len(a.chunks) && len(x) > 0; i++ {
+		from := 0
+		if i == m.chunk {
+			from = m.off
 		}
+		since = since || within(a.chunks[i][from:], x)
 	}
-	return false
+	a.chunk, a.off = m.chunk, m.off
+	if !since {
+		return x
+	}
+	moved := a.take(len(x)) // never behind x in its chunk, and copy minds the overlap
+	copy(moved, x)
+	return moved
 }
 
 // Reset makes all memory handed out so far available again.
