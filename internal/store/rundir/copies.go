@@ -36,7 +36,7 @@ type Mark struct {
 // Marks returns how much there is of each record that is copied; those that are not there are left out.
 func Marks(dir string) (all []Mark, err error) {
 	for _, name := range copied {
-		f, err := openRegular(filepath.Join(dir, name))
+		f, err := Open(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -80,7 +80,7 @@ func NewCopier(dir string, marks []Mark) *Copier {
 		if !slices.Contains(copied, m.Name) {
 			continue
 		}
-		f, err := openRegular(filepath.Join(dir, m.Name))
+		f, err := Open(filepath.Join(dir, m.Name))
 		if err != nil {
 			continue
 		}
@@ -131,7 +131,7 @@ func (c *Copier) whole(name string, _ int) (p Part, more bool, err error) {
 }
 
 func (c *Copier) lines(name string, limit int) (p Part, more bool, err error) {
-	f, err := openRegular(filepath.Join(c.dir, name))
+	f, err := Open(filepath.Join(c.dir, name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, false, nil
 	}
@@ -159,7 +159,7 @@ func (c *Copier) lines(name string, limit int) (p Part, more bool, err error) {
 }
 
 func readAtMost(path string, limit int64) ([]byte, error) {
-	f, err := openRegular(path)
+	f, err := Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -187,7 +187,7 @@ func Keep(dir string, p Part) error {
 	case !slices.Contains(lineFiles, p.Name):
 		return fmt.Errorf("%w: %.40q", ErrNoRecord, p.Name)
 	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := openFile(path, os.O_CREATE|os.O_WRONLY)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func Keep(dir string, p Part) error {
 // case that its copy has not arrived, or that of what the run was before it was changed.
 func Inherit(dir string, job []byte) error {
 	for _, name := range lineFiles {
-		f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY, 0o600)
+		f, err := openFile(filepath.Join(dir, name), os.O_CREATE|os.O_WRONLY)
 		if err == nil {
 			err = f.Close()
 		}

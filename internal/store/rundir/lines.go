@@ -106,7 +106,7 @@ type lateFile struct {
 
 func (l *lateFile) Write(b []byte) (n int, err error) {
 	if l.f == nil {
-		if l.f, err = os.OpenFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600); err != nil {
+		if l.f, err = openFile(l.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY); err != nil {
 			return 0, err
 		}
 	}
@@ -151,7 +151,7 @@ func (d *Dir) setAside() (notes []string, err error) {
 }
 
 func (d *Dir) setAsideOf(name string, is func(line []byte) bool) (dropped int, err error) {
-	f, err := openRegular(d.File(name))
+	f, err := Open(d.File(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -178,12 +178,12 @@ func (d *Dir) setAsideOf(name string, is func(line []byte) bool) (dropped int, e
 
 // takeOver copies the records of a file.
 func (d *Dir) takeOver(name string, is func(line []byte) bool) (*os.File, error) {
-	from, err := openRegular(d.File(name))
+	from, err := Open(d.File(name))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", d.File(name), cause(err))
 	}
 	defer from.Close()
-	f, err := os.OpenFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err := openFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND)
 	if err != nil {
 		return nil, err
 	}

@@ -137,7 +137,7 @@ func readRun(path string) (j Job, s *Summary, p *Plan, err error) {
 
 // Running reports whether a process holds the lock of a run directory.
 func Running(path string) bool {
-	f, err := os.Open(filepath.Join(path, "lock"))
+	f, err := Open(filepath.Join(path, "lock"))
 	if err != nil {
 		return false
 	}
@@ -152,7 +152,7 @@ func Running(path string) bool {
 }
 
 func readJSON(path string, v any) (found bool, err error) {
-	f, err := openRegular(path)
+	f, err := Open(path)
 	var b []byte
 	if err == nil {
 		b, err = io.ReadAll(f)
@@ -170,26 +170,6 @@ func readJSON(path string, v any) (found bool, err error) {
 	return true, nil
 }
 
-// openRegular opens a file to read it. It does not wait for the writer of a FIFO, but refuses it.
-func openRegular(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	if err := mustBeRegular(f); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return f, nil
-}
-
-func mustBeRegular(f *os.File) error {
-	st, err := f.Stat()
-	if err == nil && !st.Mode().IsRegular() {
-		err = errors.New("not a regular file")
-	}
-	return err
-}
-
 func readOptional[T any](path string) (*T, error) {
 	v := new(T)
 	found, err := readJSON(path, v)
@@ -202,7 +182,7 @@ func readOptional[T any](path string) (*T, error) {
 // lastOf returns the last record of a line file, nil if it has none. enough, where it is not nil, is
 // shown the records from the last one backwards until it says so. Lines that are no records do not count.
 func lastOf[T record](path string, enough func(*T) bool) (*T, error) {
-	f, err := openRegular(path)
+	f, err := Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -383,7 +363,7 @@ const historySteps = 1000
 
 // FileSHA256 returns the SHA-256 of a file in lower-case hexadecimal.
 func FileSHA256(path string) (string, error) {
-	f, err := os.Open(path)
+	f, err := Open(path)
 	if err != nil {
 		return "", err
 	}

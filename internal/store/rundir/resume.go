@@ -24,10 +24,10 @@ func Resume(path string) (*Dir, Record, error) {
 	}
 	d := &Dir{path: abs, shown: filepath.Clean(path), again: true}
 	d.setParent()
-	if d.lock, err = os.OpenFile(d.File("lock"), os.O_RDWR, 0); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+	if d.lock, err = openFile(d.File("lock"), os.O_RDWR); errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return nil, Record{}, fmt.Errorf("%s %w: give the directory of a run, such as %s", path, ErrNoRun, filepath.Join(Parent, Latest))
 	} else if err != nil {
-		return nil, Record{}, fmt.Errorf("%s: %w", path, cause(err))
+		return nil, Record{}, fmt.Errorf("%s: lock: %w", path, cause(err))
 	}
 	if err := unix.Flock(int(d.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = d.lock.Close()
@@ -119,12 +119,9 @@ func (d *Dir) rewriteJob(job Job, data []DataFile) error {
 
 // continueLines opens a line file to write to its end.
 func (d *Dir) continueLines(name string) (*os.File, error) {
-	f, err := os.OpenFile(d.File(name), os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o600)
+	f, err := openFile(d.File(name), os.O_CREATE|os.O_RDWR|os.O_APPEND)
 	if err != nil {
 		return nil, err
-	}
-	if err := mustBeRegular(f); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s: %w", d.File(name), err), f.Close())
 	}
 	if err := dropPart(f); err != nil {
 		return nil, errors.Join(err, f.Close())

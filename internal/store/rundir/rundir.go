@@ -200,7 +200,7 @@ func (d *Dir) take(again bool) error {
 	lock, err := os.OpenFile(d.File("lock"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	made := err == nil
 	if errors.Is(err, fs.ErrExist) {
-		lock, err = os.OpenFile(d.File("lock"), os.O_RDWR, 0)
+		lock, err = openFile(d.File("lock"), os.O_RDWR)
 	}
 	if err != nil {
 		return fmt.Errorf("%w: %w; %s", ErrCreate, cause(err), remedy)
@@ -287,7 +287,7 @@ func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
 	if !d.again {
 		flags |= os.O_TRUNC
 	}
-	return os.OpenFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), flags, 0o600)
+	return openFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), flags)
 }
 
 // MakeBin makes the folder for the program's executable, which Close removes with all
@@ -349,7 +349,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 		once = os.O_TRUNC
 	}
 	if err := d.openLines(func(name string) (*os.File, error) {
-		f, err := os.OpenFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND, 0o600)
+		f, err := openFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND)
 		if err == nil {
 			d.own = append(d.own, name)
 		}

@@ -78,7 +78,7 @@ func (d *Dir) makeReserve(size int64) error {
 	if err := CheckSpace(d.path, size, size/2); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(d.File(reserveName), os.O_CREATE|os.O_WRONLY, 0o600)
+	f, err := openFile(d.File(reserveName), os.O_CREATE|os.O_WRONLY)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,8 @@ import (
 	"io"
 	"io/fs"
 	"os"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // Tail reads a file that grows, by whole lines.
@@ -23,7 +25,7 @@ const maxLine = 1 << 20
 // with one, only if the file grows no more.
 func (t *Tail) Lines(last bool, each func(line []byte) error) (err error) {
 	if t.f == nil {
-		if t.f, err = os.Open(t.Path); errors.Is(err, fs.ErrNotExist) {
+		if t.f, err = rundir.Open(t.Path); errors.Is(err, fs.ErrNotExist) {
 			return nil
 		} else if err != nil {
 			return err

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/soliton-train/soliton/internal/observe/trace"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -56,7 +57,7 @@ With --perfetto, it also writes a file for https://ui.perfetto.dev: a track for 
 
 // ReadTraces reads the spans of traces.jsonl.
 func ReadTraces(path string) (spans []trace.Span, err error) {
-	f, err := os.Open(path)
+	f, err := rundir.Open(path)
 	if err != nil {
 		return nil, err
 	}
