@@ -39,7 +39,7 @@ func parseChaos(spec string, workers, hosts int) (chaos.Schedule, error) {
 		if err := chaos.CanCut(); err != nil && kind == chaos.KindCut {
 			faults = append(faults, fmt.Errorf("--chaos: %v: %w", part, err))
 		} else if !slices.Contains(possible, kind) {
-			faults = append(faults, fmt.Errorf("--chaos: %v: %s is not supported yet; give %s", part, kind, kindsText(possible)))
+			faults = append(faults, fmt.Errorf("--chaos: %v: %s needs --emulate-hosts 2 or more; on one host, give %s", part, kind, kindsText(possible)))
 		}
 	}
 	for _, h := range s.Faults {

@@ -137,7 +137,7 @@ func TestHostsExitStatuses(t *testing.T) {
 		{"panic", []string{fake, "--fail", "panic", "--who", "3"}, 1, "", "launcher: worker 3: panic in step 3: boom\n    goroutine 1 [running]:\n"},
 		{"never calls trainer.Main", []string{testdata(t, "nomain")}, 1, "", "ended without calling trainer.Main (exit status 0)\n    nothing to do\n"},
 		{"another seed", []string{fake, "--fail", "seed", "--who", "1"}, 1, "", "launcher: worker 1 has another seed than worker 0 (7, not 0)"},
-		{"host chaos on one host", []string{"--emulate-hosts", "1", "--chaos", "killhost:0@3", fake}, 2, "", "killhost is not supported yet"},
+		{"host chaos on one host", []string{"--emulate-hosts", "1", "--chaos", "killhost:0@3", fake}, 2, "", "killhost needs --emulate-hosts 2 or more"},
 		{"no hosts", []string{"--emulate-hosts", "0", fake}, 2, "", "launcher: --emulate-hosts 0: give at least 1\n"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

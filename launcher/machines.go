@@ -20,6 +20,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/admit"
@@ -383,7 +384,7 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args []
 	}
 	at, _, err := net.SplitHostPort(f.listen)
 	if err != nil {
-		return fail(fmt.Errorf("--listen %s: give HOST:PORT or :PORT", f.listen))
+		return fail(fmt.Errorf("--listen %s: give HOST:PORT or :PORT", faults.Value(f.listen)))
 	}
 	files, err := listenFor(&own, net.JoinHostPort(at, "0"))
 	defer closeAll(files)
@@ -486,7 +487,7 @@ func advertised(h *host.Addr, chosen []string) error {
 		ip = chosen[0]
 	}
 	if _, err := netip.ParseAddr(ip); err != nil {
-		return fmt.Errorf("--advertise %s: give the IP address at which other machines reach this one", chosen[0])
+		return fmt.Errorf("--advertise %s: give the IP address at which other machines reach this one", faults.Value(chosen[0]))
 	}
 	for _, addr := range []*string{&h.Agree, &h.Link} {
 		_, port, err := net.SplitHostPort(*addr)

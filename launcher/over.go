@@ -36,7 +36,7 @@ func (f *sshFlags) add(flags *pflag.FlagSet) {
 
 // overSSH finds out which machines --hosts names. It sets the flags that follow from it.
 func (f *runFlags) overSSH(cmd *cobra.Command) error {
-	all, err := ssh.Of(f.over.list, f.over.file)
+	all, err := ssh.Of(cmd.Flags().Changed, f.over.list, f.over.file)
 	switch {
 	case err != nil:
 		return err

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -49,12 +50,12 @@ func resolve(given string) (program, error) {
 		p.name, p.script = strings.TrimSuffix(p.name, ".py"), true
 		return p, nil
 	case err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0):
-		return p, fmt.Errorf("PROGRAM %s is not an executable file: give a Go package path or an executable file", given)
+		return p, fmt.Errorf("PROGRAM %s is not an executable file: give a Go package path or an executable file", faults.Value(given))
 	case err == nil:
 		p.file = given
 		return p, nil
 	case filepath.IsAbs(given), strings.HasPrefix(given, "."), given == "":
-		return p, fmt.Errorf("PROGRAM %s is not there: give a Go package path, such as ./examples/gpt, or an executable file", given)
+		return p, fmt.Errorf("PROGRAM %s is not there: give a Go package path, such as ./examples/gpt, or an executable file", faults.Value(given))
 	}
 	p.pkg = given // an import path, or the go command says why not
 	return p, nil

@@ -118,7 +118,7 @@ func resume(cmd *cobra.Command, f runFlags, path string, with changed) error {
 	if job.Command == "" {
 		return cli.Fail(fmt.Errorf("%s: job.json has no command: a run that was started by trainer.Run cannot be resumed", path))
 	}
-	machines, err := f.machines()
+	machines, err := f.machines(cmd.Flags().Changed)
 	if err != nil {
 		return err
 	}
@@ -287,8 +287,8 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string
 }
 
 // machines returns how many machines the flags name, at least 1.
-func (f *runFlags) machines() (int, error) {
-	all, err := ssh.Of(f.over.list, f.over.file)
+func (f *runFlags) machines(given func(flag string) bool) (int, error) {
+	all, err := ssh.Of(given, f.over.list, f.over.file)
 	switch {
 	case err != nil:
 		return 1, err

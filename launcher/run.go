@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -257,7 +258,7 @@ func (f *runFlags) clockFaults() (errs faults.List) {
 	case clocks.Auto, clocks.Emulated:
 		errs.If(f.hosts > 1 || f.listen != "", "--clocks %s: clocks cannot be set with --emulate-hosts or --listen yet; leave one of them out", f.clocks)
 	default:
-		errs.Add(fmt.Errorf("--clocks %s: give off, auto or emulated", f.clocks))
+		errs.Add(fmt.Errorf("--clocks %s: give off, auto or emulated", faults.Value(f.clocks)))
 	}
 	return errs
 }
@@ -331,10 +332,12 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 
 	cwd, err := os.Getwd()
 	if err != nil {
-		return cli.Fail(err)
+		return cli.Fail(fmt.Errorf("find the working directory: %w; change to one that exists", err))
 	}
-
-	if f.page, err = openPage(f, dir, stdout); err != nil {
+	var malformed *net.AddrError
+	if f.page, err = openPage(f, dir, stdout); errors.As(err, &malformed) {
+		return err
+	} else if err != nil {
 		return cli.Fail(err)
 	}
 	page := f.page

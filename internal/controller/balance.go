@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/id"
@@ -31,7 +32,7 @@ func (r Reshape) String() string { return reshapeNames[r] }
 func ParseReshape(text string) (Reshape, error) {
 	i := slices.Index(reshapeNames, text)
 	if i < 0 {
-		return 0, fmt.Errorf("%s: give full, dataflow or off", text)
+		return 0, fmt.Errorf("%s: give full, dataflow or off", faults.Value(text))
 	}
 	return Reshape(i), nil
 }

@@ -142,7 +142,7 @@ func (r Reduction) String() string { return reductionNames[r] }
 func ParseReduction(text string) (Reduction, error) {
 	i := slices.Index(reductionNames, text)
 	if i < 0 {
-		return 0, fmt.Errorf("%s: give exact or fast", text)
+		return 0, fmt.Errorf("%s: give exact or fast", faults.Value(text))
 	}
 	return Reduction(i), nil
 }

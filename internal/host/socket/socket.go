@@ -92,7 +92,13 @@ func (f *Folder) Path() string { return f.dir }
 // Remove removes the folder, as far as it can. Connections stay.
 func (f *Folder) Remove() {
 	f.once.Do(func() {
-		_ = os.RemoveAll(f.dir)
+		// These need no file descriptor: a process that has none left removes its folder, too.
+		for _, n := range []string{name, keyName} {
+			_ = os.Remove(filepath.Join(f.dir, n))
+		}
+		if os.Remove(f.dir) != nil {
+			_ = os.RemoveAll(f.dir)
+		}
 		if f.lock != nil {
 			_ = f.lock.Close()
 		}

@@ -22,6 +22,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/observe/view"
 )
@@ -85,11 +86,15 @@ type AddrError struct {
 
 func (e *AddrError) Error() string {
 	var op *net.OpError
+	var malformed *net.AddrError
 	err := e.Err
 	if errors.As(err, &op) {
 		err = op.Err
 	}
-	return fmt.Sprintf("--ui=%s: %v; give an address that is free, such as --ui=127.0.0.1:0", e.Addr, err)
+	if errors.As(err, &malformed) {
+		err = errors.New(malformed.Err)
+	}
+	return fmt.Sprintf("--ui=%s: %.200v; give an address that is free, such as --ui=127.0.0.1:0", faults.Value(e.Addr), err)
 }
 
 func (e *AddrError) Unwrap() error { return e.Err }

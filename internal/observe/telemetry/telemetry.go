@@ -21,6 +21,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-logr/logr"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -101,9 +102,23 @@ func New(ctx context.Context) (*Telemetry, error) {
 		return nil, err
 	}
 	t.host = res
+	var config failures
+	otel.SetLogger(logr.New(configLog{&config}))
 	reader, wrong := metricReader(ctx)
-	if t.remote, err = traceClient(); err != nil || wrong != nil {
-		return nil, errors.Join(err, wrong)
+	t.remote, err = traceClient()
+	otel.SetLogger(logr.New(configLog{&t.failed}))
+	switch {
+	case err != nil && wrong != nil && err.Error() == wrong.Error():
+	case err != nil || wrong != nil:
+		err = errors.Join(err, wrong)
+	case config.first != nil:
+		err = fmt.Errorf("OTEL_EXPORTER_OTLP_*: %w", config.first)
+	}
+	if err != nil {
+		if reader != nil {
+			_ = reader.Shutdown(ctx)
+		}
+		return nil, err
 	}
 	if t.Board, err = newMetrics(res, reader); err != nil {
 		return nil, err

@@ -146,10 +146,30 @@ func TestHandler(t *testing.T) {
 }
 
 func TestEnvironment(t *testing.T) {
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier pigeon")
-	if _, err := New(t.Context()); err == nil || strings.Count(err.Error(), "carrier pigeon") != 2 {
-		t.Errorf("%v", err)
+	const endpoint, protocol = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL"
+	for _, v := range [][3]string{
+		{protocol, "carrier pigeon", protocol + ` is "carrier pigeon": give http/protobuf or grpc`},
+		{endpoint, "::::no URL", endpoint + ` is "::::no URL": give a URL`},
+		{endpoint, "ftp://127.0.0.1:1", endpoint + ` is "ftp://127.0.0.1:1": give a URL`},
+		{endpoint, "localhost:4318", endpoint + ` is "localhost:4318": give a URL`},
+		{"OTEL_EXPORTER_OTLP_TIMEOUT", "soon", "OTEL_EXPORTER_OTLP_*: parse duration"},
+		{"OTEL_EXPORTER_OTLP_HEADERS", "secret", "OTEL_EXPORTER_OTLP_*: parse headers: missing '="},
+		{"OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", "OTEL_EXPORTER_OTLP_*: read tls ca cert file"},
+	} {
+		t.Run(v[0], func(t *testing.T) {
+			t.Setenv(endpoint, "http://127.0.0.1:1")
+			t.Setenv(v[0], v[1])
+			_, err := New(t.Context())
+			if err == nil || !strings.HasPrefix(err.Error(), v[2]) || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "secret") {
+				t.Errorf("%s: %v", v[1], err)
+			}
+		})
+	}
+	t.Setenv(endpoint, "http://127.0.0.1:1")
+	t.Setenv(protocol, "a")
+	t.Setenv("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "b")
+	if _, err := New(t.Context()); err == nil || strings.Count(err.Error(), " is ") != 2 {
+		t.Errorf("two faults: %v", err)
 	}
 	t.Setenv("OTEL_SDK_DISABLED", "true")
 	if !Disabled() {

@@ -14,7 +14,7 @@ type Cleaned struct{ Raw io.Writer }
 
 func (c Cleaned) Write(b []byte) (int, error) {
 	if _, err := io.WriteString(c.Raw, view.Clean(string(b))); err != nil {
-		return 0, err
+		return 0, Fail(err) // a full disk is no wrong usage
 	}
 	return len(b), nil
 }

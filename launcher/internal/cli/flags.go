@@ -7,6 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/soliton-train/soliton/internal/faults"
 )
 
 // Within is the error of a flag whose value is not from least to most, nil for another value. more may say more of least.
@@ -36,5 +38,5 @@ func FlagError(_ *cobra.Command, err error) error {
 		return err
 	}
 	f := invalid.GetFlag()
-	return fmt.Errorf("--%s %s: give %s", f.Name, invalid.GetValue(), cmp.Or(kinds[f.Value.Type()], "another value"))
+	return fmt.Errorf("--%s %s: give %s", f.Name, faults.Value(invalid.GetValue()), cmp.Or(kinds[f.Value.Type()], "another value"))
 }

@@ -23,7 +23,7 @@ func KeepFlags(flags *pflag.FlagSet, k *checkpoint.Keep) {
 func KeepFaults(k checkpoint.Keep) (errs faults.List) {
 	errs.If(k.Newest < 1, "--keep %d: give at least 1", k.Newest)
 	errs.If(k.Every < 0, "--keep-every %v: give a positive time, or 0 for none", k.Every)
-	errs.If(!checkpoint.Measured(k.Best), "--keep-best %s: give val_loss or loss", k.Best)
+	errs.If(!checkpoint.Measured(k.Best), "--keep-best %s: give val_loss or loss", faults.Value(k.Best))
 	return errs
 }
 

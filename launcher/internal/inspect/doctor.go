@@ -64,7 +64,7 @@ MTU is that of the interface. This machine takes part if it is listed.`,
   launcher doctor --json | jq '.[] | select(.mark != "ok")'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if hosts, err := ssh.Of(list, file); err != nil {
+			if hosts, err := ssh.Of(cmd.Flags().Changed, list, file); err != nil {
 				return err
 			} else if hosts != nil {
 				return examineHosts(cmd, hosts, asJSON)

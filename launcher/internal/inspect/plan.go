@@ -143,7 +143,7 @@ func (c *cluster) ask() (*WhatIf, error) {
 		w, ok := worker("slow", s, text)
 		v, err := strconv.ParseFloat(speed, 64)
 		if err != nil || !(v > 0 && v <= 1) {
-			errs.Add(fmt.Errorf("--slow %s: it is WORKER:SPEED, with a speed above 0 and at most 1", s))
+			errs.Add(fmt.Errorf("--slow %s: it is WORKER:SPEED, with a speed above 0 and at most 1", faults.Value(s)))
 		} else if ok {
 			slow[w] = v
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -44,7 +45,7 @@ func Parse(list []string) (hosts []Host, err error) {
 	}
 	switch {
 	case len(hosts) == 0:
-		return nil, errors.New("no host is named")
+		return nil, errors.New("no host is named: give HOST or HOST:N")
 	case len(hosts) > MaxHosts:
 		return nil, fmt.Errorf("%d hosts are named: give at most %d", len(hosts), MaxHosts)
 	}
@@ -76,12 +77,17 @@ const maxFile = 1 << 16
 
 // ReadFile reads a file with one host a line. What follows a # is a comment.
 func ReadFile(path string) ([]Host, error) {
-	text, err := os.ReadFile(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, err
 	}
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("%s has %d bytes: give at most %d", path, len(text), maxFile)
+		return nil, fmt.Errorf("%s has more than %d bytes: give a file with one host a line", path, maxFile)
 	}
 	var list []string
 	for line := range strings.Lines(string(text)) {
@@ -161,15 +167,16 @@ func leadsTo(ctx context.Context, name string, own []net.Addr) bool {
 	})
 }
 
-// Of reads the hosts of --hosts or --hosts-file; nil if neither is given.
-func Of(list []string, file string) (hosts []Host, err error) {
+// Of reads the hosts of --hosts or --hosts-file; nil if neither is given. One that is given with nothing, as by a variable that is not
+// set, is an error: without it, the command would take this machine alone.
+func Of(given func(flag string) bool, list []string, file string) (hosts []Host, err error) {
 	flag := "--hosts"
 	switch {
-	case len(list) > 0 && file != "":
+	case given("hosts") && given("hosts-file"):
 		return nil, errors.New("--hosts and --hosts-file: give one of them")
-	case len(list) > 0:
+	case given("hosts"):
 		hosts, err = Parse(list)
-	case file != "":
+	case given("hosts-file"):
 		flag = "--hosts-file"
 		hosts, err = ReadFile(file)
 	}

@@ -8,6 +8,9 @@ import (
 	"testing"
 )
 
+// given says that one flag is given.
+func given(flag string) func(string) bool { return func(f string) bool { return f == flag } }
+
 func TestParse(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "hosts")
 	if err := os.WriteFile(file, []byte("# three\na\n\n  me@b.example:2 # here\n[fd77::2]:8\nfd77::3"), 0o600); err != nil {
@@ -15,20 +18,30 @@ func TestParse(t *testing.T) {
 	}
 	want := []Host{{"a", 0}, {"me@b.example", 2}, {"fd77::2", 8}, {"fd77::3", 0}}
 	for name, read := range map[string]func() ([]Host, error){
-		"list": func() ([]Host, error) { return Of([]string{"a", " me@b.example:2", "[fd77::2]:8", "fd77::3"}, "") },
-		"file": func() ([]Host, error) { return Of(nil, file) },
+		"list": func() ([]Host, error) {
+			return Of(given("hosts"), []string{"a", " me@b.example:2", "[fd77::2]:8", "fd77::3"}, "")
+		},
+		"file": func() ([]Host, error) { return Of(given("hosts-file"), nil, file) },
 	} {
 		if hosts, err := read(); err != nil || !slices.Equal(hosts, want) {
 			t.Errorf("%s: %v, %v", name, hosts, err)
 		}
 	}
-	if hosts, err := Of(nil, ""); hosts != nil || err != nil {
+	if hosts, err := Of(given(""), nil, ""); hosts != nil || err != nil {
 		t.Errorf("none: %v, %v", hosts, err)
 	}
 	for _, wrong := range []string{"", "-v", "-oProxyCommand=x", "a b", "a;b", "a:", "a:0", "a:99999999999999999999", "@a", "a@-b", "$(x)", "a'b", "ssh://a"} {
-		if hosts, err := Of([]string{"x", wrong}, ""); err == nil || !strings.HasPrefix(err.Error(), "--hosts: ") {
+		if hosts, err := Of(given("hosts"), []string{"x", wrong}, ""); err == nil || !strings.HasPrefix(err.Error(), "--hosts: ") {
 			t.Errorf("%q: %v, %v", wrong, hosts, err)
 		}
+	}
+	for _, flag := range []string{"hosts", "hosts-file"} {
+		if hosts, err := Of(given(flag), nil, ""); err == nil || !strings.HasPrefix(err.Error(), "--"+flag+": ") {
+			t.Errorf("--%s with nothing: %v, %v", flag, hosts, err)
+		}
+	}
+	if hosts, err := ReadFile("/dev/zero"); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Errorf("a file without end: %v, %v", hosts, err)
 	}
 }
 
