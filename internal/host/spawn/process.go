@@ -235,10 +235,15 @@ const (
 	lastBytes  = 8 << 10   // bytes of it that are shown, at most
 )
 
-// crash returns the offset of the last line that begins Go's report of a crash or of a SIGQUIT, -1 for none. The stacks below it may be long.
+// crashes begin Go's reports of crashes, and of the signals that end a Go program with one.
+var crashes = []string{
+	"panic:", "fatal error:", "runtime: ", "SIGQUIT: ", "SIGILL: ", "SIGTRAP: ", "SIGABRT: ", "SIGBUS: ", "SIGFPE: ", "SIGSEGV: ", "SIGSTKFLT: ", "SIGSYS: ", "SIGEMT: ",
+}
+
+// crash returns the offset of the last line that begins Go's report of a crash, -1 for none. The stacks below it may be long.
 func crash(log []byte) int {
 	at := -1
-	for _, begins := range []string{"panic:", "fatal error:", "runtime: ", "SIGQUIT: "} {
+	for _, begins := range crashes {
 		if bytes.HasPrefix(log, []byte(begins)) {
 			at = max(at, 0)
 		}

@@ -151,6 +151,7 @@ func TestLastLines(t *testing.T) {
 		{"a\nb\nc\nd\n", "b\nc\nd"},
 		{"a\npanic: old\nb\npanic: boom\n" + stack, "panic: boom\ngoroutine\ngoroutine"},
 		{"fatal error: all asleep\n\nx", "fatal error: all asleep\n\nx"},
+		{"a\nSIGSYS: bad system call\nPC=0x48fa81 m=0 sigcode=0\n" + stack + "rip 0x48fa81\nrflags 0x286\ngs 0x0\n", "SIGSYS: bad system call\nPC=0x48fa81 m=0 sigcode=0\ngoroutine"},
 		{"no panic: here\nb\n", "no panic: here\nb"},
 		{"a\n" + strings.Repeat("x", 9<<10), strings.Repeat("x", 8<<10)},
 	} {
