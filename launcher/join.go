@@ -63,10 +63,12 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
+			errs := f.addrFaults(cmd.Flags().Changed)
 			if cmd.Flags().Changed("workers") {
-				if err := cli.Within("workers", f.workers, 1, session.MaxWorkers); err != nil {
-					return err
-				}
+				errs.Add(cli.Within("workers", f.workers, 1, session.MaxWorkers))
+			}
+			if err := errs.Err(); err != nil {
+				return err
 			}
 			if done, err := f.detach.Hand(cmd); done {
 				return err

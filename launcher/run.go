@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/signal"
@@ -263,6 +262,19 @@ func (f *runFlags) clockFaults() (errs faults.List) {
 	return errs
 }
 
+// addrFaults are what is wrong with the addresses among the flags.
+func (f *runFlags) addrFaults(given func(flag string) bool) (errs faults.List) {
+	if f.ui != "" {
+		errs.Add(cli.Address("ui", f.ui))
+	}
+	if f.listen != "" || given("listen") {
+		errs.Add(cli.Address("listen", f.listen))
+	}
+	errs.Add(cli.Reachable(f.advertise)...)
+	errs.If(given("advertise") && len(f.advertise) == 0, "--advertise: no address is named")
+	return errs
+}
+
 // maxHosts is the most --emulate-hosts.
 const maxHosts = 64
 
@@ -289,10 +301,11 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	}
 	errs.If(f.zero != 1 && f.zero != 2, "--zero %d: give 1 or 2", f.zero)
 	errs.Add(f.clockFaults()...)
-	errs.If(f.resume != "" && f.resume != auto, "--resume %s: give auto; launcher resume continues a run of a given directory", f.resume)
+	errs.If(f.resume != "" && f.resume != auto, "--resume %s: give auto; launcher resume continues a run of a given directory", faults.Value(f.resume))
 	errs.If(f.resume == auto && f.hosts > 1, "--resume auto with --emulate-hosts: a resumed run has one host; leave one of them out")
 	errs.If(cmd.Name() == "run" && f.resume == "" && len(f.allow) > 0, "--allow is for a run that is resumed: give --resume auto as well")
 	errs.Add(change.Check(f.allow))
+	errs.Add(f.addrFaults(cmd.Flags().Changed)...)
 	if f.listen == "" {
 		errs.If(cmd.Flags().Changed("wait-hosts") || cmd.Flags().Changed("advertise") || f.tieBreak != "", "--wait-hosts, --advertise and --tie-break are for a run that other machines join: give --listen as well")
 		errs.If(f.detach.On, "--detach is for a run that other machines join: give --listen as well")
@@ -334,10 +347,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if err != nil {
 		return cli.Fail(fmt.Errorf("find the working directory: %w; change to one that exists", err))
 	}
-	var malformed *net.AddrError
-	if f.page, err = openPage(f, dir, stdout); errors.As(err, &malformed) {
-		return err
-	} else if err != nil {
+	if f.page, err = openPage(f, dir, stdout); err != nil {
 		return cli.Fail(err)
 	}
 	page := f.page
