@@ -257,11 +257,15 @@ func TestTorchNotThere(t *testing.T) {
 	_, err := exec.LookPath(python)
 	require.Tool(t, "torch", err == nil, python+" is not there")
 	dir := t.TempDir()
-	wrong, right := filepath.Join(dir, "wrong.py"), filepath.Join(dir, "right.py")
+	wrong, right, binary := filepath.Join(dir, "wrong.py"), filepath.Join(dir, "right.py"), filepath.Join(dir, "binary.py")
 	for path, text := range map[string]string{
+		binary:                                  "\x00\x00",
 		wrong:                                   "import soliton\n\ndef job(args)\n    pass\n",
 		right:                                   "import soliton\n",
 		filepath.Join(dir, "torch/__init__.py"): `raise ImportError("there is none")`,
+		filepath.Join(dir, "a/torch/__init__.py"): `raise OSError("libc10.so: cannot open shared object file")`,
+		filepath.Join(dir, "b/torch/__init__.py"): "import os\nprint('my last words', flush=True)\nos._exit(7)",
+		filepath.Join(dir, "c/torch/__init__.py"): "import os\nos.abort()",
 	} {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -270,12 +274,16 @@ func TestTorchNotThere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, c := range []struct{ program, stderr string }{
-		{wrong, "launcher: " + wrong + ": SyntaxError: expected ':' (" + wrong + ":3)\n"},
-		{right, "launcher: " + right + ": " + python + " cannot import torch: there is none; give the interpreter that has it with --python\n"},
+	for _, c := range []struct{ program, torch, stderr string }{
+		{binary, "", "launcher: " + binary + ": ValueError: source code string cannot contain null bytes (" + binary + ")\n"},
+		{wrong, "", "launcher: " + wrong + ": SyntaxError: expected ':' (" + wrong + ":3)\n"},
+		{right, "", "launcher: " + right + ": " + python + " cannot import torch: there is none; give the interpreter that has it with --python\n"},
+		{right, "a", "launcher: " + right + ": " + python + " cannot import torch: libc10.so: cannot open shared object file; give the interpreter that has it with --python\n"},
+		{right, "b", "launcher: " + right + ": " + python + " exited before the job was made (exit status 7): my last words\n"},
+		{right, "c", "launcher: " + right + ": " + python + " exited before the job was made (signal: aborted): Fatal Python error: Aborted\n"},
 	} {
-		cmd := launch(t, "run", "--plain", "--python", python, c.program)
-		cmd.Env = append(os.Environ(), "PYTHONPATH="+dir)
+		cmd := launch(t, "run", "--plain", "--workers", "1", "--python", python, c.program)
+		cmd.Env = append(os.Environ(), "PYTHONPATH="+filepath.Join(dir, c.torch))
 		if status, _, errs := result(t, cmd); status != 2 || errs != c.stderr {
 			t.Errorf("exit status %d, %q; want 2, %q", status, errs, c.stderr)
 		}

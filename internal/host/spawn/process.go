@@ -235,9 +235,9 @@ const (
 	lastBytes  = 8 << 10   // bytes of it that are shown, at most
 )
 
-// crashes begin Go's reports of crashes, and of the signals that end a Go program with one.
+// crashes begin Go's reports of crashes, and of the signals that end a Go program with one, and Python's.
 var crashes = []string{
-	"panic:", "fatal error:", "runtime: ", "SIGQUIT: ", "SIGILL: ", "SIGTRAP: ", "SIGABRT: ", "SIGBUS: ", "SIGFPE: ", "SIGSEGV: ", "SIGSTKFLT: ", "SIGSYS: ", "SIGEMT: ",
+	"Fatal Python error: ", "panic:", "fatal error:", "runtime: ", "SIGQUIT: ", "SIGILL: ", "SIGTRAP: ", "SIGABRT: ", "SIGBUS: ", "SIGFPE: ", "SIGSEGV: ", "SIGSTKFLT: ", "SIGSYS: ", "SIGEMT: ",
 }
 
 // crash returns the offset of the last line that begins Go's report of a crash, -1 for none. The stacks below it may be long.

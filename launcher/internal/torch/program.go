@@ -11,12 +11,14 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/platform"
 )
 
@@ -140,7 +142,7 @@ func (p *Program) startFirst() (told []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer theirs.Close()
+	defer theirs.Close() // again, on errors
 	cmd := exec.Command(p.command.python, "-m", "soliton._child", "3", "4")
 	cmd.ExtraFiles = []*os.File{theirs, p.memory.file}
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
@@ -151,6 +153,7 @@ func (p *Program) startFirst() (told []byte, err error) {
 		conn.Close()
 		return nil, &failure{Text: fmt.Sprintf("--python %s cannot be started: %v", p.command.python, err), Refused: true}
 	}
+	theirs.Close() // or its exit would not end our reads
 	p.process, p.first = cmd, &connection{UnixConn: conn, pid: cmd.Process.Pid}
 	text, err := json.Marshal(p.command.setup)
 	if err != nil {
@@ -162,9 +165,18 @@ func (p *Program) startFirst() (told []byte, err error) {
 	told, err = p.first.receive(maxSetup)
 	if lost := new(lostError); errors.As(err, &lost) {
 		p.endFirst()
-		return nil, &failure{Text: fmt.Sprintf("%s exited before the job was made (%v); its output is in the worker's log", p.command.python, cmd.ProcessState), Refused: true}
+		return nil, &failure{Text: fmt.Sprintf("%s exited before the job was made (%v)%s", p.command.python, cmd.ProcessState, lastWords()), Refused: true}
 	}
 	return told, err
+}
+
+// lastWords returns the last line of the worker's log, or the cause of a crash that it tells of, as the end of an error.
+func lastWords() string {
+	line := strings.TrimSpace(spawn.LastLines(os.Stderr, 0, 1))
+	if line == "" {
+		return ", without a word"
+	}
+	return fmt.Sprintf(": %.200s", line)
 }
 
 // environ returns the environment of a Python process: in it, all that can change bits has one value, unless the user has set it.
@@ -230,12 +242,13 @@ func (p *Program) fork() (*connection, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer theirs.Close()
+	defer theirs.Close() // again, on errors
 	var forked struct {
 		PID   int    `json:"pid"`
 		Ended string `json:"ended"` // how the process before has ended
 	}
 	err = p.first.ask(askFork, nil, theirs)
+	theirs.Close()
 	if err == nil {
 		var said []byte
 		if said, err = p.first.receive(maxReply); err == nil {

@@ -310,9 +310,12 @@ def main():
     except SyntaxError as error:
         fail(conn, {"text": f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})", "trace": "", "refused": True})
         return
+    except Exception as error:  # such as a null byte, or parentheses without end
+        fail(conn, {"text": f"{type(error).__name__}: {error} ({setup['script']})", "trace": "", "refused": True})
+        return
     try:
         import torch  # noqa: F401
-    except ImportError as error:
+    except Exception as error:  # not only ImportError: a library may be missing or broken
         fail(conn, {"text": f"{sys.executable} cannot import torch: {error}; give the interpreter that has it with --python", "trace": "", "refused": True})
         return
     from soliton import _describe
@@ -321,7 +324,7 @@ def main():
     try:
         program = make(setup, code)
         described = json.dumps(program.describe()).encode()
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         said = _describe.explain(error, os.path.dirname(os.path.abspath(setup["script"])))
         if isinstance(error, SystemExit):
             said["exit"] = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
