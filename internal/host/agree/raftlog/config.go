@@ -118,7 +118,7 @@ func validate(s agree.Server) error {
 }
 
 // raft returns raft's settings. With T = [timing.Log].Election, a follower misses the leader after T to 3T. A candidate
-// gets no vote of nodes that do not miss the leader yet, and tries again after T to 2T. A leader that does not hear of a
+// gets no vote of nodes that do not miss the leader yet, and tries again after T to 2T, or later, see [backoff]. A leader that does not hear of a
 // majority for T steps down.
 func (c Config) raft() *raft.Config {
 	r := raft.DefaultConfig()

@@ -14,6 +14,7 @@ type Memory struct {
 	mu    sync.Mutex
 	nodes map[string]*raft.InmemTransport
 	cut   []string
+	votes time.Duration // that an answer to a candidate takes
 }
 
 // NewMemory returns a network without nodes.
@@ -49,7 +50,28 @@ func (m *Memory) join(id string, timeout time.Duration) rpcTransport {
 	_, t := raft.NewInmemTransportWithTimeout(raft.ServerAddress(id), timeout)
 	m.nodes[id] = t
 	m.connect()
+	if m.votes > 0 {
+		return slowVotes{t, m.votes}
+	}
 	return t
+}
+
+// slowVotes is a node's transport whose votes come late.
+type slowVotes struct {
+	*raft.InmemTransport
+	by time.Duration
+}
+
+func (s slowVotes) RequestVote(id raft.ServerID, to raft.ServerAddress, m *raft.RequestVoteRequest, answer *raft.RequestVoteResponse) error {
+	err := s.InmemTransport.RequestVote(id, to, m, answer)
+	<-time.After(s.by) // on its way
+	return err
+}
+
+func (s slowVotes) RequestPreVote(id raft.ServerID, to raft.ServerAddress, m *raft.RequestPreVoteRequest, answer *raft.RequestPreVoteResponse) error {
+	err := s.InmemTransport.RequestPreVote(id, to, m, answer)
+	<-time.After(s.by) // on its way
+	return err
 }
 
 func (m *Memory) leave(id string) {

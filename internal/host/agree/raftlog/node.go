@@ -211,10 +211,19 @@ func (n *Node) Changes() <-chan agree.Leadership { return n.changes }
 func (n *Node) watch() {
 	defer close(n.changes)
 	var ready uint64 // term, if this node leads
+	settings := n.raft.ReloadableConfig()
+	backoff := newBackoff(settings.ElectionTimeout)
+	due := time.NewTimer(backoff.wait())
+	defer due.Stop()
 	for {
 		select {
 		case <-n.quit:
 			return
+		case <-due.C:
+			settings.ElectionTimeout = backoff.next()
+			_ = n.raft.ReloadConfig(settings) // it only refuses what is too short
+			due.Reset(backoff.wait())
+			continue
 		case up := <-n.raft.LeaderCh():
 			ready = 0
 			if up {
@@ -236,6 +245,9 @@ func (n *Node) watch() {
 		}
 		n.leadership.Store(&l)
 		n.progress.wake()
+		if backoff.heard(l.Leader != "") {
+			due.Reset(backoff.wait())
+		}
 		select {
 		case <-n.changes:
 		default:

@@ -482,6 +482,39 @@ func TestVoteOnAFullDisk(t *testing.T) {
 	})
 }
 
+// Where votes come later than a candidate usually waits for them, it waits longer, and a leader is elected.
+func TestLateVotes(t *testing.T) {
+	c := newCluster(t)
+	c.memory.votes = 3 * timing.LogOf(c.config("a").Timeout).Election
+	c.start(3)
+	c.commit(agree.Generation{N: 1})
+	c.plans(1, 3)
+}
+
+func TestBackoff(t *testing.T) {
+	p := newBackoff(time.Second)
+	var waits, times []time.Duration
+	for range 6 {
+		waits, times = append(waits, p.wait()/time.Second), append(times, p.next()/time.Second)
+	}
+	if want := []time.Duration{3, 6, 12, 24, 48, 48}; !slices.Equal(waits, want) {
+		t.Errorf("waits %d, want %d", waits, want)
+	}
+	if want := []time.Duration{2, 4, 8, 16, 16, 16}; !slices.Equal(times, want) {
+		t.Errorf("times %d, want %d", times, want)
+	}
+	if !p.heard(true) || p.heard(true) || p.wait() != calm*time.Second {
+		t.Errorf("with a leader: %+v", p)
+	}
+	if !p.heard(false) || p.wait() != 48*time.Second { // it did not stay
+		t.Errorf("without it: %+v", p)
+	}
+	p.heard(true)
+	if p.next() != time.Second {
+		t.Errorf("after it has stayed: %+v", p)
+	}
+}
+
 // Who knows that the leader is gone need not wait until it has missed it.
 func TestStand(t *testing.T) {
 	c := newCluster(t)
