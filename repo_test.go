@@ -36,7 +36,7 @@ type importRule struct {
 // below it, so no arrow runs back up. Each package belongs to the first pattern that matches it.
 var floors = [][]string{
 	{"launcher/...", "examples/...", "bench/..."},
-	{"nn/...", "data", "trainer/trainertest/...", "elastic", "zero", "dvfs", "comm"},
+	{"nn/...", "data/...", "trainer/trainertest/...", "elastic", "zero", "dvfs", "comm"},
 	{"trainer/...", "internal/sim/..."},
 	{"internal/worker/...", "internal/host/..."},
 	{"internal/observe/view/...", "internal/observe/dashboard/...", "internal/observe/telemetry/..."},

@@ -13,12 +13,12 @@ import (
 	"github.com/soliton-train/soliton/trainer"
 )
 
-// Corpus is a sequence of documents in files, for [Tokenize]. [Files] and [JSONL] make one. It looks at names and sizes of the files
+// Corpus is a sequence of documents in files, for [Tokenize]. [Files], [JSONL] and [Documents] make one. It looks at names and sizes of the files
 // only.
 type Corpus struct {
 	files []find.File
 	how   string // documents are made of the files
-	read  func(f find.File, document func(text []byte) error) error
+	read  func(path string, document func(text []byte) error) error
 }
 
 // maxDocument bounds a document, which is in memory as a whole.
@@ -27,38 +27,41 @@ const maxDocument = 256 << 20
 // Files returns the corpus whose documents are whole files, in path order, unpacked where they are compressed. Patterns are as for
 // [trainer.Text].
 func Files(patterns ...string) (*Corpus, error) {
-	return newCorpus("files", patterns, func(f find.File, document func([]byte) error) error {
-		r, done, err := openUnpacked(f.Path)
+	return Documents("files", func(path string, document func([]byte) error) error {
+		r, done, err := openUnpacked(path)
 		if err != nil {
 			return err
 		}
 		defer done()
 		text, err := io.ReadAll(io.LimitReader(r, maxDocument+1))
 		if err != nil {
-			return &trainer.DataError{Path: f.Path, Reason: find.Cause(err)}
+			return &trainer.DataError{Path: path, Reason: find.Cause(err)}
 		}
 		if len(text) > maxDocument {
-			return &trainer.DataError{Path: f.Path, Reason: fmt.Sprintf("is a document of more than %d bytes; split it", maxDocument)}
+			return &trainer.DataError{Path: path, Reason: fmt.Sprintf("is a document of more than %d bytes; split it", maxDocument)}
 		}
 		return document(text)
-	})
+	}, patterns...)
 }
 
 // JSONL returns the corpus of files with a JSON object in each line, plain or compressed, whose documents are the strings in one field.
 // Empty lines do not count.
 func JSONL(field string, patterns ...string) (*Corpus, error) {
-	return newCorpus(fmt.Sprintf("jsonl %q", field), patterns, func(f find.File, document func([]byte) error) error {
-		return eachLine(f.Path, func(line []byte) error {
+	return Documents(fmt.Sprintf("jsonl %q", field), func(path string, document func([]byte) error) error {
+		return eachLine(path, func(line []byte) error {
 			text, err := fieldOf(line, field)
 			if err != nil {
 				return err
 			}
 			return document([]byte(text))
 		})
-	})
+	}, patterns...)
 }
 
-func newCorpus(how string, patterns []string, read func(find.File, func([]byte) error) error) (*Corpus, error) {
+// Documents returns the corpus of files that read reads: it gives document each text in a file in order, returns the first error that
+// document returns, and gives the same texts for the same file each time. how names what it does, with all that the texts depend on beside
+// the file: a corpus with the same name and files is not read again. Patterns are as for [trainer.Text].
+func Documents(how string, read func(path string, document func(text []byte) error) error, patterns ...string) (*Corpus, error) {
 	files, err := find.Files(patterns...)
 	if err != nil {
 		return nil, err
@@ -83,7 +86,7 @@ func (c *Corpus) key() (string, error) {
 // each gives all documents in order. The text is valid during the call.
 func (c *Corpus) each(document func(text []byte) error) error {
 	for _, f := range c.files {
-		if err := c.read(f, document); err != nil {
+		if err := c.read(f.Path, document); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,6 @@
-// Package data reads training data that is larger than memory: text, tokens as nanoGPT and NumPy write them, and documents that it
-// tokenizes and packs, from files, folders and patterns, plain or compressed (.gz, .zst), alone or mixed by weight. docs/data.md has
-// examples.
+// Package data reads training data that is larger than memory: text, tokens as nanoGPT and NumPy write them, documents that it
+// tokenizes and packs, images, and WebDataset's tar shards, from files, folders and patterns, plain or compressed (.gz, .zst), alone or
+// mixed by weight. docs/data.md has examples.
 //
 //	prose, err := data.Tokens(data.Uint16, "prose/*.bin")
 //	code, err := data.Numpy("code/*.npy")
