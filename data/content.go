@@ -4,10 +4,16 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/store/find"
 	"github.com/soliton-train/soliton/trainer"
@@ -151,8 +157,72 @@ const (
 	pieceFiles  = 8 // of mean size, in a piece
 )
 
-// manifest lists the files with their hashes if both are few, else gives one line for all of them.
+const manifestFile = "manifest.json"
+
+// manifest returns the fingerprint of the files. One process of a host makes it, and the others read it: it is kept for the
+// state that the files are in. Where there is no folder for that, every process makes it.
 func (c *content) manifest() ([]trainer.DataFile, error) {
+	key, ok := c.state()
+	if !ok {
+		return c.fingerprint()
+	}
+	var files []trainer.DataFile
+	folder, err := prepared(key, func(folder string) (err error) {
+		if files, err = c.fingerprint(); err != nil {
+			return err
+		}
+		text, err := json.Marshal(files)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(folder, manifestFile), text, 0o600)
+	})
+	if files != nil {
+		return files, nil
+	}
+	var text []byte
+	if err == nil {
+		text, err = os.ReadFile(filepath.Join(folder, manifestFile))
+	}
+	if err != nil || json.Unmarshal(text, &files) != nil || len(files) == 0 {
+		return c.fingerprint()
+	}
+	return files, nil
+}
+
+// settled is how long files must have stayed as they are for their times to tell of a change: file systems count in steps of up to
+// seconds.
+var settled = 2 * time.Second
+
+// state says which files these are, and in which state, as the file system has it: a file that was written has another time of
+// change, which no program can set. There is no state of many files, since asking for each takes as long as hashing, and none of files that
+// were written just now.
+func (c *content) state() (key string, ok bool) {
+	if len(c.files) > wholeFiles {
+		return "", false
+	}
+	var b strings.Builder
+	b.WriteString("fingerprint\n")
+	now := time.Now()
+	for _, f := range c.files {
+		path, err := filepath.Abs(f.path)
+		if err != nil {
+			return "", false
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(path, &st); err != nil || st.Size != f.size {
+			return "", false
+		}
+		if changed := time.Unix(st.Ctim.Unix()); now.Sub(changed) < settled {
+			return "", false
+		}
+		fmt.Fprintf(&b, "%q %q %d %d %d %d %d %d\n", path, f.name, f.skip, st.Size, st.Dev, st.Ino, st.Mtim.Nano(), st.Ctim.Nano())
+	}
+	return b.String(), true
+}
+
+// fingerprint lists the files with their hashes if both are few, else gives one line for all of them.
+func (c *content) fingerprint() ([]trainer.DataFile, error) {
 	if len(c.files) <= wholeFiles && c.size() <= wholeBytes {
 		var files []trainer.DataFile
 		buf := make([]byte, 1<<20)

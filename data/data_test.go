@@ -12,6 +12,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -446,5 +447,54 @@ func BenchmarkPlain(b *testing.B) {
 		if _, err := f.ReadAt(buf, int64(i*7919%(32<<10-1))*2*context); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// The fingerprint of files is made once for each of their states, and not kept where the last change is so new that the next one might
+// not show.
+func TestFingerprintIsKept(t *testing.T) {
+	path := write(t, filepath.Join(t.TempDir(), "text"), []byte("a text that is hashed once!"))
+	sum := func() string {
+		s, err := data.Text(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bound(t, s, 4).(trainer.Manifest).Manifest()[0].SHA256
+	}
+	kept := func() (all []string) {
+		cache, err := os.UserCacheDir()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found, err := filepath.Glob(filepath.Join(cache, "soliton", "data", "*", "manifest.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return found
+	}
+	before, first := len(kept()), sum()
+	if n := len(kept()); n != before {
+		t.Errorf("%d fingerprints are kept of a new file", n-before)
+	}
+	defer data.SetSettled(-time.Hour)()
+	if sum() != first || len(kept()) != before+1 {
+		t.Fatalf("%d fingerprints are kept", len(kept())-before)
+	}
+	for _, file := range kept() { // another process made it
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, file, bytes.ReplaceAll(text, []byte(first), []byte("known")))
+	}
+	if got := sum(); got != "known" {
+		t.Errorf("fingerprint %s is made again", got)
+	}
+	write(t, path, []byte("a text that is hashed again"))
+	if err := os.Chtimes(path, time.Time{}, time.Unix(1, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if got := sum(); got == "known" || got == first {
+		t.Errorf("fingerprint %s of a file that has changed", got)
 	}
 }

@@ -27,5 +27,6 @@
 //
 // The fingerprint covers every byte of up to 1024 files of up to 64 MiB together, unpacked. Beyond, so that a terabyte starts in
 // seconds, it covers the number and the sizes of all files and 1024 pieces at even distances, each of 16 KiB, or of eight files where
-// these are smaller. It does not see a change between these pieces that keeps all sizes.
+// these are smaller. It does not see a change between these pieces that keeps all sizes. One process of a host
+// makes the fingerprint of up to 1024 files and keeps it with the prepared files, as long as inodes, sizes and times of change stay.
 package data
