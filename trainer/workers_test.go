@@ -3,7 +3,9 @@ package trainer_test
 import (
 	"fmt"
 	"math"
+	"runtime"
 	"testing"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/trainer"
@@ -81,5 +83,29 @@ func TestFastReduction(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// slowly takes a while for each sample, without sleeping.
+type slowly struct{ counts }
+
+func (d slowly) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	for began := time.Now(); time.Since(began) < time.Millisecond; {
+		runtime.Gosched()
+	}
+	return d.counts.Sample(s, in, target)
+}
+
+// Workers tell for how long they have read the samples of their steps.
+func TestReadingIsMeasured(t *testing.T) {
+	job := func() trainer.Job {
+		j := smallJob()
+		j.Data = slowly{counts{n: 40}}
+		return j
+	}
+	for _, s := range trainer.RunWorkers(t, 1, 1, exact, job)[0].Steps {
+		if least := int64(job().GlobalBatch) * time.Millisecond.Nanoseconds(); s.Reading < least || float64(s.Reading) > s.MS*1e6 {
+			t.Errorf("step %d of %v ms read for %d ns, want %d or more", s.Step, s.MS, s.Reading, least)
+		}
 	}
 }

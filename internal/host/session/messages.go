@@ -323,6 +323,41 @@ func (s *Session) workerStep(w *worker, m control.Step) {
 	}
 	s.clockDraw(w, m)
 	s.trace(s.tr.WorkerStep(w.who.ID, m))
+	s.starve(w, m)
+}
+
+// reading is what share of its steps a worker reads samples, and computes nothing.
+type reading struct {
+	share float64 // moving average
+	steps int
+}
+
+// Shares of a step from which on, and below which, steps count as bound by data, and how many steps the average is of.
+const (
+	starved     = 0.2
+	fed         = 0.1
+	readingMean = 8
+)
+
+// starve notes when workers begin to wait for data, and when none does any more.
+func (s *Session) starve(w *worker, m control.Step) {
+	if m.MS <= 0 || m.Reading < 0 {
+		return
+	}
+	r := &w.reading
+	r.steps++
+	r.share += (min(1, float64(m.Reading)/1e6/m.MS) - r.share) / min(float64(r.steps), readingMean)
+	if !s.starved && r.steps >= readingMean && r.share > starved {
+		s.starved = true
+		e := s.event(eventStarved, fmt.Sprintf("bound by data: worker %d reads samples for %.0f %% of a step", w.id(), 100*r.share))
+		e.Event.Worker = w.id()
+		s.then(e)
+		return
+	}
+	if s.starved && !slices.ContainsFunc(s.workers, func(w *worker) bool { return w.state != gone && w.reading.share > fed }) {
+		s.starved = false
+		s.then(s.event(eventFed, "no longer bound by data"))
+	}
 }
 
 // delivered takes in that OnStep has returned in a worker.

@@ -1,6 +1,7 @@
 package session
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -74,5 +75,30 @@ func TestTimelineIsShown(t *testing.T) {
 	}
 	if tl, ok := effects[0].(Show).Event.(view.Timeline); !ok || tl.ID != 0 || len(tl.Passes) != control.MaxPasses {
 		t.Errorf("%T with %d passes is shown", effects[0].(Show).Event, len(tl.Passes))
+	}
+}
+
+// A run is bound by data from when a worker reads samples for more than a fifth of some steps, until all read for less than a tenth.
+func TestBoundByData(t *testing.T) {
+	r := trainingOf(t, Config{}, 2)
+	r.s.job.Steps = 30
+	var said []string
+	for n := 2; n <= 25; n++ {
+		r.effects = nil
+		for w := range 2 {
+			m := committedStep(n)
+			m.MS = 100
+			if w == 1 && n <= 10 {
+				m.Reading = (35 * time.Millisecond).Nanoseconds()
+			}
+			r.feed(Received{w, m})
+		}
+		for _, text := range append(r.notes("starved"), r.notes("fed")...) {
+			said = append(said, fmt.Sprintf("%d: %s", n, text))
+		}
+	}
+	// The first step was without a wait: 35 % in 7 of 8.
+	if want := []string{"8: bound by data: worker 1 reads samples for 31 % of a step", "19: no longer bound by data"}; !slices.Equal(said, want) {
+		t.Errorf("%q, want %q", said, want)
 	}
 }

@@ -57,6 +57,8 @@ const (
 	eventFailed      eventKind = "failed"
 	eventNote        eventKind = "note"
 	eventRejected    eventKind = "rejected" // connections
+	eventStarved     eventKind = "starved"  // steps wait for data
+	eventFed         eventKind = "fed"      // no longer
 )
 
 // records account for a run: what metrics.jsonl and summary.json say of it.

@@ -84,6 +84,7 @@ type Session struct {
 
 	phase   phase
 	workers []*worker // by place; the first ones are in the order of their WorkerIDs
+	starved bool      // steps wait for data
 	job     rundir.Job
 	model   control.Ready // what all workers have said of the job
 	began   time.Time     // training
@@ -144,6 +145,7 @@ type worker struct {
 	pid       int
 
 	last    control.Step // newest it reported
+	reading reading
 	own     rundir.Worker
 	rolled  id.Version // of the newest restart that it has applied
 	repairs repairs

@@ -237,6 +237,7 @@ type Step struct {
 	// far: (stage, micro-batch) pairs.
 	Forwards, Backwards int64
 
+	Reading int64 // nanoseconds in which this worker read samples, and computed nothing, since its last step
 	Compute int64 // nanoseconds of the step in which this worker computed; 0: not measured
 
 	// Reduced and Exchanged count the bytes of the operands that this worker has brought into

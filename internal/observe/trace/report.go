@@ -149,6 +149,7 @@ func (r *Report) steps(parts map[Context]*Span, below map[Context][]Span) {
 // What a worker does at a moment: where several are true, the first counts.
 const (
 	gathering = iota // within a forward pass
+	loading          // the same
 	computing
 	committing
 	transferring
@@ -160,6 +161,8 @@ func doing(name string) int {
 	switch name {
 	case Gather:
 		return gathering
+	case Load:
+		return loading
 	case Forward, Backward, Check, Update:
 		return computing
 	case Commit:
@@ -204,6 +207,7 @@ func breakdown(part *Span, below []Span) (took [doings]time.Duration) {
 		on[e.what] += e.more
 	}
 	took[transferring] += took[gathering]
+	took[waiting] += took[loading]
 	return took
 }
 

@@ -193,6 +193,7 @@ const (
 	Exchange   = "exchange" // any other one
 	Update     = "update"
 	Gather     = "gather"
+	Load       = "load"     // samples are read, before a forward pass
 	Transfer   = "transfer" // of a boundary tensor: until its producer has handed it to the network
 	Arrive     = "arrive"   // a boundary tensor is here
 	Checkpoint = "checkpoint"

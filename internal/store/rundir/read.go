@@ -35,6 +35,7 @@ type Record struct {
 	Gone    []Event // of workers that were lost or have left, the newest first
 
 	Saved   *Event // of the newest checkpoint since the run began or was resumed; nil for none
+	Starved *Event // steps wait for data since then
 	Unsaved *Event // why there is no newer one, where making one has failed since
 	Full    *Event // the disk is full, and training holds; nil where it has room
 	Began   *Event // start or resume
@@ -56,7 +57,7 @@ func Read(path string) (Record, error) {
 	if r.Job, r.Summary, r.Plan, err = readRun(path); err != nil {
 		return r, err
 	}
-	room := false // there is again
+	room, fed := false, false // there is again, and data keep up
 	r.Event, err = lastOf(filepath.Join(path, events), func(e *Event) bool {
 		switch {
 		case e.Kind == "lost" || e.Kind == "left":
@@ -65,6 +66,10 @@ func Read(path string) (Record, error) {
 			r.Saved = e
 		case e.Kind == "unsaved" && r.Saved == nil && r.Unsaved == nil:
 			r.Unsaved = e
+		case e.Kind == "fed":
+			fed = true
+		case e.Kind == "starved" && !fed && r.Starved == nil:
+			r.Starved = e
 		case e.Kind == "room":
 			room = true
 		case e.Kind == "full" && !room && r.Full == nil:

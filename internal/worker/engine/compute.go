@@ -147,6 +147,7 @@ func (e *Engine) forward(d core.Run) {
 			done.Made = out.Shape
 			end.event, end.take = done, func() {
 				e.forwards++
+				e.reading += w.reading
 				e.made[key.Tensor{Boundary: s + 1, Micro: m}] = out
 			}
 			return nil
@@ -157,6 +158,7 @@ func (e *Engine) forward(d core.Run) {
 		}
 		end.event, end.take = done, func() {
 			e.forwards++
+			e.reading += w.reading
 			e.losses.Put(tree.Leaf(m), loss)
 			if e.suspect < 0 {
 				e.suspect = suspect
@@ -204,6 +206,7 @@ type task struct {
 	micro       Micro
 	in          tensor.Tensor // but of the first stage
 	batch       *batch        // in the first and the last stage
+	reading     int64         // nanoseconds in which that was read
 	pass        Pass
 	dout        tensor.Tensor // in the last stage, from the loss
 	witness     *witness      // of a spot check
@@ -234,9 +237,12 @@ func (e *Engine) takeGradient(w *task, p graph.Pair) {
 func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Loss, err error) {
 	if w.first || w.last {
 		w.batch = e.batch()
+		began := time.Now()
 		if err := e.read(w.batch, w.micro); err != nil {
 			return out, loss, err
 		}
+		w.reading = time.Since(began).Nanoseconds()
+		e.span(trace.Load, began, spanOf(-1, 0))
 		w.witness.samples(w.batch, w.micro.Samples)
 	}
 	if w.first {

@@ -41,7 +41,7 @@ func TestFlips(t *testing.T) {
 			if err != nil {
 				return h, err
 			}
-			r.Forwards, r.Backwards, r.Plan = 0, 0, id.Version{}
+			r.Forwards, r.Backwards, r.Reading, r.Plan = 0, 0, 0, id.Version{}
 			h.results[step-1] = r
 			if step == at {
 				if h.eval, err = evaluate(e, sample); err != nil {

@@ -49,6 +49,7 @@ type Engine struct {
 	network
 	memory
 	forwards, backwards int64
+	reading             int64 // nanoseconds
 
 	guard *guard // nil without digests
 	flipper
@@ -300,6 +301,7 @@ func (e *Engine) perform(d core.Duty) {
 		if e.req != nil {
 			e.req.result = d.Result
 			e.req.result.Forwards, e.req.result.Backwards = e.forwards, e.backwards
+			e.req.result.Reading, e.reading = e.reading, 0
 			e.endOperation(d.Err)
 		}
 	default:

@@ -45,7 +45,7 @@ func (s *spans) add(x engine.Span) {
 	switch x.Name {
 	case trace.Forward, trace.Backward, trace.Check, trace.Update:
 		s.compute += took
-	case trace.Gather:
+	case trace.Gather, trace.Load:
 		s.compute -= took // part of a forward pass
 	case trace.Reduce:
 		s.reduced += x.Bytes

@@ -227,7 +227,7 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, r core.Result, said control.Step) error {
 	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
 	said.Step, said.Loss, said.LR, said.GradNorm, said.Tokens, said.Plan = r.Step, r.Loss, r.LR, r.GradNorm, r.Targets, uint64(r.Plan.N)
-	said.Forwards, said.Backwards = r.Forwards, r.Backwards
+	said.Forwards, said.Backwards, said.Reading = r.Forwards, r.Backwards, r.Reading
 	if j.evalDue(r.Step) {
 		var err error
 		done.ValLoss, said.Metrics, err = w.evaluate(ctx, j, e)

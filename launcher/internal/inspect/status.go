@@ -38,6 +38,10 @@ type Status struct {
 	DiskFull      string     `json:"disk_full"`
 	DiskFullSince *time.Time `json:"disk_full_since"`
 
+	// How long steps wait for data, where they do, and since when; "" and null elsewhere.
+	DataBound      string     `json:"data_bound"`
+	DataBoundSince *time.Time `json:"data_bound_since"`
+
 	// Why checkpoints fail, and since when there is none; "" and null where they do not fail.
 	Unsaved      string     `json:"unsaved"`
 	UnsavedSince *time.Time `json:"unsaved_since"`
@@ -176,6 +180,9 @@ func StatusOf(r rundir.Record) (Status, error) {
 	if f := r.Full; f != nil && r.Summary == nil {
 		s.DiskFull, s.DiskFullSince = f.Reason, &f.Time.Time
 	}
+	if e := r.Starved; e != nil && r.Summary == nil {
+		s.DataBound, s.DataBoundSince = e.Reason, &e.Time.Time
+	}
 	if u := r.Unsaved; u != nil {
 		since := cmp.Or(r.Saved, r.Began, u).Time.Time
 		s.Unsaved, s.UnsavedSince = u.Reason, &since
@@ -235,6 +242,9 @@ func (s Status) print(out io.Writer) error {
 	}
 	if s.DiskFull != "" {
 		fmt.Fprintf(out, "%s, since %s\n", s.DiskFull, s.DiskFullSince.Format(time.TimeOnly))
+	}
+	if s.DataBound != "" {
+		fmt.Fprintf(out, "%s, since %s\n", s.DataBound, s.DataBoundSince.Format(time.TimeOnly))
 	}
 	if s.Unsaved != "" {
 		fmt.Fprintln(out, s.Unsaved)

@@ -24,19 +24,22 @@ func TestStatusOfAFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, c := range []struct {
-		kind          string
-		full, unsaved int // minutes since the beginning; -1: it is not said
+		kind                   string
+		full, unsaved, starved int // minutes since the beginning; -1: it is not said
 	}{
-		{"start", -1, -1},
-		{"unsaved", -1, 0},
-		{"checkpoint", -1, -1},
-		{"unsaved", -1, 2},
-		{"full", 4, 2},
-		{"plan", 4, 2},
-		{"room", -1, 2},
-		{"checkpoint", -1, -1},
-		{"full", 8, -1},
-		{"resume", -1, -1},
+		{"start", -1, -1, -1},
+		{"unsaved", -1, 0, -1},
+		{"checkpoint", -1, -1, -1},
+		{"unsaved", -1, 2, -1},
+		{"full", 4, 2, -1},
+		{"plan", 4, 2, -1},
+		{"room", -1, 2, -1},
+		{"checkpoint", -1, -1, -1},
+		{"starved", -1, -1, 8},
+		{"full", 9, -1, 8},
+		{"fed", 9, -1, -1},
+		{"starved", 9, -1, 11},
+		{"resume", -1, -1, -1},
 	} {
 		e := rundir.Event{Time: rundir.Time{Time: began.Add(time.Duration(i) * time.Minute)}, Kind: c.kind, Worker: -1, Reason: "because of " + c.kind}
 		if err := d.AddEvent(e); err != nil {
@@ -52,7 +55,7 @@ func TestStatusOfAFullDisk(t *testing.T) {
 			kind, why string
 			since     *time.Time
 			minutes   int
-		}{{"full", s.DiskFull, s.DiskFullSince, c.full}, {"unsaved", s.Unsaved, s.UnsavedSince, c.unsaved}} {
+		}{{"full", s.DiskFull, s.DiskFullSince, c.full}, {"unsaved", s.Unsaved, s.UnsavedSince, c.unsaved}, {"starved", s.DataBound, s.DataBoundSince, c.starved}} {
 			why := "because of " + said.kind
 			if want := said.minutes >= 0; (said.why == why) != want || strings.Contains(text.String(), why) != want || (said.since != nil) != want {
 				t.Errorf("after event %d, %s: %q, %v\n%s", i, c.kind, said.why, said.since, &text)

@@ -418,7 +418,7 @@ func (t *Tracer) Step(at Moment, m control.Step, under id.Version, workers int, 
 
 // spanNames are those that workers may use.
 var spanNames = []string{
-	trace.Forward, trace.Backward, trace.Reduce, trace.Check, trace.Commit, trace.Exchange, trace.Update, trace.Gather,
+	trace.Forward, trace.Backward, trace.Reduce, trace.Check, trace.Commit, trace.Exchange, trace.Update, trace.Gather, trace.Load,
 	trace.Transfer, trace.Arrive, trace.Evaluate, trace.Step, trace.Answer, "edit", "resume",
 }
 
