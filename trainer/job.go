@@ -104,7 +104,8 @@ type StepInfo struct {
 	Duration time.Duration
 	ValLoss  *float64 // mean loss over the evaluation that followed the step; nil if none did
 
-	// Metrics are the means of that evaluation besides the loss, of a PyTorch job.
+	// Metrics are the means of that evaluation besides the loss, by name: [Model].Metrics, or those of a PyTorch job. One that is not
+	// finite, or counted no target, is missing.
 	Metrics map[string]float64
 
 	// Redelivered reports whether OnStep may have been called for this step before, in a
@@ -112,6 +113,7 @@ type StepInfo struct {
 	Redelivered bool
 
 	lines *process.Lines // nil outside of a run
+	time  time.Time      // of the commit
 }
 
 // End is the end of a run.

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -28,6 +29,9 @@ type Model struct {
 	Layers []Layer
 	Loss   Loss
 
+	// Metrics are numbers beside the loss, of each evaluation: at most 8.
+	Metrics []Metric
+
 	// LayerNames are used as prefixes of parameter names, one for each layer;
 	// nil means "0", "1" and so on.
 	LayerNames []string
@@ -36,6 +40,23 @@ type Model struct {
 	// configuration; Job.Validate reports it.
 	Fault error
 }
+
+// Metric is a mean over the targets of an evaluation that training does not depend on, such as the share of them that
+// the model gets right. It is in metrics.jsonl and in [StepInfo], where it is finite. Sums are added over micro-batches in the order of
+// the gradients' tree, so a metric has the same bits whichever worker computes it.
+type Metric struct {
+	Name string
+
+	// Of returns the sum over the micro-batch's targets, in row order, and the number of targets that counted. Like a
+	// [Loss] it is pure. out and target are those of the loss, and read-only.
+	Of func(c *Context, out, target Tensor) (sum float64, count int64)
+}
+
+// Bounds of metrics. Each line of metrics.jsonl with an evaluation has their names.
+const (
+	maxMetrics    = 8
+	maxMetricName = 64
+)
 
 // describeParams describes the parameters of a valid model, whose first values
 // follow from the seed.
@@ -107,6 +128,16 @@ func (m *Model) faults() (f faultList) {
 	spec("Model.Input", m.Input)
 	spec("Model.Target", m.Target)
 	f.when(m.Loss == nil, "Model.Loss", "", "is nil; give a loss, such as nn.CrossEntropy{}")
+	f.when(len(m.Metrics) > maxMetrics, "Model.Metrics", "", "has %d metrics; at most %d are supported", len(m.Metrics), maxMetrics)
+	for i, x := range m.Metrics {
+		f.when(x.Of == nil, "Model.Metrics", "", "has no function Of at %d (%q)", i, x.Name)
+		twice := slices.IndexFunc(m.Metrics, func(o Metric) bool { return o.Name == x.Name }) < i
+		f.when(x.Name == "" || twice || len(x.Name) > maxMetricName || strings.ContainsFunc(x.Name, unicode.IsControl), "Model.Metrics", "",
+			"has %.80q at %d; names must be unique, printable, and of 1 to %d bytes", x.Name, i, maxMetricName)
+	}
+	if _, away := m.Loss.(remote); away {
+		f.when(len(m.Metrics) > 0, "Model.Metrics", "", "has metrics, and the loss is computed in another process, which has its own")
+	}
 	f.when(len(m.Layers) == 0, "Model.Layers", "", "is empty; give at least one layer")
 	f.when(len(m.Layers) >= 1<<rng.LayerBits, "Model.Layers", "", "has %d layers; at most %d are supported", len(m.Layers), 1<<rng.LayerBits-1)
 	if m.LayerNames != nil && len(m.LayerNames) != len(m.Layers) {

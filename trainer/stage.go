@@ -86,7 +86,14 @@ func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count in
 	f := p.(*flight)
 	s.enter(0, control.CallLoss)
 	out := f.outs[len(f.outs)-1]
-	sum, count, dout = s.model.Loss.Loss(s.context(f.micro, len(s.model.Layers), &f.arena), out, target)
+	c := s.context(f.micro, len(s.model.Layers), &f.arena)
+	sum, count, dout = s.model.Loss.Loss(c, out, target)
+	if f.micro.Metric != nil {
+		for i, m := range s.model.Metrics {
+			total, n := m.Of(c, out, target)
+			f.micro.Metric(i, total, n)
+		}
+	}
 	if f.micro.Train && len(dout.F) != out.Len() {
 		panic(fmt.Sprintf("returned a gradient of %d numbers for an output of shape %v", len(dout.F), out.Shape))
 	}

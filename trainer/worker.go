@@ -71,6 +71,9 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		return read(calls, p.data, trainingSample(p.Seed, samples, i), in, target)
 	}
 	j.Index = func(i uint64) int { return trainingSample(p.Seed, order.New(p.Seed, p.data.Len()), i).Index }
+	for _, m := range p.Model.Metrics {
+		j.Metrics = append(j.Metrics, m.Name)
+	}
 	if away, ok := p.Model.Loss.(remote); ok {
 		j.Metrics = away.Metrics()
 	}
@@ -87,7 +90,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		j.OnStep = func(c process.Call) error {
 			return p.OnStep(StepInfo{
 				Step: c.Step.Step, Steps: p.Steps, Loss: c.Loss, LR: c.LR, GradNorm: c.GradNorm, Targets: c.Tokens,
-				Duration: time.Duration(c.MS * float64(time.Millisecond)), ValLoss: c.ValLoss, Metrics: c.Metrics,
+				Duration: time.Duration(c.MS * float64(time.Millisecond)), ValLoss: c.ValLoss, Metrics: c.Metrics, time: c.Time,
 				Redelivered: c.Again, lines: c.Lines,
 			})
 		}

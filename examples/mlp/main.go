@@ -83,10 +83,12 @@ func main() {
 				return trainer.Job{}, fmt.Errorf("--arms is %d; give at least 2", *arms)
 			}
 			test := spirals{n: 500, arms: *arms, seed: 2}
+			model := nn.Classifier(nn.ClassifierConfig{
+				Inputs: 2, Hidden: []int{*hidden, *hidden}, Classes: *arms, Dropout: *dropout,
+			})
+			model.Metrics = []trainer.Metric{nn.Accuracy()}
 			return trainer.Job{
-				Model: nn.Classifier(nn.ClassifierConfig{
-					Inputs: 2, Hidden: []int{*hidden, *hidden}, Classes: *arms, Dropout: *dropout,
-				}),
+				Model:       model,
 				Data:        spirals{n: 4000, arms: *arms, seed: 1},
 				Eval:        test,
 				Optimizer:   trainer.AdamW{LR: trainer.Cosine(0.02, 20)},
