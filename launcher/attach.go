@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/attach"
+	"github.com/soliton-train/soliton/launcher/internal/away"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -167,7 +168,7 @@ func attachTo(ctx context.Context, runDir string, plain bool, stdout, stderr io.
 			switch {
 			case !ok:
 				v.Close()
-				return cli.Fail(fmt.Errorf("the launcher of this machine has ended: see launcher status %s", runDir))
+				return cli.Fail(fmt.Errorf("%s %s", away.Gone, runDir))
 			case x.Kind == reportClose && !closed:
 				closed = true
 				v.Close()

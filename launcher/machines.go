@@ -28,6 +28,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/away"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/detach"
 	"github.com/soliton-train/soliton/launcher/internal/door"
@@ -329,7 +330,7 @@ func gather(f *runFlags, a assignment, v view.View, dir *rundir.Dir, stops <-cha
 	case others != nil:
 		others.begin(g, d.Ticket.Text())
 	default:
-		fmt.Fprintf(stdout, "on each of the other machines, now or while the run goes on, run\n  launcher join %s\nor launcher join - < %s\n", d.Ticket.Text(), filepath.Join(dir.String(), door.File))
+		fmt.Fprintf(stdout, "on each of the other machines, now or while the run goes on, run\n%s%s\nor launcher join - < %s\n", away.Ticket, d.Ticket.Text(), filepath.Join(dir.String(), door.File))
 		if err := leave(f.child, dir, stdout); err != nil {
 			return a, nil, "", errors.Join(err, d.Close())
 		}
@@ -418,7 +419,7 @@ func leave(child *detach.Child, dir *rundir.Dir, stdout io.Writer) error {
 	if !child.Stays() {
 		return nil
 	}
-	fmt.Fprintf(stdout, "the run continues in the background: launcher attach %[1]s shows it, launcher stop %[1]s ends it\n", dir)
+	fmt.Fprintf(stdout, "%[1]s%[2]s shows it, launcher stop %[2]s ends it\n", away.Background, dir)
 	return child.Leave(dir.File("log/launcher.log"))
 }
 

@@ -37,6 +37,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/launcher/internal/act"
+	"github.com/soliton-train/soliton/launcher/internal/away"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/clocks"
 	"github.com/soliton-train/soliton/launcher/internal/demo"
@@ -110,7 +111,7 @@ Ctrl-C, 75 after SIGTERM, and 1 otherwise.`,
 	}
 	root.SetFlagErrorFunc(cli.FlagError)
 	root.AddCommand(newRun(), newVersion(), inspect.NewList(), inspect.NewStatus(), inspect.NewTrace(), inspect.NewLogs(), inspect.NewCheckpoints(), inspect.NewExport(), inspect.NewDoctor(), act.NewSlow(), act.NewAdd(), inspect.NewPlan(),
-		act.NewStop(), newResume(), newJoin(), kube.NewManifest(), newAttach(), demo.NewCommand(), newAgent(), clocks.NewGuard(), inspect.NewProbe())
+		act.NewStop(), newResume(), newJoin(), kube.NewManifest(), newAttach(), demo.NewCommand(), away.NewCommand(), newAgent(), clocks.NewGuard(), inspect.NewProbe())
 	for _, in := range act.Injections {
 		root.AddCommand(in.Command())
 	}

@@ -5,13 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/away"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
 )
@@ -25,11 +34,12 @@ type sshFlags struct {
 	least int // --min-hosts
 
 	hosts   []ssh.Host // without this machine
+	away    bool       // and it takes no part
 	workers int        // on each, unless its own number is given
 }
 
 func (f *sshFlags) add(flags *pflag.FlagSet) {
-	flags.StringSliceVar(&f.list, "hosts", nil, "`machines`, this one included, that take part, started over ssh: HOST or HOST:WORKERS")
+	flags.StringSliceVar(&f.list, "hosts", nil, "`machines` that take part, started over ssh: HOST or HOST:WORKERS; localhost is this one")
 	flags.StringVar(&f.file, "hosts-file", "", "`file` with one such machine a line")
 	flags.IntVar(&f.least, "min-hosts", 0, "fewest machines of --hosts to begin with, if others cannot be reached (default all)")
 }
@@ -48,18 +58,20 @@ func (f *runFlags) overSSH(cmd *cobra.Command) error {
 		return errors.New("--wait-hosts: the run waits for the machines that --hosts names; --min-hosts N begins without some of them")
 	case f.hosts > 1:
 		return errors.New("--hosts and --emulate-hosts: give one of them")
-	case len(all) == 1:
-		return fmt.Errorf("--hosts %s: give at least two machines", all[0].Name)
 	}
 	own, others, err := ssh.Split(cmd.Context(), all)
 	switch {
 	case err != nil:
 		return fmt.Errorf("--hosts: %w", err)
-	case own == nil:
-		return fmt.Errorf("--hosts: this machine begins the run and takes part: add it to the list, as localhost, or start the run on %s", all[0].Name)
+	case own == nil && cmd.Name() != "run":
+		return fmt.Errorf("--hosts: this machine has the run directory and takes part: add it to the list, as localhost, or resume the run on %s", all[0].Name)
+	case own != nil && len(all) == 1:
+		return fmt.Errorf("--hosts %s: this is the only machine; give at least two, or leave --hosts out", all[0].Name)
 	}
-	f.over.workers = f.workers
-	f.workers = own.WorkersOr(f.workers)
+	f.over.workers, f.over.away = f.workers, own == nil
+	if own != nil {
+		f.workers = own.WorkersOr(f.workers)
+	}
 	f.over.hosts, f.waitHosts = others, len(all)
 	if !cmd.Flags().Changed("min-hosts") {
 		f.over.least = len(all)
@@ -67,7 +79,7 @@ func (f *runFlags) overSSH(cmd *cobra.Command) error {
 	if f.listen == "" {
 		f.listen = ":0"
 	}
-	return cli.Within("min-hosts", f.over.least, 2, len(all))
+	return cli.Within("min-hosts", f.over.least, min(2, len(all)), len(all))
 }
 
 // others are the machines that join over ssh.
@@ -119,6 +131,94 @@ func (o *others) end() {
 		o.cancel()
 		o.tasks.Wait()
 	}
+}
+
+// notAway are the flags of run that mean this machine.
+var notAway = []string{"advertise", "ui", "python", "chaos", "resume", "allow"}
+
+// hostFlags are those that say where the run is, which the machines are told in another way.
+var hostFlags = []string{"hosts", "hosts-file", "min-hosts", "wait-hosts", "workers", "run-dir", "detach", "plain"}
+
+// runAway has other machines train a program, and shows that here.
+func runAway(cmd *cobra.Command, f runFlags, p program, args []string) error {
+	for _, name := range notAway {
+		if cmd.Flags().Changed(name) {
+			return fmt.Errorf("--%s is of no use on a machine that takes no part: add this one to --hosts, as localhost, or start the run on %s", name, f.over.hosts[0].Name)
+		}
+	}
+	if p.script {
+		return cli.Fail(fmt.Errorf("PROGRAM %s: a Python program cannot run over several machines yet; leave --hosts out", p.given))
+	}
+	own, err := ssh.Own()
+	if err != nil {
+		return cli.Fail(err)
+	}
+	ctx, end := context.WithCancel(cmd.Context())
+	defer end()
+	stdout := cmd.OutOrStdout()
+	var saying sync.Mutex
+	r := away.Run{
+		Launcher: own, Hosts: f.over.hosts, Workers: f.over.workers, Least: f.over.least, Args: args, RunDir: f.runDir, Detach: f.detach.On,
+		Out: stdout, Errs: cmd.ErrOrStderr(),
+		Say: func(text string) {
+			saying.Lock()
+			defer saying.Unlock()
+			fmt.Fprintln(stdout, text)
+		},
+	}
+	cmd.Flags().Visit(func(flag *pflag.Flag) {
+		if !slices.Contains(hostFlags, flag.Name) {
+			r.Flags = append(r.Flags, "--"+flag.Name+"="+flag.Value.String())
+		}
+	})
+	if !cmd.Flags().Changed("listen") {
+		r.Flags = append(r.Flags, "--listen")
+	}
+	interrupts := make(chan struct{}, maxStops)
+	var terminated, interrupted atomic.Bool
+	defer host.CatchSignals(func(reason session.Reason) {
+		if reason != session.Interrupt {
+			terminated.Store(true)
+			end()
+			return
+		}
+		interrupted.Store(true)
+		select {
+		case interrupts <- struct{}{}:
+		default: // it is being stopped
+		}
+	})()
+	if r.Program = p.file; p.file == "" {
+		temp, err := os.MkdirTemp("", "soliton-run-")
+		if err != nil {
+			return cli.Fail(err)
+		}
+		defer os.RemoveAll(temp)
+		dir, err := rundir.Create(filepath.Join(temp, "run"), p.name, time.Now())
+		if err != nil {
+			return cli.Fail(err)
+		}
+		defer dir.Close()
+		r.Say("building " + p.given)
+		var wrong *buildError
+		if r.Program, err = p.build(ctx, dir); errors.As(err, &wrong) {
+			fmt.Fprintln(r.Errs, "    "+strings.ReplaceAll(wrong.output, "\n", "\n    "))
+			return cli.Fail(fmt.Errorf("PROGRAM %s does not build", p.given))
+		} else if err != nil {
+			return cli.Fail(err)
+		}
+	}
+	err = r.Start(ctx, interrupts)
+	var exit cli.Exit
+	switch {
+	case terminated.Load():
+		return cli.Exit(session.ExitTerminated) // what has begun continues
+	case interrupted.Load() && errors.As(err, &exit) && exit == session.ExitFailed:
+		return cli.Exit(session.ExitInterrupted) // it was stopped, as asked
+	case err == nil, errors.As(err, &exit):
+		return err
+	}
+	return cli.Fail(err)
 }
 
 // settle begins the run if no machine is missing; g.mu is held.

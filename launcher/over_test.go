@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -162,13 +164,87 @@ func TestDoctorHosts(t *testing.T) {
 	}
 }
 
+// A machine that takes no part starts a run on three others, shows it until its end, also when the first of them is lost, and has none of
+// its files. Ctrl-C stops the run.
+func TestAway(t *testing.T) {
+	built(t)
+	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hosts := []string{"a", "me@b", "c"}
+	root := fakeMachines(t, hosts)
+	steps := func(host string) int {
+		text, _ := os.ReadFile(filepath.Join(root, host, "runs", "latest", "metrics.jsonl"))
+		return bytes.Count(text, []byte("\n"))
+	}
+	start := func(flags ...string) *machine {
+		args := append([]string{"run", "--plain", "--threads", "1", "--workers", "2", "--listen=127.0.0.1:0"}, flags...)
+		return startMachine(t, "", append(args, mlp, "--steps", "150", "--micro-batch", "4", "--eval-every", "0")...)
+	}
+	alone := func(m *machine) {
+		t.Helper()
+		if files, _ := os.ReadDir(m.Dir); len(files) > 0 {
+			t.Errorf("files here: %v", files)
+		}
+		await(t, "the end of all processes", func() bool { return len(marked(t, m.mark)) == 0 })
+	}
+	m := start("--hosts", "a,me@b:1,gone,c", "--min-hosts", "3")
+	await(t, "20 steps", func() bool { return steps("a") > 20 })
+	for _, pid := range marked(t, "HOME="+filepath.Join(root, "a")) {
+		if n, err := strconv.Atoi(pid); err == nil {
+			_ = syscall.Kill(n, syscall.SIGKILL)
+		}
+	}
+	if status := m.end(t); status != 0 {
+		t.Fatalf("status %d\n%s%s", status, &m.out, &m.errs)
+	}
+	for _, words := range []string{"No route to host; the run begins without it", "run directories: a:runs/mlp-", "the run is shown from me@b"} {
+		if !strings.Contains(m.out.String(), words) {
+			t.Errorf("%q is not said:\n%s%s", words, &m.out, &m.errs)
+		}
+	}
+	// On a slow machine the run may end before the second one is asked to show it.
+	if text := m.out.String(); !strings.Contains(text, "the model is in the run directory of ") && !strings.Contains(text, "all steps are done: ") {
+		t.Errorf("the end is not shown:\n%s%s", text, &m.errs)
+	}
+	var sum rundir.Summary
+	readJSON(t, filepath.Join(root, "c", "runs", "latest", "summary.json"), &sum)
+	if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.WorkersStarted != 5 || sum.WorkersLost != 2 || sum.Rollbacks > 0 {
+		t.Errorf("%+v", sum)
+	}
+	alone(m)
+	asked, err := os.ReadFile(filepath.Join(root, "asked"))
+	if err != nil || bytes.Contains(asked, []byte("soliton-1-")) {
+		t.Errorf("a ticket in the arguments of ssh, or %v:\n%s", err, asked)
+	}
+
+	m = start("--hosts", "a,c")
+	await(t, "a run", func() bool { return strings.Contains(m.out.String(), "run directories: ") })
+	await(t, "steps", func() bool { return steps("a") > 5 })
+	if err := m.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if status := m.end(t); status != 130 || !strings.Contains(m.errs.String(), "stopped after step ") {
+		t.Errorf("status %d\n%s%s", status, &m.out, &m.errs)
+	}
+	alone(m)
+
+	if err := os.WriteFile(filepath.Join(root, "c", "denied"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m = start("--hosts", "a,c")
+	if status := m.end(t); status != 1 || !strings.Contains(m.errs.String(), "launcher: c: c: Permission denied (publickey).") {
+		t.Errorf("status %d\n%s%s", status, &m.out, &m.errs)
+	}
+	alone(m)
+}
+
 func TestOverSSHUsage(t *testing.T) {
+	built(t)
 	for args, want := range map[string]string{
 		"--hosts localhost,b:0":                 "the number after the colon is that of workers",
 		"--hosts localhost,-oProxyCommand=x":    "is no host",
 		"--hosts localhost,b,b:2":               "b stands there twice",
-		"--hosts localhost":                     "give at least two machines",
-		"--hosts b.invalid,c.invalid":           "add it to the list, as localhost, or start the run on b.invalid",
+		"--hosts localhost":                     "this is the only machine; give at least two",
+		"--hosts b.invalid,c.invalid --ui":      "--ui is of no use on a machine that takes no part: add this one to --hosts",
 		"--hosts localhost,b --hosts-file f":    "give one of them",
 		"--hosts-file /nonexistent":             "no such file",
 		"--hosts-file /dev/zero":                "has more than 65536 bytes",
@@ -181,7 +257,7 @@ func TestOverSSHUsage(t *testing.T) {
 		"--hosts localhost,b --clocks emulated": "--clocks",
 	} {
 		var out, errs bytes.Buffer
-		status := execute(append(append([]string{"run"}, strings.Fields(args)...), "x"), &out, &errs)
+		status := execute(append(append([]string{"run"}, strings.Fields(args)...), binary), &out, &errs)
 		if status != 2 || !strings.Contains(errs.String(), want) {
 			t.Errorf("%s: status %d\n%s", args, status, &errs)
 		}

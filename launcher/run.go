@@ -127,7 +127,8 @@ ranks of the stage as well, to the same bits.
 
 --hosts starts the run on several machines over the user's ssh: the launcher, and then the
 program, are copied to those that lack them. They continue if the connection or this machine
-is lost.
+is lost. If this machine is not in the list, it takes no part: the first one begins the run and
+has the model, this terminal shows it, and Ctrl-C stops it.
 
 --chaos injects faults, to show that the result stays the same. SPEC is a list, separated
 by commas, of
@@ -165,6 +166,7 @@ for launcher resume; the second ends it at once.`,
   launcher run --chaos random:7:0.05:kill+slow ./examples/gpt --steps 100
   launcher run --hosts localhost,b,user@c:8 --min-hosts 2 ./examples/gpt
   launcher run --resume auto --run-dir runs/a ./examples/gpt     as often as a supervisor likes
+  launcher run --hosts b,c --detach ./examples/gpt
   srun --no-kill launcher run ./examples/gpt
   launcher run ./examples/gpt --help`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -189,6 +191,9 @@ for launcher resume; the second ends it at once.`,
 			p, err := resolve(args[0])
 			if err != nil {
 				return err
+			}
+			if f.over.away {
+				return runAway(cmd, f, p, args[1:])
 			}
 			if done, err := f.detach.Hand(cmd); done {
 				return err

@@ -14,6 +14,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"runtime"
 	"strings"
@@ -26,14 +27,21 @@ import (
 
 // Error says why a host could not be used, in the words of ssh or of the launcher there.
 type Error struct {
-	Host  string
-	Words string
+	Host   string
+	Words  string
+	Status int // exit status, 0 if there was none
 }
+
+// Failed is the exit status of ssh if it reached no shell, or lost it.
+const Failed = 255
 
 func (e *Error) Error() string { return e.Host + ": " + e.Words }
 
 // Launcher is the executable file of this command.
 type Launcher struct {
+	// Errs gets what the launcher on the other machine, or ssh, prints to standard error; nil drops it.
+	Errs io.Writer
+
 	file   string
 	sha256 string
 }
@@ -45,7 +53,7 @@ func Own() (Launcher, error) {
 		return Launcher{}, err
 	}
 	sum, err := rundir.FileSHA256(file)
-	return Launcher{file, sum}, err
+	return Launcher{file: file, sha256: sum}, err
 }
 
 // Lines that the shell on the other machine prints before anything of the launcher. What comes before them is of the user's own start-up
@@ -53,16 +61,17 @@ func Own() (Launcher, error) {
 const (
 	has   = "soliton has it"
 	lacks = "soliton lacks it on "
-	sent  = "soliton got it"
+	sent  = "soliton got it at "
 )
 
 // The scripts contain no single quote, newline, backslash or exclamation mark: the login shell that takes them need not be a POSIX one.
 const (
-	folderScript = `d="${XDG_CACHE_HOME:-$HOME/.cache}/soliton/launchers/%s"; f="$d/launcher"; sum() { sha256sum 2>/dev/null || shasum -a 256; }; `
-	useScript    = folderScript + `if [ -x "$f" ]; then case "$(sum <"$f")" in %s*) echo "` + has + `"; exec "$f" %s;; esac; fi; echo "` + lacks + `$(uname -sm)"`
-	sendScript   = folderScript + `umask 077; mkdir -p "$d" && t="$(mktemp "$d/.launcher-XXXXXX")" || exit 1; cat >"$t"; ` +
-		`case "$(sum <"$t")" in %s*) chmod 700 "$t" && mv -f "$t" "$f" && echo "` + sent + `";; ` +
-		`*) rm -f "$t"; echo "the launcher that came has another SHA-256, or sha256sum and shasum are missing" >&2; exit 1;; esac`
+	folderScript = `d="${XDG_CACHE_HOME:-$HOME/.cache}/soliton/%s/%s"; f="$d/%s"; sum() { sha256sum 2>/dev/null || shasum -a 256; }; `
+	useScript    = `if [ -x "$f" ]; then case "$(sum <"$f")" in %s*) echo "` + has + `"; exec "$f" %s;; esac; fi; echo "` + lacks + `$(uname -sm)"`
+	findScript   = `if [ -x "$f" ]; then case "$(sum <"$f")" in %s*) echo "` + sent + `$f";; esac; fi`
+	sendScript   = `umask 077; mkdir -p "$d" && t="$(mktemp "$d/.soliton-XXXXXX")" || exit 1; cat >"$t"; ` +
+		`case "$(sum <"$t")" in %s*) chmod 700 "$t" && mv -f "$t" "$f" && echo "` + sent + `$f";; ` +
+		`*) rm -f "$t"; echo "what came has another SHA-256, or sha256sum and shasum are missing" >&2; exit 1;; esac`
 )
 
 var plainArg = regexp.MustCompile(`^[A-Za-z0-9_./=:-]+$`)
@@ -74,10 +83,10 @@ func (l Launcher) Run(ctx context.Context, h Host, args []string, stdin func() i
 			return fmt.Errorf("ssh: the argument %q would have to be quoted", a)
 		}
 	}
-	use := fmt.Sprintf(useScript, l.sha256, l.sha256, strings.Join(args, " "))
+	use := fmt.Sprintf(folderScript+useScript, "launchers", l.sha256, "launcher", l.sha256, strings.Join(args, " "))
 	for range 2 {
 		system, runs := "", false
-		err := run(ctx, h, use, stdin(), func(text string) {
+		err := l.run(ctx, h, use, stdin(), func(text string) {
 			switch {
 			case runs:
 				line(text)
@@ -91,13 +100,13 @@ func (l Launcher) Run(ctx context.Context, h Host, args []string, stdin func() i
 			return err
 		}
 		if own := runtime.GOOS + "/" + runtime.GOARCH; systemOf(system) != own {
-			return &Error{h.Name, fmt.Sprintf("it is %s, and this launcher is for %s", cmp.Or(system, "no POSIX system"), own)}
+			return &Error{Host: h.Name, Words: fmt.Sprintf("it is %s, and this launcher is for %s", cmp.Or(system, "no POSIX system"), own)}
 		}
 		if err := l.send(ctx, h); err != nil {
 			return err
 		}
 	}
-	return &Error{h.Name, "the launcher was copied, and is not there"}
+	return &Error{Host: h.Name, Words: "the launcher was copied, and is not there"}
 }
 
 // systemOf returns the name in Go of what uname -sm prints.
@@ -114,19 +123,49 @@ func systemOf(uname string) string {
 
 // send copies the launcher to a host.
 func (l Launcher) send(ctx context.Context, h Host) error {
-	file, err := os.Open(l.file)
+	_, err := l.copy(ctx, h, fmt.Sprintf(folderScript, "launchers", l.sha256, "launcher"), l.file, l.sha256)
+	return err
+}
+
+// copy copies a file to where a script says, and returns the path there.
+func (l Launcher) copy(ctx context.Context, h Host, script, path, sum string) (there string, err error) {
+	file, err := os.Open(path)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer file.Close()
-	came := false
-	if err := run(ctx, h, fmt.Sprintf(sendScript, l.sha256, l.sha256), file, func(text string) { came = came || text == sent }); err != nil {
-		return err
+	if err := l.run(ctx, h, script+fmt.Sprintf(sendScript, sum), file, func(text string) {
+		if at, found := strings.CutPrefix(text, sent); found {
+			there = at
+		}
+	}); err != nil {
+		return "", err
 	}
-	if !came {
-		return &Error{h.Name, "its shell did not take the launcher"}
+	if there == "" {
+		return "", &Error{Host: h.Name, Words: "its shell did not take the file"}
 	}
-	return nil
+	return there, nil
+}
+
+// Put has a host have a program in its cache, where the program of a run would be, and returns the path there.
+func (l Launcher) Put(ctx context.Context, h Host, path string) (there string, err error) {
+	sum, err := rundir.FileSHA256(path)
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Base(path)
+	if !plainArg.MatchString(name) {
+		name = "program"
+	}
+	script := fmt.Sprintf(folderScript, "programs", sum, name)
+	if err := l.run(ctx, h, script+fmt.Sprintf(findScript, sum), nil, func(text string) {
+		if at, found := strings.CutPrefix(text, sent); found {
+			there = at
+		}
+	}); err != nil || there != "" {
+		return there, err
+	}
+	return l.copy(ctx, h, script, path, sum)
 }
 
 // Bounds of what is read from a host.
@@ -142,26 +181,29 @@ var options = []string{
 }
 
 // run runs a script on a host.
-func run(ctx context.Context, h Host, script string, stdin io.Reader, line func(string)) error {
+func (l Launcher) run(ctx context.Context, h Host, script string, stdin io.Reader, line func(string)) error {
 	var args []string
 	for _, o := range options {
 		args = append(args, "-o", o)
 	}
-	return wait(ctx, h, exec.CommandContext(ctx, "ssh", append(args, "--", h.Name, "sh -c '"+script+"'")...), stdin, line)
+	return l.wait(ctx, h, exec.CommandContext(ctx, "ssh", append(args, "--", h.Name, "sh -c '"+script+"'")...), stdin, line)
 }
 
 // here runs the launcher on this machine.
 func (l Launcher) here(ctx context.Context, h Host, args []string, stdin io.Reader, line func(string)) error {
-	return wait(ctx, h, exec.CommandContext(ctx, l.file, args...), stdin, line)
+	return l.wait(ctx, h, exec.CommandContext(ctx, l.file, args...), stdin, line)
 }
 
 // wait runs a command to its end.
-func wait(ctx context.Context, h Host, cmd *exec.Cmd, stdin io.Reader, line func(string)) error {
+func (l Launcher) wait(ctx context.Context, h Host, cmd *exec.Cmd, stdin io.Reader, line func(string)) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's Ctrl-C is for the launcher
 	cmd.WaitDelay = time.Second                           // a shared connection of ssh in the background keeps standard error open
 	var words tail
 	out := lines{line: line}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &out, &words
+	if l.Errs != nil {
+		cmd.Stderr = io.MultiWriter(&words, l.Errs)
+	}
 	err := cmd.Run()
 	out.end()
 	switch {
@@ -170,9 +212,9 @@ func wait(ctx context.Context, h Host, cmd *exec.Cmd, stdin io.Reader, line func
 	case err == nil, errors.Is(err, exec.ErrWaitDelay):
 		return nil
 	case errors.Is(err, exec.ErrNotFound):
-		return &Error{h.Name, "there is no ssh command in PATH"}
+		return &Error{Host: h.Name, Words: "there is no ssh command in PATH"}
 	}
-	return &Error{h.Name, cmp.Or(words.last(), err.Error())}
+	return &Error{Host: h.Name, Words: cmp.Or(words.last(), err.Error()), Status: max(cmd.ProcessState.ExitCode(), 0)}
 }
 
 // lines tells of each line that is written.

@@ -42,7 +42,7 @@ func host(t *testing.T) (home string, l Launcher, asked func() int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return home, Launcher{own, sum}, func() int {
+	return home, Launcher{file: own, sha256: sum}, func() int {
 		text, _ := os.ReadFile(filepath.Join(home, "asked"))
 		_ = os.Remove(filepath.Join(home, "asked"))
 		return strings.Count(string(text), "\n")
@@ -98,7 +98,7 @@ func TestRunRefuses(t *testing.T) {
 	if err := os.WriteFile(l.file, []byte("something else"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(); err == nil || !strings.Contains(err.Error(), "b: the launcher that came has another SHA-256") {
+	if err := run(); err == nil || !strings.Contains(err.Error(), "b: what came has another SHA-256") {
 		t.Errorf("%v", err)
 	}
 	if files, err := os.ReadDir(folder); err != nil || len(files) > 0 {
