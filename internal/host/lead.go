@@ -203,7 +203,7 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 	c := l.c
 	sc := session.Config{
 		Settings: c.Settings, Workers: c.Workers, Telemetry: console.Telemetry != nil, CanStart: !c.Fixed,
-		Term: l.term, Attempt: l.attempt, Fills: l.fills, Leader: c.self().Name, Inherited: in,
+		Apart: c.Apart, Term: l.term, Attempt: l.attempt, Fills: l.fills, Leader: c.self().Name, Inherited: in,
 	}
 	if !c.alone() {
 		sc.Lease, sc.Home = c.Detect, c.hosts()[0].Name

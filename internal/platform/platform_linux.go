@@ -64,16 +64,6 @@ func Allocate(f *os.File, size int64) error {
 	return nil
 }
 
-// AvailableMemory returns how many bytes the machine can give to programs, or false where that is unknown.
-func AvailableMemory() (bytes float64, ok bool) {
-	f, err := os.Open("/proc/meminfo")
-	if err != nil {
-		return 0, false
-	}
-	defer f.Close()
-	return parseMeminfo(f)
-}
-
 func parseMeminfo(r io.Reader) (bytes float64, ok bool) {
 	for lines := bufio.NewScanner(r); lines.Scan(); {
 		if fields := strings.Fields(lines.Text()); len(fields) == 3 && fields[0] == "MemAvailable:" && fields[2] == "kB" {

@@ -180,6 +180,7 @@ type Config struct {
 	Clocks    ClockKind // of the devices that workers compute on
 	Telemetry bool      // spans and measures are wanted
 	CanStart  bool      // workers can be started while the run goes on
+	Apart     bool      // each host is a machine of its own
 
 	// Lease is how long a worker commits without hearing its host, which cannot know then whether another one leads. 0 means
 	// forever: no other host can lead.

@@ -61,8 +61,17 @@ func (s *Session) measured(w *worker, m control.Beat) {
 		}
 	}
 	if m.Available > 0 && m.Available < 1<<60 {
-		// All workers share the machine.
-		s.paces.measure(w.who.ID, s.plan.Holds(w.who.ID, s.ctl.Profile().Layers)+m.Available/int64(len(s.plan.Workers)))
+		// What is left beside activations and mirrors is for all workers of the machine.
+		sharing := len(s.plan.Workers)
+		if s.cfg.Apart {
+			sharing = 0
+			for _, o := range s.plan.Workers {
+				if o.Host == w.who.Host {
+					sharing++
+				}
+			}
+		}
+		s.paces.measure(w.who.ID, s.plan.Holds(w.who.ID, s.ctl.Profile().Layers)+m.Available/int64(max(sharing, 1)))
 	}
 	verdicts := s.paces.detector.Observe(sample)
 	for _, v := range verdicts {
