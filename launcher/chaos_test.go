@@ -41,7 +41,7 @@ var peace struct {
 	sum rundir.Summary
 }
 
-// sameBits compares a run with one that was left in peace.
+// sameBits compares a run with an undisturbed one.
 func sameBits(t *testing.T, got rundir.Summary) {
 	t.Helper()
 	peace.Do(func() { peace.sum, _, _ = train(t, "--workers", "1") })

@@ -10,12 +10,14 @@ import (
 	"os/signal"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/admit"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -228,4 +230,28 @@ func (s *supervisor) goneAlone(g gone) report {
 		g.last += "\n"
 	}
 	return report{Kind: reportEnd, Status: session.ExitFailed, Errs: g.last + "launcher: the agent of this machine has ended; the others continue if they can\n"}
+}
+
+// tellRejected has the run note what the door of this machine rejects.
+func (s *supervisor) tellRejected(t *auth.Tally) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	told := make([]int64, auth.Causes)
+	for {
+		select {
+		case <-tick.C:
+		case <-s.ended:
+			return
+		}
+		now, more := t.Counts(), false
+		since := make([]int64, len(now))
+		for c := range now {
+			since[c] = now[c] - told[c]
+			more = more || since[c] > 0
+		}
+		if more {
+			s.ask(request{Rejected: since})
+			copy(told, now)
+		}
+	}
 }

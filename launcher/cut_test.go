@@ -24,7 +24,7 @@ import (
 // small machine, and a cut is over long before the end.
 var cutJob = []string{"--layers", "2", "--global-batch", "12", "--steps", "80"}
 
-var cutPeace struct {
+var cutBaseline struct {
 	sync.Once
 	sum rundir.Summary
 }
@@ -56,14 +56,14 @@ func cutTrain(t *testing.T, ms string, flags ...string) (sum rundir.Summary, dir
 	return sum, dir
 }
 
-// cutWant is what a run in peace ends with.
+// cutWant is what an undisturbed run ends with.
 func cutWant(t *testing.T) rundir.Summary {
 	t.Helper()
-	cutPeace.Do(func() { cutPeace.sum, _ = cutTrain(t, "0", "--workers", "1") })
-	if len(cutPeace.sum.ParamsSHA256) != 64 {
-		t.Fatal("the run in peace has failed")
+	cutBaseline.Do(func() { cutBaseline.sum, _ = cutTrain(t, "0", "--workers", "1") })
+	if len(cutBaseline.sum.ParamsSHA256) != 64 {
+		t.Fatal("the undisturbed run has failed")
 	}
-	return cutPeace.sum
+	return cutBaseline.sum
 }
 
 // oneHistory checks that no two plans have one version: neither in the records of the run, nor in
@@ -125,7 +125,7 @@ func TestCut(t *testing.T) {
 			want := cutWant(t)
 			sum, dir := cutTrain(t, "5", "--workers", "6", "--emulate-hosts", "3", "--detect", "1s", "--chaos", fmt.Sprintf("cut:%d@5:3", host))
 			if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
-				t.Errorf("loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+				t.Errorf("loss %v, parameters %s; want those of an undisturbed run, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
 			}
 			if sum.ModelHost != "host-0" {
 				t.Errorf("the model is on %s", sum.ModelHost)
@@ -163,7 +163,7 @@ func TestCutVoterIsReplaced(t *testing.T) {
 	want := cutWant(t)
 	sum, dir := cutTrain(t, "8", "--workers", "8", "--emulate-hosts", "4", "--detect", "1s", "--chaos", "cut:1@5:3")
 	if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
-		t.Errorf("loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+		t.Errorf("loss %v, parameters %s; want those of an undisturbed run, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
 	}
 	oneHistory(t, dir)
 	next := []string{"host-3 votes", "host-1 is no longer awaited by those that vote", "host-1 gets what the hosts agree on"}
@@ -233,7 +233,7 @@ func TestFrozenForTenSeconds(t *testing.T) {
 	var sum rundir.Summary
 	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
 	if sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
-		t.Errorf("loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+		t.Errorf("loss %v, parameters %s; want those of an undisturbed run, %v, %s", sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
 	}
 	if sum.WorkersLost < 2 || sum.WorkersJoined < 2 {
 		t.Errorf("%d workers were lost, and %d joined; want 2", sum.WorkersLost, sum.WorkersJoined)

@@ -37,7 +37,7 @@ func TestDrain(t *testing.T) {
 		{"all", 2, []int{1, 0}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			all := gathered(t, c.machines)
 			for n, i := range c.leave {
 				all[i].awaitSteps(t, 20*(n+1))
@@ -64,7 +64,7 @@ func TestDrain(t *testing.T) {
 				}
 				var sum rundir.Summary
 				readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
-				if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks+sum.WorkersLost > 0 {
+				if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.StateSHA256 != hostBaseline.sum.StateSHA256 || sum.Rollbacks+sum.WorkersLost > 0 {
 					t.Errorf("machine %d: %+v", i, sum)
 				}
 			}
@@ -76,7 +76,7 @@ func TestDrain(t *testing.T) {
 func TestDrainAgent(t *testing.T) {
 	built(t)
 	t.Parallel()
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	m := startMachine(t, "", "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "4", "--emulate-hosts", "2", mlp, "--steps", "150", "--micro-batch", "4", "--eval-every", "0")
 	m.awaitSteps(t, 20)
 	for _, pid := range hostProcesses(t, m.mark, "host-0")[:1] {
@@ -89,7 +89,7 @@ func TestDrainAgent(t *testing.T) {
 	}
 	var sum rundir.Summary
 	readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
-	if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.WorkersLost > 0 {
+	if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.WorkersLost > 0 {
 		t.Errorf("%+v", sum)
 	}
 }

@@ -43,7 +43,7 @@ func trainOnHosts(t *testing.T, flags ...string) (sum rundir.Summary, dir string
 	return sum, dir
 }
 
-var hostPeace struct {
+var hostBaseline struct {
 	sync.Once
 	sum rundir.Summary
 }
@@ -65,7 +65,7 @@ func lines[T any](t *testing.T, path string) (all []T) {
 	return all
 }
 
-// A run with agents on three hosts ends with the bits of one in peace, whoever of them is lost: a
+// A run with agents on three hosts ends with the bits of an undisturbed one, whoever of them is lost: a
 // worker, a host, the one that leads; by death or by frost.
 func TestHosts(t *testing.T) {
 	built(t)
@@ -74,10 +74,10 @@ func TestHosts(t *testing.T) {
 	for _, spec := range cases {
 		t.Run(cmpName(spec), func(t *testing.T) {
 			t.Parallel()
-			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			sum, dir := trainOnHosts(t, "--workers", "6", "--emulate-hosts", "3", "--chaos", spec)
-			if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss || sum.Steps != hostSteps {
-				t.Errorf("steps %d, loss %v, parameters %s; want those of a run in peace, %v, %s", sum.Steps, sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
+			if want := hostBaseline.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss || sum.Steps != hostSteps {
+				t.Errorf("steps %d, loss %v, parameters %s; want those of an undisturbed run, %v, %s", sum.Steps, sum.Loss, sum.ParamsSHA256, want.Loss, want.ParamsSHA256)
 			}
 			next := 1
 			for _, m := range lines[rundir.Metrics](t, filepath.Join(dir, "metrics.jsonl")) {
@@ -258,15 +258,15 @@ func logFiles(t *testing.T, dir string) {
 }
 
 // A host that was frozen, and wakes when the others have gone on without it, finds that its
-// workers are fenced: they end, others join in their place, and the run ends with the bits of one
-// in peace.
+// workers are fenced: they end, others join in their place, and the run ends with the bits of an
+// undisturbed one.
 func TestFrozenHostWakes(t *testing.T) {
 	built(t)
 	t.Parallel()
 	for _, host := range []string{"host-0", "host-1"} { // one of them may lead
 		t.Run(host, func(t *testing.T) {
 			t.Parallel()
-			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			cmd := launch(t, "run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "6", "--emulate-hosts", "3",
 				"--chaos", "slow:3@1:0.05", mlp, "--steps", strconv.Itoa(hostSteps), "--micro-batch", "4", "--eval-every", "0")
 			mark := "LAUNCHER_TEST=" + cmd.Dir
@@ -304,7 +304,7 @@ func TestFrozenHostWakes(t *testing.T) {
 			}
 			var sum rundir.Summary
 			readJSON(t, filepath.Join(cmd.Dir, "run", "summary.json"), &sum)
-			if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.WorkersLost < 2 || sum.WorkersStarted < 8 || sum.WorkersJoined == 0 {
+			if want := hostBaseline.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.Steps != hostSteps || sum.WorkersLost < 2 || sum.WorkersStarted < 8 || sum.WorkersJoined == 0 {
 				t.Errorf("steps %d, parameters %s, lost %d of %d, joined %d", sum.Steps, sum.ParamsSHA256, sum.WorkersLost, sum.WorkersStarted, sum.WorkersJoined)
 			}
 			if left := marked(t, mark); len(left) > 0 {
@@ -318,9 +318,9 @@ func TestFrozenHostWakes(t *testing.T) {
 func TestTwoOfFiveHosts(t *testing.T) {
 	built(t)
 	t.Parallel()
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	sum, dir := trainOnHosts(t, "--workers", "5", "--emulate-hosts", "5", "--detect", "3s", "--chaos", "killhost:0@20,killhost:2@80")
-	if want := hostPeace.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.WorkersLost < 2 {
+	if want := hostBaseline.sum; sum.ParamsSHA256 != want.ParamsSHA256 || sum.WorkersLost < 2 {
 		events, _ := os.ReadFile(filepath.Join(dir, "events.jsonl"))
 		t.Errorf("parameters %s, want %s; %d workers lost\n%s", sum.ParamsSHA256, want.ParamsSHA256, sum.WorkersLost, events)
 	}

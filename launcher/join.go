@@ -35,8 +35,9 @@ processor architecture must be the same. The program comes from the first machin
 in the user's cache folder; its data files must lie at the same paths here.
 
 This machine gets a run directory of its own, with copies of all records. Any machine may
-fail, the first one included, as long as a majority is left: two of three, three of five. The
-trained model is written on one of them, which the end of the run names.
+fail, the first one included, as long as a majority is left: two of three, three of five. Of two
+machines, the first one, or the one that launcher run --tie-break names, has to be there: if it
+fails, the run ends, and if the other one fails, the run continues. The trained model is written on one of them, which the end of the run names.
 
 If the run is resumed, join offers what this machine has of its checkpoints: in --run-dir, or in
 the directory below runs that is of this run.

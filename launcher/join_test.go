@@ -84,7 +84,7 @@ func (r *underWay) kill(id int) {
 	syscall.Kill(run.Workers[i].PID, syscall.SIGKILL)
 }
 
-// end stops the run some steps after what has happened to it, and compares all its steps with those of a run in peace.
+// end stops the run some steps after what has happened to it, and compares all its steps with those of an undisturbed run.
 func (r *underWay) end() (sum rundir.Summary) {
 	r.t.Helper()
 	newest := func() int {
@@ -116,7 +116,7 @@ func (r *underWay) end() (sum rundir.Summary) {
 	return sum
 }
 
-// goesOn resumes a run that end has stopped, and compares the bits with those of a run in peace.
+// goesOn resumes a run that end has stopped, and compares the bits with those of an undisturbed run.
 func (r *underWay) goesOn() {
 	r.t.Helper()
 	cmd := exec.Command(binary, "resume", "--plain", "--threads", "1", "--workers", "1", "run")
@@ -132,7 +132,7 @@ func (r *underWay) goesOn() {
 	}
 }
 
-// peaceful is what a run in peace has told.
+// peaceful is what an undisturbed run has told.
 type peaceful struct {
 	sum   rundir.Summary
 	steps []rundir.Metrics
@@ -154,7 +154,7 @@ func joinPeace(t *testing.T) peaceful {
 		alone.steps = metrics(t, filepath.Join(cmd.Dir, "run"))
 	})
 	if len(alone.steps) != joinSteps {
-		t.Fatal("the run in peace has failed")
+		t.Fatal("the undisturbed run has failed")
 	}
 	return alone.peaceful
 }

@@ -26,7 +26,7 @@ func (m *machine) saved() int {
 func TestMachinesRollBack(t *testing.T) {
 	built(t)
 	t.Parallel()
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	all := gathered(t, 3, "--mirrors", "0")
 	await(t, "a checkpoint", func() bool { return all[0].saved() > 10 })
 	all[0].kill(t) // it leads
@@ -36,7 +36,7 @@ func TestMachinesRollBack(t *testing.T) {
 		}
 		var sum rundir.Summary
 		readJSON(t, filepath.Join(m.run, "summary.json"), &sum)
-		if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 {
+		if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.StateSHA256 != hostBaseline.sum.StateSHA256 {
 			t.Errorf("machine %d: %+v", i+1, sum)
 		}
 		events, _ := os.ReadFile(filepath.Join(m.run, "events.jsonl"))
@@ -51,7 +51,7 @@ func TestMachinesRollBack(t *testing.T) {
 func TestMachinesResume(t *testing.T) {
 	built(t)
 	t.Parallel()
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	was := gathered(t, 3)
 	await(t, "a checkpoint", func() bool { return was[1].saved() > 10 && was[2].saved() > 10 })
 	for _, m := range was {
@@ -80,7 +80,7 @@ func TestMachinesResume(t *testing.T) {
 		}
 		var sum rundir.Summary
 		readJSON(t, filepath.Join(m.run, "summary.json"), &sum)
-		if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Steps != hostSteps {
+		if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.StateSHA256 != hostBaseline.sum.StateSHA256 || sum.Steps != hostSteps {
 			t.Errorf("machine %d: %+v", i, sum)
 		}
 		steps := make(map[int]bool)

@@ -453,7 +453,7 @@ func until(t *testing.T, ok func() bool) {
 	end := time.Now().Add(time.Minute)
 	for !ok() {
 		if time.Now().After(end) {
-			t.Fatal("waited in vain")
+			t.Fatal("not within a minute")
 		}
 		time.Sleep(time.Millisecond)
 	}

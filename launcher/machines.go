@@ -18,13 +18,11 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/admit"
-	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -452,30 +450,6 @@ func trainHere(ctx context.Context, f runFlags, a assignment, file string, dir *
 		s.tasks.Go(func() { s.tellRejected(&d.Rejected) })
 		return leave(f.child, dir, stdout)
 	})
-}
-
-// tellRejected has the run note what the door of this machine rejects.
-func (s *supervisor) tellRejected(t *auth.Tally) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	told := make([]int64, auth.Causes)
-	for {
-		select {
-		case <-tick.C:
-		case <-s.ended:
-			return
-		}
-		now, more := t.Counts(), false
-		since := make([]int64, len(now))
-		for c := range now {
-			since[c] = now[c] - told[c]
-			more = more || since[c] > 0
-		}
-		if more {
-			s.ask(request{Rejected: since})
-			copy(told, now)
-		}
-	}
 }
 
 // advertised gives a host the address that its user chose, which it has to have.

@@ -25,7 +25,7 @@ func TestSeparateMachines(t *testing.T) {
 		{"all processes of the second are killed", 1, (*machines.Machine).KillAll},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			ms := machines.Up(t, 3)
 			command, program := ms[0].CopyIn(binary), ms[0].CopyIn(mlp)
 			var cmds []*machines.Cmd
@@ -77,7 +77,7 @@ func TestSeparateMachines(t *testing.T) {
 				}
 				var sum rundir.Summary
 				readJSON(t, ms[i].Path("/tmp/run/summary.json"), &sum)
-				if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks > 0 || sum.WorkersLost != 2 {
+				if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.StateSHA256 != hostBaseline.sum.StateSHA256 || sum.Rollbacks > 0 || sum.WorkersLost != 2 {
 					t.Errorf("%s: %+v", ms[i].Name, sum)
 				}
 				if _, err := os.Stat(ms[i].Path("/tmp/run/model.safetensors")); (err == nil) != (sum.ModelHost == ms[i].Name) ||

@@ -142,7 +142,7 @@ func TestMachines(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []int{-1, 0, 2} {
 		t.Run([]string{"undisturbed", "first", "second", "third"}[lost+1], func(t *testing.T) {
-			hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			all := gathered(t, 3)
 			names := namesOf(t, all)
 			if lost >= 0 {
@@ -162,7 +162,7 @@ func TestMachines(t *testing.T) {
 				}
 				var sum rundir.Summary
 				readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
-				if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks > 0 {
+				if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.StateSHA256 != hostBaseline.sum.StateSHA256 || sum.Rollbacks > 0 {
 					t.Errorf("machine %d: %+v", i, sum)
 				}
 				if (sum.ModelHost == names[0]) != (lost != 0) || !slices.Contains(names, sum.ModelHost) {

@@ -55,7 +55,7 @@ func trained(t *testing.T, m *machines.Machine) (sum rundir.Summary) {
 	file := m.Path("/root/runs/latest/summary.json")
 	await(t, file, func() bool { _, err := os.Stat(file); return !errors.Is(err, fs.ErrNotExist) })
 	readJSON(t, file, &sum)
-	if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.StateSHA256 != hostPeace.sum.StateSHA256 || sum.Rollbacks > 0 {
+	if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.StateSHA256 != hostBaseline.sum.StateSHA256 || sum.Rollbacks > 0 {
 		t.Errorf("%s: %+v", m.Name, sum)
 	}
 	await(t, "the end of all processes on "+m.Name, func() bool { return len(processes(m)) == 0 })
@@ -77,7 +77,7 @@ func processes(m *machines.Machine) (programs []string) {
 // train on to the same bits.
 func TestSSHMachines(t *testing.T) {
 	built(t)
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	ms := machines.Up(t, 3)
 	machines.ServeSSH(t, ms)
 	ms[0].CopyIn(binary)
@@ -99,7 +99,7 @@ func TestSSHMachinesInFull(t *testing.T) {
 		t.Skip("with -args -all only")
 	}
 	built(t)
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	ms := machines.Up(t, 4)
 	machines.ServeSSH(t, ms)
 	ms[0].CopyIn(binary)

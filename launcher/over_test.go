@@ -59,7 +59,7 @@ func (m *machine) steps() int {
 // One line starts a run on three machines, two of which have nothing but a shell. They continue when all of the first one is killed.
 func TestOverSSH(t *testing.T) {
 	built(t)
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	m, root := overFake(t, []string{"b", "me@c"}, "--hosts", "localhost, b,me@c:1")
 	await(t, "20 steps", func() bool { return m.steps() > 20 })
 	m.Process.Kill() // its agent and workers end with it
@@ -78,7 +78,7 @@ func TestOverSSH(t *testing.T) {
 		await(t, file, func() bool { _, err := os.Stat(file); return err == nil })
 		var sum rundir.Summary
 		readJSON(t, file, &sum)
-		if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.WorkersStarted != 5 || sum.WorkersLost != 2 {
+		if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.WorkersStarted != 5 || sum.WorkersLost != 2 {
 			t.Errorf("%s: %+v", h, sum)
 		}
 	}
@@ -168,7 +168,7 @@ func TestDoctorHosts(t *testing.T) {
 // its files. Ctrl-C stops the run.
 func TestAway(t *testing.T) {
 	built(t)
-	hostPeace.Do(func() { hostPeace.sum, _ = trainOnHosts(t, "--workers", "1") })
+	hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 	hosts := []string{"a", "me@b", "c"}
 	root := fakeMachines(t, hosts)
 	steps := func(host string) int {
@@ -207,7 +207,7 @@ func TestAway(t *testing.T) {
 	}
 	var sum rundir.Summary
 	readJSON(t, filepath.Join(root, "c", "runs", "latest", "summary.json"), &sum)
-	if sum.ParamsSHA256 != hostPeace.sum.ParamsSHA256 || sum.WorkersStarted != 5 || sum.WorkersLost != 2 || sum.Rollbacks > 0 {
+	if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.WorkersStarted != 5 || sum.WorkersLost != 2 || sum.Rollbacks > 0 {
 		t.Errorf("%+v", sum)
 	}
 	alone(m)

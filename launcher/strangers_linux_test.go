@@ -25,7 +25,7 @@ import (
 
 // Every TCP port that two machines of a run open is attacked while it trains: by callers with another secret or none, that replay a
 // recorded session, announce 1 GiB, or read and write as slowly as they can, by 10,000 half-open connections, and by an agent that was
-// replaced. All are cut off and counted in events.jsonl, no worker is lost, nobody else leads, and the bits are the same.
+// replaced. All are cut off and counted in events.jsonl, no worker is lost, no other host leads, and the bits are the same.
 func TestStrangersAtThePorts(t *testing.T) {
 	built(t)
 	t.Parallel()

@@ -30,7 +30,7 @@ type Clocks interface {
 	Devices(processes map[int]int) ([]Device, error)
 
 	// Save is called before the first clock is set that stays so when this process dies. When it returns,
-	// somebody who outlives this process will put back what the record says.
+	// a process that outlives this one will put back what the record says.
 	Save(dvfs.Record) error
 
 	// Close is called last. restored says that all clocks are as they were found.

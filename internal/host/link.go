@@ -52,6 +52,8 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 			switch m := m.(type) {
 			case control.Fetch:
 				s.relay.shards.Serve(ctx, conn, m)
+			case control.ReadLog:
+				_ = conn.Send(c.readLog(m)) // the same
 			case control.Reach:
 				_ = conn.Send(control.Reached{Found: c.probe(ctx, c.host(m.Host))}) // its sender may have ended
 			case control.Enter:
@@ -101,6 +103,8 @@ func greet(ctx context.Context, conn *control.Conn, c *Config) (control.Message,
 	switch m := m.(type) {
 	case control.Host:
 		ok = m.Protocol == control.Protocol && m.Host >= 0 && m.Host < len(c.hosts()) && m.Host != c.Self && len(m.Server) <= agree.MaxName && len(m.Records) <= maxMarks
+	case control.ReadLog:
+		ok = m.Protocol == control.Protocol && c.Apart
 	case control.Fetch:
 		ok = m.Protocol == control.Protocol && c.Apart
 	case control.Reach:

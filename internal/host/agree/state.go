@@ -173,7 +173,7 @@ func (s *State) code(c *coder) {
 func (s State) Write(w io.Writer) error {
 	b := bufio.NewWriter(w)
 	_ = b.WriteByte(format) // Flush returns its error
-	// Writing takes the fields as they are; this copy is changed by nobody else.
+	// Writing takes the fields as they are; nothing else changes this copy.
 	c := coder{enc: msgpack.NewEncoder(b)}
 	s.Plans, s.Members = slices.Clone(s.Plans), slices.Clone(s.Members)
 	s.code(&c)

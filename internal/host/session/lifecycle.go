@@ -194,7 +194,7 @@ func (s *Session) unreaped(w *worker) {
 // grace gives a worker until timing.Reap from now to exit, and to have said all.
 func (s *Session) grace(w *worker) { w.reap = s.now.Add(timing.Reap) }
 
-// kill kills a worker; its exit is the event that follows, for which nobody waits longer than for any.
+// kill kills a worker; its exit is the event that follows, for which the session waits no longer than for any.
 func (s *Session) kill(w *worker) {
 	w.killed = true
 	s.first(Kill{w.place, w.stuck})

@@ -108,6 +108,35 @@ type Part struct {
 	Err  string // why the file cannot be read; "" if it can
 }
 
+// ReadLog asks an agent for the logs of workers on a host: its own, or one that it asks in turn, over a connection for that alone.
+// Logged answers it.
+type ReadLog struct {
+	Protocol            int
+	Host                string // "": which logs are on the other hosts
+	Worker, Incarnation int    // Worker -1: which logs are there
+	At                  int64  // byte from which on to read
+}
+
+// Logged says which logs there are, or what one has from ReadLog.At on; nothing at its end.
+type Logged struct {
+	Logs []LogFile // at most MaxLogs
+	Data []byte    // at most MaxLogged
+	Err  string    // why not; "" if it could be read
+}
+
+// LogFile is the log of a worker's session.
+type LogFile struct {
+	Host                string
+	Worker, Incarnation int
+	Size                int64
+}
+
+// Bounds of a Logged.
+const (
+	MaxLogs   = 4096
+	MaxLogged = 256 << 10
+)
+
 // Lead is the answer to Host: the leader's term, the newest step of its records, and the plan of that step. The host sends all
 // that it has of its workers since then, and then Told.
 type Lead struct {
@@ -172,6 +201,8 @@ func (Drop) kind() string     { return "drop" }
 func (Kept) kind() string     { return "kept" }
 func (Fetch) kind() string    { return "fetch" }
 func (Part) kind() string     { return "part" }
+func (ReadLog) kind() string  { return "readlog" }
+func (Logged) kind() string   { return "logged" }
 func (Lead) kind() string     { return "lead" }
 func (Told) kind() string     { return "told" }
 func (Relayed) kind() string  { return "relayed" }

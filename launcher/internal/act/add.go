@@ -55,7 +55,7 @@ step on. launcher status lists them then.`,
 
 // Add asks the agent of a run for n more workers, and returns their numbers, for the command as for the page.
 func Add(ctx context.Context, runDir string, n int) ([]int, error) {
-	m, err := ask(ctx, runDir, control.Add{N: n})
+	m, err := Ask(ctx, runDir, control.Add{N: n})
 	if err != nil {
 		return nil, err
 	}

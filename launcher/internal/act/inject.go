@@ -90,7 +90,7 @@ func (in Injection) Inject(ctx context.Context, runDir string, ids []int) error 
 	case err != nil:
 		return err
 	case run.Host != "": // processes may be on another machine
-		_, err := ask(ctx, runDir, control.Inject{Kind: in.Name, Workers: ids, Stamp: in.tell && in.Name != control.Thaw})
+		_, err := Ask(ctx, runDir, control.Inject{Kind: in.Name, Workers: ids, Stamp: in.tell && in.Name != control.Thaw})
 		return cli.Fail(err)
 	}
 	return cli.Fail(in.signal(ctx, run.Agent, targets))
@@ -202,12 +202,12 @@ stop ends it at once.`,
 
 // Stop ends a run at its next commit, for the command as for the page.
 func Stop(ctx context.Context, runDir string) error {
-	_, err := ask(ctx, runDir, control.Stop{})
+	_, err := Ask(ctx, runDir, control.Stop{})
 	return err
 }
 
-// ask sends a message to the agent of a run and returns its answer.
-func ask(ctx context.Context, runDir string, m control.Message) (control.Message, error) {
+// Ask sends a message to the agent of a run and returns its answer.
+func Ask(ctx context.Context, runDir string, m control.Message) (control.Message, error) {
 	run, err := rundir.ReadWorkers(runDir)
 	if err != nil {
 		return nil, err

@@ -54,7 +54,7 @@ func Slow(ctx context.Context, runDir string, w int, factor float64) error {
 	case err != nil:
 		return err
 	case run.Host != "":
-		_, err := ask(ctx, runDir, control.Inject{Kind: slowName, Workers: []int{w}, Factor: factor})
+		_, err := Ask(ctx, runDir, control.Inject{Kind: slowName, Workers: []int{w}, Factor: factor})
 		return cli.Fail(err)
 	}
 	if err := Local(runDir, slowName, targets[0], factor); err != nil {

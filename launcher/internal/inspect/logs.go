@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
@@ -23,7 +24,8 @@ func NewLogs() *cobra.Command {
 		Short: "Print the output of workers",
 		Long: `logs prints what the workers of a run, by default of runs/latest, wrote to their
 standard output and error. With W, it is worker W's alone; otherwise each line
-begins with its worker's number.`,
+begins with its worker's number. While a run over several machines goes on, the logs of all
+machines are printed on any of them; afterwards each has those of its own workers.`,
 		Example: `  launcher logs
   launcher logs 2 -f
   launcher logs runs/small 0`,
@@ -40,17 +42,21 @@ begins with its worker's number.`,
 			if err != nil {
 				return cli.Fail(err)
 			}
-			if len(logs) == 0 && worker >= 0 {
-				if now, err := rundir.ReadWorkers(dir); err == nil {
-					for _, p := range now.Workers {
-						if p.ID == worker && now.Host != "" && p.Host != now.Host {
-							return cli.Fail(fmt.Errorf("worker %d runs on %s, and its log is there", worker, p.Host))
-						}
-					}
-				}
-				return fmt.Errorf("worker %d has no log in %s", worker, dir)
+			far := &farLogs{dir: dir, worker: worker, tails: make(map[control.LogFile]*farTail), faults: make(map[string]bool)}
+			r, err := rundir.Read(dir)
+			if err != nil {
+				return cli.Fail(err)
 			}
-			return cli.Fail(printLogs(cmd.Context(), cmd.OutOrStdout(), dir, worker, follow))
+			if !r.Running || !far.there() {
+				if far = nil; len(logs) == 0 && worker >= 0 {
+					return fmt.Errorf("worker %d has no log in %s", worker, dir)
+				}
+			}
+			printed, err := printLogs(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), dir, worker, follow, far)
+			if err == nil && far != nil && worker >= 0 && len(logs) == 0 && !printed && !follow {
+				return fmt.Errorf("worker %d has no log, or an empty one, on the machines that answer", worker)
+			}
+			return cli.Fail(err)
 		},
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "follow the logs until the run has ended")
@@ -86,8 +92,17 @@ func logsOf(dir string, worker int) ([]rundir.Log, error) {
 // lookAgain is the time between two looks at logs that are followed.
 const lookAgain = 100 * time.Millisecond
 
-// printLogs prints logs to their end, and where they are followed, to the run's.
-func printLogs(ctx context.Context, out io.Writer, dir string, worker int, follow bool) error {
+// printLogs prints logs to their end, and where they are followed, to the run's. It reports whether there was a line on another machine;
+// far is nil where there is none.
+func printLogs(ctx context.Context, out, errs io.Writer, dir string, worker int, follow bool, far *farLogs) (printed bool, err error) {
+	show := func(of int, line []byte) error {
+		prefix := ""
+		if worker < 0 {
+			prefix = fmt.Sprintf("%d| ", of)
+		}
+		_, err := fmt.Fprintf(out, "%s%s", prefix, line)
+		return err
+	}
 	tails := make(map[string]*cli.Tail)
 	defer func() {
 		for _, t := range tails {
@@ -100,12 +115,12 @@ func printLogs(ctx context.Context, out io.Writer, dir string, worker int, follo
 		// A run that has ended writes nothing more, so what is read now is the rest.
 		r, err := rundir.Read(dir)
 		if err != nil {
-			return err
+			return printed, err
 		}
 		last := !follow || !r.Running
 		logs, err := logsOf(dir, worker)
 		if err != nil {
-			return err
+			return printed, err
 		}
 		for _, l := range logs {
 			t := tails[l.Path]
@@ -113,24 +128,29 @@ func printLogs(ctx context.Context, out io.Writer, dir string, worker int, follo
 				t = &cli.Tail{Path: l.Path}
 				tails[l.Path] = t
 			}
-			prefix := ""
-			if worker < 0 {
-				prefix = fmt.Sprintf("%d| ", l.Worker)
+			if err := t.Lines(last, func(line []byte) error { return show(l.Worker, line) }); err != nil {
+				return printed, err
 			}
-			if err := t.Lines(last, func(line []byte) error {
-				_, err := fmt.Fprintf(out, "%s%s", prefix, line)
-				return err
-			}); err != nil {
-				return err
+		}
+		if far != nil && r.Running {
+			faults, err := far.read(ctx, last, func(of int, line []byte) error {
+				printed = true
+				return show(of, line)
+			})
+			if err != nil {
+				return printed, err
+			}
+			for _, text := range faults {
+				fmt.Fprintf(errs, "launcher: %s\n", text)
 			}
 		}
 		if last {
-			return nil
+			return printed, nil
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return nil
+			return printed, nil
 		}
 	}
 }

@@ -73,7 +73,7 @@ func Serve(l net.Listener, p Prover, ticket func() (string, error), refused func
 	return s, nil
 }
 
-// certificate makes one with a new key. Nobody looks at its names.
+// certificate makes one with a new key. Its names mean nothing.
 func certificate() (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

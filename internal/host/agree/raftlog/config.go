@@ -55,7 +55,7 @@ type Config struct {
 	Logger *slog.Logger
 
 	// Apply is told of each accepted entry, in order, with the state after it;
-	// nil is nobody. The entry is nil where the state came from a snapshot and is to
+	// nil tells none. The entry is nil where the state came from a snapshot and is to
 	// replace all that was heard before, which Open can do before it returns.
 	// All that is in the log above the snapshot is told again at each start.
 	Apply func(agree.Entry, agree.State)
