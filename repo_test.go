@@ -42,7 +42,7 @@ var floors = [][]string{
 	{"internal/observe/view/...", "internal/observe/dashboard/...", "internal/observe/telemetry/..."},
 	{"internal/controller/..."},
 	{"internal/net/gossip/...", "internal/net/control/..."},
-	{"internal/plan/..."},
+	{"internal/plan/...", "internal/store/archive/..."},
 	{"internal/net/commtest/...", "internal/store/checkpoint/..."},
 	{"internal/net/...", "internal/store/...", "internal/observe/trace/...", "internal/chaos/..."},
 	{"kernel"},
@@ -80,6 +80,10 @@ var importRules = []importRule{
 	{
 		from: []string{"..."}, except: []string{"launcher/..."}, tests: true, ban: []string{"internal/dvfs/nvml"},
 		why: "with internal/dvfs/nvml comes cgo, which users' programs are to do without; the launcher hands clocks on",
+	},
+	{
+		from: []string{"..."}, except: []string{"launcher/internal/bucket/..."}, tests: true, ban: []string{"github.com/minio/..."},
+		why: "buckets are one kind of archive.Bucket, which is all that the rest needs to know; users' programs are to do without their client",
 	},
 	{
 		from: []string{"..."}, ban: []string{"launcher/...", "examples/...", "bench/..."}, tests: true,
@@ -487,7 +491,7 @@ func checkSleeps(files []file) (faults []string) {
 }
 
 // testModules are for tests of this repository alone; nobody installs them.
-var testModules = []string{"launcher/browsertest/go.mod", "launcher/internal/kube/k8stest/go.mod"}
+var testModules = []string{"launcher/browsertest/go.mod", "launcher/internal/kube/k8stest/go.mod", "launcher/internal/bucket/s3test/go.mod"}
 
 // checkReplace forbids replace directives: go run and go install refuse a module that has them, and they hide what is built.
 // The browser tests are not installed, and must test the tree they are in.

@@ -30,6 +30,7 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/act"
+	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -96,8 +97,12 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	}
 	var at member // once its log is open
 	rejected := new(auth.Tally)
+	target, err := bucket.OfRun(settings.Checkpoints)
+	if err != nil {
+		return cli.Fail(err)
+	}
 	h, err := host.New(host.Config{
-		Settings: settings,
+		Settings: settings, Target: target,
 		Start: spawn.Starter(spawn.Command{
 			Path: a.File, Args: a.Args, Links: links.Path(), Addr: reached.Addr().String(), Key: key,
 		}, dir.LogFile),

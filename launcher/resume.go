@@ -20,9 +20,11 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/net/admit"
+	"github.com/soliton-train/soliton/internal/store/archive"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
 )
@@ -37,7 +39,7 @@ func newResume() *cobra.Command {
 	var f runFlags
 	var with changed
 	cmd := &cobra.Command{
-		Use:   "resume [flags] RUN_DIR [program flags]",
+		Use:   "resume [flags] RUN_DIR|URL [program flags]",
 		Short: "Resume a run that has ended",
 		Long: `resume continues the run of a run directory from its newest whole checkpoint,
 with the program and the program's flags of before, which job.json has. It need not
@@ -50,6 +52,9 @@ program is another one when it was built again from other code or by another ver
 What has changed is named, and job.json keeps what the run was before, and up to which step.
 Only another shape of the state is refused.
 
+A run whose checkpoints go to a folder or bucket (launcher run --checkpoints) is resumed from
+that as well, also on a machine that has nothing of it: in a new run directory, or in --run-dir.
+
 A checkpoint that was altered or cut off is refused, and the one before it used. The line files
 of the run directory grow on: steps after the checkpoint appear in metrics.jsonl once more, with
 a higher plan, and the last line of a step counts.
@@ -61,6 +66,7 @@ is missing is named, with the machines that had it. Resume it where metrics.json
   launcher resume runs/gpt-20260102-150405 --workers 2 --stages 1
   launcher resume runs/latest --steps 400
   launcher resume --allow program,lr runs/latest --lr 1e-4 --steps 400
+  launcher resume s3://bucket/run
   launcher resume --listen --wait-hosts 3 runs/latest        and on two other machines of the run
   launcher join TICKET`,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -89,11 +95,12 @@ is missing is named, with the machines that had it. Resume it where metrics.json
 	flags := cmd.Flags()
 	flags.SetInterspersed(false) // what follows RUN_DIR is looked at later
 	flags.SortFlags = false
+	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` of a run that is resumed from a URL (default runs/PROGRAM-TIME)")
 	flags.StringVar(&with.program, "program", "", "`PROGRAM`, where it is not the one of before (default as before)")
 	sharedFlags(flags, &f)
 	machineFlags(cmd, &f)
 	zero := map[string]string{"int": "0", "string": "", "bool": "false", "duration": "0s"}
-	for _, name := range []string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify", "keep", "keep-every", "keep-best"} {
+	for _, name := range []string{"workers", "stages", "mirrors", "min-workers", "respawn", "detect", "call-timeout", "digests", "verify", "keep", "keep-every", "keep-best", "checkpoints"} {
 		flag := flags.Lookup(name)
 		flag.Usage, flag.DefValue = flag.Usage+" (default as before)", zero[flag.Value.Type()]
 	}
@@ -102,6 +109,19 @@ is missing is named, with the machines that had it. Resume it where metrics.json
 
 // resume takes the run directory and trains on.
 func resume(cmd *cobra.Command, f runFlags, path string, with changed) error {
+	url := ""
+	if bucket.Holds(path) {
+		url = path
+		from, err := bucket.Open(path)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		if path, err = bucket.Restore(cmd.Context(), from, f.runDir, f.notes(cmd.ErrOrStderr())); err != nil {
+			return cli.Fail(err)
+		}
+	} else if f.runDir != "" {
+		return fmt.Errorf("--run-dir is for a run that is resumed from a URL; %s is the directory", path)
+	}
 	dir, was, err := rundir.Resume(path)
 	switch {
 	case errors.Is(err, rundir.ErrNoRun), errors.Is(err, rundir.ErrInUse):
@@ -125,6 +145,9 @@ func resume(cmd *cobra.Command, f runFlags, path string, with changed) error {
 	job.Workers = (job.Workers + machines - 1) / machines
 	if err := f.inherit(job, cmd.Flags().Changed); err != nil {
 		return cli.Fail(fmt.Errorf("%s: job.json: %w", path, err))
+	}
+	if url != "" && !cmd.Flags().Changed("checkpoints") {
+		f.target = url
 	}
 	if err := f.overSSH(cmd); err != nil {
 		return err
@@ -153,6 +176,17 @@ const auto = "auto"
 func runAgain(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
 	path := cmp.Or(f.runDir, filepath.Join(rundir.Parent, p.name))
 	dir, was, err := rundir.Resume(path)
+	if errors.Is(err, rundir.ErrNoRun) && f.target != "" {
+		from, wrong := bucket.OfRun(f.target)
+		if wrong != nil {
+			return wrong
+		}
+		if _, err = bucket.Restore(ctx, from, path, f.notes(stderr)); err == nil {
+			dir, was, err = rundir.Resume(path)
+		} else if errors.Is(err, archive.ErrNoRun) || errors.Is(err, bucket.ErrNothing) {
+			err = rundir.ErrNoRun
+		}
+	}
 	if errors.Is(err, rundir.ErrNoRun) {
 		if dir, err = rundir.CreateAgain(path); err != nil {
 			return cli.Report(session.Outcome{Err: err}, stdout, stderr)
@@ -182,6 +216,11 @@ func runAgain(ctx context.Context, f runFlags, p program, args []string, stdout,
 	}
 	again.Finished, again.Allow, again.OrBegin = finished, f.allow, job.Floor() == 0
 	return trainIn(ctx, f, p, args, dir, again, stdout, stderr)
+}
+
+// notes returns what tells the user of a run that has not begun.
+func (f *runFlags) notes(stderr io.Writer) func(string) {
+	return func(text string) { fmt.Fprintf(stderr, "launcher: %s\n", text) }
 }
 
 // allDone reports whether a run has ended with all its steps.
@@ -225,6 +264,7 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	inherit(changed("respawn"), &f.respawn, job.Respawn)
 	inherit(changed("digests"), &f.digests, !job.NoDigests)
 	inherit(changed("verify"), &f.verify, job.Verify)
+	inherit(changed("checkpoints"), &f.target, job.Checkpoints)
 	if err := cli.InheritKeep(&f.keep, job, changed); err != nil {
 		return err
 	}
@@ -282,7 +322,10 @@ func newest(ctx context.Context, dir *rundir.Dir, job rundir.Job, notes []string
 		return nil, err
 	}
 	defer r.Close()
-	again.Step, again.Tensors = r.Manifest().Step, r.Manifest().Tensors
+	m := r.Manifest()
+	if again.Step, again.Tensors = m.Step, m.Tensors; m.Loss != nil {
+		again.Loss = *m.Loss
+	}
 	return again, nil
 }
 

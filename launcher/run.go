@@ -30,6 +30,7 @@ import (
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
+	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/clocks"
 	"github.com/soliton-train/soliton/launcher/internal/detach"
@@ -51,6 +52,7 @@ type runFlags struct {
 	digests   bool
 	verify    int
 	keep      checkpoint.Keep
+	target    string // of --checkpoints
 	reshape   string
 	runDir    string
 	resume    string   // auto, or "" for a run that begins
@@ -241,6 +243,7 @@ func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
 	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
 	cli.KeepFlags(flags, &f.keep)
+	flags.StringVar(&f.target, "checkpoints", "", "where checkpoints go beside the run directory: a folder, or `URL` such as s3://BUCKET/RUN")
 	flags.StringSliceVar(&f.allow, "allow", nil, "`names` of what may have changed when a run is resumed, such as program,lr")
 	clockFlags(flags, f)
 	pageFlag(flags, f)
@@ -300,6 +303,8 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 		errs.Add(cli.Within("threads", f.threads, 1, session.MaxThreads))
 	}
 	errs.Add(cli.KeepFaults(f.keep)...)
+	_, wrong := bucket.OfRun(f.target)
+	errs.Add(wrong)
 	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
 	if _, err := session.ParseReduction(f.reduction); err != nil {
 		errs.Add(fmt.Errorf("--reduction %w", err))
@@ -330,6 +335,15 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 
 // run trains the program in worker processes, from the beginning.
 func run(ctx context.Context, f runFlags, p program, args []string, stdout, stderr io.Writer) error {
+	if f.target != "" && f.resume != auto {
+		to, err := bucket.OfRun(f.target)
+		if err == nil {
+			err = bucket.Free(ctx, to)
+		}
+		if err != nil {
+			return cli.Fail(err)
+		}
+	}
 	if f.resume == auto {
 		return runAgain(ctx, f, p, args, stdout, stderr)
 	}
@@ -434,9 +448,13 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 	settings := f.settings(p, cwd)
 	settings.Resume, settings.Chaos = again, faultsFor(f.faults, f.workers, 1)
+	target, err := bucket.OfRun(settings.Checkpoints)
+	if err != nil {
+		return cli.Fail(err)
+	}
 	h, err := host.New(host.Config{
-		Settings: settings,
-		Workers:  f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args, Links: links.Path()}, dir.LogFile),
+		Settings: settings, Target: target,
+		Workers: f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args, Links: links.Path()}, dir.LogFile),
 		RunDir: dir, Console: host.Console{View: v, Output: f.stage.printed(programOutput(stdout), reportOutput), Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {
@@ -473,6 +491,7 @@ func (f *runFlags) settings(p program, cwd string) session.Settings {
 		Detect: f.detect, CallTimeout: f.calls, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
 		Verify: f.verify, Keep: f.keep,
 	}
+	s.Checkpoints, _ = bucket.Absolute(f.target) // there is a working directory
 	if s.CallTimeout == 0 {
 		s.CallTimeout = -1 // 0 is the default
 	}

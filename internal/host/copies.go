@@ -2,15 +2,22 @@ package host
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/host/archiving"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/shards"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/store/archive"
+	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -386,4 +393,60 @@ func (r *relay) dialHost(ctx context.Context, name string) (*control.Conn, error
 		return nil, fmt.Errorf("there is no host %q", name)
 	}
 	return r.c.dial(ctx, host, r.tls)
+}
+
+// openArchive returns what copies the checkpoints of this run.
+func (r *run) openArchive() *archiving.Copier {
+	var to *archive.Archive // of the goroutine
+	dir, keep, owner := r.dir.Path(), r.c.Keep, archiveOwner(r.c.Secret)
+	return archiving.New(func(ctx context.Context, e session.ArchiveCheckpoint) error {
+		if to == nil {
+			to = archive.New(r.c.Target, archive.Claim{Owner: owner, After: e.From, Job: e.Job, Data: e.Data})
+		}
+		if e.Step == 0 {
+			return to.Own(ctx)
+		}
+		if r.c.Apart { // files of other hosts are fetched first
+			if err := r.bringHere(ctx, e); err != nil {
+				return err
+			}
+		}
+		return to.Save(ctx, dir, e.Step, keep)
+	}, r.post)
+}
+
+// bringHere gets the files of a checkpoint that are on other hosts.
+func (r *run) bringHere(ctx context.Context, e session.ArchiveCheckpoint) error {
+	c, err := checkpoint.At(r.dir.Path(), e.Job.Eras(), e.Step)
+	if err != nil {
+		return err
+	}
+	m := c.Manifest()
+	if err := c.Close(); err != nil {
+		return err
+	}
+	keep := control.Keep{}
+	if keep.Manifest, err = m.Encode(); err != nil {
+		return err
+	}
+	for i, f := range m.Files {
+		if len(f.Hosts) > 0 {
+			keep.Files = append(keep.Files, control.Wanted{File: i, From: f.Hosts})
+		}
+	}
+	if kept := r.lead.relay.shards.Keep(ctx, keep); kept.Err != "" {
+		return errors.New(kept.Err)
+	}
+	return nil
+}
+
+// archiveOwner names this start of a run, the same on all its hosts.
+func archiveOwner(secret []byte) string {
+	if len(secret) > 0 {
+		sum := sha256.Sum256(append([]byte("archive "), secret...))
+		return hex.EncodeToString(sum[:16])
+	}
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // it never fails
+	return hex.EncodeToString(b[:])
 }

@@ -70,6 +70,10 @@ func (r *run) do(e session.Effect) error {
 			return nil
 		}
 		r.others.Go(func() { commitFiles(r.talking, r.dir.Path(), e.Manifest, r.c.Keep, r.post) })
+	case session.ArchiveCheckpoint:
+		if r.archiving != nil {
+			r.archiving.Put(e)
+		}
 	case session.AnswerAdd:
 		r.answer = e
 	case session.ObserveStep, session.ReleaseClocks, session.DeviceUsed:

@@ -28,6 +28,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
+	"github.com/soliton-train/soliton/internal/store/archive"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -55,6 +56,9 @@ type Config struct {
 
 	// Apart says that each of several hosts has a run directory of its own. The leader writes the records; the others get copies.
 	Apart bool
+
+	// Target is where checkpoints go beside the run directory, as Settings.Checkpoints names it; nil for nowhere.
+	Target archive.Bucket
 
 	// Inject injects a fault into a worker of this host, where hosts are Apart; nil refuses all. A fault is of no kind that the run
 	// would know.

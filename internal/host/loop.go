@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/archiving"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/shards"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -42,9 +43,10 @@ type run struct {
 	save       *shards.Save               // the checkpoint that hosts are making whole, where they are apart; nil for none
 	gather     *shards.Gather             // the checkpoint that hosts get, the same
 	gathers    session.VerifyCheckpoint
-	protect    *shards.Protect // the checkpoint that is copied again, the same
-	guarded    map[int]outbox  // links of the hosts when that began last
-	asked      uint64          // of hosts, for save, gather and protect
+	protect    *shards.Protect   // the checkpoint that is copied again, the same
+	guarded    map[int]outbox    // links of the hosts when that began last
+	asked      uint64            // of hosts, for save, gather and protect
+	archiving  *archiving.Copier // nil where checkpoints have no target
 	viewClosed bool
 	early      []byte // output that came before the view was closed
 }
@@ -79,6 +81,9 @@ func (r *run) begin() {
 		}
 		r.governing = g
 		r.others.Go(func() { g.run(r.talking) })
+	}
+	if r.dir != nil && r.c.Target != nil {
+		r.archiving = r.openArchive()
 	}
 	if r.dir == nil || r.c.Apart {
 		return // each host takes commands
@@ -157,6 +162,10 @@ func (r *run) loop() session.Outcome {
 
 // end stops and joins the goroutines beside the loop, closes the files, and returns how the run has ended.
 func (r *run) end(hangUp func()) session.Outcome {
+	var unarchived error
+	if r.archiving != nil {
+		unarchived = r.archiving.End(r.s.Over()) // else another host does it
+	}
 	hangUp()
 	r.events.close()
 	if r.commands != nil {
@@ -171,6 +180,9 @@ func (r *run) end(hangUp func()) session.Outcome {
 		if out.Warning == "" {
 			out.Warning = session.OneLine(text)
 		}
+	}
+	if unarchived != nil && r.s.Over() {
+		warn("the newest checkpoint is in the run directory only: " + unarchived.Error())
 	}
 	if g := r.governing; g != nil {
 		if e, ok := r.s.ClocksRestored(time.Now(), g.last); ok && r.dir != nil {

@@ -55,6 +55,9 @@ const (
 	RespawnPause = 500 * time.Millisecond
 	MaxRespawns  = 64
 
+	// ArchiveEnd is how long the end of a run waits for its last checkpoint to reach the target of --checkpoints.
+	ArchiveEnd = 5 * time.Minute
+
 	// Disk is the time between two attempts to write to a full disk.
 	Disk = time.Second
 

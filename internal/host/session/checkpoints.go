@@ -38,6 +38,7 @@ type Resume struct {
 	Finished bool                // all steps are done: it can be resumed with more
 	Allow    []string            // what may have changed, by its names in package change
 	Tensors  []checkpoint.Tensor // of the checkpoint, as far as it names them
+	Loss     float64             // of its step, 0 where that is not known
 }
 
 // Newest returns the newest version that the run has given, as far as its files tell.
@@ -127,6 +128,8 @@ type checkpoints struct {
 	made     time.Time  // when the newest was made, or training began
 	why      string     // why no newer one could be made; "" as long as none has failed since
 	proposed id.Version // newest plan that was to be agreed
+	from     int        // step after which this start of the run began
+	away     string     // why the newest is not at the target; "" if it is, or none was to be
 
 	// Of a run that is resumed by several hosts (Resume.Gather).
 	sought  bool
@@ -375,12 +378,44 @@ func (s *Session) checkpointCommitted(e CheckpointCommitted) {
 		c.why = ""
 		s.then(Show{view.Unsaved{}})
 	}
+	s.archive(e.Step)
 	var began time.Time
 	if c.underway {
 		began = c.whole[0].began
 	}
 	s.trace(s.tr.Checkpoint(s.moment(), e.Step, began))
 	s.tell(controller.Saved{Step: e.Step, Dir: s.cfg.RunDir})
+}
+
+// archive has a checkpoint copied to the target of the run, if it has one; step 0 only claims that.
+func (s *Session) archive(step int) {
+	if s.cfg.Checkpoints != "" {
+		s.then(ArchiveCheckpoint{Step: step, From: s.checkpoints.from, Job: s.job, Data: s.model.Data})
+	}
+}
+
+// archived takes in whether a checkpoint is at the target. It is an event where the cause is another one than the last time.
+func (s *Session) archived(e Archived) {
+	c := &s.checkpoints
+	switch {
+	case e.Err != nil:
+		why := OneLine(e.Err.Error())
+		if c.away == why {
+			return
+		}
+		c.away = why
+		text := "no checkpoint goes to " + why
+		if e.Step > 0 {
+			text = fmt.Sprintf("the checkpoint of step %d is in the run directory only: %s", e.Step, why)
+		}
+		s.then(s.event(eventUnarchived, text), Show{view.Note(text)})
+	case e.Step > 0:
+		text := fmt.Sprintf("the state after step %d is in %s", e.Step, s.cfg.Checkpoints)
+		if s.then(s.event(eventArchived, text)); c.away != "" {
+			c.away = ""
+			s.then(Show{view.Note(text)})
+		}
+	}
 }
 
 // checkpointsPruned continues after all work on a checkpoint.

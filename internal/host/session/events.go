@@ -119,6 +119,11 @@ type (
 	}
 	// CheckpointsPruned follows CheckpointCommitted, when old checkpoints are removed.
 	CheckpointsPruned struct{ Err error }
+	// Archived says that a checkpoint is at the target of the run, or why it is not yet; step 0 is the claim of it.
+	Archived struct {
+		Step int
+		Err  error
+	}
 	// CheckpointVerified answers [VerifyCheckpoint].
 	CheckpointVerified struct {
 		Propose Propose
@@ -200,6 +205,13 @@ type (
 	RetryFiles struct{}
 	// DropCheckpoints removes unfinished checkpoints up to a step.
 	DropCheckpoints struct{ Step int }
+	// ArchiveCheckpoint has a checkpoint copied to the target of the run, in the background; Archived comes. Step 0 has the run claim
+	// the target. From is the step after which this start of the run began.
+	ArchiveCheckpoint struct {
+		Step, From int
+		Job        rundir.Job
+		Data       []rundir.DataFile
+	}
 	// CommitCheckpoint makes a checkpoint whole; CheckpointCommitted comes, and then CheckpointsPruned. Writers are the workers
 	// that wrote its files, by their places.
 	CommitCheckpoint struct {

@@ -51,11 +51,11 @@ func TestRandomRuns(t *testing.T) {
 	for _, e := range []any{
 		Received{}, ConnClosed{}, WorkerExited{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
 		HostBack{}, Rejected{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{},
-		CheckpointCommitted{}, CheckpointsPruned{}, CheckpointVerified{}, ClocksSet{}, Metered{},
+		CheckpointCommitted{}, CheckpointsPruned{}, Archived{}, CheckpointVerified{}, ClocksSet{}, Metered{},
 		control.Hello{}, control.Beat{}, control.Note{}, control.Ready{}, control.Step{}, control.Output{}, control.Done{}, control.Timeline{}, control.Spans{},
 		control.Repaired{}, control.Saved{}, control.Answer{}, control.Applied{}, control.LinkLost{}, control.Leave{}, control.Level{}, control.Failed{},
 		Send{}, Kill{}, Fence{}, FenceWorker{}, StartWorker{}, Propose{}, WriteJob{}, WritePlan{}, WriteMetrics{}, WriteEvent{},
-		WriteSummary{}, WriteWorkers{}, CommitCheckpoint{}, VerifyCheckpoint{}, Show{}, CloseView{}, Output{}, AnswerAdd{}, BeginTrace{}, WriteSpans{},
+		WriteSummary{}, WriteWorkers{}, CommitCheckpoint{}, VerifyCheckpoint{}, ArchiveCheckpoint{}, Show{}, CloseView{}, Output{}, AnswerAdd{}, BeginTrace{}, WriteSpans{},
 		Measure{}, ObserveStep{}, ReleaseClocks{}, DeviceUsed{},
 	} {
 		if name := fmt.Sprintf("%T", e); !c.seen[name] {
@@ -140,6 +140,9 @@ func drive(t *testing.T, script []byte, c *coverage) {
 	}
 	if options&128 == 0 {
 		w.cfg.RunDir, w.cfg.Shown = "/runs/a", "runs/a"
+		if head&8 != 0 {
+			w.cfg.Checkpoints = "s3://a/b"
+		}
 	}
 	w.cfg.Settings = w.cfg.Settings.WithDefaults(n)
 	var workers []plan.Worker
@@ -340,6 +343,12 @@ func (w *world) react(effects []Effect) {
 			w.todo = append(w.todo, started)
 		case CommitCheckpoint:
 			w.todo = append(w.todo, CheckpointCommitted{Step: e.Manifest.Step}, CheckpointsPruned{})
+		case ArchiveCheckpoint:
+			said := Archived{Step: e.Step}
+			if e.Step%2 == 1 {
+				said.Err = errors.New("it does not answer")
+			}
+			w.todo = append(w.todo, said)
 		case WriteMetrics:
 			if e.Metrics.Step != w.step+1 {
 				w.t.Fatalf("step %d follows step %d in metrics.jsonl", e.Metrics.Step, w.step)

@@ -350,7 +350,11 @@ func (s *Session) finish(w *worker, m control.Done) {
 	if e.stop == "" && s.tookOver() {
 		e.stop = Reason(m.StoppedBy) // the leader before was asked
 	}
-	if m.Steps != w.last.Step && !w.fresh && !w.inherited || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != e.stop {
+	last := w.last.Step
+	if w.rolled != s.restart.version {
+		last = s.restart.step // it has reported no step since: the run went on after its last one
+	}
+	if m.Steps != last && !w.fresh && !w.inherited || !stopped && m.Steps != s.job.Steps || stopped && Reason(m.StoppedBy) != e.stop {
 		s.judge(&ProtocolError{w.id(), fmt.Sprintf("ended with %d steps, stopped by %q,%s", m.Steps, m.StoppedBy, s.at())})
 		return
 	}
@@ -406,7 +410,9 @@ func (s *Session) conclude() {
 	s.enter(finished)
 	s.end.complete = true
 	sum := s.summarise(m.StoppedBy)
-	sum.Loss = m.Loss
+	if sum.Loss = m.Loss; m.Steps == s.checkpoints.from {
+		sum.Loss = s.records.last.Loss // the workers have run no step
+	}
 	sum.ParamsSHA256, sum.StateSHA256 = m.ParamsSHA256, m.StateSHA256
 	if i := slices.IndexFunc(s.workers, func(w *worker) bool { return w.id() == m.Collector }); i >= 0 && s.cfg.Home != "" {
 		sum.ModelHost = s.workers[i].who.Host // no later life of a worker is on another host

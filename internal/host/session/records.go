@@ -32,6 +32,8 @@ const (
 	eventPlan        eventKind = "plan"
 	eventCheckpoint  eventKind = "checkpoint"
 	eventUnsaved     eventKind = "unsaved"
+	eventArchived    eventKind = "archived"
+	eventUnarchived  eventKind = "unarchived"
 	eventChaos       eventKind = "chaos"
 	eventLost        eventKind = "lost"
 	eventEvict       eventKind = "evict"

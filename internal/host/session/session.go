@@ -337,6 +337,8 @@ func (s *Session) take(e Event) {
 		s.diskRoom()
 	case CheckpointCommitted:
 		s.checkpointCommitted(e)
+	case Archived:
+		s.archived(e)
 	case CheckpointsPruned:
 		s.checkpointsPruned(e)
 	case CheckpointVerified:

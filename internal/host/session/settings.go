@@ -79,6 +79,9 @@ type Settings struct {
 	// Keep says which checkpoints stay.
 	Keep checkpoint.Keep
 
+	// Checkpoints is where checkpoints go beside the run directory, as the user knows it; "" for nowhere.
+	Checkpoints string
+
 	// HelloTimeout is how long a worker may take until it calls trainer.Main. 0 means 30 s, which is long for a process to start and
 	// short for a person to wait.
 	HelloTimeout time.Duration

@@ -87,7 +87,7 @@ func (s *Session) start() {
 	kind, what := eventStart, fmt.Sprintf("%s begin with %s", plan.Count(s.job.Steps, "step"), plan.Count(len(beginners), "worker"))
 	if from > 0 {
 		kind, what = eventResume, fmt.Sprintf("step %d of %d is the next, with %s", from+1, s.job.Steps, plan.Count(len(beginners), "worker"))
-		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from}, from
+		s.restart, s.records.last, s.checkpoints.newest = restart{p.Version, from}, rundir.Metrics{Step: from, Loss: s.cfg.Resume.Loss}, from
 		s.ctl.Step(s.now, controller.Saved{Step: from, Dir: order.From})
 	}
 	for _, w := range beginners {
@@ -124,6 +124,8 @@ func (s *Session) start() {
 		s.then(s.event(eventNote, s.cfg.NoRing))
 	}
 	s.then(Show{begin})
+	s.checkpoints.from = from
+	s.archive(0)
 }
 
 // beginners returns the workers that the run begins with, in the order of their WorkerIDs. Some may have been replaced.
@@ -167,6 +169,7 @@ func (s *Session) describeJob(stages int, lineage []rundir.Ancestor) {
 	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
 	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
 	j.Verify = c.verify()
+	j.Checkpoints = c.Checkpoints
 	j.Keep, j.KeepEvery, j.KeepBest = c.Keep.Newest, c.Keep.Every.String(), c.Keep.Best
 	j.CallTimeout = max(c.CallTimeout, 0).String()
 	if c.Args != nil {

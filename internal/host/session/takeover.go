@@ -195,6 +195,7 @@ func (s *Session) takeOver() {
 	config.Epoch = in.Orders[len(in.Orders)-1].Epoch
 	config.Causes, config.Failed = s.unrecovered(h.Unrecovered)
 	s.ctl = controller.New(config)
+	s.checkpoints.from = in.Orders[0].Passed.Step
 	if s.checkpoints.newest = in.Saved; in.Saved > 0 {
 		s.ctl.Step(s.now, controller.Saved{Step: in.Saved, Dir: s.cfg.RunDir})
 	}

@@ -123,3 +123,29 @@ func TestFormat1(t *testing.T) {
 		t.Errorf("exported without names of tensors: %v", err)
 	}
 }
+
+// So do those of version 2, which is written now: a change of the format keeps this example, and adds one of its own.
+func TestFormat2(t *testing.T) {
+	r, refused, err := Newest(t.Context(), "testdata/format-2", rundir.Only(job))
+	if err != nil || refused != nil {
+		t.Fatal(refused, err)
+	}
+	defer r.Close()
+	m := r.Manifest()
+	if m.Format != 2 || m.Step != 3 || *m.Loss != 1.5 || *m.ValLoss != 2.5 || m.Made.IsZero() || len(m.Tensors) != 1 || m.Tensors[0].Name != "0.weight" {
+		t.Errorf("%+v", m)
+	}
+	params, mean, square := make([]float32, 4), make([]float32, 4), make([]float32, 4)
+	if err := r.Read(t.Context(), 0, 0, 4, params, [][]float32{mean, square}); err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range [][]float32{params, mean, square} {
+		if !sameBits(got, bitsOf(3, i, id.Range{Layer: 0, Lo: 0, Hi: 4})) {
+			t.Errorf("part %d has other values", i)
+		}
+	}
+	var model bytes.Buffer
+	if err := r.ExportModel(t.Context(), &model); err != nil || model.Len() == 0 {
+		t.Errorf("exported %d bytes, %v", model.Len(), err)
+	}
+}

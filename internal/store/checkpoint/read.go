@@ -113,6 +113,7 @@ type source struct {
 
 	mu   sync.Mutex
 	open *safetensors.File // nil until it is verified
+	raw  *os.File          // the same
 	err  error             // what is wrong with it
 }
 
@@ -214,6 +215,12 @@ func (r *Reader) Read(ctx context.Context, layer, lo, hi int, values []float32, 
 	return nil
 }
 
+// Content returns file i of the manifest, after [Reader.Verify]. It stays readable until Close, also if it is removed.
+func (r *Reader) Content(i int) io.ReadSeeker {
+	s := r.sources[i]
+	return io.NewSectionReader(s.raw, 0, s.file.Size)
+}
+
 // Close closes the files.
 func (r *Reader) Close() error {
 	for _, s := range r.sources {
@@ -251,8 +258,10 @@ func (s *source) load(ctx context.Context) (*safetensors.File, error) {
 	tensors, err := s.verify(ctx, f)
 	if err != nil {
 		f.Close()
+		return nil, err
 	}
-	return tensors, err
+	s.raw = f
+	return tensors, nil
 }
 
 // verify checks that f is the file of the manifest and has what that says.

@@ -55,6 +55,7 @@ type Job struct {
 	Keep          int       `json:"keep"`           // checkpoints that are kept: so many of the newest; 0: the default
 	KeepEvery     string    `json:"keep_every"`     // and one for each such time, as of time.Duration; "" or "0s" for none
 	KeepBest      string    `json:"keep_best"`      // and the one with the least of this: val_loss, loss or ""
+	Checkpoints   string    `json:"checkpoints"`    // where they go beside the run directory; "" for nowhere
 	Command       string    `json:"command"`        // PROGRAM as it was given, to resume the run; "" if it cannot be resumed
 	Dir           string    `json:"dir"`            // working directory in which it was
 	Started       time.Time `json:"started"`        // when the agent made the run directory

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// A run whose machine is lost is resumed from the folder to which its checkpoints went, under another layout.
+func TestResumeFromTarget(t *testing.T) {
+	built(t)
+	t.Parallel()
+	cwd := t.TempDir()
+	_, want := finished(t, cwd, filepath.Join(cwd, "whole"), "run", "--plain", "--workers", "1", "--threads", "1", "--run-dir", "whole", mlp, "--steps", "100")
+	place := filepath.Join(cwd, "place")
+	cmd := exec.Command(binary, "run", "--plain", "--workers", "2", "--threads", "1", "--run-dir", "lost", "--checkpoints", "place", "--chaos", "slow:0@1:0.05", mlp, "--steps", "100", "--checkpoint-every", "5")
+	cmd.Dir = cwd
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	await(t, "two checkpoints at the target", func() bool {
+		saved, _ := filepath.Glob(filepath.Join(place, "manifests", "*"))
+		return len(saved) > 1
+	})
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	await(t, "the end of all that writes", func() bool { return os.RemoveAll(filepath.Join(cwd, "lost")) == nil })
+
+	if status, _, errs := result(t, launchIn(cwd, "run", "--checkpoints", "place", mlp)); status != 1 || !strings.Contains(errs, "it holds a run; give another place, or continue that run: launcher resume") {
+		t.Errorf("another run at the same place: status %d, %q", status, errs)
+	}
+	said, sum := finished(t, cwd, filepath.Join(cwd, "found"), "resume", "--plain", "--workers", "3", "--stages", "2", "--run-dir", "found", "file://"+place)
+	if sum.Steps != 100 || sum.StateSHA256 != want.StateSHA256 {
+		t.Errorf("%+v\nwant %+v\n%s", sum, want, said)
+	}
+	archived := 0
+	for _, e := range lines[rundir.Event](t, filepath.Join(cwd, "found", "events.jsonl")) {
+		if e.Kind == "archived" {
+			archived++
+		}
+	}
+	if len(metricsSoFar(filepath.Join(cwd, "found"))) >= 100 || archived == 0 {
+		t.Errorf("it did not go on from a checkpoint, or saved none: %d", archived)
+	}
+
+	// On a machine without the run directory, the same command goes on as well.
+	if _, sum := finished(t, cwd, filepath.Join(cwd, "again"), "run", "--plain", "--workers", "1", "--threads", "1", "--resume", "auto", "--run-dir", "again", "--checkpoints", "place", mlp, "--steps", "100", "--checkpoint-every", "5"); sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
+		t.Errorf("%+v\nwant %+v", sum, want)
+	}
+}
+
+// A target that cannot be written is an event with the cause, and the run goes on.
+func TestTargetFails(t *testing.T) {
+	built(t)
+	t.Parallel()
+	cwd := t.TempDir()
+	for place, want := range map[string]string{"ftp://x/y": "ftp:// is not known", "s3://": "give s3://BUCKET/RUN", "s3://b?x=1": "x is not known"} {
+		if status, _, errs := result(t, launchIn(cwd, "run", "--checkpoints", place, mlp)); status != 2 || !strings.Contains(errs, want) {
+			t.Errorf("%s: status %d, %q", place, status, errs)
+		}
+	}
+	dir := filepath.Join(cwd, "run")
+	if err := os.Mkdir(filepath.Join(cwd, "place"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	cmd := launchIn(cwd, "run", "--plain", "--workers", "2", "--threads", "1", "--run-dir", "run", "--checkpoints", "place", "--chaos", "slow:0@1:0.2", mlp, "--steps", "60", "--checkpoint-every", "5")
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "a claim", func() bool {
+		claims, _ := filepath.Glob(filepath.Join(cwd, "place", "claims", "*"))
+		return len(claims) > 0
+	})
+	for { // a file in its place
+		if err := os.RemoveAll(filepath.Join(cwd, "place")); err != nil {
+			continue
+		}
+		if os.WriteFile(filepath.Join(cwd, "place"), nil, 0o600) == nil {
+			break
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatalf("%v\n%s", err, &out)
+	}
+	causes := 0
+	for _, e := range lines[rundir.Event](t, filepath.Join(dir, "events.jsonl")) {
+		if e.Kind == "unarchived" {
+			causes++
+			if !strings.Contains(e.Reason, "not a directory") {
+				t.Error(e.Reason)
+			}
+		}
+	}
+	if causes == 0 || !strings.Contains(out.String(), "the newest checkpoint is in the run directory only: ") {
+		t.Errorf("%d events\n%s", causes, &out)
+	}
+}
+
+// launchIn returns a command of the launcher in a folder.
+func launchIn(cwd string, args ...string) *exec.Cmd {
+	cmd := exec.Command(binary, args...)
+	cmd.Dir = cwd
+	return cmd
+}
