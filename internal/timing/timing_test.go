@@ -275,6 +275,9 @@ func TestPage(t *testing.T) {
 		fmt.Fprintf(&b, "| %s | %s | %s | %v | %s |\n", r.name, r.what, r.rule, r.value(p), strings.Join(must, "; "))
 	}
 	b.WriteString(`
+A candidate waits for votes for Election to 2 Election. While no leader is known, that doubles after three times as long each time, up to
+16 Election; once a leader has stayed for 30 Election it is the usual time again.
+
 The gossip ring derives its own times from Ring and the number of members: with n members it probes every
 Ring / (6 + 3 max(1, log10 n)), a probe is unanswered after half of that, and a suspected member has three intervals (times
 log10 n above ten members) to refute the suspicion.

@@ -32,9 +32,9 @@ type spread struct {
 }
 
 // The sizes of what workers say in exchanges: in the commit, see record in
-// package engine; of a micro-batch of an evaluation; of the hashes at the end; in
+// package engine; of a micro-batch of an evaluation; of the hashes at the end, with their worker; in
 // each, of blocks that were altered, and of each shard that is owned or mirrored.
-const recordSize, lossSumSize, evalSize, hashes, altered, digest = 88, 32, 24, 64, 52, 4
+const recordSize, lossSumSize, evalSize, hashes, altered, digest = 88, 32, 24, 68, 52, 4
 
 // segment and incast are what package comm goes by where nothing is set.
 const segment, incast = 256 << 10, 4
