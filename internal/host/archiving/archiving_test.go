@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,11 +20,13 @@ func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tried []int
 		var at []time.Duration
-		began, fails := time.Now(), true
+		began := time.Now()
+		var fails atomic.Bool
+		fails.Store(true)
 		told := make(map[int]error)
 		c := New(func(_ context.Context, e session.ArchiveCheckpoint) error {
 			tried, at = append(tried, e.Step), append(at, time.Since(began))
-			if fails {
+			if fails.Load() {
 				return errAway
 			}
 			return nil
@@ -36,13 +39,13 @@ func TestRetries(t *testing.T) {
 		c.Put(session.ArchiveCheckpoint{Step: 10})
 		c.Put(session.ArchiveCheckpoint{Step: 20})
 		time.Sleep(4 * time.Second) // the next try is 3 s after the second one
-		fails = false
+		fails.Store(false)
 		time.Sleep(5 * time.Minute)
 		synctest.Wait()
 		if !slices.Equal(tried, []int{0, 20, 20, 20}) || !slices.Equal(at, []time.Duration{0, time.Second, 3 * time.Second, 7 * time.Second}) || told[20] != nil || told[0] == nil {
 			t.Errorf("%v at %v, %v", tried, at, told)
 		}
-		fails = true
+		fails.Store(true)
 		c.Put(session.ArchiveCheckpoint{Step: 30})
 		synctest.Wait()
 		if err := c.End(true); !errors.Is(err, errAway) || len(tried) != 6 || tried[5] != 30 {
