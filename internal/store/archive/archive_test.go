@@ -266,7 +266,7 @@ func TestHostileTarget(t *testing.T) {
 	for name, text := range map[string]string{
 		"manifests/step-00000020.00000001.json": "{}",
 		"manifests/step-00000030.00000001.json": `{"prefix":"../../etc/","manifest":"e30="}`,
-		"manifests/step-00000040.00000009.json": `{}`, // a generation that nobody has claimed
+		"manifests/step-00000040.00000009.json": `{}`, // a generation without a claim
 		"manifests/x":                           "",
 		"claims/1.json":                         "",
 	} {
