@@ -137,6 +137,66 @@ func TestFullDisk(t *testing.T) {
 		}
 		check(t, dir, lost)
 	}
+	// remove removes the folder that has the run directory once there is a checkpoint. If for good, a file takes its place.
+	remove := func(t *testing.T, good bool) (out *spoken, parent string) {
+		t.Parallel()
+		parent = filepath.Join(t.TempDir(), "all")
+		dir := filepath.Join(parent, "run")
+		cmd := diskCommand(t, dir)
+		out = new(spoken)
+		cmd.Stdout, cmd.Stderr = out, out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+		until(t, func() bool {
+			text, _ := os.ReadFile(filepath.Join(dir, "events.jsonl"))
+			return strings.Contains(string(text), `"kind":"checkpoint"`)
+		})
+		for try := range 100 {
+			// In one step: else a part of it may be made while another is being removed.
+			err := os.Rename(parent, filepath.Join(t.TempDir(), "aside"))
+			if err == nil && good {
+				err = os.WriteFile(parent, nil, 0o600) // unless the run was faster
+			}
+			if err == nil {
+				break
+			}
+			if try == 99 {
+				t.Fatal(err)
+			}
+		}
+		if err := cmd.Wait(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if !out.said("was removed") {
+			t.Errorf("it is not said\n%s", out)
+		}
+		return out, parent
+	}
+	t.Run("removed", func(t *testing.T) {
+		_, parent := remove(t, false)
+		dir := filepath.Join(parent, "run")
+		check(t, dir, false)
+		if _, err := os.Stat(filepath.Join(dir, "model.safetensors")); err != nil {
+			t.Error(err)
+		}
+		if status, stdout, stderr := result(t, launch(t, "checkpoints", "--check", dir)); status != 0 || !strings.Contains(stdout, diskSteps) {
+			t.Errorf("status %d\n%s%s", status, stdout, stderr)
+		}
+	})
+	t.Run("removed for good", func(t *testing.T) {
+		out, _ := remove(t, true)
+		at := regexp.MustCompile("the records that it lacks, are in ([^ \n]+)\n").FindStringSubmatch(out.String())
+		if at == nil {
+			t.Fatalf("it is not said where the model is\n%s", out)
+		}
+		defer os.RemoveAll(at[1])
+		check(t, at[1], false)
+		if _, err := os.Stat(filepath.Join(at[1], "model.safetensors")); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Run("others", func(t *testing.T) { fill(t, "2m", func(string, func(string) bool) {}, false) })
 	t.Run("and the leader dies", func(t *testing.T) {
 		fill(t, "8m", func(dir string, said func(string) bool) {

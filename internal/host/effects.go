@@ -27,11 +27,18 @@ func (r *run) steps(events []session.Event) {
 // apply carries out effects in their order. A file that cannot be written is one more event for the session.
 func (r *run) apply(effects []session.Effect) {
 	var full *rundir.FullError
+	var removed *rundir.RemovedError
 	for _, e := range effects {
-		if err := r.do(e); err != nil && !errors.As(err, &full) {
-			r.step(session.FileFailed{Err: err})
-			return
+		if err := r.do(e); err != nil {
+			isFull, isRemoved := errors.As(err, &full), errors.As(err, &removed)
+			if !isFull && !isRemoved {
+				r.step(session.FileFailed{Err: err})
+				return
+			}
 		}
+	}
+	if removed != nil {
+		r.step(session.DirRemoved{Err: removed, Checkpoints: removed.Checkpoints})
 	}
 	if full != nil {
 		r.step(session.DiskFull{Err: full})
@@ -144,7 +151,7 @@ func (r *run) write(e session.Effect) error {
 		}
 	case session.WriteSummary:
 		if r.dir != nil {
-			return r.dir.WriteSummary(e.Summary)
+			return errors.Join(r.dir.WriteSummary(e.Summary), r.dir.Salvage(e.Elsewhere, e.Summary))
 		}
 	case session.RetryFiles:
 		if err := r.dir.Flush(); err != nil {

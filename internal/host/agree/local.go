@@ -173,7 +173,7 @@ func (l *Local) write() {
 			err = l.file.Sync()
 		}
 		l.mu.Lock()
-		if (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && l.begun && !l.closed {
+		if (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)) && l.begun && !l.closed {
 			l.mu.Unlock()
 			again.Reset(timing.Disk)
 			continue

@@ -3,6 +3,7 @@ package session
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,6 +69,32 @@ func TestStopOnAFullDisk(t *testing.T) {
 	var stopped *StoppedError
 	if out := r.s.Outcome(); !errors.As(out.Err, &stopped) || !r.s.Over() {
 		t.Errorf("%+v", out)
+	}
+}
+
+// A run directory that was removed is an event, and the next checkpoint is due where there is none any more.
+func TestRemovedRunDirectory(t *testing.T) {
+	r := savingOf(t, Config{}, 2)
+	r.feed(DirRemoved{Err: errors.New("the run directory runs/a was removed: it is made again"), Checkpoints: true})
+	if notes := r.notes("removed"); len(notes) != 1 || notes[0] != "the run directory runs/a was removed: it is made again" {
+		t.Errorf("%q", notes)
+	}
+	if c := &r.s.checkpoints; c.newest != 0 || !c.due.IsZero() && c.due.After(r.now) {
+		t.Errorf("the newest checkpoint is of step %d, and the next is due %v", c.newest, c.due.Sub(r.now))
+	}
+	r.feed(commit(2, 2)...)
+	r.feed(commit(2, 3)...)
+	last := doneAfter(3, "")
+	last.Collector, last.ModelDir = 1, "/tmp/soliton-a"
+	first := last
+	first.ModelDir = ""
+	r.feed(Received{0, first}, Received{1, last})
+	r.feed(leave(0, 1)...)
+	if out := r.s.Outcome(); out.Err != nil || !strings.Contains(out.Warning, "are in /tmp/soliton-a") {
+		t.Errorf("%+v", out)
+	}
+	if all := pick[WriteSummary](r.effects); len(all) != 1 || all[0].Elsewhere != "/tmp/soliton-a" {
+		t.Errorf("%+v", all)
 	}
 }
 

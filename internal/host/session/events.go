@@ -112,6 +112,11 @@ type (
 	DiskFull struct{ Err error }
 	// DiskRoom answers RetryFiles: nothing waits any more. Else DiskFull comes again.
 	DiskRoom struct{}
+	// DirRemoved says that the run directory was removed, and with it the checkpoints, and whether it is there again.
+	DirRemoved struct {
+		Err         error
+		Checkpoints bool
+	}
 	// CheckpointCommitted answers [CommitCheckpoint]; Err says why there is no checkpoint.
 	CheckpointCommitted struct {
 		Step int
@@ -197,8 +202,12 @@ type (
 	WriteDelivery struct{ Delivery rundir.Delivery }
 	// WriteEvent appends to events.jsonl.
 	WriteEvent struct{ Event rundir.Event }
-	// WriteSummary writes summary.json.
-	WriteSummary struct{ Summary rundir.Summary }
+	// WriteSummary writes summary.json. Elsewhere is where the model was written because the run directory does not take it; records
+	// that it does not take follow.
+	WriteSummary struct {
+		Summary   rundir.Summary
+		Elsewhere string
+	}
 	// WriteWorkers writes workers.json.
 	WriteWorkers struct{ Alive []rundir.Process }
 	// RetryFiles writes what has waited for room; DiskRoom or DiskFull comes.

@@ -50,7 +50,7 @@ func TestRandomRuns(t *testing.T) {
 	}
 	for _, e := range []any{
 		Received{}, ConnClosed{}, WorkerExited{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
-		HostBack{}, Rejected{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{},
+		HostBack{}, Rejected{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{}, DirRemoved{},
 		CheckpointCommitted{}, CheckpointsPruned{}, Archived{}, CheckpointVerified{}, ClocksSet{}, Metered{},
 		control.Hello{}, control.Beat{}, control.Note{}, control.Ready{}, control.Step{}, control.Output{}, control.Done{}, control.Timeline{}, control.Spans{},
 		control.Repaired{}, control.Saved{}, control.Answer{}, control.Applied{}, control.LinkLost{}, control.Leave{}, control.Level{}, control.Failed{},
@@ -249,8 +249,11 @@ func (w *world) turn(op, arg byte, hostile bool) {
 			w.do(Received{place, m})
 		}
 	case 31:
-		if hostile && arg%16 == 0 {
+		switch {
+		case hostile && arg%16 == 0:
 			w.do(FileFailed{errors.New("no space")})
+		case arg%16 == 1:
+			w.do(DirRemoved{errors.New("it was removed"), arg&16 > 0})
 		}
 	}
 }

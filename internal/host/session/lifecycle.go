@@ -114,6 +114,8 @@ type verdict struct {
 	result *control.Done // the first one, if possible of a worker that knows the last loss
 	by     *worker       // which sent it
 	under  uint64        // Version.N of the plan that the run ends under, as far as known
+
+	elsewhere string // folder of the model, where the run directory did not take it
 }
 
 // claim is a failure that may follow from the exit of another worker.
@@ -372,6 +374,9 @@ func (s *Session) finish(w *worker, m control.Done) {
 		e.result, e.by = &m, w
 	}
 	e.under = max(e.under, m.Plan)
+	if m.ModelDir != "" && w.id() == m.Collector && len(m.ModelDir) <= maxPath {
+		e.elsewhere = m.ModelDir
+	}
 	if m.ValLoss != nil { // a worker that joined after the newest evaluation has none
 		s.records.val = m.ValLoss
 	}
@@ -425,7 +430,11 @@ func (s *Session) conclude() {
 		s.end.err = &StoppedError{Reason: s.end.stop, Step: m.Steps, Steps: s.job.Steps}
 	}
 	s.lastRejections()
-	s.then(s.event(eventEnd, reason), WriteSummary{sum}, Show{view.End{Summary: sum}}, CloseView{})
+	if e := &s.end; e.elsewhere != "" {
+		e.warning = fmt.Sprintf("the run directory %s could not be written: the model, and the records that it lacks, are in %s", s.cfg.Shown, OneLine(e.elsewhere))
+		s.note("%s", e.warning)
+	}
+	s.then(s.event(eventEnd, reason), WriteSummary{sum, s.end.elsewhere}, Show{view.End{Summary: sum}}, CloseView{})
 	for _, w := range s.workers {
 		switch {
 		case w.state == gone || w.closed():
@@ -436,6 +445,9 @@ func (s *Session) conclude() {
 		}
 	}
 }
+
+// maxPath bounds the path at which a worker has written the model.
+const maxPath = 4096
 
 // idle reports whether a worker has no part in the end of the run: it is in no plan yet, and not in the one that the run ends under.
 func (s *Session) idle(w *worker) bool {
@@ -471,7 +483,7 @@ func (s *Session) judge(err error) {
 			e.Event.Worker, sum.WorkersLost = id, s.records.lost+1
 		}
 		s.records.summary = &sum
-		s.then(e, WriteSummary{sum})
+		s.then(e, WriteSummary{sum, s.end.elsewhere})
 	case training:
 		sum := s.summarise(stoppedBy(err))
 		s.records.summary = &sum
@@ -482,7 +494,7 @@ func (s *Session) judge(err error) {
 				s.then(w.row(cause))
 			}
 		}
-		s.then(e, WriteSummary{sum}, Show{view.End{Summary: sum}})
+		s.then(e, WriteSummary{Summary: sum}, Show{view.End{Summary: sum}})
 	}
 	s.then(CloseView{})
 }

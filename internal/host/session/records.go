@@ -3,6 +3,7 @@ package session
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -51,8 +52,9 @@ const (
 	eventReturned    eventKind = "returned"
 	eventNormal      eventKind = "recovered speed"
 	eventHold        eventKind = "hold"
-	eventFull        eventKind = "full" // the disk
-	eventRoom        eventKind = "room" // on the disk again
+	eventFull        eventKind = "full"    // the disk
+	eventRoom        eventKind = "room"    // on the disk again
+	eventRemoved     eventKind = "removed" // the run directory
 	eventClocks      eventKind = "clocks"
 	eventStop        eventKind = "stop"
 	eventEnd         eventKind = "end"
@@ -339,7 +341,11 @@ func (s *Session) diskFull(err error) {
 	d.due = s.now.Add(timing.Disk)
 	if d.full.IsZero() {
 		d.full = s.now
-		reason := fmt.Sprintf("training holds until there is room: %s", OneLine(err.Error()))
+		until := "there is room"
+		if fault := (*rundir.FullError)(nil); errors.As(err, &fault) && fault.ReadOnly() {
+			until = "it can be written"
+		}
+		reason := fmt.Sprintf("training holds until %s: %s", until, OneLine(err.Error()))
 		s.then(s.event(eventFull, reason), Show{view.Note(reason)})
 	}
 	s.hold()
@@ -355,6 +361,17 @@ func (s *Session) diskRoom() {
 	*d = disk{}
 	s.then(s.event(eventRoom, reason), Show{view.Note(reason)})
 	s.hold()
+}
+
+// dirRemoved takes in that the run directory was removed. Training continues, and the next checkpoint is due where there is none any more.
+func (s *Session) dirRemoved(e DirRemoved) {
+	reason := OneLine(e.Err.Error())
+	s.then(s.event(eventRemoved, reason), Show{view.Note(reason)})
+	if c := &s.checkpoints; e.Checkpoints && s.phase == training {
+		if c.newest = 0; !c.due.IsZero() {
+			c.due = s.now
+		}
+	}
 }
 
 // holds reports whether a full disk holds training.

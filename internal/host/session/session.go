@@ -335,6 +335,8 @@ func (s *Session) take(e Event) {
 		s.diskFull(e.Err)
 	case DiskRoom:
 		s.diskRoom()
+	case DirRemoved:
+		s.dirRemoved(e)
 	case CheckpointCommitted:
 		s.checkpointCommitted(e)
 	case Archived:

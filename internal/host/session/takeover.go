@@ -108,7 +108,7 @@ func (s *Session) gather(e Event) {
 	switch e := e.(type) {
 	case WatchTick, Agreed, Rejected: // the last comes again
 		return
-	case AlarmDue, FileFailed, DiskFull, DiskRoom:
+	case AlarmDue, FileFailed, DiskFull, DiskRoom, DirRemoved:
 		if s.take(e); s.phase == ending {
 			return
 		}

@@ -337,6 +337,7 @@ type Done struct {
 	StoppedBy    string // "" when all steps are done, else the Reason of Stop
 	Result       []byte // of the last point, with which others can pass it
 	Collector    int    // worker that wrote the model
+	ModelDir     string // of the collector: where it wrote the model because the run directory does not take it; "" for there
 	Plan         uint64 // Version.N of the worker's plan
 	Worker       rundir.Worker
 }

@@ -373,7 +373,7 @@ func (b *board) change(e rundir.Event) {
 		if b.run.State == recovering {
 			b.run.State = training
 		}
-	case "hold", "full":
+	case "hold", "full", "removed":
 		b.run.Note = e.Reason
 	case "room":
 		b.run.Note = ""

@@ -75,7 +75,7 @@ func Receive(ctx context.Context, dir string, m *Manifest, i int, from io.Reader
 	if err := rundir.CheckSpace(dir, f.Size, rundir.SpareCheckpoints); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
-	step, err := createStep(dir, m.Step)
+	step, err := createStep(openDisk, dir, m.Step)
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}

@@ -32,7 +32,9 @@ func unreadable(path string, err error) *Error {
 }
 
 // checkSize checks that a file of a step's checkpoint is there with its size.
-func checkSize(dir *os.Root, step int, f File) error {
+func checkSize(dir interface {
+	Lstat(name string) (fs.FileInfo, error)
+}, step int, f File) error {
 	at := path.Join(stepDir(step), f.Name)
 	st, err := dir.Lstat(f.Name)
 	switch {
@@ -49,7 +51,7 @@ func checkSize(dir *os.Root, step int, f File) error {
 }
 
 // check is checkSize for a file that may lie on other hosts only.
-func check(dir *os.Root, step int, f File) error {
+func check(dir disk, step int, f File) error {
 	err := checkSize(dir, step, f)
 	if len(f.Hosts) > 0 && errors.Is(err, ErrMissing) {
 		return nil
@@ -131,7 +133,7 @@ func Open(dir string, step int) (*Reader, error) {
 	}
 	r := &Reader{manifest: *m, dir: root, layers: make([][]piece, len(m.Layers))}
 	for _, f := range m.Files {
-		if err := check(root, m.Step, f); err != nil {
+		if err := check(rootDisk{root}, m.Step, f); err != nil {
 			root.Close()
 			return nil, err
 		}

@@ -96,13 +96,17 @@ func (p *Part) ranges() []id.Range {
 // Write writes the file of one owner into the run directory dir, and returns once it is on disk. If it
 // fails, it leaves nothing under the file's name.
 func Write(ctx context.Context, dir string, p Part) (File, error) {
+	return writePart(ctx, openDisk, dir, p)
+}
+
+func writePart(ctx context.Context, open opener, dir string, p Part) (File, error) {
 	if err := p.Validate(); err != nil {
 		return File{}, fmt.Errorf("checkpoint: part of worker %d: %w", p.Worker, err)
 	}
 	if err := rundir.CheckSpace(dir, p.size(), rundir.SpareCheckpoints); err != nil {
 		return File{}, fmt.Errorf("checkpoint: %w", err)
 	}
-	step, err := createStep(dir, p.Step)
+	step, err := createStep(open, dir, p.Step)
 	if err != nil {
 		return File{}, fmt.Errorf("checkpoint: %w", err)
 	}
@@ -172,12 +176,14 @@ func (c *counter) Write(b []byte) (int, error) {
 
 // Commit makes the files that the manifest names a checkpoint of the run directory dir, and returns once that is
 // on disk. They must be there with their sizes, unless other hosts have them; if not, the error is an [*Error].
-func Commit(dir string, m Manifest) error {
+func Commit(dir string, m Manifest) error { return commit(openDisk, dir, m) }
+
+func commit(open opener, dir string, m Manifest) error {
 	b, err := m.Encode()
 	if err != nil {
 		return err
 	}
-	step, err := createStep(dir, m.Step)
+	step, err := createStep(open, dir, m.Step)
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
@@ -196,9 +202,54 @@ func Commit(dir string, m Manifest) error {
 	return nil
 }
 
+// A disk is a directory as writing a checkpoint uses it; tests inject faults behind it. Names are below the directory.
+type disk interface {
+	MkdirAll(name string, perm fs.FileMode) error
+	Create(name string, size int64) (file, error) // a new file, with room for size bytes where the file system can reserve it
+	Rename(from, to string) error
+	Remove(name string) error
+	Sync(name string) error // of a directory
+	Lstat(name string) (fs.FileInfo, error)
+	Enter(name string) (disk, error)
+	Close() error
+}
+
+type file interface {
+	io.WriteCloser
+	Sync() error
+}
+
+type opener func(dir string) (disk, error)
+
+// rootDisk is the real one.
+type rootDisk struct{ *os.Root }
+
+func openDisk(dir string) (disk, error) {
+	root, err := os.OpenRoot(dir)
+	return rootDisk{root}, err
+}
+
+func (d rootDisk) Enter(name string) (disk, error) {
+	root, err := d.OpenRoot(name)
+	return rootDisk{root}, err
+}
+
+func (d rootDisk) Create(name string, size int64) (file, error) {
+	f, err := d.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := platform.Allocate(f, size); rundir.IsFull(err) {
+		return nil, errors.Join(err, f.Close(), d.Remove(name))
+	}
+	return f, nil
+}
+
+func (d rootDisk) Sync(name string) error { return syncDir(d.Root, name) }
+
 // createStep makes the directory of a step's checkpoint, on disk, and opens it.
-func createStep(dir string, step int) (*os.Root, error) {
-	run, err := os.OpenRoot(dir)
+func createStep(open opener, dir string, step int) (disk, error) {
+	run, err := open(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -208,11 +259,11 @@ func createStep(dir string, step int) (*os.Root, error) {
 		return nil, err
 	}
 	for _, parent := range []string{".", folder} {
-		if err := syncDir(run, parent); err != nil {
+		if err := run.Sync(parent); err != nil {
 			return nil, err
 		}
 	}
-	return run.OpenRoot(name)
+	return run.Enter(name)
 }
 
 // openStep opens the directory of a step's checkpoint.
@@ -234,39 +285,30 @@ func (p *Part) size() (bytes int64) {
 
 // replace writes a file of a directory so that it appears under its name, in place of one that may be there, only when it is
 // complete and on disk. The disk must have size bytes for it.
-func replace(dir *os.Root, name string, size int64, write func(io.Writer) error) (err error) {
-	f, err := createTemp(dir, name)
+func replace(dir disk, name string, size int64, write func(io.Writer) error) error {
+	f, temp, err := createTemp(dir, name, size)
 	if err != nil {
-		return err
-	}
-	temp := filepath.Base(f.Name())
-	defer func() {
-		if err != nil {
-			f.Close()
-			dir.Remove(temp) //nolint:errcheck // a leftover is no file of the checkpoint, and pruned
-		}
-	}()
-	if err := platform.Allocate(f, size); rundir.IsFull(err) {
 		return err
 	}
 	if err = write(f); err == nil {
-		err = errors.Join(f.Sync(), f.Close())
+		err = f.Sync()
 	}
-	if err == nil {
+	if err = errors.Join(err, f.Close()); err == nil {
 		err = dir.Rename(temp, name)
 	}
 	if err != nil {
+		dir.Remove(temp) //nolint:errcheck // a leftover is no file of the checkpoint, and pruned
 		return err
 	}
-	return syncDir(dir, ".")
+	return dir.Sync(".")
 }
 
 // createTemp makes a new file that only its maker writes: two writers of one manifest must not share it.
-func createTemp(dir *os.Root, name string) (*os.File, error) {
+func createTemp(dir disk, name string, size int64) (f file, temp string, err error) {
 	for i := 0; ; i++ {
-		f, err := dir.OpenFile(fmt.Sprintf(".%s.%d.%d%s", name, os.Getpid(), i, tempSuffix), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-		if !errors.Is(err, fs.ErrExist) {
-			return f, err
+		temp = fmt.Sprintf(".%s.%d.%d%s", name, os.Getpid(), i, tempSuffix)
+		if f, err = dir.Create(temp, size); !errors.Is(err, fs.ErrExist) {
+			return f, temp, err
 		}
 	}
 }

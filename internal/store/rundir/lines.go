@@ -27,6 +27,7 @@ var lineFiles = []string{metrics, events, plans, deliveries, traces}
 // lineFile is a line file under its name, open to be written to its end.
 type lineFile interface {
 	io.WriteCloser
+	io.ReaderAt
 	Sync() error
 	Stat() (fs.FileInfo, error)
 	Truncate(size int64) error
@@ -183,7 +184,7 @@ func (d *Dir) takeOver(name string, is func(line []byte) bool) (*os.File, error)
 		return nil, fmt.Errorf("%s: %w", d.File(name), cause(err))
 	}
 	defer from.Close()
-	f, err := openFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND)
+	f, err := openFile(d.File("."+name), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND)
 	if err != nil {
 		return nil, err
 	}

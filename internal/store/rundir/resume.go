@@ -92,7 +92,7 @@ func (d *Dir) continueRun(job Job, data []DataFile) error {
 	}
 	d.isRun = true
 	d.setReserve(job)
-	return d.link()
+	return errors.Join(d.hold(), d.link())
 }
 
 // rewriteJob writes data.json and job.json where the run is resumed as another job, or from another place. Data come first: after a

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -40,6 +41,9 @@ type Dir struct {
 
 	mu      sync.Mutex
 	lines   map[string]lineFile // by name, from WriteJob or Resume to Close
+	held    map[string]*os.File // what was written once, open to be read; the same
+	gone    *RemovedError       // the directory was removed and cannot be made again
+	reached []byte              // newest content of workers.json
 	space   space
 	own     []string // what this Dir made in the directory before it became a run, in the order of removal
 	bin     bool     // MakeBin made the folder
@@ -125,7 +129,7 @@ func (d *Dir) Resume() error {
 		return err
 	}
 	d.setReserve(job)
-	return nil
+	return d.hold()
 }
 
 // Adopt is for the owner of a directory whose files other processes have written: it
@@ -349,7 +353,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 		once = os.O_TRUNC
 	}
 	if err := d.openLines(func(name string) (*os.File, error) {
-		f, err := openFile(d.File(name), os.O_CREATE|once|os.O_WRONLY|os.O_APPEND)
+		f, err := openFile(d.File(name), os.O_CREATE|once|os.O_RDWR|os.O_APPEND)
 		if err == nil {
 			d.own = append(d.own, name)
 		}
@@ -366,7 +370,7 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 	}
 	d.isRun = true
 	d.setReserve(job)
-	return d.link()
+	return errors.Join(d.hold(), d.link())
 }
 
 // openLines opens the line files.
@@ -415,25 +419,24 @@ func (d *Dir) WriteWorkers(w Workers) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.workers = true
-	return d.must(workersName, len(text), func() error {
-		temp := d.File("." + workersName)
-		if err := os.WriteFile(temp, append(text, '\n'), 0o600); err != nil {
-			return errors.Join(err, os.Remove(temp))
-		}
-		return os.Rename(temp, d.File(workersName))
-	})
+	d.workers, d.reached = true, append(text, '\n')
+	return d.must(workersName, len(text), d.writeReached)
+}
+
+func (d *Dir) writeReached() error {
+	temp := d.File("." + workersName)
+	if err := os.WriteFile(temp, d.reached, 0o600); err != nil {
+		_ = os.Remove(temp)
+		return err
+	}
+	return os.Rename(temp, d.File(workersName))
 }
 
 const workersName = "workers.json"
 
 // WriteSummary syncs the line files and writes summary.json, for which it opens the reserve.
 func (d *Dir) WriteSummary(s Summary) error {
-	s.Recoveries, s.Workers = empty(s.Recoveries), empty(s.Workers)
-	for i := range s.Workers {
-		w := &s.Workers[i]
-		w.Stages, w.Layers = empty(w.Stages), empty(w.Layers)
-	}
+	s = s.complete()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.space.reserve, d.space.reserved = 0, false
@@ -448,15 +451,33 @@ func (d *Dir) WriteSummary(s Summary) error {
 	})
 }
 
+// complete returns a summary without lists that are null.
+func (s Summary) complete() Summary {
+	s.Recoveries, s.Workers = empty(s.Recoveries), slices.Clone(empty(s.Workers))
+	for i := range s.Workers {
+		w := &s.Workers[i]
+		w.Stages, w.Layers = empty(w.Stages), empty(w.Layers)
+	}
+	return s
+}
+
 func (d *Dir) writeJSON(name string, v any) error {
+	text, err := encodeJSON(name, v)
+	if err != nil {
+		return err
+	}
+	return WriteFile(d.File(name), text)
+}
+
+func encodeJSON(name string, v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
 	if err := enc.Encode(v); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return WriteFile(d.File(name), b.Bytes())
+	return b.Bytes(), nil
 }
 
 // WriteFile writes a file that appears under its name complete and synced.
@@ -528,12 +549,17 @@ func (d *Dir) Close() error {
 	for _, f := range d.lines {
 		err = errors.Join(err, f.Close())
 	}
-	d.lines = nil
-	if d.bin {
+	for _, f := range d.held {
+		err = errors.Join(err, f.Close())
+	}
+	d.lines, d.held = nil, nil
+	if d.bin && d.gone == nil {
 		err = errors.Join(err, os.RemoveAll(d.File("bin")))
 	}
 	if d.workers && !d.attached {
-		err = errors.Join(err, os.Remove(d.File(workersName)))
+		if e := os.Remove(d.File(workersName)); !isMissing(d.File(workersName)) {
+			err = errors.Join(err, e)
+		}
 	}
 	if !d.isRun && !d.again {
 		err = errors.Join(err, d.discard())

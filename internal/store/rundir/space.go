@@ -3,6 +3,7 @@ package rundir
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -33,13 +34,23 @@ type FullError struct {
 }
 
 func (e *FullError) Error() string {
-	return fmt.Sprintf("the disk of %s is full (%s: %v)", e.Dir, e.File, e.Err)
+	is := "full"
+	if e.ReadOnly() {
+		is = "read-only"
+	}
+	return fmt.Sprintf("the disk of %s is %s (%s: %v)", e.Dir, is, e.File, e.Err)
 }
+
+// ReadOnly reports whether the disk takes no writes at all.
+func (e *FullError) ReadOnly() bool { return errors.Is(e.Err, unix.EROFS) }
 
 func (e *FullError) Unwrap() error { return e.Err }
 
-// IsFull reports whether an error says that the disk has no room, or the user no quota.
-func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+// IsFull reports whether an error says that the disk has no room, the user no quota, or that the disk is read-only: what is to be
+// written can be written later.
+func IsFull(err error) bool {
+	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EROFS)
+}
 
 // CheckSpace returns an error that [IsFull] if a file of size bytes would leave less than spare bytes on the disk of dir.
 func CheckSpace(dir string, size, spare int64) error {
@@ -89,10 +100,20 @@ func (d *Dir) makeReserve(size int64) error {
 	return nil
 }
 
-// must writes what the run cannot do without. Where the disk is full, traces.jsonl is emptied first. Then the reserve is opened,
-// and the error is a [FullError] although the write has succeeded; after that, writes wait for Flush. d.mu is held, and size is
-// what a waiting write occupies.
+// must writes what the run cannot do without. Where the directory was removed, it is made again first, and the error is a [RemovedError]
+// although the write has succeeded. d.mu is held, and size is what a waiting write occupies.
 func (d *Dir) must(name string, size int, write func() error) error {
+	removed := d.restore(name)
+	err := d.mustFit(name, size, write)
+	if d.gone != nil && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)) {
+		err = nil // removed says it, or has said it
+	}
+	return errors.Join(removed, err)
+}
+
+// mustFit is must for a directory that is there. Where the disk is full, traces.jsonl is emptied first. Then the reserve is opened, and
+// the error is a [FullError] although the write has succeeded; after that, writes wait for Flush.
+func (d *Dir) mustFit(name string, size int, write func() error) error {
 	s := &d.space
 	var err error
 	if len(s.late) == 0 {

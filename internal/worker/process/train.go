@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"runtime"
 	"slices"
 	"sync"
@@ -190,7 +191,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		return nil
 	}
 	return w.user(control.CallOnEnd, func() error {
-		return j.OnEnd(End{RunDir: start.RunDir, Steps: done.Steps, Whole: w.whole, Out: output{w}})
+		return j.OnEnd(End{RunDir: cmp.Or(done.ModelDir, start.RunDir), Steps: done.Steps, Whole: w.whole, Out: output{w}})
 	})
 }
 
@@ -301,7 +302,10 @@ func (w *Worker) stopped() string {
 // and writes the files of the model. All workers get the hashes.
 func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, runDir string) error {
 	said, by, err := e.Keep(ctx, done.Steps, model.HashSize, func(ctx context.Context) (engine.Collector, error) {
-		return awaitSpace(ctx, runDir, func(text string) { _ = w.send(control.Note{Text: text}) }, func() (engine.Collector, error) { return j.Params.Collector(runDir, j.Config) })
+		return awaitSpace(ctx, runDir, func(text string) { _ = w.send(control.Note{Text: text}) }, func() (c engine.Collector, err error) {
+			c, done.ModelDir, err = collector(j, runDir)
+			return c, err
+		})
 	})
 	if err != nil {
 		return model.PathError(err)
@@ -309,6 +313,29 @@ func (w *Worker) keep(ctx context.Context, j *Job, e *engine.Engine, done *contr
 	done.ParamsSHA256, done.StateSHA256 = model.Hashes(said)
 	done.Collector = int(by)
 	return nil
+}
+
+// collector opens what writes the files of the model into the run directory, which it makes again if it was removed, or into another
+// folder if that fails.
+func collector(j *Job, runDir string) (c engine.Collector, elsewhere string, err error) {
+	if runDir == "" {
+		c, err = j.Params.Collector("", j.Config)
+		return c, "", err
+	}
+	if err = os.MkdirAll(runDir, 0o700); err == nil {
+		c, err = j.Params.Collector(runDir, j.Config)
+	}
+	if err == nil || rundir.IsFull(err) {
+		return c, "", err
+	}
+	elsewhere, err2 := rundir.Elsewhere(runDir)
+	if err2 == nil {
+		c, err2 = j.Params.Collector(elsewhere, j.Config)
+	}
+	if err2 != nil {
+		return nil, "", errors.Join(err, err2)
+	}
+	return c, elsewhere, nil
 }
 
 // awaitSpace opens what writes the files of the model. For them, it gives the reserve of the run directory back; on a disk that is

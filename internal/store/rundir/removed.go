@@ -1,0 +1,201 @@
+package rundir
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// A run directory that is removed while its run trains is made again: the files that the run holds open still have what was written to
+// them. Where it cannot be made again, lines go on into the open files, and the end of the run puts all of it into another folder.
+
+// RemovedError means that a run directory, or a line file of it, was removed while its run trains. What was to be written is written.
+type RemovedError struct {
+	Dir         string // as the user knows it
+	Checkpoints bool   // they are gone as well
+	Err         error  // why it cannot be made again; nil if it was
+}
+
+func (e *RemovedError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("the run directory %s was removed, and cannot be made again: %v", e.Dir, e.Err)
+	}
+	return fmt.Sprintf("the run directory %s was removed: it is made again", e.Dir)
+}
+
+func (e *RemovedError) Unwrap() error { return e.Err }
+
+// Elsewhere makes a folder for what a run directory does not take any more, where the system keeps temporary files.
+func Elsewhere(dir string) (string, error) {
+	return os.MkdirTemp("", "soliton-"+filepath.Base(dir)+"-")
+}
+
+// hold keeps the files open that are written once, so that they can be made again.
+func (d *Dir) hold() error {
+	names := []string{"job.json", "data.json"}
+	if d.bin {
+		programs, err := filepath.Glob(d.File("bin/*"))
+		if err != nil {
+			return err
+		}
+		for _, path := range programs {
+			names = append(names, filepath.Join("bin", filepath.Base(path)))
+		}
+	}
+	d.held = make(map[string]*os.File)
+	for _, name := range names {
+		f, err := Open(d.File(name))
+		if errors.Is(err, fs.ErrNotExist) { // the copy of a host that took over
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		d.held[name] = f
+	}
+	return nil
+}
+
+// restore makes the directory again if the file that is to be written, or the directory, was removed. It returns a [RemovedError] once
+// for each cause. d.mu is held.
+func (d *Dir) restore(name string) error {
+	probe := d.path
+	if d.lines[name] != nil {
+		probe = d.File(name)
+	}
+	if d.lines == nil || !isMissing(probe) {
+		d.gone = nil
+		return nil
+	}
+	fault := &RemovedError{Dir: d.shown, Checkpoints: isMissing(d.File("checkpoints"))}
+	if fault.Err = cause(d.make()); fault.Err == nil {
+		d.gone = nil
+		return fault
+	}
+	was := d.gone
+	if d.gone = fault; was != nil && was.Error() == fault.Error() {
+		return nil
+	}
+	return fault
+}
+
+func isMissing(path string) bool {
+	_, err := os.Lstat(path)
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR)
+}
+
+// make makes what is missing of the directory.
+func (d *Dir) make() error {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(d.path), 0o777), os.MkdirAll(d.File("log"), 0o700), tighten(d.path)); err != nil {
+		return err
+	}
+	if err := d.lockAgain(); err != nil {
+		return err
+	}
+	if err := d.copyTo(d.path); err != nil {
+		return err
+	}
+	for name, f := range d.lines {
+		again, err := openFile(d.File(name), os.O_RDWR|os.O_APPEND)
+		if err != nil {
+			return err
+		}
+		d.lines[name] = again
+		_ = f.Close() // nobody can read it any more
+	}
+	if d.workers && d.reached != nil {
+		if err := d.writeReached(); err != nil {
+			return err
+		}
+	}
+	if s := &d.space; s.reserve > 0 && isMissing(d.File(reserveName)) {
+		s.reserved = d.makeReserve(s.reserve) == nil
+	}
+	return d.link()
+}
+
+// lockAgain locks the directory if its lock was removed, unless another run has taken it since.
+func (d *Dir) lockAgain() error {
+	lock, err := os.OpenFile(d.File("lock"), os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		if d.lock == nil {
+			return nil
+		}
+		was, err := d.lock.Stat()
+		if err != nil {
+			return err
+		}
+		if is, err := os.Lstat(d.File("lock")); err != nil || !os.SameFile(was, is) {
+			return errors.Join(err, ErrInUse)
+		}
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return errors.Join(err, lock.Close())
+	}
+	if d.lock != nil {
+		_ = d.lock.Close()
+	}
+	d.lock = lock
+	return nil
+}
+
+// copyTo writes the files that are held open to a folder, as far as they are not there.
+func (d *Dir) copyTo(folder string) error {
+	copyFile := func(name string, from io.ReaderAt, info fs.FileInfo, err error) error {
+		path := filepath.Join(folder, name)
+		if err != nil || !isMissing(path) {
+			return err
+		}
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			return err
+		}
+		f, err := NewFile(path)
+		if err != nil {
+			return err
+		}
+		if _, err = io.Copy(f, io.NewSectionReader(from, 0, info.Size())); err == nil {
+			err = f.Chmod(info.Mode().Perm())
+		}
+		if err != nil {
+			f.Discard()
+			return err
+		}
+		return f.Commit()
+	}
+	for name, f := range d.held {
+		info, err := f.Stat()
+		if err := copyFile(name, f, info, err); err != nil {
+			return err
+		}
+	}
+	for name, f := range d.lines {
+		info, err := f.Stat()
+		if err := copyFile(name, f, info, err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Salvage writes the summary and the records to a folder, unless that is "", if the directory was removed and cannot be made again.
+func (d *Dir) Salvage(folder string, s Summary) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.gone == nil || folder == "" {
+		return nil
+	}
+	text, err := encodeJSON("summary.json", s.complete())
+	if err != nil {
+		return err
+	}
+	return errors.Join(WriteFile(filepath.Join(folder, "summary.json"), text), d.copyTo(folder))
+}

@@ -1,0 +1,147 @@
+package rundir
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// removable returns a run directory in a folder of its own, with three steps.
+func removable(t *testing.T) (d *Dir, parent string) {
+	t.Helper()
+	parent = filepath.Join(t.TempDir(), "all")
+	d, err := Create(filepath.Join(parent, "run"), "gpt", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { d.Close() })
+	bin, err := d.MakeBin()
+	if err == nil {
+		err = os.WriteFile(filepath.Join(bin, "program"), []byte("#!"), 0o700)
+	}
+	if err = errors.Join(err, d.WriteJob(Job{Program: "gpt", Steps: 9}, []DataFile{{Path: "x"}}), d.WriteWorkers(Workers{Agent: "a"})); err != nil {
+		t.Fatal(err)
+	}
+	for step := 1; step <= 3; step++ {
+		if err := d.AddMetrics(Metrics{Step: step}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d, parent
+}
+
+func lineCount(t *testing.T, path string) int {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(text), "\n")
+}
+
+// A directory that was removed is made again with all that the run had written.
+func TestRemovedDirectory(t *testing.T) {
+	d, parent := removable(t)
+	if err := os.RemoveAll(parent); err != nil {
+		t.Fatal(err)
+	}
+	var removed *RemovedError
+	if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &removed) || removed.Err != nil || !removed.Checkpoints {
+		t.Fatalf("%v", err)
+	}
+	if err := errors.Join(d.AddMetrics(Metrics{Step: 5}), d.AddEvent(Event{Kind: "removed"})); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+	if r, err := Read(d.Path()); err != nil || r.Last.Step != 5 || r.Job.Steps != 9 || !r.Running {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if n := lineCount(t, d.File("metrics.jsonl")); n != 5 {
+		t.Errorf("%d lines of 5 steps", n)
+	}
+	if info, err := os.Stat(d.File("bin/program")); err != nil || info.Mode().Perm() != 0o700 || info.Size() != 2 {
+		t.Errorf("%v, %v", info, err)
+	}
+	if w, err := ReadWorkers(d.Path()); err != nil || w.Agent != "a" {
+		t.Errorf("%+v, %v", w, err)
+	}
+	if _, err := Create(d.Path(), "gpt", time.Now()); !errors.Is(err, ErrInUse) {
+		t.Errorf("another run takes it: %v", err)
+	}
+	if err := errors.Join(d.WriteSummary(Summary{Steps: 5}), d.Salvage(t.TempDir(), Summary{}), d.Close()); err != nil {
+		t.Error(err)
+	}
+}
+
+// One that cannot be made again is told of once, and all goes elsewhere at the end.
+func TestRemovedForGood(t *testing.T) {
+	d, parent := removable(t)
+	if err := errors.Join(os.RemoveAll(parent), os.WriteFile(parent, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var removed *RemovedError
+	if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &removed) || removed.Err == nil {
+		t.Fatalf("%v", err)
+	}
+	elsewhere := t.TempDir()
+	for _, err := range []error{d.AddMetrics(Metrics{Step: 5}), d.WriteWorkers(Workers{}), d.WriteSummary(Summary{Steps: 5}), d.Salvage(elsewhere, Summary{Steps: 5})} {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if n := lineCount(t, filepath.Join(elsewhere, "metrics.jsonl")); n != 5 {
+		t.Errorf("%d lines of 5 steps", n)
+	}
+	if r, err := Read(elsewhere); err != nil || r.Summary == nil || r.Summary.Steps != 5 || r.Job.Steps != 9 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Another run that took the name meanwhile is left alone.
+func TestRemovedAndTaken(t *testing.T) {
+	d, _ := removable(t)
+	if err := os.RemoveAll(d.Path()); err != nil {
+		t.Fatal(err)
+	}
+	other, err := Create(d.Path(), "gpt", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := d.AddMetrics(Metrics{Step: 4}); !errors.Is(err, ErrInUse) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Lstat(d.File("metrics.jsonl")); err == nil {
+		t.Error("the other run got lines")
+	}
+}
+
+type readOnly struct{ lineFile }
+
+func (readOnly) Write([]byte) (int, error) { return 0, unix.EROFS }
+func (readOnly) Truncate(int64) error      { return unix.EROFS }
+
+// A disk that becomes read-only is waited for like a full one.
+func TestReadOnlyDisk(t *testing.T) {
+	d, _ := removable(t)
+	was := d.lines[metrics]
+	d.lines[metrics] = readOnly{was}
+	var full *FullError
+	if err := d.AddMetrics(Metrics{Step: 4}); !errors.As(err, &full) || !full.ReadOnly() || !strings.Contains(err.Error(), "read-only") {
+		t.Fatalf("%v", err)
+	}
+	if err := d.Flush(); !errors.As(err, &full) {
+		t.Errorf("%v", err)
+	}
+	d.lines[metrics] = was
+	if err := d.Flush(); err != nil || lineCount(t, d.File("metrics.jsonl")) != 4 {
+		t.Errorf("%v", err)
+	}
+}
