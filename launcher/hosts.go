@@ -30,6 +30,7 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/ship"
 )
 
 // With several hosts the command is no agent itself: it starts one for each host that this machine emulates, or the one of this
@@ -54,10 +55,10 @@ type assignment struct {
 	Chaos    string           `json:"chaos"`
 	Measures bool             `json:"measures"` // are told to the supervisor
 
-	Apart    bool       `json:"apart"`  // the hosts are machines, and each has a run directory of its own
-	Enters   *host.Addr `json:"enters"` // this machine, where the run has begun without it; Self means nothing then
-	TieBreak string     `json:"tie_break"`
-	Program  shipped    `json:"program"`
+	Apart    bool         `json:"apart"`  // the hosts are machines, and each has a run directory of its own
+	Enters   *host.Addr   `json:"enters"` // this machine, where the run has begun without it; Self means nothing then
+	TieBreak string       `json:"tie_break"`
+	Program  ship.Program `json:"program"`
 }
 
 // own returns this host.

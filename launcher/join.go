@@ -19,6 +19,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/admit"
 	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/ship"
 	"github.com/soliton-train/soliton/launcher/internal/slurm"
 )
 
@@ -101,6 +102,7 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
 	flags.StringSliceVar(&f.advertise, "advertise", nil, "`address` at which other machines reach this one (default the one from which it reaches the first)")
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
+	flags.StringVar(&f.python, "python", "", "`interpreter` of a Python program (default as on the first machine, else the first python3 in PATH)")
 	flags.StringVar(&job, "job", "", "`ID` of the Slurm job whose run to join (default the only one that has a run)")
 	pageFlag(flags, &f)
 	f.detach.Add(cmd, "this machine takes part")
@@ -135,9 +137,9 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 	asking, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
-		a    assignment
-		file string
-		err  error
+		a   assignment
+		p   ship.Program
+		err error
 	}
 	name, _ := os.Hostname()
 	self := host.Addr{Name: name}
@@ -151,8 +153,8 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		file, p, err := fetchProgram(asking, t, say)
-		var x answer
+		p, err := ship.Fetch(asking, fetcher(t), say)
+		x := answer{p: p}
 		if err == nil {
 			say("waiting until all machines are there")
 			var reply []byte
@@ -160,11 +162,11 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 			if err == nil {
 				err = json.Unmarshal(reply, &x.a)
 			}
-			if err == nil && (x.a.Program != p || !x.a.sound()) {
+			if err == nil && (!p.Is(x.a.Program) || !x.a.sound()) {
 				err = errors.New("the run's answer makes no sense")
 			}
 		}
-		x.file, x.err = file, err
+		x.err = err
 		answers <- x
 	}()
 	var x answer
@@ -197,11 +199,25 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 		v = view.Tee(f.page, v)
 	}
 	defer v.Close()
+	file, all := x.p.File(), x.a.Args
+	if x.p.Values != "" {
+		folder, err := dir.MakeFirst()
+		if err != nil {
+			return fail(err)
+		}
+		python, err := x.p.Install(ctx, f.python, folder)
+		if err == nil {
+			file, all, err = python.Command(all)
+		}
+		if err != nil {
+			return fail(err)
+		}
+	}
 	own := x.a.own()
 	whole := make(chan struct{})
 	close(whole)
 	g := &gathering{first: x.a, begun: x.a, closing: true, whole: whole}
-	g.first.Program.file = x.file
+	g.first.Program = x.p
 	if x.a.Enters != nil { // others know it as soon as it takes part
 		g.begun.Hosts = append(slices.Clone(x.a.Hosts), own)
 		g.begun.Enters = nil
@@ -217,5 +233,6 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 		return fail(err)
 	}
 	f.hosts, f.workers = 1, len(own.Workers)+own.Starts
-	return trainHere(ctx, f, x.a, x.file, dir, files, d, v, stops, stdout, stderr)
+	x.a.Args = all
+	return trainHere(ctx, f, x.a, file, dir, files, d, v, stops, stdout, stderr)
 }

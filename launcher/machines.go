@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -30,6 +28,8 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/detach"
 	"github.com/soliton-train/soliton/launcher/internal/door"
+	"github.com/soliton-train/soliton/launcher/internal/ship"
+	"github.com/soliton-train/soliton/launcher/internal/torch"
 )
 
 // A run over several machines begins on one of them, whose launcher gathers the others: each of them joins with the ticket, and all
@@ -46,26 +46,8 @@ type call struct {
 	Agree    string `json:"agree"`   // HOST:PORT; without a host, that of the connection
 	Link     string `json:"link"`
 
-	Fetch   *fetch   `json:"fetch,omitempty"`
-	Records *records `json:"records,omitempty"`
-}
-
-// fetch is what it asks for: a part of the program or, without a SHA-256, which one that is.
-type fetch struct {
-	SHA256 string `json:"sha256"`
-	At     int64  `json:"at"`
-}
-
-// maxFetched bounds a part of the program, in bytes.
-const maxFetched = 8 << 20
-
-// shipped is the program as other machines get it.
-type shipped struct {
-	Name   string `json:"name"`
-	SHA256 string `json:"sha256"`
-	Size   int64  `json:"size"`
-
-	file string // where it is on the first machine
+	Fetch   *ship.Part `json:"fetch,omitempty"`
+	Records *records   `json:"records,omitempty"`
 }
 
 // gathering waits for the machines of a run.
@@ -120,7 +102,7 @@ func (g *gathering) handle(ctx context.Context, from net.Addr, request []byte) (
 		return nil, fmt.Errorf("it is %s, and the program is for %s", c.System, own)
 	}
 	if c.Fetch != nil {
-		return g.part(*c.Fetch)
+		return g.first.Program.Read(*c.Fetch)
 	}
 	if c.Records != nil {
 		return g.records(*c.Records)
@@ -264,26 +246,6 @@ func (a *assignment) sound() bool {
 	})
 }
 
-// part returns a part of the program.
-func (g *gathering) part(f fetch) ([]byte, error) {
-	if f.SHA256 == "" {
-		return json.Marshal(g.first.Program)
-	}
-	if f.SHA256 != g.first.Program.SHA256 || f.At < 0 || f.At >= g.first.Program.Size {
-		return nil, errors.New("it asks for another program")
-	}
-	file, err := os.Open(g.first.Program.file)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	part := make([]byte, min(maxFetched, g.first.Program.Size-f.At))
-	if _, err := file.ReadAt(part, f.At); err != nil {
-		return nil, err
-	}
-	return part, nil
-}
-
 // open opens a door at an address.
 func (g *gathering) open(at string, advertise []string, dir *rundir.Dir) (d *door.Door, err error) {
 	g.mu.Lock() // until g.door is there
@@ -364,7 +326,8 @@ func (g *gathering) alone(addrs []string) assignment {
 }
 
 // trainApart trains the program on this machine and those that join.
-func trainApart(ctx context.Context, f runFlags, p program, file string, args []string, dir *rundir.Dir, again *session.Resume, cwd string, v view.View, stops chan session.Reason, stdout, stderr io.Writer) error {
+// all are the arguments of its workers, and args those of the program.
+func trainApart(ctx context.Context, f runFlags, p program, file string, args, all []string, dir *rundir.Dir, again *session.Resume, cwd string, v view.View, stops chan session.Reason, stdout, stderr io.Writer) error {
 	fail := func(err error) error {
 		v.Close()
 		return cli.Fail(err)
@@ -374,7 +337,27 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args []
 	name, _ := os.Hostname()
 	a := assignment{Secret: newSecret(), Apart: true, Args: args, Settings: settings, Workers: f.workers, Chaos: f.chaos, TieBreak: f.tieBreak}
 	var err error
-	if a.Program, err = describe(file); err != nil {
+	if p.script != "" {
+		reason, wrong := untilStop(ctx, stops, func(ctx context.Context) (err error) {
+			if err = p.python.MakeValues(ctx, args); err == nil {
+				a.Program, err = p.ship(f.python, dir)
+			}
+			return err
+		})
+		var no *torch.ValuesError
+		switch {
+		case reason != "":
+			v.Close()
+			return cli.Report(session.Outcome{Err: &session.StoppedError{Reason: reason}}, stdout, stderr)
+		case errors.As(wrong, &no):
+			v.Close()
+			return reportValues(no, stdout, stderr)
+		}
+		err = wrong
+	} else {
+		a.Program, err = ship.Describe(file)
+	}
+	if err != nil {
 		return fail(err)
 	}
 	own := host.Addr{Name: nameOf(name, nil)}
@@ -409,7 +392,18 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args []
 		return cli.Report(session.Outcome{Err: &session.StoppedError{Reason: reason}}, stdout, stderr)
 	}
 	defer d.Close()
+	a.Args = all
 	return trainHere(ctx, f, a, file, dir, files, d, v, stops, stdout, stderr)
+}
+
+// reportValues prints why a Python program makes no job, or the help that its user wants, and returns what the command ends with.
+func reportValues(e *torch.ValuesError, stdout, stderr io.Writer) error {
+	if e.Status == 0 {
+		_, err := io.WriteString(stdout, e.Text)
+		return err
+	}
+	fmt.Fprintf(stderr, "launcher: %s\n", e.Text)
+	return cli.Exit(e.Status)
 }
 
 // leave lets the command end that has detached this one.
@@ -474,30 +468,6 @@ func advertised(h *host.Addr, chosen []string) error {
 	return nil
 }
 
-func describe(file string) (shipped, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return shipped{}, err
-	}
-	sum, err := rundir.FileSHA256(file)
-	return shipped{Name: filepath.Base(file), SHA256: sum, Size: info.Size(), file: file}, err
-}
-
-// fetchProgram returns the path of the run's program in the cache of this machine, and gets it from the first machine if it is not
-// there.
-func fetchProgram(ctx context.Context, t admit.Ticket, say func(string)) (string, shipped, error) {
-	var p shipped
-	reply, err := ask(ctx, t, call{Fetch: new(fetch)})
-	if err == nil {
-		err = json.Unmarshal(reply, &p)
-	}
-	if err != nil {
-		return "", p, err
-	}
-	path, err := p.cached(ctx, t, say)
-	return path, p, err
-}
-
 // ask sends a call to the machine at which the run began.
 func ask(ctx context.Context, t admit.Ticket, c call) ([]byte, error) {
 	c.Protocol, c.System = control.Protocol, system()
@@ -509,63 +479,9 @@ func ask(ctx context.Context, t admit.Ticket, c call) ([]byte, error) {
 	return reply, err
 }
 
-func (p shipped) cached(ctx context.Context, t admit.Ticket, say func(string)) (string, error) {
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("no folder for programs: %w", err)
-	}
-	if sum, err := hex.DecodeString(p.SHA256); err != nil || len(sum) != sha256.Size || filepath.Base(p.Name) != p.Name || p.Size < 0 || p.Size > maxProgram {
-		return "", errors.New("the run describes its program wrongly")
-	}
-	folder := filepath.Join(cache, "soliton", "programs", p.SHA256)
-	path := filepath.Join(folder, p.Name)
-	if sum, err := rundir.FileSHA256(path); err == nil && sum == p.SHA256 {
-		return path, nil
-	}
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return "", err
-	}
-	say(fmt.Sprintf(fetching+"%s, %.1f MB", p.Name, float64(p.Size)/1e6))
-	file, err := rundir.NewFile(path)
-	if err != nil {
-		return "", err
-	}
-	if err := fetchTo(ctx, t, p, file); err != nil {
-		file.Discard()
-		return "", err
-	}
-	if err := file.Chmod(0o700); err != nil {
-		file.Discard()
-		return "", err
-	}
-	return path, file.Commit()
-}
-
-// fetching begins what a machine says when it gets the program.
-const fetching = "fetching "
-
-// maxProgram bounds a program, in bytes.
-const maxProgram = 4 << 30
-
-func fetchTo(ctx context.Context, t admit.Ticket, p shipped, to io.Writer) error {
-	sum := sha256.New()
-	for at := int64(0); at < p.Size; {
-		part, err := ask(ctx, t, call{Fetch: &fetch{p.SHA256, at}})
-		if err != nil {
-			return err
-		}
-		if len(part) == 0 || int64(len(part)) > p.Size-at {
-			return errors.New("the program has another size")
-		}
-		at += int64(len(part))
-		if _, err := io.MultiWriter(to, sum).Write(part); err != nil {
-			return err
-		}
-	}
-	if hex.EncodeToString(sum.Sum(nil)) != p.SHA256 {
-		return errors.New("the program that came has another SHA-256")
-	}
-	return nil
+// fetcher asks the machine at which the run began for a part of its program.
+func fetcher(t admit.Ticket) ship.Fetcher {
+	return func(ctx context.Context, part ship.Part) ([]byte, error) { return ask(ctx, t, call{Fetch: &part}) }
 }
 
 func newSecret() []byte {

@@ -50,7 +50,7 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == demo.Job {
 		demo.RunJob()
 	}
-	if len(os.Args) > 1 && os.Args[1] == torch.Worker {
+	if len(os.Args) > 1 && (os.Args[1] == torch.Worker || os.Args[1] == torch.Values) {
 		torch.Main()
 	}
 	os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))

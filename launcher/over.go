@@ -22,7 +22,9 @@ import (
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/away"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/ship"
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
+	"github.com/soliton-train/soliton/launcher/internal/torch"
 )
 
 // With --hosts, the launcher has the other machines join by itself, over ssh.
@@ -114,7 +116,7 @@ func (o *others) begin(g *gathering, ticket string) {
 			err := o.own.Run(o.ctx, h, []string{"join", "--detach", "--plain", "-", "--workers", strconv.Itoa(h.WorkersOr(o.workers))},
 				func() io.Reader { return strings.NewReader(ticket + "\n") },
 				func(line string) {
-					if strings.HasPrefix(line, fetching) { // all else is shown here, too
+					if strings.HasPrefix(line, ship.Fetching) { // all else is shown here, too
 						g.say(h.Name + ": " + line)
 					}
 				})
@@ -142,12 +144,9 @@ var hostFlags = []string{"hosts", "hosts-file", "min-hosts", "wait-hosts", "work
 // runAway has other machines train a program, and shows that here.
 func runAway(cmd *cobra.Command, f runFlags, p program, args []string) error {
 	for _, name := range notAway {
-		if cmd.Flags().Changed(name) {
+		if cmd.Flags().Changed(name) && !(name == "python" && p.script != "") { // that one is a path there
 			return fmt.Errorf("--%s is of no use on a machine that takes no part: add this one to --hosts, as localhost, or start the run on %s", name, f.over.hosts[0].Name)
 		}
-	}
-	if p.script {
-		return cli.Fail(fmt.Errorf("PROGRAM %s: a Python program cannot run over several machines yet; leave --hosts out", p.given))
 	}
 	own, err := ssh.Own()
 	if err != nil {
@@ -188,7 +187,17 @@ func runAway(cmd *cobra.Command, f runFlags, p program, args []string) error {
 		default: // it is being stopped
 		}
 	})()
-	if r.Program = p.file; p.file == "" {
+	if r.Program = p.file; p.script != "" {
+		temp, err := os.MkdirTemp("", "soliton-run-")
+		if err != nil {
+			return cli.Fail(err)
+		}
+		defer os.RemoveAll(temp)
+		r.Program = filepath.Join(temp, p.name+torch.PackSuffix)
+		if err := p.packTo(r.Program); err != nil {
+			return cli.Fail(fmt.Errorf("PROGRAM %s: %w", p.given, err))
+		}
+	} else if p.file == "" {
 		temp, err := os.MkdirTemp("", "soliton-run-")
 		if err != nil {
 			return cli.Fail(err)

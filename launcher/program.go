@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/ship"
 	"github.com/soliton-train/soliton/launcher/internal/torch"
 )
 
@@ -27,7 +28,8 @@ type program struct {
 	pkg  string // Go package to build
 	dir  string // where to build it; "" for the working directory
 
-	script bool // given is a Python file
+	script string          // Python file, or a pack of Python files
+	python torch.Installed // in this run, for a script
 }
 
 // resolve finds out what PROGRAM is.
@@ -47,7 +49,10 @@ func resolve(given string) (program, error) {
 	case err == nil && strings.HasSuffix(given, ".go"):
 		return p, fmt.Errorf("PROGRAM %s is a Go file: give its folder, %s", given, folder(given))
 	case err == nil && info.Mode().IsRegular() && strings.HasSuffix(given, ".py"):
-		p.name, p.script = strings.TrimSuffix(p.name, ".py"), true
+		p.name, p.script = strings.TrimSuffix(p.name, ".py"), given
+		return p, nil
+	case err == nil && info.Mode().IsRegular() && strings.HasSuffix(given, torch.PackSuffix):
+		p.name, p.script = strings.TrimSuffix(p.name, torch.PackSuffix), given
 		return p, nil
 	case err == nil && (!info.Mode().IsRegular() || info.Mode()&0o111 == 0):
 		return p, fmt.Errorf("PROGRAM %s is not an executable file: give a Go package path or an executable file", faults.Value(given))
@@ -126,39 +131,59 @@ func (p program) build(ctx context.Context, dir *rundir.Dir) (string, error) {
 	return filepath.Join(bin, files[0].Name()), nil
 }
 
-// buildUntilStop builds, and returns the reason to stop if one came first.
-func buildUntilStop(ctx context.Context, p program, dir *rundir.Dir, stops <-chan session.Reason) (file string, reason session.Reason, err error) {
-	work, cancel := context.WithCancel(ctx)
+// untilStop calls a function, and returns the reason to stop if one came first, which ends its context.
+func untilStop(ctx context.Context, stops <-chan session.Reason, work func(context.Context) error) (reason session.Reason, err error) {
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	built := make(chan struct{})
+	done := make(chan struct{})
 	go func() {
-		defer close(built)
-		file, err = p.build(work, dir)
+		defer close(done)
+		err = work(ctx)
 	}()
 	select {
-	case <-built:
+	case <-done:
 	case reason = <-stops:
 	}
 	if reason != "" {
 		cancel()
-		<-built
+		<-done
 	}
-	return file, reason, err
+	return reason, err
 }
 
-// pythonWorker returns the program and the arguments of the workers that train a Python program: this launcher, which starts the
-// interpreter.
-func pythonWorker(ctx context.Context, interpreter, script string, args []string) (file string, all []string, err error) {
-	python, err := torch.Interpreter(ctx, interpreter)
+// install makes a script ready to run with an interpreter, or the first in PATH if that is "", and returns the command of its workers.
+func (p *program) install(ctx context.Context, interpreter string, args []string, dir *rundir.Dir) (file string, all []string, err error) {
+	folder, err := dir.MakeFirst()
 	if err != nil {
 		return "", nil, err
 	}
-	folder, err := torch.Unpack()
+	if p.python, err = torch.Install(ctx, interpreter, p.script, folder); err != nil {
+		return "", nil, err
+	}
+	return p.python.Command(args)
+}
+
+// ship describes a script, once it is installed and has its first values, for other machines.
+func (p *program) ship(interpreter string, dir *rundir.Dir) (ship.Program, error) {
+	pack := p.script
+	if !strings.HasSuffix(pack, torch.PackSuffix) {
+		bin, err := dir.MakeBin()
+		if err != nil {
+			return ship.Program{}, err
+		}
+		pack = filepath.Join(bin, p.name+torch.PackSuffix)
+		if err := p.packTo(pack); err != nil {
+			return ship.Program{}, err
+		}
+	}
+	return ship.DescribePython(pack, p.python.Values, interpreter)
+}
+
+// packTo writes the pack of a script.
+func (p *program) packTo(path string) error {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
-		return "", nil, err
+		return err
 	}
-	if file, err = os.Executable(); err != nil {
-		return "", nil, err
-	}
-	return file, torch.Command(python, folder, script, args), nil
+	return errors.Join(torch.Pack(file, p.script), file.Close())
 }

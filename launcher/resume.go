@@ -27,6 +27,7 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
+	"github.com/soliton-train/soliton/launcher/internal/torch"
 )
 
 // changed is what a run is resumed with that was otherwise before.
@@ -349,7 +350,12 @@ func programAgain(path string, job rundir.Job, other string) (program, error) {
 	if other != "" {
 		return resolve(other)
 	}
-	err := os.Chdir(job.Dir)
+	copied := filepath.Join(path, "first", torch.Unpacked, filepath.Base(job.Command)) // of a Python program
+	copied, err := filepath.Abs(copied)
+	if err != nil {
+		return program{}, cli.Fail(err)
+	}
+	err = os.Chdir(job.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		if p, err := resolve(job.Command); err == nil && p.pkg != job.Command { // an import path is of anywhere
 			return p, nil
@@ -362,6 +368,10 @@ func programAgain(path string, job rundir.Job, other string) (program, error) {
 		p, err = resolve(job.Command)
 	}
 	if err == nil {
+		return p, nil
+	}
+	if p, err := resolve(copied); err == nil {
+		p.given = job.Command
 		return p, nil
 	}
 	cache, none := os.UserCacheDir()

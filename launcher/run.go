@@ -400,13 +400,9 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	} else if said != "" {
 		v.Show(view.Note(said))
 	}
-	file := p.file
-	if p.script {
-		if f.listen != "" {
-			v.Close()
-			return cli.Fail(fmt.Errorf("PROGRAM %s: a Python program cannot run over several machines yet; leave --listen and --hosts out", p.given))
-		}
-		if file, args, err = pythonWorker(ctx, f.python, p.given, args); err != nil {
+	file, all := p.file, args
+	if p.script != "" {
+		if file, all, err = p.install(ctx, f.python, args, dir); err != nil {
 			v.Close()
 			return cli.Fail(fmt.Errorf("PROGRAM %s: %w", p.given, err))
 		}
@@ -414,7 +410,10 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	if file == "" {
 		v.Show(view.Note("building " + p.given))
 		var reason session.Reason
-		file, reason, err = buildUntilStop(ctx, p, dir, stops)
+		reason, err = untilStop(ctx, stops, func(ctx context.Context) (err error) {
+			file, err = p.build(ctx, dir)
+			return err
+		})
 		var wrong *buildError
 		switch {
 		case reason != "":
@@ -430,10 +429,10 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 
 	if f.listen != "" {
-		return trainApart(ctx, f, p, file, args, dir, again, cwd, v, stops, stdout, stderr)
+		return trainApart(ctx, f, p, file, args, all, dir, again, cwd, v, stops, stdout, stderr)
 	}
 	if f.hosts > 1 {
-		return emulate(ctx, f, p, file, args, dir, cwd, v, page, stops, stdout, stderr)
+		return emulate(ctx, f, p, file, all, dir, cwd, v, page, stops, stdout, stderr)
 	}
 	links, err := socket.NewFolder()
 	if err != nil {
@@ -454,7 +453,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 	h, err := host.New(host.Config{
 		Settings: settings, Target: target,
-		Workers: f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: args, Links: links.Path()}, dir.LogFile),
+		Workers: f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: all, Links: links.Path()}, dir.LogFile),
 		RunDir: dir, Console: host.Console{View: v, Output: f.stage.printed(programOutput(stdout), reportOutput), Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {

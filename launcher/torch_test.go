@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -103,6 +104,63 @@ func TestTorchSameBits(t *testing.T) {
 			t.Errorf("%d faults were injected, want 3", len(injected))
 		}
 	})
+}
+
+// Where each process makes another model, all train the one of the first process, also those that come later.
+func TestTorchFirstValues(t *testing.T) {
+	torchBuilt(t)
+	t.Parallel()
+	program := testdata(t, "torch/train.py")
+	dir, want := trainTorch(t, strings.Fields("--workers 3 --stages 2 --chaos kill:1@3/forward,join@4"), program, "--values", "own", "--steps", "8")
+	values := filepath.Join(dir, "first", "values.pt")
+	again, got := trainTorch(t, []string{"--workers", "1"}, program, "--steps", "8", "--init-from", values)
+	if got.StateSHA256 != want.StateSHA256 {
+		t.Errorf("state %s from the same values, want %s", got.StateSHA256, want.StateSHA256)
+	}
+	one, err := os.ReadFile(values)
+	other, err2 := os.ReadFile(filepath.Join(again, "first", "values.pt"))
+	if err != nil || err2 != nil || len(one) == 0 || len(other) == 0 {
+		t.Errorf("the files of first values: %d bytes, %v; %d bytes, %v", len(one), err, len(other), err2)
+	}
+}
+
+// A Python program trains on machines of which only the first has it, and makes another model in each process.
+func TestTorchMachines(t *testing.T) {
+	torchBuilt(t)
+	t.Parallel()
+	folder := t.TempDir()
+	text, err := os.ReadFile(testdata(t, "torch/train.py"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, text := range map[string]string{"main.py": "import inner.train\n", "inner/__init__.py": "", "inner/train.py": string(text)} {
+		path := filepath.Join(folder, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := gatheredFor(t, 2, "--workers", "1", "--python", python, filepath.Join(folder, "main.py"), "--values", "own", "--steps", "3")
+	var sums [2]rundir.Summary
+	var values [2]string
+	for i, m := range all {
+		if status := m.end(t); status != 0 {
+			t.Fatalf("machine %d: status %d\n%s%s", i, status, &m.out, &m.errs)
+		}
+		readJSON(t, filepath.Join(m.run, "summary.json"), &sums[i])
+		b, err := os.ReadFile(filepath.Join(m.run, "first", "values.pt"))
+		if err != nil {
+			t.Error(err)
+		}
+		values[i] = string(b)
+	}
+	if sums[0].StateSHA256 == "" || sums[0].StateSHA256 != sums[1].StateSHA256 || sums[0].WorkersStarted != 2 || values[0] != values[1] {
+		t.Errorf("%+v\n%+v; equal values: %v", sums[0], sums[1], values[0] == values[1])
+	}
+	m := startMachine(t, "", "run", "--plain", "--listen=127.0.0.1:0", "--wait-hosts", "2", "--python", python, filepath.Join(folder, "main.py"), "--bad", "job")
+	const wrong = "/inner/train.py:"
+	if status := m.end(t); status != 1 && status != 2 || !strings.Contains(m.errs.String(), "NameError: name 'undefined_name' is not defined ("+folder+wrong) {
+		t.Errorf("a program that makes no job: status %d, %q", status, m.errs.String())
+	}
 }
 
 // measured returns the metrics of all steps that an evaluation followed.

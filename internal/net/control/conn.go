@@ -13,11 +13,11 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/platform"
 )
 
 // Conn sends and receives messages over a network connection.
@@ -188,28 +188,12 @@ func (id Identity) Connect(ctx context.Context) (*Conn, auth.Key, error) {
 // Pair makes the connection between an agent and a worker process: the agent's end, on which Welcome is sent, and the file that
 // the process inherits, which the caller closes. No other process can take part in it.
 func Pair(key auth.Key) (agent net.Conn, worker *os.File, err error) {
-	syscall.ForkLock.RLock()
-	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-	if err == nil {
-		syscall.CloseOnExec(fds[0])
-		syscall.CloseOnExec(fds[1])
-	}
-	syscall.ForkLock.RUnlock()
+	agent, worker, err = platform.SocketPair()
 	if err != nil {
-		return nil, nil, fmt.Errorf("control: socket for a worker: %w", err)
+		return nil, nil, fmt.Errorf("control: %w", err)
 	}
-	ours := os.NewFile(uintptr(fds[0]), "worker")
-	worker = os.NewFile(uintptr(fds[1]), "agent")
-	if agent, err = net.FileConn(ours); err == nil {
-		err = New(agent).Send(Welcome{Key: key})
-	}
-	_ = ours.Close() // agent is a copy
-	if err != nil {
-		_ = worker.Close()
-		if agent != nil {
-			_ = agent.Close()
-		}
-		return nil, nil, err
+	if err := New(agent).Send(Welcome{Key: key}); err != nil {
+		return nil, nil, errors.Join(err, agent.Close(), worker.Close())
 	}
 	return agent, worker, nil
 }

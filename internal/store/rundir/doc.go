@@ -11,6 +11,7 @@
 //	summary.json   how the run ended ([Summary])
 //	checkpoints/   states of the job, see package internal/store/checkpoint
 //	agreement/     the log of what the agents agreed on, see package agree
+//	first/         first values of a Python program, with which all its processes begin
 //	log/           what worker W in incarnation I printed: worker-W.I.log
 //	bin/           the program, while it runs, where the launcher built it
 //	lock           locked with flock(2) by the process that owns the run

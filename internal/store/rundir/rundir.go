@@ -171,7 +171,7 @@ func create(path string, again bool) (*Dir, error) {
 // files are the names that a run writes besides lock.
 var files = []string{
 	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "traces.jsonl", "summary.json",
-	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "checkpoints", "ui-token", AttachName,
+	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "first", "checkpoints", "ui-token", AttachName,
 }
 
 // AttachName is the link to the socket at which the launcher of a run shows it.
@@ -292,39 +292,6 @@ func (d *Dir) LogFile(id, incarnation int) (*os.File, error) {
 		flags |= os.O_TRUNC
 	}
 	return openFile(d.File(fmt.Sprintf("log/worker-%d.%d.log", id, incarnation)), flags)
-}
-
-// MakeBin makes the folder for the program's executable, which Close removes with all
-// that is in it.
-func (d *Dir) MakeBin() (path string, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	path = d.File("bin")
-	if d.again { // of a run that was killed
-		if err := os.RemoveAll(path); err != nil {
-			return "", err
-		}
-	}
-	if err := os.Mkdir(path, 0o700); err != nil {
-		return "", err
-	}
-	d.bin = true
-	return path, nil
-}
-
-// MakeStore makes the folder for the log of the agreement. It stays with the run.
-func (d *Dir) MakeStore() (path string, err error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	path = d.File("agreement")
-	if d.again {
-		return path, os.MkdirAll(path, 0o700)
-	}
-	if err := os.Mkdir(path, 0o700); err != nil {
-		return "", err
-	}
-	d.own = append(d.own, "agreement")
-	return path, nil
 }
 
 // empty returns a list as JSON shall have it: [] for none, never null.
@@ -573,7 +540,7 @@ func (d *Dir) Close() error {
 // discard removes what this Dir made, and nothing else.
 func (d *Dir) discard() error {
 	for _, name := range d.own {
-		if name == "agreement" {
+		if name == "agreement" || name == "first" {
 			if err := os.RemoveAll(d.File(name)); err != nil {
 				return err
 			}

@@ -6,6 +6,8 @@
 // maps without the right to write, and what Python makes. What is in it outlives the Python process.
 //
 //   - package.go: the Python package soliton, embedded and unpacked;
+//   - pack.go: the program's own files, packed for other machines;
+//   - values.go: the program on this machine, and its first values;
 //   - worker.go: the worker program, its flags, and the job made of the program's description;
 //   - program.go: the Python processes: start, replacement, requests and replies;
 //   - memory.go: the shared memory;

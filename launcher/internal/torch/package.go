@@ -14,17 +14,17 @@ import (
 //go:embed python/soliton/*.py
 var files embed.FS
 
-// Unpack writes the Python package into the user's cache, below a folder named after its content, and returns that folder, which is
+// unpackPackage writes the Python package into the user's cache, below a folder named after its content, and returns that folder, which is
 // for PYTHONPATH.
-func Unpack() (folder string, err error) {
+func unpackPackage() (folder string, err error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("a folder for the Python package: %w", err)
 	}
-	return unpack(filepath.Join(cache, "soliton", "python"))
+	return unpackBelow(filepath.Join(cache, "soliton", "python"))
 }
 
-func unpack(parent string) (folder string, err error) {
+func unpackBelow(parent string) (folder string, err error) {
 	content, err := fs.Sub(files, "python")
 	if err != nil {
 		return "", err

@@ -90,6 +90,7 @@ type setup struct {
 
 	Rates    int    `json:"rates"`     // steps of a function as the learning rate; 0: those of the job
 	InitFrom string `json:"init_from"` // in place of the job's; "": the job's
+	First    string `json:"first"`     // file of the first values of all processes of the run, which the first one writes; "": each has its own
 }
 
 // failure is an exception of the program.
@@ -138,7 +139,7 @@ func (p *Program) close() {
 
 // startFirst starts the first process and returns its description of the job.
 func (p *Program) startFirst() (told []byte, err error) {
-	conn, theirs, err := pair()
+	conn, theirs, err := platform.SocketPair()
 	if err != nil {
 		return nil, err
 	}
@@ -238,7 +239,7 @@ func (p *Program) fork() (*connection, error) {
 	if p.first == nil {
 		return nil, &lostError{err: io.EOF}
 	}
-	conn, theirs, err := pair()
+	conn, theirs, err := platform.SocketPair()
 	if err != nil {
 		return nil, err
 	}
@@ -315,29 +316,6 @@ func (p *Program) tell(ask byte, what func(again bool) any) (said []byte, err er
 		return err
 	})
 	return said, err
-}
-
-// pair returns the ends of a connection.
-func pair() (ours *net.UnixConn, theirs *os.File, err error) {
-	syscall.ForkLock.RLock()
-	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM, 0)
-	if err == nil {
-		syscall.CloseOnExec(fds[0])
-		syscall.CloseOnExec(fds[1])
-	}
-	syscall.ForkLock.RUnlock()
-	if err != nil {
-		return nil, nil, fmt.Errorf("socket for Python: %w", err)
-	}
-	file := os.NewFile(uintptr(fds[0]), "python")
-	theirs = os.NewFile(uintptr(fds[1]), "worker")
-	conn, err := net.FileConn(file)
-	file.Close() // conn is a copy
-	if err != nil {
-		theirs.Close()
-		return nil, nil, fmt.Errorf("socket for Python: %w", err)
-	}
-	return conn.(*net.UnixConn), theirs, nil
 }
 
 // connection is one to a Python process. Replies come in the order of requests.

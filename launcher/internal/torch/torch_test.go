@@ -18,6 +18,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/testkit/require"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
@@ -46,17 +47,17 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// Unpack writes all files once.
-func TestUnpack(t *testing.T) {
+// The Python package is written once.
+func TestUnpackPackage(t *testing.T) {
 	parent := t.TempDir()
-	folder, err := unpack(parent)
+	folder, err := unpackBelow(parent)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(filepath.Join(folder, "soliton", "_child.py")); err != nil {
 		t.Error(err)
 	}
-	if again, err := unpack(parent); err != nil || again != folder {
+	if again, err := unpackBelow(parent); err != nil || again != folder {
 		t.Errorf("the second time: %s, %v; want %s", again, err, folder)
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 1 {
@@ -162,7 +163,7 @@ func TestHostileReplies(t *testing.T) {
 // connect returns the ends of a connection.
 func connect(t *testing.T) (ours *connection, theirs net.Conn) {
 	t.Helper()
-	conn, file, err := pair()
+	conn, file, err := platform.SocketPair()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,25 +18,24 @@ import (
 )
 
 // Worker is the argument with which the launcher's own executable is the program that computes a Python program: Worker, the
-// interpreter, the folder of the package soliton, the program, and its flags.
+// interpreter, the folder of the package soliton, the file of first values, the program, and its flags.
 const Worker = "torch-worker"
-
-// Command returns the arguments of a worker.
-func Command(python, folder, script string, args []string) []string {
-	return append([]string{Worker, python, folder, script}, args...)
-}
 
 // Main is the main function of a worker. It ends the process.
 func Main() {
-	if len(os.Args) < 5 {
+	if len(os.Args) < 6 {
 		fmt.Fprintf(os.Stderr, "%s is for workers of the launcher\n", Worker)
 		os.Exit(2)
 	}
 	c := command{python: os.Args[2], folder: os.Args[3]}
-	script, args := os.Args[4], os.Args[5:]
+	first, script, args := os.Args[4], os.Args[5], os.Args[6:]
 	standard, own, given := split(args)
 	c.setup = given
+	c.setup.First = first
 	c.setup.Script, c.setup.Args = script, own
+	if os.Args[1] == Values {
+		os.Exit(c.writeValues())
+	}
 	os.Args = append([]string{script}, standard...)
 	trainer.Main(func(*flag.FlagSet) func() (trainer.Job, error) {
 		return func() (trainer.Job, error) {
@@ -60,7 +59,7 @@ func Main() {
 
 // help returns what the program says of its own flags, or nil.
 func (c command) help() *trainer.Done {
-	c.setup.Args = append(slices.Clip(c.setup.Args), "--help")
+	c.setup.Args, c.setup.First = append(slices.Clip(c.setup.Args), "--help"), ""
 	p, err := start(c)
 	f := new(failure)
 	if err == nil {

@@ -18,9 +18,10 @@ class Embed(nn.Module):
     def __init__(self):
         super().__init__()
         self.token, self.drop = nn.Embedding(32, 24), nn.Dropout(0.1)
+        self.register_buffer("scale", torch.ones(24))
 
     def forward(self, tokens):
-        return self.drop(self.token(tokens)), tokens
+        return self.drop(self.token(tokens)) * self.scale, tokens
 
 
 class Block(nn.Module):
@@ -107,6 +108,7 @@ def job(args):
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", default="")
     parser.add_argument("--faults", default="")
+    parser.add_argument("--values", default="")
     parser.add_argument("--log", default="", help="file for a line a step")
     options = parser.parse_args(args)
     if options.bad == "job":
@@ -127,6 +129,10 @@ def job(args):
     embed, head = Embed(), Head(options.bad)
     head.out.weight = embed.token.weight
     nn.init.normal_(head.out.weight, std=0.1)
+    if options.values == "own":  # another model in each process
+        random = torch.Generator().manual_seed(int.from_bytes(os.urandom(6), "big"))
+        nn.init.normal_(embed.token.weight.data).add_(torch.randn(24, generator=random))
+        embed.scale.add_(0.1 * torch.randn(24, generator=random))
     return soliton.Job(
         layers=[embed, Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
         optimizer=soliton.AdamW(lr=lambda step: 5e-3 * min(step, 3) / 3, weight_decay=0.1),

@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import pickle
 import shutil
 import struct
 import tempfile
@@ -303,6 +304,43 @@ class TestStart(unittest.TestCase):
         del state["head.bias"]
         with self.assertRaisesRegex(_describe.Refused, "lacks head.bias, which the model has"):
             self.begin(self.save(state))
+
+
+class TestFirstValues(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, self.folder)
+        self.path = os.path.join(self.folder, "values.pt")
+
+    def made(self, seed, width=2, **given):
+        torch.manual_seed(seed)
+        layer = nn.Linear(4, width)
+        layer.register_buffer("mask", torch.rand(3) > 0.5, persistent=False)
+        return _describe.Program(job(layers=[layer], **given), "/", first=self.path)
+
+    def test_all_have_those_of_the_first(self):
+        one, other = self.made(1), self.made(2)
+        for a, b in ((one.layers[0].params[0], other.layers[0].params[0]), (one.job.layers[0].mask, other.job.layers[0].mask)):
+            self.assertTrue(torch.equal(a, b))
+        self.assertEqual(one.describe(), other.describe())
+        self.assertEqual(sorted(os.listdir(self.folder)), ["values.pt", "values.pt.lock"])
+
+    def test_a_file_that_only_the_first_has(self):
+        path = os.path.join(self.folder, "pretrained.pt")
+        torch.save({"0.weight": torch.ones(2, 4), "0.bias": torch.zeros(2)}, path)
+        self.made(1, init_from=path)
+        os.remove(path)
+        self.assertTrue(torch.equal(self.made(2, init_from=path).layers[0].params[0], torch.ones(2, 4)))
+
+    def test_refused(self):
+        self.made(1)
+        with self.assertRaisesRegex(_describe.Refused, "0.(weight|bias) is not the same tensor in all processes"):
+            self.made(1, width=3)
+        for wrong in (b"", b"no file of torch", pickle.dumps([1])):
+            with open(self.path, "wb") as f:
+                f.write(wrong)
+            with self.assertRaisesRegex(_describe.Refused, "first values of the run, .* cannot be read"):
+                self.made(1)
 
 
 class TestOptimizer(unittest.TestCase):

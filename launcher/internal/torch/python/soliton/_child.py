@@ -125,7 +125,7 @@ def make(setup, code):
     exec(code, module.__dict__)
     if len(makers) != 1:
         raise _describe.Refused(f"{setup['script']} calls soliton.main {len(makers)} times; it must call it once, with the function that makes the job")
-    return _describe.Program(makers[0](setup["args"]), folder, setup["rates"], setup["init_from"])
+    return _describe.Program(makers[0](setup["args"]), folder, setup["rates"], setup["init_from"], setup["first"])
 
 
 class Computer:

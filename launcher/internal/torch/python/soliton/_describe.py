@@ -1,6 +1,7 @@
 """Makes a job into a program that a worker can run: checks it, traces one micro-batch, and describes it."""
 
 import ctypes
+import fcntl
 import hashlib
 import json
 import math
@@ -19,6 +20,7 @@ import soliton
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 MOST_RATES = 1 << 20  # in a description, whose size is bounded
+UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError)
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -349,8 +351,11 @@ def loss_of(function, out, target, samples, train, name="Job.loss"):
 class Program:
     """A checked job."""
 
-    def __init__(self, job, folder, rates=0, init_from=""):
-        """Checks a job. init_from, where it is given, takes the place of the job's, and rates is the number of learning rates of a function."""
+    def __init__(self, job, folder, rates=0, init_from="", first=""):
+        """Checks a job. init_from, where it is given, takes the place of the job's, and rates is the number of learning rates of a function.
+
+        first is the file that all processes of the run have their first values from; the first process to come here writes it.
+        """
         if not isinstance(job, soliton.Job):
             raise Refused(f"the function given to soliton.main returns {kind(job)}; it must return a soliton.Job")
         self.job, self.folder = job, folder
@@ -360,8 +365,11 @@ class Program:
         torch.set_num_threads(job.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
         modules = self.check_layers()
-        if job.init_from:
+        there = first and os.path.exists(first)
+        if job.init_from and not there:
             self.begin_with(os.fspath(job.init_from))
+        if first:
+            self.begin_as_others(first)
         self.layers, last = [], {}
         for i, m in enumerate(modules):
             self.layers.append(Layer(i, m, last))
@@ -438,7 +446,7 @@ class Program:
         """Sets parameters and buffers to those in a file."""
         try:
             state = state_of(path)
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        except UNREADABLE as error:
             text = str(error).strip().split("\n")[0]
             raise Refused(f"--init-from (Job.init_from) {path} cannot be read: {text}; give a run directory, a safetensors file, or one of "
                           "torch.save(model.state_dict())") from error
@@ -456,6 +464,33 @@ class Program:
         for name, t in named.items():
             if isinstance(t, torch.nn.Parameter) and id(t) not in there:
                 raise Refused(f"--init-from (Job.init_from) {path} lacks {name}, which the model has")
+
+    def begin_as_others(self, path):
+        """Sets parameters and buffers to those in a file of the run, or writes them there if this process is the first."""
+        own = {}
+        for i, m in enumerate(self.job.layers):
+            own.update({f"{i}.{name}": t for name, t in [*m.named_parameters(), *m.named_buffers()]})
+        with open(path + ".lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not os.path.exists(path):
+                with open(path + ".part", "wb") as f:
+                    torch.save({name: t.detach().clone().contiguous() for name, t in own.items()}, f)
+                    f.flush()
+                    os.fsync(f.fileno())
+                os.replace(path + ".part", path)
+                return
+        try:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+            for name in own.keys() | values.keys():
+                if name not in own or name not in values or own[name].shape != values[name].shape or own[name].dtype != values[name].dtype:
+                    raise Refused(f"{name} is not the same tensor in all processes, by shape or type: the program must make the same layers each time; "
+                                  "only values may differ")
+        except UNREADABLE as error:
+            text = str(error).strip().split("\n")[0]
+            raise Refused(f"the first values of the run, {path}, cannot be read: {text}; start the run again") from error
+        with torch.no_grad():
+            for name, t in own.items():
+                t.copy_(values[name])
 
     def check_layers(self):
         if not self.job.layers:
