@@ -24,8 +24,19 @@ func (r *run) steps(events []session.Event) {
 	}
 }
 
-// apply carries out effects in their order. A file that cannot be written is one more event for the session.
+// apply carries out effects. The session is told of the places that the roster gives before it hears of anything else: what is
+// found out of a host may concern the newest of its workers.
 func (r *run) apply(effects []session.Effect) {
+	r.doAll(effects)
+	for len(r.placed) > 0 {
+		e := r.placed[0]
+		r.placed = r.placed[1:]
+		r.step(e)
+	}
+}
+
+// doAll carries out effects in their order. A file that cannot be written is one more event for the session.
+func (r *run) doAll(effects []session.Effect) {
 	var full *rundir.FullError
 	var removed *rundir.RemovedError
 	for _, e := range effects {
@@ -54,10 +65,10 @@ func (r *run) do(e session.Effect) error {
 	case session.Fence:
 		r.hosts.fence(e.Worker)
 	case session.FenceWorker:
-		r.events.put(r.hosts.rejoin(e.Worker, e.As)) // before anything that the worker says
+		r.placed = append(r.placed, r.hosts.rejoin(e.Worker, e.As))
 	case session.StartWorker:
 		place, started := r.hosts.place(e.Worker)
-		r.events.put(started) // before anything that the worker says
+		r.placed = append(r.placed, started)
 		if started.Err == nil {
 			r.hosts.begin(place)
 		}

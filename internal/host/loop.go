@@ -28,7 +28,8 @@ type run struct {
 	dir    *rundir.Dir // nil for a run without files
 	hosts  *roster
 	s      *session.Session
-	events *queue[any] // from the goroutines to the loop
+	events *queue[any]     // from the goroutines to the loop
+	placed []session.Event // answers of the roster that the session has yet to hear, see apply
 
 	others  sync.WaitGroup  // goroutines beside the loop
 	talking context.Context // theirs

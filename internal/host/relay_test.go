@@ -179,6 +179,30 @@ func TestRoster(t *testing.T) {
 	}
 }
 
+// A worker is started again on a host that is found to be lost before anything else happens: the session knows all whose loss it
+// hears of.
+func TestLostWithNewPlace(t *testing.T) {
+	now := time.Now()
+	c := Config{Hosts: []Addr{{Name: "a", Workers: []int{0}}, {Name: "b", Workers: []int{1, 2}}}}
+	c.Respawn = true
+	c = c.withDefaults()
+	l := &lead{c: &c, events: newQueue[any]()}
+	hosts := newRoster(&c, now, func(int) time.Time { return now })
+	r := newRun(l, Console{}, nil, hosts, session.New(session.Config{Settings: c.Settings, Workers: 3, CanStart: true}, hosts.workers()))
+	for host := range c.Hosts {
+		events, err := hosts.linked(now, hostLinked{host: host, out: &sent{}})
+		expect(t, "a first link", fmt.Sprint(told(events), err), "[] <nil>")
+	}
+	r.apply(r.s.Begin(now))
+	r.steps(hosts.said(hostSaid{1, now, control.Exited{Worker: 1, Code: -1, Text: "killed"}}))
+	r.steps(hosts.said(hostSaid{1, now, closedOf(id.Session{Worker: 1}, nil)}))
+	expect(t, "who is started again", hosts.members[len(hosts.members)-1].who, id.Session{Worker: 1, Incarnation: 1})
+	r.steps(hosts.lose(1))
+	if len(hosts.members) != 5 || r.s.Over() { // worker 2 is started elsewhere; the next start of worker 1 has to wait
+		t.Errorf("members %+v", hosts.members)
+	}
+}
+
 // A fenced worker's process goes on as the next session from its next Hello on; what it says before is dropped, also for other leaders.
 func TestRelayFences(t *testing.T) {
 	out := &sent{}
