@@ -3,7 +3,6 @@ package nn
 import (
 	"fmt"
 	"math"
-	"sync/atomic"
 
 	"github.com/soliton-train/soliton/kernel"
 	"github.com/soliton-train/soliton/rng"
@@ -65,11 +64,9 @@ func (a CausalAttention) Forward(c *trainer.Context, p []trainer.Tensor, in trai
 	if a.Dropout > 0 && c.Train() {
 		s.dropped = like(c, s.probs)
 	}
-	c.For(samples*a.Heads, func(lo, hi int) {
-		for i := lo; i < hi; i++ {
-			h := a.head(c, s, i)
-			h.forward(a.matrix(s.heads, i, 0))
-		}
+	c.Pool().Each(samples*a.Heads, func(_, i int) {
+		h := a.head(c, s, i)
+		h.forward(a.matrix(s.heads, i, 0))
 	})
 	out, _ := join.Forward(c, p[2:], s.heads)
 	return out, s
@@ -84,14 +81,10 @@ func (a CausalAttention) Backward(c *trainer.Context, p []trainer.Tensor, stash 
 	dqkv := like(c, s.qkv)
 	// One matrix of scores for each thread, so that it stays in its cache.
 	scratch := c.Tensor(c.Threads(), n, span(n))
-	var taken atomic.Int32
-	c.For(samples*a.Heads, func(lo, hi int) {
-		part := int(taken.Add(1)) - 1
-		dscores := scratch.F[part*n*span(n):][:n*span(n)]
-		for i := lo; i < hi; i++ {
-			h := a.head(c, s, i)
-			h.backward(a.matrix(dheads, i, 0), a.matrix(dqkv, i, 0), a.matrix(dqkv, i, 1), a.matrix(dqkv, i, 2), dscores)
-		}
+	c.Pool().Each(samples*a.Heads, func(thread, i int) {
+		dscores := scratch.F[thread*n*span(n):][:n*span(n)]
+		h := a.head(c, s, i)
+		h.backward(a.matrix(dheads, i, 0), a.matrix(dqkv, i, 0), a.matrix(dqkv, i, 1), a.matrix(dqkv, i, 2), dscores)
 	})
 	return project.Backward(c, p[:2], s.in, dqkv, dp[:2])
 }

@@ -1,33 +1,45 @@
 package kernel
 
 import (
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"sync/atomic"
 )
 
-// Pool is a fixed set of compute threads: the goroutine that calls For and
-// Threads()-1 others, which live until Close. A nil *Pool computes everything
-// in the caller, and so does a pool that is in use, by another goroutine or by
-// the one that calls.
+// Pool is a fixed set of compute threads: the goroutine that calls For or Each
+// and Threads()-1 helpers, which live until Close. A nil *Pool computes
+// everything in the caller, and so does a pool that is in use, by another
+// goroutine or by the one that calls.
+//
+// A call consists of parts. Its threads take them one after the other, and the
+// caller takes all that no helper has begun. So a helper that gets no processor
+// delays nothing, and a slow one delays the call by one part at most.
 type Pool struct {
-	jobs []chan job // one for each helper
-	wg   sync.WaitGroup
-	busy atomic.Bool
+	helpers int
+	wg      sync.WaitGroup
+	busy    atomic.Bool
+	closed  atomic.Bool
+
+	f     func(thread, part int) // of the current call; a thread reads it once it has taken a part
+	fault atomic.Pointer[Panic]  // the first panic of a helper in the current call
+
+	_      [64]byte // the next fields are written by all threads
+	parts  atomic.Uint64
+	left   atomic.Int32 // parts of the current call that have not ended
+	_      [64]byte
+	called gate // helpers wait here for a call
+	ended  gate // the caller waits here for the last part
+	spin   spinner
 }
 
-type job struct {
-	f      func(lo, hi int)
-	lo, hi int
-	done   *join
-}
-
-// join waits for the helpers of one For and keeps the first panic.
-type join struct {
-	wg    sync.WaitGroup
-	mu    sync.Mutex
-	fault *Panic
-}
+// parts holds a call's number, how many parts it has, and how many of them
+// threads have taken. So a part is taken with one operation, which fails once
+// another call has begun.
+const (
+	partBits = 16
+	maxParts = 1<<partBits - 1
+)
 
 // Panic is the value For panics with when f panicked in a helper: it carries
 // the helper's stack, which would be lost otherwise.
@@ -39,17 +51,16 @@ type Panic struct {
 // NewPool starts a pool of the given number of threads, at least 1. Each helper calls begin
 // first.
 func NewPool(threads int, begin ...func()) *Pool {
-	p := &Pool{}
-	for range threads - 1 {
-		c := make(chan job)
-		p.jobs = append(p.jobs, c)
+	p := &Pool{helpers: max(threads-1, 0)}
+	p.called.init()
+	p.ended.init()
+	p.spin.now, p.spin.never = sinceStart, threads > runtime.NumCPU()
+	for i := range p.helpers {
 		p.wg.Go(func() {
 			for _, f := range begin {
 				f()
 			}
-			for j := range c {
-				j.run()
-			}
+			p.help(i + 1)
 		})
 	}
 	return p
@@ -57,11 +68,10 @@ func NewPool(threads int, begin ...func()) *Pool {
 
 // Close ends the helpers and waits for them.
 func (p *Pool) Close() {
-	for _, c := range p.jobs {
-		close(c)
-	}
+	p.closed.Store(true)
+	p.called.open()
 	p.wg.Wait()
-	p.jobs = nil
+	p.helpers = 0
 }
 
 // Threads returns the number of threads, 1 for a nil pool.
@@ -69,7 +79,7 @@ func (p *Pool) Threads() int {
 	if p == nil {
 		return 1
 	}
-	return len(p.jobs) + 1
+	return p.helpers + 1
 }
 
 // For splits [0, n) into at most Threads() contiguous ranges whose borders
@@ -78,40 +88,110 @@ func (p *Pool) Threads() int {
 func (p *Pool) For(n, grain int, f func(lo, hi int)) {
 	units := (n + grain - 1) / grain
 	parts := min(p.Threads(), units)
-	if parts <= 1 || !p.busy.CompareAndSwap(false, true) {
+	if parts <= 1 || !p.begin() {
 		if n > 0 {
 			f(0, n)
 		}
 		return
 	}
-	defer p.busy.Store(false)
-	var d join
 	border := func(i int) int { return min(units*i/parts*grain, n) }
-	for i := 1; i < parts; i++ {
-		d.wg.Add(1)
-		p.jobs[i-1] <- job{f, border(i), border(i + 1), &d}
-	}
-	// A panic in the caller's part must wait for the others, which still use
-	// the caller's memory.
-	defer func() {
-		d.wg.Wait()
-		if d.fault != nil {
-			panic(d.fault)
-		}
-	}()
-	f(0, border(1))
+	p.run(parts, func(_, i int) { f(border(i), border(i+1)) })
 }
 
-func (j job) run() {
-	defer j.done.wg.Done()
+// Each calls f for each i of [0, n) and returns when all calls have. Threads
+// take the next i when they are done with one, so uneven calls even out.
+// Calls with the same thread, in [0, Threads()), come one after the other.
+func (p *Pool) Each(n int, f func(thread, i int)) {
+	if min(p.Threads(), n) <= 1 || n > maxParts || !p.begin() {
+		for i := range n {
+			f(0, i)
+		}
+		return
+	}
+	p.run(n, f)
+}
+
+// begin reports whether the pool was free, and takes it.
+func (p *Pool) begin() bool { return p.busy.CompareAndSwap(false, true) }
+
+// run runs the parts of a call in a pool that the caller has taken.
+func (p *Pool) run(parts int, f func(thread, part int)) {
+	p.f = f
+	p.left.Store(int32(parts))
+	call := p.called.word.Load() + 1
+	p.parts.Store(uint64(call)<<(2*partBits) | uint64(parts)<<partBits)
+	p.called.open()
+	inPart := false
+	// A panic in a part of the caller must wait for the others, which still use
+	// the caller's memory.
 	defer func() {
-		if v := recover(); v != nil {
-			j.done.mu.Lock()
-			defer j.done.mu.Unlock()
-			if j.done.fault == nil {
-				j.done.fault = &Panic{Value: v, Stack: debug.Stack()}
+		if inPart {
+			p.left.Add(-1)
+			for p.take(call) >= 0 {
+				p.left.Add(-1)
 			}
 		}
+		p.spin.until(func() bool { return p.left.Load() == 0 })
+		for {
+			w := p.ended.word.Load()
+			if p.left.Load() == 0 {
+				break
+			}
+			p.ended.wait(w)
+		}
+		p.f = nil
+		fault := p.fault.Swap(nil)
+		p.busy.Store(false)
+		if fault != nil {
+			panic(fault)
+		}
 	}()
-	j.f(j.lo, j.hi)
+	for i := p.take(call); i >= 0; i = p.take(call) {
+		inPart = true
+		f(0, i)
+		inPart = false
+		p.left.Add(-1)
+	}
+}
+
+// take returns the next part of a call, or -1 if there is none.
+func (p *Pool) take(call uint32) int {
+	for {
+		s := p.parts.Load()
+		next, parts := int(s&maxParts), int(s>>partBits&maxParts)
+		if uint32(s>>(2*partBits)) != call || next >= parts {
+			return -1
+		}
+		if p.parts.CompareAndSwap(s, s+1) {
+			return next
+		}
+	}
+}
+
+// help is a helper.
+func (p *Pool) help(thread int) {
+	for call := uint32(0); ; {
+		p.spin.until(func() bool { return p.called.word.Load() != call })
+		p.called.wait(call)
+		if p.closed.Load() {
+			return
+		}
+		call = p.called.word.Load()
+		for i := p.take(call); i >= 0; i = p.take(call) {
+			p.part(thread, i)
+		}
+	}
+}
+
+// part runs a part in a helper.
+func (p *Pool) part(thread, i int) {
+	defer func() {
+		if v := recover(); v != nil {
+			p.fault.CompareAndSwap(nil, &Panic{Value: v, Stack: debug.Stack()})
+		}
+		if p.left.Add(-1) == 0 {
+			p.ended.open()
+		}
+	}()
+	p.f(thread, i)
 }

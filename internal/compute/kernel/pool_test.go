@@ -3,8 +3,11 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 )
@@ -36,6 +39,126 @@ func TestForCoversOnce(t *testing.T) {
 			}
 		}
 		p.Close()
+	}
+}
+
+func TestEachCallsOnce(t *testing.T) {
+	for threads := 1; threads <= 5; threads++ {
+		p := NewPool(threads)
+		for _, n := range []int{0, 1, 2, 7, 100, maxParts + 1} {
+			seen := make([]atomic.Int32, n)
+			running := make([]atomic.Int32, threads)
+			p.Each(n, func(thread, i int) {
+				if running[thread].Add(1) != 1 {
+					t.Errorf("thread %d runs two calls at once", thread)
+				}
+				seen[i].Add(1)
+				running[thread].Add(-1)
+			})
+			for i := range seen {
+				if c := seen[i].Load(); c != 1 {
+					t.Fatalf("%d threads, n %d: index %d came %d times", threads, n, i, c)
+				}
+			}
+		}
+		p.Close()
+	}
+}
+
+// A helper that gets no processor delays nothing.
+func TestCallerTakesAll(t *testing.T) {
+	gate := make(chan struct{})
+	p := NewPool(3, func() { <-gate })
+	defer p.Close()
+	defer close(gate)
+	sum := 0
+	p.For(6, 1, func(lo, hi int) { sum += hi - lo })
+	p.Each(6, func(thread, _ int) {
+		if thread != 0 {
+			t.Errorf("thread %d, which has not begun, was given work", thread)
+		}
+		sum++
+	})
+	if sum != 12 {
+		t.Errorf("%d of 12 indices came", sum)
+	}
+}
+
+func TestEachPanicEndsCall(t *testing.T) {
+	p := NewPool(3)
+	defer p.Close()
+	for range 50 {
+		var running atomic.Int32
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error("no panic")
+				}
+				if running.Load() != 0 {
+					t.Error("the call returned before its parts")
+				}
+			}()
+			p.Each(100, func(_, i int) {
+				running.Add(1)
+				defer running.Add(-1)
+				if i%10 == 3 {
+					panic("boom")
+				}
+			})
+		}()
+	}
+	sum := 0
+	p.For(1, 1, func(lo, hi int) { sum += hi - lo })
+	p.Each(1, func(_, _ int) { sum++ })
+	if sum != 2 {
+		t.Error("after a panic the pool does not run")
+	}
+}
+
+func TestSpinner(t *testing.T) {
+	var now time.Duration
+	look := func(s *spinner, each time.Duration) (looks int) {
+		s.until(func() bool {
+			looks++
+			now += each
+			return false
+		})
+		return looks
+	}
+	clock := func() time.Duration { return now }
+	if n := look(&spinner{now: clock, never: true}, 0); n != 1 {
+		t.Errorf("with more threads than processors it looked %d times", n)
+	}
+	if n := look(&spinner{now: clock}, 0); n > spinLooks+1 {
+		t.Errorf("while the clock stood still it looked %d times", n)
+	}
+	s := &spinner{now: clock}
+	if n := look(s, time.Microsecond); n < 15 || n > 25 {
+		t.Errorf("at a microsecond a look it looked %d times", n)
+	}
+	if n := look(s, spinGap+1); n != 2 {
+		t.Errorf("when it was interrupted it looked %d times", n)
+	}
+	if n := look(s, time.Microsecond); n != 1 {
+		t.Errorf("after an interruption it looked %d times", n)
+	}
+	now += spinRest
+	if n := look(s, time.Microsecond); n < 15 {
+		t.Errorf("long after an interruption it looked %d times", n)
+	}
+}
+
+func BenchmarkForkJoin(b *testing.B) {
+	for _, threads := range []int{1, 2} {
+		b.Run(fmt.Sprint(threads), func(b *testing.B) {
+			runtime.LockOSThread() // as in a worker
+			defer runtime.UnlockOSThread()
+			p := NewPool(threads, runtime.LockOSThread)
+			defer p.Close()
+			for b.Loop() {
+				p.For(threads, 1, func(lo, hi int) {})
+			}
+		})
 	}
 }
 
