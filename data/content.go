@@ -59,7 +59,10 @@ func contentOf(patterns []string) (*content, error) {
 	}
 	parts := make([]part, len(files))
 	for i, f := range files {
-		if parts[i] = (part{path: f.Path, size: f.Size}); compression(f.Path) == "" {
+		if parts[i] = (part{path: f.At(), size: f.Size}); f.Copy != "" {
+			parts[i].name = f.Path
+		}
+		if compression(f.Path) == "" {
 			continue
 		}
 		if parts[i], err = unpacked(f); err != nil {

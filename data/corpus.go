@@ -86,7 +86,7 @@ func (c *Corpus) key() (string, error) {
 // each gives all documents in order. The text is valid during the call.
 func (c *Corpus) each(document func(text []byte) error) error {
 	for _, f := range c.files {
-		if err := c.read(f.Path, document); err != nil {
+		if err := c.read(f.At(), document); err != nil {
 			return err
 		}
 	}

@@ -74,11 +74,11 @@ func failed(path string, err error) error {
 
 // identity says which state of a file is meant: it changes when the file does.
 func identity(f find.File) (string, error) {
-	path, err := filepath.Abs(f.Path)
+	path, err := filepath.Abs(f.At())
 	if err != nil {
 		return "", failed(f.Path, err)
 	}
-	st, err := os.Stat(f.Path)
+	st, err := os.Stat(f.At())
 	if err != nil {
 		return "", failed(f.Path, err)
 	}
@@ -173,7 +173,7 @@ func unpacked(f find.File) (part, error) {
 	}
 	const file = "content"
 	folder, err := prepared("unpack "+key, func(folder string) error {
-		r, closeFile, err := openPlain(f.Path)
+		r, closeFile, err := openPlain(f.At())
 		if err != nil {
 			return err
 		}

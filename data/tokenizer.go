@@ -53,7 +53,11 @@ const (
 // of type [*trainer.DataError].
 func ReadTokenizer(path string) (*Tokenizer, error) {
 	fail := func(reason string) (*Tokenizer, error) { return nil, &trainer.DataError{Path: path, Reason: reason} }
-	f, err := os.Open(path)
+	files, err := find.List([]string{path})
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.Open(files[0].At())
 	if err != nil {
 		return fail(find.Cause(err))
 	}

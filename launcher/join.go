@@ -33,7 +33,7 @@ func newJoin() *cobra.Command {
 or at any later one; with - it reads the ticket from standard input. Every machine of the run
 has a ticket in its run directory. The launcher must be of the same version, and the system and the
 processor architecture must be the same. The program comes from the first machine and is kept
-in the user's cache folder; its data files must lie at the same paths here.
+in the user's cache folder, and so do data files that are not at the same paths here.
 
 This machine gets a run directory of its own, with copies of all records. Any machine may
 fail, the first one included, as long as a majority is left: two of three, three of five. Of two

@@ -26,6 +26,7 @@ type TextSet struct {
 type piece struct {
 	path         string
 	lo, hi, size int64
+	at           string // where this machine has the file
 }
 
 func (p piece) String() string {
@@ -62,7 +63,7 @@ func TextFiles(paths []string) (*TextSet, error) {
 func textOf(files []find.File) (*TextSet, error) {
 	t := &TextSet{}
 	for _, f := range files {
-		t.pieces = append(t.pieces, piece{f.Path, 0, f.Size, f.Size})
+		t.pieces = append(t.pieces, piece{f.Path, 0, f.Size, f.Size, f.At()})
 	}
 	switch total := t.Bytes(); {
 	case len(t.pieces) == 0:
@@ -102,10 +103,10 @@ func (t *TextSet) Split(n int64) (head, tail *TextSet) {
 	for _, p := range t.pieces {
 		mine := min(max(n, 0), p.hi-p.lo)
 		if mine > 0 {
-			head.pieces = append(head.pieces, piece{p.path, p.lo, p.lo + mine, p.size})
+			head.pieces = append(head.pieces, piece{p.path, p.lo, p.lo + mine, p.size, p.at})
 		}
 		if p.lo+mine < p.hi {
-			tail.pieces = append(tail.pieces, piece{p.path, p.lo + mine, p.hi, p.size})
+			tail.pieces = append(tail.pieces, piece{p.path, p.lo + mine, p.hi, p.size, p.at})
 		}
 		n -= mine
 	}
@@ -162,7 +163,7 @@ func (t *TextSet) Bind(in, target Spec) (Dataset, error) {
 }
 
 func (p piece) read(dst []byte) ([]byte, error) {
-	f, err := os.Open(p.path)
+	f, err := os.Open(p.at)
 	if err != nil {
 		return nil, &DataError{Path: p.path, Reason: find.Cause(err)}
 	}

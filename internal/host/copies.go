@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -393,6 +394,13 @@ func (r *relay) dialHost(ctx context.Context, name string) (*control.Conn, error
 		return nil, fmt.Errorf("there is no host %q", name)
 	}
 	return r.c.dial(ctx, host, r.tls)
+}
+
+// opened reports whether all workers of this host have opened their data.
+func (r *relay) opened() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !slices.ContainsFunc(r.locals, func(l *local) bool { return l.next == nil && l.ready == nil && l.exit == nil })
 }
 
 // openArchive returns what copies the checkpoints of this run.

@@ -93,6 +93,9 @@ func (r *relay) run(ctx context.Context) {
 	}
 	r.mu.Unlock()
 	defer r.working.Wait()
+	if r.supply != nil {
+		defer r.supply.Close()
+	}
 	if r.c.alone() {
 		<-ctx.Done()
 		return

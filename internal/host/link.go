@@ -50,8 +50,14 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 				return // peers try again
 			}
 			switch m := m.(type) {
+			case control.List:
+				s.relay.supply.Serve(ctx, conn, m)
 			case control.Fetch:
-				s.relay.shards.Serve(ctx, conn, m)
+				if m.SHA256 != "" {
+					s.relay.supply.Serve(ctx, conn, m)
+				} else {
+					s.relay.shards.Serve(ctx, conn, m)
+				}
 			case control.ReadLog:
 				_ = conn.Send(c.readLog(m)) // the same
 			case control.Reach:
@@ -105,6 +111,8 @@ func greet(ctx context.Context, conn *control.Conn, c *Config) (control.Message,
 		ok = m.Protocol == control.Protocol && m.Host >= 0 && m.Host < len(c.hosts()) && m.Host != c.Self && len(m.Server) <= agree.MaxName && len(m.Records) <= maxMarks
 	case control.ReadLog:
 		ok = m.Protocol == control.Protocol && c.Apart
+	case control.List:
+		ok = m.Protocol == control.Protocol && c.Apart && len(m.Pattern) <= control.MaxPattern && m.From >= 0
 	case control.Fetch:
 		ok = m.Protocol == control.Protocol && c.Apart
 	case control.Reach:

@@ -59,6 +59,14 @@ func (c *Config) host(name string) int {
 	return slices.IndexFunc(c.hosts(), func(h Addr) bool { return h.Name == name })
 }
 
+// hostNames returns the names of all hosts.
+func (c *Config) hostNames() (names []string) {
+	for _, h := range c.hosts() {
+		names = append(names, h.Name)
+	}
+	return names
+}
+
 // voters returns the names of the hosts that vote.
 func (c *Config) voters() (names []string) {
 	if c.agreed != nil {

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/shards"
 	"github.com/soliton-train/soliton/internal/host/spawn"
+	"github.com/soliton-train/soliton/internal/host/supply"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/platform"
@@ -33,6 +34,7 @@ type relay struct {
 	copies    *copies       // nil unless hosts are apart
 	commands  *commands     // the same
 	shards    *shards.Store // the same
+	supply    *supply.Store // the same
 	gossip    *ring.Member  // nil where there is no ring
 	noRing    error         // why there is none, where there should be
 	server    string        // of this host in the agreement
@@ -93,6 +95,7 @@ func newRelay(c *Config, t *tls.Config, e elections) *relay {
 	if c.Apart {
 		r.copies = &copies{dir: c.RunDir.Path(), own: c.RunDir, waits: c.Waits}
 		r.shards = &shards.Store{Dir: c.RunDir.Path(), Self: c.self().Name, Rule: c.Keep, Dial: r.dialHost}
+		r.supply = supply.New(supply.Config{Self: c.self().Name, Hosts: c.hostNames, Dial: r.dialHost, Opened: r.opened})
 	}
 	return r
 }
@@ -299,6 +302,20 @@ func (r *relay) said(l *local, m control.Message) *local {
 	}
 	worker := l.worker
 	r.mu.Unlock()
+	switch m := m.(type) {
+	case control.Sources:
+		if r.supply != nil {
+			r.supply.Named(m.Folder, m.Patterns)
+		}
+		return l
+	case control.Lacks:
+		if r.supply == nil {
+			l.to.put(control.Got{ID: m.ID, None: true})
+		} else {
+			r.working.Go(func() { r.supply.Answer(m, l.to.put) })
+		}
+		return l
+	}
 	ready, ok := m.(control.Ready)
 	if !ok || worker == nil {
 		r.pass(l, m)

@@ -2,24 +2,18 @@ package shards
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
+	"github.com/soliton-train/soliton/internal/host/parts"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
-	"github.com/soliton-train/soliton/internal/timing"
 )
 
-const (
-	maxPart  = 1 << 20 // bytes of a Part
-	maxFound = 8       // checkpoints that a host tells of
-)
+const maxFound = 8 // checkpoints that a host tells of
 
 // Store is what a host has of checkpoints.
 type Store struct {
@@ -117,94 +111,14 @@ func (s *Store) fetchFrom(ctx context.Context, m *checkpoint.Manifest, file int,
 	}
 	defer conn.Close()
 	name := m.Files[file].Name
-	r := &remote{ctx: ctx, conn: conn, next: control.Fetch{Protocol: control.Protocol, Step: m.Step, File: name}}
+	r := parts.NewReader(ctx, conn, control.Fetch{Step: m.Step, File: name})
 	if err := checkpoint.Receive(ctx, s.Dir, m, file, r); err != nil {
 		return fmt.Errorf("%s from %s: %w", name, host, err)
 	}
 	return nil
 }
 
-// remote reads a file of another host.
-type remote struct {
-	ctx  context.Context
-	conn *control.Conn
-	next control.Fetch
-	rest []byte
-}
-
-func (r *remote) Read(b []byte) (int, error) {
-	if len(r.rest) == 0 {
-		if err := r.conn.Send(r.next); err != nil {
-			return 0, err
-		}
-		ctx, cancel := context.WithTimeout(r.ctx, timing.Handshake)
-		defer cancel()
-		m, err := r.conn.Receive(ctx)
-		if err != nil {
-			return 0, err
-		}
-		switch p, ok := m.(control.Part); {
-		case !ok || len(p.Data) > maxPart:
-			return 0, fmt.Errorf("it answers with %T", m)
-		case p.Err != "":
-			return 0, errors.New(strings.Join(strings.Fields(p.Err), " "))
-		case len(p.Data) == 0:
-			return 0, io.EOF
-		default:
-			r.rest = p.Data
-			r.next.At += int64(len(p.Data))
-		}
-	}
-	n := copy(b, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
-
 // Serve answers a host that asks for files, until it asks for no more.
 func (s *Store) Serve(ctx context.Context, conn *control.Conn, m control.Fetch) {
-	var f *os.File
-	var open control.Fetch
-	defer func() {
-		if f != nil {
-			_ = f.Close()
-		}
-	}()
-	for {
-		var p control.Part
-		var err error
-		if f == nil || m.Step != open.Step || m.File != open.File {
-			if f != nil {
-				_ = f.Close()
-			}
-			f, err = checkpoint.OpenFile(s.Dir, m.Step, m.File)
-			open = m
-		}
-		if err == nil && m.At < 0 {
-			err = errors.New("a file begins at 0")
-		}
-		if err == nil {
-			p.Data = make([]byte, maxPart)
-			var n int
-			if n, err = f.ReadAt(p.Data, m.At); errors.Is(err, io.EOF) {
-				err = nil
-			}
-			p.Data = p.Data[:n]
-		}
-		if err != nil {
-			p = control.Part{Err: err.Error()}
-		}
-		late := time.AfterFunc(timing.Handshake, func() { _ = conn.Close() })
-		sent := conn.Send(p)
-		late.Stop()
-		if sent != nil || err != nil {
-			return
-		}
-		next, cancel := context.WithTimeout(ctx, timing.Handshake)
-		again, heard := conn.Receive(next)
-		cancel()
-		var ok bool
-		if m, ok = again.(control.Fetch); heard != nil || !ok {
-			return
-		}
-	}
+	parts.Serve(ctx, conn, m, func(m control.Fetch) (*os.File, error) { return checkpoint.OpenFile(s.Dir, m.Step, m.File) })
 }

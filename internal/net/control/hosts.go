@@ -94,11 +94,13 @@ type Drop struct {
 	Step int
 }
 
-// Fetch asks another host, over a connection for that alone, for a file of a checkpoint from an offset on; a Part answers it.
+// Fetch asks another host, over a connection for that alone, for a file of a checkpoint, or of the data, from an offset on; a Part
+// answers it.
 type Fetch struct {
 	Protocol int
 	Step     int
 	File     string
+	SHA256   string // of a file of the data that it has listed; "" for one of a checkpoint
 	At       int64
 }
 

@@ -1,4 +1,5 @@
-// Package find finds the files that a user names: files, folders and patterns. It looks at names and sizes only.
+// Package find finds the files that a user names: files, folders and patterns. It looks at names and sizes only. In a worker of a run
+// over several machines, it asks for what this machine lacks; see [Ask].
 package find
 
 import (
@@ -9,13 +10,18 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 )
 
 // File is a file with its size in bytes.
 type File struct {
-	Path string
+	Path string // as people name it
 	Size int64
+	Copy string // where this machine has the content of a file that is on another one; "" for Path
 }
+
+// At returns where this machine has the content.
+func (f File) At() string { return cmp.Or(f.Copy, f.Path) }
 
 // Error describes unusable data in one line.
 type Error struct {
@@ -30,37 +36,87 @@ func (e *Error) Error() string {
 	return e.Path + ": " + e.Reason
 }
 
+// absent is an error that says that a file is not there. Another one that cannot be used is not asked for elsewhere.
+type absent struct{ why *Error }
+
+func (a absent) Error() string { return a.why.Error() }
+
+// Elsewhere gets files that are not on this machine.
+type Elsewhere interface {
+	// Found hears of patterns that match files of this machine.
+	Found(patterns []string) error
+	// Get returns the files that a pattern matches on another machine, with their copies here. none is its error if there is none.
+	Get(pattern string, none *Error) ([]File, error)
+}
+
+// Programs name their data without a context, so this is one of the process.
+var elsewhere atomic.Pointer[Elsewhere]
+
+// Ask has [Files] and [List] ask e for what this machine lacks, until the returned function is called.
+func Ask(e Elsewhere) (restore func()) {
+	old := elsewhere.Swap(&e)
+	return func() { elsewhere.Store(old) }
+}
+
+// each finds the files of patterns by a function, and those elsewhere that are not here.
+func each(patterns []string, find func(pattern string) ([]File, error)) ([]File, error) {
+	far := elsewhere.Load()
+	var files []File
+	var here []string
+	for _, pattern := range patterns {
+		found, err := find(pattern)
+		missing, lacks := err.(absent) //nolint:errorlint // find does not wrap it
+		switch {
+		case lacks && far != nil:
+			found, err = (*far).Get(pattern, missing.why)
+		case lacks:
+			err = missing.why
+		case err == nil:
+			here = append(here, pattern)
+		}
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, found...)
+	}
+	if far != nil && len(here) > 0 {
+		if err := (*far).Found(here); err != nil {
+			return nil, err
+		}
+	}
+	return sorted(files), nil
+}
+
 // Files returns the files that match any of the patterns, each once, in path order. A pattern is a file, a folder, which stands for
 // all files in it and below whose names do not begin with a dot, or a pattern of [filepath.Match]. Errors are of type [*Error].
 func Files(patterns ...string) ([]File, error) {
 	if len(patterns) == 0 {
 		return nil, &Error{Reason: "no data: name at least one file, folder or pattern"}
 	}
-	var files []File
-	for _, pattern := range patterns {
-		found, err := expand(pattern)
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, found...)
-	}
-	return sorted(files), nil
+	return each(patterns, expand)
 }
 
 // List returns the named files, each once, in path order. Errors are of type [*Error].
-func List(paths []string) ([]File, error) {
-	files := make([]File, len(paths))
-	for i, path := range paths {
-		st, err := os.Stat(path)
-		if err != nil {
-			return nil, &Error{filepath.Clean(path), Cause(err)}
-		}
-		if !st.Mode().IsRegular() {
-			return nil, &Error{filepath.Clean(path), "is not a file"}
-		}
-		files[i] = File{path, st.Size()}
+func List(paths []string) ([]File, error) { return each(paths, one) }
+
+func one(path string) ([]File, error) {
+	st, err := os.Stat(path)
+	if err != nil {
+		return nil, unusable(filepath.Clean(path), err)
 	}
-	return sorted(files), nil
+	if !st.Mode().IsRegular() {
+		return nil, &Error{filepath.Clean(path), "is not a file"}
+	}
+	return []File{{Path: path, Size: st.Size()}}, nil
+}
+
+// unusable returns the error for a file that the system does not open.
+func unusable(path string, err error) error {
+	e := &Error{path, Cause(err)}
+	if errors.Is(err, fs.ErrNotExist) {
+		return absent{e}
+	}
+	return e
 }
 
 func sorted(files []File) []File {
@@ -79,21 +135,21 @@ func expand(pattern string) ([]File, error) {
 			return nil, &Error{pattern, "is not a valid pattern"}
 		}
 		if len(names) == 0 {
-			return nil, &Error{pattern, "no file matches"}
+			return nil, absent{&Error{pattern, "no file matches"}}
 		}
 	}
 	var files []File
 	for _, name := range names {
 		st, err := os.Stat(name)
 		if err != nil {
-			return nil, &Error{name, Cause(err)}
+			return nil, unusable(name, err)
 		}
 		if !st.IsDir() {
-			one, err := List([]string{name})
+			file, err := one(name)
 			if err != nil {
 				return nil, err
 			}
-			files = append(files, one...)
+			files = append(files, file...)
 			continue
 		}
 		if files, err = walk(files, name); err != nil {
@@ -101,7 +157,7 @@ func expand(pattern string) ([]File, error) {
 		}
 	}
 	if len(files) == 0 {
-		return nil, &Error{pattern, "holds no files"}
+		return nil, absent{&Error{pattern, "holds no files"}}
 	}
 	return files, nil
 }
@@ -121,7 +177,7 @@ func walk(files []File, folder string) ([]File, error) {
 			if err != nil {
 				return &Error{path, Cause(err)}
 			}
-			files = append(files, File{path, st.Size()})
+			files = append(files, File{Path: path, Size: st.Size()})
 		}
 		return nil
 	})

@@ -35,6 +35,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
+	"github.com/soliton-train/soliton/internal/store/find"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -266,6 +267,9 @@ func Main(launched control.Identity, makeJob Make) int {
 		Rejected:  rejected,
 		own:       own,
 	})
+	if launched.Addr != "" {
+		defer find.Ask(w.sources)()
+	}
 	// The runtime's own handler cannot show the stack of a goroutine that computes without a pause.
 	defer heed(own.quit, func() {
 		writeStacks(os.Stderr, w.doing())

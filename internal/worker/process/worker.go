@@ -61,6 +61,8 @@ type Worker struct {
 
 	times timeline // of the steps that the agent asks for
 
+	sources *sources // of all sessions
+
 	faults *chaos.Trigger // faults that this worker injects into itself; nil for none
 	clock  emulatedClock
 
@@ -80,6 +82,7 @@ func New(conn *control.Conn, me Self) *Worker {
 		conn: conn, self: me, calls: new(Calls), meter: meter.New(), groups: make(map[uint16]*group.Group),
 		start: make(chan control.Start, 1), stop: make(chan string, 1), release: make(chan struct{}),
 	}
+	w.sources = &sources{first: w, waits: make(map[uint64]chan control.Got)}
 	w.deliveries.came = make(chan struct{}, 1)
 	w.recovery = recovery{w: w, first: true, signal: make(chan struct{}), broken: make(chan id.Session, 64)}
 	return w
@@ -152,7 +155,7 @@ func (w *Worker) fence(f control.Fence, begin func(*Worker)) (*Worker, error) {
 		me.Transport = host
 	}
 	next := New(w.conn, me)
-	next.calls = w.calls
+	next.calls, next.sources = w.calls, w.sources
 	w.speaking.Lock()
 	defer w.speaking.Unlock()
 	if err := w.conn.Send(control.Identity{WorkerID: f.Worker, Incarnation: f.Next}.Hello()); err != nil {
@@ -221,6 +224,8 @@ func (w *Worker) receive(ctx context.Context, begin func(*Worker)) error {
 			w.deliveries.put(m)
 		case control.Save:
 			w.saveAsked.Store(true)
+		case control.Got:
+			w.sources.put(m)
 		case control.Hold:
 			w.recovery.hold(m.On)
 		case control.Release:
