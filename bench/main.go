@@ -19,6 +19,7 @@
 //	go run ./bench losses     throughput after losses, against the ideal and the best plan for what is left
 //	go run ./bench model      steps as the cost model predicts them and as they are
 //	go run ./bench versions   steps, recoveries and plans against an older commit
+//	go run ./bench torch      PyTorch models under layouts and faults: whether the hashes are equal
 //
 // Both sides take turns, so that a machine whose speed drifts does not favour
 // one. Results are ratios; the raw figures stand beside them. Kept outputs lie
@@ -31,14 +32,15 @@ import (
 	"os"
 
 	"github.com/soliton-train/soliton/bench/internal/planning"
+	"github.com/soliton-train/soliton/bench/internal/python"
 	"github.com/soliton-train/soliton/bench/internal/recovery"
 	"github.com/soliton-train/soliton/bench/internal/training"
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions}
+	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions, "torch": python.Torch}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions|torch [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

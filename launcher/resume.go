@@ -26,6 +26,7 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/ship"
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
 	"github.com/soliton-train/soliton/launcher/internal/torch"
 )
@@ -435,11 +436,11 @@ func fetchRecords(ctx context.Context, t admit.Ticket, dir string) error {
 func openRunDir(ctx context.Context, f *runFlags, t admit.Ticket, a *assignment) (*rundir.Dir, error) {
 	again := a.Settings.Resume
 	if again == nil {
-		return f.createRunDir(a.Program.Name)
+		return f.createRunDir(a.Program)
 	}
 	dir, err := findRun(f.runDir, again.Job)
 	if err == nil && dir == nil {
-		dir, err = f.createRunDir(a.Program.Name)
+		dir, err = f.createRunDir(a.Program)
 	}
 	if err != nil {
 		return nil, err
@@ -451,11 +452,11 @@ func openRunDir(ctx context.Context, f *runFlags, t admit.Ticket, a *assignment)
 }
 
 // createRunDir makes the run directory of a machine that joins.
-func (f *runFlags) createRunDir(program string) (*rundir.Dir, error) {
+func (f *runFlags) createRunDir(p ship.Program) (*rundir.Dir, error) {
 	if f.resume == auto && f.runDir != "" {
 		return rundir.CreateAgain(f.runDir)
 	}
-	return rundir.Create(f.runDir, program, time.Now())
+	return rundir.Create(f.runDir, strings.TrimSuffix(p.Name, torch.PackSuffix), time.Now())
 }
 
 // findRun takes the directory of a run, which path names or which is below runs; nil if there is none.

@@ -1,8 +1,8 @@
-"""Computes the run of train.py again, in one process, with PyTorch and nothing of Soliton, and prints params_sha256:
+"""Computes a run of train.py or train_images.py again, in one process, with PyTorch and nothing of Soliton, and prints params_sha256:
 
     python3 examples/torch/reference.py RUN_DIR
 
-It trains the layers of model.py with the numbers of RUN_DIR/job.json, and exits with status 1 if the hash is not that of
+It trains the layers of model.py or images.py with the numbers of RUN_DIR/job.json, and exits with status 1 if the hash is not that of
 RUN_DIR/summary.json. With --torch, it also trains with torch.optim.AdamW and clip_grad_norm_, whose last bits differ, and prints how
 far the losses are apart.
 """
@@ -20,8 +20,6 @@ import re
 import sys
 
 import torch
-
-import model
 
 BLOCK, LANES = 4096, 16
 WORD = 0xFFFFFFFF
@@ -168,16 +166,31 @@ class Run:
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         self.job = json.loads((self.folder / "job.json").read_text())
-        parser = argparse.ArgumentParser()
-        for name, kind, default in (("data", str, "."), ("suffix", str, ".go"), ("layers", int, 4), ("width", int, 128), ("heads", int, 4),
-                                    ("context", int, 64), ("dropout", float, 0.1)):
-            parser.add_argument("--" + name, type=kind, default=default)
-        o, _ = parser.parse_known_args(self.job["args"])
-        set_seed(self.seed_of_values())
-        self.layers = model.gpt(o.layers, o.width, o.heads, o.context, o.dropout)
-        self.data = model.Text(os.path.join(self.job["dir"], o.data), o.suffix, o.context)
+        self.layers, self.data, self.loss = {"train.py": self.text, "train_images.py": self.images}[self.job["program"]]()
         self.params = list(dict.fromkeys(p for layer in self.layers for p in layer.parameters()))  # shared ones once
         self.micros = self.job["global_batch"] // self.job["micro_batch"]
+
+    def flags(self, **all):
+        """Returns the program's own flags, for which all has types and defaults."""
+        parser = argparse.ArgumentParser()
+        for name, (kind, default) in all.items():
+            parser.add_argument("--" + name, type=kind, default=default)
+        set_seed(self.seed_of_values())
+        return parser.parse_known_args(self.job["args"])[0]
+
+    def text(self):
+        import model
+
+        o = self.flags(data=(str, "."), suffix=(str, ".go"), layers=(int, 4), width=(int, 128), heads=(int, 4), context=(int, 64), dropout=(float, 0.1))
+        data = model.Text(os.path.join(self.job["dir"], o.data), o.suffix, o.context)
+        return model.gpt(o.layers, o.width, o.heads, o.context, o.dropout), data, model.loss
+
+    def images(self):
+        import images
+
+        numbers = lambda text: [int(n) for n in text.split(",")]
+        o = self.flags(widths=(numbers, "96,192,384,768"), depths=(numbers, "3,3,9,3"), images=(int, 10000))
+        return images.convnext(o.widths, o.depths)[1], images.Images(o.images), images.loss
 
     def seed_of_values(self):
         """Returns the seed under which the layers are made: that of the command line."""
@@ -203,7 +216,7 @@ class Run:
             passes.append((leaf, out))
             x = out.detach().contiguous()
         leaf = x.requires_grad_()
-        loss = model.loss(leaf, y)
+        loss = self.loss(leaf, y)
         loss.backward()
         grad = leaf.grad.contiguous()
         for i, (layer, (leaf, out)) in reversed(list(enumerate(zip(self.layers, passes)))):

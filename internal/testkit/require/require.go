@@ -24,7 +24,7 @@ var all = flag.Bool("all", false, "run sweeps over every worker and every moment
 func All() bool { return *all }
 
 // tools are the names that tests may ask for. The list is closed, so that a mistyped name is an error and no silent skip.
-var tools = []string{"browser", "cut", "machines", "mpi", "netns", "qemu", "slurm", "ssh", "tmpfs", "torch"}
+var tools = []string{"browser", "cut", "machines", "mpi", "netns", "qemu", "slurm", "ssh", "tmpfs", "torch", "torchvision"}
 
 // Tool returns when ok is true. Otherwise it skips the test with reason, which says what was looked for and not found, or fails
 // it when SOLITON_REQUIRE names tool.
