@@ -15,7 +15,7 @@ import (
 func TestDemo(t *testing.T) {
 	built(t)
 	t.Parallel()
-	cmd := launch(t, "demo", "--steps", "40")
+	cmd := launch(t, "demo", "--steps", "20")
 	status, stdout, stderr := result(t, cmd)
 	if status != 0 || stderr != "" {
 		t.Fatalf("status %d\n%s\n%s", status, stdout, stderr)

@@ -22,8 +22,8 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
-// diskSteps write more traces than a disk of a megabyte holds.
-const diskSteps = "800"
+// diskSteps write more traces than a disk of half a megabyte holds.
+const diskSteps = "400"
 
 // smallDisk mounts a disk of a size, such as 2m.
 func smallDisk(t *testing.T, size string) string {
@@ -75,7 +75,7 @@ func TestFullDisk(t *testing.T) {
 
 	t.Run("traces", func(t *testing.T) {
 		t.Parallel()
-		dir := filepath.Join(smallDisk(t, "1m"), "run")
+		dir := filepath.Join(smallDisk(t, "512k"), "run")
 		if status, stdout, stderr := result(t, diskCommand(t, dir)); status != 0 {
 			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
 		}

@@ -328,6 +328,7 @@ func TestTwoOfFiveHosts(t *testing.T) {
 
 // Without a majority no host continues.
 func TestTwoOfThreeHosts(t *testing.T) {
+	t.Parallel()
 	cmd := launch(t, "run", "--plain", "--workers", "3", "--emulate-hosts", "3", fake, "--hold", "2")
 	mark := "LAUNCHER_TEST=" + cmd.Dir
 	cmd.Env = append(os.Environ(), mark)

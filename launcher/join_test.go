@@ -204,6 +204,7 @@ func TestAdd(t *testing.T) {
 
 // A run that waits for more workers goes on when they are there.
 func TestAddEndsTheHold(t *testing.T) {
+	t.Parallel()
 	r := begin(t, "--workers", "2", "--min-workers", "2")
 	r.kill(1)
 	r.until("hold", 1)

@@ -16,6 +16,7 @@ func TestPortable(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
+	t.Parallel()
 	dir := t.TempDir()
 	if out, err := exec.Command("go", "build", "-tags", "portable", "-o", dir+"/", ".", "../examples/mlp").CombinedOutput(); err != nil {
 		t.Fatalf("%s%v", out, err)

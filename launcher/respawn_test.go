@@ -125,6 +125,7 @@ func TestStoppedWorkerRejoins(t *testing.T) {
 	built(t)
 	for _, hosts := range []string{"1", "2"} {
 		t.Run("hosts="+hosts, func(t *testing.T) {
+			t.Parallel()
 			flags := []string{"--workers", "4", "--detect", "1s"}
 			if hosts != "1" {
 				flags = append(flags, "--emulate-hosts", hosts)

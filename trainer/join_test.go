@@ -32,7 +32,7 @@ func TestJoins(t *testing.T) {
 	want := trainer.RunWorkers(t, 1, 1, exact, job)[0]
 	seeds := 6
 	if testing.Short() {
-		seeds = 2
+		seeds = 1
 	}
 	for _, c := range []struct{ workers, stages, mirrors, joins, kills, leaves int }{
 		{1, 1, 1, 1, 0, 0}, {2, 1, 1, 1, 0, 0}, {2, 2, 1, 2, 0, 0}, {2, 1, 1, 2, 1, 0}, {3, 2, 1, 3, 2, 0}, {3, 1, 0, 1, 0, 1}, {4, 2, 1, 2, 1, 2}, {3, 3, 2, 3, 3, 0},
