@@ -267,6 +267,9 @@ func (f *runFlags) inherit(job rundir.Job, changed func(flag string) bool) error
 	inherit(changed("digests"), &f.digests, !job.NoDigests)
 	inherit(changed("verify"), &f.verify, job.Verify)
 	inherit(changed("checkpoints"), &f.target, job.Checkpoints)
+	if job.SkipBad && !changed("bad-samples") {
+		f.badSamples = "skip"
+	}
 	if err := cli.InheritKeep(&f.keep, job, changed); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -48,22 +49,24 @@ type runFlags struct {
 	detect    time.Duration
 	calls     time.Duration // --call-timeout
 	reduction string
-	zero      int
-	digests   bool
-	verify    int
-	keep      checkpoint.Keep
-	target    string // of --checkpoints
-	reshape   string
-	runDir    string
-	resume    string   // auto, or "" for a run that begins
-	allow     []string // what may have changed when a run is resumed
-	clocks    string
-	sysfs     string
-	python    string // interpreter of a Python program
-	plain     bool
-	ui        string // where the page is; "" for none
-	chaos     string
-	faults    chaos.Schedule // that chaos describes
+
+	badSamples string
+	zero       int
+	digests    bool
+	verify     int
+	keep       checkpoint.Keep
+	target     string // of --checkpoints
+	reshape    string
+	runDir     string
+	resume     string   // auto, or "" for a run that begins
+	allow      []string // what may have changed when a run is resumed
+	clocks     string
+	sysfs      string
+	python     string // interpreter of a Python program
+	plain      bool
+	ui         string // where the page is; "" for none
+	chaos      string
+	faults     chaos.Schedule // that chaos describes
 
 	listen    string   // where other machines join; "" for a run of this machine alone
 	advertise []string // instead of this machine's addresses
@@ -242,6 +245,7 @@ func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
 	flags.DurationVar(&f.calls, "call-timeout", timing.Call, "time after which a call of the program's code counts as blocked; 0: never")
 	flags.BoolVar(&f.digests, "digests", true, "digests of parameters and optimizer state, which find and repair flipped bits")
 	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
+	flags.StringVar(&f.badSamples, "bad-samples", "fail", "what follows when no worker can read a sample: fail, or skip it")
 	cli.KeepFlags(flags, &f.keep)
 	flags.StringVar(&f.target, "checkpoints", "", "where checkpoints go beside the run directory: a folder, or `URL` such as s3://BUCKET/RUN")
 	flags.StringSliceVar(&f.allow, "allow", nil, "`names` of what may have changed when a run is resumed, such as program,lr")
@@ -306,6 +310,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	_, wrong := bucket.OfRun(f.target)
 	errs.Add(wrong)
 	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
+	errs.If(!slices.Contains([]string{"", "fail", "skip"}, f.badSamples), "--bad-samples %s: give fail or skip", faults.Value(f.badSamples))
 	if _, err := session.ParseReduction(f.reduction); err != nil {
 		errs.Add(fmt.Errorf("--reduction %w", err))
 	}
@@ -488,7 +493,7 @@ func (f *runFlags) settings(p program, cwd string) session.Settings {
 	s := session.Settings{
 		Program: p.given, Command: p.given, Dir: cwd, Threads: f.threads, Stages: f.stages, Mirrors: f.mirrors, MinWorkers: f.least,
 		Detect: f.detect, CallTimeout: f.calls, Zero: f.zero, NoDigests: !f.digests, Respawn: f.respawn,
-		Verify: f.verify, Keep: f.keep,
+		Verify: f.verify, Keep: f.keep, SkipBad: f.badSamples == "skip",
 	}
 	s.Checkpoints, _ = bucket.Absolute(f.target) // there is a working directory
 	if s.CallTimeout == 0 {

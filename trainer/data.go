@@ -138,10 +138,11 @@ func appendBytes(b []byte, t Tensor) []byte {
 	return b
 }
 
-// trainingSample is sample i of the run, counted over all steps.
-func trainingSample(seed uint64, o *order.Order, i uint64) Sample {
+// trainingSample is sample i of the run, counted over all steps, or so many samples behind it in the data.
+func (p *prepared) trainingSample(o *order.Order, i uint64, skips int) Sample {
 	index, epoch := o.At(i)
-	return Sample{Index: int(index), Epoch: int(epoch), Train: true, Rand: rng.ForSample(seed, epoch, index)}
+	index = (index + uint64(skips)) % uint64(p.data.Len())
+	return Sample{Index: int(index), Epoch: int(epoch), Train: true, Rand: rng.ForSample(p.Seed, epoch, index)}
 }
 
 // plainSample is a sample outside of training.

@@ -67,10 +67,12 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		}
 		return newStage(&p.Model, lo, hi, j.Params, pool, p.Seed, calls)
 	}
-	j.Load = func(i uint64, in, target Tensor) error {
-		return read(calls, p.data, trainingSample(p.Seed, samples, i), in, target)
+	j.Load = func(calls *process.Calls, i uint64, skips int, in, target Tensor) error {
+		return read(calls, p.data, p.trainingSample(samples, i, skips), in, target)
 	}
-	j.Index = func(i uint64) int { return trainingSample(p.Seed, order.New(p.Seed, p.data.Len()), i).Index }
+	j.Index = func(i uint64, skips int) int {
+		return p.trainingSample(order.New(p.Seed, p.data.Len()), i, skips).Index
+	}
 	for _, m := range p.Model.Metrics {
 		j.Metrics = append(j.Metrics, m.Name)
 	}

@@ -76,7 +76,7 @@
 //
 // # Events
 //
-// events.jsonl gets one line for each change: start, resume, plan, checkpoint, unsaved (no checkpoint could be made), removed (the run directory), chaos (what Config.Chaos returned),
+// events.jsonl gets one line for each change: start, resume, plan, checkpoint, skipped (a sample), unsaved (no checkpoint could be made), removed (the run directory), chaos (what Config.Chaos returned),
 // lost, evict, left, begin (a worker is started), refused, joined (it has a part), rollback,
 // recovered (with the phases and numbers of rundir.Recovery), unprotected and protected (as shards have
 // fewer mirrors than they should, and have them again), repaired (memory of a worker was altered, and

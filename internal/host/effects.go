@@ -80,6 +80,8 @@ func (r *run) do(e session.Effect) error {
 			return nil
 		}
 		r.others.Go(func() { r.post(verifyFiles(r.talking, r.dir.Path(), e.Of, e.Propose)) })
+	case session.ProposeSkip:
+		r.log.skip(e.Question)
 	case session.Balance:
 		r.others.Go(func() { r.post(session.Balanced{Balanced: e.Make()}) })
 	case session.CommitCheckpoint:
@@ -146,6 +148,10 @@ func (r *run) write(e session.Effect) error {
 	case session.WriteMetrics:
 		if r.dir != nil {
 			return r.dir.AddMetrics(e.Metrics)
+		}
+	case session.WriteSkip:
+		if r.dir != nil {
+			return r.dir.AddSkip(e.Skip)
 		}
 	case session.WriteDelivery:
 		if r.dir != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/agree"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/session/skips"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
@@ -41,6 +42,7 @@ type lead struct {
 	attempt uint64       // newest ballot of this term, of an earlier leadership or of this one after serve
 	fills   int          // newest fill, the same
 	since   control.Lead // what hosts are told
+	skipped []uint64     // samples, before this leader
 	again   func()       // called when the leadership has to start over
 
 	ctx    context.Context // ends when another host leads
@@ -158,6 +160,9 @@ func (l *lead) serve(s *seat) (session.Outcome, error) {
 	if err != nil {
 		return session.Outcome{}, err
 	}
+	if l.skipped, err = readSkips(dir, state); err != nil {
+		return session.Outcome{}, err
+	}
 	l.since = control.Lead{Term: l.term}
 	if in != nil && in.History.Last != nil {
 		l.since.Plan, l.since.Step = in.History.Last.Plan, in.History.Last.Step
@@ -205,6 +210,7 @@ func (l *lead) session(console Console, dir *rundir.Dir, in *session.Inherited) 
 		Settings: c.Settings, Workers: c.Workers, Telemetry: console.Telemetry != nil, CanStart: !c.Fixed,
 		Apart: c.Apart, Term: l.term, Attempt: l.attempt, Fills: l.fills, Leader: c.self().Name, Inherited: in,
 	}
+	sc.Skipped = l.skipped
 	if !c.alone() {
 		sc.Lease, sc.Home = c.Detect, c.hosts()[0].Name
 	}
@@ -296,8 +302,9 @@ type proposer struct {
 }
 
 type proposal struct {
-	entry agree.Entry
-	began time.Time
+	entry    agree.Entry
+	began    time.Time
+	question skips.Question // of a Skip
 }
 
 // run commits entries and tells of them until ctx ends.
@@ -320,7 +327,14 @@ func (p *proposer) run(ctx context.Context, post func(session.Event) bool) {
 				}
 				return // another host leads, which ends this
 			}
-			if e, ok := next.entry.(agree.Plan); ok && !post(session.Agreed{Version: e.Version, Proposed: next.began}) {
+			posted := true
+			switch e := next.entry.(type) {
+			case agree.Plan:
+				posted = post(session.Agreed{Version: e.Version, Proposed: next.began})
+			case agree.Skip:
+				posted = post(session.SkipAgreed{Question: next.question})
+			}
+			if !posted {
 				return
 			}
 		case <-p.log.Broken():
@@ -336,7 +350,7 @@ func (p *proposer) run(ctx context.Context, post func(session.Event) bool) {
 func (p *proposer) job(j rundir.Job) error {
 	text, err := json.Marshal(j)
 	if err == nil {
-		p.entries <- proposal{agree.Job{Generation: p.log.State().Generation, Data: text}, time.Now()}
+		p.entries <- proposal{entry: agree.Job{Generation: p.log.State().Generation, Data: text}, began: time.Now()}
 	}
 	return err
 }
@@ -346,7 +360,37 @@ func (p *proposer) plan(o control.Order, reason string) error {
 	text, err := o.Encode()
 	if err == nil {
 		e := agree.Plan{Term: p.term, Version: o.Plan.Version, Reason: reason[:min(len(reason), agree.MaxReason)], Data: text}
-		p.entries <- proposal{e, time.Now()}
+		p.entries <- proposal{entry: e, began: time.Now()}
 	}
 	return err
+}
+
+// skip proposes that a sample is skipped, as job does.
+func (p *proposer) skip(q skips.Question) {
+	p.entries <- proposal{entry: agree.Skip{Term: p.term, Sample: q.Sample, Skips: q.Skips}, began: time.Now(), question: q}
+}
+
+// readSkips returns the samples that were skipped so far, and writes those down that the leader before has only had agreed.
+func readSkips(dir *rundir.Dir, state agree.State) ([]uint64, error) {
+	if dir == nil {
+		return state.Skipped(), nil
+	}
+	all, err := rundir.ReadSkips(dir.Path())
+	if err != nil {
+		return nil, &session.FileError{Err: err}
+	}
+	had := make(map[uint64]int)
+	for _, sample := range all {
+		had[sample]++
+	}
+	for _, sample := range state.Skipped() {
+		if had[sample]--; had[sample] < 0 {
+			s := rundir.Skip{Sample: sample, Index: -1, Time: rundir.Time{Time: time.Now()}, Reason: "agreed under another leader"}
+			if err := dir.AddSkip(s); err != nil && !rundir.IsFull(err) {
+				return nil, &session.FileError{Err: err}
+			}
+			all = append(all, sample)
+		}
+	}
+	return all, nil
 }

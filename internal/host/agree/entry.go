@@ -20,7 +20,7 @@ const (
 	MaxName   = 255     // bytes of a name, ID or address
 )
 
-// An Entry is what the nodes agree on. [Generation], [Job], [Plan] and [Member] are proposed; [Servers] follows from changes of the
+// An Entry is what the nodes agree on. [Generation], [Job], [Plan], [Member] and [Skip] are proposed; [Servers] follows from changes of the
 // configuration, and [Leader] begins a leadership.
 type Entry interface {
 	// String names the entry for people, in one line.
@@ -58,6 +58,13 @@ type Member struct {
 	Workers int    // that are to be started on it
 }
 
+// Skip says that a sample of the run that no worker can read is skipped, and how many were skipped in its place before.
+type Skip struct {
+	Term   uint64 // as of Plan
+	Sample uint64
+	Skips  int
+}
+
 // Servers are the nodes of the newest committed configuration.
 type Servers struct{ Servers []Server }
 
@@ -84,6 +91,7 @@ func (e Generation) String() string { return fmt.Sprintf("generation %d", e.N) }
 func (e Job) String() string        { return fmt.Sprintf("job of generation %d", e.Generation) }
 func (e Plan) String() string       { return fmt.Sprintf("plan %v", e.Version) }
 func (e Member) String() string     { return fmt.Sprintf("host %.64q", e.Name) }
+func (e Skip) String() string       { return fmt.Sprintf("skip of sample %d", e.Sample) }
 func (e Servers) String() string    { return fmt.Sprintf("servers %v", e.Servers) }
 func (e Leader) String() string     { return fmt.Sprintf("leader %.64q", e.ID) }
 
@@ -109,6 +117,7 @@ const (
 	kindLeader     kind = 6
 	kindServers    kind = 7 // in snapshots only
 	kindMember     kind = 8
+	kindSkip       kind = 9
 )
 
 const format = 1 // of entries and of snapshots
@@ -117,6 +126,7 @@ func (Generation) kind() kind { return kindGeneration }
 func (Job) kind() kind        { return kindJob }
 func (Plan) kind() kind       { return kindPlan }
 func (Member) kind() kind     { return kindMember }
+func (Skip) kind() kind       { return kindSkip }
 func (Servers) kind() kind    { return kindServers }
 func (Leader) kind() kind     { return kindLeader }
 
@@ -139,6 +149,13 @@ func (e Member) code(c *coder) Entry {
 	c.text(&e.Agree, MaxName)
 	c.text(&e.Link, MaxName)
 	c.int(&e.Workers)
+	return e
+}
+
+func (e Skip) code(c *coder) Entry {
+	c.uint(&e.Term)
+	c.uint(&e.Sample)
+	c.int(&e.Skips)
 	return e
 }
 
@@ -272,6 +289,8 @@ func Decode(b []byte) (Entry, error) {
 		e = Leader{}
 	case kindMember:
 		e = Member{}
+	case kindSkip:
+		e = Skip{}
 	default:
 		return nil, fmt.Errorf("unknown kind %d", b[1])
 	}

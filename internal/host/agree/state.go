@@ -17,6 +17,7 @@ const (
 	MaxPlanBytes = 32 << 20 // of all plans kept but the newest
 	MaxServers   = 1 << 10
 	MaxMembers   = 1 << 10 // that have joined since the run began
+	MaxSkips     = 1 << 16 // samples that are skipped
 )
 
 // State is what is agreed. It is a value: whoever has one may keep it, and must
@@ -36,6 +37,7 @@ type State struct {
 	Earlier int
 
 	Servers []Server // of the newest committed configuration, by ID
+	Skips   []Skip   // of this generation, in this order
 	Members []Member // that have joined since this generation began, in this order; the newest entry of each name
 }
 
@@ -55,6 +57,8 @@ func (s State) Apply(index, term uint64, e Entry) (State, error) {
 		err = next.plan(e, term)
 	case Member:
 		err = next.member(e)
+	case Skip:
+		err = next.skip(e, term)
 	case Servers:
 		next.Servers = e.Servers
 	case Leader:
@@ -72,7 +76,7 @@ func (s *State) generation(e Generation) error {
 	if e.N <= s.Generation {
 		return refused(e, ErrStale, "the newest is %d", s.Generation)
 	}
-	s.Generation, s.Members = e.N, nil
+	s.Generation, s.Members, s.Skips = e.N, nil, nil
 	return nil
 }
 
@@ -134,6 +138,27 @@ func (s *State) member(e Member) error {
 	return nil
 }
 
+func (s *State) skip(e Skip, term uint64) error {
+	switch {
+	case e.Term != 0 && e.Term != term:
+		return refused(e, ErrStale, "it was made in term %d, and this is %d", e.Term, term)
+	case e.Skips < 0 || len(s.Skips) >= MaxSkips:
+		return refused(e, ErrInvalid, "%d were skipped there before, and %d in all", e.Skips, len(s.Skips))
+	case slices.ContainsFunc(s.Skips, func(x Skip) bool { return x.Sample == e.Sample && x.Skips == e.Skips }):
+		return refused(e, ErrStale, "it is skipped already")
+	}
+	s.Skips = append(slices.Clone(s.Skips), e)
+	return nil
+}
+
+// Skipped returns the samples of Skips.
+func (s State) Skipped() (all []uint64) {
+	for _, e := range s.Skips {
+		all = append(all, e.Sample)
+	}
+	return all
+}
+
 // Server returns a server by its ID.
 func (s State) Server(id string) (Server, bool) {
 	i := slices.IndexFunc(s.Servers, func(v Server) bool { return v.ID == id })
@@ -165,7 +190,12 @@ func (s *State) code(c *coder) {
 		}
 		s.Members[i] = s.Members[i].code(c).(Member)
 	})
-	c.count(0, 0, nil) // reserved
+	c.count(len(s.Skips), MaxSkips, func(i int) {
+		if i == len(s.Skips) {
+			s.Skips = append(s.Skips, Skip{})
+		}
+		s.Skips[i] = s.Skips[i].code(c).(Skip)
+	})
 	s.Servers = Servers{s.Servers}.code(c).(Servers).Servers
 }
 
@@ -175,7 +205,7 @@ func (s State) Write(w io.Writer) error {
 	_ = b.WriteByte(format) // Flush returns its error
 	// Writing takes the fields as they are; nothing else changes this copy.
 	c := coder{enc: msgpack.NewEncoder(b)}
-	s.Plans, s.Members = slices.Clone(s.Plans), slices.Clone(s.Members)
+	s.Plans, s.Members, s.Skips = slices.Clone(s.Plans), slices.Clone(s.Members), slices.Clone(s.Skips)
 	s.code(&c)
 	if c.err != nil {
 		return fmt.Errorf("agree: snapshot: %w", c.err)

@@ -267,7 +267,7 @@ func FuzzDecode(f *testing.F) {
 			f.Add(data)
 		}
 	}
-	for _, e := range []Entry{Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 1)}, Leader{"a"}} {
+	for _, e := range []Entry{Generation{1}, Job{1, []byte("{}")}, Plan{Version: version(1, 1)}, Leader{"a"}, Skip{1, 17, 2}} {
 		data, err := Encode(e)
 		if err != nil {
 			f.Fatal(err)
@@ -288,4 +288,41 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("%#v became %#v, %v", e, again, err)
 		}
 	})
+}
+
+// Skipped samples are in the state until the next generation, and in its snapshots.
+func TestSkips(t *testing.T) {
+	s, err := State{}.Apply(1, 4, Generation{1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct {
+		e    Skip
+		want error
+	}{
+		{Skip{4, 17, 0}, nil}, {Skip{4, 17, 0}, ErrStale}, {Skip{0, 17, 1}, nil}, {Skip{3, 18, 0}, ErrStale}, {Skip{4, 18, -1}, ErrInvalid},
+	} {
+		text, err := Encode(c.e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err := Decode(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err = s.Apply(uint64(2+i), 4, e); !errors.Is(err, c.want) {
+			t.Errorf("%+v: %v, want %v", c.e, err, c.want)
+		}
+	}
+	var b bytes.Buffer
+	if err := s.Write(&b); err != nil {
+		t.Fatal(err)
+	}
+	read, err := ReadState(&b)
+	if err != nil || !slices.Equal(read.Skipped(), []uint64{17, 17}) {
+		t.Errorf("%+v, %v", read.Skips, err)
+	}
+	if s, _ = read.Apply(9, 4, Generation{2}); len(s.Skips) > 0 {
+		t.Errorf("the next generation has %v", s.Skips)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/skips"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
@@ -106,6 +107,8 @@ type (
 	}
 	// Balanced answers [Balance].
 	Balanced struct{ controller.Balanced }
+	// SkipAgreed says that a sample that no worker can read is skipped, as the log says.
+	SkipAgreed struct{ skips.Question }
 	// FileFailed says that a file of the run directory could not be written.
 	FileFailed struct{ Err error }
 	// DiskFull says that the disk has no room for what must be written, which waits for [RetryFiles].
@@ -183,6 +186,8 @@ type (
 		Order  control.Order
 		Reason string
 	}
+	// ProposeSkip puts into the log that a sample is skipped; SkipAgreed comes.
+	ProposeSkip struct{ skips.Question }
 	// Balance has a long search done beside the session; Balanced comes.
 	Balance struct{ controller.Balance }
 )
@@ -200,6 +205,8 @@ type (
 	WriteMetrics struct{ Metrics rundir.Metrics }
 	// WriteDelivery appends to deliveries.jsonl.
 	WriteDelivery struct{ Delivery rundir.Delivery }
+	// WriteSkip appends to skips.jsonl.
+	WriteSkip struct{ Skip rundir.Skip }
 	// WriteEvent appends to events.jsonl.
 	WriteEvent struct{ Event rundir.Event }
 	// WriteSummary writes summary.json. Elsewhere is where the model was written because the run directory does not take it; records

@@ -131,6 +131,11 @@ func (s *Session) message(w *worker, m control.Message) {
 			s.repaired(w, m)
 		}
 
+	case control.Unread:
+		if w.state == working && s.phase == training {
+			s.unread(w, m)
+		}
+
 	case control.Saved:
 		switch {
 		case w.state != working || s.cfg.RunDir == "":

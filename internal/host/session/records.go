@@ -63,11 +63,13 @@ const (
 	eventRejected    eventKind = "rejected" // connections
 	eventStarved     eventKind = "starved"  // steps wait for data
 	eventFed         eventKind = "fed"      // no longer
+	eventSkipped     eventKind = "skipped"  // a sample
 )
 
 // records account for a run: what metrics.jsonl and summary.json say of it.
 type records struct {
 	last       rundir.Metrics   // the newest committed step, of whichever worker told first
+	most       int              // newest step that was ever committed
 	steps      []rundir.Metrics // the newest steps, at most maxRecorded, for the manifests of checkpoints
 	val        *float64
 	tokens     int64
@@ -97,6 +99,7 @@ func (r *records) step(m control.Step, workers int) {
 		Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS,
 		Time: rundir.Time{Time: m.Time}, Workers: workers, Plan: m.Plan, ValLoss: m.ValLoss, Metrics: m.Metrics,
 	}
+	r.most = max(r.most, m.Step)
 	if len(r.steps) == maxRecorded {
 		r.steps = slices.Delete(r.steps, 0, maxRecorded/2)
 	}
@@ -126,6 +129,9 @@ func (r *records) median() float64 {
 func (r *records) inherit(h *rundir.History) {
 	r.recoveries, r.lost, r.rollbacks, r.val, r.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
 	r.tokens, r.ms = h.Tokens, h.MS
+	if h.Last != nil {
+		r.most = h.Last.Step
+	}
 	if h.Plan != nil {
 		r.noted = written(h.Plan)
 	}

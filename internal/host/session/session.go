@@ -69,6 +69,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/controller"
 	"github.com/soliton-train/soliton/internal/host/session/delivery"
+	"github.com/soliton-train/soliton/internal/host/session/skips"
 	"github.com/soliton-train/soliton/internal/host/session/spans"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
@@ -106,6 +107,7 @@ type Session struct {
 	calls       calls
 	clocks      clocking
 	timelines   timelines
+	skips       skips.Register
 	tr          *spans.Tracer // nil if spans and measures are not wanted
 
 	faults []string  // to be injected by workers
@@ -194,7 +196,7 @@ const (
 func New(cfg Config, workers []plan.Worker) *Session {
 	s := &Session{
 		cfg: cfg, phase: starting, course: course{known: make(map[uint64]plan.Plan)}, timers: make(timers), rejections: make(map[string]*rejections),
-		reports: reports{told: make(map[int]said)}, roster: newRoster(),
+		reports: reports{told: make(map[int]said)}, roster: newRoster(), skips: skips.New(cfg.Skipped),
 	}
 	if cfg.Inherited != nil {
 		s.phase = assembling
@@ -266,6 +268,7 @@ func (s *Session) Step(now time.Time, e Event) []Effect {
 	}
 	s.then(s.deliver()...)
 	s.bringEarly()
+	s.weighSamples()
 	if s.phase == training && s.deserted() {
 		s.loseAll()
 	}
@@ -335,6 +338,8 @@ func (s *Session) take(e Event) {
 		s.diskFull(e.Err)
 	case DiskRoom:
 		s.diskRoom()
+	case SkipAgreed:
+		s.skipped(e.Question)
 	case DirRemoved:
 		s.dirRemoved(e)
 	case CheckpointCommitted:

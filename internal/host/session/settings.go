@@ -65,6 +65,9 @@ type Settings struct {
 	// a negative number that there are none.
 	Verify int
 
+	// SkipBad has samples skipped that no worker can read. Otherwise they end the run.
+	SkipBad bool
+
 	// Chaos, if it is not nil, returns the faults that workers are to inject into themselves, for a job of so many steps. The
 	// session hands them on unread. An error is one of usage.
 	Chaos func(steps int) (faults []string, err error) `json:"-"`
@@ -196,10 +199,11 @@ type Config struct {
 	Leader        string
 	Inherited     *Inherited
 
-	Home   string       // the host where the user started the run, which gets the model; "" for a run on one host
-	First  id.Version   // of the first plan; zero for that of a job that begins
-	Ring   control.Ring // the gossip ring
-	NoRing string       // why it is missing, where there should be one
+	Home    string       // the host where the user started the run, which gets the model; "" for a run on one host
+	Skipped []uint64     // samples that were skipped so far, each as often as it was
+	First   id.Version   // of the first plan; zero for that of a job that begins
+	Ring    control.Ring // the gossip ring
+	NoRing  string       // why it is missing, where there should be one
 }
 
 // ClockKind says which clocks a run sets.

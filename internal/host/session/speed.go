@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/host/session/skips"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -232,4 +233,61 @@ func (s *Session) clockEvent(e ClocksSet) WriteEvent {
 		Clocks: e.Settings, Emulated: s.cfg.Clocks == EmulatedClocks, Joules: e.Joules, AfterStep: s.records.last.Step, SinceStep: s.clocks.since,
 	}
 	return line
+}
+
+// unread takes in what a worker says of a sample that cannot be read.
+func (s *Session) unread(w *worker, m control.Unread) {
+	if !s.cfg.SkipBad {
+		s.bad(w, "waits for a sample in a run that skips none")
+		return
+	}
+	m.Text = OneLine(m.Text)
+	send, fault := s.skips.Unread(w.who, m, s.records.most)
+	if fault != "" {
+		s.bad(w, "%s", fault)
+		return
+	}
+	s.judgeSamples(send)
+}
+
+// weighSamples has workers asked that have not been, and what none can read agreed.
+func (s *Session) weighSamples() {
+	if s.phase != training || !s.skips.Open() {
+		return
+	}
+	send, skip := s.skips.Weigh(s.readers())
+	s.judgeSamples(send)
+	for _, q := range skip {
+		s.first(ProposeSkip{q})
+	}
+}
+
+// skipped takes in that it is agreed that a sample is skipped.
+func (s *Session) skipped(q skips.Question) {
+	send, ok := s.skips.Agreed(q.Spot, s.readers())
+	if !ok || s.phase != training {
+		return
+	}
+	reason := fmt.Sprintf("sample %d of the data is skipped in step %d, and sample %d takes its place: no worker can read it: %s", q.Index, q.Step, (q.Index+1)%int(max(s.job.Samples, 1)), q.Why)
+	s.first(WriteSkip{rundir.Skip{Sample: q.Sample, Index: q.Index, Step: q.Step, Time: rundir.Time{Time: s.now}, Reason: q.Why}}) // before a worker knows
+	s.judgeSamples(send)
+	s.then(s.event(eventSkipped, reason), Show{view.Note(reason)})
+}
+
+// readers are the workers that read samples, or may soon.
+func (s *Session) readers() (all []plan.Worker) {
+	for _, w := range s.workers {
+		if w.state == working && !w.closed() {
+			all = append(all, w.who)
+		}
+	}
+	return all
+}
+
+func (s *Session) judgeSamples(send []skips.Send) {
+	for _, m := range send {
+		if w := s.find(m.To); w != nil && w.state == working && !w.closed() {
+			s.send(w, m.BadSample)
+		}
+	}
 }

@@ -168,7 +168,7 @@ func (s *Session) describeJob(stages int, lineage []rundir.Ancestor) {
 	j.Workers, j.Stages = s.cfg.Workers, stages
 	j.Command, j.Dir, j.Mirrors = c.Command, c.Dir, c.Mirrors
 	j.MinWorkers, j.Detect, j.Respawn, j.NoDigests, j.Reshape = c.MinWorkers, c.Detect.String(), c.Respawn, c.NoDigests, c.Reshape.String()
-	j.Verify = c.verify()
+	j.Verify, j.SkipBad = c.verify(), c.SkipBad
 	j.Checkpoints = c.Checkpoints
 	j.Keep, j.KeepEvery, j.KeepBest = c.Keep.Newest, c.Keep.Every.String(), c.Keep.Best
 	j.CallTimeout = max(c.CallTimeout, 0).String()
@@ -193,6 +193,7 @@ func (s *Session) beginTraining() control.Start {
 func (s *Session) startMessage() control.Start {
 	m := control.Start{Threads: s.cfg.Threads, Reduction: s.cfg.Reduction.String(), Zero: s.cfg.Zero, NoDigests: s.cfg.NoDigests, Verify: s.cfg.verify(), Chaos: s.faults, Detect: s.cfg.Lease, TraceEvery: s.tr.Every()}
 	m.Eras, m.Shift = s.job.Eras(), s.job.Shift()
+	m.SkipBad, m.Skipped = s.cfg.SkipBad, s.skips.Ledger()
 	if s.cfg.RunDir != "" {
 		m.RunDir = s.cfg.RunDir
 		m.Checkpoints = s.cfg.Command != ""

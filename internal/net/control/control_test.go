@@ -34,6 +34,7 @@ var samples = []Message{
 	Welcome{Key: auth.Key("a key of the test")},
 	Beat{},
 	Note{Text: "reading data"},
+	Unread{Sample: 1 << 40, Skips: 2, Index: 7, Step: 3, Text: "bad sector"}, BadSample{Sample: 1 << 40, Skips: 2, Do: SkipSample},
 	Ready{
 		Job: rundir.Job{Program: "gpt", Args: []string{"--layers", "2"}, Model: "gpt", ModelConfig: json.RawMessage(`{"layers":2}`),
 			Seed: 1 << 63, ClipNorm: 0.1, Parameters: 1 << 40},

@@ -193,6 +193,10 @@ type Start struct {
 	// Shift is added to the number of each sample, where the run had another global batch before.
 	Shift uint64
 
+	// SkipBad says that samples that no worker can read are skipped, and Skipped has those that were, each as often as it was.
+	SkipBad bool
+	Skipped []uint64
+
 	// TraceEvery has one of so many steps told of in Spans, and the first one, and those that a
 	// recovery interrupts; 0 has nothing measured.
 	TraceEvery int
@@ -311,6 +315,30 @@ type Saved struct {
 	Began         int64  // when the state was captured, in nanoseconds since 1970
 	Err           string // why there is no file, "" if there is one
 }
+
+// Unread says that the worker cannot read a sample of the run, and waits for a [BadSample] that says what is to become of it. It comes
+// again until then. It also answers BadSample with TrySample; without a Text, the worker can read it, or has read it in this step.
+type Unread struct {
+	Sample uint64
+	Skips  int    // samples that were skipped in its place before
+	Index  int    // in the data
+	Step   int    // that needs it
+	Text   string // why it cannot be read
+}
+
+// BadSample says what a worker is to do with a sample that a worker cannot read.
+type BadSample struct {
+	Sample uint64
+	Skips  int
+	Do     string // TrySample, SkipSample or FailSample
+}
+
+// Values of [BadSample].Do.
+const (
+	TrySample  = "try"  // say in an Unread whether it can be read
+	SkipSample = "skip" // no worker can read it, and the next one of the data takes its place
+	FailSample = "fail" // another worker can read it
+)
 
 // Hold has the worker enter no commit until another one says that it may again: what the run has to write has no room.
 type Hold struct{ On bool }
@@ -453,6 +481,8 @@ func (Deliver) kind() string   { return "deliver" }
 func (Delivered) kind() string { return "delivered" }
 func (Save) kind() string      { return "save" }
 func (Saved) kind() string     { return "saved" }
+func (Unread) kind() string    { return "unread" }
+func (BadSample) kind() string { return "bad-sample" }
 func (Repaired) kind() string  { return "repaired" }
 func (Leave) kind() string     { return "leave" }
 func (Fault) kind() string     { return "harm" } // the wire keeps the first name

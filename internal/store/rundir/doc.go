@@ -6,6 +6,7 @@
 //	traces.jsonl   spans of recoveries and of some steps, as OTLP JSON (package trace)
 //	metrics.jsonl  one line for each committed step ([Metrics])
 //	events.jsonl   one line for each change ([Event])
+//	skips.jsonl       one line for each sample that was skipped ([Skip])
 //	deliveries.jsonl  one line for each call of OnStep that has returned ([Delivery])
 //	workers.json   the processes, while the run is under way ([Workers])
 //	summary.json   how the run ended ([Summary])

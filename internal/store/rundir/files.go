@@ -52,6 +52,7 @@ type Job struct {
 	NoDigests     bool      `json:"no_digests"`     // state has no digests
 	Verify        int       `json:"verify"`         // micro-batches that a worker runs for each that it repeats in a spot check; 0: no spot checks
 	Reshape       string    `json:"reshape"`        // what is rebalanced between steps: full, dataflow or off
+	SkipBad       bool      `json:"skip_bad"`       // samples that no worker can read are skipped
 	Keep          int       `json:"keep"`           // checkpoints that are kept: so many of the newest; 0: the default
 	KeepEvery     string    `json:"keep_every"`     // and one for each such time, as of time.Duration; "" or "0s" for none
 	KeepBest      string    `json:"keep_best"`      // and the one with the least of this: val_loss, loss or ""
@@ -133,6 +134,16 @@ type Plan struct {
 	Event  string          `json:"event"`  // what made it necessary, such as "start"
 	Reason string          `json:"reason"` // one sentence
 	Plan   json.RawMessage `json:"plan"`   // as package plan writes it
+}
+
+// Skip is one line of skips.jsonl: a sample that no worker could read, in one place of the run. The next sample of the data takes its
+// place, or the one after that if the sample has two lines, and so on.
+type Skip struct {
+	Sample uint64 `json:"sample"` // number in the run, counted over all steps from 0
+	Index  int    `json:"index"`  // in the data of the sample that was tried; -1 where that is not known
+	Step   int    `json:"step"`   // that needs it
+	Time   Time   `json:"time"`
+	Reason string `json:"reason"` // why it could not be read
 }
 
 // Delivery is one line of deliveries.jsonl: the newest step for which OnStep has returned, and the worker that calls it from then on.

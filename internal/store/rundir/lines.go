@@ -18,11 +18,12 @@ const (
 	events     = "events.jsonl"
 	plans      = "plans.jsonl"
 	deliveries = "deliveries.jsonl"
+	skipped    = "skips.jsonl"
 	traces     = "traces.jsonl"
 )
 
 // lineFiles are the files that grow by whole lines.
-var lineFiles = []string{metrics, events, plans, deliveries, traces}
+var lineFiles = []string{metrics, events, plans, deliveries, skipped, traces}
 
 // lineFile is a line file under its name, open to be written to its end.
 type lineFile interface {
@@ -39,6 +40,7 @@ type record interface{ whole() bool }
 func (m Metrics) whole() bool { return m.Step > 0 }
 func (e Event) whole() bool   { return e.Kind != "" }
 func (p Plan) whole() bool    { return len(p.Plan) > 0 }
+func (s Skip) whole() bool    { return !s.Time.IsZero() }
 
 func (d Delivery) whole() bool {
 	return d.Step >= 0 && d.Worker >= 0 && d.Incarnation >= 0 && !slices.ContainsFunc(d.Files, func(f LineFile) bool { return f.Size < 0 })
@@ -57,7 +59,7 @@ func isRecord[T record](line []byte) bool { return parseLine[T](line) != nil }
 
 // records say what a line of the line files must be that are read again.
 var records = map[string]func(line []byte) bool{
-	metrics: isRecord[Metrics], events: isRecord[Event], plans: isRecord[Plan], deliveries: isRecord[Delivery],
+	metrics: isRecord[Metrics], events: isRecord[Event], plans: isRecord[Plan], deliveries: isRecord[Delivery], skipped: isRecord[Skip],
 }
 
 // maxLine bounds a line in bytes: a longer one is no record.
@@ -234,6 +236,16 @@ func (d *Dir) AddPlan(p Plan) error { return d.addLine(plans, p) }
 
 // AddDelivery appends a line to deliveries.jsonl. WriteJob comes first.
 func (d *Dir) AddDelivery(x Delivery) error { return d.addLine(deliveries, x) }
+
+// AddSkip appends a line to skips.jsonl, and returns when it is on the disk. WriteJob comes first.
+func (d *Dir) AddSkip(s Skip) error {
+	if err := d.addLine(skipped, s); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.lines[skipped].Sync()
+}
 
 // AddTrace appends a line of OTLP JSON to traces.jsonl, where the disk has room to spare. WriteJob comes first.
 func (d *Dir) AddTrace(line []byte) error {

@@ -99,6 +99,19 @@ func Read(path string) (Record, error) {
 	return r, err
 }
 
+// maxSkips bounds the lines of skips.jsonl that are read.
+const maxSkips = 1 << 20
+
+// ReadSkips returns the samples that a run has skipped, each as often as it has.
+func ReadSkips(path string) (all []uint64, err error) {
+	_, err = lastOf(filepath.Join(path, skipped), func(s *Skip) bool {
+		all = append(all, s.Sample)
+		return len(all) == maxSkips
+	})
+	slices.Reverse(all)
+	return all, err
+}
+
 // Calls say for which steps OnStep was called.
 type Calls struct {
 	Newest *Delivery // nil before the first worker was to make the calls

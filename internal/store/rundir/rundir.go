@@ -170,7 +170,7 @@ func create(path string, again bool) (*Dir, error) {
 
 // files are the names that a run writes besides lock.
 var files = []string{
-	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "traces.jsonl", "summary.json",
+	"job.json", "data.json", "metrics.jsonl", "events.jsonl", "plans.jsonl", "deliveries.jsonl", "skips.jsonl", "traces.jsonl", "summary.json",
 	"config.json", "model.safetensors", "log", "bin", "workers.json", "agreement", "first", "checkpoints", "ui-token", AttachName,
 }
 

@@ -58,10 +58,10 @@ type Job struct {
 
 	// Stage makes layers [lo, hi) run, whose parameters are held.
 	Stage func(lo, hi int, pool *kernel.Pool) engine.Stage
-	// Load reads a sample of the run, and Evaluate the i-th of Evaluations samples of an evaluation. Evaluate is nil where there
-	// is no evaluation.
-	Load        engine.Load
-	Index       func(i uint64) int // of sample i of the run in the data
+	// Load reads sample i of the run or, where that is skipped, the one behind it in the data, by so many. The call is recorded in calls,
+	// unless that is nil. Evaluate reads the i-th of Evaluations samples of an evaluation; it is nil where there is none.
+	Load        func(calls *Calls, i uint64, skips int, in, target tensor.Tensor) error
+	Index       func(i uint64, skips int) int // of that sample in the data
 	Evaluate    func(i int, in, target tensor.Tensor) error
 	Evaluations int
 	Metrics     []string // names of what an evaluation adds up besides the loss

@@ -45,6 +45,10 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	defer joinRing(ctx, start.Ring, w.self, w.net.Addr())()
 	pool := kernel.NewPool(start.Threads, compute...)
 	defer pool.Close()
+	var closeSamples func()
+	w.samples, closeSamples = newSamples(w, j, start)
+	defer closeSamples()
+	w.reads.Store(w.samples)
 	saver, closeSaver := newSaver(ctx, w, j, start)
 	defer closeSaver()
 	defer w.deliveries.lines.close()
@@ -86,6 +90,7 @@ func (w *Worker) first(ctx context.Context, j *Job, start control.Start) (o cont
 // trainFrom runs the worker's part of the steps from the point of an order.
 func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, pool *kernel.Pool, order control.Order) error {
 	w.whole = nil
+	w.samples.begin()
 	j.Params.Release()
 	begin, closeBegin, err := j.beginning(ctx, j.eras(start), order)
 	if err != nil {
@@ -121,7 +126,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Metrics: len(j.Metrics),
 		Rule:    j.Rule,
 		LR:      j.LR,
-		Load:    func(i uint64, in, target tensor.Tensor) error { return j.Load(i+start.Shift, in, target) },
+		Load:    func(i uint64, in, target tensor.Tensor) error { return w.samples.load(ctx, i, in, target) },
 		Pool:    pool,
 		Meter:   w.meter,
 		Fast:    start.Reduction == "fast",
@@ -268,7 +273,7 @@ func (w *Worker) trainStep(ctx context.Context, j *Job, e *engine.Engine, shift 
 	w.faults.StepBegan(w.step)
 	r, err := e.Step(ctx, w.step)
 	if mismatch := new(core.MismatchError); errors.As(err, &mismatch) && mismatch.Sample >= 0 {
-		err = fmt.Errorf("sample %d of the data: %w", j.Index(uint64(mismatch.Sample)+shift), err)
+		err = fmt.Errorf("sample %d of the data: %w", w.samples.index(uint64(mismatch.Sample)+shift), err)
 	}
 	if err != nil {
 		return err
@@ -362,7 +367,7 @@ func awaitSpace(ctx context.Context, runDir string, say func(string), open func(
 
 func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (val *float64, metrics map[string]float64, err error) {
 	defer w.spans.evaluated(w.spans.now())
-	loss, sums, err := e.Evaluate(ctx, w.step, j.Evaluations, j.Evaluate)
+	loss, sums, err := e.Evaluate(ctx, w.step, j.Evaluations, w.samples.evaluate)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -74,6 +74,9 @@ type Worker struct {
 	whole engine.Stage // the one with all layers, if any
 
 	deliveries deliveries
+
+	samples *samples                // from Start on
+	reads   atomic.Pointer[samples] // the same, for the messages of the agent
 }
 
 // New returns a worker that talks to its agent over conn, on which Hello was said.
@@ -232,6 +235,13 @@ func (w *Worker) receive(ctx context.Context, begin func(*Worker)) error {
 			close(w.release)
 		case control.Fence:
 			if w, err = w.fence(m, begin); err != nil {
+				return err
+			}
+		case control.BadSample:
+			if s := w.reads.Load(); s != nil {
+				err = s.told(m)
+			}
+			if err != nil {
 				return err
 			}
 		case control.Query, control.Order, control.Fill:

@@ -1,0 +1,224 @@
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/timing"
+)
+
+// samples reads the samples of the run, one at a time. Where the run may skip samples that no worker can read, it asks the agent what is
+// to become of one (package internal/host/session/skips), and waits.
+type samples struct {
+	w     *Worker
+	j     *Job
+	shift uint64 // added to the numbers of samples
+	skip  bool   // the run may skip samples
+
+	reading sync.Mutex // held while a sample is read
+	tries   sync.WaitGroup
+
+	mu     sync.Mutex
+	skips  map[uint64]int
+	open   map[place]*question
+	failed map[place]bool      // another worker can read it
+	read   map[uint64]struct{} // samples that passes have read since the last rollback, of the newest steps
+}
+
+// place is a sample of the run, and how many were skipped there before.
+type place struct {
+	sample uint64
+	skips  int
+}
+
+// question is a sample that this worker cannot read, until the agent says what is to become of it.
+type question struct {
+	err  *SampleError
+	step int
+	done chan struct{} // closed: there is a verdict
+}
+
+// newSamples returns what reads the samples from start on, and a function that joins its goroutines.
+func newSamples(w *Worker, j *Job, start control.Start) (s *samples, closeIt func()) {
+	s = &samples{w: w, j: j, shift: start.Shift, skip: start.SkipBad, skips: make(map[uint64]int)}
+	for _, sample := range start.Skipped {
+		s.skips[sample]++
+	}
+	s.begin()
+	return s, s.tries.Wait
+}
+
+// begin forgets what was read: the steps begin again.
+func (s *samples) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open, s.failed, s.read = make(map[place]*question), make(map[place]bool), make(map[uint64]struct{})
+}
+
+// load reads sample i of the run for a pass of the step that has it.
+func (s *samples) load(ctx context.Context, i uint64, in, target tensor.Tensor) error {
+	for {
+		s.mu.Lock()
+		at := place{i + s.shift, s.skips[i+s.shift]}
+		q := s.open[at]
+		s.mu.Unlock()
+		if q == nil {
+			err := s.readFor(at, in, target)
+			var bad *SampleError
+			if err == nil || !s.skip || !errors.As(err, &bad) {
+				return err
+			}
+			s.mu.Lock()
+			if s.failed[at] { // others will read it
+				s.mu.Unlock()
+				return err
+			}
+			q = s.ask(at, bad)
+			s.mu.Unlock()
+		}
+		if err := s.wait(ctx, at, q); err != nil {
+			return err
+		}
+	}
+}
+
+// readFor reads a sample, and remembers that this worker has it.
+func (s *samples) readFor(at place, in, target tensor.Tensor) error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	if err := s.j.Load(s.w.calls, at.sample, at.skips, in, target); err != nil {
+		return err
+	}
+	if s.skip {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.read[at.sample] = struct{}{}
+		if most := 8 * s.j.GlobalBatch; len(s.read) > most {
+			maps.DeleteFunc(s.read, func(i uint64, _ struct{}) bool { return i+uint64(most)/2 < at.sample })
+		}
+	}
+	return nil
+}
+
+// ask opens a question; s.mu is held.
+func (s *samples) ask(at place, err *SampleError) *question {
+	q := s.open[at]
+	if q == nil {
+		q = &question{err: err, step: int((at.sample-s.shift)/uint64(s.j.GlobalBatch)) + 1, done: make(chan struct{})}
+		s.open[at] = q
+	}
+	return q
+}
+
+// wait tells the agent now and then, which may be another one than before, until it has a verdict.
+func (s *samples) wait(ctx context.Context, at place, q *question) error {
+	again := time.NewTicker(timing.Disk)
+	defer again.Stop()
+	for {
+		if err := s.say(at, q); err != nil {
+			return err
+		}
+		select {
+		case <-q.done:
+			return nil
+		case <-again.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (s *samples) say(at place, q *question) error {
+	m := control.Unread{Sample: at.sample, Skips: at.skips}
+	if q != nil {
+		m.Index, m.Step, m.Text = q.err.Index, q.step, q.err.Error()
+	} else {
+		m.Step = 1
+	}
+	return s.w.send(m)
+}
+
+// told takes in what the agent says of a sample.
+func (s *samples) told(m control.BadSample) error {
+	at := place{m.Sample, m.Skips}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	q := s.open[at]
+	switch m.Do {
+	case control.TrySample:
+		if at.skips == s.skips[at.sample] {
+			s.tries.Go(func() { _ = s.try(at) }) // without an agent, this worker ends
+		}
+		return nil
+	case control.SkipSample:
+		if at.skips != s.skips[at.sample] {
+			return nil // known
+		}
+		if _, has := s.read[at.sample]; has {
+			return fmt.Errorf("the agent skips sample %d, which this worker has read", at.sample)
+		}
+		s.skips[at.sample]++
+	case control.FailSample:
+		s.failed[at] = true
+	default:
+		return fmt.Errorf("the agent sent %q for a sample", m.Do)
+	}
+	if q != nil {
+		delete(s.open, at)
+		close(q.done)
+	}
+	return nil
+}
+
+// try reads a sample that another worker cannot read, and says whether this one can.
+func (s *samples) try(at place) error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	known := func() (q *question, has bool) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		_, has = s.read[at.sample]
+		return s.open[at], has
+	}
+	q, has := known()
+	if q == nil && !has {
+		if bad := s.attempt(at); bad != nil {
+			s.mu.Lock()
+			q = s.ask(at, bad)
+			s.mu.Unlock()
+		}
+	}
+	return s.say(at, q)
+}
+
+// attempt reads a sample beside the pass that runs, whose call of user code is the one that is watched.
+func (s *samples) attempt(at place) (bad *SampleError) {
+	defer func() {
+		if v := recover(); v != nil {
+			bad = &SampleError{Index: s.j.Index(at.sample, at.skips), Tries: 1, Err: fmt.Errorf("panic: %v", v)}
+		}
+	}()
+	in, target := tensor.Make(s.j.Input.Kind, s.j.Input.Shape...), tensor.Make(s.j.Target.Kind, s.j.Target.Shape...)
+	errors.As(s.j.Load(nil, at.sample, at.skips, in, target), &bad)
+	return bad
+}
+
+// index returns the index in the data of a sample of the run, shifted.
+func (s *samples) index(sample uint64) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.j.Index(sample, s.skips[sample])
+}
+
+// evaluate reads a sample of an evaluation.
+func (s *samples) evaluate(i int, in, target tensor.Tensor) error {
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	return s.j.Evaluate(i, in, target)
+}

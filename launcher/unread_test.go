@@ -1,0 +1,91 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// Samples that no worker can read are skipped, to the same bits on any layout, and when the run is computed again although they can be
+// read by then.
+func TestBadSamples(t *testing.T) {
+	built(t)
+	t.Parallel()
+	run := func(t *testing.T, work string, args ...string) (status int, out string) {
+		t.Helper()
+		cmd := launch(t, args...)
+		cmd.Dir = work
+		status, stdout, stderr := result(t, cmd)
+		return status, stdout + stderr
+	}
+	program, err := filepath.Abs("testdata/unread")
+	if err != nil {
+		t.Fatal(err)
+	}
+	type outcome struct {
+		sum   rundir.Summary
+		skips []rundir.Skip
+	}
+	outcomeOf := func(t *testing.T, dir string) (o outcome) {
+		t.Helper()
+		o.sum = summaryOf(t, dir)
+		o.skips = lines[rundir.Skip](t, filepath.Join(dir, "skips.jsonl"))
+		return o
+	}
+	train := func(t *testing.T, work, bad, name string, flags ...string) (int, string, string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(work, "bad"), []byte(bad), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(work, name)
+		status, out := run(t, work, append(append([]string{"run", "--plain", "--threads", "1", "--run-dir", dir}, flags...), program)...)
+		return status, out, dir
+	}
+	const bad = "7"
+	var want outcome
+	t.Run("one worker", func(t *testing.T) {
+		work := t.TempDir()
+		status, out, dir := train(t, work, bad, "run", "--bad-samples", "skip", "--workers", "1")
+		if want = outcomeOf(t, dir); status != 0 || len(want.skips) != 2 || !strings.Contains(out, "bad sector") { // in two epochs
+			t.Fatalf("status %d, %+v\n%s", status, want.skips, out)
+		}
+	})
+	t.Run("more", func(t *testing.T) {
+		t.Run("other layout", func(t *testing.T) {
+			t.Parallel()
+			status, out, dir := train(t, t.TempDir(), bad, "run", "--bad-samples", "skip", "--workers", "4", "--stages", "2", "--emulate-hosts", "2")
+			if got := outcomeOf(t, dir); status != 0 || got.sum.StateSHA256 != want.sum.StateSHA256 || len(got.skips) != len(want.skips) || got.sum.WorkersLost != 0 {
+				t.Errorf("status %d, %+v, want %+v\n%s", status, got, want, out)
+			}
+		})
+		t.Run("replay", func(t *testing.T) {
+			t.Parallel()
+			work := t.TempDir()
+			status, out, dir := train(t, work, bad, "run", "--bad-samples", "skip", "--workers", "1", "--chaos", "kill:0@10")
+			if status != 1 {
+				t.Fatalf("status %d\n%s", status, out)
+			}
+			before := lines[rundir.Skip](t, filepath.Join(dir, "skips.jsonl"))
+			// All samples can be read again, and the steps since the first checkpoint are computed once more.
+			if err := os.RemoveAll(filepath.Join(dir, "checkpoints", "step-00000008")); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Remove(filepath.Join(work, "bad")); err != nil {
+				t.Fatal(err)
+			}
+			status, out = run(t, work, "resume", "--plain", "--workers", "2", dir)
+			if got := outcomeOf(t, dir); status != 0 || got.sum.StateSHA256 != want.sum.StateSHA256 || len(got.skips) != len(before) || len(before) != len(want.skips) {
+				t.Errorf("status %d, %+v, want %+v\n%s", status, got, want, out)
+			}
+		})
+		t.Run("fail", func(t *testing.T) {
+			t.Parallel()
+			if status, out, _ := train(t, t.TempDir(), bad, "run", "--workers", "2"); status != 1 || !strings.Contains(out, "bad sector") {
+				t.Errorf("status %d\n%s", status, out)
+			}
+		})
+	})
+}
