@@ -104,9 +104,9 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	h, err := host.New(host.Config{
 		Settings: settings, Target: target,
 		Start: spawn.Starter(spawn.Command{
-			Path: a.File, Args: a.Args, Links: links.Path(), Addr: reached.Addr().String(), Key: key,
+			Path: a.File, Args: a.Args, Links: links.Path(), Addr: reached.Addr().String(), Ports: a.Ports, Key: key,
 		}, dir.LogFile),
-		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Enters: a.Enters, TieBreak: a.TieBreak, Secret: a.Secret, Link: link, Rejected: rejected,
+		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Enters: a.Enters, TieBreak: a.TieBreak, Secret: a.Secret, Link: link, Ports: a.Ports, Rejected: rejected,
 		Log: func(self host.Addr) (log agree.Log, err error) {
 			log, err = openLog(&a, self, listeners[0], rejected)
 			at = member{self.Name, log}

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +23,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/trace"
@@ -54,6 +56,7 @@ type assignment struct {
 	Workers  int              `json:"workers"`
 	Chaos    string           `json:"chaos"`
 	Measures bool             `json:"measures"` // are told to the supervisor
+	Ports    ports.Range      `json:"ports"`    // of this machine
 
 	Apart    bool         `json:"apart"`  // the hosts are machines, and each has a run directory of its own
 	Enters   *host.Addr   `json:"enters"` // this machine, where the run has begun without it; Self means nothing then
@@ -358,7 +361,7 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	for h := range f.hosts {
 		host := host.Addr{Name: fmt.Sprintf("host-%d", h), Voter: h < voters(f.hosts)}
 		err := s.places[h].at(func() error {
-			two, err := listenFor(&host, netip.AddrPortFrom(s.places[h].addr, 0).String())
+			two, err := listenFor(&host, s.places[h].addr.String(), ports.Range{})
 			files = append(files, two...)
 			return err
 		})
@@ -380,13 +383,16 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	return s.startCutting()
 }
 
-// listenFor opens the listeners of a host's agent, and enters their addresses.
-func listenFor(h *host.Addr, at string) (files []*os.File, err error) {
+// listenFor opens the listeners of a host's agent at an IP address, and enters their addresses.
+func listenFor(h *host.Addr, ip string, in ports.Range) (files []*os.File, err error) {
 	var listen net.ListenConfig
 	listen.SetMultipathTCP(false) // see mayCut
 	for _, addr := range []*string{&h.Agree, &h.Link} {
-		l, err := listen.Listen(context.Background(), "tcp", at)
-		if err != nil {
+		var l net.Listener
+		if err := in.Listen(func(port int) (err error) {
+			l, err = listen.Listen(context.Background(), "tcp", net.JoinHostPort(ip, strconv.Itoa(port)))
+			return err
+		}); err != nil {
 			return files, err
 		}
 		*addr = l.Addr().String()

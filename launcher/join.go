@@ -100,6 +100,7 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
 	flags.SortFlags = false
 	flags.IntVar(&f.workers, "workers", 0, "worker processes on this machine (default as many as on the first one)")
 	flags.StringSliceVar(&f.advertise, "advertise", nil, "`address` at which other machines reach this one (default the one from which it reaches the first)")
+	flags.Var(&f.ports, "ports", portsText)
 	flags.StringVar(&f.runDir, "run-dir", "", "run `directory` (default runs/PROGRAM-TIME; runs/latest links to the newest)")
 	flags.BoolVar(&f.plain, "plain", false, "no live terminal view")
 	flags.StringVar(&f.python, "python", "", "`interpreter` of a Python program (default as on the first machine, else the first python3 in PATH)")
@@ -143,7 +144,7 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 	}
 	name, _ := os.Hostname()
 	self := host.Addr{Name: name}
-	files, err := listenFor(&self, ":0")
+	files, err := listenFor(&self, "", f.ports)
 	defer closeAll(files)
 	if err == nil {
 		err = advertised(&self, f.advertise)
@@ -223,7 +224,7 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 		g.begun.Enters = nil
 	}
 	g.begun.Self = 0
-	d, err := g.open(":0", f.advertise, dir)
+	d, err := g.open(":0", f, dir)
 	if err != nil {
 		return fail(err)
 	}

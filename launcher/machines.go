@@ -247,11 +247,11 @@ func (a *assignment) sound() bool {
 }
 
 // open opens a door at an address.
-func (g *gathering) open(at string, advertise []string, dir *rundir.Dir) (d *door.Door, err error) {
+func (g *gathering) open(at string, f runFlags, dir *rundir.Dir) (d *door.Door, err error) {
 	g.mu.Lock() // until g.door is there
 	defer g.mu.Unlock()
 	g.dir = dir.Path()
-	g.door, err = door.Open(at, advertise, dir.File(door.File), admit.Config{Secret: g.first.Secret, Handle: g.handle, Refused: func(r admit.Refusal) {
+	g.door, err = door.Open(at, f.ports, f.advertise, dir.File(door.File), admit.Config{Secret: g.first.Secret, Handle: g.handle, Refused: func(r admit.Refusal) {
 		select {
 		case <-g.whole: // the run shows what happens now
 		default:
@@ -273,7 +273,7 @@ func gather(f *runFlags, a assignment, v view.View, dir *rundir.Dir, stops <-cha
 			v.Show(view.Note(text))
 		},
 	}
-	if d, err = g.open(f.listen, f.advertise, dir); err != nil {
+	if d, err = g.open(f.listen, *f, dir); err != nil {
 		return a, nil, "", fmt.Errorf("--listen %s: %w", f.listen, err)
 	}
 	switch {
@@ -368,7 +368,7 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args, a
 	if err != nil {
 		return fail(fmt.Errorf("--listen %s: give HOST:PORT or :PORT", faults.Value(f.listen)))
 	}
-	files, err := listenFor(&own, net.JoinHostPort(at, "0"))
+	files, err := listenFor(&own, at, f.ports)
 	defer closeAll(files)
 	if err != nil {
 		return fail(fmt.Errorf("--listen %s: %w", f.listen, err))
@@ -378,7 +378,7 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args, a
 	}
 	a.Hosts = []host.Addr{own}
 	defer f.meet.end()
-	others, err := f.over.others(ctx)
+	others, err := f.over.others(ctx, f.ports)
 	if err != nil {
 		return fail(err)
 	}
@@ -426,7 +426,7 @@ func trainHere(ctx context.Context, f runFlags, a assignment, file string, dir *
 	if err := s.measure(ctx, f.page); err != nil {
 		return cli.Fail(err)
 	}
-	a.Measures = s.board != nil
+	a.Measures, a.Ports = s.board != nil, f.ports
 	return s.train(dir, f.page, stops, stderr, func() error {
 		if a.Settings.Resume != nil {
 			if err := beginAgain(dir); err != nil {

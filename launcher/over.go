@@ -19,6 +19,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host"
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/away"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
@@ -89,6 +90,7 @@ type others struct {
 	own     ssh.Launcher
 	hosts   []ssh.Host
 	workers int
+	ports   ports.Range
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -96,7 +98,7 @@ type others struct {
 }
 
 // others returns nil where machines join by hand.
-func (f *sshFlags) others(ctx context.Context) (*others, error) {
+func (f *sshFlags) others(ctx context.Context, in ports.Range) (*others, error) {
 	if f.hosts == nil {
 		return nil, nil
 	}
@@ -104,7 +106,7 @@ func (f *sshFlags) others(ctx context.Context) (*others, error) {
 	if err != nil {
 		return nil, err
 	}
-	o := &others{own: own, hosts: f.hosts, workers: f.workers}
+	o := &others{own: own, hosts: f.hosts, workers: f.workers, ports: in}
 	o.ctx, o.cancel = context.WithCancel(ctx)
 	return o, nil
 }
@@ -113,7 +115,7 @@ func (f *sshFlags) others(ctx context.Context) (*others, error) {
 func (o *others) begin(g *gathering, ticket string) {
 	for _, h := range o.hosts {
 		o.tasks.Go(func() {
-			err := o.own.Run(o.ctx, h, []string{"join", "--detach", "--plain", "-", "--workers", strconv.Itoa(h.WorkersOr(o.workers))},
+			err := o.own.Run(o.ctx, h, []string{"join", "--detach", "--plain", "-", "--workers", strconv.Itoa(h.WorkersOr(o.workers)), "--ports=" + o.ports.String()},
 				func() io.Reader { return strings.NewReader(ticket + "\n") },
 				func(line string) {
 					if strings.HasPrefix(line, ship.Fetching) { // all else is shown here, too
@@ -157,7 +159,7 @@ func runAway(cmd *cobra.Command, f runFlags, p program, args []string) error {
 	stdout := cmd.OutOrStdout()
 	var saying sync.Mutex
 	r := away.Run{
-		Launcher: own, Hosts: f.over.hosts, Workers: f.over.workers, Least: f.over.least, Args: args, RunDir: f.runDir, Detach: f.detach.On,
+		Launcher: own, Hosts: f.over.hosts, Workers: f.over.workers, Ports: f.ports.String(), Least: f.over.least, Args: args, RunDir: f.runDir, Detach: f.detach.On,
 		Out: stdout, Errs: cmd.ErrOrStderr(),
 		Say: func(text string) {
 			saying.Lock()

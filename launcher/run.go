@@ -25,6 +25,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session/change"
 	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/host/spawn"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -70,6 +71,7 @@ type runFlags struct {
 
 	listen    string   // where other machines join; "" for a run of this machine alone
 	advertise []string // instead of this machine's addresses
+	ports     ports.Range
 	waitHosts int      // machines before the first step
 	tieBreak  string   // the machine that votes where there are two
 	meet      *meeting // of machines that a scheduler has started; nil where people start them
@@ -221,12 +223,15 @@ for launcher resume; the second ends it at once.`,
 	return cmd
 }
 
+const portsText = "`ports` at which this machine listens for the others, FROM-TO (default those that the system chooses)"
+
 // machineFlags are the flags for a run over several machines, which resume has as well.
 func machineFlags(cmd *cobra.Command, f *runFlags) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.listen, "listen", "", "let other machines join, at `ADDR`, and print the ticket for launcher join")
 	flags.Lookup("listen").NoOptDefVal = ":0"
 	flags.StringSliceVar(&f.advertise, "advertise", nil, "`addresses` at which other machines reach this one (default all that it has)")
+	flags.Var(&f.ports, "ports", portsText)
 	flags.IntVar(&f.waitHosts, "wait-hosts", 1, "machines, with this one, that are there before the first step; others join at any later one")
 	flags.StringVar(&f.tieBreak, "tie-break", "", "of two machines, the `HOST` without which the run cannot continue (default the first)")
 	f.detach.Add(cmd, "there is a ticket")
@@ -322,7 +327,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	errs.Add(change.Check(f.allow))
 	errs.Add(f.addrFaults(cmd.Flags().Changed)...)
 	if f.listen == "" {
-		errs.If(cmd.Flags().Changed("wait-hosts") || cmd.Flags().Changed("advertise") || f.tieBreak != "", "--wait-hosts, --advertise and --tie-break are for a run that other machines join: give --listen as well")
+		errs.If(cmd.Flags().Changed("wait-hosts") || cmd.Flags().Changed("advertise") || cmd.Flags().Changed("ports") || f.tieBreak != "", "--wait-hosts, --advertise, --ports and --tie-break are for a run that other machines join: give --listen as well")
 		errs.If(f.detach.On, "--detach is for a run that other machines join: give --listen as well")
 	} else {
 		errs.Add(cli.Within("wait-hosts", f.waitHosts, 1, maxHosts))

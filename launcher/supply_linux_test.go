@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,7 +16,7 @@ import (
 )
 
 // Where the first of three machines alone has the data, the others get them, one of them in the middle of the run, and all train to the bits
-// of one machine. Data that no machine has end the run, and one line says which.
+// of one machine. Data that no machine has end the run, and one line says which. All listen at the ports of --ports only.
 func TestDataTravel(t *testing.T) {
 	built(t)
 	texts := map[string][]byte{
@@ -51,7 +53,7 @@ func TestDataTravel(t *testing.T) {
 		m.CopyIn(binary)
 	}
 	begin := func(i int, run string, args ...string) *machines.Cmd {
-		cmd := ms[i].Command("/root/launcher", append(args[:1:1], append([]string{"--plain", "--run-dir", "/tmp/" + run}, args[1:]...)...)...)
+		cmd := ms[i].Command("/root/launcher", append(args[:1:1], append([]string{"--plain", "--ports", "21000-21011", "--run-dir", "/tmp/" + run}, args[1:]...)...)...)
 		out := new(output)
 		outs[ms[i].Name+" "+run], cmd.Stdout, cmd.Stderr = out, out, out
 		if err := cmd.Start(); err != nil {
@@ -84,6 +86,11 @@ func TestDataTravel(t *testing.T) {
 		return bytes.Contains(text, []byte("\n"))
 	})
 	all = append(all, join(2, "run"))
+	for _, m := range ms[:2] {
+		if at := listening(t, m); len(at) < 8 || slices.Min(at) < 21000 || slices.Max(at) > 21011 {
+			t.Errorf("%s listens at %v", m.Name, at)
+		}
+	}
 	for i, cmd := range all {
 		if err := cmd.Wait(); err != nil {
 			t.Fatalf("%s: %v", ms[i].Name, err)
@@ -98,4 +105,27 @@ func TestDataTravel(t *testing.T) {
 			t.Errorf("%s: %v", ms[i].Name, copies)
 		}
 	}
+}
+
+// listening returns the ports at which other machines reach programs of a machine, those of UDP among them.
+func listening(t *testing.T, m *machines.Machine) (at []int) {
+	t.Helper()
+	for file, state := range map[string]string{"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", m.PID(), file))
+		if err != nil {
+			continue // without IPv6
+		}
+		for line := range strings.Lines(string(text)) {
+			var n, port int
+			var addr, peer, is string
+			if _, err := fmt.Sscanf(line, "%d: %s %s %s", &n, &addr, &peer, &is); err != nil || is != state || strings.HasPrefix(addr, "0100007F:") {
+				continue
+			}
+			if _, err := fmt.Sscanf(addr[strings.LastIndex(addr, ":"):], ":%x", &port); err != nil {
+				t.Fatal(err)
+			}
+			at = append(at, port)
+		}
+	}
+	return at
 }

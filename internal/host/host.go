@@ -25,6 +25,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/observe/view"
@@ -82,6 +83,7 @@ type Config struct {
 	Enters *Addr
 	Secret []byte       // known to the hosts only
 	Link   net.Listener // behind the Link address of this host; Serve closes it
+	Ports  ports.Range  // of this host, for its member of the gossip ring
 
 	// Rejected counts the connections that this host has rejected. Others of its process may count into it; nil counts none.
 	Rejected *auth.Tally
@@ -437,5 +439,5 @@ func openRing(c *Config) (*ring.Member, error) {
 		job = hex.EncodeToString(sum[:8])
 	}
 	self := c.self()
-	return ring.Open(job, self.Name, self.Link, c.Secret, c.times().Ring, c.Workers+len(c.Hosts))
+	return ring.Open(job, self.Name, self.Link, c.Ports, c.Secret, c.times().Ring, c.Workers+len(c.Hosts))
 }

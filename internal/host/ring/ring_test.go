@@ -7,12 +7,13 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/gossip"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
 // A worker with what it was told becomes a member, and the session hears of it.
 func TestGossip(t *testing.T) {
-	g, err := Open("job", "", "", nil, 2*time.Second, 3)
+	g, err := Open("job", "", "", ports.Range{}, nil, 2*time.Second, 3)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ func launch(c Command) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	id := control.Identity{Conn: 3, WorkerID: c.WorkerID, Incarnation: c.Incarnation, Links: c.Links, Addr: c.Addr}
+	id := control.Identity{Conn: 3, WorkerID: c.WorkerID, Incarnation: c.Incarnation, Links: c.Links, Addr: c.Addr, Ports: c.Ports}
 	cmd := &exec.Cmd{
 		Path:        c.Path,
 		Args:        append([]string{c.Path}, c.Args...),

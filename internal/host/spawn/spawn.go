@@ -9,6 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -75,8 +76,9 @@ type Command struct {
 	Args        []string // its flags
 	WorkerID    int
 	Incarnation int
-	Links       string   // folder of the sockets at which workers of this host reach each other
-	Addr        string   // IP address at which workers of other hosts reach it; "" where there are none
+	Links       string // folder of the sockets at which workers of this host reach each other
+	Addr        string // IP address at which workers of other hosts reach it; "" where there are none
+	Ports       ports.Range
 	Key         auth.Key // of the run
 
 	// Log gets the standard output and error of the process, and is closed when the process has exited; nil drops them.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/platform"
 )
 
@@ -120,10 +121,11 @@ type Identity struct {
 	Conn        int // number of the file of the connection to the agent
 	WorkerID    int
 	Incarnation int
-	Progress    int    // number of the file of a progress.Record; 0: there is none
-	Canaries    [2]int // numbers of the files of canaries, for platform.KeepCanary; 0: there are none
-	Links       string // folder of the sockets at which workers of this host reach each other
-	Addr        string // IP address at which workers of other hosts reach this one; "" where there are none
+	Progress    int         // number of the file of a progress.Record; 0: there is none
+	Canaries    [2]int      // numbers of the files of canaries, for platform.KeepCanary; 0: there are none
+	Links       string      // folder of the sockets at which workers of this host reach each other
+	Addr        string      // IP address at which workers of other hosts reach this one; "" where there are none
+	Ports       ports.Range // to listen on there
 }
 
 // Launched returns the identity that an agent gave this process. ok is false if no agent started the process; an identity that no

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/faults"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/hashicorp/memberlist"
@@ -26,6 +27,9 @@ type Config struct {
 	// [Ring.Addr] tells. Default 127.0.0.1:0; an address that is not loopback
 	// needs a SecretKey.
 	Listen string
+
+	// Ports are those of which one is chosen if Listen has port 0. Default: the system chooses.
+	Ports ports.Range
 
 	// SecretKey encrypts and authenticates everything: 16, 24 or 32 bytes,
 	// for AES-128, 192 or 256, the same for all members. Default: no

@@ -53,7 +53,7 @@ func Open(c Config) (*Ring, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	n, err := listen(netip.MustParseAddrPort(c.listen()))
+	n, err := listen(netip.MustParseAddrPort(c.listen()), c.Ports)
 	if err != nil {
 		return nil, err
 	}

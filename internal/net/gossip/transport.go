@@ -2,15 +2,18 @@ package gossip
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/memberlist"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/ports"
 )
 
 const (
@@ -187,24 +190,31 @@ type network struct {
 	cancel context.CancelFunc
 }
 
-// listen opens the network at addr. With port 0 the system chooses a port that is
-// free for TCP; it may be taken for UDP, so that needs several attempts.
-func listen(addr netip.AddrPort) (*network, error) {
-	var err error
-	for range 10 {
-		var t *memberlist.NetTransport
-		t, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{
-			BindAddrs: []string{addr.Addr().String()}, BindPort: int(addr.Port()), Logger: silent(),
-		})
-		if err == nil {
-			ctx, cancel := context.WithCancel(context.Background())
-			return &network{t, &net.TCPAddr{IP: addr.Addr().AsSlice()}, ctx, cancel}, nil
+// listen opens the network at addr. With port 0 one of a range is chosen. The system chooses a port that is free for TCP; it may be
+// taken for UDP, so that needs several attempts.
+func listen(addr netip.AddrPort, in ports.Range) (*network, error) {
+	var t *memberlist.NetTransport
+	open := func(port int) (err error) {
+		t, err = memberlist.NewNetTransport(&memberlist.NetTransportConfig{BindAddrs: []string{addr.Addr().String()}, BindPort: port, Logger: silent()})
+		if err != nil && port != 0 && addr.Port() == 0 {
+			err = fmt.Errorf("%w: %v", syscall.EADDRINUSE, err) // the library does not wrap it
 		}
-		if addr.Port() != 0 {
-			break
+		return err
+	}
+	err := errors.New("no attempt")
+	switch {
+	case addr.Port() != 0:
+		err = open(int(addr.Port()))
+	default:
+		for n := 0; err != nil && n < 10; n++ {
+			err = in.Listen(open)
 		}
 	}
-	return nil, fmt.Errorf("ring: listen on %v: %w", addr, err)
+	if err != nil {
+		return nil, fmt.Errorf("ring: listen on %v: %w", addr, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	return &network{t, &net.TCPAddr{IP: addr.Addr().AsSlice()}, ctx, cancel}, nil
 }
 
 // DialAddressTimeout implements [memberlist.NodeAwareTransport].

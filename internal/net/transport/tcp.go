@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"syscall"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/timing"
 )
@@ -36,6 +38,8 @@ type TCP struct {
 	// Addr is the IP address of this machine at which links begin and end; ""
 	// leaves it to the system, which listens on the loopback interface.
 	Addr string
+	// Ports are those at which links end; the zero value leaves them to the system.
+	Ports ports.Range
 	// Rejected counts the callers that failed to shake hands; nil counts none.
 	Rejected *auth.Tally
 }
@@ -66,17 +70,24 @@ func (t TCP) Dial(ctx context.Context, addr string) (net.Conn, error) {
 }
 
 // Listen opens a listener at host:port; an empty address means any free port
-// of Addr.
+// of Ports at Addr.
 func (t TCP) Listen(addr string) (Listener, error) {
 	if t.TLS != nil && len(t.TLS.Certificates) == 0 && t.TLS.GetCertificate == nil && t.TLS.GetConfigForClient == nil {
 		return nil, errors.New("transport: TCP.TLS has no certificate; set Certificates, or use TLSFromSecret")
 	}
-	if addr == "" {
-		addr = net.JoinHostPort(cmp.Or(t.Addr, "127.0.0.1"), "0")
-	}
 	// Accepted sockets inherit the limits.
 	lc := net.ListenConfig{KeepAlive: timing.KeepAlive, Control: func(_, _ string, c syscall.RawConn) error { return platform.LimitSocket(c, Unsent, Unread) }}
-	l, err := lc.Listen(context.Background(), "tcp", addr)
+	var l net.Listener
+	listen := func(addr string) (err error) {
+		l, err = lc.Listen(context.Background(), "tcp", addr)
+		return err
+	}
+	var err error
+	if addr != "" {
+		err = listen(addr)
+	} else {
+		err = t.Ports.Listen(func(port int) error { return listen(net.JoinHostPort(cmp.Or(t.Addr, "127.0.0.1"), strconv.Itoa(port))) })
+	}
 	if err != nil {
 		return nil, err
 	}

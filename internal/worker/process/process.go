@@ -32,6 +32,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/comm"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/platform/progress"
@@ -103,6 +104,8 @@ type Self struct {
 	Transport transport.Transport
 	Key       auth.Key // of the run
 
+	// Ports are those at which it listens for other hosts, where Transport does.
+	Ports ports.Range
 	// Rejected counts the connections that are cut off before they are a link; nil counts none.
 	Rejected *auth.Tally
 
@@ -258,12 +261,13 @@ func Main(launched control.Identity, makeJob Make) int {
 			complain(err)
 			return exitFailed
 		}
-		links.Far = transport.TCP{Addr: launched.Addr, TLS: secure, Rejected: rejected}
+		links.Far = transport.TCP{Addr: launched.Addr, Ports: launched.Ports, TLS: secure, Rejected: rejected}
 	}
 	w := New(conn, Self{
 		Session:   session,
 		Transport: links,
 		Key:       key,
+		Ports:     launched.Ports,
 		Rejected:  rejected,
 		own:       own,
 	})

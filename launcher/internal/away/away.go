@@ -39,8 +39,9 @@ const (
 type Run struct {
 	Launcher ssh.Launcher
 	Hosts    []ssh.Host
-	Workers  int // on each, unless its own number is given
-	Least    int // machines to begin with, if others cannot be reached
+	Workers  int    // on each, unless its own number is given
+	Ports    string // on each of those that join, for --ports; "" for those that the system chooses
+	Least    int    // machines to begin with, if others cannot be reached
 
 	Program string   // an executable file
 	Args    []string // of the program
@@ -145,7 +146,7 @@ func (r *Run) begin(ctx context.Context, interrupts <-chan struct{}) (places []p
 	for i, h := range hosts[1:] {
 		joining.Go(func() {
 			all[i].host = h
-			args := append([]string{"join", "--plain", "--detach", "--workers", strconv.Itoa(h.WorkersOr(r.Workers))}, r.runDir()...)
+			args := append([]string{"join", "--plain", "--detach", "--workers", strconv.Itoa(h.WorkersOr(r.Workers)), "--ports=" + r.Ports}, r.runDir()...)
 			if faults[i] = r.on(ctx, h, append(args, "-"), ticket+"\n", func(line string) { all[i].dir = cmp.Or(all[i].dir, dirIn(line)) }); faults[i] != nil {
 				cancel(nil) // the others wait for it
 			}

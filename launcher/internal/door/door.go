@@ -7,11 +7,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/admit"
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -33,10 +35,10 @@ type Door struct {
 	closed  chan struct{}
 }
 
-// Open opens a door at an address. It writes a ticket with the machine's addresses, or those to advertise, into a file, and a new one
+// Open opens a door at an address, whose port 0 stands for one of a range. It writes a ticket with the machine's addresses, or those to advertise, into a file, and a new one
 // before that has expired.
-func Open(at string, advertise []string, file string, c admit.Config) (*Door, error) {
-	l, err := net.Listen("tcp", at)
+func Open(at string, in ports.Range, advertise []string, file string, c admit.Config) (*Door, error) {
+	l, err := listen(at, in)
 	if err != nil {
 		return nil, err
 	}
@@ -70,6 +72,18 @@ func Open(at string, advertise []string, file string, c admit.Config) (*Door, er
 		}
 	})
 	return d, nil
+}
+
+func listen(at string, in ports.Range) (l net.Listener, err error) {
+	host, port, err := net.SplitHostPort(at)
+	if err != nil || port != "0" {
+		return net.Listen("tcp", at)
+	}
+	err = in.Listen(func(port int) (err error) {
+		l, err = net.Listen("tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		return err
+	})
+	return l, err
 }
 
 var causes = map[admit.Cause]auth.Cause{
