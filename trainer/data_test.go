@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -49,6 +51,40 @@ func TestTransientSampleError(t *testing.T) {
 			if !strings.Contains(err.Error(), part) {
 				t.Errorf("the error is %q, without %q", err, part)
 			}
+		}
+	})
+}
+
+// slow takes its time for each sample of training.
+type slow struct {
+	counts
+	in, reads *atomic.Int32
+}
+
+func (s slow) Sample(x trainer.Sample, in, target trainer.Tensor) error {
+	if s.in.Add(1) > 1 {
+		return errors.New("two samples are read at a time")
+	}
+	defer s.in.Add(-1)
+	if x.Train {
+		s.reads.Add(1)
+		<-time.After(10 * time.Millisecond)
+	}
+	return s.counts.Sample(x, in, target)
+}
+
+// Samples that are read ahead are read once, one at a time, and give the same bits.
+func TestSlowData(t *testing.T) {
+	want := run(t, smallJob())
+	synctest.Test(t, func(t *testing.T) {
+		job, s := smallJob(), slow{counts{n: 40}, new(atomic.Int32), new(atomic.Int32)}
+		job.Data = s
+		if got := run(t, job); got.ParamsSHA256 != want.ParamsSHA256 {
+			t.Errorf("parameters %s, want %s", got.ParamsSHA256, want.ParamsSHA256)
+		}
+		need := int32(job.Steps * job.GlobalBatch)
+		if n := s.reads.Load(); n < need || n > need+int32(job.GlobalBatch) { // spot checks read some once more
+			t.Errorf("%d samples were read, of %d", n, need)
 		}
 	})
 }

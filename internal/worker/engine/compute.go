@@ -29,6 +29,7 @@ import (
 // runCompute is the goroutine that computes. It keeps its OS thread: on a busy machine, the other goroutines wait less for one of
 // theirs then (bench control). And where they are to give way, that thread does.
 func (e *Engine) runCompute() {
+	defer e.ahead.close()
 	if e.c.Yield {
 		platform.ComputeThread()
 	} else {
@@ -206,7 +207,8 @@ type task struct {
 	micro       Micro
 	in          tensor.Tensor // but of the first stage
 	batch       *batch        // in the first and the last stage
-	reading     int64         // nanoseconds in which that was read
+	reading     int64         // nanoseconds in which that was read, or waited for
+	next        []readKey     // to be read ahead; the same
 	pass        Pass
 	dout        tensor.Tensor // in the last stage, from the loss
 	witness     *witness      // of a spot check
@@ -219,6 +221,9 @@ func (e *Engine) newTask(step int, p graph.Pair, digests int) *task {
 	if digests > 0 {
 		w.witness = &witness{make([]uint32, 0, digests)}
 		w.micro.Made = w.witness.tensor
+	}
+	if (w.first || w.last) && e.c.Ahead != nil {
+		w.next = e.upcoming(step, p.Stage, p.Micro)
 	}
 	if !w.first {
 		w.in = e.tensors[key.Tensor{Boundary: p.Stage, Micro: p.Micro}].t
@@ -236,12 +241,18 @@ func (e *Engine) takeGradient(w *task, p graph.Pair) {
 // forward runs the forward pass, and the loss in the last stage.
 func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Loss, err error) {
 	if w.first || w.last {
-		w.batch = e.batch()
 		began := time.Now()
-		if err := e.read(w.batch, w.micro); err != nil {
-			return out, loss, err
+		if w.batch = e.readAhead(w.micro); w.batch != nil {
+			e.ahead.measure(began, 0)
+		} else {
+			w.batch = e.batch()
+			if err := e.read(w.batch, w.micro, e.c.Load); err != nil {
+				return out, loss, err
+			}
+			e.ahead.measure(began, time.Since(began))
 		}
 		w.reading = time.Since(began).Nanoseconds()
+		e.batches = append(e.batches, e.ahead.want(w.next, e.batch)...)
 		e.span(trace.Load, began, spanOf(-1, 0))
 		w.witness.samples(w.batch, w.micro.Samples)
 	}
@@ -281,9 +292,9 @@ func (e *Engine) micro(step int, p graph.Pair) Micro {
 }
 
 // read reads the samples of a micro-batch.
-func (e *Engine) read(b *batch, m Micro) error {
+func (e *Engine) read(b *batch, m Micro, load Load) error {
 	base := order.First(m.Step, e.c.GlobalBatch, m.First)
-	if err := b.load(m.Samples, func(i int, in, target tensor.Tensor) error { return e.c.Load(base+uint64(i), in, target) }); err != nil {
+	if err := b.load(m.Samples, func(i int, in, target tensor.Tensor) error { return load(base+uint64(i), in, target) }); err != nil {
 		return fmt.Errorf("step %d: %w", m.Step, err)
 	}
 	return nil

@@ -64,7 +64,12 @@ type Config struct {
 	Rule          zero.Rule
 	LR            func(step int) float64 // the same bits on every worker
 	Load          Load
-	Pool          *kernel.Pool
+	// Ahead, if it is not nil, is Load for samples that are needed later. It is called by another goroutine than all else, at the same
+	// time, and an error of it is no more than a reason to call Load.
+	Ahead Load
+	// Await calls wait, which waits until sample i has been read ahead.
+	Await func(i uint64, wait func())
+	Pool  *kernel.Pool
 	// Meter measures passes. If it is nil, the engine makes one.
 	Meter *meter.Meter
 	// Progress, if it is not nil, records which pass runs.

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
+	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
 	"github.com/soliton-train/soliton/internal/worker/meter"
@@ -32,6 +33,7 @@ type Engine struct {
 	ended   chan struct{} // the loop has ended
 	compute chan func()
 	tasks   sync.WaitGroup // goroutines besides the loop
+	ahead   *prefetcher    // of the computing goroutine
 
 	// All below belongs to the loop.
 	core    *core.Worker
@@ -75,6 +77,9 @@ func New(c Config) (*Engine, error) {
 		flipper: flipper{self: c.Self.ID},
 		guard:   newGuard(&c),
 	}
+	e.ahead = newPrefetcher(4*c.MicroBatch*(c.Input.Len()+c.Target.Len()), func(k readKey, b *batch) error {
+		return e.read(b, e.micro(k.step, graph.Pair{Micro: k.micro}), e.c.Ahead)
+	})
 	e.network.receiving = make(map[core.Ticket]*receiving)
 	e.memory.init(&c, micros, e.mergeGrads)
 	e.ctx, e.cancel = context.WithCancel(context.Background())

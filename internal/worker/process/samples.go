@@ -69,7 +69,7 @@ func (s *samples) load(ctx context.Context, i uint64, in, target tensor.Tensor) 
 		q := s.open[at]
 		s.mu.Unlock()
 		if q == nil {
-			err := s.readFor(at, in, target)
+			err := s.readFor(s.w.calls, at, in, target)
 			var bad *SampleError
 			if err == nil || !s.skip || !errors.As(err, &bad) {
 				return err
@@ -89,10 +89,14 @@ func (s *samples) load(ctx context.Context, i uint64, in, target tensor.Tensor) 
 }
 
 // readFor reads a sample, and remembers that this worker has it.
-func (s *samples) readFor(at place, in, target tensor.Tensor) error {
-	s.reading.Lock()
+func (s *samples) readFor(calls *Calls, at place, in, target tensor.Tensor) error {
+	if !s.reading.TryLock() { // another goroutine is in such a call, which may block this one
+		before := calls.Enter(control.CallSample, 0, s.j.Index(at.sample, at.skips))
+		s.reading.Lock()
+		calls.Leave(before)
+	}
 	defer s.reading.Unlock()
-	if err := s.j.Load(s.w.calls, at.sample, at.skips, in, target); err != nil {
+	if err := s.j.Load(calls, at.sample, at.skips, in, target); err != nil {
 		return err
 	}
 	if s.skip {
@@ -221,4 +225,23 @@ func (s *samples) evaluate(i int, in, target tensor.Tensor) error {
 	s.reading.Lock()
 	defer s.reading.Unlock()
 	return s.j.Evaluate(i, in, target)
+}
+
+// ahead reads sample i of the run before it is needed, beside the pass that runs. What cannot be read is left to load.
+func (s *samples) ahead(i uint64, in, target tensor.Tensor) error {
+	s.mu.Lock()
+	at := place{i + s.shift, s.skips[i+s.shift]}
+	q := s.open[at]
+	s.mu.Unlock()
+	if q != nil {
+		return q.err
+	}
+	return s.readFor(nil, at, in, target)
+}
+
+// await records a call of user code while a pass waits for sample i, which is being read ahead.
+func (s *samples) await(i uint64, wait func()) {
+	before := s.w.calls.Enter(control.CallSample, 0, s.index(i+s.shift))
+	wait()
+	s.w.calls.Leave(before)
 }

@@ -127,6 +127,8 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 		Rule:    j.Rule,
 		LR:      j.LR,
 		Load:    func(i uint64, in, target tensor.Tensor) error { return w.samples.load(ctx, i, in, target) },
+		Ahead:   w.samples.ahead,
+		Await:   w.samples.await,
 		Pool:    pool,
 		Meter:   w.meter,
 		Fast:    start.Reduction == "fast",

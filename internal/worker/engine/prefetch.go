@@ -1,0 +1,197 @@
+package engine
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/worker/order"
+)
+
+// Samples of micro-batches that this worker is to run next are read by a goroutine of their own while it computes, where reading takes a
+// share of its time that is worth it. What a sample is does not depend on when it is read, so no bit does.
+
+const (
+	maxAhead      = 4        // micro-batches that are read ahead
+	maxAheadBytes = 64 << 20 // that they may take
+	worthAhead    = 50       // reading that takes less than one in so many parts of the time is not
+	aheadMemory   = 0.8      // of the measured times, for each micro-batch
+)
+
+// readKey names the samples of a micro-batch.
+type readKey struct{ step, micro int }
+
+// prefetcher reads ahead. Its methods are for one goroutine, but for close.
+type prefetcher struct {
+	read func(readKey, *batch) error
+	most int // micro-batches
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	wanted  []*ahead // in the order in which they are used
+	closed  bool
+	began   bool
+	joined  sync.WaitGroup
+
+	last     time.Time
+	interval float64 // seconds from one micro-batch to the next, a moving mean
+	took     float64 // seconds to read one
+}
+
+// ahead is a micro-batch that is wanted.
+type ahead struct {
+	readKey
+	batch         *batch
+	reading, done bool
+	dropped       bool
+	err           error
+}
+
+func newPrefetcher(size int, read func(readKey, *batch) error) *prefetcher {
+	p := &prefetcher{read: read, most: min(maxAhead, maxAheadBytes/max(size, 1))}
+	p.changed = sync.NewCond(&p.mu)
+	return p
+}
+
+// measure takes in that the samples of one more micro-batch are needed, and how long it takes to read them, 0 where that is not known.
+func (p *prefetcher) measure(now time.Time, took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	mean := func(m *float64, x float64) {
+		if *m == 0 {
+			*m = x
+		}
+		*m = aheadMemory**m + (1-aheadMemory)*x
+	}
+	if took > 0 {
+		mean(&p.took, took.Seconds())
+	}
+	if !p.last.IsZero() {
+		mean(&p.interval, now.Sub(p.last).Seconds())
+	}
+	p.last = now
+}
+
+// depth returns how many micro-batches are to be read ahead.
+func (p *prefetcher) depth() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.interval == 0 || p.took*worthAhead < p.interval {
+		return 0
+	}
+	return min(p.most, 1+int(p.took/p.interval+1))
+}
+
+// want says which micro-batches come next, and has those read that are not yet. batch gets memory for one; what is not wanted any
+// more is returned.
+func (p *prefetcher) want(next []readKey, batch func() *batch) (free []*batch) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var wanted []*ahead
+	for _, k := range next {
+		i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return a.readKey == k })
+		if i >= 0 {
+			wanted = append(wanted, p.wanted[i])
+		} else {
+			wanted = append(wanted, &ahead{readKey: k, batch: batch()})
+		}
+	}
+	for _, a := range p.wanted {
+		if slices.Contains(wanted, a) {
+			continue
+		}
+		if a.dropped = true; !a.reading {
+			free = append(free, a.batch)
+		}
+	}
+	p.wanted = wanted
+	if len(wanted) > 0 && !p.began {
+		p.began = true
+		p.joined.Go(p.run)
+	}
+	p.changed.Broadcast()
+	return free
+}
+
+// has reports whether a micro-batch is wanted.
+func (p *prefetcher) has(k readKey) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.wanted, func(a *ahead) bool { return a.readKey == k })
+}
+
+// take returns the samples of a micro-batch if they were read, or are being read, nil otherwise.
+func (p *prefetcher) take(k readKey) *batch {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return a.readKey == k && (a.reading || a.done) })
+	if i < 0 {
+		return nil
+	}
+	a := p.wanted[i]
+	for a.reading {
+		p.changed.Wait()
+	}
+	p.wanted = slices.DeleteFunc(p.wanted, func(x *ahead) bool { return x == a })
+	if a.err != nil {
+		return nil // it is tried again where it is needed
+	}
+	return a.batch
+}
+
+func (p *prefetcher) run() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for !p.closed {
+		i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return !a.done })
+		if i < 0 {
+			p.changed.Wait()
+			continue
+		}
+		a := p.wanted[i]
+		a.reading = true
+		p.mu.Unlock()
+		began := time.Now()
+		err := p.read(a.readKey, a.batch)
+		took := time.Since(began).Seconds()
+		p.mu.Lock()
+		p.took = aheadMemory*p.took + (1-aheadMemory)*took
+		a.reading, a.done, a.err = false, true, err
+		p.changed.Broadcast()
+	}
+}
+
+// close ends and joins the goroutine, which reads one sample to its end.
+func (p *prefetcher) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.changed.Broadcast()
+	p.mu.Unlock()
+	p.joined.Wait()
+}
+
+// upcoming returns the micro-batches of a stage that this worker runs after one, as far as they are to be read ahead.
+func (e *Engine) upcoming(step, stage, after int) (next []readKey) {
+	n := e.ahead.depth()
+	for ; len(next) < n && step <= e.c.Steps; step, after = step+1, -1 {
+		had := len(next)
+		for m, w := range e.plan.Route[stage] {
+			if m > after && w == e.c.Self.ID && len(next) < n {
+				next = append(next, readKey{step, m})
+			}
+		}
+		if after < 0 && len(next) == had {
+			break // it runs none
+		}
+	}
+	return next
+}
+
+// readAhead returns the samples of a micro-batch that were read ahead, nil if they were not.
+func (e *Engine) readAhead(m Micro) (b *batch) {
+	if !e.ahead.has(readKey{m.Step, m.Index}) {
+		return nil
+	}
+	e.c.Await(order.First(m.Step, e.c.GlobalBatch, m.First), func() { b = e.ahead.take(readKey{m.Step, m.Index}) })
+	return b
+}
