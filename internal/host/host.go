@@ -439,5 +439,5 @@ func openRing(c *Config) (*ring.Member, error) {
 		job = hex.EncodeToString(sum[:8])
 	}
 	self := c.self()
-	return ring.Open(job, self.Name, self.Link, c.Ports, c.Secret, c.times().Ring, c.Workers+len(c.Hosts))
+	return ring.Open(job, self.Name, self.Link, c.Ports, c.Secret, c.Rejected, c.times().Ring, c.Workers+len(c.Hosts))
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/net/gossip"
 	"github.com/soliton-train/soliton/internal/net/ports"
@@ -36,7 +37,8 @@ type Member struct {
 
 // Open makes the ring of a run, which other members then join. host and addr are those of this host, in its ports, detect is
 // [timing.Policy].Ring, size is the expected number of members. Hosts with a secret derive the key of the ring from it.
-func Open(job, host, addr string, in ports.Range, secret []byte, detect time.Duration, size int) (*Member, error) {
+// rejected counts what others without the key send.
+func Open(job, host, addr string, in ports.Range, secret []byte, rejected *auth.Tally, detect time.Duration, size int) (*Member, error) {
 	key := make([]byte, keySize)
 	if len(secret) == 0 {
 		_, _ = rand.Read(key) // it never fails
@@ -49,7 +51,7 @@ func Open(job, host, addr string, in ports.Range, secret []byte, detect time.Dur
 	size = min(max(size, 2), gossip.MaxMembers)
 	r, err := gossip.Open(gossip.Config{
 		Self:   gossip.Identity{Kind: gossip.Agent, Host: cmp.Or(host, gossip.LocalHost), Addr: addr},
-		Listen: gossip.BesideOf(addr), Ports: in, Job: job, SecretKey: key, Detect: detect, Members: size,
+		Listen: gossip.BesideOf(addr), Ports: in, Job: job, SecretKey: key, Rejected: rejected, Detect: detect, Members: size,
 	})
 	if err != nil {
 		return nil, err

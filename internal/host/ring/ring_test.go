@@ -13,7 +13,7 @@ import (
 
 // A worker with what it was told becomes a member, and the session hears of it.
 func TestGossip(t *testing.T) {
-	g, err := Open("job", "", "", ports.Range{}, nil, 2*time.Second, 3)
+	g, err := Open("job", "", "", ports.Range{}, nil, nil, 2*time.Second, 3)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/faults"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/timing"
 
@@ -35,6 +36,10 @@ type Config struct {
 	// for AES-128, 192 or 256, the same for all members. Default: no
 	// encryption.
 	SecretKey []byte
+
+	// Rejected counts the packets, and the connections, of others that have no SecretKey or another one, or say nothing. Default: none is
+	// counted.
+	Rejected *auth.Tally
 
 	// Detect is the time within which a failure becomes evidence. There is no default.
 	Detect time.Duration

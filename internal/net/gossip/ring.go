@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/memberlist"
+
+	"github.com/soliton-train/soliton/internal/net/auth"
 )
 
 var (
@@ -74,7 +76,12 @@ func open(c Config, inside memberlist.NodeAwareTransport) (*Ring, error) {
 	}
 	w := newWatch(inside,
 		func(packet []byte) { reader.claims(packet, r.sent) },
-		func(packet []byte) { reader.claims(packet, r.received) })
+		func(packet []byte) {
+			if !reader.claims(packet, r.received) {
+				c.Rejected.Add(auth.NoSecret, 1)
+			}
+		},
+		func(message []byte) bool { return reader.refusal(message, c.Job) }, c.Rejected)
 	m := c.library()
 	m.Transport = w
 	m.Logger = silent()

@@ -17,6 +17,7 @@ import (
 
 	"github.com/hashicorp/memberlist"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/auth"
 	"go.uber.org/goleak"
 )
 
@@ -273,8 +274,11 @@ func TestLoopback(t *testing.T) {
 }
 
 func TestStrangersAreRefused(t *testing.T) {
+	rejected := new(auth.Tally)
 	a := Config{Self: worker(0, 1), Job: "a", Detect: time.Second, Members: 8, SecretKey: []byte("0123456789abcdef")}
-	r, err := Open(a)
+	counting := a
+	counting.Rejected = rejected
+	r, err := Open(counting)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -300,11 +304,47 @@ func TestStrangersAreRefused(t *testing.T) {
 		}
 		stranger.Close()
 	}
+	// Theirs, a packet, and a caller that says nothing; not a member that joins.
+	packet, err := net.Dial("udp", r.Addr())
+	if err == nil {
+		defer packet.Close()
+		_, err = packet.Write([]byte("what is this"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent, err := net.Dial("tcp", r.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	a.Self = worker(2, 1)
+	member, err := Open(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer member.Close()
+	if err := member.Join(t.Context(), r.Addr()); err != nil {
+		t.Error(err)
+	}
+	awaitCounts(t, rejected, []int64{auth.NoSecret: 4, auth.Silent: 1, auth.Malformed: 0})
+}
+
+// awaitCounts waits until so many were rejected.
+func awaitCounts(t *testing.T, of *auth.Tally, want []int64) {
+	t.Helper()
+	for began := time.Now(); !slices.Equal(of.Counts(), want); {
+		if time.Since(began) > 20*time.Second {
+			t.Fatalf("counted: %v, not %v", of.Counts(), want)
+		}
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // Callers that stay silent, as many as a ring takes, do not keep out a member that joins.
 func TestSquatters(t *testing.T) {
-	c := Config{Self: worker(0, 1), Detect: time.Minute, Members: 8, SecretKey: []byte("0123456789abcdef")}
+	rejected := new(auth.Tally)
+	c := Config{Rejected: rejected, Self: worker(0, 1), Detect: time.Minute, Members: 8, SecretKey: []byte("0123456789abcdef")}
 	r, err := Open(c)
 	if err != nil {
 		t.Fatal(err)
@@ -326,6 +366,7 @@ func TestSquatters(t *testing.T) {
 	if err := joins.Join(t.Context(), r.Addr()); err != nil {
 		t.Error(err)
 	}
+	awaitCounts(t, rejected, []int64{auth.Crowded: 1, auth.Malformed: 0})
 }
 
 // What a stranger sends on a stream is kept within a bound.

@@ -30,6 +30,8 @@ type watch struct {
 	memberlist.NodeAwareTransport // inside
 
 	sent, received func(packet []byte)
+	refusal        func(message []byte) bool // of this end, on a stream
+	rejected       *auth.Tally
 
 	packets chan *memberlist.Packet
 	streams chan net.Conn
@@ -49,6 +51,11 @@ type stream struct {
 	net.Conn
 	w    *watch
 	left int // bytes that may be read
+
+	others   bool // opened it
+	answered bool // with another message than that theirs cannot be read
+	failed   error
+	closed   bool
 }
 
 var errLong = fmt.Errorf("ring: a stream of more than %d bytes", maxStream)
@@ -56,23 +63,45 @@ var errLong = fmt.Errorf("ring: a stream of more than %d bytes", maxStream)
 // Read implements [net.Conn].
 func (s *stream) Read(p []byte) (int, error) {
 	if s.left == 0 {
+		s.failed = errLong
 		return 0, errLong
 	}
 	n, err := s.Conn.Read(p[:min(len(p), s.left)])
 	s.left -= n
+	if err != nil {
+		s.failed = err
+	}
 	return n, err
 }
 
-// Close implements [net.Conn].
+// Write implements [net.Conn]. The library writes a message at a time.
+func (s *stream) Write(p []byte) (int, error) {
+	if s.others && !s.w.refusal(p) {
+		s.answered = true
+	}
+	return s.Conn.Write(p)
+}
+
+// Close implements [net.Conn]. The stream of a caller that got no answer is counted: what came was no message of a member, or came too late.
 func (s *stream) Close() error {
-	s.w.forget(s)
+	stays, going := s.w.forget(s)
+	switch {
+	case !s.others || s.closed || going:
+	case !stays:
+		s.w.rejected.Add(auth.Crowded, 1)
+	case s.failed != nil && !s.answered:
+		s.w.rejected.AddError(s.failed)
+	case !s.answered:
+		s.w.rejected.Add(auth.NoSecret, 1)
+	}
+	s.closed = true
 	return s.Conn.Close()
 }
 
 // newWatch starts to watch inside; Shutdown stops it.
-func newWatch(inside memberlist.NodeAwareTransport, sent, received func([]byte)) *watch {
+func newWatch(inside memberlist.NodeAwareTransport, sent, received func([]byte), refusal func([]byte) bool, rejected *auth.Tally) *watch {
 	w := &watch{
-		NodeAwareTransport: inside, sent: sent, received: received,
+		NodeAwareTransport: inside, sent: sent, received: received, refusal: refusal, rejected: rejected,
 		packets: make(chan *memberlist.Packet), streams: make(chan net.Conn),
 		closing: make(chan struct{}), ended: make(chan struct{}),
 		open: make(map[*stream]bool), others: auth.NewLobby(maxStreams),
@@ -114,7 +143,7 @@ func (w *watch) track(c net.Conn, others bool) net.Conn {
 		c.Close()
 		return nil
 	}
-	s := &stream{c, w, maxStream}
+	s := &stream{Conn: c, w: w, left: maxStream, others: others}
 	w.open[s] = true
 	if others {
 		w.others.Enter(c)
@@ -122,11 +151,12 @@ func (w *watch) track(c net.Conn, others bool) net.Conn {
 	return s
 }
 
-func (w *watch) forget(s *stream) {
+// forget reports whether a stream that others opened had not been closed for newer ones, and whether the watch has ended.
+func (w *watch) forget(s *stream) (stays, ended bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.open, s)
-	w.others.Leave(s.Conn) // if others opened it
+	return w.others.Leave(s.Conn), w.open == nil
 }
 
 // PacketCh implements [memberlist.Transport].

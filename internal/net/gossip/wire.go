@@ -21,6 +21,9 @@ import (
 //	dead      5   like suspect
 //	compound  7   number n (1 byte), n lengths (2 bytes each, big-endian), n messages
 //	checksum  12  CRC-32 (4 bytes), a message
+//	error     13  msgpack map, on streams only
+//
+// On a stream, an encrypted message has a byte (10) and its length (4 bytes) in front, which are authenticated as well, before the label.
 //
 // These numbers are part of the library's protocol and never change.
 // What cannot be read is skipped: the library judges it for itself.
@@ -30,7 +33,12 @@ const (
 	deadType     = 5
 	compoundType = 7
 	checksumType = 12
+	errorType    = 13
+
+	encryptedType = 10
 )
+
+const version, nonce = 1, 12 // bytes of an encrypted message
 
 // maxNesting bounds messages in messages; the library makes three.
 const maxNesting = 4
@@ -61,22 +69,38 @@ func newReader(key []byte) (reader, error) {
 	return reader{aead}, err
 }
 
-// claims calls found for each claim in the packet. The packet stays as it is.
-func (r reader) claims(packet []byte, found func(claim)) {
+// claims calls found for each claim in the packet. The packet stays as it is. It reports whether a member can have sent the packet.
+func (r reader) claims(packet []byte, found func(claim)) bool {
 	b, label, err := memberlist.RemoveLabelHeaderFromPacket(packet)
 	if err != nil {
-		return
+		return false
 	}
-	if r.aead != nil {
-		const version, nonce = 1, 12
-		if len(b) < version+nonce || b[0] != 1 {
-			return
-		}
-		if b, err = r.aead.Open(nil, b[version:version+nonce], b[version+nonce:], []byte(label)); err != nil {
-			return
-		}
+	b, ok := r.decrypt(b, []byte(label))
+	if ok {
+		messages(b, maxNesting, found)
 	}
-	messages(b, maxNesting, found)
+	return ok
+}
+
+// refusal reports whether a message on a stream says that what came could not be read.
+func (r reader) refusal(b []byte, label string) bool {
+	const head = 5
+	if r.aead != nil && len(b) > head && b[0] == encryptedType {
+		b, _ = r.decrypt(b[head:], append(b[:head:head], label...))
+	}
+	return len(b) > 0 && b[0] == errorType
+}
+
+// decrypt returns what was encrypted with the key; without a key, b.
+func (r reader) decrypt(b, authenticated []byte) ([]byte, bool) {
+	if r.aead == nil {
+		return b, true
+	}
+	if len(b) < version+nonce || b[0] != 1 {
+		return nil, false
+	}
+	b, err := r.aead.Open(nil, b[version:version+nonce], b[version+nonce:], authenticated)
+	return b, err == nil
 }
 
 func messages(b []byte, depth int, found func(claim)) {

@@ -34,7 +34,7 @@ func joinRing(ctx context.Context, c control.Ring, me Self, addr string) (leave 
 // stayInRing joins the ring and stays a member until ctx ends. The seeds are agents, which may be too busy to answer at first.
 func stayInRing(ctx context.Context, c control.Ring, me Self, addr string) error {
 	r, err := gossip.Open(gossip.Config{
-		Listen: gossip.BesideOf(transport.Far(addr)), Ports: me.Ports, Job: c.Job, SecretKey: c.Key, Detect: c.Detect, Members: c.Size,
+		Listen: gossip.BesideOf(transport.Far(addr)), Ports: me.Ports, Job: c.Job, SecretKey: c.Key, Rejected: me.Rejected, Detect: c.Detect, Members: c.Size,
 		Self: gossip.Identity{
 			Kind: gossip.Worker, Worker: me.id(), Incarnation: me.Session.Incarnation, Addr: addr, Host: cmp.Or(c.Host, gossip.LocalHost),
 		},
