@@ -75,6 +75,8 @@ type LinkEvent struct {
 	Up   bool
 	Link uint64 // number of the link among those of the pair, from 1; 0 if there never was one
 	Err  error  // why it is down
+
+	Socket error // why a link that is up does not share memory, where it was to
 }
 
 // Validate reports all faults together.

@@ -115,13 +115,17 @@
 // pair are numbered; a hello that knows of fewer links than there were, while
 // one is up, is refused, and one that knows of all replaces it.
 //
+// With transport.Host.Memory, the caller of a link of one host offers memory
+// right behind the welcome, and the answerer says whether it uses it (package shm).
+// All frames that follow pass through it then, in the same form.
+//
 // A frame of an unknown type, a wrong length, a number that cannot be, or a
 // zero that is not zero ends the connection: there are no trailing bytes to
 // skip, and extensions take a new version.
 //
 // # Limitations
 //
-// Processes of one host share no memory. One endpoint lock serves tens of
+// Processes of one host share memory only on request, on Linux. One endpoint lock serves tens of
 // links, not thousands. Under TLS every frame is a record of its own, and keys
 // are not renewed in the life of a link, as should be done with AES-GCM every
 // 300 GB.

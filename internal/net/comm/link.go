@@ -8,6 +8,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/transport"
 )
 
 // link is one connection to a peer. The peer's loop makes it, writes to it,
@@ -149,7 +151,7 @@ func (b *batch) write() (n int, err error) {
 	}
 	b.vec = append(b.vec[:0], b.bufs...)
 	vec := b.vec
-	written, err := vec.WriteTo(l.conn)
+	written, err := transport.Write(l.conn, &vec)
 	e.lock()
 	l.writing = false
 	var rest []byte

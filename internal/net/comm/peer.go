@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/auth"
+	"github.com/soliton-train/soliton/internal/net/transport"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -30,7 +31,7 @@ type peer struct {
 	link    *link              // while one is up
 	ends    uint64             // links that have gone down
 	next    *handover          // accepted, not served yet
-	taken   bool               // the loop has one in hand, between obtain and serve
+	taken   net.Conn           // the loop has it in hand, between obtain and serve
 	abort   context.CancelFunc // while the loop dials
 	queue   turns[*Sending]    // not announced yet
 	lastErr error              // of the last attempt to dial
@@ -44,6 +45,7 @@ type handover struct {
 	number  uint64
 	pool    uint32 // of the other side
 	welcome bool   // we owe it
+	socket  error  // why a link that could share memory does not
 }
 
 func newPeer(e *Endpoint, p Peer) *peer {
@@ -97,6 +99,9 @@ func (p *peer) evict(err error) {
 		p.next.conn.Close()
 		p.next = nil
 	}
+	if p.taken != nil {
+		p.taken.Close()
+	}
 	if p.link != nil {
 		p.link.dead = true
 		p.link.conn.Close()
@@ -108,7 +113,7 @@ func (p *peer) evict(err error) {
 // called decides on a caller that says it is our peer, and takes the
 // connection or says why not.
 func (p *peer) called(c net.Conn, hello Frame) Refusal {
-	up := p.link != nil || p.next != nil || p.taken
+	up := p.link != nil || p.next != nil || p.taken != nil
 	switch {
 	case p.abort != nil && !up && p.e.cfg.Self.Worker < p.Worker:
 		return RefusedCrossed // of two calls that cross, the lower worker's wins
@@ -172,7 +177,9 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 		e.lock()
 		if p.evicted != nil || p.next != nil {
 			h := p.next
-			p.next, p.taken = nil, h != nil
+			if p.next = nil; h != nil {
+				p.taken = h.conn
+			}
 			if dialled != nil {
 				p.abort()
 				e.unlock()
@@ -226,7 +233,7 @@ func (p *peer) obtain(pause *time.Duration) *handover {
 			case r.h != nil:
 				p.known = max(p.known, r.h.number)
 				*pause = min(max(2**pause, timing.Redial), timing.MaxRedials*timing.Redial)
-				p.taken = true
+				p.taken = r.h.conn
 				e.unlock()
 				return r.h
 			default:
@@ -283,7 +290,10 @@ func (p *peer) dial(ctx context.Context, addr string, known uint64) (*handover, 
 		err = ctx.Err()
 	case err != nil:
 	case f.Type == FrameWelcome:
-		return &handover{conn: c, number: f.Link, pool: f.Pool}, nil
+		h := &handover{conn: c, number: f.Link, pool: f.Pool}
+		if h.socket, err = shareMemory(ctx, h); err == nil {
+			return h, nil
+		}
 	case f.Type == FrameRefuse:
 		err = &refusedError{f.Reason, f.Link}
 	default:
@@ -293,20 +303,52 @@ func (p *peer) dial(ctx context.Context, addr string, known uint64) (*handover, 
 	return fail(err)
 }
 
+// shareMemory has a link continue in memory that both ends share, where its transport can. The end that called offers it, right
+// after the welcome. It returns the reason where the link stays as it is.
+func shareMemory(ctx context.Context, h *handover) (reason, err error) {
+	s, ok := h.conn.(transport.Sharer)
+	if !ok {
+		return nil, nil
+	}
+	stop := context.AfterFunc(ctx, func() { h.conn.SetDeadline(past) })
+	reason, err = s.Share(!h.welcome)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	return reason, err
+}
+
+// welcome sends the welcome, if we owe it. It goes with the first frames, unless memory is to be shared first.
+func (p *peer) welcome(h *handover) (first []byte, err error) {
+	if !h.welcome {
+		return nil, nil
+	}
+	first = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(p.e.cfg.Pool)}.Append(nil)
+	if _, ok := h.conn.(transport.Sharer); !ok {
+		return first, nil
+	}
+	ctx, cancel := context.WithTimeout(p.e.ctx, timing.Handshake)
+	defer cancel()
+	h.conn.SetDeadline(time.Now().Add(timing.Handshake))
+	if _, err = h.conn.Write(first); err == nil {
+		h.socket, err = shareMemory(ctx, h)
+	}
+	return nil, err
+}
+
 // serve runs a link from its welcome to its end.
 func (p *peer) serve(h *handover) {
 	e := p.e
+	first, err := p.welcome(h)
 	l := &link{
 		p: p, conn: h.conn, number: h.number, pool: int(h.pool), window: int(h.pool),
 		out: make(map[uint64]*Sending), in: make(map[uint64]*incoming),
 	}
 	l.conn.SetDeadline(time.Time{})
-	if h.welcome {
-		l.ctl = Frame{Type: FrameWelcome, Link: h.number, Pool: uint32(e.cfg.Pool)}.Append(nil)
-	}
+	l.ctl = first
 	e.lock()
-	p.taken = false
-	if p.evicted != nil || p.next != nil {
+	p.taken = nil
+	if err != nil || p.evicted != nil || p.next != nil {
 		e.unlock()
 		l.conn.Close()
 		return
@@ -315,7 +357,7 @@ func (p *peer) serve(h *handover) {
 	p.dispatch()
 	e.notify()
 	e.unlock()
-	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number})
+	p.tell(LinkEvent{Peer: p.Session, Up: true, Link: l.number, Socket: h.socket})
 
 	readEnd := make(chan error, 1)
 	e.tasks.Go(func() {

@@ -32,6 +32,8 @@ type Host struct {
 	Name string
 	// Far reaches the workers of other hosts; nil where there are none.
 	Far Transport
+	// Memory has links of this host pass their bytes through shared memory, see [Sharer]. It is the same for all workers of a host.
+	Memory bool
 }
 
 // Far returns the part of an address that workers of other hosts dial, "" for none.
@@ -54,7 +56,7 @@ func (h Host) Dial(ctx context.Context, addr string) (net.Conn, error) {
 	path, far := parts(addr)
 	switch {
 	case path != "" && filepath.Dir(path) == h.Folder:
-		return dialUnix(ctx, path)
+		return h.dialUnix(ctx, path)
 	case far != "" && h.Far != nil:
 		return h.Far.Dial(ctx, far)
 	}
@@ -77,7 +79,7 @@ func (h Host) Listen(addr string) (Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transport: socket for workers of this host: %w; it lies in a folder of TMPDIR", err)
 	}
-	near := unixListener{l}
+	near := unixListener{l, h}
 	if h.Far == nil {
 		return near, nil
 	}
@@ -98,12 +100,12 @@ func (h Host) Listen(addr string) (Listener, error) {
 }
 
 // dialUnix connects to a socket. It waits while the queue of the listener is full, as TCP does.
-func dialUnix(ctx context.Context, path string) (net.Conn, error) {
+func (h Host) dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	for {
 		c, err := new(net.Dialer).DialContext(ctx, "unix", path)
 		switch {
 		case err == nil:
-			return c, bound(c)
+			return h.local(c.(*net.UnixConn))
 		case !errors.Is(err, syscall.EAGAIN):
 			return nil, err
 		}
@@ -117,25 +119,30 @@ func dialUnix(ctx context.Context, path string) (net.Conn, error) {
 	}
 }
 
-// bound bounds the buffers of a connection; it closes one that fails.
-func bound(c net.Conn) error {
-	u := c.(*net.UnixConn)
-	if err := errors.Join(u.SetWriteBuffer(buffer), u.SetReadBuffer(buffer)); err != nil {
-		return errors.Join(err, c.Close())
+// local bounds the buffers of a connection and returns it; it closes one that fails.
+func (h Host) local(c *net.UnixConn) (net.Conn, error) {
+	if err := errors.Join(c.SetWriteBuffer(buffer), c.SetReadBuffer(buffer)); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
-	return nil
+	if h.Memory {
+		return &local{socket: c}, nil
+	}
+	return c, nil
 }
 
-type unixListener struct{ *net.UnixListener }
+type unixListener struct {
+	*net.UnixListener
+	h Host
+}
 
 func (l unixListener) Addr() string { return "unix:" + l.UnixListener.Addr().String() }
 
 func (l unixListener) Accept() (net.Conn, error) {
-	c, err := l.UnixListener.Accept()
+	c, err := l.AcceptUnix()
 	if err != nil {
 		return nil, err
 	}
-	return c, bound(c)
+	return l.h.local(c)
 }
 
 // bothListener accepts from the socket of a host and from other hosts.

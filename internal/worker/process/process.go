@@ -225,6 +225,9 @@ const (
 	exitQuit   = 2 // after SIGQUIT, as of every Go program
 )
 
+// envLinks is the environment variable that says what carries the links between workers of one host. An agent hands it on to all of its workers.
+const envLinks = "SOLITON_LINKS"
+
 // Main is the life of a worker process that an agent has started, from its identity on. It returns the exit status.
 func Main(launched control.Identity, makeJob Make) int {
 	signal.Ignore(os.Interrupt) // the agent decides what Ctrl-C means
@@ -255,6 +258,14 @@ func Main(launched control.Identity, makeJob Make) int {
 	session := id.Session{Worker: id.WorkerID(launched.WorkerID), Incarnation: launched.Incarnation}
 	rejected := new(auth.Tally)
 	links := transport.Host{Folder: launched.Links, Name: session.String()}
+	switch how := os.Getenv(envLinks); how {
+	case "", "sockets":
+	case "memory":
+		links.Memory = true
+	default:
+		complain(fmt.Errorf("%s is %q: give memory (links of one host share memory) or sockets", envLinks, how))
+		return exitFailed
+	}
 	if launched.Addr != "" {
 		secure, err := transport.TLSFromSecret(key)
 		if err != nil {

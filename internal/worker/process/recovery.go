@@ -2,6 +2,7 @@ package process
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,6 +28,7 @@ type recovery struct {
 	told  atomic.Bool               // it has said that this worker is not to commit
 
 	broken chan id.Session // the other ends of links that broke
+	socket sync.Once       // says that a link does not share memory
 
 	mu     sync.Mutex
 	engine *engine.Engine
@@ -188,6 +190,9 @@ func (r *recovery) flip(t core.Target) {
 
 // link reports a broken link to the engine and the agent. The goroutine of the link calls it.
 func (r *recovery) link(ev comm.LinkEvent) {
+	if ev.Socket != nil {
+		r.socket.Do(func() { complain(fmt.Errorf("the link to worker %d is a socket: %w", ev.Peer.Worker, ev.Socket)) })
+	}
 	if ev.Up || ev.Link == 0 || errors.Is(ev.Err, comm.ErrNotMember) {
 		return
 	}
