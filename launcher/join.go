@@ -66,6 +66,7 @@ Whoever has a ticket can take part for an hour: treat it as a password.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			errs := f.addrFaults(cmd.Flags().Changed)
+			errs.Add(f.noticeFault())
 			if cmd.Flags().Changed("workers") {
 				errs.Add(cli.Within("workers", f.workers, 1, session.MaxWorkers))
 			}
@@ -128,6 +129,7 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 		defer shown.Out.Close()
 	}
 	v := view.Open(shown)
+	defer f.watchNotices(ctx, v)()
 	defer v.Close()
 	say := func(text string) { v.Show(view.Note(text)) }
 	fail := func(err error) error {

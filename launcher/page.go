@@ -4,21 +4,26 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"github.com/spf13/pflag"
 
 	"github.com/soliton-train/soliton/internal/chaos"
 	"github.com/soliton-train/soliton/internal/observe/dashboard"
 	"github.com/soliton-train/soliton/internal/observe/telemetry"
+	"github.com/soliton-train/soliton/internal/observe/view"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/act"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/notice"
 )
 
 // pageFlag is the flag --ui, whose address may be left out.
 func pageFlag(flags *pflag.FlagSet, f *runFlags) {
+	flags.StringVar(&f.notice, "notice", "", "`URL` of the metadata server that says when this machine is taken away, or aws, gcp or azure")
 	flags.StringVar(&f.ui, "ui", "", "serve the dashboard, a page that shows the run and acts on it, at `ADDR`")
 	flags.Lookup("ui").NoOptDefVal = dashboard.DefaultAddr
 }
@@ -94,4 +99,26 @@ func (s *supervisor) measure(ctx context.Context, page *dashboard.Server) (err e
 		page.Metrics(s.board.Handler())
 	}
 	return err
+}
+
+// noticeFault is what is wrong with --notice.
+func (f *runFlags) noticeFault() error {
+	if f.notice == "" {
+		return nil
+	}
+	_, err := notice.Parse(f.notice)
+	return err
+}
+
+// watchNotices makes a SIGTERM of the notice that this machine is about to be taken away, until the function that it returns is called.
+func (f *runFlags) watchNotices(ctx context.Context, v view.View) (end func()) {
+	s, err := notice.Parse(f.notice)
+	if f.notice == "" || err != nil {
+		return func() {}
+	}
+	say := func(text string) { v.Show(view.Note(text)) }
+	return s.Begin(ctx, say, func(text string) {
+		say(text + ": this machine leaves the run, or ends it with a checkpoint")
+		_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
+	})
 }

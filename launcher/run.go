@@ -52,6 +52,7 @@ type runFlags struct {
 	reduction string
 
 	badSamples string
+	notice     string
 	zero       int
 	digests    bool
 	verify     int
@@ -314,6 +315,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	errs.Add(cli.KeepFaults(f.keep)...)
 	_, wrong := bucket.OfRun(f.target)
 	errs.Add(wrong)
+	errs.Add(f.noticeFault())
 	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
 	errs.If(!slices.Contains([]string{"", "fail", "skip"}, f.badSamples), "--bad-samples %s: give fail or skip", faults.Value(f.badSamples))
 	if _, err := session.ParseReduction(f.reduction); err != nil {
@@ -404,6 +406,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 	v := view.Tee(untilBegin{door}, openJoins(ctx, &f, dir.Path(), func(text string) { shown.Show(view.Note(text)) }), shown)
 	defer v.Close()
+	defer f.watchNotices(ctx, v)()
 
 	if said, err := clocks.Restore(f.sysfs, false); err != nil {
 		v.Show(view.Note(err.Error()))
