@@ -19,6 +19,7 @@
 //	go run ./bench losses     throughput after losses, against the ideal and the best plan for what is left
 //	go run ./bench model      steps as the cost model predicts them and as they are
 //	go run ./bench versions   steps, recoveries and plans against an older commit
+//	go run ./bench bridge     the Python processes beside workers, against plain PyTorch and DistributedDataParallel
 //	go run ./bench torch      PyTorch models under layouts and faults: whether the hashes are equal
 //
 // Both sides take turns, so that a machine whose speed drifts does not favour
@@ -38,9 +39,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions, "torch": python.Torch}
+	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions, "torch": python.Torch, "bridge": python.Bridge}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions|torch [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions|torch|bridge [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {

@@ -96,23 +96,6 @@ func (m *Model) layerNames() []string {
 	return names
 }
 
-// maxElements bounds a tensor and a layer's parameters, so that sizes in
-// bytes cannot overflow.
-const maxElements = 1 << 40
-
-// sizeOf returns the number of elements of a shape, or false if it has
-// dimensions below 1 or is too large.
-func sizeOf(shape []int) (n int, ok bool) {
-	n = 1
-	for _, d := range shape {
-		if d < 1 || n > maxElements/d {
-			return 0, false
-		}
-		n *= d
-	}
-	return n, true
-}
-
 func (m *Model) faults() (f faultList) {
 	if m.Fault != nil {
 		// Whatever else is wrong follows from this.
@@ -122,7 +105,7 @@ func (m *Model) faults() (f faultList) {
 		return f
 	}
 	spec := func(field string, s Spec) {
-		_, ok := sizeOf(s.Shape)
+		_, ok := tensor.CheckedSize(s.Shape)
 		f.when(!ok || s.Kind > tensor.Int32, field, "", "is %v; every dimension must be at least 1", s)
 	}
 	spec("Model.Input", m.Input)
@@ -178,9 +161,9 @@ func layerFaults(l Layer, name string) (f faultList, tooLarge bool) {
 	for i, p := range l.Params() {
 		when(p.Name == "" || seen[p.Name], "names its parameter %d %q; names must be unique and not empty", i, p.Name)
 		seen[p.Name] = true
-		n, ok := sizeOf(p.Shape)
-		if positive := len(p.Shape) == 0 || slices.Min(p.Shape) >= 1; positive && (!ok || total > maxElements-n) {
-			when(true, "has more than %d parameters with %q of shape %v; use narrower layers", maxElements, p.Name, p.Shape)
+		n, ok := tensor.CheckedSize(p.Shape)
+		if positive := len(p.Shape) == 0 || slices.Min(p.Shape) >= 1; positive && (!ok || total > tensor.MaxElements-n) {
+			when(true, "has more than %d parameters with %q of shape %v; use narrower layers", tensor.MaxElements, p.Name, p.Shape)
 			return f, true
 		}
 		if !ok {

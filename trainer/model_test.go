@@ -39,9 +39,9 @@ func TestMemoryFault(t *testing.T) {
 		}
 	}
 	// A job of the largest sizes that can be written down is a fault, not an overflow.
-	huge := Model{Input: Spec{Shape: []int{maxElements}}, Target: Spec{Shape: []int{maxElements}}}
+	huge := Model{Input: Spec{Shape: []int{tensor.MaxElements}}, Target: Spec{Shape: []int{tensor.MaxElements}}}
 	for range 4000 {
-		huge.Layers = append(huge.Layers, block{size: maxElements})
+		huge.Layers = append(huge.Layers, block{size: tensor.MaxElements})
 	}
 	if f := memoryFault(&huge, describeParams(&huge, 0), 4, 1<<62, 1e18); len(f) != 1 {
 		t.Errorf("faults %v", f)

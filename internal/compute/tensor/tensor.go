@@ -53,6 +53,21 @@ func Size(shape []int) int {
 	return n
 }
 
+// MaxElements bounds a tensor and a layer's parameters, so that sizes in bytes cannot overflow.
+const MaxElements = 1 << 40
+
+// CheckedSize is Size for a shape that comes from elsewhere. ok is false if a dimension is below 1, or the size above [MaxElements].
+func CheckedSize(shape []int) (n int, ok bool) {
+	n = 1
+	for _, d := range shape {
+		if d < 1 || n > MaxElements/d {
+			return 0, false
+		}
+		n *= d
+	}
+	return n, true
+}
+
 // Tensor is a row-major array. Exactly one of F and I is set, by kind.
 type Tensor struct {
 	Shape []int

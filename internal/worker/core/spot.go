@@ -115,6 +115,9 @@ type MismatchError struct {
 	Workers [2]id.WorkerID
 }
 
+// inPython is what random numbers come from in a Python program.
+const inPython = " (in Python from the generators of torch, random and numpy, which are seeded before each call)"
+
 func (e *MismatchError) Error() string {
 	by := fmt.Sprintf("on workers %d and %d", e.Workers[0], e.Workers[1])
 	if e.Workers[0] == e.Workers[1] {
@@ -123,7 +126,7 @@ func (e *MismatchError) Error() string {
 	switch {
 	case e.Sample >= 0:
 		return fmt.Sprintf("step %d: sample %d of the run was not the same when it was read again, %s; "+
-			"a sample must be the same bits whenever it is read, and draw what is random from Sample.Rand", e.Step, e.Sample, by)
+			"a sample must be the same bits whenever it is read, and draw what is random from Sample.Rand"+inPython, e.Step, e.Sample, by)
 	case e.What == "boundary tensor":
 		return fmt.Sprintf("step %d: a boundary tensor of micro-batch %d is not the same %s; memory or a link may be faulty", e.Step, e.Micro, by)
 	}
@@ -132,7 +135,7 @@ func (e *MismatchError) Error() string {
 		what = fmt.Sprintf("layer %q", e.Layer)
 	}
 	return fmt.Sprintf("step %d: the %s of %s for micro-batch %d is not the same %s; "+
-		"a layer must make the same bits of the same input, and draw what is random from its Context, or memory is faulty", e.Step, e.What, what, e.Micro, by)
+		"a layer must make the same bits of the same input, and draw what is random from its Context"+inPython+", or memory is faulty", e.Step, e.What, what, e.Micro, by)
 }
 
 // compareSpot compares what the two runs of a pair have said of it.

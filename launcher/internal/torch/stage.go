@@ -62,8 +62,7 @@ func (s *stage) random(m engine.Micro, layer int, op uint32) int {
 func (s *stage) shape(layer, samples int) []int {
 	l := s.program.job.Layers[layer]
 	if l.Carries > 0 {
-		n, _ := elements(l.Out)
-		return []int{samples*n + l.Carries}
+		return []int{samples*tensor.Size(l.Out) + l.Carries}
 	}
 	return append([]int{samples}, l.Out...)
 }

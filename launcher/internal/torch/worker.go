@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/process"
 	"github.com/soliton-train/soliton/trainer"
@@ -210,25 +211,10 @@ type spec struct {
 	Integer bool  `json:"integer"`
 }
 
-// maxElements bounds every tensor, so that sizes in bytes cannot overflow.
-const maxElements = 1 << 36
-
-func elements(shape []int) (n int, ok bool) {
-	n = 1
-	for _, d := range shape {
-		if d < 1 || n > maxElements/d {
-			return 0, false
-		}
-		n *= d
-	}
-	return n, true
-}
-
 // size returns the number of parameters.
 func (l layer) size() (n int) {
 	for _, p := range l.Params {
-		k, _ := elements(p.Shape)
-		n += k
+		n += tensor.Size(p.Shape)
 	}
 	return n
 }
@@ -248,7 +234,7 @@ func parse(text []byte) (*description, error) {
 		}
 		for _, p := range l.Params {
 			shapes = append(shapes, p.Shape)
-			if n, ok := elements(p.Shape); ok && n <= maxElements-total {
+			if n, ok := tensor.CheckedSize(p.Shape); ok && n <= tensor.MaxElements-total {
 				total += n
 			} else {
 				return nil, fmt.Errorf("the description of the job by Python: parameter %q has the shape %v", p.Name, p.Shape)
@@ -256,7 +242,7 @@ func parse(text []byte) (*description, error) {
 		}
 	}
 	for _, shape := range shapes {
-		if n, ok := elements(shape); !ok || n > math.MaxInt32 {
+		if n, ok := tensor.CheckedSize(shape); !ok || n > math.MaxInt32 {
 			return nil, fmt.Errorf("the description of the job by Python has the shape %v", shape)
 		}
 	}
@@ -359,8 +345,7 @@ func (p *Program) First(layer, param int, x []float32) {
 	must(err)
 	at := 0
 	for _, before := range p.job.Layers[layer].Params[:param] {
-		n, _ := elements(before.Shape)
-		at += n
+		at += tensor.Size(before.Shape)
 	}
 	copy(x, b.f[at:])
 }
