@@ -354,8 +354,11 @@ func programAgain(path string, job rundir.Job, other string) (program, error) {
 	if other != "" {
 		return resolve(other)
 	}
-	copied := filepath.Join(path, "first", torch.Unpacked, filepath.Base(job.Command)) // of a Python program
-	copied, err := filepath.Abs(copied)
+	script := filepath.Base(job.Command) // of a Python program
+	if name, pack := strings.CutSuffix(script, torch.PackSuffix); pack {
+		script = name + ".py"
+	}
+	copied, err := filepath.Abs(filepath.Join(path, "first", torch.Unpacked, script))
 	if err != nil {
 		return program{}, cli.Fail(err)
 	}
