@@ -112,6 +112,13 @@ func TestKilledAtTheStart(t *testing.T) {
 	}
 	t.Run("a worker that is not replaced", func(t *testing.T) {
 		r := earlier(t, t.TempDir(), func(r *underWay, child int) { syscall.Kill(child, syscall.SIGKILL) }, "--workers", "3")
+		r.until("start", 1)
+		if sum := r.end(); sum.WorkersLost != 1 || sum.WorkersJoined != 0 {
+			t.Errorf("summary: %+v", sum)
+		}
+	})
+	t.Run("one of too few", func(t *testing.T) {
+		r := earlier(t, t.TempDir(), func(r *underWay, child int) { syscall.Kill(child, syscall.SIGKILL) }, "--workers", "3", "--min-workers", "3")
 		r.cmd.Wait()
 		if out := r.out.String(); r.cmd.ProcessState.ExitCode() != 1 || !strings.Contains(out, "exited: signal: killed, before training began") || strings.Contains(out, "trainer.Main") {
 			t.Errorf("status %d\n%s", r.cmd.ProcessState.ExitCode(), out)

@@ -24,7 +24,7 @@ func (g *gate) open() {
 		return
 	}
 	g.mu.Lock() // no goroutine is between its look at the number and its sleep
-	g.mu.Unlock()
+	defer g.mu.Unlock()
 	g.changed.Broadcast()
 }
 

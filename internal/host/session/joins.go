@@ -163,6 +163,17 @@ func (s *Session) replaceFirst(w *worker) {
 	s.launch(w.who.ID, w.who.Host, fmt.Sprintf("%s, before training began: it is restarted", cause))
 }
 
+// beginWithout leaves out a worker that was lost before training and is not replaced.
+func (s *Session) beginWithout(w *worker) {
+	w.set(gone)
+	w.joins = true // it never had a part
+	s.records.lost++
+	s.then(Show{view.Note(OneLine(stoppedBy(s.death(w))) + ", before training began: it begins without it")})
+	if s.allPrepared() {
+		s.start()
+	}
+}
+
 // launch starts a worker: at once the first time, and after growing pauses while its incarnations commit nothing.
 func (s *Session) launch(w id.WorkerID, host, reason string) {
 	pause := timing.Respawn(s.roster.tries[w])

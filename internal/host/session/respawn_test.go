@@ -106,8 +106,12 @@ func TestKilledBeforeTraining(t *testing.T) {
 			r := &ran{t: t, s: begin(Config{Settings: Settings{Respawn: respawn}, CanStart: true}, 2), now: time.Unix(0, 0)}
 			r.feed(append(said, died(1)...)...)
 			if !respawn {
-				if err := r.s.end.err; err == nil || err.Error() != "worker 1 exited: signal: killed, before training began" {
-					t.Errorf("%s: %v", name, err)
+				if r.s.workers[0].state < prepared {
+					r.feed(Received{0, readyOf(0)})
+				}
+				order := sent[control.Order](r)
+				if len(order) != 1 || !slices.Equal(order[0].Plan.Workers, []plan.Worker{{ID: 0}}) || r.s.records.lost != 1 || !strings.Contains(r.kinds(), "lost") {
+					t.Errorf("%s: orders %v, %d lost, %s, %v", name, order, r.s.records.lost, r.kinds(), r.s.end.err)
 				}
 				continue
 			}
@@ -131,6 +135,17 @@ func TestKilledBeforeTraining(t *testing.T) {
 			if w := r.s.roster.begin(1, ""); w.Incarnation != 2 {
 				t.Errorf("%s: the next one is %v", name, w)
 			}
+		}
+	}
+}
+
+// Where too few are left for the stages or the least number of workers, the run ends.
+func TestTooFewBeforeTraining(t *testing.T) {
+	for name, c := range map[string]Settings{"stages": {Stages: 2}, "least": {MinWorkers: 2}} {
+		r := &ran{t: t, s: begin(Config{Settings: c, CanStart: true}, 2), now: time.Unix(0, 0)}
+		r.feed(append([]Event{helloOf(0), Received{0, readyOf(0)}}, died(1)...)...)
+		if err := r.s.end.err; err == nil || err.Error() != "worker 1 exited: signal: killed, before training began" {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -212,7 +212,7 @@ func TestManyWorkersInTrouble(t *testing.T) {
 		stopped string // "-" for no summary
 	}{
 		{"all killed", 3, with(trained, killed(2), killed(0), killed(1)), "worker 1 exited: signal: killed, at step 1 of 3" + none, 1, "", "worker 1 exited: signal: killed"},
-		{"killed before training", 2, with(hellos, killed(1)), "worker 1 exited: signal: killed, before training began", 1, "0", "-"},
+		{"killed before training", 2, with(hellos, killed(1), killed(0)), "worker 0 exited: signal: killed, before training began", 1, "", "-"},
 		{"all exit well too early", 2, with(two, leave(1, 0)), "worker 0 exited: exit status 0, at step 0 of 3" + none, 1, "", "worker 0 exited: exit status 0"},
 		{"peers end first", 3, with(trained, failure(0, control.PeerLost, "worker 2 is gone"), leave(0), failure(1, control.PeerLost, "reset"), leave(1), killed(2)),
 			"worker 2 exited: signal: killed, at step 1 of 3" + none, 1, "", "*"},
