@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"strconv"
 	"syscall"
 	"time"
@@ -44,7 +45,7 @@ type meeting struct {
 
 // scheduled finds out whether a scheduler has started this process, and sets the flags that follow. From a batch script, it does not
 // return. Where the user says how machines come together, that counts.
-func (f *runFlags) scheduled(cmd *cobra.Command, getenv func(string) string) error {
+func (f *runFlags) scheduled(cmd *cobra.Command, program string, getenv func(string) string) error {
 	for _, own := range []string{"listen", "hosts", "hosts-file", "emulate-hosts", "detach", "wait-hosts"} {
 		if cmd.Flags().Changed(own) {
 			return nil
@@ -62,9 +63,7 @@ func (f *runFlags) scheduled(cmd *cobra.Command, getenv func(string) string) err
 	switch {
 	case task != nil:
 		hosts = task.Tasks
-		if slurm.Requeued(getenv) && f.runDir != "" && f.resume == "" {
-			f.resume = auto
-		}
+		f.inJob(program, task.Rank, getenv)
 		f.meet = &meeting{prover: task.Prover(), rank: task.Rank, listen: task.Listen, addrs: task.Addrs(), shared: true, note: slurm.NodeLoss(getenv)}
 	case pod != nil:
 		hosts = pod.Hosts
@@ -77,11 +76,39 @@ func (f *runFlags) scheduled(cmd *cobra.Command, getenv func(string) string) err
 			}
 			return cli.Fail(slurm.Srun(nodes, own, os.Args[1:]))
 		}
+		f.inJob(program, 0, getenv)
 		return nil
 	}
 	f.listen, f.waitHosts = ":0", hosts
 	takeNotices()
 	return nil
+}
+
+// inJob has a run in a Slurm job continue when the job is started again: its run directory follows from the job, unless it has a name. A
+// job that trains the same program twice in one step has another directory for the second one, which begins again.
+func (f *runFlags) inJob(program string, rank int, getenv func(string) string) {
+	name := slurm.RunName(getenv, program)
+	if name == "" || f.resume != "" {
+		return
+	}
+	if slurm.Requeued(getenv) {
+		f.resume = auto
+	}
+	if f.runDir == "" {
+		dir := filepath.Join(rundir.Parent, name)
+		if _, err := os.Lstat(ofTask(dir, rank)); f.resume == "" && err == nil {
+			return
+		}
+		f.runDir = dir
+	}
+}
+
+// ofTask returns the run directory of a task: tasks may share folders.
+func ofTask(dir string, rank int) string {
+	if rank == 0 {
+		return dir
+	}
+	return dir + "-" + strconv.Itoa(rank)
 }
 
 // takeNotices makes leaves of the notices that a job is about to end (sbatch --signal).
@@ -199,7 +226,7 @@ func (m *meeting) join(ctx context.Context, f runFlags, stdout, stderr io.Writer
 		// The first one shows the run, and a folder that all see has room for all.
 		stdout, f.quiet = io.Discard, true
 		if f.runDir != "" {
-			f.runDir += "-" + strconv.Itoa(m.rank)
+			f.runDir = ofTask(f.runDir, m.rank)
 		}
 	}
 	return join(ctx, f, ticket, stdout, stderr)

@@ -187,7 +187,7 @@ for launcher resume; the second ends it at once.`,
 			if err := f.overSSH(cmd); err != nil {
 				return err
 			}
-			if err := f.scheduled(cmd, os.Getenv); err != nil {
+			if err := f.scheduled(cmd, args[0], os.Getenv); err != nil {
 				return err
 			}
 			if err := f.validate(cmd); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
+	"regexp"
 	"strings"
 )
 
@@ -21,6 +23,24 @@ func Requeued(getenv func(string) string) bool {
 	n := getenv("SLURM_RESTART_COUNT")
 	return n != "" && n != "0" && getenv("SLURM_JOB_ID") != ""
 }
+
+// RunName returns the name of the run directory of a program in a job: the same when the job is started again, whose steps are counted
+// from 0 again; "" outside of a job.
+func RunName(getenv func(string) string, program string) string {
+	job, step := getenv("SLURM_JOB_ID"), getenv("SLURM_STEP_ID")
+	if !digits.MatchString(job) {
+		return ""
+	}
+	if digits.MatchString(step) {
+		job += "-" + step
+	}
+	if full, err := filepath.Abs(program); err == nil { // it may be "."
+		program = full
+	}
+	return strings.TrimSuffix(filepath.Base(program), ".py") + "-slurm-" + job
+}
+
+var digits = regexp.MustCompile(`^[0-9]{1,18}$`)
 
 // Begun returns the tasks that may have begun a run in other jobs of this user: the first of each of their steps. job is the only
 // job that counts, "" for all.

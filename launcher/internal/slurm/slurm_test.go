@@ -138,3 +138,22 @@ func TestRequeued(t *testing.T) {
 		}
 	}
 }
+
+// The run directory of a job is the same when the job is started again, and another one in each step.
+func TestRunName(t *testing.T) {
+	for want, pairs := range map[string][]string{
+		"":              {"SLURM_STEP_ID=1"},
+		"gpt-slurm-7":   {"SLURM_JOB_ID=7", "SLURM_RESTART_COUNT=1"},
+		"gpt-slurm-7-0": {"SLURM_JOB_ID=7", "SLURM_STEP_ID=0"},
+		"gpt-slurm-7-1": {"SLURM_JOB_ID=7", "SLURM_STEP_ID=1", "SLURM_RESTART_COUNT=1"},
+	} {
+		for _, program := range []string{"./examples/gpt", "/a/gpt.py", "gpt"} {
+			if got := RunName(env(pairs...), program); got != want {
+				t.Errorf("%s, %v: %q, not %q", program, pairs, got, want)
+			}
+		}
+	}
+	if got := RunName(env("SLURM_JOB_ID=../7"), "gpt"); got != "" {
+		t.Error(got)
+	}
+}
