@@ -6,6 +6,7 @@
 //	go run ./bench reduce     exact with fast reduction between workers, and that with a bare ring
 //	go run ./bench protect    steps with mirrors and digests and without
 //	go run ./bench traces     steps with traces and metrics and without
+//	go run ./bench keep       steps under checkpoints, their speed, and that of reading data
 //	go run ./bench control    how long control takes while all else is busy
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench hosts      recovery when one of several hosts dies
@@ -39,9 +40,9 @@ import (
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions, "torch": python.Torch, "bridge": python.Bridge}
+	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "keep": training.Keep, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions, "torch": python.Torch, "bridge": python.Bridge}
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions|torch|bridge [flags]; see go doc ./bench")
+		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|keep|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions|torch|bridge [flags]; see go doc ./bench")
 		os.Exit(2)
 	}
 	if err := commands[os.Args[1]](os.Args[2:]); err != nil {
