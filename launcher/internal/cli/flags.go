@@ -28,7 +28,7 @@ func Within[T cmp.Ordered](flag string, value, least, most T, more ...string) er
 
 // kinds are what flags want, by their types.
 var kinds = map[string]string{
-	"int": "a whole number", "float64": "a number", "bool": "true or false", "duration": "a time, such as 1s",
+	"int": "a whole number", "float64": "a number", "bool": "true or false", "duration": "a time, such as 1s", "range": "FROM-TO, such as 20000-20099, of 1 to 65535",
 }
 
 // FlagError makes one clear line of an error of a command's flags.

@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/dvfs/nvml"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
@@ -47,6 +48,7 @@ func NewDoctor() *cobra.Command {
 	var asJSON bool
 	var list []string
 	var file string
+	var at ports.Range
 	cmd := &cobra.Command{
 		Use:   "doctor [--hosts HOST,...] [--json]",
 		Short: "Check what this machine has and lacks for training",
@@ -56,8 +58,8 @@ warn or fail, and says what would be right. The exit status is 1 if a line faile
 Clocks that a run has left low which was killed are put back.
 
 With --hosts or --hosts-file, doctor looks at those machines instead, over ssh: whether the
-launcher runs there, and whether each of them reaches each other at a port that the system
-chooses, as workers do. A failed pair is refused (a firewall, perhaps), timeout, or no route;
+launcher runs there, and whether each of them reaches each other at a port of --ports, or one
+that the system chooses, as workers do. A failed pair is refused (a firewall, perhaps), timeout, or no route;
 MTU is that of the interface. This machine takes part if it is listed.`,
 		Example: `  launcher doctor
   launcher doctor --hosts localhost,b,c
@@ -67,7 +69,7 @@ MTU is that of the interface. This machine takes part if it is listed.`,
 			if hosts, err := ssh.Of(cmd.Flags().Changed, list, file); err != nil {
 				return err
 			} else if hosts != nil {
-				return examineHosts(cmd, hosts, asJSON)
+				return examineHosts(cmd, hosts, at, asJSON)
 			}
 			findings := examine(os.DirFS("/").(fs.ReadFileFS))
 			if err := cli.Print(cmd.OutOrStdout(), findings, asJSON, func(out io.Writer) error {
@@ -91,6 +93,7 @@ MTU is that of the interface. This machine takes part if it is listed.`,
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the findings as JSON")
 	cmd.Flags().StringSliceVar(&list, "hosts", nil, "`machines` to look at over ssh, and at the network between them")
 	cmd.Flags().StringVar(&file, "hosts-file", "", "`file` with one such machine a line")
+	cmd.Flags().Var(&at, portsFlag, "`ports` of which these machines are tried at one, FROM-TO (default those that the system chooses)")
 	return cmd
 }
 

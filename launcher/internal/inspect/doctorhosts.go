@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 	"github.com/soliton-train/soliton/launcher/internal/ssh"
 )
@@ -17,20 +18,25 @@ const probeName = "probe"
 
 // NewProbe returns the command that doctor --hosts runs on every machine.
 func NewProbe() *cobra.Command {
-	return &cobra.Command{
+	var at ports.Range
+	cmd := &cobra.Command{
 		Use:    probeName,
 		Short:  "Try to reach other machines; started by doctor --hosts",
 		Hidden: true,
 		Args:   cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return cli.Fail(ssh.Probe(cmd.Context(), os.Stdin, cli.Raw(cmd.OutOrStdout())))
+			return cli.Fail(ssh.Probe(cmd.Context(), at, os.Stdin, cli.Raw(cmd.OutOrStdout())))
 		},
 	}
+	cmd.Flags().Var(&at, portsFlag, "`ports` to listen at")
+	return cmd
 }
 
+const portsFlag = "ports"
+
 // examineHosts looks at machines and at the network between them.
-func examineHosts(cmd *cobra.Command, hosts []ssh.Host, asJSON bool) error {
-	report, err := ssh.Check(cmd.Context(), hosts, probeName)
+func examineHosts(cmd *cobra.Command, hosts []ssh.Host, at ports.Range, asJSON bool) error {
+	report, err := ssh.Check(cmd.Context(), hosts, probeName, "--"+portsFlag+"="+at.String())
 	if err != nil {
 		return cli.Fail(err)
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/net/admit"
+	"github.com/soliton-train/soliton/internal/net/ports"
 	"github.com/soliton-train/soliton/internal/timing"
 )
 
@@ -35,10 +36,14 @@ type Reach struct {
 	Error string  `json:"error"`
 }
 
-// Probe listens on a port and says so in a line on out, dials the targets that come in a line on in, says in another line which of them
+// Probe listens on a port of a range and says so in a line on out, dials the targets that come in a line on in, says in another line which of them
 // it has reached, and listens until in ends.
-func Probe(ctx context.Context, in io.Reader, out io.Writer) error {
-	l, err := net.Listen("tcp", ":0")
+func Probe(ctx context.Context, at ports.Range, in io.Reader, out io.Writer) error {
+	var l net.Listener
+	err := at.Listen(func(port int) (err error) {
+		l, err = net.Listen("tcp", fmt.Sprintf(":%d", port))
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -206,7 +211,7 @@ type probing struct {
 }
 
 // Check has every machine try to reach every other. The command is this launcher's that calls [Probe].
-func Check(ctx context.Context, hosts []Host, command string) (r Report, err error) {
+func Check(ctx context.Context, hosts []Host, command ...string) (r Report, err error) {
 	l, err := Own()
 	if err != nil {
 		return r, err
@@ -247,7 +252,7 @@ func Check(ctx context.Context, hosts []Host, command string) (r Report, err err
 		if err := start(nil, func(text string) { r.Machines[i].Version = text }, "version"); err != nil {
 			return err
 		}
-		p, err := begin(hosts[i], start, command)
+		p, err := begin(hosts[i], start, command...)
 		if err != nil {
 			return err
 		}
@@ -298,7 +303,7 @@ func errorOf(h Host, err error) string {
 }
 
 // begin begins a probe.
-func begin(h Host, start func(io.Reader, func(string), ...string) error, command string) (*probing, error) {
+func begin(h Host, start func(io.Reader, func(string), ...string) error, command ...string) (*probing, error) {
 	there, stdin, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -310,7 +315,7 @@ func begin(h Host, start func(io.Reader, func(string), ...string) error, command
 			case p.said <- text:
 			default: // it says two lines only
 			}
-		}, command)
+		}, command...)
 		_ = there.Close()
 		close(p.said)
 		p.ended <- err

@@ -8,6 +8,8 @@ import (
 	"net"
 	"testing"
 	"time"
+
+	"github.com/soliton-train/soliton/internal/net/ports"
 )
 
 // listen returns the address of a listener that does something with each caller.
@@ -65,7 +67,7 @@ func TestProbe(t *testing.T) {
 	in, say := io.Pipe()
 	hear, out := io.Pipe()
 	done := make(chan error, 1)
-	go func() { done <- Probe(t.Context(), in, out) }()
+	go func() { done <- Probe(t.Context(), ports.Range{}, in, out) }()
 	lines := json.NewDecoder(bufio.NewReader(hear))
 	var own Target
 	if err := lines.Decode(&own); err != nil || own.ID == "" || len(own.Addrs) == 0 {
