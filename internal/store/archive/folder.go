@@ -10,6 +10,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
 // Folder is a [Bucket] in a folder, which is made when something is written.
@@ -20,7 +22,7 @@ func (f Folder) String() string { return f.Path }
 // Put implements [Bucket].
 func (f Folder) Put(ctx context.Context, name string, content io.ReadSeeker, size int64) error {
 	return f.write(name, func(w io.Writer) error {
-		n, err := io.Copy(w, &reader{ctx, content})
+		n, err := io.Copy(w, rundir.WithContext(ctx, content))
 		if err == nil && n != size {
 			err = fmt.Errorf("%d bytes came, of %d", n, size)
 		}
@@ -137,17 +139,4 @@ func (f Folder) path(name string) (string, error) {
 		return "", fmt.Errorf("%q is no name of an object", name)
 	}
 	return filepath.Join(f.Path, filepath.FromSlash(name)), nil
-}
-
-// reader ends with its context.
-type reader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (r *reader) Read(b []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.r.Read(b)
 }

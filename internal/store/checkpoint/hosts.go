@@ -82,7 +82,7 @@ func Receive(ctx context.Context, dir string, m *Manifest, i int, from io.Reader
 	defer step.Close()
 	return replace(step, f.Name, f.Size, func(w io.Writer) error {
 		sum := sha256.New()
-		n, err := io.Copy(io.MultiWriter(sum, w), &contextReader{ctx, io.LimitReader(from, f.Size)})
+		n, err := io.Copy(io.MultiWriter(sum, w), rundir.WithContext(ctx, io.LimitReader(from, f.Size)))
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"sync"
 
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
 
@@ -272,7 +273,7 @@ func (s *source) verify(ctx context.Context, f io.ReaderAt) (*safetensors.File, 
 		return nil, &Error{Path: s.path, Kind: kind, Reason: fmt.Sprintf(format, args...)}
 	}
 	sum := sha256.New()
-	n, err := io.Copy(sum, &contextReader{ctx, io.NewSectionReader(f, 0, s.file.Size+1)})
+	n, err := io.Copy(sum, rundir.WithContext(ctx, io.NewSectionReader(f, 0, s.file.Size+1)))
 	switch found := hex.EncodeToString(sum.Sum(nil)); {
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		return nil, err
@@ -308,17 +309,4 @@ func (s *source) broken(kind error, err error) *Error {
 		reason = fmt.Sprintf("tensor %q %s", bad.Tensor, bad.Reason)
 	}
 	return &Error{Path: s.path, Kind: kind, Reason: reason, Err: err}
-}
-
-// contextReader ends with the context's error when that is done.
-type contextReader struct {
-	ctx context.Context
-	r   io.Reader
-}
-
-func (c *contextReader) Read(b []byte) (int, error) {
-	if err := c.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return c.r.Read(b)
 }

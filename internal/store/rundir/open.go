@@ -1,7 +1,9 @@
 package rundir
 
 import (
+	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 
@@ -31,4 +33,19 @@ func openFile(path string, flag int) (*os.File, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil
+}
+
+// WithContext returns a reader that ends with the error of a context when that is done.
+func WithContext(ctx context.Context, r io.Reader) io.Reader { return &contextReader{ctx, r} }
+
+type contextReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (c *contextReader) Read(b []byte) (int, error) {
+	if err := c.ctx.Err(); err != nil {
+		return 0, err
+	}
+	return c.r.Read(b)
 }
