@@ -45,12 +45,6 @@ func diskCommand(t *testing.T, dir string, flags ...string) *exec.Cmd {
 	return launch(t, append(args, mlp, "--steps", diskSteps, "--micro-batch", "4", "--eval-every", "0", "--checkpoint-every", "300ms")...)
 }
 
-func summaryOf(t *testing.T, dir string) (sum rundir.Summary) {
-	t.Helper()
-	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
-	return sum
-}
-
 // A disk that is too small for the traces, or filled by others, costs no step, no worker and no bit.
 func TestFullDisk(t *testing.T) {
 	built(t)

@@ -89,3 +89,9 @@ func TestBadSamples(t *testing.T) {
 		})
 	})
 }
+
+func summaryOf(t *testing.T, dir string) (sum rundir.Summary) {
+	t.Helper()
+	readJSON(t, filepath.Join(dir, "summary.json"), &sum)
+	return sum
+}

@@ -355,7 +355,7 @@ func (c *Conn) wakeReader() error {
 	if err := c.bell.Control(c.ring); err != nil {
 		return err
 	}
-	if c.rung != nil && c.rung != syscall.EAGAIN {
+	if c.rung != nil && !errors.Is(c.rung, syscall.EAGAIN) {
 		return fmt.Errorf("shm: wake the reader: %w", c.rung)
 	}
 	return nil
