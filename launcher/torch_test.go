@@ -215,8 +215,8 @@ func TestTorchResume(t *testing.T) {
 	torchBuilt(t)
 	t.Parallel()
 	program := testdata(t, "torch/train.py")
-	_, want := trainTorch(t, []string{"--workers", "1"}, program, "--steps", "100")
-	cmd := launch(t, "run", "--plain", "--workers", "2", "--stages", "2", "--python", python, "--run-dir", "run", program, "--steps", "100")
+	_, want := trainTorch(t, []string{"--workers", "1"}, program, "--steps", "60")
+	cmd := launch(t, "run", "--plain", "--workers", "2", "--stages", "2", "--python", python, "--run-dir", "run", program, "--steps", "60")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

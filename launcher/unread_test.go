@@ -21,10 +21,6 @@ func TestBadSamples(t *testing.T) {
 		status, stdout, stderr := result(t, cmd)
 		return status, stdout + stderr
 	}
-	program, err := filepath.Abs("testdata/unread")
-	if err != nil {
-		t.Fatal(err)
-	}
 	type outcome struct {
 		sum   rundir.Summary
 		skips []rundir.Skip
@@ -41,7 +37,7 @@ func TestBadSamples(t *testing.T) {
 			t.Fatal(err)
 		}
 		dir := filepath.Join(work, name)
-		status, out := run(t, work, append(append([]string{"run", "--plain", "--threads", "1", "--run-dir", dir}, flags...), program)...)
+		status, out := run(t, work, append(append([]string{"run", "--plain", "--threads", "1", "--run-dir", dir}, flags...), unread)...)
 		return status, out, dir
 	}
 	const bad = "7"

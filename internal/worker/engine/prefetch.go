@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -152,13 +153,23 @@ func (p *prefetcher) run() {
 		a.reading = true
 		p.mu.Unlock()
 		began := time.Now()
-		err := p.read(a.readKey, a.batch)
+		err := p.try(a)
 		took := time.Since(began).Seconds()
 		p.mu.Lock()
 		p.took = aheadMemory*p.took + (1-aheadMemory)*took
 		a.reading, a.done, a.err = false, true, err
 		p.changed.Broadcast()
 	}
+}
+
+// try reads a micro-batch. A panic of user code is left to the pass that needs the samples, as errors are: the run learns of it there.
+func (p *prefetcher) try(a *ahead) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = fmt.Errorf("panic: %v", v)
+		}
+	}()
+	return p.read(a.readKey, a.batch)
 }
 
 // close ends and joins the goroutine, which reads one sample to its end.

@@ -19,6 +19,9 @@ func TestPrefetch(t *testing.T) {
 			if reads = append(reads, fmt.Sprint(k)); k.micro == 3 {
 				return errors.New("bad sector")
 			}
+			if k.micro == 4 {
+				panic("bad index")
+			}
 			return nil
 		})
 		defer p.close()
@@ -54,6 +57,11 @@ func TestPrefetch(t *testing.T) {
 		}
 		if free := p.want(nil, batches); len(free) != 0 {
 			t.Errorf("%d free", len(free))
+		}
+		p.want([]readKey{{2, 4}, {2, 5}}, batches)
+		time.Sleep(time.Second)
+		if p.take(readKey{2, 4}) != nil || p.take(readKey{2, 5}) == nil {
+			t.Error("micro-batch 4 is there although its data panicked, or the next is not")
 		}
 	})
 }
