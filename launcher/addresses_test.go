@@ -2,6 +2,8 @@ package main
 
 import (
 	"net"
+	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -16,8 +18,8 @@ func TestAddresses(t *testing.T) {
 	if err != nil {
 		t.Skipf("the loopback interface has no IPv6: %v", err)
 	}
-	_, port, _ := net.SplitHostPort(l.Addr().String())
-	l.Close() // a free port
+	l.Close()
+	port := freePort(t)
 	for _, c := range []struct {
 		run, join []string
 		tickets   string // addresses in it; "" does not matter
@@ -44,4 +46,18 @@ func TestAddresses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// freePort returns a port that nothing listens at, and that the kernel gives to no connection by itself.
+func freePort(t *testing.T) string {
+	t.Helper()
+	for n := range 1000 {
+		port := strconv.Itoa(20000 + (os.Getpid()+n)%10000)
+		if l, err := net.Listen("tcp", ":"+port); err == nil {
+			l.Close()
+			return port
+		}
+	}
+	t.Fatal("no free port")
+	return ""
 }

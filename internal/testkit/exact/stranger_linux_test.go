@@ -29,7 +29,7 @@ import (
 // run ends as an undisturbed one does, and no worker is lost. Only workers that have others on other hosts speak to another user.
 func TestStrangers(t *testing.T) {
 	launcher, gpt := programs(t)
-	program := append([]string{gpt}, strings.Fields(struckFlags+" --steps 40")...)
+	program := append([]string{gpt}, strings.Fields(struckFlags+" --steps 120")...)
 	want, metrics := launch(t, launcher, append([]string{"--workers", "1"}, program...)...)
 	const workers = 4
 	for _, hosts := range []int{1, 2} {
