@@ -223,24 +223,11 @@ func sumOf(ctx context.Context, path string, size int64) (string, error) {
 	}
 	defer f.Close()
 	h := sha256.New()
-	n, err := io.Copy(h, io.LimitReader(reader{ctx, f}, size+1))
+	n, err := io.Copy(h, io.LimitReader(rundir.WithContext(ctx, f), size+1))
 	if err == nil && n != size {
 		err = errors.New("it has another size now")
 	}
 	return hex.EncodeToString(h.Sum(nil)), err
-}
-
-// reader reads until its context ends.
-type reader struct {
-	ctx context.Context
-	io.Reader
-}
-
-func (r reader) Read(b []byte) (int, error) {
-	if err := r.ctx.Err(); err != nil {
-		return 0, err
-	}
-	return r.Reader.Read(b)
 }
 
 func isSum(s string) bool {

@@ -67,7 +67,7 @@ const (
 	Lacking  Supply = iota // nothing
 	Having                 // the files
 	Opening                // not known yet: its workers still open their data
-	Stranded               // the same, and they wait for other files themselves, which nobody sends
+	Stranded               // the same, and they wait for other files themselves, which no machine sends
 )
 
 func (Sources) kind() string { return "sources" }

@@ -106,7 +106,7 @@ func (d *Dir) make() error {
 			return err
 		}
 		d.lines[name] = again
-		_ = f.Close() // nobody can read it any more
+		_ = f.Close() // it has no name any more
 	}
 	if d.workers && d.reached != nil {
 		if err := d.writeReached(); err != nil {
