@@ -331,7 +331,7 @@ func (s *survival) heard(v *victim, m control.Message, cfg SurviveConfig) {
 			s.notes = append(s.notes, fmt.Sprintf("worker %d: %s", v.w.ID, m.Text))
 			return // its end comes
 		}
-		s.failed = fmt.Errorf("worker %d: %s\n%s", v.w.ID, m.Text, m.Stack)
+		s.failed = fmt.Errorf("worker %d: %s\n%s\n%s", v.w.ID, m.Text, m.Stack, strings.Join(s.notes, "\n"))
 	case control.Answer:
 		s.step(controller.Answered{Worker: v.w, Ballot: m.Ballot, Report: m.Report})
 	case control.Level:

@@ -566,6 +566,26 @@ func TestEvaluate(t *testing.T) {
 	}
 }
 
+// A call that its context ends leaves its results to the loop, which may conclude later.
+func TestEvaluateEndsAsItConcludes(t *testing.T) {
+	e, _ := newLine(t, 4, 4, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	loss, metrics, err := e.Evaluate(ctx, 1, 10, func(i int, in, target tensor.Tensor) error {
+		if in.F[0], target.F[0] = 1, 1; i == 9 {
+			cancel()
+		}
+		return nil
+	})
+	if err == nil { // it had concluded
+		return
+	}
+	if !errors.Is(err, context.Canceled) || loss != (core.Loss{}) || metrics != nil {
+		t.Errorf("%+v, %+v, error %v", loss, metrics, err)
+	}
+	e.Close()
+}
+
 func TestUnevenMicroBatch(t *testing.T) {
 	if _, err := New(Config{Job: rundir.Job{GlobalBatch: 8, MicroBatch: 3}}); err == nil {
 		t.Error("micro-batch 3 of 8 was accepted")

@@ -21,12 +21,14 @@ const inFlight = 4
 // Evaluate returns the loss over n samples, and the metrics, with layers such as dropout in evaluation mode. The samples form micro-batches in order,
 // the last of which may be short, and their losses are added over the tree. The workers of a stage take micro-batches in turn. All
 // workers call Evaluate with the same arguments after the same step, and get the same result.
-func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (loss core.Loss, metrics []core.Loss, err error) {
+func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, in, target tensor.Tensor) error) (core.Loss, []core.Loss, error) {
 	micros := (n + e.c.MicroBatch - 1) / e.c.MicroBatch
 	if micros < 1 {
-		return loss, nil, fmt.Errorf("step %d: the evaluation has no samples", step)
+		return core.Loss{}, nil, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
-	metrics = make([]core.Loss, e.c.Metrics)
+	// The loop may still conclude when ctx has ended the call: these are its own until the call succeeds.
+	var loss core.Loss
+	metrics := make([]core.Loss, e.c.Metrics)
 	size := core.EvalSize(e.c.Metrics)
 	suspect := -1 // a layer, if this worker ran it
 	if err := e.do(ctx, &request{

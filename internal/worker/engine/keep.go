@@ -32,7 +32,10 @@ type Collector interface {
 // Keep ends a run: it passes the state of the job after a step to a collector on the worker that the plan names, and returns the
 // collector's answer, of size bytes, and that worker on all workers. If it is lost before all have the answer, the collection
 // restarts on another. All workers call Keep after the same step.
-func (e *Engine) Keep(ctx context.Context, step, size int, collector func(context.Context) (Collector, error)) (words []byte, by id.WorkerID, err error) {
+func (e *Engine) Keep(ctx context.Context, step, size int, collector func(context.Context) (Collector, error)) ([]byte, id.WorkerID, error) {
+	// As in Evaluate, these are the loop's own until the call succeeds.
+	var words []byte
+	var by id.WorkerID
 	if err := e.do(ctx, &request{
 		ask: core.Ask{Point: id.Point{Step: step, Gate: id.Kept}, Words: size + 4},
 		job: func(ctx context.Context, v view) ([]byte, error) { return e.collect(ctx, v, step, collector) },
