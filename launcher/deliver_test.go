@@ -43,7 +43,20 @@ func delivered(t *testing.T, dir string) string {
 	return string(text)
 }
 
-// OnStep is called for every step in every history, and its file has each line once.
+// accuracies returns the metric of each step, as its last line in metrics.jsonl has it.
+func accuracies(t *testing.T, dir string) string {
+	t.Helper()
+	of := make(map[int]float64)
+	for _, m := range metricsSoFar(filepath.Join(dir, "run")) {
+		of[m.Step] = m.TrainMetrics["accuracy"]
+	}
+	if len(of) != deliverySteps {
+		t.Errorf("metrics.jsonl has %d steps of %d", len(of), deliverySteps)
+	}
+	return fmt.Sprint(of)
+}
+
+// OnStep is called for every step in every history, and its file has each line once. Metrics have the same bits in all of them.
 func TestDeliveries(t *testing.T) {
 	built(t)
 	t.Parallel()
@@ -52,7 +65,7 @@ func TestDeliveries(t *testing.T) {
 		if status, stdout, stderr := result(t, cmd); status != 0 {
 			t.Fatalf("status %d\n%s%s", status, stdout, stderr)
 		}
-		return delivered(t, cmd.Dir)
+		return delivered(t, cmd.Dir) + accuracies(t, cmd.Dir)
 	}
 	want := finish(t, deliver(t, "--workers", "1"))
 	for name, flags := range map[string][]string{
@@ -69,7 +82,7 @@ func TestDeliveries(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if got := finish(t, deliver(t, flags...)); got != want {
-				t.Error("the file differs from that of an undisturbed run")
+				t.Error("the file or metrics differ from those of an undisturbed run")
 			}
 		})
 	}
@@ -91,7 +104,7 @@ func TestDeliveries(t *testing.T) {
 			again := exec.Command(binary, "resume", "--plain", "--threads", "1", "run")
 			again.Dir = cmd.Dir
 			if got := finish(t, again); got != want {
-				t.Error("the file differs from that of an undisturbed run")
+				t.Error("the file or metrics differ from those of an undisturbed run")
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"maps"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -52,8 +53,14 @@ func TestTorchSameBits(t *testing.T) {
 	program := testdata(t, "torch/train.py")
 	first, want := trainTorch(t, []string{"--workers", "1"}, program)
 	metrics := measured(t, first)
-	if m := metrics[10]; want.ValLoss == nil || len(metrics) != 3 || !(m["right"] >= 0 && m["right"] <= 1) || !(m["same_loss"] > 1) {
-		t.Errorf("the evaluations found %v", metrics)
+	m := metrics[10]
+	if want.ValLoss == nil || len(metrics) != 12 || len(metrics[1]) != 2 || len(m) != 4 || !(m["right/val"] >= 0 && m["right/val"] <= 1) || !(m["same_loss/val"] > 1) {
+		t.Errorf("steps and evaluations found %v", metrics)
+	}
+	for _, line := range metricsSoFar(first) {
+		if same := metrics[line.Step]["same_loss"]; math.Abs(same-line.Loss) > 1e-6*same {
+			t.Errorf("step %d has the loss %v, and %v as a metric", line.Step, line.Loss, same)
+		}
 	}
 	for _, flags := range []string{
 		"--workers 3 --stages 1 --zero 1",
@@ -163,13 +170,14 @@ func TestTorchMachines(t *testing.T) {
 	}
 }
 
-// measured returns the metrics of all steps that an evaluation followed.
+// measured returns the metrics of all steps and, under their names with /val, those of the evaluations that followed.
 func measured(t *testing.T, dir string) map[int]map[string]float64 {
 	t.Helper()
 	found := make(map[int]map[string]float64)
 	for _, m := range metricsSoFar(dir) {
-		if m.Metrics != nil {
-			found[m.Step] = m.Metrics
+		found[m.Step] = maps.Clone(m.TrainMetrics)
+		for name, x := range m.Metrics {
+			found[m.Step][name+"/val"] = x
 		}
 	}
 	return found

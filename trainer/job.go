@@ -108,6 +108,9 @@ type StepInfo struct {
 	// finite, or counted no target, is missing.
 	Metrics map[string]float64
 
+	// TrainMetrics are the same means over the step itself.
+	TrainMetrics map[string]float64
+
 	// Redelivered reports whether OnStep may have been called for this step before, in a
 	// process that ended before the call was known to have returned.
 	Redelivered bool

@@ -73,8 +73,10 @@ func (b TensorBoard) Write(s StepInfo) error {
 	value("lr", s.LR)
 	value("grad_norm", s.GradNorm)
 	value("step_seconds", s.Duration.Seconds())
-	for _, name := range slices.Sorted(maps.Keys(s.Metrics)) {
-		value(name+"/val", s.Metrics[name])
+	for of, metrics := range [...]map[string]float64{s.TrainMetrics, s.Metrics} {
+		for _, name := range slices.Sorted(maps.Keys(metrics)) {
+			value(name+[...]string{"/train", "/val"}[of], metrics[name])
+		}
 	}
 	event := binary.AppendUvarint(append(appendTime(nil, s.time), 2<<3), uint64(s.Step)) // Event.step
 	event = appendField(event, 5, values)                                                // Event.summary

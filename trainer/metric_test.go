@@ -36,7 +36,7 @@ func measured() trainer.Job {
 	return job
 }
 
-// OnStep and metrics.jsonl have the same metrics of evaluations. A metric without a mean is missing. Metrics do not change the result.
+// OnStep and metrics.jsonl have the same metrics of steps and evaluations. A metric without a mean is missing. Metrics do not change the result.
 func TestMetrics(t *testing.T) {
 	job := measured()
 	var steps []trainer.StepInfo
@@ -62,11 +62,16 @@ func TestMetrics(t *testing.T) {
 			t.Fatal(err)
 		}
 		evaluated := s.Step%2 == 0 || s.Step == job.Steps
+		if !maps.Equal(m.TrainMetrics, s.TrainMetrics) || len(s.TrainMetrics) != 2 {
+			t.Errorf("step %d: %v, metrics.jsonl has %v", s.Step, s.TrainMetrics, m.TrainMetrics)
+		}
 		if !maps.Equal(m.Metrics, s.Metrics) || evaluated != (len(s.Metrics) == 2) || evaluated != (s.ValLoss != nil) {
 			t.Errorf("step %d: %v, metrics.jsonl has %v", s.Step, s.Metrics, m.Metrics)
 		}
-		if right := s.Metrics["accuracy"] * 30; math.Abs(right-math.Round(right)) > 1e-9 || right < 0 || right > 30 {
-			t.Errorf("step %d: accuracy %v of 30 samples", s.Step, s.Metrics["accuracy"])
+		for of, metrics := range map[float64]map[string]float64{float64(job.GlobalBatch): s.TrainMetrics, 30: s.Metrics} {
+			if right := metrics["accuracy"] * of; math.Abs(right-math.Round(right)) > 1e-9 || right < 0 || right > of {
+				t.Errorf("step %d: accuracy %v of %v samples", s.Step, metrics["accuracy"], of)
+			}
 		}
 	}
 }
@@ -79,12 +84,14 @@ func TestMetricsSameBits(t *testing.T) {
 		return j
 	}
 	want := trainer.RunWorkers(t, 1, 1, exact, job)[0]
-	if len(want.Steps) < 2 || len(want.Steps[1].Metrics) != 2 {
+	if len(want.Steps) < 2 || len(want.Steps[1].Metrics) != 2 || len(want.Steps[0].TrainMetrics) != 2 {
 		t.Fatalf("%+v", want.Steps)
 	}
 	for _, c := range []struct{ workers, stages int }{{2, 1}, {3, 3}, {4, 2}} {
 		for w, got := range trainer.RunWorkers(t, c.workers, c.stages, exact, job) {
-			if !slices.EqualFunc(got.Steps, want.Steps, func(a, b control.Step) bool { return maps.Equal(a.Metrics, b.Metrics) }) {
+			if !slices.EqualFunc(got.Steps, want.Steps, func(a, b control.Step) bool {
+				return maps.Equal(a.Metrics, b.Metrics) && maps.Equal(a.TrainMetrics, b.TrainMetrics)
+			}) {
 				t.Errorf("%d workers, %d stages: worker %d has other metrics", c.workers, c.stages, w)
 			}
 		}
@@ -171,6 +178,7 @@ func TestTensorBoard(t *testing.T) {
 		})
 		want := map[string]float32{
 			"loss/train": float32(s.Loss), "lr": float32(s.LR), "grad_norm": float32(s.GradNorm), "step_seconds": float32(s.Duration.Seconds()),
+			"accuracy/train": float32(s.TrainMetrics["accuracy"]), "mean output/train": float32(s.TrainMetrics["mean output"]),
 		}
 		if s.ValLoss != nil {
 			want["loss/val"] = float32(*s.ValLoss)

@@ -29,7 +29,7 @@ type Model struct {
 	Layers []Layer
 	Loss   Loss
 
-	// Metrics are numbers beside the loss, of each evaluation: at most 8.
+	// Metrics are numbers beside the loss, of each step and each evaluation: at most 8.
 	Metrics []Metric
 
 	// LayerNames are used as prefixes of parameter names, one for each layer;
@@ -41,7 +41,7 @@ type Model struct {
 	Fault error
 }
 
-// Metric is a mean over the targets of an evaluation that training does not depend on, such as the share of them that
+// Metric is a mean over the targets of a step or an evaluation that training does not depend on, such as the share of them that
 // the model gets right. It is in metrics.jsonl and in [StepInfo], where it is finite. Sums are added over micro-batches in the order of
 // the gradients' tree, so a metric has the same bits whichever worker computes it.
 type Metric struct {
@@ -52,7 +52,7 @@ type Metric struct {
 	Of func(c *Context, out, target Tensor) (sum float64, count int64)
 }
 
-// Bounds of metrics. Each line of metrics.jsonl with an evaluation has their names.
+// Bounds of metrics. Each line of metrics.jsonl has their names.
 const (
 	maxMetrics    = 8
 	maxMetricName = 64

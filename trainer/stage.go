@@ -88,11 +88,9 @@ func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count in
 	out := f.outs[len(f.outs)-1]
 	c := s.context(f.micro, len(s.model.Layers), &f.arena)
 	sum, count, dout = s.model.Loss.Loss(c, out, target)
-	if f.micro.Metric != nil {
-		for i, m := range s.model.Metrics {
-			total, n := m.Of(c, out, target)
-			f.micro.Metric(i, total, n)
-		}
+	for i, m := range s.model.Metrics {
+		total, n := m.Of(c, out, target)
+		f.micro.Metric(i, total, n)
 	}
 	if f.micro.Train && len(dout.F) != out.Len() {
 		panic(fmt.Sprintf("returned a gradient of %d numbers for an output of shape %v", len(dout.F), out.Shape))
@@ -172,6 +170,6 @@ type remote interface {
 	// Param returns the name of a parameter in the model file. First sets its first values.
 	Param(layer, param int) string
 	First(layer, param int, x []float32)
-	// Metrics returns the names of what Loss measures in an evaluation.
+	// Metrics returns the names of what Loss measures besides.
 	Metrics() []string
 }

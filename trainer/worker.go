@@ -92,8 +92,8 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		j.OnStep = func(c process.Call) error {
 			return p.OnStep(StepInfo{
 				Step: c.Step.Step, Steps: p.Steps, Loss: c.Loss, LR: c.LR, GradNorm: c.GradNorm, Targets: c.Tokens,
-				Duration: time.Duration(c.MS * float64(time.Millisecond)), ValLoss: c.ValLoss, Metrics: c.Metrics, time: c.Time,
-				Redelivered: c.Again, lines: c.Lines,
+				Duration: time.Duration(c.MS * float64(time.Millisecond)), ValLoss: c.ValLoss, Metrics: c.Metrics,
+				TrainMetrics: c.TrainMetrics, time: c.Time, Redelivered: c.Again, lines: c.Lines,
 			})
 		}
 	}

@@ -70,7 +70,7 @@ func main() {
 					Name:  "rings",
 					Input: trainer.Spec{Shape: []int{2}}, Target: trainer.Spec{Shape: []int{1}, Kind: trainer.Int32},
 					Layers: []trainer.Layer{nn.Linear{In: 2, Out: 32}, slopes{32}, nn.Linear{In: 32, Out: 32}, slopes{32}, nn.Linear{In: 32, Out: 2}},
-					Loss:   nn.CrossEntropy{},
+					Loss:   nn.CrossEntropy{}, Metrics: []trainer.Metric{nn.Accuracy()},
 				},
 				Data: rings{n: 4000, seed: 1}, Eval: rings{n: 500, seed: 2},
 				Optimizer:   trainer.AdamW{LR: trainer.Linear(0.02, 10)},

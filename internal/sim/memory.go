@@ -289,7 +289,7 @@ func (w *worker) record(d core.Say) {
 		for m := n.Lo; m < n.Hi; m++ {
 			loss = loss.Add(core.Loss{Sum: float64(1 + m), Count: 1})
 		}
-		r.Losses = append(r.Losses, core.LossSum{Node: n, Loss: loss})
+		r.Losses = append(r.Losses, core.LossSum{Node: n, Loss: core.Measured{Loss: loss}})
 	}
 	for _, p := range w.plan.Shards {
 		if p.Owner != w.self.ID {

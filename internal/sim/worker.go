@@ -317,7 +317,7 @@ func (w *worker) committed(r core.Result) {
 		w.say(said)
 	}
 	r.Plan, r.Forwards, r.Backwards, r.Stop = id.Version{}, 0, 0, ""
-	if was, ok := w.c.results[r.Step]; ok && was != r {
+	if was, ok := w.c.results[r.Step]; ok && !reflect.DeepEqual(was, r) {
 		w.c.violated("worker %v commits %+v, and another one %+v", w.session, r, was)
 	}
 	if w.c.results[r.Step] = r; r.Targets != int64(w.c.cfg.Micros) {

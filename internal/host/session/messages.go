@@ -268,11 +268,11 @@ func (s *Session) committed(w *worker, m control.Step) {
 		bad("committed step %d after step %d of %d", m.Step, w.last.Step, s.job.Steps)
 		return
 	case m.Tokens < 0 || m.MS < 0 || !finite(m.Loss, m.LR, m.GradNorm, m.MS) || m.ValLoss != nil && !finite(*m.ValLoss) ||
-		!finite(slices.Collect(maps.Values(m.Metrics))...):
+		!finite(slices.Collect(maps.Values(m.Metrics))...) || !finite(slices.Collect(maps.Values(m.TrainMetrics))...):
 		bad("committed step %d with numbers that are not finite", m.Step)
 		return
-	case len(m.Metrics) > control.MaxMetrics:
-		bad("committed step %d with %d metrics, more than %d", m.Step, len(m.Metrics), control.MaxMetrics)
+	case max(len(m.Metrics), len(m.TrainMetrics)) > control.MaxMetrics:
+		bad("committed step %d with %d metrics, more than %d", m.Step, max(len(m.Metrics), len(m.TrainMetrics)), control.MaxMetrics)
 		return
 	}
 	w.last = m

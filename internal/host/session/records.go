@@ -98,6 +98,7 @@ func (r *records) step(m control.Step, workers int) {
 	r.last = rundir.Metrics{
 		Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS,
 		Time: rundir.Time{Time: m.Time}, Workers: workers, Plan: m.Plan, ValLoss: m.ValLoss, Metrics: m.Metrics,
+		TrainMetrics: m.TrainMetrics,
 	}
 	r.most = max(r.most, m.Step)
 	if len(r.steps) == maxRecorded {

@@ -273,6 +273,8 @@ func otherStep(a, b control.Step) string {
 		return "val_loss"
 	case !maps.EqualFunc(a.Metrics, b.Metrics, sameFloat):
 		return "metrics"
+	case !maps.EqualFunc(a.TrainMetrics, b.TrainMetrics, sameFloat):
+		return "train_metrics"
 	}
 	return ""
 }

@@ -255,7 +255,7 @@ func due(c rundir.Calls) (steps []control.Step) {
 	for _, m := range c.Due {
 		steps = append(steps, control.Step{
 			Step: m.Step, Loss: m.Loss, LR: m.LR, GradNorm: m.GradNorm, Tokens: m.Tokens, MS: m.MS, Time: m.Time.Time, Plan: m.Plan, ValLoss: m.ValLoss,
-			Metrics: m.Metrics,
+			Metrics: m.Metrics, TrainMetrics: m.TrainMetrics,
 		})
 	}
 	return steps

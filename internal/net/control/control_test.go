@@ -43,7 +43,7 @@ var samples = []Message{
 		Layers: []Layer{{Name: "embed", Tensors: []int{1 << 20, 512}}, {Name: "gelu"}},
 	},
 	Start{RunDir: "/runs/x", Threads: 2, Reduction: "exact", Zero: 1, Joins: true},
-	Step{Step: 1, Loss: 0.1, LR: 1e-3, GradNorm: 2, Tokens: 4096, MS: 1.5, Plan: 1, ValLoss: ptr(2.5), Metrics: map[string]float64{"accuracy": 0.5}, Forwards: 8, Backwards: 7},
+	Step{Step: 1, Loss: 0.1, LR: 1e-3, GradNorm: 2, Tokens: 4096, MS: 1.5, Plan: 1, ValLoss: ptr(2.5), Metrics: map[string]float64{"accuracy": 0.5}, TrainMetrics: map[string]float64{"accuracy": 0.25}, Forwards: 8, Backwards: 7},
 	Repaired{Step: 3, Try: 1, Layer: "embed", Block: 7, Target: "moment"},
 	Output{Text: "func main() {\n"},
 	Stop{Reason: "interrupt"},

@@ -218,7 +218,7 @@ type Ring struct {
 	Size   int           // how many members the ring is to have
 }
 
-// MaxMetrics bounds the metrics of an evaluation.
+// MaxMetrics bounds the metrics of a step, and those of an evaluation.
 const MaxMetrics = 64
 
 // Step is one committed step. Every worker sends it: all fields but MS, Time, Plan,
@@ -234,8 +234,12 @@ type Step struct {
 	Plan     uint64             // Version.N of the worker's plan as the step ended
 	ValLoss  *float64           // set where an evaluation followed the step
 	Metrics  map[string]float64 // means of the evaluation besides; nil for none
-	Left     bool               // it has left with this step; ValLoss and Metrics are missing then
-	Joined   bool               // it has joined with this step, and has its result from others; MS is missing then
+
+	// TrainMetrics are the means of the step besides the loss; nil for none.
+	TrainMetrics map[string]float64
+
+	Left   bool // it has left with this step; ValLoss and Metrics are missing then
+	Joined bool // it has joined with this step, and has its result from others; MS is missing then
 
 	// Forwards and Backwards count what this worker has run in training so
 	// far: (stage, micro-batch) pairs.

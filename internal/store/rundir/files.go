@@ -86,6 +86,8 @@ type Metrics struct {
 	Plan     uint64             `json:"plan"`               // version of the plan the step ran under
 	ValLoss  *float64           `json:"val_loss,omitempty"` // where the step was followed by an evaluation
 	Metrics  map[string]float64 `json:"metrics,omitempty"`  // means of that evaluation besides
+
+	TrainMetrics map[string]float64 `json:"train_metrics,omitempty"` // means of the step besides its loss
 }
 
 // Event is one line of events.jsonl: one change.

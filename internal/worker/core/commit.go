@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -27,10 +28,53 @@ func (l Loss) Add(o Loss) Loss { return Loss{l.Sum + o.Sum, l.Count + o.Count} }
 // Mean returns the mean loss, NaN over no targets.
 func (l Loss) Mean() float64 { return l.Sum / float64(l.Count) }
 
+// Measured is a loss, and the job's metrics over the same samples, which are sums and counts as a loss is.
+type Measured struct {
+	Loss
+	Metrics []Loss
+}
+
+// Add returns the sum of what was measured on two sets of samples, each term by itself.
+func (m Measured) Add(o Measured) Measured {
+	sum := Measured{Loss: m.Loss.Add(o.Loss), Metrics: slices.Clone(m.Metrics)}
+	for i, x := range o.Metrics {
+		sum.Metrics[i] = sum.Metrics[i].Add(x)
+	}
+	return sum
+}
+
+// measuredSize returns the size of a loss with so many metrics.
+func measuredSize(metrics int) int { return 16 + 16*metrics }
+
+// append appends the loss and the metrics, measuredSize bytes.
+func (m Measured) append(b []byte) []byte {
+	b = m.Loss.append(b)
+	for _, x := range m.Metrics {
+		b = x.append(b)
+	}
+	return b
+}
+
+func (l Loss) append(b []byte) []byte {
+	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(b, math.Float64bits(l.Sum)), uint64(l.Count))
+}
+
+// parseMeasured reads measuredSize bytes.
+func parseMeasured(b []byte, metrics int) (m Measured) {
+	at := func(i int) Loss {
+		return Loss{math.Float64frombits(binary.LittleEndian.Uint64(b[16*i:])), int64(binary.LittleEndian.Uint64(b[16*i+8:]))}
+	}
+	m.Loss = at(0)
+	for i := range metrics {
+		m.Metrics = append(m.Metrics, at(1+i))
+	}
+	return m
+}
+
 // LossSum is the sum of a node of the tree of losses.
 type LossSum struct {
 	Node tree.Node
-	Loss Loss
+	Loss Measured
 }
 
 // Result is what a committed step gives, the same on every worker.
@@ -41,6 +85,7 @@ type Result struct {
 	LR       float64
 	GradNorm float64 // norm of the gradient of the mean loss, before clipping
 	Stop     string  // why a worker was asked to end the run, "" if none was
+	Metrics  []Loss  // sums over the step
 
 	// Of this worker:
 	Plan                id.Version // under which the step was committed
@@ -103,15 +148,19 @@ func (r Result) append(b []byte) []byte {
 		uint64(r.Plan.Generation), uint64(r.Plan.N)} {
 		b = binary.LittleEndian.AppendUint64(b, v)
 	}
-	return appendStop(b, r.Stop)
+	return Measured{Metrics: r.Metrics}.append(appendStop(b, r.Stop))
 }
 
+// resultSize returns the size of a result with so many metrics.
+func resultSize(metrics int) int { return 56 + stopSize + measuredSize(metrics) }
+
 // parseResult reads resultSize bytes.
-func parseResult(b []byte) Result {
+func parseResult(b []byte, metrics int) Result {
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
 	return Result{
 		Step: int(word(0)), Loss: math.Float64frombits(word(1)), Targets: int64(word(2)), LR: math.Float64frombits(word(3)), GradNorm: math.Float64frombits(word(4)),
-		Plan: id.Version{Generation: int(word(5)), N: int(word(6))}, Stop: parseStop(b[56:resultSize]),
+		Plan: id.Version{Generation: int(word(5)), N: int(word(6))}, Stop: parseStop(b[56 : 56+stopSize]),
+		Metrics: parseMeasured(b[56+stopSize:], metrics).Metrics,
 	}
 }
 
@@ -124,13 +173,14 @@ func appendStop(b []byte, s string) []byte {
 func parseStop(b []byte) string { return string(bytes.TrimRight(b, "\x00")) }
 
 const (
-	stopSize    = 24
-	resultSize  = 56 + stopSize
-	recordSize  = 56 + stopSize + 8
-	lossSumSize = 32
+	stopSize   = 24
+	recordSize = 56 + stopSize + 8
 
 	spotDigestSize = 4
 )
+
+// lossSumSize returns the size of the sum of a node with so many metrics.
+func lossSumSize(metrics int) int { return 16 + measuredSize(metrics) }
 
 func (r Record) append(b []byte) []byte {
 	le := binary.LittleEndian
@@ -140,9 +190,7 @@ func (r Record) append(b []byte) []byte {
 	}
 	b = le.AppendUint64(appendStop(b, r.Stop), uint64(r.Saving))
 	for _, s := range r.Losses {
-		for _, v := range []uint64{uint64(s.Node.Lo), uint64(s.Node.Hi), math.Float64bits(s.Loss.Sum), uint64(s.Loss.Count)} {
-			b = le.AppendUint64(b, v)
-		}
+		b = s.Loss.append(le.AppendUint64(le.AppendUint64(b, uint64(s.Node.Lo)), uint64(s.Node.Hi)))
 	}
 	for _, d := range r.Spot {
 		b = le.AppendUint32(b, d)
@@ -150,10 +198,10 @@ func (r Record) append(b []byte) []byte {
 	return b
 }
 
-// parseRecord reads a record of a step of so many micro-batches, with so many digests of a spot check.
-func parseRecord(b []byte, micros, digests int) (Record, error) {
+// parseRecord reads a record of a step of so many micro-batches, with so many metrics, and digests of a spot check.
+func parseRecord(b []byte, micros, metrics, digests int) (Record, error) {
 	losses := len(b) - recordSize - spotDigestSize*digests
-	if losses < 0 || losses%lossSumSize != 0 {
+	if losses < 0 || losses%lossSumSize(metrics) != 0 {
 		return Record{}, fmt.Errorf("a record of %d bytes", len(b))
 	}
 	word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
@@ -167,12 +215,12 @@ func parseRecord(b []byte, micros, digests int) (Record, error) {
 		Saving:  Saving(word((56 + stopSize) / 8)),
 	}
 	root := tree.Root(micros)
-	for b = b[recordSize:]; len(b) > spotDigestSize*digests; b = b[lossSumSize:] {
+	for b = b[recordSize:]; len(b) > spotDigestSize*digests; b = b[lossSumSize(metrics):] {
 		n := tree.Node{Lo: int(word(0)), Hi: int(word(1))}
 		if _, _, ok := n.Parent(root); !ok && n != root {
 			return Record{}, fmt.Errorf("a loss of %v, which is no node of %v", n, root)
 		}
-		r.Losses = append(r.Losses, LossSum{n, Loss{math.Float64frombits(word(2)), int64(word(3))}})
+		r.Losses = append(r.Losses, LossSum{n, parseMeasured(b[16:], metrics)})
 	}
 	for ; len(b) > 0; b = b[spotDigestSize:] {
 		r.Spot = append(r.Spot, binary.LittleEndian.Uint32(b))
@@ -193,14 +241,24 @@ func (w *Worker) sayCommit(ev Said) {
 }
 
 // EvalSize returns what a worker says of a micro-batch of an evaluation with so many metrics, in bytes.
-func EvalSize(metrics int) int { return 24 + 16*metrics }
+func EvalSize(metrics int) int { return 8 + measuredSize(metrics) }
+
+// AppendEvaluated appends what a worker says of a micro-batch of an evaluation, EvalSize bytes.
+func AppendEvaluated(b []byte, micro int, m Measured) []byte {
+	return m.append(binary.LittleEndian.AppendUint64(b, uint64(micro)))
+}
+
+// ParseEvaluated reads EvalSize bytes. The number of the micro-batch is any that a worker may have sent.
+func ParseEvaluated(b []byte, metrics int) (micro uint64, m Measured) {
+	return binary.LittleEndian.Uint64(b), parseMeasured(b[8:], metrics)
+}
 
 // says returns how many bytes a worker says in the exchange of the operation, beside what it says of blocks.
 func (w *Worker) says(x id.WorkerID) (size int) {
 	last := len(w.plan.Stages) - 1
 	switch w.req.Point.Gate {
 	case id.Committed:
-		return recordSize + lossSumSize*len(w.plan.Nodes(last, x, w.req.Point.Step)) + spotDigestSize*w.step.digestsOf(x)
+		return recordSize + lossSumSize(w.c.Metrics)*len(w.plan.Nodes(last, x, w.req.Point.Step)) + spotDigestSize*w.step.digestsOf(x)
 	case id.Evaluated:
 		for m := range w.req.Micros {
 			if Evaluator(w.plan, last, m) == x {
@@ -319,12 +377,12 @@ func decodeSaid(b []byte) (said [][]byte, err error) {
 func (w *Worker) decide(req *request, said [][]byte) (u zero.Update, next id.Version, err error) {
 	step := req.Point.Step
 	r := Result{Step: step, LR: req.lr}
-	losses := tree.NewSums(w.c.Micros, Loss.Add)
+	losses := tree.NewSums(w.c.Micros, Measured.Add)
 	var squares zero.Fixed
 	suspect, spoiled := -1, -1
 	var records []Record
 	for i, b := range said {
-		rec, err := parseRecord(b, w.c.Micros, w.step.digestsOf(w.plan.Workers[i].ID))
+		rec, err := parseRecord(b, w.c.Micros, w.c.Metrics, w.step.digestsOf(w.plan.Workers[i].ID))
 		if err != nil {
 			return u, next, fmt.Errorf("step %d: worker %d sent %w", step, w.plan.Workers[i].ID, err)
 		}
@@ -366,7 +424,7 @@ func (w *Worker) decide(req *request, said [][]byte) (u zero.Update, next id.Ver
 	if err := w.compareSpot(records); err != nil {
 		return u, next, err
 	}
-	r.Loss, r.Targets = loss.Mean(), loss.Count
+	r.Loss, r.Targets, r.Metrics = loss.Mean(), loss.Count, loss.Metrics
 	r.GradNorm = zero.Norm(squares, w.c.NormScale) / float64(loss.Count)
 	factor := 1.0
 	if clip := w.c.ClipNorm; clip > 0 {

@@ -61,17 +61,17 @@ func TestTransitions(t *testing.T) {
 // What others say is not to be trusted.
 func TestParseHostile(t *testing.T) {
 	r := Record{LR: 0.1, Suspect: 3, Spoiled: -1, Newest: id.Version{Generation: 2, N: 3}, Stop: "signal", Saving: SavingWanted,
-		Losses: []LossSum{{tree.Root(4), Loss{1.5, 8}}}, Spot: []uint32{5, 6, 7}}
+		Losses: []LossSum{{tree.Root(4), Measured{Loss{1.5, 8}, []Loss{{6, 8}, {0.5, 7}}}}}, Spot: []uint32{5, 6, 7}}
 	b := r.append(nil)
-	if len(b) != recordSize+lossSumSize+3*spotDigestSize {
+	if len(b) != recordSize+lossSumSize(2)+3*spotDigestSize {
 		t.Errorf("a record of %d bytes", len(b))
 	}
-	got, err := parseRecord(b, 4, 3)
+	got, err := parseRecord(b, 4, 2, 3)
 	if err != nil || fmt.Sprint(got) != fmt.Sprint(r) {
 		t.Errorf("%+v, want %+v: %v", got, r, err)
 	}
-	for _, bad := range [][]byte{nil, b[:recordSize-1], b[:len(b)-1], b[:len(b)-spotDigestSize], slices.Concat(b[:recordSize], make([]byte, lossSumSize+3*spotDigestSize))} {
-		if got, err := parseRecord(bad, 4, 3); err == nil {
+	for _, bad := range [][]byte{nil, b[:recordSize-1], b[:len(b)-1], b[:len(b)-spotDigestSize], slices.Concat(b[:recordSize], make([]byte, lossSumSize(2)+3*spotDigestSize))} {
+		if got, err := parseRecord(bad, 4, 2, 3); err == nil {
 			t.Errorf("%d bytes are %+v", len(bad), got)
 		}
 	}
@@ -168,5 +168,14 @@ func TestStoppedIsNotThere(t *testing.T) {
 	}
 	if opened != 2 {
 		t.Errorf("the gate was opened %d times", opened)
+	}
+}
+
+// A worker that joins gets the result of the newest commit, with its metrics.
+func TestResultForJoiner(t *testing.T) {
+	r := Result{Step: 7, Loss: 0.25, Targets: 8, LR: 0.1, GradNorm: 3, Stop: "signal", Metrics: []Loss{{6, 8}, {0.5, 7}}, Plan: id.Version{Generation: 2, N: 3}}
+	b := r.append(nil)
+	if got := parseResult(b, 2); len(b) != resultSize(2) || fmt.Sprint(got) != fmt.Sprint(r) {
+		t.Errorf("%d bytes are %+v, want %+v", len(b), got, r)
 	}
 }

@@ -486,18 +486,19 @@ const maxResult = 1 << 20
 // this plan, unless the answer says that it is live.
 func (w *Worker) awaitLive(o control.Order) {
 	w.joining = o.Plan.Version
-	w.expect(key.Live(o.Plan.Version), Buffer{}, resultSize+maxResult, expected{content: aLive, order: o})
+	w.expect(key.Live(o.Plan.Version), Buffer{}, resultSize(w.c.Metrics)+maxResult, expected{content: aLive, order: o})
 }
 
 // liveCame takes the message that the first plan is live.
 func (w *Worker) liveCame(o control.Order, words []byte) {
-	if len(words) < resultSize || w.joining != o.Plan.Version {
+	size := resultSize(w.c.Metrics)
+	if len(words) < size || w.joining != o.Plan.Version {
 		return
 	}
 	w.joining = id.Version{}
-	w.committed = parseResult(words)
+	w.committed = parseResult(words, w.c.Metrics)
 	w.passed = id.Point{Step: w.committed.Step}
-	w.result, w.live = slices.Clone(words[resultSize:]), o.Plan.Version
+	w.result, w.live = slices.Clone(words[size:]), o.Plan.Version
 	o.Passed = w.passed
 	w.setOrder(o)
 }

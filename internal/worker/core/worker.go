@@ -22,6 +22,9 @@ type Config struct {
 	Self   plan.Worker
 	Layers []Layer // of the whole model
 	Micros int     // micro-batches of a step
+
+	Metrics int // numbers that are measured beside the loss
+
 	// First brings the first plan; see [controller.Order]. Its Passed is the point from which the run goes on. A plan without
 	// workers is that of a worker that joins.
 	First     control.Order

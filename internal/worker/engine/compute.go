@@ -239,7 +239,7 @@ func (e *Engine) takeGradient(w *task, p graph.Pair) {
 }
 
 // forward runs the forward pass, and the loss in the last stage.
-func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Loss, err error) {
+func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Measured, err error) {
 	if w.first || w.last {
 		began := time.Now()
 		if w.batch = e.readAhead(w.micro); w.batch != nil {
@@ -260,15 +260,25 @@ func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Loss, err error)
 		w.in = w.batch.in
 	}
 	w.witness.tensor(w.in)
+	if w.last {
+		loss.Metrics = e.measure(&w.micro)
+	}
 	if w.pass, out, err = w.stage.Forward(w.micro, w.in); err != nil || !w.last {
 		return out, loss, err
 	}
 	loss.Sum, loss.Count, w.dout = w.stage.Loss(w.pass, w.batch.target)
-	w.witness.loss(loss, w.dout)
+	w.witness.loss(loss.Loss, w.dout)
 	if w.dout.Len() != out.Len() {
 		panic(fmt.Sprintf("the loss returned a gradient of shape %v for an output of shape %v", w.dout.Shape, out.Shape))
 	}
 	return out, loss, nil
+}
+
+// measure returns memory for the metrics of a micro-batch, which the loss sets.
+func (e *Engine) measure(m *Micro) []core.Loss {
+	metrics := make([]core.Loss, e.c.Metrics)
+	m.Metric = func(i int, sum float64, count int64) { metrics[i] = core.Loss{Sum: sum, Count: count} }
+	return metrics
 }
 
 // backward runs the backward pass, which ends the task.

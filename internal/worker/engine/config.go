@@ -60,7 +60,7 @@ type Config struct {
 	Begin func(r id.Range, params []float32, moments [][]float32) error
 
 	Input, Target tensor.Spec
-	Metrics       int // numbers that an evaluation adds up besides the loss
+	Metrics       int // numbers that steps and evaluations add up beside the loss
 	Rule          zero.Rule
 	LR            func(step int) float64 // the same bits on every worker
 	Load          Load

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -126,7 +127,7 @@ func TestFlips(t *testing.T) {
 					}
 					all(engines, func(i int, e *Engine) {
 						got, err := run(t, e, func() { flip(i, "evaluation") }, history{})
-						if err != nil || got != want {
+						if err != nil || !reflect.DeepEqual(got, want) {
 							t.Errorf("worker %d: %+v, want %+v: %v", i, got, want, err)
 						}
 					})

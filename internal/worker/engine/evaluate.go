@@ -3,9 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"fmt"
-	"math"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/tree"
@@ -27,8 +25,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 		return core.Loss{}, nil, fmt.Errorf("step %d: the evaluation has no samples", step)
 	}
 	// The loop may still conclude when ctx has ended the call: these are its own until the call succeeds.
-	var loss core.Loss
-	metrics := make([]core.Loss, e.c.Metrics)
+	var measured core.Measured
 	size := core.EvalSize(e.c.Metrics)
 	suspect := -1 // a layer, if this worker ran it
 	if err := e.do(ctx, &request{
@@ -40,37 +37,24 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 			return said, err
 		},
 		conclude: func(said [][]byte) error {
-			sums := make([]*tree.Sums[core.Loss], 1+len(metrics)) // of the loss, then of the metrics
-			for i := range sums {
-				sums[i] = tree.NewSums(micros, core.Loss.Add)
-			}
+			sums := tree.NewSums(micros, core.Measured.Add)
 			for _, b := range said {
 				for ; len(b) >= size; b = b[size:] {
-					word := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
-					m := word(0)
+					m, x := core.ParseEvaluated(b, e.c.Metrics)
 					if m >= uint64(micros) {
 						return fmt.Errorf("step %d: the evaluation of %d micro-batches has the loss of number %d", step, micros, m)
 					}
-					for i, s := range sums {
-						s.Put(tree.Leaf(int(m)), core.Loss{Sum: math.Float64frombits(word(1 + 2*i)), Count: int64(word(2 + 2*i))})
-					}
+					sums.Put(tree.Leaf(int(m)), x)
 				}
 			}
-			for i, s := range sums {
-				total, ok := s.Total()
-				switch {
-				case !ok:
-					return fmt.Errorf("step %d: the losses of the workers do not make up the evaluation", step)
-				case i > 0:
-					metrics[i-1] = total
-				default:
-					loss = total
-				}
+			var ok bool
+			if measured, ok = sums.Total(); !ok {
+				return fmt.Errorf("step %d: the losses of the workers do not make up the evaluation", step)
 			}
-			if loss.Count < 1 {
+			if measured.Count < 1 {
 				return fmt.Errorf("step %d: the evaluation counted no target, so its loss has no mean", step)
 			}
-			if !finite(loss.Sum) {
+			if !finite(measured.Sum) {
 				err := &core.NonFiniteError{Step: step, What: "loss of the evaluation"}
 				if suspect >= 0 {
 					err.Layer = e.c.Layers[suspect].Name
@@ -82,7 +66,7 @@ func (e *Engine) Evaluate(ctx context.Context, step, n int, sample func(i int, i
 	}); err != nil {
 		return core.Loss{}, nil, err
 	}
-	return loss, metrics, nil
+	return measured.Loss, measured.Metrics, nil
 }
 
 // evaluator runs this worker's part of an evaluation, in the computing goroutine. The plan does not change while it runs.
@@ -155,10 +139,7 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 			return cmp.Or(ctx.Err(), e.gates[layer].wait(ctx))
 		},
 	}
-	measured := make([]uint64, 2*e.c.Metrics) // sum and count of each
-	micro.Metric = func(i int, sum float64, count int64) {
-		measured[2*i], measured[2*i+1] = math.Float64bits(sum), uint64(count)
-	}
+	measured := core.Measured{Metrics: e.measure(&micro)}
 	var in, target tensor.Tensor
 	if s == 0 || s == last {
 		b := e.batch()
@@ -184,13 +165,11 @@ func (v *evaluator) pass(ctx context.Context, s, m int) error {
 	}
 	defer e.stages[s].Drop(pass)
 	if s == last {
-		sum, count, _ := e.stages[s].Loss(pass, target)
-		if !finite(sum) {
+		measured.Sum, measured.Count, _ = e.stages[s].Loss(pass, target)
+		if !finite(measured.Sum) {
 			v.suspect = e.stages[s].Suspect(pass)
 		}
-		for _, w := range append([]uint64{uint64(m), math.Float64bits(sum), uint64(count)}, measured...) {
-			v.said = binary.LittleEndian.AppendUint64(v.said, w)
-		}
+		v.said = core.AppendEvaluated(v.said, m, measured)
 		return nil
 	}
 	out = e.keep(out)

@@ -40,7 +40,7 @@ type memory struct {
 	works    map[graph.Pair]*task
 	grads    []*tree.Sums[[]float32] // of each layer that this worker holds
 	plain    [][]float32             // the same where reduction is fast: one sum, nil before the first gradient
-	losses   *tree.Sums[core.Loss]
+	losses   *tree.Sums[core.Measured]
 	scratch  [][]float32
 	spot     [2][]uint32 // digests of the first and the second run of a spot check, where they were here
 	suspect  int         // a layer that may have caused a loss that is not finite, -1 if there is none
@@ -63,7 +63,7 @@ func (m *memory) init(c *Config, micros int, merge func(left, right []float32) [
 	m.tensors, m.made = make(map[key.Tensor]*boundary), make(map[key.Tensor]tensor.Tensor)
 	m.works = make(map[graph.Pair]*task)
 	m.grads, m.plain = make([]*tree.Sums[[]float32], len(c.Layers)), make([][]float32, len(c.Layers))
-	m.losses = tree.NewSums(micros, core.Loss.Add)
+	m.losses = tree.NewSums(micros, core.Measured.Add)
 	m.blocks, m.incoming = make(map[blockArray][]float32), make(map[id.Range]*incoming)
 }
 

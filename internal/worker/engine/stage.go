@@ -22,7 +22,7 @@ type Micro struct {
 	// layer's input in Backward. It may read the tensor until it returns.
 	Made func(t tensor.Tensor)
 
-	// Metric, if it is not nil, is called by Loss in evaluation with the sum of each of Config.Metrics, and the number of its terms.
+	// Metric is called by Loss with the sum of each of Config.Metrics, and the number of its terms.
 	Metric func(i int, sum float64, count int64)
 
 	// Took, if it is not nil, takes how long a layer has computed, from a stage that runs in another process.

@@ -65,7 +65,7 @@ type Job struct {
 	Index       func(i uint64, skips int) int // of that sample in the data
 	Evaluate    func(i int, in, target tensor.Tensor) error
 	Evaluations int
-	Metrics     []string // names of what an evaluation adds up besides the loss
+	Metrics     []string // names of what steps and evaluations add up beside the loss
 
 	OnStep func(Call) error // nil for none
 	OnEnd  func(End) error  // nil for none

@@ -235,6 +235,7 @@ func (w *Worker) begin(ctx context.Context, j *Job, e *engine.Engine, done *cont
 func (w *Worker) report(ctx context.Context, j *Job, e *engine.Engine, done *control.Done, r core.Result, said control.Step) error {
 	done.Steps, done.Loss, done.StoppedBy = r.Step, r.Loss, r.Stop
 	said.Step, said.Loss, said.LR, said.GradNorm, said.Tokens, said.Plan = r.Step, r.Loss, r.LR, r.GradNorm, r.Targets, uint64(r.Plan.N)
+	said.TrainMetrics = j.means(r.Metrics)
 	said.Forwards, said.Backwards, said.Reading = r.Forwards, r.Backwards, r.Reading
 	if j.evalDue(r.Step) {
 		var err error
@@ -373,16 +374,21 @@ func (w *Worker) evaluate(ctx context.Context, j *Job, e *engine.Engine) (val *f
 	if err != nil {
 		return nil, nil, err
 	}
+	mean := loss.Mean()
+	return &mean, j.means(sums), nil
+}
+
+// means returns the means of metrics by name, of those that have a finite one; nil if none does.
+func (j *Job) means(sums []core.Loss) (means map[string]float64) {
 	for i, s := range sums {
 		if mean := s.Mean(); !math.IsNaN(mean) && !math.IsInf(mean, 0) {
-			if metrics == nil {
-				metrics = make(map[string]float64)
+			if means == nil {
+				means = make(map[string]float64)
 			}
-			metrics[j.Metrics[i]] = mean
+			means[j.Metrics[i]] = mean
 		}
 	}
-	mean := loss.Mean()
-	return &mean, metrics, nil
+	return means
 }
 
 // output sends what a program prints in OnEnd.

@@ -208,11 +208,7 @@ func (s *stage) Loss(ep engine.Pass, target tensor.Tensor) (sum float64, count i
 		if err != nil {
 			return err
 		}
-		metrics := p.job.Metrics
-		if m.Train {
-			metrics = nil
-		}
-		if len(said) != 16*(1+len(metrics)) {
+		if len(said) != 16*(1+len(p.job.Metrics)) {
 			return &failure{Text: fmt.Sprintf("the Python process sent a loss of %d bytes", len(said))}
 		}
 		sum = math.Float64frombits(binary.LittleEndian.Uint64(said))
@@ -220,7 +216,7 @@ func (s *stage) Loss(ep engine.Pass, target tensor.Tensor) (sum float64, count i
 		if count < 0 {
 			return &failure{Text: fmt.Sprintf("the loss counts %d targets", count)}
 		}
-		for i := range metrics {
+		for i := range p.job.Metrics {
 			of := said[16*(i+1):]
 			m.Metric(i, math.Float64frombits(binary.LittleEndian.Uint64(of)), int64(binary.LittleEndian.Uint64(of[8:])))
 		}

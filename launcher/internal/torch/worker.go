@@ -332,7 +332,7 @@ func (p *Program) Loss(*trainer.Context, trainer.Tensor, trainer.Tensor) (sum fl
 	panic("the loss of a PyTorch model runs in its stage only")
 }
 
-// Metrics returns the names of what an evaluation measures besides the loss.
+// Metrics returns the names of what is measured besides the loss.
 func (p *Program) Metrics() []string { return p.job.Metrics }
 
 // Param returns the name of a parameter in the model file.
@@ -384,8 +384,9 @@ func (p *Program) onStep(s trainer.StepInfo) error {
 		Targets     int64              `json:"targets"`
 		ValLoss     *float64           `json:"val_loss"`
 		Metrics     map[string]float64 `json:"metrics"`
+		Train       map[string]float64 `json:"train_metrics"`
 		Redelivered bool               `json:"redelivered"`
-	}{s.Step, s.Steps, s.Loss, s.LR, s.GradNorm, s.Targets, s.ValLoss, s.Metrics, s.Redelivered}
+	}{s.Step, s.Steps, s.Loss, s.LR, s.GradNorm, s.Targets, s.ValLoss, s.Metrics, s.TrainMetrics, s.Redelivered}
 	_, err := p.tell(askOnStep, func(again bool) any {
 		told.Redelivered = told.Redelivered || again
 		return told

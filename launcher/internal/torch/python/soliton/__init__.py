@@ -86,7 +86,7 @@ class Job:
     model         module that gives the parameters their names in model.safetensors; None: "0.e.weight" and so on
     eval          held-out data set; None: no evaluation
     eval_every    steps between evaluations; one follows the last step in any case
-    metrics       dict of names and functions of the last output and the targets, as loss is one; an evaluation adds them up, too
+    metrics       dict of names and functions of the last output and the targets, as loss is one; steps and evaluations add them up, too
     eval_samples  samples of an evaluation; 0: 512, below 0: all
     no_decay      parameters without weight decay: a list of them, or a function of name and parameter
     param_groups  dicts with "params" and "lr_scale", which multiplies the learning rate, or "weight_decay", in place of the optimizer's
@@ -118,6 +118,7 @@ class Step:
     targets      targets that counted
     val_loss     mean loss of the evaluation that followed the step, or None
     metrics      means of that evaluation besides, by name, or None
+    train_metrics  the same means over the step itself, or None
     redelivered  on_step may have been called for this step before, in a process that ended before the call had returned
     """
 

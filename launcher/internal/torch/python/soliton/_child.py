@@ -222,9 +222,8 @@ class Computer:
         if state["train"]:
             self.write(at_grad, self.program.layers[-1].parts.pack(grads))
         said = struct.pack("<dq", total, count)
-        if not state["train"]:
-            for total, count in self.program.measure(state["out"], target, state["samples"], seed):
-                said += struct.pack("<dq", total, count)
+        for total, count in self.program.measure(state["out"], target, state["samples"], seed):
+            said += struct.pack("<dq", total, count)
         return said
 
     def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din):
