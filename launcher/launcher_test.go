@@ -141,6 +141,10 @@ func TestExitStatuses(t *testing.T) {
 		{"no program", []string{"run"}, 2, "", "launcher: PROGRAM is missing", false},
 		{"all faults", []string{"run", "--workers", "0", "--stages", "0", "--threads", "0", "--detect", "1ms", "--call-timeout", "1ms", "--reduction", "x", "--zero", "3", "--reshape", "some", "--run-dir", "", fake}, 2, "",
 			"launcher: --workers 0: give at least 1\nlauncher: --stages 0: give at least 1\nlauncher: --detect 1ms: give at least 300ms, three heartbeats\nlauncher: --call-timeout 1ms: give at least 1s, or 0 for never\nlauncher: --threads 0: give at least 1\nlauncher: --reduction x: give exact or fast\nlauncher: --zero 3: give 1 or 2\nlauncher: --reshape some: give full, dataflow or off\nlauncher: --run-dir: give the name of a directory\nTry", false},
+		{"nothing to choose", []string{"run", "--bad-samples=", "--reduction=", "--reshape=", "--keep-best=", "--notice=", "--resume=", "--clocks=", fake}, 2, "",
+			"launcher: --keep-best \"\": give val_loss, loss or none\nlauncher: --notice \"\": give aws, gcp, azure, or the URL of a metadata server\n" +
+				"launcher: --bad-samples \"\": give fail or skip\nlauncher: --reduction \"\": give exact or fast\nlauncher: --clocks \"\": give off, auto or emulated\n" +
+				"launcher: --resume \"\": give auto; launcher resume continues a run of a given directory\nlauncher: --reshape \"\": give full, dataflow or off\n", false},
 		{"chaos that is none", []string{"run", "--chaos", "kil:1@3,kill:1@3/lunch", fake}, 2, "",
 			"launcher: --chaos: part 1, \"kil:1@3\": \"kil\" is not a kind of fault", false},
 		{"chaos that is not there yet", []string{"run", "--chaos", "join@2,kill:1@1,random:1:0.5:kill+cut", fake}, 2, "",

@@ -102,8 +102,8 @@ func (s *supervisor) measure(ctx context.Context, page *dashboard.Server) (err e
 }
 
 // noticeFault is what is wrong with --notice.
-func (f *runFlags) noticeFault() error {
-	if f.notice == "" {
+func (f *runFlags) noticeFault(given func(flag string) bool) error {
+	if f.notice == "" && !given("notice") {
 		return nil
 	}
 	_, err := notice.Parse(f.notice)

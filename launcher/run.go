@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -312,18 +311,18 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("threads") {
 		errs.Add(cli.Within("threads", f.threads, 1, session.MaxThreads))
 	}
-	errs.Add(cli.KeepFaults(f.keep)...)
+	errs.Add(cli.KeepFaults(f.keep, cmd.Flags().Changed)...)
 	_, wrong := bucket.OfRun(f.target)
 	errs.Add(wrong)
-	errs.Add(f.noticeFault())
+	errs.Add(f.noticeFault(cmd.Flags().Changed))
 	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
-	errs.If(!slices.Contains([]string{"", "fail", "skip"}, f.badSamples), "--bad-samples %s: give fail or skip", faults.Value(f.badSamples))
+	errs.If(f.badSamples != "fail" && f.badSamples != "skip", "--bad-samples %s: give fail or skip", faults.Value(f.badSamples))
 	if _, err := session.ParseReduction(f.reduction); err != nil {
 		errs.Add(fmt.Errorf("--reduction %w", err))
 	}
 	errs.If(f.zero != 1 && f.zero != 2, "--zero %d: give 1 or 2", f.zero)
 	errs.Add(f.clockFaults()...)
-	errs.If(f.resume != "" && f.resume != auto, "--resume %s: give auto; launcher resume continues a run of a given directory", faults.Value(f.resume))
+	errs.If((f.resume != "" || cmd.Flags().Changed("resume")) && f.resume != auto, "--resume %s: give auto; launcher resume continues a run of a given directory", faults.Value(f.resume))
 	errs.If(f.resume == auto && f.hosts > 1, "--resume auto with --emulate-hosts: a resumed run has one host; leave one of them out")
 	errs.If(cmd.Name() == "run" && f.resume == "" && len(f.allow) > 0, "--allow is for a run that is resumed: give --resume auto as well")
 	errs.Add(change.Check(f.allow))

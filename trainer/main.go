@@ -133,7 +133,7 @@ type standardFlags struct {
 
 // standardOf defines the standard flags for a job, whose values are their defaults.
 func (c *command) standardOf(job Job) (*standardFlags, *flag.FlagSet) {
-	o := &standardFlags{job: job}
+	o := &standardFlags{job: job, reduction: "exact"}
 	j, f := &o.job, flag.NewFlagSet(c.name, flag.ContinueOnError)
 	if j.Optimizer != nil {
 		o.rate = j.Optimizer.schedule()
@@ -150,7 +150,7 @@ func (c *command) standardOf(job Job) (*standardFlags, *flag.FlagSet) {
 	if c.standalone {
 		f.StringVar(&j.RunDir, "run-dir", j.RunDir, "`DIR` for the run's files")
 		f.IntVar(&j.Threads, "threads", j.Threads, "compute threads; 0: one for each core")
-		f.StringVar(&o.reduction, "reduction", "exact", "`MODE` of gradient sums: exact, or fast (in order of arrival)")
+		f.StringVar(&o.reduction, "reduction", o.reduction, "`MODE` of gradient sums: exact, or fast (in order of arrival)")
 		f.BoolVar(&o.plain, "plain", false, "plain lines instead of the live view")
 	}
 	return o, f
@@ -189,7 +189,7 @@ func (c *command) job(args []string) (Job, error) {
 	if c.flags.NArg() > 0 {
 		return Job{}, c.usage("unexpected argument %q", c.flags.Arg(0))
 	}
-	if c.reduction, err = session.ParseReduction(cmp.Or(c.standard.reduction, "exact")); err != nil {
+	if c.reduction, err = session.ParseReduction(c.standard.reduction); err != nil {
 		return Job{}, c.usage("--reduction %w", err)
 	}
 	job, err := c.makeJob()

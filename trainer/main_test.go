@@ -116,6 +116,7 @@ func TestMainStatus(t *testing.T) {
 		{"--steps", 2, `^$`, `^prog: a value is missing for --steps; see --help\n$`},
 		{"rest", 2, `^$`, `^prog: unexpected argument "rest"; see --help\n$`},
 		{"--reduction slow", 2, `^$`, `^prog: --reduction slow: give exact or fast; see --help\n$`},
+		{"--reduction=", 2, `^$`, `^prog: --reduction "": give exact or fast; see --help\n$`},
 		{"--fail job", 2, `^$`, `^prog: no such way\n$`},
 		{"--threads -1", 2, `^$`, `^prog: --threads \(Job.Threads\) is -1; .*\n$`},
 		{"--micro-batch 3 --lr -1", 2, ``, `^prog: --lr .*; --micro-batch \(Job.MicroBatch\) is 3, .*\n$`},

@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"cmp"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/faults"
@@ -20,7 +21,7 @@ type Keep struct {
 	// Every keeps the oldest one, and then the first that was made at least so long after the last of these. 0 keeps none for its age.
 	Every time.Duration
 
-	// Best keeps the one with the least "val_loss" or "loss", of those that have one. "" keeps none for it.
+	// Best keeps the one with the least "val_loss" or "loss", of those that have one. "" and "none" keep none for it.
 	Best string
 }
 
@@ -30,13 +31,15 @@ func (k Keep) Validate() error {
 	errs.If(k.Newest < 0, "Newest is %d: give at least 1, or 0 for %d", k.Newest, DefaultKeep)
 	errs.If(k.Every < 0, "Every is %v: give a positive time, or 0 for none", k.Every)
 	if !Measured(k.Best) {
-		errs.Add(fmt.Errorf("Best is %.40q: give val_loss or loss", k.Best))
+		errs.Add(fmt.Errorf("Best is %.40q: give val_loss, loss or none", k.Best))
 	}
 	return errs.Err()
 }
 
-// Measured reports whether checkpoints can be compared by a number of that name; "" means that they are not.
-func Measured(name string) bool { return name == "" || name == "val_loss" || name == "loss" }
+// Measured reports whether checkpoints can be compared by a number of that name; "" and "none" mean that they are not.
+func Measured(name string) bool {
+	return slices.Contains([]string{"", "none", "val_loss", "loss"}, name)
+}
 
 // Choose says which checkpoints are kept of all, the newest first.
 func (k Keep) Choose(all []Manifest) []bool {
@@ -68,8 +71,11 @@ func (k Keep) Choose(all []Manifest) []bool {
 
 // measure returns the number that Keep.Best names, nil if it is not known.
 func (m *Manifest) measure(name string) *float64 {
-	if name == "val_loss" {
+	switch name {
+	case "val_loss":
 		return m.ValLoss
+	case "loss":
+		return m.Loss
 	}
-	return m.Loss
+	return nil
 }

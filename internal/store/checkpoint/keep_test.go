@@ -48,6 +48,7 @@ func TestKeep(t *testing.T) {
 		{Keep{Newest: 1, Every: time.Hour}, []int{80, 60, 40, 10}}, // at 0, 65 and 125 minutes
 		{Keep{Newest: 1, Best: "val_loss"}, []int{80, 40}},
 		{Keep{Newest: 1, Best: "loss"}, []int{80, 70}},
+		{Keep{Newest: 1, Best: "none"}, []int{80}},
 		{Keep{Newest: 2, Every: 2 * time.Hour, Best: "val_loss"}, []int{80, 70, 60, 40, 10}},
 	} {
 		if got := chosen(c.keep, all); !slices.Equal(got, c.want) {

@@ -16,14 +16,14 @@ import (
 func KeepFlags(flags *pflag.FlagSet, k *checkpoint.Keep) {
 	flags.IntVar(&k.Newest, "keep", checkpoint.DefaultKeep, "newest checkpoints that are kept")
 	flags.DurationVar(&k.Every, "keep-every", 0, "also keep the first checkpoint of each such time, such as 1h; 0: none")
-	flags.StringVar(&k.Best, "keep-best", "", "also keep the checkpoint with the least `MEASURE`: val_loss or loss of its step")
+	flags.StringVar(&k.Best, "keep-best", "", "also keep the checkpoint with the least `MEASURE`: val_loss or loss of its step, or none")
 }
 
 // KeepFaults are what is wrong with their values.
-func KeepFaults(k checkpoint.Keep) (errs faults.List) {
+func KeepFaults(k checkpoint.Keep, given func(flag string) bool) (errs faults.List) {
 	errs.If(k.Newest < 1, "--keep %d: give at least 1", k.Newest)
 	errs.If(k.Every < 0, "--keep-every %v: give a positive time, or 0 for none", k.Every)
-	errs.If(!checkpoint.Measured(k.Best), "--keep-best %s: give val_loss or loss", faults.Value(k.Best))
+	errs.If(!checkpoint.Measured(k.Best) || k.Best == "" && given("keep-best"), "--keep-best %s: give val_loss, loss or none", faults.Value(k.Best))
 	return errs
 }
 
