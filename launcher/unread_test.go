@@ -1,8 +1,10 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,7 +12,7 @@ import (
 )
 
 // Samples that no worker can read are skipped, to the same bits on any layout, and when the run is computed again although they can be
-// read by then.
+// read by then, also from what a target has.
 func TestBadSamples(t *testing.T) {
 	built(t)
 	t.Parallel()
@@ -74,6 +76,45 @@ func TestBadSamples(t *testing.T) {
 			}
 			status, out = run(t, work, "resume", "--plain", "--workers", "2", dir)
 			if got := outcomeOf(t, dir); status != 0 || got.sum.StateSHA256 != want.sum.StateSHA256 || len(got.skips) != len(before) || len(before) != len(want.skips) {
+				t.Errorf("status %d, %+v, want %+v\n%s", status, got, want, out)
+			}
+		})
+		t.Run("target", func(t *testing.T) {
+			t.Parallel()
+			work := t.TempDir()
+			target, dir := filepath.Join(work, "target"), filepath.Join(work, "run")
+			if err := os.WriteFile(filepath.Join(work, "bad"), []byte(bad), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cmd := launch(t, "run", "--plain", "--threads", "1", "--run-dir", dir, "--checkpoints", target, "--bad-samples", "skip", "--workers", "1", unread, "--wait")
+			cmd.Dir = work
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			for _, step := range []string{"4", "8"} { // both checkpoints are copied
+				until(t, func() bool {
+					all, _ := filepath.Glob(filepath.Join(target, "manifests", "step-0000000"+step+".*"))
+					return len(all) == 1
+				})
+				if err := os.WriteFile(filepath.Join(work, "go-"+step), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Fatal(err)
+			}
+			// Only the target is left, with one whole checkpoint, and all samples can be read again.
+			damaged, err := filepath.Glob(filepath.Join(target, "shards", "step-0000*[^4]", "*", "*.safetensors"))
+			if err != nil || len(damaged) != 2 {
+				t.Fatal(damaged, err)
+			}
+			err = errors.Join(os.RemoveAll(dir), os.Remove(filepath.Join(work, "bad")), os.Truncate(damaged[0], 100), os.Truncate(damaged[1], 100))
+			if err != nil {
+				t.Fatal(err)
+			}
+			status, out := run(t, work, "resume", "--plain", "--workers", "2", "--run-dir", dir, target)
+			if got := outcomeOf(t, dir); status != 0 || got.sum.StateSHA256 != want.sum.StateSHA256 || !slices.EqualFunc(got.skips, want.skips, func(a, b rundir.Skip) bool { return a.Sample == b.Sample && a.Step == b.Step && a.Index == b.Index }) ||
+				!strings.Contains(out, "step 4 of ") {
 				t.Errorf("status %d, %+v, want %+v\n%s", status, got, want, out)
 			}
 		})

@@ -5,8 +5,8 @@
 //
 //	claims/00000003.json                          generation 3 of the run: its job, and the step after which it began
 //	data/SHA256.json                              the list of data files of a claim
-//	shards/step-00000040/00000003-ab12…/NAME      files of a checkpoint, in one attempt to copy it
-//	manifests/step-00000040.00000003.json         the checkpoint: its manifest, and which attempt
+//	shards/step-00000040/00000003-ab12…/NAME      files of a checkpoint, in one attempt to copy it, and skips.jsonl as it was then
+//	manifests/step-00000040.00000003.json         the checkpoint: its manifest, which attempt, and the digest of skips.jsonl
 //
 // A claim and a manifest are created only if they are not there, so each has one author. Every start of a run claims the next generation.
 // A manifest comes last, after all files of its attempt, so what it names is whole. A generation that finds a newer claim publishes no
@@ -78,13 +78,23 @@ type Claim struct {
 
 // published is an object of manifests/.
 type published struct {
-	Prefix   string `json:"prefix"` // of the names of the files
-	Manifest []byte `json:"manifest"`
+	Prefix   string  `json:"prefix"` // of the names of the files
+	Manifest []byte  `json:"manifest"`
+	Skips    *ledger `json:"skips,omitempty"` // nil where the run had skipped no sample
 
 	name       string
 	generation int
 	manifest   *checkpoint.Manifest
 }
+
+// ledger describes the object with the samples that the run had skipped when the checkpoint was copied: lines of [rundir.Skip].
+type ledger struct {
+	Size   int64  `json:"size"`
+	SHA256 string `json:"sha256"`
+}
+
+// skipsName ends the name of that object.
+const skipsName = "skips.jsonl"
 
 // Archive publishes the checkpoints of one start of a run. Its methods are called by one goroutine at a time.
 type Archive struct {
@@ -128,6 +138,16 @@ func (a *Archive) save(ctx context.Context, dir string, step int, keep checkpoin
 	for i, f := range m.Files {
 		if err := a.bucket.Put(ctx, p.Prefix+f.Name, r.Content(i), f.Size); err != nil {
 			return fmt.Errorf("%s: %w", f.Name, err)
+		}
+	}
+	skips, err := rundir.SkipLines(dir)
+	if err != nil {
+		return err
+	}
+	if len(skips) > 0 {
+		p.Skips = &ledger{Size: int64(len(skips)), SHA256: sumOf(skips)}
+		if err := a.bucket.Put(ctx, p.Prefix+skipsName, bytes.NewReader(skips), p.Skips.Size); err != nil {
+			return fmt.Errorf("%s: %w", skipsName, err)
 		}
 	}
 	text, err := json.Marshal(p)
@@ -276,37 +296,76 @@ func Newest(ctx context.Context, b Bucket) (Claim, error) {
 	return c, nil
 }
 
-// Fetch copies the newest whole checkpoint of the run of a claim into the run directory dir, and returns its step, 0 if there is none, and
-// why newer ones were not used.
-func Fetch(ctx context.Context, b Bucket, c Claim, dir string) (step int, refused []string, err error) {
+// Fetched is what [Fetch] has found.
+type Fetched struct {
+	Step    int      // of the checkpoint; 0 if there is none
+	Refused []string // why newer ones were not used
+
+	// Skips are the lines of the samples that the run has skipped: as the newest checkpoint has them, even if its files are damaged and
+	// an older one is used.
+	Skips []byte
+}
+
+// Fetch copies the newest whole checkpoint of the run of a claim into the run directory dir.
+func Fetch(ctx context.Context, b Bucket, c Claim, dir string) (f Fetched, err error) {
 	claims, err := generations(ctx, b)
 	if err != nil {
-		return 0, nil, fmt.Errorf("%s: %w", b, err)
+		return f, fmt.Errorf("%s: %w", b, err)
 	}
 	all, refused, err := manifests(ctx, b, claims)
-	if err != nil {
-		return 0, nil, fmt.Errorf("%s: %w", b, err)
+	if f.Refused = refused; err != nil {
+		return f, fmt.Errorf("%s: %w", b, err)
 	}
 	for _, p := range all {
 		m := p.manifest
 		if !c.Job.Eras().Has(m.Job, m.Step) {
-			refused = append(refused, fmt.Sprintf("%s: it is of another job", p.name))
+			f.Refused = append(f.Refused, fmt.Sprintf("%s: it is of another job", p.name))
 			continue
 		}
-		err := p.fetch(ctx, b, dir)
+		if f.Skips == nil {
+			f.Skips, err = p.skips(ctx, b)
+		}
 		if err == nil {
-			return m.Step, refused, nil
+			err = p.fetch(ctx, b, dir)
+		}
+		if err == nil {
+			f.Step = m.Step
+			return f, nil
 		}
 		if ctx.Err() != nil {
-			return 0, refused, err
+			return f, err
 		}
 		var bad *checkpoint.Error
-		if !errors.As(err, &bad) && !errors.Is(err, ErrMissing) {
-			return 0, refused, fmt.Errorf("%s: %w", b, err)
+		if !errors.As(err, &bad) && !errors.Is(err, ErrMissing) && !errors.Is(err, errDigest) {
+			return f, fmt.Errorf("%s: %w", b, err)
 		}
-		refused = append(refused, fmt.Sprintf("%s: %v", p.name, err))
+		f.Refused = append(f.Refused, fmt.Sprintf("%s: %v", p.name, err))
+		err = nil
 	}
-	return 0, refused, nil
+	return f, nil
+}
+
+// errDigest says that skips.jsonl is not what the manifest says.
+var errDigest = errors.New("it has not the digest of the manifest")
+
+// skips reads the lines of the skipped samples, nil for none.
+func (p *published) skips(ctx context.Context, b Bucket) ([]byte, error) {
+	if p.Skips == nil {
+		return nil, nil
+	}
+	lines, err := read(ctx, b, p.Prefix+skipsName, rundir.MaxSkipLines)
+	if err == nil && (int64(len(lines)) != p.Skips.Size || sumOf(lines) != p.Skips.SHA256) {
+		err = errDigest
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", skipsName, err)
+	}
+	return lines, nil
+}
+
+func sumOf(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
 }
 
 // fetch copies a checkpoint.

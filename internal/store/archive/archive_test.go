@@ -51,9 +51,9 @@ func wantStep(t *testing.T, b Bucket, step int) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	got, refused, err := Fetch(t.Context(), b, c, dir)
-	if err != nil || got != step {
-		t.Fatalf("step %d, %v, %v; want step %d", got, refused, err, step)
+	got, err := Fetch(t.Context(), b, c, dir)
+	if err != nil || got.Step != step {
+		t.Fatalf("%+v, %v; want step %d", got, err, step)
 	}
 	if step == 0 {
 		return
@@ -72,6 +72,59 @@ func wantStep(t *testing.T, b Bucket, step int) {
 			t.Fatalf("step %d: parameter %d is %v", step, i, x[i])
 		}
 	}
+}
+
+// The samples that were skipped are there with each checkpoint. An older one that is used comes with those of the newest; one
+// whose own are damaged is not used.
+func TestSkips(t *testing.T) {
+	dir, b := t.TempDir(), Folder{t.TempDir()}
+	a := New(b, claimOf("x", 0))
+	const first, second = `{"sample":7,"time":"2026-01-02T03:04:05Z"}` + "\n", `{"sample":47,"time":"2026-01-02T03:04:06Z"}` + "\n"
+	var prefixes []string
+	for i, skips := range []string{"", first + "torn", first + second} {
+		step := 10 * (i + 1)
+		save(t, dir, step)
+		err := os.WriteFile(filepath.Join(dir, "skips.jsonl"), []byte(skips), 0o600)
+		if err := errors.Join(err, a.Save(t.Context(), dir, step, checkpoint.Keep{})); err != nil {
+			t.Fatal(err)
+		}
+		found, err := filepath.Glob(filepath.Join(b.Path, "shards", fmt.Sprintf("step-%08d", step), "*"))
+		if err != nil || len(found) != 1 {
+			t.Fatal(found, err)
+		}
+		prefixes = append(prefixes, found[0])
+	}
+	want := func(step int, skips, refused string) {
+		t.Helper()
+		wantStep(t, b, step)
+		c, err := Newest(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := Fetch(t.Context(), b, c, t.TempDir())
+		if err != nil || string(got.Skips) != skips || !strings.Contains(strings.Join(got.Refused, "\n"), refused) {
+			t.Errorf("%q, refused %q: %v; want %q, refused %q", got.Skips, got.Refused, err, skips, refused)
+		}
+	}
+	overwrite := func(path string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte("x"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(30, first+second, "")
+	shards, err := filepath.Glob(filepath.Join(prefixes[2], "*.safetensors"))
+	if err != nil || len(shards) == 0 {
+		t.Fatal(shards, err)
+	}
+	overwrite(shards[0])
+	want(20, first+second, "step-00000030")
+	overwrite(filepath.Join(prefixes[2], "skips.jsonl"))
+	want(20, first, "skips.jsonl: it has not the digest of the manifest")
+	if err := os.Remove(filepath.Join(prefixes[1], "skips.jsonl")); err != nil {
+		t.Fatal(err)
+	}
+	want(10, "", "skips.jsonl: ")
 }
 
 func claimOf(owner string, after int) Claim {

@@ -247,6 +247,13 @@ func (d *Dir) AddSkip(s Skip) error {
 	return d.lines[skipped].Sync()
 }
 
+// InheritSkips has WriteJob begin skips.jsonl of a new run directory with the lines of the same run elsewhere.
+func (d *Dir) InheritSkips(lines []byte) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.inherited = lines
+}
+
 // AddTrace appends a line of OTLP JSON to traces.jsonl, where the disk has room to spare. WriteJob comes first.
 func (d *Dir) AddTrace(line []byte) error {
 	d.mu.Lock()

@@ -112,6 +112,31 @@ func ReadSkips(path string) (all []uint64, err error) {
 	return all, err
 }
 
+// MaxSkipLines bounds the lines of skips.jsonl that are kept with a checkpoint, in bytes.
+const MaxSkipLines = 64 << 20
+
+// SkipLines returns the whole lines of skips.jsonl as they are, none where there is no such file. The run may be writing it.
+func SkipLines(path string) ([]byte, error) {
+	path = filepath.Join(path, skipped)
+	f, err := Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, cause(err))
+	}
+	defer f.Close()
+	var lines bytes.Buffer
+	in := &io.LimitedReader{R: f, N: MaxSkipLines + 1}
+	if _, err := sift(in, isRecord[Skip], &lines, io.Discard); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, cause(err))
+	}
+	if in.N == 0 {
+		return nil, fmt.Errorf("%s has more than %d bytes", path, MaxSkipLines)
+	}
+	return lines.Bytes(), nil
+}
+
 // Calls say for which steps OnStep was called.
 type Calls struct {
 	Newest *Delivery // nil before the first worker was to make the calls

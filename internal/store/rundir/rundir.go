@@ -53,6 +53,8 @@ type Dir struct {
 	closed  bool
 
 	attached bool // another process made it, and others may be writing
+
+	inherited []byte // lines with which WriteJob begins skips.jsonl
 }
 
 // Create makes and locks the run directory path. An empty path means
@@ -327,6 +329,13 @@ func (d *Dir) WriteJob(job Job, data []DataFile) error {
 		return f, err
 	}); err != nil {
 		return err
+	}
+	if len(d.inherited) > 0 {
+		_, err := d.lines[skipped].Write(d.inherited)
+		if err = errors.Join(err, d.lines[skipped].Sync()); err != nil {
+			return err
+		}
+		d.inherited = nil
 	}
 	if err := d.writeJSON("data.json", data); err != nil {
 		return err

@@ -69,13 +69,13 @@ func Restore(ctx context.Context, b archive.Bucket, path string, say func(text s
 	if err != nil {
 		return "", err
 	}
-	step, refused, err := archive.Fetch(ctx, b, claim, dir.Path())
-	for _, text := range refused {
+	found, err := archive.Fetch(ctx, b, claim, dir.Path())
+	for _, text := range found.Refused {
 		say(text + "; the checkpoint is not used")
 	}
-	if err == nil && step == 0 {
+	if err == nil && found.Step == 0 {
 		err = fmt.Errorf("%s: %w", b, ErrNothing)
-		if len(refused) > 0 {
+		if len(found.Refused) > 0 {
 			err = fmt.Errorf("%s: nothing to resume from: no checkpoint can be used", b)
 		}
 	}
@@ -83,9 +83,10 @@ func Restore(ctx context.Context, b archive.Bucket, path string, say func(text s
 		return "", errors.Join(err, os.RemoveAll(dir.File("checkpoints")), dir.Close())
 	}
 	claim.Job.Started = time.Now().UTC() // in this directory
+	dir.InheritSkips(found.Skips)
 	if err := errors.Join(dir.WriteJob(claim.Job, claim.Data), dir.Close()); err != nil {
 		return "", err
 	}
-	say(fmt.Sprintf("step %d of %s is in %s", step, b, dir))
+	say(fmt.Sprintf("step %d of %s is in %s", found.Step, b, dir))
 	return dir.Path(), nil
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/trainer"
@@ -26,12 +27,25 @@ func (points) Sample(s trainer.Sample, in, target trainer.Tensor) error {
 }
 
 func main() {
-	trainer.Main(func(*flag.FlagSet) func() (trainer.Job, error) {
+	trainer.Main(func(f *flag.FlagSet) func() (trainer.Job, error) {
+		wait := f.Bool("wait", false, "wait after every fourth step for a file, such as go-4")
 		return func() (trainer.Job, error) {
-			return trainer.Job{
+			job := trainer.Job{
 				Model: nn.Classifier(nn.ClassifierConfig{Inputs: 2, Hidden: []int{8}, Classes: 2}), Data: points{},
 				Optimizer: trainer.SGD{LR: trainer.Constant(0.1)}, GlobalBatch: 8, MicroBatch: 2, Steps: 10, CheckpointSteps: 4,
-			}, nil
+			}
+			if *wait {
+				job.OnStep = func(s trainer.StepInfo) error {
+					for s.Step%4 == 0 {
+						if _, err := os.Stat(fmt.Sprintf("go-%d", s.Step)); err == nil {
+							break
+						}
+						time.Sleep(5 * time.Millisecond)
+					}
+					return nil
+				}
+			}
+			return job, nil
 		}
 	})
 }
