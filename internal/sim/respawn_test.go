@@ -129,7 +129,7 @@ func TestLeaveIsCancelled(t *testing.T) {
 // without it, and it joins again: it did nothing wrong, and was asked for.
 func TestJoinerJoinsAgain(t *testing.T) {
 	again := 0
-	for seed := range uint64(40) {
+	for seed := range uint64(120) {
 		c := New(Config{
 			Seed: seed, Workers: 4, Stages: 1 + int(seed%2), Micros: 8, Mirrors: 1, Steps: 12, MinWorkers: 1, Layers: layers(), Detect: 300 * ms, Digests: true,
 		})
@@ -162,6 +162,6 @@ func TestJoinerJoinsAgain(t *testing.T) {
 		}
 	}
 	if again < 3 {
-		t.Errorf("%d of 40 joiners had not begun", again)
+		t.Errorf("%d of 120 joiners had not begun", again)
 	}
 }

@@ -71,6 +71,12 @@ func TestStories(t *testing.T) {
 			c.until("about to join", func(w *worker) bool { return len(c.agreed) > 1 })
 			c.Stop()
 		}, 0, -1},
+		"a link breaks as workers go over to a plan between two steps": {func(c *Cluster) {
+			c.until("past step 1", after(1))
+			c.Join()
+			w := c.until("editing for the joiner's plan", func(w *worker) bool { return len(w.core.Plan().Workers) == 4 && w.editing != nil })
+			c.Cut(w.self.ID, (w.self.ID+1)%4, 5*ms)
+		}, 0, 1},
 		"a worker leaves": {func(c *Cluster) {
 			c.Leave(c.until("past step 1", after(1)).self.ID)
 			c.until("under a plan of three", func(w *worker) bool { return len(w.core.Plan().Workers) == 3 })

@@ -67,6 +67,7 @@ type membership struct {
 type editing struct {
 	op     core.Op
 	groups map[uint16]membership
+	up     bool // all links are, and its end is on its way to the core
 }
 
 // program is the program that a worker runs: steps, evaluations and the end.
@@ -353,9 +354,7 @@ func (w *worker) perform(d core.Duty) {
 		w.exchange(d)
 	case core.CancelOps:
 		if w.editing != nil {
-			op := w.editing.op
-			w.editing = nil
-			w.later(func() { w.step(core.OpDone{Op: op, Broken: true}) })
+			w.breakEdit()
 		}
 		for _, o := range slices.Clone(w.ops) {
 			w.abort(o.call.group, o.call.version)
@@ -442,6 +441,9 @@ func (w *worker) linkLost(other *worker) {
 			w.abort(g, x.version)
 		}
 	}
+	if e := w.editing; e != nil && e.has(other.session) {
+		w.breakEdit()
+	}
 	if w.core == nil {
 		return
 	}
@@ -500,9 +502,26 @@ func (w *worker) edit(d core.Edit) {
 	w.edited()
 }
 
+// has reports whether a session is to be a member of one of the groups.
+func (e *editing) has(s id.Session) bool {
+	for _, g := range e.groups {
+		if slices.Contains(g.members, s) {
+			return true
+		}
+	}
+	return false
+}
+
+// breakEdit ends the edit: it was cancelled, or a link of its groups broke.
+func (w *worker) breakEdit() {
+	op := w.editing.op
+	w.editing = nil
+	w.later(func() { w.step(core.OpDone{Op: op, Broken: true}) })
+}
+
 func (w *worker) edited() {
 	e := w.editing
-	if e == nil {
+	if e == nil || e.up {
 		return
 	}
 	for _, g := range e.groups {
@@ -512,7 +531,7 @@ func (w *worker) edited() {
 			}
 		}
 	}
-	w.editing = nil
+	e.up = true
 	for g, x := range e.groups {
 		w.groups[g] = x
 	}
@@ -521,7 +540,12 @@ func (w *worker) edited() {
 			delete(w.parts, c)
 		}
 	}
-	w.later(func() { w.step(core.OpDone{Op: e.op, Opened: 1}) })
+	w.in(w.c.delay(200*time.Microsecond), func() { // longer than a broken link takes to be noticed
+		if w.editing == e {
+			w.editing = nil
+			w.step(core.OpDone{Op: e.op, Opened: 1})
+		}
+	})
 }
 
 func callOf(group uint16, c group.Call) call { return call{group, c.Version, c.Step, c.Tag} }

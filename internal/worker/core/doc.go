@@ -31,16 +31,16 @@
 //	                                                            an order                               CatchingUp, Draining
 //	Working      works under its plan                           a boundary plan goes live at a commit  Draining
 //	                                                            an order                               CatchingUp, Draining
-//	Sealed       has answered a query: it passes no point and   an order                               CatchingUp, Draining
-//	             begins no pass; passes that run end            the order of its plan, again           Working
-//	                                                            a boundary plan, its first one         Joining
+//	Sealed       has answered a query, or could not go over to  an order                               CatchingUp, Draining
+//	             the live plan: it passes no point and begins   the order of its plan, again           Working
+//	             no pass; passes that run end                   a boundary plan, its first one         Joining
 //	CatchingUp   passes the point that others have passed,      it has passed                          Draining
 //	             with their result
 //	Draining     waits for its update, evaluation or            nothing is left                        Editing
 //	             operations to end, and for parameters or       the plan goes on without it            Left
 //	             gradients that come under the old plan only
 //	Editing      edits its groups                               all links are there                    Working, Preparing
-//	                                                            a link breaks again                    Sealed, Working, Joining
+//	                                                            a link breaks again                    Sealed, Joining
 //	Preparing    makes the state at the beginning of the run    it is made                             Working
 //	Left         answers queries                                -
 //	Dead         has failed                                     -

@@ -235,18 +235,15 @@ func (w *Worker) obey() bool {
 	return w.state == Working
 }
 
-// giveUp drops the order.
+// giveUp drops the order. One that a query has sealed this worker for leaves it sealed, and so does a boundary plan: it is live, so nothing
+// may begin under the plan before it, which may route passes to others and cut stages elsewhere.
 func (w *Worker) giveUp() {
-	recovers := w.sealed()
-	w.order = nil
-	switch {
-	case recovers && w.ballot != noBallot:
-		w.to(Sealed)
-	case len(w.plan.Workers) == 0:
+	if first := w.order.Ballot == noBallot && len(w.plan.Workers) == 0; first {
 		w.to(Joining)
-	default:
-		w.to(Working)
+	} else {
+		w.to(Sealed)
 	}
+	w.order = nil
 }
 
 // catchUp passes the point that others have passed.

@@ -14,7 +14,7 @@ type State uint8
 const (
 	Joining    State = iota // it has no plan yet
 	Working                 // it works under its plan
-	Sealed                  // it has answered a query, and waits for an order
+	Sealed                  // it has answered a query, or could not go over to the live plan, and waits for an order
 	CatchingUp              // it passes the point that others passed before an order's plan
 	Draining                // what the plan does not wait for is done, or still arrives
 	Editing                 // groups are edited
