@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -409,7 +410,7 @@ func (r *run) openArchive() *archiving.Copier {
 	dir, keep, owner := r.dir.Path(), r.c.Keep, archiveOwner(r.c.Secret)
 	return archiving.New(func(ctx context.Context, e session.ArchiveCheckpoint) error {
 		if to == nil {
-			to = archive.New(r.c.Target, archive.Claim{Owner: owner, After: e.From, Job: e.Job, Data: e.Data})
+			to = archive.New(r.c.Target, archive.Claim{Owner: owner, After: e.From, Job: e.Job, Data: e.Data, FirstFile: filepath.Join(dir, rundir.FirstValues)})
 		}
 		if e.Step == 0 {
 			return to.Own(ctx)

@@ -5,6 +5,7 @@
 //
 //	claims/00000003.json                          generation 3 of the run: its job, and the step after which it began
 //	data/SHA256.json                              the list of data files of a claim
+//	first/SHA256.pt                               first values of a Python program, of a claim
 //	shards/step-00000040/00000003-ab12…/NAME      files of a checkpoint, in one attempt to copy it, and skips.jsonl as it was then
 //	manifests/step-00000040.00000003.json         the checkpoint: its manifest, which attempt, and the digest of skips.jsonl
 //
@@ -73,7 +74,12 @@ type Claim struct {
 	Job        rundir.Job `json:"job"`
 	DataList   string     `json:"data"` // name of the object with what data.json has
 
-	Data []rundir.DataFile `json:"-"`
+	// Of a Python program: SHA-256 and size of its first values. First is "" for another program.
+	First     string `json:"first,omitempty"`
+	FirstSize int64  `json:"first_size,omitempty"`
+
+	Data      []rundir.DataFile `json:"-"`
+	FirstFile string            `json:"-"` // path of the first values, which need not be there
 }
 
 // published is an object of manifests/.
@@ -215,6 +221,9 @@ func (a *Archive) own(ctx context.Context) error {
 			return err
 		}
 		a.claim.DataList = fmt.Sprintf("data/%x.json", sha256.Sum256(list))
+		if err := a.putFirst(ctx); err != nil {
+			return fmt.Errorf("claim: %w", err)
+		}
 		text, err := json.Marshal(a.claim)
 		if err != nil {
 			return err

@@ -229,6 +229,70 @@ func TestStaleGeneration(t *testing.T) {
 	}
 }
 
+// First values are copied once for all generations. What has become of them at the target is not used.
+func TestFirstValues(t *testing.T) {
+	dir, b := t.TempDir(), Folder{t.TempDir()}
+	file, there := filepath.Join(dir, "values"), filepath.Join(dir, "fetched")
+	own := func(owner string) Claim {
+		claim := claimOf(owner, 0)
+		claim.FirstFile = file
+		if err := New(b, claim).Own(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Newest(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	fetch := func(c Claim) (text, refused string) {
+		_ = os.Remove(there)
+		refused, err := FetchFirst(t.Context(), b, c, there)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, _ := os.ReadFile(there)
+		return string(got), refused
+	}
+	if c := own("another program"); c.First != "" {
+		t.Errorf("first values %q, and there are none", c.First)
+	}
+	if err := os.WriteFile(file, []byte("values"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := own("x")
+	at := filepath.Join(b.Path, firstName(c.First))
+	was, err := os.Stat(at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c = own("y")
+	if now, err := os.Stat(at); err != nil || !os.SameFile(now, was) {
+		t.Errorf("they were copied again: %v", err)
+	}
+	if text, refused := fetch(c); text != "values" || refused != "" {
+		t.Errorf("fetched %q, %s", text, refused)
+	}
+	for _, change := range []func(){
+		func() { c.FirstSize-- },
+		func() { _ = os.WriteFile(at, []byte("valueS"), 0o600) },
+		func() { _ = os.WriteFile(at, nil, 0o600) },
+		func() { _ = os.Remove(at) },
+		func() { c.FirstSize = -1 },
+		func() { c.First = "../claims/00000001" },
+	} {
+		before := c
+		change()
+		if text, refused := fetch(c); text != "" || !strings.HasPrefix(refused, "first/") {
+			t.Errorf("fetched %q, %s", text, refused)
+		}
+		c = before
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("%d files are left", len(left))
+	}
+}
+
 // faulty fails at its n-th write, after a part of it, and at all later ones.
 type faulty struct {
 	Bucket

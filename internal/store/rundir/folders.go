@@ -35,6 +35,12 @@ func (d *Dir) MakeStore() (path string, err error) {
 	return path, nil
 }
 
+// FirstValues is where in a run directory the first values of a Python program are: the file FirstName of the folder that MakeFirst makes.
+const (
+	FirstValues = "first/" + FirstName
+	FirstName   = "values.pt"
+)
+
 // MakeFirst returns the folder for the first values of a Python program, which it makes if it is not there. It stays with the run.
 func (d *Dir) MakeFirst() (path string, err error) {
 	d.mu.Lock()

@@ -79,6 +79,9 @@ func Restore(ctx context.Context, b archive.Bucket, path string, say func(text s
 			err = fmt.Errorf("%s: nothing to resume from: no checkpoint can be used", b)
 		}
 	}
+	if err == nil {
+		err = restoreFirst(ctx, b, claim, dir, say)
+	}
 	if err != nil {
 		return "", errors.Join(err, os.RemoveAll(dir.File("checkpoints")), dir.Close())
 	}
@@ -89,4 +92,19 @@ func Restore(ctx context.Context, b archive.Bucket, path string, say func(text s
 	}
 	say(fmt.Sprintf("step %d of %s is in %s", found.Step, b, dir))
 	return dir.Path(), nil
+}
+
+// restoreFirst gets the first values of a Python program. Without them, the program makes its own: the run goes on if they are the same.
+func restoreFirst(ctx context.Context, b archive.Bucket, claim archive.Claim, dir *rundir.Dir, say func(text string)) error {
+	if claim.First == "" {
+		return nil
+	}
+	if _, err := dir.MakeFirst(); err != nil {
+		return err
+	}
+	refused, err := archive.FetchFirst(ctx, b, claim, dir.File(rundir.FirstValues))
+	if refused != "" {
+		say(refused + "; the first values of the program are made again")
+	}
+	return err
 }

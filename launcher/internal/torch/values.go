@@ -13,6 +13,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/process"
 	"github.com/soliton-train/soliton/trainer"
 )
@@ -22,7 +23,7 @@ const Values = "torch-values"
 
 // What is in the folder of a program in the run directory: the file of first values, and the folder for what is in a pack.
 const (
-	First    = "values.pt"
+	First    = rundir.FirstName
 	Unpacked = "program"
 )
 

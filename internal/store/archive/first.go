@@ -1,0 +1,90 @@
+package archive
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"slices"
+
+	"github.com/soliton-train/soliton/internal/store/rundir"
+)
+
+// putFirst copies the first values to the bucket, unless the bucket has them, and describes them in the claim.
+func (a *Archive) putFirst(ctx context.Context) error {
+	if a.claim.FirstFile == "" {
+		return nil
+	}
+	file, err := rundir.Open(a.claim.FirstFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	sum := sha256.New()
+	if a.claim.FirstSize, err = io.Copy(sum, rundir.WithContext(ctx, file)); err != nil {
+		return err
+	}
+	a.claim.First = hex.EncodeToString(sum.Sum(nil))
+	name := firstName(a.claim.First)
+	names, err := a.bucket.List(ctx, "first/")
+	if err != nil || slices.Contains(names, name) {
+		return err
+	}
+	if _, err := file.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	return a.bucket.Put(ctx, name, file, a.claim.FirstSize)
+}
+
+func firstName(sum string) string { return fmt.Sprintf("first/%s.pt", sum) }
+
+// errAltered means that first values are not those of the claim.
+var errAltered = errors.New("it is not what the run has saved")
+
+// FetchFirst copies the first values of the run of a claim, if it has any, to a path, and returns why they cannot be used.
+func FetchFirst(ctx context.Context, b Bucket, c Claim, path string) (refused string, err error) {
+	if c.First == "" {
+		return "", nil
+	}
+	name := firstName(c.First)
+	if sum, wrong := hex.DecodeString(c.First); wrong != nil || len(sum) != sha256.Size || c.FirstSize < 0 {
+		err = errAltered
+	} else {
+		err = c.fetchFirst(ctx, b, name, path)
+	}
+	if errors.Is(err, errAltered) || errors.Is(err, ErrMissing) {
+		return fmt.Sprintf("%s: %v", name, err), nil
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %s: %w", b, name, err)
+	}
+	return "", err
+}
+
+func (c *Claim) fetchFirst(ctx context.Context, b Bucket, name, path string) error {
+	from, err := b.Get(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	file, err := rundir.NewFile(path)
+	if err != nil {
+		return err
+	}
+	sum := sha256.New()
+	n, err := io.Copy(io.MultiWriter(file, sum), rundir.WithContext(ctx, io.LimitReader(from, c.FirstSize+1)))
+	if err == nil && (n != c.FirstSize || hex.EncodeToString(sum.Sum(nil)) != c.First) {
+		err = errAltered
+	}
+	if err != nil {
+		file.Discard()
+		return err
+	}
+	return file.Commit()
+}
