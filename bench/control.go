@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
@@ -35,7 +36,7 @@ import (
 // busy: a question from the agent to all workers whose compute threads never
 // rest, and a small message on a link that bulk fills. The second is one way,
 // by the clock that the two processes share.
-func controlLatency(args []string) error {
+func controlLatency(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("control", flag.ExitOnError)
 	role := f.String("role", "", "of a process that this command starts: worker or link")
 	workers := f.Int("workers", 8, "worker processes")
@@ -57,12 +58,12 @@ func controlLatency(args []string) error {
 	fmt.Printf("\na question to %d workers and all answers, %d rounds, %d compute threads each: ms\n", *workers, *rounds, *threads)
 	for _, how := range []threading{moving, keeping, yielding} {
 		for _, extra := range []int{1, 2} {
-			if err := roundTrips(*workers, *threads, extra, how, *rounds, *seed); err != nil {
+			if err := roundTrips(*workers, *threads, extra, how, *rounds, *seed, rec); err != nil {
 				return err
 			}
 		}
 	}
-	return underBulk(*messages, *seed)
+	return underBulk(*messages, *seed, rec)
 }
 
 // threading is how a worker's compute goroutine and the rest of it share threads.
@@ -227,7 +228,7 @@ func leftAlone(err error) error {
 }
 
 // roundTrips asks all workers and waits for all answers, many times.
-func roundTrips(workers, threads, extra int, how threading, rounds int, seed uint64) (err error) {
+func roundTrips(workers, threads, extra int, how threading, rounds int, seed uint64, rec *report.Recorder) (err error) {
 	c, err := startChildren(workers, "worker", []string{fmt.Sprintf("GOMAXPROCS=%d", threads+extra)}, fmt.Sprintf("-threads=%d", threads), "-threading="+string(how))
 	if err != nil {
 		return err
@@ -265,6 +266,13 @@ func roundTrips(workers, threads, extra int, how threading, rounds int, seed uin
 			ms = append(ms, float64(time.Since(began).Nanoseconds())/1e6)
 		}
 	}
+	row := report.Row{
+		Comparison: "control", Case: fmt.Sprintf("a question to all workers and the answers, GOMAXPROCS = threads + %d", extra), Workers: workers, Threads: threads, Ours: string(how), Unit: "ms",
+	}
+	for _, x := range ms {
+		row.Add(x, 0)
+	}
+	rec.Add(row)
 	fmt.Printf("  GOMAXPROCS = threads + %d, %-30s %s\n", extra, how+":", lab.Spread(ms))
 	return nil
 }
@@ -356,7 +364,7 @@ func linkEnd() error {
 
 // underBulk sends small messages of the highest priority beside bulk that
 // fills the link, after the same without bulk.
-func underBulk(messages int, seed uint64) (err error) {
+func underBulk(messages int, seed uint64, rec *report.Recorder) (err error) {
 	c, err := startChildren(1, "link", nil)
 	if err != nil {
 		return err
@@ -449,6 +457,16 @@ func underBulk(messages int, seed uint64) (err error) {
 		if v <= bound+slices.Max(idle) {
 			within++
 		}
+	}
+	for _, figure := range []struct {
+		name string
+		ms   []float64
+	}{{"no bulk", idle}, {"full bulk", loaded}} {
+		row := report.Row{Comparison: "control", Case: "a small message on one link, one way", Workers: 2, Ours: figure.name, Unit: "ms"}
+		for _, x := range figure.ms {
+			row.Add(x, 0)
+		}
+		rec.Add(row)
 	}
 	fmt.Printf("\none small message on one link, one way: ms\n  no bulk:   %s\n  full bulk: %s\n", lab.Spread(idle), lab.Spread(loaded))
 	fmt.Printf("  bulk at %.2f GB/s; what may go before: (Unsent %d + Unread %d + Chunk %d) / rate = %.3f ms, beside the slowest without bulk; %.1f %% within both\n",

@@ -12,7 +12,7 @@ import (
 // TestMain lets the processes that the control benchmark starts be this binary.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 2 && os.Args[1] == "control" && os.Args[2] == "-role" {
-		if err := controlLatency(os.Args[2:]); err != nil {
+		if err := controlLatency(os.Args[2:], nil); err != nil {
 			fmt.Fprintln(os.Stderr, "control:", err)
 			os.Exit(1)
 		}
@@ -24,11 +24,11 @@ func TestMain(m *testing.M) {
 // A few rounds of it run to their end and leave no process behind.
 func TestControl(t *testing.T) {
 	for _, how := range []threading{moving, keeping, yielding} {
-		if err := roundTrips(2, 1, 1, how, 3, 1); err != nil {
+		if err := roundTrips(2, 1, 1, how, 3, 1, nil); err != nil {
 			t.Error(err)
 		}
 	}
-	if err := underBulk(20, 1); err != nil {
+	if err := underBulk(20, 1, nil); err != nil {
 		t.Error(err)
 	}
 }

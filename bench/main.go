@@ -1,6 +1,7 @@
 // Command bench compares Soliton with its peers in one run, and measures what
 // has a bound:
 //
+//	go run ./bench all        every comparison below that measures a ratio, and docs/benchmarks.md
 //	go run ./bench matmul     the matrix product with OpenBLAS
 //	go run ./bench step       the training step of a GPT with PyTorch
 //	go run ./bench reduce     exact with fast reduction between workers, and that with a bare ring
@@ -25,28 +26,70 @@
 //
 // Both sides take turns, so that a machine whose speed drifts does not favour
 // one. Results are ratios; the raw figures stand beside them. Kept outputs lie
-// in bench/results. Peers are Debian's packages libopenblas0-pthread,
+// in bench/results. With -rows FILE before the command, a comparison also writes
+// its figures as JSON. Peers are Debian's packages libopenblas0-pthread,
 // python3-numpy and python3-torch. Nothing else should run beside it.
+//
+// all runs one comparison after the other, each three times, and prints the median and the range of each ratio. It tells which peers it finds
+// and how to install the rest; comparisons whose peers are missing are left out, and listed. -only NAME,... chooses some, -quick is a trial
+// with small sizes, which is marked as such and writes nothing. What was measured of a commit is kept below .bin/bench, so that all goes on
+// where it was interrupted, or where a peer was installed since. When all that can run here has been measured, it writes docs/benchmarks.md with
+// plots in docs/benchmarks, and the output of each round into bench/results/all. It refuses to where the work tree differs from the commit or
+// other programs used more than 5 % of the processors; with -force it writes, and the page says so.
 package main
 
 import (
+	"encoding/json"
+	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
+	"strings"
 
-	"github.com/soliton-train/soliton/bench/internal/planning"
-	"github.com/soliton-train/soliton/bench/internal/python"
-	"github.com/soliton-train/soliton/bench/internal/recovery"
-	"github.com/soliton-train/soliton/bench/internal/training"
+	"github.com/soliton-train/soliton/bench/internal/report"
 )
 
 func main() {
-	commands := map[string]func([]string) error{"matmul": training.Matmul, "step": training.Step, "reduce": training.Reduce, "protect": training.Protect, "traces": training.Traces, "keep": training.Keep, "control": controlLatency, "survive": recovery.Survive, "hosts": recovery.Hosts, "gossip": recovery.Gossip, "machines": recovery.Machines, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "losses": planning.Losses, "model": planning.Model, "migrate": planning.Migrate, "clocks": planning.Clocks, "versions": recovery.Versions, "torch": python.Torch, "bridge": python.Bridge}
-	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: go run ./bench matmul|step|reduce|protect|traces|keep|control|survive|hosts|gossip|machines|soak|failslow|load|losses|model|migrate|clocks|versions|torch|bridge [flags]; see go doc ./bench")
+	f := flag.NewFlagSet("bench", flag.ExitOnError)
+	rows := f.String("rows", "", "file that gets the figures of a comparison as JSON")
+	f.Usage = usage
+	_ = f.Parse(os.Args[1:]) // it exits
+	var err error
+	switch run := find(f.Arg(0)); {
+	case f.Arg(0) == "all" && *rows == "":
+		err = all(f.Args()[1:])
+	case run == nil:
+		usage()
 		os.Exit(2)
+	case *rows == "":
+		err = run(f.Args()[1:], nil)
+	default:
+		err = record(*rows, func(rec *report.Recorder) error { return run(f.Args()[1:], rec) })
 	}
-	if err := commands[os.Args[1]](os.Args[2:]); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
+}
+
+func usage() {
+	names := slices.Sorted(maps.Keys(checks))
+	for i, c := range comparisons {
+		names = slices.Insert(names, i, c.Name)
+	}
+	fmt.Fprintf(os.Stderr, "usage: go run ./bench [-rows FILE] all|%s [flags]; see go doc ./bench\n", strings.Join(names, "|"))
+}
+
+// record writes what a comparison has measured, when it succeeds.
+func record(file string, run func(rec *report.Recorder) error) error {
+	rec := &report.Recorder{Rows: []report.Row{}}
+	if err := run(rec); err != nil {
+		return err
+	}
+	text, err := json.Marshal(rec.Rows)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, text, 0o600)
 }

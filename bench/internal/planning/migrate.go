@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/bench/internal/training"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
@@ -37,7 +38,7 @@ import (
 // Engines of this process talk over loopback TCP; passes are emulated, they take the time they are
 // given, so that what else a step takes is that of the runtime. What the agents do, some
 // milliseconds for each plan, is left out: this command asks the engines itself.
-func Migrate(args []string) error {
+func Migrate(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("migrate", flag.ExitOnError)
 	m := migration{}
 	f.IntVar(&m.ranks, "ranks", 2, "workers in each of the two stages")
@@ -64,6 +65,13 @@ func Migrate(args []string) error {
 	ways := []way{{name: "background"}, {name: "stop and copy", holds: true}, {name: "contiguous", contiguous: true}}
 	all := make(map[string][]moved)
 	digest := ""
+	what := fmt.Sprintf("a layer of %.1f MB, %.0f MB/s a link, %d stages", state, m.rate, 2)
+	pause := report.Row{
+		Comparison: "migrate", Case: what + ": longest step less median step", Workers: 2 * m.ranks, Ours: "background", Theirs: "stop and copy", Unit: "ms", Kind: report.Cost, Goal: 0.1,
+	}
+	live := report.Row{
+		Comparison: "migrate", Case: what + ": until the plan is live", Workers: 2 * m.ranks, Ours: "interleaved shards", Theirs: "contiguous shards", Unit: "ms", Kind: report.Time,
+	}
 	for round := range *rounds {
 		for i := range ways {
 			w := ways[(round+i)%len(ways)]
@@ -82,8 +90,14 @@ func Migrate(args []string) error {
 			all[w.name] = append(all[w.name], got...)
 		}
 	}
+	// The migrations of a kind have the same place in the list of each way.
+	for i, x := range all["background"] {
+		pause.Add(x.pause(), all["stop and copy"][i].pause())
+		live.Add(x.took, all["contiguous"][i].took)
+	}
+	rec.Add(pause, live)
 	fmt.Printf("all runs ended with the state %s\n", digest)
-	report(all)
+	summarize(all)
 	return nil
 }
 
@@ -102,7 +116,7 @@ type moved struct {
 func (m moved) pause() float64 { return max(0, m.longest-m.median) }
 func (m moved) net() float64   { return max(0, m.longest-m.usual) }
 
-func report(all map[string][]moved) {
+func summarize(all map[string][]moved) {
 	of := func(way string, f func(moved) float64) float64 {
 		var x []float64
 		for _, m := range all[way] {

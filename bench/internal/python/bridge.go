@@ -17,11 +17,12 @@ import (
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/bench/internal/peers"
+	"github.com/soliton-train/soliton/bench/internal/report"
 )
 
 // Bridge measures what the Python processes beside workers cost: steps of one worker against a plain PyTorch script, of two against
 // DistributedDataParallel, and recoveries against those of workers in Go.
-func Bridge(args []string) error {
+func Bridge(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("bridge", flag.ExitOnError)
 	turns := f.Int("turns", 8, "turns of each side; one more warms up")
 	length := f.Int("steps", 6, "steps of a turn; the first does not count")
@@ -40,7 +41,7 @@ func Bridge(args []string) error {
 		return err
 	}
 	defer os.RemoveAll(l.Dir)
-	b := bridge{lab: l, turns: *turns, length: *length, kills: *kills, batch: *batch}
+	b := bridge{rec: rec, lab: l, turns: *turns, length: *length, kills: *kills, batch: *batch, micro: *micro, width: *width}
 	b.options = []string{"--batch", strconv.Itoa(*batch), "--micro", strconv.Itoa(*micro), "--width", strconv.Itoa(*width), "--turn", strconv.Itoa(*length)}
 	b.same = []string{
 		"--global-batch", strconv.Itoa(*batch), "--micro-batch", strconv.Itoa(*micro), "--layers", "4", "--width", strconv.Itoa(*width),
@@ -60,8 +61,10 @@ func Bridge(args []string) error {
 }
 
 type bridge struct {
+	rec                         *report.Recorder
 	lab                         *lab.Lab
 	turns, length, kills, batch int
+	micro, width                int
 	options                     []string // of the programs
 	same                        []string // of the GPT in Go, for the same model
 	runs                        int
@@ -76,6 +79,9 @@ func (b *bridge) alone() error {
 	defer peer.Close()
 	fmt.Printf("\none worker against a script: %s; ms of a step\n", peer.Hello)
 	var ours, theirs, ratios []float64
+	row := report.Row{
+		Comparison: "bridge", Case: b.model(), Workers: 1, Threads: 1, Ours: "worker with Python", Theirs: "PyTorch script", Unit: "ms", Kind: report.Cost, Goal: 1.02,
+	}
 	err = b.byTurns(1, func(turn int, o float64) error {
 		all, err := peer.Ask("%d", b.length)
 		if err != nil {
@@ -85,12 +91,14 @@ func (b *bridge) alone() error {
 		fmt.Printf("  turn %d  worker %8.1f  script %8.1f\n", turn, o, p)
 		if turn > 0 {
 			ours, theirs, ratios = append(ours, o), append(theirs, p), append(ratios, o/p)
+			row.Add(o, p)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
+	b.rec.Add(row)
 	fmt.Printf("  median: worker %.1f, script %.1f; worker by script: median %.3f, range %.3f to %.3f (at most 1.02 is wanted)\n",
 		lab.Median(ours), lab.Median(theirs), lab.Median(ratios), slices.Min(ratios), slices.Max(ratios))
 	if lab.Median(theirs) < 500 {
@@ -126,6 +134,9 @@ func (b *bridge) together() error {
 	}
 	fmt.Printf("  setting %d is the best of them\n", best)
 	var ours, theirs, ratios []float64
+	row := report.Row{
+		Comparison: "bridge", Case: b.model(), Workers: 2, Threads: 1, Ours: "workers with Python", Theirs: "DistributedDataParallel", Unit: "samples/s", Kind: report.Rate, Goal: 1,
+	}
 	err = b.byTurns(2, func(turn int, o float64) error {
 		all, err := peer.Ask("%d %d", best, b.length)
 		if err != nil {
@@ -135,18 +146,25 @@ func (b *bridge) together() error {
 		fmt.Printf("  turn %d  workers %7.2f  ranks %7.2f\n", turn, mine, their)
 		if turn > 0 {
 			ours, theirs, ratios = append(ours, mine), append(theirs, their), append(ratios, mine/their)
+			row.Add(mine, their)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
+	b.rec.Add(row)
 	fmt.Printf("  median: workers %.2f, ranks %.2f; workers by ranks: median %.3f, range %.3f to %.3f (at least 1 is wanted)\n",
 		lab.Median(ours), lab.Median(theirs), lab.Median(ratios), slices.Min(ratios), slices.Max(ratios))
 	return nil
 }
 
 func mean(x []float64) float64 { return lab.Sum(x) / float64(len(x)) }
+
+// model describes what is trained.
+func (b *bridge) model() string {
+	return fmt.Sprintf("PyTorch model of width %d, batch %d, micro-batch %d", b.width, b.batch, b.micro)
+}
 
 // environ is that of the peers.
 func (b *bridge) environ() []string {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/platform"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -37,7 +38,7 @@ func (b *bridge) recoveries() error {
 	if err != nil {
 		return fmt.Errorf("workers in Go: %w", err)
 	}
-	ours := report("a worker in Go", o.Sum)
+	ours := tell("a worker in Go", o.Sum)
 
 	cmd, dir, err := b.start(steps, flags)
 	if err == nil {
@@ -50,15 +51,21 @@ func (b *bridge) recoveries() error {
 	if err != nil {
 		return fmt.Errorf("workers with Python: %w", err)
 	}
-	theirs := report("a worker with Python", sum)
+	theirs := tell("a worker with Python", sum)
 	if len(ours) > 0 && len(theirs) > 0 {
+		row := report.Row{
+			Comparison: "bridge", Case: fmt.Sprintf("time to recovery, median of %d kills", b.kills), Workers: 3, Threads: 1,
+			Ours: "workers with Python", Theirs: "workers in Go", Unit: "ms", Kind: report.Cost, Goal: 1.1,
+		}
+		row.Add(lab.Median(theirs), lab.Median(ours))
+		b.rec.Add(row)
 		fmt.Printf("  time to recovery with Python by that in Go: %.3f of the medians (0.9 to 1.1 is wanted)\n", lab.Median(theirs)/lab.Median(ours))
 	}
 	return b.children(steps)
 }
 
-// report prints the recoveries of a run, and returns how long they took.
-func report(what string, sum rundir.Summary) (total []float64) {
+// tell prints the recoveries of a run, and returns how long they took.
+func tell(what string, sum rundir.Summary) (total []float64) {
 	var stalls []float64
 	for _, r := range sum.Recoveries {
 		total = append(total, r.TotalMS)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -21,7 +22,7 @@ import (
 // agent leads, and another one. It lists how long it was from just before the signal until
 // the last survivor had applied the plan, by the clock of this process and the time
 // of the event; and the phases by the run's own account.
-func Hosts(args []string) error {
+func Hosts(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("hosts", flag.ExitOnError)
 	runs := f.Int("runs", 10, "runs of each of the two kinds")
 	n := f.Int("hosts", 3, "emulated hosts")
@@ -73,13 +74,20 @@ func Hosts(args []string) error {
 			if wrong := o.Differs(&want); wrong != "" {
 				return fmt.Errorf("a run whose %s was killed: %s\n%s", k.host, wrong, o.Output)
 			}
-			ms, rec := k.recovered(o.Events)
-			if rec == nil {
+			ms, got := k.recovered(o.Events)
+			if got == nil {
 				return fmt.Errorf("a run whose %s was killed tells of no recovery", k.host)
 			}
 			took[kind] = append(took[kind], ms)
-			fmt.Printf("%6s  %5v %6d %14.1f %7.1f %7.1f %6.1f %6.1f %6.1f %6.1f %6.1f\n", k.host, leads, rec.Step, ms, rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.ResumeMS)
+			fmt.Printf("%6s  %5v %6d %14.1f %7.1f %7.1f %6.1f %6.1f %6.1f %6.1f %6.1f\n", k.host, leads, got.Step, ms, got.TotalMS, got.DetectMS, got.QueryMS, got.PlanMS, got.AgreeMS, got.EditMS, got.ResumeMS)
 		}
+	}
+	for kind, name := range []string{"the leader's host", "another host"} {
+		row := report.Row{Comparison: "hosts", Case: fmt.Sprintf("death of one of %d emulated hosts, from the kill until all continue", *n), Workers: *workers, Threads: 1, Ours: name, Unit: "ms"}
+		for _, ms := range took[kind] {
+			row.Add(ms, 0)
+		}
+		rec.Add(row)
 	}
 	fmt.Printf("  the leader's host, from the kill until all go on: %s (bound 600)\n", lab.List(took[0]))
 	fmt.Printf("  another host: %s (bound 250)\n", lab.List(took[1]))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/bench/internal/peers"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/observe/trace"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -27,7 +28,7 @@ import (
 //
 // Each kill is of a fresh run with all its workers, unless -per-run says otherwise; then
 // each one after the first waits until every shard has its mirrors again.
-func Survive(args []string) error {
+func Survive(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("survive", flag.ExitOnError)
 	b := surviveBench{}
 	f.IntVar(&b.kills, "kills", 50, "workers to kill")
@@ -79,7 +80,16 @@ func Survive(args []string) error {
 	fmt.Printf("\n%d kills, %d in a run of %d steps; ms\n", b.kills, b.perRun, b.steps)
 	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  injector: end of process  of recovery  recomputed (of)  links  died at")
 	var theirs, restarted []float64
+	restart := report.Row{
+		Comparison: "survive", Case: fmt.Sprintf("SIGKILL of one of %d workers (torchrun: of %d)", b.workers, *torchWorkers), Workers: b.workers, Threads: 1,
+		Ours: "total_ms", Theirs: "torchrun until the first step", Unit: "ms", Kind: report.Time, Goal: 300,
+	}
+	rebuild := report.Row{
+		Comparison: "survive", Case: fmt.Sprintf("the group of %d ranks (Gloo: of %d)", b.workers, *ranks), Workers: b.workers, Threads: 1,
+		Ours: "query, plan, agree and edit", Theirs: "Gloo group rebuilt", Unit: "ms", Kind: report.Time,
+	}
 	for turn := range *turns {
+		before := len(b.total)
 		if err := b.turn((b.kills*(turn+1) + *turns - 1) / *turns); err != nil {
 			return err
 		}
@@ -92,11 +102,28 @@ func Survive(args []string) error {
 		}
 		fmt.Printf("  turn %d  Gloo group of %d ranks rebuilt: %s\n", turn, *ranks, lab.List(x))
 		theirs = append(theirs, x...)
+		if len(b.total) > before {
+			rebuild.Add(lab.Median(b.group[before:]), lab.Median(x))
+		}
 		if x, err = torch.Ask("%d %d", *torchWorkers, *restarts); err != nil {
 			return err
 		}
 		fmt.Printf("  turn %d  torchrun, SIGKILL of one of %d workers until the first step: %s\n", turn, *torchWorkers, lab.List(x))
 		restarted = append(restarted, x...)
+		if len(b.total) > before {
+			restart.Add(lab.Median(b.total[before:]), lab.Median(x))
+		}
+	}
+	rec.Add(restart, rebuild)
+	for _, figure := range []struct {
+		name string
+		ms   []float64
+	}{{"total_ms", b.total}, {"stall_ms", b.stall}, {"until the injector saw the end of recovery", b.seen}} {
+		row := report.Row{Comparison: "survive", Case: fmt.Sprintf("SIGKILL of one of %d workers, %d stages", b.workers, b.stages), Workers: b.workers, Threads: 1, Ours: figure.name, Unit: "ms"}
+		for _, x := range figure.ms {
+			row.Add(x, 0)
+		}
+		rec.Add(row)
 	}
 	return b.report(theirs, restarted)
 }

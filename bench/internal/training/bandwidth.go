@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/compute/zero"
@@ -27,7 +28,7 @@ import (
 // bandwidth compares, turn by turn, the fast reduction of a step of the engine
 // with comm's ring reduce-scatter of the same layers and shards. Endpoints of
 // this process talk over loopback TCP.
-func bandwidth(workers, rounds int) error {
+func bandwidth(workers, rounds int, rec *report.Recorder) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	c, err := newCluster(ctx, workers)
@@ -39,6 +40,12 @@ func bandwidth(workers, rounds int) error {
 	fmt.Printf("\nreduction of %d parameters in %d layers between %d workers, TCP, GB/s a worker\n", c.size, len(c.layers), workers)
 	rate := func(d time.Duration) float64 { return moved / 1e9 / d.Seconds() }
 	var fast, inTurn, together, byTurn, byTogether []float64
+	row := report.Row{
+		Comparison: "reduce", Case: fmt.Sprintf("%d parameters in %d layers, TCP", c.size, len(c.layers)), Workers: workers,
+		Ours: "engine, fast", Theirs: "ring, layer after layer", Unit: "GB/s a worker", Kind: report.Rate,
+	}
+	side := row
+	side.Theirs = "ring, layers side by side"
 	for i := range rounds + 2 {
 		step := i + 1
 		f, err := c.step(ctx, step)
@@ -57,8 +64,11 @@ func bandwidth(workers, rounds int) error {
 			continue // warms up
 		}
 		fast, inTurn, together = append(fast, rate(f)), append(inTurn, rate(t)), append(together, rate(s))
+		row.Add(rate(f), rate(t))
+		side.Add(rate(f), rate(s))
 		byTurn, byTogether = append(byTurn, t.Seconds()/f.Seconds()), append(byTogether, s.Seconds()/f.Seconds())
 	}
+	rec.Add(row, side)
 	for _, r := range []struct {
 		name string
 		rate []float64

@@ -21,6 +21,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/data"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/id"
@@ -34,9 +35,9 @@ import (
 // those of an undisturbed run; how fast a checkpoint is written and read, against dd on the same disk; what zstd would gain and
 // cost on such a checkpoint; and how many samples a second data are read at, against the plain reader of each format. The bound
 // for the mean step is 1.05 of an undisturbed one, with 10 steps or more of 3 s or more.
-func Keep(args []string) error {
+func Keep(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("keep", flag.ExitOnError)
-	k := keep{}
+	k := keep{rec: rec}
 	f.StringVar(&k.dir, "dir", "", "folder on the disk that is to be measured (default that of temporary files)")
 	f.IntVar(&k.state, "state", 1024, "parameters and optimizer state, in MB")
 	f.IntVar(&k.width, "width", 1024, "width of the GPT, a multiple of 8")
@@ -75,6 +76,7 @@ type keep struct {
 	dir                                                   string
 	state, width, context, workers, steps, every, samples int
 
+	rec *report.Recorder
 	run string // directory of the run with checkpoints
 }
 
@@ -147,6 +149,10 @@ func (k *keep) ofSteps() error {
 	if len(under) == 0 {
 		return errors.New("no step ran while a checkpoint was written: use more -state")
 	}
+	k.rec.Add(report.Row{
+		Comparison: "keep", Case: fmt.Sprintf("mean step of a GPT with %d layers of width %d", layers, k.width), Workers: k.workers, Threads: 1,
+		Ours: "under checkpoints", Theirs: "undisturbed", Unit: "ms", Kind: report.Cost, Goal: 1.05, Samples: []report.Sample{{Ours: mean(under), Theirs: mean(ms(plain))}},
+	})
 	fmt.Printf("  mean step from the copy to the manifest by that of an undisturbed run: %.3f (%d steps, %d checkpoints)\n", mean(under)/mean(ms(plain)), len(under), checkpoints)
 	fmt.Printf("  longest: %.0f ms, %.2f of an undisturbed step\n", slices.Max(under), slices.Max(under)/mean(ms(plain)))
 	return nil
@@ -179,9 +185,11 @@ func (k *keep) ofDisk() error {
 	defer os.RemoveAll(dir)
 	fmt.Printf("\n%d MB on %s\n", blocks*block/1000/1000, k.dir)
 	raw := filepath.Join(dir, "dd")
+	took := make(map[string]float64) // seconds
 	timed := func(what string, do func() error) error {
 		began := time.Now()
 		err := do()
+		took[what] = time.Since(began).Seconds()
 		speed(what, int64(blocks*block), time.Since(began))
 		return err
 	}
@@ -193,23 +201,34 @@ func (k *keep) ofDisk() error {
 			return nil
 		}
 	}
-	return errors.Join(
-		timed("dd conv=fsync", dd("if=/dev/zero", "of="+raw, fmt.Sprintf("bs=%d", block), fmt.Sprintf("count=%d", blocks), "conv=fsync")),
-		timed("checkpoint, hashed and synced", func() error {
+	const write, writeDD, read, readDD = "checkpoint, hashed and synced", "dd conv=fsync", "checkpoint, checked, what is cached", "dd of what is cached"
+	if err := errors.Join(
+		timed(writeDD, dd("if=/dev/zero", "of="+raw, fmt.Sprintf("bs=%d", block), fmt.Sprintf("count=%d", blocks), "conv=fsync")),
+		timed(write, func() error {
 			file, err := checkpoint.Write(context.Background(), dir, part)
 			if err != nil {
 				return err
 			}
 			return checkpoint.Commit(dir, checkpoint.Manifest{Job: part.Job, Step: 1, Plan: part.Plan, Rule: part.Rule, Layers: []int{n}, Files: []checkpoint.File{file}})
 		}),
-		timed("dd of what is cached", dd("if="+raw, "of=/dev/null", fmt.Sprintf("bs=%d", block))),
-		timed("checkpoint, checked, what is cached", func() error {
+		timed(readDD, dd("if="+raw, "of=/dev/null", fmt.Sprintf("bs=%d", block))),
+		timed(read, func() error {
 			r, _, err := checkpoint.Newest(context.Background(), dir, rundir.Only(part.Job))
 			if err != nil {
 				return err
 			}
 			return errors.Join(r.Read(context.Background(), 0, 0, n, part.Shards[0].Params, part.Shards[0].Moments), r.Close())
-		}))
+		})); err != nil {
+		return err
+	}
+	for _, pair := range [][2]string{{write, writeDD}, {read, readDD}} {
+		row := report.Row{
+			Comparison: "keep", Case: fmt.Sprintf("%d MB on disk", blocks*block/1000/1000), Ours: pair[0], Theirs: pair[1], Unit: "MB/s", Kind: report.Rate,
+		}
+		row.Add(float64(blocks*block)/1e6/took[pair[0]], float64(blocks*block)/1e6/took[pair[1]])
+		k.rec.Add(row)
+	}
+	return nil
 }
 
 // ofZstd compresses the files of the run's newest checkpoint.
@@ -387,6 +406,10 @@ func (k *keep) ofInput() error {
 		if err != nil {
 			return err
 		}
+		what, peer, _ := strings.Cut(c.name, ", against ")
+		row := report.Row{Comparison: "keep", Case: fmt.Sprintf("samples of %d tokens", context), Threads: 1, Ours: what, Theirs: peer, Unit: "samples/s", Kind: report.Rate}
+		row.Add(ours, theirs)
+		k.rec.Add(row)
 		fmt.Printf("  %-36s %9.0f and %9.0f: %.2f\n", c.name, ours, theirs, ours/theirs)
 	}
 	return nil

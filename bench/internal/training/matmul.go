@@ -7,6 +7,7 @@ import (
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/bench/internal/peers"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
@@ -50,7 +51,7 @@ func attentionShapes() []shape {
 
 // Matmul compares kernel.MatMul with OpenBLAS, one thread each, shape by
 // shape and turn by turn.
-func Matmul(args []string) error {
+func Matmul(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("matmul", flag.ExitOnError)
 	rounds := f.Int("rounds", 5, "turns of each side for a shape")
 	seconds := f.Float64("seconds", 0.1, "length of a turn")
@@ -71,22 +72,38 @@ func Matmul(args []string) error {
 	}{{"micro-batch 8", gptShapes(8)}, {"micro-batch 2", gptShapes(2)}, {"attention, one head", attentionShapes()}} {
 		fmt.Println(set.name)
 		var oursTime, peerTime float64 // for one of each product, at the best rates
+		oursTurn, peerTurn := make([]float64, *rounds), make([]float64, *rounds)
 		for _, s := range set.shapes {
 			var ours, theirs, ratios []float64
-			for range *rounds {
+			row := report.Row{
+				Comparison: "matmul", Case: fmt.Sprintf("%s, %s, %d x %d x %d", set.name, s.name, s.m, s.k, s.n), Threads: 1,
+				Ours: "kernel.MatMul", Theirs: "OpenBLAS", Unit: "GFLOP/s", Kind: report.Rate,
+			}
+			flops := 2e-9 * float64(s.m*s.k*s.n)
+			for turn := range *rounds {
 				o := timeMatMul(s, time.Duration(*seconds*float64(time.Second)))
 				p, err := peer.Ask("%d %d %d %s %s %g", s.m, s.k, s.n, letter(s.transA), letter(s.transB), *seconds)
 				if err != nil {
 					return err
 				}
 				ours, theirs, ratios = append(ours, o), append(theirs, p[0]), append(ratios, o/p[0])
+				row.Add(o, p[0])
+				oursTurn[turn] += 1e3 * flops / o
+				peerTurn[turn] += 1e3 * flops / p[0]
 			}
+			rec.Add(row)
 			o, p := lab.Best(ours), lab.Best(theirs)
-			flops := 2e-9 * float64(s.m*s.k*s.n)
 			oursTime += flops / o
 			peerTime += flops / p
 			fmt.Printf("%-32s %18s %10.1f %10.1f %7.3f\n", s.name, fmt.Sprintf("%d x %d x %d", s.m, s.k, s.n), o, p, lab.Median(ratios))
 		}
+		all := report.Row{
+			Comparison: "matmul", Case: set.name + ", one of each product", Threads: 1, Ours: "kernel.MatMul", Theirs: "OpenBLAS", Unit: "ms", Kind: report.Time,
+		}
+		for turn, o := range oursTurn {
+			all.Add(o, peerTurn[turn])
+		}
+		rec.Add(all)
 		fmt.Printf("%-32s %18s %10.2f %10.2f %7.3f  (ms for one of each; ratio of speeds)\n", "all", "", oursTime*1e3, peerTime*1e3, peerTime/oursTime)
 	}
 	return nil

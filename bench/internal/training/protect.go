@@ -8,13 +8,14 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // Protect tells what mirrors and digests cost while nothing fails: whole training steps of
 // the default GPT with them, and the same without. Runs take turns; the figure is the median
 // over pairs of the ratio of a step's median time.
-func Protect(args []string) error {
+func Protect(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("protect", flag.ExitOnError)
 	pairs := f.Int("pairs", 7, "pairs of runs of each kind")
 	steps := f.Int("steps", 12, "steps of a run, of which the first two warm up")
@@ -47,6 +48,12 @@ func Protect(args []string) error {
 	for _, flags := range cases {
 		fmt.Printf("\n%s against %s: ms of each step\n", strings.Join(flags, " "), strings.Join(bare, " "))
 		var ratios []float64
+		row := report.Row{
+			Comparison: "protect", Case: strings.TrimSpace("step of the GPT " + *model), Workers: *workers, Threads: 1,
+			Ours: strings.Join(flags, " "), Theirs: strings.Join(bare, " "), Unit: "ms", Kind: report.Cost, Goal: 1.01,
+		}
+		cpu := row
+		cpu.Case, cpu.Unit = strings.TrimSpace("processor time of a run of the GPT "+*model), "s"
 		for i := range *pairs {
 			var with, without lab.Training
 			for turn := range 2 {
@@ -64,10 +71,13 @@ func Protect(args []string) error {
 				hash = into.Hash
 			}
 			ratios = append(ratios, lab.Median(with.Ms)/lab.Median(without.Ms))
+			row.Add(lab.Median(with.Ms), lab.Median(without.Ms))
+			cpu.Add(with.CPU, without.CPU)
 			fmt.Printf("  pair %d  with %s  without %s\n", i, lab.List(with.Ms), lab.List(without.Ms))
 			fmt.Printf("          with %.1f MB sent in the run, %.2f s of processor time, peak %.1f MB;  without %.1f MB, %.2f s, %.1f MB\n",
 				float64(with.Bytes)/1e6, with.CPU, float64(with.Peak)/1e6, float64(without.Bytes)/1e6, without.CPU, float64(without.Peak)/1e6)
 		}
+		rec.Add(row, cpu)
 		fmt.Printf("  time of a step with them by that of one without, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
@@ -15,7 +16,7 @@ import (
 // first compares whole training steps with exact and with fast reduction, in
 // worker processes of the default GPT; the second the engine's fast reduction
 // with a bare ring reduce-scatter of the same shapes.
-func Reduce(args []string) error {
+func Reduce(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("reduce", flag.ExitOnError)
 	rounds := f.Int("rounds", 40, "reductions of each kind")
 	pairs := f.Int("pairs", 7, "pairs of runs, one exact and one fast")
@@ -42,23 +43,27 @@ func Reduce(args []string) error {
 	//
 	// Eight micro-batches a worker, aligned to the tree, and sixteen, unaligned.
 	for _, c := range []struct{ workers, global int }{{4, 32}, {3, 48}} {
-		if err := compareReductions(&b, c.workers, c.global, *pairs, *model); err != nil {
+		if err := compareReductions(&b, c.workers, c.global, *pairs, *model, rec); err != nil {
 			return err
 		}
 	}
 	for _, workers := range []int{2, 4} {
-		if err := bandwidth(workers, *rounds); err != nil {
+		if err := bandwidth(workers, *rounds, rec); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func compareReductions(b *lab.TrainingBench, workers, global, pairs int, model string) error {
+func compareReductions(b *lab.TrainingBench, workers, global, pairs int, model string, rec *report.Recorder) error {
 	fmt.Printf("\n%d workers x %d micro-batches of 1, GPT %s: ms of each step\n", workers, global/workers, model)
 	program := append([]string{"--global-batch", fmt.Sprint(global), "--micro-batch", "1"}, strings.Fields(model)...)
 	var ratios []float64
 	var exact, fast lab.Training
+	row := report.Row{
+		Comparison: "reduce", Case: fmt.Sprintf("step of the GPT %s, %d micro-batches of 1 each", model, global/workers), Workers: workers, Threads: 1,
+		Ours: "exact", Theirs: "fast", Unit: "ms", Kind: report.Cost, Goal: 1.01,
+	}
 	hash := ""
 	for i := range pairs {
 		for turn := range 2 {
@@ -77,10 +82,12 @@ func compareReductions(b *lab.TrainingBench, workers, global, pairs int, model s
 		}
 		hash = exact.Hash
 		ratios = append(ratios, lab.Median(exact.Ms)/lab.Median(fast.Ms))
+		row.Add(lab.Median(exact.Ms), lab.Median(fast.Ms))
 		fmt.Printf("  pair %d  exact %s  fast %s\n", i, lab.List(exact.Ms), lab.List(fast.Ms))
 		fmt.Printf("          exact %.1f MB sent in the run, peak %.1f MB;  fast %.1f MB, peak %.1f MB\n",
 			float64(exact.Bytes)/1e6, float64(exact.Peak)/1e6, float64(fast.Bytes)/1e6, float64(fast.Peak)/1e6)
 	}
+	rec.Add(row)
 	fmt.Printf("  time of an exact step by that of a fast one, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
 	return nil
 }

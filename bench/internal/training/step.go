@@ -8,6 +8,7 @@ import (
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
 	"github.com/soliton-train/soliton/bench/internal/peers"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/nn"
 	"github.com/soliton-train/soliton/rng"
@@ -17,7 +18,7 @@ import (
 // Step compares whole training steps with PyTorch: the GPT of 4 layers, width
 // 256, 8 heads and context 128, batch 8, AdamW, one thread each, turn by turn.
 // Ours has exact reduction and the gradient's norm in it.
-func Step(args []string) error {
+func Step(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("step", flag.ExitOnError)
 	rounds := f.Int("rounds", 8, "turns of each side")
 	length := f.Int("steps", 5, "steps of a turn")
@@ -34,6 +35,11 @@ func Step(args []string) error {
 		for _, micro := range []int{8, 2} {
 			fmt.Printf("\nbatch 8 x 128, micro-batch %d, dropout %g: ms of each step\n", micro, dropout)
 			var ours, theirs, ratios []float64
+			const tokens = 8 * 128
+			row := report.Row{
+				Comparison: "step", Case: fmt.Sprintf("GPT, batch 8 x 128, micro-batch %d, dropout %g", micro, dropout), Workers: 1, Threads: 1,
+				Ours: "Soliton", Theirs: "PyTorch", Unit: "tokens/s", Kind: report.Rate, Goal: 1.3,
+			}
 			err := oursByTurns(micro, dropout, *rounds, *length, func(round int, o []float64) error {
 				p, err := peer.Ask("8 %d %d %g", micro, *length, dropout)
 				if err != nil {
@@ -43,13 +49,14 @@ func Step(args []string) error {
 				if round > 0 { // the first turn warms up
 					ours, theirs = append(ours, o...), append(theirs, p...)
 					ratios = append(ratios, lab.Median(p)/lab.Median(o))
+					row.Add(1e3*tokens/lab.Median(o), 1e3*tokens/lab.Median(p))
 				}
 				return nil
 			})
 			if err != nil {
 				return err
 			}
-			const tokens = 8 * 128
+			rec.Add(row)
 			fmt.Printf("  median ms: ours %.1f, PyTorch %.1f; tokens/s: ours %.0f, PyTorch %.0f; ratio of tokens/s, median over turns: %.3f\n",
 				lab.Median(ours), lab.Median(theirs), 1e3*tokens/lab.Median(ours), 1e3*tokens/lab.Median(theirs), lab.Median(ratios))
 		}

@@ -11,13 +11,14 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/bench/internal/lab"
+	"github.com/soliton-train/soliton/bench/internal/report"
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 )
 
 // Traces tells what traces and metrics cost: whole training steps of the default GPT with them, and
 // the same with OTEL_SDK_DISABLED=true. Runs take turns; the figure is the median over pairs of
 // the ratio of a step's median time. The bound is 1 %.
-func Traces(args []string) error {
+func Traces(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("traces", flag.ExitOnError)
 	pairs := f.Int("pairs", 7, "pairs of runs")
 	steps := f.Int("steps", 22, "steps of a run, of which the first two warm up")
@@ -52,6 +53,12 @@ func Traces(args []string) error {
 	flags := []string{"--stages", fmt.Sprint(*stages)}
 	fmt.Printf("\n%s against none: ms of each step\n", what)
 	var ratios, sums []float64
+	row := report.Row{
+		Comparison: "traces", Case: strings.TrimSpace(fmt.Sprintf("median step of the GPT %s", *model)) + fmt.Sprintf(", %d stages", *stages), Workers: *workers, Threads: 1,
+		Ours: what, Theirs: "none", Unit: "ms", Kind: report.Cost, Goal: 1.01,
+	}
+	whole := row
+	whole.Case = strings.Replace(row.Case, "median step", "all steps", 1)
 	hash := ""
 	for i := range *pairs {
 		var with, without lab.Training
@@ -70,9 +77,12 @@ func Traces(args []string) error {
 		}
 		ratios = append(ratios, lab.Median(with.Ms)/lab.Median(without.Ms))
 		sums = append(sums, lab.Sum(with.Ms)/lab.Sum(without.Ms))
+		row.Add(lab.Median(with.Ms), lab.Median(without.Ms))
+		whole.Add(lab.Sum(with.Ms), lab.Sum(without.Ms))
 		fmt.Printf("  pair %d  with %s  without %s\n", i, lab.List(with.Ms), lab.List(without.Ms))
 		fmt.Printf("          with %.2f s of processor time, without %.2f s\n", with.CPU, without.CPU)
 	}
+	rec.Add(row, whole)
 	fmt.Printf("  time of a step with them by that of one without, medians, median over pairs: %.3f of %s\n", lab.Median(ratios), lab.Fractions(ratios))
 	// One step in four is traced in full, which a median may not show.
 	fmt.Printf("  time of all steps with them by that of all without, median over pairs: %.3f of %s\n", lab.Median(sums), lab.Fractions(sums))

@@ -1,0 +1,46 @@
+package peers
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"time"
+
+	"github.com/soliton-train/soliton/bench/internal/report"
+)
+
+// Names of what comparisons need.
+const (
+	OpenBLAS = "OpenBLAS"
+	PyTorch  = "PyTorch"
+	Torchrun = "torchrun and Gloo"
+)
+
+// probes say how each is looked for, and what brings it. A probe prints the version.
+var probes = []struct {
+	name, install, python string
+}{
+	{
+		OpenBLAS, "apt install libopenblas0-pthread python3-numpy",
+		"import ctypes, numpy; l = ctypes.CDLL('libopenblas.so.0'); l.openblas_get_config.restype = ctypes.c_char_p; print(l.openblas_get_config().decode())",
+	},
+	{PyTorch, "apt install python3-torch", "import torch; print(torch.__version__)"},
+	{
+		Torchrun, "apt install python3-torch",
+		"import torch, torch.distributed as d, torch.distributed.run; assert d.is_gloo_available(); print('of PyTorch', torch.__version__)",
+	},
+}
+
+// Tools looks for what comparisons need.
+func Tools() (all []report.Tool) {
+	for _, p := range probes {
+		t := report.Tool{Name: p.name, Install: p.install}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		if out, err := exec.CommandContext(ctx, "/usr/bin/python3", "-c", p.python).Output(); err == nil {
+			t.Found = strings.Join(strings.Fields(string(out)), " ")
+		}
+		cancel()
+		all = append(all, t)
+	}
+	return all
+}
