@@ -343,6 +343,20 @@ class TestFirstValues(unittest.TestCase):
                 self.made(1)
 
 
+class TestSources(unittest.TestCase):
+    def test_what_other_machines_get(self):
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        for name in ("venv/pyvenv.cfg", "run/job.json"):
+            os.makedirs(os.path.dirname(os.path.join(folder, name)))
+            open(os.path.join(folder, name), "w").close()
+        for name, part in {"train.py": True, "inner/data.py": True, "data.txt": False, ".cache/soliton/x.py": False, "venv/lib/x.py": False,
+                           "lib/site-packages/x.py": False, "run/first/program/x.py": False}.items():
+            self.assertEqual(_describe.is_source(os.path.join(folder, name), folder), part, name)
+        self.assertFalse(_describe.is_source(folder + "-other/train.py", folder))
+        self.assertFalse(_describe.is_source(_describe.__file__, os.path.dirname(_describe.PACKAGE)))
+
+
 class TestOptimizer(unittest.TestCase):
     def test_rates(self):
         p = program(optimizer=soliton.SGD(lr=lambda step: 1 / step))

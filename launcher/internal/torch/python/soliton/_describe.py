@@ -682,11 +682,26 @@ def capability():
     return ""
 
 
+def is_source(path, folder):
+    """Reports whether a file is part of the program in a folder: other machines get the same files with it, as pack.go has it."""
+    if not path.startswith(os.path.join(folder, "")) or not path.endswith(".py") or path.startswith(os.path.join(PACKAGE, "")):
+        return False
+    path = os.path.dirname(path)
+    while path != folder:
+        name = os.path.basename(path)
+        if name.startswith(".") or name in ("__pycache__", "node_modules", "site-packages"):
+            return False
+        if any(os.path.lexists(os.path.join(path, mark)) for mark in ("pyvenv.cfg", "job.json")):  # virtual environments, run directories
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
 def sources(folder):
     """Returns a hash of the program and of the modules beside it."""
-    digest, inside = hashlib.sha256(), os.path.join(os.path.abspath(folder), "")
+    digest, folder = hashlib.sha256(), os.path.abspath(folder)
     files = {os.path.abspath(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
-    for path in sorted(f for f in files if f.startswith(inside) and f.endswith(".py") and "site-packages" not in f):
+    for path in sorted(f for f in files if is_source(f, folder)):
         if os.path.exists(path):
             with open(path, "rb") as f:
                 digest.update(f"{os.path.relpath(path, folder)}\n".encode() + hashlib.sha256(f.read()).digest())
