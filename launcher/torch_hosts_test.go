@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/testkit/machines"
 )
 
 // A run whose directory is lost is resumed from the folder to which its checkpoints went, with the first values of its first process:
@@ -36,21 +37,21 @@ func TestTorchFromTarget(t *testing.T) {
 	if err := os.RemoveAll(lost); err != nil {
 		t.Fatal(err)
 	}
-	resume := func(dir string) (int, string) {
-		status, out, errs := result(t, launchIn(cwd, "resume", "--plain", "--python", python, "--workers", "2", "--stages", "1", "--run-dir", dir, "file://"+place))
+	resume := func(dir, workers string) (int, string) {
+		status, out, errs := result(t, launchIn(cwd, "resume", "--plain", "--python", python, "--workers", workers, "--stages", "1", "--run-dir", dir, "file://"+place))
 		return status, out + errs
 	}
 	first := filepath.Join(place, "first")
 	if err := os.Rename(first, first+"-hidden"); err != nil {
 		t.Fatal(err)
 	}
-	if status, said := resume(filepath.Join(cwd, "without")); status == 0 || !strings.Contains(said, "the first values of the program are made again") || !strings.Contains(said, "first_sha256") {
+	if status, said := resume(filepath.Join(cwd, "without"), "1"); status == 0 || !strings.Contains(said, "the first values of the program are made again") || !strings.Contains(said, "first_sha256") {
 		t.Errorf("without first values: status %d\n%s", status, said)
 	}
 	if err := os.Rename(first+"-hidden", first); err != nil {
 		t.Fatal(err)
 	}
-	if status, said := resume(found); status != 0 {
+	if status, said := resume(found, "2"); status != 0 {
 		t.Fatalf("status %d\n%s", status, said)
 	}
 	one, err := os.ReadFile(values)
@@ -62,5 +63,66 @@ func TestTorchFromTarget(t *testing.T) {
 	var got rundir.Summary
 	if readJSON(t, filepath.Join(found, "summary.json"), &got); got.StateSHA256 != want.StateSHA256 {
 		t.Errorf("state %s, want %s", got.StateSHA256, want.StateSHA256)
+	}
+}
+
+// A machine that joined resumes the run with its copy of the program, which the machine at which the run began has lost, and gives it that.
+func TestTorchJoinersCopy(t *testing.T) {
+	torchBuilt(t)
+	t.Parallel()
+	folder, source := t.TempDir(), testdata(t, "torch/train.py")
+	text, err := os.ReadFile(source)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(folder, "main.py"), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	was := gatheredFor(t, 2, "--workers", "1", "--python", python, filepath.Join(folder, "main.py"), "--steps", "60")
+	await(t, "some steps", func() bool { return len(metricsSoFar(was[1].run)) > 5 })
+	was[0].Process.Signal(os.Interrupt)
+	for i, m := range was {
+		if status := m.end(t); status != 130 {
+			t.Fatalf("machine %d that was interrupted: status %d", i, status)
+		}
+	}
+	for _, gone := range []string{folder, filepath.Join(was[0].run, "first")} {
+		if err := os.RemoveAll(gone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first := startMachine(t, "", "resume", "--plain", "--threads", "1", "--python", python, "--listen=127.0.0.1:0", "--wait-hosts", "2", was[1].run)
+	first.run = was[1].run
+	all := joined(t, 2, first, "join", "--plain", "--run-dir", was[0].run, "-")
+	all[1].run = was[0].run
+	want := undisturbed(t, 60)
+	for i, m := range all {
+		if status := m.end(t); status != 0 {
+			t.Fatalf("machine %d: status %d\n%s%s", i, status, &m.out, &m.errs)
+		}
+		var got rundir.Summary
+		if readJSON(t, filepath.Join(m.run, "summary.json"), &got); got.StateSHA256 != want.StateSHA256 {
+			t.Errorf("machine %d: state %s, want %s", i, got.StateSHA256, want.StateSHA256)
+		}
+	}
+}
+
+// One line trains a Python program on two machines, of which the second has PyTorch, a shell and sshd only.
+func TestTorchSSHMachines(t *testing.T) {
+	torchBuilt(t)
+	ms := machines.Up(t, 2)
+	machines.ServeSSH(t, ms)
+	ms[0].CopyIn(binary)
+	cmd := ms[0].Command("/root/launcher", "run", "--plain", "--run-dir", "/tmp/run", "--workers", "1", "--python", python, "--hosts", "m1,m2", ms[0].CopyIn(testdata(t, "torch/train.py")))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	want := undisturbed(t, 12)
+	for _, path := range []string{ms[0].Path("/tmp/run/summary.json"), ms[1].Path("/root/runs/latest/summary.json")} {
+		await(t, path, func() bool { _, err := os.Stat(path); return err == nil })
+		var got rundir.Summary
+		if readJSON(t, path, &got); got.StateSHA256 != want.StateSHA256 || got.WorkersStarted != 2 {
+			t.Errorf("%s: %+v; want state %s of 2 workers", path, got, want.StateSHA256)
+		}
 	}
 }

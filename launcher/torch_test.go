@@ -12,7 +12,9 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -47,6 +49,23 @@ func trainTorch(t *testing.T, flags []string, program ...string) (dir string, su
 	return dir, run.Summary
 }
 
+// torchWhole has the undisturbed runs of testdata/torch/train.py, by steps.
+var torchWhole = struct {
+	sync.Mutex
+	sums map[int]*rundir.Summary
+}{sums: make(map[int]*rundir.Summary)}
+
+// undisturbed returns the summary of a run of testdata/torch/train.py with one worker, which it trains once.
+func undisturbed(t *testing.T, steps int) *rundir.Summary {
+	t.Helper()
+	torchWhole.Lock()
+	defer torchWhole.Unlock()
+	if torchWhole.sums[steps] == nil {
+		_, torchWhole.sums[steps] = trainTorch(t, []string{"--workers", "1"}, testdata(t, "torch/train.py"), "--steps", strconv.Itoa(steps))
+	}
+	return torchWhole.sums[steps]
+}
+
 // A PyTorch model gets the same bits under every layout, whatever happens to workers and to Python processes: those of plain PyTorch.
 func TestTorchSameBits(t *testing.T) {
 	torchBuilt(t)
@@ -68,6 +87,7 @@ func TestTorchSameBits(t *testing.T) {
 		"--workers 2 --stages 2 --verify 1",
 		"--workers 4 --stages 2 --zero 1 --chaos kill:1@4/backward,join@6",
 		"--workers 3 --stages 3 --chaos freeze:2@5",
+		"--workers 2 --stages 2 --emulate-hosts 2 --chaos killhost:1@4",
 	} {
 		t.Run(flags, func(t *testing.T) {
 			t.Parallel()
@@ -223,7 +243,7 @@ func TestTorchResume(t *testing.T) {
 	torchBuilt(t)
 	t.Parallel()
 	program := testdata(t, "torch/train.py")
-	_, want := trainTorch(t, []string{"--workers", "1"}, program, "--steps", "60")
+	want := undisturbed(t, 60)
 	cmd := launch(t, "run", "--plain", "--workers", "2", "--stages", "2", "--python", python, "--run-dir", "run", program, "--steps", "60")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
