@@ -26,7 +26,7 @@ import (
 )
 
 // The binary under test, and programs for it: built by the first test that runs one.
-var binary, fake, blocked, mlp, emulated, custom, calls, reads, unread string
+var binary, fake, blocked, mlp, emulated, custom, calls, reads, unread, alike string
 
 func TestMain(m *testing.M) { os.Exit(testMain(m)) }
 
@@ -38,7 +38,8 @@ func testMain(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	binary, fake, mlp = filepath.Join(dir, "launcher"), filepath.Join(dir, "fake"), filepath.Join(dir, "mlp")
 	emulated, custom, calls = filepath.Join(dir, "emulated"), filepath.Join(dir, "custom"), filepath.Join(dir, "calls")
-	blocked, reads, unread = filepath.Join(dir, "blocked"), filepath.Join(dir, "reads"), filepath.Join(dir, "unread")
+	blocked, reads = filepath.Join(dir, "blocked"), filepath.Join(dir, "reads")
+	unread, alike = filepath.Join(dir, "unread"), filepath.Join(dir, "alike")
 	flag.Parse()
 	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // tests of processes wait most of the time
 		_ = flag.Set(f.Name, strconv.Itoa(2*runtime.GOMAXPROCS(0)))
@@ -47,7 +48,7 @@ func testMain(m *testing.M) int {
 }
 
 var buildAll = sync.OnceValue(func() error {
-	out, err := exec.Command("go", "build", "-o", filepath.Dir(binary)+"/", ".", "./testdata/fake", "./testdata/blocked", "./testdata/calls", "./testdata/reads", "./testdata/unread", "../examples/mlp", "../examples/emulated", "../examples/custom").CombinedOutput()
+	out, err := exec.Command("go", "build", "-o", filepath.Dir(binary)+"/", ".", "./testdata/fake", "./testdata/blocked", "./testdata/calls", "./testdata/reads", "./testdata/unread", "./testdata/alike", "../examples/mlp", "../examples/emulated", "../examples/custom").CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("go build: %w\n%s", err, out)
 	}

@@ -144,6 +144,14 @@ func TestTorchFirstValues(t *testing.T) {
 	if got.StateSHA256 != want.StateSHA256 {
 		t.Errorf("state %s from the same values, want %s", got.StateSHA256, want.StateSHA256)
 	}
+	state := filepath.Join(t.TempDir(), "state")
+	if status, _, errs := result(t, launch(t, "export", "--optimizer", "--output", state, dir)); status != 0 {
+		t.Fatal(errs)
+	}
+	next, _ := trainTorch(t, []string{"--workers", "2"}, program, "--steps", "1", "--init-from", state, "--init-optimizer", state)
+	if run, err := rundir.Read(next); err != nil || run.Job.InitUpdates != 8 {
+		t.Errorf("the optimizer's state came with %d updates: %v", run.Job.InitUpdates, err)
+	}
 	one, err := os.ReadFile(values)
 	other, err2 := os.ReadFile(filepath.Join(again, "first", "values.pt"))
 	if err != nil || err2 != nil || len(one) == 0 || len(other) == 0 {

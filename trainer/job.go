@@ -49,6 +49,11 @@ type Job struct {
 	// first parameters. "" means that they follow from the seed. --init-from
 	InitFrom string
 
+	// InitOptimizer is a file of the optimizer's state, as launcher export --optimizer writes it, or a directory with one as
+	// optimizer.safetensors. It goes with InitFrom. The state knows how many updates are in it, and AdamW's correction of the bias goes on from
+	// there; steps, schedule and order of the data begin anew. "" means that the state begins as zeros. --init-optimizer
+	InitOptimizer string
+
 	// Eval is held-out data; nil means that there is no evaluation.
 	Eval Dataset
 
@@ -232,6 +237,7 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 			}
 			faults.when(err != nil, "InitFrom", "init-from", "cannot be used: %v", err)
 		}
+		p.openMoments(&faults)
 		if available, ok := platform.AvailableMemory(); ok && j.Optimizer != nil {
 			// Parameters, their gradient and the optimizer's moments.
 			modelFaults = memoryFault(&p.Model, p.run.Params, 2+j.Optimizer.rule().Moments(), max(p.MicroBatch, 1), available)
@@ -247,6 +253,24 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 		return nil, &ValidationError{faults}
 	}
 	return p, nil
+}
+
+// openMoments describes the optimizer's state that the run begins with.
+func (p *prepared) openMoments(faults *faultList) {
+	if p.InitOptimizer == "" || p.Optimizer == nil {
+		return
+	}
+	if _, away := p.Model.Loss.(remote); p.InitFrom == "" && !away {
+		faults.when(true, "InitOptimizer", "init-optimizer", "is the state of parameters that the run does not begin with; give --init-from (Job.InitFrom) as well")
+		return
+	}
+	m, err := p.run.Params.OpenMoments(p.InitOptimizer, process.Moments(p.Optimizer.rule()))
+	if err == nil {
+		p.run.InitUpdates = m.Updates
+		p.run.InitOptimizerSHA256, err = m.Sum()
+		m.Close()
+	}
+	faults.when(err != nil, "InitOptimizer", "init-optimizer", "cannot be used: %v", err)
 }
 
 // bind binds one data set, if there is a model to bind it to.

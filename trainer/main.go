@@ -147,6 +147,7 @@ func (c *command) standardOf(job Job) (*standardFlags, *flag.FlagSet) {
 	f.IntVar(&j.EvalEvery, "eval-every", j.EvalEvery, "steps between evaluations; one follows the last step in any case")
 	f.Var(&interval{&j.CheckpointSteps, &j.CheckpointEvery}, "checkpoint-every", "steps or `TIME` between checkpoints, such as 500 or 5m; 0: 1m; below 0: only when the run is stopped")
 	f.StringVar(&j.InitFrom, "init-from", j.InitFrom, "first parameters: the `PATH` of a model.safetensors or a run directory")
+	f.StringVar(&j.InitOptimizer, "init-optimizer", j.InitOptimizer, "with --init-from: the `PATH` of an optimizer.safetensors of launcher export, or of its directory")
 	if c.standalone {
 		f.StringVar(&j.RunDir, "run-dir", j.RunDir, "`DIR` for the run's files")
 		f.IntVar(&j.Threads, "threads", j.Threads, "compute threads; 0: one for each core")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
+	"github.com/soliton-train/soliton/internal/compute/zero"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/engine"
@@ -59,7 +60,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 	j := &p.run
 	j.CheckpointEvery, j.CheckpointSteps = max(p.CheckpointEvery, 0), p.CheckpointSteps
 	j.Input, j.Target = p.Model.Input, p.Model.Target
-	j.Rule = p.Optimizer.rule()
+	j.Rule = zero.After(p.Optimizer.rule(), j.InitUpdates)
 	j.LR = func(step int) float64 { return schedule.At(step, p.Steps) }
 	j.Stage = func(lo, hi int, pool *kernel.Pool) engine.Stage {
 		if away, ok := p.Model.Loss.(remote); ok {
@@ -130,6 +131,6 @@ func (p *prepared) describe() {
 	d.Steps, d.GlobalBatch, d.MicroBatch, d.Seed = p.Steps, p.GlobalBatch, p.MicroBatch, p.Seed
 	d.Optimizer, d.Schedule, d.ClipNorm = p.Optimizer.String(), p.Optimizer.schedule().String(), p.ClipNorm
 	d.EvalEvery, d.EvalSamples, d.EvalFiles = p.EvalEvery, p.EvalSamples, len(p.run.Files)-p.run.DataFiles
-	d.InitFrom, d.Samples = p.InitFrom, int64(p.data.Len())
+	d.InitFrom, d.InitOptimizer, d.Samples = p.InitFrom, p.InitOptimizer, int64(p.data.Len())
 	d.Kernel, d.GoVersion, d.Platform = kernel.Active().String(), runtime.Version(), runtime.GOOS+"/"+runtime.GOARCH
 }

@@ -45,6 +45,25 @@ func (a AdamW) prepare(u Update) func(params []float32, moments [][]float32, gra
 	}
 }
 
+// After returns the rule for moments that have so many updates in them before step 1, as AdamW's corrections of their bias have to
+// count.
+func After(rule Rule, updates int) Rule {
+	if a, ok := rule.(AdamW); ok && updates > 0 {
+		return later{a, updates}
+	}
+	return rule
+}
+
+type later struct {
+	AdamW
+	before int
+}
+
+func (l later) prepare(u Update) func(params []float32, moments [][]float32, grad []float32, t Tuning) {
+	u.Step += l.before
+	return l.AdamW.prepare(u)
+}
+
 // power returns xⁿ by repeated squaring, which gives the same bits everywhere:
 // the conversions keep the last product from being fused into what a caller
 // does with it.

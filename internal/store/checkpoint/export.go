@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strconv"
 
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
@@ -17,15 +19,18 @@ var ErrNoTensors = errors.New("the manifest does not name the tensors, which tho
 const exportChunk = 1 << 18
 
 // ExportModel writes the parameters as the file of a trained model has them.
-func (r *Reader) ExportModel(ctx context.Context, w io.Writer) error { return r.export(ctx, w, nil) }
+func (r *Reader) ExportModel(ctx context.Context, w io.Writer) error {
+	return r.export(ctx, w, nil, nil)
+}
 
-// ExportOptimizer writes the moments: tensors with the names and shapes of the parameters, and the name of the moment and a slash before.
-func (r *Reader) ExportOptimizer(ctx context.Context, w io.Writer) error {
-	return r.export(ctx, w, r.Moments())
+// ExportOptimizer writes the moments: tensors with the names and shapes of the parameters, and the name of the moment and a slash before. The
+// metadata has the number of updates that are in them as "step": those of the run, and so many before it.
+func (r *Reader) ExportOptimizer(ctx context.Context, w io.Writer, before int) error {
+	return r.export(ctx, w, r.Moments(), map[string]string{"step": strconv.Itoa(before + r.manifest.Step)})
 }
 
 // export writes moments or, without any, the parameters.
-func (r *Reader) export(ctx context.Context, w io.Writer, moments []string) error {
+func (r *Reader) export(ctx context.Context, w io.Writer, moments []string, more map[string]string) error {
 	m := &r.manifest
 	if m.Tensors == nil {
 		return fmt.Errorf("checkpoint of step %d: %w", m.Step, ErrNoTensors)
@@ -43,7 +48,9 @@ func (r *Reader) export(ctx context.Context, w io.Writer, moments []string) erro
 			infos = append(infos, safetensors.Info{Name: p + t.Name, Shape: t.Shape})
 		}
 	}
-	out, err := safetensors.NewWriter(w, map[string]string{"format": "pt"}, infos)
+	metadata := map[string]string{"format": "pt"}
+	maps.Copy(metadata, more)
+	out, err := safetensors.NewWriter(w, metadata, infos)
 	if err != nil {
 		return err
 	}

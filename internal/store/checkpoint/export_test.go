@@ -29,7 +29,7 @@ func TestExport(t *testing.T) {
 	}
 	defer r.Close()
 	var model, optimizer bytes.Buffer
-	if err := errors.Join(r.ExportModel(t.Context(), &model), r.ExportOptimizer(t.Context(), &optimizer)); err != nil {
+	if err := errors.Join(r.ExportModel(t.Context(), &model), r.ExportOptimizer(t.Context(), &optimizer, 0)); err != nil {
 		t.Fatal(err)
 	}
 	for part, c := range map[string]*bytes.Buffer{"": &model, "exp_avg/": &optimizer, "exp_avg_sq/": &optimizer} {

@@ -154,7 +154,10 @@ func Open(dir string, step int) (*Reader, error) {
 func (r *Reader) Manifest() Manifest { return r.manifest }
 
 // Moments returns the names of the moments, in the order of [Reader.Read].
-func (r *Reader) Moments() []string { return slices.Clone(rules[r.manifest.Rule]) }
+func (r *Reader) Moments() []string { return MomentsOf(r.manifest.Rule) }
+
+// MomentsOf returns the names of the moments of a rule, such as "adamw".
+func MomentsOf(rule string) []string { return slices.Clone(rules[rule]) }
 
 // Verify reads all files and checks them against their digests, except those for which that is done. The
 // error is an [*Error], or that of ctx.

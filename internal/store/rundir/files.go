@@ -36,6 +36,10 @@ type Job struct {
 	GoVersion   string          `json:"go_version"`   // runtime.Version of the worker
 	Platform    string          `json:"platform"`     // GOOS/GOARCH of the worker
 
+	InitOptimizer       string `json:"init_optimizer,omitempty"`        // file that the optimizer's state comes from; "": it begins as zeros
+	InitOptimizerSHA256 string `json:"init_optimizer_sha256,omitempty"` // of that file
+	InitUpdates         int    `json:"init_updates,omitempty"`          // that are in that state
+
 	// Set by the agent.
 
 	ProgramSHA256 string    `json:"program_sha256"` // of the executable file; "" where it could not be read

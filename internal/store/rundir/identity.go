@@ -32,10 +32,11 @@ func (j Job) ID() string {
 		Init, Data                     string
 		Samples                        int64
 		Lineage                        []before `json:",omitempty"`
+		InitOptimizer                  string   `json:",omitempty"`
 	}{
 		j.Model, j.config(), j.Layers, j.Parameters, j.Steps, j.GlobalBatch, j.MicroBatch,
 		j.Seed, j.Optimizer, j.Schedule, j.ClipNorm, j.InitSHA256, j.DataSHA256, j.Samples,
-		lineage,
+		lineage, j.InitOptimizerSHA256,
 	})
 	if err != nil {
 		panic(fmt.Sprintf("rundir: %v", err)) // plain values

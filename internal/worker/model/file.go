@@ -24,6 +24,11 @@ func (p *Params) Open(path string) (*safetensors.File, error) {
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		path = filepath.Join(path, File)
 	}
+	return openExact(path, p.infos(), "the model")
+}
+
+// openExact opens a file and checks that it has exactly these tensors, which are those of what.
+func openExact(path string, tensors []safetensors.Info, what string) (*safetensors.File, error) {
 	f, err := safetensors.Open(path)
 	if err != nil {
 		return nil, PathError(err)
@@ -36,19 +41,19 @@ func (p *Params) Open(path string) (*safetensors.File, error) {
 		f.Close()
 		return nil, &safetensors.Error{Path: path, Tensor: tensor, Reason: fmt.Sprintf(format, args...)}
 	}
-	for _, want := range p.infos() {
+	for _, want := range tensors {
 		shape, ok := have[want.Name]
 		switch {
 		case !ok:
-			return fail(want.Name, "is missing; the model has it with shape %v", want.Shape)
+			return fail(want.Name, "is missing; %s has it with shape %v", what, want.Shape)
 		case !slices.Equal(shape, want.Shape):
-			return fail(want.Name, "has shape %v in the file and %v in the model", shape, want.Shape)
+			return fail(want.Name, "has shape %v in the file and %v in %s", shape, want.Shape, what)
 		}
 		delete(have, want.Name)
 	}
 	for _, t := range f.Tensors {
 		if _, left := have[t.Name]; left {
-			return fail(t.Name, "is not part of the model")
+			return fail(t.Name, "is not part of %s", what)
 		}
 	}
 	return f, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/core"
+	"github.com/soliton-train/soliton/internal/worker/model"
 )
 
 // saver writes this worker's part of checkpoints in the background. It outlives
@@ -90,12 +91,17 @@ func (s *saver) write(part checkpoint.Part) control.Saved {
 }
 
 // ruleName returns the name of the optimizer in checkpoints.
-func (j *Job) ruleName() string {
-	if _, ok := j.Rule.(zero.SGD); ok {
+func (j *Job) ruleName() string { return ruleName(j.Rule) }
+
+func ruleName(rule zero.Rule) string {
+	if _, ok := rule.(zero.SGD); ok {
 		return "sgd"
 	}
 	return "adamw"
 }
+
+// Moments returns the names of an optimizer's moments in files.
+func Moments(rule zero.Rule) []string { return checkpoint.MomentsOf(ruleName(rule)) }
 
 // eras returns the eras of the run.
 func (j *Job) eras(start control.Start) rundir.Eras {
@@ -108,7 +114,8 @@ func (j *Job) eras(start control.Start) rundir.Eras {
 // beginning returns what reads the state that an order begins with, and a function that closes it.
 func (j *Job) beginning(ctx context.Context, of rundir.Eras, o control.Order) (begin func(id.Range, []float32, [][]float32) error, closeIt func(), err error) {
 	if o.From == "" {
-		return j.firstValues(), func() {}, nil
+		begin, closeIt = j.firstValues()
+		return begin, closeIt, nil
 	}
 	r, err := checkpoint.At(o.From, of, o.Passed.Step)
 	if err != nil {
@@ -127,12 +134,13 @@ func (j *Job) beginning(ctx context.Context, of rundir.Eras, o control.Order) (b
 	}, func() { r.Close() }, nil
 }
 
-// firstValues returns what sets the first values of a range of the parameters.
-// Moments begin as zeros, which they are. Values are made for whole layers, so the
+// firstValues returns what sets the first values of a range of the parameters and of their moments, and a function that closes it.
+// Moments begin as zeros, which they are, unless the job has a file of them. Values are made for whole layers, so the
 // last layer is kept for its other ranges.
-func (j *Job) firstValues() func(r id.Range, params []float32, moments [][]float32) error {
+func (j *Job) firstValues() (begin func(r id.Range, params []float32, moments [][]float32) error, closeIt func()) {
 	layer, values := -1, []float32(nil)
-	return func(r id.Range, params []float32, _ [][]float32) error {
+	var state *model.Moments // once it is wanted
+	begin = func(r id.Range, params []float32, moments [][]float32) error {
 		if r.Layer != layer {
 			layer, values = -1, make([]float32, j.Params.Layers[r.Layer].Size())
 			if err := j.Params.First(r.Layer, values, j.InitFrom, j.InitSHA256); err != nil {
@@ -141,6 +149,26 @@ func (j *Job) firstValues() func(r id.Range, params []float32, moments [][]float
 			layer = r.Layer
 		}
 		copy(params, values[r.Lo:r.Hi])
-		return nil
+		if j.InitOptimizer == "" || len(moments) == 0 {
+			return nil
+		}
+		if state == nil {
+			opened, err := j.Params.OpenMoments(j.InitOptimizer, Moments(j.Rule))
+			if err != nil {
+				return err
+			}
+			if state = opened; state.Updates != j.InitUpdates {
+				return fmt.Errorf("%s has %d updates in it, and had %d when the run began", j.InitOptimizer, state.Updates, j.InitUpdates)
+			}
+			if err := state.Check(j.InitOptimizerSHA256); err != nil {
+				return err
+			}
+		}
+		return state.Read(r.Layer, r.Lo, moments)
+	}
+	return begin, func() {
+		if state != nil {
+			state.Close()
+		}
 	}
 }

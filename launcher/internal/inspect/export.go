@@ -14,13 +14,14 @@ import (
 
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/worker/model"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
 // The files of an export.
 const (
-	modelFile     = "model.safetensors"
-	optimizerFile = "optimizer.safetensors"
+	modelFile     = model.File
+	optimizerFile = model.OptimizerFile
 )
 
 // NewExport returns the command.
@@ -36,7 +37,8 @@ RUN_DIR, by default runs/latest, or that of --step. The run may be under way. Th
 run would have written, had it ended with that step; --init-from takes it.
 
 With --optimizer, optimizer.safetensors beside it has the optimizer's state: for adamw the tensors
-exp_avg/NAME and exp_avg_sq/NAME, for sgd momentum/NAME, with the shapes of the parameters.
+exp_avg/NAME and exp_avg_sq/NAME, for sgd momentum/NAME, with the shapes of the parameters. Its
+metadata has the number of updates as "step". --init-optimizer takes it, beside --init-from.
 
 All files of the checkpoint are read and checked against their SHA-256 before.`,
 		Example: `  launcher export runs/latest
@@ -60,7 +62,7 @@ All files of the checkpoint are read and checked against their SHA-256 before.`,
 					return fmt.Errorf("--output %s: %s is there already; give another directory", output, name)
 				}
 			}
-			at, err := export(cmd.Context(), path, run.Job.Eras(), step, output, names)
+			at, err := export(cmd.Context(), path, run.Job, step, output, names)
 			if err != nil {
 				return cli.Fail(err)
 			}
@@ -79,8 +81,8 @@ All files of the checkpoint are read and checked against their SHA-256 before.`,
 }
 
 // export writes files of a checkpoint of a run, the newest one for step 0, into a directory.
-func export(ctx context.Context, dir string, of rundir.Eras, step int, output string, names []string) (at int, err error) {
-	r, err := openCheckpoint(ctx, dir, of, step)
+func export(ctx context.Context, dir string, job rundir.Job, step int, output string, names []string) (at int, err error) {
+	r, err := openCheckpoint(ctx, dir, job.Eras(), step)
 	if err != nil {
 		return 0, err
 	}
@@ -91,7 +93,7 @@ func export(ctx context.Context, dir string, of rundir.Eras, step int, output st
 	for _, name := range names {
 		content := r.ExportModel
 		if name == optimizerFile {
-			content = r.ExportOptimizer
+			content = func(ctx context.Context, w io.Writer) error { return r.ExportOptimizer(ctx, w, job.InitUpdates) }
 		}
 		if err := writeFile(filepath.Join(output, name), func(w io.Writer) error { return content(ctx, w) }); err != nil {
 			return 0, err

@@ -92,7 +92,7 @@ func ended(err error, script string) error {
 }
 
 // valueFlags are the standard flags of a program under the launcher, which all have a value.
-var valueFlags = []string{"steps", "global-batch", "micro-batch", "seed", "lr", "lr-steps", "eval-every", "checkpoint-every", "init-from"}
+var valueFlags = []string{"steps", "global-batch", "micro-batch", "seed", "lr", "lr-steps", "eval-every", "checkpoint-every", "init-from", "init-optimizer"}
 
 // split separates the standard flags from the program's own arguments, and returns what of them the program needs.
 // --init-from is the program's: it knows more files than package trainer.

@@ -36,6 +36,7 @@ const (
 var aspects = []aspect{
 	{"layers", never, func(j rundir.Job) string { return fmt.Sprintf("%d with %d parameters", j.Layers, j.Parameters) }},
 	{"optimizer", never, func(j rundir.Job) string { kind, _, _ := strings.Cut(j.Optimizer, "("); return kind }},
+	{"optimizer", never, func(j rundir.Job) string { return fmt.Sprintf("%d updates before the run", j.InitUpdates) }},
 	{"program", asked, func(j rundir.Job) string {
 		return strings.Join([]string{j.Program, cmp.Or(j.ProgramSHA256, "unknown"), j.GoVersion}, " ")
 	}},
@@ -50,7 +51,7 @@ var aspects = []aspect{
 	{"clip", asked, func(j rundir.Job) string { return number(j.ClipNorm) }},
 	{"batch", asked, func(j rundir.Job) string { return fmt.Sprintf("%d by %d", j.GlobalBatch, j.MicroBatch) }},
 	{"seed", asked, func(j rundir.Job) string { return strconv.FormatUint(j.Seed, 10) }},
-	{"init", asked, func(j rundir.Job) string { return j.InitSHA256 }},
+	{"init", asked, func(j rundir.Job) string { return strings.TrimSpace(j.InitSHA256 + " " + j.InitOptimizerSHA256) }},
 	{"steps", free, func(j rundir.Job) string { return strconv.Itoa(j.Steps) }},
 	{"eval", free, func(j rundir.Job) string { return fmt.Sprintf("%d samples every %d steps", j.EvalSamples, j.EvalEvery) }},
 	{"flags", free, func(j rundir.Job) string { return strings.Join(j.Args, " ") }},
