@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/soliton-train/soliton/bench/internal/collective"
 	"github.com/soliton-train/soliton/bench/internal/peers"
 	"github.com/soliton-train/soliton/bench/internal/planning"
 	"github.com/soliton-train/soliton/bench/internal/python"
@@ -32,6 +33,10 @@ var comparisons = []comparison{
 		Name: "reduce", About: "Exact with fast reduction between workers, and that with a bare ring",
 		Quick: []string{"-rounds", "3", "-pairs", "1", "-steps", "3", "-model", "--layers 1 --width 64"}, Takes: 6 * time.Minute,
 	}, training.Reduce},
+	{report.Comparison{
+		Name: "allreduce", About: "The all-reduce between processes with OpenMPI and Gloo", Uses: []string{peers.OpenMPI, peers.Torchrun},
+		Quick: []string{"-ranks", "2", "-sizes", "1024,65536", "-turns", "2"}, Takes: 8 * time.Minute,
+	}, collective.AllReduce},
 	{report.Comparison{
 		Name: "protect", About: "Steps with mirrors and digests and without",
 		Quick: []string{"-pairs", "1", "-steps", "4", "-workers", "2", "-model", "--layers 1 --width 64"}, Takes: 5 * time.Minute,

@@ -5,6 +5,7 @@
 //	go run ./bench matmul     the matrix product with OpenBLAS
 //	go run ./bench step       the training step of a GPT with PyTorch
 //	go run ./bench reduce     exact with fast reduction between workers, and that with a bare ring
+//	go run ./bench allreduce  the all-reduce between processes with OpenMPI and Gloo
 //	go run ./bench protect    steps with mirrors and digests and without
 //	go run ./bench traces     steps with traces and metrics and without
 //	go run ./bench keep       steps under checkpoints, their speed, and that of reading data
@@ -28,7 +29,7 @@
 // one. Results are ratios; the raw figures stand beside them. Kept outputs lie
 // in bench/results. With -rows FILE before the command, a comparison also writes
 // its figures as JSON. Peers are Debian's packages libopenblas0-pthread,
-// python3-numpy and python3-torch. Nothing else should run beside it.
+// python3-numpy, python3-torch, openmpi-bin and libopenmpi-dev. Nothing else should run beside it.
 //
 // all runs one comparison after the other, each three times, and prints the median and the range of each ratio. It tells which peers it finds
 // and how to install the rest; comparisons whose peers are missing are left out, and listed. -only NAME,... chooses some, -quick is a trial

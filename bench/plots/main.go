@@ -166,7 +166,12 @@ func (p *Plot) draw() ([]byte, error) {
 	if g.X.Max <= g.X.Min { // a single figure of 1
 		g.X.Min, g.X.Max = g.X.Min/2, g.X.Max*2
 	}
-	w, err := g.WriterTo(9*vg.Inch, vg.Points(90+16*float64(n)), "svg")
+	g.X.Padding, g.Title.Padding = vg.Points(6), vg.Points(6)
+	longest := 0
+	for _, name := range names {
+		longest = max(longest, len(name))
+	}
+	w, err := g.WriterTo(6*vg.Inch+vg.Points(4.5*float64(longest)), vg.Points(90+16*float64(n)), "svg")
 	if err != nil {
 		return nil, err
 	}

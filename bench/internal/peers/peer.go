@@ -38,6 +38,16 @@ func StartPeer(script string, env ...string) (*Peer, error) {
 	}
 	p := &Peer{dir: dir, cmd: exec.Command("/usr/bin/python3", filepath.Join(dir, script))}
 	p.cmd.Env = append(os.Environ(), env...)
+	return p.start(script)
+}
+
+// StartProgram runs a program that talks as the scripts do.
+func StartProgram(name string, args ...string) (*Peer, error) {
+	p := &Peer{cmd: exec.Command(name, args...)}
+	return p.start(filepath.Base(name))
+}
+
+func (p *Peer) start(name string) (_ *Peer, err error) {
 	p.cmd.Stderr = os.Stderr
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -47,12 +57,12 @@ func StartPeer(script string, env ...string) (*Peer, error) {
 		return nil, err
 	}
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("peer %s: %w", script, err)
+		return nil, fmt.Errorf("peer %s: %w", name, err)
 	}
 	p.out = bufio.NewReader(out)
 	if p.Hello, err = p.line(); err != nil {
 		p.Close()
-		return nil, fmt.Errorf("peer %s did not start: %w", script, err)
+		return nil, fmt.Errorf("peer %s did not start: %w", name, err)
 	}
 	return p, nil
 }
@@ -64,14 +74,29 @@ func (p *Peer) line() (string, error) {
 
 // Ask sends one line and returns the numbers of the answer.
 func (p *Peer) Ask(format string, args ...any) ([]float64, error) {
-	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
+	if err := p.Tell(format, args...); err != nil {
 		return nil, err
 	}
+	return p.Answer()
+}
+
+// Tell sends one line.
+func (p *Peer) Tell(format string, args ...any) error {
+	_, err := fmt.Fprintf(p.in, format+"\n", args...)
+	return err
+}
+
+// Answer reads the numbers of one line.
+func (p *Peer) Answer() ([]float64, error) {
 	s, err := p.line()
 	if err != nil {
 		return nil, fmt.Errorf("peer: no answer: %w", err)
 	}
-	var x []float64
+	return parse(s)
+}
+
+// parse reads numbers.
+func parse(s string) (x []float64, err error) {
 	for _, f := range strings.Fields(s) {
 		v, err := strconv.ParseFloat(f, 64)
 		if err != nil {
@@ -86,5 +111,7 @@ func (p *Peer) Ask(format string, args ...any) ([]float64, error) {
 func (p *Peer) Close() {
 	p.in.Close()
 	_ = p.cmd.Wait() // its output has told all there is
-	os.RemoveAll(p.dir)
+	if p.dir != "" {
+		os.RemoveAll(p.dir)
+	}
 }

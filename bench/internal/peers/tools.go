@@ -14,6 +14,7 @@ const (
 	OpenBLAS = "OpenBLAS"
 	PyTorch  = "PyTorch"
 	Torchrun = "torchrun and Gloo"
+	OpenMPI  = "OpenMPI"
 )
 
 // probes say how each is looked for, and what brings it. A probe prints the version.
@@ -42,5 +43,11 @@ func Tools() (all []report.Tool) {
 		cancel()
 		all = append(all, t)
 	}
-	return all
+	mpi := report.Tool{Name: OpenMPI, Install: "apt install openmpi-bin libopenmpi-dev"}
+	if _, err := exec.LookPath("mpicc"); err == nil {
+		if out, err := exec.Command("mpirun", "--version").Output(); err == nil {
+			mpi.Found, _, _ = strings.Cut(string(out), "\n")
+		}
+	}
+	return append(all, mpi)
 }

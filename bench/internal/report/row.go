@@ -73,7 +73,7 @@ func spread(x []float64) Spread {
 	return Spread{len(s), median, s[int(math.Ceil(0.95*float64(len(s))))-1], s[0], s[len(s)-1]}
 }
 
-// OfOurs, OfTheirs and OfRatio describe a row's figures.
+// OfOurs describes our figures.
 func (r *Row) OfOurs() Spread {
 	var x []float64
 	for _, s := range r.Samples {
