@@ -13,6 +13,7 @@
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench hosts      recovery when one of several hosts dies
 //	go run ./bench machines   recovery when one of several machines loses its power or network; takes root
+//	go run ./bench trials     what can happen to three and five machines, and whether the bits are still the same; takes root
 //	go run ./bench gossip     what a member of the gossip ring costs, in rings of up to 1,000
 //	go run ./bench clocks     what clocks save after a loss, and the most that they could; emulated
 //	go run ./bench soak       random faults, and whether the bits are still the same
