@@ -110,7 +110,7 @@ func TestTorchSameBits(t *testing.T) {
 		if err != nil || len(log) > 17<<20 {
 			t.Errorf("the log has %d bytes, want 16 MiB: %v", len(log), err)
 		}
-		for _, text := range []string{"soliton: this process has printed 16 MiB", "soliton: the program has forked"} {
+		for _, text := range []string{"soliton: the Python processes of this worker have printed 16 MiB", "soliton: the program has forked"} {
 			if !bytes.Contains(log, []byte(text)) {
 				t.Errorf("the log does not say %q", text)
 			}

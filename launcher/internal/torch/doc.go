@@ -11,6 +11,7 @@
 //   - worker.go: the worker program, its flags, and the job made of the program's description;
 //   - program.go: the Python processes: start, replacement, requests and replies;
 //   - memory.go: the shared memory;
+//   - output.go: what the Python processes print;
 //   - stage.go: the stage that the engine runs.
 //
 // # Processes
@@ -30,5 +31,5 @@
 // # Concurrency
 //
 // The goroutine that computes sends requests and reads replies. The one that calls OnStep and OnEnd does, too, while no pass runs; a
-// lock keeps them apart. No goroutine is started.
+// lock keeps them apart. One goroutine copies what the processes print, from the start of the program to its end.
 package torch

@@ -58,6 +58,7 @@ const (
 type Program struct {
 	command command
 	memory  *memory
+	output  *output
 
 	mu sync.Mutex // one goroutine at a time speaks with the processes: that which computes, or that which calls onStep
 
@@ -118,7 +119,12 @@ func start(c command) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Program{command: c, memory: m, passes: make(map[uint64]*pass)}
+	out, err := newOutput(os.Stderr)
+	if err != nil {
+		m.close()
+		return nil, err
+	}
+	p := &Program{command: c, memory: m, output: out, passes: make(map[uint64]*pass)}
 	if p.told, err = p.startFirst(); err == nil {
 		p.job, err = parse(p.told)
 	}
@@ -134,6 +140,7 @@ func start(c command) (*Program, error) {
 func (p *Program) close() {
 	p.endComputer()
 	p.endFirst()
+	p.output.close()
 	p.memory.close()
 }
 
@@ -144,9 +151,9 @@ func (p *Program) startFirst() (told []byte, err error) {
 		return nil, err
 	}
 	defer theirs.Close() // again, on errors
-	cmd := exec.Command(p.command.python, "-m", "soliton._child", "3", "4")
-	cmd.ExtraFiles = []*os.File{theirs, p.memory.file}
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd := exec.Command(p.command.python, "-m", "soliton._child", "3", "4", "5")
+	cmd.ExtraFiles = []*os.File{theirs, p.memory.file, os.Stderr}
+	cmd.Stdout, cmd.Stderr = p.output.theirs, p.output.theirs
 	cmd.Env = p.command.environ(os.Environ())
 	cmd.SysProcAttr = platform.ChildAttr(syscall.SIGKILL)
 	cmd.SysProcAttr.Setpgid = false // the agent ends the worker's group, of which this is
@@ -166,6 +173,7 @@ func (p *Program) startFirst() (told []byte, err error) {
 	told, err = p.first.receive(maxSetup)
 	if lost := new(lostError); errors.As(err, &lost) {
 		p.endFirst()
+		p.output.flush()
 		return nil, &failure{Text: fmt.Sprintf("%s exited before the job was made (%v)%s", p.command.python, cmd.ProcessState, lastWords()), Refused: true}
 	}
 	return told, err
@@ -271,6 +279,7 @@ func (p *Program) fork() (*connection, error) {
 func (p *Program) run(f func(c *connection) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	defer p.output.flush() // what a call has printed is in the log when it returns
 	for deaths := 1; ; deaths++ {
 		c, err := p.computing()
 		if err != nil {

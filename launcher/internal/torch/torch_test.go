@@ -3,6 +3,7 @@ package torch
 import (
 	"encoding/binary"
 	"errors"
+	"io"
 	"math"
 	"net"
 	"os"
@@ -124,6 +125,38 @@ func TestMemory(t *testing.T) {
 	m.give(a)
 	if c := m.take(120); c.at != a.at {
 		t.Errorf("block of 120 at %d, want %d again", c.at, a.at)
+	}
+}
+
+// What processes print is in the log after a flush, up to a bound, which the log names once. What follows disturbs nobody.
+func TestOutput(t *testing.T) {
+	var log strings.Builder
+	o, err := newOutput(&log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := func() string { // a flush takes the lock after the goroutine
+		o.flush()
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		return log.String()
+	}
+	if _, err := o.theirs.WriteString("hello\n"); err != nil || said() != "hello\n" {
+		t.Errorf("%v, %q", err, log.String())
+	}
+	megabyte := make([]byte, 1<<20)
+	for range 2 * maxPrinted / len(megabyte) {
+		if _, err := o.theirs.Write(megabyte); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text := said()
+	if len(text) > maxPrinted+200 || strings.Count(text, "soliton: the Python processes of this worker have printed 16 MiB") != 1 {
+		t.Errorf("the log has %d bytes: ...%q", len(text), text[len(text)-200:])
+	}
+	o.close()
+	if log.Len() != len(text) {
+		t.Errorf("%d bytes more", log.Len()-len(text))
 	}
 }
 
@@ -308,8 +341,12 @@ func newFake(t *testing.T, exits map[byte]int, fails string) *fake {
 	if err != nil {
 		t.Fatal(err)
 	}
+	out, err := newOutput(io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
 	l := layer{Name: "a", Out: []int{}, Params: []param{{Shape: []int{1}}}}
-	p := &Program{memory: m, passes: make(map[uint64]*pass), job: &description{Layers: []layer{l, l}}, params: make([]block, 2), grads: make([]block, 2)}
+	p := &Program{memory: m, output: out, passes: make(map[uint64]*pass), job: &description{Layers: []layer{l, l}}, params: make([]block, 2), grads: make([]block, 2)}
 	ours, theirs := connect(t)
 	p.first = ours
 	f := &fake{t: t, p: p, exits: exits, fails: fails}
@@ -323,6 +360,7 @@ func newFake(t *testing.T, exits map[byte]int, fails string) *fake {
 		ours.Close()
 		theirs.Close()
 		<-ended
+		out.close()
 		m.close()
 	})
 	p.Hold(0, 1)[0], p.Hold(1, 1)[0] = 10, 20

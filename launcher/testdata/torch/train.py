@@ -60,7 +60,8 @@ class Block(nn.Module):
         if bad == "write":
             self.norm.weight.data.add_(1)
         if bad == "prints-and-forks" and not LEFT:
-            LEFT.append(sum(print("x" * (1 << 20)) is None for _ in range(1 << 10)))
+            LEFT.append(sum(print("x" * (1 << 20)) is None for _ in range(1 << 9)))
+            LEFT.append(sum(os.write(2, b"y" * (1 << 20)) for _ in range(1 << 9)))
             LEFT.append(os.fork())
         if bad == "leak":
             resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))

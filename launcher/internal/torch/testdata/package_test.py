@@ -343,6 +343,14 @@ class TestFirstValues(unittest.TestCase):
                 self.made(1)
 
 
+class TestBeginning(unittest.TestCase):
+    def test_bound(self):
+        said = _child.Beginning(10)
+        for _ in range(3):
+            print("four", file=said)
+        self.assertEqual(said.text.getvalue(), "four\nfour\n")
+
+
 class TestSources(unittest.TestCase):
     def test_what_other_machines_get(self):
         folder = tempfile.mkdtemp()

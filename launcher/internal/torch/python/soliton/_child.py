@@ -1,8 +1,10 @@
-"""The Python side of a worker: python -m soliton._child SOCKET MEMORY.
+"""The Python side of a worker: python -m soliton._child SOCKET MEMORY LOG.
 
 The process that the worker starts imports the program and makes the job. For each computing process it is asked for, it forks, so
 that a new one is there within milliseconds when one was killed. Requests and replies are frames: their length, a kind, and numbers
 of 64 bits; replies come in the order of the requests. Tensors are in the shared memory; requests say where.
+
+Standard output and error are a pipe, of which the worker keeps the beginning. Crashes are reported to the log itself.
 """
 
 import contextlib
@@ -67,23 +69,15 @@ def first_for_want_of_memory():
         pass  # not Linux, or not allowed: another process may go first
 
 
-class Bounded:
-    """A stream that drops what follows after so many characters, and says so."""
+class Beginning(io.TextIOBase):
+    """A stream that keeps the first characters."""
 
-    def __init__(self, stream, left=16 << 20):
-        self.stream, self.left = stream, left
+    def __init__(self, most):
+        self.most, self.text = most, io.StringIO()
 
     def write(self, text):
-        if self.left > 0:
-            part = text[:self.left]
-            self.left -= len(part)
-            self.stream.write(part)
-            if self.left == 0:
-                self.stream.write("\nsoliton: this process has printed 16 MiB of text; what it prints from here on is left out\n")
+        self.text.write(text[:max(0, self.most - self.text.tell())])
         return len(text)
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
 
 
 class Heard:
@@ -260,12 +254,12 @@ class Computer:
 
     def on_end(self, run):
         """Returns what on_end has printed."""
-        text = io.StringIO()
-        with contextlib.redirect_stdout(text):
+        said = Beginning(MOST_TEXT)
+        with contextlib.redirect_stdout(said):
             self.program.job.on_end(run)
-        return text.getvalue().encode()[:MOST_TEXT]
+        return said.text.getvalue().encode()[:MOST_TEXT]
 
-    def serve(self, conn):
+    def serve(self, conn, log):
         me = os.getpid()
 
         def forked():
@@ -285,7 +279,7 @@ class Computer:
             try:
                 said = texts[kind](json.loads(payload)) if kind in texts else calls[kind](*numbers)
                 if os.getpid() != me:
-                    sys.stderr.write("soliton: the program has forked and returned from both processes; the new one ends\n")
+                    os.write(log, b"soliton: the program has forked and returned from both processes; the new one ends\n")
                     os._exit(0)
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 sys.stderr.flush()
@@ -297,7 +291,8 @@ class Computer:
 
 
 def main():
-    faulthandler.enable()
+    log = int(sys.argv[3])
+    faulthandler.enable(log)
     warnings.filterwarnings("ignore", message="The given buffer is not writable")
     conn = socket.socket(fileno=int(sys.argv[1]))
     memory = int(sys.argv[2])
@@ -319,7 +314,7 @@ def main():
         return
     from soliton import _describe
 
-    sys.stdout, sys.stderr = heard = Heard(Bounded(sys.stdout)), Heard(Bounded(sys.stderr))
+    sys.stdout, sys.stderr = heard = Heard(sys.stdout), Heard(sys.stderr)
     try:
         program = make(setup, code)
         described = json.dumps(program.describe()).encode()
@@ -358,7 +353,7 @@ def main():
             end_with(me)
             first_for_want_of_memory()
             conn.close()
-            Computer(program, memory).serve(socket.socket(fileno=files[0]))
+            Computer(program, memory).serve(socket.socket(fileno=files[0]), log)
         os.close(files[0])
         reply(conn, json.dumps({"pid": child, "ended": ended}).encode())
 
