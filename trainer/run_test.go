@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
@@ -257,20 +258,43 @@ func smallJob() trainer.Job {
 	}
 }
 
+// numbered is a data set whose samples are their numbers.
+type numbered struct{ counts }
+
+func (d numbered) Sample(s trainer.Sample, in, target trainer.Tensor) error {
+	err := d.counts.Sample(s, in, target)
+	in.F[0] = float32(s.Index)
+	return err
+}
+
+// seeing is a layer that records which samples of a numbered data set it gets.
+type seeing struct {
+	trainer.Layer
+	seen *[]int
+}
+
+func (l seeing) Forward(c *trainer.Context, params []trainer.Tensor, in trainer.Tensor) (trainer.Tensor, any) {
+	for i := range c.Samples() {
+		*l.seen = append(*l.seen, int(in.F[2*i]))
+	}
+	return l.Layer.Forward(c, params, in)
+}
+
+// Samples are computed in their order, whenever they are read.
 func TestSampleOrder(t *testing.T) {
 	const n = 13
 	var seen []int
 	job := smallJob()
-	job.Data, job.Seed = counts{n, &seen}, 3
+	job.Data, job.Seed = numbered{counts{n: n}}, 3
+	job.Model.Layers[0] = seeing{job.Model.Layers[0], &seen}
 	run(t, job)
-	seen = seen[n:] // the fingerprint of the data
-	// The spot check of step 1 reads one of its two micro-batches once more.
+	// The spot check of step 1 computes one of its two micro-batches once more.
 	if again := seen[8:12]; !slices.Equal(again, seen[:4]) && !slices.Equal(again, seen[4:8]) {
-		t.Fatalf("step 1 read %v, and then %v", seen[:8], again)
+		t.Fatalf("step 1 has %v, and then %v", seen[:8], again)
 	}
 	seen = slices.Delete(seen, 8, 12)
 	if len(seen) != 40 {
-		t.Fatalf("%d samples were read", len(seen))
+		t.Fatalf("%d samples were computed", len(seen))
 	}
 	for s, got := range seen {
 		want := rng.NewPerm(3, uint64(s/n), n).At(uint64(s % n))
@@ -280,14 +304,21 @@ func TestSampleOrder(t *testing.T) {
 	}
 }
 
-// augmented moves its samples at random, and records what it is asked for.
+// augmented moves its samples at random, and records what it is asked for: also ahead of time, by another goroutine.
 type augmented struct {
 	counts
-	asked *[]trainer.Sample
+	asked *asked
+}
+
+type asked struct {
+	mu      sync.Mutex
+	samples []trainer.Sample
 }
 
 func (a augmented) Sample(s trainer.Sample, in, target trainer.Tensor) error {
-	*a.asked = append(*a.asked, s)
+	a.asked.mu.Lock()
+	a.asked.samples = append(a.asked.samples, s)
+	a.asked.mu.Unlock()
 	err := a.counts.Sample(s, in, target)
 	if s.Train {
 		in.F[0] += float32(s.Rand.Normal())
@@ -298,22 +329,31 @@ func (a augmented) Sample(s trainer.Sample, in, target trainer.Tensor) error {
 // What a data set draws follows from seed, epoch and sample, so random samples give the same bits.
 func TestRandomSamples(t *testing.T) {
 	const n = 13
-	var asked []trainer.Sample
+	was := new(asked)
 	job := smallJob()
-	job.Data, job.Seed, job.Eval, job.EvalSamples = augmented{counts{n: n}, &asked}, 3, augmented{counts{n: n}, &asked}, -1
+	job.Data, job.Seed, job.Eval, job.EvalSamples = augmented{counts{n: n}, was}, 3, augmented{counts{n: n}, was}, -1
 	first := run(t, job)
-	asked = slices.Delete(asked, 2*n+8, 2*n+12) // a micro-batch once more, in the spot check of step 1
-	for i, s := range asked {
-		epoch, train := (i-2*n)/n, i >= 2*n && i < 2*n+40
-		if !train {
-			epoch = 0
+	type place struct{ epoch, index int }
+	trained, others := make(map[place]bool), 0
+	for _, s := range was.samples {
+		if s.Rand != rng.ForSample(3, uint64(s.Epoch), uint64(s.Index)) || !s.Train && s.Epoch != 0 {
+			t.Fatalf("the data set was asked for %+v", s)
 		}
-		if s.Epoch != epoch || s.Train != train || s.Rand != rng.ForSample(3, uint64(epoch), uint64(s.Index)) {
-			t.Fatalf("the data set was asked for %+v at call %d", s, i)
+		if s.Train {
+			trained[place{s.Epoch, s.Index}] = true
+		} else {
+			others++
 		}
 	}
-	if len(asked) != 3*n+40 { // two checks of the data, and one evaluation
-		t.Errorf("the data sets were asked for %d samples", len(asked))
+	for i := range 40 {
+		at := place{i / n, int(rng.NewPerm(3, uint64(i/n), n).At(uint64(i % n)))}
+		if !trained[at] {
+			t.Errorf("sample %d of the run was not asked for", i)
+		}
+		delete(trained, at)
+	}
+	if len(trained) > 0 || others != 3*n { // two checks of the data, and one evaluation
+		t.Errorf("the data sets were asked for %v besides, and for %d samples out of training", trained, others)
 	}
 	job.Threads = 2
 	if again := run(t, job); again.ParamsSHA256 != first.ParamsSHA256 {
