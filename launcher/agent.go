@@ -32,6 +32,7 @@ import (
 	"github.com/soliton-train/soliton/launcher/internal/act"
 	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
+	"github.com/soliton-train/soliton/launcher/internal/clocks"
 )
 
 // newAgent is the command of an agent's process.
@@ -112,7 +113,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 			at = member{self.Name, log}
 			return log, err
 		},
-		Apart: a.Apart,
+		Apart: a.Apart, Clocks: clocks.Open(a.Clocks, a.SysFS),
 		Inject: func(kind string, p rundir.Process, factor float64) error {
 			return act.Local(dir.Path(), kind, p, factor)
 		},

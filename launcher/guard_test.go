@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/sysfs"
+	"github.com/soliton-train/soliton/launcher/internal/door"
 )
 
 // clockRun is a run that sets clocks.
@@ -140,28 +142,38 @@ func metricsSoFar(dir string) (all []rundir.Metrics) {
 	return all
 }
 
-// Emulated clocks make workers slower who wait for others, and no bit another.
+// Emulated clocks make workers slower who wait for others, also on a host that does not lead, and no bit another.
 func TestEmulatedClocksSameBits(t *testing.T) {
 	built(t)
 	t.Parallel()
-	// Of 13 micro-batches, the last of 4 workers has one.
+	// Of 13 micro-batches, the last of 4 workers has one. Of two hosts the first one leads, and the last worker is on the other.
 	program := []string{"--layers", "2", "--layer-ms", "1", "--global-batch", "13", "--steps", "1000000"}
-	r := beginClocks(t, []string{"--workers", "4", "--clocks", "emulated"}, program...)
-	if e := r.events("clocks")[0]; !e.Emulated || len(e.Clocks) == 0 {
-		t.Errorf("%+v", e.Clocking)
+	for hosts, device := range map[string]string{"1": "emulated device of worker 3", "2": "host-1: emulated device of worker 3"} {
+		t.Run(hosts+" hosts", func(t *testing.T) {
+			t.Parallel()
+			r := beginClocks(t, []string{"--workers", "4", "--clocks", "emulated", "--emulate-hosts", hosts}, program...)
+			e := r.events("clocks")[0]
+			if !e.Emulated || !slices.ContainsFunc(e.Clocks, func(c rundir.Clock) bool { return c.Device == device && c.MHz < 1400 }) {
+				t.Errorf("%+v", e.Clocking)
+			}
+			until(t, func() bool { return len(metricsSoFar(r.dir)) > e.AfterStep+10 })
+			r.cmd.Process.Signal(os.Interrupt)
+			r.cmd.Wait()
+			sameSteps(t, r.dir, program)
+		})
 	}
+}
+
+// sameSteps compares all steps of a run with those of an undisturbed one of the same program.
+func sameSteps(t *testing.T, run string, program []string) {
+	t.Helper()
 	steps := func(dir string) (bits []string) {
 		for _, m := range metricsSoFar(dir) {
 			bits = append(bits, fmt.Sprint(m.Step, m.Loss, m.GradNorm))
 		}
 		return bits
 	}
-	set := r.events("clocks")[0].AfterStep
-	until(t, func() bool { return len(steps(r.dir)) > set+10 })
-	r.cmd.Process.Signal(os.Interrupt)
-	r.cmd.Wait()
-	got := steps(r.dir)
-
+	got := steps(run)
 	cmd := launch(t, append([]string{"run", "--plain", "--threads", "1", "--workers", "1", "--run-dir", "run", emulated}, append(program, "--layer-ms", "0")...)...)
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -179,11 +191,64 @@ func TestEmulatedClocksSameBits(t *testing.T) {
 	}
 }
 
-func TestClocksFlag(t *testing.T) {
-	for _, args := range [][]string{{"--clocks", "fast"}, {"--clocks", "auto", "--emulate-hosts", "3"}} {
-		cmd := launch(t, append(append([]string{"run"}, args...), fake)...)
-		if status, _, errs := result(t, cmd); status != 2 || !strings.Contains(errs, "--clocks "+args[1]) {
-			t.Errorf("%v: status %d, %s", args, status, errs)
+// Each machine sets its own clocks as the leader says. When all of the leader's machine is killed, they are restored: there by the
+// guard, and on the other one by its agent, which has lost its leader.
+func TestClocksOfMachines(t *testing.T) {
+	built(t)
+	t.Parallel()
+	var machines []*machine
+	var limits []func() string
+	program := []string{"--layers", "2", "--layer-ms", "0.5", "--global-batch", "8", "--steps", "1000000"}
+	start := func(stdin string, args ...string) *machine {
+		dir, temp := t.TempDir(), t.TempDir()
+		tree, limit := sysfs.Processors(t)
+		if err := os.Symlink(tree, filepath.Join(dir, "sys")); err != nil {
+			t.Fatal(err)
 		}
+		env := append(os.Environ(), "TMPDIR="+temp, "XDG_CACHE_HOME="+t.TempDir(), "SOLITON_CLOCKS_DIR="+filepath.Join(temp, "records"))
+		machines, limits = append(machines, startMachineIn(t, dir, env, stdin, args...)), append(limits, limit)
+		return machines[len(machines)-1]
+	}
+	// Of two machines the first one leads.
+	first := start("", append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", "--detect", "10s", "--listen=127.0.0.1:0", "--wait-hosts", "2",
+		"--clocks", "auto", "--clocks-sysfs", "sys", emulated}, program...)...)
+	await(t, "a ticket", func() bool { return strings.Contains(first.out.String(), "launcher join - < ") })
+	ticket, err := os.ReadFile(filepath.Join(first.run, door.File))
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := start(string(ticket), "join", "--plain", "--run-dir", "run", "-")
+	at := func(khz string) func() bool {
+		return func() bool { return limits[0]() == khz && limits[1]() == khz }
+	}
+	await(t, "higher clocks on both", at("3000000"))
+	r := underWay{dir: first.run}
+	var raised []string
+	for _, e := range r.events("clocks") {
+		for _, c := range e.Clocks {
+			raised = append(raised, c.Device)
+		}
+	}
+	if len(raised) != 2 || raised[0] == raised[1] {
+		t.Errorf("devices %q", raised)
+	}
+	for _, pid := range marked(t, first.mark) {
+		line, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+		if n, err := strconv.Atoi(pid); err == nil && !bytes.Contains(line, []byte("\x00clock-guard\x00")) {
+			syscall.Kill(n, syscall.SIGKILL)
+		}
+	}
+	await(t, "clocks as they were", at("2000000"))
+	second.end(t) // it can never continue alone
+	if n := len(marked(t, second.mark)); n > 0 {
+		t.Errorf("%d processes are left", n)
+	}
+	sameSteps(t, second.run, program)
+}
+
+func TestClocksFlag(t *testing.T) {
+	cmd := launch(t, "run", "--clocks", "fast", fake)
+	if status, _, errs := result(t, cmd); status != 2 || !strings.Contains(errs, "--clocks fast") {
+		t.Errorf("status %d, %s", status, errs)
 	}
 }

@@ -55,6 +55,8 @@ type assignment struct {
 	Settings session.Settings `json:"settings"`
 	Workers  int              `json:"workers"`
 	Chaos    string           `json:"chaos"`
+	Clocks   string           `json:"clocks"` // of --clocks
+	SysFS    string           `json:"sysfs"`
 	Measures bool             `json:"measures"` // are told to the supervisor
 	Ports    ports.Range      `json:"ports"`    // of this machine
 
@@ -354,7 +356,7 @@ func (s *supervisor) start(p program, file string, args []string, dir *rundir.Di
 	}
 	a := assignment{
 		Secret: newSecret(), RunDir: dir.Path(), Shown: dir.String(), File: file, Args: args,
-		Settings: f.settings(p, cwd), Workers: f.workers, Chaos: f.chaos, Measures: s.board != nil,
+		Settings: f.settings(p, cwd), Workers: f.workers, Chaos: f.chaos, Clocks: f.clocks, SysFS: f.sysfs, Measures: s.board != nil,
 	}
 	var files []*os.File
 	defer func() { closeAll(files) }()

@@ -184,6 +184,7 @@ func join(ctx context.Context, f runFlags, t admit.Ticket, stdout, stderr io.Wri
 	if x.err != nil {
 		return fail(x.err)
 	}
+	restoreClocks(x.a.SysFS, v)
 	dir, err := openRunDir(ctx, &f, t, &x.a)
 	if err != nil {
 		v.Close()

@@ -335,7 +335,7 @@ func trainApart(ctx context.Context, f runFlags, p program, file string, args, a
 	settings := f.settings(p, cwd)
 	settings.Resume = again
 	name, _ := os.Hostname()
-	a := assignment{Secret: newSecret(), Apart: true, Args: args, Settings: settings, Workers: f.workers, Chaos: f.chaos, TieBreak: f.tieBreak}
+	a := assignment{Secret: newSecret(), Apart: true, Args: args, Settings: settings, Workers: f.workers, Chaos: f.chaos, Clocks: f.clocks, SysFS: f.sysfs, TieBreak: f.tieBreak}
 	var err error
 	if p.script != "" {
 		reason, wrong := untilStop(ctx, stops, func(ctx context.Context) (err error) {

@@ -253,7 +253,6 @@ func TestOverSSHUsage(t *testing.T) {
 		"--hosts localhost,b --wait-hosts 2":    "--min-hosts N begins without some of them",
 		"--hosts localhost,b --emulate-hosts 2": "give one of them",
 		"--min-hosts 2":                         "--min-hosts is for machines that --hosts",
-		"--hosts localhost,b --clocks emulated": "--clocks",
 	} {
 		var out, errs bytes.Buffer
 		status := execute(append(append([]string{"run"}, strings.Fields(args)...), binary), &out, &errs)

@@ -127,6 +127,7 @@ its log, and others do its work.
 micro-batch), full (also which stage holds which layer), or off. --clocks says which clocks
 to set: off leaves the hardware alone; auto lowers the clocks of devices whose workers wait
 for others, and restores them at the end; emulated does so with devices that do not exist.
+Over several machines, each sets the clocks of its own devices, as the leading one says.
 --verify N has a worker repeat one of N micro-batches on average, and one in the first
 step. If a layer makes other bits of it, or a sample has changed, the run ends and names it.
 --zero 2 keeps a reduced gradient with the rank that owns its shard, 1 sends it to all
@@ -272,11 +273,19 @@ func (f *runFlags) clockFaults() (errs faults.List) {
 	switch f.clocks {
 	case clocks.Off:
 	case clocks.Auto, clocks.Emulated:
-		errs.If(f.hosts > 1 || f.listen != "", "--clocks %s: clocks cannot be set with --emulate-hosts or --listen yet; leave one of them out", f.clocks)
 	default:
 		errs.Add(fmt.Errorf("--clocks %s: give off, auto or emulated", faults.Value(f.clocks)))
 	}
 	return errs
+}
+
+// restoreClocks restores what a launcher has left that was killed, and says so.
+func restoreClocks(sysfs string, v view.View) {
+	if said, err := clocks.Restore(sysfs, false); err != nil {
+		v.Show(view.Note(err.Error()))
+	} else if said != "" {
+		v.Show(view.Note(said))
+	}
 }
 
 // addrFaults are what is wrong with the addresses among the flags.
@@ -407,11 +416,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	defer v.Close()
 	defer f.watchNotices(ctx, v)()
 
-	if said, err := clocks.Restore(f.sysfs, false); err != nil {
-		v.Show(view.Note(err.Error()))
-	} else if said != "" {
-		v.Show(view.Note(said))
-	}
+	restoreClocks(f.sysfs, v)
 	file, all := p.file, args
 	if p.script != "" {
 		if file, all, err = p.install(ctx, f.python, args, dir); err != nil {

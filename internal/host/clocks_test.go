@@ -11,8 +11,10 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/simulate"
 
 	"github.com/soliton-train/soliton/internal/dvfs"
+	"github.com/soliton-train/soliton/internal/host/devices"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
+	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
 	"github.com/soliton-train/soliton/internal/plan/planner"
 )
@@ -50,15 +52,15 @@ type fakeClocks struct {
 	refuses  error
 	err      error
 	log      []string
-	all      map[int]Device
+	all      map[int]devices.Device
 }
 
-func (c *fakeClocks) Devices(processes map[int]int) ([]Device, error) {
+func (c *fakeClocks) Devices(processes map[int]int) ([]devices.Device, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
 	if c.all == nil {
-		c.all = make(map[int]Device)
+		c.all = make(map[int]devices.Device)
 	}
 	var ids []int
 	for id := range processes {
@@ -74,10 +76,10 @@ func (c *fakeClocks) Devices(processes map[int]int) ([]Device, error) {
 		if c.emulated {
 			clock = e
 		}
-		c.all[id] = Device{Clock: clock, Kind: "gpu", Workers: []int{id}}
+		c.all[id] = devices.Device{Clock: clock, Kind: "gpu", Workers: []int{id}}
 	}
 	slices.Sort(ids)
-	var all []Device
+	var all []devices.Device
 	for _, id := range ids {
 		all = append(all, c.all[id])
 	}
@@ -119,7 +121,7 @@ func uneven(t *testing.T) session.ObserveStep {
 func governed(t *testing.T, c *fakeClocks) (g *governing, posted *[]session.Event) {
 	posted = new([]session.Event)
 	c.t = t
-	g, err := newGoverning(c, dvfs.Config{Settle: 2, Hold: 4}, func(e session.Event) bool { *posted = append(*posted, e); return true })
+	g, err := newGoverning(devices.NewHolder(c, nil), "", nil, dvfs.Config{Settle: 2, Hold: 4}, func(e session.Event) bool { *posted = append(*posted, e); return true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +134,7 @@ func TestGoverning(t *testing.T) {
 	g, posted := governed(t, c)
 	e := uneven(t)
 	for range 8 {
-		g.observe(t.Context(), e)
+		g.observe(t.Context(), observed{ObserveStep: e})
 	}
 	if len(*posted) != 1 {
 		t.Fatalf("%+v", *posted)
@@ -149,7 +151,7 @@ func TestGoverning(t *testing.T) {
 	*posted, c.log = nil, nil
 	g.newest.Store(2)
 	for range 100 {
-		g.observe(t.Context(), e)
+		g.observe(t.Context(), observed{ObserveStep: e})
 	}
 	if len(c.log) > 0 || len(*posted) > 0 {
 		t.Errorf("under an old plan: %v, %+v", c.log, *posted)
@@ -162,7 +164,7 @@ func TestGoverning(t *testing.T) {
 	*posted, c.log = nil, nil
 	e.Plan.Version.N = 2
 	for range 8 {
-		g.observe(t.Context(), e)
+		g.observe(t.Context(), observed{ObserveStep: e})
 	}
 	if len(*posted) != 1 {
 		t.Fatalf("%+v", *posted)
@@ -182,7 +184,7 @@ func TestGoverningRaises(t *testing.T) {
 	g, posted := governed(t, c)
 	e := uneven(t)
 	e.Profile.Speed = map[id.WorkerID]float64{0: 1000.0 / 1400}
-	g.observe(t.Context(), e)
+	g.observe(t.Context(), observed{ObserveStep: e})
 	if len(*posted) != 1 || (*posted)[0].(session.ClocksSet).Raised[0] != 0 || fmt.Sprint(c.log) != "[save 4 card-0 1400]" {
 		t.Fatalf("%+v, %v", *posted, c.log)
 	}
@@ -205,7 +207,7 @@ func TestGoverningGivesUp(t *testing.T) {
 		g, posted := governed(t, c)
 		e := uneven(t)
 		for range 8 {
-			g.observe(t.Context(), e)
+			g.observe(t.Context(), observed{ObserveStep: e})
 			if g.gaveUp {
 				break
 			}
@@ -217,9 +219,108 @@ func TestGoverningGivesUp(t *testing.T) {
 	g, posted := governed(t, &fakeClocks{})
 	e := uneven(t)
 	e.Processes = map[int]int{}
-	g.observe(t.Context(), e)
+	g.observe(t.Context(), observed{ObserveStep: e})
 	if len(*posted) != 1 {
 		t.Errorf("nobody on a device: %+v", *posted)
+	}
+}
+
+// heardBy is an outbox that keeps what is put into it.
+type heardBy struct{ all []control.Message }
+
+func (h *heardBy) put(m control.Message) { h.all = append(h.all, m) }
+func (h *heardBy) empty() bool           { return true }
+
+// farClock describes a device of another host.
+func farClock(worker int) control.ClockDevice {
+	return control.ClockDevice{Name: fmt.Sprint("card-", worker), Kind: "gpu", Steps: dvfs.Grid(700, 1400, 50), Found: 1400, Workers: []int{worker}, Joules: 5}
+}
+
+// The devices of other hosts are opened and set by messages. A host that does not answer, refuses or says what cannot be has none, and
+// the others are governed without it.
+func TestGoverningOtherHosts(t *testing.T) {
+	e := uneven(t)
+	for i, host := range []string{"a", "a", "b", "c"} {
+		e.Plan.Workers[i].Host = host
+	}
+	var b, c heardBy
+	o := observed{ObserveStep: e, hosts: []linkedHost{{1, "b", &b}, {2, "c", &c}}}
+	begin := func() (g *governing, posted *[]session.Event) {
+		b, c = heardBy{}, heardBy{}
+		g, posted = governed(t, &fakeClocks{})
+		g.self, g.own = "a", func(host string) bool { return host == "a" }
+		g.observe(t.Context(), o)
+		if fmt.Sprintf("%+v", b.all) != "[{ID:1 Workers:[2]}]" || fmt.Sprintf("%+v", c.all) != "[{ID:1 Workers:[3]}]" || len(g.devices) != 2 {
+			t.Fatalf("%+v, %+v, %d devices", b.all, c.all, len(g.devices))
+		}
+		b, c = heardBy{}, heardBy{}
+		return g, posted
+	}
+	say := func(g *governing, host int, m control.Message) {
+		g.heard(hostSaid{host: host, m: m})
+		e, _ := g.queue.next()
+		g.work(t.Context(), e)
+	}
+	lower := func(g *governing) {
+		t.Helper()
+		for range 8 {
+			g.observe(t.Context(), o)
+		}
+		if len(c.all) != 1 || c.all[0].(control.SetClock).ID != 1 || c.all[0].(control.SetClock).MHz >= 1400 || len(b.all) > 0 {
+			t.Fatalf("%+v, %+v", b.all, c.all)
+		}
+	}
+
+	// b never answers.
+	g, posted := begin()
+	say(g, 2, control.Clocks{ID: 1, Devices: []control.ClockDevice{farClock(3)}})
+	lower(g)
+	if set := (*posted)[0].(session.ClocksSet); len(set.Settings) != 1 || set.Settings[0].Device != "c: card-3" || set.Lowered[3] != 2 || set.Shares[3] != 0.5 {
+		t.Errorf("%+v", set)
+	}
+	*posted = nil
+	say(g, 2, control.ClockState{ID: 1, Devices: []control.ClockNow{{MHz: 700, Joules: 8}}})
+	g.meter()
+	if m := (*posted)[0].(session.Metered).Devices; len(m) != 3 || m[2].Name != "c: card-3" || m[2].Hertz != 700e6 || m[2].Joules != 3 || g.joules() != 3 {
+		t.Errorf("%+v", m)
+	}
+	// Another plan, and the same one with fewer links.
+	g.release(session.ReleaseClocks{Version: id.Version{Generation: 1, N: 2}})
+	if len(c.all) != 2 || c.all[1] != (control.SetClock{ID: 1}) {
+		t.Errorf("%+v", c.all)
+	}
+	g.observe(t.Context(), observed{ObserveStep: e, hosts: o.hosts[:1]})
+	if len(g.devices) != 2 || len(g.asked) != 1 || g.joules() != 3 {
+		t.Errorf("%d devices, %v J", len(g.devices), g.joules())
+	}
+
+	// c cannot set what it has, and b has nothing.
+	g, posted = begin()
+	say(g, 2, control.Clocks{ID: 1, Devices: []control.ClockDevice{farClock(3)}})
+	lower(g)
+	*posted = nil
+	say(g, 2, control.ClockState{ID: 1, Err: "no permission"})
+	if set := (*posted)[0].(session.ClocksSet); set.Lowered[3] != 1 || set.Shares[3] != 1 || len(set.Settings) != 1 || set.Settings[0].MHz != 1400 || len(g.devices) != 2 {
+		t.Errorf("%+v", set)
+	}
+	say(g, 1, control.Clocks{ID: 1, Err: "no\nhardware"})
+	if len(*posted) != 2 || (*posted)[1] != (session.Noted{Text: "clocks of a host are left alone: b: no hardware"}) || g.gaveUp {
+		t.Errorf("%+v", *posted)
+	}
+
+	// Answers of before, of hosts that were not asked, and what cannot be.
+	g, posted = begin()
+	say(g, 2, control.Clocks{ID: 2, Devices: []control.ClockDevice{farClock(3)}})
+	say(g, 7, control.Clocks{ID: 1, Devices: []control.ClockDevice{farClock(3)}})
+	say(g, 2, control.ClockState{ID: 1})
+	if len(g.devices) != 2 || len(g.asked) != 2 || len(*posted) > 0 {
+		t.Errorf("%d devices, %+v", len(g.devices), *posted)
+	}
+	say(g, 2, control.Clocks{ID: 1, Devices: []control.ClockDevice{farClock(2)}})
+	say(g, 2, control.Clocks{ID: 1, Devices: []control.ClockDevice{farClock(3)}}) // too late
+	say(g, 1, control.Clocks{ID: 1})
+	if len(g.devices) != 2 || len(g.asked) != 0 || len(*posted) != 1 {
+		t.Errorf("%d devices, %+v", len(g.devices), *posted)
 	}
 }
 
@@ -227,7 +328,7 @@ func TestGoverningGivesUp(t *testing.T) {
 func TestClockModel(t *testing.T) {
 	e := uneven(t)
 	e.Under = map[id.WorkerID]float64{2: 2}
-	m := clockModel(e, func() bool { return false })
+	m := devices.Model(e, func() bool { return false })
 	if m.Workers != 4 || m.Busy[2] != 2*m.Busy[1] || m.Busy[0] != m.Busy[1] || math.Abs(m.Busy[0]/m.Busy[3]-4) > 1e-9 {
 		t.Errorf("%+v", m.Busy)
 	}
@@ -241,7 +342,7 @@ func TestClockModel(t *testing.T) {
 	for range e.Plan.Stages {
 		large.Plan.Route = append(large.Plan.Route, slices.Repeat([]id.WorkerID{0, 1}, 300))
 	}
-	m = clockModel(large, func() bool { return false })
+	m = devices.Model(large, func() bool { return false })
 	if got := m.Step(same); got != simulate.Estimate(&large.Plan, plan.Profile{Layers: e.Profile.Layers, Speed: map[id.WorkerID]float64{0: 1, 1: 1, 2: 0.5, 3: 1}}).Seconds() {
 		t.Errorf("%v s by the closed form", got)
 	}

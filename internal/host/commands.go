@@ -362,6 +362,9 @@ func (r *run) watchedOn(host int, on bool) {
 // speakTo sets to where the leader is told; r.mu is held.
 func (r *relay) speakTo(out outbox) {
 	r.asks.refuse("the leader went away, and whether the command was carried out is not known: see launcher status")
+	if r.setClocks != nil && r.out != nil {
+		r.setClocks.End(r.out)
+	}
 	r.out = out
 }
 

@@ -96,8 +96,10 @@ func (r *run) do(e session.Effect) error {
 		}
 	case session.AnswerAdd:
 		r.answer = e
-	case session.ObserveStep, session.ReleaseClocks, session.DeviceUsed:
-		r.governing.take(e)
+	case session.ObserveStep:
+		r.governing.take(e, r.hosts.linkedHosts())
+	case session.ReleaseClocks, session.DeviceUsed:
+		r.governing.take(e, nil)
 	case session.BeginTrace:
 		var file func([]byte) error
 		if r.dir != nil {

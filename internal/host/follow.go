@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -11,6 +12,8 @@ import (
 	"github.com/soliton-train/soliton/internal/timing"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/devices"
+	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -102,6 +105,9 @@ func (r *relay) run(ctx context.Context) {
 	}
 	r.working.Go(func() { r.beat(ctx) })
 	r.working.Go(func() { r.watchStranded(ctx) })
+	if r.setClocks != nil {
+		r.working.Go(func() { r.setClocks.Run(ctx) })
+	}
 	asked, heard := r.c.led, time.Time{}
 	retry := time.NewTimer(0)
 	defer retry.Stop()
@@ -308,5 +314,61 @@ func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
 		}
 		due = now.Add(times.LinkWatch)
 		tick.Reset(times.LinkWatch)
+	}
+}
+
+// How a relay has the clocks of its machine set, by the leader on this host or another one.
+
+// openClocks has this host's clocks held for whoever leads.
+func (r *relay) openClocks() {
+	if r.c.alone() {
+		r.clocks = devices.NewHolder(r.c.Clocks, nil)
+		return
+	}
+	r.clocks = devices.NewHolder(r.c.Clocks, r.resetWorkers)
+	r.setClocks = devices.NewServer(r.clocks, r.pids, func(err error) {
+		if r.c.Waits != nil {
+			r.c.Waits(r.c.self().Name + ": clocks may not be as they were found: " + session.OneLine(err.Error()))
+		}
+	})
+}
+
+// hearClocks takes in what a leader on another host says of clocks; r.mu is held.
+func (r *relay) hearClocks(m control.Message) error {
+	open, opens := m.(control.OpenClocks)
+	switch {
+	case r.here != nil || r.out == nil: // that one leads no more
+	case r.setClocks != nil:
+		if !r.setClocks.Hear(r.out, r.out.put, m) {
+			return errors.New("host: the leader sets clocks faster than they can be set")
+		}
+	case opens:
+		r.tell(control.Clocks{ID: open.ID, Err: "it sets no clocks"})
+	}
+	return nil
+}
+
+// pids returns the processes of those workers that are on this host.
+func (r *relay) pids(workers []int) map[int]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := make(map[int]int)
+	for _, l := range r.locals {
+		if hello, ok := l.hello.(control.Hello); ok && l.exit == nil {
+			all[int(l.who.Worker)] = hello.PID
+		}
+	}
+	maps.DeleteFunc(all, func(w, _ int) bool { return !slices.Contains(workers, w) })
+	return all
+}
+
+// resetWorkers lets the workers of this host compute at full speed again: their emulated devices do.
+func (r *relay) resetWorkers() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range r.locals {
+		if l.started && l.next == nil && l.exit == nil {
+			l.to.put(control.Clock{Share: 1})
+		}
 	}
 }

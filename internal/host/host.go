@@ -20,6 +20,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/faults"
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/devices"
 	"github.com/soliton-train/soliton/internal/host/ring"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/spawn"
@@ -72,9 +73,9 @@ type Config struct {
 	Lead  func(term uint64, tell func(keep string, data []byte)) (Console, error)
 	Shown func(data []byte)
 
-	// Clocks are the clocks of the devices that workers compute on, which are to be set; nil leaves
-	// all as it is. Only a host alone sets clocks, and closes them.
-	Clocks Clocks
+	// Clocks are the clocks of the devices that workers compute on, which are to be set; nil, the same on every host, leaves
+	// all as it is.
+	Clocks devices.Clocks
 
 	// Hosts are the hosts with which the run began, in one order everywhere, and Self is the position of this one. With Enters they
 	// are hosts of a run that has begun, and this one is none of them yet: Serve asks them to take it in.
@@ -147,7 +148,6 @@ func (c Config) Validate() error {
 	errs.If(c.Workers < 0 || c.Workers > session.MaxWorkers, "Workers is %d: give 1 to %d, or 0 for 1", c.Workers, session.MaxWorkers)
 	errs.If(c.Respawn && c.Fixed, "Respawn and Fixed are both set: give one")
 	errs.If(c.Apart && (c.RunDir == nil || c.Shown == nil || c.Last == nil), "Apart is set without RunDir, Shown or Last: give all three")
-	errs.If(c.Clocks != nil && len(c.Hosts) > 1, "Clocks are set for several hosts: only a host alone sets clocks")
 	return errs.Err()
 }
 

@@ -75,8 +75,14 @@ func (r *run) begin() {
 	if s, ok := r.lead.log.(servers); ok {
 		r.others.Go(func() { changeServers(r.talking, r.lead.log, s, &r.newest, r.post) })
 	}
-	if r.c.Clocks != nil {
-		g, err := newGoverning(r.c.Clocks, governorConfig, r.post)
+	if h := r.lead.relay.clocks; h != nil {
+		self := ""
+		if !r.c.alone() {
+			self = r.c.self().Name
+		}
+		// Emulated hosts are one machine, whose real devices the leader's process sets.
+		own := func(host string) bool { return host == self || !r.c.Apart && !h.Emulated() }
+		g, err := newGoverning(h, self, own, governorConfig, r.post)
 		if err != nil {
 			panic(err) // it has the defaults
 		}
@@ -236,6 +242,9 @@ func (r *run) take(e any) {
 		}
 		r.steps(r.hosts.said(e))
 		r.heardAsk(e)
+		if r.governing != nil {
+			r.governing.heard(e)
+		}
 	case hostReleased:
 		r.hosts.release(e.host)
 	case hostLinked:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/devices"
 	"github.com/soliton-train/soliton/internal/host/ring"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/shards"
@@ -31,14 +32,16 @@ type relay struct {
 	news chan struct{} // the leadership has changed
 
 	elections elections
-	copies    *copies       // nil unless hosts are apart
-	commands  *commands     // the same
-	shards    *shards.Store // the same
-	supply    *supply.Store // the same
-	gossip    *ring.Member  // nil where there is no ring
-	noRing    error         // why there is none, where there should be
-	server    string        // of this host in the agreement
-	stranded  chan error    // the run can never continue here
+	copies    *copies         // nil unless hosts are apart
+	commands  *commands       // the same
+	shards    *shards.Store   // the same
+	supply    *supply.Store   // the same
+	clocks    *devices.Holder // nil where none are to be set
+	setClocks *devices.Server // of them, for leaders on other hosts; nil where there are none
+	gossip    *ring.Member    // nil where there is no ring
+	noRing    error           // why there is none, where there should be
+	server    string          // of this host in the agreement
+	stranded  chan error      // the run can never continue here
 
 	stood time.Time // when this node stood for election last; of run
 
@@ -91,6 +94,9 @@ func newRelay(c *Config, t *tls.Config, e elections) *relay {
 	r := &relay{c: c, tls: t, elections: e, news: make(chan struct{}, 1), broke: make(map[int]time.Time), gone: make(map[int]time.Time), left: make(chan struct{}), stranded: make(chan error, 1)}
 	if s, ok := e.(servers); ok {
 		r.server = s.ID()
+	}
+	if c.Clocks != nil {
+		r.openClocks()
 	}
 	if c.Apart {
 		r.copies = &copies{dir: c.RunDir.Path(), own: c.RunDir, waits: c.Waits}
@@ -433,6 +439,8 @@ func (r *relay) hear(m control.Message) error {
 			r.crowdThere = m.Crowd
 		}
 	case control.Copy, control.Shown, control.Alive:
+	case control.OpenClocks, control.SetClock:
+		return r.hearClocks(m)
 	case control.Asked:
 		r.inject(m)
 	case control.Answered:

@@ -157,6 +157,16 @@ func (r *roster) place(w plan.Worker) (place int, e session.WorkerStarted) {
 	return len(r.members) - 1, session.WorkerStarted{Worker: w}
 }
 
+// linkedHosts returns the other hosts that have a link.
+func (r *roster) linkedHosts() (all []linkedHost) {
+	for i, h := range r.hosts {
+		if i != r.self && h.out != nil && !h.lost {
+			all = append(all, linkedHost{i, r.addrs[i].Name, h.out})
+		}
+	}
+	return all
+}
+
 // begin has the host of a worker start it.
 func (r *roster) begin(place int) {
 	w := &r.members[place]

@@ -70,6 +70,11 @@ var samples = []Message{
 	Kill{Worker: 3, Incarnation: 1},
 	Fence{Worker: 3, Incarnation: 1, Next: 2},
 	Watch{Every: 4},
+	Clock{Share: 0.5},
+	OpenClocks{ID: 1, Workers: []int{2, 3}},
+	Clocks{ID: 1, Devices: []ClockDevice{{"card", "gpu", []int{700, 1400}, 1400, []int{2, 3}, -1, []float64{0.5, 1}, 0.4, []float64{1, 1.5}}}},
+	SetClock{ID: 1, Device: 2, MHz: 700},
+	ClockState{ID: 1, Devices: []ClockNow{{700, 5.5}}, Err: "no permission"},
 	Timeline{Step: 8, Began: 1 << 50, Commit: 90, End: 100, Passes: []Pass{{Layer: 2, Micro: 1, From: 5, To: 10, Wait: 1}, {Backward: true, Layer: 2, Micro: 1, From: 20, To: 40}}, Cut: true},
 }
 

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/soliton-train/soliton/internal/dvfs"
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/devices"
 	"github.com/soliton-train/soliton/internal/testkit/sysfs"
 )
 
@@ -99,11 +99,11 @@ func TestOneRunSetsClocks(t *testing.T) {
 // Who computes on which card is told by processes; who is on none computes on the processors.
 func TestWhoseCards(t *testing.T) {
 	cards := []card{{pids: []int{7, 100}}, {pids: []int{101, 102}}, {pids: []int{8}}}
-	devices, rest := whose(map[int]int{0: 100, 1: 101, 2: 102, 3: 103}, cards)
-	if len(devices) != 2 || fmt.Sprint(devices[0].Workers, devices[1].Workers, rest) != "[0] [1 2] [3]" {
-		t.Errorf("%+v, %v", devices, rest)
+	on, rest := whose(map[int]int{0: 100, 1: 101, 2: 102, 3: 103}, cards)
+	if len(on) != 2 || fmt.Sprint(on[0].Workers, on[1].Workers, rest) != "[0] [1 2] [3]" {
+		t.Errorf("%+v, %v", on, rest)
 	}
-	var clocks host.Clocks = make(emulatedClocks)
+	var clocks devices.Clocks = make(emulatedClocks)
 	if all, err := clocks.Devices(map[int]int{3: 1, 1: 2}); err != nil || len(all) != 2 || all[0].Workers[0] != 1 || !clocks.Emulated() {
 		t.Errorf("%+v, %v", all, err)
 	}

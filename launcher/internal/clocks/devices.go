@@ -9,7 +9,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/dvfs"
 	"github.com/soliton-train/soliton/internal/dvfs/nvml"
-	"github.com/soliton-train/soliton/internal/host"
+	"github.com/soliton-train/soliton/internal/host/devices"
 )
 
 // Values of --clocks.
@@ -20,7 +20,7 @@ const (
 )
 
 // Open returns the clocks that --clocks asks for; nil leaves all as it is.
-func Open(mode, sysfs string) host.Clocks {
+func Open(mode, sysfs string) devices.Clocks {
 	switch mode {
 	case Auto:
 		return &machineClocks{sysfs: sysfs}
@@ -31,7 +31,7 @@ func Open(mode, sysfs string) host.Clocks {
 }
 
 // emulatedClocks are clocks of devices that do not exist, one for each worker, which pauses as its clock says.
-type emulatedClocks map[int]host.Device
+type emulatedClocks map[int]devices.Device
 
 // The range of an emulated clock is that of a card: half of its frequency is the least that is worth trying.
 const (
@@ -40,8 +40,8 @@ const (
 	emulatedGrid = 50
 )
 
-// Devices implements [host.Clocks].
-func (e emulatedClocks) Devices(processes map[int]int) ([]host.Device, error) {
+// Devices implements [devices.Clocks].
+func (e emulatedClocks) Devices(processes map[int]int) ([]devices.Device, error) {
 	for id := range processes {
 		if _, ok := e[id]; ok {
 			continue
@@ -53,18 +53,18 @@ func (e emulatedClocks) Devices(processes map[int]int) ([]host.Device, error) {
 		if err != nil {
 			return nil, err
 		}
-		e[id] = host.Device{Clock: c, Kind: "gpu", Workers: []int{id}, Power: power}
+		e[id] = devices.Device{Clock: c, Kind: "gpu", Workers: []int{id}, Power: power}
 	}
-	return slices.SortedFunc(maps.Values(e), func(a, b host.Device) int { return a.Workers[0] - b.Workers[0] }), nil
+	return slices.SortedFunc(maps.Values(e), func(a, b devices.Device) int { return a.Workers[0] - b.Workers[0] }), nil
 }
 
-// Save implements [host.Clocks].
+// Save implements [devices.Clocks].
 func (emulatedClocks) Save(dvfs.Record) error { return nil }
 
-// Close implements [host.Clocks].
+// Close implements [devices.Clocks].
 func (emulatedClocks) Close(bool) error { return nil }
 
-// Emulated implements [host.Clocks].
+// Emulated implements [devices.Clocks].
 func (emulatedClocks) Emulated() bool { return true }
 
 // machineClocks are the clocks of this machine.
@@ -74,9 +74,9 @@ type machineClocks struct {
 	kept  *keptRecord // nil before the first clock is set
 }
 
-// Devices implements [host.Clocks]: cards on which workers' processes compute, and the processors for those
+// Devices implements [devices.Clocks]: cards on which workers' processes compute, and the processors for those
 // that compute on no card.
-func (m *machineClocks) Devices(processes map[int]int) ([]host.Device, error) {
+func (m *machineClocks) Devices(processes map[int]int) ([]devices.Device, error) {
 	if m.lib == nil {
 		lib, err := nvml.Open()
 		if err != nil && !errors.Is(err, dvfs.ErrUnsupported) {
@@ -94,18 +94,18 @@ func (m *machineClocks) Devices(processes map[int]int) ([]host.Device, error) {
 			cards = append(cards, card{c, pids})
 		}
 	}
-	devices, rest := whose(processes, cards)
+	on, rest := whose(processes, cards)
 	if len(rest) == 0 {
-		return devices, nil
+		return on, nil
 	}
 	c, err := dvfs.OpenCPU(m.sysfs)
 	switch {
 	case err == nil:
-		return append(devices, host.Device{Clock: c, Kind: "cpu", Workers: rest}), nil
-	case len(devices) == 0:
+		return append(on, devices.Device{Clock: c, Kind: "cpu", Workers: rest}), nil
+	case len(on) == 0:
 		return nil, err
 	}
-	return devices, nil
+	return on, nil
 }
 
 // card is a card and the processes that compute on it.
@@ -115,25 +115,25 @@ type card struct {
 }
 
 // whose tells the cards on which workers compute, and the workers that do so on none.
-func whose(processes map[int]int, cards []card) (devices []host.Device, rest []int) {
+func whose(processes map[int]int, cards []card) (on []devices.Device, rest []int) {
 	rest = slices.Sorted(maps.Keys(processes))
 	for _, c := range cards {
-		d := host.Device{Clock: c.Clock, Kind: "gpu"}
+		d := devices.Device{Clock: c.Clock, Kind: "gpu"}
 		rest = slices.DeleteFunc(rest, func(id int) bool {
-			on := slices.Contains(c.pids, processes[id])
-			if on {
+			computes := slices.Contains(c.pids, processes[id])
+			if computes {
 				d.Workers = append(d.Workers, id)
 			}
-			return on
+			return computes
 		})
 		if len(d.Workers) > 0 {
-			devices = append(devices, d)
+			on = append(on, d)
 		}
 	}
-	return devices, rest
+	return on, rest
 }
 
-// Save implements [host.Clocks].
+// Save implements [devices.Clocks].
 func (m *machineClocks) Save(r dvfs.Record) (err error) {
 	if m.kept != nil {
 		return m.kept.write(r)
@@ -142,7 +142,7 @@ func (m *machineClocks) Save(r dvfs.Record) (err error) {
 	return err
 }
 
-// Close implements [host.Clocks].
+// Close implements [devices.Clocks].
 func (m *machineClocks) Close(restored bool) (err error) {
 	if m.kept != nil {
 		err = m.kept.close(restored)
@@ -150,8 +150,9 @@ func (m *machineClocks) Close(restored bool) (err error) {
 	if m.lib != nil {
 		m.lib.Close()
 	}
+	m.kept, m.lib = nil, nil // another leader may open them again
 	return err
 }
 
-// Emulated implements [host.Clocks].
+// Emulated implements [devices.Clocks].
 func (*machineClocks) Emulated() bool { return false }
