@@ -316,6 +316,7 @@ func TestTorchBadPrograms(t *testing.T) {
 		{"--bad leak", 1, "you tried to allocate 1073741824 bytes. Error code 12 (Cannot allocate memory) (" + program + ":"},
 		{"--bad exit", 1, `in Forward of layer "1.Block": it called sys.exit(3) (` + program + ":"},
 		{"--bad os-exit", 1, `the Python process exited 3 times in Forward of layer "1.Block" (status 7)`},
+		{"--bad no-fork", 1, "panic before the first step: the Python process exited 3 times (status 9)"},
 		{"--bad write", 1, `the Python process exited 3 times in Forward of layer "1.Block" (SIG`},
 		{"--bad tuple", 2, "layer 4.Head returns a tuple with an int; a layer must return a tensor, or a tuple of tensors\n"},
 		{"--bad random", 2, "layer 1.Block gives other bits for the same input and the same seeds"},

@@ -369,10 +369,15 @@ func (e *Engine) do(ctx context.Context, r *request) error {
 	case <-e.ended:
 		return errClosed
 	}
-	if p := new(panicError); errors.As(r.err, &p) {
+	rethrow(r.err)
+	return r.err
+}
+
+// rethrow panics if an error is a panic of the computing goroutine.
+func rethrow(err error) {
+	if p := new(panicError); errors.As(err, &p) {
 		panic(p.Panic)
 	}
-	return r.err
 }
 
 // Step executes the step that follows what was passed, numbered from 1. Like every operation it goes on through the loss of other
@@ -386,7 +391,7 @@ func (e *Engine) Step(ctx context.Context, step int) (core.Result, error) {
 }
 
 // Begun waits until the first plan is live here, and returns the point from which the run goes on and, of a worker that joined, the
-// result of the commit before.
+// result of the commit before. A panic in what sets first values is one here.
 func (e *Engine) Begun(ctx context.Context) (p id.Point, committed core.Result, err error) {
 	select {
 	case <-e.begun:
@@ -399,6 +404,7 @@ func (e *Engine) Begun(ctx context.Context) (p id.Point, committed core.Result, 
 		p, _ = e.core.Passed()
 		committed, err = e.core.Committed(), e.core.Err()
 	})
+	rethrow(err)
 	return p, committed, err
 }
 

@@ -702,6 +702,16 @@ func TestPanicArrives(t *testing.T) {
 			}
 		})
 	}
+	t.Run("first values", func(t *testing.T) {
+		e, _ := newLine(t, 2, 1, func(c *Config) { c.Begin = func(id.Range, []float32, [][]float32) error { return panicker() } })
+		defer func() {
+			if p, ok := recover().(*kernel.Panic); !ok || p.Value != "ouch" {
+				t.Errorf("panic %+v", p)
+			}
+		}()
+		_, _, err := e.Begun(t.Context())
+		t.Errorf("error %v", err)
+	})
 	e, _ := newLine(t, 2, 1, nil)
 	defer func() {
 		if p, ok := recover().(*kernel.Panic); !ok || p.Value != "ouch" {

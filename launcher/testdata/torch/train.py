@@ -114,6 +114,8 @@ def job(args):
     options = parser.parse_args(args)
     if options.bad == "job":
         return undefined_name  # noqa: F821
+    if options.bad == "no-fork":
+        os.register_at_fork(after_in_child=lambda: os._exit(9))
     if options.bad == "status":
         sys.exit(5)
     middle = nn.BatchNorm1d(8) if options.bad == "batchnorm" else Middle()
