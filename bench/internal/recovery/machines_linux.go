@@ -202,7 +202,8 @@ func (t *machineTrial) run(k machineFault, leads bool) (o machineOutcome, err er
 			return o, err
 		}
 	}
-	step := t.steps/10 + t.r.IntN(t.steps/10)
+	early := min(t.steps, 500) / 10
+	step := early + t.r.IntN(early)
 	leader, victim := -1, t.r.IntN(2)
 	if !await(time.Minute, func() bool {
 		text, _ := os.ReadFile(ms[0].Path(machineRun + "/metrics.jsonl"))
@@ -238,7 +239,7 @@ func (t *machineTrial) run(k machineFault, leads bool) (o machineOutcome, err er
 			if err != nil && i != victim {
 				return o, fmt.Errorf("%s: %w\n%s", ms[i].Name, err, said())
 			}
-		case <-time.After(2 * time.Minute):
+		case <-time.After(2*time.Minute + time.Duration(t.steps)*time.Second/4):
 			return o, fmt.Errorf("%s does not end\n%s", ms[i].Name, said())
 		}
 		if i == victim {

@@ -76,7 +76,10 @@ var machineStories = []machineStory{
 	{name: "frozen for 5 s", tell: once(anyone, "freeze")},
 	{name: "nothing comes in for 5 s", tell: once(anyone, "in-heal")},
 	{name: "nothing goes out for 5 s", tell: once(anyone, "out-heal")},
-	{name: "a cable of 1 MiB/s", tell: once(anyone, "slow")},
+	{name: "a cable of 8 MiB/s", tell: func(f *field, r *rand.Rand) []int {
+		f.ms[anyone(f, r)].Slow(8 << 20)
+		return nil
+	}},
 	{name: "another machine joins", spare: 1, tell: func(f *field, _ *rand.Rand) []int {
 		f.join(f.take, 0)
 		return nil
