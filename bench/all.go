@@ -80,7 +80,9 @@ func all(args []string) error {
 	if err := s.locate(); err != nil {
 		return err
 	}
-	s.tools = peers.Tools()
+	if s.tools, err = peers.Tools(); err != nil {
+		return err
+	}
 	s.can, s.skipped = report.Split(every, s.tools)
 	if err := s.read(); err != nil {
 		return err

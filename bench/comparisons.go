@@ -30,6 +30,10 @@ var comparisons = []comparison{
 		Quick: []string{"-rounds", "1", "-steps", "2"}, Takes: 3 * time.Minute,
 	}, training.Step},
 	{report.Comparison{
+		Name: "scale", About: "Training a GPT with several workers and threads, and with DistributedDataParallel", Uses: []string{peers.PyTorch, peers.Torchrun},
+		Quick: []string{"-turns", "1", "-steps", "4", "-batch", "16", "-layers", "1", "-width", "64"}, Takes: 6 * time.Minute,
+	}, training.Scale},
+	{report.Comparison{
 		Name: "reduce", About: "Exact with fast reduction between workers, and that with a bare ring",
 		Quick: []string{"-rounds", "3", "-pairs", "1", "-steps", "3", "-model", "--layers 1 --width 64"}, Takes: 6 * time.Minute,
 	}, training.Reduce},

@@ -4,6 +4,7 @@
 //	go run ./bench all        every comparison below that measures a ratio, and docs/benchmarks.md
 //	go run ./bench matmul     the matrix product with OpenBLAS
 //	go run ./bench step       the training step of a GPT with PyTorch
+//	go run ./bench scale      workers and threads against one of each, and against DistributedDataParallel
 //	go run ./bench reduce     exact with fast reduction between workers, and that with a bare ring
 //	go run ./bench allreduce  the all-reduce between processes with OpenMPI and Gloo
 //	go run ./bench protect    steps with mirrors and digests and without

@@ -2,6 +2,7 @@ package peers
 
 import (
 	"context"
+	"os"
 	"os/exec"
 	"strings"
 	"time"
@@ -17,7 +18,7 @@ const (
 	OpenMPI  = "OpenMPI"
 )
 
-// probes say how each is looked for, and what brings it. A probe prints the version.
+// probes say how each is looked for, and what brings it. A probe prints the version; it may import the scripts.
 var probes = []struct {
 	name, install, python string
 }{
@@ -25,7 +26,7 @@ var probes = []struct {
 		OpenBLAS, "apt install libopenblas0-pthread python3-numpy",
 		"import ctypes, numpy; l = ctypes.CDLL('libopenblas.so.0'); l.openblas_get_config.restype = ctypes.c_char_p; print(l.openblas_get_config().decode())",
 	},
-	{PyTorch, "apt install python3-torch", "import torch; print(torch.__version__)"},
+	{PyTorch, "apt install python3-torch libopenblas0-pthread", "import torch, fast_blas; fast_blas.check(); print(torch.__version__)"},
 	{
 		Torchrun, "apt install python3-torch",
 		"import torch, torch.distributed as d, torch.distributed.run; assert d.is_gloo_available(); print('of PyTorch', torch.__version__)",
@@ -33,11 +34,21 @@ var probes = []struct {
 }
 
 // Tools looks for what comparisons need.
-func Tools() (all []report.Tool) {
+func Tools() (all []report.Tool, err error) {
+	dir, err := os.MkdirTemp("", "sb")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	if err := os.CopyFS(dir, scripts); err != nil {
+		return nil, err
+	}
 	for _, p := range probes {
 		t := report.Tool{Name: p.name, Install: p.install}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		if out, err := exec.CommandContext(ctx, "/usr/bin/python3", "-c", p.python).Output(); err == nil {
+		cmd := exec.CommandContext(ctx, "/usr/bin/python3", "-c", p.python)
+		cmd.Dir = dir
+		if out, err := cmd.Output(); err == nil {
 			t.Found = strings.Join(strings.Fields(string(out)), " ")
 		}
 		cancel()
@@ -49,5 +60,5 @@ func Tools() (all []report.Tool) {
 			mpi.Found, _, _ = strings.Cut(string(out), "\n")
 		}
 	}
-	return append(all, mpi)
+	return append(all, mpi), nil
 }

@@ -10,6 +10,7 @@ import time
 
 import torch
 
+import fast_blas
 from torch_gpt import GPT
 
 CONTEXT, VOCAB = 128, 256
@@ -32,6 +33,7 @@ def steps(model, optimizer, batch, micro, count):
 
 
 def main():
+    fast_blas.check()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     trial = {}
