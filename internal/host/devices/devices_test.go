@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,9 +72,24 @@ func (c *fakeClocks) Close(restored bool) error {
 }
 
 // said is what a server answers over a link.
-type said struct{ all []control.Message }
+type said struct {
+	mu  sync.Mutex
+	all []control.Message
+}
 
-func (s *said) tell(m control.Message) { s.all = append(s.all, m) }
+func (s *said) tell(m control.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all = append(s.all, m)
+}
+
+// take returns what was said since the last time.
+func (s *said) take() (all []control.Message) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, s.all = s.all, nil
+	return all
+}
 
 // A server opens and sets devices for one link at a time, and restores them when that ends, with everything that still waits.
 func TestServer(t *testing.T) {
@@ -104,13 +120,13 @@ func TestServer(t *testing.T) {
 		s.Hear(2, two.tell, control.SetClock{ID: 3, Device: 0, MHz: 700}) // of another link
 		s.Hear(1, one.tell, control.SetClock{ID: 3, Device: 1, MHz: 700})
 		log("card-2 700")
-		told := one.all[0].(control.Clocks)
-		if told.ID != 3 || told.Err != "" || len(told.Devices) != 2 || len(told.Devices[1].Watts) != 3 || len(two.all) > 0 {
-			t.Fatalf("%+v, %+v", told, two.all)
+		told := one.take()[0].(control.Clocks)
+		if other := two.take(); told.ID != 3 || told.Err != "" || len(told.Devices) != 2 || len(told.Devices[1].Watts) != 3 || other != nil {
+			t.Fatalf("%+v, %+v", told, other)
 		}
 		time.Sleep(MeterEvery)
 		synctest.Wait()
-		if m := one.all[1].(control.ClockState); m.ID != 3 || m.Err != "" || m.Devices[0].MHz != 1400 || m.Devices[1].MHz != 700 {
+		if m := one.take()[0].(control.ClockState); m.ID != 3 || m.Err != "" || m.Devices[0].MHz != 1400 || m.Devices[1].MHz != 700 {
 			t.Fatalf("%+v", m)
 		}
 
@@ -118,7 +134,7 @@ func TestServer(t *testing.T) {
 		s.Hear(1, one.tell, control.OpenClocks{ID: 4, Workers: []int{2}})
 		s.Hear(1, one.tell, control.SetClock{ID: 4, Device: 0, MHz: 1000})
 		log("card-2 back", "card-2 1000")
-		if told := one.all[2].(control.Clocks); len(told.Devices) != 1 || told.Devices[0].Name != "card-2" || reset != 1 {
+		if told := one.take()[0].(control.Clocks); len(told.Devices) != 1 || told.Devices[0].Name != "card-2" || reset != 1 {
 			t.Fatalf("%+v, %d resets", told, reset)
 		}
 
@@ -135,19 +151,18 @@ func TestServer(t *testing.T) {
 
 		// What cannot be set ends it all.
 		for _, m := range []control.SetClock{{ID: 1, Device: 1, MHz: 700}, {ID: 1, Device: -1}, {ID: 1, Device: 0, MHz: 699}, {ID: 1, Device: 0, MHz: math.MaxInt}} {
-			two = said{}
+			two.take()
 			s.Hear(2, two.tell, control.OpenClocks{ID: 1, Workers: []int{1}})
 			s.Hear(2, two.tell, m)
 			s.Hear(2, two.tell, control.SetClock{ID: 1, Device: 0, MHz: 700})
 			synctest.Wait()
-			if len(two.all) != 2 || two.all[1].(control.ClockState).Err == "" {
-				t.Fatalf("%+v: %+v", m, two.all)
+			if all := two.take(); len(all) != 2 || all[1].(control.ClockState).Err == "" {
+				t.Fatalf("%+v: %+v", m, all)
 			}
 		}
-		two = said{}
 		s.Hear(2, two.tell, control.OpenClocks{ID: 1, Workers: make([]int, control.MaxClocks+1)})
 		synctest.Wait()
-		if told := two.all[0].(control.Clocks); told.Err == "" {
+		if told := two.take()[0].(control.Clocks); told.Err == "" {
 			t.Errorf("%+v", told)
 		}
 
