@@ -21,12 +21,7 @@ func TestMain(m *testing.M) {
 // Ranks meet over each kind of links, come to the right sums, and end when their input does.
 func TestCrew(t *testing.T) {
 	for _, links := range []string{"unix", "memory", "tcp"} {
-		folder, err := os.MkdirTemp("", "sb") // short, since sockets are in it
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(folder)
-		c, err := startCrew(3, links, folder)
+		c, err := startCrew(3, links, t.TempDir())
 		if err != nil {
 			t.Fatalf("%s: %v", links, err)
 		}
