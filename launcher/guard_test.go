@@ -152,7 +152,7 @@ func TestEmulatedClocksSameBits(t *testing.T) {
 	for hosts, device := range map[string]string{"1": "emulated device of worker 3", "2": "host-1: emulated device of worker 3", "3": "host-2: emulated device of worker 3"} {
 		t.Run(hosts+" hosts", func(t *testing.T) {
 			t.Parallel()
-			r := beginClocks(t, []string{"--workers", "4", "--clocks", "emulated", "--emulate-hosts", hosts}, program...)
+			r := beginClocks(t, []string{"--workers", "4", "--clocks", "emulated", "--reshape", "off", "--emulate-hosts", hosts}, program...)
 			e := r.events("clocks")[0]
 			if !e.Emulated || !slices.ContainsFunc(e.Clocks, func(c rundir.Clock) bool { return c.Device == device && c.MHz < 1400 }) {
 				t.Errorf("%+v", e.Clocking)
@@ -219,7 +219,7 @@ func TestClocksOfMachines(t *testing.T) {
 	}
 	// Of two machines the first one leads.
 	first := start("", append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", "--detect", "10s", "--listen=127.0.0.1:0", "--wait-hosts", "2",
-		"--clocks", "auto", "--clocks-sysfs", "sys", emulated}, program...)...)
+		"--reshape", "off", "--clocks", "auto", "--clocks-sysfs", "sys", emulated}, program...)...)
 	await(t, "a ticket", func() bool { return strings.Contains(first.out.String(), "launcher join - < ") })
 	ticket, err := os.ReadFile(filepath.Join(first.run, door.File))
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -163,6 +164,33 @@ func TestLobby(t *testing.T) {
 	for _, c := range far {
 		c.Close()
 	}
+}
+
+// Connections that are served are bounded, also where those that were closed are slow to leave.
+func TestLobbyBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := NewLobby(2)
+		var served []net.Conn
+		for range 4 {
+			c, _ := net.Pipe()
+			l.Enter(c)
+			served = append(served, c)
+		}
+		fifth, _ := net.Pipe()
+		entered := false
+		go func() { entered = l.Enter(fifth) }()
+		if synctest.Wait(); entered {
+			t.Error("five are served in a lobby for two")
+		}
+		l.Leave(served[0])
+		if synctest.Wait(); !entered {
+			t.Error("there is room, and the next does not get in")
+		}
+		go l.Enter(served[0])
+		synctest.Wait()
+		l.Close()
+		synctest.Wait()
+	})
 }
 
 func FuzzAnswer(f *testing.F) {

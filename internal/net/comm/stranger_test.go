@@ -230,6 +230,7 @@ func TestOldIncarnation(t *testing.T) {
 		if _, err := next.Connect(t.Context(), es[0].Self()); err != nil {
 			t.Fatal(err)
 		}
+		synctest.Wait() // until the old one knows that its link is over
 		ended.Store(0)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
