@@ -130,6 +130,9 @@ func governed(t *testing.T, c *fakeClocks) (g *governing, posted *[]session.Even
 
 // Clocks of those who wait are lowered after the record is saved, put back when another plan comes, and at the end.
 func TestGoverning(t *testing.T) {
+	if testing.Short() {
+		t.Skip("simulates some thousand steps in one goroutine: not with -short")
+	}
 	c := &fakeClocks{}
 	g, posted := governed(t, c)
 	e := uneven(t)
@@ -239,6 +242,9 @@ func farClock(worker int) control.ClockDevice {
 // The devices of other hosts are opened and set by messages. A host that does not answer, refuses or says what cannot be has none, and
 // the others are governed without it.
 func TestGoverningOtherHosts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("simulates some thousand steps in one goroutine: not with -short")
+	}
 	e := uneven(t)
 	for i, host := range []string{"a", "a", "b", "c"} {
 		e.Plan.Workers[i].Host = host

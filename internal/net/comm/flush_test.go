@@ -14,8 +14,12 @@ import (
 // What was posted before Flush arrives although the endpoint closes right
 // after it, with bytes of the others still unread.
 func TestFlushThenClose(t *testing.T) {
+	rounds := 10
+	if testing.Short() {
+		rounds = 3
+	}
 	eachTransport(t, func(t *testing.T, transport func(int) transport.Transport) {
-		for range 10 {
+		for range rounds {
 			es := cluster(t, 3, Config{}, transport)
 			var received []*Receiving
 			for _, e := range es[1:] {
