@@ -28,16 +28,19 @@ func (g *gate) open() {
 	g.changed.Broadcast()
 }
 
-// wait returns once the number is not old.
-func (g *gate) wait(old uint32) {
-	if g.word.Load() != old {
-		return
+// wait returns the number once it is not old.
+func (g *gate) wait(old uint32) uint32 {
+	if now := g.word.Load(); now != old {
+		return now
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
-	for g.word.Load() == old {
+	for {
+		if now := g.word.Load(); now != old {
+			return now
+		}
 		g.changed.Wait()
 	}
 }

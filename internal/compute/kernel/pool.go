@@ -172,11 +172,12 @@ func (p *Pool) take(call uint32) int {
 func (p *Pool) help(thread int) {
 	for call := uint32(0); ; {
 		p.spin.until(func() bool { return p.called.word.Load() != call })
-		p.called.wait(call)
+		// The number is read before closed is: Close changes them in the other order, so a helper that finds the pool open does not
+		// take Close's number for a call's and wait for the one behind it.
+		call = p.called.wait(call)
 		if p.closed.Load() {
 			return
 		}
-		call = p.called.word.Load()
 		for i := p.take(call); i >= 0; i = p.take(call) {
 			p.part(thread, i)
 		}

@@ -84,6 +84,21 @@ func TestCallerTakesAll(t *testing.T) {
 	}
 }
 
+// A helper that was still on its way to the last call when the pool was closed ends too. Only luck finds one there, so the time
+// between the two varies.
+func TestCloseBehindCall(t *testing.T) {
+	var spent [3]int
+	for n := range 5000 {
+		p := NewPool(2 + n%2)
+		p.Each(3, func(_, i int) {
+			for range n * 7 % 5000 {
+				spent[i]++
+			}
+		})
+		p.Close()
+	}
+}
+
 func TestEachPanicEndsCall(t *testing.T) {
 	p := NewPool(3)
 	defer p.Close()
