@@ -4,8 +4,8 @@
 // Below the place:
 //
 //	claims/00000003.json                          generation 3 of the run: its job, and the step after which it began
-//	data/SHA256.json                              the list of data files of a claim
-//	first/SHA256.pt                               first values of a Python program, of a claim
+//	data/SHA256.json                              the list of data files, of the claims that name it
+//	first/SHA256.pt                               first values of a Python program, of the claims that name them
 //	shards/step-00000040/00000003-ab12…/NAME      files of a checkpoint, in one attempt to copy it, and skips.jsonl as it was then
 //	manifests/step-00000040.00000003.json         the checkpoint: its manifest, which attempt, and the digest of skips.jsonl
 //
@@ -13,6 +13,10 @@
 // A manifest comes last, after all files of its attempt, so what it names is whole. A generation that finds a newer claim publishes no
 // more; what it publishes at the same moment does not count: of an older generation, only steps up to those after which all newer
 // ones began do. Whatever is read is checked as a checkpoint on disk is, by package checkpoint.
+//
+// What is kept of data/ and first/ is what the newest claim names, and the claims under which the kept checkpoints were made. A machine
+// may claim a generation with a list that is being removed by the one before, so a claim's author looks for what the claim names
+// once it is made, and again with each checkpoint.
 package archive
 
 import (
@@ -206,6 +210,7 @@ func (a *Archive) own(ctx context.Context) error {
 			}
 			if c.Owner == a.claim.Owner {
 				a.at = g
+				a.claim.DataList, a.claim.First, a.claim.FirstSize = c.DataList, c.First, c.FirstSize
 				break
 			}
 			if g <= newest-maxOwners {
@@ -216,25 +221,24 @@ func (a *Archive) own(ctx context.Context) error {
 			continue
 		}
 		a.claim.Generation = newest + 1
-		list, err := json.Marshal(a.claim.Data)
-		if err != nil {
-			return err
+		if err := a.name(ctx); err != nil {
+			return fmt.Errorf("claim: %w", err)
 		}
-		a.claim.DataList = fmt.Sprintf("data/%x.json", sha256.Sum256(list))
-		if err := a.putFirst(ctx); err != nil {
+		if err := a.place(ctx); err != nil {
 			return fmt.Errorf("claim: %w", err)
 		}
 		text, err := json.Marshal(a.claim)
 		if err != nil {
 			return err
 		}
-		if err := a.bucket.Put(ctx, a.claim.DataList, bytes.NewReader(list), int64(len(list))); err != nil {
-			return fmt.Errorf("claim: %w", err)
-		}
 		err = a.bucket.Create(ctx, claimName(a.claim.Generation), text)
 		if err == nil {
 			a.at = a.claim.Generation
-		} else if !errors.Is(err, ErrExists) {
+			err = a.place(ctx) // once more: see the package comment
+		} else if errors.Is(err, ErrExists) {
+			err = nil
+		}
+		if err != nil {
 			return fmt.Errorf("claim: %w", err)
 		}
 	}
@@ -249,7 +253,7 @@ func (a *Archive) prune(ctx context.Context, step int, keep checkpoint.Keep) err
 	if err != nil {
 		return err
 	}
-	all, _, err := manifests(ctx, a.bucket, claims)
+	all, by, _, err := manifests(ctx, a.bucket, claims)
 	if err != nil {
 		return err
 	}
@@ -257,10 +261,12 @@ func (a *Archive) prune(ctx context.Context, step int, keep checkpoint.Keep) err
 	for _, p := range all {
 		whole = append(whole, *p.manifest)
 	}
-	kept := make(map[string]bool) // prefixes
+	kept := make(map[string]bool)  // prefixes
+	named := make(map[string]bool) // what the claims of these name
 	for i, stays := range keep.Choose(whole) {
 		if stays {
 			kept[all[i].Prefix] = true
+			by[all[i].generation].names(named)
 		} else if err := a.bucket.Delete(ctx, all[i].name); err != nil {
 			return err
 		}
@@ -279,7 +285,15 @@ func (a *Archive) prune(ctx context.Context, step int, keep checkpoint.Keep) err
 			return err
 		}
 	}
-	return nil
+	for g, c := range by {
+		if g >= a.at {
+			c.names(named)
+		}
+	}
+	if err := a.pruneNamed(ctx, named); err != nil {
+		return err
+	}
+	return a.place(ctx)
 }
 
 // Newest returns the newest claim of a place. The error wraps [ErrNoRun] if there is none.
@@ -321,7 +335,7 @@ func Fetch(ctx context.Context, b Bucket, c Claim, dir string) (f Fetched, err e
 	if err != nil {
 		return f, fmt.Errorf("%s: %w", b, err)
 	}
-	all, refused, err := manifests(ctx, b, claims)
+	all, _, refused, err := manifests(ctx, b, claims)
 	if f.Refused = refused; err != nil {
 		return f, fmt.Errorf("%s: %w", b, err)
 	}
@@ -428,12 +442,13 @@ func readClaim(ctx context.Context, b Bucket, generation int) (c Claim, err erro
 	return c, nil
 }
 
-// manifests returns the checkpoints that count, the newest first, and what is wrong with others.
-func manifests(ctx context.Context, b Bucket, claims []int) (all []published, refused []string, err error) {
+// manifests returns the checkpoints that count, the newest first, the claims by generation, and what is wrong with other checkpoints.
+func manifests(ctx context.Context, b Bucket, claims []int) (all []published, by map[int]Claim, refused []string, err error) {
 	names, err := b.List(ctx, "manifests/")
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
+	by = make(map[int]Claim)
 	limit := make(map[int]int) // newest step of a generation that counts, where there is a limit
 	least := -1
 	for _, g := range slices.Backward(claims) {
@@ -442,8 +457,9 @@ func manifests(ctx context.Context, b Bucket, claims []int) (all []published, re
 		}
 		c, err := readClaim(ctx, b, g)
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
+		by[g] = c
 		if least < 0 || c.After < least {
 			least = c.After
 		}
@@ -461,7 +477,7 @@ func manifests(ctx context.Context, b Bucket, claims []int) (all []published, re
 			continue // removed meanwhile
 		}
 		if err != nil {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 		p := published{name: name, generation: generation}
 		if err = json.Unmarshal(text, &p); err == nil {
@@ -477,7 +493,7 @@ func manifests(ctx context.Context, b Bucket, claims []int) (all []published, re
 		all = append(all, p)
 	}
 	slices.SortFunc(all, func(a, b published) int { return cmp.Or(b.manifest.Step-a.manifest.Step, b.generation-a.generation) })
-	return all, refused, nil
+	return all, by, refused, nil
 }
 
 // read reads a small object.

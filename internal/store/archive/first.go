@@ -8,13 +8,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"slices"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
-// putFirst copies the first values to the bucket, unless the bucket has them, and describes them in the claim.
-func (a *Archive) putFirst(ctx context.Context) error {
+// describeFirst describes the first values in the claim, if the run has any.
+func (a *Archive) describeFirst(ctx context.Context) error {
 	if a.claim.FirstFile == "" {
 		return nil
 	}
@@ -31,15 +30,20 @@ func (a *Archive) putFirst(ctx context.Context) error {
 		return err
 	}
 	a.claim.First = hex.EncodeToString(sum.Sum(nil))
-	name := firstName(a.claim.First)
-	names, err := a.bucket.List(ctx, "first/")
-	if err != nil || slices.Contains(names, name) {
+	return nil
+}
+
+// putFirst copies the first values to the bucket, if this host has them.
+func (a *Archive) putFirst(ctx context.Context) error {
+	file, err := rundir.Open(a.claim.FirstFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	if _, err := file.Seek(0, io.SeekStart); err != nil {
-		return err
-	}
-	return a.bucket.Put(ctx, name, file, a.claim.FirstSize)
+	defer file.Close()
+	return a.bucket.Put(ctx, firstName(a.claim.First), file, a.claim.FirstSize)
 }
 
 func firstName(sum string) string { return fmt.Sprintf("first/%s.pt", sum) }
