@@ -20,6 +20,8 @@ type GPTConfig struct {
 	Vocab   int     `json:"vocab"`   // different tokens; 0 means 256, the bytes
 	Dropout float64 `json:"dropout"` // probability of dropout, in [0, 1)
 
+	// Tied has the head share the table of tokens: "head.weight" is "embedding.token.weight".
+	Tied bool `json:"tied,omitempty"`
 }
 
 // Limits of a configuration, far beyond what one computer trains. They bound what
@@ -92,7 +94,7 @@ func divisors(width, heads int) string {
 //
 // The model's layers are "embedding", "block.0" and so on, and "head". A
 // block is x + dropout(attention(norm(x))), then x + dropout(mlp(norm(x)));
-// the head is a norm and a projection of its own. Weights begin as normal
+// the head is a norm and a projection, of its own or onto the table of tokens. Weights begin as normal
 // numbers of standard deviation 0.02, those that end in a residual sum
 // divided by √(2·Layers).
 //
@@ -135,7 +137,10 @@ func GPT(config GPTConfig) trainer.Model {
 	}
 	add("head", Sequence(
 		Named("norm", LayerNorm{Width: g.Width}),
-		Named("", Linear{In: g.Width, Out: g.Vocab, NoBias: true, Init: init}),
+		Named("", Linear{In: g.Width, Out: g.Vocab, NoBias: true, Transposed: g.Tied, Init: init}),
 	))
+	if g.Tied {
+		m.Tied = map[string]string{"head.weight": "embedding.token.weight"}
+	}
 	return m
 }

@@ -23,6 +23,7 @@ func TestLayers(t *testing.T) {
 	}{
 		{"Linear", Linear{In: 7, Out: 20}, floats(5, 7), trainertest.Options{}},
 		{"Linear without bias", Linear{In: 20, Out: 3, NoBias: true}, floats(20), trainertest.Options{}},
+		{"Linear, transposed", Linear{In: 7, Out: 20, Transposed: true}, floats(5, 7), trainertest.Options{}},
 		{"LayerNorm", LayerNorm{Width: 21}, floats(4, 21), trainertest.Options{}},
 		{"Embedding", Embedding{Vocab: 11, Context: 6, Width: 33}, ints(5), trainertest.Options{Classes: 11}},
 		{"GELU", GELU{}, floats(4, 9), trainertest.Options{}},

@@ -223,8 +223,11 @@ func prepare(j Job, calls *process.Calls) (*prepared, error) {
 		p.run.Params = describeParams(&p.Model, p.Seed)
 		var err error
 		if p.run.ModelConfig, err = json.Marshal(p.Model.Config); err == nil {
-			p.run.Config, err = json.MarshalIndent(savedConfig{p.Model.Name, p.run.ModelConfig}, "", "  ")
+			p.run.Config, err = json.MarshalIndent(savedConfig{p.Model.Name, p.run.ModelConfig, p.Model.Tied}, "", "  ")
 			p.run.Config = append(p.run.Config, '\n')
+		}
+		if err == nil && len(p.Model.Tied) > 0 { // they decide the bits
+			p.run.ModelConfig, err = json.Marshal(map[string]any{"config": p.run.ModelConfig, "tied": p.Model.Tied})
 		}
 		faults.when(err != nil, "Model.Config", "", "cannot be written as JSON: %v", err)
 		if j.InitFrom != "" {

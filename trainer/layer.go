@@ -40,7 +40,8 @@ const (
 // everywhere writes float32(x*y) + z, because some builds fuse x*y + z.
 type Layer interface {
 	// Params declares the parameters, in the order in which Forward and
-	// Backward receive them. The declaration never changes.
+	// Backward receive them. The declaration never changes. Those that
+	// [Model].Tied names are another layer's.
 	Params() []Param
 
 	// Forward computes the output for the samples of one micro-batch. in and

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"slices"
@@ -36,6 +37,12 @@ type Model struct {
 	// nil means "0", "1" and so on.
 	LayerNames []string
 
+	// Tied has further names of parameters that several layers share, each with the first name, such as "head.weight":
+	// "embedding.token.weight". Both layers declare the parameter, with one shape. The first layer owns it: its Init and its
+	// optimizer's settings count, and its name is the one in model.safetensors. The gradient is the sum of all layers' ones, from the
+	// last layer to the first. See docs/torch.md for what shared parameters cost.
+	Tied map[string]string
+
 	// Fault is set by a constructor that was given an impossible
 	// configuration; Job.Validate reports it.
 	Fault error
@@ -62,6 +69,7 @@ const (
 // follow from the seed.
 func describeParams(m *Model, seed uint64) *model.Params {
 	p := &model.Params{}
+	ties, _ := m.ties()
 	away, isAway := m.Loss.(remote)
 	if isAway {
 		p.Memory = away.Hold
@@ -70,6 +78,9 @@ func describeParams(m *Model, seed uint64) *model.Params {
 	for i, l := range m.Layers {
 		var tensors []model.Tensor
 		for k, t := range l.Params() {
+			if ties.Borrows(model.Place{Layer: i, Tensor: k}) {
+				continue
+			}
 			d := model.Tensor{
 				Name: names[i] + "." + t.Name, Shape: t.Shape, Fill: func(x []float32) { t.Init.Fill(x, seed, i, k) },
 				Tuning: zero.Tuning{NoDecay: t.NoDecay, LRScale: float32(t.LRScale), WeightDecay: float32(t.WeightDecay)},
@@ -82,6 +93,63 @@ func describeParams(m *Model, seed uint64) *model.Params {
 		p.Add(names[i], tensors)
 	}
 	return p
+}
+
+// ties resolves Tied of a model that has no other faults.
+func (m *Model) ties() (*model.Ties, faultList) {
+	t, f := &model.Ties{}, faultList{}
+	if len(m.Tied) == 0 {
+		return t, nil
+	}
+	type declared struct {
+		model.Place
+		shape []int
+	}
+	all, counts := make(map[string]declared), make([]int, len(m.Layers))
+	for i, name := range m.layerNames() {
+		ps := m.Layers[i].Params()
+		counts[i] = len(ps)
+		for k, p := range ps {
+			all[name+"."+p.Name] = declared{model.Place{Layer: i, Tensor: k}, p.Shape}
+		}
+	}
+	type loan struct {
+		model.Place
+		layer int
+	}
+	loans := make(map[loan]bool)
+	for _, further := range slices.Sorted(maps.Keys(m.Tied)) {
+		first := m.Tied[further]
+		a, known := all[first]
+		b, ok := all[further]
+		_, chain := m.Tied[first]
+		wrong := ""
+		switch {
+		case !known:
+			wrong = fmt.Sprintf("no layer has %.80q", first)
+		case !ok:
+			wrong = fmt.Sprintf("no layer has %.80q", further)
+		case chain:
+			wrong = fmt.Sprintf("%.80q is tied itself: give the first name of all", first)
+		case a.Layer >= b.Layer:
+			wrong = "the layer of the first name must come before the other one"
+		case !slices.Equal(a.shape, b.shape):
+			wrong = fmt.Sprintf("their shapes are %v and %v", a.shape, b.shape)
+		case loans[loan{a.Place, b.Layer}]:
+			wrong = "the other layer has the parameter under another name already"
+		}
+		f.when(wrong != "", "Model.Tied", "", "has %.80q for %.80q: %s", first, further, wrong)
+		if len(f) == 0 {
+			loans[loan{a.Place, b.Layer}] = true
+			t.Tie(a.Place, b.Place, a.shape, counts)
+		}
+	}
+	return t, f
+}
+
+// allTied reports whether all parameters of a layer have names in Tied.
+func (m *Model) allTied(name string, params []Param) bool {
+	return !slices.ContainsFunc(params, func(p Param) bool { return m.Tied[name+"."+p.Name] == "" })
 }
 
 // layerNames returns the names of the layers.
@@ -141,13 +209,16 @@ func (m *Model) faults() (f faultList) {
 		if tooLarge {
 			return f // as the others will be
 		}
-		if v := reflect.ValueOf(l); v.Kind() == reflect.Pointer && len(l.Params()) > 0 {
+		if v := reflect.ValueOf(l); v.Kind() == reflect.Pointer && !m.allTied(names[i], l.Params()) {
 			for k, other := range m.Layers[:i] {
 				o := reflect.ValueOf(other)
 				f.when(o.Kind() == reflect.Pointer && o.Pointer() == v.Pointer() && o.Type() == v.Type(), "Model.Layers", "",
-					"has one layer as %q and as %q: layers cannot share parameters; make two layers", names[k], names[i])
+					"has one layer as %q and as %q: make two layers, or name in Model.Tied the parameters that they share", names[k], names[i])
 			}
 		}
+	}
+	if len(f) == 0 {
+		_, f = m.ties()
 	}
 	return f
 }

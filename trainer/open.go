@@ -70,6 +70,8 @@ func (n *Net) Close() { n.close() }
 type savedConfig struct {
 	Model  string          `json:"model"`
 	Config json.RawMessage `json:"config"`
+
+	Tied map[string]string `json:"tied,omitempty"` // further names of shared parameters, each with that in the model file
 }
 
 // ReadConfig reads which model a run directory holds: the Name of the

@@ -657,6 +657,9 @@ func TestFaults(t *testing.T) {
 			j.Optimizer = a
 		}
 	}
+	tied := func(further, first string) func(*trainer.Job) {
+		return func(j *trainer.Job) { j.Model.Tied = map[string]string{further: first} }
+	}
 	for _, c := range []struct {
 		name   string
 		change func(j *trainer.Job)
@@ -696,6 +699,10 @@ func TestFaults(t *testing.T) {
 			j.Model.Layers = []trainer.Layer{j.Model.Layers[0], sharedParams, sharedParams, j.Model.Layers[1]}
 			j.Model.LayerNames = []string{"a", "b", "c", "d"}
 		}, `one layer as "b" and as "c"`},
+		{"tied to nothing", tied("output.weight", "hidden.0.gain"), `has "hidden.0.gain" for "output.weight": no layer has "hidden.0.gain"`},
+		{"nothing tied", tied("output.gain", "hidden.0.weight"), `no layer has "output.gain"`},
+		{"tied forward", tied("hidden.0.weight", "output.weight"), "the layer of the first name must come before the other one"},
+		{"tied shapes", tied("output.weight", "hidden.0.weight"), "their shapes are [2 8] and [8 2]"},
 		{"shape", func(j *trainer.Job) {
 			j.Model.Layers = []trainer.Layer{&withParam{shape: []int{3, -1}}, j.Model.Layers[1]}
 		}, `layer "hidden.0" gives parameter "p" the shape [3 -1]`},

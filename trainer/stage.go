@@ -3,7 +3,6 @@ package trainer
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
@@ -18,6 +17,7 @@ type stage struct {
 	model  *Model
 	lo, hi int
 	params *model.Params
+	ties   *model.Ties
 	pool   *kernel.Pool
 	seed   uint64
 
@@ -35,10 +35,15 @@ type flight struct {
 	arena tensor.Arena
 	outs  []Tensor
 	stash []any
+
+	in     []int    // shape of the input
+	shared []Tensor // values of shared parameters that are lent
+	owed   []Tensor // gradients of shared parameters, for their owners
 }
 
 func newStage(m *Model, lo, hi int, params *model.Params, pool *kernel.Pool, seed uint64, calls *process.Calls) *stage {
-	return &stage{model: m, lo: lo, hi: hi, params: params, pool: pool, seed: seed, calls: calls}
+	ties, _ := m.ties()
+	return &stage{model: m, lo: lo, hi: hi, params: params, ties: ties, pool: pool, seed: seed, calls: calls}
 }
 
 func (s *stage) context(m engine.Micro, layer int, arena *tensor.Arena) *Context {
@@ -56,7 +61,11 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 	if n := len(s.free); n > 0 {
 		f, s.free = s.free[n-1], s.free[:n-1]
 	}
-	f.micro = m
+	f.micro, f.shared, f.owed = m, s.ties.Shared(), s.ties.Shared()
+	if s.lo > 0 {
+		in = s.ties.Unpack(s.lo-1, in, f.shared)
+	}
+	f.in = in.Shape
 	for i := s.lo; i < s.hi; i++ {
 		if m.Ready != nil {
 			if err := m.Ready(i); err != nil {
@@ -66,7 +75,7 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 		}
 		l := s.model.Layers[i]
 		s.enter(i, control.CallForward)
-		out, stash := l.Forward(s.context(m, i, &f.arena), s.params.Views(i), in)
+		out, stash := l.Forward(s.context(m, i, &f.arena), s.tensors(f, i), in)
 		if len(out.Shape) == 0 || out.Shape[0] != m.Samples || len(out.F) != out.Len() {
 			panic(fmt.Sprintf("returned %d float32 numbers of shape %v for %d samples; the first dimension counts samples", len(out.F), out.Shape, m.Samples))
 		}
@@ -78,7 +87,26 @@ func (s *stage) Forward(m engine.Micro, in tensor.Tensor) (engine.Pass, tensor.T
 		f.stash = append(f.stash, stash)
 		in = out
 	}
-	return f, in, nil
+	return f, s.ties.Pack(s.hi-1, in, f.shared, f.arena.Tensor), nil
+}
+
+// tensors returns the parameters of a layer, and lends those that it shares.
+func (s *stage) tensors(f *flight, layer int) []Tensor {
+	all := s.ties.Declared(layer, s.params.Views(layer), func(k int, _ []int) Tensor { return f.shared[k] })
+	s.ties.Each(layer, all, func(k int, x Tensor, _ bool) { f.shared[k] = x })
+	return all
+}
+
+// settle adds what is owed for a layer's shared parameters to their gradients, and has the owners of those that it borrows owed the sums.
+func (s *stage) settle(f *flight, layer int, grads []Tensor) {
+	s.ties.Each(layer, grads, func(k int, grad Tensor, borrowed bool) {
+		if owed := f.owed[k]; owed.F != nil {
+			s.pool.For(len(grad.F), 4096, func(lo, hi int) { kernel.Add(grad.F[lo:hi], owed.F[lo:hi], grad.F[lo:hi]) })
+		}
+		if f.owed[k] = (Tensor{}); borrowed {
+			f.owed[k] = grad
+		}
+	})
 }
 
 // Loss implements [engine.Stage].
@@ -104,6 +132,7 @@ func (s *stage) Loss(p engine.Pass, target tensor.Tensor) (sum float64, count in
 // memory often keeps it in the cache.
 func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradients) tensor.Tensor {
 	f := p.(*flight)
+	dout = s.ties.Unpack(s.hi-1, dout, f.owed)
 	for i := s.hi - 1; i >= s.lo; i-- {
 		// A layer may pass on what it was given, so dout says which arena is
 		// free, not the number of the layer.
@@ -113,17 +142,33 @@ func (s *stage) Backward(p engine.Pass, dout tensor.Tensor, grads engine.Gradien
 		}
 		scratch.Reset()
 		flat := grads.Buffer(i)
+		dp := s.ties.Declared(i, s.params.Split(i, flat), func(_ int, shape []int) Tensor { return f.arena.Tensor(shape...) })
 		s.enter(i, control.CallBackward)
-		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.params.Views(i), f.stash[i-s.lo], dout, s.params.Split(i, flat))
-		if i > s.lo && len(din.F) != f.outs[i-s.lo-1].Len() {
-			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), f.outs[i-s.lo-1].Shape))
+		din := s.model.Layers[i].Backward(s.context(f.micro, i, scratch), s.tensors(f, i), f.stash[i-s.lo], dout, dp)
+		shape := f.in
+		if i > s.lo {
+			shape = f.outs[i-s.lo-1].Shape
+		}
+		if i > 0 && len(din.F) != tensor.Size(shape) {
+			panic(fmt.Sprintf("returned a gradient of %d numbers for an input of shape %v", len(din.F), shape))
 		}
 		s.leave()
+		s.settle(f, i, dp)
 		grads.Done(i, flat)
 		if f.micro.Made != nil {
 			f.micro.Made(din)
 		}
 		dout = din
+	}
+	if s.lo > 0 {
+		scratch := &s.back[0]
+		if scratch.Owns(dout.F) {
+			scratch = &s.back[1]
+		}
+		dout = s.ties.Pack(s.lo-1, tensor.Of(dout.F, f.in...), f.owed, func(shape ...int) Tensor {
+			scratch.Reset()
+			return scratch.Tensor(shape...)
+		})
 	}
 	s.Drop(p)
 	return dout
@@ -142,8 +187,8 @@ func (s *stage) Drop(p engine.Pass) {
 // Shapes implements [engine.Stage].
 func (s *stage) Shapes(p engine.Pass) (shapes [][]int) {
 	outs := p.(*flight).outs
-	for _, out := range outs[:len(outs)-1] {
-		shapes = append(shapes, slices.Clone(out.Shape))
+	for i, out := range outs[:len(outs)-1] {
+		shapes = append(shapes, s.ties.Shape(s.lo+i, out.Shape))
 	}
 	return shapes
 }

@@ -46,6 +46,7 @@ func (o *options) register(f *flag.FlagSet) {
 	f.IntVar(&o.model.Heads, "heads", 8, "attention heads, a divisor of the width")
 	f.IntVar(&o.model.Context, "context", 128, "longest sequence, in bytes")
 	f.Float64Var(&o.model.Dropout, "dropout", 0.1, "probability of dropout")
+	f.BoolVar(&o.model.Tied, "tied", false, "let the head share the table of the bytes")
 	f.StringVar(&o.sample, "sample", "", "let the model continue this `TEXT` at the end")
 	f.StringVar(&o.from, "from", "", "with --sample: the `RUN_DIR` of a trained model; no training")
 	f.UintVar(&o.bytes, "sample-bytes", 400, "length of the sample")

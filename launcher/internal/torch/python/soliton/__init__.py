@@ -173,8 +173,9 @@ def load(run):
     path = pathlib.Path(run)
     tied = {}
     if path.is_dir():
-        config = json.loads((path / "config.json").read_text()).get("config") if (path / "config.json").exists() else None
-        tied = config.get("tied") or {} if isinstance(config, dict) else {}
+        saved = json.loads((path / "config.json").read_text()) if (path / "config.json").exists() else {}
+        config = saved.get("config")
+        tied = saved.get("tied") or (config.get("tied") if isinstance(config, dict) else None) or {}
         path /= "model.safetensors"
     raw = bytearray(path.read_bytes())
     if len(raw) < 8:
