@@ -242,10 +242,13 @@ func (e *Engine) takeGradient(w *task, p graph.Pair) {
 func (w *task) forward(e *Engine) (out tensor.Tensor, loss core.Measured, err error) {
 	if w.first || w.last {
 		began := time.Now()
-		if w.batch = e.readAhead(w.micro); w.batch != nil {
+		var ahead bool
+		if w.batch, ahead = e.readAhead(w.micro); ahead {
 			e.ahead.measure(began, 0)
 		} else {
-			w.batch = e.batch()
+			if w.batch == nil {
+				w.batch = e.batch()
+			}
 			if err := e.read(w.batch, w.micro, e.c.Load); err != nil {
 				return out, loss, err
 			}

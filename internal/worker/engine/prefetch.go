@@ -121,23 +121,21 @@ func (p *prefetcher) has(k readKey) bool {
 	return slices.ContainsFunc(p.wanted, func(a *ahead) bool { return a.readKey == k })
 }
 
-// take returns the samples of a micro-batch if they were read, or are being read, nil otherwise.
-func (p *prefetcher) take(k readKey) *batch {
+// take returns the samples of a micro-batch, and whether they were read: before, or now by the goroutine that reads ahead. If they were
+// not, they are left to the caller, and the goroutine does not begin with them any more; b is memory for them, if it is not nil.
+func (p *prefetcher) take(k readKey) (b *batch, read bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return a.readKey == k && (a.reading || a.done) })
+	i := slices.IndexFunc(p.wanted, func(a *ahead) bool { return a.readKey == k })
 	if i < 0 {
-		return nil
+		return nil, false
 	}
 	a := p.wanted[i]
 	for a.reading {
 		p.changed.Wait()
 	}
 	p.wanted = slices.DeleteFunc(p.wanted, func(x *ahead) bool { return x == a })
-	if a.err != nil {
-		return nil // it is tried again where it is needed
-	}
-	return a.batch
+	return a.batch, a.done && a.err == nil // after a failure it is tried again where it is needed
 }
 
 func (p *prefetcher) run() {
@@ -198,11 +196,11 @@ func (e *Engine) upcoming(step, stage, after int) (next []readKey) {
 	return next
 }
 
-// readAhead returns the samples of a micro-batch that were read ahead, nil if they were not.
-func (e *Engine) readAhead(m Micro) (b *batch) {
+// readAhead returns the samples of a micro-batch, and whether they were read ahead. If they were not, b may be memory for them.
+func (e *Engine) readAhead(m Micro) (b *batch, read bool) {
 	if !e.ahead.has(readKey{m.Step, m.Index}) {
-		return nil
+		return nil, false
 	}
-	e.c.Await(order.First(m.Step, e.c.GlobalBatch, m.First), func() { b = e.ahead.take(readKey{m.Step, m.Index}) })
-	return b
+	e.c.Await(order.First(m.Step, e.c.GlobalBatch, m.First), func() { b, read = e.ahead.take(readKey{m.Step, m.Index}) })
+	return b, read
 }

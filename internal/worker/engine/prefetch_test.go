@@ -25,7 +25,11 @@ func TestPrefetch(t *testing.T) {
 			return nil
 		})
 		defer p.close()
-		if p.depth() != 0 || p.take(readKey{1, 0}) != nil {
+		taken := func(step, micro int) bool {
+			_, read := p.take(readKey{step, micro})
+			return read
+		}
+		if p.depth() != 0 || taken(1, 0) {
 			t.Error("it reads ahead before anything was measured")
 		}
 		for range 20 {
@@ -42,14 +46,14 @@ func TestPrefetch(t *testing.T) {
 		}
 		synctest.Wait() // the first is being read
 		began := time.Now()
-		if p.take(readKey{1, 1}) == nil || time.Since(began) > 30*time.Millisecond {
+		if !taken(1, 1) || time.Since(began) > 30*time.Millisecond {
 			t.Errorf("waited %v", time.Since(began))
 		}
 		// Micro-batch 2 is being read, and not needed any more.
 		synctest.Wait()
 		p.want([]readKey{{1, 3}, {2, 0}}, batches)
 		time.Sleep(time.Second)
-		if began = time.Now(); p.take(readKey{1, 3}) != nil || p.take(readKey{2, 0}) == nil || time.Since(began) > 0 {
+		if began = time.Now(); taken(1, 3) || !taken(2, 0) || time.Since(began) > 0 {
 			t.Error("micro-batch 3 is there although it could not be read, or the next is not")
 		}
 		if want := []string{"{1 1}", "{1 2}", "{1 3}", "{2 0}"}; !slices.Equal(reads, want) || made != 4 {
@@ -60,8 +64,35 @@ func TestPrefetch(t *testing.T) {
 		}
 		p.want([]readKey{{2, 4}, {2, 5}}, batches)
 		time.Sleep(time.Second)
-		if p.take(readKey{2, 4}) != nil || p.take(readKey{2, 5}) == nil {
+		if taken(2, 4) || !taken(2, 5) {
 			t.Error("micro-batch 4 is there although its data panicked, or the next is not")
+		}
+	})
+}
+
+// A micro-batch that is needed before the goroutine has begun with it is read once: by the pass that needs it.
+func TestPrefetchReadsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var reads []readKey
+		p := newPrefetcher(1, func(k readKey, _ *batch) error {
+			time.Sleep(30 * time.Millisecond)
+			reads = append(reads, k)
+			return nil
+		})
+		defer p.close()
+		second := new(batch)
+		free := []*batch{new(batch), second}
+		p.want([]readKey{{1, 0}, {1, 1}}, func() (b *batch) {
+			b, free = free[0], free[1:]
+			return b
+		})
+		synctest.Wait() // the first is being read
+		if b, read := p.take(readKey{1, 1}); b != second || read {
+			t.Errorf("memory %p, want %p; read: %v", b, second, read)
+		}
+		time.Sleep(time.Second)
+		if want := []readKey{{1, 0}}; !slices.Equal(reads, want) {
+			t.Errorf("read ahead %v, want %v", reads, want)
 		}
 	})
 }
