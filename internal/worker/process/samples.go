@@ -61,6 +61,43 @@ func (s *samples) begin() {
 	s.open, s.failed, s.read = make(map[place]*question), make(map[place]bool), make(map[uint64]struct{})
 }
 
+// verdicts brings what the agent says of samples to those of the session, also what comes before they are there: a worker that missed that
+// a sample is skipped would train on it.
+type verdicts struct {
+	mu    sync.Mutex
+	to    *samples
+	early []control.BadSample
+}
+
+// maxEarly bounds what comes before the samples are there.
+const maxEarly = 1 << 12
+
+func (v *verdicts) put(m control.BadSample) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case v.to != nil:
+		return v.to.told(m)
+	case len(v.early) == maxEarly:
+		return fmt.Errorf("the agent spoke of more than %d samples before the first pass", maxEarly)
+	}
+	v.early = append(v.early, m)
+	return nil
+}
+
+func (v *verdicts) open(s *samples) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.to = s
+	for _, m := range v.early {
+		if err := s.told(m); err != nil {
+			return err
+		}
+	}
+	v.early = nil
+	return nil
+}
+
 // load reads sample i of the run for a pass of the step that has it.
 func (s *samples) load(ctx context.Context, i uint64, in, target tensor.Tensor) error {
 	for {

@@ -48,7 +48,9 @@ func (w *Worker) train(ctx context.Context, j *Job, start control.Start) error {
 	var closeSamples func()
 	w.samples, closeSamples = newSamples(w, j, start)
 	defer closeSamples()
-	w.reads.Store(w.samples)
+	if err := w.verdicts.open(w.samples); err != nil {
+		return err
+	}
 	saver, closeSaver := newSaver(ctx, w, j, start)
 	defer closeSaver()
 	defer w.deliveries.lines.close()

@@ -75,8 +75,8 @@ type Worker struct {
 
 	deliveries deliveries
 
-	samples *samples                // from Start on
-	reads   atomic.Pointer[samples] // the same, for the messages of the agent
+	samples  *samples // from Start on
+	verdicts verdicts // of the agent, on samples
 }
 
 // New returns a worker that talks to its agent over conn, on which Hello was said.
@@ -238,10 +238,7 @@ func (w *Worker) receive(ctx context.Context, begin func(*Worker)) error {
 				return err
 			}
 		case control.BadSample:
-			if s := w.reads.Load(); s != nil {
-				err = s.told(m)
-			}
-			if err != nil {
+			if err := w.verdicts.put(m); err != nil {
 				return err
 			}
 		case control.Query, control.Order, control.Fill:
