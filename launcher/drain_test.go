@@ -54,6 +54,9 @@ func TestDrain(t *testing.T) {
 				if left := marked(t, all[i].mark); len(left) > 0 {
 					t.Errorf("left behind on machine %d: %v", i, left)
 				}
+				if _, _, errs := all[i].say(t, "logs", "run"); n < c.machines-1 && !strings.Contains(errs, "the logs of other machines are not here") {
+					t.Errorf("logs on machine %d: %s", i, errs)
+				}
 			}
 			for i, m := range all {
 				if slices.Contains(c.leave, i) {
@@ -66,6 +69,9 @@ func TestDrain(t *testing.T) {
 				readJSON(t, filepath.Join(m.Dir, "run", "summary.json"), &sum)
 				if sum.ParamsSHA256 != hostBaseline.sum.ParamsSHA256 || sum.StateSHA256 != hostBaseline.sum.StateSHA256 || sum.Rollbacks+sum.WorkersLost > 0 {
 					t.Errorf("machine %d: %+v", i, sum)
+				}
+				if _, _, errs := m.say(t, "logs", "run"); strings.Count(errs, ": its logs are in its own run directory: it was lost, or had left, when the run ended\n") != len(c.leave) {
+					t.Errorf("logs on machine %d: %s", i, errs)
 				}
 			}
 		})

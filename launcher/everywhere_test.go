@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -66,6 +67,7 @@ func TestCommandsEverywhere(t *testing.T) {
 		}
 	}
 	// Each machine kills a worker of the next one, and adds one.
+	var killed []int
 	for i, m := range all {
 		next := all[(i+1)%3].workers(t).Host
 		w := -1
@@ -74,6 +76,7 @@ func TestCommandsEverywhere(t *testing.T) {
 				w = p.ID
 			}
 		}
+		killed = append(killed, w)
 		// What a worker prints is in a log of its own machine, which any other one shows.
 		log := filepath.Join(all[(i+1)%3].Dir, "run", "log", fmt.Sprintf("worker-%d.0.log", w))
 		if err := os.WriteFile(log, []byte(fmt.Sprintf("hello from %d\nand more", w)), 0o600); err != nil {
@@ -98,13 +101,37 @@ func TestCommandsEverywhere(t *testing.T) {
 			return strings.Contains(text, fmt.Sprintf("worker %d  stages", i+3))
 		})
 	}
+	follow := launch(t, "logs", "run", "-f")
+	var followed output
+	follow.Dir, follow.Env, follow.Stdout, follow.Stderr = all[0].Dir, all[0].Env, &followed, &followed
+	if err := follow.Start(); err != nil {
+		t.Fatal(err)
+	}
+	whole := func(text string) bool {
+		return !slices.ContainsFunc(killed, func(w int) bool {
+			return strings.Count(text, fmt.Sprintf("%[1]d| hello from %[1]d\n", w)) != 1 || strings.Count(text, fmt.Sprintf("%d| and more\n", w)) != 1
+		})
+	}
 	must(all[2], "", "stop", "run")
 	for i, m := range all {
 		if status := m.end(t); status != 1 {
 			t.Errorf("machine %d: status %d\n%s", i, status, &m.errs)
 		}
+		// The logs of all machines are still there.
+		if status, out, errs := m.say(t, "logs", "run"); status != 0 || !whole(out) || errs != "" {
+			t.Errorf("machine %d: status %d\n%s%s", i, status, out, errs)
+		}
+		for _, w := range killed {
+			must(m, fmt.Sprintf("hello from %d\nand more\n", w), "logs", "run", fmt.Sprint(w))
+		}
+		if status, _, errs := m.say(t, "logs", "run", "77"); status != 2 || !strings.Contains(errs, "worker 77 has no log") {
+			t.Errorf("status %d: %s", status, errs)
+		}
 		if status, _, errs := m.say(t, "stop", "run"); status != 1 || errs != "launcher: run is no run that is under way\n" {
 			t.Errorf("status %d: %s", status, errs)
 		}
+	}
+	if err := follow.Wait(); err != nil || !whole(followed.String()) {
+		t.Errorf("logs -f: %v\n%s", err, &followed)
 	}
 }

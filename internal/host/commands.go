@@ -2,22 +2,19 @@ package host
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/soliton-train/soliton/internal/host/logs"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/host/socket"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // commands takes in what other processes of this user have to say about a run: [control.Stop], [control.Add], [control.Inject], or
@@ -227,101 +224,24 @@ func (r *relay) ask(c command) {
 // logs has another host, or all others, say what its logs have; r.mu is held.
 func (r *relay) logs(c command) {
 	m := c.Message.(control.ReadLog)
-	m.Protocol = control.Protocol
-	ctx, hosts := r.ctx, r.c.hosts()
+	ctx, others := r.ctx, slices.DeleteFunc(r.c.hostNames(), func(name string) bool { return name == r.c.self().Name })
 	r.working.Go(func() {
 		if m.Host != "" {
-			c.reply(r.askLog(ctx, m.Host, m))
-			return
+			c.reply(r.otherLogs().Ask(ctx, m.Host, m))
+		} else {
+			c.reply(r.otherLogs().List(ctx, others))
 		}
-		m.Worker = -1
-		all := make([]control.Logged, len(hosts))
-		var asking sync.WaitGroup
-		for i, h := range hosts {
-			if i != r.c.Self {
-				asking.Go(func() {
-					m.Host = h.Name
-					all[i] = r.askLog(ctx, h.Name, m)
-				})
-			}
-		}
-		asking.Wait()
-		var sum control.Logged
-		var faults []string
-		for _, x := range all {
-			sum.Logs = append(sum.Logs, x.Logs...)
-			if x.Err != "" {
-				faults = append(faults, x.Err)
-			}
-		}
-		sum.Logs, sum.Err = sum.Logs[:min(len(sum.Logs), control.MaxLogs)], strings.Join(faults, "\n")
-		c.reply(sum)
 	})
 }
 
-// askLog asks another host.
-func (r *relay) askLog(ctx context.Context, host string, m control.ReadLog) control.Logged {
-	ctx, cancel := context.WithTimeout(ctx, timing.Logs)
-	defer cancel()
-	fail := func(err error) control.Logged {
-		return control.Logged{Err: fmt.Sprintf("%s: its logs cannot be read: %s", host, session.OneLine(err.Error()))}
-	}
-	conn, err := r.dialHost(ctx, host)
-	if err != nil {
-		return fail(err)
-	}
-	defer conn.Close()
-	if err := conn.Send(m); err != nil {
-		return fail(err)
-	}
-	said, err := conn.Receive(ctx)
-	if err != nil {
-		return fail(err)
-	}
-	l, ok := said.(control.Logged)
-	if !ok || len(l.Logs) > control.MaxLogs || len(l.Data) > control.MaxLogged {
-		return fail(fmt.Errorf("it answers with %T", said))
-	}
-	for i := range l.Logs {
-		l.Logs[i].Host = host
-	}
-	if l.Err != "" {
-		return fail(errors.New(l.Err))
-	}
-	return l
-}
+func (r *relay) otherLogs() logs.Hosts { return logs.Hosts{Dial: r.dialHost} }
 
-// readLog answers another host about the logs of this one.
-func (c *Config) readLog(m control.ReadLog) (l control.Logged) {
-	logs, err := rundir.Logs(c.RunDir.Path())
-	for _, log := range logs {
-		switch {
-		case m.Worker < 0 && len(l.Logs) < control.MaxLogs:
-			if info, err := os.Stat(log.Path); err == nil {
-				l.Logs = append(l.Logs, control.LogFile{Worker: log.Worker, Incarnation: log.Incarnation, Size: info.Size()})
-			}
-		case m.Worker == log.Worker && m.Incarnation == log.Incarnation:
-			l.Data, err = readAt(log.Path, m.At)
-		}
-	}
-	if err != nil {
-		l.Err = session.OneLine(err.Error())
-	}
-	return l
-}
-
-func readAt(path string, at int64) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	b := make([]byte, control.MaxLogged)
-	n, err := f.ReadAt(b, at)
-	if errors.Is(err, io.EOF) {
-		err = nil
-	}
-	return b[:n], err
+// gatherLogs writes the ends of all logs into the run directory of this host, which leads, for all hosts to have a copy. linked are the
+// others that take part.
+func (r *relay) gatherLogs(ctx context.Context, linked []string) {
+	dir, self := r.c.RunDir.Path(), r.c.self().Name
+	gone := slices.DeleteFunc(r.c.hostNames(), func(name string) bool { return name == self || slices.Contains(linked, name) })
+	_ = rundir.WriteOthers(dir, r.otherLogs().Gather(ctx, dir, self, linked, gone)) // the logs are on their hosts still
 }
 
 // passStop tells the leader, on another machine, that this one was asked to stop the run.

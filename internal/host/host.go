@@ -352,7 +352,8 @@ func (h *Host) Serve(ctx context.Context) error {
 			return err
 		}
 		defer r.commands.close() //nolint:errcheck // a socket that is left behind is removed by the next process
-		if err := c.RunDir.WriteWorkers(r.alive(nil)); err != nil {
+		unless := rundir.Others{Notes: []string{"the logs of other machines are not here: this one took no part any more when the run ended"}}
+		if err := errors.Join(c.RunDir.WriteWorkers(r.alive(nil)), rundir.WriteOthers(c.RunDir.Path(), unless)); err != nil {
 			return &session.FileError{Err: err}
 		}
 		tasks.Go(func() { r.commands.serve(ctx, r.ask) })

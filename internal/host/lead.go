@@ -44,6 +44,7 @@ type lead struct {
 	since   control.Lead // what hosts are told
 	skipped []uint64     // samples, before this leader
 	again   func()       // called when the leadership has to start over
+	linked  []string     // other hosts that took part when the run ended, after serve
 
 	ctx    context.Context // ends when another host leads
 	depose context.CancelFunc
@@ -84,6 +85,7 @@ func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 			out = session.Outcome{Err: err}
 		}
 		if l.c.Apart {
+			l.relay.gatherLogs(l.ctx, l.linked)
 			l.told.end(l.c.Last(term, out))
 		}
 		l.depose()
@@ -196,6 +198,9 @@ func (l *lead) serve(s *seat) (session.Outcome, error) {
 	l.relay.lead(l)
 	defer l.relay.unlead(l)
 	out := r.loop()
+	for _, h := range hosts.linkedHosts() {
+		l.linked = append(l.linked, h.name)
+	}
 	l.attempt, l.fills = sess.Last()
 	if l.ctx.Err() != nil && !sess.Over() {
 		return session.Outcome{}, errDeposed

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/logs"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/auth"
@@ -59,7 +60,7 @@ func (s *seat) accept(ctx context.Context, secure *tls.Config) {
 					s.relay.shards.Serve(ctx, conn, m)
 				}
 			case control.ReadLog:
-				_ = conn.Send(c.readLog(m)) // the same
+				_ = conn.Send(logs.Read(c.RunDir.Path(), m)) // the same
 			case control.Reach:
 				_ = conn.Send(control.Reached{Found: c.probe(ctx, c.host(m.Host))}) // its sender may have ended
 			case control.Enter:

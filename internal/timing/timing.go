@@ -73,7 +73,7 @@ const (
 	Snapshot = 30 * time.Second
 	// Rejections is the longest time between two lines of events.jsonl about connections that one agent or worker rejects.
 	Rejections = time.Minute
-	// Logs bounds asking another host for logs.
+	// Logs bounds asking another host for logs, and gathering those of all hosts at the end of a run.
 	Logs = 2 * time.Second
 
 	// Redial is the pause after a link ends and after the first failed attempt to dial it. It doubles with every

@@ -139,7 +139,7 @@ var rows = []row{
 	{"Stagger", "between the candidacies of two hosts", "fixed", fixed(Stagger), nil},
 	{"Lock", "a host waits for the lock of its log", "fixed", fixed(Lock), nil},
 	{"Rejections", "between two lines of events.jsonl about connections that one agent or worker rejects", "1 s, doubled to", fixed(Rejections), nil},
-	{"Logs", "a host answers another one about its logs", "fixed", fixed(Logs), nil},
+	{"Logs", "a host answers another one about its logs; the leader gathers those of all hosts at the end of a run", "fixed", fixed(Logs), nil},
 	{"Snapshot", "between two checks for a snapshot of the log", "fixed", fixed(Snapshot), nil},
 	{"Redial", "pause before a link is dialled again", "fixed", fixed(Redial), nil},
 	{"RedialMax", "longest pause before a link is dialled again", "fixed", fixed(MaxRedials * Redial), []than{{"Redial", 1, false, "the pause grows"}}},

@@ -17,7 +17,7 @@ import (
 
 // copied are the files of which hosts keep copies: line files, which grow, and these, which are written as a whole.
 var (
-	wholeFiles = []string{"job.json", "data.json", "summary.json"}
+	wholeFiles = []string{"job.json", "data.json", "summary.json", othersLog}
 	copied     = slices.Concat(wholeFiles, lineFiles)
 )
 

@@ -14,6 +14,7 @@
 //	agreement/     the log of what the agents agreed on, see package agree
 //	first/         first values of a Python program, with which all its processes begin
 //	log/           what worker W in incarnation I printed: worker-W.I.log
+//	log/others.log what workers on all machines printed in the end ([Others]), where each has a run directory
 //	bin/           the program, while it runs, where the launcher built it
 //	lock           locked with flock(2) by the process that owns the run
 //

@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
@@ -24,8 +23,9 @@ func NewLogs() *cobra.Command {
 		Short: "Print the output of workers",
 		Long: `logs prints what the workers of a run, by default of runs/latest, wrote to their
 standard output and error. With W, it is worker W's alone; otherwise each line
-begins with its worker's number. While a run over several machines goes on, the logs of all
-machines are printed on any of them; afterwards each has those of its own workers.`,
+begins with its worker's number. The logs of all machines of a run are printed on any of
+them; once the run has ended, the ends of those of other machines, 1 MiB in all, as far as
+these machines took part until then.`,
 		Example: `  launcher logs
   launcher logs 2 -f
   launcher logs runs/small 0`,
@@ -38,23 +38,13 @@ machines are printed on any of them; afterwards each has those of its own worker
 			if _, err := cli.ReadRun(dir); err != nil {
 				return err
 			}
-			logs, err := logsOf(dir, worker)
-			if err != nil {
-				return cli.Fail(err)
-			}
-			far := &farLogs{dir: dir, worker: worker, tails: make(map[control.LogFile]*farTail), faults: make(map[string]bool)}
 			r, err := rundir.Read(dir)
 			if err != nil {
 				return cli.Fail(err)
 			}
-			if !r.Running || !far.there() {
-				if far = nil; len(logs) == 0 && worker >= 0 {
-					return fmt.Errorf("worker %d has no log in %s", worker, dir)
-				}
-			}
-			printed, err := printLogs(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), dir, worker, follow, far)
-			if err == nil && far != nil && worker >= 0 && len(logs) == 0 && !printed && !follow {
-				return fmt.Errorf("worker %d has no log, or an empty one, on the machines that answer", worker)
+			found, err := printLogs(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), dir, worker, follow)
+			if err == nil && worker >= 0 && !found && !(follow && r.Running) {
+				return fmt.Errorf("worker %d has no log in %s", worker, dir)
 			}
 			return cli.Fail(err)
 		},
@@ -92,9 +82,9 @@ func logsOf(dir string, worker int) ([]rundir.Log, error) {
 // lookAgain is the time between two looks at logs that are followed.
 const lookAgain = 100 * time.Millisecond
 
-// printLogs prints logs to their end, and where they are followed, to the run's. It reports whether there was a line on another machine;
-// far is nil where there is none.
-func printLogs(ctx context.Context, out, errs io.Writer, dir string, worker int, follow bool, far *farLogs) (printed bool, err error) {
+// printLogs prints logs to their end, and where they are followed, to the run's. It reports whether there are any.
+func printLogs(ctx context.Context, out, errs io.Writer, dir string, worker int, follow bool) (found bool, err error) {
+	far := newFarLogs(dir, worker)
 	show := func(of int, line []byte) error {
 		prefix := ""
 		if worker < 0 {
@@ -115,13 +105,14 @@ func printLogs(ctx context.Context, out, errs io.Writer, dir string, worker int,
 		// A run that has ended writes nothing more, so what is read now is the rest.
 		r, err := rundir.Read(dir)
 		if err != nil {
-			return printed, err
+			return far.found, err
 		}
 		last := !follow || !r.Running
 		logs, err := logsOf(dir, worker)
 		if err != nil {
-			return printed, err
+			return far.found, err
 		}
+		far.found = far.found || len(logs) > 0
 		for _, l := range logs {
 			t := tails[l.Path]
 			if t == nil {
@@ -129,28 +120,28 @@ func printLogs(ctx context.Context, out, errs io.Writer, dir string, worker int,
 				tails[l.Path] = t
 			}
 			if err := t.Lines(last, func(line []byte) error { return show(l.Worker, line) }); err != nil {
-				return printed, err
+				return far.found, err
 			}
 		}
-		if far != nil && r.Running {
-			faults, err := far.read(ctx, last, func(of int, line []byte) error {
-				printed = true
-				return show(of, line)
-			})
-			if err != nil {
-				return printed, err
-			}
-			for _, text := range faults {
-				fmt.Fprintf(errs, "launcher: %s\n", text)
-			}
+		var missing []string
+		if r.Running {
+			missing, err = far.read(ctx, last, show)
+		} else {
+			missing, err = far.rest(show)
+		}
+		if err != nil {
+			return far.found, err
+		}
+		for _, text := range missing {
+			fmt.Fprintf(errs, "launcher: %s\n", text)
 		}
 		if last {
-			return printed, nil
+			return far.found, nil
 		}
 		select {
 		case <-again.C:
 		case <-ctx.Done():
-			return printed, nil
+			return far.found, nil
 		}
 	}
 }
