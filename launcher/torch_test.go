@@ -133,6 +133,18 @@ func TestTorchSameBits(t *testing.T) {
 	})
 }
 
+// A program whose micro-batches a function makes of samples of any kind has the same bits on every worker that makes them.
+func TestTorchCollate(t *testing.T) {
+	torchBuilt(t)
+	t.Parallel()
+	program := testdata(t, "torch/encoder.py")
+	_, want := trainTorch(t, []string{"--workers", "1"}, program)
+	_, got := trainTorch(t, strings.Fields("--workers 3 --stages 2 --verify 1 --chaos kill:1@3/backward"), program)
+	if got.StateSHA256 != want.StateSHA256 || want.ValLoss == nil || got.ValLoss == nil || *got.ValLoss != *want.ValLoss || got.WorkersLost != 1 {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
 // Where each process makes another model, all train the one of the first process, also those that come later.
 func TestTorchFirstValues(t *testing.T) {
 	torchBuilt(t)

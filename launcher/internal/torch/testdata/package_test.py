@@ -216,6 +216,80 @@ class TestTied(unittest.TestCase):
         self.assertEqual(Worker(p).run((1, 2)), Worker(p).run(()))
 
 
+def words(i):
+    """A sample as many data sets give them: a dict of a list of some length, and a label."""
+    return {"text": list(range(1, 2 + i % 4)), "noise": float(torch.rand(())), "label": i % 2}
+
+
+def mixed(samples):
+    """Pads, and mixes each sample with another one."""
+    x = torch.zeros(len(samples), 4)
+    for row, s in zip(x, samples):
+        text = torch.tensor(s.pop("text"))  # writes to the sample
+        row[:len(text)] = text + s["noise"]
+    y = torch.tensor([float(s["label"]) for s in samples])
+    order, share = torch.randperm(len(samples)), torch.rand(())
+    return share * x + (1 - share) * x[order], (share * y + (1 - share) * y[order], torch.arange(len(samples)))
+
+
+def mixed_loss(out, target):
+    return F.binary_cross_entropy_with_logits(out.squeeze(1), target[0], reduction="sum"), len(out)
+
+
+class TestCollate(unittest.TestCase):
+    def program(self, **given):
+        numbers = {"layers": lambda: [nn.Linear(4, 4), nn.Dropout(0.2), nn.Linear(4, 1)], "loss": mixed_loss, "data": Data(words), "collate": mixed}
+        numbers.update(given)
+        return program(**numbers)
+
+    def test_bits_do_not_depend_on_stages(self):
+        p = self.program()
+        want = Worker(p).run(borders=())
+        self.assertEqual(want[1], 4)
+        for borders in [(), (1,), (2,), (1, 2)]:
+            self.assertEqual(Worker(p).run(borders), want, borders)
+        lost = Worker(self.program())
+        sample = lost.computer.sample
+
+        def forgets(*numbers):
+            sample(*numbers)
+            lost.program.data.kept.clear()  # as in a process that takes the place of the one that has read it
+
+        lost.computer.sample = forgets
+        self.assertEqual(lost.run((1,)), want)
+
+    def test_is_what_the_function_makes(self):
+        p = self.program(eval=Data(words))
+        for source in (p.data, p.eval):
+            rows = torch.stack([source.packed(i, 7 + i)[0] for i in (2, 5, 3)])
+            x, (y, order) = p.data.unpack(rows, 0), p.data.unpack(rows, 1)
+            self.assertEqual((list(x[0].shape), y.dtype, order.dtype), ([3, 4], torch.float32, torch.int64))
+            self.assertEqual(len(source.kept), 0)
+            x[0].zero_()  # which is a copy
+            self.assertNotEqual(float(p.data.unpack(rows, 0)[0].sum()), 0)
+        self.assertNotEqual(p.describe()["data_sha256"], self.program(data=Data(lambda i: words(i + 1))).describe()["data_sha256"])
+
+    def test_keeps_few(self):
+        p = self.program()
+        for i in range(100):
+            p.data.packed(i % 8, i)
+        self.assertEqual(len(p.data.kept), 6 * 4)
+
+    def test_refused(self):
+        for text, collate in {
+            "Job.collate is an int; give a function": 1,
+            "Job.collate returns a Tensor; it must return a pair (inputs, targets)": lambda samples: torch.ones(3),
+            "Job.collate returns inputs of shape [7, 4] for 1 samples; the first dimension must count samples": lambda samples: (torch.ones(7, 4), torch.ones(7)),
+            "Job.collate returns inputs of [4] of torch.float32 a sample, and [1] of torch.float32 before; shapes must not vary":
+                lambda samples: (torch.ones(len(samples), max(len(s["text"]) for s in samples)), torch.ones(len(samples))),
+            "what Job.collate returns: the target has a dict": lambda samples: (torch.ones(len(samples), 4), samples[0]),
+        }.items():
+            with self.subTest(text):
+                with self.assertRaises(_describe.Refused) as caught:
+                    self.program(collate=collate)
+                self.assertIn(text, str(caught.exception))
+
+
 class TestCheckpoint(unittest.TestCase):
     def test_same_bits(self):
         def layers(wrap):
@@ -341,6 +415,21 @@ class TestFirstValues(unittest.TestCase):
                 f.write(wrong)
             with self.assertRaisesRegex(_describe.Refused, "first values of the run, .* cannot be read"):
                 self.made(1)
+
+
+class TestLoad(unittest.TestCase):
+    def test_shared_names_of_a_go_model(self):
+        folder = tempfile.mkdtemp()
+        self.addCleanup(shutil.rmtree, folder)
+        header = json.dumps({"table": {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]}}).encode()
+        with open(os.path.join(folder, "model.safetensors"), "wb") as f:
+            f.write(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1, 2))
+        for config in ({"model": "gpt", "config": {"tied": True}, "tied": {"head": "table"}}, {"config": {"tied": {"head": "table"}}}):
+            with open(os.path.join(folder, "config.json"), "w") as f:
+                json.dump(config, f)
+            state = soliton.load(folder)
+            self.assertIs(state["head"], state["table"])
+            self.assertEqual(state["head"].tolist(), [[1], [2]])
 
 
 class TestBeginning(unittest.TestCase):

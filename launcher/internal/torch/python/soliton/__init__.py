@@ -91,17 +91,21 @@ class Job:
     no_decay      parameters without weight decay: a list of them, or a function of name and parameter
     param_groups  dicts with "params" and "lr_scale", which multiplies the learning rate, or "weight_decay", in place of the optimizer's
     init_from     run directory, model.safetensors, or file of torch.save(model.state_dict()) with the first values; None: those of layers
+    collate       function that makes a micro-batch of a list of samples: a pair (inputs, targets) of tensors whose first dimension counts
+                  samples, or of tuples of them. Samples may be anything then. None: they are stacked
     on_step       function that is called with a Step after each step, in one worker at a time; what it prints is in that worker's log
     on_end        function that is called with the run directory after the last step; what it prints is shown after the run
     threads       threads of PyTorch in each worker; the bits depend on it
     """
 
     def __init__(self, *, layers, loss, data, optimizer, global_batch, steps, micro_batch=0, clip_norm=0.0, seed=0, model=None,
-                 eval=None, eval_every=0, eval_samples=0, metrics=None, no_decay=(), param_groups=(), init_from=None, on_step=None, on_end=None, threads=1):
+                 eval=None, eval_every=0, eval_samples=0, metrics=None, no_decay=(), param_groups=(), init_from=None, on_step=None, on_end=None,
+                 threads=1, collate=None):
         self.layers, self.loss, self.data, self.optimizer = list(layers), loss, data, optimizer
         self.global_batch, self.steps, self.micro_batch = global_batch, steps, micro_batch
         self.clip_norm, self.seed, self.model = clip_norm, seed, model
         self.eval, self.eval_every, self.eval_samples = eval, eval_every, eval_samples
+        self.collate = collate
         self.metrics = dict(metrics or {})
         self.no_decay, self.param_groups, self.init_from = no_decay, list(param_groups or ()), init_from
         self.on_step, self.on_end, self.threads = on_step, on_end, threads

@@ -154,11 +154,8 @@ class Computer:
 
     def batch(self, at, samples, side):
         """Returns the inputs or the targets of a micro-batch, integers in the type that the data set gives."""
-        parts, spec = self.program.data.parts[side], self.program.data.spec(side)
-        t = self.view(at, [samples, *spec["shape"]], spec["integer"])
-        if parts.many:
-            return parts.unpack(t.view(self.torch.float32))
-        return [t.to(parts.types[0])]
+        spec = self.program.data.spec(side)
+        return self.program.data.unpack(self.view(at, [samples, *spec["shape"]], spec["integer"]), side)
 
     def install(self, layer, at):
         """Lets the parameters of a layer be those in the shared memory."""
@@ -183,9 +180,8 @@ class Computer:
 
     def sample(self, held_out, index, seed, at_input, at_target):
         source = self.program.eval if held_out else self.program.data
-        self.of.seed(seed)
-        for at, parts, tensors in zip((at_input, at_target), source.parts, source.pair(index)):
-            self.write(at, parts.pack([t.unsqueeze(0) for t in tensors]).view(self.torch.int32) if parts.many else tensors[0])
+        for at, t in zip((at_input, at_target), source.packed(index, seed)):
+            self.write(at, t)
 
     def forward(self, number, i, first, train, samples, at_input, at_params, seed, at_output):
         """Runs a layer; the first one of a stage begins the pass, with the input at at_input. at_output is 0 where the output stays here."""

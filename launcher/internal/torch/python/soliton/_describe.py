@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -21,6 +22,7 @@ import soliton
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 MOST_RATES = 1 << 20  # in a description, whose size is bounded
 UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, pickle.UnpicklingError)
+KEY = struct.Struct("<3Q")
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -125,12 +127,12 @@ class Source:
             raise Refused(f"Job.{what} is {kind(data)}; give a map-style data set, which has __len__ and __getitem__")
         if len(data) < 1:
             raise Refused(f"Job.{what} has no samples")
-        if like is None:
-            self.parts = None
-            seed(0)
-            self.parts = [Parts([t.unsqueeze(0) for t in tensors], many) for tensors, many in self.split(0)]
-        else:
-            self.parts = like.parts
+        self.parts = self.shapes() if like is None else like.parts
+
+    def shapes(self):
+        """Returns the shapes and types of input and target of the first sample."""
+        seed(0)
+        return [Parts([t.unsqueeze(0) for t in tensors], many) for tensors, many in self.split(0)]
 
     def pair(self, index):
         """Returns input and target of a sample, each as a list of tensors."""
@@ -148,23 +150,18 @@ class Source:
         sample = self.data[index]
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
             raise Refused(f"sample {index} of Job.{self.what} is {kind(sample)}; give a pair (input, target)")
-        sides = []
-        for name, value in zip(("input", "target"), sample):
-            many, tensors = isinstance(value, tuple), []
-            for v in value if many else [value]:
-                try:
-                    t = torch.as_tensor(v)
-                except (TypeError, ValueError, RuntimeError):
-                    raise Refused(f"sample {index} of Job.{self.what}: the {name} has {kind(v)}; give tensors, arrays or numbers") from None
-                if t.dtype != torch.float32 and t.dtype not in INTEGERS:
-                    raise Refused(f"sample {index} of Job.{self.what}: the {name} is {t.dtype}; give float32, such as x.float(), or integers")
-                if 0 in t.shape:
-                    raise Refused(f"sample {index} of Job.{self.what}: the {name} of shape {list(t.shape)} has no elements")
-                tensors.append(t.detach())
-            if not tensors:
-                raise Refused(f"sample {index} of Job.{self.what}: the {name} is an empty tuple")
-            sides.append((tensors, many))
-        return sides
+        return sides_of(sample, f"sample {index} of Job.{self.what}")
+
+    def packed(self, index, number):
+        """Returns input and target of a sample, each as the tensor that crosses."""
+        seed(number)
+        return [parts.pack([t.unsqueeze(0) for t in tensors]).view(torch.int32) if parts.many else tensors[0]
+                for parts, tensors in zip(self.parts, self.pair(index))]
+
+    def unpack(self, rows, side):
+        """Returns the inputs or the targets of a micro-batch, integers in the type that the data set gives."""
+        parts = self.parts[side]
+        return parts.unpack(rows.view(torch.float32)) if parts.many else [rows.to(parts.types[0])]
 
     def batch(self, count):
         """Returns the first samples as a micro-batch."""
@@ -190,6 +187,107 @@ class Source:
         if parts.many:
             return {"shape": parts.shape, "integer": True}
         return {"shape": parts.shapes[0], "integer": parts.types[0] != torch.float32}
+
+
+class Collated(Source):
+    """A data set whose samples may be anything: a function makes a micro-batch of them.
+
+    What crosses in place of a sample is its key: data set, index and seed. A process keeps what it has read until it makes the
+    micro-batch; another one, or the same one later, reads the samples again.
+    """
+
+    def __init__(self, data, what, collate, most, like=None):
+        """most is the number of samples to keep."""
+        self.collate, self.most = collate, most
+        self.number = 0 if like is None else len(like.sets)
+        self.sets, self.kept = ([], {}) if like is None else (like.sets, like.kept)
+        self.sets.append(data)
+        self.made, self.parts = (None, None), None
+        super().__init__(data, what, like)
+
+    def shapes(self):
+        return [Parts(tensors, many) for tensors, many in self.collated(self.keys(1))]
+
+    def keys(self, count):
+        return [(self.number, i % len(self.data), i) for i in range(count)]
+
+    def read(self, key):
+        """Returns a sample of any of the data sets."""
+        number, index, random_seed = key
+        seed(random_seed)
+        return self.sets[number][index]
+
+    def packed(self, index, number):
+        key = self.number, index, number
+        self.kept[key] = self.read(key)
+        while len(self.kept) > self.most:
+            self.kept.pop(next(iter(self.kept)))
+        row = torch.frombuffer(bytearray(KEY.pack(*key)), dtype=torch.int32)
+        return row, row
+
+    def unpack(self, rows, side):
+        keys = list(KEY.iter_unpack(raw(rows)))
+        if self.made[0] != keys:
+            self.made = keys, self.make(keys)
+        return [t.clone() for t in self.made[1][side]]
+
+    def collated(self, keys):
+        """Returns the tensors of inputs and targets, and whether they were tuples."""
+        samples = [self.kept.pop(key) if key in self.kept else self.read(key) for key in keys]
+        seed(int.from_bytes(hashlib.sha256(b"".join(KEY.pack(*key) for key in keys)).digest()[:8], "little"))
+        made = self.collate(samples)
+        if not isinstance(made, (tuple, list)) or len(made) != 2:
+            raise Refused(f"Job.collate returns {kind(made)}; it must return a pair (inputs, targets)")
+        sides = sides_of(made, "what Job.collate returns")
+        for name, (tensors, _) in zip(("inputs", "targets"), sides):
+            for t in tensors:
+                if t.dim() < 1 or t.shape[0] != len(keys):
+                    raise Refused(f"Job.collate returns {name} of shape {list(t.shape)} for {len(keys)} samples; the first dimension must count samples")
+        return sides
+
+    def make(self, keys):
+        """Returns inputs and targets of a micro-batch."""
+        sides = self.collated(keys)
+        for name, parts, (tensors, many) in zip(("inputs", "targets"), self.parts, sides):
+            found = Parts(tensors, many)
+            if found != parts:
+                raise Refused(f"Job.collate returns {name} of {found} a sample, and {parts} before; shapes must not vary: pad all micro-batches to one length")
+        return [[t.contiguous() for t in tensors] for tensors, _ in sides]
+
+    def batch(self, count):
+        return self.make(self.keys(count))
+
+    def sha256(self, most=256):
+        n = len(self.data)
+        digest = hashlib.sha256(f"{n}\n".encode())
+        for i in range(min(n, most)):
+            for tensors in self.make([(self.number, i * n // min(n, most), i)]):
+                digest.update(digest_of(tensors))
+        return digest.hexdigest()
+
+    def spec(self, side):
+        return {"shape": [KEY.size // 4], "integer": True}
+
+
+def sides_of(pair, where):
+    """Returns the tensors of a pair (input, target), and whether they were a tuple."""
+    sides = []
+    for name, value in zip(("input", "target"), pair):
+        many, tensors = isinstance(value, tuple), []
+        for v in value if many else [value]:
+            try:
+                t = torch.as_tensor(v)
+            except (TypeError, ValueError, RuntimeError):
+                raise Refused(f"{where}: the {name} has {kind(v)}; give tensors, arrays or numbers") from None
+            if t.dtype != torch.float32 and t.dtype not in INTEGERS:
+                raise Refused(f"{where}: the {name} is {t.dtype}; give float32, such as x.float(), or integers")
+            if 0 in t.shape:
+                raise Refused(f"{where}: the {name} of shape {list(t.shape)} has no elements")
+            tensors.append(t.detach())
+        if not tensors:
+            raise Refused(f"{where}: the {name} is an empty tuple")
+        sides.append((tensors, many))
+    return sides
 
 
 class Layer:
@@ -380,8 +478,9 @@ class Program:
                     layer.shares.append(p)
                 for between in self.layers[layer.index:last[id(p)]]:
                     between.carries.append(p)
-        self.data = Source(job.data, "data")
-        self.eval = None if job.eval is None else Source(job.eval, "eval", like=self.data)
+        source = Source if job.collate is None else functools.partial(Collated, collate=job.collate, most=6 * job.micro_batch)  # some are read ahead
+        self.data = source(job.data, "data")
+        self.eval = None if job.eval is None else source(job.eval, "eval", like=self.data)
         self.names, self.tied = self.name_parameters()
         self.tuned = self.tune()
         self.probe = self.trace()
@@ -405,7 +504,7 @@ class Program:
                 raise Refused(f"Job.metrics has the name {name!r}; give up to 40 letters, digits and . @ / - _")
             if not callable(function):
                 raise Refused(f"Job.metrics[{name!r}] is {kind(function)}; give a function of output and target")
-        for name in ("on_step", "on_end"):
+        for name in ("on_step", "on_end", "collate"):
             if getattr(job, name) is not None and not callable(getattr(job, name)):
                 raise Refused(f"Job.{name} is {kind(getattr(job, name))}; give a function")
         if not callable(job.loss):
