@@ -15,7 +15,7 @@ import (
 )
 
 // promised are the packages for users. Their exported identifiers are in testdata/api.txt, and docs/api.md says what is promised.
-var promised = []string{"comm", "data", "data/parquet", "dvfs", "elastic", "kernel", "nn", "rng", "trainer", "trainer/trainertest", "zero"}
+var promised = []string{"comm", "data", "data/bucket", "data/parquet", "dvfs", "elastic", "kernel", "nn", "rng", "trainer", "trainer/trainertest", "zero"}
 
 const apiFile = "testdata/api.txt"
 

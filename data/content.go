@@ -24,6 +24,7 @@ type content struct {
 	files []part
 	ends  []int64 // of each file in the whole
 	open  openFiles
+	kept  blocks
 }
 
 // part is a file's share of a content.
@@ -32,6 +33,9 @@ type part struct {
 	size int64  // bytes of the file
 	skip int64  // bytes before its share, such as a header
 	name string // of its source, where that is another file; else ""
+
+	remote  io.ReaderAt // of an object, whose name is path
+	version string      // of the object
 }
 
 func (p part) shown() string {
@@ -53,7 +57,7 @@ func newContent(parts []part) *content {
 
 // contentOf is the content of the files that match patterns. Those that are compressed are unpacked into prepared files.
 func contentOf(patterns []string) (*content, error) {
-	files, err := find.Files(patterns...)
+	files, err := filesOf(patterns)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +96,11 @@ func (c *content) read(p []byte, at int64) error {
 		}
 		n := min(int64(len(p)), c.ends[i]-at)
 		if n > 0 {
-			if err := c.open.read(i, f, p[:n], f.skip+at-began); err != nil {
+			read := c.open.read
+			if f.remote != nil {
+				read = c.kept.read
+			}
+			if err := read(i, f, p[:n], f.skip+at-began); err != nil {
 				return err
 			}
 		}
@@ -165,6 +173,9 @@ const manifestFile = "manifest.json"
 // manifest returns the fingerprint of the files. One process of a host makes it, and the others read it: it is kept for the
 // state that the files are in. Where there is no folder for that, every process makes it.
 func (c *content) manifest() ([]trainer.DataFile, error) {
+	if c.files[0].remote != nil {
+		return c.versions(), nil
+	}
 	key, ok := c.state()
 	if !ok {
 		return c.fingerprint()
@@ -222,6 +233,23 @@ func (c *content) state() (key string, ok bool) {
 		fmt.Fprintf(&b, "%q %q %d %d %d %d %d %d\n", path, f.name, f.skip, st.Size, st.Dev, st.Ino, st.Mtim.Nano(), st.Ctim.Nano())
 	}
 	return b.String(), true
+}
+
+// versions is the fingerprint of objects, of which the server says in which state they are.
+func (c *content) versions() (files []trainer.DataFile) {
+	all := sha256.New()
+	for _, f := range c.files {
+		sum := sha256.Sum256([]byte(f.version))
+		fmt.Fprintf(all, "%d %x\n", f.size, sum)
+		if len(c.files) <= wholeFiles {
+			files = append(files, trainer.DataFile{Path: f.path, Size: f.size, SHA256: hex.EncodeToString(sum[:])})
+		}
+	}
+	if files == nil {
+		name := fmt.Sprintf("%s to %s, %d objects", c.files[0].path, c.files[len(c.files)-1].path, len(c.files))
+		files = append(files, trainer.DataFile{Path: name, Size: c.size(), SHA256: hex.EncodeToString(all.Sum(nil))})
+	}
+	return files
 }
 
 // fingerprint lists the files with their hashes if both are few, else gives one line for all of them.

@@ -62,7 +62,7 @@ func JSONL(field string, patterns ...string) (*Corpus, error) {
 // document returns, and gives the same texts for the same file each time. how names what it does, with all that the texts depend on beside
 // the file: a corpus with the same name and files is not read again. Patterns are as for [trainer.Text].
 func Documents(how string, read func(path string, document func(text []byte) error) error, patterns ...string) (*Corpus, error) {
-	files, err := find.Files(patterns...)
+	files, err := filesOf(patterns)
 	if err != nil {
 		return nil, err
 	}

@@ -136,6 +136,33 @@ func TestText(t *testing.T) {
 	}
 }
 
+// A stream holds out what trainer.Text does: every n-th file, or the last n-th part.
+func TestHoldOut(t *testing.T) {
+	const context = 4
+	dir := t.TempDir()
+	for i := range 7 {
+		write(t, filepath.Join(dir, fmt.Sprint(i)), bytes.Repeat([]byte{byte('a' + i)}, 5+3*i))
+	}
+	want, err := trainer.Text(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := data.Text(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{2, 3, 7, 8, 10} {
+		wantTrain, wantHeld := want.HoldOut(n)
+		train, held := got.HoldOut(n)
+		equal(t, bound(t, train, context), bound(t, wantTrain, context), context)
+		equal(t, bound(t, held, context), bound(t, wantHeld, context), context)
+	}
+	_, tail := got.Split(got.Tokens() - 40) // has no file of its own any more
+	if train, held := tail.HoldOut(4); train.Tokens() != 30 || held.Tokens() != 10 {
+		t.Errorf("%d and %d tokens of 40", train.Tokens(), held.Tokens())
+	}
+}
+
 func TestTokenTypes(t *testing.T) {
 	const n, context = 100, 8
 	tokens := make([]int64, n)

@@ -81,7 +81,7 @@ func Tokens(t Type, patterns ...string) (*Stream, error) {
 	if !t.valid() {
 		return nil, &trainer.DataError{Reason: fmt.Sprintf("unknown type of tokens %d", t)}
 	}
-	c, err := contentOf(patterns)
+	c, err := streamed(patterns)
 	if err != nil {
 		return nil, err
 	}
@@ -108,6 +108,32 @@ func (s *Stream) Tokens() int64 { return s.hi - s.lo }
 func (s *Stream) Split(n int64) (head, tail *Stream) {
 	at := s.lo + min(max(n, 0), s.Tokens())
 	return s.cut(s.lo, at), s.cut(at, s.hi)
+}
+
+// HoldOut splits the stream in two as [trainer.TextSet.HoldOut] does: every n-th file in path order is held out for evaluation. Of fewer
+// files, and of documents, the last n-th part of the tokens is held out. A part without tokens is nil. It panics if n is below 2.
+func (s *Stream) HoldOut(n int) (train, eval *Stream) {
+	if n < 2 {
+		panic(fmt.Sprintf("data: HoldOut of every %d. file leaves no tokens to train on", n))
+	}
+	files := s.stored.files
+	if len(files) < n || s.ends != nil || s.Tokens() < s.stored.size()/s.kind.width() {
+		return s.Split(s.Tokens() - s.Tokens()/int64(n))
+	}
+	var parts [2][]part
+	for i, f := range files {
+		held := 0
+		if i%n == n-1 {
+			held = 1
+		}
+		parts[held] = append(parts[held], f)
+	}
+	of := func(parts []part) *Stream {
+		c := newContent(parts)
+		all := &Stream{stored: c, kind: s.kind, hi: c.size() / s.kind.width()}
+		return all.cut(0, all.hi)
+	}
+	return of(parts[0]), of(parts[1])
 }
 
 func (s *Stream) cut(lo, hi int64) *Stream {
