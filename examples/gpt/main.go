@@ -1,17 +1,18 @@
-// Command gpt trains a small GPT on bytes of text and lets it write.
+// Command gpt trains a small GPT on bytes of text, or on tokens, and lets it write.
 //
 //	gpt --sample 'func '                       train on the Go source tree, then write
 //	gpt --data notes.txt,essays --steps 500    train on files and folders
 //	gpt --from runs/latest --sample 'func '    write with a model trained before
+//
+//	gpt --data 'web/*.jsonl.zst' --tokenizer tokenizer.json --pack    documents, by their tokens
+//	gpt --data train.bin --vocab 50257                                tokens of two bytes, as nanoGPT writes them
+//	gpt --data 's3://corpus/*.bin' --vocab 50257                      the same in a bucket (package data/bucket)
 package main
 
 import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"unicode"
 
@@ -31,6 +32,12 @@ func main() {
 // options are the program's own flags.
 type options struct {
 	data        paths
+	format      string
+	field       string
+	tokenizer   string
+	end         string
+	pack        bool
+	vocab       uint
 	model       nn.GPTConfig
 	sample      string
 	from        string
@@ -40,17 +47,23 @@ type options struct {
 }
 
 func (o *options) register(f *flag.FlagSet) {
-	f.Var(&o.data, "data", "`PATH`s of text, files or folders, comma-separated or repeated (default: the Go source tree)")
+	f.Var(&o.data, "data", "`PATH`s of data: files, folders, patterns or s3:// URLs, comma-separated or repeated (default: Go's source)")
+	f.StringVar(&o.format, "format", "auto", "`NAME` of its format: text, jsonl, parquet, tar, uint16, uint32, npy; auto goes by file names")
+	f.StringVar(&o.field, "field", "text", "`NAME` of the field or column with the text, in jsonl, parquet and tar")
+	f.StringVar(&o.tokenizer, "tokenizer", "", "tokenizer.json `FILE` that makes tokens of text (default: each byte is a token)")
+	f.StringVar(&o.end, "end", "<|endoftext|>", "`TOKEN` of the tokenizer behind each document")
+	f.BoolVar(&o.pack, "pack", false, "fill contexts with whole documents")
+	f.UintVar(&o.vocab, "vocab", 0, "number of different tokens (default that of the tokenizer)")
 	f.IntVar(&o.model.Layers, "layers", 4, "transformer blocks")
 	f.IntVar(&o.model.Width, "width", 256, "elements of an activation")
 	f.IntVar(&o.model.Heads, "heads", 8, "attention heads, a divisor of the width")
-	f.IntVar(&o.model.Context, "context", 128, "longest sequence, in bytes")
+	f.IntVar(&o.model.Context, "context", 128, "longest sequence, in tokens")
 	f.Float64Var(&o.model.Dropout, "dropout", 0.1, "probability of dropout")
 	f.BoolVar(&o.model.Tied, "tied", false, "let the head share the table of the bytes")
 	f.StringVar(&o.sample, "sample", "", "let the model continue this `TEXT` at the end")
 	f.StringVar(&o.from, "from", "", "with --sample: the `RUN_DIR` of a trained model; no training")
-	f.UintVar(&o.bytes, "sample-bytes", 400, "length of the sample")
-	f.Float64Var(&o.temperature, "temperature", 0.7, "temperature of the sample; 0 always takes the likeliest byte")
+	f.UintVar(&o.bytes, "sample-bytes", 400, "length of the sample, in tokens")
+	f.Float64Var(&o.temperature, "temperature", 0.7, "temperature of the sample; 0 always takes the likeliest token")
 	f.Uint64Var(&o.seed, "sample-seed", 1, "random seed of the sample")
 }
 
@@ -58,28 +71,34 @@ func (o *options) job() (trainer.Job, error) {
 	if !(o.temperature >= 0) {
 		return trainer.Job{}, fmt.Errorf("--temperature is %v: use 0 or more", o.temperature)
 	}
+	letters, err := readAlphabet(o.tokenizer)
+	if err != nil {
+		return trainer.Job{}, err
+	}
 	if o.from != "" {
 		var text strings.Builder
-		if err := o.writeFrom(&text); err != nil {
+		if err := o.writeFrom(&text, letters); err != nil {
 			return trainer.Job{}, err
 		}
 		return trainer.Job{}, &trainer.Done{Text: text.String()}
 	}
-	text, err := o.text()
+	all, vocab, err := o.open(letters)
 	if err != nil {
 		return trainer.Job{}, err
 	}
+	if o.sample != "" && vocab != letters.size() {
+		return trainer.Job{}, fmt.Errorf("--sample: the model has %d tokens, which stand for nothing here: give their --tokenizer", vocab)
+	}
+	o.model.Vocab = vocab
 	model := nn.GPT(o.model)
-	var held *trainer.TextSet
-	train := text
+	train, held := all, tokens(nil)
 	if model.Fault == nil { // else it is reported with all that is wrong with the job
-		if train, held, err = split(text, int64(model.Input.Len())); err != nil {
+		if train, held, err = o.split(all, letters, int64(model.Input.Len())); err != nil {
 			return trainer.Job{}, err
 		}
 	}
 	job := trainer.Job{
 		Model:       model,
-		Data:        train,
 		Optimizer:   trainer.AdamW{LR: trainer.Cosine(2e-3, 20), Beta2: 0.95, WeightDecay: 0.1},
 		GlobalBatch: 32,
 		MicroBatch:  2,
@@ -87,77 +106,32 @@ func (o *options) job() (trainer.Job, error) {
 		ClipNorm:    1,
 		Seed:        1,
 	}
+	if job.Data, err = o.set(train); err != nil {
+		return trainer.Job{}, err
+	}
 	if held != nil {
-		job.Eval = held
+		if job.Eval, err = o.set(held); err != nil {
+			return trainer.Job{}, err
+		}
 	}
 	job.OnEnd = func(end trainer.End) error {
 		if held == nil {
-			if _, err := fmt.Fprintf(end.Out, "no val_loss: a text of %d bytes is too short to hold some of it out with --context %d\n",
-				text.Bytes(), model.Input.Len()); err != nil {
+			if _, err := fmt.Fprintf(end.Out, "no val_loss: a text of %d %s is too short to hold some of it out with --context %d\n",
+				all.count(), letters.unit(), model.Input.Len()); err != nil {
 				return err
 			}
 		}
 		if o.sample == "" {
 			return nil
 		}
-		_, err := fmt.Fprintln(end.Out, o.write(end.Net, model.Input.Len()))
+		_, err := fmt.Fprintln(end.Out, o.write(end.Net, letters, model.Input.Len()))
 		return err
 	}
 	return job, nil
 }
 
-// split holds out every 20th file, or the last 20th part of a few files. Each part
-// needs a sample, so it holds out one sample of a short text, and nothing of a very
-// short one: then held is nil.
-func split(text *trainer.TextSet, context int64) (train, held *trainer.TextSet, err error) {
-	sample := context + 1 // bytes
-	n := text.Bytes()
-	if n < sample {
-		least := fmt.Sprintf("give at least %d bytes of text", sample)
-		if n > 1 {
-			least += fmt.Sprintf(", or --context %d or less", n-1)
-		}
-		return nil, nil, fmt.Errorf("--data: the text has %d bytes, too few for --context %d: %s", n, context, least)
-	}
-	if train, held = text.HoldOut(20); train.Bytes() >= sample && held.Bytes() >= sample {
-		return train, held, nil
-	}
-	if n >= 2*sample {
-		train, held = text.Split(n - sample)
-		return train, held, nil
-	}
-	return text, nil, nil
-}
-
-// text returns the data: by default, the Go source tree.
-func (o *options) text() (*trainer.TextSet, error) {
-	if len(o.data) > 0 {
-		text, err := trainer.Text(o.data...)
-		if err != nil {
-			return nil, fmt.Errorf("--data %w; give files or folders of text", err)
-		}
-		return text, nil
-	}
-	out, err := exec.Command("go", "env", "GOROOT").Output()
-	if err != nil {
-		return nil, &trainer.DataError{Reason: fmt.Sprintf("the Go source tree is not at hand (go env GOROOT: %v): pass --data PATH", err)}
-	}
-	var files []string
-	root := filepath.Join(strings.TrimSpace(string(out)), "src")
-	err = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Type().IsRegular() && filepath.Ext(path) == ".go" {
-			files = append(files, path)
-		}
-		return err
-	})
-	if err != nil || len(files) == 0 {
-		return nil, &trainer.DataError{Path: root, Reason: "holds no Go source tree: pass --data PATH"}
-	}
-	return trainer.TextFiles(files)
-}
-
 // writeFrom writes with the model of an earlier run.
-func (o *options) writeFrom(out io.Writer) error {
+func (o *options) writeFrom(out io.Writer, letters alphabet) error {
 	if o.sample == "" {
 		return fmt.Errorf("--from %s is for writing: pass --sample TEXT too", o.from)
 	}
@@ -167,33 +141,33 @@ func (o *options) writeFrom(out io.Writer) error {
 		return err
 	}
 	model := nn.GPT(config)
-	if name != model.Name || config.Vocab != 256 {
-		return fmt.Errorf("--from %s: holds no GPT over bytes, but a %q", o.from, name)
+	switch {
+	case name != model.Name:
+		return fmt.Errorf("--from %s: holds no GPT, but a %q", o.from, name)
+	case config.Vocab != letters.size():
+		return fmt.Errorf("--from %s: holds a GPT with %d tokens: give their --tokenizer", o.from, config.Vocab)
 	}
 	net, err := trainer.Open(model, o.from)
 	if err != nil {
 		return err
 	}
 	defer net.Close()
-	_, err = fmt.Fprintln(out, o.write(net, config.Context))
+	_, err = fmt.Fprintln(out, o.write(net, letters, config.Context))
 	return err
 }
 
 // write lets a model continue o.sample.
-func (o *options) write(net *trainer.Net, context int) string {
-	text := []byte(o.sample)
+func (o *options) write(net *trainer.Net, letters alphabet, context int) string {
+	text := letters.encode(o.sample)
 	draw := rng.New(o.seed, rng.Place{})
 	for range o.bytes {
 		window := text[max(0, len(text)-context):]
-		in := trainer.Tensor{Shape: []int{1, len(window)}, I: make([]int32, len(window))}
-		for i, b := range window {
-			in.I[i] = int32(b)
-		}
+		in := trainer.Tensor{Shape: []int{1, len(window)}, I: window}
 		logits := net.Forward(in)
 		next := logits.F[(len(window)-1)*logits.Cols():]
-		text = append(text, byte(nn.Sample(next, o.temperature, &draw)))
+		text = append(text, int32(nn.Sample(next, o.temperature, &draw)))
 	}
-	return printable(text)
+	return printable(letters.decode(text))
 }
 
 // printable replaces what could confuse a terminal.

@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,13 +73,58 @@ func TestLearnsAndWrites(t *testing.T) {
 	}
 
 	var again bytes.Buffer
-	if err := parse(t, "--from", dir, "--sample", "the q", "--sample-bytes", "50").writeFrom(&again); err != nil {
+	if err := parse(t, "--from", dir, "--sample", "the q", "--sample-bytes", "50").writeFrom(&again, alphabet{}); err != nil {
 		t.Fatal(err)
 	}
 	if again.String() != text {
 		t.Errorf("the saved model writes %q, the trained one wrote %q", again.String(), text)
 	}
 }
+
+// Documents are trained on by their tokens, packed and not, and the tokens are trained on from a file of theirs.
+func TestTokens(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	dir := t.TempDir()
+	var lines, tokens []byte
+	words, err := readAlphabet(tokenizer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 60 {
+		text := strings.Repeat("the quick brown fox ", 1+i%5)
+		lines = fmt.Appendf(lines, "{\"text\": %q}\n", text)
+		for _, token := range words.encode(text) {
+			tokens = binary.LittleEndian.AppendUint16(tokens, uint16(token))
+		}
+	}
+	write := func(name string, content []byte) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	documents, bin := write("a.jsonl", lines), write("a.bin", tokens)
+	for name, flags := range map[string][]string{
+		"documents": {"--data", documents}, "packed": {"--data", documents, "--pack"}, "tokens": {"--data", bin, "--vocab", fmt.Sprint(words.size())},
+		"text": {"--data", write("a.txt", lines)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run := filepath.Join(t.TempDir(), "run")
+			o := parse(t, append(flags, "--tokenizer", tokenizer, "--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "--sample", "the q", "--sample-bytes", "9")...)
+			summary, text := train(t, o, run, 2)
+			if summary.ValLoss == nil || !strings.HasPrefix(text, "the q") {
+				t.Errorf("val_loss %v, and the sample is %q", summary.ValLoss, text)
+			}
+			var again bytes.Buffer
+			if err := parse(t, "--from", run, "--sample", "the q").writeFrom(&again, alphabet{}); err == nil || !strings.Contains(err.Error(), "give their --tokenizer") {
+				t.Errorf("without the tokenizer: %v", err)
+			}
+		})
+	}
+}
+
+const tokenizer = "../../data/testdata/gpt2.json"
 
 // sized writes n bytes and returns their path.
 func sized(t *testing.T, n int) string {
@@ -133,6 +180,12 @@ func TestMistakes(t *testing.T) {
 		{"no data", []string{"--data", "/nonexistent"}, "--data /nonexistent: no such file or directory; give files or folders of text"},
 		{"short data", []string{"--data", sized(t, 128)}, "--data: the text has 128 bytes, too few for --context 128: give at least 129 bytes of text, or --context 127 or less"},
 		{"one byte", []string{"--data", sized(t, 1), "--context", "1"}, "--data: the text has 1 bytes, too few for --context 1: give at least 2 bytes of text"},
+		{"two formats", []string{"--data", "a.jsonl,b.bin"}, "--data a.jsonl is of format jsonl, and b.bin of uint16: give files of one format, or --format"},
+		{"no format", []string{"--data", "a", "--format", "xml"}, "--format xml is not known: give auto, text, jsonl"},
+		{"no tokenizer", []string{"--data", corpus(t), "--format", "jsonl"}, "documents of format jsonl need --tokenizer tokenizer.json"},
+		{"no vocabulary", []string{"--data", corpus(t), "--format", "uint16"}, "give --vocab, the number of different tokens, or the --tokenizer that made them"},
+		{"a sample of unknown tokens", []string{"--data", corpus(t), "--format", "uint16", "--vocab", "70000", "--sample", "x"}, "the model has 70000 tokens, which stand for nothing here"},
+		{"packed text", []string{"--data", corpus(t), "--pack"}, "--pack: "},
 		{"temperature", []string{"--temperature", "-1"}, "--temperature"},
 		{"from without sample", []string{"--from", "x"}, "--sample"},
 		{"from nowhere", []string{"--from", "/nonexistent", "--sample", "x"}, "/nonexistent"},
@@ -150,7 +203,7 @@ func TestMistakes(t *testing.T) {
 }
 
 func TestGoSourceIsTheDefault(t *testing.T) {
-	text, err := parse(t).text()
+	text, err := parse(t).goSource()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +216,7 @@ func TestGoSourceIsTheDefault(t *testing.T) {
 		t.Errorf("the Go source tree has %d bytes", n)
 	}
 	t.Setenv("PATH", "")
-	_, err = parse(t).text()
+	_, err = parse(t).goSource()
 	var data *trainer.DataError
 	if !errors.As(err, &data) || !strings.Contains(err.Error(), "--data") {
 		t.Errorf("without the go command: %v", err)
