@@ -78,7 +78,7 @@ var comparisons = []comparison{
 // checks are the commands without a second side: they hold a bound, or look for faults.
 var checks = map[string]func(args []string) error{
 	"gossip": recovery.Gossip, "machines": recovery.Machines, "trials": recovery.Trials, "soak": recovery.Soak, "failslow": recovery.Failslow, "load": recovery.Load, "versions": recovery.Versions,
-	"losses": planning.Losses, "model": planning.Model, "clocks": planning.Clocks, "torch": python.Torch,
+	"losses": planning.Losses, "model": planning.Model, "clocks": planning.Clocks, "torch": python.Torch, "data": training.Data,
 }
 
 // find returns the command of a name.

@@ -10,6 +10,7 @@
 //	go run ./bench protect    steps with mirrors and digests and without
 //	go run ./bench traces     steps with traces and metrics and without
 //	go run ./bench keep       steps under checkpoints, their speed, and that of reading data
+//	go run ./bench data       steps with data in a bucket whose answers take 50 ms, against data on the disk
 //	go run ./bench control    how long control takes while all else is busy
 //	go run ./bench survive    recovery from SIGKILL with torchrun and a Gloo rebuild
 //	go run ./bench hosts      recovery when one of several hosts dies
