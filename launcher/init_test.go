@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -50,5 +51,45 @@ func TestInitOptimizer(t *testing.T) {
 				t.Errorf("without its state: status %d, %q", status, errs)
 			}
 		})
+	}
+}
+
+// Machines that lack the files of --init-from and --init-optimizer get them from the one that has them, whether it has a folder or a file,
+// and train to the bits of one machine. What no machine has is named.
+func TestInitTravels(t *testing.T) {
+	built(t)
+	t.Parallel()
+	work := t.TempDir()
+	do := func(args ...string) {
+		t.Helper()
+		cmd := launch(t, args...)
+		cmd.Dir = work
+		if status, out, errs := result(t, cmd); status != 0 {
+			t.Fatalf("%v: status %d\n%s%s", args, status, out, errs)
+		}
+	}
+	one := []string{"run", "--plain", "--workers", "1", "--threads", "1", "--run-dir"}
+	do(append(one, "a", alike, "--steps", "3")...)
+	do("export", "--optimizer", "--output", "after-a", "a")
+	program := []string{alike, "--steps", "3", "--init-optimizer", filepath.Join("after-a", "optimizer.safetensors"), "--init-from"}
+	do(append(append(one, "alone"), append(program, "after-a")...)...)
+	want := summaryOf(t, filepath.Join(work, "alone"))
+	begin := func(dir, from string) []*machine {
+		env := append(os.Environ(), "TMPDIR="+t.TempDir(), "XDG_CACHE_HOME="+t.TempDir())
+		args := []string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", "--listen=127.0.0.1:0", "--wait-hosts", "3"}
+		return joined(t, 3, startMachineIn(t, dir, env, "", append(append(args, program...), from)...), "join", "--plain", "--run-dir", "run", "-")
+	}
+	for _, m := range begin(work, "after-a") {
+		if status := m.end(t); status != 0 {
+			t.Fatalf("%s: status %d\n%s", m.Dir, status, &m.errs)
+		}
+		if got := summaryOf(t, m.run); got.StateSHA256 != want.StateSHA256 || got.StateSHA256 == "" {
+			t.Errorf("%s: state %s, want %s", m.Dir, got.StateSHA256, want.StateSHA256)
+		}
+	}
+	for _, m := range begin(t.TempDir(), "after-b") {
+		if status := m.end(t); status == 0 || !strings.Contains(m.errs.String(), "after-b: no such file or directory, nor on ") {
+			t.Errorf("%s: status %d\n%s", m.Dir, status, &m.errs)
+		}
 	}
 }

@@ -60,6 +60,28 @@ func TextFiles(paths []string) (*TextSet, error) {
 	return textOf(files)
 }
 
+// LocalFile is a file that a program opens itself.
+type LocalFile struct {
+	Path string // its name, on the machine that has it
+	At   string // where this machine has its content: Path, or a copy
+}
+
+// LocalFiles returns the files that match any of the patterns, as [Text] finds them, for a program that opens them itself: what this machine
+// lacks comes from another machine of the run, checked by SHA-256. Call it before the job is made, on all machines with the same patterns. The
+// files are no part of the job: that files of one name are equal where several machines have them is up to the program. Errors are of type
+// [*DataError].
+func LocalFiles(patterns ...string) ([]LocalFile, error) {
+	files, err := find.Files(patterns...)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]LocalFile, len(files))
+	for i, f := range files {
+		all[i] = LocalFile{f.Path, f.At()}
+	}
+	return all, nil
+}
+
 func textOf(files []find.File) (*TextSet, error) {
 	t := &TextSet{}
 	for _, f := range files {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/compute/tensor"
+	"github.com/soliton-train/soliton/internal/store/find"
 	"pgregory.net/rapid"
 )
 
@@ -229,4 +230,30 @@ func TestSpread(t *testing.T) {
 			}
 		}
 	})
+}
+
+// elsewhere is another machine, which has the files of one pattern.
+type elsewhere struct{ pattern, at string }
+
+func (elsewhere) Found([]string) error { return nil }
+
+func (e elsewhere) Get(pattern string, none *find.Error) ([]find.File, error) {
+	if pattern != e.pattern {
+		return nil, none
+	}
+	return []find.File{{Path: "far/x", Copy: e.at}}, nil
+}
+
+func TestLocalFiles(t *testing.T) {
+	t.Chdir(fileTree(t, map[string]string{"here/b": "", "here/a": "", "here/.hidden": ""}))
+	defer find.Ask(elsewhere{"far/*", "/cache/x"})()
+	got, err := LocalFiles("here", "far/*")
+	want := []LocalFile{{"far/x", "/cache/x"}, {"here/a", "here/a"}, {"here/b", "here/b"}}
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+	var none *DataError
+	if _, err := LocalFiles("none"); !errors.As(err, &none) || none.Path != "none" {
+		t.Errorf("%v", err)
+	}
 }

@@ -56,6 +56,9 @@ func (s *Store) Answer(m control.Lacks, say func(control.Message)) {
 		if s.gets[m.Pattern] == g {
 			delete(s.gets, m.Pattern) // the next worker tries again
 		}
+		if g.none && len(s.lacked) < maxSources { // others need not wait until this host has opened its data
+			s.lacked[m.Pattern] = true
+		}
 		s.mu.Unlock()
 		say(control.Got{ID: m.ID, None: g.none, Err: g.err.Error()})
 		return

@@ -57,6 +57,7 @@ type Store struct {
 	mu      sync.Mutex
 	sources map[string]*source // by pattern
 	gets    map[string]*get    // the same
+	lacked  map[string]bool    // patterns of which nothing was found anywhere, so far
 	held    map[string]string  // paths of listed files by SHA-256
 }
 
@@ -77,7 +78,7 @@ func New(c Config) *Store {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Store{
 		c: c, ctx: ctx, cancel: cancel, served: make(chan struct{}, maxServed), gotten: make(chan struct{}, maxGets), cache: newCache(c.Folder, c.Limit),
-		sources: make(map[string]*source), gets: make(map[string]*get), held: make(map[string]string),
+		sources: make(map[string]*source), gets: make(map[string]*get), lacked: make(map[string]bool), held: make(map[string]string),
 	}
 }
 
@@ -149,7 +150,7 @@ func (s *Store) open(m control.Fetch) (*os.File, error) {
 func (s *Store) list(ctx context.Context, m control.List) control.Listed {
 	s.mu.Lock()
 	from, known := s.sources[m.Pattern]
-	_, lacks := s.gets[m.Pattern]
+	lacks := s.gets[m.Pattern] != nil || s.lacked[m.Pattern]
 	stranded := false
 	for _, g := range s.gets {
 		stranded = stranded || g.waits.Load()

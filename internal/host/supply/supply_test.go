@@ -12,11 +12,13 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/find"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -260,6 +262,30 @@ func TestNowhere(t *testing.T) {
 		others.Wait()
 		if text := <-said; !strings.HasSuffix(text, " itself waits for other data; c cannot be asked: no route to host") {
 			t.Error(text)
+		}
+	})
+}
+
+// Hosts that look for two names, one after the other, do not wait for each other where no host has them.
+func TestNowhereInOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHosts(t, "a", "b", "c")
+		defer h.close()
+		var asking sync.WaitGroup
+		began := time.Now()
+		for i, host := range []string{"a", "b", "c"} {
+			asking.Go(func() {
+				time.Sleep(time.Duration(i) * timing.Heartbeat / 2)
+				for _, pattern := range []string{"x", "y"} {
+					if _, got := h.get(host, pattern); !got.None || !strings.HasPrefix(got.Err, "nor on ") {
+						t.Errorf("%s: %s: %+v", host, pattern, got)
+					}
+				}
+			})
+		}
+		asking.Wait()
+		if took := time.Since(began); took >= settle {
+			t.Errorf("that took %v", took)
 		}
 	})
 }

@@ -110,6 +110,29 @@ func one(path string) ([]File, error) {
 	return []File{{Path: path, Size: st.Size()}}, nil
 }
 
+// Local returns where this machine has the content of the file at path, or of the one called name in the folder there. Whether it can be
+// used, its opening shows. What this machine lacks is a folder, as far as another one has to be asked, unless the path ends as name does.
+func Local(path, name string) (string, error) {
+	st, err := os.Stat(path)
+	if err == nil && st.IsDir() {
+		path = filepath.Join(path, name)
+		_, err = os.Stat(path)
+	}
+	if elsewhere.Load() == nil || err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return path, nil
+	}
+	if err != nil && filepath.Ext(path) != filepath.Ext(name) {
+		if files, err := List([]string{filepath.Join(path, name)}); err == nil {
+			return files[0].At(), nil
+		}
+	}
+	files, err := List([]string{path})
+	if err != nil {
+		return "", err
+	}
+	return files[0].At(), nil
+}
+
 // unusable returns the error for a file that the system does not open.
 func unusable(path string, err error) error {
 	e := &Error{path, Cause(err)}

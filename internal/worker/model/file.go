@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/store/find"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/store/safetensors"
 )
@@ -19,13 +19,33 @@ const (
 	ConfigFile = "config.json"
 )
 
-// Open opens the model file at path, which may be a run directory, and checks that it holds exactly the tensors of p.
+// Open opens the model file at path, which may be a run directory, and checks that it holds exactly the tensors of p. A file that this
+// machine lacks comes from another one of the run.
 func (p *Params) Open(path string) (*safetensors.File, error) {
-	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		path = filepath.Join(path, File)
+	path, err := p.local(path, File)
+	if err != nil {
+		return nil, err
 	}
 	return openExact(path, p.infos(), "the model")
 }
+
+// local returns where the content of a file is that a user names. It asks once.
+func (p *Params) local(path, name string) (string, error) {
+	if at := p.found[name]; at.named == path && path != "" {
+		return at.here, nil
+	}
+	here, err := find.Local(path, name)
+	if err == nil {
+		if p.found == nil {
+			p.found = make(map[string]found)
+		}
+		p.found[name] = found{path, here}
+	}
+	return here, err
+}
+
+// found is where the content of a file is, which a user named.
+type found struct{ named, here string }
 
 // openExact opens a file and checks that it has exactly these tensors, which are those of what.
 func openExact(path string, tensors []safetensors.Info, what string) (*safetensors.File, error) {

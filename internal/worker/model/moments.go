@@ -3,8 +3,6 @@ package model
 import (
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"strconv"
 
 	"github.com/soliton-train/soliton/internal/store/safetensors"
@@ -25,8 +23,9 @@ type Moments struct {
 // OpenMoments opens the file at path, which may be its directory, and checks that it holds exactly the moments of those names for all
 // tensors of p.
 func (p *Params) OpenMoments(path string, names []string) (*Moments, error) {
-	if st, err := os.Stat(path); err == nil && st.IsDir() {
-		path = filepath.Join(path, OptimizerFile)
+	path, err := p.local(path, OptimizerFile)
+	if err != nil {
+		return nil, err
 	}
 	var infos []safetensors.Info
 	for _, name := range names {

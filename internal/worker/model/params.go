@@ -21,7 +21,8 @@ type Params struct {
 	tensors [][]Tensor        // by layer
 	views   [][]tensor.Tensor // into Layers, without elements where a layer is not held
 
-	checked bool // the file of the first values has the SHA-256 of the job
+	checked bool             // the file of the first values has the SHA-256 of the job
+	found   map[string]found // files of first values, by what they are called in a folder
 }
 
 // Tensor describes a parameter. Fill sets its first values.
