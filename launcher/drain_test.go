@@ -23,7 +23,8 @@ func (m *machine) awaitSteps(t *testing.T, n int) {
 }
 
 // A machine whose launcher gets SIGTERM leaves the run, and the others continue to the bits of an undisturbed run, with nothing
-// computed again; also where they had no majority without its vote. When all machines are to leave, the run stops.
+// computed again; also where they had no majority without its vote, and where two leave at the same time. When all machines are to leave, the
+// run stops.
 func TestDrain(t *testing.T) {
 	built(t)
 	t.Parallel()
@@ -31,18 +32,33 @@ func TestDrain(t *testing.T) {
 		name     string
 		machines int
 		leave    []int
+		together bool
 	}{
-		{"two of three, one after the other", 3, []int{0, 2}},
-		{"one of two", 2, []int{1}},
-		{"all", 2, []int{1, 0}},
+		{"two of three, one after the other", 3, []int{0, 2}, false},
+		{"two of three, at the same time", 3, []int{0, 2}, true},
+		{"one of two", 2, []int{1}, false},
+		{"all", 2, []int{1, 0}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			hostBaseline.Do(func() { hostBaseline.sum, _ = trainOnHosts(t, "--workers", "1") })
 			all := gathered(t, c.machines)
-			for n, i := range c.leave {
-				all[i].awaitSteps(t, 20*(n+1))
-				if err := all[i].Process.Signal(syscall.SIGTERM); err != nil {
+			drain := func(m *machine) {
+				if err := m.Process.Signal(syscall.SIGTERM); err != nil {
 					t.Fatal(err)
+				}
+			}
+			if c.together {
+				for _, i := range c.leave {
+					all[i].awaitSteps(t, 20)
+				}
+				for _, i := range c.leave {
+					drain(all[i])
+				}
+			}
+			for n, i := range c.leave {
+				if !c.together {
+					all[i].awaitSteps(t, 20*(n+1))
+					drain(all[i])
 				}
 				status, text := all[i].end(t), "this machine has left the run after step "
 				if n == c.machines-1 {
