@@ -25,29 +25,40 @@ func main() {
 	trainer.Main(func(f *flag.FlagSet) func() (trainer.Job, error) {
 		layers := f.Int("layers", 32, "layers of the model")
 		ms := f.Float64("layer-ms", 4, "milliseconds that the forward pass of a layer takes for one micro-batch; backward takes twice that")
-		return func() (trainer.Job, error) { return job(*layers, *ms) }
+		hidden := f.Int("hidden", 0, "width of a block in each layer that is there for its parameters, 33 for each; 0 for none")
+		return func() (trainer.Job, error) { return job(*layers, *ms, *hidden) }
 	})
 }
 
 // maxMS bounds the time of a layer, whose pass nothing can interrupt.
 const maxMS = 10_000
 
-func job(layers int, ms float64) (trainer.Job, error) {
+// maxHidden bounds the parameters of a layer to 2 GiB.
+const maxHidden = 1 << 24
+
+func job(layers int, ms float64, hidden int) (trainer.Job, error) {
 	if layers < 1 {
 		return trainer.Job{}, fmt.Errorf("--layers is %d; give at least 1", layers)
 	}
 	if !(ms >= 0 && ms <= maxMS) {
 		return trainer.Job{}, fmt.Errorf("--layer-ms is %v; give milliseconds from 0 to %d", ms, maxMS)
 	}
+	if hidden < 0 || hidden > maxHidden {
+		return trainer.Job{}, fmt.Errorf("--hidden is %d; give 0 to %d", hidden, maxHidden)
+	}
+	config := map[string]any{"emulated": true, "layers": layers, "layer_ms": ms}
+	if hidden > 0 {
+		config["hidden"] = hidden
+	}
 	m := trainer.Model{
-		Name: "emulated devices", Config: map[string]any{"emulated": true, "layers": layers, "layer_ms": ms},
+		Name: "emulated devices", Config: config,
 		Input:  trainer.Spec{Shape: []int{width}},
 		Target: trainer.Spec{Shape: []int{1}, Kind: trainer.Int32},
 		Loss:   nn.CrossEntropy{},
 	}
 	d := newDevice()
 	for range layers {
-		m.Layers = append(m.Layers, newLayer(d, time.Duration(ms*float64(time.Millisecond))))
+		m.Layers = append(m.Layers, newLayer(d, time.Duration(ms*float64(time.Millisecond)), hidden))
 	}
 	return trainer.Job{
 		Model: m, Data: points{},
@@ -68,8 +79,12 @@ type layer struct {
 	forward time.Duration
 }
 
-func newLayer(d *device, forward time.Duration) layer {
-	return layer{nn.Residual(nn.LayerNorm{Width: width}, nn.Linear{In: width, Out: width}, nn.GELU{}, nn.Dropout{Prob: 0.1}), d, forward}
+func newLayer(d *device, forward time.Duration, hidden int) layer {
+	block := nn.Residual(nn.LayerNorm{Width: width}, nn.Linear{In: width, Out: width}, nn.GELU{}, nn.Dropout{Prob: 0.1})
+	if hidden > 0 {
+		block = nn.Sequence(block, nn.Residual(nn.MLP{Width: width, Hidden: hidden}, shrink(1/float32(hidden))))
+	}
+	return layer{block, d, forward}
 }
 
 // Forward keeps the shape [samples, width].
@@ -82,6 +97,29 @@ func (l layer) Forward(c *trainer.Context, p []trainer.Tensor, in trainer.Tensor
 func (l layer) Backward(c *trainer.Context, p []trainer.Tensor, stash any, dout trainer.Tensor, dp []trainer.Tensor) trainer.Tensor {
 	defer l.device.take(time.Now(), 2*l.forward)
 	return l.Layer.Backward(c, p, stash, dout, dp)
+}
+
+// shrink multiplies, so that a block as wide as it may be does not drown what it is added to.
+type shrink float32
+
+func (shrink) Params() []trainer.Param { return nil }
+
+// Forward keeps the shape of its input.
+func (s shrink) Forward(_ *trainer.Context, _ []trainer.Tensor, in trainer.Tensor) (trainer.Tensor, any) {
+	return s.times(in), nil
+}
+
+// Backward is Forward's.
+func (s shrink) Backward(_ *trainer.Context, _ []trainer.Tensor, _ any, dout trainer.Tensor, _ []trainer.Tensor) trainer.Tensor {
+	return s.times(dout)
+}
+
+func (s shrink) times(x trainer.Tensor) trainer.Tensor {
+	y := trainer.NewTensor(trainer.Float32, x.Shape...)
+	for i, v := range x.F {
+		y.F[i] = float32(s) * v
+	}
+	return y
 }
 
 // device makes layers take their time. It is shared by all of a worker, since it

@@ -11,7 +11,7 @@ import (
 )
 
 func TestLayer(t *testing.T) {
-	trainertest.Layer(t, newLayer(newDevice(), 0), trainer.Spec{Shape: []int{width}}, trainertest.Options{})
+	trainertest.Layer(t, newLayer(newDevice(), 0, 0), trainer.Spec{Shape: []int{width}}, trainertest.Options{})
 }
 
 // A device is as fast as it is told in the mean, whatever else its tasks wait for.
@@ -39,16 +39,17 @@ func TestDevice(t *testing.T) {
 }
 
 func TestJob(t *testing.T) {
-	j, err := job(3, 1)
+	j, err := job(3, 1, 0)
 	if err != nil || len(j.Model.Layers) != 3 || !strings.Contains(j.Model.Name, "emulated") {
 		t.Errorf("%+v, %v", j.Model, err)
 	}
 	for _, c := range []struct {
 		layers int
 		ms     float64
+		hidden int
 		want   string
-	}{{0, 1, "--layers"}, {1, -1, "--layer-ms"}, {1, 1e9, "--layer-ms"}} {
-		if _, err := job(c.layers, c.ms); err == nil || !strings.Contains(err.Error(), c.want) {
+	}{{0, 1, 0, "--layers"}, {1, -1, 0, "--layer-ms"}, {1, 1e9, 0, "--layer-ms"}, {1, 1, -1, "--hidden"}, {1, 1, 1 << 30, "--hidden"}} {
+		if _, err := job(c.layers, c.ms, c.hidden); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}

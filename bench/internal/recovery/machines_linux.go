@@ -60,6 +60,7 @@ func Machines(args []string) error {
 	steps := f.Int("steps", 200, "steps of a run")
 	ms := f.Float64("layer-ms", 5, "milliseconds of a pass of a layer; steps take 12 times that")
 	flags := f.String("flags", "", "further flags of launcher run")
+	program := f.String("program", "", "further flags of examples/emulated, as --hidden 1356000 for 1 GB of parameters and optimizer state")
 	seed := f.Uint64("seed", 1, "of the moments and machines")
 	each := f.Bool("each", false, "also print each recovery, with its phases")
 	if err := f.Parse(args); err != nil {
@@ -77,6 +78,7 @@ func Machines(args []string) error {
 	}
 	t := machineTrial{dir: l.Dir, steps: *steps, flags: strings.Fields(*flags), program: []string{"--layers", "2", "--global-batch", "12",
 		"--steps", fmt.Sprint(*steps), "--layer-ms", fmt.Sprint(*ms)}, r: rand.New(rand.NewPCG(*seed, 15))}
+	t.program = append(t.program, strings.Fields(*program)...)
 	if err := t.undisturbed(); err != nil {
 		return err
 	}
