@@ -504,6 +504,8 @@ class TestRefused(unittest.TestCase):
             "layer 0.Returns returns a tuple with a str": {"layers": [Returns(lambda x: (x, "y"))]},
             "layer 0.Returns returns torch.float64; a layer must return float32 or integers": {"layers": [Returns(lambda x: x.double())]},
             "layer 0.Returns returns shape [] for 4 samples": {"layers": [Returns(lambda x: x.sum())]},
+            "sample 0 of Job.data is a dict; give a pair (input, target), or a function Job.collate": {"data": Data(lambda i: {"x": 1})},
+            "Job.data is a DataLoader; give its dataset, and its collate_fn as Job.collate": {"data": torch.utils.data.DataLoader(Data(plain))},
             "Job.data is a list_iterator": {"data": iter([1])},
             "the input is torch.float64": {"data": Data(lambda i: (torch.randn(4).double(), 1))},
             "sample 1 of Job.data: the input is [5] of torch.float32, that of sample 0 is [4] of torch.float32": {"data": Data(lambda i: (torch.randn(4 + i), 1))},
@@ -526,6 +528,19 @@ class TestRefused(unittest.TestCase):
                 with self.assertRaises(_describe.Refused) as caught:
                     program(**given)
                 self.assertIn(text, str(caught.exception))
+
+
+class TestExplain(unittest.TestCase):
+    def test_names_the_call(self):
+        wrong = lambda *given: torch.ones(2) @ torch.ones(3)  # noqa: E731
+        for text, given in {
+            'in Forward of layer "1.Linear": RuntimeError: mat1 and mat2': {"layers": [nn.Linear(4, 3), nn.Linear(4, 2)]},
+            "in the loss: RuntimeError: ": {"loss": wrong},
+            "in Job.collate: RuntimeError: ": {"collate": wrong},
+        }.items():
+            with self.assertRaises(RuntimeError) as caught:
+                program(**given)
+            self.assertIn(text, _describe.explain(caught.exception, "/nowhere")["text"])
 
 
 if __name__ == "__main__":

@@ -166,7 +166,8 @@ def main(job):
 def load(run):
     """Returns the parameters of a run directory, or of a safetensors file, as a state_dict on the CPU.
 
-    Of a run directory, a parameter that the model has under several names has all of them.
+    Of a run directory, a parameter that the model has under several names has all of them. Buffers are not there: they are as the program
+    makes them, so give a model that has some load_state_dict(load(run), strict=False).
     """
     import torch
 

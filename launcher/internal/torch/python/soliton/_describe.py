@@ -1,5 +1,6 @@
 """Makes a job into a program that a worker can run: checks it, traces one micro-batch, and describes it."""
 
+import contextlib
 import ctypes
 import fcntl
 import functools
@@ -55,6 +56,8 @@ def explain(error, folder):
         text = f"it called sys.exit({error.code!r})"
     elif not isinstance(error, Refused):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    if hasattr(error, "_soliton_in"):
+        text = f"in {error._soliton_in}: {text}"
     if isinstance(error, SyntaxError) and error.filename:
         text = f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     elif mine or own:
@@ -65,6 +68,17 @@ def explain(error, folder):
         "trace": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
         "refused": isinstance(error, Refused),
     }
+
+
+@contextlib.contextmanager
+def within(call):
+    """Names the call in which an exception comes up."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, Refused) and not hasattr(error, "_soliton_in"):
+            error._soliton_in = call
+        raise
 
 
 class Parts:
@@ -124,6 +138,8 @@ class Source:
     def __init__(self, data, what, like=None):
         self.data, self.what = data, what
         if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            if isinstance(data, torch.utils.data.DataLoader):
+                raise Refused(f"Job.{what} is a DataLoader; give its dataset, and its collate_fn as Job.collate if it has one")
             raise Refused(f"Job.{what} is {kind(data)}; give a map-style data set, which has __len__ and __getitem__")
         if len(data) < 1:
             raise Refused(f"Job.{what} has no samples")
@@ -149,7 +165,7 @@ class Source:
         """Returns the tensors of input and target of a sample, and whether they were a tuple."""
         sample = self.data[index]
         if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            raise Refused(f"sample {index} of Job.{self.what} is {kind(sample)}; give a pair (input, target)")
+            raise Refused(f"sample {index} of Job.{self.what} is {kind(sample)}; give a pair (input, target), or a function Job.collate that makes one of a list of samples")
         return sides_of(sample, f"sample {index} of Job.{self.what}")
 
     def packed(self, index, number):
@@ -235,7 +251,8 @@ class Collated(Source):
         """Returns the tensors of inputs and targets, and whether they were tuples."""
         samples = [self.kept.pop(key) if key in self.kept else self.read(key) for key in keys]
         seed(int.from_bytes(hashlib.sha256(b"".join(KEY.pack(*key) for key in keys)).digest()[:8], "little"))
-        made = self.collate(samples)
+        with within("Job.collate"):
+            made = self.collate(samples)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise Refused(f"Job.collate returns {kind(made)}; it must return a pair (inputs, targets)")
         sides = sides_of(made, "what Job.collate returns")
@@ -668,11 +685,16 @@ class Program:
         samples = min(self.job.micro_batch, 4)
         x, y = self.data.batch(samples)
         made, passes = [], []
+
+        def run():
+            with within(f'Forward of layer "{layer.name}"'):
+                return layer.forward(x, True, layer.index)
+
         for layer in self.layers:
             buffers = {name: b.clone() for name, b in layer.module.named_buffers()}
             before = [t.clone() for t in x]
             try:
-                out, kept = layer.forward(x, True, layer.index)
+                out, kept = run()
                 layer.writes = layer.writes or not all(torch.equal(a, b) for a, b in zip(x, before))
             except RuntimeError as error:
                 if "leaf variable" not in str(error).lower():
@@ -680,7 +702,7 @@ class Program:
                 layer.writes = True
             if layer.writes:
                 x = before
-                out, kept = layer.forward(x, True, layer.index)
+                out, kept = run()
             for name, b in layer.module.named_buffers():
                 if name not in buffers or not torch.equal(b, buffers[name]):
                     raise Refused(f"layer {layer.name} changes its buffer {name} in forward, so its result depends on which micro-batches "
@@ -690,13 +712,15 @@ class Program:
             made.append((f"layer {layer.name}", digest_of(x)))
         for name, (total, count) in zip(self.job.metrics, self.measure(x, y, samples, len(self.layers))):
             made.append((f"Job.metrics[{name!r}]", struct.pack("<dq", total, count)))
-        total, _, count, grads = self.loss(x, y, samples, True, len(self.layers))
+        with within("the loss"):
+            total, _, count, grads = self.loss(x, y, samples, True, len(self.layers))
         if not math.isfinite(total):
             raise Refused(f"the loss of the first {samples} samples is {total}; check layers, loss and data")
         made.append(("Job.loss", hashlib.sha256(struct.pack("<dq", total, count) + digest_of(grads)).digest()))
         owed = {}
         for layer, kept in zip(reversed(self.layers), reversed(passes)):
-            grads = layer.backward(kept, grads, layer.index)
+            with within(f'Backward of layer "{layer.name}"'):
+                grads = layer.backward(kept, grads, layer.index)
             made.append((f"the backward pass of layer {layer.name}", digest_of((grads if layer.index > 0 else []) + layer.settle(owed))))
         return made
 
