@@ -329,8 +329,8 @@ type Fetched struct {
 	Skips []byte
 }
 
-// Fetch copies the newest whole checkpoint of the run of a claim into the run directory dir.
-func Fetch(ctx context.Context, b Bucket, c Claim, dir string) (f Fetched, err error) {
+// Fetch copies the newest whole checkpoint of the run of a claim into the run directory dir, or that of a step above 0.
+func Fetch(ctx context.Context, b Bucket, c Claim, dir string, step int) (f Fetched, err error) {
 	claims, err := generations(ctx, b)
 	if err != nil {
 		return f, fmt.Errorf("%s: %w", b, err)
@@ -341,8 +341,11 @@ func Fetch(ctx context.Context, b Bucket, c Claim, dir string) (f Fetched, err e
 	}
 	for _, p := range all {
 		m := p.manifest
+		if step > 0 && m.Step != step {
+			continue
+		}
 		if !c.Job.Eras().Has(m.Job, m.Step) {
-			f.Refused = append(f.Refused, fmt.Sprintf("%s: it is of another job", p.name))
+			f.Refused = append(f.Refused, fmt.Sprintf("%s: %v", p.name, errForeign))
 			continue
 		}
 		if f.Skips == nil {
@@ -367,6 +370,9 @@ func Fetch(ctx context.Context, b Bucket, c Claim, dir string) (f Fetched, err e
 	}
 	return f, nil
 }
+
+// errForeign says that a checkpoint is not of the run of the newest claim.
+var errForeign = errors.New("it is of another job")
 
 // errDigest says that skips.jsonl is not what the manifest says.
 var errDigest = errors.New("it has not the digest of the manifest")

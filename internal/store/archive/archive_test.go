@@ -51,7 +51,7 @@ func wantStep(t *testing.T, b Bucket, step int) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	got, err := Fetch(t.Context(), b, c, dir)
+	got, err := Fetch(t.Context(), b, c, dir, 0)
 	if err != nil || got.Step != step {
 		t.Fatalf("%+v, %v; want step %d", got, err, step)
 	}
@@ -101,7 +101,7 @@ func TestSkips(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := Fetch(t.Context(), b, c, t.TempDir())
+		got, err := Fetch(t.Context(), b, c, t.TempDir(), 0)
 		if err != nil || string(got.Skips) != skips || !strings.Contains(strings.Join(got.Refused, "\n"), refused) {
 			t.Errorf("%q, refused %q: %v; want %q, refused %q", got.Skips, got.Refused, err, skips, refused)
 		}

@@ -69,7 +69,7 @@ func Restore(ctx context.Context, b archive.Bucket, path string, say func(text s
 	if err != nil {
 		return "", err
 	}
-	found, err := archive.Fetch(ctx, b, claim, dir.Path())
+	found, err := archive.Fetch(ctx, b, claim, dir.Path(), 0)
 	for _, text := range found.Refused {
 		say(text + "; the checkpoint is not used")
 	}

@@ -10,7 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/store/archive"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
+	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -31,11 +33,11 @@ type Saved struct {
 func NewCheckpoints() *cobra.Command {
 	var asJSON, check bool
 	cmd := &cobra.Command{
-		Use:   "checkpoints [RUN_DIR]",
+		Use:   "checkpoints [RUN_DIR|URL]",
 		Short: "List the checkpoints of a run",
 		Long: `checkpoints lists what a run directory, by default runs/latest, has of checkpoints, the
 newest first: step, size, the loss of the step, val_loss where an evaluation followed it, age,
-and state.
+and state. Of a URL, or the folder of --checkpoints, it lists what arrived there.
 
 A checkpoint is whole if all its files have their sizes; with --check they are read, and it is
 verified if they have their SHA-256. It is partial if other machines of the run have the rest,
@@ -45,16 +47,14 @@ unfinished while it is written or if the run ended meanwhile, and otherwise unus
 launcher run --keep, --keep-every and --keep-best say which checkpoints stay.`,
 		Example: `  launcher checkpoints
   launcher checkpoints --check runs/gpt-20260102-150405
+  launcher checkpoints s3://bucket/run
   launcher checkpoints --json | jq 'min_by(.val_loss // infinite).step'`,
-		Args: cli.AtMost(1, "[RUN_DIR]"),
+		Args: cli.AtMost(1, "[RUN_DIR|URL]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := append(args, cli.Latest)[0]
-			if _, err := cli.ReadRun(path); err != nil {
-				return err
-			}
-			all, err := Checkpoints(cmd.Context(), path, check)
+			all, err := listed(cmd.Context(), path, check)
 			if err != nil {
-				return cli.Fail(err)
+				return err
 			}
 			if err := cli.Print(cmd.OutOrStdout(), all, asJSON, func(out io.Writer) error { return printCheckpoints(out, path, all, time.Now()) }); err != nil {
 				return err
@@ -72,6 +72,60 @@ launcher run --keep, --keep-every and --keep-best say which checkpoints stay.`,
 	return cmd
 }
 
+// listed returns the checkpoints of a run directory or target, the newest first.
+func listed(ctx context.Context, path string, check bool) ([]Saved, error) {
+	if bucket.Holds(path) {
+		b, err := bucket.Open(path)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		all, err := archived(ctx, b, check)
+		if err != nil {
+			return nil, cli.Fail(err)
+		}
+		return all, nil
+	}
+	if _, err := cli.ReadRun(path); err != nil {
+		return nil, err
+	}
+	all, err := Checkpoints(ctx, path, check)
+	if err != nil {
+		return nil, cli.Fail(err)
+	}
+	return all, nil
+}
+
+// archived returns the checkpoints of a target.
+func archived(ctx context.Context, b archive.Bucket, check bool) ([]Saved, error) {
+	entries, err := archive.List(ctx, b, check)
+	if err != nil {
+		return nil, err
+	}
+	all := []Saved{}
+	for _, e := range entries {
+		c := Saved{Step: e.Step, State: "whole", Here: e.Here}
+		if e.Manifest != nil {
+			c.describe(e.Manifest)
+		}
+		switch {
+		case e.Err != nil:
+			c.State, c.Error = "unusable", e.Err.Error()
+		case check:
+			c.State = "verified"
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// describe takes what a manifest says.
+func (c *Saved) describe(m *checkpoint.Manifest) {
+	c.Bytes, c.Loss, c.ValLoss, c.Files = m.Size(), m.Loss, m.ValLoss, len(m.Files)
+	if !m.Made.IsZero() {
+		c.Made = &m.Made.Time
+	}
+}
+
 // Checkpoints returns the checkpoints of a run directory, the newest first.
 func Checkpoints(ctx context.Context, dir string, check bool) ([]Saved, error) {
 	entries, err := checkpoint.List(dir)
@@ -82,10 +136,7 @@ func Checkpoints(ctx context.Context, dir string, check bool) ([]Saved, error) {
 	for _, e := range entries {
 		c := Saved{Step: e.Step, State: "whole"}
 		if m := e.Manifest; m != nil {
-			c.Bytes, c.Loss, c.ValLoss, c.Files = m.Size(), m.Loss, m.ValLoss, len(m.Files)
-			if !m.Made.IsZero() {
-				c.Made = &m.Made.Time
-			}
+			c.describe(m)
 			for i := range m.Files {
 				if has, err := checkpoint.Has(ctx, dir, m, i, false); err != nil {
 					return nil, err

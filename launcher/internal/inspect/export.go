@@ -12,9 +12,11 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/soliton-train/soliton/internal/store/archive"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/worker/model"
+	"github.com/soliton-train/soliton/launcher/internal/bucket"
 	"github.com/soliton-train/soliton/launcher/internal/cli"
 )
 
@@ -30,7 +32,7 @@ func NewExport() *cobra.Command {
 	var output string
 	var optimizer bool
 	cmd := &cobra.Command{
-		Use:   "export [flags] [RUN_DIR]",
+		Use:   "export [flags] [RUN_DIR|URL]",
 		Short: "Write a checkpoint as model.safetensors",
 		Long: `export writes the parameters of a checkpoint as model.safetensors: the newest whole one of
 RUN_DIR, by default runs/latest, or that of --step. The run may be under way. The file is what the
@@ -40,18 +42,25 @@ With --optimizer, optimizer.safetensors beside it has the optimizer's state: for
 exp_avg/NAME and exp_avg_sq/NAME, for sgd momentum/NAME, with the shapes of the parameters. Its
 metadata has the number of updates as "step". --init-optimizer takes it, beside --init-from.
 
-All files of the checkpoint are read and checked against their SHA-256 before.`,
+All files of the checkpoint are read and checked against their SHA-256 before. Those of a URL, or
+of the folder of --checkpoints, are copied to TMPDIR meanwhile.`,
 		Example: `  launcher export runs/latest
-  launcher export --step 4000 --optimizer --output exported/ runs/gpt-20260102-150405`,
-		Args: cli.AtMost(1, "[RUN_DIR]"),
+  launcher export --step 4000 --optimizer --output exported/ runs/gpt-20260102-150405
+  launcher export --output exported/ s3://bucket/run`,
+		Args: cli.AtMost(1, "[RUN_DIR|URL]"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := append(args, cli.Latest)[0]
 			if cmd.Flags().Changed("step") && step < 1 {
 				return fmt.Errorf("--step %d: give at least 1", step)
 			}
-			run, err := cli.ReadRun(path)
-			if err != nil {
-				return err
+			var job rundir.Job
+			of := bucket.Holds(path)
+			if !of {
+				run, err := cli.ReadRun(path)
+				if err != nil {
+					return err
+				}
+				job = run.Job
 			}
 			names := []string{modelFile}
 			if optimizer {
@@ -62,7 +71,18 @@ All files of the checkpoint are read and checked against their SHA-256 before.`,
 					return fmt.Errorf("--output %s: %s is there already; give another directory", output, name)
 				}
 			}
-			at, err := export(cmd.Context(), path, run.Job, step, output, names)
+			if of {
+				dir, err := os.MkdirTemp("", "export-*")
+				if err != nil {
+					return cli.Fail(err)
+				}
+				defer os.RemoveAll(dir)
+				if job, err = fetch(cmd.Context(), path, dir, step); err != nil {
+					return cli.Fail(err)
+				}
+				path = dir
+			}
+			at, err := export(cmd.Context(), path, job, step, output, names)
 			if err != nil {
 				return cli.Fail(err)
 			}
@@ -78,6 +98,29 @@ All files of the checkpoint are read and checked against their SHA-256 before.`,
 	cmd.Flags().StringVar(&output, "output", ".", "`directory` for the files, which is made")
 	cmd.Flags().BoolVar(&optimizer, "optimizer", false, "write the optimizer's state as well")
 	return cmd
+}
+
+// fetch copies a checkpoint of a target, the newest whole one for step 0, into a directory.
+func fetch(ctx context.Context, url, dir string, step int) (rundir.Job, error) {
+	b, err := bucket.Open(url)
+	if err != nil {
+		return rundir.Job{}, fmt.Errorf("%s: %w", url, err)
+	}
+	claim, err := archive.Newest(ctx, b)
+	if err != nil {
+		return rundir.Job{}, err
+	}
+	found, err := archive.Fetch(ctx, b, claim, dir, step)
+	if err == nil && found.Step == 0 {
+		err = fmt.Errorf("%s: no whole checkpoint", b)
+		if step > 0 {
+			err = fmt.Errorf("--step %d: no whole checkpoint; launcher checkpoints %s lists what there is", step, b)
+		}
+		if len(found.Refused) > 0 {
+			err = fmt.Errorf("%w: %s", err, found.Refused[0])
+		}
+	}
+	return claim.Job, err
 }
 
 // export writes files of a checkpoint of a run, the newest one for step 0, into a directory.
