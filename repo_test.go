@@ -86,6 +86,10 @@ var importRules = []importRule{
 		why: "buckets are one kind of archive.Bucket, or of data, which is all that the rest needs to know; users' programs do without their client unless they ask for it",
 	},
 	{
+		from: []string{"..."}, except: []string{"launcher/internal/bucket/..."}, tests: true, ban: []string{"google.golang.org/api/...", "github.com/Azure/..."},
+		why: "buckets are one kind of archive.Bucket, which is all that the rest needs to know; users' programs are to do without their clients",
+	},
+	{
 		from: []string{"..."}, ban: []string{"launcher/...", "examples/...", "bench/..."}, tests: true,
 		except: []string{"launcher/...", "examples/...", "bench/..."},
 		why:    "launcher, examples and bench are ends: what others need from them belongs into a package",
@@ -491,7 +495,7 @@ func checkSleeps(files []file) (faults []string) {
 }
 
 // testModules are for tests of this repository alone; nobody installs them.
-var testModules = []string{"launcher/browsertest/go.mod", "launcher/internal/kube/k8stest/go.mod", "launcher/internal/bucket/s3test/go.mod"}
+var testModules = []string{"launcher/browsertest/go.mod", "launcher/internal/kube/k8stest/go.mod", "launcher/internal/bucket/s3test/go.mod", "launcher/internal/bucket/gcstest/go.mod"}
 
 // checkReplace forbids replace directives: go run and go install refuse a module that has them, and they hide what is built.
 // The browser tests are not installed, and must test the tree they are in.

@@ -106,6 +106,7 @@ func serveHost(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 		Settings: settings, Target: target,
 		Start: spawn.Starter(spawn.Command{
 			Path: a.File, Args: a.Args, Links: links.Path(), Addr: reached.Addr().String(), Ports: a.Ports, Key: key,
+			Withhold: bucket.Secrets(settings.Checkpoints),
 		}, dir.LogFile),
 		RunDir: dir, Hosts: a.Hosts, Self: a.Self, Enters: a.Enters, TieBreak: a.TieBreak, Secret: a.Secret, Link: link, Ports: a.Ports, Rejected: rejected,
 		Log: func(self host.Addr) (log agree.Log, err error) {

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -8,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 // A run whose machine is lost is resumed from the folder to which its checkpoints went, under another layout.
@@ -50,6 +54,34 @@ func TestResumeFromTarget(t *testing.T) {
 		t.Errorf("it did not go on from a checkpoint, or saved none: %d", archived)
 	}
 
+	// What is there can be listed and exported, without a run directory.
+	var list, errs strings.Builder
+	if status := execute([]string{"checkpoints", "--check", "--json", "file://" + place}, &list, &errs); status != 0 {
+		t.Errorf("status %d, %s", status, &errs)
+	}
+	var all []inspect.Saved
+	if err := json.Unmarshal([]byte(list.String()), &all); err != nil || len(all) == 0 || all[0].Step != 100 || all[0].State != "verified" || all[0].Here != all[0].Files || all[0].Loss == nil {
+		t.Errorf("%v: %s", err, &list)
+	}
+	to := filepath.Join(cwd, "exported")
+	if status := execute([]string{"export", "--output", to, "file://" + place}, &list, &errs); status != 0 {
+		t.Errorf("status %d, %s", status, &errs)
+	}
+	exported, err := os.ReadFile(filepath.Join(to, "model.safetensors"))
+	written, wrong := os.ReadFile(filepath.Join(cwd, "found", "model.safetensors"))
+	if err := errors.Join(err, wrong); err != nil || !bytes.Equal(exported, written) {
+		t.Errorf("%v: what is exported is not what the run wrote", err)
+	}
+	for want, args := range map[string][]string{
+		`--step 7: no whole checkpoint; launcher checkpoints `: {"export", "--step", "7", "--output", filepath.Join(cwd, "x"), place},
+		"holds no run": {"checkpoints", "file://" + filepath.Join(cwd, "nothing")},
+	} {
+		errs.Reset()
+		if status := execute(args, &list, &errs); status != 1 || !strings.Contains(errs.String(), want) {
+			t.Errorf("%q: status %d, %s", args, status, &errs)
+		}
+	}
+
 	// On a machine without the run directory, the same command goes on as well.
 	if _, sum := finished(t, cwd, filepath.Join(cwd, "again"), "run", "--plain", "--workers", "1", "--threads", "1", "--resume", "auto", "--run-dir", "again", "--checkpoints", "place", mlp, "--steps", "100", "--checkpoint-every", "5"); sum.StateSHA256 != want.StateSHA256 || sum.Loss != want.Loss {
 		t.Errorf("%+v\nwant %+v", sum, want)
@@ -61,7 +93,7 @@ func TestTargetFails(t *testing.T) {
 	built(t)
 	t.Parallel()
 	cwd := t.TempDir()
-	for place, want := range map[string]string{"ftp://x/y": "ftp:// is not known", "s3://": "give s3://BUCKET/RUN", "s3://b?x=1": "x is not known"} {
+	for place, want := range map[string]string{"ftp://x/y": "ftp:// is not known", "s3://": "give s3://BUCKET/RUN", "s3://b?x=1": "x is not known", "gs:///y": "give gs://BUCKET/RUN", "gs://b/y?region=x": "takes nothing behind ?", "azblob://c?x=1": "behind ? give account=NAME or endpoint=URL"} {
 		if status, _, errs := result(t, launchIn(cwd, "run", "--checkpoints", place, mlp)); status != 2 || !strings.Contains(errs, want) {
 			t.Errorf("%s: status %d, %q", place, status, errs)
 		}

@@ -253,7 +253,7 @@ func sharedFlags(flags *pflag.FlagSet, f *runFlags) {
 	flags.IntVar(&f.verify, "verify", session.DefaultVerify, "micro-batches that a worker runs for each that it repeats as a check; 0: none")
 	flags.StringVar(&f.badSamples, "bad-samples", "fail", "what follows when no worker can read a sample: fail, or skip it")
 	cli.KeepFlags(flags, &f.keep)
-	flags.StringVar(&f.target, "checkpoints", "", "where checkpoints go beside the run directory: a folder, or `URL` such as s3://BUCKET/RUN")
+	flags.StringVar(&f.target, "checkpoints", "", "where checkpoints go beside the run directory: a folder, or `URL` of s3, gs or azblob")
 	flags.StringSliceVar(&f.allow, "allow", nil, "`names` of what may have changed when a run is resumed, such as program,lr")
 	clockFlags(flags, f)
 	pageFlag(flags, f)
@@ -470,7 +470,7 @@ func trainIn(ctx context.Context, f runFlags, p program, args []string, dir *run
 	}
 	h, err := host.New(host.Config{
 		Settings: settings, Target: target,
-		Workers: f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: all, Links: links.Path()}, dir.LogFile),
+		Workers: f.workers, Start: spawn.Starter(spawn.Command{Path: file, Args: all, Links: links.Path(), Withhold: bucket.Secrets(settings.Checkpoints)}, dir.LogFile),
 		RunDir: dir, Console: host.Console{View: v, Output: f.stage.printed(programOutput(stdout), reportOutput), Telemetry: told}, Clocks: clocks.Open(f.clocks, f.sysfs),
 	})
 	if err != nil {

@@ -71,7 +71,7 @@ func launch(c Command) (*process, error) {
 	if len(canaries) < len(id.Canaries) {
 		clear(id.Canaries[:])
 	}
-	cmd.Env = append(os.Environ(), id.Environ()...)
+	cmd.Env = append(environ(c.Withhold), id.Environ()...)
 	err = platform.StartChild(cmd)
 	for _, f := range cmd.ExtraFiles {
 		_ = f.Close()
@@ -86,6 +86,14 @@ func launch(c Command) (*process, error) {
 		cmd: cmd, log: c.Log, logFrom: logFrom, conn: conn.(*net.UnixConn), progress: record, canaries: canaries,
 		exited: make(chan struct{}), reaped: make(chan struct{}),
 	}, nil
+}
+
+// environ returns the environment of this process without some variables.
+func environ(without []string) []string {
+	return slices.DeleteFunc(os.Environ(), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		return slices.Contains(without, name)
+	})
 }
 
 type process struct {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -49,6 +50,19 @@ func spinning(t *testing.T, id int) (p *process, conn *control.Conn, child strin
 		time.Sleep(time.Millisecond)
 	}
 	return p, conn, m.(control.Output).Text
+}
+
+// A worker gets the environment of this process, without what is withheld.
+func TestWithheld(t *testing.T) {
+	t.Setenv("SPAWN_SECRET", "secret=value")
+	t.Setenv("SPAWN_SECRET_NOT", "value")
+	got := environ([]string{"SPAWN_SECRET", "SPAWN_ABSENT"})
+	if !slices.Contains(got, "SPAWN_SECRET_NOT=value") || slices.ContainsFunc(got, func(e string) bool { return strings.Contains(e, "secret") }) {
+		t.Errorf("%q", got)
+	}
+	if len(environ(nil)) != len(os.Environ()) {
+		t.Error("nothing is withheld, and something is missing")
+	}
 }
 
 // A worker that is killed has ended, and all is known of it, while its process is not reaped.

@@ -80,6 +80,7 @@ type Command struct {
 	Addr        string // IP address at which workers of other hosts reach it; "" where there are none
 	Ports       ports.Range
 	Key         auth.Key // of the run
+	Withhold    []string // environment variables of this process that it does not get: secrets that are not for the program
 
 	// Log gets the standard output and error of the process, and is closed when the process has exited; nil drops them.
 	Log *os.File

@@ -1,21 +1,17 @@
-// Package bucket opens the target of --checkpoints: a folder, or a bucket of an S3 server.
+// Package bucket opens the target of --checkpoints: a folder, or a bucket of S3, Google Cloud Storage or Azure Blob Storage.
+//
+// Credentials come from the environment of the launcher, as the clients of each cloud take them. They go to that cloud alone: URLs of
+// targets, which are written into job.json, have none, and no error has the URL of a request. Workers do not inherit those that no data
+// are read with ([Secrets]).
 package bucket
 
 import (
-	"bytes"
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/url"
-	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-
-	"github.com/minio/minio-go/v7"
-	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/soliton-train/soliton/internal/store/archive"
 )
@@ -31,9 +27,33 @@ func Absolute(text string) (string, error) {
 	return filepath.Abs(text)
 }
 
-// Open opens a target: file:///PATH, s3://BUCKET/PREFIX, or the path of a folder. Of an S3 server, the environment has the keys, as of
-// every S3 client: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SHARED_CREDENTIALS_FILE and AWS_PROFILE, or the role of the
-// machine; AWS_ENDPOINT_URL names a server other than Amazon's, and so does ?endpoint=URL. Nothing is asked of the server yet.
+// clouds are the schemes of buckets.
+var clouds = map[string]struct {
+	open func(text, bucket, prefix string, query url.Values) (archive.Bucket, error)
+	keys []string // that may follow the ? of a URL, and what they are
+
+	// secrets are the environment variables that give access to the bucket by themselves. Those of S3 are not among them: workers
+	// read data from such buckets with the same keys.
+	secrets []string
+}{
+	"s3": {openS3, []string{"endpoint=URL", "region=NAME"}, nil},
+	"gs": {openGCS, nil, nil}, // the environment has the names of files
+	"azblob": {openAzure, []string{"account=NAME", "endpoint=URL"}, []string{
+		"AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD",
+	}},
+}
+
+// known says what a target may be.
+const known = "give a folder, file:///PATH, s3://BUCKET/RUN, gs://BUCKET/RUN or azblob://CONTAINER/RUN"
+
+// Secrets returns the environment variables of a target that workers do not get.
+func Secrets(text string) []string {
+	scheme, _, _ := strings.Cut(text, "://")
+	return clouds[scheme].secrets
+}
+
+// Open opens a target: file:///PATH, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, azblob://CONTAINER/PREFIX, or the path of a folder. The
+// environment has the credentials. Nothing is asked of a server yet.
 func Open(text string) (archive.Bucket, error) {
 	if !IsURL(text) {
 		path, err := filepath.Abs(text)
@@ -41,119 +61,76 @@ func Open(text string) (archive.Bucket, error) {
 	}
 	u, err := url.Parse(text)
 	if err != nil {
-		return nil, errors.New("give a folder, or a URL such as s3://BUCKET/RUN")
+		return nil, errors.New("it is no URL: " + known)
 	}
-	switch u.Scheme {
-	case "file":
+	if u.Scheme == "file" {
 		if (u.Host != "" && u.Host != "localhost") || u.Path == "" {
 			return nil, errors.New("give file:///PATH")
 		}
 		return archive.Folder{Path: filepath.Clean(filepath.FromSlash(u.Path))}, nil
-	case "s3":
-		return openS3(text, u)
 	}
-	return nil, fmt.Errorf("%s:// is not known: give a folder, file:///PATH or s3://BUCKET/RUN", u.Scheme)
-}
-
-func openS3(text string, u *url.URL) (archive.Bucket, error) {
-	query := u.Query()
-	for key := range query {
-		if key != "endpoint" && key != "region" {
-			return nil, fmt.Errorf("%s is not known: behind ? give endpoint=URL or region=NAME", key)
-		}
+	cloud, ok := clouds[u.Scheme]
+	if !ok {
+		return nil, fmt.Errorf("%s:// is not known: %s", u.Scheme, known)
 	}
 	if u.Host == "" || u.User != nil {
-		return nil, errors.New("give s3://BUCKET/RUN, and keys in the environment")
+		return nil, fmt.Errorf("give %s://BUCKET/RUN, and credentials in the environment", u.Scheme)
 	}
-	server, err := url.Parse(cmp.Or(query.Get("endpoint"), os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com"))
-	if err != nil || server.Host == "" || server.Scheme != "https" && server.Scheme != "http" {
-		return nil, errors.New("endpoint is not the URL of a server: give https://HOST or http://HOST:PORT")
-	}
-	client, err := minio.New(server.Host, &minio.Options{
-		Secure: server.Scheme == "https",
-		Region: cmp.Or(query.Get("region"), os.Getenv("AWS_REGION"), os.Getenv("AWS_DEFAULT_REGION")),
-		Creds: credentials.NewChainCredentials([]credentials.Provider{
-			&credentials.EnvAWS{}, &credentials.FileAWSCredentials{}, &credentials.IAM{},
-		}),
-		MaxRetries: 3, // the host tries again, later
-	})
-	if err != nil {
-		return nil, err
+	query := u.Query()
+	for key := range query {
+		if !slices.ContainsFunc(cloud.keys, func(k string) bool { return strings.HasPrefix(k, key+"=") }) {
+			if len(cloud.keys) == 0 {
+				return nil, fmt.Errorf("%s is not known: %s:// takes nothing behind ?", key, u.Scheme)
+			}
+			return nil, fmt.Errorf("%s is not known: behind ? give %s", key, strings.Join(cloud.keys, " or "))
+		}
 	}
 	prefix := strings.Trim(u.Path, "/")
 	if prefix != "" {
 		prefix += "/"
 	}
-	return &s3{client: client, bucket: u.Host, prefix: prefix, text: text}, nil
+	return cloud.open(text, u.Host, prefix, query)
 }
 
-// s3 is a folder of a bucket.
-type s3 struct {
-	client         *minio.Client
-	bucket, prefix string
-	text           string
-}
-
-func (s *s3) String() string { return s.text }
-
-// fault adds what the error of the server means.
-func fault(name string, err error) error {
-	if err == nil {
-		return nil
+// server parses the URL of a server.
+func server(text string) (*url.URL, error) {
+	u, err := url.Parse(text)
+	if err != nil || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Scheme != "https" && u.Scheme != "http" {
+		return nil, errors.New("endpoint is not the URL of a server: give https://HOST or http://HOST:PORT")
 	}
-	r := minio.ToErrorResponse(err)
-	switch {
-	case r.StatusCode == http.StatusPreconditionFailed || r.Code == "PreconditionFailed":
-		return fmt.Errorf("%s: %w", name, archive.ErrExists)
-	case r.Code == "NoSuchKey":
-		return fmt.Errorf("%s: %w", name, archive.ErrMissing)
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
-func (s *s3) Put(ctx context.Context, name string, content io.ReadSeeker, size int64) error {
-	_, err := s.client.PutObject(ctx, s.bucket, s.prefix+name, content, size, minio.PutObjectOptions{ContentType: "application/octet-stream"})
-	return fault(name, err)
-}
-
-func (s *s3) Create(ctx context.Context, name string, content []byte) error {
-	o := minio.PutObjectOptions{ContentType: "application/json", DisableMultipart: true}
-	o.SetMatchETagExcept("*")
-	_, err := s.client.PutObject(ctx, s.bucket, s.prefix+name, bytes.NewReader(content), int64(len(content)), o)
-	return fault(name, err)
-}
-
-func (s *s3) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	o, err := s.client.GetObject(ctx, s.bucket, s.prefix+name, minio.GetObjectOptions{})
-	if err == nil {
-		if _, err = o.Stat(); err != nil {
-			_ = o.Close()
-		}
-	}
-	if err != nil {
-		return nil, fault(name, err)
-	}
-	return o, nil
+	return u, nil
 }
 
 // maxListed bounds the objects of a run.
 const maxListed = 1 << 20
 
-func (s *s3) List(ctx context.Context, folder string) (names []string, err error) {
-	listing, cancel := context.WithCancel(ctx) // ends with this
-	defer cancel()
-	for o := range s.client.ListObjects(listing, s.bucket, minio.ListObjectsOptions{Prefix: s.prefix + folder, Recursive: true}) {
-		if o.Err != nil {
-			return nil, fault(folder, o.Err)
-		}
-		if len(names) >= maxListed {
-			return nil, fmt.Errorf("%s has more than %d objects", folder, maxListed)
-		}
-		names = append(names, strings.TrimPrefix(o.Key, s.prefix))
-	}
-	return names, ctx.Err()
+// The clear errors of servers.
+func noBucket(name string) error {
+	return fmt.Errorf("there is no bucket %s: make it, or give another one", name)
 }
 
-func (s *s3) Delete(ctx context.Context, name string) error {
-	return fault(name, s.client.RemoveObject(ctx, s.bucket, s.prefix+name, minio.RemoveObjectOptions{}))
+func refused(why, fix string) error { return fmt.Errorf("access is refused (%s): check %s", why, fix) }
+
+// line makes one line of bounded length of what a client says. Clients quote the URL of a request, which may have a secret, in errors of
+// the network: these are left out.
+func line(err error) error {
+	var request *url.Error
+	if errors.As(err, &request) {
+		err = request.Err
+	}
+	const most = 300
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return &told{text, err}
 }
+
+// told is an error with another text.
+type told struct {
+	text string
+	err  error
+}
+
+func (t *told) Error() string { return t.text }
+func (t *told) Unwrap() error { return t.err }

@@ -6,16 +6,12 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +23,7 @@ import (
 	"github.com/versity/versitygw/embedgw"
 
 	"github.com/soliton-train/soliton/internal/store/archive"
+	"github.com/soliton-train/soliton/internal/store/archive/archivetest"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/launcher/internal/bucket"
 )
@@ -130,53 +127,24 @@ func (s *server) open(run string) archive.Bucket {
 
 // The server does what an archive relies on.
 func TestBucket(t *testing.T) {
+	archivetest.Bucket(t, start(t).open("a/b"))
+}
+
+// Wrong keys and a bucket that is not there are one clear line each.
+func TestFaults(t *testing.T) {
 	s := start(t)
-	b := s.open("a/b")
-	ctx := t.Context()
-	large := bytes.Repeat([]byte("0123456789abcdef"), 1<<20+1) // in several parts
-	for name, content := range map[string][]byte{"x/1": []byte("one"), "x/2": {}, "y/large": large} {
-		if err := b.Put(ctx, name, bytes.NewReader(content), int64(len(content))); err != nil {
-			t.Fatal(name, err)
+	for want, text := range map[string]string{"there is no bucket others": strings.Replace(s.url("a"), "runs", "others", 1), "access is refused (": s.url("a")} {
+		if strings.HasPrefix(want, "access") {
+			t.Setenv("AWS_SECRET_ACCESS_KEY", "another-secret")
 		}
-		r, err := b.Get(ctx, name)
+		b, err := bucket.Open(text)
 		if err != nil {
-			t.Fatal(name, err)
+			t.Fatal(err)
 		}
-		got, err := io.ReadAll(r)
-		if r.Close(); err != nil || !bytes.Equal(got, content) {
-			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		if _, err := b.List(t.Context(), "claims/"); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%v, want %s", err, want)
 		}
-	}
-	if names, err := b.List(ctx, "x/"); err != nil || !slices.Equal(names, []string{"x/1", "x/2"}) {
-		t.Errorf("%q, %v", names, err)
-	}
-	if names, err := b.List(ctx, "z/"); err != nil || len(names) != 0 {
-		t.Errorf("%q, %v", names, err)
-	}
-	if _, err := b.Get(ctx, "x/3"); !errors.Is(err, archive.ErrMissing) {
-		t.Errorf("of nothing: %v", err)
-	}
-	if err := errors.Join(b.Delete(ctx, "x/1"), b.Delete(ctx, "x/1")); err != nil {
-		t.Error(err)
-	}
-	won := make(chan int, 8)
-	var all sync.WaitGroup
-	for i := range cap(won) {
-		all.Go(func() {
-			err := b.Create(ctx, "claims/00000001.json", fmt.Append(nil, i))
-			if err == nil {
-				won <- i
-			} else if !errors.Is(err, archive.ErrExists) {
-				t.Log(err) // a conflict, which is tried again
-			}
-		})
-	}
-	all.Wait()
-	if len(won) != 1 {
-		t.Errorf("%d of %d created it", len(won), cap(won))
-	}
-	if err := b.Create(ctx, "claims/00000001.json", nil); !errors.Is(err, archive.ErrExists) {
-		t.Errorf("once more: %v", err)
+		os.Setenv("AWS_SECRET_ACCESS_KEY", secret)
 	}
 }
 
