@@ -530,6 +530,32 @@ class TestRefused(unittest.TestCase):
                 self.assertIn(text, str(caught.exception))
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind, width):
+        super().__init__()
+        self.inner = kind(width, 8, num_layers=2, batch_first=True, dropout=0.2)
+
+    def forward(self, x):
+        return self.inner(x)[0]
+
+
+class TestTypicalModels(unittest.TestCase):
+    def test_bits_do_not_depend_on_stages(self):
+        def convolutions():
+            def block(a, b):
+                return nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.GroupNorm(2, b), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+            return [block(3, 4), block(4, 8), nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8, 2))]
+
+        for layers, make, loss in [
+            (convolutions, lambda i: (torch.randn(3, 8, 8), i % 2), nn.CrossEntropyLoss()),
+            (lambda: [Recurrent(nn.GRU, 1), Recurrent(nn.LSTM, 8), nn.Linear(8, 1)], lambda i: (torch.randn(5, 1), torch.randn(5, 1)), F.mse_loss),
+        ]:
+            p = program(layers=layers, data=Data(make), loss=loss)
+            want = Worker(p).run(borders=())
+            for borders in [(1,), (2,), (1, 2)]:
+                self.assertEqual(Worker(p).run(borders), want, borders)
+
+
 class TestExplain(unittest.TestCase):
     def test_names_the_call(self):
         wrong = lambda *given: torch.ones(2) @ torch.ones(3)  # noqa: E731
