@@ -190,31 +190,45 @@ func (s *samples) told(m control.BadSample) error {
 	at := place{m.Sample, m.Skips}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	q := s.open[at]
 	switch m.Do {
 	case control.TrySample:
+		if err := s.skipTo(at); err != nil { // an earlier leader may have been lost before it said so
+			return err
+		}
 		if at.skips == s.skips[at.sample] {
 			s.tries.Go(func() { _ = s.try(at) }) // without an agent, this worker ends
 		}
 		return nil
 	case control.SkipSample:
-		if at.skips != s.skips[at.sample] {
-			return nil // known
-		}
-		if _, has := s.read[at.sample]; has {
-			return fmt.Errorf("the agent skips sample %d, which this worker has read", at.sample)
-		}
-		s.skips[at.sample]++
+		return s.skipTo(place{at.sample, at.skips + 1})
 	case control.FailSample:
 		s.failed[at] = true
-	default:
-		return fmt.Errorf("the agent sent %q for a sample", m.Do)
+		s.settle(at)
+		return nil
 	}
-	if q != nil {
+	return fmt.Errorf("the agent sent %q for a sample", m.Do)
+}
+
+// skipTo skips as many samples in a place of the run as at says, unless that is known; s.mu is held.
+func (s *samples) skipTo(at place) error {
+	was := s.skips[at.sample]
+	if at.skips <= was {
+		return nil
+	}
+	if _, has := s.read[at.sample]; has {
+		return fmt.Errorf("the agent skips sample %d, which this worker has read", at.sample)
+	}
+	s.skips[at.sample] = at.skips
+	s.settle(place{at.sample, was})
+	return nil
+}
+
+// settle ends a question, if there is one; s.mu is held.
+func (s *samples) settle(at place) {
+	if q := s.open[at]; q != nil {
 		delete(s.open, at)
 		close(q.done)
 	}
-	return nil
 }
 
 // try reads a sample that another worker cannot read, and says whether this one can.
