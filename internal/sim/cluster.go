@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/host/session/skips"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/plan"
@@ -31,9 +32,9 @@ type Config struct {
 	Verify                           int           // micro-batches that a worker runs for each that it repeats; 0: none
 	Trace                            bool          // keep a log of events
 
-	// Samples, if it is not nil, makes what a process reads data with: a function that returns the number in the data of sample i of
-	// the run. Micro-batches have microBatch samples.
-	Samples func() func(i uint64) int
+	// Samples, if it is not nil, makes what a process reads data with. Micro-batches have microBatch samples. What no worker can read is
+	// skipped.
+	Samples func() Reader
 }
 
 const (
@@ -59,7 +60,8 @@ type Cluster struct {
 
 	leader
 	agreed []session.Propose
-	logged time.Time // when the newest is agreed
+	skips  []skips.Spot // that are agreed
+	logged time.Time    // when the newest is agreed
 	books  books
 
 	workers map[id.Session]*worker
@@ -72,6 +74,7 @@ type Cluster struct {
 	over    bool
 	spots   int               // micro-batches that were repeated
 	used    map[int][]batches // by step and layer: the samples whose gradients an update has used
+	refused int               // workers that cannot read what others can
 	log     []string
 
 	collector id.WorkerID // which has written the model

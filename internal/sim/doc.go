@@ -17,6 +17,7 @@
 //   - a pass or an update uses parameters, moments or tensors of another step,
 //   - an update uses memory that was altered, or what was computed with it,
 //   - metrics.jsonl would lack a step,
+//   - a sample is skipped that a worker has read, or before it is in skips.jsonl,
 //   - a run fails although a worker of its plan lives, or lost workers are replaced,
 //   - a worker passes a point while it is sealed, or goes back to one,
 //   - two workers commit a step or pass another point with different results, or

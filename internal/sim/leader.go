@@ -33,7 +33,8 @@ type leader struct {
 type books struct {
 	rundir.History
 	joining map[int]bool
-	saved   int // step of the newest checkpoint
+	saved   int      // step of the newest checkpoint
+	skips   []uint64 // skips.jsonl
 }
 
 func newBooks() books {
@@ -56,9 +57,10 @@ func (c *Cluster) lead(in *session.Inherited, places []*worker) {
 	cfg := session.Config{
 		Settings: session.Settings{
 			Detect: c.cfg.Detect, Respawn: c.cfg.Respawn, Command: "./gpt", Mirrors: mirrors, Stages: c.cfg.Stages, MinWorkers: c.cfg.MinWorkers,
-			Zero: c.cfg.Zero, Threads: 1,
+			Zero: c.cfg.Zero, Threads: 1, SkipBad: c.cfg.Samples != nil,
 		}.WithDefaults(c.cfg.Workers),
 		Workers: c.cfg.Workers, CanStart: true, RunDir: "/runs/a", Shown: "runs/a", Term: c.term, Leader: c.host(int(c.term) - 1), Home: c.host(0), Inherited: in,
+		Skipped: c.ledger(),
 	}
 	c.session = session.New(cfg, all)
 	c.react(c.session.Begin(c.now))
@@ -207,6 +209,9 @@ func (c *Cluster) react(effects []session.Effect) {
 			if o, ok := e.Message.(control.Order); ok {
 				c.known(o.Plan)
 			}
+			if b, ok := e.Message.(control.BadSample); ok && b.Do == control.SkipSample && c.skipped(b.Sample) <= b.Skips {
+				c.violated("worker %v hears that sample %d is skipped, which is not in skips.jsonl", c.places[e.Worker].session, b.Sample)
+			}
 			c.send(c.places[e.Worker], e.Message)
 		case session.Kill:
 			c.kill(c.places[e.Worker])
@@ -214,6 +219,8 @@ func (c *Cluster) react(effects []session.Effect) {
 			c.kill(c.places[e.Worker])
 		case session.Propose:
 			c.agree(e)
+		case session.ProposeSkip:
+			c.agreeSkip(e.Question)
 		case session.Balance:
 			c.answer(time.Millisecond, session.Balanced{Balanced: e.Make()})
 		case session.FenceWorker:
@@ -275,7 +282,17 @@ func (c *Cluster) react(effects []session.Effect) {
 // agree brings a plan before the hosts. If the leader is lost meanwhile, its successor finds it agreed or not at all.
 func (c *Cluster) agree(p session.Propose) {
 	c.known(p.Order.Plan)
-	reign, began := c.reign, c.now
+	began := c.now
+	c.enter(func(leads bool) {
+		if c.agreed = append(c.agreed, p); leads {
+			c.do(session.Agreed{Version: p.Order.Plan.Version, Proposed: began})
+		}
+	}, func() { delete(c.plans, p.Order.Plan.Version) }) // it counts for nothing
+}
+
+// enter brings an entry into the log. Then it calls agreed, with whether the same leader still leads, or lost.
+func (c *Cluster) enter(agreed func(leads bool), lost func()) {
+	reign := c.reign
 	at := c.now.Add(c.delay(300 * time.Microsecond))
 	if at.Before(c.logged) { // the log keeps the order
 		at = c.logged
@@ -283,13 +300,10 @@ func (c *Cluster) agree(p session.Propose) {
 	c.logged = at
 	c.At(at.Sub(time.Unix(0, 0)), func() {
 		if reign != c.reign && (!c.vacant || reign+1 != c.reign || c.rnd.IntN(2) == 0) {
-			delete(c.plans, p.Order.Plan.Version) // it counts for nothing
+			lost()
 			return
 		}
-		c.agreed = append(c.agreed, p)
-		if reign == c.reign {
-			c.do(session.Agreed{Version: p.Order.Plan.Version, Proposed: began})
-		}
+		agreed(reign == c.reign)
 	})
 }
 
@@ -308,6 +322,8 @@ func (c *Cluster) write(e session.Effect) {
 		b.Last = &e.Metrics
 		b.Tokens += e.Metrics.Tokens
 		b.MS += e.Metrics.MS
+	case session.WriteSkip:
+		b.skips = append(b.skips, e.Skip.Sample)
 	case session.WriteSummary:
 		b.Summary = &e.Summary
 	case session.WriteEvent:

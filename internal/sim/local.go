@@ -130,8 +130,13 @@ func (w *worker) relay(m control.Message) {
 func (w *worker) hear(m control.Message) {
 	switch m := m.(type) {
 	case control.Start:
+		w.reads = newReads(m.Skipped)
 		if w.core == nil && m.Joins {
 			w.begins(control.Order{})
+		}
+	case control.BadSample:
+		if w.reads != nil {
+			w.judged(m)
 		}
 	case control.Save:
 		w.asked = true

@@ -15,7 +15,6 @@ import (
 	"github.com/soliton-train/soliton/internal/plan/graph"
 	"github.com/soliton-train/soliton/internal/worker/core"
 	"github.com/soliton-train/soliton/internal/worker/key"
-	"github.com/soliton-train/soliton/internal/worker/order"
 )
 
 // unit is the number of elements whose step is kept together.
@@ -41,6 +40,7 @@ type memory struct {
 	altered map[id.Range]bool // blocks
 	shut    map[int]bool      // layers whose parameters are on their way
 	waiting func()            // a pass that waits for parameters
+	blocked func()            // one that waits for samples
 }
 
 // content is what a boundary tensor is made of.
@@ -48,20 +48,6 @@ type content struct {
 	step    int
 	samples string // of the micro-batch
 	wrong   bool   // it was computed with memory that was altered
-}
-
-// batches are the samples of each micro-batch of a step, as read writes them.
-type batches [maxMicros]string
-
-// read returns the samples of a micro-batch as this worker reads them.
-func (w *worker) read(step, micro int) (samples string) {
-	if w.sample == nil {
-		return ""
-	}
-	for i := range microBatch {
-		samples += fmt.Sprint(w.sample(order.First(step, w.c.cfg.Micros*microBatch, micro*microBatch+i)), " ")
-	}
-	return samples
 }
 
 func (x content) digest() []byte {

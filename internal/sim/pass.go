@@ -79,7 +79,10 @@ func (w *worker) compute(d core.Run) {
 		}
 	}
 	if s == 0 || last {
-		x.samples = w.read(d.Step, m)
+		var ok bool
+		if x.samples, ok = w.read(d.Step, m, func() { w.compute(d) }); !ok {
+			return
+		}
 	}
 	if s > 0 {
 		tensor(key.Tensor{Boundary: s, Micro: m})
@@ -110,7 +113,10 @@ func (w *worker) repeat(d core.Repeat) {
 	s, m := d.Pair.Stage, d.Pair.Micro
 	st, x := w.plan.Stages[s], content{step: d.Step}
 	if s == 0 || s == len(w.plan.Stages)-1 {
-		x.samples = w.read(d.Step, m)
+		var ok bool
+		if x.samples, ok = w.read(d.Step, m, func() { w.repeat(d) }); !ok {
+			return
+		}
 	}
 	w.current(st, d.Step, d)
 	for l := range w.shut {

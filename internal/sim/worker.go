@@ -31,7 +31,8 @@ type worker struct {
 	next          *worker  // the session that follows, once the host has fenced this one
 	deferred      []func() // what came while it was frozen
 	local                  // what its host keeps
-	sample        func(i uint64) int
+	sample        Reader
+	reads         *reads // nil before the session begins
 
 	core   *core.Worker // nil before it has begun
 	life   int          // counts cores: a rollback makes a new one
@@ -106,6 +107,9 @@ func (w *worker) begins(first control.Order) {
 	w.asking = false
 	w.program = program{base: first.Passed.Step, joined: len(first.Plan.Workers) == 0, reason: w.reason}
 	w.editing, w.ops = nil, nil
+	if first.Rollback {
+		w.reads.begin()
+	}
 	clear(w.expected)
 	w.memory = newMemory(w)
 	var layers []core.Layer
