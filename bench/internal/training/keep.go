@@ -46,7 +46,8 @@ func Keep(args []string, rec *report.Recorder) error {
 	f.IntVar(&k.steps, "steps", 24, "steps of a run, of which the first two warm up")
 	f.IntVar(&k.every, "every", 6, "steps from one checkpoint to the next")
 	f.IntVar(&k.samples, "samples", 200000, "samples that are read of each format")
-	parts := f.String("parts", "steps,disk,zstd,input", "what is measured; zstd needs steps")
+	f.StringVar(&k.run, "of", "", "run directory whose newest checkpoint is compressed (default that of the run of steps)")
+	parts := f.String("parts", "steps,disk,zstd,input", "what is measured; zstd needs steps, or -of")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -234,7 +235,7 @@ func (k *keep) ofDisk() error {
 // ofZstd compresses the files of the run's newest checkpoint.
 func (k *keep) ofZstd() error {
 	if k.run == "" {
-		return errors.New("it needs a run: give -parts steps,zstd")
+		return errors.New("it needs a run: give -parts steps,zstd or -of RUN_DIR")
 	}
 	var files []string
 	if err := filepath.WalkDir(filepath.Join(k.run, "checkpoints"), func(path string, _ fs.DirEntry, err error) error {
@@ -250,15 +251,27 @@ func (k *keep) ofZstd() error {
 		return err
 	}
 	fmt.Printf("\nzstd of %s, %d MB, one thread\n", filepath.Base(files[len(files)-1]), len(raw)/1000/1000)
-	for _, level := range []zstd.EncoderLevel{zstd.SpeedFastest, zstd.SpeedDefault} {
-		enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(level), zstd.WithEncoderConcurrency(1))
+	planes := make([]byte, len(raw))
+	for _, m := range []struct {
+		name  string
+		level zstd.EncoderLevel
+		split bool
+	}{
+		{"fastest", zstd.SpeedFastest, false}, {"default", zstd.SpeedDefault, false},
+		{"fastest, planes of bytes", zstd.SpeedFastest, true}, {"default, planes of bytes", zstd.SpeedDefault, true},
+	} {
+		enc, err := zstd.NewWriter(nil, zstd.WithEncoderLevel(m.level), zstd.WithEncoderConcurrency(1))
 		if err != nil {
 			return err
 		}
-		began := time.Now()
-		packed := enc.EncodeAll(raw, nil)
+		began, from := time.Now(), raw
+		if m.split {
+			splitPlanes(planes, raw)
+			from = planes
+		}
+		packed := enc.EncodeAll(from, nil)
 		took := time.Since(began)
-		fmt.Printf("  %s: %.1f %% of the size\n", level, 100*float64(len(packed))/float64(len(raw)))
+		fmt.Printf("  %s: %.1f %% of the size\n", m.name, 100*float64(len(packed))/float64(len(raw)))
 		speed("compression", int64(len(raw)), took)
 		dec, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(uint64(len(raw))+1))
 		if err != nil {
@@ -266,12 +279,40 @@ func (k *keep) ofZstd() error {
 		}
 		began = time.Now()
 		again, err := dec.DecodeAll(packed, nil)
+		dec.Close()
+		if err == nil && m.split {
+			whole := make([]byte, len(again))
+			joinPlanes(whole, again)
+			again = whole
+		}
 		speed("decompression", int64(len(raw)), time.Since(began))
-		if dec.Close(); err != nil || !bytes.Equal(raw, again) {
+		if err != nil || !bytes.Equal(raw, again) {
 			return errors.Join(err, errors.New("it is not what was compressed"))
 		}
 	}
 	return nil
+}
+
+// splitPlanes brings the bytes of equal weight of all float32 together, those of the exponents first. What is left over follows.
+func splitPlanes(to, from []byte) {
+	n := len(from) / 4
+	low, middle, high, top := to[3*n:4*n], to[2*n:3*n], to[n:2*n], to[:n]
+	for i := range n {
+		word := from[4*i : 4*i+4]
+		low[i], middle[i], high[i], top[i] = word[0], word[1], word[2], word[3]
+	}
+	copy(to[4*n:], from[4*n:])
+}
+
+// joinPlanes undoes splitPlanes.
+func joinPlanes(to, from []byte) {
+	n := len(from) / 4
+	low, middle, high, top := from[3*n:4*n], from[2*n:3*n], from[n:2*n], from[:n]
+	for i := range n {
+		word := to[4*i : 4*i+4]
+		word[0], word[1], word[2], word[3] = low[i], middle[i], high[i], top[i]
+	}
+	copy(to[4*n:], from[4*n:])
 }
 
 // ofInput reads samples of each format, in the order of a random permutation.
