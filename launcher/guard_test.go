@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/sysfs"
@@ -199,15 +200,16 @@ func sameSteps(t *testing.T, run string, program []string) {
 	}
 }
 
-// Each machine sets its own clocks as the leader says. When all of the leader's machine is killed, they are restored: there by the
-// guard, and on the other one by its agent, which has lost its leader.
+// Each machine sets its own clocks as the leader says. When all of the leader's machine is killed, they are restored there by the guard,
+// and the next leader sets those of the machines that are left. A machine that is left alone restores its own.
 func TestClocksOfMachines(t *testing.T) {
 	built(t)
 	t.Parallel()
 	var machines []*machine
 	var limits []func() string
-	program := []string{"--layers", "2", "--layer-ms", "0.5", "--global-batch", "8", "--steps", "1000000"}
-	start := func(stdin string, args ...string) *machine {
+	// As much for each of 3 workers, and of 2; and so much that what else goes on in the machine changes little.
+	program := []string{"--layers", "2", "--layer-ms", "8", "--global-batch", "6", "--steps", "1000000"}
+	start := func(stdin string, args ...string) {
 		dir, temp := t.TempDir(), t.TempDir()
 		tree, limit := sysfs.Processors(t)
 		if err := os.Symlink(tree, filepath.Join(dir, "sys")); err != nil {
@@ -215,43 +217,76 @@ func TestClocksOfMachines(t *testing.T) {
 		}
 		env := append(os.Environ(), "TMPDIR="+temp, "XDG_CACHE_HOME="+t.TempDir(), "SOLITON_CLOCKS_DIR="+filepath.Join(temp, "records"))
 		machines, limits = append(machines, startMachineIn(t, dir, env, stdin, args...)), append(limits, limit)
-		return machines[len(machines)-1]
 	}
-	// Of two machines the first one leads.
-	first := start("", append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", "--detect", "10s", "--listen=127.0.0.1:0", "--wait-hosts", "2",
+	start("", append([]string{"run", "--plain", "--threads", "1", "--run-dir", "run", "--workers", "1", "--detect", "10s", "--listen=127.0.0.1:0", "--wait-hosts", "3",
 		"--reshape", "off", "--clocks", "auto", "--clocks-sysfs", "sys", emulated}, program...)...)
-	await(t, "a ticket", func() bool { return strings.Contains(first.out.String(), "launcher join - < ") })
-	ticket, err := os.ReadFile(filepath.Join(first.run, door.File))
+	await(t, "a ticket", func() bool { return strings.Contains(machines[0].out.String(), "launcher join - < ") })
+	ticket, err := os.ReadFile(filepath.Join(machines[0].run, door.File))
 	if err != nil {
 		t.Fatal(err)
 	}
-	second := start(string(ticket), "join", "--plain", "--run-dir", "run", "-")
-	at := func(khz string) func() bool {
-		return func() bool { return limits[0]() == khz && limits[1]() == khz }
+	for range 2 {
+		start(string(ticket), "join", "--plain", "--run-dir", "run", "-")
 	}
-	await(t, "higher clocks on both", at("3000000"))
-	r := underWay{dir: first.run}
-	var raised []string
-	for _, e := range r.events("clocks") {
-		for _, c := range e.Clocks {
-			raised = append(raised, c.Device)
+	restored := func(limits ...func() string) func() bool {
+		return func() bool {
+			return !slices.ContainsFunc(limits, func(l func() string) bool { return l() != "2000000" })
 		}
 	}
-	if len(raised) != 2 || raised[0] == raised[1] {
-		t.Errorf("devices %q", raised)
+	higher := func(limits ...func() string) bool {
+		return !slices.ContainsFunc(limits, func(l func() string) bool { n, err := strconv.Atoi(l()); return err != nil || n <= 2000000 })
 	}
-	for _, pid := range marked(t, first.mark) {
-		line, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
-		if n, err := strconv.Atoi(pid); err == nil && !bytes.Contains(line, []byte("\x00clock-guard\x00")) {
-			syscall.Kill(n, syscall.SIGKILL)
+	// events are those of a kind since a time, as a machine's records say.
+	events := func(m *machine, kind string, since time.Time) []rundir.Event {
+		r := underWay{dir: m.run}
+		return slices.DeleteFunc(r.events(kind), func(e rundir.Event) bool { return e.Time.Before(since) })
+	}
+	raised := func(m *machine, since time.Time) map[string]bool {
+		devices := make(map[string]bool)
+		for _, e := range events(m, "clocks", since) {
+			for _, c := range e.Clocks {
+				if c.MHz > 2000 {
+					devices[c.Device] = true
+				}
+			}
+		}
+		return devices
+	}
+	kill := func(m *machine) {
+		for _, pid := range marked(t, m.mark) {
+			line, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+			if n, err := strconv.Atoi(pid); err == nil && !bytes.Contains(line, []byte("\x00clock-guard\x00")) {
+				syscall.Kill(n, syscall.SIGKILL)
+			}
 		}
 	}
-	await(t, "clocks as they were", at("2000000"))
-	second.end(t) // it can never continue alone
-	if n := len(marked(t, second.mark)); n > 0 {
+	await(t, "higher clocks on all", func() bool { return higher(limits...) })
+	for _, m := range machines {
+		await(t, "that all machines' records say so", func() bool { return len(raised(m, time.Time{})) == 3 })
+	}
+	// Any of them may lead. The first leader has no event; its own devices come first.
+	leader, _, _ := strings.Cut(events(machines[0], "clocks", time.Time{})[0].Clocks[0].Device, ":")
+	if all := events(machines[0], "lead", time.Time{}); len(all) > 0 {
+		leader, _, _ = strings.Cut(all[len(all)-1].Reason, " ")
+	}
+	i := slices.IndexFunc(machines, func(m *machine) bool { return m.workers(t).Host == leader })
+	if i < 0 {
+		t.Fatalf("%q leads", leader)
+	}
+	machines[0], machines[i], limits[0], limits[i] = machines[i], machines[0], limits[i], limits[0]
+	killed := time.Now()
+	kill(machines[0])
+	await(t, "clocks as they were on the leader's machine", restored(limits[0]))
+	await(t, "the next leader to raise those of the others", func() bool {
+		return len(events(machines[1], "lead", killed)) > 0 && len(raised(machines[1], killed)) == 2 && higher(limits[1:]...)
+	})
+	kill(machines[1])
+	await(t, "clocks as they were", restored(limits...))
+	machines[2].end(t) // it can never continue alone
+	if n := len(marked(t, machines[2].mark)); n > 0 {
 		t.Errorf("%d processes are left", n)
 	}
-	sameSteps(t, second.run, program)
+	sameSteps(t, machines[2].run, program)
 }
 
 func TestClocksFlag(t *testing.T) {
