@@ -15,6 +15,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/devices"
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/reach"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
 
@@ -276,7 +277,7 @@ func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
 	defer inquiry.Wait()
 	defer cancel()
 	found := make(chan hostProbed, 1)
-	probing := false
+	var probes reach.Pace
 	tick := time.NewTimer(times.LinkWatch)
 	defer tick.Stop()
 	due := time.Now().Add(times.LinkWatch)
@@ -286,7 +287,7 @@ func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
 		var p hostProbed
 		select {
 		case p = <-found:
-			probing = false
+			probes.End()
 		case <-tick.C:
 		case <-ctx.Done():
 			return false
@@ -304,8 +305,7 @@ func (r *relay) watchLeader(ctx context.Context, host int) (gone bool) {
 		lateness := now.Sub(due)
 		looks.Look(times.Leader(), now, lateness, nil)
 		suspected, _ := times.Suspicion().Suspect(h, now, lateness, looks.Intervals)
-		if suspected && !probing {
-			probing = true
+		if suspected && probes.Begin(now, heard, times.Answer) {
 			inquiry.Go(func() { found <- hostProbed{host, heard, r.inquire(ctx, host)} })
 		}
 		var failed bool

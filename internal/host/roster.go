@@ -12,6 +12,7 @@ import (
 	"github.com/soliton-train/soliton/internal/host/session"
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/net/reach"
 	"github.com/soliton-train/soliton/internal/plan"
 )
 
@@ -37,17 +38,17 @@ type outbox interface {
 
 // hostState is what a leader knows of a host.
 type hostState struct {
-	out     outbox         // of its link; nil while there is none
-	heard   timing.History // or since when there is no link
-	since   time.Time      // the same, as far as that was before this leadership
-	crowd   timing.Crowd   // of its machine, as far as it has said
-	probing bool
-	server  string // its part in the agreement, as it says
-	leaves  bool   // it has no vote any more, or is to have none
-	starts  int    // workers that are to be started on it when it links
-	told    bool   // it has been linked once
-	twice   bool   // and again, so this leadership starts over, and takes in nothing of the new link
-	lost    bool
+	out    outbox         // of its link; nil while there is none
+	heard  timing.History // or since when there is no link
+	since  time.Time      // the same, as far as that was before this leadership
+	crowd  timing.Crowd   // of its machine, as far as it has said
+	probes reach.Pace
+	server string // its part in the agreement, as it says
+	leaves bool   // it has no vote any more, or is to have none
+	starts int    // workers that are to be started on it when it links
+	told   bool   // it has been linked once
+	twice  bool   // and again, so this leadership starts over, and takes in nothing of the new link
+	lost   bool
 }
 
 // member is a session of a worker.
@@ -369,10 +370,10 @@ func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.E
 		if h.lost || i == r.self {
 			continue
 		}
-		detector := r.times.Follower().In(max(r.crowd, h.crowd))
+		detector, every := r.times.Follower().In(max(r.crowd, h.crowd)), r.times.Answer
 		suspected := h.out == nil
 		if suspected {
-			detector = r.times.Unlinked(r.fresh, r.hello)
+			detector, every = r.times.Unlinked(r.fresh, r.hello), 0 // what exits, stops to listen soon
 		} else {
 			suspected, _ = r.times.Suspicion().Suspect(h.heard, now, lateness, timing.Pool(intervals), r.looks.Intervals)
 		}
@@ -381,8 +382,7 @@ func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.E
 		switch {
 		case failed:
 			events = append(events, r.lose(i)...)
-		case suspected && !h.probing && !detector.Stopped(lateness):
-			h.probing = true
+		case suspected && !detector.Stopped(lateness) && h.probes.Begin(now, h.heard.Heard, every):
 			probe = append(probe, hostProbed{host: i, since: h.heard.Heard})
 		}
 	}
@@ -392,7 +392,7 @@ func (r *roster) tick(now time.Time, lateness time.Duration) (events []session.E
 // probed takes in whether a host is gone. One that was heard or has linked meanwhile is not.
 func (r *roster) probed(e hostProbed) []session.Event {
 	h := &r.hosts[e.host]
-	if h.probing = false; !e.gone || !h.heard.Heard.Equal(e.since) || h.lost {
+	if h.probes.End(); !e.gone || !h.heard.Heard.Equal(e.since) || h.lost {
 		return nil
 	}
 	return r.lose(e.host)

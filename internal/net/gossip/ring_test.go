@@ -369,6 +369,52 @@ func TestSquatters(t *testing.T) {
 	awaitCounts(t, rejected, []int64{auth.Crowded: 1, auth.Malformed: 0})
 }
 
+// Where handlers are slow to close the streams that newer ones have replaced, streams wait, and nothing else does.
+func TestManySlowStreams(t *testing.T) {
+	inside := newLAN().plug()
+	ignore := func([]byte) {}
+	w := newWatch(inside, ignore, ignore, func([]byte) bool { return false }, nil)
+	taken, theirs := make(chan net.Conn, 3*maxStreams), make([]net.Conn, 0, 2*maxStreams+1)
+	var library sync.WaitGroup
+	library.Go(func() {
+		for {
+			select {
+			case c := <-w.StreamCh():
+				taken <- c
+			case <-w.closing:
+				return
+			}
+		}
+	})
+	for range 2*maxStreams + 1 { // the last one has to wait
+		here, there := net.Pipe()
+		theirs = append(theirs, here)
+		inside.streams <- there
+	}
+	inside.packets <- &memberlist.Packet{Buf: []byte("x")}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		<-w.PacketCh()
+		(<-taken).Close()
+		for range 2 * maxStreams {
+			<-taken
+		}
+	}()
+	select {
+	case <-ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("packets, or the end of a stream, wait for streams")
+	}
+	if err := w.Shutdown(); err != nil {
+		t.Error(err)
+	}
+	library.Wait()
+	for _, c := range theirs {
+		c.Close()
+	}
+}
+
 // What a stranger sends on a stream is kept within a bound.
 func TestLongStream(t *testing.T) {
 	r, err := Open(Config{Self: worker(0, 1), Detect: time.Minute, Members: 8, SecretKey: []byte("0123456789abcdef")})

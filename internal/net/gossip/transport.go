@@ -106,12 +106,13 @@ func newWatch(inside memberlist.NodeAwareTransport, sent, received func([]byte),
 		closing: make(chan struct{}), ended: make(chan struct{}),
 		open: make(map[*stream]bool), others: auth.NewLobby(maxStreams),
 	}
-	w.done.Go(w.forward)
+	w.done.Go(w.forwardPackets)
+	w.done.Go(w.forwardStreams)
 	return w
 }
 
-// forward hands over what comes in, until the transport inside has ended.
-func (w *watch) forward() {
+// forwardPackets hands over packets that come in, until the transport inside has ended.
+func (w *watch) forwardPackets() {
 	for {
 		select {
 		case p := <-w.NodeAwareTransport.PacketCh():
@@ -120,7 +121,20 @@ func (w *watch) forward() {
 			case w.packets <- p:
 			case <-w.closing:
 			}
+		case <-w.ended:
+			return
+		}
+	}
+}
+
+// forwardStreams does so with streams. It waits where too many are open, which is no reason for packets to wait.
+func (w *watch) forwardStreams() {
+	for {
+		select {
 		case c := <-w.NodeAwareTransport.StreamCh():
+			if !w.others.Enter(c) {
+				continue // it is closed
+			}
 			if c = w.track(c, true); c == nil {
 				continue
 			}
@@ -145,9 +159,6 @@ func (w *watch) track(c net.Conn, others bool) net.Conn {
 	}
 	s := &stream{Conn: c, w: w, left: maxStream, others: others}
 	w.open[s] = true
-	if others {
-		w.others.Enter(c)
-	}
 	return s
 }
 
@@ -156,7 +167,12 @@ func (w *watch) forget(s *stream) (stays, ended bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.open, s)
-	return w.others.Leave(s.Conn), w.open == nil
+	select {
+	case <-w.closing:
+		ended = true
+	default:
+	}
+	return w.others.Leave(s.Conn), ended
 }
 
 // PacketCh implements [memberlist.Transport].
@@ -198,6 +214,7 @@ func (w *watch) Shutdown() error {
 	var err error
 	w.once.Do(func() {
 		close(w.closing)
+		w.others.Close()
 		err = w.NodeAwareTransport.Shutdown() // may wait for us to take what it has read
 		close(w.ended)
 		w.done.Wait()

@@ -45,6 +45,28 @@ func Judge(own Finding, others []Finding, need int) Finding {
 	return Unsure
 }
 
+// Pace says when a silent machine is worth a probe: not while one is under way, nor soon after one that found it answering. A process that is
+// starved answers the connections of probes late, all at once, and has them before those of hosts that have something to say.
+// The zero value is ready.
+type Pace struct {
+	under bool // way
+	began time.Time
+	heard time.Time // before
+}
+
+// Begin reports whether a probe is to begin, as it then has. heard is when the host was heard last, and every how long after the start of a
+// probe the next one may begin, if the host has not been heard meanwhile.
+func (p *Pace) Begin(now, heard time.Time, every time.Duration) bool {
+	if p.under || heard.Equal(p.heard) && now.Sub(p.began) < every {
+		return false
+	}
+	*p = Pace{true, now, heard}
+	return true
+}
+
+// End takes in that the probe has ended.
+func (p *Pace) End() { p.under = false }
+
 // Inquire probes a machine and, if that takes longer than a moment, asks other hosts to do so, until it is clear what follows.
 func Inquire(ctx context.Context, moment time.Duration, need int, probe func(context.Context) Finding, others []func(context.Context) Finding) Finding {
 	ctx, end := context.WithCancel(ctx)

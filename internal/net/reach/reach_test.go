@@ -41,6 +41,36 @@ func TestJudge(t *testing.T) {
 	}
 }
 
+// A machine that answers is not dialled again and again while its processes are silent: they would find all those connections at once.
+func TestPace(t *testing.T) {
+	const ms = time.Millisecond
+	at := func(after time.Duration) time.Time { return time.Unix(1, 0).Add(after) }
+	var p Pace
+	for _, c := range []struct {
+		now, heard time.Duration
+		every      time.Duration
+		want       bool
+		ends       bool
+	}{
+		{now: 300 * ms, every: 100 * ms, want: true},
+		{now: 320 * ms, every: 100 * ms}, // it is under way
+		{now: 500 * ms, every: 100 * ms, ends: true},
+		{now: 520 * ms, every: 100 * ms, want: true, ends: true},
+		{now: 540 * ms, every: 100 * ms},
+		{now: 560 * ms, every: 0, want: true, ends: true},
+		{now: 580 * ms, heard: 570 * ms, every: 100 * ms, want: true, ends: true}, // it spoke, and is silent again
+		{now: 600 * ms, heard: 570 * ms, every: 100 * ms},
+		{now: 680 * ms, heard: 570 * ms, every: 100 * ms, want: true},
+	} {
+		if got := p.Begin(at(c.now), at(c.heard), c.every); got != c.want {
+			t.Errorf("at %v, heard at %v: %v, want %v", c.now, c.heard, got, c.want)
+		}
+		if c.ends {
+			p.End()
+		}
+	}
+}
+
 // answer makes a probe that ends after a time.
 func answer(f Finding, after time.Duration) func(context.Context) Finding {
 	return func(ctx context.Context) Finding {
