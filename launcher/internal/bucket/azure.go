@@ -110,8 +110,11 @@ func (b *blobs) fault(name string, err error) error {
 	}
 	var answer *azcore.ResponseError
 	if !errors.As(err, &answer) {
-		var none *azidentity.AuthenticationFailedError
-		if errors.As(err, &none) || strings.Contains(err.Error(), "Credential: ") {
+		var failed *azidentity.AuthenticationFailedError
+		switch {
+		case strings.HasPrefix(err.Error(), "DefaultAzureCredential: ") && os.Getenv("AZURE_CLIENT_ID") == "":
+			return errors.New("no credentials: set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or give the machine an identity")
+		case errors.As(err, &failed) || strings.HasPrefix(err.Error(), "DefaultAzureCredential: "):
 			return refused(line(err).Error(), azureFix)
 		}
 		return fmt.Errorf("%s: %w", name, line(err))

@@ -159,6 +159,14 @@ func TestFaults(t *testing.T) {
 	wantFault(t, "azblob://runs/a?account=stranger"+at, "access is refused (AuthenticationFailed): check AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY", azure.Key)
 	wantFault(t, "azblob://runs/a?account="+azure.Account+at, "there is no bucket runs", azure.Key)
 	t.Setenv("AZURE_STORAGE_KEY", "")
+	none := errors.New("DefaultAzureCredential: failed to acquire a token.\nAttempted credentials:\n\tEnvironmentCredential: missing")
+	if err := new(blobs).fault("x", none); err.Error() != "no credentials: set AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN or AZURE_STORAGE_CONNECTION_STRING, or give the machine an identity" {
+		t.Error(err)
+	}
+	t.Setenv("AZURE_CLIENT_ID", "id")
+	if err := new(blobs).fault("x", none); !strings.HasPrefix(err.Error(), "access is refused (DefaultAzureCredential: failed to acquire a token. Attempted") {
+		t.Error(err)
+	}
 	request := &url.Error{Op: "Get", URL: "https://x/runs?sig=" + secret, Err: io.ErrUnexpectedEOF}
 	if err := line(fmt.Errorf("it failed: %w", request)); err.Error() != "unexpected EOF" || !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("%v", err)
