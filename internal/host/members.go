@@ -321,7 +321,7 @@ type servers interface {
 	Promote(ctx context.Context, id string) error
 	Demote(ctx context.Context, id string) error
 	Remove(ctx context.Context, id string) error
-	Transfer(ctx context.Context) error
+	Transfer(ctx context.Context, id string) error
 }
 
 // server returns the ID of a host's part in the agreement.

@@ -71,6 +71,25 @@ func NextChange(servers []Server, v View) (Change, bool) {
 	return Change{}, false
 }
 
+// Successor returns the voter that is to lead when the leader leaves: one that stays, so that two that leave do not hand the lead to and fro.
+// Where none is left to stay, it is "", for any. It reports false as long as a host that stays is yet to vote.
+func Successor(servers []Server, v View) (id string, ok bool) {
+	r := newRoll(servers, v)
+	waits := false
+	for _, h := range r.hosts {
+		switch {
+		case h.Server.ID == v.Leader || !h.Linked || h.Lost || h.Leaves:
+		case h.known && h.Server.Voter:
+			if id == "" || HostOf(h.Server.ID) == v.TieBreak {
+				id = h.Server.ID
+			}
+		default:
+			waits = true
+		}
+	}
+	return id, id != "" || !waits
+}
+
 // A roll is the servers, and the hosts that are to become some, each by what becomes of it. Lists are ordered by ID.
 type roll struct {
 	hosts  []standing

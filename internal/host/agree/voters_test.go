@@ -101,6 +101,29 @@ func TestNextChange(t *testing.T) {
 	}
 }
 
+func TestSuccessor(t *testing.T) {
+	for _, c := range []struct {
+		servers, tie, want string
+		ok                 bool
+	}{
+		{"a- b c-", "", "b", true},
+		{"b- a- c", "", "c", true},
+		{"a- b c", "c", "c", true},
+		{"a- b- d.", "", "", false}, // until d votes
+		{"a- b- d,", "", "", false},
+		{"a- b- d+", "", "", false},
+		{"a- d. b", "", "b", true},
+		{"a- b- d!", "", "", true}, // all leave, or are lost
+		{"a- b? c", "", "c", true},
+	} {
+		servers, v := parse(c.servers)
+		v.TieBreak = c.tie
+		if id, ok := Successor(servers, v); id != c.want || ok != c.ok {
+			t.Errorf("%s: %q, %v, want %q, %v", c.servers, id, ok, c.want, c.ok)
+		}
+	}
+}
+
 // A cast is hosts that come and go, and the servers that follow.
 type cast struct {
 	servers []Server

@@ -63,10 +63,22 @@ func (n *Node) Remove(ctx context.Context, id string) error {
 	})
 }
 
-// Transfer has another voter lead, the one with the newest log. This node follows it.
-func (n *Node) Transfer(ctx context.Context) error {
+// Transfer has a voter lead, or with "" the other one with the newest log. This node follows it.
+func (n *Node) Transfer(ctx context.Context, id string) error {
+	ask := n.raft.LeadershipTransfer
+	if id != "" {
+		configuration := n.raft.GetConfiguration()
+		if err := configuration.Error(); err != nil {
+			return n.typed(err)
+		}
+		s, err := find(configuration.Configuration(), "transfer to "+id, id)
+		if err != nil {
+			return err
+		}
+		ask = func() raft.Future { return n.raft.LeadershipTransferToServer(s.ID, s.Address) }
+	}
 	_, err := n.await(ctx, func() (raft.IndexFuture, func() error) {
-		return transferred{n.raft.LeadershipTransfer()}, func() error { return nil }
+		return transferred{ask()}, func() error { return nil }
 	})
 	return err
 }
