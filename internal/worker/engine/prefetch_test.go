@@ -91,6 +91,7 @@ func TestPrefetchReadsOnce(t *testing.T) {
 			t.Errorf("memory %p, want %p; read: %v", b, second, read)
 		}
 		time.Sleep(time.Second)
+		synctest.Wait()
 		if want := []readKey{{1, 0}}; !slices.Equal(reads, want) {
 			t.Errorf("read ahead %v, want %v", reads, want)
 		}
