@@ -46,8 +46,9 @@ var machineFaults = []machineFault{
 }
 
 // Machines injects faults into one of three machines that share nothing but a network, in turn into another one than the leader's and into
-// the leader's, and lists how long it was from just before the fault until all survivors had applied a plan without the machine, and from the end of
-// the fault until workers of the machine were in a plan again. Every run must end with the bits of the undisturbed one.
+// the leader's, and lists how long it was from just before the fault until all survivors had applied a plan without the machine, from the end of
+// the fault until workers of the machine were in a plan again, and by how much longer the struck step took than those before it. Every run must end
+// with the bits of the undisturbed one.
 func Machines(args []string) error {
 	f := flag.NewFlagSet("machines", flag.ExitOnError)
 	runs := f.Int("runs", 20, "runs of each fault and place")
@@ -84,14 +85,14 @@ func Machines(args []string) error {
 	}
 	load, _ := os.ReadFile("/proc/loadavg")
 	fmt.Printf("3 machines with 2 workers each, %d steps of about %.0f ms, params_sha256 %.8s; load average %s; ms\n", *steps, 12**ms, t.want.ParamsSHA256, strings.Join(strings.Fields(string(load))[:3], " "))
-	fmt.Println("     fault   place  runs  median     p95     max   back: median     p95   evicted wrongly")
+	fmt.Println("     fault   place  runs  median     p95     max   back: median     p95  stall: median     p95   evicted wrongly")
 	for name := range strings.SplitSeq(*kinds, ",") {
 		i := slices.IndexFunc(machineFaults, func(k machineFault) bool { return k.name == name })
 		if i < 0 {
 			return fmt.Errorf("-faults: %q is none of %s", name, strings.Join(append(names, "none"), ", "))
 		}
 		for place := range strings.SplitSeq(*places, ",") {
-			var took, back []float64
+			var took, back, stalls []float64
 			wrong := 0
 			for range *runs {
 				o, err := t.run(machineFaults[i], place == "leader")
@@ -100,8 +101,8 @@ func Machines(args []string) error {
 				}
 				if *each && o.first != nil {
 					rec := o.first
-					fmt.Printf("%18s %6.0f total %6.1f detect %6.1f query %6.1f plan %5.1f agree %5.1f edit %5.1f resume %5.1f\n",
-						rec.Cause, o.took[0], rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.ResumeMS)
+					fmt.Printf("%18s %6.0f total %6.1f detect %6.1f query %6.1f plan %5.1f agree %5.1f edit %5.1f resume %5.1f stall %5.0f\n",
+						rec.Cause, o.took[0], rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.ResumeMS, o.stall)
 				}
 				if *each && o.wrong > 0 {
 					for _, e := range o.events {
@@ -109,8 +110,11 @@ func Machines(args []string) error {
 					}
 				}
 				took, back, wrong = append(took, o.took...), append(back, o.back...), wrong+o.wrong
+				if o.first != nil {
+					stalls = append(stalls, o.stall)
+				}
 			}
-			fmt.Printf("%10s %7s %5d %s %s %8d\n", name, place, *runs, machineTimes(took, true), machineTimes(back, false), wrong)
+			fmt.Printf("%10s %7s %5d %s %s %s %8d\n", name, place, *runs, machineTimes(took, true), machineTimes(back, false), machineTimes(stalls, false), wrong)
 		}
 	}
 	return nil
@@ -162,6 +166,7 @@ type machineOutcome struct {
 	took, back []float64
 	wrong      int // workers that were lost without a fault
 	first      *rundir.Recovery
+	stall      float64 // of first, in milliseconds
 	events     []rundir.Event
 	at         time.Time // of the fault
 }
@@ -284,6 +289,11 @@ func (t *machineTrial) run(k machineFault, leads bool) (o machineOutcome, err er
 			o.took, o.first = append(o.took, since), e.Recovery
 		case e.Kind == "joined" && !healed.IsZero() && e.Time.After(healed) && len(o.back) == 0:
 			o.back = append(o.back, float64(e.Time.Sub(healed).Microseconds())/1000)
+		}
+	}
+	for _, rec := range sum.Recoveries {
+		if o.first != nil && rec.Step == o.first.Step && rec.StallMS != nil {
+			o.stall = *rec.StallMS
 		}
 	}
 	if !k.stays && lost == 0 {
