@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -107,13 +108,17 @@ func TestTorchJoinersCopy(t *testing.T) {
 	}
 }
 
-// One line trains a Python program on two machines, of which the second has PyTorch, a shell and sshd only.
+// One line trains a Python program on two machines, of which the second has PyTorch, a shell and sshd only. It gets the data, too.
 func TestTorchSSHMachines(t *testing.T) {
 	torchBuilt(t)
 	ms := machines.Up(t, 2)
 	machines.ServeSSH(t, ms)
 	ms[0].CopyIn(binary)
-	cmd := ms[0].Command("/root/launcher", "run", "--plain", "--run-dir", "/tmp/run", "--workers", "1", "--python", python, "--hosts", "m1,m2", ms[0].CopyIn(testdata(t, "torch/train.py")))
+	// That adds nothing, modulo the 32 tokens.
+	if err := errors.Join(os.MkdirAll(ms[0].Path("/root/numbers"), 0o700), os.WriteFile(ms[0].Path("/root/numbers/a"), []byte("96"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	cmd := ms[0].Command("/root/launcher", "run", "--plain", "--run-dir", "/tmp/run", "--workers", "1", "--python", python, "--hosts", "m1,m2", ms[0].CopyIn(testdata(t, "torch/train.py")), "--data", "/root/numbers")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

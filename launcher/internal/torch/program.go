@@ -20,6 +20,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/host/spawn"
 	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/trainer"
 )
 
 // The kinds of requests, as python/soliton/_child.py has them.
@@ -35,18 +36,20 @@ const (
 	askSuspect
 	askOnStep
 	askOnEnd
+	askFiles // the answer to saidLooks
 )
 
 // The kinds of replies.
 const (
 	saidDone   byte = 0
 	saidFailed byte = 1
+	saidLooks  byte = 2 // in place of the reply to askSetup, any number of times before it: for data files
 )
 
 const (
 	headerSize = 5        // length and kind of a frame
 	maxReply   = 1 << 20  // bytes, of a reply to all but askSetup
-	maxSetup   = 64 << 20 // bytes of a description
+	maxSetup   = 64 << 20 // bytes of a description, and of the files that a program has looked for
 
 	maxDeaths  = 3           // of computing processes in one call, before the run ends
 	stopGrace  = time.Second // for a stopped process to continue
@@ -67,8 +70,9 @@ type Program struct {
 	computer *connection // to the process that computes; nil for none
 	ended    string      // how the process that computed before has exited
 
-	told []byte // the description, as JSON
-	job  *description
+	told  []byte // the description, as JSON
+	job   *description
+	found map[string][]byte // what the program has looked for, and the answers
 
 	params, grads []block // of each layer, once it is held
 	number        uint64  // of the newest pass
@@ -170,13 +174,60 @@ func (p *Program) startFirst() (told []byte, err error) {
 	if err := p.first.ask(askSetup, text, nil); err != nil {
 		return nil, err
 	}
-	told, err = p.first.receive(maxSetup)
+	told, err = p.described()
 	if lost := new(lostError); errors.As(err, &lost) {
 		p.endFirst()
 		p.output.flush()
 		return nil, &failure{Text: fmt.Sprintf("%s exited before the job was made (%v)%s", p.command.python, cmd.ProcessState, lastWords()), Refused: true}
 	}
 	return told, err
+}
+
+// described receives the description of the job, and finds files that the program asks for before.
+func (p *Program) described() ([]byte, error) {
+	for {
+		kind, payload, err := p.first.frame(maxSetup)
+		if err != nil || kind != saidLooks {
+			return settled(kind, payload, err)
+		}
+		answer, ok := p.found[string(payload)] // the same for a process that is started again
+		if !ok {
+			if answer, err = look(payload); err != nil {
+				return nil, err
+			}
+			if p.found == nil {
+				p.found = make(map[string][]byte)
+			}
+			p.found[string(payload)] = answer
+		}
+		if err := p.first.ask(askFiles, answer, nil); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// look finds the files that match patterns, on other machines, too, and returns the answer to the program.
+func look(patterns []byte) ([]byte, error) {
+	var names []string
+	if err := json.Unmarshal(patterns, &names); err != nil {
+		return nil, &failure{Text: fmt.Sprintf("the Python process looks for files with a request that cannot be read: %v", err)}
+	}
+	var found struct {
+		Files [][2]string `json:"files"` // as people name them, and where this machine has them
+		Error string      `json:"error"`
+	}
+	files, err := trainer.LocalFiles(names...)
+	if err != nil {
+		found.Error = err.Error()
+	}
+	for _, f := range files {
+		found.Files = append(found.Files, [2]string{f.Path, f.At})
+	}
+	answer, err := json.Marshal(found)
+	if len(answer) > maxSetup {
+		return nil, &failure{Text: fmt.Sprintf("soliton.local_files found %d files, too many to name: put what belongs together into fewer files", len(files))}
+	}
+	return answer, err
 }
 
 // lastWords returns the last line of the worker's log, or the cause of a crash that it tells of, as the end of an error.
@@ -364,19 +415,29 @@ func (c *connection) send(kind byte, numbers ...int) error {
 
 // receive receives a reply of at most limit bytes.
 func (c *connection) receive(limit int) ([]byte, error) {
+	return settled(c.frame(limit))
+}
+
+// frame receives the kind and the content of a reply of at most limit bytes.
+func (c *connection) frame(limit int) (kind byte, payload []byte, err error) {
 	var header [headerSize]byte
 	if err := c.fill(header[:]); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	size := binary.LittleEndian.Uint32(header[:])
 	if uint64(size) > uint64(limit) {
-		return nil, &failure{Text: fmt.Sprintf("the Python process sent a reply of %d bytes, more than %d; does the program write to its socket?", size, limit)}
+		return 0, nil, &failure{Text: fmt.Sprintf("the Python process sent a reply of %d bytes, more than %d; does the program write to its socket?", size, limit)}
 	}
-	payload := make([]byte, size)
-	if err := c.fill(payload); err != nil {
+	payload = make([]byte, size)
+	return header[4], payload, c.fill(payload)
+}
+
+// settled returns what a reply brings.
+func settled(kind byte, payload []byte, err error) ([]byte, error) {
+	if err != nil {
 		return nil, err
 	}
-	switch header[4] {
+	switch kind {
 	case saidDone:
 		return payload, nil
 	case saidFailed:
@@ -386,7 +447,7 @@ func (c *connection) receive(limit int) ([]byte, error) {
 		}
 		return nil, f
 	}
-	return nil, &failure{Text: "the Python process sent a reply of unknown kind " + strconv.Itoa(int(header[4]))}
+	return nil, &failure{Text: "the Python process sent a reply of unknown kind " + strconv.Itoa(int(kind))}
 }
 
 // done receives the reply to a request of numbers: how long it took, and what it returns.

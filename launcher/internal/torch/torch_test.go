@@ -20,6 +20,7 @@ import (
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/platform"
+	"github.com/soliton-train/soliton/internal/store/find"
 	"github.com/soliton-train/soliton/internal/testkit/require"
 	"github.com/soliton-train/soliton/internal/worker/engine"
 )
@@ -190,6 +191,63 @@ func TestHostileReplies(t *testing.T) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		ours.Close()
+	}
+}
+
+// elsewhere is another machine, which has one file.
+type elsewhere struct{ asked int }
+
+func (*elsewhere) Found([]string) error { return nil }
+
+func (e *elsewhere) Get(pattern string, none *find.Error) ([]find.File, error) {
+	if e.asked++; pattern != "far.txt" {
+		return nil, none
+	}
+	return []find.File{{Path: pattern, Copy: "/cache/far.txt"}}, nil
+}
+
+// Before the description, a program may look for files, of this machine and others. A process that is started again hears the same.
+func TestLooks(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("near.txt", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	far := new(elsewhere)
+	defer find.Ask(far)()
+	p := new(Program)
+	for range 2 {
+		ours, theirs := connect(t)
+		p.first = ours
+		for _, asked := range []string{`["near.txt","far.txt"]`, `["gone.txt"]`} {
+			if _, err := theirs.Write(append(append(binary.LittleEndian.AppendUint32(nil, uint32(len(asked))), saidLooks), asked...)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := theirs.Write(append(binary.LittleEndian.AppendUint32(nil, 2), saidDone, '{', '}')); err != nil {
+			t.Fatal(err)
+		}
+		if told, err := p.described(); err != nil || string(told) != "{}" {
+			t.Errorf("described as %q, %v", told, err)
+		}
+		ours.Close()
+		answers, err := io.ReadAll(theirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []string{`{"files":[["far.txt","/cache/far.txt"],["near.txt","near.txt"]],"error":""}`, `"error":"gone.txt: no such file or directory"`} {
+			if !strings.Contains(string(answers), want) {
+				t.Errorf("answers %q, want %s", answers, want)
+			}
+		}
+		theirs.Close()
+	}
+	if far.asked != 2 {
+		t.Errorf("the other machine was asked %d times, want 2", far.asked)
+	}
+	for _, asked := range []string{`{`, `[1]`} {
+		if _, err := look([]byte(asked)); err == nil || !strings.Contains(err.Error(), "a request that cannot be read") {
+			t.Errorf("%s: %v", asked, err)
+		}
 	}
 }
 

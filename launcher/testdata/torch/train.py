@@ -97,11 +97,14 @@ class Head(nn.Module):
 class Data(torch.utils.data.Dataset):
     """Sequences, and a random shift that must be the same on every worker."""
 
+    def __init__(self, first):
+        self.first = first
+
     def __len__(self):
         return 100
 
     def __getitem__(self, i):
-        x = (i + torch.arange(9) * (1 + i % 3) + torch.randint(0, 2, (1,))) % 32
+        x = (self.first + i + torch.arange(9) * (1 + i % 3) + torch.randint(0, 2, (1,))) % 32
         return x[:-1], x[1:]
 
 
@@ -110,6 +113,7 @@ def job(args):
     parser.add_argument("--bad", default="")
     parser.add_argument("--faults", default="")
     parser.add_argument("--values", default="")
+    parser.add_argument("--data", default="", help="files with a number each")
     parser.add_argument("--log", default="", help="file for a line a step")
     options = parser.parse_args(args)
     if options.bad == "job":
@@ -129,6 +133,7 @@ def job(args):
         log(f"end {len(soliton.load(run))}")
         print("the end of", os.path.basename(run))
 
+    data = Data(sum(int(open(path).read()) for path in soliton.local_files(options.data).values()) if options.data else 0)
     embed, head = Embed(), Head(options.bad)
     head.out.weight = embed.token.weight
     nn.init.normal_(head.out.weight, std=0.1)
@@ -137,7 +142,7 @@ def job(args):
         nn.init.normal_(embed.token.weight.data).add_(torch.randn(24, generator=random))
         embed.scale.add_(0.1 * torch.randn(24, generator=random))
     return soliton.Job(
-        layers=[embed, Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=Data(), eval=Data(),
+        layers=[embed, Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=data, eval=data,
         optimizer=soliton.AdamW(lr=lambda step: 5e-3 * min(step, 3) / 3, weight_decay=0.1),
         param_groups=[{"params": [head.out.weight], "lr_scale": 0.5, "weight_decay": 0.2}],
         metrics={"right": lambda out, target: ((out.argmax(1) == target).float().sum(), target.numel()), "same_loss": nn.functional.cross_entropy},

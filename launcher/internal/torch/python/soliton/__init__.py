@@ -21,7 +21,7 @@ import shutil
 import struct
 import sys
 
-__all__ = ["AdamW", "Job", "SGD", "Schedule", "Step", "checkpoint", "constant", "cosine", "linear", "load", "main"]
+__all__ = ["AdamW", "Job", "SGD", "Schedule", "Step", "checkpoint", "constant", "cosine", "linear", "load", "local_files", "main"]
 
 
 class Schedule:
@@ -141,6 +141,18 @@ def checkpoint(layer):
 
 
 _take = None  # set in a worker: takes the function of main
+_look = None  # set in a worker while the job is made: finds files
+
+
+def local_files(*patterns):
+    """Returns the data files that match, a dict from their names to the paths at which this machine has them, in the order of names.
+
+    A pattern is a file, a folder, which stands for all in it and below whose names do not begin with a dot, or one with * and ?.
+    In a run over several machines, what this one lacks is copied from one that has it. Call it in the function of main.
+    """
+    if _look is None:
+        raise RuntimeError("soliton.local_files is for the function that makes the job: call it there, and hand its result to the data set")
+    return _look(patterns)
 
 
 def main(job):

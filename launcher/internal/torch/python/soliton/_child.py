@@ -22,8 +22,8 @@ import time
 import types
 import warnings
 
-SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT, ON_STEP, ON_END = range(1, 12)
-DONE, FAILED = 0, 1
+SETUP, FORK, FIRST, SAMPLE, FORWARD, BACKWARD, LOSS, DROP, SUSPECT, ON_STEP, ON_END, FILES = range(1, 13)
+DONE, FAILED, LOOKS = 0, 1, 2
 HEADER = struct.Struct("<IB")
 PR_SET_PDEATHSIG = 1
 MOST_TEXT = 1 << 19  # of a reply
@@ -100,7 +100,16 @@ def load(script):
         return compile(f.read(), script, "exec")
 
 
-def make(setup, code):
+def look(conn, patterns):
+    """Returns the files that match patterns, by their names, with where this machine has them."""
+    reply(conn, json.dumps([os.fspath(p) for p in patterns]).encode(), LOOKS)
+    found = json.loads(receive(conn)[1])
+    if found["error"]:
+        raise FileNotFoundError(found["error"])
+    return dict(found["files"])
+
+
+def make(setup, code, conn):
     """Runs the program and returns its job, checked."""
     import soliton
 
@@ -110,6 +119,7 @@ def make(setup, code):
     sys.argv = [setup["script"], *setup["args"]]
     makers = []
     soliton._take = makers.append
+    soliton._look = lambda patterns: look(conn, patterns)
     from soliton import _describe
 
     _describe.seed(setup["seed"])
@@ -119,7 +129,9 @@ def make(setup, code):
     exec(code, module.__dict__)
     if len(makers) != 1:
         raise _describe.Refused(f"{setup['script']} calls soliton.main {len(makers)} times; it must call it once, with the function that makes the job")
-    return _describe.Program(makers[0](setup["args"]), folder, setup["rates"], setup["init_from"], setup["first"])
+    job = makers[0](setup["args"])
+    soliton._look = None
+    return _describe.Program(job, folder, setup["rates"], setup["init_from"], setup["first"])
 
 
 class Computer:
@@ -312,7 +324,7 @@ def main():
 
     sys.stdout, sys.stderr = heard = Heard(sys.stdout), Heard(sys.stderr)
     try:
-        program = make(setup, code)
+        program = make(setup, code, conn)
         described = json.dumps(program.describe()).encode()
     except BaseException as error:
         said = _describe.explain(error, os.path.dirname(os.path.abspath(setup["script"])))
