@@ -21,7 +21,7 @@ func TestResumeFromTarget(t *testing.T) {
 	cwd := t.TempDir()
 	_, want := finished(t, cwd, filepath.Join(cwd, "whole"), "run", "--plain", "--workers", "1", "--threads", "1", "--run-dir", "whole", mlp, "--steps", "100")
 	place := filepath.Join(cwd, "place")
-	cmd := exec.Command(binary, "run", "--plain", "--workers", "2", "--threads", "1", "--run-dir", "lost", "--checkpoints", "place", "--chaos", "slow:0@1:0.05", mlp, "--steps", "100", "--checkpoint-every", "5")
+	cmd := exec.Command(binary, "run", "--plain", "--workers", "2", "--threads", "1", "--run-dir", "lost", "--checkpoints", "place", "--chaos", "kill:1@40", "--min-workers", "2", mlp, "--steps", "100", "--checkpoint-every", "5") // it waits at step 40
 	cmd.Dir = cwd
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
