@@ -39,7 +39,7 @@ type audience struct {
 	over chan struct{} // closed when the run has ended
 
 	mu    sync.Mutex
-	links map[*queue[control.Message]]bool
+	links map[*queue[control.Message]]time.Time // when each was heard last
 	kept  []keptMessage
 	last  []byte
 	ended bool
@@ -53,7 +53,7 @@ type keptMessage struct {
 }
 
 func newAudience() *audience {
-	return &audience{over: make(chan struct{}), links: make(map[*queue[control.Message]]bool), gone: make(chan struct{})}
+	return &audience{over: make(chan struct{}), links: make(map[*queue[control.Message]]time.Time), gone: make(chan struct{})}
 }
 
 // tell tells all linked hosts something, and, with a name, those that link later, unless something else has the name by then.
@@ -84,7 +84,28 @@ func (a *audience) enter(q *queue[control.Message]) {
 	for _, k := range a.kept {
 		q.put(k.m)
 	}
-	a.links[q] = true
+	a.links[q] = time.Now()
+}
+
+// hear takes in that a host has said something.
+func (a *audience) hear(q *queue[control.Message]) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if _, ok := a.links[q]; ok {
+		a.links[q] = time.Now()
+	}
+}
+
+// silent reports whether no linked host has been heard for so long.
+func (a *audience) silent(long time.Duration) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, heard := range a.links {
+		if time.Since(heard) < long {
+			return false
+		}
+	}
+	return true
 }
 
 func (a *audience) leave(q *queue[control.Message]) {
@@ -102,18 +123,25 @@ func (a *audience) check() {
 	}
 }
 
-// end tells all linked hosts that the run is over, once they have all copies, and waits until they have ended their links.
-func (a *audience) end(last []byte) {
+// end tells all linked hosts that the run is over, once they have all copies, and waits until they have ended their links, or are
+// silent for so long. A host that has not been told may need the vote of this one.
+func (a *audience) end(last []byte, long time.Duration) {
 	a.mu.Lock()
 	a.last, a.ended = last, true
 	close(a.over)
 	a.check()
 	a.mu.Unlock()
-	late := time.NewTimer(timing.Reap)
-	defer late.Stop()
-	select {
-	case <-a.gone:
-	case <-late.C:
+	tick := time.NewTicker(timing.HostHeartbeat)
+	defer tick.Stop()
+	for began := time.Now(); time.Since(began) < timing.Drain; {
+		select {
+		case <-a.gone:
+			return
+		case <-tick.C:
+			if a.silent(long) {
+				return
+			}
+		}
 	}
 }
 

@@ -359,12 +359,13 @@ func (h *Host) Serve(ctx context.Context) error {
 		tasks.Go(func() { r.commands.serve(ctx, r.ask) })
 	}
 	tasks.Go(func() { r.run(ctx) })
-	s := &seat{h: h, log: log, relay: r, again: make(chan *lead, 1)}
+	s := &seat{h: h, log: log, relay: r, again: make(chan *lead, 1), ends: make(chan session.Outcome, 1)}
 	if !c.alone() {
 		tasks.Go(func() { s.accept(ctx, secure) })
 	}
 	defer s.leave()
-	var late <-chan time.Time // to leave
+	var late, overdue <-chan time.Time // to leave, and for another host to say how the run has ended
+	var ended *session.Outcome         // unless another host says otherwise
 	for {
 		select {
 		case <-h.leave:
@@ -392,8 +393,19 @@ func (h *Host) Serve(ctx context.Context) error {
 				s.leave()
 				s.take(ctx, old.term, old.attempt, old.fills)
 			}
+		case out := <-s.ends:
+			ended, overdue = &out, time.After(timing.Drain)
+		case <-overdue:
+			c.Done(log.Term(), *ended)
 		case err := <-r.stranded:
-			return err
+			switch {
+			case ended != nil:
+				c.Done(log.Term(), *ended)
+			case r.hasLeft():
+				return ErrLeft
+			default:
+				return err
+			}
 		case <-h.asked.signal:
 			if e, ok := h.asked.next(); ok {
 				if w, ok := e.(session.WatchAsked); ok && c.Apart {

@@ -25,8 +25,9 @@ type seat struct {
 	log   agree.Log
 	relay *relay
 	again chan *lead
-	asked []session.Event // StopAsked and WatchAsked that every leadership is told
-	lead  *lead           // nil while this host does not lead
+	asked []session.Event      // StopAsked and WatchAsked that every leadership is told
+	ends  chan session.Outcome // of leaderships that ended in doubt
+	lead  *lead                // nil while this host does not lead
 
 	mu   sync.Mutex
 	open *lead // the same, while it takes links
@@ -84,14 +85,34 @@ func (s *seat) take(ctx context.Context, term, attempt uint64, fills int) {
 		case err != nil:
 			out = session.Outcome{Err: err}
 		}
+		doubt := false
 		if l.c.Apart {
 			l.relay.gatherLogs(l.ctx, l.linked)
-			l.told.end(l.c.Last(term, out))
+			doubt = l.conclude(out)
 		}
 		l.depose()
 		l.links.Wait()
+		if doubt {
+			s.doubt(out)
+			return
+		}
 		l.c.Done(term, out)
 	}()
+}
+
+// conclude tells the other hosts how the run has ended. It reports whether they may not have heard it: another host has been elected
+// meanwhile, perhaps with the vote of this one, which it needs until it has concluded the run itself.
+func (l *lead) conclude(out session.Outcome) (doubt bool) {
+	l.told.end(l.c.Last(l.term, out), max(timing.Reap, l.c.times().Host))
+	return out.Summary != nil && l.log.Term() != l.term
+}
+
+// doubt keeps how the run has ended, which counts if no other host says so.
+func (s *seat) doubt(out session.Outcome) {
+	select {
+	case s.ends <- out:
+	default: // it has led twice since
+	}
 }
 
 // leave ends the leadership, if there is one.

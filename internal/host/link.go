@@ -136,6 +136,7 @@ func (l *lead) link(conn *control.Conn, hello control.Host) {
 	l.events.put(hostLinked{host, hello.Server, q})
 	// A link ends with its host, or is dialled again: why does not matter here, but that it may not be the host's.
 	err := speak(l.ctx, conn, q, func(ctx context.Context) { l.attend(ctx, q, hello.Records) }, func(m control.Message) error {
+		l.told.hear(q)
 		switch m.(type) {
 		case control.Beat, control.Told, relayed, closed, control.Exited, control.Leave, control.Surveyed, control.Kept, control.Asked, control.Answered, control.Watch, control.Clocks, control.ClockState:
 			l.events.put(hostSaid{host, time.Now(), m})

@@ -237,6 +237,13 @@ func (r *relay) depart() {
 	r.tell(control.Leave{})
 }
 
+// hasLeft reports whether all workers of this host have left the run, so that it has no part in the end.
+func (r *relay) hasLeft() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.departs
+}
+
 // newest returns the last session of a worker's process.
 func (l *local) newest() *local {
 	for l.next != nil {

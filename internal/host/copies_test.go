@@ -1,0 +1,88 @@
+package host
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/host/agree"
+	"github.com/soliton-train/soliton/internal/host/session"
+	"github.com/soliton-train/soliton/internal/net/control"
+	"github.com/soliton-train/soliton/internal/store/rundir"
+	"github.com/soliton-train/soliton/internal/timing"
+)
+
+// elected is a log of which the term alone counts.
+type elected struct {
+	agree.Log
+	term uint64
+}
+
+func (e elected) Term() uint64 { return e.term }
+
+func newConcluding(term uint64) *lead {
+	c := &Config{Last: func(uint64, session.Outcome) []byte { return nil }}
+	c.Detect = time.Second
+	return &lead{c: c, log: elected{term: term}, term: 3, told: newAudience()}
+}
+
+// At the end a leader waits for a host that is slow to take it in as long as it hears that host, and not for one that is silent.
+func TestEndIsHeard(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		beats, want time.Duration
+	}{
+		{"slow", 3 * time.Second, 3 * time.Second},
+		{"silent", 100 * time.Millisecond, 1100 * time.Millisecond},
+		{"for ever", time.Hour, timing.Drain},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, q := newConcluding(3), newQueue[control.Message]()
+				l.told.enter(q)
+				began, ended := time.Now(), make(chan struct{})
+				go func() {
+					defer close(ended)
+					l.conclude(session.Outcome{})
+				}()
+				beat := time.NewTicker(timing.HostHeartbeat)
+				defer beat.Stop()
+				for at := time.Duration(0); at < c.beats; at = time.Since(began) {
+					select {
+					case <-beat.C:
+						l.told.hear(q)
+						continue
+					case <-ended:
+					}
+					break
+				}
+				if c.name == "slow" {
+					l.told.leave(q)
+				}
+				<-ended
+				if took := time.Since(began); took < c.want || took > c.want+2*timing.HostHeartbeat {
+					t.Errorf("it took %v, want %v", took, c.want)
+				}
+			})
+		})
+	}
+}
+
+// A leader whose successor was elected while it told the end of the run is in doubt: the other hosts have ended their links to it for the
+// new leader, perhaps before they heard, and may need its vote until that one has concluded the run.
+func TestEndInDoubt(t *testing.T) {
+	whole := session.Outcome{Summary: &rundir.Summary{}}
+	for _, c := range []struct {
+		term uint64
+		out  session.Outcome
+		want bool
+	}{
+		{3, whole, false},
+		{4, whole, true},
+		{4, session.Outcome{}, false}, // it could not lead
+	} {
+		if got := newConcluding(c.term).conclude(c.out); got != c.want {
+			t.Errorf("term %d, %+v: %v", c.term, c.out, got)
+		}
+	}
+}
