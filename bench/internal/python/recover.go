@@ -66,9 +66,10 @@ func (b *bridge) recoveries() error {
 
 // tell prints the recoveries of a run, and returns how long they took.
 func tell(what string, sum rundir.Summary) (total []float64) {
-	var stalls []float64
+	var stalls, detect, query, plan, edit, resume []float64
 	for _, r := range sum.Recoveries {
-		total = append(total, r.TotalMS)
+		total, detect, query = append(total, r.TotalMS), append(detect, r.DetectMS), append(query, r.QueryMS)
+		plan, edit, resume = append(plan, r.PlanMS+r.AgreeMS), append(edit, r.EditMS), append(resume, r.ResumeMS)
 		if r.StallMS != nil {
 			stalls = append(stalls, *r.StallMS)
 		}
@@ -79,6 +80,8 @@ func tell(what string, sum rundir.Summary) (total []float64) {
 	}
 	fmt.Printf("  %-22s %d recoveries: median %.1f, max %.1f; step longer by: median %.1f, max %.1f\n", what, len(total),
 		lab.Median(total), slices.Max(total), lab.Median(stalls), slices.Max(stalls))
+	fmt.Printf("  %-22s medians of the phases: detect %.1f, query %.1f, plan %.1f, edit %.1f, resume %.1f\n", "",
+		lab.Median(detect), lab.Median(query), lab.Median(plan), lab.Median(edit), lab.Median(resume))
 	return total
 }
 
