@@ -305,7 +305,12 @@ func (s *Session) refuse(w *worker, err error) {
 	w.fault, w.failed = err, true
 	s.roster.refused[w.who.ID] = true
 	s.kill(w)
-	s.then(s.about(w.who.ID, eventRefused, fmt.Sprintf("worker %d: %s", w.id(), OneLine(err.Error()))))
+	reason := fmt.Sprintf("worker %d: %s", w.id(), OneLine(err.Error()))
+	where := ""
+	if w.who.Host != "" {
+		where = " of " + w.who.Host
+	}
+	s.then(s.about(w.who.ID, eventRefused, reason), Show{view.Note(reason + "; this worker" + where + " is refused, and the run goes on without it")})
 }
 
 // loseJoiner takes in that a worker has exited before it had a part.
