@@ -146,6 +146,7 @@ func TestExitStatuses(t *testing.T) {
 			"launcher: --keep-best \"\": give val_loss, loss or none\nlauncher: --notice \"\": give aws, gcp, azure, or the URL of a metadata server\n" +
 				"launcher: --bad-samples \"\": give fail or skip\nlauncher: --reduction \"\": give exact or fast\nlauncher: --clocks \"\": give off, auto or emulated\n" +
 				"launcher: --resume \"\": give auto; launcher resume continues a run of a given directory\nlauncher: --reshape \"\": give full, dataflow or off\n", false},
+		{"skipping without digests", []string{"run", "--bad-samples", "skip", "--digests=false", fake}, 2, "", "launcher: --bad-samples skip needs digests, which show whether all of a step is made of the same samples: give --digests=true\nTry", false},
 		{"chaos that is none", []string{"run", "--chaos", "kil:1@3,kill:1@3/lunch", fake}, 2, "",
 			"launcher: --chaos: part 1, \"kil:1@3\": \"kil\" is not a kind of fault", false},
 		{"chaos that is not there yet", []string{"run", "--chaos", "join@2,kill:1@1,random:1:0.5:kill+cut", fake}, 2, "",

@@ -326,6 +326,7 @@ func (f *runFlags) validate(cmd *cobra.Command) error {
 	errs.Add(f.noticeFault(cmd.Flags().Changed))
 	errs.If(f.verify < 0, "--verify %d: give at least 1, or 0 for no checks", f.verify)
 	errs.If(f.badSamples != "fail" && f.badSamples != "skip", "--bad-samples %s: give fail or skip", faults.Value(f.badSamples))
+	errs.If(f.badSamples == "skip" && !f.digests, "--bad-samples skip needs digests, which show whether all of a step is made of the same samples: give --digests=true")
 	if _, err := session.ParseReduction(f.reduction); err != nil {
 		errs.Add(fmt.Errorf("--reduction %w", err))
 	}

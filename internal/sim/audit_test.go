@@ -127,10 +127,19 @@ func besides(bad *bool, of Reader) Reader {
 	}
 }
 
+// alone is a reader that is the only one for which the lone sample is not bad.
+func alone(bad bool, of Reader) Reader {
+	return func(i uint64, skips int) (int, bool) {
+		n, ok := of(i, skips)
+		return n, ok && (n != lone || !bad)
+	}
+}
+
 // TestSamples audits the numbers of the samples whose gradients random schedules of faults commit, of data that are mixed, packed, and in
 // part unreadable, for all workers or for one: none is lost, none is repeated, none is skipped that can be read, and the order is that of
-// an undisturbed run. Samples that one worker cannot read are left out of schedules that may end the others: what a worker has read and
-// passed on before it was lost is not known of (docs/data.md).
+// an undisturbed run. Samples that one worker cannot read are left out of schedules that may end the others, as the run may end with them.
+// In a third of the schedules one sample can be read by one worker only, which may pass on what comes of it before it is lost: then the
+// sample is skipped, and the step must be made of the other one alone.
 //
 //	go test ./internal/sim -run Samples -v -schedules 10000 -seed 1
 func TestSamples(t *testing.T) {
@@ -138,12 +147,16 @@ func TestSamples(t *testing.T) {
 	steps, recoveries, skipped, refused := 0, 0, 0, 0
 	for s := *seed; s < *seed+uint64(*schedules); s++ {
 		r := rand.New(rand.NewPCG(s, 3))
-		harmless := false
+		harmless, single := false, s%3 == 0
 		c, text := scheduleOf(r, s, false, func(cfg *Config) {
 			processes := 0
+			cfg.Digests = true // as all runs that skip samples
 			cfg.Samples = func() Reader {
 				processes++
 				of := audited(t, s, documents)
+				if single {
+					return alone(processes != 2, of)
+				}
 				if processes == 2 && cfg.Workers > 2 {
 					return besides(&harmless, of)
 				}
@@ -151,7 +164,8 @@ func TestSamples(t *testing.T) {
 			}
 		})
 		harmless = !fatal.MatchString(text)
-		if err := run(c, nil); err != nil {
+		// All other workers fail where the only one can still read the sample, or could in a step that was committed.
+		if err := run(c, nil); err != nil && !(single && strings.Contains(err.Error(), "bad sector")) {
 			t.Fatalf("seed %d (%s): %v", s, text, err)
 		}
 		n, err := c.audit(audited(t, s, documents))

@@ -320,6 +320,7 @@ func (c *Cluster) write(e session.Effect) {
 			c.violated("step %d follows step %d in metrics.jsonl", e.Metrics.Step, last)
 		}
 		b.Last = &e.Metrics
+		c.most = max(c.most, e.Metrics.Step)
 		b.Tokens += e.Metrics.Tokens
 		b.MS += e.Metrics.MS
 	case session.WriteSkip:

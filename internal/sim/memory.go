@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/compute/tree"
@@ -56,6 +57,16 @@ func (x content) digest() []byte {
 		d[0] |= 1
 	}
 	return d
+}
+
+// mix takes in that x is made of another tensor, too. What is made of several samples in one place must not be committed.
+func (x *content) mix(in content) {
+	switch {
+	case x.samples == "":
+		x.samples = in.samples
+	case x.samples != in.samples:
+		x.samples += "and " + in.samples
+	}
 }
 
 // gradient is a sum of gradients of one step.
@@ -370,17 +381,29 @@ func (w *worker) prepare(d core.Prepare) {
 	w.step(core.Prepared(d))
 }
 
-// use holds that all updates of a layer in a step use the gradients of the same samples.
-func (c *Cluster) use(step, layer int, samples batches) {
+// use holds that all updates of a layer in a step use the gradients of the same samples, but for a commit of which only workers have known
+// that are lost or have gone back since, and that each micro-batch is made of one sample in each place.
+func (c *Cluster) use(w *worker, step, layer int, samples batches) {
 	layers := c.used[step]
 	if layers == nil {
 		layers = make([]batches, len(c.cfg.Layers))
 		c.used[step] = layers
 	}
+	for _, s := range samples {
+		if strings.Contains(s, "and") {
+			c.violated("layer %d is updated in step %d with a micro-batch of the samples %q", layer, step, s)
+		}
+	}
+	at := [2]int{step, layer}
 	if was := layers[layer]; was != (batches{}) && was != samples {
-		c.violated("layer %d is updated in step %d with the samples %q, and with %q", layer, step, samples, was)
+		goesOn := func(x *worker) bool { return x.status == nil && x.core != nil && x.core.Epoch() == w.core.Epoch() }
+		if step <= c.most || slices.ContainsFunc(c.users[at], goesOn) {
+			c.violated("layer %d is updated in step %d with the samples %q, and with %q", layer, step, samples, was)
+		}
+		c.users[at] = nil
 	}
 	layers[layer] = samples
+	c.users[at] = append(c.users[at], w)
 }
 
 // update applies a committed update.
@@ -399,7 +422,7 @@ func (w *worker) update(d core.Update) {
 			continue
 		}
 		w.complete(sh.total, step, "an update")
-		w.c.use(step, p.Layer, sh.total.samples)
+		w.c.use(w, step, p.Layer, sh.total.samples)
 		for b := range w.altered {
 			if b.Layer == p.Layer && p.Lo <= b.Lo && b.Lo < p.Hi {
 				w.c.violated("worker %v updates block %v, which was altered", w.session, b)

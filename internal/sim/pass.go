@@ -26,12 +26,7 @@ func (w *worker) compute(d core.Run) {
 		if x.wrong = x.wrong || in.wrong; !ok || in.step != d.Step {
 			w.c.violated("worker %v runs %v of step %d without %+v (%+v, %v)", w.session, d.Task, d.Step, t, in, ok)
 		}
-		if x.samples == "" {
-			x.samples = in.samples
-		}
-		if x.samples != in.samples {
-			w.c.violated("worker %v runs %v of step %d on the samples %q and %q", w.session, d.Task, d.Step, x.samples, in.samples)
-		}
+		x.mix(in)
 	}
 	for b := range w.altered {
 		x.wrong = x.wrong || st.Lo <= b.Layer && b.Layer < st.Hi
@@ -43,11 +38,8 @@ func (w *worker) compute(d core.Run) {
 		if !last {
 			tensor(key.Tensor{Boundary: s + 1, Micro: m, Back: true})
 		}
-		if pass := w.passes[d.Task.Pair]; !last && pass.samples != x.samples {
-			w.c.violated("worker %v runs %v of step %d on the samples %q and %q", w.session, d.Task, d.Step, x.samples, pass.samples)
-		} else {
-			x.samples, x.wrong = pass.samples, x.wrong || pass.wrong
-		}
+		x.mix(w.passes[d.Task.Pair])
+		x.wrong = x.wrong || w.passes[d.Task.Pair].wrong
 		delete(w.passes, d.Task.Pair)
 		for l := st.Hi - 1; l >= st.Lo; l-- {
 			g := &w.gradients[l]
@@ -130,11 +122,8 @@ func (w *worker) repeat(d core.Repeat) {
 		if needed && (!ok || in.step != d.Step) {
 			w.c.violated("worker %v repeats %v of step %d without %+v (%+v, %v)", w.session, d.Pair, d.Step, t, in, ok)
 		}
-		if needed && x.samples == "" {
-			x.samples = in.samples
-		}
-		if needed && x.samples != in.samples {
-			w.c.violated("worker %v repeats %v of step %d on the samples %q and %q", w.session, d.Pair, d.Step, x.samples, in.samples)
+		if needed {
+			x.mix(in)
 		}
 		x.wrong = x.wrong || in.wrong
 	}

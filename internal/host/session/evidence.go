@@ -401,7 +401,7 @@ func (s *Session) repaired(w *worker, m control.Repaired) {
 	case repairDiffer:
 		reason = fmt.Sprintf("worker %d: its copy of a part of layer %q was not what the owner has: it is sent again, and step %d done again", id, m.Layer, m.Step)
 	case repairPassed:
-		reason = fmt.Sprintf("worker %d: what a lost worker had handed over for layer %q and micro-batch %d is not what was computed again, so memory was altered: step %d is done again", id, m.Layer, m.Block, m.Step)
+		reason = fmt.Sprintf("worker %d: what a lost worker had handed over for layer %q and micro-batch %d is not what was computed again, so memory was altered, or a sample of it is skipped since: step %d is done again", id, m.Layer, m.Block, m.Step)
 	}
 	e := s.about(w.who.ID, eventRepaired, reason)
 	e.Event.Repair = &rundir.Repair{Layer: m.Layer, Block: m.Block, Target: m.Target}

@@ -133,6 +133,9 @@ func (r *records) inherit(h *rundir.History) {
 	if h.Last != nil {
 		r.most = h.Last.Step
 	}
+	for _, x := range r.recoveries {
+		r.most = max(r.most, x.Step-1) // a rollback may have taken the run back since
+	}
 	if h.Plan != nil {
 		r.noted = written(h.Plan)
 	}

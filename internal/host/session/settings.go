@@ -65,7 +65,8 @@ type Settings struct {
 	// a negative number that there are none.
 	Verify int
 
-	// SkipBad has samples skipped that no worker can read. Otherwise they end the run.
+	// SkipBad has samples skipped that no worker can read. Otherwise they end the run. It takes digests: where a worker is lost that has
+	// read a sample which is skipped then, what it has handed on differs from what is computed in its place, and the step is done again.
 	SkipBad bool
 
 	// Chaos, if it is not nil, returns the faults that workers are to inject into themselves, for a job of so many steps. The
@@ -124,6 +125,7 @@ func (c Settings) Validate() error {
 	errs.If(c.Detect < 0 || c.Detect > 0 && c.Detect < MinDetect || c.Detect > MaxDetect, "Detect is %v: give at least %v and at most %v, or 0 for no detection", c.Detect, MinDetect, MaxDetect)
 	errs.If(c.CallTimeout > 0 && c.CallTimeout < MinCallTimeout || c.CallTimeout > MaxCallTimeout,
 		"CallTimeout is %v: give at least %v and at most %v, 0 for %v, or -1 for never", c.CallTimeout, MinCallTimeout, MaxCallTimeout, timing.Call)
+	errs.If(c.SkipBad && c.NoDigests, "SkipBad and NoDigests are set: without digests, a step could be made of two samples in one place; leave out NoDigests")
 	if err := c.Keep.Validate(); err != nil {
 		errs.Add(fmt.Errorf("Keep: %w", err))
 	}

@@ -255,7 +255,7 @@ func (s *Session) weighSamples() {
 	if s.phase != training || !s.skips.Open() {
 		return
 	}
-	send, skip := s.skips.Weigh(s.readers())
+	send, skip := s.skips.Weigh(s.readers(), s.records.most)
 	s.judgeSamples(send)
 	for _, q := range skip {
 		s.first(ProposeSkip{q})
@@ -277,8 +277,8 @@ func (s *Session) skipped(q skips.Question) {
 // readers are the workers that read samples, or may soon.
 func (s *Session) readers() (all []plan.Worker) {
 	for _, w := range s.workers {
-		if w.state == working && !w.closed() {
-			all = append(all, w.who)
+		if w.state == working && !w.over() {
+			all = append(all, w.who) // also one that has hung up, until it is known to be lost: it may have read what others cannot
 		}
 	}
 	return all

@@ -261,7 +261,8 @@ func due(c rundir.Calls) (steps []control.Step) {
 	return steps
 }
 
-// startInherited lets the workers train that have not been told yet, with the first order of the run.
+// startInherited lets the workers train that have not been told yet, with the first order of the run. The leader before may have been lost
+// as it told that samples are skipped: all hear of them before they are asked what they have.
 func (s *Session) startInherited(first *control.Order) {
 	start := s.beginTraining()
 	for _, w := range s.workers {
@@ -277,6 +278,7 @@ func (s *Session) startInherited(first *control.Order) {
 			if !start.Joins {
 				s.send(w, *first) // a worker that has begun drops it
 			}
+			s.judgeSamples(s.skips.Verdicts(w.who))
 		}
 	}
 	s.hold() // the leader before may have had a full disk

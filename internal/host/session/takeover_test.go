@@ -122,6 +122,39 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
+// The leader is lost as it tells that samples are skipped. Its successor tells all workers before it asks them what they have.
+func TestTakeOverSkips(t *testing.T) {
+	const n = 4
+	r := &ran{t: t, s: begin(Config{Settings: Settings{SkipBad: true}}, n), now: time.Unix(0, 0)}
+	for id := range n {
+		r.s.workers[id].who.Host = fmt.Sprintf("host-%d", id/2)
+	}
+	r.feed(prepare(n)...)
+	sent[control.Order](r)
+	r.feed(commit(n, 1)...)
+	next := r.succeed(Config{Settings: Settings{SkipBad: true}, Skipped: []uint64{9, 17, 9}}, n, 5)
+	next.feed(told(2, stepOf(2, 1, 1))...)
+	next.feed(told(3, stepOf(3, 1, 1))...)
+	next.feed(lost(0, next.now.Add(-time.Second))...)
+	next.feed(lost(1, next.now.Add(-time.Second))...)
+	var all []string
+	for _, e := range pick[Send](next.effects) {
+		switch m := e.Message.(type) {
+		case control.BadSample:
+			all = append(all, fmt.Sprintf("%d: %s %d.%d", e.Worker, m.Do, m.Sample, m.Skips))
+		case control.Query:
+			all = append(all, fmt.Sprintf("%d: query", e.Worker))
+		}
+	}
+	for id := 2; id < n; id++ {
+		first := []string{fmt.Sprintf("%d: skip 9.1", id), fmt.Sprintf("%d: skip 17.0", id), fmt.Sprintf("%d: query", id)}
+		mine := slices.DeleteFunc(slices.Clone(all), func(x string) bool { return !strings.HasPrefix(x, first[0][:2]) })
+		if !slices.Equal(mine[:min(3, len(mine))], first) {
+			t.Errorf("worker %d is told %q, want %q", id, mine, first)
+		}
+	}
+}
+
 // A plan was agreed and no worker has heard of it; a worker that it does without is fenced.
 func TestTakeOverAfterAgreement(t *testing.T) {
 	const n = 3

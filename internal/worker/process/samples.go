@@ -70,7 +70,7 @@ type verdicts struct {
 }
 
 // maxEarly bounds what comes before the samples are there.
-const maxEarly = 1 << 12
+const maxEarly = 1 << 16
 
 func (v *verdicts) put(m control.BadSample) error {
 	v.mu.Lock()

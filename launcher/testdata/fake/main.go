@@ -72,10 +72,12 @@ func main() {
 		ready.Job.Seed = 7
 	}
 	conn.Send(ready)
-	for range 2 { // the start and the first order
-		if _, err := conn.Receive(ctx); err != nil {
+	for ordered := false; !ordered; { // a beat may come between the start and the first order
+		m, err := conn.Receive(ctx)
+		if err != nil {
 			os.Exit(1)
 		}
+		_, ordered = m.(control.Order)
 	}
 	inbox := make(chan control.Message, 8)
 	go func() {

@@ -6,7 +6,8 @@
 // the data takes its place, for this one place in the run only.
 //
 // Each worker that has said that it cannot read a sample waits for the verdict before it tries again. So no two workers compute a step
-// with another sample in the same place, and a step is a function of the job and of the ledger. A step that was committed once is computed
+// with another sample in the same place, but for one that is lost: what it has handed on is not what is computed in its place, which digests
+// show, and all do the step again. So a step is a function of the job and of the ledger. A step that this run has committed before is computed
 // again with the same samples: in it, none is skipped that was not before.
 package skips
 
@@ -102,11 +103,16 @@ func (r *Register) Unread(from plan.Worker, m control.Unread, committed int) (se
 	if q.proposed {
 		return nil, "" // it joined since, and has read nothing of this step before
 	}
-	delete(r.open, at)
+	return r.fail(q), ""
+}
+
+// fail ends a question: the workers that cannot read the sample fail.
+func (r *Register) fail(q *Question) (send []Send) {
+	delete(r.open, q.Spot)
 	for _, w := range slices.SortedFunc(maps.Keys(q.said), func(a, b plan.Worker) int { return cmp.Or(int(a.ID)-int(b.ID), a.Incarnation-b.Incarnation) }) {
-		send = append(send, verdict(w, at, control.FailSample))
+		send = append(send, verdict(w, q.Spot, control.FailSample))
 	}
-	return send, ""
+	return send
 }
 
 func verdict(to plan.Worker, at Spot, do string) Send {
@@ -114,11 +120,15 @@ func verdict(to plan.Worker, at Spot, do string) Send {
 }
 
 // Weigh looks at the open questions, with the workers that live now: it asks those that have not been asked, and returns what is to be
-// agreed since none of them can read it.
-func (r *Register) Weigh(live []plan.Worker) (send []Send, skip []Question) {
+// agreed since none of them can read it. In a step that was committed meanwhile, nothing is skipped.
+func (r *Register) Weigh(live []plan.Worker, committed int) (send []Send, skip []Question) {
 	for _, at := range slices.SortedFunc(maps.Keys(r.open), Spot.compare) {
 		q := r.open[at]
 		if q.proposed || len(live) == 0 {
+			continue
+		}
+		if q.Step <= committed {
+			send = append(send, r.fail(q)...)
 			continue
 		}
 		all := true
@@ -151,6 +161,14 @@ func (r *Register) Agreed(at Spot, live []plan.Worker) (send []Send, ok bool) {
 		send = append(send, verdict(w, at, control.SkipSample))
 	}
 	return send, true
+}
+
+// Verdicts returns what a worker is told that may not have heard of all samples that are skipped.
+func (r *Register) Verdicts(to plan.Worker) (send []Send) {
+	for _, sample := range slices.Sorted(maps.Keys(r.counts)) {
+		send = append(send, verdict(to, Spot{sample, r.counts[sample] - 1}, control.SkipSample))
+	}
+	return send
 }
 
 // Open reports whether there is a question.
