@@ -48,6 +48,14 @@ func TestDrain(t *testing.T) {
 				steps = 1e6 // on a crowded machine it must not end before the last one is to leave
 			}
 			all := gatheredFor(t, c.machines, mlp, "--steps", strconv.Itoa(steps), "--micro-batch", "4", "--eval-every", "0", "--checkpoint-every", "100ms")
+			t.Cleanup(func() {
+				for i, m := range all {
+					if t.Failed() {
+						events, _ := os.ReadFile(filepath.Join(m.Dir, "run", "events.jsonl"))
+						t.Logf("machine %d:\n%s%s%s", i, &m.out, &m.errs, events)
+					}
+				}
+			})
 			drain := func(m *machine) {
 				if err := m.Process.Signal(syscall.SIGTERM); err != nil {
 					t.Fatal(err)

@@ -282,7 +282,7 @@ func (s *Session) workerFailed(w *worker, m control.Failed) {
 	text := cmp.Or(OneLine(m.Text), "failed without a reason")
 	err := &FailedError{Kind: m.Kind, Worker: w.id(), Workers: len(s.workers), Text: text, Step: m.Step, Exit: m.Exit}
 	switch {
-	case len(s.workers) == 1 || s.unreadable(w, m) || !m.Kind.OfWorker():
+	case len(s.workers) == 1 && !(m.Kind == control.Corrupt && s.respawns(w.who.ID)), s.unreadable(w, m), !m.Kind.OfWorker():
 		s.end.detail = m.Stack
 		s.judge(err)
 	case s.phase == training && (m.Kind != control.Faulty || s.ctl.Busy()):
