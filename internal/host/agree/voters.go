@@ -72,14 +72,15 @@ func NextChange(servers []Server, v View) (Change, bool) {
 }
 
 // Successor returns the voter that is to lead when the leader leaves: one that stays, so that two that leave do not hand the lead to and fro.
-// Where none is left to stay, it is "", for any. It reports false as long as a host that stays is yet to vote.
+// Where none is left to stay, it is "", for any. It reports false as long as a host that stays is yet to vote, or to link with this leader, which may
+// just have been elected.
 func Successor(servers []Server, v View) (id string, ok bool) {
 	r := newRoll(servers, v)
 	waits := false
 	for _, h := range r.hosts {
 		switch {
-		case h.Server.ID == v.Leader || !h.Linked || h.Lost || h.Leaves:
-		case h.known && h.Server.Voter:
+		case h.Server.ID == v.Leader || h.Lost || h.Leaves:
+		case h.Linked && h.known && h.Server.Voter:
 			if id == "" || HostOf(h.Server.ID) == v.TieBreak {
 				id = h.Server.ID
 			}

@@ -115,6 +115,7 @@ func TestSuccessor(t *testing.T) {
 		{"a- d. b", "", "b", true},
 		{"a- b- d!", "", "", true}, // all leave, or are lost
 		{"a- b? c", "", "c", true},
+		{"a- b- c?", "", "", false}, // until c links, or is lost: this leader may be new
 	} {
 		servers, v := parse(c.servers)
 		v.TieBreak = c.tie
