@@ -101,7 +101,7 @@ func Machines(args []string) error {
 				}
 				if *each && o.first != nil {
 					rec := o.first
-					fmt.Printf("%18s %6.0f total %6.1f detect %6.1f query %6.1f plan %5.1f agree %5.1f edit %5.1f resume %5.1f stall %5.0f\n",
+					fmt.Printf("%18s %6.0f total %6.1f detect %6.1f query %6.1f plan %5.1f agree %5.1f edit %5.1f resume %5.1f stall %.0f\n",
 						rec.Cause, o.took[0], rec.TotalMS, rec.DetectMS, rec.QueryMS, rec.PlanMS, rec.AgreeMS, rec.EditMS, rec.ResumeMS, o.stall)
 				}
 				if *each && o.wrong > 0 {
@@ -110,9 +110,7 @@ func Machines(args []string) error {
 					}
 				}
 				took, back, wrong = append(took, o.took...), append(back, o.back...), wrong+o.wrong
-				if o.first != nil {
-					stalls = append(stalls, o.stall)
-				}
+				stalls = append(stalls, o.stall...)
 			}
 			fmt.Printf("%10s %7s %5d %s %s %s %8d\n", name, place, *runs, machineTimes(took, true), machineTimes(back, false), machineTimes(stalls, false), wrong)
 		}
@@ -166,7 +164,7 @@ type machineOutcome struct {
 	took, back []float64
 	wrong      int // workers that were lost without a fault
 	first      *rundir.Recovery
-	stall      float64 // of first, in milliseconds
+	stall      []float64 // of first, in milliseconds; none if it is not known
 	events     []rundir.Event
 	at         time.Time // of the fault
 }
@@ -293,7 +291,7 @@ func (t *machineTrial) run(k machineFault, leads bool) (o machineOutcome, err er
 	}
 	for _, rec := range sum.Recoveries {
 		if o.first != nil && rec.Step == o.first.Step && rec.StallMS != nil {
-			o.stall = *rec.StallMS
+			o.stall = []float64{*rec.StallMS}
 		}
 	}
 	if !k.stays && lost == 0 {
