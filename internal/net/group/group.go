@@ -36,6 +36,7 @@ type edition struct {
 	rank    int // ours
 	abort   *comm.Receiving
 	notice  []byte // that arrives through abort
+	trees   treePlans
 
 	ended chan struct{}
 	// Set before ended is closed.

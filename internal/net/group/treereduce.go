@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/soliton-train/soliton/internal/compute/kernel"
 	"github.com/soliton-train/soliton/internal/compute/tree"
@@ -63,6 +64,45 @@ func PlanTree(micros int, nodes [][]tree.Node, owner, spread int) (TreePlan, err
 		return a.Node.Hi - b.Node.Hi
 	})
 	return TreePlan{owner, p.moves}, nil
+}
+
+// treePlans are the plans that reductions under one version of a group have used. The same few serve all shards, layers and
+// steps, as long as ranks hold the same nodes.
+type treePlans struct {
+	mu     sync.Mutex
+	micros int
+	nodes  [][]tree.Node
+	by     map[treeWay]TreePlan
+}
+
+// treeWay is what the plans for the same nodes differ in.
+type treeWay struct{ owner, spread int }
+
+// of returns [PlanTree] for each shard of a tree. The plans are read only.
+func (c *treePlans) of(t Tree) ([]TreePlan, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.micros != t.Micros || !slices.EqualFunc(c.nodes, t.Nodes, slices.Equal) {
+		c.micros, c.by = t.Micros, make(map[treeWay]TreePlan)
+		c.nodes = make([][]tree.Node, len(t.Nodes))
+		for rank, held := range t.Nodes {
+			c.nodes[rank] = slices.Clone(held)
+		}
+	}
+	all := make([]TreePlan, len(t.Shards))
+	for i, s := range t.Shards {
+		way := treeWay{s.Owner, i % 2}
+		p, ok := c.by[way]
+		if !ok {
+			var err error
+			if p, err = PlanTree(t.Micros, t.Nodes, way.owner, way.spread); err != nil {
+				return nil, err
+			}
+			c.by[way] = p
+		}
+		all[i] = p
+	}
+	return all, nil
 }
 
 type treePlanner struct {
@@ -183,19 +223,13 @@ func (g *Group) TreeReduce(ctx context.Context, call Call, t Tree, sum func(shar
 	}
 	r := treeReduction{o: o, t: t, root: tree.Root(t.Micros), sum: sum, out: out, done: done}
 	r.left = make([]int, len(t.Shards))
-	plans := make(map[[2]int]TreePlan)
+	plans, err := o.ed.trees.of(t)
+	if err != nil {
+		return o.error(err)
+	}
 	for i, s := range t.Shards {
-		// The same few plans serve all shards.
-		spread := i % 2
-		p, ok := plans[[2]int{s.Owner, spread}]
-		if !ok {
-			if p, err = PlanTree(t.Micros, t.Nodes, s.Owner, spread); err != nil {
-				return o.error(err)
-			}
-			plans[[2]int{s.Owner, spread}] = p
-		}
 		for _, s := range split(s.Hi-s.Lo, g.scope.Config().Segment/4) {
-			r.pieces = append(r.pieces, treePiece{shard: i, span: s, plan: p})
+			r.pieces = append(r.pieces, treePiece{shard: i, span: s, plan: plans[i]})
 			r.left[i]++
 		}
 	}
