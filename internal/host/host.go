@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -451,6 +452,11 @@ func openRing(c *Config) (*ring.Member, error) {
 		sum := sha256.Sum256(append([]byte("soliton ring "), c.Secret...))
 		job = hex.EncodeToString(sum[:8])
 	}
-	self := c.self()
-	return ring.Open(job, self.Name, self.Link, c.Ports, c.Secret, c.Rejected, c.times().Ring, c.Workers+len(c.Hosts))
+	self, size := c.self(), c.Workers+len(c.Hosts)
+	here := size // members on this machine
+	if c.Apart {
+		here = (size + len(c.Hosts) - 1) / len(c.Hosts)
+	}
+	detect := c.times().RingOf(here, runtime.NumCPU())
+	return ring.Open(job, self.Name, self.Link, c.Ports, c.Secret, c.Rejected, detect, size)
 }

@@ -154,9 +154,9 @@ type Policy struct {
 	Candidacy time.Duration
 
 	// Ring is the failure-detection timeout of the gossip ring, whose members share the processor with training.
-	// Only its first suspicion counts, which comes much sooner.
+	// Only its first suspicion counts, which comes much sooner. See RingOf.
 	Ring time.Duration
-	// RingForm is how long the ring may take to form before the run notes it.
+	// RingForm is how long the ring may take to form before the run notes it. It becomes longer as Ring does.
 	RingForm time.Duration
 	// Log is the timeout of the replicated log, which [LogOf] divides.
 	Log time.Duration
@@ -179,6 +179,16 @@ func Of(detect time.Duration) Policy {
 
 		Ring: 2 * detect, RingForm: 10 * detect, Log: 3 * max(detect, time.Second),
 	}
+}
+
+// RingShare is how many members of the gossip ring may share a processor before the ring becomes slower.
+const RingShare = 4
+
+// RingOf returns the failure-detection timeout of a ring that has so many members on each machine. Where more than RingShare of them
+// share a processor, it grows with their number. Otherwise members that wait for a processor would suspect each other wrongly all
+// the time, and passing that on would keep the processors busier still.
+func (p Policy) RingOf(members, processors int) time.Duration {
+	return p.Ring * time.Duration(max(1, members/(RingShare*max(1, processors))))
 }
 
 const (

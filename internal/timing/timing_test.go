@@ -97,11 +97,11 @@ var rows = []row{
 	{"Candidacy", "between two candidacies of a host", "1/2 Host", func(p Policy) time.Duration { return p.Candidacy }, []than{
 		{"Stagger", 2, true, "another host has its turn"},
 	}},
-	{"Ring", "the gossip ring reports a failure", "2 Detect", func(p Policy) time.Duration { return p.Ring }, []than{
+	{"Ring", "the gossip ring reports a failure", "2 Detect, longer where many members share a processor", func(p Policy) time.Duration { return p.Ring }, []than{
 		{"MinGossip", 1, true, "probes of 16 members are not closer than 10 ms"},
 	}},
 	{"MinGossip", "the shortest Ring of 16 members", "fixed", fixed(MinGossip(16)), nil},
-	{"RingForm", "the gossip ring forms", "10 Detect", func(p Policy) time.Duration { return p.RingForm }, []than{
+	{"RingForm", "the gossip ring forms", "10 Detect, as much longer as Ring becomes", func(p Policy) time.Duration { return p.RingForm }, []than{
 		{"Ring", 2, true, "a member that fails meanwhile is known"},
 	}},
 	{"Log", "timeout of the replicated log", "3 Detect, at least 3 s", func(p Policy) time.Duration { return p.Log }, nil},
@@ -280,7 +280,8 @@ A candidate waits for votes for Election to 2 Election. While no leader is known
 
 The gossip ring derives its own times from Ring and the number of members: with n members it probes every
 Ring / (6 + 3 max(1, log10 n)), a probe is unanswered after half of that, and a suspected member has three intervals (times
-log10 n above ten members) to refute the suspicion.
+log10 n above ten members) to refute the suspicion. Where a machine has m members and p processors, and m / p is 8 or more, Ring is
+m / (4 p) times as long, rounded down.
 `)
 	const file = "../../docs/timing.md"
 	if *update {
@@ -603,6 +604,25 @@ func TestGossip(t *testing.T) {
 		least := MinGossip(members)
 		if got := GossipOf(least, members).Interval; got < MinInterval {
 			t.Errorf("%d members with %v probe every %v", members, least, got)
+		}
+	}
+}
+
+func TestRingOf(t *testing.T) {
+	p := Of(time.Second)
+	for _, c := range []struct {
+		members, processors int
+		want                time.Duration
+	}{
+		{9, 2, p.Ring},
+		{15, 2, p.Ring},
+		{16, 2, 2 * p.Ring},
+		{65, 2, 8 * p.Ring},
+		{65, 64, p.Ring},
+		{9, 0, 2 * p.Ring}, // unknown: one
+	} {
+		if got := p.RingOf(c.members, c.processors); got != c.want {
+			t.Errorf("%d members on %d processors: %v, want %v", c.members, c.processors, got, c.want)
 		}
 	}
 }

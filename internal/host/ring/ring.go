@@ -36,7 +36,7 @@ type Member struct {
 }
 
 // Open makes the ring of a run, which other members then join. host and addr are those of this host, in its ports, detect is
-// [timing.Policy].Ring, size is the expected number of members. Hosts with a secret derive the key of the ring from it.
+// that of [timing.Policy.RingOf], size is the expected number of members. Hosts with a secret derive the key of the ring from it.
 // rejected counts what others without the key send.
 func Open(job, host, addr string, in ports.Range, secret []byte, rejected *auth.Tally, detect time.Duration, size int) (*Member, error) {
 	key := make([]byte, keySize)

@@ -178,7 +178,8 @@ func (s *Session) dropSuspicions() {
 // awaitRing sets when members that are missing are noted.
 func (s *Session) awaitRing() {
 	if len(s.cfg.Ring.Seeds) > 0 {
-		s.ring.due = s.now.Add(timing.Of(s.cfg.Detect).RingForm)
+		times := timing.Of(s.cfg.Detect)
+		s.ring.due = s.now.Add(times.RingForm * max(1, s.cfg.Ring.Detect/times.Ring))
 	}
 }
 
