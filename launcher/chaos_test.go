@@ -12,6 +12,7 @@ import (
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/require"
+	"github.com/soliton-train/soliton/internal/timing"
 )
 
 // chaosSteps is long enough for what happens to be over before the end.
@@ -111,14 +112,14 @@ func TestChaosFreeze(t *testing.T) {
 	sum, _, _ := train(t, "--workers", "4", "--stages", "2", "--chaos", "freeze:2@3/backward")
 	sameBits(t, sum)
 	for _, r := range sum.Recoveries {
-		if strings.Contains(r.Cause, "worker 2 has been silent") {
-			if r.DiedAt != "kill" || r.TotalMS <= 0 {
+		if strings.Contains(r.Cause, "worker 2 is stopped by a signal") {
+			if r.DiedAt != "kill" || r.TotalMS <= 0 || r.DetectMS < ms(timing.Halt) {
 				t.Errorf("recovery: %+v", r)
 			}
 			return
 		}
 	}
-	t.Errorf("worker 2 was not missed: %+v", sum.Recoveries)
+	t.Errorf("worker 2 was not found: %+v", sum.Recoveries)
 }
 
 func TestChaosSlowsAndLeave(t *testing.T) {

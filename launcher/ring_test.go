@@ -1,15 +1,12 @@
 package main
 
 import (
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/soliton-train/soliton/internal/store/rundir"
-	"github.com/soliton-train/soliton/launcher/internal/cli"
-	"github.com/soliton-train/soliton/launcher/internal/inspect"
 )
 
 // rings returns what the ring believes of each worker of a run under way.
@@ -44,45 +41,6 @@ func (r *underWay) formed(n int) {
 }
 
 // A worker that is frozen is suspected by the others before its agent gives it up, and the cause says
-// so. Gossip may be late on a busy machine; then there is more time for it.
-func TestFrozenWorkerIsSuspected(t *testing.T) {
-	built(t)
-	t.Parallel()
-	for _, detect := range []string{"4s", "12s", "36s"} {
-		if frozenIsSuspected(t, detect) {
-			return
-		}
-	}
-	t.Error("the ring suspected no worker")
-}
-
-func frozenIsSuspected(t *testing.T, detect string) bool {
-	r := begin(t, "--workers", "4", "--detect", detect)
-	r.formed(4)
-	run, err := rundir.ReadWorkers(r.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var told inspect.Status
-	if record, err := cli.ReadRun(r.dir); err != nil {
-		t.Error(err)
-	} else if told, err = inspect.StatusOf(record); err != nil || len(told.Workers) != 4 || told.Workers[3].Ring != "alive" {
-		t.Errorf("status: %+v, %v", told.Workers, err)
-	}
-	i := slices.IndexFunc(run.Workers, func(p rundir.Process) bool { return p.ID == 2 })
-	syscall.Kill(run.Workers[i].PID, syscall.SIGSTOP)
-	r.until("lost", 1)
-	lost := r.events("lost")[0]
-	if lost.Worker != 2 || !strings.Contains(lost.Reason, "worker 2 has been silent for") {
-		t.Errorf("lost: %+v", lost)
-	}
-	if sum := r.end(); sum.WorkersLost != 1 {
-		t.Errorf("%d workers were lost", sum.WorkersLost)
-	}
-	t.Log(lost.Reason)
-	return strings.Contains(lost.Reason, "cannot reach it")
-}
-
 // Who joins later becomes a member, too, and so do the workers of several hosts, by way of the
 // agent that leads.
 func TestRingForms(t *testing.T) {

@@ -30,10 +30,11 @@ const (
 	Silent                      // heartbeats were missed, and the agent killed the worker
 	Stamped                     // the injected fault recorded its time
 	Broken                      // a link broke, and no worker failed
+	Halted                      // the system told that a signal has stopped the process, and the agent fenced the worker
 	HostOut                     // the agent of the worker's host has exited or misses heartbeats
 )
 
-var evidenceNames = [...]string{"", "reap", "silence", "kill", "link", "host"}
+var evidenceNames = [...]string{"", "reap", "silence", "kill", "link", "stop", "host"}
 
 // String returns the evidence's name in events.jsonl and summary.json.
 func (e Evidence) String() string { return evidenceNames[e] }

@@ -75,6 +75,7 @@ type local struct {
 	// What a new leader is told.
 	hello, note, ready, saved, delivered, done, failed, leave control.Message
 	steps                                                     []control.Step
+	halted                                                    bool // its process is stopped by a signal
 	closed                                                    bool
 	err                                                       error // why
 	exit                                                      *control.Exited
@@ -185,7 +186,7 @@ func (r *relay) fence(f control.Fence) {
 		return
 	}
 	next := newLocal(id.Session{Worker: l.who.Worker, Incarnation: f.Next})
-	next.worker, next.to = l.worker, l.to
+	next.worker, next.to, next.halted = l.worker, l.to, l.halted
 	r.locals = append(r.locals, next)
 	l.next, l.worker = next, nil
 	if l.closed {
@@ -295,16 +296,34 @@ func (r *relay) listen(ctx context.Context, l *local, w spawn.Worker) {
 }
 
 func (r *relay) awaitExit(ctx context.Context, l *local, w spawn.Worker) {
-	select {
-	case <-w.Exited():
-	case <-ctx.Done():
-		return
+	for running := true; running; {
+		select {
+		case stopped := <-w.Halted():
+			r.halted(l, stopped)
+		case <-w.Exited():
+			running = false
+		case <-ctx.Done():
+			return
+		}
 	}
 	defer spawn.AwaitReaped(w) // and without the lock
 	s := w.Status()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.exited(l.newest(), control.Exited{Code: s.Code, Text: s.Text, Panicked: s.Panicked, Fault: s.Fault, Progress: s.Progress, Last: w.LastOutput()})
+}
+
+// halted takes in that the process of a worker was stopped by a signal, or continued.
+func (r *relay) halted(l *local, stopped bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l = l.newest()
+	l.halted = stopped
+	r.tell(haltedOf(l))
+}
+
+func haltedOf(l *local) control.Halted {
+	return control.Halted{Worker: int(l.who.Worker), Incarnation: l.who.Incarnation, Stopped: l.halted}
 }
 
 // said takes in a message of a worker, and returns the session of which it and those after it are.
@@ -419,6 +438,9 @@ func (r *relay) account(q outbox, since control.Lead) {
 		say(l.done)
 		say(l.leave)
 		say(l.failed)
+		if l.halted && l.next == nil {
+			q.put(haltedOf(l))
+		}
 		if l.closed {
 			q.put(closedOf(l.who, l.err))
 		}

@@ -304,6 +304,8 @@ func (r *roster) said(e hostSaid) []session.Event {
 		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
 	case control.Exited:
 		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
+	case control.Halted:
+		who = id.Session{Worker: id.WorkerID(m.Worker), Incarnation: m.Incarnation}
 	default:
 		return nil
 	}
@@ -328,6 +330,10 @@ func (r *roster) said(e hostSaid) []session.Event {
 		if !w.closed {
 			w.closed = true
 			return []session.Event{session.ConnClosed{Worker: place, Err: m.err}}
+		}
+	case control.Halted:
+		if !w.exited {
+			return []session.Event{session.WorkerHalted{Worker: place, Stopped: m.Stopped}}
 		}
 	case control.Exited:
 		if !w.exited {

@@ -9,7 +9,8 @@ import (
 )
 
 // WaitExit waits until a child process has exited, and leaves it to be reaped: until then its number, and its group's, stay its own.
-func WaitExit(pid int) {
+// This system does not tell when the process is stopped by a signal.
+func WaitExit(pid int, _ func(bool)) {
 	queue, err := unix.Kqueue()
 	if err != nil {
 		return

@@ -50,7 +50,7 @@ func TestChild(t *testing.T) {
 		defer runtime.UnlockOSThread()
 		started <- cmd.Start()
 		<-stop
-		WaitExit(cmd.Process.Pid)
+		WaitExit(cmd.Process.Pid, func(bool) {})
 		ended <- nil
 	}()
 	if err := <-started; err != nil {

@@ -21,6 +21,7 @@ func Missing() []Gap {
 		{"thread priorities", "computing threads compete with those that answer peers: recoveries take longer on a busy machine"},
 		{"figure of the available memory", "jobs that do not fit into memory are not refused, and plans ignore its size"},
 		{"number of runnable threads", "missed heartbeats count after the usual timeout when a machine becomes crowded: a starved worker may be evicted"},
+		{"news of stopped processes", "a worker that a signal has stopped is found by missed heartbeats"},
 		{"socket filters", "--chaos cut is refused"},
 	}
 }

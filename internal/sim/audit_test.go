@@ -114,7 +114,7 @@ func audited(tb testing.TB, seed uint64, documents trainer.Dataset) Reader {
 }
 
 // fatal are the faults that may end a worker.
-var fatal = regexp.MustCompile("kill|freeze|stop|leave|cut")
+var fatal = regexp.MustCompile("kill|freeze|halt|stop|leave|cut")
 
 // lone is the number of a sample that one process alone cannot read.
 const lone = 1003

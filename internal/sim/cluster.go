@@ -204,8 +204,24 @@ func (c *Cluster) kill(w *worker) {
 	}
 }
 
-// Freeze stops a worker for a while.
+// Freeze stops a worker for a while, which shows by its missed heartbeats only.
 func (c *Cluster) Freeze(id id.WorkerID, d time.Duration) { c.freeze(c.find(id), d) }
+
+// Halt stops a worker for a while by a signal, of which its host tells.
+func (c *Cluster) Halt(id id.WorkerID, d time.Duration) {
+	if w := c.find(id); w != nil && w.alive && !w.frozen {
+		tell := func(stopped bool) {
+			newest := w
+			for newest.next != nil {
+				newest = newest.next
+			}
+			newest.tell(func(place int) session.Event { return session.WorkerHalted{Worker: place, Stopped: stopped} })
+		}
+		c.freeze(w, d)
+		tell(true)
+		c.after(d, func() { tell(false) })
+	}
+}
 
 // FreezeAll stops all workers for a while.
 func (c *Cluster) FreezeAll(d time.Duration) {

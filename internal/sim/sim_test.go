@@ -42,6 +42,8 @@ var faults = []struct {
 	{"kill", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Kill(w) }},
 	{"freeze", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Freeze(w, 4*d) }},
 	{"stop", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Freeze(w, 40*d) }}, // it is fenced, and rejoins or is killed
+	{"halt", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Halt(w, d/2) }},
+	{"halt", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Halt(w, 40*d) }},
 	{"cut", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Cut(w, x, 4*d) }},
 	{"join", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Join() }},
 	{"leave", func(c *Cluster, w, x id.WorkerID, d time.Duration) { c.Leave(w) }},

@@ -28,6 +28,8 @@ const (
 	// A process that is short of processors needs its turn several times until it sends a heartbeat: to wake up, for the lock that
 	// a thread of it holds that waits as well, and for the garbage collector.
 	Turn = 30 * time.Millisecond
+	// Halt is how long the process of a worker may be stopped by a signal before the run continues without it.
+	Halt = 30 * time.Millisecond
 	// Default is the default failure-detection timeout.
 	Default = time.Second
 	// Min is the shortest failure-detection timeout: three heartbeats, so that two in a row may be late.

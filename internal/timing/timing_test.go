@@ -44,6 +44,7 @@ var rows = []row{
 	{"HostHeartbeat", "between two heartbeats of hosts", "1/2 Heartbeat", fixed(HostHeartbeat), nil},
 	{"MinSuspect", "a host that was heard regularly misses heartbeats, and its machine is probed", "2 HostHeartbeat", fixed(MinSuspect), nil},
 	{"Suspect", "the same, however irregularly it was heard", "1/4 Host, at least MinSuspect", func(p Policy) time.Duration { return max(p.Suspect, MinSuspect) }, nil},
+	{"Halt", "the process of a worker is stopped by a signal before the run continues without it", "fixed", fixed(Halt), nil},
 	{"Turn", "Pause becomes longer for each thread that waits for a processor, per processor", "fixed", fixed(Turn), nil},
 	{"Longest", "Detect at most, where heartbeats and looks are late, and always before training", "10 Detect", func(p Policy) time.Duration { return p.Longest }, []than{
 		{"Detect", 1, false, "reading data may occupy a machine"},
@@ -231,7 +232,8 @@ const page = `# Timing
 One setting gives every timeout of a run: ` + "`--detect`" + `, the failure-detection timeout (default 1 s, at least 300 ms, three
 heartbeats). A worker or host whose heartbeats were regular counts as failed when they have been missing for so long, and none is
 evicted earlier. The exit of a process is found at once, whatever the timeout is. With ` + "`Detect: 0`" + ` (only in Go programs that embed the
-trainer) missed heartbeats are no failure.
+trainer) missed heartbeats are no failure. A worker whose process a signal
+has stopped, as the system tells, is out of the plan after Halt, and joins again when it is continued.
 
 Suspicion is by accrual (Hayashibara et al., 2004): a silence counts against the intervals at which the worker was heard before. With
 their mean m and their deviation s over some 32 heartbeats, s at least Deviation, the suspicion of a silence t is

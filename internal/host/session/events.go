@@ -37,6 +37,11 @@ type (
 		Worker int
 		Status Status
 	}
+	// WorkerHalted says that a signal such as SIGSTOP has stopped a process, or that it was continued.
+	WorkerHalted struct {
+		Worker  int
+		Stopped bool
+	}
 	// WorkerStarted answers [StartWorker]. With an error, the worker has no place.
 	WorkerStarted struct {
 		Worker plan.Worker

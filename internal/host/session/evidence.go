@@ -23,6 +23,7 @@ import (
 type signs struct {
 	heard  timing.History // not heard before its Hello
 	silent time.Time      // since when it was silent, where that is why it was killed
+	halt
 
 	member   bool // of the ring, at any time
 	standing gossip.State
@@ -106,6 +107,70 @@ func (s *Session) watch(e WatchTick) {
 			s.exclude(w)
 		}
 	}
+}
+
+// A process that a signal has stopped (SIGSTOP, SIGTSTP ...) sends nothing, and its system says so at once. The run does not wait until
+// its heartbeats have been missed for long: after a short time the worker is fenced, and joins again when it is continued. Missed
+// heartbeats decide where no other worker could continue the run, and where its process would have to be killed.
+
+// halt is what a session knows of a process that is stopped.
+type halt struct {
+	stopped time.Time // since when; zero: it runs
+	leave   time.Time // when the run continues without it; zero: not for that
+}
+
+// haltedBy takes in that a signal has stopped the process of a worker, or that it was continued.
+func (s *Session) haltedBy(w *worker, stopped bool) {
+	if !stopped {
+		if w.halt = (halt{}); s.helpless(w) { // up to now none could continue the run, and others may be continued later than this one
+			s.allowHalts()
+		}
+		return
+	}
+	if w.stopped.IsZero() {
+		w.halt = halt{stopped: s.now, leave: s.now.Add(timing.Halt)}
+	}
+}
+
+// allowHalts gives stopped processes as long as silent ones to continue.
+func (s *Session) allowHalts() {
+	for _, w := range s.workers {
+		if !w.stopped.IsZero() {
+			w.leave = s.now.Add(s.cfg.Detect)
+		}
+	}
+}
+
+// leaveHalted has the run continue without workers whose processes have been stopped for long enough.
+func (s *Session) leaveHalted() {
+	for _, w := range s.workers {
+		if w.leave.IsZero() || s.now.Before(w.leave) {
+			continue
+		}
+		late := s.now.Sub(w.leave)
+		w.leave = time.Time{}
+		switch {
+		case s.cfg.Detect == 0 || !w.watched():
+		case s.detector().Stopped(late): // this process was stopped, too
+			s.allowHalts()
+			return
+		case s.helpless(w) || !s.fences(w): // missed heartbeats decide
+		default:
+			w.silent = w.stopped
+			w.fault = &SilentError{Worker: w.id(), Workers: len(s.workers), Stopped: true, Step: s.records.last.Step, Steps: s.job.Steps}
+			s.exclude(w)
+		}
+	}
+}
+
+// helpless reports whether no other worker of the plan could continue the run without this one.
+func (s *Session) helpless(w *worker) bool {
+	for _, x := range s.workers {
+		if x != w && x.state >= working && x.exit == running && x.fault == nil && x.stopped.IsZero() && HasPart(s.plan.Workers, x.who) {
+			return false
+		}
+	}
+	return true
 }
 
 // detector is that of the session for its workers.

@@ -49,7 +49,7 @@ func TestRandomRuns(t *testing.T) {
 		}
 	}
 	for _, e := range []any{
-		Received{}, ConnClosed{}, WorkerExited{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
+		Received{}, ConnClosed{}, WorkerExited{}, WorkerHalted{}, WorkerStarted{}, Fenced{}, Gossip{}, FaultStamped{}, FaultInjected{}, StopAsked{}, AddWorkers{}, WatchAsked{},
 		HostBack{}, Rejected{}, AlarmDue{}, WatchTick{}, Agreed{}, Balanced{}, FileFailed{}, DirRemoved{},
 		CheckpointCommitted{}, CheckpointsPruned{}, Archived{}, CheckpointVerified{}, ClocksSet{}, Metered{},
 		control.Hello{}, control.Beat{}, control.Note{}, control.Ready{}, control.Step{}, control.Output{}, control.Done{}, control.Timeline{}, control.Spans{},
@@ -108,6 +108,7 @@ type actor struct {
 	early     []control.Message // what it was told before Start
 	committed []control.Step    // all that it has ever said
 	alive     bool
+	halted    bool // its host has told that it is stopped
 	started   bool
 	sealed    bool // it has answered a query
 	saving    bool
@@ -428,6 +429,10 @@ func (w *world) alarm() {
 // beats lets all workers be heard, but one if it is frozen.
 func (w *world) beats(frozen bool, place int) {
 	for i, a := range w.actors {
+		if halted := frozen && i == place && a.who.ID%2 == 0; a.alive && halted != a.halted { // else its host does not tell
+			a.halted = halted
+			w.do(WorkerHalted{i, halted})
+		}
 		if a.alive && len(a.said) == 0 && (!frozen || i != place) {
 			w.do(Received{i, control.Beat{}})
 		}

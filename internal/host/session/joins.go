@@ -120,12 +120,17 @@ func (s *Session) replace(w *worker) {
 // it is fenced, unless no other worker continues the run meanwhile, or it may be in a call of OnStep, which another worker is to
 // repeat: then it is killed.
 func (s *Session) exclude(w *worker) {
-	if s.phase == training && s.cfg.CanStart && !s.isLast(w) && len(s.workers) < MaxWorkers && w.exit == running &&
-		!w.overdue && !s.deliveries.Calling(w.who) && (w.well || !w.heard.Heard.IsZero() && w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Pause) {
+	if s.fences(w) && (w.well || !w.stopped.IsZero() || !w.heard.Heard.IsZero() && w.heard.Silence(s.now) > timing.Of(s.cfg.Detect).Pause) {
 		s.silent = append(s.silent, w)
 		return
 	}
 	s.kill(w)
+}
+
+// fences reports whether the session of a worker can end without its process.
+func (s *Session) fences(w *worker) bool {
+	return s.phase == training && s.cfg.CanStart && !s.isLast(w) && len(s.workers) < MaxWorkers && w.exit == running &&
+		!w.overdue && !s.deliveries.Calling(w.who)
 }
 
 // isLast reports whether processes may start, and no other worker of the plan can continue the run. Then nothing is gained if the run

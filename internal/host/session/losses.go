@@ -97,6 +97,9 @@ func (s *Session) autopsy(w *worker, cause string) controller.Dead {
 		dead.How, dead.Died = controller.HostOut, w.status.Lost
 	case !w.silent.IsZero():
 		dead.How, dead.Died = controller.Silent, w.silent
+		if silent := new(SilentError); errors.As(w.fault, &silent) && silent.Stopped {
+			dead.How = controller.Halted
+		}
 	}
 	return dead
 }
@@ -104,14 +107,17 @@ func (s *Session) autopsy(w *worker, cause string) controller.Dead {
 // inWords says in a few words how a worker was lost.
 func (s *Session) inWords(w *worker, err error) string {
 	how := "failed"
-	switch lost, evicted := new(LostError), new(evictedError); {
+	switch lost, silent, evicted := new(LostError), new(SilentError), new(evictedError); {
 	case errors.As(err, &lost):
 		how = "exited"
 		if signal, ok := strings.CutPrefix(lost.Status.Text, "signal: "); ok {
 			how = signal
 		}
-	case errors.As(err, new(*SilentError)):
+	case errors.As(err, &silent):
 		how = "silent"
+		if silent.Stopped {
+			how = "stopped"
+		}
 	case errors.As(err, &evicted):
 		how = "evicted"
 	}
@@ -321,6 +327,7 @@ func (s *Session) Alarm() (first time.Time) {
 	for _, w := range s.workers {
 		if !w.over() {
 			sooner(w.reap)
+			sooner(w.leave)
 		}
 	}
 	if s.phase == ending {
@@ -370,6 +377,7 @@ func (s *Session) alarm() {
 			s.judge(&NoMainError{Program: s.cfg.Program, Waited: s.cfg.HelloTimeout.String()})
 		}
 	}
+	s.leaveHalted()
 	if c := s.end.claim; c != nil && !s.now.Before(c.due) {
 		s.believe()
 	}

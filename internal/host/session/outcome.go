@@ -180,11 +180,12 @@ func (e *LostError) cause() string {
 	return text
 }
 
-// SilentError means that a worker missed its heartbeats for too long.
+// SilentError means that a worker missed its heartbeats for too long, or that its process is stopped.
 type SilentError struct {
 	Worker      int
 	Workers     int // of the run
 	For         time.Duration
+	Stopped     bool   // its process is: by a signal
 	By          string // the member of the gossip ring that cannot reach it either; "" if there is none
 	Step, Steps int    // committed, and of the whole job; 0 of 0 before training
 }
@@ -192,6 +193,9 @@ type SilentError struct {
 func (e *SilentError) Error() string { return e.cause() + loss(e.Workers, e.Step, e.Steps) }
 
 func (e *SilentError) cause() string {
+	if e.Stopped {
+		return fmt.Sprintf("worker %d is stopped by a signal", e.Worker)
+	}
 	text := fmt.Sprintf("worker %d has been silent for %v", e.Worker, e.For)
 	if e.By != "" {
 		text += fmt.Sprintf(", and %s cannot reach it", e.By)
@@ -236,6 +240,8 @@ func culprit(err error) (worker int, how string) {
 	switch {
 	case errors.As(err, &lost):
 		return lost.Worker, "exited: " + lost.Status.String()
+	case errors.As(err, &silent) && silent.Stopped:
+		return silent.Worker, "stopped by a signal"
 	case errors.As(err, &silent):
 		return silent.Worker, fmt.Sprintf("silent for %v", silent.For)
 	}

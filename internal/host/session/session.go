@@ -290,6 +290,8 @@ func (s *Session) take(e Event) {
 		s.hungUp(s.workers[e.Worker], e.Err)
 	case WorkerExited:
 		s.exited(s.workers[e.Worker], e.Status)
+	case WorkerHalted:
+		s.haltedBy(s.workers[e.Worker], e.Stopped)
 	case WorkerStarted:
 		s.started(e)
 	case Fenced:

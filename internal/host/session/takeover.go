@@ -132,7 +132,7 @@ func (s *Session) gather(e Event) {
 		default:
 			s.later = append(s.later, e)
 		}
-	case ConnClosed, WorkerExited:
+	case ConnClosed, WorkerExited, WorkerHalted:
 		s.take(e)
 	default:
 		s.later = append(s.later, e)

@@ -84,7 +84,7 @@ func launch(c Command) (*process, error) {
 	}
 	return &process{
 		cmd: cmd, log: c.Log, logFrom: logFrom, conn: conn.(*net.UnixConn), progress: record, canaries: canaries,
-		exited: make(chan struct{}), reaped: make(chan struct{}),
+		halted: make(chan bool, 1), exited: make(chan struct{}), reaped: make(chan struct{}),
 	}, nil
 }
 
@@ -104,6 +104,7 @@ type process struct {
 	progress *progress.Record
 	canaries []*os.File // empty where the platform has none
 	watch    sync.WaitGroup
+	halted   chan bool // the newest
 	exited   chan struct{}
 	reaped   chan struct{}
 
@@ -119,7 +120,7 @@ type process struct {
 func (p *process) reap() {
 	defer close(p.reaped)
 	pid := p.cmd.Process.Pid
-	platform.WaitExit(pid)
+	platform.WaitExit(pid, p.halt)
 	p.mu.Lock()
 	_ = unix.Kill(-pid, unix.SIGKILL)
 	known := p.ended
@@ -166,6 +167,15 @@ func (p *process) reap() {
 	}
 }
 
+// halt takes in that the process was stopped by a signal, or continued. Only reap calls it.
+func (p *process) halt(stopped bool) {
+	select {
+	case <-p.halted:
+	default:
+	}
+	p.halted <- stopped
+}
+
 func closeAll(files []*os.File) {
 	for _, f := range files {
 		_ = f.Close()
@@ -204,6 +214,7 @@ func (p *process) watchCanary(canary *os.File) {
 
 func (p *process) Conn() net.Conn          { return p.conn }
 func (p *process) Exited() <-chan struct{} { return p.exited }
+func (p *process) Halted() <-chan bool     { return p.halted }
 func (p *process) Status() session.Status  { return p.status }
 func (p *process) LastOutput() string      { return p.last }
 

@@ -229,3 +229,36 @@ func spin(id control.Identity, conn *control.Conn) {
 	r.Begin(3, progress.Pair{Stage: 1, Micro: 2}, true)
 	select {}
 }
+
+// A process that a signal stops is known to be stopped, and to have been continued.
+func TestHalted(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("needs Linux, whose parents are told of stopped processes")
+	}
+	p, conn, _ := spinning(t, 1)
+	p.attend()
+	go p.reap()
+	defer func() {
+		End(p)
+		_ = conn.Close()
+	}()
+	for range 3 {
+		for _, signal := range []unix.Signal{unix.SIGSTOP, unix.SIGCONT} {
+			if err := unix.Kill(p.cmd.Process.Pid, signal); err != nil {
+				t.Fatal(err)
+			}
+			if stopped := <-p.Halted(); stopped != (signal == unix.SIGSTOP) {
+				t.Fatalf("after %v: stopped %v", signal, stopped)
+			}
+		}
+	}
+	// It can be killed while it is stopped.
+	if err := unix.Kill(p.cmd.Process.Pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if !<-p.Halted() {
+		t.Fatal("not stopped")
+	}
+	p.Kill()
+	<-p.Exited()
+}

@@ -23,6 +23,10 @@ type Worker interface {
 	Exited() <-chan struct{}
 	Status() session.Status
 
+	// Halted has true when a signal such as SIGSTOP has stopped the process, and false when it was continued; what is not taken is
+	// replaced. It is nil where the system does not tell.
+	Halted() <-chan bool
+
 	// Program returns the path of the file that the worker runs, "" for a function of this process.
 	Program() string
 
@@ -63,6 +67,7 @@ type inProcess struct {
 
 func (w *inProcess) Conn() net.Conn          { return w.conn }
 func (w *inProcess) Exited() <-chan struct{} { return w.exited }
+func (w *inProcess) Halted() <-chan bool     { return nil }
 func (w *inProcess) Status() session.Status  { return session.Status{Text: "returned"} }
 func (w *inProcess) Program() string         { return "" }
 func (w *inProcess) LastOutput() string      { return "" }

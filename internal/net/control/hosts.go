@@ -172,6 +172,12 @@ type Exited struct {
 	Last                string // lines that it printed
 }
 
+// Halted says that a signal such as SIGSTOP has stopped a worker's process, or that it was continued.
+type Halted struct {
+	Worker, Incarnation int
+	Stopped             bool
+}
+
 // Begin asks the agent of a host to start a worker. What comes of it is told as of any
 // worker; where none came to be, that is an Exited.
 type Begin struct {
@@ -210,6 +216,7 @@ func (Told) kind() string     { return "told" }
 func (Relayed) kind() string  { return "relayed" }
 func (Closed) kind() string   { return "closed" }
 func (Exited) kind() string   { return "exited" }
+func (Halted) kind() string   { return "halted" }
 func (Begin) kind() string    { return "begin" }
 func (Kill) kind() string     { return "kill" }
 func (Fence) kind() string    { return "fence" }

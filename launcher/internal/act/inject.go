@@ -31,8 +31,8 @@ type Injection struct {
 // Injections are the commands that send a signal to workers.
 var Injections = []Injection{
 	{"kill", "Kill workers of a run", "kill sends SIGKILL to workers; the others continue.", chaos.Kill, true},
-	{"freeze", "Freeze workers of a run", `freeze sends SIGSTOP to workers. A worker that misses heartbeats for the run's --detect is evicted;
-thaw before that continues it.`, chaos.Freeze, true},
+	{"freeze", "Freeze workers of a run", `freeze sends SIGSTOP to workers. The run continues without a worker that is stopped for 30 ms;
+after thaw it joins again.`, chaos.Freeze, true},
 	{"thaw", "Continue frozen workers", "thaw sends SIGCONT to workers that were frozen.", chaos.Thaw, true},
 	{"leave", "Ask workers to leave a run", `leave sends SIGTERM to workers: they hand over what they hold and exit.
 Nothing is recomputed.`, chaos.Terminate, false},

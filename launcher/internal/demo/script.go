@@ -113,7 +113,7 @@ func (s *script) effect(a deed, o *outcome) bool {
 			o.then = recoveryText(r)
 			s.times = append(s.times, fmt.Sprintf("%.0f ms after %s %d", r.TotalMS, a.name, a.worker))
 			if a.name == "freeze" {
-				s.run.show(view.Worker{ID: a.worker, State: "frozen, evicted"})
+				s.run.show(view.Worker{ID: a.worker, State: "frozen, out of the plan"})
 			}
 		}
 		protected = e.Kind == "protected" || protected && e.Kind != "unprotected"

@@ -1,0 +1,90 @@
+package session
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/soliton-train/soliton/internal/controller"
+	"github.com/soliton-train/soliton/internal/timing"
+)
+
+// The run continues without a worker whose process a signal has stopped for long enough, as far as others can continue it and the
+// process need not be killed.
+func TestHalted(t *testing.T) {
+	const detect = 4 * time.Second
+	type moment struct {
+		ms      int // after the first one
+		worker  int
+		stopped bool
+	}
+	look := func(ms int) moment { return moment{ms, -1, false} }
+	for _, c := range []struct {
+		name    string
+		workers int
+		config  func(*Config)
+		moments []moment
+		fenced  []int
+	}{
+		{"one", 3, nil, []moment{{0, 1, true}, look(30)}, []int{1}},
+		{"continued in time", 3, nil, []moment{{0, 1, true}, {29, 1, false}, look(100)}, nil},
+		{"stopped twice", 3, nil, []moment{{0, 1, true}, {29, 1, false}, {40, 1, true}, look(60)}, nil},
+		{"two", 3, nil, []moment{{0, 1, true}, {10, 2, true}, look(30), look(40)}, []int{1, 2}},
+		{"all", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, look(30), look(100)}, nil},
+		{"all, and one is continued", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, look(32), {1000, 1, false}, look(1031), look(1999)}, nil},
+		{"all, and one alone is continued", 3, nil, []moment{{0, 0, true}, {1, 1, true}, {2, 2, true}, look(32), {1000, 1, false}, look(5000)}, []int{0, 2}},
+		{"the only worker", 1, nil, []moment{{0, 0, true}, look(30), look(1000)}, nil},
+		{"seen late", 3, nil, []moment{{0, 1, true}, look(1500), look(2000)}, nil},
+		{"seen late, and it stays", 3, nil, []moment{{0, 1, true}, look(1500), look(5500)}, []int{1}},
+		{"without failure detection", 3, func(c *Config) { c.Detect = 0 }, []moment{{0, 1, true}, look(30)}, nil},
+		{"where no process can join", 3, func(c *Config) { c.CanStart = false }, []moment{{0, 1, true}, look(30)}, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			config := Config{Settings: Settings{Detect: detect}, CanStart: true}
+			if c.config != nil {
+				c.config(&config)
+			}
+			r := trainingOf(t, config, c.workers)
+			for place := range c.workers {
+				r.s.workers[place].heard = timing.History{Heard: r.now}
+			}
+			began := r.now
+			for _, m := range c.moments {
+				r.now = began.Add(time.Duration(m.ms) * time.Millisecond)
+				if m.worker >= 0 {
+					r.effects = append(r.effects, r.s.Step(r.now, WorkerHalted{m.worker, m.stopped})...)
+				} else if at := r.s.Alarm(); !at.IsZero() && !at.After(r.now) {
+					r.effects = append(r.effects, r.s.Step(r.now, AlarmDue{})...)
+				}
+				clear(r.s.timers) // the others do not answer here
+			}
+			var fenced []int
+			for _, e := range pick[FenceWorker](r.effects) {
+				fenced = append(fenced, e.Worker)
+			}
+			slices.Sort(fenced)
+			if !slices.Equal(fenced, c.fenced) || len(pick[Kill](r.effects)) > 0 {
+				t.Errorf("fenced %v, want %v; killed %v; %s", fenced, c.fenced, pick[Kill](r.effects), r.kinds())
+			}
+		})
+	}
+}
+
+// What people read of a worker that a signal has stopped.
+func TestHaltedInWords(t *testing.T) {
+	r := trainingOf(t, Config{Settings: Settings{Detect: time.Second}, CanStart: true}, 3)
+	r.s.workers[1].heard = timing.History{Heard: r.now}
+	stopped := r.now
+	r.s.Step(stopped, WorkerHalted{1, true})
+	r.s.Step(stopped.Add(timing.Halt), AlarmDue{})
+	w := r.s.workers[1]
+	if got := stoppedBy(r.s.death(w)); got != "worker 1 is stopped by a signal" {
+		t.Errorf("cause: %q", got)
+	}
+	if got := r.s.inWords(w, r.s.death(w)); got != "worker 1 stopped" {
+		t.Errorf("summary: %q", got)
+	}
+	if d := r.s.autopsy(w, ""); !d.Died.Equal(stopped) || d.How != controller.Halted {
+		t.Errorf("its recovery counts from %v by %v, want %v", d.Died, d.How, stopped)
+	}
+}
