@@ -26,12 +26,16 @@ import (
 // that did it. Between them, turn by turn, torchrun restarts after the same, and Gloo
 // rebuilds a group.
 //
+// With -freeze it stops them with SIGSTOP instead, and has no peers: torchrun and Gloo wait for a stopped worker
+// until a timeout of minutes.
+//
 // Each kill is of a fresh run with all its workers, unless -per-run says otherwise; then
 // each one after the first waits until every shard has its mirrors again.
 func Survive(args []string, rec *report.Recorder) error {
 	f := flag.NewFlagSet("survive", flag.ExitOnError)
 	b := surviveBench{}
 	f.IntVar(&b.kills, "kills", 50, "workers to kill")
+	freeze := f.Bool("freeze", false, "stop workers with SIGSTOP instead of killing them; without peers")
 	f.IntVar(&b.perRun, "per-run", 1, "of them in one run")
 	f.IntVar(&b.workers, "workers", 8, "worker processes")
 	f.IntVar(&b.stages, "stages", 2, "pipeline stages")
@@ -51,6 +55,9 @@ func Survive(args []string, rec *report.Recorder) error {
 		return fmt.Errorf("-per-run %d of -workers %d, -kills %d, -stages %d, -steps %d, -turns %d, -rebuilds %d, -restarts %d, -ranks %d, -torch-workers %d: give at least 1 each, and more workers than -per-run",
 			b.perRun, b.workers, b.kills, b.stages, b.steps, *turns, *rebuilds, *restarts, *ranks, *torchWorkers)
 	}
+	if b.fault, b.ended, b.signal = "kill", "exited", "SIGKILL"; *freeze {
+		b.fault, b.ended, b.signal = "freeze", "is stopped", "SIGSTOP"
+	}
 	b.r = rand.New(rand.NewPCG(*seed, 1))
 	l, err := lab.NewLab()
 	if err != nil {
@@ -59,7 +66,9 @@ func Survive(args []string, rec *report.Recorder) error {
 	defer os.RemoveAll(l.Dir)
 	b.lab = l
 	var gloo, torch *peers.Peer
-	if exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil {
+	if *freeze {
+		fmt.Println("no peers: they wait for a stopped worker until a timeout of minutes")
+	} else if exec.Command("/usr/bin/python3", "-c", "import torch").Run() == nil {
 		if gloo, err = peers.StartPeer("gloo_rebuild.py"); err != nil {
 			return err
 		}
@@ -77,7 +86,7 @@ func Survive(args []string, rec *report.Recorder) error {
 	if err := b.undisturbed(); err != nil {
 		return err
 	}
-	fmt.Printf("\n%d kills, %d in a run of %d steps; ms\n", b.kills, b.perRun, b.steps)
+	fmt.Printf("\n%d times %s, %d in a run of %d steps; ms\n", b.kills, b.signal, b.perRun, b.steps)
 	fmt.Println("  run    at ms worker step  detect  query   plan  agree   edit resume   total   stall  injector: end of process  of recovery  recomputed (of)  links  died at")
 	var theirs, restarted []float64
 	restart := report.Row{
@@ -114,12 +123,14 @@ func Survive(args []string, rec *report.Recorder) error {
 			restart.Add(lab.Median(b.total[before:]), lab.Median(x))
 		}
 	}
-	rec.Add(restart, rebuild)
+	if !*freeze {
+		rec.Add(restart, rebuild)
+	}
 	for _, figure := range []struct {
 		name string
 		ms   []float64
 	}{{"total_ms", b.total}, {"stall_ms", b.stall}, {"until the injector saw the end of recovery", b.seen}} {
-		row := report.Row{Comparison: "survive", Case: fmt.Sprintf("SIGKILL of one of %d workers, %d stages", b.workers, b.stages), Workers: b.workers, Threads: 1, Ours: figure.name, Unit: "ms"}
+		row := report.Row{Comparison: "survive", Case: fmt.Sprintf("%s of one of %d workers, %d stages", b.signal, b.workers, b.stages), Workers: b.workers, Threads: 1, Ours: figure.name, Unit: "ms"}
 		for _, x := range figure.ms {
 			row.Add(x, 0)
 		}
@@ -134,6 +145,7 @@ type surviveBench struct {
 	lab                                            *lab.Lab
 	kills, perRun, workers, stages, mirrors, steps int
 	tell                                           bool
+	fault, ended, signal                           string // what is done to workers, what the cause of a recovery says of them then, and the name of the signal
 	r                                              *rand.Rand
 	want                                           lab.Outcome
 	killed                                         int // kills so far
@@ -187,7 +199,7 @@ func (b *surviveBench) turn(upTo int) error {
 		slices.Sort(at)
 		var spec []string
 		for i, w := range b.r.Perm(b.workers)[:n] {
-			spec = append(spec, fmt.Sprintf("kill:%d@%d", w, at[i]))
+			spec = append(spec, fmt.Sprintf("%s:%d@%d", b.fault, w, at[i]))
 		}
 		t := b.trial()
 		t.Faults, t.Protected, t.Tell = strings.Join(spec, ","), true, b.tell
@@ -223,13 +235,13 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 	}
 	for _, h := range o.Injected {
 		var worker int
-		if _, err := fmt.Sscanf(h.Fault, "kill:%d@", &worker); err != nil {
+		if _, err := fmt.Sscanf(h.Fault, b.fault+":%d@", &worker); err != nil {
 			return "", err
 		}
 		at := time.Unix(0, h.WallNS)
 		var s *lab.Seen
 		for i := range o.Seen {
-			if o.Seen[i].SeenNS > h.AtNS && strings.Contains(o.Seen[i].Recovered.Cause, fmt.Sprintf("worker %d exited", worker)) {
+			if o.Seen[i].SeenNS > h.AtNS && strings.Contains(o.Seen[i].Recovered.Cause, fmt.Sprintf("worker %d %s", worker, b.ended)) {
 				s = &o.Seen[i]
 				break
 			}
@@ -245,6 +257,9 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 			return "", err
 		}
 		seen, gone := float64(s.SeenNS-h.AtNS)/1e6, float64(o.Gone[worker]-h.AtNS)/1e6
+		if b.fault != "kill" {
+			gone = math.NaN() // it stays
+		}
 		stall := math.NaN() // unknown; the step was not over yet when the event was written
 		for _, again := range o.Sum.Recoveries {
 			if again.Step == r.Step && again.TotalMS == r.TotalMS && again.StallMS != nil {
@@ -289,7 +304,7 @@ func (b *surviveBench) count(o *lab.Outcome) (wrong string, err error) {
 func (b *surviveBench) span(o *lab.Outcome, worker int, h lab.Injected, s *lab.Seen, gone int64) {
 	for i := range o.Roots {
 		root := &o.Roots[i]
-		if !strings.Contains(root.Text(trace.KeyCause), fmt.Sprintf("worker %d exited", worker)) || root.End.UnixNano() < h.WallNS {
+		if !strings.Contains(root.Text(trace.KeyCause), fmt.Sprintf("worker %d %s", worker, b.ended)) || root.End.UnixNano() < h.WallNS {
 			continue
 		}
 		died := h.WallNS
@@ -342,7 +357,7 @@ func (b *surviveBench) share(o *lab.Outcome, worker int, without uint64) (n int,
 }
 
 func (b *surviveBench) report(gloo, torch []float64) error {
-	fmt.Printf("\n%d recoveries in %d runs; %d kills more came when the worker was no longer needed\n", len(b.total), b.runs, b.idle)
+	fmt.Printf("\n%d recoveries in %d runs; %d faults more came when the worker was no longer needed\n", len(b.total), b.runs, b.idle)
 	if len(b.total) == 0 {
 		return nil
 	}
@@ -350,7 +365,9 @@ func (b *surviveBench) report(gloo, torch []float64) error {
 	fmt.Printf("  query + plan + agree + edit: %s\n", lab.Spread95(b.group))
 	fmt.Printf("  stall_ms: %s\n", lab.Spread95(b.stall))
 	fmt.Printf("  by the injector, from before its signal until it saw the end: %s\n", lab.Spread95(b.seen))
-	fmt.Printf("  by the injector, from before its signal until the process had ended: %s\n", lab.Spread95(b.gone))
+	if b.fault == "kill" {
+		fmt.Printf("  by the injector, from before its signal until the process had ended: %s\n", lab.Spread95(b.gone))
+	}
 	fmt.Printf("  the injector's clock from where total_ms begins, less total_ms: %s; %d of %d within 1 ms\n", lab.Spread95(b.late), within(b.late), len(b.late))
 	if len(b.spanBegan) > 0 {
 		fmt.Printf("  the root spans of %d recoveries: their begin less the injector's kill (its end of process where died at says reap): %s; %d within 1 ms\n",
