@@ -120,7 +120,7 @@ func TestExitStatuses(t *testing.T) {
 		{"one of many killed", []string{"run", "--workers", "3", fake, "--fail", "kill", "--who", "0"}, 0,
 			"sampled text\n", "", true},
 		{"one of many frozen", []string{"run", "--workers", "3", "--detect", "1500ms", fake, "--fail", "freeze", "--who", "1"}, 0,
-			"worker 1 silent · training again after 1", "", true},
+			"worker 1 stopped · training again after ", "", true},
 		{"killed after all steps", []string{"run", "--workers", "3", fake, "--fail", "end"}, 0, "done: 5 steps",
 			"launcher: worker 0 exited: signal: killed after all was written; what the program does at the end of a run may be missing\n", true},
 		{"frozen after all steps", []string{"run", "--workers", "2", "--detect", "1500ms", fake, "--fail", "end frozen"}, 0, "done: 5 steps",
