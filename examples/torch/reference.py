@@ -19,7 +19,11 @@ import random
 import re
 import sys
 
-import torch
+# Libraries under PyTorch read these when they are loaded, and OpenBLAS with threads of its own makes other bits.
+for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[name] = "1"
+
+import torch  # noqa: E402
 
 BLOCK, LANES = 4096, 16
 WORD = 0xFFFFFFFF
