@@ -11,6 +11,9 @@ import (
 // have computed from its boundary tensors stays. So a worker that recomputes one of these tells the digest of what it made, and a
 // worker that has the lost worker's copy compares. Where they differ, all do the step again, as after an altered block. Therefore
 // all that a lost worker has computed in the step is computed again, even where its gradients had come to their present owners.
+//
+// Where the worker that has told the digest is lost as well, the tensor is compared once more with what is made in its place: both may have
+// read a sample that no worker can read any more, and that is skipped since.
 
 // attest tells a worker that has a tensor from a lost worker what it should be. It was made here, in place of the lost worker.
 func (w *Worker) attest(t key.Tensor, b *boundary, to id.WorkerID) {
@@ -21,7 +24,7 @@ func (w *Worker) attest(t key.Tensor, b *boundary, to id.WorkerID) {
 		b.attestedTo = make(map[id.WorkerID]bool)
 	}
 	b.attestedTo[to] = true
-	w.emit(Attest{w.session(to), key.Attestation(w.step.attempt, t), t})
+	w.emit(Attest{w.session(to), key.Attestation(w.step.attempt, t, w.session(w.me)), t})
 }
 
 // digestSize is the size of a digest in a message.
@@ -36,14 +39,23 @@ func (w *Worker) doubt(old *plan.Plan) {
 	for t, b := range st.tensors {
 		maker, made := t.Producer(), old.Route[t.Producer().Stage][t.Producer().Micro]
 		was, _ := old.Worker(made)
-		if now, ok := w.plan.Worker(made); b.here && !b.sure && (!ok || now != was) && !st.mine(maker) {
+		if now, ok := w.plan.Worker(made); b.here && (!ok || now != was) {
 			b.doubted = true
 		}
 		// Where it is made here, or goes to another worker, or is not made again, the digest is not waited for. But it stays expected: one
 		// that has come does not come again, should another plan bring the tensor back.
 		b.awaited = b.doubted && w.plan.Runs(maker, st.number) && w.runner(maker) != w.me && w.runner(t.Consumer()) == w.me
-		if b.awaited && b.attestation == 0 {
-			b.attestation = w.expect(key.Attestation(st.attempt, t), Buffer{}, digestSize, expected{content: anAttestation, tensor: t})
+		if !b.awaited {
+			continue
+		}
+		by := w.session(w.runner(maker))
+		if b.attestation != 0 && b.attester != by { // it is lost, or has not begun
+			w.cancel(b.attestation, false)
+			b.attestation = 0
+		}
+		if b.attestation == 0 {
+			b.attester = by
+			b.attestation = w.expect(key.Attestation(st.attempt, t, by), Buffer{}, digestSize, expected{content: anAttestation, tensor: t})
 		}
 	}
 }
@@ -51,7 +63,7 @@ func (w *Worker) doubt(old *plan.Plan) {
 // attested takes the digest of a tensor here.
 func (w *Worker) attested(t key.Tensor, digest []byte) {
 	b := w.step.tensors[t]
-	b.attestation, b.doubted, b.sure = 0, false, true
+	b.attestation, b.doubted = 0, false
 	if len(digest) != digestSize {
 		w.taint(t)
 		return

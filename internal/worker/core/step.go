@@ -46,10 +46,10 @@ type boundary struct {
 
 	// See attest.go.
 	attestedTo  map[id.WorkerID]bool
-	doubted     bool   // it came from a worker that is lost, and is to be compared
-	attestation Ticket // the digest is expected
-	awaited     bool   // and the commit waits for it
-	sure        bool   // it has been compared
+	doubted     bool       // its maker is lost, or one that it was compared with, and it is to be compared
+	attestation Ticket     // the digest is expected
+	attester    id.Session // from this one
+	awaited     bool       // and the commit waits for it
 }
 
 // runner returns the worker that runs a pair under the plan.
@@ -248,6 +248,7 @@ func (w *Worker) made(t key.Tensor) {
 		st.tensors[t] = b
 		w.emit(Keep{Tensor: t})
 	case b.here: // it had come from another worker that is lost
+		b.doubted = false
 		w.compare(t, nil)
 	default: // and this one never will
 		delete(w.tickets, b.ticket)

@@ -1,7 +1,7 @@
 // Package key makes the names of everything that workers send each other as tensors and exchanges: the keys of messages and the
 // calls of groups. No other file of a worker fills in a [comm.Key].
 //
-// A key says what the data are, never who sends them, so a second copy is dropped and a worker that takes over may send what
+// A key says what the data are, and only that of an attestation who sends them. So a second copy is dropped and a worker that takes over may send what
 // another one was to send. Two messages whose content may differ have different keys. That is why most keys carry an [Attempt]:
 // a step that is executed again, after a restart from a checkpoint or after a repair, is another step to the network.
 //
@@ -111,10 +111,10 @@ func Boundary(a Attempt, t Tensor) comm.Key {
 	return comm.Key{Kind: comm.KindBoundary, Step: a.Word(), Layer: int32(t.Boundary), Micro: int32(t.Micro), Dir: t.dir()}
 }
 
-// Attestation names the digest of a boundary tensor.
-func Attestation(a Attempt, t Tensor) comm.Key {
+// Attestation names the digest of a boundary tensor as a worker has made it: another one may have read another sample.
+func Attestation(a Attempt, t Tensor, by id.Session) comm.Key {
 	k := Boundary(a, t)
-	k.Hi = 1 // that of the tensor is 0
+	k.Lo, k.Hi = int64(by.Worker), 1+int64(by.Incarnation) // that of the tensor is 0
 	return k
 }
 

@@ -23,7 +23,9 @@ func TestKeysDiffer(t *testing.T) {
 		for _, back := range []bool{false, true} {
 			x := Tensor{Boundary: 1, Micro: 5, Back: back}
 			add("a boundary tensor", Boundary(at, x))
-			add("its attestation", Attestation(at, x))
+			for _, by := range []id.Session{{Worker: 0}, {Worker: 0, Incarnation: 1}, {Worker: 1}} {
+				add("its attestation", Attestation(at, x, by))
+			}
 		}
 		add("a gradient", Gradient(at, v, r, 8))
 		add("a gradient of another plan", Gradient(at, w, r, 8))
