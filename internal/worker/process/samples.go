@@ -107,17 +107,19 @@ func (s *samples) load(ctx context.Context, i uint64, in, target tensor.Tensor) 
 		s.mu.Unlock()
 		if q == nil {
 			err := s.readFor(s.w.calls, at, in, target)
+			if errors.Is(err, errElsewhere) {
+				continue
+			}
 			var bad *SampleError
 			if err == nil || !s.skip || !errors.As(err, &bad) {
 				return err
 			}
-			s.mu.Lock()
-			if s.failed[at] { // others will read it
-				s.mu.Unlock()
+			if q, err = s.unread(at, bad); err != nil {
 				return err
 			}
-			q = s.ask(at, bad)
-			s.mu.Unlock()
+			if q == nil {
+				continue
+			}
 		}
 		if err := s.wait(ctx, at, q); err != nil {
 			return err
@@ -125,7 +127,27 @@ func (s *samples) load(ctx context.Context, i uint64, in, target tensor.Tensor) 
 	}
 }
 
-// readFor reads a sample, and remembers that this worker has it.
+// unread takes in that this worker cannot read a sample for a pass. It returns a question to wait for, nil where the place has changed
+// meanwhile, or the error of a sample that is good.
+func (s *samples) unread(at place, bad *SampleError) (*question, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.moved(at) {
+		return nil, nil
+	}
+	if _, has := s.read[at.sample]; has || s.failed[at] { // others will read it
+		return nil, bad
+	}
+	return s.ask(at, bad), nil
+}
+
+// errElsewhere says that a sample is skipped, or that the agent is asked about it, since its place was looked up.
+var errElsewhere = errors.New("the sample is skipped, or the agent is asked about it")
+
+// moved reports whether another sample is in the place of the run than at says, or may be soon; s.mu is held.
+func (s *samples) moved(at place) bool { return s.skips[at.sample] != at.skips || s.open[at] != nil }
+
+// readFor reads a sample, and remembers that this worker has it. The error is errElsewhere where it must not be used.
 func (s *samples) readFor(calls *Calls, at place, in, target tensor.Tensor) error {
 	if !s.reading.TryLock() { // another goroutine is in such a call, which may block this one
 		before := calls.Enter(control.CallSample, 0, s.j.Index(at.sample, at.skips))
@@ -133,12 +155,21 @@ func (s *samples) readFor(calls *Calls, at place, in, target tensor.Tensor) erro
 		calls.Leave(before)
 	}
 	defer s.reading.Unlock()
+	s.mu.Lock()
+	moved := s.moved(at) // meanwhile
+	s.mu.Unlock()
+	if moved {
+		return errElsewhere
+	}
 	if err := s.j.Load(calls, at.sample, at.skips, in, target); err != nil {
 		return err
 	}
 	if s.skip {
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		if s.moved(at) { // while it was read: the agent had asked before a rollback
+			return errElsewhere
+		}
 		s.read[at.sample] = struct{}{}
 		if most := 8 * s.j.GlobalBatch; len(s.read) > most {
 			maps.DeleteFunc(s.read, func(i uint64, _ struct{}) bool { return i+uint64(most)/2 < at.sample })
@@ -235,19 +266,21 @@ func (s *samples) settle(at place) {
 func (s *samples) try(at place) error {
 	s.reading.Lock()
 	defer s.reading.Unlock()
-	known := func() (q *question, has bool) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		_, has = s.read[at.sample]
-		return s.open[at], has
-	}
-	q, has := known()
-	if q == nil && !has {
+	s.mu.Lock()
+	_, has := s.read[at.sample]
+	q, skipped := s.open[at], s.skips[at.sample] != at.skips
+	s.mu.Unlock()
+	if q == nil && !has && !skipped {
 		if bad := s.attempt(at); bad != nil {
 			s.mu.Lock()
-			q = s.ask(at, bad)
+			if skipped = s.skips[at.sample] != at.skips; !skipped {
+				q = s.ask(at, bad)
+			}
 			s.mu.Unlock()
 		}
+	}
+	if skipped {
+		return nil // the question is settled
 	}
 	return s.say(at, q)
 }

@@ -1,9 +1,11 @@
 package process
 
 import (
+	"errors"
 	"maps"
 	"testing"
 
+	"github.com/soliton-train/soliton/internal/compute/tensor"
 	"github.com/soliton-train/soliton/internal/net/control"
 	"github.com/soliton-train/soliton/internal/store/rundir"
 )
@@ -41,5 +43,79 @@ func TestEarlyVerdicts(t *testing.T) {
 	w = &Worker{verdicts: verdicts{early: make([]control.BadSample, maxEarly)}}
 	if w.verdicts.put(control.BadSample{}) == nil {
 		t.Error("what comes early is not bounded")
+	}
+}
+
+// What a pass gets of a place in the run is the sample that the ledger has there, whatever the agent says while it waits and reads.
+func TestSampleIsThatOfTheLedger(t *testing.T) {
+	const sample = 3
+	var s *samples
+	loads, during := 0, func() error { return nil }
+	j := &Job{Job: rundir.Job{GlobalBatch: 1}, Index: func(i uint64, skips int) int { return int(i) + skips }}
+	j.Input.Kind, j.Input.Shape, j.Target = tensor.Int32, []int{1}, j.Input
+	j.Load = func(_ *Calls, i uint64, skips int, in, _ tensor.Tensor) error {
+		loads++
+		if in.I[0] = int32(j.Index(i, skips)); skips == 0 {
+			return during()
+		}
+		return nil
+	}
+	in := tensor.Make(tensor.Int32, 1)
+	load := func() int {
+		t.Helper()
+		if err := s.load(t.Context(), sample, in, tensor.Tensor{}); err != nil {
+			t.Fatal(err)
+		}
+		return int(in.I[0])
+	}
+	skip := func() error {
+		if err := s.told(control.BadSample{Sample: sample, Do: control.SkipSample}); err != nil {
+			t.Error(err)
+		}
+		return nil
+	}
+	again := func(f func() error) {
+		var closeSamples func()
+		s, closeSamples = newSamples(&Worker{calls: new(Calls)}, j, control.Start{SkipBad: true})
+		t.Cleanup(closeSamples)
+		loads, during = 0, f
+	}
+	unreadable := &SampleError{Index: sample, Tries: 1, Err: errors.New("bad sector")}
+
+	// A try for another worker fails, and the agent hears so, while a pass waits for its turn; then the sample could be read.
+	again(func() error { return nil })
+	s.ask(place{sample, 0}, unreadable)
+	if err := s.readFor(nil, place{sample, 0}, in, tensor.Tensor{}); !errors.Is(err, errElsewhere) || loads > 0 || len(s.read) > 0 {
+		t.Errorf("%v after %d reads of a sample that the agent is asked about", err, loads)
+	}
+	_ = skip()
+	if err := s.readFor(nil, place{sample, 0}, in, tensor.Tensor{}); !errors.Is(err, errElsewhere) || loads > 0 || len(s.read) > 0 {
+		t.Errorf("%v after %d reads of a sample that is skipped", err, loads)
+	}
+	// The agent skips a sample that this worker could not read before a rollback, and can now.
+	again(skip)
+	if got := load(); got != sample+1 || loads != 2 {
+		t.Errorf("sample %d after %d reads, the first of which is of a sample that is skipped meanwhile", got, loads)
+	}
+	// The same, where it cannot be read: the question is settled, and must not be opened again.
+	again(func() error { return errors.Join(skip(), unreadable) })
+	if got := load(); got != sample+1 || len(s.open) > 0 {
+		t.Errorf("sample %d, and %d open questions", got, len(s.open))
+	}
+	again(func() error { return errors.Join(skip(), unreadable) })
+	if err := s.try(place{sample, 0}); err != nil || loads != 1 || len(s.open) > 0 {
+		t.Errorf("%v, and %d open questions after %d reads", err, len(s.open), loads)
+	}
+	if err := s.try(place{sample, 0}); err != nil || loads != 1 || len(s.open) > 0 {
+		t.Errorf("%v, and %d open questions after %d reads", err, len(s.open), loads)
+	}
+	// A sample that this worker has read is good.
+	again(func() error { return nil })
+	if got := load(); got != sample {
+		t.Errorf("sample %d", got)
+	}
+	during = func() error { return unreadable }
+	if err := s.load(t.Context(), sample, in, tensor.Tensor{}); !errors.Is(err, unreadable) || len(s.open) > 0 {
+		t.Errorf("%v, and %d open questions", err, len(s.open))
 	}
 }
