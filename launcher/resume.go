@@ -163,6 +163,9 @@ func resume(cmd *cobra.Command, f runFlags, path string, with changed) error {
 		return cli.Fail(fmt.Errorf("%s: %w", path, err))
 	}
 	again.Finished, again.Allow = finished, f.allow
+	if again.Committed, err = rundir.Committed(dir.Path()); err != nil {
+		return cli.Fail(fmt.Errorf("%s: %w", path, err))
+	}
 	p, err := programAgain(path, job, with.program)
 	if err != nil {
 		return err
@@ -217,6 +220,9 @@ func runAgain(ctx context.Context, f runFlags, p program, args []string, stdout,
 		return cli.Fail(fmt.Errorf("%s: %w", path, err))
 	}
 	again.Finished, again.Allow, again.OrBegin = finished, f.allow, job.Floor() == 0
+	if again.Committed, err = rundir.Committed(dir.Path()); err != nil {
+		return cli.Fail(fmt.Errorf("%s: %w", path, err))
+	}
 	return trainIn(ctx, f, p, args, dir, again, stdout, stderr)
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -77,6 +78,33 @@ func TestBadSamples(t *testing.T) {
 			status, out = run(t, work, "resume", "--plain", "--workers", "2", dir)
 			if got := outcomeOf(t, dir); status != 0 || got.sum.StateSHA256 != want.sum.StateSHA256 || len(got.skips) != len(before) || len(before) != len(want.skips) {
 				t.Errorf("status %d, %+v, want %+v\n%s", status, got, want, out)
+			}
+		})
+		t.Run("committed before", func(t *testing.T) {
+			t.Parallel()
+			work := t.TempDir()
+			status, out, dir := train(t, work, "none", "run", "--bad-samples", "skip", "--workers", "1", "--chaos", "kill:0@10")
+			if status != 1 {
+				t.Fatalf("status %d\n%s", status, out)
+			}
+			// No sample of steps 5 to 9 can be read any more; they were committed, and are computed once more.
+			var all []string
+			for i := range 40 {
+				all = append(all, strconv.Itoa(i))
+			}
+			bad := filepath.Join(work, "bad")
+			if err := errors.Join(os.RemoveAll(filepath.Join(dir, "checkpoints", "step-00000008")), os.WriteFile(bad, []byte(strings.Join(all, " ")), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			if status, out := run(t, work, "resume", "--plain", "--workers", "2", dir); status != 1 || !strings.Contains(out, "bad sector") ||
+				!strings.Contains(out, "; step 5 was committed with this sample before, so it is not skipped: resume where it can be read") {
+				t.Errorf("status %d\n%s", status, out)
+			}
+			if err := os.Remove(bad); err != nil {
+				t.Fatal(err)
+			}
+			if status, out := run(t, work, "resume", "--plain", dir); status != 0 || len(outcomeOf(t, dir).skips) != 0 {
+				t.Errorf("status %d\n%s", status, out)
 			}
 		})
 		t.Run("target", func(t *testing.T) {

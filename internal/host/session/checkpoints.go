@@ -33,7 +33,9 @@ type Resume struct {
 	// Number is that of the plan of the newest step. It may be greater than Plan's, which is written down later.
 	Number uint64
 	Calls  rundir.Calls
-	Note   []string // what the user should know about it, in a sentence each
+	// Committed is the newest step that was ever committed; see [rundir.Committed].
+	Committed int
+	Note      []string // what the user should know about it, in a sentence each
 
 	Finished bool                // all steps are done: it can be resumed with more
 	Allow    []string            // what may have changed, by its names in package change

@@ -1,6 +1,8 @@
 package session
 
 import (
+	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -186,5 +188,40 @@ func TestUnreadableSample(t *testing.T) {
 	r.feed(died(0)...)
 	if r.s.end.err != nil {
 		t.Errorf("another step: error %v", r.s.end.err)
+	}
+}
+
+// A run that is resumed skips no sample in steps that were committed before, unless it is another one from there on.
+func TestCommittedSamplesOfResumedRun(t *testing.T) {
+	for _, x := range []struct {
+		changed bool
+		step    int // which needs the sample
+		fails   bool
+	}{{false, 2, true}, {false, 3, false}, {true, 2, false}} {
+		was := readyOf(0)
+		again := &Resume{Job: was.Job, Data: was.Data, Tensors: tensorsOf(was.Layers), Committed: 2, Allow: []string{"program"}}
+		again.Job.Program = filepath.Base(again.Job.Program) // as job.json has it, and workers of tests do not
+		if x.changed {
+			again.Job.Steps++
+		}
+		r := trainingOf(t, Config{Settings: Settings{Resume: again, SkipBad: true}, RunDir: "/runs/a", Shown: "runs/a"}, 2)
+		r.feed(Received{0, control.Unread{Sample: 7, Index: 7, Step: x.step, Text: "sample 7: bad sector"}})
+		var told []string
+		for _, m := range sent[control.BadSample](r) {
+			told = append(told, m.Do)
+		}
+		if want := map[bool]string{true: control.FailSample, false: control.TrySample}[x.fails]; !slices.Equal(told, []string{want}) {
+			t.Errorf("%+v: told %q, want %q", x, told, want)
+		}
+		if !x.fails {
+			continue
+		}
+		for id := range 2 {
+			r.feed(Received{id, control.Failed{Kind: control.NoSample, Text: "sample 7: bad sector", Step: x.step}})
+			r.feed(Received{1, control.Unread{Sample: 7, Index: 7, Step: x.step, Text: "sample 7: bad sector"}})
+		}
+		if err := r.s.end.err; err == nil || !strings.Contains(err.Error(), fmt.Sprintf("bad sector; step %d was committed with this sample before", x.step)) {
+			t.Errorf("%+v: error %v", x, err)
+		}
 	}
 }

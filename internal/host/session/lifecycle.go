@@ -280,6 +280,9 @@ func (s *Session) workerFailed(w *worker, m control.Failed) {
 	w.failed = true
 	// A failure without a text would read as success in summary.json.
 	text := cmp.Or(OneLine(m.Text), "failed without a reason")
+	if m.Kind == control.NoSample && w.again > 0 && w.again == m.Step {
+		text += fmt.Sprintf("; step %d was committed with this sample before, so it is not skipped: resume where it can be read", m.Step)
+	}
 	err := &FailedError{Kind: m.Kind, Worker: w.id(), Workers: len(s.workers), Text: text, Step: m.Step, Exit: m.Exit}
 	switch {
 	case len(s.workers) == 1 && !(m.Kind == control.Corrupt && s.respawns(w.who.ID)), s.unreadable(w, m), !m.Kind.OfWorker():

@@ -69,7 +69,7 @@ const (
 // records account for a run: what metrics.jsonl and summary.json say of it.
 type records struct {
 	last       rundir.Metrics   // the newest committed step, of whichever worker told first
-	most       int              // newest step that was ever committed
+	most       int              // newest step that was ever committed, also before the run was resumed
 	steps      []rundir.Metrics // the newest steps, at most maxRecorded, for the manifests of checkpoints
 	val        *float64
 	tokens     int64
@@ -129,9 +129,9 @@ func (r *records) median() float64 {
 // inherit takes over the account of the leader before.
 func (r *records) inherit(h *rundir.History) {
 	r.recoveries, r.lost, r.rollbacks, r.val, r.joined = h.Recoveries, h.Lost, h.Rollbacks, h.ValLoss, h.Joined
-	r.tokens, r.ms = h.Tokens, h.MS
+	r.tokens, r.ms, r.most = h.Tokens, h.MS, h.Committed
 	if h.Last != nil {
-		r.most = h.Last.Step
+		r.most = max(r.most, h.Last.Step)
 	}
 	for _, x := range r.recoveries {
 		r.most = max(r.most, x.Step-1) // a rollback may have taken the run back since

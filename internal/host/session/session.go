@@ -156,6 +156,7 @@ type worker struct {
 	userCode
 	fault  error     // why it was killed, or said that it ends
 	failed bool      // it has said Failed, and its exit says nothing new
+	again  int       // step that was committed before, of which it cannot read a sample
 	well   bool      // though the run continues without it
 	killed bool      // by the session, so that it may be abandoned
 	status Status    // how it has exited

@@ -247,6 +247,9 @@ func (s *Session) unread(w *worker, m control.Unread) {
 		s.bad(w, "%s", fault)
 		return
 	}
+	if m.Step <= s.records.most && slices.ContainsFunc(send, func(x skips.Send) bool { return x.Do == control.FailSample }) {
+		w.again = m.Step
+	}
 	s.judgeSamples(send)
 }
 

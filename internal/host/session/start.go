@@ -112,7 +112,11 @@ func (s *Session) start() {
 		for _, text := range slices.Concat(again.Note, s.checkpoints.refused) {
 			s.then(s.event(eventNote, text))
 		}
-		for _, c := range change.Between(again.Job.Plain(), s.job.Plain()) {
+		changes := change.Between(again.Job.Plain(), s.job.Plain())
+		if s.records.most = from; len(changes) == 0 {
+			s.records.most = max(from, again.Committed)
+		}
+		for _, c := range changes {
 			s.then(s.event(eventChanged, c.String()), Show{view.Note("changed: " + c.String())})
 		}
 	}

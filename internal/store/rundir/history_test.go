@@ -69,3 +69,40 @@ func TestReadHistoryOfNothing(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// How far the run was is known after it has gone back, but not of what it was before something was changed.
+func TestCommitted(t *testing.T) {
+	d := mustCreate(t, filepath.Join(t.TempDir(), "run"))
+	defer d.Close()
+	is := func(want int) {
+		t.Helper()
+		if step, err := Committed(d.Path()); err != nil || step != want {
+			t.Errorf("step %d, want %d: %v", step, want, err)
+		}
+	}
+	is(0)
+	add := func(plan uint64, steps ...int) {
+		t.Helper()
+		for _, step := range steps {
+			if err := d.AddMetrics(Metrics{Step: step, Plan: plan}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := d.WriteJob(Job{Program: "gpt", Steps: 9}, nil); err != nil {
+		t.Fatal(err)
+	}
+	is(0)
+	add(1, 1, 2, 3, 4, 5)
+	is(5)
+	add(2, 3, 4) // after a rollback
+	is(5)
+	if err := d.AddEvent(Event{Kind: "changed", Worker: -1, Plan: 3}); err != nil {
+		t.Fatal(err)
+	}
+	is(0)
+	add(3, 3)
+	is(3)
+	add(5, 2)
+	is(3)
+}

@@ -112,6 +112,27 @@ func ReadSkips(path string) (all []uint64, err error) {
 	return all, err
 }
 
+// Committed returns the newest step that was ever committed of the run as it is now, also if the run has gone back since; 0 for none.
+// Steps of before it was resumed with something changed are those of another job.
+func Committed(path string) (step int, err error) {
+	var since uint64
+	if _, err := lastOf(filepath.Join(path, events), func(e *Event) bool {
+		if e.Kind == "changed" {
+			since = e.Plan
+		}
+		return since > 0
+	}); err != nil {
+		return 0, err
+	}
+	_, err = lastOf(filepath.Join(path, metrics), func(m *Metrics) bool {
+		if m.Plan >= since {
+			step = max(step, m.Step)
+		}
+		return m.Plan < since
+	})
+	return step, err
+}
+
 // MaxSkipLines bounds the lines of skips.jsonl that are kept with a checkpoint, in bytes.
 const MaxSkipLines = 64 << 20
 
@@ -317,8 +338,11 @@ func Logs(path string) ([]Log, error) {
 
 // History is what has happened in a run so far, for a successor.
 type History struct {
-	Job     Job
-	Last    *Metrics // the newest step
+	Job  Job
+	Last *Metrics // the newest step
+
+	Committed int // see the function
+
 	ValLoss *float64 // of the newest evaluation
 	Plan    *Plan    // the newest
 	Summary *Summary // of a run that has ended
@@ -395,6 +419,9 @@ func ReadHistory(path string) (h History, err error) {
 		steps++
 		return steps == historySteps
 	})
+	if err == nil {
+		h.Committed, err = Committed(path)
+	}
 	if err == nil {
 		h.Calls, err = readCalls(path)
 	}
