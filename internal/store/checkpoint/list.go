@@ -101,6 +101,10 @@ func (r *Reader) of(of rundir.Eras) error {
 // writing on, to which owners may be writing now, are left alone. The newest checkpoint that is kept was read and
 // verified in this call; where there is none, only unfinished ones are removed, and what cannot be read never is.
 func Prune(ctx context.Context, dir string, keep Keep, writing int) error {
+	return prune(ctx, openDisk, dir, keep, writing)
+}
+
+func prune(ctx context.Context, open opener, dir string, keep Keep, writing int) error {
 	steps, err := listSteps(dir)
 	if err != nil {
 		return err
@@ -136,12 +140,12 @@ func Prune(ctx context.Context, dir string, keep Keep, writing int) error {
 		unfinished = append(unfinished, useless...)
 	}
 	for _, step := range unfinished {
-		if err := remove(dir, step); err != nil {
+		if err := remove(open, dir, step); err != nil {
 			return fmt.Errorf("checkpoint: %w", err)
 		}
 	}
 	for _, m := range kept {
-		if err := tidy(dir, m); err != nil {
+		if err := tidy(open, dir, m); err != nil {
 			return fmt.Errorf("checkpoint: %w", err)
 		}
 	}
@@ -185,8 +189,8 @@ func listSteps(dir string) ([]int, error) {
 }
 
 // remove removes a checkpoint, its manifest first: half of one must not look whole.
-func remove(dir string, step int) error {
-	run, err := os.OpenRoot(dir)
+func remove(open opener, dir string, step int) error {
+	run, err := open(dir)
 	if err != nil {
 		return err
 	}
@@ -195,36 +199,41 @@ func remove(dir string, step int) error {
 	if err := run.RemoveAll(path.Join(name, manifestName)); err != nil {
 		return err
 	}
-	if err := syncDir(run, name); err != nil {
+	if err := run.Sync(name); err != nil {
 		return err
 	}
 	if err := run.RemoveAll(name); err != nil {
 		return err
 	}
-	return syncDir(run, folder)
+	return run.Sync(folder)
 }
 
 // tidy removes from a whole checkpoint's directory what is not of it.
-func tidy(dir string, m Manifest) error {
-	root, err := openStep(dir, m.Step)
+func tidy(open opener, dir string, m Manifest) error {
+	run, err := open(dir)
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer run.Close()
+	step, err := run.Enter(stepDir(m.Step))
+	if err != nil {
+		return err
+	}
+	defer step.Close()
 	own := map[string]bool{manifestName: true}
 	for _, f := range m.Files {
 		own[f.Name] = true
 	}
-	entries, err := fs.ReadDir(root.FS(), ".")
+	entries, err := step.ReadDir(".")
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		if !own[e.Name()] {
-			if err := root.RemoveAll(e.Name()); err != nil {
+			if err := step.RemoveAll(e.Name()); err != nil {
 				return err
 			}
 		}
 	}
-	return syncDir(root, ".")
+	return step.Sync(".")
 }

@@ -202,12 +202,14 @@ func commit(open opener, dir string, m Manifest) error {
 	return nil
 }
 
-// A disk is a directory as writing a checkpoint uses it; tests inject faults behind it. Names are below the directory.
+// A disk is a directory as writing and pruning checkpoints use it; tests inject faults behind it. Names are below the directory.
 type disk interface {
 	MkdirAll(name string, perm fs.FileMode) error
 	Create(name string, size int64) (file, error) // a new file, with room for size bytes where the file system can reserve it
 	Rename(from, to string) error
 	Remove(name string) error
+	RemoveAll(name string) error
+	ReadDir(name string) ([]fs.DirEntry, error)
 	Sync(name string) error // of a directory
 	Lstat(name string) (fs.FileInfo, error)
 	Enter(name string) (disk, error)
@@ -245,7 +247,16 @@ func (d rootDisk) Create(name string, size int64) (file, error) {
 	return f, nil
 }
 
-func (d rootDisk) Sync(name string) error { return syncDir(d.Root, name) }
+func (d rootDisk) ReadDir(name string) ([]fs.DirEntry, error) { return fs.ReadDir(d.FS(), name) }
+
+func (d rootDisk) Sync(name string) error {
+	dir, err := d.Open(name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}
 
 // createStep makes the directory of a step's checkpoint, on disk, and opens it.
 func createStep(open opener, dir string, step int) (disk, error) {
@@ -311,13 +322,4 @@ func createTemp(dir disk, name string, size int64) (f file, temp string, err err
 			return f, temp, err
 		}
 	}
-}
-
-func syncDir(dir *os.Root, name string) error {
-	d, err := dir.Open(name)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
