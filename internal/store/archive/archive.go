@@ -186,6 +186,7 @@ func (a *Archive) own(ctx context.Context) error {
 	if a.stale {
 		return ErrStale
 	}
+	taken := 0 // a generation that could not be claimed because it is there
 	for {
 		all, err := generations(ctx, a.bucket)
 		if err != nil {
@@ -201,6 +202,8 @@ func (a *Archive) own(ctx context.Context) error {
 			return ErrStale
 		case a.at > 0:
 			return nil
+		case newest < taken:
+			return fmt.Errorf("%s is there, and is no file: remove it, or give another target", claimName(taken))
 		}
 		// Another host of this run may have claimed for it.
 		for _, g := range slices.Backward(all) {
@@ -236,7 +239,7 @@ func (a *Archive) own(ctx context.Context) error {
 			a.at = a.claim.Generation
 			err = a.place(ctx) // once more: see the package comment
 		} else if errors.Is(err, ErrExists) {
-			err = nil
+			taken, err = a.claim.Generation, nil
 		}
 		if err != nil {
 			return fmt.Errorf("claim: %w", err)

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/soliton-train/soliton/internal/id"
 	"github.com/soliton-train/soliton/internal/store/checkpoint"
 	"github.com/soliton-train/soliton/internal/store/rundir"
@@ -402,5 +404,30 @@ func TestHostileTarget(t *testing.T) {
 	}
 	if _, err := Newest(t.Context(), b); err == nil || !strings.Contains(err.Error(), "claims/00000002.json") {
 		t.Errorf("%v", err)
+	}
+}
+
+// What has the place of a claim and is no file ends a try with its name: it is neither claimed for ever nor waited for.
+func TestClaimIsNoFile(t *testing.T) {
+	dir := t.TempDir()
+	save(t, dir, 10)
+	for name, put := range map[string]func(path string) error{
+		"fifo":      func(path string) error { return unix.Mkfifo(path, 0o600) },
+		"directory": func(path string) error { return os.Mkdir(path, 0o700) },
+		"loop":      func(path string) error { return os.Symlink(path, path) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := Folder{t.TempDir()}
+			if err := errors.Join(os.Mkdir(filepath.Join(b.Path, "claims"), 0o700), put(filepath.Join(b.Path, claimName(1)))); err != nil {
+				t.Fatal(err)
+			}
+			err := New(b, claimOf("x", 0)).Save(t.Context(), dir, 10, checkpoint.Keep{})
+			if err == nil || !strings.Contains(err.Error(), claimName(1)) {
+				t.Errorf("saved: %v", err)
+			}
+			if _, err := Newest(t.Context(), b); err == nil || name != "directory" && !strings.Contains(err.Error(), claimName(1)) {
+				t.Errorf("newest: %v", err)
+			}
+		})
 	}
 }

@@ -109,7 +109,7 @@ func (f Folder) List(ctx context.Context, folder string) (names []string, err er
 			return ctx.Err()
 		case len(names) >= maxNames:
 			return fmt.Errorf("%s has more than %d files", folder, maxNames)
-		case d.Type().IsRegular() && !strings.HasSuffix(p, tempSuffix):
+		case !d.IsDir() && !strings.HasSuffix(p, tempSuffix): // what is no regular file as well: Get says so
 			rel, err := filepath.Rel(f.Path, p)
 			names = append(names, filepath.ToSlash(rel))
 			return err
