@@ -164,9 +164,16 @@ func readAtMost(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, limit+1))
-	if err == nil && int64(len(text)) > limit {
-		err = fmt.Errorf("%s has more than %d bytes", path, limit)
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	var text []byte
+	if info.Size() <= limit {
+		text, err = io.ReadAll(io.LimitReader(f, limit+1))
+	}
+	if err == nil && max(info.Size(), int64(len(text))) > limit {
+		err = &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("has more than %d MiB", limit>>20)}
 	}
 	return text, err
 }

@@ -215,13 +215,11 @@ func Running(path string) bool {
 	return errors.Is(err, unix.EWOULDBLOCK)
 }
 
+// maxJSON bounds a file that is read as a whole, in bytes.
+const maxJSON = 256 << 20
+
 func readJSON(path string, v any) (found bool, err error) {
-	f, err := Open(path)
-	var b []byte
-	if err == nil {
-		b, err = io.ReadAll(f)
-		_ = f.Close()
-	}
+	b, err := readAtMost(path, maxJSON)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
 		return false, nil
 	}

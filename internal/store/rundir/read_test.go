@@ -70,6 +70,17 @@ func TestReadRefuses(t *testing.T) {
 	}
 }
 
+// A file that is much longer than any description of a run is refused before it is read.
+func TestReadRefusesLongFiles(t *testing.T) {
+	d := mustCreate(t, filepath.Join(t.TempDir(), "r"))
+	if err := errors.Join(d.WriteJob(Job{}, nil), os.Truncate(d.File("job.json"), 1<<40)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Read(d.Path()); err == nil || !strings.HasSuffix(err.Error(), "job.json: has more than 256 MiB") {
+		t.Error(err)
+	}
+}
+
 // Of a long file only the end is read, from its first whole line.
 func TestReadLongLines(t *testing.T) {
 	d := mustCreate(t, filepath.Join(t.TempDir(), "run"))
