@@ -28,6 +28,7 @@ import (
 	"github.com/minio/minio-go/v7/pkg/credentials"
 
 	"github.com/soliton-train/soliton/data"
+	"github.com/soliton-train/soliton/internal/store/find"
 )
 
 func init() { data.Register("s3", list) }
@@ -102,6 +103,9 @@ func connect(query url.Values) (*minio.Client, error) {
 	server, err := url.Parse(cmp.Or(query.Get("endpoint"), os.Getenv("AWS_ENDPOINT_URL_S3"), os.Getenv("AWS_ENDPOINT_URL"), "https://s3.amazonaws.com"))
 	if err != nil || server.Host == "" || server.Scheme != "https" && server.Scheme != "http" {
 		return nil, errors.New("endpoint is not the URL of a server: give https://HOST or http://HOST:PORT")
+	}
+	if err := find.Credentials("AWS_SHARED_CREDENTIALS_FILE"); err != nil {
+		return nil, err
 	}
 	return minio.New(server.Host, &minio.Options{
 		Secure: server.Scheme == "https",

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/soliton-train/soliton/internal/store/archive"
+	"github.com/soliton-train/soliton/internal/store/find"
 )
 
 // IsURL reports whether text names a target and not a run directory.
@@ -35,12 +36,14 @@ var clouds = map[string]struct {
 	// secrets are the environment variables that give access to the bucket by themselves. Those of S3 are not among them: workers
 	// read data from such buckets with the same keys.
 	secrets []string
+
+	files []string // environment variables with the names of files that the client reads
 }{
-	"s3": {openS3, []string{"endpoint=URL", "region=NAME"}, nil},
-	"gs": {openGCS, nil, nil}, // the environment has the names of files
+	"s3": {openS3, []string{"endpoint=URL", "region=NAME"}, nil, []string{"AWS_SHARED_CREDENTIALS_FILE"}},
+	"gs": {openGCS, nil, nil, []string{"GOOGLE_APPLICATION_CREDENTIALS"}},
 	"azblob": {openAzure, []string{"account=NAME", "endpoint=URL"}, []string{
 		"AZURE_STORAGE_KEY", "AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_CONNECTION_STRING", "AZURE_CLIENT_SECRET", "AZURE_CLIENT_CERTIFICATE_PASSWORD",
-	}},
+	}, []string{"AZURE_CLIENT_CERTIFICATE_PATH", "AZURE_FEDERATED_TOKEN_FILE"}},
 }
 
 // known says what a target may be.
@@ -74,7 +77,11 @@ func Open(text string) (archive.Bucket, error) {
 		return nil, fmt.Errorf("%s:// is not known: %s", u.Scheme, known)
 	}
 	if u.Host == "" || u.User != nil {
-		return nil, fmt.Errorf("give %s://BUCKET/RUN, and credentials in the environment", u.Scheme)
+		kind := "BUCKET"
+		if u.Scheme == "azblob" {
+			kind = "CONTAINER"
+		}
+		return nil, fmt.Errorf("give %s://%s/RUN, and credentials in the environment", u.Scheme, kind)
 	}
 	query := u.Query()
 	for key := range query {
@@ -84,6 +91,9 @@ func Open(text string) (archive.Bucket, error) {
 			}
 			return nil, fmt.Errorf("%s is not known: behind ? give %s", key, strings.Join(cloud.keys, " or "))
 		}
+	}
+	if err := find.Credentials(cloud.files...); err != nil {
+		return nil, err
 	}
 	prefix := strings.Trim(u.Path, "/")
 	if prefix != "" {

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/soliton-train/soliton/internal/store/archive"
 	"github.com/soliton-train/soliton/internal/store/archive/archivetest"
 	"github.com/soliton-train/soliton/internal/testkit/azure"
@@ -182,6 +184,7 @@ func TestFaults(t *testing.T) {
 		"azblob://runs/a?account=x&sig=" + secret: "sig is not known: behind ? give account=NAME or endpoint=URL",
 		"gs://runs/a?x=" + secret:                 "gs:// takes nothing behind ?",
 		"s3://":                                   "give s3://BUCKET/RUN",
+		"azblob://":                               "give azblob://CONTAINER/RUN",
 		"ftp://x/y":                               "ftp:// is not known",
 	} {
 		if _, err := Open(text); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), secret) {
@@ -203,6 +206,34 @@ func TestSecrets(t *testing.T) {
 	for _, text := range []string{"", "folder", "file:///a", "gs://b/a", "s3://b/a"} {
 		if got := Secrets(text); len(got) != 0 {
 			t.Errorf("%s: %q", text, got)
+		}
+	}
+}
+
+// A file of credentials that is no file, or has no end, is refused by the name of its variable.
+func TestCredentialsAreNoFile(t *testing.T) {
+	plain(t)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	long := filepath.Join(t.TempDir(), "long")
+	if err := errors.Join(os.WriteFile(long, nil, 0o600), os.Truncate(long, 1<<40)); err != nil {
+		t.Fatal(err)
+	}
+	for variable, target := range map[string]string{
+		"GOOGLE_APPLICATION_CREDENTIALS": "gs://runs/a",
+		"AWS_SHARED_CREDENTIALS_FILE":    "s3://runs/a?region=us-east-1",
+		"AZURE_CLIENT_CERTIFICATE_PATH":  "azblob://runs/a?account=x",
+		"AZURE_FEDERATED_TOKEN_FILE":     "azblob://runs/a?account=x",
+	} {
+		for path, want := range map[string]string{fifo: "not a regular file", "/dev/zero": "not a regular file", long: "has more than 1 MiB"} {
+			t.Run(variable+path, func(t *testing.T) {
+				t.Setenv(variable, path)
+				if _, err := Open(target); err == nil || !strings.Contains(err.Error(), variable+": ") || !strings.Contains(err.Error(), want) {
+					t.Errorf("%v, want %s", err, want)
+				}
+			})
 		}
 	}
 }
