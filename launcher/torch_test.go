@@ -17,6 +17,8 @@ import (
 	"sync"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/soliton-train/soliton/internal/store/rundir"
 	"github.com/soliton-train/soliton/internal/testkit/require"
 )
@@ -334,6 +336,18 @@ func TestTorchBadPrograms(t *testing.T) {
 		{"--bad random", 2, "layer 1.Block gives other bits for the same input and the same seeds"},
 		{"--bad batchnorm", 2, "layer 2 (BatchNorm1d) is a BatchNorm1d, whose running mean and variance"},
 		{"--init-from nowhere", 2, "--init-from (Job.init_from) nowhere cannot be read: [Errno 2] No such file or directory: 'nowhere'; give a run directory"},
+		{"--init-from fifo", 2, "--init-from (Job.init_from) fifo cannot be read: it is not a regular file; give a run directory"},
+		{"--set init_from=5", 2, "Job.init_from is 5; give the path of a file or run directory\n"},
+		{"--set clip_norm=float('nan')", 2, "Job.clip_norm is nan; give a finite number\n"},
+		{"--set clip_norm='x'", 2, "Job.clip_norm is 'x'; give a finite number\n"},
+		{"--set steps=10**30", 2, "Job.steps is 1000000000000000000000000000000; it must be below 2**31 in magnitude\n"},
+		{"--set eval_samples=-1", 2, "Job.eval_samples is -1; it must be 0 (all) or more\n"},
+		{"--set optimizer=soliton.SGD(1,momentum='x')", 2, "momentum of Job.optimizer is 'x'; give a finite number\n"},
+		{"--set optimizer=soliton.AdamW(1,betas=(1,))", 2, "betas of Job.optimizer is (1,); give two finite numbers\n"},
+		{"--set optimizer=soliton.AdamW((10**400).__mul__)", 2, "the learning rate of step 1 is 1000000000000000000000000000000000000000...; the function"},
+		{"--set optimizer=soliton.SGD(float('inf'))", 2, "lr of Job.optimizer has the rate inf; give a finite number\n"},
+		{"--set no_decay=5", 2, "Job.no_decay is an int; give a list of parameters, or a function of name and parameter\n"},
+		{"--set metrics={'m'*100000:len}", 2, "Job.metrics has the name 'mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm...; give up to 40"},
 		{"--wrong", 2, "error: unrecognized arguments: --wrong\n"},
 		{"--micro-batch 5", 2, "--micro-batch (Job.MicroBatch) is 5, which does not divide the global batch of 12"},
 	} {
@@ -341,6 +355,9 @@ func TestTorchBadPrograms(t *testing.T) {
 			t.Parallel()
 			args := append([]string{"run", "--plain", "--workers", "1", "--python", python, program}, strings.Fields(c.args)...)
 			cmd := launch(t, args...)
+			if err := unix.Mkfifo(filepath.Join(cmd.Dir, "fifo"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 			if status, _, errs := result(t, cmd); status != c.status || !strings.HasPrefix(errs, "launcher: ") || !strings.Contains(errs, c.stderr) {
 				t.Errorf("exit status %d, %q; want %d, %q", status, errs, c.status, c.stderr)
 			}

@@ -112,6 +112,7 @@ def job(args):
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", default="")
     parser.add_argument("--faults", default="")
+    parser.add_argument("--set", default="", help="field of the job, =, and an expression")
     parser.add_argument("--values", default="")
     parser.add_argument("--data", default="", help="files with a number each")
     parser.add_argument("--log", default="", help="file for a line a step")
@@ -141,13 +142,17 @@ def job(args):
         random = torch.Generator().manual_seed(int.from_bytes(os.urandom(6), "big"))
         nn.init.normal_(embed.token.weight.data).add_(torch.randn(24, generator=random))
         embed.scale.add_(0.1 * torch.randn(24, generator=random))
-    return soliton.Job(
+    result = soliton.Job(
         layers=[embed, Block(options), middle, soliton.checkpoint(Block(options)), head], loss=nn.functional.cross_entropy, data=data, eval=data,
         optimizer=soliton.AdamW(lr=lambda step: 5e-3 * min(step, 3) / 3, weight_decay=0.1),
         param_groups=[{"params": [head.out.weight], "lr_scale": 0.5, "weight_decay": 0.2}],
         metrics={"right": lambda out, target: ((out.argmax(1) == target).float().sum(), target.numel()), "same_loss": nn.functional.cross_entropy},
         on_step=lambda s: log(f"{s.step}/{s.steps} {s.loss:.4f} {s.val_loss is not None}"), on_end=on_end,
         global_batch=12, micro_batch=2, steps=12, clip_norm=1.0, seed=1, eval_every=5, eval_samples=7)
+    if options.set:
+        field, value = options.set.split("=", 1)
+        setattr(result, field, eval(value))
+    return result
 
 
 soliton.main(job)

@@ -427,8 +427,19 @@ def is_number(value):
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def is_finite(value):
+    return is_number(value) and abs(value) < 1e308  # an int of any length compares, and is no float
+
+
+def short(value, most=40):
+    text = repr(value)
+    return text if len(text) <= 2 * most else text[:most] + "..."
+
+
 def state_of(path):
     """Returns the tensors in a file or a run directory by name. Nothing but tensors is read from a file of torch.save."""
+    if os.path.exists(path) and not os.path.isdir(path) and not os.path.isfile(path):  # a FIFO would be waited for
+        raise ValueError("it is not a regular file")
     if os.path.isdir(path) or path.endswith(".safetensors"):
         return soliton.load(path)
     state = torch.load(path, map_location="cpu", weights_only=True)
@@ -508,17 +519,31 @@ class Program:
         for name in ("global_batch", "micro_batch", "steps", "threads", "seed", "eval_every", "eval_samples"):
             if isinstance(getattr(job, name), bool) or not isinstance(getattr(job, name), int):
                 raise Refused(f"Job.{name} is {getattr(job, name)!r}; give a whole number")
+            if name != "seed" and abs(getattr(job, name)) >= 1 << 31:
+                raise Refused(f"Job.{name} is {getattr(job, name)}; it must be below 2**31 in magnitude")
+        if job.eval_samples < 0:
+            raise Refused(f"Job.eval_samples is {job.eval_samples}; it must be 0 (all) or more")
+        if not is_finite(job.clip_norm):
+            raise Refused(f"Job.clip_norm is {job.clip_norm!r}; give a finite number")
+        if job.init_from and not isinstance(job.init_from, (str, os.PathLike)):
+            raise Refused(f"Job.init_from is {job.init_from!r}; give the path of a file or run directory")
         if job.threads < 1 or job.micro_batch < 1:
             raise Refused(f"Job.threads is {job.threads} and Job.micro_batch {job.micro_batch}; both must be at least 1")
         if not 0 <= job.seed < 1 << 64:
             raise Refused(f"Job.seed is {job.seed}; it must be at least 0 and below 2**64")
         if not isinstance(job.optimizer, (soliton.AdamW, soliton.SGD)):
             raise Refused(f"Job.optimizer is {kind(job.optimizer)}; give soliton.AdamW(...) or soliton.SGD(...)")
+        for name in ("eps", "momentum", "weight_decay"):
+            if not is_finite(getattr(job.optimizer, name, 0)):
+                raise Refused(f"{name} of Job.optimizer is {getattr(job.optimizer, name)!r}; give a finite number")
+        betas = getattr(job.optimizer, "betas", (0, 0))
+        if len(betas) != 2 or not all(map(is_finite, betas)):
+            raise Refused(f"betas of Job.optimizer is {betas!r}; give two finite numbers")
         if len(job.metrics) > 64:
             raise Refused(f"Job.metrics has {len(job.metrics)} metrics; at most 64 are possible")
         for name, function in job.metrics.items():
             if not isinstance(name, str) or not re.fullmatch(r"[\w.@/-]{1,40}", name):
-                raise Refused(f"Job.metrics has the name {name!r}; give up to 40 letters, digits and . @ / - _")
+                raise Refused(f"Job.metrics has the name {short(name)}; give up to 40 letters, digits and . @ / - _")
             if not callable(function):
                 raise Refused(f"Job.metrics[{name!r}] is {kind(function)}; give a function of output and target")
         for name in ("on_step", "on_end", "collate"):
@@ -531,6 +556,9 @@ class Program:
         """Returns the learning rate of each step, if that is a function."""
         rate = self.job.optimizer.lr
         if isinstance(rate, soliton.Schedule) or is_number(rate):
+            for value in (rate.peak, rate.final) if isinstance(rate, soliton.Schedule) else (rate,):
+                if not is_finite(value):
+                    raise Refused(f"lr of Job.optimizer has the rate {short(value)}; give a finite number")
             return None
         if not callable(rate):
             raise Refused(f"lr of Job.optimizer is {kind(rate)}; give a number, a schedule, or a function of the step")
@@ -541,8 +569,8 @@ class Program:
             value = rate(step)
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 value = value.item()
-            if not is_number(value) or not 0 <= value < math.inf:
-                raise Refused(f"the learning rate of step {step} is {value!r}; the function must return a number of at least 0")
+            if not is_finite(value) or value < 0:
+                raise Refused(f"the learning rate of step {step} is {short(value)}; the function must return a number of at least 0")
             rates.append(float(value))
         return rates
 
@@ -659,6 +687,8 @@ class Program:
                     raise Refused(f"{where} has a parameter that an earlier group has")
                 groups[id(p)] = float(scale), None if decay is None else float(decay)
         rule = self.job.no_decay
+        if not callable(rule) and (isinstance(rule, str) or not hasattr(rule, "__iter__")):
+            raise Refused(f"Job.no_decay is {kind(rule)}; give a list of parameters, or a function of name and parameter")
         exempt = rule if callable(rule) else {id(p) for p in rule}
 
         def of(name, p):
