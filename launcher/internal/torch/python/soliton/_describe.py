@@ -38,8 +38,11 @@ def raw(t):
 
 
 def seed(number):
-    """Seeds every generator that a layer or a data set may draw from."""
-    torch.manual_seed(number & (1 << 63) - 1)
+    """Seeds every generator of the CPU that a layer or a data set may draw from.
+
+    torch.manual_seed would also note a call stack for devices that no layer may use, which takes longer than all the rest.
+    """
+    torch.default_generator.manual_seed(number & (1 << 63) - 1)
     random.seed(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
