@@ -206,10 +206,13 @@ func (s *stage) Suspect(p engine.Pass) int {
 }
 
 // remote is the Loss of a model whose layers run in another process, a whole stage at a time. Its layers only declare parameters.
-// All methods are called by one goroutine at a time, but Hold.
+// All methods are called by one goroutine at a time, but Hold and Memory.
 type remote interface {
 	// Hold returns memory for the parameters of a layer that both processes see, the same for each call.
 	Hold(layer, size int) []float32
+	// Memory returns n numbers that both processes see, of unspecified content. Free takes all of them back.
+	Memory(n int) []float32
+	Free()
 	// Stage makes layers [lo, hi) run, whose parameters are held. It records its calls of user code.
 	Stage(lo, hi int, seed uint64, calls *process.Calls) engine.Stage
 	// Param returns the name of a parameter in the model file. First sets its first values.

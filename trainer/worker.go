@@ -78,7 +78,7 @@ func (p *prepared) worker(calls *process.Calls) *process.Job {
 		j.Metrics = append(j.Metrics, m.Name)
 	}
 	if away, ok := p.Model.Loss.(remote); ok {
-		j.Metrics = away.Metrics()
+		j.Metrics, j.Memory, j.Free = away.Metrics(), away.Memory, away.Free
 	}
 	if p.eval != nil {
 		n := p.eval.Len()

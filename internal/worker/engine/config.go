@@ -70,6 +70,9 @@ type Config struct {
 	// Await calls wait, which waits until sample i has been read ahead.
 	Await func(i uint64, wait func())
 	Pool  *kernel.Pool
+	// Memory, if it is not nil, returns n numbers of unspecified content, for gradients and boundary tensors. Any goroutine calls it. The
+	// engine uses them until it and Network are closed.
+	Memory func(n int) []float32
 	// Meter measures passes. If it is nil, the engine makes one.
 	Meter *meter.Meter
 	// Progress, if it is not nil, records which pass runs.

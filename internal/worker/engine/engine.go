@@ -82,6 +82,7 @@ func New(c Config) (*Engine, error) {
 	})
 	e.network.receiving = make(map[core.Ticket]*receiving)
 	e.memory.init(&c, micros, e.mergeGrads)
+	e.free.make = c.Memory
 	e.ctx, e.cancel = context.WithCancel(context.Background())
 	e.opsCtx, e.opsCancel = context.WithCancel(e.ctx)
 	job := core.Config{

@@ -422,6 +422,7 @@ func (e *Engine) mergeGrads(left, right []float32) []float32 {
 type pool struct {
 	mu   sync.Mutex
 	free map[int][][]float32
+	make func(n int) []float32 // nil: of the heap
 }
 
 // get returns n elements of unspecified content.
@@ -431,6 +432,9 @@ func (p *pool) get(n int) []float32 {
 	if f := p.free[n]; len(f) > 0 {
 		p.free[n] = f[:len(f)-1] // the newest, which may still be in the cache
 		return f[len(f)-1]
+	}
+	if p.make != nil {
+		return p.make(n)
 	}
 	return make([]float32, n)
 }

@@ -60,7 +60,7 @@ type Stage interface {
 
 // Gradients receives the gradients of one micro-batch. Layers are numbered in the model.
 type Gradients interface {
-	// Buffer returns memory, of unspecified content, for the gradient of all parameters of a layer.
+	// Buffer returns memory, of unspecified content, for the gradient of all parameters of a layer. Several may be asked for at once.
 	Buffer(layer int) []float32
 	// Done hands over the filled buffer.
 	Done(layer int, grad []float32)

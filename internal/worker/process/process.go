@@ -59,6 +59,9 @@ type Job struct {
 
 	// Stage makes layers [lo, hi) run, whose parameters are held.
 	Stage func(lo, hi int, pool *kernel.Pool) engine.Stage
+	// Memory is [engine.Config.Memory], and Free takes all back that it has returned. They are nil for memory of the heap.
+	Memory func(n int) []float32
+	Free   func()
 	// Load reads sample i of the run or, where that is skipped, the one behind it in the data, by so many. The call is recorded in calls,
 	// unless that is nil. Evaluate reads the i-th of Evaluations samples of an evaluation; it is nil where there is none.
 	Load        func(calls *Calls, i uint64, skips int, in, target tensor.Tensor) error

@@ -121,6 +121,7 @@ func (w *Worker) trainFrom(ctx context.Context, j *Job, start control.Start, poo
 			}
 			return s
 		},
+		Memory:  j.Memory,
 		Layers:  j.Params.Layers,
 		Begin:   begin,
 		Input:   j.Input,

@@ -297,6 +297,9 @@ func (w *Worker) make(makeJob Make) (j *Job, err error) {
 
 func (w *Worker) run(ctx context.Context, j *Job) (err error) {
 	w.job.Store(j)
+	if j.Free != nil {
+		defer j.Free() // after the network has ended
+	}
 	if w.net, err = comm.Listen(comm.Config{Self: w.self.Session, Transport: w.self.Transport, Key: w.self.Key, Rejected: w.self.Rejected, OnLink: w.recovery.link}); err != nil {
 		return err
 	}

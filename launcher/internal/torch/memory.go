@@ -26,6 +26,7 @@ type memory struct {
 	mu   sync.Mutex
 	end  int           // of what was ever taken
 	free map[int][]int // by size, the offsets of blocks
+	lent []block
 }
 
 // block is a part of the memory.
@@ -86,6 +87,26 @@ func (m *memory) give(b block) {
 	defer m.mu.Unlock()
 	size := sizeClass(len(b.f))
 	m.free[size] = append(m.free[size], b.at)
+}
+
+// lend is take, until reclaim gives the block back.
+func (m *memory) lend(n int) block {
+	b := m.take(n)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lent = append(m.lent, b)
+	return b
+}
+
+// reclaim gives back what was lent.
+func (m *memory) reclaim() {
+	m.mu.Lock()
+	lent := m.lent
+	m.lent = nil
+	m.mu.Unlock()
+	for _, b := range lent {
+		m.give(b)
+	}
 }
 
 // sizeClass returns the bytes of the block for n numbers: a power of two, but at least a cache line.

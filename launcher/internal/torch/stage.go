@@ -23,6 +23,12 @@ func (p *Program) Hold(layer, size int) []float32 {
 	return p.params[layer].f
 }
 
+// Memory returns n numbers of the shared memory, until Free is called.
+func (p *Program) Memory(n int) []float32 { return p.memory.lend(n).f }
+
+// Free takes all numbers back that Memory has returned.
+func (p *Program) Free() { p.memory.reclaim() }
+
 // Stage returns layers [lo, hi) for the engine.
 func (p *Program) Stage(lo, hi int, seed uint64, calls *process.Calls) engine.Stage {
 	return &stage{program: p, lo: lo, hi: hi, seed: seed, calls: calls}
@@ -248,6 +254,15 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 	}
 	dins[s.lo] = f.din
 	left := s.hi // layers from here on have handed over their gradients
+	flats, into := make([][]float32, s.hi), make([]int, s.hi)
+	for i := s.hi - 1; i >= s.lo; i-- {
+		flats[i] = grads.Buffer(i)
+		if flat, shared := p.memory.where(flats[i]); shared {
+			into[i] = flat
+		} else {
+			into[i] = p.gradient(i).at
+		}
+	}
 	must(p.run(func(c *connection) error {
 		if err := f.again(c); err != nil {
 			return err
@@ -257,7 +272,10 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 			if i == s.hi-1 {
 				behind = at
 			}
-			if err := c.send(askBackward, int(f.number), i, number(i == s.lo), p.params[i].at, s.random(m, i, 1), behind, p.gradient(i).at, dins[i].at); err != nil {
+			if i >= left {
+				into[i] = 0 // these are no longer ours
+			}
+			if err := c.send(askBackward, int(f.number), i, number(i == s.lo), p.params[i].at, s.random(m, i, 1), behind, into[i], dins[i].at); err != nil {
 				return err
 			}
 		}
@@ -273,9 +291,10 @@ func (s *stage) Backward(ep engine.Pass, dout tensor.Tensor, grads engine.Gradie
 			if m.Took != nil {
 				m.Took(i, took)
 			}
-			flat := grads.Buffer(i)
-			copy(flat, p.gradient(i).f)
-			grads.Done(i, flat)
+			if _, shared := p.memory.where(flats[i]); !shared {
+				copy(flats[i], p.gradient(i).f)
+			}
+			grads.Done(i, flats[i])
 			if m.Made != nil {
 				t := tensor.Tensor{}
 				if i > 0 {

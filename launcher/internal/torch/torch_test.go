@@ -127,6 +127,12 @@ func TestMemory(t *testing.T) {
 	if c := m.take(120); c.at != a.at {
 		t.Errorf("block of 120 at %d, want %d again", c.at, a.at)
 	}
+	d := m.lend(1000)
+	m.reclaim()
+	m.reclaim()
+	if e, f := m.take(1000), m.take(1000); e.at != d.at || f.at == d.at {
+		t.Errorf("blocks of 1000 at %d and %d, want one at %d again", e.at, f.at, d.at)
+	}
 }
 
 // What processes print is in the log after a flush, up to a bound, which the log names once. What follows disturbs nobody.
@@ -372,7 +378,9 @@ func (f *fake) compute(c net.Conn) {
 				f.passes[n[0]] = n[5]
 			}
 			d := floats(f.passes[n[0]])
-			floats(n[6])[0] = d[0] + d[1]
+			if n[6] != 0 {
+				floats(n[6])[0] = d[0] + d[1]
+			}
 			if n[7] != 0 {
 				copy(floats(n[7]), d)
 			}
@@ -390,6 +398,26 @@ type gathered map[int][]float32
 func (gathered) Buffer(int) []float32 { return make([]float32, 1) }
 func (g gathered) Done(layer int, grad []float32) {
 	g[layer] = append(g[layer], grad...)
+}
+
+// shared are gradients in the shared memory, but for those of layer 0. They are altered once they are handed over.
+type shared struct {
+	gathered
+	p     *Program
+	after []*float32
+}
+
+func (s *shared) Buffer(layer int) []float32 {
+	if layer == 0 {
+		return s.gathered.Buffer(0)
+	}
+	return s.p.Memory(1)
+}
+
+func (s *shared) Done(layer int, grad []float32) {
+	s.gathered.Done(layer, grad)
+	grad[0] = -1
+	s.after = append(s.after, &grad[0])
 }
 
 // newFake returns a program of two layers with one parameter each, and its processes.
@@ -447,10 +475,15 @@ func TestStageComputesAgain(t *testing.T) {
 		if sum != 31 || count != 1 {
 			t.Errorf("%s: loss %v, %d", name, sum, count)
 		}
-		g := gathered{}
+		g := &shared{gathered: gathered{}, p: f.p}
 		s.Backward(pass, dout, g)
-		if !slices.Equal(g[0], []float32{3}) || !slices.Equal(g[1], []float32{3}) {
-			t.Errorf("%s: gradients %v", name, g)
+		for _, x := range g.after {
+			if *x != -1 {
+				t.Errorf("%s: a gradient that was handed over is written again", name)
+			}
+		}
+		if !slices.Equal(g.gathered[0], []float32{3}) || !slices.Equal(g.gathered[1], []float32{3}) {
+			t.Errorf("%s: gradients %v", name, g.gathered)
 		}
 		if want := 1 + min(1, len(exits)); int(f.forks.Load()) < want {
 			t.Errorf("%s: %d processes, want %d", name, f.forks.Load(), want)

@@ -242,7 +242,10 @@ class Computer:
         return said
 
     def backward(self, number, i, last, at_params, seed, at_dout, at_grads, at_din):
-        """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the layer behind has just run."""
+        """Runs the backward pass of a layer, the last one of which ends the pass. at_dout is 0 where the layer behind has just run.
+
+        at_grads is 0 where the gradients are there already.
+        """
         state, layer = self.passes[number], self.program.layers[i]
         self.install(layer, at_params)
         if layer.again:
@@ -252,8 +255,9 @@ class Computer:
             state["grad"], state["owed"] = layer.crossed(self.view(at_dout, [layer.width(state["samples"])]), state["samples"])
         state["grad"] = layer.backward(state["layers"].pop(i), state["grad"], seed)
         for grad in layer.settle(state["owed"]):
-            self.write(at_grads, grad)
-            at_grads += 4 * grad.numel()
+            if at_grads:
+                self.write(at_grads, grad)
+                at_grads += 4 * grad.numel()
         if at_din:
             self.write(at_din, self.program.layers[i - 1].cross(state["grad"], state["owed"]))
         if last:
