@@ -49,7 +49,8 @@ func NewWatch() *Watch {
 			w.share <- -1
 			return
 		}
-		w.share <- float64(ticks) / hertz / time.Since(began).Seconds() / float64(runtime.NumCPU())
+		// Times are counted in ticks, so those of a short watch may be more than there was.
+		w.share <- min(1, float64(ticks)/hertz/time.Since(began).Seconds()/float64(runtime.NumCPU()))
 	}()
 	return w
 }
